@@ -1,0 +1,54 @@
+# The front door. CMake does the work; this names the few things people want and obtains CMake where it is missing.
+#
+#   make            build/pith, build/libpith.so, build/libpith.a
+#   make test       build everything and run every test
+#   make bench      measure every method on this machine
+#   make install PREFIX=/usr/local
+#   make lint, make format, make sanitize, make clean
+
+BUILD  ?= build
+PREFIX ?= /usr/local
+CMAKE_ARGS ?=
+
+# Where tools/bootstrap.sh puts CMake and Ninja if the system has none.
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+SOURCES = $(shell find include src tests examples -name '*.[ch]')
+
+.PHONY: all test sanitize bench format lint install clean
+
+all: $(BUILD)/CMakeCache.txt
+	@cmake --build $(BUILD)
+
+# Ninja if there is one, else make. A generator, once chosen, stays with its folder.
+$(BUILD)/CMakeCache.txt:
+	@tools/bootstrap.sh
+	@cmake -B $(BUILD) -S . $$(command -v ninja >/dev/null && echo "-G Ninja") -DCMAKE_EXPORT_COMPILE_COMMANDS=ON $(CMAKE_ARGS)
+
+test: all
+	@tools/check-includes
+	@tools/check-symbols $(BUILD)
+	@tests/run.sh $(BUILD)
+
+# All tests once more, with every out-of-bounds access and undefined operation an error.
+sanitize:
+	@$(MAKE) --no-print-directory all BUILD=build-sanitize CMAKE_ARGS="-DPITH_SANITIZE=address,undefined"
+	@tests/run.sh build-sanitize
+
+bench: all
+	@$(BUILD)/pith bench codec --json $(BUILD)/bench.json
+
+format:
+	@command -v clang-format >/dev/null || { echo "make format needs clang-format"; exit 1; }
+	@clang-format -i $(SOURCES)
+
+lint: all
+	@tools/check-includes
+	@tools/check-symbols $(BUILD)
+	@tools/check-code $(BUILD)
+
+install: all
+	@cmake --install $(BUILD) --prefix $(PREFIX)
+
+clean:
+	@rm -rf $(BUILD) build-sanitize
