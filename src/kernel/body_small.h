@@ -1,0 +1,116 @@
+/* Codes of a few bits that are not uniform levels: signs, trits, powers of two, the 8-bit dynamic tree. Part of body.h. */
+
+static void k_sign_pack(const float *x, size_t n, uint8_t *out) {
+  STEPS(i, k, n) {
+    uint32_t bits = m_bits(v_lt(get(x + i, k), v_set(0.0f)));
+    out[i / 8] = (uint8_t)bits;
+    if (k > 8) {
+      out[i / 8 + 1] = (uint8_t)(bits >> 8);
+    }
+  }
+}
+
+static void k_sign_unpack(const uint8_t *in, size_t n, float plus, float minus, pith_mode mode, float *dst) {
+  vf p = v_set(plus), m = v_set(minus);
+  STEPS(i, k, n) {
+    uint32_t bits = in[i / 8] | (k > 8 ? (uint32_t)in[i / 8 + 1] << 8 : 0);
+    apply(dst + i, v_select(m_from(bits), m, p), k, mode);
+  }
+}
+
+/*
+ * Trits travel in groups of 80: byte j holds the trits of values j, j + 16, … j + 64, the first with weight 1, the next
+ * with 3, 9, 27, 81. A last group of m < 80 values has w = ⌈m/5⌉ bytes and stride w in place of 16.
+ */
+#define TRIT_GROUP 80
+
+INLINE vi draw_trits(const float *x, size_t k, vf clip, vf inverse, pith_key key, uint32_t index) {
+  vf clipped = v_min(v_max(get(x, k), v_sub(v_set(0.0f), clip)), clip);
+  vi trit = i_add(round_random(v_mul(clipped, inverse), key, index), i_set(1));
+  return i_min(i_max(trit, i_set(0)), i_set(2));
+}
+
+static void k_tern_pack(const float *x, size_t n, float clip, float inverse, pith_key key, uint32_t index, uint8_t *out) {
+  for (size_t start = 0; start < n; start += TRIT_GROUP) {
+    size_t m = n - start < TRIT_GROUP ? n - start : TRIT_GROUP, width = (m + 4) / 5;
+    vi code = i_set(0);
+    for (size_t digit = 5; digit-- > 0;) {
+      size_t first = digit * width, k = first >= m ? 0 : m - first < width ? m - first : width;
+      vi trits = draw_trits(x + start + (k ? first : 0), k, v_set(clip), v_set(inverse), key, index + (uint32_t)(start + first));
+      code = i_add(i_mul(code, i_set(3)), i_select(m_from((1u << k) - 1), trits, i_set(0)));
+    }
+    put_bytes(out + start / 5, code, width);
+  }
+}
+
+INLINE void tern_unpack(const uint8_t *in, size_t n, float scale, pith_mode mode, float *dst) {
+  vf s = v_set(scale);
+  for (size_t start = 0; start < n; start += TRIT_GROUP) {
+    size_t m = n - start < TRIT_GROUP ? n - start : TRIT_GROUP, width = (m + 4) / 5;
+    vi code = get_bytes(in + start / 5, width);
+    for (size_t first = 0; first < m; first += width) {
+      vi third = i_shr(i_mul(code, i_set(171)), 9); /* code / 3 for code < 256 */
+      vi trit = i_sub(code, i_mul(third, i_set(3)));
+      size_t k = m - first < width ? m - first : width;
+      apply(dst + start + first, v_mul(s, v_from(i_sub(trit, i_set(1)))), k, mode);
+      code = third;
+    }
+  }
+}
+
+static void k_tern_unpack(const uint8_t *in, size_t n, float scale, pith_mode mode, float *dst) {
+  if (mode == PITH_ADD) {
+    tern_unpack(in, n, scale, PITH_ADD, dst);
+  } else {
+    tern_unpack(in, n, scale, PITH_SET, dst);
+  }
+}
+
+static uint8_t k_byte_max(const uint8_t *in, size_t n) {
+  uint8_t most = 0;
+  for (size_t i = 0; i < n; i++) {
+    most = in[i] > most ? in[i] : most;
+  }
+  return most;
+}
+
+/* Adding 23 random bits to the mantissa carries into the exponent with the probability that unbiased rounding asks for,
+ * for subnormals too. */
+static void k_natural_pack(const float *x, size_t n, int32_t top, pith_key key, uint32_t index, uint8_t *out) {
+  STEPS(i, k, n) {
+    vf a = get(x + i, k);
+    vi noise = i_and(draw(key, index + (uint32_t)i), i_set(0x7fffff));
+    vi exponent = i_min(i_shr(i_add(magnitude_bits(a), noise), 23), i_set(top));
+    vi code = i_max(i_sub(exponent, i_set(top - 127)), i_set(0));
+    code = i_select(i_eq(exponent, i_set(0)), i_set(0), code);
+    vi sign = i_shl(i_shr(i_cast(a), 31), 7);
+    put_bytes(out + i, i_select(i_eq(code, i_set(0)), code, i_or(code, sign)), k);
+  }
+}
+
+static void k_natural_unpack(const uint8_t *in, size_t n, int32_t top, pith_mode mode, float *dst) {
+  STEPS(i, k, n) {
+    vi byte = get_bytes(in + i, k), code = i_and(byte, i_set(0x7f));
+    vi exponent = i_add(code, i_set(top - 127));
+    vi bits = i_or(i_shl(exponent, 23), i_shl(i_shr(byte, 7), 31));
+    vm zero = i_lt(i_select(i_eq(code, i_set(0)), i_set(0), exponent), i_set(1));
+    apply(dst + i, v_cast(i_select(zero, i_set(0), bits)), k, mode);
+  }
+}
+
+/* A cell is an exponent and six bits of mantissa; each holds at most one border between values. */
+static void k_tree8_pack(const float *x, size_t n, float inverse, const pith_tree8 *tree, uint8_t *out) {
+  const int32_t first_cell = (127 - 31) << 6;
+  STEPS(i, k, n) {
+    vf y = v_mul(get(x + i, k), v_set(inverse));
+    vi bits = magnitude_bits(y);
+    vi cell = i_min(i_max(i_sub(i_shr(bits, 17), i_set(first_cell)), i_set(0)), i_set(2047));
+    vi number = i_gather(tree->guess, cell);
+    number = i_select(v_lt(v_gather(tree->middle, number), v_cast(bits)), i_add(number, i_set(1)), number);
+    put_bytes(out + i, i_or(number, i_shl(i_shr(i_cast(y), 31), 7)), k);
+  }
+}
+
+static void k_tree8_unpack(const uint8_t *in, size_t n, float scale, const float *values, pith_mode mode, float *dst) {
+  STEPS(i, k, n) { apply(dst + i, v_mul(v_set(scale), v_gather(values, get_bytes(in + i, k))), k, mode); }
+}
