@@ -1,0 +1,69 @@
+/*
+ * A codec object: at most one memory, at most one transform, one codec, with their parameters.
+ *
+ * This layer runs transform and codec ("the chain"). Memories are only named here; src/memory/ runs them around the
+ * chain. Callers of this layer have checked spans and contexts and bring scratch.
+ */
+#ifndef PITH_CODEC_CODEC_H
+#define PITH_CODEC_CODEC_H
+
+#include "base/arena.h"
+#include "base/spec.h"
+#include "base/status.h"
+
+/* An invertible step on blocks of f32 values, before the codec. */
+typedef struct pith_transform_ops {
+  const char *name, *family, *summary, *origin;
+  const pith_param *params;
+  pith_status (*check)(const pith_value *a); /* optional: what the single ranges cannot say */
+  size_t (*block)(const pith_value *a);
+  /* n ≤ block() values in place; `index` is the place of x[0] in the layer. */
+  void (*forward)(const pith_value *a, float *x, size_t n, uint64_t index, const pith_ctx *ctx);
+  void (*inverse)(const pith_value *a, float *x, size_t n, uint64_t index, const pith_ctx *ctx);
+} pith_transform_ops;
+
+/* A memory as a spec sees it; src/memory/memory.h says what it does. */
+typedef struct pith_memory_ops pith_memory_ops;
+
+/* A name for a combination. `made_of` is a spec with {key} for the values of its parameters. */
+typedef struct pith_preset {
+  const char *name, *family, *summary, *bits, *origin, *made_of;
+  int survey;
+  const pith_param *params;
+} pith_preset;
+
+struct pith_codec {
+  char spec[PITH_SPEC_MAX], parts[PITH_SPEC_MAX];
+  uint64_t fingerprint;
+  uint32_t caps;
+  size_t granule; /* values; 0 for whole codecs */
+  size_t tile;    /* granules worked on at a time, so that intermediate values stay in the first-level cache */
+  const pith_memory_ops *memory;
+  const pith_transform_ops *transform;
+  const pith_codec_ops *ops;
+  pith_value memory_args[PITH_PARAMS_MAX], transform_args[PITH_PARAMS_MAX], args[PITH_PARAMS_MAX];
+};
+
+/* Scratch of the chain for n values: takes it from the arena (or only measures). */
+void *pith__codec_take_scratch(const pith_codec *codec, size_t n, pith_arena *arena);
+
+/* Transform and codec, no memory. `scratch` comes from pith__codec_take_scratch; out has room for the bound.
+ * `part` is the codec's piece of a state, or NULL. */
+pith_status pith__codec_encode(const pith_codec *codec, pith_cspan src, pith_out *out, void *part, void *scratch,
+                               const pith_ctx *ctx);
+
+/* The inverse. Any bytes are safe; on error dst is unchanged. SUB and CLEAR are for SPARSE and whole codecs. */
+pith_status pith__codec_decode(const pith_codec *codec, pith_bytes in, pith_span dst, pith_apply apply, void *scratch,
+                               const pith_ctx *ctx);
+
+/* Values [first, first + n) of a span as f32: a pointer into it, or converted into buffer. */
+const float *pith__span_load(pith_cspan span, size_t first, size_t n, float *buffer);
+
+/* Writes n f32 values to [first, first + n) of a span, or adds them in f32. `buffer` (n values) is overwritten when a half type is added to. */
+void pith__span_store(pith_span span, size_t first, size_t n, const float *values, pith_mode mode, float *buffer);
+
+/* One value of a span, and back. */
+float pith__span_get(pith_cspan span, size_t i);
+void pith__span_put(pith_span span, size_t i, float value);
+
+#endif

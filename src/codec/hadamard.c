@@ -1,0 +1,55 @@
+/*
+ * hadamard: a seeded orthonormal rotation of each block, which spreads outliers over all of it before a quantizer. A last,
+ * shorter block is cut into powers of two, largest first, so that nothing is padded and sizes stay those of the codec.
+ */
+#include "base/rng.h"
+#include "codec/codec.h"
+#include "kernel/kernel.h"
+
+enum { HADAMARD_BLOCK };
+
+static const pith_param hadamard_params[] = {
+    {"block", PITH_PARAM_INT, 64, PITH_BLOCK_MAX, "1024", NULL, "values rotated together; a power of two"},
+    {0},
+};
+
+static pith_status hadamard_check(const pith_value *a) {
+  int64_t block = a[HADAMARD_BLOCK].i;
+  PITH_REQUIRE((block & (block - 1)) == 0, PITH_ERR_RANGE, "hadamard: block=%lld is not a power of two", (long long)block);
+  return PITH_OK;
+}
+
+static size_t hadamard_block(const pith_value *a) { return (size_t)a[HADAMARD_BLOCK].i; }
+
+typedef void (*rotate_fn)(float *x, size_t n, pith_key key, uint32_t index);
+
+static void each_power(rotate_fn rotate, float *x, size_t n, uint64_t index, const pith_ctx *ctx) {
+  pith_key key = pith__rng_key(ctx, PITH_DOMAIN_ROTATE, index);
+  for (size_t done = 0; done < n;) {
+    size_t power = (size_t)1 << (63 - __builtin_clzll((unsigned long long)(n - done)));
+    rotate(x + done, power, key, (uint32_t)(index + done));
+    done += power;
+  }
+}
+
+static void hadamard_forward(const pith_value *a, float *x, size_t n, uint64_t index, const pith_ctx *ctx) {
+  (void)a;
+  each_power(pith__kernels()->rotate, x, n, index, ctx);
+}
+
+static void hadamard_inverse(const pith_value *a, float *x, size_t n, uint64_t index, const pith_ctx *ctx) {
+  (void)a;
+  each_power(pith__kernels()->unrotate, x, n, index, ctx);
+}
+
+const pith_transform_ops pith__transform_hadamard = {
+    .name = "hadamard",
+    .family = "transform",
+    .summary = "a seeded rotation of each block; flattens outliers before a quantizer",
+    .origin = "Suresh 2017",
+    .params = hadamard_params,
+    .check = hadamard_check,
+    .block = hadamard_block,
+    .forward = hadamard_forward,
+    .inverse = hadamard_inverse,
+};

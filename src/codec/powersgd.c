@@ -1,0 +1,333 @@
+/*
+ * powersgd: a gradient seen as a matrix M (first dimension × the rest) becomes P·Qᵀ of rank r by one step of power
+ * iteration from the last Q: P = MQ, made orthonormal, then Q = MᵀP. Each product is one round that sums over ranks.
+ *
+ * P and Q are kept column by column: r columns of `rows`, r columns of `cols` values. The last row of M may be short (when the
+ * caller gave no rows); missing values count as zero. A matrix that rank r would not make half as small travels as it is:
+ * then the rounds are one sum of all values and one of none.
+ *
+ * Payload: u64 rows (0: the values themselves follow as f32), P, Q.
+ */
+#include "base/half.h"
+#include "base/rng.h"
+#include "base/saturate.h"
+#include "codec/block.h"
+
+enum { POWERSGD_RANK };
+#define HEAD 8
+#define TILE 2048
+
+static const pith_param powersgd_params[] = {
+    {"rank", PITH_PARAM_INT, 1, 256, "4", NULL, "columns of the factors"},
+    {0},
+};
+
+/* ---- Shape ------------------------------------------------------------------------------------------------------- */
+
+typedef struct shape {
+  size_t n, rows, cols, rank;
+  int dense; /* not worth factoring */
+} shape;
+
+static size_t near_square(size_t n) {
+  size_t side = (size_t)sqrt((double)n);
+  return side ? side : 1;
+}
+
+static shape shape_of(const pith_value *a, size_t n, uint64_t rows) {
+  shape s = {.n = n, .rank = (size_t)a[POWERSGD_RANK].i};
+  s.rows = rows && rows <= n ? (size_t)rows : near_square(n);
+  s.cols = (n + s.rows - 1) / s.rows;
+  s.dense = pith__sat_mul(2 * s.rank, pith__sat_add(s.rows, s.cols)) > n;
+  return s;
+}
+
+static size_t row_length(const shape *s, size_t row) {
+  size_t start = row * s->cols;
+  return start >= s->n ? 0 : s->n - start < s->cols ? s->n - start : s->cols;
+}
+
+/* ---- Products ---------------------------------------------------------------------------------------------------- */
+
+/* P = MQ */
+static void multiply(const shape *s, pith_cspan m, const float *q, float *p) {
+  float tile[TILE], sums[256];
+  for (size_t row = 0; row < s->rows; row++) {
+    memset(sums, 0, s->rank * sizeof *sums);
+    for (size_t col = 0, length = row_length(s, row); col < length; col += TILE) {
+      size_t n = length - col < TILE ? length - col : TILE;
+      pith__kernels()->dots(pith__span_load(m, row * s->cols + col, n, tile), n, q + col, s->cols, s->rank, sums);
+    }
+    for (size_t k = 0; k < s->rank; k++) {
+      p[k * s->rows + row] = sums[k];
+    }
+  }
+}
+
+/* Payloads have any alignment: single values are copied, kernels load vectors from anywhere. */
+static void row_of(const shape *s, const float *p, size_t row, float *out) {
+  for (size_t k = 0; k < s->rank; k++) {
+    memcpy(out + k, (const uint8_t *)p + (k * s->rows + row) * sizeof *p, sizeof *p);
+  }
+}
+
+/* Q = MᵀP */
+static void multiply_transposed(const shape *s, pith_cspan m, const float *p, float *q) {
+  float tile[TILE], factors[256];
+  memset(q, 0, s->rank * s->cols * sizeof *q);
+  for (size_t row = 0; row < s->rows; row++) {
+    row_of(s, p, row, factors);
+    for (size_t col = 0, length = row_length(s, row); col < length; col += TILE) {
+      size_t n = length - col < TILE ? length - col : TILE;
+      pith__kernels()->outer(pith__span_load(m, row * s->cols + col, n, tile), n, factors, s->rank, q + col, s->cols);
+    }
+  }
+}
+
+static float dot(const float *a, const float *b, size_t n) {
+  float sum = 0.0f;
+  pith__kernels()->dots(a, n, b, 0, 1, &sum);
+  return sum;
+}
+
+/* Takes the directions of earlier columns out of a column, twice: once is not enough in f32 when they are close. */
+static void project_out(const float *columns, size_t count, float *column, size_t n) {
+  for (int pass = 0; pass < 2; pass++) {
+    for (size_t j = 0; j < count; j++) {
+      float factor = -dot(columns + j * n, column, n);
+      pith__kernels()->outer(columns + j * n, n, &factor, 1, column, n);
+    }
+  }
+}
+
+/* Modified Gram–Schmidt. A column that depends on the others (up to rounding) becomes zero: it has nothing to say. */
+static void orthonormalize(float *columns, size_t count, size_t n) {
+  for (size_t k = 0; k < count; k++) {
+    float *column = columns + k * n;
+    float before = pith__norm(column, n);
+    project_out(columns, k, column, n);
+    float after = pith__norm(column, n);
+    int dependent = after <= 1e-5f * before || after < PITH_SCALE_MIN;
+    pith__kernels()->scale(dependent ? 0.0f : 1.0f / after, column, n);
+  }
+}
+
+/* ---- Q between steps --------------------------------------------------------------------------------------------- */
+
+/* Random, the same on every rank. `salt` tells later drawings from the first. */
+static void draw_column(float *column, size_t n, size_t k, uint64_t salt, const pith_ctx *ctx) {
+  for (size_t i = 0; i < n; i++) {
+    pith_key key = pith__rng_key_of(ctx->seed, salt, ctx->layer, k, PITH_DOMAIN_LOWRANK, (uint64_t)i >> 32);
+    column[i] = 2.0f * pith__rng_unit(key, (uint32_t)i) - 1.0f;
+  }
+}
+
+/* A column of zeros (a fresh state, or a direction that died out) could never come to life again: it is drawn anew. */
+static void wake_columns(const shape *s, float *q, const pith_ctx *ctx) {
+  for (size_t k = 0; k < s->rank; k++) {
+    float *column = q + k * s->cols;
+    uint32_t most = pith__kernels()->absmax(column, s->cols);
+    if (most == 0 || most >= PITH_INF_BITS) {
+      draw_column(column, s->cols, k, ctx->step, ctx);
+    }
+  }
+}
+
+/* ---- Alone ------------------------------------------------------------------------------------------------------- */
+
+static size_t powersgd_bound(const pith_value *a, size_t n) {
+  (void)a;
+  return pith__sat_add(HEAD, pith__sat_mul(n, sizeof(float))); /* factors take at most half of that */
+}
+
+static size_t powersgd_scratch(const pith_value *a, size_t n) {
+  (void)a, (void)n;
+  return 0; /* the factors are made where they travel */
+}
+
+static pith_status encode_dense(pith_cspan src, pith_out *out) {
+  float tile[TILE];
+  memset(out->data, 0, HEAD);
+  for (size_t first = 0; first < src.n; first += TILE) {
+    size_t n = src.n - first < TILE ? src.n - first : TILE;
+    memcpy((uint8_t *)out->data + HEAD + 4 * first, pith__span_load(src, first, n, tile), 4 * n);
+  }
+  out->size = HEAD + 4 * src.n;
+  return PITH_OK;
+}
+
+/* The factors are built inside the output buffer, which has room to spare, at the first aligned place behind the head. */
+static float *aligned_behind_head(void *payload) {
+  uintptr_t at = (uintptr_t)payload + HEAD;
+  return (float *)((at + sizeof(float) - 1) / sizeof(float) * sizeof(float));
+}
+
+static pith_status powersgd_encode(const pith_value *a, pith_cspan src, pith_out *out, void *part, const pith_ctx *ctx) {
+  shape s = shape_of(a, src.n, ctx->rows);
+  if (s.dense) {
+    return encode_dense(src, out);
+  }
+  float *p = aligned_behind_head(out->data), *q = p + s.rank * s.rows;
+  size_t q_bytes = s.rank * s.cols * sizeof *q;
+  memset(q, 0, q_bytes);
+  if (part) {
+    memcpy(q, part, q_bytes);
+  }
+  wake_columns(&s, q, ctx);
+  multiply(&s, src, q, p);
+  orthonormalize(p, s.rank, s.rows);
+  multiply_transposed(&s, src, p, q);
+  if (part) {
+    memcpy(part, q, q_bytes);
+  }
+  uint64_t rows = s.rows;
+  size_t size = s.rank * (s.rows + s.cols) * sizeof *p;
+  memmove((uint8_t *)out->data + HEAD, p, size);
+  memcpy(out->data, &rows, HEAD);
+  out->size = HEAD + size;
+  return PITH_OK;
+}
+
+/* dst (+ or −)= PQᵀ */
+static void expand(const shape *s, const float *p, const float *q, pith_span dst, pith_apply apply) {
+  float tile[TILE], more[TILE], factors[256];
+  for (size_t row = 0; row < s->rows; row++) {
+    row_of(s, p, row, factors);
+    for (size_t k = 0; k < s->rank && apply == PITH_APPLY_SUB; k++) {
+      factors[k] = -factors[k];
+    }
+    for (size_t col = 0, length = row_length(s, row); col < length; col += TILE) {
+      size_t n = length - col < TILE ? length - col : TILE;
+      pith__kernels()->combine(factors, s->rank, q + col, s->cols, tile, n);
+      pith__span_store(dst, row * s->cols + col, n, tile, apply == PITH_APPLY_SET ? PITH_SET : PITH_ADD, more);
+    }
+  }
+}
+
+static pith_status decode_dense(pith_bytes in, pith_span dst, pith_apply apply) {
+  PITH_REQUIRE(in.size == HEAD + 4 * dst.n, PITH_ERR_CORRUPT, "powersgd: %zu values as they are take %zu bytes, not %zu", dst.n,
+               HEAD + 4 * dst.n, in.size);
+  float tile[TILE], more[TILE];
+  for (size_t first = 0; first < dst.n; first += TILE) {
+    size_t n = dst.n - first < TILE ? dst.n - first : TILE;
+    memcpy(tile, (const uint8_t *)in.data + HEAD + 4 * first, 4 * n);
+    if (apply == PITH_APPLY_SUB) {
+      pith__kernels()->scale(-1.0f, tile, n);
+    }
+    pith__span_store(dst, first, n, tile, apply == PITH_APPLY_SET ? PITH_SET : PITH_ADD, more);
+  }
+  return PITH_OK;
+}
+
+static pith_status powersgd_decode(const pith_value *a, pith_bytes in, pith_span dst, pith_apply apply, const pith_ctx *ctx) {
+  (void)ctx;
+  uint64_t rows;
+  PITH_REQUIRE(apply != PITH_APPLY_CLEAR, PITH_ERR_UNSUPPORTED, "powersgd: every value travels, none can be cleared");
+  PITH_REQUIRE(in.size >= HEAD, PITH_ERR_CORRUPT, "powersgd: a payload has at least %d bytes, not %zu", HEAD, in.size);
+  memcpy(&rows, in.data, HEAD);
+  if (rows == 0) {
+    return decode_dense(in, dst, apply);
+  }
+  PITH_REQUIRE(rows <= dst.n, PITH_ERR_CORRUPT, "powersgd: %llu rows for %zu values", (unsigned long long)rows, dst.n);
+  shape s = shape_of(a, dst.n, rows);
+  PITH_REQUIRE(!s.dense && in.size == HEAD + s.rank * (s.rows + s.cols) * sizeof(float), PITH_ERR_CORRUPT,
+               "powersgd: %zu bytes do not hold rank %zu factors of %zu × %zu", in.size, s.rank, s.rows, s.cols);
+  const float *p = (const float *)(const void *)((const uint8_t *)in.data + HEAD);
+  expand(&s, p, p + s.rank * s.rows, dst, apply);
+  return PITH_OK;
+}
+
+/* ---- In rounds --------------------------------------------------------------------------------------------------- */
+
+/* The part is Q, then P. A layer that is not worth factoring has none. */
+static size_t powersgd_part_size(const pith_value *a, size_t n, uint64_t rows) {
+  shape s = shape_of(a, n, rows);
+  return s.dense ? 0 : s.rank * (s.rows + s.cols) * sizeof(float);
+}
+
+static size_t powersgd_rounds(const pith_value *a) {
+  (void)a;
+  return 2;
+}
+
+static pith_status powersgd_describe(const pith_value *a, size_t n, uint64_t rows, size_t index, pith_round *round) {
+  shape s = shape_of(a, n, rows);
+  size_t sparse_count = s.rank * (index == 0 ? s.rows : s.cols), dense_count = index == 0 ? 0 : n;
+  *round = (pith_round){PITH_F32, PITH_SUM, s.dense ? dense_count : sparse_count};
+  return PITH_OK;
+}
+
+static void copy_values(pith_cspan src, float *out) {
+  float tile[TILE];
+  for (size_t first = 0; first < src.n; first += TILE) {
+    size_t n = src.n - first < TILE ? src.n - first : TILE;
+    memcpy(out + first, pith__span_load(src, first, n, tile), n * sizeof *out);
+  }
+}
+
+static pith_status powersgd_produce(const pith_value *a, size_t index, pith_cspan src, void *buffer, void *part, const pith_ctx *ctx) {
+  shape s = shape_of(a, src.n, ctx->rows);
+  float *q = part, *p = s.dense ? NULL : q + s.rank * s.cols;
+  if (s.dense) {
+    if (index == 1) {
+      copy_values(src, buffer);
+    }
+  } else if (index == 0) {
+    wake_columns(&s, q, ctx);
+    multiply(&s, src, q, buffer);
+  } else {
+    multiply_transposed(&s, src, p, buffer);
+  }
+  return PITH_OK;
+}
+
+static void consume_dense(const float *sum, float factor, pith_span dst) {
+  float tile[TILE], more[TILE];
+  for (size_t first = 0; first < dst.n; first += TILE) {
+    size_t n = dst.n - first < TILE ? dst.n - first : TILE;
+    memcpy(tile, sum + first, n * sizeof *tile);
+    pith__kernels()->scale(factor, tile, n);
+    pith__span_store(dst, first, n, tile, PITH_SET, more);
+  }
+}
+
+static pith_status powersgd_consume(const pith_value *a, size_t index, const void *buffer, pith_span dst, void *part,
+                                    const pith_ctx *ctx) {
+  shape s = shape_of(a, dst.n, ctx->rows);
+  float factor = 1.0f / (float)ctx->ranks, *q = part, *p = s.dense ? NULL : q + s.rank * s.cols;
+  if (s.dense) {
+    if (index == 1) {
+      consume_dense(buffer, factor, dst);
+    }
+  } else if (index == 0) {
+    memcpy(p, buffer, s.rank * s.rows * sizeof *p);
+    orthonormalize(p, s.rank, s.rows); /* the same for a sum as for a mean */
+  } else {
+    memcpy(q, buffer, s.rank * s.cols * sizeof *q);
+    pith__kernels()->scale(factor, q, s.rank * s.cols);
+    expand(&s, p, q, dst, PITH_APPLY_SET);
+  }
+  return PITH_OK;
+}
+
+const pith_codec_ops pith__codec_powersgd = {
+    .size = sizeof(pith_codec_ops),
+    .name = "powersgd",
+    .family = "low rank",
+    .summary = "the gradient as a matrix of rank r, by one step of power iteration from the last one",
+    .bits = "32·rank·(rows + cols)/(rows·cols)",
+    .origin = "Vogels 2019",
+    .wire_id = 48,
+    .caps = PITH_CAP_LINEAR | PITH_CAP_ROUNDS | PITH_CAP_SEEDED,
+    .survey = 1,
+    .params = powersgd_params,
+    .bound = powersgd_bound,
+    .scratch = powersgd_scratch,
+    .encode = powersgd_encode,
+    .decode = powersgd_decode,
+    .part_size = powersgd_part_size,
+    .rounds = powersgd_rounds,
+    .describe = powersgd_describe,
+    .produce = powersgd_produce,
+    .consume = powersgd_consume,
+};

@@ -1,0 +1,149 @@
+/*
+ * Uniform levels between a bucket's borders: q (borders are its least and greatest value), qsgd (plus and minus its
+ * norm, drawn without bias) and gq's plain form share block layout and kernels; only the borders differ.
+ *
+ * Block: scale numbers as f32, then one level of `bits` bits for each value, packed.
+ */
+#include "codec/block.h"
+
+static size_t packed(int bits, size_t n) { return (n * (size_t)bits + 7) / 8; }
+
+/* ---- q ----------------------------------------------------------------------------------------------------------- */
+
+enum { Q_BITS, Q_BUCKET, Q_ROUND };
+#define Q_HEAD 8 /* lo, unit */
+
+static const pith_param q_params[] = {
+    {"bits", PITH_PARAM_INT, 1, 8, "4", NULL, "bits of a level"},
+    PITH_PARAM_BUCKET("512"),
+    {"round", PITH_PARAM_CHOICE, 0, 0, "nearest", "nearest|stochastic", "stochastic is unbiased, with a larger error"},
+    {0},
+};
+
+static pith_status q_check(const pith_value *a) { return pith__check_bucket("q", a[Q_BUCKET].i); }
+
+static uint32_t q_caps(const pith_value *a) {
+  uint32_t caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED;
+  return a[Q_ROUND].i ? caps | PITH_CAP_UNBIASED | PITH_CAP_SEEDED : caps;
+}
+
+static size_t q_block(const pith_value *a) { return (size_t)a[Q_BUCKET].i; }
+
+static size_t q_bound(const pith_value *a, size_t n) { return Q_HEAD + packed((int)a[Q_BITS].i, n); }
+
+static size_t q_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index, const pith_ctx *ctx) {
+  const pith_kernels *kernels = pith__kernels();
+  int bits = (int)a[Q_BITS].i;
+  float lo, hi, top = (float)((1 << bits) - 1);
+  uint32_t most = kernels->range(x, n, &lo, &hi);
+  float range = hi - lo;
+  if (most >= PITH_INF_BITS || pith__bits_of(range) >= PITH_INF_BITS) {
+    return pith__put_not_finite(out, 2, q_bound(a, n));
+  }
+  int flat = range < PITH_SCALE_MIN;
+  pith_quantizer q = {.lo = lo, .inverse = flat ? 0.0f : top / range, .zero = 0, .top = (int32_t)top};
+  pith__put_f32(out, lo);
+  pith__put_f32(out + 4, flat ? 0.0f : range / top);
+  if (a[Q_ROUND].i) {
+    pith_key key = pith__rng_key(ctx, PITH_DOMAIN_ROUND, index);
+    kernels->quantize_random[bits](x, n, &q, key, (uint32_t)index, out + Q_HEAD);
+  } else {
+    kernels->quantize[bits](x, n, &q, out + Q_HEAD);
+  }
+  return q_bound(a, n);
+}
+
+static void q_decode(const pith_value *a, const uint8_t *in, size_t n, float *dst, pith_mode mode, uint64_t index,
+                     const pith_ctx *ctx) {
+  (void)index, (void)ctx;
+  pith_dequantizer q = {.base = pith__get_f32(in), .unit = pith__get_f32(in + 4), .zero = 0};
+  pith__kernels()->dequantize[a[Q_BITS].i](in + Q_HEAD, n, &q, mode, dst);
+}
+
+const pith_codec_ops pith__codec_q = {
+    .size = sizeof(pith_codec_ops),
+    .name = "q",
+    .family = "quantize",
+    .summary = "max-min quantization: 2^bits levels from the least to the greatest value of a bucket",
+    .bits = "bits + 64/bucket",
+    .origin = "Markov 2022 (CGX)",
+    .wire_id = 4,
+    .caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED,
+    .params = q_params,
+    .check = q_check,
+    .caps_of = q_caps,
+    .block = q_block,
+    .block_bound = q_bound,
+    .encode_block = q_encode,
+    .decode_block = q_decode,
+};
+
+/* ---- qsgd -------------------------------------------------------------------------------------------------------- */
+
+enum { QSGD_LEVELS, QSGD_NORM, QSGD_BUCKET };
+#define QSGD_HEAD 4 /* the norm */
+
+static const pith_param qsgd_params[] = {
+    {"levels", PITH_PARAM_INT, 1, 127, "64", NULL, "levels between 0 and the norm"},
+    {"norm", PITH_PARAM_CHOICE, 0, 0, "l2", "l2|linf", "linf has the smaller error"},
+    PITH_PARAM_BUCKET("512"),
+    {0},
+};
+
+static pith_status qsgd_check(const pith_value *a) { return pith__check_bucket("qsgd", a[QSGD_BUCKET].i); }
+
+static size_t qsgd_block(const pith_value *a) { return (size_t)a[QSGD_BUCKET].i; }
+
+/* A sign and ⌈log2(levels + 1)⌉ bits: enough for −levels … levels. */
+static int qsgd_bits(const pith_value *a) {
+  int bits = 1;
+  while ((1 << (bits - 1)) < a[QSGD_LEVELS].i + 1) {
+    bits++;
+  }
+  return bits;
+}
+
+static size_t qsgd_bound(const pith_value *a, size_t n) { return QSGD_HEAD + packed(qsgd_bits(a), n); }
+
+static size_t qsgd_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index, const pith_ctx *ctx) {
+  uint32_t most = pith__kernels()->absmax(x, n);
+  int32_t levels = (int32_t)a[QSGD_LEVELS].i;
+  float norm = most >= PITH_INF_BITS || a[QSGD_NORM].i ? pith__float_of(most) : pith__norm(x, n);
+  if (pith__bits_of(norm) >= PITH_INF_BITS) {
+    return pith__put_not_finite(out, 1, qsgd_bound(a, n));
+  }
+  if (norm < PITH_SCALE_MIN) {
+    norm = 0.0f;
+  }
+  pith_quantizer q = {.inverse = norm > 0 ? (float)levels / norm : 0.0f, .zero = levels, .top = 2 * levels};
+  pith_key key = pith__rng_key(ctx, PITH_DOMAIN_ROUND, index);
+  pith__put_f32(out, norm);
+  pith__kernels()->quantize_random[qsgd_bits(a)](x, n, &q, key, (uint32_t)index, out + QSGD_HEAD);
+  return qsgd_bound(a, n);
+}
+
+static void qsgd_decode(const pith_value *a, const uint8_t *in, size_t n, float *dst, pith_mode mode, uint64_t index,
+                        const pith_ctx *ctx) {
+  (void)index, (void)ctx;
+  int32_t levels = (int32_t)a[QSGD_LEVELS].i;
+  pith_dequantizer q = {.unit = pith__get_f32(in) / (float)levels, .zero = levels};
+  pith__kernels()->dequantize[qsgd_bits(a)](in + QSGD_HEAD, n, &q, mode, dst);
+}
+
+const pith_codec_ops pith__codec_qsgd = {
+    .size = sizeof(pith_codec_ops),
+    .name = "qsgd",
+    .family = "quantize",
+    .summary = "sign and a level drawn without bias between 0 and the norm of the bucket",
+    .bits = "1 + ceil(log2(levels + 1)) + 32/bucket",
+    .origin = "Alistarh 2017",
+    .wire_id = 5,
+    .caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED | PITH_CAP_UNBIASED | PITH_CAP_SEEDED,
+    .survey = 1,
+    .params = qsgd_params,
+    .check = qsgd_check,
+    .block = qsgd_block,
+    .block_bound = qsgd_bound,
+    .encode_block = qsgd_encode,
+    .decode_block = qsgd_decode,
+};

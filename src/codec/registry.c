@@ -1,0 +1,304 @@
+/*
+ * The registry: one array of entries that only ever grows. Entries never move and never change once counted, so
+ * readers need no lock: they see the first `count` of them. Writers take the lock, which is recursive because a
+ * plug-in may use the library while it is being loaded.
+ *
+ * A name stands for one thing in its place: `dgc` is a memory before a codec, and a preset in the last place.
+ */
+#include "codec/registry.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ENTRIES_MAX 256
+#define FIRST_FOREIGN_ID 0x8000u
+
+typedef enum pith_opening { CLOSED = 0, OPENING = 1, OPEN = 2 } pith_opening;
+
+static pith_entry entries[ENTRIES_MAX];
+static size_t filled;        /* entries written, by the holder of the lock */
+static _Atomic size_t count; /* entries that everybody may read */
+static _Atomic pith_opening opening;
+static pthread_mutex_t lock;
+static pthread_once_t lock_once = PTHREAD_ONCE_INIT;
+
+/* ---- Adding ------------------------------------------------------------------------------------------------------ */
+
+static unsigned kinds_beside(pith_kind kind) {
+  return (1u << kind) & PITH_KINDS_LAST ? PITH_KINDS_LAST : PITH_KINDS_BEFORE;
+}
+
+static int is_of(const pith_entry *entry, unsigned kinds) { return (kinds >> entry->info.kind) & 1u; }
+
+static pith_status check_unique(const pith_entry *entry) {
+  for (size_t i = 0; i < filled; i++) {
+    const pith_entry *other = &entries[i];
+    const char *origin = other->info.origin ? other->info.origin : "?";
+    PITH_REQUIRE(!is_of(other, kinds_beside(entry->info.kind)) || strcmp(other->info.name, entry->info.name) != 0,
+                 PITH_ERR_PLUGIN, "there is already a method \"%s\" (from %s); give the new one another name",
+                 entry->info.name, origin);
+    PITH_REQUIRE(!entry->codec || !other->codec || other->info.wire_id != entry->info.wire_id, PITH_ERR_PLUGIN,
+                 "%s and %s (from %s) have the same wire id %u; give the new one another id", entry->info.name,
+                 other->info.name, origin, entry->info.wire_id);
+  }
+  return PITH_OK;
+}
+
+static pith_status append(const pith_entry *entry) {
+  if (pith__spec_check(entry->info.name, entry->info.params) != PITH_OK) {
+    return PITH_ERR_PLUGIN;
+  }
+  PITH_TRY(check_unique(entry));
+  PITH_REQUIRE(filled < ENTRIES_MAX, PITH_ERR_PLUGIN, "the registry is full: %d methods", ENTRIES_MAX);
+  entries[filled++] = *entry;
+  return PITH_OK;
+}
+
+/* The functions that the capabilities promise. */
+static const char *missing_function(const pith_codec_ops *ops) {
+  int chunked = (ops->caps & PITH_CAP_CHUNKED) != 0, rounds = (ops->caps & PITH_CAP_ROUNDS) != 0;
+  if (chunked && !(ops->block && ops->block_bound && ops->encode_block && ops->decode_block)) {
+    return "CHUNKED needs block, block_bound, encode_block and decode_block";
+  }
+  if (chunked && !(ops->caps & PITH_CAP_FIXED) && !ops->check_block) {
+    return "without FIXED, CHUNKED needs check_block";
+  }
+  if (rounds && !(ops->rounds && ops->describe && ops->produce && ops->consume)) {
+    return "ROUNDS needs rounds, describe, produce and consume";
+  }
+  if (!chunked && !rounds && !(ops->bound && ops->encode && ops->decode)) {
+    return "a codec that is not CHUNKED needs bound, encode and decode";
+  }
+  return NULL;
+}
+
+static pith_status check_table(const pith_codec_ops *ops, int foreign) {
+  PITH_REQUIRE(ops, PITH_ERR_PLUGIN, "a codec table is NULL");
+  PITH_REQUIRE(ops->size >= sizeof *ops, PITH_ERR_PLUGIN,
+               "a codec table has %zu bytes, this library needs %zu; set .size = sizeof(pith_codec_ops) and build the "
+               "plug-in with this library's header",
+               ops->size, sizeof *ops);
+  PITH_REQUIRE(ops->name, PITH_ERR_PLUGIN, "a codec table has no name");
+  PITH_REQUIRE(ops->family && ops->summary && ops->bits, PITH_ERR_PLUGIN, "%s: family, summary or bits is NULL",
+               ops->name);
+  PITH_REQUIRE(ops->wire_id != 0 && (ops->wire_id >= FIRST_FOREIGN_ID) == foreign, PITH_ERR_PLUGIN,
+               "%s: wire id 0x%x is not allowed; codecs from outside take 0x8000 to 0xffff", ops->name, ops->wire_id);
+  const char *missing = missing_function(ops);
+  PITH_REQUIRE(!missing, PITH_ERR_PLUGIN, "%s: a function is missing: %s", ops->name, missing);
+  return PITH_OK;
+}
+
+static pith_entry entry_of_codec(const pith_codec_ops *ops, const char *origin) {
+  return (pith_entry){.info = {.name = ops->name,
+                               .family = ops->family,
+                               .summary = ops->summary,
+                               .bits = ops->bits,
+                               .kind = PITH_KIND_CODEC,
+                               .caps = ops->caps,
+                               .wire_id = ops->wire_id,
+                               .survey = ops->survey,
+                               .origin = origin,
+                               .params = ops->params},
+                      .codec = ops};
+}
+
+static pith_entry entry_of_transform(const pith_transform_ops *ops) {
+  return (pith_entry){.info = {.name = ops->name,
+                               .family = ops->family,
+                               .summary = ops->summary,
+                               .kind = PITH_KIND_TRANSFORM,
+                               .origin = ops->origin,
+                               .params = ops->params},
+                      .transform = ops};
+}
+
+static pith_entry entry_of_memory(const pith_memory_ops *ops) {
+  pith_entry entry = {.memory = ops};
+  pith__memory_describe(ops, &entry.info);
+  entry.info.kind = PITH_KIND_MEMORY;
+  return entry;
+}
+
+static pith_entry entry_of_preset(const pith_preset *preset) {
+  return (pith_entry){.info = {.name = preset->name,
+                               .family = preset->family,
+                               .summary = preset->summary,
+                               .made_of = preset->made_of,
+                               .bits = preset->bits,
+                               .kind = PITH_KIND_PRESET,
+                               .survey = preset->survey,
+                               .origin = preset->origin,
+                               .params = preset->params},
+                      .preset = preset};
+}
+
+static pith_status append_all(const pith_codec_ops *const *codecs, size_t n, const char *origin) {
+  for (size_t i = 0; i < n; i++) {
+    PITH_TRY(check_table(codecs[i], 1));
+    pith_entry entry = entry_of_codec(codecs[i], origin);
+    PITH_TRY(append(&entry));
+  }
+  return PITH_OK;
+}
+
+pith_status pith__registry_add(const pith_codec_ops *const *codecs, size_t n, const char *origin) {
+  char *copy = strdup(origin);
+  PITH_REQUIRE(copy, PITH_ERR_MEMORY, "no memory to register the codecs of %s", origin);
+  pith__registry_lock();
+  size_t before = filled;
+  pith_status status = append_all(codecs, n, copy);
+  if (status == PITH_OK) {
+    count = filled;
+  } else {
+    filled = before;
+    free(copy);
+  }
+  pith__registry_unlock();
+  return status;
+}
+
+/* ---- Opening ----------------------------------------------------------------------------------------------------- */
+
+/* A built-in table with a mistake is left out, loudly: the tests of the registry look for each by name. */
+static void add_builtin(const pith_entry *entry, pith_status checked) {
+  if (checked != PITH_OK || append(entry) != PITH_OK) {
+    fprintf(stderr, "pith: built-in method left out: %s\n", pith_error());
+  }
+}
+
+static void add_builtins(void) {
+  for (const pith_codec_ops *const *ops = pith__builtin_codecs; *ops; ops++) {
+    pith_entry entry = entry_of_codec(*ops, (*ops)->origin);
+    add_builtin(&entry, check_table(*ops, 0));
+  }
+  for (const pith_transform_ops *const *ops = pith__builtin_transforms; *ops; ops++) {
+    pith_entry entry = entry_of_transform(*ops);
+    add_builtin(&entry, PITH_OK);
+  }
+  for (const pith_memory_ops *const *ops = pith__builtin_memories; *ops; ops++) {
+    pith_entry entry = entry_of_memory(*ops);
+    add_builtin(&entry, PITH_OK);
+  }
+  for (const pith_preset *const *preset = pith__builtin_presets; *preset; preset++) {
+    pith_entry entry = entry_of_preset(*preset);
+    add_builtin(&entry, PITH_OK);
+  }
+  count = filled;
+}
+
+/* Plug-ins of the environment, by the public call: this layer does not know how they are loaded. There is no caller to
+ * tell of a failure, so it goes to standard error. */
+static void load_wanted_plugins(void) {
+  const char *wanted = getenv("PITH_PLUGINS");
+  char *names = wanted ? strdup(wanted) : NULL, *rest = NULL;
+  for (char *name = names ? strtok_r(names, ",", &rest) : NULL; name; name = strtok_r(NULL, ",", &rest)) {
+    if (pith_plugin_load(name) != PITH_OK) {
+      fprintf(stderr, "pith: PITH_PLUGINS: %s\n", pith_error());
+    }
+  }
+  free(names);
+}
+
+static void make_lock(void) {
+  pthread_mutexattr_t attributes;
+  pthread_mutexattr_init(&attributes);
+  pthread_mutexattr_settype(&attributes, PTHREAD_MUTEX_RECURSIVE);
+  pthread_mutex_init(&lock, &attributes);
+  pthread_mutexattr_destroy(&attributes);
+}
+
+void pith__registry_lock(void) {
+  pthread_once(&lock_once, make_lock);
+  pthread_mutex_lock(&lock);
+  if (opening == CLOSED) {
+    opening = OPENING; /* what a plug-in asks for while it is being loaded must not open again */
+    add_builtins();
+    load_wanted_plugins();
+    opening = OPEN;
+  }
+}
+
+void pith__registry_unlock(void) { pthread_mutex_unlock(&lock); }
+
+static void open_registry(void) {
+  if (opening != OPEN) {
+    pith__registry_lock();
+    pith__registry_unlock();
+  }
+}
+
+/* ---- Finding ----------------------------------------------------------------------------------------------------- */
+
+static const pith_entry *find(pith_text name, unsigned kinds) {
+  for (size_t i = 0, n = count; i < n; i++) {
+    if (is_of(&entries[i], kinds) && pith__text_is(name, entries[i].info.name)) {
+      return &entries[i];
+    }
+  }
+  return NULL;
+}
+
+static pith_status misplaced(const pith_entry *entry) {
+  static const char *const advice[] = {
+      [PITH_KIND_CODEC] = "a codec and comes last",
+      [PITH_KIND_TRANSFORM] = "a transform and needs a codec behind it, as in hadamard/q:4",
+      [PITH_KIND_MEMORY] = "a memory and needs a codec behind it, as in ef/q:4",
+      [PITH_KIND_PRESET] = "a preset with a codec inside and comes last",
+  };
+  return pith_fail(PITH_ERR_SPEC, "%s is %s", entry->info.name, advice[entry->info.kind]);
+}
+
+static pith_status unknown(pith_text name, unsigned kinds) {
+  const char *best = NULL;
+  for (size_t i = 0, n = count; i < n; i++) {
+    if (is_of(&entries[i], kinds)) {
+      pith__text_nearest(name, entries[i].info.name, &best);
+    }
+  }
+  if (best) {
+    return pith_fail(PITH_ERR_SPEC, "there is no method \"%.*s\"; did you mean %s?", (int)name.size, name.at, best);
+  }
+  return pith_fail(PITH_ERR_SPEC, "there is no method \"%.*s\"; `pith codecs` lists them", (int)name.size, name.at);
+}
+
+pith_status pith__registry_find(pith_text name, unsigned kinds, const pith_entry **entry) {
+  open_registry();
+  const pith_entry *found = find(name, kinds);
+  if (!found) {
+    const pith_entry *elsewhere = find(name, ~kinds);
+    return elsewhere ? misplaced(elsewhere) : unknown(name, kinds);
+  }
+  *entry = found;
+  return PITH_OK;
+}
+
+/* ---- Listing ----------------------------------------------------------------------------------------------------- */
+
+size_t pith_method_count(void) {
+  open_registry();
+  return count;
+}
+
+/* A preset has the capabilities of what it is made of, with its default values. */
+static void complete_preset(pith_method *method) {
+  pith_codec *codec;
+  if (pith_codec_create(method->name, &codec) == PITH_OK) {
+    method->caps = pith_codec_caps(codec);
+    method->wire_id = pith_codec_wire_id(codec);
+    pith_codec_destroy(codec);
+  }
+}
+
+pith_status pith_method_get(size_t index, pith_method *method) {
+  PITH_REQUIRE(method, PITH_ERR_ARGUMENT, "pith_method_get: method is NULL");
+  size_t n = pith_method_count();
+  PITH_REQUIRE(index < n, PITH_ERR_RANGE, "there is no method %zu: there are %zu, counted from 0", index, n);
+  *method = entries[index].info;
+  if (method->kind == PITH_KIND_PRESET) {
+    complete_preset(method);
+  }
+  return PITH_OK;
+}

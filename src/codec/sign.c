@@ -1,0 +1,152 @@
+/*
+ * One bit for each value. sign: ±scale, the scale being 1 (then ranks vote), the mean |x|, or DRIVE's unbiased one.
+ * signmean: the mean of the negative values for those, the mean of the others for the others.
+ */
+#include "codec/block.h"
+
+static size_t sign_bytes(size_t n) { return (n + 7) / 8; }
+
+/* ---- sign -------------------------------------------------------------------------------------------------------- */
+
+enum { SIGN_SCALE, SIGN_BUCKET };
+enum { SCALE_ONE, SCALE_MEAN, SCALE_UNBIASED };
+#define SIGN_HEAD 4 /* the scale */
+
+static const pith_param sign_params[] = {
+    {"scale", PITH_PARAM_CHOICE, 0, 0, "one", "one|mean|unbiased", "1 and a majority vote; mean |x|; Σx²/Σ|x| (after a rotation)"},
+    PITH_PARAM_BUCKET("4096"),
+    {0},
+};
+
+static pith_status sign_check(const pith_value *a) { return pith__check_bucket("sign", a[SIGN_BUCKET].i); }
+
+static uint32_t sign_caps(const pith_value *a) {
+  uint32_t caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED;
+  return a[SIGN_SCALE].i == SCALE_ONE ? caps | PITH_CAP_VOTE : caps;
+}
+
+static size_t sign_block(const pith_value *a) { return (size_t)a[SIGN_BUCKET].i; }
+
+static size_t sign_bound(const pith_value *a, size_t n) {
+  (void)a;
+  return SIGN_HEAD + sign_bytes(n);
+}
+
+static float sign_scale(int64_t kind, const float *x, size_t n) {
+  pith_moments m;
+  if (kind == SCALE_ONE) {
+    return 1.0f;
+  }
+  pith__kernels()->moments(x, n, &m);
+  if (kind == SCALE_MEAN) {
+    return m.sum_abs / (float)n;
+  }
+  float norm = pith__norm(x, n);
+  return m.sum_abs > 0 ? norm * (norm / m.sum_abs) : 0.0f;
+}
+
+static size_t sign_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index, const pith_ctx *ctx) {
+  (void)index, (void)ctx;
+  if (pith__kernels()->absmax(x, n) >= PITH_INF_BITS) {
+    return pith__put_not_finite(out, 1, sign_bound(a, n));
+  }
+  float scale = sign_scale(a[SIGN_SCALE].i, x, n);
+  if (pith__bits_of(scale) >= PITH_INF_BITS) {
+    return pith__put_not_finite(out, 1, sign_bound(a, n));
+  }
+  pith__put_f32(out, scale);
+  pith__kernels()->sign_pack(x, n, out + SIGN_HEAD);
+  return sign_bound(a, n);
+}
+
+/* Votes have the scale 1 or NaN and no other. */
+static size_t sign_check_block(const pith_value *a, pith_bytes in, size_t n) {
+  size_t size = sign_bound(a, n);
+  if (in.size < size) {
+    return 0;
+  }
+  float scale = pith__get_f32(in.data);
+  return a[SIGN_SCALE].i != SCALE_ONE || scale == 1.0f || scale != scale ? size : 0;
+}
+
+static void sign_decode(const pith_value *a, const uint8_t *in, size_t n, float *dst, pith_mode mode, uint64_t index,
+                        const pith_ctx *ctx) {
+  (void)a, (void)index, (void)ctx;
+  float scale = pith__get_f32(in);
+  pith__kernels()->sign_unpack(in + SIGN_HEAD, n, scale, -scale, mode, dst);
+}
+
+const pith_codec_ops pith__codec_sign = {
+    .size = sizeof(pith_codec_ops),
+    .name = "sign",
+    .family = "quantize",
+    .summary = "the sign, times 1, the mean |x| or an unbiased scale",
+    .bits = "1 + 32/bucket",
+    .origin = "Bernstein 2018, Karimireddy 2019, Vargaftik 2021",
+    .wire_id = 8,
+    .caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED,
+    .params = sign_params,
+    .check = sign_check,
+    .caps_of = sign_caps,
+    .block = sign_block,
+    .block_bound = sign_bound,
+    .encode_block = sign_encode,
+    .check_block = sign_check_block,
+    .decode_block = sign_decode,
+};
+
+/* ---- signmean ---------------------------------------------------------------------------------------------------- */
+
+enum { SIGNMEAN_BUCKET };
+#define SIGNMEAN_HEAD 8 /* mean of the negative values, mean of the others */
+
+static const pith_param signmean_params[] = {PITH_PARAM_BUCKET("512"), {0}};
+
+static pith_status signmean_check(const pith_value *a) { return pith__check_bucket("signmean", a[SIGNMEAN_BUCKET].i); }
+
+static size_t signmean_block(const pith_value *a) { return (size_t)a[SIGNMEAN_BUCKET].i; }
+
+static size_t signmean_bound(const pith_value *a, size_t n) {
+  (void)a;
+  return SIGNMEAN_HEAD + sign_bytes(n);
+}
+
+static float mean_of(float sum, size_t count) { return count ? sum / (float)count : 0.0f; }
+
+static size_t signmean_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index, const pith_ctx *ctx) {
+  (void)index, (void)ctx;
+  pith_halves halves;
+  uint32_t most = pith__kernels()->absmax(x, n);
+  pith__kernels()->halves(x, n, &halves);
+  float minus = mean_of(halves.sum_negative, halves.negatives), plus = mean_of(halves.sum_other, n - halves.negatives);
+  if (most >= PITH_INF_BITS || !isfinite(minus) || !isfinite(plus)) {
+    return pith__put_not_finite(out, 2, signmean_bound(a, n));
+  }
+  pith__put_f32(out, minus);
+  pith__put_f32(out + 4, plus);
+  pith__kernels()->sign_pack(x, n, out + SIGNMEAN_HEAD);
+  return signmean_bound(a, n);
+}
+
+static void signmean_decode(const pith_value *a, const uint8_t *in, size_t n, float *dst, pith_mode mode, uint64_t index,
+                            const pith_ctx *ctx) {
+  (void)a, (void)index, (void)ctx;
+  pith__kernels()->sign_unpack(in + SIGNMEAN_HEAD, n, pith__get_f32(in + 4), pith__get_f32(in), mode, dst);
+}
+
+const pith_codec_ops pith__codec_signmean = {
+    .size = sizeof(pith_codec_ops),
+    .name = "signmean",
+    .family = "quantize",
+    .summary = "the sign; decoded to the mean of the negative values or of the others",
+    .bits = "1 + 64/bucket",
+    .origin = "Seide 2014",
+    .wire_id = 9,
+    .caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED,
+    .params = signmean_params,
+    .check = signmean_check,
+    .block = signmean_block,
+    .block_bound = signmean_bound,
+    .encode_block = signmean_encode,
+    .decode_block = signmean_decode,
+};

@@ -1,0 +1,87 @@
+/*
+ * Top-k: the k = ⌈ratio·n⌉ values of largest magnitude travel, with their indices. Of equals the first ones travel, so
+ * that exactly k do. NaN and Inf order above everything and are therefore sent, as NaN.
+ *
+ * `select=sampled` and `select=fit` trade the exact number for a cut from a sample (DGC) or from a fitted tail (SIDCo);
+ * k/2 to 2k values travel then. `warmup` starts at a ratio of 1/4 and divides it by four, four times over that many steps
+ * or until `ratio` is reached, as DGC does.
+ */
+#include <math.h>
+
+#include "codec/sparse.h"
+
+enum { RATIO, SELECT, VALUES, WARMUP };
+enum { SELECT_EXACT, SELECT_SAMPLED, SELECT_FIT };
+
+#define WARMUP_RATIO 0.25 /* the first one, and the factor from one to the next */
+#define WARMUP_STAGES 4
+
+static const pith_param params[] = {
+    {"ratio", PITH_PARAM_REAL, 1e-9, 1, "0.01", NULL, "share of the values that travel"},
+    {"select", PITH_PARAM_CHOICE, 0, 0, "exact", "exact|sampled|fit", "how the cut is found"},
+    PITH_VALUES_PARAM,
+    {"warmup", PITH_PARAM_INT, 0, 1e9, "0", NULL, "steps over which the ratio falls from 1/4"},
+    {NULL, 0, 0, 0, NULL, NULL, NULL},
+};
+
+static double ratio_at(const pith_value *a, uint64_t step) {
+  uint64_t warmup = (uint64_t)a[WARMUP].i;
+  if (step >= warmup) {
+    return a[RATIO].f;
+  }
+  double stage = floor((double)WARMUP_STAGES * (double)step / (double)warmup);
+  return fmax(a[RATIO].f, pow(WARMUP_RATIO, 1 + stage));
+}
+
+static size_t bound(const pith_value *a, size_t n) {
+  size_t k = pith__ratio_count(ratio_at(a, 0), n);
+  size_t most = a[SELECT].i == SELECT_EXACT ? k : k > n / 2 ? n : 2 * k;
+  return pith__sparse_bound((pith_value_format){(pith_value_coding)a[VALUES].i, 0}, n, most);
+}
+
+static size_t scratch(const pith_value *a, size_t n) {
+  (void)a;
+  pith_arena arena = pith__arena_over(NULL, 0);
+  pith__selector_take(&arena, n);
+  return pith__arena_need(&arena);
+}
+
+static pith_pick select_values(const pith_value *a, const pith_selector *s, pith_cspan src, const pith_ctx *ctx) {
+  size_t k = pith__ratio_count(ratio_at(a, ctx->step), src.n);
+  switch (a[SELECT].i) {
+  case SELECT_SAMPLED: return pith__select_sampled(s, src, k, ctx);
+  case SELECT_FIT: return pith__select_fit(s, src, k, ctx);
+  default: return pith__select_top(s, src, PITH_SIDE_BOTH, k, ctx);
+  }
+}
+
+static pith_status encode(const pith_value *a, pith_cspan src, pith_out *out, void *part, const pith_ctx *ctx) {
+  (void)part;
+  pith_arena arena = pith__arena_over(ctx->scratch, ctx->scratch_size);
+  pith_selector selector = pith__selector_take(&arena, src.n);
+  pith_picker picker = pith__picker_of(select_values(a, &selector, src, ctx), selector.tile);
+  out->size = pith__sparse_encode(out->data, (pith_value_coding)a[VALUES].i, &picker, src.n);
+  return PITH_OK;
+}
+
+static pith_status decode(const pith_value *a, pith_bytes in, pith_span dst, pith_apply apply, const pith_ctx *ctx) {
+  (void)ctx;
+  return pith__sparse_decode(in, dst, (pith_value_format){(pith_value_coding)a[VALUES].i, 0}, apply);
+}
+
+const pith_codec_ops pith__codec_topk = {
+    .size = sizeof(pith_codec_ops),
+    .name = "topk",
+    .family = "sparse",
+    .summary = "the values of largest magnitude, and their indices",
+    .bits = "ratio*(32+log2(1/ratio)+1.5)",
+    .origin = "Aji 2017; Lin 2018 (DGC); Abdelmoniem 2021 (SIDCo)",
+    .wire_id = 32,
+    .caps = PITH_CAP_SPARSE,
+    .survey = 1,
+    .params = params,
+    .bound = bound,
+    .scratch = scratch,
+    .encode = encode,
+    .decode = decode,
+};

@@ -1,0 +1,176 @@
+/*
+ * Runs a memory around the chain.
+ *
+ * Block codecs go tile by tile: the values to send are made in a tile, encoded, decoded again where the memory asks what was
+ * lost, and the rest goes back to the state, all while they are in the first-level cache. The payload of the whole is the
+ * payloads of the tiles one after another, so nobody can tell.
+ *
+ * Whole codecs work on the memory's own buffer in place: first every value meets its gradient, then the codec runs over
+ * the buffer, then what was sent is taken out.
+ *
+ * Values that are not finite travel (the loss scaler must see them) but never stay: a memory with a NaN in it would give
+ * nothing else for the rest of the training.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "kernel/kernel.h"
+#include "memory/memory.h"
+
+static size_t least(size_t a, size_t b) { return a < b ? a : b; }
+
+static size_t feed_tile(const pith_codec *codec) {
+  size_t granule = codec->granule ? codec->granule : 1;
+  return granule < PITH_FEED_TILE ? PITH_FEED_TILE / granule * granule : granule;
+}
+
+static float *carrier(const pith_codec *codec, const pith_state *state) {
+  return codec->memory->carrier == PITH_KEEPS_MOMENTUM ? state->momentum : state->residual;
+}
+
+void pith__feed_take_scratch(const pith_codec *codec, size_t n, pith_arena *arena, pith_feed_scratch *scratch) {
+  size_t tile = least(feed_tile(codec), n);
+  *scratch = (pith_feed_scratch){.chain = pith__codec_take_scratch(codec, n, arena)};
+  if (codec->memory) {
+    scratch->gradient = pith__arena_take(arena, tile, sizeof(float));
+    scratch->sent = pith__arena_take(arena, tile, sizeof(float));
+    scratch->decoded = pith__arena_take(arena, tile, sizeof(float));
+  }
+}
+
+static double span_norm(pith_cspan src, size_t tile, float *buffer) {
+  double sum = 0;
+  for (size_t first = 0; first < src.n; first += tile) {
+    size_t n = least(tile, src.n - first);
+    pith_moments moments;
+    pith__kernels()->moments(pith__span_load(src, first, n, buffer), n, &moments);
+    sum += moments.sum_squares;
+  }
+  return sqrt(sum);
+}
+
+static float gradient_factor(const pith_codec *codec, pith_cspan src, size_t tile, float *buffer, const pith_ctx *ctx) {
+  const pith_memory_ops *memory = codec->memory;
+  if (!memory->factor) {
+    return ctx->gamma;
+  }
+  double norm = span_norm(src, tile, buffer) * fabs((double)ctx->gamma);
+  return ctx->gamma * memory->factor(codec->memory_args, norm, ctx);
+}
+
+/* ---- Block codecs ------------------------------------------------------------------------------------------------ */
+
+static pith_status feed_tile_through(const pith_codec *codec, pith_state *state, const float *g, float gamma, size_t n,
+                                     pith_out *out, const pith_feed_scratch *scratch, const pith_ctx *ctx) {
+  size_t first = (size_t)ctx->offset;
+  codec->memory->meet(codec->memory_args, state, first, g, gamma, scratch->sent, n);
+  PITH_TRY(pith__codec_encode(codec, (pith_cspan){scratch->sent, n, PITH_F32}, out, NULL, scratch->chain, ctx));
+  if (codec->memory->after == PITH_AFTER_SUBTRACT) {
+    pith_span decoded = {scratch->decoded, n, PITH_F32};
+    PITH_TRY(pith__codec_decode(codec, (pith_bytes){out->data, out->size}, decoded, PITH_APPLY_SET, scratch->chain, ctx));
+  } else {
+    memset(scratch->decoded, 0, n * sizeof(float));
+  }
+  pith__kernels()->residual(scratch->sent, scratch->decoded, carrier(codec, state) + first, n);
+  return PITH_OK;
+}
+
+static pith_status feed_blocks(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
+                               const pith_feed_scratch *scratch, const pith_ctx *ctx) {
+  size_t tile = feed_tile(codec), used = 0;
+  float gamma = gradient_factor(codec, src, tile, scratch->gradient, ctx);
+  for (size_t first = 0; first < src.n; first += tile) {
+    size_t n = least(tile, src.n - first);
+    pith_ctx here = *ctx;
+    here.offset = ctx->offset + first;
+    pith_out piece = {(uint8_t *)out->data + used, out->capacity - used, 0};
+    const float *g = pith__span_load(src, first, n, scratch->gradient);
+    PITH_TRY(feed_tile_through(codec, state, g, gamma, n, &piece, scratch, &here));
+    used += piece.size;
+  }
+  out->size = used;
+  return PITH_OK;
+}
+
+/* ---- Whole codecs ------------------------------------------------------------------------------------------------ */
+
+static void forget_not_finite(float *x, size_t n) {
+  if (!x || pith__kernels()->absmax(x, n) < PITH_INF_BITS) {
+    return;
+  }
+  for (size_t i = 0; i < n; i++) {
+    x[i] = isfinite(x[i]) ? x[i] : 0.0f;
+  }
+}
+
+pith_cspan pith__feed_carried(const pith_codec *codec, const pith_state *state, pith_cspan src) {
+  return codec->memory ? (pith_cspan){carrier(codec, state), state->n, PITH_F32} : src;
+}
+
+pith_cspan pith__feed_meet(const pith_codec *codec, pith_state *state, pith_cspan src, float *buffer, const pith_ctx *ctx) {
+  if (!codec->memory) {
+    return src;
+  }
+  const size_t tile = PITH_FEED_TILE;
+  float gamma = gradient_factor(codec, src, tile, buffer, ctx), *p = carrier(codec, state);
+  for (size_t first = 0; first < src.n; first += tile) {
+    size_t n = least(tile, src.n - first);
+    const float *g = pith__span_load(src, first, n, buffer);
+    codec->memory->meet(codec->memory_args, state, first, g, gamma, p + first, n);
+  }
+  return pith__feed_carried(codec, state, src);
+}
+
+static pith_status take_out_sent(const pith_codec *codec, pith_state *state, pith_bytes sent, void *chain, const pith_ctx *ctx) {
+  pith_span residual = {state->residual, state->n, PITH_F32}, momentum = {state->momentum, state->n, PITH_F32};
+  switch (codec->memory->after) {
+    case PITH_AFTER_SUBTRACT:
+      return pith__codec_decode(codec, sent, residual, PITH_APPLY_SUB, chain, ctx);
+    case PITH_AFTER_CLEAR:
+      PITH_TRY(pith__codec_decode(codec, sent, residual, PITH_APPLY_CLEAR, chain, ctx));
+      return pith__codec_decode(codec, sent, momentum, PITH_APPLY_CLEAR, chain, ctx);
+    case PITH_AFTER_KEEP:
+      break;
+  }
+  return PITH_OK;
+}
+
+static pith_status feed_whole(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
+                              const pith_feed_scratch *scratch, const pith_ctx *ctx) {
+  pith_cspan sent = pith__feed_meet(codec, state, src, scratch->gradient, ctx);
+  PITH_TRY(pith__codec_encode(codec, sent, out, state->part, scratch->chain, ctx));
+  PITH_TRY(take_out_sent(codec, state, (pith_bytes){out->data, out->size}, scratch->chain, ctx));
+  forget_not_finite(state->residual, state->n);
+  forget_not_finite(state->momentum, state->n);
+  return PITH_OK;
+}
+
+void pith__feed_settle(const pith_codec *codec, pith_state *state, pith_cspan decoded, float *buffer, const pith_ctx *ctx) {
+  if (!codec->memory) {
+    return;
+  }
+  const size_t tile = PITH_FEED_TILE;
+  float *p = carrier(codec, state);
+  for (size_t first = 0; first < state->n && codec->memory->after == PITH_AFTER_SUBTRACT; first += tile) {
+    size_t n = least(tile, state->n - first);
+    const float *d = buffer;
+    if (codec->ops->own) {
+      codec->ops->own(codec->args, p + first, n, first, buffer, state->part, ctx);
+    } else {
+      d = pith__span_load(decoded, first, n, buffer);
+    }
+    pith__kernels()->residual(p + first, d, p + first, n);
+  }
+  forget_not_finite(p, state->n);
+}
+
+pith_status pith__feed_encode(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
+                              const pith_feed_scratch *scratch, const pith_ctx *ctx) {
+  if (!codec->memory) {
+    return pith__codec_encode(codec, src, out, state ? state->part : NULL, scratch->chain, ctx);
+  }
+  if (codec->caps & PITH_CAP_CHUNKED) {
+    return feed_blocks(codec, state, src, out, scratch, ctx);
+  }
+  return feed_whole(codec, state, src, out, scratch, ctx);
+}

@@ -1,0 +1,69 @@
+/*
+ * Memories: what a rank keeps of a layer between steps, and how it meets the next gradient.
+ *
+ * A memory is a few lines: how the gradient and what was kept make the values to send ("meet"), and what stays of those
+ * once they are sent. feed.c runs this around the chain: tile by tile for block codecs, so that gradient, residual and
+ * payload are each touched once; over the whole layer for the others.
+ */
+#ifndef PITH_MEMORY_MEMORY_H
+#define PITH_MEMORY_MEMORY_H
+
+#include "codec/codec.h"
+
+typedef enum pith_keeps { PITH_KEEPS_RESIDUAL = 1, PITH_KEEPS_MOMENTUM = 2 } pith_keeps;
+
+/* What stays of the values that were handed to the codec. */
+typedef enum pith_after {
+  PITH_AFTER_KEEP,     /* all */
+  PITH_AFTER_SUBTRACT, /* what decoding does not give back */
+  PITH_AFTER_CLEAR,    /* what was not sent; the sent places start again, in the momentum too */
+} pith_after;
+
+struct pith_state {
+  size_t n;
+  uint64_t rows;
+  unsigned keeps;
+  float *residual, *momentum; /* n values each, or NULL */
+  void *part;                 /* the codec's own */
+  size_t part_size;
+  size_t round; /* how many rounds of the current step are complete */
+};
+
+struct pith_memory_ops {
+  const char *name, *summary, *origin;
+  const pith_param *params;
+  uint32_t needs, refuses; /* pith_cap bits of the codec behind it */
+  unsigned keeps;          /* pith_keeps bits */
+  pith_keeps carrier;      /* the buffer that holds what the codec was given */
+  pith_after after;
+  /* p = the values to send for gradient values g at `first`; p may be the carrier itself. gamma is the factor on g. */
+  void (*meet)(const pith_value *a, pith_state *state, size_t first, const float *g, float gamma, float *p, size_t n);
+  /* Optional: a further factor on the whole gradient, from its norm. */
+  float (*factor)(const pith_value *a, double norm, const pith_ctx *ctx);
+};
+
+/* Scratch of encoding with or without memory. */
+typedef struct pith_feed_scratch {
+  void *chain;
+  float *gradient, *sent, *decoded; /* a tile each; NULL without a memory */
+} pith_feed_scratch;
+
+void pith__feed_take_scratch(const pith_codec *codec, size_t n, pith_arena *arena, pith_feed_scratch *scratch);
+
+/* Encodes src behind the memory (or without one) and updates the state. Arguments have been checked. */
+pith_status pith__feed_encode(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
+                              const pith_feed_scratch *scratch, const pith_ctx *ctx);
+
+/* The same in two halves for methods of several rounds: what to send, as f32 (src itself without a memory) … */
+pith_cspan pith__feed_meet(const pith_codec *codec, pith_state *state, pith_cspan src, float *buffer, const pith_ctx *ctx);
+/* … that again in later rounds … */
+pith_cspan pith__feed_carried(const pith_codec *codec, const pith_state *state, pith_cspan src);
+/* … and what stays, once it is known what was decoded. `buffer` holds PITH_FEED_TILE values, as for meeting. */
+void pith__feed_settle(const pith_codec *codec, pith_state *state, pith_cspan decoded, float *buffer, const pith_ctx *ctx);
+
+/* Checks that a state was made for this codec (and for n values from ctx->offset). */
+pith_status pith__state_fits(const pith_codec *codec, const pith_state *state, size_t n, const pith_ctx *ctx);
+
+#define PITH_FEED_TILE 2048 /* values */
+
+#endif

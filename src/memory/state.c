@@ -1,0 +1,196 @@
+/*
+ * The state object: buffers of one layer on one rank, and their checkpoint. docs/format.md has the bytes of a saved
+ * state; loading checks all of them before anything changes.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "base/saturate.h"
+#include "memory/memory.h"
+
+#define STATE_MAGIC 0x54534850u /* "PHST" */
+#define STATE_VERSION 1u
+
+typedef struct state_header {
+  uint32_t magic, version;
+  uint64_t n, rows, part_size, checksum; /* of all that follows the header */
+  uint32_t keeps, reserved;
+} state_header;
+
+_Static_assert(sizeof(state_header) == 48, "the header has no holes");
+
+static unsigned keeps_of(const pith_codec *codec) { return codec->memory ? codec->memory->keeps : 0; }
+
+static size_t part_size_of(const pith_codec *codec, size_t n, uint64_t rows) {
+  return codec->ops->part_size ? codec->ops->part_size(codec->args, n, rows) : 0;
+}
+
+static pith_status make_floats(size_t n, unsigned wanted, float **out) {
+  if (!wanted) {
+    *out = NULL;
+    return PITH_OK;
+  }
+  PITH_REQUIRE(n <= SIZE_MAX / sizeof(float), PITH_ERR_RANGE, "a state of %zu values is too large", n);
+  *out = calloc(n ? n : 1, sizeof(float));
+  PITH_REQUIRE(*out, PITH_ERR_MEMORY, "no memory for a state of %zu values", n);
+  return PITH_OK;
+}
+
+static pith_status make_part(const pith_codec *codec, size_t n, uint64_t rows, void **part, size_t *size) {
+  *size = part_size_of(codec, n, rows);
+  *part = NULL;
+  if (*size == 0) {
+    return PITH_OK;
+  }
+  *part = *size < SIZE_MAX ? calloc(1, *size) : NULL;
+  PITH_REQUIRE(*part, PITH_ERR_MEMORY, "no memory for the state of %s: %zu bytes", codec->spec, *size);
+  return PITH_OK;
+}
+
+static void release(pith_state *state) {
+  free(state->residual);
+  free(state->momentum);
+  free(state->part);
+}
+
+static pith_status fill(const pith_codec *codec, size_t n, uint64_t rows, pith_state *state) {
+  *state = (pith_state){.n = n, .rows = rows, .keeps = keeps_of(codec)};
+  PITH_TRY(make_floats(n, state->keeps & PITH_KEEPS_RESIDUAL, &state->residual));
+  PITH_TRY(make_floats(n, state->keeps & PITH_KEEPS_MOMENTUM, &state->momentum));
+  return make_part(codec, n, rows, &state->part, &state->part_size);
+}
+
+pith_status pith_state_create(const pith_codec *codec, size_t n, size_t rows, pith_state **state) {
+  PITH_REQUIRE(codec && state, PITH_ERR_ARGUMENT, "pith_state_create: codec and state must not be NULL");
+  PITH_REQUIRE(rows <= n, PITH_ERR_ARGUMENT, "a layer of %zu values cannot have %zu rows", n, rows);
+  pith_state *made = malloc(sizeof *made);
+  PITH_REQUIRE(made, PITH_ERR_MEMORY, "no memory for a state");
+  pith_status status = fill(codec, n, rows, made);
+  if (status != PITH_OK) {
+    pith_state_destroy(made);
+    return status;
+  }
+  *state = made;
+  return PITH_OK;
+}
+
+void pith_state_destroy(pith_state *state) {
+  if (state) {
+    release(state);
+    free(state);
+  }
+}
+
+static void hand_over(float **from, float **to) {
+  if (*from && *to) {
+    float *fresh = *to;
+    *to = *from;
+    *from = fresh;
+  }
+}
+
+pith_status pith_state_adapt(pith_state *state, const pith_codec *codec) {
+  PITH_REQUIRE(state && codec, PITH_ERR_ARGUMENT, "pith_state_adapt: state and codec must not be NULL");
+  pith_state next;
+  pith_status status = fill(codec, state->n, state->rows, &next);
+  if (status != PITH_OK) {
+    release(&next);
+    return status;
+  }
+  hand_over(&state->residual, &next.residual);
+  hand_over(&state->momentum, &next.momentum);
+  release(state);
+  *state = next;
+  return PITH_OK;
+}
+
+const float *pith_state_residual(const pith_state *state) { return state ? state->residual : NULL; }
+
+pith_status pith__state_fits(const pith_codec *codec, const pith_state *state, size_t n, const pith_ctx *ctx) {
+  if (!state) {
+    PITH_REQUIRE(!codec->memory, PITH_ERR_STATE, "%s has a memory and needs a state: pith_state_create()", codec->spec);
+    return PITH_OK;
+  }
+  PITH_REQUIRE((state->keeps & keeps_of(codec)) == keeps_of(codec) &&
+                   state->part_size == part_size_of(codec, state->n, state->rows),
+               PITH_ERR_STATE, "the state was made for another spec than %s: pith_state_adapt()", codec->spec);
+  if (codec->caps & PITH_CAP_CHUNKED) {
+    PITH_REQUIRE(ctx->offset <= state->n && n <= state->n - ctx->offset, PITH_ERR_STATE,
+                 "values %llu to %llu are not in a state of %zu values", (unsigned long long)ctx->offset,
+                 (unsigned long long)(ctx->offset + n), state->n);
+  } else {
+    PITH_REQUIRE(ctx->offset == 0 && n == state->n, PITH_ERR_STATE, "the state is for %zu values, not %zu", state->n, n);
+  }
+  return PITH_OK;
+}
+
+/* ---- Checkpoints ------------------------------------------------------------------------------------------------- */
+
+/* The buffers in the order in which they are saved. */
+static size_t pieces_of(const pith_state *state, pith_span piece[3]) {
+  size_t count = 0, bytes = state->n * sizeof(float);
+  if (state->residual) {
+    piece[count++] = (pith_span){state->residual, bytes, PITH_I8};
+  }
+  if (state->momentum) {
+    piece[count++] = (pith_span){state->momentum, bytes, PITH_I8};
+  }
+  if (state->part) {
+    piece[count++] = (pith_span){state->part, state->part_size, PITH_I8};
+  }
+  return count;
+}
+
+size_t pith_state_size(const pith_state *state) {
+  pith_span piece[3];
+  size_t size = sizeof(state_header);
+  for (size_t i = 0, count = pieces_of(state, piece); i < count; i++) {
+    size = pith__sat_add(size, piece[i].n);
+  }
+  return size;
+}
+
+pith_status pith_state_save(const pith_state *state, pith_out *out) {
+  PITH_REQUIRE(state && out && out->data, PITH_ERR_ARGUMENT, "pith_state_save: state and out must not be NULL");
+  size_t size = pith_state_size(state), at = sizeof(state_header);
+  PITH_REQUIRE(out->capacity >= size, PITH_ERR_BUFFER, "the state takes %zu bytes, the buffer has %zu", size, out->capacity);
+  uint8_t *bytes = out->data;
+  pith_span piece[3];
+  for (size_t i = 0, count = pieces_of(state, piece); i < count; i++) {
+    memcpy(bytes + at, piece[i].data, piece[i].n);
+    at += piece[i].n;
+  }
+  state_header header = {STATE_MAGIC, STATE_VERSION, state->n, state->rows, state->part_size, 0, state->keeps, 0};
+  header.checksum = pith__hash64(bytes + sizeof header, size - sizeof header, 0);
+  memcpy(bytes, &header, sizeof header);
+  out->size = size;
+  return PITH_OK;
+}
+
+pith_status pith_state_load(pith_state *state, pith_bytes in) {
+  PITH_REQUIRE(state && in.data, PITH_ERR_ARGUMENT, "pith_state_load: state and bytes must not be NULL");
+  state_header header;
+  PITH_REQUIRE(in.size >= sizeof header, PITH_ERR_CORRUPT, "a saved state has at least %zu bytes, not %zu", sizeof header, in.size);
+  memcpy(&header, in.data, sizeof header);
+  PITH_REQUIRE(header.magic == STATE_MAGIC, PITH_ERR_CORRUPT, "these bytes are not a saved state");
+  PITH_REQUIRE(header.version == STATE_VERSION, PITH_ERR_CORRUPT, "the state was saved by version %u of the format, this is %u",
+               header.version, STATE_VERSION);
+  PITH_REQUIRE(header.n == state->n && header.rows == state->rows && header.keeps == state->keeps &&
+                   header.part_size == state->part_size,
+               PITH_ERR_STATE, "the saved state is for another layer or spec: %llu values in %llu rows, here %zu in %llu",
+               (unsigned long long)header.n, (unsigned long long)header.rows, state->n, (unsigned long long)state->rows);
+  const uint8_t *bytes = in.data;
+  PITH_REQUIRE(in.size == pith_state_size(state), PITH_ERR_CORRUPT, "the saved state has %zu bytes instead of %zu", in.size,
+               pith_state_size(state));
+  PITH_REQUIRE(header.checksum == pith__hash64(bytes + sizeof header, in.size - sizeof header, 0), PITH_ERR_CORRUPT,
+               "the saved state is damaged: its checksum does not match");
+  pith_span piece[3];
+  size_t at = sizeof header;
+  for (size_t i = 0, count = pieces_of(state, piece); i < count; i++) {
+    memcpy(piece[i].data, bytes + at, piece[i].n);
+    at += piece[i].n;
+  }
+  state->round = 0;
+  return PITH_OK;
+}
