@@ -1,0 +1,54 @@
+/*
+ * Options of a command as a table: one entry each with its name, type, place and help. Parsing, the usage page and
+ * "did you mean" all follow from the table, so that they cannot disagree.
+ */
+#ifndef PITH_CLI_OPTIONS_H
+#define PITH_CLI_OPTIONS_H
+
+#include <stddef.h>
+
+enum { CLI_LIST_MAX = 64 };
+
+/* Texts in the order given; they point into argv. */
+typedef struct cli_list {
+  const char *item[CLI_LIST_MAX];
+  size_t count;
+} cli_list;
+
+typedef enum cli_type {
+  CLI_FLAG,   /* int: 1 if given */
+  CLI_COUNT,  /* size_t: a plain number */
+  CLI_SIZE,   /* size_t: bytes as 8, 4K, 64M, 1G */
+  CLI_TEXT,   /* const char * */
+  CLI_CHOICE, /* int: place in `value`, "f32|f16|bf16" */
+  CLI_LIST,   /* cli_list: may be repeated */
+} cli_type;
+
+typedef struct cli_option {
+  const char *name; /* "-b" or "--codec"; NULL ends a table */
+  cli_type type;
+  void *target;      /* what the type says; keeps its value when the option is not given */
+  const char *value; /* how the usage page calls the value; the words of a CHOICE */
+  const char *help;
+} cli_option;
+
+typedef struct cli_usage {
+  const char *command; /* "bench codec" */
+  const char *rest;    /* how the usage page calls other arguments, "[NAME]"; NULL: there are none */
+  const char *about;
+  const cli_option *options;
+} cli_usage;
+
+typedef enum cli_parsed { CLI_PARSED, CLI_PARSED_HELP, CLI_PARSED_BAD } cli_parsed;
+
+/* Reads arguments; those that are no options go to `rest`. HELP: --help was asked for and printed. BAD: what is wrong
+ * was printed. */
+cli_parsed cli_options_parse(const cli_usage *usage, int argc, char **argv, cli_list *rest);
+
+/* Reads 8, 4K, 64M, 1G (powers of 1024). Returns 0 if it is not a size. */
+int cli_size_parse(const char *text, size_t *size);
+
+/* The shortest of those forms: "64M", "1000". text has room for 24 characters. */
+const char *cli_size_print(size_t size, char *text);
+
+#endif

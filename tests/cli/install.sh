@@ -1,0 +1,82 @@
+#!/bin/sh
+# What other people build on: the installed tree, the example of the README, the symbols, the layers.
+. "$(dirname "$0")/../shell.sh"
+
+CC=${CC:-cc}
+prefix=$temp/prefix
+
+sanitized() { grep -q '^PITH_SANITIZE:STRING=.' "$build/CMakeCache.txt"; }
+
+installed() { # installs once, for all tests of this script
+  need cmake
+  sanitized && skip "programs of other people have no sanitizers"
+  [ -d "$prefix" ] || cmake --install "$build" --prefix "$prefix" >/dev/null
+  libdir=$(dirname "$(find "$prefix" -name libpith.so)")
+}
+
+the_example_of_the_readme_runs() {
+  exits 0 "$build/examples/example_encode"
+  says out 'step  9: 540672 bytes instead of 4194304'
+}
+
+the_readme_shows_that_example() {
+  sed -n '/^```c$/,/^```$/p' "$root/README.md" | sed '1d;$d' >"$temp/shown.c"
+  diff "$temp/shown.c" "$root/examples/encode.c"
+}
+
+installed_library_is_found_by_pkg_config() {
+  need pkg-config
+  installed
+  PKG_CONFIG_PATH=$libdir/pkgconfig
+  export PKG_CONFIG_PATH
+  # shellcheck disable=SC2046
+  $CC -std=c11 "$root/examples/encode.c" -o "$temp/by_pkg_config" $(pkg-config --cflags --libs pith) -lm
+  exits 0 env LD_LIBRARY_PATH="$libdir" "$temp/by_pkg_config"
+  says out 'step  9'
+  [ "pith $(pkg-config --modversion pith)" = "$("$pith" --version)" ]
+}
+
+installed_library_is_found_by_cmake() {
+  installed
+  mkdir -p "$temp/project"
+  cp "$root/examples/encode.c" "$temp/project"
+  cat >"$temp/project/CMakeLists.txt" <<'END'
+cmake_minimum_required(VERSION 3.18)
+project(user LANGUAGES C)
+find_package(pith 0.1 REQUIRED)
+foreach(library pith pith_static)
+  add_executable(with_${library} encode.c)
+  target_link_libraries(with_${library} PRIVATE pith::${library})
+endforeach()
+END
+  cmake -S "$temp/project" -B "$temp/project/build" -DCMAKE_PREFIX_PATH="$prefix" >/dev/null
+  cmake --build "$temp/project/build" >/dev/null
+  for library in pith pith_static; do
+    exits 0 "$temp/project/build/with_$library"
+    says out 'step  9'
+  done
+}
+
+plugin_builds_against_the_installed_headers() {
+  installed
+  cmake -S "$root/examples/plugin" -B "$temp/plugin" -DCMAKE_PREFIX_PATH="$prefix" >/dev/null
+  cmake --build "$temp/plugin" >/dev/null
+  exits 0 env PITH_PLUGINS=fp8 PITH_PLUGIN_PATH="$temp/plugin" "$prefix/bin/pith" codecs fp8
+}
+
+headers_can_be_used_from_cplusplus() {
+  need c++
+  printf '#include <pith/pith.h>\n#include <pith/plugin.h>\n' >"$temp/headers.cpp"
+  c++ -std=c++17 -Wall -Wextra -Werror -I"$root/include" -fsyntax-only "$temp/headers.cpp"
+}
+
+only_public_symbols_are_seen() {
+  need nm
+  "$root/tools/check-symbols" "$build"
+}
+
+layers_keep_to_their_includes() { "$root/tools/check-includes"; }
+
+run_tests the_example_of_the_readme_runs the_readme_shows_that_example installed_library_is_found_by_pkg_config \
+  installed_library_is_found_by_cmake plugin_builds_against_the_installed_headers headers_can_be_used_from_cplusplus \
+  only_public_symbols_are_seen layers_keep_to_their_includes

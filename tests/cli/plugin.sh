@@ -1,0 +1,45 @@
+#!/bin/sh
+# The plug-in of examples/plugin, loaded by the command.
+. "$(dirname "$0")/../shell.sh"
+
+export PITH_PLUGIN_PATH="$build/plugins" PITH_PLUGINS=fp8
+
+plugin_is_listed_with_its_file() {
+  exits 0 "$pith" codecs
+  says out fp8
+  exits 0 "$pith" codecs fp8
+  says out "$build/plugins/pith_fp8.so"
+  exits 0 "$pith" doctor
+  says out "$build/plugins/pith_fp8.so"
+}
+
+plugin_is_measured_as_any_codec() {
+  exits 0 "$pith" bench codec -b 1M -n 1 -w 0 --codec fp8 --codec fp8:128
+  grep -qE '^fp8(:512)? +1M +8.062' "$temp/out"
+  grep -qE '^fp8:128 +1M +8.250' "$temp/out"
+}
+
+# Three bits of mantissa: at most 1/16 off, and 1/40 or so on the average.
+plugin_is_as_exact_as_its_type() {
+  need python3
+  exits 0 "$pith" bench codec -b 1M -n 1 -w 0 --codec fp8 --json -
+  python3 -c 'import json,sys
+error = json.load(open(sys.argv[1]))["results"][0]["relative_error"]
+assert 0.01 < error < 0.04, error' "$temp/out"
+}
+
+plugin_works_with_memories_and_transforms() {
+  exits 0 "$pith" bench codec -b 64K -n 1 -w 0 --codec ef/fp8 --codec ef/hadamard/fp8
+}
+
+plugin_is_unknown_where_it_is_not_loaded() {
+  exits 2 env -u PITH_PLUGINS "$pith" bench codec -b 4K --codec fp8
+}
+
+a_missing_plugin_is_reported() {
+  exits 0 env PITH_PLUGINS=nothing "$pith" codecs
+  says err nothing
+}
+
+run_tests plugin_is_listed_with_its_file plugin_is_measured_as_any_codec plugin_is_as_exact_as_its_type \
+  plugin_works_with_memories_and_transforms plugin_is_unknown_where_it_is_not_loaded a_missing_plugin_is_reported
