@@ -121,10 +121,17 @@ static void write_raw(pith_index_writer *w, uint64_t base, const uint32_t *place
 
 void pith__index_write(pith_index_writer *w, uint64_t base, const uint32_t *place, size_t count) {
   switch (w->plan.coding) {
-  case PITH_INDEX_RAW: write_raw(w, base, place, count); break;
-  case PITH_INDEX_RICE: write_rice(w, base, place, count); break;
-  case PITH_INDEX_BITMAP: write_bitmap(w, base, place, count); break;
-  case PITH_INDEX_DENSE: break;
+    case PITH_INDEX_RAW:
+      write_raw(w, base, place, count);
+      break;
+    case PITH_INDEX_RICE:
+      write_rice(w, base, place, count);
+      break;
+    case PITH_INDEX_BITMAP:
+      write_bitmap(w, base, place, count);
+      break;
+    case PITH_INDEX_DENSE:
+      break;
   }
 }
 
@@ -148,11 +155,16 @@ int pith__index_reader_init(pith_index_reader *r, unsigned coding, unsigned rice
                             const uint8_t *end) {
   *r = (pith_index_reader){(pith_index_coding)coding, rice, n, 0, at, end, 0, {at, end, 0, 0}};
   switch (coding) {
-  case PITH_INDEX_RAW: return rice == 0;
-  case PITH_INDEX_RICE: return rice <= PITH_RICE_MAX;
-  case PITH_INDEX_BITMAP: return rice == 0 && limit_bitmap(r, bitmap_bytes(n));
-  case PITH_INDEX_DENSE: return rice == 0;
-  default: return 0;
+    case PITH_INDEX_RAW:
+      return rice == 0;
+    case PITH_INDEX_RICE:
+      return rice <= PITH_RICE_MAX;
+    case PITH_INDEX_BITMAP:
+      return rice == 0 && limit_bitmap(r, bitmap_bytes(n));
+    case PITH_INDEX_DENSE:
+      return rice == 0;
+    default:
+      return 0;
   }
 }
 
@@ -215,10 +227,14 @@ static int read_bitmap(pith_index_reader *r, uint64_t *place, size_t count) {
 
 int pith__index_read(pith_index_reader *r, uint64_t *place, size_t count) {
   switch (r->coding) {
-  case PITH_INDEX_RAW: return read_raw(r, place, count);
-  case PITH_INDEX_RICE: return read_rice(r, place, count);
-  case PITH_INDEX_BITMAP: return read_bitmap(r, place, count);
-  case PITH_INDEX_DENSE: break;
+    case PITH_INDEX_RAW:
+      return read_raw(r, place, count);
+    case PITH_INDEX_RICE:
+      return read_rice(r, place, count);
+    case PITH_INDEX_BITMAP:
+      return read_bitmap(r, place, count);
+    case PITH_INDEX_DENSE:
+      break;
   }
   return 0;
 }
@@ -231,8 +247,11 @@ static const uint8_t *bitmap_end(pith_index_reader *r) {
 
 const uint8_t *pith__index_reader_end(pith_index_reader *r) {
   switch (r->coding) {
-  case PITH_INDEX_RICE: return pith__bits_tail(&r->bits);
-  case PITH_INDEX_BITMAP: return bitmap_end(r);
-  default: return r->at;
+    case PITH_INDEX_RICE:
+      return pith__bits_tail(&r->bits);
+    case PITH_INDEX_BITMAP:
+      return bitmap_end(r);
+    default:
+      return r->at;
   }
 }

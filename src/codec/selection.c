@@ -7,10 +7,10 @@
 #include "base/half.h"
 
 #define DIGIT_BINS 2048
-#define SMALL 16384      /* below this, sampling does not pay */
-#define RUN 8            /* values sampled side by side: they share a cache line */
+#define SMALL 16384 /* below this, sampling does not pay */
+#define RUN 8       /* values sampled side by side: they share a cache line */
 #define SAMPLES_MAX 65536
-#define DOUBT 4.5        /* standard deviations that a bracket is wide to each side */
+#define DOUBT 4.5               /* standard deviations that a bracket is wide to each side */
 #define CHUNK ((size_t)1 << 31) /* values that 32-bit counters surely hold */
 
 size_t pith__ratio_count(double ratio, size_t n) {
@@ -183,7 +183,7 @@ static uint32_t key_of_rank(const pith_selector *s, pith_cspan sample, pith_side
 
 typedef struct bracket {
   uint32_t low, high; /* keys above the one, up to the other */
-  int complete; /* high is above everything, so that all that may travel is among the candidates */
+  int complete;       /* high is above everything, so that all that may travel is among the candidates */
 } bracket;
 
 /* Around the k-th largest key; to the top if the candidates are expected to fit then. */

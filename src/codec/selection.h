@@ -15,7 +15,7 @@
 #include "codec/codec.h"
 #include "kernel/kernel.h"
 
-#define PITH_TILE 4096           /* values scanned at a time */
+#define PITH_TILE 4096 /* values scanned at a time */
 #define PITH_TIES_ALL SIZE_MAX
 #define PITH_CUT_NONE 0x7fffffffu /* with no ties: above every key */
 
@@ -67,7 +67,8 @@ pith_selector pith__selector_take(pith_arena *arena, size_t n);
 /* How many values of a side are at or above a cut. */
 size_t pith__span_count(pith_cspan src, pith_side side, uint32_t cut, float *buffer);
 
-/* Exactly the k largest, k ≤ n, and of one side at most as many as are not zero. The pick may point into the selector's scratch. */
+/* Exactly the k largest: k ≤ n, and of one side at most as many as are not zero. The pick may point into the selector's
+ * scratch. */
 pith_pick pith__select_top(const pith_selector *s, pith_cspan src, pith_side side, size_t k, const pith_ctx *ctx);
 
 /* About the k largest |x|: between k / 2 and 2k of them, by a cut from a sample or from a fitted tail. */

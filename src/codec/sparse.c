@@ -95,10 +95,12 @@ static const uint8_t *check_indices(const pith_sparse *view, size_t n, const uin
 pith_status pith__sparse_open(pith_bytes in, size_t n, pith_value_format format, pith_sparse *view) {
   PITH_REQUIRE(in.size >= PITH_SPARSE_HEAD, PITH_ERR_CORRUPT, "sparse payload of %zu bytes has no head", in.size);
   const uint8_t *start = in.data, *end = start + in.size;
-  PITH_REQUIRE(read_head(start, n, format, view), PITH_ERR_CORRUPT, "head of a sparse payload does not fit %zu values", n);
+  PITH_REQUIRE(read_head(start, n, format, view), PITH_ERR_CORRUPT, "head of a sparse payload does not fit %zu values",
+               n);
   size_t size = pith__values_size(format, view->count);
   PITH_REQUIRE(size <= in.size - PITH_SPARSE_HEAD, PITH_ERR_CORRUPT, "sparse payload ends within its values");
-  PITH_REQUIRE(pith__values_valid(format, view->values, view->count), PITH_ERR_CORRUPT, "sparse payload with bad values");
+  PITH_REQUIRE(pith__values_valid(format, view->values, view->count), PITH_ERR_CORRUPT,
+               "sparse payload with bad values");
   view->indices = view->values + size;
   view->end = check_indices(view, n, end);
   PITH_REQUIRE(view->end, PITH_ERR_CORRUPT, "sparse payload with bad indices");
@@ -115,26 +117,26 @@ void pith__span_clear(pith_span dst) {
 
 static void scatter_f32(float *dst, const uint64_t *place, const float *values, size_t n, pith_apply apply) {
   switch (apply) {
-  case PITH_APPLY_SET:
-    for (size_t i = 0; i < n; i++) {
-      dst[place[i]] = values[i];
-    }
-    break;
-  case PITH_APPLY_ADD:
-    for (size_t i = 0; i < n; i++) {
-      dst[place[i]] += values[i];
-    }
-    break;
-  case PITH_APPLY_SUB:
-    for (size_t i = 0; i < n; i++) {
-      dst[place[i]] -= values[i];
-    }
-    break;
-  case PITH_APPLY_CLEAR:
-    for (size_t i = 0; i < n; i++) {
-      dst[place[i]] = 0;
-    }
-    break;
+    case PITH_APPLY_SET:
+      for (size_t i = 0; i < n; i++) {
+        dst[place[i]] = values[i];
+      }
+      break;
+    case PITH_APPLY_ADD:
+      for (size_t i = 0; i < n; i++) {
+        dst[place[i]] += values[i];
+      }
+      break;
+    case PITH_APPLY_SUB:
+      for (size_t i = 0; i < n; i++) {
+        dst[place[i]] -= values[i];
+      }
+      break;
+    case PITH_APPLY_CLEAR:
+      for (size_t i = 0; i < n; i++) {
+        dst[place[i]] = 0;
+      }
+      break;
   }
 }
 

@@ -49,9 +49,12 @@ static size_t scratch(const pith_value *a, size_t n) {
 static pith_pick select_values(const pith_value *a, const pith_selector *s, pith_cspan src, const pith_ctx *ctx) {
   size_t k = pith__ratio_count(ratio_at(a, ctx->step), src.n);
   switch (a[SELECT].i) {
-  case SELECT_SAMPLED: return pith__select_sampled(s, src, k, ctx);
-  case SELECT_FIT: return pith__select_fit(s, src, k, ctx);
-  default: return pith__select_top(s, src, PITH_SIDE_BOTH, k, ctx);
+    case SELECT_SAMPLED:
+      return pith__select_sampled(s, src, k, ctx);
+    case SELECT_FIT:
+      return pith__select_fit(s, src, k, ctx);
+    default:
+      return pith__select_top(s, src, PITH_SIDE_BOTH, k, ctx);
   }
 }
 

@@ -3,51 +3,12 @@
  * z leading zeros scale by 10^-z, a one ends them, and the other 6 − z bits cut (0.1, 1] evenly; all zeros are 0.
  * Number m = 2^(6-z) + f stands for 10^-z · (0.1 + 0.9·(f + 1)/2^(6-z)): increasing in m, 1 for m = 127.
  */
-#include <pthread.h>
-
 #include "codec/block.h"
 
 enum { TREE8_BUCKET };
 #define TREE8_HEAD 4 /* max |x| */
 
 static const pith_param tree8_params[] = {PITH_PARAM_BUCKET("512"), {0}};
-
-static pthread_once_t tables_once = PTHREAD_ONCE_INIT;
-static pith_tree8 tree;
-static float values[256]; /* by code, sign in bit 7 */
-
-static double magnitude(int number) {
-  static const double power[] = {1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6};
-  if (number == 0) {
-    return 0.0;
-  }
-  int depth = 0; /* 6 − z */
-  while (number >> (depth + 1)) {
-    depth++;
-  }
-  int steps = 1 << depth, fraction = number - steps;
-  return (0.1 + 0.9 * (fraction + 1) / steps) / power[6 - depth];
-}
-
-static void fill_guesses(void) {
-  int number = 0;
-  for (int cell = 0; cell < 2048; cell++) {
-    float start = pith__float_of(((uint32_t)cell + ((127 - 31) << 6)) << 17);
-    while (number < 127 && tree.middle[number] < start) {
-      number++;
-    }
-    tree.guess[cell] = number;
-  }
-}
-
-static void fill_tables(void) {
-  for (int i = 0; i < 128; i++) {
-    values[i] = (float)magnitude(i);
-    values[128 + i] = -values[i];
-    tree.middle[i] = i < 127 ? (float)((magnitude(i) + magnitude(i + 1)) / 2) : HUGE_VALF;
-  }
-  fill_guesses();
-}
 
 static pith_status tree8_check(const pith_value *a) { return pith__check_bucket("tree8", a[TREE8_BUCKET].i); }
 
@@ -60,7 +21,6 @@ static size_t tree8_bound(const pith_value *a, size_t n) {
 
 static size_t tree8_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index, const pith_ctx *ctx) {
   (void)index, (void)ctx;
-  pthread_once(&tables_once, fill_tables);
   uint32_t most = pith__kernels()->absmax(x, n);
   if (most >= PITH_INF_BITS) {
     return pith__put_not_finite(out, 1, tree8_bound(a, n));
@@ -70,15 +30,14 @@ static size_t tree8_encode(const pith_value *a, const float *x, size_t n, uint8_
     scale = 0.0f;
   }
   pith__put_f32(out, scale);
-  pith__kernels()->tree8_pack(x, n, scale > 0 ? 1.0f / scale : 0.0f, &tree, out + TREE8_HEAD);
+  pith__kernels()->tree8_pack(x, n, scale > 0 ? 1.0f / scale : 0.0f, out + TREE8_HEAD);
   return tree8_bound(a, n);
 }
 
 static void tree8_decode(const pith_value *a, const uint8_t *in, size_t n, float *dst, pith_mode mode, uint64_t index,
                          const pith_ctx *ctx) {
   (void)a, (void)index, (void)ctx;
-  pthread_once(&tables_once, fill_tables);
-  pith__kernels()->tree8_unpack(in + TREE8_HEAD, n, pith__get_f32(in), values, mode, dst);
+  pith__kernels()->tree8_unpack(in + TREE8_HEAD, n, pith__get_f32(in), mode, dst);
 }
 
 const pith_codec_ops pith__codec_tree8 = {

@@ -20,9 +20,12 @@ typedef struct value_limit {
 
 static value_limit limit_of(pith_value_coding coding) {
   switch (coding) {
-  case PITH_VALUES_FP16: return (value_limit){65520.0f, 65504.0f};
-  case PITH_VALUES_BF16: return (value_limit){0x1.ffp127f, 0x1.fep127f};
-  default: return (value_limit){INFINITY, INFINITY};
+    case PITH_VALUES_FP16:
+      return (value_limit){65520.0f, 65504.0f};
+    case PITH_VALUES_BF16:
+      return (value_limit){0x1.ffp127f, 0x1.fep127f};
+    default:
+      return (value_limit){INFINITY, INFINITY};
   }
 }
 
@@ -40,12 +43,17 @@ static size_t buckets_size(unsigned levels, size_t count) {
 
 size_t pith__values_size(pith_value_format format, size_t count) {
   switch (format.coding) {
-  case PITH_VALUES_FP32: return pith__sat_mul(count, 4);
-  case PITH_VALUES_FP16:
-  case PITH_VALUES_BF16: return pith__sat_mul(count, 2);
-  case PITH_VALUES_Q8: return q8_size(count);
-  case PITH_VALUES_MEAN: return sizeof(float);
-  case PITH_VALUES_BUCKETS: return buckets_size(format.levels, count);
+    case PITH_VALUES_FP32:
+      return pith__sat_mul(count, 4);
+    case PITH_VALUES_FP16:
+    case PITH_VALUES_BF16:
+      return pith__sat_mul(count, 2);
+    case PITH_VALUES_Q8:
+      return q8_size(count);
+    case PITH_VALUES_MEAN:
+      return sizeof(float);
+    case PITH_VALUES_BUCKETS:
+      return buckets_size(format.levels, count);
   }
   return SIZE_MAX;
 }
@@ -91,10 +99,17 @@ static void write_block(pith_value_writer *w, size_t n) {
   const pith_kernels *k = pith__kernels();
   tame(w->block, n, limit_of(w->coding));
   switch (w->coding) {
-  case PITH_VALUES_FP16: k->f32_to_f16(w->block, (uint16_t *)(void *)w->at, n); break;
-  case PITH_VALUES_BF16: k->f32_to_bf16(w->block, (uint16_t *)(void *)w->at, n); break;
-  case PITH_VALUES_Q8: write_q8(w->block, n, w->at); break;
-  default: memcpy(w->at, w->block, n * sizeof *w->block);
+    case PITH_VALUES_FP16:
+      k->f32_to_f16(w->block, (uint16_t *)(void *)w->at, n);
+      break;
+    case PITH_VALUES_BF16:
+      k->f32_to_bf16(w->block, (uint16_t *)(void *)w->at, n);
+      break;
+    case PITH_VALUES_Q8:
+      write_q8(w->block, n, w->at);
+      break;
+    default:
+      memcpy(w->at, w->block, n * sizeof *w->block);
   }
   w->at += pith__values_size((pith_value_format){w->coding, 0}, n);
 }
@@ -177,11 +192,23 @@ static void read_buckets(pith_value_format format, const uint8_t *in, size_t fir
 void pith__values_read(pith_value_format format, const uint8_t *in, size_t first, size_t n, float *x) {
   const pith_kernels *k = pith__kernels();
   switch (format.coding) {
-  case PITH_VALUES_FP32: memcpy(x, in + first * sizeof *x, n * sizeof *x); break;
-  case PITH_VALUES_FP16: k->f16_to_f32((const uint16_t *)(const void *)(in + first * 2), x, n); break;
-  case PITH_VALUES_BF16: k->bf16_to_f32((const uint16_t *)(const void *)(in + first * 2), x, n); break;
-  case PITH_VALUES_Q8: read_q8(in + q8_size(first), n, x); break;
-  case PITH_VALUES_MEAN: read_mean(in, n, x); break;
-  case PITH_VALUES_BUCKETS: read_buckets(format, in, first, n, x); break;
+    case PITH_VALUES_FP32:
+      memcpy(x, in + first * sizeof *x, n * sizeof *x);
+      break;
+    case PITH_VALUES_FP16:
+      k->f16_to_f32((const uint16_t *)(const void *)(in + first * 2), x, n);
+      break;
+    case PITH_VALUES_BF16:
+      k->bf16_to_f32((const uint16_t *)(const void *)(in + first * 2), x, n);
+      break;
+    case PITH_VALUES_Q8:
+      read_q8(in + q8_size(first), n, x);
+      break;
+    case PITH_VALUES_MEAN:
+      read_mean(in, n, x);
+      break;
+    case PITH_VALUES_BUCKETS:
+      read_buckets(format, in, first, n, x);
+      break;
   }
 }

@@ -49,9 +49,12 @@ INLINE size_t x_count(const float *x, size_t n, pith_side side, uint32_t cut) {
 
 static size_t k_count(const float *x, size_t n, pith_side side, uint32_t cut) {
   switch (side) {
-  case PITH_SIDE_POSITIVE: return x_count(x, n, PITH_SIDE_POSITIVE, cut);
-  case PITH_SIDE_NEGATIVE: return x_count(x, n, PITH_SIDE_NEGATIVE, cut);
-  default: return x_count(x, n, PITH_SIDE_BOTH, cut);
+    case PITH_SIDE_POSITIVE:
+      return x_count(x, n, PITH_SIDE_POSITIVE, cut);
+    case PITH_SIDE_NEGATIVE:
+      return x_count(x, n, PITH_SIDE_NEGATIVE, cut);
+    default:
+      return x_count(x, n, PITH_SIDE_BOTH, cut);
   }
 }
 
@@ -68,7 +71,8 @@ INLINE size_t x_collect_walk(const float *x, size_t n, pith_side side, uint32_t 
   return count;
 }
 
-INLINE size_t x_collect_compress(const float *x, size_t n, pith_side side, uint32_t cut, uint32_t *place, float *value) {
+INLINE size_t x_collect_compress(const float *x, size_t n, pith_side side, uint32_t cut, uint32_t *place,
+                                 float *value) {
   size_t count = 0;
   vi places = i_iota(), below = i_set((int32_t)(cut - 1));
   for (size_t i = 0; i < n; i += LANES) {
@@ -89,9 +93,12 @@ INLINE size_t x_collect(const float *x, size_t n, pith_side side, uint32_t cut, 
 
 static size_t k_collect(const float *x, size_t n, pith_side side, uint32_t cut, uint32_t *place, float *value) {
   switch (side) {
-  case PITH_SIDE_POSITIVE: return x_collect(x, n, PITH_SIDE_POSITIVE, cut, place, value);
-  case PITH_SIDE_NEGATIVE: return x_collect(x, n, PITH_SIDE_NEGATIVE, cut, place, value);
-  default: return x_collect(x, n, PITH_SIDE_BOTH, cut, place, value);
+    case PITH_SIDE_POSITIVE:
+      return x_collect(x, n, PITH_SIDE_POSITIVE, cut, place, value);
+    case PITH_SIDE_NEGATIVE:
+      return x_collect(x, n, PITH_SIDE_NEGATIVE, cut, place, value);
+    default:
+      return x_collect(x, n, PITH_SIDE_BOTH, cut, place, value);
   }
 }
 
@@ -117,9 +124,15 @@ static void k_histogram(const float *x, size_t n, pith_side side, int shift, uin
     prefix = 0;
   }
   switch (side) {
-  case PITH_SIDE_POSITIVE: x_histogram(x, n, PITH_SIDE_POSITIVE, shift, mask, above, prefix, bins); break;
-  case PITH_SIDE_NEGATIVE: x_histogram(x, n, PITH_SIDE_NEGATIVE, shift, mask, above, prefix, bins); break;
-  default: x_histogram(x, n, PITH_SIDE_BOTH, shift, mask, above, prefix, bins); break;
+    case PITH_SIDE_POSITIVE:
+      x_histogram(x, n, PITH_SIDE_POSITIVE, shift, mask, above, prefix, bins);
+      break;
+    case PITH_SIDE_NEGATIVE:
+      x_histogram(x, n, PITH_SIDE_NEGATIVE, shift, mask, above, prefix, bins);
+      break;
+    default:
+      x_histogram(x, n, PITH_SIDE_BOTH, shift, mask, above, prefix, bins);
+      break;
   }
 }
 

@@ -98,19 +98,46 @@ static void k_natural_unpack(const uint8_t *in, size_t n, int32_t top, pith_mode
   }
 }
 
-/* A cell is an exponent and six bits of mantissa; each holds at most one border between values. */
-static void k_tree8_pack(const float *x, size_t n, float inverse, const pith_tree8 *tree, uint8_t *out) {
-  const int32_t first_cell = (127 - 31) << 6;
+/*
+ * Number m of the tree is 2^d + f, f < 2^d: d (0…6) says the decade, f the place in it, and the value is
+ * 10^(d-6) · (0.1 + 0.9·(f + 1)/2^d). Tables by d, so that lanes of different decades go together:
+ */
+#define TREE8_DECADES(scale) {1e-6f * (scale), 1e-5f * (scale), 1e-4f * (scale), 1e-3f * (scale), 1e-2f * (scale), 1e-1f * (scale), scale}
+static const float tree8_power[LANES] = {1, 2, 4, 8, 16, 32, 64};
+static const float tree8_base[LANES] = TREE8_DECADES(0.1f);
+static const float tree8_step[LANES] = {0.9e-6f, 0.45e-5f,    0.225e-4f,   0.1125e-3f,
+                                        0.05625e-2f, 0.028125e-1f, 0.0140625f};
+/* Place in the decade = x · gain − shift, a whole number at each value. Below 10^-6 there is only 0, at place 0. */
+static const float tree8_gain[LANES] = {1e6f,           1e5f * (2 / 0.9f),  1e4f * (4 / 0.9f), 1e3f * (8 / 0.9f),
+                                        1e2f * (16 / 0.9f), 1e1f * (32 / 0.9f), 64 / 0.9f};
+static const float tree8_shift[LANES] = {0, 0.2f / 0.9f, 0.4f / 0.9f, 0.8f / 0.9f, 1.6f / 0.9f, 3.2f / 0.9f, 6.4f / 0.9f};
+
+static void k_tree8_pack(const float *x, size_t n, float inverse, uint8_t *out) {
+  static const float border[7] = TREE8_DECADES(1.0f);
+  vf power = v_load(tree8_power), gain = v_load(tree8_gain), shift = v_load(tree8_shift);
   STEPS(i, k, n) {
-    vf y = v_mul(get(x + i, k), v_set(inverse));
-    vi bits = magnitude_bits(y);
-    vi cell = i_min(i_max(i_sub(i_shr(bits, 17), i_set(first_cell)), i_set(0)), i_set(2047));
-    vi number = i_gather(tree->guess, cell);
-    number = i_select(v_lt(v_gather(tree->middle, number), v_cast(bits)), i_add(number, i_set(1)), number);
+    vf y = v_mul(get(x + i, k), v_set(inverse)), size = v_cast(magnitude_bits(y));
+    vi decade = i_set(0);
+    for (int d = 0; d < 6; d++) {
+      decade = i_select(v_lt(v_set(border[d]), size), i_set(d + 1), decade);
+    }
+    vf place = v_sub(v_mul(size, v_permute(gain, decade)), v_permute(shift, decade));
+    vi number = i_sub(i_round(v_add(place, v_permute(power, decade))), i_set(1));
+    number = i_min(i_max(number, i_set(0)), i_set(127));
     put_bytes(out + i, i_or(number, i_shl(i_shr(i_cast(y), 31), 7)), k);
   }
 }
 
-static void k_tree8_unpack(const uint8_t *in, size_t n, float scale, const float *values, pith_mode mode, float *dst) {
-  STEPS(i, k, n) { apply(dst + i, v_mul(v_set(scale), v_gather(values, get_bytes(in + i, k))), k, mode); }
+static void k_tree8_unpack(const uint8_t *in, size_t n, float scale, pith_mode mode, float *dst) {
+  vf power = v_load(tree8_power), base = v_load(tree8_base), step = v_load(tree8_step), factor = v_set(scale);
+  STEPS(i, k, n) {
+    vi byte = get_bytes(in + i, k), number = i_and(byte, i_set(0x7f));
+    vf m = v_from(number);
+    vi decade = i_max(i_sub(i_shr(i_cast(m), 23), i_set(127)), i_set(0)); /* the exponent of m is ⌊log2 m⌋ */
+    vf place = v_add(v_sub(m, v_permute(power, decade)), v_set(1.0f));
+    vf value = v_add(v_permute(base, decade), v_mul(v_permute(step, decade), place));
+    value = v_select(i_eq(number, i_set(0)), v_set(0.0f), value);
+    vf signed_value = v_cast(i_xor(i_cast(value), i_shl(i_shr(byte, 7), 31)));
+    apply(dst + i, v_mul(factor, signed_value), k, mode);
+  }
 }

@@ -45,12 +45,6 @@ typedef struct pith_halves {
 /* What a sparsifier orders values by: the bits of |x|, or of |x| on one side of zero and 0 on the other. */
 typedef enum pith_side { PITH_SIDE_BOTH = 0, PITH_SIDE_POSITIVE = 1, PITH_SIDE_NEGATIVE = 2 } pith_side;
 
-/* The 8-bit dynamic-tree type, for the encoder: see src/codec/tree8.c. */
-typedef struct pith_tree8 {
-  int32_t guess[2048]; /* by exponent and six bits of mantissa: how many middles lie below the cell's start */
-  float middle[128];   /* between value i and i + 1; Inf for the last */
-} pith_tree8;
-
 typedef struct pith_kernels {
   /* Conversions. */
   void (*f16_to_f32)(const uint16_t *src, float *dst, size_t n);
@@ -93,9 +87,9 @@ typedef struct pith_kernels {
   void (*natural_pack)(const float *x, size_t n, int32_t top, pith_key key, uint32_t index, uint8_t *out);
   void (*natural_unpack)(const uint8_t *in, size_t n, int32_t top, pith_mode mode, float *dst);
 
-  /* The 8-bit dynamic tree of x · inverse, |x · inverse| ≤ 1; decoded as scale · values[byte]. */
-  void (*tree8_pack)(const float *x, size_t n, float inverse, const pith_tree8 *tree, uint8_t *out);
-  void (*tree8_unpack)(const uint8_t *in, size_t n, float scale, const float *values, pith_mode mode, float *dst);
+  /* The 8-bit dynamic tree (src/codec/tree8.c) of x · inverse, which lies in −1…1; decoded values are scaled. */
+  void (*tree8_pack)(const float *x, size_t n, float inverse, uint8_t *out);
+  void (*tree8_unpack)(const uint8_t *in, size_t n, float scale, pith_mode mode, float *dst);
 
   /* Seeded orthonormal rotation of n = 2^k values in place: random signs, then Hadamard, and back. */
   void (*rotate)(float *x, size_t n, pith_key key, uint32_t index);

@@ -21,8 +21,8 @@ typedef struct vf {
 typedef struct vi {
   int32_t v[LANES];
 } vi;
-typedef struct vm {
-  uint32_t bits;
+typedef struct vm { /* -1 where true, 0 where not: what a compiler can turn into whatever vectors there are */
+  int32_t v[LANES];
 } vm;
 
 #define EACH for (int j = 0; j < LANES; j++)
@@ -42,13 +42,13 @@ typedef struct vm {
     }                                     \
     return r;                             \
   }
-#define DEFINE_M2(name, type, expression)                  \
-  INLINE vm name(type a, type b) {                         \
-    vm r = {0};                                            \
-    EACH {                                                 \
-      r.bits |= (uint32_t)((expression) ? 1 : 0) << j;     \
-    }                                                      \
-    return r;                                              \
+#define DEFINE_M2(name, type, expression) \
+  INLINE vm name(type a, type b) {        \
+    vm r;                                 \
+    EACH {                                \
+      r.v[j] = (expression) ? -1 : 0;     \
+    }                                     \
+    return r;                             \
   }
 #define UNSIGNED(x) ((uint32_t)(x))
 
@@ -170,27 +170,32 @@ INLINE void v_to_f16(uint16_t *p, vf a) {
   memcpy(p, h, sizeof h);
 }
 
-INLINE uint32_t m_bits(vm m) { return m.bits; }
-INLINE vm m_from(uint32_t bits) { return (vm){bits}; }
-INLINE vf v_select(vm m, vf yes, vf no) {
-  EACH { no.v[j] = m.bits >> j & 1 ? yes.v[j] : no.v[j]; }
-  return no;
+INLINE uint32_t m_bits(vm m) {
+  uint32_t bits = 0;
+  EACH { bits |= (uint32_t)(m.v[j] & 1) << j; }
+  return bits;
+}
+INLINE vm m_from(uint32_t bits) {
+  vm r;
+  EACH { r.v[j] = -(int32_t)(bits >> j & 1); }
+  return r;
 }
 INLINE vi i_select(vm m, vi yes, vi no) {
-  EACH { no.v[j] = m.bits >> j & 1 ? yes.v[j] : no.v[j]; }
+  EACH { no.v[j] = (yes.v[j] & m.v[j]) | (no.v[j] & ~m.v[j]); }
   return no;
 }
+INLINE vf v_select(vm m, vf yes, vf no) { return v_cast(i_select(m, i_cast(yes), i_cast(no))); }
 /* Writes the lanes of the mask one after another, and nothing else. */
 INLINE void v_compress(float *p, vf a, vm m) {
   EACH {
-    if (m.bits >> j & 1) {
+    if (m.v[j]) {
       *p++ = a.v[j];
     }
   }
 }
 INLINE void i_compress(uint32_t *p, vi a, vm m) {
   EACH {
-    if (m.bits >> j & 1) {
+    if (m.v[j]) {
       *p++ = (uint32_t)a.v[j];
     }
   }

@@ -58,6 +58,19 @@ static float gradient_factor(const pith_codec *codec, pith_cspan src, size_t til
   return ctx->gamma * memory->factor(codec->memory_args, norm, ctx);
 }
 
+/* Starts loading what the next tile needs, so that it arrives while this one is worked on. */
+static void prefetch(const void *data, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64) {
+    __builtin_prefetch((const uint8_t *)data + i);
+  }
+}
+
+static void prefetch_next(const pith_codec *codec, const pith_state *state, pith_cspan src, size_t first, size_t n, uint64_t offset) {
+  size_t width = pith_dtype_size(src.dtype);
+  prefetch((const uint8_t *)src.data + first * width, n * width);
+  prefetch(carrier(codec, state) + offset + first, n * sizeof(float));
+}
+
 /* ---- Block codecs ------------------------------------------------------------------------------------------------ */
 
 static pith_status feed_tile_through(const pith_codec *codec, pith_state *state, const float *g, float gamma, size_t n,
@@ -85,6 +98,8 @@ static pith_status feed_blocks(const pith_codec *codec, pith_state *state, pith_
     here.offset = ctx->offset + first;
     pith_out piece = {(uint8_t *)out->data + used, out->capacity - used, 0};
     const float *g = pith__span_load(src, first, n, scratch->gradient);
+    size_t next = first + n;
+    prefetch_next(codec, state, src, next, least(tile, src.n - next), ctx->offset);
     PITH_TRY(feed_tile_through(codec, state, g, gamma, n, &piece, scratch, &here));
     used += piece.size;
   }

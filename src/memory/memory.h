@@ -64,6 +64,6 @@ void pith__feed_settle(const pith_codec *codec, pith_state *state, pith_cspan de
 /* Checks that a state was made for this codec (and for n values from ctx->offset). */
 pith_status pith__state_fits(const pith_codec *codec, const pith_state *state, size_t n, const pith_ctx *ctx);
 
-#define PITH_FEED_TILE 2048 /* values */
+#define PITH_FEED_TILE 4096 /* values */
 
 #endif

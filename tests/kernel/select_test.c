@@ -16,11 +16,15 @@ static uint32_t key_of(float x, pith_side side) {
 
 /* Values that meet the cut, miss it by one, or are special, among ordinary ones. */
 static float draw_value(uint32_t cut) {
-  static const uint32_t special[] = {0, 0x80000000u, 1, 0x80000001u, 0x7f800000u, 0xff800000u, 0x7fc00000u, 0xffffffffu};
+  static const uint32_t special[] = {0,           0x80000000u, 1,           0x80000001u,
+                                     0x7f800000u, 0xff800000u, 0x7fc00000u, 0xffffffffu};
   switch (test_below(4)) {
-  case 0: return pith__float_of(special[test_below(8)]);
-  case 1: return pith__float_of((cut + (uint32_t)test_below(3) - 1) ^ (uint32_t)test_below(2) << 31);
-  default: return test_normal();
+    case 0:
+      return pith__float_of(special[test_below(8)]);
+    case 1:
+      return pith__float_of((cut + (uint32_t)test_below(3) - 1) ^ (uint32_t)test_below(2) << 31);
+    default:
+      return test_normal();
   }
 }
 
@@ -51,9 +55,7 @@ static void check_count_and_collect(const pith_kernels *k, const float *x, size_
 }
 
 static void check_histogram(const pith_kernels *k, const float *x, size_t n, pith_side side, uint32_t prefix) {
-  static const struct {
-    int shift, bits, above;
-  } digit[] = {{20, 11, 32}, {20, 11, 31}, {10, 10, 20}, {0, 10, 10}};
+  static const struct { int shift, bits, above; } digit[] = {{20, 11, 32}, {20, 11, 31}, {10, 10, 20}, {0, 10, 10}};
   for (size_t d = 0; d < 4; d++) {
     uint32_t bins[2048] = {0}, wanted[2048] = {0}, mask = (1u << digit[d].bits) - 1;
     uint32_t start = digit[d].above >= 31 ? 0 : prefix >> digit[d].above;

@@ -98,15 +98,24 @@ typedef enum shape { NORMAL, LAPLACE, SPARSE, CONSTANT, ZERO, HUGE_, TINY, RAMP,
 
 static float draw(shape s, size_t i, size_t n) {
   switch (s) {
-  case LAPLACE: return (float)((test_below(2) ? 1 : -1) * -log(1 - test_uniform()));
-  case SPARSE: return test_below(200) ? 0.0f : test_normal();
-  case CONSTANT: return -0.75f;
-  case ZERO: return test_below(2) ? 0.0f : -0.0f;
-  case HUGE_: return test_normal() * 6e37f;
-  case TINY: return test_normal() * 1e-41f;
-  case RAMP: return (float)i - (float)n / 3;
-  case ROWS: return test_normal() * (float)exp(4 * sin((double)(i / 512)));
-  default: return test_normal();
+    case LAPLACE:
+      return (float)((test_below(2) ? 1 : -1) * -log(1 - test_uniform()));
+    case SPARSE:
+      return test_below(200) ? 0.0f : test_normal();
+    case CONSTANT:
+      return -0.75f;
+    case ZERO:
+      return test_below(2) ? 0.0f : -0.0f;
+    case HUGE_:
+      return test_normal() * 6e37f;
+    case TINY:
+      return test_normal() * 1e-41f;
+    case RAMP:
+      return (float)i - (float)n / 3;
+    case ROWS:
+      return test_normal() * (float)exp(4 * sin((double)(i / 512)));
+    default:
+      return test_normal();
   }
 }
 
@@ -211,7 +220,10 @@ TEST(topk_is_exact_where_samples_mislead) {
     float *x = (float *)src.data;
     for (size_t i = 0; i < n; i++) {
       int inside = i >= n / 2 && i < n / 2 + 3000;
-      x[i] = kind == 0 ? x[i] + 100 * (float)inside : kind == 1 ? x[i] * (float)inside : kind == 2 ? (float)(i % 7 == 0) : x[i];
+      x[i] = kind == 0   ? x[i] + 100 * (float)inside
+             : kind == 1 ? x[i] * (float)inside
+             : kind == 2 ? (float)(i % 7 == 0)
+                         : x[i];
       x[i] = kind == 3 ? (float)(i % 3) - 1 : x[i];
     }
     check_top(src, 0.0078125);
@@ -530,7 +542,8 @@ TEST(value_codings_lose_no_more_than_they_must) {
   static const struct {
     const char *spec;
     double loss;
-  } wanted[] = {{"topk:0.2,values=fp16", 0x1p-11}, {"topk:0.2,values=bf16", 0x1p-8}, {"topk:0.2,values=q8", 0.51 / 127}};
+  } wanted[] = {
+      {"topk:0.2,values=fp16", 0x1p-11}, {"topk:0.2,values=bf16", 0x1p-8}, {"topk:0.2,values=q8", 0.51 / 127}};
   for (int round = 0; round < 90; round++) {
     coder c = coder_of(wanted[round % 3].spec);
     shape s = round / 3 % 2 ? NORMAL : round % 3 ? HUGE_ : LAPLACE;
@@ -542,7 +555,8 @@ TEST(value_codings_lose_no_more_than_they_must) {
       largest = fmax(largest, fabs((double)at(exact, i)));
       worst = fmax(worst, fabs((double)at(exact, i) - at(got, i)));
     }
-    CHECK_MSG(worst <= largest * wanted[round % 3].loss * 1.001, "%s loses %g of %g", wanted[round % 3].spec, worst, largest);
+    CHECK_MSG(worst <= largest * wanted[round % 3].loss * 1.001, "%s loses %g of %g", wanted[round % 3].spec, worst,
+              largest);
     free(got.data);
     free(exact.data);
     release(in);
@@ -552,7 +566,8 @@ TEST(value_codings_lose_no_more_than_they_must) {
 
 TEST(values_too_large_for_a_half_stay_finite) {
   float x[] = {1e6f, -3.4e38f, 70000, 65519, 1}, y[5];
-  static const char *const specs[] = {"topk:1,values=fp16", "topk:1,values=bf16", "topk:1,values=q8", "topk:0.5,values=q8"};
+  static const char *const specs[] = {"topk:1,values=fp16", "topk:1,values=bf16", "topk:1,values=q8",
+                                      "topk:0.5,values=q8"};
   for (size_t s = 0; s < 4; s++) {
     coder c = coder_of(specs[s]);
     pith_bytes in = encode(&c, (pith_cspan){x, 5, PITH_F32});
