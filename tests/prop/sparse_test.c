@@ -212,8 +212,8 @@ TEST(topk_sends_exactly_the_largest) {
   }
 }
 
-/* Inputs whose samples mislead: the large values in one place, or few different ones. */
-TEST(topk_is_exact_where_samples_mislead) {
+/* The large values in one place, or few different ones. tests/unit/selection_test.c has samples that mislead. */
+TEST(topk_is_exact_for_clustered_and_repeated_values) {
   size_t n = 200000;
   for (int kind = 0; kind < 4; kind++) {
     pith_cspan src = tensor(NORMAL, n, PITH_F32);
