@@ -4,10 +4,12 @@
 #   make test       build everything and run every test
 #   make bench      measure every method on this machine
 #   make install PREFIX=/usr/local
+#   make fuzz       look for inputs that break a decoder or a parser (clang; FUZZ_SECONDS for each target)
 #   make lint, make format, make sanitize, make clean
 
 BUILD  ?= build
 PREFIX ?= /usr/local
+FUZZ_SECONDS ?= 60
 CMAKE_ARGS ?=
 
 # Where tools/bootstrap.sh puts CMake and Ninja if the system has none.
@@ -15,7 +17,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 SOURCES = $(shell find include src tests examples -name '*.[ch]')
 
-.PHONY: all test sanitize bench format lint install clean
+.PHONY: all test sanitize fuzz bench format lint install clean
 
 all: $(BUILD)/CMakeCache.txt
 	@cmake --build $(BUILD)
@@ -28,12 +30,17 @@ $(BUILD)/CMakeCache.txt:
 test: all
 	@tools/check-includes
 	@tools/check-symbols $(BUILD)
+	@$(MAKE) --no-print-directory sanitize
 	@tests/run.sh $(BUILD)
 
 # All tests once more, with every out-of-bounds access and undefined operation an error.
 sanitize:
 	@$(MAKE) --no-print-directory all BUILD=build-sanitize CMAKE_ARGS="-DPITH_SANITIZE=address,undefined"
 	@tests/run.sh build-sanitize
+
+fuzz:
+	@tools/bootstrap.sh
+	@tools/fuzz $(FUZZ_SECONDS)
 
 bench: all
 	@$(BUILD)/pith bench codec --json $(BUILD)/bench.json
@@ -51,4 +58,4 @@ install: all
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
 clean:
-	@rm -rf $(BUILD) build-sanitize
+	@rm -rf $(BUILD) build-sanitize build-fuzz

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs the tests of a build folder, programs and scripts (cli/*.sh), and adds up what they report.
+# Runs the tests of a build folder, programs, fuzz corpora and scripts (cli/*.sh), and adds up what they report.
 #
 #   tests/run.sh [build-folder] [program or script…]
 #
@@ -23,6 +23,7 @@ passed=0 failed=0 skipped=0 broken=''
 run() {
   case $1 in
     *.sh) sh "$here/$1" "$build" ;;
+    replay_*) "$build/tests/$1" "$here/fuzz/corpus/${1#replay_}" 300 ;;
     *) "$build/tests/$1" ;;
   esac
 }

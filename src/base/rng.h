@@ -3,8 +3,9 @@
  * every cut into chunks and every thread draws the same. The key follows from seed, step, layer, a domain (what the
  * number is for) and, where ranks should differ, the rank.
  *
- * The function is a 32-bit mixer (two rounds of xor-shift and multiply) keyed before and between the rounds. It is not
- * cryptographic. src/kernel/simd_*.h has the same function over 16 lanes.
+ * The function is a 32-bit mixer: a Weyl step that starts anywhere (so that indices in strides of a power of two still
+ * differ in their upper bits), then two rounds of xor-shift and multiply, keyed before and between. It is not
+ * cryptographic. src/kernel/body.h has the same function over 16 lanes, where the Weyl step is an addition.
  */
 #ifndef PITH_BASE_RNG_H
 #define PITH_BASE_RNG_H
@@ -24,12 +25,13 @@ typedef enum pith_domain {
   PITH_DOMAIN_LOWRANK = 5, /* the first Q: the same on every rank and step */
 } pith_domain;
 
+#define PITH_RNG_WEYL 0x9e3779b9u
 #define PITH_RNG_M0 0x21f0aaadu
 #define PITH_RNG_M1 0x735a2d97u
 
 static inline uint32_t pith__rng32(pith_key key, uint32_t index) {
-  uint32_t x = index ^ key.k0;
-  x ^= x >> 16;
+  uint32_t x = index * PITH_RNG_WEYL + key.k0;
+  x ^= x >> 13;
   x *= PITH_RNG_M0;
   x ^= (x >> 15) ^ key.k1;
   x *= PITH_RNG_M1;

@@ -6,7 +6,7 @@ pith_status pith__check_bucket(const char *name, int64_t bucket) {
   return PITH_OK;
 }
 
-float pith__norm(const float *x, size_t n) {
+double pith__norm(const float *x, size_t n) {
   pith_moments m;
   pith__kernels()->moments(x, n, &m);
   if (m.sum_squares > 0x1p-80f && m.sum_squares < 0x1p+126f) {
@@ -16,5 +16,18 @@ float pith__norm(const float *x, size_t n) {
   for (size_t i = 0; i < n; i++) {
     sum += (double)x[i] * x[i];
   }
-  return (float)sqrt(sum);
+  return sqrt(sum);
+}
+
+double pith__sum_abs(const float *x, size_t n) {
+  pith_moments m;
+  pith__kernels()->moments(x, n, &m);
+  if (isfinite(m.sum_abs)) {
+    return m.sum_abs;
+  }
+  double sum = 0;
+  for (size_t i = 0; i < n; i++) {
+    sum += fabs((double)x[i]);
+  }
+  return sum;
 }

@@ -45,7 +45,8 @@ static inline size_t pith__put_not_finite(uint8_t *out, size_t scales, size_t si
 
 pith_status pith__check_bucket(const char *name, int64_t bucket);
 
-/* √Σx², with a slower sum where squares leave the range of f32. x is finite. */
-float pith__norm(const float *x, size_t n);
+/* √Σx² and Σ|x|, with a slower sum where squares or sums leave the range of f32. x is finite. */
+double pith__norm(const float *x, size_t n);
+double pith__sum_abs(const float *x, size_t n);
 
 #endif

@@ -52,7 +52,7 @@ static size_t lloyd_encode(const pith_value *a, const float *x, size_t n, uint8_
   (void)index, (void)ctx;
   int bits = (int)a[LLOYD_BITS].i, count = 1 << bits;
   uint32_t most = pith__kernels()->absmax(x, n);
-  float norm = most >= PITH_INF_BITS ? pith__float_of(most) : pith__norm(x, n);
+  float norm = most >= PITH_INF_BITS ? pith__float_of(most) : (float)pith__norm(x, n);
   if (pith__bits_of(norm) >= PITH_INF_BITS) {
     return pith__put_not_finite(out, 1, lloyd_bound(a, n));
   }
@@ -63,8 +63,10 @@ static size_t lloyd_encode(const pith_value *a, const float *x, size_t n, uint8_
   }
   float inverse = norm < PITH_SCALE_MIN ? 0.0f : sqrtf((float)n) / norm;
   pith__kernels()->classify[bits](x, n, inverse, cuts, out + LLOYD_HEAD);
+  float shrink = norm > 1.0f ? 0x1p-8f : 1.0f; /* ⟨Q, y⟩ is up to √n·‖y‖, which may be too large for f32 */
+  levels_of(bits, shrink, levels);
   float product = inner_product(bits, out + LLOYD_HEAD, x, n, levels);
-  pith__put_f32(out, inverse > 0 && product > 0 ? norm * (norm / product) : 0.0f);
+  pith__put_f32(out, inverse > 0 && product > 0 ? norm * (norm * shrink / product) : 0.0f);
   return lloyd_bound(a, n);
 }
 

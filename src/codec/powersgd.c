@@ -104,9 +104,9 @@ static void project_out(const float *columns, size_t count, float *column, size_
 static void orthonormalize(float *columns, size_t count, size_t n) {
   for (size_t k = 0; k < count; k++) {
     float *column = columns + k * n;
-    float before = pith__norm(column, n);
+    float before = (float)pith__norm(column, n);
     project_out(columns, k, column, n);
-    float after = pith__norm(column, n);
+    float after = (float)pith__norm(column, n);
     int dependent = after <= 1e-5f * before || after < PITH_SCALE_MIN;
     pith__kernels()->scale(dependent ? 0.0f : 1.0f / after, column, n);
   }

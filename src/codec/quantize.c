@@ -108,7 +108,7 @@ static size_t qsgd_bound(const pith_value *a, size_t n) { return QSGD_HEAD + pac
 static size_t qsgd_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index, const pith_ctx *ctx) {
   uint32_t most = pith__kernels()->absmax(x, n);
   int32_t levels = (int32_t)a[QSGD_LEVELS].i;
-  float norm = most >= PITH_INF_BITS || a[QSGD_NORM].i ? pith__float_of(most) : pith__norm(x, n);
+  float norm = most >= PITH_INF_BITS || a[QSGD_NORM].i ? pith__float_of(most) : (float)pith__norm(x, n);
   if (pith__bits_of(norm) >= PITH_INF_BITS) {
     return pith__put_not_finite(out, 1, qsgd_bound(a, n));
   }

@@ -33,16 +33,15 @@ static size_t sign_bound(const pith_value *a, size_t n) {
 }
 
 static float sign_scale(int64_t kind, const float *x, size_t n) {
-  pith_moments m;
   if (kind == SCALE_ONE) {
     return 1.0f;
   }
-  pith__kernels()->moments(x, n, &m);
+  double sum_abs = pith__sum_abs(x, n);
   if (kind == SCALE_MEAN) {
-    return m.sum_abs / (float)n;
+    return (float)(sum_abs / (double)n);
   }
-  float norm = pith__norm(x, n);
-  return m.sum_abs > 0 ? norm * (norm / m.sum_abs) : 0.0f;
+  double norm = pith__norm(x, n);
+  return sum_abs > 0 ? (float)(norm * (norm / sum_abs)) : 0.0f;
 }
 
 static size_t sign_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index, const pith_ctx *ctx) {
@@ -111,19 +110,27 @@ static size_t signmean_bound(const pith_value *a, size_t n) {
   return SIGNMEAN_HEAD + sign_bytes(n);
 }
 
-static float mean_of(float sum, size_t count) { return count ? sum / (float)count : 0.0f; }
+/* The mean of the values on one side of zero; a slower sum where that of the kernel overflowed. */
+static float mean_of_side(const float *x, size_t n, int negative, float sum, size_t count) {
+  double total = sum;
+  if (!isfinite(sum)) {
+    total = 0;
+    for (size_t i = 0; i < n; i++) {
+      total += (x[i] < 0) == negative ? (double)x[i] : 0.0;
+    }
+  }
+  return count ? (float)(total / (double)count) : 0.0f;
+}
 
 static size_t signmean_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index, const pith_ctx *ctx) {
   (void)index, (void)ctx;
-  pith_halves halves;
-  uint32_t most = pith__kernels()->absmax(x, n);
-  pith__kernels()->halves(x, n, &halves);
-  float minus = mean_of(halves.sum_negative, halves.negatives), plus = mean_of(halves.sum_other, n - halves.negatives);
-  if (most >= PITH_INF_BITS || !isfinite(minus) || !isfinite(plus)) {
+  pith_halves h;
+  if (pith__kernels()->absmax(x, n) >= PITH_INF_BITS) {
     return pith__put_not_finite(out, 2, signmean_bound(a, n));
   }
-  pith__put_f32(out, minus);
-  pith__put_f32(out + 4, plus);
+  pith__kernels()->halves(x, n, &h);
+  pith__put_f32(out, mean_of_side(x, n, 1, h.sum_negative, h.negatives));
+  pith__put_f32(out + 4, mean_of_side(x, n, 0, h.sum_other, n - h.negatives));
   pith__kernels()->sign_pack(x, n, out + SIGNMEAN_HEAD);
   return signmean_bound(a, n);
 }

@@ -63,8 +63,9 @@ INLINE vi get_bits(const uint8_t *in, const uint8_t *end, size_t k, int bits) {
 
 /* pith__rng32 for the indices index … index + 15. */
 INLINE vi draw(pith_key key, uint32_t index) {
-  vi x = i_xor(i_add(i_set((int32_t)index), i_iota()), i_set((int32_t)key.k0));
-  x = i_mul(i_xor(x, i_shr(x, 16)), i_set((int32_t)PITH_RNG_M0));
+  vi steps = i_mul(i_iota(), i_set((int32_t)PITH_RNG_WEYL)); /* a constant */
+  vi x = i_add(i_set((int32_t)(index * PITH_RNG_WEYL + key.k0)), steps);
+  x = i_mul(i_xor(x, i_shr(x, 13)), i_set((int32_t)PITH_RNG_M0));
   x = i_xor(i_xor(x, i_shr(x, 15)), i_set((int32_t)key.k1));
   x = i_mul(x, i_set((int32_t)PITH_RNG_M1));
   return i_xor(x, i_shr(x, 15));

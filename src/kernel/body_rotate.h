@@ -86,15 +86,14 @@ static void k_rotate(float *x, size_t n, pith_key key, uint32_t index) {
 }
 
 static void k_unrotate(float *x, size_t n, pith_key key, uint32_t index) {
-  float scale = rotation_scale(n);
+  k_scale(rotation_scale(n), x, n); /* first: sums of n values could overflow, those of rotated ones cannot */
   if (n < LANES) {
     hadamard_tiny(x, n);
-    flip_tiny(x, n, key, index, scale);
+    flip_tiny(x, n, key, index, 1.0f);
     return;
   }
   butterflies_between(x, n);
-  vf factor = v_set(scale);
   for (size_t i = 0; i < n; i += LANES) {
-    v_store(x + i, flip(v_mul(v_hadamard(v_load(x + i)), factor), sign_bits(key, index + (uint32_t)i)));
+    v_store(x + i, flip(v_hadamard(v_load(x + i)), sign_bits(key, index + (uint32_t)i)));
   }
 }

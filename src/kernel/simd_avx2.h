@@ -86,7 +86,7 @@ INLINE vi i_cast(vf x) { BOTH(vi, _mm256_castps_si256(x.a), _mm256_castps_si256(
 INLINE vf v_cast(vi x) { BOTH(vf, _mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)); }
 /* The conversion follows the thread's rounding mode; rounding first makes it explicit. */
 INLINE vi i_round(vf x) {
-  const int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  enum { nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC };
   BOTH(vi, _mm256_cvttps_epi32(_mm256_round_ps(x.a, nearest)), _mm256_cvttps_epi32(_mm256_round_ps(x.b, nearest)));
 }
 INLINE vf v_from(vi x) { BOTH(vf, _mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)); }

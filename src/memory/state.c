@@ -176,6 +176,7 @@ pith_status pith_state_load(pith_state *state, pith_bytes in) {
   PITH_REQUIRE(header.magic == STATE_MAGIC, PITH_ERR_CORRUPT, "these bytes are not a saved state");
   PITH_REQUIRE(header.version == STATE_VERSION, PITH_ERR_CORRUPT, "the state was saved by version %u of the format, this is %u",
                header.version, STATE_VERSION);
+  PITH_REQUIRE(header.reserved == 0, PITH_ERR_CORRUPT, "the saved state is damaged: reserved bytes of its head are not zero");
   PITH_REQUIRE(header.n == state->n && header.rows == state->rows && header.keeps == state->keeps &&
                    header.part_size == state->part_size,
                PITH_ERR_STATE, "the saved state is for another layer or spec: %llu values in %llu rows, here %zu in %llu",

@@ -19,12 +19,12 @@ static pith_key key_of(uint64_t seed, uint64_t step, uint64_t layer, uint64_t ra
 
 TEST(numbers_are_frozen) {
   pith_key key = {0x12345678u, 0x9abcdef0u};
-  CHECK_EQ(pith__rng32(key, 0), 0x2ba98b50u);
-  CHECK_EQ(pith__rng32(key, 1), 0xe820abc7u);
-  CHECK_EQ(pith__rng32(key, 2), 0xc7f595b3u);
-  CHECK_EQ(pith__rng32(key, 3), 0x95a31726u);
-  CHECK_EQ(pith__rng32(key, UINT32_MAX), 0x3fa5d1ceu);
-  CHECK(pith__rng_unit(key, 0) == (float)(0x2ba98b50u >> 8) * 0x1p-24f);
+  CHECK_EQ(pith__rng32(key, 0), 0x8a93fe52u);
+  CHECK_EQ(pith__rng32(key, 1), 0xabdcead2u);
+  CHECK_EQ(pith__rng32(key, 2), 0xa5f6d902u);
+  CHECK_EQ(pith__rng32(key, 3), 0x70b88a40u);
+  CHECK_EQ(pith__rng32(key, UINT32_MAX), 0xc176a5e4u);
+  CHECK(pith__rng_unit(key, 0) == (float)(0x8a93fe52u >> 8) * 0x1p-24f);
 }
 
 static void check_key(pith_key key, uint32_t k0, uint32_t k1) {
@@ -85,18 +85,11 @@ static void check_uniform(uint32_t stride, double deviations) {
   }
 }
 
-TEST(all_bits_are_uniform_for_indices_as_codecs_draw_them) {
-  static const uint32_t strides[] = {1, 2, 3, 8, 64, 100};
+/* Neighbours as codecs draw them, and the columns of matrices: power-of-two strides are where weak mixers fail. */
+TEST(all_bits_are_uniform_at_every_stride) {
+  static const uint32_t strides[] = {1, 2, 3, 8, 16, 64, 100, 512, 768, 1000, 1024, 1280, 2048, 4096, 5120, 8192};
   for (size_t s = 0; s < sizeof strides / sizeof *strides; s++) {
     check_uniform(strides[s], 5);
-  }
-}
-
-/* Two rounds mix the upper bits of an index less well: bins differ by up to 2% where indices are far apart by a power
- * of two. Nothing draws like that; this bounds how bad it is. */
-TEST(far_strides_by_powers_of_two_are_nearly_uniform) {
-  for (uint32_t stride = 512; stride <= 8192; stride *= 2) {
-    check_uniform(stride, 15);
   }
 }
 

@@ -1,0 +1,12 @@
+/* Bytes as payloads of low rank. */
+#include "fuzz/fuzz.h"
+
+static const char *const specs[] = {
+#include "fuzz/specs_lowrank.inc"
+};
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  fuzz_input in = {data, size};
+  fuzz_decode(&in, specs, FUZZ_COUNT(specs));
+  return 0;
+}
