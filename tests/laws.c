@@ -63,7 +63,8 @@ static void check_guards(const keepsake *thing) {
     CHECK_MSG(base[i] == GUARD, "byte %zu before a buffer of %zu was written", thing->front - i, thing->size);
   }
   for (size_t i = thing->front + thing->size; i < thing->front + thing->size + TAIL; i++) {
-    CHECK_MSG(base[i] == GUARD, "byte %zu behind a buffer of %zu was written", i - thing->front - thing->size, thing->size);
+    CHECK_MSG(base[i] == GUARD, "byte %zu behind a buffer of %zu was written", i - thing->front - thing->size,
+              thing->size);
   }
 }
 
@@ -91,7 +92,8 @@ void law_sweep(void) {
 /* ---- Inputs ------------------------------------------------------------------------------------------------------ */
 
 const char *law_shape_name(law_shape shape) {
-  static const char *const names[LAW_SHAPES] = {"normal", "laplace", "sparse", "constant", "huge", "tiny", "zero", "mixed"};
+  static const char *const names[LAW_SHAPES] = {"normal", "laplace", "sparse", "constant",
+                                                "huge",   "tiny",    "zero",   "mixed"};
   return names[shape];
 }
 
@@ -141,8 +143,8 @@ pith_span law_widened(pith_span span) {
 }
 
 size_t law_length(size_t most) {
-  static const size_t edges[] = {0,   1,   2,   3,    7,    15,   16,   17,   63,   64,   65,   79,   80,   81,
-                                 127, 511, 512, 513,  1023, 1024, 1025, 1279, 1280, 1281, 4095, 4096, 4097, 8192};
+  static const size_t edges[] = {0,   1,   2,   3,   7,    15,   16,   17,   63,   64,   65,   79,   80,   81,
+                                 127, 511, 512, 513, 1023, 1024, 1025, 1279, 1280, 1281, 4095, 4096, 4097, 8192};
   size_t length = test_below(2) ? edges[test_below(sizeof edges / sizeof *edges)] : test_below(most + 1);
   return length <= most ? length : test_below(most + 1);
 }
@@ -301,8 +303,8 @@ pith_bytes law_encode(const pith_codec *codec, pith_state *state, pith_span src,
   pith_out out = {law_bytes(bound, test_below(ALIGN)), bound, SIZE_MAX};
   lend_scratch(codec, src.n, &ctx);
   CHECK_OK(pith_encode(codec, state, law_const(src), &out, &ctx));
-  CHECK_MSG(out.size <= bound, "%s: %zu values take %zu bytes, beyond the bound %zu", pith_codec_spec(codec), src.n, out.size,
-            bound);
+  CHECK_MSG(out.size <= bound, "%s: %zu values take %zu bytes, beyond the bound %zu", pith_codec_spec(codec), src.n,
+            out.size, bound);
   CHECK_MSG(out.size == bound || !(pith_codec_caps(codec) & PITH_CAP_FIXED), "%s: %zu values take %zu bytes, not %zu",
             pith_codec_spec(codec), src.n, out.size, bound);
   return (pith_bytes){memcpy(law_bytes(out.size, test_below(ALIGN)), out.data, out.size), out.size};

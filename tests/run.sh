@@ -5,7 +5,13 @@
 #
 # The last line is "N passed, N failed, N skipped". Fails if a test failed, or if a program ran none or did not finish:
 # silence is not success.
+#
+# Random inputs are the same in every run, so that a failure is the change's and not the day's: PITH_TEST_SEED chooses others,
+# and PITH_TEST_SEED=fresh new ones each time.
 set -u
+seed=${PITH_TEST_SEED:-1}
+[ "$seed" = fresh ] && seed=$(date +%s)
+unset PITH_TEST_SEED
 
 here=$(dirname "$0")
 build=${1:-build}
@@ -24,7 +30,7 @@ run() {
   case $1 in
     *.sh) sh "$here/$1" "$build" ;;
     replay_*) "$build/tests/$1" "$here/fuzz/corpus/${1#replay_}" 300 ;;
-    *) "$build/tests/$1" ;;
+    *) PITH_TEST_SEED=$seed "$build/tests/$1" ;;
   esac
 }
 

@@ -110,7 +110,7 @@ typedef enum pith_cap {
   PITH_CAP_ROUNDS = 1 << 4,  /* several exchanges: see pith_round_* */
   PITH_CAP_VOTE = 1 << 5,    /* ranks are joined by majority, not by mean */
   PITH_CAP_UNBIASED = 1 << 6, /* the expectation of the decoded value is the value */
-  PITH_CAP_SEEDED = 1 << 7,  /* bytes depend on seed, step and layer; decoding needs the encoder's */
+  PITH_CAP_SEEDED = 1 << 7,  /* bytes depend on seed, step, layer and rank; decoding is given the encoder's */
 } pith_cap;
 
 /* A spec such as "ef/topk:0.01,values=fp16", parsed, validated and joined to its methods. */
@@ -214,7 +214,8 @@ PITH_API size_t pith_codec_rounds(const pith_codec *codec);
 PITH_API pith_status pith_round_describe(const pith_codec *codec, const pith_state *state, size_t index,
                                          pith_round *round);
 
-/* Fills `buffer` with this rank's part. src is the same tensor in every round of a step. */
+/* Fills `buffer` with this rank's part. src is the same tensor in every round of a step; round 0 starts the step, and
+ * with it the memory meets the gradient. */
 PITH_API pith_status pith_round_produce(const pith_codec *codec, pith_state *state, size_t index, pith_cspan src,
                                         void *buffer, const pith_ctx *ctx);
 

@@ -78,6 +78,8 @@ typedef struct pith_codec_ops {
    * too, or NULL when the caller has no state. dst.n is the size of the layer in every round, dst.data only in the last. */
   size_t (*part_size)(const pith_value *a, size_t n, uint64_t rows);
   size_t (*rounds)(const pith_value *a);
+  /* Optional: whether rounds with this context (its number of ranks) are possible; asked before anything changes. */
+  pith_status (*admit)(const pith_value *a, const pith_ctx *ctx);
   pith_status (*describe)(const pith_value *a, size_t n, uint64_t rows, size_t index, pith_round *round);
   pith_status (*produce)(const pith_value *a, size_t index, pith_cspan src, void *buffer, void *part, const pith_ctx *ctx);
   pith_status (*consume)(const pith_value *a, size_t index, const void *buffer, pith_span dst, void *part,

@@ -81,7 +81,7 @@ static pith_status decode(const pith_value *a, pith_bytes in, pith_span dst, pit
 const pith_codec_ops pith__codec_adaptive = {
     .size = sizeof(pith_codec_ops),
     .name = "adaptive",
-    .family = "sparse",
+    .family = "sparsification",
     .summary = "indices of the largest positive and negative values, and a mean for each",
     .bits = "ratio*(log2(1/ratio)+2.5)",
     .origin = "Dryden 2016",

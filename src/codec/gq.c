@@ -100,10 +100,14 @@ static float span_absmax(pith_cspan src) {
 
 static float usable_scale(float most) { return most < PITH_SCALE_MIN || most > 0x1.fffffep127f ? 0.0f : most; }
 
+static pith_status gq_admit(const pith_value *a, const pith_ctx *ctx) {
+  PITH_REQUIRE(gq_levels(a, ctx->ranks) > 0, PITH_ERR_RANGE, "gq:%lld cannot sum %u ranks without overflow; use %s",
+               (long long)a[GQ_BITS].i, ctx->ranks, a[GQ_BITS].i == 4 ? "gq:8" : "another method");
+  return PITH_OK;
+}
+
 static pith_status gq_produce(const pith_value *a, size_t index, pith_cspan src, void *buffer, void *part, const pith_ctx *ctx) {
   int32_t levels = gq_levels(a, ctx->ranks);
-  PITH_REQUIRE(levels > 0, PITH_ERR_RANGE, "gq:%lld cannot sum %u ranks without overflow; use %s", (long long)a[GQ_BITS].i,
-               ctx->ranks, a[GQ_BITS].i == 4 ? "gq:8" : "another method");
   if (index == 0) {
     float most = span_absmax(src);
     memcpy(buffer, &most, sizeof most);
@@ -125,7 +129,6 @@ static pith_status gq_consume(const pith_value *a, size_t index, const void *buf
     return PITH_OK;
   }
   int32_t levels = gq_levels(a, ctx->ranks);
-  PITH_REQUIRE(levels > 0, PITH_ERR_RANGE, "gq:%lld cannot sum %u ranks", (long long)a[GQ_BITS].i, ctx->ranks);
   float unit = usable_scale(mine->most) / ((float)levels * (float)ctx->ranks), tile[TILE], more[TILE];
   pith_dequantizer q = {.base = isfinite(mine->most) ? 0.0f : pith__nan(), .unit = unit, .zero = levels * (int32_t)ctx->ranks};
   for (size_t first = 0; first < dst.n; first += TILE) {
@@ -146,7 +149,11 @@ static void gq_own(const pith_value *a, const float *x, size_t n, uint64_t index
   uint8_t codes[TILE];
   for (size_t i = 0; i < n; i += TILE) {
     size_t m = n - i < TILE ? n - i : TILE;
-    draw_levels(a, x + i, m, most, levels, index + i, codes, ctx);
+    if (most > 0) {
+      draw_levels(a, x + i, m, most, levels, index + i, codes, ctx);
+    } else {
+      memset(codes, 0, sizeof codes); /* x may not be finite; the unit is 0 anyway */
+    }
     pith__kernels()->dequantize[a[GQ_BITS].i](codes, m, &q, PITH_SET, decoded + i);
   }
 }
@@ -154,7 +161,7 @@ static void gq_own(const pith_value *a, const float *x, size_t n, uint64_t index
 const pith_codec_ops pith__codec_gq = {
     .size = sizeof(pith_codec_ops),
     .name = "gq",
-    .family = "quantize",
+    .family = "quantization",
     .summary = "levels on one scale for all ranks: packed sums that never overflow, inside any allreduce",
     .bits = "bits + 32/bucket alone; bits in rounds",
     .origin = "Xin 2023 (Global-QSGD)",
@@ -168,6 +175,7 @@ const pith_codec_ops pith__codec_gq = {
     .decode_block = gq_decode,
     .part_size = gq_part_size,
     .rounds = gq_rounds,
+    .admit = gq_admit,
     .describe = gq_describe,
     .produce = gq_produce,
     .consume = gq_consume,

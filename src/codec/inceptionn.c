@@ -113,7 +113,7 @@ static void inceptionn_decode(const pith_value *a, const uint8_t *in, size_t n, 
 const pith_codec_ops pith__codec_inceptionn = {
     .size = sizeof(pith_codec_ops),
     .name = "inceptionn",
-    .family = "quantize",
+    .family = "quantization",
     .summary = "0, 8, 16 or 32 bits for each value: the fewest that keep its error within the bound",
     .bits = "2 + 0, 8, 16 or 32",
     .origin = "Li 2018",

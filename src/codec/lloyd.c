@@ -81,7 +81,7 @@ static void lloyd_decode(const pith_value *a, const uint8_t *in, size_t n, float
 const pith_codec_ops pith__codec_lloyd = {
     .size = sizeof(pith_codec_ops),
     .name = "lloyd",
-    .family = "quantize",
+    .family = "quantization",
     .summary = "Lloyd–Max levels of a normal distribution with an unbiased scale; meant to follow hadamard",
     .bits = "bits + 32/bucket",
     .origin = "Vargaftik 2022",

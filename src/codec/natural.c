@@ -57,7 +57,7 @@ static void natural_decode(const pith_value *a, const uint8_t *in, size_t n, flo
 const pith_codec_ops pith__codec_natural = {
     .size = sizeof(pith_codec_ops),
     .name = "natural",
-    .family = "quantize",
+    .family = "quantization",
     .summary = "a power of two, drawn without bias: sign and 7-bit exponent",
     .bits = "8 + 32/bucket",
     .origin = "Horváth 2019",

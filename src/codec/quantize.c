@@ -63,7 +63,7 @@ static void q_decode(const pith_value *a, const uint8_t *in, size_t n, float *ds
 const pith_codec_ops pith__codec_q = {
     .size = sizeof(pith_codec_ops),
     .name = "q",
-    .family = "quantize",
+    .family = "quantization",
     .summary = "max-min quantization: 2^bits levels from the least to the greatest value of a bucket",
     .bits = "bits + 64/bucket",
     .origin = "Markov 2022 (CGX)",
@@ -133,7 +133,7 @@ static void qsgd_decode(const pith_value *a, const uint8_t *in, size_t n, float 
 const pith_codec_ops pith__codec_qsgd = {
     .size = sizeof(pith_codec_ops),
     .name = "qsgd",
-    .family = "quantize",
+    .family = "quantization",
     .summary = "sign and a level drawn without bias between 0 and the norm of the bucket",
     .bits = "1 + ceil(log2(levels + 1)) + 32/bucket",
     .origin = "Alistarh 2017",

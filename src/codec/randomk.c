@@ -151,7 +151,7 @@ static pith_status decode(const pith_value *a, pith_bytes in, pith_span dst, pit
 const pith_codec_ops pith__codec_randomk = {
     .size = sizeof(pith_codec_ops),
     .name = "randomk",
-    .family = "sparse",
+    .family = "sparsification",
     .summary = "values at random places that every rank knows",
     .bits = "32*ratio",
     .origin = "Stich 2018; Wangni 2018",

@@ -78,7 +78,7 @@ static void sign_decode(const pith_value *a, const uint8_t *in, size_t n, float 
 const pith_codec_ops pith__codec_sign = {
     .size = sizeof(pith_codec_ops),
     .name = "sign",
-    .family = "quantize",
+    .family = "quantization",
     .summary = "the sign, times 1, the mean |x| or an unbiased scale",
     .bits = "1 + 32/bucket",
     .origin = "Bernstein 2018, Karimireddy 2019, Vargaftik 2021",
@@ -144,7 +144,7 @@ static void signmean_decode(const pith_value *a, const uint8_t *in, size_t n, fl
 const pith_codec_ops pith__codec_signmean = {
     .size = sizeof(pith_codec_ops),
     .name = "signmean",
-    .family = "quantize",
+    .family = "quantization",
     .summary = "the sign; decoded to the mean of the negative values or of the others",
     .bits = "1 + 64/bucket",
     .origin = "Seide 2014",

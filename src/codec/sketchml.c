@@ -153,7 +153,7 @@ static pith_status decode(const pith_value *a, pith_bytes in, pith_span dst, pit
 const pith_codec_ops pith__codec_sketchml = {
     .size = sizeof(pith_codec_ops),
     .name = "sketchml",
-    .family = "sparse",
+    .family = "sparsification",
     .summary = "numbers of quantile buckets and a mean for each bucket; zeros may be left out",
     .bits = "ceil(log2(q))",
     .origin = "Jiang 2018",

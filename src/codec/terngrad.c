@@ -58,7 +58,7 @@ static void tern_decode(const pith_value *a, const uint8_t *in, size_t n, float 
 const pith_codec_ops pith__codec_terngrad = {
     .size = sizeof(pith_codec_ops),
     .name = "terngrad",
-    .family = "quantize",
+    .family = "quantization",
     .summary = "−1, 0 or 1 times the clipped maximum, drawn without bias",
     .bits = "1.6 + 32/bucket",
     .origin = "Wen 2017",

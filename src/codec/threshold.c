@@ -55,7 +55,7 @@ static pith_status decode(const pith_value *a, pith_bytes in, pith_span dst, pit
 const pith_codec_ops pith__codec_threshold = {
     .size = sizeof(pith_codec_ops),
     .name = "threshold",
-    .family = "sparse",
+    .family = "sparsification",
     .summary = "all values of at least a given magnitude, and their indices",
     .bits = "share*(32+log2(1/share)+1.5), at most 32",
     .origin = "Dutta 2020; Strom 2015",

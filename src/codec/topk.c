@@ -75,7 +75,7 @@ static pith_status decode(const pith_value *a, pith_bytes in, pith_span dst, pit
 const pith_codec_ops pith__codec_topk = {
     .size = sizeof(pith_codec_ops),
     .name = "topk",
-    .family = "sparse",
+    .family = "sparsification",
     .summary = "the values of largest magnitude, and their indices",
     .bits = "ratio*(32+log2(1/ratio)+1.5)",
     .origin = "Aji 2017; Lin 2018 (DGC); Abdelmoniem 2021 (SIDCo)",

@@ -43,7 +43,7 @@ static void tree8_decode(const pith_value *a, const uint8_t *in, size_t n, float
 const pith_codec_ops pith__codec_tree8 = {
     .size = sizeof(pith_codec_ops),
     .name = "tree8",
-    .family = "quantize",
+    .family = "quantization",
     .summary = "x / max|x| to the nearest of 256 values of the dynamic-tree 8-bit type",
     .bits = "8 + 32/bucket",
     .origin = "Dettmers 2015",

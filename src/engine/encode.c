@@ -142,7 +142,19 @@ static pith_status read_round_ctx(const pith_codec *codec, const pith_state *sta
   PITH_TRY(read_ctx(codec, given, ctx));
   PITH_REQUIRE(ctx->offset == 0, PITH_ERR_ARGUMENT, "%s: rounds work on whole layers, so the offset must be 0", codec->spec);
   ctx->rows = state->rows;
+  if (codec->ops->admit) {
+    PITH_TRY(codec->ops->admit(codec->args, ctx));
+  }
   return pith__state_fits(codec, state, state->n, ctx);
+}
+
+/* A round of no values needs no buffer. */
+static pith_status check_buffer(const pith_codec *codec, const pith_state *state, size_t index, const void *buffer) {
+  pith_round round;
+  PITH_TRY(pith_round_describe(codec, state, index, &round));
+  PITH_REQUIRE(buffer || round.count == 0, PITH_ERR_ARGUMENT, "%s: round %zu has %zu values at NULL", codec->spec, index,
+               round.count);
+  return PITH_OK;
 }
 
 pith_status pith_round_produce(const pith_codec *codec, pith_state *state, size_t index, pith_cspan src, void *buffer,
@@ -154,6 +166,7 @@ pith_status pith_round_produce(const pith_codec *codec, pith_state *state, size_
   PITH_REQUIRE(src.n == state->n, PITH_ERR_STATE, "the state is for %zu values, not %zu", state->n, src.n);
   PITH_REQUIRE(index == 0 || index == state->round, PITH_ERR_STATE, "%s: round %zu must be consumed before round %zu is produced",
                codec->spec, index - 1, index);
+  PITH_TRY(check_buffer(codec, state, index, buffer));
   float tile[PITH_FEED_TILE];
   if (index == 0) {
     state->round = 0;
@@ -161,7 +174,9 @@ pith_status pith_round_produce(const pith_codec *codec, pith_state *state, size_
   } else {
     src = pith__feed_carried(codec, state, src);
   }
-  return codec->ops->produce(codec->args, index, src, buffer, state->part, &ctx);
+  PITH_TRY(codec->ops->produce(codec->args, index, src, buffer, state->part, &ctx));
+  state->produced = 1;
+  return PITH_OK;
 }
 
 pith_status pith_round_consume(const pith_codec *codec, pith_state *state, size_t index, const void *buffer, pith_span dst,
@@ -170,6 +185,8 @@ pith_status pith_round_consume(const pith_codec *codec, pith_state *state, size_
   PITH_TRY(check_round(codec, state, index));
   PITH_TRY(read_round_ctx(codec, state, given, &ctx));
   PITH_REQUIRE(index == state->round, PITH_ERR_STATE, "%s: round %zu is next, not %zu", codec->spec, state->round, index);
+  PITH_REQUIRE(state->produced, PITH_ERR_STATE, "%s: round %zu must be produced before it is consumed", codec->spec, index);
+  PITH_TRY(check_buffer(codec, state, index, buffer));
   int last = index + 1 == pith_codec_rounds(codec);
   if (last) {
     PITH_TRY(check_tensor(codec, dst.data, dst.n, dst.dtype));
@@ -178,6 +195,7 @@ pith_status pith_round_consume(const pith_codec *codec, pith_state *state, size_
   pith_span target = last ? dst : (pith_span){NULL, state->n, PITH_F32};
   PITH_TRY(codec->ops->consume(codec->args, index, buffer, target, state->part, &ctx));
   state->round = last ? 0 : index + 1;
+  state->produced = 0;
   if (last) {
     float tile[PITH_FEED_TILE];
     pith__feed_settle(codec, state, (pith_cspan){dst.data, dst.n, dst.dtype}, tile, &ctx);

@@ -38,13 +38,25 @@ void pith__feed_take_scratch(const pith_codec *codec, size_t n, pith_arena *aren
   }
 }
 
+/* An exploded gradient must be clipped too: where squares overflow, they are summed again in double. */
+static double sum_squares(const float *x, size_t n) {
+  pith_moments moments;
+  pith__kernels()->moments(x, n, &moments);
+  if (isfinite(moments.sum_squares)) {
+    return moments.sum_squares;
+  }
+  double sum = 0;
+  for (size_t i = 0; i < n; i++) {
+    sum += (double)x[i] * x[i];
+  }
+  return sum;
+}
+
 static double span_norm(pith_cspan src, size_t tile, float *buffer) {
   double sum = 0;
   for (size_t first = 0; first < src.n; first += tile) {
     size_t n = least(tile, src.n - first);
-    pith_moments moments;
-    pith__kernels()->moments(pith__span_load(src, first, n, buffer), n, &moments);
-    sum += moments.sum_squares;
+    sum += sum_squares(pith__span_load(src, first, n, buffer), n);
   }
   return sqrt(sum);
 }
@@ -56,19 +68,6 @@ static float gradient_factor(const pith_codec *codec, pith_cspan src, size_t til
   }
   double norm = span_norm(src, tile, buffer) * fabs((double)ctx->gamma);
   return ctx->gamma * memory->factor(codec->memory_args, norm, ctx);
-}
-
-/* Starts loading what the next tile needs, so that it arrives while this one is worked on. */
-static void prefetch(const void *data, size_t bytes) {
-  for (size_t i = 0; i < bytes; i += 64) {
-    __builtin_prefetch((const uint8_t *)data + i);
-  }
-}
-
-static void prefetch_next(const pith_codec *codec, const pith_state *state, pith_cspan src, size_t first, size_t n, uint64_t offset) {
-  size_t width = pith_dtype_size(src.dtype);
-  prefetch((const uint8_t *)src.data + first * width, n * width);
-  prefetch(carrier(codec, state) + offset + first, n * sizeof(float));
 }
 
 /* ---- Block codecs ------------------------------------------------------------------------------------------------ */
@@ -98,8 +97,6 @@ static pith_status feed_blocks(const pith_codec *codec, pith_state *state, pith_
     here.offset = ctx->offset + first;
     pith_out piece = {(uint8_t *)out->data + used, out->capacity - used, 0};
     const float *g = pith__span_load(src, first, n, scratch->gradient);
-    size_t next = first + n;
-    prefetch_next(codec, state, src, next, least(tile, src.n - next), ctx->offset);
     PITH_TRY(feed_tile_through(codec, state, g, gamma, n, &piece, scratch, &here));
     used += piece.size;
   }

@@ -27,6 +27,7 @@ struct pith_state {
   void *part;                 /* the codec's own */
   size_t part_size;
   size_t round; /* how many rounds of the current step are complete */
+  int produced; /* the next one has been produced */
 };
 
 struct pith_memory_ops {
@@ -64,6 +65,6 @@ void pith__feed_settle(const pith_codec *codec, pith_state *state, pith_cspan de
 /* Checks that a state was made for this codec (and for n values from ctx->offset). */
 pith_status pith__state_fits(const pith_codec *codec, const pith_state *state, size_t n, const pith_ctx *ctx);
 
-#define PITH_FEED_TILE 4096 /* values */
+#define PITH_FEED_TILE 1024 /* values: tiles of gradient, residual, sent and decoded values fit the first-level cache */
 
 #endif

@@ -193,5 +193,6 @@ pith_status pith_state_load(pith_state *state, pith_bytes in) {
     at += piece[i].n;
   }
   state->round = 0;
+  state->produced = 0;
   return PITH_OK;
 }

@@ -85,6 +85,9 @@ static void write_states(size_t n) {
 static void write_values(size_t n) {
   for (size_t i = 0; i < FUZZ_COUNT(encode_specs); i++) {
     float x[512];
+    pith_codec *codec;
+    FUZZ_REQUIRE(pith_codec_create(encode_specs[i], &codec) == PITH_OK);
+    pith_codec_destroy(codec);
     for (size_t j = 0; j < n; j++) {
       x[j] = j == 5 && i % 3 == 0 ? 1.0f / 0.0f : wave(j + i);
     }
