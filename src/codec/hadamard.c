@@ -3,7 +3,7 @@
  * shorter block is cut into powers of two, largest first, so that nothing is padded and sizes stay those of the codec.
  */
 #include "base/rng.h"
-#include "codec/codec.h"
+#include "codec/block.h"
 #include "kernel/kernel.h"
 
 enum { HADAMARD_BLOCK };
@@ -32,9 +32,15 @@ static void each_power(rotate_fn rotate, float *x, size_t n, uint64_t index, con
   }
 }
 
+/* A rotated NaN or overflow is NaN everywhere; which NaN, C and CPUs leave open, and payloads must not depend on it. */
 static void hadamard_forward(const pith_value *a, float *x, size_t n, uint64_t index, const pith_ctx *ctx) {
   (void)a;
   each_power(pith__kernels()->rotate, x, n, index, ctx);
+  if (pith__kernels()->absmax(x, n) >= PITH_INF_BITS) {
+    for (size_t i = 0; i < n; i++) {
+      x[i] = pith__nan();
+    }
+  }
 }
 
 static void hadamard_inverse(const pith_value *a, float *x, size_t n, uint64_t index, const pith_ctx *ctx) {
