@@ -53,7 +53,11 @@ PITH_API const char *pith_version(void);
   X(ERR_MEMORY, 7, "out of memory")                                                             \
   X(ERR_STATE, 8, "state does not fit")                                                         \
   X(ERR_PLUGIN, 9, "plug-in cannot be used")                                                    \
-  X(ERR_SYSTEM, 10, "system call failed")
+  X(ERR_SYSTEM, 10, "system call failed")                                                       \
+  X(ERR_PEER, 11, "a rank failed")                                                              \
+  X(ERR_TIMEOUT, 12, "timed out")                                                               \
+  X(ERR_MISMATCH, 13, "ranks disagree")                                                         \
+  X(ERR_ABORTED, 14, "aborted")
 
 typedef enum pith_status {
 #define PITH_STATUS_ENUM(name, value, text) PITH_##name = value,

@@ -1,0 +1,74 @@
+/*
+ * Transports: ordered, reliable streams of bytes between this rank and its peers, without blocking.
+ *
+ * A transport knows nothing of messages, collectives or codecs: the engine frames messages, checks headers and matches
+ * them, once for all transports. A transport moves bytes, says which descriptors to wait for, and notices that a peer died.
+ *
+ * Life: listen (gives an address), exchange of addresses by whoever starts us (rendezvous.h), connect, then send and
+ * receive until close. All calls on one transport come from one thread at a time.
+ */
+#ifndef PITH_TRANSPORT_TRANSPORT_H
+#define PITH_TRANSPORT_TRANSPORT_H
+
+#include <poll.h>
+#include <sys/uio.h>
+
+#include "base/status.h"
+
+#define PITH_ADDRESS_MAX 256
+
+/* Where a transport of a rank listens. Meant for the same transport of another rank; comes from the network, so
+ * it is checked before it is used. */
+typedef struct pith_address {
+  uint32_t size;
+  uint8_t data[PITH_ADDRESS_MAX];
+} pith_address;
+
+typedef struct pith_transport_config {
+  int rank, ranks;
+  uint64_t job;          /* random, the same on all ranks of a job: strangers do not have it */
+  const char *interface; /* network interface or address to listen on; NULL: the one that reaches the rendezvous */
+  int connections;       /* to each peer, for transports that can use several; 0: the transport's own choice */
+  double timeout;        /* seconds for connect */
+} pith_transport_config;
+
+typedef struct pith_transport pith_transport; /* begins with a pointer to its operations */
+
+typedef struct pith_transport_ops {
+  const char *name, *summary;
+
+  /* Whether it can run here at all; if not, the error says why. */
+  pith_status (*probe)(void);
+
+  /* Starts to listen and says where. */
+  pith_status (*listen)(const pith_transport_config *config, pith_transport **transport, pith_address *address);
+
+  /* Connects to every peer p with wanted[p] != 0 (never the own rank), whose addresses are address[p]; all ranks want each
+   * other. Returns when all links stand, or with an error that names the rank that is missing. */
+  pith_status (*connect)(pith_transport *transport, const pith_address *address, const uint8_t *wanted);
+
+  /* Takes bytes for a peer: *taken is how many, 0 if there is no room now. */
+  pith_status (*send)(pith_transport *transport, int peer, const struct iovec *pieces, int count, size_t *taken);
+
+  /* Gives bytes from a peer: *got is how many, 0 if there are none now. PITH_ERR_PEER once the peer is gone and all its
+   * bytes were given. */
+  pith_status (*receive)(pith_transport *transport, int peer, void *buffer, size_t size, size_t *got);
+
+  /* The descriptors to poll for, at most `most`; returns how many. `sending` (a flag for each rank) says whom we have bytes for. */
+  int (*descriptors)(pith_transport *transport, const uint8_t *sending, struct pollfd *fds, int most);
+
+  /* Called before poll (asleep = 1) and after it (0). Before: returns 1 if there is something to do already, and promises
+   * that peers wake the descriptors from now on. */
+  int (*sleep)(pith_transport *transport, int asleep);
+
+  /* Closes all links. Peers see that this rank is gone. Legal at any time after listen, also half connected. */
+  void (*close)(pith_transport *transport);
+} pith_transport_ops;
+
+struct pith_transport {
+  const pith_transport_ops *ops;
+};
+
+extern const pith_transport_ops pith__transport_inproc, pith__transport_shm, pith__transport_tcp;
+
+#endif
