@@ -5,6 +5,7 @@
 #   make bench      measure every method on this machine
 #   make install PREFIX=/usr/local
 #   make fuzz       look for inputs that break a decoder or a parser (clang; FUZZ_SECONDS for each target)
+#   make builds     test every build that must work: gcc, clang, and without AVX
 #   make lint, make format, make sanitize, make clean
 
 BUILD  ?= build
@@ -17,7 +18,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 SOURCES = $(shell find include src tests examples -name '*.[ch]')
 
-.PHONY: all test sanitize fuzz bench format lint install clean
+.PHONY: all test sanitize builds fuzz bench format lint install clean
 
 all: $(BUILD)/CMakeCache.txt
 	@cmake --build $(BUILD)
@@ -37,6 +38,13 @@ test: all
 sanitize:
 	@$(MAKE) --no-print-directory all BUILD=build-sanitize CMAKE_ARGS="-DPITH_SANITIZE=address,undefined"
 	@tests/run.sh build-sanitize
+
+# Every compiler and instruction set that must work, each with all tests.
+builds:
+	@for build in "gcc -DCMAKE_C_COMPILER=gcc" "clang -DCMAKE_C_COMPILER=clang" "scalar -DPITH_SCALAR_ONLY=ON"; do \
+	  $(MAKE) --no-print-directory all BUILD=build-$${build%% *} CMAKE_ARGS="$${build#* }" && \
+	  tests/run.sh build-$${build%% *} || exit 1; done
+	@for cpu in scalar avx2 avx512; do echo "PITH_CPU=$$cpu" && PITH_CPU=$$cpu tests/run.sh build-gcc || exit 1; done
 
 fuzz:
 	@tools/bootstrap.sh
@@ -58,4 +66,4 @@ install: all
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
 clean:
-	@rm -rf $(BUILD) build-sanitize build-fuzz
+	@rm -rf $(BUILD) build-sanitize build-fuzz build-gcc build-clang build-scalar

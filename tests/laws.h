@@ -56,8 +56,8 @@ pith_codec *law_codec(const char *spec);
 pith_state *law_state(const pith_codec *codec, size_t n, size_t rows);
 pith_ctx law_ctx(uint64_t step);
 
-/* Encodes with exactly the promised room for bytes and scratch, and checks the promises. The payload that comes back has
- * a buffer of its own size. */
+/* Encodes with exactly the promised room for bytes and scratch, and checks the promises. The payload that comes back
+ * has a buffer of its own size. */
 pith_bytes law_encode(const pith_codec *codec, pith_state *state, pith_span src, pith_ctx ctx);
 
 /* Decodes with exactly the promised scratch. */

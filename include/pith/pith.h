@@ -42,21 +42,21 @@ PITH_API const char *pith_version(void);
 /* ---- Status ---------------------------------------------------------------------------------------------------- */
 
 /* Values are frozen: they cross process and language borders. X(name, value, text) */
-#define PITH_STATUS_LIST(X)                                                                     \
-  X(OK, 0, "success")                                                                           \
-  X(ERR_ARGUMENT, 1, "invalid argument")                                                        \
-  X(ERR_SPEC, 2, "invalid spec")                                                                \
-  X(ERR_RANGE, 3, "value out of range")                                                         \
-  X(ERR_UNSUPPORTED, 4, "parts do not fit together")                                            \
-  X(ERR_BUFFER, 5, "buffer too small")                                                          \
-  X(ERR_CORRUPT, 6, "corrupt payload")                                                          \
-  X(ERR_MEMORY, 7, "out of memory")                                                             \
-  X(ERR_STATE, 8, "state does not fit")                                                         \
-  X(ERR_PLUGIN, 9, "plug-in cannot be used")                                                    \
-  X(ERR_SYSTEM, 10, "system call failed")                                                       \
-  X(ERR_PEER, 11, "a rank failed")                                                              \
-  X(ERR_TIMEOUT, 12, "timed out")                                                               \
-  X(ERR_MISMATCH, 13, "ranks disagree")                                                         \
+#define PITH_STATUS_LIST(X)                          \
+  X(OK, 0, "success")                                \
+  X(ERR_ARGUMENT, 1, "invalid argument")             \
+  X(ERR_SPEC, 2, "invalid spec")                     \
+  X(ERR_RANGE, 3, "value out of range")              \
+  X(ERR_UNSUPPORTED, 4, "parts do not fit together") \
+  X(ERR_BUFFER, 5, "buffer too small")               \
+  X(ERR_CORRUPT, 6, "corrupt payload")               \
+  X(ERR_MEMORY, 7, "out of memory")                  \
+  X(ERR_STATE, 8, "state does not fit")              \
+  X(ERR_PLUGIN, 9, "plug-in cannot be used")         \
+  X(ERR_SYSTEM, 10, "system call failed")            \
+  X(ERR_PEER, 11, "a rank failed")                   \
+  X(ERR_TIMEOUT, 12, "timed out")                    \
+  X(ERR_MISMATCH, 13, "ranks disagree")              \
   X(ERR_ABORTED, 14, "aborted")
 
 typedef enum pith_status {
@@ -73,10 +73,20 @@ PITH_API const char *pith_error(void);
 
 /* ---- Tensors and bytes ----------------------------------------------------------------------------------------- */
 
-typedef enum pith_dtype { PITH_F32 = 0, PITH_F16 = 1, PITH_BF16 = 2, PITH_I8 = 3, PITH_I16 = 4, PITH_I32 = 5 } pith_dtype;
+typedef enum pith_dtype {
+  PITH_F32 = 0,
+  PITH_F16 = 1,
+  PITH_BF16 = 2,
+  PITH_I8 = 3,
+  PITH_I16 = 4,
+  PITH_I32 = 5,
+  PITH_F64 = 6,
+  PITH_I64 = 7,
+  PITH_U8 = 8,
+} pith_dtype;
 
-PITH_API size_t pith_dtype_size(pith_dtype dtype);       /* bytes of one value; 0 for an unknown type */
-PITH_API const char *pith_dtype_name(pith_dtype dtype);  /* "f32", …; "?" for an unknown type */
+PITH_API size_t pith_dtype_size(pith_dtype dtype);      /* bytes of one value; 0 for an unknown type */
+PITH_API const char *pith_dtype_name(pith_dtype dtype); /* "f32", …; "?" for an unknown type */
 
 /* n values in memory, without alignment beyond that of one value. Tensors are f32, f16 or bf16. */
 typedef struct pith_span {
@@ -107,14 +117,14 @@ typedef struct pith_out {
 
 /* What a codec can do; decides how it travels. */
 typedef enum pith_cap {
-  PITH_CAP_FIXED = 1 << 0,   /* payload bytes follow from n alone */
-  PITH_CAP_CHUNKED = 1 << 1, /* the payload of a tensor is the payloads of its granule-aligned pieces, one after another */
-  PITH_CAP_LINEAR = 1 << 2,  /* payloads (or rounds) of several ranks add up */
-  PITH_CAP_SPARSE = 1 << 3,  /* only some values travel, with their indices */
-  PITH_CAP_ROUNDS = 1 << 4,  /* several exchanges: see pith_round_* */
-  PITH_CAP_VOTE = 1 << 5,    /* ranks are joined by majority, not by mean */
+  PITH_CAP_FIXED = 1 << 0,    /* payload bytes follow from n alone */
+  PITH_CAP_CHUNKED = 1 << 1,  /* a payload is the payloads of the tensor's granule-aligned pieces, one after another */
+  PITH_CAP_LINEAR = 1 << 2,   /* payloads (or rounds) of several ranks add up */
+  PITH_CAP_SPARSE = 1 << 3,   /* only some values travel, with their indices */
+  PITH_CAP_ROUNDS = 1 << 4,   /* several exchanges: see pith_round_* */
+  PITH_CAP_VOTE = 1 << 5,     /* ranks are joined by majority, not by mean */
   PITH_CAP_UNBIASED = 1 << 6, /* the expectation of the decoded value is the value */
-  PITH_CAP_SEEDED = 1 << 7,  /* bytes depend on seed, step, layer and rank; decoding is given the encoder's */
+  PITH_CAP_SEEDED = 1 << 7,   /* bytes depend on seed, step, layer and rank; decoding is given the encoder's */
 } pith_cap;
 
 /* A spec such as "ef/topk:0.01,values=fp16", parsed, validated and joined to its methods. */
@@ -159,7 +169,8 @@ typedef struct pith_ctx {
   size_t scratch_size;
 } pith_ctx;
 
-#define PITH_CTX_INIT {.size = sizeof(pith_ctx)}
+#define PITH_CTX_INIT \
+  { .size = sizeof(pith_ctx) }
 
 /* ---- State: what one rank keeps for one layer between steps ----------------------------------------------------- */
 
@@ -202,7 +213,16 @@ PITH_API pith_status pith_aggregate(const pith_codec *codec, pith_span sum, cons
 
 /* ---- Rounds: methods that need several exchanges ---------------------------------------------------------------- */
 
-typedef enum pith_reduce { PITH_SUM = 0, PITH_MAX = 1 } pith_reduce;
+typedef enum pith_reduce {
+  PITH_SUM = 0,
+  PITH_MAX = 1,
+  PITH_MIN = 2,
+  PITH_PROD = 3,
+  PITH_MEAN = 4, /* of floats */
+  PITH_BAND = 5, /* of integers */
+  PITH_BOR = 6,
+  PITH_BXOR = 7,
+} pith_reduce;
 
 /* One exchange: `count` values of `dtype` that are reduced element by element over all ranks. */
 typedef struct pith_round {
@@ -254,7 +274,12 @@ PITH_API int pith_rules_matches(const pith_rules *rules, size_t index, const cha
 
 /* ---- The methods there are -------------------------------------------------------------------------------------- */
 
-typedef enum pith_kind { PITH_KIND_CODEC = 0, PITH_KIND_TRANSFORM = 1, PITH_KIND_MEMORY = 2, PITH_KIND_PRESET = 3 } pith_kind;
+typedef enum pith_kind {
+  PITH_KIND_CODEC = 0,
+  PITH_KIND_TRANSFORM = 1,
+  PITH_KIND_MEMORY = 2,
+  PITH_KIND_PRESET = 3
+} pith_kind;
 
 typedef enum pith_param_type { PITH_PARAM_INT = 0, PITH_PARAM_REAL = 1, PITH_PARAM_CHOICE = 2 } pith_param_type;
 
@@ -275,7 +300,7 @@ typedef struct pith_method {
   pith_kind kind;
   uint32_t caps; /* 0 for memories and transforms */
   uint16_t wire_id;
-  int survey; /* one of the sixteen methods of the GRACE survey */
+  int survey;         /* one of the sixteen methods of the GRACE survey */
   const char *origin; /* paper, or plug-in file */
   const pith_param *params;
 } pith_method;
@@ -292,11 +317,14 @@ PITH_API pith_status pith_plugin_load(const char *name);
 typedef enum pith_isa { PITH_ISA_SCALAR = 0, PITH_ISA_AVX2 = 1, PITH_ISA_AVX512 = 2, PITH_ISA_COUNT = 3 } pith_isa;
 
 PITH_API const char *pith_isa_name(pith_isa isa);
-PITH_API int pith_isa_available(pith_isa isa); /* built in, and this CPU has it */
-PITH_API pith_isa pith_isa_current(void);      /* the best available, or what PITH_CPU or pith_isa_select say */
+PITH_API int pith_isa_available(pith_isa isa);      /* built in, and this CPU has it */
+PITH_API pith_isa pith_isa_current(void);           /* the best available, or what PITH_CPU or pith_isa_select say */
 PITH_API pith_status pith_isa_select(pith_isa isa); /* for tests and comparison; results never depend on it */
 
 #ifdef __cplusplus
 }
 #endif
+
+#include <pith/comm.h>
+
 #endif

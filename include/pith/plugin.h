@@ -60,7 +60,8 @@ typedef struct pith_codec_ops {
   size_t (*block_bound)(const pith_value *a, size_t n); /* most bytes of a block of n ≤ block() values, at least 1 */
   /* Encodes n values to out (block_bound() bytes are there) and returns the bytes written: for FIXED codecs all of
    * them. `index` is the place of x[0] in the layer. A block with a NaN or Inf must decode to NaN. */
-  size_t (*encode_block)(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index, const pith_ctx *ctx);
+  size_t (*encode_block)(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index,
+                         const pith_ctx *ctx);
   /* Optional for FIXED codecs whose decoder accepts any bytes: the bytes a well-formed block of n values takes at the
    * start of `in`, or 0 if it is not one. Must never read beyond in.size. */
   size_t (*check_block)(const pith_value *a, pith_bytes in, size_t n);
@@ -75,17 +76,19 @@ typedef struct pith_codec_ops {
   pith_status (*decode)(const pith_value *a, pith_bytes in, pith_span dst, pith_apply apply, const pith_ctx *ctx);
 
   /* ROUNDS codecs: `part` is the codec's own piece of the state, zeroed when fresh, part_size() bytes. encode() gets it
-   * too, or NULL when the caller has no state. dst.n is the size of the layer in every round, dst.data only in the last. */
+   * too, or NULL when the caller has no state. dst.n is the size of the layer in every round, dst.data only in the
+   * last. */
   size_t (*part_size)(const pith_value *a, size_t n, uint64_t rows);
   size_t (*rounds)(const pith_value *a);
   /* Optional: whether rounds with this context (its number of ranks) are possible; asked before anything changes. */
   pith_status (*admit)(const pith_value *a, const pith_ctx *ctx);
   pith_status (*describe)(const pith_value *a, size_t n, uint64_t rows, size_t index, pith_round *round);
-  pith_status (*produce)(const pith_value *a, size_t index, pith_cspan src, void *buffer, void *part, const pith_ctx *ctx);
+  pith_status (*produce)(const pith_value *a, size_t index, pith_cspan src, void *buffer, void *part,
+                         const pith_ctx *ctx);
   pith_status (*consume)(const pith_value *a, size_t index, const void *buffer, pith_span dst, void *part,
                          const pith_ctx *ctx);
-  /* Optional: what this rank's share of n f32 values decodes to by itself, once all rounds are over; for error feedback.
-   * Without it the mean over ranks is what was sent. */
+  /* Optional: what this rank's share of n f32 values decodes to by itself, once all rounds are over; for error
+   * feedback. Without it the mean over ranks is what was sent. */
   void (*own)(const pith_value *a, const float *x, size_t n, uint64_t index, float *decoded, const void *part,
               const pith_ctx *ctx);
 } pith_codec_ops;

@@ -28,7 +28,8 @@ static inline pith_arena pith__arena_over(void *base, size_t capacity) {
 static inline void *pith__arena_take(pith_arena *arena, size_t count, size_t size) {
   size_t bytes;
   if (__builtin_mul_overflow(count, size, &bytes) || bytes > SIZE_MAX - PITH_ARENA_ALIGN ||
-      __builtin_add_overflow(arena->used, (bytes + PITH_ARENA_ALIGN - 1) / PITH_ARENA_ALIGN * PITH_ARENA_ALIGN, &bytes)) {
+      __builtin_add_overflow(arena->used, (bytes + PITH_ARENA_ALIGN - 1) / PITH_ARENA_ALIGN * PITH_ARENA_ALIGN,
+                             &bytes)) {
     arena->used = SIZE_MAX;
     return NULL;
   }

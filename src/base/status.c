@@ -41,6 +41,9 @@ pith_status pith_fail(pith_status status, const char *format, ...) {
 
 size_t pith_dtype_size(pith_dtype dtype) {
   switch (dtype) {
+    case PITH_F64:
+    case PITH_I64:
+      return 8;
     case PITH_F32:
     case PITH_I32:
       return 4;
@@ -49,12 +52,13 @@ size_t pith_dtype_size(pith_dtype dtype) {
     case PITH_I16:
       return 2;
     case PITH_I8:
+    case PITH_U8:
       return 1;
   }
   return 0;
 }
 
 const char *pith_dtype_name(pith_dtype dtype) {
-  static const char *const names[] = {"f32", "f16", "bf16", "i8", "i16", "i32"};
+  static const char *const names[] = {"f32", "f16", "bf16", "i8", "i16", "i32", "f64", "i64", "u8"};
   return (unsigned)dtype < sizeof names / sizeof *names ? names[dtype] : "?";
 }

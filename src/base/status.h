@@ -4,20 +4,20 @@
 
 #include <pith/plugin.h>
 
-#define PITH_TRY(call)                             \
-  do {                                             \
-    pith_status pith_try_status = (call);          \
-    if (pith_try_status != PITH_OK) {              \
-      return pith_try_status;                      \
-    }                                              \
+#define PITH_TRY(call)                    \
+  do {                                    \
+    pith_status pith_try_status = (call); \
+    if (pith_try_status != PITH_OK) {     \
+      return pith_try_status;             \
+    }                                     \
   } while (0)
 
 /* Returns from the calling function unless the condition holds. */
-#define PITH_REQUIRE(condition, status, ...)       \
-  do {                                             \
-    if (!(condition)) {                            \
-      return pith_fail((status), __VA_ARGS__);     \
-    }                                              \
+#define PITH_REQUIRE(condition, status, ...)   \
+  do {                                         \
+    if (!(condition)) {                        \
+      return pith_fail((status), __VA_ARGS__); \
+    }                                          \
   } while (0)
 
 #endif

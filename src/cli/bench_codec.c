@@ -304,7 +304,7 @@ static int run_and_report(bench *b) {
   return code != CLI_OK ? code : closed;
 }
 
-static int bench_codec(int argc, char **argv) {
+int cli_bench_codec(int argc, char **argv) {
   bench b = {.codecs = 0};
   cli_parsed parsed = parse(argc, argv, &b.set);
   if (parsed != CLI_PARSED) {
@@ -321,17 +321,4 @@ static int bench_codec(int argc, char **argv) {
     pith_codec_destroy(b.codec[i]);
   }
   return code;
-}
-
-int cli_bench(int argc, char **argv) {
-  if (argc > 0 && !strcmp(argv[0], "codec")) {
-    return bench_codec(argc - 1, argv + 1);
-  }
-  if (argc > 0 && (!strcmp(argv[0], "--help") || !strcmp(argv[0], "-h"))) {
-    return bench_codec(argc, argv);
-  }
-  if (argc > 0) {
-    return cli_fail(CLI_USAGE, "bench: cannot measure \"%s\"; there is: pith bench codec", argv[0]);
-  }
-  return cli_fail(CLI_USAGE, "bench what? There is: pith bench codec");
 }

@@ -14,6 +14,7 @@
 #include "cli/machine.h"
 #include "cli/methods.h"
 #include "cli/nearest.h"
+#include "cli/network.h"
 #include "cli/options.h"
 
 #if defined(__clang__)
@@ -31,8 +32,12 @@ static const struct {
     {"PITH_CPU", "instruction set of the kernels: scalar, avx2 or avx512; unset: the best there is"},
     {"PITH_DEBUG", "messages: WARN, INFO or TRACE; unset: none"},
     {"PITH_DEBUG_FILE", "file for them, %h is the host and %p the process; unset: standard error"},
+    {"PITH_HOSTID", "ranks with the same one share a host; unset: the machine; run and lab set it"},
+    {"PITH_IFNAME", "network interface between hosts; unset: the one that reaches the others; lab sets it"},
     {"PITH_PLUGIN_PATH", "folders with plug-ins, separated by colons"},
     {"PITH_PLUGINS", "plug-ins to load, separated by commas: NAME is pith_NAME.so in those folders"},
+    {"PITH_SECRET", "ranks without it are refused; unset: every rank is welcome; its value is never shown"},
+    {"PITH_TIMEOUT", "seconds without progress after which an operation fails; unset: 60"},
 };
 enum { VARIABLE_COUNT = sizeof variables / sizeof *variables };
 
@@ -73,6 +78,12 @@ static const char *gpu_state(const cli_machine *machine) {
                                 : "NVIDIA device found, but no driver library libcuda.so.1";
   }
   return machine->gpu_library ? "driver library found, but no device /dev/nvidia0" : "none found";
+}
+
+/* The value as it may be shown. */
+static const char *value_of(const char *name) {
+  const char *value = getenv(name);
+  return value && !strcmp(name, "PITH_SECRET") ? "(set)" : value;
 }
 
 /* Whether an entry of the environment, "NAME=value", is of that name. */
@@ -143,6 +154,15 @@ static void print_memory(const cli_machine *machine) {
   putchar('\n');
 }
 
+static void print_lab(void) {
+  char reason[CLI_REASON_SIZE];
+  if (cli_network_probe(reason)) {
+    printf("lab         pith lab can run: namespaces and links can be made, ip and tc (iproute2) are installed\n");
+  } else {
+    printf("lab         pith lab cannot run: %s\n", reason);
+  }
+}
+
 static void print_machine(const cli_machine *machine) {
   printf("version     %s\n", pith_version());
   printf("compiler    %s\n", COMPILER);
@@ -152,6 +172,7 @@ static void print_machine(const cli_machine *machine) {
   print_memory(machine);
   printf("gpu         %s; kernels for GPUs are not in this version\n", gpu_state(machine));
   printf("transports  not in this version: codecs encode and decode, the program moves the bytes\n");
+  print_lab();
   printf("frameworks  not in this version: the C library and this command\n");
 }
 
@@ -178,7 +199,7 @@ static void print_report(const cli_machine *machine, const findings *f) {
   }
   printf("\nenvironment\n");
   for (size_t i = 0; i < VARIABLE_COUNT; i++) {
-    const char *value = getenv(variables[i].name);
+    const char *value = value_of(variables[i].name);
     printf("  %-18s %s\n  %-18s %s\n", variables[i].name, value ? value : "(unset)", "", variables[i].meaning);
   }
   print_plugins();
@@ -189,6 +210,15 @@ static void print_report(const cli_machine *machine, const findings *f) {
 }
 
 /* ---- For programs ------------------------------------------------------------------------------------------------ */
+
+static void write_lab(cli_json *json) {
+  char reason[CLI_REASON_SIZE];
+  int works = cli_network_probe(reason);
+  cli_json_object(json, "lab");
+  cli_json_bool(json, "available", works);
+  cli_json_string(json, "reason", works ? NULL : reason);
+  cli_json_object_end(json);
+}
 
 static void write_machine(cli_json *json, const cli_machine *machine) {
   cli_json_string(json, "version", pith_version());
@@ -207,6 +237,7 @@ static void write_machine(cli_json *json, const cli_machine *machine) {
   cli_json_string(json, "gpu", gpu_state(machine));
   cli_json_array(json, "transports");
   cli_json_array_end(json);
+  write_lab(json);
   cli_json_array(json, "frameworks");
   cli_json_array_end(json);
 }
@@ -228,7 +259,7 @@ static void write_variables(cli_json *json) {
   for (size_t i = 0; i < VARIABLE_COUNT; i++) {
     cli_json_object(json, NULL);
     cli_json_string(json, "name", variables[i].name);
-    cli_json_string(json, "value", getenv(variables[i].name));
+    cli_json_string(json, "value", value_of(variables[i].name));
     cli_json_string(json, "meaning", variables[i].meaning);
     cli_json_object_end(json);
   }

@@ -19,6 +19,8 @@ static int help(int argc, char **argv);
 static const command commands[] = {
     {"codecs", cli_codecs, "every compression method: bits per value, capabilities, parameters, defaults"},
     {"bench", cli_bench, "measure methods on this machine: size, error, speed"},
+    {"run", cli_run, "start the ranks of a job, on this machine or over ssh"},
+    {"lab", cli_lab, "the same, with a network of links of a given rate between the ranks"},
     {"doctor", cli_doctor, "what this machine can do, which settings are in force, and why not more"},
     {"help", help, "this page, or the options of a command: pith help bench"},
 };
@@ -61,7 +63,7 @@ static void print_commands(FILE *file) {
   }
   fputs(
       "\n\"pith COMMAND --help\" lists the options of a command, \"pith --version\" the version.\n"
-      "Exit codes: 0 done, 1 failed, 2 wrong usage.\n",
+      "Exit codes: 0 done, 1 failed, 2 wrong usage; \"run\" and \"lab\" give that of a rank.\n",
       file);
 }
 

@@ -185,3 +185,18 @@ cli_parsed cli_options_parse(const cli_usage *usage, int argc, char **argv, cli_
   }
   return CLI_PARSED;
 }
+
+cli_parsed cli_options_parse_leading(const cli_usage *usage, int argc, char **argv, int *rest) {
+  int end = 0;
+  while (end < argc && argv[end][0] == '-' && argv[end][1] && strcmp(argv[end], "--") != 0) {
+    if (!strcmp(argv[end], "--help") || !strcmp(argv[end], "-h")) {
+      print_usage(usage);
+      return CLI_PARSED_HELP;
+    }
+    if (parse_option(usage, argv, &end) != CLI_PARSED) {
+      return CLI_PARSED_BAD;
+    }
+  }
+  *rest = end + (end < argc && !strcmp(argv[end], "--"));
+  return CLI_PARSED;
+}

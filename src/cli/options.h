@@ -45,6 +45,10 @@ typedef enum cli_parsed { CLI_PARSED, CLI_PARSED_HELP, CLI_PARSED_BAD } cli_pars
  * was printed. */
 cli_parsed cli_options_parse(const cli_usage *usage, int argc, char **argv, cli_list *rest);
 
+/* The same for a command that runs another: reads options up to "--" or the first argument that is none. *rest is the
+ * place of what follows them, argc if there is nothing. */
+cli_parsed cli_options_parse_leading(const cli_usage *usage, int argc, char **argv, int *rest);
+
 /* Reads 8, 4K, 64M, 1G (powers of 1024). Returns 0 if it is not a size. */
 int cli_size_parse(const char *text, size_t *size);
 

@@ -1,6 +1,6 @@
 /*
- * Adaptive threshold (Dryden 2016): the top `ratio` of the positive and the top `ratio` of the negative values travel as
- * bare indices, and each side's mean once. Two payloads stand one behind the other, the positive side's first.
+ * Adaptive threshold (Dryden 2016): the top `ratio` of the positive and the top `ratio` of the negative values travel
+ * as bare indices, and each side's mean once. Two payloads stand one behind the other, the positive side's first.
  *
  * NaN and Inf are the largest of their side and so turn its mean to NaN.
  */

@@ -1,8 +1,8 @@
 /*
  * What the block codecs share: f32 numbers at the head of a block, the "not finite" block, the bucket parameter.
  *
- * A block starts with its scale as one or two f32, little endian. A block of values with a NaN or Inf has NaN in place of the
- * scale and zeros behind it; decoding then gives NaN for all of it, because NaN · anything is NaN.
+ * A block starts with its scale as one or two f32, little endian. A block of values with a NaN or Inf has NaN in place
+ * of the scale and zeros behind it; decoding then gives NaN for all of it, because NaN · anything is NaN.
  */
 #ifndef PITH_CODEC_BLOCK_H
 #define PITH_CODEC_BLOCK_H
@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/half.h"
+#include "base/size.h"
 #include "codec/codec.h"
 #include "kernel/kernel.h"
 
@@ -23,6 +24,8 @@
 
 #define PITH_PARAM_BUCKET(initial) \
   { "bucket", PITH_PARAM_INT, 64, PITH_BLOCK_MAX, initial, NULL, "values that share a scale; a multiple of 64" }
+
+static inline float pith__usable_scale(float scale) { return scale < PITH_SCALE_MIN ? 0.0f : scale; }
 
 static inline void pith__put_f32(uint8_t *out, float x) { memcpy(out, &x, sizeof x); }
 

@@ -20,7 +20,8 @@ static size_t bound_16(const pith_value *a, size_t n) {
   return 2 * n;
 }
 
-static size_t encode_none(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index, const pith_ctx *ctx) {
+static size_t encode_none(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index,
+                          const pith_ctx *ctx) {
   (void)a, (void)index, (void)ctx;
   memcpy(out, x, 4 * n);
   return 4 * n;
@@ -38,7 +39,7 @@ static void decode_none(const pith_value *a, const uint8_t *in, size_t n, float 
   }
   float piece[PIECE];
   for (size_t i = 0; i < n; i += PIECE) {
-    size_t m = n - i < PIECE ? n - i : PIECE;
+    size_t m = pith__least(PIECE, n - i);
     memcpy(piece, in + 4 * i, 4 * m);
     pith__kernels()->add(piece, dst + i, m);
   }
@@ -50,7 +51,7 @@ typedef void (*widen_fn)(const uint16_t *src, float *dst, size_t n);
 static size_t encode_16(narrow_fn narrow, const float *x, size_t n, uint8_t *out) {
   uint16_t piece[PIECE];
   for (size_t i = 0; i < n; i += PIECE) {
-    size_t m = n - i < PIECE ? n - i : PIECE;
+    size_t m = pith__least(PIECE, n - i);
     narrow(x + i, piece, m);
     memcpy(out + 2 * i, piece, 2 * m);
   }
@@ -61,7 +62,7 @@ static void decode_16(widen_fn widen, const uint8_t *in, size_t n, float *dst, p
   uint16_t piece[PIECE];
   float wide[PIECE];
   for (size_t i = 0; i < n; i += PIECE) {
-    size_t m = n - i < PIECE ? n - i : PIECE;
+    size_t m = pith__least(PIECE, n - i);
     memcpy(piece, in + 2 * i, 2 * m);
     if (mode == PITH_SET) {
       widen(piece, dst + i, m);
@@ -72,16 +73,16 @@ static void decode_16(widen_fn widen, const uint8_t *in, size_t n, float *dst, p
   }
 }
 
-#define DEFINE_CAST(type)                                                                                                   \
-  static size_t encode_##type(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index,                  \
-                              const pith_ctx *ctx) {                                                                        \
-    (void)a, (void)index, (void)ctx;                                                                                        \
-    return encode_16(pith__kernels()->f32_to_##type, x, n, out);                                                            \
-  }                                                                                                                         \
-  static void decode_##type(const pith_value *a, const uint8_t *in, size_t n, float *dst, pith_mode mode, uint64_t index,   \
-                            const pith_ctx *ctx) {                                                                          \
-    (void)a, (void)index, (void)ctx;                                                                                        \
-    decode_16(pith__kernels()->type##_to_f32, in, n, dst, mode);                                                            \
+#define DEFINE_CAST(type)                                                                                  \
+  static size_t encode_##type(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index, \
+                              const pith_ctx *ctx) {                                                       \
+    (void)a, (void)index, (void)ctx;                                                                       \
+    return encode_16(pith__kernels()->f32_to_##type, x, n, out);                                           \
+  }                                                                                                        \
+  static void decode_##type(const pith_value *a, const uint8_t *in, size_t n, float *dst, pith_mode mode,  \
+                            uint64_t index, const pith_ctx *ctx) {                                         \
+    (void)a, (void)index, (void)ctx;                                                                       \
+    decode_16(pith__kernels()->type##_to_f32, in, n, dst, mode);                                           \
   }
 DEFINE_CAST(f16)
 DEFINE_CAST(bf16)

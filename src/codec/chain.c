@@ -6,10 +6,9 @@
 
 #include "base/half.h"
 #include "base/saturate.h"
+#include "base/size.h"
 #include "codec/codec.h"
 #include "kernel/kernel.h"
-
-static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
 static int is_block_codec(const pith_codec *codec) { return (codec->caps & PITH_CAP_CHUNKED) != 0; }
 
@@ -80,6 +79,12 @@ void pith__span_put(pith_span span, size_t i, float value) {
   }
 }
 
+void pith__values_add(const float *src, float *dst, size_t n) { pith__kernels()->add(src, dst, n); }
+
+void pith__values_scale(float factor, float *x, size_t n) { pith__kernels()->scale(factor, x, n); }
+
+void pith__values_vote(uint64_t index, float *x, size_t n) { pith__kernels()->vote(index, x, n); }
+
 /* ---- Sizes ------------------------------------------------------------------------------------------------------- */
 
 size_t pith_codec_bound(const pith_codec *codec, size_t n) {
@@ -95,7 +100,7 @@ size_t pith_codec_bound(const pith_codec *codec, size_t n) {
 /* Block codecs need one tile for converted or rotated values and one to add half types in. */
 void *pith__codec_take_scratch(const pith_codec *codec, size_t n, pith_arena *arena) {
   if (is_block_codec(codec)) {
-    return pith__arena_take(arena, 2 * least(codec->tile, n), sizeof(float));
+    return pith__arena_take(arena, 2 * pith__least(codec->tile, n), sizeof(float));
   }
   return pith__arena_take(arena, codec->ops->scratch(codec->args, n), 1);
 }
@@ -104,19 +109,21 @@ void *pith__codec_take_scratch(const pith_codec *codec, size_t n, pith_arena *ar
 
 typedef void (*transform_fn)(const pith_value *a, float *x, size_t n, uint64_t index, const pith_ctx *ctx);
 
-static void transform_tile(const pith_codec *codec, transform_fn run, float *x, size_t n, uint64_t index, const pith_ctx *ctx) {
+static void transform_tile(const pith_codec *codec, transform_fn run, float *x, size_t n, uint64_t index,
+                           const pith_ctx *ctx) {
   size_t block = codec->transform->block(codec->transform_args);
   for (size_t i = 0; i < n; i += block) {
-    run(codec->transform_args, x + i, least(block, n - i), index + i, ctx);
+    run(codec->transform_args, x + i, pith__least(block, n - i), index + i, ctx);
   }
 }
 
 /* ---- Block codecs ------------------------------------------------------------------------------------------------ */
 
-static size_t encode_tile(const pith_codec *codec, const float *x, size_t n, uint8_t *out, uint64_t index, const pith_ctx *ctx) {
+static size_t encode_tile(const pith_codec *codec, const float *x, size_t n, uint8_t *out, uint64_t index,
+                          const pith_ctx *ctx) {
   size_t block = codec->ops->block(codec->args), used = 0;
   for (size_t i = 0; i < n; i += block) {
-    used += codec->ops->encode_block(codec->args, x + i, least(block, n - i), out + used, index + i, ctx);
+    used += codec->ops->encode_block(codec->args, x + i, pith__least(block, n - i), out + used, index + i, ctx);
   }
   return used;
 }
@@ -124,7 +131,7 @@ static size_t encode_tile(const pith_codec *codec, const float *x, size_t n, uin
 static void encode_blocks(const pith_codec *codec, pith_cspan src, pith_out *out, float *buffer, const pith_ctx *ctx) {
   size_t used = 0;
   for (size_t first = 0; first < src.n; first += codec->tile) {
-    size_t n = least(codec->tile, src.n - first);
+    size_t n = pith__least(codec->tile, src.n - first);
     uint64_t index = ctx->offset + first;
     const float *x = pith__span_load(src, first, n, buffer);
     if (codec->transform) {
@@ -152,8 +159,8 @@ static pith_status check_blocks(const pith_codec *codec, pith_bytes in, size_t n
   const pith_codec_ops *ops = codec->ops;
   if (codec->caps & PITH_CAP_FIXED) {
     size_t expected = pith_codec_bound(codec, n);
-    PITH_REQUIRE(in.size == expected, PITH_ERR_CORRUPT, "%s: %zu values take %zu bytes, but the payload has %zu", codec->spec,
-                 n, expected, in.size);
+    PITH_REQUIRE(in.size == expected, PITH_ERR_CORRUPT, "%s: %zu values take %zu bytes, but the payload has %zu",
+                 codec->spec, n, expected, in.size);
     if (!ops->check_block) {
       return PITH_OK;
     }
@@ -161,9 +168,9 @@ static pith_status check_blocks(const pith_codec *codec, pith_bytes in, size_t n
   size_t block = ops->block(codec->args), used = 0;
   for (size_t i = 0; i < n; i += block) {
     pith_bytes rest = {(const uint8_t *)in.data + used, in.size - used};
-    size_t size = block_size(codec, rest, least(block, n - i));
-    PITH_REQUIRE(size > 0 && size <= rest.size, PITH_ERR_CORRUPT, "%s: malformed block at byte %zu of %zu", codec->spec, used,
-                 in.size);
+    size_t size = block_size(codec, rest, pith__least(block, n - i));
+    PITH_REQUIRE(size > 0 && size <= rest.size, PITH_ERR_CORRUPT, "%s: malformed block at byte %zu of %zu", codec->spec,
+                 used, in.size);
     used += size;
   }
   PITH_REQUIRE(used == in.size, PITH_ERR_CORRUPT, "%s: %zu bytes behind the last block", codec->spec, in.size - used);
@@ -175,7 +182,7 @@ static void decode_tile(const pith_codec *codec, pith_bytes *in, float *dst, siz
                         const pith_ctx *ctx) {
   size_t block = codec->ops->block(codec->args);
   for (size_t i = 0; i < n; i += block) {
-    size_t m = least(block, n - i), size = block_size(codec, *in, m);
+    size_t m = pith__least(block, n - i), size = block_size(codec, *in, m);
     codec->ops->decode_block(codec->args, in->data, m, dst + i, mode, index + i, ctx);
     *in = (pith_bytes){(const uint8_t *)in->data + size, in->size - size};
   }
@@ -184,9 +191,9 @@ static void decode_tile(const pith_codec *codec, pith_bytes *in, float *dst, siz
 static void decode_blocks(const pith_codec *codec, pith_bytes in, pith_span dst, pith_mode mode, float *buffer,
                           const pith_ctx *ctx) {
   int direct = dst.dtype == PITH_F32 && !codec->transform;
-  size_t tile = least(codec->tile, dst.n);
+  size_t tile = pith__least(codec->tile, dst.n);
   for (size_t first = 0; first < dst.n; first += tile) {
-    size_t n = least(tile, dst.n - first);
+    size_t n = pith__least(tile, dst.n - first);
     uint64_t index = ctx->offset + first;
     if (direct) {
       decode_tile(codec, &in, (float *)dst.data + first, n, mode, index, ctx);
@@ -222,8 +229,8 @@ pith_status pith__codec_decode(const pith_codec *codec, pith_bytes in, pith_span
     with_scratch.scratch_size = codec->ops->scratch(codec->args, dst.n);
     return codec->ops->decode(codec->args, in, dst, apply, &with_scratch);
   }
-  PITH_REQUIRE(apply == PITH_APPLY_SET || apply == PITH_APPLY_ADD, PITH_ERR_UNSUPPORTED, "%s: blocks are only set or added",
-               codec->spec);
+  PITH_REQUIRE(apply == PITH_APPLY_SET || apply == PITH_APPLY_ADD, PITH_ERR_UNSUPPORTED,
+               "%s: blocks are only set or added", codec->spec);
   PITH_TRY(check_blocks(codec, in, dst.n));
   decode_blocks(codec, in, dst, apply == PITH_APPLY_ADD ? PITH_ADD : PITH_SET, scratch, ctx);
   return PITH_OK;

@@ -59,11 +59,17 @@ pith_status pith__codec_decode(const pith_codec *codec, pith_bytes in, pith_span
 /* Values [first, first + n) of a span as f32: a pointer into it, or converted into buffer. */
 const float *pith__span_load(pith_cspan span, size_t first, size_t n, float *buffer);
 
-/* Writes n f32 values to [first, first + n) of a span, or adds them in f32. `buffer` (n values) is overwritten when a half type is added to. */
+/* Writes n f32 values to [first, first + n) of a span, or adds them in f32. `buffer` (n values) is overwritten when
+ * a half type is added to. */
 void pith__span_store(pith_span span, size_t first, size_t n, const float *values, pith_mode mode, float *buffer);
 
 /* One value of a span, and back. */
 float pith__span_get(pith_cspan span, size_t i);
 void pith__span_put(pith_span span, size_t i, float value);
+
+/* Sums of f32 values and what becomes of them, for the layers above: they do not see the kernels. */
+void pith__values_add(const float *src, float *dst, size_t n);
+void pith__values_scale(float factor, float *x, size_t n);
+void pith__values_vote(uint64_t index, float *x, size_t n); /* the sign; ties by the parity of the index */
 
 #endif

@@ -28,10 +28,10 @@ static int32_t gq_levels(const pith_value *a, uint32_t ranks) {
   return (int32_t)(((1u << a[GQ_BITS].i) - 1) / 2 / ranks);
 }
 
-static size_t packed(const pith_value *a, size_t n) { return (n * (size_t)a[GQ_BITS].i + 7) / 8; }
+static size_t packed(const pith_value *a, size_t n) { return pith__packed_size(n, (size_t)a[GQ_BITS].i); }
 
-static void draw_levels(const pith_value *a, const float *x, size_t n, float most, int32_t levels, uint64_t index, uint8_t *out,
-                        const pith_ctx *ctx) {
+static void draw_levels(const pith_value *a, const float *x, size_t n, float most, int32_t levels, uint64_t index,
+                        uint8_t *out, const pith_ctx *ctx) {
   pith_quantizer q = {.inverse = most > 0 ? (float)levels / most : 0.0f, .zero = levels, .top = 2 * levels};
   pith_key key = pith__rng_key(ctx, PITH_DOMAIN_ROUND, index);
   pith__kernels()->quantize_random[a[GQ_BITS].i](x, n, &q, key, (uint32_t)index, out);
@@ -43,12 +43,13 @@ static size_t gq_block(const pith_value *a) { return (size_t)a[GQ_BUCKET].i; }
 
 static size_t gq_bound(const pith_value *a, size_t n) { return GQ_HEAD + packed(a, n); }
 
-static size_t gq_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index, const pith_ctx *ctx) {
+static size_t gq_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index,
+                        const pith_ctx *ctx) {
   uint32_t bits = pith__kernels()->absmax(x, n);
   if (bits >= PITH_INF_BITS) {
     return pith__put_not_finite(out, 1, gq_bound(a, n));
   }
-  float most = pith__float_of(bits) < PITH_SCALE_MIN ? 0.0f : pith__float_of(bits);
+  float most = pith__usable_scale(pith__float_of(bits));
   pith__put_f32(out, most);
   draw_levels(a, x, n, most, gq_levels(a, 1), index, out + GQ_HEAD, ctx);
   return gq_bound(a, n);
@@ -90,7 +91,7 @@ static float span_absmax(pith_cspan src) {
   float tile[TILE];
   uint32_t most = 0;
   for (size_t first = 0; first < src.n; first += TILE) {
-    size_t n = src.n - first < TILE ? src.n - first : TILE;
+    size_t n = pith__least(TILE, src.n - first);
     uint32_t bits = pith__kernels()->absmax(pith__span_load(src, first, n, tile), n);
     most = bits > most ? bits : most;
   }
@@ -98,7 +99,7 @@ static float span_absmax(pith_cspan src) {
   return pith__float_of(most > PITH_INF_BITS ? PITH_INF_BITS : most);
 }
 
-static float usable_scale(float most) { return most < PITH_SCALE_MIN || most > 0x1.fffffep127f ? 0.0f : most; }
+static float common_scale(float most) { return most < INFINITY ? pith__usable_scale(most) : 0.0f; }
 
 static pith_status gq_admit(const pith_value *a, const pith_ctx *ctx) {
   PITH_REQUIRE(gq_levels(a, ctx->ranks) > 0, PITH_ERR_RANGE, "gq:%lld cannot sum %u ranks without overflow; use %s",
@@ -106,33 +107,36 @@ static pith_status gq_admit(const pith_value *a, const pith_ctx *ctx) {
   return PITH_OK;
 }
 
-static pith_status gq_produce(const pith_value *a, size_t index, pith_cspan src, void *buffer, void *part, const pith_ctx *ctx) {
+static pith_status gq_produce(const pith_value *a, size_t index, pith_cspan src, void *buffer, void *part,
+                              const pith_ctx *ctx) {
   int32_t levels = gq_levels(a, ctx->ranks);
   if (index == 0) {
     float most = span_absmax(src);
     memcpy(buffer, &most, sizeof most);
     return PITH_OK;
   }
-  float most = usable_scale(((gq_part *)part)->most), tile[TILE];
+  float most = common_scale(((gq_part *)part)->most), tile[TILE];
   for (size_t first = 0; first < src.n; first += TILE) {
-    size_t n = src.n - first < TILE ? src.n - first : TILE;
+    size_t n = pith__least(TILE, src.n - first);
     const float *x = most > 0 ? pith__span_load(src, first, n, tile) : memset(tile, 0, sizeof tile);
     draw_levels(a, x, n, most, levels, first, (uint8_t *)buffer + packed(a, first), ctx);
   }
   return PITH_OK;
 }
 
-static pith_status gq_consume(const pith_value *a, size_t index, const void *buffer, pith_span dst, void *part, const pith_ctx *ctx) {
+static pith_status gq_consume(const pith_value *a, size_t index, const void *buffer, pith_span dst, void *part,
+                              const pith_ctx *ctx) {
   gq_part *mine = part;
   if (index == 0) {
     memcpy(&mine->most, buffer, sizeof mine->most);
     return PITH_OK;
   }
   int32_t levels = gq_levels(a, ctx->ranks);
-  float unit = usable_scale(mine->most) / ((float)levels * (float)ctx->ranks), tile[TILE], more[TILE];
-  pith_dequantizer q = {.base = isfinite(mine->most) ? 0.0f : pith__nan(), .unit = unit, .zero = levels * (int32_t)ctx->ranks};
+  float unit = common_scale(mine->most) / ((float)levels * (float)ctx->ranks), tile[TILE], more[TILE];
+  pith_dequantizer q = {
+      .base = isfinite(mine->most) ? 0.0f : pith__nan(), .unit = unit, .zero = levels * (int32_t)ctx->ranks};
   for (size_t first = 0; first < dst.n; first += TILE) {
-    size_t n = dst.n - first < TILE ? dst.n - first : TILE;
+    size_t n = pith__least(TILE, dst.n - first);
     pith__kernels()->dequantize[a[GQ_BITS].i]((const uint8_t *)buffer + packed(a, first), n, &q, PITH_SET, tile);
     pith__span_store(dst, first, n, tile, PITH_SET, more);
   }
@@ -144,11 +148,12 @@ static void gq_own(const pith_value *a, const float *x, size_t n, uint64_t index
                    const pith_ctx *ctx) {
   const gq_part *mine = part;
   int32_t levels = gq_levels(a, ctx->ranks);
-  float most = usable_scale(mine->most);
-  pith_dequantizer q = {.base = isfinite(mine->most) ? 0.0f : pith__nan(), .unit = most / (float)levels, .zero = levels};
+  float most = common_scale(mine->most);
+  pith_dequantizer q = {
+      .base = isfinite(mine->most) ? 0.0f : pith__nan(), .unit = most / (float)levels, .zero = levels};
   uint8_t codes[TILE];
   for (size_t i = 0; i < n; i += TILE) {
-    size_t m = n - i < TILE ? n - i : TILE;
+    size_t m = pith__least(TILE, n - i);
     if (most > 0) {
       draw_levels(a, x + i, m, most, levels, index + i, codes, ctx);
     } else {

@@ -1,6 +1,7 @@
 /*
- * hadamard: a seeded orthonormal rotation of each block, which spreads outliers over all of it before a quantizer. A last,
- * shorter block is cut into powers of two, largest first, so that nothing is padded and sizes stay those of the codec.
+ * hadamard: a seeded orthonormal rotation of each block, which spreads outliers over all of it before a quantizer. A
+ * last, shorter block is cut into powers of two, largest first, so that nothing is padded and sizes stay those of the
+ * codec.
  */
 #include "base/rng.h"
 #include "codec/block.h"
@@ -15,7 +16,8 @@ static const pith_param hadamard_params[] = {
 
 static pith_status hadamard_check(const pith_value *a) {
   int64_t block = a[HADAMARD_BLOCK].i;
-  PITH_REQUIRE((block & (block - 1)) == 0, PITH_ERR_RANGE, "hadamard: block=%lld is not a power of two", (long long)block);
+  PITH_REQUIRE((block & (block - 1)) == 0, PITH_ERR_RANGE, "hadamard: block=%lld is not a power of two",
+               (long long)block);
   return PITH_OK;
 }
 

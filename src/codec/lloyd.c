@@ -35,20 +35,23 @@ static pith_status lloyd_check(const pith_value *a) { return pith__check_bucket(
 
 static size_t lloyd_block(const pith_value *a) { return (size_t)a[LLOYD_BUCKET].i; }
 
-static size_t lloyd_bound(const pith_value *a, size_t n) { return LLOYD_HEAD + (n * (size_t)a[LLOYD_BITS].i + 7) / 8; }
+static size_t lloyd_bound(const pith_value *a, size_t n) {
+  return LLOYD_HEAD + pith__packed_size(n, (size_t)a[LLOYD_BITS].i);
+}
 
 /* ⟨Q, y⟩ from the codes just written. */
 static float inner_product(int bits, const uint8_t *codes, const float *y, size_t n, const float *levels) {
   float decoded[PIECE], sum = 0.0f;
   for (size_t i = 0; i < n; i += PIECE) {
-    size_t m = n - i < PIECE ? n - i : PIECE;
+    size_t m = pith__least(PIECE, n - i);
     pith__kernels()->lookup[bits](codes + i / 8 * (size_t)bits, m, levels, PITH_SET, decoded);
     pith__kernels()->dots(y + i, m, decoded, 0, 1, &sum);
   }
   return sum;
 }
 
-static size_t lloyd_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index, const pith_ctx *ctx) {
+static size_t lloyd_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index,
+                           const pith_ctx *ctx) {
   (void)index, (void)ctx;
   int bits = (int)a[LLOYD_BITS].i, count = 1 << bits;
   uint32_t most = pith__kernels()->absmax(x, n);

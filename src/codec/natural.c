@@ -1,6 +1,6 @@
 /*
- * natural: every value becomes the power of two below or above it, drawn without bias. A byte holds the sign and how far
- * the exponent lies below the bucket's top; values more than 2^126 below the top become zero.
+ * natural: every value becomes the power of two below or above it, drawn without bias. A byte holds the sign and how
+ * far the exponent lies below the bucket's top; values more than 2^126 below the top become zero.
  */
 #include "codec/block.h"
 
@@ -18,7 +18,8 @@ static size_t natural_bound(const pith_value *a, size_t n) {
   return NATURAL_HEAD + n;
 }
 
-static size_t natural_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index, const pith_ctx *ctx) {
+static size_t natural_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index,
+                             const pith_ctx *ctx) {
   uint32_t most = pith__kernels()->absmax(x, n);
   if (most >= PITH_INF_BITS) {
     return pith__put_not_finite(out, 1, natural_bound(a, n));

@@ -2,9 +2,9 @@
  * powersgd: a gradient seen as a matrix M (first dimension × the rest) becomes P·Qᵀ of rank r by one step of power
  * iteration from the last Q: P = MQ, made orthonormal, then Q = MᵀP. Each product is one round that sums over ranks.
  *
- * P and Q are kept column by column: r columns of `rows`, r columns of `cols` values. The last row of M may be short (when the
- * caller gave no rows); missing values count as zero. A matrix that rank r would not make half as small travels as it is:
- * then the rounds are one sum of all values and one of none.
+ * P and Q are kept column by column: r columns of `rows`, r columns of `cols` values. The last row of M may be short
+ * (when the caller gave no rows); missing values count as zero. A matrix that rank r would not make half as small
+ * travels as it is: then the rounds are one sum of all values and one of none.
  *
  * Payload: u64 rows (0: the values themselves follow as f32), P, Q.
  */
@@ -55,7 +55,7 @@ static void multiply(const shape *s, pith_cspan m, const float *q, float *p) {
   for (size_t row = 0; row < s->rows; row++) {
     memset(sums, 0, s->rank * sizeof *sums);
     for (size_t col = 0, length = row_length(s, row); col < length; col += TILE) {
-      size_t n = length - col < TILE ? length - col : TILE;
+      size_t n = pith__least(TILE, length - col);
       pith__kernels()->dots(pith__span_load(m, row * s->cols + col, n, tile), n, q + col, s->cols, s->rank, sums);
     }
     for (size_t k = 0; k < s->rank; k++) {
@@ -78,7 +78,7 @@ static void multiply_transposed(const shape *s, pith_cspan m, const float *p, fl
   for (size_t row = 0; row < s->rows; row++) {
     row_of(s, p, row, factors);
     for (size_t col = 0, length = row_length(s, row); col < length; col += TILE) {
-      size_t n = length - col < TILE ? length - col : TILE;
+      size_t n = pith__least(TILE, length - col);
       pith__kernels()->outer(pith__span_load(m, row * s->cols + col, n, tile), n, factors, s->rank, q + col, s->cols);
     }
   }
@@ -145,24 +145,41 @@ static size_t powersgd_scratch(const pith_value *a, size_t n) {
   return 0; /* the factors are made where they travel */
 }
 
-static pith_status encode_dense(pith_cspan src, pith_out *out) {
+/* Values as they are, to and from bytes of any alignment. */
+static void copy_values(pith_cspan src, void *out) {
   float tile[TILE];
-  memset(out->data, 0, HEAD);
   for (size_t first = 0; first < src.n; first += TILE) {
-    size_t n = src.n - first < TILE ? src.n - first : TILE;
-    memcpy((uint8_t *)out->data + HEAD + 4 * first, pith__span_load(src, first, n, tile), 4 * n);
+    size_t n = pith__least(TILE, src.n - first);
+    memcpy((uint8_t *)out + first * sizeof *tile, pith__span_load(src, first, n, tile), n * sizeof *tile);
   }
-  out->size = HEAD + 4 * src.n;
+}
+
+static void apply_values(const void *values, float factor, pith_span dst, pith_mode mode) {
+  float tile[TILE], more[TILE];
+  for (size_t first = 0; first < dst.n; first += TILE) {
+    size_t n = pith__least(TILE, dst.n - first);
+    memcpy(tile, (const uint8_t *)values + first * sizeof *tile, n * sizeof *tile);
+    pith__kernels()->scale(factor, tile, n);
+    pith__span_store(dst, first, n, tile, mode, more);
+  }
+}
+
+static pith_status encode_dense(pith_cspan src, pith_out *out) {
+  memset(out->data, 0, HEAD);
+  copy_values(src, (uint8_t *)out->data + HEAD);
+  out->size = HEAD + src.n * sizeof(float);
   return PITH_OK;
 }
 
-/* The factors are built inside the output buffer, which has room to spare, at the first aligned place behind the head. */
+/* The factors are built inside the output buffer, which has room to spare, at the first aligned place behind the
+ * head. */
 static float *aligned_behind_head(void *payload) {
   uintptr_t at = (uintptr_t)payload + HEAD;
   return (float *)((at + sizeof(float) - 1) / sizeof(float) * sizeof(float));
 }
 
-static pith_status powersgd_encode(const pith_value *a, pith_cspan src, pith_out *out, void *part, const pith_ctx *ctx) {
+static pith_status powersgd_encode(const pith_value *a, pith_cspan src, pith_out *out, void *part,
+                                   const pith_ctx *ctx) {
   shape s = shape_of(a, src.n, ctx->rows);
   if (s.dense) {
     return encode_dense(src, out);
@@ -197,7 +214,7 @@ static void expand(const shape *s, const float *p, const float *q, pith_span dst
       factors[k] = -factors[k];
     }
     for (size_t col = 0, length = row_length(s, row); col < length; col += TILE) {
-      size_t n = length - col < TILE ? length - col : TILE;
+      size_t n = pith__least(TILE, length - col);
       pith__kernels()->combine(factors, s->rank, q + col, s->cols, tile, n);
       pith__span_store(dst, row * s->cols + col, n, tile, apply == PITH_APPLY_SET ? PITH_SET : PITH_ADD, more);
     }
@@ -205,21 +222,15 @@ static void expand(const shape *s, const float *p, const float *q, pith_span dst
 }
 
 static pith_status decode_dense(pith_bytes in, pith_span dst, pith_apply apply) {
-  PITH_REQUIRE(in.size == HEAD + 4 * dst.n, PITH_ERR_CORRUPT, "powersgd: %zu values as they are take %zu bytes, not %zu", dst.n,
-               HEAD + 4 * dst.n, in.size);
-  float tile[TILE], more[TILE];
-  for (size_t first = 0; first < dst.n; first += TILE) {
-    size_t n = dst.n - first < TILE ? dst.n - first : TILE;
-    memcpy(tile, (const uint8_t *)in.data + HEAD + 4 * first, 4 * n);
-    if (apply == PITH_APPLY_SUB) {
-      pith__kernels()->scale(-1.0f, tile, n);
-    }
-    pith__span_store(dst, first, n, tile, apply == PITH_APPLY_SET ? PITH_SET : PITH_ADD, more);
-  }
+  PITH_REQUIRE(in.size == HEAD + 4 * dst.n, PITH_ERR_CORRUPT,
+               "powersgd: %zu values as they are take %zu bytes, not %zu", dst.n, HEAD + 4 * dst.n, in.size);
+  float factor = apply == PITH_APPLY_SUB ? -1.0f : 1.0f;
+  apply_values((const uint8_t *)in.data + HEAD, factor, dst, apply == PITH_APPLY_SET ? PITH_SET : PITH_ADD);
   return PITH_OK;
 }
 
-static pith_status powersgd_decode(const pith_value *a, pith_bytes in, pith_span dst, pith_apply apply, const pith_ctx *ctx) {
+static pith_status powersgd_decode(const pith_value *a, pith_bytes in, pith_span dst, pith_apply apply,
+                                   const pith_ctx *ctx) {
   (void)ctx;
   uint64_t rows;
   PITH_REQUIRE(apply != PITH_APPLY_CLEAR, PITH_ERR_UNSUPPORTED, "powersgd: every value travels, none can be cleared");
@@ -257,15 +268,8 @@ static pith_status powersgd_describe(const pith_value *a, size_t n, uint64_t row
   return PITH_OK;
 }
 
-static void copy_values(pith_cspan src, float *out) {
-  float tile[TILE];
-  for (size_t first = 0; first < src.n; first += TILE) {
-    size_t n = src.n - first < TILE ? src.n - first : TILE;
-    memcpy(out + first, pith__span_load(src, first, n, tile), n * sizeof *out);
-  }
-}
-
-static pith_status powersgd_produce(const pith_value *a, size_t index, pith_cspan src, void *buffer, void *part, const pith_ctx *ctx) {
+static pith_status powersgd_produce(const pith_value *a, size_t index, pith_cspan src, void *buffer, void *part,
+                                    const pith_ctx *ctx) {
   shape s = shape_of(a, src.n, ctx->rows);
   float *q = part, *p = s.dense ? NULL : q + s.rank * s.cols;
   if (s.dense) {
@@ -281,23 +285,13 @@ static pith_status powersgd_produce(const pith_value *a, size_t index, pith_cspa
   return PITH_OK;
 }
 
-static void consume_dense(const float *sum, float factor, pith_span dst) {
-  float tile[TILE], more[TILE];
-  for (size_t first = 0; first < dst.n; first += TILE) {
-    size_t n = dst.n - first < TILE ? dst.n - first : TILE;
-    memcpy(tile, sum + first, n * sizeof *tile);
-    pith__kernels()->scale(factor, tile, n);
-    pith__span_store(dst, first, n, tile, PITH_SET, more);
-  }
-}
-
 static pith_status powersgd_consume(const pith_value *a, size_t index, const void *buffer, pith_span dst, void *part,
                                     const pith_ctx *ctx) {
   shape s = shape_of(a, dst.n, ctx->rows);
   float factor = 1.0f / (float)ctx->ranks, *q = part, *p = s.dense ? NULL : q + s.rank * s.cols;
   if (s.dense) {
     if (index == 1) {
-      consume_dense(buffer, factor, dst);
+      apply_values(buffer, factor, dst, PITH_SET);
     }
   } else if (index == 0) {
     memcpy(p, buffer, s.rank * s.rows * sizeof *p);

@@ -6,8 +6,6 @@
  */
 #include "codec/block.h"
 
-static size_t packed(int bits, size_t n) { return (n * (size_t)bits + 7) / 8; }
-
 /* ---- q ----------------------------------------------------------------------------------------------------------- */
 
 enum { Q_BITS, Q_BUCKET, Q_ROUND };
@@ -29,9 +27,10 @@ static uint32_t q_caps(const pith_value *a) {
 
 static size_t q_block(const pith_value *a) { return (size_t)a[Q_BUCKET].i; }
 
-static size_t q_bound(const pith_value *a, size_t n) { return Q_HEAD + packed((int)a[Q_BITS].i, n); }
+static size_t q_bound(const pith_value *a, size_t n) { return Q_HEAD + pith__packed_size(n, (size_t)a[Q_BITS].i); }
 
-static size_t q_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index, const pith_ctx *ctx) {
+static size_t q_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index,
+                       const pith_ctx *ctx) {
   const pith_kernels *kernels = pith__kernels();
   int bits = (int)a[Q_BITS].i;
   float lo, hi, top = (float)((1 << bits) - 1);
@@ -103,18 +102,19 @@ static int qsgd_bits(const pith_value *a) {
   return bits;
 }
 
-static size_t qsgd_bound(const pith_value *a, size_t n) { return QSGD_HEAD + packed(qsgd_bits(a), n); }
+static size_t qsgd_bound(const pith_value *a, size_t n) {
+  return QSGD_HEAD + pith__packed_size(n, (size_t)qsgd_bits(a));
+}
 
-static size_t qsgd_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index, const pith_ctx *ctx) {
+static size_t qsgd_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index,
+                          const pith_ctx *ctx) {
   uint32_t most = pith__kernels()->absmax(x, n);
   int32_t levels = (int32_t)a[QSGD_LEVELS].i;
   float norm = most >= PITH_INF_BITS || a[QSGD_NORM].i ? pith__float_of(most) : (float)pith__norm(x, n);
   if (pith__bits_of(norm) >= PITH_INF_BITS) {
     return pith__put_not_finite(out, 1, qsgd_bound(a, n));
   }
-  if (norm < PITH_SCALE_MIN) {
-    norm = 0.0f;
-  }
+  norm = pith__usable_scale(norm);
   pith_quantizer q = {.inverse = norm > 0 ? (float)levels / norm : 0.0f, .zero = levels, .top = 2 * levels};
   pith_key key = pith__rng_key(ctx, PITH_DOMAIN_ROUND, index);
   pith__put_f32(out, norm);

@@ -93,7 +93,7 @@ static size_t scratch(const pith_value *a, size_t n) {
 static int all_finite(pith_cspan src, float *buffer) {
   uint32_t largest = 0;
   for (size_t at = 0; at < src.n && largest < PITH_INF_BITS; at += PITH_TILE) {
-    size_t n = src.n - at < PITH_TILE ? src.n - at : PITH_TILE;
+    size_t n = pith__least(PITH_TILE, src.n - at);
     largest = pith__kernels()->absmax(pith__span_load(src, at, n, buffer), n);
   }
   return largest < PITH_INF_BITS;
@@ -116,7 +116,7 @@ static pith_status encode(const pith_value *a, pith_cspan src, pith_out *out, vo
   pith_value_writer writer;
   pith__value_writer_init(&writer, format_of(a).coding, out->data);
   for (size_t first = 0; first < k; first += PITH_VALUES_BLOCK) {
-    size_t n = k - first < PITH_VALUES_BLOCK ? k - first : PITH_VALUES_BLOCK;
+    size_t n = pith__least(PITH_VALUES_BLOCK, k - first);
     draw(&p, first, n, place);
     gather(src, place, n, values);
     for (size_t i = 0; !finite && i < n; i++) {
@@ -139,7 +139,7 @@ static pith_status decode(const pith_value *a, pith_bytes in, pith_span dst, pit
     pith__span_clear(dst);
   }
   for (size_t first = 0; first < k; first += PITH_VALUES_BLOCK) {
-    size_t n = k - first < PITH_VALUES_BLOCK ? k - first : PITH_VALUES_BLOCK;
+    size_t n = pith__least(PITH_VALUES_BLOCK, k - first);
     draw(&p, first, n, place);
     pith__values_read(format_of(a), in.data, first, n, values);
     pith__kernels()->scale(factor, values, n);

@@ -21,8 +21,6 @@ size_t pith__ratio_count(double ratio, size_t n) {
   return count >= (double)n ? n : (size_t)count;
 }
 
-static size_t tile_size(size_t n, size_t at) { return n - at < PITH_TILE ? n - at : PITH_TILE; }
-
 /* ---- Walking --------------------------------------------------------------------------------------------------- */
 
 pith_tile pith__tile_take(pith_arena *arena) {
@@ -85,7 +83,7 @@ static void pick_tile(pith_picker *p, size_t first, size_t n) {
 int pith__picker_next(pith_picker *p) {
   p->count = 0;
   while (p->count == 0 && p->at < p->pick.src.n) {
-    size_t first = p->at, n = tile_size(p->pick.src.n, first);
+    size_t first = p->at, n = pith__least(PITH_TILE, p->pick.src.n - first);
     pick_tile(p, first, n);
     p->at = first + n;
   }
@@ -95,7 +93,7 @@ int pith__picker_next(pith_picker *p) {
 size_t pith__span_count(pith_cspan src, pith_side side, uint32_t cut, float *buffer) {
   size_t count = 0;
   for (size_t at = 0; at < src.n; at += PITH_TILE) {
-    size_t n = tile_size(src.n, at);
+    size_t n = pith__least(PITH_TILE, src.n - at);
     count += pith__kernels()->count(pith__span_load(src, at, n, buffer), n, side, cut);
   }
   return count;
@@ -122,7 +120,7 @@ static void count_digit(const pith_selector *s, pith_cspan src, pith_side side, 
   memset(s->bins, 0, bins * sizeof *s->bins);
   memset(s->totals, 0, bins * sizeof *s->totals);
   for (size_t at = 0; at < src.n; at += PITH_TILE) {
-    size_t n = tile_size(src.n, at);
+    size_t n = pith__least(PITH_TILE, src.n - at);
     const float *x = pith__span_load(src, at, n, s->tile.loaded);
     pith__kernels()->histogram(x, n, side, d.shift, (uint32_t)bins - 1, d.shift + d.bits, prefix, s->bins);
     if (at % CHUNK == 0) {
@@ -214,7 +212,7 @@ static size_t keep_within(const pith_selector *s, size_t start, size_t count, ui
 static int gather(const pith_selector *s, pith_cspan src, pith_side side, bracket b, size_t *within, size_t *above) {
   size_t count = 0, outside = 0;
   for (size_t at = 0; at < src.n; at += PITH_TILE) {
-    size_t n = tile_size(src.n, at);
+    size_t n = pith__least(PITH_TILE, src.n - at);
     const float *x = pith__span_load(src, at, n, s->tile.loaded);
     size_t found = pith__kernels()->collect(x, n, side, b.low + 1, s->candidate_place + count, s->candidate + count);
     size_t kept = keep_within(s, count, found, (uint32_t)at, b.high);
@@ -292,7 +290,7 @@ pith_pick pith__select_sampled(const pith_selector *s, pith_cspan src, size_t k,
 static double mean_above(const pith_selector *s, pith_cspan src, float floor) {
   double sum = 0, count = 0;
   for (size_t at = 0; at < src.n; at += PITH_TILE) {
-    size_t n = tile_size(src.n, at);
+    size_t n = pith__least(PITH_TILE, src.n - at);
     const float *x = pith__span_load(src, at, n, s->tile.loaded);
     if (floor > 0) {
       n = pith__kernels()->collect(x, n, PITH_SIDE_BOTH, pith__bits_of(floor), s->tile.place, s->tile.value);
@@ -306,8 +304,8 @@ static double mean_above(const pith_selector *s, pith_cspan src, float floor) {
   return sum / count;
 }
 
-/* SIDCo: |x| beyond a floor falls off like an exponential whose mean is that of the excess. Going to the wanted share in
- * three steps, a quarter each and then the rest, follows tails that are heavier or lighter than that. */
+/* SIDCo: |x| beyond a floor falls off like an exponential whose mean is that of the excess. Going to the wanted
+ * share in three steps, a quarter each and then the rest, follows tails that are heavier or lighter than that. */
 pith_pick pith__select_fit(const pith_selector *s, pith_cspan src, size_t k, const pith_ctx *ctx) {
   if (!s->sample || k == src.n) {
     return pith__select_top(s, src, PITH_SIDE_BOTH, k, ctx);

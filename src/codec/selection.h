@@ -2,16 +2,18 @@
  * Which values a sparsifier sends, and walking through them.
  *
  * A pith_pick says which: everything above a cut, and the first few that equal it, so that an exact number travels
- * whatever the ties. A pith_picker walks through them in order, in batches; it can be rewound, since writers pass twice.
+ * whatever the ties. A pith_picker walks through them in order, in batches; it can be rewound, since writers pass
+ * twice.
  *
  * Finding the exact cut costs one pass in the usual case: a sample brackets it, the values within the bracket are
- * copied to scratch, and the cut is selected among these few. A sample that misled is noticed, and then three histograms
- * over the whole tensor, which cannot fail, find the cut digit by digit.
+ * copied to scratch, and the cut is selected among these few. A sample that misled is noticed, and then three
+ * histograms over the whole tensor, which cannot fail, find the cut digit by digit.
  */
 #ifndef PITH_CODEC_SELECTION_H
 #define PITH_CODEC_SELECTION_H
 
 #include "base/arena.h"
+#include "base/size.h"
 #include "codec/codec.h"
 #include "kernel/kernel.h"
 

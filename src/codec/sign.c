@@ -4,8 +4,6 @@
  */
 #include "codec/block.h"
 
-static size_t sign_bytes(size_t n) { return (n + 7) / 8; }
-
 /* ---- sign -------------------------------------------------------------------------------------------------------- */
 
 enum { SIGN_SCALE, SIGN_BUCKET };
@@ -13,7 +11,8 @@ enum { SCALE_ONE, SCALE_MEAN, SCALE_UNBIASED };
 #define SIGN_HEAD 4 /* the scale */
 
 static const pith_param sign_params[] = {
-    {"scale", PITH_PARAM_CHOICE, 0, 0, "one", "one|mean|unbiased", "1 and a majority vote; mean |x|; Σx²/Σ|x| (after a rotation)"},
+    {"scale", PITH_PARAM_CHOICE, 0, 0, "one", "one|mean|unbiased",
+     "1 and a majority vote; mean |x|; Σx²/Σ|x| (after a rotation)"},
     PITH_PARAM_BUCKET("4096"),
     {0},
 };
@@ -29,7 +28,7 @@ static size_t sign_block(const pith_value *a) { return (size_t)a[SIGN_BUCKET].i;
 
 static size_t sign_bound(const pith_value *a, size_t n) {
   (void)a;
-  return SIGN_HEAD + sign_bytes(n);
+  return SIGN_HEAD + pith__packed_size(n, 1);
 }
 
 static float sign_scale(int64_t kind, const float *x, size_t n) {
@@ -44,7 +43,8 @@ static float sign_scale(int64_t kind, const float *x, size_t n) {
   return sum_abs > 0 ? (float)(norm * (norm / sum_abs)) : 0.0f;
 }
 
-static size_t sign_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index, const pith_ctx *ctx) {
+static size_t sign_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index,
+                          const pith_ctx *ctx) {
   (void)index, (void)ctx;
   if (pith__kernels()->absmax(x, n) >= PITH_INF_BITS) {
     return pith__put_not_finite(out, 1, sign_bound(a, n));
@@ -107,7 +107,7 @@ static size_t signmean_block(const pith_value *a) { return (size_t)a[SIGNMEAN_BU
 
 static size_t signmean_bound(const pith_value *a, size_t n) {
   (void)a;
-  return SIGNMEAN_HEAD + sign_bytes(n);
+  return SIGNMEAN_HEAD + pith__packed_size(n, 1);
 }
 
 /* The mean of the values on one side of zero; a slower sum where that of the kernel overflowed. */
@@ -122,7 +122,8 @@ static float mean_of_side(const float *x, size_t n, int negative, float sum, siz
   return count ? (float)(total / (double)count) : 0.0f;
 }
 
-static size_t signmean_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index, const pith_ctx *ctx) {
+static size_t signmean_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index,
+                              const pith_ctx *ctx) {
   (void)index, (void)ctx;
   pith_halves h;
   if (pith__kernels()->absmax(x, n) >= PITH_INF_BITS) {
@@ -135,8 +136,8 @@ static size_t signmean_encode(const pith_value *a, const float *x, size_t n, uin
   return signmean_bound(a, n);
 }
 
-static void signmean_decode(const pith_value *a, const uint8_t *in, size_t n, float *dst, pith_mode mode, uint64_t index,
-                            const pith_ctx *ctx) {
+static void signmean_decode(const pith_value *a, const uint8_t *in, size_t n, float *dst, pith_mode mode,
+                            uint64_t index, const pith_ctx *ctx) {
   (void)a, (void)index, (void)ctx;
   pith__kernels()->sign_unpack(in + SIGNMEAN_HEAD, n, pith__get_f32(in + 4), pith__get_f32(in), mode, dst);
 }

@@ -50,7 +50,7 @@ size_t pith__sparse_encode_dense(uint8_t *out, pith_value_coding coding, pith_cs
   pith_index_plan plan = {PITH_INDEX_DENSE, 0, 0};
   pith__value_writer_init(&values, coding, pith__sparse_put_head(out, plan, (pith_value_format){coding, 0}, src.n));
   for (size_t at = 0; at < src.n; at += PITH_TILE) {
-    size_t n = src.n - at < PITH_TILE ? src.n - at : PITH_TILE;
+    size_t n = pith__least(PITH_TILE, src.n - at);
     pith__values_write(&values, pith__span_load(src, at, n, buffer), n);
   }
   return (size_t)(pith__value_writer_finish(&values) - out);
@@ -83,7 +83,7 @@ static const uint8_t *check_indices(const pith_sparse *view, size_t n, const uin
     return view->count == n ? view->indices : NULL;
   }
   for (size_t left = view->count; left > 0;) {
-    size_t part = left < PITH_VALUES_BLOCK ? left : PITH_VALUES_BLOCK;
+    size_t part = pith__least(PITH_VALUES_BLOCK, left);
     if (!pith__index_read(&r, place, part)) {
       return NULL;
     }
@@ -162,7 +162,7 @@ static void apply_indexed(const pith_sparse *view, pith_span dst, pith_apply app
   float values[PITH_VALUES_BLOCK];
   start_indices(view, dst.n, view->end, &r);
   for (size_t first = 0; first < view->count; first += PITH_VALUES_BLOCK) {
-    size_t left = view->count - first, n = left < PITH_VALUES_BLOCK ? left : PITH_VALUES_BLOCK;
+    size_t n = pith__least(PITH_VALUES_BLOCK, view->count - first);
     pith__index_read(&r, place, n);
     pith__values_read(view->format, view->values, first, n, values);
     pith__span_scatter(dst, place, values, n, apply);
@@ -174,7 +174,7 @@ static void apply_dense(const pith_sparse *view, pith_span dst, pith_apply apply
   float values[PITH_VALUES_BLOCK], buffer[PITH_VALUES_BLOCK];
   pith_mode mode = apply == PITH_APPLY_SET ? PITH_SET : PITH_ADD;
   for (size_t first = 0; first < view->count; first += PITH_VALUES_BLOCK) {
-    size_t left = view->count - first, n = left < PITH_VALUES_BLOCK ? left : PITH_VALUES_BLOCK;
+    size_t n = pith__least(PITH_VALUES_BLOCK, view->count - first);
     pith__values_read(view->format, view->values, first, n, values);
     if (apply == PITH_APPLY_SUB) {
       pith__kernels()->scale(-1.0f, values, n);

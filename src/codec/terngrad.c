@@ -25,7 +25,8 @@ static size_t tern_bound(const pith_value *a, size_t n) {
   return TERN_HEAD + (n + 4) / 5;
 }
 
-static size_t tern_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index, const pith_ctx *ctx) {
+static size_t tern_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index,
+                          const pith_ctx *ctx) {
   uint32_t most = pith__kernels()->absmax(x, n);
   if (most >= PITH_INF_BITS) {
     return pith__put_not_finite(out, 1, tern_bound(a, n));
@@ -35,9 +36,7 @@ static size_t tern_encode(const pith_value *a, const float *x, size_t n, uint8_t
     float clip = (float)(a[TERN_CLIP].f * pith__norm(x, n) / sqrt((double)n));
     scale = clip < scale ? clip : scale;
   }
-  if (scale < PITH_SCALE_MIN) {
-    scale = 0.0f;
-  }
+  scale = pith__usable_scale(scale);
   pith_key key = pith__rng_key(ctx, PITH_DOMAIN_ROUND, index);
   pith__put_f32(out, scale);
   pith__kernels()->tern_pack(x, n, scale, scale > 0 ? 1.0f / scale : 0.0f, key, (uint32_t)index, out + TERN_HEAD);
@@ -46,7 +45,9 @@ static size_t tern_encode(const pith_value *a, const float *x, size_t n, uint8_t
 
 static size_t tern_check_block(const pith_value *a, pith_bytes in, size_t n) {
   size_t size = tern_bound(a, n);
-  return size <= in.size && pith__kernels()->byte_max((const uint8_t *)in.data + TERN_HEAD, size - TERN_HEAD) <= 242 ? size : 0;
+  return size <= in.size && pith__kernels()->byte_max((const uint8_t *)in.data + TERN_HEAD, size - TERN_HEAD) <= 242
+             ? size
+             : 0;
 }
 
 static void tern_decode(const pith_value *a, const uint8_t *in, size_t n, float *dst, pith_mode mode, uint64_t index,

@@ -3,8 +3,8 @@
  * that exactly k do. NaN and Inf order above everything and are therefore sent, as NaN.
  *
  * `select=sampled` and `select=fit` trade the exact number for a cut from a sample (DGC) or from a fitted tail (SIDCo);
- * k/2 to 2k values travel then. `warmup` starts at a ratio of 1/4 and divides it by four, four times over that many steps
- * or until `ratio` is reached, as DGC does.
+ * k/2 to 2k values travel then. `warmup` starts at a ratio of 1/4 and divides it by four, four times over that many
+ * steps or until `ratio` is reached, as DGC does.
  */
 #include <math.h>
 

@@ -19,16 +19,14 @@ static size_t tree8_bound(const pith_value *a, size_t n) {
   return TREE8_HEAD + n;
 }
 
-static size_t tree8_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index, const pith_ctx *ctx) {
+static size_t tree8_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index,
+                           const pith_ctx *ctx) {
   (void)index, (void)ctx;
   uint32_t most = pith__kernels()->absmax(x, n);
   if (most >= PITH_INF_BITS) {
     return pith__put_not_finite(out, 1, tree8_bound(a, n));
   }
-  float scale = pith__float_of(most);
-  if (scale < PITH_SCALE_MIN) {
-    scale = 0.0f;
-  }
+  float scale = pith__usable_scale(pith__float_of(most));
   pith__put_f32(out, scale);
   pith__kernels()->tree8_pack(x, n, scale > 0 ? 1.0f / scale : 0.0f, out + TREE8_HEAD);
   return tree8_bound(a, n);

@@ -7,6 +7,7 @@
 
 #include "base/half.h"
 #include "base/saturate.h"
+#include "base/size.h"
 #include "codec/bitstream.h"
 #include "kernel/kernel.h"
 
@@ -122,7 +123,7 @@ void pith__value_writer_init(pith_value_writer *w, pith_value_coding coding, uin
 
 void pith__values_write(pith_value_writer *w, const float *x, size_t n) {
   while (n > 0) {
-    size_t room = PITH_VALUES_BLOCK - w->fill, part = n < room ? n : room;
+    size_t room = PITH_VALUES_BLOCK - w->fill, part = pith__least(n, room);
     memcpy(w->block + w->fill, x, part * sizeof *x);
     w->fill += part;
     x += part;
@@ -181,7 +182,7 @@ static void read_mean(const uint8_t *in, size_t n, float *x) {
 static void read_buckets(pith_value_format format, const uint8_t *in, size_t first, size_t n, float *x) {
   unsigned width = pith__values_bits(format.levels);
   const uint8_t *numbers = in + format.levels * sizeof(float) + first / 8 * width;
-  pith_bit_reader bits = {numbers, numbers + (n * width + 7) / 8, 0, 0};
+  pith_bit_reader bits = {numbers, numbers + pith__packed_size(n, width), 0, 0};
   for (size_t i = 0; i < n; i++) {
     uint64_t number = 0;
     pith__bits_get(&bits, width, &number);

@@ -1,7 +1,9 @@
-/* The public calls that move values: arguments are checked here, scratch is found here, the layers below do the work. */
+/* The public calls that move values: arguments are checked here, scratch is found here, the layers below do the
+ * work. */
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/size.h"
 #include "kernel/kernel.h"
 #include "memory/memory.h"
 
@@ -29,7 +31,8 @@ static pith_status read_ctx(const pith_codec *codec, const pith_ctx *given, pith
   size_t granule = codec->granule;
   PITH_REQUIRE(granule ? ctx->offset % granule == 0 : ctx->offset == 0, PITH_ERR_ARGUMENT,
                "%s: a piece cannot start at value %llu: %s %zu", codec->spec, (unsigned long long)ctx->offset,
-               granule ? "pieces start at multiples of" : "the method needs the whole layer, so the offset must be", granule);
+               granule ? "pieces start at multiples of" : "the method needs the whole layer, so the offset must be",
+               granule);
   return PITH_OK;
 }
 
@@ -43,13 +46,14 @@ size_t pith_codec_scratch(const pith_codec *codec, size_t n) {
 }
 
 /* Points at the caller's scratch, or at fresh memory that must then be freed: *owned, else NULL. */
-static pith_status find_scratch(const pith_codec *codec, size_t n, const pith_ctx *ctx, pith_feed_scratch *scratch, void **owned) {
+static pith_status find_scratch(const pith_codec *codec, size_t n, const pith_ctx *ctx, pith_feed_scratch *scratch,
+                                void **owned) {
   size_t need = pith_codec_scratch(codec, n);
   void *memory = ctx->scratch;
   *owned = NULL;
   if (memory) {
-    PITH_REQUIRE(ctx->scratch_size >= need, PITH_ERR_BUFFER, "%s: %zu values need %zu bytes of scratch, not %zu", codec->spec, n,
-                 need, ctx->scratch_size);
+    PITH_REQUIRE(ctx->scratch_size >= need, PITH_ERR_BUFFER, "%s: %zu values need %zu bytes of scratch, not %zu",
+                 codec->spec, n, need, ctx->scratch_size);
   } else if (need) {
     memory = *owned = need < SIZE_MAX ? malloc(need) : NULL;
     PITH_REQUIRE(memory, PITH_ERR_MEMORY, "%s: no memory for %zu bytes of scratch", codec->spec, need);
@@ -61,7 +65,8 @@ static pith_status find_scratch(const pith_codec *codec, size_t n, const pith_ct
 
 /* ---- Encode, decode, aggregate ----------------------------------------------------------------------------------- */
 
-pith_status pith_encode(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out, const pith_ctx *given) {
+pith_status pith_encode(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
+                        const pith_ctx *given) {
   pith_ctx ctx;
   PITH_REQUIRE(codec && out, PITH_ERR_ARGUMENT, "pith_encode: codec and out must not be NULL");
   PITH_TRY(check_tensor(codec, src.data, src.n, src.dtype));
@@ -69,7 +74,8 @@ pith_status pith_encode(const pith_codec *codec, pith_state *state, pith_cspan s
   PITH_TRY(pith__state_fits(codec, state, src.n, &ctx));
   size_t bound = pith_codec_bound(codec, src.n);
   PITH_REQUIRE(out->capacity >= bound && (out->data || bound == 0), PITH_ERR_BUFFER,
-               "%s: %zu values take up to %zu bytes, the buffer has %zu", codec->spec, src.n, bound, out->data ? out->capacity : 0);
+               "%s: %zu values take up to %zu bytes, the buffer has %zu", codec->spec, src.n, bound,
+               out->data ? out->capacity : 0);
   if (state) {
     ctx.rows = state->rows;
   }
@@ -88,13 +94,15 @@ pith_status pith_decode(const pith_codec *codec, pith_bytes in, pith_span dst, p
   pith_ctx ctx;
   PITH_REQUIRE(codec, PITH_ERR_ARGUMENT, "pith_decode: codec must not be NULL");
   PITH_REQUIRE(in.data || in.size == 0, PITH_ERR_ARGUMENT, "pith_decode: %zu bytes at NULL", in.size);
-  PITH_REQUIRE(mode == PITH_SET || mode == PITH_ADD, PITH_ERR_ARGUMENT, "pith_decode: mode %d is neither SET nor ADD", (int)mode);
+  PITH_REQUIRE(mode == PITH_SET || mode == PITH_ADD, PITH_ERR_ARGUMENT, "pith_decode: mode %d is neither SET nor ADD",
+               (int)mode);
   PITH_TRY(check_tensor(codec, dst.data, dst.n, dst.dtype));
   PITH_TRY(read_ctx(codec, given, &ctx));
   pith_feed_scratch scratch;
   void *owned;
   PITH_TRY(find_scratch(codec, dst.n, &ctx, &scratch, &owned));
-  pith_status status = pith__codec_decode(codec, in, dst, mode == PITH_ADD ? PITH_APPLY_ADD : PITH_APPLY_SET, scratch.chain, &ctx);
+  pith_status status =
+      pith__codec_decode(codec, in, dst, mode == PITH_ADD ? PITH_APPLY_ADD : PITH_APPLY_SET, scratch.chain, &ctx);
   free(owned);
   return status;
 }
@@ -108,7 +116,7 @@ pith_status pith_aggregate(const pith_codec *codec, pith_span sum, const pith_ct
   PITH_TRY(read_ctx(codec, given, &ctx));
   float tile[AGGREGATE_TILE];
   for (size_t first = 0; first < sum.n; first += AGGREGATE_TILE) {
-    size_t n = sum.n - first < AGGREGATE_TILE ? sum.n - first : AGGREGATE_TILE;
+    size_t n = pith__least(AGGREGATE_TILE, sum.n - first);
     float *x = sum.dtype == PITH_F32 ? (float *)sum.data + first : tile;
     pith__span_load((pith_cspan){sum.data, sum.n, sum.dtype}, first, n, x);
     if (codec->caps & PITH_CAP_VOTE) {
@@ -128,7 +136,8 @@ pith_status pith_aggregate(const pith_codec *codec, pith_span sum, const pith_ct
 static pith_status check_round(const pith_codec *codec, const pith_state *state, size_t index) {
   PITH_REQUIRE(codec && state, PITH_ERR_ARGUMENT, "rounds need a codec and a state");
   size_t rounds = pith_codec_rounds(codec);
-  PITH_REQUIRE(index < rounds, PITH_ERR_ARGUMENT, "%s has %zu rounds; there is no round %zu", codec->spec, rounds, index);
+  PITH_REQUIRE(index < rounds, PITH_ERR_ARGUMENT, "%s has %zu rounds; there is no round %zu", codec->spec, rounds,
+               index);
   return PITH_OK;
 }
 
@@ -138,9 +147,11 @@ pith_status pith_round_describe(const pith_codec *codec, const pith_state *state
   return codec->ops->describe(codec->args, state->n, state->rows, index, round);
 }
 
-static pith_status read_round_ctx(const pith_codec *codec, const pith_state *state, const pith_ctx *given, pith_ctx *ctx) {
+static pith_status read_round_ctx(const pith_codec *codec, const pith_state *state, const pith_ctx *given,
+                                  pith_ctx *ctx) {
   PITH_TRY(read_ctx(codec, given, ctx));
-  PITH_REQUIRE(ctx->offset == 0, PITH_ERR_ARGUMENT, "%s: rounds work on whole layers, so the offset must be 0", codec->spec);
+  PITH_REQUIRE(ctx->offset == 0, PITH_ERR_ARGUMENT, "%s: rounds work on whole layers, so the offset must be 0",
+               codec->spec);
   ctx->rows = state->rows;
   if (codec->ops->admit) {
     PITH_TRY(codec->ops->admit(codec->args, ctx));
@@ -152,8 +163,8 @@ static pith_status read_round_ctx(const pith_codec *codec, const pith_state *sta
 static pith_status check_buffer(const pith_codec *codec, const pith_state *state, size_t index, const void *buffer) {
   pith_round round;
   PITH_TRY(pith_round_describe(codec, state, index, &round));
-  PITH_REQUIRE(buffer || round.count == 0, PITH_ERR_ARGUMENT, "%s: round %zu has %zu values at NULL", codec->spec, index,
-               round.count);
+  PITH_REQUIRE(buffer || round.count == 0, PITH_ERR_ARGUMENT, "%s: round %zu has %zu values at NULL", codec->spec,
+               index, round.count);
   return PITH_OK;
 }
 
@@ -164,8 +175,8 @@ pith_status pith_round_produce(const pith_codec *codec, pith_state *state, size_
   PITH_TRY(check_tensor(codec, src.data, src.n, src.dtype));
   PITH_TRY(read_round_ctx(codec, state, given, &ctx));
   PITH_REQUIRE(src.n == state->n, PITH_ERR_STATE, "the state is for %zu values, not %zu", state->n, src.n);
-  PITH_REQUIRE(index == 0 || index == state->round, PITH_ERR_STATE, "%s: round %zu must be consumed before round %zu is produced",
-               codec->spec, index - 1, index);
+  PITH_REQUIRE(index == 0 || index == state->round, PITH_ERR_STATE,
+               "%s: round %zu must be consumed before round %zu is produced", codec->spec, index - 1, index);
   PITH_TRY(check_buffer(codec, state, index, buffer));
   float tile[PITH_FEED_TILE];
   if (index == 0) {
@@ -179,13 +190,15 @@ pith_status pith_round_produce(const pith_codec *codec, pith_state *state, size_
   return PITH_OK;
 }
 
-pith_status pith_round_consume(const pith_codec *codec, pith_state *state, size_t index, const void *buffer, pith_span dst,
-                               const pith_ctx *given) {
+pith_status pith_round_consume(const pith_codec *codec, pith_state *state, size_t index, const void *buffer,
+                               pith_span dst, const pith_ctx *given) {
   pith_ctx ctx;
   PITH_TRY(check_round(codec, state, index));
   PITH_TRY(read_round_ctx(codec, state, given, &ctx));
-  PITH_REQUIRE(index == state->round, PITH_ERR_STATE, "%s: round %zu is next, not %zu", codec->spec, state->round, index);
-  PITH_REQUIRE(state->produced, PITH_ERR_STATE, "%s: round %zu must be produced before it is consumed", codec->spec, index);
+  PITH_REQUIRE(index == state->round, PITH_ERR_STATE, "%s: round %zu is next, not %zu", codec->spec, state->round,
+               index);
+  PITH_REQUIRE(state->produced, PITH_ERR_STATE, "%s: round %zu must be produced before it is consumed", codec->spec,
+               index);
   PITH_TRY(check_buffer(codec, state, index, buffer));
   int last = index + 1 == pith_codec_rounds(codec);
   if (last) {

@@ -71,9 +71,7 @@ INLINE vi draw(pith_key key, uint32_t index) {
   return i_xor(x, i_shr(x, 15));
 }
 
-INLINE vf draw_unit(pith_key key, uint32_t index) {
-  return v_mul(v_from(i_shr(draw(key, index), 8)), v_set(0x1p-24f));
-}
+INLINE vf draw_unit(pith_key key, uint32_t index) { return v_mul(v_from(i_shr(draw(key, index), 8)), v_set(0x1p-24f)); }
 
 /* floor(t), or one more with the probability of the fraction. Whole numbers stay as they are. */
 INLINE vi round_random(vf t, pith_key key, uint32_t index) {
@@ -102,6 +100,7 @@ INLINE vi magnitude_bits(vf x) { return i_and(i_cast(x), i_set(0x7fffffff)); }
 #include "kernel/body_rotate.h"
 #include "kernel/body_select.h"
 #include "kernel/body_small.h"
+#include "kernel/body_variable.h"
 
 const pith_kernels KERNEL_TABLE = {
     .f16_to_f32 = k_f16_to_f32,
@@ -134,6 +133,11 @@ const pith_kernels KERNEL_TABLE = {
     .natural_unpack = k_natural_unpack,
     .tree8_pack = k_tree8_pack,
     .tree8_unpack = k_tree8_unpack,
+    .pack = {NULL, k_pack_1, k_pack_2, k_pack_3, k_pack_4, k_pack_5, k_pack_6, k_pack_7, k_pack_8},
+    .bounded_pack = k_bounded_pack,
+    .bounded_unpack = k_bounded_unpack,
+    .order_count = k_order_count,
+    .order_number = k_order_number,
     .rotate = k_rotate,
     .unrotate = k_unrotate,
     .count = k_count,

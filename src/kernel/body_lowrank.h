@@ -1,4 +1,5 @@
-/* The products of low rank. Matrices of r columns are kept column by column, so that rows of the gradient meet them along contiguous memory. Part of body.h. */
+/* The products of low rank. Matrices of r columns are kept column by column, so that rows of the gradient meet them
+ * along contiguous memory. Part of body.h. */
 
 #define COLUMNS 4 /* columns that share one pass over m */
 

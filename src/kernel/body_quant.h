@@ -1,7 +1,8 @@
-/* Uniform quantizers, quantizers with levels of any spacing, and signs. One body; bits are a constant of each instance. Part of body.h. */
+/* Uniform quantizers, quantizers with levels of any spacing, and signs. One body; bits are a constant of each
+ * instance. Part of body.h. */
 
-INLINE void quantize(const float *x, size_t n, const pith_quantizer *q, int bits, int random, pith_key key, uint32_t index,
-                     uint8_t *out) {
+INLINE void quantize(const float *x, size_t n, const pith_quantizer *q, int bits, int random, pith_key key,
+                     uint32_t index, uint8_t *out) {
   vf lo = v_set(q->lo), inverse = v_set(q->inverse);
   vi zero = i_set(q->zero), top = i_set(q->top), bottom = i_set(0);
   STEPS(i, k, n) {
@@ -22,20 +23,20 @@ INLINE void dequantize(const uint8_t *in, size_t n, const pith_dequantizer *q, i
   }
 }
 
-#define DEFINE_UNIFORM(b)                                                                                                \
-  static void k_quantize_##b(const float *x, size_t n, const pith_quantizer *q, uint8_t *out) {                          \
-    quantize(x, n, q, b, 0, (pith_key){0, 0}, 0, out);                                                                   \
-  }                                                                                                                      \
-  static void k_quantize_random_##b(const float *x, size_t n, const pith_quantizer *q, pith_key key, uint32_t index,     \
-                                    uint8_t *out) {                                                                      \
-    quantize(x, n, q, b, 1, key, index, out);                                                                            \
-  }                                                                                                                      \
-  static void k_dequantize_##b(const uint8_t *in, size_t n, const pith_dequantizer *q, pith_mode mode, float *dst) {     \
-    if (mode == PITH_ADD) {                                                                                              \
-      dequantize(in, n, q, b, PITH_ADD, dst);                                                                            \
-    } else {                                                                                                             \
-      dequantize(in, n, q, b, PITH_SET, dst);                                                                            \
-    }                                                                                                                    \
+#define DEFINE_UNIFORM(b)                                                                                            \
+  static void k_quantize_##b(const float *x, size_t n, const pith_quantizer *q, uint8_t *out) {                      \
+    quantize(x, n, q, b, 0, (pith_key){0, 0}, 0, out);                                                               \
+  }                                                                                                                  \
+  static void k_quantize_random_##b(const float *x, size_t n, const pith_quantizer *q, pith_key key, uint32_t index, \
+                                    uint8_t *out) {                                                                  \
+    quantize(x, n, q, b, 1, key, index, out);                                                                        \
+  }                                                                                                                  \
+  static void k_dequantize_##b(const uint8_t *in, size_t n, const pith_dequantizer *q, pith_mode mode, float *dst) { \
+    if (mode == PITH_ADD) {                                                                                          \
+      dequantize(in, n, q, b, PITH_ADD, dst);                                                                        \
+    } else {                                                                                                         \
+      dequantize(in, n, q, b, PITH_SET, dst);                                                                        \
+    }                                                                                                                \
   }
 DEFINE_UNIFORM(1)
 DEFINE_UNIFORM(2)
@@ -65,16 +66,16 @@ INLINE void lookup(const uint8_t *in, size_t n, const float *levels, int bits, p
   STEPS(i, k, n) { apply(dst + i, v_permute(table, get_bits(in + i / 8 * (size_t)bits, end, k, bits)), k, mode); }
 }
 
-#define DEFINE_LEVELS(b)                                                                                             \
-  static void k_classify_##b(const float *x, size_t n, float inverse, const float *cuts, uint8_t *out) {             \
-    classify(x, n, inverse, cuts, b, out);                                                                           \
-  }                                                                                                                  \
-  static void k_lookup_##b(const uint8_t *in, size_t n, const float *levels, pith_mode mode, float *dst) {           \
-    if (mode == PITH_ADD) {                                                                                          \
-      lookup(in, n, levels, b, PITH_ADD, dst);                                                                       \
-    } else {                                                                                                         \
-      lookup(in, n, levels, b, PITH_SET, dst);                                                                       \
-    }                                                                                                                \
+#define DEFINE_LEVELS(b)                                                                                   \
+  static void k_classify_##b(const float *x, size_t n, float inverse, const float *cuts, uint8_t *out) {   \
+    classify(x, n, inverse, cuts, b, out);                                                                 \
+  }                                                                                                        \
+  static void k_lookup_##b(const uint8_t *in, size_t n, const float *levels, pith_mode mode, float *dst) { \
+    if (mode == PITH_ADD) {                                                                                \
+      lookup(in, n, levels, b, PITH_ADD, dst);                                                             \
+    } else {                                                                                               \
+      lookup(in, n, levels, b, PITH_SET, dst);                                                             \
+    }                                                                                                      \
   }
 DEFINE_LEVELS(1)
 DEFINE_LEVELS(2)

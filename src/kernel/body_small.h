@@ -1,4 +1,5 @@
-/* Codes of a few bits that are not uniform levels: signs, trits, powers of two, the 8-bit dynamic tree. Part of body.h. */
+/* Codes of a few bits that are not uniform levels: signs, trits, powers of two, the 8-bit dynamic tree. Part of
+ * body.h. */
 
 static void k_sign_pack(const float *x, size_t n, uint8_t *out) {
   STEPS(i, k, n) {
@@ -30,13 +31,15 @@ INLINE vi draw_trits(const float *x, size_t k, vf clip, vf inverse, pith_key key
   return i_min(i_max(trit, i_set(0)), i_set(2));
 }
 
-static void k_tern_pack(const float *x, size_t n, float clip, float inverse, pith_key key, uint32_t index, uint8_t *out) {
+static void k_tern_pack(const float *x, size_t n, float clip, float inverse, pith_key key, uint32_t index,
+                        uint8_t *out) {
   for (size_t start = 0; start < n; start += TRIT_GROUP) {
     size_t m = n - start < TRIT_GROUP ? n - start : TRIT_GROUP, width = (m + 4) / 5;
     vi code = i_set(0);
     for (size_t digit = 5; digit-- > 0;) {
       size_t first = digit * width, k = first >= m ? 0 : m - first < width ? m - first : width;
-      vi trits = draw_trits(x + start + (k ? first : 0), k, v_set(clip), v_set(inverse), key, index + (uint32_t)(start + first));
+      vi trits = draw_trits(x + start + (k ? first : 0), k, v_set(clip), v_set(inverse), key,
+                            index + (uint32_t)(start + first));
       code = i_add(i_mul(code, i_set(3)), i_select(m_from((1u << k) - 1), trits, i_set(0)));
     }
     put_bytes(out + start / 5, code, width);
@@ -102,15 +105,17 @@ static void k_natural_unpack(const uint8_t *in, size_t n, int32_t top, pith_mode
  * Number m of the tree is 2^d + f, f < 2^d: d (0…6) says the decade, f the place in it, and the value is
  * 10^(d-6) · (0.1 + 0.9·(f + 1)/2^d). Tables by d, so that lanes of different decades go together:
  */
-#define TREE8_DECADES(scale) {1e-6f * (scale), 1e-5f * (scale), 1e-4f * (scale), 1e-3f * (scale), 1e-2f * (scale), 1e-1f * (scale), scale}
+#define TREE8_DECADES(scale) \
+  { 1e-6f * (scale), 1e-5f * (scale), 1e-4f * (scale), 1e-3f * (scale), 1e-2f * (scale), 1e-1f * (scale), scale }
 static const float tree8_power[LANES] = {1, 2, 4, 8, 16, 32, 64};
 static const float tree8_base[LANES] = TREE8_DECADES(0.1f);
-static const float tree8_step[LANES] = {0.9e-6f, 0.45e-5f,    0.225e-4f,   0.1125e-3f,
+static const float tree8_step[LANES] = {0.9e-6f,     0.45e-5f,     0.225e-4f, 0.1125e-3f,
                                         0.05625e-2f, 0.028125e-1f, 0.0140625f};
 /* Place in the decade = x · gain − shift, a whole number at each value. Below 10^-6 there is only 0, at place 0. */
-static const float tree8_gain[LANES] = {1e6f,           1e5f * (2 / 0.9f),  1e4f * (4 / 0.9f), 1e3f * (8 / 0.9f),
-                                        1e2f * (16 / 0.9f), 1e1f * (32 / 0.9f), 64 / 0.9f};
-static const float tree8_shift[LANES] = {0, 0.2f / 0.9f, 0.4f / 0.9f, 0.8f / 0.9f, 1.6f / 0.9f, 3.2f / 0.9f, 6.4f / 0.9f};
+static const float tree8_gain[LANES] = {
+    1e6f, 1e5f * (2 / 0.9f), 1e4f * (4 / 0.9f), 1e3f * (8 / 0.9f), 1e2f * (16 / 0.9f), 1e1f * (32 / 0.9f), 64 / 0.9f};
+static const float tree8_shift[LANES] = {0,           0.2f / 0.9f, 0.4f / 0.9f, 0.8f / 0.9f,
+                                         1.6f / 0.9f, 3.2f / 0.9f, 6.4f / 0.9f};
 
 static void k_tree8_pack(const float *x, size_t n, float inverse, uint8_t *out) {
   static const float border[7] = TREE8_DECADES(1.0f);

@@ -20,6 +20,8 @@
 
 #define PITH_INF_BITS 0x7f800000u /* |x| as bits: at or above this, x is not finite */
 
+#define PITH_ORDER_BINS 65536 /* of order_count and order_number */
+
 /* level = round((x - lo) · inverse) + zero, kept within 0…top. */
 typedef struct pith_quantizer {
   float lo, inverse;
@@ -52,8 +54,8 @@ typedef struct pith_kernels {
   void (*f32_to_f16)(const float *src, uint16_t *dst, size_t n);
   void (*f32_to_bf16)(const float *src, uint16_t *dst, size_t n);
 
-  /* Element by element. */
-  void (*blend)(const float *e, const float *g, float beta, float gamma, float *out, size_t n); /* βe + γg; out may be e or g */
+  /* Element by element. blend is βe + γg; out may be e or g. */
+  void (*blend)(const float *e, const float *g, float beta, float gamma, float *out, size_t n);
   void (*residual)(const float *p, const float *d, float *e, size_t n); /* e = p − d where that is finite; e may be p */
   void (*add)(const float *src, float *dst, size_t n);
   void (*scale)(float factor, float *x, size_t n);
@@ -67,7 +69,8 @@ typedef struct pith_kernels {
 
   /* Uniform quantizers, by bits 1…8. Value i takes bits i·b … i·b + b − 1 of the output, lowest bit first. */
   void (*quantize[9])(const float *x, size_t n, const pith_quantizer *q, uint8_t *out);
-  void (*quantize_random[9])(const float *x, size_t n, const pith_quantizer *q, pith_key key, uint32_t index, uint8_t *out);
+  void (*quantize_random[9])(const float *x, size_t n, const pith_quantizer *q, pith_key key, uint32_t index,
+                             uint8_t *out);
   void (*dequantize[9])(const uint8_t *in, size_t n, const pith_dequantizer *q, pith_mode mode, float *dst);
 
   /* Levels of any spacing, by bits 1…4: level = how many of the 2^b − 1 cuts are at or below x · inverse. */
@@ -90,6 +93,20 @@ typedef struct pith_kernels {
   /* The 8-bit dynamic tree (src/codec/tree8.c) of x · inverse, which lies in −1…1; decoded values are scaled. */
   void (*tree8_pack)(const float *x, size_t n, float inverse, uint8_t *out);
   void (*tree8_unpack)(const uint8_t *in, size_t n, float scale, pith_mode mode, float *dst);
+
+  /* Bytes below 2^b to b bits each, b = 1…8, as quantize packs its levels. */
+  void (*pack[9])(const uint8_t *in, size_t n, uint8_t *out);
+
+  /* Values to within `bound`: a tag of 2 bits each, and in `out` nothing (0), a multiple of `step` in one byte (1) or
+   * two (2), or the value itself (3). `out` has room for 4n bytes; those used are returned. x may be anything. */
+  size_t (*bounded_pack)(const float *x, size_t n, float bound, float step, uint8_t *tags, uint8_t *out);
+  void (*bounded_unpack)(const uint8_t *tags, const uint8_t *in, const uint8_t *end, size_t n, float step,
+                         pith_mode mode, float *dst);
+
+  /* Quantile buckets. A bin is the upper 16 bits of a float, in the order of the floats; both zeros share one.
+   * order_number gives each value the bucket of its bin, and adds it to the sum of that. */
+  void (*order_count)(const float *x, size_t n, uint64_t *count);
+  void (*order_number)(const float *x, size_t n, const uint8_t *bucket, double *sum, uint8_t *number);
 
   /* Seeded orthonormal rotation of n = 2^k values in place: random signs, then Hadamard, and back. */
   void (*rotate)(float *x, size_t n, pith_key key, uint32_t index);

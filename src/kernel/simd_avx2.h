@@ -64,7 +64,9 @@ INLINE void v_storen(float *p, vf x, size_t k) {
   _mm256_maskstore_ps(p, m.a, x.a);
   _mm256_maskstore_ps(p + 8, m.b, x.b);
 }
-INLINE vi x_widen8(__m128i bytes) { BOTH(vi, _mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))); }
+INLINE vi x_widen8(__m128i bytes) {
+  BOTH(vi, _mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)));
+}
 /* The low 16 bits of every lane, in order. */
 INLINE __m256i x_narrow16(vi x) {
   __m256i low = _mm256_set1_epi32(0xffff);
@@ -92,7 +94,8 @@ INLINE vi i_round(vf x) {
 INLINE vf v_from(vi x) { BOTH(vf, _mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)); }
 INLINE vf v_floor(vf x) { BOTH(vf, _mm256_floor_ps(x.a), _mm256_floor_ps(x.b)); }
 INLINE vf v_from_f16(const uint16_t *p) {
-  BOTH(vf, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8))));
+  BOTH(vf, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)),
+       _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8))));
 }
 INLINE void v_to_f16(uint16_t *p, vf x) {
   _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
@@ -100,7 +103,8 @@ INLINE void v_to_f16(uint16_t *p, vf x) {
 }
 
 INLINE uint32_t m_bits(vm m) {
-  return (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(m.a)) | (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(m.b)) << 8;
+  return (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(m.a)) | (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(m.b))
+                                                                      << 8;
 }
 INLINE vm m_from(uint32_t bits) {
   vi bit = {_mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128),
@@ -111,7 +115,8 @@ INLINE vi i_select(vm m, vi yes, vi no) {
   BOTH(vi, _mm256_blendv_epi8(no.a, yes.a, m.a), _mm256_blendv_epi8(no.b, yes.b, m.b));
 }
 INLINE vf v_select(vm m, vf yes, vf no) {
-  BOTH(vf, _mm256_blendv_ps(no.a, yes.a, _mm256_castsi256_ps(m.a)), _mm256_blendv_ps(no.b, yes.b, _mm256_castsi256_ps(m.b)));
+  BOTH(vf, _mm256_blendv_ps(no.a, yes.a, _mm256_castsi256_ps(m.a)),
+       _mm256_blendv_ps(no.b, yes.b, _mm256_castsi256_ps(m.b)));
 }
 /* Selections are sparse: walking the set bits costs less than a table of permutations. */
 INLINE void i_compress(uint32_t *p, vi x, vm m) {
@@ -129,12 +134,6 @@ INLINE void v_compress(float *p, vf x, vm m) {
   }
 }
 
-INLINE vf v_gather(const float *table, vi index) {
-  BOTH(vf, _mm256_i32gather_ps(table, index.a, 4), _mm256_i32gather_ps(table, index.b, 4));
-}
-INLINE vi i_gather(const int32_t *table, vi index) {
-  BOTH(vi, _mm256_i32gather_epi32(table, index.a, 4), _mm256_i32gather_epi32(table, index.b, 4));
-}
 INLINE __m256 x_permute(vf table, __m256i index) {
   __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28)); /* bit 3 of the index to the sign */
   return _mm256_blendv_ps(_mm256_permutevar8x32_ps(table.a, index), _mm256_permutevar8x32_ps(table.b, index), upper);

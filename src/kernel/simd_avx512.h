@@ -64,8 +64,6 @@ INLINE void i_compress(uint32_t *p, vi a, vm m) {
   _mm512_mask_storeu_epi32(p, x_first((size_t)__builtin_popcount(m)), _mm512_maskz_compress_epi32(m, a));
 }
 
-INLINE vf v_gather(const float *table, vi index) { return _mm512_i32gather_ps(index, table, 4); }
-INLINE vi i_gather(const int32_t *table, vi index) { return _mm512_i32gather_epi32(index, table, 4); }
 INLINE vf v_permute(vf table, vi index) { return _mm512_permutexvar_ps(index, table); }
 
 INLINE void i_pack(uint8_t *p, vi a, int bits) {
@@ -82,7 +80,8 @@ INLINE vi i_unpack(const uint8_t *p, size_t room, int bits) {
     return _mm512_cvtepu8_epi32(bytes);
   }
   __m512i pairs = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(bytes), _mm512_load_si512(x86_bytes[bits]));
-  return _mm512_and_si512(_mm512_srlv_epi32(pairs, _mm512_load_si512(x86_shift[bits])), _mm512_set1_epi32((1 << bits) - 1));
+  return _mm512_and_si512(_mm512_srlv_epi32(pairs, _mm512_load_si512(x86_shift[bits])),
+                          _mm512_set1_epi32((1 << bits) - 1));
 }
 
 INLINE vf x_butterfly(vf low, vf high, vm subtract) {

@@ -26,29 +26,23 @@ typedef struct vm { /* -1 where true, 0 where not: what a compiler can turn into
 } vm;
 
 #define EACH for (int j = 0; j < LANES; j++)
-#define DEFINE_F2(name, expression)       \
-  INLINE vf name(vf a, vf b) {            \
-    vf r;                                 \
-    EACH {                                \
-      r.v[j] = expression;                \
-    }                                     \
-    return r;                             \
+#define DEFINE_F2(name, expression) \
+  INLINE vf name(vf a, vf b) {      \
+    vf r;                           \
+    EACH { r.v[j] = expression; }   \
+    return r;                       \
   }
-#define DEFINE_I2(name, expression)       \
-  INLINE vi name(vi a, vi b) {            \
-    vi r;                                 \
-    EACH {                                \
-      r.v[j] = (int32_t)(expression);     \
-    }                                     \
-    return r;                             \
+#define DEFINE_I2(name, expression)          \
+  INLINE vi name(vi a, vi b) {               \
+    vi r;                                    \
+    EACH { r.v[j] = (int32_t)(expression); } \
+    return r;                                \
   }
-#define DEFINE_M2(name, type, expression) \
-  INLINE vm name(type a, type b) {        \
-    vm r;                                 \
-    EACH {                                \
-      r.v[j] = (expression) ? -1 : 0;     \
-    }                                     \
-    return r;                             \
+#define DEFINE_M2(name, type, expression)    \
+  INLINE vm name(type a, type b) {           \
+    vm r;                                    \
+    EACH { r.v[j] = (expression) ? -1 : 0; } \
+    return r;                                \
   }
 #define UNSIGNED(x) ((uint32_t)(x))
 
@@ -201,15 +195,6 @@ INLINE void i_compress(uint32_t *p, vi a, vm m) {
   }
 }
 
-INLINE vf v_gather(const float *table, vi index) {
-  vf r;
-  EACH { r.v[j] = table[index.v[j]]; }
-  return r;
-}
-INLINE vi i_gather(const int32_t *table, vi index) {
-  EACH { index.v[j] = table[index.v[j]]; }
-  return index;
-}
 /* Lane j of the result is lane index[j] of the table; indices 0…15. */
 INLINE vf v_permute(vf table, vi index) {
   vf r;

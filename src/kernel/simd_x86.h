@@ -50,9 +50,25 @@ INLINE __m128i x86_load(const uint8_t *p, size_t room, int bits) {
 #define FOUR(what, b, j) what(b, j), what(b, (j) + 1), what(b, (j) + 2), what(b, (j) + 3)
 #define ALL(what, b) FOUR(what, b, 0), FOUR(what, b, 4), FOUR(what, b, 8), FOUR(what, b, 12)
 static const uint8_t x86_bytes[8][64] __attribute__((aligned(64))) = {
-    {0}, {ALL(BYTES, 1)}, {ALL(BYTES, 2)}, {ALL(BYTES, 3)}, {ALL(BYTES, 4)}, {ALL(BYTES, 5)}, {ALL(BYTES, 6)}, {ALL(BYTES, 7)}};
+    {0},
+    {ALL(BYTES, 1)},
+    {ALL(BYTES, 2)},
+    {ALL(BYTES, 3)},
+    {ALL(BYTES, 4)},
+    {ALL(BYTES, 5)},
+    {ALL(BYTES, 6)},
+    {ALL(BYTES, 7)},
+};
 static const int32_t x86_shift[8][16] __attribute__((aligned(64))) = {
-    {0}, {ALL(SHIFT, 1)}, {ALL(SHIFT, 2)}, {ALL(SHIFT, 3)}, {ALL(SHIFT, 4)}, {ALL(SHIFT, 5)}, {ALL(SHIFT, 6)}, {ALL(SHIFT, 7)}};
+    {0},
+    {ALL(SHIFT, 1)},
+    {ALL(SHIFT, 2)},
+    {ALL(SHIFT, 3)},
+    {ALL(SHIFT, 4)},
+    {ALL(SHIFT, 5)},
+    {ALL(SHIFT, 6)},
+    {ALL(SHIFT, 7)},
+};
 #undef BYTES
 #undef SHIFT
 #undef FOUR

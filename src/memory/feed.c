@@ -1,23 +1,22 @@
 /*
  * Runs a memory around the chain.
  *
- * Block codecs go tile by tile: the values to send are made in a tile, encoded, decoded again where the memory asks what was
- * lost, and the rest goes back to the state, all while they are in the first-level cache. The payload of the whole is the
- * payloads of the tiles one after another, so nobody can tell.
+ * Block codecs go tile by tile: the values to send are made in a tile, encoded, decoded again where the memory asks
+ * what was lost, and the rest goes back to the state, all while they are in the first-level cache. The payload of the
+ * whole is the payloads of the tiles one after another, so nobody can tell.
  *
  * Whole codecs work on the memory's own buffer in place: first every value meets its gradient, then the codec runs over
  * the buffer, then what was sent is taken out.
  *
- * Values that are not finite travel (the loss scaler must see them) but never stay: a memory with a NaN in it would give
- * nothing else for the rest of the training.
+ * Values that are not finite travel (the loss scaler must see them) but never stay: a memory with a NaN in it would
+ * give nothing else for the rest of the training.
  */
 #include <math.h>
 #include <string.h>
 
+#include "base/size.h"
 #include "kernel/kernel.h"
 #include "memory/memory.h"
-
-static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
 static size_t feed_tile(const pith_codec *codec) {
   size_t granule = codec->granule ? codec->granule : 1;
@@ -29,7 +28,7 @@ static float *carrier(const pith_codec *codec, const pith_state *state) {
 }
 
 void pith__feed_take_scratch(const pith_codec *codec, size_t n, pith_arena *arena, pith_feed_scratch *scratch) {
-  size_t tile = least(feed_tile(codec), n);
+  size_t tile = pith__least(feed_tile(codec), n);
   *scratch = (pith_feed_scratch){.chain = pith__codec_take_scratch(codec, n, arena)};
   if (codec->memory) {
     scratch->gradient = pith__arena_take(arena, tile, sizeof(float));
@@ -55,7 +54,7 @@ static double sum_squares(const float *x, size_t n) {
 static double span_norm(pith_cspan src, size_t tile, float *buffer) {
   double sum = 0;
   for (size_t first = 0; first < src.n; first += tile) {
-    size_t n = least(tile, src.n - first);
+    size_t n = pith__least(tile, src.n - first);
     sum += sum_squares(pith__span_load(src, first, n, buffer), n);
   }
   return sqrt(sum);
@@ -79,7 +78,8 @@ static pith_status feed_tile_through(const pith_codec *codec, pith_state *state,
   PITH_TRY(pith__codec_encode(codec, (pith_cspan){scratch->sent, n, PITH_F32}, out, NULL, scratch->chain, ctx));
   if (codec->memory->after == PITH_AFTER_SUBTRACT) {
     pith_span decoded = {scratch->decoded, n, PITH_F32};
-    PITH_TRY(pith__codec_decode(codec, (pith_bytes){out->data, out->size}, decoded, PITH_APPLY_SET, scratch->chain, ctx));
+    PITH_TRY(
+        pith__codec_decode(codec, (pith_bytes){out->data, out->size}, decoded, PITH_APPLY_SET, scratch->chain, ctx));
   } else {
     memset(scratch->decoded, 0, n * sizeof(float));
   }
@@ -92,7 +92,7 @@ static pith_status feed_blocks(const pith_codec *codec, pith_state *state, pith_
   size_t tile = feed_tile(codec), used = 0;
   float gamma = gradient_factor(codec, src, tile, scratch->gradient, ctx);
   for (size_t first = 0; first < src.n; first += tile) {
-    size_t n = least(tile, src.n - first);
+    size_t n = pith__least(tile, src.n - first);
     pith_ctx here = *ctx;
     here.offset = ctx->offset + first;
     pith_out piece = {(uint8_t *)out->data + used, out->capacity - used, 0};
@@ -119,21 +119,23 @@ pith_cspan pith__feed_carried(const pith_codec *codec, const pith_state *state, 
   return codec->memory ? (pith_cspan){carrier(codec, state), state->n, PITH_F32} : src;
 }
 
-pith_cspan pith__feed_meet(const pith_codec *codec, pith_state *state, pith_cspan src, float *buffer, const pith_ctx *ctx) {
+pith_cspan pith__feed_meet(const pith_codec *codec, pith_state *state, pith_cspan src, float *buffer,
+                           const pith_ctx *ctx) {
   if (!codec->memory) {
     return src;
   }
   const size_t tile = PITH_FEED_TILE;
   float gamma = gradient_factor(codec, src, tile, buffer, ctx), *p = carrier(codec, state);
   for (size_t first = 0; first < src.n; first += tile) {
-    size_t n = least(tile, src.n - first);
+    size_t n = pith__least(tile, src.n - first);
     const float *g = pith__span_load(src, first, n, buffer);
     codec->memory->meet(codec->memory_args, state, first, g, gamma, p + first, n);
   }
   return pith__feed_carried(codec, state, src);
 }
 
-static pith_status take_out_sent(const pith_codec *codec, pith_state *state, pith_bytes sent, void *chain, const pith_ctx *ctx) {
+static pith_status take_out_sent(const pith_codec *codec, pith_state *state, pith_bytes sent, void *chain,
+                                 const pith_ctx *ctx) {
   pith_span residual = {state->residual, state->n, PITH_F32}, momentum = {state->momentum, state->n, PITH_F32};
   switch (codec->memory->after) {
     case PITH_AFTER_SUBTRACT:
@@ -157,14 +159,15 @@ static pith_status feed_whole(const pith_codec *codec, pith_state *state, pith_c
   return PITH_OK;
 }
 
-void pith__feed_settle(const pith_codec *codec, pith_state *state, pith_cspan decoded, float *buffer, const pith_ctx *ctx) {
+void pith__feed_settle(const pith_codec *codec, pith_state *state, pith_cspan decoded, float *buffer,
+                       const pith_ctx *ctx) {
   if (!codec->memory) {
     return;
   }
   const size_t tile = PITH_FEED_TILE;
   float *p = carrier(codec, state);
   for (size_t first = 0; first < state->n && codec->memory->after == PITH_AFTER_SUBTRACT; first += tile) {
-    size_t n = least(tile, state->n - first);
+    size_t n = pith__least(tile, state->n - first);
     const float *d = buffer;
     if (codec->ops->own) {
       codec->ops->own(codec->args, p + first, n, first, buffer, state->part, ctx);

@@ -14,7 +14,8 @@ static const pith_param ef_params[] = {
     {0},
 };
 
-static void ef_meet(const pith_value *a, pith_state *state, size_t first, const float *g, float gamma, float *p, size_t n) {
+static void ef_meet(const pith_value *a, pith_state *state, size_t first, const float *g, float gamma, float *p,
+                    size_t n) {
   pith__kernels()->blend(state->residual + first, g, (float)a[EF_BETA].f, gamma, p, n);
 }
 
@@ -39,7 +40,8 @@ static const pith_param momentum_params[] = {
     {0},
 };
 
-static void momentum_meet(const pith_value *a, pith_state *state, size_t first, const float *g, float gamma, float *p, size_t n) {
+static void momentum_meet(const pith_value *a, pith_state *state, size_t first, const float *g, float gamma, float *p,
+                          size_t n) {
   float beta = (float)a[MOMENTUM_BETA].f;
   pith__kernels()->blend(state->momentum + first, g, beta, (1.0f - beta) * gamma, p, n);
 }
@@ -61,11 +63,13 @@ enum { DGC_MOMENTUM, DGC_CLIP };
 
 static const pith_param dgc_params[] = {
     {"momentum", PITH_PARAM_REAL, 0, 0.999, "0.9", NULL, "weight of the past in u = m·u + g"},
-    {"clip", PITH_PARAM_REAL, 0, 1e6, "0", NULL, "clip the gradient's norm at this, over the root of the ranks; 0: never"},
+    {"clip", PITH_PARAM_REAL, 0, 1e6, "0", NULL,
+     "clip the gradient's norm at this, over the root of the ranks; 0: never"},
     {0},
 };
 
-static void dgc_meet(const pith_value *a, pith_state *state, size_t first, const float *g, float gamma, float *p, size_t n) {
+static void dgc_meet(const pith_value *a, pith_state *state, size_t first, const float *g, float gamma, float *p,
+                     size_t n) {
   float *u = state->momentum + first, *v = state->residual + first;
   pith__kernels()->blend(u, g, (float)a[DGC_MOMENTUM].f, gamma, u, n);
   pith__kernels()->blend(v, u, 1.0f, 1.0f, p, n);

@@ -56,11 +56,13 @@ pith_status pith__feed_encode(const pith_codec *codec, pith_state *state, pith_c
                               const pith_feed_scratch *scratch, const pith_ctx *ctx);
 
 /* The same in two halves for methods of several rounds: what to send, as f32 (src itself without a memory) … */
-pith_cspan pith__feed_meet(const pith_codec *codec, pith_state *state, pith_cspan src, float *buffer, const pith_ctx *ctx);
+pith_cspan pith__feed_meet(const pith_codec *codec, pith_state *state, pith_cspan src, float *buffer,
+                           const pith_ctx *ctx);
 /* … that again in later rounds … */
 pith_cspan pith__feed_carried(const pith_codec *codec, const pith_state *state, pith_cspan src);
 /* … and what stays, once it is known what was decoded. `buffer` holds PITH_FEED_TILE values, as for meeting. */
-void pith__feed_settle(const pith_codec *codec, pith_state *state, pith_cspan decoded, float *buffer, const pith_ctx *ctx);
+void pith__feed_settle(const pith_codec *codec, pith_state *state, pith_cspan decoded, float *buffer,
+                       const pith_ctx *ctx);
 
 /* Checks that a state was made for this codec (and for n values from ctx->offset). */
 pith_status pith__state_fits(const pith_codec *codec, const pith_state *state, size_t n, const pith_ctx *ctx);

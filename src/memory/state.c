@@ -120,7 +120,8 @@ pith_status pith__state_fits(const pith_codec *codec, const pith_state *state, s
                  "values %llu to %llu are not in a state of %zu values", (unsigned long long)ctx->offset,
                  (unsigned long long)(ctx->offset + n), state->n);
   } else {
-    PITH_REQUIRE(ctx->offset == 0 && n == state->n, PITH_ERR_STATE, "the state is for %zu values, not %zu", state->n, n);
+    PITH_REQUIRE(ctx->offset == 0 && n == state->n, PITH_ERR_STATE, "the state is for %zu values, not %zu", state->n,
+                 n);
   }
   return PITH_OK;
 }
@@ -154,7 +155,8 @@ size_t pith_state_size(const pith_state *state) {
 pith_status pith_state_save(const pith_state *state, pith_out *out) {
   PITH_REQUIRE(state && out && out->data, PITH_ERR_ARGUMENT, "pith_state_save: state and out must not be NULL");
   size_t size = pith_state_size(state), at = sizeof(state_header);
-  PITH_REQUIRE(out->capacity >= size, PITH_ERR_BUFFER, "the state takes %zu bytes, the buffer has %zu", size, out->capacity);
+  PITH_REQUIRE(out->capacity >= size, PITH_ERR_BUFFER, "the state takes %zu bytes, the buffer has %zu", size,
+               out->capacity);
   uint8_t *bytes = out->data;
   pith_span piece[3];
   for (size_t i = 0, count = pieces_of(state, piece); i < count; i++) {
@@ -171,19 +173,22 @@ pith_status pith_state_save(const pith_state *state, pith_out *out) {
 pith_status pith_state_load(pith_state *state, pith_bytes in) {
   PITH_REQUIRE(state && in.data, PITH_ERR_ARGUMENT, "pith_state_load: state and bytes must not be NULL");
   state_header header;
-  PITH_REQUIRE(in.size >= sizeof header, PITH_ERR_CORRUPT, "a saved state has at least %zu bytes, not %zu", sizeof header, in.size);
+  PITH_REQUIRE(in.size >= sizeof header, PITH_ERR_CORRUPT, "a saved state has at least %zu bytes, not %zu",
+               sizeof header, in.size);
   memcpy(&header, in.data, sizeof header);
   PITH_REQUIRE(header.magic == STATE_MAGIC, PITH_ERR_CORRUPT, "these bytes are not a saved state");
-  PITH_REQUIRE(header.version == STATE_VERSION, PITH_ERR_CORRUPT, "the state was saved by version %u of the format, this is %u",
-               header.version, STATE_VERSION);
-  PITH_REQUIRE(header.reserved == 0, PITH_ERR_CORRUPT, "the saved state is damaged: reserved bytes of its head are not zero");
-  PITH_REQUIRE(header.n == state->n && header.rows == state->rows && header.keeps == state->keeps &&
-                   header.part_size == state->part_size,
-               PITH_ERR_STATE, "the saved state is for another layer or spec: %llu values in %llu rows, here %zu in %llu",
-               (unsigned long long)header.n, (unsigned long long)header.rows, state->n, (unsigned long long)state->rows);
+  PITH_REQUIRE(header.version == STATE_VERSION, PITH_ERR_CORRUPT,
+               "the state was saved by version %u of the format, this is %u", header.version, STATE_VERSION);
+  PITH_REQUIRE(header.reserved == 0, PITH_ERR_CORRUPT,
+               "the saved state is damaged: reserved bytes of its head are not zero");
+  PITH_REQUIRE(
+      header.n == state->n && header.rows == state->rows && header.keeps == state->keeps &&
+          header.part_size == state->part_size,
+      PITH_ERR_STATE, "the saved state is for another layer or spec: %llu values in %llu rows, here %zu in %llu",
+      (unsigned long long)header.n, (unsigned long long)header.rows, state->n, (unsigned long long)state->rows);
   const uint8_t *bytes = in.data;
-  PITH_REQUIRE(in.size == pith_state_size(state), PITH_ERR_CORRUPT, "the saved state has %zu bytes instead of %zu", in.size,
-               pith_state_size(state));
+  PITH_REQUIRE(in.size == pith_state_size(state), PITH_ERR_CORRUPT, "the saved state has %zu bytes instead of %zu",
+               in.size, pith_state_size(state));
   PITH_REQUIRE(header.checksum == pith__hash64(bytes + sizeof header, in.size - sizeof header, 0), PITH_ERR_CORRUPT,
                "the saved state is damaged: its checksum does not match");
   pith_span piece[3];

@@ -4,7 +4,7 @@
 
 help_names_every_command() {
   exits 0 "$pith" help
-  for command in codecs bench doctor help; do
+  for command in codecs bench run lab doctor help; do
     says out "  $command"
     exits 0 "$pith" help "$command"
     exits 0 "$pith" help
@@ -87,6 +87,15 @@ doctor_reports_settings_that_are_not_obeyed() {
   ! grep -q hush "$temp/out"
 }
 
+doctor_keeps_secrets() {
+  for form in '' --json; do
+    # shellcheck disable=SC2086
+    exits 0 env PITH_SECRET=hush "$pith" doctor $form
+    says out PITH_SECRET
+    if grep -q hush "$temp/out"; then return 1; fi
+  done
+}
+
 doctor_obeys_the_cpu_wish() {
   exits 0 env PITH_CPU=scalar "$pith" doctor
   grep -q 'scalar *in use' "$temp/out"
@@ -107,4 +116,5 @@ END
 run_tests help_names_every_command version_is_that_of_the_header no_command_is_wrong_usage \
   unknown_command_offers_the_nearest unknown_option_offers_the_nearest values_of_options_are_checked \
   a_full_disk_is_an_error doctor_finds_nothing_wrong doctor_knows_every_variable_that_is_read \
-  doctor_reports_settings_that_are_not_obeyed doctor_obeys_the_cpu_wish doctor_json_is_json_whatever_the_environment
+  doctor_reports_settings_that_are_not_obeyed doctor_keeps_secrets doctor_obeys_the_cpu_wish \
+  doctor_json_is_json_whatever_the_environment

@@ -75,8 +75,16 @@ only_public_symbols_are_seen() {
   "$root/tools/check-symbols" "$build"
 }
 
+only_the_c_library_is_needed() {
+  need readelf
+  case $build in *sanitize*) skip "sanitizers bring libraries of their own" ;; esac
+  needed=$(readelf -d "$build/libpith.so" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
+  [ -n "$needed" ]
+  ! echo "$needed" | grep -vE '^(libc|libm|libpthread|libdl|ld-linux.*)\.so'
+}
+
 layers_keep_to_their_includes() { "$root/tools/check-includes"; }
 
 run_tests the_example_of_the_readme_runs the_readme_shows_that_example installed_library_is_found_by_pkg_config \
   installed_library_is_found_by_cmake plugin_builds_against_the_installed_headers headers_can_be_used_from_cplusplus \
-  only_public_symbols_are_seen layers_keep_to_their_includes
+  only_public_symbols_are_seen only_the_c_library_is_needed layers_keep_to_their_includes

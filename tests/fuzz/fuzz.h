@@ -14,12 +14,12 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-#define FUZZ_REQUIRE(condition)                                                        \
-  do {                                                                                 \
-    if (!(condition)) {                                                                \
+#define FUZZ_REQUIRE(condition)                                                          \
+  do {                                                                                   \
+    if (!(condition)) {                                                                  \
       fprintf(stderr, "%s:%d: %s (%s)\n", __FILE__, __LINE__, #condition, pith_error()); \
-      abort();                                                                         \
-    }                                                                                  \
+      abort();                                                                           \
+    }                                                                                    \
   } while (0)
 
 /* Takes fields off the front of an input; zeros once it is used up. */
@@ -51,7 +51,8 @@ fuzz_case fuzz_take_case(fuzz_input *in, const char *const *specs, size_t count)
 /* Decodes the input as a payload into memory of exactly the right size: a refusal must leave it as it was. */
 void fuzz_decode(fuzz_input *in, const char *const *specs, size_t count);
 
-/* Takes the input as values: whatever they are, encoding gives a payload within its bound, the same twice, that decodes. */
+/* Takes the input as values: whatever they are, encoding gives a payload within its bound, the same twice, that
+ * decodes. */
 void fuzz_round_trip(fuzz_input *in, const char *const *specs, size_t count);
 
 #define FUZZ_COUNT(array) (sizeof(array) / sizeof *(array))

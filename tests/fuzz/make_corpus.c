@@ -20,7 +20,8 @@ static void write_file(const char *target, const void *head, size_t head_size, c
   mkdir(path, 0777);
   snprintf(path, sizeof path, "%s/%s/%04u", folder_root, target, written++);
   FILE *file = fopen(path, "wb");
-  if (!file || fwrite(head, 1, head_size, file) != head_size || fwrite(body, 1, body_size, file) != body_size || fclose(file)) {
+  if (!file || fwrite(head, 1, head_size, file) != head_size || fwrite(body, 1, body_size, file) != body_size ||
+      fclose(file)) {
     perror(path);
     exit(1);
   }
@@ -103,13 +104,40 @@ static void write_texts(const char *target, const char *const *texts, size_t cou
 }
 
 int main(int argc, char **argv) {
-  static const char *const spec_texts[] = {
-      "q", "q:4", "q:4,bucket=256,round=stochastic", "ef/topk:0.01,values=fp16", "ef/hadamard/q:2", "ef/powersgd:4", "dgc:0.001,momentum=0.5",
-      "signum:0.9", "terngrad", "onebit", "eden:4,block=64", "hadamard:64/sign,scale=unbiased,bucket=64", "ef:0.5/randomk:0.1,unbiased=1", "q:9",
-      "topk:1e-3", "topk:0x1p-4", "momentum/sign", "ef//q", "q:4,", "/q", "q:4,bucket=", "inceptionn:1e-30", "dgc/topk:0.01", "none"};
-  static const char *const rule_texts[] = {
-      "*.bias=none;*norm*=none;embed*=ef/topk:0.01;*=q:4\nembed.weight", "q:4", "q:4,bucket=64", "a*b?c=fp16; *=none ;", "dense/kernel=q:2;*=bf16\ndense/kernel",
-      "=q", ";", "*a*a*a*a*a*a*b=q:1;*=none\naaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "x=q:4=2", "*=unknown"};
+  static const char *const spec_texts[] = {"q",
+                                           "q:4",
+                                           "q:4,bucket=256,round=stochastic",
+                                           "ef/topk:0.01,values=fp16",
+                                           "ef/hadamard/q:2",
+                                           "ef/powersgd:4",
+                                           "dgc:0.001,momentum=0.5",
+                                           "signum:0.9",
+                                           "terngrad",
+                                           "onebit",
+                                           "eden:4,block=64",
+                                           "hadamard:64/sign,scale=unbiased,bucket=64",
+                                           "ef:0.5/randomk:0.1,unbiased=1",
+                                           "q:9",
+                                           "topk:1e-3",
+                                           "topk:0x1p-4",
+                                           "momentum/sign",
+                                           "ef//q",
+                                           "q:4,",
+                                           "/q",
+                                           "q:4,bucket=",
+                                           "inceptionn:1e-30",
+                                           "dgc/topk:0.01",
+                                           "none"};
+  static const char *const rule_texts[] = {"*.bias=none;*norm*=none;embed*=ef/topk:0.01;*=q:4\nembed.weight",
+                                           "q:4",
+                                           "q:4,bucket=64",
+                                           "a*b?c=fp16; *=none ;",
+                                           "dense/kernel=q:2;*=bf16\ndense/kernel",
+                                           "=q",
+                                           ";",
+                                           "*a*a*a*a*a*a*b=q:1;*=none\naaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+                                           "x=q:4=2",
+                                           "*=unknown"};
   if (argc != 2) {
     fprintf(stderr, "usage: %s FOLDER\n", argv[0]);
     return 2;

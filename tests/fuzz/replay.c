@@ -50,10 +50,18 @@ static size_t mutate(uint8_t *data, size_t size) {
   for (uint64_t count = 1 + next_random() % 4; count && size; count--) {
     size_t at = next_random() % size;
     switch (next_random() % 5) {
-      case 0: data[at] ^= (uint8_t)(1u << next_random() % 8); break;
-      case 1: data[at] = telling[next_random() % sizeof telling]; break;
-      case 2: data[at] = (uint8_t)next_random(); break;
-      case 3: size = at; break;
+      case 0:
+        data[at] ^= (uint8_t)(1u << next_random() % 8);
+        break;
+      case 1:
+        data[at] = telling[next_random() % sizeof telling];
+        break;
+      case 2:
+        data[at] = (uint8_t)next_random();
+        break;
+      case 3:
+        size = at;
+        break;
       default:
         if (size + (size - at) <= FILE_MOST) {
           memmove(data + size, data + at, size - at);
@@ -104,6 +112,7 @@ int main(int argc, char **argv) {
     free(names[i]);
   }
   free(names);
-  printf("ok   %d inputs of %s, %lu mutations of each\n%d passed, 0 failed, 0 skipped\n", count, argv[1], mutations, count);
+  printf("ok   %d inputs of %s, %lu mutations of each\n%d passed, 0 failed, 0 skipped\n", count, argv[1], mutations,
+         count);
   return count ? 0 : 1;
 }

@@ -1,4 +1,5 @@
-/* The input of the golden payloads, and how their decoded values are summed up: the same for whoever writes or reads them. */
+/* The input of the golden payloads, and how their decoded values are summed up: the same for whoever writes or reads
+ * them. */
 #ifndef PITH_TESTS_GOLDEN_H
 #define PITH_TESTS_GOLDEN_H
 

@@ -1,8 +1,8 @@
 /*
  * Every slot of every kernel table against the scalar one: same bytes out, nothing written beyond them.
  *
- * A driver calls one slot on the inputs of a trial and returns how many bytes of `out` it may have written. Slots are counted
- * by their place in the table: a slot that no driver compared, on any ISA that is here, fails the test.
+ * A driver calls one slot on the inputs of a trial and returns how many bytes of `out` it may have written. Slots are
+ * counted by their place in the table: a slot that no driver compared, on any ISA that is here, fails the test.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -11,8 +11,8 @@
 #include "kernel/kernel.h"
 #include "test.h"
 
-#define MOST 4200  /* values of a trial */
-#define GUARD 64   /* bytes behind what may be written */
+#define MOST 4200 /* values of a trial */
+#define GUARD 64  /* bytes behind what may be written */
 #define OUT_BYTES (MOST * 8 + GUARD)
 #define SLOT_COUNT (sizeof(pith_kernels) / sizeof(void (*)(void)))
 
@@ -110,15 +110,61 @@ DRIVER(lookup) { return k->lookup[bits](t->bytes, t->n, t->y, t->mode, out), 4 *
 
 DRIVER(sign_pack) { return UNUSED, k->sign_pack(t->any, t->n, out), packed(t->n, 1); }
 DRIVER(sign_unpack) { return UNUSED, k->sign_unpack(t->bytes, t->n, t->scale, -0.5f, t->mode, out), 4 * t->n; }
-DRIVER(tern_pack) {
-  return UNUSED, k->tern_pack(t->x, t->n, 1.5f, 1 / 1.5f, t->key, t->index, out), (t->n + 4) / 5;
-}
+DRIVER(tern_pack) { return UNUSED, k->tern_pack(t->x, t->n, 1.5f, 1 / 1.5f, t->key, t->index, out), (t->n + 4) / 5; }
 DRIVER(tern_unpack) { return UNUSED, k->tern_unpack(t->trits, t->n, t->scale, t->mode, out), 4 * t->n; }
 DRIVER(byte_max) { return UNUSED, *(uint8_t *)out = k->byte_max(t->trits, t->n), (size_t)1; }
 DRIVER(natural_pack) { return UNUSED, k->natural_pack(t->x, t->n, 129, t->key, t->index, out), t->n; }
-DRIVER(natural_unpack) { return UNUSED, k->natural_unpack(t->bytes, t->n, (int32_t)(t->index % 254) + 1, t->mode, out), 4 * t->n; }
+DRIVER(natural_unpack) {
+  return UNUSED, k->natural_unpack(t->bytes, t->n, (int32_t)(t->index % 254) + 1, t->mode, out), 4 * t->n;
+}
 DRIVER(tree8_pack) { return UNUSED, k->tree8_pack(t->x, t->n, 0.125f, out), t->n; }
 DRIVER(tree8_unpack) { return UNUSED, k->tree8_unpack(t->bytes, t->n, t->scale, t->mode, out), 4 * t->n; }
+
+DRIVER(pack) {
+  uint8_t below[MOST];
+  for (size_t i = 0; i < t->n; i++) {
+    below[i] = t->bytes[i] >> (8 - bits);
+  }
+  return k->pack[bits](below, t->n, out), packed(t->n, bits);
+}
+
+DRIVER(bounded_pack) {
+  UNUSED;
+  uint8_t *words = (uint8_t *)out + packed(t->n, 2);
+  float bound = 0.01f * t->scale;
+  size_t used = k->bounded_pack(t->any, t->n, bound, 2 * bound, out, words);
+  memset(words + used, 0, 4 * t->n - used);
+  return packed(t->n, 2) + 4 * t->n;
+}
+DRIVER(bounded_unpack) {
+  UNUSED;
+  const uint8_t *words = (const uint8_t *)t->any;
+  return k->bounded_unpack(t->bytes, words, words + 4 * t->n, t->n, t->scale, t->mode, out), 4 * t->n;
+}
+
+DRIVER(order_count) {
+  UNUSED;
+  static uint64_t count[PITH_ORDER_BINS];
+  uint64_t sum = 0;
+  memset(count, 0, sizeof count);
+  k->order_count(t->any, t->n, count);
+  for (size_t i = 0; i < PITH_ORDER_BINS; i++) {
+    sum = sum * 0x9e3779b97f4a7c15u + count[i];
+  }
+  memcpy(out, &sum, sizeof sum);
+  return sizeof sum;
+}
+DRIVER(order_number) {
+  UNUSED;
+  static uint8_t bucket[PITH_ORDER_BINS];
+  for (size_t i = 0; i < PITH_ORDER_BINS; i++) {
+    bucket[i] = (uint8_t)(i * 40503u >> 8);
+  }
+  double sum[256] = {0};
+  k->order_number(t->x, t->n, bucket, sum, out);
+  memcpy((uint8_t *)out + t->n, sum, sizeof sum);
+  return t->n + sizeof sum;
+}
 
 /* Rotations take powers of two: the largest that fits. */
 static size_t power_within(size_t n) {
@@ -195,22 +241,57 @@ typedef struct slot {
 } slot;
 
 #define PLACE(member) (offsetof(pith_kernels, member) / sizeof(void (*)(void)))
-#define ONE(member, output) {#member, PLACE(member), drive_##member, output, 0}
-#define WIDTH(member, output, bits) {#member, PLACE(member) + (bits), drive_##member, output, bits}
-#define WIDTHS4(member, output) WIDTH(member, output, 1), WIDTH(member, output, 2), WIDTH(member, output, 3), WIDTH(member, output, 4)
-#define WIDTHS8(member, output) \
-  WIDTHS4(member, output), WIDTH(member, output, 5), WIDTH(member, output, 6), WIDTH(member, output, 7), WIDTH(member, output, 8)
+#define ONE(member, output) \
+  { #member, PLACE(member), drive_##member, output, 0 }
+#define WIDTH(member, output, bits) \
+  { #member, PLACE(member) + (bits), drive_##member, output, bits }
+#define WIDTHS4(member, output) \
+  WIDTH(member, output, 1), WIDTH(member, output, 2), WIDTH(member, output, 3), WIDTH(member, output, 4)
+#define WIDTHS8(member, output)                                                                          \
+  WIDTHS4(member, output), WIDTH(member, output, 5), WIDTH(member, output, 6), WIDTH(member, output, 7), \
+      WIDTH(member, output, 8)
 
 static const slot slots[] = {
-    ONE(f16_to_f32, FLOATS),     ONE(bf16_to_f32, FLOATS),    ONE(f32_to_f16, BYTES),     ONE(f32_to_bf16, BYTES),
-    ONE(blend, FLOATS),          ONE(residual, FLOATS),       ONE(add, FLOATS),           ONE(scale, FLOATS),
-    ONE(vote, FLOATS),           ONE(absmax, BYTES),          ONE(range, FLOATS),         ONE(moments, FLOATS),
-    ONE(halves, FLOATS),         WIDTHS8(quantize, BYTES),    WIDTHS8(quantize_random, BYTES),
-    WIDTHS8(dequantize, FLOATS), WIDTHS4(classify, BYTES),    WIDTHS4(lookup, FLOATS),    ONE(sign_pack, BYTES),
-    ONE(sign_unpack, FLOATS),    ONE(tern_pack, BYTES),       ONE(tern_unpack, FLOATS),   ONE(byte_max, BYTES),
-    ONE(natural_pack, BYTES),    ONE(natural_unpack, FLOATS), ONE(tree8_pack, BYTES),     ONE(tree8_unpack, FLOATS),
-    ONE(rotate, FLOATS),         ONE(unrotate, FLOATS),       ONE(count, BYTES),          ONE(collect, FLOATS),
-    ONE(histogram, BYTES),       ONE(dots, FLOATS),           ONE(outer, FLOATS),         ONE(combine, FLOATS),
+    ONE(f16_to_f32, FLOATS),
+    ONE(bf16_to_f32, FLOATS),
+    ONE(f32_to_f16, BYTES),
+    ONE(f32_to_bf16, BYTES),
+    ONE(blend, FLOATS),
+    ONE(residual, FLOATS),
+    ONE(add, FLOATS),
+    ONE(scale, FLOATS),
+    ONE(vote, FLOATS),
+    ONE(absmax, BYTES),
+    ONE(range, FLOATS),
+    ONE(moments, FLOATS),
+    ONE(halves, FLOATS),
+    WIDTHS8(quantize, BYTES),
+    WIDTHS8(quantize_random, BYTES),
+    WIDTHS8(dequantize, FLOATS),
+    WIDTHS4(classify, BYTES),
+    WIDTHS4(lookup, FLOATS),
+    ONE(sign_pack, BYTES),
+    ONE(sign_unpack, FLOATS),
+    ONE(tern_pack, BYTES),
+    ONE(tern_unpack, FLOATS),
+    ONE(byte_max, BYTES),
+    ONE(natural_pack, BYTES),
+    ONE(natural_unpack, FLOATS),
+    ONE(tree8_pack, BYTES),
+    ONE(tree8_unpack, FLOATS),
+    WIDTHS8(pack, BYTES),
+    ONE(bounded_pack, BYTES),
+    ONE(bounded_unpack, FLOATS),
+    ONE(order_count, BYTES),
+    ONE(order_number, BYTES),
+    ONE(rotate, FLOATS),
+    ONE(unrotate, FLOATS),
+    ONE(count, BYTES),
+    ONE(collect, FLOATS),
+    ONE(histogram, BYTES),
+    ONE(dots, FLOATS),
+    ONE(outer, FLOATS),
+    ONE(combine, FLOATS),
 };
 #define SLOTS (sizeof slots / sizeof *slots)
 
@@ -229,11 +310,16 @@ static float draw_any(void) {
 
 static float draw_finite(void) {
   switch (test_below(12)) {
-    case 0: return 0.0f;
-    case 1: return -0.0f;
-    case 2: return test_normal() * 1e-39f; /* subnormal */
-    case 3: return (float)((int)test_below(9) - 4) * 0.5f; /* ties */
-    default: return test_normal();
+    case 0:
+      return 0.0f;
+    case 1:
+      return -0.0f;
+    case 2:
+      return test_normal() * 1e-39f; /* subnormal */
+    case 3:
+      return (float)((int)test_below(9) - 4) * 0.5f; /* ties */
+    default:
+      return test_normal();
   }
 }
 
@@ -291,7 +377,8 @@ static void fill(uint8_t *out, const inputs *in) {
   memcpy(out, in->y, sizeof in->y);
 }
 
-static void compare(const slot *s, const pith_kernels *k, pith_isa isa, const inputs *in, const trial *t, uint8_t *out, uint8_t *wanted) {
+static void compare(const slot *s, const pith_kernels *k, pith_isa isa, const inputs *in, const trial *t, uint8_t *out,
+                    uint8_t *wanted) {
   uint8_t before[OUT_BYTES];
   fill(wanted, in);
   fill(out, in);
@@ -300,13 +387,16 @@ static void compare(const slot *s, const pith_kernels *k, pith_isa isa, const in
   s->drive(k, s->bits, t, out);
   int same = s->output == FLOATS ? same_floats(out, wanted, size) : memcmp(out, wanted, size) == 0;
   CHECK_MSG(same, "%s (bits %d) on %s differs from scalar, n = %zu", s->name, s->bits, pith_isa_name(isa), t->n);
-  CHECK_MSG(memcmp(out + size, before + size, OUT_BYTES - size) == 0, "%s (bits %d) on %s writes beyond its %zu bytes, n = %zu",
-            s->name, s->bits, pith_isa_name(isa), size, t->n);
-  CHECK_MSG(memcmp(wanted + size, before + size, OUT_BYTES - size) == 0, "%s (bits %d) scalar writes beyond its end", s->name, s->bits);
+  CHECK_MSG(memcmp(out + size, before + size, OUT_BYTES - size) == 0,
+            "%s (bits %d) on %s writes beyond its %zu bytes, n = %zu", s->name, s->bits, pith_isa_name(isa), size,
+            t->n);
+  CHECK_MSG(memcmp(wanted + size, before + size, OUT_BYTES - size) == 0, "%s (bits %d) scalar writes beyond its end",
+            s->name, s->bits);
 }
 
 static size_t length_of(size_t trial_number) {
-  static const size_t more[] = {255, 256, 257, 511, 512, 513, 1000, 1023, 1024, 1279, 1280, 2047, 2048, 4095, 4096, 4099};
+  static const size_t more[] = {255,  256,  257,  511,  512,  513,  1000, 1023,
+                                1024, 1279, 1280, 2047, 2048, 4095, 4096, 4099};
   return trial_number <= 130 ? trial_number : more[(trial_number - 131) % (sizeof more / sizeof *more)];
 }
 
@@ -341,7 +431,8 @@ TEST(avx2_gives_the_bytes_of_scalar_in_every_slot) { compare_isa(PITH_ISA_AVX2);
 
 TEST(avx512_gives_the_bytes_of_scalar_in_every_slot) { compare_isa(PITH_ISA_AVX512); }
 
-/* The comparison itself, on any machine: scalar with scalar fills every slot, so none is missing from the list above. */
+/* The comparison itself, on any machine: scalar with scalar fills every slot, so none is missing from the list
+ * above. */
 TEST(every_slot_of_the_table_has_a_driver) { compare_isa(PITH_ISA_SCALAR); }
 
 /* ---- Scalar against plain definitions ---------------------------------------------------------------------------- */

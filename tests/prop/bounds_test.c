@@ -2,11 +2,12 @@
  * How far a decoded value may lie from the value: each method against its definition in METHODS.md, computed here in
  * double precision and without the library's kernels.
  *
- * Inputs reach 1e37, and their squares and sums leave the range of f32 long before: a method may only answer NaN when the
- * number it must send (a norm) is itself too large.
+ * Inputs reach 1e37, and their squares and sums leave the range of f32 long before: a method may only answer NaN when
+ * the number it must send (a norm) is itself too large.
  */
 #include <float.h>
 #include <math.h>
+#include <stdio.h>
 
 #include "laws.h"
 
@@ -290,6 +291,38 @@ TEST(inceptionn_never_exceeds_its_bound) {
   }
 }
 
+/* The smallest tag that can stand for x: each multiple near x is tried. */
+static int fewest(float x, double bound) {
+  float step = (float)(2 * bound);
+  double near = floor((double)x / step);
+  int tag = 3;
+  for (int more = -1; more <= 2; more++) {
+    double count = near + more;
+    if (fabs((double)x - (float)count * step) <= bound) {
+      int wanted = count == 0 ? 0 : fabs(count) <= 127 ? 1 : fabs(count) <= 32767 ? 2 : 3;
+      tag = wanted < tag ? wanted : tag;
+    }
+  }
+  return fabs((double)x) <= bound ? 0 : tag;
+}
+
+TEST(inceptionn_takes_the_fewest_bytes) {
+  static const double bounds[] = {0x1p-10, 0.003, 0.01, 1e-5, 3e-8};
+  for (size_t round = 0; round < 200; round++) {
+    char spec[40];
+    double bound = bounds[round % 5];
+    snprintf(spec, sizeof spec, "inceptionn:%g", bound);
+    size_t n = law_length(512);
+    pith_span src = law_tensor((law_shape)(round % LAW_SHAPES), n, PITH_F32);
+    pith_bytes in = law_encode(law_codec(spec), NULL, src, law_ctx(0));
+    for (size_t i = 0; i < n; i++) {
+      int tag = ((const uint8_t *)in.data)[i / 4] >> (i % 4 * 2) & 3, wanted = fewest(law_at(src, i), bound);
+      CHECK_MSG(tag == wanted, "%s: %.9g has tag %d, not %d", spec, (double)law_at(src, i), tag, wanted);
+    }
+    law_sweep();
+  }
+}
+
 /* To the nearest multiple of the last bit, ties to even, as IEEE 754 has it. */
 static double rounded(double x, int digits, int least, double overflow) {
   int exponent = x == 0 ? least : ilogb(x) - digits;
@@ -349,8 +382,8 @@ static double nearest_level(int bits, double y) {
   return best;
 }
 
-/* The decoded vector is S times the levels nearest to √n·x/‖x‖, S such that its product with x is ‖x‖². S itself is read
- * off the largest value. */
+/* The decoded vector is S times the levels nearest to √n·x/‖x‖, S such that its product with x is ‖x‖². S itself is
+ * read off the largest value. */
 static void lloyd_levels(const char *spec, const float *x, const float *got, const sums *s, double bits) {
   double norm = sqrt(s->squares), along = 0, scale = 0, most = 0;
   if (norm <= FLAT || norm > FLT_MAX) { /* sent as zero, as NaN */
@@ -445,10 +478,10 @@ TEST(a_rotation_flattens_outliers) {
 }
 
 /*
- * The published errors: 1/(1 − D) − 1 with D the distortion of the Lloyd–Max quantizer of a normal: 0.571 (π/2 − 1), 0.133,
- * 0.0358, 0.0096. A sum over 2^18 values has a relative spread of up to 0.7% (of four bits, where
- * few values beyond the last level weigh much): 4% is far. Rotated spikes are
- * sums of 40 random terms and only nearly normal (excess kurtosis about −0.15), hence 12% there.
+ * The published errors: 1/(1 − D) − 1 with D the distortion of the Lloyd–Max quantizer of a normal: 0.571 (π/2 − 1),
+ * 0.133, 0.0358, 0.0096. A sum over 2^18 values has a relative spread of up to 0.7% (of four bits, where few values
+ * beyond the last level weigh much): 4% is far. Rotated spikes are sums of 40 random terms and only nearly normal
+ * (excess kurtosis about −0.15), hence 12% there.
  */
 TEST(drive_and_eden_have_the_published_error_on_any_input) {
   static const struct {

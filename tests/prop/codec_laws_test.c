@@ -301,6 +301,16 @@ TEST(bounds_grow_with_the_length_and_saturate) {
   }
 }
 
+/* Of a tensor of 64 MiB, error-feedback state aside. */
+TEST(scratch_is_at_most_a_twentieth_of_the_input) {
+  size_t n = (size_t)16 << 20;
+  for (size_t s = 0; s < law_spec_count(); s++) {
+    size_t scratch = pith_codec_scratch(law_codec(law_spec(s)), n);
+    CHECK_MSG(scratch <= n * sizeof(float) / 20, "%s: %zu bytes of scratch", law_spec(s), scratch);
+    law_sweep();
+  }
+}
+
 TEST(nothing_is_a_valid_tensor) {
   for (size_t s = 0; s < law_spec_count(); s++) {
     pith_codec *codec = law_codec(law_spec(s));
@@ -388,8 +398,9 @@ TEST(tensors_full_of_bad_values_are_seen_and_forgotten) {
   }
 }
 
-/* Whether the decoded values of a shape can be finite at all. Norms of a block of 1e37 may leave the range of f32, and so
- * may sums of products; fp16 ends at 65504. Such values are scaled down, but not so far that their squares would fit. */
+/* Whether the decoded values of a shape can be finite at all. Norms of a block of 1e37 may leave the range of f32,
+ * and so may sums of products; fp16 ends at 65504. Such values are scaled down, but not so far that their squares
+ * would fit. */
 static float fitting_scale(const pith_codec *codec, law_shape shape) {
   int small = !strcmp(codec->ops->name, "fp16") && (shape == LAW_HUGE || shape == LAW_MIXED);
   return small ? 1e-36f : shape == LAW_HUGE ? 1e-3f : 1.0f;

@@ -1,6 +1,6 @@
 /*
- * Methods of several exchanges, with the ranks simulated here: every rank produces, the test reduces element by element as
- * any allreduce would, every rank consumes. powersgd sums floats, gq sums packed bytes that wrap around.
+ * Methods of several exchanges, with the ranks simulated here: every rank produces, the test reduces element by element
+ * as any allreduce would, every rank consumes. powersgd sums floats, gq sums packed bytes that wrap around.
  */
 #include <math.h>
 

@@ -1,6 +1,6 @@
 /*
- * What the memories promise. Each is simulated here with the plain formulas of METHODS.md in f32, next to the library, over
- * several steps: nothing of a gradient may be lost or counted twice, whatever the codec behind the memory does.
+ * What the memories promise. Each is simulated here with the plain formulas of METHODS.md in f32, next to the library,
+ * over several steps: nothing of a gradient may be lost or counted twice, whatever the codec behind the memory does.
  */
 #include "memory/memory.h"
 

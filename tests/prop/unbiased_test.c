@@ -2,9 +2,9 @@
  * Unbiased methods are right on average: over many steps the mean of the decoded values converges to the input, as fast
  * as the variance says. Inputs and seeds are fixed, so that what passes once passes always.
  *
- * With v the mean squared error of a value over the steps, mean − x has the variance v / steps. Three sums of it, each with
- * other weights, are compared with their spread: all values (a drift), by sign (shrinking), by size (clipping); and the sum of
- * squares with its expectation, which finds a bias of single values.
+ * With v the mean squared error of a value over the steps, mean − x has the variance v / steps. Three sums of it, each
+ * with other weights, are compared with their spread: all values (a drift), by sign (shrinking), by size (clipping);
+ * and the sum of squares with its expectation, which finds a bias of single values.
  */
 #include <math.h>
 
@@ -65,8 +65,8 @@ static void check_drift(const char *spec, const float *x, average a, size_t n, s
   }
 }
 
-/* The sum of squares of n errors, scaled to the expectation 1, has the spread √(2/n), n being the effective number where
- * variances differ; a fifth more for errors that are few and large, and so not normal even in the mean. */
+/* The sum of squares of n errors, scaled to the expectation 1, has the spread √(2/n), n being the effective number
+ * where variances differ; a fifth more for errors that are few and large, and so not normal even in the mean. */
 static void check_each(const char *spec, const float *x, average a, size_t n, size_t steps) {
   double squares = 0, expected = 0, fourth = 0, floor = 0;
   for (size_t i = 0; i < n; i++) {

@@ -64,8 +64,8 @@ static void check_encodes(const line *l, const pith_codec *codec) {
   golden_fill(x, l->n);
   CHECK_OK(pith_state_create(codec, l->n, 0, &state));
   CHECK_OK(pith_encode(codec, state, (pith_cspan){x, l->n, PITH_F32}, &out, &ctx));
-  CHECK_MSG(out.size == l->size && memcmp(out.data, l->bytes, l->size) == 0, "%s of %zu values encodes to other bytes on %s", l->spec,
-            l->n, pith_isa_name(pith_isa_current()));
+  CHECK_MSG(out.size == l->size && memcmp(out.data, l->bytes, l->size) == 0,
+            "%s of %zu values encodes to other bytes on %s", l->spec, l->n, pith_isa_name(pith_isa_current()));
   pith_state_destroy(state);
   free(out.data);
 }
@@ -98,8 +98,10 @@ static void check_refused(const line *l, const pith_codec *codec) {
   pith_ctx ctx = golden_ctx();
   golden_fill(x, VALUES_MOST);
   golden_fill(before, VALUES_MOST);
-  pith_status status = pith_decode(codec, (pith_bytes){l->bytes, l->size}, (pith_span){x, l->n, PITH_F32}, PITH_ADD, &ctx);
-  CHECK_MSG(status == PITH_ERR_CORRUPT, "%s of %zu values takes %.40s…: %s", l->spec, l->n, l->hex, pith_status_string(status));
+  pith_status status =
+      pith_decode(codec, (pith_bytes){l->bytes, l->size}, (pith_span){x, l->n, PITH_F32}, PITH_ADD, &ctx);
+  CHECK_MSG(status == PITH_ERR_CORRUPT, "%s of %zu values takes %.40s…: %s", l->spec, l->n, l->hex,
+            pith_status_string(status));
   CHECK(strlen(pith_error()) > 0);
   CHECK_BYTES(x, before, sizeof x);
 }

@@ -1,7 +1,7 @@
 /*
- * Selection where the sample lies. A first run over a ramp shows which places are sampled, since the sample stays in the
- * selector's scratch; tensors are then made that look different there than anywhere else. Whatever the sample says, the
- * exact choice must be exact.
+ * Selection where the sample lies. A first run over a ramp shows which places are sampled, since the sample stays in
+ * the selector's scratch; tensors are then made that look different there than anywhere else. Whatever the sample says,
+ * the exact choice must be exact.
  */
 #include "codec/selection.h"
 

@@ -1,0 +1,133 @@
+/*
+ * Pith's communicator: groups of ranks that exchange tensors, compressed or not. Part of the public API; pith.h
+ * includes it.
+ *
+ *   pith_comm *comm;
+ *   pith_comm_create(NULL, &comm);                        // rank, size and address from the environment
+ *   pith_call call = PITH_CALL_INIT;  call.codec = codec;  call.ctx.step = step;
+ *   pith_allreduce(comm, src, dst, PITH_MEAN, &call, NULL);  // the same call on every rank
+ *   pith_comm_destroy(comm);
+ *
+ * Every rank of a comm calls the same operations with the same arguments in the same order. Ranks that do not, that end or
+ * that stall make the call fail on every rank, with an error that names them; the comm then refuses all further work
+ * with that error. Results are bit-identical on all ranks. Calls may come from any thread.
+ *
+ * A call with `request` == NULL returns when it is complete. Otherwise it returns at once, the tensors stay lent to it, and
+ * pith_wait() or pith_test() tell when they come back.
+ */
+#ifndef PITH_COMM_H
+#define PITH_COMM_H
+
+#include <pith/pith.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct pith_comm pith_comm;
+typedef struct pith_request pith_request;
+
+/* ---- Groups ------------------------------------------------------------------------------------------------------ */
+
+typedef struct pith_config {
+  size_t size;           /* sizeof(pith_config) */
+  int rank, ranks;       /* -1: RANK and WORLD_SIZE, OMPI_COMM_WORLD_*, PMI_* */
+  const char *host;      /* where rank 0 is met; NULL: MASTER_ADDR, else 127.0.0.1 */
+  int port;              /* 0: MASTER_PORT, else 29499 */
+  const char *transport; /* "auto" (shm within a host, tcp between hosts), "shm", "tcp", "inproc"; NULL: PITH_TRANSPORT */
+  const char *interface; /* network interface or address; NULL: PITH_IFNAME, else the one that reaches rank 0 */
+  const char *host_id;   /* what counts as one host; NULL: PITH_HOSTID, else this machine's boot and network namespace */
+  const char *secret;    /* who does not have it cannot join; NULL: PITH_SECRET, else none */
+  double timeout;        /* seconds without progress before an operation fails; 0: PITH_TIMEOUT, else 60 */
+  size_t chunk;          /* bytes of a tensor that are worked on at a time; 0: 512 KiB. Results never depend on it */
+} pith_config;
+
+#define PITH_CONFIG_INIT {.size = sizeof(pith_config), .rank = -1, .ranks = -1}
+
+/* Meets the other ranks. NULL: everything from the environment. */
+PITH_API pith_status pith_comm_create(const pith_config *config, pith_comm **comm);
+
+/* A group for each colour, ranked by key (then by old rank). A negative colour joins none: *group is then NULL. */
+PITH_API pith_status pith_comm_split(pith_comm *comm, int color, int key, pith_comm **group);
+
+/* Ends what is under way on every rank with an error that says why; the comm can only be destroyed then. */
+PITH_API void pith_comm_abort(pith_comm *comm, const char *why);
+
+/* Leaves. Operations that are still under way fail. */
+PITH_API void pith_comm_destroy(pith_comm *comm);
+
+PITH_API int pith_comm_rank(const pith_comm *comm);
+PITH_API int pith_comm_ranks(const pith_comm *comm);
+/* "shm", "tcp", …: how a peer is reached; "self" for the own rank. */
+PITH_API const char *pith_comm_transport(const pith_comm *comm, int peer);
+
+/* ---- Operations -------------------------------------------------------------------------------------------------- */
+
+/* What an operation may be told beyond its tensors. NULL: all defaults, uncompressed. */
+typedef struct pith_call {
+  size_t size;             /* sizeof(pith_call) */
+  const pith_codec *codec; /* NULL: uncompressed. Codecs take f32, f16 and bf16, sums and means */
+  pith_state *state;       /* for codecs with a memory or rounds */
+  pith_ctx ctx;            /* seed, step, layer, rows, gamma; the comm fills in ranks and rank */
+} pith_call;
+
+#define PITH_CALL_INIT {.size = sizeof(pith_call), .ctx = PITH_CTX_INIT}
+
+/* dst = the reduction of all src. src.data == dst.data is allowed, other overlap is not. */
+PITH_API pith_status pith_allreduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce reduce, const pith_call *call,
+                                    pith_request **request);
+
+/* dst on `root` only. */
+PITH_API pith_status pith_reduce_to(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce reduce, int root,
+                                    const pith_call *call, pith_request **request);
+
+/* Rank r gets the reduction of part r of all src; src has the sum of counts[0…ranks) values. NULL counts: dst.n for each. */
+PITH_API pith_status pith_reduce_scatter(pith_comm *comm, pith_cspan src, pith_span dst, const size_t *counts, pith_reduce reduce,
+                                         const pith_call *call, pith_request **request);
+
+/* dst = the src of all ranks, in rank order; counts as above, of each src. */
+PITH_API pith_status pith_all_gather(pith_comm *comm, pith_cspan src, pith_span dst, const size_t *counts, const pith_call *call,
+                                     pith_request **request);
+
+/* tensor of `root` to all. */
+PITH_API pith_status pith_broadcast(pith_comm *comm, pith_span tensor, int root, const pith_call *call, pith_request **request);
+
+/* Part p of src goes to rank p, and part p of dst comes from it. send[p] and receive[p] values; NULL: equal parts. */
+PITH_API pith_status pith_all_to_all(pith_comm *comm, pith_cspan src, const size_t *send, pith_span dst, const size_t *receive,
+                                     pith_request **request);
+
+/* dst on `root` = the src of all ranks; and the inverse. */
+PITH_API pith_status pith_gather(pith_comm *comm, pith_cspan src, pith_span dst, const size_t *counts, int root,
+                                 pith_request **request);
+PITH_API pith_status pith_scatter(pith_comm *comm, pith_cspan src, const size_t *counts, pith_span dst, int root,
+                                  pith_request **request);
+
+/* Nobody passes before all have come. */
+PITH_API pith_status pith_barrier(pith_comm *comm, pith_request **request);
+
+/* Between two ranks; matched by tag, in order. The others take no part. */
+PITH_API pith_status pith_send(pith_comm *comm, pith_cspan src, int peer, uint32_t tag, pith_request **request);
+PITH_API pith_status pith_receive(pith_comm *comm, pith_span dst, int peer, uint32_t tag, pith_request **request);
+
+/* Waits until the operation is complete and gives back its status; frees the request. */
+PITH_API pith_status pith_wait(pith_request *request);
+/* *done = 1 once it is complete; pith_wait() must still be called. */
+PITH_API pith_status pith_test(pith_request *request, int *done);
+
+/* ---- Statistics -------------------------------------------------------------------------------------------------- */
+
+/* What a comm has done since it was created. Times are in seconds. */
+typedef struct pith_stats {
+  size_t size; /* sizeof(pith_stats), set by the caller */
+  uint64_t operations, messages;
+  uint64_t raw_bytes;  /* of the tensors handed to operations */
+  uint64_t sent_bytes; /* payloads and headers that left this rank */
+  double encode, decode, wait;
+} pith_stats;
+
+PITH_API pith_status pith_comm_stats(const pith_comm *comm, pith_stats *stats);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

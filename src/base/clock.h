@@ -1,0 +1,13 @@
+/* Time that never jumps, in seconds. */
+#ifndef PITH_BASE_CLOCK_H
+#define PITH_BASE_CLOCK_H
+
+#include <time.h>
+
+static inline double pith__now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+#endif

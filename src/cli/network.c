@@ -1,0 +1,271 @@
+/*
+ * Namespaces are kept as descriptors of this process; `ip` and `tc` do the rest, started inside the namespace they
+ * shall work on. Each link is a veth pair from a host to a bridge in a namespace of its own. A token bucket at either
+ * end shapes what leaves it, hence the link in both directions.
+ */
+#include "cli/network.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+
+enum { WORD_SIZE = 64, WORDS_MAX = 32, PATH_SIZE = 512 };
+
+typedef struct tools {
+  char ip[PATH_SIZE], tc[PATH_SIZE];
+} tools;
+
+/* ---- Programs ---------------------------------------------------------------------------------------------------- */
+
+/* The folders of PATH, then those where administrators' programs are: ordinary users often lack them. */
+static int find_program(const char *name, char path[PATH_SIZE]) {
+  const char *from[] = {getenv("PATH"), "/usr/sbin:/sbin:/usr/bin:/bin"};
+  for (size_t i = 0; i < 2; i++) {
+    for (const char *at = from[i]; at && *at;) {
+      size_t length = strcspn(at, ":");
+      if (at[0] == '/') {
+        snprintf(path, PATH_SIZE, "%.*s/%s", (int)length, at, name);
+        if (access(path, X_OK) == 0) {
+          return 1;
+        }
+      }
+      at += length + (at[length] == ':');
+    }
+  }
+  return 0;
+}
+
+static int find_tools(tools *t, char reason[CLI_REASON_SIZE]) {
+  const char *missing = !find_program("ip", t->ip) ? "ip" : !find_program("tc", t->tc) ? "tc" : NULL;
+  if (missing) {
+    snprintf(reason, CLI_REASON_SIZE,
+             "the program \"%s\" is missing: install iproute2 (Debian, Ubuntu: apt-get install iproute2; Fedora: dnf "
+             "install iproute iproute-tc)",
+             missing);
+  }
+  return !missing;
+}
+
+static _Noreturn void become_tool(int network, const char *path, char **argv, int quiet) {
+  int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+  if (null >= 0) {
+    dup2(null, 0);
+    dup2(null, 1);
+    if (quiet) {
+      dup2(null, 2);
+    }
+  }
+  if (network < 0 || setns(network, CLONE_NEWNET) == 0) {
+    execv(path, argv);
+  }
+  _exit(127);
+}
+
+/* Runs a program in a namespace; `words` are separated by blanks. Returns whether it ended with 0. */
+static int run_in(int network, const char *path, const char *words, int quiet) {
+  char text[PATH_SIZE], *argv[WORDS_MAX + 2], *next = NULL;
+  size_t count = 0;
+  argv[count++] = (char *)path;
+  snprintf(text, sizeof text, "%s", words);
+  for (char *word = strtok_r(text, " ", &next); word && count <= WORDS_MAX; word = strtok_r(NULL, " ", &next)) {
+    argv[count++] = word;
+  }
+  argv[count] = NULL;
+  pid_t pid = fork();
+  if (pid == 0) {
+    become_tool(network, path, argv, quiet);
+  }
+  int status = -1;
+  if (pid < 0 || waitpid(pid, &status, 0) != pid || status != 0) {
+    if (!quiet) {
+      cli_fail(0, "lab: failed: %s %s", path, words);
+    }
+    return 0;
+  }
+  return 1;
+}
+
+/* ---- Namespaces -------------------------------------------------------------------------------------------------- */
+
+static void explain_refusal(char reason[CLI_REASON_SIZE], int number) {
+  if (number == EPERM) {
+    snprintf(reason, CLI_REASON_SIZE,
+             "network namespaces need root (or CAP_SYS_ADMIN and CAP_NET_ADMIN): use sudo, or where the system lets "
+             "users have namespaces, \"unshare --user --map-root-user pith lab …\"; for a container, docker run "
+             "--cap-add SYS_ADMIN --cap-add NET_ADMIN");
+  } else {
+    snprintf(reason, CLI_REASON_SIZE, "no network namespace: %s", strerror(number));
+  }
+}
+
+/* A process is born into a new namespace, and dies when a descriptor keeps it. */
+static int make_namespace(void) {
+  char path[WORD_SIZE];
+  pid_t pid = (pid_t)syscall(SYS_clone, CLONE_NEWNET | SIGCHLD, 0, 0, 0, 0);
+  if (pid == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (;;) {
+      pause();
+    }
+  }
+  if (pid < 0) {
+    return -1;
+  }
+  snprintf(path, sizeof path, "/proc/%ld/ns/net", (long)pid);
+  int fd = open(path, O_RDONLY | O_CLOEXEC), number = errno;
+  kill(pid, SIGKILL);
+  waitpid(pid, NULL, 0);
+  errno = number;
+  return fd;
+}
+
+static int make_namespaces(int *fds, size_t count, char reason[CLI_REASON_SIZE]) {
+  for (size_t i = 0; i < count; i++) {
+    fds[i] = -1;
+  }
+  for (size_t i = 0; i < count; i++) {
+    if ((fds[i] = make_namespace()) < 0) {
+      explain_refusal(reason, errno);
+      return 0;
+    }
+  }
+  return 1;
+}
+
+/* ---- Links ------------------------------------------------------------------------------------------------------- */
+
+/* What passes while the timer is late must be in the bucket: with less than a millisecond of it, a busy machine loses
+ * some of the rate. Short messages get it in advance, hence not more. */
+static size_t choose_burst(const cli_network *n) {
+  size_t burst = (size_t)(n->rate / 8 / 1000), least = 32768;
+  burst = n->burst ? n->burst : burst > least ? burst : least;
+  return burst > n->mtu + 64 ? burst : n->mtu + 64;
+}
+
+static int shape(const tools *t, const cli_network *n, int network, const char *interface, int quiet) {
+  char words[PATH_SIZE];
+  snprintf(words, sizeof words, "qdisc add dev %s root tbf rate %llubit burst %zu latency %llums", interface, n->rate,
+           choose_burst(n), n->delay);
+  return run_in(network, t->tc, words, quiet);
+}
+
+/* IPv6 addresses would chatter on the link. */
+static int bring_up(const tools *t, int network, const char *interface, size_t mtu, int quiet) {
+  char words[PATH_SIZE];
+  snprintf(words, sizeof words, "link set dev %s mtu %zu addrgenmode none up", interface, mtu);
+  return run_in(network, t->ip, words, quiet);
+}
+
+static int make_link(const tools *t, const cli_network *n, int bridge, size_t i, int quiet) {
+  char port[WORD_SIZE], words[PATH_SIZE], address[CLI_ADDRESS_SIZE];
+  int host = n->host[i];
+  snprintf(port, sizeof port, "port%zu", i);
+  snprintf(words, sizeof words, "link add %s type veth peer name " CLI_NETWORK_INTERFACE " netns /proc/%ld/fd/%d", port,
+           (long)getpid(), host);
+  if (!run_in(bridge, t->ip, words, quiet)) {
+    return 0;
+  }
+  snprintf(words, sizeof words, "link set dev %s master switch", port);
+  if (!run_in(bridge, t->ip, words, quiet)) {
+    return 0;
+  }
+  snprintf(words, sizeof words, "address add %s/16 dev " CLI_NETWORK_INTERFACE, cli_network_address(i, address));
+  return run_in(host, t->ip, words, quiet) && run_in(host, t->ip, "link set dev lo up", quiet) &&
+         shape(t, n, bridge, port, quiet) && shape(t, n, host, CLI_NETWORK_INTERFACE, quiet) &&
+         bring_up(t, bridge, port, n->mtu, quiet) && bring_up(t, host, CLI_NETWORK_INTERFACE, n->mtu, quiet);
+}
+
+static int make_links(const tools *t, const cli_network *n, int bridge, int quiet) {
+  if (!run_in(bridge, t->ip, "link add switch type bridge mcast_snooping 0", quiet) ||
+      !bring_up(t, bridge, "switch", n->mtu, quiet)) {
+    return 0;
+  }
+  for (size_t i = 0; i < n->hosts; i++) {
+    if (!make_link(t, n, bridge, i, quiet)) {
+      return 0;
+    }
+  }
+  return 1;
+}
+
+/* The switch's namespace is kept behind those of the hosts, and goes with them. */
+static int create(cli_network *n, char reason[CLI_REASON_SIZE], int quiet) {
+  tools t;
+  n->host = calloc(n->hosts + 1, sizeof *n->host);
+  if (!n->host) {
+    snprintf(reason, CLI_REASON_SIZE, "no memory");
+    return 0;
+  }
+  if (!find_tools(&t, reason) || !make_namespaces(n->host, n->hosts + 1, reason)) {
+    return 0;
+  }
+  if (!make_links(&t, n, n->host[n->hosts], quiet)) {
+    snprintf(reason, CLI_REASON_SIZE,
+             "namespaces can be made, links between them cannot: the kernel needs veth, bridge and sch_tbf");
+    return 0;
+  }
+  return 1;
+}
+
+int cli_network_create(cli_network *network) {
+  char reason[CLI_REASON_SIZE];
+  if (!create(network, reason, 0)) {
+    cli_fail(0, "lab: %s", reason);
+    cli_network_destroy(network);
+    return 0;
+  }
+  return 1;
+}
+
+void cli_network_destroy(cli_network *network) {
+  for (size_t i = 0; network->host && i <= network->hosts; i++) {
+    if (network->host[i] > 0) {
+      close(network->host[i]);
+    }
+  }
+  free(network->host);
+  network->host = NULL;
+}
+
+int cli_network_probe(char reason[CLI_REASON_SIZE]) {
+  cli_network network = {.hosts = 1, .rate = 1000000000, .mtu = 1500, .delay = 50};
+  int good = create(&network, reason, 1);
+  cli_network_destroy(&network);
+  return good;
+}
+
+const char *cli_network_address(size_t host, char text[CLI_ADDRESS_SIZE]) {
+  snprintf(text, CLI_ADDRESS_SIZE, "10.77.%zu.%zu", (host + 1) / 256 % 256, (host + 1) % 256);
+  return text;
+}
+
+int cli_rate_parse(const char *text, unsigned long long *rate) {
+  static const struct {
+    const char *name;
+    double bits;
+  } units[] = {{"bit", 1}, {"kbit", 1e3}, {"mbit", 1e6}, {"gbit", 1e9}};
+  char *end;
+  if (*text < '0' || *text > '9') {
+    return 0;
+  }
+  double number = strtod(text, &end);
+  for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
+    double bits = number * units[i].bits;
+    if (!strcasecmp(end, units[i].name) && bits >= 8e3 && bits <= 400e9) {
+      *rate = (unsigned long long)bits;
+      return 1;
+    }
+  }
+  return 0;
+}

@@ -1,0 +1,37 @@
+/*
+ * Small networks inside this machine, for `pith lab`: hosts that are network namespaces, each behind a link of a given
+ * rate to one switch. Nothing of it is seen in the machine's own network, and no namespace has a name: the kernel
+ * removes all of it when the last process and the last descriptor are gone, however they go.
+ */
+#ifndef PITH_CLI_NETWORK_H
+#define PITH_CLI_NETWORK_H
+
+#include <stddef.h>
+
+enum { CLI_NETWORK_HOSTS_MAX = 1000, CLI_ADDRESS_SIZE = 24, CLI_REASON_SIZE = 512 };
+
+#define CLI_NETWORK_INTERFACE "link0" /* the name of the interface on every host */
+
+typedef struct cli_network {
+  size_t hosts;
+  unsigned long long rate; /* bits per second, each way */
+  size_t mtu;
+  size_t burst;             /* bytes that may pass at once; 0: chosen by the rate */
+  unsigned long long delay; /* the longest wait in a queue, in milliseconds, before packets are dropped */
+  int *host;                /* namespaces, closed on exec */
+} cli_network;
+
+/* Makes the network and leaves its namespaces in `host`. Returns 0 after saying what is wrong. */
+int cli_network_create(cli_network *network);
+void cli_network_destroy(cli_network *network);
+
+/* "10.77.0.1" for host 0. */
+const char *cli_network_address(size_t host, char text[CLI_ADDRESS_SIZE]);
+
+/* Whether networks can be made here, by making a small one; if not, why and what to do. */
+int cli_network_probe(char reason[CLI_REASON_SIZE]);
+
+/* Reads 100mbit, 2.5gbit, 64kbit. Returns 0 if it is not a rate, or none that can be emulated. */
+int cli_rate_parse(const char *text, unsigned long long *rate);
+
+#endif

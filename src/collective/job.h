@@ -1,0 +1,105 @@
+/*
+ * One operation on one rank: its tensors and parameters, its schedule, and the work that schedules are made of.
+ *
+ * Encoding goes through a function of the engine, because error feedback is not this layer's business.
+ */
+#ifndef PITH_COLLECTIVE_JOB_H
+#define PITH_COLLECTIVE_JOB_H
+
+#include "codec/codec.h"
+#include "collective/schedule.h"
+
+struct pith_job {
+  pith_schedule schedule;
+  int rank, ranks;
+  pith_cspan src;
+  pith_span dst;
+  pith_reduce reduce;
+  const pith_codec *codec; /* NULL: uncompressed */
+  pith_state *state;
+  pith_ctx ctx;
+  void *chain; /* scratch of the codec */
+  size_t chunk; /* bytes of a tensor worked on at a time */
+  /* Encodes src values [first, first + out of n) of this rank, behind the memory if there is one. */
+  pith_status (*encode)(pith_job *job, size_t first, size_t n, pith_out *out);
+  double encode_seconds, decode_seconds;
+};
+
+/* ---- Work on values ---------------------------------------------------------------------------------------------- */
+
+/* Encodes src[first, first + n) into the piece. */
+pith_status pith__work_encode(pith_job *job, const pith_task *task);
+
+/* Decodes the piece, encoded by rank task->peer, into task->values (n floats): sets or adds, as task->mode says. */
+pith_status pith__work_decode(pith_job *job, const pith_task *task);
+
+/* Makes the result of the sum in task->values (n floats) and encodes it into the piece. */
+pith_status pith__work_encode_result(pith_job *job, const pith_task *task);
+
+/* Decodes the piece, a result encoded by its owner task->peer, into dst[at, at + n). */
+pith_status pith__work_decode_result(pith_job *job, const pith_task *task);
+
+/* Makes the result of the sum in task->values and writes it to dst[at, at + n). */
+pith_status pith__work_store_result(pith_job *job, const pith_task *task);
+
+/* Decodes the piece, encoded by task->peer with no sum in between, into dst[at, at + n). */
+pith_status pith__work_decode_to_dst(pith_job *job, const pith_task *task);
+
+/* Nothing: a point where several tasks meet. */
+pith_status pith__work_join(pith_job *job, const pith_task *task);
+
+/* ---- Uncompressed ------------------------------------------------------------------------------------------------ */
+
+/* A tensor in memory, whatever its type. */
+typedef struct pith_raw {
+  const uint8_t *src;
+  uint8_t *dst;
+  size_t n;
+  pith_dtype dtype;
+  pith_reduce reduce;
+} pith_raw;
+
+/* out = the reduction of `count` sources of n values, in their order; sums of halves are in f32, rounded once. out may be
+ * one of the sources. A mean is the sum over `count`, divided. */
+void pith__reduce_many(pith_dtype dtype, pith_reduce reduce, const void *const *sources, int count, void *out, size_t n);
+
+/* PITH_OK, or why this type cannot be reduced that way. */
+pith_status pith__reduce_check(pith_dtype dtype, pith_reduce reduce);
+
+/* ---- Algorithms: each writes job->schedule; docs/algorithms.md has steps and bytes ------------------------------- */
+
+/* Adds a task of the kind WORK, after `before`. */
+uint32_t pith__add_work(pith_job *job, pith_task task, uint32_t before);
+
+/* A piece that can hold n encoded values. */
+pith_piece *pith__piece_for(pith_job *job, size_t n);
+
+/* PITH_OK, unless memory ran out while the schedule was written. */
+pith_status pith__schedule_finished(const pith_job *job);
+
+/* Peers are served in the order rank + 1, rank + 2, …: then no rank is everybody's first. */
+static inline int pith__peer_at(const pith_job *job, int step) { return (job->rank + step) % job->ranks; }
+
+/* Tags: a phase of the operation and the number of a chunk. */
+#define PITH_TAG(phase, number) ((uint32_t)(phase) << 24 | (uint32_t)(number))
+
+/* Adds the tasks that reduce raw->src of all ranks into raw->dst, after `before`; returns the task that ends it. Phases
+ * `phase` and `phase` + 1 are used for tags. */
+uint32_t pith__add_allreduce(pith_job *job, const pith_raw *raw, unsigned phase, uint32_t before);
+
+pith_status pith__allreduce_plain(pith_job *job);   /* uncompressed */
+pith_status pith__allreduce_blocks(pith_job *job);  /* CHUNKED codecs: scatter, reduce, all-gather */
+pith_status pith__allreduce_gather(pith_job *job);  /* other codecs: everybody gets all payloads */
+pith_status pith__allreduce_rounds(pith_job *job);  /* ROUNDS codecs */
+
+/* counts[p]: the values of rank p's part. */
+pith_status pith__reduce_scatter(pith_job *job, const size_t *counts);
+pith_status pith__reduce_to(pith_job *job, int root);
+pith_status pith__all_gather(pith_job *job, const size_t *counts);
+pith_status pith__broadcast(pith_job *job, int root);
+pith_status pith__all_to_all(pith_job *job, const size_t *send, const size_t *receive);
+pith_status pith__gather(pith_job *job, const size_t *counts, int root);
+pith_status pith__scatter(pith_job *job, const size_t *counts, int root);
+pith_status pith__barrier(pith_job *job);
+
+#endif

@@ -1,0 +1,135 @@
+/*
+ * Reduce-scatter, and reduce to one rank: the first half of an allreduce, with parts as the caller wants them. Results are
+ * not encoded again: they stay where they are made.
+ */
+#include "collective/job.h"
+
+enum { PHASE_SCATTER };
+
+typedef struct part {
+  size_t first, n;
+} part;
+
+static part part_of(const size_t *counts, int rank) {
+  part found = {0, counts[rank]};
+  for (int p = 0; p < rank; p++) {
+    found.first += counts[p];
+  }
+  return found;
+}
+
+/* ---- Encoded ----------------------------------------------------------------------------------------------------- */
+
+static pith_piece *add_encoded_part(pith_job *job, int owner, part range, uint32_t *encoded) {
+  pith_piece *piece = pith__piece_for(job, range.n);
+  *encoded = pith__add_work(job, (pith_task){.work = pith__work_encode, .piece = piece, .first = range.first, .n = range.n},
+                            PITH_NO_TASK);
+  if (owner != job->rank) {
+    pith__schedule_send(&job->schedule, owner, PITH_TAG(PHASE_SCATTER, 0), piece, *encoded);
+  }
+  return piece;
+}
+
+static void add_encoded_sum(pith_job *job, part mine, pith_piece *own, uint32_t encoded, uint32_t all_encoded) {
+  pith_schedule *s = &job->schedule;
+  float *sum = pith__schedule_take(s, mine.n, sizeof *sum);
+  uint32_t last = PITH_NO_TASK;
+  for (int p = 0; p < job->ranks; p++) {
+    pith_piece *piece = p == job->rank ? own : pith__piece_for(job, mine.n);
+    uint32_t arrived = p == job->rank ? encoded : pith__schedule_receive(s, p, PITH_TAG(PHASE_SCATTER, 0), piece, PITH_NO_TASK);
+    uint32_t decode = pith__add_work(job,
+                                     (pith_task){.work = pith__work_decode,
+                                                 .peer = p,
+                                                 .piece = piece,
+                                                 .first = mine.first,
+                                                 .n = mine.n,
+                                                 .values = sum,
+                                                 .mode = p ? PITH_ADD : PITH_SET},
+                                     arrived);
+    pith__schedule_after(s, decode, last);
+    last = decode;
+  }
+  uint32_t store =
+      pith__add_work(job, (pith_task){.work = pith__work_store_result, .first = mine.first, .n = mine.n, .values = sum}, last);
+  pith__schedule_after(s, store, all_encoded); /* dst may lie in src */
+}
+
+static void reduce_scatter_encoded(pith_job *job, const size_t *counts) {
+  pith_piece *own = NULL;
+  uint32_t encoded = PITH_NO_TASK, all = pith__add_work(job, (pith_task){.work = pith__work_join}, PITH_NO_TASK);
+  for (int step = 1; step <= job->ranks; step++) {
+    int owner = pith__peer_at(job, step);
+    if (counts[owner]) {
+      uint32_t task;
+      pith_piece *piece = add_encoded_part(job, owner, part_of(counts, owner), &task);
+      pith__schedule_after(&job->schedule, all, task);
+      own = owner == job->rank ? piece : own;
+      encoded = owner == job->rank ? task : encoded;
+    }
+  }
+  if (own) {
+    add_encoded_sum(job, part_of(counts, job->rank), own, encoded, all);
+  }
+}
+
+/* ---- Plain ------------------------------------------------------------------------------------------------------- */
+
+typedef struct reduction {
+  const void **sources;
+  void *out;
+} reduction;
+
+static pith_status work_reduce(pith_job *job, const pith_task *task) {
+  const reduction *r = task->values;
+  pith__reduce_many(job->src.dtype, job->reduce, r->sources, job->ranks, r->out, task->n);
+  return PITH_OK;
+}
+
+/* Everybody's values of [mine] come here and are reduced to dst; our values of the other parts go to their owners. */
+static void reduce_scatter_plain(pith_job *job, const size_t *counts) {
+  pith_schedule *s = &job->schedule;
+  size_t width = pith_dtype_size(job->src.dtype);
+  part mine = part_of(counts, job->rank);
+  reduction *r = pith__schedule_take(s, 1, sizeof *r);
+  const void **sources = pith__schedule_take(s, (size_t)job->ranks, sizeof *sources);
+  if (!r || !sources) {
+    return;
+  }
+  *r = (reduction){sources, job->dst.data};
+  uint32_t reduce = pith__add_work(job, (pith_task){.work = work_reduce, .n = mine.n, .values = r}, PITH_NO_TASK);
+  for (int step = 0; step < job->ranks; step++) {
+    int peer = pith__peer_at(job, step);
+    part theirs = part_of(counts, peer);
+    uint8_t *values = (uint8_t *)(uintptr_t)job->src.data + theirs.first * width;
+    if (peer == job->rank) {
+      sources[peer] = values;
+      continue;
+    }
+    if (theirs.n) { /* dst may lie in src: nothing is overwritten before it is sent */
+      pith_piece *out = pith__schedule_piece_over(s, values, theirs.n * width);
+      pith__schedule_after(s, reduce, pith__schedule_send(s, peer, PITH_TAG(PHASE_SCATTER, 0), out, PITH_NO_TASK));
+    }
+    pith_piece *in = mine.n ? pith__schedule_piece(s, mine.n * width) : NULL;
+    if (in) {
+      sources[peer] = in->data;
+      pith__schedule_after(s, reduce, pith__schedule_receive(s, peer, PITH_TAG(PHASE_SCATTER, 0), in, PITH_NO_TASK));
+    }
+  }
+}
+
+pith_status pith__reduce_scatter(pith_job *job, const size_t *counts) {
+  if (job->codec) {
+    reduce_scatter_encoded(job, counts);
+  } else {
+    reduce_scatter_plain(job, counts);
+  }
+  return pith__schedule_finished(job);
+}
+
+/* All values are one part, the root's. */
+pith_status pith__reduce_to(pith_job *job, int root) {
+  size_t *counts = pith__schedule_take(&job->schedule, (size_t)job->ranks, sizeof *counts);
+  PITH_REQUIRE(counts, PITH_ERR_MEMORY, "no memory for an operation");
+  counts[root] = job->src.n;
+  return pith__reduce_scatter(job, counts);
+}

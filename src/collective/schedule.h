@@ -1,0 +1,74 @@
+/*
+ * A schedule is what one rank does in one operation: messages to send, messages to receive, work on values in between, and
+ * what must be finished before what. Algorithms only write schedules (allreduce.c, …): they move nothing, so that each
+ * can be read, and tested, without a network. The engine runs any schedule over any transports.
+ *
+ * Tasks are numbered in the order in which they are added; of those that could run, the lowest runs first. An
+ * algorithm that adds its pipeline stage by stage therefore gets it in that order.
+ */
+#ifndef PITH_COLLECTIVE_SCHEDULE_H
+#define PITH_COLLECTIVE_SCHEDULE_H
+
+#include "base/status.h"
+
+/* Bytes that travel. `size` is set by the work that fills the piece, or by the message that arrives in it. */
+typedef struct pith_piece {
+  uint8_t *data;
+  size_t capacity, size;
+} pith_piece;
+
+typedef struct pith_job pith_job;
+typedef struct pith_task pith_task;
+
+/* Work on values; runs to its end. */
+typedef pith_status (*pith_work_fn)(pith_job *job, const pith_task *task);
+
+typedef enum pith_task_kind { PITH_TASK_SEND, PITH_TASK_RECEIVE, PITH_TASK_WORK } pith_task_kind;
+
+#define PITH_NO_TASK UINT32_MAX
+
+struct pith_task {
+  pith_task_kind kind;
+  int peer;          /* SEND, RECEIVE */
+  uint32_t tag;      /* tells the messages between two ranks apart within the operation */
+  pith_piece *piece; /* SEND, RECEIVE, and most WORK */
+  pith_work_fn work;
+  size_t first, n; /* the values it is about: their place in the tensor that was encoded */
+  size_t at;       /* and in dst */
+  void *values;    /* where they are, for work that is not on the operation's own tensors */
+  int mode;        /* the work's own */
+  /* The executor's: */
+  uint32_t waits; /* tasks that must finish first */
+  uint32_t edges; /* first of the tasks that wait for this one */
+  int started;
+};
+
+typedef struct pith_schedule {
+  pith_task *task;
+  uint32_t tasks, task_room;
+  struct pith_edge {
+    uint32_t to, next;
+  } *edge;
+  uint32_t edges, edge_room;
+  void *memory; /* pieces and buffers, freed with the schedule */
+  int failed;   /* memory ran out while it was written */
+} pith_schedule;
+
+uint32_t pith__schedule_add(pith_schedule *s, pith_task task);
+
+/* `task` starts only when `before` has finished; PITH_NO_TASK is ignored. */
+void pith__schedule_after(pith_schedule *s, uint32_t task, uint32_t before);
+
+/* Zeroed memory that lives as long as the schedule; NULL marks the schedule as failed. */
+void *pith__schedule_take(pith_schedule *s, size_t count, size_t size);
+
+/* A piece with room for `capacity` bytes, or over memory that is there. */
+pith_piece *pith__schedule_piece(pith_schedule *s, size_t capacity);
+pith_piece *pith__schedule_piece_over(pith_schedule *s, void *data, size_t size);
+
+uint32_t pith__schedule_send(pith_schedule *s, int peer, uint32_t tag, pith_piece *piece, uint32_t before);
+uint32_t pith__schedule_receive(pith_schedule *s, int peer, uint32_t tag, pith_piece *piece, uint32_t before);
+
+void pith__schedule_fini(pith_schedule *s);
+
+#endif

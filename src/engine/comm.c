@@ -1,0 +1,432 @@
+/* A comm's life: who we are, how each peer is reached, splitting, leaving. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/hash.h"
+#include "base/log.h"
+#include "engine/comm.h"
+#include "transport/rendezvous.h"
+
+#define DEFAULT_PORT 29499
+#define DEFAULT_TIMEOUT 300.0
+#define DEFAULT_CHUNK ((size_t)512 << 10)
+#define RANKS_MOST 4096
+
+/* ---- Settings ---------------------------------------------------------------------------------------------------- */
+
+static const char *text_of(const char *given, const char *variable, const char *otherwise) {
+  const char *value = given ? given : getenv(variable);
+  return value && *value ? value : otherwise;
+}
+
+/* The first of several variables that holds a number; -1 if none does. */
+static int number_of(int given, const char *const *variables) {
+  for (; given < 0 && *variables; variables++) {
+    const char *text = getenv(*variables);
+    char *end;
+    long value = text && *text ? strtol(text, &end, 10) : -1;
+    if (value >= 0 && value < INT32_MAX && *end == 0) {
+      return (int)value;
+    }
+  }
+  return given;
+}
+
+typedef struct settings {
+  pith_rendezvous meet;
+  const char *transport, *interface, *host_id;
+  size_t chunk;
+  double timeout;
+} settings;
+
+static pith_status read_settings(const pith_config *config, settings *s) {
+  static const char *const rank_names[] = {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", NULL};
+  static const char *const ranks_names[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", NULL};
+  static const char *const port_names[] = {"MASTER_PORT", NULL};
+  pith_config none = PITH_CONFIG_INIT;
+  const pith_config *c = config ? config : &none;
+  PITH_REQUIRE(c->size == sizeof *c, PITH_ERR_ARGUMENT, "pith_config.size is %zu: start from PITH_CONFIG_INIT", c->size);
+  int port = c->port ? c->port : number_of(-1, port_names);
+  const char *timeout = getenv("PITH_TIMEOUT");
+  s->meet = (pith_rendezvous){.rank = number_of(c->rank, rank_names),
+                              .ranks = number_of(c->ranks, ranks_names),
+                              .host = text_of(c->host, "MASTER_ADDR", "127.0.0.1"),
+                              .port = (uint16_t)(port > 0 ? port : DEFAULT_PORT),
+                              .secret = text_of(c->secret, "PITH_SECRET", NULL)};
+  s->timeout = c->timeout > 0 ? c->timeout : timeout && atof(timeout) > 0 ? atof(timeout) : DEFAULT_TIMEOUT;
+  s->meet.timeout = s->timeout;
+  s->transport = text_of(c->transport, "PITH_TRANSPORT", "auto");
+  s->interface = text_of(c->interface, "PITH_IFNAME", NULL);
+  s->host_id = text_of(c->host_id, "PITH_HOSTID", NULL);
+  s->chunk = c->chunk ? c->chunk : DEFAULT_CHUNK;
+  PITH_REQUIRE(s->meet.rank >= 0 && s->meet.ranks > 0, PITH_ERR_ARGUMENT,
+               "which rank of how many is this? Start it with pith run, torchrun or mpirun, or set RANK and WORLD_SIZE");
+  PITH_REQUIRE(s->meet.rank < s->meet.ranks && s->meet.ranks <= RANKS_MOST, PITH_ERR_ARGUMENT, "rank %d of %d is impossible",
+               s->meet.rank, s->meet.ranks);
+  return PITH_OK;
+}
+
+/* ---- Addresses --------------------------------------------------------------------------------------------------- */
+
+enum { KIND_LOCAL, KIND_NETWORK, KINDS };
+
+/* What every rank tells the others before they connect. */
+typedef struct card {
+  uint64_t host; /* ranks with the same number share memory */
+  pith_address address[KINDS];
+} card;
+
+static uint64_t hash_file(const char *path, uint64_t start) {
+  char text[256];
+  ssize_t size = readlink(path, text, sizeof text);
+  if (size < 0) {
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    size = file >= 0 ? read(file, text, sizeof text) : 0;
+    if (file >= 0) {
+      close(file);
+    }
+  }
+  return pith__hash64(text, size > 0 ? (size_t)size : 0, start);
+}
+
+static uint64_t host_number(const char *host_id) {
+  if (host_id) {
+    return pith__hash64(host_id, strlen(host_id), 1);
+  }
+  return hash_file("/proc/self/ns/net", hash_file("/proc/sys/kernel/random/boot_id", 2));
+}
+
+/* Which transports a comm may use, by kind; NULL for none. */
+typedef struct choice {
+  const pith_transport_ops *kind[KINDS];
+} choice;
+
+static pith_status choose_transports(const char *name, choice *chosen) {
+  *chosen = (choice){{NULL, NULL}};
+  if (strcmp(name, "auto") == 0) {
+    chosen->kind[KIND_LOCAL] = pith__transport_shm.probe() == PITH_OK ? &pith__transport_shm : NULL;
+    chosen->kind[KIND_NETWORK] = &pith__transport_tcp;
+  } else if (strcmp(name, "shm") == 0) {
+    PITH_TRY(pith__transport_shm.probe());
+    chosen->kind[KIND_LOCAL] = &pith__transport_shm;
+  } else if (strcmp(name, "inproc") == 0) {
+    chosen->kind[KIND_LOCAL] = &pith__transport_inproc;
+  } else if (strcmp(name, "tcp") == 0) {
+    PITH_TRY(pith__transport_tcp.probe());
+    chosen->kind[KIND_NETWORK] = &pith__transport_tcp;
+  } else {
+    return pith_fail(PITH_ERR_ARGUMENT, "there is no transport \"%s\": auto, shm, tcp or inproc", name);
+  }
+  return PITH_OK;
+}
+
+static pith_status listen_all(const choice *chosen, const pith_transport_config *config, pith_transport **transport, card *mine) {
+  for (int k = 0; k < KINDS; k++) {
+    transport[k] = NULL;
+    mine->address[k].size = 0;
+    if (chosen->kind[k]) {
+      PITH_TRY(chosen->kind[k]->listen(config, &transport[k], &mine->address[k]));
+    }
+  }
+  return PITH_OK;
+}
+
+static void close_all(pith_transport **transport) {
+  for (int k = 0; k < KINDS; k++) {
+    if (transport[k]) {
+      transport[k]->ops->close(transport[k]);
+    }
+  }
+}
+
+static pith_status connect_kind(pith_comm *comm, pith_transport *transport, int kind, const card *cards, const uint8_t *wanted) {
+  pith_address *address = calloc((size_t)comm->ranks, sizeof *address);
+  PITH_REQUIRE(address, PITH_ERR_MEMORY, "no memory for the addresses of %d ranks", comm->ranks);
+  for (int p = 0; p < comm->ranks; p++) {
+    address[p] = cards[p].address[kind];
+    if (wanted[p]) {
+      comm->link[p].transport = transport;
+      comm->link[p].checked = kind == KIND_NETWORK;
+    }
+  }
+  pith_status status = transport->ops->connect(transport, address, wanted);
+  free(address);
+  return status;
+}
+
+/* A peer is reached locally if both can and share a host, else over the network. */
+static int kind_of(const card *mine, const card *theirs) {
+  int local = mine->address[KIND_LOCAL].size && theirs->address[KIND_LOCAL].size && mine->host == theirs->host;
+  int network = mine->address[KIND_NETWORK].size && theirs->address[KIND_NETWORK].size;
+  return local ? KIND_LOCAL : network ? KIND_NETWORK : -1;
+}
+
+static pith_status connect_all(pith_comm *comm, pith_transport **transport, const card *cards) {
+  uint8_t wanted[KINDS][RANKS_MOST] = {{0}};
+  int count[KINDS] = {0};
+  for (int p = 0; p < comm->ranks; p++) {
+    if (p == comm->rank) {
+      continue;
+    }
+    int kind = kind_of(&cards[comm->rank], &cards[p]);
+    PITH_REQUIRE(kind >= 0, PITH_ERR_UNSUPPORTED,
+                 "ranks %d and %d have no transport in common: they are on different hosts, or chose different ones", comm->rank, p);
+    wanted[kind][p] = 1;
+    count[kind]++;
+  }
+  for (int k = 0; k < KINDS; k++) {
+    if (count[k]) {
+      PITH_TRY(connect_kind(comm, transport[k], k, cards, wanted[k]));
+      comm->transport[comm->transports++] = transport[k];
+      transport[k] = NULL; /* the comm's now */
+    }
+  }
+  return PITH_OK;
+}
+
+/* ---- The object -------------------------------------------------------------------------------------------------- */
+
+static void init_links(pith_comm *comm) {
+  for (int p = 0; p < comm->ranks; p++) {
+    pith_link *link = &comm->link[p];
+    *link = (pith_link){.comm = comm, .peer = p};
+    link->out_end = &link->out;
+    link->posted_end = &link->posted;
+    link->early_end = &link->early;
+  }
+}
+
+/* A copy, for splits later; NULL stays NULL. */
+static pith_status keep_text(const char *text, char **copy) {
+  *copy = text ? strdup(text) : NULL;
+  PITH_REQUIRE(*copy || !text, PITH_ERR_MEMORY, "no memory for the settings of a comm");
+  return PITH_OK;
+}
+
+static pith_status make_comm(int rank, int ranks, const settings *s, pith_comm **made) {
+  pith_comm *comm = calloc(1, sizeof *comm);
+  PITH_REQUIRE(comm, PITH_ERR_MEMORY, "no memory for a comm");
+  *comm = (pith_comm){.rank = rank, .ranks = ranks, .timeout = s->timeout, .chunk = s->chunk};
+  comm->running_end = &comm->running;
+  comm->link = calloc((size_t)ranks, sizeof *comm->link);
+  comm->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  pthread_mutex_init(&comm->mutex, NULL);
+  pthread_cond_init(&comm->changed, NULL);
+  *made = comm;
+  PITH_TRY(keep_text(s->meet.host, &comm->host));
+  PITH_TRY(keep_text(s->transport, &comm->transport_name));
+  PITH_TRY(keep_text(s->interface, &comm->interface));
+  PITH_TRY(keep_text(s->host_id, &comm->host_id));
+  PITH_REQUIRE(comm->link, PITH_ERR_MEMORY, "no memory for the links to %d ranks", ranks);
+  init_links(comm);
+  PITH_REQUIRE(comm->wake >= 0, PITH_ERR_SYSTEM, "eventfd: %s", strerror(errno));
+  return PITH_OK;
+}
+
+static void free_comm(pith_comm *comm) {
+  if (!comm) {
+    return;
+  }
+  for (int t = 0; t < comm->transports; t++) {
+    comm->transport[t]->ops->close(comm->transport[t]);
+  }
+  if (comm->wake >= 0) {
+    close(comm->wake);
+  }
+  pthread_mutex_destroy(&comm->mutex);
+  pthread_cond_destroy(&comm->changed);
+  free(comm->host);
+  free(comm->transport_name);
+  free(comm->interface);
+  free(comm->host_id);
+  free(comm->link);
+  free(comm);
+}
+
+/* How the cards of all ranks are exchanged: at the rendezvous, or over the parent of a split. */
+typedef pith_status (*exchange_fn)(void *how, const card *mine, card *all, uint64_t *job);
+
+static pith_status join(pith_comm *comm, const settings *s, exchange_fn exchange, void *how) {
+  choice chosen;
+  pith_transport *transport[KINDS] = {NULL, NULL};
+  card *cards = calloc((size_t)comm->ranks, sizeof *cards);
+  PITH_REQUIRE(cards, PITH_ERR_MEMORY, "no memory for the addresses of %d ranks", comm->ranks);
+  card mine = {.host = host_number(s->host_id)};
+  pith_transport_config config = {.rank = comm->rank,
+                                  .ranks = comm->ranks,
+                                  .interface = s->interface,
+                                  .timeout = s->timeout,
+                                  .rendezvous_host = s->meet.host};
+  pith_status status = choose_transports(s->transport, &chosen);
+  if (status == PITH_OK) {
+    status = listen_all(&chosen, &config, transport, &mine);
+  }
+  if (status == PITH_OK) {
+    status = exchange(how, &mine, cards, &comm->job);
+  }
+  if (status == PITH_OK) {
+    status = connect_all(comm, transport, cards);
+  }
+  close_all(transport);
+  free(cards);
+  return status;
+}
+
+static pith_status exchange_at_rendezvous(void *how, const card *mine, card *all, uint64_t *job) {
+  return pith__rendezvous_exchange(how, mine, sizeof *mine, all, job);
+}
+
+pith_status pith_comm_create(const pith_config *config, pith_comm **made) {
+  settings s;
+  pith_comm *comm = NULL;
+  PITH_REQUIRE(made, PITH_ERR_ARGUMENT, "pith_comm_create: comm must not be NULL");
+  PITH_TRY(read_settings(config, &s));
+  pith_status status = make_comm(s.meet.rank, s.meet.ranks, &s, &comm);
+  if (status == PITH_OK && comm->ranks > 1) {
+    status = join(comm, &s, exchange_at_rendezvous, &s.meet);
+  }
+  if (status != PITH_OK) {
+    free_comm(comm);
+    return status;
+  }
+  *made = comm;
+  return PITH_OK;
+}
+
+/* ---- Splitting --------------------------------------------------------------------------------------------------- */
+
+typedef struct member {
+  int64_t color, key, rank; /* rank in the parent */
+} member;
+
+typedef struct group {
+  pith_comm *parent;
+  member *members; /* in the order of their new ranks */
+  int ranks, rank;
+} group;
+
+static int by_key(const void *a, const void *b) {
+  const member *x = a, *y = b;
+  if (x->key != y->key) {
+    return x->key < y->key ? -1 : 1;
+  }
+  return (x->rank > y->rank) - (x->rank < y->rank);
+}
+
+/* Everybody's colour and key over the parent; those of our colour stay, sorted. */
+static pith_status find_group(pith_comm *parent, int color, int key, group *g) {
+  member mine = {color, key, parent->rank};
+  g->parent = parent;
+  g->members = calloc((size_t)parent->ranks, sizeof *g->members);
+  PITH_REQUIRE(g->members, PITH_ERR_MEMORY, "no memory to split %d ranks", parent->ranks);
+  PITH_TRY(pith_all_gather(parent, (pith_cspan){&mine, sizeof mine, PITH_U8},
+                           (pith_span){g->members, (size_t)parent->ranks * sizeof mine, PITH_U8}, NULL, NULL, NULL));
+  for (int p = 0; p < parent->ranks; p++) {
+    if (g->members[p].color == color) {
+      g->members[g->ranks++] = g->members[p];
+    }
+  }
+  qsort(g->members, (size_t)g->ranks, sizeof *g->members, by_key);
+  while (g->members[g->rank].rank != parent->rank) {
+    g->rank++;
+  }
+  return PITH_OK;
+}
+
+/* All ranks of the parent take part, also those that join no group. */
+static pith_status exchange_over_parent(void *how, const card *mine, card *all, uint64_t *job) {
+  group *g = how;
+  card *cards = calloc((size_t)g->parent->ranks, sizeof *cards);
+  PITH_REQUIRE(cards, PITH_ERR_MEMORY, "no memory to split %d ranks", g->parent->ranks);
+  pith_status status = pith_all_gather(g->parent, (pith_cspan){mine, sizeof *mine, PITH_U8},
+                                       (pith_span){cards, (size_t)g->parent->ranks * sizeof *cards, PITH_U8}, NULL, NULL, NULL);
+  for (int p = 0; p < g->ranks && status == PITH_OK && all; p++) {
+    all[p] = cards[g->members[p].rank];
+  }
+  free(cards);
+  *job = pith__mix64(g->parent->job + ++g->parent->splits);
+  return status;
+}
+
+static pith_status join_group(pith_comm *parent, group *g, pith_comm **made) {
+  settings s = {.meet = {.host = parent->host}, .transport = parent->transport_name, .interface = parent->interface,
+                .host_id = parent->host_id, .chunk = parent->chunk, .timeout = parent->timeout};
+  PITH_TRY(make_comm(g->rank, g->ranks, &s, made));
+  return join(*made, &s, exchange_over_parent, g);
+}
+
+pith_status pith_comm_split(pith_comm *parent, int color, int key, pith_comm **made) {
+  PITH_REQUIRE(parent && made, PITH_ERR_ARGUMENT, "pith_comm_split: comm and group must not be NULL");
+  group g = {0};
+  pith_comm *comm = NULL;
+  pith_status status = find_group(parent, color, key, &g);
+  if (status == PITH_OK && color < 0) {
+    card nothing = {0};
+    uint64_t job;
+    status = exchange_over_parent(&g, &nothing, NULL, &job);
+  } else if (status == PITH_OK) {
+    status = join_group(parent, &g, &comm);
+  }
+  free(g.members);
+  if (status != PITH_OK) {
+    free_comm(comm);
+    return status;
+  }
+  *made = comm;
+  return PITH_OK;
+}
+
+/* ---- Asking and leaving ------------------------------------------------------------------------------------------ */
+
+int pith_comm_rank(const pith_comm *comm) { return comm->rank; }
+
+int pith_comm_ranks(const pith_comm *comm) { return comm->ranks; }
+
+const char *pith_comm_transport(const pith_comm *comm, int peer) {
+  return peer < 0 || peer >= comm->ranks ? "none" : comm->link[peer].transport ? comm->link[peer].transport->ops->name : "self";
+}
+
+pith_status pith_comm_stats(const pith_comm *comm, pith_stats *stats) {
+  PITH_REQUIRE(comm && stats, PITH_ERR_ARGUMENT, "pith_comm_stats: comm and stats must not be NULL");
+  PITH_REQUIRE(stats->size == sizeof *stats, PITH_ERR_ARGUMENT, "pith_stats.size is %zu, not %zu", stats->size, sizeof *stats);
+  pthread_mutex_lock((pthread_mutex_t *)(uintptr_t)&comm->mutex);
+  *stats = comm->stats;
+  pthread_mutex_unlock((pthread_mutex_t *)(uintptr_t)&comm->mutex);
+  stats->size = sizeof *stats;
+  return PITH_OK;
+}
+
+void pith_comm_abort(pith_comm *comm, const char *why) {
+  if (!comm) {
+    return;
+  }
+  pthread_mutex_lock(&comm->mutex);
+  pith__comm_fail(comm, PITH_ERR_ABORTED, "rank %d gave up: %s", comm->rank, why ? why : "no reason given");
+  pith__comm_flush(comm, 0.5);
+  pthread_cond_broadcast(&comm->changed);
+  pthread_mutex_unlock(&comm->mutex);
+}
+
+void pith_comm_destroy(pith_comm *comm) {
+  if (!comm) {
+    return;
+  }
+  pith__comm_stop_thread(comm);
+  pthread_mutex_lock(&comm->mutex);
+  if (comm->failed == PITH_OK) {
+    for (int p = 0; p < comm->ranks; p++) {
+      pith__link_notice(&comm->link[p], PITH_FRAME_GOODBYE, "");
+    }
+  }
+  pith__comm_flush(comm, 1.0);
+  for (int p = 0; p < comm->ranks; p++) {
+    pith__link_clear(&comm->link[p]);
+  }
+  pthread_mutex_unlock(&comm->mutex);
+  free_comm(comm);
+}

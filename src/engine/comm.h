@@ -1,0 +1,174 @@
+/*
+ * The inside of a comm: links that frame messages over transports, operations that run schedules over links.
+ *
+ *   operations.c  public calls: check, write a schedule, submit
+ *   execute.c     runs schedules: which task is ready, what follows
+ *   link.c        messages of one peer: headers, matching, payloads
+ *   progress.c    drives all links and operations; sleeping, time-outs, threads
+ *   comm.c        create, split, abort, destroy
+ *
+ * One mutex guards everything. Whoever waits drives (one thread at a time); a background thread drives while there are requests
+ * that nobody waits for.
+ */
+#ifndef PITH_ENGINE_COMM_H
+#define PITH_ENGINE_COMM_H
+
+#include <pith/comm.h>
+#include <pthread.h>
+
+#include "collective/job.h"
+#include "transport/transport.h"
+
+/* ---- Messages: docs/format.md, "Messages" ------------------------------------------------------------------------ */
+
+#define PITH_FRAME_MAGIC 0x4d485450u /* "PTHM" */
+#define PITH_FRAME_VERSION 1
+
+typedef enum pith_frame_kind { PITH_FRAME_DATA = 1, PITH_FRAME_ABORT = 2, PITH_FRAME_GOODBYE = 3 } pith_frame_kind;
+
+typedef enum pith_operation_kind {
+  PITH_OP_ALLREDUCE = 1,
+  PITH_OP_REDUCE,
+  PITH_OP_REDUCE_SCATTER,
+  PITH_OP_ALL_GATHER,
+  PITH_OP_BROADCAST,
+  PITH_OP_ALL_TO_ALL,
+  PITH_OP_GATHER,
+  PITH_OP_SCATTER,
+  PITH_OP_BARRIER,
+  PITH_OP_POINT, /* send and receive */
+} pith_operation_kind;
+
+typedef struct pith_frame {
+  uint32_t magic;
+  uint16_t version, kind;
+  uint16_t codec, operation;
+  uint32_t flags; /* type, reduction, root: what all ranks must agree on beyond sizes */
+  uint64_t sequence, layer, fingerprint, count;
+  uint64_t length; /* of the payload */
+  uint32_t tag, checksum;
+} pith_frame;
+
+_Static_assert(sizeof(pith_frame) == 64, "a header is 64 bytes");
+
+/* ---- Operations -------------------------------------------------------------------------------------------------- */
+
+typedef struct pith_operation {
+  struct pith_operation *next;
+  pith_comm *comm;
+  pith_job job;
+  pith_frame frame;      /* what its messages say */
+  uint32_t *ready;       /* a heap of work that can run, lowest number on top */
+  uint32_t ready_count, unfinished;
+  void *scratch;         /* of the codec */
+  size_t *counts;        /* copies of the caller's */
+  pith_status status;
+  int done, released; /* released: nobody will wait for it */
+} pith_operation;
+
+struct pith_request {
+  pith_operation operation;
+};
+
+/* ---- Links ------------------------------------------------------------------------------------------------------- */
+
+/* A message on its way out. */
+typedef struct pith_outgoing {
+  struct pith_outgoing *next;
+  pith_operation *operation; /* NULL: a notice (abort, goodbye), whose text is owned */
+  uint32_t task;
+  pith_frame frame;
+  const uint8_t *payload;
+  size_t done; /* bytes of header and payload that are gone */
+} pith_outgoing;
+
+/* A receive that waits for its message. */
+typedef struct pith_posted {
+  struct pith_posted *next;
+  pith_operation *operation;
+  uint32_t task;
+} pith_posted;
+
+/* A message that came before its receive. */
+typedef struct pith_early {
+  struct pith_early *next;
+  pith_frame frame;
+  uint8_t payload[];
+} pith_early;
+
+typedef struct pith_link {
+  pith_comm *comm;
+  int peer;
+  pith_transport *transport; /* NULL for the own rank */
+  int checked;               /* payloads carry a checksum: the transport crosses a network */
+  int left;                  /* said goodbye, or is gone */
+  int broken;                /* takes nothing any more */
+  pith_outgoing *out, **out_end;
+  pith_posted *posted, **posted_end;
+  pith_early *early, **early_end;
+  pith_frame frame; /* arriving */
+  size_t frame_done, payload_done;
+  uint8_t *target; /* where its payload goes */
+  pith_posted *match;
+  pith_early *stored;
+} pith_link;
+
+#define PITH_TRANSPORTS_MOST 2
+
+struct pith_comm {
+  int rank, ranks;
+  uint64_t job;
+  double timeout;
+  size_t chunk;
+  char *host, *transport_name, *interface, *host_id; /* settings, for splits */
+  pith_transport *transport[PITH_TRANSPORTS_MOST];
+  int transports;
+  pith_link *link;
+  uint64_t sequence; /* of the last collective */
+  unsigned splits;
+  pith_operation *running, **running_end;
+  pith_status failed; /* PITH_OK until something went wrong for good */
+  char failure[768];
+  double last_progress;
+  pthread_mutex_t mutex;
+  pthread_cond_t changed;
+  int driving, waiters; /* a thread drives; threads wait */
+  pthread_t thread;
+  int thread_started, closing;
+  int wake; /* an eventfd that ends the driver's sleep */
+  pith_stats stats;
+};
+
+/* ---- execute.c --------------------------------------------------------------------------------------------------- */
+
+void pith__operation_start(pith_operation *op);
+void pith__operation_task_done(pith_operation *op, uint32_t task);
+/* Runs one piece of work of the oldest operation that has some; 0 if there is none. */
+int pith__operation_work(pith_comm *comm);
+
+/* ---- link.c ------------------------------------------------------------------------------------------------------ */
+
+void pith__link_send(pith_link *link, pith_operation *op, uint32_t task);
+void pith__link_receive(pith_link *link, pith_operation *op, uint32_t task);
+void pith__link_notice(pith_link *link, pith_frame_kind kind, const char *text);
+/* Moves what can be moved now; whether that was anything. */
+int pith__link_progress(pith_link *link);
+/* Only sends, for notices in the end; whether there is more to send. */
+int pith__link_flush(pith_link *link);
+/* Forgets all operations: they are over. */
+void pith__link_clear(pith_link *link);
+/* Early messages of an operation that starts now must be of the same kind. */
+void pith__link_check_early(pith_link *link, const pith_operation *op);
+
+/* ---- progress.c -------------------------------------------------------------------------------------------------- */
+
+/* The comm is over: every operation ends with this, here and (by a notice) on the other ranks. */
+void pith__comm_fail(pith_comm *comm, pith_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* Drives until the operation is done. Called with the mutex held. */
+void pith__comm_drive(pith_comm *comm, const pith_operation *op);
+pith_status pith__comm_start_thread(pith_comm *comm);
+void pith__comm_stop_thread(pith_comm *comm);
+/* Pushes out notices for at most this long. */
+void pith__comm_flush(pith_comm *comm, double seconds);
+
+#endif

@@ -1,0 +1,99 @@
+/* Runs schedules: tasks become ready when what they wait for has finished; work runs lowest number first. */
+#include <stdio.h>
+
+#include "engine/comm.h"
+
+/* ---- The heap of ready work -------------------------------------------------------------------------------------- */
+
+static void swap(uint32_t *a, uint32_t *b) {
+  uint32_t t = *a;
+  *a = *b;
+  *b = t;
+}
+
+static void heap_push(pith_operation *op, uint32_t task) {
+  uint32_t *heap = op->ready, at = op->ready_count++;
+  heap[at] = task;
+  for (; at && heap[at] < heap[(at - 1) / 2]; at = (at - 1) / 2) {
+    swap(&heap[at], &heap[(at - 1) / 2]);
+  }
+}
+
+static uint32_t heap_pop(pith_operation *op) {
+  uint32_t *heap = op->ready, top = heap[0], at = 0;
+  heap[0] = heap[--op->ready_count];
+  for (;;) {
+    uint32_t least = at, left = 2 * at + 1, right = 2 * at + 2;
+    least = left < op->ready_count && heap[left] < heap[least] ? left : least;
+    least = right < op->ready_count && heap[right] < heap[least] ? right : least;
+    if (least == at) {
+      return top;
+    }
+    swap(&heap[at], &heap[least]);
+    at = least;
+  }
+}
+
+/* ---- Tasks ------------------------------------------------------------------------------------------------------- */
+
+static void make_ready(pith_operation *op, uint32_t number) {
+  pith_task *task = &op->job.schedule.task[number];
+  task->started = 1;
+  switch (task->kind) {
+    case PITH_TASK_SEND: pith__link_send(&op->comm->link[task->peer], op, number); break;
+    case PITH_TASK_RECEIVE: pith__link_receive(&op->comm->link[task->peer], op, number); break;
+    case PITH_TASK_WORK: heap_push(op, number); break;
+  }
+}
+
+static void finish(pith_operation *op) {
+  op->comm->stats.encode += op->job.encode_seconds;
+  op->comm->stats.decode += op->job.decode_seconds;
+  op->done = 1;
+}
+
+void pith__operation_start(pith_operation *op) {
+  pith_schedule *s = &op->job.schedule;
+  op->unfinished = s->tasks;
+  for (uint32_t t = 0; t < s->tasks && !op->done; t++) {
+    if (s->task[t].waits == 0 && !s->task[t].started) { /* a message that came early may have started it */
+      make_ready(op, t);
+    }
+  }
+  if (s->tasks == 0) {
+    finish(op);
+  }
+}
+
+void pith__operation_task_done(pith_operation *op, uint32_t number) {
+  pith_schedule *s = &op->job.schedule;
+  for (uint32_t e = s->task[number].edges; e != PITH_NO_TASK; e = s->edge[e].next) {
+    uint32_t next = s->edge[e].to;
+    if (--s->task[next].waits == 0) {
+      make_ready(op, next);
+    }
+  }
+  if (--op->unfinished == 0) {
+    finish(op);
+  }
+}
+
+int pith__operation_work(pith_comm *comm) {
+  for (pith_operation *op = comm->running; op; op = op->next) {
+    if (op->done || op->ready_count == 0) {
+      continue;
+    }
+    uint32_t number = heap_pop(op);
+    const pith_task *task = &op->job.schedule.task[number];
+    pith_status status = task->work(&op->job, task);
+    if (status != PITH_OK) {
+      char why[600];
+      snprintf(why, sizeof why, "%s", pith_error());
+      pith__comm_fail(comm, status, "rank %d: %s", comm->rank, why);
+    } else {
+      pith__operation_task_done(op, number);
+    }
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,438 @@
+/*
+ * Messages of one peer, over whatever transport reaches it.
+ *
+ * A message is a header of 64 bytes and a payload. Headers are checked before anything else: a peer that is in another operation,
+ * or in the same one with another size, type, spec or layer, is an error that says what each of the two is doing. A payload goes
+ * straight to where its receive wants it, or is kept until that is posted.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "engine/comm.h"
+
+#define MESSAGE_MOST ((uint64_t)1 << 40)
+#define NOTICE_MOST 700
+#define BYTES_PER_TURN ((size_t)1 << 20) /* then the other links get theirs */
+
+static uint32_t checksum_of(const void *data, size_t size) {
+  uint64_t hash = pith__hash64(data, size, 0);
+  return (uint32_t)(hash ^ hash >> 32);
+}
+
+/* ---- Saying what somebody does ----------------------------------------------------------------------------------- */
+
+static const char *operation_name(unsigned kind) {
+  static const char *const names[] = {"?",        "allreduce", "reduce",  "reduce_scatter", "all_gather",
+                                      "broadcast", "all_to_all", "gather", "scatter",        "barrier", "send"};
+  return kind < sizeof names / sizeof *names ? names[kind] : "?";
+}
+
+static void describe(const pith_frame *f, char *text, size_t size) {
+  snprintf(text, size, "%s number %" PRIu64 " of %" PRIu64 " values (type and reduction %#x, spec %#" PRIx64 ", layer %" PRIu64 ")",
+           operation_name(f->operation), f->sequence, f->count, f->flags, f->fingerprint, f->layer);
+}
+
+static int same_operation(const pith_frame *a, const pith_frame *b) {
+  return a->operation == b->operation && a->flags == b->flags && a->layer == b->layer && a->fingerprint == b->fingerprint &&
+         a->count == b->count && a->codec == b->codec;
+}
+
+static void fail_mismatch(pith_link *link, const pith_frame *theirs, const pith_frame *ours) {
+  char here[256], there[256];
+  describe(ours, here, sizeof here);
+  describe(theirs, there, sizeof there);
+  pith__comm_fail(link->comm, PITH_ERR_MISMATCH, "rank %d is in %s, rank %d in %s: all ranks must make the same calls in the same order",
+                  link->peer, there, link->comm->rank, here);
+}
+
+/* ---- Sending ----------------------------------------------------------------------------------------------------- */
+
+static void enqueue(pith_link *link, pith_outgoing *message) {
+  message->next = NULL;
+  *link->out_end = message;
+  link->out_end = &message->next;
+}
+
+void pith__link_send(pith_link *link, pith_operation *op, uint32_t number) {
+  const pith_task *task = &op->job.schedule.task[number];
+  pith_outgoing *message = calloc(1, sizeof *message);
+  if (!message) {
+    pith__comm_fail(link->comm, PITH_ERR_MEMORY, "rank %d: no memory to send a message", link->comm->rank);
+    return;
+  }
+  *message = (pith_outgoing){.operation = op, .task = number, .frame = op->frame, .payload = task->piece->data};
+  message->frame.tag = task->tag;
+  message->frame.length = task->piece->size;
+  message->frame.checksum = link->checked ? checksum_of(task->piece->data, task->piece->size) : 0;
+  enqueue(link, message);
+}
+
+void pith__link_notice(pith_link *link, pith_frame_kind kind, const char *text) {
+  size_t length = strnlen(text, NOTICE_MOST);
+  pith_outgoing *message = link->transport && !link->left ? calloc(1, sizeof *message) : NULL;
+  char *copy = message ? malloc(length + 1) : NULL;
+  if (!copy) {
+    free(message);
+    return; /* the link is closed soon: the peer will notice that */
+  }
+  memcpy(copy, text, length);
+  *message = (pith_outgoing){.payload = (uint8_t *)copy};
+  message->frame = (pith_frame){.magic = PITH_FRAME_MAGIC, .version = PITH_FRAME_VERSION, .kind = (uint16_t)kind, .length = length};
+  message->frame.checksum = link->checked ? checksum_of(copy, length) : 0;
+  enqueue(link, message);
+}
+
+static void drop_first(pith_link *link) {
+  pith_outgoing *message = link->out;
+  link->out = message->next;
+  if (!link->out) {
+    link->out_end = &link->out;
+  }
+  if (!message->operation) {
+    free((void *)(uintptr_t)message->payload);
+  }
+  free(message);
+}
+
+static void fail_peer(pith_link *link) {
+  char why[600];
+  snprintf(why, sizeof why, "%s", pith_error());
+  link->left = 1;
+  pith__comm_fail(link->comm, PITH_ERR_PEER, "rank %d is gone (seen by rank %d): %s", link->peer, link->comm->rank, why);
+}
+
+/* Sends the rest of a message; whether it is out completely. */
+static int push_message(pith_link *link, pith_outgoing *message, size_t *moved) {
+  size_t head = sizeof message->frame, total = head + (size_t)message->frame.length;
+  while (message->done < total) {
+    struct iovec pieces[2];
+    int count = 0;
+    size_t taken = 0, into = message->done > head ? message->done - head : 0;
+    if (message->done < head) {
+      pieces[count++] = (struct iovec){(uint8_t *)&message->frame + message->done, head - message->done};
+    }
+    if (message->frame.length > into) {
+      pieces[count++] = (struct iovec){(void *)(uintptr_t)(message->payload + into), (size_t)message->frame.length - into};
+    }
+    if (link->transport->ops->send(link->transport, link->peer, pieces, count, &taken) != PITH_OK) {
+      link->broken = 1; /* what it said before it went may still be here: receiving decides */
+      return 0;
+    }
+    if (taken == 0) {
+      return 0;
+    }
+    message->done += taken;
+    *moved += taken;
+  }
+  return 1;
+}
+
+static size_t push(pith_link *link) {
+  size_t moved = 0;
+  while (link->out && moved < BYTES_PER_TURN) {
+    pith_outgoing *message = link->out;
+    if (!push_message(link, message, &moved)) {
+      break;
+    }
+    pith_operation *op = message->operation;
+    uint32_t task = message->task;
+    link->comm->stats.messages++;
+    drop_first(link);
+    if (op) {
+      pith__operation_task_done(op, task);
+    }
+  }
+  link->comm->stats.sent_bytes += moved;
+  return moved;
+}
+
+/* ---- Receiving --------------------------------------------------------------------------------------------------- */
+
+static int matches(const pith_posted *posted, const pith_frame *frame) {
+  const pith_frame *ours = &posted->operation->frame;
+  int is_point = frame->operation == PITH_OP_POINT;
+  return is_point == (ours->operation == PITH_OP_POINT) && (is_point || ours->sequence == frame->sequence) &&
+         posted->operation->job.schedule.task[posted->task].tag == frame->tag;
+}
+
+static pith_posted *take_posted(pith_link *link, const pith_frame *frame) {
+  for (pith_posted **at = &link->posted; *at; at = &(*at)->next) {
+    pith_posted *posted = *at;
+    if (matches(posted, frame)) {
+      *at = posted->next;
+      if (!*at) {
+        link->posted_end = at;
+      }
+      return posted;
+    }
+  }
+  return NULL;
+}
+
+static const pith_operation *operation_of(const pith_comm *comm, uint64_t sequence) {
+  for (const pith_operation *op = comm->running; op; op = op->next) {
+    if (op->frame.operation != PITH_OP_POINT && op->frame.sequence == sequence) {
+      return op;
+    }
+  }
+  return NULL;
+}
+
+/* A collective's message must be of an operation that is running here, or of one to come. */
+static int check_data(pith_link *link, const pith_frame *frame) {
+  pith_comm *comm = link->comm;
+  if (frame->operation == PITH_OP_POINT) {
+    return 1;
+  }
+  const pith_operation *op = operation_of(comm, frame->sequence);
+  if (op && !same_operation(frame, &op->frame)) {
+    fail_mismatch(link, frame, &op->frame);
+    return 0;
+  }
+  if (!op && frame->sequence <= comm->sequence) {
+    pith__comm_fail(comm, PITH_ERR_MISMATCH, "rank %d sent a message of operation %" PRIu64 ", which rank %d has finished", link->peer,
+                    frame->sequence, comm->rank);
+    return 0;
+  }
+  return 1;
+}
+
+static int check_frame(pith_link *link, const pith_frame *frame) {
+  if (frame->magic != PITH_FRAME_MAGIC || frame->version != PITH_FRAME_VERSION || frame->length > MESSAGE_MOST) {
+    pith__comm_fail(link->comm, PITH_ERR_CORRUPT, "rank %d sent rank %d something that is no message", link->peer, link->comm->rank);
+    return 0;
+  }
+  if (frame->kind == PITH_FRAME_DATA) {
+    return check_data(link, frame);
+  }
+  if ((frame->kind != PITH_FRAME_ABORT && frame->kind != PITH_FRAME_GOODBYE) || frame->length > NOTICE_MOST) {
+    pith__comm_fail(link->comm, PITH_ERR_CORRUPT, "rank %d sent rank %d a notice that is none", link->peer, link->comm->rank);
+    return 0;
+  }
+  return 1;
+}
+
+/* Finds a place for the payload; 0 if the comm failed. */
+static int begin_payload(pith_link *link) {
+  pith_frame *frame = &link->frame;
+  if (!check_frame(link, frame)) {
+    return 0;
+  }
+  link->payload_done = 0;
+  link->stored = NULL;
+  link->match = frame->kind == PITH_FRAME_DATA ? take_posted(link, frame) : NULL;
+  if (link->match) {
+    pith_piece *piece = link->match->operation->job.schedule.task[link->match->task].piece;
+    if (frame->length > piece->capacity ||
+        (frame->operation == PITH_OP_POINT && !same_operation(frame, &link->match->operation->frame))) {
+      fail_mismatch(link, frame, &link->match->operation->frame);
+      return 0;
+    }
+    link->target = piece->data;
+    return 1;
+  }
+  pith_early *early = malloc(sizeof *early + (size_t)frame->length + 1);
+  if (!early) {
+    pith__comm_fail(link->comm, PITH_ERR_MEMORY, "rank %d: no memory for a message of %" PRIu64 " bytes from rank %d", link->comm->rank,
+                    frame->length, link->peer);
+    return 0;
+  }
+  early->frame = *frame;
+  early->next = NULL;
+  link->stored = early;
+  link->target = early->payload;
+  return 1;
+}
+
+static void take_notice(pith_link *link, pith_early *notice) {
+  notice->payload[notice->frame.length] = 0;
+  if (notice->frame.kind == PITH_FRAME_ABORT) {
+    pith__comm_fail(link->comm, PITH_ERR_ABORTED, "%s", (const char *)notice->payload);
+  }
+  link->left = 1;
+  free(notice);
+}
+
+static void arrived(pith_operation *op, uint32_t number, size_t size) {
+  op->job.schedule.task[number].piece->size = size;
+  pith__operation_task_done(op, number);
+}
+
+static void accept_early(pith_link *link, pith_early *early, pith_operation *op, uint32_t number) {
+  pith_piece *piece = op->job.schedule.task[number].piece;
+  if (early->frame.length > piece->capacity || !same_operation(&early->frame, &op->frame)) {
+    fail_mismatch(link, &early->frame, &op->frame);
+  } else {
+    memcpy(piece->data, early->payload, (size_t)early->frame.length);
+    arrived(op, number, (size_t)early->frame.length);
+  }
+  free(early);
+}
+
+/* A message that had no receive when it began may have one by now. */
+static void keep_early(pith_link *link) {
+  pith_early *early = link->stored;
+  pith_posted *posted = take_posted(link, &early->frame);
+  link->stored = NULL;
+  if (posted) {
+    pith_operation *op = posted->operation;
+    uint32_t task = posted->task;
+    free(posted);
+    accept_early(link, early, op, task);
+  } else {
+    *link->early_end = early;
+    link->early_end = &early->next;
+  }
+}
+
+static void end_payload(pith_link *link) {
+  pith_frame *frame = &link->frame;
+  link->frame_done = 0;
+  if (link->checked && frame->checksum != checksum_of(link->target, (size_t)frame->length)) {
+    pith__comm_fail(link->comm, PITH_ERR_CORRUPT, "a message from rank %d to rank %d was damaged on the way", link->peer, link->comm->rank);
+    return;
+  }
+  if (frame->kind != PITH_FRAME_DATA) {
+    pith_early *notice = link->stored;
+    link->stored = NULL;
+    take_notice(link, notice);
+  } else if (link->match) {
+    pith_posted *posted = link->match;
+    link->match = NULL;
+    arrived(posted->operation, posted->task, (size_t)frame->length);
+    free(posted);
+  } else {
+    keep_early(link);
+  }
+}
+
+/* Receives up to `size` bytes to `to`; how many. */
+static size_t pull_bytes(pith_link *link, void *to, size_t size) {
+  size_t got = 0;
+  if (link->transport->ops->receive(link->transport, link->peer, to, size, &got) != PITH_OK) {
+    if (!link->left) {
+      fail_peer(link);
+    }
+    return 0;
+  }
+  return got;
+}
+
+static size_t pull(pith_link *link) {
+  size_t moved = 0;
+  pith_comm *comm = link->comm;
+  while (moved < BYTES_PER_TURN && comm->failed == PITH_OK) {
+    size_t got;
+    if (link->frame_done < sizeof link->frame) {
+      got = pull_bytes(link, (uint8_t *)&link->frame + link->frame_done, sizeof link->frame - link->frame_done);
+      link->frame_done += got;
+      if (got && link->frame_done == sizeof link->frame && !begin_payload(link)) {
+        break;
+      }
+    } else {
+      got = pull_bytes(link, link->target + link->payload_done, (size_t)link->frame.length - link->payload_done);
+      link->payload_done += got;
+    }
+    moved += got;
+    int whole = link->frame_done == sizeof link->frame && link->payload_done == link->frame.length;
+    if (whole && comm->failed == PITH_OK) {
+      end_payload(link);
+    } else if (got == 0) {
+      break;
+    }
+  }
+  return moved;
+}
+
+/* An early message whose receive is posted now. */
+static pith_early *take_early(pith_link *link, const pith_posted *posted) {
+  for (pith_early **at = &link->early; *at; at = &(*at)->next) {
+    pith_early *early = *at;
+    if (matches(posted, &early->frame)) {
+      *at = early->next;
+      if (!*at) {
+        link->early_end = at;
+      }
+      return early;
+    }
+  }
+  return NULL;
+}
+
+void pith__link_receive(pith_link *link, pith_operation *op, uint32_t number) {
+  pith_posted *posted = malloc(sizeof *posted);
+  if (!posted) {
+    pith__comm_fail(link->comm, PITH_ERR_MEMORY, "rank %d: no memory to receive a message", link->comm->rank);
+    return;
+  }
+  *posted = (pith_posted){.operation = op, .task = number};
+  pith_early *early = take_early(link, posted);
+  if (early) {
+    free(posted);
+    accept_early(link, early, op, number);
+  } else {
+    *link->posted_end = posted;
+    link->posted_end = &posted->next;
+  }
+}
+
+void pith__link_check_early(pith_link *link, const pith_operation *op) {
+  for (const pith_early *early = link->early; early; early = early->next) {
+    if (early->frame.operation != PITH_OP_POINT && early->frame.sequence == op->frame.sequence &&
+        !same_operation(&early->frame, &op->frame)) {
+      fail_mismatch(link, &early->frame, &op->frame);
+      return;
+    }
+  }
+}
+
+/* ---- All of it --------------------------------------------------------------------------------------------------- */
+
+int pith__link_progress(pith_link *link) {
+  if (!link->transport) {
+    return 0;
+  }
+  size_t moved = link->out && !link->left && !link->broken ? push(link) : 0;
+  if (link->comm->failed == PITH_OK && !link->left) {
+    moved += pull(link);
+  }
+  if (link->comm->failed == PITH_OK && link->left && (link->posted || link->out)) { /* it will not answer any more */
+    pith__comm_fail(link->comm, PITH_ERR_PEER, "rank %d left the group while rank %d was waiting for it", link->peer, link->comm->rank);
+  }
+  return moved > 0;
+}
+
+int pith__link_flush(pith_link *link) {
+  if (!link->transport || !link->out || link->left) {
+    return 0;
+  }
+  push(link);
+  link->left |= link->broken;
+  return link->out && !link->left;
+}
+
+void pith__link_clear(pith_link *link) {
+  /* A message that has begun cannot be taken back, nor its payload be touched any longer: the link is dead. */
+  if (link->out && link->out->done > 0 && link->out->operation) {
+    link->left = 1;
+  }
+  while (link->out) {
+    drop_first(link);
+  }
+  for (pith_posted *posted = link->posted, *next; posted; posted = next) {
+    next = posted->next;
+    free(posted);
+  }
+  for (pith_early *early = link->early, *next; early; early = next) {
+    next = early->next;
+    free(early);
+  }
+  free(link->match);
+  free(link->stored);
+  link->posted = NULL, link->posted_end = &link->posted;
+  link->early = NULL, link->early_end = &link->early;
+  link->match = NULL, link->stored = NULL;
+}

@@ -1,0 +1,234 @@
+/*
+ * Driving: moving bytes and running work until an operation is done.
+ *
+ * A driver spins for a moment, since answers often come at once, then sleeps in poll() until a transport has something.
+ * While it sleeps the mutex is free, so that other threads can submit; they wake it.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "engine/comm.h"
+
+#define SPIN_TURNS 200
+#define DESCRIPTORS_MOST 1024
+
+/* ---- Failing ----------------------------------------------------------------------------------------------------- */
+
+void pith__comm_fail(pith_comm *comm, pith_status status, const char *format, ...) {
+  if (comm->failed != PITH_OK) {
+    return; /* the first reason is the one that counts */
+  }
+  va_list args;
+  va_start(args, format);
+  vsnprintf(comm->failure, sizeof comm->failure, format, args);
+  va_end(args);
+  comm->failed = status;
+  PITH_LOG_WARN("rank %d: %s: %s", comm->rank, pith_status_string(status), comm->failure);
+  for (int p = 0; p < comm->ranks; p++) {
+    pith__link_clear(&comm->link[p]);
+    pith__link_notice(&comm->link[p], PITH_FRAME_ABORT, comm->failure);
+  }
+  for (pith_operation *op = comm->running; op; op = op->next) {
+    if (!op->done) {
+      op->status = status;
+      op->done = 1;
+    }
+  }
+}
+
+/* Whom we have been waiting for. */
+static void name_missing(const pith_comm *comm, char *text, size_t size) {
+  size_t used = 0;
+  text[0] = 0;
+  for (int p = 0; p < comm->ranks && used + 16 < size; p++) {
+    const pith_link *link = &comm->link[p];
+    if (link->posted || link->out || link->frame_done) {
+      used += (size_t)snprintf(text + used, size - used, "%s%d", used ? ", " : "", p);
+    }
+  }
+}
+
+static void check_time(pith_comm *comm) {
+  double idle = pith__now() - comm->last_progress;
+  if (comm->timeout > 0 && idle > comm->timeout) {
+    char missing[256];
+    name_missing(comm, missing, sizeof missing);
+    pith__comm_fail(comm, PITH_ERR_TIMEOUT, "rank %d has waited %.1f s for rank %s without a sign of life (PITH_TIMEOUT)", comm->rank,
+                    idle, missing);
+  }
+}
+
+/* ---- One turn ---------------------------------------------------------------------------------------------------- */
+
+static int take_turn(pith_comm *comm) {
+  int moved = 0;
+  for (int p = 0; p < comm->ranks && comm->failed == PITH_OK; p++) {
+    moved |= pith__link_progress(&comm->link[p]);
+  }
+  if (comm->failed == PITH_OK) {
+    moved |= pith__operation_work(comm);
+  }
+  if (moved) {
+    comm->last_progress = pith__now();
+  }
+  return moved;
+}
+
+/* ---- Sleeping ---------------------------------------------------------------------------------------------------- */
+
+static int collect_descriptors(pith_comm *comm, struct pollfd *fds) {
+  uint8_t sending[comm->ranks];
+  int count = 1;
+  fds[0] = (struct pollfd){.fd = comm->wake, .events = POLLIN};
+  for (int t = 0; t < comm->transports; t++) {
+    pith_transport *transport = comm->transport[t];
+    for (int p = 0; p < comm->ranks; p++) {
+      sending[p] = comm->link[p].transport == transport && comm->link[p].out != NULL;
+    }
+    count += transport->ops->descriptors(transport, sending, fds + count, DESCRIPTORS_MOST - count);
+  }
+  return count;
+}
+
+static int fall_asleep(pith_comm *comm) {
+  int something = 0;
+  for (int t = 0; t < comm->transports; t++) {
+    something |= comm->transport[t]->ops->sleep(comm->transport[t], 1);
+  }
+  return something;
+}
+
+static void wake_up(pith_comm *comm) {
+  uint64_t count;
+  for (int t = 0; t < comm->transports; t++) {
+    comm->transport[t]->ops->sleep(comm->transport[t], 0);
+  }
+  if (read(comm->wake, &count, sizeof count) < 0 && errno != EAGAIN && errno != EINTR) {
+    PITH_LOG_WARN("cannot read an eventfd: %s", strerror(errno));
+  }
+}
+
+/* Sleeps until something happens, at most a while: the time-out is looked at then. */
+static void sleep_a_while(pith_comm *comm) {
+  static _Thread_local struct pollfd fds[DESCRIPTORS_MOST];
+  int count = collect_descriptors(comm, fds);
+  if (!fall_asleep(comm)) {
+    double left = comm->timeout - (pith__now() - comm->last_progress);
+    int milliseconds = left > 0.25 ? 250 : left > 0 ? (int)(left * 1000) + 1 : 0;
+    pthread_mutex_unlock(&comm->mutex);
+    poll(fds, (nfds_t)count, milliseconds);
+    pthread_mutex_lock(&comm->mutex);
+  }
+  wake_up(comm);
+}
+
+static int is_over(const pith_comm *comm, const pith_operation *op) { return op ? op->done : comm->closing || comm->waiters > 0; }
+
+static int has_work(const pith_comm *comm) {
+  for (const pith_operation *op = comm->running; op; op = op->next) {
+    if (!op->done) {
+      return 1;
+    }
+  }
+  return 0;
+}
+
+/* Drives as the only driver. op == NULL: as long as there is work and nobody else wants to. */
+static void drive(pith_comm *comm, const pith_operation *op) {
+  int idle = 0;
+  while (!is_over(comm, op) && (op || has_work(comm))) {
+    if (take_turn(comm)) {
+      idle = 0;
+    } else if (++idle > SPIN_TURNS) {
+      check_time(comm);
+      if (!is_over(comm, op)) {
+        sleep_a_while(comm);
+        idle = SPIN_TURNS / 2;
+      }
+    } else if (idle % 16 == 0) {
+      sched_yield(); /* more ranks than cores: let the others work */
+    }
+  }
+}
+
+void pith__comm_drive(pith_comm *comm, const pith_operation *op) {
+  double start = pith__now();
+  comm->waiters++;
+  comm->last_progress = start > comm->last_progress ? start : comm->last_progress;
+  while (!op->done) {
+    if (comm->driving) { /* another thread does; it may be asleep and not know of us */
+      pthread_cond_wait(&comm->changed, &comm->mutex);
+      continue;
+    }
+    comm->driving = 1;
+    drive(comm, op);
+    comm->driving = 0;
+    pthread_cond_broadcast(&comm->changed);
+  }
+  comm->waiters--;
+  comm->stats.wait += pith__now() - start;
+  pthread_cond_broadcast(&comm->changed);
+}
+
+void pith__comm_flush(pith_comm *comm, double seconds) {
+  double end = pith__now() + seconds;
+  for (int more = 1; more && pith__now() < end; sched_yield()) {
+    more = 0;
+    for (int p = 0; p < comm->ranks; p++) {
+      more |= pith__link_flush(&comm->link[p]);
+    }
+  }
+}
+
+/* ---- The background thread --------------------------------------------------------------------------------------- */
+
+static void *run_in_background(void *argument) {
+  pith_comm *comm = argument;
+  pthread_mutex_lock(&comm->mutex);
+  while (!comm->closing) {
+    if (comm->driving || comm->waiters || !has_work(comm)) {
+      pthread_cond_wait(&comm->changed, &comm->mutex);
+      continue;
+    }
+    comm->driving = 1;
+    comm->last_progress = pith__now();
+    drive(comm, NULL);
+    comm->driving = 0;
+    pthread_cond_broadcast(&comm->changed);
+  }
+  pthread_mutex_unlock(&comm->mutex);
+  return NULL;
+}
+
+pith_status pith__comm_start_thread(pith_comm *comm) {
+  if (comm->thread_started) {
+    return PITH_OK;
+  }
+  PITH_REQUIRE(pthread_create(&comm->thread, NULL, run_in_background, comm) == 0, PITH_ERR_SYSTEM,
+               "cannot start the thread that drives requests");
+  comm->thread_started = 1;
+  return PITH_OK;
+}
+
+void pith__comm_stop_thread(pith_comm *comm) {
+  uint64_t one = 1;
+  pthread_mutex_lock(&comm->mutex);
+  comm->closing = 1;
+  pthread_cond_broadcast(&comm->changed);
+  pthread_mutex_unlock(&comm->mutex);
+  if (comm->thread_started) {
+    if (write(comm->wake, &one, sizeof one) < 0) {
+      PITH_LOG_WARN("cannot write an eventfd: %s", strerror(errno));
+    }
+    pthread_join(comm->thread, NULL);
+    comm->thread_started = 0;
+  }
+}

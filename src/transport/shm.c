@@ -1,0 +1,554 @@
+/*
+ * shm: the ranks of one host, over memory they share. shm_segment.h says what lies there, shm_link.h how they meet.
+ *
+ * To send is to copy bytes into a free cell of the own segment and to write one slot into the receiver's; to receive is to copy
+ * out of the sender's cell and to count it emptied. While both are awake there is no system call in this. Who is about to sleep
+ * says so in its segment and looks once more; who wrote a slot looks at that word afterwards. Both are sequentially consistent,
+ * so that one of the two sees the other and no wake-up is lost. The doorbell is a byte through the Unix socket.
+ *
+ * Whatever a peer can write is read once, checked, and used from the copy.
+ */
+#include "transport/shm.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "transport/shm_link.h"
+
+#define HOT_CELLS 4 /* with so many on their way we look for emptied ones: they are reused while the cache has them */
+#define EVENTS 16   /* taken from the system at a time */
+#define IDLE_CALLS 1024 /* calls without bytes until we look whether the peers live */
+
+typedef enum peer_fate { PEER_LIVES, PEER_GONE, PEER_BROKEN } peer_fate;
+
+typedef struct shm_peer {
+  pith_shm_link link;
+  pith_shm_segment segment; /* theirs */
+
+  /* What we send: into their inbox that is ours, cells of our own. */
+  pith_shm_inbox *out;
+  uint16_t *flying;         /* cells sent and not yet emptied, a ring of link.shape.slots */
+  uint32_t sent, reclaimed; /* counts, ever */
+  uint32_t most;            /* cells on their way at once */
+  uint32_t rung;            /* the sleep we woke them from last */
+
+  /* What we receive: from our inbox that is theirs, cells of theirs. */
+  pith_shm_inbox *in;
+  uint32_t taken;    /* slots, ever */
+  const uint8_t *at; /* the rest of the cell we are reading */
+  size_t left;
+
+  peer_fate fate;
+  uint8_t starving; /* a send wanted more room than there was */
+  uint8_t news;     /* its fate is not known to the caller yet */
+} shm_peer;
+
+typedef struct shm_transport {
+  pith_transport base;
+  pith_transport_config config;
+  pid_t owner; /* the process that made this; a forked child must not speak for it */
+  int listener, events;
+  pith_shm_segment segment;
+  shm_peer *peers;
+  int count;
+  shm_peer **by_rank; /* NULL: no such peer */
+  uint16_t *free;     /* a stack of cells */
+  uint32_t frees;
+  uint32_t unserved; /* living peers without a cell on its way: one free cell is kept for each */
+  uint32_t idle;     /* calls without bytes since we looked after the peers */
+} shm_transport;
+
+static shm_transport *shm_of(pith_transport *transport) { return (shm_transport *)(void *)transport; }
+
+const pith_shm_segment *pith__shm_own_segment(const pith_transport *transport) {
+  return &((const shm_transport *)(const void *)transport)->segment;
+}
+
+/* ---- The fate of peers ------------------------------------------------------------------------------------------- */
+
+static pith_status fail_peer(const shm_peer *peer) {
+  if (peer->fate == PEER_BROKEN) {
+    return pith_fail(PITH_ERR_PEER, "shm: rank %d wrote nonsense into shared memory: a fault in that process",
+                     peer->link.rank);
+  }
+  return pith_fail(
+      PITH_ERR_PEER,
+      "shm: rank %d is gone: it ended, was killed, or closed its links; see its output, and the system's log "
+      "for a lack of memory",
+      peer->link.rank);
+}
+
+static uint32_t in_flight(const shm_peer *peer) { return peer->sent - peer->reclaimed; }
+
+/* Takes back the oldest n cells on their way to a peer. */
+static void reclaim_cells(shm_transport *t, shm_peer *peer, uint32_t n) {
+  if (n == 0) {
+    return;
+  }
+  while (n-- > 0) {
+    t->free[t->frees++] = peer->flying[peer->reclaimed++ & (peer->link.shape.slots - 1)];
+  }
+  if (in_flight(peer) == 0) {
+    t->unserved++;
+  }
+}
+
+/* A dead peer reads no more: its cells are for others, and none is kept for it. */
+static void lose_peer(shm_transport *t, shm_peer *peer, peer_fate fate) {
+  if (peer->fate != PEER_LIVES) {
+    return;
+  }
+  peer->fate = fate;
+  peer->news = 1;
+  peer->starving = 0;
+  if (fate == PEER_GONE) {
+    reclaim_cells(t, peer, in_flight(peer));
+  }
+  if (in_flight(peer) == 0) {
+    t->unserved--;
+  }
+  if (peer->link.process >= 0) {
+    epoll_ctl(t->events, EPOLL_CTL_DEL, peer->link.process, NULL);
+  }
+  epoll_ctl(t->events, EPOLL_CTL_DEL, peer->link.socket, NULL);
+}
+
+/* Takes the bytes that rang; returns whether the peer still is there. */
+static int answer_bell(const shm_peer *peer) {
+  char bytes[8];
+  for (int i = 0; i < EVENTS; i++) { /* what is left rings again */
+    ssize_t size = recv(peer->link.socket, bytes, sizeof bytes, MSG_DONTWAIT);
+    if (size <= 0) {
+      return size < 0 && (errno == EAGAIN || errno == EINTR);
+    }
+  }
+  return 1;
+}
+
+/* Events are numbered by peer: even for its socket, odd for its process. */
+static void look_after_peers(shm_transport *t) {
+  struct epoll_event events[EVENTS];
+  int n = epoll_wait(t->events, events, EVENTS, 0);
+  for (int i = 0; i < n; i++) {
+    shm_peer *peer = &t->peers[events[i].data.u32 / 2];
+    int is_process = events[i].data.u32 % 2;
+    if (is_process || !answer_bell(peer)) {
+      lose_peer(t, peer, PEER_GONE);
+    }
+  }
+}
+
+/* For callers that spin and never sleep. */
+static void count_idle_call(shm_transport *t) {
+  if (++t->idle >= IDLE_CALLS) {
+    t->idle = 0;
+    look_after_peers(t);
+  }
+}
+
+/* ---- The doorbell ------------------------------------------------------------------------------------------------ */
+
+/* Rings if the peer sleeps for such a reason, once for each of its sleeps. A full socket has rung already. Follows a
+ * sequentially consistent store of what it is to find. */
+static void ring_bell(shm_peer *peer, uint32_t reason) {
+  uint32_t word = atomic_load_explicit(&pith__shm_state_of(&peer->segment)->word, memory_order_seq_cst);
+  if ((word & reason) && word != peer->rung) {
+    peer->rung = word;
+    send(peer->link.socket, "", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+  }
+}
+
+/* ---- Sending ----------------------------------------------------------------------------------------------------- */
+
+static pith_status reclaim_emptied(shm_transport *t, shm_peer *peer) {
+  uint32_t emptied = atomic_load_explicit(&peer->out->emptied, memory_order_seq_cst) - peer->reclaimed;
+  if (emptied > in_flight(peer)) {
+    lose_peer(t, peer, PEER_BROKEN);
+    return fail_peer(peer);
+  }
+  reclaim_cells(t, peer, emptied);
+  return PITH_OK;
+}
+
+static void reclaim_from_all(shm_transport *t) {
+  for (int i = 0; i < t->count; i++) {
+    if (t->peers[i].fate == PEER_LIVES && in_flight(&t->peers[i]) > 0) {
+      (void)reclaim_emptied(t, &t->peers[i]); /* nonsense is reported when that peer is used */
+    }
+  }
+}
+
+/* Whether the pool has a cell for the peer: peers with none on its way each have one kept, so that none can starve another. */
+static int may_take_cell(const shm_transport *t, const shm_peer *peer) {
+  return t->frees > t->unserved - (in_flight(peer) == 0);
+}
+
+static int has_room(shm_transport *t, shm_peer *peer) {
+  if (in_flight(peer) >= HOT_CELLS || in_flight(peer) >= peer->most) {
+    (void)reclaim_emptied(t, peer); /* nonsense changes its fate */
+  }
+  if (peer->fate != PEER_LIVES || in_flight(peer) >= peer->most) {
+    return 0;
+  }
+  if (!may_take_cell(t, peer)) {
+    reclaim_from_all(t);
+  }
+  return peer->fate == PEER_LIVES && may_take_cell(t, peer);
+}
+
+static uint32_t take_cell(shm_transport *t, shm_peer *peer) {
+  t->unserved -= in_flight(peer) == 0;
+  return t->free[--t->frees];
+}
+
+static void publish_cell(shm_peer *peer, uint32_t cell, uint32_t length) {
+  uint32_t slots = peer->link.shape.slots, slot = peer->sent & (slots - 1);
+  uint64_t word = pith__shm_slot(pith__shm_lap(peer->sent, slots), cell, length);
+  peer->flying[slot] = (uint16_t)cell;
+  peer->sent++;
+  atomic_store_explicit(&peer->out->slot[slot], word, memory_order_seq_cst);
+  ring_bell(peer, PITH_SHM_ASLEEP);
+}
+
+/* A place in a list of pieces. */
+typedef struct pieces_at {
+  const struct iovec *piece;
+  int count;
+  size_t offset; /* in the first of them */
+} pieces_at;
+
+static void skip_empty(pieces_at *at) {
+  while (at->count > 0 && at->offset == at->piece->iov_len) {
+    at->piece++, at->count--, at->offset = 0;
+  }
+}
+
+static uint32_t fill_cell(uint8_t *cell, size_t room, pieces_at *at) {
+  size_t filled = 0;
+  while (at->count > 0 && filled < room) {
+    size_t rest = at->piece->iov_len - at->offset, n = rest < room - filled ? rest : room - filled;
+    memcpy(cell + filled, (const uint8_t *)at->piece->iov_base + at->offset, n);
+    filled += n;
+    at->offset += n;
+    skip_empty(at);
+  }
+  return (uint32_t)filled;
+}
+
+static pith_status shm_send(pith_transport *transport, int rank, const struct iovec *pieces, int count, size_t *taken) {
+  shm_transport *t = shm_of(transport);
+  shm_peer *peer = t->by_rank[rank];
+  pieces_at at = {pieces, count, 0};
+  size_t sum = 0;
+  for (skip_empty(&at); at.count > 0 && has_room(t, peer);) {
+    uint32_t cell = take_cell(t, peer);
+    uint32_t length = fill_cell(pith__shm_cell_of(&t->segment, cell), t->segment.shape.cell_size, &at);
+    publish_cell(peer, cell, length);
+    sum += length;
+  }
+  if (sum == 0) {
+    count_idle_call(t);
+  }
+  if (peer->fate != PEER_LIVES) {
+    return fail_peer(peer);
+  }
+  peer->starving = at.count > 0;
+  *taken = sum;
+  return PITH_OK;
+}
+
+/* ---- Receiving --------------------------------------------------------------------------------------------------- */
+
+typedef enum slot_state { SLOT_OLD, SLOT_NEW, SLOT_NONSENSE } slot_state;
+
+/* Looks at the next slot of a peer; slots that could be neither of this lap nor of the one before are nonsense. */
+static slot_state next_slot(const shm_transport *t, const shm_peer *peer, uint64_t *word) {
+  uint32_t slots = t->segment.shape.slots;
+  uint16_t lap = pith__shm_lap(peer->taken, slots);
+  *word = atomic_load_explicit(&peer->in->slot[peer->taken & (slots - 1)], memory_order_seq_cst);
+  if (pith__shm_slot_lap(*word) == (uint16_t)(lap - 1)) {
+    return SLOT_OLD;
+  }
+  uint32_t length = pith__shm_slot_length(*word);
+  int is_sane = pith__shm_slot_lap(*word) == lap && pith__shm_slot_cell(*word) < peer->link.shape.cells && length > 0 &&
+                length <= peer->link.shape.cell_size;
+  return is_sane ? SLOT_NEW : SLOT_NONSENSE;
+}
+
+/* Starts with the next cell; whether there is one. */
+static int open_cell(shm_transport *t, shm_peer *peer) {
+  uint64_t word;
+  slot_state state = next_slot(t, peer, &word);
+  if (state == SLOT_NONSENSE) {
+    lose_peer(t, peer, PEER_BROKEN);
+    peer->fate = PEER_BROKEN; /* also of one that is gone */
+  }
+  if (state != SLOT_NEW) {
+    return 0;
+  }
+  peer->at = pith__shm_cell_of(&peer->segment, pith__shm_slot_cell(word));
+  peer->left = pith__shm_slot_length(word);
+  return 1;
+}
+
+static void give_cell_back(shm_peer *peer) {
+  peer->taken++;
+  atomic_store_explicit(&peer->in->emptied, peer->taken, memory_order_seq_cst);
+  if (peer->fate == PEER_LIVES) {
+    ring_bell(peer, PITH_SHM_STARVING);
+  }
+}
+
+static size_t read_cells(shm_transport *t, shm_peer *peer, uint8_t *buffer, size_t size) {
+  size_t sum = 0;
+  while (sum < size && (peer->left > 0 || open_cell(t, peer))) {
+    size_t n = peer->left < size - sum ? peer->left : size - sum;
+    memcpy(buffer + sum, peer->at, n);
+    sum += n;
+    peer->at += n;
+    peer->left -= n;
+    if (peer->left == 0) {
+      give_cell_back(peer);
+    }
+  }
+  return sum;
+}
+
+/* The fate is looked at first: what a peer wrote before it ended is seen after. */
+static pith_status shm_receive(pith_transport *transport, int rank, void *buffer, size_t size, size_t *got) {
+  shm_transport *t = shm_of(transport);
+  shm_peer *peer = t->by_rank[rank];
+  int was_lost = peer->fate != PEER_LIVES;
+  size_t sum = peer->fate == PEER_BROKEN ? 0 : read_cells(t, peer, buffer, size);
+  if (sum == 0 && size > 0) {
+    if (was_lost || peer->fate == PEER_BROKEN) {
+      peer->news = 0;
+      return fail_peer(peer);
+    }
+    count_idle_call(t);
+  }
+  *got = sum;
+  return PITH_OK;
+}
+
+/* ---- Sleeping ---------------------------------------------------------------------------------------------------- */
+
+static int shm_descriptors(pith_transport *transport, const uint8_t *sending, struct pollfd *fds, int most) {
+  (void)sending; /* sleep() knows who lacks room */
+  if (most < 1) {
+    return 0;
+  }
+  fds[0] = (struct pollfd){shm_of(transport)->events, POLLIN, 0};
+  return 1;
+}
+
+/* What the caller could do with a peer now. News of a fate and of room are told once: nobody must act on them. */
+static int has_work(shm_transport *t, shm_peer *peer) {
+  uint64_t word;
+  int work = peer->news || peer->left > 0 || (peer->fate != PEER_BROKEN && next_slot(t, peer, &word) != SLOT_OLD);
+  peer->news = 0;
+  if (peer->starving) {
+    (void)reclaim_emptied(t, peer);
+    if (peer->fate != PEER_LIVES || has_room(t, peer)) {
+      peer->starving = 0;
+      work = 1;
+    }
+  }
+  return work;
+}
+
+static uint32_t sleep_bits(const shm_transport *t) {
+  for (int i = 0; i < t->count; i++) {
+    if (t->peers[i].starving) {
+      return PITH_SHM_ASLEEP | PITH_SHM_STARVING;
+    }
+  }
+  return PITH_SHM_ASLEEP;
+}
+
+/* Moves on to the next count, so that peers can tell this sleep from the last. */
+static void set_state(shm_transport *t, uint32_t bits) {
+  _Atomic uint32_t *word = &pith__shm_state_of(&t->segment)->word;
+  uint32_t count = atomic_load_explicit(word, memory_order_relaxed) / PITH_SHM_NEXT + 1;
+  atomic_store_explicit(word, count * PITH_SHM_NEXT | bits, memory_order_seq_cst);
+}
+
+static int shm_sleep(pith_transport *transport, int asleep) {
+  shm_transport *t = shm_of(transport);
+  if (!asleep) {
+    set_state(t, 0);
+    look_after_peers(t);
+    return 0;
+  }
+  set_state(t, sleep_bits(t));
+  int work = 0;
+  for (int i = 0; i < t->count; i++) {
+    work |= has_work(t, &t->peers[i]);
+  }
+  if (work) {
+    set_state(t, 0);
+  }
+  return work;
+}
+
+/* ---- Life -------------------------------------------------------------------------------------------------------- */
+
+static void shm_close(pith_transport *transport) {
+  shm_transport *t = shm_of(transport);
+  if (!t) {
+    return;
+  }
+  for (int i = 0; i < t->count; i++) {
+    pith__shm_link_close(&t->peers[i].link, t->owner == getpid());
+    pith__shm_segment_unmap(&t->peers[i].segment);
+    free(t->peers[i].flying);
+  }
+  pith__shm_segment_unmap(&t->segment);
+  if (t->listener >= 0) {
+    close(t->listener);
+  }
+  if (t->events >= 0) {
+    close(t->events);
+  }
+  free(t->peers);
+  free(t->by_rank);
+  free(t->free);
+  free(t);
+}
+
+static pith_status shm_listen(const pith_transport_config *config, pith_transport **transport, pith_address *address) {
+  shm_transport *t = calloc(1, sizeof *t);
+  PITH_REQUIRE(t, PITH_ERR_MEMORY, "shm: no memory for a transport");
+  t->base.ops = &pith__transport_shm;
+  t->config = *config;
+  t->owner = getpid();
+  t->listener = t->events = -1;
+  pith_status status = pith__shm_link_listen(&t->listener, address);
+  if (status != PITH_OK) {
+    shm_close(&t->base);
+    return status;
+  }
+  *transport = &t->base;
+  return PITH_OK;
+}
+
+static pith_status make_peers(shm_transport *t, const uint8_t *wanted) {
+  int count = 0;
+  for (int rank = 0; rank < t->config.ranks; rank++) {
+    count += wanted[rank] != 0;
+  }
+  t->peers = calloc((size_t)count + 1, sizeof *t->peers);
+  t->by_rank = calloc((size_t)t->config.ranks, sizeof *t->by_rank);
+  PITH_REQUIRE(t->peers && t->by_rank, PITH_ERR_MEMORY, "shm: no memory for %d peers", count);
+  for (int rank = 0; rank < t->config.ranks; rank++) {
+    if (wanted[rank]) {
+      t->by_rank[rank] = &t->peers[t->count++];
+      t->by_rank[rank]->link = (pith_shm_link){.rank = rank, .socket = -1, .process = -1, .memory = -1};
+    }
+  }
+  return PITH_OK;
+}
+
+static pith_status make_pool(shm_transport *t) {
+  uint32_t cells = t->segment.shape.cells;
+  t->free = malloc(cells * sizeof *t->free);
+  PITH_REQUIRE(t->free, PITH_ERR_MEMORY, "shm: no memory for %u cells", cells);
+  while (t->frees < cells) { /* the first cell on top */
+    t->free[t->frees] = (uint16_t)(cells - 1 - t->frees);
+    t->frees++;
+  }
+  t->unserved = (uint32_t)t->count;
+  return PITH_OK;
+}
+
+static pith_status watch(shm_transport *t, int fd, uint32_t number) {
+  struct epoll_event event = {.events = EPOLLIN, .data.u32 = number};
+  PITH_REQUIRE(fd < 0 || epoll_ctl(t->events, EPOLL_CTL_ADD, fd, &event) == 0, PITH_ERR_SYSTEM,
+               "shm: cannot watch peers: %s", strerror(errno));
+  return PITH_OK;
+}
+
+/* Maps what the meeting brought. */
+static pith_status open_peer(shm_transport *t, uint32_t index) {
+  shm_peer *peer = &t->peers[index];
+  PITH_TRY(pith__shm_segment_map(peer->link.memory, &peer->link.shape, peer->link.rank, &peer->segment));
+  close(peer->link.memory);
+  peer->link.memory = -1;
+  uint32_t share = t->segment.shape.slots, slots = peer->link.shape.slots;
+  peer->most = share < slots ? share : slots;
+  peer->flying = malloc(slots * sizeof *peer->flying);
+  PITH_REQUIRE(peer->flying, PITH_ERR_MEMORY, "shm: no memory for %u cells", slots);
+  peer->out = pith__shm_inbox_of(&peer->segment, peer->link.inbox);
+  peer->in = pith__shm_inbox_of(&t->segment, index);
+  PITH_TRY(watch(t, peer->link.socket, 2 * index));
+  return watch(t, peer->link.process, 2 * index + 1);
+}
+
+static pith_status meet_peers(shm_transport *t, const pith_address *address, int memory) {
+  pith_shm_link *links = malloc(((size_t)t->count + 1) * sizeof *links);
+  PITH_REQUIRE(links, PITH_ERR_MEMORY, "shm: no memory for %d links", t->count);
+  for (int i = 0; i < t->count; i++) {
+    links[i] = t->peers[i].link;
+  }
+  pith_shm_meeting meeting = {&t->config,       address, t->listener, memory,
+                              t->segment.shape, links,   t->count,    pith__now() + t->config.timeout};
+  pith_status status = pith__shm_link_meet(&meeting);
+  for (int i = 0; i < t->count; i++) { /* those met before a failure too: close() ends them */
+    t->peers[i].link = links[i];
+  }
+  free(links);
+  return status;
+}
+
+static pith_status shm_connect(pith_transport *transport, const pith_address *address, const uint8_t *wanted) {
+  shm_transport *t = shm_of(transport);
+  PITH_REQUIRE(!t->peers, PITH_ERR_STATE, "shm: connected already");
+  PITH_TRY(make_peers(t, wanted));
+  t->events = epoll_create1(EPOLL_CLOEXEC);
+  PITH_REQUIRE(t->events >= 0, PITH_ERR_SYSTEM, "shm: cannot watch peers: %s", strerror(errno));
+  pith_shm_shape shape = pith__shm_shape((uint32_t)t->count);
+  int memory;
+  PITH_TRY(pith__shm_segment_create(&shape, &t->segment, &memory));
+  pith_status status = meet_peers(t, address, memory);
+  close(memory);
+  PITH_TRY(status);
+  PITH_TRY(make_pool(t));
+  for (int i = 0; i < t->count; i++) {
+    PITH_TRY(open_peer(t, (uint32_t)i));
+  }
+  close(t->listener); /* and with it the name */
+  t->listener = -1;
+  return PITH_OK;
+}
+
+static pith_status shm_probe(void) {
+  pith_shm_shape shape = {1, 1, 1, 1};
+  pith_shm_segment segment;
+  int fd;
+  PITH_TRY(pith__shm_segment_create(&shape, &segment, &fd));
+  pith__shm_segment_unmap(&segment);
+  close(fd);
+  pith_address address;
+  PITH_TRY(pith__shm_link_listen(&fd, &address));
+  close(fd);
+  return PITH_OK;
+}
+
+const pith_transport_ops pith__transport_shm = {
+    .name = "shm",
+    .summary = "processes of one host, over shared memory",
+    .probe = shm_probe,
+    .listen = shm_listen,
+    .connect = shm_connect,
+    .send = shm_send,
+    .receive = shm_receive,
+    .descriptors = shm_descriptors,
+    .sleep = shm_sleep,
+    .close = shm_close,
+};

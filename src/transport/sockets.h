@@ -1,0 +1,78 @@
+/*
+ * What tcp and the rendezvous share: stream sockets that never block, never raise SIGPIPE, are closed on exec, and
+ * whose calls survive signals. Nothing here knows a protocol.
+ */
+#ifndef PITH_TRANSPORT_SOCKETS_H
+#define PITH_TRANSPORT_SOCKETS_H
+
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include "base/status.h"
+
+/* ---- Addresses --------------------------------------------------------------------------------------------------- */
+
+typedef union pith_sockaddr {
+  struct sockaddr any;
+  struct sockaddr_in v4;
+  struct sockaddr_in6 v6;
+} pith_sockaddr;
+
+#define PITH_SOCKADDR_TEXT 80
+
+socklen_t pith__sockaddr_size(const pith_sockaddr *address);
+uint16_t pith__sockaddr_port(const pith_sockaddr *address);
+void pith__sockaddr_set_port(pith_sockaddr *address, uint16_t port);
+int pith__sockaddr_is_loopback(const pith_sockaddr *address);
+
+/* "10.0.0.1:29500" or "[fd00::1]:29500"; returns `text`. */
+const char *pith__sockaddr_text(const pith_sockaddr *address, char text[PITH_SOCKADDR_TEXT]);
+
+/* Reads "10.0.0.1" or "fd00::1", without asking a name server. Returns whether it is one. */
+int pith__sockaddr_parse(const char *text, uint16_t port, pith_sockaddr *address);
+
+/* The addresses of a host, at most `most`. Returns how many; 0 with the reason in *why. May ask a name server. */
+int pith__sockaddr_resolve(const char *host, uint16_t port, pith_sockaddr *found, int most, const char **why);
+
+/* Every address of one family's "all interfaces": both families at once where the system can, else IPv4. */
+pith_sockaddr pith__sockaddr_everywhere(uint16_t port);
+
+/* ---- Sockets: functions return a descriptor or -1 with errno ----------------------------------------------------- */
+
+int pith__socket_listen(const pith_sockaddr *at);
+int pith__socket_local(int fd, pith_sockaddr *address); /* 0 on success */
+
+/* The next connection that came in; -1 if there is none now. Out of descriptors, it waits a moment: no busy loop. */
+int pith__socket_accept(int listener);
+
+/* Starts to connect; poll for POLLOUT, then ask how it went: 0 or an errno. A socket that met itself (which happens on
+ * one * machine when nobody listens yet) counts as refused. */
+int pith__socket_connect(const pith_sockaddr *to);
+int pith__socket_connect_result(int fd);
+
+/* Small messages at once; a peer whose machine is silent for `timeout` seconds counts as gone. */
+void pith__socket_tune(int fd, double timeout);
+
+/* Bytes moved; 0: none now; -1: the connection is over, and errno says why (0: the other side closed it). */
+ssize_t pith__socket_read(int fd, void *buffer, size_t size);
+ssize_t pith__socket_write(int fd, const struct iovec *pieces, int count);
+
+/* Whether the other side closed it or is gone; looks only, takes no bytes. */
+int pith__socket_is_over(int fd);
+
+/* Closes without losing bytes that were written: unread input would make the kernel reset the connection. */
+void pith__socket_close(int fd);
+
+/* ---- Around them ------------------------------------------------------------------------------------------------- */
+
+/* poll() until a time of pith__now(); a signal counts as nothing to do. */
+int pith__poll_until(struct pollfd *fds, int count, double deadline);
+
+/* `most` bytes of the pieces after the first `skip`, as at most `room` pieces; returns how many. */
+int pith__pieces_slice(const struct iovec *from, int count, size_t skip, size_t most, struct iovec *to, int room);
+
+pith_status pith__random_bytes(void *buffer, size_t size);
+
+#endif

@@ -1,0 +1,51 @@
+/*
+ * Inside tcp: what its three files share. tcp_address.c finds out where this rank can be reached, tcp_connect.c makes
+ * the links, tcp.c moves bytes over them.
+ */
+#ifndef PITH_TRANSPORT_TCP_H
+#define PITH_TRANSPORT_TCP_H
+
+#include "transport/sockets.h"
+#include "transport/transport.h"
+
+#define TCP_CONNECTIONS_MOST 16 /* to one peer */
+#define TCP_ADDRESSES_MOST 8    /* of one rank */
+
+typedef struct tcp_peer {
+  int fds[TCP_CONNECTIONS_MOST];
+  int connections;         /* 0: no link */
+  uint64_t sent, received; /* bytes of the stream: they say which connection is next */
+  int is_over;             /* receive has said so */
+} tcp_peer;
+
+typedef struct pith_tcp {
+  pith_transport base;
+  int rank, ranks, connections;
+  uint64_t job;
+  uint64_t token; /* only who has our address knows it */
+  double timeout;
+  int listener;
+  tcp_peer *peers; /* of every rank */
+} pith_tcp;
+
+/* Bytes that travel on one connection before it is the next one's turn; the same on all ranks. For tests to change. */
+extern size_t pith__tcp_block_size;
+
+/* Where a rank listens, as its address says. */
+typedef struct tcp_place {
+  uint64_t token;
+  int connections;
+  int count;
+  pith_sockaddr at[TCP_ADDRESSES_MOST]; /* best first */
+} tcp_place;
+
+/* What to bind (with port 0) and what to tell peers (place->at, without a port). */
+pith_status pith__tcp_choose(const pith_transport_config *config, pith_sockaddr *bind_to, tcp_place *place);
+
+void pith__tcp_address_encode(const tcp_place *place, uint16_t port, pith_address *address);
+pith_status pith__tcp_address_decode(const pith_address *address, int rank, tcp_place *place);
+
+/* The connect operation. */
+pith_status pith__tcp_connect(pith_transport *transport, const pith_address *address, const uint8_t *wanted);
+
+#endif

@@ -1,0 +1,381 @@
+/*
+ * Making the links. Of each pair the higher rank calls and the lower one answers. A connection begins with three words:
+ *
+ *   caller → listener   hello: job, the listener's token, rank, number of the connection
+ *   listener → caller   hello: the same for itself
+ *   caller → listener   one byte: this connection it is
+ *
+ * Only then it counts for the listener: a caller with several addresses to try may have given up on the connection. Who
+ * says anything else is dropped; who says nothing is dropped after a while, or when others need its place. All of it is
+ * one poll loop over calls (ours) and arrivals (theirs), so a slow or hostile one keeps nobody waiting.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "transport/rank_list.h"
+#include "transport/tcp.h"
+
+#define HELLO_MAGIC "PITHLINK"
+#define HELLO_VERSION 1
+#define HELLO_ORDER 0x0102
+
+enum { STRANGERS_MOST = 64 }; /* among the arrivals, beside the peers */
+
+static const double hello_seconds = 5;   /* for an arrival to say hello */
+static const double address_seconds = 3; /* for a call, if there is another address to try */
+static const double first_pause = 0.005, longest_pause = 0.5;
+
+/* In native order, which `order` checks. */
+typedef struct hello {
+  char magic[8];
+  uint16_t version, order;
+  uint32_t ranks, rank, index;
+  uint64_t job, token;
+} hello;
+_Static_assert(sizeof(hello) == 40, "wire format");
+
+/* ---- State ------------------------------------------------------------------------------------------------------- */
+
+/* One connection to a lower rank. fd -1: waits for `time` to call; else the call is given up at `time`. */
+typedef struct call {
+  int peer, index, fd, address, is_open, is_done;
+  double time, pause;
+  size_t got;
+  hello answer;
+} call;
+
+/* A connection from somebody. */
+typedef struct arrival {
+  int fd, is_known; /* is_known: it said a right hello */
+  double deadline;  /* to say it */
+  size_t got;
+  hello said;
+} arrival;
+
+typedef struct meeting {
+  pith_tcp *tcp;
+  const uint8_t *wanted;
+  tcp_place *places; /* of every rank */
+  call *calls;
+  int call_count;
+  arrival *arrivals;
+  int arrival_count, arrival_most;
+  int missing; /* connections that do not stand yet */
+  struct pollfd *fds;
+  double deadline;
+} meeting;
+
+static hello make_hello(const pith_tcp *tcp, int index, uint64_t token) {
+  hello h = {
+      .version = HELLO_VERSION, .order = HELLO_ORDER, .ranks = (uint32_t)tcp->ranks, .rank = (uint32_t)tcp->rank};
+  memcpy(h.magic, HELLO_MAGIC, sizeof h.magic);
+  h.index = (uint32_t)index;
+  h.job = tcp->job;
+  h.token = token;
+  return h;
+}
+
+static int write_whole(int fd, const void *data, size_t size) {
+  struct iovec piece = {(void *)data, size};
+  return pith__socket_write(fd, &piece, 1) == (ssize_t)size; /* a new connection has room for a hello */
+}
+
+static int same_hello(const hello *a, const hello *b) { return memcmp(a, b, sizeof *a) == 0; }
+
+static void establish(meeting *m, int peer, int index, int fd) {
+  pith__socket_tune(fd, m->tcp->timeout);
+  m->tcp->peers[peer].fds[index] = fd;
+  m->missing--;
+}
+
+/* ---- Calls ------------------------------------------------------------------------------------------------------- */
+
+static void give_up(meeting *m, call *c) {
+  if (c->fd >= 0) {
+    close(c->fd);
+  }
+  c->fd = -1;
+  c->is_open = 0;
+  c->address = (c->address + 1) % m->places[c->peer].count;
+  c->time = pith__now() + c->pause;
+  c->pause = 2 * c->pause < longest_pause ? 2 * c->pause : longest_pause;
+}
+
+static void dial(meeting *m, call *c) {
+  const tcp_place *place = &m->places[c->peer];
+  c->fd = pith__socket_connect(&place->at[c->address]);
+  c->got = 0;
+  if (c->fd < 0) {
+    give_up(m, c);
+    return;
+  }
+  c->time = place->count > 1 ? pith__now() + address_seconds : m->deadline;
+}
+
+/* The call was put through, or not. */
+static void open_call(meeting *m, call *c) {
+  hello mine = make_hello(m->tcp, c->index, m->places[c->peer].token);
+  int error = pith__socket_connect_result(c->fd);
+  if (error || !write_whole(c->fd, &mine, sizeof mine)) {
+    char text[PITH_SOCKADDR_TEXT];
+    PITH_LOG_TRACE("tcp: rank %d at %s: %s", c->peer, pith__sockaddr_text(&m->places[c->peer].at[c->address], text),
+                   strerror(error ? error : errno));
+    give_up(m, c);
+    return;
+  }
+  c->is_open = 1;
+}
+
+static void hear_answer(meeting *m, call *c) {
+  ssize_t got = pith__socket_read(c->fd, (char *)&c->answer + c->got, sizeof c->answer - c->got);
+  if (got < 0) {
+    give_up(m, c);
+    return;
+  }
+  c->got += (size_t)got;
+  if (c->got < sizeof c->answer) {
+    return;
+  }
+  hello wanted = make_hello(m->tcp, c->index, m->places[c->peer].token);
+  wanted.rank = (uint32_t)c->peer;
+  if (!same_hello(&c->answer, &wanted) || !write_whole(c->fd, "!", 1)) {
+    give_up(m, c);
+    return;
+  }
+  establish(m, c->peer, c->index, c->fd);
+  c->is_done = 1;
+}
+
+static void attend_call(meeting *m, call *c, short events) {
+  if (c->fd < 0) {
+    if (pith__now() >= c->time) {
+      dial(m, c);
+    }
+  } else if (events) {
+    c->is_open ? hear_answer(m, c) : open_call(m, c);
+  } else if (pith__now() >= c->time) {
+    give_up(m, c);
+  }
+}
+
+/* ---- Arrivals ---------------------------------------------------------------------------------------------------- */
+
+static void drop(meeting *m, int index) {
+  if (m->arrivals[index].fd >= 0) { /* not one that became a link */
+    close(m->arrivals[index].fd);
+  }
+  m->arrivals[index] = m->arrivals[--m->arrival_count];
+}
+
+/* Makes place at the cost of the stranger who has been silent longest. */
+static int make_place(meeting *m) {
+  int oldest = -1;
+  for (int i = 0; i < m->arrival_count; i++) {
+    if (!m->arrivals[i].is_known && (oldest < 0 || m->arrivals[i].deadline < m->arrivals[oldest].deadline)) {
+      oldest = i;
+    }
+  }
+  if (oldest >= 0) {
+    drop(m, oldest);
+  }
+  return oldest >= 0;
+}
+
+static void admit(meeting *m) {
+  for (int fd; (fd = pith__socket_accept(m->tcp->listener)) >= 0;) {
+    if (m->arrival_count == m->arrival_most && !make_place(m)) {
+      close(fd);
+      return;
+    }
+    m->arrivals[m->arrival_count++] = (arrival){.fd = fd, .deadline = pith__now() + hello_seconds};
+  }
+}
+
+/* Whether it is a connection that we wait for: the right job, a higher rank, one that does not stand yet. */
+static int is_expected(const meeting *m, const hello *said) {
+  const pith_tcp *tcp = m->tcp;
+  hello wanted = make_hello(tcp, (int)said->index, tcp->token);
+  wanted.rank = said->rank;
+  return same_hello(said, &wanted) && said->rank > (uint32_t)tcp->rank && said->rank < (uint32_t)tcp->ranks &&
+         m->wanted[said->rank] && said->index < (uint32_t)tcp->peers[said->rank].connections &&
+         tcp->peers[said->rank].fds[said->index] < 0;
+}
+
+/* Each returns 0 if the arrival is to be dropped. */
+static int hear_hello(meeting *m, arrival *a) {
+  ssize_t got = pith__socket_read(a->fd, (char *)&a->said + a->got, sizeof a->said - a->got);
+  if (got < 0) {
+    return 0;
+  }
+  a->got += (size_t)got;
+  if (a->got < sizeof a->said) {
+    return pith__now() < a->deadline;
+  }
+  hello mine = make_hello(m->tcp, (int)a->said.index, m->tcp->token);
+  a->is_known = is_expected(m, &a->said);
+  if (!a->is_known) {
+    PITH_LOG_WARN("tcp: rank %d dropped a connection that is none of this job's", m->tcp->rank);
+  }
+  return a->is_known && write_whole(a->fd, &mine, sizeof mine);
+}
+
+/* Another connection may have come first: then this one is dropped. */
+static int hear_confirmation(meeting *m, arrival *a) {
+  char byte = 0;
+  ssize_t got = pith__socket_read(a->fd, &byte, 1);
+  if (got <= 0) {
+    return got == 0;
+  }
+  if (byte != '!' || !is_expected(m, &a->said)) {
+    return 0;
+  }
+  establish(m, (int)a->said.rank, (int)a->said.index, a->fd);
+  a->fd = -1;
+  return 0;
+}
+
+static int attend_arrival(meeting *m, arrival *a, short events) {
+  if (events) {
+    return a->is_known ? hear_confirmation(m, a) : hear_hello(m, a);
+  }
+  return a->is_known || pith__now() < a->deadline;
+}
+
+/* ---- The loop ---------------------------------------------------------------------------------------------------- */
+
+static double next_time(const meeting *m) {
+  double next = m->deadline;
+  for (int i = 0; i < m->call_count; i++) {
+    if (!m->calls[i].is_done && m->calls[i].time < next) {
+      next = m->calls[i].time;
+    }
+  }
+  for (int i = 0; i < m->arrival_count; i++) {
+    if (!m->arrivals[i].is_known && m->arrivals[i].deadline < next) {
+      next = m->arrivals[i].deadline;
+    }
+  }
+  return next;
+}
+
+/* Calls first, then arrivals, then the listener. poll() passes over descriptors below zero. */
+static int fill_descriptors(meeting *m) {
+  int count = 0;
+  for (int i = 0; i < m->call_count; i++) {
+    const call *c = &m->calls[i];
+    m->fds[count++] = (struct pollfd){c->is_done ? -1 : c->fd, c->is_open ? POLLIN : POLLOUT, 0};
+  }
+  for (int i = 0; i < m->arrival_count; i++) {
+    m->fds[count++] = (struct pollfd){m->arrivals[i].fd, POLLIN, 0};
+  }
+  m->fds[count++] = (struct pollfd){m->tcp->listener, POLLIN, 0};
+  return count;
+}
+
+static void step(meeting *m) {
+  int count = fill_descriptors(m), arrivals = m->arrival_count;
+  pith__poll_until(m->fds, count, next_time(m));
+  for (int i = 0; i < m->call_count; i++) {
+    if (!m->calls[i].is_done) {
+      attend_call(m, &m->calls[i], m->fds[i].revents);
+    }
+  }
+  for (int i = arrivals - 1; i >= 0; i--) { /* downwards: dropping moves the last one here */
+    if (!attend_arrival(m, &m->arrivals[i], m->fds[m->call_count + i].revents)) {
+      drop(m, i);
+    }
+  }
+  if (m->fds[count - 1].revents) {
+    admit(m);
+  }
+}
+
+static pith_status name_missing(const meeting *m) {
+  const pith_tcp *tcp = m->tcp;
+  char list[PITH_RANK_LIST_TEXT];
+  uint8_t *missing = calloc((size_t)tcp->ranks, 1);
+  for (int p = 0; missing && p < tcp->ranks; p++) {
+    for (int i = 0; i < tcp->peers[p].connections; i++) {
+      missing[p] |= tcp->peers[p].fds[i] < 0;
+    }
+  }
+  pith_status status =
+      pith_fail(PITH_ERR_TIMEOUT, "rank %d has no tcp connection with %s after %g s: is a firewall between?", tcp->rank,
+                missing ? pith__rank_list(missing, tcp->ranks, list) : "all", tcp->timeout);
+  free(missing);
+  return status;
+}
+
+/* ---- Beginning and end ------------------------------------------------------------------------------------------- */
+
+static int is_wanted(const meeting *m, int p) { return p != m->tcp->rank && m->wanted[p]; }
+
+/* Both sides take the smaller number of connections, so that they need not be configured alike. */
+static pith_status read_addresses(meeting *m, const pith_address *address) {
+  pith_tcp *tcp = m->tcp;
+  for (int p = 0; p < tcp->ranks; p++) {
+    if (!is_wanted(m, p)) {
+      continue;
+    }
+    PITH_TRY(pith__tcp_address_decode(&address[p], p, &m->places[p]));
+    tcp_peer *peer = &tcp->peers[p];
+    int theirs = m->places[p].connections;
+    peer->connections = theirs < tcp->connections ? theirs : tcp->connections;
+    m->missing += peer->connections;
+  }
+  return PITH_OK;
+}
+
+static pith_status prepare(meeting *m, const pith_address *address) {
+  pith_tcp *tcp = m->tcp;
+  m->places = calloc((size_t)tcp->ranks, sizeof *m->places);
+  PITH_REQUIRE(m->places, PITH_ERR_MEMORY, "no memory for %d addresses", tcp->ranks);
+  PITH_TRY(read_addresses(m, address));
+  m->arrival_most = m->missing + STRANGERS_MOST;
+  m->calls = calloc((size_t)m->missing + 1, sizeof *m->calls);
+  m->arrivals = calloc((size_t)m->arrival_most, sizeof *m->arrivals);
+  m->fds = calloc((size_t)(m->missing + m->arrival_most) + 1, sizeof *m->fds);
+  PITH_REQUIRE(m->calls && m->arrivals && m->fds, PITH_ERR_MEMORY, "no memory for %d connections", m->missing);
+  for (int p = 0; p < tcp->rank; p++) {
+    for (int i = 0; i < tcp->peers[p].connections; i++) {
+      m->calls[m->call_count++] = (call){.peer = p, .index = i, .fd = -1, .pause = first_pause};
+    }
+  }
+  return PITH_OK;
+}
+
+/* Nobody is to come after the links stand, or never stood: strangers and the listener go. */
+static void clear_up(meeting *m) {
+  for (int i = 0; i < m->call_count; i++) {
+    if (!m->calls[i].is_done && m->calls[i].fd >= 0) {
+      close(m->calls[i].fd);
+    }
+  }
+  while (m->arrival_count > 0) {
+    drop(m, m->arrival_count - 1);
+  }
+  close(m->tcp->listener);
+  m->tcp->listener = -1;
+  free(m->places);
+  free(m->calls);
+  free(m->arrivals);
+  free(m->fds);
+}
+
+pith_status pith__tcp_connect(pith_transport *transport, const pith_address *address, const uint8_t *wanted) {
+  meeting m = {.tcp = (pith_tcp *)transport, .wanted = wanted};
+  m.deadline = pith__now() + m.tcp->timeout;
+  pith_status status = prepare(&m, address);
+  while (status == PITH_OK && m.missing > 0) {
+    step(&m);
+    if (m.missing > 0 && pith__now() >= m.deadline) {
+      status = name_missing(&m);
+    }
+  }
+  clear_up(&m);
+  return status;
+}

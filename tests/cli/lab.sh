@@ -1,0 +1,190 @@
+#!/bin/sh
+# `pith lab`: links have the rate they should, and nothing is left afterwards, however it ends.
+# shellcheck disable=SC2016
+. "$(dirname "$0")/../shell.sh"
+unset PITH_SECRET PITH_HOSTID PITH_IFNAME
+export temp
+
+# Where a lab cannot run, the reason is the one that doctor gives.
+need_lab() {
+  reason=$("$pith" doctor | sed -n 's/^lab  *pith lab cannot run: //p')
+  [ -z "$reason" ] || skip "pith lab cannot run here: $reason"
+}
+
+# What others can see of networks: interfaces, named namespaces.
+look() {
+  ip -o link | sed 's/ state .*//'
+  ip netns list
+}
+
+waits() {
+  tries=0
+  until "$@"; do
+    tries=$((tries + 1))
+    [ $tries -lt 200 ] || { echo "waited in vain for: $*" && return 1; }
+    sleep 0.05
+  done
+}
+is_gone() { ! kill -0 "$1" 2>/dev/null || grep -q '^State:.*Z' "/proc/$1/status" 2>/dev/null; }
+has_text() { [ -s "$1" ]; }
+
+each_host_is_a_network_of_its_own() {
+  need_lab
+  exits 0 "$pith" lab -n 5 --per-host 2 --rate 1gbit --mtu 9000 -- \
+    sh -c 'echo "$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR $PITH_IFNAME"; echo "net $GROUP_RANK $(readlink /proc/self/ns/net)"; echo "id $PITH_HOSTID"; ip -o -4 addr show dev $PITH_IFNAME; ip -o link show'
+  says err 'lab of 3 hosts, 2 ranks on each, behind links of 1gbit each way'
+  says out '[0] 0/5 0/2 0 10.77.0.1 link0'
+  says out '[3] 3/5 1/2 1 10.77.0.1 link0'
+  says out '[4] 4/5 0/1 2 10.77.0.1 link0'
+  grep -q '^\[3\].*inet 10\.77\.0\.2/16' "$temp/out"
+  grep -q '^\[3\].*mtu 9000.*state UP' "$temp/out"
+  grep -q '^\[3\].* lo: <LOOPBACK,UP' "$temp/out"
+  [ "$(sed -n 's/.*\] net //p' "$temp/out" | sort -u | wc -l)" = 3 ]
+  [ "$(sed -n 's/.*\] id //p' "$temp/out" | sort -u | wc -l)" = 3 ]
+  ! grep -q "$(readlink /proc/self/ns/net)" "$temp/out"
+}
+
+# 5 MB from rank 1 to rank 0 and back, each timed by rank 0.
+cat >"$temp/transfer.py" <<'END2'
+import os, socket, time
+
+SIZE, RATE = 5_000_000, 100e6
+where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+
+def receive(peer, left):
+    while left:
+        left -= len(peer.recv(min(left, 1 << 16))) or exit("lost the peer")
+
+def connect():
+    while True:
+        try:
+            return socket.create_connection(where)
+        except ConnectionRefusedError:
+            time.sleep(0.02)
+
+if os.environ["RANK"] == "0":
+    peer = socket.create_server(where).accept()[0]
+    start = time.perf_counter()
+    peer.sendall(b"?")
+    receive(peer, SIZE)
+    middle = time.perf_counter()
+    peer.sendall(bytes(SIZE))
+    receive(peer, 1)
+    for way, seconds in ("in", middle - start), ("out", time.perf_counter() - middle):
+        part = SIZE * 8 / seconds / RATE
+        print(f"{way}: {part:.3f} of the rate", flush=True)
+        assert 0.7 < part < 1.1, part
+else:
+    peer = connect()
+    receive(peer, 1)
+    peer.sendall(bytes(SIZE))
+    receive(peer, SIZE)
+    peer.sendall(b"!")
+END2
+
+links_have_their_rate_in_both_directions() {
+  need_lab
+  need python3
+  exits 0 "$pith" lab -n 2 --rate 100mbit -- python3 "$temp/transfer.py"
+  says out '[0] in: 0.'
+  says out '[0] out: 0.'
+}
+
+exit_codes_are_those_of_ranks() {
+  need_lab
+  exits 4 "$pith" lab -n 2 --rate 1gbit -- sh -c '[ $RANK = 0 ] || exit 4; sleep 1000'
+  says err "rank 1 on lab"
+  exits 127 "$pith" lab -n 2 --rate 1gbit -- /nowhere/at-all
+}
+
+several_labs_at_once() {
+  need_lab
+  for lab in 1 2 3; do
+    "$pith" lab -n 3 --rate 2.5gbit -- sh -c 'sleep 0.3; echo $PITH_HOSTID' >"$temp/lab.$lab" 2>&1 &
+  done
+  wait
+  [ "$(cat "$temp"/lab.? | grep -c '^\[')" = 9 ]
+  [ "$(cat "$temp"/lab.? | sed -n 's/^\[.\] //p' | sort -u | wc -l)" = 9 ]
+}
+
+nothing_is_left() {
+  need_lab
+  look >"$temp/before"
+  exits 0 "$pith" lab -n 3 --rate 1gbit -- sh -c 'ip -o link'
+  look >"$temp/after"
+  cmp "$temp/before" "$temp/after"
+}
+
+# ended_by SIGNAL: while it runs, nothing is to be seen of it either.
+ended_by() {
+  need_lab
+  rm -f "$temp"/rank.* "$temp"/child.*
+  look >"$temp/before"
+  "$pith" lab -n 2 --rate 1gbit -- sh -c 'sleep 1000 & echo $! >"$temp/child.$RANK"; echo $$ >"$temp/rank.$RANK"; wait' \
+    >"$temp/said" 2>&1 &
+  launcher=$!
+  for file in rank.0 rank.1 child.0 child.1; do
+    waits has_text "$temp/$file"
+  done
+  networks=$(readlink "/proc/$(cat "$temp/rank.0")/ns/net" "/proc/$(cat "$temp/rank.1")/ns/net")
+  [ "$(echo "$networks" | sort -u | wc -l)" = 2 ]
+  look >"$temp/during"
+  kill "-$1" $launcher
+  wait $launcher || true
+  for file in rank.0 rank.1 child.0 child.1; do
+    waits is_gone "$(cat "$temp/$file")"
+  done
+  look >"$temp/after"
+  cmp "$temp/before" "$temp/during"
+  cmp "$temp/before" "$temp/after"
+  for network in $networks; do
+    if readlink /proc/[0-9]*/ns/net /proc/[0-9]*/fd/* 2>/dev/null | grep -qxF "$network"; then
+      echo "$network is still held" && return 1
+    fi
+  done
+}
+
+nothing_is_left_after_sigterm() { ended_by TERM; }
+nothing_is_left_after_sigkill() { ended_by KILL; }
+
+# At any moment of setting up, too.
+nothing_is_left_if_killed_halfway() {
+  need_lab
+  look >"$temp/before"
+  for pause in 0.002 0.005 0.01 0.02 0.04; do
+    "$pith" lab -n 8 --rate 1gbit -- sleep 1000 >"$temp/said" 2>&1 &
+    launcher=$!
+    sleep $pause
+    kill -KILL $launcher
+    wait $launcher || true
+  done
+  look >"$temp/after"
+  cmp "$temp/before" "$temp/after"
+}
+
+without_rights_it_says_what_to_do() {
+  need_lab
+  need setpriv
+  [ "$(id -u)" = 0 ] || skip "only root can become nobody"
+  cp "$pith" "$temp/pith" && chmod 755 "$temp" "$temp/pith"
+  exits 1 setpriv --reuid 65534 --regid 65534 --clear-groups "$temp/pith" lab -n 2 --rate 1gbit -- true
+  says err 'need root'
+  says err 'unshare --user --map-root-user'
+}
+
+mistakes_are_wrong_usage() {
+  exits 2 "$pith" lab -n 2 -- true
+  says err 'which rate?'
+  exits 2 "$pith" lab --rate 1gbit -- true
+  exits 2 "$pith" lab -n 2 --rate 1gbit
+  exits 2 "$pith" lab -n 2 --rate fast -- true
+  exits 2 "$pith" lab -n 2 --rate 1gbyte -- true
+  exits 2 "$pith" lab -n 2 --rate -1gbit -- true
+  exits 2 "$pith" lab -n 2 --rate 0bit -- true
+  exits 2 "$pith" lab -n 2 --rate 1gbit --per-host 0 -- true
+  exits 2 "$pith" lab -n 2 --rate 1gbit --mtu 20 -- true
+}
+
+run_tests each_host_is_a_network_of_its_own links_have_their_rate_in_both_directions exit_codes_are_those_of_ranks \
+  several_labs_at_once nothing_is_left nothing_is_left_after_sigterm nothing_is_left_after_sigkill \
+  nothing_is_left_if_killed_halfway without_rights_it_says_what_to_do mistakes_are_wrong_usage

@@ -1,0 +1,535 @@
+/*
+ * The rendezvous: ranks as threads on loopback, late, missing, doubled or in disagreement, and strangers at the door
+ * meanwhile: silent ones, noisy ones, and those who speak the protocol to do harm.
+ */
+#include "transport/rendezvous.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "test.h"
+#include "transport/rendezvous_wire.h"
+#include "transport/sockets.h"
+
+enum { RANKS_MOST = 9, GIFT_MOST = 2000 };
+
+/* ---- Ranks as threads -------------------------------------------------------------------------------------------- */
+
+typedef struct visitor {
+  pith_rendezvous r;
+  size_t size;
+  double delay; /* before it comes */
+  uint8_t mine[GIFT_MOST], all[RANKS_MOST * GIFT_MOST];
+  uint64_t job;
+  pith_status status;
+  char error[768];
+  double seconds;
+  pthread_t thread;
+} visitor;
+
+static visitor visitors[RANKS_MOST + 1];
+
+static uint16_t free_port(const char *host) {
+  pith_sockaddr at;
+  CHECK(pith__sockaddr_parse(host, 0, &at));
+  int fd = pith__socket_listen(&at);
+  if (fd < 0) {
+    SKIP("cannot listen on %s: %s", host, strerror(errno));
+  }
+  CHECK_EQ(pith__socket_local(fd, &at), 0);
+  close(fd);
+  return pith__sockaddr_port(&at);
+}
+
+/* Visitors of a job that agree; tests then change what they want to be different. */
+static void invite(int ranks, const char *host, size_t size, double timeout) {
+  uint16_t port = free_port(host);
+  for (int i = 0; i <= RANKS_MOST; i++) {
+    visitor *v = &visitors[i];
+    memset(v, 0, sizeof *v);
+    v->r = (pith_rendezvous){.rank = i, .ranks = ranks, .host = host, .port = port, .timeout = timeout};
+    v->size = size;
+    for (size_t k = 0; k < size; k++) {
+      v->mine[k] = (uint8_t)test_random();
+    }
+  }
+}
+
+static void *visit(void *argument) {
+  visitor *v = argument;
+  usleep((useconds_t)(v->delay * 1e6));
+  double start = pith__now();
+  v->status = pith__rendezvous_exchange(&v->r, v->mine, v->size, v->all, &v->job);
+  v->seconds = pith__now() - start;
+  snprintf(v->error, sizeof v->error, "%s", v->status == PITH_OK ? "" : pith_error());
+  return NULL;
+}
+
+static void send_off(visitor *v) { CHECK_EQ(pthread_create(&v->thread, NULL, visit, v), 0); }
+
+static void await(visitor *v) { pthread_join(v->thread, NULL); }
+
+/* The first `count` visitors meet. */
+static void meet(int count) {
+  for (int i = 0; i < count; i++) {
+    send_off(&visitors[i]);
+  }
+  for (int i = 0; i < count; i++) {
+    await(&visitors[i]);
+  }
+}
+
+static void check_all_know_all(int ranks) {
+  for (int i = 0; i < ranks; i++) {
+    const visitor *v = &visitors[i];
+    CHECK_MSG(v->status == PITH_OK, "rank %d: %s", i, v->error);
+    CHECK_EQ(v->job, visitors[0].job);
+    for (int p = 0; p < ranks; p++) {
+      CHECK_BYTES(v->all + (size_t)p * v->size, visitors[p].mine, v->size);
+    }
+  }
+}
+
+static void check_says(const visitor *v, pith_status status, const char *words) {
+  CHECK_MSG(v->status == status, "rank %d: %s (%s)", v->r.rank, pith_status_string(v->status), v->error);
+  CHECK_MSG(strstr(v->error, words), "rank %d says \"%s\", not \"%s\"", v->r.rank, v->error, words);
+}
+
+static int open_descriptors(void) {
+  int count = 0;
+  DIR *folder = opendir("/proc/self/fd");
+  while (folder && readdir(folder)) {
+    count++;
+  }
+  closedir(folder);
+  return count;
+}
+
+/* ---- Meeting ----------------------------------------------------------------------------------------------------- */
+
+static void check_numbers_of_ranks(const char *host) {
+  int before = open_descriptors();
+  for (int ranks = 1; ranks <= RANKS_MOST; ranks++) {
+    invite(ranks, host, test_below(GIFT_MOST + 1), 20);
+    meet(ranks);
+    check_all_know_all(ranks);
+  }
+  CHECK_EQ(open_descriptors(), before);
+}
+
+TEST(one_to_nine_ranks_meet_on_ipv4) { check_numbers_of_ranks("127.0.0.1"); }
+
+TEST(one_to_nine_ranks_meet_on_ipv6) { check_numbers_of_ranks("::1"); }
+
+TEST(ranks_meet_at_a_name) {
+  invite(3, "127.0.0.1", 40, 20);
+  for (int i = 0; i < 3; i++) {
+    visitors[i].r.host = "localhost";
+  }
+  meet(3);
+  check_all_know_all(3);
+}
+
+TEST(ranks_meet_with_nothing_to_bring) {
+  invite(4, "127.0.0.1", 0, 20);
+  meet(4);
+  check_all_know_all(4);
+}
+
+TEST(ranks_meet_again_and_again_at_one_port) {
+  invite(4, "127.0.0.1", 100, 20);
+  for (int round = 0; round < 20; round++) {
+    uint64_t before = visitors[0].job;
+    meet(4);
+    check_all_know_all(4);
+    CHECK(visitors[0].job != before);
+  }
+}
+
+TEST(one_rank_needs_no_socket) {
+  invite(1, "127.0.0.1", 10, 20);
+  visitors[0].r.host = NULL;
+  visitors[0].r.port = 0;
+  meet(1);
+  check_all_know_all(1);
+}
+
+TEST(rank_0_may_come_late) {
+  invite(3, "127.0.0.1", 64, 20);
+  visitors[0].delay = 0.7;
+  meet(3);
+  check_all_know_all(3);
+}
+
+TEST(others_may_come_late) {
+  invite(3, "127.0.0.1", 64, 20);
+  visitors[2].delay = 0.7;
+  meet(3);
+  check_all_know_all(3);
+}
+
+TEST(a_secret_that_all_have_lets_all_in) {
+  invite(4, "127.0.0.1", 300, 20);
+  for (int i = 0; i < 4; i++) {
+    visitors[i].r.secret = "open, sesame";
+  }
+  meet(4);
+  check_all_know_all(4);
+}
+
+/* ---- What goes wrong among ranks --------------------------------------------------------------------------------- */
+
+TEST(all_hear_which_ranks_are_missing) {
+  invite(6, "127.0.0.1", 64, 1);
+  int there[] = {0, 1, 3, 4};
+  for (int i = 0; i < 4; i++) {
+    send_off(&visitors[there[i]]);
+  }
+  for (int i = 0; i < 4; i++) {
+    await(&visitors[there[i]]);
+    check_says(&visitors[there[i]], PITH_ERR_TIMEOUT, "ranks 2 and 5 did not come");
+    CHECK(visitors[there[i]].seconds < 3);
+  }
+}
+
+TEST(a_missing_rank_0_is_an_error_in_time) {
+  invite(2, "127.0.0.1", 64, 0.5);
+  send_off(&visitors[1]);
+  await(&visitors[1]);
+  check_says(&visitors[1], PITH_ERR_TIMEOUT, "did not find rank 0 at 127.0.0.1");
+  CHECK(visitors[1].seconds < 1.5);
+}
+
+TEST(all_hear_of_two_that_claim_one_rank) {
+  invite(4, "127.0.0.1", 64, 20);
+  visitors[2].r.rank = 1;
+  meet(3);
+  for (int i = 0; i < 3; i++) {
+    check_says(&visitors[i], PITH_ERR_MISMATCH, "two processes say they are rank 1");
+    CHECK(visitors[i].seconds < 5);
+  }
+}
+
+TEST(all_hear_of_another_number_of_ranks) {
+  invite(4, "127.0.0.1", 64, 20);
+  visitors[3].r.ranks = 8;
+  visitors[1].delay = 0.3; /* comes after the disagreement, and hears of it */
+  meet(4);
+  for (int i = 0; i < 4; i++) {
+    check_says(&visitors[i], PITH_ERR_MISMATCH, "rank 3 expects 8 ranks, rank 0 has 4");
+  }
+}
+
+TEST(all_hear_of_another_size) {
+  invite(3, "127.0.0.1", 64, 20);
+  visitors[2].size = 65;
+  meet(3);
+  for (int i = 0; i < 3; i++) {
+    check_says(&visitors[i], PITH_ERR_MISMATCH, "rank 2 brings 65 bytes, rank 0 expects 64");
+  }
+}
+
+TEST(a_rank_that_died_at_the_door_may_come_again) {
+  invite(3, "127.0.0.1", 64, 20);
+  send_off(&visitors[0]);
+  visitors[3] = visitors[1];
+  visitors[3].r.timeout = 0.2; /* gives up first */
+  send_off(&visitors[3]);
+  await(&visitors[3]);
+  CHECK_EQ(visitors[3].status, PITH_ERR_TIMEOUT);
+  send_off(&visitors[1]);
+  send_off(&visitors[2]);
+  for (int i = 0; i < 3; i++) {
+    await(&visitors[i]);
+  }
+  check_all_know_all(3);
+}
+
+TEST(who_has_another_secret_is_turned_away_and_the_others_meet) {
+  invite(3, "127.0.0.1", 64, 20);
+  for (int i = 0; i < 3; i++) {
+    visitors[i].r.secret = "right";
+  }
+  visitors[3] = visitors[1];
+  visitors[3].r.secret = "wrong";
+  visitors[4] = visitors[1];
+  visitors[4].r.secret = NULL;
+  visitors[1].delay = 0.5;
+  meet(5);
+  check_all_know_all(3);
+  check_says(&visitors[3], PITH_ERR_MISMATCH, "does not have the secret");
+  CHECK_EQ(visitors[4].status, PITH_ERR_MISMATCH);
+  CHECK(visitors[3].seconds < 2);
+}
+
+TEST(the_missing_rank_is_explained_by_who_was_turned_away) {
+  invite(2, "127.0.0.1", 64, 1);
+  visitors[0].r.secret = "right";
+  visitors[1].r.secret = "wrong";
+  meet(2);
+  check_says(&visitors[0], PITH_ERR_TIMEOUT, "rank 1 did not come");
+  check_says(&visitors[0], PITH_ERR_TIMEOUT, "PITH_SECRET");
+}
+
+TEST(a_port_in_use_is_named) {
+  invite(2, "127.0.0.1", 64, 1);
+  pith_sockaddr at;
+  CHECK(pith__sockaddr_parse("127.0.0.1", visitors[0].r.port, &at));
+  int fd = pith__socket_listen(&at);
+  CHECK(fd >= 0);
+  meet(2);
+  char wanted[40];
+  snprintf(wanted, sizeof wanted, "cannot listen on port %u", visitors[0].r.port);
+  check_says(&visitors[0], PITH_ERR_SYSTEM, wanted);
+  check_says(&visitors[0], PITH_ERR_SYSTEM, "another job");
+  check_says(&visitors[1], PITH_ERR_TIMEOUT, "did not find rank 0");
+  close(fd);
+}
+
+TEST(senseless_arguments_are_refused) {
+  invite(2, "127.0.0.1", 8, 1);
+  visitor *v = &visitors[0];
+  v->r.rank = 2;
+  CHECK_STATUS(pith__rendezvous_exchange(&v->r, v->mine, 8, v->all, &v->job), PITH_ERR_ARGUMENT);
+  v->r.rank = 0;
+  CHECK_STATUS(pith__rendezvous_exchange(&v->r, v->mine, SIZE_MAX, v->all, &v->job), PITH_ERR_ARGUMENT);
+  v->r.host = NULL;
+  CHECK_STATUS(pith__rendezvous_exchange(&v->r, v->mine, 8, v->all, &v->job), PITH_ERR_ARGUMENT);
+  CHECK_ERROR_SAYS("MASTER_ADDR");
+}
+
+/* ---- Strangers --------------------------------------------------------------------------------------------------- */
+
+/* A connection to rank 0, made as soon as it listens; blocking, for simplicity. */
+static int knock(void) {
+  pith_sockaddr to;
+  CHECK(pith__sockaddr_parse(visitors[0].r.host, visitors[0].r.port, &to));
+  for (int i = 0; i < 1000; i++) {
+    int fd = socket(to.any.sa_family, SOCK_STREAM, 0);
+    if (connect(fd, &to.any, pith__sockaddr_size(&to)) == 0) {
+      return fd;
+    }
+    close(fd);
+    usleep(2000);
+  }
+  return -1;
+}
+
+static void say(int fd, const void *data, size_t size) {
+  if (send(fd, data, size, MSG_NOSIGNAL) < 0) {
+    return; /* it was dropped already: that is its right */
+  }
+}
+
+static rendezvous_hello hello_of(int rank) {
+  rendezvous_hello hello = {.head = pith__rendezvous_head(rank), .ranks = (uint32_t)visitors[0].r.ranks};
+  hello.size = visitors[0].size;
+  return hello;
+}
+
+/* While strangers do `harm`, the ranks of a job meet; rank 1 comes only after all the harm is done. */
+static void check_job_meets_despite(void (*harm)(void), const char *secret) {
+  int before = open_descriptors();
+  invite(3, "127.0.0.1", 64, 20);
+  for (int i = 0; i < 3; i++) {
+    visitors[i].r.secret = secret;
+  }
+  send_off(&visitors[0]);
+  send_off(&visitors[2]);
+  harm();
+  send_off(&visitors[1]);
+  for (int i = 0; i < 3; i++) {
+    await(&visitors[i]);
+  }
+  check_all_know_all(3);
+  CHECK(visitors[1].seconds < 4);
+  for (int fd = before; fd < 1000; fd++) {
+    close(fd); /* the strangers' */
+  }
+}
+
+static void knock_and_stay_silent(void) {
+  for (int i = 0; i < 300; i++) {
+    CHECK(knock() >= 0);
+  }
+}
+
+static void throw_garbage(void) {
+  uint8_t garbage[4096];
+  for (int i = 0; i < 200; i++) {
+    for (size_t k = 0; k < sizeof garbage; k++) {
+      garbage[k] = (uint8_t)test_random();
+    }
+    int fd = knock();
+    CHECK(fd >= 0);
+    say(fd, garbage, test_below(sizeof garbage) + 1);
+    if (i % 2) {
+      close(fd);
+    }
+  }
+}
+
+static void break_off_hellos(void) {
+  rendezvous_hello hello = hello_of(1);
+  for (size_t cut = 0; cut <= sizeof hello; cut++) {
+    int fd = knock();
+    CHECK(fd >= 0);
+    say(fd, &hello, cut);
+    if (cut % 3) {
+      close(fd);
+    }
+  }
+}
+
+static void bring_false_gifts(void) {
+  uint8_t message[sizeof(rendezvous_hello) + 64] = {0};
+  rendezvous_hello hello = hello_of(1);
+  memset(hello.digest, 7, sizeof hello.digest);
+  memcpy(message, &hello, sizeof hello);
+  for (int i = 0; i < 20; i++) {
+    int fd = knock();
+    CHECK(fd >= 0);
+    say(fd, message, sizeof message);
+  }
+}
+
+static void claim_what_is_not(void) {
+  for (int i = 0; i < 40; i++) {
+    rendezvous_hello hello = hello_of((int)test_below(5));
+    hello.size = i % 4 == 0 ? UINT64_MAX : hello.size;
+    hello.ranks = i % 4 == 1 ? UINT32_MAX : hello.ranks;
+    hello.head.order = i % 4 == 2 ? 0x04030201 : hello.head.order;
+    memset(hello.head.version, i % 4 == 3 ? 0xff : '0', sizeof hello.head.version);
+    int fd = knock();
+    CHECK(fd >= 0);
+    say(fd, &hello, sizeof hello);
+  }
+}
+
+TEST(silent_connections_keep_nobody_waiting) { check_job_meets_despite(knock_and_stay_silent, NULL); }
+
+TEST(garbage_does_no_harm) { check_job_meets_despite(throw_garbage, NULL); }
+
+TEST(hellos_that_break_off_do_no_harm) { check_job_meets_despite(break_off_hellos, NULL); }
+
+TEST(gifts_that_are_not_what_was_promised_do_no_harm) { check_job_meets_despite(bring_false_gifts, NULL); }
+
+TEST(with_a_secret_no_claim_does_harm) { check_job_meets_despite(claim_what_is_not, "secret"); }
+
+/* Rank 0 of two ranks hears this hello and says that. */
+static void check_hello_says(const rendezvous_hello *hello, const char *words) {
+  send_off(&visitors[0]);
+  int fd = knock();
+  CHECK(fd >= 0);
+  say(fd, hello, sizeof *hello);
+  await(&visitors[0]);
+  check_says(&visitors[0], PITH_ERR_MISMATCH, words);
+  close(fd);
+}
+
+TEST(oversize_claims_are_named) {
+  invite(2, "127.0.0.1", 64, 20);
+  rendezvous_hello hello = hello_of(1);
+  hello.size = UINT64_MAX;
+  check_hello_says(&hello, "rank 1 brings 18446744073709551615 bytes");
+}
+
+TEST(another_version_is_named) {
+  invite(2, "127.0.0.1", 64, 20);
+  rendezvous_hello hello = hello_of(1);
+  snprintf(hello.head.version, sizeof hello.head.version, "9.9.9");
+  check_hello_says(&hello, "rank 1 runs Pith 9.9.9, rank 0 runs ");
+}
+
+TEST(another_byte_order_is_named) {
+  invite(2, "127.0.0.1", 64, 20);
+  rendezvous_hello hello = hello_of(1);
+  hello.head.order = __builtin_bswap32(RENDEZVOUS_ORDER);
+  hello.head.rank = __builtin_bswap32(1);
+  check_hello_says(&hello, "rank 1 has another byte order");
+}
+
+/* ---- A false rank 0 ---------------------------------------------------------------------------------------------- */
+
+typedef struct impostor {
+  int listener;
+  rendezvous_reply reply;
+  char heard[sizeof(rendezvous_hello) + 64];
+} impostor;
+
+/* Greets, keeps what is said, and replies as told. */
+static void *pose_as_rank_0(void *argument) {
+  impostor *p = argument;
+  struct pollfd ready = {p->listener, POLLIN, 0};
+  poll(&ready, 1, 5000);
+  int fd = pith__socket_accept(p->listener);
+  rendezvous_greeting greeting = {.head = pith__rendezvous_head(0)};
+  say(fd, &greeting, sizeof greeting);
+  for (size_t got = 0; got < sizeof p->heard;) {
+    ready = (struct pollfd){fd, POLLIN, 0};
+    poll(&ready, 1, 5000);
+    ssize_t more = pith__socket_read(fd, p->heard + got, sizeof p->heard - got);
+    if (more < 0) {
+      break;
+    }
+    got += (size_t)more;
+  }
+  uint8_t body[128] = {0};
+  say(fd, &p->reply, sizeof p->reply);
+  say(fd, body, sizeof body);
+  close(p->listener); /* whoever comes again is refused */
+  close(fd);
+  return NULL;
+}
+
+static void visit_impostor(impostor *p, const char *secret) {
+  pthread_t thread;
+  pith_sockaddr at;
+  invite(2, "127.0.0.1", 64, 0.3);
+  visitors[1].r.secret = secret;
+  CHECK(pith__sockaddr_parse("127.0.0.1", visitors[1].r.port, &at));
+  p->listener = pith__socket_listen(&at);
+  CHECK(p->listener >= 0);
+  CHECK_EQ(pthread_create(&thread, NULL, pose_as_rank_0, p), 0);
+  send_off(&visitors[1]);
+  await(&visitors[1]);
+  pthread_join(thread, NULL);
+}
+
+TEST(a_false_rank_0_is_found_out_and_never_sees_the_secret) {
+  const char *secret = "a secret that must not travel";
+  impostor p = {.reply = {.head = pith__rendezvous_head(0), .size = 128}};
+  visit_impostor(&p, secret);
+  check_says(&visitors[1], PITH_ERR_MISMATCH, "does not have the secret");
+  CHECK(memmem(p.heard, sizeof p.heard, secret, strlen(secret)) == NULL);
+  CHECK(memmem(p.heard, sizeof p.heard, visitors[1].mine, 64) != NULL);
+}
+
+TEST(replies_of_absurd_size_are_refused) {
+  uint64_t sizes[] = {127, 129, UINT64_MAX, UINT64_MAX / 2};
+  for (size_t i = 0; i < 8; i++) {
+    impostor p = {.reply = {.head = pith__rendezvous_head(0), .status = i / 4 ? PITH_ERR_PEER : PITH_OK}};
+    p.reply.size = i / 4 && i % 4 < 2 ? RENDEZVOUS_TEXT + 1 : sizes[i % 4];
+    visit_impostor(&p, NULL);
+    CHECK_EQ(visitors[1].status, PITH_ERR_TIMEOUT);
+  }
+}
+
+TEST(who_does_not_greet_is_passed_by) {
+  invite(2, "127.0.0.1", 64, 0.6);
+  pith_sockaddr at;
+  CHECK(pith__sockaddr_parse("127.0.0.1", visitors[1].r.port, &at));
+  int fd = pith__socket_listen(&at);
+  CHECK(fd >= 0);
+  send_off(&visitors[1]);
+  await(&visitors[1]);
+  check_says(&visitors[1], PITH_ERR_TIMEOUT, "not rank 0 of a Pith job");
+  close(fd);
+}

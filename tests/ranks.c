@@ -1,0 +1,80 @@
+/* Starts ranks. */
+#include "ranks.h"
+
+#include <arpa/inet.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "test.h"
+
+typedef struct one_rank {
+  pith_config config;
+  ranks_fn run;
+  void *argument;
+} one_rank;
+
+int ranks_free_port(void) {
+  struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+  socklen_t size = sizeof address;
+  int s = socket(AF_INET, SOCK_STREAM, 0);
+  CHECK(s >= 0 && bind(s, (struct sockaddr *)&address, size) == 0);
+  CHECK(getsockname(s, (struct sockaddr *)&address, &size) == 0);
+  close(s);
+  return ntohs(address.sin_port);
+}
+
+static void *run_one(void *argument) {
+  one_rank *me = argument;
+  pith_comm *comm;
+  CHECK_OK(pith_comm_create(&me->config, &comm));
+  CHECK_EQ(pith_comm_rank(comm), me->config.rank);
+  me->run(comm, me->argument);
+  pith_comm_destroy(comm);
+  return NULL;
+}
+
+static void run_threads(one_rank *rank, int ranks) {
+  pthread_t thread[ranks];
+  for (int r = 0; r < ranks; r++) {
+    CHECK(pthread_create(&thread[r], NULL, run_one, &rank[r]) == 0);
+  }
+  for (int r = 0; r < ranks; r++) {
+    pthread_join(thread[r], NULL);
+  }
+}
+
+static void run_processes(one_rank *rank, int ranks) {
+  pid_t child[ranks];
+  for (int r = 0; r < ranks; r++) {
+    child[r] = fork();
+    CHECK(child[r] >= 0);
+    if (child[r] == 0) {
+      run_one(&rank[r]);
+      _exit(0);
+    }
+  }
+  for (int r = 0; r < ranks; r++) {
+    int status;
+    CHECK(waitpid(child[r], &status, 0) == child[r]);
+    CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 0, "rank %d of %d failed", r, ranks);
+  }
+}
+
+void ranks_run(const char *transport, int ranks, size_t chunk, ranks_fn run, void *argument) {
+  one_rank rank[ranks];
+  int port = ranks_free_port();
+  for (int r = 0; r < ranks; r++) {
+    pith_config config = PITH_CONFIG_INIT;
+    config.rank = r, config.ranks = ranks, config.port = port, config.host = "127.0.0.1";
+    config.transport = transport, config.chunk = chunk, config.timeout = 20;
+    rank[r] = (one_rank){config, run, argument};
+  }
+  if (strcmp(transport, "inproc") == 0) {
+    run_threads(rank, ranks);
+  } else {
+    run_processes(rank, ranks);
+  }
+}
