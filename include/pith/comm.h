@@ -38,7 +38,7 @@ typedef struct pith_config {
   const char *interface; /* network interface or address; NULL: PITH_IFNAME, else the one that reaches rank 0 */
   const char *host_id;   /* what counts as one host; NULL: PITH_HOSTID, else this machine's boot and network namespace */
   const char *secret;    /* who does not have it cannot join; NULL: PITH_SECRET, else none */
-  double timeout;        /* seconds without progress before an operation fails; 0: PITH_TIMEOUT, else 60 */
+  double timeout;        /* seconds without progress before an operation fails; 0: PITH_TIMEOUT, else 300 */
   size_t chunk;          /* bytes of a tensor that are worked on at a time; 0: 512 KiB. Results never depend on it */
 } pith_config;
 
@@ -60,6 +60,9 @@ PITH_API int pith_comm_rank(const pith_comm *comm);
 PITH_API int pith_comm_ranks(const pith_comm *comm);
 /* "shm", "tcp", …: how a peer is reached; "self" for the own rank. */
 PITH_API const char *pith_comm_transport(const pith_comm *comm, int peer);
+
+/* Whether a transport ("shm", "tcp", "inproc") can run on this machine; the error says why not. */
+PITH_API pith_status pith_transport_probe(const char *name);
 
 /* ---- Operations -------------------------------------------------------------------------------------------------- */
 

@@ -37,7 +37,8 @@ static const struct {
     {"PITH_PLUGIN_PATH", "folders with plug-ins, separated by colons"},
     {"PITH_PLUGINS", "plug-ins to load, separated by commas: NAME is pith_NAME.so in those folders"},
     {"PITH_SECRET", "ranks without it are refused; unset: every rank is welcome; its value is never shown"},
-    {"PITH_TIMEOUT", "seconds without progress after which an operation fails; unset: 60"},
+    {"PITH_TIMEOUT", "seconds without progress after which an operation fails; unset: 300"},
+    {"PITH_TRANSPORT", "auto, shm, tcp or inproc; unset: auto, shm within a host and tcp between hosts"},
 };
 enum { VARIABLE_COUNT = sizeof variables / sizeof *variables };
 
@@ -154,6 +155,29 @@ static void print_memory(const cli_machine *machine) {
   putchar('\n');
 }
 
+static const char *const transports[] = {"shm", "tcp", "inproc"};
+enum { TRANSPORT_COUNT = sizeof transports / sizeof *transports };
+
+static void print_transports(void) {
+  for (int t = 0; t < TRANSPORT_COUNT; t++) {
+    pith_status status = pith_transport_probe(transports[t]);
+    printf("%-11s %-7s %s\n", t ? "" : "transports", transports[t], status == PITH_OK ? "can run" : pith_error());
+  }
+}
+
+static void write_transports(cli_json *json) {
+  cli_json_array(json, "transports");
+  for (int t = 0; t < TRANSPORT_COUNT; t++) {
+    pith_status status = pith_transport_probe(transports[t]);
+    cli_json_object(json, NULL);
+    cli_json_string(json, "name", transports[t]);
+    cli_json_bool(json, "available", status == PITH_OK);
+    cli_json_string(json, "reason", status == PITH_OK ? NULL : pith_error());
+    cli_json_object_end(json);
+  }
+  cli_json_array_end(json);
+}
+
 static void print_lab(void) {
   char reason[CLI_REASON_SIZE];
   if (cli_network_probe(reason)) {
@@ -171,7 +195,7 @@ static void print_machine(const cli_machine *machine) {
   printf("cores       %zu, %zu usable by this process\n", machine->cores, machine->usable_cores);
   print_memory(machine);
   printf("gpu         %s; kernels for GPUs are not in this version\n", gpu_state(machine));
-  printf("transports  not in this version: codecs encode and decode, the program moves the bytes\n");
+  print_transports();
   print_lab();
   printf("frameworks  not in this version: the C library and this command\n");
 }
@@ -235,8 +259,7 @@ static void write_machine(cli_json *json, const cli_machine *machine) {
   }
   cli_json_array_end(json);
   cli_json_string(json, "gpu", gpu_state(machine));
-  cli_json_array(json, "transports");
-  cli_json_array_end(json);
+  write_transports(json);
   write_lab(json);
   cli_json_array(json, "frameworks");
   cli_json_array_end(json);

@@ -287,6 +287,20 @@ static pith_status work_consume(pith_job *job, const pith_task *task) {
   return pith_round_consume(job->codec, job->state, b->index, b->reduced, job->dst, &ctx);
 }
 
+/* Rounds end in a mean; a sum is that many times as much. */
+static pith_status work_mean_to_sum(pith_job *job, const pith_task *task) {
+  float tile[1024], buffer[1024];
+  (void)task;
+  for (size_t first = 0; first < job->dst.n; first += 1024) {
+    size_t n = job->dst.n - first < 1024 ? job->dst.n - first : 1024;
+    pith_cspan mean = {job->dst.data, job->dst.n, job->dst.dtype};
+    memmove(tile, pith__span_load(mean, first, n, tile), n * sizeof *tile);
+    pith__values_scale((float)job->ranks, tile, n);
+    pith__span_store(job->dst, first, n, tile, PITH_SET, buffer);
+  }
+  return PITH_OK;
+}
+
 pith_status pith__allreduce_rounds(pith_job *job) {
   pith_schedule *s = &job->schedule;
   uint32_t last = PITH_NO_TASK;
@@ -303,6 +317,9 @@ pith_status pith__allreduce_rounds(pith_job *job) {
     uint32_t produce = pith__add_work(job, (pith_task){.work = work_produce, .values = b}, last);
     uint32_t reduced = pith__add_allreduce(job, &raw, PHASE_ROUND + 2 * (unsigned)i, produce);
     last = pith__add_work(job, (pith_task){.work = work_consume, .values = b}, reduced);
+  }
+  if (job->reduce == PITH_SUM) {
+    pith__add_work(job, (pith_task){.work = work_mean_to_sum}, last);
   }
   return pith__schedule_finished(job);
 }

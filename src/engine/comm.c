@@ -106,22 +106,34 @@ typedef struct choice {
   const pith_transport_ops *kind[KINDS];
 } choice;
 
+static const pith_transport_ops *transport_called(const char *name) {
+  static const pith_transport_ops *const all[] = {&pith__transport_shm, &pith__transport_tcp, &pith__transport_inproc};
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+    if (strcmp(all[i]->name, name) == 0) {
+      return all[i];
+    }
+  }
+  return NULL;
+}
+
+pith_status pith_transport_probe(const char *name) {
+  PITH_REQUIRE(name, PITH_ERR_ARGUMENT, "pith_transport_probe: name must not be NULL");
+  const pith_transport_ops *transport = transport_called(name);
+  PITH_REQUIRE(transport, PITH_ERR_ARGUMENT, "there is no transport \"%s\": shm, tcp or inproc", name);
+  return transport->probe();
+}
+
 static pith_status choose_transports(const char *name, choice *chosen) {
   *chosen = (choice){{NULL, NULL}};
   if (strcmp(name, "auto") == 0) {
     chosen->kind[KIND_LOCAL] = pith__transport_shm.probe() == PITH_OK ? &pith__transport_shm : NULL;
     chosen->kind[KIND_NETWORK] = &pith__transport_tcp;
-  } else if (strcmp(name, "shm") == 0) {
-    PITH_TRY(pith__transport_shm.probe());
-    chosen->kind[KIND_LOCAL] = &pith__transport_shm;
-  } else if (strcmp(name, "inproc") == 0) {
-    chosen->kind[KIND_LOCAL] = &pith__transport_inproc;
-  } else if (strcmp(name, "tcp") == 0) {
-    PITH_TRY(pith__transport_tcp.probe());
-    chosen->kind[KIND_NETWORK] = &pith__transport_tcp;
-  } else {
-    return pith_fail(PITH_ERR_ARGUMENT, "there is no transport \"%s\": auto, shm, tcp or inproc", name);
+    return PITH_OK;
   }
+  const pith_transport_ops *only = transport_called(name);
+  PITH_REQUIRE(only, PITH_ERR_ARGUMENT, "there is no transport \"%s\": auto, shm, tcp or inproc", name);
+  PITH_TRY(only->probe());
+  chosen->kind[only == &pith__transport_tcp ? KIND_NETWORK : KIND_LOCAL] = only;
   return PITH_OK;
 }
 

@@ -261,7 +261,7 @@ static pith_status schedule_allreduce(pith_job *job) {
   if (!job->codec) {
     return pith__allreduce_plain(job);
   }
-  if ((job->codec->caps & PITH_CAP_ROUNDS) && job->state && job->reduce == PITH_MEAN) {
+  if ((job->codec->caps & PITH_CAP_ROUNDS) && job->state) {
     return pith__allreduce_rounds(job);
   }
   return job->codec->caps & PITH_CAP_CHUNKED ? pith__allreduce_blocks(job) : pith__allreduce_gather(job);

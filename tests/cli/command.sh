@@ -50,7 +50,7 @@ values_of_options_are_checked() {
   exits 2 "$pith" bench codec q:4
   exits 2 "$pith" codecs --json=1
   exits 2 "$pith" bench
-  exits 2 "$pith" bench allreduce
+  exits 2 "$pith" bench allgather
 }
 
 a_full_disk_is_an_error() {

@@ -1,0 +1,74 @@
+/*
+ * MPI_Allreduce of floats with the columns, inputs and repetitions of `pith bench allreduce`, to set the two side by side
+ * (bench/compare-mpi.sh). Usage: mpi_allreduce [from to factor repetitions warmup], sizes in bytes.
+ */
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static float value_of(int rank, size_t i) { return (float)((i + (size_t)rank * 7) % 31) - 15.0f; }
+
+static size_t count_wrong(const float *result, int ranks, size_t n) {
+  size_t wrong = 0;
+  for (size_t i = 0; i < n; i++) {
+    double sum = 0;
+    for (int r = 0; r < ranks; r++) {
+      sum += (double)value_of(r, i);
+    }
+    wrong += (double)result[i] != sum;
+  }
+  return wrong;
+}
+
+/* Seconds of one allreduce: the mean of all repetitions, the slowest rank's. */
+static double time_allreduce(const float *src, float *dst, size_t n, int repetitions, int warmup) {
+  for (int i = 0; i < warmup; i++) {
+    MPI_Allreduce(src, dst, (int)n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+  double start = MPI_Wtime(), worst;
+  for (int i = 0; i < repetitions; i++) {
+    MPI_Allreduce(src, dst, (int)n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+  }
+  double seconds = (MPI_Wtime() - start) / repetitions;
+  MPI_Allreduce(&seconds, &worst, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+  return worst;
+}
+
+static void measure(int rank, int ranks, size_t bytes, int repetitions, int warmup) {
+  size_t n = bytes / sizeof(float);
+  float *src = malloc(bytes + 4), *dst = calloc(1, bytes + 4);
+  if (!src || !dst) {
+    MPI_Abort(MPI_COMM_WORLD, 1);
+  }
+  for (size_t i = 0; i < n; i++) {
+    src[i] = value_of(rank, i);
+  }
+  double seconds = time_allreduce(src, dst, n, repetitions, warmup), algbw = (double)bytes / seconds * 1e-9;
+  size_t wrong = count_wrong(dst, ranks, n);
+  if (rank == 0) {
+    printf("%10zu  %10zu  f32   -      %10.1f  %10.3f  %10.3f  %6zu\n", bytes, n, seconds * 1e6, algbw,
+           algbw * 2.0 * (ranks - 1) / ranks, wrong);
+    fflush(stdout);
+  }
+  free(src);
+  free(dst);
+}
+
+int main(int argc, char **argv) {
+  int rank, ranks;
+  size_t from = argc > 1 ? strtoull(argv[1], NULL, 10) : 8, to = argc > 2 ? strtoull(argv[2], NULL, 10) : (size_t)64 << 20;
+  size_t factor = argc > 3 ? strtoull(argv[3], NULL, 10) : 2;
+  int repetitions = argc > 4 ? atoi(argv[4]) : 20, warmup = argc > 5 ? atoi(argv[5]) : 5;
+  MPI_Init(&argc, &argv);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+  if (rank == 0) {
+    printf("%10s  %10s  type  codec  %10s  algbw GB/s  busbw GB/s  #wrong\n", "size", "count", "time us");
+  }
+  for (size_t bytes = from; bytes <= to && factor > 1; bytes *= factor) {
+    measure(rank, ranks, bytes, repetitions, warmup);
+  }
+  MPI_Finalize();
+  return 0;
+}
