@@ -109,7 +109,7 @@ static void reduce_scatter_plain(pith_job *job, const size_t *counts) {
       pith_piece *out = pith__schedule_piece_over(s, values, theirs.n * width);
       pith__schedule_after(s, reduce, pith__schedule_send(s, peer, PITH_TAG(PHASE_SCATTER, 0), out, PITH_NO_TASK));
     }
-    pith_piece *in = mine.n ? pith__schedule_piece(s, mine.n * width) : NULL;
+    pith_piece *in = mine.n ? pith__schedule_piece_over(s, pith__schedule_take(s, mine.n, width), mine.n * width) : NULL;
     if (in) {
       sources[peer] = in->data;
       pith__schedule_after(s, reduce, pith__schedule_receive(s, peer, PITH_TAG(PHASE_SCATTER, 0), in, PITH_NO_TASK));

@@ -65,14 +65,18 @@ void *pith__schedule_take(pith_schedule *s, size_t count, size_t size) {
 pith_piece *pith__schedule_piece_over(pith_schedule *s, void *data, size_t size) {
   pith_piece *piece = pith__schedule_take(s, 1, sizeof *piece);
   if (piece) {
-    *piece = (pith_piece){data, size, size};
+    *piece = (pith_piece){data, size, size, size};
   }
   return piece;
 }
 
 pith_piece *pith__schedule_piece(pith_schedule *s, size_t capacity) {
   void *data = pith__schedule_take(s, capacity ? capacity : 1, 1);
-  return data ? pith__schedule_piece_over(s, data, capacity) : NULL;
+  pith_piece *piece = data ? pith__schedule_piece_over(s, data, capacity) : NULL;
+  if (piece) {
+    piece->least = 0;
+  }
+  return piece;
 }
 
 uint32_t pith__schedule_send(pith_schedule *s, int peer, uint32_t tag, pith_piece *piece, uint32_t before) {

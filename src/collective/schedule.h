@@ -11,10 +11,10 @@
 
 #include "base/status.h"
 
-/* Bytes that travel. `size` is set by the work that fills the piece, or by the message that arrives in it. */
+/* Bytes that travel. `size` is set by the work that fills the piece, or by the message that arrives in it: `least` to `capacity`. */
 typedef struct pith_piece {
   uint8_t *data;
-  size_t capacity, size;
+  size_t capacity, size, least;
 } pith_piece;
 
 typedef struct pith_job pith_job;
@@ -62,7 +62,7 @@ void pith__schedule_after(pith_schedule *s, uint32_t task, uint32_t before);
 /* Zeroed memory that lives as long as the schedule; NULL marks the schedule as failed. */
 void *pith__schedule_take(pith_schedule *s, size_t count, size_t size);
 
-/* A piece with room for `capacity` bytes, or over memory that is there. */
+/* A piece with room for up to `capacity` bytes, or exactly over memory that is there. */
 pith_piece *pith__schedule_piece(pith_schedule *s, size_t capacity);
 pith_piece *pith__schedule_piece_over(pith_schedule *s, void *data, size_t size);
 

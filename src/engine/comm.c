@@ -7,6 +7,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "engine/comm.h"
@@ -406,9 +407,10 @@ const char *pith_comm_transport(const pith_comm *comm, int peer) {
 pith_status pith_comm_stats(const pith_comm *comm, pith_stats *stats) {
   PITH_REQUIRE(comm && stats, PITH_ERR_ARGUMENT, "pith_comm_stats: comm and stats must not be NULL");
   PITH_REQUIRE(stats->size == sizeof *stats, PITH_ERR_ARGUMENT, "pith_stats.size is %zu, not %zu", stats->size, sizeof *stats);
-  pthread_mutex_lock((pthread_mutex_t *)(uintptr_t)&comm->mutex);
+  pith_comm *locked = (pith_comm *)(uintptr_t)comm;
+  pith__comm_lock(locked);
   *stats = comm->stats;
-  pthread_mutex_unlock((pthread_mutex_t *)(uintptr_t)&comm->mutex);
+  pthread_mutex_unlock(&locked->mutex);
   stats->size = sizeof *stats;
   return PITH_OK;
 }
@@ -417,11 +419,19 @@ void pith_comm_abort(pith_comm *comm, const char *why) {
   if (!comm) {
     return;
   }
-  pthread_mutex_lock(&comm->mutex);
+  pith__comm_lock(comm);
   pith__comm_fail(comm, PITH_ERR_ABORTED, "rank %d gave up: %s", comm->rank, why ? why : "no reason given");
-  pith__comm_flush(comm, 0.5);
-  pthread_cond_broadcast(&comm->changed);
+  pith__comm_flush(comm, comm->failed_at + 0.5);
   pthread_mutex_unlock(&comm->mutex);
+}
+
+/* Requests outlive the comm until somebody waits for them. */
+static void disown_requests(pith_comm *comm) {
+  for (pith_operation *op = comm->running; op; op = op->next) {
+    op->status = op->done ? op->status : PITH_ERR_ABORTED;
+    op->done = 1;
+    op->comm = NULL;
+  }
 }
 
 void pith_comm_destroy(pith_comm *comm) {
@@ -429,13 +439,14 @@ void pith_comm_destroy(pith_comm *comm) {
     return;
   }
   pith__comm_stop_thread(comm);
-  pthread_mutex_lock(&comm->mutex);
+  pith__comm_lock(comm);
   if (comm->failed == PITH_OK) {
     for (int p = 0; p < comm->ranks; p++) {
       pith__link_notice(&comm->link[p], PITH_FRAME_GOODBYE, "");
     }
   }
-  pith__comm_flush(comm, 1.0);
+  pith__comm_flush(comm, (comm->failed == PITH_OK ? pith__now() : comm->failed_at) + 1.0);
+  disown_requests(comm);
   for (int p = 0; p < comm->ranks; p++) {
     pith__link_clear(&comm->link[p]);
   }

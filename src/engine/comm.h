@@ -15,6 +15,7 @@
 
 #include <pith/comm.h>
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "collective/job.h"
 #include "transport/transport.h"
@@ -102,10 +103,12 @@ typedef struct pith_link {
   pith_transport *transport; /* NULL for the own rank */
   int checked;               /* payloads carry a checksum: the transport crosses a network */
   int left;                  /* said goodbye, or is gone */
+  int over;                  /* and its last byte was read */
   int broken;                /* takes nothing any more */
   pith_outgoing *out, **out_end;
   pith_posted *posted, **posted_end;
   pith_early *early, **early_end;
+  size_t early_bytes;
   pith_frame frame; /* arriving */
   size_t frame_done, payload_done;
   uint8_t *target; /* where its payload goes */
@@ -129,9 +132,11 @@ struct pith_comm {
   pith_operation *running, **running_end;
   pith_status failed; /* PITH_OK until something went wrong for good */
   char failure[768];
+  double failed_at;
   double last_progress;
   pthread_mutex_t mutex;
   pthread_cond_t changed;
+  atomic_int knocking;  /* threads that want the mutex: a driver lets them in between two turns */
   int driving, waiters; /* a thread drives; threads wait */
   pthread_t thread;
   int thread_started, closing;
@@ -155,20 +160,26 @@ void pith__link_notice(pith_link *link, pith_frame_kind kind, const char *text);
 int pith__link_progress(pith_link *link);
 /* Only sends, for notices in the end; whether there is more to send. */
 int pith__link_flush(pith_link *link);
-/* Forgets all operations: they are over. */
+/* Forgets all operations, but for a message that has begun, and says why. */
+void pith__link_fail(pith_link *link, const char *why);
+/* Forgets everything. */
 void pith__link_clear(pith_link *link);
 /* Early messages of an operation that starts now must be of the same kind. */
 void pith__link_check_early(pith_link *link, const pith_operation *op);
 
 /* ---- progress.c -------------------------------------------------------------------------------------------------- */
 
+/* The mutex, for all but the driver, which holds it most of the time. */
+void pith__comm_lock(pith_comm *comm);
+/* Ends the driver's sleep, if there is one. */
+void pith__comm_wake(pith_comm *comm);
 /* The comm is over: every operation ends with this, here and (by a notice) on the other ranks. */
 void pith__comm_fail(pith_comm *comm, pith_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* Drives until the operation is done. Called with the mutex held. */
 void pith__comm_drive(pith_comm *comm, const pith_operation *op);
 pith_status pith__comm_start_thread(pith_comm *comm);
 void pith__comm_stop_thread(pith_comm *comm);
-/* Pushes out notices for at most this long. */
-void pith__comm_flush(pith_comm *comm, double seconds);
+/* Pushes out notices until there are none, or it is that late. */
+void pith__comm_flush(pith_comm *comm, double end);
 
 #endif

@@ -50,6 +50,7 @@ static void finish(pith_operation *op) {
   op->comm->stats.encode += op->job.encode_seconds;
   op->comm->stats.decode += op->job.decode_seconds;
   op->done = 1;
+  pthread_cond_broadcast(&op->comm->changed); /* who waits for it need not be who drives */
 }
 
 void pith__operation_start(pith_operation *op) {
@@ -69,11 +70,11 @@ void pith__operation_task_done(pith_operation *op, uint32_t number) {
   pith_schedule *s = &op->job.schedule;
   for (uint32_t e = s->task[number].edges; e != PITH_NO_TASK; e = s->edge[e].next) {
     uint32_t next = s->edge[e].to;
-    if (--s->task[next].waits == 0) {
+    if (--s->task[next].waits == 0 && !op->done) { /* it is done early when the comm fails */
       make_ready(op, next);
     }
   }
-  if (--op->unfinished == 0) {
+  if (--op->unfinished == 0 && !op->done) {
     finish(op);
   }
 }

@@ -15,10 +15,12 @@
 
 #define MESSAGE_MOST ((uint64_t)1 << 40)
 #define NOTICE_MOST 700
+#define EARLY_MOST ((size_t)64 << 20) /* bytes kept for a peer that nothing here waits for: it may be far ahead */
 #define BYTES_PER_TURN ((size_t)1 << 20) /* then the other links get theirs */
 
-static uint32_t checksum_of(const void *data, size_t size) {
-  uint64_t hash = pith__hash64(data, size, 0);
+/* Of a whole message but the checksum itself. */
+static uint32_t checksum_of(const pith_frame *frame, const void *payload) {
+  uint64_t hash = pith__hash64(payload, (size_t)frame->length, pith__hash64(frame, offsetof(pith_frame, checksum), 0));
   return (uint32_t)(hash ^ hash >> 32);
 }
 
@@ -58,6 +60,9 @@ static void enqueue(pith_link *link, pith_outgoing *message) {
 
 void pith__link_send(pith_link *link, pith_operation *op, uint32_t number) {
   const pith_task *task = &op->job.schedule.task[number];
+  if (link->comm->failed != PITH_OK) {
+    return; /* nothing may point at an operation any more */
+  }
   pith_outgoing *message = calloc(1, sizeof *message);
   if (!message) {
     pith__comm_fail(link->comm, PITH_ERR_MEMORY, "rank %d: no memory to send a message", link->comm->rank);
@@ -66,7 +71,7 @@ void pith__link_send(pith_link *link, pith_operation *op, uint32_t number) {
   *message = (pith_outgoing){.operation = op, .task = number, .frame = op->frame, .payload = task->piece->data};
   message->frame.tag = task->tag;
   message->frame.length = task->piece->size;
-  message->frame.checksum = link->checked ? checksum_of(task->piece->data, task->piece->size) : 0;
+  message->frame.checksum = link->checked ? checksum_of(&message->frame, message->payload) : 0;
   enqueue(link, message);
 }
 
@@ -81,7 +86,7 @@ void pith__link_notice(pith_link *link, pith_frame_kind kind, const char *text) 
   memcpy(copy, text, length);
   *message = (pith_outgoing){.payload = (uint8_t *)copy};
   message->frame = (pith_frame){.magic = PITH_FRAME_MAGIC, .version = PITH_FRAME_VERSION, .kind = (uint16_t)kind, .length = length};
-  message->frame.checksum = link->checked ? checksum_of(copy, length) : 0;
+  message->frame.checksum = link->checked ? checksum_of(&message->frame, copy) : 0;
   enqueue(link, message);
 }
 
@@ -215,6 +220,11 @@ static int check_frame(pith_link *link, const pith_frame *frame) {
   return 1;
 }
 
+/* Whether a message has a size that its receive can take: raw values all of them, payloads of codecs up to their bound. */
+static int fits(const pith_frame *frame, const pith_piece *piece) {
+  return frame->length >= piece->least && frame->length <= piece->capacity;
+}
+
 /* Finds a place for the payload; 0 if the comm failed. */
 static int begin_payload(pith_link *link) {
   pith_frame *frame = &link->frame;
@@ -226,7 +236,7 @@ static int begin_payload(pith_link *link) {
   link->match = frame->kind == PITH_FRAME_DATA ? take_posted(link, frame) : NULL;
   if (link->match) {
     pith_piece *piece = link->match->operation->job.schedule.task[link->match->task].piece;
-    if (frame->length > piece->capacity ||
+    if (!fits(frame, piece) ||
         (frame->operation == PITH_OP_POINT && !same_operation(frame, &link->match->operation->frame))) {
       fail_mismatch(link, frame, &link->match->operation->frame);
       return 0;
@@ -263,10 +273,12 @@ static void arrived(pith_operation *op, uint32_t number, size_t size) {
 
 static void accept_early(pith_link *link, pith_early *early, pith_operation *op, uint32_t number) {
   pith_piece *piece = op->job.schedule.task[number].piece;
-  if (early->frame.length > piece->capacity || !same_operation(&early->frame, &op->frame)) {
+  if (!fits(&early->frame, piece) || !same_operation(&early->frame, &op->frame)) {
     fail_mismatch(link, &early->frame, &op->frame);
   } else {
-    memcpy(piece->data, early->payload, (size_t)early->frame.length);
+    if (early->frame.length) {
+      memcpy(piece->data, early->payload, (size_t)early->frame.length);
+    }
     arrived(op, number, (size_t)early->frame.length);
   }
   free(early);
@@ -285,13 +297,14 @@ static void keep_early(pith_link *link) {
   } else {
     *link->early_end = early;
     link->early_end = &early->next;
+    link->early_bytes += sizeof *early + (size_t)early->frame.length;
   }
 }
 
 static void end_payload(pith_link *link) {
   pith_frame *frame = &link->frame;
   link->frame_done = 0;
-  if (link->checked && frame->checksum != checksum_of(link->target, (size_t)frame->length)) {
+  if (link->checked && frame->checksum != checksum_of(frame, link->target)) {
     pith__comm_fail(link->comm, PITH_ERR_CORRUPT, "a message from rank %d to rank %d was damaged on the way", link->peer, link->comm->rank);
     return;
   }
@@ -356,6 +369,7 @@ static pith_early *take_early(pith_link *link, const pith_posted *posted) {
       if (!*at) {
         link->early_end = at;
       }
+      link->early_bytes -= sizeof *early + (size_t)early->frame.length;
       return early;
     }
   }
@@ -363,6 +377,9 @@ static pith_early *take_early(pith_link *link, const pith_posted *posted) {
 }
 
 void pith__link_receive(pith_link *link, pith_operation *op, uint32_t number) {
+  if (link->comm->failed != PITH_OK) {
+    return;
+  }
   pith_posted *posted = malloc(sizeof *posted);
   if (!posted) {
     pith__comm_fail(link->comm, PITH_ERR_MEMORY, "rank %d: no memory to receive a message", link->comm->rank);
@@ -391,13 +408,28 @@ void pith__link_check_early(pith_link *link, const pith_operation *op) {
 
 /* ---- All of it --------------------------------------------------------------------------------------------------- */
 
+/* Reads away what comes after a goodbye, up to the end: poll() would not sleep over it. */
+static void drain(pith_link *link) {
+  uint8_t nothing[512];
+  size_t got = sizeof nothing;
+  while (got == sizeof nothing && !link->over) {
+    got = 0;
+    link->over = link->transport->ops->receive(link->transport, link->peer, nothing, sizeof nothing, &got) != PITH_OK;
+  }
+}
+
+/* A peer may run ahead, but not further than this; what we wait for may stand behind what came early, though. */
+static int may_pull(const pith_link *link) { return !link->left && (link->posted || link->match || link->early_bytes < EARLY_MOST); }
+
 int pith__link_progress(pith_link *link) {
   if (!link->transport) {
     return 0;
   }
   size_t moved = link->out && !link->left && !link->broken ? push(link) : 0;
-  if (link->comm->failed == PITH_OK && !link->left) {
+  if (link->comm->failed == PITH_OK && may_pull(link)) {
     moved += pull(link);
+  } else if (link->left && !link->over) {
+    drain(link);
   }
   if (link->comm->failed == PITH_OK && link->left && (link->posted || link->out)) { /* it will not answer any more */
     pith__comm_fail(link->comm, PITH_ERR_PEER, "rank %d left the group while rank %d was waiting for it", link->peer, link->comm->rank);
@@ -414,14 +446,38 @@ int pith__link_flush(pith_link *link) {
   return link->out && !link->left;
 }
 
-void pith__link_clear(pith_link *link) {
-  /* A message that has begun cannot be taken back, nor its payload be touched any longer: the link is dead. */
-  if (link->out && link->out->done > 0 && link->out->operation) {
-    link->left = 1;
+/* A message that has begun cannot be taken back, nor its payload be touched any longer: a copy of it goes on. */
+static pith_outgoing *keep_begun(pith_link *link) {
+  pith_outgoing *message = link->out;
+  uint8_t *copy = malloc((size_t)message->frame.length + 1);
+  if (!copy) {
+    link->left = 1; /* nothing can be said on this link any more */
+    return NULL;
   }
+  if (message->frame.length) {
+    memcpy(copy, message->payload, (size_t)message->frame.length);
+  }
+  link->out = message->next;
+  message->payload = copy;
+  message->operation = NULL;
+  return message;
+}
+
+void pith__link_fail(pith_link *link, const char *why) {
+  int has_begun = link->out && link->out->done > 0 && !link->left && !link->broken;
+  pith_outgoing *begun = has_begun ? keep_begun(link) : NULL;
+  pith__link_clear(link);
+  if (begun) {
+    enqueue(link, begun);
+  }
+  pith__link_notice(link, PITH_FRAME_ABORT, why);
+}
+
+void pith__link_clear(pith_link *link) {
   while (link->out) {
     drop_first(link);
   }
+  link->out_end = &link->out;
   for (pith_posted *posted = link->posted, *next; posted; posted = next) {
     next = posted->next;
     free(posted);
@@ -433,6 +489,6 @@ void pith__link_clear(pith_link *link) {
   free(link->match);
   free(link->stored);
   link->posted = NULL, link->posted_end = &link->posted;
-  link->early = NULL, link->early_end = &link->early;
+  link->early = NULL, link->early_end = &link->early, link->early_bytes = 0;
   link->match = NULL, link->stored = NULL;
 }

@@ -1,7 +1,6 @@
 /* The public operations: arguments are checked, a schedule is written, and the operation goes to the comm. */
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/log.h"
 #include "engine/comm.h"
@@ -170,17 +169,9 @@ static pith_status wait_for(pith_operation *op) {
   pith__comm_drive(comm, op);
   remove_running(comm, op);
   if (comm->failed != PITH_OK) {
-    pith__comm_flush(comm, 0.2); /* the others should hear why */
+    pith__comm_flush(comm, comm->failed_at + 0.2); /* the others should hear why */
   }
   return op->status == PITH_OK ? PITH_OK : refuse_failed(comm);
-}
-
-static void wake_driver(pith_comm *comm) {
-  uint64_t one = 1;
-  pthread_cond_broadcast(&comm->changed);
-  if (write(comm->wake, &one, sizeof one) < 0) {
-    PITH_LOG_WARN("cannot wake the driver");
-  }
 }
 
 /* Takes the operation over, whatever comes of it. `written` is the status of its schedule. */
@@ -195,11 +186,13 @@ static pith_status submit(pith_operation *op, pith_status written, pith_request 
     release(op);
     return status;
   }
-  pthread_mutex_lock(&comm->mutex);
-  status = start(comm, op);
+  pith__comm_lock(comm);
+  status = request ? pith__comm_start_thread(comm) : PITH_OK;
+  if (status == PITH_OK) {
+    status = start(comm, op);
+  }
   if (status == PITH_OK && request) {
-    status = pith__comm_start_thread(comm);
-    wake_driver(comm);
+    pith__comm_wake(comm);
   } else if (status == PITH_OK) {
     status = wait_for(op);
   }
@@ -216,9 +209,14 @@ pith_status pith_wait(pith_request *request) {
   PITH_REQUIRE(request, PITH_ERR_ARGUMENT, "pith_wait: request must not be NULL");
   pith_operation *op = &request->operation;
   pith_comm *comm = op->comm;
-  pthread_mutex_lock(&comm->mutex);
-  pith_status status = wait_for(op);
-  pthread_mutex_unlock(&comm->mutex);
+  pith_status status = op->status;
+  if (comm) {
+    pith__comm_lock(comm);
+    status = wait_for(op);
+    pthread_mutex_unlock(&comm->mutex);
+  } else if (status != PITH_OK) {
+    status = pith_fail(status, "the comm was destroyed while the operation was under way");
+  }
   release(op);
   return status;
 }
@@ -226,7 +224,11 @@ pith_status pith_wait(pith_request *request) {
 pith_status pith_test(pith_request *request, int *done) {
   PITH_REQUIRE(request && done, PITH_ERR_ARGUMENT, "pith_test: request and done must not be NULL");
   pith_comm *comm = request->operation.comm;
-  pthread_mutex_lock(&comm->mutex);
+  if (!comm) { /* destroyed */
+    *done = 1;
+    return PITH_OK;
+  }
+  pith__comm_lock(comm);
   *done = request->operation.done;
   pthread_mutex_unlock(&comm->mutex);
   return PITH_OK;

@@ -20,6 +20,33 @@
 #define SPIN_TURNS 200
 #define DESCRIPTORS_MOST 1024
 
+/* ---- Getting in ------------------------------------------------------------------------------------------------- */
+
+void pith__comm_lock(pith_comm *comm) {
+  atomic_fetch_add(&comm->knocking, 1);
+  pthread_mutex_lock(&comm->mutex);
+  atomic_fetch_sub(&comm->knocking, 1);
+}
+
+/* A mutex is not fair: a driver that only unlocked it would have it back before anybody woke up. */
+static void let_others_in(pith_comm *comm) {
+  if (atomic_load(&comm->knocking)) {
+    pthread_mutex_unlock(&comm->mutex);
+    while (atomic_load(&comm->knocking)) {
+      sched_yield();
+    }
+    pthread_mutex_lock(&comm->mutex);
+  }
+}
+
+void pith__comm_wake(pith_comm *comm) {
+  uint64_t one = 1;
+  pthread_cond_broadcast(&comm->changed);
+  if (comm->driving && write(comm->wake, &one, sizeof one) < 0 && errno != EAGAIN) {
+    PITH_LOG_WARN("cannot write an eventfd: %s", strerror(errno));
+  }
+}
+
 /* ---- Failing ----------------------------------------------------------------------------------------------------- */
 
 void pith__comm_fail(pith_comm *comm, pith_status status, const char *format, ...) {
@@ -31,10 +58,10 @@ void pith__comm_fail(pith_comm *comm, pith_status status, const char *format, ..
   vsnprintf(comm->failure, sizeof comm->failure, format, args);
   va_end(args);
   comm->failed = status;
+  comm->failed_at = pith__now();
   PITH_LOG_WARN("rank %d: %s: %s", comm->rank, pith_status_string(status), comm->failure);
   for (int p = 0; p < comm->ranks; p++) {
-    pith__link_clear(&comm->link[p]);
-    pith__link_notice(&comm->link[p], PITH_FRAME_ABORT, comm->failure);
+    pith__link_fail(&comm->link[p], comm->failure);
   }
   for (pith_operation *op = comm->running; op; op = op->next) {
     if (!op->done) {
@@ -42,6 +69,7 @@ void pith__comm_fail(pith_comm *comm, pith_status status, const char *format, ..
       op->done = 1;
     }
   }
+  pith__comm_wake(comm);
 }
 
 /* Whom we have been waiting for. */
@@ -145,6 +173,7 @@ static int has_work(const pith_comm *comm) {
 static void drive(pith_comm *comm, const pith_operation *op) {
   int idle = 0;
   while (!is_over(comm, op) && (op || has_work(comm))) {
+    let_others_in(comm);
     if (take_turn(comm)) {
       idle = 0;
     } else if (++idle > SPIN_TURNS) {
@@ -163,8 +192,11 @@ void pith__comm_drive(pith_comm *comm, const pith_operation *op) {
   double start = pith__now();
   comm->waiters++;
   comm->last_progress = start > comm->last_progress ? start : comm->last_progress;
+  if (comm->driving && !op->done) { /* another thread does; it may be asleep and not know of us or our messages */
+    pith__comm_wake(comm);
+  }
   while (!op->done) {
-    if (comm->driving) { /* another thread does; it may be asleep and not know of us */
+    if (comm->driving) {
       pthread_cond_wait(&comm->changed, &comm->mutex);
       continue;
     }
@@ -178,8 +210,7 @@ void pith__comm_drive(pith_comm *comm, const pith_operation *op) {
   pthread_cond_broadcast(&comm->changed);
 }
 
-void pith__comm_flush(pith_comm *comm, double seconds) {
-  double end = pith__now() + seconds;
+void pith__comm_flush(pith_comm *comm, double end) {
   for (int more = 1; more && pith__now() < end; sched_yield()) {
     more = 0;
     for (int p = 0; p < comm->ranks; p++) {
@@ -219,15 +250,11 @@ pith_status pith__comm_start_thread(pith_comm *comm) {
 }
 
 void pith__comm_stop_thread(pith_comm *comm) {
-  uint64_t one = 1;
-  pthread_mutex_lock(&comm->mutex);
+  pith__comm_lock(comm);
   comm->closing = 1;
-  pthread_cond_broadcast(&comm->changed);
+  pith__comm_wake(comm);
   pthread_mutex_unlock(&comm->mutex);
   if (comm->thread_started) {
-    if (write(comm->wake, &one, sizeof one) < 0) {
-      PITH_LOG_WARN("cannot write an eventfd: %s", strerror(errno));
-    }
     pthread_join(comm->thread, NULL);
     comm->thread_started = 0;
   }
