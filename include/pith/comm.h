@@ -117,6 +117,54 @@ PITH_API pith_status pith_wait(pith_request *request);
 /* *done = 1 once it is complete; pith_wait() must still be called. */
 PITH_API pith_status pith_test(pith_request *request, int *done);
 
+/* ---- Reducer: the object a training loop uses -------------------------------------------------------------------- */
+
+/*
+ * Knows every layer's name, shape, spec and state, and reduces gradients to their mean over all ranks, in place, in the
+ * background:
+ *
+ *   pith_reducer_create(comm, "*.bias=none;*=ef/q:4", seed, &reducer);
+ *   pith_reducer_add(reducer, "fc1.weight", (size_t[]){512, 784}, 2, PITH_F32, &fc1);   // once for each layer
+ *
+ *   pith_reducer_start(reducer, fc1, gradient);     // every step: as soon as a gradient is there, in the same order on all ranks
+ *   pith_reducer_finish(reducer);                   // all gradients are means now
+ *
+ * A reducer belongs to one thread at a time. Gradients stay lent from start to finish.
+ */
+typedef struct pith_reducer pith_reducer;
+
+PITH_API pith_status pith_reducer_create(pith_comm *comm, const char *rules, uint64_t seed, pith_reducer **reducer);
+PITH_API void pith_reducer_destroy(pith_reducer *reducer);
+
+/* Names are unique. All ranks add the same layers in the same order, before the first start. */
+PITH_API pith_status pith_reducer_add(pith_reducer *reducer, const char *name, const size_t *shape, size_t dimensions,
+                                      pith_dtype dtype, size_t *layer);
+
+/* Begins to reduce a layer. Small layers that travel uncompressed are joined to one message until there is enough of
+ * them, or until finish. */
+PITH_API pith_status pith_reducer_start(pith_reducer *reducer, size_t layer, void *gradient);
+
+/* Waits for all layers of this step, and ends it. */
+PITH_API pith_status pith_reducer_finish(pith_reducer *reducer);
+
+/* Rules that match no layer are probably a slip: PITH_ERR_SPEC names the first of them. Ranks with other layers or
+ * rules are an error too. Communicates; called by the first start. */
+PITH_API pith_status pith_reducer_check(pith_reducer *reducer);
+
+typedef struct pith_layer {
+  const char *name, *spec, *reason; /* why it has this spec */
+  size_t n, bytes;
+  uint64_t steps;
+} pith_layer;
+
+PITH_API size_t pith_reducer_layers(const pith_reducer *reducer);
+PITH_API pith_status pith_reducer_layer(const pith_reducer *reducer, size_t index, pith_layer *layer);
+
+/* Checkpoints: the step and every layer's state. Loading checks names, sizes and specs before anything changes. */
+PITH_API size_t pith_reducer_size(const pith_reducer *reducer);
+PITH_API pith_status pith_reducer_save(const pith_reducer *reducer, pith_out *out);
+PITH_API pith_status pith_reducer_load(pith_reducer *reducer, pith_bytes bytes);
+
 /* ---- Statistics -------------------------------------------------------------------------------------------------- */
 
 /* What a comm has done since it was created. Times are in seconds. */
