@@ -264,6 +264,9 @@ static pith_status schedule_allreduce(pith_job *job) {
     return pith__allreduce_plain(job);
   }
   if ((job->codec->caps & PITH_CAP_ROUNDS) && job->state) {
+    pith_ctx ctx = job->ctx;
+    ctx.ranks = (uint32_t)job->ranks;
+    PITH_TRY(job->codec->ops->admit ? job->codec->ops->admit(job->codec->args, &ctx) : PITH_OK);
     return pith__allreduce_rounds(job);
   }
   return job->codec->caps & PITH_CAP_CHUNKED ? pith__allreduce_blocks(job) : pith__allreduce_gather(job);
