@@ -52,6 +52,7 @@ fuzz:
 
 bench: all
 	@$(BUILD)/pith bench codec --json $(BUILD)/bench.json
+	@tools/bench-comm $(BUILD)
 
 format:
 	@command -v clang-format >/dev/null || { echo "make format needs clang-format"; exit 1; }

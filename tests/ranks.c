@@ -2,13 +2,17 @@
 #include "ranks.h"
 
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "test.h"
+
+#define DESTROY_MOST 2.0 /* seconds, whatever has become of the others */
 
 typedef struct one_rank {
   pith_config config;
@@ -32,8 +36,21 @@ static void *run_one(void *argument) {
   CHECK_OK(pith_comm_create(&me->config, &comm));
   CHECK_EQ(pith_comm_rank(comm), me->config.rank);
   me->run(comm, me->argument);
+  double start = pith__now();
   pith_comm_destroy(comm);
+  double took = pith__now() - start;
+  CHECK_MSG(took < DESTROY_MOST, "rank %d took %.1f s to leave", me->config.rank, took);
   return NULL;
+}
+
+static int count_descriptors(void) {
+  DIR *folder = opendir("/proc/self/fd");
+  int count = 0;
+  while (folder && readdir(folder)) {
+    count++;
+  }
+  closedir(folder);
+  return count;
 }
 
 static void run_threads(one_rank *rank, int ranks) {
@@ -46,35 +63,57 @@ static void run_threads(one_rank *rank, int ranks) {
   }
 }
 
-static void run_processes(one_rank *rank, int ranks) {
-  pid_t child[ranks];
+static _Noreturn void be_process(one_rank *me) {
+  int before = count_descriptors();
+  run_one(me);
+  CHECK_EQ(count_descriptors(), before);
+  _exit(0);
+}
+
+static void start_processes(one_rank *rank, int ranks, pid_t *child) {
   for (int r = 0; r < ranks; r++) {
     child[r] = fork();
     CHECK(child[r] >= 0);
     if (child[r] == 0) {
-      run_one(&rank[r]);
-      _exit(0);
+      be_process(&rank[r]);
     }
-  }
-  for (int r = 0; r < ranks; r++) {
-    int status;
-    CHECK(waitpid(child[r], &status, 0) == child[r]);
-    CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 0, "rank %d of %d failed", r, ranks);
   }
 }
 
-void ranks_run(const char *transport, int ranks, size_t chunk, ranks_fn run, void *argument) {
-  one_rank rank[ranks];
+void ranks_wait(const pid_t *child, int ranks, int but) {
+  for (int r = 0; r < ranks; r++) {
+    int status;
+    if (r != but) {
+      CHECK(waitpid(child[r], &status, 0) == child[r]);
+      CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 0, "rank %d of %d failed", r, ranks);
+    }
+  }
+}
+
+static void configure(one_rank *rank, const char *transport, int ranks, size_t chunk, double timeout, ranks_fn run, void *argument) {
   int port = ranks_free_port();
   for (int r = 0; r < ranks; r++) {
     pith_config config = PITH_CONFIG_INIT;
     config.rank = r, config.ranks = ranks, config.port = port, config.host = "127.0.0.1";
-    config.transport = transport, config.chunk = chunk, config.timeout = 20;
+    config.transport = transport, config.chunk = chunk, config.timeout = timeout;
     rank[r] = (one_rank){config, run, argument};
   }
+}
+
+void ranks_start(const char *transport, int ranks, double timeout, ranks_fn run, void *argument, pid_t *child) {
+  one_rank rank[ranks];
+  configure(rank, transport, ranks, 0, timeout, run, argument);
+  start_processes(rank, ranks, child);
+}
+
+void ranks_run(const char *transport, int ranks, size_t chunk, ranks_fn run, void *argument) {
+  one_rank rank[ranks];
+  pid_t child[ranks];
+  configure(rank, transport, ranks, chunk, 20, run, argument);
   if (strcmp(transport, "inproc") == 0) {
     run_threads(rank, ranks);
   } else {
-    run_processes(rank, ranks);
+    start_processes(rank, ranks, child);
+    ranks_wait(child, ranks, -1);
   }
 }

@@ -3,12 +3,19 @@
 #define PITH_TESTS_RANKS_H
 
 #include <pith/comm.h>
+#include <sys/types.h>
 
 typedef void (*ranks_fn)(pith_comm *comm, void *argument);
 
 /* Runs `run` on every rank of a fresh comm and waits for all. Threads for "inproc", else a process for each rank. `chunk` 0:
  * the default. A check that fails on any rank fails the test. */
 void ranks_run(const char *transport, int ranks, size_t chunk, ranks_fn run, void *argument);
+
+/* The same with a process for each rank on any transport but inproc; does not wait, so that the caller can do them harm. */
+void ranks_start(const char *transport, int ranks, double timeout, ranks_fn run, void *argument, pid_t *child);
+
+/* Waits for all of them but one (-1: all); they must have passed their checks, left promptly and leaked no descriptor. */
+void ranks_wait(const pid_t *child, int ranks, int but);
 
 /* A port of 127.0.0.1 that is free right now. */
 int ranks_free_port(void);

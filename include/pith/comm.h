@@ -34,7 +34,7 @@ typedef struct pith_config {
   int rank, ranks;       /* -1: RANK and WORLD_SIZE, OMPI_COMM_WORLD_*, PMI_* */
   const char *host;      /* where rank 0 is met; NULL: MASTER_ADDR, else 127.0.0.1 */
   int port;              /* 0: MASTER_PORT, else 29499 */
-  const char *transport; /* "auto" (shm within a host, tcp between hosts), "shm", "tcp", "inproc"; NULL: PITH_TRANSPORT */
+  const char *transport; /* "auto" (shm within a host, tcp between hosts), "shm", "tcp", "mpi", "inproc"; NULL: PITH_TRANSPORT */
   const char *interface; /* network interface or address; NULL: PITH_IFNAME, else the one that reaches rank 0 */
   const char *host_id;   /* what counts as one host; NULL: PITH_HOSTID, else this machine's boot and network namespace */
   const char *secret;    /* who does not have it cannot join; NULL: PITH_SECRET, else none */
@@ -61,7 +61,7 @@ PITH_API int pith_comm_ranks(const pith_comm *comm);
 /* "shm", "tcp", …: how a peer is reached; "self" for the own rank. */
 PITH_API const char *pith_comm_transport(const pith_comm *comm, int peer);
 
-/* Whether a transport ("shm", "tcp", "inproc") can run on this machine; the error says why not. */
+/* Whether a transport ("shm", "tcp", "mpi", "inproc") can run on this machine; the error says why not. */
 PITH_API pith_status pith_transport_probe(const char *name);
 
 /* ---- Operations -------------------------------------------------------------------------------------------------- */

@@ -220,7 +220,7 @@ static void print_row(const cli_table *table, const cli_collective *c, int ranks
   double algbw = (double)bytes / m->seconds * 1e-9, per_rank = (double)bytes * c->bus(ranks);
   snprintf(text[SIZE], CELL_MAX, "%zu", bytes);
   snprintf(text[COUNT], CELL_MAX, "%zu", bytes / 4);
-  snprintf(text[TIME], CELL_MAX, "%.1f", m->seconds * 1e6);
+  snprintf(text[TIME], CELL_MAX, m->seconds < 1e-4 ? "%.2f" : "%.1f", m->seconds * 1e6);
   snprintf(text[ALGBW], CELL_MAX, "%.3f", algbw);
   snprintf(text[BUSBW], CELL_MAX, "%.3f", algbw * c->bus(ranks));
   snprintf(text[WRONG], CELL_MAX, spec ? "N/A" : "%zu", m->wrong);

@@ -3,7 +3,10 @@
  *
  * Values are owned: rank p reduces part p. In the scatter phase everybody sends part p to rank p, in the gather phase every
  * owner sends its result to all. Sums run in rank order, whoever's message comes first. Chunks of a part follow each other through
- * encoding, wire and decoding, so that these overlap; a buffer serves every WINDOW-th chunk.
+ * encoding, wire and decoding, so that these overlap; a buffer serves every WINDOW-th chunk, and no rank is further ahead than
+ * that: streams that share a link then stay abreast, and none is left to finish alone on a link that idles otherwise.
+ *
+ * Short tensors make one step instead of two: everybody sends all of it to everybody.
  */
 #include <string.h>
 
@@ -11,6 +14,7 @@
 #include "collective/split.h"
 
 #define WINDOW 4
+#define SHORT_SENT ((size_t)16 << 10) /* bytes a rank sends at most in one step */
 
 enum { PHASE_SCATTER, PHASE_GATHER, PHASE_ROUND };
 
@@ -29,6 +33,7 @@ static pith_status work_reduce(pith_job *job, const pith_task *task) {
 }
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
 /* One chunk of the scatter phase: sends everybody theirs, receives ours, reduces it. Returns the task that reduces; *sent of each
  * peer is the task that sends the values a result will overwrite. */
@@ -82,9 +87,34 @@ static void add_gather_chunk(pith_job *job, const pith_raw *raw, unsigned tag, s
   }
 }
 
-uint32_t pith__add_allreduce(pith_job *job, const pith_raw *raw, unsigned phase, uint32_t before) {
+/* One step: all of it to all, and the same reduction everywhere. */
+static uint32_t add_short_allreduce(pith_job *job, const pith_raw *raw, unsigned phase, uint32_t before) {
   pith_schedule *s = &job->schedule;
-  size_t width = pith_dtype_size(raw->dtype), chunk = larger(job->chunk / width, 1);
+  size_t bytes = raw->n * pith_dtype_size(raw->dtype);
+  reduction *r = pith__schedule_take(s, 1, sizeof *r);
+  const void **sources = pith__schedule_take(s, (size_t)job->ranks, sizeof *sources);
+  uint8_t *staging = pith__schedule_take(s, (size_t)job->ranks, bytes);
+  if (!r || !sources || !staging) {
+    return PITH_NO_TASK;
+  }
+  *r = (reduction){*raw, sources, raw->dst};
+  sources[job->rank] = raw->src;
+  uint32_t reduce = pith__add_work(job, (pith_task){.work = work_reduce, .n = raw->n, .values = r}, before);
+  pith_piece *own = pith__schedule_piece_over(s, (void *)(uintptr_t)raw->src, bytes);
+  for (int step = 1; step < job->ranks; step++) {
+    int to = pith__peer_at(job, step), from = pith__peer_at(job, job->ranks - step);
+    uint8_t *into = staging + (size_t)from * bytes;
+    sources[from] = into;
+    pith__schedule_after(s, reduce, pith__schedule_send(s, to, PITH_TAG(phase, 0), own, before)); /* dst may be src */
+    pith__schedule_after(s, reduce,
+                         pith__schedule_receive(s, from, PITH_TAG(phase, 0), pith__schedule_piece_over(s, into, bytes), before));
+  }
+  return reduce;
+}
+
+static uint32_t add_long_allreduce(pith_job *job, const pith_raw *raw, unsigned phase, uint32_t before) {
+  pith_schedule *s = &job->schedule;
+  size_t width = pith_dtype_size(raw->dtype), chunk = larger(smaller(job->chunk, job->message) / width, 1);
   size_t chunks = pith__split_chunks(raw->n, 1, (size_t)job->ranks, chunk), staged = (size_t)(job->ranks - 1) * chunk * width;
   uint8_t *staging = pith__schedule_take(s, chunks < WINDOW ? chunks : WINDOW, staged);
   uint32_t end = pith__add_work(job, (pith_task){.work = pith__work_join}, before), reduced[WINDOW], sent[job->ranks];
@@ -100,6 +130,11 @@ uint32_t pith__add_allreduce(pith_job *job, const pith_raw *raw, unsigned phase,
     add_gather_chunk(job, raw, tag_gather, chunk, c, reduce, sent, end);
   }
   return end;
+}
+
+uint32_t pith__add_allreduce(pith_job *job, const pith_raw *raw, unsigned phase, uint32_t before) {
+  size_t sent = raw->n * pith_dtype_size(raw->dtype) * (size_t)(job->ranks - 1);
+  return raw->n && sent <= SHORT_SENT ? add_short_allreduce(job, raw, phase, before) : add_long_allreduce(job, raw, phase, before);
 }
 
 static pith_raw raw_of(const pith_job *job) {
@@ -131,7 +166,7 @@ static pith_range chunk_of(const pith_job *job, const block_plan *plan, int owne
 }
 
 /* Encodes our values of every part, sends them to their owners, and returns the piece that stays here. */
-static pith_piece *add_block_scatter(pith_job *job, const block_plan *plan, size_t number, uint32_t *encoded) {
+static pith_piece *add_block_scatter(pith_job *job, const block_plan *plan, size_t number, uint32_t before, uint32_t *encoded) {
   pith_piece *own = NULL;
   for (int step = 1; step <= job->ranks; step++) {
     int owner = pith__peer_at(job, step);
@@ -141,7 +176,7 @@ static pith_piece *add_block_scatter(pith_job *job, const block_plan *plan, size
     }
     pith_piece *piece = pith__piece_for(job, range.n);
     uint32_t encode = pith__add_work(job, (pith_task){.work = pith__work_encode, .piece = piece, .first = range.first, .n = range.n},
-                               PITH_NO_TASK);
+                               before);
     if (owner == job->rank) {
       own = piece;
       *encoded = encode;
@@ -220,12 +255,12 @@ pith_status pith__allreduce_blocks(pith_job *job) {
   float *sums = pith__schedule_take(&job->schedule, plan.chunks < WINDOW ? plan.chunks : WINDOW, plan.chunk * sizeof *sums);
   uint32_t used[WINDOW];
   for (size_t c = 0; c < plan.chunks && !job->schedule.failed; c++) {
-    uint32_t encoded = PITH_NO_TASK;
+    uint32_t encoded = PITH_NO_TASK, before = c < WINDOW ? PITH_NO_TASK : used[c % WINDOW];
     pith_range mine = chunk_of(job, &plan, job->rank, c);
-    pith_piece *own = add_block_scatter(job, &plan, c, &encoded);
+    pith_piece *own = add_block_scatter(job, &plan, c, before, &encoded);
     if (mine.n && own) {
       float *sum = sums + c % WINDOW * plan.chunk;
-      uint32_t summed = add_block_sum(job, mine, c, own, encoded, sum, c < WINDOW ? PITH_NO_TASK : used[c % WINDOW]);
+      uint32_t summed = add_block_sum(job, mine, c, own, encoded, sum, before);
       used[c % WINDOW] = add_block_result(job, mine, c, sum, summed);
     } else {
       used[c % WINDOW] = PITH_NO_TASK;

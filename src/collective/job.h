@@ -20,6 +20,7 @@ struct pith_job {
   pith_ctx ctx;
   void *chain; /* scratch of the codec */
   size_t chunk; /* bytes of a tensor worked on at a time */
+  size_t message; /* and of an uncompressed message at most */
   /* Encodes src values [first, first + out of n) of this rank, behind the memory if there is one. */
   pith_status (*encode)(pith_job *job, size_t first, size_t n, pith_out *out);
   double encode_seconds, decode_seconds;

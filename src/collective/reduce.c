@@ -29,19 +29,35 @@ static void combine_floats(pith_reduce reduce, const float *x, float *acc, size_
   }
 }
 
+/* Whether sums can grow where the result belongs: f32, and no source but the first lies there. */
+static int is_free(pith_dtype dtype, const void *const *sources, int count, const void *out) {
+  for (int s = 1; s < count; s++) {
+    if (sources[s] == out) {
+      return 0;
+    }
+  }
+  return dtype == PITH_F32;
+}
+
 static void reduce_floats(pith_dtype dtype, pith_reduce reduce, const void *const *sources, int count, void *out, size_t n) {
-  float acc[TILE], buffer[TILE];
+  float tile[TILE], buffer[TILE];
+  int in_out = is_free(dtype, sources, count, out);
   for (size_t first = 0; first < n; first += TILE) {
     size_t m = n - first < TILE ? n - first : TILE;
     const float *x = pith__span_load((pith_cspan){sources[0], n, dtype}, first, m, buffer);
-    memcpy(acc, x, m * sizeof *acc);
+    float *acc = in_out ? (float *)out + first : tile;
+    if (acc != x) {
+      memcpy(acc, x, m * sizeof *acc);
+    }
     for (int s = 1; s < count; s++) {
       combine_floats(reduce, pith__span_load((pith_cspan){sources[s], n, dtype}, first, m, buffer), acc, m);
     }
     if (reduce == PITH_MEAN) {
       pith__values_scale(1.0f / (float)count, acc, m);
     }
-    pith__span_store((pith_span){out, n, dtype}, first, m, acc, PITH_SET, buffer);
+    if (!in_out) {
+      pith__span_store((pith_span){out, n, dtype}, first, m, acc, PITH_SET, buffer);
+    }
   }
 }
 

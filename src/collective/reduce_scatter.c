@@ -130,6 +130,8 @@ pith_status pith__reduce_scatter(pith_job *job, const size_t *counts) {
 pith_status pith__reduce_to(pith_job *job, int root) {
   size_t *counts = pith__schedule_take(&job->schedule, (size_t)job->ranks, sizeof *counts);
   PITH_REQUIRE(counts, PITH_ERR_MEMORY, "no memory for an operation");
-  counts[root] = job->src.n;
+  for (int p = 0; p < job->ranks; p++) {
+    counts[p] = p == root ? job->src.n : 0;
+  }
   return pith__reduce_scatter(job, counts);
 }

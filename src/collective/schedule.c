@@ -1,19 +1,75 @@
-/* Growing arrays of tasks and edges, and the memory of pieces. */
+/* Growing arrays of tasks and edges, and the memory of pieces, which is used again: the system takes long to give new pages. */
 #include "collective/schedule.h"
 
 #include <stdlib.h>
 
-/* Memory blocks of a schedule, linked. */
+#define CLASS_LEAST 13 /* blocks have room for a power of two: this one where small takes share it */
+#define KEPT_MOST ((size_t)64 << 20)
+
 typedef struct memory_block {
   struct memory_block *next;
+  size_t used, room;
   max_align_t data[];
 } memory_block;
+
+/* ---- The pool ---------------------------------------------------------------------------------------------------- */
+
+static int class_of(size_t bytes) {
+  int class = CLASS_LEAST;
+  while (class < PITH_POOL_CLASSES && ((size_t)1 << class) < bytes) {
+    class++;
+  }
+  return class; /* PITH_POOL_CLASSES: too large to be kept */
+}
+
+static memory_block *take_kept(pith_pool *pool, int class) {
+  pthread_mutex_lock(&pool->mutex);
+  memory_block *block = pool->kept[class];
+  if (block) {
+    pool->kept[class] = block->next;
+    pool->bytes -= block->room;
+  }
+  pthread_mutex_unlock(&pool->mutex);
+  return block;
+}
+
+static void give_back(pith_pool *pool, memory_block *block) {
+  int class = class_of(block->room);
+  if (pool && class < PITH_POOL_CLASSES) {
+    pthread_mutex_lock(&pool->mutex);
+    if (pool->bytes + block->room <= KEPT_MOST) {
+      pool->bytes += block->room;
+      block->next = pool->kept[class];
+      pool->kept[class] = block;
+      block = NULL;
+    }
+    pthread_mutex_unlock(&pool->mutex);
+  }
+  free(block);
+}
+
+void pith__pool_init(pith_pool *pool) {
+  *pool = (pith_pool){.bytes = 0};
+  pthread_mutex_init(&pool->mutex, NULL);
+}
+
+void pith__pool_fini(pith_pool *pool) {
+  for (int class = 0; class < PITH_POOL_CLASSES; class++) {
+    for (memory_block *block = pool->kept[class], *next; block; block = next) {
+      next = block->next;
+      free(block);
+    }
+  }
+  pthread_mutex_destroy(&pool->mutex);
+}
+
+/* ---- Tasks and edges --------------------------------------------------------------------------------------------- */
 
 static int grow(void **array, uint32_t *room, uint32_t used, size_t size) {
   if (used < *room) {
     return 1;
   }
-  uint32_t more = *room ? 2 * *room : 32;
+  uint32_t more = *room ? 4 * *room : 8;
   void *larger = realloc(*array, more * size);
   if (!larger) {
     return 0;
@@ -47,19 +103,50 @@ void pith__schedule_after(pith_schedule *s, uint32_t task, uint32_t before) {
   s->task[task].waits++;
 }
 
+/* ---- Memory ------------------------------------------------------------------------------------------------------ */
+
+/* A block of its own for what is large, behind the one that small takes share. */
+static memory_block *add_block(pith_schedule *s, size_t bytes) {
+  int class = class_of(bytes);
+  size_t room = class < PITH_POOL_CLASSES ? (size_t)1 << class : bytes;
+  memory_block *block = s->pool && class < PITH_POOL_CLASSES ? take_kept(s->pool, class) : NULL, *first = s->memory;
+  if (!block && bytes < SIZE_MAX - sizeof *block) {
+    block = malloc(sizeof *block + room);
+  }
+  if (!block) {
+    return NULL;
+  }
+  block->used = 0;
+  block->room = room;
+  if (first && class > CLASS_LEAST) {
+    block->next = first->next;
+    first->next = block;
+  } else {
+    block->next = first;
+    s->memory = block;
+  }
+  return block;
+}
+
 void *pith__schedule_take(pith_schedule *s, size_t count, size_t size) {
+  const size_t align = sizeof(max_align_t);
   size_t bytes;
-  memory_block *block = NULL;
-  if (!__builtin_mul_overflow(count, size, &bytes) && bytes < SIZE_MAX - sizeof *block) {
-    block = calloc(1, sizeof *block + bytes);
+  memory_block *block = s->memory;
+  if (__builtin_mul_overflow(count, size, &bytes) || __builtin_add_overflow(bytes, align - 1, &bytes)) {
+    s->failed = 1;
+    return NULL;
+  }
+  bytes = bytes / align * align;
+  if (!block || block->room - block->used < bytes) {
+    block = add_block(s, bytes);
   }
   if (!block) {
     s->failed = 1;
     return NULL;
   }
-  block->next = s->memory;
-  s->memory = block;
-  return block->data;
+  void *taken = (uint8_t *)block->data + block->used;
+  block->used += bytes;
+  return taken;
 }
 
 pith_piece *pith__schedule_piece_over(pith_schedule *s, void *data, size_t size) {
@@ -94,7 +181,7 @@ uint32_t pith__schedule_receive(pith_schedule *s, int peer, uint32_t tag, pith_p
 void pith__schedule_fini(pith_schedule *s) {
   for (memory_block *block = s->memory, *next; block; block = next) {
     next = block->next;
-    free(block);
+    give_back(s->pool, block);
   }
   free(s->task);
   free(s->edge);

@@ -9,6 +9,8 @@
 #ifndef PITH_COLLECTIVE_SCHEDULE_H
 #define PITH_COLLECTIVE_SCHEDULE_H
 
+#include <pthread.h>
+
 #include "base/status.h"
 
 /* Bytes that travel. `size` is set by the work that fills the piece, or by the message that arrives in it: `least` to `capacity`. */
@@ -43,6 +45,18 @@ struct pith_task {
   int started;
 };
 
+/* Memory that schedules are done with, for the next ones: by powers of two. */
+#define PITH_POOL_CLASSES 27
+
+typedef struct pith_pool {
+  pthread_mutex_t mutex;
+  void *kept[PITH_POOL_CLASSES];
+  size_t bytes;
+} pith_pool;
+
+void pith__pool_init(pith_pool *pool);
+void pith__pool_fini(pith_pool *pool);
+
 typedef struct pith_schedule {
   pith_task *task;
   uint32_t tasks, task_room;
@@ -50,7 +64,8 @@ typedef struct pith_schedule {
     uint32_t to, next;
   } *edge;
   uint32_t edges, edge_room;
-  void *memory; /* pieces and buffers, freed with the schedule */
+  void *memory;    /* pieces and buffers, given back with the schedule */
+  pith_pool *pool; /* NULL: memory comes from the system */
   int failed;   /* memory ran out while it was written */
 } pith_schedule;
 
@@ -59,7 +74,7 @@ uint32_t pith__schedule_add(pith_schedule *s, pith_task task);
 /* `task` starts only when `before` has finished; PITH_NO_TASK is ignored. */
 void pith__schedule_after(pith_schedule *s, uint32_t task, uint32_t before);
 
-/* Zeroed memory that lives as long as the schedule; NULL marks the schedule as failed. */
+/* Memory that lives as long as the schedule, whatever its contents; NULL marks the schedule as failed. */
 void *pith__schedule_take(pith_schedule *s, size_t count, size_t size);
 
 /* A piece with room for up to `capacity` bytes, or exactly over memory that is there. */

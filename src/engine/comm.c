@@ -11,6 +11,8 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "engine/comm.h"
+#include "engine/trace.h"
+#include "transport/module.h"
 #include "transport/rendezvous.h"
 
 #define DEFAULT_PORT 29499
@@ -107,20 +109,22 @@ typedef struct choice {
   const pith_transport_ops *kind[KINDS];
 } choice;
 
-static const pith_transport_ops *transport_called(const char *name) {
+static pith_status find_transport(const char *name, const pith_transport_ops **found) {
   static const pith_transport_ops *const all[] = {&pith__transport_shm, &pith__transport_tcp, &pith__transport_inproc};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
     if (strcmp(all[i]->name, name) == 0) {
-      return all[i];
+      *found = all[i];
+      return PITH_OK;
     }
   }
-  return NULL;
+  PITH_REQUIRE(strcmp(name, "mpi") == 0, PITH_ERR_ARGUMENT, "there is no transport \"%s\": auto, shm, tcp, mpi or inproc", name);
+  return pith__transport_open(name, found);
 }
 
 pith_status pith_transport_probe(const char *name) {
   PITH_REQUIRE(name, PITH_ERR_ARGUMENT, "pith_transport_probe: name must not be NULL");
-  const pith_transport_ops *transport = transport_called(name);
-  PITH_REQUIRE(transport, PITH_ERR_ARGUMENT, "there is no transport \"%s\": shm, tcp or inproc", name);
+  const pith_transport_ops *transport = NULL;
+  PITH_TRY(find_transport(name, &transport));
   return transport->probe();
 }
 
@@ -131,10 +135,10 @@ static pith_status choose_transports(const char *name, choice *chosen) {
     chosen->kind[KIND_NETWORK] = &pith__transport_tcp;
     return PITH_OK;
   }
-  const pith_transport_ops *only = transport_called(name);
-  PITH_REQUIRE(only, PITH_ERR_ARGUMENT, "there is no transport \"%s\": auto, shm, tcp or inproc", name);
+  const pith_transport_ops *only = NULL;
+  PITH_TRY(find_transport(name, &only));
   PITH_TRY(only->probe());
-  chosen->kind[only == &pith__transport_tcp ? KIND_NETWORK : KIND_LOCAL] = only;
+  chosen->kind[only == &pith__transport_shm || only == &pith__transport_inproc ? KIND_LOCAL : KIND_NETWORK] = only;
   return PITH_OK;
 }
 
@@ -226,8 +230,10 @@ static pith_status make_comm(int rank, int ranks, const settings *s, pith_comm *
   PITH_REQUIRE(comm, PITH_ERR_MEMORY, "no memory for a comm");
   *comm = (pith_comm){.rank = rank, .ranks = ranks, .timeout = s->timeout, .chunk = s->chunk};
   comm->running_end = &comm->running;
+  comm->tracing = pith__trace_start(rank);
   comm->link = calloc((size_t)ranks, sizeof *comm->link);
   comm->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  pith__pool_init(&comm->pool);
   pthread_mutex_init(&comm->mutex, NULL);
   pthread_cond_init(&comm->changed, NULL);
   *made = comm;
@@ -251,6 +257,7 @@ static void free_comm(pith_comm *comm) {
   if (comm->wake >= 0) {
     close(comm->wake);
   }
+  pith__pool_fini(&comm->pool);
   pthread_mutex_destroy(&comm->mutex);
   pthread_cond_destroy(&comm->changed);
   free(comm->host);
@@ -431,6 +438,7 @@ static void disown_requests(pith_comm *comm) {
     op->status = op->done ? op->status : PITH_ERR_ABORTED;
     op->done = 1;
     op->comm = NULL;
+    op->job.schedule.pool = NULL;
   }
 }
 

@@ -25,7 +25,12 @@
 #define PITH_FRAME_MAGIC 0x4d485450u /* "PTHM" */
 #define PITH_FRAME_VERSION 1
 
-typedef enum pith_frame_kind { PITH_FRAME_DATA = 1, PITH_FRAME_ABORT = 2, PITH_FRAME_GOODBYE = 3 } pith_frame_kind;
+typedef enum pith_frame_kind {
+  PITH_FRAME_DATA = 1,
+  PITH_FRAME_ABORT = 2,
+  PITH_FRAME_GOODBYE = 3,
+  PITH_FRAME_WAITING = 4, /* alive, and in this operation: says who is not, and who is in another */
+} pith_frame_kind;
 
 typedef enum pith_operation_kind {
   PITH_OP_ALLREDUCE = 1,
@@ -64,6 +69,7 @@ typedef struct pith_operation {
   void *scratch;         /* of the codec */
   size_t *counts;        /* copies of the caller's */
   pith_status status;
+  double started_at; /* while tracing */
   int done, released; /* released: nobody will wait for it */
 } pith_operation;
 
@@ -105,6 +111,7 @@ typedef struct pith_link {
   int left;                  /* said goodbye, or is gone */
   int over;                  /* and its last byte was read */
   int broken;                /* takes nothing any more */
+  double heard;              /* when it last said that it waits, too */
   pith_outgoing *out, **out_end;
   pith_posted *posted, **posted_end;
   pith_early *early, **early_end;
@@ -130,16 +137,20 @@ struct pith_comm {
   uint64_t sequence; /* of the last collective */
   unsigned splits;
   pith_operation *running, **running_end;
+  pith_pool pool; /* memory of operations */
   pith_status failed; /* PITH_OK until something went wrong for good */
   char failure[768];
   double failed_at;
-  double last_progress;
+  int tracing; /* PITH_TRACE */
+  double last_progress; /* when data last moved */
+  double last_sign;     /* when we last told the others that we wait */
   pthread_mutex_t mutex;
   pthread_cond_t changed;
   atomic_int knocking;  /* threads that want the mutex: a driver lets them in between two turns */
   int driving, waiters; /* a thread drives; threads wait */
   pthread_t thread;
   int thread_started, closing;
+  int spin, yield; /* turns without news before we sleep (0: not chosen yet), and between two that leave the core to others */
   int wake; /* an eventfd that ends the driver's sleep */
   pith_stats stats;
 };
@@ -151,13 +162,23 @@ void pith__operation_task_done(pith_operation *op, uint32_t task);
 /* Runs one piece of work of the oldest operation that has some; 0 if there is none. */
 int pith__operation_work(pith_comm *comm);
 
+/* "allreduce" and so on. */
+const char *pith__operation_name(unsigned kind);
+
 /* ---- link.c ------------------------------------------------------------------------------------------------------ */
+
+/* Of a whole message, but for the checksum itself. */
+uint32_t pith__frame_checksum(const pith_frame *frame, const void *payload);
 
 void pith__link_send(pith_link *link, pith_operation *op, uint32_t task);
 void pith__link_receive(pith_link *link, pith_operation *op, uint32_t task);
 void pith__link_notice(pith_link *link, pith_frame_kind kind, const char *text);
+/* Tells the peer that we are alive and wait, in the oldest collective that is not done. */
+void pith__link_sign(pith_link *link);
 /* Moves what can be moved now; whether that was anything. */
 int pith__link_progress(pith_link *link);
+/* Whether an operation needs the peer. */
+int pith__link_is_awaited(const pith_link *link);
 /* Only sends, for notices in the end; whether there is more to send. */
 int pith__link_flush(pith_link *link);
 /* Forgets all operations, but for a message that has begun, and says why. */

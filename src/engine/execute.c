@@ -1,7 +1,9 @@
 /* Runs schedules: tasks become ready when what they wait for has finished; work runs lowest number first. */
 #include <stdio.h>
 
+#include "base/clock.h"
 #include "engine/comm.h"
+#include "engine/trace.h"
 
 /* ---- The heap of ready work -------------------------------------------------------------------------------------- */
 
@@ -46,7 +48,38 @@ static void make_ready(pith_operation *op, uint32_t number) {
   }
 }
 
+/* ---- Tracing ----------------------------------------------------------------------------------------------------- */
+
+const char *pith__operation_name(unsigned kind) {
+  static const char *const names[] = {"?",        "allreduce", "reduce",  "reduce_scatter", "all_gather",
+                                      "broadcast", "all_to_all", "gather", "scatter",        "barrier", "send"};
+  return kind < sizeof names / sizeof *names ? names[kind] : "?";
+}
+
+static const char *work_name(pith_work_fn work) {
+  return work == pith__work_encode || work == pith__work_encode_result                                       ? "encode"
+         : work == pith__work_decode || work == pith__work_decode_result || work == pith__work_decode_to_dst ? "decode"
+                                                                                                              : "reduce";
+}
+
+static void trace_work(const pith_operation *op, const pith_task *task, double start) {
+  char detail[64];
+  snprintf(detail, sizeof detail, "%zu values from %zu", task->n, task->first);
+  pith__trace(op->comm->rank, "work", work_name(task->work), detail, start, pith__now());
+}
+
+static void trace_operation(const pith_operation *op) {
+  char name[64], detail[PITH_SPEC_MAX + 64];
+  const pith_codec *codec = op->job.codec;
+  snprintf(name, sizeof name, "%s %llu", pith__operation_name(op->frame.operation), (unsigned long long)op->frame.sequence);
+  snprintf(detail, sizeof detail, "%zu values, %s", op->job.src.n, codec ? codec->spec : "uncompressed");
+  pith__trace(op->comm->rank, "operations", name, detail, op->started_at, pith__now());
+}
+
 static void finish(pith_operation *op) {
+  if (op->comm->tracing) {
+    trace_operation(op);
+  }
   op->comm->stats.encode += op->job.encode_seconds;
   op->comm->stats.decode += op->job.decode_seconds;
   op->done = 1;
@@ -56,6 +89,7 @@ static void finish(pith_operation *op) {
 void pith__operation_start(pith_operation *op) {
   pith_schedule *s = &op->job.schedule;
   op->unfinished = s->tasks;
+  op->started_at = op->comm->tracing ? pith__now() : 0;
   for (uint32_t t = 0; t < s->tasks && !op->done; t++) {
     if (s->task[t].waits == 0 && !s->task[t].started) { /* a message that came early may have started it */
       make_ready(op, t);
@@ -86,7 +120,11 @@ int pith__operation_work(pith_comm *comm) {
     }
     uint32_t number = heap_pop(op);
     const pith_task *task = &op->job.schedule.task[number];
+    double start_at = comm->tracing ? pith__now() : 0;
     pith_status status = task->work(&op->job, task);
+    if (comm->tracing) {
+      trace_work(op, task, start_at);
+    }
     if (status != PITH_OK) {
       char why[600];
       snprintf(why, sizeof why, "%s", pith_error());

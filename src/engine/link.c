@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/hash.h"
 #include "engine/comm.h"
 
@@ -18,23 +19,16 @@
 #define EARLY_MOST ((size_t)64 << 20) /* bytes kept for a peer that nothing here waits for: it may be far ahead */
 #define BYTES_PER_TURN ((size_t)1 << 20) /* then the other links get theirs */
 
-/* Of a whole message but the checksum itself. */
-static uint32_t checksum_of(const pith_frame *frame, const void *payload) {
+uint32_t pith__frame_checksum(const pith_frame *frame, const void *payload) {
   uint64_t hash = pith__hash64(payload, (size_t)frame->length, pith__hash64(frame, offsetof(pith_frame, checksum), 0));
   return (uint32_t)(hash ^ hash >> 32);
 }
 
 /* ---- Saying what somebody does ----------------------------------------------------------------------------------- */
 
-static const char *operation_name(unsigned kind) {
-  static const char *const names[] = {"?",        "allreduce", "reduce",  "reduce_scatter", "all_gather",
-                                      "broadcast", "all_to_all", "gather", "scatter",        "barrier", "send"};
-  return kind < sizeof names / sizeof *names ? names[kind] : "?";
-}
-
 static void describe(const pith_frame *f, char *text, size_t size) {
   snprintf(text, size, "%s number %" PRIu64 " of %" PRIu64 " values (type and reduction %#x, spec %#" PRIx64 ", layer %" PRIu64 ")",
-           operation_name(f->operation), f->sequence, f->count, f->flags, f->fingerprint, f->layer);
+           pith__operation_name(f->operation), f->sequence, f->count, f->flags, f->fingerprint, f->layer);
 }
 
 static int same_operation(const pith_frame *a, const pith_frame *b) {
@@ -71,7 +65,7 @@ void pith__link_send(pith_link *link, pith_operation *op, uint32_t number) {
   *message = (pith_outgoing){.operation = op, .task = number, .frame = op->frame, .payload = task->piece->data};
   message->frame.tag = task->tag;
   message->frame.length = task->piece->size;
-  message->frame.checksum = link->checked ? checksum_of(&message->frame, message->payload) : 0;
+  message->frame.checksum = link->checked ? pith__frame_checksum(&message->frame, message->payload) : 0;
   enqueue(link, message);
 }
 
@@ -86,8 +80,26 @@ void pith__link_notice(pith_link *link, pith_frame_kind kind, const char *text) 
   memcpy(copy, text, length);
   *message = (pith_outgoing){.payload = (uint8_t *)copy};
   message->frame = (pith_frame){.magic = PITH_FRAME_MAGIC, .version = PITH_FRAME_VERSION, .kind = (uint16_t)kind, .length = length};
-  message->frame.checksum = link->checked ? checksum_of(&message->frame, copy) : 0;
+  message->frame.checksum = link->checked ? pith__frame_checksum(&message->frame, copy) : 0;
   enqueue(link, message);
+}
+
+void pith__link_sign(pith_link *link) {
+  const pith_operation *op = link->comm->running;
+  while (op && (op->done || op->frame.operation == PITH_OP_POINT)) {
+    op = op->next;
+  }
+  if (!link->transport || link->left || link->out) {
+    return; /* one that takes nothing needs no more */
+  }
+  pith__link_notice(link, PITH_FRAME_WAITING, "");
+  if (op && link->out) {
+    pith_frame *frame = &link->out->frame;
+    *frame = op->frame;
+    frame->kind = PITH_FRAME_WAITING;
+    frame->length = 0;
+    frame->checksum = link->checked ? pith__frame_checksum(frame, link->out->payload) : 0;
+  }
 }
 
 static void drop_first(pith_link *link) {
@@ -131,6 +143,9 @@ static int push_message(pith_link *link, pith_outgoing *message, size_t *moved) 
     }
     message->done += taken;
     *moved += taken;
+    if (message->operation) {
+      link->comm->last_progress = pith__now_rough();
+    }
   }
   return 1;
 }
@@ -213,7 +228,7 @@ static int check_frame(pith_link *link, const pith_frame *frame) {
   if (frame->kind == PITH_FRAME_DATA) {
     return check_data(link, frame);
   }
-  if ((frame->kind != PITH_FRAME_ABORT && frame->kind != PITH_FRAME_GOODBYE) || frame->length > NOTICE_MOST) {
+  if (frame->kind < PITH_FRAME_ABORT || frame->kind > PITH_FRAME_WAITING || frame->length > NOTICE_MOST) {
     pith__comm_fail(link->comm, PITH_ERR_CORRUPT, "rank %d sent rank %d a notice that is none", link->peer, link->comm->rank);
     return 0;
   }
@@ -257,12 +272,25 @@ static int begin_payload(pith_link *link) {
   return 1;
 }
 
+static void take_sign(pith_link *link, const pith_frame *frame) {
+  const pith_operation *op = frame->sequence ? operation_of(link->comm, frame->sequence) : NULL;
+  link->heard = pith__now();
+  if (op && !op->done && !same_operation(frame, &op->frame)) {
+    fail_mismatch(link, frame, &op->frame);
+  }
+}
+
 static void take_notice(pith_link *link, pith_early *notice) {
   notice->payload[notice->frame.length] = 0;
-  if (notice->frame.kind == PITH_FRAME_ABORT) {
-    pith__comm_fail(link->comm, PITH_ERR_ABORTED, "%s", (const char *)notice->payload);
+  switch ((pith_frame_kind)notice->frame.kind) {
+    case PITH_FRAME_DATA: break;
+    case PITH_FRAME_ABORT:
+      pith__comm_fail(link->comm, PITH_ERR_ABORTED, "%s", (const char *)notice->payload);
+      link->left = 1;
+      break;
+    case PITH_FRAME_GOODBYE: link->left = 1; break;
+    case PITH_FRAME_WAITING: take_sign(link, &notice->frame); break;
   }
-  link->left = 1;
   free(notice);
 }
 
@@ -304,7 +332,7 @@ static void keep_early(pith_link *link) {
 static void end_payload(pith_link *link) {
   pith_frame *frame = &link->frame;
   link->frame_done = 0;
-  if (link->checked && frame->checksum != checksum_of(frame, link->target)) {
+  if (link->checked && frame->checksum != pith__frame_checksum(frame, link->target)) {
     pith__comm_fail(link->comm, PITH_ERR_CORRUPT, "a message from rank %d to rank %d was damaged on the way", link->peer, link->comm->rank);
     return;
   }
@@ -350,6 +378,9 @@ static size_t pull(pith_link *link) {
       link->payload_done += got;
     }
     moved += got;
+    if (got && link->frame_done == sizeof link->frame && link->frame.kind == PITH_FRAME_DATA) {
+      comm->last_progress = pith__now_rough();
+    }
     int whole = link->frame_done == sizeof link->frame && link->payload_done == link->frame.length;
     if (whole && comm->failed == PITH_OK) {
       end_payload(link);
@@ -421,6 +452,14 @@ static void drain(pith_link *link) {
 /* A peer may run ahead, but not further than this; what we wait for may stand behind what came early, though. */
 static int may_pull(const pith_link *link) { return !link->left && (link->posted || link->match || link->early_bytes < EARLY_MOST); }
 
+int pith__link_is_awaited(const pith_link *link) {
+  const pith_outgoing *message = link->out;
+  while (message && !message->operation) {
+    message = message->next;
+  }
+  return link->posted || link->match || message;
+}
+
 int pith__link_progress(pith_link *link) {
   if (!link->transport) {
     return 0;
@@ -431,7 +470,7 @@ int pith__link_progress(pith_link *link) {
   } else if (link->left && !link->over) {
     drain(link);
   }
-  if (link->comm->failed == PITH_OK && link->left && (link->posted || link->out)) { /* it will not answer any more */
+  if (link->comm->failed == PITH_OK && link->left && pith__link_is_awaited(link)) { /* it will not answer any more */
     pith__comm_fail(link->comm, PITH_ERR_PEER, "rank %d left the group while rank %d was waiting for it", link->peer, link->comm->rank);
   }
   return moved > 0;

@@ -6,6 +6,8 @@
 #include "engine/comm.h"
 #include "memory/memory.h"
 
+#define NETWORK_MESSAGE ((size_t)32 << 10) /* bytes of uncompressed values */
+
 /* ---- Encoding: through the memory, with scratch of the operation ------------------------------------------------- */
 
 typedef struct operation_scratch {
@@ -93,10 +95,20 @@ static pith_status read_call(pith_operation *op, const pith_call *call) {
 
 static void release(pith_operation *op) {
   pith__schedule_fini(&op->job.schedule);
-  free(op->ready);
   free(op->scratch);
   free(op->counts);
   free(op); /* the request it is the only member of */
+}
+
+/* On a network short messages keep the streams that share a link abreast; in memory long ones cost less. Either all ranks have
+ * a link over a network, or none: they agree. */
+static size_t message_of(const pith_comm *comm) {
+  for (int p = 0; p < comm->ranks; p++) {
+    if (comm->link[p].transport && comm->link[p].checked) {
+      return NETWORK_MESSAGE;
+    }
+  }
+  return comm->chunk;
 }
 
 /* A new operation with its tensors; nothing is known to the comm yet. */
@@ -106,6 +118,8 @@ static pith_status make(pith_comm *comm, pith_operation_kind kind, pith_cspan sr
   PITH_REQUIRE(op, PITH_ERR_MEMORY, "no memory for an operation");
   op->comm = comm;
   op->job = (pith_job){.rank = comm->rank, .ranks = comm->ranks, .src = src, .dst = dst, .reduce = reduce, .chunk = comm->chunk};
+  op->job.schedule.pool = &comm->pool;
+  op->job.message = message_of(comm);
   pith_status status = read_call(op, call);
   if (status != PITH_OK) {
     release(op);
@@ -179,7 +193,7 @@ static pith_status submit(pith_operation *op, pith_status written, pith_request 
   pith_comm *comm = op->comm;
   pith_status status = written;
   if (status == PITH_OK) {
-    op->ready = malloc((op->job.schedule.tasks + 1) * sizeof *op->ready);
+    op->ready = pith__schedule_take(&op->job.schedule, op->job.schedule.tasks + 1, sizeof *op->ready);
     status = op->ready ? PITH_OK : pith_fail(PITH_ERR_MEMORY, "no memory for an operation");
   }
   if (status != PITH_OK) {
@@ -209,13 +223,13 @@ pith_status pith_wait(pith_request *request) {
   PITH_REQUIRE(request, PITH_ERR_ARGUMENT, "pith_wait: request must not be NULL");
   pith_operation *op = &request->operation;
   pith_comm *comm = op->comm;
-  pith_status status = op->status;
+  pith_status status;
   if (comm) {
     pith__comm_lock(comm);
     status = wait_for(op);
     pthread_mutex_unlock(&comm->mutex);
-  } else if (status != PITH_OK) {
-    status = pith_fail(status, "the comm was destroyed while the operation was under way");
+  } else {
+    status = op->status == PITH_OK ? PITH_OK : pith_fail(op->status, "the comm was destroyed while the operation was under way");
   }
   release(op);
   return status;

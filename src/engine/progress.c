@@ -1,7 +1,8 @@
 /*
  * Driving: moving bytes and running work until an operation is done.
  *
- * A driver spins for a moment, since answers often come at once, then sleeps in poll() until a transport has something.
+ * A driver spins for a moment, since answers often come at once, then sleeps in poll() until a transport has something. Where
+ * ranks have to share cores it lets the others run after every turn that brought nothing.
  * While it sleeps the mutex is free, so that other threads can submit; they wake it.
  */
 #include <errno.h>
@@ -17,8 +18,10 @@
 #include "base/log.h"
 #include "engine/comm.h"
 
-#define SPIN_TURNS 200
+#define SPIN_TURNS 200      /* where a turn costs system calls, or others need the core */
+#define SPIN_TURNS_OWN 4000 /* where all ranks are here and each can have a core */
 #define DESCRIPTORS_MOST 1024
+#define POLLING_NAP_NS 50000
 
 /* ---- Getting in ------------------------------------------------------------------------------------------------- */
 
@@ -72,25 +75,39 @@ void pith__comm_fail(pith_comm *comm, pith_status status, const char *format, ..
   pith__comm_wake(comm);
 }
 
-/* Whom we have been waiting for. */
-static void name_missing(const pith_comm *comm, char *text, size_t size) {
+/* Whom we have been waiting for; `silent`: only those that have not said that they wait, too. */
+static size_t name_missing(const pith_comm *comm, int silent, char *text, size_t size) {
   size_t used = 0;
-  text[0] = 0;
-  for (int p = 0; p < comm->ranks && used + 16 < size; p++) {
+  for (int p = 0; p < comm->ranks && used + 24 < size; p++) {
     const pith_link *link = &comm->link[p];
-    if (link->posted || link->out || link->frame_done) {
-      used += (size_t)snprintf(text + used, size - used, "%s%d", used ? ", " : "", p);
+    if (pith__link_is_awaited(link) && !(silent && link->heard > comm->last_progress)) {
+      used += (size_t)snprintf(text + used, size - used, "%srank %d", used ? ", " : "", p);
     }
+  }
+  return used;
+}
+
+/* Seconds without progress after which we tell the others that we are alive, again and again. */
+static double patience(const pith_comm *comm) { return comm->timeout / 4 < 1 ? comm->timeout / 4 : 1; }
+
+static void send_signs(pith_comm *comm, double now) {
+  comm->last_sign = now;
+  for (int p = 0; p < comm->ranks; p++) {
+    pith__link_sign(&comm->link[p]);
   }
 }
 
 static void check_time(pith_comm *comm) {
-  double idle = pith__now() - comm->last_progress;
-  if (comm->timeout > 0 && idle > comm->timeout) {
-    char missing[256];
-    name_missing(comm, missing, sizeof missing);
-    pith__comm_fail(comm, PITH_ERR_TIMEOUT, "rank %d has waited %.1f s for rank %s without a sign of life (PITH_TIMEOUT)", comm->rank,
+  double now = pith__now(), idle = now - comm->last_progress;
+  if (idle > comm->timeout) {
+    char missing[256] = "the others";
+    if (!name_missing(comm, 1, missing, sizeof missing)) {
+      name_missing(comm, 0, missing, sizeof missing);
+    }
+    pith__comm_fail(comm, PITH_ERR_TIMEOUT, "rank %d has waited %.1f s for %s without a sign of life (PITH_TIMEOUT)", comm->rank,
                     idle, missing);
+  } else if (idle > patience(comm) && now - comm->last_sign > patience(comm)) {
+    send_signs(comm, now);
   }
 }
 
@@ -101,11 +118,9 @@ static int take_turn(pith_comm *comm) {
   for (int p = 0; p < comm->ranks && comm->failed == PITH_OK; p++) {
     moved |= pith__link_progress(&comm->link[p]);
   }
-  if (comm->failed == PITH_OK) {
-    moved |= pith__operation_work(comm);
-  }
-  if (moved) {
-    comm->last_progress = pith__now();
+  if (comm->failed == PITH_OK && pith__operation_work(comm)) {
+    comm->last_progress = pith__now_rough(); /* after it: long work is not idleness */
+    moved = 1;
   }
   return moved;
 }
@@ -144,6 +159,15 @@ static void wake_up(pith_comm *comm) {
   }
 }
 
+/* Whether a transport has no descriptors that would wake us. */
+static int must_poll(const pith_comm *comm) {
+  int polls = 0;
+  for (int t = 0; t < comm->transports; t++) {
+    polls |= comm->transport[t]->ops->polls;
+  }
+  return polls;
+}
+
 /* Sleeps until something happens, at most a while: the time-out is looked at then. */
 static void sleep_a_while(pith_comm *comm) {
   static _Thread_local struct pollfd fds[DESCRIPTORS_MOST];
@@ -152,7 +176,11 @@ static void sleep_a_while(pith_comm *comm) {
     double left = comm->timeout - (pith__now() - comm->last_progress);
     int milliseconds = left > 0.25 ? 250 : left > 0 ? (int)(left * 1000) + 1 : 0;
     pthread_mutex_unlock(&comm->mutex);
-    poll(fds, (nfds_t)count, milliseconds);
+    if (must_poll(comm)) {
+      ppoll(fds, (nfds_t)count, &(struct timespec){0, POLLING_NAP_NS}, NULL);
+    } else {
+      poll(fds, (nfds_t)count, milliseconds);
+    }
     pthread_mutex_lock(&comm->mutex);
   }
   wake_up(comm);
@@ -169,20 +197,36 @@ static int has_work(const pith_comm *comm) {
   return 0;
 }
 
+/* How patient to be; found out once. */
+static void choose_spin(pith_comm *comm) {
+  cpu_set_t cores;
+  int here = 1;
+  for (int p = 0; p < comm->ranks; p++) {
+    here += comm->link[p].transport && !comm->link[p].checked;
+  }
+  int is_crowded = sched_getaffinity(0, sizeof cores, &cores) != 0 || here > CPU_COUNT(&cores);
+  int is_local = here == comm->ranks;
+  comm->spin = is_local && !is_crowded ? SPIN_TURNS_OWN : SPIN_TURNS;
+  comm->yield = is_crowded ? 1 : is_local ? 64 : 16;
+}
+
 /* Drives as the only driver. op == NULL: as long as there is work and nobody else wants to. */
 static void drive(pith_comm *comm, const pith_operation *op) {
   int idle = 0;
+  if (!comm->spin) {
+    choose_spin(comm);
+  }
   while (!is_over(comm, op) && (op || has_work(comm))) {
     let_others_in(comm);
     if (take_turn(comm)) {
       idle = 0;
-    } else if (++idle > SPIN_TURNS) {
+    } else if (++idle > comm->spin) {
       check_time(comm);
       if (!is_over(comm, op)) {
         sleep_a_while(comm);
-        idle = SPIN_TURNS / 2;
+        idle = comm->spin / 2;
       }
-    } else if (idle % 16 == 0) {
+    } else if (idle % comm->yield == 0) {
       sched_yield(); /* more ranks than cores: let the others work */
     }
   }
@@ -230,7 +274,7 @@ static void *run_in_background(void *argument) {
       continue;
     }
     comm->driving = 1;
-    comm->last_progress = pith__now();
+    comm->last_progress = pith__now_rough();
     drive(comm, NULL);
     comm->driving = 0;
     pthread_cond_broadcast(&comm->changed);

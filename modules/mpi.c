@@ -1,0 +1,607 @@
+/*
+ * mpi: the streams of bytes as MPI messages, so that ranks started by mpirun or srun use whatever network their MPI knows.
+ *
+ * All links of a process share one duplicate of MPI_COMM_WORLD; a listener has a tag of its own there, which its address
+ * names, so that making a comm or splitting one needs no collective call of MPI. A stream travels in pieces: the receiver
+ * keeps some receives posted for each peer, the sender copies into a few buffers of its own. MPI delivers pieces of one
+ * sender and tag in order. A greeting comes first and an empty message last.
+ *
+ * MPI moves bytes only while somebody calls it. Once the engine has given us its bytes it may not call again for long, so a
+ * thread, the keeper, calls MPI while sends are in flight. One mutex guards every call of MPI.
+ *
+ * MPI itself decides what happens when a process dies: mpirun usually ends the whole job.
+ */
+#include <dlfcn.h>
+#include <mpi.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "transport/module.h"
+
+#define PIECE ((size_t)64 << 10)
+#define SLOTS 4 /* pieces in flight to a peer, and from it */
+#define KEEPER_NAP_NS 200000
+#define LINGER 1.0 /* seconds that a rank which leaves gives to the others */
+
+static const pith_transport_host *host;
+#define pith_fail host->fail
+
+/* ---- MPI as a whole ---------------------------------------------------------------------------------------------- */
+
+static struct {
+  pthread_mutex_t mutex; /* of all calls of MPI, and of what follows */
+  MPI_Comm comm;
+  MPI_Request duplication;
+  int started, ours, tags, tags_most;
+  int open; /* transports */
+  pid_t process;
+} mpi = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+
+static void lock(void) { pthread_mutex_lock(&mpi.mutex); }
+
+static void unlock(void) { pthread_mutex_unlock(&mpi.mutex); }
+
+static pith_status failed(int code, const char *what) {
+  char text[MPI_MAX_ERROR_STRING] = "";
+  int size;
+  MPI_Error_string(code, text, &size);
+  return pith_fail(PITH_ERR_SYSTEM, "mpi: %s: %s", what, text);
+}
+
+#define MPI_TRY(call)                     \
+  do {                                    \
+    int mpi_try_code = (call);            \
+    if (mpi_try_code != MPI_SUCCESS) {    \
+      return failed(mpi_try_code, #call); \
+    }                                     \
+  } while (0)
+
+/* Whether all ranks come to their end, too, within some seconds. */
+static int all_end(double seconds) {
+  MPI_Request request;
+  int done = 0;
+  double end = pith__now() + seconds;
+  if (!mpi.started || mpi.duplication != MPI_REQUEST_NULL || MPI_Ibarrier(mpi.comm, &request) != MPI_SUCCESS) {
+    return 0;
+  }
+  while (MPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done && pith__now() < end) {
+    sched_yield();
+  }
+  return done;
+}
+
+/* MPI_Finalize waits for all ranks. A rank that fails must not wait for one that never comes, nor may one whose comm is
+ * still open and awaited: without MPI_Finalize, mpirun notices and ends the job. */
+static void finalize_at_exit(int code, void *unused) {
+  int over = 0;
+  (void)unused;
+  if (getpid() != mpi.process || mpi.open > 0 || MPI_Finalized(&over) != MPI_SUCCESS || over) {
+    return;
+  }
+  if (code == 0 || all_end(LINGER)) {
+    MPI_Finalize();
+  }
+}
+
+/* Open MPI's own plug-ins may look for its symbols in the global scope; we were opened into a local one. */
+static void make_global(void) {
+#ifdef OPEN_MPI
+  Dl_info info;
+  void *symbol;
+  int (*init)(int *, char ***, int, int *) = MPI_Init_thread;
+  memcpy(&symbol, &init, sizeof symbol);
+  if (dladdr(symbol, &info) && info.dli_fname) {
+    (void)!dlopen(info.dli_fname, RTLD_NOW | RTLD_GLOBAL | RTLD_NOLOAD);
+  }
+#endif
+}
+
+static pith_status initialize(void) {
+  int level = 0;
+  PITH_REQUIRE(getenv("OMPI_COMM_WORLD_RANK") || getenv("PMI_RANK") || getenv("PMIX_RANK"), PITH_ERR_UNSUPPORTED,
+               "mpi: this process was not started by mpirun or srun, so MPI knows no other ranks");
+  make_global();
+  MPI_TRY(MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level));
+  mpi.ours = 1;
+  mpi.process = getpid();
+  on_exit(finalize_at_exit, NULL);
+  PITH_REQUIRE(level >= MPI_THREAD_SERIALIZED, PITH_ERR_UNSUPPORTED, "mpi: this MPI was built without threads");
+  return PITH_OK;
+}
+
+static pith_status check_threads(void) {
+  int level = 0;
+  MPI_TRY(MPI_Query_thread(&level));
+  PITH_REQUIRE(level == MPI_THREAD_MULTIPLE, PITH_ERR_UNSUPPORTED,
+               "mpi: the program initialised MPI without MPI_THREAD_MULTIPLE, but Pith calls it from other threads");
+  return PITH_OK;
+}
+
+/* Begins the only collective call; finish_start waits for it. */
+static pith_status start(void) {
+  int initialized = 0, finalized = 0, found = 0, *most = NULL;
+  MPI_Initialized(&initialized);
+  MPI_Finalized(&finalized);
+  PITH_REQUIRE(!finalized, PITH_ERR_UNSUPPORTED, "mpi: the program has called MPI_Finalize already");
+  if (mpi.started) {
+    return PITH_OK;
+  }
+  if (!mpi.ours) {
+    PITH_TRY(initialized ? check_threads() : initialize());
+  }
+  MPI_TRY(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &most, &found));
+  mpi.tags_most = found ? *most : 32767;
+  MPI_TRY(MPI_Comm_idup(MPI_COMM_WORLD, &mpi.comm, &mpi.duplication));
+  mpi.started = 1;
+  return PITH_OK;
+}
+
+static pith_status finish_start(int *done) {
+  *done = mpi.duplication == MPI_REQUEST_NULL;
+  if (!*done) {
+    MPI_TRY(MPI_Test(&mpi.duplication, done, MPI_STATUS_IGNORE));
+    if (*done) {
+      MPI_TRY(MPI_Comm_set_errhandler(mpi.comm, MPI_ERRORS_RETURN));
+    }
+  }
+  return PITH_OK;
+}
+
+/* ---- Links ------------------------------------------------------------------------------------------------------- */
+
+typedef struct slot {
+  MPI_Request request; /* MPI_REQUEST_NULL: idle (out) or arrived (in) */
+  size_t size, at;     /* bytes that came, and how many of them were given */
+} slot;
+
+typedef struct mpi_peer {
+  int world, tag; /* where our bytes for it go; its come to our own tag */
+  uint8_t linked, greeted, starving;
+  uint8_t ended, told; /* no more bytes come; the sleeper knows */
+  int error;           /* MPI's, from a send */
+  unsigned in_first, out_first, out_used;
+  slot in[SLOTS], out[SLOTS];
+  uint8_t *memory; /* SLOTS pieces in, then SLOTS out */
+  MPI_Request end;
+} mpi_peer;
+
+typedef struct mpi_transport {
+  pith_transport base;
+  int rank, ranks, tag, closing;
+  double timeout;
+  uint64_t token;
+  int in_flight; /* pieces out, to all peers */
+  pthread_cond_t flying;
+  pthread_t keeper;
+  mpi_peer peer[];
+} mpi_transport;
+
+/* What an address holds. Ranks of one MPI job run the same build of MPI on one kind of machine. */
+typedef struct mpi_place {
+  int32_t world, tag;
+  uint64_t token;
+} mpi_place;
+
+typedef struct mpi_greeting {
+  uint64_t token; /* the receiver's: who knows it means this very listener */
+  uint64_t rank;
+} mpi_greeting;
+
+static const pith_transport_ops ops; /* at the end */
+
+static mpi_transport *mpi_of(pith_transport *transport) { return (mpi_transport *)(void *)transport; }
+
+static uint8_t *in_bytes(const mpi_peer *peer, unsigned i) { return peer->memory + i * PIECE; }
+
+static uint8_t *out_bytes(const mpi_peer *peer, unsigned i) { return peer->memory + (SLOTS + i) * PIECE; }
+
+static pith_status gone(const mpi_peer *peer, int rank) {
+  char text[MPI_MAX_ERROR_STRING] = "it closed its links";
+  int size;
+  if (peer->error != MPI_SUCCESS) {
+    MPI_Error_string(peer->error, text, &size);
+  }
+  return pith_fail(PITH_ERR_PEER, "mpi: rank %d is gone: %s", rank, text);
+}
+
+/* ---- Pieces ------------------------------------------------------------------------------------------------------ */
+
+static int post(const mpi_transport *t, mpi_peer *peer, unsigned i) {
+  peer->in[i].size = peer->in[i].at = 0;
+  return MPI_Irecv(in_bytes(peer, i), (int)PIECE, MPI_BYTE, peer->world, t->tag, mpi.comm, &peer->in[i].request);
+}
+
+/* The first piece that came from a peer; NULL if none has. */
+static slot *arrived(mpi_peer *peer) {
+  slot *s = &peer->in[peer->in_first];
+  if (!peer->linked || peer->ended) {
+    return NULL;
+  }
+  if (s->request == MPI_REQUEST_NULL) {
+    return s; /* not all of it was taken last time */
+  }
+  MPI_Status status;
+  int done = 0, size = 0;
+  int code = MPI_Test(&s->request, &done, &status);
+  if (code == MPI_SUCCESS && !done) {
+    return NULL;
+  }
+  if (code == MPI_SUCCESS) {
+    MPI_Get_count(&status, MPI_BYTE, &size);
+  }
+  peer->ended = size <= 0; /* the empty message, or an error: either way nothing more comes */
+  peer->error = code != MPI_SUCCESS ? code : peer->error;
+  s->size = peer->ended ? 0 : (size_t)size;
+  return peer->ended ? NULL : s;
+}
+
+static int consume(const mpi_transport *t, mpi_peer *peer) {
+  unsigned i = peer->in_first;
+  peer->in_first = (i + 1) % SLOTS;
+  return post(t, peer, i);
+}
+
+/* Frees the buffers of sends that are done. */
+static void reap(mpi_transport *t, mpi_peer *peer) {
+  while (peer->out_used > 0) {
+    int done = 0, code = MPI_Test(&peer->out[peer->out_first].request, &done, MPI_STATUS_IGNORE);
+    peer->error = code != MPI_SUCCESS ? code : peer->error;
+    if (code == MPI_SUCCESS && !done) {
+      return;
+    }
+    peer->out_first = (peer->out_first + 1) % SLOTS;
+    peer->out_used--;
+    t->in_flight--;
+  }
+}
+
+static void reap_all(mpi_transport *t) {
+  for (int p = 0; p < t->ranks && t->in_flight > 0; p++) {
+    reap(t, &t->peer[p]);
+  }
+}
+
+/* Fills a buffer from the pieces, after the first `skip` bytes of them. */
+static size_t gather(const struct iovec *pieces, int count, size_t skip, uint8_t *buffer) {
+  size_t used = 0;
+  for (int i = 0; i < count && used < PIECE; i++) {
+    size_t size = pieces[i].iov_len, first = skip < size ? skip : size;
+    size_t n = size - first < PIECE - used ? size - first : PIECE - used;
+    if (n > 0) {
+      memcpy(buffer + used, (const uint8_t *)pieces[i].iov_base + first, n);
+    }
+    skip -= first;
+    used += n;
+  }
+  return used;
+}
+
+static pith_status send_locked(mpi_transport *t, int rank, const struct iovec *pieces, int count, size_t *taken) {
+  mpi_peer *peer = &t->peer[rank];
+  reap(t, peer);
+  if (peer->ended || peer->error != MPI_SUCCESS) {
+    return gone(peer, rank);
+  }
+  *taken = 0;
+  while (peer->out_used < SLOTS) {
+    unsigned i = (peer->out_first + peer->out_used) % SLOTS;
+    size_t n = gather(pieces, count, *taken, out_bytes(peer, i));
+    if (n == 0) {
+      break;
+    }
+    MPI_TRY(MPI_Isend(out_bytes(peer, i), (int)n, MPI_BYTE, peer->world, peer->tag, mpi.comm, &peer->out[i].request));
+    peer->out_used++;
+    t->in_flight++;
+    *taken += n;
+  }
+  peer->starving = peer->out_used == SLOTS;
+  reap(t, peer); /* short ones are done already */
+  if (t->in_flight > 0) {
+    pthread_cond_signal(&t->flying);
+  }
+  return PITH_OK;
+}
+
+static pith_status mpi_send(pith_transport *transport, int rank, const struct iovec *pieces, int count, size_t *taken) {
+  lock();
+  pith_status status = send_locked(mpi_of(transport), rank, pieces, count, taken);
+  unlock();
+  return status;
+}
+
+static pith_status receive_locked(mpi_transport *t, int rank, uint8_t *buffer, size_t size, size_t *got) {
+  mpi_peer *peer = &t->peer[rank];
+  *got = 0;
+  for (slot *s; *got < size && (s = arrived(peer));) {
+    size_t n = s->size - s->at < size - *got ? s->size - s->at : size - *got;
+    memcpy(buffer + *got, in_bytes(peer, peer->in_first) + s->at, n);
+    *got += n;
+    s->at += n;
+    if (s->at == s->size) {
+      MPI_TRY(consume(t, peer));
+    }
+  }
+  return *got > 0 || size == 0 || !peer->ended ? PITH_OK : gone(peer, rank);
+}
+
+static pith_status mpi_receive(pith_transport *transport, int rank, void *buffer, size_t size, size_t *got) {
+  lock();
+  pith_status status = receive_locked(mpi_of(transport), rank, buffer, size, got);
+  unlock();
+  return status;
+}
+
+/* ---- Waiting ----------------------------------------------------------------------------------------------------- */
+
+static int mpi_descriptors(pith_transport *transport, const uint8_t *sending, struct pollfd *fds, int most) {
+  (void)transport, (void)sending, (void)fds, (void)most; /* MPI has none: the engine asks again and again (.polls) */
+  return 0;
+}
+
+static int mpi_sleep(pith_transport *transport, int asleep) {
+  mpi_transport *t = mpi_of(transport);
+  int work = 0;
+  if (!asleep) {
+    return 0;
+  }
+  lock();
+  reap_all(t);
+  for (int p = 0; p < t->ranks; p++) {
+    mpi_peer *peer = &t->peer[p];
+    work |= arrived(peer) != NULL || (peer->ended && !peer->told) || (peer->starving && peer->out_used < SLOTS);
+    peer->told = peer->ended;
+    peer->starving &= peer->out_used == SLOTS;
+  }
+  unlock();
+  return work;
+}
+
+static void *keep(void *argument) {
+  mpi_transport *t = argument;
+  lock();
+  while (!t->closing) {
+    if (t->in_flight == 0) {
+      pthread_cond_wait(&t->flying, &mpi.mutex);
+      continue;
+    }
+    unlock();
+    nanosleep(&(struct timespec){0, KEEPER_NAP_NS}, NULL);
+    lock();
+    reap_all(t);
+  }
+  unlock();
+  return NULL;
+}
+
+/* ---- Meeting ----------------------------------------------------------------------------------------------------- */
+
+static pith_status open_locked(mpi_transport *t, pith_address *address) {
+  int world = 0, size = 0;
+  PITH_TRY(start());
+  MPI_TRY(MPI_Comm_rank(MPI_COMM_WORLD, &world));
+  MPI_TRY(MPI_Comm_size(MPI_COMM_WORLD, &size));
+  PITH_REQUIRE(size >= t->ranks, PITH_ERR_UNSUPPORTED,
+               "mpi: a comm of %d ranks, but MPI was started with %d: start all of them with one mpirun", t->ranks,
+               size);
+  PITH_REQUIRE(getrandom(&t->token, sizeof t->token, 0) == sizeof t->token, PITH_ERR_SYSTEM, "mpi: no random numbers");
+  t->tag = mpi.tags++ % mpi.tags_most;
+  mpi_place place = {world, t->tag, t->token};
+  *address = (pith_address){.size = sizeof place};
+  memcpy(address->data, &place, sizeof place);
+  PITH_REQUIRE(pthread_create(&t->keeper, NULL, keep, t) == 0, PITH_ERR_SYSTEM, "mpi: cannot start a thread");
+  mpi.open++;
+  return PITH_OK;
+}
+
+static pith_status mpi_listen(const pith_transport_config *config, pith_transport **transport, pith_address *address) {
+  mpi_transport *t = calloc(1, sizeof *t + (size_t)config->ranks * sizeof *t->peer);
+  PITH_REQUIRE(t, PITH_ERR_MEMORY, "mpi: no memory for %d peers", config->ranks);
+  t->base.ops = &ops;
+  t->rank = config->rank;
+  t->ranks = config->ranks;
+  t->timeout = config->timeout;
+  pthread_cond_init(&t->flying, NULL);
+  for (int p = 0; p < t->ranks; p++) {
+    t->peer[p].end = MPI_REQUEST_NULL;
+  }
+  lock();
+  pith_status status = open_locked(t, address);
+  unlock();
+  if (status != PITH_OK) {
+    pthread_cond_destroy(&t->flying);
+    free(t);
+    return status;
+  }
+  *transport = &t->base;
+  return PITH_OK;
+}
+
+static pith_status link_peer(mpi_transport *t, int rank, const pith_address *address) {
+  mpi_peer *peer = &t->peer[rank];
+  mpi_place place;
+  int size = 0;
+  MPI_TRY(MPI_Comm_size(mpi.comm, &size));
+  PITH_REQUIRE(address->size == sizeof place, PITH_ERR_PEER, "mpi: the address of rank %d is not one of MPI", rank);
+  memcpy(&place, address->data, sizeof place);
+  PITH_REQUIRE(place.world >= 0 && place.world < size && place.tag >= 0 && place.tag < mpi.tags_most, PITH_ERR_PEER,
+               "mpi: the address of rank %d is impossible here: rank %d of %d in MPI", rank, place.world, size);
+  peer->memory = malloc(2 * SLOTS * PIECE);
+  PITH_REQUIRE(peer->memory, PITH_ERR_MEMORY, "mpi: no memory for pieces from and to rank %d", rank);
+  peer->world = place.world;
+  peer->tag = place.tag;
+  for (unsigned i = 0; i < SLOTS; i++) {
+    peer->in[i].request = MPI_REQUEST_NULL;
+  }
+  for (unsigned i = 0; i < SLOTS; i++) {
+    MPI_TRY(post(t, peer, i));
+  }
+  peer->linked = 1;
+  mpi_greeting greeting = {place.token, (uint64_t)t->rank};
+  size_t taken;
+  return send_locked(t, rank, &(struct iovec){&greeting, sizeof greeting}, 1, &taken);
+}
+
+/* *missing: a rank that has not greeted yet, or -1. */
+static pith_status take_greetings(mpi_transport *t, int *missing) {
+  *missing = -1;
+  for (int p = 0; p < t->ranks; p++) {
+    mpi_peer *peer = &t->peer[p];
+    if (!peer->linked || peer->greeted) {
+      continue;
+    }
+    mpi_greeting expected = {t->token, (uint64_t)p};
+    if (!arrived(peer)) {
+      PITH_REQUIRE(!peer->ended, PITH_ERR_PEER, "mpi: rank %d is gone: it closed before it had connected", p);
+      *missing = p;
+      continue;
+    }
+    PITH_REQUIRE(peer->in[0].size == sizeof expected && memcmp(in_bytes(peer, 0), &expected, sizeof expected) == 0,
+                 PITH_ERR_PEER, "mpi: what came from rank %d is no greeting: it is another rank, or of another job", p);
+    MPI_TRY(consume(t, peer));
+    peer->greeted = 1;
+  }
+  return PITH_OK;
+}
+
+static pith_status link_all(mpi_transport *t, const pith_address *address, const uint8_t *wanted) {
+  for (int p = 0; p < t->ranks; p++) {
+    if (wanted[p]) {
+      PITH_TRY(link_peer(t, p, &address[p]));
+    }
+  }
+  return PITH_OK;
+}
+
+static void breathe(void) {
+  unlock();
+  sched_yield();
+  lock();
+}
+
+static pith_status connect_locked(mpi_transport *t, const pith_address *address, const uint8_t *wanted) {
+  double end = pith__now() + t->timeout;
+  int done = 0, missing = 0;
+  PITH_TRY(finish_start(&done));
+  while (!done) {
+    PITH_REQUIRE(pith__now() < end, PITH_ERR_TIMEOUT, "mpi: not all ranks of MPI_COMM_WORLD made a comm within %g s",
+                 t->timeout);
+    breathe();
+    PITH_TRY(finish_start(&done));
+  }
+  PITH_TRY(link_all(t, address, wanted));
+  PITH_TRY(take_greetings(t, &missing));
+  while (missing >= 0) {
+    PITH_REQUIRE(pith__now() < end, PITH_ERR_TIMEOUT, "mpi: rank %d did not connect within %g s", missing, t->timeout);
+    breathe();
+    PITH_TRY(take_greetings(t, &missing));
+  }
+  return PITH_OK;
+}
+
+static pith_status mpi_connect(pith_transport *transport, const pith_address *address, const uint8_t *wanted) {
+  lock();
+  pith_status status = connect_locked(mpi_of(transport), address, wanted);
+  unlock();
+  return status;
+}
+
+/* ---- Leaving ----------------------------------------------------------------------------------------------------- */
+
+static void say_goodbye(mpi_transport *t) {
+  for (int p = 0; p < t->ranks; p++) {
+    mpi_peer *peer = &t->peer[p];
+    if (peer->linked && !peer->ended) {
+      MPI_Isend(NULL, 0, MPI_BYTE, peer->world, peer->tag, mpi.comm, &peer->end);
+    }
+  }
+}
+
+/* Whether bytes for a peer that still listens are on their way. What comes meanwhile is dropped, lest it wait for us. */
+static int is_flying(mpi_transport *t) {
+  int flying = 0;
+  for (int p = 0; p < t->ranks; p++) {
+    mpi_peer *peer = &t->peer[p];
+    int done = 1;
+    while (arrived(peer) && consume(t, peer) == MPI_SUCCESS) {
+    }
+    reap(t, peer);
+    if (peer->end != MPI_REQUEST_NULL) {
+      MPI_Test(&peer->end, &done, MPI_STATUS_IGNORE);
+    }
+    flying |= !peer->ended && (peer->out_used > 0 || !done);
+  }
+  return flying;
+}
+
+/* A buffer that MPI still uses is left to it: better lost than written to after free. */
+static void release(mpi_peer *peer) {
+  int busy = peer->out_used > 0;
+  for (int i = 0; i < SLOTS; i++) {
+    if (peer->memory && peer->in[i].request != MPI_REQUEST_NULL) {
+      int done = 0;
+      MPI_Cancel(&peer->in[i].request);
+      MPI_Test(&peer->in[i].request, &done, MPI_STATUS_IGNORE);
+      busy |= !done;
+    }
+  }
+  if (!busy) {
+    free(peer->memory);
+  }
+}
+
+static void mpi_close(pith_transport *transport) {
+  mpi_transport *t = mpi_of(transport);
+  if (!t) {
+    return;
+  }
+  lock();
+  say_goodbye(t);
+  for (double end = pith__now() + LINGER; is_flying(t) && pith__now() < end;) {
+    breathe();
+  }
+  t->closing = 1;
+  pthread_cond_signal(&t->flying);
+  unlock();
+  pthread_join(t->keeper, NULL);
+  lock();
+  for (int p = 0; p < t->ranks; p++) {
+    release(&t->peer[p]);
+  }
+  mpi.open--;
+  unlock();
+  pthread_cond_destroy(&t->flying);
+  free(t);
+}
+
+/* ---- The table --------------------------------------------------------------------------------------------------- */
+
+/* Being here means that MPI's libraries were found; whether mpirun started us is asked when somebody listens. */
+static pith_status mpi_probe(void) { return PITH_OK; }
+
+static const pith_transport_ops ops = {
+    .name = "mpi",
+    .summary = "messages of MPI: clusters with mpirun or srun",
+    .probe = mpi_probe,
+    .listen = mpi_listen,
+    .connect = mpi_connect,
+    .send = mpi_send,
+    .receive = mpi_receive,
+    .descriptors = mpi_descriptors,
+    .sleep = mpi_sleep,
+    .close = mpi_close,
+    .polls = 1,
+};
+
+__attribute__((visibility("default"))) const pith_transport_module *pith_transport_module_entry(
+    const pith_transport_host *from);
+
+const pith_transport_module *pith_transport_module_entry(const pith_transport_host *from) {
+  static const pith_transport_module module = {PITH_TRANSPORT_ABI, sizeof(pith_transport_ops), &ops};
+  host = from;
+  return &module;
+}

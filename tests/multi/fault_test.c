@@ -1,0 +1,607 @@
+/*
+ * What happens to the ranks of a comm when one of them dies, stalls, leaves, disagrees or lies: an error on every other rank, in
+ * time, that says who it was; no hang, no crash, no wrong sum, nothing left behind.
+ */
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "engine/comm.h"
+#include "ranks.h"
+#include "test.h"
+
+#define RANKS_MOST 4
+#define VALUES 20000
+
+static const char *const transports[] = {"inproc", "shm", "tcp"};
+static const char *const process_transports[] = {"shm", "tcp"};
+
+/* Memory that the processes of a test share. */
+typedef struct shared {
+  atomic_int steps[RANKS_MOST];
+  double harmed_at; /* when; written before the signal is sent */
+  int victim;
+  double most; /* seconds within which an error is due */
+  const char *spec;
+} shared;
+
+static shared *share(void) {
+  shared *s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  CHECK(s != MAP_FAILED);
+  return s;
+}
+
+static int names_rank(const char *text, int rank) {
+  char name[16];
+  snprintf(name, sizeof name, "rank %d", rank);
+  return strstr(text, name) != NULL;
+}
+
+/* After an error: everything is refused with the same status and the same text. */
+static void check_refused(pith_comm *comm, pith_status status, const char *text) {
+  float x = 0;
+  CHECK_EQ(pith_barrier(comm, NULL), status);
+  CHECK_STR(pith_error(), text);
+  CHECK_EQ(pith_allreduce(comm, (pith_cspan){&x, 1, PITH_F32}, (pith_span){&x, 1, PITH_F32}, PITH_SUM, NULL, NULL), status);
+  CHECK_STR(pith_error(), text);
+}
+
+static pith_status reduce_once(pith_comm *comm, const pith_call *call, float *x, float *y, size_t n) {
+  return pith_allreduce(comm, (pith_cspan){x, n, PITH_F32}, (pith_span){y, n, PITH_F32}, PITH_SUM, call, NULL);
+}
+
+/* ---- Killed and stopped ranks ------------------------------------------------------------------------------------ */
+
+/* Allreduces until that fails. */
+static void reduce_until_error(pith_comm *comm, void *argument) {
+  shared *s = argument;
+  int rank = pith_comm_rank(comm);
+  float *x = calloc(VALUES, sizeof *x), *y = calloc(VALUES, sizeof *y);
+  pith_call call = PITH_CALL_INIT;
+  pith_codec *codec = NULL;
+  if (s->spec) {
+    CHECK_OK(pith_codec_create(s->spec, &codec));
+    call.codec = codec;
+  }
+  pith_status status;
+  atomic_fetch_add(&s->steps[rank], 1); /* we have met */
+  while ((status = reduce_once(comm, &call, x, y, VALUES)) == PITH_OK) {
+    atomic_fetch_add(&s->steps[rank], 1);
+  }
+  double took = pith__now() - s->harmed_at;
+  char text[1024];
+  snprintf(text, sizeof text, "%s", pith_error());
+  CHECK_MSG(status == PITH_ERR_PEER || status == PITH_ERR_ABORTED || status == PITH_ERR_TIMEOUT, "rank %d got %s: %s", rank,
+            pith_status_string(status), text);
+  CHECK_MSG(rank == s->victim || took < s->most, "rank %d was told after %.2f s", rank, took);
+  CHECK_MSG(rank == s->victim || names_rank(text, s->victim), "rank %d, told of rank %d: \"%s\"", rank, s->victim, text);
+  check_refused(comm, status, text);
+  pith_codec_destroy(codec);
+  free(x);
+  free(y);
+}
+
+/* Harms a rank at a random moment of its first 200 operations. */
+static void harm(shared *s, const pid_t *child, int ranks, int harm_signal) {
+  int step = 1 + (int)test_below(200);
+  for (int r = 0; r < ranks; r++) {
+    while (atomic_load(&s->steps[r]) < (r == s->victim ? step : 1)) {
+      usleep(100);
+    }
+  }
+  usleep((useconds_t)test_below(300));
+  s->harmed_at = pith__now();
+  CHECK(kill(child[s->victim], harm_signal) == 0);
+}
+
+static void kill_one(const char *transport, int ranks, int victim, const char *spec) {
+  pid_t child[RANKS_MOST];
+  shared *s = share();
+  s->victim = victim, s->spec = spec, s->most = 2.0;
+  ranks_start(transport, ranks, 20, reduce_until_error, s, child);
+  harm(s, child, ranks, SIGKILL);
+  ranks_wait(child, ranks, victim);
+  CHECK(waitpid(child[victim], NULL, 0) == child[victim]);
+  munmap(s, sizeof *s);
+}
+
+static void kill_each(const char *transport, const char *spec) {
+  for (int ranks = 2; ranks <= RANKS_MOST; ranks++) {
+    for (int victim = 0; victim < ranks; victim++) {
+      kill_one(transport, ranks, victim, spec);
+    }
+  }
+}
+
+TEST(a_killed_rank_is_an_error_within_two_seconds_over_shm) { kill_each("shm", NULL); }
+TEST(a_killed_rank_is_an_error_within_two_seconds_over_tcp) { kill_each("tcp", NULL); }
+TEST(a_killed_rank_is_an_error_with_compression_over_shm) { kill_each("shm", "q:4"); }
+TEST(a_killed_rank_is_an_error_with_compression_over_tcp) { kill_each("tcp", "topk:0.01"); }
+
+/* All groups at once: each only waits for its time-out. */
+TEST(a_stopped_rank_is_an_error_within_the_timeout) {
+  enum { GROUPS = 6 };
+  pid_t child[GROUPS][RANKS_MOST];
+  shared *s[GROUPS];
+  for (int g = 0; g < GROUPS; g++) {
+    int ranks = 2 + g / 2;
+    s[g] = share();
+    s[g]->victim = (int)test_below((uint64_t)ranks), s[g]->most = 3.0;
+    ranks_start(process_transports[g % 2], ranks, 1.5, reduce_until_error, s[g], child[g]);
+    harm(s[g], child[g], ranks, SIGSTOP);
+  }
+  for (int g = 0; g < GROUPS; g++) {
+    ranks_wait(child[g], 2 + g / 2, s[g]->victim);
+  }
+  for (int g = 0; g < GROUPS; g++) { /* and now it finds itself alone */
+    int status;
+    CHECK(kill(child[g][s[g]->victim], SIGCONT) == 0);
+    CHECK(waitpid(child[g][s[g]->victim], &status, 0) == child[g][s[g]->victim]);
+    CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 0, "a rank that went on after its group had given up failed");
+    munmap(s[g], sizeof *s[g]);
+  }
+}
+
+/* ---- Ranks that leave -------------------------------------------------------------------------------------------- */
+
+enum { LEAVES = 5 };
+
+static void one_leaves(pith_comm *comm, void *argument) {
+  int leaver = *(int *)argument, rank = pith_comm_rank(comm);
+  float x[100] = {0}, y[100];
+  pith_status status = PITH_OK;
+  for (int i = 0; status == PITH_OK && !(rank == leaver && i == LEAVES); i++) {
+    status = reduce_once(comm, NULL, x, y, 100);
+  }
+  if (rank != leaver) {
+    char text[1024];
+    snprintf(text, sizeof text, "%s", pith_error());
+    CHECK_MSG(status == PITH_ERR_PEER || status == PITH_ERR_ABORTED, "rank %d got %s", rank, pith_status_string(status));
+    CHECK_MSG(names_rank(text, leaver), "rank %d left, rank %d was told \"%s\"", leaver, rank, text);
+    check_refused(comm, status, text);
+  } else {
+    CHECK_OK(status);
+  }
+}
+
+TEST(a_rank_that_leaves_early_is_named) {
+  for (size_t t = 0; t < 3; t++) {
+    for (int ranks = 2; ranks <= RANKS_MOST; ranks++) {
+      for (int leaver = 0; leaver < ranks; leaver++) {
+        ranks_run(transports[t], ranks, 0, one_leaves, &leaver);
+      }
+    }
+  }
+}
+
+static void one_aborts(pith_comm *comm, void *argument) {
+  int aborter = *(int *)argument;
+  size_t n = 300000; /* more than fits on the way: messages have begun when it happens */
+  float *x = calloc(n, sizeof *x), *y = calloc(n, sizeof *y);
+  pith_request *first, *second;
+  (void)reduce_once(comm, NULL, x, y, n); /* who is late hears of it here already */
+  pith_status submitted = pith_allreduce(comm, (pith_cspan){x, n, PITH_F32}, (pith_span){y, n, PITH_F32}, PITH_SUM, NULL, &first);
+  pith_status also = submitted == PITH_OK
+                         ? pith_allreduce(comm, (pith_cspan){x, n, PITH_F32}, (pith_span){x, n, PITH_F32}, PITH_SUM, NULL, &second)
+                         : submitted;
+  if (pith_comm_rank(comm) == aborter) {
+    pith_comm_abort(comm, "the disk is full");
+  }
+  if (submitted == PITH_OK) {
+    (void)pith_wait(first);
+  }
+  if (also == PITH_OK) {
+    (void)pith_wait(second);
+  }
+  pith_status status;
+  do {
+    status = pith_barrier(comm, NULL);
+  } while (status == PITH_OK);
+  CHECK_MSG(status == PITH_ERR_ABORTED, "rank %d got %s: %s", pith_comm_rank(comm), pith_status_string(status), pith_error());
+  CHECK_MSG(strstr(pith_error(), "the disk is full") && names_rank(pith_error(), aborter), "rank %d was told \"%s\"",
+            pith_comm_rank(comm), pith_error());
+  free(x);
+  free(y);
+}
+
+TEST(an_abort_tells_all_ranks_why) {
+  for (size_t t = 0; t < 3; t++) {
+    for (int ranks = 2; ranks <= RANKS_MOST; ranks++) {
+      int aborter = ranks - 1;
+      ranks_run(transports[t], ranks, 0, one_aborts, &aborter);
+    }
+  }
+}
+
+static void leave_requests_behind(pith_comm *comm, void *argument) {
+  pith_request **request = (pith_request **)argument + pith_comm_rank(comm);
+  static float never[2][10];
+  CHECK_OK(pith_receive(comm, (pith_span){never[pith_comm_rank(comm)], 10, PITH_F32}, 1 - pith_comm_rank(comm), 3, request));
+}
+
+TEST(a_request_outlives_its_comm) {
+  pith_request *request[2];
+  int done = 0;
+  ranks_run("inproc", 2, 0, leave_requests_behind, request);
+  for (int r = 0; r < 2; r++) {
+    CHECK_OK(pith_test(request[r], &done));
+    CHECK(done);
+    CHECK(pith_wait(request[r]) != PITH_OK);
+  }
+}
+
+/* ---- Disagreement ------------------------------------------------------------------------------------------------ */
+
+typedef enum mistake { KIND, SIZE, TYPE, REDUCTION, SPEC, UNCOMPRESSED, LAYER, EXTRA, MISTAKES } mistake;
+
+/* One allreduce, on rank 1 with a mistake. */
+static pith_status call_wrongly(pith_comm *comm, mistake m, float *x, float *y, size_t n) {
+  int odd = pith_comm_rank(comm) == 1;
+  pith_call call = PITH_CALL_INIT;
+  pith_codec *codec;
+  CHECK_OK(pith_codec_create(m == SPEC && odd ? "q:3" : "q:4", &codec));
+  call.codec = (m == SPEC || m == LAYER || m == UNCOMPRESSED) && !(m == UNCOMPRESSED && odd) ? codec : NULL;
+  call.ctx.layer = m == LAYER && odd ? 5 : 4;
+  n -= m == SIZE && odd;
+  pith_dtype dtype = m == TYPE && odd ? PITH_I32 : PITH_F32;
+  pith_reduce reduce = m == REDUCTION && odd ? PITH_MAX : PITH_SUM;
+  pith_status status = m == EXTRA && odd ? pith_barrier(comm, NULL) : PITH_OK;
+  if (m == KIND && odd) {
+    status = pith_broadcast(comm, (pith_span){y, n, PITH_F32}, 1, NULL, NULL);
+  } else if (status == PITH_OK) {
+    status = pith_allreduce(comm, (pith_cspan){x, n, dtype}, (pith_span){y, n, dtype}, reduce, &call, NULL);
+  }
+  pith_codec_destroy(codec);
+  return status == PITH_OK ? pith_barrier(comm, NULL) : status; /* what was only sent may be complete before anybody objects */
+}
+
+static void one_makes_a_mistake(pith_comm *comm, void *argument) {
+  mistake m = *(mistake *)argument;
+  size_t n = 5000;
+  float *x = malloc(n * sizeof *x), *y = malloc(n * sizeof *y);
+  for (size_t i = 0; i < n; i++) {
+    x[i] = 1, y[i] = -7;
+  }
+  pith_status status = call_wrongly(comm, m, x, y, n);
+  char text[1024];
+  snprintf(text, sizeof text, "%s", pith_error());
+  CHECK_MSG(status == PITH_ERR_MISMATCH || status == PITH_ERR_ABORTED, "mistake %d: rank %d got %s: %s", (int)m, pith_comm_rank(comm),
+            pith_status_string(status), text);
+  CHECK_MSG(names_rank(text, 1), "mistake %d: the error says \"%s\"", (int)m, text);
+  for (size_t i = 0; i < n; i++) {
+    CHECK_MSG(y[i] == -7, "mistake %d: rank %d has summed to %g", (int)m, pith_comm_rank(comm), (double)y[i]);
+  }
+  check_refused(comm, status, text);
+  free(x);
+  free(y);
+}
+
+TEST(mismatched_calls_fail_on_every_rank_before_anything_is_summed) {
+  for (size_t t = 0; t < 3; t++) {
+    for (mistake m = 0; m < MISTAKES; m++) {
+      for (int ranks = 2; ranks <= RANKS_MOST; ranks++) {
+        ranks_run(transports[t], ranks, 0, one_makes_a_mistake, &m);
+      }
+    }
+  }
+}
+
+static void roots_differ(pith_comm *comm, void *argument) {
+  float x[64] = {0}, y[64];
+  int root = pith_comm_rank(comm) == 1;
+  pith_status status = *(int *)argument ? pith_broadcast(comm, (pith_span){x, 64, PITH_F32}, root, NULL, NULL)
+                                        : pith_reduce_to(comm, (pith_cspan){x, 64, PITH_F32}, (pith_span){y, 64, PITH_F32}, PITH_SUM,
+                                                         root, NULL, NULL);
+  status = status == PITH_OK ? pith_barrier(comm, NULL) : status;
+  CHECK_MSG(status == PITH_ERR_MISMATCH || status == PITH_ERR_ABORTED, "rank %d got %s", pith_comm_rank(comm),
+            pith_status_string(status));
+}
+
+TEST(different_roots_fail_on_every_rank) {
+  for (size_t t = 0; t < 3; t++) {
+    for (int broadcast = 0; broadcast < 2; broadcast++) {
+      ranks_run(transports[t], 3, 0, roots_differ, &broadcast);
+    }
+  }
+}
+
+/* ---- Hostile bytes ----------------------------------------------------------------------------------------------- */
+
+typedef enum attack { FLIP, CUT, NOISE, SWALLOW, REPEAT, ATTACKS } attack;
+
+/* A man in the middle: what rank 1 sends is damaged from some byte of a link's stream on. */
+static struct {
+  attack kind;
+  const pith_transport_ops *real;
+  int peer;
+  size_t at, passed;
+  uint64_t noise;
+} middle;
+
+static pith_status send_whole(pith_transport *transport, int peer, const void *bytes, size_t size, size_t *taken) {
+  return middle.real->send(transport, peer, &(struct iovec){(void *)(uintptr_t)bytes, size}, 1, taken);
+}
+
+static void damage(uint8_t *bytes, size_t size, size_t from) {
+  if (middle.kind == FLIP) {
+    bytes[from] ^= (uint8_t)(1u << test_below(8));
+  }
+  for (size_t i = from; middle.kind == NOISE && i < size; i++) {
+    bytes[i] = (uint8_t)test_random();
+  }
+}
+
+/* A few bytes at a time, so that there is one place to strike. */
+static pith_status send_damaged(pith_transport *transport, int peer, const struct iovec *pieces, int count, size_t *taken) {
+  uint8_t bytes[4096];
+  size_t size = pieces[0].iov_len < sizeof bytes ? pieces[0].iov_len : sizeof bytes;
+  if (peer != middle.peer) {
+    return middle.real->send(transport, peer, pieces, count, taken);
+  }
+  memcpy(bytes, pieces[0].iov_base, size);
+  if (middle.passed + size > middle.at) {
+    size_t from = middle.at > middle.passed ? middle.at - middle.passed : 0;
+    if (middle.kind == CUT) {
+      _exit(0);
+    }
+    if (middle.kind == SWALLOW && from == 0) {
+      middle.at = SIZE_MAX; /* these never come */
+      *taken = size;
+      return PITH_OK;
+    }
+    if (middle.kind == REPEAT) {
+      (void)send_whole(transport, peer, bytes, size, taken);
+      middle.at = SIZE_MAX;
+    } else if (middle.kind == FLIP) {
+      damage(bytes, size, from);
+      pith_status status = send_whole(transport, peer, bytes, from + 1, taken);
+      middle.at = status == PITH_OK && *taken == from + 1 ? SIZE_MAX : middle.at;
+      middle.passed += *taken;
+      return status;
+    } else {
+      damage(bytes, size, from);
+    }
+  }
+  *taken = 0;
+  pith_status status = send_whole(transport, peer, bytes, size, taken);
+  middle.passed += *taken;
+  return status;
+}
+
+/* Damages what goes to the next rank. */
+static void step_between(pith_comm *comm, attack kind, size_t at) {
+  static pith_transport_ops ops;
+  middle.kind = kind;
+  middle.at = at;
+  middle.peer = 0;
+  middle.real = comm->transport[0]->ops;
+  ops = *middle.real;
+  ops.send = send_damaged;
+  comm->transport[0]->ops = &ops;
+}
+
+typedef struct assault {
+  attack kind;
+  size_t at;
+  const char *spec;
+} assault;
+
+static float value_of(int rank, size_t i) { return (float)((i * 7919 + (size_t)rank * 104729) % 2001); }
+
+/* Sums are right until there is an error, and there is one. */
+static void suffer(pith_comm *comm, void *argument) {
+  const assault *a = argument;
+  int rank = pith_comm_rank(comm), ranks = pith_comm_ranks(comm);
+  enum { N = 3000 };
+  float *x = malloc(N * sizeof *x), *y = malloc(N * sizeof *y);
+  pith_status status = PITH_OK;
+  if (rank == 1) {
+    step_between(comm, a->kind, a->at);
+  }
+  for (int round = 0; round < 40 && status == PITH_OK; round++) {
+    for (size_t i = 0; i < N; i++) {
+      x[i] = value_of(rank, i);
+    }
+    status = reduce_once(comm, NULL, x, y, N);
+    for (size_t i = 0; i < N && status == PITH_OK && rank != 1; i++) {
+      float sum = 0;
+      for (int r = 0; r < ranks; r++) {
+        sum += value_of(r, i);
+      }
+      CHECK_MSG(y[i] == sum, "attack %d at byte %zu: value %zu is %g, not %g", (int)a->kind, a->at, i, (double)y[i], (double)sum);
+    }
+  }
+  CHECK_MSG(status != PITH_OK || rank == 1, "attack %d at byte %zu was not noticed by rank %d", (int)a->kind, a->at, rank);
+  free(x);
+  free(y);
+}
+
+/* Several at a time: some end in a time-out only. */
+TEST(damaged_streams_are_errors_and_never_wrong_sums) {
+  enum { BATCHES = 3, GROUPS = 10 };
+  for (int b = 0; b < BATCHES; b++) {
+    pid_t child[GROUPS][RANKS_MOST];
+    assault a[GROUPS];
+    for (int g = 0; g < GROUPS; g++) {
+      a[g] = (assault){(attack)(g % ATTACKS), (size_t)test_below(g < GROUPS / 2 ? 200 : 100000), NULL};
+      ranks_start("tcp", 2 + (g + b) % 2, 1, suffer, &a[g], child[g]);
+    }
+    for (int g = 0; g < GROUPS; g++) {
+      ranks_wait(child[g], 2 + (g + b) % 2, -1);
+    }
+  }
+}
+
+/* Every bit of the first header, and of what follows it. */
+TEST(a_flipped_bit_of_a_header_is_an_error) {
+  enum { GROUPS = 16 };
+  for (size_t first = 0; first < sizeof(pith_frame); first += GROUPS) {
+    pid_t child[GROUPS][RANKS_MOST];
+    assault a[GROUPS];
+    for (size_t g = 0; g < GROUPS; g++) {
+      a[g] = (assault){FLIP, first + g, NULL};
+      ranks_start("tcp", 2, 0.7, suffer, &a[g], child[g]);
+    }
+    for (size_t g = 0; g < GROUPS; g++) {
+      ranks_wait(child[g], 2, -1);
+    }
+  }
+}
+
+/* Messages that are well made and say something impossible. */
+static pith_frame forge(unsigned trick, uint64_t count, uint8_t *payload, size_t *size) {
+  pith_frame f = {.magic = PITH_FRAME_MAGIC,
+                  .version = PITH_FRAME_VERSION,
+                  .kind = PITH_FRAME_DATA,
+                  .operation = PITH_OP_ALLREDUCE,
+                  .flags = (uint32_t)PITH_F32 << 8 | PITH_SUM,
+                  .sequence = 1,
+                  .count = count,
+                  .tag = PITH_TAG(0, 0)};
+  *size = (size_t)count / 2 * sizeof(float);
+  switch (trick) {
+    case 0: *size += 4; break;                 /* more than there is room for */
+    case 1: *size -= 4; break;                 /* less than the values need */
+    case 2: *size = 0; break;
+    case 3: f.length = UINT64_MAX; break;
+    case 4: f.length = (uint64_t)1 << 39; break;
+    case 5: f.kind = 77; break;
+    case 6: f.kind = PITH_FRAME_ABORT; break;  /* too long for a notice */
+    case 7: f.operation = 999; break;
+    case 8: f.sequence = 0; break;
+    case 9: f.count++; break;
+    case 10: f.flags ^= 1; break;
+    default: f.version = 9; break;
+  }
+  f.length = f.length ? f.length : *size;
+  (void)payload;
+  return f;
+}
+
+enum { TRICKS = 12 };
+
+static uint32_t seal(const pith_frame *f, const uint8_t *payload, size_t size) {
+  return f->length == size ? pith__frame_checksum(f, payload) : 0;
+}
+
+static void forge_or_suffer(pith_comm *comm, void *argument) {
+  enum { N = 3000 };
+  static uint8_t payload[N * sizeof(float)];
+  float *x = calloc(N, sizeof *x), *y = calloc(N, sizeof *y);
+  if (pith_comm_rank(comm) == 1) {
+    size_t size, taken = 0;
+    pith_frame f = forge(*(unsigned *)argument, N, payload, &size);
+    f.checksum = seal(&f, payload, size);
+    struct iovec pieces[2] = {{&f, sizeof f}, {payload, size}};
+    CHECK_OK(comm->transport[0]->ops->send(comm->transport[0], 0, pieces, 2, &taken));
+  }
+  pith_status status = PITH_OK;
+  for (int i = 0; i < 3 && status == PITH_OK; i++) {
+    status = reduce_once(comm, NULL, x, y, N);
+  }
+  CHECK_MSG(status != PITH_OK, "trick %u: rank %d noticed nothing", *(unsigned *)argument, pith_comm_rank(comm));
+  free(x);
+  free(y);
+}
+
+TEST(forged_messages_are_errors) {
+  pid_t child[TRICKS][RANKS_MOST];
+  unsigned trick[TRICKS];
+  for (unsigned t = 0; t < TRICKS; t++) {
+    trick[t] = t;
+    ranks_start("tcp", 2, 1, forge_or_suffer, &trick[t], child[t]);
+  }
+  for (unsigned t = 0; t < TRICKS; t++) {
+    ranks_wait(child[t], 2, -1);
+  }
+}
+
+/* ---- Many threads of one rank ------------------------------------------------------------------------------------ */
+
+enum { THREADS = 4, ROUNDS = 60, LENGTH = 500 };
+
+typedef struct talker {
+  pith_comm *comm;
+  int number;
+} talker;
+
+/* Sends and receives with a tag of its own, every third time with a request that it looks after. */
+static void *talk(void *argument) {
+  const talker *me = argument;
+  int peer = 1 - pith_comm_rank(me->comm);
+  for (int round = 0; round < ROUNDS; round++) {
+    float x[LENGTH], y[LENGTH] = {0};
+    for (int i = 0; i < LENGTH; i++) {
+      x[i] = value_of(me->number, (size_t)(round + i));
+    }
+    pith_request *sent;
+    int done = round % 3;
+    CHECK_OK(pith_send(me->comm, (pith_cspan){x, LENGTH, PITH_F32}, peer, (uint32_t)me->number, &sent));
+    CHECK_OK(pith_receive(me->comm, (pith_span){y, LENGTH, PITH_F32}, peer, (uint32_t)me->number, NULL));
+    while (!done) {
+      CHECK_OK(pith_test(sent, &done));
+    }
+    CHECK_OK(pith_wait(sent));
+    CHECK_BYTES(x, y, sizeof x);
+  }
+  return NULL;
+}
+
+static void many_talk(pith_comm *comm, void *argument) {
+  (void)argument;
+  pthread_t thread[THREADS];
+  talker who[THREADS];
+  for (int t = 0; t < THREADS; t++) {
+    who[t] = (talker){comm, t};
+    CHECK(pthread_create(&thread[t], NULL, talk, &who[t]) == 0);
+  }
+  for (int t = 0; t < THREADS; t++) {
+    pthread_join(thread[t], NULL);
+  }
+}
+
+TEST(threads_of_a_rank_exchange_messages_at_once) {
+  for (size_t t = 0; t < 3; t++) {
+    ranks_run(transports[t], 2, 0, many_talk, NULL);
+  }
+}
+
+static void *receive_the_last(void *argument) {
+  float x = 0;
+  CHECK_OK(pith_receive(argument, (pith_span){&x, 1, PITH_F32}, 1, 1, NULL));
+  CHECK(x == 3);
+  return NULL;
+}
+
+/* Rank 0's first thread waits for what is only sent once its second has received, and answered, something else. */
+static void wait_in_turn(pith_comm *comm, void *argument) {
+  (void)argument;
+  float x = 3;
+  if (pith_comm_rank(comm) == 0) {
+    pthread_t first;
+    CHECK(pthread_create(&first, NULL, receive_the_last, comm) == 0);
+    usleep(20000); /* it drives, and sleeps */
+    CHECK_OK(pith_receive(comm, (pith_span){&x, 1, PITH_F32}, 1, 2, NULL));
+    CHECK_OK(pith_send(comm, (pith_cspan){&x, 1, PITH_F32}, 1, 3, NULL));
+    pthread_join(first, NULL);
+  } else {
+    usleep(40000);
+    CHECK_OK(pith_send(comm, (pith_cspan){&x, 1, PITH_F32}, 0, 2, NULL));
+    CHECK_OK(pith_receive(comm, (pith_span){&x, 1, PITH_F32}, 0, 3, NULL));
+    CHECK_OK(pith_send(comm, (pith_cspan){&x, 1, PITH_F32}, 0, 1, NULL));
+  }
+}
+
+TEST(a_thread_is_told_although_another_drives) {
+  for (size_t t = 0; t < 3; t++) {
+    double start = pith__now();
+    ranks_run(transports[t], 2, 0, wait_in_turn, NULL);
+    CHECK_MSG(pith__now() - start < 1, "%s: somebody slept over a message", transports[t]);
+  }
+}
