@@ -342,7 +342,7 @@ static int run_sizes(bench *b) {
 
 static int run_and_report(bench *b) {
   if (is_printing(b)) {
-    printf("# pith %s, %s on %d ranks over %s, %s; medians are not taken: time is the mean of %zu, the slowest rank's\n", pith_version(),
+    printf("# pith %s, %s on %d ranks over %s, %s; times are means of %zu repetitions, of the slowest rank\n", pith_version(),
            b->collective->name, pith_comm_ranks(b->comm), pith_comm_transport(b->comm, pith_comm_ranks(b->comm) - 1),
            pith_isa_name(pith_isa_current()), b->set.repetitions);
     b->table = table_of(&b->set);
