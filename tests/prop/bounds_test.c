@@ -311,7 +311,7 @@ TEST(inceptionn_takes_the_fewest_bytes) {
   for (size_t round = 0; round < 200; round++) {
     char spec[40];
     double bound = bounds[round % 5];
-    snprintf(spec, sizeof spec, "inceptionn:%g", bound);
+    snprintf(spec, sizeof spec, "inceptionn:%.17g", bound);
     size_t n = law_length(512);
     pith_span src = law_tensor((law_shape)(round % LAW_SHAPES), n, PITH_F32);
     pith_bytes in = law_encode(law_codec(spec), NULL, src, law_ctx(0));
