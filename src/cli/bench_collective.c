@@ -381,7 +381,7 @@ static cli_parsed parse(const cli_collective *collective, int argc, char **argv,
   };
   snprintf(command, sizeof command, "bench %s", collective->name);
   const cli_usage usage = {command, NULL,
-                           "Measures a collective on all ranks: start it with pith run, torchrun or mpirun, as in\n"
+                           "Measures a collective on all ranks: start it with pith run or mpirun, as in\n"
                            "  pith run -n 4 -- pith bench allreduce -b 1M -e 64M --codec q:4\n"
                            "error is ‖result − exact‖/‖exact‖; wire bytes are what rank 0 sends.",
                            options};

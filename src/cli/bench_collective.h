@@ -1,4 +1,4 @@
-/* Benchmarks of collectives, under pith run, torchrun or mpirun. */
+/* Benchmarks of collectives, under pith run or mpirun. */
 #ifndef PITH_CLI_BENCH_COLLECTIVE_H
 #define PITH_CLI_BENCH_COLLECTIVE_H
 

@@ -20,18 +20,6 @@ enum { PHASE_SCATTER, PHASE_GATHER, PHASE_ROUND };
 
 /* ---- Uncompressed ------------------------------------------------------------------------------------------------ */
 
-typedef struct reduction {
-  pith_raw raw;
-  const void **sources; /* of each rank, in rank order */
-  uint8_t *out;
-} reduction;
-
-static pith_status work_reduce(pith_job *job, const pith_task *task) {
-  const reduction *r = task->values;
-  pith__reduce_many(r->raw.dtype, r->raw.reduce, r->sources, job->ranks, r->out, task->n);
-  return PITH_OK;
-}
-
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
@@ -42,13 +30,11 @@ static uint32_t add_scatter_chunk(pith_job *job, const pith_raw *raw, unsigned t
   pith_schedule *s = &job->schedule;
   size_t width = pith_dtype_size(raw->dtype);
   pith_range mine = pith__split_chunk(pith__split(raw->n, 1, (size_t)job->ranks, (size_t)job->rank), chunk, number);
-  reduction *r = pith__schedule_take(s, 1, sizeof *r);
-  const void **sources = pith__schedule_take(s, (size_t)job->ranks, sizeof *sources);
-  if (!r || !sources) {
+  pith_reduction *r = pith__schedule_reduction(job, raw->dtype, raw->reduce, raw->dst + mine.first * width);
+  if (!r) {
     return PITH_NO_TASK;
   }
-  *r = (reduction){*raw, sources, raw->dst + mine.first * width};
-  sources[job->rank] = raw->src + mine.first * width;
+  r->sources[job->rank] = raw->src + mine.first * width;
   uint32_t received[job->ranks];
   for (int step = 1; step < job->ranks; step++) {
     int to = pith__peer_at(job, step), from = pith__peer_at(job, job->ranks - step);
@@ -58,9 +44,9 @@ static uint32_t add_scatter_chunk(pith_job *job, const pith_raw *raw, unsigned t
     sent[to] = theirs.n ? pith__schedule_send(s, to, tag, out, before) : PITH_NO_TASK;
     received[from] = mine.n ? pith__schedule_receive(s, from, tag, pith__schedule_piece_over(s, into, mine.n * width), before)
                             : PITH_NO_TASK;
-    sources[from] = into;
+    r->sources[from] = into;
   }
-  uint32_t reduce = pith__add_work(job, (pith_task){.work = work_reduce, .n = mine.n, .values = r}, before);
+  uint32_t reduce = pith__add_work(job, (pith_task){.work = pith__work_reduce, .n = mine.n, .values = r}, before);
   for (int p = 0; p < job->ranks; p++) {
     pith__schedule_after(s, reduce, p == job->rank ? PITH_NO_TASK : received[p]);
   }
@@ -91,20 +77,18 @@ static void add_gather_chunk(pith_job *job, const pith_raw *raw, unsigned tag, s
 static uint32_t add_short_allreduce(pith_job *job, const pith_raw *raw, unsigned phase, uint32_t before) {
   pith_schedule *s = &job->schedule;
   size_t bytes = raw->n * pith_dtype_size(raw->dtype);
-  reduction *r = pith__schedule_take(s, 1, sizeof *r);
-  const void **sources = pith__schedule_take(s, (size_t)job->ranks, sizeof *sources);
+  pith_reduction *r = pith__schedule_reduction(job, raw->dtype, raw->reduce, raw->dst);
   uint8_t *staging = pith__schedule_take(s, (size_t)job->ranks, bytes);
-  if (!r || !sources || !staging) {
+  if (!r || !staging) {
     return PITH_NO_TASK;
   }
-  *r = (reduction){*raw, sources, raw->dst};
-  sources[job->rank] = raw->src;
-  uint32_t reduce = pith__add_work(job, (pith_task){.work = work_reduce, .n = raw->n, .values = r}, before);
+  r->sources[job->rank] = raw->src;
+  uint32_t reduce = pith__add_work(job, (pith_task){.work = pith__work_reduce, .n = raw->n, .values = r}, before);
   pith_piece *own = pith__schedule_piece_over(s, (void *)(uintptr_t)raw->src, bytes);
   for (int step = 1; step < job->ranks; step++) {
     int to = pith__peer_at(job, step), from = pith__peer_at(job, job->ranks - step);
     uint8_t *into = staging + (size_t)from * bytes;
-    sources[from] = into;
+    r->sources[from] = into;
     pith__schedule_after(s, reduce, pith__schedule_send(s, to, PITH_TAG(phase, 0), own, before)); /* dst may be src */
     pith__schedule_after(s, reduce,
                          pith__schedule_receive(s, from, PITH_TAG(phase, 0), pith__schedule_piece_over(s, into, bytes), before));

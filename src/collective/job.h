@@ -64,6 +64,19 @@ typedef struct pith_raw {
  * one of the sources. A mean is the sum over `count`, divided. */
 void pith__reduce_many(pith_dtype dtype, pith_reduce reduce, const void *const *sources, int count, void *out, size_t n);
 
+/* What a task of pith__work_reduce has in task->values: one source for each rank, in rank order, of task->n values. */
+typedef struct pith_reduction {
+  pith_dtype dtype;
+  pith_reduce reduce;
+  const void **sources;
+  void *out;
+} pith_reduction;
+
+/* A reduction without its sources' addresses, which are the caller's to fill; NULL marks the schedule as failed. */
+pith_reduction *pith__schedule_reduction(pith_job *job, pith_dtype dtype, pith_reduce reduce, void *out);
+
+pith_status pith__work_reduce(pith_job *job, const pith_task *task);
+
 /* PITH_OK, or why this type cannot be reduced that way. */
 pith_status pith__reduce_check(pith_dtype dtype, pith_reduce reduce);
 

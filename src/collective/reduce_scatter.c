@@ -74,35 +74,22 @@ static void reduce_scatter_encoded(pith_job *job, const size_t *counts) {
 
 /* ---- Plain ------------------------------------------------------------------------------------------------------- */
 
-typedef struct reduction {
-  const void **sources;
-  void *out;
-} reduction;
-
-static pith_status work_reduce(pith_job *job, const pith_task *task) {
-  const reduction *r = task->values;
-  pith__reduce_many(job->src.dtype, job->reduce, r->sources, job->ranks, r->out, task->n);
-  return PITH_OK;
-}
-
 /* Everybody's values of [mine] come here and are reduced to dst; our values of the other parts go to their owners. */
 static void reduce_scatter_plain(pith_job *job, const size_t *counts) {
   pith_schedule *s = &job->schedule;
   size_t width = pith_dtype_size(job->src.dtype);
   part mine = part_of(counts, job->rank);
-  reduction *r = pith__schedule_take(s, 1, sizeof *r);
-  const void **sources = pith__schedule_take(s, (size_t)job->ranks, sizeof *sources);
-  if (!r || !sources) {
+  pith_reduction *r = pith__schedule_reduction(job, job->src.dtype, job->reduce, job->dst.data);
+  if (!r) {
     return;
   }
-  *r = (reduction){sources, job->dst.data};
-  uint32_t reduce = pith__add_work(job, (pith_task){.work = work_reduce, .n = mine.n, .values = r}, PITH_NO_TASK);
+  uint32_t reduce = pith__add_work(job, (pith_task){.work = pith__work_reduce, .n = mine.n, .values = r}, PITH_NO_TASK);
   for (int step = 0; step < job->ranks; step++) {
     int peer = pith__peer_at(job, step);
     part theirs = part_of(counts, peer);
     uint8_t *values = (uint8_t *)(uintptr_t)job->src.data + theirs.first * width;
     if (peer == job->rank) {
-      sources[peer] = values;
+      r->sources[peer] = values;
       continue;
     }
     if (theirs.n) { /* dst may lie in src: nothing is overwritten before it is sent */
@@ -111,7 +98,7 @@ static void reduce_scatter_plain(pith_job *job, const size_t *counts) {
     }
     pith_piece *in = mine.n ? pith__schedule_piece_over(s, pith__schedule_take(s, mine.n, width), mine.n * width) : NULL;
     if (in) {
-      sources[peer] = in->data;
+      r->sources[peer] = in->data;
       pith__schedule_after(s, reduce, pith__schedule_receive(s, peer, PITH_TAG(PHASE_SCATTER, 0), in, PITH_NO_TASK));
     }
   }

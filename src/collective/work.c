@@ -83,6 +83,22 @@ pith_status pith__work_join(pith_job *job, const pith_task *task) {
   return PITH_OK;
 }
 
+pith_reduction *pith__schedule_reduction(pith_job *job, pith_dtype dtype, pith_reduce reduce, void *out) {
+  pith_reduction *r = pith__schedule_take(&job->schedule, 1, sizeof *r);
+  const void **sources = pith__schedule_take(&job->schedule, (size_t)job->ranks, sizeof *sources);
+  if (!r || !sources) {
+    return NULL;
+  }
+  *r = (pith_reduction){dtype, reduce, sources, out};
+  return r;
+}
+
+pith_status pith__work_reduce(pith_job *job, const pith_task *task) {
+  const pith_reduction *r = task->values;
+  pith__reduce_many(r->dtype, r->reduce, r->sources, job->ranks, r->out, task->n);
+  return PITH_OK;
+}
+
 uint32_t pith__add_work(pith_job *job, pith_task task, uint32_t before) {
   task.kind = PITH_TASK_WORK;
   uint32_t added = pith__schedule_add(&job->schedule, task);

@@ -68,7 +68,7 @@ static pith_status read_settings(const pith_config *config, settings *s) {
   s->host_id = text_of(c->host_id, "PITH_HOSTID", NULL);
   s->chunk = c->chunk ? c->chunk : DEFAULT_CHUNK;
   PITH_REQUIRE(s->meet.rank >= 0 && s->meet.ranks > 0, PITH_ERR_ARGUMENT,
-               "which rank of how many is this? Start it with pith run, torchrun or mpirun, or set RANK and WORLD_SIZE");
+               "which rank of how many is this? Start it with pith run or mpirun, or set RANK and WORLD_SIZE");
   PITH_REQUIRE(s->meet.rank < s->meet.ranks && s->meet.ranks <= RANKS_MOST, PITH_ERR_ARGUMENT, "rank %d of %d is impossible",
                s->meet.rank, s->meet.ranks);
   return PITH_OK;
