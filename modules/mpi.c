@@ -24,9 +24,13 @@
 #include "transport/module.h"
 
 #define PIECE ((size_t)64 << 10)
+#define PIECE_SHORT ((size_t)4000) /* what every MPI sends at once, without asking the receiver first */
+#define SHORT_MOST (3 * PIECE_SHORT)
 #define SLOTS 4 /* pieces in flight to a peer, and from it */
 #define KEEPER_NAP_NS 200000
-#define LINGER 1.0 /* seconds that a rank which leaves gives to the others */
+#define KEEPER_NAP_BUSY_NS 1000000 /* while the engine does its work */
+#define LINGER 1.0                 /* seconds that a rank which leaves gives to the others */
+#define FAREWELL 0.05              /* seconds to hear the others leave, too */
 
 static const pith_transport_host *host;
 #define pith_fail host->fail
@@ -174,8 +178,10 @@ typedef struct mpi_transport {
   pith_transport base;
   int rank, ranks, tag, closing;
   double timeout;
-  uint64_t token;
-  int in_flight; /* pieces out, to all peers */
+  uint64_t token, job;
+  int in_flight;  /* pieces out, to all peers */
+  unsigned calls; /* of the engine */
+  int resting;    /* the keeper waits to be told */
   pthread_cond_t flying;
   pthread_t keeper;
   mpi_peer peer[];
@@ -188,7 +194,7 @@ typedef struct mpi_place {
 } mpi_place;
 
 typedef struct mpi_greeting {
-  uint64_t token; /* the receiver's: who knows it means this very listener */
+  uint64_t token; /* the receiver's, and the job: who knows it means this very listener */
   uint64_t rank;
 } mpi_greeting;
 
@@ -267,11 +273,11 @@ static void reap_all(mpi_transport *t) {
 }
 
 /* Fills a buffer from the pieces, after the first `skip` bytes of them. */
-static size_t gather(const struct iovec *pieces, int count, size_t skip, uint8_t *buffer) {
+static size_t gather(const struct iovec *pieces, int count, size_t skip, uint8_t *buffer, size_t most) {
   size_t used = 0;
-  for (int i = 0; i < count && used < PIECE; i++) {
+  for (int i = 0; i < count && used < most; i++) {
     size_t size = pieces[i].iov_len, first = skip < size ? skip : size;
-    size_t n = size - first < PIECE - used ? size - first : PIECE - used;
+    size_t n = size - first < most - used ? size - first : most - used;
     if (n > 0) {
       memcpy(buffer + used, (const uint8_t *)pieces[i].iov_base + first, n);
     }
@@ -281,8 +287,18 @@ static size_t gather(const struct iovec *pieces, int count, size_t skip, uint8_t
   return used;
 }
 
+static size_t total_of(const struct iovec *pieces, int count) {
+  size_t total = 0;
+  for (int i = 0; i < count; i++) {
+    total += pieces[i].iov_len;
+  }
+  return total;
+}
+
 static pith_status send_locked(mpi_transport *t, int rank, const struct iovec *pieces, int count, size_t *taken) {
   mpi_peer *peer = &t->peer[rank];
+  size_t piece = total_of(pieces, count) <= SHORT_MOST ? PIECE_SHORT : PIECE;
+  t->calls++;
   reap(t, peer);
   if (peer->ended || peer->error != MPI_SUCCESS) {
     return gone(peer, rank);
@@ -290,7 +306,7 @@ static pith_status send_locked(mpi_transport *t, int rank, const struct iovec *p
   *taken = 0;
   while (peer->out_used < SLOTS) {
     unsigned i = (peer->out_first + peer->out_used) % SLOTS;
-    size_t n = gather(pieces, count, *taken, out_bytes(peer, i));
+    size_t n = gather(pieces, count, *taken, out_bytes(peer, i), piece);
     if (n == 0) {
       break;
     }
@@ -301,7 +317,7 @@ static pith_status send_locked(mpi_transport *t, int rank, const struct iovec *p
   }
   peer->starving = peer->out_used == SLOTS;
   reap(t, peer); /* short ones are done already */
-  if (t->in_flight > 0) {
+  if (t->in_flight > 0 && t->resting) {
     pthread_cond_signal(&t->flying);
   }
   return PITH_OK;
@@ -317,6 +333,7 @@ static pith_status mpi_send(pith_transport *transport, int rank, const struct io
 static pith_status receive_locked(mpi_transport *t, int rank, uint8_t *buffer, size_t size, size_t *got) {
   mpi_peer *peer = &t->peer[rank];
   *got = 0;
+  t->calls++;
   for (slot *s; *got < size && (s = arrived(peer));) {
     size_t n = s->size - s->at < size - *got ? s->size - s->at : size - *got;
     memcpy(buffer + *got, in_bytes(peer, peer->in_first) + s->at, n);
@@ -361,18 +378,27 @@ static int mpi_sleep(pith_transport *transport, int asleep) {
   return work;
 }
 
+/* Waking a thread costs more than a short message does. So the keeper does not rest as long as the engine calls, and leaves the
+ * work to it then. */
 static void *keep(void *argument) {
   mpi_transport *t = argument;
+  unsigned calls = 0;
   lock();
   while (!t->closing) {
-    if (t->in_flight == 0) {
+    int is_alone = t->calls == calls;
+    calls = t->calls;
+    if (is_alone && t->in_flight == 0) {
+      t->resting = 1;
       pthread_cond_wait(&t->flying, &mpi.mutex);
+      t->resting = 0;
       continue;
     }
+    if (is_alone) {
+      reap_all(t);
+    }
     unlock();
-    nanosleep(&(struct timespec){0, KEEPER_NAP_NS}, NULL);
+    nanosleep(&(struct timespec){0, is_alone ? KEEPER_NAP_NS : KEEPER_NAP_BUSY_NS}, NULL);
     lock();
-    reap_all(t);
   }
   unlock();
   return NULL;
@@ -405,6 +431,7 @@ static pith_status mpi_listen(const pith_transport_config *config, pith_transpor
   t->rank = config->rank;
   t->ranks = config->ranks;
   t->timeout = config->timeout;
+  t->job = config->job;
   pthread_cond_init(&t->flying, NULL);
   for (int p = 0; p < t->ranks; p++) {
     t->peer[p].end = MPI_REQUEST_NULL;
@@ -441,7 +468,7 @@ static pith_status link_peer(mpi_transport *t, int rank, const pith_address *add
     MPI_TRY(post(t, peer, i));
   }
   peer->linked = 1;
-  mpi_greeting greeting = {place.token, (uint64_t)t->rank};
+  mpi_greeting greeting = {place.token ^ t->job, (uint64_t)t->rank};
   size_t taken;
   return send_locked(t, rank, &(struct iovec){&greeting, sizeof greeting}, 1, &taken);
 }
@@ -454,7 +481,7 @@ static pith_status take_greetings(mpi_transport *t, int *missing) {
     if (!peer->linked || peer->greeted) {
       continue;
     }
-    mpi_greeting expected = {t->token, (uint64_t)p};
+    mpi_greeting expected = {t->token ^ t->job, (uint64_t)p};
     if (!arrived(peer)) {
       PITH_REQUIRE(!peer->ended, PITH_ERR_PEER, "mpi: rank %d is gone: it closed before it had connected", p);
       *missing = p;
@@ -554,6 +581,15 @@ static void release(mpi_peer *peer) {
   }
 }
 
+/* Whether a peer may yet say that it leaves: MPI does not like messages that nobody takes. */
+static int is_awaited(const mpi_transport *t) {
+  int awaited = 0;
+  for (int p = 0; p < t->ranks; p++) {
+    awaited |= t->peer[p].linked && !t->peer[p].ended && t->peer[p].error == MPI_SUCCESS;
+  }
+  return awaited;
+}
+
 static void mpi_close(pith_transport *transport) {
   mpi_transport *t = mpi_of(transport);
   if (!t) {
@@ -561,8 +597,10 @@ static void mpi_close(pith_transport *transport) {
   }
   lock();
   say_goodbye(t);
-  for (double end = pith__now() + LINGER; is_flying(t) && pith__now() < end;) {
+  double start = pith__now(), waited = 0;
+  while ((is_flying(t) && waited < LINGER) || (is_awaited(t) && waited < FAREWELL)) {
     breathe();
+    waited = pith__now() - start;
   }
   t->closing = 1;
   pthread_cond_signal(&t->flying);

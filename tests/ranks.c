@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -20,14 +21,21 @@ typedef struct one_rank {
   void *argument;
 } one_rank;
 
+/* Not one that the system gives to outgoing connections, which somebody may get before we use it. */
 int ranks_free_port(void) {
-  struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-  socklen_t size = sizeof address;
-  int s = socket(AF_INET, SOCK_STREAM, 0);
-  CHECK(s >= 0 && bind(s, (struct sockaddr *)&address, size) == 0);
-  CHECK(getsockname(s, (struct sockaddr *)&address, &size) == 0);
-  close(s);
-  return ntohs(address.sin_port);
+  static unsigned turn;
+  for (;;) {
+    uint64_t mixed = ((uint64_t)getpid() * 7919 + ++turn) * 0x9e3779b97f4a7c15u + (uint64_t)(pith__now() * 1e6);
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    address.sin_port = htons((uint16_t)(11000 + (mixed >> 33) % 20000));
+    int s = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(s >= 0);
+    int free_now = bind(s, (struct sockaddr *)&address, sizeof address) == 0;
+    close(s);
+    if (free_now) {
+      return ntohs(address.sin_port);
+    }
+  }
 }
 
 static void *run_one(void *argument) {
@@ -106,14 +114,30 @@ void ranks_start(const char *transport, int ranks, double timeout, ranks_fn run,
   start_processes(rank, ranks, child);
 }
 
-void ranks_run(const char *transport, int ranks, size_t chunk, ranks_fn run, void *argument) {
-  one_rank rank[ranks];
+static void run_all(const char *transport, one_rank *rank, int ranks) {
   pid_t child[ranks];
-  configure(rank, transport, ranks, chunk, 20, run, argument);
   if (strcmp(transport, "inproc") == 0) {
     run_threads(rank, ranks);
   } else {
     start_processes(rank, ranks, child);
     ranks_wait(child, ranks, -1);
   }
+}
+
+void ranks_run(const char *transport, int ranks, size_t chunk, ranks_fn run, void *argument) {
+  one_rank rank[ranks];
+  configure(rank, transport, ranks, chunk, 20, run, argument);
+  run_all(transport, rank, ranks);
+}
+
+void ranks_run_hosts(const char *transport, int ranks, int per_host, size_t chunk, const char *inside, ranks_fn run, void *argument) {
+  one_rank rank[ranks];
+  char names[ranks][16];
+  configure(rank, transport, ranks, chunk, 20, run, argument);
+  for (int r = 0; r < ranks; r++) {
+    snprintf(names[r], sizeof names[r], "host%d", r / per_host);
+    rank[r].config.host_id = names[r];
+    rank[r].config.inside = inside;
+  }
+  run_all(transport, rank, ranks);
 }

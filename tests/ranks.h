@@ -11,6 +11,9 @@ typedef void (*ranks_fn)(pith_comm *comm, void *argument);
  * the default. A check that fails on any rank fails the test. */
 void ranks_run(const char *transport, int ranks, size_t chunk, ranks_fn run, void *argument);
 
+/* The same with `per_host` ranks on what they take for a host, and with a spec for the inside of hosts (NULL: none). */
+void ranks_run_hosts(const char *transport, int ranks, int per_host, size_t chunk, const char *inside, ranks_fn run, void *argument);
+
 /* The same with a process for each rank on any transport but inproc; does not wait, so that the caller can do them harm. */
 void ranks_start(const char *transport, int ranks, double timeout, ranks_fn run, void *argument, pid_t *child);
 

@@ -2,6 +2,7 @@
 #include "transport_laws.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -19,6 +20,7 @@
 /* Memory that all ranks see, of whatever kind they are. */
 typedef struct world_shared {
   atomic_int arrived; /* at barriers, ever */
+  atomic_int left;    /* ranks that are done, and those that were never in; for launched ones */
   atomic_int flag;    /* for bodies */
   pid_t pid[WORLD_RANKS_MOST];
   pith_address address[WORLD_RANKS_MOST];
@@ -89,29 +91,34 @@ static void close_transport(world_rank *me) {
   me->transport = NULL;
 }
 
-void world_wait(world_rank *me, double seconds) {
-  uint8_t sending[WORLD_RANKS_MOST] = {0};
+/* Sleeps as the engine does. A transport that only polls is asked again after a nap. */
+static void doze(world_rank *me, const uint8_t *sending, double seconds, const char *what) {
   struct pollfd fds[4 * WORLD_RANKS_MOST];
   const pith_transport_ops *ops = me->world->ops;
   int count = ops->descriptors(me->transport, sending, fds, 4 * WORLD_RANKS_MOST);
-  CHECK(count > 0);
-  if (!ops->sleep(me->transport, 1)) {
-    int ready = poll(fds, (nfds_t)count, (int)(seconds * 1e3));
-    CHECK_MSG(ready > 0, "rank %d was not woken within %g s", me->rank, seconds);
+  CHECK(count > 0 || ops->polls);
+  for (double end = now() + seconds; !ops->sleep(me->transport, 1); ops->sleep(me->transport, 0)) {
+    struct timespec nap = {0, 50000};
+    int ready = ops->polls ? ppoll(fds, (nfds_t)count, &nap, NULL) : poll(fds, (nfds_t)count, (int)(seconds * 1e3));
+    CHECK_MSG(ready > 0 || (ops->polls && now() < end), "rank %d of %d was not %s within %g s", me->rank, me->ranks,
+              what, seconds);
+    if (ready > 0) {
+      break;
+    }
   }
   ops->sleep(me->transport, 0);
+}
+
+void world_wait(world_rank *me, double seconds) {
+  uint8_t sending[WORLD_RANKS_MOST] = {0};
+  doze(me, sending, seconds, "woken");
 }
 
 /* As world_wait, when there are bytes for a peer: some transports must be told. */
 static void wait_to_send(world_rank *me, int peer) {
   uint8_t sending[WORLD_RANKS_MOST] = {0};
-  struct pollfd fds[4 * WORLD_RANKS_MOST];
   sending[peer] = 1;
-  int count = me->world->ops->descriptors(me->transport, sending, fds, 4 * WORLD_RANKS_MOST);
-  if (!me->world->ops->sleep(me->transport, 1)) {
-    CHECK_MSG(poll(fds, (nfds_t)count, (int)(PATIENCE * 1e3)) > 0, "rank %d was not told of room", me->rank);
-  }
-  me->world->ops->sleep(me->transport, 0);
+  doze(me, sending, PATIENCE, "told of room");
 }
 
 void world_send(world_rank *me, int peer, const void *bytes, size_t size) {
@@ -190,19 +197,71 @@ static void run_processes(world_start *starts, int ranks, unsigned lost) {
   }
 }
 
+/* Launched ranks: who we are, and how many worlds there have been. */
+static struct {
+  int rank, ranks, worlds;
+  char folder[200];
+} launched;
+
+void world_join(int rank, int ranks, const char *folder) {
+  CHECK(rank >= 0 && rank < ranks && ranks <= WORLD_RANKS_MOST);
+  launched.rank = rank;
+  launched.ranks = ranks;
+  launched.worlds = 0;
+  CHECK(snprintf(launched.folder, sizeof launched.folder, "%s", folder) < (int)sizeof launched.folder);
+}
+
+/* Memory for one world; launched ranks have a file for each, which is zeros at first whoever makes it. */
+static world_shared *share(const transport_world *world) {
+  char path[256];
+  int fd = -1, flags = MAP_SHARED | MAP_ANONYMOUS;
+  if (world->kind == WORLD_LAUNCHED) {
+    snprintf(path, sizeof path, "%s/world-%d", launched.folder, launched.worlds++);
+    fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    CHECK(fd >= 0 && ftruncate(fd, sizeof(world_shared)) == 0);
+    flags = MAP_SHARED;
+  }
+  world_shared *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, flags, fd, 0);
+  CHECK(shared != MAP_FAILED);
+  if (fd >= 0) {
+    close(fd);
+  }
+  return shared;
+}
+
+/* Our part of a world of launched ranks. Nobody begins the next one before all are done with this. */
+static void run_launched(world_start *starts, int ranks) {
+  world_shared *shared = starts[0].rank.shared;
+  CHECK(ranks <= launched.ranks);
+  if (launched.rank < ranks) {
+    shared->pid[launched.rank] = getpid();
+    run_rank(&starts[launched.rank]);
+  }
+  atomic_fetch_add(&shared->left, 1);
+  for (double end = now() + 6 * PATIENCE; atomic_load(&shared->left) < launched.ranks; pause_ms(1)) {
+    CHECK_MSG(now() < end, "process %d waits in vain for the others to be done", launched.rank);
+  }
+}
+
 static void start_world(const transport_world *world, int ranks, unsigned lost, int connected, world_body body,
                         const void *argument) {
   world_start starts[WORLD_RANKS_MOST];
-  world_shared *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  CHECK(shared != MAP_FAILED && ranks <= WORLD_RANKS_MOST);
+  world_shared *shared = share(world);
+  CHECK(ranks <= WORLD_RANKS_MOST);
   for (int i = 0; i < ranks; i++) {
     world_rank rank = {world, i, ranks, NULL, shared, argument, test_random()};
     starts[i] = (world_start){rank, body, connected};
   }
-  if (world->forks) {
-    run_processes(starts, ranks, lost);
-  } else {
-    run_threads(starts, ranks);
+  switch (world->kind) {
+    case WORLD_THREADS:
+      run_threads(starts, ranks);
+      break;
+    case WORLD_PROCESSES:
+      run_processes(starts, ranks, lost);
+      break;
+    case WORLD_LAUNCHED:
+      run_launched(starts, ranks);
+      break;
   }
   munmap(shared, sizeof *shared);
 }
@@ -282,15 +341,6 @@ static int streams_are_done(const world_rank *me, const streams *s, size_t most,
   return done;
 }
 
-static void sleep_between_streams(world_rank *me, const uint8_t *sending) {
-  struct pollfd fds[4 * WORLD_RANKS_MOST];
-  int count = me->world->ops->descriptors(me->transport, sending, fds, 4 * WORLD_RANKS_MOST);
-  if (!me->world->ops->sleep(me->transport, 1)) {
-    CHECK_MSG(poll(fds, (nfds_t)count, (int)(PATIENCE * 1e3)) > 0, "rank %d of %d was not woken", me->rank, me->ranks);
-  }
-  me->world->ops->sleep(me->transport, 0);
-}
-
 static void exchange_streams(world_rank *me) {
   size_t most = *(const size_t *)me->argument;
   streams s = {0};
@@ -305,7 +355,7 @@ static void exchange_streams(world_rank *me) {
       }
     }
     if (!moved) {
-      sleep_between_streams(me, sending);
+      doze(me, sending, PATIENCE, "woken");
     }
   }
   world_barrier(me); /* nobody goes while others still read */
@@ -583,7 +633,7 @@ static void come_and_go(world_rank *me) {
     close_transport(me);
     world_barrier(me);
   }
-  CHECK(!me->world->forks || world_count_fds() == before);
+  CHECK(me->world->kind == WORLD_THREADS || world_count_fds() == before);
 }
 
 void law_nothing_leaks(const transport_world *world) {

@@ -12,10 +12,20 @@
 
 #define WORLD_RANKS_MOST 16
 
+typedef enum world_kind {
+  WORLD_THREADS,   /* ranks are threads of this process */
+  WORLD_PROCESSES, /* processes that are forked */
+  WORLD_LAUNCHED   /* processes that were started by something else; each runs all laws: world_join */
+} world_kind;
+
 typedef struct transport_world {
   const pith_transport_ops *ops;
-  int forks; /* ranks are processes; else threads of this one */
+  world_kind kind;
 } transport_world;
+
+/* For WORLD_LAUNCHED: which of how many processes this one is, all on one machine, and a folder that they and only they
+ * share. Worlds with fewer ranks leave the last ones out. */
+void world_join(int rank, int ranks, const char *folder);
 
 /* One rank of a world, in its thread or process. */
 typedef struct world_rank {

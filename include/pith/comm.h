@@ -33,13 +33,18 @@ typedef struct pith_config {
   size_t size;           /* sizeof(pith_config) */
   int rank, ranks;       /* -1: RANK and WORLD_SIZE, OMPI_COMM_WORLD_*, PMI_* */
   const char *host;      /* where rank 0 is met; NULL: MASTER_ADDR, else 127.0.0.1 */
-  int port;              /* 0: MASTER_PORT, else 29499 */
+  int port;              /* 0: PITH_PORT, else MASTER_PORT (under torchrun, whose own store is there, one made of it), else 29499 */
   const char *transport; /* "auto" (shm within a host, tcp between hosts), "shm", "tcp", "mpi", "inproc"; NULL: PITH_TRANSPORT */
   const char *interface; /* network interface or address; NULL: PITH_IFNAME, else the one that reaches rank 0 */
   const char *host_id;   /* what counts as one host; NULL: PITH_HOSTID, else this machine's boot and network namespace */
   const char *secret;    /* who does not have it cannot join; NULL: PITH_SECRET, else none */
   double timeout;        /* seconds without progress before an operation fails; 0: PITH_TIMEOUT, else 300 */
   size_t chunk;          /* bytes of a tensor that are worked on at a time; 0: 512 KiB. Results never depend on it */
+  const char *algorithm; /* how to allreduce: "auto", "sra", "hierarchical", "ring", "tree", "gather", "ranges", "linear", where it
+                            suits the codec; NULL: PITH_ALGO, else auto */
+  const char *inside;    /* hierarchical: the spec inside a host, of a codec for pieces and without memory; NULL: PITH_INSIDE,
+                            else none */
+  int connections;       /* tcp: to each peer; 0: PITH_CONNECTIONS, else 1 */
 } pith_config;
 
 #define PITH_CONFIG_INIT {.size = sizeof(pith_config), .rank = -1, .ranks = -1}
@@ -72,6 +77,7 @@ typedef struct pith_call {
   const pith_codec *codec; /* NULL: uncompressed. Codecs take f32, f16 and bf16, sums and means */
   pith_state *state;       /* for codecs with a memory or rounds */
   pith_ctx ctx;            /* seed, step, layer, rows, gamma; the comm fills in ranks and rank */
+  const char *algorithm;   /* of an allreduce; must suit the codec. NULL: as the comm says */
 } pith_call;
 
 #define PITH_CALL_INIT {.size = sizeof(pith_call), .ctx = PITH_CTX_INIT}
@@ -140,9 +146,12 @@ PITH_API void pith_reducer_destroy(pith_reducer *reducer);
 PITH_API pith_status pith_reducer_add(pith_reducer *reducer, const char *name, const size_t *shape, size_t dimensions,
                                       pith_dtype dtype, size_t *layer);
 
-/* Begins to reduce a layer. Small layers that travel uncompressed are joined to one message until there is enough of
- * them, or until finish. */
+/* Begins to reduce a layer. Small layers, and those of methods that take several rounds, are joined to one message until
+ * there is enough of them, or until flush or finish. */
 PITH_API pith_status pith_reducer_start(pith_reducer *reducer, size_t layer, void *gradient);
+
+/* Sends what is joined so far on its way: when the next gradient will take a while. In the same places on all ranks. */
+PITH_API pith_status pith_reducer_flush(pith_reducer *reducer);
 
 /* Waits for all layers of this step, and ends it. */
 PITH_API pith_status pith_reducer_finish(pith_reducer *reducer);
@@ -151,10 +160,22 @@ PITH_API pith_status pith_reducer_finish(pith_reducer *reducer);
  * rules are an error too. Communicates; called by the first start. */
 PITH_API pith_status pith_reducer_check(pith_reducer *reducer);
 
+/* What operations have moved and where their time went. */
+typedef struct pith_traffic {
+  uint64_t operations;
+  uint64_t uncompressed; /* of those, how many had no codec */
+  uint64_t messages;     /* that left this rank */
+  uint64_t raw_bytes;    /* of the tensors handed over */
+  uint64_t sent_bytes;   /* payloads and headers that left this rank */
+  double encode, decode; /* seconds; reducing uncompressed values counts as decoding */
+  double wire;           /* seconds under way beyond that: on the wire, or waiting for others */
+} pith_traffic;
+
 typedef struct pith_layer {
   const char *name, *spec, *reason; /* why it has this spec */
   size_t n, bytes;
   uint64_t steps;
+  pith_traffic traffic; /* of its own operations, and its share of those it was joined to */
 } pith_layer;
 
 PITH_API size_t pith_reducer_layers(const pith_reducer *reducer);
@@ -177,6 +198,10 @@ typedef struct pith_stats {
 } pith_stats;
 
 PITH_API pith_status pith_comm_stats(const pith_comm *comm, pith_stats *stats);
+
+/* The same for one kind of operation ("allreduce", "reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "gather",
+ * "scatter", "barrier", "send": both directions between two ranks), of operations that are complete. */
+PITH_API pith_status pith_comm_traffic(const pith_comm *comm, const char *operation, pith_traffic *traffic);
 
 #ifdef __cplusplus
 }

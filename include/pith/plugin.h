@@ -91,6 +91,10 @@ typedef struct pith_codec_ops {
    * feedback. Without it the mean over ranks is what was sent. */
   void (*own)(const pith_value *a, const float *x, size_t n, uint64_t index, float *decoded, const void *part,
               const pith_ctx *ctx);
+
+  /* Optional, for whole codecs that are LINEAR and FIXED: the type of the values that their payload is an array of. Ranks
+   * then exchange the plain sum of payloads, and decode that. */
+  pith_dtype (*linear)(const pith_value *a);
 } pith_codec_ops;
 
 typedef struct pith_plugin {

@@ -34,13 +34,13 @@ static const struct {
     {"PITH_DEBUG_FILE", "file for them, %h is the host and %p the process; unset: standard error"},
     {"PITH_HOSTID", "ranks with the same one share a host; unset: the machine; run and lab set it"},
     {"PITH_IFNAME", "network interface between hosts; unset: the one that reaches the others; lab sets it"},
-    {"PITH_MODULE_PATH", "folders with transport modules (mpi), separated by colons; unset: beside the library"},
+    {"PITH_MODULE_PATH", "folders with transport modules (mpi, ucx), separated by colons; unset: beside the library"},
     {"PITH_PLUGIN_PATH", "folders with plug-ins, separated by colons"},
     {"PITH_PLUGINS", "plug-ins to load, separated by commas: NAME is pith_NAME.so in those folders"},
     {"PITH_SECRET", "ranks without it are refused; unset: every rank is welcome; its value is never shown"},
     {"PITH_TIMEOUT", "seconds without progress after which an operation fails; unset: 300"},
     {"PITH_TRACE", "file for a Chrome trace of each rank; %r is the rank, %h the host, %p the process; unset: none"},
-    {"PITH_TRANSPORT", "auto, shm, tcp, mpi or inproc; unset: auto, shm within a host and tcp between hosts"},
+    {"PITH_TRANSPORT", "auto, shm, tcp, mpi, ucx or inproc; unset: auto, shm within a host and tcp between hosts"},
 };
 enum { VARIABLE_COUNT = sizeof variables / sizeof *variables };
 
@@ -157,7 +157,7 @@ static void print_memory(const cli_machine *machine) {
   putchar('\n');
 }
 
-static const char *const transports[] = {"shm", "tcp", "mpi", "inproc"};
+static const char *const transports[] = {"shm", "tcp", "mpi", "ucx", "inproc"};
 enum { TRANSPORT_COUNT = sizeof transports / sizeof *transports };
 
 static void print_transports(void) {

@@ -90,6 +90,12 @@ static size_t scratch(const pith_value *a, size_t n) {
   return pith__arena_need(&arena);
 }
 
+/* The type of what the payload is an array of. Not asked for q8, whose payloads do not add up. */
+static pith_dtype linear(const pith_value *a) {
+  static const pith_dtype types[] = {[PITH_VALUES_FP32] = PITH_F32, [PITH_VALUES_FP16] = PITH_F16, [PITH_VALUES_BF16] = PITH_BF16};
+  return types[format_of(a).coding];
+}
+
 static int all_finite(pith_cspan src, float *buffer) {
   uint32_t largest = 0;
   for (size_t at = 0; at < src.n && largest < PITH_INF_BITS; at += PITH_TILE) {
@@ -164,4 +170,5 @@ const pith_codec_ops pith__codec_randomk = {
     .scratch = scratch,
     .encode = encode,
     .decode = decode,
+    .linear = linear,
 };

@@ -1,5 +1,5 @@
 /*
- * Allreduce. docs/algorithms.md has steps, bytes and the number of quantizations of each.
+ * Allreduce of values as they are, and of what methods make of them that can be summed as it is: rounds and LINEAR payloads.
  *
  * Values are owned: rank p reduces part p. In the scatter phase everybody sends part p to rank p, in the gather phase every
  * owner sends its result to all. Sums run in rank order, whoever's message comes first. Chunks of a part follow each other through
@@ -10,13 +10,14 @@
  */
 #include <string.h>
 
+#include "base/clock.h"
 #include "collective/job.h"
 #include "collective/split.h"
 
 #define WINDOW 4
 #define SHORT_SENT ((size_t)16 << 10) /* bytes a rank sends at most in one step */
 
-enum { PHASE_SCATTER, PHASE_GATHER, PHASE_ROUND };
+enum { PHASE_SCATTER, PHASE_ROUND = PHASE_SCATTER };
 
 /* ---- Uncompressed ------------------------------------------------------------------------------------------------ */
 
@@ -117,6 +118,9 @@ static uint32_t add_long_allreduce(pith_job *job, const pith_raw *raw, unsigned 
 }
 
 uint32_t pith__add_allreduce(pith_job *job, const pith_raw *raw, unsigned phase, uint32_t before) {
+  if (job->layout->hosts < job->ranks) {
+    return pith__add_allreduce_hosts(job, raw, phase, before);
+  }
   size_t sent = raw->n * pith_dtype_size(raw->dtype) * (size_t)(job->ranks - 1);
   return raw->n && sent <= SHORT_SENT ? add_short_allreduce(job, raw, phase, before) : add_long_allreduce(job, raw, phase, before);
 }
@@ -131,180 +135,79 @@ pith_status pith__allreduce_plain(pith_job *job) {
   return pith__schedule_finished(job);
 }
 
-/* ---- Blocks: scatter, reduce, gather, each message encoded ------------------------------------------------------- */
+/* ---- Linear: payloads that add up ------------------------------------------------------------------------------------------- */
 
-typedef struct block_plan {
-  size_t granule, chunk, chunks; /* values, values, number */
-} block_plan;
-
-static block_plan plan_blocks(const pith_job *job) {
-  size_t granule = job->codec->granule, wanted = job->chunk / sizeof(float);
-  block_plan plan = {.granule = granule, .chunk = larger(wanted / granule, 1) * granule};
-  plan.chunks = pith__split_chunks(job->src.n, granule, (size_t)job->ranks, plan.chunk);
-  return plan;
-}
-
-static pith_range chunk_of(const pith_job *job, const block_plan *plan, int owner, size_t number) {
-  pith_range part = pith__split(job->src.n, plan->granule, (size_t)job->ranks, (size_t)owner);
-  return pith__split_chunk(part, plan->chunk, number);
-}
-
-/* Encodes our values of every part, sends them to their owners, and returns the piece that stays here. */
-static pith_piece *add_block_scatter(pith_job *job, const block_plan *plan, size_t number, uint32_t before, uint32_t *encoded) {
-  pith_piece *own = NULL;
-  for (int step = 1; step <= job->ranks; step++) {
-    int owner = pith__peer_at(job, step);
-    pith_range range = chunk_of(job, plan, owner, number);
-    if (range.n == 0) {
-      continue;
-    }
-    pith_piece *piece = pith__piece_for(job, range.n);
-    uint32_t encode = pith__add_work(job, (pith_task){.work = pith__work_encode, .piece = piece, .first = range.first, .n = range.n},
-                               before);
-    if (owner == job->rank) {
-      own = piece;
-      *encoded = encode;
-    } else {
-      pith__schedule_send(&job->schedule, owner, PITH_TAG(PHASE_SCATTER, number), piece, encode);
-    }
-  }
-  return own;
-}
-
-/* Receives everybody's values of our part and adds them up in rank order. Returns the last addition. */
-static uint32_t add_block_sum(pith_job *job, pith_range range, size_t number, pith_piece *own, uint32_t encoded, float *sum,
-                              uint32_t before) {
+pith_status pith__allreduce_linear(pith_job *job) {
   pith_schedule *s = &job->schedule;
-  uint32_t last = before;
-  for (int p = 0; p < job->ranks; p++) {
-    pith_piece *piece = p == job->rank ? own : pith__piece_for(job, range.n);
-    uint32_t arrived = p == job->rank ? encoded : pith__schedule_receive(s, p, PITH_TAG(PHASE_SCATTER, number), piece, PITH_NO_TASK);
-    uint32_t decode = pith__add_work(job,
-                               (pith_task){.work = pith__work_decode,
-                                           .peer = p,
-                                           .piece = piece,
-                                           .first = range.first,
-                                           .n = range.n,
-                                           .values = sum,
-                                           .mode = p ? PITH_ADD : PITH_SET},
-                               arrived);
-    pith__schedule_after(s, decode, last);
-    last = decode;
+  pith_dtype dtype = job->codec->ops->linear(job->codec->args);
+  size_t n = job->src.n, bytes = pith_codec_bound(job->codec, n);
+  pith_piece *own = pith__schedule_piece(s, bytes), *sum = pith__schedule_piece(s, bytes);
+  if (s->failed) {
+    return pith__schedule_finished(job);
   }
-  return last;
-}
-
-/* The result of our part to all, ourselves included: everybody decodes the same bytes. */
-static uint32_t add_block_result(pith_job *job, pith_range range, size_t number, float *sum, uint32_t summed) {
-  pith_piece *result = pith__piece_for(job, range.n);
-  uint32_t encode = pith__add_work(
-      job, (pith_task){.work = pith__work_encode_result, .piece = result, .first = range.first, .n = range.n, .values = sum}, summed);
-  for (int step = 1; step < job->ranks; step++) {
-    pith__schedule_send(&job->schedule, pith__peer_at(job, step), PITH_TAG(PHASE_GATHER, number), result, encode);
-  }
-  pith__add_work(job,
-           (pith_task){.work = pith__work_decode_result,
-                       .peer = job->rank,
-                       .piece = result,
-                       .first = range.first,
-                       .n = range.n,
-                       .at = range.first},
-           encode);
-  return encode;
-}
-
-/* The results of the other parts. In place nothing is lost: an owner's result is made of what we encoded before. */
-static void add_block_gather(pith_job *job, const block_plan *plan, size_t number) {
-  for (int step = 1; step < job->ranks; step++) {
-    int owner = pith__peer_at(job, job->ranks - step);
-    pith_range range = chunk_of(job, plan, owner, number);
-    if (range.n == 0) {
-      continue;
-    }
-    pith_piece *piece = pith__piece_for(job, range.n);
-    uint32_t arrived = pith__schedule_receive(&job->schedule, owner, PITH_TAG(PHASE_GATHER, number), piece, PITH_NO_TASK);
-    pith__add_work(job,
-                   (pith_task){.work = pith__work_decode_result,
-                               .peer = owner,
-                               .piece = piece,
-                               .first = range.first,
-                               .n = range.n,
-                               .at = range.first},
-                   arrived);
-  }
-}
-
-pith_status pith__allreduce_blocks(pith_job *job) {
-  block_plan plan = plan_blocks(job);
-  float *sums = pith__schedule_take(&job->schedule, plan.chunks < WINDOW ? plan.chunks : WINDOW, plan.chunk * sizeof *sums);
-  uint32_t used[WINDOW];
-  for (size_t c = 0; c < plan.chunks && !job->schedule.failed; c++) {
-    uint32_t encoded = PITH_NO_TASK, before = c < WINDOW ? PITH_NO_TASK : used[c % WINDOW];
-    pith_range mine = chunk_of(job, &plan, job->rank, c);
-    pith_piece *own = add_block_scatter(job, &plan, c, before, &encoded);
-    if (mine.n && own) {
-      float *sum = sums + c % WINDOW * plan.chunk;
-      uint32_t summed = add_block_sum(job, mine, c, own, encoded, sum, before);
-      used[c % WINDOW] = add_block_result(job, mine, c, sum, summed);
-    } else {
-      used[c % WINDOW] = PITH_NO_TASK;
-    }
-    add_block_gather(job, &plan, c);
-  }
-  return pith__schedule_finished(job);
-}
-
-/* ---- Gather: everybody gets all payloads and adds them up -------------------------------------------------------- */
-
-pith_status pith__allreduce_gather(pith_job *job) {
-  pith_schedule *s = &job->schedule;
-  size_t n = job->src.n;
-  pith_piece *own = pith__piece_for(job, n);
+  pith_raw raw = {own->data, sum->data, bytes / pith_dtype_size(dtype), dtype, job->reduce};
   uint32_t encode = pith__add_work(job, (pith_task){.work = pith__work_encode, .piece = own, .n = n}, PITH_NO_TASK);
-  for (int step = 1; step < job->ranks; step++) {
-    pith__schedule_send(s, pith__peer_at(job, step), PITH_TAG(PHASE_GATHER, 0), own, encode);
-  }
-  uint32_t last = encode; /* dst may be src: nothing is written before it is encoded */
-  float *sum = pith__schedule_take(s, n ? n : 1, sizeof *sum);
-  for (int p = 0; p < job->ranks; p++) {
-    pith_piece *piece = p == job->rank ? own : pith__piece_for(job, n);
-    uint32_t arrived = p == job->rank ? encode : pith__schedule_receive(s, p, PITH_TAG(PHASE_GATHER, 0), piece, PITH_NO_TASK);
-    uint32_t decode = pith__add_work(
-        job, (pith_task){.work = pith__work_decode, .peer = p, .piece = piece, .n = n, .values = sum, .mode = p ? PITH_ADD : PITH_SET},
-        arrived);
-    pith__schedule_after(s, decode, last);
-    last = decode;
-  }
-  pith__add_work(job, (pith_task){.work = pith__work_store_result, .n = n, .values = sum}, last);
+  uint32_t reduced = pith__add_allreduce(job, &raw, PHASE_SCATTER, encode);
+  pith__add_work(job, (pith_task){.work = pith__work_decode_to_dst, .peer = job->rank, .piece = sum, .n = n}, reduced);
   return pith__schedule_finished(job);
 }
 
 /* ---- Rounds: low rank, integers on a common scale ---------------------------------------------------------------- */
 
+/* What the rounds of a step work on: the whole tensor, or one layer of those that are joined. */
+typedef struct round_layer {
+  pith_state *state;
+  pith_cspan src;
+  pith_span dst;
+  uint64_t layer;
+} round_layer;
+
+static size_t round_layers(const pith_job *job) { return job->member_count ? job->member_count : 1; }
+
+static round_layer round_layer_of(const pith_job *job, size_t index) {
+  if (job->member_count == 0) {
+    return (round_layer){job->state, job->src, job->dst, job->ctx.layer};
+  }
+  const pith_member *m = &job->members[index];
+  return (round_layer){m->state, {m->values, m->n, job->src.dtype}, {m->values, m->n, job->dst.dtype}, m->layer};
+}
+
+/* One exchange: what all layers produce, one after another. */
 typedef struct round_buffers {
   size_t index;
-  pith_round round;
+  pith_dtype dtype;
+  pith_reduce reduce;
+  size_t count;
   uint8_t *mine, *reduced;
 } round_buffers;
 
-static pith_ctx round_ctx(const pith_job *job) {
+static pith_ctx round_ctx(const pith_job *job, uint64_t layer) {
   pith_ctx ctx = job->ctx;
   ctx.rank = (uint32_t)job->rank;
   ctx.ranks = (uint32_t)job->ranks;
+  ctx.layer = layer;
   return ctx;
 }
 
-static pith_status work_produce(pith_job *job, const pith_task *task) {
-  const round_buffers *b = task->values;
-  pith_ctx ctx = round_ctx(job);
-  return pith_round_produce(job->codec, job->state, b->index, job->src, b->mine, &ctx);
+/* Runs through the layers of an exchange; `consume` takes the reduced values, else ours are produced. */
+static pith_status walk_round(pith_job *job, const round_buffers *b, int consume) {
+  size_t at = 0, width = pith_dtype_size(b->dtype);
+  double start = pith__now();
+  for (size_t i = 0; i < round_layers(job); i++) {
+    round_layer l = round_layer_of(job, i);
+    pith_ctx ctx = round_ctx(job, l.layer);
+    pith_round round;
+    PITH_TRY(pith_round_describe(job->codec, l.state, b->index, &round));
+    PITH_TRY(consume ? pith_round_consume(job->codec, l.state, b->index, b->reduced + at * width, l.dst, &ctx)
+                     : pith_round_produce(job->codec, l.state, b->index, l.src, b->mine + at * width, &ctx));
+    at += round.count;
+  }
+  *(consume ? &job->decode_seconds : &job->encode_seconds) += pith__now() - start;
+  return PITH_OK;
 }
 
-static pith_status work_consume(pith_job *job, const pith_task *task) {
-  const round_buffers *b = task->values;
-  pith_ctx ctx = round_ctx(job);
-  return pith_round_consume(job->codec, job->state, b->index, b->reduced, job->dst, &ctx);
-}
+static pith_status work_produce(pith_job *job, const pith_task *task) { return walk_round(job, task->values, 0); }
+static pith_status work_consume(pith_job *job, const pith_task *task) { return walk_round(job, task->values, 1); }
 
 /* Rounds end in a mean; a sum is that many times as much. */
 static pith_status work_mean_to_sum(pith_job *job, const pith_task *task) {
@@ -320,6 +223,21 @@ static pith_status work_mean_to_sum(pith_job *job, const pith_task *task) {
   return PITH_OK;
 }
 
+/* The sizes of an exchange and room for it. Layers that share a codec exchange the same type in the same way. */
+static pith_status prepare_round(pith_job *job, size_t index, round_buffers *b) {
+  *b = (round_buffers){.index = index};
+  for (size_t i = 0; i < round_layers(job); i++) {
+    pith_round round;
+    PITH_TRY(pith_round_describe(job->codec, round_layer_of(job, i).state, index, &round));
+    b->dtype = round.dtype;
+    b->reduce = round.reduce;
+    b->count += round.count;
+  }
+  b->mine = pith__schedule_take(&job->schedule, b->count + 1, pith_dtype_size(b->dtype));
+  b->reduced = pith__schedule_take(&job->schedule, b->count + 1, pith_dtype_size(b->dtype));
+  return PITH_OK;
+}
+
 pith_status pith__allreduce_rounds(pith_job *job) {
   pith_schedule *s = &job->schedule;
   uint32_t last = PITH_NO_TASK;
@@ -328,13 +246,10 @@ pith_status pith__allreduce_rounds(pith_job *job) {
     if (!b) {
       break;
     }
-    b->index = i;
-    PITH_TRY(pith_round_describe(job->codec, job->state, i, &b->round));
-    b->mine = pith__schedule_take(s, b->round.count + 1, pith_dtype_size(b->round.dtype));
-    b->reduced = pith__schedule_take(s, b->round.count + 1, pith_dtype_size(b->round.dtype));
-    pith_raw raw = {b->mine, b->reduced, b->round.count, b->round.dtype, b->round.reduce};
+    PITH_TRY(prepare_round(job, i, b));
+    pith_raw raw = {b->mine, b->reduced, b->count, b->dtype, b->reduce};
     uint32_t produce = pith__add_work(job, (pith_task){.work = work_produce, .values = b}, last);
-    uint32_t reduced = pith__add_allreduce(job, &raw, PHASE_ROUND + 2 * (unsigned)i, produce);
+    uint32_t reduced = pith__add_allreduce(job, &raw, PHASE_ROUND + PITH_RAW_PHASES * (unsigned)i, produce);
     last = pith__add_work(job, (pith_task){.work = work_consume, .values = b}, reduced);
   }
   if (job->reduce == PITH_SUM) {

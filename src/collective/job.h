@@ -7,7 +7,17 @@
 #define PITH_COLLECTIVE_JOB_H
 
 #include "codec/codec.h"
+#include "collective/layout.h"
 #include "collective/schedule.h"
+#include "collective/split.h"
+
+/* A layer of a joined tensor. Its values start at a multiple of the granule. */
+typedef struct pith_member {
+  size_t first, n;
+  uint64_t layer;
+  pith_state *state;
+  void *values; /* ROUNDS codecs: its own tensor, for they join only what they exchange */
+} pith_member;
 
 struct pith_job {
   pith_schedule schedule;
@@ -18,21 +28,54 @@ struct pith_job {
   const pith_codec *codec; /* NULL: uncompressed */
   pith_state *state;
   pith_ctx ctx;
+  const pith_member *members; /* of a joined tensor, in their order, all with the same FIXED block codec or ROUNDS codec */
+  size_t member_count;        /* 0: it is one layer */
   void *chain; /* scratch of the codec */
+  const pith_layout *layout; /* the hosts that the algorithm minds: all of them, or a flat layout */
+  const pith_codec *inside;  /* for values on their way to a carrier of the same host; NULL: uncompressed */
+  void *inside_chain;
+  const pith_codec *entries; /* sparse and without loss, for pith__allreduce_ranges */
+  void *entries_chain;
   size_t chunk; /* bytes of a tensor worked on at a time */
   size_t message; /* and of an uncompressed message at most */
-  /* Encodes src values [first, first + out of n) of this rank, behind the memory if there is one. */
-  pith_status (*encode)(pith_job *job, size_t first, size_t n, pith_out *out);
+  /* Encodes values that belong to [first, first + values.n) of the tensor, behind the memory if there is one. gamma is the
+   * factor on them. */
+  pith_status (*encode)(pith_job *job, pith_cspan values, size_t first, float gamma, pith_out *out);
+  /* The same for the result of a part that this rank owns, whose errors have a memory of their own. */
+  pith_status (*encode_result)(pith_job *job, pith_cspan values, size_t first, pith_out *out);
   double encode_seconds, decode_seconds;
 };
 
+/* A part of a range of values that belongs to one layer. */
+typedef struct pith_stretch {
+  int number;    /* from 1; zeroed: before the first */
+  size_t at, n;  /* in the range */
+  size_t offset; /* in the layer */
+  uint64_t layer;
+  pith_state *state;
+} pith_stretch;
+
+/* The next part of [first, first + n), or 0. Without members there is one part, also of a range of no values. */
+int pith__next_stretch(const pith_job *job, size_t first, size_t n, pith_stretch *s);
+
+/* Random numbers of the second encoding (of results) must not be those of the first: owners count as further ranks. */
+static inline uint32_t pith__result_rank(const pith_job *job, int owner) { return (uint32_t)(job->ranks + owner); }
+
 /* ---- Work on values ---------------------------------------------------------------------------------------------- */
 
-/* Encodes src[first, first + n) into the piece. */
+/* Encodes src[first, first + n) into the piece, or task->values (n floats) in their place: sums of src over ranks, or of what
+ * ranks sent (mode PITH_GATHERED: gamma is in them already). */
 pith_status pith__work_encode(pith_job *job, const pith_task *task);
+#define PITH_GATHERED 1
+
+/* task->values (n floats) += src[first, first + n), times gamma where there is a memory. */
+pith_status pith__work_add_own(pith_job *job, const pith_task *task);
 
 /* Decodes the piece, encoded by rank task->peer, into task->values (n floats): sets or adds, as task->mode says. */
 pith_status pith__work_decode(pith_job *job, const pith_task *task);
+
+/* Sums become means where asked, or votes. `first` is the place of x in the tensor. */
+void pith__make_result(const pith_job *job, float *x, size_t n, size_t first);
 
 /* Makes the result of the sum in task->values (n floats) and encodes it into the piece. */
 pith_status pith__work_encode_result(pith_job *job, const pith_task *task);
@@ -63,6 +106,9 @@ typedef struct pith_raw {
 /* out = the reduction of `count` sources of n values, in their order; sums of halves are in f32, rounded once. out may be
  * one of the sources. A mean is the sum over `count`, divided. */
 void pith__reduce_many(pith_dtype dtype, pith_reduce reduce, const void *const *sources, int count, void *out, size_t n);
+
+/* sum (n floats) = or += values[first, first + n). */
+void pith__sum_values(pith_cspan values, size_t first, float *sum, size_t n, int is_first);
 
 /* What a task of pith__work_reduce has in task->values: one source for each rank, in rank order, of task->n values. */
 typedef struct pith_reduction {
@@ -98,13 +144,26 @@ static inline int pith__peer_at(const pith_job *job, int step) { return (job->ra
 #define PITH_TAG(phase, number) ((uint32_t)(phase) << 24 | (uint32_t)(number))
 
 /* Adds the tasks that reduce raw->src of all ranks into raw->dst, after `before`; returns the task that ends it. Phases
- * `phase` and `phase` + 1 are used for tags. */
+ * `phase` … `phase` + PITH_RAW_PHASES - 1 are used for tags. */
 uint32_t pith__add_allreduce(pith_job *job, const pith_raw *raw, unsigned phase, uint32_t before);
+uint32_t pith__add_allreduce_hosts(pith_job *job, const pith_raw *raw, unsigned phase, uint32_t before);
+#define PITH_RAW_PHASES 4
 
-pith_status pith__allreduce_plain(pith_job *job);   /* uncompressed */
-pith_status pith__allreduce_blocks(pith_job *job);  /* CHUNKED codecs: scatter, reduce, all-gather */
-pith_status pith__allreduce_gather(pith_job *job);  /* other codecs: everybody gets all payloads */
-pith_status pith__allreduce_rounds(pith_job *job);  /* ROUNDS codecs */
+/* Inside a host: our values of a range go to a carrier; and the carrier's sum of those of all ranks of the host, in rank
+ * order, in `sum`. Both return the task that ends it. */
+uint32_t pith__add_inside_send(pith_job *job, int carrier, pith_range range, uint32_t tag, uint32_t before);
+uint32_t pith__add_inside_sum(pith_job *job, pith_range range, uint32_t tag, float *sum, uint32_t before);
+/* The same bytes to all other ranks of our host, after `before`. */
+void pith__add_inside_copies(pith_job *job, uint32_t tag, pith_piece *piece, uint32_t before);
+
+pith_status pith__allreduce_plain(pith_job *job);  /* uncompressed */
+pith_status pith__allreduce_blocks(pith_job *job); /* CHUNKED codecs: scatter, reduce, all-gather */
+pith_status pith__allreduce_ring(pith_job *job);   /* CHUNKED codecs: from neighbour to neighbour */
+pith_status pith__allreduce_tree(pith_job *job);   /* CHUNKED codecs: up and down a binomial tree */
+pith_status pith__allreduce_gather(pith_job *job); /* all other codecs: everybody gets all payloads */
+pith_status pith__allreduce_ranges(pith_job *job); /* SPARSE codecs: scatter, reduce, all-gather of entries */
+pith_status pith__allreduce_linear(pith_job *job); /* LINEAR payloads: their plain sum */
+pith_status pith__allreduce_rounds(pith_job *job); /* ROUNDS codecs */
 
 /* counts[p]: the values of rank p's part. */
 pith_status pith__reduce_scatter(pith_job *job, const size_t *counts);

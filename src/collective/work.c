@@ -1,37 +1,102 @@
 /* The work that schedules are made of: encoding, decoding and reducing a range of values. */
+#include <string.h>
+
 #include "base/clock.h"
 #include "collective/job.h"
 
-
-/* Random numbers of the second encoding (of results) must not be those of the first: owners count as further ranks. */
 static pith_ctx ctx_of(const pith_job *job, int rank, int is_result, size_t first) {
   pith_ctx ctx = job->ctx;
-  ctx.rank = (uint32_t)(is_result ? job->ranks + rank : rank);
+  ctx.rank = is_result ? pith__result_rank(job, rank) : (uint32_t)rank;
   ctx.ranks = (uint32_t)job->ranks;
   ctx.offset = first;
   return ctx;
 }
 
+static pith_cspan values_of(const pith_job *job, const pith_task *task) {
+  if (task->values) {
+    return (pith_cspan){task->values, task->n, PITH_F32};
+  }
+  return (pith_cspan){(const uint8_t *)job->src.data + task->first * pith_dtype_size(job->src.dtype), task->n, job->src.dtype};
+}
+
 pith_status pith__work_encode(pith_job *job, const pith_task *task) {
   double start = pith__now();
   pith_out out = {task->piece->data, task->piece->capacity, 0};
-  PITH_TRY(job->encode(job, task->first, task->n, &out));
+  PITH_TRY(job->encode(job, values_of(job, task), task->first, task->mode == PITH_GATHERED ? 1.0f : job->ctx.gamma, &out));
   task->piece->size = out.size;
   job->encode_seconds += pith__now() - start;
   return PITH_OK;
 }
 
-static pith_status decode(pith_job *job, const pith_task *task, pith_span dst, int mode, int is_result) {
-  double start = pith__now();
-  pith_ctx ctx = ctx_of(job, task->peer, is_result, task->first);
-  pith_bytes in = {task->piece->data, task->piece->size};
-  PITH_TRY(pith__codec_decode(job->codec, in, dst, mode == PITH_ADD ? PITH_APPLY_ADD : PITH_APPLY_SET, job->chain, &ctx));
-  job->decode_seconds += pith__now() - start;
+#define TILE 1024
+
+pith_status pith__work_add_own(pith_job *job, const pith_task *task) {
+  float tile[TILE], *sum = task->values, gamma = job->codec->memory ? job->ctx.gamma : 1.0f;
+  for (size_t i = 0; i < task->n; i += TILE) {
+    size_t n = task->n - i < TILE ? task->n - i : TILE;
+    const float *x = pith__span_load(job->src, task->first + i, n, tile);
+    if (gamma != 1.0f) {
+      memmove(tile, x, n * sizeof *tile);
+      pith__values_scale(gamma, tile, n);
+      x = tile;
+    }
+    pith__values_add(x, sum + i, n);
+  }
   return PITH_OK;
+}
+
+/* The first member that ends behind a value. */
+static size_t member_at(const pith_job *job, size_t value) {
+  size_t low = 0, high = job->member_count;
+  while (low < high) {
+    size_t middle = low + (high - low) / 2;
+    if (job->members[middle].first + job->members[middle].n <= value) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+int pith__next_stretch(const pith_job *job, size_t first, size_t n, pith_stretch *s) {
+  if (job->member_count == 0) {
+    *s = (pith_stretch){s->number + 1, 0, n, first, job->ctx.layer, job->state};
+    return s->number == 1;
+  }
+  size_t from = first + s->at + s->n, index = member_at(job, from);
+  if (from >= first + n || index == job->member_count || job->members[index].first >= first + n) {
+    return 0;
+  }
+  const pith_member *m = &job->members[index];
+  from = m->first > from ? m->first : from;
+  size_t end = m->first + m->n < first + n ? m->first + m->n : first + n;
+  *s = (pith_stretch){s->number + 1, from - first, end - from, from - m->first, m->layer, m->state};
+  return 1;
 }
 
 static pith_span range_of(pith_span span, size_t first, size_t n) {
   return (pith_span){(uint8_t *)span.data + first * pith_dtype_size(span.dtype), n, span.dtype};
+}
+
+/* The payload of a range is those of its layers one after another: codecs of joined tensors are FIXED, so each is known by its size. */
+static pith_status decode(pith_job *job, const pith_task *task, pith_span dst, int mode, int is_result) {
+  double start = pith__now();
+  pith_stretch s = {0};
+  const uint8_t *bytes = task->piece->data;
+  size_t used = 0, whole = task->piece->size;
+  while (pith__next_stretch(job, task->first, task->n, &s)) {
+    pith_ctx ctx = ctx_of(job, task->peer, is_result, s.offset);
+    size_t size = job->member_count ? pith_codec_bound(job->codec, s.n) : whole;
+    ctx.layer = s.layer;
+    PITH_REQUIRE(size <= whole - used, PITH_ERR_CORRUPT, "a payload of %zu bytes ends within one of its layers", whole);
+    PITH_TRY(pith__codec_decode(job->codec, (pith_bytes){bytes + used, size}, range_of(dst, s.at, s.n),
+                                mode == PITH_ADD ? PITH_APPLY_ADD : PITH_APPLY_SET, job->chain, &ctx));
+    used += size;
+  }
+  PITH_REQUIRE(used == whole, PITH_ERR_CORRUPT, "a payload has %zu bytes behind its last layer", whole - used);
+  job->decode_seconds += pith__now() - start;
+  return PITH_OK;
 }
 
 pith_status pith__work_decode(pith_job *job, const pith_task *task) {
@@ -46,8 +111,7 @@ pith_status pith__work_decode_to_dst(pith_job *job, const pith_task *task) {
   return decode(job, task, range_of(job->dst, task->at, task->n), PITH_SET, 0);
 }
 
-/* Sums become means where asked, or votes. */
-static void make_result(const pith_job *job, float *x, size_t n, size_t first) {
+void pith__make_result(const pith_job *job, float *x, size_t n, size_t first) {
   if (job->codec->caps & PITH_CAP_VOTE) {
     pith__values_vote(first, x, n);
   } else if (job->reduce == PITH_MEAN) {
@@ -57,20 +121,17 @@ static void make_result(const pith_job *job, float *x, size_t n, size_t first) {
 
 pith_status pith__work_encode_result(pith_job *job, const pith_task *task) {
   double start = pith__now();
-  pith_ctx ctx = ctx_of(job, job->rank, 1, task->first);
   pith_out out = {task->piece->data, task->piece->capacity, 0};
-  make_result(job, task->values, task->n, task->first);
-  PITH_TRY(pith__codec_encode(job->codec, (pith_cspan){task->values, task->n, PITH_F32}, &out, NULL, job->chain, &ctx));
+  pith__make_result(job, task->values, task->n, task->first);
+  PITH_TRY(job->encode_result(job, (pith_cspan){task->values, task->n, PITH_F32}, task->first, &out));
   task->piece->size = out.size;
   job->encode_seconds += pith__now() - start;
   return PITH_OK;
 }
 
-#define TILE 1024
-
 pith_status pith__work_store_result(pith_job *job, const pith_task *task) {
   float buffer[TILE];
-  make_result(job, task->values, task->n, task->first);
+  pith__make_result(job, task->values, task->n, task->first);
   for (size_t i = 0; i < task->n; i += TILE) {
     size_t n = task->n - i < TILE ? task->n - i : TILE;
     pith__span_store(job->dst, task->at + i, n, (const float *)task->values + i, PITH_SET, buffer);
@@ -95,7 +156,9 @@ pith_reduction *pith__schedule_reduction(pith_job *job, pith_dtype dtype, pith_r
 
 pith_status pith__work_reduce(pith_job *job, const pith_task *task) {
   const pith_reduction *r = task->values;
+  double start = task->n > TILE ? pith__now() : 0; /* of short ones the clock would be much of the time */
   pith__reduce_many(r->dtype, r->reduce, r->sources, job->ranks, r->out, task->n);
+  job->decode_seconds += task->n > TILE ? pith__now() - start : 0;
   return PITH_OK;
 }
 

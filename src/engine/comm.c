@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
-#include "engine/comm.h"
+#include "engine/choose.h"
 #include "engine/trace.h"
 #include "transport/module.h"
 #include "transport/rendezvous.h"
@@ -42,19 +42,39 @@ static int number_of(int given, const char *const *variables) {
 
 typedef struct settings {
   pith_rendezvous meet;
-  const char *transport, *interface, *host_id;
+  const char *transport, *interface, *host_id, *inside;
+  pith_algorithm algorithm;
+  int connections;
   size_t chunk;
   double timeout;
 } settings;
 
+/* Under torchrun MASTER_PORT is the port of its own store; ranks that were started together make the same other one of it,
+ * below those that systems give to outgoing connections. */
+static int torchrun_port(int port) {
+  const char *run = getenv("TORCHELASTIC_RUN_ID"), *restarts = getenv("TORCHELASTIC_RESTART_COUNT");
+  if (!run || port < 0) {
+    return port;
+  }
+  uint64_t hash = pith__hash64(run, strlen(run), (uint64_t)port);
+  hash = pith__hash64(restarts ? restarts : "", restarts ? strlen(restarts) : 0, hash);
+  return 10240 + (int)(hash % 16384);
+}
+
+static int find_port(const pith_config *c) {
+  static const char *const own_names[] = {"PITH_PORT", NULL}, *const master_names[] = {"MASTER_PORT", NULL};
+  int own = c->port ? c->port : number_of(-1, own_names);
+  return own > 0 ? own : torchrun_port(number_of(-1, master_names));
+}
+
 static pith_status read_settings(const pith_config *config, settings *s) {
   static const char *const rank_names[] = {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", NULL};
   static const char *const ranks_names[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", NULL};
-  static const char *const port_names[] = {"MASTER_PORT", NULL};
+  static const char *const connection_names[] = {"PITH_CONNECTIONS", NULL};
   pith_config none = PITH_CONFIG_INIT;
   const pith_config *c = config ? config : &none;
   PITH_REQUIRE(c->size == sizeof *c, PITH_ERR_ARGUMENT, "pith_config.size is %zu: start from PITH_CONFIG_INIT", c->size);
-  int port = c->port ? c->port : number_of(-1, port_names);
+  int port = find_port(c);
   const char *timeout = getenv("PITH_TIMEOUT");
   s->meet = (pith_rendezvous){.rank = number_of(c->rank, rank_names),
                               .ranks = number_of(c->ranks, ranks_names),
@@ -67,6 +87,10 @@ static pith_status read_settings(const pith_config *config, settings *s) {
   s->interface = text_of(c->interface, "PITH_IFNAME", NULL);
   s->host_id = text_of(c->host_id, "PITH_HOSTID", NULL);
   s->chunk = c->chunk ? c->chunk : DEFAULT_CHUNK;
+  s->inside = text_of(c->inside, "PITH_INSIDE", "none");
+  s->connections = c->connections ? c->connections : number_of(-1, connection_names);
+  s->connections = s->connections > 0 ? s->connections : 0;
+  PITH_TRY(pith__algorithm_parse(text_of(c->algorithm, "PITH_ALGO", "auto"), &s->algorithm));
   PITH_REQUIRE(s->meet.rank >= 0 && s->meet.ranks > 0, PITH_ERR_ARGUMENT,
                "which rank of how many is this? Start it with pith run or mpirun, or set RANK and WORLD_SIZE");
   PITH_REQUIRE(s->meet.rank < s->meet.ranks && s->meet.ranks <= RANKS_MOST, PITH_ERR_ARGUMENT, "rank %d of %d is impossible",
@@ -117,7 +141,8 @@ static pith_status find_transport(const char *name, const pith_transport_ops **f
       return PITH_OK;
     }
   }
-  PITH_REQUIRE(strcmp(name, "mpi") == 0, PITH_ERR_ARGUMENT, "there is no transport \"%s\": auto, shm, tcp, mpi or inproc", name);
+  PITH_REQUIRE(strcmp(name, "mpi") == 0 || strcmp(name, "ucx") == 0, PITH_ERR_ARGUMENT,
+               "there is no transport \"%s\": auto, shm, tcp, mpi, ucx or inproc", name);
   return pith__transport_open(name, found);
 }
 
@@ -176,9 +201,10 @@ static pith_status connect_kind(pith_comm *comm, pith_transport *transport, int 
   return status;
 }
 
-/* A peer is reached locally if both can and share a host, else over the network. */
-static int kind_of(const card *mine, const card *theirs) {
-  int local = mine->address[KIND_LOCAL].size && theirs->address[KIND_LOCAL].size && mine->host == theirs->host;
+/* A peer is reached locally if both can and share a host (or, for threads, whatever they call their hosts), else over the network. */
+static int kind_of(const pith_comm *comm, const card *mine, const card *theirs) {
+  int together = mine->host == theirs->host || strcmp(comm->transport_name, pith__transport_inproc.name) == 0;
+  int local = mine->address[KIND_LOCAL].size && theirs->address[KIND_LOCAL].size && together;
   int network = mine->address[KIND_NETWORK].size && theirs->address[KIND_NETWORK].size;
   return local ? KIND_LOCAL : network ? KIND_NETWORK : -1;
 }
@@ -190,7 +216,7 @@ static pith_status connect_all(pith_comm *comm, pith_transport **transport, cons
     if (p == comm->rank) {
       continue;
     }
-    int kind = kind_of(&cards[comm->rank], &cards[p]);
+    int kind = kind_of(comm, &cards[comm->rank], &cards[p]);
     PITH_REQUIRE(kind >= 0, PITH_ERR_UNSUPPORTED,
                  "ranks %d and %d have no transport in common: they are on different hosts, or chose different ones", comm->rank, p);
     wanted[kind][p] = 1;
@@ -203,6 +229,31 @@ static pith_status connect_all(pith_comm *comm, pith_transport **transport, cons
       transport[k] = NULL; /* the comm's now */
     }
   }
+  return PITH_OK;
+}
+
+/* ---- Hosts ------------------------------------------------------------------------------------------------------- */
+
+static pith_status lay_out(pith_comm *comm, const card *cards) {
+  uint64_t *host = calloc((size_t)comm->ranks, sizeof *host);
+  PITH_REQUIRE(host, PITH_ERR_MEMORY, "no memory for the hosts of %d ranks", comm->ranks);
+  for (int p = 0; p < comm->ranks; p++) {
+    host[p] = cards[p].host;
+  }
+  pith_status status = pith__layout_create(comm->ranks, host, &comm->hosts);
+  free(host);
+  return status;
+}
+
+/* The codecs a comm itself needs. */
+static pith_status make_codecs(pith_comm *comm, const char *inside) {
+  PITH_TRY(pith_codec_create("threshold:1e-45", &comm->entries));
+  if (strcmp(inside, "none") == 0) {
+    return PITH_OK;
+  }
+  PITH_TRY(pith_codec_create(inside, &comm->inside));
+  PITH_REQUIRE((comm->inside->caps & PITH_CAP_CHUNKED) && !comm->inside->memory && !(comm->inside->caps & PITH_CAP_VOTE),
+               PITH_ERR_UNSUPPORTED, "%s cannot be used inside hosts: that takes a codec for pieces, without memory or vote", inside);
   return PITH_OK;
 }
 
@@ -228,7 +279,8 @@ static pith_status keep_text(const char *text, char **copy) {
 static pith_status make_comm(int rank, int ranks, const settings *s, pith_comm **made) {
   pith_comm *comm = calloc(1, sizeof *comm);
   PITH_REQUIRE(comm, PITH_ERR_MEMORY, "no memory for a comm");
-  *comm = (pith_comm){.rank = rank, .ranks = ranks, .timeout = s->timeout, .chunk = s->chunk};
+  *comm = (pith_comm){.rank = rank, .ranks = ranks, .timeout = s->timeout, .chunk = s->chunk, .wake = -1, .cost = pith__cost_default,
+                      .algorithm = s->algorithm, .connections = s->connections};
   comm->running_end = &comm->running;
   comm->tracing = pith__trace_start(rank);
   comm->link = calloc((size_t)ranks, sizeof *comm->link);
@@ -243,6 +295,8 @@ static pith_status make_comm(int rank, int ranks, const settings *s, pith_comm *
   PITH_TRY(keep_text(s->host_id, &comm->host_id));
   PITH_REQUIRE(comm->link, PITH_ERR_MEMORY, "no memory for the links to %d ranks", ranks);
   init_links(comm);
+  PITH_TRY(pith__layout_create(ranks, NULL, &comm->flat));
+  PITH_TRY(make_codecs(comm, s->inside));
   PITH_REQUIRE(comm->wake >= 0, PITH_ERR_SYSTEM, "eventfd: %s", strerror(errno));
   return PITH_OK;
 }
@@ -264,6 +318,10 @@ static void free_comm(pith_comm *comm) {
   free(comm->transport_name);
   free(comm->interface);
   free(comm->host_id);
+  pith__layout_destroy(comm->hosts);
+  pith__layout_destroy(comm->flat);
+  pith_codec_destroy(comm->inside);
+  pith_codec_destroy(comm->entries);
   free(comm->link);
   free(comm);
 }
@@ -280,6 +338,7 @@ static pith_status join(pith_comm *comm, const settings *s, exchange_fn exchange
   pith_transport_config config = {.rank = comm->rank,
                                   .ranks = comm->ranks,
                                   .interface = s->interface,
+                                  .connections = s->connections,
                                   .timeout = s->timeout,
                                   .rendezvous_host = s->meet.host};
   pith_status status = choose_transports(s->transport, &chosen);
@@ -291,6 +350,9 @@ static pith_status join(pith_comm *comm, const settings *s, exchange_fn exchange
   }
   if (status == PITH_OK) {
     status = connect_all(comm, transport, cards);
+  }
+  if (status == PITH_OK) {
+    status = lay_out(comm, cards);
   }
   close_all(transport);
   free(cards);
@@ -375,7 +437,8 @@ static pith_status exchange_over_parent(void *how, const card *mine, card *all, 
 
 static pith_status join_group(pith_comm *parent, group *g, pith_comm **made) {
   settings s = {.meet = {.host = parent->host}, .transport = parent->transport_name, .interface = parent->interface,
-                .host_id = parent->host_id, .chunk = parent->chunk, .timeout = parent->timeout};
+                .host_id = parent->host_id, .chunk = parent->chunk, .timeout = parent->timeout, .algorithm = parent->algorithm,
+                .connections = parent->connections, .inside = parent->inside ? parent->inside->spec : "none"};
   PITH_TRY(make_comm(g->rank, g->ranks, &s, made));
   return join(*made, &s, exchange_over_parent, g);
 }
@@ -419,6 +482,20 @@ pith_status pith_comm_stats(const pith_comm *comm, pith_stats *stats) {
   *stats = comm->stats;
   pthread_mutex_unlock(&locked->mutex);
   stats->size = sizeof *stats;
+  return PITH_OK;
+}
+
+pith_status pith_comm_traffic(const pith_comm *comm, const char *operation, pith_traffic *traffic) {
+  PITH_REQUIRE(comm && operation && traffic, PITH_ERR_ARGUMENT, "pith_comm_traffic: comm, operation and traffic must not be NULL");
+  unsigned kind = 1;
+  while (kind < PITH_OP_KINDS && strcmp(pith__operation_name(kind), operation) != 0) {
+    kind++;
+  }
+  PITH_REQUIRE(kind < PITH_OP_KINDS, PITH_ERR_ARGUMENT, "there is no operation \"%s\"", operation);
+  pith_comm *locked = (pith_comm *)(uintptr_t)comm;
+  pith__comm_lock(locked);
+  *traffic = comm->traffic[kind];
+  pthread_mutex_unlock(&locked->mutex);
   return PITH_OK;
 }
 

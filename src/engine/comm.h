@@ -1,7 +1,10 @@
 /*
  * The inside of a comm: links that frame messages over transports, operations that run schedules over links.
  *
- *   operations.c  public calls: check, write a schedule, submit
+ *   operations.c  public calls: check, write a schedule
+ *   submit.c      making operations, handing them to the comm, waiting for them
+ *   choose.c      which algorithm
+ *   bundle.c      layers joined to one operation
  *   execute.c     runs schedules: which task is ready, what follows
  *   link.c        messages of one peer: headers, matching, payloads
  *   progress.c    drives all links and operations; sleeping, time-outs, threads
@@ -17,6 +20,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "collective/cost.h"
 #include "collective/job.h"
 #include "transport/transport.h"
 
@@ -43,6 +47,7 @@ typedef enum pith_operation_kind {
   PITH_OP_SCATTER,
   PITH_OP_BARRIER,
   PITH_OP_POINT, /* send and receive */
+  PITH_OP_KINDS
 } pith_operation_kind;
 
 typedef struct pith_frame {
@@ -69,7 +74,8 @@ typedef struct pith_operation {
   void *scratch;         /* of the codec */
   size_t *counts;        /* copies of the caller's */
   pith_status status;
-  double started_at; /* while tracing */
+  pith_traffic traffic;
+  double started_at;
   int done, released; /* released: nobody will wait for it */
 } pith_operation;
 
@@ -112,6 +118,8 @@ typedef struct pith_link {
   int over;                  /* and its last byte was read */
   int broken;                /* takes nothing any more */
   double heard;              /* when it last said that it waits, too */
+  uint64_t moved, seen;      /* counts every step of an operation's messages; what it was when last looked at */
+  double since;              /* when, by the clock of check_time, we began to wait for the peer's next step */
   pith_outgoing *out, **out_end;
   pith_posted *posted, **posted_end;
   pith_early *early, **early_end;
@@ -121,9 +129,12 @@ typedef struct pith_link {
   uint8_t *target; /* where its payload goes */
   pith_posted *match;
   pith_early *stored;
+  pith_outgoing *spare_out; /* one of each for the next message: short operations need no more */
+  pith_posted *spare_posted;
 } pith_link;
 
 #define PITH_TRANSPORTS_MOST 2
+#define PITH_LOGGED_MOST 64
 
 struct pith_comm {
   int rank, ranks;
@@ -131,6 +142,13 @@ struct pith_comm {
   double timeout;
   size_t chunk;
   char *host, *transport_name, *interface, *host_id; /* settings, for splits */
+  int connections;
+  pith_layout *hosts, *flat;   /* which ranks share a host; and as if none did */
+  pith_cost_model cost;        /* what algorithms are chosen by */
+  pith_algorithm algorithm;    /* what the user wishes, where it suits */
+  pith_codec *inside;          /* inside hosts, for hierarchical; NULL: uncompressed */
+  pith_codec *entries;         /* sparse and without loss */
+  uint64_t logged[PITH_LOGGED_MOST]; /* kinds of operations that were explained */
   pith_transport *transport[PITH_TRANSPORTS_MOST];
   int transports;
   pith_link *link;
@@ -142,7 +160,8 @@ struct pith_comm {
   char failure[768];
   double failed_at;
   int tracing; /* PITH_TRACE */
-  double last_progress; /* when data last moved */
+  double busy;          /* seconds of work in which nobody listened to the links */
+  uint32_t turns;
   double last_sign;     /* when we last told the others that we wait */
   pthread_mutex_t mutex;
   pthread_cond_t changed;
@@ -153,6 +172,7 @@ struct pith_comm {
   int spin, yield; /* turns without news before we sleep (0: not chosen yet), and between two that leave the core to others */
   int wake; /* an eventfd that ends the driver's sleep */
   pith_stats stats;
+  pith_traffic traffic[PITH_OP_KINDS];
 };
 
 /* ---- execute.c --------------------------------------------------------------------------------------------------- */
@@ -165,6 +185,11 @@ int pith__operation_work(pith_comm *comm);
 /* "allreduce" and so on. */
 const char *pith__operation_name(unsigned kind);
 
+/* sum += share of what is in traffic. */
+void pith__traffic_add(pith_traffic *sum, const pith_traffic *traffic, double share);
+/* pith_wait(), and what the operation moved. */
+pith_status pith__wait(pith_request *request, pith_traffic *traffic);
+
 /* ---- link.c ------------------------------------------------------------------------------------------------------ */
 
 /* Of a whole message, but for the checksum itself. */
@@ -172,6 +197,8 @@ uint32_t pith__frame_checksum(const pith_frame *frame, const void *payload);
 
 void pith__link_send(pith_link *link, pith_operation *op, uint32_t task);
 void pith__link_receive(pith_link *link, pith_operation *op, uint32_t task);
+/* A message that need not outlive the call: what the transport does not take at once goes on from a copy. */
+void pith__link_send_now(pith_link *link, const pith_frame *frame, const void *payload);
 void pith__link_notice(pith_link *link, pith_frame_kind kind, const char *text);
 /* Tells the peer that we are alive and wait, in the oldest collective that is not done. */
 void pith__link_sign(pith_link *link);

@@ -5,6 +5,8 @@
 #include "engine/comm.h"
 #include "engine/trace.h"
 
+#define SHORT_WORK 4096 /* values: takes no time worth noting */
+
 /* ---- The heap of ready work -------------------------------------------------------------------------------------- */
 
 static void swap(uint32_t *a, uint32_t *b) {
@@ -76,9 +78,38 @@ static void trace_operation(const pith_operation *op) {
   pith__trace(op->comm->rank, "operations", name, detail, op->started_at, pith__now());
 }
 
+/* ---- Counting ---------------------------------------------------------------------------------------------------- */
+
+void pith__traffic_add(pith_traffic *sum, const pith_traffic *t, double share) {
+  sum->operations += t->operations;
+  sum->uncompressed += t->uncompressed;
+  sum->messages += t->messages;
+  sum->raw_bytes += (uint64_t)((double)t->raw_bytes * share);
+  sum->sent_bytes += (uint64_t)((double)t->sent_bytes * share);
+  sum->encode += t->encode * share;
+  sum->decode += t->decode * share;
+  sum->wire += t->wire * share;
+}
+
+static void count(pith_operation *op) {
+  pith_traffic *t = &op->traffic;
+  const pith_job *job = &op->job;
+  double rest = pith__now() - op->started_at - job->encode_seconds - job->decode_seconds;
+  t->operations = 1;
+  t->uncompressed = !job->codec;
+  t->raw_bytes = job->src.n * pith_dtype_size(job->src.dtype);
+  t->encode = job->encode_seconds;
+  t->decode = job->decode_seconds;
+  t->wire = rest > 0 ? rest : 0;
+  pith__traffic_add(&op->comm->traffic[op->frame.operation], t, 1.0);
+}
+
 static void finish(pith_operation *op) {
   if (op->comm->tracing) {
     trace_operation(op);
+  }
+  if (op->started_at > 0) { /* else it counts itself */
+    count(op);
   }
   op->comm->stats.encode += op->job.encode_seconds;
   op->comm->stats.decode += op->job.decode_seconds;
@@ -89,7 +120,7 @@ static void finish(pith_operation *op) {
 void pith__operation_start(pith_operation *op) {
   pith_schedule *s = &op->job.schedule;
   op->unfinished = s->tasks;
-  op->started_at = op->comm->tracing ? pith__now() : 0;
+  op->started_at = pith__now();
   for (uint32_t t = 0; t < s->tasks && !op->done; t++) {
     if (s->task[t].waits == 0 && !s->task[t].started) { /* a message that came early may have started it */
       make_ready(op, t);
@@ -120,8 +151,10 @@ int pith__operation_work(pith_comm *comm) {
     }
     uint32_t number = heap_pop(op);
     const pith_task *task = &op->job.schedule.task[number];
-    double start_at = comm->tracing ? pith__now() : 0;
+    int is_long = task->n == 0 || task->n > SHORT_WORK; /* 0: it does not say */
+    double start_at = comm->tracing ? pith__now() : 0, began = is_long ? pith__now_rough() : 0;
     pith_status status = task->work(&op->job, task);
+    comm->busy += is_long ? pith__now_rough() - began : 0;
     if (comm->tracing) {
       trace_work(op, task, start_at);
     }

@@ -11,23 +11,47 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/copy.h"
 #include "base/hash.h"
 #include "engine/comm.h"
 
 #define MESSAGE_MOST ((uint64_t)1 << 40)
 #define NOTICE_MOST 700
+#define PIECES_MOST 32 /* of messages that are sent at once: a system call costs as much as some kilobytes */
+#define LANES 8
 #define EARLY_MOST ((size_t)64 << 20) /* bytes kept for a peer that nothing here waits for: it may be far ahead */
-#define BYTES_PER_TURN ((size_t)1 << 20) /* then the other links get theirs */
+#define BYTES_PER_TURN ((size_t)256 << 10) /* then the other links get theirs, and what came is worked on while the cache has it */
+
+/* Eight chains side by side, one for each word of a line: one alone would wait for its own multiplications. */
+static uint64_t hash_lines(const uint8_t *at, size_t lines, uint64_t start) {
+  uint64_t chain[LANES], word[LANES];
+  for (unsigned k = 0; k < LANES; k++) {
+    chain[k] = start + k;
+  }
+  for (; lines > 0; lines--, at += sizeof word) {
+    memcpy(word, at, sizeof word);
+    for (unsigned k = 0; k < LANES; k++) {
+      chain[k] = (chain[k] ^ word[k]) * 0x9e3779b97f4a7c15u;
+      chain[k] ^= chain[k] >> 29;
+    }
+  }
+  return pith__hash64(chain, sizeof chain, start);
+}
 
 uint32_t pith__frame_checksum(const pith_frame *frame, const void *payload) {
-  uint64_t hash = pith__hash64(payload, (size_t)frame->length, pith__hash64(frame, offsetof(pith_frame, checksum), 0));
+  size_t size = (size_t)frame->length, line = LANES * sizeof(uint64_t);
+  uint64_t hash = pith__hash64(frame, offsetof(pith_frame, checksum), 0);
+  if (size >= line) {
+    hash = hash_lines(payload, size / line, hash);
+  }
+  hash = pith__hash64((const uint8_t *)payload + size / line * line, size % line, hash);
   return (uint32_t)(hash ^ hash >> 32);
 }
 
 /* ---- Saying what somebody does ----------------------------------------------------------------------------------- */
 
 static void describe(const pith_frame *f, char *text, size_t size) {
-  snprintf(text, size, "%s number %" PRIu64 " of %" PRIu64 " values (type and reduction %#x, spec %#" PRIx64 ", layer %" PRIu64 ")",
+  snprintf(text, size, "%s number %" PRIu64 " of %" PRIu64 " values (type, reduction and algorithm %#x, spec %#" PRIx64 ", layer %" PRIu64 ")",
            pith__operation_name(f->operation), f->sequence, f->count, f->flags, f->fingerprint, f->layer);
 }
 
@@ -52,16 +76,31 @@ static void enqueue(pith_link *link, pith_outgoing *message) {
   link->out_end = &message->next;
 }
 
+/* If nothing was wanted of the peer until now, its time begins now. */
+static void begin_wait(pith_link *link) { link->moved += !link->out && !link->posted && !link->match; }
+
+static pith_outgoing *new_outgoing(pith_link *link) {
+  pith_outgoing *message = link->spare_out;
+  link->spare_out = NULL;
+  return message ? message : malloc(sizeof *message);
+}
+
+static void free_outgoing(pith_link *link, pith_outgoing *message) {
+  free(link->spare_out);
+  link->spare_out = message;
+}
+
 void pith__link_send(pith_link *link, pith_operation *op, uint32_t number) {
   const pith_task *task = &op->job.schedule.task[number];
   if (link->comm->failed != PITH_OK) {
     return; /* nothing may point at an operation any more */
   }
-  pith_outgoing *message = calloc(1, sizeof *message);
+  pith_outgoing *message = new_outgoing(link);
   if (!message) {
     pith__comm_fail(link->comm, PITH_ERR_MEMORY, "rank %d: no memory to send a message", link->comm->rank);
     return;
   }
+  begin_wait(link);
   *message = (pith_outgoing){.operation = op, .task = number, .frame = op->frame, .payload = task->piece->data};
   message->frame.tag = task->tag;
   message->frame.length = task->piece->size;
@@ -71,7 +110,7 @@ void pith__link_send(pith_link *link, pith_operation *op, uint32_t number) {
 
 void pith__link_notice(pith_link *link, pith_frame_kind kind, const char *text) {
   size_t length = strnlen(text, NOTICE_MOST);
-  pith_outgoing *message = link->transport && !link->left ? calloc(1, sizeof *message) : NULL;
+  pith_outgoing *message = link->transport && !link->left ? malloc(sizeof *message) : NULL;
   char *copy = message ? malloc(length + 1) : NULL;
   if (!copy) {
     free(message);
@@ -111,7 +150,7 @@ static void drop_first(pith_link *link) {
   if (!message->operation) {
     free((void *)(uintptr_t)message->payload);
   }
-  free(message);
+  free_outgoing(link, message);
 }
 
 static void fail_peer(pith_link *link) {
@@ -121,55 +160,114 @@ static void fail_peer(pith_link *link) {
   pith__comm_fail(link->comm, PITH_ERR_PEER, "rank %d is gone (seen by rank %d): %s", link->peer, link->comm->rank, why);
 }
 
-/* Sends the rest of a message; whether it is out completely. */
-static int push_message(pith_link *link, pith_outgoing *message, size_t *moved) {
-  size_t head = sizeof message->frame, total = head + (size_t)message->frame.length;
-  while (message->done < total) {
-    struct iovec pieces[2];
-    int count = 0;
-    size_t taken = 0, into = message->done > head ? message->done - head : 0;
-    if (message->done < head) {
-      pieces[count++] = (struct iovec){(uint8_t *)&message->frame + message->done, head - message->done};
+static size_t total_of(const pith_outgoing *message) { return sizeof message->frame + (size_t)message->frame.length; }
+
+/* What is left of the first messages, as many as there is room for; returns how many pieces, and their bytes. */
+static int gather_pieces(const pith_link *link, struct iovec *pieces, size_t *bytes) {
+  int count = 0;
+  *bytes = 0;
+  for (const pith_outgoing *m = link->out; m && count + 2 <= PIECES_MOST && *bytes < BYTES_PER_TURN; m = m->next) {
+    size_t head = sizeof m->frame, into = m->done > head ? m->done - head : 0;
+    if (m->done < head) {
+      pieces[count++] = (struct iovec){(uint8_t *)(uintptr_t)&m->frame + m->done, head - m->done};
     }
-    if (message->frame.length > into) {
-      pieces[count++] = (struct iovec){(void *)(uintptr_t)(message->payload + into), (size_t)message->frame.length - into};
+    if (m->frame.length > into) {
+      pieces[count++] = (struct iovec){(void *)(uintptr_t)(m->payload + into), (size_t)m->frame.length - into};
     }
-    if (link->transport->ops->send(link->transport, link->peer, pieces, count, &taken) != PITH_OK) {
-      link->broken = 1; /* what it said before it went may still be here: receiving decides */
-      return 0;
-    }
-    if (taken == 0) {
-      return 0;
-    }
-    message->done += taken;
-    *moved += taken;
-    if (message->operation) {
-      link->comm->last_progress = pith__now_rough();
-    }
+    *bytes += total_of(m) - m->done;
   }
-  return 1;
+  return count;
 }
 
-static size_t push(pith_link *link) {
-  size_t moved = 0;
-  while (link->out && moved < BYTES_PER_TURN) {
-    pith_outgoing *message = link->out;
-    if (!push_message(link, message, &moved)) {
-      break;
-    }
-    pith_operation *op = message->operation;
-    uint32_t task = message->task;
+/* Notes that so many bytes are gone, of all messages before any of them is finished: what follows may end the comm. */
+static void note_sent(pith_link *link, size_t bytes) {
+  for (pith_outgoing *m = link->out; m && bytes > 0; m = m->next) {
+    size_t rest = total_of(m) - m->done, n = rest < bytes ? rest : bytes;
+    m->done += n;
+    bytes -= n;
+    link->moved += m->operation != NULL;
+  }
+}
+
+/* Finishes the messages that are out. */
+static void finish_sent(pith_link *link) {
+  while (link->out && link->out->done == total_of(link->out)) {
+    pith_operation *op = link->out->operation;
+    uint32_t task = link->out->task;
     link->comm->stats.messages++;
+    if (op) {
+      op->traffic.messages++;
+      op->traffic.sent_bytes += total_of(link->out);
+    }
     drop_first(link);
     if (op) {
       pith__operation_task_done(op, task);
     }
   }
+}
+
+static size_t push(pith_link *link) {
+  size_t moved = 0, taken = 0, wanted = 0;
+  while (link->out && moved < BYTES_PER_TURN && taken == wanted) {
+    struct iovec pieces[PIECES_MOST];
+    int count = gather_pieces(link, pieces, &wanted);
+    taken = 0;
+    if (link->transport->ops->send(link->transport, link->peer, pieces, count, &taken) != PITH_OK) {
+      link->broken = 1; /* what it said before it went may still be here: receiving decides */
+      break;
+    }
+    moved += taken;
+    note_sent(link, taken);
+    finish_sent(link);
+  }
   link->comm->stats.sent_bytes += moved;
   return moved;
 }
 
+/* The rest of a message, from a copy that nobody else knows of. */
+static void queue_copy(pith_link *link, const pith_outgoing *message) {
+  pith_outgoing *rest = new_outgoing(link);
+  uint8_t *copy = malloc((size_t)message->frame.length + 1);
+  if (!rest || !copy) {
+    free(rest);
+    free(copy);
+    link->left |= message->done > 0; /* nothing can follow a message that has begun */
+    pith__comm_fail(link->comm, PITH_ERR_MEMORY, "rank %d: no memory to send a message", link->comm->rank);
+    return;
+  }
+  pith__copy(copy, message->payload, (size_t)message->frame.length);
+  *rest = *message;
+  rest->payload = copy;
+  enqueue(link, rest);
+}
+
+void pith__link_send_now(pith_link *link, const pith_frame *frame, const void *payload) {
+  pith_outgoing message = {.frame = *frame, .payload = payload};
+  struct iovec pieces[2] = {{&message.frame, sizeof message.frame}, {(void *)(uintptr_t)payload, (size_t)frame->length}};
+  message.frame.checksum = link->checked ? pith__frame_checksum(&message.frame, payload) : 0;
+  if (!link->out && !link->broken && !link->left &&
+      link->transport->ops->send(link->transport, link->peer, pieces, 2, &message.done) != PITH_OK) {
+    link->broken = 1;
+  }
+  link->comm->stats.sent_bytes += message.done;
+  link->comm->stats.messages += message.done == total_of(&message);
+  if (message.done < total_of(&message) && link->comm->failed == PITH_OK) {
+    queue_copy(link, &message);
+  }
+}
+
 /* ---- Receiving --------------------------------------------------------------------------------------------------- */
+
+static pith_posted *new_posted(pith_link *link) {
+  pith_posted *posted = link->spare_posted;
+  link->spare_posted = NULL;
+  return posted ? posted : malloc(sizeof *posted);
+}
+
+static void free_posted(pith_link *link, pith_posted *posted) {
+  free(link->spare_posted);
+  link->spare_posted = posted;
+}
 
 static int matches(const pith_posted *posted, const pith_frame *frame) {
   const pith_frame *ours = &posted->operation->frame;
@@ -320,7 +418,7 @@ static void keep_early(pith_link *link) {
   if (posted) {
     pith_operation *op = posted->operation;
     uint32_t task = posted->task;
-    free(posted);
+    free_posted(link, posted);
     accept_early(link, early, op, task);
   } else {
     *link->early_end = early;
@@ -341,10 +439,11 @@ static void end_payload(pith_link *link) {
     link->stored = NULL;
     take_notice(link, notice);
   } else if (link->match) {
-    pith_posted *posted = link->match;
+    pith_operation *op = link->match->operation;
+    uint32_t task = link->match->task;
+    free_posted(link, link->match);
     link->match = NULL;
-    arrived(posted->operation, posted->task, (size_t)frame->length);
-    free(posted);
+    arrived(op, task, (size_t)frame->length);
   } else {
     keep_early(link);
   }
@@ -378,9 +477,7 @@ static size_t pull(pith_link *link) {
       link->payload_done += got;
     }
     moved += got;
-    if (got && link->frame_done == sizeof link->frame && link->frame.kind == PITH_FRAME_DATA) {
-      comm->last_progress = pith__now_rough();
-    }
+    link->moved += got && link->frame_done == sizeof link->frame && link->frame.kind == PITH_FRAME_DATA;
     int whole = link->frame_done == sizeof link->frame && link->payload_done == link->frame.length;
     if (whole && comm->failed == PITH_OK) {
       end_payload(link);
@@ -411,15 +508,16 @@ void pith__link_receive(pith_link *link, pith_operation *op, uint32_t number) {
   if (link->comm->failed != PITH_OK) {
     return;
   }
-  pith_posted *posted = malloc(sizeof *posted);
+  pith_posted *posted = new_posted(link);
   if (!posted) {
     pith__comm_fail(link->comm, PITH_ERR_MEMORY, "rank %d: no memory to receive a message", link->comm->rank);
     return;
   }
+  begin_wait(link);
   *posted = (pith_posted){.operation = op, .task = number};
   pith_early *early = take_early(link, posted);
   if (early) {
-    free(posted);
+    free_posted(link, posted);
     accept_early(link, early, op, number);
   } else {
     *link->posted_end = posted;
@@ -503,6 +601,9 @@ static pith_outgoing *keep_begun(pith_link *link) {
 }
 
 void pith__link_fail(pith_link *link, const char *why) {
+  while (link->out && link->out->done == total_of(link->out)) { /* out, though its operation does not know */
+    drop_first(link);
+  }
   int has_begun = link->out && link->out->done > 0 && !link->left && !link->broken;
   pith_outgoing *begun = has_begun ? keep_begun(link) : NULL;
   pith__link_clear(link);
@@ -527,6 +628,9 @@ void pith__link_clear(pith_link *link) {
   }
   free(link->match);
   free(link->stored);
+  free(link->spare_out);
+  free(link->spare_posted);
+  link->spare_out = NULL, link->spare_posted = NULL;
   link->posted = NULL, link->posted_end = &link->posted;
   link->early = NULL, link->early_end = &link->early, link->early_bytes = 0;
   link->match = NULL, link->stored = NULL;

@@ -18,9 +18,10 @@
 #include "base/log.h"
 #include "engine/comm.h"
 
-#define SPIN_TURNS 200      /* where a turn costs system calls, or others need the core */
+#define SPIN_TURNS 100      /* where a turn costs system calls, or others need the core */
 #define SPIN_TURNS_OWN 4000 /* where all ranks are here and each can have a core */
-#define DESCRIPTORS_MOST 1024
+#define YIELD_TURNS 1000    /* a rank with a core of its own lets others in now and then; one that sleeps soon need not */
+#define TURNS_TO_CHECK 64   /* between two looks at the clock while there is something to do */
 #define POLLING_NAP_NS 50000
 
 /* ---- Getting in ------------------------------------------------------------------------------------------------- */
@@ -75,20 +76,35 @@ void pith__comm_fail(pith_comm *comm, pith_status status, const char *format, ..
   pith__comm_wake(comm);
 }
 
-/* Whom we have been waiting for; `silent`: only those that have not said that they wait, too. */
-static size_t name_missing(const pith_comm *comm, int silent, char *text, size_t size) {
+/* ---- Time-outs: each peer that an operation waits for has its own clock ------------------------------------------ */
+
+/* Seconds of waiting after which we tell the others that we are alive, again and again. */
+static double patience(const pith_comm *comm) { return comm->timeout / 4 < 1 ? comm->timeout / 4 : 1; }
+
+/* Whether the peer has not said for long that it waits, too. */
+static int is_silent(const pith_link *link, double now) { return now - link->heard > 3 * patience(link->comm); }
+
+/* How long the peer has let us wait. Time in which we worked and did not listen does not count: the clock stands still. */
+static double waited_for(pith_link *link, double now) {
+  double clock = now - link->comm->busy;
+  if (link->moved != link->seen || !pith__link_is_awaited(link)) {
+    link->seen = link->moved;
+    link->since = clock;
+  }
+  return clock - link->since;
+}
+
+/* Names the peers that let us wait for too long; `silent`: only those of which we have heard nothing. */
+static size_t name_missing(const pith_comm *comm, int silent, double now, char *text, size_t size) {
   size_t used = 0;
   for (int p = 0; p < comm->ranks && used + 24 < size; p++) {
-    const pith_link *link = &comm->link[p];
-    if (pith__link_is_awaited(link) && !(silent && link->heard > comm->last_progress)) {
+    pith_link *link = &comm->link[p];
+    if (waited_for(link, now) > comm->timeout && !(silent && !is_silent(link, now))) {
       used += (size_t)snprintf(text + used, size - used, "%srank %d", used ? ", " : "", p);
     }
   }
   return used;
 }
-
-/* Seconds without progress after which we tell the others that we are alive, again and again. */
-static double patience(const pith_comm *comm) { return comm->timeout / 4 < 1 ? comm->timeout / 4 : 1; }
 
 static void send_signs(pith_comm *comm, double now) {
   comm->last_sign = now;
@@ -97,16 +113,27 @@ static void send_signs(pith_comm *comm, double now) {
   }
 }
 
+static void fail_late(pith_comm *comm, double now, double waited) {
+  char missing[256] = "";
+  if (!name_missing(comm, 1, now, missing, sizeof missing)) {
+    name_missing(comm, 0, now, missing, sizeof missing);
+  }
+  pith__comm_fail(comm, PITH_ERR_TIMEOUT, "rank %d has waited %.1f s for %s without a sign of life (PITH_TIMEOUT)", comm->rank, waited,
+                  missing);
+}
+
+/* A peer that says that it waits, too, will tell us for whom: it gets a little longer. */
 static void check_time(pith_comm *comm) {
-  double now = pith__now(), idle = now - comm->last_progress;
-  if (idle > comm->timeout) {
-    char missing[256] = "the others";
-    if (!name_missing(comm, 1, missing, sizeof missing)) {
-      name_missing(comm, 0, missing, sizeof missing);
-    }
-    pith__comm_fail(comm, PITH_ERR_TIMEOUT, "rank %d has waited %.1f s for %s without a sign of life (PITH_TIMEOUT)", comm->rank,
-                    idle, missing);
-  } else if (idle > patience(comm) && now - comm->last_sign > patience(comm)) {
+  double now = pith__now(), longest = 0, overdue = 0;
+  for (int p = 0; p < comm->ranks; p++) {
+    pith_link *link = &comm->link[p];
+    double waited = waited_for(link, now), late = waited - (is_silent(link, now) ? 0 : 2 * patience(comm));
+    longest = waited > longest ? waited : longest;
+    overdue = late > overdue ? late : overdue;
+  }
+  if (overdue > comm->timeout) {
+    fail_late(comm, now, longest);
+  } else if (longest > patience(comm) && now - comm->last_sign > patience(comm)) {
     send_signs(comm, now);
   }
 }
@@ -118,25 +145,27 @@ static int take_turn(pith_comm *comm) {
   for (int p = 0; p < comm->ranks && comm->failed == PITH_OK; p++) {
     moved |= pith__link_progress(&comm->link[p]);
   }
-  if (comm->failed == PITH_OK && pith__operation_work(comm)) {
-    comm->last_progress = pith__now_rough(); /* after it: long work is not idleness */
-    moved = 1;
+  if (++comm->turns % TURNS_TO_CHECK == 0 && comm->failed == PITH_OK) {
+    check_time(comm); /* others may keep us busy while one lets us wait */
   }
-  return moved;
+  return comm->failed == PITH_OK && pith__operation_work(comm) ? 1 : moved;
 }
 
 /* ---- Sleeping ---------------------------------------------------------------------------------------------------- */
 
+/* A transport has at most one descriptor of its own and two for each peer. */
+static int descriptors_most(const pith_comm *comm) { return 1 + comm->transports * (1 + 2 * comm->ranks); }
+
 static int collect_descriptors(pith_comm *comm, struct pollfd *fds) {
   uint8_t sending[comm->ranks];
-  int count = 1;
+  int count = 1, most = descriptors_most(comm);
   fds[0] = (struct pollfd){.fd = comm->wake, .events = POLLIN};
   for (int t = 0; t < comm->transports; t++) {
     pith_transport *transport = comm->transport[t];
     for (int p = 0; p < comm->ranks; p++) {
       sending[p] = comm->link[p].transport == transport && comm->link[p].out != NULL;
     }
-    count += transport->ops->descriptors(transport, sending, fds + count, DESCRIPTORS_MOST - count);
+    count += transport->ops->descriptors(transport, sending, fds + count, most - count);
   }
   return count;
 }
@@ -168,22 +197,27 @@ static int must_poll(const pith_comm *comm) {
   return polls;
 }
 
+/* Often enough to look at the time-out. */
+static int nap_milliseconds(const pith_comm *comm) {
+  double nap = comm->timeout / 8;
+  return nap > 0.25 ? 250 : (int)(nap * 1000) + 1;
+}
+
 /* Sleeps until something happens, at most a while: the time-out is looked at then. */
 static void sleep_a_while(pith_comm *comm) {
-  static _Thread_local struct pollfd fds[DESCRIPTORS_MOST];
-  int count = collect_descriptors(comm, fds);
+  struct pollfd *fds = malloc((size_t)descriptors_most(comm) * sizeof *fds);
+  int count = fds ? collect_descriptors(comm, fds) : 0;
   if (!fall_asleep(comm)) {
-    double left = comm->timeout - (pith__now() - comm->last_progress);
-    int milliseconds = left > 0.25 ? 250 : left > 0 ? (int)(left * 1000) + 1 : 0;
     pthread_mutex_unlock(&comm->mutex);
-    if (must_poll(comm)) {
+    if (must_poll(comm) || !fds) { /* without memory we cannot know what to wait for */
       ppoll(fds, (nfds_t)count, &(struct timespec){0, POLLING_NAP_NS}, NULL);
     } else {
-      poll(fds, (nfds_t)count, milliseconds);
+      poll(fds, (nfds_t)count, nap_milliseconds(comm));
     }
     pthread_mutex_lock(&comm->mutex);
   }
   wake_up(comm);
+  free(fds);
 }
 
 static int is_over(const pith_comm *comm, const pith_operation *op) { return op ? op->done : comm->closing || comm->waiters > 0; }
@@ -207,7 +241,7 @@ static void choose_spin(pith_comm *comm) {
   int is_crowded = sched_getaffinity(0, sizeof cores, &cores) != 0 || here > CPU_COUNT(&cores);
   int is_local = here == comm->ranks;
   comm->spin = is_local && !is_crowded ? SPIN_TURNS_OWN : SPIN_TURNS;
-  comm->yield = is_crowded ? 1 : is_local ? 64 : 16;
+  comm->yield = is_crowded ? 1 : YIELD_TURNS;
 }
 
 /* Drives as the only driver. op == NULL: as long as there is work and nobody else wants to. */
@@ -233,9 +267,8 @@ static void drive(pith_comm *comm, const pith_operation *op) {
 }
 
 void pith__comm_drive(pith_comm *comm, const pith_operation *op) {
-  double start = pith__now();
+  double start = pith__now_rough(); /* adds up to the right sum over many waits */
   comm->waiters++;
-  comm->last_progress = start > comm->last_progress ? start : comm->last_progress;
   if (comm->driving && !op->done) { /* another thread does; it may be asleep and not know of us or our messages */
     pith__comm_wake(comm);
   }
@@ -250,7 +283,7 @@ void pith__comm_drive(pith_comm *comm, const pith_operation *op) {
     pthread_cond_broadcast(&comm->changed);
   }
   comm->waiters--;
-  comm->stats.wait += pith__now() - start;
+  comm->stats.wait += pith__now_rough() - start;
   pthread_cond_broadcast(&comm->changed);
 }
 
@@ -274,7 +307,6 @@ static void *run_in_background(void *argument) {
       continue;
     }
     comm->driving = 1;
-    comm->last_progress = pith__now_rough();
     drive(comm, NULL);
     comm->driving = 0;
     pthread_cond_broadcast(&comm->changed);

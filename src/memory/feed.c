@@ -189,3 +189,22 @@ pith_status pith__feed_encode(const pith_codec *codec, pith_state *state, pith_c
   }
   return feed_whole(codec, state, src, out, scratch, ctx);
 }
+
+/* ---- Results ----------------------------------------------------------------------------------------------------- */
+
+int pith__feed_keeps_results(const pith_codec *codec, const pith_state *state) {
+  return state && codec->memory && codec->memory->after == PITH_AFTER_SUBTRACT && (codec->caps & PITH_CAP_CHUNKED);
+}
+
+/* The same memory around the same chain, with another residual. */
+pith_status pith__feed_encode_result(const pith_codec *codec, pith_state *state, pith_cspan values, pith_out *out,
+                                     const pith_feed_scratch *scratch, const pith_ctx *given) {
+  pith_ctx ctx = *given;
+  ctx.gamma = 1.0f;
+  if (!pith__feed_keeps_results(codec, state)) {
+    return pith__codec_encode(codec, values, out, NULL, scratch->chain, &ctx);
+  }
+  PITH_TRY(pith__state_own_results(state, (size_t)ctx.offset, values.n));
+  pith_state results = {.n = state->n, .rows = state->rows, .keeps = state->keeps, .residual = state->result};
+  return feed_blocks(codec, &results, values, out, scratch, &ctx);
+}

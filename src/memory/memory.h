@@ -24,6 +24,8 @@ struct pith_state {
   uint64_t rows;
   unsigned keeps;
   float *residual, *momentum; /* n values each, or NULL */
+  float *result;              /* what the results that this rank encoded lost: n values, of which only … */
+  size_t result_first, result_n; /* … these have ever been used; NULL until the first of them */
   void *part;                 /* the codec's own */
   size_t part_size;
   size_t round; /* how many rounds of the current step are complete */
@@ -54,6 +56,17 @@ void pith__feed_take_scratch(const pith_codec *codec, size_t n, pith_arena *aren
 /* Encodes src behind the memory (or without one) and updates the state. Arguments have been checked. */
 pith_status pith__feed_encode(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
                               const pith_feed_scratch *scratch, const pith_ctx *ctx);
+
+/* Whether results that this rank encodes for all have a memory of their own in a state. */
+int pith__feed_keeps_results(const pith_codec *codec, const pith_state *state);
+
+/* Encodes a result, f32 values at ctx->offset: what earlier ones lost there is added, and what this one loses kept. The first
+ * result of a state makes room for that. */
+pith_status pith__feed_encode_result(const pith_codec *codec, pith_state *state, pith_cspan values, pith_out *out,
+                                     const pith_feed_scratch *scratch, const pith_ctx *ctx);
+
+/* Room for what results lose at [first, first + n). */
+pith_status pith__state_own_results(pith_state *state, size_t first, size_t n);
 
 /* The same in two halves for methods of several rounds: what to send, as f32 (src itself without a memory) … */
 pith_cspan pith__feed_meet(const pith_codec *codec, pith_state *state, pith_cspan src, float *buffer,

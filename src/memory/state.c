@@ -10,15 +10,15 @@
 #include "memory/memory.h"
 
 #define STATE_MAGIC 0x54534850u /* "PHST" */
-#define STATE_VERSION 1u
+#define STATE_VERSION 2u
 
 typedef struct state_header {
   uint32_t magic, version;
-  uint64_t n, rows, part_size, checksum; /* of all that follows the header */
+  uint64_t n, rows, part_size, result_first, result_n, checksum; /* of all that follows the header */
   uint32_t keeps, reserved;
 } state_header;
 
-_Static_assert(sizeof(state_header) == 48, "the header has no holes");
+_Static_assert(sizeof(state_header) == 64, "the header has no holes");
 
 static unsigned keeps_of(const pith_codec *codec) { return codec->memory ? codec->memory->keeps : 0; }
 
@@ -51,6 +51,7 @@ static pith_status make_part(const pith_codec *codec, size_t n, uint64_t rows, v
 static void release(pith_state *state) {
   free(state->residual);
   free(state->momentum);
+  free(state->result);
   free(state->part);
 }
 
@@ -100,8 +101,27 @@ pith_status pith_state_adapt(pith_state *state, const pith_codec *codec) {
   }
   hand_over(&state->residual, &next.residual);
   hand_over(&state->momentum, &next.momentum);
+  if (next.residual && state->result) {
+    next.result = state->result;
+    next.result_first = state->result_first;
+    next.result_n = state->result_n;
+    state->result = NULL;
+  }
   release(state);
   *state = next;
+  return PITH_OK;
+}
+
+pith_status pith__state_own_results(pith_state *state, size_t first, size_t n) {
+  size_t end = state->result_first + state->result_n;
+  if (!state->result) {
+    PITH_TRY(make_floats(state->n, 1, &state->result)); /* pages that are never touched cost nothing */
+    end = first;
+    state->result_first = first;
+  }
+  state->result_first = first < state->result_first ? first : state->result_first;
+  end = first + n > end ? first + n : end;
+  state->result_n = end - state->result_first;
   return PITH_OK;
 }
 
@@ -128,14 +148,19 @@ pith_status pith__state_fits(const pith_codec *codec, const pith_state *state, s
 
 /* ---- Checkpoints ------------------------------------------------------------------------------------------------- */
 
+#define PIECES_MOST 4
+
 /* The buffers in the order in which they are saved. */
-static size_t pieces_of(const pith_state *state, pith_span piece[3]) {
+static size_t pieces_of(const pith_state *state, pith_span piece[PIECES_MOST]) {
   size_t count = 0, bytes = state->n * sizeof(float);
   if (state->residual) {
     piece[count++] = (pith_span){state->residual, bytes, PITH_I8};
   }
   if (state->momentum) {
     piece[count++] = (pith_span){state->momentum, bytes, PITH_I8};
+  }
+  if (state->result_n) {
+    piece[count++] = (pith_span){state->result + state->result_first, state->result_n * sizeof(float), PITH_I8};
   }
   if (state->part) {
     piece[count++] = (pith_span){state->part, state->part_size, PITH_I8};
@@ -144,7 +169,7 @@ static size_t pieces_of(const pith_state *state, pith_span piece[3]) {
 }
 
 size_t pith_state_size(const pith_state *state) {
-  pith_span piece[3];
+  pith_span piece[PIECES_MOST];
   size_t size = sizeof(state_header);
   for (size_t i = 0, count = pieces_of(state, piece); i < count; i++) {
     size = pith__sat_add(size, piece[i].n);
@@ -158,15 +183,33 @@ pith_status pith_state_save(const pith_state *state, pith_out *out) {
   PITH_REQUIRE(out->capacity >= size, PITH_ERR_BUFFER, "the state takes %zu bytes, the buffer has %zu", size,
                out->capacity);
   uint8_t *bytes = out->data;
-  pith_span piece[3];
+  pith_span piece[PIECES_MOST];
   for (size_t i = 0, count = pieces_of(state, piece); i < count; i++) {
     memcpy(bytes + at, piece[i].data, piece[i].n);
     at += piece[i].n;
   }
-  state_header header = {STATE_MAGIC, STATE_VERSION, state->n, state->rows, state->part_size, 0, state->keeps, 0};
+  state_header header = {.magic = STATE_MAGIC,
+                         .version = STATE_VERSION,
+                         .n = state->n,
+                         .rows = state->rows,
+                         .part_size = state->part_size,
+                         .result_first = state->result_n ? state->result_first : 0,
+                         .result_n = state->result_n,
+                         .keeps = state->keeps};
   header.checksum = pith__hash64(bytes + sizeof header, size - sizeof header, 0);
   memcpy(bytes, &header, sizeof header);
   out->size = size;
+  return PITH_OK;
+}
+
+/* Fresh room for the results of a saved state; those there are now are forgotten. */
+static pith_status replace_results(pith_state *state, size_t first, size_t n) {
+  float *fresh;
+  PITH_TRY(make_floats(state->n, n > 0, &fresh));
+  free(state->result);
+  state->result = fresh;
+  state->result_first = first;
+  state->result_n = n;
   return PITH_OK;
 }
 
@@ -186,12 +229,17 @@ pith_status pith_state_load(pith_state *state, pith_bytes in) {
           header.part_size == state->part_size,
       PITH_ERR_STATE, "the saved state is for another layer or spec: %llu values in %llu rows, here %zu in %llu",
       (unsigned long long)header.n, (unsigned long long)header.rows, state->n, (unsigned long long)state->rows);
+  PITH_REQUIRE(header.result_n ? state->residual && header.result_n <= state->n && header.result_first <= state->n - header.result_n
+                               : header.result_first == 0,
+               PITH_ERR_CORRUPT, "the saved state has results %llu to %llu of %zu values", (unsigned long long)header.result_first,
+               (unsigned long long)(header.result_first + header.result_n), state->n);
   const uint8_t *bytes = in.data;
-  PITH_REQUIRE(in.size == pith_state_size(state), PITH_ERR_CORRUPT, "the saved state has %zu bytes instead of %zu",
-               in.size, pith_state_size(state));
+  size_t size = pith_state_size(state) + ((size_t)header.result_n - state->result_n) * sizeof(float);
+  PITH_REQUIRE(in.size == size, PITH_ERR_CORRUPT, "the saved state has %zu bytes instead of %zu", in.size, size);
   PITH_REQUIRE(header.checksum == pith__hash64(bytes + sizeof header, in.size - sizeof header, 0), PITH_ERR_CORRUPT,
                "the saved state is damaged: its checksum does not match");
-  pith_span piece[3];
+  PITH_TRY(replace_results(state, (size_t)header.result_first, (size_t)header.result_n));
+  pith_span piece[PIECES_MOST];
   size_t at = sizeof header;
   for (size_t i = 0, count = pieces_of(state, piece); i < count; i++) {
     memcpy(piece[i].data, bytes + at, piece[i].n);

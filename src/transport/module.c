@@ -57,9 +57,41 @@ static int is_beside_us(const char *name, char path[PATH_MAX]) {
   return is_beside(program, name, path);
 }
 
+/* The first place that has a module of one of these names; NULL ends them. */
+static int is_anywhere(const char *const *names, char path[PATH_MAX]) {
+  for (int place = 0; place < 3; place++) {
+    for (const char *const *name = names; *name; name++) {
+      if (place == 0   ? is_in_list(getenv("PITH_MODULE_PATH"), *name, path)
+          : place == 1 ? is_beside_us(*name, path)
+                       : is_in_list(PITH_MODULE_DIR, *name, path)) {
+        return 1;
+      }
+    }
+  }
+  return 0;
+}
+
+/* There is a module for each kind of MPI, and only one kind can be right: that of the program if it uses one itself, else that
+ * of the launcher. Open MPI's mpirun says who it is; what sets PMI variables only speaks the language of MPICH. */
+static int wants_mpich(void) {
+  if (dlsym(RTLD_DEFAULT, "MPI_Init")) {
+    return dlsym(RTLD_DEFAULT, "ompi_mpi_comm_world") == NULL;
+  }
+  return !getenv("OMPI_COMM_WORLD_RANK") && getenv("PMI_RANK");
+}
+
+/* The kind that is not wanted comes last: srun can start either. */
+static int is_some_mpi_anywhere(char path[PATH_MAX]) {
+  int mpich = wants_mpich();
+  const char *const wanted[] = {mpich ? "mpi_mpich" : "mpi_openmpi", "mpi", NULL};
+  const char *const other[] = {mpich ? "mpi_openmpi" : "mpi_mpich", NULL};
+  return is_anywhere(wanted, path) || is_anywhere(other, path);
+}
+
 static pith_status find_module(const char *name, char path[PATH_MAX]) {
   const char *folders = getenv("PITH_MODULE_PATH");
-  int found = is_in_list(folders, name, path) || is_beside_us(name, path) || is_in_list(PITH_MODULE_DIR, name, path);
+  const char *const names[] = {name, NULL};
+  int found = strcmp(name, "mpi") == 0 ? is_some_mpi_anywhere(path) : is_anywhere(names, path);
   PITH_REQUIRE(
       found, PITH_ERR_UNSUPPORTED,
       "no pith_transport_%s.so: it is built where %s and its headers are installed, and looked for in PITH_MODULE_PATH "

@@ -18,10 +18,12 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/copy.h"
 #include "base/log.h"
 #include "transport/shm_link.h"
 
-#define HOT_CELLS 4 /* with so many on their way we look for emptied ones: they are reused while the cache has them */
+#define HOT_CELLS 32 /* with so many on their way we look for emptied ones. Fewer would be written again while the reader's \
+                        core still holds them, and each line would have to be fetched back from there */
 #define EVENTS 16   /* taken from the system at a time */
 #define IDLE_CALLS 1024 /* calls without bytes until we look whether the peers live */
 
@@ -233,7 +235,7 @@ static uint32_t fill_cell(uint8_t *cell, size_t room, pieces_at *at) {
   size_t filled = 0;
   while (at->count > 0 && filled < room) {
     size_t rest = at->piece->iov_len - at->offset, n = rest < room - filled ? rest : room - filled;
-    memcpy(cell + filled, (const uint8_t *)at->piece->iov_base + at->offset, n);
+    pith__copy(cell + filled, (const uint8_t *)at->piece->iov_base + at->offset, n);
     filled += n;
     at->offset += n;
     skip_empty(at);
@@ -309,7 +311,7 @@ static size_t read_cells(shm_transport *t, shm_peer *peer, uint8_t *buffer, size
   size_t sum = 0;
   while (sum < size && (peer->left > 0 || open_cell(t, peer))) {
     size_t n = peer->left < size - sum ? peer->left : size - sum;
-    memcpy(buffer + sum, peer->at, n);
+    pith__copy(buffer + sum, peer->at, n);
     sum += n;
     peer->at += n;
     peer->left -= n;

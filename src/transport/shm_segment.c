@@ -18,7 +18,7 @@
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 
 #define CELLS 64u
-#define CELL_SIZE (32u << 10)
+#define CELL_SIZE (64u << 10)
 #define CELL_SIZE_LEAST (4u << 10)
 #define POOL_SIZE \
   (4u << 20) /* where many ranks need many cells, the cells become smaller rather than the pool larger */

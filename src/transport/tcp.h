@@ -10,12 +10,15 @@
 
 #define TCP_CONNECTIONS_MOST 16 /* to one peer */
 #define TCP_ADDRESSES_MOST 8    /* of one rank */
+#define TCP_AHEAD 256           /* bytes read ahead: with the end of one message comes the header of the next */
 
 typedef struct tcp_peer {
   int fds[TCP_CONNECTIONS_MOST];
   int connections;         /* 0: no link */
   uint64_t sent, received; /* bytes of the stream: they say which connection is next */
   int is_over;             /* receive has said so */
+  uint16_t ahead_at, ahead_end;
+  uint8_t ahead[TCP_AHEAD]; /* with one connection: bytes that were read before they were asked for */
 } tcp_peer;
 
 typedef struct pith_tcp {

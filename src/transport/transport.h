@@ -15,7 +15,7 @@
 
 #include "base/status.h"
 
-#define PITH_ADDRESS_MAX 256
+#define PITH_ADDRESS_MAX 1024 /* TCP needs some 60; UCX names every network card it could use */
 
 /* Where a transport of a rank listens. Meant for the same transport of another rank; comes from the network, so
  * it is checked before it is used. */

@@ -1,27 +1,44 @@
 #!/bin/sh
-# The mpi transport: ranks started by mpirun, and what is said where it cannot run.
+# The mpi transport: ranks started by mpirun, with every MPI that a module was built for, and what is said where it cannot run.
 . "$(dirname "$0")/../shell.sh"
-module=$build/pith_transport_mpi.so
 unset PITH_TRANSPORT PITH_MODULE_PATH RANK WORLD_SIZE MASTER_ADDR
+modules=$(ls "$build"/pith_transport_mpi*.so 2>/dev/null)
 
 need_module() {
-  [ -f "$module" ] || skip "the mpi transport was not built: CMake found no MPI"
+  [ -n "$modules" ] || skip "the mpi transport was not built: CMake found no MPI"
 }
 
-# mpirun with the module's own MPI: those of Open MPI and MPICH do not start each other's programs.
-mpi() { # ranks, command…
-  need_module
-  ranks=$1 && shift
-  if ldd "$module" | grep -q libmpich; then
+# Programs of Open MPI and MPICH are not started by each other's mpirun. Sets $launcher, with the options it needs.
+choose_launcher() { # module
+  if ldd "$1" | grep -q libmpich; then
+    kind=mpich
     launcher=$(command -v mpirun.mpich || command -v mpiexec.hydra || command -v mpirun) || skip "there is no mpirun of MPICH"
-    set -- "$launcher" -n "$ranks" "$@"
   else
+    kind=openmpi
     launcher=$(command -v mpirun.openmpi || command -v mpirun) || skip "there is no mpirun of Open MPI"
-    set -- "$launcher" --allow-run-as-root --oversubscribe $options -n "$ranks" "$@"
+    launcher="$launcher --allow-run-as-root --oversubscribe"
   fi
-  # What MPI itself leaks is not ours to report.
-  exits 0 env ASAN_OPTIONS=detect_leaks=0 MASTER_PORT=$((20000 + $$ % 10000)) PITH_TIMEOUT=30 timeout 100 "$@"
 }
+
+# every_mpi command…: runs it once for each MPI. It calls mpi.
+every_mpi() {
+  need_module
+  for module in $modules; do
+    choose_launcher "$module"
+    echo "with $kind:"
+    "$@"
+  done
+}
+
+# What MPI itself leaks is not ours to report.
+launch() { # ranks, command…
+  ranks=$1 && shift
+  # shellcheck disable=SC2086
+  env ASAN_OPTIONS=detect_leaks=0 MASTER_PORT=$((20000 + $$ % 10000)) PITH_TIMEOUT="${timeout:-30}" \
+    timeout -k 5 100 $launcher $options -n "$ranks" "$@"
+}
+
+mpi() { exits 0 launch "$@"; }
 
 # Every uncompressed line has a number of wrong values, and that is 0.
 nothing_is_wrong() {
@@ -31,34 +48,107 @@ nothing_is_wrong() {
 
 options=
 
-allreduce_over_mpi_is_right() {
+# ---- Collectives -----------------------------------------------------------------------------------------------------
+
+reduce() {
   mpi 3 "$pith" bench allreduce --transport mpi -b 4K -e 1M -f 16 -n 3 --codec q:4
   says out "3 ranks over mpi"
   nothing_is_wrong
 }
 
-large_messages_over_mpi_without_shared_memory_are_right() {
-  need_module
-  ldd "$module" | grep -q libmpich || options="--mca btl tcp,self --mca pml ob1"
+allreduce_over_mpi_is_right() { every_mpi reduce; }
+
+reduce_large() {
+  case $kind in openmpi) options="--mca btl tcp,self --mca pml ob1" ;; esac
   mpi 2 "$pith" bench allreduce --transport mpi -b 8 -e 16M -f 128 -n 3 --codec q:4
+  options=
   nothing_is_wrong
 }
 
-every_collective_runs_over_mpi() {
-  need_module
+large_messages_over_mpi_without_shared_memory_are_right() { every_mpi reduce_large; }
+
+collect() {
   for collective in reduce_scatter all_gather all_to_all broadcast; do
     mpi 3 "$pith" bench $collective --transport mpi -b 1K -e 1M -f 32 -n 3
     nothing_is_wrong
   done
 }
 
-mpi_chosen_by_the_environment_and_one_rank() {
-  need_module
-  export PITH_TRANSPORT=mpi
-  mpi 2 "$pith" bench allreduce -b 4K -e 64K -f 4 -n 3
+every_collective_runs_over_mpi() { every_mpi collect; }
+
+choose_by_environment() {
+  mpi 2 env PITH_TRANSPORT=mpi "$pith" bench allreduce -b 4K -e 64K -f 4 -n 3
   says out "2 ranks over mpi"
-  mpi 1 "$pith" bench allreduce -b 4K -e 64K -f 4 -n 3
+  mpi 1 env PITH_TRANSPORT=mpi "$pith" bench allreduce -b 4K -e 64K -f 4 -n 3
 }
+
+mpi_chosen_by_the_environment_and_one_rank() { every_mpi choose_by_environment; }
+
+# ---- The laws of transports ------------------------------------------------------------------------------------------
+
+# Six processes, and each of them must have said "ok": one that skipped or was never there does not count.
+keep_laws() {
+  laws=$("$build/tests/mpi_laws" -l)
+  [ -n "$laws" ]
+  for law in $laws; do
+    rm -rf "$temp/laws" && mkdir "$temp/laws"
+    mpi 6 env LAWS_FOLDER="$temp/laws" "$build/tests/mpi_laws" "$law"
+    [ "$(grep -c "^ok   $law" "$temp/out")" = 6 ] || { cat "$temp/out" && return 1; }
+  done
+}
+
+transport_laws_hold_over_mpi() { every_mpi keep_laws; }
+
+# ---- Faults ----------------------------------------------------------------------------------------------------------
+
+# Starts a long job and harms rank 1 with a signal once it runs. Sets $got, mpirun's exit code, and $took, seconds.
+harm() { # signal
+  rm -f "$temp"/pid.*
+  # shellcheck disable=SC2016
+  launch 3 sh -c 'echo $$ >"$0/pid.${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" && exec "$@"' "$temp" \
+    "$pith" bench allreduce --transport mpi -b 64K -e 64K -n 100000000 >"$temp/out" 2>"$temp/err" &
+  job=$!
+  tries=0
+  while [ ! -s "$temp/pid.1" ] && [ $tries -lt 100 ]; do
+    sleep 0.1 && tries=$((tries + 1))
+  done
+  sleep 2 # connected, and at work
+  start=$(date +%s)
+  kill -"$1" "$(cat "$temp/pid.1")"
+  got=0 && wait $job || got=$?
+  took=$(($(date +%s) - start))
+  cat "$temp/out" >>"$temp/err"
+}
+
+# MPI decides what becomes of the others: mpirun ends them, or they get an error. None may stay.
+nobody_is_left() {
+  [ "$got" != 0 ] && [ $took -lt 40 ] || { echo "exit code $got after $took s" && cat "$temp/err" && return 1; }
+  for file in "$temp"/pid.*; do
+    tries=0
+    while kill -0 "$(cat "$file")" 2>/dev/null && [ $tries -lt 50 ]; do
+      sleep 0.1 && tries=$((tries + 1))
+    done
+    [ $tries -lt 50 ] || { echo "process $(cat "$file") is still there" && kill -9 "$(cat "$file")"; return 1; }
+  done
+}
+
+kill_a_rank() {
+  harm KILL
+  nobody_is_left
+}
+
+a_killed_rank_ends_the_job() { every_mpi kill_a_rank; }
+
+stop_a_rank() {
+  timeout=3
+  harm STOP
+  nobody_is_left
+  says err "for rank 1 without a sign of life"
+}
+
+a_stopped_rank_is_named_in_time() { every_mpi stop_a_rank; }
+
+# ---- What is said ----------------------------------------------------------------------------------------------------
 
 without_mpirun_the_error_says_so() {
   need_module
@@ -69,7 +159,7 @@ without_mpirun_the_error_says_so() {
 
 doctor_says_whether_mpi_can_run() {
   exits 0 "$pith" doctor
-  if [ -f "$module" ]; then
+  if [ -n "$modules" ]; then
     grep -q 'mpi *can run' "$temp/out"
   else
     says out "no pith_transport_mpi.so"
@@ -86,6 +176,23 @@ a_module_that_is_none_is_named() {
   says out "is not a transport"
 }
 
+# With modules for several, the launcher decides; a folder that is named comes first, and what is of no known kind serves both.
+the_module_of_the_launchers_mpi_is_opened() {
+  mkdir "$temp/launchers"
+  for kind in mpi_openmpi mpi_mpich; do
+    echo "not a library" >"$temp/launchers/pith_transport_$kind.so"
+  done
+  export PITH_MODULE_PATH="$temp/launchers"
+  exits 0 env OMPI_COMM_WORLD_RANK=0 PMI_RANK=0 "$pith" doctor
+  says out "cannot open the mpi transport: $temp/launchers/pith_transport_mpi_openmpi.so"
+  exits 0 env PMI_RANK=0 "$pith" doctor
+  says out "cannot open the mpi transport: $temp/launchers/pith_transport_mpi_mpich.so"
+  echo "not a library" >"$temp/launchers/pith_transport_mpi.so"
+  rm "$temp/launchers/pith_transport_mpi_mpich.so"
+  exits 0 env PMI_RANK=0 "$pith" doctor
+  ! grep -q "pith_transport_mpi_openmpi.so" "$temp/out"
+}
+
 the_library_itself_links_to_libc_alone() {
   need readelf
   readelf -d "$build/libpith.so" | grep NEEDED >"$temp/out"
@@ -93,5 +200,6 @@ the_library_itself_links_to_libc_alone() {
 }
 
 run_tests allreduce_over_mpi_is_right large_messages_over_mpi_without_shared_memory_are_right every_collective_runs_over_mpi \
-  mpi_chosen_by_the_environment_and_one_rank without_mpirun_the_error_says_so doctor_says_whether_mpi_can_run \
-  a_module_that_is_none_is_named the_library_itself_links_to_libc_alone
+  mpi_chosen_by_the_environment_and_one_rank transport_laws_hold_over_mpi a_killed_rank_ends_the_job \
+  a_stopped_rank_is_named_in_time without_mpirun_the_error_says_so doctor_says_whether_mpi_can_run \
+  a_module_that_is_none_is_named the_module_of_the_launchers_mpi_is_opened the_library_itself_links_to_libc_alone

@@ -1,20 +1,22 @@
 /*
  * A compressed allreduce is exactly what the codec calls say: every rank computes, with pith_encode and pith_decode
- * alone, what the result must be, bit by bit, for every method, number of ranks and length, whatever the chunks.
+ * alone (reference.c), what the result must be, bit by bit, for every method, algorithm, number of ranks and length, whatever
+ * the chunks.
  */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "codec/codec.h"
-#include "collective/job.h"
 #include "collective/split.h"
 #include "laws.h"
 #include "ranks.h"
+#include "reference.h"
 #include "test.h"
 
 typedef struct trial {
-  const char *spec;
+  const char *spec, *algorithm, *inside; /* algorithm NULL: what the comm takes by itself on ranks of hosts of their own */
+  int per_host;
   size_t n;
   pith_reduce reduce;
   uint64_t seed;
@@ -42,97 +44,6 @@ static pith_ctx ctx_of(int rank, int ranks, uint64_t step) {
   pith_ctx ctx = PITH_CTX_INIT;
   ctx.seed = 9, ctx.step = step, ctx.layer = 3, ctx.rank = (uint32_t)rank, ctx.ranks = (uint32_t)ranks;
   return ctx;
-}
-
-/* ---- The reference ----------------------------------------------------------------------------------------------- */
-
-/* The sum of what all ranks' payloads decode to, in rank order. Each rank has its own state. */
-static void sum_payloads(const trial *t, const pith_codec *codec, int ranks, uint64_t step, pith_state **states, float *sum) {
-  size_t bound = pith_codec_bound(codec, t->n);
-  uint8_t *bytes = malloc(bound + 1);
-  for (int r = 0; r < ranks; r++) {
-    pith_ctx ctx = ctx_of(r, ranks, step);
-    float *x = values_of(t, r, step);
-    pith_out out = {bytes, bound, 0};
-    CHECK_OK(pith_encode(codec, states[r], (pith_cspan){x, t->n, PITH_F32}, &out, &ctx));
-    CHECK_OK(pith_decode(codec, (pith_bytes){bytes, out.size}, (pith_span){sum, t->n, PITH_F32}, r ? PITH_ADD : PITH_SET, &ctx));
-    free(x);
-  }
-  free(bytes);
-}
-
-static void make_result(const trial *t, const pith_codec *codec, int ranks, float *sum) {
-  pith_ctx ctx = ctx_of(0, ranks, 0);
-  if (t->reduce == PITH_MEAN || (pith_codec_caps(codec) & PITH_CAP_VOTE)) {
-    CHECK_OK(pith_aggregate(codec, (pith_span){sum, t->n, PITH_F32}, &ctx));
-  }
-}
-
-/* Owners encode their part once more; random numbers of owner p are those of rank ranks + p. */
-static void encode_result(const trial *t, const pith_codec *codec, int ranks, uint64_t step, float *x) {
-  pith_arena measure = pith__arena_over(NULL, 0);
-  pith__codec_take_scratch(codec, t->n, &measure);
-  void *memory = malloc(pith__arena_need(&measure) + 1), *bytes = malloc(pith_codec_bound(codec, t->n) + 1);
-  pith_arena arena = pith__arena_over(memory, pith__arena_need(&measure));
-  void *scratch = pith__codec_take_scratch(codec, t->n, &arena);
-  for (int p = 0; p < ranks; p++) {
-    pith_range part = pith__split(t->n, codec->granule, (size_t)ranks, (size_t)p);
-    if (part.n == 0) {
-      break;
-    }
-    pith_ctx ctx = ctx_of(ranks + p, ranks, step);
-    pith_out out = {bytes, pith_codec_bound(codec, part.n), 0};
-    ctx.offset = part.first;
-    ctx.gamma = 1.0f;
-    CHECK_OK(pith__codec_encode(codec, (pith_cspan){x + part.first, part.n, PITH_F32}, &out, NULL, scratch, &ctx));
-    CHECK_OK(pith_decode(codec, (pith_bytes){bytes, out.size}, (pith_span){x + part.first, part.n, PITH_F32}, PITH_SET, &ctx));
-  }
-  free(memory);
-  free(bytes);
-}
-
-/* Every rank's rounds, reduced in rank order. */
-static void run_rounds(const trial *t, const pith_codec *codec, int ranks, uint64_t step, pith_state **states, float *result) {
-  float *x[ranks];
-  for (int r = 0; r < ranks; r++) {
-    x[r] = values_of(t, r, step);
-  }
-  for (size_t i = 0; i < pith_codec_rounds(codec); i++) {
-    pith_round round;
-    CHECK_OK(pith_round_describe(codec, states[0], i, &round));
-    size_t bytes = round.count * pith_dtype_size(round.dtype) + 1;
-    void *buffers[ranks], *reduced = malloc(bytes);
-    for (int r = 0; r < ranks; r++) {
-      pith_ctx ctx = ctx_of(r, ranks, step);
-      buffers[r] = malloc(bytes);
-      CHECK_OK(pith_round_produce(codec, states[r], i, (pith_cspan){x[r], t->n, PITH_F32}, buffers[r], &ctx));
-    }
-    pith__reduce_many(round.dtype, round.reduce, (const void *const *)buffers, ranks, reduced, round.count);
-    for (int r = 0; r < ranks; r++) {
-      pith_ctx ctx = ctx_of(r, ranks, step);
-      CHECK_OK(pith_round_consume(codec, states[r], i, reduced, (pith_span){result, t->n, PITH_F32}, &ctx));
-      free(buffers[r]);
-    }
-    free(reduced);
-  }
-  for (size_t i = 0; i < t->n && t->reduce == PITH_SUM; i++) {
-    result[i] *= (float)ranks;
-  }
-  for (int r = 0; r < ranks; r++) {
-    free(x[r]);
-  }
-}
-
-static void reference(const trial *t, const pith_codec *codec, int ranks, uint64_t step, pith_state **states, float *result) {
-  if (pith_codec_rounds(codec)) {
-    run_rounds(t, codec, ranks, step, states, result);
-    return;
-  }
-  sum_payloads(t, codec, ranks, step, states, result);
-  make_result(t, codec, ranks, result);
-  if (pith_codec_caps(codec) & PITH_CAP_CHUNKED) {
-    encode_result(t, codec, ranks, step, result);
-  }
 }
 
 /* ---- The law ----------------------------------------------------------------------------------------------------- */
@@ -170,42 +81,88 @@ static uint64_t sent_by(pith_comm *comm) {
   return stats.sent_bytes;
 }
 
-static void obey(pith_comm *comm, void *argument) {
-  const trial *t = argument;
-  int rank = pith_comm_rank(comm), ranks = pith_comm_ranks(comm);
-  pith_codec *codec;
-  pith_state *states[ranks];
-  pith_call call = PITH_CALL_INIT;
-  CHECK_OK(pith_codec_create(t->spec, &codec));
-  CHECK_OK(pith_state_create(codec, t->n, 0, &call.state));
-  call.codec = codec;
+/* One that every codec of its kind can take. Cost alone chooses between this, ranges, which give the same bits, and linear. */
+static const char *usual_algorithm(const pith_codec *codec) {
+  return pith_codec_caps(codec) & (PITH_CAP_CHUNKED | PITH_CAP_ROUNDS) ? "sra" : "gather";
+}
+
+static void make_states(const pith_codec *codec, size_t n, int ranks, pith_state **states) {
   for (int r = 0; r < ranks; r++) {
-    CHECK_OK(pith_state_create(codec, t->n, 0, &states[r]));
+    CHECK_OK(pith_state_create(codec, n, 0, &states[r]));
   }
-  for (int step = 0; step < t->steps; step++) {
-    float *x = values_of(t, rank, (uint64_t)step), *wanted = calloc(t->n + 1, sizeof *wanted);
-    uint64_t before = sent_by(comm);
-    call.ctx = ctx_of(rank, ranks, (uint64_t)step);
-    CHECK_OK(pith_allreduce(comm, (pith_cspan){x, t->n, PITH_F32}, (pith_span){x, t->n, PITH_F32}, t->reduce, &call, NULL));
-    check_wire(t, codec, comm, sent_by(comm) - before);
-    reference(t, codec, ranks, (uint64_t)step, states, wanted);
-    check_same(t, x, wanted, rank, ranks);
-    free(x);
-    free(wanted);
-  }
+}
+
+static void destroy_states(pith_state **states, int ranks) {
   for (int r = 0; r < ranks; r++) {
     pith_state_destroy(states[r]);
   }
+}
+
+static void compare_step(const reference *expected, const trial *t, uint64_t step, const float *got, int rank) {
+  float *x[expected->ranks], *wanted = calloc(t->n + 1, sizeof *wanted);
+  pith_ctx ctx = ctx_of(0, expected->ranks, step);
+  for (int r = 0; r < expected->ranks; r++) {
+    x[r] = values_of(t, r, step);
+  }
+  reference_allreduce(expected, x, &ctx, wanted);
+  check_same(t, got, wanted, rank, expected->ranks);
+  for (int r = 0; r < expected->ranks; r++) {
+    free(x[r]);
+  }
+  free(wanted);
+}
+
+static void obey(pith_comm *comm, void *argument) {
+  const trial *t = argument;
+  int rank = pith_comm_rank(comm), ranks = pith_comm_ranks(comm);
+  pith_codec *codec, *inside = NULL;
+  pith_state *mine[ranks], *results[ranks];
+  pith_call call = PITH_CALL_INIT;
+  CHECK_OK(pith_codec_create(t->spec, &codec));
+  CHECK_OK(pith_state_create(codec, t->n, 0, &call.state));
+  if (t->inside) {
+    CHECK_OK(pith_codec_create(t->inside, &inside));
+  }
+  call.codec = codec;
+  call.algorithm = t->algorithm ? t->algorithm : pith_codec_caps(codec) & PITH_CAP_LINEAR ? usual_algorithm(codec) : NULL;
+  make_states(codec, t->n, ranks, mine);
+  make_states(codec, t->n, ranks, results);
+  reference expected = {codec, t->algorithm ? t->algorithm : usual_algorithm(codec), inside, ranks, t->per_host, t->n, t->reduce, mine, results};
+  for (int step = 0; step < t->steps; step++) {
+    float *x = values_of(t, rank, (uint64_t)step);
+    uint64_t before = sent_by(comm);
+    call.ctx = ctx_of(rank, ranks, (uint64_t)step);
+    CHECK_OK(pith_allreduce(comm, (pith_cspan){x, t->n, PITH_F32}, (pith_span){x, t->n, PITH_F32}, t->reduce, &call, NULL));
+    if (!t->algorithm) {
+      check_wire(t, codec, comm, sent_by(comm) - before);
+    }
+    compare_step(&expected, t, (uint64_t)step, x, rank);
+    free(x);
+  }
+  destroy_states(mine, ranks);
+  destroy_states(results, ranks);
   pith_state_destroy(call.state);
   pith_codec_destroy(codec);
+  pith_codec_destroy(inside);
 }
+
+static trial random_trial(size_t spec, const char *algorithm) {
+  return (trial){.spec = law_spec(spec),
+                 .algorithm = algorithm,
+                 .per_host = 1,
+                 .n = law_length(4097),
+                 .reduce = test_below(2) ? PITH_MEAN : PITH_SUM,
+                 .seed = test_random(),
+                 .steps = 2};
+}
+
+static int most_ranks(const char *spec) { return strstr(spec, "gq:4") ? 7 : 9; } /* its sums have four bits */
 
 /* Every spec, with some number of ranks from 2 to 9 and some length. */
 TEST_WITHIN(an_allreduce_is_what_its_codec_calls_say, 120) {
   for (size_t s = 0; s < law_spec_count(); s++) {
-    trial t = {law_spec(s), law_length(4097), test_below(2) ? PITH_MEAN : PITH_SUM, test_random(), 2};
-    int most = strstr(t.spec, "gq:4") ? 7 : 9; /* its sums have four bits */
-    int ranks = 2 + (int)(s % 5 ? test_below(3) : test_below(8));
+    trial t = random_trial(s, NULL);
+    int ranks = 2 + (int)(s % 5 ? test_below(3) : test_below(8)), most = most_ranks(t.spec);
     ranks_run("inproc", ranks < most ? ranks : most, 0, obey, &t);
   }
 }
@@ -213,9 +170,84 @@ TEST_WITHIN(an_allreduce_is_what_its_codec_calls_say, 120) {
 TEST_WITHIN(and_so_between_processes, 120) {
   static const char *const transports[] = {"shm", "tcp"};
   for (size_t s = 0; s < law_spec_count(); s += 7) {
-    trial t = {law_spec(s), law_length(4097), PITH_MEAN, test_random(), 2};
+    trial t = random_trial(s, NULL);
     ranks_run(transports[s % 2], 2 + (int)test_below(3), 0, obey, &t);
   }
+}
+
+/* Whether an algorithm takes a spec, as docs/algorithms.md says; a rank asks the comm, too. */
+static int suits(const char *algorithm, const char *spec) {
+  pith_codec *codec;
+  CHECK_OK(pith_codec_create(spec, &codec));
+  uint32_t caps = pith_codec_caps(codec);
+  int whole = !(caps & (PITH_CAP_CHUNKED | PITH_CAP_ROUNDS)), steps = *algorithm == 'r' && algorithm[1] == 'i';
+  int keeps_all = strstr(pith_codec_parts(codec), "momentum") != NULL;
+  steps |= *algorithm == 't';
+  int result = steps                                 ? !whole && !(caps & (PITH_CAP_ROUNDS | PITH_CAP_VOTE)) && !keeps_all
+               : strcmp(algorithm, "ranges") == 0    ? whole && (caps & PITH_CAP_SPARSE)
+               : strcmp(algorithm, "linear") == 0    ? whole && (caps & PITH_CAP_LINEAR)
+                                                     : !(caps & PITH_CAP_VOTE);
+  pith_codec_destroy(codec);
+  return result;
+}
+
+static void refuse(pith_comm *comm, void *argument) {
+  const trial *t = argument;
+  float x[64] = {1};
+  pith_call call = PITH_CALL_INIT;
+  pith_codec *codec;
+  CHECK_OK(pith_codec_create(t->spec, &codec));
+  CHECK_OK(pith_state_create(codec, 64, 0, &call.state));
+  call.codec = codec;
+  call.algorithm = t->algorithm;
+  CHECK_STATUS(pith_allreduce(comm, (pith_cspan){x, 64, PITH_F32}, (pith_span){x, 64, PITH_F32}, PITH_SUM, &call, NULL), PITH_ERR_UNSUPPORTED);
+  CHECK_OK(pith_barrier(comm, NULL));
+  pith_state_destroy(call.state);
+  pith_codec_destroy(codec);
+}
+
+static void try_algorithm(const char *algorithm) {
+  int compared = 0;
+  for (size_t s = test_below(3); s < law_spec_count(); s += 3) {
+    trial t = random_trial(s, algorithm);
+    int most = most_ranks(t.spec), ranks = 2 + (int)test_below(8);
+    compared += suits(algorithm, t.spec);
+    ranks_run("inproc", ranks < most ? ranks : most, test_below(2) ? 2048 : 0, suits(algorithm, t.spec) ? obey : refuse, &t);
+  }
+  CHECK_MSG(compared > 0, "%s was compared with nothing", algorithm);
+}
+
+TEST_WITHIN(a_ring_is_what_its_codec_calls_say, 120) { try_algorithm("ring"); }
+TEST_WITHIN(a_tree_is_what_its_codec_calls_say, 120) { try_algorithm("tree"); }
+
+TEST_WITHIN(ranges_and_linear_sums_are_what_their_codec_calls_say, 120) {
+  static const char *const specs[] = {"ef/topk:0.1", "topk:0.7,values=fp16", "threshold:0.3", "ef/adaptive:0.05", "dgc:0.05",
+                                      "randomk:0.3", "ef/randomk:0.2,values=fp16", "randomk:0.1,values=bf16"};
+  for (size_t s = 0; s < sizeof specs / sizeof *specs; s++) {
+    trial t = random_trial(0, strstr(specs[s], "random") ? "linear" : "ranges");
+    t.spec = specs[s];
+    ranks_run("inproc", 2 + (int)test_below(8), 0, obey, &t);
+  }
+}
+
+/* Hosts of one to four ranks, the last with fewer; inside them values as they are, or encoded too. */
+TEST_WITHIN(with_hosts_too, 120) {
+  static const char *const insides[] = {NULL, "q:8", "bf16", "qsgd:64,bucket=128"};
+  int compared = 0;
+  for (size_t s = 0; s < law_spec_count(); s += 2) {
+    trial t = random_trial(s, "hierarchical");
+    int most = most_ranks(t.spec), ranks = 2 + (int)test_below(8);
+    ranks = ranks < most ? ranks : most;
+    ranks = ranks > 2 ? ranks : 3;
+    t.per_host = 2 + (int)test_below(ranks > 4 ? 3 : (uint64_t)ranks - 2);
+    pith_codec *codec;
+    CHECK_OK(pith_codec_create(t.spec, &codec));
+    t.inside = pith_codec_rounds(codec) ? NULL : insides[test_below(4)];
+    pith_codec_destroy(codec);
+    compared += suits("hierarchical", t.spec);
+    ranks_run_hosts("inproc", ranks, t.per_host, test_below(2) ? 2048 : 0, t.inside, suits("hierarchical", t.spec) ? obey : refuse, &t);
+  }
+  CHECK_MSG(compared > 10, "only %d specs were compared", compared);
 }
 
 static void too_many(pith_comm *comm, void *argument) {

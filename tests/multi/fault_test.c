@@ -148,6 +148,54 @@ TEST(a_stopped_rank_is_an_error_within_the_timeout) {
   }
 }
 
+/* Exchanges messages with the other of ranks 0 and 1, until that fails. */
+static void *chat_until_error(void *argument) {
+  pith_comm *comm = argument;
+  int peer = 1 - pith_comm_rank(comm);
+  float x[8] = {0}, y[8];
+  pith_status status = PITH_OK;
+  while (status == PITH_OK) {
+    pith_request *sent;
+    status = pith_send(comm, (pith_cspan){x, 8, PITH_F32}, peer, 1, &sent);
+    if (status == PITH_OK) {
+      status = pith_receive(comm, (pith_span){y, 8, PITH_F32}, peer, 1, NULL);
+      (void)pith_wait(sent);
+    }
+  }
+  return NULL;
+}
+
+static void reduce_and_chat(pith_comm *comm, void *argument) {
+  pthread_t chat;
+  int chats = pith_comm_rank(comm) < 2;
+  if (chats) {
+    CHECK(pthread_create(&chat, NULL, chat_until_error, comm) == 0);
+  }
+  reduce_until_error(comm, argument);
+  if (chats) {
+    pthread_join(chat, NULL);
+  }
+}
+
+/* Each peer has its own clock: the messages of the others do not stop it. */
+TEST(a_stopped_rank_is_an_error_though_the_others_keep_talking) {
+  enum { GROUPS = 2 };
+  pid_t child[GROUPS][RANKS_MOST];
+  shared *s[GROUPS];
+  for (int g = 0; g < GROUPS; g++) {
+    s[g] = share();
+    s[g]->victim = 2, s[g]->most = 4.0;
+    ranks_start(process_transports[g], 3, 1.5, reduce_and_chat, s[g], child[g]);
+    harm(s[g], child[g], 3, SIGSTOP);
+  }
+  for (int g = 0; g < GROUPS; g++) {
+    ranks_wait(child[g], 3, s[g]->victim);
+    CHECK(kill(child[g][2], SIGKILL) == 0);
+    CHECK(waitpid(child[g][2], NULL, 0) == child[g][2]);
+    munmap(s[g], sizeof *s[g]);
+  }
+}
+
 /* ---- Ranks that leave -------------------------------------------------------------------------------------------- */
 
 enum { LEAVES = 5 };
@@ -460,7 +508,7 @@ static pith_frame forge(unsigned trick, uint64_t count, uint8_t *payload, size_t
                   .version = PITH_FRAME_VERSION,
                   .kind = PITH_FRAME_DATA,
                   .operation = PITH_OP_ALLREDUCE,
-                  .flags = (uint32_t)PITH_F32 << 8 | PITH_SUM,
+                  .flags = (uint32_t)PITH_ALGORITHM_SRA << 16 | (uint32_t)PITH_F32 << 8 | PITH_SUM,
                   .sequence = 1,
                   .count = count,
                   .tag = PITH_TAG(0, 0)};

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/hash.h"
 #include "ranks.h"
 #include "test.h"
 
@@ -19,13 +20,17 @@ static float gradient_of(int rank, uint64_t step, size_t layer, size_t i) {
   return (float)(int32_t)(h >> 16 & 0xfff) / 4096.0f - 0.5f;
 }
 
+static void name_layer(size_t layer, char name[32]) {
+  snprintf(name, 32, "layer%zu.%s", layer, shapes[layer][0] == 1 ? "bias" : "weight");
+}
+
 static pith_reducer *make(pith_comm *comm, const char *rules) {
   pith_reducer *r;
   CHECK_OK(pith_reducer_create(comm, rules, 5, &r));
   for (size_t l = 0; l < LAYERS; l++) {
     char name[32];
     size_t index, flat = size_of(l);
-    snprintf(name, sizeof name, "layer%zu.%s", l, shapes[l][0] == 1 ? "bias" : "weight");
+    name_layer(l, name);
     CHECK_OK(pith_reducer_add(r, name, shapes[l][0] == 1 ? &flat : shapes[l], shapes[l][0] == 1 ? 1 : 2, PITH_F32, &index));
     CHECK_EQ(index, l);
   }
@@ -164,3 +169,108 @@ static void slip(pith_comm *comm, void *argument) {
 }
 
 TEST(slips_are_told_before_the_first_step) { ranks_run("inproc", 3, 0, slip, NULL); }
+
+/* ---- Joined layers ----------------------------------------------------------------------------------------------- */
+
+/* What a reducer must give for a layer: an operation of its own. */
+static void alone(pith_comm *comm, size_t layer, pith_state *state, const pith_codec *codec, uint64_t step, float *x) {
+  pith_call call = PITH_CALL_INIT;
+  char name[32];
+  name_layer(layer, name);
+  call.codec = codec;
+  call.state = state;
+  call.ctx.seed = 5, call.ctx.step = step, call.ctx.layer = pith__hash64(name, strlen(name), 0); /* what a reducer counts by */
+  for (size_t i = 0; i < size_of(layer); i++) {
+    x[i] = gradient_of(pith_comm_rank(comm), step, layer, i);
+  }
+  pith_span span = {x, size_of(layer), PITH_F32};
+  CHECK_OK(pith_allreduce(comm, (pith_cspan){x, size_of(layer), PITH_F32}, span, PITH_MEAN, &call, NULL));
+}
+
+/* Joined or not, a layer is reduced to the same bits. Not for random numbers of results, which depend on who owns them. */
+static void compare_joined(pith_comm *comm, void *argument) {
+  const char *spec = argument;
+  pith_codec *codec;
+  pith_state *state[LAYERS];
+  char rules[64];
+  snprintf(rules, sizeof rules, "layer*=%s", spec); /* a pattern: small layers too */
+  pith_reducer *r = make(comm, rules);
+  CHECK_OK(pith_codec_create(spec, &codec));
+  for (size_t l = 0; l < LAYERS; l++) {
+    CHECK_OK(pith_state_create(codec, size_of(l), shapes[l][0] == 1 ? 0 : shapes[l][0], &state[l]));
+  }
+  for (uint64_t step = 0; step < 3; step++) {
+    gradients g = take_step(r, pith_comm_rank(comm), step);
+    for (size_t l = 0; l < LAYERS; l++) {
+      float *x = malloc(size_of(l) * sizeof *x);
+      alone(comm, l, state[l], codec, step, x);
+      CHECK_MSG(memcmp(g.layer[l], x, size_of(l) * sizeof *x) == 0, "%s: layer %zu on rank %d in step %llu", spec, l, pith_comm_rank(comm), (unsigned long long)step);
+      free(x);
+    }
+    release(&g);
+  }
+  for (size_t l = 0; l < LAYERS; l++) {
+    pith_state_destroy(state[l]);
+  }
+  pith_reducer_destroy(r);
+  pith_codec_destroy(codec);
+}
+
+TEST_WITHIN(layers_are_reduced_to_the_same_bits_joined_or_alone, 60) {
+  static const char *const specs[] = {"q:4", "ef/q:2", "onebit", "fp16", "ef/sign,scale=mean", "u8", "topk:0.1"};
+  for (size_t s = 0; s < sizeof specs / sizeof *specs; s++) {
+    ranks_run("inproc", 2 + (int)(s % 3), s % 2 ? 4096 : 0, compare_joined, (void *)(uintptr_t)specs[s]);
+  }
+  ranks_run_hosts("inproc", 5, 2, 0, NULL, compare_joined, (void *)(uintptr_t) "ef/q:4");
+}
+
+/* Rounds of joined layers travel together: no more messages than one layer alone would send. */
+static void count_messages(pith_comm *comm, void *argument) {
+  (void)argument;
+  pith_reducer *r = make(comm, "layer*=ef/powersgd:2");
+  pith_traffic before, after;
+  gradients g = take_step(r, pith_comm_rank(comm), 0);
+  release(&g);
+  CHECK_OK(pith_comm_traffic(comm, "allreduce", &before));
+  g = take_step(r, pith_comm_rank(comm), 1);
+  release(&g);
+  CHECK_OK(pith_comm_traffic(comm, "allreduce", &after));
+  CHECK_EQ(after.operations - before.operations, 1);
+  CHECK_EQ(after.uncompressed - before.uncompressed, 0);
+  CHECK(after.messages - before.messages <= 2 * 2 * (uint64_t)(pith_comm_ranks(comm) - 1)); /* two rounds, two steps each */
+  pith_reducer_destroy(r);
+}
+
+TEST(low_rank_factors_of_many_layers_travel_together) { ranks_run("inproc", 3, 0, count_messages, NULL); }
+
+/* ---- Statistics -------------------------------------------------------------------------------------------------- */
+
+static void count_layers(pith_comm *comm, void *argument) {
+  (void)argument;
+  pith_reducer *r = make(comm, "*=q:4");
+  for (uint64_t step = 0; step < 4; step++) {
+    gradients g = take_step(r, pith_comm_rank(comm), step);
+    release(&g);
+  }
+  uint64_t sent = 0;
+  for (size_t l = 0; l < LAYERS; l++) {
+    pith_layer info;
+    CHECK_OK(pith_reducer_layer(r, l, &info));
+    int plain = strcmp(info.spec, "none") == 0;
+    double ratio = (double)info.traffic.sent_bytes / (double)info.traffic.raw_bytes;
+    CHECK_EQ(info.traffic.operations, 4);
+    CHECK_EQ(info.traffic.uncompressed, plain ? 4 : 0);
+    CHECK(info.traffic.raw_bytes > 4 * info.bytes - 8 && info.traffic.raw_bytes <= 4 * info.bytes + 4 * info.bytes / 2); /* some share padding */
+    CHECK_MSG(plain ? ratio > 0.9 : ratio < 0.4, "layer %s as %s: %g", info.name, info.spec, ratio);
+    CHECK(info.traffic.wire > 0 && info.traffic.encode >= 0 && info.traffic.decode >= 0);
+    CHECK(info.reason && *info.reason);
+    sent += info.traffic.sent_bytes;
+  }
+  pith_traffic all;
+  CHECK_OK(pith_comm_traffic(comm, "allreduce", &all));
+  CHECK(sent <= all.sent_bytes && sent + 1000 > all.sent_bytes);
+  CHECK_STATUS(pith_comm_traffic(comm, "allreduced", &all), PITH_ERR_ARGUMENT);
+  pith_reducer_destroy(r);
+}
+
+TEST(statistics_of_layers_add_up_to_those_of_the_comm) { ranks_run("inproc", 3, 0, count_layers, NULL); }

@@ -1,0 +1,308 @@
+/*
+ * From arguments to an operation of the comm, and back to its caller: operations.c checks what is its own and writes the
+ * schedule, here is what all of them share.
+ */
+#include "engine/submit.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "memory/memory.h"
+
+#define NETWORK_MESSAGE ((size_t)32 << 10) /* bytes of uncompressed values */
+
+/* ---- Encoding: through the memory, with scratch of the operation ------------------------------------------------- */
+
+typedef struct operation_scratch {
+  pith_feed_scratch feed;
+  void *inside, *entries;
+} operation_scratch;
+
+static pith_operation *operation_of(pith_job *job) { return (pith_operation *)((char *)job - offsetof(pith_operation, job)); }
+
+static pith_ctx encoder_ctx(const pith_job *job, uint32_t rank, size_t first, float gamma) {
+  pith_ctx ctx = job->ctx;
+  ctx.rank = rank;
+  ctx.ranks = (uint32_t)job->ranks;
+  ctx.offset = first;
+  ctx.gamma = gamma;
+  return ctx;
+}
+
+typedef pith_status (*feed_fn)(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
+                               const pith_feed_scratch *scratch, const pith_ctx *ctx);
+
+/* Layer by layer, each behind its own memory. */
+static pith_status encode_stretches(pith_job *job, feed_fn feed, uint32_t rank, pith_cspan values, size_t first, float gamma, pith_out *out) {
+  const operation_scratch *scratch = operation_of(job)->scratch;
+  size_t width = pith_dtype_size(values.dtype), used = 0;
+  pith_stretch s = {0};
+  while (pith__next_stretch(job, first, values.n, &s)) {
+    pith_ctx ctx = encoder_ctx(job, rank, s.offset, gamma);
+    pith_cspan part = {(const uint8_t *)values.data + s.at * width, s.n, values.dtype};
+    pith_out piece = {(uint8_t *)out->data + used, out->capacity - used, 0};
+    ctx.layer = s.layer;
+    PITH_TRY(feed(job->codec, s.state, part, &piece, &scratch->feed, &ctx));
+    used += piece.size;
+  }
+  out->size = used;
+  return PITH_OK;
+}
+
+static pith_status encode_values(pith_job *job, pith_cspan values, size_t first, float gamma, pith_out *out) {
+  return encode_stretches(job, pith__feed_encode, (uint32_t)job->rank, values, first, gamma, out);
+}
+
+static pith_status encode_result(pith_job *job, pith_cspan values, size_t first, pith_out *out) {
+  return encode_stretches(job, pith__feed_encode_result, pith__result_rank(job, job->rank), values, first, 1.0f, out);
+}
+
+static void take_all_scratch(const pith_operation *op, pith_arena *arena, operation_scratch *scratch) {
+  const pith_comm *comm = op->comm;
+  size_t n = op->job.src.n;
+  pith__feed_take_scratch(op->job.codec, n, arena, &scratch->feed);
+  scratch->inside = comm->inside ? pith__codec_take_scratch(comm->inside, n, arena) : NULL;
+  scratch->entries = op->job.codec->caps & PITH_CAP_SPARSE ? pith__codec_take_scratch(comm->entries, n, arena) : NULL;
+}
+
+/* One allocation: the pointers, then what they point at. */
+static pith_status take_scratch(pith_operation *op) {
+  pith_arena arena = pith__arena_over(NULL, 0);
+  operation_scratch measured;
+  take_all_scratch(op, &arena, &measured);
+  size_t need = pith__arena_need(&arena);
+  operation_scratch *scratch = need < SIZE_MAX - sizeof *scratch ? malloc(sizeof *scratch + need) : NULL;
+  PITH_REQUIRE(scratch, PITH_ERR_MEMORY, "no memory for %zu bytes of scratch", need);
+  arena = pith__arena_over(scratch + 1, need);
+  take_all_scratch(op, &arena, scratch);
+  op->scratch = scratch;
+  op->job.chain = scratch->feed.chain;
+  op->job.inside_chain = scratch->inside;
+  op->job.entries_chain = scratch->entries;
+  op->job.encode = encode_values;
+  op->job.encode_result = encode_result;
+  return PITH_OK;
+}
+
+/* ---- Making an operation ----------------------------------------------------------------------------------------- */
+
+pith_status pith__check_comm(const pith_comm *comm) {
+  PITH_REQUIRE(comm, PITH_ERR_ARGUMENT, "comm must not be NULL");
+  return PITH_OK;
+}
+
+pith_status pith__check_rank(const pith_comm *comm, int rank, const char *what) {
+  PITH_REQUIRE(rank >= 0 && rank < comm->ranks, PITH_ERR_ARGUMENT, "%s %d is not one of %d ranks", what, rank, comm->ranks);
+  return PITH_OK;
+}
+
+pith_status pith__check_span(const void *data, size_t n, pith_dtype dtype) {
+  PITH_REQUIRE(pith_dtype_size(dtype) > 0, PITH_ERR_ARGUMENT, "unknown type %d", (int)dtype);
+  PITH_REQUIRE(data || n == 0, PITH_ERR_ARGUMENT, "%zu values at NULL", n);
+  PITH_REQUIRE(n <= SIZE_MAX / 64, PITH_ERR_ARGUMENT, "%zu values do not fit any memory", n);
+  return PITH_OK;
+}
+
+static pith_status check_codec(const pith_operation *op, const pith_call *call) {
+  const pith_codec *codec = call->codec;
+  pith_dtype dtype = op->job.src.dtype;
+  PITH_REQUIRE(dtype == PITH_F32 || dtype == PITH_F16 || dtype == PITH_BF16, PITH_ERR_ARGUMENT, "%s: %s values cannot be compressed",
+               codec->spec, pith_dtype_name(dtype));
+  PITH_REQUIRE(op->job.reduce == PITH_SUM || op->job.reduce == PITH_MEAN, PITH_ERR_ARGUMENT, "%s: only sums and means are compressed",
+               codec->spec);
+  pith_ctx whole = call->ctx;
+  whole.offset = 0;
+  if (op->job.member_count) {
+    return PITH_OK; /* the reducer made every layer's state for its codec */
+  }
+  return pith__state_fits(codec, call->state, op->job.src.n, &whole);
+}
+
+static pith_status read_call(pith_operation *op, const pith_call *call) {
+  op->job.ctx = (pith_ctx)PITH_CTX_INIT;
+  op->job.ctx.gamma = 1.0f;
+  if (!call) {
+    return PITH_OK;
+  }
+  PITH_REQUIRE(call->size == sizeof *call, PITH_ERR_ARGUMENT, "pith_call.size is %zu: start from PITH_CALL_INIT", call->size);
+  op->job.ctx = call->ctx;
+  op->job.ctx.gamma = call->ctx.gamma != 0 ? call->ctx.gamma : 1.0f;
+  if (call->codec) {
+    PITH_TRY(check_codec(op, call));
+    op->job.codec = call->codec;
+    op->job.state = call->state;
+    op->job.ctx.rows = call->state ? call->state->rows : call->ctx.rows;
+    int rounds = (call->codec->caps & PITH_CAP_ROUNDS) && (call->state || op->job.member_count);
+    PITH_TRY(rounds ? PITH_OK : take_scratch(op)); /* rounds work in their states */
+  }
+  return PITH_OK;
+}
+
+void pith__operation_release(pith_operation *op) {
+  pith__schedule_fini(&op->job.schedule);
+  free(op->scratch);
+  free(op->counts);
+  free(op); /* the request it is the only member of */
+}
+
+/* On a network short messages keep the streams that share a link abreast; in memory long ones cost less. Either all ranks have
+ * a link over a network, or none: they agree. */
+static size_t message_of(const pith_comm *comm) {
+  for (int p = 0; p < comm->ranks; p++) {
+    if (comm->link[p].transport && comm->link[p].checked) {
+      return NETWORK_MESSAGE;
+    }
+  }
+  return comm->chunk;
+}
+
+pith_status pith__operation_make(pith_comm *comm, pith_operation_kind kind, pith_cspan src, pith_span dst, pith_reduce reduce,
+                                 const pith_call *call, pith_operation **made) {
+  return pith__operation_make_joined(comm, kind, src, dst, reduce, call, NULL, 0, made);
+}
+
+pith_status pith__operation_make_joined(pith_comm *comm, pith_operation_kind kind, pith_cspan src, pith_span dst, pith_reduce reduce,
+                                        const pith_call *call, const pith_member *members, size_t count, pith_operation **made) {
+  pith_operation *op = calloc(1, sizeof(pith_request));
+  PITH_REQUIRE(op, PITH_ERR_MEMORY, "no memory for an operation");
+  op->comm = comm;
+  op->job = (pith_job){.rank = comm->rank, .ranks = comm->ranks, .src = src, .dst = dst, .reduce = reduce, .chunk = comm->chunk};
+  op->job.layout = comm->flat;
+  op->job.inside = comm->inside;
+  op->job.entries = comm->entries;
+  op->job.members = members;
+  op->job.member_count = count;
+  op->job.schedule.pool = &comm->pool;
+  op->job.message = message_of(comm);
+  pith_status status = read_call(op, call);
+  if (status != PITH_OK) {
+    pith__operation_release(op);
+    return status;
+  }
+  const pith_codec *codec = op->job.codec;
+  op->frame = (pith_frame){.magic = PITH_FRAME_MAGIC,
+                           .version = PITH_FRAME_VERSION,
+                           .kind = PITH_FRAME_DATA,
+                           .operation = (uint16_t)kind,
+                           .flags = (uint32_t)src.dtype << 8 | (uint32_t)reduce,
+                           .layer = op->job.ctx.layer,
+                           .codec = codec ? pith_codec_wire_id(codec) : 0,
+                           .fingerprint = codec ? codec->fingerprint : 0,
+                           .count = src.n};
+  *made = op;
+  return PITH_OK;
+}
+
+/* ---- Handing it to the comm -------------------------------------------------------------------------------------- */
+
+static pith_status refuse_failed(const pith_comm *comm) {
+  return pith_fail(comm->failed, "%s", comm->failure);
+}
+
+static void remove_running(pith_comm *comm, pith_operation *op) {
+  for (pith_operation **at = &comm->running; *at; at = &(*at)->next) {
+    if (*at == op) {
+      *at = op->next;
+      if (!*at) {
+        comm->running_end = at;
+      }
+      return;
+    }
+  }
+}
+
+/* With the mutex held. */
+static pith_status start(pith_comm *comm, pith_operation *op) {
+  if (comm->failed != PITH_OK) {
+    return refuse_failed(comm);
+  }
+  if (op->frame.operation != PITH_OP_POINT) {
+    op->frame.sequence = ++comm->sequence;
+  }
+  *comm->running_end = op;
+  comm->running_end = &op->next;
+  comm->stats.operations++;
+  comm->stats.raw_bytes += op->job.src.n * pith_dtype_size(op->job.src.dtype);
+  for (int p = 0; p < comm->ranks && comm->failed == PITH_OK; p++) {
+    pith__link_check_early(&comm->link[p], op);
+  }
+  if (comm->failed == PITH_OK) {
+    pith__operation_start(op);
+  }
+  return PITH_OK;
+}
+
+static pith_status wait_for(pith_operation *op) {
+  pith_comm *comm = op->comm;
+  pith__comm_drive(comm, op);
+  remove_running(comm, op);
+  if (comm->failed != PITH_OK) {
+    pith__comm_flush(comm, comm->failed_at + 0.2); /* the others should hear why */
+  }
+  return op->status == PITH_OK ? PITH_OK : refuse_failed(comm);
+}
+
+pith_status pith__operation_submit(pith_operation *op, pith_status written, pith_request **request) {
+  pith_comm *comm = op->comm;
+  pith_status status = written;
+  if (status == PITH_OK) {
+    op->ready = pith__schedule_take(&op->job.schedule, op->job.schedule.tasks + 1, sizeof *op->ready);
+    status = op->ready ? PITH_OK : pith_fail(PITH_ERR_MEMORY, "no memory for an operation");
+  }
+  if (status != PITH_OK) {
+    pith__operation_release(op);
+    return status;
+  }
+  pith__comm_lock(comm);
+  status = request ? pith__comm_start_thread(comm) : PITH_OK;
+  if (status == PITH_OK) {
+    status = start(comm, op);
+  }
+  if (status == PITH_OK && request) {
+    pith__comm_wake(comm);
+  } else if (status == PITH_OK) {
+    status = wait_for(op);
+  }
+  pthread_mutex_unlock(&comm->mutex);
+  if (request && status == PITH_OK) {
+    *request = (pith_request *)op;
+  } else {
+    pith__operation_release(op);
+  }
+  return status;
+}
+
+pith_status pith_wait(pith_request *request) { return pith__wait(request, NULL); }
+
+pith_status pith__wait(pith_request *request, pith_traffic *traffic) {
+  PITH_REQUIRE(request, PITH_ERR_ARGUMENT, "pith_wait: request must not be NULL");
+  pith_operation *op = &request->operation;
+  pith_comm *comm = op->comm;
+  pith_status status;
+  if (comm) {
+    pith__comm_lock(comm);
+    status = wait_for(op);
+    pthread_mutex_unlock(&comm->mutex);
+  } else {
+    status = op->status == PITH_OK ? PITH_OK : pith_fail(op->status, "the comm was destroyed while the operation was under way");
+  }
+  if (traffic) {
+    *traffic = op->traffic;
+  }
+  pith__operation_release(op);
+  return status;
+}
+
+pith_status pith_test(pith_request *request, int *done) {
+  PITH_REQUIRE(request && done, PITH_ERR_ARGUMENT, "pith_test: request and done must not be NULL");
+  pith_comm *comm = request->operation.comm;
+  if (!comm) { /* destroyed */
+    *done = 1;
+    return PITH_OK;
+  }
+  pith__comm_lock(comm);
+  *done = request->operation.done;
+  pthread_mutex_unlock(&comm->mutex);
+  return PITH_OK;
+}

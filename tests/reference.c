@@ -1,0 +1,259 @@
+/* The reference: each algorithm as docs/algorithms.md tells it, without schedules, messages or chunks. */
+#include "reference.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "codec/codec.h"
+#include "collective/job.h"
+#include "memory/memory.h"
+#include "test.h"
+
+static pith_ctx ctx_at(const reference *r, const pith_ctx *ctx, int rank, size_t first) {
+  pith_ctx here = *ctx;
+  here.rank = (uint32_t)rank;
+  here.ranks = (uint32_t)r->ranks;
+  here.offset = first;
+  return here;
+}
+
+/* x[first, first + n) becomes what its payload decodes to. */
+static void pass(const pith_codec *codec, pith_state *state, const pith_ctx *ctx, float *x, size_t n) {
+  size_t bound = pith_codec_bound(codec, n);
+  uint8_t *bytes = malloc(bound + 1);
+  pith_out out = {bytes, bound, 0};
+  CHECK_OK(pith_encode(codec, state, (pith_cspan){x, n, PITH_F32}, &out, ctx));
+  CHECK_OK(pith_decode(codec, (pith_bytes){bytes, out.size}, (pith_span){x, n, PITH_F32}, PITH_SET, ctx));
+  free(bytes);
+}
+
+static void add(float *sum, const float *x, size_t n, int is_first) {
+  for (size_t i = 0; i < n; i++) {
+    sum[i] = is_first ? x[i] : sum[i] + x[i];
+  }
+}
+
+static void make_result(const reference *r, float *sum, size_t first, size_t n) {
+  pith_ctx ctx = PITH_CTX_INIT;
+  ctx.ranks = (uint32_t)r->ranks;
+  ctx.offset = pith_codec_caps(r->codec) & PITH_CAP_CHUNKED ? first : 0;
+  if (r->reduce == PITH_MEAN || (pith_codec_caps(r->codec) & PITH_CAP_VOTE)) {
+    CHECK_OK(pith_aggregate(r->codec, (pith_span){sum + first, n, PITH_F32}, &ctx));
+  }
+}
+
+/* The owner's encoding of a result; its random numbers are those of rank ranks + owner. Only error feedback applies to results. */
+static void pass_result(const reference *r, const pith_ctx *ctx, int owner, float *sum, pith_range range) {
+  pith_codec bare = *r->codec;
+  int feeds = bare.memory && bare.memory->after == PITH_AFTER_SUBTRACT;
+  bare.memory = NULL;
+  make_result(r, sum, range.first, range.n);
+  pith_ctx here = ctx_at(r, ctx, r->ranks + owner, range.first);
+  pass(feeds ? r->codec : &bare, feeds ? r->results[owner] : NULL, &here, sum + range.first, range.n);
+}
+
+/* ---- Hosts: of one rank each where the algorithm does not mind them ---------------------------------------------- */
+
+typedef struct hosts {
+  int count, per_host, carriers;
+} hosts;
+
+static hosts hosts_of(const reference *r) {
+  int per_host = strcmp(r->algorithm, "hierarchical") == 0 ? r->per_host : 1;
+  hosts h = {(r->ranks + per_host - 1) / per_host, per_host, per_host};
+  int last = r->ranks - (h.count - 1) * per_host;
+  h.carriers = last < per_host ? last : per_host;
+  return h;
+}
+
+/* The sum of a host's values of a range, as its carrier adds them up. */
+static void host_sum(const reference *r, const hosts *h, int host, int carrier, float *const *x, const pith_ctx *ctx, pith_range range,
+                     float *sum) {
+  for (int i = 0, rank = host * h->per_host; i < h->per_host && rank < r->ranks; i++, rank++) {
+    float *copy = malloc((range.n + 1) * sizeof *copy);
+    memcpy(copy, x[rank] + range.first, range.n * sizeof *copy);
+    if (r->inside && rank != carrier) {
+      pith_ctx here = ctx_at(r, ctx, rank, range.first);
+      pass(r->inside, NULL, &here, copy, range.n);
+    }
+    add(sum, copy, range.n, i == 0);
+    free(copy);
+  }
+}
+
+/* ---- Blocks ------------------------------------------------------------------------------------------------------ */
+
+static size_t least_common(size_t a, size_t b) {
+  size_t m = a;
+  while (m % b) {
+    m += a;
+  }
+  return m;
+}
+
+static void slice(const reference *r, const hosts *h, int carrier, int owner, pith_range range, float *const *x, const pith_ctx *ctx,
+                  float *result) {
+  float *sum = malloc((range.n + 1) * sizeof *sum);
+  for (int host = 0; host < h->count; host++) {
+    int rank = host * h->per_host + carrier;
+    pith_ctx here = ctx_at(r, ctx, rank, range.first);
+    host_sum(r, h, host, rank, x, ctx, range, sum);
+    pass(r->codec, r->mine[rank], &here, sum, range.n);
+    add(result + range.first, sum, range.n, host == 0);
+  }
+  pass_result(r, ctx, owner, result, range);
+  free(sum);
+}
+
+static void blocks(const reference *r, float *const *x, const pith_ctx *ctx, float *result) {
+  hosts h = hosts_of(r);
+  size_t granule = least_common(r->codec->granule, r->inside && h.per_host > 1 ? r->inside->granule : 1);
+  for (int carrier = 0; carrier < h.carriers; carrier++) {
+    pith_range part = pith__split(r->n, granule, (size_t)h.carriers, (size_t)carrier);
+    for (int host = 0; host < h.count; host++) {
+      pith_range range = pith__split(part.n, granule, (size_t)h.count, (size_t)host);
+      range.first += part.first;
+      if (range.n) {
+        slice(r, &h, carrier, host * h.per_host + carrier, range, x, ctx, result);
+      }
+    }
+  }
+}
+
+static void ring(const reference *r, float *const *x, const pith_ctx *ctx, float *result) {
+  for (int part = 0; part < r->ranks; part++) {
+    pith_range range = pith__split(r->n, r->codec->granule, (size_t)r->ranks, (size_t)part);
+    float *sum = result + range.first;
+    for (int step = 1; step <= r->ranks && range.n; step++) {
+      int rank = (part + step) % r->ranks;
+      add(sum, x[rank] + range.first, range.n, step == 1);
+      if (rank != part) {
+        pith_ctx here = ctx_at(r, ctx, rank, range.first);
+        pass(r->codec, r->mine[rank], &here, sum, range.n);
+      }
+    }
+    if (range.n) {
+      pass_result(r, ctx, part, result, range);
+    }
+  }
+}
+
+/* The sum that comes up from a rank: its children's, then its own values. */
+static void climb(const reference *r, int rank, float *const *x, const pith_ctx *ctx, float *sum) {
+  int children = 0;
+  for (int bit = 1; (rank == 0 || bit < (rank & -rank)) && rank + bit < r->ranks; bit *= 2) {
+    float *theirs = malloc((r->n + 1) * sizeof *theirs);
+    climb(r, rank + bit, x, ctx, theirs);
+    add(sum, theirs, r->n, children++ == 0);
+    free(theirs);
+  }
+  add(sum, x[rank], r->n, children == 0);
+  if (rank) {
+    pith_ctx here = ctx_at(r, ctx, rank, 0);
+    pass(r->codec, r->mine[rank], &here, sum, r->n);
+  }
+}
+
+static void tree(const reference *r, float *const *x, const pith_ctx *ctx, float *result) {
+  climb(r, 0, x, ctx, result);
+  pass_result(r, ctx, 0, result, (pith_range){0, r->n});
+}
+
+/* ---- Whole tensors ----------------------------------------------------------------------------------------------- */
+
+static void gather(const reference *r, float *const *x, const pith_ctx *ctx, float *result) {
+  hosts h = hosts_of(r);
+  float *sum = malloc((r->n + 1) * sizeof *sum);
+  for (int host = 0; host < h.count; host++) {
+    int first = host * h.per_host;
+    pith_ctx here = ctx_at(r, ctx, first, 0);
+    host_sum(r, &h, host, first, x, ctx, (pith_range){0, r->n}, sum);
+    pass(r->codec, r->mine[first], &here, sum, r->n);
+    add(result, sum, r->n, host == 0);
+  }
+  make_result(r, result, 0, r->n);
+  free(sum);
+}
+
+static void linear(const reference *r, float *const *x, const pith_ctx *ctx, float *result) {
+  size_t size = pith_codec_bound(r->codec, r->n);
+  pith_dtype dtype = r->codec->ops->linear(r->codec->args);
+  void *payload[r->ranks];
+  pith_ctx here = ctx_at(r, ctx, 0, 0);
+  for (int p = 0; p < r->ranks; p++) {
+    pith_ctx theirs = ctx_at(r, ctx, p, 0);
+    pith_out out = {payload[p] = malloc(size + 1), size, 0};
+    CHECK_OK(pith_encode(r->codec, r->mine[p], (pith_cspan){x[p], r->n, PITH_F32}, &out, &theirs));
+  }
+  pith__reduce_many(dtype, r->reduce, (const void *const *)payload, r->ranks, payload[0], size / pith_dtype_size(dtype));
+  CHECK_OK(pith_decode(r->codec, (pith_bytes){payload[0], size}, (pith_span){result, r->n, PITH_F32}, PITH_SET, &here));
+  for (int p = 0; p < r->ranks; p++) {
+    free(payload[p]);
+  }
+}
+
+/* ---- Rounds ------------------------------------------------------------------------------------------------------ */
+
+/* Sums run in rank order, or host by host. */
+static void reduce_round(const reference *r, const pith_round *round, void **of, void *reduced) {
+  hosts h = hosts_of(r);
+  void *sums[h.count];
+  if (h.per_host == 1) {
+    pith__reduce_many(round->dtype, round->reduce, (const void *const *)of, r->ranks, reduced, round->count);
+    return;
+  }
+  for (int host = 0; host < h.count; host++) {
+    int first = host * h.per_host, members = first + h.per_host <= r->ranks ? h.per_host : r->ranks - first;
+    sums[host] = malloc(round->count * pith_dtype_size(round->dtype) + 1);
+    pith__reduce_many(round->dtype, round->reduce == PITH_MEAN ? PITH_SUM : round->reduce, (const void *const *)of + first, members,
+                      sums[host], round->count);
+  }
+  pith__reduce_many(round->dtype, round->reduce == PITH_MEAN ? PITH_SUM : round->reduce, (const void *const *)sums, h.count, reduced,
+                    round->count);
+  for (size_t i = 0; i < round->count && round->reduce == PITH_MEAN; i++) {
+    ((float *)reduced)[i] *= 1.0f / (float)r->ranks;
+  }
+  for (int host = 0; host < h.count; host++) {
+    free(sums[host]);
+  }
+}
+
+static void rounds(const reference *r, float *const *x, const pith_ctx *ctx, float *result) {
+  for (size_t i = 0; i < pith_codec_rounds(r->codec); i++) {
+    pith_round round;
+    CHECK_OK(pith_round_describe(r->codec, r->mine[0], i, &round));
+    size_t bytes = round.count * pith_dtype_size(round.dtype) + 1;
+    void *buffers[r->ranks], *reduced = malloc(bytes);
+    for (int p = 0; p < r->ranks; p++) {
+      pith_ctx here = ctx_at(r, ctx, p, 0);
+      buffers[p] = malloc(bytes);
+      CHECK_OK(pith_round_produce(r->codec, r->mine[p], i, (pith_cspan){x[p], r->n, PITH_F32}, buffers[p], &here));
+    }
+    reduce_round(r, &round, buffers, reduced);
+    for (int p = 0; p < r->ranks; p++) {
+      pith_ctx here = ctx_at(r, ctx, p, 0);
+      CHECK_OK(pith_round_consume(r->codec, r->mine[p], i, reduced, (pith_span){result, r->n, PITH_F32}, &here));
+      free(buffers[p]);
+    }
+    free(reduced);
+  }
+  for (size_t i = 0; i < r->n && r->reduce == PITH_SUM; i++) {
+    result[i] *= (float)r->ranks;
+  }
+}
+
+void reference_allreduce(const reference *r, float *const *x, const pith_ctx *ctx, float *result) {
+  if (pith_codec_rounds(r->codec)) {
+    rounds(r, x, ctx, result);
+  } else if (strcmp(r->algorithm, "ring") == 0) {
+    ring(r, x, ctx, result);
+  } else if (strcmp(r->algorithm, "tree") == 0) {
+    tree(r, x, ctx, result);
+  } else if (strcmp(r->algorithm, "linear") == 0) {
+    linear(r, x, ctx, result);
+  } else if (pith_codec_caps(r->codec) & PITH_CAP_CHUNKED) {
+    blocks(r, x, ctx, result);
+  } else {
+    gather(r, x, ctx, result);
+  }
+}

@@ -1,0 +1,52 @@
+/* The cost of algorithms: what it must choose in cases that a person can judge. */
+#include "collective/cost.h"
+
+#include <string.h>
+
+#include "test.h"
+
+static double cost(pith_algorithm algorithm, const uint64_t *host, int ranks, size_t n, double bits) {
+  pith_layout *l;
+  CHECK_OK(pith__layout_create(ranks, host, &l));
+  pith_cost_question q = {l, n, (double)n * 4, (double)n * bits / 8};
+  double seconds = pith__cost_total(pith__cost_of(algorithm, &q, &pith__cost_default));
+  pith__layout_destroy(l);
+  CHECK(seconds > 0 && seconds < 1e6);
+  return seconds;
+}
+
+static const uint64_t two_of_four[] = {1, 1, 1, 1, 2, 2, 2, 2}, apart[] = {1, 2, 3, 4, 5, 6, 7, 8};
+
+TEST(crowded_hosts_sum_inside_first) {
+  CHECK(cost(PITH_ALGORITHM_HIERARCHICAL, two_of_four, 8, 1 << 22, 32) < cost(PITH_ALGORITHM_SRA, two_of_four, 8, 1 << 22, 32) / 2);
+  CHECK(cost(PITH_ALGORITHM_HIERARCHICAL, two_of_four, 8, 1 << 22, 4) < cost(PITH_ALGORITHM_SRA, two_of_four, 8, 1 << 22, 4));
+}
+
+TEST(sparse_payloads_are_gathered_and_dense_ones_split) {
+  CHECK(cost(PITH_ALGORITHM_GATHER, apart, 8, 1 << 20, 0.4) < cost(PITH_ALGORITHM_RANGES, apart, 8, 1 << 20, 0.4));
+  CHECK(cost(PITH_ALGORITHM_RANGES, apart, 8, 1 << 20, 20) < cost(PITH_ALGORITHM_GATHER, apart, 8, 1 << 20, 20));
+}
+
+TEST(payloads_that_add_up_are_summed_unless_they_are_tiny) {
+  CHECK(cost(PITH_ALGORITHM_LINEAR, apart, 8, 1 << 22, 3) < cost(PITH_ALGORITHM_GATHER, apart, 8, 1 << 22, 3));
+  CHECK(cost(PITH_ALGORITHM_GATHER, apart, 8, 100, 3) < cost(PITH_ALGORITHM_LINEAR, apart, 8, 100, 3));
+}
+
+TEST(a_tree_beats_a_ring_where_tensors_are_short) {
+  CHECK(cost(PITH_ALGORITHM_TREE, apart, 8, 100, 4) < cost(PITH_ALGORITHM_RING, apart, 8, 100, 4));
+  CHECK(cost(PITH_ALGORITHM_RING, apart, 8, 1 << 24, 4) < cost(PITH_ALGORITHM_TREE, apart, 8, 1 << 24, 4));
+}
+
+TEST(more_bytes_never_cost_less) {
+  for (int a = PITH_ALGORITHM_SRA; a < PITH_ALGORITHMS; a++) {
+    CHECK(cost((pith_algorithm)a, two_of_four, 8, 1 << 20, 4) <= cost((pith_algorithm)a, two_of_four, 8, 1 << 20, 8));
+    CHECK(cost((pith_algorithm)a, two_of_four, 8, 1 << 20, 4) <= cost((pith_algorithm)a, two_of_four, 8, 1 << 21, 4));
+  }
+}
+
+TEST(names_find_their_algorithms) {
+  for (int a = 0; a < PITH_ALGORITHMS; a++) {
+    CHECK_EQ(pith__algorithm_find(pith__algorithm_name((pith_algorithm)a)), a);
+  }
+  CHECK_EQ(pith__algorithm_find("rong"), PITH_ALGORITHMS);
+}
