@@ -6,7 +6,7 @@
 #   make install PREFIX=/usr/local
 #   make fuzz       look for inputs that break a decoder or a parser (clang; FUZZ_SECONDS for each target)
 #   make builds     test every build that must work: gcc, clang, and without AVX
-#   make lint, make format, make sanitize, make clean
+#   make lint, make format, make sanitize, make threads, make clean
 
 BUILD  ?= build
 PREFIX ?= /usr/local
@@ -18,7 +18,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 SOURCES = $(shell find include src tests examples -name '*.[ch]')
 
-.PHONY: all test sanitize builds fuzz bench format lint install clean
+.PHONY: all test sanitize threads builds fuzz bench format lint install clean
 
 all: $(BUILD)/CMakeCache.txt
 	@cmake --build $(BUILD)
@@ -32,12 +32,20 @@ test: all
 	@tools/check-includes
 	@tools/check-symbols $(BUILD)
 	@$(MAKE) --no-print-directory sanitize
+	@$(MAKE) --no-print-directory threads
 	@tests/run.sh $(BUILD)
 
 # All tests once more, with every out-of-bounds access and undefined operation an error.
 sanitize:
 	@$(MAKE) --no-print-directory all BUILD=build-sanitize CMAKE_ARGS="-DPITH_SANITIZE=address,undefined"
 	@tests/run.sh build-sanitize
+
+# Those in which threads meet, with every data race an error.
+THREAD_TESTS = inproc_test comm_test algorithm_test collective_laws_test reducer_test fault_test
+threads:
+	@$(MAKE) --no-print-directory build-threads/CMakeCache.txt BUILD=build-threads CMAKE_ARGS="-DPITH_SANITIZE=thread"
+	@cmake --build build-threads --target $(THREAD_TESTS)
+	@tests/run.sh build-threads $(THREAD_TESTS)
 
 # Every compiler and instruction set that must work, each with all tests.
 builds:
@@ -67,4 +75,4 @@ install: all
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
 clean:
-	@rm -rf $(BUILD) build-sanitize build-fuzz build-gcc build-clang build-scalar
+	@rm -rf $(BUILD) build-sanitize build-threads build-fuzz build-gcc build-clang build-scalar

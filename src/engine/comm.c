@@ -369,6 +369,9 @@ pith_status pith_comm_create(const pith_config *config, pith_comm **made) {
   PITH_REQUIRE(made, PITH_ERR_ARGUMENT, "pith_comm_create: comm must not be NULL");
   PITH_TRY(read_settings(config, &s));
   pith_status status = make_comm(s.meet.rank, s.meet.ranks, &s, &comm);
+  if (status == PITH_OK && comm->ranks == 1) {
+    status = pith__layout_create(1, NULL, &comm->hosts);
+  }
   if (status == PITH_OK && comm->ranks > 1) {
     status = join(comm, &s, exchange_at_rendezvous, &s.meet);
   }

@@ -4,10 +4,16 @@
 
 #include "engine/choose.h"
 #include "engine/submit.h"
+#include "memory/memory.h"
 
 /* ---- Reductions -------------------------------------------------------------------------------------------------- */
 
-/* One rank: nothing travels and nothing is lost. */
+/* One rank: nothing travels and nothing is lost. But momentum that a method keeps is part of what it means, on one rank too. */
+static int is_copied(const pith_job *job) {
+  const pith_memory_ops *memory = job->codec ? job->codec->memory : NULL;
+  return job->ranks == 1 && !(memory && (memory->keeps & PITH_KEEPS_MOMENTUM));
+}
+
 static pith_status work_copy(pith_job *job, const pith_task *task) {
   (void)task;
   const void *source = job->src.data;
@@ -57,7 +63,7 @@ pith_status pith__schedule_allreduce(pith_operation *op, const char *asked) {
   if (asked) {
     PITH_TRY(pith__algorithm_parse(asked, &algorithm));
   }
-  if (job->ranks == 1) {
+  if (is_copied(job)) {
     return schedule_copy(job);
   }
   PITH_TRY(pith__choose(op->comm, job, algorithm, !asked, &algorithm));
