@@ -171,6 +171,9 @@ typedef struct pith_traffic {
   double wire;           /* seconds under way beyond that: on the wire, or waiting for others */
 } pith_traffic;
 
+/* Multiplies what all layers keep, between two steps: gradients come in other units now, as after a change of the loss scale. */
+PITH_API pith_status pith_reducer_scale(pith_reducer *reducer, float factor);
+
 typedef struct pith_layer {
   const char *name, *spec, *reason; /* why it has this spec */
   size_t n, bytes;

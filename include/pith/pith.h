@@ -189,6 +189,9 @@ PITH_API size_t pith_state_size(const pith_state *state);
 PITH_API pith_status pith_state_save(const pith_state *state, pith_out *out);
 PITH_API pith_status pith_state_load(pith_state *state, pith_bytes bytes);
 
+/* Multiplies all that is kept: gradients come in other units now, as after a change of the loss scale. */
+PITH_API pith_status pith_state_scale(pith_state *state, float factor);
+
 /* The residual of `ef` (or `v` of `dgc`): n floats, NULL if the state has none. For tests and statistics. */
 PITH_API const float *pith_state_residual(const pith_state *state);
 
@@ -326,5 +329,6 @@ PITH_API pith_status pith_isa_select(pith_isa isa); /* for tests and comparison;
 #endif
 
 #include <pith/comm.h>
+#include <pith/bucket.h>
 
 #endif

@@ -7,6 +7,8 @@
 /* For loops over tiles: `pith__least(TILE, n - first)` values are left for this one. */
 static inline size_t pith__least(size_t a, size_t b) { return a < b ? a : b; }
 
+static inline size_t pith__most(size_t a, size_t b) { return a > b ? a : b; }
+
 /* Bytes of n values of `bits` bits each. */
 static inline size_t pith__packed_size(size_t n, size_t bits) { return (n * bits + 7) / 8; }
 

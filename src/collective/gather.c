@@ -7,9 +7,9 @@
 
 enum { PHASE_GATHER, PHASE_UP, PHASE_DOWN };
 
-/* A place where the payloads of all hosts meet: everything that was written to dst comes after everything that was read from src. */
+/* A place where the payloads of all hosts meet. */
 typedef struct meeting {
-  float *sum;
+  float *sum; /* dst itself if it can be: what is written there comes after all that is read from src */
   uint32_t last;
 } meeting;
 
@@ -65,7 +65,8 @@ static void add_follower(pith_job *job, meeting *m, int host) {
 }
 
 pith_status pith__allreduce_gather(pith_job *job) {
-  meeting m = {pith__schedule_take(&job->schedule, job->src.n ? job->src.n : 1, sizeof(float)), PITH_NO_TASK};
+  int crowded = job->layout->hosts < job->ranks, in_dst = job->dst.dtype == PITH_F32 && !crowded;
+  meeting m = {in_dst ? job->dst.data : pith__schedule_take(&job->schedule, job->src.n ? job->src.n : 1, sizeof(float)), PITH_NO_TASK};
   int host = job->layout->host[job->rank];
   if (job->layout->place[job->rank] == 0) {
     add_leader(job, &m, host);

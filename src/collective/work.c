@@ -132,6 +132,9 @@ pith_status pith__work_encode_result(pith_job *job, const pith_task *task) {
 pith_status pith__work_store_result(pith_job *job, const pith_task *task) {
   float buffer[TILE];
   pith__make_result(job, task->values, task->n, task->first);
+  if (task->values == job->dst.data && task->at == 0) {
+    return PITH_OK; /* it was made there */
+  }
   for (size_t i = 0; i < task->n; i += TILE) {
     size_t n = task->n - i < TILE ? task->n - i : TILE;
     pith__span_store(job->dst, task->at + i, n, (const float *)task->values + i, PITH_SET, buffer);

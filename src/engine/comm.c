@@ -50,15 +50,10 @@ typedef struct settings {
 } settings;
 
 /* Under torchrun MASTER_PORT is the port of its own store; ranks that were started together make the same other one of it,
- * below those that systems give to outgoing connections. */
+ * below those that systems give to outgoing connections. TORCHELASTIC_RESTART_COUNT is no part of it: every host counts its own. */
 static int torchrun_port(int port) {
-  const char *run = getenv("TORCHELASTIC_RUN_ID"), *restarts = getenv("TORCHELASTIC_RESTART_COUNT");
-  if (!run || port < 0) {
-    return port;
-  }
-  uint64_t hash = pith__hash64(run, strlen(run), (uint64_t)port);
-  hash = pith__hash64(restarts ? restarts : "", restarts ? strlen(restarts) : 0, hash);
-  return 10240 + (int)(hash % 16384);
+  const char *run = getenv("TORCHELASTIC_RUN_ID");
+  return run && port >= 0 ? 10240 + (int)(pith__hash64(run, strlen(run), (uint64_t)port) % 16384) : port;
 }
 
 static int find_port(const pith_config *c) {

@@ -18,33 +18,33 @@
 #define MESSAGE_MOST ((uint64_t)1 << 40)
 #define NOTICE_MOST 700
 #define PIECES_MOST 32 /* of messages that are sent at once: a system call costs as much as some kilobytes */
-#define LANES 8
+#define LINE 64
 #define EARLY_MOST ((size_t)64 << 20) /* bytes kept for a peer that nothing here waits for: it may be far ahead */
 #define BYTES_PER_TURN ((size_t)256 << 10) /* then the other links get theirs, and what came is worked on while the cache has it */
 
-/* Eight chains side by side, one for each word of a line: one alone would wait for its own multiplications. */
-static uint64_t hash_lines(const uint8_t *at, size_t lines, uint64_t start) {
-  uint64_t chain[LANES], word[LANES];
-  for (unsigned k = 0; k < LANES; k++) {
-    chain[k] = start + k;
+/* Eight chains side by side, one for each word of a line: one alone would wait for its own multiplications. As variables of their
+ * own they stay in registers. */
+static uint64_t hash_lines(const uint8_t *at, size_t lines, uint64_t h) {
+  uint64_t a = h, b = h + 1, c = h + 2, d = h + 3, e = h + 4, f = h + 5, g = h + 6, i = h + 7, word;
+#define TAKE(chain, k)                                  \
+  memcpy(&word, at + 8 * (k), 8);                       \
+  chain = (chain ^ word) * 0x9e3779b97f4a7c15u;         \
+  chain ^= chain >> 29;
+  for (; lines > 0; lines--, at += LINE) {
+    TAKE(a, 0) TAKE(b, 1) TAKE(c, 2) TAKE(d, 3) TAKE(e, 4) TAKE(f, 5) TAKE(g, 6) TAKE(i, 7)
   }
-  for (; lines > 0; lines--, at += sizeof word) {
-    memcpy(word, at, sizeof word);
-    for (unsigned k = 0; k < LANES; k++) {
-      chain[k] = (chain[k] ^ word[k]) * 0x9e3779b97f4a7c15u;
-      chain[k] ^= chain[k] >> 29;
-    }
-  }
-  return pith__hash64(chain, sizeof chain, start);
+#undef TAKE
+  uint64_t chains[LINE / 8] = {a, b, c, d, e, f, g, i};
+  return pith__hash64(chains, sizeof chains, h);
 }
 
 uint32_t pith__frame_checksum(const pith_frame *frame, const void *payload) {
-  size_t size = (size_t)frame->length, line = LANES * sizeof(uint64_t);
+  size_t size = (size_t)frame->length;
   uint64_t hash = pith__hash64(frame, offsetof(pith_frame, checksum), 0);
-  if (size >= line) {
-    hash = hash_lines(payload, size / line, hash);
+  if (size >= LINE) {
+    hash = hash_lines(payload, size / LINE, hash);
   }
-  hash = pith__hash64((const uint8_t *)payload + size / line * line, size % line, hash);
+  hash = pith__hash64((const uint8_t *)payload + size / LINE * LINE, size % LINE, hash);
   return (uint32_t)(hash ^ hash >> 32);
 }
 

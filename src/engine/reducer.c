@@ -108,6 +108,15 @@ pith_status pith_reducer_layer(const pith_reducer *r, size_t index, pith_layer *
   return PITH_OK;
 }
 
+pith_status pith_reducer_scale(pith_reducer *r, float factor) {
+  PITH_REQUIRE(r, PITH_ERR_ARGUMENT, "pith_reducer_scale: reducer must not be NULL");
+  PITH_REQUIRE(r->flight_count == 0 && r->open_count == 0, PITH_ERR_STATE, "a step is under way: finish it before scaling");
+  for (size_t i = 0; i < r->count; i++) {
+    PITH_TRY(pith_state_scale(r->layers[i].state, factor));
+  }
+  return PITH_OK;
+}
+
 /* ---- Before the first step --------------------------------------------------------------------------------------- */
 
 static pith_status check_rules(const pith_reducer *r) {

@@ -2,6 +2,7 @@
  * The state object: buffers of one layer on one rank, and their checkpoint. docs/format.md has the bytes of a saved
  * state; loading checks all of them before anything changes.
  */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -122,6 +123,21 @@ pith_status pith__state_own_results(pith_state *state, size_t first, size_t n) {
   state->result_first = first < state->result_first ? first : state->result_first;
   end = first + n > end ? first + n : end;
   state->result_n = end - state->result_first;
+  return PITH_OK;
+}
+
+static void scale(float *x, size_t n, float factor) {
+  if (x) {
+    pith__values_scale(factor, x, n);
+  }
+}
+
+pith_status pith_state_scale(pith_state *state, float factor) {
+  PITH_REQUIRE(state, PITH_ERR_ARGUMENT, "pith_state_scale: state must not be NULL");
+  PITH_REQUIRE(isfinite(factor) && factor > 0, PITH_ERR_ARGUMENT, "a state cannot be scaled by %g", (double)factor);
+  scale(state->residual, state->n, factor);
+  scale(state->momentum, state->n, factor);
+  scale(state->result ? state->result + state->result_first : NULL, state->result_n, factor);
   return PITH_OK;
 }
 
