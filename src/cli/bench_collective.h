@@ -1,11 +1,9 @@
-/* Benchmarks of collectives, under pith run or mpirun. */
+/* Benchmarks of operations between ranks, under pith run, mpirun or torchrun. */
 #ifndef PITH_CLI_BENCH_COLLECTIVE_H
 #define PITH_CLI_BENCH_COLLECTIVE_H
 
-typedef struct cli_collective cli_collective;
+#include "cli/bench_operations.h"
 
-/* The collective of that name, or NULL. */
-const cli_collective *cli_collective_find(const char *name);
 int cli_bench_collective(const cli_collective *collective, int argc, char **argv);
 
 #endif

@@ -1,4 +1,4 @@
-/* The stopwatch of `pith bench codec`. */
+/* The stopwatch of `pith bench codec`; that of collectives is in bench_timing.c. */
 #include "cli/measure.h"
 
 #include <math.h>
@@ -146,7 +146,7 @@ static pith_status measure_size_and_error(subject *s, const cli_workload *work, 
   return status;
 }
 
-static double now(void) {
+double cli_now(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
@@ -160,19 +160,19 @@ static void copy(const cli_workload *work) {
 static pith_status run_lap(subject *s, const cli_workload *work, lap *times) {
   size_t calls = 1 + sample_bytes / (work->bytes + 1);
   pith_status status = PITH_OK;
-  double start = now();
+  double start = cli_now();
   for (size_t i = 0; i < calls; i++) {
     copy(work);
   }
-  double copied = now();
+  double copied = cli_now();
   for (size_t i = 0; i < calls && status == PITH_OK; i++) {
     status = encode(s, work);
   }
-  double encoded = now();
+  double encoded = cli_now();
   for (size_t i = 0; i < calls && status == PITH_OK; i++) {
     status = decode(s, (pith_span){work->dst, work->n, work->dtype}, PITH_ADD);
   }
-  double decoded = now(), each = 1.0 / (double)calls;
+  double decoded = cli_now(), each = 1.0 / (double)calls;
   *times = (lap){(copied - start) * each, (encoded - copied) * each, (decoded - encoded) * each};
   return status;
 }
@@ -182,8 +182,7 @@ static int compare(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-/* Sorts the values. */
-static double median(double *x, size_t n) {
+double cli_median(double *x, size_t n) {
   qsort(x, n, sizeof *x, compare);
   return n % 2 ? x[n / 2] : 0.5 * (x[n / 2 - 1] + x[n / 2]);
 }
@@ -197,11 +196,11 @@ static void summarize(const lap *laps, size_t n, cli_measurement *result) {
     column[3 * n + i] = laps[i].copy / laps[i].encode;
     column[4 * n + i] = laps[i].copy / laps[i].decode;
   }
-  result->copy_time = median(column, n);
-  result->encode_time = median(column + n, n);
-  result->decode_time = median(column + 2 * n, n);
-  result->encode_ratio = median(column + 3 * n, n);
-  result->decode_ratio = median(column + 4 * n, n);
+  result->copy_time = cli_median(column, n);
+  result->encode_time = cli_median(column + n, n);
+  result->decode_time = cli_median(column + 2 * n, n);
+  result->encode_ratio = cli_median(column + 3 * n, n);
+  result->decode_ratio = cli_median(column + 4 * n, n);
   free(column);
 }
 

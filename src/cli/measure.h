@@ -34,4 +34,9 @@ typedef struct cli_measurement {
 pith_status cli_measure(const pith_codec *codec, const cli_workload *work, size_t repetitions, size_t warmup,
                         cli_measurement *result);
 
+/* Seconds of a clock that only moves on. */
+double cli_now(void);
+/* Of at least one value; sorts them. */
+double cli_median(double *x, size_t n);
+
 #endif

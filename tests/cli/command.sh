@@ -11,6 +11,16 @@ help_names_every_command() {
   done
 }
 
+help_names_every_benchmark() {
+  exits 0 "$pith" bench --help
+  cp "$temp/out" "$temp/list"
+  for name in codec allreduce reduce reduce_scatter all_gather all_to_all broadcast gather scatter barrier sendrecv; do
+    grep -qw "$name" "$temp/list"
+    exits 0 "$pith" bench $name --help
+    says out "bench $name"
+  done
+}
+
 version_is_that_of_the_header() {
   header=$(sed -n 's/^#define PITH_VERSION_[A-Z]* \([0-9]*\)$/\1/p' "$root/include/pith/pith.h" | paste -sd.)
   exits 0 "$pith" --version
@@ -51,6 +61,13 @@ values_of_options_are_checked() {
   exits 2 "$pith" codecs --json=1
   exits 2 "$pith" bench
   exits 2 "$pith" bench allgather
+  says err 'all_gather'
+  exits 2 "$pith" bench allreduce -b 8M -e 4M
+  exits 2 "$pith" bench allreduce -b 1
+  exits 2 "$pith" bench allreduce -n 0
+  exits 2 "$pith" bench allreduce -f 1
+  exits 2 "$pith" bench allreduce -c 2
+  exits 2 "$pith" bench allreduce --codec nothing
 }
 
 a_full_disk_is_an_error() {
@@ -113,7 +130,7 @@ assert sum(k["state"] == "in use" for k in report["kernels"]) == 1
 END
 }
 
-run_tests help_names_every_command version_is_that_of_the_header no_command_is_wrong_usage \
+run_tests help_names_every_command help_names_every_benchmark version_is_that_of_the_header no_command_is_wrong_usage \
   unknown_command_offers_the_nearest unknown_option_offers_the_nearest values_of_options_are_checked \
   a_full_disk_is_an_error doctor_finds_nothing_wrong doctor_knows_every_variable_that_is_read \
   doctor_reports_settings_that_are_not_obeyed doctor_keeps_secrets doctor_obeys_the_cpu_wish \

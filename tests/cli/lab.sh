@@ -1,8 +1,8 @@
 #!/bin/sh
-# `pith lab`: links have the rate they should, and nothing is left afterwards, however it ends.
+# `pith lab`: links have the rate they should, and nothing is left afterwards, however it ends. And what crosses them.
 # shellcheck disable=SC2016
 . "$(dirname "$0")/../shell.sh"
-unset PITH_SECRET PITH_HOSTID PITH_IFNAME
+unset PITH_SECRET PITH_HOSTID PITH_IFNAME PITH_PORT PITH_TRANSPORT PITH_ALGO PITH_INSIDE
 export temp
 
 # Where a lab cannot run, the reason is the one that doctor gives.
@@ -185,6 +185,60 @@ mistakes_are_wrong_usage() {
   exits 2 "$pith" lab -n 2 --rate 1gbit --mtu 20 -- true
 }
 
+# Two hosts of two ranks, and what each algorithm puts on their links.
+lab_of_pairs() { "$pith" lab --no-prefix -n 4 --per-host 2 --rate 1gbit -- "$@"; }
+
+# finds LINES: so many lines with a column for the algorithm; uncompressed ones have no wrong value, compressed ones are near.
+finds() {
+  awk -v wanted="$1" '/^ *[0-9]/ { lines++; if ($4 == "-" ? $9 != "0" : !($10 < 0.2)) bad++ }
+       END { exit !(lines == wanted && !bad) }' "$temp/out" || { echo "not $1 lines, or some are wrong:" && cat "$temp/out" && return 1; }
+}
+
+algorithms_are_right_across_links() {
+  need_lab
+  exits 0 lab_of_pairs "$pith" bench allreduce -b 4M -e 4M -n 3 -w 1 --algo sra --algo hierarchical --codec q:4
+  says out 'on 4 ranks over shm and tcp'
+  finds 4
+}
+
+inside_hosts_and_across_links_specs_may_differ() {
+  need_lab
+  exits 0 lab_of_pairs "$pith" bench allreduce -b 4M -e 4M -n 3 -w 1 --algo hierarchical --inside q:8 --codec q:4
+  says out 'inside hosts q:8'
+  finds 2
+}
+
+# Sets $sent: bytes that left both hosts, as their links counted them.
+count_bytes() { # algorithm, option…
+  algorithm=$1 && shift
+  exits 0 lab_of_pairs sh -c '"$@" && { [ $LOCAL_RANK != 0 ] || sed -n "s/.*$PITH_IFNAME:/link /p" /proc/net/dev; }' sh \
+    "$pith" bench allreduce -b 4M -e 4M -n 4 -w 0 --algo "$algorithm" "$@"
+  sent=$(awk '$1 == "link" { links++; bytes += $10 } END { if (links == 2) print bytes }' "$temp/out")
+  [ -n "$sent" ] || { cat "$temp/out" && return 1; }
+}
+
+# A host sends 2c(H-1)/H bytes instead of 2c(N-2)/N for each of its two ranks, H = 2 and N = 4. Less than half would be bytes
+# that were not counted.
+is_half() { # of, what
+  echo "$1 bytes by sra, $2 by hierarchical"
+  [ $(($2 * 100)) -lt $(($1 * 57)) ] && [ $(($2 * 100)) -gt $(($1 * 45)) ]
+}
+
+hierarchical_sends_half_as_much_across_links() {
+  need_lab
+  count_bytes sra
+  flat=$sent
+  count_bytes hierarchical
+  tall=$sent
+  [ "$flat" -gt 80000000 ] # five operations, two hosts
+  is_half "$flat" "$tall"
+  count_bytes sra --codec q:4
+  flat=$((sent - flat)) # of the compressed line alone
+  count_bytes hierarchical --codec q:4 --inside q:8
+  is_half "$flat" $((sent - tall))
+}
+
 run_tests each_host_is_a_network_of_its_own links_have_their_rate_in_both_directions exit_codes_are_those_of_ranks \
   several_labs_at_once nothing_is_left nothing_is_left_after_sigterm nothing_is_left_after_sigkill \
-  nothing_is_left_if_killed_halfway without_rights_it_says_what_to_do mistakes_are_wrong_usage
+  nothing_is_left_if_killed_halfway without_rights_it_says_what_to_do mistakes_are_wrong_usage \
+  algorithms_are_right_across_links inside_hosts_and_across_links_specs_may_differ hierarchical_sends_half_as_much_across_links

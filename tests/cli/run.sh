@@ -3,7 +3,7 @@
 # quotes: $RANK is theirs.
 # shellcheck disable=SC2016
 . "$(dirname "$0")/../shell.sh"
-unset PITH_SECRET RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
+unset PITH_SECRET RANK WORLD_SIZE MASTER_ADDR MASTER_PORT PITH_PORT PITH_HOSTID
 export temp
 
 # is_alive PID: it runs; a zombie whose parent does not care is dead enough.
@@ -217,6 +217,21 @@ files_are_not_inherited() {
   [ "$(sed 's/.*\] *//' "$temp/out" | sort -u)" = "$(sh -c 'ls /proc/self/fd | wc -l' | tr -d ' ')" ]
 }
 
+# Each finds its own ranks, and no other's.
+several_jobs_at_once() {
+  jobs='1 2 3 4'
+  for job in $jobs; do
+    "$pith" run -n 2 -- "$pith" bench allreduce -b 64K -e 64K -n "$job" --codec q:4 >"$temp/job.$job" 2>&1 &
+    eval "pid$job=\$!"
+  done
+  for job in $jobs; do
+    eval "wait \$pid$job" || { cat "$temp/job.$job" && return 1; }
+    grep -q "on 2 ranks .* $job repetitions" "$temp/job.$job"
+    found=$(awk '/^.0. *[0-9]/ { print $5, $9 }' "$temp/job.$job" | tr '\n' ' ') # codecs and wrong values
+    [ "$found" = '- 0 q:4 N/A ' ] || { cat "$temp/job.$job" && return 1; }
+  done
+}
+
 mistakes_are_wrong_usage() {
   exits 2 "$pith" run -n 2
   says err 'which command?'
@@ -307,6 +322,6 @@ run_tests ranks_get_the_usual_variables output_and_errors_stay_apart lines_are_n
   a_terminal_is_read_for_rank_0 the_exit_code_is_that_of_the_rank_that_failed \
   a_command_that_cannot_start_is_said_once who_does_not_end_is_killed what_a_rank_leaves_behind_is_killed \
   signals_are_passed_on killed_by_a_signal_passed_on_gives_its_code the_second_ctrl_c_kills \
-  killing_the_launcher_leaves_no_process a_closed_pipe_ends_the_ranks many_ranks files_are_not_inherited \
+  killing_the_launcher_leaves_no_process a_closed_pipe_ends_the_ranks many_ranks files_are_not_inherited several_jobs_at_once \
   mistakes_are_wrong_usage ranks_on_other_hosts other_hosts_share_ranks_evenly secrets_are_not_in_command_lines \
   other_hosts_end_with_the_first_that_fails killing_the_launcher_ends_other_hosts
