@@ -1,6 +1,6 @@
 /*
  * MPI_Allreduce of floats with the columns, inputs and repetitions of `pith bench allreduce`, to set the two side by side
- * (bench/compare-mpi.sh). Usage: mpi_allreduce [from to factor repetitions warmup], sizes in bytes.
+ * (bench/compare-allreduce.sh). Usage: mpi_allreduce [from to factor repetitions warmup], sizes in bytes.
  */
 #include <mpi.h>
 #include <stdint.h>

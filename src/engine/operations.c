@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/brief.h"
 #include "engine/choose.h"
 #include "engine/submit.h"
 #include "memory/memory.h"
@@ -81,6 +82,10 @@ pith_status pith_allreduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_
   PITH_TRY(pith__reduce_check(src.dtype, reduce));
   PITH_REQUIRE(src.n == dst.n && src.dtype == dst.dtype, PITH_ERR_ARGUMENT, "src has %zu %s values, dst %zu %s", src.n,
                pith_dtype_name(src.dtype), dst.n, pith_dtype_name(dst.dtype));
+  pith_status status;
+  if (!request && pith__brief_allreduce(comm, src, dst, reduce, call, &status)) {
+    return status;
+  }
   PITH_TRY(pith__operation_make(comm, PITH_OP_ALLREDUCE, src, dst, reduce, call, &op));
   return pith__operation_submit(op, pith__schedule_allreduce(op, call ? call->algorithm : NULL), request);
 }

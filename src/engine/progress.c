@@ -20,7 +20,7 @@
 
 #define SPIN_TURNS 100      /* where a turn costs system calls, or others need the core */
 #define SPIN_TURNS_OWN 4000 /* where all ranks are here and each can have a core */
-#define YIELD_TURNS 1000    /* a rank with a core of its own lets others in now and then; one that sleeps soon need not */
+#define YIELD_TURNS 64      /* between two that let others in, where each rank can have a core */
 #define TURNS_TO_CHECK 64   /* between two looks at the clock while there is something to do */
 #define POLLING_NAP_NS 50000
 
@@ -241,7 +241,7 @@ static void choose_spin(pith_comm *comm) {
   int is_crowded = sched_getaffinity(0, sizeof cores, &cores) != 0 || here > CPU_COUNT(&cores);
   int is_local = here == comm->ranks;
   comm->spin = is_local && !is_crowded ? SPIN_TURNS_OWN : SPIN_TURNS;
-  comm->yield = is_crowded ? 1 : YIELD_TURNS;
+  comm->yield = is_crowded ? 1 : YIELD_TURNS; /* the system may have put two ranks on one core all the same */
 }
 
 /* Drives as the only driver. op == NULL: as long as there is work and nobody else wants to. */

@@ -22,8 +22,13 @@
 #include "base/log.h"
 #include "transport/shm_link.h"
 
-#define HOT_CELLS 32 /* with so many on their way we look for emptied ones. Fewer would be written again while the reader's \
-                        core still holds them, and each line would have to be fetched back from there */
+/* With so many cells on their way we look for emptied ones. Full cells that were reused sooner would be written again while the
+ * reader's core still holds them, and each line would have to be fetched back from there; of nearly empty ones, whose first lines
+ * all compete for the same places of a cache, as few as possible are in use. */
+#define HOT_FULL 32
+#define HOT_SHORT 8
+#define SHORT_LENGTH 4096
+
 #define EVENTS 16   /* taken from the system at a time */
 #define IDLE_CALLS 1024 /* calls without bytes until we look whether the peers live */
 
@@ -38,6 +43,7 @@ typedef struct shm_peer {
   uint16_t *flying;         /* cells sent and not yet emptied, a ring of link.shape.slots */
   uint32_t sent, reclaimed; /* counts, ever */
   uint32_t most;            /* cells on their way at once */
+  uint32_t hot;             /* HOT_FULL or HOT_SHORT, as the last one was */
   uint32_t rung;            /* the sleep we woke them from last */
 
   /* What we receive: from our inbox that is theirs, cells of theirs. */
@@ -192,7 +198,7 @@ static int may_take_cell(const shm_transport *t, const shm_peer *peer) {
 }
 
 static int has_room(shm_transport *t, shm_peer *peer) {
-  if (in_flight(peer) >= HOT_CELLS || in_flight(peer) >= peer->most) {
+  if (in_flight(peer) >= peer->hot || in_flight(peer) >= peer->most) {
     (void)reclaim_emptied(t, peer); /* nonsense changes its fate */
   }
   if (peer->fate != PEER_LIVES || in_flight(peer) >= peer->most) {
@@ -213,6 +219,7 @@ static void publish_cell(shm_peer *peer, uint32_t cell, uint32_t length) {
   uint32_t slots = peer->link.shape.slots, slot = peer->sent & (slots - 1);
   uint64_t word = pith__shm_slot(pith__shm_lap(peer->sent, slots), cell, length);
   peer->flying[slot] = (uint16_t)cell;
+  peer->hot = length > SHORT_LENGTH ? HOT_FULL : HOT_SHORT;
   peer->sent++;
   atomic_store_explicit(&peer->out->slot[slot], word, memory_order_seq_cst);
   ring_bell(peer, PITH_SHM_ASLEEP);
@@ -296,6 +303,8 @@ static int open_cell(shm_transport *t, shm_peer *peer) {
   }
   peer->at = pith__shm_cell_of(&peer->segment, pith__shm_slot_cell(word));
   peer->left = pith__shm_slot_length(word);
+  __builtin_prefetch(peer->at); /* a header, and the values behind it: the second line need not wait for the first */
+  __builtin_prefetch(peer->at + PITH_SHM_LINE);
   return 1;
 }
 
