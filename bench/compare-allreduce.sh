@@ -7,7 +7,8 @@
 #   ROUNDS=3 RANKS="2 4" SIZES="short long" PYTHON=python3 (one that has torch)
 set -eu
 cd "$(dirname "$0")/.."
-build=${1:-build} python=${PYTHON:-python3} rounds=${ROUNDS:-3}
+build=${1:-build} rounds=${ROUNDS:-3}
+python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
 pith=$build/pith
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
