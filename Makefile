@@ -1,6 +1,7 @@
 # The front door. CMake does the work; this names the few things people want and obtains CMake where it is missing.
 #
 #   make            build/pith, build/libpith.so, build/libpith.a
+#   make demo       train a small model on four ranks, uncompressed and compressed, and show the difference
 #   make test       build everything and run every test
 #   make bench      measure every method on this machine
 #   make install PREFIX=/usr/local
@@ -18,7 +19,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 SOURCES = $(shell find include src tests examples -name '*.[ch]')
 
-.PHONY: all test sanitize threads builds fuzz bench format lint install clean
+.PHONY: all demo test python-test sanitize threads builds fuzz bench format lint install clean
 
 all: $(BUILD)/CMakeCache.txt
 	@cmake --build $(BUILD)
@@ -34,6 +35,7 @@ test: all
 	@$(MAKE) --no-print-directory sanitize
 	@$(MAKE) --no-print-directory threads
 	@tests/run.sh $(BUILD)
+	@$(MAKE) --no-print-directory python-test
 
 # All tests once more, with every out-of-bounds access and undefined operation an error.
 sanitize:
@@ -46,6 +48,15 @@ threads:
 	@$(MAKE) --no-print-directory build-threads/CMakeCache.txt BUILD=build-threads CMAKE_ARGS="-DPITH_SANITIZE=thread"
 	@cmake --build build-threads --target $(THREAD_TESTS)
 	@tests/run.sh build-threads $(THREAD_TESTS)
+
+# The package as a user installs it, in a virtual environment. Where that cannot be made the tests are skipped, and the reason is given.
+python-test:
+	@tools/python-env; status=$$?; [ $$status = 77 ] || { [ $$status = 0 ] && .venv/bin/python -m pytest -q; }
+
+# Trains a small model uncompressed and compressed, and shows what that changes.
+demo: all
+	@tools/python-env || { echo "make demo needs Python 3.10 with pip, and torch: see above"; exit 1; }
+	@.venv/bin/python examples/pytorch/demo.py --pith $(BUILD)/pith --out $(BUILD)/demo
 
 # Every compiler and instruction set that must work, each with all tests.
 builds:
@@ -70,6 +81,7 @@ lint: all
 	@tools/check-includes
 	@tools/check-symbols $(BUILD)
 	@tools/check-code $(BUILD)
+	@tools/python-env --lint && .venv/bin/ruff check python tests/python bench examples && .venv/bin/mypy
 
 install: all
 	@cmake --install $(BUILD) --prefix $(PREFIX)

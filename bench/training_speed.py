@@ -1,0 +1,127 @@
+"""Samples per second of DDP training: gloo, gloo with PyTorch's own hooks, and Pith, side by side in one run.
+
+    pith lab --no-prefix -n 4 --rate 1gbit -- python bench/training_speed.py
+
+All ways train the same model on the same data; they take turns, a few steps each, so that a machine that is slow for a while is slow for
+all of them. The figure is the median time of a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import pith.torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "examples" / "pytorch"))
+import gpt  # noqa: E402
+
+
+def powersgd(ddp: DistributedDataParallel, group: dist.ProcessGroup, rank: int) -> None:
+    state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=rank, start_powerSGD_iter=2)
+    ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+
+def ways(rank: int) -> dict:
+    """Name → (backend, what is done to the DDP model)."""
+    return {
+        "gloo fp32": ("gloo", lambda ddp, group: None),
+        "gloo bf16 hook": ("gloo", lambda ddp, group: ddp.register_comm_hook(group, default_hooks.bf16_compress_hook)),
+        f"gloo PowerSGD hook {rank}": ("gloo", lambda ddp, group: powersgd(ddp, group, rank)),
+        "pith none": ("pith", lambda ddp, group: pith.torch.compress(ddp, "none")),
+        "pith q:4": ("pith", lambda ddp, group: pith.torch.compress(ddp, "q:4")),
+        f"pith ef/powersgd:{rank}": ("pith", lambda ddp, group: pith.torch.compress(ddp, f"ef/powersgd:{rank}")),
+        "pith ef/topk:0.01": ("pith", lambda ddp, group: pith.torch.compress(ddp, "ef/topk:0.01")),
+        "pith q:4 over gloo": ("gloo", lambda ddp, group: pith.torch.compress(ddp, "q:4")),
+    }
+
+
+class Way:
+    """One model in training, and how long its steps took."""
+
+    def __init__(self, name: str, group: dist.ProcessGroup, prepare, a: argparse.Namespace) -> None:
+        torch.manual_seed(1)
+        model = gpt.GPT(96, a.width, a.layers, a.width // 64, a.context)
+        self.name, self.times = name, []
+        self.parameters = sum(p.numel() for p in model.parameters())
+        self.model = DistributedDataParallel(model, process_group=group)
+        prepare(self.model, group)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+
+    def run(self, batch, steps: int, timed: bool) -> None:
+        for _ in range(steps):
+            dist.barrier()
+            start = time.perf_counter()
+            self.optimizer.zero_grad()
+            gpt.loss_of(self.model, batch).backward()
+            self.optimizer.step()
+            if timed:
+                self.times.append(time.perf_counter() - start)
+
+
+def slowest(seconds: float) -> float:
+    value = torch.tensor([seconds], dtype=torch.float64)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return value.item()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--context", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=1, help="samples on each rank")
+    parser.add_argument("--rank", type=int, default=4, help="of the low-rank methods")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=3, help="in each round")
+    parser.add_argument("--only", action="append", help="the ways whose names contain this; gloo fp32 is always there")
+    parser.add_argument("--json")
+    a = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    groups = {"gloo": dist.group.WORLD, "pith": dist.new_group(backend="pith")}
+    chosen = {
+        name: way
+        for name, way in ways(a.rank).items()
+        if not a.only or name == "gloo fp32" or any(part in name for part in a.only)
+    }
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    window = torch.randint(96, (a.batch, a.context + 1), generator=generator)
+    batch = window[:, :-1], window[:, 1:]
+    running = [Way(name, groups[backend], prepare, a) for name, (backend, prepare) in chosen.items()]
+    for turn in range(a.rounds + 1):
+        for way in running:
+            way.run(batch, a.steps, timed=turn > 0)
+        if dist.get_rank() == 0:
+            print(f"\rround {turn}/{a.rounds}", end="", file=sys.stderr, flush=True)
+    rows = [(way.name, slowest(statistics.median(way.times))) for way in running]
+    if dist.get_rank() == 0:
+        report(rows, running[0].parameters, a)
+    dist.barrier()
+    os._exit(0)  # gloo's threads may outlive what they need
+
+
+def report(rows: list[tuple[str, float]], parameters: int, a: argparse.Namespace) -> None:
+    base, samples = rows[0][1], a.batch * dist.get_world_size()
+    print(f"\r# {parameters / 1e6:.1f} million parameters, {dist.get_world_size()} ranks, {a.batch} × {a.context} tokens on each")
+    print(f"{'way':<24}{'ms a step':>11}{'samples/s':>11}{'× gloo fp32':>13}")
+    for name, seconds in rows:
+        print(f"{name:<24}{1e3 * seconds:>11.1f}{samples / seconds:>11.1f}{base / seconds:>13.2f}")
+    if a.json:
+        with open(a.json, "w", encoding="utf-8") as file:
+            json.dump({"parameters": parameters, "seconds": dict(rows)}, file)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""What the examples share: joining the other ranks, the training loop with its progress line, and what was saved in the end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import pith.torch
+
+
+def add_arguments(parser: argparse.ArgumentParser, steps: int, batch: int, rate: float) -> None:
+    parser.add_argument("--spec", default="q:4", help='how gradients travel: a spec, rules, or "none" (default: %(default)s)')
+    parser.add_argument("--backend", default="pith", help="pith, or gloo to compare with (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--batch", type=int, default=batch, help="samples on each rank (default: %(default)s)")
+    parser.add_argument("--lr", type=float, default=rate)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--warmup", type=int, default=5, help="steps that the time per step leaves out")
+    parser.add_argument("--json", help="where rank 0 writes the losses and times")
+    parser.add_argument("--quiet", action="store_true", help="no progress line")
+
+
+@dataclass
+class Outcome:
+    """What a run gave, for the table and the picture of the demo."""
+
+    name: str
+    spec: str
+    backend: str
+    ranks: int
+    parameters: int
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)  # since the start, after each step
+    step_seconds: float = 0.0
+    samples_per_second: float = 0.0
+    raw_bytes: int = 0  # gradients of all steps, on one rank
+    wire_bytes: int = 0  # what that rank sent
+    final_loss: float = 0.0
+    quality: str = ""
+
+
+def join() -> tuple[int, int]:
+    """The process group, if this was started by torchrun, pith run or mpirun; alone otherwise."""
+    ranks = int(os.environ.get("WORLD_SIZE", os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ.get("PMI_SIZE", "1"))))
+    return (dist.get_rank(), ranks) if dist.is_initialized() else (0, ranks)
+
+
+def start(arguments: argparse.Namespace) -> tuple[int, int]:
+    torch.manual_seed(arguments.seed)
+    _, ranks = join()
+    if ranks > 1:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_ranks(ranks)))
+        dist.init_process_group(arguments.backend)
+        return dist.get_rank(), ranks
+    return 0, 1
+
+
+def local_ranks(ranks: int) -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+
+
+def distribute(model: torch.nn.Module, arguments: argparse.Namespace, ranks: int) -> torch.nn.Module:
+    """The model as it is on one rank; else DDP, with compression by one line."""
+    if ranks == 1:
+        return model
+    ddp = DistributedDataParallel(model)
+    if arguments.spec != "none" or arguments.backend == "pith":
+        pith.torch.compress(ddp, arguments.spec, seed=arguments.seed)
+    return ddp
+
+
+class Progress:
+    """One line that is written over; a line every now and then where the output is no terminal."""
+
+    def __init__(self, total: int, label: str, quiet: bool) -> None:
+        self.total, self.label, self.quiet = total, label, quiet
+        self.terminal = sys.stderr.isatty()
+        self.started = self.shown = time.perf_counter()
+
+    def __call__(self, done: int, loss: float) -> None:
+        now = time.perf_counter()
+        if self.quiet or (done < self.total and now - self.shown < (0.1 if self.terminal else 5)):
+            return
+        self.shown = now
+        left = (now - self.started) / done * (self.total - done)
+        bar = "█" * (24 * done // self.total)
+        text = f"{self.label}  {bar:<24} {done}/{self.total}  loss {loss:.3f}  {left:3.0f} s left"
+        end = "\n" if not self.terminal or done == self.total else ""
+        print(("\r" if self.terminal else "") + text, end=end, file=sys.stderr, flush=True)
+
+
+def train(model, optimizer, batches, loss_of, arguments, name, rank, ranks) -> Outcome:
+    """`batches` yields what `loss_of(model, batch)` takes. Losses are means over all ranks."""
+    parameters = sum(p.numel() for p in model.parameters())
+    outcome = Outcome(name, arguments.spec, arguments.backend, ranks, parameters)
+    show = Progress(arguments.steps, f"{arguments.spec:>16}", arguments.quiet or rank != 0)
+    begun = started = time.perf_counter()
+    for step, batch in zip(range(arguments.steps), batches):
+        if step == arguments.warmup:
+            started = time.perf_counter()
+        optimizer.zero_grad(set_to_none=True)
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        outcome.losses.append(loss.item())
+        outcome.seconds.append(time.perf_counter() - begun)
+        show(step + 1, outcome.losses[-1])
+    timed = max(1, arguments.steps - arguments.warmup)
+    outcome.step_seconds = (time.perf_counter() - started) / timed
+    outcome.samples_per_second = arguments.batch * ranks / outcome.step_seconds
+    return finish(outcome, model, ranks)
+
+
+def finish(outcome: Outcome, model: torch.nn.Module, ranks: int) -> Outcome:
+    tail = outcome.losses[-max(1, len(outcome.losses) // 10) :]
+    outcome.final_loss = sum(tail) / len(tail)
+    if ranks > 1:
+        mean = torch.tensor([outcome.final_loss, *outcome.losses], dtype=torch.float64)
+        dist.all_reduce(mean)
+        outcome.final_loss, outcome.losses = mean[0].item() / ranks, (mean[1:] / ranks).tolist()
+        outcome.raw_bytes, outcome.wire_bytes = traffic(model, len(outcome.losses), ranks)
+    if not math.isfinite(outcome.final_loss):
+        raise SystemExit(f"{outcome.spec}: the loss is {outcome.final_loss}; a smaller --lr may help")
+    return outcome
+
+
+def traffic(model: torch.nn.Module, steps: int, ranks: int) -> tuple[int, int]:
+    """Bytes of gradients, and those that this rank sent for them."""
+    raw = sum(p.numel() * p.element_size() for p in model.parameters()) * steps
+    try:
+        table = pith.torch.stats(model)
+    except pith.Error:  # DDP without a hook: a plain allreduce sends this
+        return raw, 2 * raw * (ranks - 1) // ranks
+    return raw, sum(layer.wire_bytes for layer in table)
+
+
+def report(outcome: Outcome, arguments: argparse.Namespace, rank: int) -> None:
+    if rank != 0:
+        return
+    print(f"\n{outcome.name}: {outcome.parameters:,} parameters on {outcome.ranks} ranks, {len(outcome.losses)} steps")
+    print(f"  loss {outcome.losses[0]:.3f} → {outcome.final_loss:.3f}{outcome.quality}")
+    print(f"  {1e3 * outcome.step_seconds:.1f} ms a step, {outcome.samples_per_second:.0f} samples a second")
+    if outcome.wire_bytes:
+        plain = 2 * outcome.raw_bytes * (outcome.ranks - 1) / outcome.ranks
+        print(f"  {outcome.wire_bytes / 1e6:.1f} MB sent by each rank instead of {plain / 1e6:.1f}: {plain / outcome.wire_bytes:.1f} times less")
+    if arguments.json:
+        with open(arguments.json, "w", encoding="utf-8") as file:
+            json.dump(asdict(outcome), file)
+
+
+def end() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,116 @@
+"""Pith: compressed communication for distributed deep learning.
+
+    import numpy, pith
+
+    payload = pith.encode(gradient, "q:4")            # bytes, an eighth of the gradient
+    pith.decode(payload, "q:4", dst)                  # and back
+
+    with pith.Comm() as comm:                         # under pith run, mpirun or torchrun
+        comm.allreduce(gradient, "mean", codec="q:4")
+
+Tensors are numpy arrays, torch CPU tensors and anything with ``__dlpack__``; nothing is copied. ``pith.torch`` is the backend for
+torch.distributed. Errors are :class:`pith.Error` and its subclasses; their messages say what went wrong, where, and what to do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _library
+from ._codec import (
+    Caps,
+    Choice,
+    Codec,
+    Method,
+    Param,
+    Rules,
+    State,
+    decode,
+    encode,
+    load_plugin,
+    methods,
+)
+from ._comm import Comm, Request, Stats, Traffic
+from ._errors import (
+    AbortedError,
+    ArgumentError,
+    BufferError,
+    CorruptError,
+    Error,
+    MemoryError,
+    MismatchError,
+    PeerError,
+    PluginError,
+    RangeError,
+    SpecError,
+    StateError,
+    SystemError,
+    TimeoutError,
+    UnsupportedError,
+)
+from ._library import version
+from ._plan import Plan, PlanLayer
+from ._reducer import Layer, Reducer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AbortedError",
+    "ArgumentError",
+    "BufferError",
+    "Caps",
+    "Choice",
+    "Codec",
+    "Comm",
+    "CorruptError",
+    "Error",
+    "Layer",
+    "MemoryError",
+    "Method",
+    "MismatchError",
+    "Param",
+    "PeerError",
+    "Plan",
+    "PlanLayer",
+    "PluginError",
+    "RangeError",
+    "Reducer",
+    "Request",
+    "Rules",
+    "SpecError",
+    "State",
+    "StateError",
+    "Stats",
+    "SystemError",
+    "TimeoutError",
+    "Traffic",
+    "UnsupportedError",
+    "decode",
+    "doctor",
+    "encode",
+    "load_plugin",
+    "methods",
+    "version",
+]
+
+
+def doctor() -> dict[str, Any]:
+    """What this machine can do, and why not: the library, instruction sets, transports.
+
+    The command ``pith doctor`` says more.
+    """
+    lib, text = _library.lib, _library.text
+    transports = {}
+    for name in ("inproc", "shm", "tcp", "mpi", "ucx"):
+        status = lib.pith_transport_probe(name.encode())
+        transports[name] = "ok" if status == 0 else text(lib.pith_error())
+    return {
+        "package": __version__,
+        "library": version(),
+        "path": _library.path,
+        "cpu": text(lib.pith_isa_name(lib.pith_isa_current())),
+        "instruction_sets": [
+            text(lib.pith_isa_name(i)) for i in range(3) if lib.pith_isa_available(i)
+        ],
+        "transports": transports,
+    }

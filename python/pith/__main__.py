@@ -1,0 +1,5 @@
+"""``python -m pith``: the command."""
+
+from ._command import main
+
+main()

@@ -1,0 +1,368 @@
+"""Specs as objects: codecs, states, rules, and the methods there are."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntFlag
+from typing import Any
+
+from . import _library as c
+from ._errors import ArgumentError
+from ._tensors import address_of, count, dtype_of, target_of, view_of
+
+_UNKNOWN = ctypes.c_size_t(-1).value  # SIZE_MAX
+
+
+class Caps(IntFlag):
+    """What a codec can do; decides how it travels."""
+
+    FIXED = 1 << 0
+    CHUNKED = 1 << 1
+    LINEAR = 1 << 2
+    SPARSE = 1 << 3
+    ROUNDS = 1 << 4
+    VOTE = 1 << 5
+    UNBIASED = 1 << 6
+    SEEDED = 1 << 7
+
+
+def context(
+    *,
+    seed: int = 0,
+    step: int = 0,
+    layer: int = 0,
+    rank: int = 0,
+    ranks: int = 1,
+    rows: int = 0,
+    gamma: float = 1.0,
+) -> c.Ctx:
+    """A pith_ctx: what random numbers follow from."""
+    return c.Ctx(
+        size=ctypes.sizeof(c.Ctx),
+        seed=seed,
+        step=step,
+        layer=layer,
+        rank=rank,
+        ranks=ranks,
+        rows=rows,
+        gamma=gamma,
+    )
+
+
+class Codec:
+    """A method, made from a spec such as ``"q:4"`` or ``"ef/topk:0.01,values=fp16"``.
+
+    It never changes and may be shared by threads. ``pith.methods()`` and the command ``pith codecs`` list what a spec can be made of.
+    """
+
+    def __init__(self, spec: str) -> None:
+        pointer = ctypes.c_void_p()
+        c.check(c.lib.pith_codec_create(spec.encode(), ctypes.byref(pointer)))
+        self._pointer = pointer
+
+    def __del__(self) -> None:
+        if getattr(self, "_pointer", None):
+            c.lib.pith_codec_destroy(self._pointer)
+
+    def __repr__(self) -> str:
+        return f"pith.Codec({self.spec!r})"
+
+    @property
+    def spec(self) -> str:
+        """The canonical text: defaults left out, values in their shortest form."""
+        return c.text(c.lib.pith_codec_spec(self._pointer))
+
+    @property
+    def parts(self) -> str:
+        """The same with presets taken apart: ``"signum:0.9"`` is ``"momentum:0.9/sign"``."""
+        return c.text(c.lib.pith_codec_parts(self._pointer))
+
+    @property
+    def caps(self) -> Caps:
+        return Caps(c.lib.pith_codec_caps(self._pointer))
+
+    @property
+    def fingerprint(self) -> int:
+        """A number that two codecs share exactly when they mean the same."""
+        return c.lib.pith_codec_fingerprint(self._pointer)
+
+    @property
+    def granule(self) -> int:
+        """Pieces of a CHUNKED codec start at multiples of this; 0 where the tensor is encoded as a whole."""
+        return c.lib.pith_codec_granule(self._pointer)
+
+    @property
+    def rounds(self) -> int:
+        """How many exchanges a ROUNDS codec takes; 0 for all others."""
+        return c.lib.pith_codec_rounds(self._pointer)
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether a rank keeps something between steps (error feedback, momentum, low-rank factors)."""
+        stages = {stage.partition(":")[0].partition(",")[0] for stage in self.parts.split("/")}
+        return self.rounds > 0 or bool(stages & _memories())
+
+    def bound(self, n: int) -> int:
+        """The most bytes that n values can take."""
+        bytes_ = c.lib.pith_codec_bound(self._pointer, n)
+        if bytes_ == _UNKNOWN:
+            raise ArgumentError(f"{n} values are too many for any buffer")
+        return bytes_
+
+    def state(self, n: int, rows: int = 0) -> State:
+        """A fresh state for a layer of n values."""
+        return State(self, n, rows)
+
+    def encode(self, tensor: Any, *, state: State | None = None, **where: Any) -> bytearray:
+        """The tensor (f32, f16 or bf16) as bytes.
+
+        ``where`` says what random numbers follow from: seed, step, layer, rank; and rows for low rank, gamma for a factor on the gradient.
+        """
+        view = view_of(tensor)
+        payload = bytearray(self.bound(view.n))
+        out = c.Out(address_of(payload), len(payload), 0)
+        ctx = context(**where)
+        memory = state._pointer if state else None
+        c.check(
+            c.lib.pith_encode(
+                self._pointer, memory, view.span, ctypes.byref(out), ctypes.byref(ctx)
+            )
+        )
+        del payload[out.size :]
+        return payload
+
+    def decode(self, payload: Any, dst: Any, *, add: bool = False, **where: Any) -> Any:
+        """Decodes into ``dst``, or adds to it; gives ``dst`` back. ``where`` is the encoder's."""
+        source, target = view_of(payload), target_of(dst)
+        bytes_ = c.Bytes(source.data, source.n)
+        ctx = context(**where)
+        c.check(c.lib.pith_decode(self._pointer, bytes_, target.span, int(add), ctypes.byref(ctx)))
+        return dst
+
+    def aggregate(self, total: Any, ranks: int, **where: Any) -> Any:
+        """Turns a sum of decoded payloads of ``ranks`` ranks into the mean (or the majority), in place."""
+        ctx = context(ranks=ranks, **where)
+        c.check(c.lib.pith_aggregate(self._pointer, target_of(total).span, ctypes.byref(ctx)))
+        return total
+
+
+@functools.lru_cache(maxsize=256)
+def codec_of(spec: str | Codec) -> Codec:
+    """A codec from a spec; the same object for the same text."""
+    return spec if isinstance(spec, Codec) else Codec(spec)
+
+
+def encode(
+    tensor: Any, spec: str | Codec, *, state: State | None = None, **where: Any
+) -> bytearray:
+    """The tensor as bytes: ``pith.encode(gradient, "q:4")``. See :meth:`Codec.encode`."""
+    return codec_of(spec).encode(tensor, state=state, **where)
+
+
+def decode(
+    payload: Any,
+    spec: str | Codec,
+    dst: Any = None,
+    *,
+    n: int | None = None,
+    add: bool = False,
+    **where: Any,
+) -> Any:
+    """Bytes as a tensor again: into ``dst``, or into a new numpy array of ``n`` f32 values."""
+    if dst is None:
+        if n is None:
+            raise ArgumentError(
+                "pith.decode: give dst, or n for a new numpy array of that many values"
+            )
+        import numpy
+
+        dst = numpy.zeros(n, numpy.float32)
+    return codec_of(spec).decode(payload, dst, add=add, **where)
+
+
+class State:
+    """What one rank keeps for one layer between steps. Belongs to one thread at a time."""
+
+    def __init__(self, codec: Codec, n: int, rows: int = 0) -> None:
+        pointer = ctypes.c_void_p()
+        c.check(c.lib.pith_state_create(codec._pointer, n, rows, ctypes.byref(pointer)))
+        self._pointer = pointer
+        self._codec = codec  # must outlive the state
+        self.n = n
+
+    def __del__(self) -> None:
+        if getattr(self, "_pointer", None):
+            c.lib.pith_state_destroy(self._pointer)
+
+    def adapt(self, codec: Codec) -> None:
+        """Moves to another spec: residual and momentum stay where the new spec has them too."""
+        c.check(c.lib.pith_state_adapt(self._pointer, codec._pointer))
+        self._codec = codec
+
+    def save(self) -> bytes:
+        """For a checkpoint."""
+        return saved(c.lib.pith_state_size, c.lib.pith_state_save, self._pointer)
+
+    def load(self, data: Any) -> None:
+        """From a checkpoint. Another layer size or damaged bytes are an error and change nothing."""
+        view = view_of(data)
+        c.check(c.lib.pith_state_load(self._pointer, c.Bytes(view.data, view.n)))
+
+    def scale(self, factor: float) -> None:
+        """Multiplies all that is kept: gradients come in other units now, as after a change of the loss scale."""
+        c.check(c.lib.pith_state_scale(self._pointer, factor))
+
+    @property
+    def residual(self) -> list[float] | None:
+        """A copy of what has not been sent yet; None if the state has no residual."""
+        pointer = c.lib.pith_state_residual(self._pointer)
+        return pointer[: self.n] if pointer else None
+
+
+def saved(size: Any, save: Any, pointer: Any) -> bytes:
+    """What a pair of C functions (how many bytes, and write them) give."""
+    buffer = bytearray(size(pointer))
+    out = c.Out(address_of(buffer), len(buffer), 0)
+    c.check(save(pointer, ctypes.byref(out)))
+    return bytes(memoryview(buffer)[: out.size])
+
+
+# ---- Rules -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the rules say about a layer."""
+
+    spec: str
+    rule: int | None  # None: a default decided
+    reason: str
+
+
+class Rules:
+    """A spec for every layer: ``"*.bias=none;embed*=ef/topk:0.01;*=q:4"``, first match wins."""
+
+    def __init__(self, text: str) -> None:
+        pointer = ctypes.c_void_p()
+        c.check(c.lib.pith_rules_create(text.encode(), ctypes.byref(pointer)))
+        self._pointer = pointer
+
+    def __del__(self) -> None:
+        if getattr(self, "_pointer", None):
+            c.lib.pith_rules_destroy(self._pointer)
+
+    def __len__(self) -> int:
+        return c.lib.pith_rules_count(self._pointer)
+
+    def __repr__(self) -> str:
+        return f"pith.Rules({self.text!r})"
+
+    @property
+    def text(self) -> str:
+        """The canonical text."""
+        return c.text(c.lib.pith_rules_text(self._pointer))
+
+    def find(self, layer: str, shape: Sequence[int]) -> Choice:
+        """The spec of a layer. Tensors of one dimension or under 1024 values stay exact unless a rule names them."""
+        match = c.Match()
+        status = c.lib.pith_rules_find(
+            self._pointer, layer.encode(), len(shape), count(shape), ctypes.byref(match)
+        )
+        c.check(status)
+        rule = None if match.rule == _UNKNOWN else match.rule
+        return Choice(c.text(c.lib.pith_codec_spec(match.codec)), rule, c.text(match.reason))
+
+    def matches(self, rule: int, layer: str) -> bool:
+        """Whether that rule matches the name, defaults aside."""
+        return bool(c.lib.pith_rules_matches(self._pointer, rule, layer.encode()))
+
+
+# ---- Methods ---------------------------------------------------------------------------------------------------------
+
+_KINDS = ("codec", "transform", "memory", "preset")
+_PARAM_TYPES = ("int", "real", "choice")
+
+
+@dataclass(frozen=True)
+class Param:
+    """A parameter of a method."""
+
+    key: str
+    type: str  # "int", "real" or "choice"
+    min: float
+    max: float
+    default: str | None  # None: must be given
+    choices: tuple[str, ...]
+    help: str
+
+
+@dataclass(frozen=True)
+class Method:
+    """A part that a spec can be made of, or a preset."""
+
+    name: str
+    kind: str  # "codec", "transform", "memory" or "preset"
+    family: str
+    summary: str
+    made_of: str | None
+    bits: str | None
+    caps: Caps
+    survey: bool  # one of the sixteen methods of the GRACE survey
+    origin: str
+    params: tuple[Param, ...]
+
+
+def _params(first: Any) -> tuple[Param, ...]:
+    params: list[Param] = []
+    while first and first[len(params)].key:
+        p = first[len(params)]
+        choices = tuple(c.text(p.choices).split("|")) if p.choices else ()
+        default = c.text(p.initial) if p.initial is not None else None
+        params.append(
+            Param(
+                c.text(p.key), _PARAM_TYPES[p.type], p.min, p.max, default, choices, c.text(p.help)
+            )
+        )
+    return tuple(params)
+
+
+def methods() -> list[Method]:
+    """Every method that this library knows, plug-ins among them."""
+    found = []
+    for index in range(c.lib.pith_method_count()):
+        m = c.Method()
+        c.check(c.lib.pith_method_get(index, ctypes.byref(m)))
+        found.append(
+            Method(
+                name=c.text(m.name),
+                kind=_KINDS[m.kind],
+                family=c.text(m.family),
+                summary=c.text(m.summary),
+                made_of=c.text(m.made_of) or None,
+                bits=c.text(m.bits) or None,
+                caps=Caps(m.caps),
+                survey=bool(m.survey),
+                origin=c.text(m.origin),
+                params=_params(m.params),
+            )
+        )
+    return found
+
+
+@functools.cache
+def _memories() -> frozenset[str]:
+    return frozenset(method.name for method in methods() if method.kind == "memory")
+
+
+def load_plugin(name: str) -> None:
+    """Loads codecs from a shared object: a path, or a name that is looked for in PITH_PLUGIN_PATH."""
+    c.check(c.lib.pith_plugin_load(name.encode()))
+    _memories.cache_clear()
+
+
+def dtype_size(dtype: Any) -> int:
+    """Bytes of one value of a type."""
+    return c.lib.pith_dtype_size(dtype_of(dtype))

@@ -1,0 +1,349 @@
+"""The C library: where it is, and what its header declares.
+
+Structures and functions here follow include/pith/pith.h, comm.h and bucket.h line by line; tests/python/test_header.py compares them with what a
+C compiler makes of the header. Nothing else in the package knows about ctypes declarations.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import (
+    POINTER,
+    Structure,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int,
+    c_size_t,
+    c_uint16,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
+from pathlib import Path
+from typing import Any
+
+from ._errors import Error, error_of
+
+# ---- Structures ------------------------------------------------------------------------------------------------------
+
+
+class Span(Structure):
+    """pith_span and pith_cspan: n values in memory."""
+
+    _fields_ = [("data", c_void_p), ("n", c_size_t), ("dtype", c_int)]
+
+
+class Bytes(Structure):
+    _fields_ = [("data", c_void_p), ("size", c_size_t)]
+
+
+class Out(Structure):
+    _fields_ = [("data", c_void_p), ("capacity", c_size_t), ("size", c_size_t)]
+
+
+class Ctx(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("seed", c_uint64),
+        ("step", c_uint64),
+        ("layer", c_uint64),
+        ("rank", c_uint32),
+        ("ranks", c_uint32),
+        ("offset", c_uint64),
+        ("rows", c_uint64),
+        ("gamma", c_float),
+        ("scratch", c_void_p),
+        ("scratch_size", c_size_t),
+    ]
+
+
+class Match(Structure):
+    _fields_ = [("codec", c_void_p), ("rule", c_size_t), ("reason", c_char_p)]
+
+
+class Param(Structure):
+    _fields_ = [
+        ("key", c_char_p),
+        ("type", c_int),
+        ("min", c_double),
+        ("max", c_double),
+        ("initial", c_char_p),
+        ("choices", c_char_p),
+        ("help", c_char_p),
+    ]
+
+
+class Round(Structure):
+    _fields_ = [("dtype", c_int), ("reduce", c_int), ("count", c_size_t)]
+
+
+class BucketLayer(Structure):
+    _fields_ = [
+        ("codec", c_void_p),
+        ("state", c_void_p),
+        ("layer", c_uint64),
+        ("n", c_size_t),
+        ("dtype", c_int),
+    ]
+
+
+class Method(Structure):
+    _fields_ = [
+        ("name", c_char_p),
+        ("family", c_char_p),
+        ("summary", c_char_p),
+        ("made_of", c_char_p),
+        ("bits", c_char_p),
+        ("kind", c_int),
+        ("caps", c_uint32),
+        ("wire_id", c_uint16),
+        ("survey", c_int),
+        ("origin", c_char_p),
+        ("params", POINTER(Param)),
+    ]
+
+
+class Config(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("rank", c_int),
+        ("ranks", c_int),
+        ("host", c_char_p),
+        ("port", c_int),
+        ("transport", c_char_p),
+        ("interface", c_char_p),
+        ("host_id", c_char_p),
+        ("secret", c_char_p),
+        ("timeout", c_double),
+        ("chunk", c_size_t),
+        ("algorithm", c_char_p),
+        ("inside", c_char_p),
+        ("connections", c_int),
+    ]
+
+
+class Call(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("codec", c_void_p),
+        ("state", c_void_p),
+        ("ctx", Ctx),
+        ("algorithm", c_char_p),
+    ]
+
+
+class Traffic(Structure):
+    _fields_ = [
+        ("operations", c_uint64),
+        ("uncompressed", c_uint64),
+        ("messages", c_uint64),
+        ("raw_bytes", c_uint64),
+        ("sent_bytes", c_uint64),
+        ("encode", c_double),
+        ("decode", c_double),
+        ("wire", c_double),
+    ]
+
+
+class Layer(Structure):
+    _fields_ = [
+        ("name", c_char_p),
+        ("spec", c_char_p),
+        ("reason", c_char_p),
+        ("n", c_size_t),
+        ("bytes", c_size_t),
+        ("steps", c_uint64),
+        ("traffic", Traffic),
+    ]
+
+
+class Stats(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("operations", c_uint64),
+        ("messages", c_uint64),
+        ("raw_bytes", c_uint64),
+        ("sent_bytes", c_uint64),
+        ("encode", c_double),
+        ("decode", c_double),
+        ("wait", c_double),
+    ]
+
+
+# By their names in the header, for the test that compares them with it.
+STRUCTURES: dict[str, type[Structure]] = {
+    "pith_span": Span,
+    "pith_cspan": Span,
+    "pith_bytes": Bytes,
+    "pith_out": Out,
+    "pith_ctx": Ctx,
+    "pith_match": Match,
+    "pith_param": Param,
+    "pith_round": Round,
+    "pith_bucket_layer": BucketLayer,
+    "pith_method": Method,
+    "pith_config": Config,
+    "pith_call": Call,
+    "pith_traffic": Traffic,
+    "pith_layer": Layer,
+    "pith_stats": Stats,
+}
+
+# ---- Functions -------------------------------------------------------------------------------------------------------
+
+_P = c_void_p  # an object of the library
+_SIZES = POINTER(c_size_t)
+_REQUEST = POINTER(c_void_p)
+_STATUS = c_int  # a pith_status: check() turns it into an exception
+
+# name: (result, arguments)
+FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "pith_version": (c_char_p, []),
+    "pith_status_string": (c_char_p, [c_int]),
+    "pith_error": (c_char_p, []),
+    "pith_dtype_size": (c_size_t, [c_int]),
+    "pith_dtype_name": (c_char_p, [c_int]),
+    "pith_codec_create": (_STATUS, [c_char_p, POINTER(_P)]),
+    "pith_codec_destroy": (None, [_P]),
+    "pith_codec_spec": (c_char_p, [_P]),
+    "pith_codec_parts": (c_char_p, [_P]),
+    "pith_codec_fingerprint": (c_uint64, [_P]),
+    "pith_codec_caps": (c_uint32, [_P]),
+    "pith_codec_wire_id": (c_uint16, [_P]),
+    "pith_codec_granule": (c_size_t, [_P]),
+    "pith_codec_bound": (c_size_t, [_P, c_size_t]),
+    "pith_codec_scratch": (c_size_t, [_P, c_size_t]),
+    "pith_codec_rounds": (c_size_t, [_P]),
+    "pith_state_create": (_STATUS, [_P, c_size_t, c_size_t, POINTER(_P)]),
+    "pith_state_destroy": (None, [_P]),
+    "pith_state_adapt": (_STATUS, [_P, _P]),
+    "pith_state_size": (c_size_t, [_P]),
+    "pith_state_save": (_STATUS, [_P, POINTER(Out)]),
+    "pith_state_load": (_STATUS, [_P, Bytes]),
+    "pith_state_scale": (_STATUS, [_P, c_float]),
+    "pith_state_residual": (POINTER(c_float), [_P]),
+    "pith_encode": (_STATUS, [_P, _P, Span, POINTER(Out), POINTER(Ctx)]),
+    "pith_decode": (_STATUS, [_P, Bytes, Span, c_int, POINTER(Ctx)]),
+    "pith_aggregate": (_STATUS, [_P, Span, POINTER(Ctx)]),
+    "pith_round_describe": (_STATUS, [_P, _P, c_size_t, POINTER(Round)]),
+    "pith_round_produce": (_STATUS, [_P, _P, c_size_t, Span, _P, POINTER(Ctx)]),
+    "pith_round_consume": (_STATUS, [_P, _P, c_size_t, _P, Span, POINTER(Ctx)]),
+    "pith_rules_create": (_STATUS, [c_char_p, POINTER(_P)]),
+    "pith_rules_destroy": (None, [_P]),
+    "pith_rules_text": (c_char_p, [_P]),
+    "pith_rules_count": (c_size_t, [_P]),
+    "pith_rules_find": (_STATUS, [_P, c_char_p, c_size_t, c_size_t, POINTER(Match)]),
+    "pith_rules_matches": (c_int, [_P, c_size_t, c_char_p]),
+    "pith_method_count": (c_size_t, []),
+    "pith_method_get": (_STATUS, [c_size_t, POINTER(Method)]),
+    "pith_plugin_load": (_STATUS, [c_char_p]),
+    "pith_isa_name": (c_char_p, [c_int]),
+    "pith_isa_available": (c_int, [c_int]),
+    "pith_isa_current": (c_int, []),
+    "pith_isa_select": (_STATUS, [c_int]),
+    "pith_comm_create": (_STATUS, [POINTER(Config), POINTER(_P)]),
+    "pith_comm_split": (_STATUS, [_P, c_int, c_int, POINTER(_P)]),
+    "pith_comm_abort": (None, [_P, c_char_p]),
+    "pith_comm_destroy": (None, [_P]),
+    "pith_comm_rank": (c_int, [_P]),
+    "pith_comm_ranks": (c_int, [_P]),
+    "pith_comm_transport": (c_char_p, [_P, c_int]),
+    "pith_comm_stats": (_STATUS, [_P, POINTER(Stats)]),
+    "pith_comm_traffic": (_STATUS, [_P, c_char_p, POINTER(Traffic)]),
+    "pith_transport_probe": (_STATUS, [c_char_p]),
+    "pith_allreduce": (_STATUS, [_P, Span, Span, c_int, POINTER(Call), _REQUEST]),
+    "pith_reduce_to": (_STATUS, [_P, Span, Span, c_int, c_int, POINTER(Call), _REQUEST]),
+    "pith_reduce_scatter": (_STATUS, [_P, Span, Span, _SIZES, c_int, POINTER(Call), _REQUEST]),
+    "pith_all_gather": (_STATUS, [_P, Span, Span, _SIZES, POINTER(Call), _REQUEST]),
+    "pith_broadcast": (_STATUS, [_P, Span, c_int, POINTER(Call), _REQUEST]),
+    "pith_all_to_all": (_STATUS, [_P, Span, _SIZES, Span, _SIZES, _REQUEST]),
+    "pith_gather": (_STATUS, [_P, Span, Span, _SIZES, c_int, _REQUEST]),
+    "pith_scatter": (_STATUS, [_P, Span, _SIZES, Span, c_int, _REQUEST]),
+    "pith_barrier": (_STATUS, [_P, _REQUEST]),
+    "pith_send": (_STATUS, [_P, Span, c_int, c_uint32, _REQUEST]),
+    "pith_receive": (_STATUS, [_P, Span, c_int, c_uint32, _REQUEST]),
+    "pith_wait": (_STATUS, [_P]),
+    "pith_test": (_STATUS, [_P, POINTER(c_int)]),
+    "pith_reducer_create": (_STATUS, [_P, c_char_p, c_uint64, POINTER(_P)]),
+    "pith_reducer_destroy": (None, [_P]),
+    "pith_reducer_add": (_STATUS, [_P, c_char_p, _SIZES, c_size_t, c_int, _SIZES]),
+    "pith_reducer_start": (_STATUS, [_P, c_size_t, _P]),
+    "pith_reducer_flush": (_STATUS, [_P]),
+    "pith_reducer_finish": (_STATUS, [_P]),
+    "pith_reducer_check": (_STATUS, [_P]),
+    "pith_reducer_scale": (_STATUS, [_P, c_float]),
+    "pith_reducer_layers": (c_size_t, [_P]),
+    "pith_reducer_layer": (_STATUS, [_P, c_size_t, POINTER(Layer)]),
+    "pith_reducer_size": (c_size_t, [_P]),
+    "pith_reducer_save": (_STATUS, [_P, POINTER(Out)]),
+    "pith_reducer_load": (_STATUS, [_P, Bytes]),
+    "pith_bucket_create": (_STATUS, [c_int, c_int, POINTER(BucketLayer), c_size_t, POINTER(_P)]),
+    "pith_bucket_destroy": (None, [_P]),
+    "pith_bucket_bytes": (c_size_t, [_P, c_int]),
+    "pith_bucket_encode": (_STATUS, [_P, POINTER(c_void_p), POINTER(Ctx), _P]),
+    "pith_bucket_reduce": (_STATUS, [_P, Bytes, c_int, POINTER(Ctx), _P]),
+    "pith_bucket_decode": (_STATUS, [_P, Bytes, POINTER(Ctx), POINTER(c_void_p)]),
+}
+
+# ---- Finding and loading ---------------------------------------------------------------------------------------------
+
+NATIVE = Path(__file__).resolve().parent / "_native"
+
+
+def _candidates() -> list[str]:
+    given = os.environ.get("PITH_LIBRARY")
+    if given:
+        return [given]
+    packaged = NATIVE / "libpith.so"
+    return [str(packaged)] if packaged.exists() else ["libpith.so.0"]
+
+
+def _load() -> tuple[ctypes.CDLL, str]:
+    reasons = []
+    for path in _candidates():
+        try:
+            return ctypes.CDLL(path), path
+        except OSError as error:
+            reasons.append(str(error))
+    raise ImportError(
+        f"libpith cannot be loaded ({'; '.join(reasons)}). Install the package with pip install . in Pith's "
+        "repository, or set PITH_LIBRARY to a libpith.so"
+    )
+
+
+def _declare(library: ctypes.CDLL, path: str) -> None:
+    for name, (result, arguments) in FUNCTIONS.items():
+        try:
+            function = getattr(library, name)
+        except AttributeError:
+            raise ImportError(f"{path} has no {name}(): it is of another version of Pith") from None
+        function.restype = result
+        function.argtypes = arguments
+
+
+lib, path = _load()
+_declare(lib, path)
+
+
+def text(value: bytes | None) -> str:
+    """A string of the library, which speaks UTF-8."""
+    return value.decode("utf-8", "replace") if value else ""
+
+
+def version() -> str:
+    """The version of the library that is loaded."""
+    return text(lib.pith_version())
+
+
+def last_error(status: int) -> Error:
+    """The exception for a call that has just failed in this thread."""
+    message = text(lib.pith_error()) or text(lib.pith_status_string(status))
+    return error_of(status, message)
+
+
+def check(status: int) -> None:
+    """Raises what went wrong, if something did."""
+    if status:
+        raise last_error(status)

@@ -1,0 +1,149 @@
+"""The object a training loop uses: layers by name, reduced to their mean in the background."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import _library as c
+from ._codec import Rules, saved
+from ._comm import Comm, Traffic, traffic_of
+from ._errors import ArgumentError
+from ._plan import Plan
+from ._tensors import NAMES, count, dtype_of, target_of, view_of
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of a reducer: its spec and why it has it, its values, bytes, steps and traffic so far."""
+
+    name: str
+    spec: str
+    reason: str
+    n: int
+    bytes: int
+    steps: int
+    traffic: Traffic
+
+
+class Reducer:
+    """Reduces gradients to their mean over all ranks, in place, while the next ones are computed::
+
+        reducer = pith.Reducer(comm, "*.bias=none;*=ef/q:4")
+        for name, p in parameters:
+            reducer.add(name, p.shape, p.dtype)
+        …
+        reducer.start("fc1.weight", gradient)   # every step: as soon as it is there, in the same order on all ranks
+        reducer.finish()                        # all gradients are means now
+
+    ``rules`` is a spec, rules, or a :class:`Plan`. A reducer belongs to one thread at a time. Gradients stay lent from start to finish.
+    """
+
+    def __init__(self, comm: Comm, rules: str | Rules | Plan, seed: int = 0) -> None:
+        text = rules if isinstance(rules, str) else rules.text
+        pointer = ctypes.c_void_p()
+        c.check(c.lib.pith_reducer_create(comm.pointer, text.encode(), seed, ctypes.byref(pointer)))
+        self._pointer: ctypes.c_void_p | None = pointer
+        self._comm = comm
+        self._numbers: dict[str, int] = {}
+        self._shapes: list[tuple[int, int]] = []  # values and type of each layer
+        self._lent: list[Any] = []
+        comm._dependents.add(self)
+
+    def close(self) -> None:
+        """Waits for what is under way, and ends."""
+        pointer, self._pointer = getattr(self, "_pointer", None), None
+        if pointer is not None:
+            c.lib.pith_reducer_destroy(pointer)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _open(self) -> ctypes.c_void_p:
+        if self._pointer is None:
+            raise ArgumentError("the reducer is closed")
+        return self._pointer
+
+    def add(self, name: str, shape: Sequence[int], dtype: Any = "f32") -> int:
+        """A layer; all ranks add the same ones in the same order. Gives its number."""
+        number, kind = ctypes.c_size_t(), dtype_of(dtype)
+        dimensions = (ctypes.c_size_t * len(shape))(*shape)
+        status = c.lib.pith_reducer_add(
+            self._open(), name.encode(), dimensions, len(shape), kind, ctypes.byref(number)
+        )
+        c.check(status)
+        self._numbers[name] = number.value
+        self._shapes.append((count(shape), kind))
+        return number.value
+
+    def start(self, layer: str | int, gradient: Any) -> None:
+        """Begins to reduce a layer's gradient."""
+        number = self._number(layer)
+        view = target_of(gradient)
+        n, dtype = self._shapes[number]
+        if (view.n, view.dtype) != (n, dtype):
+            raise ArgumentError(
+                f"layer {layer} has {n} {NAMES[dtype]} values, the gradient {view.n} {NAMES[view.dtype]}"
+            )
+        c.check(c.lib.pith_reducer_start(self._open(), number, view.data))
+        self._lent.append(view)
+
+    def _number(self, layer: str | int) -> int:
+        if isinstance(layer, int):
+            if not 0 <= layer < len(self._shapes):
+                raise ArgumentError(f"there is no layer number {layer}")
+            return layer
+        try:
+            return self._numbers[layer]
+        except KeyError:
+            raise ArgumentError(f"there is no layer {layer!r}: add it first") from None
+
+    def flush(self) -> None:
+        """Sends what is joined so far on its way: when the next gradient will take a while. In the same places on all ranks."""
+        c.check(c.lib.pith_reducer_flush(self._open()))
+
+    def finish(self) -> None:
+        """Waits for all layers of this step, and ends it."""
+        try:
+            c.check(c.lib.pith_reducer_finish(self._open()))
+        finally:
+            self._lent.clear()
+
+    def check(self) -> None:
+        """Raises if a rule matches no layer, or if ranks have other layers or rules. Communicates."""
+        c.check(c.lib.pith_reducer_check(self._open()))
+
+    def scale(self, factor: float) -> None:
+        """Multiplies what all layers keep, between two steps: as after a change of the loss scale."""
+        c.check(c.lib.pith_reducer_scale(self._open(), factor))
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The table of layers."""
+        found = []
+        for index in range(c.lib.pith_reducer_layers(self._open())):
+            layer = c.Layer()
+            c.check(c.lib.pith_reducer_layer(self._open(), index, ctypes.byref(layer)))
+            found.append(
+                Layer(
+                    c.text(layer.name),
+                    c.text(layer.spec),
+                    c.text(layer.reason),
+                    layer.n,
+                    layer.bytes,
+                    layer.steps,
+                    traffic_of(layer.traffic),
+                )
+            )
+        return found
+
+    def save(self) -> bytes:
+        """The step and every layer's state, for a checkpoint of this rank."""
+        return saved(c.lib.pith_reducer_size, c.lib.pith_reducer_save, self._open())
+
+    def load(self, data: Any) -> None:
+        """From a checkpoint. Names, sizes and specs are checked before anything changes."""
+        view = view_of(data)
+        c.check(c.lib.pith_reducer_load(self._open(), c.Bytes(view.data, view.n)))

@@ -1,0 +1,58 @@
+"""Compressed training with PyTorch, by one line, over any backend::
+
+    model = DistributedDataParallel(model)
+    pith.torch.compress(model, "q:4")
+
+and a backend for torch.distributed::
+
+    import pith.torch
+    torch.distributed.init_process_group("pith")
+
+under torchrun, ``pith run`` and mpirun. Everything that gloo offers for CPU tensors works, exactly as there; float sums are compressed when
+asked, by ``PITH_SPEC=q:4`` in the environment or for a while::
+
+    with pith.torch.compression("q:4"):
+        loss.backward()
+
+Specs with a memory (``ef/…``) belong to layers, which a process group does not know, and are refused there; ``compress`` takes them all.
+Scripts without DistributedDataParallel have :class:`DistributedOptimizer`.
+"""
+
+from __future__ import annotations
+
+import torch.distributed as _dist
+
+from ._base import Usage
+from ._compression import Compression, compression
+from ._fsdp import ShardedCompressor
+from ._group import PithGroup, create
+from ._hook import Compressor, compress, stats
+from ._launcher import adopt_launcher
+from ._optimizer import (
+    DistributedOptimizer,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
+from ._table import LayerStats, Table
+
+__all__ = [
+    "Compression",
+    "Compressor",
+    "DistributedOptimizer",
+    "LayerStats",
+    "PithGroup",
+    "ShardedCompressor",
+    "Table",
+    "Usage",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "compress",
+    "compression",
+    "stats",
+]
+
+# Kinds of tensors that the backend takes; a kind that is added here needs its memory in _buffers.py.
+DEVICES = ["cpu"]
+
+adopt_launcher()
+_dist.Backend.register_backend("pith", create, extended_api=True, devices=DEVICES)

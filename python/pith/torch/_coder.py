@@ -1,0 +1,224 @@
+"""Encoding and decoding on one kind of device, for exchanges that a backend of torch makes.
+
+A coder turns gradients into tensors of bytes on the same device and back. There is one for CPU tensors; one for another device needs the
+same methods, and an entry in :func:`coder_for`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .. import _library as c
+from .._codec import Caps, Codec, State, codec_of, context
+from .._errors import UnsupportedError
+from .._tensors import dtype_of
+from ._layers import Layer
+
+_SET, _ADD = 0, 1
+_MEAN = 4
+_CASTS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+_TORCH_TYPES = {
+    0: torch.float32,
+    1: torch.float16,
+    2: torch.bfloat16,
+    3: torch.int8,
+    4: torch.int16,
+    5: torch.int32,
+    6: torch.float64,
+    7: torch.int64,
+}
+
+Tensors = Sequence[torch.Tensor]
+
+
+def coder_for(device: torch.device, rank: int, ranks: int, seed: int) -> CpuCoder:
+    """The coder for tensors of a device."""
+    if device.type != "cpu":
+        raise UnsupportedError(
+            f"gradients on {device} cannot be compressed yet: pith.torch.compress takes models on the CPU"
+        )
+    return CpuCoder(rank, ranks, seed)
+
+
+def wire_codec(layer: Layer) -> Codec:
+    """The codec a layer travels by. Exact halves travel as they are: "none" would send them as f32."""
+    return codec_of(_CASTS.get(layer.dtype, "none")) if layer.spec == "none" else layer.codec
+
+
+def is_block(codec: Codec) -> bool:
+    """Whether it has sizes known beforehand and can be cut into a part for each rank."""
+    return Caps.FIXED | Caps.CHUNKED in codec.caps and not codec.rounds
+
+
+def _span(tensor: torch.Tensor) -> c.Span:
+    return c.Span(tensor.data_ptr(), tensor.numel(), dtype_of(tensor.dtype))
+
+
+def _bytes(tensor: torch.Tensor) -> c.Bytes:
+    return c.Bytes(tensor.data_ptr(), tensor.numel())
+
+
+def _pointers(tensors: Tensors) -> Any:
+    return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+
+
+class Bucket:
+    """Layers that are cut into a part for each rank and travel together (pith_bucket_*)."""
+
+    def __init__(self, layers: Sequence[Layer], states: Sequence[State], rank: int, ranks: int):
+        self._kept = (layers, states)  # the bucket points to them
+        entries = (c.BucketLayer * len(layers))()
+        for entry, layer, state in zip(entries, layers, states, strict=True):
+            codec = wire_codec(layer)
+            entry.codec = codec._pointer
+            entry.state = state._pointer if codec.has_memory else None
+            entry.layer, entry.n, entry.dtype = layer.number, layer.n, dtype_of(layer.dtype)
+        pointer = ctypes.c_void_p()
+        c.check(c.lib.pith_bucket_create(rank, ranks, entries, len(layers), ctypes.byref(pointer)))
+        self._pointer: ctypes.c_void_p | None = pointer
+        self._rank = rank
+        self.part_bytes = [c.lib.pith_bucket_bytes(pointer, r) for r in range(ranks)]
+
+    def __del__(self) -> None:
+        pointer, self._pointer = getattr(self, "_pointer", None), None
+        if pointer is not None:
+            c.lib.pith_bucket_destroy(pointer)
+
+    def encode(self, gradients: Tensors, ctx: c.Ctx) -> torch.Tensor:
+        """The parts for all ranks, one after another."""
+        parts = torch.empty(max(1, sum(self.part_bytes)), dtype=torch.uint8)
+        pointers = _pointers(gradients)
+        c.check(
+            c.lib.pith_bucket_encode(self._pointer, pointers, ctypes.byref(ctx), parts.data_ptr())
+        )
+        return parts[: sum(self.part_bytes)]
+
+    def reduce(self, received: torch.Tensor, room: int, ctx: c.Ctx) -> torch.Tensor:
+        """The encoded mean of our part, at the start of ``room`` bytes."""
+        result = torch.empty(max(1, room), dtype=torch.uint8)
+        status = c.lib.pith_bucket_reduce(
+            self._pointer, _bytes(received), _MEAN, ctypes.byref(ctx), result.data_ptr()
+        )
+        c.check(status)
+        return result[:room]
+
+    def decode(self, results: torch.Tensor, gradients: Tensors, ctx: c.Ctx) -> None:
+        pointers = _pointers(gradients)
+        c.check(
+            c.lib.pith_bucket_decode(self._pointer, _bytes(results), ctypes.byref(ctx), pointers)
+        )
+
+
+class CpuCoder:
+    """For gradients in main memory."""
+
+    def __init__(self, rank: int, ranks: int, seed: int) -> None:
+        self.rank, self.ranks, self.seed = rank, ranks, seed
+
+    def state(self, layer: Layer) -> State:
+        return wire_codec(layer).state(layer.n, layer.rows)
+
+    def context(self, step: int, layer: Layer | None = None, rank: int | None = None) -> c.Ctx:
+        return context(
+            seed=self.seed,
+            step=step,
+            layer=layer.number if layer else 0,
+            rank=self.rank if rank is None else rank,
+            ranks=self.ranks,
+            rows=layer.rows if layer else 0,
+        )
+
+    # ---- Fixed sizes, in parts
+
+    def bucket(self, layers: Sequence[Layer], states: Sequence[State]) -> Bucket:
+        return Bucket(layers, states, self.rank, self.ranks)
+
+    # ---- Whole payloads
+
+    def encode(
+        self, layer: Layer, state: State, gradient: torch.Tensor, out: torch.Tensor, step: int
+    ) -> int:
+        """Writes the payload to ``out`` (at least the codec's bound); how many bytes it took."""
+        codec, ctx = wire_codec(layer), self.context(step, layer)
+        target = c.Out(out.data_ptr(), out.numel(), 0)
+        status = c.lib.pith_encode(
+            codec._pointer, state._pointer, _span(gradient), ctypes.byref(target), ctypes.byref(ctx)
+        )
+        c.check(status)
+        return target.size
+
+    def mean(self, layer: Layer, payloads: Tensors, gradient: torch.Tensor, step: int) -> None:
+        """Decodes the payloads of all ranks, adds them up in f32 in rank order, and divides."""
+        codec = wire_codec(layer)
+        total = gradient if gradient.dtype == torch.float32 else torch.empty_like(gradient).float()
+        for rank, payload in enumerate(payloads):
+            ctx = self.context(step, layer, rank)
+            mode = _ADD if rank else _SET
+            status = c.lib.pith_decode(
+                codec._pointer, _bytes(payload), _span(total), mode, ctypes.byref(ctx)
+            )
+            c.check(status)
+        ctx = self.context(step, layer)
+        c.check(c.lib.pith_aggregate(codec._pointer, _span(total), ctypes.byref(ctx)))
+        if total is not gradient:
+            gradient.copy_(total)
+
+    # ---- Rounds
+
+    def rounds(self, layer: Layer, state: State) -> list[c.Round]:
+        codec, found = wire_codec(layer), []
+        for index in range(codec.rounds):
+            entry = c.Round()
+            status = c.lib.pith_round_describe(
+                codec._pointer, state._pointer, index, ctypes.byref(entry)
+            )
+            c.check(status)
+            found.append(entry)
+        return found
+
+    def round_type(self, entry: c.Round) -> torch.dtype:
+        return _TORCH_TYPES[entry.dtype]
+
+    def produce(
+        self,
+        layer: Layer,
+        state: State,
+        index: int,
+        gradient: torch.Tensor,
+        buffer: torch.Tensor,
+        step: int,
+    ) -> None:
+        ctx = self.context(step, layer)
+        status = c.lib.pith_round_produce(
+            wire_codec(layer)._pointer,
+            state._pointer,
+            index,
+            _span(gradient),
+            buffer.data_ptr(),
+            ctypes.byref(ctx),
+        )
+        c.check(status)
+
+    def consume(
+        self,
+        layer: Layer,
+        state: State,
+        index: int,
+        buffer: torch.Tensor,
+        gradient: torch.Tensor,
+        step: int,
+    ) -> None:
+        ctx = self.context(step, layer)
+        status = c.lib.pith_round_consume(
+            wire_codec(layer)._pointer,
+            state._pointer,
+            index,
+            buffer.data_ptr(),
+            _span(gradient),
+            ctypes.byref(ctx),
+        )
+        c.check(status)

@@ -1,0 +1,67 @@
+"""Which float sums of the backend are compressed, and how."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from .._codec import Codec, codec_of
+from .._errors import UnsupportedError
+
+SMALL = 1024  # tensors under this many values cost more to compress than to send
+
+
+@dataclass(frozen=True)
+class Compression:
+    """A codec for the sums of a backend, and the seed of its random numbers."""
+
+    codec: Codec
+    seed: int
+    spec: str  # of the codec, and its caps: asked for at every operation
+    caps: int
+
+
+_EXACT: Compression | None = None
+active: list[
+    Compression | None
+] = []  # of the whole process: backward passes run in threads of their own
+
+
+def _make(spec: str | Codec | None, seed: int) -> Compression | None:
+    if spec is None or spec == "" or spec == "none":
+        return _EXACT
+    codec = codec_of(spec)
+    if codec.has_memory:
+        raise UnsupportedError(
+            f"{codec.spec} keeps something for each layer between steps, and a process group does not know layers: use a spec "
+            f"without a memory here, or give layers to a pith.Reducer"
+        )
+    return Compression(codec, seed, codec.spec, int(codec.caps))
+
+
+def from_environment() -> Compression | None:
+    """What PITH_SPEC and PITH_SEED say; a misspelt spec is an error here, before the first step."""
+    return _make(os.environ.get("PITH_SPEC"), int(os.environ.get("PITH_SEED") or 0))
+
+
+def current(otherwise: Compression | None) -> Compression | None:
+    """The innermost ``with compression(…)``, else the given one."""
+    return active[-1] if active else otherwise
+
+
+@contextmanager
+def compression(spec: str | Codec | None, seed: int = 0) -> Iterator[Compression | None]:
+    """Compresses sums and means of f32, f16 and bf16 tensors on all groups while it lasts; ``None`` or "none": exact.
+
+    Allreduce, reduce and reduce-scatter of at least 1024 values are compressed, all else stays exact; ``pith.torch.stats`` counts what was
+    not compressed, and why. All ranks enter and leave at the same operations. It holds for the whole process, for backward passes run
+    in threads of their own.
+    """
+    chosen = _make(spec, seed)
+    active.append(chosen)
+    try:
+        yield chosen
+    finally:
+        active.remove(chosen)

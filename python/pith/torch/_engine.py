@@ -1,0 +1,313 @@
+"""The two engines that reduce gradients: Pith's own reducer, and exchanges over another backend.
+
+Both take groups of layers as their gradients become ready, work on them in the background, and write means in place. Groups are the same
+in every step, whatever order or buckets gradients come in: what an owner of a part keeps between steps belongs to it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Hashable, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from .. import _library as c
+from .._codec import Rules
+from .._comm import Request
+from .._errors import ArgumentError, StateError
+from .._reducer import Reducer
+from ._coder import Bucket, coder_for
+from ._exchange import Parcel, Way, kind_of, way_of
+from ._group import PithGroup
+from ._layers import COMPRESSIBLE, Layer, texts_of
+
+Tensors = Sequence[torch.Tensor]
+
+
+class Engine(Protocol):
+    """What both engines can do."""
+
+    name: str
+    ranks: int
+
+    def kind_of(self, layer: Layer) -> Hashable:
+        """Layers of one kind may be in one group."""
+
+    def start(self, members: Sequence[int], gradients: Tensors) -> None:
+        """Begins to reduce the gradients of these layers, in place."""
+
+    def finish(self) -> None:
+        """Waits for all that was started, and ends the step."""
+
+    def scale(self, factor: float) -> None:
+        """Multiplies what is kept between steps."""
+
+    def sent(self) -> list[int]:
+        """Bytes that have left this rank, for each layer."""
+
+    def save(self) -> dict[str, Any]: ...
+
+    def load(self, saved: dict[str, Any]) -> None: ...
+
+
+def engine_for(group: Any, rules: Rules, layers: Sequence[Layer], seed: int) -> Engine:
+    """The reducer over the backend pith, exchanges over any other."""
+    if isinstance(group, PithGroup):
+        return ReducerEngine(group, rules, layers, seed)
+    return ExchangeEngine(group, layers, seed)
+
+
+def to_tensor(data: bytes) -> torch.Tensor:
+    """Bytes for a checkpoint: torch.load reads tensors without trusting anybody."""
+    return torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[: len(data)].clone()
+
+
+# ---- Over pith -------------------------------------------------------------------------------------------------------
+
+
+class ReducerEngine:
+    """Layers in a reducer of the C library; types that it does not take are allreduced exactly beside it."""
+
+    name = "pith"
+
+    def __init__(self, group: PithGroup, rules: Rules, layers: Sequence[Layer], seed: int) -> None:
+        coder_for(layers[0].parameter.device, 0, 1, seed)  # says so if the device is none of ours
+        self._comm = group.comm
+        self.ranks = self._comm.ranks
+        self._layers = layers
+        self._inside = [i for i, layer in enumerate(layers) if self.kind_of(layer) == "reducer"]
+        self._numbers: dict[int, int] = {}
+        self._reducer: Reducer | None = None
+        self._beside: list[tuple[Request, Any]] = []
+        self._beside_sent = [0] * len(layers)
+        self._lent: list[torch.Tensor] = []
+        if self._inside:
+            self._make_reducer(rules, seed)
+
+    def _make_reducer(self, rules: Rules, seed: int) -> None:
+        """Rules that match only layers beside the reducer would be slips to it."""
+        names = [self._layers[i].name for i in self._inside]
+        texts = [
+            text
+            for index, text in enumerate(texts_of(rules))
+            if any(rules.matches(index, name) for name in names)
+        ]
+        self._reducer = Reducer(self._comm, ";".join(texts) or "none", seed)
+        for i in self._inside:
+            layer = self._layers[i]
+            self._numbers[i] = self._reducer.add(layer.name, layer.shape, layer.dtype)
+        self._reducer.check()
+
+    def kind_of(self, layer: Layer) -> Hashable:
+        return "reducer" if layer.dtype in COMPRESSIBLE else "beside"
+
+    def start(self, members: Sequence[int], gradients: Tensors) -> None:
+        for index, gradient in zip(members, gradients, strict=True):
+            if index in self._numbers:
+                self._start_inside(self._numbers[index], gradient)
+            else:
+                self._start_beside(index, gradient)
+        if self._reducer is not None:
+            self._reducer.flush()
+
+    def _start_inside(self, number: int, gradient: torch.Tensor) -> None:
+        assert self._reducer is not None
+        self._lent.append(gradient)
+        pointer = self._reducer._open()
+        c.check(c.lib.pith_reducer_start(pointer, number, gradient.data_ptr()))
+
+    def _start_beside(self, index: int, gradient: torch.Tensor) -> None:
+        values = torch.view_as_real(gradient) if gradient.is_complex() else gradient
+        self._beside.append((self._comm.allreduce(values, "mean", wait=False), gradient))
+        bytes_ = gradient.numel() * gradient.itemsize
+        self._beside_sent[index] += 2 * bytes_ * (self.ranks - 1) // self.ranks
+
+    def finish(self) -> None:
+        try:
+            for request, _ in self._beside:
+                request.wait()
+        finally:
+            self._beside.clear()
+            try:
+                if self._reducer is not None:
+                    self._reducer.finish()
+            finally:
+                self._lent.clear()
+
+    def scale(self, factor: float) -> None:
+        if self._reducer is not None:
+            c.check(c.lib.pith_reducer_scale(self._reducer._open(), factor))
+
+    def sent(self) -> list[int]:
+        found = list(self._beside_sent)
+        layers = self._reducer.layers if self._reducer is not None else []
+        for index, number in self._numbers.items():
+            found[index] = layers[number].traffic.sent_bytes
+        return found
+
+    def save(self) -> dict[str, Any]:
+        return {"reducer": to_tensor(self._reducer.save() if self._reducer is not None else b"")}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        if self._reducer is not None:
+            self._reducer.load(saved["reducer"])
+
+
+# ---- Over other backends ---------------------------------------------------------------------------------------------
+
+
+class ExchangeEngine:
+    """Parcels over a group of another backend, sent by a thread.
+
+    The group is one of our own, so that nobody else's collectives come between ours. Parcels overlap: when one is handed over, its first
+    collective is started, then the one before it goes a collective further, and so on. That order follows from the order of parcels
+    alone, never from time, so it is the same on all ranks.
+    """
+
+    def __init__(self, group: Any, layers: Sequence[Layer], seed: int) -> None:
+        self.name = dist.get_backend(group)
+        self.ranks = dist.get_world_size(group)
+        self._layers = layers
+        rank = dist.get_rank(group)
+        self._coder = coder_for(layers[0].parameter.device, rank, self.ranks, seed)
+        self._states = [self._coder.state(layer) for layer in layers]
+        self._buckets: dict[tuple[int, ...], Bucket] = {}
+        self._sent = [0.0] * len(layers)
+        self._step = 0
+        self._group = _own_group(group) if self.ranks > 1 else None
+        self._worker = Worker() if self.ranks > 1 else None
+
+    def kind_of(self, layer: Layer) -> Hashable:
+        return kind_of(layer)
+
+    def start(self, members: Sequence[int], gradients: Tensors) -> None:
+        if self._worker is None:  # one rank: its gradient is the mean
+            return
+        kind = kind_of(self._layers[members[0]])
+        parcel = Parcel(
+            self._coder,
+            self._group,
+            [self._layers[i] for i in members],
+            [self._states[i] for i in members],
+            gradients,
+            self._step,
+            self._bucket(members) if kind == "blocks" else None,
+        )
+        self._worker.put(self._sending(way_of(kind), parcel, list(members)))
+
+    def _sending(self, way: Any, parcel: Parcel, members: list[int]) -> Way:
+        yield from way(parcel)
+        for index, sent in zip(members, parcel.sent, strict=True):
+            self._sent[index] += sent
+
+    def _bucket(self, members: Sequence[int]) -> Bucket:
+        key = tuple(members)
+        if key not in self._buckets:
+            layers = [self._layers[i] for i in members]
+            states = [self._states[i] for i in members]
+            self._buckets[key] = self._coder.bucket(layers, states)
+        return self._buckets[key]
+
+    def finish(self) -> None:
+        self._step += 1
+        if self._worker is not None:
+            self._worker.finish()
+
+    def scale(self, factor: float) -> None:
+        for state in self._states:
+            c.check(c.lib.pith_state_scale(state._pointer, factor))
+
+    def sent(self) -> list[int]:
+        return [round(sent) for sent in self._sent]
+
+    def save(self) -> dict[str, Any]:
+        return {
+            "step": self._step,
+            "states": [to_tensor(state.save()) for state in self._states],
+        }
+
+    def load(self, saved: dict[str, Any]) -> None:
+        states = saved["states"]
+        if len(states) != len(self._states):
+            raise StateError(f"{len(states)} states for {len(self._states)} layers")
+        fresh = [self._coder.state(layer) for layer in self._layers]
+        for state, data in zip(fresh, states, strict=True):  # all of them load, or nothing changes
+            state.load(data)
+        for state, data in zip(self._states, states, strict=True):
+            state.load(data)
+        self._step = saved["step"]
+
+
+def _own_group(group: Any) -> Any:
+    """A second group of the same ranks and backend."""
+    backend = dist.get_backend(group)
+    ranks = dist.get_process_group_ranks(group)
+    local = backend != "mpi"
+    if not local and len(ranks) != dist.get_world_size():
+        raise ArgumentError("over MPI, only models of the whole world can be compressed")
+    return dist.new_group(
+        ranks, backend=backend, use_local_synchronization=local, group_desc="pith"
+    )
+
+
+class Worker:
+    """A thread that moves parcels on, in waves: one for each new parcel, and as many as are needed at the end of a step."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Way | threading.Event] = queue.SimpleQueue()
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def put(self, way: Way) -> None:
+        self._post(way)
+
+    def finish(self) -> None:
+        """Waits until all parcels have arrived; raises what went wrong."""
+        done = threading.Event()
+        self._post(done)
+        done.wait()
+        if self._error is not None:
+            raise self._error
+
+    def _post(self, entry: Way | threading.Event) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="pith-exchange", daemon=True)
+            self._thread.start()
+        self._queue.put(entry)
+
+    @torch.no_grad()
+    def _run(self) -> None:
+        under_way: list[tuple[Way, Any]] = []  # with the work to wait for, newest first
+        while True:
+            entry = self._queue.get()
+            try:
+                if isinstance(entry, threading.Event):
+                    while under_way and self._error is None:
+                        under_way = _advance(under_way)
+                elif self._error is None:
+                    under_way = _begin(entry) + _advance(under_way)
+            except BaseException as error:  # finish() raises it where the user is
+                self._error = error
+            if self._error is not None:
+                under_way = []
+            if isinstance(entry, threading.Event):
+                entry.set()
+            del entry
+
+
+def _begin(way: Way) -> list[tuple[Way, Any]]:
+    for work in way:
+        return [(way, work)]
+    return []
+
+
+def _advance(under_way: list[tuple[Way, Any]]) -> list[tuple[Way, Any]]:
+    """Every parcel goes one collective further; those that have arrived are left out."""
+    still = []
+    for way, work in under_way:
+        work.wait()
+        still += _begin(way)
+    return still

@@ -1,0 +1,198 @@
+"""How layers travel over a backend that knows nothing of Pith: gloo, NCCL, MPI, UCC.
+
+Each way is a generator: it encodes, starts one of the backend's collectives, yields the collective's work to be waited for, decodes, starts
+the next one, and so on. The number of collectives follows from the layers alone, so that all ranks start the same ones.
+
+- blocks: codecs of fixed size that can be cut, and exact layers. Part p of every layer goes to rank p (all-to-all), the owner adds up and
+  encodes the mean, everybody gets it (all-gather).
+- rounds: low rank and global quantization. One allreduce for each round.
+- whole: sparse and other codecs. Everybody gets the payloads of all (all-gather) and adds them up in rank order.
+- plain: types that no codec takes. One allreduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .._codec import Caps, State
+from ._coder import Bucket, CpuCoder, is_block, wire_codec
+from ._layers import COMPRESSIBLE, Layer
+
+_REDUCTIONS = {
+    0: dist.ReduceOp.SUM,
+    1: dist.ReduceOp.MAX,
+    2: dist.ReduceOp.MIN,
+    3: dist.ReduceOp.PRODUCT,
+    4: dist.ReduceOp.AVG,
+    5: dist.ReduceOp.BAND,
+    6: dist.ReduceOp.BOR,
+    7: dist.ReduceOp.BXOR,
+}
+
+# Its name changed in torch 2.13.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+Way = Generator[Any, None, None]
+
+
+@dataclass
+class Parcel:
+    """Layers of one kind on their way together. ``sent`` collects the bytes that leave this rank, for each layer."""
+
+    coder: CpuCoder
+    group: Any
+    layers: Sequence[Layer]
+    states: Sequence[State]
+    gradients: Sequence[torch.Tensor]
+    step: int
+    bucket: Bucket | None = None
+    sent: list[float] = field(default_factory=list)
+
+    def account(self, total: float, weights: Sequence[float]) -> None:
+        """Every layer has its share of what was sent for all of them."""
+        whole = sum(weights) or 1.0
+        shares = [total * weight / whole for weight in weights]
+        before = self.sent or [0.0] * len(shares)
+        self.sent = [a + b for a, b in zip(before, shares, strict=True)]
+
+
+def kind_of(layer: Layer) -> Hashable:
+    """Layers of one kind can be in one parcel."""
+    codec = wire_codec(layer)
+    if layer.dtype not in COMPRESSIBLE:
+        return "plain", layer.dtype
+    if codec.rounds:
+        return "rounds", codec.spec  # the rounds of one spec have the same types and reductions
+    return "blocks" if is_block(codec) else "whole"
+
+
+def way_of(kind: Hashable) -> Callable[[Parcel], Way]:
+    name = kind[0] if isinstance(kind, tuple) else kind
+    return {"blocks": blocks, "rounds": rounds, "whole": whole, "plain": plain}[name]  # type: ignore[index]
+
+
+# ---- Collectives -----------------------------------------------------------------------------------------------------
+
+
+def _all_gather(output: torch.Tensor, mine: torch.Tensor, group: Any) -> Any:
+    return all_gather_single(output, mine, group=group, async_op=True)
+
+
+def _allreduce_bytes(nbytes: int, ranks: int) -> float:
+    return 2.0 * nbytes * (ranks - 1) / ranks
+
+
+# ---- Blocks ----------------------------------------------------------------------------------------------------------
+
+
+def blocks(parcel: Parcel) -> Way:
+    coder, bucket = parcel.coder, parcel.bucket
+    assert bucket is not None
+    ctx = coder.context(parcel.step)
+    ranks, rank = coder.ranks, coder.rank
+    own, room = bucket.part_bytes[rank], max(bucket.part_bytes)
+    parts = bucket.encode(parcel.gradients, ctx)
+    received = torch.empty(own * ranks, dtype=torch.uint8)
+    yield dist.all_to_all_single(
+        received,
+        parts,
+        [own] * ranks,
+        list(bucket.part_bytes),
+        group=parcel.group,
+        async_op=True,
+    )
+    result = bucket.reduce(received, room, ctx)
+    results = torch.empty(room * ranks, dtype=torch.uint8)
+    yield _all_gather(results, result, parcel.group)
+    bucket.decode(_without_gaps(results, bucket.part_bytes, room), parcel.gradients, ctx)
+    sizes = [wire_codec(layer).bound(layer.n) for layer in parcel.layers]
+    parcel.account(sum(bucket.part_bytes) - own + room * (ranks - 1), sizes)
+
+
+def _without_gaps(padded: torch.Tensor, sizes: Sequence[int], room: int) -> torch.Tensor:
+    if all(size == room for size in sizes):
+        return padded
+    rows = padded.view(len(sizes), room)
+    return torch.cat([row[:size] for row, size in zip(rows, sizes, strict=True)])
+
+
+# ---- Rounds ----------------------------------------------------------------------------------------------------------
+
+
+def rounds(parcel: Parcel) -> Way:
+    coder = parcel.coder
+    described = [
+        coder.rounds(layer, state)
+        for layer, state in zip(parcel.layers, parcel.states, strict=True)
+    ]
+    for index in range(len(described[0])):
+        entries = [found[index] for found in described]
+        counts = [entry.count for entry in entries]
+        dtype = coder.round_type(entries[0])
+        buffer = torch.empty(max(1, sum(counts)), dtype=dtype)
+        pieces = buffer[: sum(counts)].split(counts)
+        members = list(zip(parcel.layers, parcel.states, parcel.gradients, pieces, strict=True))
+        for layer, state, gradient, piece in members:
+            coder.produce(layer, state, index, gradient, piece, parcel.step)
+        op = _REDUCTIONS[entries[0].reduce]
+        if sum(counts):
+            yield dist.all_reduce(buffer, op, group=parcel.group, async_op=True)
+        for layer, state, gradient, piece in members:
+            coder.consume(layer, state, index, piece, gradient, parcel.step)
+        parcel.account(_allreduce_bytes(sum(counts) * dtype.itemsize, coder.ranks), counts)
+
+
+# ---- Whole payloads --------------------------------------------------------------------------------------------------
+
+
+def whole(parcel: Parcel) -> Way:
+    coder = parcel.coder
+    ranks = coder.ranks
+    payloads = [_encoded(parcel, index) for index in range(len(parcel.layers))]
+    mine = torch.tensor([payload.numel() for payload in payloads])
+    sizes = mine.repeat(ranks)
+    if not all(Caps.FIXED in wire_codec(layer).caps for layer in parcel.layers):
+        yield _all_gather(sizes, mine, parcel.group)
+    table = sizes.view(ranks, -1)
+    room = max(1, int(table.sum(1).max()))
+    message = torch.zeros(room, dtype=torch.uint8)
+    torch.cat(payloads, out=message[: int(mine.sum())])
+    everything = torch.empty(room * ranks, dtype=torch.uint8)
+    yield _all_gather(everything, message, parcel.group)
+    _add_up(parcel, everything.view(ranks, room), table.tolist())
+    parcel.account(room * (ranks - 1), mine.tolist())
+
+
+def _encoded(parcel: Parcel, index: int) -> torch.Tensor:
+    layer, state = parcel.layers[index], parcel.states[index]
+    out = torch.empty(max(1, wire_codec(layer).bound(layer.n)), dtype=torch.uint8)
+    used = parcel.coder.encode(layer, state, parcel.gradients[index], out, parcel.step)
+    return out[:used]
+
+
+def _add_up(parcel: Parcel, messages: torch.Tensor, sizes: list[list[int]]) -> None:
+    cut = [
+        message[: sum(row)].split(row) for message, row in zip(messages, sizes, strict=True)
+    ]  # of each rank, of each layer
+    for index, (layer, gradient) in enumerate(zip(parcel.layers, parcel.gradients, strict=True)):
+        parcel.coder.mean(layer, [payloads[index] for payloads in cut], gradient, parcel.step)
+
+
+# ---- Plain -----------------------------------------------------------------------------------------------------------
+
+
+def plain(parcel: Parcel) -> Way:
+    buffer = torch.cat([gradient.reshape(-1) for gradient in parcel.gradients])
+    ranks = parcel.coder.ranks
+    values = torch.view_as_real(buffer) if buffer.is_complex() else buffer
+    yield dist.all_reduce(values, group=parcel.group, async_op=True)
+    buffer /= ranks
+    sizes = [gradient.numel() for gradient in parcel.gradients]
+    for gradient, piece in zip(parcel.gradients, buffer.split(sizes), strict=True):
+        gradient.copy_(piece.view_as(gradient))
+    parcel.account(_allreduce_bytes(buffer.numel() * buffer.itemsize, ranks), sizes)

@@ -1,0 +1,490 @@
+"""Compressed communication for models sharded by fully_shard (FSDP2): its reduce-scatter, and if asked its all-gather.
+
+FSDP2 hands over one tensor for all parameters of a module: for each rank the rank's shards of all of them, one after another. Here every
+shard is encoded by itself with its layer's codec, so that any codec can be used, and payloads travel by the all-to-all or all-gather of
+the backend. The owner of a shard adds up in f32 in rank order; gradients are encoded once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .. import _library as c
+from .._codec import Caps, Codec, Rules, State, codec_of, context
+from .._errors import ArgumentError, StateError, UnsupportedError
+from .._tensors import dtype_of
+from ._coder import coder_for
+from ._engine import to_tensor
+from ._exchange import all_gather_single
+from ._layers import COMPRESSIBLE, Layer, Spec, agree, layers_of, rules_of, summary_of
+from ._table import REDUCE_SCATTER, LayerStats, Meter, Table, ratio_of
+
+_VERSION = 1
+_CASTS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+_SET, _ADD = 0, 1
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Whether fully_shard was called for it. FSDP2 is not imported for the question: then nobody has called it."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return isinstance(model, getattr(fsdp, "FSDPModule", ()))
+
+
+# ---- Shards ----------------------------------------------------------------------------------------------------------
+
+
+class Shard:
+    """A layer's part on each rank, as FSDP2 lays it out: as many values on every rank, padded."""
+
+    def __init__(self, layer: Layer, parameter: Any, ranks: int) -> None:
+        self.layer = layer
+        self.parameter = parameter  # FSDP2's own object
+        self._ranks = ranks
+        self._states: list[State] | None = None
+        self.steps, self.sent = 0, 0
+        self.meter = Meter()
+
+    @property
+    def n(self) -> int:
+        return int(self.parameter.padded_sharded_param_size.numel())
+
+    @property
+    def rows(self) -> int:
+        shape = self.parameter.padded_sharded_param_size
+        return int(shape[0]) if len(shape) > 1 else 0
+
+    @property
+    def has_gradient(self) -> bool:
+        return bool(self.parameter.sharded_param.requires_grad)
+
+    def codec(self, dtype: torch.dtype) -> Codec:
+        spec = self.layer.spec
+        return codec_of(_CASTS.get(dtype, "none") if spec == "none" else spec)
+
+    def states(self, dtype: torch.dtype) -> Sequence[State | None]:
+        """What is kept of the gradients for each rank's shard."""
+        if not self.codec(dtype).has_memory:
+            return [None] * self._ranks
+        if self._states is None:
+            codec = self.codec(dtype)
+            self._states = [codec.state(self.n, self.rows) for _ in range(self._ranks)]
+        return self._states
+
+    def scale(self, factor: float) -> None:
+        for state in self._states or ():
+            c.check(c.lib.pith_state_scale(state._pointer, factor))
+
+    def save(self) -> list[torch.Tensor]:
+        return [to_tensor(state.save()) for state in self._states or ()]
+
+    def load(self, saved: list[torch.Tensor]) -> None:
+        if saved and len(saved) != self._ranks:
+            raise StateError(f"layer {self.layer.name}: {len(saved)} states for {self._ranks} ranks")
+        fresh = [self.layer.codec.state(self.n, self.rows) for _ in saved]
+        for state, data in zip(fresh, saved, strict=True):
+            state.load(data)
+        self._states = fresh or None
+
+
+def _span(tensor: torch.Tensor) -> c.Span:
+    return c.Span(tensor.data_ptr(), tensor.numel(), dtype_of(tensor.dtype))
+
+
+def _pieces(tensor: torch.Tensor, shards: Sequence[Shard], ranks: int) -> list[list[torch.Tensor]]:
+    """For each rank, its shard of each layer."""
+    sizes = [shard.n for shard in shards]
+    return [list(row.split(sizes)) for row in tensor.view(ranks, -1)]
+
+
+class _Places:
+    """Where random numbers of shards come from, and how values are encoded and decoded."""
+
+    def __init__(self, rank: int, ranks: int, seed: int) -> None:
+        self.rank, self.ranks, self.seed = rank, ranks, seed
+
+    def _context(self, shard: Shard, step: int, encoder: int, owner: int) -> c.Ctx:
+        return context(
+            seed=self.seed,
+            step=step * self.ranks + owner,  # shards of one layer differ
+            layer=shard.layer.number,
+            rank=encoder,
+            ranks=self.ranks,
+            rows=shard.rows,
+        )
+
+    def encode(
+        self,
+        shard: Shard,
+        values: torch.Tensor,
+        state: State | None,
+        out: torch.Tensor,
+        step: int,
+        owner: int,
+    ) -> int:
+        codec, ctx = shard.codec(values.dtype), self._context(shard, step, self.rank, owner)
+        target = c.Out(out.data_ptr(), out.numel(), 0)
+        memory = state._pointer if state is not None else None
+        status = c.lib.pith_encode(
+            codec._pointer, memory, _span(values), ctypes.byref(target), ctypes.byref(ctx)
+        )
+        c.check(status)
+        return target.size
+
+    def decode(
+        self,
+        shard: Shard,
+        codec: Codec,
+        payload: torch.Tensor,
+        values: torch.Tensor,
+        mode: int,
+        step: int,
+        encoder: int,
+        owner: int,
+    ) -> None:
+        ctx = self._context(shard, step, encoder, owner)
+        bytes_ = c.Bytes(payload.data_ptr(), payload.numel())
+        status = c.lib.pith_decode(codec._pointer, bytes_, _span(values), mode, ctypes.byref(ctx))
+        c.check(status)
+
+    def aggregate(self, codec: Codec, values: torch.Tensor) -> None:
+        ctx = context(ranks=self.ranks)
+        c.check(c.lib.pith_aggregate(codec._pointer, _span(values), ctypes.byref(ctx)))
+
+
+def _empty(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty(*size, dtype=dtype, device=device)
+
+
+# ---- Reduce-scatter --------------------------------------------------------------------------------------------------
+
+
+class _ReduceScatter:
+    """Of the gradients of one module: FSDP2's interface for a reduce-scatter of one's own."""
+
+    def __init__(self, owner: ShardedCompressor, shards: list[Shard], places: _Places) -> None:
+        self._owner, self._shards, self._places = owner, shards, places
+
+    def allocate(
+        self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        return _empty(size, dtype, device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: Any,
+        op: Any,
+        async_op: bool = False,
+    ) -> Any:
+        shards = [shard for shard in self._shards if shard.has_gradient]
+        reason = self._why_not(output_tensor, shards, op)
+        if reason is not None:
+            self._owner._count_exact(reason)
+            return reduce_scatter_single(
+                output_tensor, input_tensor, op=op, group=group, async_op=async_op
+            )
+        self._owner._follow_scale()
+        self._reduce(output_tensor, input_tensor, shards, group, bool(_is_mean(op)))
+        return None
+
+    def _why_not(self, output: torch.Tensor, shards: list[Shard], op: Any) -> str | None:
+        """Why these gradients are reduced exactly, if they are."""
+        if output.dtype not in COMPRESSIBLE:
+            return f"{output.dtype} is not compressed"
+        if output.numel() != sum(shard.n for shard in shards):
+            return "some parameters of a module had no gradient"
+        if _is_mean(op) is None:
+            return "a divide factor of your own"
+        return None
+
+    def _reduce(
+        self,
+        output: torch.Tensor,
+        source: torch.Tensor,
+        shards: list[Shard],
+        group: Any,
+        mean: bool,
+    ) -> None:
+        message, sizes = self._encode(source, shards)
+        received = _all_to_all(message, sizes, shards, output.dtype, group)
+        parts = output.split([shard.n for shard in shards])
+        for index, (shard, part) in enumerate(zip(shards, parts, strict=True)):
+            payloads = [received[rank][index] for rank in range(self._places.ranks)]
+            self._add_up(shard, payloads, part, mean)
+            shard.steps += 1
+
+    def _encode(
+        self, source: torch.Tensor, shards: list[Shard]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Payloads for rank 0, 1, …, of each layer, without gaps; and their sizes."""
+        places, dtype = self._places, source.dtype
+        bounds = [shard.codec(dtype).bound(shard.n) for shard in shards]
+        buffer = torch.empty(max(1, sum(bounds) * places.ranks), dtype=torch.uint8)
+        sizes = torch.zeros(places.ranks, len(shards), dtype=torch.int64)
+        at = 0
+        for rank, row in enumerate(_pieces(source, shards, places.ranks)):
+            for index, (shard, values) in enumerate(zip(shards, row, strict=True)):
+                if rank == places.rank:
+                    shard.meter.begin()
+                    shard.meter.look(shard.layer, values)
+                out = buffer[at : at + bounds[index]]
+                state = shard.states(dtype)[rank]
+                used = places.encode(shard, values, state, out, shard.steps, rank)
+                sizes[rank, index] = used
+                shard.sent += used if rank != places.rank else 0
+                at += used
+        return buffer[:at], sizes
+
+    def _add_up(
+        self, shard: Shard, payloads: Sequence[torch.Tensor], part: torch.Tensor, mean: bool
+    ) -> None:
+        places, codec = self._places, shard.codec(part.dtype)
+        total = part if part.dtype == torch.float32 else torch.empty_like(part).float()
+        for rank, payload in enumerate(payloads):
+            mode = _ADD if rank else _SET
+            places.decode(shard, codec, payload, total, mode, shard.steps, rank, places.rank)
+        votes = Caps.VOTE in codec.caps
+        if mean or votes:
+            places.aggregate(codec, total)
+        if votes and not mean:
+            total *= places.ranks  # who asked for a sum divides it
+        if total is not part:
+            part.copy_(total)
+
+
+def _is_mean(op: Any) -> bool | None:
+    """Whether it is a mean; None for anything but sums and means."""
+    for kind, mean in ((dist.ReduceOp.AVG, True), (dist.ReduceOp.SUM, False)):
+        if op == kind:
+            return mean
+    return None
+
+
+def _all_to_all(
+    message: torch.Tensor,
+    sizes: torch.Tensor,
+    shards: Sequence[Shard],
+    dtype: torch.dtype,
+    group: Any,
+) -> list[list[torch.Tensor]]:
+    """From each rank, the payload of each layer for us."""
+    if all(Caps.FIXED in shard.codec(dtype).caps for shard in shards):
+        theirs = sizes  # shards have the same size on all ranks
+    else:
+        theirs = torch.empty_like(sizes)
+        dist.all_to_all_single(theirs, sizes, group=group)
+    send, receive = sizes.sum(1).tolist(), theirs.sum(1).tolist()
+    received = torch.empty(sum(receive), dtype=torch.uint8)
+    dist.all_to_all_single(received, message, receive, send, group=group)
+    rows = received.split(receive)
+    table = theirs.tolist()
+    return [list(row.split(table[rank])) for rank, row in enumerate(rows)]
+
+
+# ---- All-gather ------------------------------------------------------------------------------------------------------
+
+
+class _AllGather:
+    """Of the parameters of one module, the same way. Everybody decodes the same bytes, the owner too."""
+
+    def __init__(self, owner: ShardedCompressor, shards: list[Shard], places: _Places) -> None:
+        self._owner, self._shards, self._places = owner, shards, places
+
+    def allocate(
+        self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        return _empty(size, dtype, device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: Any,
+        async_op: bool = False,
+    ) -> Any:
+        whole = sum(shard.n for shard in self._shards)
+        if input_tensor.dtype not in COMPRESSIBLE or input_tensor.numel() != whole:
+            self._owner._count_exact(f"parameters of {input_tensor.dtype} in one message")
+            return all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
+        self._gather(output_tensor, input_tensor, group)
+        return None
+
+    def _gather(self, output: torch.Tensor, source: torch.Tensor, group: Any) -> None:
+        shards, places, dtype = self._shards, self._places, source.dtype
+        bounds = [shard.codec(dtype).bound(shard.n) for shard in shards]
+        mine = torch.empty(sum(bounds), dtype=torch.uint8)
+        pieces = source.split([shard.n for shard in shards])
+        for shard, values, out in zip(shards, pieces, mine.split(bounds), strict=True):
+            places.encode(shard, values, None, out, 0, places.rank)
+            shard.sent += out.numel() * (places.ranks - 1)
+        everything = torch.empty(sum(bounds) * places.ranks, dtype=torch.uint8)
+        all_gather_single(everything, mine, group=group)
+        rows = everything.view(places.ranks, -1)
+        for rank, row in enumerate(_pieces(output, shards, places.ranks)):
+            payloads = rows[rank].split(bounds)
+            for shard, values, payload in zip(shards, row, payloads, strict=True):
+                codec = shard.codec(dtype)
+                places.decode(shard, codec, payload, values, _SET, 0, rank, rank)
+
+
+# ---- The whole model -------------------------------------------------------------------------------------------------
+
+
+def _groups_of(model: torch.nn.Module) -> list[tuple[Any, Any]]:
+    """Modules that fully_shard was called for, with what FSDP2 keeps of their parameters."""
+    found = []
+    for module in model.modules():
+        if not is_sharded(module):
+            continue
+        state = module._get_fsdp_state()  # type: ignore[operator]
+        groups = getattr(state, "_fsdp_param_groups", None)
+        groups = groups if groups is not None else [getattr(state, "_fsdp_param_group", None)]
+        present = [group for group in groups if group is not None]
+        if len(present) > 1:
+            raise UnsupportedError(
+                "a module whose parameters are sharded over several meshes cannot be compressed"
+            )
+        found += [(module, group) for group in present if group.fsdp_params]
+    return found
+
+
+class ShardedCompressor:
+    """What :func:`pith.torch.compress` gives for a model sharded by ``fully_shard``."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        spec: Spec,
+        rules: str | Rules | None,
+        plan: Any,
+        seed: int,
+        scaler: Any,
+        all_gather: str | Rules | None,
+    ) -> None:
+        groups = _groups_of(model)
+        if not groups:
+            raise ArgumentError("fully_shard has found no parameters in this model")
+        self._group = groups[0][1]._reduce_scatter_process_group
+        self._ranks = dist.get_world_size(self._group)
+        self._scaler, self._scale = scaler, None
+        self.exact: dict[str, int] = {}  # messages that were not compressed, and why
+        coder_for(groups[0][1].device, 0, 1, seed)  # says so if the device is none of ours
+
+        def look() -> tuple[tuple[list[Layer], list[Layer]], dict[str, Any]]:
+            chosen = rules_of(spec, rules, plan)
+            named = list(model.named_parameters())
+            layers = layers_of(named, chosen)
+            gathered = _gathered(named, all_gather)
+            more = {"all_gather": getattr(all_gather, "text", all_gather)}
+            return (layers, gathered), summary_of(layers, chosen, seed, **more)
+
+        layers, gathered = agree(self._group, look)
+        self._layers = layers
+        self._shards = self._attach(groups, layers, seed)
+        self._parameters = self._attach(groups, gathered, seed, gather=True) if gathered else []
+
+    def _attach(
+        self, groups: list[tuple[Any, Any]], layers: list[Layer], seed: int, gather: bool = False
+    ) -> list[Shard]:
+        by_parameter = {id(layer.parameter): layer for layer in layers}
+        found = []
+        for module, group in groups:
+            process_group = group._reduce_scatter_process_group
+            ranks = dist.get_world_size(process_group)
+            places = _Places(dist.get_rank(process_group), ranks, seed)
+            shards = [
+                Shard(by_parameter[id(entry.sharded_param)], entry, ranks)
+                for entry in group.fsdp_params
+            ]
+            if gather:
+                module.set_custom_all_gather(_AllGather(self, shards, places))
+            else:
+                module.set_custom_reduce_scatter(_ReduceScatter(self, shards, places))
+            found += shards
+        return found
+
+    # ---- What the messages report
+
+    def _count_exact(self, reason: str) -> None:
+        self.exact[reason] = self.exact.get(reason, 0) + 1
+
+    def _follow_scale(self) -> None:
+        """What is kept is in units of the loss scale."""
+        if self._scaler is None or not self._scaler.is_enabled():
+            return
+        scale = float(self._scaler.get_scale())
+        if self._scale is not None and scale != self._scale and math.isfinite(scale / self._scale):
+            for shard in self._shards:
+                shard.scale(scale / self._scale)
+        self._scale = scale
+
+    # ---- Checkpoints and statistics
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank keeps between steps, for its checkpoint: every rank saves its own."""
+        return {
+            "version": _VERSION,
+            "ranks": self._ranks,
+            "scale": self._scale,
+            "layers": [(layer.name, layer.spec, list(layer.shape)) for layer in self._layers],
+            "steps": [shard.steps for shard in self._shards],
+            "states": [shard.save() for shard in self._shards],
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """From a checkpoint of the same rank. Names, shapes, specs and ranks are checked before anything changes."""
+        if not isinstance(saved, dict) or saved.get("version") != _VERSION:
+            raise StateError("this is no state of pith.torch for a sharded model")
+        mine = [(layer.name, layer.spec, list(layer.shape)) for layer in self._layers]
+        if saved["ranks"] != self._ranks or [tuple(entry) for entry in saved["layers"]] != mine:
+            raise StateError("the state is of other layers, specs or ranks")
+        for shard, steps, states in zip(
+            self._shards, saved["steps"], saved["states"], strict=True
+        ):
+            shard.load(states)
+            shard.steps = steps
+        self._scale = saved["scale"]
+
+    def stats(self) -> Table:
+        """The table of layers. Wire bytes are those of gradients; errors those of this rank's part of the gradient."""
+        found = [self._line(shard) for shard in self._shards]
+        for shard in self._shards:
+            shard.meter.ask()
+        return Table(found, self._ranks, dist.get_backend(self._group), REDUCE_SCATTER)
+
+    def _line(self, shard: Shard) -> LayerStats:
+        layer = shard.layer
+        raw = shard.n * shard._ranks * layer.dtype.itemsize * shard.steps
+        return LayerStats(
+            layer.name,
+            layer.spec,
+            layer.reason,
+            layer.n,
+            shard.steps,
+            raw,
+            shard.sent,
+            ratio_of(raw, shard.sent, shard._ranks, REDUCE_SCATTER),
+            shard.meter.error(layer),
+        )
+
+
+def _gathered(named: list[Any], spec: str | Rules | None) -> list[Layer]:
+    """The layers of an all-gather, if it is compressed."""
+    if spec is None:
+        return []
+    layers = layers_of(named, rules_of(spec, None, None))
+    for layer in layers:
+        if layer.codec.has_memory or Caps.FIXED not in layer.codec.caps:
+            raise UnsupportedError(
+                f"all_gather: {layer.spec} cannot be used for parameters: that takes a codec of fixed size without memory, as q:8"
+            )
+    return layers

@@ -1,0 +1,175 @@
+"""The layers of a model as compression sees them: name, shape, type, spec and why; and that all ranks see the same."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from .._codec import Codec, Rules, codec_of
+from .._errors import ArgumentError, Error, MismatchError, SpecError
+from .._plan import Plan
+
+COMPRESSIBLE = (torch.float32, torch.float16, torch.bfloat16)
+
+Spec = str | Codec | Rules | Plan
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A parameter whose gradient is reduced."""
+
+    name: str
+    parameter: torch.nn.Parameter
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    spec: str
+    reason: str  # why it has this spec
+
+    @functools.cached_property
+    def n(self) -> int:
+        return self.parameter.numel()
+
+    @functools.cached_property
+    def bytes(self) -> int:
+        return self.n * self.dtype.itemsize
+
+    @functools.cached_property
+    def codec(self) -> Codec:
+        return codec_of(self.spec)
+
+    @functools.cached_property
+    def rows(self) -> int:
+        """The first dimension of a matrix; 0 where there is none. For low rank."""
+        return self.shape[0] if len(self.shape) > 1 and self.n else 0
+
+    @functools.cached_property
+    def number(self) -> int:
+        """What random numbers of the layer follow from: the same on all ranks, whatever other layers there are."""
+        return int.from_bytes(hashlib.blake2b(self.name.encode(), digest_size=8).digest(), "little")
+
+
+# ---- From what a user wrote to rules ---------------------------------------------------------------------------------
+
+
+def rules_of(spec: Spec | None, rules: str | Rules | None, plan: Any) -> Rules:
+    """One of the three: a spec (or anything else that says it), rules, or a plan (or the name of its file)."""
+    given = [name for name, value in (("rules", rules), ("plan", plan)) if value is not None]
+    if len(given) > 1:
+        raise ArgumentError("rules and plan say the same thing: give one of them")
+    what: Any = rules if rules is not None else plan if plan is not None else spec
+    if isinstance(plan, (str, os.PathLike)):
+        what = Plan.load(plan)
+    if isinstance(what, Rules):
+        return what
+    if isinstance(what, Plan):
+        return Rules(what.text)
+    if isinstance(what, Codec):
+        return Rules(what.spec)
+    if isinstance(what, str):
+        return Rules(what)
+    raise ArgumentError(f"{what!r} is no spec: a text such as 'q:4', pith.Rules or a pith.Plan is")
+
+
+def texts_of(rules: Rules) -> list[str]:
+    """The rules one by one."""
+    return [text.strip() for text in rules.text.split(";") if text.strip()]
+
+
+def check_rules(rules: Rules, names: Collection[str]) -> None:
+    """A rule that matches no layer is probably a slip."""
+    for index, text in enumerate(texts_of(rules)):
+        if not any(rules.matches(index, name) for name in names):
+            some = ", ".join(list(names)[:3])
+            raise SpecError(
+                f'the rule "{text}" matches none of the {len(names)} layers of the model ({some}, …)'
+            )
+
+
+def layers_of(
+    parameters: Iterable[tuple[str, torch.nn.Parameter]],
+    rules: Rules,
+    exact: dict[str, str] | None = None,
+) -> list[Layer]:
+    """Names and parameters as layers. ``exact`` has names that must stay exact, with the reason."""
+    named = list(parameters)
+    if not named:
+        raise ArgumentError("the model has no parameter that gets a gradient")
+    check_rules(rules, [name for name, _ in named])
+    return [_layer(name, p, rules, (exact or {}).get(name)) for name, p in named]
+
+
+def _layer(name: str, parameter: torch.nn.Parameter, rules: Rules, exact: str | None) -> Layer:
+    shape = tuple(parameter.shape)
+    choice = rules.find(name, shape)
+    spec, reason = choice.spec, choice.reason
+    if exact is None and parameter.dtype not in COMPRESSIBLE:
+        exact = f"{str(parameter.dtype).removeprefix('torch.')} is not compressed"
+    if exact is not None:
+        spec, reason = "none", exact
+    return Layer(name, parameter, shape, parameter.dtype, spec, reason)
+
+
+# ---- Agreement -------------------------------------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+def agree(group: Any, make: Callable[[], tuple[T, dict[str, Any]]]) -> T:
+    """What ``make`` gives, if it succeeds on all ranks and its summaries are the same on all; else an error on all of them."""
+    value: T | None = None
+    summary: dict[str, Any] = {}
+    error: Error | None = None
+    try:
+        value, summary = make()
+    except Error as caught:
+        error = caught
+    size = dist.get_world_size(group)
+    if size > 1:
+        found: list[Any] = [None] * size
+        dist.all_gather_object(found, (summary, str(error) if error else ""), group=group)
+        if error is None:
+            _compare(found)
+    if error is not None:
+        raise error
+    return value  # type: ignore[return-value]
+
+
+def _compare(found: list[Any]) -> None:
+    for rank, (_, error) in enumerate(found):
+        if error:
+            raise MismatchError(f"rank {rank} cannot go on: {error}")
+    first = found[0][0]
+    for rank, (summary, _) in enumerate(found):
+        for what in first:
+            if summary.get(what) != first[what]:
+                raise MismatchError(
+                    f"ranks disagree: {_difference(what, first[what], summary.get(what), rank)}"
+                )
+
+
+def _difference(what: str, first: Any, other: Any, rank: int) -> str:
+    if isinstance(first, list) and isinstance(other, list):
+        for a, b in zip(first, other, strict=False):
+            if a != b:
+                return f"{what} has {a} on rank 0 and {b} on rank {rank}"
+        return f"{what} has {len(first)} entries on rank 0 and {len(other)} on rank {rank}"
+    return f"{what} is {first} on rank 0 and {other} on rank {rank}"
+
+
+def summary_of(layers: list[Layer], rules: Rules, seed: int, **more: Any) -> dict[str, Any]:
+    """What all ranks must have in common, the shortest explanation first."""
+    return {
+        "spec": rules.text,
+        "seed": seed,
+        **more,
+        "the list of layers": [
+            f"{layer.name} {tuple(layer.shape)} {layer.dtype} {layer.spec}" for layer in layers
+        ],
+    }

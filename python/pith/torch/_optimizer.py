@@ -1,0 +1,283 @@
+"""For scripts without DistributedDataParallel: an optimizer that averages gradients over all ranks before it steps."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .._codec import Rules
+from .._errors import ArgumentError, StateError
+from .._plan import Plan
+from ._engine import engine_for
+from ._layers import Layer, Spec, agree, layers_of, rules_of, summary_of
+from ._reduction import Reduction
+from ._table import Table
+
+Named = Iterable[tuple[str, torch.nn.Parameter]]
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """An optimizer around another::
+
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = pith.torch.DistributedOptimizer(optimizer, model, "q:4")
+        pith.torch.broadcast_parameters(model)
+        …
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+
+    Gradients start to travel while the backward pass goes on, and are means over all ranks when ``step`` begins. ``spec``, ``rules``,
+    ``plan``, ``seed`` and ``scaler`` are those of :func:`pith.torch.compress`. ``parameters`` is the model, or its ``named_parameters()``.
+
+    With ``backward_passes_per_step``, gradients of that many backward passes are added up before they travel. A parameter without a
+    gradient counts as zero, since others may have one. To look at or clip the means before the step, call :meth:`synchronize`.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: torch.nn.Module | Named,
+        spec: Spec = "q:4",
+        *,
+        rules: str | Rules | None = None,
+        plan: Plan | str | None = None,
+        seed: int = 0,
+        scaler: Any = None,
+        backward_passes_per_step: int = 1,
+        group: Any = None,
+    ) -> None:
+        # The base class is not initialized: all that it would hold is the inner optimizer's.
+        self.optimizer = optimizer
+        self._passes = backward_passes_per_step
+        group = group if group is not None else dist.group.WORLD
+
+        def look() -> tuple[tuple[Rules, list[Layer]], dict[str, Any]]:
+            if backward_passes_per_step < 1:
+                raise ArgumentError("backward_passes_per_step is at least 1")
+            chosen = rules_of(spec, rules, plan)
+            layers = layers_of(_optimized(optimizer, parameters), chosen)
+            more = {"backward_passes_per_step": backward_passes_per_step}
+            return (chosen, layers), summary_of(layers, chosen, seed, **more)
+
+        chosen, self._layers = agree(group, look)
+        engine = engine_for(group, chosen, self._layers, seed)
+        self._reduction = Reduction(self._layers, engine, scaler=scaler, in_order=True)
+        self._counts = [0] * len(self._layers)  # backward passes since the last step
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._synchronized = False
+        self._skip = False
+        self._hooks = [
+            layer.parameter.register_post_accumulate_grad_hook(self._ready(index))
+            for index, layer in enumerate(self._layers)
+        ]
+
+    # ---- Gradients
+
+    def _ready(self, index: int) -> Callable[[torch.Tensor], None]:
+        def hook(parameter: torch.Tensor) -> None:
+            self._synchronized = False
+            self._counts[index] += 1
+            if self._counts[index] == self._passes:
+                self._put(index)
+            elif self._counts[index] > self._passes:
+                raise StateError(
+                    f"layer {self._layers[index].name} had {self._counts[index]} backward passes before step() and "
+                    f"backward_passes_per_step is {self._passes}"
+                )
+
+        return hook
+
+    def _put(self, index: int) -> None:
+        parameter = self._layers[index].parameter
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        elif parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.to_dense()
+        gradient = parameter.grad
+        if not gradient.is_contiguous():
+            gradient = gradient.contiguous()
+            self._copies.append((parameter.grad, gradient))
+        self._reduction.put(index, gradient)
+
+    def synchronize(self) -> None:
+        """Waits until all gradients are means. ``step`` then does not do it again."""
+        for index in reversed(range(len(self._layers))):
+            if not self._reduction.has(index):
+                self._put(index)
+        self._reduction.finish()
+        with torch.no_grad():
+            for gradient, mean in self._copies:
+                gradient.copy_(mean)
+        self._copies.clear()
+        self._counts = [0] * len(self._layers)
+        self._synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """``step`` within it uses gradients as they are."""
+        self._skip = True
+        try:
+            yield
+        finally:
+            self._skip = False
+
+    # ---- What an optimizer does
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Waits for the means and lets the optimizer step. A closure is called once."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if not self._skip and not self._synchronized:
+            self.synchronize()
+        self._synchronized = False
+        found = self.optimizer.step()
+        return loss if closure is not None else found
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        if self._reduction.under_way:
+            raise StateError(
+                "gradients are on their way: call zero_grad() after step() or synchronize()"
+            )
+        self.optimizer.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        raise ArgumentError("add parameters to the optimizer before DistributedOptimizer")
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.optimizer.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.optimizer.defaults
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "optimizer":
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    def __repr__(self) -> str:
+        return f"DistributedOptimizer({self.optimizer!r})"
+
+    # ---- Checkpoints and statistics
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's, with what this rank's codecs keep under "pith": every rank saves its own."""
+        return self.optimizer.state_dict() | {"pith": self._reduction.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+        """From a checkpoint of the same rank; or of the plain optimizer, and codecs then start fresh."""
+        inner = {key: value for key, value in state_dict.items() if key != "pith"}
+        if "pith" in state_dict:
+            self._reduction.load_state_dict(state_dict["pith"])
+        self.optimizer.load_state_dict(inner)
+
+    def stats(self) -> Table:
+        """The table of layers."""
+        return self._reduction.stats()
+
+
+def _optimized(optimizer: torch.optim.Optimizer, parameters: torch.nn.Module | Named) -> Named:
+    """Names of the parameters that the optimizer has."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ArgumentError(f"{type(optimizer).__name__} is not an optimizer of torch")
+    module = isinstance(parameters, torch.nn.Module)
+    named = list(parameters.named_parameters() if module else parameters)  # type: ignore[union-attr, arg-type]
+    wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    found = [(name, p) for name, p in named if id(p) in wanted and p.requires_grad]
+    nameless = wanted - {id(p) for _, p in named}
+    if nameless:
+        raise ArgumentError(
+            f"{len(nameless)} of {len(wanted)} parameters of the optimizer are not among the named ones"
+        )
+    if len({name for name, _ in found}) != len(found):
+        raise ArgumentError("two parameters have the same name")
+    return found
+
+
+# ---- The same start on all ranks -------------------------------------------------------------------------------------
+
+
+def broadcast_parameters(model: torch.nn.Module | dict[str, Any], root: int = 0, group: Any = None) -> None:
+    """Parameters and buffers of a model (or a dictionary of tensors) as ``root``, a rank of the group, has them."""
+    entries = model.state_dict() if isinstance(model, torch.nn.Module) else model
+    tensors = [value for value in entries.values() if isinstance(value, torch.Tensor)]
+    if not tensors:
+        warnings.warn("pith: there is nothing to broadcast", stacklevel=2)
+    _broadcast(tensors, root, group)
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root: int = 0, group: Any = None
+) -> None:
+    """Hyperparameters and state of an optimizer as ``root`` has them. Memories of codecs stay each rank's own."""
+    inner = optimizer.optimizer if isinstance(optimizer, DistributedOptimizer) else optimizer
+    tensors: list[torch.Tensor] = []
+    mine = _taken_apart(inner.state_dict(), tensors)
+    skeleton = [mine]
+    source = _global(root, group)
+    dist.broadcast_object_list(skeleton, src=source, group=group)
+    is_root = dist.get_rank() == source
+    if not is_root:
+        tensors = []
+    joined = _joined(skeleton[0], tensors, fresh=not is_root)
+    _broadcast(tensors, root, group)
+    if not is_root:
+        inner.load_state_dict(joined)
+
+
+class _Place:
+    """Where a tensor was."""
+
+    def __init__(self, index: int, tensor: torch.Tensor) -> None:
+        self.index, self.shape, self.dtype = index, tuple(tensor.shape), tensor.dtype
+
+
+def _taken_apart(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """The same with places for tensors, which are added to the list."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return _Place(len(tensors) - 1, value)
+    if isinstance(value, dict):
+        return {key: _taken_apart(entry, tensors) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)([_taken_apart(entry, tensors) for entry in value])
+    return value
+
+
+def _joined(value: Any, tensors: list[torch.Tensor], *, fresh: bool) -> Any:
+    """The inverse; ``fresh``: with new tensors, which are added to the list."""
+    if isinstance(value, _Place):
+        if fresh:
+            tensors.append(torch.empty(value.shape, dtype=value.dtype))
+        return tensors[value.index]
+    if isinstance(value, dict):
+        return {key: _joined(entry, tensors, fresh=fresh) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)([_joined(entry, tensors, fresh=fresh) for entry in value])
+    return value
+
+
+def _global(root: int, group: Any) -> int:
+    group = group if group is not None else dist.group.WORLD
+    return dist.get_global_rank(group, root)
+
+
+def _broadcast(tensors: list[torch.Tensor], root: int, group: Any) -> None:
+    source = _global(root, group)
+    works = []
+    for tensor in tensors:
+        works.append(dist.broadcast(tensor.detach(), source, group=group, async_op=True))
+    for work in works:
+        work.wait()

@@ -1,0 +1,200 @@
+"""Gradients as they come, in groups to an engine; steps, checkpoints and statistics. What the hook and the optimizer share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+
+from .._errors import ArgumentError, StateError
+from ._engine import Engine
+from ._layers import Layer
+from ._table import LayerStats, Meter, Table, ratio_of
+
+_VERSION = 1
+GROUP_BYTES = (
+    4 << 20
+)  # of gradients that leave together: enough to be worth a message, soon enough to overlap
+
+
+def grouped(layers: Sequence[Layer], engine: Engine, limit: int) -> list[list[int]]:
+    """Layers of one kind in groups of about that many bytes, from the last layer to the first: the order of a backward pass."""
+    groups: list[list[int]] = []
+    open_: dict[Hashable, tuple[list[int], int]] = {}
+    for index in reversed(range(len(layers))):
+        kind = engine.kind_of(layers[index])
+        members, size = open_.get(kind, ([], 0))
+        if not members:
+            groups.append(members)
+        members.append(index)
+        size += layers[index].bytes
+        open_[kind] = ([], 0) if size >= limit else (members, size)
+    return groups
+
+
+class Reduction:
+    """Reduces the gradients of layers to their means, step after step.
+
+    ``in_order``: groups leave in one order on all ranks, whatever order gradients come in. Without it, gradients must come in the same
+    order on all ranks.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        engine: Engine,
+        *,
+        scaler: Any = None,
+        in_order: bool = False,
+        limit: int = GROUP_BYTES,
+    ) -> None:
+        self.layers = layers
+        self.engine = engine
+        self._scaler = scaler
+        self._scale: float | None = None
+        self._in_order = in_order
+        self._groups = grouped(layers, engine, limit)
+        self._group_of = {i: g for g, members in enumerate(self._groups) for i in members}
+        self._present: dict[int, torch.Tensor] = {}
+        self._waiting: set[int] = set()  # groups that have not left in this step
+        self._missing: list[int] = []
+        self._steps = [0] * len(layers)
+        self._meter = Meter()
+
+    # ---- A step
+
+    @property
+    def under_way(self) -> bool:
+        return bool(self._waiting or self._present)
+
+    def put(self, index: int, gradient: torch.Tensor) -> None:
+        """The gradient of a layer is there. It is lent until the end of the step."""
+        layer = self.layers[index]
+        if gradient.dtype != layer.dtype or gradient.numel() != layer.n:
+            raise ArgumentError(
+                f"layer {layer.name} has {layer.n} {layer.dtype} values, its gradient {gradient.numel()} {gradient.dtype}"
+            )
+        if index in self._present:
+            raise StateError(f"layer {layer.name} has two gradients in one step")
+        if not self.under_way:
+            self._begin()
+        self._meter.look(layer, gradient)
+        self._present[index] = gradient
+        group = self._group_of[index]
+        self._missing[group] -= 1
+        if self._in_order:
+            self._leave_in_order()
+        elif self._missing[group] == 0:
+            self._leave(group)
+
+    def has(self, index: int) -> bool:
+        """Whether the layer's gradient has come in this step."""
+        return index in self._present
+
+    def _begin(self) -> None:
+        self._waiting = set(range(len(self._groups)))
+        self._missing = [len(members) for members in self._groups]
+        self._follow_scale()
+        self._meter.begin()
+
+    def _follow_scale(self) -> None:
+        """What is kept is in units of the loss scale."""
+        if self._scaler is None or not self._scaler.is_enabled():
+            return
+        scale = float(self._scaler.get_scale())
+        if self._scale is not None and scale != self._scale and math.isfinite(scale / self._scale):
+            self.engine.scale(scale / self._scale)
+        self._scale = scale
+
+    def _leave_in_order(self) -> None:
+        while self._waiting and self._missing[min(self._waiting)] == 0:
+            self._leave(min(self._waiting))
+
+    def _leave(self, group: int) -> None:
+        self._waiting.discard(group)
+        members = [i for i in self._groups[group] if i in self._present]
+        if not members:
+            return
+        for index in members:
+            self._steps[index] += 1
+        self.engine.start(members, [self._present[i] for i in members])
+
+    def finish(self) -> None:
+        """Waits until all gradients that came are means. Layers whose gradients did not come are left out, on all ranks alike."""
+        try:
+            for group in sorted(self._waiting):
+                self._leave(group)
+            self.engine.finish()
+        finally:
+            self._present = {}
+            self._waiting = set()
+
+    # ---- Checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.under_way:
+            raise StateError("a step is under way: save between steps")
+        return {
+            "version": _VERSION,
+            "backend": self.engine.name,
+            "ranks": self.engine.ranks,
+            "scale": self._scale,
+            "layers": [(layer.name, layer.spec, list(layer.shape)) for layer in self.layers],
+            "engine": self.engine.save(),
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        if self.under_way:
+            raise StateError("a step is under way: load between steps")
+        self._check_saved(saved)
+        self.engine.load(saved["engine"])
+        self._scale = saved["scale"]
+
+    def _check_saved(self, saved: dict[str, Any]) -> None:
+        if not isinstance(saved, dict) or saved.get("version") != _VERSION:
+            raise StateError("this is no state of pith.torch")
+        for what, now in (("backend", self.engine.name), ("ranks", self.engine.ranks)):
+            if saved[what] != now:
+                raise StateError(
+                    f"the state was saved with {what} {saved[what]}, and now it is {now}"
+                )
+        if len(saved["layers"]) != len(self.layers):
+            raise StateError(
+                f"the state has {len(saved['layers'])} layers, the model {len(self.layers)}"
+            )
+        for layer, entry in zip(self.layers, saved["layers"], strict=True):
+            mine, theirs = (layer.name, layer.spec, list(layer.shape)), tuple(entry)
+            if mine != theirs:
+                raise StateError(
+                    f"the state has {_describe(*theirs)} where the model has {_describe(*mine)}"
+                )
+
+    # ---- Statistics
+
+    def stats(self) -> Table:
+        sent = self.engine.sent()
+        self._meter.ask()
+        found = []
+        for layer, steps, wire in zip(self.layers, self._steps, sent, strict=True):
+            raw = layer.bytes * steps
+            ratio = ratio_of(raw, wire, self.engine.ranks)
+            found.append(
+                LayerStats(
+                    layer.name,
+                    layer.spec,
+                    layer.reason,
+                    layer.n,
+                    steps,
+                    raw,
+                    wire,
+                    ratio,
+                    self._meter.error(layer),
+                )
+            )
+        return Table(found, self.engine.ranks, self.engine.name)
+
+
+def _describe(name: str, spec: str, shape: Sequence[int]) -> str:
+    return f"{name} ({spec}, {'×'.join(map(str, shape))})"

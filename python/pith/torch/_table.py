@@ -1,0 +1,176 @@
+"""The table of layers: how each travels, why, what it cost on the wire, and what it loses."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .. import _library as c
+from .._codec import context
+from .._tensors import dtype_of
+from ._layers import COMPRESSIBLE, Layer
+
+
+ALLREDUCE, REDUCE_SCATTER = 2, 1  # how often the bytes of a tensor, less a rank's own, leave it
+
+
+@dataclass(frozen=True)
+class LayerStats:
+    """A layer. Bytes are those of all steps so far, on this rank."""
+
+    name: str
+    spec: str
+    reason: str  # why it has this spec
+    n: int
+    steps: int
+    raw_bytes: int  # of its gradients
+    wire_bytes: int  # that left this rank
+    ratio: float  # bytes that exact gradients would have sent, to wire_bytes; nan before the first step
+    error: (
+        float | None
+    )  # ‖x−x̂‖/‖x‖ of encoding its latest gradient once; None if there is no gradient now
+
+
+class Table(Sequence[LayerStats]):
+    """One line for each layer, by number or by name; as text, a table with the sums below."""
+
+    def __init__(
+        self, layers: list[LayerStats], ranks: int, backend: str, passes: int = ALLREDUCE
+    ) -> None:
+        self.layers, self.ranks, self.backend = layers, ranks, backend
+        self._passes = passes
+
+    def __getitem__(self, key: int | str) -> LayerStats:  # type: ignore[override]
+        if isinstance(key, str):
+            for layer in self.layers:
+                if layer.name == key:
+                    return layer
+            raise KeyError(key)
+        return self.layers[key]
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __iter__(self) -> Iterator[LayerStats]:
+        return iter(self.layers)
+
+    @property
+    def raw_bytes(self) -> int:
+        return sum(layer.raw_bytes for layer in self.layers)
+
+    @property
+    def wire_bytes(self) -> int:
+        return sum(layer.wire_bytes for layer in self.layers)
+
+    @property
+    def ratio(self) -> float:
+        return ratio_of(self.raw_bytes, self.wire_bytes, self.ranks, self._passes)
+
+    def __str__(self) -> str:
+        head = ("layer", "spec", "why", "values", "raw bytes", "wire bytes", "ratio", "error")
+        rows = [head, *map(_cells, self.layers)]
+        rows.append(
+            ("all", "", "", _count(sum(layer.n for layer in self.layers)))
+            + (_count(self.raw_bytes), _count(self.wire_bytes), _short(self.ratio), "")
+        )
+        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+        lines = ["  ".join(_pad(row[i], widths[i], i) for i in range(len(head))) for row in rows]
+        return "\n".join(line.rstrip() for line in lines)
+
+    __repr__ = __str__
+
+
+def _cells(layer: LayerStats) -> tuple[str, ...]:
+    error = "-" if layer.error is None else f"{layer.error:.3g}"
+    return (
+        (layer.name, layer.spec, layer.reason, _count(layer.n))
+        + (_count(layer.raw_bytes), _count(layer.wire_bytes))
+        + (_short(layer.ratio), error)
+    )
+
+
+def _count(number: int) -> str:
+    return f"{number:,}".replace(",", " ")
+
+
+def _short(ratio: float) -> str:
+    return "-" if math.isnan(ratio) else f"{ratio:.1f}"
+
+
+def _pad(text: str, width: int, column: int) -> str:
+    return text.ljust(width) if column < 3 else text.rjust(width)
+
+
+def ratio_of(raw: int, wire: int, ranks: int, passes: int = ALLREDUCE) -> float:
+    """What exact gradients would have sent, to what was sent."""
+    exact = passes * raw * (ranks - 1) / ranks
+    return exact / wire if wire else math.nan
+
+
+_WIDEST = 8  # bytes of a value of any type
+
+
+# ---- What is lost ----------------------------------------------------------------------------------------------------
+
+
+class Meter:
+    """Measures what encoding loses of a rank's own gradients, now and then, since it costs an encoding: in steps 1, 2, 4, 8, …, and in
+    the step after somebody has asked. (The means that parameters hold after a step would not tell: they have been encoded already.)"""
+
+    def __init__(self) -> None:
+        self._errors: dict[str, float] = {}
+        self._step, self._asked, self._measures = 0, False, False
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._step += 1
+        self._measures = self._asked or self._step & (self._step - 1) == 0
+        self._asked = False
+
+    def ask(self) -> None:
+        self._asked = True
+
+    def look(self, layer: Layer, gradient: torch.Tensor) -> None:
+        if self._measures and layer.spec != "none" and gradient.dtype in COMPRESSIBLE:
+            self._errors[layer.name] = _error(layer, gradient)
+
+    def error(self, layer: Layer) -> float | None:
+        return 0.0 if layer.spec == "none" else self._errors.get(layer.name)
+
+
+def _error(layer: Layer, gradient: torch.Tensor) -> float:
+    """The relative error of encoding a gradient (or a rank's part of it) once, with a fresh memory."""
+    values = gradient.detach().contiguous()
+    whole = torch.linalg.vector_norm(values.float())
+    if values.numel() == 0 or not whole:
+        return 0.0
+    lost = torch.linalg.vector_norm(values.float() - _through(layer, values).float())
+    return float(lost / whole)
+
+
+def _through(layer: Layer, values: torch.Tensor) -> torch.Tensor:
+    """Encoded and decoded."""
+    codec, decoded = layer.codec, torch.empty_like(values)
+    rows = values.shape[0] if values.dim() > 1 else 0
+    state = codec.state(values.numel(), rows)
+    where = {"layer": layer.number, "rows": rows}
+    if not codec.rounds:
+        return codec.decode(codec.encode(values, state=state, **where), decoded, **where)
+    source, target = (
+        c.Span(tensor.data_ptr(), tensor.numel(), dtype_of(tensor.dtype))
+        for tensor in (values, decoded)
+    )
+    ctx = context(**where)
+    for index in range(codec.rounds):
+        entry = c.Round()
+        object_, memory = codec._pointer, state._pointer
+        c.check(c.lib.pith_round_describe(object_, memory, index, ctypes.byref(entry)))
+        buffer = ctypes.create_string_buffer(entry.count * _WIDEST + 1)
+        at, here = ctypes.addressof(buffer), ctypes.byref(ctx)
+        c.check(c.lib.pith_round_produce(object_, memory, index, source, at, here))
+        c.check(c.lib.pith_round_consume(object_, memory, index, at, target, here))
+    return decoded
