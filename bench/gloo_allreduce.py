@@ -18,16 +18,19 @@ except ImportError as error:
 
 
 def seconds_of(values: torch.Tensor, repetitions: int, warmup: int) -> float:
-    """The mean of all repetitions, the slowest rank's."""
+    """The median over repetitions, each its slowest rank's."""
     for _ in range(warmup):
         dist.all_reduce(values)
     dist.barrier()
-    start = time.perf_counter()
+    laps, before = [], time.perf_counter()
     for _ in range(repetitions):
         dist.all_reduce(values)
-    slowest = torch.tensor([(time.perf_counter() - start) / repetitions])
+        after = time.perf_counter()
+        laps.append(after - before)
+        before = after
+    slowest = torch.tensor(laps, dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return slowest.item()
+    return slowest.median().item()
 
 
 def main() -> None:

@@ -27,19 +27,33 @@ static size_t count_wrong(const float *result, int ranks, size_t n) {
   return wrong;
 }
 
-/* Seconds of one allreduce: the mean of all repetitions, the slowest rank's. */
+static int ascending(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+/* Seconds of one allreduce: the median over repetitions, each its slowest rank's. */
 static double time_allreduce(const float *src, float *dst, size_t n, int repetitions, int warmup) {
+  double *laps = calloc((size_t)repetitions + 1, 2 * sizeof *laps), *slowest = laps + repetitions;
+  if (!laps) {
+    MPI_Abort(MPI_COMM_WORLD, 1);
+  }
   for (int i = 0; i < warmup; i++) {
     MPI_Allreduce(src, dst, (int)n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
   }
   MPI_Barrier(MPI_COMM_WORLD);
-  double start = MPI_Wtime(), worst;
+  double before = MPI_Wtime(), median;
   for (int i = 0; i < repetitions; i++) {
     MPI_Allreduce(src, dst, (int)n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    double after = MPI_Wtime();
+    laps[i] = after - before;
+    before = after;
   }
-  double seconds = (MPI_Wtime() - start) / repetitions;
-  MPI_Allreduce(&seconds, &worst, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
-  return worst;
+  MPI_Allreduce(laps, slowest, repetitions, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+  qsort(slowest, (size_t)repetitions, sizeof *slowest, ascending);
+  median = (slowest[(repetitions - 1) / 2] + slowest[repetitions / 2]) / 2;
+  free(laps);
+  return median;
 }
 
 static void measure(int rank, int ranks, size_t bytes, int repetitions, int warmup) {
