@@ -62,7 +62,7 @@ class Way:
         # PyTorch's PowerSGD starts later exchanges from callbacks, in an order that differs between ranks where there are several
         # buckets; gloo cannot tell them apart and ends the program. One bucket for all gradients has one order.
         single = {"bucket_cap_mb": 4096} if "PowerSGD" in name else {}
-        self.model = DistributedDataParallel(model, process_group=group, **single)
+        self.model = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True, **single)
         prepare(self.model, group)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
 
