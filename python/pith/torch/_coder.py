@@ -18,7 +18,6 @@ from .._errors import UnsupportedError
 from .._tensors import dtype_of
 from ._layers import Layer
 
-_SET, _ADD = 0, 1
 _MEAN = 4
 _CASTS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 _TORCH_TYPES = {
@@ -119,6 +118,10 @@ class CpuCoder:
     def __init__(self, rank: int, ranks: int, seed: int) -> None:
         self.rank, self.ranks, self.seed = rank, ranks, seed
 
+    def buffer(self, n: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+        """Memory for a message."""
+        return torch.empty(n, dtype=dtype)
+
     def state(self, layer: Layer) -> State:
         return wire_codec(layer).state(layer.n, layer.rows)
 
@@ -140,30 +143,38 @@ class CpuCoder:
     # ---- Whole payloads
 
     def encode(
-        self, layer: Layer, state: State, gradient: torch.Tensor, out: torch.Tensor, step: int
+        self, codec: Codec, state: State | None, values: torch.Tensor, out: torch.Tensor, ctx: c.Ctx
     ) -> int:
         """Writes the payload to ``out`` (at least the codec's bound); how many bytes it took."""
-        codec, ctx = wire_codec(layer), self.context(step, layer)
         target = c.Out(out.data_ptr(), out.numel(), 0)
+        memory = state._pointer if state is not None else None
         status = c.lib.pith_encode(
-            codec._pointer, state._pointer, _span(gradient), ctypes.byref(target), ctypes.byref(ctx)
+            codec._pointer, memory, _span(values), ctypes.byref(target), ctypes.byref(ctx)
         )
         c.check(status)
         return target.size
+
+    def decode(
+        self, codec: Codec, payload: torch.Tensor, values: torch.Tensor, add: bool, ctx: c.Ctx
+    ) -> None:
+        """Sets values, or adds to them. ``ctx`` is the encoder's."""
+        status = c.lib.pith_decode(
+            codec._pointer, _bytes(payload), _span(values), int(add), ctypes.byref(ctx)
+        )
+        c.check(status)
+
+    def aggregate(self, codec: Codec, values: torch.Tensor) -> None:
+        """Turns a sum of decoded payloads of all ranks into the mean, or the majority."""
+        ctx = self.context(0)
+        c.check(c.lib.pith_aggregate(codec._pointer, _span(values), ctypes.byref(ctx)))
 
     def mean(self, layer: Layer, payloads: Tensors, gradient: torch.Tensor, step: int) -> None:
         """Decodes the payloads of all ranks, adds them up in f32 in rank order, and divides."""
         codec = wire_codec(layer)
         total = gradient if gradient.dtype == torch.float32 else torch.empty_like(gradient).float()
         for rank, payload in enumerate(payloads):
-            ctx = self.context(step, layer, rank)
-            mode = _ADD if rank else _SET
-            status = c.lib.pith_decode(
-                codec._pointer, _bytes(payload), _span(total), mode, ctypes.byref(ctx)
-            )
-            c.check(status)
-        ctx = self.context(step, layer)
-        c.check(c.lib.pith_aggregate(codec._pointer, _span(total), ctypes.byref(ctx)))
+            self.decode(codec, payload, total, rank > 0, self.context(step, layer, rank))
+        self.aggregate(codec, total)
         if total is not gradient:
             gradient.copy_(total)
 

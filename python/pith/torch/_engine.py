@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Hashable, Sequence
+from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
@@ -35,6 +36,9 @@ class Engine(Protocol):
 
     def kind_of(self, layer: Layer) -> Hashable:
         """Layers of one kind may be in one group."""
+
+    def group_bytes(self, kind: Hashable) -> int:
+        """Gradients of that many bytes make a group: enough to be worth a message, soon enough to overlap."""
 
     def start(self, members: Sequence[int], gradients: Tensors) -> None:
         """Begins to reduce the gradients of these layers, in place."""
@@ -104,6 +108,9 @@ class ReducerEngine:
     def kind_of(self, layer: Layer) -> Hashable:
         return "reducer" if layer.dtype in COMPRESSIBLE else "beside"
 
+    def group_bytes(self, kind: Hashable) -> int:
+        return 4 << 20
+
     def start(self, members: Sequence[int], gradients: Tensors) -> None:
         for index, gradient in zip(members, gradients, strict=True):
             if index in self._numbers:
@@ -168,7 +175,7 @@ class ExchangeEngine:
     """
 
     def __init__(self, group: Any, layers: Sequence[Layer], seed: int) -> None:
-        self.name = dist.get_backend(group)
+        self.name = str(dist.get_backend(group))
         self.ranks = dist.get_world_size(group)
         self._layers = layers
         rank = dist.get_rank(group)
@@ -180,8 +187,16 @@ class ExchangeEngine:
         self._group = _own_group(group) if self.ranks > 1 else None
         self._worker = Worker() if self.ranks > 1 else None
 
+    def __del__(self) -> None:
+        if getattr(self, "_worker", None) is not None:
+            self._worker.close()  # type: ignore[union-attr]
+
     def kind_of(self, layer: Layer) -> Hashable:
         return kind_of(layer)
+
+    def group_bytes(self, kind: Hashable) -> int:
+        """Low rank and sparse codecs send little, and what they cost is the time of a message."""
+        return 8 << 20 if kind == "blocks" else 16 << 20
 
     def start(self, members: Sequence[int], gradients: Tensors) -> None:
         if self._worker is None:  # one rank: its gradient is the mean
@@ -249,15 +264,27 @@ def _own_group(group: Any) -> Any:
     if not local and len(ranks) != dist.get_world_size():
         raise ArgumentError("over MPI, only models of the whole world can be compressed")
     return dist.new_group(
-        ranks, backend=backend, use_local_synchronization=local, group_desc="pith"
+        ranks,
+        timeout=_timeout_of(group),
+        backend=backend,
+        use_local_synchronization=local,
+        group_desc="pith",
     )
+
+
+def _timeout_of(group: Any) -> timedelta | None:
+    """The group's own time-out, where torch tells; None is torch's default."""
+    try:
+        return group._get_backend(torch.device("cpu")).options._timeout
+    except (AttributeError, RuntimeError):
+        return None
 
 
 class Worker:
     """A thread that moves parcels on, in waves: one for each new parcel, and as many as are needed at the end of a step."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Way | threading.Event] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Way | threading.Event | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
@@ -272,6 +299,10 @@ class Worker:
         if self._error is not None:
             raise self._error
 
+    def close(self) -> None:
+        if self._thread is not None:
+            self._queue.put(None)
+
     def _post(self, entry: Way | threading.Event) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="pith-exchange", daemon=True)
@@ -281,8 +312,7 @@ class Worker:
     @torch.no_grad()
     def _run(self) -> None:
         under_way: list[tuple[Way, Any]] = []  # with the work to wait for, newest first
-        while True:
-            entry = self._queue.get()
+        while (entry := self._queue.get()) is not None:
             try:
                 if isinstance(entry, threading.Event):
                     while under_way and self._error is None:

@@ -37,6 +37,8 @@ _REDUCTIONS = {
 # Its name changed in torch 2.13.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
+_PADDING = 1.1  # parts of almost the same size are gathered as if they had it
+
 Way = Generator[Any, None, None]
 
 
@@ -83,6 +85,18 @@ def _all_gather(output: torch.Tensor, mine: torch.Tensor, group: Any) -> Any:
     return all_gather_single(output, mine, group=group, async_op=True)
 
 
+def _all_to_all(
+    output: torch.Tensor,
+    source: torch.Tensor,
+    receive: Sequence[int],
+    send: Sequence[int],
+    group: Any,
+) -> Any:
+    return dist.all_to_all_single(
+        output, source, list(receive), list(send), group=group, async_op=True
+    )
+
+
 def _allreduce_bytes(nbytes: int, ranks: int) -> float:
     return 2.0 * nbytes * (ranks - 1) / ranks
 
@@ -94,30 +108,30 @@ def blocks(parcel: Parcel) -> Way:
     coder, bucket = parcel.coder, parcel.bucket
     assert bucket is not None
     ctx = coder.context(parcel.step)
-    ranks, rank = coder.ranks, coder.rank
-    own, room = bucket.part_bytes[rank], max(bucket.part_bytes)
+    ranks, sizes = coder.ranks, bucket.part_bytes
+    own = sizes[coder.rank]
     parts = bucket.encode(parcel.gradients, ctx)
-    received = torch.empty(own * ranks, dtype=torch.uint8)
-    yield dist.all_to_all_single(
-        received,
-        parts,
-        [own] * ranks,
-        list(bucket.part_bytes),
-        group=parcel.group,
-        async_op=True,
-    )
+    received = coder.buffer(own * ranks)
+    yield _all_to_all(received, parts, [own] * ranks, sizes, parcel.group)
+    padded = max(sizes) * ranks <= _PADDING * sum(sizes)
+    room = max(sizes) if padded else own
     result = bucket.reduce(received, room, ctx)
-    results = torch.empty(room * ranks, dtype=torch.uint8)
-    yield _all_gather(results, result, parcel.group)
-    bucket.decode(_without_gaps(results, bucket.part_bytes, room), parcel.gradients, ctx)
-    sizes = [wire_codec(layer).bound(layer.n) for layer in parcel.layers]
-    parcel.account(sum(bucket.part_bytes) - own + room * (ranks - 1), sizes)
+    if padded:
+        results = coder.buffer(room * ranks)
+        yield _all_gather(results, result, parcel.group)
+        results = _without_gaps(results, sizes)
+    else:
+        results = coder.buffer(sum(sizes))
+        yield _all_to_all(results, result.repeat(ranks), sizes, [own] * ranks, parcel.group)
+    bucket.decode(results, parcel.gradients, ctx)
+    weights = [wire_codec(layer).bound(layer.n) for layer in parcel.layers]
+    parcel.account(sum(sizes) - own + room * (ranks - 1), weights)
 
 
-def _without_gaps(padded: torch.Tensor, sizes: Sequence[int], room: int) -> torch.Tensor:
-    if all(size == room for size in sizes):
+def _without_gaps(padded: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    if len(set(sizes)) == 1:
         return padded
-    rows = padded.view(len(sizes), room)
+    rows = padded.view(len(sizes), -1)
     return torch.cat([row[:size] for row, size in zip(rows, sizes, strict=True)])
 
 
@@ -134,7 +148,7 @@ def rounds(parcel: Parcel) -> Way:
         entries = [found[index] for found in described]
         counts = [entry.count for entry in entries]
         dtype = coder.round_type(entries[0])
-        buffer = torch.empty(max(1, sum(counts)), dtype=dtype)
+        buffer = coder.buffer(max(1, sum(counts)), dtype)
         pieces = buffer[: sum(counts)].split(counts)
         members = list(zip(parcel.layers, parcel.states, parcel.gradients, pieces, strict=True))
         for layer, state, gradient, piece in members:
@@ -160,19 +174,20 @@ def whole(parcel: Parcel) -> Way:
         yield _all_gather(sizes, mine, parcel.group)
     table = sizes.view(ranks, -1)
     room = max(1, int(table.sum(1).max()))
-    message = torch.zeros(room, dtype=torch.uint8)
+    message = coder.buffer(room).zero_()
     torch.cat(payloads, out=message[: int(mine.sum())])
-    everything = torch.empty(room * ranks, dtype=torch.uint8)
+    everything = coder.buffer(room * ranks)
     yield _all_gather(everything, message, parcel.group)
     _add_up(parcel, everything.view(ranks, room), table.tolist())
     parcel.account(room * (ranks - 1), mine.tolist())
 
 
 def _encoded(parcel: Parcel, index: int) -> torch.Tensor:
-    layer, state = parcel.layers[index], parcel.states[index]
-    out = torch.empty(max(1, wire_codec(layer).bound(layer.n)), dtype=torch.uint8)
-    used = parcel.coder.encode(layer, state, parcel.gradients[index], out, parcel.step)
-    return out[:used]
+    coder, layer = parcel.coder, parcel.layers[index]
+    codec, gradient = wire_codec(layer), parcel.gradients[index]
+    out = coder.buffer(max(1, codec.bound(layer.n)))
+    ctx = coder.context(parcel.step, layer)
+    return out[: coder.encode(codec, parcel.states[index], gradient, out, ctx)]
 
 
 def _add_up(parcel: Parcel, messages: torch.Tensor, sizes: list[list[int]]) -> None:

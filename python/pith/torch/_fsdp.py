@@ -7,7 +7,6 @@ the backend. The owner of a shard adds up in f32 in rank order; gradients are en
 
 from __future__ import annotations
 
-import ctypes
 import math
 import sys
 from collections.abc import Sequence
@@ -17,10 +16,9 @@ import torch
 import torch.distributed as dist
 
 from .. import _library as c
-from .._codec import Caps, Codec, Rules, State, codec_of, context
+from .._codec import Caps, Codec, Rules, State, codec_of
 from .._errors import ArgumentError, StateError, UnsupportedError
-from .._tensors import dtype_of
-from ._coder import coder_for
+from ._coder import CpuCoder, coder_for
 from ._engine import to_tensor
 from ._exchange import all_gather_single
 from ._layers import COMPRESSIBLE, Layer, Spec, agree, layers_of, rules_of, summary_of
@@ -28,7 +26,6 @@ from ._table import REDUCE_SCATTER, LayerStats, Meter, Table, ratio_of
 
 _VERSION = 1
 _CASTS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
-_SET, _ADD = 0, 1
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
@@ -49,7 +46,7 @@ class Shard:
         self.parameter = parameter  # FSDP2's own object
         self._ranks = ranks
         self._states: list[State] | None = None
-        self.steps, self.sent = 0, 0
+        self.steps, self.raw, self.sent = 0, 0, 0  # raw: bytes of what was handed over
         self.meter = Meter()
 
     @property
@@ -78,6 +75,12 @@ class Shard:
             self._states = [codec.state(self.n, self.rows) for _ in range(self._ranks)]
         return self._states
 
+    def measure(self, values: torch.Tensor) -> None:
+        """A part of a new message: what encoding loses of it, now and then."""
+        self.raw += values.numel() * values.itemsize * self._ranks
+        self.meter.begin()
+        self.meter.look(self.layer, values, self.rows)
+
     def scale(self, factor: float) -> None:
         for state in self._states or ():
             c.check(c.lib.pith_state_scale(state._pointer, factor))
@@ -85,17 +88,19 @@ class Shard:
     def save(self) -> list[torch.Tensor]:
         return [to_tensor(state.save()) for state in self._states or ()]
 
-    def load(self, saved: list[torch.Tensor]) -> None:
+    def read(self, saved: list[torch.Tensor]) -> list[State]:
+        """Saved states as objects; nothing changes yet."""
         if saved and len(saved) != self._ranks:
-            raise StateError(f"layer {self.layer.name}: {len(saved)} states for {self._ranks} ranks")
+            raise StateError(
+                f"layer {self.layer.name}: {len(saved)} states for {self._ranks} ranks"
+            )
         fresh = [self.layer.codec.state(self.n, self.rows) for _ in saved]
         for state, data in zip(fresh, saved, strict=True):
             state.load(data)
-        self._states = fresh or None
+        return fresh
 
-
-def _span(tensor: torch.Tensor) -> c.Span:
-    return c.Span(tensor.data_ptr(), tensor.numel(), dtype_of(tensor.dtype))
+    def load(self, states: list[State], steps: int) -> None:
+        self._states, self.steps = states or None, steps
 
 
 def _pieces(tensor: torch.Tensor, shards: Sequence[Shard], ranks: int) -> list[list[torch.Tensor]]:
@@ -105,20 +110,17 @@ def _pieces(tensor: torch.Tensor, shards: Sequence[Shard], ranks: int) -> list[l
 
 
 class _Places:
-    """Where random numbers of shards come from, and how values are encoded and decoded."""
+    """Encodes and decodes shards: which codec, and where random numbers come from."""
 
-    def __init__(self, rank: int, ranks: int, seed: int) -> None:
-        self.rank, self.ranks, self.seed = rank, ranks, seed
+    def __init__(self, coder: CpuCoder) -> None:
+        self.coder = coder
+        self.rank, self.ranks = coder.rank, coder.ranks
 
     def _context(self, shard: Shard, step: int, encoder: int, owner: int) -> c.Ctx:
-        return context(
-            seed=self.seed,
-            step=step * self.ranks + owner,  # shards of one layer differ
-            layer=shard.layer.number,
-            rank=encoder,
-            ranks=self.ranks,
-            rows=shard.rows,
-        )
+        """Shards of one layer differ in their random numbers: each owner has steps of its own."""
+        ctx = self.coder.context(step * self.ranks + owner, shard.layer, encoder)
+        ctx.rows = shard.rows
+        return ctx
 
     def encode(
         self,
@@ -129,14 +131,8 @@ class _Places:
         step: int,
         owner: int,
     ) -> int:
-        codec, ctx = shard.codec(values.dtype), self._context(shard, step, self.rank, owner)
-        target = c.Out(out.data_ptr(), out.numel(), 0)
-        memory = state._pointer if state is not None else None
-        status = c.lib.pith_encode(
-            codec._pointer, memory, _span(values), ctypes.byref(target), ctypes.byref(ctx)
-        )
-        c.check(status)
-        return target.size
+        ctx = self._context(shard, step, self.rank, owner)
+        return self.coder.encode(shard.codec(values.dtype), state, values, out, ctx)
 
     def decode(
         self,
@@ -144,19 +140,13 @@ class _Places:
         codec: Codec,
         payload: torch.Tensor,
         values: torch.Tensor,
-        mode: int,
+        add: bool,
         step: int,
         encoder: int,
         owner: int,
     ) -> None:
         ctx = self._context(shard, step, encoder, owner)
-        bytes_ = c.Bytes(payload.data_ptr(), payload.numel())
-        status = c.lib.pith_decode(codec._pointer, bytes_, _span(values), mode, ctypes.byref(ctx))
-        c.check(status)
-
-    def aggregate(self, codec: Codec, values: torch.Tensor) -> None:
-        ctx = context(ranks=self.ranks)
-        c.check(c.lib.pith_aggregate(codec._pointer, _span(values), ctypes.byref(ctx)))
+        self.coder.decode(codec, payload, values, add, ctx)
 
 
 def _empty(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -228,14 +218,13 @@ class _ReduceScatter:
         """Payloads for rank 0, 1, …, of each layer, without gaps; and their sizes."""
         places, dtype = self._places, source.dtype
         bounds = [shard.codec(dtype).bound(shard.n) for shard in shards]
-        buffer = torch.empty(max(1, sum(bounds) * places.ranks), dtype=torch.uint8)
+        buffer = places.coder.buffer(max(1, sum(bounds) * places.ranks))
         sizes = torch.zeros(places.ranks, len(shards), dtype=torch.int64)
         at = 0
         for rank, row in enumerate(_pieces(source, shards, places.ranks)):
             for index, (shard, values) in enumerate(zip(shards, row, strict=True)):
                 if rank == places.rank:
-                    shard.meter.begin()
-                    shard.meter.look(shard.layer, values)
+                    shard.measure(values)
                 out = buffer[at : at + bounds[index]]
                 state = shard.states(dtype)[rank]
                 used = places.encode(shard, values, state, out, shard.steps, rank)
@@ -250,11 +239,10 @@ class _ReduceScatter:
         places, codec = self._places, shard.codec(part.dtype)
         total = part if part.dtype == torch.float32 else torch.empty_like(part).float()
         for rank, payload in enumerate(payloads):
-            mode = _ADD if rank else _SET
-            places.decode(shard, codec, payload, total, mode, shard.steps, rank, places.rank)
+            places.decode(shard, codec, payload, total, rank > 0, shard.steps, rank, places.rank)
         votes = Caps.VOTE in codec.caps
         if mean or votes:
-            places.aggregate(codec, total)
+            places.coder.aggregate(codec, total)
         if votes and not mean:
             total *= places.ranks  # who asked for a sum divides it
         if total is not part:
@@ -283,7 +271,7 @@ def _all_to_all(
         theirs = torch.empty_like(sizes)
         dist.all_to_all_single(theirs, sizes, group=group)
     send, receive = sizes.sum(1).tolist(), theirs.sum(1).tolist()
-    received = torch.empty(sum(receive), dtype=torch.uint8)
+    received = torch.empty(sum(receive), dtype=torch.uint8, device=message.device)
     dist.all_to_all_single(received, message, receive, send, group=group)
     rows = received.split(receive)
     table = theirs.tolist()
@@ -321,19 +309,21 @@ class _AllGather:
     def _gather(self, output: torch.Tensor, source: torch.Tensor, group: Any) -> None:
         shards, places, dtype = self._shards, self._places, source.dtype
         bounds = [shard.codec(dtype).bound(shard.n) for shard in shards]
-        mine = torch.empty(sum(bounds), dtype=torch.uint8)
+        mine = places.coder.buffer(sum(bounds))
         pieces = source.split([shard.n for shard in shards])
         for shard, values, out in zip(shards, pieces, mine.split(bounds), strict=True):
+            shard.measure(values)
             places.encode(shard, values, None, out, 0, places.rank)
+            shard.steps += 1
             shard.sent += out.numel() * (places.ranks - 1)
-        everything = torch.empty(sum(bounds) * places.ranks, dtype=torch.uint8)
+        everything = places.coder.buffer(sum(bounds) * places.ranks)
         all_gather_single(everything, mine, group=group)
         rows = everything.view(places.ranks, -1)
         for rank, row in enumerate(_pieces(output, shards, places.ranks)):
             payloads = rows[rank].split(bounds)
             for shard, values, payload in zip(shards, row, payloads, strict=True):
                 codec = shard.codec(dtype)
-                places.decode(shard, codec, payload, values, _SET, 0, rank, rank)
+                places.decode(shard, codec, payload, values, False, 0, rank, rank)
 
 
 # ---- The whole model -------------------------------------------------------------------------------------------------
@@ -375,7 +365,8 @@ class ShardedCompressor:
             raise ArgumentError("fully_shard has found no parameters in this model")
         self._group = groups[0][1]._reduce_scatter_process_group
         self._ranks = dist.get_world_size(self._group)
-        self._scaler, self._scale = scaler, None
+        self._scaler = scaler
+        self._scale: float | None = None
         self.exact: dict[str, int] = {}  # messages that were not compressed, and why
         coder_for(groups[0][1].device, 0, 1, seed)  # says so if the device is none of ours
 
@@ -400,7 +391,8 @@ class ShardedCompressor:
         for module, group in groups:
             process_group = group._reduce_scatter_process_group
             ranks = dist.get_world_size(process_group)
-            places = _Places(dist.get_rank(process_group), ranks, seed)
+            rank = dist.get_rank(process_group)
+            places = _Places(coder_for(group.device, rank, ranks, seed))
             shards = [
                 Shard(by_parameter[id(entry.sharded_param)], entry, ranks)
                 for entry in group.fsdp_params
@@ -447,32 +439,31 @@ class ShardedCompressor:
         mine = [(layer.name, layer.spec, list(layer.shape)) for layer in self._layers]
         if saved["ranks"] != self._ranks or [tuple(entry) for entry in saved["layers"]] != mine:
             raise StateError("the state is of other layers, specs or ranks")
-        for shard, steps, states in zip(
-            self._shards, saved["steps"], saved["states"], strict=True
-        ):
-            shard.load(states)
-            shard.steps = steps
+        pairs = list(zip(self._shards, saved["states"], strict=True))
+        fresh = [shard.read(states) for shard, states in pairs]  # all of them, or nothing changes
+        for (shard, _), states, steps in zip(pairs, fresh, saved["steps"], strict=True):
+            shard.load(states, steps)
         self._scale = saved["scale"]
 
     def stats(self) -> Table:
-        """The table of layers. Wire bytes are those of gradients; errors those of this rank's part of the gradient."""
+        """The table of layers; with ``all_gather``, parameters follow, as "NAME (gathered)". Errors are those of this rank's part."""
         found = [self._line(shard) for shard in self._shards]
-        for shard in self._shards:
+        found += [self._line(shard, " (gathered)") for shard in self._parameters]
+        for shard in self._shards + self._parameters:
             shard.meter.ask()
         return Table(found, self._ranks, dist.get_backend(self._group), REDUCE_SCATTER)
 
-    def _line(self, shard: Shard) -> LayerStats:
+    def _line(self, shard: Shard, suffix: str = "") -> LayerStats:
         layer = shard.layer
-        raw = shard.n * shard._ranks * layer.dtype.itemsize * shard.steps
         return LayerStats(
-            layer.name,
+            layer.name + suffix,
             layer.spec,
             layer.reason,
             layer.n,
             shard.steps,
-            raw,
+            shard.raw,
             shard.sent,
-            ratio_of(raw, shard.sent, shard._ranks, REDUCE_SCATTER),
+            ratio_of(shard.raw, shard.sent, shard._ranks, REDUCE_SCATTER),
             shard.meter.error(layer),
         )
 

@@ -88,7 +88,7 @@ def stats(what: Any = None) -> Any:
 
 def _parameters(model: DistributedDataParallel) -> list[tuple[str, torch.nn.Parameter]]:
     """Those whose gradients DDP reduces."""
-    ignored = getattr(model, "parameters_to_ignore", set())
+    ignored: set[str] = getattr(model, "parameters_to_ignore", set())
     return [
         (name, parameter)
         for name, parameter in model.module.named_parameters()
@@ -96,10 +96,10 @@ def _parameters(model: DistributedDataParallel) -> list[tuple[str, torch.nn.Para
     ]
 
 
-def _sparse(module: torch.nn.Module) -> dict[str, str]:
+def _sparse(module: torch.nn.Module) -> set[str]:
     """Names of parameters with sparse gradients, which DDP keeps in buckets of their own."""
     return {
-        f"{prefix}.{name}" if prefix else name: "sparse gradient"
+        f"{prefix}.{name}" if prefix else name
         for prefix, part in module.named_modules()
         if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and part.sparse
         for name, _ in part.named_parameters(recurse=False)
@@ -133,6 +133,7 @@ class Compressor:
         self._index = {id(layer.parameter): i for i, layer in enumerate(layers)}
         engine = engine_for(self._group, chosen, layers, seed)
         self._reduction = Reduction(layers, engine, scaler=scaler)
+        self._seen: set[int] = set()  # layers in this step
         self._futures: list[tuple[torch.futures.Future, torch.Tensor]] = []
         model.register_comm_hook(self, _hook)
 
@@ -145,25 +146,25 @@ class Compressor:
         self._reduction.load_state_dict(saved)
 
     def stats(self) -> Table:
-        """The table of layers. Errors are those of the gradients that parameters have now."""
+        """The table of layers."""
         return self._reduction.stats()
 
     # ---- What DDP calls
 
     def _reduce(self, bucket: dist.GradBucket) -> torch.futures.Future:
         """Gradients of a bucket are ready. The last bucket of a step waits for all."""
-        if bucket.index() == 0 and self._reduction.under_way:  # a backward pass ended in an error
-            self._futures.clear()
-            self._reduction.finish()
+        indices = [self._layer(parameter) for parameter in bucket.parameters()]
+        self._seen.update(indices)
         buffer = bucket.buffer()
         if buffer.is_sparse:
             future = _exact_sparse(buffer, self._group)
         else:
-            for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-                self._reduction.put(self._layer(parameter), gradient)
+            for index, gradient in zip(indices, bucket.gradients(), strict=True):
+                self._reduction.put(index, gradient)
             future = torch.futures.Future()
             self._futures.append((future, buffer))
-        if bucket.is_last():
+        # The first step of a static graph has its buckets all at once, and calls none of them the last.
+        if bucket.is_last() or len(self._seen) == len(self._index):
             self._finish()
         return future
 
@@ -178,6 +179,7 @@ class Compressor:
 
     def _finish(self) -> None:
         futures, self._futures = self._futures, []
+        self._seen.clear()
         self._reduction.finish()
         for future, buffer in futures:
             future.set_result(buffer)

@@ -31,6 +31,7 @@ class Layer:
     dtype: torch.dtype
     spec: str
     reason: str  # why it has this spec
+    sparse: bool = False  # its gradient is, and torch reduces it
 
     @functools.cached_property
     def n(self) -> int:
@@ -95,25 +96,25 @@ def check_rules(rules: Rules, names: Collection[str]) -> None:
 def layers_of(
     parameters: Iterable[tuple[str, torch.nn.Parameter]],
     rules: Rules,
-    exact: dict[str, str] | None = None,
+    sparse: Collection[str] = (),
 ) -> list[Layer]:
-    """Names and parameters as layers. ``exact`` has names that must stay exact, with the reason."""
+    """Names and parameters as layers. ``sparse``: names of those with sparse gradients."""
     named = list(parameters)
     if not named:
         raise ArgumentError("the model has no parameter that gets a gradient")
     check_rules(rules, [name for name, _ in named])
-    return [_layer(name, p, rules, (exact or {}).get(name)) for name, p in named]
+    return [_layer(name, p, rules, name in sparse) for name, p in named]
 
 
-def _layer(name: str, parameter: torch.nn.Parameter, rules: Rules, exact: str | None) -> Layer:
-    shape = tuple(parameter.shape)
+def _layer(name: str, parameter: torch.nn.Parameter, rules: Rules, sparse: bool) -> Layer:
+    shape, dtype = tuple(parameter.shape), parameter.dtype
     choice = rules.find(name, shape)
     spec, reason = choice.spec, choice.reason
-    if exact is None and parameter.dtype not in COMPRESSIBLE:
-        exact = f"{str(parameter.dtype).removeprefix('torch.')} is not compressed"
-    if exact is not None:
-        spec, reason = "none", exact
-    return Layer(name, parameter, shape, parameter.dtype, spec, reason)
+    if sparse:
+        spec, reason = "none", "sparse gradient"
+    elif dtype not in COMPRESSIBLE:
+        spec, reason = "none", f"{str(dtype).removeprefix('torch.')} is not compressed"
+    return Layer(name, parameter, shape, dtype, spec, reason, sparse)
 
 
 # ---- Agreement -------------------------------------------------------------------------------------------------------

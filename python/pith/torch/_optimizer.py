@@ -38,6 +38,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     gradient counts as zero, since others may have one. To look at or clip the means before the step, call :meth:`synchronize`.
     """
 
+    _step_supports_amp_scaling = False  # a GradScaler unscales gradients, once they are means
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -134,6 +136,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._skip and self._reduction.under_way:
+            raise StateError("gradients are on their way: call synchronize() first")
         if not self._skip and not self._synchronized:
             self.synchronize()
         self._synchronized = False
@@ -209,7 +213,9 @@ def _optimized(optimizer: torch.optim.Optimizer, parameters: torch.nn.Module | N
 # ---- The same start on all ranks -------------------------------------------------------------------------------------
 
 
-def broadcast_parameters(model: torch.nn.Module | dict[str, Any], root: int = 0, group: Any = None) -> None:
+def broadcast_parameters(
+    model: torch.nn.Module | dict[str, Any], root: int = 0, group: Any = None
+) -> None:
     """Parameters and buffers of a model (or a dictionary of tensors) as ``root``, a rank of the group, has them."""
     entries = model.state_dict() if isinstance(model, torch.nn.Module) else model
     tensors = [value for value in entries.values() if isinstance(value, torch.Tensor)]

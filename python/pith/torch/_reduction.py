@@ -19,18 +19,20 @@ GROUP_BYTES = (
 )  # of gradients that leave together: enough to be worth a message, soon enough to overlap
 
 
-def grouped(layers: Sequence[Layer], engine: Engine, limit: int) -> list[list[int]]:
-    """Layers of one kind in groups of about that many bytes, from the last layer to the first: the order of a backward pass."""
+def grouped(layers: Sequence[Layer], engine: Engine) -> list[list[int]]:
+    """Layers of one kind in groups, from the last layer to the first: the order of a backward pass."""
     groups: list[list[int]] = []
     open_: dict[Hashable, tuple[list[int], int]] = {}
     for index in reversed(range(len(layers))):
+        if layers[index].sparse:
+            continue
         kind = engine.kind_of(layers[index])
         members, size = open_.get(kind, ([], 0))
         if not members:
             groups.append(members)
         members.append(index)
         size += layers[index].bytes
-        open_[kind] = ([], 0) if size >= limit else (members, size)
+        open_[kind] = ([], 0) if size >= engine.group_bytes(kind) else (members, size)
     return groups
 
 
@@ -48,14 +50,13 @@ class Reduction:
         *,
         scaler: Any = None,
         in_order: bool = False,
-        limit: int = GROUP_BYTES,
     ) -> None:
         self.layers = layers
         self.engine = engine
         self._scaler = scaler
         self._scale: float | None = None
         self._in_order = in_order
-        self._groups = grouped(layers, engine, limit)
+        self._groups = grouped(layers, engine)
         self._group_of = {i: g for g, members in enumerate(self._groups) for i in members}
         self._present: dict[int, torch.Tensor] = {}
         self._waiting: set[int] = set()  # groups that have not left in this step
@@ -80,7 +81,7 @@ class Reduction:
             raise StateError(f"layer {layer.name} has two gradients in one step")
         if not self.under_way:
             self._begin()
-        self._meter.look(layer, gradient)
+        self._meter.look(layer, gradient, layer.rows)
         self._present[index] = gradient
         group = self._group_of[index]
         self._missing[group] -= 1

@@ -6,6 +6,7 @@ import ctypes
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -13,7 +14,6 @@ from .. import _library as c
 from .._codec import context
 from .._tensors import dtype_of
 from ._layers import COMPRESSIBLE, Layer
-
 
 ALLREDUCE, REDUCE_SCATTER = 2, 1  # how often the bytes of a tensor, less a rank's own, leave it
 
@@ -134,30 +134,28 @@ class Meter:
     def ask(self) -> None:
         self._asked = True
 
-    def look(self, layer: Layer, gradient: torch.Tensor) -> None:
-        if self._measures and layer.spec != "none" and gradient.dtype in COMPRESSIBLE:
-            self._errors[layer.name] = _error(layer, gradient)
+    def look(self, layer: Layer, values: torch.Tensor, rows: int) -> None:
+        if self._measures and layer.spec != "none" and values.dtype in COMPRESSIBLE:
+            self._errors[layer.name] = _error(layer, values.detach().contiguous(), rows)
 
     def error(self, layer: Layer) -> float | None:
         return 0.0 if layer.spec == "none" else self._errors.get(layer.name)
 
 
-def _error(layer: Layer, gradient: torch.Tensor) -> float:
-    """The relative error of encoding a gradient (or a rank's part of it) once, with a fresh memory."""
-    values = gradient.detach().contiguous()
+def _error(layer: Layer, values: torch.Tensor, rows: int) -> float:
+    """The relative error of encoding values once, with a fresh memory."""
     whole = torch.linalg.vector_norm(values.float())
     if values.numel() == 0 or not whole:
         return 0.0
-    lost = torch.linalg.vector_norm(values.float() - _through(layer, values).float())
+    lost = torch.linalg.vector_norm(values.float() - _through(layer, values, rows).float())
     return float(lost / whole)
 
 
-def _through(layer: Layer, values: torch.Tensor) -> torch.Tensor:
+def _through(layer: Layer, values: torch.Tensor, rows: int) -> torch.Tensor:
     """Encoded and decoded."""
     codec, decoded = layer.codec, torch.empty_like(values)
-    rows = values.shape[0] if values.dim() > 1 else 0
     state = codec.state(values.numel(), rows)
-    where = {"layer": layer.number, "rows": rows}
+    where: dict[str, Any] = {"layer": layer.number, "rows": rows}
     if not codec.rounds:
         return codec.decode(codec.encode(values, state=state, **where), decoded, **where)
     source, target = (

@@ -1,0 +1,224 @@
+"""Models sharded by fully_shard (FSDP2) on CPUs: compressed reduce-scatter and all-gather, over pith and over gloo."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+import pith
+from ranks import run
+
+torch = pytest.importorskip("torch", reason="FSDP2 needs torch")
+
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+
+import pith.torch  # noqa: E402
+
+
+def meshes(size: int) -> dict[str, Any]:
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+    dist.init_process_group("pith")
+    gloo = dist.new_group(backend="gloo")
+    return {"pith": init_device_mesh("cpu", (size,)), "gloo": DeviceMesh.from_group(gloo, "cpu")}
+
+
+def sharded(mesh: Any, **options: Any) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(20, 101), nn.Tanh(), nn.Linear(101, 40), nn.Tanh(), nn.Linear(40, 1)
+    )
+    fully_shard(model[0], mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, **options)
+
+
+def steps(model: nn.Module, rank: int, first: int, last: int, scaler: Any = None) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for step in range(first, last):
+        x = torch.randn(16, 20, generator=torch.Generator().manual_seed(1000 * step + rank))
+        loss = ((model(x) - x[:, :1]) ** 2).mean()
+        optimizer.zero_grad()
+        (loss if scaler is None else loss * scaler.get_scale()).backward()
+        for p in model.parameters():
+            if scaler is not None and p.grad is not None:
+                p.grad /= scaler.get_scale()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def whole(model: nn.Module) -> bytes:
+    return b"".join(p.full_tensor().detach().float().numpy().tobytes() for p in model.parameters())
+
+
+SPECS = ("q:4", "ef/topk:0.05", "ef/powersgd:2", "2.*=terngrad;*=ef/q:2", "gq:8", "ef/randomk:0.2")
+
+
+def trained(rank: int, size: int) -> list[tuple[float, bytes]]:
+    found = []
+    by_name = meshes(size)
+    plain = sharded(by_name["gloo"])
+    steps(plain, rank, 0, 12)
+    for name, mesh in by_name.items():
+        model = sharded(mesh)
+        pith.torch.compress(model, "none")
+        steps(model, rank, 0, 12)
+        if size == 2:  # there is one order of addition only
+            assert whole(model) == whole(plain), name
+    for spec in SPECS:
+        both = []
+        for mesh in by_name.values():
+            model = sharded(mesh)
+            pith.torch.compress(model, spec)
+            losses = steps(model, rank, 0, 12)
+            both.append((sum(losses[-3:]) / sum(losses[:3]), whole(model)))
+        assert both[0] == both[1], spec
+        found.append(both[0])
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_sharded_training_works_with_every_kind_of_codec(size: int) -> None:
+    found = run(trained, size)
+    for of_ranks in zip(*found, strict=True):
+        assert len({weights for _, weights in of_ranks}) == 1
+        assert sum(ratio for ratio, _ in of_ranks) < 0.8 * size, of_ranks
+
+
+def gathered(rank: int, size: int) -> None:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    for name, mesh in meshes(size).items():
+        model = sharded(mesh)
+        compressor = pith.torch.compress(model, "q:4", all_gather="q:8")
+        losses = steps(model, rank, 0, 12)
+        assert losses[-1] < 0.5 * losses[0], name
+        table = pith.torch.stats(model)
+        line = table["0.weight (gathered)"]
+        assert line.spec == "q:8" and 3.5 < line.ratio <= 4 and 0 < line.error < 0.1
+        assert table["0.weight"].spec == "q:4" and 6 < table["0.weight"].ratio < 8
+        assert 0.01 < table["0.weight"].error < 1
+        assert table["0.bias"].reason == "one dimension" and table["0.bias"].ratio == 1
+        assert compressor.exact == {}
+        low = sharded(mesh, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float16))
+        pith.torch.compress(low, "q:4", all_gather="q:8")
+        losses = steps(low, rank, 0, 12)
+        assert losses[-1] < 0.5 * losses[0], name
+    dist.destroy_process_group()
+
+
+def test_parameters_are_gathered_with_eight_bits() -> None:
+    run(gathered, 2)
+
+
+def resumed(rank: int, size: int) -> None:
+    spec = "0.*=ef/q:2;*=ef/topk:0.05"
+    for name, mesh in meshes(size).items():
+        model = sharded(mesh)
+        compressor = pith.torch.compress(model, spec)
+        steps(model, rank, 0, 4)
+        file = io.BytesIO()
+        torch.save(compressor.state_dict(), file)
+        file.seek(0)
+        saved = torch.load(file, weights_only=True)
+        weights = [p.to_local().clone() for p in model.parameters()]
+        expected = steps(model, rank, 4, 8)
+        for with_state in (True, False):
+            again = sharded(mesh)
+            fresh = pith.torch.compress(again, spec)
+            with torch.no_grad():
+                for p, w in zip(again.parameters(), weights, strict=True):
+                    p.to_local().copy_(w)
+            if with_state:
+                fresh.load_state_dict(saved)
+            assert (steps(again, rank, 4, 8) == expected) == with_state, name
+        other = pith.torch.compress(sharded(mesh), "q:4")
+        with pytest.raises(pith.StateError, match="other layers, specs or ranks"):
+            other.load_state_dict(saved)
+    dist.destroy_process_group()
+
+
+def test_a_run_goes_on_from_a_checkpoint() -> None:
+    run(resumed, 2)
+
+
+class Scale:
+    """A loss scale that grows."""
+
+    def __init__(self, scales: list[float]) -> None:
+        self._scales, self._calls = scales, 0
+
+    def is_enabled(self) -> bool:
+        return True
+
+    def get_scale(self) -> float:
+        return self._scales[0]
+
+
+def scaled(rank: int, size: int) -> None:
+    for name, mesh in meshes(size).items():
+        found = []
+        for told, grows in ((True, False), (True, True), (False, True)):
+            scale = Scale([1.0])
+            model = sharded(mesh)
+            pith.torch.compress(model, "ef/q:2", scaler=scale if told else None)
+            for step in range(5):
+                steps(model, rank, step, step + 1, scale)
+                scale._scales[0] *= 4.0 if grows else 1.0
+            found.append(whole(model))
+        assert found[0] == found[1] != found[2], name
+    dist.destroy_process_group()
+
+
+def test_memories_follow_the_loss_scale() -> None:
+    run(scaled, 2)
+
+
+class Sometimes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.used, self.unused = nn.Linear(20, 60), nn.Linear(60, 60)
+        self.frozen = nn.Linear(60, 60).requires_grad_(False)
+
+    def forward(self, x: Any) -> Any:
+        return self.frozen(self.used(x)).pow(2).mean()
+
+
+def odd(rank: int, size: int) -> int:
+    from torch.distributed.fsdp import fully_shard
+
+    checks = 0
+    for mesh in meshes(size).values():
+        model = fully_shard(Sometimes(), mesh=mesh)
+        compressor = pith.torch.compress(model, "q:4")
+        model(torch.ones(4, 20)).backward()
+        assert compressor.exact == {"some parameters of a module had no gradient": 1}
+        plain = sharded(mesh)
+        cases: list[tuple[Any, dict[str, Any], str]] = [
+            (pith.SpecError, {"spec": "qq"}, "qq"),
+            (pith.SpecError, {"spec": "zero*=q:4"}, "matches none"),
+            (pith.UnsupportedError, {"all_gather": "ef/q:8"}, "without memory"),
+            (pith.UnsupportedError, {"all_gather": "topk:0.1"}, "fixed size"),
+            (pith.MismatchError, {"all_gather": f"q:{4 + rank}"}, "all_gather is q:4 on rank 0"),
+        ]
+        for error, arguments, message in cases:
+            with pytest.raises(error, match=message):
+                pith.torch.compress(plain, **arguments)
+            checks += 1
+        pith.torch.compress(plain)
+        with pytest.raises(pith.ArgumentError, match="already"):
+            pith.torch.compress(plain)
+    dist.destroy_process_group()
+    return checks
+
+
+def test_odd_models_and_wrong_use() -> None:
+    assert run(odd, 2) == [10, 10]
