@@ -30,6 +30,7 @@ $(BUILD)/CMakeCache.txt:
 	@cmake -B $(BUILD) -S . $$(command -v ninja >/dev/null && echo "-G Ninja") -DCMAKE_EXPORT_COMPILE_COMMANDS=ON $(CMAKE_ARGS)
 
 test: all
+	@tools/python-env || [ $$? = 77 ]
 	@tools/check-includes
 	@tools/check-symbols $(BUILD)
 	@$(MAKE) --no-print-directory sanitize
