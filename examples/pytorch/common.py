@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser, steps: int, batch: int, rate:
     parser.add_argument("--lr", type=float, default=rate)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--warmup", type=int, default=5, help="steps that the time per step leaves out")
+    parser.add_argument("--threads", type=int, help="of a rank (default: the cores, divided by the ranks of this host)")
     parser.add_argument("--json", help="where rank 0 writes the losses and times")
     parser.add_argument("--quiet", action="store_true", help="no progress line")
 
@@ -58,7 +59,7 @@ def start(arguments: argparse.Namespace) -> tuple[int, int]:
     torch.manual_seed(arguments.seed)
     _, ranks = join()
     if ranks > 1:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_ranks(ranks)))
+        torch.set_num_threads(arguments.threads or max(1, (os.cpu_count() or 1) // local_ranks(ranks)))
         dist.init_process_group(arguments.backend)
         return dist.get_rank(), ranks
     return 0, 1

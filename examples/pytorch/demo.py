@@ -40,11 +40,11 @@ def train(launch: list[str], spec: str, folder: pathlib.Path, a: argparse.Namesp
     result.unlink(missing_ok=True)
     command = [
         *launch, sys.executable, str(HERE / "gpt.py"), "--spec", spec, "--steps", str(a.steps), "--batch", "1", "--context", "64",
-        "--width", str(a.width), "--layers", str(a.layers), "--lr", "1e-3", "--json", str(result),
+        "--threads", str(max(1, (os.cpu_count() or 1) // a.ranks)), "--width", str(a.width), "--layers", str(a.layers), "--lr", "1e-3", "--json", str(result),
     ]  # fmt: skip
     if a.data:
         command += ["--data", a.data]
-    done = subprocess.run(command, env={**os.environ, "LOCAL_WORLD_SIZE": str(a.ranks)}, stdout=subprocess.DEVNULL)
+    done = subprocess.run(command, stdout=subprocess.DEVNULL)
     if done.returncode != 0 or not result.exists():
         raise SystemExit(f"the run with {spec} failed (exit code {done.returncode}): {' '.join(command)}")
     return json.loads(result.read_text())
