@@ -330,5 +330,6 @@ PITH_API pith_status pith_isa_select(pith_isa isa); /* for tests and comparison;
 
 #include <pith/comm.h>
 #include <pith/bucket.h>
+#include <pith/plan.h>
 
 #endif

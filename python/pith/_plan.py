@@ -12,6 +12,7 @@ from ._codec import Rules, codec_of
 from ._errors import ArgumentError, Error, SpecError
 
 _VERSION = 1
+_ABOUT = ("note", "method", "objective", "reference")  # texts of the head
 _RESERVED = set("*?[]=,;\n")  # of the grammar of rules
 
 
@@ -22,6 +23,8 @@ class PlanLayer:
     name: str
     spec: str
     shape: tuple[int, ...] = ()
+    bytes: int | None = None  # of a payload
+    share: float | None = None  # of the error budget
 
 
 @dataclass
@@ -39,11 +42,18 @@ class Plan:
             {"name": "fc1.weight", "spec": "q:4", "shape": [512, 784]}
           ]
         }
+
+    Plans that the planner made (``pith plan make``) also say how: method, objective, the spec whose error is the budget, and
+    the budget itself; layers then have their bytes and their share of the budget.
     """
 
     layers: list[PlanLayer] = field(default_factory=list)
     default: str = "none"
     note: str = ""
+    method: str = ""
+    objective: str = ""
+    reference: str = ""
+    budget: float | None = None
 
     @classmethod
     def from_rules(
@@ -72,16 +82,21 @@ class Plan:
     def _from_json(cls, data: object) -> Plan:
         if not isinstance(data, dict) or data.get("pith_plan") != _VERSION:
             raise SpecError(f'a plan is a JSON object with "pith_plan": {_VERSION}')
-        unknown = set(data) - {"pith_plan", "note", "default", "layers"}
+        unknown = set(data) - {"pith_plan", "default", "layers", *_ABOUT, "budget"}
         if unknown:
             raise SpecError(
-                f"a plan has no {', '.join(sorted(unknown))}: pith_plan, note, default, layers"
+                f"a plan has no {', '.join(sorted(unknown))}: pith_plan, note, method, objective, reference, budget, "
+                "default, layers"
             )
         layers = data.get("layers", [])
         if not isinstance(layers, list):
             raise SpecError("layers is a list with one object for each layer")
+        about = {key: data.get(key, "") for key in _ABOUT}
         plan = cls(
-            [_layer(entry) for entry in layers], data.get("default", "none"), data.get("note", "")
+            [_layer(entry) for entry in layers],
+            data.get("default", "none"),
+            budget=data.get("budget"),
+            **about,
         )
         plan.check()
         return plan
@@ -118,7 +133,10 @@ class Plan:
     def to_json(self) -> str:
         """The text of the file: one line for each layer."""
         lines = [json.dumps(_entry(layer), ensure_ascii=False) for layer in self.layers]
-        head = {"pith_plan": _VERSION, "note": self.note, "default": self.default}
+        head: dict[str, object] = {"pith_plan": _VERSION, "note": self.note}
+        head |= {key: getattr(self, key) for key in _ABOUT[1:] if getattr(self, key)}
+        head |= {"budget": self.budget} if self.budget is not None else {}
+        head["default"] = self.default
         fields = [
             f"  {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}"
             for key, value in head.items()
@@ -130,7 +148,9 @@ class Plan:
 
 def _entry(layer: PlanLayer) -> dict[str, object]:
     entry: dict[str, object] = {"name": layer.name, "spec": layer.spec}
-    return entry | ({"shape": list(layer.shape)} if layer.shape else {})
+    entry |= {"shape": list(layer.shape)} if layer.shape else {}
+    entry |= {"bytes": layer.bytes} if layer.bytes is not None else {}
+    return entry | ({"share": layer.share} if layer.share is not None else {})
 
 
 def _layer(entry: object) -> PlanLayer:
@@ -138,12 +158,13 @@ def _layer(entry: object) -> PlanLayer:
         raise SpecError(f"{entry!r} is not a layer: it needs a name and a spec")
     if not isinstance(entry.get("spec"), str):
         raise SpecError(f"layer {entry['name']} has no spec")
-    unknown = set(entry) - {"name", "spec", "shape"}
+    unknown = set(entry) - {"name", "spec", "shape", "bytes", "share"}
     if unknown:
         raise SpecError(
-            f"layer {entry['name']} has no {', '.join(sorted(unknown))}: name, spec, shape"
+            f"layer {entry['name']} has no {', '.join(sorted(unknown))}: name, spec, shape, bytes, share"
         )
-    return PlanLayer(entry["name"], entry["spec"], tuple(entry.get("shape", ())))
+    shape = tuple(entry.get("shape", ()))
+    return PlanLayer(entry["name"], entry["spec"], shape, entry.get("bytes"), entry.get("share"))
 
 
 def _check_spec(spec: str, where: str) -> None:

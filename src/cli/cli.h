@@ -12,6 +12,7 @@ int cli_bench_codec(int argc, char **argv);
 int cli_doctor(int argc, char **argv);
 int cli_run(int argc, char **argv);
 int cli_lab(int argc, char **argv);
+int cli_plan(int argc, char **argv);
 
 /* Prints "pith: …" on standard error and returns `code`. */
 int cli_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -21,6 +21,7 @@ static const command commands[] = {
     {"bench", cli_bench, "measure methods on this machine: size, error, speed"},
     {"run", cli_run, "start the ranks of a job, on this machine or over ssh"},
     {"lab", cli_lab, "the same, with a network of links of a given rate between the ranks"},
+    {"plan", cli_plan, "which layer gets which spec: make plans from statistics, show and compare them"},
     {"doctor", cli_doctor, "what this machine can do, which settings are in force, and why not more"},
     {"help", help, "this page, or the options of a command: pith help bench"},
 };
