@@ -188,7 +188,7 @@ static pith_status connect_kind(pith_comm *comm, pith_transport *transport, int 
     address[p] = cards[p].address[kind];
     if (wanted[p]) {
       comm->link[p].transport = transport;
-      comm->link[p].checked = kind == KIND_NETWORK;
+      comm->link[p].checked = kind == KIND_NETWORK && cards[p].host != cards[comm->rank].host;
     }
   }
   pith_status status = transport->ops->connect(transport, address, wanted);

@@ -11,6 +11,8 @@
 #include "memory/memory.h"
 
 #define NETWORK_MESSAGE ((size_t)32 << 10) /* bytes of uncompressed values */
+#define LOCAL_MESSAGE ((size_t)64 << 10)   /* of tensors whose parts are long; short parts travel in one piece */
+#define LOCAL_PART ((size_t)512 << 10)
 
 /* ---- Encoding: through the memory, with scratch of the operation ------------------------------------------------- */
 
@@ -146,15 +148,15 @@ void pith__operation_release(pith_operation *op) {
   free(op); /* the request it is the only member of */
 }
 
-/* On a network short messages keep the streams that share a link abreast; in memory long ones cost less. Either all ranks have
- * a link over a network, or none: they agree. */
-static size_t message_of(const pith_comm *comm) {
+/* On a network short messages keep the streams that share a link abreast. In memory one message costs least, but of long parts the
+ * bytes should still be in the caches when they are summed. Either all ranks have a link over a network, or none: they agree. */
+static size_t message_of(const pith_comm *comm, size_t bytes) {
   for (int p = 0; p < comm->ranks; p++) {
     if (comm->link[p].transport && comm->link[p].checked) {
       return NETWORK_MESSAGE;
     }
   }
-  return comm->chunk;
+  return bytes / (size_t)comm->ranks > LOCAL_PART ? LOCAL_MESSAGE : comm->chunk;
 }
 
 pith_status pith__operation_make(pith_comm *comm, pith_operation_kind kind, pith_cspan src, pith_span dst, pith_reduce reduce,
@@ -174,7 +176,7 @@ pith_status pith__operation_make_joined(pith_comm *comm, pith_operation_kind kin
   op->job.members = members;
   op->job.member_count = count;
   op->job.schedule.pool = &comm->pool;
-  op->job.message = message_of(comm);
+  op->job.message = message_of(comm, src.n * pith_dtype_size(src.dtype));
   pith_status status = read_call(op, call);
   if (status != PITH_OK) {
     pith__operation_release(op);
