@@ -7,6 +7,7 @@
 #   make install PREFIX=/usr/local
 #   make fuzz       look for inputs that break a decoder or a parser (clang; FUZZ_SECONDS for each target)
 #   make builds     test every build that must work: gcc, clang, and without AVX
+#   make cuda       the module for GPUs (nvcc)
 #   make lint, make format, make sanitize, make threads, make clean
 
 BUILD  ?= build
@@ -19,7 +20,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 SOURCES = $(shell find include src tests examples -name '*.[ch]')
 
-.PHONY: all demo test python-test sanitize threads builds fuzz bench format lint install clean
+.PHONY: all demo cuda test python-test sanitize threads builds fuzz bench format lint install clean
 
 all: $(BUILD)/CMakeCache.txt
 	@cmake --build $(BUILD)
@@ -83,6 +84,11 @@ lint: all
 	@tools/check-symbols $(BUILD)
 	@tools/check-code $(BUILD)
 	@tools/python-env --lint && .venv/bin/ruff check python tests/python bench examples && .venv/bin/mypy
+
+# The module for GPUs, in build-cuda; needs nvcc.
+cuda:
+	@$(MAKE) --no-print-directory build-cuda/CMakeCache.txt BUILD=build-cuda CMAKE_ARGS="-DPITH_CUDA=ON"
+	@cmake --build build-cuda --target pith_cuda
 
 install: all
 	@cmake --install $(BUILD) --prefix $(PREFIX)

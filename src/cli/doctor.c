@@ -7,6 +7,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include <pith/cuda.h>
 #include <pith/pith.h>
 
 #include "cli/cli.h"
@@ -81,6 +82,22 @@ static const char *gpu_state(const cli_machine *machine) {
                                 : "NVIDIA device found, but no driver library libcuda.so.1";
   }
   return machine->gpu_library ? "driver library found, but no device /dev/nvidia0" : "none found";
+}
+
+/* Whether Pith's kernels run there: the device in words, or why not. */
+static int gpu_kernels(const char **text) {
+  int can_run = pith_cuda_probe(text) == PITH_OK;
+  if (!can_run) {
+    *text = pith_error();
+  }
+  return can_run;
+}
+
+static void print_gpu(const cli_machine *machine) {
+  const char *text;
+  int can_run = gpu_kernels(&text);
+  printf("gpu         %s\n", gpu_state(machine));
+  printf("            kernels %s%s\n", can_run ? "can run: " : "cannot run: ", text);
 }
 
 /* The value as it may be shown. */
@@ -196,7 +213,7 @@ static void print_machine(const cli_machine *machine) {
   printf("cpu         %s\n", machine->cpu);
   printf("cores       %zu, %zu usable by this process\n", machine->cores, machine->usable_cores);
   print_memory(machine);
-  printf("gpu         %s; kernels for GPUs are not in this version\n", gpu_state(machine));
+  print_gpu(machine);
   print_transports();
   print_lab();
   printf("frameworks  not in this version: the C library and this command\n");
@@ -246,6 +263,17 @@ static void write_lab(cli_json *json) {
   cli_json_object_end(json);
 }
 
+static void write_gpu(cli_json *json, const cli_machine *machine) {
+  const char *text;
+  int can_run = gpu_kernels(&text);
+  cli_json_string(json, "gpu", gpu_state(machine));
+  cli_json_object(json, "gpu_kernels");
+  cli_json_bool(json, "available", can_run);
+  cli_json_string(json, "device", can_run ? text : NULL);
+  cli_json_string(json, "reason", can_run ? NULL : text);
+  cli_json_object_end(json);
+}
+
 static void write_machine(cli_json *json, const cli_machine *machine) {
   cli_json_string(json, "version", pith_version());
   cli_json_string(json, "compiler", COMPILER);
@@ -260,7 +288,7 @@ static void write_machine(cli_json *json, const cli_machine *machine) {
     cli_json_count(json, NULL, machine->cache[level]);
   }
   cli_json_array_end(json);
-  cli_json_string(json, "gpu", gpu_state(machine));
+  write_gpu(json, machine);
   write_transports(json);
   write_lab(json);
   cli_json_array(json, "frameworks");

@@ -1,0 +1,42 @@
+/* Many tasks in one launch: they travel as an argument of the kernel, so that nothing has to be copied to the device before,
+ * and a captured graph holds them. */
+#pragma once
+
+#include "device.cuh"
+
+#define BATCH_TASKS 64
+#define QUAD_BUCKET 512 /* of encode_quads.cu */
+#define TERN_BUCKET 1280 /* of encode_tern.cu */
+#define DECODE_ITEM 1024 /* values of an item of decode.cu */
+
+struct Batch {
+  uint32_t count, items; /* items: of all tasks together */
+  Task task[BATCH_TASKS];
+};
+
+/* Launchers of the kernels; each takes tasks with begin and end set. */
+cudaError_t launch_encode_quads(const Batch &batch, cudaStream_t stream);
+cudaError_t launch_encode_tern(const Batch &batch, cudaStream_t stream);
+cudaError_t launch_encode(const Batch &batch, cudaStream_t stream);
+cudaError_t launch_decode(const Batch &batch, bool add, cudaStream_t stream);
+cudaError_t launch_encode_rotated(const Batch &batch, cudaStream_t stream);
+cudaError_t launch_decode_rotated(const Batch &batch, bool add, cudaStream_t stream);
+
+/* As many blocks as the device runs at a time, or fewer. */
+template <class Kernel>
+static cudaError_t grid_for(Kernel kernel, int threads, size_t shared, uint32_t wanted, uint32_t *blocks) {
+  int device, processors, resident;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  }
+  if (error == cudaSuccess) {
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, shared);
+  }
+  if (error != cudaSuccess) {
+    return error;
+  }
+  uint32_t most = (uint32_t)processors * (uint32_t)(resident > 0 ? resident : 1);
+  *blocks = wanted < most ? wanted : most;
+  return cudaSuccess;
+}

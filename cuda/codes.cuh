@@ -1,0 +1,163 @@
+/* Codes of single values, both ways: what src/kernel/body_quant.h and body_small.h do for 16 lanes. */
+#pragma once
+
+#include "device.cuh"
+
+/* ---- Uniform levels ------------------------------------------------------------------------------------------------ */
+
+struct Uniform {
+  float lo, inverse, zero, top; /* level = round((x − lo) · inverse) + zero, kept within 0…top */
+  float base, unit;             /* x = base + unit · (level − zero) */
+};
+
+/* ⌊t⌋, or one more with the probability of the fraction. */
+INLINE float round_random(float t, uint32_t noise, uint32_t k1) {
+  float whole = floorf(t);
+  return unit_of(rng_from(noise, k1)) < t - whole ? whole + 1.0f : whole;
+}
+
+/* Nearest levels never leave 0…top: x lies within the borders. */
+template <bool RANDOM>
+INLINE float level_value(const Uniform &u, float x, uint32_t noise, uint32_t k1) {
+  float t = (x - u.lo) * u.inverse;
+  if (!RANDOM) {
+    return (t + ROUNDER) - ROUNDER;
+  }
+  return fminf(fmaxf(round_random(t, noise, k1) + u.zero, 0.0f), u.top);
+}
+
+template <bool RANDOM>
+INLINE uint8_t level_byte(const Uniform &u, float x, uint32_t noise, uint32_t k1) {
+  if (!RANDOM) {
+    return (uint8_t)bits_of((x - u.lo) * u.inverse + ROUNDER); /* the low bits are the level */
+  }
+  return (uint8_t)bits_of(level_value<true>(u, x, noise, k1) + ROUNDER);
+}
+
+/* ---- Powers of two --------------------------------------------------------------------------------------------------- */
+
+/* Codes relative to a top, as few operations as there can be. A value's bits plus 23 random ones carry into the exponent; what
+ * comes out is zero below `least` (twice that sum, which has no room for a sign), else the exponent's distance from top − 127. */
+struct Natural {
+  uint32_t least, shift;
+};
+
+INLINE Natural natural_of(int top) {
+  int low = top - 127;
+  return Natural{(uint32_t)max(low + 1, 1) << 24, 0u - ((uint32_t)low << 24)};
+}
+
+/* The code in the upper byte. Exponents never come out above the top, but for the largest floats, which natural_byte is for. */
+INLINE uint32_t natural_word(float x, Natural n, uint32_t random) {
+  uint32_t sum = (bits_of(x) << 1) + ((random & 0x7fffffu) << 1), word = sum + n.shift;
+  return sum < n.least ? 0 : (word & 0x7fffffffu) | (bits_of(x) & 0x80000000u);
+}
+
+/* 2^127 is the greatest power there is: beyond it exponents are cut. */
+INLINE uint8_t natural_byte(float x, int top, uint32_t random) {
+  int exponent = min((int)((magnitude(x) + (random & 0x7fffffu)) >> 23), top);
+  int code = exponent == 0 ? 0 : max(exponent - (top - 127), 0);
+  return (uint8_t)(code == 0 ? 0 : code | (bits_of(x) >> 31 << 7));
+}
+
+INLINE float natural_value(uint32_t byte, int top) {
+  int code = byte & 0x7f, exponent = code + top - 127;
+  return code == 0 || exponent < 1 ? 0.0f : float_of((uint32_t)exponent << 23 | byte >> 7 << 31);
+}
+
+/* ---- Trits -------------------------------------------------------------------------------------------------------------- */
+
+/* 0, 1 or 2. */
+INLINE float draw_trit(float x, float clip, float inverse, uint32_t noise, uint32_t k1) {
+  float clipped = fminf(fmaxf(x, -clip), clip);
+  float trit = round_random(clipped * inverse, noise, k1) + 1.0f;
+  return fminf(fmaxf(trit, 0.0f), 2.0f);
+}
+
+/* ---- The 8-bit dynamic tree: tables as in src/kernel/body_small.h ------------------------------------------------------- */
+
+INLINE uint8_t tree8_byte(float y) {
+  float size = fabsf(y), gain = 1e6f, shift = 0.0f, power = 1.0f;
+#define DECADE(border, g, s, p) \
+  if (border < size) {          \
+    gain = g;                   \
+    shift = s;                  \
+    power = p;                  \
+  }
+  DECADE(1e-6f, 1e5f * (2 / 0.9f), 0.2f / 0.9f, 2.0f)
+  DECADE(1e-5f, 1e4f * (4 / 0.9f), 0.4f / 0.9f, 4.0f)
+  DECADE(1e-4f, 1e3f * (8 / 0.9f), 0.8f / 0.9f, 8.0f)
+  DECADE(1e-3f, 1e2f * (16 / 0.9f), 1.6f / 0.9f, 16.0f)
+  DECADE(1e-2f, 1e1f * (32 / 0.9f), 3.2f / 0.9f, 32.0f)
+  DECADE(1e-1f, 64 / 0.9f, 6.4f / 0.9f, 64.0f)
+#undef DECADE
+  float place = size * gain - shift;
+  int number = (int)((place + power + ROUNDER) - ROUNDER) - 1;
+  return (uint8_t)(min(max(number, 0), 127) | (bits_of(y) >> 31 << 7));
+}
+
+static __constant__ const float tree8_base[7] = {1e-6f * 0.1f, 1e-5f * 0.1f, 1e-4f * 0.1f, 1e-3f * 0.1f, 1e-2f * 0.1f, 1e-1f * 0.1f, 0.1f};
+static __constant__ const float tree8_step[7] = {0.9e-6f,     0.45e-5f,     0.225e-4f, 0.1125e-3f,
+                                                  0.05625e-2f, 0.028125e-1f, 0.0140625f};
+
+/* The values of numbers 0…127, for the table. */
+INLINE float tree8_number(uint32_t number) {
+  if (number == 0) {
+    return 0.0f;
+  }
+  int decade = 31 - __clz((int)number);
+  float place = ((float)number - (float)(1 << decade)) + 1.0f;
+  return tree8_base[decade] + tree8_step[decade] * place;
+}
+
+INLINE float tree8_value(uint32_t byte, const float *tree) {
+  return float_of(bits_of(tree[byte & 0x7f]) ^ byte >> 7 << 31);
+}
+
+/* ---- Lloyd–Max levels ------------------------------------------------------------------------------------------------------ */
+
+struct Lloyd {
+  float levels[16], cuts[16];
+  int bits;
+  INLINE float level(uint32_t number) const { return levels[number]; }
+};
+
+/* How many cuts lie at or below y. */
+INLINE uint32_t lloyd_number(float y, const Lloyd &lloyd) {
+  uint32_t number = 0;
+  for (uint32_t step = 1u << (lloyd.bits - 1); step; step /= 2) {
+    number += lloyd.cuts[number + step - 1] <= y ? step : 0;
+  }
+  return number;
+}
+
+/* ---- Tables in shared memory ------------------------------------------------------------------------------------------------- */
+
+struct Tables {
+  float tree[128];
+  Lloyd lloyd[4];
+};
+
+static __constant__ const float lloyd_positive[4][8] = {{PITH_LLOYD_1}, {PITH_LLOYD_2}, {PITH_LLOYD_3}, {PITH_LLOYD_4}};
+
+INLINE float lloyd_level(int bits, int number) {
+  int half = 1 << (bits - 1);
+  return number >= half ? lloyd_positive[bits - 1][number - half] : -lloyd_positive[bits - 1][half - 1 - number];
+}
+
+/* By all threads of a block, at least 128. */
+INLINE void fill_tables(Tables &tables) {
+  uint32_t i = threadIdx.x;
+  if (i < 128) {
+    tables.tree[i] = tree8_number(i);
+  }
+  if (i < 64) {
+    int bits = (int)(i / 16) + 1, number = (int)(i % 16), count = 1 << bits;
+    Lloyd &lloyd = tables.lloyd[bits - 1];
+    lloyd.bits = bits;
+    lloyd.levels[number] = number < count ? lloyd_level(bits, number) : 0.0f;
+    lloyd.cuts[number] =
+        number + 1 < count ? 0.5f * (lloyd_level(bits, number) + lloyd_level(bits, number + 1)) : INFINITY;
+  }
+  __syncthreads();
+}

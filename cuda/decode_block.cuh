@@ -1,0 +1,223 @@
+/*
+ * Decoding: a thread takes four values at a time, which lie in one block since buckets are multiples of 64. `Reader`s know the
+ * payload; what becomes of the values (set, added, of which type) is the caller's. Any bytes are safe to decode.
+ */
+#pragma once
+
+#include "codes.cuh"
+
+/* The head of a block, in whatever way its codec reads it, and where the codes start. */
+struct Head {
+  float a, b;
+  const uint8_t *codes;
+  uint32_t at, count; /* place of the first of the four in the block; values of the block */
+  bool fast;          /* words may be read: aligned, and the block is full */
+};
+
+/* FAST: everything is known to be aligned, and no alternative stands in the way of loads. */
+template <bool FAST>
+INLINE float read_f32(const uint8_t *in) {
+  return FAST ? *(const float *)in : get_f32(in);
+}
+
+/* The head of the block that starts at `in` and has `count` values, for those at `at`. */
+template <bool FAST>
+INLINE Head head_at(const Task &t, const uint8_t *in, uint32_t at, uint32_t count) {
+  Head h = {0.0f, 0.0f, in, at, count, FAST || (aligned4(in) && count == t.bucket)};
+  switch (t.kind) {
+    case PITH_WIRE_Q:
+    case PITH_WIRE_SIGNMEAN:
+      h.a = read_f32<FAST>(in);
+      h.b = read_f32<FAST>(in + 4);
+      h.codes = in + PITH_HEAD_TWO;
+      break;
+    case PITH_WIRE_QSGD:
+    case PITH_WIRE_GQ:
+      h.b = read_f32<FAST>(in) / (float)t.levels;
+      h.codes = in + PITH_HEAD_ONE;
+      break;
+    case PITH_WIRE_NONE:
+    case PITH_WIRE_FP16:
+    case PITH_WIRE_BF16:
+      break;
+    default:
+      h.a = read_f32<FAST>(in);
+      h.codes = in + PITH_HEAD_ONE;
+  }
+  return h;
+}
+
+INLINE Head head_of(const Task &t, uint32_t i) {
+  uint32_t block = i / t.bucket, at = i - block * t.bucket;
+  return head_at<false>(t, t.payload + (size_t)block * t.block_size, at, least(t.bucket, t.n - block * t.bucket));
+}
+
+/* Four fields of `bits` bits from the stream, as many as exist. */
+INLINE uint32_t get_four(const Head &h, int bits) {
+  uint32_t bit = h.at * bits;
+  if (h.fast) {
+    const uint32_t *words = (const uint32_t *)h.codes + bit / 32;
+    uint32_t low = words[0], shift = bit % 32;
+    return __funnelshift_r(low, shift + 4 * bits > 32 ? words[1] : 0, shift);
+  }
+  uint32_t first = bit / 8, bytes = (h.count * bits + 7) / 8;
+  uint64_t word = 0;
+  for (uint32_t c = 0; c < 5 && first + c < bytes; c++) {
+    word |= (uint64_t)h.codes[first + c] << 8 * c;
+  }
+  return (uint32_t)(word >> bit % 8);
+}
+
+INLINE uint32_t field(uint32_t word, int j, int bits) { return word >> j * bits & ((1u << bits) - 1); }
+
+INLINE void read_uniform(const Task &t, const Head &h, float (&d)[4]) {
+  uint32_t word = get_four(h, t.bits);
+  int zero = t.kind == PITH_WIRE_Q ? 0 : t.levels;
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    d[j] = h.a + h.b * (float)((int)field(word, j, t.bits) - zero);
+  }
+}
+
+INLINE void read_signs(const Task &t, const Head &h, float (&d)[4]) {
+  uint32_t word = get_four(h, 1);
+  float minus = t.kind == PITH_WIRE_SIGN ? -h.a : h.a, plus = t.kind == PITH_WIRE_SIGN ? h.a : h.b;
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    d[j] = word >> j & 1 ? minus : plus;
+  }
+}
+
+INLINE void read_bytes(const Task &t, const Head &h, float (&d)[4], const float *tree) {
+  uint32_t word = get_four(h, 8);
+  int top = (int)(bits_of(h.a) >> 23 & 0xff);
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    uint32_t byte = field(word, j, 8);
+    d[j] = t.kind == PITH_WIRE_TREE8 ? h.a * tree8_value(byte, tree) : h.a != h.a ? h.a : natural_value(byte, top);
+  }
+}
+
+INLINE void read_lloyd(const Task &t, const Head &h, float (&d)[4], const Lloyd &lloyd) {
+  uint32_t word = get_four(h, t.bits);
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    d[j] = h.a * lloyd.level(field(word, j, t.bits));
+  }
+}
+
+/* 2^16 / 3^digit, rounded up: (code · this) >> 16 is code / 3^digit for every byte. */
+INLINE uint32_t third_power(uint32_t digit) {
+  return digit == 0 ? 65536 : digit == 1 ? 21846 : digit == 2 ? 7282 : digit == 3 ? 2428 : 810;
+}
+
+INLINE float trit_of(uint32_t code, uint32_t factor, float scale) {
+  uint32_t rest = code * factor >> 16;
+  return scale * (float)((int)(rest - (rest * 171 >> 9) * 3) - 1);
+}
+
+/* In a full group four neighbours are in four neighbouring bytes, at the same digit. */
+INLINE void read_trits(const Head &h, float (&d)[4]) {
+  uint32_t group = h.at / PITH_TRIT_GROUP, place = h.at - group * PITH_TRIT_GROUP;
+  uint32_t r = least(PITH_TRIT_GROUP, h.count - group * PITH_TRIT_GROUP);
+  const uint8_t *codes = h.codes + group * PITH_TRIT_STRIDE;
+  uint32_t width = (r + PITH_TRITS - 1) / PITH_TRITS;
+  if (h.fast && r == PITH_TRIT_GROUP) {
+    uint32_t word = *(const uint32_t *)(codes + place % PITH_TRIT_STRIDE), factor = third_power(place / PITH_TRIT_STRIDE);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      d[j] = trit_of(word >> 8 * j & 0xff, factor, h.a);
+    }
+    return;
+  }
+  for (uint32_t j = 0; j < 4; j++) {
+    d[j] = place + j < r ? trit_of(codes[(place + j) % width], third_power((place + j) / width), h.a) : 0.0f;
+  }
+}
+
+INLINE void read_casts(const Task &t, const Head &h, float (&d)[4]) {
+#pragma unroll
+  for (uint32_t j = 0; j < 4; j++) {
+    uint32_t i = h.at + j;
+    if (i >= h.count) {
+      d[j] = 0.0f;
+    } else if (t.kind == PITH_WIRE_NONE) {
+      d[j] = get_f32(h.codes + 4 * i);
+    } else {
+      uint16_t half = (uint16_t)(h.codes[2 * i] | h.codes[2 * i + 1] << 8);
+      d[j] = t.kind == PITH_WIRE_FP16 ? f16_to_f32(half) : bf16_to_f32(half);
+    }
+  }
+}
+
+INLINE void read_casts_fast(const Task &t, const Head &h, float (&d)[4]) {
+  if (t.kind == PITH_WIRE_NONE) {
+    const uint32_t *words = (const uint32_t *)h.codes + h.at;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      d[j] = float_of(words[j]);
+    }
+    return;
+  }
+  const uint32_t *words = (const uint32_t *)(h.codes + 2 * h.at);
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    uint16_t half = (uint16_t)(words[j / 2] >> 16 * (j % 2));
+    d[j] = t.kind == PITH_WIRE_FP16 ? f16_to_f32(half) : bf16_to_f32(half);
+  }
+}
+
+/* Codecs that read alike. */
+enum Group { GROUP_UNIFORM, GROUP_CAST, GROUP_TRIT, GROUP_BYTE, GROUP_SIGN, GROUP_LLOYD };
+
+INLINE Group group_of(const Task &t) {
+  switch (t.kind) {
+    case PITH_WIRE_NONE:
+    case PITH_WIRE_FP16:
+    case PITH_WIRE_BF16:
+      return GROUP_CAST;
+    case PITH_WIRE_TERNGRAD:
+      return GROUP_TRIT;
+    case PITH_WIRE_NATURAL:
+    case PITH_WIRE_TREE8:
+      return GROUP_BYTE;
+    case PITH_WIRE_SIGN:
+    case PITH_WIRE_SIGNMEAN:
+      return GROUP_SIGN;
+    case PITH_WIRE_LLOYD:
+      return GROUP_LLOYD;
+    default:
+      return GROUP_UNIFORM;
+  }
+}
+
+INLINE void decode_at(const Task &t, Group group, const Head &h, float (&d)[4], const Tables &tables) {
+  switch (group) {
+    case GROUP_CAST:
+      if (h.fast) {
+        read_casts_fast(t, h, d);
+      } else {
+        read_casts(t, h, d);
+      }
+      break;
+    case GROUP_TRIT:
+      read_trits(h, d);
+      break;
+    case GROUP_BYTE:
+      read_bytes(t, h, d, tables.tree);
+      break;
+    case GROUP_SIGN:
+      read_signs(t, h, d);
+      break;
+    case GROUP_LLOYD:
+      read_lloyd(t, h, d, tables.lloyd[t.bits - 1]);
+      break;
+    case GROUP_UNIFORM:
+      read_uniform(t, h, d);
+  }
+}
+
+/* Values i … i + 3 of a task, i a multiple of 4; those that do not exist are anything. */
+INLINE void decode_four(const Task &t, Group group, uint32_t i, float (&d)[4], const Tables &tables) {
+  decode_at(t, group, head_of(t, i), d, tables);
+}

@@ -1,0 +1,150 @@
+/*
+ * The module's table: sorts the tasks it is given by kernel and launches each kernel once for up to BATCH_TASKS of them. Nothing
+ * here waits, allocates or copies.
+ */
+#include <stdio.h>
+
+#include "batch.cuh"
+
+#define TEXT 256
+
+static int refuse(cudaError_t error, const char *what, char *text) {
+  snprintf(text, TEXT, "%s: %s", what, cudaGetErrorString(error));
+  return (int)error;
+}
+
+/* ---- Which kernel ------------------------------------------------------------------------------------------------- */
+
+enum Way { ENCODE, DECODE_SET, DECODE_ADD };
+enum Kernel { QUADS, TERN, PLAIN, ROTATED, KERNELS };
+
+/* Payloads are written in words, those of casts in as many bytes as four values take. */
+static size_t quad_alignment(const Task &t) {
+  return t.kind == PITH_WIRE_NONE ? 16 : t.kind == PITH_WIRE_FP16 || t.kind == PITH_WIRE_BF16 ? 8 : 4;
+}
+
+static bool quads_fit(const Task &t) {
+  bool kind = t.kind <= PITH_WIRE_QSGD || t.kind == PITH_WIRE_GQ || t.kind == PITH_WIRE_NATURAL || t.kind == PITH_WIRE_TREE8;
+  bool width = t.bits == 8 || t.bits == 4 || t.bits == 2;
+  bool aligned = (((uintptr_t)t.values | (uintptr_t)t.memory) & 15) == 0 && (uintptr_t)t.payload % quad_alignment(t) == 0;
+  return kind && width && aligned && t.dtype == PITH_GPU_F32 && t.bucket == QUAD_BUCKET && !t.rotation;
+}
+
+static bool tern_fits(const Task &t) {
+  return t.kind == PITH_WIRE_TERNGRAD && t.dtype == PITH_GPU_F32 && t.bucket == TERN_BUCKET && !t.rotation && !t.memory &&
+         ((uintptr_t)t.payload & 3) == 0;
+}
+
+/* How many values at the start of a task, pairs of full blocks, a special kernel takes. */
+static uint32_t special(const Task &t, Way way) {
+  bool fits = way == ENCODE && (quads_fit(t) || tern_fits(t));
+  return fits ? t.n / (2 * t.bucket) * (2 * t.bucket) : 0;
+}
+
+/* Values first … first + n − 1, which start a block. */
+static Task piece_of(const Task &whole, uint32_t first, uint32_t n) {
+  Task t = whole;
+  t.values = (uint8_t *)t.values + (size_t)first * (t.dtype == PITH_GPU_F32 ? 4 : 2);
+  t.payload += (size_t)(first / t.bucket) * t.block_size;
+  t.memory = t.memory ? t.memory + first : nullptr;
+  t.index += first;
+  t.n = n;
+  return t;
+}
+
+/* The part of a task that a kernel takes; n = 0: nothing. */
+static Task part_for(Kernel kernel, Way way, const Task &t) {
+  uint32_t taken = special(t, way);
+  switch (kernel) {
+    case QUADS:
+    case TERN:
+      return piece_of(t, 0, (t.kind == PITH_WIRE_TERNGRAD) == (kernel == TERN) ? taken : 0);
+    case PLAIN:
+      return piece_of(t, taken, t.rotation ? 0 : t.n - taken);
+    default:
+      return piece_of(t, 0, t.rotation ? t.n : 0);
+  }
+}
+
+/* How many items a task makes; see the kernels. */
+static uint32_t items_of(Kernel kernel, Way way, const Task &t) {
+  uint32_t values = kernel == ROTATED ? t.tile : way == ENCODE ? 2 * t.bucket : DECODE_ITEM;
+  return (t.n + values - 1) / values;
+}
+
+/* ---- Launching ----------------------------------------------------------------------------------------------------- */
+
+static cudaError_t launch(Kernel kernel, Way way, const Batch &batch, cudaStream_t stream) {
+  if (batch.count == 0) {
+    return cudaSuccess;
+  }
+  switch (kernel) {
+    case QUADS:
+      return launch_encode_quads(batch, stream);
+    case TERN:
+      return launch_encode_tern(batch, stream);
+    case PLAIN:
+      return way == ENCODE ? launch_encode(batch, stream) : launch_decode(batch, way == DECODE_ADD, stream);
+    default:
+      return way == ENCODE ? launch_encode_rotated(batch, stream) : launch_decode_rotated(batch, way == DECODE_ADD, stream);
+  }
+}
+
+static cudaError_t run_kernel(Kernel kernel, Way way, const Task *tasks, size_t count, cudaStream_t stream) {
+  Batch batch;
+  batch.count = batch.items = 0;
+  for (size_t i = 0; i < count; i++) {
+    Task t = part_for(kernel, way, tasks[i]);
+    if (t.n == 0) {
+      continue;
+    }
+    t.begin = batch.items;
+    t.end = batch.items += items_of(kernel, way, t);
+    batch.task[batch.count++] = t;
+    if (batch.count == BATCH_TASKS || batch.items > 1u << 30) {
+      cudaError_t error = launch(kernel, way, batch, stream);
+      if (error != cudaSuccess) {
+        return error;
+      }
+      batch.count = batch.items = 0;
+    }
+  }
+  return launch(kernel, way, batch, stream);
+}
+
+static int run(const Task *tasks, size_t count, Way way, void *stream, char *text) {
+  for (int kernel = 0; kernel < KERNELS; kernel++) {
+    cudaError_t error = run_kernel((Kernel)kernel, way, tasks, count, (cudaStream_t)stream);
+    if (error != cudaSuccess) {
+      return refuse(error, "a kernel could not be launched", text);
+    }
+  }
+  return 0;
+}
+
+static int encode(const pith_gpu_task *tasks, size_t count, void *stream, char *text) {
+  return run(tasks, count, ENCODE, stream, text);
+}
+
+static int decode(const pith_gpu_task *tasks, size_t count, int add, void *stream, char *text) {
+  return run(tasks, count, add ? DECODE_ADD : DECODE_SET, stream, text);
+}
+
+static int describe(char *text) {
+  int device = 0;
+  cudaDeviceProp properties;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaGetDeviceProperties(&properties, device);
+  }
+  if (error != cudaSuccess) {
+    return refuse(error, "no CUDA device", text);
+  }
+  snprintf(text, TEXT, "%.160s, compute capability %d.%d, %.0f GiB", properties.name, properties.major, properties.minor,
+           (double)properties.totalGlobalMem / (1 << 30));
+  return 0;
+}
+
+static const pith_cuda_module module = {PITH_CUDA_ABI, describe, encode, decode};
+
+extern "C" __attribute__((visibility("default"))) const pith_cuda_module *pith_cuda_module_entry(void) { return &module; }

@@ -1,0 +1,179 @@
+/*
+ * Codecs behind a rotation. A block of threads takes a tile: as many whole granules (blocks of the rotation and of the codec
+ * that end together) as make a few thousand values. The tile is rotated in shared memory and encoded from there; for a memory
+ * it is decoded in place, rotated back, and what is missing is kept.
+ */
+#include "batch.cuh"
+#include "decode_block.cuh"
+#include "encode_block.cuh"
+#include "rotate.cuh"
+
+#define THREADS 128
+#define TILE_BYTES(values) (4u * ((values) + (values) / 16 + 16)) /* see tile_place */
+#define FLAG_BYTES(values) (4u * ((values) / 64 + 1))
+
+struct Tile {
+  float *values;
+  uint32_t *flags;
+};
+
+INLINE Tile tile_of(const Task &t, uint8_t *memory) {
+  return Tile{(float *)memory, (uint32_t *)(memory + TILE_BYTES(t.tile))};
+}
+
+/* Any tile: odd lengths, other types. */
+INLINE void load_tile(const Task &t, uint32_t first, uint32_t n, Tile tile) {
+  for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
+    tile.values[tile_place(i)] = meet(t, first + i, value_at(t.values, t.dtype, first + i));
+  }
+  __syncthreads();
+  each_run(t, n, [&](uint32_t at, uint32_t count, uint32_t power) {
+    rotate_run(t, tile.values, at, count, power, t.index + first + at);
+  });
+  spread_nan(t, tile.values, n, tile.flags);
+}
+
+INLINE void settle_tile(const Task &t, uint32_t first, uint32_t n, Tile tile) {
+  if (t.keeps == PITH_GPU_KEEP_LOST) {
+    each_run(t, n, [&](uint32_t at, uint32_t count, uint32_t power) {
+      unrotate_run(t, tile.values, at, count, power, t.index + first + at);
+    });
+  }
+  for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
+    float p = meet(t, first + i, value_at(t.values, t.dtype, first + i));
+    settle(t, first + i, p, tile.values[tile_place(i)]);
+  }
+  __syncthreads();
+}
+
+INLINE void settle_sixteens(const Task &t, uint32_t first, Tile tile) {
+  scale_all(tile.values, 0, t.tile, rotation_scale(1u << t.rotation));
+  rotate_out(t, first, tile.values, [&](uint32_t i, float(&d)[LANES]) {
+    float p[LANES];
+    meet_sixteen(t, i, p);
+#pragma unroll
+    for (int c = 0; c < LANES; c++) {
+      settle(t, i + c, p[c], d[c]);
+    }
+  });
+}
+
+INLINE void encode_tile(const Task &t, uint32_t first, Tile tile, uint8_t *stage, const Tables &tables) {
+  uint32_t n = least(t.tile, t.n - first);
+  bool sixteens = sixteens_fit(t, n);
+  if (sixteens) {
+    float poison = rotate_in(t, first, tile.values);
+    if (__syncthreads_or(poison != poison)) {
+      spread_nan(t, tile.values, n, tile.flags);
+    }
+  } else {
+    load_tile(t, first, n, tile);
+  }
+  uint32_t blocks = (n + t.bucket - 1) / t.bucket, before = first / t.bucket;
+  for (uint32_t pair = threadIdx.x / 32; 2 * pair < blocks; pair += THREADS / 32) {
+    uint32_t block = 2 * pair + half_of_warp(), at = block * t.bucket, m = at < n ? least(t.bucket, n - at) : 0;
+    TileSource source = {t, first + at, m, tile.values, at};
+    encode_block(source, t, t.payload + (size_t)(before + block) * t.block_size, stage, tables);
+  }
+  __syncthreads();
+  if (t.memory && sixteens && t.keeps == PITH_GPU_KEEP_LOST) {
+    settle_sixteens(t, first, tile);
+  } else if (t.memory) {
+    settle_tile(t, first, n, tile);
+  }
+}
+
+__global__ void __launch_bounds__(THREADS, 5) encode_rotated_kernel(const __grid_constant__ Batch batch) {
+  extern __shared__ __align__(16) uint8_t memory[];
+  __shared__ __align__(16) uint8_t stages[THREADS / LANES][STAGE];
+  __shared__ Tables tables;
+  fill_tables(tables);
+  uint32_t task = 0;
+  for (uint32_t item = blockIdx.x; item < batch.items; item += gridDim.x) {
+    while (item >= batch.task[task].end) {
+      task++;
+    }
+    const Task &t = batch.task[task];
+    encode_tile(t, (item - t.begin) * t.tile, tile_of(t, memory), stages[threadIdx.x / LANES], tables);
+  }
+}
+
+INLINE void decode_tile(const Task &t, uint32_t first, uint32_t n, float scale, float *tile, const Tables &tables) {
+  Group group = group_of(t);
+#pragma unroll 4
+  for (uint32_t i = 4 * threadIdx.x; i < n; i += 4 * THREADS) {
+    float d[4];
+    decode_four(t, group, first + i, d, tables);
+    for (uint32_t j = 0; j < 4 && i + j < n; j++) {
+      tile[tile_place(i + j)] = d[j] * scale;
+    }
+  }
+  __syncthreads();
+}
+
+template <bool ADD>
+__global__ void __launch_bounds__(THREADS) decode_rotated_kernel(const __grid_constant__ Batch batch) {
+  extern __shared__ __align__(16) uint8_t memory[];
+  __shared__ Tables tables;
+  float *tile = (float *)memory;
+  fill_tables(tables);
+  uint32_t task = 0;
+  for (uint32_t item = blockIdx.x; item < batch.items; item += gridDim.x) {
+    while (item >= batch.task[task].end) {
+      task++;
+    }
+    const Task &t = batch.task[task];
+    uint32_t first = (item - t.begin) * t.tile, n = least(t.tile, t.n - first);
+    bool sixteens = sixteens_fit(t, n);
+    float scale = sixteens ? rotation_scale(1u << t.rotation) : 1.0f;
+    decode_tile(t, first, n, scale, tile, tables);
+    if (sixteens) {
+      rotate_out(t, first, tile, [&](uint32_t i, float(&d)[LANES]) {
+        if (ADD) {
+          float x[LANES];
+          get_sixteen((const float *)t.values + i, x);
+#pragma unroll
+          for (int c = 0; c < LANES; c++) {
+            d[c] = x[c] + d[c];
+          }
+        }
+        put_sixteen((float *)t.values + i, d);
+      });
+      continue;
+    }
+    each_run(t, n, [&](uint32_t at, uint32_t count, uint32_t power) {
+      unrotate_run(t, tile, at, count, power, t.index + first + at);
+    });
+    for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
+      float d = tile[tile_place(i)];
+      put_value(t.values, t.dtype, first + i, ADD ? value_at(t.values, t.dtype, first + i) + d : d);
+    }
+    __syncthreads();
+  }
+}
+
+template <class Kernel>
+static cudaError_t launch(Kernel kernel, const Batch &batch, cudaStream_t stream) {
+  uint32_t values = 0, blocks;
+  for (uint32_t i = 0; i < batch.count; i++) {
+    values = batch.task[i].tile > values ? batch.task[i].tile : values;
+  }
+  size_t shared = TILE_BYTES(values) + FLAG_BYTES(values);
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+  if (error == cudaSuccess) {
+    error = grid_for(kernel, THREADS, shared, batch.items, &blocks);
+  }
+  if (error == cudaSuccess) {
+    kernel<<<blocks, THREADS, shared, stream>>>(batch);
+    error = cudaGetLastError();
+  }
+  return error;
+}
+
+cudaError_t launch_encode_rotated(const Batch &batch, cudaStream_t stream) {
+  return launch(encode_rotated_kernel, batch, stream);
+}
+
+cudaError_t launch_decode_rotated(const Batch &batch, bool add, cudaStream_t stream) {
+  return add ? launch(decode_rotated_kernel<true>, batch, stream) : launch(decode_rotated_kernel<false>, batch, stream);
+}

@@ -1,0 +1,104 @@
+/*
+ * What C and CUDA must agree on: numbers of the payload formats (docs/format.md), and the task that the library hands to the
+ * CUDA module. A task is a piece of a layer with everything about its codec written out as plain numbers, so that the module
+ * needs neither specs nor the library. Compiled by C and by CUDA C++ compilers.
+ */
+#ifndef PITH_KERNEL_FORMATS_H
+#define PITH_KERNEL_FORMATS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+#define PITH_FORMAT_ASSERT(condition, text) static_assert(condition, text)
+#else
+#define PITH_FORMAT_ASSERT(condition, text) _Static_assert(condition, text)
+#endif
+
+/* ---- Formats ----------------------------------------------------------------------------------------------------- */
+
+/* Wire ids of the codecs that GPUs have kernels for. */
+enum {
+  PITH_WIRE_NONE = 1,
+  PITH_WIRE_FP16 = 2,
+  PITH_WIRE_BF16 = 3,
+  PITH_WIRE_Q = 4,
+  PITH_WIRE_QSGD = 5,
+  PITH_WIRE_TERNGRAD = 6,
+  PITH_WIRE_NATURAL = 7,
+  PITH_WIRE_SIGN = 8,
+  PITH_WIRE_SIGNMEAN = 9,
+  PITH_WIRE_TREE8 = 10,
+  PITH_WIRE_LLOYD = 11,
+  PITH_WIRE_GQ = 13
+};
+
+/* Bytes of scales at the head of a block. */
+enum { PITH_HEAD_CAST = 0, PITH_HEAD_ONE = 4, PITH_HEAD_TWO = 8 };
+
+/* Trits: groups of 80 values, 16 bytes of five trits each. */
+enum { PITH_TRIT_GROUP = 80, PITH_TRIT_STRIDE = 16, PITH_TRITS = 5 };
+
+/* Choices of parameters, in the order of their texts. */
+enum { PITH_ROUND_NEAREST = 0, PITH_ROUND_STOCHASTIC = 1 };
+enum { PITH_NORM_L2 = 0, PITH_NORM_LINF = 1 };
+enum { PITH_SCALE_ONE = 0, PITH_SCALE_MEAN = 1, PITH_SCALE_UNBIASED = 2 };
+
+#define PITH_NAN_BITS 0x7fc00000u      /* of a block that is not finite */
+#define PITH_LEAST_SCALE 0x1p-119f     /* scales below count as zero */
+#define PITH_SUM_LANES 16              /* docs/format.md, "Sums" */
+
+/* The positive half of the Lloyd–Max levels of a standard normal, by bits. */
+#define PITH_LLOYD_1 0.797884561f
+#define PITH_LLOYD_2 0.452780035f, 1.510417608f
+#define PITH_LLOYD_3 0.245094179f, 0.756005281f, 1.343909279f, 2.151945705f
+#define PITH_LLOYD_4 \
+  0.128395030f, 0.388048299f, 0.656759119f, 0.942340456f, 1.256231197f, 1.618046386f, 2.069017227f, 2.732589571f
+
+/* ---- Tasks ------------------------------------------------------------------------------------------------------- */
+
+enum { PITH_GPU_F32 = 0, PITH_GPU_F16 = 1, PITH_GPU_BF16 = 2 };    /* as pith_dtype */
+enum { PITH_GPU_KEEP_ALL = 0, PITH_GPU_KEEP_LOST = 1 };            /* what stays in the memory: momentum, error feedback */
+enum { PITH_GPU_TASK_VALUES = 1 << 30, PITH_GPU_TILE_MAX = 32768 }; /* most values of a task, and of a rotated granule */
+
+/* Pointers are device memory. Indices count from the start of the task. */
+typedef struct pith_gpu_task {
+  void *values;     /* source or destination, aligned for its type */
+  uint8_t *payload; /* any alignment; multiples of 4 are fastest */
+  float *memory;    /* residual or momentum of the same values; NULL: none */
+  double clip;      /* terngrad */
+  uint32_t n;
+  uint32_t index;              /* low half of the place of the first value in its layer */
+  uint32_t key0, key1;         /* of stochastic rounding */
+  uint32_t rotate0, rotate1;   /* of the rotation's signs */
+  float beta, gamma;           /* values to send: beta · memory + gamma · values */
+  uint32_t bucket, block_size; /* values and bytes of a full block */
+  uint32_t begin, end;         /* work items: the module's own */
+  int32_t levels;              /* qsgd, gq */
+  uint32_t tile;               /* rotated: values worked on together */
+  uint16_t kind;               /* wire id */
+  uint8_t dtype, bits;
+  uint8_t choice; /* of rounding, norm or scale */
+  uint8_t keeps;
+  uint8_t rotation; /* log2 of the rotated block; 0: none */
+  uint8_t unused[1];
+} pith_gpu_task;
+
+PITH_FORMAT_ASSERT(sizeof(pith_gpu_task) == 96, "both compilers lay out tasks alike");
+
+/* ---- The module -------------------------------------------------------------------------------------------------- */
+
+#define PITH_CUDA_ABI 1
+#define PITH_CUDA_ENTRY "pith_cuda_module_entry"
+
+/* Functions return 0, or another number and a sentence in `text` (256 bytes). They only enqueue. */
+typedef struct pith_cuda_module {
+  uint32_t abi;
+  int (*describe)(char *text); /* the current device in words */
+  int (*encode)(const pith_gpu_task *tasks, size_t count, void *stream, char *text);
+  int (*decode)(const pith_gpu_task *tasks, size_t count, int add, void *stream, char *text);
+} pith_cuda_module;
+
+typedef const pith_cuda_module *(*pith_cuda_entry_fn)(void);
+
+#endif
