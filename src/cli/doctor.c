@@ -30,15 +30,23 @@ extern char **environ;
 static const struct {
   const char *name, *meaning;
 } variables[] = {
+    {"PITH_ALGO", "how to allreduce, where it suits the codec: sra, hierarchical, ring, tree, gather, ranges, linear; unset: by cost"},
+    {"PITH_COMMAND", "program that the Python package's pith command starts; unset: the one it was installed with"},
+    {"PITH_CONNECTIONS", "of tcp to each peer; unset: one"},
     {"PITH_CPU", "instruction set of the kernels: scalar, avx2 or avx512; unset: the best there is"},
     {"PITH_DEBUG", "messages: WARN, INFO or TRACE; unset: none"},
     {"PITH_DEBUG_FILE", "file for them, %h is the host and %p the process; unset: standard error"},
     {"PITH_HOSTID", "ranks with the same one share a host; unset: the machine; run and lab set it"},
     {"PITH_IFNAME", "network interface between hosts; unset: the one that reaches the others; lab sets it"},
+    {"PITH_INSIDE", "spec for the inside of hosts, where an allreduce is hierarchical; unset: none"},
+    {"PITH_LIBRARY", "libpith.so for the Python package; unset: the one it was installed with"},
     {"PITH_MODULE_PATH", "folders with transport modules (mpi, ucx), separated by colons; unset: beside the library"},
     {"PITH_PLUGIN_PATH", "folders with plug-ins, separated by colons"},
     {"PITH_PLUGINS", "plug-ins to load, separated by commas: NAME is pith_NAME.so in those folders"},
+    {"PITH_PORT", "where ranks meet; unset: MASTER_PORT, or under torchrun one made of it"},
     {"PITH_SECRET", "ranks without it are refused; unset: every rank is welcome; its value is never shown"},
+    {"PITH_SEED", "of the torch backend's codecs with random numbers; unset: 0"},
+    {"PITH_SPEC", "how the torch backend compresses float sums; unset: not at all"},
     {"PITH_TIMEOUT", "seconds without progress after which an operation fails; unset: 300"},
     {"PITH_TRACE", "file for a Chrome trace of each rank; %r is the rank, %h the host, %p the process; unset: none"},
     {"PITH_TRANSPORT", "auto, shm, tcp, mpi, ucx or inproc; unset: auto, shm within a host and tcp between hosts"},

@@ -85,12 +85,11 @@ doctor_finds_nothing_wrong() {
 # So that the list in doctor cannot fall behind the library.
 doctor_knows_every_variable_that_is_read() {
   exits 0 "$pith" doctor
-  count=0
-  for variable in $(grep -rho 'getenv("PITH_[A-Z_]*")' "$root/src" | sed 's/.*"\(.*\)".*/\1/' | sort -u); do
-    says out "$variable"
-    count=$((count + 1))
-  done
-  [ "$count" -gt 3 ]
+  grep -rhoE '"PITH_[A-Z_]+"' "$root/src" "$root/python/pith" | tr -d '"' | sort -u >"$temp/read"
+  [ "$(wc -l <"$temp/read")" -gt 12 ]
+  while read -r name; do
+    says out "  $name "
+  done <"$temp/read"
 }
 
 doctor_reports_settings_that_are_not_obeyed() {
