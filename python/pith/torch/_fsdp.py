@@ -153,11 +153,8 @@ def _empty(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> tor
     return torch.empty(*size, dtype=dtype, device=device)
 
 
-# ---- Reduce-scatter --------------------------------------------------------------------------------------------------
-
-
-class _ReduceScatter:
-    """Of the gradients of one module: FSDP2's interface for a reduce-scatter of one's own."""
+class _OfModule:
+    """What FSDP2's two interfaces have in common: the shards of one module, and memory for what is exchanged."""
 
     def __init__(self, owner: ShardedCompressor, shards: list[Shard], places: _Places) -> None:
         self._owner, self._shards, self._places = owner, shards, places
@@ -166,6 +163,13 @@ class _ReduceScatter:
         self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
         return _empty(size, dtype, device)
+
+
+# ---- Reduce-scatter --------------------------------------------------------------------------------------------------
+
+
+class _ReduceScatter(_OfModule):
+    """Of the gradients of one module: FSDP2's interface for a reduce-scatter of one's own."""
 
     def __call__(
         self,
@@ -281,16 +285,8 @@ def _all_to_all(
 # ---- All-gather ------------------------------------------------------------------------------------------------------
 
 
-class _AllGather:
+class _AllGather(_OfModule):
     """Of the parameters of one module, the same way. Everybody decodes the same bytes, the owner too."""
-
-    def __init__(self, owner: ShardedCompressor, shards: list[Shard], places: _Places) -> None:
-        self._owner, self._shards, self._places = owner, shards, places
-
-    def allocate(
-        self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        return _empty(size, dtype, device)
 
     def __call__(
         self,
