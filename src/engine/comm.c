@@ -511,9 +511,9 @@ void pith_comm_abort(pith_comm *comm, const char *why) {
 static void disown_requests(pith_comm *comm) {
   for (pith_operation *op = comm->running; op; op = op->next) {
     op->status = op->done ? op->status : PITH_ERR_ABORTED;
-    op->done = 1;
     op->comm = NULL;
     op->job.schedule.pool = NULL;
+    op->done = 1;
   }
 }
 

@@ -76,7 +76,8 @@ typedef struct pith_operation {
   pith_status status;
   pith_traffic traffic;
   double started_at;
-  int done, released; /* released: nobody will wait for it */
+  atomic_int done; /* set with the mutex held, read by pith_test() without it */
+  int released;    /* nobody will wait for it */
 } pith_operation;
 
 struct pith_request {
@@ -165,7 +166,7 @@ struct pith_comm {
   double last_sign;     /* when we last told the others that we wait */
   pthread_mutex_t mutex;
   pthread_cond_t changed;
-  atomic_int knocking;  /* threads that want the mutex: a driver lets them in between two turns */
+  atomic_uint knocked, entered; /* threads that wanted the mutex, and that have had it: a driver lets them in between two turns */
   int driving, waiters; /* a thread drives; threads wait */
   pthread_t thread;
   int thread_started, closing;

@@ -27,16 +27,18 @@
 /* ---- Getting in ------------------------------------------------------------------------------------------------- */
 
 void pith__comm_lock(pith_comm *comm) {
-  atomic_fetch_add(&comm->knocking, 1);
+  atomic_fetch_add(&comm->knocked, 1);
   pthread_mutex_lock(&comm->mutex);
-  atomic_fetch_sub(&comm->knocking, 1);
+  atomic_fetch_add(&comm->entered, 1);
 }
 
-/* A mutex is not fair: a driver that only unlocked it would have it back before anybody woke up. */
+/* A mutex is not fair: a driver that only unlocked it would have it back before anybody woke up. It lets in as many as knocked before
+ * it looked; those who come again and again do not keep it from driving. */
 static void let_others_in(pith_comm *comm) {
-  if (atomic_load(&comm->knocking)) {
+  unsigned knocked = atomic_load(&comm->knocked);
+  if ((int)(knocked - atomic_load(&comm->entered)) > 0) {
     pthread_mutex_unlock(&comm->mutex);
-    while (atomic_load(&comm->knocking)) {
+    while ((int)(knocked - atomic_load(&comm->entered)) > 0) {
       sched_yield();
     }
     pthread_mutex_lock(&comm->mutex);

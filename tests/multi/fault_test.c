@@ -601,22 +601,57 @@ static void *talk(void *argument) {
   return NULL;
 }
 
-static void many_talk(pith_comm *comm, void *argument) {
-  (void)argument;
+static void run_threads(pith_comm *comm, void *(*routine)(void *)) {
   pthread_t thread[THREADS];
   talker who[THREADS];
   for (int t = 0; t < THREADS; t++) {
     who[t] = (talker){comm, t};
-    CHECK(pthread_create(&thread[t], NULL, talk, &who[t]) == 0);
+    CHECK(pthread_create(&thread[t], NULL, routine, &who[t]) == 0);
   }
   for (int t = 0; t < THREADS; t++) {
     pthread_join(thread[t], NULL);
   }
 }
 
+static void many_talk(pith_comm *comm, void *argument) {
+  (void)argument;
+  run_threads(comm, talk);
+}
+
 TEST(threads_of_a_rank_exchange_messages_at_once) {
   for (size_t t = 0; t < 3; t++) {
     ranks_run(transports[t], 2, 0, many_talk, NULL);
+  }
+}
+
+/* Asks for its requests in a tight loop, as do all the others: whoever drives must get on all the same. */
+static void *ask(void *argument) {
+  const talker *me = argument;
+  int peer = 1 - pith_comm_rank(me->comm);
+  for (int round = 0; round < ROUNDS; round++) {
+    float x = (float)round, y = -1;
+    pith_request *sent, *received;
+    CHECK_OK(pith_receive(me->comm, (pith_span){&y, 1, PITH_F32}, peer, (uint32_t)me->number, &received));
+    CHECK_OK(pith_send(me->comm, (pith_cspan){&x, 1, PITH_F32}, peer, (uint32_t)me->number, &sent));
+    for (int done = 0, both = 0; !both; both &= done) {
+      CHECK_OK(pith_test(sent, &both));
+      CHECK_OK(pith_test(received, &done));
+    }
+    CHECK_OK(pith_wait(sent));
+    CHECK_OK(pith_wait(received));
+    CHECK(y == x);
+  }
+  return NULL;
+}
+
+static void many_ask(pith_comm *comm, void *argument) {
+  (void)argument;
+  run_threads(comm, ask);
+}
+
+TEST(threads_that_ask_all_the_time_do_not_stop_the_driver) {
+  for (size_t t = 0; t < 3; t++) {
+    ranks_run(transports[t], 2, 0, many_ask, NULL);
   }
 }
 
