@@ -15,6 +15,7 @@
 #include "engine/comm.h"
 #include "ranks.h"
 #include "test.h"
+#include "transport/module.h"
 
 #define RANKS_MOST 4
 #define VALUES 20000
@@ -121,11 +122,32 @@ static void kill_each(const char *transport, const char *spec) {
 
 TEST(a_killed_rank_is_an_error_within_two_seconds_over_shm) { kill_each("shm", NULL); }
 TEST(a_killed_rank_is_an_error_within_two_seconds_over_tcp) { kill_each("tcp", NULL); }
+/* Skips where there is no UCX. `networks` are UCX's. */
+static void need_ucx(const char *networks) {
+  const pith_transport_ops *ops;
+  setenv("PITH_MODULE_PATH", MODULES, 1);
+  setenv("UCX_WARN_UNUSED_ENV_VARS", "n", 1);
+  setenv("UCX_TLS", networks, 1);
+  if (pith__transport_open("ucx", &ops) != PITH_OK || ops->probe() != PITH_OK) {
+    SKIP("%s", pith_error());
+  }
+}
+
+TEST(a_killed_rank_is_an_error_within_two_seconds_over_ucx) {
+  need_ucx("posix");
+  kill_each("ucx", NULL);
+}
+
+TEST(a_killed_rank_is_an_error_within_two_seconds_over_the_tcp_of_ucx) {
+  need_ucx("tcp");
+  kill_each("ucx", "q:4");
+}
+
 TEST(a_killed_rank_is_an_error_with_compression_over_shm) { kill_each("shm", "q:4"); }
 TEST(a_killed_rank_is_an_error_with_compression_over_tcp) { kill_each("tcp", "topk:0.01"); }
 
 /* All groups at once: each only waits for its time-out. */
-TEST(a_stopped_rank_is_an_error_within_the_timeout) {
+static void stop_some(const char *const *names, int count) {
   enum { GROUPS = 6 };
   pid_t child[GROUPS][RANKS_MOST];
   shared *s[GROUPS];
@@ -133,7 +155,7 @@ TEST(a_stopped_rank_is_an_error_within_the_timeout) {
     int ranks = 2 + g / 2;
     s[g] = share();
     s[g]->victim = (int)test_below((uint64_t)ranks), s[g]->most = 3.0;
-    ranks_start(process_transports[g % 2], ranks, 1.5, reduce_until_error, s[g], child[g]);
+    ranks_start(names[g % count], ranks, 1.5, reduce_until_error, s[g], child[g]);
     harm(s[g], child[g], ranks, SIGSTOP);
   }
   for (int g = 0; g < GROUPS; g++) {
@@ -146,6 +168,13 @@ TEST(a_stopped_rank_is_an_error_within_the_timeout) {
     CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 0, "a rank that went on after its group had given up failed");
     munmap(s[g], sizeof *s[g]);
   }
+}
+
+TEST(a_stopped_rank_is_an_error_within_the_timeout) { stop_some(process_transports, 2); }
+
+TEST(a_stopped_rank_is_an_error_within_the_timeout_over_ucx) {
+  need_ucx("posix");
+  stop_some((const char *const[]){"ucx"}, 1);
 }
 
 /* Exchanges messages with the other of ranks 0 and 1, until that fails. */
