@@ -12,13 +12,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/bench_least.h"
 #include "cli/bench_report.h"
 #include "cli/cli.h"
+#include "cli/network.h"
 
 typedef struct settings {
   size_t from, to, factor, repetitions, warmup;
   int check;
-  const char *json, *transport, *inside;
+  const char *json, *transport, *inside, *link;
   cli_list specs, algorithms;
 } settings;
 
@@ -30,6 +32,8 @@ typedef struct bench {
   int was_used[CLI_LIST_MAX]; /* an algorithm suited something */
   int is_first_size;
   double plain_seconds, plain_sent; /* the least of the uncompressed lines of this size */
+  double copy_seconds;              /* of a tensor of this size, where a link was given */
+  double link; /* bytes per second */
   cli_report report;
 } bench;
 
@@ -58,6 +62,7 @@ static pith_status measure(bench *b, const cli_buffers *values, const pith_codec
     status = cli_timing_measure(b->collective, b->comm, values, &call, b->set.repetitions, b->set.warmup, b->set.check,
                                 &r->timing);
   }
+  r->memory_seconds = b->copy_seconds * cli_least_copies(codec, call.state, n);
   pith_state_destroy(call.state);
   return status;
 }
@@ -106,7 +111,10 @@ static int run_size(bench *b, size_t bytes) {
     exit(cli_fail(CLI_FAILED, "out of memory: %zu bytes", bytes));
   }
   b->plain_seconds = b->plain_sent = INFINITY;
-  int code = run_codec(b, &values, NULL);
+  int code = run_codec(b, &values, NULL); /* and the memory is there now */
+  if (code == CLI_OK && b->report.link > 0 && cli_least_copy(b->comm, &values, &b->copy_seconds) != PITH_OK) {
+    code = cli_fail(CLI_FAILED, "%s", pith_error());
+  }
   for (size_t i = 0; i < b->set.specs.count && code == CLI_OK; i++) {
     code = run_codec(b, &values, b->codec[i]);
   }
@@ -143,7 +151,8 @@ static int run_and_report(bench *b) {
   b->report = (cli_report){.collective = b->collective,
                            .ranks = pith_comm_ranks(b->comm),
                            .repetitions = set->repetitions,
-                           .inside = set->inside};
+                           .inside = set->inside,
+                           .link = b->link};
   int code = is_printing(b) ? cli_report_open(&b->report, b->comm, &set->specs, &set->algorithms, set->json) : CLI_OK;
   if (code != CLI_OK) {
     return code;
@@ -171,6 +180,7 @@ static cli_parsed parse(const cli_collective *collective, int argc, char **argv,
       {"--inside", CLI_TEXT, &set->inside, "SPEC",
        "allreduce: the method inside a host, for compressed lines by hierarchical (PITH_INSIDE, or none)"},
       {"--transport", CLI_TEXT, &set->transport, "NAME", "auto, shm, tcp, mpi or ucx (PITH_TRANSPORT, or auto)"},
+      {"--link", CLI_TEXT, &set->link, "RATE", "the rate of a rank's link, as 1gbit: shows the least time that it and memory allow"},
       {"--json", CLI_TEXT, &set->json, "FILE", "rank 0 writes JSON too; - for standard output in place of the table"},
       {.name = NULL},
   };
@@ -182,7 +192,9 @@ static cli_parsed parse(const cli_collective *collective, int argc, char **argv,
                            "(under way, but in neither of the others) and decode are means.\n"
                            "error is ‖result − exact‖/‖exact‖ of the first operation.\n"
                            "wire bytes are those of the rank that sends most. ratio and speed-up compare with the uncompressed\n"
-                           "line, the best of them where there are several.",
+                           "line, the best of them where there are several. least is what the link needs for those bytes, or\n"
+                           "what memory needs for the values a method must read and write, as copies that all ranks make at\n"
+                           "once (one, and one for what a memory keeps; sparse and low rank methods look at values again).",
                            options};
   return cli_options_parse(&usage, argc, argv, NULL);
 }
@@ -201,6 +213,16 @@ static int check_settings(const bench *b) {
   return (set->algorithms.count || set->inside) && strcmp(b->collective->name, "allreduce") != 0
              ? cli_fail(CLI_USAGE, "--algo and --inside are for allreduce; there is one algorithm for %s", b->collective->name)
              : CLI_OK;
+}
+
+static int read_link(bench *b) {
+  unsigned long long bits = 0;
+  if (b->set.link && (!cli_rate_parse(b->set.link, &bits) || strcmp(b->collective->name, "allreduce") != 0)) {
+    return cli_fail(CLI_USAGE, bits ? "--link %s: the least time is known for allreduce alone" : "--link %s is no rate: write 1gbit or 100mbit",
+                    b->set.link);
+  }
+  b->link = (double)bits / 8;
+  return CLI_OK;
 }
 
 static int create_codecs(bench *b) {
@@ -222,6 +244,9 @@ int cli_bench_collective(const cli_collective *collective, int argc, char **argv
   config.transport = b.set.transport;
   config.inside = b.set.inside;
   int code = check_settings(&b);
+  if (code == CLI_OK) {
+    code = read_link(&b);
+  }
   if (code == CLI_OK) {
     code = create_codecs(&b);
   }

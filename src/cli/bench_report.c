@@ -1,6 +1,7 @@
 /* The columns are those that users of collective libraries know, and the ones they miss: bytes, error, where the time goes. */
 #include "cli/bench_report.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -8,9 +9,10 @@
 
 /* clang-format off */
 enum { SIZE, COUNT, TYPE, CODEC, ALGORITHM, TIME, ALGBW, BUSBW, WRONG, ERROR, BYTES, RATIO, SPEEDUP, ENCODE, WIRE, DECODE,
-       COLUMN_COUNT };
+       LEAST, TIMES_LEAST, COLUMN_COUNT };
 /* clang-format on */
 enum { CELL_MAX = 32 };
+_Static_assert((int)COLUMN_COUNT <= (int)CLI_COLUMNS_MAX, "a table has room for all columns");
 
 static const cli_column columns[COLUMN_COUNT] = {
     [SIZE] = {"size", 1, 10},
@@ -29,6 +31,8 @@ static const cli_column columns[COLUMN_COUNT] = {
     [ENCODE] = {"encode us", 1, 0},
     [WIRE] = {"wire us", 1, 9},
     [DECODE] = {"decode us", 1, 0},
+    [LEAST] = {"least us", 1, 9},
+    [TIMES_LEAST] = {"×least", 1, 6},
 };
 
 static double algbw_of(const cli_result *r) { return (double)r->bytes / r->timing.seconds * 1e-9; }
@@ -37,9 +41,11 @@ static double ratio_of(const cli_result *r) { return r->timing.sent > 0 ? r->pla
 
 static double speedup_of(const cli_result *r) { return r->plain_seconds / r->timing.seconds; }
 
+static double least_of(const cli_report *report, const cli_result *r) { return fmax(r->timing.sent / report->link, r->memory_seconds); }
+
 /* ---- The table --------------------------------------------------------------------------------------------------- */
 
-/* Leaves out the column that is not wanted. */
+/* Leaves out the column that is not wanted; the last two are not there where they are not. */
 static void pack(const cli_report *report, const char **cells) {
   if (!report->has_algorithms) {
     memmove(cells + ALGORITHM, cells + ALGORITHM + 1, (COLUMN_COUNT - ALGORITHM - 1) * sizeof *cells);
@@ -50,7 +56,7 @@ static void make_table(cli_report *report, const cli_list *specs, const cli_list
   cli_table *table = &report->table;
   size_t place = 0;
   for (size_t i = 0; i < COLUMN_COUNT; i++) {
-    if (i != ALGORITHM || report->has_algorithms) {
+    if ((i != ALGORITHM || report->has_algorithms) && (i < LEAST || report->link > 0)) {
       table->column[place++] = columns[i];
     }
   }
@@ -72,6 +78,10 @@ static void print_times(const cli_report *report, const cli_result *r, char text
   snprintf(text[ENCODE], CELL_MAX, "%.1f", t->encode * 1e6);
   snprintf(text[WIRE], CELL_MAX, t->wire < 1e-4 ? "%.2f" : "%.1f", t->wire * 1e6);
   snprintf(text[DECODE], CELL_MAX, "%.1f", t->decode * 1e6);
+  if (report->link > 0) {
+    snprintf(text[LEAST], CELL_MAX, "%.1f", least_of(report, r) * 1e6);
+    snprintf(text[TIMES_LEAST], CELL_MAX, "%.2f", t->seconds / least_of(report, r));
+  }
 }
 
 static void print_row(const cli_report *report, const cli_result *r) {
@@ -118,6 +128,10 @@ static void write_figures(cli_json *json, const cli_report *report, const cli_re
   cli_json_number(json, "encode_seconds", t->encode);
   cli_json_number(json, "wire_seconds", t->wire);
   cli_json_number(json, "decode_seconds", t->decode);
+  if (report->link > 0) {
+    cli_json_number(json, "link_seconds", t->sent / report->link);
+    cli_json_number(json, "memory_seconds", r->memory_seconds);
+  }
   cli_json_number(json, "algbw_gbps", algbw_of(r));
   cli_json_number(json, "busbw_gbps", algbw_of(r) * report->collective->bus(report->ranks));
   cli_json_number(json, "wire_bytes", t->sent);

@@ -14,6 +14,7 @@ typedef struct cli_report {
   const char *inside;  /* spec inside a host, or NULL */
   char transports[64]; /* how rank 0 reaches the others */
   int has_algorithms;  /* whether there is a column for them */
+  double link;         /* bytes per second that a rank's link carries; 0: no columns for the least time */
   cli_table table;
   cli_json json; /* .file is NULL where none was asked for */
   int quiet;     /* JSON goes to standard output, so the table does not */
@@ -25,6 +26,7 @@ typedef struct cli_result {
   size_t bytes;
   double plain_seconds, plain_sent; /* the least of the uncompressed lines of this size */
   cli_timing timing;
+  double memory_seconds; /* the least that memory needs, where a link was given */
 } cli_result;
 
 /* Opens FILE, "-" for standard output, NULL for none, and prints the head. Returns an exit code. */

@@ -7,7 +7,7 @@
 
 #include <stddef.h>
 
-enum { CLI_COLUMNS_MAX = 16 };
+enum { CLI_COLUMNS_MAX = 20 };
 
 typedef struct cli_column {
   const char *title;

@@ -16,6 +16,8 @@
 enum { POWERSGD_RANK };
 #define HEAD 8
 #define TILE 2048
+#define ROWS PITH_OUTER_ROWS
+#define STRIP 16384 /* values, or a row: stays in the second-level cache */
 
 static const pith_param powersgd_params[] = {
     {"rank", PITH_PARAM_INT, 1, 256, "4", NULL, "columns of the factors"},
@@ -42,6 +44,20 @@ static shape shape_of(const pith_value *a, size_t n, uint64_t rows) {
   return s;
 }
 
+/* Rows of a strip, and those of the strip that begins at a value. */
+static size_t strip_rows(const shape *s) { return s->cols < STRIP ? STRIP / s->cols : 1; }
+
+typedef struct stretch {
+  size_t from, to;
+} stretch;
+
+static stretch all_rows(const shape *s) { return (stretch){0, s->rows}; }
+
+static stretch strip_at(const shape *s, uint64_t offset) {
+  size_t from = (size_t)offset / s->cols;
+  return (stretch){from, pith__least(s->rows, from + strip_rows(s))};
+}
+
 static size_t row_length(const shape *s, size_t row) {
   size_t start = row * s->cols;
   return start >= s->n ? 0 : s->n - start < s->cols ? s->n - start : s->cols;
@@ -49,10 +65,10 @@ static size_t row_length(const shape *s, size_t row) {
 
 /* ---- Products ---------------------------------------------------------------------------------------------------- */
 
-/* P = MQ */
-static void multiply(const shape *s, pith_cspan m, const float *q, float *p) {
+/* P = MQ, some rows of it */
+static void multiply(const shape *s, stretch rows, pith_cspan m, const float *q, float *p) {
   float tile[TILE], sums[256];
-  for (size_t row = 0; row < s->rows; row++) {
+  for (size_t row = rows.from; row < rows.to; row++) {
     memset(sums, 0, s->rank * sizeof *sums);
     for (size_t col = 0, length = row_length(s, row); col < length; col += TILE) {
       size_t n = pith__least(TILE, length - col);
@@ -71,15 +87,21 @@ static void row_of(const shape *s, const float *p, size_t row, float *out) {
   }
 }
 
-/* Q = MᵀP */
-static void multiply_transposed(const shape *s, pith_cspan m, const float *p, float *q) {
-  float tile[TILE], factors[256];
-  memset(q, 0, s->rank * s->cols * sizeof *q);
-  for (size_t row = 0; row < s->rows; row++) {
-    row_of(s, p, row, factors);
+/* Q += MᵀP over some rows. ROWS of them share one pass over Q; every value adds up in the order of rows all the same. */
+static void multiply_transposed(const shape *s, stretch rows, pith_cspan m, const float *p, float *q) {
+  float tile[ROWS][TILE], factors[ROWS * 256];
+  for (size_t row = rows.from, together; row < rows.to; row += together) {
+    together = rows.to - row < ROWS || row_length(s, row + ROWS - 1) < s->cols ? 1 : ROWS;
+    for (size_t j = 0; j < together; j++) {
+      row_of(s, p, row + j, factors + j * s->rank);
+    }
     for (size_t col = 0, length = row_length(s, row); col < length; col += TILE) {
       size_t n = pith__least(TILE, length - col);
-      pith__kernels()->outer(pith__span_load(m, row * s->cols + col, n, tile), n, factors, s->rank, q + col, s->cols);
+      const float *x[ROWS];
+      for (size_t j = 0; j < together; j++) {
+        x[j] = pith__span_load(m, (row + j) * s->cols + col, n, tile[j]);
+      }
+      pith__kernels()->outer(x, together, n, factors, s->rank, q + col, s->cols);
     }
   }
 }
@@ -95,7 +117,8 @@ static void project_out(const float *columns, size_t count, float *column, size_
   for (int pass = 0; pass < 2; pass++) {
     for (size_t j = 0; j < count; j++) {
       float factor = -dot(columns + j * n, column, n);
-      pith__kernels()->outer(columns + j * n, n, &factor, 1, column, n);
+      const float *direction = columns + j * n;
+      pith__kernels()->outer(&direction, 1, n, &factor, 1, column, n);
     }
   }
 }
@@ -191,9 +214,10 @@ static pith_status powersgd_encode(const pith_value *a, pith_cspan src, pith_out
     memcpy(q, part, q_bytes);
   }
   wake_columns(&s, q, ctx);
-  multiply(&s, src, q, p);
+  multiply(&s, all_rows(&s), src, q, p);
   orthonormalize(p, s.rank, s.rows);
-  multiply_transposed(&s, src, p, q);
+  memset(q, 0, q_bytes);
+  multiply_transposed(&s, all_rows(&s), src, p, q);
   if (part) {
     memcpy(part, q, q_bytes);
   }
@@ -205,18 +229,21 @@ static pith_status powersgd_encode(const pith_value *a, pith_cspan src, pith_out
   return PITH_OK;
 }
 
-/* dst (+ or −)= PQᵀ */
-static void expand(const shape *s, const float *p, const float *q, pith_span dst, pith_apply apply) {
+/* dst (+ or −)= PQᵀ, some rows of it */
+static void expand(const shape *s, stretch rows, const float *p, const float *q, pith_span dst, pith_apply apply) {
   float tile[TILE], more[TILE], factors[256];
-  for (size_t row = 0; row < s->rows; row++) {
+  for (size_t row = rows.from; row < rows.to; row++) {
     row_of(s, p, row, factors);
     for (size_t k = 0; k < s->rank && apply == PITH_APPLY_SUB; k++) {
       factors[k] = -factors[k];
     }
     for (size_t col = 0, length = row_length(s, row); col < length; col += TILE) {
       size_t n = pith__least(TILE, length - col);
-      pith__kernels()->combine(factors, s->rank, q + col, s->cols, tile, n);
-      pith__span_store(dst, row * s->cols + col, n, tile, apply == PITH_APPLY_SET ? PITH_SET : PITH_ADD, more);
+      float *whole = dst.dtype == PITH_F32 && apply == PITH_APPLY_SET ? (float *)dst.data + row * s->cols + col : NULL;
+      pith__kernels()->combine(factors, s->rank, q + col, s->cols, whole ? whole : tile, n);
+      if (!whole) {
+        pith__span_store(dst, row * s->cols + col, n, tile, apply == PITH_APPLY_SET ? PITH_SET : PITH_ADD, more);
+      }
     }
   }
 }
@@ -244,7 +271,7 @@ static pith_status powersgd_decode(const pith_value *a, pith_bytes in, pith_span
   PITH_REQUIRE(!s.dense && in.size == HEAD + s.rank * (s.rows + s.cols) * sizeof(float), PITH_ERR_CORRUPT,
                "powersgd: %zu bytes do not hold rank %zu factors of %zu × %zu", in.size, s.rank, s.rows, s.cols);
   const float *p = (const float *)(const void *)((const uint8_t *)in.data + HEAD);
-  expand(&s, p, p + s.rank * s.rows, dst, apply);
+  expand(&s, all_rows(&s), p, p + s.rank * s.rows, dst, apply);
   return PITH_OK;
 }
 
@@ -268,19 +295,37 @@ static pith_status powersgd_describe(const pith_value *a, size_t n, uint64_t row
   return PITH_OK;
 }
 
+/* Values of a layer that is not worth factoring are one strip. */
+static size_t powersgd_strip(const pith_value *a, size_t n, uint64_t rows) {
+  shape s = shape_of(a, n, rows);
+  return s.dense ? n : strip_rows(&s) * s.cols;
+}
+
+static void produce_dense(size_t index, pith_cspan src, void *buffer) {
+  if (index == 1) {
+    copy_values(src, buffer);
+  }
+}
+
 static pith_status powersgd_produce(const pith_value *a, size_t index, pith_cspan src, void *buffer, void *part,
                                     const pith_ctx *ctx) {
   shape s = shape_of(a, src.n, ctx->rows);
-  float *q = part, *p = s.dense ? NULL : q + s.rank * s.cols;
   if (s.dense) {
-    if (index == 1) {
-      copy_values(src, buffer);
+    produce_dense(index, src, buffer);
+    return PITH_OK;
+  }
+  float *q = part, *p = q + s.rank * s.cols;
+  stretch rows = strip_at(&s, ctx->offset);
+  if (index == 0) {
+    if (rows.from == 0) {
+      wake_columns(&s, q, ctx);
     }
-  } else if (index == 0) {
-    wake_columns(&s, q, ctx);
-    multiply(&s, src, q, buffer);
+    multiply(&s, rows, src, q, buffer);
   } else {
-    multiply_transposed(&s, src, p, buffer);
+    if (rows.from == 0) {
+      memset(buffer, 0, s.rank * s.cols * sizeof(float));
+    }
+    multiply_transposed(&s, rows, src, p, buffer);
   }
   return PITH_OK;
 }
@@ -288,19 +333,24 @@ static pith_status powersgd_produce(const pith_value *a, size_t index, pith_cspa
 static pith_status powersgd_consume(const pith_value *a, size_t index, const void *buffer, pith_span dst, void *part,
                                     const pith_ctx *ctx) {
   shape s = shape_of(a, dst.n, ctx->rows);
-  float factor = 1.0f / (float)ctx->ranks, *q = part, *p = s.dense ? NULL : q + s.rank * s.cols;
+  float factor = 1.0f / (float)ctx->ranks;
   if (s.dense) {
     if (index == 1) {
       apply_values(buffer, factor, dst, PITH_SET);
     }
-  } else if (index == 0) {
+    return PITH_OK;
+  }
+  float *q = part, *p = q + s.rank * s.cols;
+  if (index == 0) {
     memcpy(p, buffer, s.rank * s.rows * sizeof *p);
     orthonormalize(p, s.rank, s.rows); /* the same for a sum as for a mean */
-  } else {
+    return PITH_OK;
+  }
+  if (ctx->offset == 0) {
     memcpy(q, buffer, s.rank * s.cols * sizeof *q);
     pith__kernels()->scale(factor, q, s.rank * s.cols);
-    expand(&s, p, q, dst, PITH_APPLY_SET);
   }
+  expand(&s, strip_at(&s, ctx->offset), p, q, dst, PITH_APPLY_SET);
   return PITH_OK;
 }
 
@@ -324,4 +374,5 @@ const pith_codec_ops pith__codec_powersgd = {
     .describe = powersgd_describe,
     .produce = powersgd_produce,
     .consume = powersgd_consume,
+    .strip = powersgd_strip,
 };

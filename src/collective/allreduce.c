@@ -211,8 +211,12 @@ static pith_status work_consume(pith_job *job, const pith_task *task) { return w
 
 /* Rounds end in a mean; a sum is that many times as much. */
 static pith_status work_mean_to_sum(pith_job *job, const pith_task *task) {
-  float tile[1024], buffer[1024];
   (void)task;
+  if (job->dst.dtype == PITH_F32) {
+    pith__values_scale((float)job->ranks, job->dst.data, job->dst.n);
+    return PITH_OK;
+  }
+  float tile[1024], buffer[1024];
   for (size_t first = 0; first < job->dst.n; first += 1024) {
     size_t n = job->dst.n - first < 1024 ? job->dst.n - first : 1024;
     pith_cspan mean = {job->dst.data, job->dst.n, job->dst.dtype};

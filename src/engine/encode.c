@@ -168,6 +168,52 @@ static pith_status check_buffer(const pith_codec *codec, const pith_state *state
   return PITH_OK;
 }
 
+/* ---- Strip by strip: each is met, multiplied, decoded and settled while it is in the cache ----------------------- */
+
+typedef struct strips {
+  size_t length, count;
+} strips;
+
+/* A layer without values is one strip, too. */
+static strips strips_of(const pith_codec *codec, const pith_state *state) {
+  size_t length = codec->ops->strip ? codec->ops->strip(codec->args, state->n, state->rows) : state->n;
+  return length ? (strips){length, (state->n + length - 1) / length} : (strips){0, 1};
+}
+
+static pith_extent strip_at(const strips *s, const pith_state *state, size_t number) {
+  size_t first = number * s->length, rest = state->n - first;
+  return (pith_extent){first, rest < s->length ? rest : s->length};
+}
+
+static pith_status produce_strips(const pith_codec *codec, pith_state *state, size_t index, pith_cspan src, void *buffer, pith_ctx *ctx) {
+  float tile[PITH_FEED_TILE], factor = index == 0 ? pith__feed_factor(codec, src, tile, ctx) : 1.0f;
+  pith_cspan carried = pith__feed_carried(codec, state, src);
+  strips all = strips_of(codec, state);
+  for (size_t i = 0; i < all.count; i++) {
+    pith_extent strip = strip_at(&all, state, i);
+    ctx->offset = strip.first;
+    if (index == 0) {
+      pith__feed_meet(codec, state, src, strip, factor, tile);
+    }
+    PITH_TRY(codec->ops->produce(codec->args, index, carried, buffer, state->part, ctx));
+  }
+  return PITH_OK;
+}
+
+static pith_status consume_strips(const pith_codec *codec, pith_state *state, size_t index, const void *buffer, pith_span dst,
+                                  pith_ctx *ctx) {
+  float tile[PITH_FEED_TILE];
+  strips all = strips_of(codec, state);
+  for (size_t i = 0; i < all.count; i++) {
+    pith_extent strip = strip_at(&all, state, i);
+    ctx->offset = strip.first;
+    PITH_TRY(codec->ops->consume(codec->args, index, buffer, dst, state->part, ctx));
+    ctx->offset = 0;
+    pith__feed_settle(codec, state, (pith_cspan){dst.data, dst.n, dst.dtype}, strip, tile, ctx);
+  }
+  return PITH_OK;
+}
+
 pith_status pith_round_produce(const pith_codec *codec, pith_state *state, size_t index, pith_cspan src, void *buffer,
                                const pith_ctx *given) {
   pith_ctx ctx;
@@ -178,14 +224,8 @@ pith_status pith_round_produce(const pith_codec *codec, pith_state *state, size_
   PITH_REQUIRE(index == 0 || index == state->round, PITH_ERR_STATE,
                "%s: round %zu must be consumed before round %zu is produced", codec->spec, index - 1, index);
   PITH_TRY(check_buffer(codec, state, index, buffer));
-  float tile[PITH_FEED_TILE];
-  if (index == 0) {
-    state->round = 0;
-    src = pith__feed_meet(codec, state, src, tile, &ctx);
-  } else {
-    src = pith__feed_carried(codec, state, src);
-  }
-  PITH_TRY(codec->ops->produce(codec->args, index, src, buffer, state->part, &ctx));
+  state->round = index == 0 ? 0 : state->round;
+  PITH_TRY(produce_strips(codec, state, index, src, buffer, &ctx));
   state->produced = 1;
   return PITH_OK;
 }
@@ -205,13 +245,13 @@ pith_status pith_round_consume(const pith_codec *codec, pith_state *state, size_
     PITH_TRY(check_tensor(codec, dst.data, dst.n, dst.dtype));
     PITH_REQUIRE(dst.n == state->n, PITH_ERR_STATE, "the state is for %zu values, not %zu", state->n, dst.n);
   }
-  pith_span target = last ? dst : (pith_span){NULL, state->n, PITH_F32};
-  PITH_TRY(codec->ops->consume(codec->args, index, buffer, target, state->part, &ctx));
+  if (last) {
+    PITH_TRY(consume_strips(codec, state, index, buffer, dst, &ctx));
+  } else {
+    pith_span size_only = {NULL, state->n, PITH_F32};
+    PITH_TRY(codec->ops->consume(codec->args, index, buffer, size_only, state->part, &ctx));
+  }
   state->round = last ? 0 : index + 1;
   state->produced = 0;
-  if (last) {
-    float tile[PITH_FEED_TILE];
-    pith__feed_settle(codec, state, (pith_cspan){dst.data, dst.n, dst.dtype}, tile, &ctx);
-  }
   return PITH_OK;
 }

@@ -29,11 +29,31 @@ static void k_dots(const float *m, size_t n, const float *q, size_t stride, size
   }
 }
 
-static void k_outer(const float *m, size_t n, const float *p, size_t r, float *q, size_t stride) {
+/* Rows are added one after another, so that the sums do not depend on how many come together. */
+INLINE void outer_rows(const float *const *m, size_t rows, size_t n, const float *p, size_t r, float *q, size_t stride) {
   for (size_t c = 0; c < r; c++) {
-    vf factor = v_set(p[c]);
+    vf factor[PITH_OUTER_ROWS];
+    for (size_t j = 0; j < rows; j++) {
+      factor[j] = v_set(p[j * r + c]);
+    }
     float *column = q + c * stride;
-    STEPS(i, k, n) { put(column + i, v_add(get(column + i, k), v_mul(get(m + i, k), factor)), k); }
+    STEPS(i, k, n) {
+      vf sum = get(column + i, k);
+      for (size_t j = 0; j < rows; j++) {
+        sum = v_add(sum, v_mul(get(m[j] + i, k), factor[j]));
+      }
+      put(column + i, sum, k);
+    }
+  }
+}
+
+static void k_outer(const float *const *m, size_t rows, size_t n, const float *p, size_t r, float *q, size_t stride) {
+  if (rows == PITH_OUTER_ROWS) {
+    outer_rows(m, PITH_OUTER_ROWS, n, p, r, q, stride);
+  } else {
+    for (size_t j = 0; j < rows; j++) {
+      outer_rows(m + j, 1, n, p + j * r, r, q, stride);
+    }
   }
 }
 

@@ -47,6 +47,8 @@ typedef struct pith_halves {
 /* What a sparsifier orders values by: the bits of |x|, or of |x| on one side of zero and 0 on the other. */
 typedef enum pith_side { PITH_SIDE_BOTH = 0, PITH_SIDE_POSITIVE = 1, PITH_SIDE_NEGATIVE = 2 } pith_side;
 
+#define PITH_OUTER_ROWS 4
+
 typedef struct pith_kernels {
   /* Conversions. */
   void (*f16_to_f32)(const uint16_t *src, float *dst, size_t n);
@@ -120,9 +122,10 @@ typedef struct pith_kernels {
   void (*histogram)(const float *x, size_t n, pith_side side, int shift, uint32_t mask, int above, uint32_t prefix,
                     uint32_t *bins);
 
-  /* Low rank: out[k] += Σ m[i] · q[k·stride + i], and q[k·stride + i] += m[i] · p[k], for k < r. */
+  /* Low rank: out[k] += Σ m[i] · q[k·stride + i], and q[k·stride + i] += m[j][i] · p[j·r + k] for j = 0, 1, … rows, for k < r. Fastest
+   * with PITH_OUTER_ROWS rows. */
   void (*dots)(const float *m, size_t n, const float *q, size_t stride, size_t r, float *out);
-  void (*outer)(const float *m, size_t n, const float *p, size_t r, float *q, size_t stride);
+  void (*outer)(const float *const *m, size_t rows, size_t n, const float *p, size_t r, float *q, size_t stride);
   /* out[i] = Σ_k p[k] · q[k·stride + i] */
   void (*combine)(const float *p, size_t r, const float *q, size_t stride, float *out, size_t n);
 } pith_kernels;

@@ -119,19 +119,16 @@ pith_cspan pith__feed_carried(const pith_codec *codec, const pith_state *state, 
   return codec->memory ? (pith_cspan){carrier(codec, state), state->n, PITH_F32} : src;
 }
 
-pith_cspan pith__feed_meet(const pith_codec *codec, pith_state *state, pith_cspan src, float *buffer,
-                           const pith_ctx *ctx) {
-  if (!codec->memory) {
-    return src;
+float pith__feed_factor(const pith_codec *codec, pith_cspan src, float *buffer, const pith_ctx *ctx) {
+  return codec->memory ? gradient_factor(codec, src, PITH_FEED_TILE, buffer, ctx) : 1.0f;
+}
+
+void pith__feed_meet(const pith_codec *codec, pith_state *state, pith_cspan src, pith_extent part, float factor, float *buffer) {
+  for (size_t at = part.first, end = part.first + part.n; codec->memory && at < end; at += PITH_FEED_TILE) {
+    size_t n = pith__least(PITH_FEED_TILE, end - at);
+    const float *g = pith__span_load(src, at, n, buffer);
+    codec->memory->meet(codec->memory_args, state, at, g, factor, carrier(codec, state) + at, n);
   }
-  const size_t tile = PITH_FEED_TILE;
-  float gamma = gradient_factor(codec, src, tile, buffer, ctx), *p = carrier(codec, state);
-  for (size_t first = 0; first < src.n; first += tile) {
-    size_t n = pith__least(tile, src.n - first);
-    const float *g = pith__span_load(src, first, n, buffer);
-    codec->memory->meet(codec->memory_args, state, first, g, gamma, p + first, n);
-  }
-  return pith__feed_carried(codec, state, src);
 }
 
 static pith_status take_out_sent(const pith_codec *codec, pith_state *state, pith_bytes sent, void *chain,
@@ -151,7 +148,9 @@ static pith_status take_out_sent(const pith_codec *codec, pith_state *state, pit
 
 static pith_status feed_whole(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
                               const pith_feed_scratch *scratch, const pith_ctx *ctx) {
-  pith_cspan sent = pith__feed_meet(codec, state, src, scratch->gradient, ctx);
+  float factor = pith__feed_factor(codec, src, scratch->gradient, ctx);
+  pith__feed_meet(codec, state, src, (pith_extent){0, src.n}, factor, scratch->gradient);
+  pith_cspan sent = pith__feed_carried(codec, state, src);
   PITH_TRY(pith__codec_encode(codec, sent, out, state->part, scratch->chain, ctx));
   PITH_TRY(take_out_sent(codec, state, (pith_bytes){out->data, out->size}, scratch->chain, ctx));
   forget_not_finite(state->residual, state->n);
@@ -159,24 +158,27 @@ static pith_status feed_whole(const pith_codec *codec, pith_state *state, pith_c
   return PITH_OK;
 }
 
-void pith__feed_settle(const pith_codec *codec, pith_state *state, pith_cspan decoded, float *buffer,
+static void settle_tile(const pith_codec *codec, pith_state *state, pith_cspan decoded, size_t first, size_t n, float *buffer,
+                        const pith_ctx *ctx) {
+  float *p = carrier(codec, state) + first;
+  const float *d = buffer;
+  if (codec->ops->own) {
+    codec->ops->own(codec->args, p, n, first, buffer, state->part, ctx);
+  } else {
+    d = pith__span_load(decoded, first, n, buffer);
+  }
+  pith__kernels()->residual(p, d, p, n);
+}
+
+void pith__feed_settle(const pith_codec *codec, pith_state *state, pith_cspan decoded, pith_extent part, float *buffer,
                        const pith_ctx *ctx) {
-  if (!codec->memory) {
-    return;
-  }
-  const size_t tile = PITH_FEED_TILE;
-  float *p = carrier(codec, state);
-  for (size_t first = 0; first < state->n && codec->memory->after == PITH_AFTER_SUBTRACT; first += tile) {
-    size_t n = pith__least(tile, state->n - first);
-    const float *d = buffer;
-    if (codec->ops->own) {
-      codec->ops->own(codec->args, p + first, n, first, buffer, state->part, ctx);
-    } else {
-      d = pith__span_load(decoded, first, n, buffer);
+  for (size_t at = part.first, end = part.first + part.n; codec->memory && at < end; at += PITH_FEED_TILE) {
+    size_t n = pith__least(PITH_FEED_TILE, end - at);
+    if (codec->memory->after == PITH_AFTER_SUBTRACT) {
+      settle_tile(codec, state, decoded, at, n, buffer, ctx);
     }
-    pith__kernels()->residual(p + first, d, p + first, n);
+    forget_not_finite(carrier(codec, state) + at, n);
   }
-  forget_not_finite(p, state->n);
 }
 
 pith_status pith__feed_encode(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,

@@ -68,13 +68,20 @@ pith_status pith__feed_encode_result(const pith_codec *codec, pith_state *state,
 /* Room for what results lose at [first, first + n). */
 pith_status pith__state_own_results(pith_state *state, size_t first, size_t n);
 
-/* The same in two halves for methods of several rounds: what to send, as f32 (src itself without a memory) … */
-pith_cspan pith__feed_meet(const pith_codec *codec, pith_state *state, pith_cspan src, float *buffer,
-                           const pith_ctx *ctx);
-/* … that again in later rounds … */
+/* Values of a layer, from one on. */
+typedef struct pith_extent {
+  size_t first, n;
+} pith_extent;
+
+/* The same in two halves for methods of several rounds, a stretch of the layer at a time. `buffer` holds PITH_FEED_TILE values.
+ * What gradients are multiplied by, from all of them … */
+float pith__feed_factor(const pith_codec *codec, pith_cspan src, float *buffer, const pith_ctx *ctx);
+/* … then a stretch meets what was kept … */
+void pith__feed_meet(const pith_codec *codec, pith_state *state, pith_cspan src, pith_extent part, float factor, float *buffer);
+/* … what to send, as f32: src itself without a memory … */
 pith_cspan pith__feed_carried(const pith_codec *codec, const pith_state *state, pith_cspan src);
-/* … and what stays, once it is known what was decoded. `buffer` holds PITH_FEED_TILE values, as for meeting. */
-void pith__feed_settle(const pith_codec *codec, pith_state *state, pith_cspan decoded, float *buffer,
+/* … and what stays of a stretch, once it is known what was decoded. */
+void pith__feed_settle(const pith_codec *codec, pith_state *state, pith_cspan decoded, pith_extent part, float *buffer,
                        const pith_ctx *ctx);
 
 /* Checks that a state was made for this codec (and for n values from ctx->offset). */

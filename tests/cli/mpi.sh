@@ -136,7 +136,7 @@ a_killed_rank_ends_the_job() { every_mpi kill_each_rank; }
 
 # Nobody but us notices: the others say who it was.
 stop_each_rank() {
-  timeout=2
+  timeout=1
   for rank in 0 1 2; do
     harm $rank STOP
     grep -q "^told: .*for rank $rank without a sign of life" "$temp/out" || { cat "$temp/out" && return 1; }

@@ -217,10 +217,15 @@ DRIVER(dots) {
 }
 DRIVER(outer) {
   UNUSED;
-  float p[RANK] = {1, -0.5f, t->scale, 0, 3};
-  memcpy(out, t->y, 4 * (t->n / RANK * RANK));
-  k->outer(t->x, t->n / RANK, p, RANK, out, t->n / RANK);
-  return 4 * (t->n / RANK * RANK);
+  float p[PITH_OUTER_ROWS * RANK] = {1, -0.5f, t->scale, 0, 3, 2, 0.25f, -t->scale, 1, 7};
+  size_t rows = t->index % 2 ? PITH_OUTER_ROWS : 1 + (size_t)t->index % PITH_OUTER_ROWS, n = t->n / RANK, columns = n / PITH_OUTER_ROWS;
+  const float *m[PITH_OUTER_ROWS];
+  for (size_t j = 0; j < PITH_OUTER_ROWS; j++) {
+    m[j] = t->x + j * columns;
+  }
+  memcpy(out, t->y, 4 * (columns * RANK));
+  k->outer(m, rows, columns, p, RANK, out, columns);
+  return 4 * (columns * RANK);
 }
 DRIVER(combine) {
   UNUSED;
