@@ -18,6 +18,9 @@
 #include "kernel/kernel.h"
 #include "memory/memory.h"
 
+/* 2^15. Values below that stay finite whatever a codec makes of them, as halves too, and what they leave behind need not be looked at. */
+#define TAME_BITS 0x47000000u
+
 static size_t feed_tile(const pith_codec *codec) {
   size_t granule = codec->granule ? codec->granule : 1;
   return granule < PITH_FEED_TILE ? PITH_FEED_TILE / granule * granule : granule;
@@ -123,12 +126,17 @@ float pith__feed_factor(const pith_codec *codec, pith_cspan src, float *buffer, 
   return codec->memory ? gradient_factor(codec, src, PITH_FEED_TILE, buffer, ctx) : 1.0f;
 }
 
-void pith__feed_meet(const pith_codec *codec, pith_state *state, pith_cspan src, pith_extent part, float factor, float *buffer) {
+uint32_t pith__feed_meet(const pith_codec *codec, pith_state *state, pith_cspan src, pith_extent part, float factor, float *buffer) {
+  uint32_t most = 0;
   for (size_t at = part.first, end = part.first + part.n; codec->memory && at < end; at += PITH_FEED_TILE) {
     size_t n = pith__least(PITH_FEED_TILE, end - at);
     const float *g = pith__span_load(src, at, n, buffer);
-    codec->memory->meet(codec->memory_args, state, at, g, factor, carrier(codec, state) + at, n);
+    float *met = carrier(codec, state) + at;
+    codec->memory->meet(codec->memory_args, state, at, g, factor, met, n);
+    uint32_t here = pith__kernels()->absmax(met, n);
+    most = here > most ? here : most;
   }
+  return most;
 }
 
 static pith_status take_out_sent(const pith_codec *codec, pith_state *state, pith_bytes sent, void *chain,
@@ -149,12 +157,14 @@ static pith_status take_out_sent(const pith_codec *codec, pith_state *state, pit
 static pith_status feed_whole(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
                               const pith_feed_scratch *scratch, const pith_ctx *ctx) {
   float factor = pith__feed_factor(codec, src, scratch->gradient, ctx);
-  pith__feed_meet(codec, state, src, (pith_extent){0, src.n}, factor, scratch->gradient);
+  uint32_t most = pith__feed_meet(codec, state, src, (pith_extent){0, src.n}, factor, scratch->gradient);
   pith_cspan sent = pith__feed_carried(codec, state, src);
   PITH_TRY(pith__codec_encode(codec, sent, out, state->part, scratch->chain, ctx));
   PITH_TRY(take_out_sent(codec, state, (pith_bytes){out->data, out->size}, scratch->chain, ctx));
-  forget_not_finite(state->residual, state->n);
-  forget_not_finite(state->momentum, state->n);
+  if (most >= TAME_BITS) {
+    forget_not_finite(state->residual, state->n);
+    forget_not_finite(state->momentum, state->n);
+  }
   return PITH_OK;
 }
 

@@ -76,8 +76,8 @@ typedef struct pith_extent {
 /* The same in two halves for methods of several rounds, a stretch of the layer at a time. `buffer` holds PITH_FEED_TILE values.
  * What gradients are multiplied by, from all of them … */
 float pith__feed_factor(const pith_codec *codec, pith_cspan src, float *buffer, const pith_ctx *ctx);
-/* … then a stretch meets what was kept … */
-void pith__feed_meet(const pith_codec *codec, pith_state *state, pith_cspan src, pith_extent part, float factor, float *buffer);
+/* … then a stretch meets what was kept; gives the bits of the largest |value| … */
+uint32_t pith__feed_meet(const pith_codec *codec, pith_state *state, pith_cspan src, pith_extent part, float factor, float *buffer);
 /* … what to send, as f32: src itself without a memory … */
 pith_cspan pith__feed_carried(const pith_codec *codec, const pith_state *state, pith_cspan src);
 /* … and what stays of a stretch, once it is known what was decoded. */
