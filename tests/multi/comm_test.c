@@ -2,8 +2,12 @@
  * Collectives: against plain references, on every transport, with one to nine ranks. Every rank knows what every other rank
  * has (values follow from rank and place), so each checks its own result.
  */
+#include <dirent.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 
 #include "ranks.h"
 #include "test.h"
@@ -71,6 +75,43 @@ TEST(allreduce_sums_on_every_transport) {
       }
     }
   }
+}
+
+static int count_sockets(void) {
+  DIR *folder = opendir("/proc/self/fd");
+  int count = 0;
+  for (struct dirent *entry; folder && (entry = readdir(folder));) {
+    struct stat about;
+    count += fstatat(dirfd(folder), entry->d_name, &about, 0) == 0 && S_ISSOCK(about.st_mode);
+  }
+  closedir(folder);
+  return count;
+}
+
+typedef struct sockets {
+  plan plan;
+  int *count; /* of each rank; shared */
+} sockets;
+
+static void allreduce_and_count(pith_comm *comm, void *argument) {
+  sockets *s = argument;
+  allreduce_sum(comm, &s->plan);
+  s->count[pith_comm_rank(comm)] = count_sockets();
+}
+
+/* PITH_CONNECTIONS more sockets to each peer, and the same sums through them. */
+TEST(the_environment_sets_the_number_of_connections) {
+  enum { RANKS = 3, MORE = 4 };
+  int *count = mmap(NULL, 2 * RANKS * sizeof *count, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  CHECK(count != MAP_FAILED);
+  ranks_run("tcp", RANKS, 0, allreduce_and_count, &(sockets){{NULL, MOST, 0}, count});
+  setenv("PITH_CONNECTIONS", "4", 1);
+  ranks_run("tcp", RANKS, 0, allreduce_and_count, &(sockets){{NULL, MOST, 0}, count + RANKS});
+  unsetenv("PITH_CONNECTIONS");
+  for (int r = 0; r < RANKS; r++) {
+    CHECK_EQ(count[RANKS + r] - count[r], (MORE - 1) * (RANKS - 1));
+  }
+  munmap(count, 2 * RANKS * sizeof *count);
 }
 
 static void allreduce_compressed(pith_comm *comm, void *argument) {
