@@ -111,10 +111,11 @@ static int run_size(bench *b, size_t bytes) {
     exit(cli_fail(CLI_FAILED, "out of memory: %zu bytes", bytes));
   }
   b->plain_seconds = b->plain_sent = INFINITY;
-  int code = run_codec(b, &values, NULL); /* and the memory is there now */
-  if (code == CLI_OK && b->report.link > 0 && cli_least_copy(b->comm, &values, &b->copy_seconds) != PITH_OK) {
+  int code = CLI_OK;
+  if (b->link > 0 && cli_least_copy(b->comm, &values, &b->copy_seconds) != PITH_OK) {
     code = cli_fail(CLI_FAILED, "%s", pith_error());
   }
+  code = code == CLI_OK ? run_codec(b, &values, NULL) : code;
   for (size_t i = 0; i < b->set.specs.count && code == CLI_OK; i++) {
     code = run_codec(b, &values, b->codec[i]);
   }

@@ -52,6 +52,19 @@ collectives_take_codecs() {
   done
 }
 
+# The least, and how many times that an operation took.
+the_least_time_is_told() {
+  bench 2 allreduce -b 1M -e 1M -n 2 -w 1 --codec q:8 --codec ef/topk:0.01 --link 1gbit --json "$temp/json"
+  [ "$(awk '/×least/ { found = 1 } /^ *1048576/ { lines += $(NF - 1) > 0 && $NF > 0 } END { print found, lines }' "$temp/out")" = "1 3" ] ||
+    { cat "$temp/out" && return 1; }
+  # 1 MiB to a peer and back, in parts: the link needs 8 ns a byte
+  grep -q '"link_seconds": 0.0083' "$temp/json" && grep -q '"memory_seconds": [0-9]' "$temp/json" || { cat "$temp/json" && return 1; }
+  exits 2 "$pith" bench allreduce --link fast
+  says err "--link fast is no rate"
+  exits 2 "$pith" bench broadcast --link 1gbit
+  says err "for allreduce alone"
+}
+
 moves_do_not() {
   for collective in all_to_all gather scatter barrier sendrecv; do
     exits 2 "$pith" bench $collective --codec q:4
@@ -195,7 +208,7 @@ mpirun_starts_ranks() {
   [ $count -gt 0 ] || skip "there is no mpirun"
 }
 
-run_tests every_collective_is_right_over_every_transport a_barrier_has_no_size_and_holds collectives_take_codecs moves_do_not \
+run_tests every_collective_is_right_over_every_transport a_barrier_has_no_size_and_holds collectives_take_codecs the_least_time_is_told moves_do_not \
   parts_are_equal_and_never_empty checking_can_be_switched_off errors_are_seen algorithms_have_lines_of_their_own \
   an_algorithm_that_suits_nothing_is_an_error inside_hosts_another_spec_may_rule costs_and_choice_are_told json_has_all_of_it \
   a_rank_alone_needs_nobody a_process_that_is_no_rank_is_told_what_to_do an_unknown_transport_is_an_error a_trace_can_be_read \
