@@ -99,7 +99,7 @@ def run(task, spec: str, seed: int, steps: int, group) -> tuple[float, float]:
     source = task.batches(torch.Generator().manual_seed(1000 * seed + dist.get_rank()))
     with torch.no_grad():
         before = task.loss_of(model.module, task.samples()).item()
-    for step, batch in zip(range(steps), source):
+    for step, batch in zip(range(steps), source, strict=False):
         for g in optimizer.param_groups:  # a linear end, so that the last steps do not decide
             g.setdefault("start", g["lr"])
             g["lr"] = g["start"] * min(1.0, (steps - step) / (steps / 3))
@@ -149,7 +149,7 @@ def report(results, a: argparse.Namespace) -> None:
     base = {task: after for task, spec, _, after in results if spec == "none"}
     rows = []
     for task, spec, before, after in results:
-        ratio = math.exp(sum(math.log(x / y) for x, y in zip(after, base[task])) / len(after))
+        ratio = math.exp(sum(math.log(x / y) for x, y in zip(after, base[task], strict=True)) / len(after))
         rows.append({"task": task, "spec": spec, "ratio": ratio, "before": before, "after": after})
         print(f"{task:<8}{spec:<24}{ratio:>7.3f}{before[0]:>9.3f}  " + " ".join(f"{x:.3f}" for x in after))
     if a.json:
