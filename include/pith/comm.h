@@ -45,6 +45,7 @@ typedef struct pith_config {
   const char *inside;    /* hierarchical: the spec inside a host, of a codec for pieces and without memory; NULL: PITH_INSIDE,
                             else none */
   int connections;       /* tcp: to each peer; 0: PITH_CONNECTIONS, else 1 */
+  int threads;           /* of this rank that encode and decode large tensors; 0: PITH_THREADS, else 1 */
 } pith_config;
 
 #define PITH_CONFIG_INIT {.size = sizeof(pith_config), .rank = -1, .ranks = -1}
@@ -136,9 +137,14 @@ PITH_API pith_status pith_test(pith_request *request, int *done);
  *   pith_reducer_finish(reducer);                   // all gradients are means now
  *
  * A reducer belongs to one thread at a time. Gradients stay lent from start to finish.
+ *
+ * An adaptive spec ("auto", "lgreco:q:4"; pith/adapt.h) alone, or in the last rule ("embed*=none;*=auto"), lets layers change their specs between two
+ * steps, on all ranks in the same step. What a layer has not sent yet moves along; where the new spec keeps nothing it is added to the gradients of the
+ * next steps.
  */
 typedef struct pith_reducer pith_reducer;
 
+/* A mistake in the rules is an error here. */
 PITH_API pith_status pith_reducer_create(pith_comm *comm, const char *rules, uint64_t seed, pith_reducer **reducer);
 PITH_API void pith_reducer_destroy(pith_reducer *reducer);
 
@@ -174,8 +180,11 @@ typedef struct pith_traffic {
 /* Multiplies what all layers keep, between two steps: gradients come in other units now, as after a change of the loss scale. */
 PITH_API pith_status pith_reducer_scale(pith_reducer *reducer, float factor);
 
+/* Writes the statistics that the last plan of an adaptive spec was made from, for `pith plan`. PITH_ERR_STATE if there are none. */
+PITH_API pith_status pith_reducer_profile(const pith_reducer *reducer, const char *path);
+
 typedef struct pith_layer {
-  const char *name, *spec, *reason; /* why it has this spec */
+  const char *name, *spec, *reason; /* in the step that comes, and why */
   size_t n, bytes;
   uint64_t steps;
   pith_traffic traffic; /* of its own operations, and its share of those it was joined to */
@@ -184,7 +193,8 @@ typedef struct pith_layer {
 PITH_API size_t pith_reducer_layers(const pith_reducer *reducer);
 PITH_API pith_status pith_reducer_layer(const pith_reducer *reducer, size_t index, pith_layer *layer);
 
-/* Checkpoints: the step and every layer's state. Loading checks names, sizes and specs before anything changes. */
+/* Checkpoints: the step and every layer's state, and with an adaptive spec the plan, the statistics and the schedule. Loading checks names, sizes and
+ * specs before anything changes. */
 PITH_API size_t pith_reducer_size(const pith_reducer *reducer);
 PITH_API pith_status pith_reducer_save(const pith_reducer *reducer, pith_out *out);
 PITH_API pith_status pith_reducer_load(pith_reducer *reducer, pith_bytes bytes);

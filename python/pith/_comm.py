@@ -196,6 +196,7 @@ class Comm:
         algorithm: str | None = None,
         inside: str | None = None,
         connections: int = 0,
+        threads: int = 0,
     ) -> None:
         config = c.Config(
             size=ctypes.sizeof(c.Config),
@@ -212,6 +213,7 @@ class Comm:
             algorithm=algorithm.encode() if algorithm else None,
             inside=inside.encode() if inside else None,
             connections=connections,
+            threads=threads,
         )
         pointer = ctypes.c_void_p()
         c.check(c.lib.pith_comm_create(ctypes.byref(config), ctypes.byref(pointer)))

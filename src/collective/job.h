@@ -43,6 +43,8 @@ struct pith_job {
   pith_status (*encode)(pith_job *job, pith_cspan values, size_t first, float gamma, pith_out *out);
   /* The same for the result of a part that this rank owns, whose errors have a memory of their own. */
   pith_status (*encode_result)(pith_job *job, pith_cspan values, size_t first, pith_out *out);
+  /* Decodes with the job's codec. */
+  pith_status (*decode)(pith_job *job, pith_bytes in, pith_span dst, pith_apply apply, const pith_ctx *ctx);
   double encode_seconds, decode_seconds;
 };
 

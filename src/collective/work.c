@@ -90,8 +90,8 @@ static pith_status decode(pith_job *job, const pith_task *task, pith_span dst, i
     size_t size = job->member_count ? pith_codec_bound(job->codec, s.n) : whole;
     ctx.layer = s.layer;
     PITH_REQUIRE(size <= whole - used, PITH_ERR_CORRUPT, "a payload of %zu bytes ends within one of its layers", whole);
-    PITH_TRY(pith__codec_decode(job->codec, (pith_bytes){bytes + used, size}, range_of(dst, s.at, s.n),
-                                mode == PITH_ADD ? PITH_APPLY_ADD : PITH_APPLY_SET, job->chain, &ctx));
+    PITH_TRY(job->decode(job, (pith_bytes){bytes + used, size}, range_of(dst, s.at, s.n),
+                         mode == PITH_ADD ? PITH_APPLY_ADD : PITH_APPLY_SET, &ctx));
     used += size;
   }
   PITH_REQUIRE(used == whole, PITH_ERR_CORRUPT, "a payload has %zu bytes behind its last layer", whole - used);

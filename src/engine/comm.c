@@ -44,7 +44,7 @@ typedef struct settings {
   pith_rendezvous meet;
   const char *transport, *interface, *host_id, *inside;
   pith_algorithm algorithm;
-  int connections;
+  int connections, threads;
   size_t chunk;
   double timeout;
 } settings;
@@ -65,7 +65,7 @@ static int find_port(const pith_config *c) {
 static pith_status read_settings(const pith_config *config, settings *s) {
   static const char *const rank_names[] = {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", NULL};
   static const char *const ranks_names[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", NULL};
-  static const char *const connection_names[] = {"PITH_CONNECTIONS", NULL};
+  static const char *const connection_names[] = {"PITH_CONNECTIONS", NULL}, *const thread_names[] = {"PITH_THREADS", NULL};
   pith_config none = PITH_CONFIG_INIT;
   const pith_config *c = config ? config : &none;
   PITH_REQUIRE(c->size == sizeof *c, PITH_ERR_ARGUMENT, "pith_config.size is %zu: start from PITH_CONFIG_INIT", c->size);
@@ -81,7 +81,9 @@ static pith_status read_settings(const pith_config *config, settings *s) {
   s->transport = text_of(c->transport, "PITH_TRANSPORT", "auto");
   s->interface = text_of(c->interface, "PITH_IFNAME", NULL);
   s->host_id = text_of(c->host_id, "PITH_HOSTID", NULL);
-  s->chunk = c->chunk ? c->chunk : DEFAULT_CHUNK;
+  s->threads = c->threads ? c->threads : number_of(-1, thread_names);
+  s->threads = s->threads > 0 ? s->threads : 1;
+  s->chunk = c->chunk ? c->chunk : DEFAULT_CHUNK * (size_t)s->threads;
   s->inside = text_of(c->inside, "PITH_INSIDE", "none");
   s->connections = c->connections ? c->connections : number_of(-1, connection_names);
   s->connections = s->connections > 0 ? s->connections : 0;
@@ -282,6 +284,7 @@ static pith_status make_comm(int rank, int ranks, const settings *s, pith_comm *
   comm->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   pith__pool_init(&comm->pool);
   pthread_mutex_init(&comm->mutex, NULL);
+  pthread_mutex_init(&comm->gate, NULL);
   pthread_cond_init(&comm->changed, NULL);
   *made = comm;
   PITH_TRY(keep_text(s->meet.host, &comm->host));
@@ -293,7 +296,7 @@ static pith_status make_comm(int rank, int ranks, const settings *s, pith_comm *
   PITH_TRY(pith__layout_create(ranks, NULL, &comm->flat));
   PITH_TRY(make_codecs(comm, s->inside));
   PITH_REQUIRE(comm->wake >= 0, PITH_ERR_SYSTEM, "eventfd: %s", strerror(errno));
-  return PITH_OK;
+  return s->threads > 1 ? pith__crew_create((unsigned)s->threads, &comm->crew) : PITH_OK;
 }
 
 static void free_comm(pith_comm *comm) {
@@ -306,8 +309,10 @@ static void free_comm(pith_comm *comm) {
   if (comm->wake >= 0) {
     close(comm->wake);
   }
+  pith__crew_destroy(comm->crew);
   pith__pool_fini(&comm->pool);
   pthread_mutex_destroy(&comm->mutex);
+  pthread_mutex_destroy(&comm->gate);
   pthread_cond_destroy(&comm->changed);
   free(comm->host);
   free(comm->transport_name);
@@ -436,7 +441,7 @@ static pith_status exchange_over_parent(void *how, const card *mine, card *all, 
 static pith_status join_group(pith_comm *parent, group *g, pith_comm **made) {
   settings s = {.meet = {.host = parent->host}, .transport = parent->transport_name, .interface = parent->interface,
                 .host_id = parent->host_id, .chunk = parent->chunk, .timeout = parent->timeout, .algorithm = parent->algorithm,
-                .connections = parent->connections, .inside = parent->inside ? parent->inside->spec : "none"};
+                .connections = parent->connections, .threads = (int)pith__crew_size(parent->crew), .inside = parent->inside ? parent->inside->spec : "none"};
   PITH_TRY(make_comm(g->rank, g->ranks, &s, made));
   return join(*made, &s, exchange_over_parent, g);
 }

@@ -5,6 +5,7 @@
  *   submit.c      making operations, handing them to the comm, waiting for them
  *   choose.c      which algorithm
  *   bundle.c      layers joined to one operation
+ *   shared.c      encoding and decoding by several threads
  *   execute.c     runs schedules: which task is ready, what follows
  *   link.c        messages of one peer: headers, matching, payloads
  *   progress.c    drives all links and operations; sleeping, time-outs, threads
@@ -20,6 +21,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "base/crew.h"
 #include "collective/cost.h"
 #include "collective/job.h"
 #include "transport/transport.h"
@@ -144,6 +146,7 @@ struct pith_comm {
   size_t chunk;
   char *host, *transport_name, *interface, *host_id; /* settings, for splits */
   int connections;
+  pith_crew *crew; /* helps to encode and decode; NULL: nobody does */
   pith_layout *hosts, *flat;   /* which ranks share a host; and as if none did */
   pith_cost_model cost;        /* what algorithms are chosen by */
   pith_algorithm algorithm;    /* what the user wishes, where it suits */
@@ -164,13 +167,14 @@ struct pith_comm {
   double busy;          /* seconds of work in which nobody listened to the links */
   uint32_t turns;
   double last_sign;     /* when we last told the others that we wait */
-  pthread_mutex_t mutex;
+  pthread_mutex_t mutex, gate; /* who finds the mutex taken waits at the gate, then has it: a driver lets them in between two turns */
   pthread_cond_t changed;
-  atomic_uint knocked, entered; /* threads that wanted the mutex, and that have had it: a driver lets them in between two turns */
+  atomic_uint knocked, entered; /* threads that came to the gate, and that have been let in */
   int driving, waiters; /* a thread drives; threads wait */
   pthread_t thread;
   int thread_started, closing;
   int spin, yield; /* turns without news before we sleep (0: not chosen yet), and between two that leave the core to others */
+  int networked, modest; /* some ranks are elsewhere; sleeps during which we hardly spin, since the core is wanted */
   int wake; /* an eventfd that ends the driver's sleep */
   pith_stats stats;
   pith_traffic traffic[PITH_OP_KINDS];

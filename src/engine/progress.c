@@ -2,7 +2,8 @@
  * Driving: moving bytes and running work until an operation is done.
  *
  * A driver spins for a moment, since answers often come at once, then sleeps in poll() until a transport has something. Where
- * ranks have to share cores it lets the others run after every turn that brought nothing.
+ * ranks have to share cores it lets the others run after every turn that brought nothing. Over a network a turn costs system calls
+ * and answers take longer; so where somebody else wants the core, or the caller computes meanwhile, it sleeps at once.
  * While it sleeps the mutex is free, so that other threads can submit; they wake it.
  */
 #include <errno.h>
@@ -12,14 +13,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "engine/comm.h"
 
-#define SPIN_TURNS 100      /* where a turn costs system calls, or others need the core */
+#define SPIN_TURNS 100      /* where others need the core */
+#define SPIN_CALLS 200      /* over a network: system calls, of which a turn makes one for each rank */
 #define SPIN_TURNS_OWN 4000 /* where all ranks are here and each can have a core */
+#define SPIN_TURNS_FEW 2    /* over a network, where the core is wanted */
+#define MODEST_SLEEPS 100   /* so many of them until we look again whether it is */
 #define YIELD_TURNS 64      /* between two that let others in, where each rank can have a core */
 #define TURNS_TO_CHECK 64   /* between two looks at the clock while there is something to do */
 #define POLLING_NAP_NS 50000
@@ -27,19 +32,30 @@
 /* ---- Getting in ------------------------------------------------------------------------------------------------- */
 
 void pith__comm_lock(pith_comm *comm) {
+  if (pthread_mutex_trylock(&comm->mutex) == 0) {
+    return;
+  }
   atomic_fetch_add(&comm->knocked, 1);
+  pthread_mutex_lock(&comm->gate);
   pthread_mutex_lock(&comm->mutex);
   atomic_fetch_add(&comm->entered, 1);
+  pthread_mutex_unlock(&comm->gate);
 }
 
 /* A mutex is not fair: a driver that only unlocked it would have it back before anybody woke up. It lets in as many as knocked before
- * it looked; those who come again and again do not keep it from driving. */
+ * it looked; those who come again and again do not keep it from driving. It sleeps at the gate, which is free again when the one
+ * that waits there is in: where cores are scarce, one that only yields takes them from the very thread it waits for. */
 static void let_others_in(pith_comm *comm) {
   unsigned knocked = atomic_load(&comm->knocked);
   if ((int)(knocked - atomic_load(&comm->entered)) > 0) {
     pthread_mutex_unlock(&comm->mutex);
-    while ((int)(knocked - atomic_load(&comm->entered)) > 0) {
-      sched_yield();
+    for (;;) {
+      pthread_mutex_lock(&comm->gate);
+      pthread_mutex_unlock(&comm->gate);
+      if ((int)(knocked - atomic_load(&comm->entered)) <= 0) {
+        break;
+      }
+      sched_yield(); /* it has knocked, but is not at the gate yet */
     }
     pthread_mutex_lock(&comm->mutex);
   }
@@ -180,12 +196,12 @@ static int fall_asleep(pith_comm *comm) {
   return something;
 }
 
-static void wake_up(pith_comm *comm) {
+static void wake_up(pith_comm *comm, int was_woken) {
   uint64_t count;
   for (int t = 0; t < comm->transports; t++) {
     comm->transport[t]->ops->sleep(comm->transport[t], 0);
   }
-  if (read(comm->wake, &count, sizeof count) < 0 && errno != EAGAIN && errno != EINTR) {
+  if (was_woken && read(comm->wake, &count, sizeof count) < 0 && errno != EAGAIN && errno != EINTR) {
     PITH_LOG_WARN("cannot read an eventfd: %s", strerror(errno));
   }
 }
@@ -218,7 +234,7 @@ static void sleep_a_while(pith_comm *comm) {
     }
     pthread_mutex_lock(&comm->mutex);
   }
-  wake_up(comm);
+  wake_up(comm, count > 0 && fds[0].revents);
   free(fds);
 }
 
@@ -242,8 +258,32 @@ static void choose_spin(pith_comm *comm) {
   }
   int is_crowded = sched_getaffinity(0, sizeof cores, &cores) != 0 || here > CPU_COUNT(&cores);
   int is_local = here == comm->ranks;
-  comm->spin = is_local && !is_crowded ? SPIN_TURNS_OWN : SPIN_TURNS;
+  comm->networked = !is_local;
+  comm->spin = is_local && !is_crowded ? SPIN_TURNS_OWN : is_local ? SPIN_TURNS : SPIN_CALLS / comm->ranks + SPIN_TURNS_FEW;
   comm->yield = is_crowded ? 1 : YIELD_TURNS; /* the system may have put two ranks on one core all the same */
+}
+
+/* How often the system has given this thread's core to another one. */
+static long times_displaced(void) {
+  struct rusage used;
+  return getrusage(RUSAGE_THREAD, &used) == 0 ? used.ru_nivcsw : 0;
+}
+
+/* How many turns without news are worth it now. In the background our own program computes, and what was asked for is not urgent. */
+static int spin_of(const pith_comm *comm, const pith_operation *op) {
+  return comm->networked && (comm->modest > 0 || !op) ? SPIN_TURNS_FEW : comm->spin;
+}
+
+/* A spin brought nothing. Who else there is we cannot know (other hosts of a lab, other programs); but if we lost the core
+ * meanwhile, it was wanted. `displaced`: how often before. */
+static void note_vain_spin(pith_comm *comm, long *displaced) {
+  if (comm->modest > 1) {
+    comm->modest--;
+  } else if (comm->networked) {
+    long now = times_displaced();
+    comm->modest = comm->modest == 0 && now != *displaced ? MODEST_SLEEPS : 0;
+    *displaced = now;
+  }
 }
 
 /* Drives as the only driver. op == NULL: as long as there is work and nobody else wants to. */
@@ -252,15 +292,17 @@ static void drive(pith_comm *comm, const pith_operation *op) {
   if (!comm->spin) {
     choose_spin(comm);
   }
+  long displaced = comm->networked ? times_displaced() : 0;
   while (!is_over(comm, op) && (op || has_work(comm))) {
     let_others_in(comm);
     if (take_turn(comm)) {
       idle = 0;
-    } else if (++idle > comm->spin) {
+    } else if (++idle > spin_of(comm, op)) {
       check_time(comm);
       if (!is_over(comm, op)) {
+        note_vain_spin(comm, &displaced);
         sleep_a_while(comm);
-        idle = comm->spin / 2;
+        idle = spin_of(comm, op) / 2;
       }
     } else if (idle % comm->yield == 0) {
       sched_yield(); /* more ranks than cores: let the others work */
@@ -269,6 +311,9 @@ static void drive(pith_comm *comm, const pith_operation *op) {
 }
 
 void pith__comm_drive(pith_comm *comm, const pith_operation *op) {
+  if (op->done) {
+    return; /* and nobody is woken for nothing */
+  }
   double start = pith__now_rough(); /* adds up to the right sum over many waits */
   comm->waiters++;
   if (comm->driving && !op->done) { /* another thread does; it may be asleep and not know of us or our messages */

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "engine/shared.h"
 #include "memory/memory.h"
 
 #define NETWORK_MESSAGE ((size_t)32 << 10) /* bytes of uncompressed values */
@@ -17,7 +18,7 @@
 /* ---- Encoding: through the memory, with scratch of the operation ------------------------------------------------- */
 
 typedef struct operation_scratch {
-  pith_feed_scratch feed;
+  pith_feed_scratch feed[PITH_CREW_MOST]; /* of each thread; the first is the driver's */
   void *inside, *entries;
 } operation_scratch;
 
@@ -32,11 +33,8 @@ static pith_ctx encoder_ctx(const pith_job *job, uint32_t rank, size_t first, fl
   return ctx;
 }
 
-typedef pith_status (*feed_fn)(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
-                               const pith_feed_scratch *scratch, const pith_ctx *ctx);
-
 /* Layer by layer, each behind its own memory. */
-static pith_status encode_stretches(pith_job *job, feed_fn feed, uint32_t rank, pith_cspan values, size_t first, float gamma, pith_out *out) {
+static pith_status encode_stretches(pith_job *job, pith_feed_fn feed, uint32_t rank, pith_cspan values, size_t first, float gamma, pith_out *out) {
   const operation_scratch *scratch = operation_of(job)->scratch;
   size_t width = pith_dtype_size(values.dtype), used = 0;
   pith_stretch s = {0};
@@ -45,7 +43,10 @@ static pith_status encode_stretches(pith_job *job, feed_fn feed, uint32_t rank, 
     pith_cspan part = {(const uint8_t *)values.data + s.at * width, s.n, values.dtype};
     pith_out piece = {(uint8_t *)out->data + used, out->capacity - used, 0};
     ctx.layer = s.layer;
-    PITH_TRY(feed(job->codec, s.state, part, &piece, &scratch->feed, &ctx));
+    if (feed == pith__feed_encode_result && pith__feed_keeps_results(job->codec, s.state)) {
+      PITH_TRY(pith__state_own_results(s.state, s.offset, s.n)); /* before threads ask for it, each for its part */
+    }
+    PITH_TRY(pith__shared_encode(operation_of(job)->comm->crew, feed, job->codec, s.state, part, &piece, scratch->feed, &ctx));
     used += piece.size;
   }
   out->size = used;
@@ -56,6 +57,11 @@ static pith_status encode_values(pith_job *job, pith_cspan values, size_t first,
   return encode_stretches(job, pith__feed_encode, (uint32_t)job->rank, values, first, gamma, out);
 }
 
+static pith_status decode_values(pith_job *job, pith_bytes in, pith_span dst, pith_apply apply, const pith_ctx *ctx) {
+  const operation_scratch *scratch = operation_of(job)->scratch;
+  return pith__shared_decode(operation_of(job)->comm->crew, job->codec, in, dst, apply, scratch->feed, ctx);
+}
+
 static pith_status encode_result(pith_job *job, pith_cspan values, size_t first, pith_out *out) {
   return encode_stretches(job, pith__feed_encode_result, pith__result_rank(job, job->rank), values, first, 1.0f, out);
 }
@@ -63,7 +69,10 @@ static pith_status encode_result(pith_job *job, pith_cspan values, size_t first,
 static void take_all_scratch(const pith_operation *op, pith_arena *arena, operation_scratch *scratch) {
   const pith_comm *comm = op->comm;
   size_t n = op->job.src.n;
-  pith__feed_take_scratch(op->job.codec, n, arena, &scratch->feed);
+  unsigned threads = op->job.codec->caps & PITH_CAP_CHUNKED ? pith__crew_size(comm->crew) : 1;
+  for (unsigned t = 0; t < threads; t++) {
+    pith__feed_take_scratch(op->job.codec, n, arena, &scratch->feed[t]);
+  }
   scratch->inside = comm->inside ? pith__codec_take_scratch(comm->inside, n, arena) : NULL;
   scratch->entries = op->job.codec->caps & PITH_CAP_SPARSE ? pith__codec_take_scratch(comm->entries, n, arena) : NULL;
 }
@@ -79,11 +88,12 @@ static pith_status take_scratch(pith_operation *op) {
   arena = pith__arena_over(scratch + 1, need);
   take_all_scratch(op, &arena, scratch);
   op->scratch = scratch;
-  op->job.chain = scratch->feed.chain;
+  op->job.chain = scratch->feed[0].chain;
   op->job.inside_chain = scratch->inside;
   op->job.entries_chain = scratch->entries;
   op->job.encode = encode_values;
   op->job.encode_result = encode_result;
+  op->job.decode = decode_values;
   return PITH_OK;
 }
 

@@ -115,6 +115,9 @@ pith_status pith_state_adapt(pith_state *state, const pith_codec *codec) {
 
 pith_status pith__state_own_results(pith_state *state, size_t first, size_t n) {
   size_t end = state->result_first + state->result_n;
+  if (state->result && first >= state->result_first && first + n <= end) {
+    return PITH_OK; /* nothing is written: threads may ask for their parts of what one has asked for */
+  }
   if (!state->result) {
     PITH_TRY(make_floats(state->n, 1, &state->result)); /* pages that are never touched cost nothing */
     end = first;

@@ -1,0 +1,92 @@
+/* Layers are cut at granules. Only codecs whose pieces have sizes known beforehand can be shared: then everybody knows where to write. */
+#include "engine/shared.h"
+
+#include <stdio.h>
+
+#include "base/size.h"
+#include "collective/split.h"
+
+#define WORTH_SHARING 16384 /* values for each thread: less is done sooner than said */
+#define TEXT 256
+
+typedef struct outcome {
+  pith_status status;
+  char text[TEXT];
+} outcome;
+
+/* What all threads know. */
+typedef struct shared {
+  unsigned parts;
+  const pith_codec *codec;
+  pith_feed_fn feed; /* NULL: decoding */
+  pith_state *state;
+  size_t n;
+  pith_dtype dtype;
+  uint8_t *values, *bytes;
+  pith_apply apply;
+  const pith_feed_scratch *scratch;
+  const pith_ctx *ctx;
+  outcome outcome[PITH_CREW_MOST];
+} shared;
+
+static unsigned parts_of(const pith_crew *crew, const pith_codec *codec, size_t n) {
+  const uint32_t needed = PITH_CAP_FIXED | PITH_CAP_CHUNKED;
+  size_t worth = n / WORTH_SHARING;
+  return (codec->caps & needed) != needed || worth < 2 ? 1 : (unsigned)pith__least(pith__crew_size(crew), worth);
+}
+
+static pith_status run_part(const shared *s, unsigned part) {
+  pith_range range = pith__split(s->n, s->codec->granule, s->parts, part);
+  if (range.n == 0) {
+    return PITH_OK;
+  }
+  pith_ctx ctx = *s->ctx;
+  ctx.offset += range.first;
+  uint8_t *values = s->values + range.first * pith_dtype_size(s->dtype), *bytes = s->bytes + pith_codec_bound(s->codec, range.first);
+  size_t size = pith_codec_bound(s->codec, range.n);
+  if (s->feed) {
+    pith_out out = {bytes, size, 0};
+    return s->feed(s->codec, s->state, (pith_cspan){values, range.n, s->dtype}, &out, &s->scratch[part], &ctx);
+  }
+  return pith__codec_decode(s->codec, (pith_bytes){bytes, size}, (pith_span){values, range.n, s->dtype}, s->apply, s->scratch[part].chain, &ctx);
+}
+
+/* Messages belong to threads: what went wrong elsewhere is told here. */
+static void run_and_tell(void *argument, unsigned part) {
+  shared *s = argument;
+  outcome *o = &s->outcome[part];
+  o->status = run_part(s, part);
+  if (o->status != PITH_OK) {
+    snprintf(o->text, sizeof o->text, "%s", pith_error());
+  }
+}
+
+static pith_status run_all(pith_crew *crew, shared *s) {
+  pith__crew_run(crew, s->parts, run_and_tell, s);
+  for (unsigned part = 0; part < s->parts; part++) {
+    PITH_REQUIRE(s->outcome[part].status == PITH_OK, s->outcome[part].status, "%s", s->outcome[part].text);
+  }
+  return PITH_OK;
+}
+
+pith_status pith__shared_encode(pith_crew *crew, pith_feed_fn feed, const pith_codec *codec, pith_state *state, pith_cspan src,
+                                pith_out *out, const pith_feed_scratch *scratch, const pith_ctx *ctx) {
+  shared s = {.parts = parts_of(crew, codec, src.n), .codec = codec, .feed = feed, .state = state, .n = src.n, .dtype = src.dtype,
+              .values = (uint8_t *)(uintptr_t)src.data, .bytes = out->data, .scratch = scratch, .ctx = ctx};
+  size_t size = s.parts > 1 ? pith_codec_bound(codec, src.n) : 0;
+  if (s.parts == 1 || size > out->capacity) {
+    return feed(codec, state, src, out, scratch, ctx);
+  }
+  out->size = size;
+  return run_all(crew, &s);
+}
+
+pith_status pith__shared_decode(pith_crew *crew, const pith_codec *codec, pith_bytes in, pith_span dst, pith_apply apply,
+                                const pith_feed_scratch *scratch, const pith_ctx *ctx) {
+  shared s = {.parts = parts_of(crew, codec, dst.n), .codec = codec, .n = dst.n, .dtype = dst.dtype, .values = dst.data,
+              .bytes = (uint8_t *)(uintptr_t)in.data, .apply = apply, .scratch = scratch, .ctx = ctx};
+  if (s.parts == 1 || in.size != pith_codec_bound(codec, dst.n)) { /* the wrong size is told as ever */
+    return pith__codec_decode(codec, in, dst, apply, scratch[0].chain, ctx);
+  }
+  return run_all(crew, &s);
+}
