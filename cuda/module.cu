@@ -5,6 +5,9 @@
 #include <stdio.h>
 
 #include "batch.cuh"
+#include "lowrank_host.h"
+#include "planning_host.h"
+#include "sparse_host.h"
 
 #define TEXT 256
 
@@ -130,6 +133,31 @@ static int decode(const pith_gpu_task *tasks, size_t count, int add, void *strea
   return run(tasks, count, add ? DECODE_ADD : DECODE_SET, stream, text);
 }
 
+static int sparse_encode(const pith_gpu_sparse *tasks, size_t count, void *stream, char *text) {
+  cudaError_t error = pith__sparse_encode(tasks, count, (cudaStream_t)stream);
+  return error == cudaSuccess ? 0 : refuse(error, "a sparsifier could not be launched", text);
+}
+
+static int sparse_decode(const pith_gpu_sparse *tasks, size_t count, int add, void *stream, char *text) {
+  cudaError_t error = pith__sparse_decode(tasks, count, add != 0, (cudaStream_t)stream);
+  return error == cudaSuccess ? 0 : refuse(error, "a sparsifier could not be launched", text);
+}
+
+static int lowrank(const pith_gpu_lowrank *tasks, size_t count, int what, void *stream, char *text) {
+  cudaError_t error = pith__lowrank_run(tasks, count, what, (cudaStream_t)stream);
+  return error == cudaSuccess ? 0 : refuse(error, "low rank could not be launched", text);
+}
+
+static int errors(const pith_gpu_task *tasks, size_t count, double *sums, void *space, void *stream, char *text) {
+  cudaError_t error = pith__errors_run(tasks, count, sums, space, (cudaStream_t)stream);
+  return error == cudaSuccess ? 0 : refuse(error, "errors could not be measured", text);
+}
+
+static int magnitudes(const void *values, int dtype, size_t n, uint64_t *counts, double *energies, void *stream, char *text) {
+  cudaError_t error = pith__magnitudes_run(values, dtype, n, counts, energies, (cudaStream_t)stream);
+  return error == cudaSuccess ? 0 : refuse(error, "magnitudes could not be counted", text);
+}
+
 static int describe(char *text) {
   int device = 0;
   cudaDeviceProp properties;
@@ -145,6 +173,8 @@ static int describe(char *text) {
   return 0;
 }
 
-static const pith_cuda_module module = {PITH_CUDA_ABI, describe, encode, decode};
+static const pith_cuda_module module = {PITH_CUDA_ABI, describe,      encode,       decode,
+                                        pith__sparse_space, sparse_encode, sparse_decode,
+                                        pith__lowrank_space, lowrank, pith__errors_space, errors, magnitudes};
 
 extern "C" __attribute__((visibility("default"))) const pith_cuda_module *pith_cuda_module_entry(void) { return &module; }

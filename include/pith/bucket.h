@@ -26,7 +26,7 @@ typedef struct pith_bucket pith_bucket;
 
 typedef struct pith_bucket_layer {
   const pith_codec *codec;
-  pith_state *state; /* NULL for codecs without memory; the caller's, as long as the bucket lives */
+  pith_state *state; /* NULL for codecs without memory, and on devices; the caller's, as long as the bucket lives */
   uint64_t layer;    /* its number, the same on every rank */
   size_t n;
   pith_dtype dtype;

@@ -2,38 +2,13 @@
  * Buckets: scatter, reduce, gather for an exchange that others make. The parts of a layer go to ranks in turn, starting at
  * another rank for each layer, so that small layers do not all fall to rank 0.
  */
-#include <pith/bucket.h>
+#include "engine/bucket.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/saturate.h"
 #include "base/size.h"
-#include "codec/codec.h"
-#include "collective/split.h"
-#include "memory/memory.h"
-
-struct pith_bucket {
-  int rank, ranks;
-  size_t count;
-  size_t *bytes;            /* of each part */
-  pith_feed_scratch *scratch; /* of each layer; all share one memory */
-  void *memory;
-  float *sum; /* as many values as the largest piece has */
-  pith_bucket_layer layer[];
-};
-
-/* ---- Who owns what ----------------------------------------------------------------------------------------------- */
-
-/* The values of a layer that belong to a part. */
-static pith_range piece_of(const pith_bucket *b, size_t index, int part) {
-  const pith_bucket_layer *l = &b->layer[index];
-  size_t turned = ((size_t)part + (size_t)b->ranks - index % (size_t)b->ranks) % (size_t)b->ranks;
-  return pith__split(l->n, l->codec->granule, (size_t)b->ranks, turned);
-}
-
-static size_t piece_bytes(const pith_bucket *b, size_t index, pith_range piece) {
-  return piece.n ? pith_codec_bound(b->layer[index].codec, piece.n) : 0;
-}
 
 /* ---- Life -------------------------------------------------------------------------------------------------------- */
 
@@ -45,7 +20,16 @@ static pith_status check_layer(const pith_bucket_layer *l) {
   PITH_REQUIRE(l->dtype == PITH_F32 || l->dtype == PITH_F16 || l->dtype == PITH_BF16, PITH_ERR_ARGUMENT, "%s: %s values cannot be compressed",
                l->codec->spec, pith_dtype_name(l->dtype));
   PITH_REQUIRE(l->n <= SIZE_MAX / 64, PITH_ERR_ARGUMENT, "%zu values do not fit any memory", l->n);
-  return pith__state_fits(l->codec, l->state, l->n, &(pith_ctx)PITH_CTX_INIT);
+  return l->state ? pith__state_fits(l->codec, l->state, l->n, &(pith_ctx)PITH_CTX_INIT) : PITH_OK;
+}
+
+/* Buckets for devices have no states; those for the CPU need them by now. */
+static pith_status check_states(const pith_bucket *b) {
+  for (size_t i = 0; i < b->count; i++) {
+    PITH_REQUIRE(!b->layer[i].codec->memory || b->layer[i].state, PITH_ERR_STATE, "layer %zu of a bucket: %s needs a state", i,
+                 b->layer[i].codec->spec);
+  }
+  return PITH_OK;
 }
 
 static size_t largest_piece(const pith_bucket *b) {
@@ -76,7 +60,7 @@ static pith_status take_scratch(pith_bucket *b) {
 static pith_status measure_parts(pith_bucket *b) {
   for (int p = 0; p < b->ranks; p++) {
     for (size_t i = 0; i < b->count; i++) {
-      b->bytes[p] = pith__sat_add(b->bytes[p], piece_bytes(b, i, piece_of(b, i, p)));
+      b->bytes[p] = pith__sat_add(b->bytes[p], pith__bucket_piece_bytes(b, i, pith__bucket_piece(b, i, p)));
     }
     PITH_REQUIRE(b->bytes[p] < SIZE_MAX / (size_t)b->ranks, PITH_ERR_ARGUMENT, "the bucket is too large for any memory");
   }
@@ -128,36 +112,22 @@ size_t pith_bucket_bytes(const pith_bucket *b, int rank) { return b && rank >= 0
 
 /* ---- The three steps --------------------------------------------------------------------------------------------- */
 
-static pith_ctx ctx_for(const pith_bucket *b, const pith_ctx *given, size_t index, uint32_t rank, size_t first) {
-  pith_ctx ctx = PITH_CTX_INIT;
-  if (given) {
-    ctx.seed = given->seed;
-    ctx.step = given->step;
-    ctx.gamma = given->gamma;
-  }
-  ctx.gamma = ctx.gamma != 0 ? ctx.gamma : 1.0f;
-  ctx.layer = b->layer[index].layer;
-  ctx.rank = rank;
-  ctx.ranks = (uint32_t)b->ranks;
-  ctx.offset = first;
-  return ctx;
-}
-
 static pith_cspan values_at(const void *data, const pith_bucket_layer *l, pith_range r) {
   return (pith_cspan){(const uint8_t *)data + r.first * pith_dtype_size(l->dtype), r.n, l->dtype};
 }
 
 pith_status pith_bucket_encode(pith_bucket *b, const void *const *src, const pith_ctx *given, void *parts) {
   PITH_REQUIRE(b && (src || b->count == 0) && parts, PITH_ERR_ARGUMENT, "pith_bucket_encode: bucket, src and parts must not be NULL");
+  PITH_TRY(check_states(b));
   uint8_t *at = parts;
   for (int p = 0; p < b->ranks; p++) {
     for (size_t i = 0; i < b->count; i++) {
-      pith_range r = piece_of(b, i, p);
+      pith_range r = pith__bucket_piece(b, i, p);
       const pith_bucket_layer *l = &b->layer[i];
-      pith_out out = {at, piece_bytes(b, i, r), 0};
+      pith_out out = {at, pith__bucket_piece_bytes(b, i, r), 0};
       PITH_REQUIRE(src[i] || l->n == 0, PITH_ERR_ARGUMENT, "layer %zu of a bucket: %zu values at NULL", i, l->n);
       if (r.n) {
-        pith_ctx ctx = ctx_for(b, given, i, (uint32_t)b->rank, r.first);
+        pith_ctx ctx = pith__bucket_ctx(b, given, i, (uint32_t)b->rank, r.first);
         PITH_TRY(pith__feed_encode(l->codec, l->state, values_at(src[i], l, r), &out, &b->scratch[i], &ctx));
       }
       at += out.capacity;
@@ -170,8 +140,8 @@ pith_status pith_bucket_encode(pith_bucket *b, const void *const *src, const pit
 static pith_status sum_piece(const pith_bucket *b, const uint8_t *received, size_t at, size_t index, pith_range r, const pith_ctx *given) {
   const pith_bucket_layer *l = &b->layer[index];
   for (int p = 0; p < b->ranks; p++) {
-    pith_ctx ctx = ctx_for(b, given, index, (uint32_t)p, r.first);
-    pith_bytes in = {received + (size_t)p * b->bytes[b->rank] + at, piece_bytes(b, index, r)};
+    pith_ctx ctx = pith__bucket_ctx(b, given, index, (uint32_t)p, r.first);
+    pith_bytes in = {received + (size_t)p * b->bytes[b->rank] + at, pith__bucket_piece_bytes(b, index, r)};
     PITH_TRY(pith__codec_decode(l->codec, in, (pith_span){b->sum, r.n, PITH_F32}, p ? PITH_APPLY_ADD : PITH_APPLY_SET,
                                 b->scratch[index].chain, &ctx));
   }
@@ -193,11 +163,11 @@ pith_status pith_bucket_reduce(pith_bucket *b, pith_bytes received, pith_reduce 
                b->ranks, b->bytes[b->rank]);
   size_t at = 0;
   for (size_t i = 0; i < b->count; i++) {
-    pith_range r = piece_of(b, i, b->rank);
+    pith_range r = pith__bucket_piece(b, i, b->rank);
     const pith_bucket_layer *l = &b->layer[i];
-    pith_out out = {(uint8_t *)result + at, piece_bytes(b, i, r), 0};
+    pith_out out = {(uint8_t *)result + at, pith__bucket_piece_bytes(b, i, r), 0};
     if (r.n) {
-      pith_ctx ctx = ctx_for(b, given, i, (uint32_t)(b->ranks + b->rank), r.first);
+      pith_ctx ctx = pith__bucket_ctx(b, given, i, (uint32_t)(b->ranks + b->rank), r.first);
       PITH_TRY(sum_piece(b, received.data, at, i, r, given));
       make_result(b, l->codec, r, reduce);
       PITH_TRY(pith__feed_encode_result(l->codec, l->state, (pith_cspan){b->sum, r.n, PITH_F32}, &out, &b->scratch[i], &ctx));
@@ -216,11 +186,11 @@ pith_status pith_bucket_decode(pith_bucket *b, pith_bytes results, const pith_ct
   PITH_REQUIRE(results.size == total, PITH_ERR_CORRUPT, "the results of all ranks have %zu bytes, not %zu", total, results.size);
   for (int p = 0; p < b->ranks; p++) {
     for (size_t i = 0; i < b->count; i++) {
-      pith_range r = piece_of(b, i, p);
+      pith_range r = pith__bucket_piece(b, i, p);
       const pith_bucket_layer *l = &b->layer[i];
-      pith_bytes in = {(const uint8_t *)results.data + at, piece_bytes(b, i, r)};
+      pith_bytes in = {(const uint8_t *)results.data + at, pith__bucket_piece_bytes(b, i, r)};
       if (r.n) {
-        pith_ctx ctx = ctx_for(b, given, i, (uint32_t)(b->ranks + p), r.first);
+        pith_ctx ctx = pith__bucket_ctx(b, given, i, (uint32_t)(b->ranks + p), r.first);
         pith_span to = {(uint8_t *)dst[i] + r.first * pith_dtype_size(l->dtype), r.n, l->dtype};
         PITH_TRY(pith__codec_decode(l->codec, in, to, PITH_APPLY_SET, b->scratch[i].chain, &ctx));
       }

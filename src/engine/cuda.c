@@ -6,6 +6,7 @@
  */
 #include <dlfcn.h>
 #include <limits.h>
+#include <math.h>
 #include <pith/cuda.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -13,10 +14,12 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/half.h"
 #include "base/log.h"
 #include "base/rng.h"
 #include "base/size.h"
 #include "codec/codec.h"
+#include "codec/sparse.h"
 #include "kernel/formats.h"
 #include "kernel/kernel.h"
 #include "memory/memory.h"
@@ -26,6 +29,8 @@
 #define TASKS 64       /* handed to the module at a time */
 #define CAST_BUCKET 512 /* casts have no scales: any cut will do */
 #define TILE_VALUES 4096
+#define WORKSPACE_ALIGNMENT 256
+enum { SELECT_EXACT, SELECT_SAMPLED, SELECT_FIT }; /* topk's choices */
 
 /* ---- The module -------------------------------------------------------------------------------------------------- */
 
@@ -182,14 +187,52 @@ static void describe_memory(const pith_codec *codec, float gamma, pith_gpu_task 
   task->gamma = codec->memory->after == PITH_AFTER_SUBTRACT ? gamma : (1.0f - task->beta) * gamma;
 }
 
+static int is_sparse(const pith_codec *codec) {
+  return codec->ops->wire_id >= PITH_WIRE_TOPK && codec->ops->wire_id <= PITH_WIRE_ADAPTIVE;
+}
+
+static int is_block(const pith_codec *codec) {
+  uint32_t needed = PITH_CAP_FIXED | PITH_CAP_CHUNKED;
+  return (codec->caps & needed) == needed && codec->ops->wire_id <= PITH_WIRE_GQ;
+}
+
+static int is_lowrank(const pith_codec *codec) { return codec->ops->wire_id == PITH_WIRE_POWERSGD; }
+
 pith_status pith_cuda_supports(const pith_codec *codec) {
   PITH_REQUIRE(codec, PITH_ERR_ARGUMENT, "pith_cuda_supports: codec is NULL");
-  uint32_t needed = PITH_CAP_FIXED | PITH_CAP_CHUNKED;
-  PITH_REQUIRE((codec->caps & needed) == needed && codec->ops->wire_id <= PITH_WIRE_GQ, PITH_ERR_UNSUPPORTED,
-               "%s: there are no CUDA kernels for %s yet; block codecs of fixed size have them", codec->spec, codec->ops->name);
+  PITH_REQUIRE(is_block(codec) || is_sparse(codec) || is_lowrank(codec), PITH_ERR_UNSUPPORTED, "%s: there are no CUDA kernels for %s yet", codec->spec,
+               codec->ops->name);
   PITH_REQUIRE(!codec->transform || codec->granule <= PITH_GPU_TILE_MAX, PITH_ERR_UNSUPPORTED,
                "%s: rotated granules of %zu values are too large for a GPU's shared memory; up to %d are not", codec->spec,
                codec->granule, PITH_GPU_TILE_MAX);
+  PITH_REQUIRE(!is_sparse(codec) || int_arg(codec, "select", 0) != SELECT_FIT, PITH_ERR_UNSUPPORTED,
+               "%s: select=fit has no CUDA kernel; exact and sampled have", codec->spec);
+  return PITH_OK;
+}
+
+static pith_status check_place(const pith_cuda_item *item) {
+  const pith_codec *codec = item->codec;
+  if (is_block(codec)) {
+    PITH_REQUIRE(item->ctx.offset % codec->granule == 0, PITH_ERR_ARGUMENT,
+                 "%s: a piece cannot start at value %llu: pieces start at multiples of %zu", codec->spec,
+                 (unsigned long long)item->ctx.offset, codec->granule);
+    return PITH_OK;
+  }
+  PITH_REQUIRE(item->ctx.offset == 0, PITH_ERR_ARGUMENT, "%s takes a tensor as a whole, not from value %llu on", codec->spec,
+               (unsigned long long)item->ctx.offset);
+  PITH_REQUIRE(item->n <= PITH_GPU_WHOLE_VALUES, PITH_ERR_RANGE, "%s: %zu values are too many for one tensor; a GPU takes %u",
+               codec->spec, item->n, PITH_GPU_WHOLE_VALUES);
+  PITH_REQUIRE((codec->caps & PITH_CAP_FIXED) || is_lowrank(codec) || item->size, PITH_ERR_ARGUMENT,
+               "%s: payloads vary in size, and item.size is NULL", codec->spec);
+  return PITH_OK;
+}
+
+static pith_status check_memory(const pith_cuda_item *item) {
+  const pith_codec *codec = item->codec;
+  if (codec->memory && item->n) {
+    PITH_REQUIRE(item->memory, PITH_ERR_STATE, "%s: needs its memory", codec->spec);
+    PITH_REQUIRE(codec->memory->after != PITH_AFTER_CLEAR || item->momentum, PITH_ERR_STATE, "%s: needs its momentum", codec->spec);
+  }
   return PITH_OK;
 }
 
@@ -201,11 +244,8 @@ static pith_status check_item(const pith_cuda_item *item, int encode) {
   PITH_REQUIRE(item->n == 0 || (item->values && item->payload), PITH_ERR_ARGUMENT, "%s: %zu values at NULL", spec, item->n);
   PITH_REQUIRE((uintptr_t)item->values % pith_dtype_size(item->dtype) == 0, PITH_ERR_ARGUMENT,
                "%s: values are not aligned for %s", spec, pith_dtype_name(item->dtype));
-  PITH_REQUIRE(!encode || !item->codec->memory || item->n == 0 || item->memory, PITH_ERR_STATE, "%s: needs its memory", spec);
-  PITH_REQUIRE(item->ctx.offset % item->codec->granule == 0, PITH_ERR_ARGUMENT,
-               "%s: a piece cannot start at value %llu: pieces start at multiples of %zu", spec,
-               (unsigned long long)item->ctx.offset, item->codec->granule);
-  return PITH_OK;
+  PITH_TRY(encode ? check_memory(item) : PITH_OK);
+  return check_place(item);
 }
 
 /* The first `first` values are done: the next task of an item. Keys change where an index outgrows 32 bits, and tasks end there. */
@@ -236,6 +276,155 @@ static size_t next_task(const pith_cuda_item *item, int encode, size_t first, pi
   return n;
 }
 
+/* ---- Sparsifiers ------------------------------------------------------------------------------------------------------- */
+
+/* topk's share of a step: see src/codec/topk.c. */
+static double ratio_at(const pith_codec *codec, uint64_t step) {
+  double ratio = arg(codec->ops->params, codec->args, "ratio")->f;
+  uint64_t warmup = (uint64_t)int_arg(codec, "warmup", 0);
+  return step >= warmup ? ratio : fmax(ratio, pow(0.25, 1 + floor(4.0 * (double)step / (double)warmup)));
+}
+
+/* The bits of the least float that is not below v. */
+static uint32_t cut_at(double v) {
+  float cut = (float)v;
+  return pith__bits_of((double)cut < v ? nextafterf(cut, INFINITY) : cut);
+}
+
+static void describe_topk(const pith_cuda_item *item, pith_gpu_sparse *task) {
+  task->k = (uint32_t)pith__ratio_count(ratio_at(item->codec, item->ctx.step), item->n);
+  int sampled = int_arg(item->codec, "select", 0) == SELECT_SAMPLED;
+  task->select = sampled ? PITH_GPU_SELECT_SAMPLED : PITH_GPU_SELECT_EXACT;
+  task->most = sampled && task->k <= task->n / 2 ? 2 * task->k : sampled ? task->n : task->k;
+  if (task->k == task->n) { /* all of them are above nothing */
+    task->select = PITH_GPU_SELECT_ABOVE;
+  }
+}
+
+static void describe_randomk(const pith_cuda_item *item, pith_gpu_sparse *task) {
+  const pith_ctx *ctx = &item->ctx;
+  task->k = task->most = (uint32_t)pith__ratio_count(arg(item->codec->ops->params, item->codec->args, "ratio")->f, item->n);
+  task->factor = int_arg(item->codec, "unbiased", 0) ? (float)((double)item->n / (double)task->k) : 1.0f;
+  for (unsigned round = 0; round < PITH_PERMUTE_ROUNDS; round++) {
+    pith_key key = pith__rng_key_of(ctx->seed, ctx->step, ctx->layer, 0, PITH_DOMAIN_SELECT, round);
+    task->permute[2 * round] = key.k0;
+    task->permute[2 * round + 1] = key.k1;
+  }
+}
+
+static void describe_sparsifier(const pith_cuda_item *item, pith_gpu_sparse *task) {
+  switch (task->kind) {
+    case PITH_WIRE_TOPK:
+      describe_topk(item, task);
+      break;
+    case PITH_WIRE_RANDOMK:
+      describe_randomk(item, task);
+      break;
+    case PITH_WIRE_THRESHOLD:
+      task->select = PITH_GPU_SELECT_ABOVE;
+      task->most = task->n;
+      task->cut = cut_at(arg(item->codec->ops->params, item->codec->args, "v")->f);
+      break;
+    default:
+      task->ratio = arg(item->codec->ops->params, item->codec->args, "ratio")->f;
+      task->coding = PITH_CODED_MEAN;
+  }
+}
+
+static void describe_whole_memory(const pith_cuda_item *item, pith_gpu_sparse *task) {
+  const pith_memory_ops *memory = item->codec->memory;
+  const pith_value *values = item->codec->memory_args;
+  float gamma = item->ctx.gamma != 0 ? item->ctx.gamma : 1.0f;
+  task->memory = item->memory;
+  if (memory->after != PITH_AFTER_CLEAR) {
+    pith_gpu_task same = {0};
+    describe_memory(item->codec, gamma, &same);
+    task->beta = same.beta;
+    task->gamma = same.gamma;
+    task->keeps = same.keeps;
+    return;
+  }
+  task->momentum = item->momentum;
+  task->beta = (float)arg(memory->params, values, "momentum")->f;
+  task->gamma = gamma;
+  task->clip = arg(memory->params, values, "clip")->f / sqrt(item->ctx.ranks ? (double)item->ctx.ranks : 1.0);
+  task->keeps = PITH_GPU_KEEP_UNSENT;
+}
+
+static pith_gpu_sparse sparse_task(const pith_cuda_item *item, int encode) {
+  pith_key sample = pith__rng_key(&item->ctx, PITH_DOMAIN_SAMPLE, 0);
+  pith_gpu_sparse task = {
+      .values = item->values,
+      .payload = item->payload,
+      .size = item->size,
+      .capacity = pith_codec_bound(item->codec, item->n),
+      .n = (uint32_t)item->n,
+      .key0 = sample.k0,
+      .key1 = sample.k1,
+      .kind = item->codec->ops->wire_id,
+      .dtype = (uint8_t)item->dtype,
+      .coding = (uint8_t)int_arg(item->codec, "values", 0),
+  };
+  describe_sparsifier(item, &task);
+  if (encode && item->codec->memory) {
+    describe_whole_memory(item, &task);
+  }
+  return task;
+}
+
+/* The keys of the sampler and the memory do not change what is needed; the step may, by way of topk's warm-up. */
+static size_t sparse_space(const pith_cuda_module *gpu, const pith_cuda_item *item) {
+  pith_gpu_sparse task = sparse_task(item, item->codec->memory != NULL);
+  return gpu->sparse_space(&task);
+}
+
+/* ---- Low rank ---------------------------------------------------------------------------------------------------------- */
+
+/* As src/codec/powersgd.c: a matrix that is not worth factoring has no part. */
+size_t pith_cuda_part(const pith_codec *codec, size_t n, size_t rows) {
+  return codec && codec->ops->part_size ? codec->ops->part_size(codec->args, n, rows) : 0;
+}
+
+static size_t near_square(size_t n) {
+  size_t side = (size_t)sqrt((double)n);
+  return side ? side : 1;
+}
+
+/* What a column's key begins with: pith__rng_key_of(). */
+static uint64_t hash_of(const pith_ctx *ctx) {
+  uint64_t h = pith__mix64(ctx->seed + 0x9e3779b97f4a7c15u);
+  h = pith__mix64(h ^ pith__mix64(ctx->step + 0x3c6ef372fe94f82au));
+  return pith__mix64(h ^ pith__mix64(ctx->layer + 0xdaa66d2c7ddf743fu));
+}
+
+static pith_gpu_lowrank lowrank_task(const pith_cuda_item *item, int memory) {
+  const pith_ctx *ctx = &item->ctx;
+  size_t rows = ctx->rows && ctx->rows <= item->n ? (size_t)ctx->rows : near_square(item->n);
+  pith_gpu_lowrank task = {
+      .values = item->values,
+      .payload = item->payload,
+      .size = item->size,
+      .part = item->part,
+      .hash = hash_of(ctx),
+      .n = (uint32_t)item->n,
+      .rows = (uint32_t)rows,
+      .cols = (uint32_t)((item->n + rows - 1) / rows),
+      .rank = (uint32_t)int_arg(item->codec, "rank", 1),
+      .factor = 1.0f / (float)(ctx->ranks ? ctx->ranks : 1),
+      .dtype = (uint8_t)item->dtype,
+      .dense = pith_cuda_part(item->codec, item->n, (size_t)ctx->rows) == 0,
+  };
+  if (memory && item->codec->memory) {
+    pith_gpu_task same = {0};
+    describe_memory(item->codec, ctx->gamma != 0 ? ctx->gamma : 1.0f, &same);
+    task.memory = item->memory;
+    task.beta = same.beta;
+    task.gamma = same.gamma;
+    task.keeps = same.keeps;
+  }
+  return task;
+}
+
 /* ---- Calls ------------------------------------------------------------------------------------------------------- */
 
 typedef enum way { ENCODE, DECODE_SET, DECODE_ADD } way;
@@ -248,17 +437,11 @@ static pith_status hand_over(const pith_cuda_module *gpu, const pith_gpu_task *t
   return PITH_OK;
 }
 
-static pith_status run(const pith_cuda_item *items, size_t count, way how, void *stream) {
-  const pith_cuda_module *gpu;
+static pith_status run_blocks(const pith_cuda_module *gpu, const pith_cuda_item *items, size_t count, way how, void *stream) {
   pith_gpu_task tasks[TASKS];
   size_t used = 0;
-  PITH_REQUIRE(items || count == 0, PITH_ERR_ARGUMENT, "%zu items at NULL", count);
   for (size_t i = 0; i < count; i++) {
-    PITH_TRY(check_item(&items[i], how == ENCODE));
-  }
-  PITH_TRY(get_module(&gpu));
-  for (size_t i = 0; i < count; i++) {
-    for (size_t first = 0; first < items[i].n;) {
+    for (size_t first = 0; is_block(items[i].codec) && first < items[i].n;) {
       first += next_task(&items[i], how == ENCODE, first, &tasks[used++]);
       if (used == TASKS) {
         PITH_TRY(hand_over(gpu, tasks, used, how, stream));
@@ -269,18 +452,207 @@ static pith_status run(const pith_cuda_item *items, size_t count, way how, void 
   return used ? hand_over(gpu, tasks, used, how, stream) : PITH_OK;
 }
 
+static pith_status hand_over_sparse(const pith_cuda_module *gpu, const pith_gpu_sparse *tasks, size_t count, way how, void *stream) {
+  char text[TEXT];
+  int failed = how == ENCODE ? gpu->sparse_encode(tasks, count, stream, text)
+                             : gpu->sparse_decode(tasks, count, how == DECODE_ADD, stream, text);
+  PITH_REQUIRE(!failed, PITH_ERR_SYSTEM, "CUDA: %s", text);
+  return PITH_OK;
+}
+
+/* An item without values still has a payload, unless its size is fixed: that of no values. */
+static int has_work(const pith_cuda_item *item) {
+  return is_sparse(item->codec) && (item->n || (item->payload && !(item->codec->caps & PITH_CAP_FIXED)));
+}
+
+static pith_status run_sparse(const pith_cuda_module *gpu, const pith_cuda_item *items, size_t count, way how, uint8_t *space,
+                              void *stream) {
+  pith_gpu_sparse tasks[TASKS];
+  size_t used = 0;
+  for (size_t i = 0; i < count; i++) {
+    if (!has_work(&items[i])) {
+      continue;
+    }
+    tasks[used] = sparse_task(&items[i], how == ENCODE);
+    tasks[used++].space = space;
+    space += sparse_space(gpu, &items[i]);
+    if (used == TASKS) {
+      PITH_TRY(hand_over_sparse(gpu, tasks, used, how, stream));
+      used = 0;
+    }
+  }
+  return used ? hand_over_sparse(gpu, tasks, used, how, stream) : PITH_OK;
+}
+
+static pith_status run_lowrank(const pith_cuda_module *gpu, const pith_cuda_item *items, size_t count, int what, uint8_t *space,
+                               void *stream) {
+  pith_gpu_lowrank tasks[TASKS];
+  char text[TEXT];
+  size_t used = 0;
+  for (size_t i = 0; i <= count; i++) {
+    if (i < count && is_lowrank(items[i].codec)) {
+      tasks[used] = lowrank_task(&items[i], what != PITH_GPU_LOWRANK_SET && what != PITH_GPU_LOWRANK_ADD);
+      tasks[used].space = space;
+      space += gpu->lowrank_space(&tasks[used++]);
+    }
+    if (used == TASKS || (used && i == count)) {
+      PITH_REQUIRE(!gpu->lowrank(tasks, used, what, stream, text), PITH_ERR_SYSTEM, "CUDA: %s", text);
+      used = 0;
+    }
+  }
+  return PITH_OK;
+}
+
+static size_t sparse_spaces(const pith_cuda_module *gpu, const pith_cuda_item *items, size_t count) {
+  size_t size = 0;
+  for (size_t i = 0; i < count; i++) {
+    size += is_sparse(items[i].codec) ? sparse_space(gpu, &items[i]) : 0;
+  }
+  return size;
+}
+
 size_t pith_cuda_workspace(const pith_cuda_item *items, size_t count) {
-  (void)items, (void)count;
-  return 0; /* codecs of fixed size keep everything in registers and shared memory */
+  const pith_cuda_module *gpu;
+  size_t size = 0;
+  for (size_t i = 0; i < count; i++) {
+    if (pith_cuda_supports(items[i].codec) != PITH_OK || items[i].n > PITH_GPU_WHOLE_VALUES) {
+      continue; /* the call itself will say so */
+    }
+    if (is_sparse(items[i].codec) && get_module(&gpu) == PITH_OK) {
+      size += sparse_space(gpu, &items[i]);
+    } else if (is_lowrank(items[i].codec) && get_module(&gpu) == PITH_OK) {
+      pith_gpu_lowrank task = lowrank_task(&items[i], 0);
+      size += gpu->lowrank_space(&task);
+    }
+  }
+  return size;
+}
+
+static pith_status check_workspace(size_t needed, const void *workspace, size_t size) {
+  PITH_REQUIRE(needed <= size && (needed == 0 || workspace), PITH_ERR_BUFFER,
+               "these items need a workspace of %zu bytes (pith_cuda_workspace), not %zu", needed, size);
+  PITH_REQUIRE(needed == 0 || (uintptr_t)workspace % WORKSPACE_ALIGNMENT == 0, PITH_ERR_ARGUMENT,
+               "the workspace must start at a multiple of %d bytes", WORKSPACE_ALIGNMENT);
+  return PITH_OK;
+}
+
+static pith_status run(const pith_cuda_item *items, size_t count, way how, void *workspace, size_t workspace_size, void *stream) {
+  const pith_cuda_module *gpu;
+  PITH_REQUIRE(items || count == 0, PITH_ERR_ARGUMENT, "%zu items at NULL", count);
+  for (size_t i = 0; i < count; i++) {
+    PITH_TRY(check_item(&items[i], how == ENCODE));
+  }
+  PITH_TRY(get_module(&gpu));
+  PITH_TRY(check_workspace(pith_cuda_workspace(items, count), workspace, workspace_size));
+  PITH_TRY(run_blocks(gpu, items, count, how, stream));
+  PITH_TRY(run_sparse(gpu, items, count, how, workspace, stream));
+  static const int whats[] = {[ENCODE] = PITH_GPU_LOWRANK_ENCODE, [DECODE_SET] = PITH_GPU_LOWRANK_SET, [DECODE_ADD] = PITH_GPU_LOWRANK_ADD};
+  size_t used = sparse_spaces(gpu, items, count);
+  return run_lowrank(gpu, items, count, whats[how], used ? (uint8_t *)workspace + used : workspace, stream);
 }
 
 pith_status pith_cuda_encode(const pith_cuda_item *items, size_t count, void *workspace, size_t workspace_size, void *stream) {
-  (void)workspace, (void)workspace_size;
-  return run(items, count, ENCODE, stream);
+  return run(items, count, ENCODE, workspace, workspace_size, stream);
 }
 
 pith_status pith_cuda_decode(const pith_cuda_item *items, size_t count, pith_mode mode, void *workspace, size_t workspace_size,
                              void *stream) {
-  (void)workspace, (void)workspace_size;
-  return run(items, count, mode == PITH_ADD ? DECODE_ADD : DECODE_SET, stream);
+  return run(items, count, mode == PITH_ADD ? DECODE_ADD : DECODE_SET, workspace, workspace_size, stream);
 }
+
+static pith_status check_round(const pith_cuda_item *item, size_t index) {
+  const char *spec = item->codec ? item->codec->spec : "";
+  PITH_TRY(check_item(item, 1));
+  PITH_REQUIRE(is_lowrank(item->codec), PITH_ERR_UNSUPPORTED, "%s: there are no CUDA kernels for its rounds", spec);
+  PITH_REQUIRE(index < pith_codec_rounds(item->codec), PITH_ERR_ARGUMENT, "%s has no round %zu", spec, index);
+  PITH_REQUIRE(item->part || pith_cuda_part(item->codec, item->n, (size_t)item->ctx.rows) == 0, PITH_ERR_STATE, "%s: needs its part",
+               spec);
+  PITH_REQUIRE((uintptr_t)item->payload % sizeof(float) == 0, PITH_ERR_ARGUMENT, "%s: the buffer of a round is not aligned", spec);
+  return PITH_OK;
+}
+
+static pith_status run_round(const pith_cuda_item *items, size_t count, size_t index, int what, void *workspace, size_t size,
+                             void *stream) {
+  const pith_cuda_module *gpu;
+  PITH_REQUIRE(items || count == 0, PITH_ERR_ARGUMENT, "%zu items at NULL", count);
+  for (size_t i = 0; i < count; i++) {
+    PITH_TRY(check_round(&items[i], index));
+  }
+  PITH_TRY(get_module(&gpu));
+  PITH_TRY(check_workspace(pith_cuda_workspace(items, count), workspace, size));
+  return run_lowrank(gpu, items, count, what, workspace, stream);
+}
+
+pith_status pith_cuda_produce(const pith_cuda_item *items, size_t count, size_t index, void *workspace, size_t workspace_size,
+                              void *stream) {
+  return run_round(items, count, index, index ? PITH_GPU_LOWRANK_PRODUCE_Q : PITH_GPU_LOWRANK_PRODUCE_P, workspace, workspace_size,
+                   stream);
+}
+
+pith_status pith_cuda_consume(const pith_cuda_item *items, size_t count, size_t index, void *workspace, size_t workspace_size,
+                              void *stream) {
+  return run_round(items, count, index, index ? PITH_GPU_LOWRANK_CONSUME_Q : PITH_GPU_LOWRANK_CONSUME_P, workspace, workspace_size,
+                   stream);
+}
+
+/* ---- For the planner ----------------------------------------------------------------------------------------------------- */
+
+static pith_status check_candidates(const pith_cuda_item *items, size_t count) {
+  PITH_REQUIRE(items || count == 0, PITH_ERR_ARGUMENT, "%zu items at NULL", count);
+  PITH_REQUIRE(count <= PITH_GPU_CANDIDATES, PITH_ERR_RANGE, "%zu candidates are too many at a time; %d are not", count,
+               PITH_GPU_CANDIDATES);
+  for (size_t i = 0; i < count; i++) {
+    PITH_TRY(pith_cuda_supports(items[i].codec));
+    PITH_REQUIRE(is_block(items[i].codec) && !items[i].codec->transform, PITH_ERR_UNSUPPORTED,
+                 "%s: errors are measured for block codecs without a transform", items[i].codec->spec);
+    PITH_REQUIRE(items[i].n == items[0].n && items[i].values == items[0].values && items[i].dtype == items[0].dtype, PITH_ERR_ARGUMENT,
+                 "%s: candidates are measured on one tensor", items[i].codec->spec);
+    PITH_REQUIRE(items[i].n <= PITH_GPU_TASK_VALUES && items[i].ctx.offset == 0, PITH_ERR_RANGE,
+                 "errors are measured on whole tensors of up to %d values", PITH_GPU_TASK_VALUES);
+  }
+  return PITH_OK;
+}
+
+static void candidate_tasks(const pith_cuda_item *items, size_t count, pith_gpu_task *tasks) {
+  for (size_t i = 0; i < count; i++) {
+    next_task(&items[i], 0, 0, &tasks[i]);
+  }
+}
+
+size_t pith_cuda_errors_workspace(const pith_cuda_item *items, size_t count) {
+  const pith_cuda_module *gpu;
+  pith_gpu_task tasks[PITH_GPU_CANDIDATES];
+  if (check_candidates(items, count) != PITH_OK || get_module(&gpu) != PITH_OK) {
+    return 0; /* the call itself will say so */
+  }
+  candidate_tasks(items, count, tasks);
+  return gpu->errors_space(tasks, count);
+}
+
+pith_status pith_cuda_errors(const pith_cuda_item *items, size_t count, double *errors, void *workspace, size_t workspace_size,
+                             void *stream) {
+  const pith_cuda_module *gpu;
+  pith_gpu_task tasks[PITH_GPU_CANDIDATES];
+  char text[TEXT];
+  PITH_TRY(check_candidates(items, count));
+  PITH_REQUIRE(errors || count == 0, PITH_ERR_ARGUMENT, "pith_cuda_errors: errors is NULL");
+  PITH_TRY(get_module(&gpu));
+  PITH_TRY(check_workspace(pith_cuda_errors_workspace(items, count), workspace, workspace_size));
+  candidate_tasks(items, count, tasks);
+  PITH_REQUIRE(!gpu->errors(tasks, count, errors, workspace, stream, text), PITH_ERR_SYSTEM, "CUDA: %s", text);
+  return PITH_OK;
+}
+
+pith_status pith_cuda_magnitudes(const void *values, pith_dtype dtype, size_t n, uint64_t *counts, double *energies, void *stream) {
+  const pith_cuda_module *gpu;
+  char text[TEXT];
+  PITH_REQUIRE(counts && energies && (values || n == 0), PITH_ERR_ARGUMENT, "pith_cuda_magnitudes: nothing may be NULL");
+  PITH_REQUIRE(dtype == PITH_F32 || dtype == PITH_F16 || dtype == PITH_BF16, PITH_ERR_ARGUMENT,
+               "tensors are f32, f16 or bf16, not %s", pith_dtype_name(dtype));
+  PITH_REQUIRE(n <= PITH_GPU_WHOLE_VALUES, PITH_ERR_RANGE, "%zu values are too many at a time", n);
+  PITH_TRY(get_module(&gpu));
+  PITH_REQUIRE(!gpu->magnitudes(values, (int)dtype, n, counts, energies, stream, text), PITH_ERR_SYSTEM, "CUDA: %s", text);
+  return PITH_OK;
+}
+
+_Static_assert(PITH_CUDA_BINS == PITH_GPU_MAGNITUDES, "callers bring room for all bins");

@@ -30,7 +30,12 @@ enum {
   PITH_WIRE_SIGNMEAN = 9,
   PITH_WIRE_TREE8 = 10,
   PITH_WIRE_LLOYD = 11,
-  PITH_WIRE_GQ = 13
+  PITH_WIRE_GQ = 13,
+  PITH_WIRE_TOPK = 32,
+  PITH_WIRE_RANDOMK = 33,
+  PITH_WIRE_THRESHOLD = 34,
+  PITH_WIRE_ADAPTIVE = 35,
+  PITH_WIRE_POWERSGD = 48
 };
 
 /* Bytes of scales at the head of a block. */
@@ -43,6 +48,11 @@ enum { PITH_TRIT_GROUP = 80, PITH_TRIT_STRIDE = 16, PITH_TRITS = 5 };
 enum { PITH_ROUND_NEAREST = 0, PITH_ROUND_STOCHASTIC = 1 };
 enum { PITH_NORM_L2 = 0, PITH_NORM_LINF = 1 };
 enum { PITH_SCALE_ONE = 0, PITH_SCALE_MEAN = 1, PITH_SCALE_UNBIASED = 2 };
+
+/* Sparse payloads: codings of indices and of values, as in src/codec. */
+enum { PITH_PLACES_RAW = 0, PITH_PLACES_RICE = 1, PITH_PLACES_BITMAP = 2, PITH_PLACES_DENSE = 3, PITH_RICE_MOST = 40 };
+enum { PITH_CODED_FP32 = 0, PITH_CODED_FP16 = 1, PITH_CODED_BF16 = 2, PITH_CODED_Q8 = 3, PITH_CODED_MEAN = 4 };
+enum { PITH_SECTION_HEAD = 16, PITH_Q8_BLOCK = 512, PITH_Q8_HEAD = 8, PITH_PERMUTE_ROUNDS = 6 };
 
 #define PITH_NAN_BITS 0x7fc00000u      /* of a block that is not finite */
 #define PITH_LEAST_SCALE 0x1p-119f     /* scales below count as zero */
@@ -58,7 +68,9 @@ enum { PITH_SCALE_ONE = 0, PITH_SCALE_MEAN = 1, PITH_SCALE_UNBIASED = 2 };
 /* ---- Tasks ------------------------------------------------------------------------------------------------------- */
 
 enum { PITH_GPU_F32 = 0, PITH_GPU_F16 = 1, PITH_GPU_BF16 = 2 };    /* as pith_dtype */
-enum { PITH_GPU_KEEP_ALL = 0, PITH_GPU_KEEP_LOST = 1 };            /* what stays in the memory: momentum, error feedback */
+enum { PITH_GPU_KEEP_ALL = 0, PITH_GPU_KEEP_LOST = 1, PITH_GPU_KEEP_UNSENT = 2 }; /* in memories: momentum, error feedback, dgc */
+enum { PITH_GPU_SELECT_EXACT = 0, PITH_GPU_SELECT_SAMPLED = 1, PITH_GPU_SELECT_ABOVE = 2 }; /* of sparsifiers */
+enum { PITH_GPU_CANDIDATES = 64, PITH_GPU_MAGNITUDES = 1 << 15 };
 enum { PITH_GPU_TASK_VALUES = 1 << 30, PITH_GPU_TILE_MAX = 32768 }; /* most values of a task, and of a rotated granule */
 
 /* Pointers are device memory. Indices count from the start of the task. */
@@ -86,9 +98,62 @@ typedef struct pith_gpu_task {
 
 PITH_FORMAT_ASSERT(sizeof(pith_gpu_task) == 96, "both compilers lay out tasks alike");
 
+#define PITH_GPU_WHOLE_VALUES (1u << 31) /* most values of a tensor that may not be cut */
+
+/* A whole tensor for a sparsifier. */
+typedef struct pith_gpu_sparse {
+  void *values;       /* source or destination */
+  uint8_t *payload;
+  uint64_t *size;     /* of the payload: written by encoding, read by decoding; may be NULL for randomk */
+  float *memory;      /* residual or momentum; NULL: none */
+  float *momentum;    /* dgc's */
+  void *space;        /* workspace */
+  double ratio;       /* adaptive: of each side */
+  double clip;        /* dgc: largest norm of the gradient; 0: none */
+  uint64_t capacity;  /* most bytes of the payload */
+  uint32_t n, k;      /* of n values k travel, or are wanted */
+  uint32_t most;      /* that may travel */
+  uint32_t cut;       /* threshold: the bits of the least |x| that travels */
+  uint32_t key0, key1; /* of samples */
+  uint32_t permute[2 * PITH_PERMUTE_ROUNDS]; /* randomk: the keys of its rounds */
+  float beta, gamma;
+  float factor;       /* randomk: on decoded values */
+  uint16_t kind;      /* wire id */
+  uint8_t dtype, keeps;
+  uint8_t coding;     /* of values */
+  uint8_t select;
+  uint8_t unused[2];
+} pith_gpu_sparse;
+
+PITH_FORMAT_ASSERT(sizeof(pith_gpu_sparse) == 168, "both compilers lay out sparsifiers alike");
+
+/* A matrix of low rank. P and Q lie one behind the other, column by column: Q first in `part`, P first in payloads. */
+typedef struct pith_gpu_lowrank {
+  void *values;      /* source or destination */
+  uint8_t *payload;  /* or the buffer of a round, aligned for f32 */
+  uint64_t *size;    /* of the payload; may be NULL */
+  float *memory;
+  float *part;       /* NULL: Q starts anew */
+  void *space;
+  uint64_t hash;     /* of seed, step and layer: what keys of columns are made from */
+  uint32_t n, rows, cols, rank;
+  float beta, gamma;
+  float factor;      /* on sums over ranks */
+  uint8_t dtype, keeps;
+  uint8_t dense;     /* not worth factoring */
+  uint8_t unused[1];
+} pith_gpu_lowrank;
+
+PITH_FORMAT_ASSERT(sizeof(pith_gpu_lowrank) == 88, "both compilers lay out matrices alike");
+
+enum {
+  PITH_GPU_LOWRANK_ENCODE, PITH_GPU_LOWRANK_SET, PITH_GPU_LOWRANK_ADD,
+  PITH_GPU_LOWRANK_PRODUCE_P, PITH_GPU_LOWRANK_PRODUCE_Q, PITH_GPU_LOWRANK_CONSUME_P, PITH_GPU_LOWRANK_CONSUME_Q
+};
+
 /* ---- The module -------------------------------------------------------------------------------------------------- */
 
-#define PITH_CUDA_ABI 1
+#define PITH_CUDA_ABI 2
 #define PITH_CUDA_ENTRY "pith_cuda_module_entry"
 
 /* Functions return 0, or another number and a sentence in `text` (256 bytes). They only enqueue. */
@@ -97,6 +162,16 @@ typedef struct pith_cuda_module {
   int (*describe)(char *text); /* the current device in words */
   int (*encode)(const pith_gpu_task *tasks, size_t count, void *stream, char *text);
   int (*decode)(const pith_gpu_task *tasks, size_t count, int add, void *stream, char *text);
+  size_t (*sparse_space)(const pith_gpu_sparse *task); /* bytes of workspace, a multiple of 256 */
+  int (*sparse_encode)(const pith_gpu_sparse *tasks, size_t count, void *stream, char *text);
+  /* Tasks with the same destination are applied in their order. */
+  int (*sparse_decode)(const pith_gpu_sparse *tasks, size_t count, int add, void *stream, char *text);
+  size_t (*lowrank_space)(const pith_gpu_lowrank *task);
+  int (*lowrank)(const pith_gpu_lowrank *tasks, size_t count, int what, void *stream, char *text);
+  /* Squared errors of block codecs, one for each task; all tasks have the same values. At most PITH_GPU_CANDIDATES of them. */
+  size_t (*errors_space)(const pith_gpu_task *tasks, size_t count);
+  int (*errors)(const pith_gpu_task *tasks, size_t count, double *errors, void *space, void *stream, char *text);
+  int (*magnitudes)(const void *values, int dtype, size_t n, uint64_t *counts, double *energies, void *stream, char *text);
 } pith_cuda_module;
 
 typedef const pith_cuda_module *(*pith_cuda_entry_fn)(void);

@@ -8,8 +8,8 @@ mkdir -p "$out/o"
 flags="-std=c11 -D_GNU_SOURCE -O2 -ffp-contract=off -fno-math-errno -fPIC -Iinclude -Isrc -Itests -Itests/cuda"
 export flags out arch
 {
-  for file in src/base/*.c src/codec/*.c src/memory/*.c src/transport/*.c src/collective/*.c src/engine/*.c \
-    src/kernel/kernel.c src/kernel/scalar.c tests/test.c tests/cuda/cuda_test.c tests/cuda/cuda_bench.c; do
+  for file in src/base/*.c src/codec/*.c src/memory/*.c src/transport/*.c src/collective/*.c src/engine/*.c src/plan/*.c \
+    src/kernel/kernel.c src/kernel/scalar.c tests/test.c tests/cuda/*.c; do
     echo "gcc $flags -c $file -o $out/o/$(basename "$file" .c).o"
   done
   for file in cuda/*.cu; do
@@ -17,8 +17,7 @@ export flags out arch
   done
 } | xargs -P "${JOBS:-16}" -I{} sh -c '{}'
 nvcc -arch="$arch" -shared -o "$out/libpith_cuda.so" "$out"/o/*.cu.o
-library=$(ls "$out"/o/*.o | grep -v -e '\.cu\.o' -e '/cuda_test' -e '/cuda_bench' -e '/test\.o')
-# shellcheck disable=SC2086
-gcc -rdynamic -o "$out/cuda_test" "$out/o/cuda_test.o" "$out/o/test.o" $library -lm -ldl -lpthread
-# shellcheck disable=SC2086
-gcc -rdynamic -o "$out/cuda_bench" "$out/o/cuda_bench.o" $library -lm -ldl -lpthread
+rm -f "$out/libpith.a" # an archive, so that programs take what they use
+find "$out/o" -name '*.o' ! -name '*.cu.o' ! -name '*_test.o' ! -name '*_bench.o' ! -name test.o -exec ar rcs "$out/libpith.a" {} +
+gcc -rdynamic -o "$out/cuda_test" "$out"/o/*_test.o "$out/o/test.o" "$out/libpith.a" -lm -ldl -lpthread
+gcc -rdynamic -o "$out/cuda_bench" "$out/o/cuda_bench.o" "$out/libpith.a" -lm -ldl -lpthread

@@ -26,6 +26,8 @@ typedef struct job {
   size_t count;
   int decode;
   pith_mode mode;
+  void *workspace;
+  size_t space;
   void *to, *from;
   size_t bytes;
 } job;
@@ -37,9 +39,9 @@ static void start(const job *j) {
   } else if (!j->items) {
     GPU_CHECK(gpu.copy((gpu_address)(uintptr_t)j->to, (gpu_address)(uintptr_t)j->from, j->bytes, NULL));
   } else if (j->decode) {
-    status = pith_cuda_decode(j->items, j->count, j->mode, NULL, 0, NULL);
+    status = pith_cuda_decode(j->items, j->count, j->mode, j->workspace, j->space, NULL);
   } else {
-    status = pith_cuda_encode(j->items, j->count, NULL, 0, NULL);
+    status = pith_cuda_encode(j->items, j->count, j->workspace, j->space, NULL);
   }
   if (status != PITH_OK) {
     fprintf(stderr, "%s\n", pith_error());
@@ -85,6 +87,8 @@ static void fill(void *values, size_t n) {
 
 typedef struct device {
   void *values, *other, *payload;
+  float *momentum;
+  uint64_t *size;
   size_t n;
   double copy; /* bytes a second, read and written together */
 } device;
@@ -95,26 +99,52 @@ static void print_line(const char *what, const char *spec, double bytes, double 
   fflush(stdout);
 }
 
+static int is_lowrank(const pith_codec *codec) { return (pith_codec_caps(codec) & PITH_CAP_ROUNDS) != 0 && pith_codec_granule(codec) == 0; }
+
+/* How many tensors of f32 a memory reads and writes for each value, the gradient included. */
+static int tensors_of(const pith_codec *codec) {
+  const char *parts = pith_codec_parts(codec);
+  int memory = strncmp(parts, "dgc", 3) == 0 ? 5 : strncmp(parts, "ef", 2) == 0 || strncmp(parts, "momentum", 8) == 0 ? 3 : 1;
+  return memory + is_lowrank(codec); /* whose second product reads it again */
+}
+
+static double payload_size(const pith_cuda_item *item) {
+  uint64_t size = pith_codec_bound(item->codec, item->n);
+  if (!(pith_codec_caps(item->codec) & PITH_CAP_FIXED)) {
+    gpu_get(&size, item->size, sizeof size);
+  }
+  return (double)size;
+}
+
 static void measure(const char *spec, device *d) {
   pith_codec *codec;
   if (pith_codec_create(spec, &codec) != PITH_OK) {
     fprintf(stderr, "%s\n", pith_error());
     exit(1);
   }
-  pith_cuda_item item = {.codec = codec, .dtype = PITH_F32, .n = d->n, .values = d->values, .payload = d->payload, .memory = d->other};
-  double payload = (double)pith_codec_bound(codec, d->n), values = 4.0 * (double)d->n;
-  int memory = strncmp(pith_codec_parts(codec), "ef", 2) == 0;
-  if (memory) {
+  pith_cuda_item item = {.codec = codec, .dtype = PITH_F32, .n = d->n, .values = d->values, .payload = d->payload, .memory = d->other,
+                         .momentum = d->momentum, .size = d->size};
+  double values = 4.0 * (double)d->n;
+  int tensors = tensors_of(codec);
+  size_t space = pith_cuda_workspace(&item, 1);
+  void *workspace = space ? gpu_memory(space) : NULL;
+  if (tensors > 1) {
     gpu_fill(d->other, 0, 4 * d->n);
+    gpu_fill(d->momentum, 0, 4 * d->n);
   }
-  job encode = {.items = &item, .count = 1};
-  print_line("encode", spec, values * (memory ? 3 : 1) + payload, values, seconds(&encode), d);
-  if (!memory) {
+  job encode = {.items = &item, .count = 1, .workspace = workspace, .space = space};
+  double time = seconds(&encode), payload = payload_size(&item);
+  print_line("encode", spec, values * tensors + payload, values, time, d);
+  if (tensors - is_lowrank(codec) == 1) {
     item.values = d->other;
-    job add = {.items = &item, .count = 1, .decode = 1, .mode = PITH_ADD}, set = add;
+    job add = {.items = &item, .count = 1, .decode = 1, .mode = PITH_ADD, .workspace = workspace, .space = space}, set = add;
+    int sparse = pith_codec_granule(codec) == 0 && !is_lowrank(codec); /* adding touches only what travels */
     set.mode = PITH_SET;
     print_line("decode", spec, values + payload, values, seconds(&set), d);
-    print_line("decode-add", spec, 2 * values + payload, values, seconds(&add), d);
+    print_line("decode-add", spec, sparse ? payload : 2 * values + payload, values, seconds(&add), d);
+  }
+  if (workspace) {
+    gpu_free(workspace);
   }
   pith_codec_destroy(codec);
 }
@@ -156,7 +186,9 @@ int main(int argc, char **argv) {
   static const char *const specs[] = {"none", "fp16", "bf16", "q:1", "q:2", "q:4", "q:8", "q:4,round=stochastic", "q:3",
                                       "sign,scale=mean", "signmean", "qsgd", "terngrad", "natural", "tree8", "lloyd:2,bucket=512",
                                       "hadamard/q:4", "drive", "eden:2", "ef/q:4", "ef/q:4,round=stochastic", "onebit", "efsignsgd",
-                                      "ef/hadamard/q:4"};
+                                      "ef/hadamard/q:4", "topk:0.01", "topk:0.01,values=q8", "topk:0.1", "topk:0.01,select=sampled",
+                                      "threshold:2.5758", "threshold:0.1", "randomk:0.01", "adaptive:0.01", "ef/topk:0.01", "dgc:0.01",
+                                      "powersgd:4", "ef/powersgd:4"};
   const char *why = gpu_open(), *text;
   if (why) {
     printf("skipped: %s\n", why);
@@ -169,7 +201,9 @@ int main(int argc, char **argv) {
   device d = {.n = (size_t)(argc > 1 ? atoi(argv[1]) : 256) << 20};
   d.values = gpu_memory(4 * d.n);
   d.other = gpu_memory(4 * d.n);
-  d.payload = gpu_memory(4 * d.n + (1 << 20));
+  d.momentum = gpu_memory(4 * d.n);
+  d.payload = gpu_memory(4 * d.n + d.n / 4 + (1 << 20));
+  d.size = gpu_memory(sizeof *d.size);
   fill(d.values, d.n);
   gpu_fill(d.other, 0, 4 * d.n);
   pith_cuda_probe(&text);

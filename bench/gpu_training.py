@@ -1,0 +1,166 @@
+"""DDP training of a GPT of 124 million parameters on GPUs: NCCL, NCCL with PyTorch's own hooks, and Pith over NCCL, side by side in one run.
+
+    torchrun --nproc-per-node 8 bench/gpu_training.py                       # ranks with a GPU each
+    bench/gpu_lab.sh 4 10gbit bench/gpu_training.py                         # ranks that share one GPU, each behind a link of its own
+
+All ways train the same model on the same data and take turns, a few steps each. The figure is the median time of a step on the slowest
+rank. With --loss STEPS, each way then trains from the same start for as many steps on a text, and the losses at the end are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import statistics
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import pith.torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "examples" / "pytorch"))
+import gpt  # noqa: E402
+
+SYMBOLS = 50304
+
+
+def nothing(state, bucket):
+    """Gradients stay where they are: what computing alone takes."""
+    future = torch.futures.Future(devices=[bucket.buffer().device])
+    future.set_result(bucket.buffer())
+    return future
+
+
+def powersgd(ddp: DistributedDataParallel, rank: int) -> None:
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
+    ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+
+def ways(specs: list[str]) -> dict:
+    """Name → what is done to the DDP model."""
+    found = {
+        "NCCL fp32": lambda ddp: None,
+        "no exchange": lambda ddp: ddp.register_comm_hook(None, nothing),
+        "NCCL bf16 hook": lambda ddp: ddp.register_comm_hook(None, default_hooks.bf16_compress_hook),
+        "NCCL PowerSGD hook 4": lambda ddp: powersgd(ddp, 4),
+    }
+    for spec in specs:
+        found[f"pith {spec}"] = lambda ddp, spec=spec: pith.torch.compress(ddp, spec)
+    return found
+
+
+def make_model(a: argparse.Namespace) -> gpt.GPT:
+    torch.manual_seed(1)
+    model = gpt.GPT(SYMBOLS, a.width, a.layers, a.width // 64, a.context)
+    model.head.weight = model.token.weight
+    return model.cuda()
+
+
+class Way:
+    """One model in training, and how long its steps took."""
+
+    def __init__(self, name: str, prepare, a: argparse.Namespace) -> None:
+        self.name, self.times, self.loss = name, [], float("nan")
+        model = make_model(a)
+        self.parameters = sum(p.numel() for p in model.parameters())
+        self.before = torch.cuda.memory_allocated()
+        self.model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        prepare(self.model)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=a.lr)
+
+    def step(self, batch) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = gpt.loss_of(self.model, batch)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def run(self, batch, steps: int, timed: bool) -> None:
+        for _ in range(steps):
+            dist.barrier()
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            self.step(batch)
+            torch.cuda.synchronize()
+            if timed:
+                self.times.append(time.perf_counter() - start)
+
+
+def slowest(seconds: float) -> float:
+    value = torch.tensor([seconds], dtype=torch.float64, device="cuda")
+    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return value.item()
+
+
+def train(way: Way, text: torch.Tensor, a: argparse.Namespace) -> None:
+    """From the start, on a text; the mean loss of the last tenth of the steps, over ranks."""
+    source = gpt.batches(text, a.batch, a.context, torch.Generator().manual_seed(dist.get_rank()))
+    losses = [way.step((x.cuda(), y.cuda())) for _, (x, y) in zip(range(a.loss), source, strict=False)]
+    mean = torch.stack(losses[-max(1, a.loss // 10) :]).mean()
+    dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+    way.loss = mean.item()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--batch", type=int, default=8, help="samples on each rank")
+    parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=3, help="in each round")
+    parser.add_argument("--spec", action="append", help="q:4, ef/powersgd:4 and ef/topk:0.01 if none is given")
+    parser.add_argument("--only", action="append", help="the ways whose names contain this; NCCL fp32 is always there")
+    parser.add_argument("--loss", type=int, default=0, metavar="STEPS")
+    parser.add_argument("--data", help="a text file, or a folder of them")
+    a = parser.parse_args()
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    dist.init_process_group("nccl")
+    chosen = {
+        name: prepare
+        for name, prepare in ways(a.spec or ["q:4", "ef/powersgd:4", "ef/topk:0.01"]).items()
+        if not a.only or name == "NCCL fp32" or any(part in name for part in a.only)
+    }
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    window = torch.randint(SYMBOLS, (a.batch, a.context + 1), generator=generator).cuda()
+    batch = window[:, :-1], window[:, 1:]
+    running = [Way(name, prepare, a) for name, prepare in chosen.items()]
+    for turn in range(a.rounds + 1):
+        for way in running:
+            way.run(batch, a.steps, timed=turn > 0)
+            if dist.get_rank() == 0:
+                print(f"\rround {turn}/{a.rounds} {way.name:<24}", end="", file=sys.stderr, flush=True)
+    if a.loss:
+        text = torch.tensor(list(gpt.read_text(a.data).encode()))
+        running = [train_afresh(way, chosen[way.name], text, a) for way in running if way.name != "no exchange"]
+    rows = [(way.name, slowest(statistics.median(way.times)), way.loss) for way in running]
+    if dist.get_rank() == 0:
+        report(rows, running[0].parameters, a)
+    dist.destroy_process_group()
+
+
+def train_afresh(old: Way, prepare, text: torch.Tensor, a: argparse.Namespace) -> Way:
+    way = Way(old.name, prepare, a)
+    way.times = old.times
+    train(way, text, a)
+    return way
+
+
+def report(rows: list[tuple[str, float, float]], parameters: int, a: argparse.Namespace) -> None:
+    base = rows[0][1]
+    print(f"\r# {parameters / 1e6:.1f} million parameters, {dist.get_world_size()} ranks, {a.batch} × {a.context} tokens on each")
+    print(f"{'way':<24}{'ms a step':>11}{'× NCCL fp32':>13}{'loss':>9}")
+    for name, seconds, loss in rows:
+        print(f"{name:<24}{1e3 * seconds:>11.1f}{base / seconds:>13.2f}{loss:>9.3f}")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+/*
+ * powersgd on the device: a matrix M of rows × cols, its factors P (rank columns of `rows`) and Q (rank columns of `cols`). The products are
+ * limited by reading M, so that plain kernels with a few columns in registers are as fast as a library's; sums run in slices that are added
+ * in order, so that the same input always gives the same bits, if not the CPU's. P is made orthonormal by one block of threads for each
+ * matrix. What is decoded from P and Q is the CPU's, bit for bit.
+ */
+#pragma once
+
+#include "device.cuh"
+
+#define FACTORS 16 /* matrices of a launch */
+
+struct Factor {
+  const void *m;    /* the tensor, or the memory once the tensor has met it */
+  const void *given;
+  void *dst;
+  uint8_t *payload;
+  uint64_t *size;
+  float *memory, *p, *q, *partial;
+  uint64_t hash;
+  uint32_t n, rows, cols, rank;
+  uint32_t p_slices, q_slices, p_slice, q_slice; /* how a sum is cut, and how long the slices are */
+  uint32_t begin, end;
+  float beta, gamma, factor;
+  uint8_t m_type, type, keeps, dense;
+};
+
+struct Factors {
+  uint32_t count, blocks;
+  Factor factor[FACTORS];
+};
+
+#define P_ROWS 8 /* of a warp in P = MQ, at up to 4 columns; half of that beyond */
+#define P_WARPS 4
+#define Q_THREADS 128
+#define Q_COLS (2 * Q_THREADS) /* of a block in Q = MᵀP */
+#define Q_ROWS_MOST 256 /* of P in shared memory */
+
+typedef cudaError_t (*FactorLaunch)(const Factors &batch, cudaStream_t stream);
+
+cudaError_t launch_multiply(const Factors &batch, cudaStream_t stream);
+cudaError_t launch_multiply_transposed(const Factors &batch, cudaStream_t stream);
+cudaError_t launch_add_slices_p(const Factors &batch, cudaStream_t stream);
+cudaError_t launch_add_slices_q(const Factors &batch, cudaStream_t stream);
+cudaError_t launch_expand_set(const Factors &batch, cudaStream_t stream);
+cudaError_t launch_expand_add(const Factors &batch, cudaStream_t stream);
+cudaError_t launch_expand_out(const Factors &batch, cudaStream_t stream); /* out of the memory */
+
+INLINE const Factor &factor_of(const Factors &batch, uint32_t *part, uint32_t *parts) {
+  uint32_t i = 0;
+  while (blockIdx.x >= batch.factor[i].end) {
+    i++;
+  }
+  const Factor &f = batch.factor[i];
+  *part = blockIdx.x - f.begin;
+  *parts = f.end - f.begin;
+  return f;
+}

@@ -1,0 +1,486 @@
+/*
+ * From a selection to a payload: values and the statistics of gaps, then the choice of the smallest index coding, then the indices; at last
+ * the memory gives up what was sent. The bytes are those of src/codec/sparse.c.
+ */
+#include "sparse.cuh"
+
+#define THREADS TILE_WORDS
+#define WARPS (THREADS / 32)
+#define PLANNERS 1024
+#define EACH 4 /* tiles of a thread at a time */
+#define STREAM_WORDS 1024 /* of a tile that are put together in shared memory */
+
+/* ---- Ranks of tiles ----------------------------------------------------------------------------------------------------- */
+
+/* How many values stand before each tile, and where the last of them ends. One block. */
+__global__ void __launch_bounds__(PLANNERS) tiles_kernel(const __grid_constant__ Sections batch) {
+  __shared__ uint32_t warps[32];
+  const Section &s = share_of(batch).s;
+  uint32_t rank = 0, end = 0;
+  if (s.control->coding != PITH_PLACES_BITMAP && s.control->values) {
+    return; /* decoding another coding */
+  }
+  for (uint32_t first = 0; first < s.tiles; first += PLANNERS * EACH) {
+    uint32_t at = first + threadIdx.x * EACH, count[EACH], last[EACH], sum = 0, most = 0, total, all;
+    for (int j = 0; j < EACH; j++) {
+      count[j] = at + j < s.tiles ? s.tile_count[at + j] : 0;
+      last[j] = at + j < s.tiles ? s.tile_last[at + j] : 0;
+      sum += count[j];
+      most = max(most, last[j]);
+    }
+    uint32_t before = rank + block_before<uint32_t>(sum, warps, &total);
+    uint32_t prev = max(end, block_most_before(most, warps, &all));
+    for (int j = 0; j < EACH && at + j < s.tiles; j++) {
+      s.tile_rank[at + j] = before;
+      s.tile_prev[at + j] = prev;
+      before += count[j];
+      prev = max(prev, last[j]);
+    }
+    rank += total;
+    end = max(end, all);
+  }
+  if (threadIdx.x == 0 && !s.control->values) {
+    s.control->count = rank;
+  }
+}
+
+/* ---- Values ---------------------------------------------------------------------------------------------------------------- */
+
+struct ValuesTile {
+  Walk walk;
+  uint32_t ones[32];
+};
+
+/* Lane b counts how often bit b is set in the gaps of a warp. */
+INLINE uint32_t count_ones(uint32_t gap) {
+  uint32_t bits = 32 - __clz((int)__reduce_or_sync(FULL, gap)), mine = 0, lane = threadIdx.x & 31;
+  for (uint32_t b = 0; b < bits; b++) {
+    uint32_t count = __popc(__ballot_sync(FULL, gap >> b & 1));
+    mine = lane == b ? count : mine;
+  }
+  return mine;
+}
+
+INLINE void put_values(const Section &s, ValuesTile &t, uint32_t tile, double *sum, uint32_t *most) {
+  uint32_t count = walk_open(t.walk, s.bitmap, tile), rank = s.tile_rank[tile], ones = 0;
+  uint32_t rounds = (count + THREADS - 1) / THREADS;
+  uint8_t *values = s.payload + PITH_SECTION_HEAD;
+  for (uint32_t r = 0; r < rounds; r++) {
+    uint32_t i = r * THREADS + threadIdx.x;
+    ones += count_ones(i < count ? walk_gap(t.walk, s, tile, i) : 0);
+    if (i < count) {
+      float x = value_at(s.src, s.src_type, tile * TILE + t.walk.place[i]);
+      if (s.coding == PITH_CODED_MEAN) {
+        *sum += x;
+        *most = max(*most, magnitude(x));
+      } else if (s.coding == PITH_CODED_Q8) {
+        s.list[rank + i] = x;
+      } else {
+        put_coded(values, s.coding, rank + i, x);
+      }
+    }
+  }
+  atomicAdd(&t.ones[threadIdx.x & 31], ones);
+}
+
+__global__ void __launch_bounds__(THREADS) values_kernel(const __grid_constant__ Sections batch) {
+  __shared__ ValuesTile t;
+  Share share = share_of(batch);
+  const Section &s = share.s;
+  double sum = 0;
+  uint32_t most = 0;
+  uint64_t total = 0;
+  if (threadIdx.x < 32) {
+    t.ones[threadIdx.x] = 0;
+  }
+  __syncthreads();
+  EACH_TILE(tile, share) {
+    put_values(s, t, tile, &sum, &most);
+    __syncthreads();
+    if (threadIdx.x < 32) {
+      uint32_t ones = t.ones[threadIdx.x];
+      s.tile_ones[32 * (size_t)tile + threadIdx.x] = (uint16_t)ones;
+      total += ones;
+      t.ones[threadIdx.x] = 0;
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x < 32 && total) {
+    atomicAdd((unsigned long long *)&s.control->ones[threadIdx.x], (unsigned long long)total);
+  }
+  if (s.coding == PITH_CODED_MEAN) {
+    for (int h = 16; h; h /= 2) {
+      sum += __shfl_xor_sync(FULL, sum, h);
+    }
+    most = __reduce_max_sync(FULL, most);
+    if ((threadIdx.x & 31) == 0) {
+      atomicAdd(&s.control->sum, sum);
+      atomicMax(&s.control->most, most);
+    }
+  }
+}
+
+/* Values in blocks, from the list; a warp for each. */
+__global__ void __launch_bounds__(THREADS) blocks_kernel(const __grid_constant__ Sections batch) {
+  Share share = share_of(batch);
+  const Section &s = share.s;
+  if (s.coding != PITH_CODED_Q8) {
+    return;
+  }
+  uint32_t count = s.control->count, blocks = (count + PITH_Q8_BLOCK - 1) / PITH_Q8_BLOCK;
+  for (uint32_t b = share.part * WARPS + threadIdx.x / 32; b < blocks; b += share.parts * WARPS) {
+    uint32_t first = b * PITH_Q8_BLOCK;
+    uint8_t *out = s.payload + PITH_SECTION_HEAD + (size_t)b * (PITH_Q8_BLOCK + PITH_Q8_HEAD);
+    put_q8_block(out, least(PITH_Q8_BLOCK, count - first), [&](uint32_t i) { return s.list[first + i]; });
+  }
+}
+
+/* ---- The plan -------------------------------------------------------------------------------------------------------------- */
+
+INLINE uint64_t bytes_of(uint64_t bits) { return bits / 8 + (bits % 8 != 0); }
+
+INLINE void consider(Control &c, int coding, uint32_t rice, uint64_t bytes) {
+  if (bytes < c.index_bytes) {
+    c.coding = (uint32_t)coding;
+    c.rice = rice;
+    c.index_bytes = bytes;
+  }
+}
+
+/* As pith__index_choose. */
+INLINE void choose_coding(const Section &s, Control &c) {
+  if (c.count == s.n) {
+    c.coding = PITH_PLACES_DENSE;
+    c.rice = 0;
+    c.index_bytes = 0;
+    return;
+  }
+  uint64_t quotients = 0, best = ~0ull;
+  uint32_t rice = 0;
+  for (int r = PITH_RICE_MOST; r >= 0; r--) {
+    quotients = 2 * quotients + (r < 32 ? c.ones[r] : 0);
+    uint64_t bytes = bytes_of(quotients + (uint64_t)c.count * (uint64_t)(r + 1));
+    if (bytes < best) {
+      best = bytes;
+      rice = (uint32_t)r;
+    }
+  }
+  c.coding = PITH_PLACES_BITMAP;
+  c.rice = 0;
+  c.index_bytes = bytes_of(s.n);
+  consider(c, PITH_PLACES_RICE, rice, best);
+  consider(c, PITH_PLACES_RAW, 0, 4ull * c.count);
+}
+
+/* A sum of doubles in any order is the CPU's, made in order, if nothing was ever rounded: all values are multiples of the least one's last
+ * bit, and the sum has fewer than 53 bits above that. */
+INLINE bool sum_is_exact(const Control &c) {
+  uint32_t least_key = c.cut > 0 ? (uint32_t)c.cut : 1;
+  int unit = (int)max(least_key >> 23, 1u), top = (int)max(c.most >> 23, 1u) + 1;
+  return top - (unit - 23) + (32 - __clz((int)c.count)) <= 53;
+}
+
+/* One after another, by a warp that reads for its first lane. Rare, and as slow as it looks. */
+INLINE double sum_in_order(const Section &s) {
+  double sum = 0;
+  uint32_t lane = threadIdx.x & 31;
+  for (uint32_t first = 0; first < s.n; first += 32) {
+    uint32_t word = s.bitmap[first / 32];
+    if (word == 0) {
+      continue;
+    }
+    float x = word >> lane & 1 ? value_at(s.src, s.src_type, first + lane) : 0.0f;
+    for (; word; word &= word - 1) {
+      sum += (double)__shfl_sync(FULL, x, __ffs((int)word) - 1);
+    }
+  }
+  return sum;
+}
+
+INLINE void find_mean(const Section &s, Control &c) {
+  bool bad = c.most >= INF_BITS;
+  double sum = bad || sum_is_exact(c) ? c.sum : sum_in_order(s);
+  if (threadIdx.x == 0) {
+    float mean = c.count ? (float)(sum / (double)c.count) : 0.0f;
+    c.mean = bad || !is_finite(mean) ? nan_value() : mean;
+  }
+}
+
+/* Where the codes of each tile begin. Bits of gaps below the parameter, or that no gap has, are not looked at. */
+INLINE void place_codes(const Section &s, const Control &c, uint64_t *warps) {
+  uint64_t bits = 0;
+  uint32_t rice = c.rice;
+  int top = 31;
+  while (top > 0 && c.ones[top] == 0) {
+    top--;
+  }
+  for (uint32_t first = 0; first < s.tiles; first += PLANNERS) {
+    uint32_t tile = first + threadIdx.x;
+    uint64_t mine = 0, total;
+    if (tile < s.tiles) {
+      const uint4 *p = (const uint4 *)(s.tile_ones + 32 * (size_t)tile);
+      for (int q = top / 8; q >= (int)rice / 8; q--) { /* from the highest bits down */
+        uint4 four = p[q];
+        uint32_t words[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int b = 7; b >= 0; b--) {
+          uint32_t bit = 8 * q + b, ones = words[b / 2] >> 16 * (b & 1) & 0xffff;
+          mine = bit >= rice ? 2 * mine + ones : mine;
+        }
+      }
+      mine += (uint64_t)s.tile_count[tile] * (rice + 1);
+    }
+    uint64_t before = block_before<uint64_t>(mine, warps, &total);
+    if (tile < s.tiles) {
+      s.tile_bits[tile] = bits + before;
+    }
+    bits += total;
+  }
+}
+
+__global__ void __launch_bounds__(PLANNERS) plan_kernel(const __grid_constant__ Sections batch) {
+  __shared__ uint64_t warps[32];
+  const Section &s = share_of(batch).s;
+  Control &c = *s.control;
+  if (s.coding == PITH_CODED_MEAN && threadIdx.x < 32) {
+    find_mean(s, c);
+  }
+  if (threadIdx.x == 0) {
+    choose_coding(s, c);
+    c.total = PITH_SECTION_HEAD + coded_size(s.coding, c.count) + c.index_bytes;
+    uint64_t dense = PITH_SECTION_HEAD + coded_size(s.coding, s.n);
+    if (s.kind == PITH_WIRE_THRESHOLD && c.total > dense) {
+      c.total = dense;
+      c.coding = PITH_PLACES_DENSE;
+      c.rice = 0;
+      c.index_bytes = 0;
+      c.count = s.n;
+      c.k = ~0u; /* all values are written again */
+    }
+  }
+  __syncthreads();
+  if (c.coding == PITH_PLACES_RICE) {
+    place_codes(s, c, warps);
+  }
+}
+
+/* All values in a row, where that is smaller; and zeros for the codes to come. */
+__global__ void __launch_bounds__(THREADS) dense_kernel(const __grid_constant__ Sections batch) {
+  Share share = share_of(batch);
+  const Section &s = share.s;
+  const Control &c = *s.control;
+  size_t step = (size_t)share.parts * THREADS, first = (size_t)share.part * THREADS + threadIdx.x;
+  if (c.coding == PITH_PLACES_RICE) {
+    for (size_t i = first; i < (c.index_bytes + 3) / 4 + 1; i += step) {
+      s.stream[i] = 0;
+    }
+  } else if (c.coding == PITH_PLACES_DENSE && c.k == ~0u) {
+    uint8_t *values = s.payload + PITH_SECTION_HEAD;
+    if (s.coding != PITH_CODED_Q8) {
+      for (size_t i = first; i < s.n; i += step) {
+        put_coded(values, s.coding, i, value_at(s.src, s.src_type, (uint32_t)i));
+      }
+      return;
+    }
+    uint32_t blocks = (s.n + PITH_Q8_BLOCK - 1) / PITH_Q8_BLOCK;
+    for (uint32_t b = share.part * WARPS + threadIdx.x / 32; b < blocks; b += share.parts * WARPS) {
+      uint32_t at = b * PITH_Q8_BLOCK;
+      put_q8_block(values + (size_t)b * (PITH_Q8_BLOCK + PITH_Q8_HEAD), least(PITH_Q8_BLOCK, s.n - at),
+                   [&](uint32_t i) { return value_at(s.src, s.src_type, at + i); });
+    }
+  }
+}
+
+/* ---- Indices ---------------------------------------------------------------------------------------------------------------- */
+
+struct CodesTile {
+  Walk walk;
+  uint32_t warps[32];
+  uint32_t words[STREAM_WORDS + 2];
+};
+
+/* At most 63 bits of a stream that is zero there. */
+template <class Or>
+INLINE void put_code(uint64_t at, uint64_t code, Or put) {
+  uint64_t shifted = code << (at & 31);
+  put(at >> 5, (uint32_t)shifted);
+  if (shifted >> 32) {
+    put((at >> 5) + 1, (uint32_t)(shifted >> 32));
+  }
+}
+
+/* The codes of a tile that lie close together are joined in shared memory first. */
+INLINE void put_codes(const Section &s, CodesTile &t, uint32_t tile, uint32_t rice, uint64_t stream_bits) {
+  uint64_t start = s.tile_bits[tile], end = tile + 1 < s.tiles ? s.tile_bits[tile + 1] : stream_bits;
+  if (start == end) {
+    return; /* nothing in this tile: all threads see that */
+  }
+  uint32_t count = walk_open(t.walk, s.bitmap, tile);
+  uint64_t word0 = start >> 5, words = (end >> 5) - word0 + 1, bits = start;
+  bool joined = words <= STREAM_WORDS;
+  for (uint32_t i = threadIdx.x; joined && i < words + 1; i += THREADS) {
+    t.words[i] = 0;
+  }
+  __syncthreads();
+  for (uint32_t first = 0; first < count; first += THREADS) {
+    uint32_t i = first + threadIdx.x, gap = i < count ? walk_gap(t.walk, s, tile, i) : 0;
+    uint32_t zeros = rice < 32 ? gap >> rice : 0, total; /* of a tile 32 bits hold all codes: gaps sum up to n at most */
+    uint64_t at = bits + block_before<uint32_t>(i < count ? zeros + 1 + rice : 0, t.warps, &total) + zeros;
+    if (i < count) {
+      uint64_t code = (uint64_t)(rice < 32 ? gap & ((1u << rice) - 1) : gap) << 1 | 1;
+      if (joined) {
+        put_code(at, code, [&](uint64_t w, uint32_t x) { atomicOr(&t.words[w - word0], x); });
+      } else {
+        put_code(at, code, [&](uint64_t w, uint32_t x) { atomicOr(&s.stream[w], x); });
+      }
+    }
+    bits += total;
+  }
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; joined && i < words; i += THREADS) {
+    if (i == 0 || i == words - 1) { /* shared with the neighbours */
+      atomicOr(&s.stream[word0 + i], t.words[i]);
+    } else {
+      s.stream[word0 + i] = t.words[i];
+    }
+  }
+  __syncthreads();
+}
+
+INLINE void put_u32(uint8_t *out, uint32_t x) { put_f32(out, float_of(x)); }
+
+INLINE uint64_t section_start(const Section &s) { return s.before ? s.before->total : 0; }
+
+__global__ void __launch_bounds__(THREADS) write_kernel(const __grid_constant__ Sections batch) {
+  __shared__ CodesTile t;
+  Share share = share_of(batch);
+  const Section &s = share.s;
+  const Control &c = *s.control;
+  if (c.coding == PITH_PLACES_RICE) {
+    uint64_t bits = 0;
+    for (int b = 31; b >= (int)c.rice; b--) {
+      bits = 2 * bits + c.ones[b];
+    }
+    bits += (uint64_t)c.count * (c.rice + 1);
+    EACH_TILE(tile, share) { put_codes(s, t, tile, c.rice, bits); }
+  } else if (c.coding == PITH_PLACES_RAW) {
+    uint8_t *out = s.payload + section_start(s) + c.total - c.index_bytes;
+    EACH_TILE(tile, share) {
+      uint32_t count = walk_open(t.walk, s.bitmap, tile), rank = s.tile_rank[tile];
+      for (uint32_t i = threadIdx.x; i < count; i += THREADS) {
+        put_u32(out + 4ull * (rank + i), tile * TILE + t.walk.place[i]);
+      }
+      __syncthreads();
+    }
+  }
+}
+
+INLINE void put_head(const Section &s, const Control &c, uint8_t *out) {
+  out[0] = (uint8_t)c.coding;
+  out[1] = s.coding;
+  out[2] = (uint8_t)c.rice;
+  for (int i = 3; i < PITH_SECTION_HEAD; i++) {
+    out[i] = i < 8 || i >= 12 ? 0 : (uint8_t)(c.count >> 8 * (i - 8));
+  }
+  if (s.coding == PITH_CODED_MEAN) {
+    put_f32(out + PITH_SECTION_HEAD, c.mean);
+  }
+  if (s.size) {
+    *s.size = section_start(s) + c.total;
+  }
+}
+
+/* The head, and indices from the workspace to the payload, at whatever address that is. */
+__global__ void __launch_bounds__(THREADS) finish_kernel(const __grid_constant__ Sections batch) {
+  Share share = share_of(batch);
+  const Section &s = share.s;
+  const Control &c = *s.control;
+  uint8_t *section = s.payload + section_start(s), *out = section + c.total - c.index_bytes;
+  if (share.part == 0 && threadIdx.x == 0) {
+    put_head(s, c, section);
+  }
+  if (c.coding != PITH_PLACES_RICE && c.coding != PITH_PLACES_BITMAP) {
+    return;
+  }
+  const uint32_t *from = c.coding == PITH_PLACES_RICE ? s.stream : s.bitmap;
+  for (size_t w = (size_t)share.part * THREADS + threadIdx.x; 4 * w < c.index_bytes; w += (size_t)share.parts * THREADS) {
+    uint32_t word = from[w];
+    if (4 * w + 4 <= c.index_bytes) {
+      put_u32(out + 4 * w, word);
+    } else {
+      for (uint64_t i = 4 * w; i < c.index_bytes; i++) {
+        out[i] = (uint8_t)(word >> 8 * (i & 3));
+      }
+    }
+  }
+}
+
+/* ---- The memory ---------------------------------------------------------------------------------------------------------------- */
+
+__global__ void __launch_bounds__(THREADS) keep_kernel(const __grid_constant__ Sections batch) {
+  __shared__ Walk walk;
+  Share share = share_of(batch);
+  const Section &s = share.s;
+  const Control &c = *s.control;
+  if (!s.memory || s.keeps == PITH_GPU_KEEP_ALL) {
+    return;
+  }
+  const uint8_t *values = s.payload + section_start(s) + PITH_SECTION_HEAD;
+  if (c.coding == PITH_PLACES_DENSE) {
+    for (size_t i = (size_t)share.part * THREADS + threadIdx.x; i < s.n; i += (size_t)share.parts * THREADS) {
+      take_out(s, (uint32_t)i, get_coded(values, s.coding, i));
+    }
+    return;
+  }
+  EACH_TILE(tile, share) {
+    uint32_t count = walk_open(walk, s.bitmap, tile), rank = s.tile_rank[tile];
+    for (uint32_t i = threadIdx.x; i < count; i += THREADS) {
+      take_out(s, tile * TILE + walk.place[i], get_coded(values, s.coding, rank + i));
+    }
+    __syncthreads();
+  }
+}
+
+/* ---- Launching -------------------------------------------------------------------------------------------------------------------- */
+
+cudaError_t launch_tiles(const Sections &batch, cudaStream_t stream) {
+  tiles_kernel<<<batch.blocks, PLANNERS, 0, stream>>>(batch);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_values(const Sections &batch, cudaStream_t stream) {
+  bool blocks = false;
+  values_kernel<<<batch.blocks, THREADS, 0, stream>>>(batch);
+  for (uint32_t i = 0; i < batch.count; i++) {
+    blocks |= batch.section[i].coding == PITH_CODED_Q8;
+  }
+  if (blocks) {
+    blocks_kernel<<<batch.blocks, THREADS, 0, stream>>>(batch);
+  }
+  return cudaGetLastError();
+}
+
+cudaError_t launch_plan(const Sections &batch, cudaStream_t stream) {
+  plan_kernel<<<batch.blocks, PLANNERS, 0, stream>>>(batch);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_dense(const Sections &batch, cudaStream_t stream) {
+  dense_kernel<<<batch.blocks, THREADS, 0, stream>>>(batch);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_write(const Sections &batch, cudaStream_t stream) {
+  write_kernel<<<batch.blocks, THREADS, 0, stream>>>(batch);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_finish(const Sections &batch, cudaStream_t stream) {
+  finish_kernel<<<batch.blocks, THREADS, 0, stream>>>(batch);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_keep(const Sections &batch, cudaStream_t stream) {
+  keep_kernel<<<batch.blocks, THREADS, 0, stream>>>(batch);
+  return cudaGetLastError();
+}

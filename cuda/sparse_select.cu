@@ -1,0 +1,514 @@
+/*
+ * Which values travel: a radix select that reads the tensor once in the usual case, as src/codec/selection.c does it.
+ *
+ *   sample   a block draws a sample and finds a bracket around the cut
+ *   scan     marks everything above the bracket in the bitmap, and lists what is within
+ *   digit    (six times, most of them without work) finds the cut digit by digit among the candidates: first of keys, then, since of
+ *            equal keys those of lowest index travel, of places
+ *   mark     adds the candidates that travel to the bitmap
+ *
+ * Where the bracket missed, candidates do not fit, or values that equal the bracket's lower end are needed too, `digit` and `mark` go
+ * over the whole tensor. The result is the same: exactly the k first in the order of (|x|, index).
+ */
+#include "sparse.cuh"
+
+#define THREADS TILE_WORDS
+#define WARPS (THREADS / 32)
+#define SAMPLERS 1024
+#define STAGE 128 /* candidates of a warp on their way to the list */
+#define NO_CUT 0x7fffffff /* above every key */
+#define DOUBT 4.5
+
+/* ---- The sample ------------------------------------------------------------------------------------------------------ */
+
+INLINE uint32_t rng(uint32_t key0, uint32_t key1, uint32_t index) { return rng_from(index * RNG_WEYL + key0, key1); }
+
+INLINE void draw_sample(const Section &s) {
+  uint32_t runs = s.samples / SAMPLE_RUN, stratum = s.n / runs;
+  for (uint32_t i = threadIdx.x; i < s.samples; i += SAMPLERS) {
+    uint32_t run = i / SAMPLE_RUN;
+    uint32_t first = run * stratum + rng(s.key0, s.key1, run) % (stratum - SAMPLE_RUN + 1);
+    s.sample[i] = (uint32_t)key_at(s, first + i % SAMPLE_RUN);
+  }
+  __syncthreads();
+}
+
+#define SAMPLE_BINS 2048
+
+struct Sampler {
+  uint32_t bins[2][SAMPLE_BINS];
+  uint32_t warps[32];
+  uint32_t prefix[2], rank[2];
+};
+
+/* The bin in which the rank-th largest is; the rank becomes that within the bin. Two bins for each thread. */
+INLINE void pick_bin(Sampler &m, int which, uint32_t bins, int bits) {
+  uint32_t *bin = m.bins[which], rank = m.rank[which], total;
+  uint32_t high = bins - 1 - 2 * threadIdx.x; /* this thread's, and the one below */
+  bool mine = 2 * threadIdx.x < bins;
+  uint32_t a = mine ? bin[high] : 0, b = mine ? bin[high - 1] : 0;
+  uint32_t before = block_before<uint32_t>(a + b, m.warps, &total);
+  if (mine && before < rank && rank <= before + a + b) {
+    bool first = rank <= before + a;
+    m.prefix[which] = m.prefix[which] << bits | (first ? high : high - 1);
+    m.rank[which] = rank - before - (first ? 0 : a);
+  }
+  __syncthreads();
+}
+
+/* The keys of two ranks of the sample, 1 ≤ rank ≤ samples. */
+INLINE void select_two(const Section &s, Sampler &m, uint32_t rank0, uint32_t rank1) {
+  const int shifts[] = {20, 10, 0}, widths[] = {11, 10, 10};
+  if (threadIdx.x < 2) {
+    m.prefix[threadIdx.x] = 0;
+    m.rank[threadIdx.x] = threadIdx.x ? rank1 : rank0;
+  }
+  for (int d = 0; d < 3; d++) {
+    uint32_t bins = 1u << widths[d], mask = bins - 1;
+    for (uint32_t i = threadIdx.x; i < bins; i += SAMPLERS) {
+      m.bins[0][i] = m.bins[1][i] = 0;
+    }
+    __syncthreads();
+    uint32_t p0 = m.prefix[0], p1 = m.prefix[1];
+#pragma unroll 8
+    for (uint32_t i = threadIdx.x; i < s.samples; i += SAMPLERS) {
+      uint32_t key = s.sample[i], above = d ? key >> (shifts[d] + widths[d]) : 0, bin = key >> shifts[d] & mask;
+      if (above == p0) {
+        atomicAdd(&m.bins[0][bin], 1u);
+      }
+      if (above == p1 && d) {
+        atomicAdd(&m.bins[1][bin], 1u);
+      }
+    }
+    __syncthreads();
+    if (d == 0) { /* both begin with the same counts */
+      for (uint32_t i = threadIdx.x; i < bins; i += SAMPLERS) {
+        m.bins[1][i] = m.bins[0][i];
+      }
+      __syncthreads();
+    }
+    pick_bin(m, 0, bins, widths[d]);
+    pick_bin(m, 1, bins, widths[d]);
+  }
+}
+
+INLINE uint32_t count_nonzero(const Section &s, Sampler &m) {
+  uint32_t mine = 0, total;
+  for (uint32_t i = threadIdx.x; i < s.samples; i += SAMPLERS) {
+    mine += s.sample[i] > 0;
+  }
+  block_before<uint32_t>(mine, m.warps, &total);
+  return total;
+}
+
+/* A cut from the sample alone: the same as the CPU's. */
+INLINE void sampled_cut(const Section &s, Sampler &m) {
+  uint32_t rank = (uint32_t)ceil((double)s.k / (double)s.n * (double)s.samples);
+  rank = rank < 1 ? 1 : least(rank, s.samples);
+  select_two(s, m, rank, rank);
+  if (threadIdx.x == 0) {
+    s.control->low = s.control->high = (int32_t)m.prefix[0] - 1;
+  }
+}
+
+/* A bracket around the exact cut. */
+INLINE void bracket(const Section &s, Sampler &m) {
+  double samples = s.samples, share = (double)s.k / (double)s.n;
+  if (s.side != SIDE_BOTH) {
+    share = s.ratio * count_nonzero(s, m) / samples;
+  }
+  double rank = share * samples, doubt = DOUBT * sqrt(rank * (1 - share)) + SAMPLE_RUN;
+  bool all = rank + doubt > samples, top = rank - doubt < 1;
+  select_two(s, m, all ? s.samples : (uint32_t)(rank + doubt), top ? 1 : (uint32_t)(rank - doubt));
+  if (threadIdx.x == 0) {
+    s.control->low = all ? (s.side == SIDE_BOTH ? -1 : 0) : (int32_t)m.prefix[0];
+    s.control->high = top ? NO_CUT : (int32_t)m.prefix[1];
+  }
+}
+
+__global__ void __launch_bounds__(SAMPLERS) sample_kernel(const __grid_constant__ Sections batch) {
+  __shared__ Sampler m;
+  const Section &s = share_of(batch).s;
+  if (s.select == PITH_GPU_SELECT_ABOVE) {
+    return;
+  }
+  if (s.samples == 0) { /* few values: all of them are candidates */
+    if (threadIdx.x == 0) {
+      s.control->low = s.side == SIDE_BOTH ? -1 : 0;
+      s.control->high = NO_CUT;
+    }
+    return;
+  }
+  draw_sample(s);
+  if (s.select == PITH_GPU_SELECT_SAMPLED) {
+    sampled_cut(s, m);
+  } else {
+    bracket(s, m);
+  }
+}
+
+/* ---- The scan ---------------------------------------------------------------------------------------------------------- */
+
+#define TOGETHER 16 /* values of a lane that are read before the first is used */
+#define STRIP 1024 /* values of a warp at a time: a word of the bitmap for each lane */
+
+/* Candidates of a warp on their way to the list. */
+struct Stage {
+  uint2 candidate[STAGE];
+};
+
+struct Tally {
+  uint32_t above, equal, nonzero;
+  int32_t most;
+  uint32_t waiting; /* in the stage */
+};
+
+INLINE uint32_t take_room(const Section &s, uint32_t count) {
+  uint32_t base = 0;
+  if ((threadIdx.x & 31) == 0) {
+    base = atomicAdd(&s.control->within, count);
+  }
+  return __shfl_sync(FULL, base, 0);
+}
+
+INLINE void put_candidate(const Section &s, uint32_t at, uint2 candidate) {
+  if (at < s.room) {
+    s.candidates[at] = candidate;
+  }
+}
+
+INLINE void flush(const Section &s, Stage &stage, Tally &tally) {
+  uint32_t base = take_room(s, tally.waiting);
+  __syncwarp();
+  for (uint32_t i = threadIdx.x & 31; i < tally.waiting; i += 32) {
+    put_candidate(s, base + i, stage.candidate[i]);
+  }
+  __syncwarp();
+  tally.waiting = 0;
+}
+
+/* Each lane has the candidates of one word; their values are read again, which few are. */
+template <class Key>
+INLINE void list_candidates(const Section &s, Stage &stage, Tally &tally, uint32_t within, uint32_t first, Key key_at_place) {
+  uint32_t lane = threadIdx.x & 31, mine = __popc(within), sum = mine;
+  for (int h = 1; h < 32; h *= 2) {
+    uint32_t other = __shfl_up_sync(FULL, sum, h);
+    sum += lane >= (uint32_t)h ? other : 0;
+  }
+  uint32_t total = __shfl_sync(FULL, sum, 31), at = sum - mine;
+  if (total + tally.waiting > STAGE) {
+    flush(s, stage, tally);
+  }
+  bool direct = total > STAGE;
+  at += direct ? take_room(s, total) : tally.waiting;
+  for (; within; within &= within - 1, at++) {
+    uint32_t place = first + 32 * lane + (uint32_t)__ffs((int)within) - 1;
+    uint2 candidate = make_uint2((uint32_t)key_at_place(place), place);
+    if (direct) {
+      put_candidate(s, at, candidate);
+    } else {
+      stage.candidate[at] = candidate;
+    }
+  }
+  tally.waiting += direct ? 0 : total;
+  __syncwarp();
+}
+
+/* The bits of a strip go to the bitmap, their number and the last of them to the tile. */
+INLINE void put_strip(const Section &s, uint32_t first, uint32_t word) {
+  uint32_t lane = threadIdx.x & 31, tile = first / TILE;
+  s.bitmap[first / 32 + lane] = word;
+  uint32_t count = __reduce_add_sync(FULL, (uint32_t)__popc(word));
+  uint32_t last = __reduce_max_sync(FULL, word ? first + 32 * lane + 32 - __clz((int)word) : 0);
+  if (lane == 0 && count) {
+    atomicAdd(&s.tile_count[tile], count);
+    atomicMax(&s.tile_last[tile], last);
+  }
+}
+
+/* 1024 values by a warp. Nothing here depends on the values but for the candidates, so that all loads are under way together. */
+template <class T, bool SIDED>
+INLINE void scan_strip(const Section &s, const T *src, uint32_t first, int32_t low, int32_t high, Stage &stage, Tally &tally) {
+  uint32_t lane = threadIdx.x & 31, sure = 0, within = 0;
+  const int dtype = sizeof(T) == 4 ? (int)PITH_GPU_F32 : (int)s.src_type, side = SIDED ? (int)s.side : (int)SIDE_BOTH;
+  bool full = first + STRIP <= s.n;
+  auto key_from = [&](T x) {
+    float value = sizeof(T) == 4 ? (float)x : dtype == PITH_GPU_F16 ? f16_to_f32((uint16_t)x) : bf16_to_f32((uint16_t)x);
+    return key_of(value, side);
+  };
+#pragma unroll 1
+  for (uint32_t at = first + lane, j0 = 0; j0 < 32; j0 += TOGETHER, at += 32 * TOGETHER) {
+    T raw[TOGETHER];
+#pragma unroll
+    for (int j = 0; j < TOGETHER; j++) {
+      raw[j] = full || at + 32 * j < s.n ? src[at + 32 * j] : T(0);
+    }
+#pragma unroll
+    for (int j = 0; j < TOGETHER; j++) {
+      int32_t key = key_from(raw[j]);
+      key = full || at + 32 * j < s.n ? key : -2;
+      uint32_t above = __ballot_sync(FULL, key > high), hits = __ballot_sync(FULL, key > low);
+      tally.equal += key == low;
+      tally.most = max(tally.most, key);
+      if (SIDED) {
+        tally.nonzero += key > 0;
+      }
+      if (lane == j0 + j) {
+        sure = above;
+        within = hits & ~above;
+      }
+    }
+  }
+  tally.above += __popc(sure);
+  put_strip(s, first, sure);
+  if (__any_sync(FULL, within != 0)) {
+    list_candidates(s, stage, tally, within, first, [&](uint32_t place) { return key_from(src[place]); });
+  }
+}
+
+INLINE uint32_t ratio_count(double ratio, uint32_t n) {
+  double count = ceil(ratio * (double)n * (1 - 0x1p-50));
+  return count < 1 ? n > 0 : count >= (double)n ? n : (uint32_t)count;
+}
+
+INLINE int bits_below(uint32_t range) { return range ? 32 - __clz((int)range) : 1; }
+
+INLINE void seek(Control &c, Among among, Phase phase, uint32_t rank, int bits, uint32_t base) {
+  c.among = among;
+  c.phase = phase;
+  c.rank = rank;
+  c.left = (uint32_t)bits;
+  c.base = base;
+  c.prefix = 0;
+}
+
+/* What is left to do after the scan. */
+INLINE void decide(const Section &s, Control &c) {
+  uint32_t k = s.side == SIDE_BOTH ? s.k : ratio_count(s.ratio, c.nonzero);
+  c.k = k;
+  c.cut = c.high + 1;
+  c.last = ~0u;
+  if (s.select == PITH_GPU_SELECT_ABOVE || k == 0) {
+    return;
+  }
+  if (s.select == PITH_GPU_SELECT_SAMPLED && s.samples) {
+    if (c.above < k / 2 || c.above - c.above / 2 > k) {
+      seek(c, AMONG_ALL, PHASE_KEY, k, 31, 0);
+    }
+  } else if (c.within > s.room || c.above >= k) {
+    seek(c, AMONG_ALL, PHASE_KEY, k, 31, 0);
+  } else if (c.above + c.within >= k) {
+    uint32_t base = (uint32_t)(c.low + 1);
+    seek(c, AMONG_CANDIDATES, PHASE_KEY, k - c.above, c.high == NO_CUT ? 31 : bits_below((uint32_t)c.high - base), base);
+  } else if (c.above + c.within + c.equal >= k) {
+    c.cut = c.low;
+    uint32_t wanted = k - c.above - c.within;
+    seek(c, AMONG_ALL, wanted == c.equal ? PHASE_DONE : PHASE_PLACE, wanted, bits_below(s.n - 1), 0);
+  } else {
+    seek(c, AMONG_ALL, PHASE_KEY, k, 31, 0);
+  }
+}
+
+template <class T, bool SIDED>
+INLINE void scan(const Share &share, Stage &stage) {
+  const Section &s = share.s;
+  Control &c = *s.control;
+  int32_t low = c.low, high = c.high;
+  Tally tally = {0, 0, 0, -2, 0};
+  EACH_TILE(tile, share) {
+    scan_strip<T, SIDED>(s, (const T *)s.src, tile * TILE + STRIP * (threadIdx.x / 32), low, high, stage, tally);
+  }
+  flush(s, stage, tally);
+  uint32_t above = __reduce_add_sync(FULL, tally.above), equal = __reduce_add_sync(FULL, tally.equal);
+  uint32_t nonzero = __reduce_add_sync(FULL, tally.nonzero);
+  bool bad = __any_sync(FULL, tally.most >= (int32_t)INF_BITS);
+  if ((threadIdx.x & 31) == 0) {
+    atomicAdd(&c.above, above);
+    atomicAdd(&c.equal, equal);
+    atomicAdd(&c.nonzero, nonzero);
+    if (bad) {
+      c.not_finite = 1;
+    }
+  }
+}
+
+__global__ void __launch_bounds__(THREADS, 2) scan_kernel(const __grid_constant__ Sections batch) {
+  __shared__ Stage stages[WARPS];
+  Share share = share_of(batch);
+  Stage &stage = stages[threadIdx.x / 32];
+  bool floats = share.s.src_type == PITH_GPU_F32;
+  if (share.s.side == SIDE_BOTH) {
+    floats ? scan<float, false>(share, stage) : scan<uint16_t, false>(share, stage);
+  } else {
+    floats ? scan<float, true>(share, stage) : scan<uint16_t, true>(share, stage);
+  }
+  if (last_of(share) && threadIdx.x == 0) {
+    decide(share.s, *share.s.control);
+  }
+}
+
+/* ---- Digits -------------------------------------------------------------------------------------------------------------- */
+
+struct Digit {
+  uint32_t bins[BINS];
+  uint32_t warps[32];
+};
+
+INLINE void count_one(Digit &d, const Control &c, int32_t key, uint32_t place, uint32_t shift, uint32_t mask) {
+  uint32_t x = c.phase == PHASE_KEY ? (uint32_t)key - c.base : place;
+  bool here = c.phase == PHASE_KEY ? key >= (int32_t)c.base : key == c.cut;
+  if (here && (uint64_t)x >> c.left == c.prefix) {
+    atomicAdd(&d.bins[x >> shift & mask], 1u);
+  }
+}
+
+/* The digit of the rank-th: keys count from the largest, places from the lowest. */
+INLINE void pick_digit(const Section &s, Digit &d, Control &c, uint32_t bits) {
+  const uint32_t each = BINS / THREADS;
+  bool down = c.phase == PHASE_KEY;
+  uint32_t first = threadIdx.x * each, mine = 0, total, rank = c.rank, left = c.left;
+  for (uint32_t i = 0; i < each; i++) {
+    uint32_t bin = down ? BINS - 1 - (first + i) : first + i;
+    mine += c.bins[bin];
+  }
+  uint32_t before = block_before<uint32_t>(mine, d.warps, &total);
+  if (before < rank && rank <= before + mine) {
+    uint32_t i = 0, bin = 0, here = 0;
+    for (; i < each; i++) {
+      bin = down ? BINS - 1 - (first + i) : first + i;
+      here = c.bins[bin];
+      if (rank <= before + here) {
+        break;
+      }
+      before += here;
+    }
+    c.prefix = c.prefix << bits | bin;
+    c.rank = rank - before;
+    c.left = left - bits;
+    if (left == bits && down) {
+      c.cut = (int32_t)(c.base + c.prefix);
+      if (c.rank == here) { /* all that are equal travel */
+        c.phase = PHASE_DONE;
+      } else {
+        c.phase = PHASE_PLACE;
+        c.left = (uint32_t)bits_below(s.n - 1);
+        c.prefix = 0;
+      }
+    } else if (left == bits) {
+      c.last = c.prefix;
+      c.phase = PHASE_DONE;
+    }
+  }
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < BINS; i += THREADS) {
+    c.bins[i] = 0;
+  }
+}
+
+__global__ void __launch_bounds__(THREADS) digit_kernel(const __grid_constant__ Sections batch) {
+  __shared__ Digit d;
+  Share share = share_of(batch);
+  const Section &s = share.s;
+  Control &c = *s.control;
+  if (c.among == AMONG_NONE || c.phase == PHASE_DONE) {
+    return;
+  }
+  for (uint32_t i = threadIdx.x; i < BINS; i += THREADS) {
+    d.bins[i] = 0;
+  }
+  __syncthreads();
+  uint32_t bits = least(DIGIT, c.left), shift = c.left - bits, mask = (1u << bits) - 1;
+  size_t step = (size_t)share.parts * THREADS, first = (size_t)share.part * THREADS + threadIdx.x;
+  if (c.among == AMONG_CANDIDATES) {
+    for (size_t i = first; i < c.within; i += step) {
+      uint2 x = s.candidates[i];
+      count_one(d, c, (int32_t)x.x, x.y, shift, mask);
+    }
+  } else {
+#pragma unroll 4
+    for (size_t i = first; i < s.n; i += step) {
+      count_one(d, c, key_at(s, (uint32_t)i), (uint32_t)i, shift, mask);
+    }
+  }
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < BINS; i += THREADS) {
+    if (d.bins[i]) {
+      atomicAdd(&c.bins[i], d.bins[i]);
+    }
+  }
+  if (last_of(share)) {
+    pick_digit(s, d, c, bits);
+  }
+}
+
+/* ---- Marking ------------------------------------------------------------------------------------------------------------- */
+
+INLINE void mark_candidates(const Share &share) {
+  const Section &s = share.s;
+  const Control &c = *s.control;
+  const int32_t cut = c.cut;
+  const uint32_t last = c.last;
+  for (size_t i = (size_t)share.part * THREADS + threadIdx.x; i < c.within; i += (size_t)share.parts * THREADS) {
+    uint2 x = s.candidates[i];
+    if (travels(cut, last, (int32_t)x.x, x.y)) {
+      atomicOr(&s.bitmap[x.y / 32], 1u << (x.y & 31));
+      atomicAdd(&s.tile_count[x.y / TILE], 1u);
+      atomicMax(&s.tile_last[x.y / TILE], x.y + 1);
+    }
+  }
+}
+
+/* The bitmap anew. Its tiles were counted by the scan, which may have marked too many: they start at zero again. */
+INLINE void mark_all(const Share &share) {
+  const Section &s = share.s;
+  const int32_t cut = s.control->cut;
+  const uint32_t last = s.control->last;
+  EACH_TILE(tile, share) {
+    if (threadIdx.x == 0) {
+      s.tile_count[tile] = s.tile_last[tile] = 0;
+    }
+    __syncthreads();
+    uint32_t first = tile * TILE + STRIP * (threadIdx.x / 32), word = 0;
+#pragma unroll 8
+    for (int j = 0; j < 32; j++) {
+      uint32_t i = first + 32 * j + (threadIdx.x & 31);
+      uint32_t hits = __ballot_sync(FULL, i < s.n && travels(cut, last, key_at(s, i), i));
+      word = (threadIdx.x & 31) == (uint32_t)j ? hits : word;
+    }
+    put_strip(s, first, word);
+  }
+}
+
+__global__ void __launch_bounds__(THREADS) mark_kernel(const __grid_constant__ Sections batch) {
+  Share share = share_of(batch);
+  switch (share.s.control->among) {
+    case AMONG_CANDIDATES:
+      mark_candidates(share);
+      break;
+    case AMONG_ALL:
+      mark_all(share);
+      break;
+    default:
+      break;
+  }
+}
+
+cudaError_t launch_sample(const Sections &batch, cudaStream_t stream) {
+  sample_kernel<<<batch.blocks, SAMPLERS, 0, stream>>>(batch);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_scan(const Sections &batch, cudaStream_t stream) {
+  scan_kernel<<<batch.blocks, THREADS, 0, stream>>>(batch);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_digit(const Sections &batch, cudaStream_t stream) {
+  digit_kernel<<<batch.blocks, THREADS, 0, stream>>>(batch);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_mark(const Sections &batch, cudaStream_t stream) {
+  mark_kernel<<<batch.blocks, THREADS, 0, stream>>>(batch);
+  return cudaGetLastError();
+}

@@ -1,0 +1,138 @@
+"""Compressed DDP on CUDA tensors over NCCL, beside the same on the CPU over gloo: means must have the same bits.
+
+    bench/gpu_lab.sh 2 40gbit tests/cuda/torch_test.py        # ranks that share a GPU
+    torchrun --nproc-per-node 2 tests/cuda/torch_test.py      # ranks with a GPU each
+
+Prints a line for each method and ends with 1 if one of them failed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import pith
+import pith.torch
+
+SAME_BITS = ["none", "bf16", "q:4", "q:8", "ef/q:4", "signsgd", "signum", "efsignsgd", "qsgd", "terngrad", "natural", "hadamard/q:4"]
+SAME_BITS += ["topk:0.01", "ef/topk:0.01", "ef/randomk:0.1", "ef/threshold:0.1", "dgc:0.01", "ef/adaptive:0.01"]
+SHAPES = {"first": (300, 257), "second": (64, 64), "bias": (300,), "third": (1000, 33)}
+STEPS = 4
+
+
+class Given(torch.nn.Module):
+    """A model whose gradients are its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in SHAPES.items()})
+
+    def forward(self, gradients: dict[str, torch.Tensor]) -> torch.Tensor:
+        return sum((self.layers[name] * gradient).sum() for name, gradient in gradients.items())
+
+
+def gradients_of(step: int, low_rank: bool) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+    found = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+    if low_rank:
+        for name, (rows, *rest) in SHAPES.items():
+            if rest:
+                found[name] = torch.randn(rows, 2, generator=generator) @ torch.randn(2, rest[0], generator=generator)
+    return found
+
+
+def means_of(device: str, group, spec: str, low_rank: bool = False) -> list[dict[str, torch.Tensor]]:
+    model = DistributedDataParallel(Given().to(device), process_group=group)
+    compressor = pith.torch.compress(model, spec, seed=3)
+    found = []
+    for step in range(STEPS):
+        model.zero_grad()
+        model({name: g.to(device) for name, g in gradients_of(step, low_rank).items()}).backward()
+        found.append({name: p.grad.cpu() for name, p in model.module.layers.items()})
+        if step == 1:  # a checkpoint changes nothing
+            compressor.load_state_dict(compressor.state_dict())
+    compressor.stats()
+    return found
+
+
+def compare_over_pith(spec: str, groups) -> str:
+    return compare_bits(spec.split()[0], {"cpu": groups["cpu"], "cuda": groups["pith"]})
+
+
+def compare_bits(spec: str, groups) -> str:
+    on_cpu, on_gpu = (means_of(device, groups[device], spec) for device in ("cpu", "cuda"))
+    for step, (ours, theirs) in enumerate(zip(on_gpu, on_cpu, strict=True)):
+        for name in SHAPES:
+            wrong = (ours[name].view(torch.int32) != theirs[name].view(torch.int32)).sum().item()
+            if wrong:
+                return f"step {step}, {name}: {wrong} of {ours[name].numel()} values differ"
+    return ""
+
+
+def compare_low_rank(spec: str, groups) -> str:
+    """Gradients of rank 2 on each of n ranks have a mean of rank 2n, which factors of that rank hold exactly; with what was lost of the
+    ranks' own ones it has more, from the second step on."""
+    for step, means in enumerate(means_of("cuda", groups["cuda"], spec, low_rank=True)[: 1 if spec.startswith("ef") else STEPS]):
+        for name, mean in means.items():
+            exact = gradients_of(step, True)[name]
+            dist.all_reduce(exact, group=groups["cpu"])
+            exact /= dist.get_world_size()
+            error = ((mean - exact).norm() / exact.norm()).item()
+            if not error < 1e-4:
+                return f"step {step}, {name}: an error of {error:.2e}"
+    return ""
+
+
+def compare_backend(_: str, groups) -> str:
+    """Collectives of the backend pith on CUDA tensors, behind work that the stream has not done yet."""
+    group, rank, ranks = groups["pith"], dist.get_rank(), dist.get_world_size()
+    x = torch.full((1000, 7), float(rank + 1), device="cuda")
+    for _ in range(50):
+        x = x @ torch.eye(7, device="cuda")
+    total = x.clone()
+    dist.all_reduce(total, group=group)
+    parts = torch.empty(ranks * 1000, 7, device="cuda")
+    dist.all_gather_into_tensor(parts, x.t().contiguous().t(), group=group)  # not contiguous
+    swapped = torch.empty(ranks * 10, device="cuda")
+    dist.all_to_all_single(swapped, torch.arange(ranks * 10, device="cuda", dtype=torch.float32) + 100 * rank, group=group)
+    work = dist.all_reduce(y := x.clone(), group=group, async_op=True)
+    doubled = work.get_future().then(lambda done: done.value()[0] * 2).wait()
+    wanted = float(ranks * (ranks + 1) // 2)
+    swaps = torch.cat([torch.arange(10.0) + 10 * rank + 100 * other for other in range(ranks)])
+    if not (total == wanted).all() or not (y == wanted).all() or not (doubled == 2 * wanted).all():
+        return "all_reduce is wrong"
+    if not all((parts[1000 * r : 1000 * (r + 1)] == r + 1).all() for r in range(ranks)):
+        return "all_gather is wrong"
+    return "" if torch.equal(swapped.cpu(), swaps) else "all_to_all is wrong"
+
+
+def main() -> None:
+    if not torch.cuda.is_available():
+        print("skip: there is no GPU")
+        return
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    dist.init_process_group("nccl")
+    groups = {"cpu": dist.new_group(backend="gloo"), "cuda": dist.group.WORLD, "pith": dist.new_group(backend="pith")}
+    tests = [("collectives over pith", compare_backend)]
+    tests += [(spec, compare_bits) for spec in SAME_BITS]
+    tests += [(f"{spec} over pith", compare_over_pith) for spec in ("q:4", "ef/topk:0.01")]
+    tests += [(f"{memory}powersgd:{2 * dist.get_world_size()}", compare_low_rank) for memory in ("", "ef/")]
+    failed = 0
+    for spec, compare in tests:
+        try:
+            wrong = compare(spec, groups)
+        except pith.Error as error:
+            wrong = str(error)
+        failed += bool(wrong)
+        if dist.get_rank() == 0:
+            print(f"FAIL {spec}: {wrong}" if wrong else f"ok   {spec}", flush=True)
+    dist.destroy_process_group()
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()
