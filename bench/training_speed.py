@@ -3,7 +3,8 @@
     pith lab --no-prefix -n 4 --rate 1gbit -- python bench/training_speed.py
 
 All ways train the same model on the same data; they take turns, a few steps each, so that a machine that is slow for a while is slow for
-all of them. The figure is the median time of a step.
+all of them. The figure is the median time of a step. The last column is what the processors of all ranks do for it: where ranks share
+processors, as in a lab, it bounds the rest.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import os
 import pathlib
+import resource
 import statistics
 import sys
 import time
@@ -37,10 +39,18 @@ def powersgd(ddp: DistributedDataParallel, group: dist.ProcessGroup, rank: int) 
     ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
+def nothing(group, bucket):
+    """Gradients stay where they are: what computing alone takes."""
+    future = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
 def ways(rank: int) -> dict:
     """Name → (backend, what is done to the DDP model)."""
     return {
         "gloo fp32": ("gloo", lambda ddp, group: None),
+        "no exchange": ("gloo", lambda ddp, group: ddp.register_comm_hook(group, nothing)),
         "gloo bf16 hook": ("gloo", lambda ddp, group: ddp.register_comm_hook(group, bf16)),
         f"gloo PowerSGD hook {rank}": ("gloo", lambda ddp, group: powersgd(ddp, group, rank)),
         "pith none": ("pith", lambda ddp, group: pith.torch.compress(ddp, "none")),
@@ -51,13 +61,19 @@ def ways(rank: int) -> dict:
     }
 
 
+def cpu_seconds() -> float:
+    """Of all threads of this process, in programs and in the kernel."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
 class Way:
     """One model in training, and how long its steps took."""
 
     def __init__(self, name: str, group: dist.ProcessGroup, prepare, a: argparse.Namespace) -> None:
         torch.manual_seed(1)
         model = gpt.GPT(96, a.width, a.layers, a.width // 64, a.context)
-        self.name, self.times = name, []
+        self.name, self.times, self.cpu = name, [], 0.0
         self.parameters = sum(p.numel() for p in model.parameters())
         # PyTorch's PowerSGD starts later exchanges from callbacks, in an order that differs between ranks where there are several
         # buckets; gloo cannot tell them apart and ends the program. One bucket for all gradients has one order.
@@ -69,18 +85,25 @@ class Way:
     def run(self, batch, steps: int, timed: bool) -> None:
         for _ in range(steps):
             dist.barrier()
-            start = time.perf_counter()
+            start, used = time.perf_counter(), cpu_seconds()
             self.optimizer.zero_grad()
             gpt.loss_of(self.model, batch).backward()
             self.optimizer.step()
             if timed:
                 self.times.append(time.perf_counter() - start)
+                self.cpu += cpu_seconds() - used
 
 
-def slowest(seconds: float) -> float:
+def over_ranks(seconds: float, op) -> float:
     value = torch.tensor([seconds], dtype=torch.float64)
-    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    dist.all_reduce(value, op=op)
     return value.item()
+
+
+def figures(way: Way) -> tuple[str, float, float]:
+    """Its name, seconds of a step on the slowest rank, and seconds that processors work for a step, on all ranks."""
+    step = over_ranks(statistics.median(way.times), dist.ReduceOp.MAX)
+    return way.name, step, over_ranks(way.cpu / len(way.times), dist.ReduceOp.SUM)
 
 
 def main() -> None:
@@ -97,7 +120,6 @@ def main() -> None:
     a = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    groups = {"gloo": dist.group.WORLD, "pith": dist.new_group(backend="pith")}
     chosen = {
         name: way
         for name, way in ways(a.rank).items()
@@ -106,28 +128,30 @@ def main() -> None:
     generator = torch.Generator().manual_seed(dist.get_rank())
     window = torch.randint(96, (a.batch, a.context + 1), generator=generator)
     batch = window[:, :-1], window[:, 1:]
-    running = [Way(name, groups[backend], prepare, a) for name, (backend, prepare) in chosen.items()]
+    running = [  # each in a group of its own: none has memory, or connections, in the state that another left them in
+        Way(name, dist.new_group(backend=backend), prepare, a) for name, (backend, prepare) in chosen.items()
+    ]
     for turn in range(a.rounds + 1):
         for way in running:
             way.run(batch, a.steps, timed=turn > 0)
         if dist.get_rank() == 0:
             print(f"\rround {turn}/{a.rounds}", end="", file=sys.stderr, flush=True)
-    rows = [(way.name, slowest(statistics.median(way.times))) for way in running]
+    rows = [figures(way) for way in running]
     if dist.get_rank() == 0:
         report(rows, running[0].parameters, a)
     dist.barrier()
     os._exit(0)  # gloo's threads may outlive what they need
 
 
-def report(rows: list[tuple[str, float]], parameters: int, a: argparse.Namespace) -> None:
+def report(rows: list[tuple[str, float, float]], parameters: int, a: argparse.Namespace) -> None:
     base, samples = rows[0][1], a.batch * dist.get_world_size()
     print(f"\r# {parameters / 1e6:.1f} million parameters, {dist.get_world_size()} ranks, {a.batch} × {a.context} tokens on each")
-    print(f"{'way':<24}{'ms a step':>11}{'samples/s':>11}{'× gloo fp32':>13}")
-    for name, seconds in rows:
-        print(f"{name:<24}{1e3 * seconds:>11.1f}{samples / seconds:>11.1f}{base / seconds:>13.2f}")
+    print(f"{'way':<24}{'ms a step':>11}{'samples/s':>11}{'× gloo fp32':>13}{'CPU ms':>9}")
+    for name, seconds, cpu in rows:
+        print(f"{name:<24}{1e3 * seconds:>11.1f}{samples / seconds:>11.1f}{base / seconds:>13.2f}{1e3 * cpu:>9.0f}")
     if a.json:
         with open(a.json, "w", encoding="utf-8") as file:
-            json.dump({"parameters": parameters, "seconds": dict(rows)}, file)
+            json.dump({"parameters": parameters, "seconds": {name: seconds for name, seconds, _ in rows}}, file)
     sys.stdout.flush()
 
 

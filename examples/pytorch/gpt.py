@@ -54,7 +54,7 @@ class GPT(nn.Module):
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * layers) if name.endswith(("out.weight", "down.weight")) else 0.02)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.token(x) + self.place(torch.arange(x.shape[1]))
+        x = self.token(x) + self.place(torch.arange(x.shape[1], device=x.device))
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))

@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import _library
+from ._adapt import Adapter
 from ._codec import (
     Caps,
     Choice,
@@ -50,12 +51,14 @@ from ._errors import (
 )
 from ._library import version
 from ._plan import Plan, PlanLayer
+from ._profile import Profile, candidates
 from ._reducer import Layer, Reducer
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AbortedError",
+    "Adapter",
     "ArgumentError",
     "BufferError",
     "Caps",
@@ -73,6 +76,7 @@ __all__ = [
     "Plan",
     "PlanLayer",
     "PluginError",
+    "Profile",
     "RangeError",
     "Reducer",
     "Request",
@@ -85,6 +89,7 @@ __all__ = [
     "TimeoutError",
     "Traffic",
     "UnsupportedError",
+    "candidates",
     "decode",
     "doctor",
     "encode",

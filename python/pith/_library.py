@@ -89,6 +89,20 @@ class BucketLayer(Structure):
     ]
 
 
+class CudaItem(Structure):
+    _fields_ = [
+        ("codec", c_void_p),
+        ("dtype", c_int),
+        ("n", c_size_t),
+        ("values", c_void_p),
+        ("payload", c_void_p),
+        ("memory", c_void_p),
+        ("momentum", c_void_p),
+        ("size", c_void_p),
+        ("ctx", Ctx),
+    ]
+
+
 class Method(Structure):
     _fields_ = [
         ("name", c_char_p),
@@ -121,6 +135,7 @@ class Config(Structure):
         ("algorithm", c_char_p),
         ("inside", c_char_p),
         ("connections", c_int),
+        ("threads", c_int),
     ]
 
 
@@ -172,6 +187,88 @@ class Stats(Structure):
     ]
 
 
+class LayerShape(Structure):
+    _fields_ = [("name", c_char_p), ("shape", POINTER(c_size_t)), ("dimensions", c_size_t)]
+
+
+class ProfileLayer(Structure):
+    _fields_ = [
+        ("name", c_char_p),
+        ("shape", POINTER(c_size_t)),
+        ("dimensions", c_size_t),
+        ("n", c_size_t),
+        ("fixed", c_int),
+        ("samples", c_uint64),
+        ("skipped", c_uint64),
+        ("norm", c_double),
+        ("top", c_double),
+    ]
+
+
+class PlanCost(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("ranks", c_uint32),
+        ("latency", c_double),
+        ("bandwidth", c_double),
+        ("compute", c_double),
+        ("ready", POINTER(c_double)),
+        ("codec", POINTER(c_double)),
+    ]
+
+
+class PlanRequest(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("method", c_int),
+        ("objective", c_int),
+        ("uniform", c_char_p),
+        ("budget", c_double),
+        ("alpha", c_double),
+        ("families", c_char_p),
+        ("cost", POINTER(PlanCost)),
+        ("before", c_void_p),
+        ("threshold", c_double),
+        ("critical", c_char_p),
+        ("otherwise", c_char_p),
+    ]
+
+
+class PlanLayer(Structure):
+    _fields_ = [
+        ("name", c_char_p),
+        ("spec", c_char_p),
+        ("shape", POINTER(c_size_t)),
+        ("dimensions", c_size_t),
+        ("n", c_size_t),
+        ("bytes", c_double),
+        ("error", c_double),
+    ]
+
+
+class PlanInfo(Structure):
+    _fields_ = [
+        ("method", c_char_p),
+        ("objective", c_char_p),
+        ("reference", c_char_p),
+        ("note", c_char_p),
+        ("fallback", c_char_p),
+        ("budget", c_double),
+        ("bytes", c_double),
+        ("error", c_double),
+        ("layers", c_size_t),
+    ]
+
+
+class AdapterStep(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("seconds", c_double),
+        ("span", c_double),
+        ("waiting", c_double),
+    ]
+
+
 # By their names in the header, for the test that compares them with it.
 STRUCTURES: dict[str, type[Structure]] = {
     "pith_span": Span,
@@ -183,18 +280,27 @@ STRUCTURES: dict[str, type[Structure]] = {
     "pith_param": Param,
     "pith_round": Round,
     "pith_bucket_layer": BucketLayer,
+    "pith_cuda_item": CudaItem,
     "pith_method": Method,
     "pith_config": Config,
     "pith_call": Call,
     "pith_traffic": Traffic,
     "pith_layer": Layer,
     "pith_stats": Stats,
+    "pith_layer_shape": LayerShape,
+    "pith_profile_layer": ProfileLayer,
+    "pith_plan_cost": PlanCost,
+    "pith_plan_request": PlanRequest,
+    "pith_plan_layer": PlanLayer,
+    "pith_plan_info": PlanInfo,
+    "pith_adapter_step": AdapterStep,
 }
 
 # ---- Functions -------------------------------------------------------------------------------------------------------
 
 _P = c_void_p  # an object of the library
 _SIZES = POINTER(c_size_t)
+_DOUBLES = POINTER(c_double)
 _REQUEST = POINTER(c_void_p)
 _STATUS = c_int  # a pith_status: check() turns it into an exception
 
@@ -276,6 +382,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_reducer_scale": (_STATUS, [_P, c_float]),
     "pith_reducer_layers": (c_size_t, [_P]),
     "pith_reducer_layer": (_STATUS, [_P, c_size_t, POINTER(Layer)]),
+    "pith_reducer_profile": (_STATUS, [_P, c_char_p]),
     "pith_reducer_size": (c_size_t, [_P]),
     "pith_reducer_save": (_STATUS, [_P, POINTER(Out)]),
     "pith_reducer_load": (_STATUS, [_P, Bytes]),
@@ -285,6 +392,66 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_bucket_encode": (_STATUS, [_P, POINTER(c_void_p), POINTER(Ctx), _P]),
     "pith_bucket_reduce": (_STATUS, [_P, Bytes, c_int, POINTER(Ctx), _P]),
     "pith_bucket_decode": (_STATUS, [_P, Bytes, POINTER(Ctx), POINTER(c_void_p)]),
+    "pith_profile_create": (_STATUS, [POINTER(LayerShape), c_size_t, c_char_p, POINTER(_P)]),
+    "pith_profile_destroy": (None, [_P]),
+    "pith_profile_update": (_STATUS, [_P, c_size_t, Span, POINTER(Ctx)]),
+    "pith_profile_reset": (None, [_P]),
+    "pith_profile_values": (POINTER(c_double), [_P, _SIZES]),
+    "pith_profile_layers": (c_size_t, [_P]),
+    "pith_profile_candidates": (c_size_t, [_P]),
+    "pith_profile_candidate": (c_char_p, [_P, c_size_t]),
+    "pith_profile_layer_get": (_STATUS, [_P, c_size_t, POINTER(ProfileLayer)]),
+    "pith_profile_get": (_STATUS, [_P, c_size_t, c_size_t, _DOUBLES, _DOUBLES]),
+    "pith_profile_save": (_STATUS, [_P, c_char_p]),
+    "pith_profile_load": (_STATUS, [c_char_p, POINTER(_P)]),
+    "pith_profile_parse": (_STATUS, [Bytes, POINTER(_P)]),
+    "pith_plan_candidates": (_STATUS, [c_char_p, _P, c_size_t]),
+    "pith_plan_make": (_STATUS, [_P, POINTER(PlanRequest), POINTER(_P)]),
+    "pith_plan_uniform": (_STATUS, [_P, c_char_p, POINTER(_P)]),
+    "pith_plan_destroy": (None, [_P]),
+    "pith_plan_info_get": (_STATUS, [_P, POINTER(PlanInfo)]),
+    "pith_plan_layer_get": (_STATUS, [_P, c_size_t, POINTER(PlanLayer)]),
+    "pith_plan_rules": (c_char_p, [_P]),
+    "pith_plan_check": (_STATUS, [_P, POINTER(LayerShape), c_size_t]),
+    "pith_plan_price": (_STATUS, [_P, _P]),
+    "pith_plan_seconds": (_STATUS, [_P, _P, POINTER(PlanCost), _DOUBLES]),
+    "pith_plan_gains": (c_int, [_P, _P, _P, POINTER(PlanCost), c_double]),
+    "pith_plan_save": (_STATUS, [_P, c_char_p]),
+    "pith_plan_load": (_STATUS, [c_char_p, POINTER(_P)]),
+    "pith_plan_parse": (_STATUS, [Bytes, POINTER(_P)]),
+    "pith_plan_text": (c_char_p, [_P]),
+    "pith_adapter_is": (c_int, [c_char_p]),
+    "pith_adapter_check": (_STATUS, [c_char_p]),
+    "pith_adapter_create": (
+        _STATUS,
+        [c_char_p, POINTER(LayerShape), c_size_t, c_int, c_int, c_uint64, POINTER(_P)],
+    ),
+    "pith_adapter_destroy": (None, [_P]),
+    "pith_adapter_wants": (c_int, [_P, c_size_t]),
+    "pith_adapter_observe": (_STATUS, [_P, c_size_t, Span]),
+    "pith_adapter_finish": (_STATUS, [_P, POINTER(AdapterStep), POINTER(_DOUBLES), _SIZES]),
+    "pith_adapter_advance": (_STATUS, [_P, c_double, POINTER(c_int)]),
+    "pith_adapter_spec": (c_char_p, [_P, c_size_t]),
+    "pith_adapter_reason": (c_char_p, [_P, c_size_t]),
+    "pith_adapter_step_number": (c_uint64, [_P]),
+    "pith_adapter_next_plan": (c_uint64, [_P]),
+    "pith_adapter_profile": (_STATUS, [_P, c_char_p]),
+    "pith_adapter_size": (c_size_t, [_P]),
+    "pith_adapter_save": (_STATUS, [_P, POINTER(Out)]),
+    "pith_adapter_load": (_STATUS, [_P, Bytes]),
+    "pith_bucket_piece": (_STATUS, [_P, c_size_t, c_int, POINTER(c_size_t), POINTER(c_size_t)]),
+    "pith_cuda_probe": (_STATUS, [POINTER(c_char_p)]),
+    "pith_cuda_supports": (_STATUS, [_P]),
+    "pith_cuda_workspace": (c_size_t, [POINTER(CudaItem), c_size_t]),
+    "pith_cuda_encode": (_STATUS, [POINTER(CudaItem), c_size_t, _P, c_size_t, _P]),
+    "pith_cuda_decode": (_STATUS, [POINTER(CudaItem), c_size_t, c_int, _P, c_size_t, _P]),
+    "pith_cuda_bucket_encode": (
+        _STATUS,
+        [_P, POINTER(c_void_p), POINTER(c_void_p), POINTER(Ctx), _P, _P],
+    ),
+    "pith_cuda_bucket_sum": (_STATUS, [_P, _P, POINTER(Ctx), _P, _P]),
+    "pith_cuda_bucket_result": (_STATUS, [_P, _P, POINTER(c_void_p), POINTER(Ctx), _P, _P]),
+    "pith_cuda_bucket_decode": (_STATUS, [_P, _P, POINTER(Ctx), POINTER(c_void_p), _P]),
 }
 
 # ---- Finding and loading ---------------------------------------------------------------------------------------------

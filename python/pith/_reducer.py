@@ -38,7 +38,8 @@ class Reducer:
         reducer.start("fc1.weight", gradient)   # every step: as soon as it is there, in the same order on all ranks
         reducer.finish()                        # all gradients are means now
 
-    ``rules`` is a spec, rules, or a :class:`Plan`. A reducer belongs to one thread at a time. Gradients stay lent from start to finish.
+    ``rules`` is a spec, rules, a :class:`Plan`, or an adaptive spec ("auto", "lgreco:q:4"; also in the last rule, "embed*=none;*=auto"), with which
+    layers change their specs between two steps. A reducer belongs to one thread at a time. Gradients stay lent from start to finish.
     """
 
     def __init__(self, comm: Comm, rules: str | Rules | Plan, seed: int = 0) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 from typing import Any
@@ -139,8 +140,11 @@ def test_ranks_with_fewer_batches_may_join() -> None:
 def test_other_devices_are_refused_with_the_reason() -> None:
     from pith.torch._coder import coder_for
 
-    with pytest.raises(pith.UnsupportedError, match="cuda.*models on the CPU"):
-        coder_for(torch.device("cuda"), 0, 1, 0)
+    with pytest.raises(pith.UnsupportedError, match="meta.*models on CPUs and CUDA devices"):
+        coder_for(torch.device("meta"), 0, 1, 0)
+    if not torch.cuda.is_available():
+        with pytest.raises(pith.UnsupportedError, match="CUDA"):
+            coder_for(torch.device("cuda"), 0, 1, 0)
 
 
 # ---- Methods ---------------------------------------------------------------------------------------------------------
@@ -455,3 +459,114 @@ def large(rank: int, size: int) -> int:
 
 def test_large_models_give_the_same_bits_over_pith_and_gloo() -> None:
     assert run(large, 3) == [2, 2, 2]
+
+
+# ---- Copies ----------------------------------------------------------------------------------------------------------
+
+
+def a_step(model: nn.Module, rank: int, step: int) -> None:
+    torch.manual_seed(100 * step + rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.zero_grad()
+    model(torch.randint(0, 60, (8,))).backward()
+    optimizer.step()
+
+
+def copied(rank: int, size: int, how: str) -> dict[str, Any]:
+    dist.init_process_group("pith")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Net())
+    compressor = pith.torch.compress(model, "ef/q:4")
+    for step in range(3):
+        a_step(model, rank, step)
+    if how == "deepcopy":
+        other = copy.deepcopy(model)
+    else:
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        other = torch.load(file, weights_only=False)
+    x = torch.arange(8)
+    with torch.no_grad():
+        same = torch.equal(other(x), model(x))
+    refused = outcome(lambda: other(x))
+    second = pith.torch.compress(other, "ef/q:4")
+    second.load_state_dict(compressor.state_dict())
+    for step in range(3, 6):
+        a_step(model, rank, step)
+        a_step(other, rank, step)
+    found = {
+        "evaluated": same,
+        "refused": refused,
+        "compressed": pith.torch.stats(other)["hidden.weight"].ratio > 4,
+        "same bits": bits(model) == bits(other),
+        "bits": bits(model),
+    }
+    dist.destroy_process_group()
+    return found
+
+
+def outcome(call: Any) -> str:
+    try:
+        call()
+    except pith.Error as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "file"])
+def test_a_copy_is_evaluated_or_compressed_again_but_never_trained_uncompressed_unnoticed(
+    how: str,
+) -> None:
+    found = run(copied, 2, how)
+    for one in found:
+        assert one["evaluated"] and one["compressed"] and one["same bits"]
+        assert one["refused"].startswith("StateError") and "compress()" in one["refused"]
+    assert found[0]["bits"] == found[1]["bits"]
+
+
+# ---- Buckets ---------------------------------------------------------------------------------------------------------
+
+
+def bucket_sizes(rank: int, size: int, cap: float | None, options: dict[str, Any]) -> Any:
+    """How many buckets DDP hands over in the third step, and what training makes of it."""
+    dist.init_process_group("pith")
+    torch.manual_seed(0)
+    layers = [nn.Linear(700, 700) for _ in range(6)]  # of 1.9 MiB each
+    model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=cap, **options)
+    compressor = pith.torch.compress(model, "ef/q:4")
+    calls: list[int] = []
+    reduce = compressor._reduce
+
+    def counted(bucket: Any) -> Any:
+        calls.append(bucket.index())
+        return reduce(bucket)
+
+    compressor._reduce = counted
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(rank)
+    for _ in range(3):
+        calls.clear()
+        optimizer.zero_grad()
+        model(torch.randn(2, 700)).pow(2).mean().backward()
+        optimizer.step()
+    found = len(calls), bits(model)
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"static_graph": True},
+        {"find_unused_parameters": True},
+        {"gradient_as_bucket_view": True},
+    ],
+    ids=str,
+)
+def test_buckets_are_small_unless_chosen_and_change_no_bit(options: dict[str, Any]) -> None:
+    by_default, chosen = (run(bucket_sizes, 2, cap, options) for cap in (None, 100.0))
+    assert all(calls >= 3 for calls, _ in by_default)  # 11 MiB in buckets of about 4
+    assert all(calls == 1 for calls, _ in chosen)
+    assert len({result for _, result in by_default + chosen}) == 1

@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 # Kinds of tensors that the backend takes; a kind that is added here needs its memory in _buffers.py.
-DEVICES = ["cpu"]
+DEVICES = ["cpu", "cuda"]
 
 adopt_launcher()
 _dist.Backend.register_backend("pith", create, extended_api=True, devices=DEVICES)

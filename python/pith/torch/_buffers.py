@@ -1,6 +1,8 @@
 """Tensors as the C library wants them: dense pieces of memory of a type it knows.
 
-Contiguous tensors are used where they lie. Others are copied, and results are copied back, so that strides never matter.
+Contiguous tensors are used where they lie. Others are copied, and results are copied back, so that strides never matter. Tensors on CUDA
+devices travel through pinned memory: they are read behind what the current stream has been given so far, and results are there when the
+operation has been waited for.
 """
 
 from __future__ import annotations
@@ -51,9 +53,9 @@ _BOOLEAN = {SUM: MAX, BOR: MAX, MAX: MAX, PROD: MIN, BAND: MIN, MIN: MIN, BXOR: 
 
 
 def check(tensor: torch.Tensor) -> None:
-    """Raises unless it is a dense tensor in main memory."""
-    if not tensor.is_cpu:
-        raise ArgumentError(f"the tensor is on {tensor.device}; the backend pith takes CPU tensors")
+    """Raises unless it is a dense tensor in main memory or on a CUDA device."""
+    if not tensor.is_cpu and not tensor.is_cuda:
+        raise ArgumentError(f"the tensor is on {tensor.device}; the backend pith takes tensors on CPUs and CUDA devices")
     if tensor.layout is not torch.strided:
         raise ArgumentError(f"the tensor is {tensor.layout}; this operation takes dense tensors")
 
@@ -113,14 +115,20 @@ def span(tensor: torch.Tensor, unit: tuple[int, int]) -> Span:
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether memory has the values as they are, one after another."""
     check(tensor)
-    return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
+    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself where it is contiguous, else a copy."""
     if _is_plain(tensor):
         return tensor
-    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+    copy = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return copy if copy.is_cpu else _memory(copy.shape, copy).copy_(copy)
+
+
+def _memory(shape: Any, like: torch.Tensor) -> torch.Tensor:
+    """Main memory for such a tensor, pinned where it will be copied from or to a device."""
+    return torch.empty(shape, dtype=like.dtype, pin_memory=like.is_cuda)
 
 
 def in_place(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish | None]:
@@ -135,7 +143,7 @@ def output(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish | None]:
     """Memory for a result of the tensor's shape; old values do not matter."""
     if _is_plain(tensor):
         return tensor, None
-    fresh = torch.empty(tensor.shape, dtype=tensor.dtype)
+    fresh = _memory(tensor.shape, tensor)
     return fresh, lambda: _assign(tensor, fresh)
 
 
@@ -183,7 +191,7 @@ def joined_output(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Finish
     if _is_one_piece(tensors):
         return _join_views(tensors), None
     counts = [tensor.numel() for tensor in tensors]
-    fresh = torch.empty(sum(counts), dtype=tensors[0].dtype)
+    fresh = _memory((sum(counts),), tensors[0])
 
     def hand_out() -> None:
         for tensor, values in zip(tensors, fresh.split(counts), strict=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -34,11 +35,15 @@ _TORCH_TYPES = {
 Tensors = Sequence[torch.Tensor]
 
 
-def coder_for(device: torch.device, rank: int, ranks: int, seed: int) -> CpuCoder:
+def coder_for(device: torch.device, rank: int, ranks: int, seed: int) -> Any:
     """The coder for tensors of a device."""
+    if device.type == "cuda":
+        from ._cuda import CudaCoder
+
+        return CudaCoder(device, rank, ranks, seed)
     if device.type != "cpu":
         raise UnsupportedError(
-            f"gradients on {device} cannot be compressed yet: pith.torch.compress takes models on the CPU"
+            f"gradients on {device} cannot be compressed: pith.torch.compress takes models on CPUs and CUDA devices"
         )
     return CpuCoder(rank, ranks, seed)
 
@@ -65,6 +70,11 @@ def _pointers(tensors: Tensors) -> Any:
     return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
 
 
+def to_tensor(data: bytes) -> torch.Tensor:
+    """Bytes for a checkpoint: torch.load reads tensors without trusting anybody."""
+    return torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[: len(data)].clone()
+
+
 class Bucket:
     """Layers that are cut into a part for each rank and travel together (pith_bucket_*)."""
 
@@ -86,6 +96,9 @@ class Bucket:
         pointer, self._pointer = getattr(self, "_pointer", None), None
         if pointer is not None:
             c.lib.pith_bucket_destroy(pointer)
+
+    def refresh(self) -> None:
+        """States were loaded; they are still the same objects."""
 
     def encode(self, gradients: Tensors, ctx: c.Ctx) -> torch.Tensor:
         """The parts for all ranks, one after another."""
@@ -115,12 +128,32 @@ class Bucket:
 class CpuCoder:
     """For gradients in main memory."""
 
+    block_group, other_group = 8 << 20, 16 << 20  # bytes of gradients that travel together
+
     def __init__(self, rank: int, ranks: int, seed: int) -> None:
         self.rank, self.ranks, self.seed = rank, ranks, seed
+
+    # ---- Between the thread that computes and the one that sends: there is nothing to wait for in main memory
+
+    def lend(self) -> None:
+        """Gradients are ready, where the caller is."""
+
+    def borrow(self, ready: None) -> None:
+        """Whoever sends them may touch them from here on."""
+
+    def give_back(self) -> None:
+        """The caller may touch them again."""
+
+    working = staticmethod(nullcontext)  # in which the thread works that sends
 
     def buffer(self, n: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         """Memory for a message."""
         return torch.empty(n, dtype=dtype)
+
+    @staticmethod
+    def saved(state: State) -> torch.Tensor:
+        """For a checkpoint."""
+        return to_tensor(state.save())
 
     def state(self, layer: Layer) -> State:
         return wire_codec(layer).state(layer.n, layer.rows)
@@ -194,6 +227,15 @@ class CpuCoder:
     def round_type(self, entry: c.Round) -> torch.dtype:
         return _TORCH_TYPES[entry.dtype]
 
+    def produce_all(self, index: int, parcel: Any, buffer: torch.Tensor, counts: Sequence[int]) -> None:
+        """What this rank puts into a round: for each layer as many values of the buffer, one after another."""
+        for layer, state, gradient, piece in _members(parcel, buffer, counts):
+            self.produce(layer, state, index, gradient, piece, parcel.step)
+
+    def consume_all(self, index: int, parcel: Any, buffer: torch.Tensor, counts: Sequence[int]) -> None:
+        for layer, state, gradient, piece in _members(parcel, buffer, counts):
+            self.consume(layer, state, index, piece, gradient, parcel.step)
+
     def produce(
         self,
         layer: Layer,
@@ -233,3 +275,8 @@ class CpuCoder:
             ctypes.byref(ctx),
         )
         c.check(status)
+
+
+def _members(parcel: Any, buffer: torch.Tensor, counts: Sequence[int]) -> Any:
+    pieces = buffer[: sum(counts)].split(list(counts))
+    return zip(parcel.layers, parcel.states, parcel.gradients, pieces, strict=True)

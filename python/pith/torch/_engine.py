@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from .._codec import Rules
 from .._comm import Request
 from .._errors import ArgumentError, StateError
 from .._reducer import Reducer
-from ._coder import Bucket, coder_for
+from ._coder import Bucket, coder_for, to_tensor
 from ._exchange import Parcel, Way, kind_of, way_of
 from ._group import PithGroup
 from ._layers import COMPRESSIBLE, Layer, texts_of
@@ -58,15 +59,10 @@ class Engine(Protocol):
 
 
 def engine_for(group: Any, rules: Rules, layers: Sequence[Layer], seed: int) -> Engine:
-    """The reducer over the backend pith, exchanges over any other."""
-    if isinstance(group, PithGroup):
+    """The reducer over the backend pith, exchanges over any other, and for devices: only payloads come to main memory."""
+    if isinstance(group, PithGroup) and layers[0].parameter.device.type == "cpu":
         return ReducerEngine(group, rules, layers, seed)
     return ExchangeEngine(group, layers, seed)
-
-
-def to_tensor(data: bytes) -> torch.Tensor:
-    """Bytes for a checkpoint: torch.load reads tensors without trusting anybody."""
-    return torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[: len(data)].clone()
 
 
 # ---- Over pith -------------------------------------------------------------------------------------------------------
@@ -78,7 +74,6 @@ class ReducerEngine:
     name = "pith"
 
     def __init__(self, group: PithGroup, rules: Rules, layers: Sequence[Layer], seed: int) -> None:
-        coder_for(layers[0].parameter.device, 0, 1, seed)  # says so if the device is none of ours
         self._comm = group.comm
         self.ranks = self._comm.ranks
         self._layers = layers
@@ -185,7 +180,7 @@ class ExchangeEngine:
         self._sent = [0.0] * len(layers)
         self._step = 0
         self._group = _own_group(group) if self.ranks > 1 else None
-        self._worker = Worker() if self.ranks > 1 else None
+        self._worker = Worker(self._coder.working) if self.ranks > 1 else None
 
     def __del__(self) -> None:
         if getattr(self, "_worker", None) is not None:
@@ -196,7 +191,7 @@ class ExchangeEngine:
 
     def group_bytes(self, kind: Hashable) -> int:
         """Low rank and sparse codecs send little, and what they cost is the time of a message."""
-        return 8 << 20 if kind == "blocks" else 16 << 20
+        return self._coder.block_group if kind == "blocks" else self._coder.other_group
 
     def start(self, members: Sequence[int], gradients: Tensors) -> None:
         if self._worker is None:  # one rank: its gradient is the mean
@@ -211,9 +206,11 @@ class ExchangeEngine:
             self._step,
             self._bucket(members) if kind == "blocks" else None,
         )
-        self._worker.put(self._sending(way_of(kind), parcel, list(members)))
+        ready = self._coder.lend()
+        self._worker.put(self._sending(way_of(kind), parcel, list(members), ready))
 
-    def _sending(self, way: Any, parcel: Parcel, members: list[int]) -> Way:
+    def _sending(self, way: Any, parcel: Parcel, members: list[int], ready: Any) -> Way:
+        self._coder.borrow(ready)
         yield from way(parcel)
         for index, sent in zip(members, parcel.sent, strict=True):
             self._sent[index] += sent
@@ -230,10 +227,11 @@ class ExchangeEngine:
         self._step += 1
         if self._worker is not None:
             self._worker.finish()
+            self._coder.give_back()
 
     def scale(self, factor: float) -> None:
         for state in self._states:
-            c.check(c.lib.pith_state_scale(state._pointer, factor))
+            state.scale(factor)
 
     def sent(self) -> list[int]:
         return [round(sent) for sent in self._sent]
@@ -241,7 +239,7 @@ class ExchangeEngine:
     def save(self) -> dict[str, Any]:
         return {
             "step": self._step,
-            "states": [to_tensor(state.save()) for state in self._states],
+            "states": [self._coder.saved(state) for state in self._states],
         }
 
     def load(self, saved: dict[str, Any]) -> None:
@@ -253,6 +251,8 @@ class ExchangeEngine:
             state.load(data)
         for state, data in zip(self._states, states, strict=True):
             state.load(data)
+        for bucket in self._buckets.values():
+            bucket.refresh()
         self._step = saved["step"]
 
 
@@ -275,7 +275,8 @@ def _own_group(group: Any) -> Any:
 def _timeout_of(group: Any) -> timedelta | None:
     """The group's own time-out, where torch tells; None is torch's default."""
     try:
-        return group._get_backend(torch.device("cpu")).options._timeout
+        device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+        return group._get_backend(torch.device(device)).options._timeout
     except (AttributeError, RuntimeError):
         return None
 
@@ -283,7 +284,8 @@ def _timeout_of(group: Any) -> timedelta | None:
 class Worker:
     """A thread that moves parcels on, in waves: one for each new parcel, and as many as are needed at the end of a step."""
 
-    def __init__(self) -> None:
+    def __init__(self, working: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
+        self._working = working
         self._queue: queue.SimpleQueue[Way | threading.Event | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -311,6 +313,10 @@ class Worker:
 
     @torch.no_grad()
     def _run(self) -> None:
+        with self._working():
+            self._work()
+
+    def _work(self) -> None:
         under_way: list[tuple[Way, Any]] = []  # with the work to wait for, newest first
         while (entry := self._queue.get()) is not None:
             try:

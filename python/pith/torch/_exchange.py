@@ -149,15 +149,11 @@ def rounds(parcel: Parcel) -> Way:
         counts = [entry.count for entry in entries]
         dtype = coder.round_type(entries[0])
         buffer = coder.buffer(max(1, sum(counts)), dtype)
-        pieces = buffer[: sum(counts)].split(counts)
-        members = list(zip(parcel.layers, parcel.states, parcel.gradients, pieces, strict=True))
-        for layer, state, gradient, piece in members:
-            coder.produce(layer, state, index, gradient, piece, parcel.step)
+        coder.produce_all(index, parcel, buffer, counts)
         op = _REDUCTIONS[entries[0].reduce]
         if sum(counts):
             yield dist.all_reduce(buffer, op, group=parcel.group, async_op=True)
-        for layer, state, gradient, piece in members:
-            coder.consume(layer, state, index, piece, gradient, parcel.step)
+        coder.consume_all(index, parcel, buffer, counts)
         parcel.account(_allreduce_bytes(sum(counts) * dtype.itemsize, coder.ranks), counts)
 
 
@@ -168,7 +164,7 @@ def whole(parcel: Parcel) -> Way:
     coder = parcel.coder
     ranks = coder.ranks
     payloads = [_encoded(parcel, index) for index in range(len(parcel.layers))]
-    mine = torch.tensor([payload.numel() for payload in payloads])
+    mine = torch.tensor([payload.numel() for payload in payloads], device=parcel.gradients[0].device)
     sizes = mine.repeat(ranks)
     if not all(Caps.FIXED in wire_codec(layer).caps for layer in parcel.layers):
         yield _all_gather(sizes, mine, parcel.group)

@@ -18,8 +18,7 @@ import torch.distributed as dist
 from .. import _library as c
 from .._codec import Caps, Codec, Rules, State, codec_of
 from .._errors import ArgumentError, StateError, UnsupportedError
-from ._coder import CpuCoder, coder_for
-from ._engine import to_tensor
+from ._coder import CpuCoder, coder_for, to_tensor
 from ._exchange import all_gather_single
 from ._layers import COMPRESSIBLE, Layer, Spec, agree, layers_of, rules_of, summary_of
 from ._table import REDUCE_SCATTER, LayerStats, Meter, Table, ratio_of

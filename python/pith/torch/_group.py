@@ -18,7 +18,7 @@ import torch.distributed as dist
 from .. import _library as c
 from .._codec import Caps
 from .._comm import sizes
-from .._errors import ArgumentError, UnsupportedError
+from .._errors import ArgumentError, Error, UnsupportedError
 from . import _buffers as buffers
 from ._base import GroupBase, Tensors, Usage, option
 from ._work import DoneWork, PithWork, seconds
@@ -71,7 +71,7 @@ class PithGroup(GroupBase):
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> PithWork:
         is_one = type(tensors) is list and len(tensors) == 1
-        if is_one and type(opts) is _AllreduceOptions and not opts.asyncOp:
+        if is_one and type(opts) is _AllreduceOptions:
             work = self._allreduce_plain(tensors[0], opts)
             if work is not None:
                 return work
@@ -85,8 +85,8 @@ class PithGroup(GroupBase):
         return self._run([call], [tensor], buffer, opts, [finish])
 
     def _allreduce_plain(self, tensor: torch.Tensor, opts: Any) -> PithWork | None:
-        """A synchronous allreduce of a contiguous tensor: the same as below, in as few steps as can be, for after a
-        long operation every step of the interpreter is slow. None where something is different."""
+        """An allreduce of a contiguous tensor: the same as below, in as few steps as can be, for after a long operation every step of
+        the interpreter is slow. None where something is different."""
         unit = _PLAIN.get(tensor.dtype)
         reduction = _PLAIN_REDUCTIONS.get(opts.reduceOp.op)
         if (
@@ -106,10 +106,19 @@ class PithGroup(GroupBase):
         call = self._call(chosen) if chosen is not None else None
         memory = c.Span(tensor.data_ptr(), n, unit)
         self._sequence += 1
+        if opts.asyncOp:
+            return self._start(tensor, c.lib.pith_allreduce, memory, memory, reduction, call)
         status = c.lib.pith_allreduce(self._comm._pointer, memory, memory, reduction, call, None)
         if status:
             raise self._describe(c.last_error(status))
         return DoneWork((tensor,))
+
+    def _start(self, tensor: torch.Tensor, function: Any, *arguments: Any) -> PithWork:
+        try:
+            request = self.comm.submit(function, *arguments, result=None, lent=tensor, wait=False)
+        except Error as error:
+            raise self._describe(error) from None
+        return PithWork((tensor,), (request,), waiter=self._waiter, describe=self._describe)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> PithWork:
         op = _reduce_op(opts)

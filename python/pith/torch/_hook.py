@@ -12,6 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from .._codec import Rules
 from .._errors import ArgumentError
 from .._plan import Plan
+from ._buckets import make_smaller
+from ._copies import Copied, forget_copied, refuse_copies
 from ._engine import engine_for
 from ._fsdp import ShardedCompressor, is_sharded
 from ._group import PithGroup
@@ -52,6 +54,7 @@ def compress(
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     if model in _compressors:
         raise ArgumentError("this model is compressed already: compress() is called once")
+    forget_copied(model)
     made: Compressor | ShardedCompressor
     if is_sharded(model):
         made = ShardedCompressor(model, spec, rules, plan, seed, scaler, all_gather)
@@ -135,7 +138,9 @@ class Compressor:
         self._reduction = Reduction(layers, engine, scaler=scaler)
         self._seen: set[int] = set()  # layers in this step
         self._futures: list[tuple[torch.futures.Future, torch.Tensor]] = []
+        make_smaller(model)
         model.register_comm_hook(self, _hook)
+        refuse_copies(model)
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank keeps between steps, for its checkpoint: every rank saves its own."""
@@ -149,6 +154,10 @@ class Compressor:
         """The table of layers."""
         return self._reduction.stats()
 
+    def __reduce__(self) -> Any:
+        """Copies of a model, and models from a file, are compressed by their own compress()."""
+        return Copied, ()
+
     # ---- What DDP calls
 
     def _reduce(self, bucket: dist.GradBucket) -> torch.futures.Future:
@@ -161,7 +170,7 @@ class Compressor:
         else:
             for index, gradient in zip(indices, bucket.gradients(), strict=True):
                 self._reduction.put(index, gradient)
-            future = torch.futures.Future()
+            future = _future_of(buffer)
             self._futures.append((future, buffer))
         # The first step of a static graph has its buckets all at once, and calls none of them the last.
         if bucket.is_last() or len(self._seen) == len(self._index):
@@ -183,6 +192,11 @@ class Compressor:
         self._reduction.finish()
         for future, buffer in futures:
             future.set_result(buffer)
+
+
+def _future_of(buffer: torch.Tensor) -> torch.futures.Future:
+    """One that makes streams wait for the buffer, where it is on a device."""
+    return torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
 
 
 def _hook(compressor, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations, and ours are texts

@@ -6,6 +6,7 @@ of groups can meet at the same time.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -113,7 +114,14 @@ def meet(store: dist.Store, rank: int, ranks: int, timeout: float, spec: str | N
         store.set(_KEY, json.dumps(invitation))
         comm = _join(rank, ranks, timeout, invitation)
     comm.barrier()  # others may have found that they disagree
+    _forget_invitation(store)
     return comm
+
+
+def _forget_invitation(store: dist.Store) -> None:
+    """Where torchrun starts ranks again, they meet in the same store: an old invitation would lead some of them astray."""
+    with contextlib.suppress(RuntimeError, NotImplementedError):  # not every store can forget
+        store.delete_key(_KEY)
 
 
 def _join(rank: int, ranks: int, timeout: float, invitation: dict[str, Any]) -> Comm:

@@ -119,24 +119,26 @@ _WIDEST = 8  # bytes of a value of any type
 
 class Meter:
     """Measures what encoding loses of a rank's own gradients, now and then, since it costs an encoding: in steps 1, 2, 4, 8, …, and in
-    the step after somebody has asked. (The means that parameters hold after a step would not tell: they have been encoded already.)"""
+    the step after somebody has asked; on GPUs, which would wait for that, only then. (The means that parameters hold after a step would
+    not tell: they have been encoded already.)"""
 
     def __init__(self) -> None:
         self._errors: dict[str, float] = {}
-        self._step, self._asked, self._measures = 0, False, False
+        self._step, self._asked, self._wanted, self._measures = 0, False, False, False
 
     def begin(self) -> None:
         """A step begins."""
         self._step += 1
-        self._measures = self._asked or self._step & (self._step - 1) == 0
-        self._asked = False
+        self._wanted, self._asked = self._asked, False
+        self._measures = self._wanted or self._step & (self._step - 1) == 0
 
     def ask(self) -> None:
         self._asked = True
 
     def look(self, layer: Layer, values: torch.Tensor, rows: int) -> None:
-        if self._measures and layer.spec != "none" and values.dtype in COMPRESSIBLE:
-            self._errors[layer.name] = _error(layer, values.detach().contiguous(), rows)
+        measures = self._wanted if values.is_cuda else self._measures
+        if measures and layer.spec != "none" and values.dtype in COMPRESSIBLE:
+            self._errors[layer.name] = _error(layer, values.detach().cpu().contiguous(), rows)
 
     def error(self, layer: Layer) -> float | None:
         return 0.0 if layer.spec == "none" else self._errors.get(layer.name)

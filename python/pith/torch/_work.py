@@ -45,8 +45,8 @@ class PithWork(dist.Work):
         describe: Callable[[Error], Error] | None = None,
     ) -> None:
         super().__init__()
-        self._result = list(result)
-        self._requests = list(requests)
+        self._result = tuple(result)
+        self._requests = tuple(requests)
         self._finish = finish
         self._timeout = timeout
         self._waiter = waiter
@@ -73,7 +73,7 @@ class PithWork(dist.Work):
                         self._describe(error) if self._describe else error
                     )
             self._end()
-            self._requests = []
+            self._requests = ()
             self._complete = True
 
     # ---- What torch calls
@@ -101,7 +101,7 @@ class PithWork(dist.Work):
 
     def result(self) -> list[torch.Tensor]:
         self.wait()
-        return self._result
+        return list(self._result)
 
     def source_rank(self) -> int:
         return self._source
@@ -125,7 +125,7 @@ class PithWork(dist.Work):
     def _outcome(self, _: torch.futures.Future) -> list[torch.Tensor]:
         if self._error is not None:
             raise self._error
-        return self._result
+        return list(self._result)
 
 
 class DoneWork(PithWork):
@@ -136,7 +136,7 @@ class DoneWork(PithWork):
 
     def __init__(self, result: Sequence[torch.Tensor]) -> None:
         dist.Work.__init__(self)
-        self._result = result  # type: ignore[assignment]
+        self._result = result
 
     def get_future(self) -> torch.futures.Future:
         if self._future is None:

@@ -1,0 +1,168 @@
+"""Statistics of gradients, and the plans that are made of them (include/pith/plan.h)."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from . import _library as c
+from ._codec import context
+from ._errors import ArgumentError
+from ._plan import Plan
+from ._tensors import view_of
+
+_METHODS = {"lgreco": 0, "kmeans": 1, "accordion": 2, "uniform": 3}
+_OBJECTIVES = {"bytes": 0, "time": 1}
+_CANDIDATES_SIZE = 1 << 16
+
+
+def shapes_of(layers: Iterable[tuple[str, Sequence[int]]]) -> tuple[Any, int]:
+    """Names and shapes as the C library takes them. The array keeps alive what it points to."""
+    named = [(name.encode(), tuple(shape)) for name, shape in layers]
+    entries = (c.LayerShape * len(named))()
+    for entry, (name, shape) in zip(entries, named, strict=True):
+        entry.name = name
+        entry.shape = (ctypes.c_size_t * len(shape))(*shape)
+        entry.dimensions = len(shape)
+    return entries, len(named)
+
+
+def candidates(spec: str) -> list[str]:
+    """Strengths of a method around the given one that are worth measuring; ``"mix"``: those of all families."""
+    text = ctypes.create_string_buffer(_CANDIDATES_SIZE)
+    c.check(c.lib.pith_plan_candidates(spec.encode(), text, len(text)))
+    return c.text(text.value).split(";")
+
+
+class Profile:
+    """What candidates would lose of each layer's gradient, and how many bytes they would take::
+
+        profile = pith.Profile([("fc1.weight", (512, 784)), …], pith.candidates("q:4"))
+        profile.update("fc1.weight", gradient)          # in some steps
+        plan = profile.plan("q:4")                      # the error of q:4, shared out among layers
+        pith.torch.compress(model, plan)
+
+    Gradients of one dimension or under 1024 values travel uncompressed and are not measured.
+    """
+
+    def __init__(
+        self, layers: Iterable[tuple[str, Sequence[int]]], specs: str | Iterable[str] = "mix"
+    ) -> None:
+        listed = candidates(specs) if specs == "mix" else specs
+        text = listed if isinstance(listed, str) else ";".join(listed)
+        entries, count = shapes_of(layers)
+        pointer = ctypes.c_void_p()
+        c.check(c.lib.pith_profile_create(entries, count, text.encode(), ctypes.byref(pointer)))
+        self._adopt(pointer)
+
+    def _adopt(self, pointer: ctypes.c_void_p) -> None:
+        self._pointer = pointer
+        self._index = {name: index for index, name in enumerate(self.names)}
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Profile:
+        """Reads a statistics file, as ``pith plan stats`` and PITH_PROFILE write them."""
+        pointer = ctypes.c_void_p()
+        c.check(c.lib.pith_profile_load(os.fsencode(path), ctypes.byref(pointer)))
+        made = cls.__new__(cls)
+        made._adopt(pointer)
+        return made
+
+    def __del__(self) -> None:
+        if getattr(self, "_pointer", None):
+            c.lib.pith_profile_destroy(self._pointer)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a statistics file; an old one is replaced at once or not at all."""
+        c.check(c.lib.pith_profile_save(self._pointer, os.fsencode(path)))
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the layers."""
+        layer, found = c.ProfileLayer(), []
+        for index in range(c.lib.pith_profile_layers(self._pointer)):
+            c.check(c.lib.pith_profile_layer_get(self._pointer, index, ctypes.byref(layer)))
+            found.append(c.text(layer.name))
+        return found
+
+    @property
+    def candidates(self) -> list[str]:
+        """The specs that are measured, in canonical form."""
+        count = c.lib.pith_profile_candidates(self._pointer)
+        return [c.text(c.lib.pith_profile_candidate(self._pointer, i)) for i in range(count)]
+
+    def update(self, layer: str, gradient: Any, **where: Any) -> None:
+        """Measures a gradient with every candidate. With error feedback, give gradient plus residual."""
+        view, ctx = view_of(gradient), context(**where)
+        c.check(
+            c.lib.pith_profile_update(
+                self._pointer, self._number(layer), view.span, ctypes.byref(ctx)
+            )
+        )
+
+    def _number(self, layer: str) -> int:
+        if layer not in self._index:
+            raise ArgumentError(f"there is no layer {layer!r} in this profile")
+        return self._index[layer]
+
+    def reset(self) -> None:
+        """Forgets all samples."""
+        c.lib.pith_profile_reset(self._pointer)
+
+    def mean(self, layer: str, spec: str) -> tuple[float, float]:
+        """Bytes of a payload and squared error, as means over samples."""
+        if spec not in self.candidates:
+            raise ArgumentError(f"{spec} is none of the candidates of this profile")
+        size, error = ctypes.c_double(), ctypes.c_double()
+        place = self.candidates.index(spec)
+        status = c.lib.pith_profile_get(
+            self._pointer, self._number(layer), place, ctypes.byref(size), ctypes.byref(error)
+        )
+        c.check(status)
+        return size.value, error.value
+
+    def plan(
+        self,
+        uniform: str | None = None,
+        *,
+        budget: float = 0.0,
+        method: str = "lgreco",
+        objective: str = "bytes",
+        alpha: float = 1.0,
+        families: str | None = None,
+        ranks: int = 2,
+        bandwidth: float = 0.0,
+        latency: float = 0.0,
+        compute: float = 0.0,
+    ) -> Plan:
+        """The smallest plan (or by the objective "time" the fastest) that loses no more than ``uniform`` does on all layers.
+
+        ``budget``: a sum of squared errors instead. ``families``: names of methods, "q,topk"; "mix" for all. Bytes per second, seconds of
+        an exchange and of the backward pass are for the objective "time".
+        """
+        for what, value, known in (
+            ("method", method, _METHODS),
+            ("objective", objective, _OBJECTIVES),
+        ):
+            if value not in known:
+                raise ArgumentError(f"there is no {what} {value!r}: {', '.join(known)}")
+        cost = c.PlanCost(ctypes.sizeof(c.PlanCost), ranks, latency, bandwidth, compute, None, None)
+        request = c.PlanRequest(
+            size=ctypes.sizeof(c.PlanRequest),
+            method=_METHODS[method],
+            objective=_OBJECTIVES[objective],
+            uniform=uniform.encode() if uniform is not None else None,
+            budget=budget,
+            alpha=alpha,
+            families=families.encode() if families is not None else None,
+            cost=ctypes.pointer(cost),
+        )
+        pointer = ctypes.c_void_p()
+        c.check(c.lib.pith_plan_make(self._pointer, ctypes.byref(request), ctypes.byref(pointer)))
+        try:
+            return Plan._from_json(json.loads(c.text(c.lib.pith_plan_text(pointer))))
+        finally:
+            c.lib.pith_plan_destroy(pointer)

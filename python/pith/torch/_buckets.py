@@ -1,0 +1,45 @@
+"""DDP's buckets, as far as they matter to compression.
+
+DDP hands over gradients bucket by bucket, of 25 MiB unless the user says otherwise: half of a small model has been differentiated before
+anything can leave. What leaves together does not depend on buckets here, so smaller ones change no bit; they only let the exchange begin
+sooner.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torch.nn.parallel import DistributedDataParallel
+
+BUCKET_BYTES = 4 << 20
+_NEEDED = ("_build_params_for_reducer", "_build_debug_param_to_name_mapping", "_ddp_init_helper")
+
+
+def make_smaller(model: DistributedDataParallel) -> bool:
+    """Lets DDP make its buckets again, smaller; not if the user chose their size, or where this torch does it in another way.
+
+    DDP does the same when it is loaded from a file.
+    """
+    config = getattr(model, "_bucket_config", None)
+    if not _is_default(config) or not all(hasattr(model, name) for name in _NEEDED):
+        return False
+    if model.mixed_precision is not None or getattr(model, "_use_python_reducer", False):
+        return False  # there, DDP has done more with its buckets than it would do again
+    model._bucket_config = dataclasses.replace(config, bucket_bytes_cap=BUCKET_BYTES)
+    model.bucket_bytes_cap = BUCKET_BYTES
+    parameters, sparse = model._build_params_for_reducer()
+    names = model._build_debug_param_to_name_mapping(parameters)
+    model._ddp_init_helper(parameters, sparse, names, model.static_graph)
+    if model.static_graph:
+        model.reducer._set_static_graph()
+        model.logger._set_static_graph()
+    return True
+
+
+def _is_default(config: object) -> bool:
+    """Only by default the first bucket is smaller than the others."""
+    if not dataclasses.is_dataclass(config):
+        return False
+    first = getattr(config, "first_bucket_bytes_cap", None)
+    others = getattr(config, "bucket_bytes_cap", None)
+    return first is not None and others is not None and first < others and others > BUCKET_BYTES

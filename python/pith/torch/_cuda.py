@@ -1,0 +1,298 @@
+"""Encoding and decoding on GPUs, for exchanges that a backend of torch makes: the coder of :mod:`._coder` for CUDA tensors.
+
+Kernels are those of the CUDA module, with the CPU's bytes, on the current stream; low rank is torch's matrix products. Everything is
+enqueued: the host waits only where a codec's size varies and must be known.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from .. import _library as c
+from .._codec import Caps, Codec, context
+from .._errors import StateError, UnsupportedError
+from .._tensors import dtype_of
+from ._coder import wire_codec
+from ._layers import Layer
+from ._lowrank import LowRankParcel, Shape, is_low_rank
+
+Tensors = Sequence[torch.Tensor]
+
+
+def _stream(device: torch.device) -> int:
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+def _pointers(tensors: Sequence[torch.Tensor | None]) -> Any:
+    return (ctypes.c_void_p * len(tensors))(*[None if t is None else t.data_ptr() for t in tensors])
+
+
+class CudaState:
+    """What one layer keeps between steps, in device memory."""
+
+    def __init__(self, layer: Layer, codec: Codec, device: torch.device) -> None:
+        self.codec, self.n = codec, layer.n
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._device = device
+        self.kind = codec.parts.split("/")[0].partition(":")[0] if codec.has_memory else ""
+        if self.kind:
+            self.make("memory", layer.n)
+        if self.kind == "dgc":
+            self.make("momentum", layer.n)
+
+    def make(self, name: str, n: int) -> torch.Tensor:
+        """The tensor of that name, zeros at first."""
+        if name not in self.tensors:
+            self.tensors[name] = torch.zeros(n, dtype=torch.float32, device=self._device)
+        return self.tensors[name]
+
+    def get(self, name: str) -> torch.Tensor | None:
+        return self.tensors.get(name)
+
+    def scale(self, factor: float) -> None:
+        for name, tensor in self.tensors.items():
+            if name != "factor":
+                tensor.mul_(factor)
+
+    def save(self) -> dict[str, torch.Tensor]:
+        return {name: tensor.cpu() for name, tensor in self.tensors.items()}
+
+    def load(self, saved: dict[str, torch.Tensor]) -> None:
+        for name, tensor in saved.items():
+            known = self.tensors.get(name)
+            if known is not None and known.numel() != tensor.numel():
+                raise StateError(f"the state has {tensor.numel()} values where the layer has {known.numel()}")
+        for name, tensor in saved.items():
+            if name in self.tensors:
+                self.tensors[name].copy_(tensor)  # it may be a part of a larger one
+            else:
+                self.tensors[name] = tensor.to(self._device).clone()
+
+
+class CudaBucket:
+    """Layers that are cut into a part for each rank and travel together (pith_cuda_bucket_*)."""
+
+    def __init__(
+        self, layers: Sequence[Layer], codecs: Sequence[Codec], states: Sequence[CudaState], coder: CudaCoder
+    ) -> None:
+        self._codecs, self._coder = codecs, coder  # the bucket points to the codecs
+        entries = (c.BucketLayer * len(layers))()
+        for entry, layer, codec in zip(entries, layers, codecs, strict=True):
+            entry.codec, entry.layer, entry.n, entry.dtype = codec._pointer, layer.number, layer.n, dtype_of(layer.dtype)
+        pointer = ctypes.c_void_p()
+        c.check(c.lib.pith_bucket_create(coder.rank, coder.ranks, entries, len(layers), ctypes.byref(pointer)))
+        self._pointer: ctypes.c_void_p | None = pointer
+        self.part_bytes = [c.lib.pith_bucket_bytes(pointer, r) for r in range(coder.ranks)]
+        self._sizes = [self._piece(index)[1] for index in range(len(layers))]
+        self._states = states
+        self._memories = _pointers([state.get("memory") for state in states])
+        self._votes = [Caps.VOTE in codec.caps for codec in codecs]
+        self._results = _pointers([self._result_memory(index) for index in range(len(layers))])
+
+    def __del__(self) -> None:
+        pointer, self._pointer = getattr(self, "_pointer", None), None
+        if pointer is not None:
+            c.lib.pith_bucket_destroy(pointer)
+
+    def _piece(self, index: int) -> tuple[int, int]:
+        first, n = ctypes.c_size_t(), ctypes.c_size_t()
+        c.check(c.lib.pith_bucket_piece(self._pointer, index, self._coder.rank, ctypes.byref(first), ctypes.byref(n)))
+        return first.value, n.value
+
+    def _result_memory(self, index: int) -> torch.Tensor | None:
+        state = self._states[index]
+        return state.make("result", max(1, self._sizes[index])) if state.kind == "ef" else None
+
+    def refresh(self) -> None:
+        """After states were loaded: their tensors are others."""
+        self._memories = _pointers([state.get("memory") for state in self._states])
+        self._results = _pointers([state.get("result") for state in self._states])
+
+    def encode(self, gradients: Tensors, ctx: c.Ctx) -> torch.Tensor:
+        """The parts for all ranks, one after another."""
+        parts = self._coder.buffer(max(1, sum(self.part_bytes)))
+        status = c.lib.pith_cuda_bucket_encode(
+            self._pointer, _pointers(gradients), self._memories, ctypes.byref(ctx), parts.data_ptr(), self._coder.stream
+        )
+        c.check(status)
+        return parts[: sum(self.part_bytes)]
+
+    def reduce(self, received: torch.Tensor, room: int, ctx: c.Ctx) -> torch.Tensor:
+        """The encoded mean of our part, at the start of ``room`` bytes."""
+        sums = self._coder.buffer(max(1, sum(self._sizes)), torch.float32)
+        result = self._coder.buffer(max(1, room))
+        stream, at = self._coder.stream, ctypes.byref(ctx)
+        c.check(c.lib.pith_cuda_bucket_sum(self._pointer, received.data_ptr(), at, sums.data_ptr(), stream))
+        self._average(sums)
+        c.check(c.lib.pith_cuda_bucket_result(self._pointer, sums.data_ptr(), self._results, at, result.data_ptr(), stream))
+        return result[:room]
+
+    def _average(self, sums: torch.Tensor) -> None:
+        if not any(self._votes):
+            sums.mul_(1.0 / self._coder.ranks)
+            return
+        for index, piece in enumerate(sums[: sum(self._sizes)].split(self._sizes)):
+            if self._votes[index]:
+                _vote(piece, self._piece(index)[0])
+            else:
+                piece.mul_(1.0 / self._coder.ranks)
+
+    def decode(self, results: torch.Tensor, gradients: Tensors, ctx: c.Ctx) -> None:
+        status = c.lib.pith_cuda_bucket_decode(
+            self._pointer, results.data_ptr(), ctypes.byref(ctx), _pointers(gradients), self._coder.stream
+        )
+        c.check(status)
+
+
+def _vote(votes: torch.Tensor, first: int) -> None:
+    """The majority; a tie goes to + and − in turn, as on the CPU."""
+    places = torch.arange(first, first + votes.numel(), device=votes.device)
+    ties = 1.0 - 2.0 * (places & 1).float()
+    torch.where(votes == 0, ties, torch.sign(votes), out=votes)
+
+
+class CudaCoder:
+    """For gradients in device memory. Links between GPUs and launches of kernels like larger messages than those between CPUs."""
+
+    block_group, other_group = 32 << 20, 128 << 20
+
+    def __init__(self, device: torch.device, rank: int, ranks: int, seed: int) -> None:
+        c.check(c.lib.pith_cuda_probe(None))
+        self.device, self.rank, self.ranks, self.seed = device, rank, ranks, seed
+        self.side = torch.cuda.Stream(device)  # exchanges run here, beside the backward pass
+        self._parcels: dict[tuple[str, ...], LowRankParcel] = {}
+
+    @property
+    def stream(self) -> int:
+        return _stream(self.device)
+
+    def admit(self, layer: Layer, codec: Codec) -> None:
+        """An error if the layer's codec has no kernels."""
+        if codec.rounds and not is_low_rank(codec):
+            raise UnsupportedError(f"layer {layer.name}: {codec.spec} is not there on GPUs")
+        if not codec.rounds:
+            c.check(c.lib.pith_cuda_supports(codec._pointer))
+
+    # ---- Between the stream that computes and the one that sends
+
+    def lend(self) -> torch.cuda.Event:
+        """Gradients are ready where the caller's stream is now."""
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def borrow(self, ready: torch.cuda.Event) -> None:
+        self.side.wait_event(ready)
+
+    def give_back(self) -> None:
+        """The caller's stream goes on when all means are there."""
+        torch.cuda.current_stream(self.device).wait_stream(self.side)
+
+    def working(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self.side)
+
+    @staticmethod
+    def saved(state: CudaState) -> dict[str, torch.Tensor]:
+        return state.save()
+
+    def buffer(self, n: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+        return torch.empty(n, dtype=dtype, device=self.device)
+
+    def context(self, step: int, layer: Layer | None = None, rank: int | None = None) -> c.Ctx:
+        return context(
+            seed=self.seed,
+            step=step,
+            layer=layer.number if layer else 0,
+            rank=self.rank if rank is None else rank,
+            ranks=self.ranks,
+            rows=layer.rows if layer else 0,
+        )
+
+    # ---- Whole payloads
+
+    def _item(self, codec: Codec, values: torch.Tensor, payload: torch.Tensor, size: torch.Tensor, ctx: c.Ctx) -> Any:
+        return c.CudaItem(
+            codec=codec._pointer.value,
+            dtype=dtype_of(values.dtype),
+            n=values.numel(),
+            values=values.data_ptr(),
+            payload=payload.data_ptr(),
+            size=size.data_ptr(),
+            ctx=ctx,
+        )
+
+    def _workspace(self, item: Any) -> torch.Tensor:
+        return self.buffer(max(1, c.lib.pith_cuda_workspace(ctypes.byref(item), 1)))
+
+    def encode(
+        self, codec: Codec, state: CudaState | None, values: torch.Tensor, out: torch.Tensor, ctx: c.Ctx
+    ) -> int:
+        """Writes the payload to ``out``; how many bytes it took. Waits for that number."""
+        size = self.buffer(1, torch.int64)
+        item = self._item(codec, values, out, size, ctx)
+        for name in ("memory", "momentum") if state is not None else ():
+            kept = state.get(name)  # type: ignore[union-attr]
+            setattr(item, name, None if kept is None else kept.data_ptr())
+        room = self._workspace(item)
+        c.check(c.lib.pith_cuda_encode(ctypes.byref(item), 1, room.data_ptr(), room.numel(), self.stream))
+        return int(size.item()) if Caps.FIXED not in codec.caps else codec.bound(values.numel())
+
+    def decode(self, codec: Codec, payload: torch.Tensor, values: torch.Tensor, add: bool, ctx: c.Ctx) -> None:
+        size = torch.full((1,), payload.numel(), dtype=torch.int64, device=self.device)
+        item = self._item(codec, values, payload, size, ctx)
+        room = self._workspace(item)
+        c.check(
+            c.lib.pith_cuda_decode(ctypes.byref(item), 1, int(add), room.data_ptr(), room.numel(), self.stream)
+        )
+
+    def aggregate(self, codec: Codec, values: torch.Tensor) -> None:
+        if Caps.VOTE in codec.caps:
+            _vote(values, 0)
+        else:
+            values.mul_(1.0 / self.ranks)
+
+    def mean(self, layer: Layer, payloads: Tensors, gradient: torch.Tensor, step: int) -> None:
+        """Decodes the payloads of all ranks, adds them up in f32 in rank order, and divides."""
+        codec = wire_codec(layer)
+        total = gradient if gradient.dtype == torch.float32 else torch.empty_like(gradient, dtype=torch.float32)
+        for rank, payload in enumerate(payloads):
+            self.decode(codec, payload, total, rank > 0, self.context(step, layer, rank))
+        self.aggregate(codec, total)
+        if total is not gradient:
+            gradient.copy_(total)
+
+    # ---- Fixed sizes, in parts
+
+    def state(self, layer: Layer) -> CudaState:
+        codec = wire_codec(layer)
+        self.admit(layer, codec)
+        return CudaState(layer, codec, self.device)
+
+    def bucket(self, layers: Sequence[Layer], states: Sequence[CudaState]) -> CudaBucket:
+        return CudaBucket(layers, [wire_codec(layer) for layer in layers], states, self)
+
+    # ---- Rounds
+
+    def rounds(self, layer: Layer, state: CudaState) -> list[c.Round]:
+        f32 = dtype_of(torch.float32)
+        return [c.Round(dtype=f32, reduce=0, count=count) for count in Shape.of(layer, state.codec).counts()]
+
+    def round_type(self, entry: c.Round) -> torch.dtype:
+        return torch.float32
+
+    def _low_rank(self, parcel: Any) -> LowRankParcel:
+        key = tuple(layer.name for layer in parcel.layers)
+        if key not in self._parcels:
+            self._parcels[key] = LowRankParcel(parcel.layers, parcel.states, self.seed, self.device, self.ranks)
+        return self._parcels[key]
+
+    def produce_all(self, index: int, parcel: Any, buffer: torch.Tensor, counts: Sequence[int]) -> None:
+        self._low_rank(parcel).produce(index, parcel.gradients, buffer)
+
+    def consume_all(self, index: int, parcel: Any, buffer: torch.Tensor, counts: Sequence[int]) -> None:
+        self._low_rank(parcel).consume(index, buffer, parcel.gradients)
