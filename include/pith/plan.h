@@ -175,4 +175,7 @@ PITH_API const char *pith_plan_text(
 #ifdef __cplusplus
 }
 #endif
+
+#include <pith/adapt.h>
+
 #endif

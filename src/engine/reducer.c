@@ -18,13 +18,26 @@ pith_status pith_reducer_create(pith_comm *comm, const char *rules, uint64_t see
   PITH_REQUIRE(r, PITH_ERR_MEMORY, "no memory for a reducer");
   r->comm = comm;
   r->seed = seed;
-  pith_status status = pith_rules_create(rules, &r->rules);
+  char *fixed = NULL;
+  pith_status status = pith__reducer_split(rules, &fixed, &r->adaptive.text);
+  if (status == PITH_OK) {
+    status = pith_rules_create(fixed, &r->rules);
+  }
+  free(fixed);
   if (status != PITH_OK) {
+    free(r->adaptive.text);
     free(r);
     return status;
   }
   *made = r;
   return PITH_OK;
+}
+
+static void release_layer(pith_named *l) {
+  free(l->name);
+  free(l->shape);
+  free(l->debt);
+  pith_state_destroy(l->state);
 }
 
 void pith_reducer_destroy(pith_reducer *r) {
@@ -33,10 +46,10 @@ void pith_reducer_destroy(pith_reducer *r) {
   }
   pith__reducer_drop_flights(r);
   for (size_t i = 0; i < r->count; i++) {
-    free(r->layers[i].name);
-    pith_state_destroy(r->layers[i].state);
+    release_layer(&r->layers[i]);
   }
   free(r->layers);
+  pith__reducer_adapt_fini(r);
   pith_rules_destroy(r->rules);
   free(r);
 }
@@ -70,22 +83,39 @@ static pith_status check_name(const pith_reducer *r, const char *name) {
   return PITH_OK;
 }
 
+/* The last rule has the adaptive spec, if there is one; small layers are exact by default. */
+static int is_adapted(const pith_reducer *r, const pith_named *l) {
+  return r->adaptive.text && l->match.rule + 1 == pith_rules_count(r->rules);
+}
+
 static pith_status fill_layer(const pith_reducer *r, const char *name, const size_t *shape, size_t dimensions, pith_dtype dtype, pith_named *l) {
-  *l = (pith_named){.dtype = dtype, .rows = dimensions > 1 ? shape[0] : 0, .number = pith__hash64(name, strlen(name), 0)};
+  *l = (pith_named){.dtype = dtype,
+                    .rows = dimensions > 1 ? shape[0] : 0,
+                    .number = pith__hash64(name, strlen(name), 0),
+                    .dimensions = dimensions,
+                    .adapted = SIZE_MAX};
   PITH_TRY(shape_size(name, shape, dimensions, &l->n));
   PITH_TRY(pith_rules_find(r->rules, name, dimensions, l->n, &l->match));
   PITH_TRY(pith_state_create(l->match.codec, l->n, l->rows <= l->n ? l->rows : 0, &l->state));
   l->name = strdup(name);
-  if (!l->name) {
-    pith_state_destroy(l->state);
+  l->shape = malloc((dimensions + 1) * sizeof *shape);
+  if (!l->name || !l->shape) {
+    release_layer(l);
     return pith_fail(PITH_ERR_MEMORY, "no memory for layer %s", name);
+  }
+  if (dimensions) {
+    memcpy(l->shape, shape, dimensions * sizeof *shape);
+  }
+  if (is_adapted(r, l)) {
+    l->adapted = 0; /* counted when all layers are there */
+    l->match.reason = r->adaptive.text;
   }
   return PITH_OK;
 }
 
 pith_status pith_reducer_add(pith_reducer *r, const char *name, const size_t *shape, size_t dimensions, pith_dtype dtype, size_t *index) {
   PITH_REQUIRE(r && name && *name && (shape || dimensions == 0), PITH_ERR_ARGUMENT, "pith_reducer_add: a layer needs a name and a shape");
-  PITH_REQUIRE(!r->checked, PITH_ERR_STATE, "layer %s comes too late: the first step has begun", name);
+  PITH_REQUIRE(!r->checked && !r->adaptive.adapter, PITH_ERR_STATE, "layer %s comes too late: the first step has begun", name);
   PITH_REQUIRE(dtype == PITH_F32 || dtype == PITH_F16 || dtype == PITH_BF16, PITH_ERR_ARGUMENT, "layer %s: gradients are f32, f16 or bf16",
                name);
   PITH_REQUIRE(r->count < LAYERS_MOST, PITH_ERR_ARGUMENT, "more than %zu layers", LAYERS_MOST);
@@ -113,6 +143,7 @@ pith_status pith_reducer_scale(pith_reducer *r, float factor) {
   PITH_REQUIRE(r->flight_count == 0 && r->open_count == 0, PITH_ERR_STATE, "a step is under way: finish it before scaling");
   for (size_t i = 0; i < r->count; i++) {
     PITH_TRY(pith_state_scale(r->layers[i].state, factor));
+    pith__debt_scale(&r->layers[i], factor);
   }
   return PITH_OK;
 }
@@ -132,7 +163,8 @@ static pith_status check_rules(const pith_reducer *r) {
 
 /* What all ranks must have in common. */
 static uint64_t summary_of(const pith_reducer *r) {
-  uint64_t hash = r->seed;
+  const char *text = r->adaptive.text ? r->adaptive.text : "";
+  uint64_t hash = pith__hash64(text, strlen(text), r->seed);
   for (size_t i = 0; i < r->count; i++) {
     const pith_named *l = &r->layers[i];
     uint64_t facts[5] = {l->number, l->n, l->rows, (uint64_t)l->dtype, l->match.codec->fingerprint};
@@ -147,6 +179,7 @@ pith_status pith_reducer_check(pith_reducer *r) {
     return PITH_OK;
   }
   PITH_TRY(check_rules(r));
+  PITH_TRY(pith__reducer_adapter_ready(r));
   int ranks = pith_comm_ranks(r->comm);
   uint64_t mine = summary_of(r), *all = calloc((size_t)ranks, sizeof *all);
   PITH_REQUIRE(all, PITH_ERR_MEMORY, "no memory for a reducer");

@@ -3,10 +3,14 @@
  *
  *   reducer.c       its life, its layers, what ranks must agree on
  *   reducer_step.c  a step: operations, and layers joined to one
+ *   reducer_adapt.c adaptive specs: what the adapter sees, and the change to its plans
+ *   reducer_debt.c  residuals of specs that layers do not have any more
  *   reducer_save.c  checkpoints
  */
 #ifndef PITH_ENGINE_REDUCER_H
 #define PITH_ENGINE_REDUCER_H
+
+#include <pith/adapt.h>
 
 #include "engine/comm.h"
 
@@ -15,11 +19,15 @@ typedef struct pith_named {
   char *name;
   uint64_t number; /* from the name: the same on all ranks */
   size_t n, rows;
+  size_t *shape, dimensions;
   pith_dtype dtype;
   pith_match match;
   pith_state *state;
   pith_traffic traffic;
   uint64_t steps, started; /* started: the step it was last started in, plus one */
+  size_t adapted;          /* its place in the adapter; SIZE_MAX: its spec never changes */
+  float *debt;             /* a residual that its spec has no place for: added to the gradients of the next … */
+  uint64_t debt_steps;     /* … so many steps */
 } pith_named;
 
 /* Layers that travel together, or one that travels alone (with no members). */
@@ -37,9 +45,19 @@ typedef struct pith_flight {
 
 #define PITH_OPEN_MOST 8
 
+/* What an adaptive spec needs; all zero without one. */
+typedef struct pith_adaptive {
+  char *text; /* the adaptive spec */
+  pith_adapter *adapter;
+  pith_codec **codec; /* of all specs that layers have had */
+  size_t codecs, room;
+  double begun, ended; /* when the first gradient of this step came, and when the step before ended */
+} pith_adaptive;
+
 struct pith_reducer {
   pith_comm *comm;
-  pith_rules *rules;
+  pith_rules *rules; /* with *=none in place of an adaptive spec */
+  pith_adaptive adaptive;
   uint64_t seed, step;
   int checked;
   pith_named *layers;
@@ -57,5 +75,31 @@ static inline size_t pith__layer_bytes(const pith_named *l) { return l->n * pith
 
 /* Waits for what is under way and drops the rest. */
 void pith__reducer_drop_flights(pith_reducer *r);
+
+/* ---- reducer_adapt.c ---- */
+
+/* Cuts an adaptive spec off a text: *rules is what is left, *adaptive the spec or NULL. Both are the caller's. */
+pith_status pith__reducer_split(const char *text, char **rules, char **adaptive);
+void pith__reducer_adapt_fini(pith_reducer *r);
+
+/* An adapter for the layers there are; the reducer's own, once they are complete. Does not communicate. */
+pith_status pith__reducer_adapter_create(const pith_reducer *r, pith_adapter **adapter);
+pith_status pith__reducer_adapter_ready(pith_reducer *r);
+
+/* A codec that lives as long as the reducer. */
+pith_status pith__reducer_codec(pith_reducer *r, const char *spec, const pith_codec **codec);
+
+/* A gradient has come. */
+pith_status pith__reducer_observe(pith_reducer *r, const pith_named *l, const void *gradient);
+/* All gradients of a step are means. `waited`: when the last one had come. */
+pith_status pith__reducer_adapt(pith_reducer *r, double waited);
+
+/* ---- reducer_debt.c ---- */
+
+/* The state of a layer moves to another codec; what has no place there becomes a debt, and a debt that has one a residual. */
+pith_status pith__debt_move(pith_named *l, const pith_codec *codec, int ranks);
+/* Adds a part of the debt to a gradient. */
+void pith__debt_pay(pith_named *l, void *gradient);
+void pith__debt_scale(pith_named *l, float factor);
 
 #endif

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "codec/codec.h"
 #include "engine/reducer.h"
 #include "engine/submit.h"
@@ -217,6 +218,8 @@ pith_status pith_reducer_start(pith_reducer *r, size_t index, void *gradient) {
   PITH_REQUIRE(gradient || l->n == 0, PITH_ERR_ARGUMENT, "layer %s: the gradient is NULL", l->name);
   PITH_REQUIRE(l->started != r->step + 1, PITH_ERR_STATE, "layer %s was started twice in step %llu", l->name, (unsigned long long)r->step);
   PITH_TRY(pith_reducer_check(r));
+  PITH_TRY(pith__reducer_observe(r, l, gradient));
+  pith__debt_pay(l, gradient);
   PITH_TRY(is_joined(r, l) ? join(r, index, gradient) : send_alone(r, index, gradient));
   l->started = r->step + 1;
   l->steps++;
@@ -242,6 +245,7 @@ static void share_traffic(pith_reducer *r, const pith_flight *f, const pith_traf
 
 pith_status pith_reducer_finish(pith_reducer *r) {
   PITH_REQUIRE(r, PITH_ERR_ARGUMENT, "pith_reducer_finish: reducer must not be NULL");
+  double waited = pith__now();
   pith_status first = pith_reducer_flush(r);
   for (size_t i = 0; i < r->flight_count; i++) {
     pith_flight *f = &r->flights[i];
@@ -256,5 +260,5 @@ pith_status pith_reducer_finish(pith_reducer *r) {
   }
   r->flight_count = 0;
   r->step++;
-  return first;
+  return first == PITH_OK ? pith__reducer_adapt(r, waited) : first;
 }

@@ -14,7 +14,7 @@
 #include "base/size.h"
 #include "plan/profile.h"
 
-enum { PIECE = 16384, TILE = 4096, BINS = 0x8000, KEY_SHIFT = 16, KEY_INF = 0x7f80, LANES = 16 };
+enum { PIECE = 16384, SAMPLE = 4096, TILE = 4096, BINS = 0x8000, KEY_SHIFT = 16, KEY_INF = 0x7f80, LANES = 16 };
 enum { TOPK_RATIO, TOPK_SELECT, TOPK_VALUES, TOPK_SELECT_EXACT = 0, TOPK_VALUES_FP32 = 0, SPARSE_HEAD = 16 };
 enum { FIRST_ITERATIONS = 3 }; /* of low rank when there is no sketch yet: near to where training would be */
 #define TOP_SHARE 0.01
@@ -172,6 +172,7 @@ typedef struct measurement {
   pith_profiled *layer;
   pith_cspan x;
   pith_ctx ctx;
+  size_t piece, stride; /* values of a piece; of `stride` of them one is measured */
   pith_error_table *table;
 } measurement;
 
@@ -182,10 +183,13 @@ static int is_in_pieces(const pith_codec *c) {
   return (c->caps & PITH_CAP_CHUNKED) && PIECE % c->granule == 0 && !is_lossless(c);
 }
 
-static pith_status measure_pieces(measurement *m, workshop *w) {
-  for (size_t at = 0; at < m->x.n; at += PIECE) {
-    size_t n = pith__least(PIECE, m->x.n - at);
+/* Every piece, or one of `stride`: others in other steps and on other ranks, so that all of them are seen by somebody. */
+static pith_status measure_pieces(measurement *m, workshop *w, size_t *measured) {
+  size_t first = m->stride > 1 ? (m->ctx.step + m->ctx.step / 4 + 2 * m->ctx.rank) % m->stride : 0;
+  for (size_t at = m->piece * first; at < m->x.n; at += m->piece * m->stride) {
+    size_t n = pith__least(m->piece, m->x.n - at);
     const float *x = pith__span_load(m->x, at, n, w->loaded);
+    *measured += n;
     pith_ctx ctx = m->ctx;
     ctx.offset = at;
     for (size_t c = 0; c < m->p->candidates; c++) {
@@ -197,9 +201,21 @@ static pith_status measure_pieces(measurement *m, workshop *w) {
   return PITH_OK;
 }
 
+/* From the pieces that were measured to the whole. */
+static void extrapolate(measurement *m, size_t measured) {
+  double factor = measured ? (double)m->x.n / (double)measured : 0;
+  for (size_t c = 0; c < m->p->candidates && measured < m->x.n; c++) {
+    const pith_codec *codec = m->p->codec[c];
+    if (is_in_pieces(codec)) {
+      m->table->error[c] *= factor;
+      m->table->bytes[c] = codec->caps & PITH_CAP_FIXED ? (double)pith_codec_bound(codec, m->x.n) : m->table->bytes[c] * factor;
+    }
+  }
+}
+
 static pith_status measure_in_pieces(measurement *m) {
   workshop w;
-  size_t count = 0;
+  size_t count = 0, measured = 0;
   pith_codec *used[PITH_CANDIDATES_MAX];
   for (size_t c = 0; c < m->p->candidates; c++) {
     if (is_in_pieces(m->p->codec[c])) {
@@ -210,8 +226,9 @@ static pith_status measure_in_pieces(measurement *m) {
     return PITH_OK;
   }
   PITH_TRY(workshop_init(&w, used, count, PIECE));
-  pith_status status = measure_pieces(m, &w);
+  pith_status status = measure_pieces(m, &w, &measured);
   workshop_fini(&w);
+  extrapolate(m, measured);
   return status;
 }
 
@@ -345,10 +362,32 @@ static pith_status measure_all(measurement *m, histogram *h) {
   return measure_rest(m, h);
 }
 
-pith_status pith__error_table(pith_profile *p, size_t layer, pith_cspan x, const pith_ctx *ctx,
+size_t pith__sketch_size(pith_profile *p, size_t layer) {
+  pith_profiled *l = &p->layer[layer];
+  measurement m = {.p = p, .layer = l, .x = {NULL, l->n, PITH_F32}, .ctx = PITH_CTX_INIT};
+  m.ctx.rows = l->shape[0];
+  size_t c = l->fixed ? p->candidates : largest_rank(&m);
+  return c == p->candidates ? 0 : part_size(&m, c);
+}
+
+/* Large layers are sampled: two samples of every rank make up the whole. At least eight pieces. */
+static void choose_samples(measurement *m, size_t ranks) {
+  size_t piece = SAMPLE;
+  for (size_t c = 0; c < m->p->candidates; c++) {
+    const pith_codec *codec = m->p->codec[c];
+    piece = is_in_pieces(codec) && SAMPLE % codec->granule ? PIECE : piece;
+  }
+  size_t pieces = m->x.n / piece;
+  if (pieces >= 16) {
+    m->piece = piece;
+    m->stride = pith__least(2 * pith__most(1, ranks), pieces / 8);
+  }
+}
+
+pith_status pith__error_table(pith_profile *p, size_t layer, pith_cspan x, const pith_ctx *ctx, int sampled,
                               pith_error_table *table) {
   pith_profiled *l = &p->layer[layer];
-  measurement m = {.p = p, .layer = l, .x = x, .ctx = PITH_CTX_INIT, .table = table};
+  measurement m = {.p = p, .layer = l, .x = x, .ctx = PITH_CTX_INIT, .piece = PIECE, .stride = 1, .table = table};
   if (ctx) {
     m.ctx.seed = ctx->seed;
     m.ctx.step = ctx->step;
@@ -358,6 +397,9 @@ pith_status pith__error_table(pith_profile *p, size_t layer, pith_cspan x, const
   m.ctx.ranks = 1;
   m.ctx.gamma = 1;
   m.ctx.rows = l->shape[0];
+  if (sampled) {
+    choose_samples(&m, ctx ? ctx->ranks : 1);
+  }
   histogram *h = calloc(1, sizeof *h);
   PITH_REQUIRE(h, PITH_ERR_MEMORY, "no memory to measure layer %s", l->name);
   memset(table->bytes, 0, p->candidates * sizeof *table->bytes);

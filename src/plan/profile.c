@@ -174,7 +174,7 @@ static void add_table(pith_profile *p, size_t layer, const pith_error_table *tab
   }
 }
 
-pith_status pith_profile_update(pith_profile *p, size_t layer, pith_cspan x, const pith_ctx *ctx) {
+static pith_status update(pith_profile *p, size_t layer, pith_cspan x, const pith_ctx *ctx, int sampled) {
   PITH_REQUIRE(p && layer < p->layers, PITH_ERR_ARGUMENT, "pith_profile_update: there is no layer %zu", layer);
   pith_profiled *l = &p->layer[layer];
   PITH_REQUIRE(x.dtype == PITH_F32 || x.dtype == PITH_F16 || x.dtype == PITH_BF16, PITH_ERR_ARGUMENT,
@@ -186,9 +186,17 @@ pith_status pith_profile_update(pith_profile *p, size_t layer, pith_cspan x, con
   }
   double numbers[2 * PITH_CANDIDATES_MAX];
   pith_error_table table = {.bytes = numbers, .error = numbers + PITH_CANDIDATES_MAX};
-  PITH_TRY(pith__error_table(p, layer, x, ctx, &table));
+  PITH_TRY(pith__error_table(p, layer, x, ctx, sampled, &table));
   add_table(p, layer, &table);
   return PITH_OK;
+}
+
+pith_status pith_profile_update(pith_profile *p, size_t layer, pith_cspan x, const pith_ctx *ctx) {
+  return update(p, layer, x, ctx, 0);
+}
+
+pith_status pith__profile_sample(pith_profile *p, size_t layer, pith_cspan x, const pith_ctx *ctx) {
+  return update(p, layer, x, ctx, 1);
 }
 
 /* ---- Asking ------------------------------------------------------------------------------------------------------ */

@@ -42,9 +42,15 @@ typedef struct pith_error_table {
   double norm, top, *bytes, *error;
 } pith_error_table;
 
-/* Measures all candidates on one gradient: error_table.c. */
-pith_status pith__error_table(pith_profile *p, size_t layer, pith_cspan x, const pith_ctx *ctx,
+/* Measures all candidates on one gradient: error_table.c. `sampled`: block codecs on some blocks of large layers. */
+pith_status pith__error_table(pith_profile *p, size_t layer, pith_cspan x, const pith_ctx *ctx, int sampled,
                               pith_error_table *table);
+
+/* pith_profile_update() by samples of large layers, others for each rank of ctx->ranks and in steps that are 4 apart. */
+pith_status pith__profile_sample(pith_profile *p, size_t layer, pith_cspan x, const pith_ctx *ctx);
+
+/* Bytes of what low rank keeps for a layer; 0: nothing. */
+size_t pith__sketch_size(pith_profile *p, size_t layer);
 
 /* How many values a shape has; PITH_ERR_RANGE if it has too many dimensions or values. `name` is for the message. */
 pith_status pith__shape_count(const char *name, const size_t *shape, size_t dimensions, size_t *n);

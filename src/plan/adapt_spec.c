@@ -1,0 +1,238 @@
+/*
+ * Adaptive specs: "lgreco:q:4,period=200". What follows the name is a spec with its own parameters; options of ours are told from those by
+ * their keys.
+ */
+#include <ctype.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "plan/adapt.h"
+
+enum { PERIOD = 256, PERIOD_LEAST = 32, WARMUP = 20, WARMUP_LEAST = 4 };
+#define COUNT_MOST 1e9
+
+static const char *const names[] = {"auto", "lgreco", "kmeans", "accordion"};
+enum { NAMES = sizeof names / sizeof *names };
+
+/* Places of a text that a piece can go to. */
+typedef struct pieces {
+  char *target; /* the one that the last piece went to */
+  char value[PITH_SPEC_MAX];
+  char alpha[PITH_SPEC_MAX], period[PITH_SPEC_MAX], warmup[PITH_SPEC_MAX], threshold[PITH_SPEC_MAX];
+} pieces;
+
+static int kind_of(const char *spec) {
+  for (int k = 0; k < NAMES; k++) {
+    size_t size = strlen(names[k]);
+    if (!strncmp(spec, names[k], size) && (!spec[size] || spec[size] == ':' || spec[size] == ',')) {
+      return k;
+    }
+  }
+  return -1;
+}
+
+int pith_adapter_is(const char *spec) {
+  while (spec && isspace((unsigned char)*spec)) {
+    spec++;
+  }
+  return spec && kind_of(spec) >= 0;
+}
+
+/* ---- Cutting ----------------------------------------------------------------------------------------------------- */
+
+/* Where the value of an option goes; NULL: it is none of ours. */
+static char *place_of(const char *piece, size_t key, pieces *p, pith_adapt_options *o) {
+  const struct {
+    const char *name;
+    char *place;
+  } known[] = {{"period", p->period}, {"warmup", p->warmup},     {"alpha", p->alpha},
+               {"budget", o->budget}, {"critical", o->critical}, {"threshold", p->threshold}};
+  for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+    if (strlen(known[i].name) == key && !strncmp(piece, known[i].name, key)) {
+      return known[i].place;
+    }
+  }
+  return NULL;
+}
+
+static void append(char *place, const char *text, size_t size) {
+  size_t used = strlen(place);
+  snprintf(place + used, PITH_SPEC_MAX - used, "%s%.*s", used ? "," : "", (int)size, text);
+}
+
+/* A piece between two commas: an option of ours, the second spec of accordion, or more of what came before. */
+static pith_status take_piece(const char *piece, size_t size, pieces *p, pith_adapt_options *o) {
+  size_t key = 0;
+  while (key < size && piece[key] != '=') {
+    key++;
+  }
+  char *place = key < size ? place_of(piece, key, p, o) : NULL;
+  if (place) {
+    PITH_REQUIRE(!*place, PITH_ERR_SPEC, "%s: %.*s comes twice", o->text, (int)key, piece);
+    PITH_REQUIRE(size > key + 1, PITH_ERR_SPEC, "%s: %.*s has no value", o->text, (int)key, piece);
+    p->target = place;
+    append(place, piece + key + 1, size - key - 1);
+  } else if (key == size && o->kind == PITH_ADAPT_ACCORDION && !*o->critical) {
+    p->target = o->critical;
+    append(o->critical, piece, size);
+  } else {
+    PITH_REQUIRE(p->target && key < size, PITH_ERR_SPEC,
+                 "%s: \"%.*s\" is no option; there are period, warmup, alpha, budget, critical and threshold", o->text, (int)size, piece);
+    append(p->target, piece, size);
+  }
+  return PITH_OK;
+}
+
+static pith_status cut(const char *rest, pieces *p, pith_adapt_options *o) {
+  if (*rest == ':') {
+    size_t size = strcspn(++rest, ",");
+    append(o->spec, rest, size);
+    p->target = o->spec;
+    rest += size;
+  }
+  while (*rest == ',') {
+    size_t size = strcspn(++rest, ",");
+    PITH_TRY(take_piece(rest, size, p, o));
+    rest += size;
+  }
+  return PITH_OK;
+}
+
+/* ---- Values ------------------------------------------------------------------------------------------------------ */
+
+static pith_status read_number(const pith_adapt_options *o, const char *key, const char *text, double least, double most, double *number) {
+  char *end;
+  if (!*text) {
+    return PITH_OK;
+  }
+  double value = strtod(text, &end);
+  PITH_REQUIRE(end != text && !*end && isfinite(value) && value >= least && value <= most, PITH_ERR_SPEC,
+               "%s: %s=%s is not a number from %g to %g", o->text, key, text, least, most);
+  *number = value;
+  return PITH_OK;
+}
+
+static pith_status read_count(const pith_adapt_options *o, const char *key, const char *text, size_t least, size_t *count) {
+  double value = (double)*count;
+  PITH_TRY(read_number(o, key, text, (double)least, COUNT_MOST, &value));
+  PITH_REQUIRE(value == floor(value), PITH_ERR_SPEC, "%s: %s=%s is not a whole number", o->text, key, text);
+  *count = (size_t)value;
+  return PITH_OK;
+}
+
+static pith_status read_values(const pieces *p, pith_adapt_options *o) {
+  o->period = PERIOD, o->warmup = WARMUP, o->alpha = 1, o->threshold = 0.5;
+  PITH_TRY(read_count(o, "period", p->period, PERIOD_LEAST, &o->period));
+  PITH_TRY(read_count(o, "warmup", p->warmup, WARMUP_LEAST, &o->warmup));
+  PITH_TRY(read_number(o, "alpha", p->alpha, 1e-6, 1e6, &o->alpha));
+  return read_number(o, "threshold", p->threshold, 1e-6, 1e6, &o->threshold);
+}
+
+/* A spec that layers could have, which loses something: in canonical form. */
+static pith_status settle(const pith_adapt_options *o, const char *what, char *spec) {
+  pith_codec *codec;
+  pith_status status = pith_codec_create(spec, &codec);
+  if (status != PITH_OK) {
+    char reason[512];
+    snprintf(reason, sizeof reason, "%s", pith_error());
+    return pith_fail(status, "%s: the %s: %s", o->text, what, reason);
+  }
+  int exact = pith__codec_is(codec, "none");
+  memcpy(spec, codec->spec, PITH_SPEC_MAX);
+  pith_codec_destroy(codec);
+  PITH_REQUIRE(!exact || !strcmp(what, "critical spec"), PITH_ERR_RANGE, "%s: the %s is none, which loses nothing: there is nothing to share out",
+               o->text, what);
+  return PITH_OK;
+}
+
+/* ---- What fits together ------------------------------------------------------------------------------------------ */
+
+static pith_status check_auto(const pith_adapt_options *o) {
+  PITH_REQUIRE(!*o->spec && !*o->budget && !*o->critical && o->alpha == 1, PITH_ERR_SPEC,
+               "%s: auto chooses specs and budgets by itself; its options are period and warmup", o->text);
+  return PITH_OK;
+}
+
+static pith_status check_specs(pith_adapt_options *o) {
+  int mix = !strcmp(o->spec, "mix");
+  PITH_REQUIRE(*o->spec, PITH_ERR_SPEC, "%s: a spec is missing, as in %s", o->text,
+               o->kind == PITH_ADAPT_ACCORDION ? "accordion:q:4,q:8" : o->kind == PITH_ADAPT_KMEANS ? "kmeans:q:4" : "lgreco:q:4");
+  PITH_REQUIRE(!mix || o->kind == PITH_ADAPT_LGRECO, PITH_ERR_SPEC, "%s: mix is for lgreco", o->text);
+  PITH_REQUIRE(!mix || *o->budget, PITH_ERR_SPEC, "%s: mix needs a budget, as in lgreco:mix,budget=q:4", o->text);
+  PITH_REQUIRE(o->kind != PITH_ADAPT_ACCORDION || *o->critical, PITH_ERR_SPEC,
+               "%s: accordion needs two specs, the second for critical phases, as in accordion:q:4,q:8", o->text);
+  PITH_REQUIRE(o->kind != PITH_ADAPT_ACCORDION || !*o->budget, PITH_ERR_SPEC, "%s: accordion has no budget", o->text);
+  PITH_REQUIRE(o->kind != PITH_ADAPT_KMEANS || !*o->critical, PITH_ERR_SPEC, "%s: kmeans knows no critical phases", o->text);
+  if (!mix) {
+    PITH_TRY(settle(o, "spec", o->spec));
+  }
+  if (!*o->budget) {
+    memcpy(o->budget, o->spec, sizeof o->budget);
+  }
+  PITH_TRY(settle(o, "budget", o->budget));
+  return *o->critical ? settle(o, "critical spec", o->critical) : PITH_OK;
+}
+
+pith_status pith__adapt_parse(const char *text, pith_adapt_options *o) {
+  pieces p = {.target = NULL};
+  memset(o, 0, sizeof *o);
+  PITH_REQUIRE(text, PITH_ERR_ARGUMENT, "an adaptive spec is NULL");
+  text += strspn(text, " \t\r\n");
+  size_t size = strlen(text);
+  while (size && isspace((unsigned char)text[size - 1])) {
+    size--;
+  }
+  PITH_REQUIRE(size < sizeof o->text, PITH_ERR_SPEC, "an adaptive spec has more than %d characters", PITH_SPEC_MAX - 1);
+  memcpy(o->text, text, size);
+  int kind = kind_of(o->text);
+  PITH_REQUIRE(kind >= 0, PITH_ERR_SPEC, "\"%s\" is no adaptive spec; there are auto, lgreco:…, kmeans:… and accordion:…", o->text);
+  o->kind = (pith_adapt_kind)kind;
+  PITH_TRY(cut(o->text + strlen(names[kind]), &p, o));
+  PITH_TRY(read_values(&p, o));
+  return o->kind == PITH_ADAPT_AUTO ? check_auto(o) : check_specs(o);
+}
+
+/* ---- Candidates -------------------------------------------------------------------------------------------------- */
+
+static int is_listed(const char *list, const char *spec) {
+  size_t size = strlen(spec);
+  for (const char *at = list; at; at = strchr(at, ';')) {
+    at += *at == ';';
+    if (!strncmp(at, spec, size) && (at[size] == ';' || !at[size])) {
+      return 1;
+    }
+  }
+  return 0;
+}
+
+static pith_status add(char *text, size_t size, const char *spec) {
+  size_t used = strlen(text);
+  if (!*spec || is_listed(text, spec)) {
+    return PITH_OK;
+  }
+  PITH_REQUIRE(used + strlen(spec) + 2 <= size, PITH_ERR_SPEC, "there are too many candidates");
+  snprintf(text + used, size - used, "%s%s", used ? ";" : "", spec);
+  return PITH_OK;
+}
+
+pith_status pith__adapt_candidates(const pith_adapt_options *o, char *text, size_t size) {
+  *text = 0;
+  if (o->kind == PITH_ADAPT_ACCORDION) {
+    PITH_TRY(add(text, size, o->spec));
+  } else {
+    PITH_TRY(pith_plan_candidates(o->kind == PITH_ADAPT_AUTO ? "mix" : o->spec, text, size));
+  }
+  PITH_TRY(add(text, size, "none"));
+  PITH_TRY(add(text, size, o->budget));
+  return add(text, size, o->critical);
+}
+
+pith_status pith_adapter_check(const char *spec) {
+  pith_adapt_options *o = malloc(sizeof *o);
+  PITH_REQUIRE(o, PITH_ERR_MEMORY, "no memory for an adaptive spec");
+  pith_status status = pith__adapt_parse(spec, o);
+  free(o);
+  return status;
+}

@@ -1,0 +1,221 @@
+/*
+ * How auto chooses: predictions say what is worth trying, step times decide. Pure arithmetic on numbers that all ranks share, so all choose
+ * alike.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "plan/adapt.h"
+
+enum { FIRST_MOST = 4, LATER_MOST = 2, FINALISTS = 3, FINALS = 2 };
+#define NEVER 2.0   /* times slower than the best, by prediction: not tried */
+#define FAMILY 1.6  /* one of every family that is predicted within this */
+#define NEAR 1.1    /* the best are tried again, in turns, if they are within this */
+#define RIVAL 1.05  /* at later plans: a more exact one that may be that much slower is tried, and whatever may be faster */
+#define SLOW 1.33   /* a trial that is that much slower ends early */
+#define SAME 1.02   /* within this, the more exact one wins */
+#define UNKNOWN 1e9 /* seconds of a trial in which nothing was measured */
+#define GRAIN 0.05
+#define LEAST 0.05  /* no prediction is below this share of what is now */
+
+/* ---- Predictions ------------------------------------------------------------------------------------------------- */
+
+/* What the model says, moved so that it is right for the plan in force. */
+static double moved(const pith_adapter *a, size_t slot) {
+  double now = a->s.measures.seconds, wrong = now - a->s.predicted[a->s.base];
+  return fmax(a->s.predicted[slot] + wrong, LEAST * now);
+}
+
+static double bias_of(const pith_adapter *a, size_t slot) { return a->s.bias[slot] > 0 ? a->s.bias[slot] : 1; }
+
+static double expected(const pith_adapter *a, size_t slot) {
+  return slot == a->s.base ? a->s.measures.seconds : moved(a, slot) * bias_of(a, slot);
+}
+
+/* What was learnt fades, so that nothing is dismissed for ever; a change of circumstances makes it worthless. */
+static void fade(pith_adapter *a) {
+  for (size_t i = 0; i < PITH_PLANS; i++) {
+    a->s.bias[i] = a->s.wide ? 1 : sqrt(bias_of(a, i));
+  }
+}
+
+static void learn(pith_adapter *a) {
+  for (size_t i = 0; i < PITH_PLANS; i++) {
+    if (a->s.time[i] > 0 && i != a->s.base) {
+      a->s.bias[i] = a->s.time[i] / moved(a, i);
+    }
+  }
+}
+
+/* ---- What is tried ----------------------------------------------------------------------------------------------- */
+
+static double least_expected(const pith_adapter *a) {
+  double least = expected(a, 0);
+  for (size_t i = 1; i < PITH_PLANS; i++) {
+    least = fmin(least, expected(a, i));
+  }
+  return least;
+}
+
+/* Predictions are coarse: where they differ by less than a grain, the more exact comes first. */
+static int comes_before(const pith_adapter *a, size_t one, size_t other, double least) {
+  double x = floor(expected(a, one) / (GRAIN * least)), y = floor(expected(a, other) / (GRAIN * least));
+  return x != y ? x < y : a->s.error[one] < a->s.error[other];
+}
+
+static void sort_by_expectation(const pith_adapter *a, size_t order[PITH_PLANS]) {
+  double least = least_expected(a);
+  for (size_t i = 0; i < PITH_PLANS; i++) {
+    size_t at = i;
+    for (; at > 0 && comes_before(a, i, order[at - 1], least); at--) {
+      order[at] = order[at - 1];
+    }
+    order[at] = i;
+  }
+}
+
+static int same_specs(const pith_adapter *a, size_t one, size_t other) {
+  return !memcmp(a->plans + one * a->layers, a->plans + other * a->layers, a->layers);
+}
+
+/* Whether a plan is new among those that are tried and the one in force; and whether its family is. */
+static int is_news(const pith_adapter *a, size_t slot, int *new_family) {
+  int news = !same_specs(a, slot, a->s.base);
+  *new_family = pith__plan_slot_family(slot) != pith__plan_slot_family(a->s.base);
+  for (size_t i = 0; i < a->s.tries; i++) {
+    news &= !same_specs(a, slot, a->s.order[i]);
+    *new_family &= pith__plan_slot_family(slot) != pith__plan_slot_family(a->s.order[i]);
+  }
+  return news;
+}
+
+static int is_wanted_first(const pith_adapter *a, double time, double best, int new_family) {
+  return time <= NEVER * best && (a->s.tries < FIRST_MOST || (new_family && time <= FAMILY * best));
+}
+
+static int is_wanted_later(const pith_adapter *a, size_t slot, double time) {
+  int more_exact = a->s.error[slot] < a->s.error[a->s.base];
+  return a->s.tries < LATER_MOST && time < a->s.measures.seconds * (more_exact ? RIVAL : 1);
+}
+
+static void choose_trials(pith_adapter *a) {
+  size_t order[PITH_PLANS];
+  sort_by_expectation(a, order);
+  a->s.tries = 0;
+  for (size_t i = 0; i < PITH_PLANS && a->s.tries < PITH_TRIED_MOST; i++) {
+    int new_family, news = is_news(a, order[i], &new_family);
+    double time = expected(a, order[i]);
+    int wanted = a->s.wide ? is_wanted_first(a, time, least_expected(a), new_family) : is_wanted_later(a, order[i], time);
+    PITH_LOG_INFO("planner: %s is expected to take %.4g s%s", pith__plan_slot_name(order[i]), time,
+                  order[i] == a->s.base ? ", is in force" : wanted && news ? ", is tried" : "");
+    if (wanted && news) {
+      a->s.order[a->s.tries++] = (uint32_t)order[i];
+    }
+  }
+}
+
+/* ---- What stays -------------------------------------------------------------------------------------------------- */
+
+static size_t fastest(const pith_adapter *a, size_t but) {
+  size_t best = PITH_PLANS;
+  for (size_t i = 0; i < PITH_PLANS; i++) {
+    if (i != but && a->s.time[i] > 0 && (best == PITH_PLANS || a->s.time[i] < a->s.time[best])) {
+      best = i;
+    }
+  }
+  return best;
+}
+
+static size_t most_exact(const pith_adapter *a) {
+  size_t best = fastest(a, PITH_PLANS);
+  double limit = SAME * a->s.time[best];
+  for (size_t i = 0; i < PITH_PLANS; i++) {
+    if (a->s.time[i] > 0 && a->s.time[i] <= limit && a->s.error[i] < a->s.error[best]) {
+      best = i;
+    }
+  }
+  return best;
+}
+
+/* Trials are over: the next plan comes a period after this one, when there is something new to look at. */
+static void settle(pith_adapter *a) {
+  uint64_t soonest = a->s.step + 2 * PITH_ADAPT_RING, regular = a->s.planned + a->options.period;
+  size_t chosen = most_exact(a);
+  PITH_LOG_INFO("planner: step %llu: %s stays, %.4g s a step", (unsigned long long)a->s.step, pith__plan_slot_name(chosen), a->s.time[chosen]);
+  learn(a);
+  a->s.trying = a->s.finals = 0;
+  a->s.wide = a->s.moved = 0;
+  a->s.reference = 0;
+  a->s.begun = a->s.step;
+  a->s.target = regular > soonest ? regular : soonest;
+  pith__adapt_switch(a, chosen);
+}
+
+/* How many were faster. */
+static size_t rank_of(const pith_adapter *a, size_t slot) {
+  size_t faster = 0;
+  for (size_t i = 0; i < PITH_PLANS; i++) {
+    faster += a->s.time[i] > 0 && (a->s.time[i] < a->s.time[slot] || (a->s.time[i] == a->s.time[slot] && i < slot));
+  }
+  return faster;
+}
+
+/* Those that are near to the best are tried again, in turns: a machine that is slow for a while is slow for all of them. */
+static int is_close(pith_adapter *a) {
+  double limit = NEAR * a->s.time[fastest(a, PITH_PLANS)];
+  if (a->s.finals == FINALS) {
+    return 0;
+  }
+  a->s.finals++;
+  a->s.tried = a->s.tries = 0;
+  for (size_t i = 0; i < PITH_PLANS; i++) {
+    if (a->s.time[i] > 0 && a->s.time[i] <= limit && rank_of(a, i) < FINALISTS) {
+      a->s.order[a->s.tries++] = (uint32_t)i;
+    }
+  }
+  return a->s.tries > 1;
+}
+
+void pith__trial_next(pith_adapter *a) {
+  if (a->s.tried < a->s.tries || is_close(a)) {
+    pith__adapt_switch(a, a->s.order[a->s.tried]);
+  } else {
+    settle(a);
+  }
+}
+
+void pith__trial_begin(pith_adapter *a) {
+  a->s.wide |= a->s.planned == 0;
+  a->s.planned = a->s.step;
+  a->s.target = 0;
+  a->s.base = a->s.slot;
+  memcpy(a->s.predicted, a->made.predicted, sizeof a->s.predicted);
+  memcpy(a->s.error, a->made.error, sizeof a->s.error);
+  memset(a->s.time, 0, sizeof a->s.time);
+  a->s.time[a->s.slot] = a->s.measures.seconds;
+  fade(a);
+  a->s.tries = a->s.tried = 0;
+  if (a->s.measures.seconds > 0) {
+    choose_trials(a);
+  } else {
+    a->s.time[a->s.slot] = 1; /* nobody measures: everything stays as it is */
+  }
+  a->s.trying = a->s.tries > 0;
+  a->s.finals = a->s.trying ? 0 : FINALS;
+  pith__trial_next(a);
+}
+
+int pith__trial_look(pith_adapter *a, double seconds) {
+  size_t slot = a->s.order[a->s.tried], rival = fastest(a, slot);
+  int over = a->s.step + 1 - a->s.changed >= PITH_TRIAL_STEPS;
+  double before = a->s.time[slot];
+  if (!over && seconds > 0 && rival < PITH_PLANS && seconds <= SLOW * a->s.time[rival]) {
+    return 0;
+  }
+  /* Of two times the lesser is nearer to the truth. */
+  a->s.time[slot] = seconds <= 0 ? UNKNOWN : before > 0 && before < seconds ? before : seconds;
+  PITH_LOG_INFO("planner: step %llu: %s took %.4g s a step", (unsigned long long)a->s.step, pith__plan_slot_name(slot), seconds);
+  a->s.tried++;
+  return 1;
+}

@@ -1,0 +1,93 @@
+/* Adaptive specs: what can be written, and that mistakes are told at once. */
+#include "plan/adapt.h"
+#include "test.h"
+
+static pith_adapt_options o;
+
+TEST(options_follow_the_spec) {
+  CHECK_OK(pith__adapt_parse("lgreco:q:4", &o));
+  CHECK_EQ(o.kind, PITH_ADAPT_LGRECO);
+  CHECK_STR(o.spec, "q:4");
+  CHECK_STR(o.budget, "q:4");
+  CHECK_EQ(o.period, 256);
+  CHECK_EQ(o.warmup, 20);
+  CHECK_OK(pith__adapt_parse("  lgreco:ef/q:4,bucket=256,round=stochastic,period=300,warmup=5,alpha=0.5 ", &o));
+  CHECK_STR(o.spec, "ef/q:4,bucket=256,round=stochastic");
+  CHECK_EQ(o.period, 300);
+  CHECK_EQ(o.warmup, 5);
+  CHECK(o.alpha == 0.5);
+  CHECK_OK(pith__adapt_parse("lgreco:mix,budget=q:4,bucket=256,alpha=2", &o));
+  CHECK_STR(o.spec, "mix");
+  CHECK_STR(o.budget, "q:4,bucket=256");
+  CHECK_OK(pith__adapt_parse("lgreco:q:4,critical=q:8", &o));
+  CHECK_STR(o.critical, "q:8");
+  CHECK_OK(pith__adapt_parse("accordion:q:4,q:8,threshold=0.25", &o));
+  CHECK_STR(o.spec, "q:4");
+  CHECK_STR(o.critical, "q:8");
+  CHECK(o.threshold == 0.25);
+  CHECK_OK(pith__adapt_parse("accordion:q:4,bucket=256,q:8,bucket=128", &o));
+  CHECK_STR(o.spec, "q:4,bucket=256");
+  CHECK_STR(o.critical, "q:8,bucket=128");
+  CHECK_OK(pith__adapt_parse("kmeans:eden:3", &o));
+  CHECK_EQ(o.kind, PITH_ADAPT_KMEANS);
+  CHECK_OK(pith__adapt_parse("auto,period=100", &o));
+  CHECK_EQ(o.kind, PITH_ADAPT_AUTO);
+  CHECK_EQ(o.period, 100);
+}
+
+TEST(adaptive_specs_are_told_from_others) {
+  CHECK(pith_adapter_is("auto") && pith_adapter_is(" lgreco:q:4") && pith_adapter_is("kmeans") && pith_adapter_is("auto,priod=3"));
+  CHECK(!pith_adapter_is("q:4") && !pith_adapter_is("automatic") && !pith_adapter_is("") && !pith_adapter_is(NULL));
+}
+
+static const struct {
+  const char *spec;
+  pith_status status;
+  const char *says;
+} mistakes[] = {
+    {"lgreco", PITH_ERR_SPEC, "a spec is missing"},
+    {"lgreco:", PITH_ERR_SPEC, "a spec is missing"},
+    {"lgreco:q:99", PITH_ERR_RANGE, "lgreco:q:99"},
+    {"lgreco:quantum:4", PITH_ERR_SPEC, "quantum"},
+    {"lgreco:q:4,period=x", PITH_ERR_SPEC, "period=x"},
+    {"lgreco:q:4,period=3", PITH_ERR_SPEC, "from 32"},
+    {"lgreco:q:4,period=40.5", PITH_ERR_SPEC, "whole"},
+    {"lgreco:q:4,warmup=0", PITH_ERR_SPEC, "from 4"},
+    {"lgreco:q:4,period=64,period=65", PITH_ERR_SPEC, "twice"},
+    {"lgreco:q:4,alpha=0", PITH_ERR_SPEC, "alpha"},
+    {"lgreco:q:4,alpha=", PITH_ERR_SPEC, "no value"},
+    {"lgreco:q:4,speed=3", PITH_ERR_SPEC, "speed"},
+    {"lgreco:q:4,fast", PITH_ERR_SPEC, "is no option"},
+    {"lgreco:q:4,budget=none", PITH_ERR_RANGE, "loses nothing"},
+    {"lgreco:none", PITH_ERR_RANGE, "loses nothing"},
+    {"lgreco:mix", PITH_ERR_SPEC, "needs a budget"},
+    {"kmeans:mix,budget=q:4", PITH_ERR_SPEC, "mix is for lgreco"},
+    {"kmeans:q:4,critical=q:8", PITH_ERR_SPEC, "critical"},
+    {"accordion:q:4", PITH_ERR_SPEC, "two specs"},
+    {"accordion:q:4,q:8,budget=q:2", PITH_ERR_SPEC, "no budget"},
+    {"auto:q:4", PITH_ERR_SPEC, "by itself"},
+    {"auto,alpha=2", PITH_ERR_SPEC, "by itself"},
+    {"greedy:q:4", PITH_ERR_SPEC, "no adaptive spec"},
+};
+
+TEST(mistakes_are_told) {
+  for (size_t i = 0; i < sizeof mistakes / sizeof *mistakes; i++) {
+    pith_status status = pith_adapter_check(mistakes[i].spec);
+    CHECK_MSG(status == mistakes[i].status, "%s is \"%s\" (%s)", mistakes[i].spec, pith_status_string(status), pith_error());
+    CHECK_ERROR_SAYS(mistakes[i].says);
+  }
+  CHECK_STATUS(pith_adapter_check(NULL), PITH_ERR_ARGUMENT);
+}
+
+TEST(none_is_always_a_candidate) {
+  static const char *const specs[] = {"auto", "lgreco:q:4", "lgreco:ef/topk:0.01,budget=q:8", "kmeans:ef/powersgd:4", "accordion:q:4,q:8",
+                                      "lgreco:mix,budget=ef/topk:0.02"};
+  for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
+    pith_adapter *a;
+    size_t shape[2] = {64, 64};
+    CHECK_OK(pith_adapter_create(specs[i], &(pith_layer_shape){"fc", shape, 2}, 1, 0, 2, 1, &a));
+    CHECK_STR(pith_adapter_spec(a, 0), "none"); /* warm-up */
+    CHECK(strstr(pith_adapter_reason(a, 0), "warm-up"));
+    pith_adapter_destroy(a);
+  }
+}
