@@ -99,6 +99,7 @@ class CudaItem(Structure):
         ("memory", c_void_p),
         ("momentum", c_void_p),
         ("size", c_void_p),
+        ("part", c_void_p),
         ("ctx", Ctx),
     ]
 
@@ -420,6 +421,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_plan_load": (_STATUS, [c_char_p, POINTER(_P)]),
     "pith_plan_parse": (_STATUS, [Bytes, POINTER(_P)]),
     "pith_plan_text": (c_char_p, [_P]),
+    "pith_state_move": (_STATUS, [_P, _P, c_int, _P, POINTER(c_int)]),
+    "pith_debt_pay": (_STATUS, [_P, c_size_t, Span]),
     "pith_adapter_is": (c_int, [c_char_p]),
     "pith_adapter_check": (_STATUS, [c_char_p]),
     "pith_adapter_create": (
@@ -442,9 +445,15 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_bucket_piece": (_STATUS, [_P, c_size_t, c_int, POINTER(c_size_t), POINTER(c_size_t)]),
     "pith_cuda_probe": (_STATUS, [POINTER(c_char_p)]),
     "pith_cuda_supports": (_STATUS, [_P]),
+    "pith_cuda_part": (c_size_t, [_P, c_size_t, c_size_t]),
+    "pith_cuda_produce": (_STATUS, [POINTER(CudaItem), c_size_t, c_size_t, _P, c_size_t, _P]),
+    "pith_cuda_consume": (_STATUS, [POINTER(CudaItem), c_size_t, c_size_t, _P, c_size_t, _P]),
     "pith_cuda_workspace": (c_size_t, [POINTER(CudaItem), c_size_t]),
     "pith_cuda_encode": (_STATUS, [POINTER(CudaItem), c_size_t, _P, c_size_t, _P]),
     "pith_cuda_decode": (_STATUS, [POINTER(CudaItem), c_size_t, c_int, _P, c_size_t, _P]),
+    "pith_cuda_errors_workspace": (c_size_t, [POINTER(CudaItem), c_size_t]),
+    "pith_cuda_errors": (_STATUS, [POINTER(CudaItem), c_size_t, _P, _P, c_size_t, _P]),
+    "pith_cuda_magnitudes": (_STATUS, [_P, c_int, c_size_t, _P, _P, _P]),
     "pith_cuda_bucket_encode": (
         _STATUS,
         [_P, POINTER(c_void_p), POINTER(c_void_p), POINTER(Ctx), _P, _P],

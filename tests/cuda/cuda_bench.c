@@ -20,9 +20,11 @@ static int compare(const void *a, const void *b) {
   return x < y ? -1 : x > y;
 }
 
-/* What is timed: a call with items, else a copy, else a fill. */
+/* What is timed: a call with items (encoding, decoding, or errors), magnitudes, a copy, else a fill. */
 typedef struct job {
   const pith_cuda_item *items;
+  double *errors;
+  uint64_t *bins;
   size_t count;
   int decode;
   pith_mode mode;
@@ -34,7 +36,11 @@ typedef struct job {
 
 static void start(const job *j) {
   pith_status status = PITH_OK;
-  if (!j->items && !j->from) {
+  if (j->bins) {
+    status = pith_cuda_magnitudes(j->from, PITH_F32, j->bytes / 4, j->bins, j->errors, NULL);
+  } else if (j->errors) {
+    status = pith_cuda_errors(j->items, j->count, j->errors, j->workspace, j->space, NULL);
+  } else if (!j->items && !j->from) {
     gpu_fill(j->to, 0, j->bytes);
   } else if (!j->items) {
     GPU_CHECK(gpu.copy((gpu_address)(uintptr_t)j->to, (gpu_address)(uintptr_t)j->from, j->bytes, NULL));
@@ -172,6 +178,26 @@ static void measure_layers(device *d) {
   print_line("one layer", "q:4, as many values", values + (double)pith_codec_bound(items[0].codec, at), values, seconds(&one), d);
 }
 
+/* What the planner asks: errors of q at eight widths, and magnitudes. */
+static void measure_planning(device *d) {
+  pith_cuda_item items[8];
+  double values = 4.0 * (double)d->n;
+  for (int i = 0; i < 8; i++) {
+    char spec[8];
+    pith_codec *codec;
+    snprintf(spec, sizeof spec, "q:%d", i + 1);
+    pith_codec_create(spec, &codec);
+    items[i] = (pith_cuda_item){.codec = codec, .n = d->n, .values = d->values};
+  }
+  size_t space = pith_cuda_errors_workspace(items, 8);
+  double *numbers = gpu_memory(8 * PITH_CUDA_BINS);
+  uint64_t *bins = gpu_memory(8 * PITH_CUDA_BINS);
+  job errors = {.items = items, .count = 8, .errors = numbers, .workspace = gpu_memory(space), .space = space};
+  job magnitudes = {.bins = bins, .errors = numbers, .from = d->values, .bytes = 4 * d->n};
+  print_line("errors", "q:1 … q:8 together", values, values, seconds(&errors), d);
+  print_line("magnitudes", "", values, values, seconds(&magnitudes), d);
+}
+
 static void measure_copy(device *d) {
   job copy = {.to = d->other, .from = d->values, .bytes = 4 * d->n};
   double time = seconds(&copy);
@@ -218,6 +244,7 @@ int main(int argc, char **argv) {
   if (argc <= 2) {
     measure_layers(&d);
   }
+  measure_planning(&d);
   measure_copy(&d);
   return 0;
 }

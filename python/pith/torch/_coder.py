@@ -97,9 +97,6 @@ class Bucket:
         if pointer is not None:
             c.lib.pith_bucket_destroy(pointer)
 
-    def refresh(self) -> None:
-        """States were loaded; they are still the same objects."""
-
     def encode(self, gradients: Tensors, ctx: c.Ctx) -> torch.Tensor:
         """The parts for all ranks, one after another."""
         parts = torch.empty(max(1, sum(self.part_bytes)), dtype=torch.uint8)
@@ -200,6 +197,23 @@ class CpuCoder:
         """Turns a sum of decoded payloads of all ranks into the mean, or the majority."""
         ctx = self.context(0)
         c.check(c.lib.pith_aggregate(codec._pointer, _span(values), ctypes.byref(ctx)))
+
+    def encode_all(self, parcel: Any) -> list[torch.Tensor]:
+        """The payload of each layer of a parcel."""
+        found = []
+        for layer, state, gradient in zip(parcel.layers, parcel.states, parcel.gradients, strict=True):
+            codec = wire_codec(layer)
+            out = self.buffer(max(1, codec.bound(layer.n)))
+            found.append(out[: self.encode(codec, state, gradient, out, self.context(parcel.step, layer))])
+        return found
+
+    def mean_all(self, parcel: Any, messages: torch.Tensor, sizes: list[list[int]]) -> None:
+        """The mean of each layer, from the message of each rank, which has a payload of so many bytes for each layer."""
+        cut = [
+            message[: sum(row)].split(row) for message, row in zip(messages, sizes, strict=True)
+        ]  # of each rank, of each layer
+        for index, (layer, gradient) in enumerate(zip(parcel.layers, parcel.gradients, strict=True)):
+            self.mean(layer, [payloads[index] for payloads in cut], gradient, parcel.step)
 
     def mean(self, layer: Layer, payloads: Tensors, gradient: torch.Tensor, step: int) -> None:
         """Decodes the payloads of all ranks, adds them up in f32 in rank order, and divides."""

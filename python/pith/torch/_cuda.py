@@ -1,12 +1,13 @@
 """Encoding and decoding on GPUs, for exchanges that a backend of torch makes: the coder of :mod:`._coder` for CUDA tensors.
 
-Kernels are those of the CUDA module, with the CPU's bytes, on the current stream; low rank is torch's matrix products. Everything is
-enqueued: the host waits only where a codec's size varies and must be known.
+Kernels are those of the CUDA module, with the CPU's bytes, on the current stream, all layers of a parcel in one call. Everything is
+enqueued: the host waits only where sizes vary and must be known.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -19,7 +20,6 @@ from .._errors import StateError, UnsupportedError
 from .._tensors import dtype_of
 from ._coder import wire_codec
 from ._layers import Layer
-from ._lowrank import LowRankParcel, Shape, is_low_rank
 
 Tensors = Sequence[torch.Tensor]
 
@@ -44,6 +44,9 @@ class CudaState:
             self.make("memory", layer.n)
         if self.kind == "dgc":
             self.make("momentum", layer.n)
+        part = c.lib.pith_cuda_part(codec._pointer, layer.n, layer.rows)
+        if part:
+            self.make("part", part // 4)
 
     def make(self, name: str, n: int) -> torch.Tensor:
         """The tensor of that name, zeros at first."""
@@ -56,7 +59,7 @@ class CudaState:
 
     def scale(self, factor: float) -> None:
         for name, tensor in self.tensors.items():
-            if name != "factor":
+            if name != "part":
                 tensor.mul_(factor)
 
     def save(self) -> dict[str, torch.Tensor]:
@@ -68,10 +71,7 @@ class CudaState:
             if known is not None and known.numel() != tensor.numel():
                 raise StateError(f"the state has {tensor.numel()} values where the layer has {known.numel()}")
         for name, tensor in saved.items():
-            if name in self.tensors:
-                self.tensors[name].copy_(tensor)  # it may be a part of a larger one
-            else:
-                self.tensors[name] = tensor.to(self._device).clone()
+            self.make(name, tensor.numel()).copy_(tensor)
 
 
 class CudaBucket:
@@ -107,11 +107,6 @@ class CudaBucket:
     def _result_memory(self, index: int) -> torch.Tensor | None:
         state = self._states[index]
         return state.make("result", max(1, self._sizes[index])) if state.kind == "ef" else None
-
-    def refresh(self) -> None:
-        """After states were loaded: their tensors are others."""
-        self._memories = _pointers([state.get("memory") for state in self._states])
-        self._results = _pointers([state.get("result") for state in self._states])
 
     def encode(self, gradients: Tensors, ctx: c.Ctx) -> torch.Tensor:
         """The parts for all ranks, one after another."""
@@ -165,7 +160,6 @@ class CudaCoder:
         c.check(c.lib.pith_cuda_probe(None))
         self.device, self.rank, self.ranks, self.seed = device, rank, ranks, seed
         self.side = torch.cuda.Stream(device)  # exchanges run here, beside the backward pass
-        self._parcels: dict[tuple[str, ...], LowRankParcel] = {}
 
     @property
     def stream(self) -> int:
@@ -173,10 +167,9 @@ class CudaCoder:
 
     def admit(self, layer: Layer, codec: Codec) -> None:
         """An error if the layer's codec has no kernels."""
-        if codec.rounds and not is_low_rank(codec):
-            raise UnsupportedError(f"layer {layer.name}: {codec.spec} is not there on GPUs")
-        if not codec.rounds:
-            c.check(c.lib.pith_cuda_supports(codec._pointer))
+        status = c.lib.pith_cuda_supports(codec._pointer)
+        if status:
+            raise UnsupportedError(f"layer {layer.name}: {c.last_error(status)}")
 
     # ---- Between the stream that computes and the one that sends
 
@@ -213,58 +206,85 @@ class CudaCoder:
             rows=layer.rows if layer else 0,
         )
 
-    # ---- Whole payloads
+    # ---- Many layers in one call
 
-    def _item(self, codec: Codec, values: torch.Tensor, payload: torch.Tensor, size: torch.Tensor, ctx: c.Ctx) -> Any:
-        return c.CudaItem(
+    def _item(self, codec: Codec, state: CudaState | None, values: torch.Tensor, payload: int, size: int, ctx: c.Ctx) -> Any:
+        item = c.CudaItem(
             codec=codec._pointer.value,
             dtype=dtype_of(values.dtype),
             n=values.numel(),
             values=values.data_ptr(),
-            payload=payload.data_ptr(),
-            size=size.data_ptr(),
+            payload=payload,
+            size=size,
             ctx=ctx,
         )
-
-    def _workspace(self, item: Any) -> torch.Tensor:
-        return self.buffer(max(1, c.lib.pith_cuda_workspace(ctypes.byref(item), 1)))
-
-    def encode(
-        self, codec: Codec, state: CudaState | None, values: torch.Tensor, out: torch.Tensor, ctx: c.Ctx
-    ) -> int:
-        """Writes the payload to ``out``; how many bytes it took. Waits for that number."""
-        size = self.buffer(1, torch.int64)
-        item = self._item(codec, values, out, size, ctx)
-        for name in ("memory", "momentum") if state is not None else ():
+        for name in ("memory", "momentum", "part") if state is not None else ():
             kept = state.get(name)  # type: ignore[union-attr]
             setattr(item, name, None if kept is None else kept.data_ptr())
-        room = self._workspace(item)
-        c.check(c.lib.pith_cuda_encode(ctypes.byref(item), 1, room.data_ptr(), room.numel(), self.stream))
-        return int(size.item()) if Caps.FIXED not in codec.caps else codec.bound(values.numel())
+        return item
 
-    def decode(self, codec: Codec, payload: torch.Tensor, values: torch.Tensor, add: bool, ctx: c.Ctx) -> None:
-        size = torch.full((1,), payload.numel(), dtype=torch.int64, device=self.device)
-        item = self._item(codec, values, payload, size, ctx)
-        room = self._workspace(item)
-        c.check(
-            c.lib.pith_cuda_decode(ctypes.byref(item), 1, int(add), room.data_ptr(), room.numel(), self.stream)
-        )
+    def _run(self, function: Any, items: Sequence[Any], *options: Any) -> None:
+        """Enqueues it, with memory that nobody else gets before the stream has come past it."""
+        array = (c.CudaItem * len(items))(*items)
+        room = self.buffer(max(1, c.lib.pith_cuda_workspace(array, len(items))))
+        c.check(function(array, len(items), *options, room.data_ptr(), room.numel(), self.stream))
+
+    # ---- Whole payloads
+
+    def encode_all(self, parcel: Any) -> list[torch.Tensor]:
+        """The payload of each layer. Waits for their sizes where these are not known beforehand."""
+        codecs = [wire_codec(layer) for layer in parcel.layers]
+        bounds = [_aligned(codec.bound(layer.n)) for codec, layer in zip(codecs, parcel.layers, strict=True)]
+        room, sizes = self.buffer(max(1, sum(bounds))), self.buffer(len(codecs), torch.int64)
+        pieces, items = room[: sum(bounds)].split(bounds), []
+        for index, (layer, codec) in enumerate(zip(parcel.layers, codecs, strict=True)):
+            ctx, at = self.context(parcel.step, layer), sizes.data_ptr() + 8 * index
+            payload = pieces[index].data_ptr()
+            items.append(self._item(codec, parcel.states[index], parcel.gradients[index], payload, at, ctx))
+        self._run(c.lib.pith_cuda_encode, items)
+        if all(Caps.FIXED in codec.caps for codec in codecs):
+            used = [codec.bound(layer.n) for codec, layer in zip(codecs, parcel.layers, strict=True)]
+        else:
+            used = sizes.tolist()
+        return [piece[:size] for piece, size in zip(pieces, used, strict=True)]
+
+    def mean_all(self, parcel: Any, messages: torch.Tensor, sizes: list[list[int]]) -> None:
+        """Decodes the payloads of all ranks, adds them up in f32 in rank order, and divides."""
+        totals = [g if g.dtype == torch.float32 else torch.empty_like(g, dtype=torch.float32) for g in parcel.gradients]
+        lengths = torch.tensor(sizes, device=self.device)
+        for rank, row in enumerate(sizes):
+            at, items = messages[rank].data_ptr(), []
+            for index, (layer, total) in enumerate(zip(parcel.layers, totals, strict=True)):
+                ctx, size = self.context(parcel.step, layer, rank), lengths[rank, index].data_ptr()
+                items.append(self._item(wire_codec(layer), None, total, at, size, ctx))
+                at += row[index]
+            self._run(c.lib.pith_cuda_decode, items, int(rank > 0))
+        for layer, total, gradient in zip(parcel.layers, totals, parcel.gradients, strict=True):
+            self.aggregate(wire_codec(layer), total)
+            if total is not gradient:
+                gradient.copy_(total)
 
     def aggregate(self, codec: Codec, values: torch.Tensor) -> None:
+        """Turns a sum of decoded payloads of all ranks into the mean, or the majority."""
         if Caps.VOTE in codec.caps:
             _vote(values, 0)
         else:
             values.mul_(1.0 / self.ranks)
 
-    def mean(self, layer: Layer, payloads: Tensors, gradient: torch.Tensor, step: int) -> None:
-        """Decodes the payloads of all ranks, adds them up in f32 in rank order, and divides."""
-        codec = wire_codec(layer)
-        total = gradient if gradient.dtype == torch.float32 else torch.empty_like(gradient, dtype=torch.float32)
-        for rank, payload in enumerate(payloads):
-            self.decode(codec, payload, total, rank > 0, self.context(step, layer, rank))
-        self.aggregate(codec, total)
-        if total is not gradient:
-            gradient.copy_(total)
+    # ---- One layer, for shards
+
+    def encode(
+        self, codec: Codec, state: CudaState | None, values: torch.Tensor, out: torch.Tensor, ctx: c.Ctx
+    ) -> int:
+        """Writes the payload to ``out``; how many bytes it took. Waits for that number where it varies."""
+        size = self.buffer(1, torch.int64)
+        self._run(c.lib.pith_cuda_encode, [self._item(codec, state, values, out.data_ptr(), size.data_ptr(), ctx)])
+        return codec.bound(values.numel()) if Caps.FIXED in codec.caps else int(size.item())
+
+    def decode(self, codec: Codec, payload: torch.Tensor, values: torch.Tensor, add: bool, ctx: c.Ctx) -> None:
+        size = torch.full((1,), payload.numel(), dtype=torch.int64, device=self.device)
+        item = self._item(codec, None, values, payload.data_ptr(), size.data_ptr(), ctx)
+        self._run(c.lib.pith_cuda_decode, [item], int(add))
 
     # ---- Fixed sizes, in parts
 
@@ -279,20 +299,30 @@ class CudaCoder:
     # ---- Rounds
 
     def rounds(self, layer: Layer, state: CudaState) -> list[c.Round]:
-        f32 = dtype_of(torch.float32)
-        return [c.Round(dtype=f32, reduce=0, count=count) for count in Shape.of(layer, state.codec).counts()]
+        """The factors of the two rounds; of a layer that is not worth factoring, nothing and then its values."""
+        rows = layer.rows or max(1, math.isqrt(layer.n))
+        cols = -(-layer.n // rows)
+        part = state.get("part")
+        rank = part.numel() // (rows + cols) if part is not None else 0
+        counts = (rank * rows, rank * cols) if rank else (0, layer.n)
+        return [c.Round(dtype=dtype_of(torch.float32), reduce=0, count=count) for count in counts]
 
     def round_type(self, entry: c.Round) -> torch.dtype:
         return torch.float32
 
-    def _low_rank(self, parcel: Any) -> LowRankParcel:
-        key = tuple(layer.name for layer in parcel.layers)
-        if key not in self._parcels:
-            self._parcels[key] = LowRankParcel(parcel.layers, parcel.states, self.seed, self.device, self.ranks)
-        return self._parcels[key]
+    def _round(self, function: Any, index: int, parcel: Any, buffer: torch.Tensor, counts: Sequence[int]) -> None:
+        items, at = [], buffer.data_ptr()
+        for layer, state, gradient, count in zip(parcel.layers, parcel.states, parcel.gradients, counts, strict=True):
+            items.append(self._item(state.codec, state, gradient, at, 0, self.context(parcel.step, layer)))
+            at += 4 * count
+        self._run(function, items, index)
 
     def produce_all(self, index: int, parcel: Any, buffer: torch.Tensor, counts: Sequence[int]) -> None:
-        self._low_rank(parcel).produce(index, parcel.gradients, buffer)
+        self._round(c.lib.pith_cuda_produce, index, parcel, buffer, counts)
 
     def consume_all(self, index: int, parcel: Any, buffer: torch.Tensor, counts: Sequence[int]) -> None:
-        self._low_rank(parcel).consume(index, buffer, parcel.gradients)
+        self._round(c.lib.pith_cuda_consume, index, parcel, buffer, counts)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 256) * 256

@@ -251,8 +251,6 @@ class ExchangeEngine:
             state.load(data)
         for state, data in zip(self._states, states, strict=True):
             state.load(data)
-        for bucket in self._buckets.values():
-            bucket.refresh()
         self._step = saved["step"]
 
 

@@ -163,7 +163,7 @@ def rounds(parcel: Parcel) -> Way:
 def whole(parcel: Parcel) -> Way:
     coder = parcel.coder
     ranks = coder.ranks
-    payloads = [_encoded(parcel, index) for index in range(len(parcel.layers))]
+    payloads = coder.encode_all(parcel)
     mine = torch.tensor([payload.numel() for payload in payloads], device=parcel.gradients[0].device)
     sizes = mine.repeat(ranks)
     if not all(Caps.FIXED in wire_codec(layer).caps for layer in parcel.layers):
@@ -174,24 +174,8 @@ def whole(parcel: Parcel) -> Way:
     torch.cat(payloads, out=message[: int(mine.sum())])
     everything = coder.buffer(room * ranks)
     yield _all_gather(everything, message, parcel.group)
-    _add_up(parcel, everything.view(ranks, room), table.tolist())
+    coder.mean_all(parcel, everything.view(ranks, room), table.tolist())
     parcel.account(room * (ranks - 1), mine.tolist())
-
-
-def _encoded(parcel: Parcel, index: int) -> torch.Tensor:
-    coder, layer = parcel.coder, parcel.layers[index]
-    codec, gradient = wire_codec(layer), parcel.gradients[index]
-    out = coder.buffer(max(1, codec.bound(layer.n)))
-    ctx = coder.context(parcel.step, layer)
-    return out[: coder.encode(codec, parcel.states[index], gradient, out, ctx)]
-
-
-def _add_up(parcel: Parcel, messages: torch.Tensor, sizes: list[list[int]]) -> None:
-    cut = [
-        message[: sum(row)].split(row) for message, row in zip(messages, sizes, strict=True)
-    ]  # of each rank, of each layer
-    for index, (layer, gradient) in enumerate(zip(parcel.layers, parcel.gradients, strict=True)):
-        parcel.coder.mean(layer, [payloads[index] for payloads in cut], gradient, parcel.step)
 
 
 # ---- Plain -----------------------------------------------------------------------------------------------------------
