@@ -7,6 +7,7 @@
 #define BATCH_TASKS 64
 #define QUAD_BUCKET 512 /* of encode_quads.cu */
 #define TERN_BUCKET 1280 /* of encode_tern.cu */
+#define SIGN_BUCKET 4096 /* of encode_signs.cu */
 #define DECODE_ITEM 1024 /* values of an item of decode.cu */
 
 struct Batch {
@@ -17,6 +18,7 @@ struct Batch {
 /* Launchers of the kernels; each takes tasks with begin and end set. */
 cudaError_t launch_encode_quads(const Batch &batch, cudaStream_t stream);
 cudaError_t launch_encode_tern(const Batch &batch, cudaStream_t stream);
+cudaError_t launch_encode_signs(const Batch &batch, cudaStream_t stream);
 cudaError_t launch_encode(const Batch &batch, cudaStream_t stream);
 cudaError_t launch_decode(const Batch &batch, bool add, cudaStream_t stream);
 cudaError_t launch_encode_rotated(const Batch &batch, cudaStream_t stream);

@@ -170,3 +170,29 @@ INLINE float lane_greatest(float x) {
 INLINE bool lane_any(bool x) { return (__ballot_sync(FULL, x) >> 16 * half_of_warp() & 0xffffu) != 0; }
 
 INLINE double lane_first(double x) { return __shfl_sync(FULL, x, 0, LANES); }
+
+/* ---- Reductions over a warp; devices before 8.0 have no instruction for them ------------------------------------------ */
+
+template <class Join>
+INLINE uint32_t warp_join(uint32_t x, Join join) {
+  for (int h = 16; h; h /= 2) {
+    x = join(x, __shfl_xor_sync(FULL, x, h));
+  }
+  return x;
+}
+
+#if __CUDA_ARCH__ >= 800
+INLINE uint32_t warp_sum(uint32_t x) { return __reduce_add_sync(FULL, x); }
+INLINE uint32_t warp_most(uint32_t x) { return __reduce_max_sync(FULL, x); }
+INLINE uint32_t warp_or(uint32_t x) { return __reduce_or_sync(FULL, x); }
+#else
+INLINE uint32_t warp_sum(uint32_t x) {
+  return warp_join(x, [](uint32_t a, uint32_t b) { return a + b; });
+}
+INLINE uint32_t warp_most(uint32_t x) {
+  return warp_join(x, [](uint32_t a, uint32_t b) { return a > b ? a : b; });
+}
+INLINE uint32_t warp_or(uint32_t x) {
+  return warp_join(x, [](uint32_t a, uint32_t b) { return a | b; });
+}
+#endif

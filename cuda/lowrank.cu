@@ -141,6 +141,30 @@ INLINE void settle_one(const Factor &f, size_t i) {
   f.memory[i] = is_finite(rest) ? rest : is_finite(p) ? p : 0.0f;
 }
 
+/* The tensor meets the memory, four values of a thread at a time. */
+template <class T>
+INLINE void meet_all(const Factor &f, uint32_t part, uint32_t parts) {
+  const T *given = (const T *)f.given;
+  size_t step = (size_t)parts * THREADS;
+  for (size_t first = (size_t)part * THREADS + threadIdx.x; first < f.n; first += 4 * step) {
+    T g[4];
+    float e[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      bool there = first + j * step < f.n;
+      g[j] = there ? given[first + j * step] : T(0);
+      e[j] = there ? f.memory[first + j * step] : 0.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      float x = sizeof(T) == 4 ? (float)g[j] : f.type == PITH_GPU_F16 ? f16_to_f32((uint16_t)g[j]) : bf16_to_f32((uint16_t)g[j]);
+      if (first + j * step < f.n) {
+        f.memory[first + j * step] = f.beta * e[j] + f.gamma * x;
+      }
+    }
+  }
+}
+
 template <int STEP>
 __global__ void __launch_bounds__(THREADS) step_kernel(const __grid_constant__ Factors batch) {
   uint32_t part, parts;
@@ -149,7 +173,11 @@ __global__ void __launch_bounds__(THREADS) step_kernel(const __grid_constant__ F
   uint8_t *payload = f.payload;
   float *buffer = (float *)payload;
   if (STEP == MEET && f.memory) {
-    each(part, parts, f.n, [&](size_t i) { f.memory[i] = f.beta * f.memory[i] + f.gamma * value_at(f.given, f.type, (uint32_t)i); });
+    if (f.type == PITH_GPU_F32) {
+      meet_all<float>(f, part, parts);
+    } else {
+      meet_all<uint16_t>(f, part, parts);
+    }
   } else if (STEP == SETTLE && f.memory) {
     each(part, parts, f.n, [&](size_t i) { settle_one(f, i); });
   } else if (STEP == FORGET && f.memory && f.keeps == PITH_GPU_KEEP_ALL) {

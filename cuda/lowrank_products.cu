@@ -183,25 +183,21 @@ enum Expand { EXPAND_SET, EXPAND_ADD, EXPAND_OUT };
 
 #define EXPAND_THREADS 256
 #define EXPAND_ROWS 32 /* that a block takes at a time */
+#define EXPAND_TOGETHER 8
 #define HELD 8         /* columns of Q in registers; the others come from the cache */
 
-/* What becomes of a value that is decoded as d. */
+/* What becomes of a value x in whose place d is decoded. */
 template <int HOW, class T>
-INLINE void put_expanded(const Factor &f, T *at, float d) {
+INLINE T expanded(const Factor &f, T x, float d) {
   if (HOW == EXPAND_OUT) {
-    float rest = (float)*at - d;
-    *at = (T)(is_finite(rest) ? rest : 0.0f);
-    return;
+    float rest = (float)x - d;
+    return (T)(is_finite(rest) ? rest : 0.0f);
   }
-  float x = HOW == EXPAND_ADD ? widened(*at, f.type) + d : d;
-  if (sizeof(T) == 4) {
-    *at = (T)x;
-  } else {
-    *at = (T)(f.type == PITH_GPU_F16 ? f32_to_f16(x) : f32_to_bf16(x));
-  }
+  float y = HOW == EXPAND_ADD ? widened(x, f.type) + d : d;
+  return sizeof(T) == 4 ? (T)y : (T)(f.type == PITH_GPU_F16 ? f32_to_f16(y) : f32_to_bf16(y));
 }
 
-/* Sums in the order of columns, nothing fused. */
+/* Sums in the order of columns, nothing fused. Some rows at a time, so that what is there is read ahead of what is written. */
 template <int HOW, class T>
 INLINE void expand_tile(const Factor &f, T *dst, uint32_t col, uint32_t row0, float (*p)[HELD]) {
   uint32_t rows = least(EXPAND_ROWS, f.rows - row0), held = least(HELD, f.rank);
@@ -219,19 +215,35 @@ INLINE void expand_tile(const Factor &f, T *dst, uint32_t col, uint32_t row0, fl
   for (int k = 0; k < HELD; k++) {
     q[k] = k < held ? f.q[(size_t)k * f.cols + col] : 0.0f;
   }
-#pragma unroll 4
-  for (uint32_t r = 0; r < rows; r++) {
-    size_t at = (size_t)(row0 + r) * f.cols + col;
-    float sum = 0.0f;
+  for (uint32_t r0 = 0; r0 < rows; r0 += EXPAND_TOGETHER) {
+    T x[EXPAND_TOGETHER];
+    float sum[EXPAND_TOGETHER];
+    size_t at = (size_t)(row0 + r0) * f.cols + col;
 #pragma unroll
-    for (int k = 0; k < HELD; k++) {
-      sum = k < held ? sum + p[r][k] * q[k] : sum;
+    for (int j = 0; j < EXPAND_TOGETHER; j++) {
+      bool there = HOW != EXPAND_SET && r0 + j < rows && at + (size_t)j * f.cols < f.n;
+      x[j] = there ? dst[at + (size_t)j * f.cols] : T(0);
+    }
+#pragma unroll
+    for (int j = 0; j < EXPAND_TOGETHER; j++) {
+      sum[j] = 0.0f;
+#pragma unroll
+      for (int k = 0; k < HELD; k++) {
+        sum[j] = k < held ? sum[j] + p[(r0 + j) % EXPAND_ROWS][k] * q[k] : sum[j];
+      }
     }
     for (uint32_t k = HELD; k < f.rank; k++) {
-      sum = sum + f.p[(size_t)k * f.rows + row0 + r] * f.q[(size_t)k * f.cols + col];
+      float y = f.q[(size_t)k * f.cols + col];
+#pragma unroll
+      for (int j = 0; j < EXPAND_TOGETHER; j++) {
+        sum[j] = sum[j] + f.p[(size_t)k * f.rows + least(row0 + r0 + j, f.rows - 1)] * y;
+      }
     }
-    if (at < f.n) {
-      put_expanded<HOW>(f, dst + at, sum);
+#pragma unroll
+    for (int j = 0; j < EXPAND_TOGETHER; j++) {
+      if (r0 + j < rows && at + (size_t)j * f.cols < f.n) {
+        dst[at + (size_t)j * f.cols] = expanded<HOW>(f, x[j], sum[j]);
+      }
     }
   }
 }

@@ -19,7 +19,7 @@ static int refuse(cudaError_t error, const char *what, char *text) {
 /* ---- Which kernel ------------------------------------------------------------------------------------------------- */
 
 enum Way { ENCODE, DECODE_SET, DECODE_ADD };
-enum Kernel { QUADS, TERN, PLAIN, ROTATED, KERNELS };
+enum Kernel { QUADS, TERN, SIGNS, PLAIN, ROTATED, KERNELS };
 
 /* Payloads are written in words, those of casts in as many bytes as four values take. */
 static size_t quad_alignment(const Task &t) {
@@ -38,10 +38,14 @@ static bool tern_fits(const Task &t) {
          ((uintptr_t)t.payload & 3) == 0;
 }
 
-/* How many values at the start of a task, pairs of full blocks, a special kernel takes. */
-static uint32_t special(const Task &t, Way way) {
-  bool fits = way == ENCODE && (quads_fit(t) || tern_fits(t));
-  return fits ? t.n / (2 * t.bucket) * (2 * t.bucket) : 0;
+static bool signs_fit(const Task &t) {
+  return t.kind == PITH_WIRE_SIGN && t.choice == PITH_SCALE_MEAN && t.dtype == PITH_GPU_F32 && t.bucket == SIGN_BUCKET && !t.rotation &&
+         t.memory && t.keeps == PITH_GPU_KEEP_LOST && ((uintptr_t)t.payload & 3) == 0;
+}
+
+/* The special kernel that takes pairs of full blocks at the start of a task; PLAIN if there is none. */
+static Kernel special_for(const Task &t, Way way) {
+  return way != ENCODE ? PLAIN : quads_fit(t) ? QUADS : tern_fits(t) ? TERN : signs_fit(t) ? SIGNS : PLAIN;
 }
 
 /* Values first … first + n − 1, which start a block. */
@@ -57,15 +61,15 @@ static Task piece_of(const Task &whole, uint32_t first, uint32_t n) {
 
 /* The part of a task that a kernel takes; n = 0: nothing. */
 static Task part_for(Kernel kernel, Way way, const Task &t) {
-  uint32_t taken = special(t, way);
+  Kernel special = special_for(t, way);
+  uint32_t taken = special == PLAIN ? 0 : t.n / (2 * t.bucket) * (2 * t.bucket);
   switch (kernel) {
-    case QUADS:
-    case TERN:
-      return piece_of(t, 0, (t.kind == PITH_WIRE_TERNGRAD) == (kernel == TERN) ? taken : 0);
     case PLAIN:
       return piece_of(t, taken, t.rotation ? 0 : t.n - taken);
-    default:
+    case ROTATED:
       return piece_of(t, 0, t.rotation ? t.n : 0);
+    default:
+      return piece_of(t, 0, kernel == special ? taken : 0);
   }
 }
 
@@ -86,6 +90,8 @@ static cudaError_t launch(Kernel kernel, Way way, const Batch &batch, cudaStream
       return launch_encode_quads(batch, stream);
     case TERN:
       return launch_encode_tern(batch, stream);
+    case SIGNS:
+      return launch_encode_signs(batch, stream);
     case PLAIN:
       return way == ENCODE ? launch_encode(batch, stream) : launch_decode(batch, way == DECODE_ADD, stream);
     default:

@@ -49,9 +49,17 @@ INLINE void settle_tile(const Task &t, uint32_t first, uint32_t n, Tile tile) {
 INLINE void settle_sixteens(const Task &t, uint32_t first, Tile tile) {
   scale_all(tile.values, 0, t.tile, rotation_scale(1u << t.rotation));
   rotate_out(t, first, tile.values, [&](uint32_t i, float(&d)[LANES]) {
-    float p[LANES];
+    float p[LANES], rest[LANES], poison = 0.0f;
     meet_sixteen(t, i, p);
 #pragma unroll
+    for (int c = 0; c < LANES; c++) {
+      rest[c] = p[c] - d[c];
+      poison = __fmaf_rn(rest[c], 0.0f, poison); /* NaN from the first that is not finite */
+    }
+    if (poison == poison) { /* in few wide stores */
+      put_sixteen(t.memory + i, rest);
+      return;
+    }
     for (int c = 0; c < LANES; c++) {
       settle(t, i + c, p[c], d[c]);
     }

@@ -92,6 +92,7 @@ static Section section_of(const pith_gpu_sparse &task, int side, Cutter &cut) {
   s.select = task.select;
   s.keeps = task.keeps;
   s.side = task.kind == PITH_WIRE_ADAPTIVE ? (uint8_t)(SIDE_POSITIVE + side) : (uint8_t)SIDE_BOTH;
+  s.fused = task.memory && (task.kind == PITH_WIRE_TOPK || task.kind == PITH_WIRE_THRESHOLD);
   s.samples = s.select == PITH_GPU_SELECT_ABOVE ? 0 : samples_of(task.n, s.select);
   cut_section(task, cut, s);
   return s;
@@ -160,6 +161,7 @@ static bool any_of(const Sections &batch, Test test) {
 }
 
 static bool has_memory(const Section &s) { return s.memory != nullptr; }
+static bool meets_before(const Section &s) { return s.memory && !s.fused; }
 static bool gives_up(const Section &s) { return s.memory && s.keeps != PITH_GPU_KEEP_ALL; }
 static bool is_clipped(const Section &s) { return s.clip > 0; }
 static bool is_selected(const Section &s) { return s.select != PITH_GPU_SELECT_ABOVE; }
@@ -169,7 +171,7 @@ static void meet(Runner &runner) {
     runner.together(launch_norm);
   }
   runner.alone(launch_begin);
-  if (any_of(runner.batch, has_memory)) {
+  if (any_of(runner.batch, meets_before)) {
     runner.together(launch_meet);
   }
 }

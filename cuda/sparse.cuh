@@ -69,6 +69,7 @@ struct Section {
   uint32_t begin, end; /* blocks of the launch */
   uint16_t kind;
   uint8_t src_type, type, coding, select, side, keeps;
+  uint8_t fused; /* the scan lets tensor and memory meet */
 };
 
 struct Sections {
@@ -102,6 +103,15 @@ INLINE int32_t key_of(float x, int side) {
 }
 
 INLINE int32_t key_at(const Section &s, uint32_t i) { return key_of(value_at(s.src, s.src_type, i), s.side); }
+
+/* What is sent of values g once it has met the memory, which is told by the caller. */
+INLINE float met(const Section &s, float g, float e, float u, float gamma, float *next_u) {
+  if (s.keeps == PITH_GPU_KEEP_UNSENT) {
+    *next_u = s.beta * u + gamma * g;
+    return e + *next_u;
+  }
+  return s.beta * e + gamma * g;
+}
 
 INLINE bool travels(int32_t cut, uint32_t last, int32_t key, uint32_t place) {
   return key > cut || (key == cut && place <= last);
@@ -328,8 +338,8 @@ INLINE uint32_t walk_open(Walk &walk, const uint32_t *bitmap, uint32_t tile) {
     walk.warps[warp] = sum;
   }
   __syncthreads();
-  uint32_t part = lane < TILE_WORDS / 32 ? walk.warps[lane] : 0, count = __reduce_add_sync(FULL, part);
-  uint32_t at = sum - mine + __reduce_add_sync(FULL, lane < warp ? part : 0);
+  uint32_t part = lane < TILE_WORDS / 32 ? walk.warps[lane] : 0, count = warp_sum(part);
+  uint32_t at = sum - mine + warp_sum(lane < warp ? part : 0);
   for (; word; word &= word - 1) {
     walk.place[at++] = (uint16_t)(32 * threadIdx.x + __ffs((int)word) - 1);
   }

@@ -111,6 +111,8 @@ INLINE Position count_codes(const uint32_t *words, uint32_t piece, uint32_t bits
 
 #define MARKS (PIECE / 4 + 1) /* words: a bit for each place of a piece where a code may end */
 
+#define LISTED 6144 /* places of a block that are listed, to be applied by all threads together */
+
 struct Stream {
   uint32_t words[STREAM_BLOCK / 4 + 2 + RICE_THREADS + 1];
   uint32_t marks[RICE_THREADS][MARKS];
@@ -118,6 +120,10 @@ struct Stream {
   Position before[RICE_THREADS];             /* the position before it */
   uint32_t warps[32];
   uint32_t last; /* the state behind all */
+};
+
+struct Places {
+  uint32_t place[LISTED];
 };
 
 /* The bits of a piece that exist. */
@@ -269,8 +275,47 @@ __global__ void __launch_bounds__(JOIN_THREADS) join_kernel(const __grid_constan
   }
 }
 
+#define APPLY_TOGETHER 8
+
+/* f32 values to f32 tensors: several of a thread are under way together. */
 template <bool ADD>
-INLINE void apply_stream(const Share &share, Stream &stream) {
+INLINE void apply_floats(const Section &s, const Places &list, uint32_t count, const float *values) {
+  float *dst = (float *)s.dst;
+  for (uint32_t first = threadIdx.x; first < count; first += APPLY_TOGETHER * RICE_THREADS) {
+    uint32_t place[APPLY_TOGETHER];
+    float x[APPLY_TOGETHER], before[APPLY_TOGETHER];
+#pragma unroll
+    for (int j = 0; j < APPLY_TOGETHER; j++) {
+      uint32_t i = first + j * RICE_THREADS;
+      place[j] = i < count ? list.place[i] : ~0u;
+      x[j] = i < count ? values[i] : 0.0f;
+      before[j] = ADD && place[j] < s.n ? dst[place[j]] : 0.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < APPLY_TOGETHER; j++) {
+      if (place[j] < s.n) {
+        dst[place[j]] = ADD ? before[j] + x[j] : x[j];
+      }
+    }
+  }
+}
+
+/* Values of one block of a stream. */
+template <bool ADD>
+INLINE void apply_listed(const Section &s, const Places &list, uint32_t rank, uint32_t count, const uint8_t *values) {
+  if (s.type == PITH_GPU_F32 && s.coding == PITH_CODED_FP32 && aligned4(values)) {
+    apply_floats<ADD>(s, list, count, (const float *)values + rank);
+    return;
+  }
+  for (uint32_t i = threadIdx.x; i < count; i += RICE_THREADS) {
+    if (list.place[i] < s.n) {
+      apply_value(s.dst, s.type, list.place[i], get_coded(values, s.coding, rank + i), ADD ? APPLY_ADD : APPLY_SET);
+    }
+  }
+}
+
+template <bool ADD>
+INLINE void apply_stream(const Share &share, Stream &stream, Places &list) {
   const Section &s = share.s;
   Control &c = *s.control;
   uint64_t bytes;
@@ -281,13 +326,15 @@ INLINE void apply_stream(const Share &share, Stream &stream) {
     if (from[1] >= count) {
       break; /* all values are behind us: what follows belongs to the next section */
     }
-    uint32_t bits = piece_bits(bytes, block, threadIdx.x);
+    uint32_t bits = piece_bits(bytes, block, threadIdx.x), start = (uint32_t)from[1];
     load_stream(in, bytes, block, stream);
     find_states(stream, bits, rice);
-    follow(stream, bits, rice, Position{(uint32_t)from[0] & 0xff, (uint32_t)from[1], (uint32_t)(from[0] >> 32)});
+    Position end = follow(stream, bits, rice, Position{(uint32_t)from[0] & 0xff, start, (uint32_t)(from[0] >> 32)});
     run_codes(stream.words, threadIdx.x * PIECE * 8, bits, rice, stream.before[threadIdx.x],
               [&](uint32_t rank, uint32_t place, uint32_t at) {
-                if (rank < count && place < s.n) {
+                if (rank - start < LISTED) {
+                  list.place[rank - start] = place;
+                } else if (rank < count && place < s.n) {
                   apply_value(s.dst, s.type, place, get_coded(values, s.coding, rank), ADD ? APPLY_ADD : APPLY_SET);
                 }
                 if (rank + 1 == count) {
@@ -296,15 +343,18 @@ INLINE void apply_stream(const Share &share, Stream &stream) {
                 return rank < count;
               });
     __syncthreads();
+    apply_listed<ADD>(s, list, start, least(least(end.codes, count) - start, LISTED), values);
+    __syncthreads();
   }
 }
 
 template <bool ADD>
 __global__ void __launch_bounds__(RICE_THREADS) apply_rice_kernel(const __grid_constant__ Sections batch) {
   __shared__ Stream stream;
+  __shared__ Places list;
   Share share = share_of(batch);
   if (share.s.control->coding == PITH_PLACES_RICE) {
-    apply_stream<ADD>(share, stream);
+    apply_stream<ADD>(share, stream, list);
   }
 }
 

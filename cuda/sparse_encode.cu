@@ -53,7 +53,7 @@ struct ValuesTile {
 
 /* Lane b counts how often bit b is set in the gaps of a warp. */
 INLINE uint32_t count_ones(uint32_t gap) {
-  uint32_t bits = 32 - __clz((int)__reduce_or_sync(FULL, gap)), mine = 0, lane = threadIdx.x & 31;
+  uint32_t bits = 32 - __clz((int)warp_or(gap)), mine = 0, lane = threadIdx.x & 31;
   for (uint32_t b = 0; b < bits; b++) {
     uint32_t count = __popc(__ballot_sync(FULL, gap >> b & 1));
     mine = lane == b ? count : mine;
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(THREADS) values_kernel(const __grid_constant__
     for (int h = 16; h; h /= 2) {
       sum += __shfl_xor_sync(FULL, sum, h);
     }
-    most = __reduce_max_sync(FULL, most);
+    most = warp_most(most);
     if ((threadIdx.x & 31) == 0) {
       atomicAdd(&s.control->sum, sum);
       atomicMax(&s.control->most, most);

@@ -83,13 +83,11 @@ __global__ void __launch_bounds__(THREADS) begin_kernel(const __grid_constant__ 
 }
 
 INLINE void meet_one(const Section &s, uint32_t i, float gamma) {
-  float g = value_at(s.given, s.type, i);
-  if (s.keeps == PITH_GPU_KEEP_UNSENT) {
-    float u = s.beta * s.momentum[i] + gamma * g;
+  bool second = s.keeps == PITH_GPU_KEEP_UNSENT;
+  float u = second ? s.momentum[i] : 0.0f;
+  s.memory[i] = met(s, value_at(s.given, s.type, i), s.memory[i], u, gamma, &u);
+  if (second) {
     s.momentum[i] = u;
-    s.memory[i] = s.memory[i] + u;
-  } else {
-    s.memory[i] = s.beta * s.memory[i] + gamma * g;
   }
 }
 
@@ -106,7 +104,7 @@ INLINE bool fours_fit(const Section &s) {
 __global__ void __launch_bounds__(THREADS) meet_kernel(const __grid_constant__ Sections batch) {
   Share share = share_of(batch);
   const Section &s = share.s;
-  if (!s.memory || s.before) {
+  if (!s.memory || s.before || s.fused) {
     return;
   }
   float gamma = s.control->gamma;

@@ -23,12 +23,18 @@
 
 INLINE uint32_t rng(uint32_t key0, uint32_t key1, uint32_t index) { return rng_from(index * RNG_WEYL + key0, key1); }
 
+/* The key of a value that has not met the memory yet. */
+INLINE int32_t key_to_come(const Section &s, uint32_t i) {
+  float u = s.keeps == PITH_GPU_KEEP_UNSENT ? s.momentum[i] : 0.0f;
+  return key_of(met(s, value_at(s.given, s.type, i), s.memory[i], u, s.control->gamma, &u), s.side);
+}
+
 INLINE void draw_sample(const Section &s) {
   uint32_t runs = s.samples / SAMPLE_RUN, stratum = s.n / runs;
   for (uint32_t i = threadIdx.x; i < s.samples; i += SAMPLERS) {
     uint32_t run = i / SAMPLE_RUN;
     uint32_t first = run * stratum + rng(s.key0, s.key1, run) % (stratum - SAMPLE_RUN + 1);
-    s.sample[i] = (uint32_t)key_at(s, first + i % SAMPLE_RUN);
+    s.sample[i] = (uint32_t)(s.fused ? key_to_come(s, first + i % SAMPLE_RUN) : key_at(s, first + i % SAMPLE_RUN));
   }
   __syncthreads();
 }
@@ -218,35 +224,68 @@ INLINE void list_candidates(const Section &s, Stage &stage, Tally &tally, uint32
 INLINE void put_strip(const Section &s, uint32_t first, uint32_t word) {
   uint32_t lane = threadIdx.x & 31, tile = first / TILE;
   s.bitmap[first / 32 + lane] = word;
-  uint32_t count = __reduce_add_sync(FULL, (uint32_t)__popc(word));
-  uint32_t last = __reduce_max_sync(FULL, word ? first + 32 * lane + 32 - __clz((int)word) : 0);
+  uint32_t count = warp_sum((uint32_t)__popc(word));
+  uint32_t last = warp_most(word ? first + 32 * lane + 32 - __clz((int)word) : 0);
   if (lane == 0 && count) {
     atomicAdd(&s.tile_count[tile], count);
     atomicMax(&s.tile_last[tile], last);
   }
 }
 
-/* 1024 values by a warp. Nothing here depends on the values but for the candidates, so that all loads are under way together. */
-template <class T, bool SIDED>
-INLINE void scan_strip(const Section &s, const T *src, uint32_t first, int32_t low, int32_t high, Stage &stage, Tally &tally) {
-  uint32_t lane = threadIdx.x & 31, sure = 0, within = 0;
-  const int dtype = sizeof(T) == 4 ? (int)PITH_GPU_F32 : (int)s.src_type, side = SIDED ? (int)s.side : (int)SIDE_BOTH;
-  bool full = first + STRIP <= s.n;
-  auto key_from = [&](T x) {
-    float value = sizeof(T) == 4 ? (float)x : dtype == PITH_GPU_F16 ? f16_to_f32((uint16_t)x) : bf16_to_f32((uint16_t)x);
-    return key_of(value, side);
-  };
-#pragma unroll 1
-  for (uint32_t at = first + lane, j0 = 0; j0 < 32; j0 += TOGETHER, at += 32 * TOGETHER) {
-    T raw[TOGETHER];
+/* Some values of a lane, 32 apart, from the tensor; those beyond the end are zeros. */
+template <class T, int COUNT>
+INLINE void read_values(const Section &s, const T *src, uint32_t at, bool full, float (&v)[COUNT]) {
+  const int dtype = sizeof(T) == 4 ? (int)PITH_GPU_F32 : (int)s.type;
+  T raw[COUNT];
 #pragma unroll
-    for (int j = 0; j < TOGETHER; j++) {
-      raw[j] = full || at + 32 * j < s.n ? src[at + 32 * j] : T(0);
+  for (int j = 0; j < COUNT; j++) {
+    raw[j] = full || at + 32 * j < s.n ? src[at + 32 * j] : T(0);
+  }
+#pragma unroll
+  for (int j = 0; j < COUNT; j++) {
+    v[j] = sizeof(T) == 4 ? (float)raw[j] : dtype == PITH_GPU_F16 ? f16_to_f32((uint16_t)raw[j]) : bf16_to_f32((uint16_t)raw[j]);
+  }
+}
+
+/* They meet the memory, which keeps what they become. */
+template <int COUNT>
+INLINE void meet_values(const Section &s, float gamma, uint32_t at, bool full, float (&v)[COUNT]) {
+  float e[COUNT], u[COUNT] = {};
+  bool second = s.keeps == PITH_GPU_KEEP_UNSENT;
+  read_values<float>(s, s.memory, at, full, e);
+  if (second) {
+    read_values<float>(s, s.momentum, at, full, u);
+  }
+#pragma unroll
+  for (int j = 0; j < COUNT; j++) {
+    v[j] = met(s, v[j], e[j], u[j], gamma, &u[j]);
+    if (full || at + 32 * j < s.n) {
+      s.memory[at + 32 * j] = v[j];
+      if (second) {
+        s.momentum[at + 32 * j] = u[j];
+      }
+    }
+  }
+}
+
+/* 1024 values by a warp. Nothing here depends on the values but for the candidates, so that many loads are under way together. */
+template <class T, bool SIDED, bool MEETS>
+INLINE void scan_strip(const Section &s, uint32_t first, int32_t low, int32_t high, float gamma, Stage &stage, Tally &tally) {
+  constexpr int COUNT = MEETS ? TOGETHER / 2 : TOGETHER;
+  const T *src = (const T *)(MEETS ? s.given : s.src);
+  const int side = SIDED ? (int)s.side : (int)SIDE_BOTH;
+  uint32_t lane = threadIdx.x & 31, sure = 0, within = 0;
+  bool full = first + STRIP <= s.n;
+#pragma unroll 1
+  for (uint32_t at = first + lane, j0 = 0; j0 < 32; j0 += COUNT, at += 32 * COUNT) {
+    float v[COUNT];
+    read_values<T>(s, src, at, full, v);
+    if (MEETS) {
+      meet_values(s, gamma, at, full, v);
     }
 #pragma unroll
-    for (int j = 0; j < TOGETHER; j++) {
-      int32_t key = key_from(raw[j]);
-      key = full || at + 32 * j < s.n ? key : -2;
+    for (int j = 0; j < COUNT; j++) {
+      int32_t key = full || at + 32 * j < s.n ? key_of(v[j], side) : -2;
       uint32_t above = __ballot_sync(FULL, key > high), hits = __ballot_sync(FULL, key > low);
       tally.equal += key == low;
       tally.most = max(tally.most, key);
@@ -262,7 +301,8 @@ INLINE void scan_strip(const Section &s, const T *src, uint32_t first, int32_t l
   tally.above += __popc(sure);
   put_strip(s, first, sure);
   if (__any_sync(FULL, within != 0)) {
-    list_candidates(s, stage, tally, within, first, [&](uint32_t place) { return key_from(src[place]); });
+    __syncwarp();
+    list_candidates(s, stage, tally, within, first, [&](uint32_t place) { return key_at(s, place); });
   }
 }
 
@@ -309,18 +349,18 @@ INLINE void decide(const Section &s, Control &c) {
   }
 }
 
-template <class T, bool SIDED>
+template <class T, bool SIDED, bool MEETS>
 INLINE void scan(const Share &share, Stage &stage) {
   const Section &s = share.s;
   Control &c = *s.control;
   int32_t low = c.low, high = c.high;
   Tally tally = {0, 0, 0, -2, 0};
   EACH_TILE(tile, share) {
-    scan_strip<T, SIDED>(s, (const T *)s.src, tile * TILE + STRIP * (threadIdx.x / 32), low, high, stage, tally);
+    scan_strip<T, SIDED, MEETS>(s, tile * TILE + STRIP * (threadIdx.x / 32), low, high, c.gamma, stage, tally);
   }
   flush(s, stage, tally);
-  uint32_t above = __reduce_add_sync(FULL, tally.above), equal = __reduce_add_sync(FULL, tally.equal);
-  uint32_t nonzero = __reduce_add_sync(FULL, tally.nonzero);
+  uint32_t above = warp_sum(tally.above), equal = warp_sum(tally.equal);
+  uint32_t nonzero = warp_sum(tally.nonzero);
   bool bad = __any_sync(FULL, tally.most >= (int32_t)INF_BITS);
   if ((threadIdx.x & 31) == 0) {
     atomicAdd(&c.above, above);
@@ -336,11 +376,13 @@ __global__ void __launch_bounds__(THREADS, 2) scan_kernel(const __grid_constant_
   __shared__ Stage stages[WARPS];
   Share share = share_of(batch);
   Stage &stage = stages[threadIdx.x / 32];
-  bool floats = share.s.src_type == PITH_GPU_F32;
-  if (share.s.side == SIDE_BOTH) {
-    floats ? scan<float, false>(share, stage) : scan<uint16_t, false>(share, stage);
+  bool floats = (share.s.fused ? share.s.type : share.s.src_type) == PITH_GPU_F32;
+  if (share.s.fused) {
+    floats ? scan<float, false, true>(share, stage) : scan<uint16_t, false, true>(share, stage);
+  } else if (share.s.side == SIDE_BOTH) {
+    floats ? scan<float, false, false>(share, stage) : scan<uint16_t, false, false>(share, stage);
   } else {
-    floats ? scan<float, true>(share, stage) : scan<uint16_t, true>(share, stage);
+    floats ? scan<float, true, false>(share, stage) : scan<uint16_t, true, false>(share, stage);
   }
   if (last_of(share) && threadIdx.x == 0) {
     decide(share.s, *share.s.control);

@@ -76,6 +76,17 @@ PITH_API size_t pith_adapter_size(pith_adapter *adapter);
 PITH_API pith_status pith_adapter_save(pith_adapter *adapter, pith_out *out);
 PITH_API pith_status pith_adapter_load(pith_adapter *adapter, pith_bytes bytes);
 
+/* ---- Changing a layer's spec -------------------------------------------------------------------------------------- */
+
+/* pith_state_adapt() that loses nothing. debt: n values, zero at first. What the new spec has no place for is added to it, and *owed is then 1; what
+ * is in it joins the new residual, if there is one, and leaves zeros. */
+PITH_API pith_status pith_state_move(pith_state *state, const pith_codec *codec, int ranks, float *debt, int *owed);
+
+/* Adds a part of a debt to a gradient, and takes it off the debt: all of it in `steps` steps, with steps counting down to 1. */
+PITH_API pith_status pith_debt_pay(float *debt, size_t steps, pith_span gradient);
+
+#define PITH_DEBT_STEPS 16 /* so many are gentle enough for optimizers that divide by the size of past gradients */
+
 #ifdef __cplusplus
 }
 #endif

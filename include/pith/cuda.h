@@ -101,7 +101,7 @@ PITH_API pith_status pith_cuda_errors(const pith_cuda_item *items, size_t count,
                                       size_t workspace_size, void *stream);
 
 /* How many values have magnitudes in each of 32,768 bins (the upper bits of |x| as f32: exponent and seven bits of the fraction), and the sum
- * of their squares, up to half a percent in any bin. Both on the device. The squares of the values that top-k leaves out follow from
+ * of their squares, within a percent in any bin. Both on the device. The squares of the values that top-k leaves out follow from
  * these for every k. */
 #define PITH_CUDA_BINS 32768
 PITH_API pith_status pith_cuda_magnitudes(const void *values, pith_dtype dtype, size_t n, uint64_t *counts, double *energies,

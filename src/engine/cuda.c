@@ -1,12 +1,11 @@
 /*
- * GPUs: opens the CUDA module, and turns codecs into tasks that it understands.
+ * GPUs: opens the CUDA module, checks what is asked of it, and hands it tasks (cuda_tasks.c).
  *
  * The module is a shared object of its own, so that this library links to libc alone and one build serves machines with and
  * without GPUs. It knows nothing of specs: a task holds the numbers that a codec's parameters come down to (kernel/formats.h).
  */
 #include <dlfcn.h>
 #include <limits.h>
-#include <math.h>
 #include <pith/cuda.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -14,23 +13,14 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/half.h"
 #include "base/log.h"
-#include "base/rng.h"
-#include "base/size.h"
-#include "codec/codec.h"
-#include "codec/sparse.h"
-#include "kernel/formats.h"
-#include "kernel/kernel.h"
+#include "engine/cuda_tasks.h"
 #include "memory/memory.h"
 
 #define FILE_NAME "libpith_cuda.so"
 #define TEXT 256
 #define TASKS 64       /* handed to the module at a time */
-#define CAST_BUCKET 512 /* casts have no scales: any cut will do */
-#define TILE_VALUES 4096
 #define WORKSPACE_ALIGNMENT 256
-enum { SELECT_EXACT, SELECT_SAMPLED, SELECT_FIT }; /* topk's choices */
 
 /* ---- The module -------------------------------------------------------------------------------------------------- */
 
@@ -127,92 +117,23 @@ pith_status pith_cuda_probe(const char **device) {
   return PITH_OK;
 }
 
-/* ---- From codecs to tasks ---------------------------------------------------------------------------------------- */
-
-static const pith_value *arg(const pith_param *params, const pith_value *values, const char *key) {
-  for (; params->key; params++, values++) {
-    if (strcmp(params->key, key) == 0) {
-      return values;
-    }
-  }
-  return NULL;
-}
-
-static int64_t int_arg(const pith_codec *codec, const char *key, int64_t otherwise) {
-  const pith_value *value = arg(codec->ops->params, codec->args, key);
-  return value ? value->i : otherwise;
-}
-
-static int log2_of(size_t power) { return 63 - __builtin_clzll((unsigned long long)power); }
-
-/* Bits that hold −levels … levels. */
-static int signed_bits(int64_t levels) { return 1 + log2_of((size_t)levels) + 1; }
-
-static void describe_codec(const pith_codec *codec, pith_gpu_task *task) {
-  task->kind = codec->ops->wire_id;
-  task->bits = (uint8_t)int_arg(codec, "bits", 8);
-  task->bucket = (uint32_t)int_arg(codec, "bucket", CAST_BUCKET);
-  task->block_size = (uint32_t)codec->ops->block_bound(codec->args, task->bucket);
-  switch (task->kind) {
-    case PITH_WIRE_Q:
-      task->choice = (uint8_t)int_arg(codec, "round", 0);
-      break;
-    case PITH_WIRE_QSGD:
-      task->levels = (int32_t)int_arg(codec, "levels", 0);
-      task->bits = (uint8_t)signed_bits(task->levels);
-      task->choice = (uint8_t)int_arg(codec, "norm", 0);
-      break;
-    case PITH_WIRE_GQ:
-      task->levels = ((1 << task->bits) - 1) / 2;
-      break;
-    case PITH_WIRE_SIGN:
-      task->choice = (uint8_t)int_arg(codec, "scale", 0);
-      break;
-    case PITH_WIRE_TERNGRAD:
-      task->clip = arg(codec->ops->params, codec->args, "clip")->f;
-      break;
-    default:
-      break;
-  }
-  if (codec->transform) {
-    size_t granule = codec->granule;
-    task->rotation = (uint8_t)log2_of(codec->transform->block(codec->transform_args));
-    task->tile = (uint32_t)(granule < TILE_VALUES ? TILE_VALUES / granule * granule : granule);
-  }
-}
-
-static void describe_memory(const pith_codec *codec, float gamma, pith_gpu_task *task) {
-  task->beta = (float)arg(codec->memory->params, codec->memory_args, "beta")->f;
-  task->keeps = codec->memory->after == PITH_AFTER_SUBTRACT ? PITH_GPU_KEEP_LOST : PITH_GPU_KEEP_ALL;
-  task->gamma = codec->memory->after == PITH_AFTER_SUBTRACT ? gamma : (1.0f - task->beta) * gamma;
-}
-
-static int is_sparse(const pith_codec *codec) {
-  return codec->ops->wire_id >= PITH_WIRE_TOPK && codec->ops->wire_id <= PITH_WIRE_ADAPTIVE;
-}
-
-static int is_block(const pith_codec *codec) {
-  uint32_t needed = PITH_CAP_FIXED | PITH_CAP_CHUNKED;
-  return (codec->caps & needed) == needed && codec->ops->wire_id <= PITH_WIRE_GQ;
-}
-
-static int is_lowrank(const pith_codec *codec) { return codec->ops->wire_id == PITH_WIRE_POWERSGD; }
+/* ---- What is accepted ------------------------------------------------------------------------------------------------ */
 
 pith_status pith_cuda_supports(const pith_codec *codec) {
   PITH_REQUIRE(codec, PITH_ERR_ARGUMENT, "pith_cuda_supports: codec is NULL");
-  PITH_REQUIRE(is_block(codec) || is_sparse(codec) || is_lowrank(codec), PITH_ERR_UNSUPPORTED, "%s: there are no CUDA kernels for %s yet", codec->spec,
+  PITH_REQUIRE(pith__gpu_is_block(codec) || pith__gpu_is_sparse(codec) || pith__gpu_is_lowrank(codec), PITH_ERR_UNSUPPORTED, "%s: there are no CUDA kernels for %s yet", codec->spec,
                codec->ops->name);
   PITH_REQUIRE(!codec->transform || codec->granule <= PITH_GPU_TILE_MAX, PITH_ERR_UNSUPPORTED,
                "%s: rotated granules of %zu values are too large for a GPU's shared memory; up to %d are not", codec->spec,
                codec->granule, PITH_GPU_TILE_MAX);
-  PITH_REQUIRE(!is_sparse(codec) || int_arg(codec, "select", 0) != SELECT_FIT, PITH_ERR_UNSUPPORTED,
+  PITH_REQUIRE(!pith__gpu_is_sparse(codec) || pith__gpu_int_arg(codec, "select", 0) != PITH_TOPK_FIT, PITH_ERR_UNSUPPORTED,
                "%s: select=fit has no CUDA kernel; exact and sampled have", codec->spec);
   return PITH_OK;
 }
 
 static pith_status check_place(const pith_cuda_item *item) {
   const pith_codec *codec = item->codec;
-  if (is_block(codec)) {
+  if (pith__gpu_is_block(codec)) {
     PITH_REQUIRE(item->ctx.offset % codec->granule == 0, PITH_ERR_ARGUMENT,
                  "%s: a piece cannot start at value %llu: pieces start at multiples of %zu", codec->spec,
                  (unsigned long long)item->ctx.offset, codec->granule);
@@ -222,7 +143,7 @@ static pith_status check_place(const pith_cuda_item *item) {
                (unsigned long long)item->ctx.offset);
   PITH_REQUIRE(item->n <= PITH_GPU_WHOLE_VALUES, PITH_ERR_RANGE, "%s: %zu values are too many for one tensor; a GPU takes %u",
                codec->spec, item->n, PITH_GPU_WHOLE_VALUES);
-  PITH_REQUIRE((codec->caps & PITH_CAP_FIXED) || is_lowrank(codec) || item->size, PITH_ERR_ARGUMENT,
+  PITH_REQUIRE((codec->caps & PITH_CAP_FIXED) || pith__gpu_is_lowrank(codec) || item->size, PITH_ERR_ARGUMENT,
                "%s: payloads vary in size, and item.size is NULL", codec->spec);
   return PITH_OK;
 }
@@ -248,184 +169,13 @@ static pith_status check_item(const pith_cuda_item *item, int encode) {
   return check_place(item);
 }
 
-/* The first `first` values are done: the next task of an item. Keys change where an index outgrows 32 bits, and tasks end there. */
-static size_t next_task(const pith_cuda_item *item, int encode, size_t first, pith_gpu_task *task) {
-  const pith_codec *codec = item->codec;
-  uint64_t index = item->ctx.offset + first, border = ((index >> 32) + 1) << 32;
-  size_t granule = codec->granule, most = PITH_GPU_TASK_VALUES / granule * granule;
-  size_t to_border = (size_t)((border - index + granule - 1) / granule * granule);
-  size_t n = pith__least(item->n - first, pith__least(most, to_border));
-  pith_ctx ctx = item->ctx;
-  pith_key round = pith__rng_key(&ctx, PITH_DOMAIN_ROUND, index), rotate = pith__rng_key(&ctx, PITH_DOMAIN_ROTATE, index);
-  *task = (pith_gpu_task){
-      .values = (uint8_t *)item->values + first * pith_dtype_size(item->dtype),
-      .payload = (uint8_t *)item->payload + pith_codec_bound(codec, first),
-      .n = (uint32_t)n,
-      .index = (uint32_t)index,
-      .key0 = round.k0,
-      .key1 = round.k1,
-      .rotate0 = rotate.k0,
-      .rotate1 = rotate.k1,
-      .dtype = (uint8_t)item->dtype,
-  };
-  describe_codec(codec, task);
-  if (encode && codec->memory) {
-    task->memory = item->memory + first;
-    describe_memory(codec, ctx.gamma != 0 ? ctx.gamma : 1.0f, task);
-  }
-  return n;
-}
-
-/* ---- Sparsifiers ------------------------------------------------------------------------------------------------------- */
-
-/* topk's share of a step: see src/codec/topk.c. */
-static double ratio_at(const pith_codec *codec, uint64_t step) {
-  double ratio = arg(codec->ops->params, codec->args, "ratio")->f;
-  uint64_t warmup = (uint64_t)int_arg(codec, "warmup", 0);
-  return step >= warmup ? ratio : fmax(ratio, pow(0.25, 1 + floor(4.0 * (double)step / (double)warmup)));
-}
-
-/* The bits of the least float that is not below v. */
-static uint32_t cut_at(double v) {
-  float cut = (float)v;
-  return pith__bits_of((double)cut < v ? nextafterf(cut, INFINITY) : cut);
-}
-
-static void describe_topk(const pith_cuda_item *item, pith_gpu_sparse *task) {
-  task->k = (uint32_t)pith__ratio_count(ratio_at(item->codec, item->ctx.step), item->n);
-  int sampled = int_arg(item->codec, "select", 0) == SELECT_SAMPLED;
-  task->select = sampled ? PITH_GPU_SELECT_SAMPLED : PITH_GPU_SELECT_EXACT;
-  task->most = sampled && task->k <= task->n / 2 ? 2 * task->k : sampled ? task->n : task->k;
-  if (task->k == task->n) { /* all of them are above nothing */
-    task->select = PITH_GPU_SELECT_ABOVE;
-  }
-}
-
-static void describe_randomk(const pith_cuda_item *item, pith_gpu_sparse *task) {
-  const pith_ctx *ctx = &item->ctx;
-  task->k = task->most = (uint32_t)pith__ratio_count(arg(item->codec->ops->params, item->codec->args, "ratio")->f, item->n);
-  task->factor = int_arg(item->codec, "unbiased", 0) ? (float)((double)item->n / (double)task->k) : 1.0f;
-  for (unsigned round = 0; round < PITH_PERMUTE_ROUNDS; round++) {
-    pith_key key = pith__rng_key_of(ctx->seed, ctx->step, ctx->layer, 0, PITH_DOMAIN_SELECT, round);
-    task->permute[2 * round] = key.k0;
-    task->permute[2 * round + 1] = key.k1;
-  }
-}
-
-static void describe_sparsifier(const pith_cuda_item *item, pith_gpu_sparse *task) {
-  switch (task->kind) {
-    case PITH_WIRE_TOPK:
-      describe_topk(item, task);
-      break;
-    case PITH_WIRE_RANDOMK:
-      describe_randomk(item, task);
-      break;
-    case PITH_WIRE_THRESHOLD:
-      task->select = PITH_GPU_SELECT_ABOVE;
-      task->most = task->n;
-      task->cut = cut_at(arg(item->codec->ops->params, item->codec->args, "v")->f);
-      break;
-    default:
-      task->ratio = arg(item->codec->ops->params, item->codec->args, "ratio")->f;
-      task->coding = PITH_CODED_MEAN;
-  }
-}
-
-static void describe_whole_memory(const pith_cuda_item *item, pith_gpu_sparse *task) {
-  const pith_memory_ops *memory = item->codec->memory;
-  const pith_value *values = item->codec->memory_args;
-  float gamma = item->ctx.gamma != 0 ? item->ctx.gamma : 1.0f;
-  task->memory = item->memory;
-  if (memory->after != PITH_AFTER_CLEAR) {
-    pith_gpu_task same = {0};
-    describe_memory(item->codec, gamma, &same);
-    task->beta = same.beta;
-    task->gamma = same.gamma;
-    task->keeps = same.keeps;
-    return;
-  }
-  task->momentum = item->momentum;
-  task->beta = (float)arg(memory->params, values, "momentum")->f;
-  task->gamma = gamma;
-  task->clip = arg(memory->params, values, "clip")->f / sqrt(item->ctx.ranks ? (double)item->ctx.ranks : 1.0);
-  task->keeps = PITH_GPU_KEEP_UNSENT;
-}
-
-static pith_gpu_sparse sparse_task(const pith_cuda_item *item, int encode) {
-  pith_key sample = pith__rng_key(&item->ctx, PITH_DOMAIN_SAMPLE, 0);
-  pith_gpu_sparse task = {
-      .values = item->values,
-      .payload = item->payload,
-      .size = item->size,
-      .capacity = pith_codec_bound(item->codec, item->n),
-      .n = (uint32_t)item->n,
-      .key0 = sample.k0,
-      .key1 = sample.k1,
-      .kind = item->codec->ops->wire_id,
-      .dtype = (uint8_t)item->dtype,
-      .coding = (uint8_t)int_arg(item->codec, "values", 0),
-  };
-  describe_sparsifier(item, &task);
-  if (encode && item->codec->memory) {
-    describe_whole_memory(item, &task);
-  }
-  return task;
-}
+/* ---- Calls ------------------------------------------------------------------------------------------------------- */
 
 /* The keys of the sampler and the memory do not change what is needed; the step may, by way of topk's warm-up. */
 static size_t sparse_space(const pith_cuda_module *gpu, const pith_cuda_item *item) {
-  pith_gpu_sparse task = sparse_task(item, item->codec->memory != NULL);
+  pith_gpu_sparse task = pith__gpu_sparse_task(item, item->codec->memory != NULL);
   return gpu->sparse_space(&task);
 }
-
-/* ---- Low rank ---------------------------------------------------------------------------------------------------------- */
-
-/* As src/codec/powersgd.c: a matrix that is not worth factoring has no part. */
-size_t pith_cuda_part(const pith_codec *codec, size_t n, size_t rows) {
-  return codec && codec->ops->part_size ? codec->ops->part_size(codec->args, n, rows) : 0;
-}
-
-static size_t near_square(size_t n) {
-  size_t side = (size_t)sqrt((double)n);
-  return side ? side : 1;
-}
-
-/* What a column's key begins with: pith__rng_key_of(). */
-static uint64_t hash_of(const pith_ctx *ctx) {
-  uint64_t h = pith__mix64(ctx->seed + 0x9e3779b97f4a7c15u);
-  h = pith__mix64(h ^ pith__mix64(ctx->step + 0x3c6ef372fe94f82au));
-  return pith__mix64(h ^ pith__mix64(ctx->layer + 0xdaa66d2c7ddf743fu));
-}
-
-static pith_gpu_lowrank lowrank_task(const pith_cuda_item *item, int memory) {
-  const pith_ctx *ctx = &item->ctx;
-  size_t rows = ctx->rows && ctx->rows <= item->n ? (size_t)ctx->rows : near_square(item->n);
-  pith_gpu_lowrank task = {
-      .values = item->values,
-      .payload = item->payload,
-      .size = item->size,
-      .part = item->part,
-      .hash = hash_of(ctx),
-      .n = (uint32_t)item->n,
-      .rows = (uint32_t)rows,
-      .cols = (uint32_t)((item->n + rows - 1) / rows),
-      .rank = (uint32_t)int_arg(item->codec, "rank", 1),
-      .factor = 1.0f / (float)(ctx->ranks ? ctx->ranks : 1),
-      .dtype = (uint8_t)item->dtype,
-      .dense = pith_cuda_part(item->codec, item->n, (size_t)ctx->rows) == 0,
-  };
-  if (memory && item->codec->memory) {
-    pith_gpu_task same = {0};
-    describe_memory(item->codec, ctx->gamma != 0 ? ctx->gamma : 1.0f, &same);
-    task.memory = item->memory;
-    task.beta = same.beta;
-    task.gamma = same.gamma;
-    task.keeps = same.keeps;
-  }
-  return task;
-}
-
-/* ---- Calls ------------------------------------------------------------------------------------------------------- */
 
 typedef enum way { ENCODE, DECODE_SET, DECODE_ADD } way;
 
@@ -441,8 +191,8 @@ static pith_status run_blocks(const pith_cuda_module *gpu, const pith_cuda_item 
   pith_gpu_task tasks[TASKS];
   size_t used = 0;
   for (size_t i = 0; i < count; i++) {
-    for (size_t first = 0; is_block(items[i].codec) && first < items[i].n;) {
-      first += next_task(&items[i], how == ENCODE, first, &tasks[used++]);
+    for (size_t first = 0; pith__gpu_is_block(items[i].codec) && first < items[i].n;) {
+      first += pith__gpu_next_task(&items[i], how == ENCODE, first, &tasks[used++]);
       if (used == TASKS) {
         PITH_TRY(hand_over(gpu, tasks, used, how, stream));
         used = 0;
@@ -462,7 +212,7 @@ static pith_status hand_over_sparse(const pith_cuda_module *gpu, const pith_gpu_
 
 /* An item without values still has a payload, unless its size is fixed: that of no values. */
 static int has_work(const pith_cuda_item *item) {
-  return is_sparse(item->codec) && (item->n || (item->payload && !(item->codec->caps & PITH_CAP_FIXED)));
+  return pith__gpu_is_sparse(item->codec) && (item->n || (item->payload && !(item->codec->caps & PITH_CAP_FIXED)));
 }
 
 static pith_status run_sparse(const pith_cuda_module *gpu, const pith_cuda_item *items, size_t count, way how, uint8_t *space,
@@ -473,7 +223,7 @@ static pith_status run_sparse(const pith_cuda_module *gpu, const pith_cuda_item 
     if (!has_work(&items[i])) {
       continue;
     }
-    tasks[used] = sparse_task(&items[i], how == ENCODE);
+    tasks[used] = pith__gpu_sparse_task(&items[i], how == ENCODE);
     tasks[used++].space = space;
     space += sparse_space(gpu, &items[i]);
     if (used == TASKS) {
@@ -490,8 +240,8 @@ static pith_status run_lowrank(const pith_cuda_module *gpu, const pith_cuda_item
   char text[TEXT];
   size_t used = 0;
   for (size_t i = 0; i <= count; i++) {
-    if (i < count && is_lowrank(items[i].codec)) {
-      tasks[used] = lowrank_task(&items[i], what != PITH_GPU_LOWRANK_SET && what != PITH_GPU_LOWRANK_ADD);
+    if (i < count && pith__gpu_is_lowrank(items[i].codec)) {
+      tasks[used] = pith__gpu_lowrank_task(&items[i], what != PITH_GPU_LOWRANK_SET && what != PITH_GPU_LOWRANK_ADD);
       tasks[used].space = space;
       space += gpu->lowrank_space(&tasks[used++]);
     }
@@ -506,7 +256,7 @@ static pith_status run_lowrank(const pith_cuda_module *gpu, const pith_cuda_item
 static size_t sparse_spaces(const pith_cuda_module *gpu, const pith_cuda_item *items, size_t count) {
   size_t size = 0;
   for (size_t i = 0; i < count; i++) {
-    size += is_sparse(items[i].codec) ? sparse_space(gpu, &items[i]) : 0;
+    size += pith__gpu_is_sparse(items[i].codec) ? sparse_space(gpu, &items[i]) : 0;
   }
   return size;
 }
@@ -518,10 +268,10 @@ size_t pith_cuda_workspace(const pith_cuda_item *items, size_t count) {
     if (pith_cuda_supports(items[i].codec) != PITH_OK || items[i].n > PITH_GPU_WHOLE_VALUES) {
       continue; /* the call itself will say so */
     }
-    if (is_sparse(items[i].codec) && get_module(&gpu) == PITH_OK) {
+    if (pith__gpu_is_sparse(items[i].codec) && get_module(&gpu) == PITH_OK) {
       size += sparse_space(gpu, &items[i]);
-    } else if (is_lowrank(items[i].codec) && get_module(&gpu) == PITH_OK) {
-      pith_gpu_lowrank task = lowrank_task(&items[i], 0);
+    } else if (pith__gpu_is_lowrank(items[i].codec) && get_module(&gpu) == PITH_OK) {
+      pith_gpu_lowrank task = pith__gpu_lowrank_task(&items[i], 0);
       size += gpu->lowrank_space(&task);
     }
   }
@@ -563,7 +313,7 @@ pith_status pith_cuda_decode(const pith_cuda_item *items, size_t count, pith_mod
 static pith_status check_round(const pith_cuda_item *item, size_t index) {
   const char *spec = item->codec ? item->codec->spec : "";
   PITH_TRY(check_item(item, 1));
-  PITH_REQUIRE(is_lowrank(item->codec), PITH_ERR_UNSUPPORTED, "%s: there are no CUDA kernels for its rounds", spec);
+  PITH_REQUIRE(pith__gpu_is_lowrank(item->codec), PITH_ERR_UNSUPPORTED, "%s: there are no CUDA kernels for its rounds", spec);
   PITH_REQUIRE(index < pith_codec_rounds(item->codec), PITH_ERR_ARGUMENT, "%s has no round %zu", spec, index);
   PITH_REQUIRE(item->part || pith_cuda_part(item->codec, item->n, (size_t)item->ctx.rows) == 0, PITH_ERR_STATE, "%s: needs its part",
                spec);
@@ -603,7 +353,7 @@ static pith_status check_candidates(const pith_cuda_item *items, size_t count) {
                PITH_GPU_CANDIDATES);
   for (size_t i = 0; i < count; i++) {
     PITH_TRY(pith_cuda_supports(items[i].codec));
-    PITH_REQUIRE(is_block(items[i].codec) && !items[i].codec->transform, PITH_ERR_UNSUPPORTED,
+    PITH_REQUIRE(pith__gpu_is_block(items[i].codec) && !items[i].codec->transform, PITH_ERR_UNSUPPORTED,
                  "%s: errors are measured for block codecs without a transform", items[i].codec->spec);
     PITH_REQUIRE(items[i].n == items[0].n && items[i].values == items[0].values && items[i].dtype == items[0].dtype, PITH_ERR_ARGUMENT,
                  "%s: candidates are measured on one tensor", items[i].codec->spec);
@@ -615,7 +365,7 @@ static pith_status check_candidates(const pith_cuda_item *items, size_t count) {
 
 static void candidate_tasks(const pith_cuda_item *items, size_t count, pith_gpu_task *tasks) {
   for (size_t i = 0; i < count; i++) {
-    next_task(&items[i], 0, 0, &tasks[i]);
+    pith__gpu_next_task(&items[i], 0, 0, &tasks[i]);
   }
 }
 

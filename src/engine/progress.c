@@ -3,7 +3,7 @@
  *
  * A driver spins for a moment, since answers often come at once, then sleeps in poll() until a transport has something. Where
  * ranks have to share cores it lets the others run after every turn that brought nothing. Over a network a turn costs system calls
- * and answers take longer; so where somebody else wants the core, or the caller computes meanwhile, it sleeps at once.
+ * and answers take longer; so where somebody else wants the core, it sleeps soon.
  * While it sleeps the mutex is free, so that other threads can submit; they wake it.
  */
 #include <errno.h>
@@ -23,7 +23,7 @@
 #define SPIN_TURNS 100      /* where others need the core */
 #define SPIN_CALLS 200      /* over a network: system calls, of which a turn makes one for each rank */
 #define SPIN_TURNS_OWN 4000 /* where all ranks are here and each can have a core */
-#define SPIN_TURNS_FEW 2    /* over a network, where the core is wanted */
+#define SPIN_TURNS_FEW 16   /* over a network, where the core is wanted */
 #define MODEST_SLEEPS 100   /* so many of them until we look again whether it is */
 #define YIELD_TURNS 64      /* between two that let others in, where each rank can have a core */
 #define TURNS_TO_CHECK 64   /* between two looks at the clock while there is something to do */
@@ -269,10 +269,8 @@ static long times_displaced(void) {
   return getrusage(RUSAGE_THREAD, &used) == 0 ? used.ru_nivcsw : 0;
 }
 
-/* How many turns without news are worth it now. In the background our own program computes, and what was asked for is not urgent. */
-static int spin_of(const pith_comm *comm, const pith_operation *op) {
-  return comm->networked && (comm->modest > 0 || !op) ? SPIN_TURNS_FEW : comm->spin;
-}
+/* How many turns without news are worth it now. */
+static int spin_of(const pith_comm *comm) { return comm->modest > 0 ? SPIN_TURNS_FEW : comm->spin; }
 
 /* A spin brought nothing. Who else there is we cannot know (other hosts of a lab, other programs); but if we lost the core
  * meanwhile, it was wanted. `displaced`: how often before. */
@@ -297,12 +295,12 @@ static void drive(pith_comm *comm, const pith_operation *op) {
     let_others_in(comm);
     if (take_turn(comm)) {
       idle = 0;
-    } else if (++idle > spin_of(comm, op)) {
+    } else if (++idle > spin_of(comm)) {
       check_time(comm);
       if (!is_over(comm, op)) {
         note_vain_spin(comm, &displaced);
         sleep_a_while(comm);
-        idle = spin_of(comm, op) / 2;
+        idle = spin_of(comm) / 2;
       }
     } else if (idle % comm->yield == 0) {
       sched_yield(); /* more ranks than cores: let the others work */

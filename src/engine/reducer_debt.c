@@ -1,36 +1,8 @@
-/*
- * Debts: what a layer has not sent yet when it moves to a spec without a residual. It is paid back in parts, so that no single gradient is
- * many times as large as the others.
- */
+/* What layers of a reducer owe after a change of spec: src/memory/debt.c has the arithmetic. */
 #include <stdlib.h>
-#include <string.h>
 
+#include "codec/codec.h"
 #include "engine/reducer.h"
-#include "memory/memory.h"
-
-enum { STEPS = 16, TILE = 1024 };
-
-static int keeps_residual(const pith_codec *codec) { return codec->memory && (codec->memory->keeps & PITH_KEEPS_RESIDUAL); }
-
-/* All that a state owes: to its own gradients, and as the owner of results to the mean over all ranks. */
-static void add_residuals(const pith_state *state, int ranks, float *debt) {
-  if (state->residual) {
-    pith__values_add(state->residual, debt, state->n);
-  }
-  for (size_t i = 0; i < state->result_n; i++) {
-    debt[state->result_first + i] += (float)ranks * state->result[state->result_first + i];
-  }
-}
-
-static pith_status lend(pith_named *l, int ranks) {
-  if (!l->debt) {
-    l->debt = calloc(l->n + 1, sizeof *l->debt);
-    PITH_REQUIRE(l->debt, PITH_ERR_MEMORY, "no memory for what layer %s has not sent yet", l->name);
-  }
-  add_residuals(l->state, ranks, l->debt);
-  l->debt_steps = STEPS;
-  return PITH_OK;
-}
 
 static void drop(pith_named *l) {
   free(l->debt);
@@ -39,35 +11,25 @@ static void drop(pith_named *l) {
 }
 
 pith_status pith__debt_move(pith_named *l, const pith_codec *codec, int ranks) {
-  int stays = keeps_residual(codec);
-  if (l->state->residual && !stays) {
-    PITH_TRY(lend(l, ranks));
+  int owed = 0;
+  if (!l->debt) {
+    l->debt = calloc(l->n + 1, sizeof *l->debt);
+    PITH_REQUIRE(l->debt, PITH_ERR_MEMORY, "no memory for what layer %s has not sent yet", l->name);
   }
-  PITH_TRY(pith_state_adapt(l->state, codec));
-  if (l->debt && stays) {
-    pith__values_add(l->debt, l->state->residual, l->n);
+  PITH_TRY(pith_state_move(l->state, codec, ranks, l->debt, &owed));
+  l->debt_steps = owed ? PITH_DEBT_STEPS : l->debt_steps;
+  if (!l->debt_steps || pith_state_residual(l->state)) {
     drop(l);
   }
   return PITH_OK;
 }
 
-/* The last part is all that is left, so that nothing is lost to rounding. */
 void pith__debt_pay(pith_named *l, void *gradient) {
-  float part[TILE], buffer[TILE];
-  if (!l->debt) {
-    return;
-  }
-  float share = 1.0f / (float)l->debt_steps;
-  for (size_t at = 0; at < l->n; at += TILE) {
-    size_t n = l->n - at < TILE ? l->n - at : TILE;
-    for (size_t i = 0; i < n; i++) {
-      part[i] = l->debt[at + i] * share;
-      l->debt[at + i] -= part[i];
+  if (l->debt) {
+    pith_debt_pay(l->debt, l->debt_steps, (pith_span){gradient, l->n, l->dtype});
+    if (--l->debt_steps == 0) {
+      drop(l);
     }
-    pith__span_store((pith_span){gradient, l->n, l->dtype}, at, n, part, PITH_ADD, buffer);
-  }
-  if (--l->debt_steps == 0) {
-    drop(l);
   }
 }
 

@@ -235,7 +235,7 @@ static void check_lengths(pith_dtype dtype) {
 static void check_patterns(pith_dtype dtype) {
   for (int kind = 0; kind < PATTERNS; kind++) {
     for (size_t odd = 0; odd < (quick() ? 1 : 2); odd++) {
-      check_round(dtype, (pattern)kind, 5000 + 3 * odd, odd);
+      check_round(dtype, (pattern)kind, 9000 + 3 * odd, odd);
       check_round(dtype, (pattern)kind, 333, odd);
     }
   }

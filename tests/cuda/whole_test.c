@@ -161,6 +161,87 @@ TEST(payloads_of_several_ranks_add_up_in_their_order) {
   free(found);
 }
 
+/* ---- Many layers, and graphs ---------------------------------------------------------------------------------------------- */
+
+/* More than fit one launch, of all codecs and sizes, beside block codecs. */
+TEST(many_whole_layers_go_in_one_call) {
+  need_gpu();
+  enum { LAYERS = 50, MOST = 60000 };
+  static const char *const list[] = {"topk:0.02", "adaptive:0.05", "threshold:1.5", "q:4", "randomk:0.1", "topk:0.1,values=q8",
+                                     "topk:0.03,select=sampled", "powersgd:2", "threshold:0.1,values=fp16"};
+  pith_cuda_item items[LAYERS];
+  float *x[LAYERS];
+  uint64_t *sizes = gpu_memory(8 * LAYERS), found[LAYERS];
+  for (int i = 0; i < LAYERS; i++) {
+    pith_codec *codec;
+    size_t n = i % 10 == 9 ? (size_t)(i % 3) : (size_t)(1 + uniform() * (MOST - 1));
+    CHECK(pith_codec_create(list[i % 9], &codec) == PITH_OK);
+    x[i] = malloc(4 * MOST);
+    fill(x[i], n, i % 4 == 3 ? SPARSE : NORMAL);
+    items[i] = (pith_cuda_item){.codec = codec, .n = n, .values = gpu_memory(4 * MOST), .payload = gpu_memory(pith_codec_bound(codec, n)),
+                                .size = sizes + i, .ctx = PITH_CTX_INIT};
+    items[i].ctx.layer = (uint64_t)i;
+    gpu_put(items[i].values, x[i], 4 * n);
+  }
+  size_t space = pith_cuda_workspace(items, LAYERS);
+  void *workspace = gpu_memory(space);
+  CHECK_MSG(pith_cuda_encode(items, LAYERS, workspace, space, NULL) == PITH_OK, "%s", pith_error());
+  GPU_CHECK(gpu.wait());
+  gpu_get(found, sizes, sizeof found);
+  for (int i = 0; i < LAYERS; i++) {
+    size_t bound = pith_codec_bound(items[i].codec, items[i].n);
+    uint8_t *expected = malloc(bound + 1), *bytes = malloc(bound + 1);
+    pith_out out = {expected, bound, 0};
+    CHECK(pith_encode(items[i].codec, NULL, (pith_cspan){x[i], items[i].n, PITH_F32}, &out, &items[i].ctx) == PITH_OK);
+    gpu_get(bytes, items[i].payload, out.size);
+    int fixed = (pith_codec_caps(items[i].codec) & PITH_CAP_FIXED) != 0;
+    CHECK_MSG(fixed || found[i] == out.size, "layer %d (%s): %llu bytes, not %zu", i, pith_codec_spec(items[i].codec),
+              (unsigned long long)found[i], out.size);
+    CHECK_MSG(strncmp(pith_codec_spec(items[i].codec), "powersgd", 8) == 0 || memcmp(expected, bytes, out.size) == 0,
+              "layer %d (%s) differs", i, pith_codec_spec(items[i].codec));
+    free(expected);
+    free(bytes);
+    free(x[i]);
+    gpu_free(items[i].values);
+    gpu_free(items[i].payload);
+  }
+  gpu_free(workspace);
+  gpu_free(sizes);
+}
+
+/* A captured graph selects anew each time it runs: sizes and cuts are known on the device only. */
+TEST(selections_can_be_captured_in_a_graph) {
+  need_gpu();
+  enum { N = 50000 };
+  bench b;
+  void *stream, *graph, *program;
+  float *x = malloc(4 * N), *expected = malloc(4 * N), *found = malloc(4 * N);
+  bench_open(&b, "topk:0.03", N, PITH_F32);
+  uint8_t *payload = malloc(b.bound);
+  GPU_CHECK(gpu.stream_create(&stream, 1));
+  GPU_CHECK(gpu.capture_begin(stream, 2));
+  CHECK_MSG(pith_cuda_encode(&b.item, 1, b.workspace, b.space, stream) == PITH_OK, "%s", pith_error());
+  CHECK_MSG(pith_cuda_decode(&b.item, 1, PITH_SET, b.workspace, b.space, stream) == PITH_OK, "%s", pith_error());
+  GPU_CHECK(gpu.capture_end(stream, &graph));
+  GPU_CHECK(gpu.graph_make(&program, graph, 0));
+  for (int i = 0; i < 3; i++) {
+    fill(x, N, i == 1 ? SPARSE : NORMAL);
+    gpu_put(b.item.values, x, 4 * N);
+    GPU_CHECK(gpu.graph_launch(program, stream));
+    GPU_CHECK(gpu.wait());
+    pith_out out = {payload, b.bound, 0};
+    CHECK(pith_encode(b.codec, NULL, (pith_cspan){x, N, PITH_F32}, &out, &b.item.ctx) == PITH_OK);
+    CHECK(pith_decode(b.codec, (pith_bytes){payload, out.size}, (pith_span){expected, N, PITH_F32}, PITH_SET, &b.item.ctx) == PITH_OK);
+    gpu_get(found, b.item.values, 4 * N);
+    check_values(expected, found, N, PITH_F32, "a graph", "topk:0.03", NORMAL);
+  }
+  free(x);
+  free(expected);
+  free(found);
+  free(payload);
+  bench_close(&b);
+}
+
 /* ---- Bytes that are no payload ----------------------------------------------------------------------------------------------- */
 
 TEST(damaged_payloads_touch_nothing_else) {

@@ -8,6 +8,7 @@ sooner.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
@@ -15,12 +16,13 @@ BUCKET_BYTES = 4 << 20
 _NEEDED = ("_build_params_for_reducer", "_build_debug_param_to_name_mapping", "_ddp_init_helper")
 
 
-def make_smaller(model: DistributedDataParallel) -> bool:
+def make_smaller(ddp: DistributedDataParallel) -> bool:
     """Lets DDP make its buckets again, smaller; not if the user chose their size, or where this torch does it in another way.
 
     DDP does the same when it is loaded from a file.
     """
-    config = getattr(model, "_bucket_config", None)
+    model: Any = ddp  # its own affairs, of which types say little
+    config: Any = getattr(model, "_bucket_config", None)
     if not _is_default(config) or not all(hasattr(model, name) for name in _NEEDED):
         return False
     if model.mixed_precision is not None or getattr(model, "_use_python_reducer", False):
@@ -36,7 +38,7 @@ def make_smaller(model: DistributedDataParallel) -> bool:
     return True
 
 
-def _is_default(config: object) -> bool:
+def _is_default(config: Any) -> bool:
     """Only by default the first bucket is smaller than the others."""
     if not dataclasses.is_dataclass(config):
         return False

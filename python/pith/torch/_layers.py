@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from .._adapt import AdaptiveRules, rules_from
 from .._codec import Codec, Rules, codec_of
 from .._errors import ArgumentError, Error, MismatchError, SpecError
 from .._plan import Plan
@@ -32,6 +33,12 @@ class Layer:
     spec: str
     reason: str  # why it has this spec
     sparse: bool = False  # its gradient is, and torch reduces it
+    adaptive: str = ""  # the adaptive spec, if that chooses the spec
+
+    @property
+    def declared(self) -> str:
+        """What the user wrote: the spec, or the adaptive spec that chooses it."""
+        return self.adaptive or self.spec
 
     @functools.cached_property
     def n(self) -> int:
@@ -74,7 +81,7 @@ def rules_of(spec: Spec | None, rules: str | Rules | None, plan: Any) -> Rules:
     if isinstance(what, Codec):
         return Rules(what.spec)
     if isinstance(what, str):
-        return Rules(what)
+        return rules_from(what)
     raise ArgumentError(f"{what!r} is no spec: a text such as 'q:4', pith.Rules or a pith.Plan is")
 
 
@@ -109,12 +116,14 @@ def layers_of(
 def _layer(name: str, parameter: torch.nn.Parameter, rules: Rules, sparse: bool) -> Layer:
     shape, dtype = tuple(parameter.shape), parameter.dtype
     choice = rules.find(name, shape)
-    spec, reason = choice.spec, choice.reason
+    spec, reason, adaptive = choice.spec, choice.reason, ""
     if sparse:
         spec, reason = "none", "sparse gradient"
     elif dtype not in COMPRESSIBLE:
         spec, reason = "none", f"{str(dtype).removeprefix('torch.')} is not compressed"
-    return Layer(name, parameter, shape, dtype, spec, reason, sparse)
+    elif isinstance(rules, AdaptiveRules) and rules.adapts(name, shape):
+        reason = adaptive = rules.adaptive
+    return Layer(name, parameter, shape, dtype, spec, reason, sparse, adaptive)
 
 
 # ---- Agreement -------------------------------------------------------------------------------------------------------
@@ -171,6 +180,6 @@ def summary_of(layers: list[Layer], rules: Rules, seed: int, **more: Any) -> dic
         "seed": seed,
         **more,
         "the list of layers": [
-            f"{layer.name} {tuple(layer.shape)} {layer.dtype} {layer.spec}" for layer in layers
+            f"{layer.name} {tuple(layer.shape)} {layer.dtype} {layer.declared}" for layer in layers
         ],
     }

@@ -45,8 +45,8 @@ class PithWork(dist.Work):
         describe: Callable[[Error], Error] | None = None,
     ) -> None:
         super().__init__()
-        self._result = tuple(result)
-        self._requests = tuple(requests)
+        self._result: Sequence[torch.Tensor] = tuple(result)
+        self._requests: Sequence[Request] = tuple(requests)
         self._finish = finish
         self._timeout = timeout
         self._waiter = waiter

@@ -1,0 +1,191 @@
+"""Adaptive specs over any backend: what the adapter is shown, what ranks add up for it, and the change of specs between two steps.
+
+Over the backend pith the reducer of the C library does all this by itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .. import _library as c
+from .._adapt import Adapter
+from .._codec import State
+from .._errors import StateError
+from ._coder import to_tensor, wire_codec
+from ._layers import Layer
+
+_DEBT_STEPS = 16  # PITH_DEBT_STEPS
+_MANY = 64  # numbers whose exchange is timed to learn the bandwidth
+
+
+class Debt:
+    """What a layer had not sent when it moved to a spec without a residual: added to the gradients of the next steps."""
+
+    def __init__(self, values: torch.Tensor, steps: int = _DEBT_STEPS) -> None:
+        self.values, self.steps = values, steps
+
+    def pay(self, gradient: torch.Tensor) -> bool:
+        """Adds a part to a gradient; whether that was the last."""
+        if gradient.is_cpu and gradient.is_contiguous():
+            kind = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}[gradient.dtype]
+            span = c.Span(gradient.data_ptr(), gradient.numel(), kind)
+            c.check(c.lib.pith_debt_pay(self.values.data_ptr(), self.steps, span))
+        else:
+            part = self.values / self.steps
+            self.values -= part
+            gradient.add_(part.view_as(gradient))
+        self.steps -= 1
+        return self.steps == 0
+
+
+def move(
+    state: Any, old: Layer, new: Layer, coder: Any, debt: torch.Tensor | None
+) -> tuple[Any, Any]:
+    """A state for the layer's new spec, and what is owed then. A debt from before joins the residual or what is owed."""
+    if not isinstance(state, State):
+        return _move_on_device(state, old, new, coder, debt)
+    owed = ctypes.c_int()
+    values = debt if debt is not None else torch.zeros(old.n)
+    codec = wire_codec(new)
+    status = c.lib.pith_state_move(
+        state._pointer, codec._pointer, coder.ranks, values.data_ptr(), ctypes.byref(owed)
+    )
+    c.check(status)
+    state._codec = codec
+    keeps = bool(c.lib.pith_state_residual(state._pointer))
+    return state, (None if keeps or (not owed.value and debt is None) else values)
+
+
+def _move_on_device(
+    state: Any, old: Layer, new: Layer, coder: Any, debt: torch.Tensor | None
+) -> tuple[Any, Any]:
+    fresh = coder.state(new)
+    kept, place = state.get("memory"), fresh.get("memory")
+    owed = kept if debt is None else debt if kept is None else kept + debt
+    if place is None or owed is None:
+        return fresh, owed
+    place.copy_(owed)
+    return fresh, None
+
+
+class Adapting:
+    """The adapter of an engine. ``layers`` and ``states`` are the engine's own lists, which change in place."""
+
+    def __init__(
+        self, spec: str, layers: list[Layer], states: list[Any], coder: Any, group: Any
+    ) -> None:
+        self._spec, self._layers, self._states = spec, layers, states
+        self._coder, self._group = coder, group
+        self._places = [i for i, layer in enumerate(layers) if layer.adaptive]
+        self._number = {index: place for place, index in enumerate(self._places)}
+        self._adapter = self._make()
+        self._debts: dict[int, Debt] = {}
+        self._begun, self._last, self._ended = 0.0, 0.0, 0.0
+        self._describe()
+
+    def _make(self) -> Adapter:
+        layers = [(self._layers[i].name, self._layers[i].shape) for i in self._places]
+        return Adapter(self._spec, layers, self._coder.rank, self._coder.ranks, self._coder.seed)
+
+    def _describe(self) -> None:
+        for place, index in enumerate(self._places):
+            spec, reason = self._adapter.spec(place), self._adapter.reason(place)
+            self._layers[index] = dataclasses.replace(self._layers[index], spec=spec, reason=reason)
+
+    # ---- A step
+
+    def put(self, index: int, gradient: torch.Tensor) -> None:
+        """A gradient is there, and about to be sent."""
+        self._last = time.perf_counter()
+        self._begun = self._begun or self._last
+        place = self._number.get(index)
+        if place is None:
+            return
+        if self._adapter.wants(place):
+            self._adapter.observe(place, gradient.detach().cpu().contiguous())
+        if index in self._debts and self._debts[index].pay(gradient):
+            del self._debts[index]
+
+    def finish(self) -> bool:
+        """All gradients are means. Whether layers have other specs now."""
+        now = time.perf_counter()
+        seconds = now - self._ended if self._ended else 0.0
+        span, waiting = (now - self._begun, now - self._last) if self._begun else (0.0, 0.0)
+        numbers = self._adapter.finish(seconds, span, waiting)
+        spent = self._add_up(numbers) if numbers is not None else 0.0
+        changed = self._adapter.advance(spent)
+        if changed:
+            self._change()
+        self._begun, self._ended = 0.0, time.perf_counter()
+        return changed
+
+    def _add_up(self, numbers: Any) -> float:
+        """Over all ranks, in place; how long that took. Many numbers wait until all ranks are there."""
+        mine = torch.frombuffer(numbers, dtype=torch.float64)
+        values = mine.to(self._device())
+        if len(mine) > _MANY:
+            dist.all_reduce(torch.zeros(1, device=values.device), group=self._group)
+        begun = time.perf_counter()
+        dist.all_reduce(values, group=self._group)
+        if values is not mine:
+            mine.copy_(values)
+        return time.perf_counter() - begun
+
+    def _device(self) -> torch.device:
+        """Where the backend takes tensors."""
+        nccl = dist.get_backend(self._group) == "nccl"
+        return self._layers[0].parameter.device if nccl else torch.device("cpu")
+
+    def _change(self) -> None:
+        before = list(self._layers)
+        self._describe()
+        for index in self._places:
+            old, new = before[index], self._layers[index]
+            if new.spec == old.spec:
+                continue
+            debt = self._debts.pop(index, None)
+            state, owed = move(
+                self._states[index], old, new, self._coder, debt.values if debt else None
+            )
+            self._states[index] = state
+            if owed is not None:
+                self._debts[index] = Debt(owed)
+
+    def scale(self, factor: float) -> None:
+        """Gradients come in other units now."""
+        for debt in self._debts.values():
+            debt.values *= factor
+
+    # ---- Checkpoints
+
+    def save(self) -> dict[str, Any]:
+        debts = {index: (debt.values.cpu(), debt.steps) for index, debt in self._debts.items()}
+        return {"adapter": to_tensor(self._adapter.save()), "debts": debts}
+
+    def read(self, saved: dict[str, Any]) -> tuple[Adapter, list[Layer]]:
+        """A saved adapter, and layers as it has them; nothing changes yet."""
+        if "adapter" not in saved:
+            raise StateError("the state was saved without an adaptive spec")
+        adapter = self._make()
+        adapter.load(saved["adapter"])
+        layers = list(self._layers)
+        for place, index in enumerate(self._places):
+            layers[index] = dataclasses.replace(layers[index], spec=adapter.spec(place))
+        return adapter, layers
+
+    def load(self, adapter: Adapter, saved: dict[str, Any]) -> None:
+        """Takes what was read."""
+        self._adapter = adapter
+        device = self._layers[0].parameter.device
+        self._debts = {
+            int(index): Debt(values.to(device).clone(), int(steps))
+            for index, (values, steps) in saved["debts"].items()
+        }
+        self._begun = self._ended = 0.0
+        self._describe()
