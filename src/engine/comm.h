@@ -174,6 +174,8 @@ struct pith_comm {
   pthread_t thread;
   int thread_started, closing;
   int spin, yield; /* turns without news before we sleep (0: not chosen yet), and between two that leave the core to others */
+  uint64_t moved_bytes; /* in both directions */
+  long nap;             /* nanoseconds that we last let bytes gather, where they trickle in; 0: they do not */
   int networked, modest; /* some ranks are elsewhere; sleeps during which we hardly spin, since the core is wanted */
   int wake; /* an eventfd that ends the driver's sleep */
   pith_stats stats;

@@ -221,6 +221,7 @@ static size_t push(pith_link *link) {
     finish_sent(link);
   }
   link->comm->stats.sent_bytes += moved;
+  link->comm->moved_bytes += moved;
   return moved;
 }
 
@@ -465,15 +466,17 @@ static size_t pull(pith_link *link) {
   size_t moved = 0;
   pith_comm *comm = link->comm;
   while (moved < BYTES_PER_TURN && comm->failed == PITH_OK) {
-    size_t got;
+    size_t got, asked;
     if (link->frame_done < sizeof link->frame) {
-      got = pull_bytes(link, (uint8_t *)&link->frame + link->frame_done, sizeof link->frame - link->frame_done);
+      asked = sizeof link->frame - link->frame_done;
+      got = pull_bytes(link, (uint8_t *)&link->frame + link->frame_done, asked);
       link->frame_done += got;
       if (got && link->frame_done == sizeof link->frame && !begin_payload(link)) {
         break;
       }
     } else {
-      got = pull_bytes(link, link->target + link->payload_done, (size_t)link->frame.length - link->payload_done);
+      asked = (size_t)link->frame.length - link->payload_done;
+      got = pull_bytes(link, link->target + link->payload_done, asked);
       link->payload_done += got;
     }
     moved += got;
@@ -481,10 +484,11 @@ static size_t pull(pith_link *link) {
     int whole = link->frame_done == sizeof link->frame && link->payload_done == link->frame.length;
     if (whole && comm->failed == PITH_OK) {
       end_payload(link);
-    } else if (got == 0) {
-      break;
+    } else if (got < asked) {
+      break; /* that was all there is */
     }
   }
+  comm->moved_bytes += moved;
   return moved;
 }
 

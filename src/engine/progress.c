@@ -24,6 +24,10 @@
 #define SPIN_CALLS 200      /* over a network: system calls, of which a turn makes one for each rank */
 #define SPIN_TURNS_OWN 4000 /* where all ranks are here and each can have a core */
 #define SPIN_TURNS_FEW 16   /* over a network, where the core is wanted */
+#define BULK_VALUES 65536   /* of an operation */
+#define TRICKLE_BYTES 65536 /* of a turn: less is not worth its system calls */
+#define NAP_LEAST 200000     /* nanoseconds */
+#define NAP_MOST 800000
 #define MODEST_SLEEPS 100   /* so many of them until we look again whether it is */
 #define YIELD_TURNS 64      /* between two that let others in, where each rank can have a core */
 #define TURNS_TO_CHECK 64   /* between two looks at the clock while there is something to do */
@@ -158,7 +162,8 @@ static void check_time(pith_comm *comm) {
 
 /* ---- One turn ---------------------------------------------------------------------------------------------------- */
 
-static int take_turn(pith_comm *comm) {
+/* *worked: something was computed. */
+static int take_turn(pith_comm *comm, int *worked) {
   int moved = 0;
   for (int p = 0; p < comm->ranks && comm->failed == PITH_OK; p++) {
     moved |= pith__link_progress(&comm->link[p]);
@@ -166,7 +171,8 @@ static int take_turn(pith_comm *comm) {
   if (++comm->turns % TURNS_TO_CHECK == 0 && comm->failed == PITH_OK) {
     check_time(comm); /* others may keep us busy while one lets us wait */
   }
-  return comm->failed == PITH_OK && pith__operation_work(comm) ? 1 : moved;
+  *worked = comm->failed == PITH_OK && pith__operation_work(comm);
+  return *worked || moved;
 }
 
 /* ---- Sleeping ---------------------------------------------------------------------------------------------------- */
@@ -269,8 +275,20 @@ static long times_displaced(void) {
   return getrusage(RUSAGE_THREAD, &used) == 0 ? used.ru_nivcsw : 0;
 }
 
+/* Whether something large is under way between hosts: a wait is then long beside the time in which poll() wakes us. */
+static int is_bulk(const pith_comm *comm) {
+  for (const pith_operation *op = comm->running; op; op = op->next) {
+    if (!op->done && op->job.src.n > BULK_VALUES) {
+      return 1;
+    }
+  }
+  return 0;
+}
+
 /* How many turns without news are worth it now. */
-static int spin_of(const pith_comm *comm) { return comm->modest > 0 ? SPIN_TURNS_FEW : comm->spin; }
+static int spin_of(const pith_comm *comm) {
+  return comm->modest > 0 || (comm->networked && is_bulk(comm)) ? SPIN_TURNS_FEW : comm->spin;
+}
 
 /* A spin brought nothing. Who else there is we cannot know (other hosts of a lab, other programs); but if we lost the core
  * meanwhile, it was wanted. `displaced`: how often before. */
@@ -284,6 +302,24 @@ static void note_vain_spin(pith_comm *comm, long *displaced) {
   }
 }
 
+/* Bytes of a slow link come and go a packet at a time, and every look at them costs system calls that other ranks could do with. So where
+ * a turn moved little of something large, and there was nothing to compute, we let more gather. */
+static void let_gather(pith_comm *comm, uint64_t bytes) {
+  if (!comm->networked || bytes >= TRICKLE_BYTES || !is_bulk(comm)) {
+    comm->nap = bytes >= 2 * TRICKLE_BYTES ? comm->nap / 2 : comm->nap;
+    return;
+  }
+  comm->nap = comm->nap < NAP_LEAST ? NAP_LEAST : comm->nap < NAP_MOST / 2 ? 2 * comm->nap : NAP_MOST;
+  pthread_mutex_unlock(&comm->mutex);
+  struct pollfd wake = {.fd = comm->wake, .events = POLLIN};
+  ppoll(&wake, 1, &(struct timespec){0, comm->nap}, NULL); /* whoever submits something ends it */
+  pthread_mutex_lock(&comm->mutex);
+  if (wake.revents) {
+    uint64_t count;
+    (void)!read(comm->wake, &count, sizeof count);
+  }
+}
+
 /* Drives as the only driver. op == NULL: as long as there is work and nobody else wants to. */
 static void drive(pith_comm *comm, const pith_operation *op) {
   int idle = 0;
@@ -293,8 +329,13 @@ static void drive(pith_comm *comm, const pith_operation *op) {
   long displaced = comm->networked ? times_displaced() : 0;
   while (!is_over(comm, op) && (op || has_work(comm))) {
     let_others_in(comm);
-    if (take_turn(comm)) {
+    uint64_t before = comm->moved_bytes;
+    int worked = 0;
+    if (take_turn(comm, &worked)) {
       idle = 0;
+      if (!worked && !is_over(comm, op)) {
+        let_gather(comm, comm->moved_bytes - before);
+      }
     } else if (++idle > spin_of(comm)) {
       check_time(comm);
       if (!is_over(comm, op)) {
