@@ -1,7 +1,7 @@
 /*
- * Squared errors of block codecs for the planner, all candidates in one pass: a warp takes a short piece of the tensor and encodes it by every
- * candidate while it is in the cache. The encoders are those of payloads; what they tell a memory about lost values is summed up instead,
- * and the bytes go to a corner of the workspace that is overwritten again and again.
+ * Squared errors of block codecs for the planner, all candidates in one pass: a warp takes a short piece of the tensor and encodes
+ * it by every candidate while it is in the cache. The encoders are those of payloads; what they tell a memory about lost values is
+ * summed up instead, and the bytes go to a corner of the workspace that is overwritten again and again.
  */
 #include "batch.cuh"
 #include "encode_block.cuh"
@@ -49,8 +49,8 @@ INLINE double piece_error(const Task &t, uint32_t from, uint32_t to, uint8_t *du
   return error;
 }
 
-__global__ void __launch_bounds__(THREADS, 5) errors_kernel(const __grid_constant__ Batch batch, uint8_t *dumps, uint32_t dump_size,
-                                                            double *partial) {
+__global__ void __launch_bounds__(THREADS, 5)
+    errors_kernel(const __grid_constant__ Batch batch, uint8_t *dumps, uint32_t dump_size, double *partial) {
   __shared__ __align__(16) uint8_t stages[2 * WARPS][STAGE];
   __shared__ Tables tables;
   __shared__ double sums[WARPS][PITH_GPU_CANDIDATES];

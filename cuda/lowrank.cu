@@ -134,7 +134,21 @@ INLINE void put_u64(uint8_t *out, uint64_t x) {
   }
 }
 
-enum Step { MEET, PUT_PAYLOAD, GET_PAYLOAD, PUT_P, PUT_Q, GET_P, GET_Q, DENSE_PUT, DENSE_SET, DENSE_ADD, DENSE_MEAN, SETTLE, FORGET };
+enum Step {
+  MEET,
+  PUT_PAYLOAD,
+  GET_PAYLOAD,
+  PUT_P,
+  PUT_Q,
+  GET_P,
+  GET_Q,
+  DENSE_PUT,
+  DENSE_SET,
+  DENSE_ADD,
+  DENSE_MEAN,
+  SETTLE,
+  FORGET
+};
 
 INLINE void settle_one(const Factor &f, size_t i) {
   float p = f.memory[i], rest = f.keeps == PITH_GPU_KEEP_LOST ? p - value_at(f.dst, f.type, (uint32_t)i) : p;
@@ -238,7 +252,8 @@ static void cut_sums(Factor &f) {
 }
 
 static size_t partial_bytes(const Factor &f) {
-  size_t p = f.p_slices > 1 ? (size_t)f.p_slices * f.rank * f.rows : 0, q = f.q_slices > 1 ? (size_t)f.q_slices * f.rank * f.cols : 0;
+  size_t p = f.p_slices > 1 ? (size_t)f.p_slices * f.rank * f.rows : 0,
+         q = f.q_slices > 1 ? (size_t)f.q_slices * f.rank * f.cols : 0;
   return round_up(4 * (p > q ? p : q));
 }
 
@@ -307,10 +322,12 @@ struct FactorRunner {
 
   template <int STEP>
   void step() {
-    run([](const Factors &b, cudaStream_t s) {
-      step_kernel<STEP><<<b.blocks, THREADS, 0, s>>>(b);
-      return cudaGetLastError();
-    }, MANY);
+    run(
+        [](const Factors &b, cudaStream_t s) {
+          step_kernel<STEP><<<b.blocks, THREADS, 0, s>>>(b);
+          return cudaGetLastError();
+        },
+        MANY);
   }
 };
 

@@ -1,8 +1,8 @@
 /*
- * powersgd on the device: a matrix M of rows × cols, its factors P (rank columns of `rows`) and Q (rank columns of `cols`). The products are
- * limited by reading M, so that plain kernels with a few columns in registers are as fast as a library's; sums run in slices that are added
- * in order, so that the same input always gives the same bits, if not the CPU's. P is made orthonormal by one block of threads for each
- * matrix. What is decoded from P and Q is the CPU's, bit for bit.
+ * powersgd on the device: a matrix M of rows × cols, its factors P (rank columns of `rows`) and Q (rank columns of `cols`). At low
+ * ranks the products are limited by reading M, and plain kernels with a few columns in registers will do; sums run in slices that are
+ * added in order, so that the same input always gives the same bits, if not the CPU's. P is made orthonormal by one block of threads
+ * for each matrix. What is decoded from P and Q is the CPU's, bit for bit.
  */
 #pragma once
 
@@ -11,7 +11,7 @@
 #define FACTORS 16 /* matrices of a launch */
 
 struct Factor {
-  const void *m;    /* the tensor, or the memory once the tensor has met it */
+  const void *m; /* the tensor, or the memory once the tensor has met it */
   const void *given;
   void *dst;
   uint8_t *payload;
@@ -34,7 +34,7 @@ struct Factors {
 #define P_WARPS 4
 #define Q_THREADS 128
 #define Q_COLS (2 * Q_THREADS) /* of a block in Q = MᵀP */
-#define Q_ROWS_MOST 256 /* of P in shared memory */
+#define Q_ROWS_MOST 256        /* of P in shared memory */
 
 typedef cudaError_t (*FactorLaunch)(const Factors &batch, cudaStream_t stream);
 

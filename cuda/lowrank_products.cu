@@ -184,7 +184,7 @@ enum Expand { EXPAND_SET, EXPAND_ADD, EXPAND_OUT };
 #define EXPAND_THREADS 256
 #define EXPAND_ROWS 32 /* that a block takes at a time */
 #define EXPAND_TOGETHER 8
-#define HELD 8         /* columns of Q in registers; the others come from the cache */
+#define HELD 8 /* columns of Q in registers; the others come from the cache */
 
 /* What becomes of a value x in whose place d is decoded. */
 template <int HOW, class T>

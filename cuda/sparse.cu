@@ -1,7 +1,7 @@
 /*
- * The order of kernels that sparsifiers take, and how the workspace is cut. All sections of a call go through each kernel together, so
- * that a bucket of layers takes as many launches as one layer. Which kernels have work to do is known on the device only: those that have none
- * end at once.
+ * The order of kernels that sparsifiers take, and how the workspace is cut. All sections of a call go through each kernel together,
+ * so that a bucket of layers takes as many launches as one layer. Which kernels have work to do is known on the device only: those
+ * that have none end at once.
  */
 #include "sparse_host.h"
 
@@ -225,7 +225,7 @@ static void decode_sections(Runner &runner, bool add) {
   runner.alone(launch_join);
   runner.alone(launch_tiles);
   runner.crowded(add ? (Launch)[](const Sections &b, cudaStream_t s) { return launch_apply(b, true, s); }
-                      : (Launch)[](const Sections &b, cudaStream_t s) { return launch_apply(b, false, s); });
+                     : (Launch)[](const Sections &b, cudaStream_t s) { return launch_apply(b, false, s); });
 }
 
 /* ---- randomk -------------------------------------------------------------------------------------------------------------------------- */

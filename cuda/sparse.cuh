@@ -17,29 +17,29 @@
 #define SAMPLED_FROM 16384 /* as src/codec/selection.c: below, there is no sample */
 #define SAMPLE_RUN 8
 #define SAMPLES_MOST 65536
-#define FEED_TILE 1024 /* values whose squares are summed together: PITH_FEED_TILE */
+#define FEED_TILE 1024    /* values whose squares are summed together: PITH_FEED_TILE */
 #define STREAM_BLOCK 4096 /* bytes of a Rice stream that a block of threads decodes */
 #define RICE_STATES (PITH_RICE_MOST + 1)
 
 enum Side { SIDE_BOTH, SIDE_POSITIVE, SIDE_NEGATIVE };
-enum Among { AMONG_NONE, AMONG_CANDIDATES, AMONG_ALL };   /* where the cut is looked for */
+enum Among { AMONG_NONE, AMONG_CANDIDATES, AMONG_ALL }; /* where the cut is looked for */
 enum Phase { PHASE_KEY, PHASE_PLACE, PHASE_DONE };
 
 struct Control {
   uint32_t bins[BINS];
-  uint64_t ones[32];               /* in how many gaps a bit is set */
-  int32_t low, high;               /* candidates have keys above the one, up to the other */
-  uint32_t k;                      /* wanted */
+  uint64_t ones[32];                      /* in how many gaps a bit is set */
+  int32_t low, high;                      /* candidates have keys above the one, up to the other */
+  uint32_t k;                             /* wanted */
   uint32_t above, within, equal, nonzero; /* how many keys are above high, candidates, equal to low, of this side */
   uint32_t done, not_finite;
   uint32_t among, phase, base, left, prefix, rank; /* radix select: bits left, digits found, rank among those that share them */
   int32_t cut;
-  uint32_t last;                   /* of keys equal to the cut, those up to this place travel */
+  uint32_t last; /* of keys equal to the cut, those up to this place travel */
   uint32_t count, coding, rice;
-  uint32_t most;                   /* greatest key that travels */
+  uint32_t most; /* greatest key that travels */
   float mean, gamma;
   double sum;
-  uint64_t index_bytes, total;     /* of the section */
+  uint64_t index_bytes, total;          /* of the section */
   uint64_t values, indices, limit, end; /* decoding: offsets in the payload */
 };
 
@@ -60,7 +60,7 @@ struct Section {
   uint2 *candidates; /* key, place */
   float *list;       /* values that are coded in blocks */
   uint32_t *sample;
-  uint64_t *maps;    /* decoding: what blocks of a Rice stream do to each state */
+  uint64_t *maps; /* decoding: what blocks of a Rice stream do to each state */
   double ratio, clip;
   uint64_t capacity;
   uint32_t n, k, most, tiles, room, samples, stream_blocks; /* room: for candidates */
@@ -113,9 +113,7 @@ INLINE float met(const Section &s, float g, float e, float u, float gamma, float
   return s.beta * e + gamma * g;
 }
 
-INLINE bool travels(int32_t cut, uint32_t last, int32_t key, uint32_t place) {
-  return key > cut || (key == cut && place <= last);
-}
+INLINE bool travels(int32_t cut, uint32_t last, int32_t key, uint32_t place) { return key > cut || (key == cut && place <= last); }
 
 /* ---- Values as they travel: src/codec/value_coding.c ---------------------------------------------------------------- */
 

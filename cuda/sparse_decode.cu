@@ -8,9 +8,9 @@
  *
  * A Rice stream is one long chain: where a code begins follows from all codes before. But a position in it is in one of r + 1 states
  * only (among zeros, or before one of the r low bits), so that a piece of the stream is a small map: from the state before it to the
- * state behind, with the number of codes that end inside and the places they move on by. Threads find the states behind short pieces, from
- * all states at once (runs from two states that meet at the end of a code stay together, and most do soon); following these is cheap, and once
- * its state is known every piece is counted, then decoded, by itself.
+ * state behind, with the number of codes that end inside and the places they move on by. Threads find the states behind short pieces,
+ * from all states at once (runs from two states that meet at the end of a code stay together, and most do soon); following these is
+ * cheap, and once its state is known every piece is counted, then decoded, by itself.
  */
 #include "sparse.cuh"
 
@@ -75,7 +75,8 @@ template <class Emit>
 INLINE Position run_codes(const uint32_t *words, uint32_t first, uint32_t bits, uint32_t rice, Position p, Emit emit) {
   uint32_t at = first, end = first + bits;
   while (at < end) {
-    uint32_t window = __funnelshift_r(words[word_place(at >> 5)], words[word_place((at >> 5) + 1)], at & 31), here = least(32, end - at);
+    uint32_t window = __funnelshift_r(words[word_place(at >> 5)], words[word_place((at >> 5) + 1)], at & 31),
+             here = least(32, end - at);
     if (p.state == 0) {
       uint32_t zeros = window ? (uint32_t)__ffs((int)window) - 1 : 32;
       if (zeros >= here) {

@@ -7,7 +7,7 @@
 #define THREADS TILE_WORDS
 #define WARPS (THREADS / 32)
 #define PLANNERS 1024
-#define EACH 4 /* tiles of a thread at a time */
+#define EACH 4            /* tiles of a thread at a time */
 #define STREAM_WORDS 1024 /* of a tile that are put together in shared memory */
 
 /* ---- Ranks of tiles ----------------------------------------------------------------------------------------------------- */

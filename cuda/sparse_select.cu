@@ -15,7 +15,7 @@
 #define THREADS TILE_WORDS
 #define WARPS (THREADS / 32)
 #define SAMPLERS 1024
-#define STAGE 128 /* candidates of a warp on their way to the list */
+#define STAGE 128         /* candidates of a warp on their way to the list */
 #define NO_CUT 0x7fffffff /* above every key */
 #define DOUBT 4.5
 
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(SAMPLERS) sample_kernel(const __grid_constant_
 /* ---- The scan ---------------------------------------------------------------------------------------------------------- */
 
 #define TOGETHER 16 /* values of a lane that are read before the first is used */
-#define STRIP 1024 /* values of a warp at a time: a word of the bitmap for each lane */
+#define STRIP 1024  /* values of a warp at a time: a word of the bitmap for each lane */
 
 /* Candidates of a warp on their way to the list. */
 struct Stage {

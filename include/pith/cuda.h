@@ -94,15 +94,15 @@ PITH_API pith_status pith_cuda_consume(const pith_cuda_item *items, size_t count
 
 /* ---- For the planner ----------------------------------------------------------------------------------------------- */
 
-/* ‖x − decoded‖² of several block codecs on the same tensor, in one pass over it. All items have the same n, values and dtype; payloads and
- * memories are not looked at. `errors` are `count` numbers on the device. At most 64 items, without a transform. */
+/* ‖x − decoded‖² of several block codecs on the same tensor, in one pass over it. All items have the same n, values and dtype;
+ * payloads and memories are not looked at. `errors` are `count` numbers on the device. At most 64 items, without a transform. */
 PITH_API size_t pith_cuda_errors_workspace(const pith_cuda_item *items, size_t count);
 PITH_API pith_status pith_cuda_errors(const pith_cuda_item *items, size_t count, double *errors, void *workspace,
                                       size_t workspace_size, void *stream);
 
-/* How many values have magnitudes in each of 32,768 bins (the upper bits of |x| as f32: exponent and seven bits of the fraction), and the sum
- * of their squares, within a percent in any bin. Both on the device. The squares of the values that top-k leaves out follow from
- * these for every k. */
+/* How many values have magnitudes in each of 32,768 bins (the upper bits of |x| as f32: exponent and seven bits of the
+ * fraction), and the sum of their squares, within a percent in any bin. Both on the device. The squares of the values that top-k
+ * leaves out follow from these for every k. */
 #define PITH_CUDA_BINS 32768
 PITH_API pith_status pith_cuda_magnitudes(const void *values, pith_dtype dtype, size_t n, uint64_t *counts, double *energies,
                                           void *stream);

@@ -19,7 +19,7 @@
 
 #define FILE_NAME "libpith_cuda.so"
 #define TEXT 256
-#define TASKS 64       /* handed to the module at a time */
+#define TASKS 64 /* handed to the module at a time */
 #define WORKSPACE_ALIGNMENT 256
 
 /* ---- The module -------------------------------------------------------------------------------------------------- */
@@ -121,8 +121,8 @@ pith_status pith_cuda_probe(const char **device) {
 
 pith_status pith_cuda_supports(const pith_codec *codec) {
   PITH_REQUIRE(codec, PITH_ERR_ARGUMENT, "pith_cuda_supports: codec is NULL");
-  PITH_REQUIRE(pith__gpu_is_block(codec) || pith__gpu_is_sparse(codec) || pith__gpu_is_lowrank(codec), PITH_ERR_UNSUPPORTED, "%s: there are no CUDA kernels for %s yet", codec->spec,
-               codec->ops->name);
+  PITH_REQUIRE(pith__gpu_is_block(codec) || pith__gpu_is_sparse(codec) || pith__gpu_is_lowrank(codec), PITH_ERR_UNSUPPORTED,
+               "%s: there are no CUDA kernels for %s yet", codec->spec, codec->ops->name);
   PITH_REQUIRE(!codec->transform || codec->granule <= PITH_GPU_TILE_MAX, PITH_ERR_UNSUPPORTED,
                "%s: rotated granules of %zu values are too large for a GPU's shared memory; up to %d are not", codec->spec,
                codec->granule, PITH_GPU_TILE_MAX);
@@ -163,8 +163,8 @@ static pith_status check_item(const pith_cuda_item *item, int encode) {
   PITH_REQUIRE(item->dtype == PITH_F32 || item->dtype == PITH_F16 || item->dtype == PITH_BF16, PITH_ERR_ARGUMENT,
                "%s: tensors are f32, f16 or bf16, not %s", spec, pith_dtype_name(item->dtype));
   PITH_REQUIRE(item->n == 0 || (item->values && item->payload), PITH_ERR_ARGUMENT, "%s: %zu values at NULL", spec, item->n);
-  PITH_REQUIRE((uintptr_t)item->values % pith_dtype_size(item->dtype) == 0, PITH_ERR_ARGUMENT,
-               "%s: values are not aligned for %s", spec, pith_dtype_name(item->dtype));
+  PITH_REQUIRE((uintptr_t)item->values % pith_dtype_size(item->dtype) == 0, PITH_ERR_ARGUMENT, "%s: values are not aligned for %s",
+               spec, pith_dtype_name(item->dtype));
   PITH_TRY(encode ? check_memory(item) : PITH_OK);
   return check_place(item);
 }
@@ -181,8 +181,7 @@ typedef enum way { ENCODE, DECODE_SET, DECODE_ADD } way;
 
 static pith_status hand_over(const pith_cuda_module *gpu, const pith_gpu_task *tasks, size_t count, way how, void *stream) {
   char text[TEXT];
-  int failed = how == ENCODE ? gpu->encode(tasks, count, stream, text)
-                             : gpu->decode(tasks, count, how == DECODE_ADD, stream, text);
+  int failed = how == ENCODE ? gpu->encode(tasks, count, stream, text) : gpu->decode(tasks, count, how == DECODE_ADD, stream, text);
   PITH_REQUIRE(!failed, PITH_ERR_SYSTEM, "CUDA: %s", text);
   return PITH_OK;
 }
@@ -202,7 +201,8 @@ static pith_status run_blocks(const pith_cuda_module *gpu, const pith_cuda_item 
   return used ? hand_over(gpu, tasks, used, how, stream) : PITH_OK;
 }
 
-static pith_status hand_over_sparse(const pith_cuda_module *gpu, const pith_gpu_sparse *tasks, size_t count, way how, void *stream) {
+static pith_status hand_over_sparse(const pith_cuda_module *gpu, const pith_gpu_sparse *tasks, size_t count, way how,
+                                    void *stream) {
   char text[TEXT];
   int failed = how == ENCODE ? gpu->sparse_encode(tasks, count, stream, text)
                              : gpu->sparse_decode(tasks, count, how == DECODE_ADD, stream, text);
@@ -296,7 +296,8 @@ static pith_status run(const pith_cuda_item *items, size_t count, way how, void 
   PITH_TRY(check_workspace(pith_cuda_workspace(items, count), workspace, workspace_size));
   PITH_TRY(run_blocks(gpu, items, count, how, stream));
   PITH_TRY(run_sparse(gpu, items, count, how, workspace, stream));
-  static const int whats[] = {[ENCODE] = PITH_GPU_LOWRANK_ENCODE, [DECODE_SET] = PITH_GPU_LOWRANK_SET, [DECODE_ADD] = PITH_GPU_LOWRANK_ADD};
+  static const int whats[] = {
+      [ENCODE] = PITH_GPU_LOWRANK_ENCODE, [DECODE_SET] = PITH_GPU_LOWRANK_SET, [DECODE_ADD] = PITH_GPU_LOWRANK_ADD};
   size_t used = sparse_spaces(gpu, items, count);
   return run_lowrank(gpu, items, count, whats[how], used ? (uint8_t *)workspace + used : workspace, stream);
 }
@@ -315,8 +316,8 @@ static pith_status check_round(const pith_cuda_item *item, size_t index) {
   PITH_TRY(check_item(item, 1));
   PITH_REQUIRE(pith__gpu_is_lowrank(item->codec), PITH_ERR_UNSUPPORTED, "%s: there are no CUDA kernels for its rounds", spec);
   PITH_REQUIRE(index < pith_codec_rounds(item->codec), PITH_ERR_ARGUMENT, "%s has no round %zu", spec, index);
-  PITH_REQUIRE(item->part || pith_cuda_part(item->codec, item->n, (size_t)item->ctx.rows) == 0, PITH_ERR_STATE, "%s: needs its part",
-               spec);
+  PITH_REQUIRE(item->part || pith_cuda_part(item->codec, item->n, (size_t)item->ctx.rows) == 0, PITH_ERR_STATE,
+               "%s: needs its part", spec);
   PITH_REQUIRE((uintptr_t)item->payload % sizeof(float) == 0, PITH_ERR_ARGUMENT, "%s: the buffer of a round is not aligned", spec);
   return PITH_OK;
 }
@@ -355,8 +356,8 @@ static pith_status check_candidates(const pith_cuda_item *items, size_t count) {
     PITH_TRY(pith_cuda_supports(items[i].codec));
     PITH_REQUIRE(pith__gpu_is_block(items[i].codec) && !items[i].codec->transform, PITH_ERR_UNSUPPORTED,
                  "%s: errors are measured for block codecs without a transform", items[i].codec->spec);
-    PITH_REQUIRE(items[i].n == items[0].n && items[i].values == items[0].values && items[i].dtype == items[0].dtype, PITH_ERR_ARGUMENT,
-                 "%s: candidates are measured on one tensor", items[i].codec->spec);
+    PITH_REQUIRE(items[i].n == items[0].n && items[i].values == items[0].values && items[i].dtype == items[0].dtype,
+                 PITH_ERR_ARGUMENT, "%s: candidates are measured on one tensor", items[i].codec->spec);
     PITH_REQUIRE(items[i].n <= PITH_GPU_TASK_VALUES && items[i].ctx.offset == 0, PITH_ERR_RANGE,
                  "errors are measured on whole tensors of up to %d values", PITH_GPU_TASK_VALUES);
   }

@@ -1,6 +1,6 @@
 /*
- * powersgd on the GPU: what is decoded from factors has the CPU's bits; the factors themselves come from sums in another order, so that they
- * agree within rounding, over steps with a memory too, alone and in rounds.
+ * powersgd on the GPU: what is decoded from factors has the CPU's bits; the factors themselves come from sums in another order, so
+ * that they agree within rounding, over steps with a memory too, alone and in rounds.
  */
 #include "inputs.h"
 #include "memory/memory.h"
@@ -10,9 +10,10 @@ typedef struct matrix {
   size_t n, rows;
 } matrix;
 
-static const matrix matrices[] = {{"powersgd:4", 512 * 600, 512}, {"ef/powersgd:2", 300 * 300, 300}, {"ef/powersgd:1", 70000, 7},
-                                  {"powersgd:4", 100003, 0},      {"ef/powersgd:20", 257 * 400, 257}, {"powersgd:8", 64 * 3000, 3000},
-                                  {"ef/powersgd:4", 50, 10},      {"momentum:0.5/powersgd:3", 40000, 100}};
+static const matrix matrices[] = {{"powersgd:4", 512 * 600, 512},     {"ef/powersgd:2", 300 * 300, 300},
+                                  {"ef/powersgd:1", 70000, 7},        {"powersgd:4", 100003, 0},
+                                  {"ef/powersgd:20", 257 * 400, 257}, {"powersgd:8", 64 * 3000, 3000},
+                                  {"ef/powersgd:4", 50, 10},          {"momentum:0.5/powersgd:3", 40000, 100}};
 enum { MATRICES = sizeof matrices / sizeof *matrices };
 
 /* A layer on both sides. */
@@ -29,9 +30,15 @@ static void twin_open(twin *t, const matrix *m, pith_dtype dtype) {
   CHECK(pith_state_create(t->codec, m->n, m->rows, &t->state) == PITH_OK);
   size_t part = pith_cuda_part(t->codec, m->n, m->rows);
   t->bound = pith_codec_bound(t->codec, m->n);
-  t->item = (pith_cuda_item){.codec = t->codec, .dtype = dtype, .n = m->n, .values = gpu_memory(4 * m->n),
-                             .payload = gpu_memory(t->bound), .size = gpu_memory(8), .memory = gpu_memory(4 * m->n),
-                             .part = part ? gpu_memory(part) : NULL, .ctx = PITH_CTX_INIT};
+  t->item = (pith_cuda_item){.codec = t->codec,
+                             .dtype = dtype,
+                             .n = m->n,
+                             .values = gpu_memory(4 * m->n),
+                             .payload = gpu_memory(t->bound),
+                             .size = gpu_memory(8),
+                             .memory = gpu_memory(4 * m->n),
+                             .part = part ? gpu_memory(part) : NULL,
+                             .ctx = PITH_CTX_INIT};
   t->item.ctx.seed = 3;
   t->item.ctx.rows = m->rows;
   gpu_fill(t->item.memory, 0, 4 * m->n);
@@ -98,8 +105,8 @@ static void check_encode(const matrix *m, pith_dtype dtype) {
     CHECK_EQ(size, out.size);
     CHECK(pith_decode(t.codec, (pith_bytes){payload, out.size}, (pith_span){a, m->n, PITH_F32}, PITH_SET, &t.item.ctx) == PITH_OK);
     gpu_get(payload, t.item.payload, size);
-    CHECK_MSG(pith_decode(t.codec, (pith_bytes){payload, size}, (pith_span){b, m->n, PITH_F32}, PITH_SET, &t.item.ctx) == PITH_OK, "%s",
-              pith_error());
+    CHECK_MSG(pith_decode(t.codec, (pith_bytes){payload, size}, (pith_span){b, m->n, PITH_F32}, PITH_SET, &t.item.ctx) == PITH_OK,
+              "%s", pith_error());
     check_near(a, b, m->n, m, "what is decoded");
     pith_cuda_item there = t.item; /* decoding the same payload gives the same bits on both */
     there.part = NULL;
@@ -155,7 +162,8 @@ static void check_rounds(const matrix *m) {
       memset(cpu_sum, 0, 4 * m->n);
       memset(gpu_sum, 0, 4 * m->n);
       for (int r = 0; r < RANKS; r++) {
-        CHECK(pith_round_produce(t[r].codec, t[r].state, index, (pith_cspan){input[r], m->n, PITH_F32}, buffer, &t[r].item.ctx) == PITH_OK);
+        CHECK(pith_round_produce(t[r].codec, t[r].state, index, (pith_cspan){input[r], m->n, PITH_F32}, buffer, &t[r].item.ctx) ==
+              PITH_OK);
         for (size_t i = 0; i < round.count; i++) {
           cpu_sum[i] += buffer[i];
         }
@@ -167,7 +175,8 @@ static void check_rounds(const matrix *m) {
         }
       }
       for (int r = 0; r < RANKS; r++) {
-        CHECK(pith_round_consume(t[r].codec, t[r].state, index, cpu_sum, (pith_span){dst, m->n, PITH_F32}, &t[r].item.ctx) == PITH_OK);
+        CHECK(pith_round_consume(t[r].codec, t[r].state, index, cpu_sum, (pith_span){dst, m->n, PITH_F32}, &t[r].item.ctx) ==
+              PITH_OK);
         gpu_put(t[r].item.payload, gpu_sum, 4 * round.count);
         CHECK(pith_cuda_consume(&t[r].item, 1, index, t[r].workspace, t[r].space, NULL) == PITH_OK);
         GPU_CHECK(gpu.wait());

@@ -11,7 +11,9 @@ static double cpu_error(const pith_codec *codec, const void *x, size_t n, pith_d
   CHECK(pith_decode(codec, (pith_bytes){payload, out.size}, (pith_span){back, n, PITH_F32}, PITH_SET, ctx) == PITH_OK);
   for (size_t i = 0; i < n; i++) {
     uint32_t bits = value_bits(x, i, dtype);
-    float v = dtype == PITH_F32 ? ((const float *)x)[i] : dtype == PITH_F16 ? pith__f16_to_f32((uint16_t)bits) : pith__bf16_to_f32((uint16_t)bits);
+    float v = dtype == PITH_F32   ? ((const float *)x)[i]
+              : dtype == PITH_F16 ? pith__f16_to_f32((uint16_t)bits)
+                                  : pith__bf16_to_f32((uint16_t)bits);
     error += ((double)v - back[i]) * ((double)v - back[i]);
   }
   free(payload);
@@ -21,8 +23,25 @@ static double cpu_error(const pith_codec *codec, const void *x, size_t n, pith_d
 }
 
 static void check_errors(size_t n, pith_dtype dtype) {
-  static const char *const list[] = {"q:1", "q:2", "q:3", "q:4", "q:5", "q:8", "q:4,bucket=64", "q:2,bucket=4096", "q:4,round=stochastic", "fp16",
-                                     "bf16", "qsgd:7", "terngrad", "natural", "sign,scale=mean", "signmean", "tree8", "lloyd:2", "gq:8"};
+  static const char *const list[] = {"q:1",
+                                     "q:2",
+                                     "q:3",
+                                     "q:4",
+                                     "q:5",
+                                     "q:8",
+                                     "q:4,bucket=64",
+                                     "q:2,bucket=4096",
+                                     "q:4,round=stochastic",
+                                     "fp16",
+                                     "bf16",
+                                     "qsgd:7",
+                                     "terngrad",
+                                     "natural",
+                                     "sign,scale=mean",
+                                     "signmean",
+                                     "tree8",
+                                     "lloyd:2",
+                                     "gq:8"};
   enum { COUNT = sizeof list / sizeof *list };
   pith_codec *codecs[COUNT];
   pith_cuda_item items[COUNT];
@@ -45,7 +64,8 @@ static void check_errors(size_t n, pith_dtype dtype) {
   gpu_get(errors, found, sizeof errors);
   for (int i = 0; i < COUNT; i++) {
     double expected = cpu_error(codecs[i], narrowed, n, dtype, &items[i].ctx);
-    CHECK_MSG(fabs(errors[i] - expected) <= 1e-4 * expected + 1e-12, "%s of %zu values: %g, not %g", list[i], n, errors[i], expected);
+    CHECK_MSG(fabs(errors[i] - expected) <= 1e-4 * expected + 1e-12, "%s of %zu values: %g, not %g", list[i], n, errors[i],
+              expected);
     pith_codec_destroy(codecs[i]);
   }
   gpu_free(values);

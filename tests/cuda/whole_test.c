@@ -13,8 +13,13 @@ typedef struct bench {
 static void bench_open(bench *b, const char *spec, size_t n, pith_dtype dtype) {
   CHECK_MSG(pith_codec_create(spec, &b->codec) == PITH_OK, "%s: %s", spec, pith_error());
   b->bound = pith_codec_bound(b->codec, n);
-  b->item = (pith_cuda_item){.codec = b->codec, .dtype = dtype, .n = n, .values = gpu_memory(4 * n),
-                             .payload = gpu_memory(b->bound), .size = gpu_memory(8), .ctx = PITH_CTX_INIT};
+  b->item = (pith_cuda_item){.codec = b->codec,
+                             .dtype = dtype,
+                             .n = n,
+                             .values = gpu_memory(4 * n),
+                             .payload = gpu_memory(b->bound),
+                             .size = gpu_memory(8),
+                             .ctx = PITH_CTX_INIT};
   b->item.ctx.seed = 5;
   b->space = pith_cuda_workspace(&b->item, 1);
   b->workspace = gpu_memory(b->space);
@@ -78,10 +83,11 @@ static void steps(float *x, size_t n) {
 }
 
 static void check_selections(pith_dtype dtype) {
-  static const char *const list[] = {"topk:0.01", "topk:0.001,values=fp16", "topk:0.3,values=q8", "topk:0.9", "topk:0.00001",
-                                     "topk:0.02,select=sampled", "threshold:2", "threshold:0.5,values=bf16", "threshold:0.05",
-                                     "adaptive:0.01", "adaptive:0.5"};
-  static const char *const names[] = {"a normal distribution", "mostly zeros", "one number", "a cluster", "steps", "all magnitudes"};
+  static const char *const list[] = {
+      "topk:0.01",   "topk:0.001,values=fp16",    "topk:0.3,values=q8", "topk:0.9",      "topk:0.00001", "topk:0.02,select=sampled",
+      "threshold:2", "threshold:0.5,values=bf16", "threshold:0.05",     "adaptive:0.01", "adaptive:0.5"};
+  static const char *const names[] = {"a normal distribution", "mostly zeros", "one number", "a cluster", "steps",
+                                      "all magnitudes"};
   size_t n = quick() ? 40007 : 1000003;
   float *x = malloc(4 * n);
   void *narrowed = malloc(4 * n);
@@ -167,8 +173,15 @@ TEST(payloads_of_several_ranks_add_up_in_their_order) {
 TEST(many_whole_layers_go_in_one_call) {
   need_gpu();
   enum { LAYERS = 50, MOST = 60000 };
-  static const char *const list[] = {"topk:0.02", "adaptive:0.05", "threshold:1.5", "q:4", "randomk:0.1", "topk:0.1,values=q8",
-                                     "topk:0.03,select=sampled", "powersgd:2", "threshold:0.1,values=fp16"};
+  static const char *const list[] = {"topk:0.02",
+                                     "adaptive:0.05",
+                                     "threshold:1.5",
+                                     "q:4",
+                                     "randomk:0.1",
+                                     "topk:0.1,values=q8",
+                                     "topk:0.03,select=sampled",
+                                     "powersgd:2",
+                                     "threshold:0.1,values=fp16"};
   pith_cuda_item items[LAYERS];
   float *x[LAYERS];
   uint64_t *sizes = gpu_memory(8 * LAYERS), found[LAYERS];
@@ -178,8 +191,12 @@ TEST(many_whole_layers_go_in_one_call) {
     CHECK(pith_codec_create(list[i % 9], &codec) == PITH_OK);
     x[i] = malloc(4 * MOST);
     fill(x[i], n, i % 4 == 3 ? SPARSE : NORMAL);
-    items[i] = (pith_cuda_item){.codec = codec, .n = n, .values = gpu_memory(4 * MOST), .payload = gpu_memory(pith_codec_bound(codec, n)),
-                                .size = sizes + i, .ctx = PITH_CTX_INIT};
+    items[i] = (pith_cuda_item){.codec = codec,
+                                .n = n,
+                                .values = gpu_memory(4 * MOST),
+                                .payload = gpu_memory(pith_codec_bound(codec, n)),
+                                .size = sizes + i,
+                                .ctx = PITH_CTX_INIT};
     items[i].ctx.layer = (uint64_t)i;
     gpu_put(items[i].values, x[i], 4 * n);
   }
@@ -231,7 +248,8 @@ TEST(selections_can_be_captured_in_a_graph) {
     GPU_CHECK(gpu.wait());
     pith_out out = {payload, b.bound, 0};
     CHECK(pith_encode(b.codec, NULL, (pith_cspan){x, N, PITH_F32}, &out, &b.item.ctx) == PITH_OK);
-    CHECK(pith_decode(b.codec, (pith_bytes){payload, out.size}, (pith_span){expected, N, PITH_F32}, PITH_SET, &b.item.ctx) == PITH_OK);
+    CHECK(pith_decode(b.codec, (pith_bytes){payload, out.size}, (pith_span){expected, N, PITH_F32}, PITH_SET, &b.item.ctx) ==
+          PITH_OK);
     gpu_get(found, b.item.values, 4 * N);
     check_values(expected, found, N, PITH_F32, "a graph", "topk:0.03", NORMAL);
   }
@@ -297,7 +315,11 @@ TEST(whole_tensors_are_refused_in_pieces_and_without_a_size) {
   CHECK_EQ(pith_cuda_supports(codec), PITH_ERR_UNSUPPORTED);
   pith_codec_destroy(codec);
   CHECK(pith_codec_create("dgc", &codec) == PITH_OK);
-  item = (pith_cuda_item){.codec = codec, .n = 8, .values = bytes, .payload = bytes, .memory = (float *)(void *)bytes,
+  item = (pith_cuda_item){.codec = codec,
+                          .n = 8,
+                          .values = bytes,
+                          .payload = bytes,
+                          .memory = (float *)(void *)bytes,
                           .size = (uint64_t *)(void *)bytes};
   CHECK_EQ(pith_cuda_encode(&item, 1, NULL, 0, NULL), PITH_ERR_STATE);
   pith_codec_destroy(codec);
