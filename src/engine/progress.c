@@ -26,7 +26,7 @@
 #define SPIN_TURNS_FEW 16   /* over a network, where the core is wanted */
 #define BULK_VALUES 65536   /* of an operation */
 #define TRICKLE_BYTES 65536 /* of a turn: less is not worth its system calls */
-#define NAP_LEAST 200000     /* nanoseconds */
+#define NAP_LEAST 100000    /* nanoseconds; also the longest while there is something to send */
 #define NAP_MOST 800000
 #define MODEST_SLEEPS 100   /* so many of them until we look again whether it is */
 #define YIELD_TURNS 64      /* between two that let others in, where each rank can have a core */
@@ -302,6 +302,15 @@ static void note_vain_spin(pith_comm *comm, long *displaced) {
   }
 }
 
+static int is_sending(const pith_comm *comm) {
+  for (int p = 0; p < comm->ranks; p++) {
+    if (comm->link[p].out) {
+      return 1;
+    }
+  }
+  return 0;
+}
+
 /* Bytes of a slow link come and go a packet at a time, and every look at them costs system calls that other ranks could do with. So where
  * a turn moved little of something large, and there was nothing to compute, we let more gather. */
 static void let_gather(pith_comm *comm, uint64_t bytes) {
@@ -309,7 +318,7 @@ static void let_gather(pith_comm *comm, uint64_t bytes) {
     comm->nap = bytes >= 2 * TRICKLE_BYTES ? comm->nap / 2 : comm->nap;
     return;
   }
-  comm->nap = comm->nap < NAP_LEAST ? NAP_LEAST : comm->nap < NAP_MOST / 2 ? 2 * comm->nap : NAP_MOST;
+  comm->nap = comm->nap < NAP_LEAST || is_sending(comm) ? NAP_LEAST : comm->nap < NAP_MOST / 2 ? 2 * comm->nap : NAP_MOST;
   pthread_mutex_unlock(&comm->mutex);
   struct pollfd wake = {.fd = comm->wake, .events = POLLIN};
   ppoll(&wake, 1, &(struct timespec){0, comm->nap}, NULL); /* whoever submits something ends it */
