@@ -63,6 +63,9 @@ PITH_API pith_status pith_adapter_advance(pith_adapter *adapter, double seconds,
 PITH_API const char *pith_adapter_spec(const pith_adapter *adapter, size_t layer);
 PITH_API const char *pith_adapter_reason(const pith_adapter *adapter, size_t layer);
 
+/* Specs that layers may get, in canonical form; NULL beyond the last. */
+PITH_API const char *pith_adapter_candidate(const pith_adapter *adapter, size_t index);
+
 /* The number of the step that comes, and of the one from which the next plan is to be in force. */
 PITH_API uint64_t pith_adapter_step_number(const pith_adapter *adapter);
 PITH_API uint64_t pith_adapter_next_plan(const pith_adapter *adapter);

@@ -146,6 +146,14 @@ class Adapter:
         return c.text(c.lib.pith_adapter_reason(self._pointer, layer))
 
     @property
+    def candidates(self) -> list[str]:
+        """The specs that layers may get."""
+        found: list[str] = []
+        while spec := c.text(c.lib.pith_adapter_candidate(self._pointer, len(found))):
+            found.append(spec)
+        return found
+
+    @property
     def step(self) -> int:
         """The number of the step that comes."""
         return c.lib.pith_adapter_step_number(self._pointer)

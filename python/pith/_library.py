@@ -436,6 +436,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_adapter_advance": (_STATUS, [_P, c_double, POINTER(c_int)]),
     "pith_adapter_spec": (c_char_p, [_P, c_size_t]),
     "pith_adapter_reason": (c_char_p, [_P, c_size_t]),
+    "pith_adapter_candidate": (c_char_p, [_P, c_size_t]),
     "pith_adapter_step_number": (c_uint64, [_P]),
     "pith_adapter_next_plan": (c_uint64, [_P]),
     "pith_adapter_profile": (_STATUS, [_P, c_char_p]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -123,22 +124,25 @@ class Reducer:
     @property
     def layers(self) -> list[Layer]:
         """The table of layers."""
-        found = []
-        for index in range(c.lib.pith_reducer_layers(self._open())):
-            layer = c.Layer()
-            c.check(c.lib.pith_reducer_layer(self._open(), index, ctypes.byref(layer)))
-            found.append(
-                Layer(
-                    c.text(layer.name),
-                    c.text(layer.spec),
-                    c.text(layer.reason),
-                    layer.n,
-                    layer.bytes,
-                    layer.steps,
-                    traffic_of(layer.traffic),
-                )
-            )
-        return found
+        return [self.layer(index) for index in range(c.lib.pith_reducer_layers(self._open()))]
+
+    def layer(self, number: int) -> Layer:
+        """One of them. With an adaptive spec its spec is that of the step that comes."""
+        layer = c.Layer()
+        c.check(c.lib.pith_reducer_layer(self._open(), number, ctypes.byref(layer)))
+        return Layer(
+            c.text(layer.name),
+            c.text(layer.spec),
+            c.text(layer.reason),
+            layer.n,
+            layer.bytes,
+            layer.steps,
+            traffic_of(layer.traffic),
+        )
+
+    def write_profile(self, path: str | os.PathLike[str]) -> None:
+        """Writes the statistics that the last plan of an adaptive spec was made from, for ``pith plan`` and :class:`pith.Profile`."""
+        c.check(c.lib.pith_reducer_profile(self._open(), os.fsencode(path)))
 
     def save(self) -> bytes:
         """The step and every layer's state, for a checkpoint of this rank."""

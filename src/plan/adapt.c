@@ -141,6 +141,8 @@ const char *pith_adapter_reason(const pith_adapter *a, size_t layer) {
   return !l->fixed ? a->reason : l->dimensions <= 1 ? "one dimension" : "under 1024 values";
 }
 
+const char *pith_adapter_candidate(const pith_adapter *a, size_t index) { return pith_profile_candidate(a->window, index); }
+
 uint64_t pith_adapter_step_number(const pith_adapter *a) { return a->s.step; }
 uint64_t pith_adapter_next_plan(const pith_adapter *a) { return a->s.target; }
 

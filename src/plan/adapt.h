@@ -38,7 +38,7 @@ pith_status pith__adapt_candidates(const pith_adapt_options *options, char *text
 /* ---- Plans ------------------------------------------------------------------------------------------------------- */
 
 /* The candidates of auto. The other kinds have one plan, in the first place. */
-enum { PITH_PLANS = 11, PITH_PLAN_NONE = 0, PITH_CODEC_KINDS = 5, PITH_TRIED_MOST = 8 };
+enum { PITH_PLANS = 11, PITH_CODEC_KINDS = 5, PITH_TRIED_MOST = 8, PITH_TRIALS_MOST = 3 };
 
 /* Its name for people, its family (those of one number are variants of one another). */
 const char *pith__plan_slot_name(size_t slot);
@@ -88,9 +88,10 @@ typedef struct pith_adapt_state {
   pith_measures measures;
   /* Trials. */
   uint32_t trying, tried, tries, finals; /* under way; which of `tries`; how often the best were tried again */
-  uint32_t unused;
   uint32_t order[PITH_TRIED_MOST];
-  double time[PITH_PLANS];      /* measured in these trials; 0: not */
+  double time[PITH_PLANS];      /* measured in these trials, the median of … */
+  double trial[PITH_PLANS][PITH_TRIALS_MOST];
+  uint32_t trials[PITH_PLANS];  /* … so many of them; 0: not tried */
   double predicted[PITH_PLANS]; /* for them, not yet corrected */
   double bias[PITH_PLANS];      /* how wrong the prediction was; 0 counts as 1 */
   double error[PITH_PLANS];

@@ -135,6 +135,9 @@ static int is_sound(const pith_adapter *a) {
   for (size_t i = 0; i < PITH_TRIED_MOST; i++) {
     good = good && s->order[i] < PITH_PLANS;
   }
+  for (size_t i = 0; i < PITH_PLANS; i++) {
+    good = good && s->trials[i] <= PITH_TRIALS_MOST;
+  }
   return good && are_candidates(a, a->in_force, a->layers) && are_candidates(a, a->plans, PITH_PLANS * a->layers) &&
          are_candidates(a, a->made.choice, PITH_PLANS * a->layers);
 }

@@ -14,7 +14,7 @@ enum { FIRST_MOST = 4, LATER_MOST = 2, FINALISTS = 3, FINALS = 2 };
 #define NEAR 1.1    /* the best are tried again, in turns, if they are within this */
 #define RIVAL 1.05  /* at later plans: a more exact one that may be that much slower is tried, and whatever may be faster */
 #define SLOW 1.33   /* a trial that is that much slower ends early */
-#define SAME 1.02   /* within this, the more exact one wins */
+#define SAME 1.03   /* within this, the more exact one wins */
 #define UNKNOWN 1e9 /* seconds of a trial in which nothing was measured */
 #define GRAIN 0.05
 #define LEAST 0.05  /* no prediction is below this share of what is now */
@@ -115,6 +115,20 @@ static void choose_trials(pith_adapter *a) {
   }
 }
 
+/* ---- What was measured ------------------------------------------------------------------------------------------- */
+
+/* A further trial of a plan. Its time is the median of its trials (of two the mean): one that was disturbed, or lucky, does not decide. */
+static void note(pith_adapter *a, size_t slot, double seconds) {
+  double *trial = a->s.trial[slot];
+  uint32_t count = a->s.trials[slot] < PITH_TRIALS_MOST ? a->s.trials[slot]++ : PITH_TRIALS_MOST - 1;
+  for (; count > 0 && trial[count - 1] > seconds; count--) {
+    trial[count] = trial[count - 1];
+  }
+  trial[count] = seconds;
+  uint32_t last = a->s.trials[slot] - 1;
+  a->s.time[slot] = (trial[last / 2] + trial[(last + 1) / 2]) / 2;
+}
+
 /* ---- What stays -------------------------------------------------------------------------------------------------- */
 
 static size_t fastest(const pith_adapter *a, size_t but) {
@@ -193,13 +207,12 @@ void pith__trial_begin(pith_adapter *a) {
   memcpy(a->s.predicted, a->made.predicted, sizeof a->s.predicted);
   memcpy(a->s.error, a->made.error, sizeof a->s.error);
   memset(a->s.time, 0, sizeof a->s.time);
-  a->s.time[a->s.slot] = a->s.measures.seconds;
+  memset(a->s.trials, 0, sizeof a->s.trials);
+  note(a, a->s.slot, a->s.measures.seconds > 0 ? a->s.measures.seconds : UNKNOWN); /* if nobody measures, everything stays as it is */
   fade(a);
   a->s.tries = a->s.tried = 0;
   if (a->s.measures.seconds > 0) {
     choose_trials(a);
-  } else {
-    a->s.time[a->s.slot] = 1; /* nobody measures: everything stays as it is */
   }
   a->s.trying = a->s.tries > 0;
   a->s.finals = a->s.trying ? 0 : FINALS;
@@ -209,12 +222,10 @@ void pith__trial_begin(pith_adapter *a) {
 int pith__trial_look(pith_adapter *a, double seconds) {
   size_t slot = a->s.order[a->s.tried], rival = fastest(a, slot);
   int over = a->s.step + 1 - a->s.changed >= PITH_TRIAL_STEPS;
-  double before = a->s.time[slot];
   if (!over && seconds > 0 && rival < PITH_PLANS && seconds <= SLOW * a->s.time[rival]) {
     return 0;
   }
-  /* Of two times the lesser is nearer to the truth. */
-  a->s.time[slot] = seconds <= 0 ? UNKNOWN : before > 0 && before < seconds ? before : seconds;
+  note(a, slot, seconds > 0 ? seconds : UNKNOWN);
   PITH_LOG_INFO("planner: step %llu: %s took %.4g s a step", (unsigned long long)a->s.step, pith__plan_slot_name(slot), seconds);
   a->s.tried++;
   return 1;

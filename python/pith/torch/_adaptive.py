@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from .. import _library as c
 from .._adapt import Adapter
-from .._codec import State
+from .._codec import State, codec_of
 from .._errors import StateError
 from ._coder import to_tensor, wire_codec
 from ._layers import Layer
@@ -85,6 +85,7 @@ class Adapting:
         self._places = [i for i, layer in enumerate(layers) if layer.adaptive]
         self._number = {index: place for place, index in enumerate(self._places)}
         self._adapter = self._make()
+        self._admit()
         self._debts: dict[int, Debt] = {}
         self._begun, self._last, self._ended = 0.0, 0.0, 0.0
         self._describe()
@@ -92,6 +93,12 @@ class Adapting:
     def _make(self) -> Adapter:
         layers = [(self._layers[i].name, self._layers[i].shape) for i in self._places]
         return Adapter(self._spec, layers, self._coder.rank, self._coder.ranks, self._coder.seed)
+
+    def _admit(self) -> None:
+        """An error now if the device has no kernels for a spec that a plan may choose."""
+        if hasattr(self._coder, "admit"):
+            for spec in self._adapter.candidates:
+                self._coder.admit(self._layers[self._places[0]], codec_of(spec))
 
     def _describe(self) -> None:
         for place, index in enumerate(self._places):

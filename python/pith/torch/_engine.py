@@ -6,6 +6,7 @@ in every step, whatever order or buckets gradients come in: what an owner of a p
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -17,10 +18,12 @@ import torch
 import torch.distributed as dist
 
 from .. import _library as c
+from .._adapt import AdaptiveRules
 from .._codec import Rules
 from .._comm import Request
 from .._errors import ArgumentError, StateError
 from .._reducer import Reducer
+from ._adaptive import Adapting
 from ._coder import Bucket, coder_for, to_tensor
 from ._exchange import Parcel, Way, kind_of, way_of
 from ._group import PithGroup
@@ -44,8 +47,8 @@ class Engine(Protocol):
     def start(self, members: Sequence[int], gradients: Tensors) -> None:
         """Begins to reduce the gradients of these layers, in place."""
 
-    def finish(self) -> None:
-        """Waits for all that was started, and ends the step."""
+    def finish(self) -> bool:
+        """Waits for all that was started, and ends the step. Whether layers have other specs now, in the list that was given."""
 
     def scale(self, factor: float) -> None:
         """Multiplies what is kept between steps."""
@@ -58,11 +61,11 @@ class Engine(Protocol):
     def load(self, saved: dict[str, Any]) -> None: ...
 
 
-def engine_for(group: Any, rules: Rules, layers: Sequence[Layer], seed: int) -> Engine:
+def engine_for(group: Any, rules: Rules, layers: list[Layer], seed: int) -> Engine:
     """The reducer over the backend pith, exchanges over any other, and for devices: only payloads come to main memory."""
     if isinstance(group, PithGroup) and layers[0].parameter.device.type == "cpu":
         return ReducerEngine(group, rules, layers, seed)
-    return ExchangeEngine(group, layers, seed)
+    return ExchangeEngine(group, rules, layers, seed)
 
 
 # ---- Over pith -------------------------------------------------------------------------------------------------------
@@ -73,10 +76,11 @@ class ReducerEngine:
 
     name = "pith"
 
-    def __init__(self, group: PithGroup, rules: Rules, layers: Sequence[Layer], seed: int) -> None:
+    def __init__(self, group: PithGroup, rules: Rules, layers: list[Layer], seed: int) -> None:
         self._comm = group.comm
         self.ranks = self._comm.ranks
         self._layers = layers
+        self._adapted = [i for i, layer in enumerate(layers) if layer.adaptive]
         self._inside = [i for i, layer in enumerate(layers) if self.kind_of(layer) == "reducer"]
         self._numbers: dict[int, int] = {}
         self._reducer: Reducer | None = None
@@ -99,6 +103,7 @@ class ReducerEngine:
             layer = self._layers[i]
             self._numbers[i] = self._reducer.add(layer.name, layer.shape, layer.dtype)
         self._reducer.check()
+        self._follow()
 
     def kind_of(self, layer: Layer) -> Hashable:
         return "reducer" if layer.dtype in COMPRESSIBLE else "beside"
@@ -127,7 +132,7 @@ class ReducerEngine:
         bytes_ = gradient.numel() * gradient.itemsize
         self._beside_sent[index] += 2 * bytes_ * (self.ranks - 1) // self.ranks
 
-    def finish(self) -> None:
+    def finish(self) -> bool:
         try:
             for request, _ in self._beside:
                 request.wait()
@@ -138,6 +143,19 @@ class ReducerEngine:
                     self._reducer.finish()
             finally:
                 self._lent.clear()
+        return self._follow()
+
+    def _follow(self) -> bool:
+        """Layers as the adapter of the reducer has them, if that has changed: the reason of any of them tells."""
+        if not self._adapted or self._reducer is None:
+            return False
+        first = self._adapted[0]
+        if self._reducer.layer(self._numbers[first]).reason == self._layers[first].reason:
+            return False
+        for i in self._adapted:
+            now = self._reducer.layer(self._numbers[i])
+            self._layers[i] = dataclasses.replace(self._layers[i], spec=now.spec, reason=now.reason)
+        return True
 
     def scale(self, factor: float) -> None:
         if self._reducer is not None:
@@ -156,6 +174,7 @@ class ReducerEngine:
     def load(self, saved: dict[str, Any]) -> None:
         if self._reducer is not None:
             self._reducer.load(saved["reducer"])
+            self._follow()
 
 
 # ---- Over other backends ---------------------------------------------------------------------------------------------
@@ -169,7 +188,7 @@ class ExchangeEngine:
     alone, never from time, so it is the same on all ranks.
     """
 
-    def __init__(self, group: Any, layers: Sequence[Layer], seed: int) -> None:
+    def __init__(self, group: Any, rules: Rules, layers: list[Layer], seed: int) -> None:
         self.name = str(dist.get_backend(group))
         self.ranks = dist.get_world_size(group)
         self._layers = layers
@@ -181,6 +200,11 @@ class ExchangeEngine:
         self._step = 0
         self._group = _own_group(group) if self.ranks > 1 else None
         self._worker = Worker(self._coder.working) if self.ranks > 1 else None
+        self._adapting: Adapting | None = None
+        if isinstance(rules, AdaptiveRules) and any(layer.adaptive for layer in layers):
+            self._adapting = Adapting(
+                rules.adaptive, layers, self._states, self._coder, self._group
+            )
 
     def __del__(self) -> None:
         if getattr(self, "_worker", None) is not None:
@@ -196,6 +220,9 @@ class ExchangeEngine:
     def start(self, members: Sequence[int], gradients: Tensors) -> None:
         if self._worker is None:  # one rank: its gradient is the mean
             return
+        if self._adapting is not None:
+            for index, gradient in zip(members, gradients, strict=True):
+                self._adapting.put(index, gradient)
         kind = kind_of(self._layers[members[0]])
         parcel = Parcel(
             self._coder,
@@ -223,34 +250,46 @@ class ExchangeEngine:
             self._buckets[key] = self._coder.bucket(layers, states)
         return self._buckets[key]
 
-    def finish(self) -> None:
+    def finish(self) -> bool:
         self._step += 1
-        if self._worker is not None:
-            self._worker.finish()
-            self._coder.give_back()
+        if self._worker is None:
+            return False
+        self._worker.finish()
+        self._coder.give_back()
+        changed = self._adapting is not None and self._adapting.finish()
+        if changed:
+            self._buckets.clear()  # they are of the old codecs
+        return changed
 
     def scale(self, factor: float) -> None:
         for state in self._states:
             state.scale(factor)
+        if self._adapting is not None:
+            self._adapting.scale(factor)
 
     def sent(self) -> list[int]:
         return [round(sent) for sent in self._sent]
 
     def save(self) -> dict[str, Any]:
-        return {
+        kept = {
             "step": self._step,
             "states": [self._coder.saved(state) for state in self._states],
         }
+        return kept | (self._adapting.save() if self._adapting is not None else {})
 
     def load(self, saved: dict[str, Any]) -> None:
-        states = saved["states"]
+        states, layers = saved["states"], self._layers
         if len(states) != len(self._states):
             raise StateError(f"{len(states)} states for {len(self._states)} layers")
-        fresh = [self._coder.state(layer) for layer in self._layers]
+        if self._adapting is not None:
+            adapter, layers = self._adapting.read(saved)
+        fresh = [self._coder.state(layer) for layer in layers]
         for state, data in zip(fresh, states, strict=True):  # all of them load, or nothing changes
             state.load(data)
-        for state, data in zip(self._states, states, strict=True):
-            state.load(data)
+        if self._adapting is not None:
+            self._adapting.load(adapter, saved)
+        self._states[:] = fresh
+        self._buckets.clear()
         self._step = saved["step"]
 
 

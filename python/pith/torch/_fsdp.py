@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from .. import _library as c
+from .._adapt import AdaptiveRules
 from .._codec import Caps, Codec, Rules, State, codec_of
 from .._errors import ArgumentError, StateError, UnsupportedError
 from ._coder import CpuCoder, coder_for, to_tensor
@@ -367,6 +368,11 @@ class ShardedCompressor:
 
         def look() -> tuple[tuple[list[Layer], list[Layer]], dict[str, Any]]:
             chosen = rules_of(spec, rules, plan)
+            if isinstance(chosen, AdaptiveRules):
+                raise UnsupportedError(
+                    f"{chosen.adaptive} is for DistributedDataParallel and DistributedOptimizer: specs of models sharded by fully_shard "
+                    "cannot change; take one from a plan, or q:4"
+                )
             named = list(model.named_parameters())
             layers = layers_of(named, chosen)
             gathered = _gathered(named, all_gather)
@@ -467,7 +473,10 @@ def _gathered(named: list[Any], spec: str | Rules | None) -> list[Layer]:
     """The layers of an all-gather, if it is compressed."""
     if spec is None:
         return []
-    layers = layers_of(named, rules_of(spec, None, None))
+    chosen = rules_of(spec, None, None)
+    if isinstance(chosen, AdaptiveRules):
+        raise UnsupportedError(f"all_gather: {chosen.adaptive} is for gradients")
+    layers = layers_of(named, chosen)
     for layer in layers:
         if layer.codec.has_memory or Caps.FIXED not in layer.codec.caps:
             raise UnsupportedError(

@@ -1,4 +1,4 @@
-"""One line for a training script: ``pith.torch.compress(model, "q:4")``, over any backend."""
+"""One line for a training script: ``pith.torch.compress(model)``, over any backend."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ._engine import engine_for
 from ._fsdp import ShardedCompressor, is_sharded
 from ._group import PithGroup
 from ._group import stats as group_stats
-from ._layers import Layer, Spec, agree, layers_of, rules_of, summary_of
+from ._layers import Layer, Spec, agree, default_spec, layers_of, rules_of, summary_of
 from ._optimizer import DistributedOptimizer
 from ._reduction import Reduction
 from ._table import Table
@@ -28,7 +28,7 @@ _compressors: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyD
 
 def compress(
     model: torch.nn.Module,
-    spec: Spec = "q:4",
+    spec: Spec | None = None,
     *,
     rules: str | Rules | None = None,
     plan: Plan | str | None = None,
@@ -38,8 +38,11 @@ def compress(
 ) -> Compressor | ShardedCompressor:
     """Compresses the gradients of a model in DistributedDataParallel, or sharded by ``fully_shard``, from the next step on.
 
-    ``spec`` is a spec for all layers (``"q:4"``, ``"ef/powersgd:4"``), rules (``"*.bias=none;embed*=ef/topk:0.01;*=q:4"``) or a
-    :class:`pith.Plan`; ``rules`` and ``plan`` (also the name of a plan's file) say the same by name. Layers are called what
+    ``spec`` is a spec for all layers (``"q:4"``, ``"ef/powersgd:4"``), rules (``"*.bias=none;embed*=ef/topk:0.01;*=q:4"``), a
+    :class:`pith.Plan`, or an adaptive spec: ``"auto"`` measures and takes what is fastest here, no compression included; ``"lgreco:q:4"``
+    shares the error of ``q:4`` out among layers so that they are smallest, and does so anew every few hundred steps (docs/planner.md).
+    The default is ``"auto"`` for models on CPUs, and ``"q:4"`` for those on other devices and for sharded ones, whose specs cannot change.
+    ``rules`` and ``plan`` (also the name of a plan's file) say the same by name. Layers are called what
     ``model.module.named_parameters()`` calls them. Parameters of one dimension or under 1024 values stay exact unless a rule names them,
     and so do types other than f32, f16 and bf16; :func:`pith.torch.stats` says what travels how, and why.
 
@@ -57,12 +60,14 @@ def compress(
     forget_copied(model)
     made: Compressor | ShardedCompressor
     if is_sharded(model):
+        spec = spec if spec is not None else "q:4"
         made = ShardedCompressor(model, spec, rules, plan, seed, scaler, all_gather)
     elif isinstance(model, DistributedDataParallel):
         if all_gather is not None:
             raise ArgumentError(
                 "all_gather is for models sharded by fully_shard; DDP gathers nothing"
             )
+        spec = spec if spec is not None else default_spec(model.parameters())
         made = Compressor(model, spec, rules, plan, seed, scaler)
     else:
         raise ArgumentError(

@@ -85,6 +85,12 @@ def rules_of(spec: Spec | None, rules: str | Rules | None, plan: Any) -> Rules:
     raise ArgumentError(f"{what!r} is no spec: a text such as 'q:4', pith.Rules or a pith.Plan is")
 
 
+def default_spec(parameters: Iterable[torch.nn.Parameter]) -> str:
+    """What is taken where nothing is said: on CPUs what is fastest, by trial."""
+    on_cpu = all(parameter.device.type == "cpu" for parameter in parameters)
+    return "auto" if on_cpu else "q:4"
+
+
 def texts_of(rules: Rules) -> list[str]:
     """The rules one by one."""
     return [text.strip() for text in rules.text.split(";") if text.strip()]

@@ -14,7 +14,7 @@ from .._codec import Rules
 from .._errors import ArgumentError, StateError
 from .._plan import Plan
 from ._engine import engine_for
-from ._layers import Layer, Spec, agree, layers_of, rules_of, summary_of
+from ._layers import Layer, Spec, agree, default_spec, layers_of, rules_of, summary_of
 from ._reduction import Reduction
 from ._table import Table
 
@@ -44,7 +44,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self,
         optimizer: torch.optim.Optimizer,
         parameters: torch.nn.Module | Named,
-        spec: Spec = "q:4",
+        spec: Spec | None = None,
         *,
         rules: str | Rules | None = None,
         plan: Plan | str | None = None,
@@ -61,8 +61,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         def look() -> tuple[tuple[Rules, list[Layer]], dict[str, Any]]:
             if backward_passes_per_step < 1:
                 raise ArgumentError("backward_passes_per_step is at least 1")
-            chosen = rules_of(spec, rules, plan)
-            layers = layers_of(_optimized(optimizer, parameters), chosen)
+            named = _optimized(optimizer, parameters)
+            wanted = spec if spec is not None else default_spec(p for _, p in named)
+            chosen = rules_of(wanted, rules, plan)
+            layers = layers_of(named, chosen)
             more = {"backward_passes_per_step": backward_passes_per_step}
             return (chosen, layers), summary_of(layers, chosen, seed, **more)
 
@@ -192,7 +194,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._reduction.stats()
 
 
-def _optimized(optimizer: torch.optim.Optimizer, parameters: torch.nn.Module | Named) -> Named:
+def _optimized(
+    optimizer: torch.optim.Optimizer, parameters: torch.nn.Module | Named
+) -> list[tuple[str, torch.nn.Parameter]]:
     """Names of the parameters that the optimizer has."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ArgumentError(f"{type(optimizer).__name__} is not an optimizer of torch")

@@ -56,13 +56,18 @@ class Reduction:
         self._scaler = scaler
         self._scale: float | None = None
         self._in_order = in_order
-        self._groups = grouped(layers, engine)
-        self._group_of = {i: g for g, members in enumerate(self._groups) for i in members}
+        self._groups: list[list[int]] = []
+        self._group_of: dict[int, int] = {}
+        self._regroup()
         self._present: dict[int, torch.Tensor] = {}
         self._waiting: set[int] = set()  # groups that have not left in this step
         self._missing: list[int] = []
         self._steps = [0] * len(layers)
         self._meter = Meter()
+
+    def _regroup(self) -> None:
+        self._groups = grouped(self.layers, self.engine)
+        self._group_of = {i: g for g, members in enumerate(self._groups) for i in members}
 
     # ---- A step
 
@@ -127,10 +132,13 @@ class Reduction:
         try:
             for group in sorted(self._waiting):
                 self._leave(group)
-            self.engine.finish()
+            changed = self.engine.finish()
         finally:
             self._present = {}
             self._waiting = set()
+        if changed:
+            self._regroup()
+            self._meter.ask()  # what was measured is of other specs
 
     # ---- Checkpoints
 
@@ -142,7 +150,7 @@ class Reduction:
             "backend": self.engine.name,
             "ranks": self.engine.ranks,
             "scale": self._scale,
-            "layers": [(layer.name, layer.spec, list(layer.shape)) for layer in self.layers],
+            "layers": [(layer.name, layer.declared, list(layer.shape)) for layer in self.layers],
             "engine": self.engine.save(),
         }
 
@@ -151,6 +159,7 @@ class Reduction:
             raise StateError("a step is under way: load between steps")
         self._check_saved(saved)
         self.engine.load(saved["engine"])
+        self._regroup()
         self._scale = saved["scale"]
 
     def _check_saved(self, saved: dict[str, Any]) -> None:
@@ -166,7 +175,7 @@ class Reduction:
                 f"the state has {len(saved['layers'])} layers, the model {len(self.layers)}"
             )
         for layer, entry in zip(self.layers, saved["layers"], strict=True):
-            mine, theirs = (layer.name, layer.spec, list(layer.shape)), tuple(entry)
+            mine, theirs = (layer.name, layer.declared, list(layer.shape)), tuple(entry)
             if mine != theirs:
                 raise StateError(
                     f"the state has {_describe(*theirs)} where the model has {_describe(*mine)}"
