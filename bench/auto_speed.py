@@ -1,0 +1,107 @@
+"""Does `auto` find the fastest way? Its samples per second beside those of six uniform specs, in one run.
+
+    pith lab --no-prefix -n 4 --rate 100mbit -- python bench/auto_speed.py             # also 1gbit, 5gbit
+    pith run --no-prefix -n 4 -- python bench/auto_speed.py                            # shared memory
+    …  --batch 32                                                                      # more to compute for each gradient
+
+`auto` trains until its trials are over; then all ways take turns, a few steps each. A figure is the median time of a step on rank 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import statistics
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import pith.torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "examples" / "pytorch"))
+import gpt  # noqa: E402
+
+UNIFORM = ["none", "bf16", "q:8", "q:4", "ef/topk:0.01", "ef/powersgd:4"]
+
+
+class Way:
+    """One model in training, and how long its steps took."""
+
+    def __init__(self, spec: str, text: torch.Tensor, symbols: int, a: argparse.Namespace) -> None:
+        torch.manual_seed(1)
+        self.spec, self.times = spec, []
+        model = gpt.GPT(symbols, a.width, a.layers, max(1, a.width // 64), a.context)
+        self.parameters = sum(p.numel() for p in model.parameters())
+        self.model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        pith.torch.compress(self.model, spec)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.source = gpt.batches(text, a.batch, a.context, torch.Generator().manual_seed(1000 + dist.get_rank()))
+
+    def run(self, steps: int, timed: bool) -> None:
+        for _ in range(steps):
+            batch = next(self.source)
+            dist.barrier()
+            start = time.perf_counter()
+            self.optimizer.zero_grad()
+            gpt.loss_of(self.model, batch).backward()
+            self.optimizer.step()
+            if timed:
+                self.times.append(time.perf_counter() - start)
+
+    def reason(self) -> str:
+        """Of its largest layer."""
+        return max(pith.torch.stats(self.model), key=lambda layer: layer.n).reason
+
+
+def settle(way: Way, steps: int) -> None:
+    """Trains until the trials are over, and says what was tried."""
+    before, started, done = "", time.perf_counter(), 0
+    while done < steps or "trial" in way.reason():
+        way.run(4, timed=False)
+        done += 4
+        if dist.get_rank() == 0 and way.reason() != before:
+            before = way.reason()
+            print(f"step {done:4d}, {time.perf_counter() - started:5.1f} s: {before}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--context", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=2, help="samples on each rank")
+    parser.add_argument("--settle", type=int, default=160, help="steps before anything is timed, at least")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=4, help="in each round")
+    parser.add_argument("--data", help="a text file, or a folder of them")
+    a = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("pith")
+    text = gpt.read_text(a.data)
+    symbols = {c: i for i, c in enumerate(sorted(set(text)))}
+    encoded = torch.tensor([symbols[c] for c in text])
+    ways = [Way(spec, encoded, len(symbols), a) for spec in ["auto", *UNIFORM]]
+    settle(ways[0], a.settle)
+    for _ in range(a.rounds):
+        for way in ways:
+            way.run(1, timed=False)
+            way.run(a.steps, timed=True)
+    if dist.get_rank() == 0:
+        report(ways, a)
+    dist.destroy_process_group()
+
+
+def report(ways: list[Way], a: argparse.Namespace) -> None:
+    seconds = {way.spec: statistics.median(way.times) for way in ways}
+    best = min(value for spec, value in seconds.items() if spec != "auto")
+    print(f"# {ways[0].parameters / 1e6:.1f} million parameters, {dist.get_world_size()} ranks, {a.batch} × {a.context} tokens on each; auto: {ways[0].reason()}")
+    print(f"{'spec':<16}{'ms a step':>11}{'× best uniform':>16}")
+    for spec, value in seconds.items():
+        print(f"{spec:<16}{1e3 * value:>11.1f}{best / value:>16.2f}")
+
+
+if __name__ == "__main__":
+    main()
