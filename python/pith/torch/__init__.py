@@ -1,7 +1,7 @@
 """Compressed training with PyTorch, by one line, over any backend::
 
     model = DistributedDataParallel(model)
-    pith.torch.compress(model, "q:4")
+    pith.torch.compress(model)  # auto; or with a spec: "q:4"
 
 and a backend for torch.distributed::
 
