@@ -29,6 +29,7 @@ typedef struct shared {
   double harmed_at; /* when; written before the signal is sent */
   int victim;
   double most; /* seconds within which an error is due */
+  int hearsay; /* the error may name a rank that gave up because of the victim */
   const char *spec;
 } shared;
 
@@ -81,7 +82,8 @@ static void reduce_until_error(pith_comm *comm, void *argument) {
   CHECK_MSG(status == PITH_ERR_PEER || status == PITH_ERR_ABORTED || status == PITH_ERR_TIMEOUT, "rank %d got %s: %s", rank,
             pith_status_string(status), text);
   CHECK_MSG(rank == s->victim || took < s->most, "rank %d was told after %.2f s", rank, took);
-  CHECK_MSG(rank == s->victim || names_rank(text, s->victim), "rank %d, told of rank %d: \"%s\"", rank, s->victim, text);
+  CHECK_MSG(rank == s->victim || names_rank(text, s->victim) || (s->hearsay && strstr(text, " is gone")), "rank %d, told of rank %d: \"%s\"",
+            rank, s->victim, text);
   check_refused(comm, status, text);
   pith_codec_destroy(codec);
   free(x);
@@ -105,6 +107,7 @@ static void kill_one(const char *transport, int ranks, int victim, const char *s
   pid_t child[RANKS_MOST];
   shared *s = share();
   s->victim = victim, s->spec = spec, s->most = 2.0;
+  s->hearsay = strcmp(transport, "ucx") == 0; /* a survivor's last words may get lost there: docs/transports.md */
   ranks_start(transport, ranks, 20, reduce_until_error, s, child);
   harm(s, child, ranks, SIGKILL);
   ranks_wait(child, ranks, victim);
@@ -155,6 +158,7 @@ static void stop_some(const char *const *names, int count) {
     int ranks = 2 + g / 2;
     s[g] = share();
     s[g]->victim = (int)test_below((uint64_t)ranks), s[g]->most = 3.0;
+    s[g]->hearsay = strcmp(names[g % count], "ucx") == 0;
     ranks_start(names[g % count], ranks, 1.5, reduce_until_error, s[g], child[g]);
     harm(s[g], child[g], ranks, SIGSTOP);
   }
