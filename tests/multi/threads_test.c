@@ -1,13 +1,139 @@
-/* Ranks whose work is shared by several threads: the same bits as with one, for every method, and the same errors. */
+/*
+ * Several threads of a rank: those of the caller, who send, receive and ask at once, and those of the library, who share encoding and
+ * decoding, with the same bits as one and the same errors.
+ */
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/crew.h"
 #include "engine/shared.h"
 #include "ranks.h"
 #include "test.h"
+
+/* ---- Threads of the caller --------------------------------------------------------------------------------------- */
+
+static const char *const transports[] = {"inproc", "shm", "tcp"};
+
+enum { THREADS = 4, ROUNDS = 60, LENGTH = 500 };
+
+typedef struct talker {
+  pith_comm *comm;
+  int number;
+} talker;
+
+/* Sends and receives with a tag of its own, every third time with a request that it looks after. */
+static void *talk(void *argument) {
+  const talker *me = argument;
+  int peer = 1 - pith_comm_rank(me->comm);
+  for (int round = 0; round < ROUNDS; round++) {
+    float x[LENGTH], y[LENGTH] = {0};
+    for (int i = 0; i < LENGTH; i++) {
+      x[i] = (float)((me->number * 977 + (round + i) * 7919) % 2001);
+    }
+    pith_request *sent;
+    int done = round % 3;
+    CHECK_OK(pith_send(me->comm, (pith_cspan){x, LENGTH, PITH_F32}, peer, (uint32_t)me->number, &sent));
+    CHECK_OK(pith_receive(me->comm, (pith_span){y, LENGTH, PITH_F32}, peer, (uint32_t)me->number, NULL));
+    while (!done) {
+      CHECK_OK(pith_test(sent, &done));
+    }
+    CHECK_OK(pith_wait(sent));
+    CHECK_BYTES(x, y, sizeof x);
+  }
+  return NULL;
+}
+
+static void run_threads(pith_comm *comm, void *(*routine)(void *)) {
+  pthread_t thread[THREADS];
+  talker who[THREADS];
+  for (int t = 0; t < THREADS; t++) {
+    who[t] = (talker){comm, t};
+    CHECK(pthread_create(&thread[t], NULL, routine, &who[t]) == 0);
+  }
+  for (int t = 0; t < THREADS; t++) {
+    pthread_join(thread[t], NULL);
+  }
+}
+
+static void many_talk(pith_comm *comm, void *argument) {
+  (void)argument;
+  run_threads(comm, talk);
+}
+
+TEST(threads_of_a_rank_exchange_messages_at_once) {
+  for (size_t t = 0; t < 3; t++) {
+    ranks_run(transports[t], 2, 0, many_talk, NULL);
+  }
+}
+
+/* Asks for its requests in a tight loop, as do all the others: whoever drives must get on all the same. */
+static void *ask(void *argument) {
+  const talker *me = argument;
+  int peer = 1 - pith_comm_rank(me->comm);
+  for (int round = 0; round < ROUNDS; round++) {
+    float x = (float)round, y = -1;
+    pith_request *sent, *received;
+    CHECK_OK(pith_receive(me->comm, (pith_span){&y, 1, PITH_F32}, peer, (uint32_t)me->number, &received));
+    CHECK_OK(pith_send(me->comm, (pith_cspan){&x, 1, PITH_F32}, peer, (uint32_t)me->number, &sent));
+    for (int done = 0, both = 0; !both; both &= done) {
+      CHECK_OK(pith_test(sent, &both));
+      CHECK_OK(pith_test(received, &done));
+    }
+    CHECK_OK(pith_wait(sent));
+    CHECK_OK(pith_wait(received));
+    CHECK(y == x);
+  }
+  return NULL;
+}
+
+static void many_ask(pith_comm *comm, void *argument) {
+  (void)argument;
+  run_threads(comm, ask);
+}
+
+TEST(threads_that_ask_all_the_time_do_not_stop_the_driver) {
+  for (size_t t = 0; t < 3; t++) {
+    ranks_run(transports[t], 2, 0, many_ask, NULL);
+  }
+}
+
+static void *receive_the_last(void *argument) {
+  float x = 0;
+  CHECK_OK(pith_receive(argument, (pith_span){&x, 1, PITH_F32}, 1, 1, NULL));
+  CHECK(x == 3);
+  return NULL;
+}
+
+/* Rank 0's first thread waits for what is only sent once its second has received, and answered, something else. */
+static void wait_in_turn(pith_comm *comm, void *argument) {
+  (void)argument;
+  float x = 3;
+  if (pith_comm_rank(comm) == 0) {
+    pthread_t first;
+    CHECK(pthread_create(&first, NULL, receive_the_last, comm) == 0);
+    usleep(20000); /* it drives, and sleeps */
+    CHECK_OK(pith_receive(comm, (pith_span){&x, 1, PITH_F32}, 1, 2, NULL));
+    CHECK_OK(pith_send(comm, (pith_cspan){&x, 1, PITH_F32}, 1, 3, NULL));
+    pthread_join(first, NULL);
+  } else {
+    usleep(40000);
+    CHECK_OK(pith_send(comm, (pith_cspan){&x, 1, PITH_F32}, 0, 2, NULL));
+    CHECK_OK(pith_receive(comm, (pith_span){&x, 1, PITH_F32}, 0, 3, NULL));
+    CHECK_OK(pith_send(comm, (pith_cspan){&x, 1, PITH_F32}, 0, 1, NULL));
+  }
+}
+
+TEST(a_thread_is_told_although_another_drives) {
+  for (size_t t = 0; t < 3; t++) {
+    double start = pith__now();
+    ranks_run(transports[t], 2, 0, wait_in_turn, NULL);
+    CHECK_MSG(pith__now() - start < 1, "%s: somebody slept over a message", transports[t]);
+  }
+}
 
 /* ---- Crews ------------------------------------------------------------------------------------------------------- */
 
@@ -22,14 +148,14 @@ static void count(void *argument, unsigned part) {
 
 /* With pauses that let members fall asleep, too. */
 TEST(every_part_is_run_once) {
-  enum { ROUNDS = 300 };
+  enum { PIECES = 300 };
   for (unsigned threads = 1; threads <= 5; threads += 2) {
     pith_crew *crew;
     tally t = {0};
     unsigned wanted[PITH_CREW_MOST] = {0};
     CHECK_OK(pith__crew_create(threads, &crew));
     CHECK_EQ(pith__crew_size(crew), threads);
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int round = 0; round < PIECES; round++) {
       unsigned parts = 1 + (unsigned)test_below(threads);
       pith__crew_run(crew, parts, count, &t);
       for (unsigned part = 0; part < parts; part++) {

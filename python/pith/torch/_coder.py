@@ -122,13 +122,27 @@ class Bucket:
         )
 
 
-class CpuCoder:
-    """For gradients in main memory."""
-
-    block_group, other_group = 8 << 20, 16 << 20  # bytes of gradients that travel together
+class Coder:
+    """What coders of all devices have in common: who encodes, and with which random numbers."""
 
     def __init__(self, rank: int, ranks: int, seed: int) -> None:
         self.rank, self.ranks, self.seed = rank, ranks, seed
+
+    def context(self, step: int, layer: Layer | None = None, rank: int | None = None) -> c.Ctx:
+        return context(
+            seed=self.seed,
+            step=step,
+            layer=layer.number if layer else 0,
+            rank=self.rank if rank is None else rank,
+            ranks=self.ranks,
+            rows=layer.rows if layer else 0,
+        )
+
+
+class CpuCoder(Coder):
+    """For gradients in main memory."""
+
+    block_group, other_group = 8 << 20, 16 << 20  # bytes of gradients that travel together
 
     # ---- Between the thread that computes and the one that sends: there is nothing to wait for in main memory
 
@@ -154,16 +168,6 @@ class CpuCoder:
 
     def state(self, layer: Layer) -> State:
         return wire_codec(layer).state(layer.n, layer.rows)
-
-    def context(self, step: int, layer: Layer | None = None, rank: int | None = None) -> c.Ctx:
-        return context(
-            seed=self.seed,
-            step=step,
-            layer=layer.number if layer else 0,
-            rank=self.rank if rank is None else rank,
-            ranks=self.ranks,
-            rows=layer.rows if layer else 0,
-        )
 
     # ---- Fixed sizes, in parts
 

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from .. import _library as c
-from .._codec import Caps, Codec, context
+from .._codec import Caps, Codec
 from .._errors import StateError, UnsupportedError
 from .._tensors import dtype_of
-from ._coder import wire_codec
+from ._coder import Coder, wire_codec
 from ._layers import Layer
 
 Tensors = Sequence[torch.Tensor]
@@ -151,14 +151,15 @@ def _vote(votes: torch.Tensor, first: int) -> None:
     torch.where(votes == 0, ties, torch.sign(votes), out=votes)
 
 
-class CudaCoder:
+class CudaCoder(Coder):
     """For gradients in device memory. Links between GPUs and launches of kernels like larger messages than those between CPUs."""
 
     block_group, other_group = 32 << 20, 128 << 20
 
     def __init__(self, device: torch.device, rank: int, ranks: int, seed: int) -> None:
         c.check(c.lib.pith_cuda_probe(None))
-        self.device, self.rank, self.ranks, self.seed = device, rank, ranks, seed
+        super().__init__(rank, ranks, seed)
+        self.device = device
         self.side = torch.cuda.Stream(device)  # exchanges run here, beside the backward pass
 
     @property
@@ -195,16 +196,6 @@ class CudaCoder:
 
     def buffer(self, n: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         return torch.empty(n, dtype=dtype, device=self.device)
-
-    def context(self, step: int, layer: Layer | None = None, rank: int | None = None) -> c.Ctx:
-        return context(
-            seed=self.seed,
-            step=step,
-            layer=layer.number if layer else 0,
-            rank=self.rank if rank is None else rank,
-            ranks=self.ranks,
-            rows=layer.rows if layer else 0,
-        )
 
     # ---- Many layers in one call
 
