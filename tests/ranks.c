@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "test.h"
+#include "transport/module.h"
 
 #define DESTROY_MOST 2.0 /* seconds, whatever has become of the others */
 
@@ -146,4 +147,14 @@ void ranks_run_hosts(const char *transport, int ranks, int per_host, size_t chun
     rank[r].config.inside = inside;
   }
   run_all(transport, rank, ranks);
+}
+
+void ranks_need_ucx(const char *modules, const char *networks) {
+  const pith_transport_ops *ops;
+  setenv("PITH_MODULE_PATH", modules, 1);
+  setenv("UCX_WARN_UNUSED_ENV_VARS", "n", 1);
+  setenv("UCX_TLS", networks, 1);
+  if (pith__transport_open("ucx", &ops) != PITH_OK || ops->probe() != PITH_OK) {
+    SKIP("%s", pith_error());
+  }
 }

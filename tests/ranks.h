@@ -20,6 +20,9 @@ void ranks_start(const char *transport, int ranks, double timeout, ranks_fn run,
 /* Waits for all of them but one (-1: all); they must have passed their checks, left promptly and leaked no descriptor. */
 void ranks_wait(const pid_t *child, int ranks, int but);
 
+/* Skips the test where the folder has no module for UCX, or UCX cannot run. `networks` are UCX's. */
+void ranks_need_ucx(const char *modules, const char *networks);
+
 /* A port of 127.0.0.1 that is free right now. */
 int ranks_free_port(void);
 

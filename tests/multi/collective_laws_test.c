@@ -190,6 +190,15 @@ TEST_WITHIN(and_so_over_tcp, 120) {
   }
 }
 
+TEST_WITHIN(and_so_over_ucx, 120) {
+  ranks_need_ucx(MODULES, "posix");
+  for (size_t s = 0; s < law_spec_count(); s++) {
+    trial t = random_trial(s, NULL);
+    int ranks = 1 + (int)test_below(s % 8 ? 3 : 9), most = most_ranks(t.spec);
+    ranks_run("ucx", ranks < most ? ranks : most, 0, obey, &t);
+  }
+}
+
 /* Tensors of many chunks. */
 TEST_WITHIN(and_so_for_large_tensors, 120) {
   static const char *const specs[] = {"ef/q:4", "terngrad", "ef/topk:0.01", "signsgd", "ef/powersgd:2"};

@@ -15,7 +15,6 @@
 #include "engine/comm.h"
 #include "ranks.h"
 #include "test.h"
-#include "transport/module.h"
 
 #define RANKS_MOST 4
 #define VALUES 20000
@@ -125,24 +124,13 @@ static void kill_each(const char *transport, const char *spec) {
 
 TEST(a_killed_rank_is_an_error_within_two_seconds_over_shm) { kill_each("shm", NULL); }
 TEST(a_killed_rank_is_an_error_within_two_seconds_over_tcp) { kill_each("tcp", NULL); }
-/* Skips where there is no UCX. `networks` are UCX's. */
-static void need_ucx(const char *networks) {
-  const pith_transport_ops *ops;
-  setenv("PITH_MODULE_PATH", MODULES, 1);
-  setenv("UCX_WARN_UNUSED_ENV_VARS", "n", 1);
-  setenv("UCX_TLS", networks, 1);
-  if (pith__transport_open("ucx", &ops) != PITH_OK || ops->probe() != PITH_OK) {
-    SKIP("%s", pith_error());
-  }
-}
-
 TEST(a_killed_rank_is_an_error_within_two_seconds_over_ucx) {
-  need_ucx("posix");
+  ranks_need_ucx(MODULES, "posix");
   kill_each("ucx", NULL);
 }
 
 TEST(a_killed_rank_is_an_error_within_two_seconds_over_the_tcp_of_ucx) {
-  need_ucx("tcp");
+  ranks_need_ucx(MODULES, "tcp");
   kill_each("ucx", "q:4");
 }
 
@@ -177,7 +165,7 @@ static void stop_some(const char *const *names, int count) {
 TEST(a_stopped_rank_is_an_error_within_the_timeout) { stop_some(process_transports, 2); }
 
 TEST(a_stopped_rank_is_an_error_within_the_timeout_over_ucx) {
-  need_ucx("posix");
+  ranks_need_ucx(MODULES, "posix");
   stop_some((const char *const[]){"ucx"}, 1);
 }
 
