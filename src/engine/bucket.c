@@ -157,7 +157,8 @@ static void make_result(const pith_bucket *b, const pith_codec *codec, pith_rang
 }
 
 pith_status pith_bucket_reduce(pith_bucket *b, pith_bytes received, pith_reduce reduce, const pith_ctx *given, void *result) {
-  PITH_REQUIRE(b && received.data && result, PITH_ERR_ARGUMENT, "pith_bucket_reduce: bucket, received and result must not be NULL");
+  PITH_REQUIRE(b && (received.data || received.size == 0) && result, PITH_ERR_ARGUMENT,
+               "pith_bucket_reduce: bucket, received and result must not be NULL");
   PITH_REQUIRE(reduce == PITH_SUM || reduce == PITH_MEAN, PITH_ERR_ARGUMENT, "buckets are summed or averaged");
   PITH_REQUIRE(received.size == b->bytes[b->rank] * (size_t)b->ranks, PITH_ERR_CORRUPT, "%zu bytes are not %d parts of %zu", received.size,
                b->ranks, b->bytes[b->rank]);
@@ -178,7 +179,8 @@ pith_status pith_bucket_reduce(pith_bucket *b, pith_bytes received, pith_reduce 
 }
 
 pith_status pith_bucket_decode(pith_bucket *b, pith_bytes results, const pith_ctx *given, void *const *dst) {
-  PITH_REQUIRE(b && results.data && (dst || b->count == 0), PITH_ERR_ARGUMENT, "pith_bucket_decode: bucket, results and dst must not be NULL");
+  PITH_REQUIRE(b && (results.data || results.size == 0) && (dst || b->count == 0), PITH_ERR_ARGUMENT,
+               "pith_bucket_decode: bucket, results and dst must not be NULL");
   size_t at = 0, total = 0;
   for (int p = 0; p < b->ranks; p++) {
     total += b->bytes[p];

@@ -2,17 +2,21 @@
 
     bench/gpu_lab.sh 2 40gbit tests/cuda/torch_test.py        # ranks that share a GPU
     torchrun --nproc-per-node 2 tests/cuda/torch_test.py      # ranks with a GPU each
+    …  topk                                                   # the tests whose names contain this
 
-Prints a line for each method and ends with 1 if one of them failed.
+Prints a line for each method and ends with 1 if one of them failed; one that stands still for two minutes shows where, and ends the run.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import pith
@@ -21,7 +25,8 @@ import pith.torch
 SAME_BITS = ["none", "bf16", "q:4", "q:8", "ef/q:4", "signsgd", "signum", "efsignsgd", "qsgd", "terngrad", "natural", "hadamard/q:4"]
 SAME_BITS += ["topk:0.01", "ef/topk:0.01", "ef/randomk:0.1", "ef/threshold:0.1", "dgc:0.01", "ef/adaptive:0.01"]
 SHAPES = {"first": (300, 257), "second": (64, 64), "bias": (300,), "third": (1000, 33)}
-STEPS = 4
+STEPS, ADAPTIVE_STEPS = 4, 60
+PATIENCE = 120  # seconds for one test
 
 
 class Given(torch.nn.Module):
@@ -64,13 +69,55 @@ def compare_over_pith(spec: str, groups) -> str:
 
 
 def compare_bits(spec: str, groups) -> str:
-    on_cpu, on_gpu = (means_of(device, groups[device], spec) for device in ("cpu", "cuda"))
+    return differences(*(means_of(device, groups[device], spec) for device in ("cuda", "cpu")))
+
+
+def differences(on_gpu: list[dict[str, torch.Tensor]], on_cpu: list[dict[str, torch.Tensor]]) -> str:
     for step, (ours, theirs) in enumerate(zip(on_gpu, on_cpu, strict=True)):
         for name in SHAPES:
             wrong = (ours[name].view(torch.int32) != theirs[name].view(torch.int32)).sum().item()
             if wrong:
                 return f"step {step}, {name}: {wrong} of {ours[name].numel()} values differ"
     return ""
+
+
+def sharded_means_of(device: str, group, spec: str) -> list[dict[str, torch.Tensor]]:
+    """The same of a model sharded by FSDP2."""
+    model = fully_shard(Given().to(device), mesh=DeviceMesh.from_group(group, device))
+    compressor = pith.torch.compress(model, spec, seed=3)
+    found = []
+    for step in range(STEPS):
+        model.zero_grad()
+        model({name: g.to(device) for name, g in gradients_of(step, False).items()}).backward()
+        found.append({name: p.grad.full_tensor().cpu() for name, p in model.layers.items()})
+        if step == 1:
+            compressor.load_state_dict(compressor.state_dict())
+    compressor.stats()
+    return found
+
+
+def compare_sharded(name: str, groups) -> str:
+    spec = name.split()[0]
+    return differences(*(sharded_means_of(device, groups[device], spec) for device in ("cuda", "cpu")))
+
+
+def compare_adaptive(spec: str, groups) -> str:
+    """Plans change specs between steps, the same on all ranks; nothing is lost on the way: the sum of all means is that of the gradients."""
+    model = DistributedDataParallel(Given().cuda(), process_group=groups["cuda"])
+    pith.torch.compress(model, spec, seed=3)
+    specs, sent, exact = set(), 0.0, 0.0
+    for step in range(ADAPTIVE_STEPS):
+        model.zero_grad()
+        given = gradients_of(step, False)["first"]
+        model({name: g.cuda() for name, g in gradients_of(step, False).items()}).backward()
+        sent, exact = sent + model.module.layers["first"].grad.cpu(), exact + given
+        specs.add(pith.torch.stats(model)["layers.first"].spec)
+    dist.all_reduce(exact, group=groups["cpu"])
+    exact /= dist.get_world_size()
+    error = ((sent - exact).norm() / exact.norm()).item()
+    if len(specs) < 2:
+        return f"no plan in {ADAPTIVE_STEPS} steps: {specs}"
+    return "" if error < 0.5 else f"an error of {error:.2f} after {ADAPTIVE_STEPS} steps"
 
 
 def compare_low_rank(spec: str, groups) -> str:
@@ -120,9 +167,13 @@ def main() -> None:
     tests = [("collectives over pith", compare_backend)]
     tests += [(spec, compare_bits) for spec in SAME_BITS]
     tests += [(f"{spec} over pith", compare_over_pith) for spec in ("q:4", "ef/topk:0.01")]
+    tests += [(f"{spec} sharded", compare_sharded) for spec in ("none", "bf16", "q:4", "ef/q:4", "terngrad", "signsgd", "ef/topk:0.01")]
+    tests += [(spec, compare_adaptive) for spec in ("lgreco:q:4,period=32", "lgreco:ef/topk:0.1,period=32")]
     tests += [(f"{memory}powersgd:{2 * dist.get_world_size()}", compare_low_rank) for memory in ("", "ef/")]
+    tests = [(name, compare) for name, compare in tests if all(part in name for part in sys.argv[1:])]
     failed = 0
     for spec, compare in tests:
+        faulthandler.dump_traceback_later(PATIENCE, exit=True)
         try:
             wrong = compare(spec, groups)
         except pith.Error as error:

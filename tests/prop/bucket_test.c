@@ -128,6 +128,19 @@ TEST(a_bucket_gives_what_each_layer_alone_would_give) {
   }
 }
 
+TEST(a_rank_may_have_no_part_of_a_small_layer) {
+  pith_codec *q;
+  pith_bucket *b;
+  uint8_t result[1];
+  CHECK_OK(pith_codec_create("q:4", &q));
+  CHECK_OK(pith_bucket_create(1, 2, &(pith_bucket_layer){.codec = q, .n = 100}, 1, &b));
+  CHECK_EQ(pith_bucket_bytes(b, 1), 0);
+  CHECK_OK(pith_bucket_reduce(b, (pith_bytes){NULL, 0}, PITH_MEAN, NULL, result));
+  CHECK_STATUS(pith_bucket_reduce(b, (pith_bytes){NULL, 2}, PITH_MEAN, NULL, result), PITH_ERR_ARGUMENT);
+  pith_bucket_destroy(b);
+  pith_codec_destroy(q);
+}
+
 TEST(what_cannot_be_in_a_bucket_is_refused) {
   pith_codec *topk, *q;
   pith_bucket *b;

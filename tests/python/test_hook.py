@@ -113,6 +113,24 @@ def test_every_way_of_ddp_gives_the_same_bits_over_pith_and_gloo() -> None:
     assert len(set(found[0])) >= len(WAYS) - 2  # the ways do differ
 
 
+def with_a_lonely_bias(rank: int, size: int) -> bool:
+    """An exact layer so small that one rank owns all of it, and that travels alone: the other layer is sent another way."""
+    by_name, found = groups(), []
+    for name in BACKENDS:
+        torch.manual_seed(0)
+        model = DistributedDataParallel(nn.Linear(40, 300), process_group=by_name[name])
+        pith.torch.compress(model, "topk:0.1")
+        torch.manual_seed(rank)
+        model(torch.randn(4, 40)).pow(2).mean().backward()
+        found.append(b"".join(p.grad.numpy().tobytes() for p in model.parameters()))
+    dist.destroy_process_group()
+    return found[0] == found[1]
+
+
+def test_a_rank_may_have_no_part_of_a_small_layer() -> None:
+    assert run(with_a_lonely_bias, 2) == [True, True]
+
+
 def joined(rank: int, size: int) -> None:
     found = {}
     by_name = groups()

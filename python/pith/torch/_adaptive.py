@@ -96,9 +96,8 @@ class Adapting:
 
     def _admit(self) -> None:
         """An error now if the device has no kernels for a spec that a plan may choose."""
-        if hasattr(self._coder, "admit"):
-            for spec in self._adapter.candidates:
-                self._coder.admit(self._layers[self._places[0]], codec_of(spec))
+        for spec in self._adapter.candidates:
+            self._coder.admit(self._layers[self._places[0]], codec_of(spec))
 
     def _describe(self) -> None:
         for place, index in enumerate(self._places):

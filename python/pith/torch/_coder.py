@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -122,11 +123,25 @@ class Bucket:
         )
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Values and their payload: one is made from the other."""
+
+    codec: Codec
+    values: torch.Tensor
+    payload: torch.Tensor  # for encoding, at least the codec's bound of bytes
+    ctx: c.Ctx  # the encoder's
+    state: Any = None  # what the encoder keeps of these values
+
+
 class Coder:
     """What coders of all devices have in common: who encodes, and with which random numbers."""
 
     def __init__(self, rank: int, ranks: int, seed: int) -> None:
         self.rank, self.ranks, self.seed = rank, ranks, seed
+
+    def admit(self, layer: Layer, codec: Codec) -> None:
+        """An error if the layer cannot travel by this codec here."""
 
     def context(self, step: int, layer: Layer | None = None, rank: int | None = None) -> c.Ctx:
         return context(
@@ -167,7 +182,11 @@ class CpuCoder(Coder):
         return to_tensor(state.save())
 
     def state(self, layer: Layer) -> State:
-        return wire_codec(layer).state(layer.n, layer.rows)
+        return self.keep(wire_codec(layer), layer.n, layer.rows)
+
+    def keep(self, codec: Codec, n: int, rows: int) -> State:
+        """What is kept between steps of so many values."""
+        return codec.state(n, rows)
 
     # ---- Fixed sizes, in parts
 
@@ -175,6 +194,15 @@ class CpuCoder(Coder):
         return Bucket(layers, states, self.rank, self.ranks)
 
     # ---- Whole payloads
+
+    def encode_pieces(self, pieces: Sequence[Piece]) -> list[int]:
+        """Writes their payloads; how many bytes each took."""
+        return [self.encode(piece.codec, piece.state, piece.values, piece.payload, piece.ctx) for piece in pieces]
+
+    def decode_pieces(self, pieces: Sequence[Piece], add: bool) -> None:
+        """Sets their values, or adds to them."""
+        for piece in pieces:
+            self.decode(piece.codec, piece.payload, piece.values, add, piece.ctx)
 
     def encode(
         self, codec: Codec, state: State | None, values: torch.Tensor, out: torch.Tensor, ctx: c.Ctx

@@ -18,7 +18,7 @@ from .. import _library as c
 from .._codec import Caps, Codec
 from .._errors import StateError, UnsupportedError
 from .._tensors import dtype_of
-from ._coder import Coder, wire_codec
+from ._coder import Coder, Piece, wire_codec
 from ._layers import Layer
 
 Tensors = Sequence[torch.Tensor]
@@ -35,16 +35,16 @@ def _pointers(tensors: Sequence[torch.Tensor | None]) -> Any:
 class CudaState:
     """What one layer keeps between steps, in device memory."""
 
-    def __init__(self, layer: Layer, codec: Codec, device: torch.device) -> None:
-        self.codec, self.n = codec, layer.n
+    def __init__(self, codec: Codec, n: int, rows: int, device: torch.device) -> None:
+        self.codec, self.n = codec, n
         self.tensors: dict[str, torch.Tensor] = {}
         self._device = device
         self.kind = codec.parts.split("/")[0].partition(":")[0] if codec.has_memory else ""
         if self.kind:
-            self.make("memory", layer.n)
+            self.make("memory", n)
         if self.kind == "dgc":
-            self.make("momentum", layer.n)
-        part = c.lib.pith_cuda_part(codec._pointer, layer.n, layer.rows)
+            self.make("momentum", n)
+        part = c.lib.pith_cuda_part(codec._pointer, n, rows)
         if part:
             self.make("part", part // 4)
 
@@ -214,6 +214,13 @@ class CudaCoder(Coder):
             setattr(item, name, None if kept is None else kept.data_ptr())
         return item
 
+    def _items(self, pieces: Sequence[Piece], sizes: torch.Tensor | None) -> list[Any]:
+        found = []
+        for index, piece in enumerate(pieces):
+            at = sizes.data_ptr() + 8 * index if sizes is not None else 0
+            found.append(self._item(piece.codec, piece.state, piece.values, piece.payload.data_ptr(), at, piece.ctx))
+        return found
+
     def _run(self, function: Any, items: Sequence[Any], *options: Any) -> None:
         """Enqueues it, with memory that nobody else gets before the stream has come past it."""
         array = (c.CudaItem * len(items))(*items)
@@ -222,34 +229,46 @@ class CudaCoder(Coder):
 
     # ---- Whole payloads
 
+    def encode_pieces(self, pieces: Sequence[Piece]) -> list[int]:
+        """Writes their payloads; how many bytes each took. Waits for these numbers where they vary."""
+        bounds = [piece.codec.bound(piece.values.numel()) for piece in pieces]
+        if _all_fixed(pieces):
+            self._run(c.lib.pith_cuda_encode, self._items(pieces, None))
+            return bounds
+        sizes = torch.tensor(bounds, device=self.device)  # those that vary are written by the kernels
+        self._run(c.lib.pith_cuda_encode, self._items(pieces, sizes))
+        found: list[int] = sizes.tolist()
+        return found
+
+    def decode_pieces(self, pieces: Sequence[Piece], add: bool) -> None:
+        """Sets their values, or adds to them."""
+        sizes = None
+        if not _all_fixed(pieces):
+            sizes = torch.tensor([piece.payload.numel() for piece in pieces], device=self.device)
+        self._run(c.lib.pith_cuda_decode, self._items(pieces, sizes), int(add))
+
     def encode_all(self, parcel: Any) -> list[torch.Tensor]:
-        """The payload of each layer. Waits for their sizes where these are not known beforehand."""
+        """The payload of each layer of a parcel."""
         codecs = [wire_codec(layer) for layer in parcel.layers]
         bounds = [_aligned(codec.bound(layer.n)) for codec, layer in zip(codecs, parcel.layers, strict=True)]
-        room, sizes = self.buffer(max(1, sum(bounds))), self.buffer(len(codecs), torch.int64)
-        pieces, items = room[: sum(bounds)].split(bounds), []
-        for index, (layer, codec) in enumerate(zip(parcel.layers, codecs, strict=True)):
-            ctx, at = self.context(parcel.step, layer), sizes.data_ptr() + 8 * index
-            payload = pieces[index].data_ptr()
-            items.append(self._item(codec, parcel.states[index], parcel.gradients[index], payload, at, ctx))
-        self._run(c.lib.pith_cuda_encode, items)
-        if all(Caps.FIXED in codec.caps for codec in codecs):
-            used = [codec.bound(layer.n) for codec, layer in zip(codecs, parcel.layers, strict=True)]
-        else:
-            used = sizes.tolist()
-        return [piece[:size] for piece, size in zip(pieces, used, strict=True)]
+        rooms = self.buffer(max(1, sum(bounds)))[: sum(bounds)].split(bounds)
+        pieces = [
+            Piece(codec, gradient, room, self.context(parcel.step, layer), state)
+            for codec, gradient, room, layer, state in zip(
+                codecs, parcel.gradients, rooms, parcel.layers, parcel.states, strict=True
+            )
+        ]
+        return [room[:size] for room, size in zip(rooms, self.encode_pieces(pieces), strict=True)]
 
     def mean_all(self, parcel: Any, messages: torch.Tensor, sizes: list[list[int]]) -> None:
         """Decodes the payloads of all ranks, adds them up in f32 in rank order, and divides."""
         totals = [g if g.dtype == torch.float32 else torch.empty_like(g, dtype=torch.float32) for g in parcel.gradients]
-        lengths = torch.tensor(sizes, device=self.device)
-        for rank, row in enumerate(sizes):
-            at, items = messages[rank].data_ptr(), []
-            for index, (layer, total) in enumerate(zip(parcel.layers, totals, strict=True)):
-                ctx, size = self.context(parcel.step, layer, rank), lengths[rank, index].data_ptr()
-                items.append(self._item(wire_codec(layer), None, total, at, size, ctx))
-                at += row[index]
-            self._run(c.lib.pith_cuda_decode, items, int(rank > 0))
+        for rank, (message, row) in enumerate(zip(messages, sizes, strict=True)):
+            pieces = [
+                Piece(wire_codec(layer), total, payload, self.context(parcel.step, layer, rank))
+                for layer, total, payload in zip(parcel.layers, totals, message[: sum(row)].split(row), strict=True)
+            ]
+            self.decode_pieces(pieces, rank > 0)
         for layer, total, gradient in zip(parcel.layers, totals, parcel.gradients, strict=True):
             self.aggregate(wire_codec(layer), total)
             if total is not gradient:
@@ -262,27 +281,15 @@ class CudaCoder(Coder):
         else:
             values.mul_(1.0 / self.ranks)
 
-    # ---- One layer, for shards
-
-    def encode(
-        self, codec: Codec, state: CudaState | None, values: torch.Tensor, out: torch.Tensor, ctx: c.Ctx
-    ) -> int:
-        """Writes the payload to ``out``; how many bytes it took. Waits for that number where it varies."""
-        size = self.buffer(1, torch.int64)
-        self._run(c.lib.pith_cuda_encode, [self._item(codec, state, values, out.data_ptr(), size.data_ptr(), ctx)])
-        return codec.bound(values.numel()) if Caps.FIXED in codec.caps else int(size.item())
-
-    def decode(self, codec: Codec, payload: torch.Tensor, values: torch.Tensor, add: bool, ctx: c.Ctx) -> None:
-        size = torch.full((1,), payload.numel(), dtype=torch.int64, device=self.device)
-        item = self._item(codec, None, values, payload.data_ptr(), size.data_ptr(), ctx)
-        self._run(c.lib.pith_cuda_decode, [item], int(add))
-
     # ---- Fixed sizes, in parts
 
     def state(self, layer: Layer) -> CudaState:
         codec = wire_codec(layer)
         self.admit(layer, codec)
-        return CudaState(layer, codec, self.device)
+        return self.keep(codec, layer.n, layer.rows)
+
+    def keep(self, codec: Codec, n: int, rows: int) -> CudaState:
+        return CudaState(codec, n, rows, self.device)
 
     def bucket(self, layers: Sequence[Layer], states: Sequence[CudaState]) -> CudaBucket:
         return CudaBucket(layers, [wire_codec(layer) for layer in layers], states, self)
@@ -313,6 +320,10 @@ class CudaCoder(Coder):
 
     def consume_all(self, index: int, parcel: Any, buffer: torch.Tensor, counts: Sequence[int]) -> None:
         self._round(c.lib.pith_cuda_consume, index, parcel, buffer, counts)
+
+
+def _all_fixed(pieces: Sequence[Piece]) -> bool:
+    return all(Caps.FIXED in piece.codec.caps for piece in pieces)
 
 
 def _aligned(size: int) -> int:

@@ -17,9 +17,9 @@ import torch.distributed as dist
 
 from .. import _library as c
 from .._adapt import AdaptiveRules
-from .._codec import Caps, Codec, Rules, State, codec_of
+from .._codec import Caps, Codec, Rules, codec_of
 from .._errors import ArgumentError, StateError, UnsupportedError
-from ._coder import CpuCoder, coder_for, to_tensor
+from ._coder import Piece, coder_for
 from ._exchange import all_gather_single
 from ._layers import COMPRESSIBLE, Layer, Spec, agree, layers_of, rules_of, summary_of
 from ._table import REDUCE_SCATTER, LayerStats, Meter, Table, ratio_of
@@ -41,11 +41,11 @@ def is_sharded(model: torch.nn.Module) -> bool:
 class Shard:
     """A layer's part on each rank, as FSDP2 lays it out: as many values on every rank, padded."""
 
-    def __init__(self, layer: Layer, parameter: Any, ranks: int) -> None:
+    def __init__(self, layer: Layer, parameter: Any, coder: Any) -> None:
         self.layer = layer
         self.parameter = parameter  # FSDP2's own object
-        self._ranks = ranks
-        self._states: list[State] | None = None
+        self._coder, self._ranks = coder, coder.ranks
+        self._states: list[Any] | None = None
         self.steps, self.raw, self.sent = 0, 0, 0  # raw: bytes of what was handed over
         self.meter = Meter()
 
@@ -66,13 +66,13 @@ class Shard:
         spec = self.layer.spec
         return codec_of(_CASTS.get(dtype, "none") if spec == "none" else spec)
 
-    def states(self, dtype: torch.dtype) -> Sequence[State | None]:
+    def states(self, dtype: torch.dtype) -> Sequence[Any]:
         """What is kept of the gradients for each rank's shard."""
-        if not self.codec(dtype).has_memory:
+        codec = self.codec(dtype)
+        if not codec.has_memory:
             return [None] * self._ranks
         if self._states is None:
-            codec = self.codec(dtype)
-            self._states = [codec.state(self.n, self.rows) for _ in range(self._ranks)]
+            self._states = [self._coder.keep(codec, self.n, self.rows) for _ in range(self._ranks)]
         return self._states
 
     def measure(self, values: torch.Tensor) -> None:
@@ -83,23 +83,23 @@ class Shard:
 
     def scale(self, factor: float) -> None:
         for state in self._states or ():
-            c.check(c.lib.pith_state_scale(state._pointer, factor))
+            state.scale(factor)
 
-    def save(self) -> list[torch.Tensor]:
-        return [to_tensor(state.save()) for state in self._states or ()]
+    def save(self) -> list[Any]:
+        return [self._coder.saved(state) for state in self._states or ()]
 
-    def read(self, saved: list[torch.Tensor]) -> list[State]:
+    def read(self, saved: list[Any]) -> list[Any]:
         """Saved states as objects; nothing changes yet."""
         if saved and len(saved) != self._ranks:
             raise StateError(
                 f"layer {self.layer.name}: {len(saved)} states for {self._ranks} ranks"
             )
-        fresh = [self.layer.codec.state(self.n, self.rows) for _ in saved]
+        fresh = [self._coder.keep(self.layer.codec, self.n, self.rows) for _ in saved]
         for state, data in zip(fresh, saved, strict=True):
             state.load(data)
         return fresh
 
-    def load(self, states: list[State], steps: int) -> None:
+    def load(self, states: list[Any], steps: int) -> None:
         self._states, self.steps = states or None, steps
 
 
@@ -112,41 +112,27 @@ def _pieces(tensor: torch.Tensor, shards: Sequence[Shard], ranks: int) -> list[l
 class _Places:
     """Encodes and decodes shards: which codec, and where random numbers come from."""
 
-    def __init__(self, coder: CpuCoder) -> None:
+    def __init__(self, coder: Any) -> None:
         self.coder = coder
         self.rank, self.ranks = coder.rank, coder.ranks
 
     def _context(self, shard: Shard, step: int, encoder: int, owner: int) -> c.Ctx:
         """Shards of one layer differ in their random numbers: each owner has steps of its own."""
-        ctx = self.coder.context(step * self.ranks + owner, shard.layer, encoder)
+        ctx: c.Ctx = self.coder.context(step * self.ranks + owner, shard.layer, encoder)
         ctx.rows = shard.rows
         return ctx
 
-    def encode(
-        self,
-        shard: Shard,
-        values: torch.Tensor,
-        state: State | None,
-        out: torch.Tensor,
-        step: int,
-        owner: int,
-    ) -> int:
-        ctx = self._context(shard, step, self.rank, owner)
-        return self.coder.encode(shard.codec(values.dtype), state, values, out, ctx)
+    def mine(
+        self, shard: Shard, values: torch.Tensor, state: Any, payload: torch.Tensor, step: int, owner: int
+    ) -> Piece:
+        """Values that this rank encodes for the owner of a shard."""
+        return Piece(shard.codec(values.dtype), values, payload, self._context(shard, step, self.rank, owner), state)
 
-    def decode(
-        self,
-        shard: Shard,
-        codec: Codec,
-        payload: torch.Tensor,
-        values: torch.Tensor,
-        add: bool,
-        step: int,
-        encoder: int,
-        owner: int,
-    ) -> None:
-        ctx = self._context(shard, step, encoder, owner)
-        self.coder.decode(codec, payload, values, add, ctx)
+    def theirs(
+        self, shard: Shard, codec: Codec, payload: torch.Tensor, values: torch.Tensor, step: int, encoder: int, owner: int
+    ) -> Piece:
+        """What another rank has encoded."""
+        return Piece(codec, values, payload, self._context(shard, step, encoder, owner))
 
 
 def _empty(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -211,9 +197,13 @@ class _ReduceScatter(_OfModule):
         message, sizes = self._encode(source, shards)
         received = _all_to_all(message, sizes, shards, output.dtype, group)
         parts = output.split([shard.n for shard in shards])
-        for index, (shard, part) in enumerate(zip(shards, parts, strict=True)):
-            payloads = [received[rank][index] for rank in range(self._places.ranks)]
-            self._add_up(shard, payloads, part, mean)
+        totals = [part if part.dtype == torch.float32 else torch.empty_like(part).float() for part in parts]
+        for rank, payloads in enumerate(received):
+            self._add(shards, payloads, totals, output.dtype, rank)
+        for shard, total, part in zip(shards, totals, parts, strict=True):
+            self._divide(shard.codec(part.dtype), total, mean)
+            if total is not part:
+                part.copy_(total)
             shard.steps += 1
 
     def _encode(
@@ -221,36 +211,38 @@ class _ReduceScatter(_OfModule):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Payloads for rank 0, 1, …, of each layer, without gaps; and their sizes."""
         places, dtype = self._places, source.dtype
-        bounds = [shard.codec(dtype).bound(shard.n) for shard in shards]
-        buffer = places.coder.buffer(max(1, sum(bounds) * places.ranks))
-        sizes = torch.zeros(places.ranks, len(shards), dtype=torch.int64)
-        at = 0
+        bounds = [shard.codec(dtype).bound(shard.n) for shard in shards] * places.ranks
+        rooms = places.coder.buffer(max(1, sum(bounds)))[: sum(bounds)].split(bounds)
+        pieces: list[Piece] = []
         for rank, row in enumerate(_pieces(source, shards, places.ranks)):
-            for index, (shard, values) in enumerate(zip(shards, row, strict=True)):
+            for shard, values in zip(shards, row, strict=True):
                 if rank == places.rank:
                     shard.measure(values)
-                out = buffer[at : at + bounds[index]]
-                state = shard.states(dtype)[rank]
-                used = places.encode(shard, values, state, out, shard.steps, rank)
-                sizes[rank, index] = used
-                shard.sent += used if rank != places.rank else 0
-                at += used
-        return buffer[:at], sizes
+                state, room = shard.states(dtype)[rank], rooms[len(pieces)]
+                pieces.append(places.mine(shard, values, state, room, shard.steps, rank))
+        used = places.coder.encode_pieces(pieces)
+        sizes = torch.tensor(used, dtype=torch.int64).view(places.ranks, len(shards))
+        for index, shard in enumerate(shards):
+            shard.sent += int(sizes[:, index].sum() - sizes[places.rank, index])
+        return torch.cat([room[:size] for room, size in zip(rooms, used, strict=True)]), sizes
 
-    def _add_up(
-        self, shard: Shard, payloads: Sequence[torch.Tensor], part: torch.Tensor, mean: bool
+    def _add(
+        self, shards: list[Shard], payloads: Sequence[torch.Tensor], totals: list[torch.Tensor], dtype: torch.dtype, rank: int
     ) -> None:
-        places, codec = self._places, shard.codec(part.dtype)
-        total = part if part.dtype == torch.float32 else torch.empty_like(part).float()
-        for rank, payload in enumerate(payloads):
-            places.decode(shard, codec, payload, total, rank > 0, shard.steps, rank, places.rank)
+        """What a rank has sent, to the sums of those before it."""
+        places = self._places
+        pieces = [
+            places.theirs(shard, shard.codec(dtype), payload, total, shard.steps, rank, places.rank)
+            for shard, payload, total in zip(shards, payloads, totals, strict=True)
+        ]
+        places.coder.decode_pieces(pieces, rank > 0)
+
+    def _divide(self, codec: Codec, total: torch.Tensor, mean: bool) -> None:
         votes = Caps.VOTE in codec.caps
         if mean or votes:
-            places.coder.aggregate(codec, total)
+            self._places.coder.aggregate(codec, total)
         if votes and not mean:
-            total *= places.ranks  # who asked for a sum divides it
-        if total is not part:
-            part.copy_(total)
+            total *= self._places.ranks  # who asked for a sum divides it
 
 
 def _is_mean(op: Any) -> bool | None:
@@ -272,8 +264,10 @@ def _all_to_all(
     if all(Caps.FIXED in shard.codec(dtype).caps for shard in shards):
         theirs = sizes  # shards have the same size on all ranks
     else:
-        theirs = torch.empty_like(sizes)
-        dist.all_to_all_single(theirs, sizes, group=group)
+        ours = sizes.to(message.device)
+        arrived = torch.empty_like(ours)
+        dist.all_to_all_single(arrived, ours, group=group)
+        theirs = arrived.cpu()
     send, receive = sizes.sum(1).tolist(), theirs.sum(1).tolist()
     received = torch.empty(sum(receive), dtype=torch.uint8, device=message.device)
     dist.all_to_all_single(received, message, receive, send, group=group)
@@ -309,17 +303,23 @@ class _AllGather(_OfModule):
         pieces = source.split([shard.n for shard in shards])
         for shard, values, out in zip(shards, pieces, mine.split(bounds), strict=True):
             shard.measure(values)
-            places.encode(shard, values, None, out, 0, places.rank)
             shard.steps += 1
             shard.sent += out.numel() * (places.ranks - 1)
+        places.coder.encode_pieces(
+            [
+                places.mine(shard, values, None, out, 0, places.rank)
+                for shard, values, out in zip(shards, pieces, mine.split(bounds), strict=True)
+            ]
+        )
         everything = places.coder.buffer(sum(bounds) * places.ranks)
         all_gather_single(everything, mine, group=group)
         rows = everything.view(places.ranks, -1)
         for rank, row in enumerate(_pieces(output, shards, places.ranks)):
-            payloads = rows[rank].split(bounds)
-            for shard, values, payload in zip(shards, row, payloads, strict=True):
-                codec = shard.codec(dtype)
-                places.decode(shard, codec, payload, values, False, 0, rank, rank)
+            arrived = [
+                places.theirs(shard, shard.codec(dtype), payload, values, 0, rank, rank)
+                for shard, values, payload in zip(shards, row, rows[rank].split(bounds), strict=True)
+            ]
+            places.coder.decode_pieces(arrived, add=False)
 
 
 # ---- The whole model -------------------------------------------------------------------------------------------------
@@ -395,9 +395,11 @@ class ShardedCompressor:
             rank = dist.get_rank(process_group)
             places = _Places(coder_for(group.device, rank, ranks, seed))
             shards = [
-                Shard(by_parameter[id(entry.sharded_param)], entry, ranks)
+                Shard(by_parameter[id(entry.sharded_param)], entry, places.coder)
                 for entry in group.fsdp_params
             ]
+            for shard in shards:
+                places.coder.admit(shard.layer, shard.layer.codec)
             if gather:
                 module.set_custom_all_gather(_AllGather(self, shards, places))
             else:
