@@ -4,7 +4,9 @@
     bench/gpu_lab.sh 4 10gbit bench/gpu_training.py                         # ranks that share one GPU, each behind a link of its own
 
 All ways train the same model on the same data and take turns, a few steps each. The figure is the median time of a step on the slowest
-rank. With --loss STEPS, each way then trains from the same start for as many steps on a text, and the losses at the end are compared.
+rank. Buffers are what Pith's own tensors take in a step at most, in % of the gradients' size; what it keeps between steps (residuals, factors) is
+listed beside them. With --loss STEPS, each way then trains from the same start for as
+many steps on a text, and the losses at the end are compared. Specs with "over pith" go by Pith's own transport, through pinned memory.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import pathlib
 import statistics
 import sys
 import time
+import weakref
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -22,6 +26,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 import pith.torch
+from pith.torch._cuda import CudaCoder
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "examples" / "pytorch"))
 import gpt  # noqa: E402
@@ -42,7 +47,7 @@ def powersgd(ddp: DistributedDataParallel, rank: int) -> None:
 
 
 def ways(specs: list[str]) -> dict:
-    """Name → what is done to the DDP model."""
+    """Name → what is done to the DDP model; gives what compresses it, if that is Pith."""
     found = {
         "NCCL fp32": lambda ddp: None,
         "no exchange": lambda ddp: ddp.register_comm_hook(None, nothing),
@@ -50,8 +55,58 @@ def ways(specs: list[str]) -> dict:
         "NCCL PowerSGD hook 4": lambda ddp: powersgd(ddp, 4),
     }
     for spec in specs:
-        found[f"pith {spec}"] = lambda ddp, spec=spec: pith.torch.compress(ddp, spec)
+        found[f"pith {spec}"] = lambda ddp, spec=spec: pith.torch.compress(ddp, spec.split()[0])
     return found
+
+
+def kept(saved) -> int:
+    """Bytes of all tensors in a checkpoint: what Pith keeps between steps."""
+    if isinstance(saved, torch.Tensor):
+        return saved.numel() * saved.itemsize
+    values = saved.values() if isinstance(saved, dict) else saved if isinstance(saved, (list, tuple)) else ()
+    return sum(kept(value) for value in values)
+
+
+class Sizes:
+    """Bytes of tensors that live now, and of those that ever lived at a time."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    def add(self, size: int) -> None:
+        self.now += size
+        self.most = max(self.most, self.now)
+
+
+@contextmanager
+def watched_buffers():
+    """The sizes of all tensors that the coder for CUDA makes while this lasts."""
+    make, sizes = CudaCoder.buffer, Sizes()
+
+    def watched(self, n, dtype=torch.uint8):
+        tensor = make(self, n, dtype)
+        storage = tensor.untyped_storage()
+        sizes.add(storage.nbytes())
+        weakref.finalize(storage, sizes.add, -storage.nbytes())
+        return tensor
+
+    CudaCoder.buffer = watched
+    try:
+        yield sizes
+    finally:
+        CudaCoder.buffer = make
+
+
+def group_for(name: str):
+    """The group of NCCL, or one of Pith's."""
+    if not name.endswith("over pith"):
+        return dist.group.WORLD
+    if "pith" not in _groups:
+        _groups["pith"] = dist.new_group(backend="pith")
+    return _groups["pith"]
+
+
+_groups: dict = {}
 
 
 def make_model(a: argparse.Namespace) -> gpt.GPT:
@@ -65,21 +120,38 @@ class Way:
     """One model in training, and how long its steps took."""
 
     def __init__(self, name: str, prepare, a: argparse.Namespace) -> None:
-        self.name, self.times, self.loss = name, [], float("nan")
+        self.name, self.times, self.loss, self.seconds = name, [], float("nan"), 0.0
         model = make_model(a)
-        self.parameters = sum(p.numel() for p in model.parameters())
-        self.before = torch.cuda.memory_allocated()
-        self.model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-        prepare(self.model)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=a.lr)
+        self.parameters, self.memory, self.kept = sum(p.numel() for p in model.parameters()), 0, 0
+        # All ranks have the same seed: there is nothing to send at the start.
+        self.model = DistributedDataParallel(model, process_group=group_for(name), gradient_as_bucket_view=True, init_sync=False)
+        self.compressor = prepare(self.model)
+        self.accumulate, kind = a.accumulate, torch.optim.AdamW if a.optimizer == "adamw" else torch.optim.SGD
+        self.optimizer = kind(self.model.parameters(), lr=a.lr or (3e-4 if a.optimizer == "adamw" else 0.05))
 
-    def step(self, batch) -> torch.Tensor:
-        self.optimizer.zero_grad()
+    def backward(self, batch) -> torch.Tensor:
         with torch.autocast("cuda", torch.bfloat16):
             loss = gpt.loss_of(self.model, batch)
         loss.backward()
-        self.optimizer.step()
         return loss.detach()
+
+    def step(self, batch) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        with self.model.no_sync():
+            for _ in range(self.accumulate - 1):
+                self.backward(batch)
+        loss = self.backward(batch)
+        self.optimizer.step()
+        return loss
+
+    def measure_memory(self, batch) -> None:
+        """In one step more."""
+        if self.compressor is None:
+            return
+        with watched_buffers() as sizes:
+            self.step(batch)
+            torch.cuda.synchronize()
+        self.memory, self.kept = sizes.most, kept(self.compressor.state_dict())
 
     def run(self, batch, steps: int, timed: bool) -> None:
         for _ in range(steps):
@@ -113,10 +185,12 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--batch", type=int, default=8, help="samples on each rank")
-    parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--accumulate", type=int, default=1, help="as many batches to a step")
+    parser.add_argument("--optimizer", choices=["sgd", "adamw"], default="sgd")
+    parser.add_argument("--lr", type=float, help="0.05 for sgd, 0.0003 for adamw")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=3, help="in each round")
-    parser.add_argument("--spec", action="append", help="q:4, ef/powersgd:4 and ef/topk:0.01 if none is given")
+    parser.add_argument("--spec", action="append", help="q:4, ef/powersgd:4 and ef/topk:0.01 if none is given; also as \"q:4 over pith\"")
     parser.add_argument("--only", action="append", help="the ways whose names contain this; NCCL fp32 is always there")
     parser.add_argument("--loss", type=int, default=0, metavar="STEPS")
     parser.add_argument("--data", help="a text file, or a folder of them")
@@ -137,28 +211,39 @@ def main() -> None:
             way.run(batch, a.steps, timed=turn > 0)
             if dist.get_rank() == 0:
                 print(f"\rround {turn}/{a.rounds} {way.name:<24}", end="", file=sys.stderr, flush=True)
+    for way in running:
+        way.measure_memory(batch)
     if a.loss:
         text = torch.tensor(list(gpt.read_text(a.data).encode()))
-        running = [train_afresh(way, chosen[way.name], text, a) for way in running if way.name != "no exchange"]
-    rows = [(way.name, slowest(statistics.median(way.times)), way.loss) for way in running]
+        names = [way for way in running if way.name != "no exchange"]
+        running = [train_afresh(way, chosen[way.name], text, a) if way in names else way for way in running]
+    for way in running:
+        way.seconds = slowest(statistics.median(way.times)) if way.times else float("nan")
     if dist.get_rank() == 0:
-        report(rows, running[0].parameters, a)
+        report(running, a)
     dist.destroy_process_group()
 
 
 def train_afresh(old: Way, prepare, text: torch.Tensor, a: argparse.Namespace) -> Way:
     way = Way(old.name, prepare, a)
-    way.times = old.times
+    way.times, way.memory, way.kept = old.times, old.memory, old.kept
+    begun = time.perf_counter()
     train(way, text, a)
+    if dist.get_rank() == 0:
+        print(f"{way.name}: a loss of {way.loss:.4f} after {a.loss} steps, {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
     return way
 
 
-def report(rows: list[tuple[str, float, float]], parameters: int, a: argparse.Namespace) -> None:
-    base = rows[0][1]
-    print(f"\r# {parameters / 1e6:.1f} million parameters, {dist.get_world_size()} ranks, {a.batch} × {a.context} tokens on each")
-    print(f"{'way':<24}{'ms a step':>11}{'× NCCL fp32':>13}{'loss':>9}")
-    for name, seconds, loss in rows:
-        print(f"{name:<24}{1e3 * seconds:>11.1f}{base / seconds:>13.2f}{loss:>9.3f}")
+def report(running: list[Way], a: argparse.Namespace) -> None:
+    base, gradients = running[0], 4 * running[0].parameters
+    print(f"\r# {base.parameters / 1e6:.1f} million parameters, {dist.get_world_size()} ranks, {a.accumulate} × {a.batch} × {a.context} tokens on each")
+    print(f"{'way':<28}{'ms a step':>11}{'× NCCL fp32':>13}{'buffers':>9}{'kept':>9}{'loss':>9}{'× NCCL':>9}")
+    for way in running:
+        buffers, kept_ = (100 * size / gradients for size in (way.memory, way.kept))
+        print(
+            f"{way.name:<28}{1e3 * way.seconds:>11.1f}{base.seconds / way.seconds:>13.2f}{buffers:>8.1f}%{kept_:>8.1f}%"
+            f"{way.loss:>9.4f}{way.loss / base.loss:>9.4f}"
+        )
     sys.stdout.flush()
 
 

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pith
 import pith.torch
+from pith.torch._cuda import CudaCoder
 
 SAME_BITS = ["none", "bf16", "q:4", "q:8", "ef/q:4", "signsgd", "signum", "efsignsgd", "qsgd", "terngrad", "natural", "hadamard/q:4"]
 SAME_BITS += ["topk:0.01", "ef/topk:0.01", "ef/randomk:0.1", "ef/threshold:0.1", "dgc:0.01", "ef/adaptive:0.01"]
@@ -70,6 +71,15 @@ def compare_over_pith(spec: str, groups) -> str:
 
 def compare_bits(spec: str, groups) -> str:
     return differences(*(means_of(device, groups[device], spec) for device in ("cuda", "cpu")))
+
+
+def compare_slices(name: str, groups) -> str:
+    """Layers that are large in comparison with a message."""
+    usual, CudaCoder.slice_bytes = CudaCoder.slice_bytes, 1 << 17
+    try:
+        return compare_bits(name.split()[0], groups)
+    finally:
+        CudaCoder.slice_bytes = usual
 
 
 def differences(on_gpu: list[dict[str, torch.Tensor]], on_cpu: list[dict[str, torch.Tensor]]) -> str:
@@ -167,6 +177,7 @@ def main() -> None:
     tests = [("collectives over pith", compare_backend)]
     tests += [(spec, compare_bits) for spec in SAME_BITS]
     tests += [(f"{spec} over pith", compare_over_pith) for spec in ("q:4", "ef/topk:0.01")]
+    tests += [(f"{spec} in slices", compare_slices) for spec in ("none", "q:4", "ef/q:4", "signum")]
     tests += [(f"{spec} sharded", compare_sharded) for spec in ("none", "bf16", "q:4", "ef/q:4", "terngrad", "signsgd", "ef/topk:0.01")]
     tests += [(spec, compare_adaptive) for spec in ("lgreco:q:4,period=32", "lgreco:ef/topk:0.1,period=32")]
     tests += [(f"{memory}powersgd:{2 * dist.get_world_size()}", compare_low_rank) for memory in ("", "ef/")]

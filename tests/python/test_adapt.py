@@ -324,9 +324,8 @@ def test_what_was_not_sent_moves_along(on_device: bool) -> None:
     from pith.torch._cuda import CudaState
 
     class Coder(CpuCoder):
-        def state(self, layer: Any) -> Any:
-            codec = wire_codec(layer)
-            return CudaState(layer, codec, torch.device("cpu"))
+        def keep(self, codec: Any, n: int, rows: int) -> Any:
+            return CudaState(codec, n, rows, torch.device("cpu"))
 
     coder = Coder(0, 2, 0) if on_device else CpuCoder(0, 2, 0)
     specs = [

@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,9 @@ from .._codec import Caps, Codec, State, codec_of, context
 from .._errors import UnsupportedError
 from .._tensors import dtype_of
 from ._layers import Layer
+
+if TYPE_CHECKING:
+    from ._slices import Slice
 
 _MEAN = 4
 _CASTS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -49,7 +52,7 @@ def coder_for(device: torch.device, rank: int, ranks: int, seed: int) -> Any:
     return CpuCoder(rank, ranks, seed)
 
 
-def wire_codec(layer: Layer) -> Codec:
+def wire_codec(layer: Layer | Slice) -> Codec:
     """The codec a layer travels by. Exact halves travel as they are: "none" would send them as f32."""
     return codec_of(_CASTS.get(layer.dtype, "none")) if layer.spec == "none" else layer.codec
 
@@ -136,6 +139,8 @@ class Piece:
 
 class Coder:
     """What coders of all devices have in common: who encodes, and with which random numbers."""
+
+    slice_bytes = 0  # layers much larger than that travel in slices; 0: none do
 
     def __init__(self, rank: int, ranks: int, seed: int) -> None:
         self.rank, self.ranks, self.seed = rank, ranks, seed

@@ -20,6 +20,7 @@ from .._errors import StateError, UnsupportedError
 from .._tensors import dtype_of
 from ._coder import Coder, Piece, wire_codec
 from ._layers import Layer
+from ._slices import Slice
 
 Tensors = Sequence[torch.Tensor]
 
@@ -57,6 +58,9 @@ class CudaState:
     def get(self, name: str) -> torch.Tensor | None:
         return self.tensors.get(name)
 
+    def slice(self, piece: Slice) -> StateSlice:
+        return StateSlice(self, piece)
+
     def scale(self, factor: float) -> None:
         for name, tensor in self.tensors.items():
             if name != "part":
@@ -74,11 +78,29 @@ class CudaState:
             self.make(name, tensor.numel()).copy_(tensor)
 
 
+class StateSlice:
+    """The same of a slice of a layer, inside the layer's own."""
+
+    def __init__(self, whole: CudaState, piece: Slice) -> None:
+        self.kind, self._whole, self._piece = whole.kind, whole, piece
+
+    def get(self, name: str) -> torch.Tensor | None:
+        kept = self._whole.get(name)
+        return None if kept is None else self._piece.of(kept)
+
+    def make(self, name: str, n: int) -> torch.Tensor:
+        return self._whole.make(f"{name}{self._piece.index}", n)
+
+
 class CudaBucket:
     """Layers that are cut into a part for each rank and travel together (pith_cuda_bucket_*)."""
 
     def __init__(
-        self, layers: Sequence[Layer], codecs: Sequence[Codec], states: Sequence[CudaState], coder: CudaCoder
+        self,
+        layers: Sequence[Layer | Slice],
+        codecs: Sequence[Codec],
+        states: Sequence[CudaState | StateSlice],
+        coder: CudaCoder,
     ) -> None:
         self._codecs, self._coder = codecs, coder  # the bucket points to the codecs
         entries = (c.BucketLayer * len(layers))()
@@ -155,6 +177,7 @@ class CudaCoder(Coder):
     """For gradients in device memory. Links between GPUs and launches of kernels like larger messages than those between CPUs."""
 
     block_group, other_group = 32 << 20, 128 << 20
+    slice_bytes = block_group
 
     def __init__(self, device: torch.device, rank: int, ranks: int, seed: int) -> None:
         c.check(c.lib.pith_cuda_probe(None))
@@ -291,7 +314,7 @@ class CudaCoder(Coder):
     def keep(self, codec: Codec, n: int, rows: int) -> CudaState:
         return CudaState(codec, n, rows, self.device)
 
-    def bucket(self, layers: Sequence[Layer], states: Sequence[CudaState]) -> CudaBucket:
+    def bucket(self, layers: Sequence[Layer | Slice], states: Sequence[CudaState | StateSlice]) -> CudaBucket:
         return CudaBucket(layers, [wire_codec(layer) for layer in layers], states, self)
 
     # ---- Rounds

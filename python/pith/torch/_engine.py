@@ -24,10 +24,11 @@ from .._comm import Request
 from .._errors import ArgumentError, StateError
 from .._reducer import Reducer
 from ._adaptive import Adapting
-from ._coder import Bucket, coder_for, to_tensor
+from ._coder import coder_for, to_tensor
 from ._exchange import Parcel, Way, kind_of, way_of
 from ._group import PithGroup
 from ._layers import COMPRESSIBLE, Layer, texts_of
+from ._slices import Part, slices_of
 
 Tensors = Sequence[torch.Tensor]
 
@@ -195,7 +196,7 @@ class ExchangeEngine:
         rank = dist.get_rank(group)
         self._coder = coder_for(layers[0].parameter.device, rank, self.ranks, seed)
         self._states = [self._coder.state(layer) for layer in layers]
-        self._buckets: dict[tuple[int, ...], Bucket] = {}
+        self._parts: dict[tuple[int, ...], list[Part]] = {}
         self._sent = [0.0] * len(layers)
         self._step = 0
         self._group = _own_group(group) if self.ranks > 1 else None
@@ -223,18 +224,12 @@ class ExchangeEngine:
         if self._adapting is not None:
             for index, gradient in zip(members, gradients, strict=True):
                 self._adapting.put(index, gradient)
-        kind = kind_of(self._layers[members[0]])
-        parcel = Parcel(
-            self._coder,
-            self._group,
-            [self._layers[i] for i in members],
-            [self._states[i] for i in members],
-            gradients,
-            self._step,
-            self._bucket(members) if kind == "blocks" else None,
-        )
+        way = way_of(kind_of(self._layers[members[0]]))
         ready = self._coder.lend()
-        self._worker.put(self._sending(way_of(kind), parcel, list(members), ready))
+        for part in self._parts_of(members):
+            layers, taken = part.layers, part.take(gradients)
+            parcel = Parcel(self._coder, self._group, layers, part.states, taken, self._step, part.bucket)
+            self._worker.put(self._sending(way, parcel, [members[m] for m in part.members], ready))
 
     def _sending(self, way: Any, parcel: Parcel, members: list[int], ready: Any) -> Way:
         self._coder.borrow(ready)
@@ -242,13 +237,30 @@ class ExchangeEngine:
         for index, sent in zip(members, parcel.sent, strict=True):
             self._sent[index] += sent
 
-    def _bucket(self, members: Sequence[int]) -> Bucket:
+    def _parts_of(self, members: Sequence[int]) -> list[Part]:
+        """The parcels of a group: one, and one for each slice of a large layer where the coder cuts."""
         key = tuple(members)
-        if key not in self._buckets:
-            layers = [self._layers[i] for i in members]
-            states = [self._states[i] for i in members]
-            self._buckets[key] = self._coder.bucket(layers, states)
-        return self._buckets[key]
+        if key not in self._parts:
+            limit = self._coder.slice_bytes
+            blocks = kind_of(self._layers[members[0]]) == "blocks"
+            large = [m for m, i in enumerate(members) if blocks and limit and self._layers[i].bytes > 2 * limit]
+            found = [self._part(members, [m for m in range(len(members)) if m not in large])] if len(large) < len(members) else []
+            for m in large:
+                found += self._slices(members, m, limit)
+            self._parts[key] = found
+        return self._parts[key]
+
+    def _part(self, members: Sequence[int], chosen: list[int]) -> Part:
+        layers = [self._layers[members[m]] for m in chosen]
+        states = [self._states[members[m]] for m in chosen]
+        return Part(chosen, layers, states, self._coder.bucket(layers, states) if kind_of(layers[0]) == "blocks" else None)
+
+    def _slices(self, members: Sequence[int], member: int, limit: int) -> list[Part]:
+        found = []
+        for piece in slices_of(self._layers[members[member]], limit):
+            states = [self._states[members[member]].slice(piece)]
+            found.append(Part([member], [piece], states, self._coder.bucket([piece], states)))
+        return found
 
     def finish(self) -> bool:
         self._step += 1
@@ -258,7 +270,7 @@ class ExchangeEngine:
         self._coder.give_back()
         changed = self._adapting is not None and self._adapting.finish()
         if changed:
-            self._buckets.clear()  # they are of the old codecs
+            self._parts.clear()  # they are of the old codecs
         return changed
 
     def scale(self, factor: float) -> None:
@@ -289,7 +301,7 @@ class ExchangeEngine:
         if self._adapting is not None:
             self._adapting.load(adapter, saved)
         self._states[:] = fresh
-        self._buckets.clear()
+        self._parts.clear()
         self._step = saved["step"]
 
 

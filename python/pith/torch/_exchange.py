@@ -113,9 +113,11 @@ def blocks(parcel: Parcel) -> Way:
     parts = bucket.encode(parcel.gradients, ctx)
     received = coder.buffer(own * ranks)
     yield _all_to_all(received, parts, [own] * ranks, sizes, parcel.group)
+    del parts  # its memory is for the next parcel
     padded = max(sizes) * ranks <= _PADDING * sum(sizes)
     room = max(sizes) if padded else own
     result = bucket.reduce(received, room, ctx)
+    del received
     if padded:
         results = coder.buffer(room * ranks)
         yield _all_gather(results, result, parcel.group)
@@ -123,6 +125,7 @@ def blocks(parcel: Parcel) -> Way:
     else:
         results = coder.buffer(sum(sizes))
         yield _all_to_all(results, result.repeat(ranks), sizes, [own] * ranks, parcel.group)
+    del result
     bucket.decode(results, parcel.gradients, ctx)
     weights = [wire_codec(layer).bound(layer.n) for layer in parcel.layers]
     parcel.account(sum(sizes) - own + room * (ranks - 1), weights)
@@ -172,8 +175,10 @@ def whole(parcel: Parcel) -> Way:
     room = max(1, int(table.sum(1).max()))
     message = coder.buffer(room).zero_()
     torch.cat(payloads, out=message[: int(mine.sum())])
+    del payloads
     everything = coder.buffer(room * ranks)
     yield _all_gather(everything, message, parcel.group)
+    del message
     coder.mean_all(parcel, everything.view(ranks, room), table.tolist())
     parcel.account(room * (ranks - 1), mine.tolist())
 

@@ -60,7 +60,11 @@ class Layer:
     @functools.cached_property
     def number(self) -> int:
         """What random numbers of the layer follow from: the same on all ranks, whatever other layers there are."""
-        return int.from_bytes(hashlib.blake2b(self.name.encode(), digest_size=8).digest(), "little")
+        return number_of(self.name)
+
+
+def number_of(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
 # ---- From what a user wrote to rules ---------------------------------------------------------------------------------
