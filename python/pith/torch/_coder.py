@@ -162,7 +162,7 @@ class Coder:
 class CpuCoder(Coder):
     """For gradients in main memory."""
 
-    block_group, other_group = 8 << 20, 16 << 20  # bytes of gradients that travel together
+    block_group, whole_group, round_group = 8 << 20, 16 << 20, 16 << 20  # bytes of gradients that travel together
 
     # ---- Between the thread that computes and the one that sends: there is nothing to wait for in main memory
 

@@ -216,7 +216,9 @@ class ExchangeEngine:
 
     def group_bytes(self, kind: Hashable) -> int:
         """Low rank and sparse codecs send little, and what they cost is the time of a message."""
-        return self._coder.block_group if kind == "blocks" else self._coder.other_group
+        if kind == "blocks":
+            return self._coder.block_group
+        return self._coder.whole_group if kind == "whole" else self._coder.round_group
 
     def start(self, members: Sequence[int], gradients: Tensors) -> None:
         if self._worker is None:  # one rank: its gradient is the mean
