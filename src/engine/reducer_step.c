@@ -85,7 +85,7 @@ static pith_status make_buffer(pith_flight *f) {
   if (f->buffer || takes_rounds(f->codec)) {
     return PITH_OK;
   }
-  f->buffer = calloc(1, JOINT_BYTES); /* what lies between two layers is zero */
+  f->buffer = malloc(JOINT_BYTES);
   PITH_REQUIRE(f->buffer, PITH_ERR_MEMORY, "no memory to join layers");
   return PITH_OK;
 }
@@ -99,6 +99,7 @@ static pith_status board(const pith_reducer *r, pith_flight *f, size_t index, vo
   f->gradient[f->count] = gradient;
   f->member[f->count++] = (pith_member){start, l->n, l->number, l->state, gradient};
   if (f->buffer) {
+    memset(f->buffer + f->n * width, 0, (start - f->n) * width); /* what lies between two layers is zero */
     memcpy(f->buffer + start * width, gradient, l->n * width);
   }
   f->n = start + l->n;

@@ -28,6 +28,7 @@ from ._coder import coder_for, to_tensor
 from ._exchange import Parcel, Way, kind_of, way_of
 from ._group import PithGroup
 from ._layers import COMPRESSIBLE, Layer, texts_of
+from ._malloc import keep_memory
 from ._slices import Part, slices_of
 
 Tensors = Sequence[torch.Tensor]
@@ -64,8 +65,10 @@ class Engine(Protocol):
 
 def engine_for(group: Any, rules: Rules, layers: list[Layer], seed: int) -> Engine:
     """The reducer over the backend pith, exchanges over any other, and for devices: only payloads come to main memory."""
-    if isinstance(group, PithGroup) and layers[0].parameter.device.type == "cpu":
-        return ReducerEngine(group, rules, layers, seed)
+    if layers[0].parameter.is_cpu:
+        keep_memory()
+        if isinstance(group, PithGroup):
+            return ReducerEngine(group, rules, layers, seed)
     return ExchangeEngine(group, rules, layers, seed)
 
 
