@@ -58,10 +58,11 @@ endif()
 # Tests and benchmark open the driver at run time: they compile everywhere, and say why they are skipped where no GPU is. In the
 # build folder's root, beside the module.
 if(PITH_TESTS)
-  add_executable(cuda_test tests/cuda/cuda_test.c tests/cuda/lowrank_test.c tests/cuda/planning_test.c
+  add_executable(cuda_test tests/cuda/cuda_test.c tests/cuda/lowrank_test.c tests/cuda/mean_test.c tests/cuda/planning_test.c
                  tests/cuda/whole_test.c tests/test.c)
   add_executable(cuda_bench tests/cuda/cuda_bench.c)
-  foreach(program cuda_test cuda_bench)
+  add_executable(nccl_test tests/cuda/nccl_test.c) # one process for each rank: tests/cuda/run.sh FOLDER nccl
+  foreach(program cuda_test cuda_bench nccl_test)
     target_include_directories(${program} PRIVATE tests src)
     target_link_libraries(${program} PRIVATE pith_static)
     set_target_properties(${program} PROPERTIES ENABLE_EXPORTS ON RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})

@@ -15,6 +15,31 @@ struct Batch {
   Task task[BATCH_TASKS];
 };
 
+/* The items start, start + step, … of a batch: `each` gets the task and the item's number in it. */
+template <class Each>
+INLINE void each_item(const Batch &batch, uint32_t start, uint32_t step, Each each) {
+  uint32_t task = 0;
+  for (uint32_t item = start; item < batch.items; item += step) {
+    while (item >= batch.task[task].end) {
+      task++;
+    }
+    each(batch.task[task], item - batch.task[task].begin);
+  }
+}
+
+/* Every warp takes an item at a time. */
+template <class Each>
+INLINE void each_item_of_warp(const Batch &batch, Each each) {
+  uint32_t warps = blockDim.x / 32;
+  each_item(batch, blockIdx.x * warps + threadIdx.x / 32, gridDim.x * warps, each);
+}
+
+/* Every block of threads does. */
+template <class Each>
+INLINE void each_item_of_block(const Batch &batch, Each each) {
+  each_item(batch, blockIdx.x, gridDim.x, each);
+}
+
 /* Launchers of the kernels; each takes tasks with begin and end set. */
 cudaError_t launch_encode_quads(const Batch &batch, cudaStream_t stream);
 cudaError_t launch_encode_tern(const Batch &batch, cudaStream_t stream);
@@ -22,6 +47,7 @@ cudaError_t launch_encode_signs(const Batch &batch, cudaStream_t stream);
 cudaError_t launch_encode(const Batch &batch, cudaStream_t stream);
 cudaError_t launch_decode(const Batch &batch, bool add, cudaStream_t stream);
 cudaError_t launch_encode_rotated(const Batch &batch, cudaStream_t stream);
+cudaError_t launch_encode_rotated_quads(const Batch &batch, cudaStream_t stream);
 cudaError_t launch_decode_rotated(const Batch &batch, bool add, cudaStream_t stream);
 
 /* As many blocks as the device runs at a time, or fewer. */
@@ -41,4 +67,18 @@ static cudaError_t grid_for(Kernel kernel, int threads, size_t shared, uint32_t 
   uint32_t most = (uint32_t)processors * (uint32_t)(resident > 0 ? resident : 1);
   *blocks = wanted < most ? wanted : most;
   return cudaSuccess;
+}
+
+/* `at_once`: items that a block of threads takes at a time. */
+typedef void (*BatchKernel)(const Batch);
+
+static inline cudaError_t launch_batch(BatchKernel kernel, int threads, uint32_t at_once, size_t shared, const Batch &batch,
+                                       cudaStream_t stream) {
+  uint32_t blocks;
+  cudaError_t error = grid_for(kernel, threads, shared, (batch.items + at_once - 1) / at_once, &blocks);
+  if (error == cudaSuccess) {
+    kernel<<<blocks, threads, shared, stream>>>(batch);
+    error = cudaGetLastError();
+  }
+  return error;
 }

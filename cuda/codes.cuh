@@ -67,12 +67,11 @@ INLINE float natural_value(uint32_t byte, int top) {
 
 /* ---- Trits -------------------------------------------------------------------------------------------------------------- */
 
-/* 0, 1 or 2. What round_random() would give, plus 1, kept within these: t lies in −1 … 1 but for rounding, so that ⌊t⌋ follows from
- * its sign, and the slow instruction for it is saved. */
+/* 0, 1 or 2. What round_random() would give, plus 1, kept within these: t lies in −1 … 1 but for rounding, so that one of the two
+ * comparisons is that with t − ⌊t⌋, and the other tells the sign. */
 INLINE float draw_trit(float x, float clip, float inverse, uint32_t noise, uint32_t k1) {
-  float t = fminf(fmaxf(x, -clip), clip) * inverse;
-  bool below = t < 0.0f, up = unit_of(rng_from(noise, k1)) < (below ? t + 1.0f : t);
-  return (below ? 0.0f : 1.0f) + (up ? 1.0f : 0.0f);
+  float t = fminf(fmaxf(x, -clip), clip) * inverse, u = unit_of(rng_from(noise, k1));
+  return (u < t + 1.0f ? 1.0f : 0.0f) + (u < t ? 1.0f : 0.0f);
 }
 
 /* ---- The 8-bit dynamic tree: tables as in src/kernel/body_small.h ------------------------------------------------------- */

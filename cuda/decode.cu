@@ -107,13 +107,8 @@ template <bool ADD>
 __global__ void __launch_bounds__(THREADS, 7) decode_kernel(const __grid_constant__ Batch batch) {
   __shared__ Tables tables;
   fill_tables(tables);
-  uint32_t task = 0, step = gridDim.x * WARPS;
-  for (uint32_t item = blockIdx.x * WARPS + threadIdx.x / 32; item < batch.items; item += step) {
-    while (item >= batch.task[task].end) {
-      task++;
-    }
-    const Task &t = batch.task[task];
-    uint32_t first = (item - t.begin) * ITEM;
+  each_item_of_warp(batch, [&](const Task &t, uint32_t item) {
+    uint32_t first = item * ITEM;
     uintptr_t mask = t.dtype == PITH_GPU_F32 ? 15 : 7;
     bool floats = t.dtype == PITH_GPU_F32;
     if (first + ITEM > t.n || ((uintptr_t)t.values & mask) || (floats && !rows_fit(t, first))) {
@@ -127,19 +122,9 @@ __global__ void __launch_bounds__(THREADS, 7) decode_kernel(const __grid_constan
     } else {
       decode_halves<ADD>(t, first, tables);
     }
-  }
+  });
 }
 
 cudaError_t launch_decode(const Batch &batch, bool add, cudaStream_t stream) {
-  uint32_t blocks, wanted = (batch.items + WARPS - 1) / WARPS;
-  cudaError_t error = grid_for(decode_kernel<true>, THREADS, 0, wanted, &blocks);
-  if (error != cudaSuccess) {
-    return error;
-  }
-  if (add) {
-    decode_kernel<true><<<blocks, THREADS, 0, stream>>>(batch);
-  } else {
-    decode_kernel<false><<<blocks, THREADS, 0, stream>>>(batch);
-  }
-  return cudaGetLastError();
+  return launch_batch(add ? decode_kernel<true> : decode_kernel<false>, THREADS, WARPS, 0, batch, stream);
 }

@@ -10,24 +10,13 @@ __global__ void __launch_bounds__(THREADS, 6) encode_kernel(const __grid_constan
   __shared__ Tables tables;
   fill_tables(tables);
   uint8_t *stage = stages[threadIdx.x / LANES];
-  uint32_t task = 0, step = gridDim.x * WARPS;
-  for (uint32_t item = blockIdx.x * WARPS + threadIdx.x / 32; item < batch.items; item += step) {
-    while (item >= batch.task[task].end) {
-      task++;
-    }
-    const Task &t = batch.task[task];
-    uint32_t block = 2 * (item - t.begin) + half_of_warp();
+  each_item_of_warp(batch, [&](const Task &t, uint32_t pair) {
+    uint32_t block = 2 * pair + half_of_warp();
     uint32_t first = block * t.bucket, m = first < t.n ? least(t.bucket, t.n - first) : 0;
     encode_block(TensorSource{t, first, m}, t, t.payload + (size_t)block * t.block_size, stage, tables);
-  }
+  });
 }
 
 cudaError_t launch_encode(const Batch &batch, cudaStream_t stream) {
-  uint32_t blocks;
-  cudaError_t error = grid_for(encode_kernel, THREADS, 0, (batch.items + WARPS - 1) / WARPS, &blocks);
-  if (error == cudaSuccess) {
-    encode_kernel<<<blocks, THREADS, 0, stream>>>(batch);
-    error = cudaGetLastError();
-  }
-  return error;
+  return launch_batch(encode_kernel, THREADS, WARPS, 0, batch, stream);
 }

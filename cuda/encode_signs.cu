@@ -63,22 +63,12 @@ INLINE void encode_pair(const Task &t, uint32_t pair, Shared &shared) {
 
 __global__ void __launch_bounds__(THREADS, 4) encode_signs_kernel(const __grid_constant__ Batch batch) {
   __shared__ Shared shared;
-  uint32_t task = 0;
-  for (uint32_t item = blockIdx.x; item < batch.items; item += gridDim.x) {
-    while (item >= batch.task[task].end) {
-      task++;
-    }
-    encode_pair(batch.task[task], item - batch.task[task].begin, shared);
+  each_item_of_block(batch, [&](const Task &t, uint32_t pair) {
+    encode_pair(t, pair, shared);
     __syncthreads();
-  }
+  });
 }
 
 cudaError_t launch_encode_signs(const Batch &batch, cudaStream_t stream) {
-  uint32_t blocks;
-  cudaError_t error = grid_for(encode_signs_kernel, THREADS, 0, batch.items, &blocks);
-  if (error == cudaSuccess) {
-    encode_signs_kernel<<<blocks, THREADS, 0, stream>>>(batch);
-    error = cudaGetLastError();
-  }
-  return error;
+  return launch_batch(encode_signs_kernel, THREADS, 1, 0, batch, stream);
 }

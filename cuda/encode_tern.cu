@@ -56,23 +56,12 @@ INLINE void encode_tern_block(const Task &t, uint32_t first, uint8_t *out) {
 }
 
 __global__ void __launch_bounds__(THREADS, 4) encode_tern_kernel(const __grid_constant__ Batch batch) {
-  uint32_t task = 0, step = gridDim.x * WARPS;
-  for (uint32_t item = blockIdx.x * WARPS + threadIdx.x / 32; item < batch.items; item += step) {
-    while (item >= batch.task[task].end) {
-      task++;
-    }
-    const Task &t = batch.task[task];
-    uint32_t block = 2 * (item - t.begin) + half_of_warp();
+  each_item_of_warp(batch, [&](const Task &t, uint32_t pair) {
+    uint32_t block = 2 * pair + half_of_warp();
     encode_tern_block(t, block * TERN_BUCKET, t.payload + (size_t)block * t.block_size);
-  }
+  });
 }
 
 cudaError_t launch_encode_tern(const Batch &batch, cudaStream_t stream) {
-  uint32_t blocks;
-  cudaError_t error = grid_for(encode_tern_kernel, THREADS, 0, (batch.items + WARPS - 1) / WARPS, &blocks);
-  if (error == cudaSuccess) {
-    encode_tern_kernel<<<blocks, THREADS, 0, stream>>>(batch);
-    error = cudaGetLastError();
-  }
-  return error;
+  return launch_batch(encode_tern_kernel, THREADS, WARPS, 0, batch, stream);
 }

@@ -1,11 +1,12 @@
 /*
  * The module's table: sorts the tasks it is given by kernel and launches each kernel once for up to BATCH_TASKS of them. Nothing
- * here waits, allocates or copies.
+ * here waits, allocates or copies, but for the functions under "Memory".
  */
 #include <stdio.h>
 
 #include "batch.cuh"
 #include "lowrank_host.h"
+#include "mean_host.h"
 #include "planning_host.h"
 #include "sparse_host.h"
 
@@ -19,7 +20,7 @@ static int refuse(cudaError_t error, const char *what, char *text) {
 /* ---- Which kernel ------------------------------------------------------------------------------------------------- */
 
 enum Way { ENCODE, DECODE_SET, DECODE_ADD };
-enum Kernel { QUADS, TERN, SIGNS, PLAIN, ROTATED, KERNELS };
+enum Kernel { QUADS, TERN, SIGNS, PLAIN, ROTATED_QUADS, ROTATED, KERNELS };
 
 /* Payloads are written in words, those of casts in as many bytes as four values take. */
 static size_t quad_alignment(const Task &t) {
@@ -43,6 +44,13 @@ static bool signs_fit(const Task &t) {
          t.memory && t.keeps == PITH_GPU_KEEP_LOST && ((uintptr_t)t.payload & 3) == 0;
 }
 
+static bool rotated_quads_fit(const Task &t, Way way) {
+  bool width = t.bits == 8 || t.bits == 4 || t.bits == 2;
+  bool aligned = ((uintptr_t)t.values & 15) == 0 && ((uintptr_t)t.payload & 3) == 0;
+  return way == ENCODE && t.rotation && t.kind == PITH_WIRE_Q && width && aligned && t.dtype == PITH_GPU_F32 && t.bucket == QUAD_BUCKET &&
+         !t.memory;
+}
+
 /* The special kernel that takes pairs of full blocks at the start of a task; PLAIN if there is none. */
 static Kernel special_for(const Task &t, Way way) {
   return way != ENCODE ? PLAIN : quads_fit(t) ? QUADS : tern_fits(t) ? TERN : signs_fit(t) ? SIGNS : PLAIN;
@@ -63,11 +71,14 @@ static Task piece_of(const Task &whole, uint32_t first, uint32_t n) {
 static Task part_for(Kernel kernel, Way way, const Task &t) {
   Kernel special = special_for(t, way);
   uint32_t taken = special == PLAIN ? 0 : t.n / (2 * t.bucket) * (2 * t.bucket);
+  uint32_t tiled = rotated_quads_fit(t, way) ? t.n / t.tile * t.tile : 0;
   switch (kernel) {
     case PLAIN:
       return piece_of(t, taken, t.rotation ? 0 : t.n - taken);
+    case ROTATED_QUADS:
+      return piece_of(t, 0, tiled);
     case ROTATED:
-      return piece_of(t, 0, t.rotation ? t.n : 0);
+      return piece_of(t, tiled, t.rotation ? t.n - tiled : 0);
     default:
       return piece_of(t, 0, kernel == special ? taken : 0);
   }
@@ -75,7 +86,7 @@ static Task part_for(Kernel kernel, Way way, const Task &t) {
 
 /* How many items a task makes; see the kernels. */
 static uint32_t items_of(Kernel kernel, Way way, const Task &t) {
-  uint32_t values = kernel == ROTATED ? t.tile : way == ENCODE ? 2 * t.bucket : DECODE_ITEM;
+  uint32_t values = kernel >= ROTATED_QUADS ? t.tile : way == ENCODE ? 2 * t.bucket : DECODE_ITEM;
   return (t.n + values - 1) / values;
 }
 
@@ -94,6 +105,8 @@ static cudaError_t launch(Kernel kernel, Way way, const Batch &batch, cudaStream
       return launch_encode_signs(batch, stream);
     case PLAIN:
       return way == ENCODE ? launch_encode(batch, stream) : launch_decode(batch, way == DECODE_ADD, stream);
+    case ROTATED_QUADS:
+      return launch_encode_rotated_quads(batch, stream);
     default:
       return way == ENCODE ? launch_encode_rotated(batch, stream) : launch_decode_rotated(batch, way == DECODE_ADD, stream);
   }
@@ -164,6 +177,50 @@ static int magnitudes(const void *values, int dtype, size_t n, uint64_t *counts,
   return error == cudaSuccess ? 0 : refuse(error, "magnitudes could not be counted", text);
 }
 
+static int mean(const pith_gpu_mean *tasks, size_t count, void *stream, char *text) {
+  cudaError_t error = pith__mean_run(tasks, count, (cudaStream_t)stream);
+  return error == cudaSuccess ? 0 : refuse(error, "means could not be launched", text);
+}
+
+/* ---- Memory ---------------------------------------------------------------------------------------------------------- */
+
+static int current_device(int *number, char *text) {
+  cudaError_t error = cudaGetDevice(number);
+  return error == cudaSuccess ? 0 : refuse(error, "no CUDA device", text);
+}
+
+static int allocate(size_t size, void **memory, char *text) {
+  cudaError_t error = cudaMalloc(memory, size ? size : 1);
+  if (error != cudaSuccess) {
+    cudaGetLastError(); /* or the next launch would be blamed for it */
+    *memory = nullptr;
+    return refuse(error, "no device memory", text);
+  }
+  error = cudaMemset(*memory, 0, size ? size : 1);
+  if (error == cudaSuccess) {
+    error = cudaDeviceSynchronize(); /* streams of the caller's may not wait for the default one */
+  }
+  if (error != cudaSuccess) {
+    cudaFree(*memory);
+    *memory = nullptr;
+    return refuse(error, "device memory cannot be cleared", text);
+  }
+  return 0;
+}
+
+static void release(void *memory) { cudaFree(memory); }
+
+static int copy(void *to, const void *from, size_t size, char *text) {
+  cudaError_t error = cudaDeviceSynchronize();
+  if (error == cudaSuccess) {
+    error = cudaMemcpy(to, from, size, cudaMemcpyDefault);
+  }
+  if (error == cudaSuccess) {
+    error = cudaDeviceSynchronize(); /* from pageable memory the last bytes may still be on their way */
+  }
+  return error == cudaSuccess ? 0 : refuse(error, "memory could not be copied", text);
+}
+
 static int describe(char *text) {
   int device = 0;
   cudaDeviceProp properties;
@@ -181,6 +238,7 @@ static int describe(char *text) {
 
 static const pith_cuda_module module = {PITH_CUDA_ABI, describe,      encode,       decode,
                                         pith__sparse_space, sparse_encode, sparse_decode,
-                                        pith__lowrank_space, lowrank, pith__errors_space, errors, magnitudes};
+                                        pith__lowrank_space, lowrank, pith__errors_space, errors, magnitudes,
+                                        mean, current_device, allocate, release, copy};
 
 extern "C" __attribute__((visibility("default"))) const pith_cuda_module *pith_cuda_module_entry(void) { return &module; }

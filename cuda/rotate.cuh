@@ -4,7 +4,12 @@
  */
 #pragma once
 
+#include "batch.cuh"
 #include "source.cuh"
+
+/* Words of shared memory for the values of a tile (see tile_place), and for the flags of its blocks. */
+#define TILE_PLACES(values) ((values) + (values) / 16 + 16)
+#define TILE_FLAGS(values) ((values) / 64 + 1)
 
 INLINE float rotation_scale(uint32_t n) {
   float scale = 1.0f;
@@ -239,4 +244,17 @@ INLINE void rotate_out(const Task &t, uint32_t first, float *tile, Take take) {
     take(first + LANES * g, x);
   }
   __syncthreads();
+}
+
+/* ---- Launching ------------------------------------------------------------------------------------------------------------ */
+
+/* With room for the largest tile. */
+static inline cudaError_t launch_tiles(BatchKernel kernel, int threads, const Batch &batch, cudaStream_t stream) {
+  uint32_t values = 0;
+  for (uint32_t i = 0; i < batch.count; i++) {
+    values = batch.task[i].tile > values ? batch.task[i].tile : values;
+  }
+  size_t shared = 4u * (TILE_PLACES(values) + TILE_FLAGS(values));
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+  return error == cudaSuccess ? launch_batch(kernel, threads, 1, shared, batch, stream) : error;
 }

@@ -9,8 +9,6 @@
 #include "rotate.cuh"
 
 #define THREADS 128
-#define TILE_BYTES(values) (4u * ((values) + (values) / 16 + 16)) /* see tile_place */
-#define FLAG_BYTES(values) (4u * ((values) / 64 + 1))
 
 struct Tile {
   float *values;
@@ -18,7 +16,7 @@ struct Tile {
 };
 
 INLINE Tile tile_of(const Task &t, uint8_t *memory) {
-  return Tile{(float *)memory, (uint32_t *)(memory + TILE_BYTES(t.tile))};
+  return Tile{(float *)memory, (uint32_t *)memory + TILE_PLACES(t.tile)};
 }
 
 /* Any tile: odd lengths, other types. */
@@ -96,14 +94,9 @@ __global__ void __launch_bounds__(THREADS, 5) encode_rotated_kernel(const __grid
   __shared__ __align__(16) uint8_t stages[THREADS / LANES][STAGE];
   __shared__ Tables tables;
   fill_tables(tables);
-  uint32_t task = 0;
-  for (uint32_t item = blockIdx.x; item < batch.items; item += gridDim.x) {
-    while (item >= batch.task[task].end) {
-      task++;
-    }
-    const Task &t = batch.task[task];
-    encode_tile(t, (item - t.begin) * t.tile, tile_of(t, memory), stages[threadIdx.x / LANES], tables);
-  }
+  each_item_of_block(batch, [&](const Task &t, uint32_t item) {
+    encode_tile(t, item * t.tile, tile_of(t, memory), stages[threadIdx.x / LANES], tables);
+  });
 }
 
 INLINE void decode_tile(const Task &t, uint32_t first, uint32_t n, float scale, float *tile, const Tables &tables) {
@@ -125,13 +118,8 @@ __global__ void __launch_bounds__(THREADS) decode_rotated_kernel(const __grid_co
   __shared__ Tables tables;
   float *tile = (float *)memory;
   fill_tables(tables);
-  uint32_t task = 0;
-  for (uint32_t item = blockIdx.x; item < batch.items; item += gridDim.x) {
-    while (item >= batch.task[task].end) {
-      task++;
-    }
-    const Task &t = batch.task[task];
-    uint32_t first = (item - t.begin) * t.tile, n = least(t.tile, t.n - first);
+  each_item_of_block(batch, [&](const Task &t, uint32_t item) {
+    uint32_t first = item * t.tile, n = least(t.tile, t.n - first);
     bool sixteens = sixteens_fit(t, n);
     float scale = sixteens ? rotation_scale(1u << t.rotation) : 1.0f;
     decode_tile(t, first, n, scale, tile, tables);
@@ -147,7 +135,7 @@ __global__ void __launch_bounds__(THREADS) decode_rotated_kernel(const __grid_co
         }
         put_sixteen((float *)t.values + i, d);
       });
-      continue;
+      return;
     }
     each_run(t, n, [&](uint32_t at, uint32_t count, uint32_t power) {
       unrotate_run(t, tile, at, count, power, t.index + first + at);
@@ -157,31 +145,13 @@ __global__ void __launch_bounds__(THREADS) decode_rotated_kernel(const __grid_co
       put_value(t.values, t.dtype, first + i, ADD ? value_at(t.values, t.dtype, first + i) + d : d);
     }
     __syncthreads();
-  }
-}
-
-template <class Kernel>
-static cudaError_t launch(Kernel kernel, const Batch &batch, cudaStream_t stream) {
-  uint32_t values = 0, blocks;
-  for (uint32_t i = 0; i < batch.count; i++) {
-    values = batch.task[i].tile > values ? batch.task[i].tile : values;
-  }
-  size_t shared = TILE_BYTES(values) + FLAG_BYTES(values);
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
-  if (error == cudaSuccess) {
-    error = grid_for(kernel, THREADS, shared, batch.items, &blocks);
-  }
-  if (error == cudaSuccess) {
-    kernel<<<blocks, THREADS, shared, stream>>>(batch);
-    error = cudaGetLastError();
-  }
-  return error;
+  });
 }
 
 cudaError_t launch_encode_rotated(const Batch &batch, cudaStream_t stream) {
-  return launch(encode_rotated_kernel, batch, stream);
+  return launch_tiles(encode_rotated_kernel, THREADS, batch, stream);
 }
 
 cudaError_t launch_decode_rotated(const Batch &batch, bool add, cudaStream_t stream) {
-  return add ? launch(decode_rotated_kernel<true>, batch, stream) : launch(decode_rotated_kernel<false>, batch, stream);
+  return launch_tiles(add ? decode_rotated_kernel<true> : decode_rotated_kernel<false>, THREADS, batch, stream);
 }

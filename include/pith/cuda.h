@@ -61,6 +61,10 @@ PITH_API pith_status pith_cuda_encode(const pith_cuda_item *items, size_t count,
 PITH_API pith_status pith_cuda_decode(const pith_cuda_item *items, size_t count, pith_mode mode, void *workspace,
                                       size_t workspace_size, void *stream);
 
+/* As pith_aggregate(): item.payload has a sum of decoded payloads of ctx.ranks ranks, f32 and aligned for it; item.values gets the mean, or the
+ * majority for VOTE codecs, and may be the sum itself if that is its type. ctx.offset says where in the layer it begins. */
+PITH_API pith_status pith_cuda_aggregate(const pith_cuda_item *items, size_t count, void *stream);
+
 /* ---- Buckets on a device ----------------------------------------------------------------------------------------- */
 
 /*
@@ -68,7 +72,8 @@ PITH_API pith_status pith_cuda_decode(const pith_cuda_item *items, size_t count,
  * without states. `memories` has, for each layer, what its codec keeps (NULL where it keeps nothing): all n values for encoding, and for
  * results those of our own piece. Zeros at the start.
  *
- * Between the two halves of reducing, the caller turns the sum into a mean: sums hold the pieces of this rank one after another.
+ * Between the two halves of reducing, pith_cuda_bucket_mean() turns the sum into a mean, or into the majority for codecs that vote: sums hold
+ * the pieces of this rank one after another.
  */
 struct pith_bucket;
 
@@ -79,6 +84,7 @@ PITH_API pith_status pith_cuda_bucket_encode(const struct pith_bucket *bucket, c
                                              const pith_ctx *ctx, void *parts, void *stream);
 PITH_API pith_status pith_cuda_bucket_sum(const struct pith_bucket *bucket, const void *received, const pith_ctx *ctx, float *sums,
                                           void *stream);
+PITH_API pith_status pith_cuda_bucket_mean(const struct pith_bucket *bucket, float *sums, void *stream);
 PITH_API pith_status pith_cuda_bucket_result(const struct pith_bucket *bucket, float *sums, float *const *memories, const pith_ctx *ctx,
                                              void *result, void *stream);
 PITH_API pith_status pith_cuda_bucket_decode(const struct pith_bucket *bucket, const void *results, const pith_ctx *ctx,

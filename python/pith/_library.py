@@ -455,11 +455,13 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_cuda_errors_workspace": (c_size_t, [POINTER(CudaItem), c_size_t]),
     "pith_cuda_errors": (_STATUS, [POINTER(CudaItem), c_size_t, _P, _P, c_size_t, _P]),
     "pith_cuda_magnitudes": (_STATUS, [_P, c_int, c_size_t, _P, _P, _P]),
+    "pith_cuda_aggregate": (_STATUS, [POINTER(CudaItem), c_size_t, _P]),
     "pith_cuda_bucket_encode": (
         _STATUS,
         [_P, POINTER(c_void_p), POINTER(c_void_p), POINTER(Ctx), _P, _P],
     ),
     "pith_cuda_bucket_sum": (_STATUS, [_P, _P, POINTER(Ctx), _P, _P]),
+    "pith_cuda_bucket_mean": (_STATUS, [_P, _P, _P]),
     "pith_cuda_bucket_result": (_STATUS, [_P, _P, POINTER(c_void_p), POINTER(Ctx), _P, _P]),
     "pith_cuda_bucket_decode": (_STATUS, [_P, _P, POINTER(Ctx), POINTER(c_void_p), _P]),
 }

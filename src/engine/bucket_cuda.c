@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "engine/bucket.h"
+#include "engine/cuda_device.h"
 
 typedef struct item_list {
   pith_cuda_item *item;
@@ -40,9 +41,10 @@ pith_status pith_bucket_piece(const pith_bucket *b, size_t layer, int rank, size
 
 /* All pieces of all ranks, as they lie in parts and results. */
 static void list_all(item_list *list, const pith_bucket *b, const void *const *tensors, float *const *memories, const pith_ctx *ctx,
-                     const void *bytes, uint32_t first_rank, uint32_t step) {
+                     const void *bytes, size_t stride, uint32_t first_rank, uint32_t step) {
   uint8_t *at = (uint8_t *)(uintptr_t)bytes;
   for (int p = 0; p < b->ranks; p++) {
+    at = stride ? (uint8_t *)(uintptr_t)bytes + (size_t)p * stride : at;
     for (size_t i = 0; i < b->count; i++) {
       pith_range piece = pith__bucket_piece(b, i, p);
       size_t before = list->count;
@@ -55,23 +57,33 @@ static void list_all(item_list *list, const pith_bucket *b, const void *const *t
   }
 }
 
-pith_status pith_cuda_bucket_encode(const pith_bucket *b, const void *const *src, float *const *memories, const pith_ctx *ctx, void *parts,
-                                    void *stream) {
+pith_status pith__cuda_bucket_encode(const pith_bucket *b, const void *const *src, float *const *memories, const pith_ctx *ctx,
+                                     void *parts, size_t stride, void *stream) {
   item_list list;
   PITH_TRY(make_list(b, b ? b->count * (size_t)b->ranks : 0, &list));
-  list_all(&list, b, src, memories, ctx, parts, (uint32_t)b->rank, 0);
+  list_all(&list, b, src, memories, ctx, parts, stride, (uint32_t)b->rank, 0);
   pith_status status = pith_cuda_encode(list.item, list.count, NULL, 0, stream);
   free(list.item);
   return status;
 }
 
-pith_status pith_cuda_bucket_decode(const pith_bucket *b, const void *results, const pith_ctx *ctx, void *const *dst, void *stream) {
+pith_status pith_cuda_bucket_encode(const pith_bucket *b, const void *const *src, float *const *memories, const pith_ctx *ctx, void *parts,
+                                    void *stream) {
+  return pith__cuda_bucket_encode(b, src, memories, ctx, parts, 0, stream);
+}
+
+pith_status pith__cuda_bucket_decode(const pith_bucket *b, const void *results, size_t stride, const pith_ctx *ctx, void *const *dst,
+                                     void *stream) {
   item_list list;
   PITH_TRY(make_list(b, b ? b->count * (size_t)b->ranks : 0, &list));
-  list_all(&list, b, (const void *const *)dst, NULL, ctx, results, (uint32_t)b->ranks, 1);
+  list_all(&list, b, (const void *const *)dst, NULL, ctx, results, stride, (uint32_t)b->ranks, 1);
   pith_status status = pith_cuda_decode(list.item, list.count, PITH_SET, NULL, 0, stream);
   free(list.item);
   return status;
+}
+
+pith_status pith_cuda_bucket_decode(const pith_bucket *b, const void *results, const pith_ctx *ctx, void *const *dst, void *stream) {
+  return pith__cuda_bucket_decode(b, results, 0, ctx, dst, stream);
 }
 
 /* Our own pieces: `bytes` has their payloads one after another, `sums` their values. */
@@ -87,14 +99,31 @@ static void list_own(item_list *list, const pith_bucket *b, float *sums, const v
 }
 
 /* Rank after rank, as on the CPU: the sum has the same bits. */
-pith_status pith_cuda_bucket_sum(const pith_bucket *b, const void *received, const pith_ctx *ctx, float *sums, void *stream) {
+pith_status pith__cuda_bucket_sum(const pith_bucket *b, const void *received, size_t stride, const pith_ctx *ctx, float *sums, void *stream) {
   item_list list;
   PITH_TRY(make_list(b, b ? b->count : 0, &list));
+  size_t apart = stride ? stride : b->bytes[b->rank];
   pith_status status = PITH_OK;
   for (int p = 0; p < b->ranks && status == PITH_OK; p++) {
-    list_own(&list, b, sums, (const uint8_t *)received + (size_t)p * b->bytes[b->rank], ctx, (uint32_t)p);
+    list_own(&list, b, sums, (const uint8_t *)received + (size_t)p * apart, ctx, (uint32_t)p);
     status = pith_cuda_decode(list.item, list.count, p ? PITH_ADD : PITH_SET, NULL, 0, stream);
   }
+  free(list.item);
+  return status;
+}
+
+pith_status pith_cuda_bucket_sum(const pith_bucket *b, const void *received, const pith_ctx *ctx, float *sums, void *stream) {
+  return pith__cuda_bucket_sum(b, received, 0, ctx, sums, stream);
+}
+
+pith_status pith_cuda_bucket_mean(const pith_bucket *b, float *sums, void *stream) {
+  item_list list;
+  PITH_TRY(make_list(b, b ? b->count : 0, &list));
+  list_own(&list, b, sums, sums, NULL, (uint32_t)b->rank);
+  for (size_t k = 0; k < list.count; k++) {
+    list.item[k].payload = list.item[k].values; /* in place */
+  }
+  pith_status status = pith_cuda_aggregate(list.item, list.count, stream);
   free(list.item);
   return status;
 }

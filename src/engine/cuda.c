@@ -14,6 +14,8 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/size.h"
+#include "engine/cuda_device.h"
 #include "engine/cuda_tasks.h"
 #include "memory/memory.h"
 
@@ -97,7 +99,7 @@ static const pith_cuda_module *open_module(void) {
   return found;
 }
 
-static pith_status get_module(const pith_cuda_module **found) {
+pith_status pith__cuda_module(const pith_cuda_module **found) {
   pthread_mutex_lock(&lock);
   if (!module && !failure[0]) {
     module = open_module();
@@ -110,7 +112,7 @@ static pith_status get_module(const pith_cuda_module **found) {
 
 pith_status pith_cuda_probe(const char **device) {
   const pith_cuda_module *found;
-  PITH_TRY(get_module(&found));
+  PITH_TRY(pith__cuda_module(&found));
   if (device) {
     *device = device_text;
   }
@@ -268,9 +270,9 @@ size_t pith_cuda_workspace(const pith_cuda_item *items, size_t count) {
     if (pith_cuda_supports(items[i].codec) != PITH_OK || items[i].n > PITH_GPU_WHOLE_VALUES) {
       continue; /* the call itself will say so */
     }
-    if (pith__gpu_is_sparse(items[i].codec) && get_module(&gpu) == PITH_OK) {
+    if (pith__gpu_is_sparse(items[i].codec) && pith__cuda_module(&gpu) == PITH_OK) {
       size += sparse_space(gpu, &items[i]);
-    } else if (pith__gpu_is_lowrank(items[i].codec) && get_module(&gpu) == PITH_OK) {
+    } else if (pith__gpu_is_lowrank(items[i].codec) && pith__cuda_module(&gpu) == PITH_OK) {
       pith_gpu_lowrank task = pith__gpu_lowrank_task(&items[i], 0);
       size += gpu->lowrank_space(&task);
     }
@@ -292,7 +294,7 @@ static pith_status run(const pith_cuda_item *items, size_t count, way how, void 
   for (size_t i = 0; i < count; i++) {
     PITH_TRY(check_item(&items[i], how == ENCODE));
   }
-  PITH_TRY(get_module(&gpu));
+  PITH_TRY(pith__cuda_module(&gpu));
   PITH_TRY(check_workspace(pith_cuda_workspace(items, count), workspace, workspace_size));
   PITH_TRY(run_blocks(gpu, items, count, how, stream));
   PITH_TRY(run_sparse(gpu, items, count, how, workspace, stream));
@@ -329,7 +331,7 @@ static pith_status run_round(const pith_cuda_item *items, size_t count, size_t i
   for (size_t i = 0; i < count; i++) {
     PITH_TRY(check_round(&items[i], index));
   }
-  PITH_TRY(get_module(&gpu));
+  PITH_TRY(pith__cuda_module(&gpu));
   PITH_TRY(check_workspace(pith_cuda_workspace(items, count), workspace, size));
   return run_lowrank(gpu, items, count, what, workspace, stream);
 }
@@ -344,6 +346,57 @@ pith_status pith_cuda_consume(const pith_cuda_item *items, size_t count, size_t 
                               void *stream) {
   return run_round(items, count, index, index ? PITH_GPU_LOWRANK_CONSUME_Q : PITH_GPU_LOWRANK_CONSUME_P, workspace, workspace_size,
                    stream);
+}
+
+/* ---- Means --------------------------------------------------------------------------------------------------------------- */
+
+static pith_status check_sums(const pith_cuda_item *item) {
+  PITH_REQUIRE(item->codec, PITH_ERR_ARGUMENT, "pith_cuda_aggregate: an item has no codec");
+  const char *spec = item->codec->spec;
+  PITH_REQUIRE(item->dtype == PITH_F32 || item->dtype == PITH_F16 || item->dtype == PITH_BF16, PITH_ERR_ARGUMENT,
+               "%s: tensors are f32, f16 or bf16, not %s", spec, pith_dtype_name(item->dtype));
+  PITH_REQUIRE(item->n == 0 || (item->values && item->payload), PITH_ERR_ARGUMENT, "%s: %zu values at NULL", spec, item->n);
+  PITH_REQUIRE((uintptr_t)item->values % pith_dtype_size(item->dtype) == 0 && (uintptr_t)item->payload % sizeof(float) == 0,
+               PITH_ERR_ARGUMENT, "%s: sums or values are not aligned for their type", spec);
+  return PITH_OK;
+}
+
+/* Values first … of an item; how many of them. */
+static size_t next_mean(const pith_cuda_item *item, size_t first, pith_gpu_mean *task) {
+  size_t n = pith__least(item->n - first, PITH_GPU_TASK_VALUES);
+  *task = (pith_gpu_mean){
+      .sums = (const float *)item->payload + first,
+      .values = (uint8_t *)item->values + first * pith_dtype_size(item->dtype),
+      .n = (uint32_t)n,
+      .factor = 1.0f / (float)(item->ctx.ranks ? item->ctx.ranks : 1),
+      .dtype = (uint8_t)item->dtype,
+      .vote = (item->codec->caps & PITH_CAP_VOTE) != 0,
+      .odd = (item->ctx.offset + first) & 1,
+  };
+  return n;
+}
+
+pith_status pith_cuda_aggregate(const pith_cuda_item *items, size_t count, void *stream) {
+  const pith_cuda_module *gpu;
+  pith_gpu_mean tasks[TASKS];
+  char text[TEXT];
+  PITH_REQUIRE(items || count == 0, PITH_ERR_ARGUMENT, "%zu items at NULL", count);
+  for (size_t i = 0; i < count; i++) {
+    PITH_TRY(check_sums(&items[i]));
+  }
+  PITH_TRY(pith__cuda_module(&gpu));
+  size_t used = 0;
+  for (size_t i = 0, first = 0; i < count; first = 0, i++) {
+    while (first < items[i].n) {
+      first += next_mean(&items[i], first, &tasks[used++]);
+      if (used == TASKS) {
+        PITH_REQUIRE(!gpu->mean(tasks, used, stream, text), PITH_ERR_SYSTEM, "CUDA: %s", text);
+        used = 0;
+      }
+    }
+  }
+  PITH_REQUIRE(!used || !gpu->mean(tasks, used, stream, text), PITH_ERR_SYSTEM, "CUDA: %s", text);
+  return PITH_OK;
 }
 
 /* ---- For the planner ----------------------------------------------------------------------------------------------------- */
@@ -373,7 +426,7 @@ static void candidate_tasks(const pith_cuda_item *items, size_t count, pith_gpu_
 size_t pith_cuda_errors_workspace(const pith_cuda_item *items, size_t count) {
   const pith_cuda_module *gpu;
   pith_gpu_task tasks[PITH_GPU_CANDIDATES];
-  if (check_candidates(items, count) != PITH_OK || get_module(&gpu) != PITH_OK) {
+  if (check_candidates(items, count) != PITH_OK || pith__cuda_module(&gpu) != PITH_OK) {
     return 0; /* the call itself will say so */
   }
   candidate_tasks(items, count, tasks);
@@ -387,7 +440,7 @@ pith_status pith_cuda_errors(const pith_cuda_item *items, size_t count, double *
   char text[TEXT];
   PITH_TRY(check_candidates(items, count));
   PITH_REQUIRE(errors || count == 0, PITH_ERR_ARGUMENT, "pith_cuda_errors: errors is NULL");
-  PITH_TRY(get_module(&gpu));
+  PITH_TRY(pith__cuda_module(&gpu));
   PITH_TRY(check_workspace(pith_cuda_errors_workspace(items, count), workspace, workspace_size));
   candidate_tasks(items, count, tasks);
   PITH_REQUIRE(!gpu->errors(tasks, count, errors, workspace, stream, text), PITH_ERR_SYSTEM, "CUDA: %s", text);
@@ -401,7 +454,7 @@ pith_status pith_cuda_magnitudes(const void *values, pith_dtype dtype, size_t n,
   PITH_REQUIRE(dtype == PITH_F32 || dtype == PITH_F16 || dtype == PITH_BF16, PITH_ERR_ARGUMENT,
                "tensors are f32, f16 or bf16, not %s", pith_dtype_name(dtype));
   PITH_REQUIRE(n <= PITH_GPU_WHOLE_VALUES, PITH_ERR_RANGE, "%zu values are too many at a time", n);
-  PITH_TRY(get_module(&gpu));
+  PITH_TRY(pith__cuda_module(&gpu));
   PITH_REQUIRE(!gpu->magnitudes(values, (int)dtype, n, counts, energies, stream, text), PITH_ERR_SYSTEM, "CUDA: %s", text);
   return PITH_OK;
 }

@@ -151,9 +151,23 @@ enum {
   PITH_GPU_LOWRANK_PRODUCE_P, PITH_GPU_LOWRANK_PRODUCE_Q, PITH_GPU_LOWRANK_CONSUME_P, PITH_GPU_LOWRANK_CONSUME_Q
 };
 
+/* Sums over ranks that become means, or votes. */
+typedef struct pith_gpu_mean {
+  const float *sums;
+  void *values;        /* of any type; the sums themselves if that is f32 */
+  uint32_t n;
+  uint32_t begin, end; /* work items: the module's own */
+  float factor;        /* on sums, unless they are votes */
+  uint8_t dtype, vote;
+  uint8_t odd; /* whether the place of the first value in its layer is */
+  uint8_t unused[5];
+} pith_gpu_mean;
+
+PITH_FORMAT_ASSERT(sizeof(pith_gpu_mean) == 40, "both compilers lay out means alike");
+
 /* ---- The module -------------------------------------------------------------------------------------------------- */
 
-#define PITH_CUDA_ABI 2
+#define PITH_CUDA_ABI 3
 #define PITH_CUDA_ENTRY "pith_cuda_module_entry"
 
 /* Functions return 0, or another number and a sentence in `text` (256 bytes). They only enqueue. */
@@ -172,6 +186,12 @@ typedef struct pith_cuda_module {
   size_t (*errors_space)(const pith_gpu_task *tasks, size_t count);
   int (*errors)(const pith_gpu_task *tasks, size_t count, double *errors, void *space, void *stream, char *text);
   int (*magnitudes)(const void *values, int dtype, size_t n, uint64_t *counts, double *energies, void *stream, char *text);
+  int (*mean)(const pith_gpu_mean *tasks, size_t count, void *stream, char *text);
+  /* Memory of the current device, for objects that keep some; these wait for all the device has been given. */
+  int (*device)(int *number, char *text); /* the current one; waits for nothing */
+  int (*allocate)(size_t size, void **memory, char *text); /* zeros */
+  void (*release)(void *memory);
+  int (*copy)(void *to, const void *from, size_t size, char *text); /* from anywhere to anywhere */
 } pith_cuda_module;
 
 typedef const pith_cuda_module *(*pith_cuda_entry_fn)(void);

@@ -19,5 +19,8 @@ export flags out arch
 nvcc -arch="$arch" -shared -o "$out/libpith_cuda.so" "$out"/o/*.cu.o
 rm -f "$out/libpith.a" # an archive, so that programs take what they use
 find "$out/o" -name '*.o' ! -name '*.cu.o' ! -name '*_test.o' ! -name '*_bench.o' ! -name test.o -exec ar rcs "$out/libpith.a" {} +
-gcc -rdynamic -o "$out/cuda_test" "$out"/o/*_test.o "$out/o/test.o" "$out/libpith.a" -lm -ldl -lpthread
+tests=$(find "$out/o" -name '*_test.o' ! -name nccl_test.o)
+# shellcheck disable=SC2086
+gcc -rdynamic -o "$out/cuda_test" $tests "$out/o/test.o" "$out/libpith.a" -lm -ldl -lpthread
+gcc -rdynamic -o "$out/nccl_test" "$out/o/nccl_test.o" "$out/libpith.a" -lm -ldl -lpthread
 gcc -rdynamic -o "$out/cuda_bench" "$out/o/cuda_bench.o" "$out/libpith.a" -lm -ldl -lpthread

@@ -113,7 +113,6 @@ class CudaBucket:
         self._sizes = [self._piece(index)[1] for index in range(len(layers))]
         self._states = states
         self._memories = _pointers([state.get("memory") for state in states])
-        self._votes = [Caps.VOTE in codec.caps for codec in codecs]
         self._results = _pointers([self._result_memory(index) for index in range(len(layers))])
 
     def __del__(self) -> None:
@@ -150,14 +149,7 @@ class CudaBucket:
         return result[:room]
 
     def _average(self, sums: torch.Tensor) -> None:
-        if not any(self._votes):
-            sums.mul_(1.0 / self._coder.ranks)
-            return
-        for index, piece in enumerate(sums[: sum(self._sizes)].split(self._sizes)):
-            if self._votes[index]:
-                _vote(piece, self._piece(index)[0])
-            else:
-                piece.mul_(1.0 / self._coder.ranks)
+        c.check(c.lib.pith_cuda_bucket_mean(self._pointer, sums.data_ptr(), self._coder.stream))
 
     def decode(self, results: torch.Tensor, gradients: Tensors, ctx: c.Ctx) -> None:
         status = c.lib.pith_cuda_bucket_decode(
@@ -176,7 +168,7 @@ def _vote(votes: torch.Tensor, first: int) -> None:
 class CudaCoder(Coder):
     """For gradients in device memory. Links between GPUs and launches of kernels like larger messages than those between CPUs."""
 
-    block_group, other_group = 32 << 20, 128 << 20
+    block_group, whole_group, round_group = 32 << 20, 64 << 20, 128 << 20
     slice_bytes = block_group
 
     def __init__(self, device: torch.device, rank: int, ranks: int, seed: int) -> None:

@@ -1,0 +1,361 @@
+/*
+ * A CUDA module for tests without a GPU: device memory is main memory, and tasks are done by the CPU before the call returns. It has the block codecs
+ * without random numbers, exact topk, ef and momentum, and powersgd in rounds: enough to try what is built on the module, not the kernels.
+ * Functions of the library are those of the program that opens it.
+ */
+#include <math.h>
+#include <pith/pith.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/half.h"
+#include "base/rng.h"
+#include "kernel/formats.h"
+
+#define TEXT 256
+
+static int refuse(char *text, const char *why) { return snprintf(text, TEXT, "the fake module: %s", why), 1; }
+
+/* ---- Memories ---------------------------------------------------------------------------------------------------- */
+
+static float load(const void *values, int dtype, size_t i) {
+  return dtype == PITH_GPU_F32 ? ((const float *)values)[i]
+         : dtype == PITH_GPU_F16 ? pith__f16_to_f32(((const uint16_t *)values)[i])
+                                 : pith__bf16_to_f32(((const uint16_t *)values)[i]);
+}
+
+static void store(void *values, int dtype, size_t i, float x) {
+  if (dtype == PITH_GPU_F32) {
+    ((float *)values)[i] = x;
+  } else {
+    ((uint16_t *)values)[i] = dtype == PITH_GPU_F16 ? pith__f32_to_f16(x) : pith__f32_to_bf16(x);
+  }
+}
+
+static void meet(const void *values, int dtype, float *memory, float beta, float gamma, size_t n) {
+  for (size_t i = 0; i < n; i++) {
+    memory[i] = beta * memory[i] + gamma * load(values, dtype, i);
+  }
+}
+
+static void keep_lost(float *memory, const float *decoded, size_t n) {
+  for (size_t i = 0; i < n; i++) {
+    float rest = memory[i] - decoded[i];
+    memory[i] = isfinite(rest) ? rest : isfinite(memory[i]) ? memory[i] : 0.0f;
+  }
+}
+
+/* Encodes behind a memory, which may be NULL; 0 bytes: it failed. */
+static size_t encode_with(const char *spec, pith_cspan src, float *memory, float beta, float gamma, int keeps, uint8_t *payload) {
+  pith_codec *codec;
+  if (pith_codec_create(spec, &codec) != PITH_OK) {
+    return 0;
+  }
+  pith_out out = {payload, pith_codec_bound(codec, src.n), 0};
+  if (memory) {
+    meet(src.data, (int)src.dtype, memory, beta, gamma, src.n);
+    src = (pith_cspan){memory, src.n, PITH_F32};
+  }
+  pith_status status = pith_encode(codec, NULL, src, &out, NULL);
+  if (status == PITH_OK && memory && keeps == PITH_GPU_KEEP_LOST) {
+    float *decoded = malloc(src.n * sizeof *decoded + 1);
+    status = pith_decode(codec, (pith_bytes){payload, out.size}, (pith_span){decoded, src.n, PITH_F32}, PITH_SET, NULL);
+    keep_lost(memory, decoded, src.n);
+    free(decoded);
+  }
+  pith_codec_destroy(codec);
+  return status == PITH_OK ? out.size : 0;
+}
+
+static int decode_with(const char *spec, pith_bytes in, pith_span dst, int add) {
+  pith_codec *codec;
+  pith_status status = pith_codec_create(spec, &codec);
+  if (status == PITH_OK) {
+    in.size = in.size ? in.size : pith_codec_bound(codec, dst.n);
+    status = pith_decode(codec, in, dst, add ? PITH_ADD : PITH_SET, NULL);
+    pith_codec_destroy(codec);
+  }
+  return status != PITH_OK;
+}
+
+/* ---- Blocks ------------------------------------------------------------------------------------------------------ */
+
+static int block_spec(const pith_gpu_task *t, char *spec) {
+  static const char *const scales[] = {"one", "mean", "unbiased"};
+  if (t->rotation || (t->kind == PITH_WIRE_Q && t->choice != PITH_ROUND_NEAREST)) {
+    return 0;
+  }
+  switch (t->kind) {
+    case PITH_WIRE_NONE:
+      return snprintf(spec, TEXT, "none");
+    case PITH_WIRE_FP16:
+      return snprintf(spec, TEXT, "fp16");
+    case PITH_WIRE_BF16:
+      return snprintf(spec, TEXT, "bf16");
+    case PITH_WIRE_Q:
+      return snprintf(spec, TEXT, "q:%u,bucket=%u", (unsigned)t->bits, t->bucket);
+    case PITH_WIRE_SIGN:
+      return snprintf(spec, TEXT, "sign,scale=%s,bucket=%u", scales[t->choice], t->bucket);
+    default:
+      return 0;
+  }
+}
+
+static int encode(const pith_gpu_task *tasks, size_t count, void *stream, char *text) {
+  (void)stream;
+  for (size_t i = 0; i < count; i++) {
+    const pith_gpu_task *t = &tasks[i];
+    char spec[TEXT];
+    if (!block_spec(t, spec) || !encode_with(spec, (pith_cspan){t->values, t->n, (pith_dtype)t->dtype}, t->memory, t->beta, t->gamma, t->keeps,
+                                             t->payload)) {
+      return refuse(text, "it cannot encode that");
+    }
+  }
+  return 0;
+}
+
+static int decode(const pith_gpu_task *tasks, size_t count, int add, void *stream, char *text) {
+  (void)stream;
+  for (size_t i = 0; i < count; i++) {
+    const pith_gpu_task *t = &tasks[i];
+    char spec[TEXT];
+    if (!block_spec(t, spec) ||
+        decode_with(spec, (pith_bytes){t->payload, 0}, (pith_span){t->values, t->n, (pith_dtype)t->dtype}, add)) {
+      return refuse(text, "it cannot decode that");
+    }
+  }
+  return 0;
+}
+
+/* ---- topk -------------------------------------------------------------------------------------------------------- */
+
+enum { SPACE = 256 };
+
+static size_t space(const pith_gpu_sparse *task) { return (void)task, SPACE; }
+
+static int sparse_spec(const pith_gpu_sparse *t, char *spec) {
+  static const char *const codings[] = {"fp32", "fp16", "bf16", "q8"};
+  int fits = t->kind == PITH_WIRE_TOPK && t->select != PITH_GPU_SELECT_SAMPLED && t->keeps != PITH_GPU_KEEP_UNSENT;
+  double ratio = t->n ? ((double)t->k - 0.5) / (double)t->n : 1;
+  return fits ? snprintf(spec, TEXT, "topk:%.9g,values=%s", ratio, codings[t->coding]) : 0;
+}
+
+static int sparse_encode(const pith_gpu_sparse *tasks, size_t count, void *stream, char *text) {
+  (void)stream;
+  for (size_t i = 0; i < count; i++) {
+    const pith_gpu_sparse *t = &tasks[i];
+    char spec[TEXT];
+    pith_cspan src = {t->values, t->n, (pith_dtype)t->dtype};
+    memset(t->space, 0xee, SPACE); /* kernels would use it */
+    *t->size = sparse_spec(t, spec) ? encode_with(spec, src, t->memory, t->beta, t->gamma, t->keeps, t->payload) : 0;
+    if (!*t->size || *t->size > t->capacity) {
+      return refuse(text, "it cannot select that");
+    }
+    memset(t->payload + *t->size, 0xee, t->capacity - *t->size); /* what follows a payload travels, and means nothing */
+  }
+  return 0;
+}
+
+static int sparse_decode(const pith_gpu_sparse *tasks, size_t count, int add, void *stream, char *text) {
+  (void)stream;
+  for (size_t i = 0; i < count; i++) {
+    const pith_gpu_sparse *t = &tasks[i];
+    char spec[TEXT];
+    memset(t->space, 0xee, SPACE);
+    if (!sparse_spec(t, spec) || decode_with(spec, (pith_bytes){t->payload, *t->size}, (pith_span){t->values, t->n, (pith_dtype)t->dtype}, add)) {
+      return refuse(text, "it cannot decode that");
+    }
+  }
+  return 0;
+}
+
+/* ---- powersgd ---------------------------------------------------------------------------------------------------- */
+
+static size_t lowrank_space(const pith_gpu_lowrank *task) { return (void)task, SPACE; }
+
+static float at(const pith_gpu_lowrank *t, uint32_t row, uint32_t col) {
+  size_t i = (size_t)row * t->cols + col;
+  return i >= t->n ? 0.0f : t->memory ? t->memory[i] : load(t->values, t->dtype, i);
+}
+
+static void wake(const pith_gpu_lowrank *t) {
+  for (uint32_t k = 0; k < t->rank; k++) {
+    float *column = t->part + (size_t)k * t->cols;
+    uint64_t h = pith__mix64(pith__mix64(t->hash ^ pith__mix64(k + ((uint64_t)PITH_DOMAIN_LOWRANK << 56))) ^ pith__mix64(0x78dde6e5fd29f054u));
+    int some = 0;
+    for (uint32_t i = 0; i < t->cols; i++) {
+      some |= column[i] != 0;
+    }
+    for (uint32_t i = 0; !some && i < t->cols; i++) {
+      column[i] = 2.0f * pith__rng_unit((pith_key){(uint32_t)h, (uint32_t)(h >> 32)}, i) - 1.0f;
+    }
+  }
+}
+
+/* out = M · columns, or Mᵀ · columns */
+static void multiply(const pith_gpu_lowrank *t, const float *columns, float *out, int transposed) {
+  uint32_t rows = transposed ? t->cols : t->rows, cols = transposed ? t->rows : t->cols;
+  for (uint32_t k = 0; k < t->rank; k++) {
+    for (uint32_t r = 0; r < rows; r++) {
+      double sum = 0;
+      for (uint32_t c = 0; c < cols; c++) {
+        sum += (double)(transposed ? at(t, c, r) : at(t, r, c)) * columns[(size_t)k * cols + c];
+      }
+      out[(size_t)k * rows + r] = (float)sum;
+    }
+  }
+}
+
+static double dot(const float *a, const float *b, uint32_t n) {
+  double sum = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    sum += (double)a[i] * b[i];
+  }
+  return sum;
+}
+
+static void orthonormalize(float *columns, uint32_t count, uint32_t n) {
+  for (uint32_t k = 0; k < count; k++) {
+    float *column = columns + (size_t)k * n;
+    for (uint32_t j = 0; j < 2 * k; j++) {
+      const float *other = columns + (size_t)(j % k) * n;
+      double share = dot(other, column, n);
+      for (uint32_t i = 0; i < n; i++) {
+        column[i] -= (float)(share * other[i]);
+      }
+    }
+    double norm = sqrt(dot(column, column, n));
+    for (uint32_t i = 0; i < n; i++) {
+      column[i] = norm > 0 ? (float)(column[i] / norm) : 0.0f;
+    }
+  }
+}
+
+/* The mean, from the sum of all ranks, and what it leaves in the memory. */
+static void finish(const pith_gpu_lowrank *t, const float *q, const float *p, const float *sums) {
+  for (size_t i = 0; i < t->n; i++) {
+    float value = t->dense ? sums[i] * t->factor : 0.0f;
+    for (uint32_t k = 0; !t->dense && k < t->rank; k++) {
+      value += p[(size_t)k * t->rows + i / t->cols] * q[(size_t)k * t->cols + i % t->cols];
+    }
+    store(t->values, t->dtype, i, value);
+    if (t->memory && t->keeps == PITH_GPU_KEEP_LOST) {
+      t->memory[i] -= load(t->values, t->dtype, i);
+    }
+  }
+}
+
+static void one_round(const pith_gpu_lowrank *t, int what) {
+  float *q = t->part, *p = q ? q + (size_t)t->rank * t->cols : NULL, *buffer = (float *)(void *)t->payload;
+  size_t in_p = t->dense ? 0 : (size_t)t->rank * t->rows, in_q = t->dense ? 0 : (size_t)t->rank * t->cols;
+  switch (what) {
+    case PITH_GPU_LOWRANK_PRODUCE_P:
+      if (t->memory) {
+        meet(t->values, t->dtype, t->memory, t->beta, t->gamma, t->n);
+      }
+      if (!t->dense) {
+        wake(t);
+        multiply(t, q, p, 0);
+        memcpy(buffer, p, in_p * sizeof *p);
+      }
+      break;
+    case PITH_GPU_LOWRANK_CONSUME_P:
+      if (!t->dense) {
+        memcpy(p, buffer, in_p * sizeof *p);
+        orthonormalize(p, t->rank, t->rows);
+      }
+      break;
+    case PITH_GPU_LOWRANK_PRODUCE_Q:
+      if (!t->dense) {
+        multiply(t, p, q, 1);
+        memcpy(buffer, q, in_q * sizeof *q);
+      }
+      for (size_t i = 0; t->dense && i < t->n; i++) {
+        buffer[i] = t->memory ? t->memory[i] : load(t->values, t->dtype, i);
+      }
+      break;
+    default:
+      for (size_t i = 0; i < in_q; i++) {
+        q[i] = buffer[i] * t->factor;
+      }
+      finish(t, q, p, buffer);
+  }
+}
+
+static int lowrank(const pith_gpu_lowrank *tasks, size_t count, int what, void *stream, char *text) {
+  (void)stream;
+  if (what < PITH_GPU_LOWRANK_PRODUCE_P) {
+    return refuse(text, "it has low rank in rounds alone");
+  }
+  for (size_t i = 0; i < count; i++) {
+    memset(tasks[i].space, 0xee, SPACE);
+    one_round(&tasks[i], what);
+  }
+  return 0;
+}
+
+/* ---- Means and memory ---------------------------------------------------------------------------------------------- */
+
+static int mean(const pith_gpu_mean *tasks, size_t count, void *stream, char *text) {
+  (void)stream, (void)text;
+  for (size_t i = 0; i < count; i++) {
+    for (uint32_t j = 0; j < tasks[i].n; j++) {
+      float x = tasks[i].sums[j], vote = x == 0 ? ((j + tasks[i].odd) & 1 ? -1.0f : 1.0f) : x > 0 ? 1.0f : x < 0 ? -1.0f : x;
+      store(tasks[i].values, tasks[i].dtype, j, tasks[i].vote ? vote : x * tasks[i].factor);
+    }
+  }
+  return 0;
+}
+
+static int describe(char *text) { return snprintf(text, TEXT, "a fake device"), 0; }
+
+static int device(int *number, char *text) { return (void)text, *number = 0, 0; }
+
+/* PITH_FAKE_MEMORY: the most bytes that it gives at a time. */
+static int allocate(size_t size, void **memory, char *text) {
+  const char *most = getenv("PITH_FAKE_MEMORY");
+  if (most && size > strtoull(most, NULL, 10)) {
+    return refuse(text, "out of memory");
+  }
+  *memory = aligned_alloc(256, (size + 256) / 256 * 256);
+  memset(*memory, 0, (size + 256) / 256 * 256);
+  return 0;
+}
+
+static int copy(void *to, const void *from, size_t size, char *text) { return (void)text, memcpy(to, from, size), 0; }
+
+static size_t errors_space(const pith_gpu_task *tasks, size_t count) { return (void)tasks, (void)count, 0; }
+
+static int errors(const pith_gpu_task *tasks, size_t count, double *sums, void *memory, void *stream, char *text) {
+  (void)tasks, (void)count, (void)sums, (void)memory, (void)stream;
+  return refuse(text, "it measures no errors");
+}
+
+static int magnitudes(const void *values, int dtype, size_t n, uint64_t *counts, double *energies, void *stream, char *text) {
+  (void)values, (void)dtype, (void)n, (void)counts, (void)energies, (void)stream;
+  return refuse(text, "it counts no magnitudes");
+}
+
+static const pith_cuda_module module = {
+    .abi = PITH_CUDA_ABI,
+    .describe = describe,
+    .encode = encode,
+    .decode = decode,
+    .sparse_space = space,
+    .sparse_encode = sparse_encode,
+    .sparse_decode = sparse_decode,
+    .lowrank_space = lowrank_space,
+    .lowrank = lowrank,
+    .errors_space = errors_space,
+    .errors = errors,
+    .magnitudes = magnitudes,
+    .mean = mean,
+    .device = device,
+    .allocate = allocate,
+    .release = free,
+    .copy = copy,
+};
+
+__attribute__((visibility("default"))) const pith_cuda_module *pith_cuda_module_entry(void);
+const pith_cuda_module *pith_cuda_module_entry(void) { return &module; }
