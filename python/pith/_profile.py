@@ -6,11 +6,12 @@ import ctypes
 import json
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from . import _library as c
 from ._codec import context
-from ._errors import ArgumentError
+from ._errors import ArgumentError, StateError
 from ._plan import Plan
 from ._tensors import view_of
 
@@ -35,6 +36,18 @@ def candidates(spec: str) -> list[str]:
     text = ctypes.create_string_buffer(_CANDIDATES_SIZE)
     c.check(c.lib.pith_plan_candidates(spec.encode(), text, len(text)))
     return c.text(text.value).split(";")
+
+
+@dataclass(frozen=True)
+class ProfileLayer:
+    """A layer of a profile."""
+
+    name: str
+    shape: tuple[int, ...]
+    fixed: bool  # travels uncompressed whatever the plan, and is not measured
+    samples: int  # gradients measured
+    skipped: int  # gradients with NaN or Inf
+    norm: float  # mean of the squared norm
 
 
 class Profile:
@@ -64,7 +77,7 @@ class Profile:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Profile:
-        """Reads a statistics file, as ``pith plan stats`` and PITH_PROFILE write them."""
+        """Reads a statistics file, as ``pith plan stats``, ``pith.torch.record`` and PITH_PROFILE write them."""
         pointer = ctypes.c_void_p()
         c.check(c.lib.pith_profile_load(os.fsencode(path), ctypes.byref(pointer)))
         made = cls.__new__(cls)
@@ -80,12 +93,30 @@ class Profile:
         c.check(c.lib.pith_profile_save(self._pointer, os.fsencode(path)))
 
     @property
+    def layers(self) -> list[ProfileLayer]:
+        """The layers, with what was seen of each."""
+        return [self._layer(i) for i in range(c.lib.pith_profile_layers(self._pointer))]
+
+    def _layer(self, index: int) -> ProfileLayer:
+        entry = c.ProfileLayer()
+        c.check(c.lib.pith_profile_layer_get(self._pointer, index, ctypes.byref(entry)))
+        shape = tuple(entry.shape[i] for i in range(entry.dimensions))
+        return ProfileLayer(
+            c.text(entry.name), shape, bool(entry.fixed), entry.samples, entry.skipped, entry.norm
+        )
+
+    @property
     def names(self) -> list[str]:
         """The names of the layers."""
-        layer, found = c.ProfileLayer(), []
-        for index in range(c.lib.pith_profile_layers(self._pointer)):
-            c.check(c.lib.pith_profile_layer_get(self._pointer, index, ctypes.byref(layer)))
-            found.append(c.text(layer.name))
+        return [layer.name for layer in self.layers]
+
+    @property
+    def values(self) -> Any:
+        """All sums as one array of doubles, the profile's own: ranks add theirs up, and the means are then those over all ranks."""
+        count = ctypes.c_size_t()
+        values = c.lib.pith_profile_values(self._pointer, ctypes.byref(count))
+        found: Any = (ctypes.c_double * count.value).from_address(ctypes.addressof(values.contents))
+        found._profile = self  # whose memory it is
         return found
 
     @property
@@ -107,6 +138,21 @@ class Profile:
         if layer not in self._index:
             raise ArgumentError(f"there is no layer {layer!r} in this profile")
         return self._index[layer]
+
+    def measured(self) -> Profile:
+        """A copy without layers that could have been measured and never were, which no plan can be made of. A plan that does not name a
+        layer leaves it exact."""
+        kept = [i for i, layer in enumerate(self.layers) if layer.fixed or layer.samples]
+        if not any(self._layer(i).samples for i in kept):
+            raise StateError("no gradient has been measured")
+        made = Profile([(self._layer(i).name, self._layer(i).shape) for i in kept], self.candidates)
+        mine, copy = self.values, made.values
+        stride = len(copy) // len(kept)
+        for place, index in enumerate(kept):
+            copy[place * stride : (place + 1) * stride] = mine[
+                index * stride : (index + 1) * stride
+            ]
+        return made
 
     def reset(self) -> None:
         """Forgets all samples."""

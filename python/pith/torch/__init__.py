@@ -33,6 +33,7 @@ from ._optimizer import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
+from ._record import Recorder, record
 from ._table import LayerStats, Table
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "DistributedOptimizer",
     "LayerStats",
     "PithGroup",
+    "Recorder",
     "ShardedCompressor",
     "Table",
     "Usage",
@@ -48,6 +50,7 @@ __all__ = [
     "broadcast_parameters",
     "compress",
     "compression",
+    "record",
     "stats",
 ]
 

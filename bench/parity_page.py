@@ -1,0 +1,177 @@
+"""The page of bench/parity.py: loss against bytes, curves of losses, and the table. One file of HTML, its pictures in it."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import demo  # of examples/pytorch: the same look
+
+WIDTH, HEIGHT, LEFT, BOTTOM, RIGHT, TOP = 640, 420, 56, 44, 150, 12
+LINE = 13  # height of a label
+COLOURS = [*demo.COLOURS, "#db2777", "#0891b2", "#65a30d"]
+
+
+def colour_of(row: Any, rows: Sequence[Any]) -> str:
+    """Adaptive specs have the colour of their reference."""
+    uniform = ["none", *dict.fromkeys(r.spec for r in rows if r.spec != "none" and not r.reference)]
+    spec = row.reference.spec if row.reference and row.reference.spec != "none" else row.spec
+    return COLOURS[uniform.index(spec) % (len(COLOURS) - 1)] if spec in uniform else COLOURS[-1]
+
+
+# ---- Loss against bytes
+
+
+class Frame:
+    """From bytes (by logarithm) and losses to places in a picture."""
+
+    def __init__(self, xs: Sequence[float], ys: Sequence[float]) -> None:
+        self.low, self.high = math.log10(min(xs)), math.log10(max(xs))
+        space = 0.06 * (max(ys) - min(ys) or 0.01)
+        self.least, self.most = min(ys) - space, max(ys) + space
+
+    def x(self, value: float) -> float:
+        share = (math.log10(value) - self.low) / (self.high - self.low or 1)
+        return LEFT + 12 + share * (WIDTH - LEFT - RIGHT - 24)
+
+    def y(self, value: float) -> float:
+        return TOP + (self.most - value) / (self.most - self.least) * (HEIGHT - BOTTOM - TOP)
+
+    def axes(self) -> str:
+        parts = [f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" fill="none" stroke="#9ca3af"/>']
+        for k in range(5):
+            value = self.least + k / 4 * (self.most - self.least)
+            parts.append(f'<text x="{LEFT - 6}" y="{self.y(value) + 4:.0f}" text-anchor="end">{value:.3f}</text>')
+        for power in range(math.floor(self.low), math.ceil(self.high) + 1):
+            for digit in (1, 2, 5):
+                value = digit * 10.0**power
+                if self.low <= math.log10(value) <= self.high:
+                    parts.append(f'<text x="{self.x(value):.0f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{short(value)}</text>')
+        middle = (LEFT + WIDTH - RIGHT) / 2
+        parts.append(f'<text x="{LEFT + 6}" y="{TOP + 6}">loss of held-out samples</text>')
+        return "".join(parts) + f'<text x="{middle:.0f}" y="{HEIGHT - 6}" text-anchor="middle">bytes that a rank sends in a step</text>'
+
+
+def short(size: float) -> str:
+    return f"{size / 1e6:.3g} MB" if size >= 1e6 else f"{size / 1e3:.3g} kB" if size >= 1e3 else f"{size:.0f}"
+
+
+def labels(places: list[tuple[float, float, str, str]]) -> str:
+    """Names beside dots, moved apart where they would lie on each other."""
+    parts, last = [], -math.inf
+    for x, y, name, colour in sorted(places, key=lambda place: place[1]):
+        last = max(y, last + LINE)
+        parts.append(f'<path d="M{x + 6:.1f} {y:.1f}L{WIDTH - RIGHT + 6} {last:.1f}" stroke="{colour}" stroke-opacity=".25"/>')
+        parts.append(f'<text x="{WIDTH - RIGHT + 9}" y="{last + 4:.1f}" fill="{colour}">{html.escape(name)}</text>')
+    return "".join(parts)
+
+
+def loss_of(row: Any) -> float:
+    """Geometric mean over seeds."""
+    return math.exp(sum(math.log(run.after) for run in row.runs) / len(row.runs))
+
+
+def scatter(rows: Sequence[Any]) -> str:
+    """A faint dot for each run, a full one for the means of a spec; adaptive ones are rings, joined to their references."""
+    runs = [run for row in rows for run in row.runs]
+    frame = Frame([run.bytes for run in runs], [run.after for run in runs])
+    parts, places = [frame.axes()], []
+    for row in rows:
+        colour = colour_of(row, rows)
+        x, y = frame.x(row.bytes), frame.y(loss_of(row))
+        places.append((x, y, row.spec, colour))
+        for run in row.runs if len(row.runs) > 1 else []:
+            parts.append(f'<circle cx="{frame.x(run.bytes):.1f}" cy="{frame.y(run.after):.1f}" r="2.5" fill="{colour}" fill-opacity=".35"/>')
+        if row.reference in rows:
+            end = f"{frame.x(row.reference.bytes):.1f} {frame.y(loss_of(row.reference)):.1f}"
+            parts.append(f'<path d="M{x:.1f} {y:.1f}L{end}" stroke="{colour}" stroke-width="1.5"/>')
+        inside = "#fff" if row.reference else colour
+        title = f"<title>{html.escape(row.spec)}: loss {loss_of(row):.3f}, {short(row.bytes)}</title>"
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{inside}" stroke="{colour}" stroke-width="2">{title}</circle>')
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="loss against bytes">{"".join(parts)}{labels(places)}</svg>'
+
+
+# ---- Curves
+
+
+def curves(rows: Sequence[Any]) -> str:
+    """Losses in training, the mean over seeds; adaptive ones dashed. The first tenth is cut off: it would hide the differences."""
+    lines = [(row, mean_curve(row)) for row in rows]
+    skip = max(1, len(lines[0][1]) // 10)
+    values = [y for _, curve in lines for y in curve[skip:]]
+    if not values:
+        return ""
+    steps = lines[0][0].runs[0].steps
+    low, high = min(values), max(values)
+    parts = [f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - 24}" fill="none" stroke="#9ca3af"/>']
+    for k in range(5):
+        y = HEIGHT - BOTTOM - k / 4 * (HEIGHT - BOTTOM - TOP)
+        x = LEFT + k / 4 * (WIDTH - LEFT - 24)
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.0f}" text-anchor="end">{low + k / 4 * (high - low):.2f}</text>')
+        parts.append(f'<text x="{x:.0f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{steps * k / 4:.0f}</text>')
+    for row, curve in lines:
+        points = " ".join(
+            f"{LEFT + i / len(curve) * (WIDTH - LEFT - 24):.1f},{HEIGHT - BOTTOM - (y - low) / (high - low or 1) * (HEIGHT - BOTTOM - TOP):.1f}"
+            for i, y in enumerate(curve, 1)
+            if i > skip
+        )
+        dash = ' stroke-dasharray="5 3"' if row.reference else ""
+        parts.append(f'<polyline fill="none" stroke="{colour_of(row, rows)}" stroke-width="1.5"{dash} points="{points}"/>')
+    middle = (LEFT + WIDTH) / 2
+    parts.append(f'<text x="{middle:.0f}" y="{HEIGHT - 6}" text-anchor="middle">steps; loss of training</text>')
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="loss over steps">{"".join(parts)}</svg>'
+
+
+def mean_curve(row: Any) -> list[float]:
+    shortest = min(len(run.losses) for run in row.runs)
+    return [sum(run.losses[i] for run in row.runs) / len(row.runs) for i in range(shortest)]
+
+
+# ---- The page
+
+
+HEADS = ["gradients", "loss", "× uncompressed", "sent a step", "fewer bytes", "× loss of reference", "× its bytes", ""]
+
+
+def cells(row: Any) -> list[str]:
+    loss = f"{row.behind:.3f}" + ("" if math.isnan(row.doubt) else f" ± {row.doubt:.3f}")
+    beside = [loss, f"{row.share:.3f}", row.verdict] if row.reference else ["", "", ""]
+    return [row.spec, f"{loss_of(row):.3f}", number(row.ratio, ".3f"), short(row.bytes), number(row.fewer, ".1f"), *beside]
+
+
+def number(value: float, form: str) -> str:
+    return "" if math.isnan(value) else format(value, form)
+
+
+def table(rows: Sequence[Any]) -> str:
+    heads = "".join(f"<th>{html.escape(head)}</th>" for head in HEADS)
+    body = ""
+    for row in rows:
+        dot = f'<span class="dot" style="background:{colour_of(row, rows)}"></span>'
+        body += "<tr>" + "".join(f"<td>{dot if j == 0 else ''}{html.escape(cell)}</td>" for j, cell in enumerate(cells(row))) + "</tr>"
+    return f"<table><tr>{heads}</tr>{body}</table>"
+
+
+def pictures(rows: Sequence[Any]) -> str:
+    """Of what can be drawn: runs that diverged, and those of one rank, which send nothing, are in the table alone."""
+    drawn = [row for row in rows if row.bytes and all(math.isfinite(run.after) for run in row.runs)]
+    return f'<div class="charts"><div>{scatter(drawn)}</div><div>{curves(drawn)}</div></div>' if drawn else ""
+
+
+def section(task: str, rows: Sequence[Any]) -> str:
+    runs = [run for row in rows for run in row.runs]
+    seeds, steps = len({run.seed for run in runs}), max(run.steps for run in runs)
+    about = f"{steps} steps on {runs[0].ranks} ranks, {seeds} seed{'s' if seeds > 1 else ''}"
+    return f"<h2>{html.escape(task)}: {about}</h2>{pictures(rows)}{table(rows)}"
+
+
+def page(rows: Sequence[Any]) -> str:
+    parts = [section(task, [row for row in rows if row.task == task]) for task in dict.fromkeys(row.task for row in rows)]
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Pith: loss and bytes</title>'
+        f"<style>{demo.STYLE}</style><h1>What is sent, and what is lost</h1>"
+        "<p>Loss of held-out samples after the last step, against the bytes that a rank sends in a step. Rings and dashed lines are adaptive specs, each "
+        "joined to the uniform spec whose error it keeps.</p>" + "".join(parts) + "</html>"
+    )

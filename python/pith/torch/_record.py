@@ -1,0 +1,262 @@
+"""Statistics of the gradients of any training, compressed or not, on one rank or several: what ``pith plan`` makes plans of.
+
+Hooks on parameters see each gradient before it is sent. In some backward passes they measure it with every candidate; the sums over all
+ranks are written when there are enough, or when somebody asks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from .._errors import ArgumentError, StateError
+from .._profile import Profile
+from .._profile import candidates as candidates_around
+from ._engine import _own_group
+from ._fsdp import is_sharded
+from ._hook import _parameters
+from ._layers import COMPRESSIBLE, agree
+
+Named = list[tuple[str, torch.nn.Parameter]]
+
+
+def record(
+    model: torch.nn.Module,
+    path: str | os.PathLike[str],
+    candidates: str | Iterable[str] = "mix",
+    *,
+    every: int = 16,
+    steps: int | None = 8,
+    group: Any = None,
+    seed: int = 0,
+) -> Recorder:
+    """Measures gradients while a model is trained, and writes a statistics file for ``pith plan make`` and :class:`pith.Profile`::
+
+        pith.torch.record(model, "stats.json")       # before the first step; nothing else changes
+
+    The model may be in DistributedDataParallel or not, compressed or not. ``candidates`` are those around a spec (``"q:4"``), those of all
+    families (``"mix"``), or a list of specs. Gradients of every ``every``-th backward pass are measured, ``steps`` times; then the file is
+    written, and the training goes on as if nothing had been. ``steps=None`` records until ``close()``, which ends it at any time; in a
+    ``with`` statement the end of the block does. Where gradients are accumulated over several passes, a multiple of that number as ``every``
+    measures whole sums.
+
+    With several ranks all of them call it with the same arguments, and ``save()`` and ``close()`` too; rank 0 writes the sums over all.
+    ``group``: these ranks; by default DDP's, or all there are. ``seed`` is for codecs with random numbers.
+    """
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    if group is None and isinstance(model, DistributedDataParallel):
+        group = model.process_group
+    if group is None and dist.is_initialized():
+        group = dist.group.WORLD
+    return Recorder(model, path, candidates, every, steps, group, seed)
+
+
+class Recorder:
+    """What :func:`record` gives. ``samples`` says how often gradients were measured so far."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        path: str | os.PathLike[str],
+        candidates: str | Iterable[str],
+        every: int,
+        steps: int | None,
+        group: Any,
+        seed: int,
+    ) -> None:
+        self.path, self.samples = Path(path), 0
+        self._every, self._steps, self._seed = every, steps, seed
+        self._ranks = dist.get_world_size(group) if group is not None else 1
+        self._rank = dist.get_rank(group) if self._ranks > 1 else 0
+
+        def look() -> tuple[tuple[Named, Profile], dict[str, Any]]:
+            _check_numbers(every, steps)
+            if self._rank == 0:
+                _check_path(self.path)
+            named = _recorded(model)
+            profile = Profile([(name, p.shape) for name, p in named], _listed(candidates))
+            _check_layers(profile)
+            layers = [f"{name} {tuple(p.shape)}" for name, p in named]
+            said = {"every": every, "steps": steps, "candidates": profile.candidates}
+            return (named, profile), said | {"the list of layers": layers}
+
+        named, self._profile = agree(group, look) if self._ranks > 1 else look()[0]
+        self._group = _own_group(group) if self._ranks > 1 else None
+        self._device = named[0][1].device
+        self._passes = 0
+        self._under_way = self._wanted = False
+        self._seen: set[str] = set()
+        fixed = {layer.name for layer in self._profile.layers if layer.fixed}
+        self._hooks = [p.register_hook(self._hook(n, p)) for n, p in named if n not in fixed]
+        _unfinished.add(self)
+
+    # ---- A backward pass
+
+    def _hook(self, name: str, parameter: torch.nn.Parameter) -> Callable[[torch.Tensor], None]:
+        def hook(gradient: torch.Tensor) -> None:
+            self._see(name, gradient, parameter.grad)
+
+        return hook
+
+    def _see(self, name: str, gradient: torch.Tensor, before: torch.Tensor | None) -> None:
+        """A gradient is about to be added to what passes before have left. (After that, it might be on its way to other ranks already.)"""
+        if not self._under_way or name in self._seen:  # the pass before may have ended in an error
+            self._begin()
+        self._seen.add(name)
+        if self._wanted and not gradient.is_sparse:
+            whole = gradient if before is None else before + gradient
+            self._measure(name, whole.detach().cpu().contiguous())
+
+    def _begin(self) -> None:
+        self._passes += 1
+        self._under_way, self._wanted = True, self._passes % self._every == 0
+        self._seen.clear()
+        torch.autograd.Variable._execution_engine.queue_callback(self._end)  # type: ignore[attr-defined]
+
+    def _measure(self, name: str, gradient: torch.Tensor) -> None:
+        self._profile.update(
+            name, gradient, seed=self._seed, step=self._passes, rank=self._rank, ranks=self._ranks
+        )
+
+    def _end(self) -> None:
+        """The backward pass is over: of all ranks, so they can meet here."""
+        wanted, self._under_way, self._wanted = self._wanted, False, False
+        self.samples += wanted
+        if wanted and self.samples == self._steps:
+            self.close()
+
+    # ---- What was measured
+
+    def profile(self) -> Profile:
+        """The statistics so far, over all ranks; all of them call it."""
+        total = Profile(
+            [(layer.name, layer.shape) for layer in self._profile.layers], self._profile.candidates
+        )
+        total.values[:] = self._profile.values[:]
+        if self._ranks > 1:
+            self._add_up(total)
+        try:
+            return total.measured()
+        except StateError:
+            raise StateError(
+                f"no gradient has been measured in {self._passes} backward passes; every={self._every} measures every "
+                f"{self._every}th: train longer, or measure more often"
+            ) from None
+
+    def _add_up(self, profile: Profile) -> None:
+        mine = torch.frombuffer(profile.values, dtype=torch.float64)
+        values = mine.to(self._device) if dist.get_backend(self._group) == "nccl" else mine
+        dist.all_reduce(values, group=self._group)
+        if values is not mine:
+            mine.copy_(values)
+
+    def save(self, path: str | os.PathLike[str] | None = None) -> None:
+        """Writes what was measured so far, to another file if one is named. Recording goes on. All ranks call it; rank 0 writes."""
+        found, target = self.profile(), path if path is not None else self.path
+
+        def write() -> tuple[None, dict[str, Any]]:
+            if self._rank == 0:
+                found.save(target)
+            return None, {}
+
+        agree(self._group, write) if self._ranks > 1 else write()
+
+    def close(self) -> None:
+        """Writes the file and ends the recording, if that has not been done. All ranks call it."""
+        if self in _unfinished:
+            self._detach()
+            self.save()
+
+    def _detach(self) -> None:
+        _unfinished.discard(self)
+        for hook in self._hooks:
+            hook.remove()
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        """After an error nothing is written: other ranks may not get here."""
+        if kind is None:
+            self.close()
+        else:
+            self._detach()
+
+    def _give_up(self) -> None:
+        """The program ends. Alone, what there is can be written; otherwise nobody waits for the others."""
+        if self._ranks == 1 and self.samples:
+            self.close()
+        elif self._rank == 0:
+            self._detach()
+            warnings.warn(
+                f"{self.path} was not written: gradients were measured {self.samples} times in {self._passes} backward passes, and "
+                f"close() was not called (every={self._every}, steps={self._steps})",
+                stacklevel=2,
+            )
+
+
+_unfinished: set[Recorder] = set()
+
+
+@atexit.register
+def _give_up_all() -> None:
+    for recorder in list(_unfinished):
+        recorder._give_up()
+
+
+# ---- What is asked for -----------------------------------------------------------------------------------------------
+
+
+def _check_numbers(every: int, steps: int | None) -> None:
+    if every < 1:
+        raise ArgumentError(
+            f"every={every}: gradients of every n-th backward pass, n being at least 1"
+        )
+    if steps is not None and steps < 1:
+        raise ArgumentError(
+            f"steps={steps}: gradients are measured at least once; None: until close()"
+        )
+
+
+def _check_path(path: Path) -> None:
+    if not path.parent.is_dir():
+        raise ArgumentError(f"{path} cannot be written: there is no folder {path.parent.resolve()}")
+
+
+def _listed(candidates: str | Iterable[str]) -> list[str]:
+    if not isinstance(candidates, str):
+        return list(candidates)
+    return candidates.split(";") if ";" in candidates else candidates_around(candidates)
+
+
+def _recorded(model: torch.nn.Module) -> Named:
+    """Parameters whose gradients a plan could compress, and small ones, whose bytes count too."""
+    if is_sharded(model):
+        raise ArgumentError(
+            "gradients of models sharded by fully_shard cannot be recorded: no rank has a whole one"
+        )
+    if isinstance(model, DistributedDataParallel):
+        named = _parameters(model)
+    else:
+        named = list(model.named_parameters())
+    found = [(n, p) for n, p in named if p.requires_grad and p.dtype in COMPRESSIBLE]
+    if not found:
+        raise ArgumentError(
+            "the model has no parameter of type f32, f16 or bf16 that gets a gradient"
+        )
+    return found
+
+
+def _check_layers(profile: Profile) -> None:
+    if all(layer.fixed for layer in profile.layers):
+        raise ArgumentError(
+            "no parameter has two dimensions and 1024 values or more: all travel uncompressed, and there is nothing to plan"
+        )
