@@ -8,6 +8,7 @@
 #include <strings.h>
 
 #include <pith/cuda.h>
+#include <pith/nccl.h>
 #include <pith/pith.h>
 
 #include "cli/cli.h"
@@ -39,6 +40,7 @@ static const struct {
     {"PITH_HOSTID", "ranks with the same one share a host; unset: the machine; run and lab set it"},
     {"PITH_IFNAME", "network interface between hosts; unset: the one that reaches the others; lab sets it"},
     {"PITH_INSIDE", "spec for the inside of hosts, where an allreduce is hierarchical; unset: none"},
+    {"PITH_KEEP_MEMORY", "0: pith.torch leaves the allocator of CPU training alone; unset: it keeps what a step frees for the next"},
     {"PITH_LIBRARY", "libpith.so for the Python package; unset: the one it was installed with"},
     {"PITH_MODULE_PATH", "folders with transport modules (mpi, ucx), separated by colons; unset: beside the library"},
     {"PITH_PLUGIN_PATH", "folders with plug-ins, separated by colons"},
@@ -103,11 +105,24 @@ static int gpu_kernels(const char **text) {
   return can_run;
 }
 
+/* NCCL's version, or why there is none. */
+static int nccl_version(char text[CLI_REASON_SIZE]) {
+  int version;
+  if (pith_nccl_probe(&version) != PITH_OK) {
+    snprintf(text, CLI_REASON_SIZE, "%s", pith_error());
+    return 0;
+  }
+  snprintf(text, CLI_REASON_SIZE, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+  return 1;
+}
+
 static void print_gpu(const cli_machine *machine) {
   const char *text;
   int can_run = gpu_kernels(&text);
   printf("gpu         %s\n", gpu_state(machine));
   printf("            kernels %s%s\n", can_run ? "can run: " : "cannot run: ", text);
+  char nccl[CLI_REASON_SIZE];
+  printf("            %s%s\n", nccl_version(nccl) ? "NCCL " : "", nccl);
 }
 
 /* The value as it may be shown. */
@@ -281,6 +296,12 @@ static void write_gpu(cli_json *json, const cli_machine *machine) {
   cli_json_bool(json, "available", can_run);
   cli_json_string(json, "device", can_run ? text : NULL);
   cli_json_string(json, "reason", can_run ? NULL : text);
+  cli_json_object_end(json);
+  char nccl[CLI_REASON_SIZE];
+  int is_there = nccl_version(nccl);
+  cli_json_object(json, "nccl");
+  cli_json_string(json, "version", is_there ? nccl : NULL);
+  cli_json_string(json, "reason", is_there ? NULL : nccl);
   cli_json_object_end(json);
 }
 

@@ -77,7 +77,7 @@ a_full_disk_is_an_error() {
 
 doctor_finds_nothing_wrong() {
   exits 0 "$pith" doctor
-  for word in version compiler cpu cores memory gpu kernels scalar PITH_CPU PITH_DEBUG PITH_PLUGINS 'no findings'; do
+  for word in version compiler cpu cores memory gpu kernels NCCL scalar PITH_CPU PITH_DEBUG PITH_PLUGINS 'no findings'; do
     says out "$word"
   done
 }
