@@ -4,7 +4,8 @@
     pith run --no-prefix -n 4 -- python bench/auto_speed.py                            # shared memory
     …  --batch 32                                                                      # more to compute for each gradient
 
-`auto` trains until its trials are over; then all ways take turns, a few steps each. A figure is the median time of a step on rank 0.
+`auto` trains until its trials are over, and specs with a memory for as many steps: selecting the largest values takes less time once the residual has
+filled up. Then all ways take turns, a few steps each. A figure is the median time of a step on rank 0.
 """
 
 from __future__ import annotations
@@ -67,24 +68,35 @@ def settle(way: Way, steps: int) -> None:
             print(f"step {done:4d}, {time.perf_counter() - started:5.1f} s: {before}", file=sys.stderr, flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--context", type=int, default=32)
     parser.add_argument("--batch", type=int, default=2, help="samples on each rank")
-    parser.add_argument("--settle", type=int, default=160, help="steps before anything is timed, at least")
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=4, help="in each round")
     parser.add_argument("--data", help="a text file, or a folder of them")
-    a = parser.parse_args()
+
+
+def make_ways(specs: list[str], a: argparse.Namespace) -> list[Way]:
+    """Joins the other ranks, and makes a model for each spec."""
     torch.set_num_threads(1)
     dist.init_process_group("pith")
     text = gpt.read_text(a.data)
     symbols = {c: i for i, c in enumerate(sorted(set(text)))}
     encoded = torch.tensor([symbols[c] for c in text])
-    ways = [Way(spec, encoded, len(symbols), a) for spec in ["auto", *UNIFORM]]
+    return [Way(spec, encoded, len(symbols), a) for spec in specs]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model(parser)
+    parser.add_argument("--settle", type=int, default=160, help="steps before anything is timed, at least")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=4, help="in each round")
+    a = parser.parse_args()
+    ways = make_ways(["auto", *UNIFORM], a)
     settle(ways[0], a.settle)
+    for way in ways[1:]:
+        way.run(a.settle if way.spec.startswith("ef/") else 0, timed=False)
     for _ in range(a.rounds):
         for way in ways:
             way.run(1, timed=False)

@@ -122,6 +122,7 @@ typedef struct pith_plan_request {
   const pith_profile *before; /* of the window before; NULL: every layer is in a critical phase */
   double threshold;           /* relative change of the norm that makes a phase critical; 0 counts as 0.5 */
   const char *critical, *otherwise;
+  double floor; /* of lgreco: no layer gets fewer bytes than this share of what the uniform spec gives it; 0: none */
 } pith_plan_request;
 
 /* A budget below the least error possible is PITH_ERR_RANGE, a layer without statistics PITH_ERR_STATE. */

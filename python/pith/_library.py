@@ -232,6 +232,7 @@ class PlanRequest(Structure):
         ("threshold", c_double),
         ("critical", c_char_p),
         ("otherwise", c_char_p),
+        ("floor", c_double),
     ]
 
 

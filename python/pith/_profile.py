@@ -179,6 +179,7 @@ class Profile:
         objective: str = "bytes",
         alpha: float = 1.0,
         families: str | None = None,
+        floor: float = 0.0,
         ranks: int = 2,
         bandwidth: float = 0.0,
         latency: float = 0.0,
@@ -186,7 +187,8 @@ class Profile:
     ) -> Plan:
         """The smallest plan (or by the objective "time" the fastest) that loses no more than ``uniform`` does on all layers.
 
-        ``budget``: a sum of squared errors instead. ``families``: names of methods, "q,topk"; "mix" for all. Bytes per second, seconds of
+        ``budget``: a sum of squared errors instead. ``families``: names of methods, "q,topk"; "mix" for all. ``floor``: no layer gets
+        less than this share of the bytes that ``uniform`` gives it. Bytes per second, seconds of
         an exchange and of the backward pass are for the objective "time".
         """
         for what, value, known in (
@@ -205,6 +207,7 @@ class Profile:
             alpha=alpha,
             families=families.encode() if families is not None else None,
             cost=ctypes.pointer(cost),
+            floor=floor,
         )
         pointer = ctypes.c_void_p()
         c.check(c.lib.pith_plan_make(self._pointer, ctypes.byref(request), ctypes.byref(pointer)))

@@ -1,12 +1,13 @@
 /*
  * `pith lab`: ranks on hosts that are network namespaces, behind links of a given rate: what a cluster with a slow
- * network does, on one machine. network.c makes the links, launch.c runs the ranks.
+ * network does, on one machine. network.c makes the links, launch.c runs the ranks, lab_control.c changes the links meanwhile.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "cli/cli.h"
+#include "cli/lab_control.h"
 #include "cli/launch.h"
 #include "cli/network.h"
 
@@ -16,7 +17,7 @@ typedef struct lab {
   cli_job job;
   cli_network network;
   size_t per_host;
-  const char *rate;
+  const char *rate, *control;
   cli_host *host;
   char (*name)[NAME_SIZE];
   char master[CLI_ADDRESS_SIZE];
@@ -74,6 +75,16 @@ static void describe(const lab *l) {
           l->network.mtu, l->master, cli_network_address(l->network.hosts - 1, last));
 }
 
+static int launch(lab *l) {
+  pid_t control = 0;
+  if (l->control && !(control = cli_control_start(&l->network, l->control))) {
+    return CLI_FAILED;
+  }
+  int code = cli_launch(&l->job);
+  cli_control_end(control);
+  return code;
+}
+
 static int run(lab *l) {
   if (!check(l)) {
     return CLI_USAGE;
@@ -86,7 +97,7 @@ static int run(lab *l) {
   } else if (cli_network_create(&l->network)) {
     place(l);
     describe(l);
-    code = cli_launch(&l->job);
+    code = launch(l);
     cli_network_destroy(&l->network);
   }
   free(l->host);
@@ -103,6 +114,8 @@ int cli_lab(int argc, char **argv) {
       {"--mtu", CLI_COUNT, &l.network.mtu, "BYTES", "the largest packet; 1500"},
       {"--burst", CLI_SIZE, &l.network.burst, "BYTES",
        "what may pass a link at once; else 1 ms of the rate, 32K or more"},
+      {"--control", CLI_TEXT, &l.control, "PIPE",
+       "a named pipe to make; a rate that is written to it (echo 100mbit >PIPE) becomes that of all links"},
       CLI_JOB_OPTIONS(&l.job),
       {.name = NULL}};
   const cli_usage usage = {

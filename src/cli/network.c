@@ -153,10 +153,11 @@ static size_t choose_burst(const cli_network *n) {
   return burst > n->mtu + 64 ? burst : n->mtu + 64;
 }
 
-static int shape(const tools *t, const cli_network *n, int network, const char *interface, int quiet) {
+static int shape(const tools *t, const cli_network *n, int network, const char *verb, const char *interface,
+                 int quiet) {
   char words[PATH_SIZE];
-  snprintf(words, sizeof words, "qdisc add dev %s root tbf rate %llubit burst %zu latency %llums", interface, n->rate,
-           choose_burst(n), n->delay);
+  snprintf(words, sizeof words, "qdisc %s dev %s root tbf rate %llubit burst %zu latency %llums", verb, interface,
+           n->rate, choose_burst(n), n->delay);
   return run_in(network, t->tc, words, quiet);
 }
 
@@ -182,7 +183,7 @@ static int make_link(const tools *t, const cli_network *n, int bridge, size_t i,
   }
   snprintf(words, sizeof words, "address add %s/16 dev " CLI_NETWORK_INTERFACE, cli_network_address(i, address));
   return run_in(host, t->ip, words, quiet) && run_in(host, t->ip, "link set dev lo up", quiet) &&
-         shape(t, n, bridge, port, quiet) && shape(t, n, host, CLI_NETWORK_INTERFACE, quiet) &&
+         shape(t, n, bridge, "add", port, quiet) && shape(t, n, host, "add", CLI_NETWORK_INTERFACE, quiet) &&
          bring_up(t, bridge, port, n->mtu, quiet) && bring_up(t, host, CLI_NETWORK_INTERFACE, n->mtu, quiet);
 }
 
@@ -224,6 +225,23 @@ int cli_network_create(cli_network *network) {
     cli_fail(0, "lab: %s", reason);
     cli_network_destroy(network);
     return 0;
+  }
+  return 1;
+}
+
+int cli_network_change(const cli_network *n) {
+  char reason[CLI_REASON_SIZE], port[WORD_SIZE];
+  tools t;
+  if (!find_tools(&t, reason)) {
+    cli_fail(0, "lab: %s", reason);
+    return 0;
+  }
+  for (size_t i = 0; i < n->hosts; i++) {
+    snprintf(port, sizeof port, "port%zu", i);
+    if (!shape(&t, n, n->host[n->hosts], "change", port, 0) ||
+        !shape(&t, n, n->host[i], "change", CLI_NETWORK_INTERFACE, 0)) {
+      return 0;
+    }
   }
   return 1;
 }

@@ -23,6 +23,9 @@ typedef struct cli_network {
 
 /* Makes the network and leaves its namespaces in `host`. Returns 0 after saying what is wrong. */
 int cli_network_create(cli_network *network);
+
+/* Gives all links the rate that `network` has now, without losing what is on its way. Returns 0 after saying what is wrong. */
+int cli_network_change(const cli_network *network);
 void cli_network_destroy(cli_network *network);
 
 /* "10.77.0.1" for host 0. */

@@ -136,7 +136,7 @@ void cli_plan_print(const pith_plan *plan) {
 /* ---- make -------------------------------------------------------------------------------------------------------- */
 
 typedef struct make_options {
-  const char *budget, *alpha, *families, *rate, *before, *critical, *otherwise, *threshold, *output, *svg;
+  const char *budget, *alpha, *families, *rate, *before, *critical, *otherwise, *threshold, *floor, *output, *svg;
   int method, objective, mix;
   cli_plan_link link;
 } make_options;
@@ -148,6 +148,10 @@ static int read_numbers(const make_options *o, pith_plan_request *r) {
   }
   if (o->threshold && (!cli_real_parse(o->threshold, 0, &r->threshold) || r->threshold <= 0)) {
     cli_fail(0, "plan make: --threshold %s: expected a number above 0", o->threshold);
+    return 0;
+  }
+  if (o->floor && (!cli_real_parse(o->floor, 0, &r->floor) || r->floor < 0 || r->floor > 1)) {
+    cli_fail(0, "plan make: --floor %s: expected a share from 0 to 1", o->floor);
     return 0;
   }
   if (o->budget && !cli_real_parse(o->budget, 0, &r->budget)) {
@@ -241,6 +245,7 @@ int cli_plan_make(int argc, char **argv) {
       {"--budget", CLI_TEXT, &o.budget, "SPEC|NUMBER",
        "what may be lost: the error of a spec on all layers, or a sum of squared errors"},
       {"--alpha", CLI_TEXT, &o.alpha, "FACTOR", "factor on the error of the spec; 1"},
+      {"--floor", CLI_TEXT, &o.floor, "SHARE", "lgreco: no layer gets less than this share of the bytes the spec gives it; 0"},
       {"--method", CLI_CHOICE, &o.method, "lgreco|kmeans|accordion", "who decides; lgreco"},
       {"--families", CLI_TEXT, &o.families, "NAME,…", "methods to choose from, as q,topk; else that of the spec given"},
       {"--mix", CLI_FLAG, &o.mix, NULL, "choose from all candidates"},

@@ -116,6 +116,34 @@ pith_status pith__reducer_adapter_create(const pith_reducer *r, pith_adapter **a
   return status;
 }
 
+pith_status pith__reducer_codec(pith_reducer *r, const char *spec, const pith_codec **codec) {
+  pith_adaptive *a = &r->adaptive;
+  for (size_t i = 0; i < a->codecs; i++) {
+    if (strcmp(a->codec[i]->spec, spec) == 0) {
+      *codec = a->codec[i];
+      return PITH_OK;
+    }
+  }
+  PITH_TRY(pith__reducer_grow((void **)&a->codec, &a->room, a->codecs, sizeof *a->codec));
+  PITH_TRY(pith_codec_create(spec, &a->codec[a->codecs]));
+  *codec = a->codec[a->codecs++];
+  return PITH_OK;
+}
+
+static pith_status change_specs(pith_reducer *r) {
+  for (size_t i = 0; i < r->count; i++) {
+    pith_named *l = &r->layers[i];
+    const char *spec = l->adapted == SIZE_MAX ? l->match.codec->spec : pith_adapter_spec(r->adaptive.adapter, l->adapted);
+    if (strcmp(spec, l->match.codec->spec) != 0) {
+      const pith_codec *codec;
+      PITH_TRY(pith__reducer_codec(r, spec, &codec));
+      PITH_TRY(pith__debt_move(l, codec, pith_comm_ranks(r->comm)));
+      l->match.codec = codec;
+    }
+  }
+  return PITH_OK;
+}
+
 static void give_reasons(pith_reducer *r) {
   for (size_t i = 0; i < r->count; i++) {
     pith_named *l = &r->layers[i];
@@ -136,21 +164,7 @@ pith_status pith__reducer_adapter_ready(pith_reducer *r) {
     l->adapted = l->adapted == SIZE_MAX ? SIZE_MAX : place++;
   }
   give_reasons(r);
-  return PITH_OK;
-}
-
-pith_status pith__reducer_codec(pith_reducer *r, const char *spec, const pith_codec **codec) {
-  pith_adaptive *a = &r->adaptive;
-  for (size_t i = 0; i < a->codecs; i++) {
-    if (strcmp(a->codec[i]->spec, spec) == 0) {
-      *codec = a->codec[i];
-      return PITH_OK;
-    }
-  }
-  PITH_TRY(pith__reducer_grow((void **)&a->codec, &a->room, a->codecs, sizeof *a->codec));
-  PITH_TRY(pith_codec_create(spec, &a->codec[a->codecs]));
-  *codec = a->codec[a->codecs++];
-  return PITH_OK;
+  return change_specs(r); /* to those of the warm-up */
 }
 
 /* ---- A step ------------------------------------------------------------------------------------------------------ */
@@ -178,20 +192,6 @@ static pith_status add_up(pith_reducer *r, double *numbers, size_t count, double
   double start = pith__now();
   PITH_TRY(pith_allreduce(r->comm, (pith_cspan){numbers, count, PITH_F64}, (pith_span){numbers, count, PITH_F64}, PITH_SUM, NULL, NULL));
   *seconds = pith__now() - start;
-  return PITH_OK;
-}
-
-static pith_status change_specs(pith_reducer *r) {
-  for (size_t i = 0; i < r->count; i++) {
-    pith_named *l = &r->layers[i];
-    const char *spec = l->adapted == SIZE_MAX ? l->match.codec->spec : pith_adapter_spec(r->adaptive.adapter, l->adapted);
-    if (strcmp(spec, l->match.codec->spec) != 0) {
-      const pith_codec *codec;
-      PITH_TRY(pith__reducer_codec(r, spec, &codec));
-      PITH_TRY(pith__debt_move(l, codec, pith_comm_ranks(r->comm)));
-      l->match.codec = codec;
-    }
-  }
   return PITH_OK;
 }
 

@@ -53,6 +53,21 @@ static void place_layers(pith_adapter *a) {
   a->idle = a->ranks < 2 || total == 0;
 }
 
+/* Until the first plan layers have the spec whose error is the budget: exact steps can cost more than the plans of a whole run save. auto needs to
+ * know how long exact ones take. */
+static pith_status begin_warm_up(pith_adapter *a) {
+  const pith_adapt_options *o = &a->options;
+  if (a->idle || o->kind == PITH_ADAPT_AUTO) {
+    return PITH_OK;
+  }
+  size_t candidate;
+  PITH_TRY(pith__profile_find(a->window, *o->critical ? o->critical : o->budget, &candidate));
+  for (size_t l = 0; l < a->layers; l++) {
+    a->in_force[l] = a->window->layer[l].fixed ? (uint8_t)a->none : (uint8_t)candidate;
+  }
+  return PITH_OK;
+}
+
 static pith_status read_environment(pith_adapter *a) {
   const char *path = a->rank == 0 ? getenv("PITH_PROFILE") : NULL;
   if (path && *path) {
@@ -68,6 +83,7 @@ static pith_status build(pith_adapter *a, const char *spec, const pith_layer_sha
   PITH_TRY(make_rooms(a));
   PITH_TRY(read_environment(a));
   place_layers(a);
+  PITH_TRY(begin_warm_up(a));
   a->s.target = a->options.warmup;
   pith__adapt_describe(a);
   return PITH_OK;

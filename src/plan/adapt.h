@@ -27,7 +27,7 @@ typedef struct pith_adapt_options {
   char spec[PITH_SPEC_MAX]; /* candidates are around it; "mix": all */
   char budget[PITH_SPEC_MAX], critical[PITH_SPEC_MAX]; /* "": none */
   size_t period, warmup;
-  double alpha, threshold;
+  double alpha, threshold, floor;
 } pith_adapt_options;
 
 pith_status pith__adapt_parse(const char *text, pith_adapt_options *options);
@@ -83,7 +83,10 @@ typedef struct pith_adapt_state {
   uint32_t base;    /* … when the last trials began */
   uint32_t wide;    /* the next trials are as at first */
   uint32_t empty;   /* the window had no gradient that could be measured */
-  uint32_t moved;   /* looks in a row at which step times had moved */
+  uint32_t moved;   /* looks in a row at which step times had moved … */
+  uint32_t upward;  /* … in this direction */
+  uint32_t alarmed; /* trials are under way because of that */
+  uint32_t alarms;  /* such trials in a row in which nothing better was found */
   double reference; /* the step time that looks are compared with; 0: the next one sets it */
   pith_measures measures;
   /* Trials. */

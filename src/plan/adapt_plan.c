@@ -204,7 +204,8 @@ static pith_status make_single(pith_adapter *a) {
                                .before = a->s.planned ? a->before : NULL,
                                .threshold = o->threshold,
                                .critical = *o->critical ? o->critical : NULL,
-                               .otherwise = *o->critical ? o->budget : NULL};
+                               .otherwise = *o->critical ? o->budget : NULL,
+                               .floor = o->floor};
   return make_one(a, 0, &request, NULL);
 }
 

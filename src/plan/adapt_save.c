@@ -10,7 +10,7 @@
 #include "plan/adapt.h"
 
 #define ADAPTER_MAGIC 0x44414850u /* "PHAD" */
-#define ADAPTER_VERSION 1u
+#define ADAPTER_VERSION 2u
 
 typedef struct adapter_header {
   uint32_t magic, version;

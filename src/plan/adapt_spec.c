@@ -12,6 +12,7 @@
 
 enum { PERIOD = 256, PERIOD_LEAST = 32, WARMUP = 20, WARMUP_LEAST = 4 };
 #define COUNT_MOST 1e9
+#define FLOOR 0.5
 
 static const char *const names[] = {"auto", "lgreco", "kmeans", "accordion"};
 enum { NAMES = sizeof names / sizeof *names };
@@ -20,7 +21,7 @@ enum { NAMES = sizeof names / sizeof *names };
 typedef struct pieces {
   char *target; /* the one that the last piece went to */
   char value[PITH_SPEC_MAX];
-  char alpha[PITH_SPEC_MAX], period[PITH_SPEC_MAX], warmup[PITH_SPEC_MAX], threshold[PITH_SPEC_MAX];
+  char alpha[PITH_SPEC_MAX], period[PITH_SPEC_MAX], warmup[PITH_SPEC_MAX], threshold[PITH_SPEC_MAX], floor[PITH_SPEC_MAX];
 } pieces;
 
 static int kind_of(const char *spec) {
@@ -48,7 +49,8 @@ static char *place_of(const char *piece, size_t key, pieces *p, pith_adapt_optio
     const char *name;
     char *place;
   } known[] = {{"period", p->period}, {"warmup", p->warmup},     {"alpha", p->alpha},
-               {"budget", o->budget}, {"critical", o->critical}, {"threshold", p->threshold}};
+               {"budget", o->budget}, {"critical", o->critical}, {"threshold", p->threshold},
+               {"floor", p->floor}};
   for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
     if (strlen(known[i].name) == key && !strncmp(piece, known[i].name, key)) {
       return known[i].place;
@@ -79,7 +81,7 @@ static pith_status take_piece(const char *piece, size_t size, pieces *p, pith_ad
     append(o->critical, piece, size);
   } else {
     PITH_REQUIRE(p->target && key < size, PITH_ERR_SPEC,
-                 "%s: \"%.*s\" is no option; there are period, warmup, alpha, budget, critical and threshold", o->text, (int)size, piece);
+                 "%s: \"%.*s\" is no option; there are period, warmup, alpha, budget, critical, threshold and floor", o->text, (int)size, piece);
     append(p->target, piece, size);
   }
   return PITH_OK;
@@ -124,9 +126,11 @@ static pith_status read_count(const pith_adapt_options *o, const char *key, cons
 
 static pith_status read_values(const pieces *p, pith_adapt_options *o) {
   o->period = PERIOD, o->warmup = WARMUP, o->alpha = 1, o->threshold = 0.5;
+  o->floor = o->kind == PITH_ADAPT_LGRECO && strcmp(o->spec, "mix") != 0 ? FLOOR : 0; /* bytes of several families say little about each other */
   PITH_TRY(read_count(o, "period", p->period, PERIOD_LEAST, &o->period));
   PITH_TRY(read_count(o, "warmup", p->warmup, WARMUP_LEAST, &o->warmup));
   PITH_TRY(read_number(o, "alpha", p->alpha, 1e-6, 1e6, &o->alpha));
+  PITH_TRY(read_number(o, "floor", p->floor, 0, 1, &o->floor));
   return read_number(o, "threshold", p->threshold, 1e-6, 1e6, &o->threshold);
 }
 

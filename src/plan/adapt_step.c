@@ -6,6 +6,7 @@
  *   target−2              so are measured times; the thread makes plans
  *   target−1              the plan is there, or waited for
  */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -158,15 +159,8 @@ static void take_sums(pith_adapter *a) {
   pith_profile_reset(a->window);
 }
 
-static pith_status take_measures(pith_adapter *a) {
-  double *means = a->numbers;
-  for (size_t i = 0; i < PITH_MEASURES; i++) {
-    means[i] /= a->ranks;
-  }
-  memcpy(&a->s.measures, means, sizeof a->s.measures);
-  memset(a->s.own.codec, 0, sizeof a->s.own.codec); /* timed anew in the next window */
-  return a->s.empty ? PITH_OK : pith__worker_plan(a);
-}
+/* Looks in a row that must have moved: more where alarms were false, as on machines that are never calm. */
+static uint32_t patience(const pith_adapter *a) { return a->s.alarms == 0 ? 2 : a->s.alarms == 1 ? 4 : 8; }
 
 /* Step times that moved bring the next plan forward. */
 static void look(pith_adapter *a, double seconds) {
@@ -176,15 +170,31 @@ static void look(pith_adapter *a, double seconds) {
   if (a->s.reference <= 0) {
     a->s.reference = seconds;
   }
-  int moved = seconds > a->s.reference * (1 + MOVED) || seconds < a->s.reference * (1 - MOVED);
-  a->s.moved = moved ? a->s.moved + 1 : 0;
-  if (a->s.moved >= 2 && !a->s.wide) {
+  uint32_t upward = seconds > a->s.reference;
+  int moved = fabs(seconds - a->s.reference) > MOVED * a->s.reference;
+  a->s.moved = !moved ? 0 : a->s.upward == upward ? a->s.moved + 1 : 1;
+  a->s.upward = upward;
+  if (a->s.moved >= patience(a) && !a->s.wide) {
     a->s.wide = 1;
     if (a->s.target > a->s.step + 1 + PITH_ADAPT_SAMPLED) {
       a->s.begun = a->s.step + 1;
       a->s.target = a->s.step + 1 + PITH_ADAPT_SAMPLED;
     }
   }
+}
+
+/* The times that a plan is made from are looked at, too: one that is due anyway should know that they have moved. */
+static pith_status take_measures(pith_adapter *a) {
+  double *means = a->numbers;
+  for (size_t i = 0; i < PITH_MEASURES; i++) {
+    means[i] /= a->ranks;
+  }
+  memcpy(&a->s.measures, means, sizeof a->s.measures);
+  if (a->options.kind == PITH_ADAPT_AUTO && a->s.planned) {
+    look(a, a->s.measures.seconds);
+  }
+  memset(a->s.own.codec, 0, sizeof a->s.own.codec); /* timed anew in the next window */
+  return a->s.empty ? PITH_OK : pith__worker_plan(a);
 }
 
 /* Exchanges of few numbers tell the latency: the least of them, for what disturbs only ever makes it longer. */
@@ -236,6 +246,7 @@ static pith_status take_plan(pith_adapter *a) {
     pith__trial_begin(a);
     return PITH_OK;
   }
+  a->s.changed = a->s.planned ? a->s.changed : a->s.step; /* the first plan ends the warm-up, whatever it says */
   a->s.planned = a->s.step;
   a->s.begun = a->s.step;
   a->s.target = target + a->options.period;

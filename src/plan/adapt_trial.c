@@ -115,6 +115,14 @@ static void choose_trials(pith_adapter *a) {
   }
 }
 
+/* When circumstances have changed, what the plan in force took says little: it is tried as any other, before them. */
+static void try_base_first(pith_adapter *a) {
+  size_t kept = a->s.tries < PITH_TRIED_MOST ? a->s.tries : PITH_TRIED_MOST - 1;
+  memmove(a->s.order + 1, a->s.order, kept * sizeof *a->s.order);
+  a->s.order[0] = a->s.base;
+  a->s.tries = (uint32_t)kept + 1;
+}
+
 /* ---- What was measured ------------------------------------------------------------------------------------------- */
 
 /* A further trial of a plan. Its time is the median of its trials (of two the mean): one that was disturbed, or lucky, does not decide. */
@@ -152,15 +160,19 @@ static size_t most_exact(const pith_adapter *a) {
   return best;
 }
 
-/* Trials are over: the next plan comes a period after this one, when there is something new to look at. */
+/* Trials are over: the next plan comes a period after this one, when there is something new to look at. Step times are then compared with the
+ * first that are seen; or, where the plan in force stays for what it took before the trials, with that: it may be true no longer. */
 static void settle(pith_adapter *a) {
   uint64_t soonest = a->s.step + 2 * PITH_ADAPT_RING, regular = a->s.planned + a->options.period;
   size_t chosen = most_exact(a);
+  int untried = chosen == a->s.base && a->s.trials[chosen] == 1 && !a->s.wide;
   PITH_LOG_INFO("planner: step %llu: %s stays, %.4g s a step", (unsigned long long)a->s.step, pith__plan_slot_name(chosen), a->s.time[chosen]);
   learn(a);
+  a->s.alarms = !a->s.alarmed ? a->s.alarms : chosen == a->s.base ? a->s.alarms + 1 : 0;
+  a->s.alarmed = 0;
   a->s.trying = a->s.finals = 0;
   a->s.wide = a->s.moved = 0;
-  a->s.reference = 0;
+  a->s.reference = untried ? a->s.time[chosen] : 0;
   a->s.begun = a->s.step;
   a->s.target = regular > soonest ? regular : soonest;
   pith__adapt_switch(a, chosen);
@@ -200,6 +212,7 @@ void pith__trial_next(pith_adapter *a) {
 }
 
 void pith__trial_begin(pith_adapter *a) {
+  a->s.alarmed = a->s.wide && a->s.planned;
   a->s.wide |= a->s.planned == 0;
   a->s.planned = a->s.step;
   a->s.target = 0;
@@ -208,11 +221,15 @@ void pith__trial_begin(pith_adapter *a) {
   memcpy(a->s.error, a->made.error, sizeof a->s.error);
   memset(a->s.time, 0, sizeof a->s.time);
   memset(a->s.trials, 0, sizeof a->s.trials);
-  note(a, a->s.slot, a->s.measures.seconds > 0 ? a->s.measures.seconds : UNKNOWN); /* if nobody measures, everything stays as it is */
   fade(a);
   a->s.tries = a->s.tried = 0;
   if (a->s.measures.seconds > 0) {
     choose_trials(a);
+  }
+  if (a->s.alarmed && a->s.tries) {
+    try_base_first(a);
+  } else { /* if nobody measures, everything stays as it is */
+    note(a, a->s.slot, a->s.measures.seconds > 0 ? a->s.measures.seconds : UNKNOWN);
   }
   a->s.trying = a->s.tries > 0;
   a->s.finals = a->s.trying ? 0 : FINALS;
@@ -222,7 +239,7 @@ void pith__trial_begin(pith_adapter *a) {
 int pith__trial_look(pith_adapter *a, double seconds) {
   size_t slot = a->s.order[a->s.tried], rival = fastest(a, slot);
   int over = a->s.step + 1 - a->s.changed >= PITH_TRIAL_STEPS;
-  if (!over && seconds > 0 && rival < PITH_PLANS && seconds <= SLOW * a->s.time[rival]) {
+  if (!over && seconds > 0 && (rival == PITH_PLANS || seconds <= SLOW * a->s.time[rival])) {
     return 0;
   }
   note(a, slot, seconds > 0 ? seconds : UNKNOWN);

@@ -176,6 +176,7 @@ static pith_status post(pith_adapter *a, pith_adapt_job *job) {
   pith_adapt_worker *w = &a->worker;
   pthread_mutex_lock(&w->mutex);
   if (!w->started && pthread_create(&w->thread, NULL, work, a) == 0) {
+    pthread_setname_np(w->thread, "pith-planner"); /* so that what it costs can be seen: bench/plan_cost.py */
     w->started = 1;
     w->busy = 1;
   }

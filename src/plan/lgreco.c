@@ -9,18 +9,23 @@
  *     is kept whatever the rounding.
  *  4. What rounding left over is spent, the largest saving first.
  *
- * Where the cost is the end of a queue, the same holds: the end is never before the sum, so bounds on the sum are bounds on the end. They
- * say little where layers wait to be ready rather than for each other.
+ * Where the cost is the end of a queue, the walk is that of queue_walk.c, which has a price of time for each layer, and bounds are made of
+ * those: what hides behind layers that are ready later is worth nothing, and every second after them all. Nothing that is left is spent.
  */
 #include "plan/lgreco.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #include "base/size.h"
+#include "plan/queue_walk.h"
 
-enum { STEPS = PITH_LGRECO_STEPS, ROOM = STEPS + 2 };
+/* Cells of the table. Four are served at once, hence some behind the last; and those before the first are looked at, too. */
+enum { STEPS = PITH_LGRECO_STEPS, BEHIND = 4, CELLS = STEPS + BEHIND, ROOM = STEPS + CELLS };
 #define SAME_TIME 1e-6
 
 double pith__problem_cost(const pith_problem *p, const size_t *choice) {
@@ -39,27 +44,25 @@ double pith__problem_error(const pith_problem *p, const size_t *choice) {
   return sum;
 }
 
-typedef struct move {
-  double saved, added; /* cost and error from one point of a hull to the next */
-  double rate;         /* saved for each added */
-  size_t layer, place; /* which step of the layer's hull */
-} move;
-
 typedef struct solver {
   const pith_problem *p;
   uint8_t *live;       /* layers × options: 0 for those that are out */
   size_t *hull;        /* layers × options: options from the least error on */
   size_t *hull_length; /* of each layer */
-  move *moves;
+  pith_move *moves;
   size_t *best; /* the best choice so far */
   double best_cost, best_error;
   size_t *trial;
-  double price;                  /* of error, in cost */
-  double *ends, *before, *taken; /* of the dynamic programme: ROOM each */
-  uint8_t *steps;                /* the option taken: undecided layers × (STEPS + 1) */
+  double price;   /* of error … */
+  double *weight; /* … and of cost, for each layer: what bounds are made of. No less than that of the layer before */
+  double *least, *room;          /* to work with: a number for each layer, and for pith__queue_walk() */
+  double budget;                 /* of a choice that is to be better than the best */
+  double *cells, *ends, *before; /* of the dynamic programme: ROOM for each of the two */
+  uint8_t *steps;                /* the option taken: undecided layers × CELLS */
   size_t *undecided;
-  size_t low, high; /* the steps at which `ends` says something */
-  double unit;      /* the error of a step */
+  size_t low, high;  /* the steps at which `ends` says something */
+  double add, floor; /* what decided layers since then do to it */
+  double unit;       /* the error of a step */
 } solver;
 
 static double cost_of(const solver *s, size_t l, size_t o) { return s->p->cost[l * s->p->options + o]; }
@@ -133,7 +136,7 @@ static size_t build_hulls(solver *s) {
     for (size_t o = next_on_hull(s, l, hull[0]); o != SIZE_MAX; o = next_on_hull(s, l, o)) {
       double saved = cost_of(s, l, hull[length - 1]) - cost_of(s, l, o);
       double added = error_of(s, l, o) - error_of(s, l, hull[length - 1]);
-      s->moves[moves++] = (move){saved, added, saved / added, l, length};
+      s->moves[moves++] = (pith_move){saved, added, saved / added, l, length};
       hull[length++] = o;
     }
     s->hull_length[l] = length;
@@ -143,7 +146,7 @@ static size_t build_hulls(solver *s) {
 
 /* Best rate first; a total order, so that every rank walks the same way. */
 static int compare_moves(const void *a, const void *b) {
-  const move *x = a, *y = b;
+  const pith_move *x = a, *y = b;
   if (x->rate != y->rate) {
     return x->rate > y->rate ? -1 : 1;
   }
@@ -153,18 +156,19 @@ static int compare_moves(const void *a, const void *b) {
   return x->place < y->place ? -1 : x->place > y->place;
 }
 
-static void walk(solver *s) {
-  size_t moves = build_hulls(s), *place = s->undecided; /* borrowed: how far each layer has come */
+/* Where the cost is a sum: from the least error on, as long as the budget lasts. */
+static void walk_sum(solver *s, size_t moves) {
+  size_t *place = s->undecided; /* borrowed: how far each layer has come */
   double left = s->p->budget;
   for (size_t l = 0; l < s->p->layers; l++) {
     place[l] = 0;
+    s->weight[l] = 1;
     s->trial[l] = s->hull[l * s->p->options];
     left -= error_of(s, l, s->trial[l]);
   }
-  qsort(s->moves, moves, sizeof *s->moves, compare_moves);
   s->price = 0;
   for (size_t i = 0; i < moves; i++) {
-    const move *m = &s->moves[i];
+    const pith_move *m = &s->moves[i];
     if (m->added <= left && place[m->layer] + 1 == m->place) {
       left -= m->added;
       s->trial[m->layer] = s->hull[m->layer * s->p->options + m->place];
@@ -175,12 +179,42 @@ static void walk(solver *s) {
   }
 }
 
+/* Where it is the end of a queue: from the least cost on, as long as there is room. Gives the earliest end of all. */
+static double walk_queue(solver *s, size_t moves) {
+  pith_queue q = {.layers = s->p->layers,
+                  .ready = s->p->ready,
+                  .moves = s->moves,
+                  .count = moves,
+                  .least = s->least,
+                  .budget = s->p->budget,
+                  .same = SAME_TIME,
+                  .price = s->weight,
+                  .place = s->undecided, /* borrowed, too */
+                  .first = s->trial,
+                  .room = s->room};
+  for (size_t l = 0; l < s->p->layers; l++) {
+    q.first[l] = s->hull_length[l] - 1;
+    size_t last = s->hull[l * s->p->options + q.first[l]];
+    s->least[l] = cost_of(s, l, last);
+    q.error += error_of(s, l, last);
+  }
+  s->price = 1;
+  double earliest = pith__queue_walk(&q);
+  for (size_t l = 0; l < s->p->layers; l++) {
+    s->trial[l] = s->hull[l * s->p->options + q.place[l]];
+  }
+  return earliest;
+}
+
 /* ---- Bounds ------------------------------------------------------------------------------------------------------ */
 
-/* What costs more than this is worse than the best: not by rounding, and not by less than anybody could measure. */
-static double hopeless_cost(const solver *s) { return s->best_cost * (1 + 1e-9 + (s->p->ready ? 2 * SAME_TIME : 0)); }
+/* With weights W_l that do not fall, and w_l what each adds to the one before, the end of a queue, times the last weight, is at least
+ * Σ w_l·ready_l + Σ W_l·cost_l: ends are no earlier than a layer's readiness and the cost of all from there on. A sum has the weight 1
+ * everywhere. So a choice of cost C and error E has Σ (W_l·cost_l + price·error_l) ≤ W·C + price·E − Σ w_l·ready_l. */
 
-static double priced(const solver *s, size_t l, size_t o) { return cost_of(s, l, o) + s->price * error_of(s, l, o); }
+static double priced(const solver *s, size_t l, size_t o) {
+  return s->weight[l] * cost_of(s, l, o) + s->price * error_of(s, l, o);
+}
 
 static double least_priced(const solver *s, size_t l) {
   double least = INFINITY;
@@ -190,17 +224,31 @@ static double least_priced(const solver *s, size_t l) {
   return least;
 }
 
-/* Drops options with which no choice can be better than the best. Rounding must not drop one too many: hence the margin. */
+/* What waiting for layer l to be ready adds to a bound. */
+static double waited(const solver *s, size_t l) {
+  return s->p->ready ? (s->weight[l] - (l ? s->weight[l - 1] : 0)) * s->p->ready[l] : 0;
+}
+
+/* What costs more than this is worse than the best: not by rounding, and not by less than anybody could measure. */
+static double hopeless_cost(const solver *s) { return s->best_cost * (1 + 1e-9 + (s->p->ready ? 2 * SAME_TIME : 0)); }
+
+/* The most that a choice can have that is better than the best, in priced cost and error. Rounding must not drop one too many: hence the
+ * margin. */
+static double most_priced(const solver *s, double error) {
+  double weight = s->p->layers ? s->weight[s->p->layers - 1] : 0;
+  return weight * hopeless_cost(s) + s->price * error + 1e-9 * fabs(s->price * s->budget);
+}
+
+/* Drops options with which no choice can be better than the best. */
 static void drop_hopeless(solver *s) {
-  double bound = -s->price * s->p->budget;
+  double left = most_priced(s, s->budget);
   for (size_t l = 0; l < s->p->layers; l++) {
-    bound += least_priced(s, l);
+    s->least[l] = least_priced(s, l);
+    left -= s->least[l] + waited(s, l);
   }
-  double limit = hopeless_cost(s) + 1e-9 * fabs(s->price * s->p->budget);
   for (size_t l = 0; l < s->p->layers; l++) {
-    double least = least_priced(s, l);
     for (size_t o = 0; o < s->p->options; o++) {
-      if (bound + priced(s, l, o) - least > limit) {
+      if (priced(s, l, o) - s->least[l] > left) {
         s->live[l * s->p->options + o] = 0;
       }
     }
@@ -224,85 +272,126 @@ static size_t live_count(const solver *s, size_t l) {
   return count;
 }
 
-/* Pairs of doubles: compilers do not find them by themselves here, and they save a quarter of the time. Options are doubles too, so
- * that all lanes have one width. */
+/* Pairs of doubles: compilers do not find them by themselves here. Options are doubles too, so that all lanes have one width. */
 typedef double pair __attribute__((vector_size(16), aligned(8), may_alias));
 typedef int64_t pair_mask __attribute__((vector_size(16)));
 
 static pair pick(pair_mask where, pair a, pair b) { return (pair)(((pair_mask)a & where) | ((pair_mask)b & ~where)); }
 
-/* count may be odd: what lies behind is INFINITY, and stays so. */
-static void serve_option(const double *before, double *ends, double *taken, size_t count, double ready, double cost,
-                         double option) {
-  pair start = {ready, ready}, add = {cost, cost}, mine = {option, option};
-  for (size_t x = 0; x < count; x += 2) {
-    pair from = *(const pair *)(before + x), best = *(const pair *)(ends + x),
-         end = pick(from > start, from, start) + add;
-    pair_mask better = end < best;
-    *(pair *)(ends + x) = pick(better, end, best);
-    *(pair *)(taken + x) = pick(better, mine, *(const pair *)(taken + x));
+/* One instruction instead of four, where there is one; nothing here is NaN. */
+#ifdef __SSE2__
+static pair later_of(pair a, pair b) { return (pair)_mm_max_pd((__m128d)a, (__m128d)b); }
+static pair earlier_of(pair a, pair b) { return (pair)_mm_min_pd((__m128d)a, (__m128d)b); }
+#else
+static pair later_of(pair a, pair b) { return pick(a > b, a, b); }
+static pair earlier_of(pair a, pair b) { return pick(a < b, a, b); }
+#endif
+
+/* The options of a layer that can be taken. */
+typedef struct offered {
+  size_t count, most; /* most steps */
+  size_t steps[256];
+  double cost[256], option[256];
+} offered;
+
+/* Four cells at once: the earliest end of all options stays in registers. */
+static void serve_cells(const double *before, double *ends, uint8_t *taken, double ready, const offered *f) {
+  pair start = {ready, ready}, best[2] = {{INFINITY, INFINITY}, {INFINITY, INFINITY}}, mine[2] = {{0, 0}, {0, 0}};
+  for (size_t i = 0; i < f->count; i++) {
+    const pair add = {f->cost[i], f->cost[i]}, option = {f->option[i], f->option[i]};
+    const double *at = before - f->steps[i];
+    for (int h = 0; h < 2; h++) {
+      pair from = *(const pair *)(at + 2 * h), end = later_of(from, start) + add;
+      pair_mask better = end < best[h];
+      best[h] = earlier_of(end, best[h]);
+      mine[h] = pick(better, option, mine[h]);
+    }
+  }
+  *(pair *)ends = best[0];
+  *(pair *)(ends + 2) = best[1];
+  for (int i = 0; i < 4; i++) {
+    taken[i] = (uint8_t)(int)mine[i / 2][i % 2];
   }
 }
 
 static int is_live(const solver *s, size_t l, size_t o) { return s->live[l * s->p->options + o]; }
 
-static size_t most_steps(const solver *s, size_t l) {
-  size_t most = 0;
+static void list_offered(const solver *s, size_t l, offered *f) {
+  f->count = f->most = 0;
   for (size_t o = 0; o < s->p->options; o++) {
-    size_t steps = is_live(s, l, o) ? steps_of(s, l, o) : 0;
-    most = steps <= STEPS && steps > most ? steps : most;
-  }
-  return most;
-}
-
-/* ends[x]: the least cost of the layers so far with x steps of error. */
-static void serve(solver *s, size_t l, uint8_t *taken) {
-  double *swap = s->before, ready = s->p->ready ? s->p->ready[l] : -INFINITY;
-  size_t low = s->low, high = s->high;
-  s->before = s->ends;
-  s->ends = swap;
-  s->high = pith__least(STEPS, high + most_steps(s, l));
-  for (size_t x = low; x <= s->high + 1; x++) {
-    s->ends[x] = INFINITY;
-    s->taken[x] = 0;
-  }
-  for (size_t o = 0; o < s->p->options; o++) {
-    size_t steps = steps_of(s, l, o);
-    if (is_live(s, l, o) && low + steps <= STEPS) {
-      size_t count = pith__least(high, STEPS - steps) - low + 1;
-      serve_option(s->before + low, s->ends + low + steps, s->taken + low + steps, count, ready, cost_of(s, l, o),
-                   (double)o);
+    size_t steps = is_live(s, l, o) ? steps_of(s, l, o) : STEPS + 1;
+    if (s->low + steps <= STEPS) {
+      f->steps[f->count] = steps;
+      f->cost[f->count] = cost_of(s, l, o);
+      f->option[f->count++] = (double)o;
+      f->most = pith__most(f->most, steps);
     }
   }
-  for (size_t x = low; x <= s->high; x++) {
-    taken[x] = (uint8_t)(int)s->taken[x];
+}
+
+/* Decided layers in a row do one thing to an end: max(end + add, floor). */
+static void pass_decided(solver *s, size_t l) {
+  double cost = cost_of(s, l, s->trial[l]);
+  s->add += cost;
+  s->floor = s->p->ready ? fmax(s->floor, s->p->ready[l]) + cost : s->floor;
+}
+
+static void catch_up(solver *s) {
+  double add = s->add, floor = s->floor;
+  for (size_t x = s->low; x <= s->high; x++) {
+    double end = s->ends[x] + add;
+    s->ends[x] = end > floor ? end : floor;
+  }
+  s->add = 0;
+  s->floor = -INFINITY;
+}
+
+static void fill_unknown(double *ends, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    ends[i] = INFINITY;
   }
 }
 
-/* The least that an undecided layer adds to a bound: its cost, and its steps at the price of error. */
+/* ends[x]: the least cost of the layers so far with x steps of error. Cells that are looked at and say nothing have INFINITY. */
+static void serve(solver *s, size_t l, uint8_t *taken) {
+  offered f;
+  catch_up(s);
+  double *before = s->ends, ready = s->p->ready ? s->p->ready[l] : -INFINITY;
+  s->ends = s->before;
+  s->before = before;
+  list_offered(s, l, &f);
+  size_t high = pith__least(STEPS, s->high + f.most);
+  fill_unknown(before + s->low - f.most, f.most);
+  fill_unknown(before + s->high + 1, high - s->high + BEHIND - 1); /* four cells are served at once */
+  for (size_t x = s->low; x <= high; x += 4) {
+    serve_cells(before + x, s->ends + x, taken + x, ready, &f);
+  }
+  s->high = high;
+}
+
+/* The least that a layer adds to a bound: its cost, and its steps at the price of error. */
 static double least_added(const solver *s, size_t l) {
   double least = INFINITY;
   for (size_t o = 0; o < s->p->options; o++) {
-    size_t steps = steps_of(s, l, o);
-    if (is_live(s, l, o) && steps <= STEPS) {
-      least = fmin(least, cost_of(s, l, o) + s->price * s->unit * (double)steps);
+    size_t steps = is_live(s, l, o) ? steps_of(s, l, o) : STEPS + 1;
+    if (steps <= STEPS) {
+      least = fmin(least, s->weight[l] * cost_of(s, l, o) + s->price * s->unit * (double)steps);
     }
   }
-  return least;
+  return least + waited(s, l);
 }
 
 /* Leaves out steps at both ends from which nothing better than the best can come: `rest` is the least that is still to be added. */
-static int narrow(solver *s, double rest) {
-  double limit = hopeless_cost(s) - rest + s->price * s->unit * STEPS, slope = s->price * s->unit;
-  while (s->low <= s->high && s->ends[s->high] + slope * (double)s->high > limit) {
+static int narrow(solver *s, double weight, double rest) {
+  double limit = most_priced(s, s->unit * STEPS) - rest, slope = s->price * s->unit;
+  while (s->low <= s->high && !(weight * s->ends[s->high] + slope * (double)s->high <= limit)) {
     if (s->high-- == 0) {
       return 0;
     }
   }
-  while (s->low <= s->high && s->ends[s->low] + slope * (double)s->low > limit) {
+  while (s->low <= s->high && !(weight * s->ends[s->low] + slope * (double)s->low <= limit)) {
     s->low++;
   }
-  s->ends[s->high + 1] = INFINITY;
   return s->low <= s->high;
 }
 
@@ -321,34 +410,43 @@ static size_t last_step(const solver *s) {
 
 static void trace_back(solver *s, size_t count) {
   for (size_t i = count, x = last_step(s); i-- > 0;) {
-    size_t l = s->undecided[i], o = s->steps[i * (STEPS + 1) + x];
+    size_t l = s->undecided[i], o = s->steps[i * CELLS + x];
     s->trial[l] = o;
     x -= steps_of(s, l, o);
   }
 }
 
-/* The programme over undecided layers; `decided` is the cost of the others. */
-static void run_programme(solver *s, size_t count, double decided) {
-  double rest = decided;
-  for (size_t i = 0; i < count; i++) {
-    rest += least_added(s, s->undecided[i]);
+/* Layers with one option left are decided; the programme is about the others. */
+static void run_programme(solver *s) {
+  double rest = 0;
+  size_t count = 0;
+  for (size_t l = 0; l < s->p->layers; l++) {
+    rest += s->least[l] = least_added(s, l);
   }
   s->low = s->high = 0;
+  s->ends = s->cells + STEPS;
+  s->before = s->ends + ROOM;
   s->ends[0] = 0;
-  s->ends[1] = INFINITY;
-  for (size_t i = 0; i < count; i++) {
-    serve(s, s->undecided[i], s->steps + i * (STEPS + 1));
-    rest -= least_added(s, s->undecided[i]);
-    if (!narrow(s, rest)) {
+  s->add = 0;
+  s->floor = -INFINITY;
+  for (size_t l = 0; l < s->p->layers; l++) {
+    rest -= s->least[l];
+    if (live_count(s, l) == 1) {
+      pass_decided(s, l);
+      continue;
+    }
+    serve(s, l, s->steps + count * CELLS);
+    s->undecided[count++] = l;
+    if (!narrow(s, s->weight[l], rest)) {
       return; /* the best cannot be beaten */
     }
   }
+  catch_up(s);
   trace_back(s, count);
 }
 
-/* Where the cost is a sum, layers with one option left are decided; in a queue every layer has its place. */
 static pith_status decide(solver *s) {
-  double left = s->p->budget, decided = 0;
+  double left = s->budget;
   size_t count = 0;
   for (size_t l = 0; l < s->p->layers; l++) {
     size_t options = live_count(s, l);
@@ -357,19 +455,15 @@ static pith_status decide(solver *s) {
     }
     s->trial[l] = least_error(s, l);
     left -= error_of(s, l, s->trial[l]);
-    if (options > 1 || s->p->ready) {
-      s->undecided[count++] = l;
-    } else {
-      decided += cost_of(s, l, s->trial[l]);
-    }
+    count += options > 1;
   }
   if (left < 0 || !count) {
     return PITH_OK; /* the trial is the only choice left; it is offered as any */
   }
   s->unit = left * (1 - 1e-12) / STEPS; /* a hair less, so that roundings of sums cannot exceed the budget */
-  s->steps = calloc(count, STEPS + 1);
+  s->steps = calloc(count, CELLS);
   PITH_REQUIRE(s->steps, PITH_ERR_MEMORY, "no memory to plan %zu layers", count);
-  run_programme(s, count, decided);
+  run_programme(s);
   return PITH_OK;
 }
 
@@ -406,11 +500,12 @@ static void solver_fini(solver *s) {
   free(s->moves);
   free(s->best);
   free(s->trial);
-  free(s->ends);
-  free(s->before);
-  free(s->taken);
+  free(s->cells);
   free(s->steps);
   free(s->undecided);
+  free(s->weight);
+  free(s->least);
+  free(s->room);
 }
 
 static pith_status solver_init(solver *s, const pith_problem *p) {
@@ -424,12 +519,14 @@ static pith_status solver_init(solver *s, const pith_problem *p) {
                 .best_cost = INFINITY,
                 .best_error = INFINITY,
                 .trial = malloc(layers * sizeof *s->trial),
-                .ends = calloc(ROOM, sizeof *s->ends),
-                .before = calloc(ROOM, sizeof *s->before),
-                .taken = calloc(ROOM, sizeof *s->taken),
+                .weight = malloc(layers * sizeof *s->weight),
+                .least = malloc(layers * sizeof *s->least),
+                .room = malloc(pith__queue_room(layers) * sizeof *s->room),
+                .budget = p->budget,
+                .cells = malloc(2 * ROOM * sizeof *s->cells),
                 .undecided = malloc(layers * sizeof *s->undecided)};
-  int good = s->live && s->hull && s->hull_length && s->moves && s->best && s->trial && s->ends && s->before &&
-             s->taken && s->undecided;
+  int good = s->live && s->hull && s->hull_length && s->moves && s->best && s->trial && s->weight && s->least &&
+             s->room && s->cells && s->undecided;
   PITH_REQUIRE(good, PITH_ERR_MEMORY, "no memory to plan %zu layers", p->layers);
   return PITH_OK;
 }
@@ -451,11 +548,26 @@ static pith_status start(solver *s) {
   return PITH_OK;
 }
 
+/* A good choice, and prices. */
+static void walk(solver *s) {
+  size_t moves = build_hulls(s);
+  qsort(s->moves, moves, sizeof *s->moves, compare_moves);
+  if (!s->p->ready) {
+    walk_sum(s, moves);
+    spend_rest(s, s->trial);
+    offer(s, s->trial);
+    return;
+  }
+  double earliest = walk_queue(s, moves);
+  offer(s, s->trial);
+  if (s->best_cost <= earliest * (1 + SAME_TIME)) {
+    s->budget = s->best_error; /* nothing is faster: only less error is better */
+  }
+}
+
 static pith_status solve(solver *s) {
   PITH_TRY(start(s));
   walk(s);
-  spend_rest(s, s->trial);
-  offer(s, s->trial);
   drop_hopeless(s);
   PITH_TRY(decide(s));
   offer(s, s->trial);

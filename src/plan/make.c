@@ -9,6 +9,7 @@
 #include "plan/step_cost.h"
 
 #define THRESHOLD 0.5
+#define OUT_OF_THE_QUESTION 1e18
 
 static const char *const method_names[] = {"lgreco", "kmeans", "accordion", "uniform"};
 static const char *const objective_names[] = {"bytes", "time"};
@@ -177,6 +178,15 @@ static pith_status tables_init(tables *t, size_t layers, size_t options) {
   return PITH_OK;
 }
 
+/* Whether an option that loses something gives a layer less than its share. */
+static int is_below_floor(const maker *m, size_t layer, size_t option, double bytes, double error) {
+  double least = 0, lost;
+  if (m->r.floor > 0 && error > 0 && m->has_reference && m->option[option] != m->reference[layer]) {
+    pith_profile_get(m->p, layer, m->reference[layer], &least, &lost);
+  }
+  return bytes < m->r.floor * least;
+}
+
 /* Fills the tables. Returns whether the reference is among the options. */
 static int fill_tables(const maker *m, const pith_step *step, tables *t) {
   int time = m->r.objective == PITH_PLAN_TIME, has_start = m->has_reference;
@@ -186,6 +196,10 @@ static int fill_tables(const maker *m, const pith_step *step, tables *t) {
     for (size_t o = 0; o < m->options; o++) {
       double *cost = &t->cost[i * m->options + o], *error = &t->error[i * m->options + o];
       pith_profile_get(m->p, l, m->option[o], cost, error);
+      if (is_below_floor(m, l, o, *cost, *error)) {
+        *cost = *error = OUT_OF_THE_QUESTION; /* any other option beats it in both */
+        continue;
+      }
       *cost = time ? pith__step_service(step, m->p, l, m->option[o]) : *cost;
       if (m->has_reference && m->option[o] == m->reference[l]) {
         t->start[i] = o;
@@ -246,6 +260,7 @@ static pith_status read_request(const pith_plan_request *given, pith_plan_reques
   PITH_REQUIRE((unsigned)r->method <= PITH_PLAN_UNIFORM && (unsigned)r->objective <= PITH_PLAN_TIME, PITH_ERR_ARGUMENT,
                "there is no such method or objective of planning");
   PITH_REQUIRE(r->method != PITH_PLAN_UNIFORM || r->uniform, PITH_ERR_ARGUMENT, "a uniform plan needs a spec");
+  PITH_REQUIRE(r->floor >= 0 && r->floor <= 1, PITH_ERR_ARGUMENT, "the floor of a plan is a share from 0 to 1, not %g", r->floor);
   PITH_REQUIRE(r->objective == PITH_PLAN_BYTES || r->method == PITH_PLAN_LGRECO, PITH_ERR_ARGUMENT,
                "only lgreco plans for time; %s counts bytes", method_names[r->method]);
   return PITH_OK;

@@ -27,6 +27,7 @@ waits() {
 }
 is_gone() { ! kill -0 "$1" 2>/dev/null || grep -q '^State:.*Z' "/proc/$1/status" 2>/dev/null; }
 has_text() { [ -s "$1" ]; }
+is_absent() { [ ! -e "$1" ]; }
 
 each_host_is_a_network_of_its_own() {
   need_lab
@@ -44,11 +45,11 @@ each_host_is_a_network_of_its_own() {
   ! grep -q "$(readlink /proc/self/ns/net)" "$temp/out"
 }
 
-# 5 MB from rank 1 to rank 0 and back, each timed by rank 0.
+# SIZE bytes from rank 1 to rank 0 and back, each timed by rank 0 and compared with RATE.
 cat >"$temp/transfer.py" <<'END2'
 import os, socket, time
 
-SIZE, RATE = 5_000_000, 100e6
+SIZE, RATE = int(float(os.environ["SIZE"])), float(os.environ["RATE"])
 where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 
 def receive(peer, left):
@@ -85,9 +86,33 @@ END2
 links_have_their_rate_in_both_directions() {
   need_lab
   need python3
-  exits 0 "$pith" lab -n 2 --rate 100mbit -- python3 "$temp/transfer.py"
+  exits 0 "$pith" lab -n 2 --rate 100mbit --env SIZE=5e6 --env RATE=100e6 -- python3 "$temp/transfer.py"
   says out '[0] in: 0.'
   says out '[0] out: 0.'
+}
+
+# Rank 0 changes the links; all wait until theirs has changed, and transfers have the new rate.
+links_change_when_told_to() {
+  need_lab
+  need python3
+  exits 0 "$pith" lab -n 2 --rate 100mbit --control "$temp/control" -- sh -c '
+    rate() { tc qdisc show dev "$PITH_IFNAME" | sed -n "s/.* rate \([^ ]*\) .*/\1/p"; }
+    echo "before: $(rate)"
+    SIZE=5e6 RATE=100e6 python3 "$temp/transfer.py"
+    [ "$RANK" != 0 ] || { echo 1mbyte; echo 10mbit; } >"$temp/control"
+    tries=0
+    until [ "$(rate)" = 10Mbit ] || [ $tries = 100 ]; do tries=$((tries + 1)); sleep 0.05; done
+    sleep 0.3
+    echo "after: $(rate)"
+    SIZE=1e6 RATE=10e6 python3 "$temp/transfer.py"'
+  says out '[0] before: 100Mbit'
+  says out '[1] before: 100Mbit'
+  says out '[0] after: 10Mbit'
+  says out '[1] after: 10Mbit'
+  [ "$(grep -c 'of the rate' "$temp/out")" = 4 ]
+  says err '"1mbyte" is no rate'
+  says err 'links of 10mbit each way from now on'
+  [ ! -e "$temp/control" ]
 }
 
 exit_codes_are_those_of_ranks() {
@@ -120,7 +145,7 @@ ended_by() {
   need_lab
   rm -f "$temp"/rank.* "$temp"/child.*
   look >"$temp/before"
-  "$pith" lab -n 2 --rate 1gbit -- sh -c 'sleep 1000 & echo $! >"$temp/child.$RANK"; echo $$ >"$temp/rank.$RANK"; wait' \
+  "$pith" lab -n 2 --rate 1gbit --control "$temp/control" -- sh -c 'sleep 1000 & echo $! >"$temp/child.$RANK"; echo $$ >"$temp/rank.$RANK"; wait' \
     >"$temp/said" 2>&1 &
   launcher=$!
   for file in rank.0 rank.1 child.0 child.1; do
@@ -129,11 +154,13 @@ ended_by() {
   networks=$(readlink "/proc/$(cat "$temp/rank.0")/ns/net" "/proc/$(cat "$temp/rank.1")/ns/net")
   [ "$(echo "$networks" | sort -u | wc -l)" = 2 ]
   look >"$temp/during"
+  [ -p "$temp/control" ]
   kill "-$1" $launcher
   wait $launcher || true
   for file in rank.0 rank.1 child.0 child.1; do
     waits is_gone "$(cat "$temp/$file")"
   done
+  waits is_absent "$temp/control"
   look >"$temp/after"
   cmp "$temp/before" "$temp/during"
   cmp "$temp/before" "$temp/after"
@@ -183,6 +210,14 @@ mistakes_are_wrong_usage() {
   exits 2 "$pith" lab -n 2 --rate 0bit -- true
   exits 2 "$pith" lab -n 2 --rate 1gbit --per-host 0 -- true
   exits 2 "$pith" lab -n 2 --rate 1gbit --mtu 20 -- true
+}
+
+a_pipe_that_cannot_be_made_is_an_error() {
+  need_lab
+  echo kept >"$temp/file"
+  exits 1 "$pith" lab -n 2 --rate 1gbit --control "$temp/file" -- true
+  says err 'cannot make a named pipe'
+  grep -q kept "$temp/file"
 }
 
 # Two hosts of two ranks, and what each algorithm puts on their links.
@@ -238,7 +273,7 @@ hierarchical_sends_half_as_much_across_links() {
   is_half "$flat" $((sent - tall))
 }
 
-run_tests each_host_is_a_network_of_its_own links_have_their_rate_in_both_directions exit_codes_are_those_of_ranks \
+run_tests each_host_is_a_network_of_its_own links_have_their_rate_in_both_directions links_change_when_told_to exit_codes_are_those_of_ranks \
   several_labs_at_once nothing_is_left nothing_is_left_after_sigterm nothing_is_left_after_sigkill \
-  nothing_is_left_if_killed_halfway without_rights_it_says_what_to_do mistakes_are_wrong_usage \
+  nothing_is_left_if_killed_halfway without_rights_it_says_what_to_do mistakes_are_wrong_usage a_pipe_that_cannot_be_made_is_an_error \
   algorithms_are_right_across_links inside_hosts_and_across_links_specs_may_differ hierarchical_sends_half_as_much_across_links

@@ -177,6 +177,38 @@ TEST(a_link_that_changes_is_followed_within_500_steps) {
   destroy(&f);
 }
 
+/* Step times from before a change must not decide trials after it: whenever it comes, steps are soon as short as they can be. */
+TEST_WITHIN(a_change_at_any_step_before_a_plan_is_followed, 120) {
+  for (uint64_t before = 1; before < 40; before += 3) {
+    fleet f = make("auto");
+    f.bandwidth = 1e7;
+    f.codec = 3e-8;
+    take_steps(&f, 200);
+    take_steps(&f, pith_adapter_next_plan(f.a[0]) - before);
+    f.bandwidth = 1e5;
+    take_steps(&f, f.step + 200);
+    CHECK_MSG(seconds_of(&f) < 0.25 && !strstr(pith_adapter_reason(f.a[0], 0), "trial"), "changed %d steps before a plan: %s takes %g s", (int)before,
+              pith_adapter_reason(f.a[0], 0), seconds_of(&f));
+    destroy(&f);
+  }
+}
+
+/* A machine that is slower for a while, again and again, as others use it: nothing is to be gained by trying everything every time. */
+TEST(a_machine_that_is_never_calm_spends_few_steps_on_trials) {
+  fleet f = make("auto");
+  unsigned trials = 0;
+  uint32_t h = 1;
+  f.bandwidth = 1e6;
+  for (; f.step < 3000;) {
+    h = f.step % 70 ? h : h * 1664525u + 1013904223u;
+    f.compute = 0.1 + 0.1 * (double)(h >> 8) / (1 << 24);
+    take_step(&f);
+    trials += f.step > 300 && strstr(pith_adapter_reason(f.a[0], 0), "trial") != NULL;
+  }
+  CHECK_MSG(trials <= 550, "%u of 2700 steps are trials", trials);
+  destroy(&f);
+}
+
 /* The steps of 1000 that settled training spends with other specs than those it stays with. */
 TEST(trials_are_few_once_training_has_settled) {
   fleet f = make("auto");

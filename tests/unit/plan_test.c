@@ -76,6 +76,35 @@ TEST(a_plan_keeps_the_error_of_its_reference_with_fewer_bytes) {
   pith_profile_destroy(profile);
 }
 
+/* The least share of its uniform bytes that a layer has. */
+static double least_share(const pith_plan *plan, const pith_plan *uniform) {
+  double least = 1;
+  for (size_t l = 0; l < LAYERS; l++) {
+    pith_plan_layer mine, theirs;
+    CHECK_OK(pith_plan_layer_get(plan, l, &mine));
+    CHECK_OK(pith_plan_layer_get(uniform, l, &theirs));
+    least = fmin(least, mine.bytes / theirs.bytes);
+  }
+  return least;
+}
+
+TEST(no_layer_gets_less_than_its_floor) {
+  pith_profile *profile = profile_of(1);
+  pith_plan *free_ = make(profile, (pith_plan_request){.uniform = "q:4", .alpha = 4}), *uniform, *same, *plan;
+  CHECK_OK(pith_plan_uniform(profile, "q:4", &uniform));
+  CHECK_MSG(least_share(free_, uniform) < 0.7, "nothing to show: %g", least_share(free_, uniform));
+  plan = make(profile, (pith_plan_request){.uniform = "q:4", .alpha = 4, .floor = 0.7});
+  CHECK(least_share(plan, uniform) >= 0.7);
+  CHECK(info_of(plan).error <= info_of(plan).budget && info_of(plan).bytes >= info_of(free_).bytes);
+  same = make(profile, (pith_plan_request){.uniform = "q:4", .floor = 1});
+  CHECK(info_of(same).bytes == info_of(uniform).bytes);
+  pith_plan *refused;
+  CHECK_STATUS(pith_plan_make(profile, &(pith_plan_request){.size = sizeof(pith_plan_request), .uniform = "q:4", .floor = 2}, &refused),
+               PITH_ERR_ARGUMENT);
+  pith_plan_destroy(free_), pith_plan_destroy(uniform), pith_plan_destroy(same), pith_plan_destroy(plan);
+  pith_profile_destroy(profile);
+}
+
 TEST(all_families_together_are_no_worse_than_any) {
   pith_profile *profile = profile_of(1);
   static const char *const families[] = {"q", "topk", "powersgd,none", "q,topk", "none"};

@@ -89,6 +89,8 @@ class Adapting:
         self._debts: dict[int, Debt] = {}
         self._begun, self._last, self._ended = 0.0, 0.0, 0.0
         self._describe()
+        for index in self._places:  # those of the warm-up
+            states[index] = coder.state(layers[index])
 
     def _make(self) -> Adapter:
         layers = [(self._layers[i].name, self._layers[i].shape) for i in self._places]
