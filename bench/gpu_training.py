@@ -4,8 +4,8 @@
     bench/gpu_lab.sh 4 10gbit bench/gpu_training.py                         # ranks that share one GPU, each behind a link of its own
 
 All ways train the same model on the same data and take turns, a few steps each. The figure is the median time of a step on the slowest
-rank. Buffers are what Pith's own tensors take in a step at most, in % of the gradients' size; what it keeps between steps (residuals, factors) is
-listed beside them. With --loss STEPS, each way then trains from the same start for as
+rank. Buffers are what Pith's own tensors take in a step at most, in % of the gradients' size; kept is what stays between steps (residuals, factors);
+outside is what the device has less after the first step that torch does not know of, as the communicator of a second group of NCCL. With --loss STEPS, each way then trains from the same start for as
 many steps on a text, and the losses at the end are compared. Specs with "over pith" go by Pith's own transport, through pinned memory.
 """
 
@@ -122,7 +122,7 @@ class Way:
     def __init__(self, name: str, prepare, a: argparse.Namespace) -> None:
         self.name, self.times, self.loss, self.seconds = name, [], float("nan"), 0.0
         model = make_model(a)
-        self.parameters, self.memory, self.kept = sum(p.numel() for p in model.parameters()), 0, 0
+        self.parameters, self.memory, self.kept, self.outside = sum(p.numel() for p in model.parameters()), 0, 0, 0.0
         # All ranks have the same seed: there is nothing to send at the start.
         self.model = DistributedDataParallel(model, process_group=group_for(name), gradient_as_bucket_view=True, init_sync=False)
         self.compressor = prepare(self.model)
@@ -205,7 +205,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(dist.get_rank())
     window = torch.randint(SYMBOLS, (a.batch, a.context + 1), generator=generator).cuda()
     batch = window[:, :-1], window[:, 1:]
-    running = [Way(name, prepare, a) for name, prepare in chosen.items()]
+    running = [made(name, prepare, batch, a) for name, prepare in chosen.items()]
     for turn in range(a.rounds + 1):
         for way in running:
             way.run(batch, a.steps, timed=turn > 0)
@@ -224,9 +224,28 @@ def main() -> None:
     dist.destroy_process_group()
 
 
+def made(name: str, prepare, batch, a: argparse.Namespace) -> Way:
+    """A way after its first step, and what that took of the device's memory besides torch's own."""
+    before = outside()
+    way = Way(name, prepare, a)
+    way.run(batch, 1, timed=False)
+    way.outside = outside() - before
+    return way
+
+
+def outside() -> float:
+    """Bytes in use on the device that torch has not reserved, a rank's share of them."""
+    torch.cuda.synchronize()
+    dist.barrier()
+    free, total = torch.cuda.mem_get_info()
+    reserved = torch.tensor([float(torch.cuda.memory_reserved())], device="cuda")
+    dist.all_reduce(reserved)
+    return (total - free - reserved.item()) / dist.get_world_size()
+
+
 def train_afresh(old: Way, prepare, text: torch.Tensor, a: argparse.Namespace) -> Way:
     way = Way(old.name, prepare, a)
-    way.times, way.memory, way.kept = old.times, old.memory, old.kept
+    way.times, way.memory, way.kept, way.outside = old.times, old.memory, old.kept, old.outside
     begun = time.perf_counter()
     train(way, text, a)
     if dist.get_rank() == 0:
@@ -237,11 +256,11 @@ def train_afresh(old: Way, prepare, text: torch.Tensor, a: argparse.Namespace) -
 def report(running: list[Way], a: argparse.Namespace) -> None:
     base, gradients = running[0], 4 * running[0].parameters
     print(f"\r# {base.parameters / 1e6:.1f} million parameters, {dist.get_world_size()} ranks, {a.accumulate} × {a.batch} × {a.context} tokens on each")
-    print(f"{'way':<28}{'ms a step':>11}{'× NCCL fp32':>13}{'buffers':>9}{'kept':>9}{'loss':>9}{'× NCCL':>9}")
+    print(f"{'way':<28}{'ms a step':>11}{'× NCCL fp32':>13}{'buffers':>9}{'kept':>9}{'outside':>9}{'loss':>9}{'× NCCL':>9}")
     for way in running:
-        buffers, kept_ = (100 * size / gradients for size in (way.memory, way.kept))
+        buffers, kept_, more = (100 * size / gradients for size in (way.memory, way.kept, way.outside))
         print(
-            f"{way.name:<28}{1e3 * way.seconds:>11.1f}{base.seconds / way.seconds:>13.2f}{buffers:>8.1f}%{kept_:>8.1f}%"
+            f"{way.name:<28}{1e3 * way.seconds:>11.1f}{base.seconds / way.seconds:>13.2f}{buffers:>8.1f}%{kept_:>8.1f}%{more:>8.1f}%"
             f"{way.loss:>9.4f}{way.loss / base.loss:>9.4f}"
         )
     sys.stdout.flush()
