@@ -61,8 +61,9 @@ if(PITH_TESTS)
   add_executable(cuda_test tests/cuda/cuda_test.c tests/cuda/lowrank_test.c tests/cuda/mean_test.c tests/cuda/planning_test.c
                  tests/cuda/whole_test.c tests/test.c)
   add_executable(cuda_bench tests/cuda/cuda_bench.c)
-  add_executable(nccl_test tests/cuda/nccl_test.c) # one process for each rank: tests/cuda/run.sh FOLDER nccl
-  foreach(program cuda_test cuda_bench nccl_test)
+  add_executable(nccl_test tests/cuda/nccl_test.c) # one process for each rank: tests/cuda/run.sh FOLDER nccl device
+  add_executable(device_test tests/cuda/device_test.c)
+  foreach(program cuda_test cuda_bench nccl_test device_test)
     target_include_directories(${program} PRIVATE tests src)
     target_link_libraries(${program} PRIVATE pith_static)
     set_target_properties(${program} PROPERTIES ENABLE_EXPORTS ON RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})

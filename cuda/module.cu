@@ -1,6 +1,6 @@
 /*
  * The module's table: sorts the tasks it is given by kernel and launches each kernel once for up to BATCH_TASKS of them. Nothing
- * here waits, allocates or copies, but for the functions under "Memory".
+ * here waits, allocates or copies, but for the functions under "Memory" and "Events".
  */
 #include <stdio.h>
 
@@ -221,6 +221,53 @@ static int copy(void *to, const void *from, size_t size, char *text) {
   return error == cudaSuccess ? 0 : refuse(error, "memory could not be copied", text);
 }
 
+static int pin(size_t size, void **memory, char *text) {
+  cudaError_t error = cudaHostAlloc(memory, size ? size : 1, cudaHostAllocPortable);
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    *memory = nullptr;
+    return refuse(error, "no pinned memory", text);
+  }
+  return 0;
+}
+
+static void unpin(void *memory) {
+  cudaDeviceSynchronize();
+  cudaFreeHost(memory);
+}
+
+static int move(void *to, const void *from, size_t size, cudaMemcpyKind kind, void *stream, char *text) {
+  cudaError_t error = size ? cudaMemcpyAsync(to, from, size, kind, (cudaStream_t)stream) : cudaSuccess;
+  return error == cudaSuccess ? 0 : refuse(error, "a copy could not be enqueued", text);
+}
+
+static int to_host(void *to, const void *from, size_t size, void *stream, char *text) {
+  return move(to, from, size, cudaMemcpyDeviceToHost, stream, text);
+}
+
+static int to_device(void *to, const void *from, size_t size, void *stream, char *text) {
+  return move(to, from, size, cudaMemcpyHostToDevice, stream, text);
+}
+
+/* ---- Events ------------------------------------------------------------------------------------------------------------ */
+
+static int event_create(void **event, char *text) {
+  cudaError_t error = cudaEventCreateWithFlags((cudaEvent_t *)event, cudaEventDisableTiming);
+  return error == cudaSuccess ? 0 : refuse(error, "no event", text);
+}
+
+static void event_destroy(void *event) { cudaEventDestroy((cudaEvent_t)event); }
+
+static int event_record(void *event, void *stream, char *text) {
+  cudaError_t error = cudaEventRecord((cudaEvent_t)event, (cudaStream_t)stream);
+  return error == cudaSuccess ? 0 : refuse(error, "an event could not be enqueued", text);
+}
+
+static int event_wait(void *event, char *text) {
+  cudaError_t error = cudaEventSynchronize((cudaEvent_t)event);
+  return error == cudaSuccess ? 0 : refuse(error, "the device failed", text);
+}
+
 static int describe(char *text) {
   int device = 0;
   cudaDeviceProp properties;
@@ -239,6 +286,7 @@ static int describe(char *text) {
 static const pith_cuda_module module = {PITH_CUDA_ABI, describe,      encode,       decode,
                                         pith__sparse_space, sparse_encode, sparse_decode,
                                         pith__lowrank_space, lowrank, pith__errors_space, errors, magnitudes,
-                                        mean, current_device, allocate, release, copy};
+                                        mean, current_device, allocate, release, copy,
+                                        pin, unpin, to_host, to_device, event_create, event_destroy, event_record, event_wait};
 
 extern "C" __attribute__((visibility("default"))) const pith_cuda_module *pith_cuda_module_entry(void) { return &module; }

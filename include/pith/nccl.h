@@ -27,7 +27,7 @@
 #ifndef PITH_NCCL_H
 #define PITH_NCCL_H
 
-#include <pith/pith.h>
+#include <pith/device.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -35,12 +35,7 @@ extern "C" {
 
 typedef struct pith_nccl pith_nccl;
 
-typedef struct pith_nccl_layer {
-  const char *name; /* unique */
-  const size_t *shape;
-  size_t dimensions;
-  pith_dtype dtype; /* f32, f16 or bf16 */
-} pith_nccl_layer;
+typedef pith_device_layer pith_nccl_layer;
 
 /* Whether NCCL can be used: it is there, and new enough. The error says why not. `version` (optional): NCCL's own number, 22803 for 2.28.3. */
 PITH_API pith_status pith_nccl_probe(int *version);

@@ -167,7 +167,7 @@ PITH_FORMAT_ASSERT(sizeof(pith_gpu_mean) == 40, "both compilers lay out means al
 
 /* ---- The module -------------------------------------------------------------------------------------------------- */
 
-#define PITH_CUDA_ABI 3
+#define PITH_CUDA_ABI 4
 #define PITH_CUDA_ENTRY "pith_cuda_module_entry"
 
 /* Functions return 0, or another number and a sentence in `text` (256 bytes). They only enqueue. */
@@ -192,6 +192,15 @@ typedef struct pith_cuda_module {
   int (*allocate)(size_t size, void **memory, char *text); /* zeros */
   void (*release)(void *memory);
   int (*copy)(void *to, const void *from, size_t size, char *text); /* from anywhere to anywhere */
+  /* Pinned memory of the host, and copies between it and the device, which are enqueued; events tell how far a stream has come. */
+  int (*pin)(size_t size, void **memory, char *text);
+  void (*unpin)(void *memory); /* waits for the device */
+  int (*to_host)(void *to, const void *from, size_t size, void *stream, char *text);
+  int (*to_device)(void *to, const void *from, size_t size, void *stream, char *text);
+  int (*event_create)(void **event, char *text);
+  void (*event_destroy)(void *event);
+  int (*event_record)(void *event, void *stream, char *text);
+  int (*event_wait)(void *event, char *text); /* until the stream has come to where it was recorded */
 } pith_cuda_module;
 
 typedef const pith_cuda_module *(*pith_cuda_entry_fn)(void);

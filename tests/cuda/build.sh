@@ -19,8 +19,9 @@ export flags out arch
 nvcc -arch="$arch" -shared -o "$out/libpith_cuda.so" "$out"/o/*.cu.o
 rm -f "$out/libpith.a" # an archive, so that programs take what they use
 find "$out/o" -name '*.o' ! -name '*.cu.o' ! -name '*_test.o' ! -name '*_bench.o' ! -name test.o -exec ar rcs "$out/libpith.a" {} +
-tests=$(find "$out/o" -name '*_test.o' ! -name nccl_test.o)
+tests=$(find "$out/o" -name '*_test.o' ! -name nccl_test.o ! -name device_test.o)
 # shellcheck disable=SC2086
 gcc -rdynamic -o "$out/cuda_test" $tests "$out/o/test.o" "$out/libpith.a" -lm -ldl -lpthread
-gcc -rdynamic -o "$out/nccl_test" "$out/o/nccl_test.o" "$out/libpith.a" -lm -ldl -lpthread
-gcc -rdynamic -o "$out/cuda_bench" "$out/o/cuda_bench.o" "$out/libpith.a" -lm -ldl -lpthread
+for program in nccl_test device_test cuda_bench; do
+  gcc -rdynamic -o "$out/$program" "$out/o/$program.o" "$out/libpith.a" -lm -ldl -lpthread
+done

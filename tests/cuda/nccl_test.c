@@ -8,12 +8,8 @@
  * Ranks that share a GPU are taken for hosts by NCCL, which then talks TCP between them. Skipped with the reason where a GPU, the module or NCCL
  * is missing.
  */
-#include <stdarg.h>
-#include <time.h>
-#include <unistd.h>
-
-#include "gpu.h"
 #include "nccl_laws.h"
+#include "rank_program.h"
 
 /* ---- NCCL and ranks -------------------------------------------------------------------------------------------------------- */
 
@@ -31,14 +27,6 @@ typedef struct nccl_functions {
 enum { NCCL_FLOAT = 7, NCCL_SUM = 0 };
 
 static nccl_functions nccl;
-static pith_comm *host;
-static law_world here;
-static int passed;
-
-static int rank_of(const char *name, int otherwise) {
-  const char *text = getenv(name);
-  return text ? atoi(text) : otherwise;
-}
 
 static const char *nccl_open(void) {
   void *library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_GLOBAL);
@@ -50,70 +38,6 @@ static const char *nccl_open(void) {
   return found ? (pith_nccl_probe(NULL) == PITH_OK ? NULL : pith_error()) : "this NCCL is too old";
 }
 
-/* ---- What test.h asks of a program -------------------------------------------------------------------------------------------- */
-
-void test_count_check(void) {}
-
-void test_fail(const char *file, int line, const char *format, ...) {
-  va_list list;
-  va_start(list, format);
-  fprintf(stderr, "FAIL on rank %d, after %d laws: %s:%d: ", here.rank, passed, file, line);
-  vfprintf(stderr, format, list);
-  fprintf(stderr, "\n");
-  va_end(list);
-  _exit(1);
-}
-
-/* ---- The device ------------------------------------------------------------------------------------------------------------------ */
-
-static void *take(size_t size) { return gpu_memory(size); }
-
-/* The stream knows nothing of copies: everything is waited for before and after. */
-static void put(void *to, const void *from, size_t size) {
-  GPU_CHECK(gpu.wait());
-  if (size) {
-    gpu_put(to, from, size);
-  }
-  GPU_CHECK(gpu.wait());
-}
-
-static void get(void *to, const void *from, size_t size) {
-  GPU_CHECK(gpu.wait());
-  if (size) {
-    gpu_get(to, from, size);
-  }
-}
-
-static int same(const law_world *w, uint64_t number) {
-  uint64_t all[LAW_RANKS];
-  CHECK_OK(pith_all_gather(host, (pith_cspan){&number, 1, PITH_I64}, (pith_span){all, (size_t)w->ranks, PITH_I64}, NULL, NULL, NULL));
-  int equal = 1;
-  for (int p = 0; p < w->ranks; p++) {
-    equal = equal && all[p] == number;
-  }
-  return equal;
-}
-
-static const law_memory law_device = {take, gpu_free, put, get, same};
-
-/* A device of our own, as far as there are enough; those who share one need names of their own for NCCL. */
-static void choose_device(int local, int locals) {
-  int (*count_of)(int *);
-  int count = 1, device;
-  void *context;
-  char name[32];
-  if (gpu_symbol(dlopen("libcuda.so.1", RTLD_NOW), "cuDeviceGetCount", &count_of)) {
-    GPU_CHECK(count_of(&count));
-  }
-  GPU_CHECK(gpu.device(&device, local % count));
-  GPU_CHECK(gpu.retain(&context, device));
-  GPU_CHECK(gpu.current(context));
-  if (locals > count) {
-    snprintf(name, sizeof name, "rank%d", here.rank);
-    setenv("NCCL_HOSTID", name, 0);
-  }
-}
-
 static void join_ranks(void) {
   nccl_id id = {{0}};
   if (here.rank == 0) {
@@ -122,12 +46,9 @@ static void join_ranks(void) {
   CHECK_OK(pith_broadcast(host, (pith_span){&id, sizeof id, PITH_U8}, 0, NULL, NULL));
   int result = nccl.init(&here.comm, here.ranks, id, here.rank);
   CHECK_MSG(result == 0, "ncclCommInitRank gives %d; NCCL_DEBUG=WARN says why", result);
-  GPU_CHECK(gpu.stream_create(&here.stream, 1));
 }
 
 /* ---- Graphs ------------------------------------------------------------------------------------------------------------------------ */
-
-#define MIXED "*.bias=q:8;embed*=ef/topk:0.01;fc*=ef/q:4,round=stochastic;head*=ef/powersgd:2;small*=powersgd:16;*=q:4"
 
 /* Graphs go before the comm: ncclCommDestroy() waits until nobody refers to it. */
 static void drop_graph(void *graph, void *program) {
@@ -195,179 +116,39 @@ static void law_graph(const law_world *w) {
   law_give(&set);
 }
 
-/* ---- All laws ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- The program ---------------------------------------------------------------------------------------------------------------------- */
 
-static void tell(const char *name, const char *more) {
-  passed++;
-  if (here.rank == 0) {
-    printf("ok   %s%s%s\n", name, *more ? ": " : "", more);
-    fflush(stdout);
-  }
-}
-
-static void run_laws(void) {
-  static const struct {
-    const char *rules;
-    pith_dtype dtype;
-  } list[] = {{"none", PITH_F32},
-              {"bf16", PITH_F32},
-              {"q:4", PITH_F32},
-              {"q:4", PITH_BF16},
-              {"*=q:3,bucket=64", PITH_F16},
-              {"q:4,round=stochastic", PITH_F32},
-              {"signsgd", PITH_F32},
-              {"*=signsgd", PITH_BF16},
-              {"terngrad", PITH_F32},
-              {"qsgd", PITH_F32},
-              {"natural", PITH_F32},
-              {"hadamard/q:4", PITH_F32},
-              {"ef/q:4", PITH_F32},
-              {"ef/q:2", PITH_F16},
-              {"ef/hadamard/q:4", PITH_F32},
-              {"signum:0.9", PITH_F32},
-              {"efsignsgd", PITH_F32},
-              {"onebit", PITH_F32},
-              {"topk:0.05", PITH_F32},
-              {"*=ef/topk:0.02", PITH_F32},
-              {"ef/topk:0.1,values=fp16", PITH_BF16},
-              {"ef/topk:0.05,values=q8", PITH_F32},
-              {"dgc:0.05", PITH_F32},
-              {"randomk:0.1", PITH_F32},
-              {"adaptive:0.02", PITH_F32},
-              {"powersgd:2", PITH_F32},
-              {"ef/powersgd:4", PITH_F32},
-              {MIXED, PITH_F32}};
-  for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
-    char text[200];
-    snprintf(text, sizeof text, "%s of %s", list[i].rules, pith_dtype_name(list[i].dtype));
-    law_means(&here, list[i].rules, list[i].dtype);
-    tell("means are those of the CPU", text);
-  }
-  law_checkpoints(&here, "embed*=ef/topk:0.01;fc*=ef/q:4;head*=ef/powersgd:2;*=q:8");
-  tell("a checkpoint goes on where it was made", "");
-  law_scaling(&here, "embed*=ef/topk:0.01;fc*=ef/q:4;*=none");
-  tell("what is kept can be scaled", "");
-  law_refusals(&here);
-  tell("mistakes are refused before anything travels", "");
-  law_disagreement(&here);
-  tell("ranks that disagree are named", "");
+static void run_own_laws(void) {
+  law_rooms(&here);
+  tell("payloads that may be large are refused", "");
   law_graph(&here);
   tell("a graph repeats the call", "");
 }
 
-/* ---- Times ---------------------------------------------------------------------------------------------------------------------------- */
-
-enum { ROUNDS = 15, SIDE = 4096, VALUES = SIDE * SIDE };
-
-typedef struct contender {
-  const char *spec; /* NULL: NCCL's own sum of f32 */
-  pith_nccl *nccl;
-  double time[ROUNDS], enqueue[ROUNDS];
-} contender;
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+static void sum_by_nccl(void *gradient) {
+  CHECK_EQ(nccl.all_reduce(gradient, gradient, VALUES, NCCL_FLOAT, NCCL_SUM, here.comm, here.stream), 0);
 }
 
-static int before(const void *a, const void *b) { return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b); }
-
-static double median(double *times) {
-  qsort(times, ROUNDS, sizeof *times, before);
-  return times[ROUNDS / 2];
-}
-
-static void time_once(contender *c, void *gradient, const void *source, uint64_t round, double *time, double *enqueue) {
-  GPU_CHECK(gpu.copy((gpu_address)(uintptr_t)gradient, (gpu_address)(uintptr_t)source, sizeof(float) * VALUES, here.stream));
-  GPU_CHECK(gpu.wait());
-  CHECK_OK(pith_barrier(host, NULL));
-  double start = now();
-  if (c->spec) {
-    CHECK_OK(pith_nccl_allreduce(c->nccl, &gradient, round, here.stream));
-  } else {
-    CHECK_EQ(nccl.all_reduce(gradient, gradient, VALUES, NCCL_FLOAT, NCCL_SUM, here.comm, here.stream), 0);
-  }
-  *enqueue = now() - start;
-  GPU_CHECK(gpu.wait());
-  *time = now() - start;
-}
-
-static void print_times(contender *list, size_t count) {
-  double plain = 0;
-  printf("\n64 MiB of f32, %d ranks, median of %d\n%-24s %10s %10s %12s %8s\n", here.ranks, ROUNDS, "spec", "ms", "enqueue ms", "sent MiB", "speed");
-  for (size_t i = 0; i < count; i++) {
-    size_t sent = list[i].spec ? pith_nccl_sent(list[i].nccl) : 2 * sizeof(float) * VALUES * (size_t)(here.ranks - 1) / (size_t)here.ranks;
-    double time = median(list[i].time);
-    plain = i ? plain : time;
-    printf("%-24s %10.3f %10.3f %12.2f %7.2fx\n", list[i].spec ? list[i].spec : "ncclAllReduce, f32", 1e3 * time, 1e3 * median(list[i].enqueue),
-           (double)sent / (1 << 20), plain / time);
-  }
-}
-
-static void run_bench(void) {
+static void measure(void) {
   contender list[] = {{.spec = NULL},     {.spec = "bf16"},         {.spec = "q:8"},           {.spec = "q:4"},
                       {.spec = "ef/q:4"}, {.spec = "ef/topk:0.01"}, {.spec = "ef/powersgd:4"}};
-  size_t count = sizeof list / sizeof *list;
-  pith_nccl_layer layer = {"weight", (size_t[]){SIDE, SIDE}, 2, PITH_F32};
-  void *gradient = gpu_memory(sizeof(float) * VALUES), *source = gpu_memory(sizeof(float) * VALUES);
-  float *x = malloc(sizeof(float) * VALUES);
-  for (size_t i = 0; i < VALUES; i++) { /* a sum of uniform numbers is near a normal one */
-    uint64_t bits = pith__mix64((uint64_t)here.rank << 32 ^ i);
-    x[i] = (float)((double)(bits & 0xffff) + (double)(bits >> 16 & 0xffff) + (double)(bits >> 32 & 0xffff) + (double)(bits >> 48) - 131070) * 1e-6f;
-  }
-  put(source, x, sizeof(float) * VALUES);
-  free(x);
-  for (size_t i = 0; i < count; i++) {
-    if (list[i].spec) {
-      CHECK_OK(pith_nccl_create(here.comm, &layer, 1, list[i].spec, 1, &list[i].nccl));
-    }
-  }
-  for (uint64_t round = 0; round < ROUNDS + 3; round++) { /* three to warm up */
-    for (size_t i = 0; i < count; i++) {
-      size_t at = round < 3 ? 0 : (size_t)round - 3;
-      time_once(&list[i], gradient, source, round, &list[i].time[at], &list[i].enqueue[at]);
-    }
-  }
-  if (here.rank == 0) {
-    print_times(list, count);
-  }
-  for (size_t i = 0; i < count; i++) {
-    pith_nccl_destroy(list[i].nccl);
-  }
-  gpu_free(gradient);
-  gpu_free(source);
+  plain_sum = sum_by_nccl;
+  plain_name = "ncclAllReduce, f32";
+  run_bench(list, sizeof list / sizeof *list);
 }
 
-/* ---- The program ---------------------------------------------------------------------------------------------------------------------- */
-
 int main(int argc, char **argv) {
-  pith_config config = PITH_CONFIG_INIT;
-  config.rank = rank_of("RANK", 0);
-  config.ranks = rank_of("WORLD_SIZE", 1);
-  here.rank = config.rank;
-  here.ranks = config.ranks;
-  const char *why = gpu_open();
-  why = why ? why : nccl_open();
-  if (why) {
-    if (here.rank == 0) {
-      printf("skip nccl_test: %s\n0 passed, 0 failed, 1 skipped\n", why);
-    }
+  if (!program_start("nccl_test", nccl_open)) {
     return 0;
   }
-  CHECK_MSG(here.ranks <= LAW_RANKS, "%d ranks are too many for this test; %d are not", here.ranks, LAW_RANKS);
-  choose_device(rank_of("LOCAL_RANK", here.rank), rank_of("LOCAL_WORLD_SIZE", here.ranks));
-  CHECK_OK(pith_comm_create(&config, &host));
   join_ranks();
   run_laws();
+  run_own_laws();
   if (argc > 1 && strcmp(argv[1], "bench") == 0) {
-    run_bench();
+    measure();
   }
   CHECK_OK(pith_barrier(host, NULL));
   nccl.destroy(here.comm);
-  pith_comm_destroy(host);
-  if (here.rank == 0) {
-    printf("%d passed, 0 failed, 0 skipped\n", passed);
-  }
+  program_end();
   return 0;
 }

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Everything about CUDA in one command, on a machine with a GPU: builds, compares with the CPU, measures, and looks for bad memory
 # accesses and races.
-#   tests/cuda/run.sh FOLDER [test|bench|check|nccl|nccl-bench]…     the first three by default
-# RANKS says how many ranks the last two have (4); they share GPUs if there are fewer.
+#   tests/cuda/run.sh FOLDER [test|bench|check|nccl|nccl-bench|device|device-bench]…     the first three by default
+# RANKS says how many ranks the last four have (4); they share GPUs if there are fewer. The last two go over shared memory and over TCP.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 out=$1
@@ -22,11 +22,13 @@ find_nccl() {
   python3 -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0] + "/lib")' 2>/dev/null || true
 }
 
-on_ranks() { # [bench]
+on_ranks() { # program [bench]
+  program=$1
+  shift
   ranks=${RANKS:-4} pids='' rank=0
   while [ $rank -lt "$ranks" ]; do
     RANK=$rank WORLD_SIZE=$ranks LOCAL_RANK=$rank LOCAL_WORLD_SIZE=$ranks LD_LIBRARY_PATH="${LD_LIBRARY_PATH:-}:$(find_nccl)" \
-      timeout 400 "$out/nccl_test" "$@" &
+      timeout 400 "$out/$program" "$@" &
     pids="$pids $!" rank=$((rank + 1))
   done
   for pid in $pids; do
@@ -34,12 +36,20 @@ on_ranks() { # [bench]
   done
 }
 
+on_comms() { # [bench]
+  for transport in shm tcp; do
+    echo "over $transport" && (export PITH_TRANSPORT=$transport && on_ranks device_test "$@") || return 1
+  done
+}
+
 for what in "$@"; do
   case $what in
     test) "$out/cuda_test" || failed=1 ;;
     bench) "$out/cuda_bench" || failed=1 ;;
-    nccl) on_ranks || failed=1 ;;
-    nccl-bench) on_ranks bench || failed=1 ;;
+    nccl) on_ranks nccl_test || failed=1 ;;
+    nccl-bench) on_ranks nccl_test bench || failed=1 ;;
+    device) on_comms || failed=1 ;;
+    device-bench) on_comms bench || failed=1 ;;
     check)
       sanitize memcheck || failed=1
       sanitize racecheck 'one_round*' 'many_layers*' 'payloads*' 'low_rank_repeats*' 'errors*' 'magnitudes*' || failed=1

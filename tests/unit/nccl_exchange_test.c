@@ -4,6 +4,7 @@
  * laws for the real thing.
  */
 #include "cuda/fake/fake_nccl.h"
+#include "cuda/fake/means_tests.h"
 #include "cuda/nccl_laws.h"
 
 enum { MOST = 4 };
@@ -75,35 +76,6 @@ static void check_means(const char *text) {
   }
 }
 
-TEST(block_codecs_have_the_bits_of_buckets) {
-  check_means("none");
-  check_means("bf16");
-  check_means("*=q:4");
-  check_means("*.weight=q:3,bucket=64;*=q:8");
-}
-
-TEST(votes_go_to_the_majority_and_ties_in_turn) { check_means("signsgd"); }
-
-TEST(memories_go_on_from_step_to_step) {
-  check_means("ef/q:4");
-  check_means("*=ef/q:2,bucket=128");
-  check_means("signum:0.9");
-  check_means("efsignsgd");
-}
-
-TEST(sparse_payloads_are_added_in_rank_order) {
-  check_means("topk:0.05");
-  check_means("*=ef/topk:0.02;");
-  check_means("ef/topk:0.1,values=fp16");
-}
-
-TEST(low_rank_agrees_within_rounding) {
-  check_means("powersgd:2");
-  check_means("ef/powersgd:4");
-}
-
-TEST(all_ways_go_together) { check_means("*.bias=q:8;embed*=ef/topk:0.01;fc*=ef/q:4;head*=ef/powersgd:2;small*=powersgd:16;*=bf16"); }
-
 /* ---- The rest ---------------------------------------------------------------------------------------------------------- */
 
 static void checkpoints(const law_world *w) { law_checkpoints(w, "embed*=ef/topk:0.01;fc*=ef/q:4;head*=ef/powersgd:2;*=q:8"); }
@@ -112,7 +84,7 @@ TEST(a_checkpoint_goes_on_where_it_was_made) { on_ranks(3, checkpoints); }
 static void scaling(const law_world *w) { law_scaling(w, "embed*=ef/topk:0.01;fc*=ef/q:4;*=none"); }
 TEST(what_is_kept_can_be_scaled) { on_ranks(2, scaling); }
 
-static void refusals(const law_world *w) { law_refusals(w); }
+static void refusals(const law_world *w) { law_refusals(w), law_rooms(w); }
 TEST(mistakes_are_refused_before_anything_travels) { on_ranks(2, refusals); }
 
 static void disagreement(const law_world *w) { law_disagreement(w); }
@@ -194,7 +166,7 @@ static void other_device(const law_world *w) {
   pith_nccl *nccl;
   comm.device = 5;
   CHECK_STATUS(pith_nccl_create(&comm, NULL, 0, "q:4", 0, &nccl), PITH_ERR_ARGUMENT);
-  CHECK_ERROR_SAYS("the comm is of device 5, and the calling thread's current device is 0");
+  CHECK_ERROR_SAYS("the object is of device 5, and the calling thread's current device is 0");
 }
 TEST(a_comm_of_another_device_is_refused) { on_ranks(1, other_device); }
 

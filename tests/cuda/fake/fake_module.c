@@ -1,6 +1,6 @@
 /*
  * A CUDA module for tests without a GPU: device memory is main memory, and tasks are done by the CPU before the call returns. It has the block codecs
- * without random numbers, exact topk, ef and momentum, and powersgd in rounds: enough to try what is built on the module, not the kernels.
+ * without random numbers, exact topk, threshold, ef and momentum, and powersgd in rounds: enough to try what is built on the module, not the kernels.
  * Functions of the library are those of the program that opens it.
  */
 #include <math.h>
@@ -136,6 +136,11 @@ static size_t space(const pith_gpu_sparse *task) { return (void)task, SPACE; }
 
 static int sparse_spec(const pith_gpu_sparse *t, char *spec) {
   static const char *const codings[] = {"fp32", "fp16", "bf16", "q8"};
+  float cut;
+  memcpy(&cut, &t->cut, sizeof cut);
+  if (t->kind == PITH_WIRE_THRESHOLD) {
+    return snprintf(spec, TEXT, "threshold:%.9g,values=%s", (double)cut, codings[t->coding]);
+  }
   int fits = t->kind == PITH_WIRE_TOPK && t->select != PITH_GPU_SELECT_SAMPLED && t->keeps != PITH_GPU_KEEP_UNSENT;
   double ratio = t->n ? ((double)t->k - 0.5) / (double)t->n : 1;
   return fits ? snprintf(spec, TEXT, "topk:%.9g,values=%s", ratio, codings[t->coding]) : 0;
@@ -325,6 +330,65 @@ static int allocate(size_t size, void **memory, char *text) {
 
 static int copy(void *to, const void *from, size_t size, char *text) { return (void)text, memcpy(to, from, size), 0; }
 
+/* ---- Pinned memory -------------------------------------------------------------------------------------------------- */
+
+/* What goes to the host arrives when an event behind it has been waited for, and not before; until then other bytes are there. */
+typedef struct delayed {
+  void *to, *bytes;
+  size_t size;
+  uint64_t turn;
+  struct delayed *next;
+} delayed;
+
+static _Thread_local delayed *under_way;
+static _Thread_local uint64_t turns;
+
+static int pin(size_t size, void **memory, char *text) { return allocate(size, memory, text); }
+
+static int to_host(void *to, const void *from, size_t size, void *stream, char *text) {
+  delayed *d = malloc(sizeof *d), **end = &under_way;
+  (void)stream, (void)text;
+  *d = (delayed){to, malloc(size + 1), size, ++turns, NULL};
+  memcpy(d->bytes, from, size);
+  memset(to, 0xee, size);
+  while (*end) {
+    end = &(*end)->next;
+  }
+  *end = d;
+  return 0;
+}
+
+static int to_device(void *to, const void *from, size_t size, void *stream, char *text) {
+  return (void)stream, copy(to, from, size, text);
+}
+
+static int event_create(void **event, char *text) { return (void)text, *event = calloc(1, sizeof(uint64_t)), 0; }
+
+/* PITH_FAKE_FAULT: this event of a thread, counted from one, cannot be recorded. */
+static int event_record(void *event, void *stream, char *text) {
+  static _Thread_local uint64_t count;
+  const char *fault = getenv("PITH_FAKE_FAULT");
+  (void)stream;
+  if (fault && ++count == strtoull(fault, NULL, 10)) {
+    return refuse(text, "a made-up error");
+  }
+  return *(uint64_t *)event = turns, 0;
+}
+
+static int event_wait(void *event, char *text) {
+  (void)text;
+  while (under_way && under_way->turn <= *(uint64_t *)event) {
+    delayed *d = under_way;
+    memcpy(d->to, d->bytes, d->size);
+    under_way = d->next;
+    free(d->bytes);
+    free(d);
+  }
+  return 0;
+}
+
+/* ---- What it does not have ---------------------------------------------------------------------------------------------- */
+
 static size_t errors_space(const pith_gpu_task *tasks, size_t count) { return (void)tasks, (void)count, 0; }
 
 static int errors(const pith_gpu_task *tasks, size_t count, double *sums, void *memory, void *stream, char *text) {
@@ -355,6 +419,14 @@ static const pith_cuda_module module = {
     .allocate = allocate,
     .release = free,
     .copy = copy,
+    .pin = pin,
+    .unpin = free,
+    .to_host = to_host,
+    .to_device = to_device,
+    .event_create = event_create,
+    .event_destroy = free,
+    .event_record = event_record,
+    .event_wait = event_wait,
 };
 
 __attribute__((visibility("default"))) const pith_cuda_module *pith_cuda_module_entry(void);

@@ -1,13 +1,12 @@
-/* Checkpoints of an allreduce over NCCL: a head, and what the rank keeps as it lies on the device. */
+/* Checkpoints of an allreduce on a device: a head, and what the rank keeps as it lies there. */
 #include <string.h>
 
 #include "base/hash.h"
 #include "codec/codec.h"
-#include "engine/nccl.h"
+#include "engine/device.h"
 
 #define MAGIC 0x434e4850u /* "PHNC" */
 #define VERSION 1
-#define TEXT 256
 
 typedef struct head {
   uint32_t magic, version;
@@ -15,38 +14,38 @@ typedef struct head {
   uint64_t size, checksum; /* of what follows */
 } head;
 
-size_t pith_nccl_size(const pith_nccl *o) { return o ? sizeof(head) + o->kept_size : 0; }
+size_t pith__device_size(const pith_device_core *o) { return o ? sizeof(head) + o->kept_size : 0; }
 
-pith_status pith_nccl_save(const pith_nccl *o, pith_out *out) {
-  char text[TEXT];
-  PITH_REQUIRE(o && out && out->data, PITH_ERR_ARGUMENT, "pith_nccl_save: nccl and out must not be NULL");
-  size_t size = pith_nccl_size(o);
+pith_status pith__device_save(const pith_device_core *o, pith_out *out) {
+  char text[PITH_DEVICE_TEXT];
+  PITH_REQUIRE(o && out && out->data, PITH_ERR_ARGUMENT, "saving: the object and out must not be NULL");
+  size_t size = pith__device_size(o);
   PITH_REQUIRE(out->capacity >= size, PITH_ERR_BUFFER, "the checkpoint takes %zu bytes, the buffer has %zu", size, out->capacity);
   uint8_t *kept = (uint8_t *)out->data + sizeof(head);
   PITH_REQUIRE(o->kept_size == 0 || !o->gpu->copy(kept, o->memory, o->kept_size, text), PITH_ERR_SYSTEM, "CUDA: %s", text);
-  head h = {MAGIC, VERSION, o->summary, (uint64_t)o->link.rank, (uint64_t)o->link.ranks, o->kept_size, pith__hash64(kept, o->kept_size, 0)};
+  head h = {MAGIC, VERSION, o->summary, (uint64_t)o->rank, (uint64_t)o->ranks, o->kept_size, pith__hash64(kept, o->kept_size, 0)};
   memcpy(out->data, &h, sizeof h);
   out->size = size;
   return PITH_OK;
 }
 
-static pith_status check(const pith_nccl *o, pith_bytes bytes) {
+static pith_status check(const pith_device_core *o, pith_bytes bytes) {
   head h;
   PITH_REQUIRE(bytes.size >= sizeof h, PITH_ERR_CORRUPT, "the checkpoint ends within its head");
   memcpy(&h, bytes.data, sizeof h);
-  PITH_REQUIRE(h.magic == MAGIC && h.version == VERSION, PITH_ERR_CORRUPT, "these bytes are no checkpoint of an allreduce over NCCL");
-  PITH_REQUIRE(h.rank == (uint64_t)o->link.rank && h.ranks == (uint64_t)o->link.ranks, PITH_ERR_STATE,
+  PITH_REQUIRE(h.magic == MAGIC && h.version == VERSION, PITH_ERR_CORRUPT, "these bytes are no checkpoint of an allreduce on a device");
+  PITH_REQUIRE(h.rank == (uint64_t)o->rank && h.ranks == (uint64_t)o->ranks, PITH_ERR_STATE,
                "the checkpoint is of rank %llu of %llu, and this is rank %d of %d", (unsigned long long)h.rank, (unsigned long long)h.ranks,
-               o->link.rank, o->link.ranks);
+               o->rank, o->ranks);
   PITH_REQUIRE(h.summary == o->summary && h.size == o->kept_size, PITH_ERR_STATE, "the checkpoint is of other layers, specs or another seed");
   PITH_REQUIRE(bytes.size == sizeof h + h.size && h.checksum == pith__hash64((const uint8_t *)bytes.data + sizeof h, h.size, 0),
                PITH_ERR_CORRUPT, "the checkpoint is damaged");
   return PITH_OK;
 }
 
-pith_status pith_nccl_load(pith_nccl *o, pith_bytes bytes) {
-  char text[TEXT];
-  PITH_REQUIRE(o && bytes.data, PITH_ERR_ARGUMENT, "pith_nccl_load: nccl and bytes must not be NULL");
+pith_status pith__device_load(pith_device_core *o, pith_bytes bytes) {
+  char text[PITH_DEVICE_TEXT];
+  PITH_REQUIRE(o && bytes.data, PITH_ERR_ARGUMENT, "loading: the object and bytes must not be NULL");
   PITH_TRY(check(o, bytes));
   PITH_REQUIRE(o->kept_size == 0 || !o->gpu->copy(o->memory, (const uint8_t *)bytes.data + sizeof(head), o->kept_size, text), PITH_ERR_SYSTEM,
                "CUDA: %s", text);
