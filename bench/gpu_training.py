@@ -171,9 +171,16 @@ def slowest(seconds: float) -> float:
 
 
 def train(way: Way, text: torch.Tensor, a: argparse.Namespace) -> None:
-    """From the start, on a text; the mean loss of the last tenth of the steps, over ranks."""
+    """From the start, on a text; the mean loss of the last tenth of the steps, over ranks. The rate rises for a tenth of the steps and then falls to
+    nothing: with a constant one, when a run leaves the first plateau is a matter of luck, and losses differ by more than methods do."""
     source = gpt.batches(text, a.batch, a.context, torch.Generator().manual_seed(dist.get_rank()))
-    losses = [way.step((x.cuda(), y.cuda())) for _, (x, y) in zip(range(a.loss), source, strict=False)]
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        way.optimizer, lambda step: min((step + 1) / (0.1 * a.loss), (a.loss - step) / (0.9 * a.loss))
+    )
+    losses = []
+    for _, (x, y) in zip(range(a.loss), source, strict=False):
+        losses.append(way.step((x.cuda(), y.cuda())))
+        schedule.step()
     mean = torch.stack(losses[-max(1, a.loss // 10) :]).mean()
     dist.all_reduce(mean, op=dist.ReduceOp.AVG)
     way.loss = mean.item()

@@ -67,11 +67,11 @@ INLINE float natural_value(uint32_t byte, int top) {
 
 /* ---- Trits -------------------------------------------------------------------------------------------------------------- */
 
-/* 0, 1 or 2. What round_random() would give, plus 1, kept within these: t lies in −1 … 1 but for rounding, so that one of the two
- * comparisons is that with t − ⌊t⌋, and the other tells the sign. */
+/* 0, 1 or 2. (Without ⌊t⌋, by comparing with t and t + 1, it takes a few percent longer on an H200.) */
 INLINE float draw_trit(float x, float clip, float inverse, uint32_t noise, uint32_t k1) {
-  float t = fminf(fmaxf(x, -clip), clip) * inverse, u = unit_of(rng_from(noise, k1));
-  return (u < t + 1.0f ? 1.0f : 0.0f) + (u < t ? 1.0f : 0.0f);
+  float clipped = fminf(fmaxf(x, -clip), clip);
+  float trit = round_random(clipped * inverse, noise, k1) + 1.0f;
+  return fminf(fmaxf(trit, 0.0f), 2.0f);
 }
 
 /* ---- The 8-bit dynamic tree: tables as in src/kernel/body_small.h ------------------------------------------------------- */

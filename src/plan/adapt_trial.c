@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "plan/adapt.h"
 
-enum { FIRST_MOST = 4, LATER_MOST = 2, FINALISTS = 3, FINALS = 2 };
+enum { FIRST_MOST = 4, LATER_MOST = 2, FINALISTS = 5, FIRST_FINALS = 4, LATER_FINALS = 2 };
 #define NEVER 2.0   /* times slower than the best, by prediction: not tried */
 #define FAMILY 1.6  /* one of every family that is predicted within this */
 #define NEAR 1.1    /* the best are tried again, in turns, if they are within this */
@@ -187,10 +187,13 @@ static size_t rank_of(const pith_adapter *a, size_t slot) {
   return faster;
 }
 
+/* Steps of near rivals are hardly lost, and at first much depends on the choice. */
+static uint32_t finals_of(const pith_adapter *a) { return a->s.wide ? FIRST_FINALS : LATER_FINALS; }
+
 /* Those that are near to the best are tried again, in turns: a machine that is slow for a while is slow for all of them. */
 static int is_close(pith_adapter *a) {
   double limit = NEAR * a->s.time[fastest(a, PITH_PLANS)];
-  if (a->s.finals == FINALS) {
+  if (a->s.finals >= finals_of(a)) {
     return 0;
   }
   a->s.finals++;
@@ -232,7 +235,7 @@ void pith__trial_begin(pith_adapter *a) {
     note(a, a->s.slot, a->s.measures.seconds > 0 ? a->s.measures.seconds : UNKNOWN);
   }
   a->s.trying = a->s.tries > 0;
-  a->s.finals = a->s.trying ? 0 : FINALS;
+  a->s.finals = a->s.trying ? 0 : finals_of(a);
   pith__trial_next(a);
 }
 
