@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "plan/adapt.h"
 
-enum { FIRST_MOST = 4, LATER_MOST = 2, FINALISTS = 5, FIRST_FINALS = 4, LATER_FINALS = 2 };
+enum { FIRST_MOST = 4, LATER_MOST = 2, FIRST_FINALISTS = 5, LATER_FINALISTS = 3, FIRST_FINALS = 4, LATER_FINALS = 2 };
 #define NEVER 2.0   /* times slower than the best, by prediction: not tried */
 #define FAMILY 1.6  /* one of every family that is predicted within this */
 #define NEAR 1.1    /* the best are tried again, in turns, if they are within this */
@@ -187,8 +187,10 @@ static size_t rank_of(const pith_adapter *a, size_t slot) {
   return faster;
 }
 
-/* Steps of near rivals are hardly lost, and at first much depends on the choice. */
-static uint32_t finals_of(const pith_adapter *a) { return a->s.wide ? FIRST_FINALS : LATER_FINALS; }
+/* The first trials of all: steps of near rivals are hardly lost, and much depends on the choice. */
+static int is_first(const pith_adapter *a) { return a->s.wide && !a->s.alarmed; }
+
+static uint32_t finals_of(const pith_adapter *a) { return is_first(a) ? FIRST_FINALS : LATER_FINALS; }
 
 /* Those that are near to the best are tried again, in turns: a machine that is slow for a while is slow for all of them. */
 static int is_close(pith_adapter *a) {
@@ -199,7 +201,7 @@ static int is_close(pith_adapter *a) {
   a->s.finals++;
   a->s.tried = a->s.tries = 0;
   for (size_t i = 0; i < PITH_PLANS; i++) {
-    if (a->s.time[i] > 0 && a->s.time[i] <= limit && rank_of(a, i) < FINALISTS) {
+    if (a->s.time[i] > 0 && a->s.time[i] <= limit && rank_of(a, i) < (is_first(a) ? FIRST_FINALISTS : LATER_FINALISTS)) {
       a->s.order[a->s.tries++] = (uint32_t)i;
     }
   }
