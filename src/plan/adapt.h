@@ -37,8 +37,8 @@ pith_status pith__adapt_candidates(const pith_adapt_options *options, char *text
 
 /* ---- Plans ------------------------------------------------------------------------------------------------------- */
 
-/* The candidates of auto. The other kinds have one plan, in the first place. */
-enum { PITH_PLANS = 11, PITH_CODEC_KINDS = 5, PITH_TRIED_MOST = 8, PITH_TRIALS_MOST = 5 };
+/* The candidates of auto, the first of them with one spec for all layers. The other kinds have one plan, in the first place. */
+enum { PITH_PLANS = 11, PITH_UNIFORM = 6, PITH_CODEC_KINDS = 5, PITH_TRIED_MOST = 8, PITH_TRIALS_MOST = 5 };
 
 /* Its name for people, its family (those of one number are variants of one another). */
 const char *pith__plan_slot_name(size_t slot);

@@ -8,13 +8,14 @@
 #include "base/log.h"
 #include "plan/adapt.h"
 
-enum { FIRST_MOST = 4, LATER_MOST = 2, FIRST_FINALISTS = 5, LATER_FINALISTS = 3, FIRST_FINALS = 4, LATER_FINALS = 2 };
+enum { FIRST_MOST = 6, LATER_MOST = 2, FIRST_FINALISTS = 5, LATER_FINALISTS = 3, FIRST_FINALS = 4, LATER_FINALS = 2 };
 #define NEVER 2.0   /* times slower than the best, by prediction: not tried */
 #define FAMILY 1.6  /* one of every family that is predicted within this */
 #define NEAR 1.1    /* the best are tried again, in turns, if they are within this */
 #define RIVAL 1.05  /* at later plans: a more exact one that may be that much slower is tried, and whatever may be faster */
 #define SLOW 1.33   /* a trial that is that much slower ends early */
-#define SAME 1.03   /* within this, the more exact one wins */
+#define SAME 1.03   /* within this, the more exact one wins … */
+#define MUCH_LESS 0.5 /* … if it loses no more than this share */
 #define UNKNOWN 1e9 /* seconds of a trial in which nothing was measured */
 #define GRAIN 0.05
 #define LEAST 0.05  /* no prediction is below this share of what is now */
@@ -58,10 +59,12 @@ static double least_expected(const pith_adapter *a) {
   return least;
 }
 
-/* Predictions are coarse: where they differ by less than a grain, the more exact comes first. */
+/* Predictions are coarse: where they differ by less than a grain, one spec for all layers comes before a plan of many, whose messages cost
+ * more than the model knows, and then the more exact. */
 static int comes_before(const pith_adapter *a, size_t one, size_t other, double least) {
   double x = floor(expected(a, one) / (GRAIN * least)), y = floor(expected(a, other) / (GRAIN * least));
-  return x != y ? x < y : a->s.error[one] < a->s.error[other];
+  int plan = one >= PITH_UNIFORM, other_plan = other >= PITH_UNIFORM;
+  return x != y ? x < y : plan != other_plan ? other_plan : a->s.error[one] < a->s.error[other];
 }
 
 static void sort_by_expectation(const pith_adapter *a, size_t order[PITH_PLANS]) {
@@ -149,11 +152,12 @@ static size_t fastest(const pith_adapter *a, size_t but) {
   return best;
 }
 
+/* Of those that are about as fast as the fastest: one that loses much less. (A plan always loses a little less than the spec whose error it keeps.) */
 static size_t most_exact(const pith_adapter *a) {
   size_t best = fastest(a, PITH_PLANS);
   double limit = SAME * a->s.time[best];
   for (size_t i = 0; i < PITH_PLANS; i++) {
-    if (a->s.time[i] > 0 && a->s.time[i] <= limit && a->s.error[i] < a->s.error[best]) {
+    if (a->s.time[i] > 0 && a->s.time[i] <= limit && a->s.error[i] < MUCH_LESS * a->s.error[best]) {
       best = i;
     }
   }
