@@ -1,6 +1,7 @@
 """Samples per second of DDP training: gloo, gloo with PyTorch's own hooks, and Pith, side by side in one run.
 
-    pith lab --no-prefix -n 4 --rate 1gbit -- python bench/training_speed.py
+    pith lab --no-prefix -n 4 --rate 1gbit -- python bench/training_speed.py                # a small GPT
+    pith lab --no-prefix -n 4 --rate 1gbit -- python bench/training_speed.py --model mlp    # wide layers with little to compute, as those that end VGG
 
 All ways train the same model on the same data; they take turns, a few steps each, so that a machine that is slow for a while is slow for
 all of them. The figure is the median time of a step. The last column is what the processors of all ranks do for it: where ranks share
@@ -61,6 +62,28 @@ def ways(rank: int) -> dict:
     }
 
 
+def mlp(a: argparse.Namespace) -> torch.nn.Module:
+    """Fully connected layers, all of a width: a product for each parameter and sample."""
+    layers: list[torch.nn.Module] = [torch.nn.Linear(64, a.width)]
+    for _ in range(a.layers - 1):
+        layers += [torch.nn.ReLU(), torch.nn.Linear(a.width, a.width)]
+    return torch.nn.Sequential(*layers, torch.nn.ReLU(), torch.nn.Linear(a.width, 10))
+
+
+def classify(model: torch.nn.Module, batch) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def task(a: argparse.Namespace) -> tuple:
+    """How a model is made, its loss, and a batch."""
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    if a.model == "mlp":
+        batch = torch.randn(a.batch, 64, generator=generator), torch.randint(10, (a.batch,), generator=generator)
+        return lambda: mlp(a), classify, batch
+    window = torch.randint(96, (a.batch, a.context + 1), generator=generator)
+    return lambda: gpt.GPT(96, a.width, a.layers, a.width // 64, a.context), gpt.loss_of, (window[:, :-1], window[:, 1:])
+
+
 def cpu_seconds() -> float:
     """Of all threads of this process, in programs and in the kernel."""
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -70,10 +93,10 @@ def cpu_seconds() -> float:
 class Way:
     """One model in training, and how long its steps took."""
 
-    def __init__(self, name: str, group: dist.ProcessGroup, prepare, a: argparse.Namespace) -> None:
+    def __init__(self, name: str, group: dist.ProcessGroup, prepare, make, loss_of) -> None:
         torch.manual_seed(1)
-        model = gpt.GPT(96, a.width, a.layers, a.width // 64, a.context)
-        self.name, self.times, self.cpu = name, [], 0.0
+        model = make()
+        self.name, self.times, self.cpu, self.loss_of = name, [], 0.0, loss_of
         self.parameters = sum(p.numel() for p in model.parameters())
         # PyTorch's PowerSGD starts later exchanges from callbacks, in an order that differs between ranks where there are several
         # buckets; gloo cannot tell them apart and ends the program. One bucket for all gradients has one order.
@@ -87,7 +110,7 @@ class Way:
             dist.barrier()
             start, used = time.perf_counter(), cpu_seconds()
             self.optimizer.zero_grad()
-            gpt.loss_of(self.model, batch).backward()
+            self.loss_of(self.model, batch).backward()
             self.optimizer.step()
             if timed:
                 self.times.append(time.perf_counter() - start)
@@ -108,7 +131,8 @@ def figures(way: Way) -> tuple[str, float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--model", choices=["gpt", "mlp"], default="gpt")
+    parser.add_argument("--width", type=int, help="512 for gpt, 2048 for mlp")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--context", type=int, default=16)
     parser.add_argument("--batch", type=int, default=1, help="samples on each rank")
@@ -118,6 +142,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", help="the ways whose names contain this; gloo fp32 is always there")
     parser.add_argument("--json")
     a = parser.parse_args()
+    a.width = a.width or (2048 if a.model == "mlp" else 512)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     chosen = {
@@ -125,11 +150,9 @@ def main() -> None:
         for name, way in ways(a.rank).items()
         if not a.only or name == "gloo fp32" or any(part in name for part in a.only)
     }
-    generator = torch.Generator().manual_seed(dist.get_rank())
-    window = torch.randint(96, (a.batch, a.context + 1), generator=generator)
-    batch = window[:, :-1], window[:, 1:]
+    make, loss_of, batch = task(a)
     running = [  # each in a group of its own: none has memory, or connections, in the state that another left them in
-        Way(name, dist.new_group(backend=backend), prepare, a) for name, (backend, prepare) in chosen.items()
+        Way(name, dist.new_group(backend=backend), prepare, make, loss_of) for name, (backend, prepare) in chosen.items()
     ]
     for turn in range(a.rounds + 1):
         for way in running:
@@ -145,7 +168,8 @@ def main() -> None:
 
 def report(rows: list[tuple[str, float, float]], parameters: int, a: argparse.Namespace) -> None:
     base, samples = rows[0][1], a.batch * dist.get_world_size()
-    print(f"\r# {parameters / 1e6:.1f} million parameters, {dist.get_world_size()} ranks, {a.batch} × {a.context} tokens on each")
+    each = f"{a.batch} × {a.context} tokens" if a.model == "gpt" else f"{a.batch} sample{'s' * (a.batch > 1)}"
+    print(f"\r# {a.model} of {parameters / 1e6:.1f} million parameters, {dist.get_world_size()} ranks, {each} on each")
     print(f"{'way':<24}{'ms a step':>11}{'samples/s':>11}{'× gloo fp32':>13}{'CPU ms':>9}")
     for name, seconds, cpu in rows:
         print(f"{name:<24}{1e3 * seconds:>11.1f}{samples / seconds:>11.1f}{base / seconds:>13.2f}{1e3 * cpu:>9.0f}")
