@@ -36,9 +36,8 @@ def faults_of_a_step(environment: dict[str, str]) -> tuple[bool, int]:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt() as meant here is glibc's")
 def test_memory_is_kept_unless_the_user_chose_otherwise() -> None:
-    kept, few = faults_of_a_step({})
+    kept, faults = faults_of_a_step({})
     assert kept
-    left_alone, many = faults_of_a_step({"PITH_KEEP_MEMORY": "0"})
-    assert not left_alone
-    assert few < many / 4 > 250  # 36 MB are 9,000 pages
+    assert faults < 2000  # 36 MB are 9,000 pages
+    assert not faults_of_a_step({"PITH_KEEP_MEMORY": "0"})[0]
     assert not faults_of_a_step({"MALLOC_TRIM_THRESHOLD_": "128000"})[0]
