@@ -133,6 +133,7 @@ from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import pith.torch  # noqa: E402
+from small_model import loss_of, make  # noqa: E402
 
 BACKENDS = ("pith", "gloo")
 
@@ -140,16 +141,6 @@ BACKENDS = ("pith", "gloo")
 def groups() -> dict[str, Any]:
     dist.init_process_group("pith")
     return {"pith": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
-
-
-def make() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(40, 120), nn.Tanh(), nn.Linear(120, 80), nn.Linear(80, 20))
-
-
-def loss_of(model: nn.Module, rank: int, step: int) -> Any:
-    torch.manual_seed(1000 * step + rank)
-    return (model(torch.randn(8, 40)) - torch.randn(8, 20)).pow(2).mean()
 
 
 def step(model: nn.Module, optimizer: Any, rank: int, number: int) -> None:

@@ -20,18 +20,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import pith.torch
+from small_model import loss_of, make
 
 CANDIDATES = ["none", "q:2", "q:4", "q:8", "ef/topk:0.01", "ef/powersgd:4"]
-
-
-def make() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(40, 120), nn.Tanh(), nn.Linear(120, 80), nn.Linear(80, 20))
-
-
-def loss_of(model: nn.Module, rank: int, step: int) -> Any:
-    torch.manual_seed(1000 * step + rank)
-    return (model(torch.randn(8, 40)) - torch.randn(8, 20)).pow(2).mean()
 
 
 def train(model: nn.Module, rank: int, steps: range, passes: int = 1) -> None:

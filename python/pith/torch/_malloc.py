@@ -1,7 +1,7 @@
 """Memory that training on CPUs frees in a step and needs again in the next.
 
 glibc hands large blocks back to the system as soon as they are free, and the system clears every page that it gives out again: thousands of
-page faults a step, which cost a small model a tenth of its time and take processors from the exchange. So the allocator is told to keep what
+page faults a step, for which processors work that the exchange could use. So the allocator is told to keep what
 it has, once, where gradients of CPU tensors are compressed. What a process takes at its peak stays with it.
 """
 
