@@ -18,7 +18,7 @@ def read_digits() -> tuple[torch.Tensor, torch.Tensor]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise SystemExit("the digits come with scikit-learn: pip install scikit-learn") from None
+        raise SystemExit("the digits come with scikit-learn: pip install scikit-learn, or the package with what the examples need: pip install '.[examples]'") from None
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
     x = torch.tensor(digits.images, dtype=torch.float32)[order, None] / 16
