@@ -42,10 +42,10 @@ class Watch:
     """Steps of `auto`, and what it says about them."""
 
     def __init__(self, way: Way) -> None:
-        self.way, self.reasons, self.before = way, [], way.reason()
+        self.way, self.reasons, self.before, self.times = way, [], way.reason(), []
 
     def step(self) -> None:
-        self.way.run(1, timed=True)
+        self.times += self.way.run(1)
         self.reasons.append(self.way.reason())
         if dist.get_rank() == 0 and self.reasons[-1] != self.before:
             print(f"{len(self.reasons):4d} steps after: {self.reasons[-1]}", file=sys.stderr, flush=True)
@@ -65,25 +65,24 @@ class Watch:
 def take_turns(ways: list[Way], a: argparse.Namespace) -> list[Way]:
     """Times all ways at the new rate; without those that take far longer than auto."""
     for way in ways:
-        way.times = []
-        way.run(1, timed=False)
-        way.run(1, timed=True)
-    mine = torch.tensor([way.times[0] for way in ways])
+        way.run(1)
+        way.rounds = [way.run(1)]
+    mine = torch.tensor([way.seconds() for way in ways])
     dist.broadcast(mine, 0)
     kept = [way for way, seconds in zip(ways, mine, strict=True) if seconds <= 4 * mine[0]]
     for way in kept:
-        way.times = []
+        way.rounds = []
     for _ in range(a.rounds):
         for way in kept:
-            way.run(1, timed=False)
-            way.run(a.steps, timed=True)
+            way.run(1)
+            way.rounds.append(way.run(a.steps))
     return kept
 
 
 def report(watch: Watch, quiet: list[float], after: list[float], ways: list[Way], kept: list[Way], was: str, a: argparse.Namespace) -> None:
     begun, followed = watch.first(trial=True), watch.followed()
     settled = after[followed:] if followed is not None else []
-    best = min(statistics.median(way.times) for way in kept[1:])
+    best = min(way.seconds() for way in kept[1:])
     print(f"# links of {a.to} from step 0 on; before: {was}; now: {watch.way.reason()}")
     print(f"before                        {milliseconds(quiet)} a step")
     print(f"just after ({JUST_AFTER} steps)         {milliseconds(after[:JUST_AFTER])}")
@@ -92,7 +91,7 @@ def report(watch: Watch, quiet: list[float], after: list[float], ways: list[Way]
     print(f"with it                       {milliseconds(settled)}")
     print("in turns, at the new rate:")
     for way in ways:
-        seconds = statistics.median(way.times)
+        seconds = way.seconds()
         note = f"{best / seconds:16.2f} × the best uniform" if way in kept else "   one step; left out"
         print(f"  {way.spec:<16}{1e3 * seconds:>11.1f} ms{note}")
 
@@ -111,8 +110,7 @@ def main() -> None:
     ways = auto_speed.make_ways(["auto", *UNIFORM], a)
     auto = ways[0]
     auto_speed.settle(auto, a.settle)
-    auto.run(24, timed=True)
-    quiet, auto.times = auto.times, []
+    quiet = auto.run(24)
     was = auto.reason()
     change_link(a.control, a.to)
     watch = Watch(auto)
@@ -120,10 +118,9 @@ def main() -> None:
         watch.step()
     for _ in range(a.more):
         watch.step()
-    after, auto.times = auto.times, []
     kept = take_turns(ways, a)
     if dist.get_rank() == 0:
-        report(watch, quiet, after, ways, kept, was, a)
+        report(watch, quiet, watch.times, ways, kept, was, a)
     dist.destroy_process_group()
 
 

@@ -6,7 +6,8 @@
 All ways train the same model on the same data and take turns, a few steps each. The figure is the median time of a step on the slowest
 rank. Buffers are what Pith's own tensors take in a step at most, in % of the gradients' size; kept is what stays between steps (residuals, factors);
 outside is what the device has less after the first step that torch does not know of, as the communicator of a second group of NCCL. With --loss STEPS, each way then trains from the same start for as
-many steps on a text, and the losses at the end are compared. Specs with "over pith" go by Pith's own transport, through pinned memory.
+many steps on a text, and the losses at the end are compared. With --check as well, the means of every tenth step are compared with exact ones, and with
+what the other ranks have. Specs with "over pith" go by Pith's own transport, through pinned memory; other words behind a spec only tell two ways apart.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "example
 import gpt  # noqa: E402
 
 SYMBOLS = 50304
+CHECK_PERIOD = 10  # exact means take longer than all the rest
 
 
 def nothing(state, bucket):
@@ -109,6 +111,50 @@ def group_for(name: str):
 _groups: dict = {}
 
 
+class Check:
+    """The means that a hook makes, beside exact ones."""
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        self._errors: list[torch.Tensor] = []
+        self._sums: list[torch.Tensor] = []
+        self._step = 0
+        self._register = model.register_comm_hook
+        model.register_comm_hook = self._wrap
+
+    def _wrap(self, state, hook) -> None:
+        def checked(state, bucket):
+            step = self._step
+            self._step += bucket.is_last()
+            if step % CHECK_PERIOD:
+                return hook(state, bucket)
+            own = bucket.buffer().clone()
+            return hook(state, bucket).then(lambda future: self._compare(own, future.value()))
+
+        self._register(state, checked)
+
+    def _compare(self, exact: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+        """When all means are under way: exchanges of two groups of NCCL at a time could wait for each other."""
+        exact.record_stream(torch.cuda.current_stream())
+        dist.all_reduce(exact, op=dist.ReduceOp.AVG)
+        self._errors.append((mean - exact).norm() / exact.norm())
+        self._sums.append(mean.view(torch.int32).sum(dtype=torch.int64))
+        return mean
+
+    def report(self, name: str) -> None:
+        """All ranks call it; the first one prints."""
+        errors, sums = torch.stack(self._errors).sort().values, torch.stack(self._sums)
+        others = torch.stack([sums, -sums])
+        dist.all_reduce(others, op=dist.ReduceOp.MAX)
+        differ = int((others[0] != -others[1]).sum())
+        least, middle, most = (errors[int(at * (errors.numel() - 1))].item() for at in (0, 0.5, 1))
+        if dist.get_rank() == 0:
+            print(
+                f"{name}: relative errors of {errors.numel()} buckets from {least:.4f} to {most:.4f}, median {middle:.4f}; "
+                f"{differ} of them differ between ranks",
+                file=sys.stderr,
+            )
+
+
 def make_model(a: argparse.Namespace) -> gpt.GPT:
     torch.manual_seed(1)
     model = gpt.GPT(SYMBOLS, a.width, a.layers, a.width // 64, a.context)
@@ -125,6 +171,7 @@ class Way:
         self.parameters, self.memory, self.kept, self.outside = sum(p.numel() for p in model.parameters()), 0, 0, 0.0
         # All ranks have the same seed: there is nothing to send at the start.
         self.model = DistributedDataParallel(model, process_group=group_for(name), gradient_as_bucket_view=True, init_sync=False)
+        self.check = Check(self.model) if a.check else None
         self.compressor = prepare(self.model)
         self.accumulate, kind = a.accumulate, torch.optim.AdamW if a.optimizer == "adamw" else torch.optim.SGD
         self.optimizer = kind(self.model.parameters(), lr=a.lr or (3e-4 if a.optimizer == "adamw" else 0.05))
@@ -181,9 +228,13 @@ def train(way: Way, text: torch.Tensor, a: argparse.Namespace) -> None:
     for _, (x, y) in zip(range(a.loss), source, strict=False):
         losses.append(way.step((x.cuda(), y.cuda())))
         schedule.step()
-    mean = torch.stack(losses[-max(1, a.loss // 10) :]).mean()
-    dist.all_reduce(mean, op=dist.ReduceOp.AVG)
-    way.loss = mean.item()
+    means = torch.stack([tenth.mean() for tenth in torch.stack(losses).tensor_split(10)])
+    dist.all_reduce(means, op=dist.ReduceOp.AVG)
+    way.loss = means[-1].item()
+    if dist.get_rank() == 0:
+        print(f"{way.name}: losses of tenths {' '.join(f'{loss:.3f}' for loss in means.tolist())}", file=sys.stderr)
+    if way.check is not None and way.compressor is not None:
+        way.check.report(way.name)
 
 
 def main() -> None:
@@ -200,6 +251,7 @@ def main() -> None:
     parser.add_argument("--spec", action="append", help="q:4, ef/powersgd:4 and ef/topk:0.01 if none is given; also as \"q:4 over pith\"")
     parser.add_argument("--only", action="append", help="the ways whose names contain this; NCCL fp32 is always there")
     parser.add_argument("--loss", type=int, default=0, metavar="STEPS")
+    parser.add_argument("--check", action="store_true", help="compare means of the steps of --loss with exact ones")
     parser.add_argument("--data", help="a text file, or a folder of them")
     a = parser.parse_args()
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())

@@ -67,7 +67,7 @@ INLINE float natural_value(uint32_t byte, int top) {
 
 /* ---- Trits -------------------------------------------------------------------------------------------------------------- */
 
-/* 0, 1 or 2. (Without ⌊t⌋, by comparing with t and t + 1, it takes a few percent longer on an H200.) */
+/* 0, 1 or 2. */
 INLINE float draw_trit(float x, float clip, float inverse, uint32_t noise, uint32_t k1) {
   float clipped = fminf(fmaxf(x, -clip), clip);
   float trit = round_random(clipped * inverse, noise, k1) + 1.0f;

@@ -164,10 +164,9 @@ static size_t most_exact(const pith_adapter *a) {
   return best;
 }
 
-/* Trials are over: the next plan comes a period after this one, when there is something new to look at. Step times are then compared with the
+/* Trials are over: the next plan comes a period from now, when there is something new to look at. Step times are then compared with the
  * first that are seen; or, where the plan in force stays for what it took before the trials, with that: it may be true no longer. */
 static void settle(pith_adapter *a) {
-  uint64_t soonest = a->s.step + 2 * PITH_ADAPT_RING, regular = a->s.planned + a->options.period;
   size_t chosen = most_exact(a);
   int untried = chosen == a->s.base && a->s.trials[chosen] == 1 && !a->s.wide;
   PITH_LOG_INFO("planner: step %llu: %s stays, %.4g s a step", (unsigned long long)a->s.step, pith__plan_slot_name(chosen), a->s.time[chosen]);
@@ -178,7 +177,7 @@ static void settle(pith_adapter *a) {
   a->s.wide = a->s.moved = 0;
   a->s.reference = untried ? a->s.time[chosen] : 0;
   a->s.begun = a->s.step;
-  a->s.target = regular > soonest ? regular : soonest;
+  a->s.target = a->s.step + a->options.period;
   pith__adapt_switch(a, chosen);
 }
 

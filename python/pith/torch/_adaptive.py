@@ -22,6 +22,7 @@ from ._layers import Layer
 
 _DEBT_STEPS = 16  # PITH_DEBT_STEPS
 _MANY = 64  # numbers whose exchange is timed to learn the bandwidth
+_TIMED = 32  # steps before a plan whose times count (PITH_ADAPT_RING)
 
 
 class Debt:
@@ -121,7 +122,8 @@ class Adapting:
             del self._debts[index]
 
     def finish(self) -> bool:
-        """All gradients are means. Whether layers have other specs now."""
+        """All gradients are means, or will be when the device gets there. Whether layers have other specs now."""
+        self._coder.keep_pace(exact=self._adapter.next_plan <= self._adapter.step + _TIMED)
         now = time.perf_counter()
         seconds = now - self._ended if self._ended else 0.0
         span, waiting = (now - self._begun, now - self._last) if self._begun else (0.0, 0.0)

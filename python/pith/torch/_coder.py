@@ -175,6 +175,9 @@ class CpuCoder(Coder):
     def give_back(self) -> None:
         """The caller may touch them again."""
 
+    def keep_pace(self, exact: bool) -> None:
+        """Means are there already."""
+
     working = staticmethod(nullcontext)  # in which the thread works that sends
 
     def buffer(self, n: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:

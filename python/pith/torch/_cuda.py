@@ -158,13 +158,6 @@ class CudaBucket:
         c.check(status)
 
 
-def _vote(votes: torch.Tensor, first: int) -> None:
-    """The majority; a tie goes to + and − in turn, as on the CPU."""
-    places = torch.arange(first, first + votes.numel(), device=votes.device)
-    ties = 1.0 - 2.0 * (places & 1).float()
-    torch.where(votes == 0, ties, torch.sign(votes), out=votes)
-
-
 class CudaCoder(Coder):
     """For gradients in device memory. Links between GPUs and launches of kernels like larger messages than those between CPUs."""
 
@@ -176,6 +169,7 @@ class CudaCoder(Coder):
         super().__init__(rank, ranks, seed)
         self.device = device
         self.side = torch.cuda.Stream(device)  # exchanges run here, beside the backward pass
+        self._ends: list[torch.cuda.Event] = []  # of steps that the host has not waited for
 
     @property
     def stream(self) -> int:
@@ -201,6 +195,12 @@ class CudaCoder(Coder):
     def give_back(self) -> None:
         """The caller's stream goes on when all means are there."""
         torch.cuda.current_stream(self.device).wait_stream(self.side)
+
+    def keep_pace(self, exact: bool) -> None:
+        """The host waits for the device, so that its times are those of steps: at most a step ahead, or not at all."""
+        self._ends.append(self.lend())
+        while len(self._ends) > (0 if exact else 1):
+            self._ends.pop(0).synchronize()
 
     def working(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self.side)
@@ -291,10 +291,8 @@ class CudaCoder(Coder):
 
     def aggregate(self, codec: Codec, values: torch.Tensor) -> None:
         """Turns a sum of decoded payloads of all ranks into the mean, or the majority."""
-        if Caps.VOTE in codec.caps:
-            _vote(values, 0)
-        else:
-            values.mul_(1.0 / self.ranks)
+        item = self._item(codec, None, values, values.data_ptr(), 0, self.context(0))
+        c.check(c.lib.pith_cuda_aggregate(ctypes.byref(item), 1, self.stream))
 
     # ---- Fixed sizes, in parts
 
