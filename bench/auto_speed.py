@@ -5,7 +5,7 @@
     …  --batch 32                                                                      # more to compute for each gradient
 
 `auto` trains until its trials are over, and specs with a memory for as many steps: selecting the largest values takes less time once the residual has
-filled up. Then all ways take turns, a few steps each. A figure is the median time of a step on rank 0.
+filled up. Then all ways take turns, a few steps each, another one first in every round. A figure is the median time of a step on rank 0.
 
 The fastest of six is partly the luckiest of six: where they differ by less than the machine does from one moment to the next, the same spec twice would lose against itself
 and five others. The last line is free of that: one half of the rounds says which spec is the fastest, the other half how it and `auto` compare, and then the halves change places.
@@ -106,8 +106,9 @@ def main() -> None:
     settle(ways[0], a.settle)
     for way in ways[1:]:
         way.run(a.settle if way.spec.startswith("ef/") else 0)
-    for _ in range(a.rounds):
-        for way in ways:
+    for turn in range(a.rounds):
+        first = turn % len(ways)
+        for way in ways[first:] + ways[:first]:
             way.run(1)
             way.rounds.append(way.run(a.steps))
     if dist.get_rank() == 0:

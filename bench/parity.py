@@ -3,6 +3,7 @@
     pith run --no-prefix -n 2 -- .venv/bin/python bench/parity.py                # the four methods that must end within 2%
     pith run --no-prefix -n 2 -- .venv/bin/python bench/parity.py --survey       # the sixteen methods of the survey, one seed
     pith run --no-prefix -n 2 -- .venv/bin/python bench/parity.py --adaptive     # adaptive specs beside the uniform ones whose error they keep
+    pith lab --rate 100mbit --no-prefix -n 2 -- .venv/bin/python bench/parity.py --task text --adamw 0.001 --spec auto --spec auto,budget=q:4
 
 All runs of a seed start from the same weights and see the same batches. The loss is that of held-out samples after the last step; the
 ratio is the geometric mean over seeds of loss / uncompressed loss. Bytes are all that a rank sends in training, over the number of steps: gradients, headers, and
@@ -36,7 +37,7 @@ import pith.torch
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "examples" / "pytorch"))
 import digits  # noqa: E402
 import gpt  # noqa: E402
-from parity_page import page  # noqa: E402
+from parity_page import page, picture  # noqa: E402
 
 PARITY = ["q:4", "ef/topk:0.01", "ef/powersgd:4", "dgc:0.01"]
 ADAPTIVE = [
@@ -136,12 +137,12 @@ class Run:
         return self.task, self.spec, self.seed, self.steps, self.ranks
 
 
-def train(task, spec: str, seed: int, steps: int) -> Run:
-    started = time.perf_counter()
+def train(task, spec: str, seed: int, a: argparse.Namespace) -> Run:
+    started, steps = time.perf_counter(), a.steps or task.steps
     torch.manual_seed(seed)
     model = DistributedDataParallel(task.model())
     pith.torch.compress(model, spec, seed=seed)
-    optimizer = task.optimizer(model, spec)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=a.adamw) if a.adamw else task.optimizer(model, spec)
     source = task.batches(torch.Generator().manual_seed(1000 * seed + dist.get_rank()))
     before, losses, sent = held_out_loss(task, model), [], bytes_sent()
     for step, batch in zip(range(steps), source, strict=False):
@@ -188,7 +189,7 @@ def train_all(a: argparse.Namespace) -> list[Run]:
     for task in [kind(a) for kind in (Text, Digits) if not a.task or kind.name in a.task]:
         for spec in specs_of(a):
             for seed in a.seed or range(1, 2 if a.survey else 1 + a.seeds):
-                runs.append(train(task, spec, seed, a.steps or task.steps))
+                runs.append(train(task, spec, seed, a))
                 if dist.get_rank() == 0:
                     tell(runs[-1])
                     save(runs, a.json)
@@ -330,6 +331,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, action="append", help="this one; may be repeated")
     parser.add_argument("--spec", action="append")
     parser.add_argument("--only", action="store_true", help="no uncompressed run beside the specs")
+    parser.add_argument("--adamw", type=float, metavar="RATE", help="AdamW instead of plain SGD")
     parser.add_argument("--survey", action="store_true")
     parser.add_argument("--adaptive", action="store_true")
     parser.add_argument("--task", choices=["text", "digits"], action="append")
@@ -337,6 +339,7 @@ def main() -> None:
     parser.add_argument("--json", help="where rank 0 writes all runs, after each")
     parser.add_argument("--merge", nargs="+", metavar="FILE", help="train nothing, take the runs of these files")
     parser.add_argument("--html", help="a page with the table and pictures")
+    parser.add_argument("--svg", help="a picture of loss against bytes")
     a = parser.parse_args()
     runs = merged(a.merge) if a.merge else train_all(a)
     if not runs:
@@ -347,6 +350,8 @@ def main() -> None:
     report(rows)
     if a.html:
         pathlib.Path(a.html).write_text(page(rows), encoding="utf-8")
+    if a.svg:
+        pathlib.Path(a.svg).write_text(picture(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -73,6 +73,11 @@ def loss_of(row: Any) -> float:
     return math.exp(sum(math.log(run.after) for run in row.runs) / len(row.runs))
 
 
+def drawable(rows: Sequence[Any]) -> list[Any]:
+    """Without runs that diverged, and those of one rank, which send nothing."""
+    return [row for row in rows if row.bytes and all(math.isfinite(run.after) for run in row.runs)]
+
+
 def scatter(rows: Sequence[Any]) -> str:
     """A faint dot for each run, a full one for the means of a spec; adaptive ones are rings, joined to their references."""
     runs = [run for row in rows for run in row.runs]
@@ -90,7 +95,27 @@ def scatter(rows: Sequence[Any]) -> str:
         inside = "#fff" if row.reference else colour
         title = f"<title>{html.escape(row.spec)}: loss {loss_of(row):.3f}, {short(row.bytes)}</title>"
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{inside}" stroke="{colour}" stroke-width="2">{title}</circle>')
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="loss against bytes">{"".join(parts)}{labels(places)}</svg>'
+    return "".join(parts) + labels(places)
+
+
+def panel(drawing: str, what: str) -> str:
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{what}">{drawing}</svg>'
+
+
+def picture(rows: Sequence[Any]) -> str:
+    """Loss against bytes as a file of SVG, a panel for each task."""
+    rows, top = drawable(rows), 25
+    tasks = list(dict.fromkeys(row.task for row in rows))
+    width, height = WIDTH * len(tasks), HEIGHT + top
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="system-ui, sans-serif" font-size="12" fill="#4b5563">',
+        "<title>Loss against bytes that a rank sends in a step; adaptive runs are joined to the uniform spec whose error they keep</title>",
+        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+    ]
+    for place, task in enumerate(tasks):
+        drawing = scatter([row for row in rows if row.task == task])
+        parts.append(f'<g transform="translate({WIDTH * place} {top})"><text x="{LEFT}" y="-5" font-size="15">{html.escape(task)}</text>{drawing}</g>')
+    return "\n".join([*parts, "</svg>", ""])
 
 
 # ---- Curves
@@ -121,7 +146,7 @@ def curves(rows: Sequence[Any]) -> str:
         parts.append(f'<polyline fill="none" stroke="{colour_of(row, rows)}" stroke-width="1.5"{dash} points="{points}"/>')
     middle = (LEFT + WIDTH) / 2
     parts.append(f'<text x="{middle:.0f}" y="{HEIGHT - 6}" text-anchor="middle">steps; loss of training</text>')
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="loss over steps">{"".join(parts)}</svg>'
+    return "".join(parts)
 
 
 def mean_curve(row: Any) -> list[float]:
@@ -155,9 +180,11 @@ def table(rows: Sequence[Any]) -> str:
 
 
 def pictures(rows: Sequence[Any]) -> str:
-    """Of what can be drawn: runs that diverged, and those of one rank, which send nothing, are in the table alone."""
-    drawn = [row for row in rows if row.bytes and all(math.isfinite(run.after) for run in row.runs)]
-    return f'<div class="charts"><div>{scatter(drawn)}</div><div>{curves(drawn)}</div></div>' if drawn else ""
+    """Runs that cannot be drawn are in the table alone."""
+    drawn = drawable(rows)
+    if not drawn:
+        return ""
+    return f'<div class="charts"><div>{panel(scatter(drawn), "loss against bytes")}</div><div>{panel(curves(drawn), "loss over steps")}</div></div>'
 
 
 def section(task: str, rows: Sequence[Any]) -> str:

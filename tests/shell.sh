@@ -19,6 +19,10 @@ need() { # command: the test is skipped where there is none
   command -v "$1" >/dev/null || skip "there is no $1"
 }
 
+need_plain_build() { # what has nothing to do with the code that sanitizers watch runs once
+  ! grep -q '^PITH_SANITIZE:[A-Z]*=.' "$build/CMakeCache.txt" || skip "not with sanitizers: it runs in the plain build"
+}
+
 # exits CODE command…: runs a command that must end with that code; its output is in $temp/out and $temp/err.
 exits() {
   wanted=$1 && shift

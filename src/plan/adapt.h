@@ -53,9 +53,11 @@ typedef struct pith_measures {
 
 enum { PITH_MEASURES = sizeof(pith_measures) / sizeof(double) };
 
+#define PITH_EXCLUDED 1e300 /* the error of what loses more than the budget of auto */
+
 /* What planning gives. */
 typedef struct pith_planned {
-  double predicted[PITH_PLANS], error[PITH_PLANS]; /* auto: seconds of a step; sum of squared errors */
+  double predicted[PITH_PLANS], error[PITH_PLANS]; /* auto: seconds of a step; sum of squared errors, or PITH_EXCLUDED */
   uint8_t *choice;                                 /* PITH_PLANS × layers: candidates of the profile */
 } pith_planned;
 

@@ -158,8 +158,32 @@ static pith_status price(const pith_adapter *a, size_t index, const pith_plan_co
   return status;
 }
 
+static pith_status error_of_uniform(const pith_adapter *a, const char *spec, double *error) {
+  size_t candidate;
+  PITH_TRY(pith__profile_find(a->last, spec, &candidate));
+  *error = 0;
+  for (size_t l = 0; l < a->layers; l++) {
+    double bytes, e;
+    pith_profile_get(a->last, l, a->last->layer[l].fixed ? a->none : candidate, &bytes, &e);
+    *error += e;
+  }
+  return PITH_OK;
+}
+
+/* What may lose more than the user would: plans lose no more than the spec whose error they keep. */
+static pith_status exclude(pith_adapter *a, double limit) {
+  for (size_t i = 0; i < PITH_PLANS; i++) {
+    double error;
+    PITH_TRY(error_of_uniform(a, slots[i].uniform, &error));
+    if (error > limit) {
+      a->made.error[i] = PITH_EXCLUDED;
+    }
+  }
+  return PITH_OK;
+}
+
 static pith_status make_all(pith_adapter *a) {
-  double codec[PITH_CANDIDATES_MAX];
+  double codec[PITH_CANDIDATES_MAX], limit;
   pith_plan_cost cost = cost_of(a, codec);
   pith_plan *old;
   PITH_TRY(plan_in_force(a, &old));
@@ -180,7 +204,11 @@ static pith_status make_all(pith_adapter *a) {
     PITH_TRY(price(a, i, &cost, &exchange, &a->made.error[i]));
     a->made.predicted[i] = fmax(0, a->s.measures.seconds - a->s.measures.span) + exchange;
   }
-  return PITH_OK;
+  if (!*a->options.budget) {
+    return PITH_OK;
+  }
+  PITH_TRY(error_of_uniform(a, a->options.budget, &limit));
+  return exclude(a, limit);
 }
 
 /* "q,none": candidates of the spec's own family, and exactness. */

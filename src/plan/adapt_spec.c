@@ -153,10 +153,10 @@ static pith_status settle(const pith_adapt_options *o, const char *what, char *s
 
 /* ---- What fits together ------------------------------------------------------------------------------------------ */
 
-static pith_status check_auto(const pith_adapt_options *o) {
-  PITH_REQUIRE(!*o->spec && !*o->budget && !*o->critical && o->alpha == 1, PITH_ERR_SPEC,
-               "%s: auto chooses specs and budgets by itself; its options are period and warmup", o->text);
-  return PITH_OK;
+static pith_status check_auto(pith_adapt_options *o) {
+  PITH_REQUIRE(!*o->spec && !*o->critical && o->alpha == 1, PITH_ERR_SPEC,
+               "%s: auto chooses specs by itself; its options are budget, period and warmup", o->text);
+  return *o->budget ? settle(o, "budget", o->budget) : PITH_OK;
 }
 
 static pith_status check_specs(pith_adapt_options *o) {

@@ -14,7 +14,7 @@ enum { FIRST_MOST = 6, LATER_MOST = 2, FIRST_FINALISTS = 5, LATER_FINALISTS = 3,
 #define NEAR 1.1    /* the best are tried again, in turns, if they are within this */
 #define RIVAL 1.05  /* at later plans: a more exact one that may be that much slower is tried, and whatever may be faster */
 #define SLOW 1.33   /* a trial that is that much slower ends early */
-#define SAME 1.03   /* within this, the more exact one wins … */
+#define SAME 1.015  /* within this, the more exact one wins … */
 #define MUCH_LESS 0.5 /* … if it loses no more than this share */
 #define UNKNOWN 1e9 /* seconds of a trial in which nothing was measured */
 #define GRAIN 0.05
@@ -51,10 +51,13 @@ static void learn(pith_adapter *a) {
 
 /* ---- What is tried ----------------------------------------------------------------------------------------------- */
 
+/* Whether it loses no more than the user allows. */
+static int is_allowed(const pith_adapter *a, size_t slot) { return a->s.error[slot] < PITH_EXCLUDED; }
+
 static double least_expected(const pith_adapter *a) {
-  double least = expected(a, 0);
+  double least = expected(a, 0); /* none is always allowed */
   for (size_t i = 1; i < PITH_PLANS; i++) {
-    least = fmin(least, expected(a, i));
+    least = is_allowed(a, i) ? fmin(least, expected(a, i)) : least;
   }
   return least;
 }
@@ -107,11 +110,11 @@ static void choose_trials(pith_adapter *a) {
   sort_by_expectation(a, order);
   a->s.tries = 0;
   for (size_t i = 0; i < PITH_PLANS && a->s.tries < PITH_TRIED_MOST; i++) {
-    int new_family, news = is_news(a, order[i], &new_family);
+    int new_family, news = is_news(a, order[i], &new_family) && is_allowed(a, order[i]);
     double time = expected(a, order[i]);
     int wanted = a->s.wide ? is_wanted_first(a, time, least_expected(a), new_family) : is_wanted_later(a, order[i], time);
     PITH_LOG_INFO("planner: %s is expected to take %.4g s%s", pith__plan_slot_name(order[i]), time,
-                  order[i] == a->s.base ? ", is in force" : wanted && news ? ", is tried" : "");
+                  order[i] == a->s.base ? ", is in force" : wanted && news ? ", is tried" : is_allowed(a, order[i]) ? "" : ", loses too much");
     if (wanted && news) {
       a->s.order[a->s.tries++] = (uint32_t)order[i];
     }
@@ -229,15 +232,17 @@ void pith__trial_begin(pith_adapter *a) {
   memcpy(a->s.error, a->made.error, sizeof a->s.error);
   memset(a->s.time, 0, sizeof a->s.time);
   memset(a->s.trials, 0, sizeof a->s.trials);
+  int stays = is_allowed(a, a->s.base); /* gradients change, and what is too much with them */
+  a->s.wide |= !stays;
   fade(a);
   a->s.tries = a->s.tried = 0;
   if (a->s.measures.seconds > 0) {
     choose_trials(a);
   }
-  if (a->s.alarmed && a->s.tries) {
+  if (a->s.alarmed && a->s.tries && stays) {
     try_base_first(a);
   } else { /* if nobody measures, everything stays as it is */
-    note(a, a->s.slot, a->s.measures.seconds > 0 ? a->s.measures.seconds : UNKNOWN);
+    note(a, a->s.slot, a->s.measures.seconds > 0 && stays ? a->s.measures.seconds : UNKNOWN);
   }
   a->s.trying = a->s.tries > 0;
   a->s.finals = a->s.trying ? 0 : finals_of(a);

@@ -13,6 +13,7 @@ done
 [ -n "$torchrun" ] || torchrun=$(command -v torchrun)
 
 need_torchrun() {
+  need_plain_build
   [ -n "$torchrun" ] || skip "there is no torchrun in PITH_VENV, .venv or PATH (pip install torch)"
 }
 

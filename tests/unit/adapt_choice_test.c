@@ -271,6 +271,28 @@ static void check_budget(const pith_adapter *a, const char *uniform, double alph
   CHECK_MSG(!own_family || bytes <= whole, "%g bytes instead of %g", bytes, whole);
 }
 
+/* However slow the link, nothing that loses more than the budget is in force for a single step. */
+TEST(auto_keeps_a_budget) {
+  static const char *const wrong[] = {"topk", "powersgd"};
+  fleet f = make("auto,budget=q:4"), free_to_choose = make("auto");
+  f.bandwidth = free_to_choose.bandwidth = 1e4;
+  int others = 0, compressed = 0;
+  while (f.step < 400) {
+    take_step(&f), take_step(&free_to_choose);
+    int mixed = strstr(pith_adapter_reason(f.a[0], 0), "mix") != NULL;
+    for (size_t l = 0; l < LAYERS; l++) {
+      for (size_t i = 0; i < 2; i++) {
+        CHECK_MSG(mixed || !strstr(pith_adapter_spec(f.a[0], l), wrong[i]), "%s in step %d", pith_adapter_reason(f.a[0], l), (int)f.step);
+        others += strstr(pith_adapter_spec(free_to_choose.a[0], l), wrong[i]) != NULL;
+      }
+      compressed += strcmp(pith_adapter_spec(f.a[0], l), "none") != 0;
+    }
+  }
+  CHECK(others > 400 && compressed > 1000);
+  check_budget(f.a[0], "q:4", 1, 0);
+  destroy(&f), destroy(&free_to_choose);
+}
+
 TEST(plans_come_when_they_are_due_and_keep_the_budget) {
   static const struct {
     const char *spec, *uniform;

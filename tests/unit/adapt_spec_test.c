@@ -67,6 +67,8 @@ static const struct {
     {"accordion:q:4,q:8,budget=q:2", PITH_ERR_SPEC, "no budget"},
     {"auto:q:4", PITH_ERR_SPEC, "by itself"},
     {"auto,alpha=2", PITH_ERR_SPEC, "by itself"},
+    {"auto,budget=none", PITH_ERR_RANGE, "loses nothing"},
+    {"auto,budget=quantum", PITH_ERR_SPEC, "the budget"},
     {"greedy:q:4", PITH_ERR_SPEC, "no adaptive spec"},
 };
 
@@ -81,9 +83,9 @@ TEST(mistakes_are_told) {
 
 /* auto has to know how long exact steps take. */
 TEST(training_begins_with_the_spec_whose_error_is_the_budget) {
-  static const char *const specs[] = {"auto", "lgreco:q:4", "lgreco:ef/topk:0.01,budget=q:8", "kmeans:ef/powersgd:4", "accordion:q:4,q:8",
+  static const char *const specs[] = {"auto", "auto,budget=q:8", "lgreco:q:4", "lgreco:ef/topk:0.01,budget=q:8", "kmeans:ef/powersgd:4", "accordion:q:4,q:8",
                                       "lgreco:mix,budget=ef/topk:0.02"};
-  static const char *const first[] = {"none", "q:4", "q:8", "ef/powersgd:4", "q:8", "ef/topk:0.02"};
+  static const char *const first[] = {"none", "none", "q:4", "q:8", "ef/powersgd:4", "q:8", "ef/topk:0.02"};
   for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
     pith_adapter *a;
     size_t shape[2] = {64, 64};

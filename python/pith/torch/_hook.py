@@ -39,9 +39,10 @@ def compress(
     """Compresses the gradients of a model in DistributedDataParallel, or sharded by ``fully_shard``, from the next step on.
 
     ``spec`` is a spec for all layers (``"q:4"``, ``"ef/powersgd:4"``), rules (``"*.bias=none;embed*=ef/topk:0.01;*=q:4"``), a
-    :class:`pith.Plan`, or an adaptive spec: ``"auto"`` measures and takes what is fastest here, no compression included; ``"lgreco:q:4"``
+    :class:`pith.Plan`, or an adaptive spec: ``"auto"`` measures and takes what is fastest here, no compression included, and ``"auto,budget=q:4"`` what
+    is fastest of all that loses no more than ``q:4``; ``"lgreco:q:4"``
     shares the error of ``q:4`` out among layers so that they are smallest, and does so anew every few hundred steps (docs/planner.md).
-    The default is ``"auto"`` for models on CPUs, and ``"q:4"`` for those on other devices and for sharded ones, whose specs cannot change.
+    The default is ``"auto,budget=q:4"`` for models on CPUs, and ``"q:4"`` for those on other devices and for sharded ones, whose specs cannot change.
     ``rules`` and ``plan`` (also the name of a plan's file) say the same by name. Layers are called what
     ``model.module.named_parameters()`` calls them. Parameters of one dimension or under 1024 values stay exact unless a rule names them,
     and so do types other than f32, f16 and bf16; :func:`pith.torch.stats` says what travels how, and why.

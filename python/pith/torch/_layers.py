@@ -90,9 +90,9 @@ def rules_of(spec: Spec | None, rules: str | Rules | None, plan: Any) -> Rules:
 
 
 def default_spec(parameters: Iterable[torch.nn.Parameter]) -> str:
-    """What is taken where nothing is said: on CPUs what is fastest, by trial."""
+    """What is taken where nothing is said: on CPUs what is fastest, by trial, among what any optimizer bears."""
     on_cpu = all(parameter.device.type == "cpu" for parameter in parameters)
-    return "auto" if on_cpu else "q:4"
+    return "auto,budget=q:4" if on_cpu else "q:4"
 
 
 def texts_of(rules: Rules) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .._errors import ArgumentError, StateError
+from ._advice import Advice
 from ._engine import Engine
 from ._layers import Layer
 from ._table import LayerStats, Meter, Table, ratio_of
@@ -64,6 +65,7 @@ class Reduction:
         self._missing: list[int] = []
         self._steps = [0] * len(layers)
         self._meter = Meter()
+        self._advice = Advice(layers)
 
     def _regroup(self) -> None:
         self._groups = grouped(self.layers, self.engine)
@@ -139,6 +141,7 @@ class Reduction:
         if changed:
             self._regroup()
             self._meter.ask()  # what was measured is of other specs
+        self._advice.step(self.layers)
 
     # ---- Checkpoints
 

@@ -1,0 +1,71 @@
+"""A word to those whose optimizer does not go well with what ``auto`` has chosen."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ._layers import Layer
+
+_LATE = ("topk", "powersgd")  # of what auto may choose: gradients arrive in part, the rest later
+_PERIOD = 64  # steps between two looks
+
+_stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+_watching: list[Any] = []
+
+
+def _watch() -> None:
+    """Notes all optimizers that make steps from now on."""
+    if not _watching:
+        _watching.append(register_optimizer_step_post_hook(lambda optimizer, args, kwargs: _stepped.add(optimizer)))
+
+
+def is_plain(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it takes gradients as they come, and keeps nothing of them."""
+    return isinstance(optimizer, torch.optim.SGD) and all(group.get("momentum", 0) == 0 for group in optimizer.param_groups)
+
+
+def optimizer_of(layers: Iterable[Layer]) -> torch.optim.Optimizer | None:
+    """One that has made a step with one of these layers."""
+    wanted = {id(layer.parameter) for layer in layers}
+    for optimizer in list(_stepped):
+        if any(id(parameter) in wanted for group in optimizer.param_groups for parameter in group["params"]):
+            return optimizer
+    return None
+
+
+class Advice:
+    """Looks now and then, and warns once, on the first rank."""
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self._steps = 0
+        self._done = not any(layer.adaptive.startswith("auto") and "budget" not in layer.adaptive for layer in layers)
+        if not self._done:
+            _watch()
+
+    def step(self, layers: Sequence[Layer]) -> None:
+        """At the end of a step."""
+        self._steps += 1
+        if not self._done and self._steps % _PERIOD == 0:
+            self._look([layer for layer in layers if layer.adaptive and any(name in layer.spec for name in _LATE)])
+
+    def _look(self, late: list[Layer]) -> None:
+        optimizer = optimizer_of(late)
+        if optimizer is None or "trial" in late[0].reason:
+            return
+        self._done = True
+        if is_plain(optimizer) or dist.get_rank() != 0:
+            return
+        layer = max(late, key=lambda layer: layer.n)
+        warnings.warn(
+            f"auto has chosen {layer.spec} for {layer.name} and others, since it is fastest here. {type(optimizer).__name__} keeps moments of gradients, "
+            'and with these such methods can end at a higher loss: "auto,budget=q:4" chooses among what loses no more than q:4 '
+            "(docs/methods.md, Optimizers)",
+            stacklevel=2,
+        )
