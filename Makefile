@@ -45,7 +45,7 @@ sanitize:
 	@tests/run.sh build-sanitize
 
 # Those in which threads meet, with every data race an error.
-THREAD_TESTS = inproc_test comm_test algorithm_test collective_laws_test reducer_test fault_test threads_test adapt_test
+THREAD_TESTS = inproc_test comm_test algorithm_test reducer_test fault_test threads_test adapt_test
 threads:
 	@$(MAKE) --no-print-directory build-threads/CMakeCache.txt BUILD=build-threads CMAKE_ARGS="-DPITH_SANITIZE=thread"
 	@cmake --build build-threads --target $(THREAD_TESTS)

@@ -213,7 +213,7 @@ def choose_by_trial(rank: int, size: int) -> list[Any]:
 def test_auto_is_the_default_and_ranks_choose_alike() -> None:
     first, second = run(choose_by_trial, 2)
     assert first == second
-    assert first[2][2] == ("none", "auto, warm-up")
+    assert first[2][2] == ("none", "auto,budget=q:4, warm-up")
 
 
 def resume(rank: int, size: int) -> None:
