@@ -219,7 +219,11 @@ static void resume_at(pith_comm *comm, const char *rules, uint64_t at) {
 }
 
 static void resume(pith_comm *comm, void *argument) {
+#ifdef __SANITIZE_THREAD__ /* ten times slower, and the same threads wherever it is */
+  static const uint64_t at[] = {3, 34};
+#else
   static const uint64_t at[] = {1, 3, 4, 7, 25, 30, 33, 34, 35, 36};
+#endif
   for (size_t i = 0; i < sizeof at / sizeof *at; i++) {
     resume_at(comm, argument, at[i]);
   }
