@@ -37,12 +37,13 @@ pith_status pith__adapt_candidates(const pith_adapt_options *options, char *text
 
 /* ---- Plans ------------------------------------------------------------------------------------------------------- */
 
-/* The candidates of auto, the first of them with one spec for all layers. The other kinds have one plan, in the first place. */
-enum { PITH_PLANS = 11, PITH_UNIFORM = 6, PITH_CODEC_KINDS = 5, PITH_TRIED_MOST = 8, PITH_TRIALS_MOST = 5 };
+/* The candidates of auto. The other kinds have one plan, in the first place. */
+enum { PITH_PLANS = 11, PITH_CODEC_KINDS = 5, PITH_TRIED_MOST = 8, PITH_TRIALS_MOST = 5 };
 
-/* Its name for people, its family (those of one number are variants of one another). */
+/* Its name for people, its family (those of one number are variants of one another), whether all layers have one spec. */
 const char *pith__plan_slot_name(size_t slot);
 int pith__plan_slot_family(size_t slot);
+int pith__plan_slot_is_uniform(size_t slot);
 
 /* Times that ranks have added up, as means: seconds. 0: not known. */
 typedef struct pith_measures {

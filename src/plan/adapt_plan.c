@@ -42,6 +42,7 @@ static const slot slots[PITH_PLANS] = {
 
 const char *pith__plan_slot_name(size_t index) { return slots[index].name; }
 int pith__plan_slot_family(size_t index) { return slots[index].family; }
+int pith__plan_slot_is_uniform(size_t index) { return slots[index].method == PITH_PLAN_UNIFORM; }
 
 /* ---- Cost -------------------------------------------------------------------------------------------------------- */
 

@@ -66,8 +66,8 @@ static double least_expected(const pith_adapter *a) {
  * more than the model knows, and then the more exact. */
 static int comes_before(const pith_adapter *a, size_t one, size_t other, double least) {
   double x = floor(expected(a, one) / (GRAIN * least)), y = floor(expected(a, other) / (GRAIN * least));
-  int plan = one >= PITH_UNIFORM, other_plan = other >= PITH_UNIFORM;
-  return x != y ? x < y : plan != other_plan ? other_plan : a->s.error[one] < a->s.error[other];
+  int uniform = pith__plan_slot_is_uniform(one), other_uniform = pith__plan_slot_is_uniform(other);
+  return x != y ? x < y : uniform != other_uniform ? uniform : a->s.error[one] < a->s.error[other];
 }
 
 static void sort_by_expectation(const pith_adapter *a, size_t order[PITH_PLANS]) {
