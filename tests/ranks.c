@@ -155,6 +155,6 @@ void ranks_need_ucx(const char *modules, const char *networks) {
   setenv("UCX_WARN_UNUSED_ENV_VARS", "n", 1);
   setenv("UCX_TLS", networks, 1);
   if (pith__transport_open("ucx", &ops) != PITH_OK || ops->probe() != PITH_OK) {
-    SKIP("%s", pith_error());
+    LACKS("ucx", "%s", pith_error());
   }
 }

@@ -15,8 +15,17 @@ skip() {
   exit 77
 }
 
+# lacks WHAT REASON…: like skip, for what can be installed or switched on. A failure if PITH_TEST_REQUIRE names it.
+lacks() {
+  what=$1 && shift
+  case ,${PITH_TEST_REQUIRE:-}, in
+    *",$what,"*) echo "PITH_TEST_REQUIRE has $what: $*" && exit 1 ;;
+    *) skip "[$what] $*" ;;
+  esac
+}
+
 need() { # command: the test is skipped where there is none
-  command -v "$1" >/dev/null || skip "there is no $1"
+  command -v "$1" >/dev/null || lacks "$1" "there is no $1"
 }
 
 need_plain_build() { # what has nothing to do with the code that sanitizers watch runs once

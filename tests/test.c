@@ -57,6 +57,29 @@ void test_skip(const char *reason, ...) {
   leave(EXIT_SKIPPED);
 }
 
+/* Whether a word is in the list PITH_TEST_REQUIRE. */
+static int is_required(const char *what) {
+  const char *list = getenv("PITH_TEST_REQUIRE");
+  size_t length = strlen(what);
+  while (list && *list) {
+    size_t word = strcspn(list, ",");
+    if (word == length && memcmp(list, what, word) == 0) {
+      return 1;
+    }
+    list += word + (list[word] == ',');
+  }
+  return 0;
+}
+
+void test_lacks(const char *what, const char *reason, ...) {
+  va_list args;
+  va_start(args, reason);
+  printf(is_required(what) ? "  PITH_TEST_REQUIRE has %s: " : "[%s] ", what);
+  vprintf(reason, args);
+  va_end(args);
+  leave(is_required(what) ? EXIT_FAILED : EXIT_SKIPPED);
+}
+
 size_t test_first_difference(const void *a, const void *b, size_t size) {
   const unsigned char *x = a, *y = b;
   size_t i = 0;

@@ -11,6 +11,7 @@
  *
  *   PITH_TEST_SEED     the seed to repeat a failure with (printed then); fresh for every run by default
  *   PITH_TEST_TIMEOUT  seconds for each test, in place of its own limit
+ *   PITH_TEST_REQUIRE  what must be there, such as "ucx,mpi,ipv6": a test that lacks it fails instead of being skipped
  */
 #ifndef PITH_TESTS_TEST_H
 #define PITH_TESTS_TEST_H
@@ -49,6 +50,7 @@ void test_register(test_case *test);
 void test_count_check(void);
 _Noreturn void test_fail(const char *file, int line, const char *format, ...) __attribute__((format(printf, 3, 4)));
 _Noreturn void test_skip(const char *reason, ...) __attribute__((format(printf, 1, 2)));
+_Noreturn void test_lacks(const char *what, const char *reason, ...) __attribute__((format(printf, 2, 3)));
 
 #define TEST_REQUIRE(condition, ...)              \
   do {                                            \
@@ -106,7 +108,11 @@ _Noreturn void test_skip(const char *reason, ...) __attribute__((format(printf, 
   TEST_REQUIRE(strstr(pith_error(), (words)), "the error says \"%s\", not \"%s\"", pith_error(), (words))
 
 /* Ends the test with a reason why it cannot run here. */
+/* The test has nothing to prove in this build. */
 #define SKIP(...) test_skip(__VA_ARGS__)
+
+/* The machine lacks something that can be installed or switched on: "ucx", "ipv6", …. A failure if PITH_TEST_REQUIRE names it. */
+#define LACKS(what, ...) test_lacks(what, __VA_ARGS__)
 
 size_t test_first_difference(const void *a, const void *b, size_t size);
 

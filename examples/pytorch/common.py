@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+import pith
 import pith.torch
 
 
@@ -49,24 +50,17 @@ class Outcome:
     quality: str = ""
 
 
-def join() -> tuple[int, int]:
-    """The process group, if this was started by torchrun, pith run or mpirun; alone otherwise."""
-    ranks = int(os.environ.get("WORLD_SIZE", os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ.get("PMI_SIZE", "1"))))
-    return (dist.get_rank(), ranks) if dist.is_initialized() else (0, ranks)
-
-
 def start(arguments: argparse.Namespace) -> tuple[int, int]:
+    """Rank and size, with a process group if this was started by torchrun, pith run, mpirun or srun; alone otherwise."""
     torch.manual_seed(arguments.seed)
-    _, ranks = join()
-    if ranks > 1:
-        torch.set_num_threads(arguments.threads or max(1, (os.cpu_count() or 1) // local_ranks(ranks)))
+    try:
+        launch = pith.launch()
+    except pith.ArgumentError:
+        return 0, 1
+    if launch.ranks > 1:
+        torch.set_num_threads(arguments.threads or max(1, (os.cpu_count() or 1) // (launch.local_ranks or launch.ranks)))
         dist.init_process_group(arguments.backend)
-        return dist.get_rank(), ranks
-    return 0, 1
-
-
-def local_ranks(ranks: int) -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    return launch.rank, launch.ranks
 
 
 def distribute(model: torch.nn.Module, arguments: argparse.Namespace, ranks: int) -> torch.nn.Module:

@@ -27,13 +27,45 @@ extern "C" {
 typedef struct pith_comm pith_comm;
 typedef struct pith_request pith_request;
 
+/* ---- How this process was started ---------------------------------------------------------------------------- */
+
+/* What the launcher's environment variables say. */
+typedef struct pith_launch {
+  size_t size;                 /* sizeof(pith_launch), set by the caller */
+  const char *launcher;        /* "torchrun", "Open MPI", "PMI", "PMIx", "Slurm"; "environment": RANK and WORLD_SIZE alone */
+  int rank, ranks;
+  int local_rank, local_ranks; /* among the ranks of this host; -1 where the launcher does not say */
+  char host[256];              /* where rank 0 runs: MASTER_ADDR, or what the launcher says; "" if nothing does */
+  int port;                    /* where rank 0 listens: PITH_PORT, MASTER_PORT, or made from the launcher's job id; 0 without any */
+} pith_launch;
+
+#define PITH_LAUNCH_INIT {.size = sizeof(pith_launch)}
+
+/*
+ * Reads RANK and WORLD_SIZE (torchrun, pith run, scripts), OMPI_COMM_WORLD_* (Open MPI's mpirun), PMI_* (MPICH, Intel MPI),
+ * PMIX_RANK, and SLURM_* (srun), in this order. The first launcher that gives both a rank and a size wins.
+ * PITH_ERR_ARGUMENT if none does; the message says what was found and what to set.
+ */
+PITH_API pith_status pith_launch_find(pith_launch *launch);
+
+/*
+ * What ranks must know to create a comm where the program can already send bytes from rank 0 to all others, by MPI or a
+ * key-value store: rank 0 creates an id, the program sends it to every rank, and every rank passes it in pith_config.id.
+ * The id holds rank 0's addresses, a port that is already open, and a secret for this comm unless PITH_SECRET is set.
+ * Whoever has it can join, so send it only to the ranks.
+ */
+#define PITH_UNIQUE_ID_SIZE 512
+typedef struct pith_unique_id {
+  unsigned char bytes[PITH_UNIQUE_ID_SIZE];
+} pith_unique_id;
+
 /* ---- Groups ------------------------------------------------------------------------------------------------------ */
 
 typedef struct pith_config {
   size_t size;           /* sizeof(pith_config) */
-  int rank, ranks;       /* -1: RANK and WORLD_SIZE, OMPI_COMM_WORLD_*, PMI_* */
-  const char *host;      /* where rank 0 is met; NULL: MASTER_ADDR, else 127.0.0.1 */
-  int port;              /* 0: PITH_PORT, else MASTER_PORT (under torchrun, whose own store is there, one made of it), else 29499 */
+  int rank, ranks;       /* -1: as the launcher says (pith_launch_find) */
+  const char *host;      /* rank 0's host; NULL: MASTER_ADDR, else as the launcher says, else 127.0.0.1 */
+  int port;              /* 0: PITH_PORT, MASTER_PORT or one made from the launcher's job id (pith_launch_find), else 29499 */
   const char *transport; /* "auto" (shm within a host, tcp between hosts), "shm", "tcp", "mpi", "inproc"; NULL: PITH_TRANSPORT */
   const char *interface; /* network interface or address; NULL: PITH_IFNAME, else the one that reaches rank 0 */
   const char *host_id;   /* what counts as one host; NULL: PITH_HOSTID, else this machine's boot and network namespace */
@@ -46,9 +78,14 @@ typedef struct pith_config {
                             else none */
   int connections;       /* tcp: to each peer; 0: PITH_CONNECTIONS, else 1 */
   int threads;           /* of this rank that encode and decode large tensors; 0: PITH_THREADS, else 1 */
+  const pith_unique_id *id; /* rank 0's, instead of host and port; NULL: none */
 } pith_config;
 
 #define PITH_CONFIG_INIT {.size = sizeof(pith_config), .rank = -1, .ranks = -1}
+
+/* Rank 0: opens a port and makes the id of one comm (see above). Of the config, `host` (to be reached from here; NULL:
+ * MASTER_ADDR), `interface` and `secret` count; NULL: all from the environment. */
+PITH_API pith_status pith_unique_id_create(const pith_config *config, pith_unique_id *id);
 
 /* Meets the other ranks. NULL: everything from the environment. */
 PITH_API pith_status pith_comm_create(const pith_config *config, pith_comm **comm);

@@ -49,6 +49,7 @@ from ._errors import (
     TimeoutError,
     UnsupportedError,
 )
+from ._launch import Launch, launch, unique_id
 from ._library import version
 from ._plan import Plan, PlanLayer
 from ._profile import Profile, candidates
@@ -67,6 +68,7 @@ __all__ = [
     "Comm",
     "CorruptError",
     "Error",
+    "Launch",
     "Layer",
     "MemoryError",
     "Method",
@@ -93,8 +95,10 @@ __all__ = [
     "decode",
     "doctor",
     "encode",
+    "launch",
     "load_plugin",
     "methods",
+    "unique_id",
     "version",
 ]
 

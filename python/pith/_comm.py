@@ -15,6 +15,7 @@ from typing import Any
 from . import _library as c
 from ._codec import Codec, State, codec_of
 from ._errors import ArgumentError, Error, TimeoutError
+from ._launch import id_pointer
 from ._tensors import View, target_of, view_of
 
 REDUCTIONS = {"sum": 0, "max": 1, "min": 2, "prod": 3, "mean": 4, "band": 5, "bor": 6, "bxor": 7}
@@ -170,7 +171,8 @@ def traffic_of(found: c.Traffic) -> Traffic:
 class Comm:
     """A group of ranks. Every rank calls the same operations in the same order.
 
-    Without arguments, rank, size and address come from the environment, as ``pith run``, mpirun or torchrun set it::
+    Without arguments, rank, size and address come from the environment, as ``pith run``, torchrun, mpirun or srun set it; with
+    ``id``, from :func:`pith.unique_id` of rank 0::
 
         with pith.Comm() as comm:
             comm.allreduce(gradient, "mean", codec="q:4")
@@ -197,6 +199,7 @@ class Comm:
         inside: str | None = None,
         connections: int = 0,
         threads: int = 0,
+        id: bytes | None = None,
     ) -> None:
         config = c.Config(
             size=ctypes.sizeof(c.Config),
@@ -214,6 +217,7 @@ class Comm:
             inside=inside.encode() if inside else None,
             connections=connections,
             threads=threads,
+            id=id_pointer(id),
         )
         pointer = ctypes.c_void_p()
         c.check(c.lib.pith_comm_create(ctypes.byref(config), ctypes.byref(pointer)))

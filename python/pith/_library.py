@@ -11,11 +11,13 @@ import os
 from ctypes import (
     POINTER,
     Structure,
+    c_char,
     c_char_p,
     c_double,
     c_float,
     c_int,
     c_size_t,
+    c_ubyte,
     c_uint16,
     c_uint32,
     c_uint64,
@@ -120,6 +122,10 @@ class Method(Structure):
     ]
 
 
+class UniqueId(Structure):
+    _fields_ = [("bytes", c_ubyte * 512)]
+
+
 class Config(Structure):
     _fields_ = [
         ("size", c_size_t),
@@ -137,6 +143,20 @@ class Config(Structure):
         ("inside", c_char_p),
         ("connections", c_int),
         ("threads", c_int),
+        ("id", POINTER(UniqueId)),
+    ]
+
+
+class Launch(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("launcher", c_char_p),
+        ("rank", c_int),
+        ("ranks", c_int),
+        ("local_rank", c_int),
+        ("local_ranks", c_int),
+        ("host", c_char * 256),
+        ("port", c_int),
     ]
 
 
@@ -284,7 +304,9 @@ STRUCTURES: dict[str, type[Structure]] = {
     "pith_bucket_layer": BucketLayer,
     "pith_cuda_item": CudaItem,
     "pith_method": Method,
+    "pith_unique_id": UniqueId,
     "pith_config": Config,
+    "pith_launch": Launch,
     "pith_call": Call,
     "pith_traffic": Traffic,
     "pith_layer": Layer,
@@ -351,6 +373,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_isa_available": (c_int, [c_int]),
     "pith_isa_current": (c_int, []),
     "pith_isa_select": (_STATUS, [c_int]),
+    "pith_launch_find": (_STATUS, [POINTER(Launch)]),
+    "pith_unique_id_create": (_STATUS, [POINTER(Config), POINTER(UniqueId)]),
     "pith_comm_create": (_STATUS, [POINTER(Config), POINTER(_P)]),
     "pith_comm_split": (_STATUS, [_P, c_int, c_int, POINTER(_P)]),
     "pith_comm_abort": (None, [_P, c_char_p]),

@@ -1,6 +1,7 @@
 /* A comm's life: who we are, how each peer is reached, splitting, leaving. */
 #include <errno.h>
 #include <fcntl.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,9 +12,11 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "engine/choose.h"
+#include "engine/launcher.h"
 #include "engine/trace.h"
 #include "transport/module.h"
 #include "transport/rendezvous.h"
+#include "transport/unique_id.h"
 
 #define DEFAULT_PORT 29499
 #define DEFAULT_TIMEOUT 300.0
@@ -42,6 +45,8 @@ static int number_of(int given, const char *const *variables) {
 
 typedef struct settings {
   pith_rendezvous meet;
+  pith_launch launch;
+  pith_id_content id; /* if the config has one */
   const char *transport, *interface, *host_id, *inside;
   pith_algorithm algorithm;
   int connections, threads;
@@ -49,50 +54,88 @@ typedef struct settings {
   double timeout;
 } settings;
 
-/* Under torchrun MASTER_PORT is the port of its own store; ranks that were started together make the same other one of it,
- * below those that systems give to outgoing connections. TORCHELASTIC_RESTART_COUNT is no part of it: every host counts its own. */
-static int torchrun_port(int port) {
-  const char *run = getenv("TORCHELASTIC_RUN_ID");
-  return run && port >= 0 ? 10240 + (int)(pith__hash64(run, strlen(run), (uint64_t)port) % 16384) : port;
+static const char *environment(const char *name) { return getenv(name); }
+
+/* Every version of the header has had these fields in these places; what an older one lacks has its default. */
+static pith_status copy_config(const pith_config *given, pith_config *config) {
+  *config = (pith_config)PITH_CONFIG_INIT;
+  if (given) {
+    PITH_REQUIRE(given->size == offsetof(pith_config, id) || given->size == sizeof *config, PITH_ERR_ARGUMENT,
+                 "pith_config.size is %zu: start from PITH_CONFIG_INIT", given->size);
+    memcpy(config, given, given->size);
+  }
+  return PITH_OK;
 }
 
-static int find_port(const pith_config *c) {
-  static const char *const own_names[] = {"PITH_PORT", NULL}, *const master_names[] = {"MASTER_PORT", NULL};
-  int own = c->port ? c->port : number_of(-1, own_names);
-  return own > 0 ? own : torchrun_port(number_of(-1, master_names));
+/* Who we are and where rank 0 is: what the program says, and the launcher for the rest. */
+static pith_status find_place(const pith_config *c, settings *s) {
+  pith_status status = pith__launch_read(environment, &s->launch);
+  if (status != PITH_OK && c->rank >= 0 && c->ranks > 0) {
+    pith__launch_given(environment, c->rank, c->ranks, &s->launch);
+    status = PITH_OK;
+  }
+  PITH_TRY(status);
+  s->meet.rank = c->rank >= 0 ? c->rank : s->launch.rank;
+  s->meet.ranks = c->ranks >= 0 ? c->ranks : s->launch.ranks;
+  PITH_REQUIRE(s->meet.ranks > 0 && s->meet.rank < s->meet.ranks && s->meet.ranks <= RANKS_MOST, PITH_ERR_ARGUMENT,
+               "rank %d of %d is impossible", s->meet.rank, s->meet.ranks);
+  int port = c->port ? c->port : s->launch.port;
+  s->meet.port = (uint16_t)(port > 0 ? port : DEFAULT_PORT);
+  s->meet.host = c->host && *c->host ? c->host : s->launch.host;
+  PITH_REQUIRE(*s->meet.host || c->id || s->launch.local_ranks < 0 || s->meet.ranks != s->launch.ranks, PITH_ERR_ARGUMENT,
+               "the ranks run on several hosts, and %s does not say where rank 0 is: set MASTER_ADDR to an address of its host that all "
+               "can reach",
+               s->launch.launcher);
+  s->meet.host = *s->meet.host ? s->meet.host : "127.0.0.1";
+  return PITH_OK;
+}
+
+static pith_status use_id(const pith_unique_id *id, settings *s) {
+  PITH_TRY(pith__unique_id_read(id, &s->id));
+  s->meet.host = s->id.hosts;
+  s->meet.port = s->id.port;
+  s->meet.secret = s->meet.secret ? s->meet.secret : s->id.secret[0] ? s->id.secret : NULL;
+  if (s->meet.rank == 0 && s->meet.ranks > 1) {
+    s->meet.listener = pith__unique_id_listener(id);
+    PITH_REQUIRE(s->meet.listener > 0, PITH_ERR_STATE,
+                 "rank 0 did not create this unique id in this process, or has used it already: an id is for one comm");
+  }
+  return PITH_OK;
 }
 
 static pith_status read_settings(const pith_config *config, settings *s) {
-  static const char *const rank_names[] = {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", NULL};
-  static const char *const ranks_names[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", NULL};
   static const char *const connection_names[] = {"PITH_CONNECTIONS", NULL}, *const thread_names[] = {"PITH_THREADS", NULL};
-  pith_config none = PITH_CONFIG_INIT;
-  const pith_config *c = config ? config : &none;
-  PITH_REQUIRE(c->size == sizeof *c, PITH_ERR_ARGUMENT, "pith_config.size is %zu: start from PITH_CONFIG_INIT", c->size);
-  int port = find_port(c);
+  pith_config c;
   const char *timeout = getenv("PITH_TIMEOUT");
-  s->meet = (pith_rendezvous){.rank = number_of(c->rank, rank_names),
-                              .ranks = number_of(c->ranks, ranks_names),
-                              .host = text_of(c->host, "MASTER_ADDR", "127.0.0.1"),
-                              .port = (uint16_t)(port > 0 ? port : DEFAULT_PORT),
-                              .secret = text_of(c->secret, "PITH_SECRET", NULL)};
-  s->timeout = c->timeout > 0 ? c->timeout : timeout && atof(timeout) > 0 ? atof(timeout) : DEFAULT_TIMEOUT;
+  memset(s, 0, sizeof *s);
+  PITH_TRY(copy_config(config, &c));
+  PITH_TRY(find_place(&c, s));
+  s->meet.secret = text_of(c.secret, "PITH_SECRET", NULL);
+  s->timeout = c.timeout > 0 ? c.timeout : timeout && atof(timeout) > 0 ? atof(timeout) : DEFAULT_TIMEOUT;
   s->meet.timeout = s->timeout;
-  s->transport = text_of(c->transport, "PITH_TRANSPORT", "auto");
-  s->interface = text_of(c->interface, "PITH_IFNAME", NULL);
-  s->host_id = text_of(c->host_id, "PITH_HOSTID", NULL);
-  s->threads = c->threads ? c->threads : number_of(-1, thread_names);
+  s->transport = text_of(c.transport, "PITH_TRANSPORT", "auto");
+  s->interface = text_of(c.interface, "PITH_IFNAME", NULL);
+  s->host_id = text_of(c.host_id, "PITH_HOSTID", NULL);
+  s->threads = c.threads ? c.threads : number_of(-1, thread_names);
   s->threads = s->threads > 0 ? s->threads : 1;
-  s->chunk = c->chunk ? c->chunk : DEFAULT_CHUNK * (size_t)s->threads;
-  s->inside = text_of(c->inside, "PITH_INSIDE", "none");
-  s->connections = c->connections ? c->connections : number_of(-1, connection_names);
+  s->chunk = c.chunk ? c.chunk : DEFAULT_CHUNK * (size_t)s->threads;
+  s->inside = text_of(c.inside, "PITH_INSIDE", "none");
+  s->connections = c.connections ? c.connections : number_of(-1, connection_names);
   s->connections = s->connections > 0 ? s->connections : 0;
-  PITH_TRY(pith__algorithm_parse(text_of(c->algorithm, "PITH_ALGO", "auto"), &s->algorithm));
-  PITH_REQUIRE(s->meet.rank >= 0 && s->meet.ranks > 0, PITH_ERR_ARGUMENT,
-               "which rank of how many is this? Start it with pith run or mpirun, or set RANK and WORLD_SIZE");
-  PITH_REQUIRE(s->meet.rank < s->meet.ranks && s->meet.ranks <= RANKS_MOST, PITH_ERR_ARGUMENT, "rank %d of %d is impossible",
-               s->meet.rank, s->meet.ranks);
-  return PITH_OK;
+  PITH_TRY(pith__algorithm_parse(text_of(c.algorithm, "PITH_ALGO", "auto"), &s->algorithm));
+  return c.id ? use_id(c.id, s) : PITH_OK;
+}
+
+pith_status pith_unique_id_create(const pith_config *config, pith_unique_id *id) {
+  pith_config c;
+  PITH_REQUIRE(id, PITH_ERR_ARGUMENT, "pith_unique_id_create: id must not be NULL");
+  PITH_TRY(copy_config(config, &c));
+  const char *towards = c.host && *c.host ? c.host : getenv("MASTER_ADDR"), *interface = text_of(c.interface, "PITH_IFNAME", NULL);
+  int with_secret = !text_of(c.secret, "PITH_SECRET", NULL);
+  if (towards && *towards && !interface && pith__unique_id_create(NULL, towards, with_secret, id) == PITH_OK) {
+    return PITH_OK;
+  }
+  return pith__unique_id_create(interface, NULL, with_secret, id);
 }
 
 /* ---- Addresses --------------------------------------------------------------------------------------------------- */
@@ -360,7 +403,9 @@ static pith_status join(pith_comm *comm, const settings *s, exchange_fn exchange
 }
 
 static pith_status exchange_at_rendezvous(void *how, const card *mine, card *all, uint64_t *job) {
-  return pith__rendezvous_exchange(how, mine, sizeof *mine, all, job);
+  pith_rendezvous *meet = how, with_listener = *meet;
+  meet->listener = 0; /* the rendezvous closes it */
+  return pith__rendezvous_exchange(&with_listener, mine, sizeof *mine, all, job);
 }
 
 pith_status pith_comm_create(const pith_config *config, pith_comm **made) {
@@ -374,6 +419,9 @@ pith_status pith_comm_create(const pith_config *config, pith_comm **made) {
   }
   if (status == PITH_OK && comm->ranks > 1) {
     status = join(comm, &s, exchange_at_rendezvous, &s.meet);
+  }
+  if (s.meet.listener > 0) { /* an id's, and nobody has come to use it */
+    close(s.meet.listener);
   }
   if (status != PITH_OK) {
     free_comm(comm);

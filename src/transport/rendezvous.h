@@ -9,8 +9,9 @@
 
 typedef struct pith_rendezvous {
   int rank, ranks;
-  const char *host; /* name or address of rank 0's machine; IPv4 or IPv6 */
+  const char *host; /* name or address of rank 0's machine, IPv4 or IPv6; or several separated by commas */
   uint16_t port;
+  int listener;       /* rank 0: a socket that already listens there, the rendezvous's from now on; 0: none */
   double timeout;     /* seconds for all of it; a guest waits up to 2 more to hear from rank 0 who is missing */
   const char *secret; /* shared by the ranks of a job, or NULL: who does not prove to have it is turned away */
 } pith_rendezvous;

@@ -70,7 +70,7 @@ static int bind_door(const pith_rendezvous *r) {
 }
 
 static pith_status open_door(host *h) {
-  h->listener = bind_door(h->r);
+  h->listener = h->listener >= 0 ? h->listener : bind_door(h->r);
   if (h->listener >= 0) {
     return PITH_OK;
   }
@@ -443,7 +443,7 @@ pith_status pith__rendezvous_host(const pith_rendezvous *r, const void *mine, si
   host h = {.r = r,
             .size = size,
             .all = all,
-            .listener = -1,
+            .listener = r->listener > 0 ? r->listener : -1,
             .deadline = pith__now() + r->timeout,
             .others = r->ranks - 1,
             .most = r->ranks + STRANGERS_MOST};

@@ -39,11 +39,15 @@ int pith__sockaddr_is_loopback(const pith_sockaddr *address) {
                         : ntohl(address->v4.sin_addr.s_addr) >> 24 == 127;
 }
 
-const char *pith__sockaddr_text(const pith_sockaddr *address, char text[PITH_SOCKADDR_TEXT]) {
-  char host[INET6_ADDRSTRLEN] = "?";
+const char *pith__sockaddr_name(const pith_sockaddr *address, char text[PITH_SOCKADDR_TEXT]) {
   const void *from = is_v6(address) ? (const void *)&address->v6.sin6_addr : &address->v4.sin_addr;
-  inet_ntop(address->any.sa_family, from, host, sizeof host);
-  snprintf(text, PITH_SOCKADDR_TEXT, is_v6(address) ? "[%s]:%u" : "%s:%u", host, pith__sockaddr_port(address));
+  return inet_ntop(address->any.sa_family, from, text, PITH_SOCKADDR_TEXT) ? text : strcpy(text, "?");
+}
+
+const char *pith__sockaddr_text(const pith_sockaddr *address, char text[PITH_SOCKADDR_TEXT]) {
+  char host[PITH_SOCKADDR_TEXT];
+  snprintf(text, PITH_SOCKADDR_TEXT, is_v6(address) ? "[%.60s]:%u" : "%.60s:%u", pith__sockaddr_name(address, host),
+           pith__sockaddr_port(address));
   return text;
 }
 
@@ -62,7 +66,7 @@ int pith__sockaddr_parse(const char *text, uint16_t port, pith_sockaddr *address
   return 1;
 }
 
-int pith__sockaddr_resolve(const char *host, uint16_t port, pith_sockaddr *found, int most, const char **why) {
+static int resolve_one(const char *host, uint16_t port, pith_sockaddr *found, int most, const char **why) {
   struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM}, *list = NULL;
   int error = getaddrinfo(host, NULL, &hints, &list), count = 0;
   if (error != 0) {
@@ -78,6 +82,25 @@ int pith__sockaddr_resolve(const char *host, uint16_t port, pith_sockaddr *found
   }
   freeaddrinfo(list);
   *why = count ? NULL : "it has no address";
+  return count;
+}
+
+int pith__sockaddr_resolve(const char *hosts, uint16_t port, pith_sockaddr *found, int most, const char **why) {
+  int count = 0;
+  *why = "it has no name";
+  while (*hosts && count < most) {
+    char host[256];
+    size_t length = strcspn(hosts, ",");
+    if (length < sizeof host) {
+      memcpy(host, hosts, length);
+      host[length] = 0;
+      count += resolve_one(host, port, found + count, most - count, why);
+    } else {
+      *why = "the name is too long";
+    }
+    hosts += length + (hosts[length] == ',');
+  }
+  *why = count ? NULL : *why;
   return count;
 }
 

@@ -205,7 +205,7 @@ mpirun_starts_ranks() {
     finds 2
     count=$((count + 1))
   done
-  [ $count -gt 0 ] || skip "there is no mpirun"
+  [ $count -gt 0 ] || lacks mpi "there is no mpirun"
 }
 
 run_tests every_collective_is_right_over_every_transport a_barrier_has_no_size_and_holds collectives_take_codecs the_least_time_is_told moves_do_not \

@@ -5,17 +5,17 @@ unset PITH_TRANSPORT PITH_MODULE_PATH RANK WORLD_SIZE MASTER_ADDR
 modules=$(ls "$build"/pith_transport_mpi*.so 2>/dev/null)
 
 need_module() {
-  [ -n "$modules" ] || skip "the mpi transport was not built: CMake found no MPI"
+  [ -n "$modules" ] || lacks mpi "the mpi transport was not built: CMake found no MPI"
 }
 
 # Programs of Open MPI and MPICH are not started by each other's mpirun. Sets $launcher, with the options it needs.
 choose_launcher() { # module
   if ldd "$1" | grep -q libmpich; then
     kind=mpich
-    launcher=$(command -v mpirun.mpich || command -v mpiexec.hydra || command -v mpirun) || skip "there is no mpirun of MPICH"
+    launcher=$(command -v mpirun.mpich || command -v mpiexec.hydra || command -v mpirun) || lacks mpich "there is no mpirun of MPICH"
   else
     kind=openmpi
-    launcher=$(command -v mpirun.openmpi || command -v mpirun) || skip "there is no mpirun of Open MPI"
+    launcher=$(command -v mpirun.openmpi || command -v mpirun) || lacks openmpi "there is no mpirun of Open MPI"
     launcher="$launcher --allow-run-as-root --oversubscribe"
   fi
 }
@@ -221,7 +221,24 @@ the_library_itself_links_to_libc_alone() {
   ! grep -vE 'lib(c|m|pthread|dl|asan|ubsan|tsan)\.so|ld-linux' "$temp/out"
 }
 
+# ---- A comm from an MPI communicator ---------------------------------------------------------------------------------
+
+programs_of_mpi() {
+  wrapper=$(command -v mpicc."$kind" || command -v mpicc)
+  "$wrapper" -std=c11 -Wall -Wextra -Werror -I"$root/include" "$root/examples/mpi_allreduce.c" -o "$temp/mpi_$kind" -L"$build" -lpith -lm
+  timeout=30 mpi 3 env LD_LIBRARY_PATH="$build" "$temp/mpi_$kind" q:8
+  says out "3 ranks: the compressed sum differs from MPI's by 0.0"
+  mpi 3 env LD_LIBRARY_PATH="$build" PITH_TRANSPORT=mpi PITH_MODULE_PATH="$build" "$temp/mpi_$kind" none
+  says out "differs from MPI's by 0.000"
+}
+
+an_mpi_program_makes_a_comm_from_its_communicator() {
+  need_plain_build
+  every_mpi programs_of_mpi
+}
+
 run_tests allreduce_over_mpi_is_right large_messages_over_mpi_without_shared_memory_are_right every_collective_runs_over_mpi ranks_agree_on_every_method_over_mpi \
   mpi_chosen_by_the_environment_and_one_rank transport_laws_hold_over_mpi a_killed_rank_ends_the_job \
   a_stopped_rank_is_named_in_time without_mpirun_the_error_says_so doctor_says_whether_mpi_can_run \
-  a_module_that_is_none_is_named the_module_of_the_launchers_mpi_is_opened the_library_itself_links_to_libc_alone
+  a_module_that_is_none_is_named the_module_of_the_launchers_mpi_is_opened the_library_itself_links_to_libc_alone \
+  an_mpi_program_makes_a_comm_from_its_communicator

@@ -5,8 +5,8 @@ unset PITH_TRANSPORT PITH_MODULE_PATH RANK WORLD_SIZE MASTER_ADDR UCX_TLS UCX_NE
 export ASAN_OPTIONS=detect_leaks=0 # what UCX itself leaks is not ours to report
 
 need_module() {
-  [ -f "$build/pith_transport_ucx.so" ] || skip "the ucx transport was not built: CMake found no UCX"
-  "$pith" doctor | grep -q 'ucx *can run' || skip "$("$pith" doctor | grep 'ucx')"
+  [ -f "$build/pith_transport_ucx.so" ] || lacks ucx "the ucx transport was not built: CMake found no UCX"
+  "$pith" doctor | grep -q 'ucx *can run' || lacks ucx "$("$pith" doctor | grep 'ucx')"
 }
 
 # ranks, command…: all must end well.

@@ -410,7 +410,7 @@ static size_t length_of(size_t trial_number) {
 static void compare_isa(pith_isa isa) {
   const pith_kernels *k = pith__kernels_of(isa);
   if (!k) {
-    SKIP("%s kernels are not built in, or not in this CPU", pith_isa_name(isa));
+    LACKS(pith_isa_name(isa), "%s kernels are not built in, or not in this CPU", pith_isa_name(isa));
   }
   inputs *in = malloc(sizeof *in);
   uint8_t *out = malloc(OUT_BYTES), *wanted = malloc(OUT_BYTES);

@@ -89,7 +89,7 @@ TEST(selection_loops_of_scalar_do_what_they_say) { check_isa(pith__kernels_of(PI
 TEST(selection_loops_of_avx2_do_what_they_say) {
   const pith_kernels *k = pith__kernels_of(PITH_ISA_AVX2);
   if (!k) {
-    SKIP("no AVX2 here");
+    LACKS("avx2", "no AVX2 here");
   }
   check_isa(k);
 }
@@ -97,7 +97,7 @@ TEST(selection_loops_of_avx2_do_what_they_say) {
 TEST(selection_loops_of_avx512_do_what_they_say) {
   const pith_kernels *k = pith__kernels_of(PITH_ISA_AVX512);
   if (!k) {
-    SKIP("no AVX-512 here");
+    LACKS("avx512", "no AVX-512 here");
   }
   check_isa(k);
 }

@@ -41,7 +41,7 @@ static uint16_t free_port(const char *host) {
   CHECK(pith__sockaddr_parse(host, 0, &at));
   int fd = pith__socket_listen(&at);
   if (fd < 0) {
-    SKIP("cannot listen on %s: %s", host, strerror(errno));
+    LACKS("ipv6", "cannot listen on %s: %s", host, strerror(errno));
   }
   CHECK_EQ(pith__socket_local(fd, &at), 0);
   close(fd);

@@ -73,7 +73,7 @@ TEST(bytes_arrive_in_order_on_ipv6) {
   pith_sockaddr at;
   int fd = pith__sockaddr_parse(host, 0, &at) ? pith__socket_listen(&at) : -1;
   if (fd < 0) {
-    SKIP("no IPv6 here: %s", strerror(errno));
+    LACKS("ipv6", "no IPv6 here: %s", strerror(errno));
   }
   close(fd);
   law_bytes_arrive_in_order(&processes, 50000);

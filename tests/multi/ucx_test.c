@@ -19,7 +19,7 @@ static const pith_transport_ops *ucx(const char *networks) {
     setenv("UCX_TLS", networks, 1);
   }
   if (pith__transport_open("ucx", &ops) != PITH_OK || ops->probe() != PITH_OK) {
-    SKIP("%s", pith_error());
+    LACKS("ucx", "%s", pith_error());
   }
   return ops;
 }

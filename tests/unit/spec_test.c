@@ -251,7 +251,7 @@ static int use_comma_locale(void) {
 
 TEST(a_decimal_comma_in_the_locale_changes_nothing) {
   if (!use_comma_locale()) {
-    SKIP("no locale with a decimal comma: neither de_DE.UTF-8 nor localedef is installed");
+    LACKS("locale", "no locale with a decimal comma: neither de_DE.UTF-8 nor localedef is installed");
   }
   char half[8];
   snprintf(half, sizeof half, "%.1f", 0.5);

@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import os
-import zlib
 
-# Each of torch's variables, and where MPI launchers (Open MPI; MPICH and Intel MPI) have the same.
-_NAMES = {
-    "RANK": ("OMPI_COMM_WORLD_RANK", "PMI_RANK"),
-    "WORLD_SIZE": ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
-    "LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
-    "LOCAL_WORLD_SIZE": ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"),
-}
-_JOB_NAMES = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID")
-_FIRST_PORT, _PORTS = 20000, 10000
+from .._errors import ArgumentError
+from .._launch import launch
+
+_TORCH_PORTS = 8192  # above Pith's own range of ports that are made from job ids (src/engine/launcher.c)
 
 
 def adopt_launcher() -> None:
-    """Under mpirun, sets the variables that ``init_process_group`` wants and that are not set.
+    """Under mpirun and srun, sets the variables that ``init_process_group`` wants and that are not set.
 
-    All ranks on one machine meet there, at a port that follows from the job, so that two jobs do not collide. Over several machines
-    MASTER_ADDR must be given (``mpirun -x MASTER_ADDR=…``): only the user knows which network to take.
+    The port of torch's store follows from the job, so that two jobs on a host do not collide. Where mpirun starts ranks on several hosts,
+    MASTER_ADDR must be given (``mpirun -x MASTER_ADDR=…``): it does not say where rank 0 is.
     """
-    if "RANK" in os.environ or not any(name in os.environ for name in _NAMES["WORLD_SIZE"]):
+    if "RANK" in os.environ:
         return
-    for wanted, names in _NAMES.items():
-        found = next((os.environ[name] for name in names if name in os.environ), None)
-        if found is not None:
-            os.environ.setdefault(wanted, found)
-    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE"):
-        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    job = next((os.environ[name] for name in _JOB_NAMES if name in os.environ), str(os.getppid()))
-    os.environ.setdefault("MASTER_PORT", str(_FIRST_PORT + zlib.crc32(job.encode()) % _PORTS))
+    try:
+        found = launch()
+    except ArgumentError:
+        return  # not started by a launcher: init_process_group says what it lacks
+    values = {
+        "RANK": found.rank,
+        "WORLD_SIZE": found.ranks,
+        "LOCAL_RANK": found.local_rank,
+        "LOCAL_WORLD_SIZE": found.local_ranks,
+        "MASTER_ADDR": found.host,
+    }
+    if found.port is not None and "MASTER_PORT" not in os.environ:
+        values |= {"MASTER_PORT": found.port + _TORCH_PORTS, "PITH_PORT": found.port}
+    for name, value in values.items():
+        if value is not None:
+            os.environ.setdefault(name, str(value))
