@@ -8,7 +8,9 @@
 #   make fuzz       look for inputs that break a decoder or a parser (clang; FUZZ_SECONDS for each target)
 #   make builds     test every build that must work: gcc, clang, and without AVX
 #   make cuda       the module for GPUs (nvcc)
-#   make lint, make format, make sanitize, make threads, make clean
+#   make lint       what people and tools should not find: layers, symbols, format, types, clang-tidy, shellcheck
+#   make packages   install what the tests can use beyond the compiler (Debian, Ubuntu; as root)
+#   make format, make sanitize, make threads, make clean
 
 BUILD  ?= build
 PREFIX ?= /usr/local
@@ -18,9 +20,10 @@ CMAKE_ARGS ?=
 # Where tools/bootstrap.sh puts CMake and Ninja if the system has none.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-SOURCES = $(shell find include src tests examples -name '*.[ch]')
+SOURCES = $(shell find include src tests examples modules bench cuda tools -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
+PYTHON_SOURCES = python tests/python tests/cuda bench examples
 
-.PHONY: all demo cuda test python-test sanitize threads builds fuzz bench format lint install clean
+.PHONY: all demo cuda test python-test sanitize threads builds fuzz bench format format-check lint packages install clean
 
 all: $(BUILD)/CMakeCache.txt
 	@cmake --build $(BUILD)
@@ -75,15 +78,28 @@ bench: all
 	@$(BUILD)/pith bench codec --json $(BUILD)/bench.json
 	@tools/bench-comm $(BUILD)
 
+# One version of the formatter for everybody, from PyPI: others would disagree about a line here and there.
 format:
-	@command -v clang-format >/dev/null || { echo "make format needs clang-format"; exit 1; }
-	@clang-format -i $(SOURCES)
+	@tools/python-env --lint
+	@.venv/bin/clang-format -i $(SOURCES)
+	@.venv/bin/ruff format --quiet $(PYTHON_SOURCES)
 
-lint: all
+format-check:
+	@tools/python-env --lint
+	@.venv/bin/clang-format --dry-run --Werror $(SOURCES)
+	@.venv/bin/ruff format --check --quiet $(PYTHON_SOURCES) || { echo "format: run make format"; exit 1; }
+	@echo "format: in order"
+
+lint: all format-check
 	@tools/check-includes
 	@tools/check-symbols $(BUILD)
+	@tools/check-scripts
+	@.venv/bin/ruff check $(PYTHON_SOURCES)
+	@.venv/bin/mypy
 	@tools/check-code $(BUILD)
-	@tools/python-env --lint && .venv/bin/ruff check python tests/python bench examples && .venv/bin/mypy
+
+packages:
+	@tools/test-packages
 
 # The module for GPUs, in build-cuda; needs nvcc.
 cuda:

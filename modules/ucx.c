@@ -341,7 +341,7 @@ static void ucx_close(pith_transport *transport) {
 /* ---- The table --------------------------------------------------------------------------------------------------- */
 
 static pith_status ucx_probe(void) {
-  ucp_context_h context;
+  ucp_context_h context = NULL;
   PITH_TRY(open_context(NULL, 1, &context));
   ucp_cleanup(context);
   return PITH_OK;

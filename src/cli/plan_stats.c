@@ -59,9 +59,10 @@ static void *must(void *memory) {
 
 static char *join(const record *r, const char *file) {
   size_t folder = file[0] == '/' ? 0 : r->folder_size;
-  char *path = must(malloc(folder + strlen(file) + 1));
+  size_t rest = strlen(file) + 1;
+  char *path = must(malloc(folder + rest));
   memcpy(path, r->folder, folder);
-  strcpy(path + folder, file);
+  memcpy(path + folder, file, rest);
   return path;
 }
 

@@ -32,11 +32,13 @@ static uint32_t add_scatter_chunk(pith_job *job, const pith_raw *raw, unsigned t
   size_t width = pith_dtype_size(raw->dtype);
   pith_range mine = pith__split_chunk(pith__split(raw->n, 1, (size_t)job->ranks, (size_t)job->rank), chunk, number);
   pith_reduction *r = pith__schedule_reduction(job, raw->dtype, raw->reduce, raw->dst + mine.first * width);
+  uint32_t received[job->ranks];
+  memset(received, 0xff, sizeof received); /* PITH_NO_TASK */
+  memset(sent, 0xff, sizeof received);
   if (!r) {
     return PITH_NO_TASK;
   }
   r->sources[job->rank] = raw->src + mine.first * width;
-  uint32_t received[job->ranks];
   for (int step = 1; step < job->ranks; step++) {
     int to = pith__peer_at(job, step), from = pith__peer_at(job, job->ranks - step);
     pith_range theirs = pith__split_chunk(pith__split(raw->n, 1, (size_t)job->ranks, (size_t)to), chunk, number);
@@ -49,7 +51,7 @@ static uint32_t add_scatter_chunk(pith_job *job, const pith_raw *raw, unsigned t
   }
   uint32_t reduce = pith__add_work(job, (pith_task){.work = pith__work_reduce, .n = mine.n, .values = r}, before);
   for (int p = 0; p < job->ranks; p++) {
-    pith__schedule_after(s, reduce, p == job->rank ? PITH_NO_TASK : received[p]);
+    pith__schedule_after(s, reduce, received[p]);
   }
   return reduce;
 }
@@ -110,7 +112,7 @@ static uint32_t add_long_allreduce(pith_job *job, const pith_raw *raw, unsigned 
     reduced[c % WINDOW] = reduce;
     pith__schedule_after(s, end, reduce);
     for (int p = 0; p < job->ranks; p++) {
-      pith__schedule_after(s, end, p == job->rank ? PITH_NO_TASK : sent[p]);
+      pith__schedule_after(s, end, sent[p]);
     }
     add_gather_chunk(job, raw, tag_gather, chunk, c, reduce, sent, end);
   }

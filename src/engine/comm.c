@@ -263,7 +263,7 @@ static pith_status connect_all(pith_comm *comm, pith_transport **transport, cons
     count[kind]++;
   }
   for (int k = 0; k < KINDS; k++) {
-    if (count[k]) {
+    if (count[k] && transport[k]) {
       PITH_TRY(connect_kind(comm, transport[k], k, cards, wanted[k]));
       comm->transport[comm->transports++] = transport[k];
       transport[k] = NULL; /* the comm's now */

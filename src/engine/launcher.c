@@ -122,7 +122,7 @@ static uint64_t find_job(pith_getenv_fn get, const launcher *from, const pith_la
   job = job ? job : text(get, from->job_too);
   if (!job && is_slurm(get, l)) {
     job = text(get, "SLURM_JOB_ID");
-    return job ? pith__hash64(job, strlen(job), (uint64_t)(number(get, "SLURM_STEP_ID") + 2)) : 0;
+    return job ? pith__hash64(job, strlen(job), (uint64_t)number(get, "SLURM_STEP_ID") + 2) : 0;
   }
   if (!job && from != launchers && l->local_ranks == l->ranks) { /* MPICH names no job; ranks of one host have one parent */
     return pith__mix64((uint64_t)getppid());
@@ -139,7 +139,7 @@ static int find_port(pith_getenv_fn get, const launcher *from, const pith_launch
   if (own > 0 || (master > 0 && !is_torchrun)) {
     return own > 0 ? own : master;
   }
-  return job ? FIRST_PORT + (int)(pith__mix64(job + (uint64_t)(master + 1)) % PORTS) : 0;
+  return job ? FIRST_PORT + (int)(pith__mix64(job + (uint64_t)master + 1) % PORTS) : 0;
 }
 
 static void find_host(pith_getenv_fn get, pith_launch *l) {

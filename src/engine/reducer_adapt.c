@@ -45,10 +45,11 @@ static pith_status check_others(const char *text, const char *last) {
 }
 
 static pith_status copy(char **to, const char *text, size_t size, const char *end) {
-  *to = malloc(size + strlen(end) + 1);
+  size_t rest = strlen(end) + 1;
+  *to = malloc(size + rest);
   PITH_REQUIRE(*to, PITH_ERR_MEMORY, "no memory for rules");
   memcpy(*to, text, size);
-  strcpy(*to + size, end);
+  memcpy(*to + size, end, rest);
   return PITH_OK;
 }
 

@@ -302,7 +302,7 @@ static int first_missing(const pith_shm_meeting *meeting) {
 static pith_status meet_in(pith_shm_meeting *meeting, lobby *l) {
   PITH_TRY(dial_lower(meeting, l));
   while (first_missing(meeting) >= 0) {
-    int ready = poll(l->fds, (nfds_t)(1 + GUESTS_MOST + meeting->count), remaining_ms(meeting->end));
+    int ready = poll(l->fds, 1 + GUESTS_MOST + (nfds_t)meeting->count, remaining_ms(meeting->end));
     PITH_REQUIRE(ready != 0, PITH_ERR_TIMEOUT, "shm: rank %d did not connect within %g s", first_missing(meeting),
                  meeting->config->timeout);
     PITH_REQUIRE(ready > 0 || errno == EINTR, PITH_ERR_SYSTEM, "shm: cannot wait for peers: %s", strerror(errno));

@@ -41,7 +41,7 @@ int pith__sockaddr_is_loopback(const pith_sockaddr *address) {
 
 const char *pith__sockaddr_name(const pith_sockaddr *address, char text[PITH_SOCKADDR_TEXT]) {
   const void *from = is_v6(address) ? (const void *)&address->v6.sin6_addr : &address->v4.sin_addr;
-  return inet_ntop(address->any.sa_family, from, text, PITH_SOCKADDR_TEXT) ? text : strcpy(text, "?");
+  return inet_ntop(address->any.sa_family, from, text, PITH_SOCKADDR_TEXT) ? text : memcpy(text, "?", 2);
 }
 
 const char *pith__sockaddr_text(const pith_sockaddr *address, char text[PITH_SOCKADDR_TEXT]) {

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/half.h"
 #include "ranks.h"
 #include "test.h"
 
@@ -21,7 +22,7 @@ static void put(void *data, pith_dtype dtype, size_t i, double x) {
   switch (dtype) {
     case PITH_F32: ((float *)data)[i] = (float)x; break;
     case PITH_F64: ((double *)data)[i] = x; break;
-    case PITH_F16: ((_Float16 *)data)[i] = (_Float16)x; break;
+    case PITH_F16: ((uint16_t *)data)[i] = pith__f32_to_f16((float)x); break;
     case PITH_BF16: {
       float f = (float)x;
       uint32_t bits;
