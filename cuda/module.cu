@@ -20,7 +20,7 @@ static int refuse(cudaError_t error, const char *what, char *text) {
 /* ---- Which kernel ------------------------------------------------------------------------------------------------- */
 
 enum Way { ENCODE, DECODE_SET, DECODE_ADD };
-enum Kernel { QUADS, TERN, SIGNS, PLAIN, ROTATED_QUADS, ROTATED, KERNELS };
+enum Kernel { QUADS, TERN, SIGNS, PLAIN, PLAIN_RARER, ROTATED_QUADS, ROTATED, KERNELS }; /* PLAIN_RARER: see is_common() */
 
 /* Payloads are written in words, those of casts in as many bytes as four values take. */
 static size_t quad_alignment(const Task &t) {
@@ -72,9 +72,11 @@ static Task part_for(Kernel kernel, Way way, const Task &t) {
   Kernel special = special_for(t, way);
   uint32_t taken = special == PLAIN ? 0 : t.n / (2 * t.bucket) * (2 * t.bucket);
   uint32_t tiled = rotated_quads_fit(t, way) ? t.n / t.tile * t.tile : 0;
+  bool rarer = way == ENCODE && !is_common(t);
   switch (kernel) {
     case PLAIN:
-      return piece_of(t, taken, t.rotation ? 0 : t.n - taken);
+    case PLAIN_RARER:
+      return piece_of(t, taken, t.rotation || rarer != (kernel == PLAIN_RARER) ? 0 : t.n - taken);
     case ROTATED_QUADS:
       return piece_of(t, 0, tiled);
     case ROTATED:
@@ -104,7 +106,9 @@ static cudaError_t launch(Kernel kernel, Way way, const Batch &batch, cudaStream
     case SIGNS:
       return launch_encode_signs(batch, stream);
     case PLAIN:
-      return way == ENCODE ? launch_encode(batch, stream) : launch_decode(batch, way == DECODE_ADD, stream);
+      return way == ENCODE ? launch_encode(batch, true, stream) : launch_decode(batch, way == DECODE_ADD, stream);
+    case PLAIN_RARER:
+      return launch_encode(batch, false, stream);
     case ROTATED_QUADS:
       return launch_encode_rotated_quads(batch, stream);
     default:
