@@ -272,6 +272,22 @@ static int event_wait(void *event, char *text) {
   return error == cudaSuccess ? 0 : refuse(error, "the device failed", text);
 }
 
+/* Why there is no device: what CUDA's runtime says of a missing driver and of one that is too old is the same. */
+static int refuse_device(cudaError_t error, char *text) {
+  int driver = 0, runtime = 0;
+  if (error != cudaErrorInsufficientDriver || cudaDriverGetVersion(&driver) != cudaSuccess ||
+      cudaRuntimeGetVersion(&runtime) != cudaSuccess) {
+    return refuse(error, "no CUDA device", text);
+  }
+  if (driver == 0) {
+    snprintf(text, TEXT, "no CUDA device: no NVIDIA driver (libcuda.so.1) is installed");
+  } else {
+    snprintf(text, TEXT, "the NVIDIA driver is for CUDA %d.%d, the module for %d.%d: install a later driver", driver / 1000, driver % 100 / 10,
+             runtime / 1000, runtime % 100 / 10);
+  }
+  return (int)error;
+}
+
 static int describe(char *text) {
   int device = 0;
   cudaDeviceProp properties;
@@ -280,7 +296,7 @@ static int describe(char *text) {
     error = cudaGetDeviceProperties(&properties, device);
   }
   if (error != cudaSuccess) {
-    return refuse(error, "no CUDA device", text);
+    return refuse_device(error, text);
   }
   snprintf(text, TEXT, "%.160s, compute capability %d.%d, %.0f GiB", properties.name, properties.major, properties.minor,
            (double)properties.totalGlobalMem / (1 << 30));
