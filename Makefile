@@ -7,7 +7,7 @@
 #   make install PREFIX=/usr/local
 #   make fuzz       look for inputs that break a decoder or a parser (clang; FUZZ_SECONDS for each target)
 #   make builds     test every build that must work: gcc, clang, and without AVX
-#   make cuda       the module for GPUs (nvcc)
+#   make cuda       build/libpith_cuda.so, the module for GPUs (nvcc); CUDA_ARCH=all builds it for every GPU
 #   make lint       what people and tools should not find: layers, symbols, format, types, clang-tidy, shellcheck
 #   make packages   install what the tests can use beyond the compiler (Debian, Ubuntu; as root)
 #   make format, make sanitize, make threads, make clean
@@ -101,10 +101,11 @@ lint: all format-check
 packages:
 	@tools/test-packages
 
-# The module for GPUs, in build-cuda; needs nvcc.
-cuda:
-	@$(MAKE) --no-print-directory build-cuda/CMakeCache.txt BUILD=build-cuda CMAKE_ARGS="-DPITH_CUDA=ON"
-	@cmake --build build-cuda --target pith_cuda
+# The module for GPUs, beside the library; needs nvcc. For this machine's GPU, or with CUDA_ARCH=all for every GPU.
+CUDA_ARCH ?= native
+cuda: $(BUILD)/CMakeCache.txt
+	@cmake -B $(BUILD) -S . -DPITH_CUDA=ON -DPITH_CUDA_ARCHITECTURES="$(CUDA_ARCH)" | grep "CUDA module"
+	@cmake --build $(BUILD) --target pith_cuda --parallel $$(nproc)
 
 install: all
 	@cmake --install $(BUILD) --prefix $(PREFIX)

@@ -1,7 +1,7 @@
-# Transport modules: each is built if what it stands on is installed, and opened by name at run time (src/transport/module.c).
+# Transport modules: each is built if what it stands on is installed, and opened by name at run time (src/transport/module.c, src/base/module_file.c).
 # They see src/ for the contract and do not link to the library.
 include(GNUInstallDirs)
-set_source_files_properties(src/transport/module.c PROPERTIES COMPILE_DEFINITIONS
+set_source_files_properties(src/base/module_file.c PROPERTIES COMPILE_DEFINITIONS
                             PITH_MODULE_DIR="${CMAKE_INSTALL_FULL_LIBDIR}/pith")
 set(PITH_MODULES "") # the targets, for the tests
 

@@ -1,4 +1,4 @@
-# What the Python package carries: the library, the command and the transport modules, in one folder, where each finds the others
+# What the Python package carries: the library, the command, the transport modules and the CUDA module if it is built, in one folder, where each finds the others
 # (src/transport/module.c). pyproject.toml builds the target pith_python and installs the component python.
 add_custom_target(pith_python DEPENDS pith_shared pith_cli ${PITH_MODULES})
 
@@ -7,3 +7,7 @@ install(FILES $<TARGET_FILE:pith_shared> DESTINATION _native RENAME libpith.so C
 foreach(target pith_cli ${PITH_MODULES})
   install(PROGRAMS $<TARGET_FILE:${target}> DESTINATION _native COMPONENT python EXCLUDE_FROM_ALL)
 endforeach()
+if(TARGET pith_cuda)
+  add_dependencies(pith_python pith_cuda)
+  install(PROGRAMS ${PITH_CUDA_MODULE} DESTINATION _native COMPONENT python EXCLUDE_FROM_ALL)
+endif()

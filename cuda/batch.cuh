@@ -15,6 +15,11 @@ struct Batch {
   Task task[BATCH_TASKS];
 };
 
+/* Block codecs are encoded by one of two sets of code (encode_block.cuh): casts, uniform levels and signs, or the rest. */
+static inline __host__ __device__ bool is_common(const Task &t) {
+  return t.kind != PITH_WIRE_TERNGRAD && t.kind != PITH_WIRE_LLOYD && t.kind != PITH_WIRE_NATURAL && t.kind != PITH_WIRE_TREE8;
+}
+
 /* The items start, start + step, … of a batch: `each` gets the task and the item's number in it. */
 template <class Each>
 INLINE void each_item(const Batch &batch, uint32_t start, uint32_t step, Each each) {
@@ -44,7 +49,7 @@ INLINE void each_item_of_block(const Batch &batch, Each each) {
 cudaError_t launch_encode_quads(const Batch &batch, cudaStream_t stream);
 cudaError_t launch_encode_tern(const Batch &batch, cudaStream_t stream);
 cudaError_t launch_encode_signs(const Batch &batch, cudaStream_t stream);
-cudaError_t launch_encode(const Batch &batch, cudaStream_t stream);
+cudaError_t launch_encode(const Batch &batch, bool common, cudaStream_t stream); /* tasks of which is_common() says the same */
 cudaError_t launch_decode(const Batch &batch, bool add, cudaStream_t stream);
 cudaError_t launch_encode_rotated(const Batch &batch, cudaStream_t stream);
 cudaError_t launch_encode_rotated_quads(const Batch &batch, cudaStream_t stream);

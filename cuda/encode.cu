@@ -1,10 +1,12 @@
-/* Encoding of block codecs straight from tensors: each warp takes two blocks at a time, of whatever task is next. */
+/* Encoding of block codecs straight from tensors: each warp takes two blocks at a time, of whatever task is next. Codecs that are often
+ * used together share a kernel, so that a bucket of layers usually takes one launch. */
 #include "batch.cuh"
 #include "encode_block.cuh"
 
 #define THREADS 128
 #define WARPS (THREADS / 32)
 
+template <bool COMMON>
 __global__ void __launch_bounds__(THREADS, 6) encode_kernel(const __grid_constant__ Batch batch) {
   __shared__ __align__(16) uint8_t stages[2 * WARPS][STAGE];
   __shared__ Tables tables;
@@ -13,10 +15,10 @@ __global__ void __launch_bounds__(THREADS, 6) encode_kernel(const __grid_constan
   each_item_of_warp(batch, [&](const Task &t, uint32_t pair) {
     uint32_t block = 2 * pair + half_of_warp();
     uint32_t first = block * t.bucket, m = first < t.n ? least(t.bucket, t.n - first) : 0;
-    encode_block(TensorSource{t, first, m}, t, t.payload + (size_t)block * t.block_size, stage, tables);
+    encode_block<COMMON>(TensorSource{t, first, m}, t, t.payload + (size_t)block * t.block_size, stage, tables);
   });
 }
 
-cudaError_t launch_encode(const Batch &batch, cudaStream_t stream) {
-  return launch_batch(encode_kernel, THREADS, WARPS, 0, batch, stream);
+cudaError_t launch_encode(const Batch &batch, bool common, cudaStream_t stream) {
+  return launch_batch(common ? encode_kernel<true> : encode_kernel<false>, THREADS, WARPS, 0, batch, stream);
 }

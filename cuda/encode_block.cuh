@@ -22,11 +22,12 @@ INLINE void forget(float (&v)[STEPS]) {
   EACH_STEP(k, STEPS) { v[k] = 0.0f; }
 }
 
-/* What forget() took, for a memory: it keeps values of a bad block that are finite themselves. */
+/* A bad block decodes to NaN. A memory still keeps those of its values that are finite themselves, read once more: forget() took them. */
 template <class Source>
-INLINE void remember(const Source &s, bool bad, float (&v)[STEPS], uint32_t from) {
-  if (__any_sync(FULL, bad)) {
-    s.template load<STEPS>(v, from, 0.0f);
+INLINE void keep_bad(const Source &s, uint32_t from) {
+#pragma unroll 1
+  for (uint32_t i = from + lane16(); i < least(s.m, from + CHUNK); i += LANES) {
+    s.keep(i, s.one(i), nan_value());
   }
 }
 
@@ -230,8 +231,9 @@ INLINE void emit_uniform(const Source &s, const Task &t, Uniform u, bool bad, fl
       }
     }
     put_levels(stage, out + from / 8 * t.bits, count, t.bits);
-    if (s.keeps()) {
-      remember(s, bad, v, from);
+    if (s.keeps() && bad) {
+      keep_bad(s, from);
+    } else if (s.keeps()) {
       EACH_STEP(k, STEPS) {
         float level = level_value<RANDOM>(u, v[k], noise + LANES * k * RNG_WEYL, t.key1);
         s.keep(from + LANES * k + lane16(), v[k], u.base + u.unit * (level - u.zero));
@@ -300,12 +302,12 @@ INLINE void encode_byte(const Source &s, const Task &t, uint8_t *out, uint8_t *s
     }
     __syncwarp();
     copy_out(stage, out + from, count_from(s.m, from, CHUNK));
-    if (s.keeps()) {
-      remember(s, bad, v, from);
+    if (s.keeps() && bad) {
+      keep_bad(s, from);
+    } else if (s.keeps()) {
       EACH_STEP(k, STEPS) {
         uint32_t byte = stage[LANES * k + lane16()];
-        float d = natural ? natural_value(byte, top) : scale * tree8_value(byte, tree);
-        s.keep(from + LANES * k + lane16(), v[k], bad ? nan_value() : d);
+        s.keep(from + LANES * k + lane16(), v[k], natural ? natural_value(byte, top) : scale * tree8_value(byte, tree));
       }
     }
     __syncwarp();
@@ -556,8 +558,12 @@ INLINE void encode_lloyd(const Source &s, const Task &t, uint8_t *out, uint8_t *
     return;
   }
   for (uint32_t c = 0; c < chunks; c++) {
-    if (chunks > 1 || __any_sync(FULL, bad)) {
+    if (chunks > 1) {
       s.template load<STEPS>(v, c * CHUNK, 0.0f);
+    }
+    if (bad) {
+      keep_bad(s, c * CHUNK);
+      continue;
     }
     EACH_STEP(k, STEPS) {
       s.keep(c * CHUNK + LANES * k + lane16(), v[k], scale * lloyd.level(lloyd_number(v[k] * inverse, lloyd)));
@@ -568,28 +574,43 @@ INLINE void encode_lloyd(const Source &s, const Task &t, uint8_t *out, uint8_t *
 /* ---- All ------------------------------------------------------------------------------------------------------------------ */
 
 template <class Source>
-INLINE void encode_block(const Source &s, const Task &t, uint8_t *out, uint8_t *stage, const Tables &tables) {
+INLINE void encode_common(const Source &s, const Task &t, uint8_t *out, uint8_t *stage) {
   switch (t.kind) {
     case PITH_WIRE_NONE:
     case PITH_WIRE_FP16:
     case PITH_WIRE_BF16:
       encode_cast(s, t, out);
       break;
-    case PITH_WIRE_TERNGRAD:
-      encode_tern(s, t, out, stage);
-      break;
-    case PITH_WIRE_NATURAL:
-    case PITH_WIRE_TREE8:
-      encode_byte(s, t, out, stage, tables.tree);
-      break;
     case PITH_WIRE_SIGN:
     case PITH_WIRE_SIGNMEAN:
       encode_sign(s, t, out);
+      break;
+    default:
+      encode_uniform(s, t, out, stage);
+  }
+}
+
+template <class Source>
+INLINE void encode_rarer(const Source &s, const Task &t, uint8_t *out, uint8_t *stage, const Tables &tables) {
+  switch (t.kind) {
+    case PITH_WIRE_TERNGRAD:
+      encode_tern(s, t, out, stage);
       break;
     case PITH_WIRE_LLOYD:
       encode_lloyd(s, t, out, stage, tables.lloyd[t.bits - 1]);
       break;
     default:
-      encode_uniform(s, t, out, stage);
+      encode_byte(s, t, out, stage, tables.tree);
+  }
+}
+
+/* COMMON says which of the two a kernel is for (is_common() in batch.cuh): codecs that it does not have take no registers from those it
+ * has, and two kernels compile in half the time of one. */
+template <bool COMMON, class Source>
+INLINE void encode_block(const Source &s, const Task &t, uint8_t *out, uint8_t *stage, const Tables &tables) {
+  if (COMMON) {
+    encode_common(s, t, out, stage);
+  } else {
+    encode_rarer(s, t, out, stage, tables);
   }
 }

@@ -1,5 +1,5 @@
 /*
- * Squared errors of block codecs for the planner, all candidates in one pass: a warp takes a short piece of the tensor and encodes
+ * Squared errors of block codecs for the planner, all candidates in one pass (two, if rarer codecs are among them): a warp takes a short piece of the tensor and encodes
  * it by every candidate while it is in the cache. The encoders are those of payloads; what they tell a memory about lost values is
  * summed up instead, and the bytes go to a corner of the workspace that is overwritten again and again.
  */
@@ -12,7 +12,7 @@
 #define PIECE 2048  /* values: of all warps together they fit the second-level cache */
 #define BLOCKS 1024 /* most of a launch */
 
-/* A block of the tensor whose losses are added up. */
+/* A block of the tensor, without a memory, whose losses are added up. */
 struct ErrorSource {
   const Task &t;
   uint32_t origin, m;
@@ -20,9 +20,9 @@ struct ErrorSource {
 
   template <int N>
   INLINE void load(float (&v)[STEPS], uint32_t from, float pad) const {
-    TensorSource{t, origin, m}.template load<N>(v, from, pad);
+    TensorSource{t, origin, m}.template read<N>(v, from + lane16(), __all_sync(FULL, from + LANES * N <= m), pad);
   }
-  INLINE float one(uint32_t i) const { return TensorSource{t, origin, m}.one(i); }
+  INLINE float one(uint32_t i) const { return value_at(t.values, t.dtype, origin + i); }
   INLINE bool keeps() const { return true; }
   INLINE void keep(uint32_t i, float p, float d) const {
     if (i < m) {
@@ -32,6 +32,7 @@ struct ErrorSource {
 };
 
 /* The error of the blocks that begin in a piece. */
+template <bool COMMON>
 INLINE double piece_error(const Task &t, uint32_t from, uint32_t to, uint8_t *dump, uint8_t *stage, const Tables &tables) {
   uint32_t block = (from + t.bucket - 1) / t.bucket, end = (to + t.bucket - 1) / t.bucket;
   double error = 0;
@@ -39,7 +40,7 @@ INLINE double piece_error(const Task &t, uint32_t from, uint32_t to, uint8_t *du
     uint32_t mine = block + half_of_warp(), first = mine * t.bucket;
     uint32_t m = mine < end && first < t.n ? least(t.bucket, t.n - first) : 0;
     float sum = 0.0f;
-    encode_block(ErrorSource{t, first, m, sum}, t, dump, stage, tables);
+    encode_block<COMMON>(ErrorSource{t, first, m, sum}, t, dump, stage, tables);
     error += (double)sum;
     __syncwarp();
   }
@@ -49,6 +50,8 @@ INLINE double piece_error(const Task &t, uint32_t from, uint32_t to, uint8_t *du
   return error;
 }
 
+/* Of the candidates of which is_common() says so; the others are left to the other kernel. */
+template <bool COMMON>
 __global__ void __launch_bounds__(THREADS, 5)
     errors_kernel(const __grid_constant__ Batch batch, uint8_t *dumps, uint32_t dump_size, double *partial) {
   __shared__ __align__(16) uint8_t stages[2 * WARPS][STAGE];
@@ -64,7 +67,10 @@ __global__ void __launch_bounds__(THREADS, 5)
   for (uint32_t piece = blockIdx.x * WARPS + warp; piece < batch.items; piece += step) {
     uint32_t from = piece * PIECE, to = least(n, from + PIECE);
     for (uint32_t c = 0; c < batch.count; c++) {
-      double error = piece_error(batch.task[c], from, to, dump, stages[threadIdx.x / LANES], tables);
+      if (is_common(batch.task[c]) != COMMON) {
+        continue;
+      }
+      double error = piece_error<COMMON>(batch.task[c], from, to, dump, stages[threadIdx.x / LANES], tables);
       if (lane == 0) {
         sums[warp][c] += error;
       }
@@ -76,7 +82,9 @@ __global__ void __launch_bounds__(THREADS, 5)
     for (int w = 0; w < WARPS; w++) {
       sum += sums[w][c];
     }
-    partial[(size_t)c * gridDim.x + blockIdx.x] = sum;
+    if (is_common(batch.task[c]) == COMMON) {
+      partial[(size_t)c * gridDim.x + blockIdx.x] = sum;
+    }
   }
 }
 
@@ -128,14 +136,21 @@ cudaError_t pith__errors_run(const pith_gpu_task *tasks, size_t count, double *e
     return cudaSuccess;
   }
   uint32_t blocks = blocks_for(tasks[0].n);
+  size_t common = 0;
   for (size_t i = 0; i < count; i++) {
     batch.task[i] = tasks[i];
+    common += is_common(tasks[i]);
   }
   batch.count = (uint32_t)count;
   batch.items = (tasks[0].n + PIECE - 1) / PIECE;
   double *partial = (double *)space;
   uint8_t *dumps = (uint8_t *)space + round_up(sizeof(double) * count * blocks);
-  errors_kernel<<<blocks, THREADS, 0, stream>>>(batch, dumps, dump_size(tasks, count), partial);
+  if (common) {
+    errors_kernel<true><<<blocks, THREADS, 0, stream>>>(batch, dumps, dump_size(tasks, count), partial);
+  }
+  if (common < count) {
+    errors_kernel<false><<<blocks, THREADS, 0, stream>>>(batch, dumps, dump_size(tasks, count), partial);
+  }
   join_errors_kernel<<<(uint32_t)count, THREADS, 0, stream>>>(partial, blocks, errors);
   return cudaGetLastError();
 }

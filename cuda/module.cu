@@ -20,7 +20,7 @@ static int refuse(cudaError_t error, const char *what, char *text) {
 /* ---- Which kernel ------------------------------------------------------------------------------------------------- */
 
 enum Way { ENCODE, DECODE_SET, DECODE_ADD };
-enum Kernel { QUADS, TERN, SIGNS, PLAIN, ROTATED_QUADS, ROTATED, KERNELS };
+enum Kernel { QUADS, TERN, SIGNS, PLAIN, PLAIN_RARER, ROTATED_QUADS, ROTATED, KERNELS }; /* PLAIN_RARER: see is_common() */
 
 /* Payloads are written in words, those of casts in as many bytes as four values take. */
 static size_t quad_alignment(const Task &t) {
@@ -72,9 +72,11 @@ static Task part_for(Kernel kernel, Way way, const Task &t) {
   Kernel special = special_for(t, way);
   uint32_t taken = special == PLAIN ? 0 : t.n / (2 * t.bucket) * (2 * t.bucket);
   uint32_t tiled = rotated_quads_fit(t, way) ? t.n / t.tile * t.tile : 0;
+  bool rarer = way == ENCODE && !is_common(t);
   switch (kernel) {
     case PLAIN:
-      return piece_of(t, taken, t.rotation ? 0 : t.n - taken);
+    case PLAIN_RARER:
+      return piece_of(t, taken, t.rotation || rarer != (kernel == PLAIN_RARER) ? 0 : t.n - taken);
     case ROTATED_QUADS:
       return piece_of(t, 0, tiled);
     case ROTATED:
@@ -104,7 +106,9 @@ static cudaError_t launch(Kernel kernel, Way way, const Batch &batch, cudaStream
     case SIGNS:
       return launch_encode_signs(batch, stream);
     case PLAIN:
-      return way == ENCODE ? launch_encode(batch, stream) : launch_decode(batch, way == DECODE_ADD, stream);
+      return way == ENCODE ? launch_encode(batch, true, stream) : launch_decode(batch, way == DECODE_ADD, stream);
+    case PLAIN_RARER:
+      return launch_encode(batch, false, stream);
     case ROTATED_QUADS:
       return launch_encode_rotated_quads(batch, stream);
     default:
@@ -268,6 +272,22 @@ static int event_wait(void *event, char *text) {
   return error == cudaSuccess ? 0 : refuse(error, "the device failed", text);
 }
 
+/* Why there is no device: what CUDA's runtime says of a missing driver and of one that is too old is the same. */
+static int refuse_device(cudaError_t error, char *text) {
+  int driver = 0, runtime = 0;
+  if (error != cudaErrorInsufficientDriver || cudaDriverGetVersion(&driver) != cudaSuccess ||
+      cudaRuntimeGetVersion(&runtime) != cudaSuccess) {
+    return refuse(error, "no CUDA device", text);
+  }
+  if (driver == 0) {
+    snprintf(text, TEXT, "no CUDA device: no NVIDIA driver (libcuda.so.1) is installed");
+  } else {
+    snprintf(text, TEXT, "the NVIDIA driver is for CUDA %d.%d, the module for %d.%d: install a later driver", driver / 1000, driver % 100 / 10,
+             runtime / 1000, runtime % 100 / 10);
+  }
+  return (int)error;
+}
+
 static int describe(char *text) {
   int device = 0;
   cudaDeviceProp properties;
@@ -276,7 +296,7 @@ static int describe(char *text) {
     error = cudaGetDeviceProperties(&properties, device);
   }
   if (error != cudaSuccess) {
-    return refuse(error, "no CUDA device", text);
+    return refuse_device(error, text);
   }
   snprintf(text, TEXT, "%.160s, compute capability %d.%d, %.0f GiB", properties.name, properties.major, properties.minor,
            (double)properties.totalGlobalMem / (1 << 30));

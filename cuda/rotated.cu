@@ -79,7 +79,12 @@ INLINE void encode_tile(const Task &t, uint32_t first, Tile tile, uint8_t *stage
   for (uint32_t pair = threadIdx.x / 32; 2 * pair < blocks; pair += THREADS / 32) {
     uint32_t block = 2 * pair + half_of_warp(), at = block * t.bucket, m = at < n ? least(t.bucket, n - at) : 0;
     TileSource source = {t, first + at, m, tile.values, at};
-    encode_block(source, t, t.payload + (size_t)(before + block) * t.block_size, stage, tables);
+    uint8_t *out = t.payload + (size_t)(before + block) * t.block_size;
+    if (is_common(t)) {
+      encode_common(source, t, out, stage);
+    } else {
+      encode_rarer(source, t, out, stage, tables);
+    }
   }
   __syncthreads();
   if (t.memory && sixteens && t.keeps == PITH_GPU_KEEP_LOST) {

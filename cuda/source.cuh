@@ -8,9 +8,6 @@
 
 #include "device.cuh"
 
-INLINE float widen(const Task &, float x) { return x; }
-INLINE float widen(const Task &t, uint16_t x) { return t.dtype == PITH_GPU_F16 ? f16_to_f32(x) : bf16_to_f32(x); }
-
 INLINE float meet(const Task &t, uint32_t i, float g) { return t.memory ? t.beta * t.memory[i] + t.gamma * g : g; }
 
 /* What of a value p stays once d was sent in its place. Nothing that is not finite ever stays. */
@@ -27,16 +24,40 @@ struct TensorSource {
   uint32_t m;      /* values of the block; 0: there is none */
 
   template <int N, class T>
-  INLINE void fetch(float (&v)[STEPS], const T *p, uint32_t at, bool full, float pad) const {
+  INLINE void fetch(T (&v)[STEPS], const T *p, uint32_t at, bool full, T pad) const {
     if (full) {
 #pragma unroll
       for (int k = 0; k < N; k++) {
-        v[k] = widen(t, p[LANES * k]);
+        v[k] = p[LANES * k];
       }
     } else {
 #pragma unroll
       for (int k = 0; k < N; k++) {
-        v[k] = at + LANES * k < m ? widen(t, p[LANES * k]) : pad;
+        v[k] = at + LANES * k < m ? p[LANES * k] : pad;
+      }
+    }
+  }
+
+  /* The tensor's own values. Those of 16 bits are widened behind all loads, so that the loads exist once for both types. The pad is one
+   * of the values, or 0, and so fits the type; behind a memory it may not, and is set again. */
+  template <int N>
+  INLINE void read(float (&v)[STEPS], uint32_t at, bool full, float pad) const {
+    uint16_t h[STEPS];
+    if (t.dtype == PITH_GPU_F32) {
+      fetch<N>(v, (const float *)t.values + origin + at, at, full, pad);
+      return;
+    }
+    uint16_t narrow_pad = t.dtype == PITH_GPU_F16 ? f32_to_f16(pad) : f32_to_bf16(pad);
+    fetch<N>(h, (const uint16_t *)t.values + origin + at, at, full, narrow_pad);
+    if (t.dtype == PITH_GPU_F16) {
+#pragma unroll
+      for (int k = 0; k < N; k++) {
+        v[k] = f16_to_f32(h[k]);
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < N; k++) {
+        v[k] = bf16_to_f32(h[k]);
       }
     }
   }
@@ -45,11 +66,7 @@ struct TensorSource {
   INLINE void load(float (&v)[STEPS], uint32_t from, float pad) const {
     uint32_t at = from + lane16(), i = origin + at;
     bool full = __all_sync(FULL, from + LANES * N <= m);
-    if (t.dtype == PITH_GPU_F32) {
-      fetch<N>(v, (const float *)t.values + i, at, full, pad);
-    } else {
-      fetch<N>(v, (const uint16_t *)t.values + i, at, full, pad);
-    }
+    read<N>(v, at, full, pad);
     if (t.memory) {
       const float *e = t.memory + i;
       if (full) {

@@ -8,12 +8,12 @@
 #include <limits.h>
 #include <pith/cuda.h>
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/log.h"
+#include "base/module_file.h"
 #include "base/size.h"
 #include "engine/cuda_device.h"
 #include "engine/cuda_tasks.h"
@@ -28,74 +28,71 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static const pith_cuda_module *module; /* under the lock until it is set */
-static char failure[512], device_text[TEXT];
+static char failure[1024], device_text[TEXT];
 
-static void *open_in(const char *folder, size_t size, const char *below) {
-  char path[PATH_MAX];
-  int length = snprintf(path, sizeof path, "%.*s%s/" FILE_NAME, (int)size, folder, below);
-  if (size == 0 || length >= PATH_MAX || access(path, R_OK) != 0) {
-    return NULL;
-  }
-  return dlopen(path, RTLD_NOW | RTLD_LOCAL);
+/* Why there is no module, once and for all: later calls get the same answer. */
+__attribute__((format(printf, 1, 2))) static void *refuse(const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(failure, sizeof failure, format, arguments);
+  va_end(arguments);
+  return NULL;
 }
 
-static void *open_in_list(const char *folders) {
-  void *handle = NULL;
-  while (folders && *folders && !handle) {
-    size_t size = strcspn(folders, ":");
-    handle = open_in(folders, size, "");
-    folders += size + (folders[size] == ':');
-  }
-  return handle;
+/* dlerror() without the path, where it starts with that. */
+static const char *open_error(const char *path) {
+  const char *why = dlerror();
+  size_t size = strlen(path);
+  return !why                                                ? "for no known reason"
+         : strncmp(why, path, size) == 0 && why[size] == ':' ? why + size + 1 + (why[size + 1] == ' ')
+                                                             : why;
 }
 
-static void *open_beside(const char *file) {
-  const char *slash = strrchr(file, '/');
-  size_t size = slash ? (size_t)(slash - file) : 0;
-  void *handle = open_in(file, size, "");
-  handle = handle ? handle : open_in(file, size, "/pith");
-  return handle ? handle : open_in(file, size, "/../lib/pith");
+/* A file that is found and cannot be opened is the reason, wherever else one might be. */
+static void *open_file(char path[PATH_MAX]) {
+  char places[512];
+  if (pith__find_module((const char *[]){FILE_NAME, NULL}, path)) {
+    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    return handle
+               ? handle
+               : refuse(
+                     "the CUDA module %s cannot be opened: %s; build it again (make cuda, or pip install .), or have "
+                     "PITH_MODULE_PATH name the folder of a good one",
+                     path, open_error(path));
+  }
+  snprintf(path, PATH_MAX, "%s", FILE_NAME); /* wherever the system looks */
+  void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  pith__module_places(places, sizeof places);
+  return handle ? handle
+                : refuse(
+                      "there is no CUDA module (%s: %s): it is looked for in %s; install a package that has it (pip "
+                      "install . "
+                      "where nvcc is), or build it (make cuda) and have PITH_MODULE_PATH name its folder",
+                      path, open_error(path), places);
 }
 
-/* In PITH_MODULE_PATH, beside this library or this program, then wherever the system looks. */
-static void *open_file(void) {
-  Dl_info info;
-  char program[PATH_MAX];
-  void *handle = open_in_list(getenv("PITH_MODULE_PATH"));
-  if (!handle && dladdr(&module, &info) && info.dli_fname) {
-    handle = open_beside(info.dli_fname);
-  }
-  ssize_t size = handle ? 0 : readlink("/proc/self/exe", program, sizeof program - 1);
-  if (size > 0) {
-    program[size] = 0;
-    handle = open_beside(program);
-  }
-  return handle ? handle : dlopen(FILE_NAME, RTLD_NOW | RTLD_LOCAL);
-}
-
-/* Remembers why it failed: the next call gets the same answer. */
 static const pith_cuda_module *open_module(void) {
   pith_cuda_entry_fn entry;
-  char text[TEXT];
-  void *handle = open_file(), *symbol = handle ? dlsym(handle, PITH_CUDA_ENTRY) : NULL;
-  if (!symbol) {
-    const char *why = dlerror();
-    snprintf(failure, sizeof failure, "the CUDA module cannot be opened: %s", why ? why : FILE_NAME " is not there");
+  char path[PATH_MAX], text[TEXT];
+  void *handle = open_file(path), *symbol = handle ? dlsym(handle, PITH_CUDA_ENTRY) : NULL;
+  if (!handle) {
     return NULL;
+  }
+  if (!symbol) {
+    return refuse("%s is not Pith's CUDA module: it does not export %s()", path, PITH_CUDA_ENTRY);
   }
   memcpy(&entry, &symbol, sizeof entry); /* ISO C has no cast between the two kinds of pointers */
   const pith_cuda_module *found = entry();
   if (found->abi != PITH_CUDA_ABI) {
-    snprintf(failure, sizeof failure, "the CUDA module has ABI %u, this library %d: both must come from one build", found->abi,
-             PITH_CUDA_ABI);
-    return NULL;
+    return refuse(
+        "the CUDA module %s is of another version of Pith: it has ABI %u, this library %d; build both from one source",
+        path, found->abi, PITH_CUDA_ABI);
   }
   if (found->describe(text) != 0) {
-    snprintf(failure, sizeof failure, "the CUDA module is there, but %s", text);
-    return NULL;
+    return refuse("the CUDA module %s is in order, but %s", path, text);
   }
   memcpy(device_text, text, sizeof device_text);
-  PITH_LOG_INFO("CUDA: %s", device_text);
+  PITH_LOG_INFO("CUDA: %s (%s)", device_text, path);
   return found;
 }
 
@@ -123,13 +120,13 @@ pith_status pith_cuda_probe(const char **device) {
 
 pith_status pith_cuda_supports(const pith_codec *codec) {
   PITH_REQUIRE(codec, PITH_ERR_ARGUMENT, "pith_cuda_supports: codec is NULL");
-  PITH_REQUIRE(pith__gpu_is_block(codec) || pith__gpu_is_sparse(codec) || pith__gpu_is_lowrank(codec), PITH_ERR_UNSUPPORTED,
-               "%s: there are no CUDA kernels for %s yet", codec->spec, codec->ops->name);
+  PITH_REQUIRE(pith__gpu_is_block(codec) || pith__gpu_is_sparse(codec) || pith__gpu_is_lowrank(codec),
+               PITH_ERR_UNSUPPORTED, "%s: there are no CUDA kernels for %s yet", codec->spec, codec->ops->name);
   PITH_REQUIRE(!codec->transform || codec->granule <= PITH_GPU_TILE_MAX, PITH_ERR_UNSUPPORTED,
-               "%s: rotated granules of %zu values are too large for a GPU's shared memory; up to %d are not", codec->spec,
-               codec->granule, PITH_GPU_TILE_MAX);
-  PITH_REQUIRE(!pith__gpu_is_sparse(codec) || pith__gpu_int_arg(codec, "select", 0) != PITH_TOPK_FIT, PITH_ERR_UNSUPPORTED,
-               "%s: select=fit has no CUDA kernel; exact and sampled have", codec->spec);
+               "%s: rotated granules of %zu values are too large for a GPU's shared memory; up to %d are not",
+               codec->spec, codec->granule, PITH_GPU_TILE_MAX);
+  PITH_REQUIRE(!pith__gpu_is_sparse(codec) || pith__gpu_int_arg(codec, "select", 0) != PITH_TOPK_FIT,
+               PITH_ERR_UNSUPPORTED, "%s: select=fit has no CUDA kernel; exact and sampled have", codec->spec);
   return PITH_OK;
 }
 
@@ -141,10 +138,11 @@ static pith_status check_place(const pith_cuda_item *item) {
                  (unsigned long long)item->ctx.offset, codec->granule);
     return PITH_OK;
   }
-  PITH_REQUIRE(item->ctx.offset == 0, PITH_ERR_ARGUMENT, "%s takes a tensor as a whole, not from value %llu on", codec->spec,
-               (unsigned long long)item->ctx.offset);
-  PITH_REQUIRE(item->n <= PITH_GPU_WHOLE_VALUES, PITH_ERR_RANGE, "%s: %zu values are too many for one tensor; a GPU takes %u",
-               codec->spec, item->n, PITH_GPU_WHOLE_VALUES);
+  PITH_REQUIRE(item->ctx.offset == 0, PITH_ERR_ARGUMENT, "%s takes a tensor as a whole, not from value %llu on",
+               codec->spec, (unsigned long long)item->ctx.offset);
+  PITH_REQUIRE(item->n <= PITH_GPU_WHOLE_VALUES, PITH_ERR_RANGE,
+               "%s: %zu values are too many for one tensor; a GPU takes %u", codec->spec, item->n,
+               PITH_GPU_WHOLE_VALUES);
   PITH_REQUIRE((codec->caps & PITH_CAP_FIXED) || pith__gpu_is_lowrank(codec) || item->size, PITH_ERR_ARGUMENT,
                "%s: payloads vary in size, and item.size is NULL", codec->spec);
   return PITH_OK;
@@ -154,7 +152,8 @@ static pith_status check_memory(const pith_cuda_item *item) {
   const pith_codec *codec = item->codec;
   if (codec->memory && item->n) {
     PITH_REQUIRE(item->memory, PITH_ERR_STATE, "%s: needs its memory", codec->spec);
-    PITH_REQUIRE(codec->memory->after != PITH_AFTER_CLEAR || item->momentum, PITH_ERR_STATE, "%s: needs its momentum", codec->spec);
+    PITH_REQUIRE(codec->memory->after != PITH_AFTER_CLEAR || item->momentum, PITH_ERR_STATE, "%s: needs its momentum",
+                 codec->spec);
   }
   return PITH_OK;
 }
@@ -164,9 +163,10 @@ static pith_status check_item(const pith_cuda_item *item, int encode) {
   const char *spec = item->codec->spec;
   PITH_REQUIRE(item->dtype == PITH_F32 || item->dtype == PITH_F16 || item->dtype == PITH_BF16, PITH_ERR_ARGUMENT,
                "%s: tensors are f32, f16 or bf16, not %s", spec, pith_dtype_name(item->dtype));
-  PITH_REQUIRE(item->n == 0 || (item->values && item->payload), PITH_ERR_ARGUMENT, "%s: %zu values at NULL", spec, item->n);
-  PITH_REQUIRE((uintptr_t)item->values % pith_dtype_size(item->dtype) == 0, PITH_ERR_ARGUMENT, "%s: values are not aligned for %s",
-               spec, pith_dtype_name(item->dtype));
+  PITH_REQUIRE(item->n == 0 || (item->values && item->payload), PITH_ERR_ARGUMENT, "%s: %zu values at NULL", spec,
+               item->n);
+  PITH_REQUIRE((uintptr_t)item->values % pith_dtype_size(item->dtype) == 0, PITH_ERR_ARGUMENT,
+               "%s: values are not aligned for %s", spec, pith_dtype_name(item->dtype));
   PITH_TRY(encode ? check_memory(item) : PITH_OK);
   return check_place(item);
 }
@@ -181,14 +181,17 @@ static size_t sparse_space(const pith_cuda_module *gpu, const pith_cuda_item *it
 
 typedef enum way { ENCODE, DECODE_SET, DECODE_ADD } way;
 
-static pith_status hand_over(const pith_cuda_module *gpu, const pith_gpu_task *tasks, size_t count, way how, void *stream) {
+static pith_status hand_over(const pith_cuda_module *gpu, const pith_gpu_task *tasks, size_t count, way how,
+                             void *stream) {
   char text[TEXT];
-  int failed = how == ENCODE ? gpu->encode(tasks, count, stream, text) : gpu->decode(tasks, count, how == DECODE_ADD, stream, text);
+  int failed = how == ENCODE ? gpu->encode(tasks, count, stream, text)
+                             : gpu->decode(tasks, count, how == DECODE_ADD, stream, text);
   PITH_REQUIRE(!failed, PITH_ERR_SYSTEM, "CUDA: %s", text);
   return PITH_OK;
 }
 
-static pith_status run_blocks(const pith_cuda_module *gpu, const pith_cuda_item *items, size_t count, way how, void *stream) {
+static pith_status run_blocks(const pith_cuda_module *gpu, const pith_cuda_item *items, size_t count, way how,
+                              void *stream) {
   pith_gpu_task tasks[TASKS];
   size_t used = 0;
   for (size_t i = 0; i < count; i++) {
@@ -217,8 +220,8 @@ static int has_work(const pith_cuda_item *item) {
   return pith__gpu_is_sparse(item->codec) && (item->n || (item->payload && !(item->codec->caps & PITH_CAP_FIXED)));
 }
 
-static pith_status run_sparse(const pith_cuda_module *gpu, const pith_cuda_item *items, size_t count, way how, uint8_t *space,
-                              void *stream) {
+static pith_status run_sparse(const pith_cuda_module *gpu, const pith_cuda_item *items, size_t count, way how,
+                              uint8_t *space, void *stream) {
   pith_gpu_sparse tasks[TASKS];
   size_t used = 0;
   for (size_t i = 0; i < count; i++) {
@@ -236,8 +239,8 @@ static pith_status run_sparse(const pith_cuda_module *gpu, const pith_cuda_item 
   return used ? hand_over_sparse(gpu, tasks, used, how, stream) : PITH_OK;
 }
 
-static pith_status run_lowrank(const pith_cuda_module *gpu, const pith_cuda_item *items, size_t count, int what, uint8_t *space,
-                               void *stream) {
+static pith_status run_lowrank(const pith_cuda_module *gpu, const pith_cuda_item *items, size_t count, int what,
+                               uint8_t *space, void *stream) {
   pith_gpu_lowrank tasks[TASKS];
   char text[TEXT];
   size_t used = 0;
@@ -288,7 +291,8 @@ static pith_status check_workspace(size_t needed, const void *workspace, size_t 
   return PITH_OK;
 }
 
-static pith_status run(const pith_cuda_item *items, size_t count, way how, void *workspace, size_t workspace_size, void *stream) {
+static pith_status run(const pith_cuda_item *items, size_t count, way how, void *workspace, size_t workspace_size,
+                       void *stream) {
   const pith_cuda_module *gpu;
   PITH_REQUIRE(items || count == 0, PITH_ERR_ARGUMENT, "%zu items at NULL", count);
   for (size_t i = 0; i < count; i++) {
@@ -304,28 +308,31 @@ static pith_status run(const pith_cuda_item *items, size_t count, way how, void 
   return run_lowrank(gpu, items, count, whats[how], used ? (uint8_t *)workspace + used : workspace, stream);
 }
 
-pith_status pith_cuda_encode(const pith_cuda_item *items, size_t count, void *workspace, size_t workspace_size, void *stream) {
+pith_status pith_cuda_encode(const pith_cuda_item *items, size_t count, void *workspace, size_t workspace_size,
+                             void *stream) {
   return run(items, count, ENCODE, workspace, workspace_size, stream);
 }
 
-pith_status pith_cuda_decode(const pith_cuda_item *items, size_t count, pith_mode mode, void *workspace, size_t workspace_size,
-                             void *stream) {
+pith_status pith_cuda_decode(const pith_cuda_item *items, size_t count, pith_mode mode, void *workspace,
+                             size_t workspace_size, void *stream) {
   return run(items, count, mode == PITH_ADD ? DECODE_ADD : DECODE_SET, workspace, workspace_size, stream);
 }
 
 static pith_status check_round(const pith_cuda_item *item, size_t index) {
   const char *spec = item->codec ? item->codec->spec : "";
   PITH_TRY(check_item(item, 1));
-  PITH_REQUIRE(pith__gpu_is_lowrank(item->codec), PITH_ERR_UNSUPPORTED, "%s: there are no CUDA kernels for its rounds", spec);
+  PITH_REQUIRE(pith__gpu_is_lowrank(item->codec), PITH_ERR_UNSUPPORTED, "%s: there are no CUDA kernels for its rounds",
+               spec);
   PITH_REQUIRE(index < pith_codec_rounds(item->codec), PITH_ERR_ARGUMENT, "%s has no round %zu", spec, index);
   PITH_REQUIRE(item->part || pith_cuda_part(item->codec, item->n, (size_t)item->ctx.rows) == 0, PITH_ERR_STATE,
                "%s: needs its part", spec);
-  PITH_REQUIRE((uintptr_t)item->payload % sizeof(float) == 0, PITH_ERR_ARGUMENT, "%s: the buffer of a round is not aligned", spec);
+  PITH_REQUIRE((uintptr_t)item->payload % sizeof(float) == 0, PITH_ERR_ARGUMENT,
+               "%s: the buffer of a round is not aligned", spec);
   return PITH_OK;
 }
 
-static pith_status run_round(const pith_cuda_item *items, size_t count, size_t index, int what, void *workspace, size_t size,
-                             void *stream) {
+static pith_status run_round(const pith_cuda_item *items, size_t count, size_t index, int what, void *workspace,
+                             size_t size, void *stream) {
   const pith_cuda_module *gpu;
   PITH_REQUIRE(items || count == 0, PITH_ERR_ARGUMENT, "%zu items at NULL", count);
   for (size_t i = 0; i < count; i++) {
@@ -336,16 +343,16 @@ static pith_status run_round(const pith_cuda_item *items, size_t count, size_t i
   return run_lowrank(gpu, items, count, what, workspace, stream);
 }
 
-pith_status pith_cuda_produce(const pith_cuda_item *items, size_t count, size_t index, void *workspace, size_t workspace_size,
-                              void *stream) {
-  return run_round(items, count, index, index ? PITH_GPU_LOWRANK_PRODUCE_Q : PITH_GPU_LOWRANK_PRODUCE_P, workspace, workspace_size,
-                   stream);
+pith_status pith_cuda_produce(const pith_cuda_item *items, size_t count, size_t index, void *workspace,
+                              size_t workspace_size, void *stream) {
+  return run_round(items, count, index, index ? PITH_GPU_LOWRANK_PRODUCE_Q : PITH_GPU_LOWRANK_PRODUCE_P, workspace,
+                   workspace_size, stream);
 }
 
-pith_status pith_cuda_consume(const pith_cuda_item *items, size_t count, size_t index, void *workspace, size_t workspace_size,
-                              void *stream) {
-  return run_round(items, count, index, index ? PITH_GPU_LOWRANK_CONSUME_Q : PITH_GPU_LOWRANK_CONSUME_P, workspace, workspace_size,
-                   stream);
+pith_status pith_cuda_consume(const pith_cuda_item *items, size_t count, size_t index, void *workspace,
+                              size_t workspace_size, void *stream) {
+  return run_round(items, count, index, index ? PITH_GPU_LOWRANK_CONSUME_Q : PITH_GPU_LOWRANK_CONSUME_P, workspace,
+                   workspace_size, stream);
 }
 
 /* ---- Means --------------------------------------------------------------------------------------------------------------- */
@@ -355,9 +362,11 @@ static pith_status check_sums(const pith_cuda_item *item) {
   const char *spec = item->codec->spec;
   PITH_REQUIRE(item->dtype == PITH_F32 || item->dtype == PITH_F16 || item->dtype == PITH_BF16, PITH_ERR_ARGUMENT,
                "%s: tensors are f32, f16 or bf16, not %s", spec, pith_dtype_name(item->dtype));
-  PITH_REQUIRE(item->n == 0 || (item->values && item->payload), PITH_ERR_ARGUMENT, "%s: %zu values at NULL", spec, item->n);
-  PITH_REQUIRE((uintptr_t)item->values % pith_dtype_size(item->dtype) == 0 && (uintptr_t)item->payload % sizeof(float) == 0,
-               PITH_ERR_ARGUMENT, "%s: sums or values are not aligned for their type", spec);
+  PITH_REQUIRE(item->n == 0 || (item->values && item->payload), PITH_ERR_ARGUMENT, "%s: %zu values at NULL", spec,
+               item->n);
+  PITH_REQUIRE(
+      (uintptr_t)item->values % pith_dtype_size(item->dtype) == 0 && (uintptr_t)item->payload % sizeof(float) == 0,
+      PITH_ERR_ARGUMENT, "%s: sums or values are not aligned for their type", spec);
   return PITH_OK;
 }
 
@@ -433,8 +442,8 @@ size_t pith_cuda_errors_workspace(const pith_cuda_item *items, size_t count) {
   return gpu->errors_space(tasks, count);
 }
 
-pith_status pith_cuda_errors(const pith_cuda_item *items, size_t count, double *errors, void *workspace, size_t workspace_size,
-                             void *stream) {
+pith_status pith_cuda_errors(const pith_cuda_item *items, size_t count, double *errors, void *workspace,
+                             size_t workspace_size, void *stream) {
   const pith_cuda_module *gpu;
   pith_gpu_task tasks[PITH_GPU_CANDIDATES];
   char text[TEXT];
@@ -447,15 +456,18 @@ pith_status pith_cuda_errors(const pith_cuda_item *items, size_t count, double *
   return PITH_OK;
 }
 
-pith_status pith_cuda_magnitudes(const void *values, pith_dtype dtype, size_t n, uint64_t *counts, double *energies, void *stream) {
+pith_status pith_cuda_magnitudes(const void *values, pith_dtype dtype, size_t n, uint64_t *counts, double *energies,
+                                 void *stream) {
   const pith_cuda_module *gpu;
   char text[TEXT];
-  PITH_REQUIRE(counts && energies && (values || n == 0), PITH_ERR_ARGUMENT, "pith_cuda_magnitudes: nothing may be NULL");
+  PITH_REQUIRE(counts && energies && (values || n == 0), PITH_ERR_ARGUMENT,
+               "pith_cuda_magnitudes: nothing may be NULL");
   PITH_REQUIRE(dtype == PITH_F32 || dtype == PITH_F16 || dtype == PITH_BF16, PITH_ERR_ARGUMENT,
                "tensors are f32, f16 or bf16, not %s", pith_dtype_name(dtype));
   PITH_REQUIRE(n <= PITH_GPU_WHOLE_VALUES, PITH_ERR_RANGE, "%zu values are too many at a time", n);
   PITH_TRY(pith__cuda_module(&gpu));
-  PITH_REQUIRE(!gpu->magnitudes(values, (int)dtype, n, counts, energies, stream, text), PITH_ERR_SYSTEM, "CUDA: %s", text);
+  PITH_REQUIRE(!gpu->magnitudes(values, (int)dtype, n, counts, energies, stream, text), PITH_ERR_SYSTEM, "CUDA: %s",
+               text);
   return PITH_OK;
 }
 

@@ -1,75 +1,17 @@
 /*
- * Finding and opening transport modules. They are looked for in the folders of PITH_MODULE_PATH, then beside whatever holds
- * this code (libpith.so, or a program that carries the library in itself) and in ../lib/pith from there, then where `make
- * install` puts them. The first one found is the one: a broken module is reported, not passed over.
+ * Finding and opening transport modules (base/module_file.h says where). The first one found is the one: a broken module is reported,
+ * not passed over.
  */
 #include "transport/module.h"
 
 #include <dlfcn.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#ifndef PITH_MODULE_DIR
-#define PITH_MODULE_DIR "/usr/local/lib/pith"
-#endif
+#include "base/module_file.h"
 
 /* ---- Where it is ------------------------------------------------------------------------------------------------- */
-
-static int is_in(const char *folder, size_t size, const char *below, const char *name, char path[PATH_MAX]) {
-  int length = snprintf(path, PATH_MAX, "%.*s%s/pith_transport_%s.so", (int)size, folder, below, name);
-  return size > 0 && size < PATH_MAX && length < PATH_MAX && access(path, R_OK) == 0;
-}
-
-static int is_in_list(const char *folders, const char *name, char path[PATH_MAX]) {
-  while (folders && *folders) {
-    size_t size = strcspn(folders, ":");
-    if (is_in(folders, size, "", name, path)) {
-      return 1;
-    }
-    folders += size + (folders[size] == ':');
-  }
-  return 0;
-}
-
-static int is_beside(const char *file, const char *name, char path[PATH_MAX]) {
-  const char *slash = strrchr(file, '/');
-  size_t size = slash ? (size_t)(slash - file) : 0;
-  return is_in(file, size, "", name, path) || is_in(file, size, "/pith", name, path) ||
-         is_in(file, size, "/../lib/pith", name, path);
-}
-
-static int is_beside_us(const char *name, char path[PATH_MAX]) {
-  static const char here; /* an address inside this library */
-  Dl_info info;
-  char program[PATH_MAX];
-  if (dladdr(&here, &info) && info.dli_fname && is_beside(info.dli_fname, name, path)) {
-    return 1;
-  }
-  ssize_t size =
-      readlink("/proc/self/exe", program, sizeof program - 1); /* dladdr knows a program by its argv[0] only */
-  if (size <= 0) {
-    return 0;
-  }
-  program[size] = 0;
-  return is_beside(program, name, path);
-}
-
-/* The first place that has a module of one of these names; NULL ends them. */
-static int is_anywhere(const char *const *names, char path[PATH_MAX]) {
-  for (int place = 0; place < 3; place++) {
-    for (const char *const *name = names; *name; name++) {
-      if (place == 0   ? is_in_list(getenv("PITH_MODULE_PATH"), *name, path)
-          : place == 1 ? is_beside_us(*name, path)
-                       : is_in_list(PITH_MODULE_DIR, *name, path)) {
-        return 1;
-      }
-    }
-  }
-  return 0;
-}
 
 /* There is a module for each kind of MPI, and only one kind can be right: that of the program if it uses one itself, else that
  * of the launcher. Open MPI's mpirun says who it is; what sets PMI variables only speaks the language of MPICH. */
@@ -81,22 +23,21 @@ static int wants_mpich(void) {
 }
 
 /* The kind that is not wanted comes last: srun can start either. */
-static int is_some_mpi_anywhere(char path[PATH_MAX]) {
-  int mpich = wants_mpich();
-  const char *const wanted[] = {mpich ? "mpi_mpich" : "mpi_openmpi", "mpi", NULL};
-  const char *const other[] = {mpich ? "mpi_openmpi" : "mpi_mpich", NULL};
-  return is_anywhere(wanted, path) || is_anywhere(other, path);
+static int find_some_mpi(char path[PATH_MAX]) {
+  static const char mpich[] = "pith_transport_mpi_mpich.so", openmpi[] = "pith_transport_mpi_openmpi.so";
+  int want_mpich = wants_mpich();
+  const char *const wanted[] = {want_mpich ? mpich : openmpi, "pith_transport_mpi.so", NULL};
+  const char *const other[] = {want_mpich ? openmpi : mpich, NULL};
+  return pith__find_module(wanted, path) || pith__find_module(other, path);
 }
 
 static pith_status find_module(const char *name, char path[PATH_MAX]) {
-  const char *folders = getenv("PITH_MODULE_PATH");
-  const char *const names[] = {name, NULL};
-  int found = strcmp(name, "mpi") == 0 ? is_some_mpi_anywhere(path) : is_anywhere(names, path);
-  PITH_REQUIRE(
-      found, PITH_ERR_UNSUPPORTED,
-      "no pith_transport_%s.so: it is built where %s and its headers are installed, and looked for in PITH_MODULE_PATH "
-      "(%s), beside this library and in %s",
-      name, name, folders && *folders ? folders : "not set", PITH_MODULE_DIR);
+  char file[NAME_MAX], places[512];
+  snprintf(file, sizeof file, "pith_transport_%s.so", name);
+  int found = strcmp(name, "mpi") == 0 ? find_some_mpi(path) : pith__find_module((const char *[]){file, NULL}, path);
+  pith__module_places(places, sizeof places);
+  PITH_REQUIRE(found, PITH_ERR_UNSUPPORTED,
+               "no %s: it is built where %s and its headers are installed, and looked for in %s", file, name, places);
   return PITH_OK;
 }
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Everything about CUDA in one command, on a machine with a GPU: builds, compares with the CPU, measures, and looks for bad memory
-# accesses and races.
+# Everything about CUDA in one command, on a machine with a GPU: builds (with CMake, as everywhere), compares with the CPU, measures, and
+# looks for bad memory accesses and races. With PITH_MODULE_PATH set the module is the one there, and only the programs are built.
 #   tests/cuda/run.sh FOLDER [test|bench|check|nccl|nccl-bench|device|device-bench]…     the first three by default
 # RANKS says how many ranks the last four have (4); they share GPUs if there are fewer. The last two go over shared memory and over TCP.
 set -eu
@@ -8,8 +8,16 @@ here=$(cd "$(dirname "$0")" && pwd)
 out=$1
 shift
 [ $# -gt 0 ] || set -- test bench check
-"$here/build.sh" "$out"
 failed=0
+
+build() {
+  targets="cuda_test cuda_bench nccl_test device_test" module=OFF
+  [ -n "${PITH_MODULE_PATH:-}" ] || targets="$targets pith_cuda" module=ON
+  cmake -S "$here/../.." -B "$out" -DPITH_CUDA=$module -DPITH_CUDA_FLAGS=-lineinfo | grep "CUDA module"
+  # shellcheck disable=SC2086
+  cmake --build "$out" --parallel "${JOBS:-$(nproc)}" --target $targets >"$out/log" 2>&1 || { cat "$out/log" && exit 1; }
+}
+build
 
 sanitize() { # tool [test…]
   tool=$1

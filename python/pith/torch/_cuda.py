@@ -165,7 +165,9 @@ class CudaCoder(Coder):
     slice_bytes = block_group
 
     def __init__(self, device: torch.device, rank: int, ranks: int, seed: int) -> None:
-        c.check(c.lib.pith_cuda_probe(None))
+        status = c.lib.pith_cuda_probe(None)
+        if status:
+            raise UnsupportedError(f"gradients on {device} cannot be compressed: {c.last_error(status)}")
         super().__init__(rank, ranks, seed)
         self.device = device
         self.side = torch.cuda.Stream(device)  # exchanges run here, beside the backward pass

@@ -1,0 +1,51 @@
+#!/bin/sh
+# Everything about CUDA from an installed wheel, on a machine with a GPU and no network:
+#
+#   tests/cuda/wheel.sh WHEEL [train|torch|programs]…        all three by default
+#
+# The wheel (pip wheel . where nvcc is) goes into a virtual environment that sees the system's torch, and everything runs outside the source
+# tree, on ranks that share the GPU: `train` trains a small model over NCCL, `torch` compares GPU and CPU bit for bit (torch_test.py), and
+# `programs` builds the C tests, which open the wheel's module. PYTHON names another Python than python3. Ends with 1 if anything failed.
+set -eu
+[ $# -ge 1 ] && [ -f "$1" ] || { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2 && exit 2; }
+root=$(cd "$(dirname "$0")/../.." && pwd)
+wheel=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
+shift
+[ $# -gt 0 ] || set -- train torch programs
+python=${PYTHON:-python3}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failed=0
+unset PYTHONPATH PITH_LIBRARY PITH_MODULE_PATH
+
+# The package, as a user installs it. Where Python has no pip to put into an environment, or is in an environment itself, it is helped.
+"$python" -m venv --system-site-packages "$work/venv" >/dev/null 2>&1 ||
+  "$python" -m venv --system-site-packages --without-pip "$work/venv"
+"$python" -m pip --python "$work/venv/bin/python" install --quiet --no-deps --no-index --force-reinstall "$wheel"
+cd "$work"
+installed=$(venv/bin/python -c 'import os, pith; print(os.path.dirname(pith.__file__))')
+case $installed in
+  "$work"/venv/*) echo "installed: $(basename "$wheel") in $installed" ;;
+  *) echo "pith is imported from $installed, not from the wheel" && exit 1 ;;
+esac
+[ -f "$installed/_native/libpith_cuda.so" ] || { echo "the wheel has no CUDA module" && exit 1; }
+venv/bin/python -c 'import torch' 2>/dev/null ||
+  "$python" -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))' >"$(dirname "$installed")/torch.pth"
+venv/bin/pith doctor || true
+
+on_two_ranks() { # script: without namespaces, over the loopback device; it is copied, so that nothing of the source tree lies beside it
+  cp "$root/tests/cuda/$1" "$work" &&
+    PITH=$work/venv/bin/pith PYTHON=$work/venv/bin/python timeout 500 "$root/bench/gpu_lab.sh" 2 none "$work/$1"
+}
+
+for what in "$@"; do
+  echo "== $what"
+  case $what in
+    train) on_two_ranks wheel_training.py || failed=1 ;;
+    torch) on_two_ranks torch_test.py || failed=1 ;;
+    programs) PITH_MODULE_PATH=$installed/_native RANKS=2 "$root/tests/cuda/run.sh" "$work/build" test nccl device || failed=1 ;;
+    *) echo "there is no \"$what\": train, torch or programs" && failed=1 ;;
+  esac
+done
+[ $failed = 0 ] && echo "all passed, from the installed wheel" || echo "something failed: see above"
+exit $failed
