@@ -177,10 +177,16 @@ def decode(
             raise ArgumentError(
                 "pith.decode: give dst, or n for a new numpy array of that many values"
             )
-        import numpy
-
-        dst = numpy.zeros(n, numpy.float32)
+        dst = _zeros(n)
     return codec_of(spec).decode(payload, dst, add=add, **where)
+
+
+def _zeros(n: int) -> Any:
+    try:
+        import numpy
+    except ImportError:
+        raise ArgumentError("pith.decode: a new array needs numpy, which is not installed; give dst instead of n") from None
+    return numpy.zeros(n, numpy.float32)
 
 
 class State:
