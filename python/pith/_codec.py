@@ -213,7 +213,10 @@ class State:
         return saved(c.lib.pith_state_size, c.lib.pith_state_save, self._pointer)
 
     def load(self, data: Any) -> None:
-        """From a checkpoint. Another layer size or damaged bytes are an error and change nothing."""
+        """From a checkpoint. Another layer size or damaged bytes are an error and change nothing.
+
+        A state that a comm has used belongs to that rank, and another rank cannot go on with it.
+        """
         view = view_of(data)
         c.check(c.lib.pith_state_load(self._pointer, c.Bytes(view.data, view.n)))
 

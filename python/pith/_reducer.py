@@ -149,6 +149,6 @@ class Reducer:
         return saved(c.lib.pith_reducer_size, c.lib.pith_reducer_save, self._open())
 
     def load(self, data: Any) -> None:
-        """From a checkpoint. Names, sizes and specs are checked before anything changes."""
+        """From a checkpoint of this rank. Rank, names, sizes and specs are checked before anything changes."""
         view = view_of(data)
         c.check(c.lib.pith_reducer_load(self._open(), c.Bytes(view.data, view.n)))
