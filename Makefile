@@ -8,6 +8,7 @@
 #   make fuzz       look for inputs that break a decoder or a parser (clang; FUZZ_SECONDS for each target)
 #   make builds     test every build that must work: gcc, clang, and without AVX
 #   make cuda       the module for GPUs (nvcc)
+#   make wheel      a source distribution and a wheel for other machines, in dist; CUDA=1: a wheel with the module for GPUs
 #   make lint, make format, make sanitize, make threads, make clean
 
 BUILD  ?= build
@@ -20,7 +21,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 SOURCES = $(shell find include src tests examples -name '*.[ch]')
 
-.PHONY: all demo cuda test python-test sanitize threads builds fuzz bench format lint install clean
+.PHONY: all demo cuda wheel test python-test sanitize threads builds fuzz bench format lint install clean
 
 all: $(BUILD)/CMakeCache.txt
 	@cmake --build $(BUILD)
@@ -90,8 +91,14 @@ cuda:
 	@$(MAKE) --no-print-directory build-cuda/CMakeCache.txt BUILD=build-cuda CMAKE_ARGS="-DPITH_CUDA=ON"
 	@cmake --build build-cuda --target pith_cuda
 
+# What is published: dist/*.tar.gz and dist/*.whl.
+wheel:
+	@tools/bootstrap.sh
+	@tools/python-env --wheel || { echo "make wheel needs Python 3.10 with pip: see above"; exit 1; }
+	@.venv/bin/python tools/wheel $(if $(CUDA),--cuda)
+
 install: all
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
 clean:
-	@rm -rf $(BUILD) build-sanitize build-threads build-fuzz build-gcc build-clang build-scalar
+	@rm -rf $(BUILD) build-sanitize build-threads build-fuzz build-gcc build-clang build-scalar build-wheel-cuda dist

@@ -20,7 +20,7 @@ import pith.torch
 def add_arguments(parser: argparse.ArgumentParser, steps: int, batch: int, rate: float) -> None:
     parser.add_argument("--spec", default="q:4", help='how gradients travel: a spec, rules, or "none" (default: %(default)s)')
     parser.add_argument("--backend", default="pith", help="pith, or gloo to compare with (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--steps", type=int, default=int(os.environ.get("EXAMPLE_STEPS", steps)), help="default: %(default)s, or EXAMPLE_STEPS in the environment")
     parser.add_argument("--batch", type=int, default=batch, help="samples on each rank (default: %(default)s)")
     parser.add_argument("--lr", type=float, default=rate)
     parser.add_argument("--seed", type=int, default=1)
