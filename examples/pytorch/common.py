@@ -105,7 +105,7 @@ def train(model, optimizer, batches, loss_of, arguments, name, rank, ranks) -> O
     outcome = Outcome(name, arguments.spec, arguments.backend, ranks, parameters)
     show = Progress(arguments.steps, f"{arguments.spec:>16}", arguments.quiet or rank != 0)
     begun = started = time.perf_counter()
-    for step, batch in zip(range(arguments.steps), batches):
+    for step, batch in zip(range(arguments.steps), batches, strict=False):
         if step == arguments.warmup:
             started = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
 from typing import Any
@@ -14,6 +15,7 @@ from ._errors import ArgumentError
 from ._tensors import address_of, count, dtype_of, target_of, view_of
 
 _UNKNOWN = ctypes.c_size_t(-1).value  # SIZE_MAX
+_TALLIED = 4
 
 
 class Caps(IntFlag):
@@ -155,6 +157,13 @@ def codec_of(spec: str | Codec) -> Codec:
     return spec if isinstance(spec, Codec) else Codec(spec)
 
 
+def tally(specs: Iterable[str]) -> str:
+    """How often each spec comes, the most frequent first and the rest left out: "8 × q:4, 3 × none"."""
+    found = Counter(specs).most_common()
+    shown = [f"{times} × {spec}" for spec, times in found[:_TALLIED]]
+    return ", ".join(shown + (["…"] if len(found) > _TALLIED else []))
+
+
 def encode(
     tensor: Any, spec: str | Codec, *, state: State | None = None, **where: Any
 ) -> bytearray:
@@ -202,6 +211,9 @@ class State:
     def __del__(self) -> None:
         if getattr(self, "_pointer", None):
             c.lib.pith_state_destroy(self._pointer)
+
+    def __repr__(self) -> str:
+        return f"<pith.State of {self._codec.spec}, {self.n} values>"
 
     def adapt(self, codec: Codec) -> None:
         """Moves to another spec: residual and momentum stay where the new spec has them too."""

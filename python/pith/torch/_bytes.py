@@ -36,7 +36,8 @@ def broadcast_bytes(mine: bytes, source: int, group: Any) -> bytes:
 
 def _device_of(group: Any) -> torch.device:
     """Where the group's backend takes tensors: main memory if it does so there, else the current device of its kind."""
-    kinds = [device.type for device in (group if group is not None else dist.group.WORLD)._device_types]
+    group = group if group is not None else dist.group.WORLD
+    kinds = [device.type for device in group._device_types]  # type: ignore[union-attr]
     return torch.device("cpu" if not kinds or "cpu" in kinds else kinds[0])
 
 

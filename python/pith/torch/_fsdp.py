@@ -22,7 +22,7 @@ from .._errors import ArgumentError, StateError, UnsupportedError
 from ._checkpoint import check_head, head_of
 from ._coder import Piece, coder_for
 from ._exchange import all_gather_single
-from ._layers import COMPRESSIBLE, Layer, Spec, agree, layers_of, rules_of, summary_of
+from ._layers import COMPRESSIBLE, Layer, Spec, agree, described, layers_of, rules_of, summary_of
 from ._table import REDUCE_SCATTER, LayerStats, Meter, Table, ratio_of
 
 _CASTS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -407,6 +407,10 @@ class ShardedCompressor:
                 module.set_custom_reduce_scatter(_ReduceScatter(self, shards, places))
             found += shards
         return found
+
+    def __repr__(self) -> str:
+        rank = dist.get_rank(self._group)
+        return f"<pith.torch.ShardedCompressor of {described(self._layers, dist.get_backend(self._group), rank, self._ranks)}>"
 
     # ---- What the messages report
 

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from .._adapt import AdaptiveRules, rules_from
-from .._codec import Codec, Rules, codec_of
+from .._codec import Codec, Rules, codec_of, tally
 from .._errors import ArgumentError, Error, MismatchError, SpecError
 from .._plan import Plan
 from ._bytes import all_gather_bytes
@@ -67,6 +67,12 @@ class Layer:
 
 def number_of(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+def described(layers: Sequence[Layer], backend: str, rank: int, ranks: int) -> str:
+    """Layers in one line, for a repr."""
+    specs = tally(layer.declared for layer in layers)
+    return f"{len(layers)} layers ({specs}) over {backend}, rank {rank} of {ranks}"
 
 
 # ---- From what a user wrote to rules ---------------------------------------------------------------------------------

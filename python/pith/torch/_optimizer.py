@@ -176,7 +176,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return getattr(self.optimizer, name)
 
     def __repr__(self) -> str:
-        return f"DistributedOptimizer({self.optimizer!r})"
+        return f"<pith.torch.DistributedOptimizer of {self._reduction!r}: {self.optimizer!r}>"
 
     # ---- Checkpoints and statistics
 

@@ -12,7 +12,7 @@ from .._errors import ArgumentError, StateError
 from ._advice import Advice
 from ._checkpoint import check_head, head_of
 from ._engine import Engine
-from ._layers import Layer
+from ._layers import Layer, described
 from ._table import LayerStats, Meter, Table, ratio_of
 
 GROUP_BYTES = (
@@ -70,6 +70,9 @@ class Reduction:
     def _regroup(self) -> None:
         self._groups = grouped(self.layers, self.engine)
         self._group_of = {i: g for g, members in enumerate(self._groups) for i in members}
+
+    def __repr__(self) -> str:
+        return described(self.layers, self.engine.name, self.engine.rank, self.engine.ranks)
 
     # ---- A step
 
