@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -21,6 +22,7 @@ from clean_venv import CleanVenv
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "docs/pytorch.md")
+WITH_NUMPY = ("docs/python.md",)
 SOURCES = ("CMakeLists.txt", "README.md", "cmake", "cuda", "include", "modules", "pyproject.toml", "python", "src", "tools/wheel")
 
 for needed in ("torch", "build", "auditwheel"):
@@ -180,8 +182,8 @@ def blocks_of(page: str, text: str) -> list[Block]:
     return [Block(page, *found) for found in marked]
 
 
-def all_blocks() -> list[Block]:
-    return [block for page in PAGES for block in blocks_of(page, (ROOT / page).read_text())]
+def all_blocks(pages: Iterable[str] = PAGES) -> list[Block]:
+    return [block for page in pages for block in blocks_of(page, (ROOT / page).read_text())]
 
 
 def commands_of(code: str) -> list[str]:
@@ -217,3 +219,12 @@ def test_the_lines_of_the_pages_run(block: Block, clean: CleanVenv, checkout: Pa
     assert commands, f"{block.page}: {block.name} has no line to run"
     for command in commands:
         clean.output("sh", "-c", command, cwd=checkout, env=environment, timeout=300)
+
+
+@pytest.mark.parametrize("block", all_blocks(WITH_NUMPY), ids=lambda block: f"{block.page}:{block.name}")
+def test_the_lines_with_numpy_run(block: Block, tmp_path: Path) -> None:
+    script = tmp_path / f"{block.name}.py"
+    script.write_text(block.code)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    assert done.returncode == 0, done.stderr
