@@ -8,6 +8,7 @@
 #   make fuzz       look for inputs that break a decoder or a parser (clang; FUZZ_SECONDS for each target)
 #   make builds     test every build that must work: gcc, clang, and without AVX
 #   make cuda       build/libpith_cuda.so, the module for GPUs (nvcc); CUDA_ARCH=all builds it for every GPU
+#   make wheel      a source distribution and a wheel for other machines, in dist; CUDA=1: a wheel with the module for GPUs
 #   make lint       what people and tools should not find: layers, symbols, format, types, clang-tidy, shellcheck
 #   make packages   install what the tests can use beyond the compiler (Debian, Ubuntu; as root)
 #   make format, make sanitize, make threads, make clean
@@ -23,7 +24,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 SOURCES = $(shell find include src tests examples modules bench cuda tools -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
 PYTHON_SOURCES = python tests/python tests/cuda bench examples
 
-.PHONY: all demo cuda test python-test sanitize threads builds fuzz bench format format-check lint packages install clean
+.PHONY: all demo cuda wheel test python-test sanitize threads builds fuzz bench format format-check lint packages install clean
 
 all: $(BUILD)/CMakeCache.txt
 	@cmake --build $(BUILD)
@@ -107,8 +108,14 @@ cuda: $(BUILD)/CMakeCache.txt
 	@cmake -B $(BUILD) -S . -DPITH_CUDA=ON -DPITH_CUDA_ARCHITECTURES="$(CUDA_ARCH)" | grep "CUDA module"
 	@cmake --build $(BUILD) --target pith_cuda --parallel $$(nproc)
 
+# What is published: dist/*.tar.gz and dist/*.whl.
+wheel:
+	@tools/bootstrap.sh
+	@tools/python-env --wheel || { echo "make wheel needs Python 3.10 with pip: see above"; exit 1; }
+	@.venv/bin/python tools/wheel $(if $(CUDA),--cuda)
+
 install: all
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
 clean:
-	@rm -rf $(BUILD) build-sanitize build-threads build-fuzz build-gcc build-clang build-scalar
+	@rm -rf $(BUILD) build-sanitize build-threads build-fuzz build-gcc build-clang build-scalar build-wheel-cuda dist

@@ -21,7 +21,7 @@ import pith.torch
 def add_arguments(parser: argparse.ArgumentParser, steps: int, batch: int, rate: float) -> None:
     parser.add_argument("--spec", default="q:4", help='how gradients travel: a spec, rules, or "none" (default: %(default)s)')
     parser.add_argument("--backend", default="pith", help="pith, or gloo to compare with (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--steps", type=int, default=int(os.environ.get("EXAMPLE_STEPS", steps)), help="default: %(default)s, or EXAMPLE_STEPS in the environment")
     parser.add_argument("--batch", type=int, default=batch, help="samples on each rank (default: %(default)s)")
     parser.add_argument("--lr", type=float, default=rate)
     parser.add_argument("--seed", type=int, default=1)
@@ -99,7 +99,7 @@ def train(model, optimizer, batches, loss_of, arguments, name, rank, ranks) -> O
     outcome = Outcome(name, arguments.spec, arguments.backend, ranks, parameters)
     show = Progress(arguments.steps, f"{arguments.spec:>16}", arguments.quiet or rank != 0)
     begun = started = time.perf_counter()
-    for step, batch in zip(range(arguments.steps), batches):
+    for step, batch in zip(range(arguments.steps), batches, strict=False):
         if step == arguments.warmup:
             started = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)

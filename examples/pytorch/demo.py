@@ -79,7 +79,7 @@ def print_table(runs: list[dict]) -> None:
     table = [HEADS, *rows(runs)]
     widths = [max(len(row[i]) for row in table) for i in range(len(HEADS))]
     for row in table:
-        print("  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))))
+        print("  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))))
 
 
 def smooth(values: list[float]) -> list[float]:
@@ -104,7 +104,7 @@ def curves(runs: list[dict], xs: list[list[float]], label: str) -> str:
 
     lines = [
         f'<polyline fill="none" stroke="{COLOURS[i % len(COLOURS)]}" stroke-width="2" points="'
-        + " ".join(point(x, y) for x, y in zip(xs[i], losses[i]))
+        + " ".join(point(x, y) for x, y in zip(xs[i], losses[i], strict=True))
         + '"/>'
         for i in range(len(runs))
     ]

@@ -18,7 +18,7 @@ def read_digits() -> tuple[torch.Tensor, torch.Tensor]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise SystemExit("the digits come with scikit-learn: pip install scikit-learn, or the package with what the examples need: pip install '.[examples]'") from None
+        raise SystemExit("the digits come with scikit-learn, which is not installed: pip install scikit-learn") from None
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
     x = torch.tensor(digits.images, dtype=torch.float32)[order, None] / 16
@@ -50,8 +50,8 @@ def main() -> None:
     common.add_arguments(parser, steps=200, batch=16, rate=0.05)
     parser.add_argument("--width", type=int, default=512, help="of the two large layers: the more, the more there is to send")
     a = parser.parse_args()
-    rank, ranks = common.start(a)
     x, y = read_digits()
+    rank, ranks = common.start(a)
     held_out = len(x) // 5
     model = common.distribute(make_model(a.width), a, ranks)
     optimizer = torch.optim.SGD(model.parameters(), lr=a.lr, momentum=0.9)

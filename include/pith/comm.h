@@ -230,8 +230,9 @@ typedef struct pith_layer {
 PITH_API size_t pith_reducer_layers(const pith_reducer *reducer);
 PITH_API pith_status pith_reducer_layer(const pith_reducer *reducer, size_t index, pith_layer *layer);
 
-/* Checkpoints: the step and every layer's state, and with an adaptive spec the plan, the statistics and the schedule. Loading checks names, sizes and
- * specs before anything changes. */
+/* Checkpoints: the step and every layer's state, and with an adaptive spec the plan, the statistics and the schedule. A checkpoint
+ * belongs to the rank that saved it. Loading checks rank, number of ranks, names, sizes and specs before anything changes:
+ * PITH_ERR_STATE if one of them differs, PITH_ERR_CORRUPT if the bytes are damaged. */
 PITH_API size_t pith_reducer_size(const pith_reducer *reducer);
 PITH_API pith_status pith_reducer_save(const pith_reducer *reducer, pith_out *out);
 PITH_API pith_status pith_reducer_load(pith_reducer *reducer, pith_bytes bytes);

@@ -184,7 +184,9 @@ PITH_API void pith_state_destroy(pith_state *state);
 /* Moves to another spec: residual and momentum stay where the new spec has them too, the rest starts fresh. */
 PITH_API pith_status pith_state_adapt(pith_state *state, const pith_codec *codec);
 
-/* Checkpoints. The bytes are checked on load: another layer size or a damaged file is an error and changes nothing. */
+/* Checkpoints. The bytes are checked on load: another layer size or a damaged file is an error and changes nothing. A
+ * state that a comm has used belongs to that rank: loading it into one that another rank has used is PITH_ERR_STATE, and so
+ * is the first operation of another rank after loading it into a fresh one. */
 PITH_API size_t pith_state_size(const pith_state *state);
 PITH_API pith_status pith_state_save(const pith_state *state, pith_out *out);
 PITH_API pith_status pith_state_load(pith_state *state, pith_bytes bytes);

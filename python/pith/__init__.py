@@ -14,6 +14,8 @@ torch.distributed. Errors are :class:`pith.Error` and its subclasses; their mess
 
 from __future__ import annotations
 
+import importlib.metadata
+from pathlib import Path
 from typing import Any
 
 from . import _library
@@ -55,7 +57,7 @@ from ._plan import Plan, PlanLayer
 from ._profile import Profile, candidates
 from ._reducer import Layer, Reducer
 
-__version__ = "0.1.0"
+__version__ = version()
 
 __all__ = [
     "AbortedError",
@@ -95,12 +97,32 @@ __all__ = [
     "decode",
     "doctor",
     "encode",
+    "get_include",
+    "get_library",
     "launch",
     "load_plugin",
     "methods",
     "unique_id",
     "version",
 ]
+
+
+def get_include() -> str:
+    """The folder of the C headers, for compilers: ``-I`` makes ``#include <pith/pith.h>`` work."""
+    here = Path(__file__).resolve().parent
+    for folder in (here / "include", here.parents[1] / "include"):  # as installed; in Pith's repository
+        if (folder / "pith" / "pith.h").exists():
+            return str(folder)
+    raise FileNotFoundError(f"{here / 'include'} has no pith/pith.h: install the package again")
+
+
+def get_library() -> str:
+    """The shared library that is loaded, for linkers.
+
+    A program that is linked with it finds it at run time by the folder: ``-Wl,-rpath,FOLDER``.
+    """
+    path = Path(_library.path)
+    return str(path.resolve() if path.exists() else path)
 
 
 def doctor() -> dict[str, Any]:
@@ -113,8 +135,12 @@ def doctor() -> dict[str, Any]:
     for name in ("inproc", "shm", "tcp", "mpi", "ucx"):
         status = lib.pith_transport_probe(name.encode())
         transports[name] = "ok" if status == 0 else text(lib.pith_error())
+    try:
+        package = importlib.metadata.version("pith")
+    except importlib.metadata.PackageNotFoundError:
+        package = "not installed"
     return {
-        "package": __version__,
+        "package": package,
         "library": version(),
         "path": _library.path,
         "cpu": text(lib.pith_isa_name(lib.pith_isa_current())),

@@ -102,11 +102,15 @@ class Adapter:
         )
         c.check(status)
         self._pointer = pointer
+        self._said = f"{spec}, {count} layers, rank {rank} of {ranks}"
         self.count = count
 
     def __del__(self) -> None:
         if getattr(self, "_pointer", None):
             c.lib.pith_adapter_destroy(self._pointer)
+
+    def __repr__(self) -> str:
+        return f"<pith.Adapter {self._said}, step {self.step}>"
 
     def wants(self, layer: int) -> bool:
         """Whether the layer's gradient is to be observed in this step."""

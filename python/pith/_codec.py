@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
 from typing import Any
@@ -14,6 +15,7 @@ from ._errors import ArgumentError
 from ._tensors import address_of, count, dtype_of, target_of, view_of
 
 _UNKNOWN = ctypes.c_size_t(-1).value  # SIZE_MAX
+_TALLIED = 4
 
 
 class Caps(IntFlag):
@@ -155,6 +157,13 @@ def codec_of(spec: str | Codec) -> Codec:
     return spec if isinstance(spec, Codec) else Codec(spec)
 
 
+def tally(specs: Iterable[str]) -> str:
+    """How often each spec comes, the most frequent first and the rest left out: "8 × q:4, 3 × none"."""
+    found = Counter(specs).most_common()
+    shown = [f"{times} × {spec}" for spec, times in found[:_TALLIED]]
+    return ", ".join(shown + (["…"] if len(found) > _TALLIED else []))
+
+
 def encode(
     tensor: Any, spec: str | Codec, *, state: State | None = None, **where: Any
 ) -> bytearray:
@@ -177,10 +186,16 @@ def decode(
             raise ArgumentError(
                 "pith.decode: give dst, or n for a new numpy array of that many values"
             )
-        import numpy
-
-        dst = numpy.zeros(n, numpy.float32)
+        dst = _zeros(n)
     return codec_of(spec).decode(payload, dst, add=add, **where)
+
+
+def _zeros(n: int) -> Any:
+    try:
+        import numpy
+    except ImportError:
+        raise ArgumentError("pith.decode: a new array needs numpy, which is not installed; give dst instead of n") from None
+    return numpy.zeros(n, numpy.float32)
 
 
 class State:
@@ -197,6 +212,9 @@ class State:
         if getattr(self, "_pointer", None):
             c.lib.pith_state_destroy(self._pointer)
 
+    def __repr__(self) -> str:
+        return f"<pith.State of {self._codec.spec}, {self.n} values>"
+
     def adapt(self, codec: Codec) -> None:
         """Moves to another spec: residual and momentum stay where the new spec has them too."""
         c.check(c.lib.pith_state_adapt(self._pointer, codec._pointer))
@@ -207,7 +225,10 @@ class State:
         return saved(c.lib.pith_state_size, c.lib.pith_state_save, self._pointer)
 
     def load(self, data: Any) -> None:
-        """From a checkpoint. Another layer size or damaged bytes are an error and change nothing."""
+        """From a checkpoint. Another layer size or damaged bytes are an error and change nothing.
+
+        A state that a comm has used belongs to that rank, and another rank cannot go on with it.
+        """
         view = view_of(data)
         c.check(c.lib.pith_state_load(self._pointer, c.Bytes(view.data, view.n)))
 

@@ -76,6 +76,11 @@ class Request:
         self._error: Error | None = None
         self._result = result
 
+    def __repr__(self) -> str:
+        if self._pointer is not None:
+            return f"<pith.Request in flight on {self._comm!r}>"
+        return f"<pith.Request failed: {self._error}>" if self._error else "<pith.Request complete>"
+
     def done(self) -> bool:
         """Whether it is complete; never waits."""
         with _Try(self._lock) as mine:
@@ -265,7 +270,10 @@ class Comm:
             self.close()
 
     def __repr__(self) -> str:
-        return f"<pith.Comm rank {self.rank} of {self.ranks}{'' if self._pointer else ', closed'}>"
+        if self._pointer is None:
+            return f"<pith.Comm rank {self.rank} of {self.ranks}, closed>"
+        over = {self.transport(peer) for peer in range(self.ranks) if peer != self.rank}
+        return f"<pith.Comm rank {self.rank} of {self.ranks}{' over ' + ', '.join(sorted(over)) if over else ''}>"
 
     @property
     def closed(self) -> bool:

@@ -493,6 +493,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 
 # ---- Finding and loading ---------------------------------------------------------------------------------------------
 
+SONAME = "libpith.so.0"
 NATIVE = Path(__file__).resolve().parent / "_native"
 
 
@@ -500,8 +501,8 @@ def _candidates() -> list[str]:
     given = os.environ.get("PITH_LIBRARY")
     if given:
         return [given]
-    packaged = NATIVE / "libpith.so"
-    return [str(packaged)] if packaged.exists() else ["libpith.so.0"]
+    packaged = NATIVE / SONAME
+    return [str(packaged)] if packaged.exists() else [SONAME]
 
 
 def _load() -> tuple[ctypes.CDLL, str]:

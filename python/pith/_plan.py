@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ._codec import Rules, codec_of
+from ._codec import Rules, codec_of, tally
 from ._errors import ArgumentError, Error, SpecError
 
 _VERSION = 1
@@ -27,7 +27,7 @@ class PlanLayer:
     share: float | None = None  # of the error budget
 
 
-@dataclass
+@dataclass(repr=False)
 class Plan:
     """Rules with one spec for each layer. Layers that a plan does not name get ``default``.
 
@@ -54,6 +54,10 @@ class Plan:
     objective: str = ""
     reference: str = ""
     budget: float | None = None
+
+    def __repr__(self) -> str:
+        specs = tally(layer.spec for layer in self.layers)
+        return f"<pith.Plan of {len(self.layers)} layers{': ' + specs if specs else ''}; default {self.default}>"
 
     @classmethod
     def from_rules(

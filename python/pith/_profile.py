@@ -88,6 +88,11 @@ class Profile:
         if getattr(self, "_pointer", None):
             c.lib.pith_profile_destroy(self._pointer)
 
+    def __repr__(self) -> str:
+        layers = self.layers
+        samples = max((layer.samples for layer in layers), default=0)
+        return f"<pith.Profile of {len(layers)} layers, {len(self.candidates)} candidates, {samples} samples>"
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a statistics file; an old one is replaced at once or not at all."""
         c.check(c.lib.pith_profile_save(self._pointer, os.fsencode(path)))

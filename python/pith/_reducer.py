@@ -48,7 +48,7 @@ class Reducer:
         pointer = ctypes.c_void_p()
         c.check(c.lib.pith_reducer_create(comm.pointer, text.encode(), seed, ctypes.byref(pointer)))
         self._pointer: ctypes.c_void_p | None = pointer
-        self._comm = comm
+        self._comm, self._rules = comm, text
         self._numbers: dict[str, int] = {}
         self._shapes: list[tuple[int, int]] = []  # values and type of each layer
         self._lent: list[Any] = []
@@ -62,6 +62,10 @@ class Reducer:
 
     def __del__(self) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        closed = "" if self._pointer else ", closed"
+        return f"<pith.Reducer {self._rules!r}, {len(self._shapes)} layers, rank {self._comm.rank} of {self._comm.ranks}{closed}>"
 
     def _open(self) -> ctypes.c_void_p:
         if self._pointer is None:
@@ -149,6 +153,6 @@ class Reducer:
         return saved(c.lib.pith_reducer_size, c.lib.pith_reducer_save, self._open())
 
     def load(self, data: Any) -> None:
-        """From a checkpoint. Names, sizes and specs are checked before anything changes."""
+        """From a checkpoint of this rank. Rank, names, sizes and specs are checked before anything changes."""
         view = view_of(data)
         c.check(c.lib.pith_reducer_load(self._open(), c.Bytes(view.data, view.n)))

@@ -68,13 +68,13 @@ def dtype_of(dtype: Any) -> int:
 
 @dataclass(frozen=True)
 class View:
-    """A tensor's memory. ``owner`` keeps it alive."""
+    """A tensor's memory. ``owner`` keeps it alive; ``read_only`` says why it must not be written to, "" where it may be."""
 
     data: int
     n: int
     dtype: int
     shape: tuple[int, ...]
-    writable: bool
+    read_only: str
     owner: Any
 
     @property
@@ -102,7 +102,7 @@ def _of_torch(tensor: Any) -> View:
     if not tensor.is_contiguous():
         raise _refuse_strides(f"a tensor of shape {tuple(tensor.shape)}", "use tensor.contiguous()")
     shape = tuple(tensor.shape)
-    return View(tensor.data_ptr(), tensor.numel(), dtype_of(tensor.dtype), shape, True, tensor)
+    return View(tensor.data_ptr(), tensor.numel(), dtype_of(tensor.dtype), shape, "", tensor)
 
 
 def _of_array(array: Any) -> View:
@@ -115,8 +115,9 @@ def _of_array(array: Any) -> View:
         raise _refuse_strides(f"an array of shape {shape}", "use numpy.ascontiguousarray()")
     if interface["typestr"][0] == ">":
         raise ArgumentError("an array of the other byte order cannot be used here")
-    address, read_only = interface["data"]
-    return View(address, n, dtype_of(array.dtype), shape, not read_only, array)
+    address, fixed = interface["data"]
+    read_only = f"{type(array).__name__} is read-only" if fixed else ""
+    return View(address, n, dtype_of(array.dtype), shape, read_only, array)
 
 
 class _DLDevice(ctypes.Structure):
@@ -153,18 +154,73 @@ _DL_TYPES = {  # (code, bits): kDLInt 0, kDLUInt 1, kDLFloat 2, kDLBfloat 4, kDL
     (6, 8): U8,
 }
 
+
+
+class _DLVersioned(ctypes.Structure):  # DLManagedTensorVersioned
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _DLTensor),
+    ]
+
+
+_DL_READ_ONLY, _DL_COPIED = 1, 2  # flags
+
+_capsule_is = ctypes.pythonapi.PyCapsule_IsValid
+_capsule_is.restype = ctypes.c_int
+_capsule_is.argtypes = [ctypes.py_object, ctypes.c_char_p]
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype = ctypes.c_void_p
 _capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+def _capsule_of(tensor: Any) -> Any:
+    """What a tensor exports. Nobody consumes the capsule: while it lives so does the memory, and when it goes it gives the tensor back."""
+    try:
+        try:
+            return tensor.__dlpack__(max_version=(1, 0))
+        except TypeError:  # from before DLPack 1.0
+            return tensor.__dlpack__()
+    except BufferError as error:
+        raise ArgumentError(f"{type(tensor).__name__} cannot be exported by DLPack: {error}") from None
+
+
+def _is_writable_buffer(tensor: Any) -> bool:
+    try:
+        return not memoryview(tensor).readonly
+    except (TypeError, ValueError, BufferError, RuntimeError):
+        return False
+
+
+def _open_capsule(capsule: Any, tensor: Any) -> tuple[_DLTensor, str]:
+    """The tensor in a capsule, and why it must not be written to.
+
+    A capsule from before DLPack 1.0 does not say whether it may be, and JAX's arrays, which must not, come in such ones. So these are
+    written to only where the buffer protocol says that they may be.
+    """
+    kind = type(tensor).__name__
+    if not _capsule_is(capsule, b"dltensor_versioned"):
+        found = ctypes.cast(_capsule_pointer(capsule, b"dltensor"), ctypes.POINTER(_DLTensor))
+        unknown = f"{kind} is exported by DLPack without the flags of version 1.0, as immutable arrays (JAX's) are"
+        return found.contents, "" if _is_writable_buffer(tensor) else unknown
+    address = _capsule_pointer(capsule, b"dltensor_versioned")
+    versioned = ctypes.cast(address, ctypes.POINTER(_DLVersioned)).contents
+    if versioned.major != 1:
+        raise ArgumentError(f"{kind} is exported by DLPack {versioned.major}.{versioned.minor}, and 1.x is understood")
+    if versioned.flags & _DL_COPIED:
+        return versioned.tensor, f"DLPack exports a copy of {kind}"
+    return versioned.tensor, f"{kind} is exported by DLPack as read-only" if versioned.flags & _DL_READ_ONLY else ""
 
 
 def _of_dlpack(tensor: Any) -> View:
     device, _ = tensor.__dlpack_device__()
     if device != _DL_CPU:
         raise ArgumentError(f"the tensor is on DLPack device {int(device)}, not in main memory")
-    # Nobody consumes the capsule: while it lives so does the memory, and when it goes it gives the tensor back.
-    capsule = tensor.__dlpack__()
-    dl = ctypes.cast(_capsule_pointer(capsule, b"dltensor"), ctypes.POINTER(_DLTensor)).contents
+    capsule = _capsule_of(tensor)
+    dl, read_only = _open_capsule(capsule, tensor)
     shape = tuple(dl.shape[i] for i in range(dl.ndim))
     dtype = _DL_TYPES.get((dl.dtype.code, dl.dtype.bits))
     if dtype is None or dl.dtype.lanes != 1:
@@ -176,9 +232,8 @@ def _of_dlpack(tensor: Any) -> View:
         if dl.strides and shape[i] != 1 and dl.strides[i] != expected and count(shape):
             raise _refuse_strides(f"a tensor of shape {shape}", "make a contiguous copy")
         expected *= shape[i]
-    return View(
-        (dl.data or 0) + dl.byte_offset, count(shape), dtype, shape, True, (capsule, tensor)
-    )
+    address = (dl.data or 0) + dl.byte_offset
+    return View(address, count(shape), dtype, shape, read_only, (capsule, tensor))
 
 
 _FORMATS = {"f": F32, "e": F16, "d": F64, "b": I8, "h": I16, "i": I32, "B": U8, "c": U8, "?": U8}
@@ -198,7 +253,7 @@ def _of_buffer(buffer: Any) -> View:
         memory.nbytes // SIZES[dtype],
         dtype,
         memory.shape or (),
-        not memory.readonly,
+        f"{type(buffer).__name__} is read-only" if memory.readonly else "",
         memory,
     )
 
@@ -257,6 +312,8 @@ def view_of(tensor: Any) -> View:
 def target_of(tensor: Any) -> View:
     """The memory of a tensor that will be written to."""
     view = view_of(tensor)
-    if not view.writable:
-        raise ArgumentError(f"a read-only {type(tensor).__name__} cannot take a result")
+    if view.read_only:
+        raise ArgumentError(
+            f"{view.read_only}: it cannot take a result; give a numpy array or a torch tensor, and make the other of that"
+        )
     return view

@@ -1,7 +1,9 @@
 /*
- * Checkpoints of a reducer: the step and every layer's state, and with an adaptive spec the adapter and what layers still owe.
- * docs/format.md has the bytes. Everything is read into fresh objects first, and takes the place of the old ones when all of it is good.
+ * Checkpoints of a reducer: the step and every layer's state, and with an adaptive spec the adapter and what layers still owe. A
+ * checkpoint belongs to the rank that saved it. docs/format.md has the bytes. Everything is read into fresh objects first, and takes the
+ * place of the old ones when all of it is good.
  */
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,13 +14,21 @@
 
 #define REDUCER_MAGIC 0x44524850u /* "PHRD" */
 
-enum { FIXED = 1, ADAPTIVE = 2 }; /* versions */
+/* Versions. The first two said whether there is an adapter, and not whose checkpoint it is. */
+enum { FIXED = 1, ADAPTIVE = 2, CURRENT = 3 };
 
 typedef struct reducer_header {
   uint32_t magic, version;
   uint64_t step, seed, layers;
-  uint64_t adapter; /* bytes of it */
+  uint64_t adapter;     /* bytes of it; 0: none */
+  uint32_t rank, ranks; /* from version 3 on */
 } reducer_header;
+
+_Static_assert(sizeof(reducer_header) == 48, "the header has no holes");
+
+static size_t head_size(const reducer_header *head) {
+  return head->version == CURRENT ? sizeof *head : offsetof(reducer_header, rank);
+}
 
 typedef struct layer_header {
   uint64_t number, fingerprint, size;
@@ -26,7 +36,7 @@ typedef struct layer_header {
 
 /* ---- Saving ------------------------------------------------------------------------------------------------------ */
 
-/* Behind a layer's state, in the second version: how many steps, and the values. */
+/* Behind a layer's state, if there is an adapter: how many steps, and the values. */
 static size_t debt_size(const pith_named *l) { return sizeof(uint64_t) + (l->debt ? l->n * sizeof(float) : 0); }
 
 /* Before the first step the adapter may not be there yet; a fresh one is saved then. */
@@ -73,7 +83,7 @@ pith_status pith_reducer_save(const pith_reducer *r, pith_out *out) {
   PITH_REQUIRE(adapter || !r->adaptive.text, PITH_ERR_STATE, "the adapter cannot be saved: %s", pith_error());
   PITH_REQUIRE(out->capacity >= size, PITH_ERR_BUFFER, "the reducer takes %zu bytes, the buffer has %zu", size, out->capacity);
   uint8_t *bytes = out->data;
-  reducer_header head = {REDUCER_MAGIC, adapter ? ADAPTIVE : FIXED, r->step, r->seed, r->count, adapter};
+  reducer_header head = {REDUCER_MAGIC, CURRENT, r->step, r->seed, r->count, adapter, (uint32_t)r->comm->rank, (uint32_t)r->comm->ranks};
   memcpy(bytes, &head, sizeof head);
   if (adapter) {
     PITH_TRY(pith_adapter_save(r->adaptive.adapter, &(pith_out){bytes + sizeof head, adapter, 0}));
@@ -194,14 +204,23 @@ static void commit(pith_reducer *r, loaded *new, const reducer_header *head) {
 }
 
 static pith_status check_head(const pith_reducer *r, pith_bytes in, reducer_header *head) {
-  PITH_REQUIRE(in.size >= sizeof *head, PITH_ERR_CORRUPT, "a checkpoint has at least %zu bytes, not %zu", sizeof *head, in.size);
-  memcpy(head, in.data, sizeof *head);
-  PITH_REQUIRE(head->magic == REDUCER_MAGIC && (head->version == FIXED ? head->adapter == 0 : head->version == ADAPTIVE), PITH_ERR_CORRUPT,
-               "these bytes are not a checkpoint of a reducer");
+  size_t least = offsetof(reducer_header, rank);
+  PITH_REQUIRE(in.size >= least, PITH_ERR_CORRUPT, "a checkpoint has at least %zu bytes, not %zu", least, in.size);
+  memcpy(head, in.data, least);
+  PITH_REQUIRE(head->magic == REDUCER_MAGIC, PITH_ERR_CORRUPT, "these bytes are not a checkpoint of a reducer");
+  PITH_REQUIRE(head->version >= FIXED && head->version <= CURRENT, PITH_ERR_CORRUPT,
+               "the checkpoint was saved by version %u of the format, and this library reads %u to %u", head->version, FIXED, CURRENT);
+  PITH_REQUIRE(head->version == CURRENT || (head->version == ADAPTIVE) == (head->adapter > 0), PITH_ERR_CORRUPT,
+               "the checkpoint is damaged: version %u with an adapter of %llu bytes", head->version, (unsigned long long)head->adapter);
+  PITH_REQUIRE(in.size >= head_size(head), PITH_ERR_CORRUPT, "the checkpoint ends within its head");
+  if (head->version == CURRENT) {
+    memcpy(head, in.data, sizeof *head);
+    PITH_TRY(pith__check_owner("the checkpoint", head->rank, head->ranks, (uint32_t)r->comm->rank, (uint32_t)r->comm->ranks));
+  }
   PITH_REQUIRE(head->layers == r->count, PITH_ERR_STATE, "the checkpoint has %llu layers, the reducer %zu", (unsigned long long)head->layers,
                r->count);
-  PITH_REQUIRE((head->version == ADAPTIVE) == (r->adaptive.text != NULL), PITH_ERR_STATE, "the checkpoint was saved %s an adaptive spec",
-               head->version == ADAPTIVE ? "with" : "without");
+  PITH_REQUIRE((head->adapter > 0) == (r->adaptive.text != NULL), PITH_ERR_STATE, "the checkpoint was saved %s an adaptive spec",
+               head->adapter ? "with" : "without");
   return PITH_OK;
 }
 
@@ -213,7 +232,7 @@ pith_status pith_reducer_load(pith_reducer *r, pith_bytes in) {
   PITH_TRY(pith__reducer_adapter_ready(r));
   loaded new = {.layer = calloc(r->count + 1, sizeof *new.layer)};
   PITH_REQUIRE(new.layer, PITH_ERR_MEMORY, "no memory to load a checkpoint");
-  pith_status status = load_all(r, &new, &head, (cursor){(const uint8_t *)in.data + sizeof head, in.size - sizeof head});
+  pith_status status = load_all(r, &new, &head, (cursor){(const uint8_t *)in.data + head_size(&head), in.size - head_size(&head)});
   if (status == PITH_OK) {
     commit(r, &new, &head);
   }

@@ -128,7 +128,8 @@ static pith_status check_codec(const pith_operation *op, const pith_call *call) 
   if (op->job.member_count) {
     return PITH_OK; /* the reducer made every layer's state for its codec */
   }
-  return pith__state_fits(codec, call->state, op->job.src.n, &whole);
+  PITH_TRY(pith__state_fits(codec, call->state, op->job.src.n, &whole));
+  return call->state ? pith__state_claim(call->state, op->comm->rank, op->comm->ranks) : PITH_OK;
 }
 
 static pith_status read_call(pith_operation *op, const pith_call *call) {

@@ -30,6 +30,8 @@ struct pith_state {
   size_t part_size;
   size_t round; /* how many rounds of the current step are complete */
   int produced; /* the next one has been produced */
+  uint16_t rank, ranks; /* of the comm that last used it; ranks is 0 before the first operation */
+  int loaded;           /* from a checkpoint, and no operation has used it since */
 };
 
 struct pith_memory_ops {
@@ -64,6 +66,12 @@ int pith__feed_keeps_results(const pith_codec *codec, const pith_state *state);
  * result of a state makes room for that. */
 pith_status pith__feed_encode_result(const pith_codec *codec, pith_state *state, pith_cspan values, pith_out *out,
                                      const pith_feed_scratch *scratch, const pith_ctx *ctx);
+
+/* PITH_ERR_STATE unless the rank that saved a checkpoint is the one that loads it. `what` names the checkpoint in the message. */
+pith_status pith__check_owner(const char *what, uint32_t saved_rank, uint32_t saved_ranks, uint32_t rank, uint32_t ranks);
+
+/* A rank of a comm is about to use the state. Refused if the state was loaded from a checkpoint of another rank. */
+pith_status pith__state_claim(pith_state *state, int rank, int ranks);
 
 /* Room for what results lose at [first, first + n). */
 pith_status pith__state_own_results(pith_state *state, size_t first, size_t n);

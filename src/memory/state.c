@@ -11,12 +11,14 @@
 #include "memory/memory.h"
 
 #define STATE_MAGIC 0x54534850u /* "PHST" */
-#define STATE_VERSION 2u
+
+enum { WITHOUT_OWNER = 2, WITH_OWNER = 3 }; /* versions */
 
 typedef struct state_header {
   uint32_t magic, version;
   uint64_t n, rows, part_size, result_first, result_n, checksum; /* of all that follows the header */
-  uint32_t keeps, reserved;
+  uint32_t keeps;
+  uint16_t rank, ranks; /* of the owner; 0 of 0 if no comm has used the state */
 } state_header;
 
 _Static_assert(sizeof(state_header) == 64, "the header has no holes");
@@ -100,6 +102,9 @@ pith_status pith_state_adapt(pith_state *state, const pith_codec *codec) {
     release(&next);
     return status;
   }
+  next.rank = state->rank;
+  next.ranks = state->ranks;
+  next.loaded = state->loaded;
   hand_over(&state->residual, &next.residual);
   hand_over(&state->momentum, &next.momentum);
   if (next.residual && state->result) {
@@ -110,6 +115,28 @@ pith_status pith_state_adapt(pith_state *state, const pith_codec *codec) {
   }
   release(state);
   *state = next;
+  return PITH_OK;
+}
+
+/* ---- Owners ------------------------------------------------------------------------------------------------------ */
+
+pith_status pith__check_owner(const char *what, uint32_t saved_rank, uint32_t saved_ranks, uint32_t rank, uint32_t ranks) {
+  PITH_REQUIRE(saved_ranks == ranks, PITH_ERR_STATE,
+               "%s was saved by rank %u of %u, and this is rank %u of %u: with another number of ranks, go on without it; residuals then start at zero",
+               what, saved_rank, saved_ranks, rank, ranks);
+  PITH_REQUIRE(saved_rank == rank, PITH_ERR_STATE,
+               "%s was saved by rank %u of %u, and this is rank %u: residuals differ from rank to rank, so each rank loads what it saved itself",
+               what, saved_rank, saved_ranks, rank);
+  return PITH_OK;
+}
+
+pith_status pith__state_claim(pith_state *state, int rank, int ranks) {
+  if (state->loaded && state->ranks) {
+    PITH_TRY(pith__check_owner("the state", state->rank, state->ranks, (uint32_t)rank, (uint32_t)ranks));
+  }
+  state->rank = (uint16_t)rank;
+  state->ranks = (uint16_t)ranks;
+  state->loaded = 0;
   return PITH_OK;
 }
 
@@ -196,6 +223,11 @@ size_t pith_state_size(const pith_state *state) {
   return size;
 }
 
+/* Of all that follows the head, and of the owner, which the head has. */
+static uint64_t checksum_of(const state_header *header, const uint8_t *bytes, size_t size) {
+  return pith__hash64(bytes + sizeof *header, size - sizeof *header, header->rank | (uint64_t)header->ranks << 16);
+}
+
 pith_status pith_state_save(const pith_state *state, pith_out *out) {
   PITH_REQUIRE(state && out && out->data, PITH_ERR_ARGUMENT, "pith_state_save: state and out must not be NULL");
   size_t size = pith_state_size(state), at = sizeof(state_header);
@@ -208,14 +240,16 @@ pith_status pith_state_save(const pith_state *state, pith_out *out) {
     at += piece[i].n;
   }
   state_header header = {.magic = STATE_MAGIC,
-                         .version = STATE_VERSION,
+                         .version = state->ranks ? WITH_OWNER : WITHOUT_OWNER,
                          .n = state->n,
                          .rows = state->rows,
                          .part_size = state->part_size,
                          .result_first = state->result_n ? state->result_first : 0,
                          .result_n = state->result_n,
-                         .keeps = state->keeps};
-  header.checksum = pith__hash64(bytes + sizeof header, size - sizeof header, 0);
+                         .keeps = state->keeps,
+                         .rank = state->rank,
+                         .ranks = state->ranks};
+  header.checksum = checksum_of(&header, bytes, size);
   memcpy(bytes, &header, sizeof header);
   out->size = size;
   return PITH_OK;
@@ -239,10 +273,11 @@ pith_status pith_state_load(pith_state *state, pith_bytes in) {
                sizeof header, in.size);
   memcpy(&header, in.data, sizeof header);
   PITH_REQUIRE(header.magic == STATE_MAGIC, PITH_ERR_CORRUPT, "these bytes are not a saved state");
-  PITH_REQUIRE(header.version == STATE_VERSION, PITH_ERR_CORRUPT,
-               "the state was saved by version %u of the format, this is %u", header.version, STATE_VERSION);
-  PITH_REQUIRE(header.reserved == 0, PITH_ERR_CORRUPT,
-               "the saved state is damaged: reserved bytes of its head are not zero");
+  PITH_REQUIRE(header.version == WITHOUT_OWNER || header.version == WITH_OWNER, PITH_ERR_CORRUPT,
+               "the state was saved by version %u of the format, and this library reads %u and %u", header.version,
+               WITHOUT_OWNER, WITH_OWNER);
+  PITH_REQUIRE(header.version == WITH_OWNER ? header.rank < header.ranks : !header.rank && !header.ranks, PITH_ERR_CORRUPT,
+               "the saved state is damaged: it has rank %u of %u in version %u", header.rank, header.ranks, header.version);
   PITH_REQUIRE(
       header.n == state->n && header.rows == state->rows && header.keeps == state->keeps &&
           header.part_size == state->part_size,
@@ -255,8 +290,11 @@ pith_status pith_state_load(pith_state *state, pith_bytes in) {
   const uint8_t *bytes = in.data;
   size_t size = pith_state_size(state) + ((size_t)header.result_n - state->result_n) * sizeof(float);
   PITH_REQUIRE(in.size == size, PITH_ERR_CORRUPT, "the saved state has %zu bytes instead of %zu", in.size, size);
-  PITH_REQUIRE(header.checksum == pith__hash64(bytes + sizeof header, in.size - sizeof header, 0), PITH_ERR_CORRUPT,
+  PITH_REQUIRE(header.checksum == checksum_of(&header, bytes, in.size), PITH_ERR_CORRUPT,
                "the saved state is damaged: its checksum does not match");
+  if (header.ranks && state->ranks) {
+    PITH_TRY(pith__check_owner("the state", header.rank, header.ranks, state->rank, state->ranks));
+  }
   PITH_TRY(replace_results(state, (size_t)header.result_first, (size_t)header.result_n));
   pith_span piece[PIECES_MOST];
   size_t at = sizeof header;
@@ -266,5 +304,10 @@ pith_status pith_state_load(pith_state *state, pith_bytes in) {
   }
   state->round = 0;
   state->produced = 0;
+  if (header.ranks) {
+    state->rank = header.rank;
+    state->ranks = header.ranks;
+    state->loaded = 1;
+  }
   return PITH_OK;
 }

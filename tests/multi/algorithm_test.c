@@ -199,6 +199,40 @@ static void resume(pith_comm *comm, void *argument) {
 
 TEST(a_state_with_results_resumes_bit_by_bit) { ranks_run("inproc", 3, 0, resume, NULL); }
 
+static pith_out saved_by[2]; /* ranks are threads */
+
+static void swap_states(pith_comm *comm, void *argument) {
+  (void)argument;
+  enum { N = 2000 };
+  float x[N] = {0};
+  int rank = pith_comm_rank(comm);
+  pith_codec *codec;
+  pith_state *used, *fresh;
+  CHECK_OK(pith_codec_create("ef/q:2", &codec));
+  CHECK_OK(pith_state_create(codec, N, 0, &used));
+  CHECK_OK(pith_state_create(codec, N, 0, &fresh));
+  steps(comm, codec, used, 0, 1, x);
+  saved_by[rank] = (pith_out){malloc(pith_state_size(used)), pith_state_size(used), 0};
+  CHECK_OK(pith_state_save(used, &saved_by[rank]));
+  CHECK_OK(pith_barrier(comm, NULL));
+  pith_bytes other = {saved_by[1 - rank].data, saved_by[1 - rank].size};
+  CHECK_STATUS(pith_state_load(used, other), PITH_ERR_STATE); /* it has been used by this rank */
+  CHECK_ERROR_SAYS(rank == 0 ? "the state was saved by rank 1 of 2, and this is rank 0" : "the state was saved by rank 0 of 2, and this is rank 1");
+  CHECK_OK(pith_state_load(fresh, other)); /* it might be the other rank's, until this one uses it */
+  pith_call call = PITH_CALL_INIT;
+  call.codec = codec;
+  call.state = fresh;
+  CHECK_STATUS(pith_allreduce(comm, (pith_cspan){x, N, PITH_F32}, (pith_span){x, N, PITH_F32}, PITH_SUM, &call, NULL), PITH_ERR_STATE);
+  CHECK_ERROR_SAYS("each rank loads what it saved itself");
+  CHECK_OK(pith_barrier(comm, NULL));
+  free(saved_by[rank].data);
+  pith_state_destroy(used);
+  pith_state_destroy(fresh);
+  pith_codec_destroy(codec);
+}
+
+TEST(a_state_of_another_rank_is_refused) { ranks_run("inproc", 2, 0, swap_states, NULL); }
+
 /* ---- Wishes ------------------------------------------------------------------------------------------------------ */
 
 /* What is wished of a whole comm yields where it does not suit: "ring" was asked for in the environment. */

@@ -148,6 +148,60 @@ TEST(a_checkpoint_resumes_bit_by_bit) {
   ranks_run("shm", 3, 0, resume, "layer4*=ef/powersgd:2;*=dgc:0.1");
 }
 
+static pith_out saved_by[2]; /* ranks are threads */
+
+static void swap_checkpoints(pith_comm *comm, void *argument) {
+  (void)argument;
+  int rank = pith_comm_rank(comm);
+  pith_reducer *r = make(comm, "*=ef/q:2"), *untouched = make(comm, "*=ef/q:2");
+  gradients g = take_step(r, rank, 0);
+  release(&g);
+  size_t size = pith_reducer_size(r);
+  saved_by[rank] = (pith_out){malloc(size), size, 0};
+  CHECK_OK(pith_reducer_save(r, &saved_by[rank]));
+  CHECK_OK(pith_barrier(comm, NULL));
+  const pith_out *other = &saved_by[1 - rank];
+  CHECK_STATUS(pith_reducer_load(r, (pith_bytes){other->data, other->size}), PITH_ERR_STATE);
+  CHECK_ERROR_SAYS(rank == 0 ? "saved by rank 1 of 2, and this is rank 0: " : "saved by rank 0 of 2, and this is rank 1: ");
+  CHECK_ERROR_SAYS("each rank loads what it saved itself");
+  gradients a = take_step(r, rank, 1); /* the refused checkpoint has changed nothing */
+  CHECK_OK(pith_reducer_load(untouched, (pith_bytes){saved_by[rank].data, saved_by[rank].size}));
+  gradients b = take_step(untouched, rank, 1);
+  for (size_t l = 0; l < LAYERS; l++) {
+    CHECK_BYTES(a.layer[l], b.layer[l], size_of(l) * sizeof(float));
+  }
+  release(&a);
+  release(&b);
+  CHECK_OK(pith_barrier(comm, NULL));
+  ((uint32_t *)saved_by[rank].data)[11] = 3; /* ranks */
+  CHECK_STATUS(pith_reducer_load(r, (pith_bytes){saved_by[rank].data, saved_by[rank].size}), PITH_ERR_STATE);
+  CHECK_ERROR_SAYS("another number of ranks");
+  free(saved_by[rank].data);
+  pith_reducer_destroy(r);
+  pith_reducer_destroy(untouched);
+}
+
+TEST(a_checkpoint_of_another_rank_is_refused) { ranks_run("inproc", 2, 0, swap_checkpoints, NULL); }
+
+/* Version 1 has no rank: bytes 40 to 48 of the head. */
+static void load_old(pith_comm *comm, void *argument) {
+  (void)argument;
+  pith_reducer *r = make(comm, "*=ef/q:2");
+  pith_out saved = {malloc(pith_reducer_size(r)), pith_reducer_size(r), 0};
+  CHECK_OK(pith_reducer_save(r, &saved));
+  uint8_t *bytes = saved.data;
+  ((uint32_t *)saved.data)[1] = 1;
+  memmove(bytes + 40, bytes + 48, saved.size - 48);
+  CHECK_OK(pith_reducer_load(r, (pith_bytes){bytes, saved.size - 8}));
+  ((uint32_t *)saved.data)[1] = 4;
+  CHECK_STATUS(pith_reducer_load(r, (pith_bytes){bytes, saved.size - 8}), PITH_ERR_CORRUPT);
+  CHECK_ERROR_SAYS("saved by version 4 of the format");
+  free(saved.data);
+  pith_reducer_destroy(r);
+}
+
+TEST(a_checkpoint_of_the_first_version_is_loaded) { ranks_run("inproc", 1, 0, load_old, NULL); }
+
 /* ---- Slips ------------------------------------------------------------------------------------------------------- */
 
 static void slip(pith_comm *comm, void *argument) {

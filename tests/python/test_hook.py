@@ -287,8 +287,10 @@ def refuse_other_states(group: Any, rank: int, saved: Any) -> None:
     _, other, _ = regression(group, rank, "q:4", 0)
     with pytest.raises(pith.StateError, match="0.weight .* where the model has 0.weight"):
         other.load_state_dict(saved)
-    with pytest.raises(pith.StateError, match="ranks 9"):
+    with pytest.raises(pith.StateError, match="saved with 9 ranks, and now there are 3"):
         other.load_state_dict(other.state_dict() | {"ranks": 9})
+    with pytest.raises(pith.StateError, match="version 7 of its format"):
+        other.load_state_dict(other.state_dict() | {"version": 7})
     with pytest.raises(pith.StateError, match="no state"):
         other.load_state_dict({})
 

@@ -38,6 +38,7 @@ class Engine(Protocol):
     """What both engines can do."""
 
     name: str
+    rank: int
     ranks: int
 
     def kind_of(self, layer: Layer) -> Hashable:
@@ -82,7 +83,7 @@ class ReducerEngine:
 
     def __init__(self, group: PithGroup, rules: Rules, layers: list[Layer], seed: int) -> None:
         self._comm = group.comm
-        self.ranks = self._comm.ranks
+        self.rank, self.ranks = self._comm.rank, self._comm.ranks
         self._layers = layers
         self._adapted = [i for i, layer in enumerate(layers) if layer.adaptive]
         self._inside = [i for i, layer in enumerate(layers) if self.kind_of(layer) == "reducer"]
@@ -194,10 +195,9 @@ class ExchangeEngine:
 
     def __init__(self, group: Any, rules: Rules, layers: list[Layer], seed: int) -> None:
         self.name = str(dist.get_backend(group))
-        self.ranks = dist.get_world_size(group)
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self._layers = layers
-        rank = dist.get_rank(group)
-        self._coder = coder_for(layers[0].parameter.device, rank, self.ranks, seed)
+        self._coder = coder_for(layers[0].parameter.device, self.rank, self.ranks, seed)
         self._states = [self._coder.state(layer) for layer in layers]
         self._parts: dict[tuple[int, ...], list[Part]] = {}
         self._sent = [0.0] * len(layers)

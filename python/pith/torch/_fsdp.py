@@ -19,12 +19,12 @@ from .. import _library as c
 from .._adapt import AdaptiveRules
 from .._codec import Caps, Codec, Rules, codec_of
 from .._errors import ArgumentError, StateError, UnsupportedError
+from ._checkpoint import check_head, head_of
 from ._coder import Piece, coder_for
 from ._exchange import all_gather_single
-from ._layers import COMPRESSIBLE, Layer, Spec, agree, layers_of, rules_of, summary_of
+from ._layers import COMPRESSIBLE, Layer, Spec, agree, described, layers_of, rules_of, summary_of
 from ._table import REDUCE_SCATTER, LayerStats, Meter, Table, ratio_of
 
-_VERSION = 1
 _CASTS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -361,6 +361,7 @@ class ShardedCompressor:
             raise ArgumentError("fully_shard has found no parameters in this model")
         self._group = groups[0][1]._reduce_scatter_process_group
         self._ranks = dist.get_world_size(self._group)
+        self._owner = dist.get_rank(), dist.get_world_size()  # replicas of a shard have residuals of their own
         self._scaler = scaler
         self._scale: float | None = None
         self.exact: dict[str, int] = {}  # messages that were not compressed, and why
@@ -407,6 +408,10 @@ class ShardedCompressor:
             found += shards
         return found
 
+    def __repr__(self) -> str:
+        rank = dist.get_rank(self._group)
+        return f"<pith.torch.ShardedCompressor of {described(self._layers, dist.get_backend(self._group), rank, self._ranks)}>"
+
     # ---- What the messages report
 
     def _count_exact(self, reason: str) -> None:
@@ -426,9 +431,7 @@ class ShardedCompressor:
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank keeps between steps, for its checkpoint: every rank saves its own."""
-        return {
-            "version": _VERSION,
-            "ranks": self._ranks,
+        return head_of(*self._owner) | {
             "scale": self._scale,
             "layers": [(layer.name, layer.spec, list(layer.shape)) for layer in self._layers],
             "steps": [shard.steps for shard in self._shards],
@@ -437,11 +440,10 @@ class ShardedCompressor:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """From a checkpoint of the same rank. Names, shapes, specs and ranks are checked before anything changes."""
-        if not isinstance(saved, dict) or saved.get("version") != _VERSION:
-            raise StateError("this is no state of pith.torch for a sharded model")
+        check_head(saved, *self._owner)
         mine = [(layer.name, layer.spec, list(layer.shape)) for layer in self._layers]
-        if saved["ranks"] != self._ranks or [tuple(entry) for entry in saved["layers"]] != mine:
-            raise StateError("the state is of other layers, specs or ranks")
+        if "states" not in saved or [tuple(entry) for entry in saved["layers"]] != mine:
+            raise StateError("the state is of other layers or specs, or of a model that is not sharded")
         pairs = list(zip(self._shards, saved["states"], strict=True))
         fresh = [shard.read(states) for shard, states in pairs]  # all of them, or nothing changes
         for (shard, _), states, steps in zip(pairs, fresh, saved["steps"], strict=True):

@@ -148,6 +148,9 @@ class Compressor:
         model.register_comm_hook(self, _hook)
         refuse_copies(model)
 
+    def __repr__(self) -> str:
+        return f"<pith.torch.Compressor of {self._reduction!r}>"
+
     def state_dict(self) -> dict[str, Any]:
         """What this rank keeps between steps, for its checkpoint: every rank saves its own."""
         return self._reduction.state_dict()

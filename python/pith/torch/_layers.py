@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,9 +14,10 @@ import torch
 import torch.distributed as dist
 
 from .._adapt import AdaptiveRules, rules_from
-from .._codec import Codec, Rules, codec_of
+from .._codec import Codec, Rules, codec_of, tally
 from .._errors import ArgumentError, Error, MismatchError, SpecError
 from .._plan import Plan
+from ._bytes import all_gather_bytes
 
 COMPRESSIBLE = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -65,6 +67,12 @@ class Layer:
 
 def number_of(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+def described(layers: Sequence[Layer], backend: str, rank: int, ranks: int) -> str:
+    """Layers in one line, for a repr."""
+    specs = tally(layer.declared for layer in layers)
+    return f"{len(layers)} layers ({specs}) over {backend}, rank {rank} of {ranks}"
 
 
 # ---- From what a user wrote to rules ---------------------------------------------------------------------------------
@@ -142,7 +150,10 @@ T = TypeVar("T")
 
 
 def agree(group: Any, make: Callable[[], tuple[T, dict[str, Any]]]) -> T:
-    """What ``make`` gives, if it succeeds on all ranks and its summaries are the same on all; else an error on all of them."""
+    """What ``make`` gives, if it succeeds on all ranks and its summaries are the same on all; else an error on all of them.
+
+    A summary has values of JSON: texts, numbers, None, and lists of these.
+    """
     value: T | None = None
     summary: dict[str, Any] = {}
     error: Error | None = None
@@ -150,10 +161,9 @@ def agree(group: Any, make: Callable[[], tuple[T, dict[str, Any]]]) -> T:
         value, summary = make()
     except Error as caught:
         error = caught
-    size = dist.get_world_size(group)
-    if size > 1:
-        found: list[Any] = [None] * size
-        dist.all_gather_object(found, (summary, str(error) if error else ""), group=group)
+    if dist.get_world_size(group) > 1:
+        mine = json.dumps((summary, str(error) if error else "")).encode()
+        found = [json.loads(text) for text in all_gather_bytes(mine, group)]
         if error is None:
             _compare(found)
     if error is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from .._codec import Rules
 from .._errors import ArgumentError, StateError
 from .._plan import Plan
+from ._bytes import broadcast_bytes
 from ._engine import engine_for
 from ._layers import Layer, Spec, agree, default_spec, layers_of, rules_of, summary_of
 from ._reduction import Reduction
@@ -174,7 +176,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return getattr(self.optimizer, name)
 
     def __repr__(self) -> str:
-        return f"DistributedOptimizer({self.optimizer!r})"
+        return f"<pith.torch.DistributedOptimizer of {self._reduction!r}: {self.optimizer!r}>"
 
     # ---- Checkpoints and statistics
 
@@ -234,14 +236,13 @@ def broadcast_optimizer_state(
     """Hyperparameters and state of an optimizer as ``root`` has them. Memories of codecs stay each rank's own."""
     inner = optimizer.optimizer if isinstance(optimizer, DistributedOptimizer) else optimizer
     tensors: list[torch.Tensor] = []
-    mine = _taken_apart(inner.state_dict(), tensors)
-    skeleton = [mine]
+    mine = pickle.dumps(_taken_apart(inner.state_dict(), tensors))
     source = _global(root, group)
-    dist.broadcast_object_list(skeleton, src=source, group=group)
+    skeleton = pickle.loads(broadcast_bytes(mine, source, group))
     is_root = dist.get_rank() == source
     if not is_root:
         tensors = []
-    joined = _joined(skeleton[0], tensors, fresh=not is_root)
+    joined = _joined(skeleton, tensors, fresh=not is_root)
     _broadcast(tensors, root, group)
     if not is_root:
         inner.load_state_dict(joined)

@@ -98,6 +98,11 @@ class Recorder:
         self._hooks = [p.register_hook(self._hook(n, p)) for n, p in named if n not in fixed]
         _unfinished.add(self)
 
+    def __repr__(self) -> str:
+        wanted = f" of {self._steps}" if self._steps is not None else ""
+        state = "recording" if self in _unfinished else "closed"
+        return f"<pith.torch.Recorder to {self.path}: {self.samples}{wanted} samples of {len(self._profile.layers)} layers, {state}>"
+
     # ---- A backward pass
 
     def _hook(self, name: str, parameter: torch.nn.Parameter) -> Callable[[torch.Tensor], None]:

@@ -10,11 +10,11 @@ import torch
 
 from .._errors import ArgumentError, StateError
 from ._advice import Advice
+from ._checkpoint import check_head, head_of
 from ._engine import Engine
-from ._layers import Layer
+from ._layers import Layer, described
 from ._table import LayerStats, Meter, Table, ratio_of
 
-_VERSION = 1
 GROUP_BYTES = (
     4 << 20
 )  # of gradients that leave together: enough to be worth a message, soon enough to overlap
@@ -70,6 +70,9 @@ class Reduction:
     def _regroup(self) -> None:
         self._groups = grouped(self.layers, self.engine)
         self._group_of = {i: g for g, members in enumerate(self._groups) for i in members}
+
+    def __repr__(self) -> str:
+        return described(self.layers, self.engine.name, self.engine.rank, self.engine.ranks)
 
     # ---- A step
 
@@ -148,10 +151,8 @@ class Reduction:
     def state_dict(self) -> dict[str, Any]:
         if self.under_way:
             raise StateError("a step is under way: save between steps")
-        return {
-            "version": _VERSION,
+        return head_of(self.engine.rank, self.engine.ranks) | {
             "backend": self.engine.name,
-            "ranks": self.engine.ranks,
             "scale": self._scale,
             "layers": [(layer.name, layer.declared, list(layer.shape)) for layer in self.layers],
             "engine": self.engine.save(),
@@ -166,13 +167,11 @@ class Reduction:
         self._scale = saved["scale"]
 
     def _check_saved(self, saved: dict[str, Any]) -> None:
-        if not isinstance(saved, dict) or saved.get("version") != _VERSION:
-            raise StateError("this is no state of pith.torch")
-        for what, now in (("backend", self.engine.name), ("ranks", self.engine.ranks)):
-            if saved[what] != now:
-                raise StateError(
-                    f"the state was saved with {what} {saved[what]}, and now it is {now}"
-                )
+        check_head(saved, self.engine.rank, self.engine.ranks)
+        if saved["backend"] != self.engine.name:
+            raise StateError(
+                f"the state was saved with backend {saved['backend']}, and now it is {self.engine.name}"
+            )
         if len(saved["layers"]) != len(self.layers):
             raise StateError(
                 f"the state has {len(saved['layers'])} layers, the model {len(self.layers)}"
