@@ -18,13 +18,13 @@ finds() {
 # bench RANKS ARGUMENT…: all must end well.
 bench() {
   ranks=$1 && shift
-  exits 0 "$pith" run --no-prefix -n "$ranks" -- "$pith" bench "$@"
+  exits 0 "$pith" run --no-prefix -n "$ranks" -- "$pith" bench "$@" --wide
 }
 
 # The same with two ranks for each host, as far as pith knows.
 bench_hosts() {
   ranks=$1 && shift
-  exits 0 "$pith" run --no-prefix -n "$ranks" -- sh -c 'PITH_HOSTID=$((RANK / 2)) exec "$0" bench "$@"' "$pith" "$@"
+  exits 0 "$pith" run --no-prefix -n "$ranks" -- sh -c 'PITH_HOSTID=$((RANK / 2)) exec "$0" bench "$@"' "$pith" "$@" --wide
 }
 
 every_collective_is_right_over_every_transport() {
@@ -164,7 +164,7 @@ END
 }
 
 a_rank_alone_needs_nobody() {
-  exits 0 env RANK=0 WORLD_SIZE=1 "$pith" bench allreduce -b 1K -e 1K -n 2
+  exits 0 env RANK=0 WORLD_SIZE=1 "$pith" bench allreduce -b 1K -e 1K -n 2 --wide
   finds 1
   exits 1 env RANK=0 WORLD_SIZE=1 "$pith" bench sendrecv -b 1K -e 1K -n 2
   says err 'cannot exchange messages with itself'
@@ -200,7 +200,7 @@ mpirun_starts_ranks() {
     if $launcher --version 2>&1 | grep -Eq 'Open ?(MPI|RTE)'; then options='--allow-run-as-root --oversubscribe'; fi
     # shellcheck disable=SC2086
     exits 0 env MASTER_PORT="$("$pith" run --free-port)" timeout -k 5 60 $launcher $options -n 3 \
-      "$pith" bench allreduce -b 64K -e 64K -n 2 --codec q:8
+      "$pith" bench allreduce -b 64K -e 64K -n 2 --codec q:8 --wide
     says out '3 ranks over shm'
     finds 2
     count=$((count + 1))
