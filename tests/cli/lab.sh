@@ -1,6 +1,6 @@
 #!/bin/sh
 # `pith lab`: links have the rate they should, and nothing is left afterwards, however it ends. And what crosses them.
-# shellcheck disable=SC2016
+# shellcheck disable=SC2016,SC2086
 . "$(dirname "$0")/../shell.sh"
 unset PITH_SECRET PITH_HOSTID PITH_IFNAME PITH_PORT PITH_TRANSPORT PITH_ALGO PITH_INSIDE
 export temp
@@ -27,6 +27,7 @@ waits() {
 }
 is_gone() { ! kill -0 "$1" 2>/dev/null || grep -q '^State:.*Z' "/proc/$1/status" 2>/dev/null; }
 has_text() { [ -s "$1" ]; }
+is_free() { ! readlink /proc/[0-9]*/ns/net /proc/[0-9]*/ns/user /proc/[0-9]*/fd/* 2>/dev/null | grep -qxF "$1"; }
 is_absent() { [ ! -e "$1" ]; }
 
 each_host_is_a_network_of_its_own() {
@@ -191,14 +192,9 @@ nothing_is_left_if_killed_halfway() {
 
 # ---- As an ordinary user ---------------------------------------------------------------------------------------------
 
-# as_user command…: as nobody, who has no rights at all. As somebody else than root, as oneself.
-as_user() {
-  if [ "$(id -u)" = 0 ]; then
-    setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps=-all --bounding-set=-all "$@"
-  else
-    "$@"
-  fi
-}
+# A command behind $as_user runs as nobody, who has no rights at all. As somebody else than root, as oneself.
+as_user=
+[ "$(id -u)" != 0 ] || as_user='setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps=-all --bounding-set=-all'
 
 # A copy of the command that nobody can read, and a folder that nobody can write to. Skips where the kernel refuses.
 need_user_lab() {
@@ -208,16 +204,16 @@ need_user_lab() {
   cp "$pith" "$temp/user/pith"
   cp "$temp/transfer.py" "$temp/user/transfer.py"
   chmod 755 "$temp" "$temp/user/pith" && chmod 777 "$temp/user"
-  refusal=$(as_user "$temp/user/pith" lab -n 1 --rate 1gbit -- true 2>&1) || skip "$refusal"
+  refusal=$($as_user "$temp/user/pith" lab -n 1 --rate 1gbit -- true 2>&1) || skip "$refusal"
 }
 
 a_user_makes_a_lab() {
   need_user_lab
-  exits 0 as_user "$temp/user/pith" lab -n 4 --per-host 2 --rate 1gbit -- \
+  exits 0 $as_user "$temp/user/pith" lab -n 4 --per-host 2 --rate 1gbit -- \
     sh -c 'echo "id $(id -u):$(id -g) rights $(sed -n "s/^CapEff:[[:space:]]*//p" /proc/self/status)"; echo "net $(readlink /proc/self/ns/net)"; echo $RANK >"$0.$RANK"' "$temp/user/written"
   says err 'in a user namespace of its own'
   [ "$(sed -n 's/.*\] net //p' "$temp/out" | sort -u | wc -l)" = 2 ]
-  user=$(as_user id -u):$(as_user id -g)
+  user=$($as_user id -u):$($as_user id -g)
   [ "$(grep -c "id $user rights 0000000000000000" "$temp/out")" = 4 ] # ranks are the user, without rights
   [ "$(stat -c %u:%g "$temp/user/written.3")" = "$user" ]
 }
@@ -225,16 +221,18 @@ a_user_makes_a_lab() {
 links_of_a_user_have_their_rate() {
   need_user_lab
   need python3
-  as_user python3 -c '' 2>/dev/null || skip "this user cannot run python3"
-  exits 0 as_user "$temp/user/pith" lab -n 2 --rate 100mbit --control "$temp/user/control" --env SIZE=5e6 --env RATE=100e6 -- \
-    python3 "$temp/user/transfer.py"
+  python=python3
+  $as_user python3 -c '' 2>/dev/null || python=/usr/bin/python3
+  $as_user $python -c '' 2>/dev/null || skip "this user cannot run python3"
+  exits 0 $as_user "$temp/user/pith" lab -n 2 --rate 100mbit --control "$temp/user/control" --env SIZE=5e6 --env RATE=100e6 -- \
+    $python "$temp/user/transfer.py"
   says out '[0] in: 0.'
   says out '[0] out: 0.'
 }
 
 a_user_benchmarks_over_slow_links() {
   need_user_lab
-  exits 0 as_user "$temp/user/pith" lab --no-prefix -n 4 --per-host 2 --rate 100mbit -- \
+  exits 0 $as_user "$temp/user/pith" lab --no-prefix -n 4 --per-host 2 --rate 100mbit -- \
     "$temp/user/pith" bench allreduce -b 1M -e 1M -n 2 -w 1 --codec q:4 --wide
   says out 'on 4 ranks over shm and tcp'
   awk '$4 == "q:4" { found = $12 > 2 } END { exit !found }' "$temp/out" || { cat "$temp/out" && return 1; }
@@ -245,7 +243,7 @@ ended_as_user() {
   need_user_lab
   rm -f "$temp"/user/pid.*
   look >"$temp/before"
-  as_user "$temp/user/pith" lab -n 2 --rate 1gbit -- \
+  $as_user "$temp/user/pith" lab -n 2 --rate 1gbit -- \
     sh -c 'sleep 1000 & echo $! >"$0.child.$RANK"; echo $$ >"$0.$RANK"; wait' "$temp/user/pid" >"$temp/said" 2>&1 &
   launcher=$!
   for name in 0 1 child.0 child.1; do
@@ -263,9 +261,7 @@ ended_as_user() {
   look >"$temp/after"
   cmp "$temp/before" "$temp/after"
   for space in $networks $users; do
-    if readlink /proc/[0-9]*/ns/net /proc/[0-9]*/ns/user /proc/[0-9]*/fd/* 2>/dev/null | grep -qxF "$space"; then
-      echo "$space is still held" && return 1
-    fi
+    waits is_free "$space"
   done
 }
 
@@ -275,7 +271,7 @@ nothing_of_a_user_is_left_after_sigkill() { ended_as_user KILL; }
 
 doctor_tells_a_user_what_a_lab_takes() {
   need_user_lab
-  exits 0 as_user "$temp/user/pith" doctor --no-python
+  exits 0 $as_user "$temp/user/pith" doctor --no-python
   says out 'namespaces and links can be made in a user namespace'
 }
 
@@ -284,7 +280,7 @@ refused_by() {
   need unshare
   unshare --user --map-root-user true 2>/dev/null || skip "there are no user namespaces here: $(unshare --user --map-root-user true 2>&1)"
   got=0
-  unshare --user --map-root-user --mount sh -c "$1"'; shift; exec setpriv --inh-caps=-all --bounding-set=-all "$@"' sh \
+  unshare --user --map-root-user --mount sh -c "$1"'; exec setpriv --inh-caps=-all --bounding-set=-all "$@"' sh \
     "$pith" lab -n 2 --rate 1gbit -- true >"$temp/out" 2>"$temp/err" || got=$?
   [ $got = 1 ] || { echo "exit code $got" && cat "$temp/out" "$temp/err" && return 1; }
 }
