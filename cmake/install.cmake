@@ -1,5 +1,5 @@
-# What `make install` puts where: headers, libraries, the command, a CMake package and a pkg-config file. Both of the
-# latter find the prefix from their own place, so that an installed tree can be moved.
+# What `make install` puts where: headers, libraries, the command, its manual page and completions, a CMake package and a
+# pkg-config file. Both of the latter find the prefix from their own place, so that an installed tree can be moved.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -10,6 +10,12 @@ set_target_properties(pith_headers PROPERTIES EXPORT_NAME headers)
 install(TARGETS pith_shared pith_static pith_headers EXPORT pithTargets)
 install(TARGETS pith_cli)
 install(DIRECTORY include/pith DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+if(TARGET pith_manual)
+  install(FILES ${PITH_MANUAL_DIR}/pith.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+  install(FILES ${PITH_MANUAL_DIR}/pith DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+  install(FILES ${PITH_MANUAL_DIR}/_pith DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
+  install(FILES ${PITH_MANUAL_DIR}/pith.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
+endif()
 install(EXPORT pithTargets NAMESPACE pith:: DESTINATION ${PITH_CMAKE_DIR})
 
 configure_package_config_file(cmake/pithConfig.cmake.in ${CMAKE_BINARY_DIR}/pithConfig.cmake
