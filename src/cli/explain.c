@@ -259,15 +259,16 @@ static int is_method(const char *name) {
 
 /* Names of adaptive specs are not those of methods: a slip in one is looked for here. */
 static int fail_spec(const char *spec) {
-  char name[VALUE_SIZE];
+  char name[VALUE_SIZE], reason[2 * SPEC_SIZE];
   const char *nearest = NULL;
   pith_method method;
+  snprintf(reason, sizeof reason, "%s", pith_error());
   snprintf(name, sizeof name, "%.*s", (int)strcspn(spec, ":,/"), spec);
   for (size_t i = 0; !is_method(name) && pith_adaptive_get(i, &method) == PITH_OK; i++) {
     cli_nearest(name, method.name, &nearest);
   }
   return nearest ? cli_fail(CLI_USAGE, "codecs: %s: there is no method \"%s\"; did you mean %s?", spec, name, nearest)
-                 : cli_fail(CLI_USAGE, "codecs: %s: %s", spec, pith_error());
+                 : cli_fail(CLI_USAGE, "codecs: %s: %s", spec, reason);
 }
 
 static int explain_spec(const char *spec) {
