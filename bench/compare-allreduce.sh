@@ -32,7 +32,7 @@ gloo() { "$pith" run --no-prefix -n "$1" -- "$python" bench/gloo_allreduce.py "$
 pith() {
   transport=$1
   shift
-  "$pith" run --no-prefix -n "$1" -- "$pith" bench allreduce --transport "$transport" -b "$2" -e "$3" -f "$4" -n "$5" -w "$6" 2>/dev/null
+  "$pith" run --no-prefix -n "$1" -- "$pith" bench allreduce --wide --transport "$transport" -b "$2" -e "$3" -f "$4" -n "$5" -w "$6" 2>/dev/null
 }
 
 table() {

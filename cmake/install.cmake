@@ -1,5 +1,5 @@
-# What `make install` puts where: headers, libraries, the command, a CMake package and a pkg-config file. Both of the
-# latter find the prefix from their own place, so that an installed tree can be moved.
+# What `make install` puts where: headers, libraries, the command, its manual page and completions, a CMake package and a
+# pkg-config file. Both of the latter find the prefix from their own place, so that an installed tree can be moved.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -13,6 +13,12 @@ if(TARGET pith_cuda)
   install(PROGRAMS ${PITH_CUDA_MODULE} DESTINATION ${CMAKE_INSTALL_LIBDIR}/pith)
 endif()
 install(DIRECTORY include/pith DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+if(TARGET pith_manual)
+  install(FILES ${PITH_MANUAL_DIR}/pith.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+  install(FILES ${PITH_MANUAL_DIR}/pith DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+  install(FILES ${PITH_MANUAL_DIR}/_pith DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
+  install(FILES ${PITH_MANUAL_DIR}/pith.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
+endif()
 install(EXPORT pithTargets NAMESPACE pith:: DESTINATION ${PITH_CMAKE_DIR})
 
 configure_package_config_file(cmake/pithConfig.cmake.in ${CMAKE_BINARY_DIR}/pithConfig.cmake

@@ -1,7 +1,8 @@
 """What compression changes, in a few minutes: the same small GPT trained on four ranks, uncompressed and compressed.
 
-As root the ranks are four hosts behind links of 1 Gbit/s (`pith lab`), otherwise processes over shared memory (`pith run`), where there is
-little to win. Ends with a table, and a page with the curves.
+The ranks are four hosts behind links of 1 Gbit/s (`pith lab`), without root too where the system lets users have namespaces. Where it does
+not, the demo says why and what to do, and the ranks are processes over shared memory (`pith run`), where there is little to win. Ends with a
+table, and a page with the curves.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def launcher(pith: str, ranks: int, rate: str) -> tuple[list[str], str]:
     if tried.returncode == 0:
         return lab, f"{ranks} hosts behind links of {rate}"
     lines = tried.stderr.strip().splitlines()
-    print(f"pith lab cannot run here ({lines[-1] if lines else 'no reason given'});")
-    print("the ranks share memory instead, where there is little to win in time\n")
+    print("No slow network can be made here, so the ranks share memory, where compression has little to win in time.")
+    print(f"{lines[-1] if lines else 'pith lab gave no reason'}\n")
     return [pith, "run", "--no-prefix", "-n", str(ranks), "--"], f"{ranks} processes on this machine"
 
 
@@ -44,6 +45,7 @@ def train(launch: list[str], spec: str, folder: pathlib.Path, a: argparse.Namesp
     ]  # fmt: skip
     if a.data:
         command += ["--data", a.data]
+    print(f"training with {'no compression' if spec == 'none' else spec} …", flush=True)
     done = subprocess.run(command, stdout=subprocess.DEVNULL)
     if done.returncode != 0 or not result.exists():
         raise SystemExit(f"the run with {spec} failed (exit code {done.returncode}): {' '.join(command)}")

@@ -30,8 +30,17 @@ typedef struct pith_adapter pith_adapter;
 /* Whether a text is meant as an adaptive spec ("auto…", "lgreco:…", "kmeans:…", "accordion:…"), right or wrong. */
 PITH_API int pith_adapter_is(const char *spec);
 
-/* Whether it is a good one: PITH_OK, or what is wrong with it. Needs no layers. */
+/* Validates an adaptive spec: PITH_OK, or what is wrong with it. Needs no layers. */
 PITH_API pith_status pith_adapter_check(const char *spec);
+
+/* The adaptive specs there are, as pith_method_get() gives the others: name, summary and options. `made_of` is how one is written. When to use
+ * it is said by pith_adaptive_use(), NULL beyond the last. */
+PITH_API pith_status pith_adaptive_get(size_t index, pith_method *method);
+PITH_API const char *pith_adaptive_use(size_t index);
+
+/* The value that an option has in an adaptive spec, as text, whether it was given or is the default; "" where there is none. The key "spec" is
+ * the spec that the candidates are around. */
+PITH_API pith_status pith_adapter_option(const char *spec, const char *key, char *text, size_t size);
 
 /* All ranks create it alike, their rank aside. Texts are copied. */
 PITH_API pith_status pith_adapter_create(const char *spec, const pith_layer_shape *layers, size_t count, int rank, int ranks,

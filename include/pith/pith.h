@@ -286,7 +286,12 @@ typedef enum pith_kind {
   PITH_KIND_PRESET = 3
 } pith_kind;
 
-typedef enum pith_param_type { PITH_PARAM_INT = 0, PITH_PARAM_REAL = 1, PITH_PARAM_CHOICE = 2 } pith_param_type;
+typedef enum pith_param_type {
+  PITH_PARAM_INT = 0,
+  PITH_PARAM_REAL = 1,
+  PITH_PARAM_CHOICE = 2,
+  PITH_PARAM_SPEC = 3, /* a spec; adaptive specs only */
+} pith_param_type;
 
 /* One parameter of a method. The first of a list may be given as `name:value`. A list ends with a NULL key. */
 typedef struct pith_param {
@@ -312,6 +317,17 @@ typedef struct pith_method {
 
 PITH_API size_t pith_method_count(void);
 PITH_API pith_status pith_method_get(size_t index, pith_method *method);
+
+/* More about method `index`, for people; NULL if it says nothing. Detail: what travels (codecs), what a rank keeps (memories). Use: when to
+ * use it. */
+PITH_API const char *pith_method_detail(size_t index);
+PITH_API const char *pith_method_use(size_t index);
+
+/* Algorithms of allreduce: whether one ("sra", "ring", …) can run with a codec, NULL for uncompressed values, where the hosts allow it. The
+ * error says why not. PITH_ERR_ARGUMENT for a name that there is none of. */
+PITH_API pith_status pith_algorithm_suits(const char *algorithm, const pith_codec *codec);
+/* The name of algorithm `index`; NULL beyond the last. */
+PITH_API const char *pith_algorithm_get(size_t index);
 
 /* Loads codecs from a shared object: a path, or a name NAME that is looked up as pith_NAME.so in the folders of
  * PITH_PLUGIN_PATH. Names in PITH_PLUGINS (comma-separated) are loaded at first use of the registry. */

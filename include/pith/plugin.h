@@ -99,6 +99,9 @@ typedef struct pith_codec_ops {
   /* Optional, for ROUNDS codecs: values of a strip. Every produce() and the last consume() are then called once for each strip, in
    * order, while its values are in the cache: src and dst are the whole layer, ctx->offset is where the strip begins. */
   size_t (*strip)(const pith_value *a, size_t n, uint64_t rows);
+
+  /* Optional, for people: what travels, and when to use the method. Tables that end before these are accepted. */
+  const char *detail, *use;
 } pith_codec_ops;
 
 typedef struct pith_plugin {

@@ -1,26 +1,31 @@
 /* `pith bench`: which measurement is meant. Operations between ranks are in bench_collective.c, codecs in bench_codec.c. */
-#include <stdio.h>
 #include <string.h>
 
 #include "cli/bench_collective.h"
 #include "cli/cli.h"
 
-#define THERE_IS "there is: codec, " CLI_COLLECTIVES
+int cli_bench_part(size_t index, cli_part *part) {
+  if (index == 0) {
+    *part = (cli_part){"codec", "speed and error of methods, on one thread of this machine"};
+    return 1;
+  }
+  const cli_collective *collective = cli_collective_get(index - 1);
+  if (collective) {
+    *part = (cli_part){collective->name, collective->summary};
+  }
+  return collective != NULL;
+}
 
 int cli_bench(int argc, char **argv) {
-  if (argc == 0) {
-    return cli_fail(CLI_USAGE, "bench what? " THERE_IS);
+  if (argc && (!strcmp(argv[0], "--help") || !strcmp(argv[0], "-h"))) {
+    return cli_parts_help("bench",
+                          "Measures methods on this machine alone, or operations between ranks that pith run, pith lab, "
+                          "mpirun or torchrun started.");
   }
-  if (!strcmp(argv[0], "codec")) {
+  if (argc && !strcmp(argv[0], "codec")) {
     return cli_bench_codec(argc - 1, argv + 1);
   }
-  if (!strcmp(argv[0], "--help") || !strcmp(argv[0], "-h")) {
-    printf("What can be measured: codec, on this machine alone, and between ranks\n  %s.\n"
-           "\"pith bench NAME --help\" lists the options of each; those of codec:\n\n",
-           CLI_COLLECTIVES);
-    return cli_bench_codec(argc, argv);
-  }
-  const cli_collective *collective = cli_collective_find(argv[0]);
+  const cli_collective *collective = argc ? cli_collective_find(argv[0]) : NULL;
   return collective ? cli_bench_collective(collective, argc - 1, argv + 1)
-                    : cli_fail(CLI_USAGE, "bench: cannot measure \"%s\"; " THERE_IS, argv[0]);
+                    : cli_parts_unknown("bench", argc ? argv[0] : NULL);
 }

@@ -19,7 +19,7 @@
 
 typedef struct settings {
   size_t from, to, factor, repetitions, warmup;
-  int check;
+  int check, wide;
   const char *json, *transport, *inside, *link;
   cli_list specs, algorithms;
 } settings;
@@ -153,6 +153,7 @@ static int run_and_report(bench *b) {
                            .ranks = pith_comm_ranks(b->comm),
                            .repetitions = set->repetitions,
                            .inside = set->inside,
+                           .wide = set->wide,
                            .link = b->link};
   int code = is_printing(b) ? cli_report_open(&b->report, b->comm, &set->specs, &set->algorithms, set->json) : CLI_OK;
   if (code != CLI_OK) {
@@ -165,48 +166,62 @@ static int run_and_report(bench *b) {
 
 /* ---- Settings ---------------------------------------------------------------------------------------------------- */
 
+static const char about_format[] =
+    "Measures %s: %s. Start it with pith run, pith lab, mpirun or torchrun, as in\n"
+    "  pith run -n 4 -- pith bench %s -b 1M -e 64M%s\n"
+    "\n"
+    "time is the median over repetitions, each as long as it took its slowest rank. busbw is the bandwidth of the busiest "
+    "link that an uncompressed operation would need in that time. error is ‖result − exact‖/‖exact‖ of the first "
+    "operation. ratio and speed-up compare bytes and time with the uncompressed line, the best of them where there are "
+    "several.\n"
+    "\n"
+    "With --wide, wire bytes are those of the rank that sends most; encode, wire (under way, but in neither of the others) "
+    "and decode are means.\n"
+    "\n"
+    "With --link, least is what the link needs for those bytes, or what memory needs for the values a method must read and "
+    "write, as copies that all ranks make at once (one, and one for what a memory keeps; sparse and low-rank methods look "
+    "at values again).";
+
 static cli_parsed parse(const cli_collective *collective, int argc, char **argv, settings *set) {
   *set = (settings){.from = 8, .to = (size_t)128 << 20, .factor = 2, .repetitions = 20, .warmup = 5, .check = 1};
-  char command[64];
+  char command[64], about[2048];
   const cli_option options[] = {
       {"-b", CLI_SIZE, &set->from, "SIZE", "smallest tensor in bytes, as 4K or 64M (8)"},
       {"-e", CLI_SIZE, &set->to, "SIZE", "largest tensor (128M)"},
       {"-f", CLI_COUNT, &set->factor, "FACTOR", "from one size to the next (2)"},
-      {"-n", CLI_COUNT, &set->repetitions, "COUNT", "repetitions (20)"},
+      {"-n", CLI_POSITIVE, &set->repetitions, "COUNT", "repetitions (20)"},
       {"-w", CLI_COUNT, &set->warmup, "COUNT", "repetitions before those (5)"},
       {"-c", CLI_CHOICE, &set->check, "0|1", "whether the first result is checked (1)"},
       {"--codec", CLI_LIST, &set->specs, "SPEC", "a method to measure beside no compression; may be repeated"},
-      {"--algo", CLI_LIST, &set->algorithms, "NAME",
-       "allreduce: sra, hierarchical, ring, tree, gather, ranges, linear or auto; may be repeated (PITH_ALGO, or auto)"},
+      {"--algo", CLI_LIST, &set->algorithms, "auto|sra|hierarchical|ring|tree|gather|ranges|linear",
+       "how to allreduce; may be repeated (PITH_ALGO, or auto)"},
       {"--inside", CLI_TEXT, &set->inside, "SPEC",
        "allreduce: the method inside a host, for compressed lines by hierarchical (PITH_INSIDE, or none)"},
-      {"--transport", CLI_TEXT, &set->transport, "NAME", "auto, shm, tcp, mpi or ucx (PITH_TRANSPORT, or auto)"},
+      {"--transport", CLI_TEXT, &set->transport, "auto|shm|tcp|mpi|ucx", "what carries messages (PITH_TRANSPORT, or auto)"},
+      {"--wide", CLI_FLAG, &set->wide, NULL, "all columns, however wide the table becomes"},
       {"--link", CLI_TEXT, &set->link, "RATE", "the rate of a rank's link, as 1gbit: shows the least time that it and memory allow"},
       {"--json", CLI_TEXT, &set->json, "FILE", "rank 0 writes JSON too; - for standard output in place of the table"},
       {.name = NULL},
   };
   snprintf(command, sizeof command, "bench %s", collective->name);
+  snprintf(about, sizeof about, about_format, collective->name, collective->summary, collective->name,
+           collective->encodes ? " --codec q:4" : "");
   const cli_usage usage = {command, NULL,
-                           "Measures an operation between ranks: start it with pith run, mpirun or torchrun, as in\n"
-                           "  pith run -n 4 -- pith bench allreduce -b 1M -e 64M --codec q:4\n"
-                           "time is the median over repetitions, each as long as it took its slowest rank. encode, wire\n"
-                           "(under way, but in neither of the others) and decode are means.\n"
-                           "error is ‖result − exact‖/‖exact‖ of the first operation.\n"
-                           "wire bytes are those of the rank that sends most. ratio and speed-up compare with the uncompressed\n"
-                           "line, the best of them where there are several. least is what the link needs for those bytes, or\n"
-                           "what memory needs for the values a method must read and write, as copies that all ranks make at\n"
-                           "once (one, and one for what a memory keeps; sparse and low rank methods look at values again).",
-                           options};
+                           about, options};
   return cli_options_parse(&usage, argc, argv, NULL);
 }
 
 static int check_settings(const bench *b) {
   const settings *set = &b->set;
-  if (set->factor < 2 || set->from < 4 || set->repetitions < 1) {
-    return cli_fail(CLI_USAGE, "-f must be at least 2, -b at least 4, -n at least 1");
+  if (set->factor < 2) {
+    return cli_fail(CLI_USAGE, "bench %s: -f %zu: expected a FACTOR of at least 2", b->collective->name, set->factor);
+  }
+  if (set->from < sizeof(float)) {
+    return cli_fail(CLI_USAGE, "bench %s: -b %zu: a tensor has at least one value, which is 4 bytes", b->collective->name,
+                    set->from);
   }
   if (set->from > set->to) {
-    return cli_fail(CLI_USAGE, "-b is larger than -e");
+    return cli_fail(CLI_USAGE, "bench %s: -b is larger than -e", b->collective->name);
   }
   if (set->specs.count && !b->collective->encodes) {
     return cli_fail(CLI_USAGE, "%s is not compressed", b->collective->name);

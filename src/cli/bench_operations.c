@@ -156,22 +156,35 @@ static double bus_none(int ranks) { return (void)ranks, 0.0; }
 
 /* clang-format off */
 static const cli_collective collectives[] = {
-    /* name, counted as,                 encodes, parts, in place, replicas, joins, at once */
-    {"allreduce", "allreduce",           1, 0, 0, 1, 1, 1, run_allreduce, results_whole, expect_sum, NULL, bus_twice},
-    {"reduce", "reduce",                 1, 0, 0, 0, 0, 1, run_reduce, results_root, expect_sum, NULL, bus_whole},
-    {"reduce_scatter", "reduce_scatter", 1, 1, 0, 0, 1, 1, run_reduce_scatter, results_part, expect_own_sum, NULL, bus_once},
-    {"all_gather", "all_gather",         1, 1, 0, 1, 1, 1, run_all_gather, results_whole, expect_parts, NULL, bus_once},
-    {"all_to_all", "all_to_all",         0, 1, 0, 0, 1, 1, run_all_to_all, results_whole, expect_exchanged, NULL, bus_once},
-    {"broadcast", "broadcast",           1, 0, 1, 1, 0, 1, run_broadcast, results_whole, expect_first, NULL, bus_whole},
-    {"gather", "gather",                 0, 1, 0, 0, 0, 1, run_gather, results_root, expect_parts, NULL, bus_once},
-    {"scatter", "scatter",               0, 1, 0, 0, 0, 1, run_scatter, results_part, expect_own_part, NULL, bus_once},
-    {"barrier", "barrier",               0, 0, 0, 0, 1, 1, run_barrier, results_none, expect_sum, check_barrier, bus_none},
-    {"sendrecv", "send",                 0, 0, 0, 0, 0, 2, run_sendrecv, results_whole, expect_left, NULL, bus_whole},
+    /* name, counted as, what it does,   encodes, parts, in place, replicas, joins, at once */
+    {"allreduce", "allreduce", "the sum of all ranks' tensors, on every rank",
+     1, 0, 0, 1, 1, 1, run_allreduce, results_whole, expect_sum, NULL, bus_twice},
+    {"reduce", "reduce", "the sum of all ranks' tensors, on rank 0",
+     1, 0, 0, 0, 0, 1, run_reduce, results_root, expect_sum, NULL, bus_whole},
+    {"reduce_scatter", "reduce_scatter", "the sum of all ranks' tensors, a part on each rank",
+     1, 1, 0, 0, 1, 1, run_reduce_scatter, results_part, expect_own_sum, NULL, bus_once},
+    {"all_gather", "all_gather", "the parts of all ranks, on every rank",
+     1, 1, 0, 1, 1, 1, run_all_gather, results_whole, expect_parts, NULL, bus_once},
+    {"all_to_all", "all_to_all", "a part from every rank to every rank",
+     0, 1, 0, 0, 1, 1, run_all_to_all, results_whole, expect_exchanged, NULL, bus_once},
+    {"broadcast", "broadcast", "the tensor of rank 0, on every rank",
+     1, 0, 1, 1, 0, 1, run_broadcast, results_whole, expect_first, NULL, bus_whole},
+    {"gather", "gather", "the parts of all ranks, on rank 0",
+     0, 1, 0, 0, 0, 1, run_gather, results_root, expect_parts, NULL, bus_once},
+    {"scatter", "scatter", "a part of rank 0's tensor to each rank",
+     0, 1, 0, 0, 0, 1, run_scatter, results_part, expect_own_part, NULL, bus_once},
+    {"barrier", "barrier", "no rank goes on before all have come",
+     0, 0, 0, 0, 1, 1, run_barrier, results_none, expect_sum, check_barrier, bus_none},
+    {"sendrecv", "send", "a tensor to the next rank, and one from the rank before",
+     0, 0, 0, 0, 0, 2, run_sendrecv, results_whole, expect_left, NULL, bus_whole},
 };
 /* clang-format on */
+enum { COLLECTIVE_COUNT = sizeof collectives / sizeof *collectives };
+
+const cli_collective *cli_collective_get(size_t index) { return index < COLLECTIVE_COUNT ? &collectives[index] : NULL; }
 
 const cli_collective *cli_collective_find(const char *name) {
-  for (size_t i = 0; i < sizeof collectives / sizeof *collectives; i++) {
+  for (size_t i = 0; i < COLLECTIVE_COUNT; i++) {
     if (!strcmp(collectives[i].name, name)) {
       return &collectives[i];
     }

@@ -19,9 +19,6 @@
 
 #include <pith/pith.h>
 
-#define CLI_COLLECTIVES \
-  "allreduce, reduce, reduce_scatter, all_gather, all_to_all, broadcast, gather, scatter, barrier, sendrecv"
-
 /* A tensor of n values and room for one more. */
 typedef struct cli_buffers {
   size_t n;
@@ -31,6 +28,7 @@ typedef struct cli_buffers {
 typedef struct cli_collective {
   const char *name;
   const char *counted_as; /* by pith_comm_traffic() */
+  const char *summary;
   int encodes;            /* takes a codec */
   int parts;              /* the tensor has a part for each rank */
   int in_place;           /* results are where the tensor was */
@@ -44,7 +42,8 @@ typedef struct cli_collective {
   double (*bus)(int ranks);
 } cli_collective;
 
-/* The collective of that name, or NULL. */
+/* The collective of that place or name, or NULL. */
+const cli_collective *cli_collective_get(size_t index);
 const cli_collective *cli_collective_find(const char *name);
 
 /* The size of a tensor of about that many bytes: parts are equal, and none is empty. */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "cli/page.h"
 
 /* clang-format off */
 enum { SIZE, COUNT, TYPE, CODEC, ALGORITHM, TIME, ALGBW, BUSBW, WRONG, ERROR, BYTES, RATIO, SPEEDUP, ENCODE, WIRE, DECODE,
@@ -14,25 +15,26 @@ enum { SIZE, COUNT, TYPE, CODEC, ALGORITHM, TIME, ALGBW, BUSBW, WRONG, ERROR, BY
 enum { CELL_MAX = 32 };
 _Static_assert((int)COLUMN_COUNT <= (int)CLI_COLUMNS_MAX, "a table has room for all columns");
 
+/* Those that are hidden are shown by --wide. */
 static const cli_column columns[COLUMN_COUNT] = {
-    [SIZE] = {"size", 1, 10},
-    [COUNT] = {"count", 1, 10},
-    [TYPE] = {.title = "type"},
+    [SIZE] = {.title = "size", .right = 1, .width = 7},
+    [COUNT] = {.title = "count", .right = 1, .width = 10, .hidden = 1},
+    [TYPE] = {.title = "type", .hidden = 1},
     [CODEC] = {.title = "codec"},
     [ALGORITHM] = {.title = "algo"},
-    [TIME] = {"time us", 1, 10},
-    [ALGBW] = {"algbw GB/s", 1, 0},
-    [BUSBW] = {"busbw GB/s", 1, 0},
-    [WRONG] = {"#wrong", 1, 0},
-    [ERROR] = {"error", 1, 9},
-    [BYTES] = {"wire bytes", 1, 10},
-    [RATIO] = {"ratio", 1, 6},
-    [SPEEDUP] = {"speed-up", 1, 0},
-    [ENCODE] = {"encode us", 1, 0},
-    [WIRE] = {"wire us", 1, 9},
-    [DECODE] = {"decode us", 1, 0},
-    [LEAST] = {"least us", 1, 9},
-    [TIMES_LEAST] = {"×least", 1, 6},
+    [TIME] = {.title = "time us", .right = 1, .width = 9},
+    [ALGBW] = {.title = "algbw GB/s", .right = 1, .hidden = 1},
+    [BUSBW] = {.title = "busbw GB/s", .right = 1},
+    [WRONG] = {.title = "#wrong", .right = 1},
+    [ERROR] = {.title = "error", .right = 1, .width = 8},
+    [BYTES] = {.title = "wire bytes", .right = 1, .width = 10, .hidden = 1},
+    [RATIO] = {.title = "ratio", .right = 1, .width = 6},
+    [SPEEDUP] = {.title = "speed-up", .right = 1},
+    [ENCODE] = {.title = "encode us", .right = 1, .hidden = 1},
+    [WIRE] = {.title = "wire us", .right = 1, .width = 9, .hidden = 1},
+    [DECODE] = {.title = "decode us", .right = 1, .hidden = 1},
+    [LEAST] = {.title = "least us", .right = 1, .width = 9},
+    [TIMES_LEAST] = {.title = "×least", .right = 1, .width = 6},
 };
 
 static double algbw_of(const cli_result *r) { return (double)r->bytes / r->timing.seconds * 1e-9; }
@@ -45,22 +47,19 @@ static double least_of(const cli_report *report, const cli_result *r) { return f
 
 /* ---- The table --------------------------------------------------------------------------------------------------- */
 
-/* Leaves out the column that is not wanted; the last two are not there where they are not. */
-static void pack(const cli_report *report, const char **cells) {
-  if (!report->has_algorithms) {
-    memmove(cells + ALGORITHM, cells + ALGORITHM + 1, (COLUMN_COUNT - ALGORITHM - 1) * sizeof *cells);
-  }
-}
-
 static void make_table(cli_report *report, const cli_list *specs, const cli_list *algorithms) {
   cli_table *table = &report->table;
-  size_t place = 0;
-  for (size_t i = 0; i < COLUMN_COUNT; i++) {
-    if ((i != ALGORITHM || report->has_algorithms) && (i < LEAST || report->link > 0)) {
-      table->column[place++] = columns[i];
-    }
+  *table = (cli_table){.columns = COLUMN_COUNT, .wide = report->wide};
+  memcpy(table->column, columns, sizeof columns);
+  for (size_t i = 0; i < COLUMN_COUNT && report->wide; i++) {
+    table->column[i].hidden = 0;
   }
-  table->columns = place;
+  table->column[SIZE].width = report->wide ? 10 : columns[SIZE].width;
+  table->column[ALGORITHM].hidden = !report->has_algorithms;
+  table->column[LEAST].hidden = table->column[TIMES_LEAST].hidden = !(report->link > 0);
+  if (report->link > 0 && !report->wide) { /* the link says more than a bandwidth; wrong values end the benchmark */
+    table->column[BUSBW].hidden = table->column[WRONG].hidden = 1;
+  }
   for (size_t i = 0; i < specs->count; i++) {
     cli_table_fit(table, CODEC, specs->item[i]);
   }
@@ -69,17 +68,22 @@ static void make_table(cli_report *report, const cli_list *specs, const cli_list
   }
 }
 
+/* Microseconds in at most eight characters, up to a minute. */
+static void print_time(double seconds, char text[CELL_MAX]) {
+  snprintf(text, CELL_MAX, seconds < 1e-4 ? "%.2f" : seconds < 1 ? "%.1f" : "%.0f", seconds * 1e6);
+}
+
 static void print_times(const cli_report *report, const cli_result *r, char text[COLUMN_COUNT][CELL_MAX]) {
   const cli_timing *t = &r->timing;
-  snprintf(text[TIME], CELL_MAX, t->seconds < 1e-4 ? "%.2f" : "%.1f", t->seconds * 1e6);
+  print_time(t->seconds, text[TIME]);
   snprintf(text[ALGBW], CELL_MAX, "%.3f", algbw_of(r));
   snprintf(text[BUSBW], CELL_MAX, "%.3f", algbw_of(r) * report->collective->bus(report->ranks));
   snprintf(text[SPEEDUP], CELL_MAX, "%.2f", speedup_of(r));
-  snprintf(text[ENCODE], CELL_MAX, "%.1f", t->encode * 1e6);
-  snprintf(text[WIRE], CELL_MAX, t->wire < 1e-4 ? "%.2f" : "%.1f", t->wire * 1e6);
-  snprintf(text[DECODE], CELL_MAX, "%.1f", t->decode * 1e6);
+  print_time(t->encode, text[ENCODE]);
+  print_time(t->wire, text[WIRE]);
+  print_time(t->decode, text[DECODE]);
   if (report->link > 0) {
-    snprintf(text[LEAST], CELL_MAX, "%.1f", least_of(report, r) * 1e6);
+    print_time(least_of(report, r), text[LEAST]);
     snprintf(text[TIMES_LEAST], CELL_MAX, "%.2f", t->seconds / least_of(report, r));
   }
 }
@@ -89,7 +93,11 @@ static void print_row(const cli_report *report, const cli_result *r) {
   const char *cells[COLUMN_COUNT];
   const cli_timing *t = &r->timing;
   print_times(report, r, text);
-  snprintf(text[SIZE], CELL_MAX, "%zu", r->bytes);
+  if (report->wide) {
+    snprintf(text[SIZE], CELL_MAX, "%zu", r->bytes);
+  } else {
+    cli_size_print(r->bytes, text[SIZE]);
+  }
   snprintf(text[COUNT], CELL_MAX, "%zu", r->bytes / sizeof(float));
   snprintf(text[WRONG], CELL_MAX, r->spec || !t->is_checked ? "N/A" : "%.0f", t->wrong);
   snprintf(text[ERROR], CELL_MAX, t->is_checked && r->bytes ? "%.2e" : "N/A", t->error);
@@ -101,7 +109,6 @@ static void print_row(const cli_report *report, const cli_result *r) {
   cells[TYPE] = "f32";
   cells[CODEC] = r->spec ? r->spec : "-";
   cells[ALGORITHM] = r->algorithm ? r->algorithm : "auto";
-  pack(report, cells);
   cli_table_row(&report->table, cells);
   fflush(stdout);
 }
@@ -161,9 +168,18 @@ static void name_transports(cli_report *report, pith_comm *comm) {
 }
 
 static void print_head(cli_report *report) {
-  printf("# pith %s, %s on %d ranks over %s, %s%s%s; time is the median of %zu repetitions, of the slowest rank each\n",
-         pith_version(), report->collective->name, report->ranks, report->transports, pith_isa_name(pith_isa_current()),
-         report->inside ? ", inside hosts " : "", report->inside ? report->inside : "", report->repetitions);
+  char text[512];
+  snprintf(text, sizeof text,
+           "pith %s, %s on %d ranks over %s, %s%s%s; time is the median of %zu repetitions, of the slowest rank each%s",
+           pith_version(), report->collective->name, report->ranks, report->transports,
+           pith_isa_name(pith_isa_current()), report->inside ? ", inside hosts " : "",
+           report->inside ? report->inside : "", report->repetitions,
+           report->wide ? "" : "; --wide adds bytes on the wire and the time to encode, send and decode");
+  if (report->wide) {
+    printf("# %s\n", text);
+  } else {
+    cli_paragraph(stdout, "# ", "# ", text);
+  }
   cli_table_head(&report->table);
 }
 
@@ -199,7 +215,7 @@ void cli_report_add(cli_report *report, const cli_result *result) {
 
 void cli_report_remark(const cli_report *report, const char *text) {
   if (!report->quiet) {
-    printf("# %s\n", text);
+    cli_paragraph(stdout, "# ", "# ", text);
     fflush(stdout);
   }
 }

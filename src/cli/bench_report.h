@@ -15,6 +15,7 @@ typedef struct cli_report {
   char transports[64]; /* how rank 0 reaches the others */
   int has_algorithms;  /* whether there is a column for them */
   double link;         /* bytes per second that a rank's link carries; 0: no columns for the least time */
+  int wide;            /* all columns */
   cli_table table;
   cli_json json; /* .file is NULL where none was asked for */
   int quiet;     /* JSON goes to standard output, so the table does not */

@@ -5,13 +5,15 @@
 #include <pith/pith.h>
 
 #include "cli/cli.h"
+#include "cli/explain.h"
 #include "cli/json.h"
 #include "cli/methods.h"
 #include "cli/nearest.h"
 #include "cli/options.h"
+#include "cli/page.h"
 #include "cli/table.h"
 
-enum { NAME, KIND, FAMILY, BITS, SURVEY, CAPS, PARAMETERS, COLUMN_COUNT };
+enum { NAME, KIND, FAMILY, BITS, FORMULA, SURVEY, SUMMARY, CAPS, PARAMETERS, COLUMN_COUNT };
 enum { CELL_MAX = 256 };
 
 /* "ratio=0.0001…1 (0.01)", the default in brackets. */
@@ -25,15 +27,28 @@ static void print_param(const pith_param *param, char *text) {
   }
 }
 
-/* A method takes a line for what it is made of and for each parameter, the first beside its name. */
+/* Bits per value with the default parameters; empty where there are none, or where a parameter must be given. */
+static const char *print_bits(const pith_method *method, char *text) {
+  pith_codec *codec = NULL;
+  text[0] = 0;
+  if (method->bits && pith_codec_create(method->name, &codec) == PITH_OK) {
+    snprintf(text, CELL_MAX, "%.3f", cli_typical_bits(codec));
+  }
+  pith_codec_destroy(codec);
+  return text;
+}
+
+/* With --wide a method takes a line for what it is made of and for each parameter, the first beside its name. */
 static void print_rows(const cli_table *table, const pith_method *method) {
-  char caps[CELL_MAX], last[CELL_MAX];
+  char caps[CELL_MAX], bits[CELL_MAX], last[CELL_MAX] = "";
   const char *cells[COLUMN_COUNT] = {
       [NAME] = method->name,
       [KIND] = cli_kind_name(method->kind),
       [FAMILY] = method->family,
-      [BITS] = method->bits,
+      [BITS] = print_bits(method, bits),
+      [FORMULA] = method->bits,
       [SURVEY] = method->survey ? "●" : NULL,
+      [SUMMARY] = method->summary,
       [CAPS] = cli_caps_print(method->caps, caps, sizeof caps),
   };
   const pith_param *param = method->params;
@@ -41,12 +56,10 @@ static void print_rows(const cli_table *table, const pith_method *method) {
     snprintf(last, sizeof last, "= %s", method->made_of);
   } else if (param && param->key) {
     print_param(param++, last);
-  } else {
-    last[0] = 0;
   }
   cells[PARAMETERS] = last;
   cli_table_row(table, cells);
-  for (; param && param->key; param++) {
+  for (; table->wide && param && param->key; param++) {
     const char *more[COLUMN_COUNT] = {[PARAMETERS] = last};
     print_param(param, last);
     cli_table_row(table, more);
@@ -58,76 +71,92 @@ static void fit(cli_table *table, const pith_method *method) {
   cli_table_fit(table, NAME, method->name);
   cli_table_fit(table, KIND, cli_kind_name(method->kind));
   cli_table_fit(table, FAMILY, method->family);
-  cli_table_fit(table, BITS, method->bits ? method->bits : "");
+  cli_table_fit(table, FORMULA, method->bits);
+  cli_table_fit(table, SUMMARY, method->summary);
   cli_table_fit(table, CAPS, cli_caps_print(method->caps, caps, sizeof caps));
 }
 
-static int print_all(void) {
-  cli_table table = {COLUMN_COUNT,
-                     {[NAME] = {.title = "name"},
-                      [KIND] = {.title = "kind"},
-                      [FAMILY] = {.title = "family"},
-                      [BITS] = {.title = "bits per value"},
-                      [SURVEY] = {.title = "●"},
-                      [CAPS] = {.title = "capabilities"},
-                      [PARAMETERS] = {.title = "parameters (defaults), = parts"}}};
+static int print_all(int wide) {
+  cli_table table = {.columns = COLUMN_COUNT,
+                     .column = {[NAME] = {.title = "name"},
+                                [KIND] = {.title = "kind"},
+                                [FAMILY] = {.title = "family", .hidden = !wide},
+                                [BITS] = {.title = "bits", .right = 1, .width = 6},
+                                [FORMULA] = {.title = "bits per value", .hidden = !wide},
+                                [SURVEY] = {.title = "●"},
+                                [SUMMARY] = {.title = "what it does"},
+                                [CAPS] = {.title = "capabilities", .hidden = !wide},
+                                [PARAMETERS] = {.title = "parameters (defaults), = parts", .hidden = !wide}},
+                     .wide = wide};
   pith_method method;
   for (size_t i = 0; pith_method_get(i, &method) == PITH_OK; i++) {
+    fit(&table, &method);
+  }
+  for (size_t i = 0; pith_adaptive_get(i, &method) == PITH_OK; i++) {
     fit(&table, &method);
   }
   cli_table_head(&table);
   for (size_t i = 0; pith_method_get(i, &method) == PITH_OK; i++) {
     print_rows(&table, &method);
   }
-  printf(
-      "\n● one of the sixteen methods of the GRACE survey. \"pith codecs NAME\" explains a method.\n"
-      "A spec is memory/transform/codec, the first two optional: q:4  ef/topk:0.01,values=fp16  ef/hadamard/q:2\n");
+  for (size_t i = 0; pith_adaptive_get(i, &method) == PITH_OK; i++) {
+    const char *cells[COLUMN_COUNT] = {
+        [NAME] = method.name, [KIND] = "adaptive", [FAMILY] = method.family, [SUMMARY] = method.summary};
+    cli_table_row(&table, cells);
+  }
+  putchar('\n');
+  cli_paragraphs(stdout,
+                 "bits: per value, of normally distributed values, with default parameters. ●: one of the sixteen methods of "
+                 "the GRACE survey.\n\n"
+                 "A spec is memory/transform/codec, the first two optional, as q:4, ef/topk:0.01,values=fp16 or ef/hadamard/q:2. "
+                 "\"pith codecs SPEC\" explains one; --wide adds formulas, capabilities and parameters to this table.\n");
   return CLI_OK;
 }
 
 static void print_detail_params(const pith_method *method) {
   const pith_param *param = method->params;
   for (; param && param->key; param++) {
-    char range[CELL_MAX];
-    printf("  %-10s %s, ", param->key, cli_range_print(param, range, sizeof range));
-    if (param->initial) {
-      printf("default %s", param->initial);
-    } else {
-      printf("must be given");
-    }
-    printf(": %s\n", param->help ? param->help : "");
+    char range[CELL_MAX], first[CELL_MAX], rest[CELL_MAX];
+    snprintf(first, sizeof first, "  %-10s ", param->key);
+    snprintf(rest, sizeof rest, "%*s", (int)strlen(first), "");
+    char text[4 * CELL_MAX];
+    snprintf(text, sizeof text, "%s, %s%s: %s", cli_range_print(param, range, sizeof range),
+             param->initial ? "default " : "must be given", param->initial ? param->initial : "",
+             param->help ? param->help : "");
+    cli_paragraph(stdout, first, rest, text);
   }
 }
 
-static void print_detail_caps(uint32_t caps) {
-  for (size_t i = 0; i < cli_cap_count; i++) {
-    if (caps & (uint32_t)cli_caps[i].cap) {
-      printf("  %-10s %s\n", cli_caps[i].name, cli_caps[i].meaning);
-    }
+static void print_field(const char *label, const char *text) {
+  char first[CELL_MAX], rest[CELL_MAX];
+  snprintf(first, sizeof first, "%-16s", label);
+  snprintf(rest, sizeof rest, "%16s", "");
+  if (text) {
+    cli_paragraph(stdout, first, rest, text);
   }
 }
 
-static void print_detail(const pith_method *method) {
-  printf("%s: %s\n\n", method->name, method->summary);
-  printf("kind            %s\n", cli_kind_name(method->kind));
-  printf("family          %s\n", method->family);
-  if (method->made_of) {
-    printf("made of         %s\n", method->made_of);
-  }
-  if (method->bits) {
-    printf("bits per value  %s\n", method->bits);
-  }
-  printf("origin          %s\n", method->origin ? method->origin : "-");
-  if (method->survey) {
-    printf("survey          one of the sixteen methods of the GRACE survey\n");
-  }
+static void print_detail(size_t index, const pith_method *method) {
+  pith_codec *codec = NULL;
+  cli_say(stdout, "", "%s: %s", method->name, method->summary);
+  putchar('\n');
+  print_field("kind", cli_kind_name(method->kind));
+  print_field("family", method->family);
+  print_field("made of", method->made_of);
+  print_field(method->kind == PITH_KIND_MEMORY ? "keeps" : "sends", pith_method_detail(index));
+  print_field("use", pith_method_use(index));
+  print_field("formula of bits", method->bits);
+  print_field("origin", method->origin ? method->origin : "-");
+  print_field("survey", method->survey ? "one of the sixteen methods of the GRACE survey" : NULL);
   if (method->params && method->params->key) {
-    printf("\nparameters (the first may be given as %s:VALUE, the others as ,KEY=VALUE)\n", method->name);
+    putchar('\n');
+    cli_say(stdout, "", "parameters (the first may be given as %s:VALUE, the others as ,KEY=VALUE)", method->name);
     print_detail_params(method);
   }
-  if (method->caps) {
-    printf("\ncapabilities\n");
-    print_detail_caps(method->caps);
+  if (method->bits && pith_codec_create(method->name, &codec) == PITH_OK) {
+    puts("\nwith these defaults");
+    cli_explain_codec(codec);
+    pith_codec_destroy(codec);
   }
 }
 
@@ -197,19 +226,31 @@ static int print_named(const char *name) {
   for (size_t i = 0; pith_method_get(i, &method) == PITH_OK; i++) {
     if (!strcmp(method.name, name)) {
       fputs(found++ ? "\n\n" : "", stdout);
-      print_detail(&method);
+      print_detail(i, &method);
     }
   }
   return CLI_OK;
 }
 
-static int check_name(const char *name) {
-  const char *nearest = NULL;
+/* Whether there is a method of exactly that name. */
+static int is_method(const char *name) {
   pith_method method;
   for (size_t i = 0; pith_method_get(i, &method) == PITH_OK; i++) {
     if (!strcmp(method.name, name)) {
-      return CLI_OK;
+      return 1;
     }
+  }
+  return 0;
+}
+
+/* A word that is no name: offers the nearest. */
+static int fail_name(const char *name) {
+  const char *nearest = NULL;
+  pith_method method;
+  for (size_t i = 0; pith_method_get(i, &method) == PITH_OK; i++) {
+    cli_nearest(name, method.name, &nearest);
+  }
+  for (size_t i = 0; pith_adaptive_get(i, &method) == PITH_OK; i++) {
     cli_nearest(name, method.name, &nearest);
   }
   if (nearest) {
@@ -218,25 +259,47 @@ static int check_name(const char *name) {
   return cli_fail(CLI_USAGE, "no method \"%s\"; \"pith codecs\" lists them all", name);
 }
 
+/* A spec with its stages' methods. */
+static int write_spec(const char *spec) {
+  cli_json json = {.file = stdout};
+  pith_codec *codec = NULL;
+  if (pith_codec_create(spec, &codec) != PITH_OK) {
+    return cli_fail(CLI_USAGE, "codecs: %s: %s", spec, pith_error());
+  }
+  pith_codec_destroy(codec);
+  cli_json_object(&json, NULL);
+  cli_json_string(&json, "version", pith_version());
+  cli_explain_json(&json, spec);
+  cli_json_object_end(&json);
+  return CLI_OK;
+}
+
 int cli_codecs(int argc, char **argv) {
-  int json = 0;
+  int json = 0, wide = 0;
   cli_list names = {.count = 0};
-  const cli_option options[] = {{"--json", CLI_FLAG, &json, NULL, "print JSON"}, {.name = NULL}};
-  const cli_usage usage = {"codecs", "[NAME]", "Lists every method, or explains one.", options};
+  const cli_option options[] = {{"--wide", CLI_FLAG, &wide, NULL, "the list with formulas, capabilities and parameters"},
+                                {"--json", CLI_FLAG, &json, NULL, "print JSON"},
+                                {.name = NULL}};
+  const cli_usage usage = {"codecs", "[NAME|SPEC|RULES]",
+                           "Lists every method, or explains one. A spec, an adaptive spec or rules are explained in full:\n"
+                           "  pith codecs ef/topk:0.01,values=fp16\n"
+                           "  pith codecs auto,budget=q:4\n"
+                           "  pith codecs 'embed*=ef/topk:0.01;*=q:4'",
+                           options};
   cli_parsed parsed = cli_options_parse(&usage, argc, argv, &names);
   if (parsed != CLI_PARSED) {
     return parsed == CLI_PARSED_HELP ? CLI_OK : CLI_USAGE;
   }
   if (names.count > 1) {
-    return cli_fail(CLI_USAGE, "codecs: one name at a time");
+    return cli_fail(CLI_USAGE, "codecs: one name or spec at a time; quote rules");
   }
   const char *name = names.count ? names.item[0] : NULL;
-  int code = name ? check_name(name) : CLI_OK;
-  if (code != CLI_OK) {
-    return code;
+  if (name && !is_method(name)) {
+    int is_word = !name[strcspn(name, ":,/;=")] && !pith_adapter_is(name);
+    return is_word ? fail_name(name) : json ? write_spec(name) : cli_explain(name);
   }
   if (json) {
     return write_json(name);
   }
-  return name ? print_named(name) : print_all();
+  return name ? print_named(name) : print_all(wide);
 }

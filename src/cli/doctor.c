@@ -2,6 +2,7 @@
  * `pith doctor`: what this machine can do, which settings are in force, and why not more. It says only what it has
  * looked at. A setting that cannot be obeyed is a finding, and findings make the exit code 1.
  */
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,12 +13,15 @@
 #include <pith/pith.h>
 
 #include "cli/cli.h"
+#include "cli/interpreter.h"
 #include "cli/json.h"
 #include "cli/machine.h"
 #include "cli/methods.h"
 #include "cli/nearest.h"
 #include "cli/network.h"
 #include "cli/options.h"
+#include "cli/page.h"
+#include "cli/variables.h"
 
 #if defined(__clang__)
 #define COMPILER __VERSION__
@@ -27,42 +31,22 @@
 
 extern char **environ;
 
-/* Every variable that the library reads. */
-static const struct {
-  const char *name, *meaning;
-} variables[] = {
-    {"PITH_ALGO", "how to allreduce, where it suits the codec: sra, hierarchical, ring, tree, gather, ranges, linear; unset: by cost"},
-    {"PITH_COMMAND", "program that the Python package's pith command starts; unset: the one it was installed with"},
-    {"PITH_CONNECTIONS", "of tcp to each peer; unset: one"},
-    {"PITH_CPU", "instruction set of the kernels: scalar, avx2 or avx512; unset: the best there is"},
-    {"PITH_DEBUG", "messages: WARN, INFO or TRACE; unset: none"},
-    {"PITH_DEBUG_FILE", "file for them, %h is the host and %p the process; unset: standard error"},
-    {"PITH_HOSTID", "ranks with the same one share a host; unset: the machine; run and lab set it"},
-    {"PITH_IFNAME", "network interface between hosts; unset: the one that reaches the others; lab sets it"},
-    {"PITH_INSIDE", "spec for the inside of hosts, where an allreduce is hierarchical; unset: none"},
-    {"PITH_KEEP_MEMORY", "0: pith.torch leaves the allocator of CPU training alone; unset: it keeps what a step frees for the next"},
-    {"PITH_LIBRARY", "libpith.so for the Python package; unset: the one it was installed with"},
-    {"PITH_MODULE_PATH", "folders with transport modules (mpi, ucx), separated by colons; unset: beside the library"},
-    {"PITH_PLUGIN_PATH", "folders with plug-ins, separated by colons"},
-    {"PITH_PLUGINS", "plug-ins to load, separated by commas: NAME is pith_NAME.so in those folders"},
-    {"PITH_PORT", "where ranks meet; unset: MASTER_PORT, or under torchrun one made of it"},
-    {"PITH_PROFILE", "file for the statistics of adaptive specs, written by rank 0 at every plan, for pith plan; unset: none"},
-    {"PITH_SECRET", "ranks without it are refused; unset: every rank is welcome; its value is never shown"},
-    {"PITH_SEED", "of the torch backend's codecs with random numbers; unset: 0"},
-    {"PITH_SPEC", "how the torch backend compresses float sums; unset: not at all"},
-    {"PITH_THREADS", "of each rank that encode and decode large tensors; unset: 1"},
-    {"PITH_TIMEOUT", "seconds without progress after which an operation fails; unset: 300"},
-    {"PITH_TRACE", "file for a Chrome trace of each rank; %r is the rank, %h the host, %p the process; unset: none"},
-    {"PITH_TRANSPORT", "auto, shm, tcp, mpi, ucx or inproc; unset: auto, shm within a host and tcp between hosts"},
-};
-enum { VARIABLE_COUNT = sizeof variables / sizeof *variables };
-
-enum { FINDINGS_MAX = 16, FINDING_SIZE = 512, TEXT_SIZE = 64 };
+enum { FINDINGS_MAX = 32, FINDING_SIZE = 1024, TEXT_SIZE = 64 };
 
 typedef struct findings {
   size_t count;
   char text[FINDINGS_MAX][FINDING_SIZE];
 } findings;
+
+/* What was looked at. */
+typedef struct report {
+  cli_machine machine;
+  int has_python, without_python;
+  cli_python python;
+  int can_run_kernels, has_nccl;
+  char kernels[FINDING_SIZE], nccl[FINDING_SIZE]; /* the device or NCCL's version; or why there is none */
+  findings found;
+} report;
 
 static char *next_finding(findings *f) { return f->text[f->count < FINDINGS_MAX - 1 ? f->count++ : f->count]; }
 
@@ -97,38 +81,17 @@ static const char *gpu_state(const cli_machine *machine) {
 }
 
 /* Whether Pith's kernels run there: the device in words, or why not. */
-static int gpu_kernels(const char **text) {
-  int can_run = pith_cuda_probe(text) == PITH_OK;
-  if (!can_run) {
-    *text = pith_error();
+static void look_at_gpu(report *r) {
+  const char *device = NULL;
+  int version = 0;
+  r->can_run_kernels = pith_cuda_probe(&device) == PITH_OK;
+  snprintf(r->kernels, sizeof r->kernels, "%s", r->can_run_kernels ? device : pith_error());
+  r->has_nccl = pith_nccl_probe(&version) == PITH_OK;
+  if (r->has_nccl) {
+    snprintf(r->nccl, sizeof r->nccl, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+  } else {
+    snprintf(r->nccl, sizeof r->nccl, "%s", pith_error());
   }
-  return can_run;
-}
-
-/* NCCL's version, or why there is none. */
-static int nccl_version(char text[CLI_REASON_SIZE]) {
-  int version;
-  if (pith_nccl_probe(&version) != PITH_OK) {
-    snprintf(text, CLI_REASON_SIZE, "%s", pith_error());
-    return 0;
-  }
-  snprintf(text, CLI_REASON_SIZE, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
-  return 1;
-}
-
-static void print_gpu(const cli_machine *machine) {
-  const char *text;
-  int can_run = gpu_kernels(&text);
-  printf("gpu         %s\n", gpu_state(machine));
-  printf("            kernels %s%s\n", can_run ? "can run: " : "cannot run: ", text);
-  char nccl[CLI_REASON_SIZE];
-  printf("            %s%s\n", nccl_version(nccl) ? "NCCL " : "", nccl);
-}
-
-/* The value as it may be shown. */
-static const char *value_of(const char *name) {
-  const char *value = getenv(name);
-  return value && !strcmp(name, "PITH_SECRET") ? "(set)" : value;
 }
 
 /* Whether an entry of the environment, "NAME=value", is of that name. */
@@ -149,12 +112,17 @@ static void examine_cpu_wish(findings *f) {
 static void examine_variable(const char *entry, findings *f) {
   char name[TEXT_SIZE];
   const char *nearest = NULL;
+  const cli_variable *variable;
   snprintf(name, sizeof name, "%.*s", (int)strcspn(entry, "="), entry);
-  for (size_t i = 0; i < VARIABLE_COUNT; i++) {
-    if (is_named(entry, variables[i].name)) {
+  for (size_t i = 0; (variable = cli_variable_get(i)); i++) {
+    if (is_named(entry, variable->name)) {
+      char text[FINDING_SIZE];
+      if (!cli_variable_check(variable, text, sizeof text)) {
+        memcpy(next_finding(f), text, sizeof text);
+      }
       return;
     }
-    cli_nearest(name, variables[i].name, &nearest);
+    cli_nearest(name, variable->name, &nearest);
   }
   snprintf(next_finding(f), FINDING_SIZE, "%s is set, but nothing reads it%s%s%s", name,
            nearest ? "; did you mean " : "", nearest ? nearest : "", nearest ? "?" : "");
@@ -173,7 +141,31 @@ static void examine_plugins(findings *f) {
   }
 }
 
-static void examine(findings *f) {
+/* A GPU that training could use, and Pith could not. */
+static void examine_gpu(report *r) {
+  int is_wanted = r->machine.gpu_device || atoi(r->python.torch_devices) > 0;
+  if (is_wanted && !r->can_run_kernels) {
+    snprintf(next_finding(&r->found), FINDING_SIZE, "this machine has a GPU, and Pith cannot use it: %.900s", r->kernels);
+  }
+}
+
+static void examine_python(report *r) {
+  const cli_python *p = &r->python;
+  findings *f = &r->found;
+  if (*p->problem) {
+    snprintf(next_finding(f), FINDING_SIZE, "%.400s: %.400s", p->path, p->problem);
+  }
+  if (*p->torch_problem) {
+    snprintf(next_finding(f), FINDING_SIZE, "torch is installed in %.300s, but cannot be imported: %.500s", p->path,
+             p->torch_problem);
+  }
+  if (*p->pith_problem) {
+    snprintf(next_finding(f), FINDING_SIZE, "pith.torch cannot be imported: %.500s", p->pith_problem);
+  }
+}
+
+static void examine(report *r) {
+  findings *f = &r->found;
   examine_cpu_wish(f);
   for (char **entry = environ; *entry; entry++) {
     if (!strncmp(*entry, "PITH_", 5)) {
@@ -181,22 +173,70 @@ static void examine(findings *f) {
     }
   }
   examine_plugins(f);
+  examine_gpu(r);
+  examine_python(r);
 }
 
 /* ---- For people -------------------------------------------------------------------------------------------------- */
 
+enum { LABEL = 12 };
+
+/* "label  text", in as many lines as the text needs. */
+static void print_field(const char *label, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void print_field(const char *label, const char *format, ...) {
+  char first[TEXT_SIZE], rest[TEXT_SIZE], text[2 * FINDING_SIZE];
+  va_list args;
+  va_start(args, format);
+  vsnprintf(text, sizeof text, format, args);
+  va_end(args);
+  snprintf(first, sizeof first, "%-*s", LABEL, label);
+  snprintf(rest, sizeof rest, "%*s", LABEL, "");
+  cli_paragraph(stdout, first, rest, text);
+}
+
 static void print_memory(const cli_machine *machine) {
   const double gibi = 0x1p-30;
-  printf("memory      %.1f GiB, %.1f GiB available\n", (double)machine->memory * gibi,
-         (double)machine->available_memory * gibi);
-  printf("caches     ");
+  char caches[4 * TEXT_SIZE] = "", text[TEXT_SIZE];
+  print_field("memory", "%.1f GiB, %.1f GiB available", (double)machine->memory * gibi,
+              (double)machine->available_memory * gibi);
   for (size_t level = 0; level < 4; level++) {
-    char text[TEXT_SIZE];
+    size_t used = strlen(caches);
     if (machine->cache[level]) {
-      printf(" L%zu %s", level + 1, cli_size_print(machine->cache[level], text));
+      snprintf(caches + used, sizeof caches - used, "L%zu %s ", level + 1, cli_size_print(machine->cache[level], text));
     }
   }
-  putchar('\n');
+  print_field("caches", "%s", caches);
+}
+
+static void print_gpu(const report *r) {
+  print_field("gpu", "%s", gpu_state(&r->machine));
+  print_field("", "kernels %s%s", r->can_run_kernels ? "can run: " : "cannot run: ", r->kernels);
+  print_field("", "%s%s", r->has_nccl ? "NCCL " : "no NCCL: ", r->nccl);
+}
+
+static void print_python(const report *r) {
+  const cli_python *p = &r->python;
+  if (!r->has_python) {
+    print_field("python", "%s", r->without_python ? "not asked (--no-python)" : "there is no python3 in PATH");
+    return;
+  }
+  print_field("python", "%s, %s", *p->version ? p->version : "?", p->path);
+  if (*p->torch) {
+    print_field("torch", "%s, %s%s%s%s%s", p->torch, *p->torch_cuda ? "CUDA " : "without CUDA: a build for CPUs", p->torch_cuda,
+                *p->torch_nccl ? ", NCCL " : "", p->torch_nccl,
+                *p->torch_cuda && !atoi(p->torch_devices) ? "; it finds no GPU" : "");
+  } else {
+    print_field("torch", "%s", *p->torch_problem ? "cannot be imported" : "not installed in this Python");
+  }
+  if (*p->pith_problem) {
+    print_field("pith.torch", "cannot be imported: %s", p->pith_problem);
+  } else if (!*p->pith) {
+    print_field("pith.torch", "the package pith is not installed in this Python: pip install '.[torch]'");
+  } else if (!*p->torch) {
+    print_field("pith.torch", "package %s; needs torch", p->pith);
+  } else {
+    print_field("pith.torch", "can be imported, version %s", p->pith);
+  }
 }
 
 static const char *const transports[] = {"shm", "tcp", "mpi", "ucx", "inproc"};
@@ -205,7 +245,10 @@ enum { TRANSPORT_COUNT = sizeof transports / sizeof *transports };
 static void print_transports(void) {
   for (int t = 0; t < TRANSPORT_COUNT; t++) {
     pith_status status = pith_transport_probe(transports[t]);
-    printf("%-11s %-7s %s\n", t ? "" : "transports", transports[t], status == PITH_OK ? "can run" : pith_error());
+    char first[TEXT_SIZE], rest[TEXT_SIZE];
+    snprintf(first, sizeof first, "%-*s%-8s", LABEL, t ? "" : "transports", transports[t]);
+    snprintf(rest, sizeof rest, "%*s", (int)strlen(first), "");
+    cli_paragraph(stdout, first, rest, status == PITH_OK ? "can run" : pith_error());
   }
 }
 
@@ -224,24 +267,27 @@ static void write_transports(cli_json *json) {
 
 static void print_lab(void) {
   char reason[CLI_REASON_SIZE];
-  if (cli_network_probe(reason)) {
-    printf("lab         pith lab can run: namespaces and links can be made, ip and tc (iproute2) are installed\n");
+  int own_user = 0;
+  if (cli_network_probe(reason, &own_user)) {
+    print_field("lab", "pith lab can run: namespaces and links can be made%s, ip and tc (iproute2) are installed",
+                own_user ? " in a user namespace" : "");
   } else {
-    printf("lab         pith lab cannot run: %s\n", reason);
+    print_field("lab", "pith lab cannot run: %s", reason);
   }
 }
 
-static void print_machine(const cli_machine *machine) {
-  printf("version     %s\n", pith_version());
-  printf("compiler    %s\n", COMPILER);
-  printf("system      %s\n", machine->system);
-  printf("cpu         %s\n", machine->cpu);
-  printf("cores       %zu, %zu usable by this process\n", machine->cores, machine->usable_cores);
+static void print_machine(const report *r) {
+  const cli_machine *machine = &r->machine;
+  print_field("version", "%s", pith_version());
+  print_field("compiler", "%s", COMPILER);
+  print_field("system", "%s", machine->system);
+  print_field("cpu", "%s", machine->cpu);
+  print_field("cores", "%zu, %zu usable by this process", machine->cores, machine->usable_cores);
   print_memory(machine);
-  print_gpu(machine);
+  print_gpu(r);
+  print_python(r);
   print_transports();
   print_lab();
-  printf("frameworks  not in this version: the C library and this command\n");
 }
 
 static void print_plugins(void) {
@@ -259,21 +305,39 @@ static void print_plugins(void) {
   }
 }
 
-static void print_report(const cli_machine *machine, const findings *f) {
-  print_machine(machine);
+/* Those that are set, or all of them with what they mean. */
+static void print_variables(int all) {
+  const cli_variable *variable;
+  size_t shown = 0;
+  char first[TEXT_SIZE];
+  printf("\nenvironment\n");
+  for (size_t i = 0; (variable = cli_variable_get(i)); i++) {
+    const char *value = cli_variable_value(variable);
+    if (value || all) {
+      printf("  %-18s %s\n", variable->name, value ? value : "(unset)");
+      shown++;
+    }
+    if (all) {
+      snprintf(first, sizeof first, "  %-18s ", "");
+      cli_paragraph(stdout, first, first, variable->meaning);
+    }
+  }
+  if (!shown) {
+    printf("  no variable PITH_… is set; --variables lists them all\n");
+  }
+}
+
+static void print_report(const report *r, int all_variables) {
+  print_machine(r);
   printf("\nkernels\n");
   for (int isa = 0; isa < PITH_ISA_COUNT; isa++) {
     printf("  %-18s %s\n", pith_isa_name((pith_isa)isa), isa_state((pith_isa)isa));
   }
-  printf("\nenvironment\n");
-  for (size_t i = 0; i < VARIABLE_COUNT; i++) {
-    const char *value = value_of(variables[i].name);
-    printf("  %-18s %s\n  %-18s %s\n", variables[i].name, value ? value : "(unset)", "", variables[i].meaning);
-  }
+  print_variables(all_variables);
   print_plugins();
-  printf("\n%s\n", f->count ? "findings" : "no findings");
-  for (size_t i = 0; i < f->count; i++) {
-    printf("  %s\n", f->text[i]);
+  printf("\n%s\n", r->found.count ? "findings" : "no findings");
+  for (size_t i = 0; i < r->found.count; i++) {
+    cli_paragraph(stdout, "  ", "    ", r->found.text[i]);
   }
 }
 
@@ -281,31 +345,47 @@ static void print_report(const cli_machine *machine, const findings *f) {
 
 static void write_lab(cli_json *json) {
   char reason[CLI_REASON_SIZE];
-  int works = cli_network_probe(reason);
+  int own_user = 0, works = cli_network_probe(reason, &own_user);
   cli_json_object(json, "lab");
   cli_json_bool(json, "available", works);
   cli_json_string(json, "reason", works ? NULL : reason);
+  cli_json_bool(json, "user_namespace", own_user);
   cli_json_object_end(json);
 }
 
-static void write_gpu(cli_json *json, const cli_machine *machine) {
-  const char *text;
-  int can_run = gpu_kernels(&text);
-  cli_json_string(json, "gpu", gpu_state(machine));
+static void write_gpu(cli_json *json, const report *r) {
+  cli_json_string(json, "gpu", gpu_state(&r->machine));
   cli_json_object(json, "gpu_kernels");
-  cli_json_bool(json, "available", can_run);
-  cli_json_string(json, "device", can_run ? text : NULL);
-  cli_json_string(json, "reason", can_run ? NULL : text);
+  cli_json_bool(json, "available", r->can_run_kernels);
+  cli_json_string(json, "device", r->can_run_kernels ? r->kernels : NULL);
+  cli_json_string(json, "reason", r->can_run_kernels ? NULL : r->kernels);
   cli_json_object_end(json);
-  char nccl[CLI_REASON_SIZE];
-  int is_there = nccl_version(nccl);
   cli_json_object(json, "nccl");
-  cli_json_string(json, "version", is_there ? nccl : NULL);
-  cli_json_string(json, "reason", is_there ? NULL : nccl);
+  cli_json_string(json, "version", r->has_nccl ? r->nccl : NULL);
+  cli_json_string(json, "reason", r->has_nccl ? NULL : r->nccl);
   cli_json_object_end(json);
 }
 
-static void write_machine(cli_json *json, const cli_machine *machine) {
+static void write_text(cli_json *json, const char *key, const char *text) { cli_json_string(json, key, *text ? text : NULL); }
+
+static void write_python(cli_json *json, const report *r) {
+  const cli_python *p = &r->python;
+  cli_json_object(json, "python");
+  write_text(json, "path", p->path);
+  write_text(json, "version", p->version);
+  write_text(json, "problem", p->problem);
+  write_text(json, "torch", p->torch);
+  write_text(json, "torch_problem", p->torch_problem);
+  write_text(json, "torch_cuda", p->torch_cuda);
+  write_text(json, "torch_nccl", p->torch_nccl);
+  write_text(json, "torch_devices", p->torch_devices);
+  write_text(json, "pith", p->pith);
+  write_text(json, "pith_torch_problem", p->pith_problem);
+  cli_json_object_end(json);
+}
+
+static void write_machine(cli_json *json, const report *r) {
+  const cli_machine *machine = &r->machine;
   cli_json_string(json, "version", pith_version());
   cli_json_string(json, "compiler", COMPILER);
   cli_json_string(json, "system", machine->system);
@@ -319,7 +399,8 @@ static void write_machine(cli_json *json, const cli_machine *machine) {
     cli_json_count(json, NULL, machine->cache[level]);
   }
   cli_json_array_end(json);
-  write_gpu(json, machine);
+  write_gpu(json, r);
+  write_python(json, r);
   write_transports(json);
   write_lab(json);
   cli_json_array(json, "frameworks");
@@ -340,11 +421,12 @@ static void write_kernels(cli_json *json) {
 
 static void write_variables(cli_json *json) {
   cli_json_array(json, "environment");
-  for (size_t i = 0; i < VARIABLE_COUNT; i++) {
+  const cli_variable *variable;
+  for (size_t i = 0; (variable = cli_variable_get(i)); i++) {
     cli_json_object(json, NULL);
-    cli_json_string(json, "name", variables[i].name);
-    cli_json_string(json, "value", value_of(variables[i].name));
-    cli_json_string(json, "meaning", variables[i].meaning);
+    cli_json_string(json, "name", variable->name);
+    cli_json_string(json, "value", cli_variable_value(variable));
+    cli_json_string(json, "meaning", variable->meaning);
     cli_json_object_end(json);
   }
   cli_json_array_end(json);
@@ -364,38 +446,52 @@ static void write_plugins(cli_json *json) {
   cli_json_array_end(json);
 }
 
-static void write_report(const cli_machine *machine, const findings *f) {
+static void write_report(const report *r) {
   cli_json json = {.file = stdout};
   cli_json_object(&json, NULL);
-  write_machine(&json, machine);
+  write_machine(&json, r);
   write_kernels(&json);
   write_variables(&json);
   write_plugins(&json);
   cli_json_array(&json, "findings");
-  for (size_t i = 0; i < f->count; i++) {
-    cli_json_string(&json, NULL, f->text[i]);
+  for (size_t i = 0; i < r->found.count; i++) {
+    cli_json_string(&json, NULL, r->found.text[i]);
   }
   cli_json_array_end(&json);
   cli_json_object_end(&json);
 }
 
 int cli_doctor(int argc, char **argv) {
-  int json = 0;
-  const cli_option options[] = {{"--json", CLI_FLAG, &json, NULL, "print JSON"}, {.name = NULL}};
-  const cli_usage usage = {"doctor", NULL, "What this machine can do, which settings are in force, and why not more.",
+  int json = 0, all_variables = 0, without_python = 0;
+  const cli_option options[] = {
+      {"--variables", CLI_FLAG, &all_variables, NULL, "all environment variables that are read, with what they mean"},
+      {"--wide", CLI_FLAG, &all_variables, NULL, "the same"},
+      {"--no-python", CLI_FLAG, &without_python, NULL, "do not ask Python about torch, which takes some seconds"},
+      {"--json", CLI_FLAG, &json, NULL, "print JSON"},
+      {.name = NULL}};
+  const cli_usage usage = {"doctor", NULL,
+                           "What this machine can do, which settings are in force, and why not more. What would keep Pith from "
+                           "doing what was asked for is a finding; findings make the exit code 1.",
                            options};
   cli_parsed parsed = cli_options_parse(&usage, argc, argv, NULL);
   if (parsed != CLI_PARSED) {
     return parsed == CLI_PARSED_HELP ? CLI_OK : CLI_USAGE;
   }
-  cli_machine machine;
-  findings f = {.count = 0};
-  cli_machine_look(&machine);
-  examine(&f);
-  if (json) {
-    write_report(&machine, &f);
-  } else {
-    print_report(&machine, &f);
+  report *r = calloc(1, sizeof *r);
+  if (!r) {
+    return cli_fail(CLI_FAILED, "no memory");
   }
-  return f.count ? CLI_FAILED : CLI_OK;
+  cli_machine_look(&r->machine);
+  look_at_gpu(r);
+  r->without_python = without_python;
+  r->has_python = !without_python && cli_python_ask(&r->python);
+  examine(r);
+  if (json) {
+    write_report(r);
+  } else {
+    print_report(r, all_variables);
+  }
+  int code = r->found.count ? CLI_FAILED : CLI_OK;
+  free(r);
+  return code;
 }

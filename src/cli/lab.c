@@ -10,6 +10,7 @@
 #include "cli/lab_control.h"
 #include "cli/launch.h"
 #include "cli/network.h"
+#include "cli/page.h"
 
 enum { NAME_SIZE = 48, MTU_MIN = 576, MTU_MAX = 65535 };
 
@@ -68,11 +69,11 @@ static void place(lab *l) {
 
 static void describe(const lab *l) {
   char last[CLI_ADDRESS_SIZE];
-  fprintf(stderr,
-          "pith: lab of %zu host%s, %zu rank%s on each, behind links of %s each way (mtu %zu, no latency added), %s to "
-          "%s\n",
+  cli_say(stderr, "pith: ",
+          "lab of %zu host%s, %zu rank%s on each, behind links of %s each way (mtu %zu, no latency added), %s to %s%s",
           l->network.hosts, l->network.hosts > 1 ? "s" : "", l->per_host, l->per_host > 1 ? "s" : "", l->rate,
-          l->network.mtu, l->master, cli_network_address(l->network.hosts - 1, last));
+          l->network.mtu, l->master, cli_network_address(l->network.hosts - 1, last),
+          l->network.own_user ? "; in a user namespace of its own" : "");
 }
 
 static int launch(lab *l) {
@@ -108,8 +109,8 @@ static int run(lab *l) {
 int cli_lab(int argc, char **argv) {
   lab l = {.job = {.grace = CLI_GRACE}, .network = {.mtu = 1500, .delay = 50}, .per_host = 1};
   const cli_option options[] = {
-      {"-n", CLI_COUNT, &l.job.ranks, "RANKS", "how many"},
-      {"--per-host", CLI_COUNT, &l.per_host, "RANKS", "how many of them share a host; 1"},
+      {"-n", CLI_POSITIVE, &l.job.ranks, "RANKS", "how many"},
+      {"--per-host", CLI_POSITIVE, &l.per_host, "RANKS", "how many of them share a host; 1"},
       {"--rate", CLI_TEXT, &l.rate, "RATE", "of every link, in each direction: 100mbit, 1gbit, 2.5gbit"},
       {"--mtu", CLI_COUNT, &l.network.mtu, "BYTES", "the largest packet; 1500"},
       {"--burst", CLI_SIZE, &l.network.burst, "BYTES",
@@ -120,15 +121,13 @@ int cli_lab(int argc, char **argv) {
       {.name = NULL}};
   const cli_usage usage = {
       "lab", "-- COMMAND [ARGUMENT]…",
-      "Runs a command as \"pith run\" does, each host a network namespace of this machine behind a link to one "
-      "switch.\n"
-      "Token buckets shape each link both ways; no latency is added. Ranks of a host share a PITH_HOSTID; "
-      "PITH_IFNAME,\n"
+      "Runs a command as \"pith run\" does, each host a network namespace of this machine behind a link to one switch. "
+      "Token buckets shape each link both ways; no latency is added. Ranks of a host share a PITH_HOSTID; PITH_IFNAME, "
       "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the interface.\n"
       "\n"
-      "Needs the programs ip and tc (iproute2) and root, or \"unshare --user --map-root-user pith lab …\" where users "
-      "may\n"
-      "have namespaces. The machine's own network is not touched, and nothing is left, however the lab ends.",
+      "Needs the programs ip and tc (iproute2). Root is not needed where the system lets users have namespaces: the lab "
+      "then lives in a user namespace of its own, in which ranks keep their user. The machine's own network is not "
+      "touched, and nothing is left, however the lab ends.",
       options};
   cli_parsed parsed = cli_job_parse(&usage, argc, argv, &l.job);
   if (parsed != CLI_PARSED) {

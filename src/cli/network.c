@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
+#include "cli/user_namespace.h"
 
 enum { WORD_SIZE = 64, WORDS_MAX = 32, PATH_SIZE = 512 };
 
@@ -67,6 +68,7 @@ static _Noreturn void become_tool(int network, const char *path, char **argv, in
     }
   }
   if (network < 0 || setns(network, CLONE_NEWNET) == 0) {
+    cli_user_namespace_keep_rights(); /* root keeps them anyway */
     execv(path, argv);
   }
   _exit(127);
@@ -98,17 +100,6 @@ static int run_in(int network, const char *path, const char *words, int quiet) {
 
 /* ---- Namespaces -------------------------------------------------------------------------------------------------- */
 
-static void explain_refusal(char reason[CLI_REASON_SIZE], int number) {
-  if (number == EPERM) {
-    snprintf(reason, CLI_REASON_SIZE,
-             "network namespaces need root (or CAP_SYS_ADMIN and CAP_NET_ADMIN): use sudo, or where the system lets "
-             "users have namespaces, \"unshare --user --map-root-user pith lab …\"; for a container, docker run "
-             "--cap-add SYS_ADMIN --cap-add NET_ADMIN");
-  } else {
-    snprintf(reason, CLI_REASON_SIZE, "no network namespace: %s", strerror(number));
-  }
-}
-
 /* A process is born into a new namespace, and dies when a descriptor keeps it. */
 static int make_namespace(void) {
   char path[WORD_SIZE];
@@ -130,17 +121,38 @@ static int make_namespace(void) {
   return fd;
 }
 
-static int make_namespaces(int *fds, size_t count, char reason[CLI_REASON_SIZE]) {
+static int make_all(int *fds, size_t count) {
   for (size_t i = 0; i < count; i++) {
-    fds[i] = -1;
-  }
-  for (size_t i = 0; i < count; i++) {
-    if ((fds[i] = make_namespace()) < 0) {
-      explain_refusal(reason, errno);
+    if (fds[i] < 0 && (fds[i] = make_namespace()) < 0) {
       return 0;
     }
   }
   return 1;
+}
+
+/* As the user we are, else in a user namespace. */
+static int make_namespaces(cli_network *n, size_t count, char reason[CLI_REASON_SIZE]) {
+  for (size_t i = 0; i < count; i++) {
+    n->host[i] = -1;
+  }
+  if (make_all(n->host, count)) {
+    return 1;
+  }
+  if (errno == EPERM) {
+    if (!cli_user_namespace_enter(reason, CLI_REASON_SIZE)) {
+      return 0;
+    }
+    n->own_user = 1;
+    if (make_all(n->host, count)) {
+      return 1;
+    }
+  }
+  if (n->own_user) {
+    cli_user_namespace_explain(errno, reason, CLI_REASON_SIZE);
+  } else {
+    snprintf(reason, CLI_REASON_SIZE, "no network namespace: %s", strerror(errno));
+  }
+  return 0;
 }
 
 /* ---- Links ------------------------------------------------------------------------------------------------------- */
@@ -208,12 +220,13 @@ static int create(cli_network *n, char reason[CLI_REASON_SIZE], int quiet) {
     snprintf(reason, CLI_REASON_SIZE, "no memory");
     return 0;
   }
-  if (!find_tools(&t, reason) || !make_namespaces(n->host, n->hosts + 1, reason)) {
+  if (!find_tools(&t, reason) || !make_namespaces(n, n->hosts + 1, reason)) {
     return 0;
   }
   if (!make_links(&t, n, n->host[n->hosts], quiet)) {
     snprintf(reason, CLI_REASON_SIZE,
-             "namespaces can be made, links between them cannot: the kernel needs veth, bridge and sch_tbf");
+             "namespaces can be made, links between them cannot: the kernel needs veth, bridge and sch_tbf; an administrator can "
+             "load them with \"modprobe -a veth bridge sch_tbf\"");
     return 0;
   }
   return 1;
@@ -256,11 +269,39 @@ void cli_network_destroy(cli_network *network) {
   network->host = NULL;
 }
 
-int cli_network_probe(char reason[CLI_REASON_SIZE]) {
+enum { PROBE_FAILED, PROBE_GOOD, PROBE_GOOD_AS_USER };
+
+/* Entering a user namespace cannot be undone, and needs a process of one thread: a child does it. */
+static _Noreturn void probe(int pipe) {
   cli_network network = {.hosts = 1, .rate = 1000000000, .mtu = 1500, .delay = 50};
+  char reason[CLI_REASON_SIZE] = "";
   int good = create(&network, reason, 1);
   cli_network_destroy(&network);
-  return good;
+  ssize_t written = write(pipe, reason, sizeof reason);
+  _exit(!good || written < 0 ? PROBE_FAILED : network.own_user ? PROBE_GOOD_AS_USER : PROBE_GOOD);
+}
+
+int cli_network_probe(char reason[CLI_REASON_SIZE], int *own_user) {
+  int fd[2], status = 0;
+  *own_user = 0;
+  snprintf(reason, CLI_REASON_SIZE, "cannot start a process to find out");
+  if (pipe2(fd, O_CLOEXEC) != 0) {
+    return 0;
+  }
+  fflush(NULL);
+  pid_t pid = fork();
+  if (pid == 0) {
+    close(fd[0]);
+    probe(fd[1]);
+  }
+  close(fd[1]);
+  ssize_t got = read(fd[0], reason, CLI_REASON_SIZE);
+  close(fd[0]);
+  if (pid < 0 || waitpid(pid, &status, 0) != pid || got < CLI_REASON_SIZE || !WIFEXITED(status)) {
+    return 0;
+  }
+  *own_user = WEXITSTATUS(status) == PROBE_GOOD_AS_USER;
+  return WEXITSTATUS(status) != PROBE_FAILED;
 }
 
 const char *cli_network_address(size_t host, char text[CLI_ADDRESS_SIZE]) {

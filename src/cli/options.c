@@ -9,6 +9,9 @@
 
 #include "cli/cli.h"
 #include "cli/nearest.h"
+#include "cli/page.h"
+
+enum { LEFT_SIZE = 160, LEFT_MOST = 26 };
 
 static const char units[] = "KMG";
 
@@ -89,8 +92,23 @@ static int store(const cli_option *option, const char *text) {
       const char *end = parse_digits(text, option->target);
       return end && !*end;
     }
-    case CLI_SIZE:
-      return cli_size_parse(text, option->target);
+    case CLI_POSITIVE: {
+      size_t number;
+      const char *end = parse_digits(text, &number);
+      if (!end || *end || !number) {
+        return 0;
+      }
+      *(size_t *)option->target = number;
+      return 1;
+    }
+    case CLI_SIZE: {
+      size_t size;
+      if (!cli_size_parse(text, &size) || !size) {
+        return 0;
+      }
+      *(size_t *)option->target = size;
+      return 1;
+    }
     case CLI_TEXT:
       *(const char **)option->target = text;
       return 1;
@@ -111,16 +129,65 @@ static const cli_option *find(const cli_option *options, const char *name, size_
   return NULL;
 }
 
-static void print_usage(const cli_usage *usage) {
-  printf("usage: pith %s [options]%s%s\n\n%s\n\n", usage->command, usage->rest ? " " : "",
-         usage->rest ? usage->rest : "", usage->about);
-  for (const cli_option *option = usage->options; option->name; option++) {
-    char left[80];
-    snprintf(left, sizeof left, "%s %s", option->name, option->value ? option->value : "");
-    printf("  %-36s %s\n", left, option->help);
-  }
-  printf("  %-36s %s\n", "--help", "this page");
+/* ---- The usage page ---------------------------------------------------------------------------------------------- */
+
+int cli_is_word_list(const char *value) {
+  return value && strchr(value, '|') && !strpbrk(value, "ABCDEFGHIJKLMNOPQRSTUVWXYZ[");
 }
+
+static const char *left_of(const cli_option *option, char text[LEFT_SIZE]) {
+  snprintf(text, LEFT_SIZE, "  %s%s%s", option->name, option->value ? " " : "", option->value ? option->value : "");
+  return text;
+}
+
+/* Help stands beside its option, or below one that is too long. */
+static void print_option(const char *left, size_t width, const char *help) {
+  char first[LEFT_SIZE], rest[LEFT_SIZE];
+  size_t used = cli_text_width(left);
+  snprintf(rest, sizeof rest, "%*s", (int)width + 2, "");
+  if (used > width) {
+    puts(left);
+    snprintf(first, sizeof first, "%s", rest);
+  } else {
+    snprintf(first, sizeof first, "%s%*s", left, (int)(width + 2 - used), "");
+  }
+  cli_paragraph(stdout, first, rest, help);
+}
+
+static void print_usage(const cli_usage *usage) {
+  char left[LEFT_SIZE];
+  size_t width = strlen("  --help");
+  printf("usage: pith %s [options]%s%s\n\n", usage->command, usage->rest ? " " : "", usage->rest ? usage->rest : "");
+  cli_paragraphs(stdout, usage->about);
+  putchar('\n');
+  for (const cli_option *option = usage->options; option->name; option++) {
+    size_t wanted = cli_text_width(left_of(option, left));
+    width = wanted > width && wanted <= LEFT_MOST ? wanted : width;
+  }
+  for (const cli_option *option = usage->options; option->name; option++) {
+    print_option(left_of(option, left), width, option->help);
+  }
+  print_option("  --help", width, "this page");
+}
+
+static cli_presenter *presenter;
+static void *presenter_context;
+
+void cli_usage_present(cli_presenter *wanted, void *context) {
+  presenter = wanted;
+  presenter_context = context;
+}
+
+static cli_parsed present(const cli_usage *usage) {
+  if (presenter) {
+    presenter(usage, presenter_context);
+  } else {
+    print_usage(usage);
+  }
+  return CLI_PARSED_HELP;
+}
+
+/* ---- Reading ----------------------------------------------------------------------------------------------------- */
 
 static cli_parsed unknown(const cli_usage *usage, const char *name) {
   const char *nearest = NULL;
@@ -135,15 +202,38 @@ static cli_parsed unknown(const cli_usage *usage, const char *name) {
   return CLI_PARSED_BAD;
 }
 
-/* One option at argv[*at]; its value is the rest after "=", or the next argument. Moves *at past what it used. */
+/* Finds the option of an argument, and its value if the argument has one in it, else NULL: -n4, -n=4, --n=4. */
+static const cli_option *read_name(const cli_usage *usage, const char *text, const char **value) {
+  size_t length = strcspn(text, "=");
+  *value = text[length] ? text + length + 1 : NULL;
+  const cli_option *option = find(usage->options, text, length);
+  if (!option && length == 3 && text[0] == '-' && text[1] == '-') { /* --n is -n */
+    option = find(usage->options, text + 1, 2);
+  }
+  if (!option && text[1] != '-' && (option = find(usage->options, text, 2))) { /* -n4 */
+    *value = text + 2;
+  }
+  return option;
+}
+
+/* What a value must be, in words. */
+static void say_expected(const cli_usage *usage, const cli_option *option, const char *value) {
+  const char *most = option->type == CLI_POSITIVE  ? ", a whole number from 1 on"
+                     : option->type == CLI_COUNT   ? ", a whole number"
+                     : option->type == CLI_SIZE    ? " in bytes, from 1 on, as 8, 4K, 64M or 1G"
+                     : option->type == CLI_LIST    ? ", at most 64 times"
+                                                   : "";
+  cli_fail(CLI_USAGE, "%s: %s %s: expected %s%s", usage->command, option->name, value, option->value, most);
+}
+
+/* One option at argv[*at], with its value. Moves *at past what it used. */
 static cli_parsed parse_option(const cli_usage *usage, char **argv, int *at) {
-  const char *text = argv[*at], *equals = strchr(text, '=');
-  const cli_option *option = find(usage->options, text, equals ? (size_t)(equals - text) : strlen(text));
+  const char *value;
+  const cli_option *option = read_name(usage, argv[*at], &value);
   if (!option) {
-    return unknown(usage, text);
+    return unknown(usage, argv[*at]);
   }
   *at += 1;
-  const char *value = equals ? equals + 1 : NULL;
   if (option->type == CLI_FLAG && value) {
     cli_fail(CLI_USAGE, "%s: %s takes no value", usage->command, option->name);
     return CLI_PARSED_BAD;
@@ -157,7 +247,7 @@ static cli_parsed parse_option(const cli_usage *usage, char **argv, int *at) {
     *at += 1;
   }
   if (!store(option, value)) {
-    cli_fail(CLI_USAGE, "%s: %s %s: expected %s", usage->command, option->name, value, option->value);
+    say_expected(usage, option, value);
     return CLI_PARSED_BAD;
   }
   return CLI_PARSED;
@@ -171,14 +261,22 @@ static cli_parsed take_rest(const cli_usage *usage, const char *text, cli_list *
   return CLI_PARSED;
 }
 
+static int asks_for_help(const char *text) { return !strcmp(text, "--help") || !strcmp(text, "-h"); }
+
 cli_parsed cli_options_parse(const cli_usage *usage, int argc, char **argv, cli_list *rest) {
+  int ended = 0; /* by "--" */
   for (int at = 0; at < argc;) {
-    if (!strcmp(argv[at], "--help") || !strcmp(argv[at], "-h")) {
-      print_usage(usage);
-      return CLI_PARSED_HELP;
+    cli_parsed parsed = CLI_PARSED;
+    if (ended || argv[at][0] != '-' || !argv[at][1]) {
+      parsed = take_rest(usage, argv[at++], rest);
+    } else if (!strcmp(argv[at], "--")) {
+      ended = 1;
+      at++;
+    } else if (asks_for_help(argv[at])) {
+      parsed = present(usage);
+    } else {
+      parsed = parse_option(usage, argv, &at);
     }
-    cli_parsed parsed =
-        argv[at][0] == '-' && argv[at][1] ? parse_option(usage, argv, &at) : take_rest(usage, argv[at++], rest);
     if (parsed != CLI_PARSED) {
       return parsed;
     }
@@ -189,9 +287,8 @@ cli_parsed cli_options_parse(const cli_usage *usage, int argc, char **argv, cli_
 cli_parsed cli_options_parse_leading(const cli_usage *usage, int argc, char **argv, int *rest) {
   int end = 0;
   while (end < argc && argv[end][0] == '-' && argv[end][1] && strcmp(argv[end], "--") != 0) {
-    if (!strcmp(argv[end], "--help") || !strcmp(argv[end], "-h")) {
-      print_usage(usage);
-      return CLI_PARSED_HELP;
+    if (asks_for_help(argv[end])) {
+      return present(usage);
     }
     if (parse_option(usage, argv, &end) != CLI_PARSED) {
       return CLI_PARSED_BAD;

@@ -9,6 +9,7 @@
 
 #include "cli/cli.h"
 #include "cli/network.h"
+#include "cli/page.h"
 #include "cli/plan_command.h"
 #include "cli/table.h"
 
@@ -92,25 +93,28 @@ static void format_row(const pith_plan_layer *layer, double budget, row *r) {
 }
 
 static void print_total(const pith_plan_info *info, double values) {
-  char bytes[24];
-  if (info->bytes < 0) {
-    printf("\n%zu layers\n", info->layers);
-    return;
+  char bytes[24], size[160] = "", budget[80] = "";
+  if (info->bytes >= 0 && values > 0) {
+    snprintf(size, sizeof size, ", %s bytes, %.3f bits per value, %.1f× less than f32", print_bytes(info->bytes, bytes),
+             8 * info->bytes / values, info->bytes > 0 ? 4 * values / info->bytes : 0.0);
+  } else if (info->bytes >= 0) {
+    snprintf(size, sizeof size, ", %s bytes", print_bytes(info->bytes, bytes));
   }
-  printf("\n%zu layers, %s bytes", info->layers, print_bytes(info->bytes, bytes));
-  if (values > 0) {
-    printf(", %.3f bits per value, %.1f× less than f32", 8 * info->bytes / values,
-           info->bytes > 0 ? 4 * values / info->bytes : 0.0);
-  }
-  if (info->budget > 0 && info->error >= 0) {
-    printf("; %.2f%% of the error budget used", 100 * info->error / info->budget);
+  if (info->bytes >= 0 && info->budget > 0 && info->error >= 0) {
+    snprintf(budget, sizeof budget, "; %.2f%% of the error budget used", 100 * info->error / info->budget);
   }
   putchar('\n');
+  cli_say(stdout, "", "%zu layers%s%s", info->layers, size, budget);
 }
 
 void cli_plan_print(const pith_plan *plan) {
-  cli_table table = {
-      6, {{"layer", 0, 0}, {"shape", 0, 0}, {"spec", 0, 0}, {"bits", 1, 0}, {"bytes", 1, 0}, {"% of budget", 1, 0}}};
+  cli_table table = {.columns = 6,
+                     .column = {{.title = "layer"},
+                                {.title = "shape"},
+                                {.title = "spec"},
+                                {.title = "bits", .right = 1},
+                                {.title = "bytes", .right = 1},
+                                {.title = "% of budget", .right = 1}}};
   pith_plan_info info;
   pith_plan_layer layer;
   double values = 0;
@@ -199,8 +203,8 @@ static void print_gain(const pith_plan *plan, const pith_profile *profile, const
   }
   pith_plan_info_get(plan, &mine);
   pith_plan_info_get(reference, &other);
-  printf("%s on all layers: %s bytes; the plan has %.3f of that, and %.3f of its error\n", uniform,
-         print_bytes(other.bytes, bytes), mine.bytes / other.bytes, other.error > 0 ? mine.error / other.error : 0.0);
+  cli_say(stdout, "", "%s on all layers: %s bytes; the plan has %.3f of that, and %.3f of its error", uniform,
+          print_bytes(other.bytes, bytes), mine.bytes / other.bytes, other.error > 0 ? mine.error / other.error : 0.0);
   pith_plan_destroy(reference);
 }
 
@@ -247,7 +251,7 @@ int cli_plan_make(int argc, char **argv) {
       {"--alpha", CLI_TEXT, &o.alpha, "FACTOR", "factor on the error of the spec; 1"},
       {"--floor", CLI_TEXT, &o.floor, "SHARE", "lgreco: no layer gets less than this share of the bytes the spec gives it; 0"},
       {"--method", CLI_CHOICE, &o.method, "lgreco|kmeans|accordion", "who decides; lgreco"},
-      {"--families", CLI_TEXT, &o.families, "NAME,…", "methods to choose from, as q,topk; else that of the spec given"},
+      {"--families", CLI_TEXT, &o.families, "NAMES", "methods to choose from, separated by commas: q,topk; else that of the spec given"},
       {"--mix", CLI_FLAG, &o.mix, NULL, "choose from all candidates"},
       {"--objective", CLI_CHOICE, &o.objective, "bytes|time", "what is made least; bytes"},
       {"--rate", CLI_TEXT, &o.rate, "RATE", "of the link, for the objective time: 100mbit, 1gbit"},
@@ -387,12 +391,15 @@ static pith_status print_plan(const comparison *c, const char *name, const pith_
 }
 
 static void print_heading(comparison *c, const cli_list *plans) {
-  static const cli_column columns[] = {
-      {"plan", 0, 0}, {"bytes", 1, 6}, {"bits", 1, 6}, {"squared error", 1, 0}, {"relative", 1, 0}};
+  static const cli_column columns[] = {{.title = "plan"},
+                                       {.title = "bytes", .right = 1, .width = 6},
+                                       {.title = "bits", .right = 1, .width = 6},
+                                       {.title = "squared error", .right = 1},
+                                       {.title = "relative", .right = 1}};
   memcpy(c->table.column, columns, sizeof columns);
   c->table.columns = 5 + c->rates.count;
   for (size_t i = 0; i < c->rates.count; i++) {
-    c->table.column[5 + i] = (cli_column){c->rates.item[i], 1, 10};
+    c->table.column[5 + i] = (cli_column){.title = c->rates.item[i], .right = 1, .width = 10};
   }
   for (size_t i = 0; i < plans->count; i++) {
     cli_table_fit(&c->table, 0, plans->item[i]);
@@ -456,32 +463,32 @@ int cli_plan_compare(int argc, char **argv) {
 /* ---- Which ------------------------------------------------------------------------------------------------------- */
 
 static const struct {
-  const char *name;
+  cli_part part;
   int (*run)(int argc, char **argv);
-  const char *summary;
 } parts[] = {
-    {"stats", cli_plan_stats, "statistics from files of gradients"},
-    {"make", cli_plan_make, "a plan from statistics and an error budget"},
-    {"show", cli_plan_show, "a plan as a table, and as a plot"},
-    {"compare", cli_plan_compare, "plans side by side: bytes, error, predicted time"},
-    {"bench", cli_plan_bench, "how long planning takes on this machine"},
+    {{"stats", "statistics from files of gradients"}, cli_plan_stats},
+    {{"make", "a plan from statistics and an error budget"}, cli_plan_make},
+    {{"show", "a plan as a table, and as a plot"}, cli_plan_show},
+    {{"compare", "plans side by side: bytes, error, predicted time"}, cli_plan_compare},
+    {{"bench", "how long planning takes on this machine"}, cli_plan_bench},
 };
 enum { PARTS = sizeof parts / sizeof *parts };
 
+int cli_plan_part(size_t index, cli_part *part) {
+  if (index < PARTS) {
+    *part = parts[index].part;
+  }
+  return index < PARTS;
+}
+
 int cli_plan(int argc, char **argv) {
   if (argc && (!strcmp(argv[0], "--help") || !strcmp(argv[0], "-h"))) {
-    puts("usage: pith plan stats|make|show|compare|bench [options]\n\nPlans give every layer its own spec.\n");
-    for (size_t i = 0; i < PARTS; i++) {
-      printf("  %-10s %s\n", parts[i].name, parts[i].summary);
-    }
-    puts("\n\"pith plan make --help\" and so on list the options of each.");
-    return CLI_OK;
+    return cli_parts_help("plan", "Plans give every layer its own spec.");
   }
   for (size_t i = 0; i < PARTS && argc; i++) {
-    if (!strcmp(argv[0], parts[i].name)) {
+    if (!strcmp(argv[0], parts[i].part.name)) {
       return parts[i].run(argc - 1, argv + 1);
     }
   }
-  return cli_fail(CLI_USAGE, "plan: %s; there is: stats, make, show, compare, bench",
-                  argc ? "cannot do that" : "what?");
+  return cli_parts_unknown("plan", argc ? argv[0] : NULL);
 }

@@ -130,8 +130,12 @@ int cli_plan_bench(int argc, char **argv) {
   if (parsed != CLI_PARSED) {
     return parsed == CLI_PARSED_HELP ? CLI_OK : CLI_USAGE;
   }
-  cli_table table = {
-      5, {{"method", 0, 27}, {"layers", 1, 0}, {"candidates", 1, 0}, {"ms", 1, 8}, {"bytes/uniform", 1, 0}}};
+  cli_table table = {.columns = 5,
+                     .column = {{.title = "method", .width = 27},
+                                {.title = "layers", .right = 1},
+                                {.title = "candidates", .right = 1},
+                                {.title = "ms", .right = 1, .width = 8},
+                                {.title = "bytes/uniform", .right = 1}}};
   cli_table_head(&table);
   bench_size(&table, 100);
   bench_size(&table, 1000);

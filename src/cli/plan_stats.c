@@ -9,6 +9,7 @@
 
 #include "cli/cli.h"
 #include "cli/lines.h"
+#include "cli/page.h"
 #include "cli/plan_command.h"
 
 enum { DIMENSIONS_MAX = 8, LINE_MAX_SIZE = 8192, CANDIDATES_SIZE = 16384 };
@@ -184,12 +185,12 @@ static void report(const record *r, const pith_profile *profile, const char *out
     pith_profile_layer_get(profile, i, &layer);
     fixed += (size_t)(layer.fixed != 0);
     if (layer.skipped) {
-      fprintf(stderr, "pith: layer %s: %llu gradients with NaN or Inf were left out\n", layer.name,
+      cli_fail(0, "layer %s: %llu gradients with NaN or Inf were left out", layer.name,
               (unsigned long long)layer.skipped);
     }
   }
-  printf("%zu gradients of %zu layers (%zu of them travel uncompressed), %zu candidates: %s\n", r->samples, r->layers,
-         fixed, pith_profile_candidates(profile), output);
+  cli_say(stdout, "", "%zu gradients of %zu layers (%zu of them travel uncompressed), %zu candidates: %s", r->samples,
+          r->layers, fixed, pith_profile_candidates(profile), output);
 }
 
 static int run(const char *list, const char *candidates, pith_dtype dtype, const char *output) {

@@ -197,7 +197,7 @@ int cli_run(int argc, char **argv) {
   const char *hosts = NULL;
   int free_port = 0;
   const cli_option options[] = {
-      {"-n", CLI_COUNT, &job.ranks, "RANKS", "how many; with --hosts, all their slots"},
+      {"-n", CLI_POSITIVE, &job.ranks, "RANKS", "how many; with --hosts, all their slots"},
       {"--hosts", CLI_TEXT, &hosts, "A,B:2,…", "machines, with their slots, to reach over ssh"},
       {"--master-addr", CLI_TEXT, &job.master_addr, "A", "where ranks meet, MASTER_ADDR; else the first host"},
       CLI_JOB_OPTIONS(&job),
@@ -205,15 +205,15 @@ int cli_run(int argc, char **argv) {
       {.name = NULL}};
   const cli_usage usage = {
       "run", "-- COMMAND [ARGUMENT]…",
-      "Runs a command once for each rank, on this machine or on others, with RANK, WORLD_SIZE, LOCAL_RANK,\n"
+      "Runs a command once for each rank, on this machine or on others, with RANK, WORLD_SIZE, LOCAL_RANK, "
       "LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR and MASTER_PORT set, and PITH_HOSTID where hosts are named.\n"
       "\n"
-      "Output comes in whole lines with the rank before each; input goes to rank 0, if it is on this machine.\n"
-      "Signals are passed on, a second Ctrl-C kills. If a rank fails, the others are ended, and the exit code is\n"
-      "that of the rank: its status, or 128 and the signal that killed it.\n"
+      "Output comes in whole lines with the rank before each; input goes to rank 0, if it is on this machine. Signals are "
+      "passed on, a second Ctrl-C kills. If a rank fails, the others are ended, and the exit code is that of the rank: its "
+      "status, or 128 and the signal that killed it.\n"
       "\n"
-      "Other machines need ssh without a password and the same folder; they get the variables PITH_… and --env.\n"
-      "Hosts without slots share the ranks evenly.",
+      "Other machines need ssh without a password and the same folder; they get the variables PITH_… and --env. Hosts "
+      "without slots share the ranks evenly.",
       options};
   cli_parsed parsed = cli_job_parse(&usage, argc, argv, &job);
   if (parsed != CLI_PARSED) {

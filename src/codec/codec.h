@@ -13,7 +13,7 @@
 
 /* An invertible step on blocks of f32 values, before the codec. */
 typedef struct pith_transform_ops {
-  const char *name, *family, *summary, *origin;
+  const char *name, *family, *summary, *origin, *detail, *use;
   const pith_param *params;
   pith_status (*check)(const pith_value *a); /* optional: what the single ranges cannot say */
   size_t (*block)(const pith_value *a);
@@ -27,7 +27,7 @@ typedef struct pith_memory_ops pith_memory_ops;
 
 /* A name for a combination. `made_of` is a spec with {key} for the values of its parameters. */
 typedef struct pith_preset {
-  const char *name, *family, *summary, *bits, *origin, *made_of;
+  const char *name, *family, *summary, *bits, *origin, *made_of, *use;
   int survey;
   const pith_param *params;
 } pith_preset;

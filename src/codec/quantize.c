@@ -66,6 +66,10 @@ const pith_codec_ops pith__codec_q = {
     .summary = "max-min quantization: 2^bits levels from the least to the greatest value of a bucket",
     .bits = "bits + 64/bucket",
     .origin = "Markov 2022 (CGX)",
+    .detail = "for each bucket its least value and the step between levels, then a level of `bits` bits for each "
+              "value",
+    .use = "the usual choice: q:4 trains like the uncompressed run in most settings; q:8 where its error is too "
+           "large, ef/q:2 where its bytes are too many",
     .wire_id = 4,
     .caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED,
     .params = q_params,
@@ -137,6 +141,8 @@ const pith_codec_ops pith__codec_qsgd = {
     .summary = "sign and a level drawn without bias between 0 and the norm of the bucket",
     .bits = "1 + ceil(log2(levels + 1)) + 32/bucket",
     .origin = "Alistarh 2017",
+    .detail = "for each bucket its norm, then a sign and a level for each value",
+    .use = "where an unbiased mean is needed without a memory; q has the smaller error at the same bits",
     .wire_id = 5,
     .caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED | PITH_CAP_UNBIASED | PITH_CAP_SEEDED,
     .survey = 1,

@@ -9,12 +9,14 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define ENTRIES_MAX 256
 #define FIRST_FOREIGN_ID 0x8000u
+#define TABLE_LEAST offsetof(pith_codec_ops, detail) /* what follows is optional */
 
 typedef enum pith_opening { CLOSED = 0, OPENING = 1, OPEN = 2 } pith_opening;
 
@@ -77,10 +79,10 @@ static const char *missing_function(const pith_codec_ops *ops) {
 
 static pith_status check_table(const pith_codec_ops *ops, int foreign) {
   PITH_REQUIRE(ops, PITH_ERR_PLUGIN, "a codec table is NULL");
-  PITH_REQUIRE(ops->size >= sizeof *ops, PITH_ERR_PLUGIN,
+  PITH_REQUIRE(ops->size >= TABLE_LEAST, PITH_ERR_PLUGIN,
                "a codec table has %zu bytes, this library needs %zu; set .size = sizeof(pith_codec_ops) and build the "
                "plug-in with this library's header",
-               ops->size, sizeof *ops);
+               ops->size, (size_t)TABLE_LEAST);
   PITH_REQUIRE(ops->name, PITH_ERR_PLUGIN, "a codec table has no name");
   PITH_REQUIRE(ops->family && ops->summary && ops->bits, PITH_ERR_PLUGIN, "%s: family, summary or bits is NULL",
                ops->name);
@@ -102,7 +104,9 @@ static pith_entry entry_of_codec(const pith_codec_ops *ops, const char *origin) 
                                .survey = ops->survey,
                                .origin = origin,
                                .params = ops->params},
-                      .codec = ops};
+                      .codec = ops,
+                      .detail = ops->size >= sizeof *ops ? ops->detail : NULL,
+                      .use = ops->size >= sizeof *ops ? ops->use : NULL};
 }
 
 static pith_entry entry_of_transform(const pith_transform_ops *ops) {
@@ -112,12 +116,14 @@ static pith_entry entry_of_transform(const pith_transform_ops *ops) {
                                .kind = PITH_KIND_TRANSFORM,
                                .origin = ops->origin,
                                .params = ops->params},
-                      .transform = ops};
+                      .transform = ops,
+                      .detail = ops->detail,
+                      .use = ops->use};
 }
 
 static pith_entry entry_of_memory(const pith_memory_ops *ops) {
   pith_entry entry = {.memory = ops};
-  pith__memory_describe(ops, &entry.info);
+  pith__memory_describe(ops, &entry);
   entry.info.kind = PITH_KIND_MEMORY;
   return entry;
 }
@@ -132,7 +138,8 @@ static pith_entry entry_of_preset(const pith_preset *preset) {
                                .survey = preset->survey,
                                .origin = preset->origin,
                                .params = preset->params},
-                      .preset = preset};
+                      .preset = preset,
+                      .use = preset->use};
 }
 
 static pith_status append_all(const pith_codec_ops *const *codecs, size_t n, const char *origin) {
@@ -302,3 +309,7 @@ pith_status pith_method_get(size_t index, pith_method *method) {
   }
   return PITH_OK;
 }
+
+const char *pith_method_detail(size_t index) { return index < pith_method_count() ? entries[index].detail : NULL; }
+
+const char *pith_method_use(size_t index) { return index < pith_method_count() ? entries[index].use : NULL; }

@@ -11,6 +11,7 @@ typedef struct pith_entry {
   const pith_transform_ops *transform;
   const pith_memory_ops *memory;
   const pith_preset *preset;
+  const char *detail, *use; /* for people, or NULL */
 } pith_entry;
 
 /* Finds a name among entries of the given kinds (a mask of 1 << pith_kind). An unknown name is an error that offers the
@@ -34,7 +35,7 @@ extern const pith_memory_ops *const pith__builtin_memories[];
 extern const pith_preset *const pith__builtin_presets[];
 
 /* What the registry needs to know of a memory, without knowing memories. */
-extern void pith__memory_describe(const pith_memory_ops *memory, pith_method *info);
+extern void pith__memory_describe(const pith_memory_ops *memory, pith_entry *entry);
 extern uint32_t pith__memory_needs(const pith_memory_ops *memory);   /* pith_cap bits the codec behind it must have */
 extern uint32_t pith__memory_refuses(const pith_memory_ops *memory); /* and must not have */
 

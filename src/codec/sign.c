@@ -82,6 +82,9 @@ const pith_codec_ops pith__codec_sign = {
     .summary = "the sign, times 1, the mean |x| or an unbiased scale",
     .bits = "1 + 32/bucket",
     .origin = "Bernstein 2018, Karimireddy 2019, Vargaftik 2021",
+    .detail = "for each bucket a scale, then one bit for each value",
+    .use = "one bit a value; as a vote (signsgd) it needs the step size of a sign method, with scale=mean it "
+           "needs ef",
     .wire_id = 8,
     .caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED,
     .params = sign_params,
@@ -149,6 +152,8 @@ const pith_codec_ops pith__codec_signmean = {
     .summary = "the sign; decoded to the mean of the negative values or of the others",
     .bits = "1 + 64/bucket",
     .origin = "Seide 2014",
+    .detail = "for each bucket the means of its negative and of its other values, then one bit for each value",
+    .use = "one bit a value, behind ef (onebit)",
     .wire_id = 9,
     .caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED,
     .params = signmean_params,

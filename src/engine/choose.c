@@ -30,24 +30,24 @@ static int takes_rounds(const pith_job *job) {
   return job->codec && (job->codec->caps & PITH_CAP_ROUNDS) && (job->state || job->member_count);
 }
 
-/* Why an algorithm cannot run with this codec; NULL if it can. */
-static const char *objection(const pith_comm *comm, const pith_job *job, pith_algorithm algorithm) {
-  const pith_codec *codec = job->codec;
+/* Why an algorithm cannot run with this codec (NULL: uncompressed values); NULL if it can. `rounds`: the codec's exchanges
+ * are the operation's. `crowded`: several hosts, some of them with several ranks. */
+static const char *objection(const pith_codec *codec, int rounds, int crowded, pith_algorithm algorithm) {
   uint32_t caps = codec ? codec->caps : 0;
-  int rounds = takes_rounds(job), raw = !codec || rounds;
+  int raw = !codec || rounds;
   int whole = codec && !rounds && !(caps & PITH_CAP_CHUNKED), linear = whole && (caps & PITH_CAP_LINEAR) && codec->ops->linear;
   switch (algorithm) {
     case PITH_ALGORITHM_SRA: return raw || !whole ? NULL : "its payload is one piece";
     case PITH_ALGORITHM_HIERARCHICAL:
-      return !is_crowded(comm->hosts)     ? "it needs several hosts, one of them with several ranks"
+      return !crowded               ? "it needs several hosts, one of them with several ranks"
              : caps & PITH_CAP_VOTE ? "a vote of hosts is not one of ranks"
-                                          : NULL;
+                                    : NULL;
     case PITH_ALGORITHM_RING:
     case PITH_ALGORITHM_TREE:
-      return raw || whole                                                         ? "it needs a codec that encodes pieces of a tensor"
-             : caps & PITH_CAP_VOTE                                               ? "a vote needs the signs of all ranks"
+      return raw || whole                                                   ? "it needs a codec that encodes pieces of a tensor"
+             : caps & PITH_CAP_VOTE                                         ? "a vote needs the signs of all ranks"
              : codec->memory && codec->memory->after != PITH_AFTER_SUBTRACT ? "its memory would meet sums instead of gradients"
-                                                                                  : NULL;
+                                                                            : NULL;
     case PITH_ALGORITHM_GATHER: return whole ? NULL : "it is for codecs that need the whole tensor";
     case PITH_ALGORITHM_RANGES: return whole && (caps & PITH_CAP_SPARSE) ? NULL : "it is for sparse payloads";
     case PITH_ALGORITHM_LINEAR: return linear ? NULL : "its payloads do not add up";
@@ -55,8 +55,23 @@ static const char *objection(const pith_comm *comm, const pith_job *job, pith_al
   }
 }
 
+static const char *objection_here(const pith_comm *comm, const pith_job *job, pith_algorithm algorithm) {
+  return objection(job->codec, takes_rounds(job), is_crowded(comm->hosts), algorithm);
+}
+
+const char *pith_algorithm_get(size_t index) { return index < PITH_ALGORITHMS ? pith__algorithm_name((pith_algorithm)index) : NULL; }
+
+pith_status pith_algorithm_suits(const char *name, const pith_codec *codec) {
+  pith_algorithm algorithm;
+  PITH_REQUIRE(name, PITH_ERR_ARGUMENT, "pith_algorithm_suits: the name is NULL");
+  PITH_TRY(pith__algorithm_parse(name, &algorithm));
+  const char *why_not = objection(codec, codec && (codec->caps & PITH_CAP_ROUNDS) != 0, 1, algorithm);
+  PITH_REQUIRE(!why_not, PITH_ERR_UNSUPPORTED, "%s does not suit %s: %s", name, codec ? codec->spec : "uncompressed values", why_not);
+  return PITH_OK;
+}
+
 static int is_candidate(const pith_comm *comm, const pith_job *job, pith_algorithm a) {
-  return a != PITH_ALGORITHM_AUTO && a != PITH_ALGORITHM_RING && a != PITH_ALGORITHM_TREE && !objection(comm, job, a);
+  return a != PITH_ALGORITHM_AUTO && a != PITH_ALGORITHM_RING && a != PITH_ALGORITHM_TREE && !objection_here(comm, job, a);
 }
 
 static double bytes_of_rounds(const pith_job *job) {
@@ -99,7 +114,7 @@ static void explain(pith_comm *comm, const pith_job *job, const pith_cost_questi
   int used = snprintf(line, sizeof line, "allreduce of %zu %s, %s, %d ranks on %d hosts:", job->src.n, pith_dtype_name(job->src.dtype),
                       job->codec ? job->codec->spec : "uncompressed", comm->ranks, comm->hosts->hosts);
   for (int a = 1; a < PITH_ALGORITHMS && used > 0 && (size_t)used < sizeof line; a++) {
-    if (!objection(comm, job, (pith_algorithm)a)) {
+    if (!objection_here(comm, job, (pith_algorithm)a)) {
       pith_cost c = pith__cost_of((pith_algorithm)a, q, &comm->cost);
       used += snprintf(line + used, sizeof line - (size_t)used, " %s %.0f us (%.0f steps, %.0f wire, %.0f work);",
                        pith__algorithm_name((pith_algorithm)a), pith__cost_total(c) * 1e6, c.latency * 1e6, c.wire * 1e6, c.work * 1e6);
@@ -122,7 +137,7 @@ static pith_algorithm cheapest(const pith_comm *comm, const pith_job *job, const
 }
 
 pith_status pith__choose(pith_comm *comm, const pith_job *job, pith_algorithm asked, int is_wish, pith_algorithm *chosen) {
-  const char *why_not = asked == PITH_ALGORITHM_AUTO ? NULL : objection(comm, job, asked);
+  const char *why_not = asked == PITH_ALGORITHM_AUTO ? NULL : objection_here(comm, job, asked);
   PITH_REQUIRE(!why_not || is_wish, PITH_ERR_UNSUPPORTED, "%s does not suit %s: %s", pith__algorithm_name(asked),
                job->codec ? job->codec->spec : "uncompressed values", why_not);
   pith_cost_question q = question_of(comm, job);

@@ -365,6 +365,9 @@ static void free_comm(pith_comm *comm) {
   pith__layout_destroy(comm->flat);
   pith_codec_destroy(comm->inside);
   pith_codec_destroy(comm->entries);
+  for (int i = 0; i < comm->spec_count; i++) {
+    free(comm->specs[i].text);
+  }
   free(comm->link);
   free(comm);
 }

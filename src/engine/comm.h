@@ -36,6 +36,7 @@ typedef enum pith_frame_kind {
   PITH_FRAME_ABORT = 2,
   PITH_FRAME_GOODBYE = 3,
   PITH_FRAME_WAITING = 4, /* alive, and in this operation: says who is not, and who is in another */
+  PITH_FRAME_SPEC = 5,    /* the text of a spec whose fingerprint headers will carry: for messages about disagreement */
 } pith_frame_kind;
 
 typedef enum pith_operation_kind {
@@ -112,6 +113,14 @@ typedef struct pith_early {
   uint8_t payload[];
 } pith_early;
 
+#define PITH_SPECS_MOST 64 /* texts of specs that a comm knows of its peers; others are shown by fingerprint */
+
+/* The text of a spec that a peer uses. */
+typedef struct pith_spec_text {
+  uint64_t fingerprint;
+  char *text;
+} pith_spec_text;
+
 typedef struct pith_link {
   pith_comm *comm;
   int peer;
@@ -132,6 +141,8 @@ typedef struct pith_link {
   uint8_t *target; /* where its payload goes */
   pith_posted *match;
   pith_early *stored;
+  uint64_t told[PITH_SPECS_MOST]; /* fingerprints whose text the peer has from us */
+  int told_count;
   pith_outgoing *spare_out; /* one of each for the next message: short operations need no more */
   pith_posted *spare_posted;
 } pith_link;
@@ -156,6 +167,8 @@ struct pith_comm {
   pith_transport *transport[PITH_TRANSPORTS_MOST];
   int transports;
   pith_link *link;
+  pith_spec_text specs[PITH_SPECS_MOST]; /* what peers have told */
+  int spec_count;
   uint64_t sequence; /* of the last collective */
   unsigned splits;
   pith_operation *running, **running_end;

@@ -19,6 +19,8 @@
 #define NOTICE_MOST 700
 #define PIECES_MOST 32 /* of messages that are sent at once: a system call costs as much as some kilobytes */
 #define LINE 64
+#define SPEC_SHOWN 128      /* characters of a spec in a message about disagreement */
+#define DIFFERENCE_SIZE 560 /* so that the whole message fits a notice */
 #define EARLY_MOST ((size_t)64 << 20) /* bytes kept for a peer that nothing here waits for: it may be far ahead */
 #define BYTES_PER_TURN ((size_t)256 << 10) /* then the other links get theirs, and what came is worked on while the cache has it */
 
@@ -50,22 +52,114 @@ uint32_t pith__frame_checksum(const pith_frame *frame, const void *payload) {
 
 /* ---- Saying what somebody does ----------------------------------------------------------------------------------- */
 
-static void describe(const pith_frame *f, char *text, size_t size) {
-  snprintf(text, size, "%s number %" PRIu64 " of %" PRIu64 " values (type, reduction and algorithm %#x, spec %#" PRIx64 ", layer %" PRIu64 ")",
-           pith__operation_name(f->operation), f->sequence, f->count, f->flags, f->fingerprint, f->layer);
-}
-
 static int same_operation(const pith_frame *a, const pith_frame *b) {
   return a->operation == b->operation && a->flags == b->flags && a->layer == b->layer && a->fingerprint == b->fingerprint &&
          a->count == b->count && a->codec == b->codec;
 }
 
-static void fail_mismatch(pith_link *link, const pith_frame *theirs, const pith_frame *ours) {
-  char here[256], there[256];
-  describe(ours, here, sizeof here);
-  describe(theirs, there, sizeof there);
-  pith__comm_fail(link->comm, PITH_ERR_MISMATCH, "rank %d is in %s, rank %d in %s: all ranks must make the same calls in the same order",
-                  link->peer, there, link->comm->rank, here);
+/* The text of a spec: our own, what its user told, or at least its fingerprint. */
+static void name_spec(const pith_comm *comm, const pith_codec *own, uint64_t fingerprint, char text[SPEC_SHOWN]) {
+  snprintf(text, SPEC_SHOWN, "a spec with fingerprint %#" PRIx64, fingerprint);
+  if (!fingerprint) {
+    snprintf(text, SPEC_SHOWN, "uncompressed values");
+  } else if (own && own->fingerprint == fingerprint) {
+    snprintf(text, SPEC_SHOWN, "%.*s", SPEC_SHOWN - 1, own->spec);
+  }
+  for (int i = 0; i < comm->spec_count; i++) {
+    if (comm->specs[i].fingerprint == fingerprint) {
+      snprintf(text, SPEC_SHOWN, "%s", comm->specs[i].text);
+    }
+  }
+}
+
+static const char *reduce_name(unsigned reduce) {
+  static const char *const names[] = {"sum", "max", "min", "prod", "mean", "band", "bor", "bxor"};
+  return reduce < sizeof names / sizeof *names ? names[reduce] : "?";
+}
+
+/* What the upper half of the flags is about: all but allreduce have a root there. */
+static void name_upper_flags(const pith_frame *f, char text[SPEC_SHOWN]) {
+  if (f->operation == PITH_OP_ALLREDUCE) {
+    snprintf(text, SPEC_SHOWN, "algorithm %s", f->flags >> 16 < PITH_ALGORITHMS ? pith__algorithm_name((pith_algorithm)(f->flags >> 16)) : "?");
+  } else {
+    snprintf(text, SPEC_SHOWN, "root %u", f->flags >> 16);
+  }
+}
+
+typedef struct difference {
+  char text[DIFFERENCE_SIZE];
+  int theirs, ours; /* ranks */
+} difference;
+
+/* "; rank 1 has A, rank 0 has B" */
+static void differ(difference *d, const char *has, const char *theirs, const char *ours) {
+  size_t used = strlen(d->text);
+  snprintf(d->text + used, sizeof d->text - used, "%srank %d %s %s, rank %d %s", used ? "; " : "", d->theirs, has, theirs, d->ours, ours);
+}
+
+static void differ_count(difference *d, const char *has, uint64_t theirs, uint64_t ours) {
+  char there[24], here[24];
+  snprintf(there, sizeof there, "%" PRIu64, theirs);
+  snprintf(here, sizeof here, "%" PRIu64, ours);
+  if (theirs != ours) {
+    differ(d, has, there, here);
+  }
+}
+
+/* All that two headers of one place in the sequence differ in, the most telling first. */
+static void find_differences(const pith_comm *comm, const pith_frame *theirs, const pith_operation *op, difference *d) {
+  const pith_frame *ours = &op->frame;
+  char there[SPEC_SHOWN], here[SPEC_SHOWN];
+  if (theirs->operation != ours->operation) {
+    differ(d, "is in", pith__operation_name(theirs->operation), pith__operation_name(ours->operation));
+  }
+  if (theirs->fingerprint != ours->fingerprint || theirs->codec != ours->codec) {
+    name_spec(comm, op->job.codec, theirs->fingerprint, there);
+    name_spec(comm, op->job.codec, ours->fingerprint, here);
+    differ(d, "sends", there, here);
+  }
+  differ_count(d, "has a count of", theirs->count, ours->count);
+  differ_count(d, "has layer", theirs->layer, ours->layer);
+  if ((theirs->flags ^ ours->flags) & 0xff00) {
+    differ(d, "has type", pith_dtype_name((pith_dtype)(theirs->flags >> 8 & 0xff)), pith_dtype_name((pith_dtype)(ours->flags >> 8 & 0xff)));
+  }
+  if ((theirs->flags ^ ours->flags) & 0xff) {
+    differ(d, "reduces by", reduce_name(theirs->flags & 0xff), reduce_name(ours->flags & 0xff));
+  }
+  if ((theirs->flags ^ ours->flags) >> 16) {
+    name_upper_flags(theirs, there);
+    name_upper_flags(ours, here);
+    differ(d, "has", there, here);
+  }
+}
+
+static void fail_mismatch(pith_link *link, const pith_frame *theirs, const pith_operation *op) {
+  difference d = {.theirs = link->peer, .ours = link->comm->rank};
+  find_differences(link->comm, theirs, op, &d);
+  if (!*d.text) {
+    snprintf(d.text, sizeof d.text, "rank %d sent %" PRIu64 " bytes, which are not what rank %d expects", d.theirs, theirs->length, d.ours);
+  }
+  pith__comm_fail(link->comm, PITH_ERR_MISMATCH,
+                  "ranks disagree in %s number %" PRIu64 ", layer %" PRIu64 ": %s. All ranks must make the same calls in the same order, with "
+                  "the same specs",
+                  pith__operation_name(op->frame.operation), op->frame.sequence, op->frame.layer, d.text);
+}
+
+/* Keeps the text of a spec that a peer uses. Any bytes may have come. */
+static void learn_spec(pith_comm *comm, uint64_t fingerprint, const char *text) {
+  for (int i = 0; i < comm->spec_count; i++) {
+    if (comm->specs[i].fingerprint == fingerprint) {
+      return;
+    }
+  }
+  char *copy = comm->spec_count < PITH_SPECS_MOST ? strdup(text) : NULL;
+  if (!copy) {
+    return; /* it is for messages only */
+  }
+  for (char *c = copy; *c; c++) {
+    *c = (unsigned char)*c < 0x20 || (unsigned char)*c >= 0x7f ? '?' : *c;
+  }
+  comm->specs[comm->spec_count++] = (pith_spec_text){fingerprint, copy};
 }
 
 /* ---- Sending ----------------------------------------------------------------------------------------------------- */
@@ -90,11 +184,56 @@ static void free_outgoing(pith_link *link, pith_outgoing *message) {
   link->spare_out = message;
 }
 
+static pith_outgoing *queue_notice(pith_link *link, pith_frame_kind kind, const char *text) {
+  size_t length = strnlen(text, NOTICE_MOST);
+  pith_outgoing *message = link->transport && !link->left ? malloc(sizeof *message) : NULL;
+  char *copy = message ? malloc(length + 1) : NULL;
+  if (!copy) {
+    free(message);
+    return NULL; /* the link is closed soon: the peer will notice that */
+  }
+  memcpy(copy, text, length);
+  *message = (pith_outgoing){.payload = (uint8_t *)copy};
+  message->frame = (pith_frame){.magic = PITH_FRAME_MAGIC, .version = PITH_FRAME_VERSION, .kind = (uint16_t)kind, .length = length};
+  message->frame.checksum = link->checked ? pith__frame_checksum(&message->frame, copy) : 0;
+  enqueue(link, message);
+  return message;
+}
+
+/* Another header for a notice that waits to be sent. */
+static void set_frame(const pith_link *link, pith_outgoing *notice, const pith_frame *frame, pith_frame_kind kind) {
+  uint64_t length = notice->frame.length;
+  notice->frame = *frame;
+  notice->frame.kind = (uint16_t)kind;
+  notice->frame.length = length;
+  notice->frame.checksum = link->checked ? pith__frame_checksum(&notice->frame, notice->payload) : 0;
+}
+
+void pith__link_notice(pith_link *link, pith_frame_kind kind, const char *text) { queue_notice(link, kind, text); }
+
+/* Before the first message with a spec: its text, so that the peer can name it if it expected another. */
+static void tell_spec(pith_link *link, const pith_operation *op) {
+  uint64_t fingerprint = op->frame.fingerprint;
+  int at = 0;
+  while (at < link->told_count && link->told[at] != fingerprint) {
+    at++;
+  }
+  if (!fingerprint || !op->job.codec || at < link->told_count || at == PITH_SPECS_MOST) {
+    return;
+  }
+  pith_outgoing *notice = queue_notice(link, PITH_FRAME_SPEC, op->job.codec->spec);
+  if (notice) {
+    set_frame(link, notice, &op->frame, PITH_FRAME_SPEC);
+    link->told[link->told_count++] = fingerprint;
+  }
+}
+
 void pith__link_send(pith_link *link, pith_operation *op, uint32_t number) {
   const pith_task *task = &op->job.schedule.task[number];
   if (link->comm->failed != PITH_OK) {
     return; /* nothing may point at an operation any more */
   }
+  tell_spec(link, op);
   pith_outgoing *message = new_outgoing(link);
   if (!message) {
     pith__comm_fail(link->comm, PITH_ERR_MEMORY, "rank %d: no memory to send a message", link->comm->rank);
@@ -108,21 +247,6 @@ void pith__link_send(pith_link *link, pith_operation *op, uint32_t number) {
   enqueue(link, message);
 }
 
-void pith__link_notice(pith_link *link, pith_frame_kind kind, const char *text) {
-  size_t length = strnlen(text, NOTICE_MOST);
-  pith_outgoing *message = link->transport && !link->left ? malloc(sizeof *message) : NULL;
-  char *copy = message ? malloc(length + 1) : NULL;
-  if (!copy) {
-    free(message);
-    return; /* the link is closed soon: the peer will notice that */
-  }
-  memcpy(copy, text, length);
-  *message = (pith_outgoing){.payload = (uint8_t *)copy};
-  message->frame = (pith_frame){.magic = PITH_FRAME_MAGIC, .version = PITH_FRAME_VERSION, .kind = (uint16_t)kind, .length = length};
-  message->frame.checksum = link->checked ? pith__frame_checksum(&message->frame, copy) : 0;
-  enqueue(link, message);
-}
-
 void pith__link_sign(pith_link *link) {
   const pith_operation *op = link->comm->running;
   while (op && (op->done || op->frame.operation == PITH_OP_POINT)) {
@@ -131,13 +255,12 @@ void pith__link_sign(pith_link *link) {
   if (!link->transport || link->left || link->out) {
     return; /* one that takes nothing needs no more */
   }
-  pith__link_notice(link, PITH_FRAME_WAITING, "");
-  if (op && link->out) {
-    pith_frame *frame = &link->out->frame;
-    *frame = op->frame;
-    frame->kind = PITH_FRAME_WAITING;
-    frame->length = 0;
-    frame->checksum = link->checked ? pith__frame_checksum(frame, link->out->payload) : 0;
+  if (op) {
+    tell_spec(link, op);
+  }
+  pith_outgoing *notice = queue_notice(link, PITH_FRAME_WAITING, "");
+  if (op && notice) {
+    set_frame(link, notice, &op->frame, PITH_FRAME_WAITING);
   }
 }
 
@@ -308,12 +431,14 @@ static int check_data(pith_link *link, const pith_frame *frame) {
   }
   const pith_operation *op = operation_of(comm, frame->sequence);
   if (op && !same_operation(frame, &op->frame)) {
-    fail_mismatch(link, frame, &op->frame);
+    fail_mismatch(link, frame, op);
     return 0;
   }
   if (!op && frame->sequence <= comm->sequence) {
-    pith__comm_fail(comm, PITH_ERR_MISMATCH, "rank %d sent a message of operation %" PRIu64 ", which rank %d has finished", link->peer,
-                    frame->sequence, comm->rank);
+    pith__comm_fail(comm, PITH_ERR_MISMATCH,
+                    "ranks disagree: rank %d sent a message of %s number %" PRIu64 ", and rank %d has finished its operation of that number. All "
+                    "ranks must make the same calls in the same order",
+                    link->peer, pith__operation_name(frame->operation), frame->sequence, comm->rank);
     return 0;
   }
   return 1;
@@ -327,7 +452,7 @@ static int check_frame(pith_link *link, const pith_frame *frame) {
   if (frame->kind == PITH_FRAME_DATA) {
     return check_data(link, frame);
   }
-  if (frame->kind < PITH_FRAME_ABORT || frame->kind > PITH_FRAME_WAITING || frame->length > NOTICE_MOST) {
+  if (frame->kind < PITH_FRAME_ABORT || frame->kind > PITH_FRAME_SPEC || frame->length > NOTICE_MOST) {
     pith__comm_fail(link->comm, PITH_ERR_CORRUPT, "rank %d sent rank %d a notice that is none", link->peer, link->comm->rank);
     return 0;
   }
@@ -352,7 +477,7 @@ static int begin_payload(pith_link *link) {
     pith_piece *piece = link->match->operation->job.schedule.task[link->match->task].piece;
     if (!fits(frame, piece) ||
         (frame->operation == PITH_OP_POINT && !same_operation(frame, &link->match->operation->frame))) {
-      fail_mismatch(link, frame, &link->match->operation->frame);
+      fail_mismatch(link, frame, link->match->operation);
       return 0;
     }
     link->target = piece->data;
@@ -375,7 +500,7 @@ static void take_sign(pith_link *link, const pith_frame *frame) {
   const pith_operation *op = frame->sequence ? operation_of(link->comm, frame->sequence) : NULL;
   link->heard = pith__now();
   if (op && !op->done && !same_operation(frame, &op->frame)) {
-    fail_mismatch(link, frame, &op->frame);
+    fail_mismatch(link, frame, op);
   }
 }
 
@@ -389,6 +514,7 @@ static void take_notice(pith_link *link, pith_early *notice) {
       break;
     case PITH_FRAME_GOODBYE: link->left = 1; break;
     case PITH_FRAME_WAITING: take_sign(link, &notice->frame); break;
+    case PITH_FRAME_SPEC: learn_spec(link->comm, notice->frame.fingerprint, (const char *)notice->payload); break;
   }
   free(notice);
 }
@@ -401,7 +527,7 @@ static void arrived(pith_operation *op, uint32_t number, size_t size) {
 static void accept_early(pith_link *link, pith_early *early, pith_operation *op, uint32_t number) {
   pith_piece *piece = op->job.schedule.task[number].piece;
   if (!fits(&early->frame, piece) || !same_operation(&early->frame, &op->frame)) {
-    fail_mismatch(link, &early->frame, &op->frame);
+    fail_mismatch(link, &early->frame, op);
   } else {
     if (early->frame.length) {
       memcpy(piece->data, early->payload, (size_t)early->frame.length);
@@ -533,7 +659,7 @@ void pith__link_check_early(pith_link *link, const pith_operation *op) {
   for (const pith_early *early = link->early; early; early = early->next) {
     if (early->frame.operation != PITH_OP_POINT && early->frame.sequence == op->frame.sequence &&
         !same_operation(&early->frame, &op->frame)) {
-      fail_mismatch(link, &early->frame, &op->frame);
+      fail_mismatch(link, &early->frame, op);
       return;
     }
   }

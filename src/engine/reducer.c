@@ -1,12 +1,13 @@
 /* The reducer: layers with names, specs and states, reduced in the background; its life, and what ranks must agree on. */
 #include "engine/reducer.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/hash.h"
 #include "codec/codec.h"
-
 
 #define LAYERS_MOST ((size_t)1 << 20)
 
@@ -161,16 +162,72 @@ static pith_status check_rules(const pith_reducer *r) {
   return PITH_OK;
 }
 
+static uint64_t layer_hash(const pith_reducer *r, size_t i) {
+  const pith_named *l = &r->layers[i];
+  uint64_t facts[5] = {l->number, l->n, l->rows, (uint64_t)l->dtype, l->match.codec->fingerprint};
+  return pith__hash64(facts, sizeof facts, 0);
+}
+
 /* What all ranks must have in common. */
 static uint64_t summary_of(const pith_reducer *r) {
   const char *text = r->adaptive.text ? r->adaptive.text : "";
   uint64_t hash = pith__hash64(text, strlen(text), r->seed);
   for (size_t i = 0; i < r->count; i++) {
-    const pith_named *l = &r->layers[i];
-    uint64_t facts[5] = {l->number, l->n, l->rows, (uint64_t)l->dtype, l->match.codec->fingerprint};
-    hash = pith__hash64(facts, sizeof facts, hash);
+    uint64_t layer = layer_hash(r, i);
+    hash = pith__hash64(&layer, sizeof layer, hash);
   }
   return hash;
+}
+
+/* What ranks tell each other once their summaries differ: all of them know that, and take part. */
+typedef struct reducer_facts {
+  char rules[256];
+  uint64_t seed, count;
+} reducer_facts;
+
+/* Finds the first layer that rank p has otherwise than rank 0. */
+static pith_status fail_layer(pith_reducer *r, int p) {
+  int ranks = pith_comm_ranks(r->comm);
+  uint64_t *mine = calloc(r->count, sizeof *mine), *all = calloc(r->count * (size_t)ranks, sizeof *all);
+  pith_status status = mine && all ? PITH_OK : pith_fail(PITH_ERR_MEMORY, "no memory for a reducer");
+  for (size_t i = 0; i < r->count && status == PITH_OK; i++) {
+    mine[i] = layer_hash(r, i);
+  }
+  if (status == PITH_OK) {
+    status = pith_all_gather(r->comm, (pith_cspan){mine, r->count, PITH_I64}, (pith_span){all, r->count * (size_t)ranks, PITH_I64}, NULL, NULL, NULL);
+  }
+  size_t i = 0;
+  while (status == PITH_OK && i + 1 < r->count && all[i] == all[(size_t)p * r->count + i]) {
+    i++;
+  }
+  if (status == PITH_OK) {
+    status = pith_fail(PITH_ERR_MISMATCH, "ranks disagree: layer %zu, %s on this rank, has another name, shape, type or spec on rank %d than on rank 0",
+                       i, r->layers[i].name, p);
+  }
+  free(mine);
+  free(all);
+  return status;
+}
+
+/* Rank p is the first whose summary is another than rank 0's: says in what. */
+static pith_status fail_difference(pith_reducer *r, int p) {
+  int ranks = pith_comm_ranks(r->comm);
+  reducer_facts mine = {.seed = r->seed, .count = r->count}, *all = calloc((size_t)ranks, sizeof *all);
+  PITH_REQUIRE(all, PITH_ERR_MEMORY, "no memory for a reducer");
+  snprintf(mine.rules, sizeof mine.rules, "%s", r->adaptive.text ? r->adaptive.text : pith_rules_text(r->rules));
+  size_t words = sizeof mine / sizeof(uint64_t);
+  pith_status status = pith_all_gather(r->comm, (pith_cspan){&mine, words, PITH_I64}, (pith_span){all, words * (size_t)ranks, PITH_I64}, NULL, NULL, NULL);
+  reducer_facts first = all[0], other = all[p];
+  free(all);
+  PITH_TRY(status);
+  first.rules[sizeof first.rules - 1] = other.rules[sizeof other.rules - 1] = 0;
+  PITH_REQUIRE(!strcmp(first.rules, other.rules), PITH_ERR_MISMATCH, "ranks disagree: rank 0 has the spec %s, rank %d has %s; give all ranks the same",
+               first.rules, p, other.rules);
+  PITH_REQUIRE(first.seed == other.seed, PITH_ERR_MISMATCH, "ranks disagree: rank 0 has the seed %" PRIu64 ", rank %d has %" PRIu64, first.seed, p,
+               other.seed);
+  PITH_REQUIRE(first.count == other.count, PITH_ERR_MISMATCH, "ranks disagree: rank 0 has %" PRIu64 " layers, rank %d has %" PRIu64, first.count, p,
+               other.count);
+  return fail_layer(r, p);
 }
 
 pith_status pith_reducer_check(pith_reducer *r) {
@@ -185,12 +242,14 @@ pith_status pith_reducer_check(pith_reducer *r) {
   PITH_REQUIRE(all, PITH_ERR_MEMORY, "no memory for a reducer");
   pith_status status =
       pith_all_gather(r->comm, (pith_cspan){&mine, 1, PITH_I64}, (pith_span){all, (size_t)ranks, PITH_I64}, NULL, NULL, NULL);
-  for (int p = 0; p < ranks && status == PITH_OK; p++) {
-    if (all[p] != all[0]) {
-      status = pith_fail(PITH_ERR_MISMATCH, "rank %d has other layers, rules or another seed than rank 0", p);
-    }
+  int other = 0;
+  for (int p = ranks - 1; p > 0 && status == PITH_OK; p--) {
+    other = all[p] != all[0] ? p : other;
   }
   free(all);
+  if (status == PITH_OK && other) {
+    status = fail_difference(r, other);
+  }
   r->checked = status == PITH_OK;
   return status;
 }

@@ -23,6 +23,10 @@ const pith_memory_ops pith__memory_ef = {
     .name = "ef",
     .summary = "error feedback: the residual of what was sent joins the next gradient",
     .origin = "Seide 2014, Karimireddy 2019",
+    .detail = "one f32 for each value: what was not sent of it, plus as much of the results that this rank "
+              "encodes for others",
+    .use = "what makes topk, q:2, signmean and powersgd converge; seldom worth its memory for q:4 and more bits; "
+           "not for votes and unbiased methods",
     .params = ef_params,
     .refuses = PITH_CAP_VOTE,
     .keeps = PITH_KEEPS_RESIDUAL,
@@ -50,6 +54,8 @@ const pith_memory_ops pith__memory_momentum = {
     .name = "momentum",
     .summary = "the running mean of the gradients is sent in their place",
     .origin = "Bernstein 2018",
+    .detail = "one f32 for each value: the running mean",
+    .use = "with votes (signum); the optimizer then needs no momentum of its own",
     .params = momentum_params,
     .keeps = PITH_KEEPS_MOMENTUM,
     .carrier = PITH_KEEPS_MOMENTUM,
@@ -84,6 +90,8 @@ const pith_memory_ops pith__memory_dgc = {
     .name = "dgc",
     .summary = "momentum is accumulated until it is sent, then both start again at that place",
     .origin = "Lin 2018",
+    .detail = "two f32 for each value: the momentum and the values that wait",
+    .use = "with topk, in place of the momentum of the optimizer: use plain SGD then",
     .params = dgc_params,
     .needs = PITH_CAP_SPARSE,
     .keeps = PITH_KEEPS_RESIDUAL | PITH_KEEPS_MOMENTUM,
@@ -95,13 +103,15 @@ const pith_memory_ops pith__memory_dgc = {
 
 /* ---- What the registry asks -------------------------------------------------------------------------------------- */
 
-void pith__memory_describe(const pith_memory_ops *memory, pith_method *info) {
-  *info = (pith_method){.name = memory->name,
-                        .family = "memory",
-                        .summary = memory->summary,
-                        .kind = PITH_KIND_MEMORY,
-                        .origin = memory->origin,
-                        .params = memory->params};
+void pith__memory_describe(const pith_memory_ops *memory, pith_entry *entry) {
+  entry->info = (pith_method){.name = memory->name,
+                              .family = "memory",
+                              .summary = memory->summary,
+                              .kind = PITH_KIND_MEMORY,
+                              .origin = memory->origin,
+                              .params = memory->params};
+  entry->detail = memory->detail;
+  entry->use = memory->use;
 }
 
 uint32_t pith__memory_needs(const pith_memory_ops *memory) { return memory->needs; }

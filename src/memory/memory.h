@@ -35,7 +35,7 @@ struct pith_state {
 };
 
 struct pith_memory_ops {
-  const char *name, *summary, *origin;
+  const char *name, *summary, *origin, *detail, *use;
   const pith_param *params;
   uint32_t needs, refuses; /* pith_cap bits of the codec behind it */
   unsigned keeps;          /* pith_keeps bits */

@@ -10,12 +10,63 @@
 
 #include "plan/adapt.h"
 
-enum { PERIOD = 256, PERIOD_LEAST = 32, WARMUP = 20, WARMUP_LEAST = 4 };
+enum { PERIOD_LEAST = 32, WARMUP_LEAST = 4 };
 #define COUNT_MOST 1e9
-#define FLOOR 0.5
 
-static const char *const names[] = {"auto", "lgreco", "kmeans", "accordion"};
-enum { NAMES = sizeof names / sizeof *names };
+/* ---- What there is ----------------------------------------------------------------------------------------------- */
+
+#define PERIOD_OPTION {"period", PITH_PARAM_INT, PERIOD_LEAST, COUNT_MOST, "256", NULL, "steps from one plan to the next"}
+#define WARMUP_OPTION {"warmup", PITH_PARAM_INT, WARMUP_LEAST, COUNT_MOST, "20", NULL, "steps before the first plan"}
+#define ALPHA_OPTION {"alpha", PITH_PARAM_REAL, 1e-6, 1e6, "1", NULL, "factor on the error that may be lost"}
+#define BUDGET_OPTION(help) {"budget", PITH_PARAM_SPEC, 0, 0, NULL, NULL, help}
+#define THRESHOLD_OPTION {"threshold", PITH_PARAM_REAL, 1e-6, 1e6, "0.5", NULL, "how much the gradient's norm changes in a critical phase"}
+#define CRITICAL_OPTION {"critical", PITH_PARAM_SPEC, 0, 0, NULL, NULL, "the spec for critical phases"}
+
+static const pith_param auto_options[] = {
+    BUDGET_OPTION("nothing is tried that loses more than this spec does on all layers; without it only speed counts"), PERIOD_OPTION, WARMUP_OPTION, {0}};
+static const pith_param lgreco_options[] = {
+    BUDGET_OPTION("the spec whose error on all layers may be lost; else the spec itself"),
+    ALPHA_OPTION,
+    {"floor", PITH_PARAM_REAL, 0, 1, "0.5", NULL, "no layer gets less than this share of the bytes that the spec gives it"},
+    CRITICAL_OPTION,
+    THRESHOLD_OPTION,
+    PERIOD_OPTION,
+    WARMUP_OPTION,
+    {0}};
+static const pith_param kmeans_options[] = {
+    BUDGET_OPTION("the spec whose error on all layers may be lost; else the spec itself"), ALPHA_OPTION, PERIOD_OPTION, WARMUP_OPTION, {0}};
+static const pith_param accordion_options[] = {CRITICAL_OPTION, THRESHOLD_OPTION, PERIOD_OPTION, WARMUP_OPTION, {0}};
+
+/* In the order of pith_adapt_kind. */
+static const struct {
+  const char *name, *form, *summary, *origin, *use;
+  const pith_param *options;
+} kinds[] = {
+    {"auto", "auto", "the fastest of all methods and of no compression, by trial, layer by layer", "Pith",
+     "the default of pith.torch.compress(), with budget=q:4; without a budget for plain SGD only", auto_options},
+    {"lgreco", "lgreco:SPEC", "the fewest bytes at the error that SPEC has on all layers: each layer gets a strength of its own", "Alimohammadi 2023 (L-GreCo)",
+     "where a spec trains well and its bytes are too many; lgreco:mix,budget=q:4 chooses from all families", lgreco_options},
+    {"kmeans", "kmeans:SPEC", "layers in groups of like size and norm, each group with a strength of its own", "Markov 2022 (CGX)",
+     "to compare with lgreco, which loses less at the same bytes", kmeans_options},
+    {"accordion", "accordion:SPEC,CRITICAL", "a light spec while the gradient's norm changes fast, a strong one otherwise", "Agarwal 2021 (Accordion)",
+     "where early epochs need more precision than later ones", accordion_options},
+};
+enum { NAMES = sizeof kinds / sizeof *kinds };
+
+pith_status pith_adaptive_get(size_t index, pith_method *method) {
+  PITH_REQUIRE(method, PITH_ERR_ARGUMENT, "pith_adaptive_get: method is NULL");
+  PITH_REQUIRE(index < NAMES, PITH_ERR_RANGE, "there is no adaptive spec %zu: there are %d, counted from 0", index, NAMES);
+  *method = (pith_method){.name = kinds[index].name,
+                          .family = "adaptive",
+                          .summary = kinds[index].summary,
+                          .made_of = kinds[index].form,
+                          .kind = PITH_KIND_PRESET,
+                          .origin = kinds[index].origin,
+                          .params = kinds[index].options};
+  return PITH_OK;
+}
+
+const char *pith_adaptive_use(size_t index) { return index < NAMES ? kinds[index].use : NULL; }
 
 /* Places of a text that a piece can go to. */
 typedef struct pieces {
@@ -26,8 +77,8 @@ typedef struct pieces {
 
 static int kind_of(const char *spec) {
   for (int k = 0; k < NAMES; k++) {
-    size_t size = strlen(names[k]);
-    if (!strncmp(spec, names[k], size) && (!spec[size] || spec[size] == ':' || spec[size] == ',')) {
+    size_t size = strlen(kinds[k].name);
+    if (!strncmp(spec, kinds[k].name, size) && (!spec[size] || spec[size] == ':' || spec[size] == ',')) {
       return k;
     }
   }
@@ -124,9 +175,19 @@ static pith_status read_count(const pith_adapt_options *o, const char *key, cons
   return PITH_OK;
 }
 
+/* The default of an option; all of them are options of lgreco. */
+static double initial_of(const char *key) {
+  const pith_param *option = lgreco_options;
+  while (option->key && strcmp(option->key, key) != 0) {
+    option++;
+  }
+  return option->initial ? strtod(option->initial, NULL) : 0;
+}
+
 static pith_status read_values(const pieces *p, pith_adapt_options *o) {
-  o->period = PERIOD, o->warmup = WARMUP, o->alpha = 1, o->threshold = 0.5;
-  o->floor = o->kind == PITH_ADAPT_LGRECO && strcmp(o->spec, "mix") != 0 ? FLOOR : 0; /* bytes of several families say little about each other */
+  o->period = (size_t)initial_of("period"), o->warmup = (size_t)initial_of("warmup");
+  o->alpha = initial_of("alpha"), o->threshold = initial_of("threshold");
+  o->floor = o->kind == PITH_ADAPT_LGRECO && strcmp(o->spec, "mix") != 0 ? initial_of("floor") : 0; /* bytes of several families say little about each other */
   PITH_TRY(read_count(o, "period", p->period, PERIOD_LEAST, &o->period));
   PITH_TRY(read_count(o, "warmup", p->warmup, WARMUP_LEAST, &o->warmup));
   PITH_TRY(read_number(o, "alpha", p->alpha, 1e-6, 1e6, &o->alpha));
@@ -193,7 +254,7 @@ pith_status pith__adapt_parse(const char *text, pith_adapt_options *o) {
   int kind = kind_of(o->text);
   PITH_REQUIRE(kind >= 0, PITH_ERR_SPEC, "\"%s\" is no adaptive spec; there are auto, lgreco:…, kmeans:… and accordion:…", o->text);
   o->kind = (pith_adapt_kind)kind;
-  PITH_TRY(cut(o->text + strlen(names[kind]), &p, o));
+  PITH_TRY(cut(o->text + strlen(kinds[kind].name), &p, o));
   PITH_TRY(read_values(&p, o));
   return o->kind == PITH_ADAPT_AUTO ? check_auto(o) : check_specs(o);
 }
@@ -237,6 +298,33 @@ pith_status pith_adapter_check(const char *spec) {
   pith_adapt_options *o = malloc(sizeof *o);
   PITH_REQUIRE(o, PITH_ERR_MEMORY, "no memory for an adaptive spec");
   pith_status status = pith__adapt_parse(spec, o);
+  free(o);
+  return status;
+}
+
+pith_status pith_adapter_option(const char *spec, const char *key, char *text, size_t size) {
+  PITH_REQUIRE(key && text && size, PITH_ERR_ARGUMENT, "pith_adapter_option: a text or its size is missing");
+  pith_adapt_options *o = malloc(sizeof *o);
+  PITH_REQUIRE(o, PITH_ERR_MEMORY, "no memory for an adaptive spec");
+  pith_status status = pith__adapt_parse(spec, o);
+  const struct {
+    const char *key, *text;
+    double number;
+  } known[] = {{"spec", o->spec, 0},           {"budget", o->budget, 0},           {"critical", o->critical, 0},
+               {"period", NULL, (double)o->period}, {"warmup", NULL, (double)o->warmup}, {"alpha", NULL, o->alpha},
+               {"threshold", NULL, o->threshold},   {"floor", NULL, o->floor}};
+  size_t at = 0, count = sizeof known / sizeof *known;
+  while (at < count && strcmp(known[at].key, key) != 0) {
+    at++;
+  }
+  if (status == PITH_OK && at == count) {
+    status = pith_fail(PITH_ERR_ARGUMENT, "\"%s\" is no option of an adaptive spec", key);
+  }
+  if (status == PITH_OK && known[at].text) {
+    snprintf(text, size, "%s", known[at].text);
+  } else if (status == PITH_OK) {
+    snprintf(text, size, "%.9g", known[at].number);
+  }
   free(o);
   return status;
 }

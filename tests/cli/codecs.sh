@@ -46,9 +46,79 @@ codecs_explains_parameters() {
   says out 'made of         momentum'
 }
 
+# explains SPEC WORD…: all of these are said.
+explains() {
+  spec=$1 && shift
+  exits 0 "$pith" codecs "$spec"
+  for word in "$@"; do
+    says out "$word"
+  done
+}
+
+a_spec_is_explained() {
+  explains q:4 'bits=4' 'bucket=512' 'round=nearest' '(nearest|stochastic)' 'bits per value  4.125' '7.8 times fewer' \
+    'sends: for each bucket its least value' 'nothing between steps' 'sra, hierarchical; ring, tree where they are asked for' \
+    'there are kernels for it' 'use: the usual choice' 'in rank order'
+  explains q:3,bucket=128,round=stochastic 'bits=3' 'bucket=128' 'round=stochastic' '3.500' UNBIASED
+  explains ef/topk:0.01,values=fp16 'ef: error feedback' 'ratio=0.01' 'values=fp16' 'select=exact' 'keeps: one f32 for each value' \
+    '4 bytes for each value on every rank' 'gather, ranges' 'others may take more or fewer'
+  explains ef/powersgd:4 'rank=4' 'two thin matrices' 'inside any allreduce'
+  explains signum:0.8 'made of' 'momentum:0.8/sign' 'beta=0.8' 'the majority' 'bits per value  1.008'
+  explains randomk:0.01 'payloads add up'
+}
+
+adaptive_specs_are_explained() {
+  explains auto 'by trial' 'budget=(none)' 'period=256' 'warmup=20' 'candidates' 'uncompressed' 'plain SGD'
+  explains auto,budget=q:4,period=64 'budget=q:4' 'period=64' 'no more error than q:4'
+  explains lgreco:q:4 'lgreco:SPEC' 'floor=0.5' 'budget=q:4' 'q:1 … q:8'
+  explains lgreco:mix,budget=q:4 'ef/topk:0.001' 'ef/powersgd:1'
+  explains kmeans:ef/topk:0.01 'budget=ef/topk:0.01'
+  explains accordion:q:4,q:8 'critical=q:8' 'threshold=0.5'
+  explains lgreco 'lgreco:SPEC' 'alpha=1'
+  exits 2 "$pith" codecs lgreco:none
+  says err 'loses nothing'
+  exits 2 "$pith" codecs accordion:q:4
+  says err 'accordion needs two specs'
+}
+
+rules_are_explained() {
+  explains 'embed*=ef/topk:0.01;*=q:4' 'layers named embed*' 'ratio=0.01' 'layers named *' 'bits=4' 'the first that matches wins'
+  explains '*.bias=none;*=auto,budget=q:4' 'layers named *.bias' 'the values as f32' 'budget=q:4'
+  exits 2 "$pith" codecs 'embed*=ef/topkk:0.01;*=q:4'
+  says err 'did you mean topk?'
+}
+
+# What the library says of methods has no gaps: each says what it sends or keeps, and when to use it.
+every_method_says_when_to_use_it() {
+  for name in $("$pith" codecs | sed -n 's/^\([a-z][a-z0-9]*\)  *\(codec\|preset\|memory\|transform\|adaptive\) .*/\1/p'); do
+    exits 0 "$pith" codecs "$name"
+    grep -q '^use  ' "$temp/out" || { echo "$name does not say when to use it" && return 1; }
+    grep -q '^\(sends\|keeps\|made of\|written as\)  ' "$temp/out" || { echo "$name does not say what travels" && return 1; }
+  done
+}
+
+a_spec_can_be_explained_in_json() {
+  need python3
+  exits 0 "$pith" codecs --json ef/topk:0.01
+  python3 - "$temp/out" <<'END'
+import json, sys
+spec = json.load(open(sys.argv[1], encoding="utf-8"))
+assert spec["spec"] == "ef/topk:0.01" and 0.3 < spec["bits_per_value"] < 0.5, spec
+assert spec["cuda"] is True and spec["algorithms"] == ["hierarchical", "gather", "ranges"], spec
+END
+}
+
 unknown_method_offers_the_nearest() {
   exits 2 "$pith" codecs powersdg
   says err 'did you mean "powersgd"?'
+  exits 2 "$pith" codecs ef/topkk:0.01
+  says err 'did you mean topk?'
+  exits 2 "$pith" codecs lgrecco:q:4
+  says err 'did you mean lgreco?'
+  exits 2 "$pith" codecs atuo
+  says err 'did you mean "auto"?'
+  exits 2 "$pith" codecs q:99
+  says err 'q:99'
   exits 2 "$pith" bench codec -b 4K --codec topkk:0.1
   says err 'did you mean topk?'
   exits 2 "$pith" bench codec -b 4K --codec q:4 --codec q:9
@@ -109,7 +179,7 @@ every_instruction_set_measures_the_same_error() {
   bench q:3,round=stochastic --cpu scalar
   error=$(python3 -c 'import json,sys; print(json.load(open(sys.argv[1]))["results"][0]["relative_error"])' "$temp/json")
   for cpu in avx2 avx512; do
-    if "$pith" doctor | grep -qE "^  $cpu +(available|in use)"; then
+    if "$pith" doctor --no-python | grep -qE "^  $cpu +(available|in use)"; then
       bench q:3,round=stochastic --cpu $cpu
       field relative_error = "$error"
     fi
@@ -164,7 +234,8 @@ an_unwritable_file_is_an_error() {
 }
 
 run_tests codecs_lists_the_sixteen_methods_of_the_survey codecs_json_says_the_same codecs_explains_every_method \
-  codecs_explains_parameters unknown_method_offers_the_nearest bits_per_value_are_those_of_the_formula \
+  codecs_explains_parameters a_spec_is_explained adaptive_specs_are_explained rules_are_explained \
+  every_method_says_when_to_use_it a_spec_can_be_explained_in_json unknown_method_offers_the_nearest bits_per_value_are_those_of_the_formula \
   errors_are_those_of_the_method every_instruction_set_measures_the_same_error \
   every_type_and_distribution_can_be_measured sizes_run_from_first_to_last the_usual_list_can_be_measured \
   results_become_the_table_of_the_readme an_unwritable_file_is_an_error

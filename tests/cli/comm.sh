@@ -18,13 +18,13 @@ finds() {
 # bench RANKS ARGUMENT…: all must end well.
 bench() {
   ranks=$1 && shift
-  exits 0 "$pith" run --no-prefix -n "$ranks" -- "$pith" bench "$@"
+  exits 0 "$pith" run --no-prefix -n "$ranks" -- "$pith" bench "$@" --wide
 }
 
 # The same with two ranks for each host, as far as pith knows.
 bench_hosts() {
   ranks=$1 && shift
-  exits 0 "$pith" run --no-prefix -n "$ranks" -- sh -c 'PITH_HOSTID=$((RANK / 2)) exec "$0" bench "$@"' "$pith" "$@"
+  exits 0 "$pith" run --no-prefix -n "$ranks" -- sh -c 'PITH_HOSTID=$((RANK / 2)) exec "$0" bench "$@"' "$pith" "$@" --wide
 }
 
 every_collective_is_right_over_every_transport() {
@@ -164,10 +164,26 @@ END
 }
 
 a_rank_alone_needs_nobody() {
-  exits 0 env RANK=0 WORLD_SIZE=1 "$pith" bench allreduce -b 1K -e 1K -n 2
+  exits 0 env RANK=0 WORLD_SIZE=1 "$pith" bench allreduce -b 1K -e 1K -n 2 --wide
   finds 1
   exits 1 env RANK=0 WORLD_SIZE=1 "$pith" bench sendrecv -b 1K -e 1K -n 2
   says err 'cannot exchange messages with itself'
+}
+
+# Each rank knows its own spec; the error has both, on both ranks, and no hash.
+ranks_with_different_specs_are_told_both() {
+  for transport in shm tcp; do
+    exits 1 "$pith" run -n 2 -- sh -c '"$0" bench allreduce -b 64K -e 64K -n 1 -w 0 --transport "$1" --codec q:$((4 + 4 * RANK)) ||
+      { [ "$RANK" = 0 ] && sleep 0.5; exit 1; }' "$pith" $transport
+    for rank in 0 1; do
+      grep "^\[$rank\] pith:" "$temp/err" >"$temp/said" || { cat "$temp/err" && return 1; }
+      for words in 'q:4' 'q:8' 'allreduce number' 'the same specs'; do
+        grep -qF "$words" "$temp/said" || { echo "rank $rank does not say $words:" && cat "$temp/err" && return 1; }
+      done
+      grep -q 'rank 0 sends q:4, rank 1 q:8\|rank 1 sends q:8, rank 0 q:4' "$temp/said" || { cat "$temp/said" && return 1; }
+      ! grep -q 0x "$temp/said"
+    done
+  done
 }
 
 a_process_that_is_no_rank_is_told_what_to_do() {
@@ -200,7 +216,7 @@ mpirun_starts_ranks() {
     if $launcher --version 2>&1 | grep -Eq 'Open ?(MPI|RTE)'; then options='--allow-run-as-root --oversubscribe'; fi
     # shellcheck disable=SC2086
     exits 0 env MASTER_PORT="$("$pith" run --free-port)" timeout -k 5 60 $launcher $options -n 3 \
-      "$pith" bench allreduce -b 64K -e 64K -n 2 --codec q:8
+      "$pith" bench allreduce -b 64K -e 64K -n 2 --codec q:8 --wide
     says out '3 ranks over shm'
     finds 2
     count=$((count + 1))
@@ -211,5 +227,5 @@ mpirun_starts_ranks() {
 run_tests every_collective_is_right_over_every_transport a_barrier_has_no_size_and_holds collectives_take_codecs the_least_time_is_told moves_do_not \
   parts_are_equal_and_never_empty checking_can_be_switched_off errors_are_seen algorithms_have_lines_of_their_own \
   an_algorithm_that_suits_nothing_is_an_error inside_hosts_another_spec_may_rule costs_and_choice_are_told json_has_all_of_it \
-  a_rank_alone_needs_nobody a_process_that_is_no_rank_is_told_what_to_do an_unknown_transport_is_an_error a_trace_can_be_read \
+  a_rank_alone_needs_nobody a_process_that_is_no_rank_is_told_what_to_do ranks_with_different_specs_are_told_both an_unknown_transport_is_an_error a_trace_can_be_read \
   mpirun_starts_ranks

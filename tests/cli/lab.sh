@@ -1,13 +1,13 @@
 #!/bin/sh
 # `pith lab`: links have the rate they should, and nothing is left afterwards, however it ends. And what crosses them.
-# shellcheck disable=SC2016
+# shellcheck disable=SC2016,SC2086
 . "$(dirname "$0")/../shell.sh"
 unset PITH_SECRET PITH_HOSTID PITH_IFNAME PITH_PORT PITH_TRANSPORT PITH_ALGO PITH_INSIDE
 export temp
 
 # Where a lab cannot run, the reason is the one that doctor gives.
 need_lab() {
-  reason=$("$pith" doctor | sed -n 's/^lab  *pith lab cannot run: //p')
+  reason=$("$pith" doctor --no-python | tr '\n' ' ' | sed -n 's/.*pith lab cannot run: \(.*\) kernels  *scalar.*/\1/p')
   [ -z "$reason" ] || skip "pith lab cannot run here: $reason"
 }
 
@@ -27,6 +27,7 @@ waits() {
 }
 is_gone() { ! kill -0 "$1" 2>/dev/null || grep -q '^State:.*Z' "/proc/$1/status" 2>/dev/null; }
 has_text() { [ -s "$1" ]; }
+is_free() { ! readlink /proc/[0-9]*/ns/net /proc/[0-9]*/ns/user /proc/[0-9]*/fd/* 2>/dev/null | grep -qxF "$1"; }
 is_absent() { [ ! -e "$1" ]; }
 
 each_host_is_a_network_of_its_own() {
@@ -189,14 +190,107 @@ nothing_is_left_if_killed_halfway() {
   cmp "$temp/before" "$temp/after"
 }
 
-without_rights_it_says_what_to_do() {
-  need_lab
+# ---- As an ordinary user ---------------------------------------------------------------------------------------------
+
+# A command behind $as_user runs as nobody, who has no rights at all. As somebody else than root, as oneself.
+as_user=
+[ "$(id -u)" != 0 ] || as_user='setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps=-all --bounding-set=-all'
+
+# A copy of the command that nobody can read, and a folder that nobody can write to. Skips where the kernel refuses.
+need_user_lab() {
   need setpriv
-  [ "$(id -u)" = 0 ] || skip "only root can become nobody"
-  cp "$pith" "$temp/pith" && chmod 755 "$temp" "$temp/pith"
-  exits 1 setpriv --reuid 65534 --regid 65534 --clear-groups "$temp/pith" lab -n 2 --rate 1gbit -- true
-  says err 'need root'
-  says err 'unshare --user --map-root-user'
+  need ip
+  mkdir -p "$temp/user"
+  cp "$pith" "$temp/user/pith"
+  cp "$temp/transfer.py" "$temp/user/transfer.py"
+  chmod 755 "$temp" "$temp/user/pith" && chmod 777 "$temp/user"
+  refusal=$($as_user "$temp/user/pith" lab -n 1 --rate 1gbit -- true 2>&1) || skip "$refusal"
+}
+
+a_user_makes_a_lab() {
+  need_user_lab
+  exits 0 $as_user "$temp/user/pith" lab -n 4 --per-host 2 --rate 1gbit -- \
+    sh -c 'echo "id $(id -u):$(id -g) rights $(sed -n "s/^CapEff:[[:space:]]*//p" /proc/self/status)"; echo "net $(readlink /proc/self/ns/net)"; echo $RANK >"$0.$RANK"' "$temp/user/written"
+  says err 'in a user namespace of its own'
+  [ "$(sed -n 's/.*\] net //p' "$temp/out" | sort -u | wc -l)" = 2 ]
+  user=$($as_user id -u):$($as_user id -g)
+  [ "$(grep -c "id $user rights 0000000000000000" "$temp/out")" = 4 ] # ranks are the user, without rights
+  [ "$(stat -c %u:%g "$temp/user/written.3")" = "$user" ]
+}
+
+links_of_a_user_have_their_rate() {
+  need_user_lab
+  need python3
+  python=python3
+  $as_user python3 -c '' 2>/dev/null || python=/usr/bin/python3
+  $as_user $python -c '' 2>/dev/null || skip "this user cannot run python3"
+  exits 0 $as_user "$temp/user/pith" lab -n 2 --rate 100mbit --control "$temp/user/control" --env SIZE=5e6 --env RATE=100e6 -- \
+    $python "$temp/user/transfer.py"
+  says out '[0] in: 0.'
+  says out '[0] out: 0.'
+}
+
+a_user_benchmarks_over_slow_links() {
+  need_user_lab
+  exits 0 $as_user "$temp/user/pith" lab --no-prefix -n 4 --per-host 2 --rate 100mbit -- \
+    "$temp/user/pith" bench allreduce -b 1M -e 1M -n 2 -w 1 --codec q:4 --wide
+  says out 'on 4 ranks over shm and tcp'
+  awk '$4 == "q:4" { found = $12 > 2 } END { exit !found }' "$temp/out" || { cat "$temp/out" && return 1; }
+}
+
+# ended_as_user SIGNAL: no process, no namespace and no interface is left.
+ended_as_user() {
+  need_user_lab
+  rm -f "$temp"/user/pid.*
+  look >"$temp/before"
+  $as_user "$temp/user/pith" lab -n 2 --rate 1gbit -- \
+    sh -c 'sleep 1000 & echo $! >"$0.child.$RANK"; echo $$ >"$0.$RANK"; wait' "$temp/user/pid" >"$temp/said" 2>&1 &
+  launcher=$!
+  for name in 0 1 child.0 child.1; do
+    waits has_text "$temp/user/pid.$name"
+  done
+  networks=$(readlink "/proc/$(cat "$temp/user/pid.0")/ns/net" "/proc/$(cat "$temp/user/pid.1")/ns/net")
+  users=$(readlink "/proc/$(cat "$temp/user/pid.0")/ns/user")
+  [ "$(echo "$networks" | sort -u | wc -l)" = 2 ]
+  [ "$users" != "$(readlink /proc/self/ns/user)" ]
+  kill "-$1" $launcher
+  wait $launcher || true
+  for name in 0 1 child.0 child.1; do
+    waits is_gone "$(cat "$temp/user/pid.$name")"
+  done
+  look >"$temp/after"
+  cmp "$temp/before" "$temp/after"
+  for space in $networks $users; do
+    waits is_free "$space"
+  done
+}
+
+# A job in the background of a script ignores SIGINT: TERM stands for Ctrl-C there, and KILL for all that cannot be caught.
+nothing_of_a_user_is_left_after_sigterm() { ended_as_user TERM; }
+nothing_of_a_user_is_left_after_sigkill() { ended_as_user KILL; }
+
+doctor_tells_a_user_what_a_lab_takes() {
+  need_user_lab
+  exits 0 $as_user "$temp/user/pith" doctor --no-python
+  says out 'namespaces and links can be made in a user namespace'
+}
+
+# refused SETTING: as a user of a system that has this setting, which is made inside a namespace.
+refused_by() {
+  need unshare
+  unshare --user --map-root-user true 2>/dev/null || skip "there are no user namespaces here: $(unshare --user --map-root-user true 2>&1)"
+  got=0
+  unshare --user --map-root-user --mount sh -c "$1"'; exec setpriv --inh-caps=-all --bounding-set=-all "$@"' sh \
+    "$pith" lab -n 2 --rate 1gbit -- true >"$temp/out" 2>"$temp/err" || got=$?
+  [ $got = 1 ] || { echo "exit code $got" && cat "$temp/out" "$temp/err" && return 1; }
+}
+
+a_limit_of_no_namespaces_is_named() {
+  need setpriv
+  refused_by 'echo 0 >/proc/sys/user/max_user_namespaces'
+  says err 'network namespaces need root, or a user namespace'
+  says err 'user.max_user_namespaces is 0'
+  says err 'sysctl user.max_user_namespaces=10000'
 }
 
 mistakes_are_wrong_usage() {
@@ -231,14 +325,14 @@ finds() {
 
 algorithms_are_right_across_links() {
   need_lab
-  exits 0 lab_of_pairs "$pith" bench allreduce -b 4M -e 4M -n 3 -w 1 --algo sra --algo hierarchical --codec q:4
+  exits 0 lab_of_pairs "$pith" bench allreduce --wide -b 4M -e 4M -n 3 -w 1 --algo sra --algo hierarchical --codec q:4
   says out 'on 4 ranks over shm and tcp'
   finds 4
 }
 
 inside_hosts_and_across_links_specs_may_differ() {
   need_lab
-  exits 0 lab_of_pairs "$pith" bench allreduce -b 4M -e 4M -n 3 -w 1 --algo hierarchical --inside q:8 --codec q:4
+  exits 0 lab_of_pairs "$pith" bench allreduce --wide -b 4M -e 4M -n 3 -w 1 --algo hierarchical --inside q:8 --codec q:4
   says out 'inside hosts q:8'
   finds 2
 }
@@ -275,5 +369,7 @@ hierarchical_sends_half_as_much_across_links() {
 
 run_tests each_host_is_a_network_of_its_own links_have_their_rate_in_both_directions links_change_when_told_to exit_codes_are_those_of_ranks \
   several_labs_at_once nothing_is_left nothing_is_left_after_sigterm nothing_is_left_after_sigkill \
-  nothing_is_left_if_killed_halfway without_rights_it_says_what_to_do mistakes_are_wrong_usage a_pipe_that_cannot_be_made_is_an_error \
+  nothing_is_left_if_killed_halfway a_user_makes_a_lab links_of_a_user_have_their_rate a_user_benchmarks_over_slow_links \
+  nothing_of_a_user_is_left_after_sigterm nothing_of_a_user_is_left_after_sigkill doctor_tells_a_user_what_a_lab_takes \
+  a_limit_of_no_namespaces_is_named mistakes_are_wrong_usage a_pipe_that_cannot_be_made_is_an_error \
   algorithms_are_right_across_links inside_hosts_and_across_links_specs_may_differ hierarchical_sends_half_as_much_across_links

@@ -42,7 +42,7 @@ mpi() { exits 0 launch "$@"; }
 
 # Every uncompressed line has a number of wrong values, and that is 0.
 nothing_is_wrong() {
-  awk '/^ *[0-9]/ { lines++; if ($4 == "-" && $8 != 0) wrong++; if ($4 != "-" && !($9 < 0.2)) wrong++ }
+  awk '/^ *[0-9]/ { lines++; if ($2 == "-" && $5 != 0) wrong++; if ($2 != "-" && !($6 < 0.2)) wrong++ }
        END { exit !(lines > 1 && !wrong) }' "$temp/out" || { cat "$temp/out" && return 1; }
 }
 

@@ -227,7 +227,7 @@ several_jobs_at_once() {
   for job in $jobs; do
     eval "wait \$pid$job" || { cat "$temp/job.$job" && return 1; }
     grep -q "on 2 ranks .* $job repetitions" "$temp/job.$job"
-    found=$(awk '/^.0. *[0-9]/ { print $5, $9 }' "$temp/job.$job" | tr '\n' ' ') # codecs and wrong values
+    found=$(awk '/^.0. *[0-9]/ { print $3, $6 }' "$temp/job.$job" | tr '\n' ' ') # codecs and wrong values
     [ "$found" = '- 0 q:4 N/A ' ] || { cat "$temp/job.$job" && return 1; }
   done
 }

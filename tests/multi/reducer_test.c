@@ -213,7 +213,11 @@ static void slip(pith_comm *comm, void *argument) {
   pith_reducer_destroy(r);
   r = make(comm, pith_comm_rank(comm) == 1 ? "*=q:3" : "*=q:4");
   CHECK_STATUS(pith_reducer_start(r, 0, x), PITH_ERR_MISMATCH);
-  CHECK_ERROR_SAYS("rank 1");
+  CHECK_ERROR_SAYS("rank 0 has the spec *=q:4, rank 1 has *=q:3");
+  pith_reducer_destroy(r);
+  r = make(comm, pith_comm_rank(comm) == 1 ? "*=lgreco:q:4" : "*=lgreco:q:4,period=64");
+  CHECK_STATUS(pith_reducer_start(r, 0, x), PITH_ERR_MISMATCH);
+  CHECK_ERROR_SAYS("rank 0 has the spec lgreco:q:4,period=64, rank 1 has lgreco:q:4");
   pith_reducer_destroy(r);
   r = make(comm, "*=q:4");
   CHECK_OK(pith_reducer_start(r, 0, x));

@@ -1,5 +1,6 @@
 /* A plug-in with one flaw, chosen by a macro: each must be refused with a sentence, and leave nothing behind. */
 #include <pith/plugin.h>
+#include <stddef.h>
 
 static const pith_param params[] = {{.key = NULL}};
 
@@ -41,7 +42,7 @@ const pith_plugin *pith_plugin_entry(void) {
 #if defined(BAD_ABI)
   plugin.abi++;
 #elif defined(BAD_SIZE)
-  flawed.size -= 8;
+  flawed.size = offsetof(pith_codec_ops, detail) - 8; /* the first that must be there is missing */
 #elif defined(BAD_VERSION)
   plugin.version = NULL;
 #elif defined(BAD_EMPTY)

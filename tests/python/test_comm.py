@@ -210,6 +210,12 @@ def test_ranks_that_disagree_are_told_so(wrong: object) -> None:
         assert "rank" in str(outcome.error)
 
 
+def test_ranks_with_other_codecs_are_told_both() -> None:
+    for outcome in outcomes(other_codec, 3):
+        assert "q:4" in str(outcome.error) and "q:5" in str(outcome.error), outcome
+        assert "0x" not in str(outcome.error), outcome
+
+
 def killed(rank: int, size: int) -> str:
     comm = pith.Comm(timeout=60)
     comm.barrier()

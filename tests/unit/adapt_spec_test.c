@@ -95,3 +95,38 @@ TEST(training_begins_with_the_spec_whose_error_is_the_budget) {
     pith_adapter_destroy(a);
   }
 }
+
+TEST(the_options_of_a_spec_can_be_asked_for) {
+  static const struct {
+    const char *spec, *key, *value;
+  } cases[] = {{"auto", "budget", ""},          {"auto,budget=q:4", "budget", "q:4"}, {"auto", "period", "256"},
+               {"lgreco:q:4", "spec", "q:4"},   {"lgreco:q:4", "budget", "q:4"},      {"lgreco:q:4", "floor", "0.5"},
+               {"lgreco:q:4,alpha=2", "alpha", "2"}, {"accordion:q:4,q:8", "critical", "q:8"}, {"auto,warmup=5", "warmup", "5"}};
+  char text[64];
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    CHECK_OK(pith_adapter_option(cases[i].spec, cases[i].key, text, sizeof text));
+    CHECK_STR(text, cases[i].value);
+  }
+  CHECK_STATUS(pith_adapter_option("auto", "colour", text, sizeof text), PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith_adapter_option("q:4", "period", text, sizeof text), PITH_ERR_SPEC);
+}
+
+/* What is listed is what can be written: every option with its default is one that the parser knows. */
+TEST(every_adaptive_spec_is_listed_with_its_options) {
+  static const char *const whole[] = {"auto", "lgreco:q:4", "kmeans:q:4", "accordion:q:4,q:8"};
+  pith_method method;
+  size_t i = 0;
+  for (; pith_adaptive_get(i, &method) == PITH_OK; i++) {
+    char text[64];
+    CHECK(pith_adapter_is(method.name));
+    CHECK(method.summary && pith_adaptive_use(i));
+    for (const pith_param *option = method.params; option->key; option++) {
+      CHECK_OK(pith_adapter_option(whole[i], option->key, text, sizeof text));
+      if (option->initial) {
+        CHECK_STR(text, option->initial);
+      }
+    }
+  }
+  CHECK_EQ(i, sizeof whole / sizeof *whole);
+  CHECK(!pith_adaptive_use(i));
+}

@@ -2,6 +2,7 @@
 #include "codec/registry.h"
 
 #include <pthread.h>
+#include <stddef.h>
 #include <stdio.h>
 
 #include "test.h"
@@ -71,6 +72,17 @@ TEST(every_method_describes_itself) {
       CHECK_MSG(p->help && *p->help, "%s: %s has no help", m.name, p->key);
     }
   }
+}
+
+TEST(every_built_in_method_says_when_to_use_it) {
+  for (size_t i = 0; i < pith_method_count(); i++) {
+    pith_method method;
+    CHECK_OK(pith_method_get(i, &method));
+    CHECK_MSG(pith_method_use(i) && *pith_method_use(i), "%s", method.name);
+    CHECK_MSG(method.kind == PITH_KIND_PRESET || (pith_method_detail(i) && *pith_method_detail(i)), "%s", method.name);
+  }
+  CHECK(!pith_method_use(pith_method_count()));
+  CHECK(!pith_method_detail(pith_method_count()));
 }
 
 TEST(every_codec_and_preset_works_by_its_name_alone) {
@@ -190,6 +202,20 @@ static void check_table_refused(pith_codec_ops ops, const char *says) {
 }
 
 #define WITHOUT(field) check_table_refused((ops = good, ops.field = NULL, ops), "missing")
+
+/* Plug-ins that were built before a table could say more about itself. */
+TEST(a_shorter_table_is_accepted_and_says_nothing_more) {
+  static pith_codec_ops ops;
+  size_t index = pith_method_count();
+  ops = good;
+  ops.name = "shorter", ops.wire_id = 0x9001, ops.size = offsetof(pith_codec_ops, detail);
+  ops.detail = ops.use = (const char *)8; /* is not there, and not read */
+  CHECK_OK(add(&ops));
+  CHECK(!pith_method_use(index));
+  CHECK(!pith_method_detail(index));
+  ops.size--;
+  CHECK_STATUS(add(&ops), PITH_ERR_PLUGIN);
+}
 
 TEST(bad_tables_are_refused) {
   pith_codec_ops ops;

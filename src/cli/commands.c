@@ -1,0 +1,137 @@
+/* The table of commands: what `pith help` lists, and what the manual page and shell completion are made from. */
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/cli.h"
+#include "cli/nearest.h"
+#include "cli/page.h"
+
+static int help(int argc, char **argv);
+
+static const cli_command commands[] = {
+    {"codecs", cli_codecs, "compression methods: list them, or explain a spec", NULL},
+    {"bench", cli_bench, "measure methods on this machine, or operations between ranks", cli_bench_part},
+    {"run", cli_run, "start the ranks of a job, on this machine or over ssh", NULL},
+    {"lab", cli_lab, "the same, with a network of links of a given rate between the ranks", NULL},
+    {"plan", cli_plan, "which layer gets which spec: make, show and compare plans", cli_plan_part},
+    {"doctor", cli_doctor, "what this machine can do, which settings are in force, and why not more", NULL},
+    {"completion", cli_completion, "completion of commands, options and specs for a shell", NULL},
+    {"man", cli_man, "the manual page, for man", NULL},
+    {"help", help, "this page, or the options of a command: pith help bench", NULL},
+};
+enum { COMMAND_COUNT = sizeof commands / sizeof *commands };
+
+const cli_command *cli_command_get(size_t index) { return index < COMMAND_COUNT ? &commands[index] : NULL; }
+
+const cli_command *cli_command_find(const char *name) {
+  for (size_t i = 0; i < COMMAND_COUNT; i++) {
+    if (!strcmp(commands[i].name, name)) {
+      return &commands[i];
+    }
+  }
+  return NULL;
+}
+
+/* ---- Parts ------------------------------------------------------------------------------------------------------- */
+
+int cli_parts_help(const char *name, const char *about) {
+  const cli_command *command = cli_command_find(name);
+  cli_part part;
+  printf("usage: pith %s PART [options]\n\n", name);
+  cli_paragraphs(stdout, about);
+  putchar('\n');
+  for (size_t i = 0; command->part(i, &part); i++) {
+    printf("  %-15s %s\n", part.name, part.summary);
+  }
+  printf("\n\"pith %s PART --help\" lists the options of each.\n", name);
+  return CLI_OK;
+}
+
+int cli_parts_unknown(const char *name, const char *given) {
+  const cli_command *command = cli_command_find(name);
+  const char *nearest = NULL;
+  char list[256] = "";
+  cli_part part;
+  for (size_t i = 0; command->part(i, &part); i++) {
+    size_t used = strlen(list);
+    snprintf(list + used, sizeof list - used, "%s%s", used ? ", " : "", part.name);
+    if (given) {
+      cli_nearest(given, part.name, &nearest);
+    }
+  }
+  if (!given) {
+    return cli_fail(CLI_USAGE, "%s what? There is: %s", name, list);
+  }
+  return nearest ? cli_fail(CLI_USAGE, "%s: there is no \"%s\"; did you mean %s?", name, given, nearest)
+                 : cli_fail(CLI_USAGE, "%s: there is no \"%s\"; there is: %s", name, given, list);
+}
+
+void cli_commands_present(cli_presenter *presenter, void *context) {
+  char ask[] = "--help";
+  cli_part part;
+  cli_usage_present(presenter, context);
+  for (size_t c = 0; c < COMMAND_COUNT; c++) {
+    if (!commands[c].part) {
+      commands[c].run(1, (char *[]){ask, NULL});
+      continue;
+    }
+    for (size_t p = 0; commands[c].part(p, &part); p++) {
+      commands[c].run(2, (char *[]){(char *)part.name, ask, NULL});
+    }
+  }
+  cli_usage_present(NULL, NULL);
+}
+
+/* ---- help -------------------------------------------------------------------------------------------------------- */
+
+static void print_commands(FILE *file) {
+  fputs("usage: pith COMMAND [options]\n\n", file);
+  for (size_t i = 0; i < COMMAND_COUNT; i++) {
+    fprintf(file, "  %-10s %s\n", commands[i].name, commands[i].summary);
+  }
+  fputs(
+      "\n\"pith COMMAND --help\" lists the options of a command, \"pith --version\" the version.\n"
+      "Exit codes: 0 done, 1 failed, 2 wrong usage; \"run\" and \"lab\" give that of a rank.\n",
+      file);
+}
+
+static int unknown(const char *name) {
+  const char *nearest = NULL;
+  for (size_t i = 0; i < COMMAND_COUNT; i++) {
+    cli_nearest(name, commands[i].name, &nearest);
+  }
+  if (nearest) {
+    return cli_fail(CLI_USAGE, "no command \"%s\"; did you mean \"%s\"?", name, nearest);
+  }
+  return cli_fail(CLI_USAGE, "no command \"%s\"; see \"pith help\"", name);
+}
+
+static int help(int argc, char **argv) {
+  cli_list names = {.count = 0};
+  const cli_option options[] = {{.name = NULL}};
+  const cli_usage usage = {"help", "[COMMAND [PART]]", "Lists the commands, or the options of one.", options};
+  cli_parsed parsed = cli_options_parse(&usage, argc, argv, &names);
+  if (parsed != CLI_PARSED) {
+    return parsed == CLI_PARSED_HELP ? CLI_OK : CLI_USAGE;
+  }
+  if (!names.count || !strcmp(names.item[0], "help")) {
+    print_commands(stdout);
+    return CLI_OK;
+  }
+  const cli_command *found = cli_command_find(names.item[0]);
+  char *ask[] = {(char *)(names.count > 1 ? names.item[1] : "--help"), "--help", NULL};
+  return found ? found->run(names.count > 1 ? 2 : 1, ask) : unknown(names.item[0]);
+}
+
+int cli_dispatch(int argc, char **argv) {
+  if (argc == 0) {
+    print_commands(stderr);
+    return CLI_USAGE;
+  }
+  if (!strcmp(argv[0], "--help") || !strcmp(argv[0], "-h")) {
+    print_commands(stdout);
+    return CLI_OK;
+  }
+  const cli_command *found = cli_command_find(argv[0]);
+  return found ? found->run(argc - 1, argv + 1) : unknown(argv[0]);
+}
