@@ -95,4 +95,4 @@ install: all
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
 clean:
-	@rm -rf $(BUILD) build-sanitize build-threads build-fuzz build-gcc build-clang build-scalar
+	@rm -rf $(BUILD) build-sanitize build-threads build-fuzz build-gcc build-clang build-scalar build-cuda

@@ -1,5 +1,5 @@
 # What the Python package carries: the library, the command, the transport modules and the CUDA module if it is built, in one folder, where each finds the others
-# (src/transport/module.c). pyproject.toml builds the target pith_python and installs the component python.
+# (src/base/module_file.c). pyproject.toml builds the target pith_python and installs the component python.
 add_custom_target(pith_python DEPENDS pith_shared pith_cli ${PITH_MODULES})
 
 # A wheel has no links, so the library has one name.
