@@ -118,4 +118,4 @@ install: all
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
 clean:
-	@rm -rf $(BUILD) build-sanitize build-threads build-fuzz build-gcc build-clang build-scalar build-wheel-cuda dist
+	@rm -rf $(BUILD) build-*[a-z] dist

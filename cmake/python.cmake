@@ -1,5 +1,5 @@
 # What the Python package carries: the library, the command, the transport modules and, if it is built, the CUDA module, in one folder, where
-# each finds the others (src/transport/module.c), and the C headers. pyproject.toml builds the target pith_python and installs the
+# each finds the others (src/base/module_file.c), and the C headers. pyproject.toml builds the target pith_python and installs the
 # component python.
 add_custom_target(pith_python DEPENDS pith_shared pith_cli ${PITH_MODULES})
 

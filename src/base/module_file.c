@@ -64,6 +64,6 @@ int pith__find_module(const char *const *names, char path[PATH_MAX]) {
 
 void pith__module_places(char *text, int size) {
   const char *folders = getenv("PITH_MODULE_PATH");
-  snprintf(text, (size_t)size, "PITH_MODULE_PATH (%s), beside this library and in %s",
+  snprintf(text, (size_t)size, "PITH_MODULE_PATH (%s), beside this library or in %s",
            folders && *folders ? folders : "not set", PITH_MODULE_DIR);
 }

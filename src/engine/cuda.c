@@ -30,7 +30,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static const pith_cuda_module *module; /* under the lock until it is set */
 static char failure[1024], device_text[TEXT];
 
-/* Why there is no module, once and for all: later calls get the same answer. */
+/* Keeps the reason: later calls get the same answer. */
 __attribute__((format(printf, 1, 2))) static void *refuse(const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
@@ -39,36 +39,38 @@ __attribute__((format(printf, 1, 2))) static void *refuse(const char *format, ..
   return NULL;
 }
 
-/* dlerror() without the path, where it starts with that. */
+/* dlerror() without the path it may start with. */
 static const char *open_error(const char *path) {
   const char *why = dlerror();
   size_t size = strlen(path);
-  return !why                                                ? "for no known reason"
-         : strncmp(why, path, size) == 0 && why[size] == ':' ? why + size + 1 + (why[size + 1] == ' ')
-                                                             : why;
+  if (!why) {
+    return "unknown error";
+  }
+  return strncmp(why, path, size) == 0 && strncmp(why + size, ": ", 2) == 0 ? why + size + 2 : why;
 }
 
-/* A file that is found and cannot be opened is the reason, wherever else one might be. */
+/* The first file found is the one: if it is broken, that is the reason, and no other is tried. */
 static void *open_file(char path[PATH_MAX]) {
-  char places[512];
-  if (pith__find_module((const char *[]){FILE_NAME, NULL}, path)) {
-    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    return handle
-               ? handle
-               : refuse(
-                     "the CUDA module %s cannot be opened: %s; build it again (make cuda, or pip install .), or have "
-                     "PITH_MODULE_PATH name the folder of a good one",
-                     path, open_error(path));
+  int found = pith__find_module((const char *[]){FILE_NAME, NULL}, path);
+  if (!found) {
+    memcpy(path, FILE_NAME, sizeof FILE_NAME); /* wherever the system looks */
   }
-  snprintf(path, PATH_MAX, "%s", FILE_NAME); /* wherever the system looks */
   void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (handle) {
+    return handle;
+  }
+  if (found) {
+    return refuse(
+        "the CUDA module %s cannot be opened: %s. Build it again (make cuda, or pip install .), or set "
+        "PITH_MODULE_PATH to the folder of another one",
+        path, open_error(path));
+  }
+  char places[512];
   pith__module_places(places, sizeof places);
-  return handle ? handle
-                : refuse(
-                      "there is no CUDA module (%s: %s): it is looked for in %s; install a package that has it (pip "
-                      "install . "
-                      "where nvcc is), or build it (make cuda) and have PITH_MODULE_PATH name its folder",
-                      path, open_error(path), places);
+  return refuse(
+      "there is no CUDA module: %s was not found in %s (%s). Install a Pith package with CUDA (pip install . "
+      "where nvcc is installed), or run make cuda and set PITH_MODULE_PATH to its folder",
+      path, places, open_error(path));
 }
 
 static const pith_cuda_module *open_module(void) {

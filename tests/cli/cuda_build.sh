@@ -48,7 +48,7 @@ it_exports_its_entry_alone() {
 
 the_library_finds_it_in_order() {
   need_nvcc
-  PITH_MODULE_PATH=$root/build-cuda exits 0 "$pith" doctor
+  exits 0 env PITH_MODULE_PATH="$root/build-cuda" "$pith" doctor
   tr -s ' \n' '  ' <"$temp/out" >"$temp/err" # however it was wrapped
   grep -Eq "compute capability|is in order, but" "$temp/err" || { cat "$temp/out" && return 1; }
 }

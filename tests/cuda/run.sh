@@ -27,7 +27,7 @@ sanitize() { # tool [test…]
 
 # NCCL as the system has it, or as it comes with PyTorch.
 find_nccl() {
-  python3 -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0] + "/lib")' 2>/dev/null || true
+  "${PYTHON:-python3}" -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0] + "/lib")' 2>/dev/null || true
 }
 
 on_ranks() { # program [bench]

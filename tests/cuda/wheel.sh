@@ -7,7 +7,7 @@
 # tree, on ranks that share the GPU: `train` trains a small model over NCCL, `torch` compares GPU and CPU bit for bit (torch_test.py), and
 # `programs` builds the C tests, which open the wheel's module. PYTHON names another Python than python3. Ends with 1 if anything failed.
 set -eu
-[ $# -ge 1 ] && [ -f "$1" ] || { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2 && exit 2; }
+[ -f "${1:-}" ] || { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2 && exit 2; }
 root=$(cd "$(dirname "$0")/../.." && pwd)
 wheel=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
 shift
@@ -19,9 +19,15 @@ failed=0
 unset PYTHONPATH PITH_LIBRARY PITH_MODULE_PATH
 
 # The package, as a user installs it. Where Python has no pip to put into an environment, or is in an environment itself, it is helped.
-"$python" -m venv --system-site-packages "$work/venv" >/dev/null 2>&1 ||
+install="install --quiet --no-deps --no-index --force-reinstall"
+if "$python" -m venv --system-site-packages "$work/venv" >/dev/null 2>&1; then
+  # shellcheck disable=SC2086
+  "$work/venv/bin/python" -m pip $install "$wheel"
+else
   "$python" -m venv --system-site-packages --without-pip "$work/venv"
-"$python" -m pip --python "$work/venv/bin/python" install --quiet --no-deps --no-index --force-reinstall "$wheel"
+  # shellcheck disable=SC2086
+  "$python" -m pip --python "$work/venv/bin/python" $install "$wheel"
+fi
 cd "$work"
 installed=$(venv/bin/python -c 'import os, pith; print(os.path.dirname(pith.__file__))')
 case $installed in
@@ -32,6 +38,7 @@ esac
 venv/bin/python -c 'import torch' 2>/dev/null ||
   "$python" -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))' >"$(dirname "$installed")/torch.pth"
 venv/bin/pith doctor || true
+venv/bin/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { echo "the torch of $python finds no GPU" && exit 1; }
 
 on_two_ranks() { # script: without namespaces, over the loopback device; it is copied, so that nothing of the source tree lies beside it
   cp "$root/tests/cuda/$1" "$work" &&

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 
 import pith
 from pith._adapt import AdaptiveRules, rules_from
 from ranks import run
 
-numpy = pytest.importorskip("numpy", reason="gradients are made with numpy")
+numpy = needs.module("numpy", "gradients are made with numpy")
 
 # ---- Without torch
 
@@ -126,7 +127,7 @@ def test_rules_may_end_with_an_adaptive_spec() -> None:
 
 # ---- In training
 
-torch = pytest.importorskip("torch", reason="training needs torch")
+torch = needs.module("torch", "training needs torch")
 
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402

@@ -5,9 +5,10 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import needs
 import pytest
 
-torch = pytest.importorskip("torch")
+torch = needs.module("torch", "the tests here use it")
 
 import torch.distributed as dist  # noqa: E402
 

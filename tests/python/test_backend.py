@@ -10,11 +10,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import needs
 import pytest
 
 from ranks import run
 
-torch = pytest.importorskip("torch", reason="the backend needs torch")
+torch = needs.module("torch", "the backend needs torch")
 
 import torch.distributed as dist  # noqa: E402
 

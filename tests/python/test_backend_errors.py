@@ -8,11 +8,12 @@ import time
 from datetime import timedelta
 from typing import Any
 
+import needs
 import pytest
 
 from ranks import outcomes, run
 
-torch = pytest.importorskip("torch", reason="the backend needs torch")
+torch = needs.module("torch", "the backend needs torch")
 
 import torch.distributed as dist  # noqa: E402
 

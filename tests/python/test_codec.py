@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import needs
 import pytest
 
 import pith
@@ -57,12 +58,12 @@ def test_all_kinds_of_tensors_give_the_same_bytes(gradient: np.ndarray) -> None:
     frozen = gradient.copy()
     frozen.flags.writeable = False
     assert pith.encode(frozen, "q:4") == expected
-    torch = pytest.importorskip("torch")
+    torch = needs.module("torch", "the tests here use it")
     assert pith.encode(torch.from_numpy(gradient), "q:4") == expected
 
 
 def test_half_types_of_torch_and_numpy_agree(gradient: np.ndarray) -> None:
-    torch = pytest.importorskip("torch")
+    torch = needs.module("torch", "the tests here use it")
     half = gradient.astype(np.float16)
     assert pith.encode(half, "q:4") == pith.encode(torch.from_numpy(half), "q:4")
     brain = torch.from_numpy(gradient).bfloat16()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import needs
 import pytest
 
 import pith._library as library
@@ -28,7 +29,9 @@ except pith.UnsupportedError as error:
 
 def nvcc() -> str | None:
     beside = [os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""), "/usr/local/cuda"]
-    return shutil.which("nvcc") or shutil.which("nvcc", path=os.pathsep.join(f"{folder}/bin" for folder in beside if folder))
+    return shutil.which("nvcc") or shutil.which(
+        "nvcc", path=os.pathsep.join(f"{folder}/bin" for folder in beside if folder)
+    )
 
 
 @pytest.mark.skipif(not library.NATIVE.exists(), reason="the package is used from its source tree")
@@ -40,7 +43,7 @@ def test_the_package_has_a_module_that_opens() -> None:
 
 
 def refusal(folder: Path) -> str:
-    pytest.importorskip("torch", reason="compress() is for torch")
+    needs.module("torch", "compress() is for torch")
     environment = {**os.environ, "PITH_MODULE_PATH": str(folder)}
     return subprocess.run(
         [sys.executable, "-c", ASK], env=environment, check=True, capture_output=True, text=True

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import needs
 import pytest
 
 from test_launchers import command
@@ -55,7 +56,7 @@ def test_a_user_without_rights_trains_behind_slow_links(tmp_path: Path) -> None:
     rights = ["setpriv", "--inh-caps=-all", "--bounding-set=-all,+setfcap"]
     dropped = rights if os.geteuid() == 0 else []
     if dropped and shutil.which("setpriv") is None:
-        pytest.skip("there is no setpriv")
+        needs.lacks("setpriv", "there is no setpriv")
     tried = subprocess.run(
         [*dropped, command(), "lab", "-n", "2", "--rate", "1gbit", "--", "true"],
         capture_output=True,
@@ -63,7 +64,7 @@ def test_a_user_without_rights_trains_behind_slow_links(tmp_path: Path) -> None:
         check=False,
     )
     if tried.returncode != 0:
-        pytest.skip(tried.stderr.strip())
+        needs.lacks("userns", tried.stderr.strip())
     assert "in a user namespace of its own" in tried.stderr or not dropped
     text = tmp_path / "text"
     text.write_text("the quick brown fox jumps over the lazy dog\n" * 200)

@@ -7,12 +7,13 @@ import io
 import os
 from typing import Any
 
+import needs
 import pytest
 
 import pith
 from ranks import outcomes, run
 
-torch = pytest.importorskip("torch", reason="the hook needs torch")
+torch = needs.module("torch", "the hook needs torch")
 
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402

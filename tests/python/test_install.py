@@ -16,6 +16,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 
 from clean_venv import CleanVenv
@@ -27,7 +28,7 @@ SOURCES = ("CMakeLists.txt", "README.md", "cmake", "cuda", "include", "modules",
 
 for needed in ("torch", "build", "auditwheel"):
     if importlib.util.find_spec(needed) is None or needed == "build" and importlib.util.find_spec("build").origin is None:
-        pytest.skip(f"{needed} is not installed: tools/python-env installs it", allow_module_level=True)
+        needs.lacks(needed, f"{needed} is not installed: tools/python-env installs it")
 
 
 # ---- What is published -----------------------------------------------------------------------------------------------

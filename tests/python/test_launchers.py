@@ -10,11 +10,12 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
+import needs
 import pytest
 
 from ranks import free_port, run
 
-torch = pytest.importorskip("torch", reason="the backend needs torch")
+torch = needs.module("torch", "the backend needs torch")
 
 import torch.distributed as dist  # noqa: E402
 
@@ -78,7 +79,7 @@ def test_pith_run(script: str) -> None:
 def test_mpirun(script: str) -> None:
     mpirun = shutil.which("mpirun")
     if mpirun is None:
-        pytest.skip("there is no mpirun")
+        needs.lacks("mpi", "there is no mpirun")
     version = subprocess.run(
         [mpirun, "--version"], capture_output=True, text=True, check=False
     ).stdout

@@ -6,9 +6,10 @@ import platform
 import subprocess
 import sys
 
+import needs
 import pytest
 
-pytest.importorskip("torch", reason="pith.torch needs torch")
+needs.module("torch", "pith.torch needs torch")
 
 STEPS = """
 import resource, torch

@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import needs
 import pytest
 
 import pith
 from ranks import run
 
-torch = pytest.importorskip("torch", reason="the optimizer needs torch")
+torch = needs.module("torch", "the optimizer needs torch")
 
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import needs
 import pytest
 
 import pith
@@ -120,7 +121,7 @@ def swapped(rank: int, size: int, kind: str, folder: str) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["DDP", "FSDP2", "optimizer"])
 def test_a_rank_loads_its_own_state_dict_only(kind: str, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="torch is not installed")
+    needs.module("torch", "torch is not installed")
     found = run(swapped, 2, kind, str(tmp_path))
     for rank, messages in enumerate(found):
         assert len(messages) == 2

@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 
 import pith
 
-numpy = pytest.importorskip("numpy", reason="the search is in numpy")
-torch = pytest.importorskip("torch", reason="training needs torch")
+numpy = needs.module("numpy", "the search is in numpy")
+torch = needs.module("torch", "training needs torch")
 
 BENCH = Path(__file__).resolve().parent.parent.parent / "bench" / "plan_bytes.py"
 
@@ -47,7 +48,7 @@ def test_plans_of_recorded_gradients_keep_their_promises(
     bench: Any, profiles: dict[str, pith.Profile], model: str, budget: str
 ) -> None:
     if model not in profiles:
-        pytest.skip("the digits come with scikit-learn")
+        needs.lacks("scikit-learn", "the digits come with scikit-learn")
     profile = profiles[model]
     own, mix = (
         bench.compare(model, profile, budget, families)

@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 
-pytest.importorskip("torch", reason="the script imports torch")
+needs.module("torch", "the script imports torch")
 
 BENCH = Path(__file__).resolve().parent.parent.parent / "bench"
 

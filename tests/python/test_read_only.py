@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import numpy as np
+import needs
 import pytest
 
 import pith
@@ -124,7 +125,7 @@ def test_read_only_memory_can_be_read(gradient: np.ndarray) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_arrays_of_jax_are_read_and_never_written_to(gradient: np.ndarray, dtype: str) -> None:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    jax = pytest.importorskip("jax", reason="JAX is not installed (pip install jax)")
+    jax = needs.module("jax", "JAX is not installed (pip install jax)")
     array = jax.numpy.asarray(gradient).astype(dtype)
     same = np.asarray(array.astype("float32"))
     assert pith.encode(array, "q:8") == pith.encode(same, "q:8")

@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 
 import pith
 from ranks import run
 
-torch = pytest.importorskip("torch", reason="training needs torch")
+torch = needs.module("torch", "training needs torch")
 
 import torch.distributed as dist
 from torch import nn

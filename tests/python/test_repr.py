@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import needs
 import pytest
 
 import pith
@@ -85,7 +86,7 @@ def of_torch(rank: int, size: int, folder: str) -> list[str]:
 
 
 def test_compressors_optimizers_and_recorders(tmp_path: Any) -> None:
-    pytest.importorskip("torch", reason="torch is not installed")
+    needs.module("torch", "torch is not installed")
     for rank, found in enumerate(run(of_torch, 2, str(tmp_path))):
         where = f"over pith, rank {rank} of 2"
         assert found[0] == f"<pith.torch.Compressor of 6 layers (3 × none, 2 × ef/q:4, 1 × q:2) {where}>"

@@ -10,11 +10,12 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
+import needs
 import pytest
 
 from ranks import run
 
-torch = pytest.importorskip("torch", reason="training needs torch")
+torch = needs.module("torch", "training needs torch")
 
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402

@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import needs
 import pytest
 
 from ranks import run
 
-torch = pytest.importorskip("torch", reason="the backend needs torch")
+torch = needs.module("torch", "the backend needs torch")
 
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
