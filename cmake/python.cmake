@@ -1,11 +1,12 @@
 # What the Python package carries: the library, the command and the transport modules, in one folder, where each finds the others
-# (src/transport/module.c), and the C headers. pyproject.toml builds the target pith_python and installs the component python.
+# (src/transport/module.c). pyproject.toml builds the target pith_python and installs the component python.
 add_custom_target(pith_python DEPENDS pith_shared pith_cli ${PITH_MODULES})
 
-# A wheel has no links, so the library has one name: the one that programs which are linked with it look for at run time.
+# The headers, for pith.get_include(). A wheel has no links, so the library has one name: the one that programs which are linked with it
+# look for at run time.
+install(DIRECTORY include/pith DESTINATION include COMPONENT python EXCLUDE_FROM_ALL)
 install(FILES $<TARGET_FILE:pith_shared> DESTINATION _native RENAME $<TARGET_SONAME_FILE_NAME:pith_shared> COMPONENT python
         EXCLUDE_FROM_ALL)
 foreach(target pith_cli ${PITH_MODULES})
   install(PROGRAMS $<TARGET_FILE:${target}> DESTINATION _native COMPONENT python EXCLUDE_FROM_ALL)
 endforeach()
-install(DIRECTORY include/pith DESTINATION include COMPONENT python EXCLUDE_FROM_ALL)
