@@ -5,10 +5,10 @@
 #   make test       build everything and run every test
 #   make bench      measure every method on this machine
 #   make install PREFIX=/usr/local
+#   make wheel      a source distribution and a wheel for other machines, in dist; CUDA=1: a wheel with the module for GPUs
 #   make fuzz       look for inputs that break a decoder or a parser (clang; FUZZ_SECONDS for each target)
 #   make builds     test every build that must work: gcc, clang, and without AVX
 #   make cuda       build/libpith_cuda.so, the module for GPUs (nvcc); CUDA_ARCH=all builds it for every GPU
-#   make wheel      a source distribution and a wheel for other machines, in dist; CUDA=1: a wheel with the module for GPUs
 #   make lint       what people and tools should not find: layers, symbols, format, types, clang-tidy, shellcheck
 #   make packages   install what the tests can use beyond the compiler (Debian, Ubuntu; as root)
 #   make format, make sanitize, make threads, make clean

@@ -3,7 +3,9 @@
 # component python.
 add_custom_target(pith_python DEPENDS pith_shared pith_cli ${PITH_MODULES})
 
-# A wheel has no links, so the library has one name: the one that programs which are linked with it look for at run time.
+# The headers, for pith.get_include(). A wheel has no links, so the library has one name: the one that programs which are linked with it
+# look for at run time.
+install(DIRECTORY include/pith DESTINATION include COMPONENT python EXCLUDE_FROM_ALL)
 install(FILES $<TARGET_FILE:pith_shared> DESTINATION _native RENAME $<TARGET_SONAME_FILE_NAME:pith_shared> COMPONENT python
         EXCLUDE_FROM_ALL)
 foreach(target pith_cli ${PITH_MODULES})
@@ -13,4 +15,3 @@ if(TARGET pith_cuda)
   add_dependencies(pith_python pith_cuda)
   install(PROGRAMS ${PITH_CUDA_MODULE} DESTINATION _native COMPONENT python EXCLUDE_FROM_ALL)
 endif()
-install(DIRECTORY include/pith DESTINATION include COMPONENT python EXCLUDE_FROM_ALL)

@@ -152,6 +152,11 @@ def test_a_c_program_builds_against_the_installed_package(clean: CleanVenv, tmp_
     assert "step  9: 540672 bytes instead of 4194304" in clean.output(program)
 
 
+def test_all_of_pith_torch_works_without_numpy(clean: CleanVenv) -> None:
+    said = clean.output("torchrun", "--nproc-per-node", "2", "all_of_torch.py", cwd=Path(__file__).parent, env={"OMP_NUM_THREADS": "1"}, timeout=300)
+    assert said.splitlines() == ["all of it works"] * 2
+
+
 def test_decoding_into_a_new_array_says_that_it_needs_numpy(clean: CleanVenv) -> None:
     code = "import array, pith; pith.decode(pith.encode(array.array('f', range(1000)), 'q:4'), 'q:4', n=1000)"
     done = clean.run(clean.python, "-c", code)
