@@ -302,12 +302,16 @@ static int gather_pieces(const pith_link *link, struct iovec *pieces, size_t *by
   return count;
 }
 
+/* Texts of specs are told once and are no part of what operations cost: statistics leave them out. */
+static int is_counted(const pith_outgoing *message) { return message->frame.kind != PITH_FRAME_SPEC; }
+
 /* Notes that so many bytes are gone, of all messages before any of them is finished: what follows may end the comm. */
 static void note_sent(pith_link *link, size_t bytes) {
   for (pith_outgoing *m = link->out; m && bytes > 0; m = m->next) {
     size_t rest = total_of(m) - m->done, n = rest < bytes ? rest : bytes;
     m->done += n;
     bytes -= n;
+    link->comm->stats.sent_bytes += is_counted(m) ? n : 0;
     link->moved += m->operation != NULL;
   }
 }
@@ -317,7 +321,7 @@ static void finish_sent(pith_link *link) {
   while (link->out && link->out->done == total_of(link->out)) {
     pith_operation *op = link->out->operation;
     uint32_t task = link->out->task;
-    link->comm->stats.messages++;
+    link->comm->stats.messages += is_counted(link->out);
     if (op) {
       op->traffic.messages++;
       op->traffic.sent_bytes += total_of(link->out);
@@ -343,7 +347,6 @@ static size_t push(pith_link *link) {
     note_sent(link, taken);
     finish_sent(link);
   }
-  link->comm->stats.sent_bytes += moved;
   link->comm->moved_bytes += moved;
   return moved;
 }
