@@ -244,7 +244,8 @@ typedef struct pith_stats {
   size_t size; /* sizeof(pith_stats), set by the caller */
   uint64_t operations, messages;
   uint64_t raw_bytes;  /* of the tensors handed to operations */
-  uint64_t sent_bytes; /* payloads and headers that left this rank */
+  uint64_t
+      sent_bytes; /* payloads and headers that left this rank; texts of specs, which are told once, are not counted */
   double encode, decode, wait;
 } pith_stats;
 

@@ -318,13 +318,13 @@ typedef struct pith_method {
 PITH_API size_t pith_method_count(void);
 PITH_API pith_status pith_method_get(size_t index, pith_method *method);
 
-/* More about method `index`, for people; NULL if it says nothing. Detail: what travels (codecs), what a rank keeps (memories). Use: when to
- * use it. */
+/* More about method `index`, for people; NULL if it says nothing. Detail: what travels (codecs), what a rank keeps
+ * (memories). Use: when to use it. */
 PITH_API const char *pith_method_detail(size_t index);
 PITH_API const char *pith_method_use(size_t index);
 
-/* Algorithms of allreduce: whether one ("sra", "ring", …) can run with a codec, NULL for uncompressed values, where the hosts allow it. The
- * error says why not. PITH_ERR_ARGUMENT for a name that there is none of. */
+/* Algorithms of allreduce: whether one ("sra", "ring", …) can run with a codec, NULL for uncompressed values, where
+ * the hosts allow it. The error says why not. PITH_ERR_ARGUMENT for a name that there is none of. */
 PITH_API pith_status pith_algorithm_suits(const char *algorithm, const pith_codec *codec);
 /* The name of algorithm `index`; NULL beyond the last. */
 PITH_API const char *pith_algorithm_get(size_t index);

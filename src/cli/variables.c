@@ -10,7 +10,7 @@
 /* clang-format off */
 static const cli_variable variables[] = {
     {"PITH_ALGO",
-     "how to allreduce, where it suits the codec: sra, hierarchical, ring, tree, gather, ranges, linear; unset: by cost"},
+     "how to allreduce, where it suits: sra, hierarchical, ring, tree, gather, ranges, linear; unset: by cost"},
     {"PITH_COMMAND", "program that the Python package's pith command starts; unset: the one it was installed with"},
     {"PITH_CONNECTIONS", "of tcp to each peer; unset: one"},
     {"PITH_CPU", "instruction set of the kernels: scalar, avx2 or avx512; unset: the best there is"},
@@ -29,7 +29,7 @@ static const cli_variable variables[] = {
     {"PITH_PROFILE",
      "file for the statistics of adaptive specs, written by rank 0 at every plan, for pith plan; unset: none"},
     {"PITH_PYTHON",
-     "interpreter that pith doctor asks about torch; unset: that of the package, of the virtual environment, or python3"},
+     "interpreter that pith doctor asks about torch; unset: the package's, the virtual environment's, or python3"},
     {"PITH_SECRET", "ranks without it are refused; unset: every rank is welcome; its value is never shown"},
     {"PITH_SEED", "of the torch backend's codecs with random numbers; unset: 0"},
     {"PITH_SPEC", "how the torch backend compresses float sums; unset: not at all"},

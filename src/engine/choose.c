@@ -44,10 +44,11 @@ static const char *objection(const pith_codec *codec, int rounds, int crowded, p
                                     : NULL;
     case PITH_ALGORITHM_RING:
     case PITH_ALGORITHM_TREE:
-      return raw || whole                                                   ? "it needs a codec that encodes pieces of a tensor"
-             : caps & PITH_CAP_VOTE                                         ? "a vote needs the signs of all ranks"
-             : codec->memory && codec->memory->after != PITH_AFTER_SUBTRACT ? "its memory would meet sums instead of gradients"
-                                                                            : NULL;
+      return raw || whole           ? "it needs a codec that encodes pieces of a tensor"
+             : caps & PITH_CAP_VOTE ? "a vote needs the signs of all ranks"
+             : codec->memory && codec->memory->after != PITH_AFTER_SUBTRACT
+                 ? "its memory would meet sums instead of gradients"
+                 : NULL;
     case PITH_ALGORITHM_GATHER: return whole ? NULL : "it is for codecs that need the whole tensor";
     case PITH_ALGORITHM_RANGES: return whole && (caps & PITH_CAP_SPARSE) ? NULL : "it is for sparse payloads";
     case PITH_ALGORITHM_LINEAR: return linear ? NULL : "its payloads do not add up";
@@ -59,19 +60,23 @@ static const char *objection_here(const pith_comm *comm, const pith_job *job, pi
   return objection(job->codec, takes_rounds(job), is_crowded(comm->hosts), algorithm);
 }
 
-const char *pith_algorithm_get(size_t index) { return index < PITH_ALGORITHMS ? pith__algorithm_name((pith_algorithm)index) : NULL; }
+const char *pith_algorithm_get(size_t index) {
+  return index < PITH_ALGORITHMS ? pith__algorithm_name((pith_algorithm)index) : NULL;
+}
 
 pith_status pith_algorithm_suits(const char *name, const pith_codec *codec) {
   pith_algorithm algorithm;
   PITH_REQUIRE(name, PITH_ERR_ARGUMENT, "pith_algorithm_suits: the name is NULL");
   PITH_TRY(pith__algorithm_parse(name, &algorithm));
   const char *why_not = objection(codec, codec && (codec->caps & PITH_CAP_ROUNDS) != 0, 1, algorithm);
-  PITH_REQUIRE(!why_not, PITH_ERR_UNSUPPORTED, "%s does not suit %s: %s", name, codec ? codec->spec : "uncompressed values", why_not);
+  PITH_REQUIRE(!why_not, PITH_ERR_UNSUPPORTED, "%s does not suit %s: %s", name,
+               codec ? codec->spec : "uncompressed values", why_not);
   return PITH_OK;
 }
 
 static int is_candidate(const pith_comm *comm, const pith_job *job, pith_algorithm a) {
-  return a != PITH_ALGORITHM_AUTO && a != PITH_ALGORITHM_RING && a != PITH_ALGORITHM_TREE && !objection_here(comm, job, a);
+  return a != PITH_ALGORITHM_AUTO && a != PITH_ALGORITHM_RING && a != PITH_ALGORITHM_TREE &&
+         !objection_here(comm, job, a);
 }
 
 static double bytes_of_rounds(const pith_job *job) {

@@ -19,8 +19,8 @@
 #define NOTICE_MOST 700
 #define PIECES_MOST 32 /* of messages that are sent at once: a system call costs as much as some kilobytes */
 #define LINE 64
-#define SPEC_SHOWN 128      /* characters of a spec in a message about disagreement */
-#define DIFFERENCE_SIZE 560 /* so that the whole message fits a notice */
+#define SPEC_SHOWN 128                /* characters of a spec in a message about disagreement */
+#define DIFFERENCE_SIZE 560           /* so that the whole message fits a notice */
 #define EARLY_MOST ((size_t)64 << 20) /* bytes kept for a peer that nothing here waits for: it may be far ahead */
 #define BYTES_PER_TURN ((size_t)256 << 10) /* then the other links get theirs, and what came is worked on while the cache has it */
 
@@ -80,7 +80,8 @@ static const char *reduce_name(unsigned reduce) {
 /* What the upper half of the flags is about: all but allreduce have a root there. */
 static void name_upper_flags(const pith_frame *f, char text[SPEC_SHOWN]) {
   if (f->operation == PITH_OP_ALLREDUCE) {
-    snprintf(text, SPEC_SHOWN, "algorithm %s", f->flags >> 16 < PITH_ALGORITHMS ? pith__algorithm_name((pith_algorithm)(f->flags >> 16)) : "?");
+    snprintf(text, SPEC_SHOWN, "algorithm %s",
+             f->flags >> 16 < PITH_ALGORITHMS ? pith__algorithm_name((pith_algorithm)(f->flags >> 16)) : "?");
   } else {
     snprintf(text, SPEC_SHOWN, "root %u", f->flags >> 16);
   }
@@ -94,7 +95,8 @@ typedef struct difference {
 /* "; rank 1 has A, rank 0 has B" */
 static void differ(difference *d, const char *has, const char *theirs, const char *ours) {
   size_t used = strlen(d->text);
-  snprintf(d->text + used, sizeof d->text - used, "%srank %d %s %s, rank %d %s", used ? "; " : "", d->theirs, has, theirs, d->ours, ours);
+  snprintf(d->text + used, sizeof d->text - used, "%srank %d %s %s, rank %d %s", used ? "; " : "", d->theirs, has,
+           theirs, d->ours, ours);
 }
 
 static void differ_count(difference *d, const char *has, uint64_t theirs, uint64_t ours) {
@@ -121,7 +123,8 @@ static void find_differences(const pith_comm *comm, const pith_frame *theirs, co
   differ_count(d, "has a count of", theirs->count, ours->count);
   differ_count(d, "has layer", theirs->layer, ours->layer);
   if ((theirs->flags ^ ours->flags) & 0xff00) {
-    differ(d, "has type", pith_dtype_name((pith_dtype)(theirs->flags >> 8 & 0xff)), pith_dtype_name((pith_dtype)(ours->flags >> 8 & 0xff)));
+    differ(d, "has type", pith_dtype_name((pith_dtype)(theirs->flags >> 8 & 0xff)),
+           pith_dtype_name((pith_dtype)(ours->flags >> 8 & 0xff)));
   }
   if ((theirs->flags ^ ours->flags) & 0xff) {
     differ(d, "reduces by", reduce_name(theirs->flags & 0xff), reduce_name(ours->flags & 0xff));
@@ -137,10 +140,12 @@ static void fail_mismatch(pith_link *link, const pith_frame *theirs, const pith_
   difference d = {.theirs = link->peer, .ours = link->comm->rank};
   find_differences(link->comm, theirs, op, &d);
   if (!*d.text) {
-    snprintf(d.text, sizeof d.text, "rank %d sent %" PRIu64 " bytes, which are not what rank %d expects", d.theirs, theirs->length, d.ours);
+    snprintf(d.text, sizeof d.text, "rank %d sent %" PRIu64 " bytes, which are not what rank %d expects", d.theirs,
+             theirs->length, d.ours);
   }
   pith__comm_fail(link->comm, PITH_ERR_MISMATCH,
-                  "ranks disagree in %s number %" PRIu64 ", layer %" PRIu64 ": %s. All ranks must make the same calls in the same order, with "
+                  "ranks disagree in %s number %" PRIu64 ", layer %" PRIu64
+                  ": %s. All ranks must make the same calls in the same order, with "
                   "the same specs",
                   pith__operation_name(op->frame.operation), op->frame.sequence, op->frame.layer, d.text);
 }
@@ -194,7 +199,8 @@ static pith_outgoing *queue_notice(pith_link *link, pith_frame_kind kind, const 
   }
   memcpy(copy, text, length);
   *message = (pith_outgoing){.payload = (uint8_t *)copy};
-  message->frame = (pith_frame){.magic = PITH_FRAME_MAGIC, .version = PITH_FRAME_VERSION, .kind = (uint16_t)kind, .length = length};
+  message->frame =
+      (pith_frame){.magic = PITH_FRAME_MAGIC, .version = PITH_FRAME_VERSION, .kind = (uint16_t)kind, .length = length};
   message->frame.checksum = link->checked ? pith__frame_checksum(&message->frame, copy) : 0;
   enqueue(link, message);
   return message;
@@ -302,12 +308,16 @@ static int gather_pieces(const pith_link *link, struct iovec *pieces, size_t *by
   return count;
 }
 
+/* Texts of specs are told once and are no part of what operations cost: statistics leave them out. */
+static int is_counted(const pith_outgoing *message) { return message->frame.kind != PITH_FRAME_SPEC; }
+
 /* Notes that so many bytes are gone, of all messages before any of them is finished: what follows may end the comm. */
 static void note_sent(pith_link *link, size_t bytes) {
   for (pith_outgoing *m = link->out; m && bytes > 0; m = m->next) {
     size_t rest = total_of(m) - m->done, n = rest < bytes ? rest : bytes;
     m->done += n;
     bytes -= n;
+    link->comm->stats.sent_bytes += is_counted(m) ? n : 0;
     link->moved += m->operation != NULL;
   }
 }
@@ -317,7 +327,7 @@ static void finish_sent(pith_link *link) {
   while (link->out && link->out->done == total_of(link->out)) {
     pith_operation *op = link->out->operation;
     uint32_t task = link->out->task;
-    link->comm->stats.messages++;
+    link->comm->stats.messages += is_counted(link->out);
     if (op) {
       op->traffic.messages++;
       op->traffic.sent_bytes += total_of(link->out);
@@ -343,7 +353,6 @@ static size_t push(pith_link *link) {
     note_sent(link, taken);
     finish_sent(link);
   }
-  link->comm->stats.sent_bytes += moved;
   link->comm->moved_bytes += moved;
   return moved;
 }
@@ -436,7 +445,8 @@ static int check_data(pith_link *link, const pith_frame *frame) {
   }
   if (!op && frame->sequence <= comm->sequence) {
     pith__comm_fail(comm, PITH_ERR_MISMATCH,
-                    "ranks disagree: rank %d sent a message of %s number %" PRIu64 ", and rank %d has finished its operation of that number. All "
+                    "ranks disagree: rank %d sent a message of %s number %" PRIu64
+                    ", and rank %d has finished its operation of that number. All "
                     "ranks must make the same calls in the same order",
                     link->peer, pith__operation_name(frame->operation), frame->sequence, comm->rank);
     return 0;
@@ -514,7 +524,9 @@ static void take_notice(pith_link *link, pith_early *notice) {
       break;
     case PITH_FRAME_GOODBYE: link->left = 1; break;
     case PITH_FRAME_WAITING: take_sign(link, &notice->frame); break;
-    case PITH_FRAME_SPEC: learn_spec(link->comm, notice->frame.fingerprint, (const char *)notice->payload); break;
+    case PITH_FRAME_SPEC:
+      learn_spec(link->comm, notice->frame.fingerprint, (const char *)notice->payload);
+      break;
   }
   free(notice);
 }

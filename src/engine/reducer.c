@@ -194,15 +194,18 @@ static pith_status fail_layer(pith_reducer *r, int p) {
     mine[i] = layer_hash(r, i);
   }
   if (status == PITH_OK) {
-    status = pith_all_gather(r->comm, (pith_cspan){mine, r->count, PITH_I64}, (pith_span){all, r->count * (size_t)ranks, PITH_I64}, NULL, NULL, NULL);
+    status = pith_all_gather(r->comm, (pith_cspan){mine, r->count, PITH_I64},
+                             (pith_span){all, r->count * (size_t)ranks, PITH_I64}, NULL, NULL, NULL);
   }
   size_t i = 0;
   while (status == PITH_OK && i + 1 < r->count && all[i] == all[(size_t)p * r->count + i]) {
     i++;
   }
   if (status == PITH_OK) {
-    status = pith_fail(PITH_ERR_MISMATCH, "ranks disagree: layer %zu, %s on this rank, has another name, shape, type or spec on rank %d than on rank 0",
-                       i, r->layers[i].name, p);
+    status = pith_fail(
+        PITH_ERR_MISMATCH,
+        "ranks disagree: layer %zu, %s on this rank, has another name, shape, type or spec on rank %d than on rank 0",
+        i, r->layers[i].name, p);
   }
   free(mine);
   free(all);
@@ -216,17 +219,19 @@ static pith_status fail_difference(pith_reducer *r, int p) {
   PITH_REQUIRE(all, PITH_ERR_MEMORY, "no memory for a reducer");
   snprintf(mine.rules, sizeof mine.rules, "%s", r->adaptive.text ? r->adaptive.text : pith_rules_text(r->rules));
   size_t words = sizeof mine / sizeof(uint64_t);
-  pith_status status = pith_all_gather(r->comm, (pith_cspan){&mine, words, PITH_I64}, (pith_span){all, words * (size_t)ranks, PITH_I64}, NULL, NULL, NULL);
+  pith_status status = pith_all_gather(r->comm, (pith_cspan){&mine, words, PITH_I64},
+                                       (pith_span){all, words * (size_t)ranks, PITH_I64}, NULL, NULL, NULL);
   reducer_facts first = all[0], other = all[p];
   free(all);
   PITH_TRY(status);
   first.rules[sizeof first.rules - 1] = other.rules[sizeof other.rules - 1] = 0;
-  PITH_REQUIRE(!strcmp(first.rules, other.rules), PITH_ERR_MISMATCH, "ranks disagree: rank 0 has the spec %s, rank %d has %s; give all ranks the same",
-               first.rules, p, other.rules);
-  PITH_REQUIRE(first.seed == other.seed, PITH_ERR_MISMATCH, "ranks disagree: rank 0 has the seed %" PRIu64 ", rank %d has %" PRIu64, first.seed, p,
-               other.seed);
-  PITH_REQUIRE(first.count == other.count, PITH_ERR_MISMATCH, "ranks disagree: rank 0 has %" PRIu64 " layers, rank %d has %" PRIu64, first.count, p,
-               other.count);
+  PITH_REQUIRE(!strcmp(first.rules, other.rules), PITH_ERR_MISMATCH,
+               "ranks disagree: rank 0 has the spec %s, rank %d has %s; give all ranks the same", first.rules, p,
+               other.rules);
+  PITH_REQUIRE(first.seed == other.seed, PITH_ERR_MISMATCH,
+               "ranks disagree: rank 0 has the seed %" PRIu64 ", rank %d has %" PRIu64, first.seed, p, other.seed);
+  PITH_REQUIRE(first.count == other.count, PITH_ERR_MISMATCH,
+               "ranks disagree: rank 0 has %" PRIu64 " layers, rank %d has %" PRIu64, first.count, p, other.count);
   return fail_layer(r, p);
 }
 

@@ -15,26 +15,40 @@ enum { PERIOD_LEAST = 32, WARMUP_LEAST = 4 };
 
 /* ---- What there is ----------------------------------------------------------------------------------------------- */
 
-#define PERIOD_OPTION {"period", PITH_PARAM_INT, PERIOD_LEAST, COUNT_MOST, "256", NULL, "steps from one plan to the next"}
-#define WARMUP_OPTION {"warmup", PITH_PARAM_INT, WARMUP_LEAST, COUNT_MOST, "20", NULL, "steps before the first plan"}
-#define ALPHA_OPTION {"alpha", PITH_PARAM_REAL, 1e-6, 1e6, "1", NULL, "factor on the error that may be lost"}
-#define BUDGET_OPTION(help) {"budget", PITH_PARAM_SPEC, 0, 0, NULL, NULL, help}
-#define THRESHOLD_OPTION {"threshold", PITH_PARAM_REAL, 1e-6, 1e6, "0.5", NULL, "how much the gradient's norm changes in a critical phase"}
-#define CRITICAL_OPTION {"critical", PITH_PARAM_SPEC, 0, 0, NULL, NULL, "the spec for critical phases"}
+#define PERIOD_OPTION \
+  { "period", PITH_PARAM_INT, PERIOD_LEAST, COUNT_MOST, "256", NULL, "steps from one plan to the next" }
+#define WARMUP_OPTION \
+  { "warmup", PITH_PARAM_INT, WARMUP_LEAST, COUNT_MOST, "20", NULL, "steps before the first plan" }
+#define ALPHA_OPTION \
+  { "alpha", PITH_PARAM_REAL, 1e-6, 1e6, "1", NULL, "factor on the error that may be lost" }
+#define BUDGET_OPTION(help) \
+  { "budget", PITH_PARAM_SPEC, 0, 0, NULL, NULL, help }
+#define THRESHOLD_OPTION \
+  { "threshold", PITH_PARAM_REAL, 1e-6, 1e6, "0.5", NULL, "how much the gradient's norm changes in a critical phase" }
+#define CRITICAL_OPTION \
+  { "critical", PITH_PARAM_SPEC, 0, 0, NULL, NULL, "the spec for critical phases" }
 
 static const pith_param auto_options[] = {
-    BUDGET_OPTION("nothing is tried that loses more than this spec does on all layers; without it only speed counts"), PERIOD_OPTION, WARMUP_OPTION, {0}};
+    BUDGET_OPTION("nothing is tried that loses more than this spec does on all layers; without it only speed counts"),
+    PERIOD_OPTION,
+    WARMUP_OPTION,
+    {0}};
 static const pith_param lgreco_options[] = {
     BUDGET_OPTION("the spec whose error on all layers may be lost; else the spec itself"),
     ALPHA_OPTION,
-    {"floor", PITH_PARAM_REAL, 0, 1, "0.5", NULL, "no layer gets less than this share of the bytes that the spec gives it"},
+    {"floor", PITH_PARAM_REAL, 0, 1, "0.5", NULL,
+     "no layer gets less than this share of the bytes that the spec gives it"},
     CRITICAL_OPTION,
     THRESHOLD_OPTION,
     PERIOD_OPTION,
     WARMUP_OPTION,
     {0}};
 static const pith_param kmeans_options[] = {
-    BUDGET_OPTION("the spec whose error on all layers may be lost; else the spec itself"), ALPHA_OPTION, PERIOD_OPTION, WARMUP_OPTION, {0}};
+    BUDGET_OPTION("the spec whose error on all layers may be lost; else the spec itself"),
+    ALPHA_OPTION,
+    PERIOD_OPTION,
+    WARMUP_OPTION,
+    {0}};
 static const pith_param accordion_options[] = {CRITICAL_OPTION, THRESHOLD_OPTION, PERIOD_OPTION, WARMUP_OPTION, {0}};
 
 /* In the order of pith_adapt_kind. */
@@ -44,18 +58,23 @@ static const struct {
 } kinds[] = {
     {"auto", "auto", "the fastest of all methods and of no compression, by trial, layer by layer", "Pith",
      "the default of pith.torch.compress(), with budget=q:4; without a budget for plain SGD only", auto_options},
-    {"lgreco", "lgreco:SPEC", "the fewest bytes at the error that SPEC has on all layers: each layer gets a strength of its own", "Alimohammadi 2023 (L-GreCo)",
-     "where a spec trains well and its bytes are too many; lgreco:mix,budget=q:4 chooses from all families", lgreco_options},
-    {"kmeans", "kmeans:SPEC", "layers in groups of like size and norm, each group with a strength of its own", "Markov 2022 (CGX)",
-     "to compare with lgreco, which loses less at the same bytes", kmeans_options},
-    {"accordion", "accordion:SPEC,CRITICAL", "a light spec while the gradient's norm changes fast, a strong one otherwise", "Agarwal 2021 (Accordion)",
+    {"lgreco", "lgreco:SPEC",
+     "the fewest bytes at the error that SPEC has on all layers: each layer gets a strength of its own",
+     "Alimohammadi 2023 (L-GreCo)",
+     "where a spec trains well and its bytes are too many; lgreco:mix,budget=q:4 chooses from all families",
+     lgreco_options},
+    {"kmeans", "kmeans:SPEC", "layers in groups of like size and norm, each group with a strength of its own",
+     "Markov 2022 (CGX)", "to compare with lgreco, which loses less at the same bytes", kmeans_options},
+    {"accordion", "accordion:SPEC,CRITICAL",
+     "a light spec while the gradient's norm changes fast, a strong one otherwise", "Agarwal 2021 (Accordion)",
      "where early epochs need more precision than later ones", accordion_options},
 };
 enum { NAMES = sizeof kinds / sizeof *kinds };
 
 pith_status pith_adaptive_get(size_t index, pith_method *method) {
   PITH_REQUIRE(method, PITH_ERR_ARGUMENT, "pith_adaptive_get: method is NULL");
-  PITH_REQUIRE(index < NAMES, PITH_ERR_RANGE, "there is no adaptive spec %zu: there are %d, counted from 0", index, NAMES);
+  PITH_REQUIRE(index < NAMES, PITH_ERR_RANGE, "there is no adaptive spec %zu: there are %d, counted from 0", index,
+               NAMES);
   *method = (pith_method){.name = kinds[index].name,
                           .family = "adaptive",
                           .summary = kinds[index].summary,
@@ -187,7 +206,9 @@ static double initial_of(const char *key) {
 static pith_status read_values(const pieces *p, pith_adapt_options *o) {
   o->period = (size_t)initial_of("period"), o->warmup = (size_t)initial_of("warmup");
   o->alpha = initial_of("alpha"), o->threshold = initial_of("threshold");
-  o->floor = o->kind == PITH_ADAPT_LGRECO && strcmp(o->spec, "mix") != 0 ? initial_of("floor") : 0; /* bytes of several families say little about each other */
+  o->floor = o->kind == PITH_ADAPT_LGRECO && strcmp(o->spec, "mix") != 0
+                 ? initial_of("floor")
+                 : 0; /* bytes of several families say little about each other */
   PITH_TRY(read_count(o, "period", p->period, PERIOD_LEAST, &o->period));
   PITH_TRY(read_count(o, "warmup", p->warmup, WARMUP_LEAST, &o->warmup));
   PITH_TRY(read_number(o, "alpha", p->alpha, 1e-6, 1e6, &o->alpha));
@@ -310,9 +331,14 @@ pith_status pith_adapter_option(const char *spec, const char *key, char *text, s
   const struct {
     const char *key, *text;
     double number;
-  } known[] = {{"spec", o->spec, 0},           {"budget", o->budget, 0},           {"critical", o->critical, 0},
-               {"period", NULL, (double)o->period}, {"warmup", NULL, (double)o->warmup}, {"alpha", NULL, o->alpha},
-               {"threshold", NULL, o->threshold},   {"floor", NULL, o->floor}};
+  } known[] = {{"spec", o->spec, 0},
+               {"budget", o->budget, 0},
+               {"critical", o->critical, 0},
+               {"period", NULL, (double)o->period},
+               {"warmup", NULL, (double)o->warmup},
+               {"alpha", NULL, o->alpha},
+               {"threshold", NULL, o->threshold},
+               {"floor", NULL, o->floor}};
   size_t at = 0, count = sizeof known / sizeof *known;
   while (at < count && strcmp(known[at].key, key) != 0) {
     at++;

@@ -310,9 +310,14 @@ TEST(a_request_outlives_its_comm) {
 typedef enum mistake { KIND, SIZE, TYPE, REDUCTION, SPEC, UNCOMPRESSED, LAYER, EXTRA, MISTAKES } mistake;
 
 static const char *const words[MISTAKES][2] = {
-    [KIND] = {"broadcast", "allreduce"}, [SIZE] = {"4999", "5000"},           [TYPE] = {"i32", "f32"},
-    [REDUCTION] = {"max", "sum"},        [SPEC] = {"q:3", "q:4"},             [UNCOMPRESSED] = {"uncompressed values", "q:4"},
-    [LAYER] = {"layer 5", "4"},          [EXTRA] = {"barrier", "allreduce"},
+    [KIND] = {"broadcast", "allreduce"},
+    [SIZE] = {"4999", "5000"},
+    [TYPE] = {"i32", "f32"},
+    [REDUCTION] = {"max", "sum"},
+    [SPEC] = {"q:3", "q:4"},
+    [UNCOMPRESSED] = {"uncompressed values", "q:4"},
+    [LAYER] = {"layer 5", "4"},
+    [EXTRA] = {"barrier", "allreduce"},
 };
 
 /* One allreduce, on rank 1 with a mistake. */
@@ -349,7 +354,8 @@ static void one_makes_a_mistake(pith_comm *comm, void *argument) {
   CHECK_MSG(status == PITH_ERR_MISMATCH || status == PITH_ERR_ABORTED, "mistake %d: rank %d got %s: %s", (int)m, pith_comm_rank(comm),
             pith_status_string(status), text);
   CHECK_MSG(names_rank(text, 1), "mistake %d: the error says \"%s\"", (int)m, text);
-  for (size_t i = 0; i < 2 && !strstr(text, "has finished its operation"); i++) { /* what each side did, in words, on every rank */
+  for (size_t i = 0; i < 2 && !strstr(text, "has finished its operation");
+       i++) { /* what each side did, in words, on every rank */
     CHECK_MSG(strstr(text, words[m][i]), "mistake %d: \"%s\" is not in \"%s\"", (int)m, words[m][i], text);
   }
   CHECK_MSG(!strstr(text, "0x"), "mistake %d: the error shows a hash: \"%s\"", (int)m, text);

@@ -99,9 +99,15 @@ TEST(training_begins_with_the_spec_whose_error_is_the_budget) {
 TEST(the_options_of_a_spec_can_be_asked_for) {
   static const struct {
     const char *spec, *key, *value;
-  } cases[] = {{"auto", "budget", ""},          {"auto,budget=q:4", "budget", "q:4"}, {"auto", "period", "256"},
-               {"lgreco:q:4", "spec", "q:4"},   {"lgreco:q:4", "budget", "q:4"},      {"lgreco:q:4", "floor", "0.5"},
-               {"lgreco:q:4,alpha=2", "alpha", "2"}, {"accordion:q:4,q:8", "critical", "q:8"}, {"auto,warmup=5", "warmup", "5"}};
+  } cases[] = {{"auto", "budget", ""},
+               {"auto,budget=q:4", "budget", "q:4"},
+               {"auto", "period", "256"},
+               {"lgreco:q:4", "spec", "q:4"},
+               {"lgreco:q:4", "budget", "q:4"},
+               {"lgreco:q:4", "floor", "0.5"},
+               {"lgreco:q:4,alpha=2", "alpha", "2"},
+               {"accordion:q:4,q:8", "critical", "q:8"},
+               {"auto,warmup=5", "warmup", "5"}};
   char text[64];
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     CHECK_OK(pith_adapter_option(cases[i].spec, cases[i].key, text, sizeof text));
