@@ -221,12 +221,12 @@ for result in results:
 END
 }
 
-results_become_the_table_of_the_readme() {
+results_become_the_table_of_the_docs() {
   need python3
   bench q:4
-  cp "$root/README.md" "$temp/README.md"
-  "$root/tools/bench-table" "$temp/json" "$temp/README.md"
-  grep -q '^| `q:4` | 4.125 |' "$temp/README.md"
+  cp "$root/docs/performance.md" "$temp/page.md"
+  "$root/tools/bench-table" "$temp/json" "$temp/page.md"
+  grep -q '^| `q:4` | 4.125 |' "$temp/page.md"
 }
 
 an_unwritable_file_is_an_error() {
@@ -238,4 +238,4 @@ run_tests codecs_lists_the_sixteen_methods_of_the_survey codecs_json_says_the_sa
   every_method_says_when_to_use_it a_spec_can_be_explained_in_json unknown_method_offers_the_nearest bits_per_value_are_those_of_the_formula \
   errors_are_those_of_the_method every_instruction_set_measures_the_same_error \
   every_type_and_distribution_can_be_measured sizes_run_from_first_to_last the_usual_list_can_be_measured \
-  results_become_the_table_of_the_readme an_unwritable_file_is_an_error
+  results_become_the_table_of_the_docs an_unwritable_file_is_an_error

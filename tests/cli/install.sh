@@ -1,5 +1,5 @@
 #!/bin/sh
-# What other people build on: the installed tree, the example of the README, the symbols, the layers.
+# What other people build on: the installed tree, the examples of the docs, the symbols, the layers.
 . "$(dirname "$0")/../shell.sh"
 
 CC=${CC:-cc}
@@ -14,14 +14,21 @@ installed() { # installs once, for all tests of this script
   libdir=$(dirname "$(find "$prefix" -name libpith.so)")
 }
 
-the_example_of_the_readme_runs() {
+the_examples_run() {
   exits 0 "$build/examples/example_encode"
   says out 'step  9: 540672 bytes instead of 4194304'
+  exits 0 "$pith" run -n 3 -- "$build/examples/example_allreduce"
+  says out 'step 2: the mean of 3 ranks, relative error 0.0'
 }
 
-the_readme_shows_that_example() {
-  sed -n '/^```c$/,/^```$/p' "$root/README.md" | sed '1d;$d' >"$temp/shown.c"
-  diff "$temp/shown.c" "$root/examples/encode.c"
+# block PAGE N: the N-th block of C in it.
+block() {
+  awk -v n="$2" '/^```c$/ { k++; shown = k == n; next } /^```$/ { shown = 0 } shown' "$1"
+}
+
+the_docs_show_the_examples() {
+  block "$root/docs/c.md" 1 | diff - "$root/examples/encode.c"
+  block "$root/docs/c.md" 2 | diff - "$root/examples/allreduce.c"
 }
 
 installed_library_is_found_by_pkg_config() {
@@ -85,6 +92,6 @@ only_the_c_library_is_needed() {
 
 layers_keep_to_their_includes() { "$root/tools/check-includes"; }
 
-run_tests the_example_of_the_readme_runs the_readme_shows_that_example installed_library_is_found_by_pkg_config \
+run_tests the_examples_run the_docs_show_the_examples installed_library_is_found_by_pkg_config \
   installed_library_is_found_by_cmake plugin_builds_against_the_installed_headers headers_can_be_used_from_cplusplus \
   only_public_symbols_are_seen only_the_c_library_is_needed layers_keep_to_their_includes
