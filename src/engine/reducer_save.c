@@ -83,7 +83,14 @@ pith_status pith_reducer_save(const pith_reducer *r, pith_out *out) {
   PITH_REQUIRE(adapter || !r->adaptive.text, PITH_ERR_STATE, "the adapter cannot be saved: %s", pith_error());
   PITH_REQUIRE(out->capacity >= size, PITH_ERR_BUFFER, "the reducer takes %zu bytes, the buffer has %zu", size, out->capacity);
   uint8_t *bytes = out->data;
-  reducer_header head = {REDUCER_MAGIC, CURRENT, r->step, r->seed, r->count, adapter, (uint32_t)r->comm->rank, (uint32_t)r->comm->ranks};
+  reducer_header head = {.magic = REDUCER_MAGIC,
+                         .version = CURRENT,
+                         .step = r->step,
+                         .seed = r->seed,
+                         .layers = r->count,
+                         .adapter = adapter,
+                         .rank = (uint32_t)r->comm->rank,
+                         .ranks = (uint32_t)r->comm->ranks};
   memcpy(bytes, &head, sizeof head);
   if (adapter) {
     PITH_TRY(pith_adapter_save(r->adaptive.adapter, &(pith_out){bytes + sizeof head, adapter, 0}));
@@ -209,18 +216,21 @@ static pith_status check_head(const pith_reducer *r, pith_bytes in, reducer_head
   memcpy(head, in.data, least);
   PITH_REQUIRE(head->magic == REDUCER_MAGIC, PITH_ERR_CORRUPT, "these bytes are not a checkpoint of a reducer");
   PITH_REQUIRE(head->version >= FIXED && head->version <= CURRENT, PITH_ERR_CORRUPT,
-               "the checkpoint was saved by version %u of the format, and this library reads %u to %u", head->version, FIXED, CURRENT);
+               "the checkpoint was saved by version %u of the format, and this library reads %u to %u", head->version,
+               FIXED, CURRENT);
   PITH_REQUIRE(head->version == CURRENT || (head->version == ADAPTIVE) == (head->adapter > 0), PITH_ERR_CORRUPT,
-               "the checkpoint is damaged: version %u with an adapter of %llu bytes", head->version, (unsigned long long)head->adapter);
+               "the checkpoint is damaged: version %u with an adapter of %llu bytes", head->version,
+               (unsigned long long)head->adapter);
   PITH_REQUIRE(in.size >= head_size(head), PITH_ERR_CORRUPT, "the checkpoint ends within its head");
   if (head->version == CURRENT) {
     memcpy(head, in.data, sizeof *head);
-    PITH_TRY(pith__check_owner("the checkpoint", head->rank, head->ranks, (uint32_t)r->comm->rank, (uint32_t)r->comm->ranks));
+    PITH_TRY(pith__check_owner("the checkpoint", head->rank, head->ranks, (uint32_t)r->comm->rank,
+                               (uint32_t)r->comm->ranks));
   }
   PITH_REQUIRE(head->layers == r->count, PITH_ERR_STATE, "the checkpoint has %llu layers, the reducer %zu", (unsigned long long)head->layers,
                r->count);
-  PITH_REQUIRE((head->adapter > 0) == (r->adaptive.text != NULL), PITH_ERR_STATE, "the checkpoint was saved %s an adaptive spec",
-               head->adapter ? "with" : "without");
+  PITH_REQUIRE((head->adapter > 0) == (r->adaptive.text != NULL), PITH_ERR_STATE,
+               "the checkpoint was saved %s an adaptive spec", head->adapter ? "with" : "without");
   return PITH_OK;
 }
 
@@ -232,7 +242,8 @@ pith_status pith_reducer_load(pith_reducer *r, pith_bytes in) {
   PITH_TRY(pith__reducer_adapter_ready(r));
   loaded new = {.layer = calloc(r->count + 1, sizeof *new.layer)};
   PITH_REQUIRE(new.layer, PITH_ERR_MEMORY, "no memory to load a checkpoint");
-  pith_status status = load_all(r, &new, &head, (cursor){(const uint8_t *)in.data + head_size(&head), in.size - head_size(&head)});
+  pith_status status =
+      load_all(r, &new, &head, (cursor){(const uint8_t *)in.data + head_size(&head), in.size - head_size(&head)});
   if (status == PITH_OK) {
     commit(r, &new, &head);
   }

@@ -68,7 +68,8 @@ pith_status pith__feed_encode_result(const pith_codec *codec, pith_state *state,
                                      const pith_feed_scratch *scratch, const pith_ctx *ctx);
 
 /* PITH_ERR_STATE unless the rank that saved a checkpoint is the one that loads it. `what` names the checkpoint in the message. */
-pith_status pith__check_owner(const char *what, uint32_t saved_rank, uint32_t saved_ranks, uint32_t rank, uint32_t ranks);
+pith_status pith__check_owner(const char *what, uint32_t saved_rank, uint32_t saved_ranks, uint32_t rank,
+                              uint32_t ranks);
 
 /* A rank of a comm is about to use the state. Refused if the state was loaded from a checkpoint of another rank. */
 pith_status pith__state_claim(pith_state *state, int rank, int ranks);

@@ -217,12 +217,14 @@ static void swap_states(pith_comm *comm, void *argument) {
   CHECK_OK(pith_barrier(comm, NULL));
   pith_bytes other = {saved_by[1 - rank].data, saved_by[1 - rank].size};
   CHECK_STATUS(pith_state_load(used, other), PITH_ERR_STATE); /* it has been used by this rank */
-  CHECK_ERROR_SAYS(rank == 0 ? "the state was saved by rank 1 of 2, and this is rank 0" : "the state was saved by rank 0 of 2, and this is rank 1");
+  CHECK_ERROR_SAYS(rank == 0 ? "the state was saved by rank 1 of 2, and this is rank 0"
+                             : "the state was saved by rank 0 of 2, and this is rank 1");
   CHECK_OK(pith_state_load(fresh, other)); /* it might be the other rank's, until this one uses it */
   pith_call call = PITH_CALL_INIT;
   call.codec = codec;
   call.state = fresh;
-  CHECK_STATUS(pith_allreduce(comm, (pith_cspan){x, N, PITH_F32}, (pith_span){x, N, PITH_F32}, PITH_SUM, &call, NULL), PITH_ERR_STATE);
+  CHECK_STATUS(pith_allreduce(comm, (pith_cspan){x, N, PITH_F32}, (pith_span){x, N, PITH_F32}, PITH_SUM, &call, NULL),
+               PITH_ERR_STATE);
   CHECK_ERROR_SAYS("each rank loads what it saved itself");
   CHECK_OK(pith_barrier(comm, NULL));
   free(saved_by[rank].data);

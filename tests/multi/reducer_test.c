@@ -162,7 +162,8 @@ static void swap_checkpoints(pith_comm *comm, void *argument) {
   CHECK_OK(pith_barrier(comm, NULL));
   const pith_out *other = &saved_by[1 - rank];
   CHECK_STATUS(pith_reducer_load(r, (pith_bytes){other->data, other->size}), PITH_ERR_STATE);
-  CHECK_ERROR_SAYS(rank == 0 ? "saved by rank 1 of 2, and this is rank 0: " : "saved by rank 0 of 2, and this is rank 1: ");
+  CHECK_ERROR_SAYS(rank == 0 ? "saved by rank 1 of 2, and this is rank 0: "
+                             : "saved by rank 0 of 2, and this is rank 1: ");
   CHECK_ERROR_SAYS("each rank loads what it saved itself");
   gradients a = take_step(r, rank, 1); /* the refused checkpoint has changed nothing */
   CHECK_OK(pith_reducer_load(untouched, (pith_bytes){saved_by[rank].data, saved_by[rank].size}));
