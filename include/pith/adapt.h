@@ -4,8 +4,9 @@
  * for engines with an exchange of their own.
  *
  *   pith_adapter_create("lgreco:q:4", layers, count, rank, ranks, seed, &adapter);
+ *
  *   every step:
- *     if (pith_adapter_wants(adapter, layer)) pith_adapter_observe(adapter, layer, gradient);     // before it is reduced
+ *     if (pith_adapter_wants(adapter, layer)) pith_adapter_observe(adapter, layer, gradient);   // before it is reduced
  *     …
  *     pith_adapter_finish(adapter, &measured, &numbers, &count);      // all gradients are means now
  *     … if count is not 0: all ranks add up `numbers`, exactly and in place …

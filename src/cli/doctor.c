@@ -212,7 +212,7 @@ static void print_memory(const cli_machine *machine) {
 static void print_gpu(const report *r) {
   print_field("gpu", "%s", gpu_state(&r->machine));
   print_field("", "kernels %s%s", r->can_run_kernels ? "can run: " : "cannot run: ", r->kernels);
-  print_field("", "%s%s", r->has_nccl ? "NCCL " : "no NCCL: ", r->nccl);
+  print_field("", "%s%s", r->has_nccl ? "NCCL " : "", r->nccl);
 }
 
 static void print_python(const report *r) {

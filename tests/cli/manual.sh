@@ -129,7 +129,7 @@ bash_completes_values() {
   offers f32 f16 bf16
   completes pith codecs lg
   offers lgreco
-  cd "$temp"
+  cd "$temp" || return 1
   : >statistics.json
   completes pith plan make statis
   offers statistics.json

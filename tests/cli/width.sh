@@ -98,8 +98,8 @@ every_benchmark_of_an_operation_fits() {
     count=$((count + 1))
   done
   [ $count -ge 10 ]
-  out_fits "$pith" run --no-prefix -n 2 -- "$pith" bench allreduce -b 256M -e 256M -n 1 -w 0 -c 0 --algo sra --algo gather \
-    --link 100mbit --codec ef/topk:0.01,values=fp16,select=sampled --codec q:4
+  out_fits "$pith" run --no-prefix -n 2 -- "$pith" bench allreduce -b 16M -e 16M -n 1 -w 0 -c 0 --algo sra --algo gather \
+    --link 1mbit --codec ef/topk:0.01,values=fp16,select=sampled --codec q:4
   grep -q 'least' "$temp/out"
   out_fits "$pith" run -n 2 -- "$pith" bench allreduce -b 4K -e 4K -n 1 -w 0 --codec q:4
 }
