@@ -15,3 +15,7 @@ if(TARGET pith_cuda)
   add_dependencies(pith_python pith_cuda)
   install(PROGRAMS ${PITH_CUDA_MODULE} DESTINATION _native COMPONENT python EXCLUDE_FROM_ALL)
 endif()
+if(PITH_MANUAL_DIR AND DEFINED SKBUILD_DATA_DIR) # scikit-build-core's: what goes beside the interpreter
+  add_dependencies(pith_python pith_manual)
+  install(FILES ${PITH_MANUAL_DIR}/pith.1 DESTINATION ${SKBUILD_DATA_DIR}/share/man/man1 COMPONENT python EXCLUDE_FROM_ALL)
+endif()

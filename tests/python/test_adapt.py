@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import needs
 import pytest
 
+import needs
 import pith
 from pith._adapt import AdaptiveRules, rules_from
 from ranks import run

@@ -5,8 +5,9 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import needs
 import pytest
+
+import needs
 
 torch = needs.module("torch", "the tests here use it")
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import needs
 import pytest
 
+import needs
 from ranks import run
 
 torch = needs.module("torch", "the backend needs torch")

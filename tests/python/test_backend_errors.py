@@ -8,9 +8,9 @@ import time
 from datetime import timedelta
 from typing import Any
 
-import needs
 import pytest
 
+import needs
 from ranks import outcomes, run
 
 torch = needs.module("torch", "the backend needs torch")

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import needs
 import pytest
 
+import needs
 import pith
 
 N = 5000

@@ -9,9 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import needs
 import pytest
 
+import needs
 import pith._library as library
 
 MODULE = library.NATIVE / "libpith_cuda.so"

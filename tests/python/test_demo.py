@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-import needs
 import pytest
 
+import needs
 from test_launchers import command
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "pytorch" / "demo.py"

@@ -7,9 +7,9 @@ import io
 import os
 from typing import Any
 
-import needs
 import pytest
 
+import needs
 import pith
 from ranks import outcomes, run
 

@@ -16,9 +16,9 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
-import needs
 import pytest
 
+import needs
 from clean_venv import CleanVenv
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,9 +10,9 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
-import needs
 import pytest
 
+import needs
 from ranks import free_port, run
 
 torch = needs.module("torch", "the backend needs torch")

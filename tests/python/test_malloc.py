@@ -6,8 +6,9 @@ import platform
 import subprocess
 import sys
 
-import needs
 import pytest
+
+import needs
 
 needs.module("torch", "pith.torch needs torch")
 

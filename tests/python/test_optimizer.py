@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 from typing import Any
 
-import needs
 import pytest
 
+import needs
 import pith
 from ranks import run
 

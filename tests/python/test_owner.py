@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import needs
 import pytest
 
+import needs
 import pith
 from ranks import run
 

@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import needs
 import pytest
+
+import needs
 
 needs.module("torch", "the script imports torch")
 

@@ -6,9 +6,9 @@ import os
 from typing import Any
 
 import numpy as np
-import needs
 import pytest
 
+import needs
 import pith
 
 N = 5000

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import needs
 import pytest
 
+import needs
 import pith
 from ranks import run
 

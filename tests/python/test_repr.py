@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import needs
-import pytest
 
+import needs
 import pith
 from ranks import run
 

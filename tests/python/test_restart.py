@@ -11,8 +11,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import needs
-import pytest
-
 from ranks import run
 
 torch = needs.module("torch", "training needs torch")

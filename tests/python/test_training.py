@@ -6,8 +6,6 @@ import copy
 from typing import Any
 
 import needs
-import pytest
-
 from ranks import run
 
 torch = needs.module("torch", "the backend needs torch")
