@@ -12,7 +12,7 @@ typedef struct cli_timing {
   int is_checked;
   double wrong; /* values that are not exact, of the rank with most */
   double error; /* ‖result − exact‖ / ‖exact‖ of the first operation, when memories are still empty; the worst rank's */
-  int differs; /* ranks that should hold the same bits do not */
+  int differs;  /* ranks that should hold the same bits do not */
 } cli_timing;
 
 /* The first operation is the one whose result is looked at, if `check`. */

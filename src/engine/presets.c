@@ -7,8 +7,7 @@
 #include "codec/registry.h"
 
 #define SIGN_BUCKET PITH_PARAM_BUCKET("4096")
-#define BLOCK \
-  { "block", PITH_PARAM_INT, 64, PITH_BLOCK_MAX, "4096", NULL, "values rotated together; a power of two" }
+#define BLOCK {"block", PITH_PARAM_INT, 64, PITH_BLOCK_MAX, "4096", NULL, "values rotated together; a power of two"}
 
 static const pith_param sign_params[] = {SIGN_BUCKET, {0}};
 

@@ -287,10 +287,12 @@ pith_status pith_state_load(pith_state *state, pith_bytes in) {
           header.part_size == state->part_size,
       PITH_ERR_STATE, "the saved state is for another layer or spec: %llu values in %llu rows, here %zu in %llu",
       (unsigned long long)header.n, (unsigned long long)header.rows, state->n, (unsigned long long)state->rows);
-  PITH_REQUIRE(header.result_n ? state->residual && header.result_n <= state->n && header.result_first <= state->n - header.result_n
-                               : header.result_first == 0,
-               PITH_ERR_CORRUPT, "the saved state has results %llu to %llu of %zu values", (unsigned long long)header.result_first,
-               (unsigned long long)(header.result_first + header.result_n), state->n);
+  PITH_REQUIRE(header.result_n
+                   ? state->residual && header.result_n <= state->n && header.result_first <= state->n - header.result_n
+                   : header.result_first == 0,
+               PITH_ERR_CORRUPT, "the saved state has results %llu to %llu of %zu values",
+               (unsigned long long)header.result_first, (unsigned long long)(header.result_first + header.result_n),
+               state->n);
   const uint8_t *bytes = in.data;
   size_t size = pith_state_size(state) + ((size_t)header.result_n - state->result_n) * sizeof(float);
   PITH_REQUIRE(in.size == size, PITH_ERR_CORRUPT, "the saved state has %zu bytes instead of %zu", in.size, size);

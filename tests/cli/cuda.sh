@@ -3,7 +3,8 @@
 # Without a GPU they say so and are skipped.
 build=${1:-build}
 if [ ! -e "$build/libpith_cuda.so" ]; then
-  echo "skip cuda_test: the CUDA module is not built (make cuda)"
+  if [ -e /dev/nvidia0 ]; then why="the CUDA module is not built (make cuda)"; else why="[gpu] there is no GPU here"; fi
+  echo "skip cuda_test: $why"
   echo "0 passed, 0 failed, 1 skipped"
   exit 0
 fi

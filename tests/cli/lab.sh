@@ -8,7 +8,7 @@ export temp
 # Where a lab cannot run, the reason is the one that doctor gives.
 need_lab() {
   reason=$("$pith" doctor --no-python | tr '\n' ' ' | sed -n 's/.*pith lab cannot run: \(.*\) kernels  *scalar.*/\1/p')
-  [ -z "$reason" ] || skip "pith lab cannot run here: $reason"
+  [ -z "$reason" ] || lacks lab "pith lab cannot run here: $reason"
 }
 
 # What others can see of networks: interfaces, named namespaces.
@@ -204,7 +204,7 @@ need_user_lab() {
   cp "$pith" "$temp/user/pith"
   cp "$temp/transfer.py" "$temp/user/transfer.py"
   chmod 755 "$temp" "$temp/user/pith" && chmod 777 "$temp/user"
-  refusal=$($as_user "$temp/user/pith" lab -n 1 --rate 1gbit -- true 2>&1) || skip "$refusal"
+  refusal=$($as_user "$temp/user/pith" lab -n 1 --rate 1gbit -- true 2>&1) || lacks userns "$refusal"
 }
 
 a_user_makes_a_lab() {
@@ -278,7 +278,7 @@ doctor_tells_a_user_what_a_lab_takes() {
 # refused SETTING: as a user of a system that has this setting, which is made inside a namespace.
 refused_by() {
   need unshare
-  unshare --user --map-root-user true 2>/dev/null || skip "there are no user namespaces here: $(unshare --user --map-root-user true 2>&1)"
+  unshare --user --map-root-user true 2>/dev/null || lacks userns "there are no user namespaces here: $(unshare --user --map-root-user true 2>&1)"
   got=0
   unshare --user --map-root-user --mount sh -c "$1"'; exec setpriv --inh-caps=-all --bounding-set=-all "$@"' sh \
     "$pith" lab -n 2 --rate 1gbit -- true >"$temp/out" 2>"$temp/err" || got=$?

@@ -14,7 +14,7 @@ done
 
 need_torchrun() {
   need_plain_build
-  [ -n "$torchrun" ] || skip "there is no torchrun in PITH_VENV, .venv or PATH (pip install torch)"
+  [ -n "$torchrun" ] || lacks torch "there is no torchrun in PITH_VENV, .venv or PATH (pip install torch)"
 }
 
 free_port() { python3 -c 'import socket; print(socket.create_server(("127.0.0.1", 0)).getsockname()[1])'; }

@@ -18,8 +18,10 @@ static double cost(pith_algorithm algorithm, const uint64_t *host, int ranks, si
 static const uint64_t two_of_four[] = {1, 1, 1, 1, 2, 2, 2, 2}, apart[] = {1, 2, 3, 4, 5, 6, 7, 8};
 
 TEST(crowded_hosts_sum_inside_first) {
-  CHECK(cost(PITH_ALGORITHM_HIERARCHICAL, two_of_four, 8, 1 << 22, 32) < cost(PITH_ALGORITHM_SRA, two_of_four, 8, 1 << 22, 32) / 2);
-  CHECK(cost(PITH_ALGORITHM_HIERARCHICAL, two_of_four, 8, 1 << 22, 4) < cost(PITH_ALGORITHM_SRA, two_of_four, 8, 1 << 22, 4));
+  CHECK(cost(PITH_ALGORITHM_HIERARCHICAL, two_of_four, 8, 1 << 22, 32) <
+        cost(PITH_ALGORITHM_SRA, two_of_four, 8, 1 << 22, 32) / 2);
+  CHECK(cost(PITH_ALGORITHM_HIERARCHICAL, two_of_four, 8, 1 << 22, 4) <
+        cost(PITH_ALGORITHM_SRA, two_of_four, 8, 1 << 22, 4));
 }
 
 TEST(sparse_payloads_are_gathered_and_dense_ones_split) {
