@@ -108,11 +108,15 @@ static void examine_cpu_wish(findings *f) {
   }
 }
 
-/* Variables nobody reads; the value stays unsaid, it may be a secret. */
+/* Variables nobody reads; the value stays unsaid, it may be a secret. PITH_TEST_… are settings of the project's own
+ * tests. */
 static void examine_variable(const char *entry, findings *f) {
   char name[TEXT_SIZE];
   const char *nearest = NULL;
   const cli_variable *variable;
+  if (strncmp(entry, "PITH_TEST_", strlen("PITH_TEST_")) == 0) {
+    return;
+  }
   snprintf(name, sizeof name, "%.*s", (int)strcspn(entry, "="), entry);
   for (size_t i = 0; (variable = cli_variable_get(i)); i++) {
     if (is_named(entry, variable->name)) {
