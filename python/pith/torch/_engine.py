@@ -63,6 +63,9 @@ class Engine(Protocol):
 
     def load(self, saved: dict[str, Any]) -> None: ...
 
+    def close(self) -> None:
+        """Gives back threads, memory and groups. All ranks call it, between steps."""
+
 
 def engine_for(group: Any, rules: Rules, layers: list[Layer], seed: int) -> Engine:
     """The reducer over the backend pith, exchanges over any other, and for devices: only payloads come to main memory."""
@@ -180,6 +183,10 @@ class ReducerEngine:
         if self._reducer is not None:
             self._reducer.load(saved["reducer"])
             self._follow()
+
+    def close(self) -> None:
+        if self._reducer is not None:
+            self._reducer.close()
 
 
 # ---- Over other backends ---------------------------------------------------------------------------------------------
@@ -308,6 +315,13 @@ class ExchangeEngine:
         self._states[:] = fresh
         self._parts.clear()
         self._step = saved["step"]
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+            self._group = None
 
 
 def _own_group(group: Any) -> Any:
