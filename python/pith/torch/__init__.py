@@ -27,7 +27,7 @@ from ._base import Usage
 from ._compression import Compression, compression
 from ._fsdp import ShardedCompressor
 from ._group import PithGroup, create
-from ._hook import Compressor, HookState, compress, compressor, hook, stats
+from ._hook import Compressor, HookState, compress, compressor, hook, is_compressed, stats
 from ._launcher import adopt_launcher
 from ._optimizer import (
     DistributedOptimizer,
@@ -54,6 +54,7 @@ __all__ = [
     "compression",
     "compressor",
     "hook",
+    "is_compressed",
     "record",
     "stats",
 ]

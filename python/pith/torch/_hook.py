@@ -98,11 +98,16 @@ def compressor(model: torch.nn.Module) -> Compressor | ShardedCompressor:
     found = distributed_module(model)
     if found in _compressors:
         return _compressors[found]
-    if isinstance(found, DistributedDataParallel):
-        for _, state in getattr(found, "_comm_hooks", ()):
-            if isinstance(state, HookState) and not state.removed:
-                return state._bound(found)
-    raise ArgumentError("this model is not compressed: call pith.torch.compress() first")
+    state = _waiting_state(found)
+    if state is None:
+        raise ArgumentError("this model is not compressed: call pith.torch.compress() first")
+    return state._bound(found)  # type: ignore[arg-type]
+
+
+def is_compressed(model: torch.nn.Module) -> bool:
+    """Whether the gradients of a model are compressed, or will be from the first step on."""
+    found = distributed_module(model)
+    return found in _compressors or _waiting_state(found) is not None
 
 
 def stats(what: Any = None) -> Any:
@@ -271,6 +276,12 @@ def _removed_state(model: DistributedDataParallel) -> HookState | None:
             )
         raise ArgumentError("the model has a communication hook already, and DDP takes one only")
     return None
+
+
+def _waiting_state(model: torch.nn.Module) -> HookState | None:
+    """A state that the model has in its hooks, and that was not removed."""
+    states = [state for _, state in getattr(model, "_comm_hooks", None) or ()]
+    return next((s for s in states if isinstance(s, HookState) and not s.removed), None)
 
 
 def _model_of(state: HookState, bucket: dist.GradBucket) -> DistributedDataParallel:
