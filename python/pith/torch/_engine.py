@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -209,7 +210,8 @@ class ExchangeEngine:
         self._parts: dict[tuple[int, ...], list[Part]] = {}
         self._sent = [0.0] * len(layers)
         self._step = 0
-        self._group = _own_group(group) if self.ranks > 1 else None
+        self._parent = group
+        self._group = _taken_group(group) if self.ranks > 1 else None
         self._worker = Worker(self._coder.working) if self.ranks > 1 else None
         self._adapting: Adapting | None = None
         if isinstance(rules, AdaptiveRules) and any(layer.adaptive for layer in layers):
@@ -320,8 +322,19 @@ class ExchangeEngine:
         if self._worker is not None:
             self._worker.close()
         if self._group is not None:
-            dist.destroy_process_group(self._group)
+            _spare.setdefault(self._parent, []).append(self._group)
             self._group = None
+
+
+# Own groups of engines that were closed, by the group that they were made from. They are not destroyed: torch would give the next one the
+# same name, under which the store still has the addresses of the old one.
+_spare: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+
+
+def _taken_group(group: Any) -> Any:
+    """A group of an engine that was closed, else a new one. All ranks open and close engines in the same order."""
+    spare = _spare.get(group)
+    return spare.pop() if spare else _own_group(group)
 
 
 def _own_group(group: Any) -> Any:

@@ -28,12 +28,15 @@ def saved_state(compressor: Any) -> dict[str, Any]:
     return {"weights": weights, "compressor": compressor.state_dict()}
 
 
-def load_state(compressor: Any, saved: dict[str, Any] | None, origin: str) -> bool:
+def load_state(
+    compressor: Any, saved: dict[str, Any] | None, origin: str, check_weights: bool = True
+) -> bool:
     """Loads what this rank has saved; False if no rank has anything. All ranks call it: if one of them cannot, none goes on."""
 
     def load() -> tuple[bool, dict[str, Any]]:
         if saved is not None:
-            if saved["weights"] != fingerprint(layer.parameter for layer in compressor.layers):
+            mine = fingerprint(layer.parameter for layer in compressor.layers)
+            if check_weights and saved["weights"] != mine:
                 raise StateError(
                     f"{origin} is of other weights than those that training goes on with: name the checkpoint that was loaded, or go on "
                     "without the state (restore=False); residuals then start at zero"
@@ -73,11 +76,13 @@ def save_file(compressor: Any, folder: str | os.PathLike[str]) -> None:
     partial.replace(path)
 
 
-def load_file(compressor: Any, folder: str | os.PathLike[str]) -> bool:
+def load_file(
+    compressor: Any, folder: str | os.PathLike[str], check_weights: bool = True
+) -> bool:
     """Loads the file of this rank; False if no rank has one. All ranks call it."""
     path = file_of(folder, dist.get_rank())
     saved = torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
-    return load_state(compressor, saved, str(path))
+    return load_state(compressor, saved, str(path), check_weights)
 
 
 # ---- All ranks in one place ------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from .._errors import ArgumentError, StateError
 from .._plan import Plan
 from . import _states
 from ._bytes import broadcast_bytes
-from ._hook import compress, compressor, is_compressed
+from ._hook import HookState, compress, compressor, hook, is_compressed
 from ._layers import Spec
 
 __all__ = ["PithCallback"]
@@ -45,7 +45,8 @@ class PithCallback(Callback):
     for the residuals of every rank: a model's size for each of them with error feedback, next to nothing without. The files of a
     checkpoint that Lightning deletes stay.
 
-    With a strategy that has a :class:`pith.torch.HookState`, a callback without arguments saves and loads its state.
+    With a strategy that has a :class:`pith.torch.HookState`, a callback without a spec saves and loads its state. It also registers the hook
+    for models on CPUs, where Lightning by itself ignores ``ddp_comm_hook``.
     """
 
     def __init__(
@@ -83,8 +84,13 @@ class PithCallback(Callback):
         if trainer.world_size == 1:
             warnings.warn("pith: there is one process only, and nothing to compress", stacklevel=2)
             return
-        model = trainer.strategy.model
-        if not is_compressed(model):  # it is if the strategy has a HookState
+        model, state = trainer.strategy.model, getattr(trainer.strategy, "_ddp_comm_state", None)
+        if isinstance(state, HookState):
+            if any(value for value in self._settings.values()):
+                raise ArgumentError("the strategy has a pith.torch.HookState: give the spec to that, and PithCallback() no arguments")
+            if not is_compressed(model):  # Lightning registers hooks for models on GPUs only
+                model.register_comm_hook(state, hook)
+        elif not is_compressed(model):
             scaler = getattr(trainer.precision_plugin, "scaler", None)
             compress(model, scaler=scaler, **self._settings)
         self._handle = compressor(model)
