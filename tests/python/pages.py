@@ -25,4 +25,8 @@ def blocks_of(page: str, text: str) -> list[Block]:
 def commands_of(code: str) -> list[str]:
     """The lines of a shell block that the test has not done already."""
     lines = code.replace("\\\n", "").splitlines()
-    return [line for line in lines if line.strip() and not line.lstrip().startswith(("#", "pip install", "make"))]
+    return [
+        line
+        for line in lines
+        if line.strip() and not line.lstrip().startswith(("#", "pip install", "make"))
+    ]

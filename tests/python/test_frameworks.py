@@ -40,12 +40,16 @@ def need(*names: str) -> None:
             needs.lacks(name, f"{name} is not installed: tools/python-env installs it")
 
 
-def begin(rank: int, folder: str, backend: str) -> None:
+def begin(rank: int, size: int, folder: str, backend: str) -> None:
     """What torchrun says in the environment, and a process group that libraries take as it is."""
-    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": os.environ["WORLD_SIZE"]}
-    where = f"file://{folder}/{backend}"
-    size = int(os.environ["WORLD_SIZE"])
-    dist.init_process_group(backend, where, rank=rank, world_size=size)
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "GROUP_RANK": "0",
+        "TORCHELASTIC_RUN_ID": "test",
+    }
+    os.environ |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    dist.init_process_group(backend, f"file://{folder}/{backend}", rank=rank, world_size=size)
 
 
 def bits(model: nn.Module) -> bytes:
@@ -70,8 +74,11 @@ def accelerated(rank: int, size: int, folder: str) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for backend in BACKENDS:
-        begin(rank, folder, backend)
-        runs = [accelerated_run(Accelerator(cpu=True), f"{folder}/state-{backend}", way) for way in ("whole", "resumed", "forgotten")]
+        begin(rank, size, folder, backend)
+        runs = [
+            accelerated_run(Accelerator(cpu=True), f"{folder}/state-{backend}", way)
+            for way in ("whole", "resumed", "forgotten")
+        ]
         found[backend] = {"backend": dist.get_backend(), "runs": runs}
         dist.destroy_process_group()
     return found
@@ -103,7 +110,13 @@ def accelerated_run(accelerator: Any, folder: str, way: str) -> dict[str, Any]:
         losses.append(loss.item())
     table = pith.torch.stats(prepared)
     kind = type(prepared).__name__
-    return {"bits": bits(model), "losses": losses, "names": [line.name for line in table], "ratio": table.ratio, "kind": kind}
+    return {
+        "bits": bits(model),
+        "losses": losses,
+        "names": [line.name for line in table],
+        "ratio": table.ratio,
+        "kind": kind,
+    }
 
 
 def test_accelerate_trains_compressed_and_resumes_with_the_same_bits(tmp_path: Path) -> None:
@@ -116,8 +129,12 @@ def test_accelerate_trains_compressed_and_resumes_with_the_same_bits(tmp_path: P
         assert whole["names"] == ["0.weight", "0.bias", "2.weight", "2.bias"]
         assert whole["losses"][-1] < whole["losses"][0]
         assert len(resumed["losses"]) == 4 and resumed["bits"] == whole["bits"]
-        assert forgotten["bits"] != whole["bits"]  # residuals matter, so the comparison above can fail
-        assert [r["bits"] for r in first[backend]["runs"]] == [r["bits"] for r in second[backend]["runs"]]
+        assert (
+            forgotten["bits"] != whole["bits"]
+        )  # residuals matter, so the comparison above can fail
+        assert [r["bits"] for r in first[backend]["runs"]] == [
+            r["bits"] for r in second[backend]["runs"]
+        ]
 
 
 # ---- transformers ----------------------------------------------------------------------------------------------------
@@ -128,7 +145,9 @@ def tiny_gpt() -> Any:
 
     torch.manual_seed(0)
     sizes = {"vocab_size": 64, "n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 2}
-    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLMLoss"))
+    return GPT2LMHeadModel(
+        GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLMLoss")
+    )
 
 
 class Counting(torch.utils.data.Dataset):
@@ -161,7 +180,7 @@ def trained(rank: int, size: int, folder: str) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for backend in BACKENDS:
-        begin(rank, folder, backend)
+        begin(rank, size, folder, backend)
         out = f"{folder}/trainer-{backend}"
         callback = PithCallback("ef/q:4")
         whole = trainer_of(tiny_gpt(), out, callback)
@@ -171,7 +190,8 @@ def trained(rank: int, size: int, folder: str) -> dict[str, Any]:
             "backend": dist.get_backend(),
             "whole": bits(whole.model),
             "losses": losses_of(whole),
-            "names": [line.name for line in table] == [name for name, _ in whole.model.named_parameters()],
+            "names": [line.name for line in table]
+            == [name for name, _ in whole.model.named_parameters()],
             "spec": table["transformer.h.0.mlp.c_fc.weight"].spec,
             "ratio": table.ratio,
             "files": sorted(path.name for path in Path(out, "checkpoint-4").glob("pith-*")),
@@ -181,6 +201,8 @@ def trained(rank: int, size: int, folder: str) -> dict[str, Any]:
             trainer.train(resume_from_checkpoint=f"{out}/checkpoint-4")
             seen[name] = bits(trainer.model)
         seen |= elsewhere(out, rank) | twice(whole, callback, out)
+        if backend == "gloo":
+            seen["sharded"] = sharded(rank, size)
         found[backend] = seen
         dist.destroy_process_group()
     return found
@@ -194,7 +216,9 @@ def elsewhere(out: str, rank: int) -> dict[str, Any]:
     if rank == 0:
         shutil.copytree(f"{out}/checkpoint-4", f"{other}/checkpoint-4")
     dist.barrier()
-    moved = trainer_of(tiny_gpt(), f"{out}-2", PithCallback("ef/q:4", checkpoint=f"{other}/checkpoint-4"))
+    moved = trainer_of(
+        tiny_gpt(), f"{out}-2", PithCallback("ef/q:4", checkpoint=f"{other}/checkpoint-4")
+    )
     moved.train(resume_from_checkpoint=f"{other}/checkpoint-4")
     unknown = trainer_of(tiny_gpt(), f"{out}-3", PithCallback("ef/q:4"))
     with pytest.warns(UserWarning, match="has no state of a compressor"):
@@ -210,6 +234,26 @@ def elsewhere(out: str, rank: int) -> dict[str, Any]:
     return {"moved": bits(moved.model), "wrong": error, "missing": missing}
 
 
+def sharded(rank: int, size: int) -> str:
+    """The trainer shows its callbacks the sharded model itself. accelerate shards on GPUs only, so the trainer is left out."""
+    from types import SimpleNamespace
+
+    from torch.distributed.fsdp import fully_shard
+
+    from pith.torch.transformers import PithCallback
+
+    model = tiny_gpt()
+    fully_shard(model)
+    callback = PithCallback("q:4", all_gather="q:8")
+    callback.on_train_begin(
+        SimpleNamespace(world_size=size), SimpleNamespace(global_step=0), None, model=model
+    )
+    tokens = torch.arange(16).expand(2, 16)
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    line = callback.compressor.stats()["transformer.wte.weight"]
+    return f"{type(callback.compressor).__name__} {line.spec} {line.steps}"
+
+
 def twice(trainer: Any, callback: Any, out: str) -> dict[str, Any]:
     """A second train() of a trainer, and another trainer for the model."""
     from pith.torch.transformers import PithCallback
@@ -221,7 +265,12 @@ def twice(trainer: Any, callback: Any, out: str) -> dict[str, Any]:
     later.train()
     line = another.compressor.stats()["transformer.wte.weight"]
     handle = pith.torch.compressor(later.model_wrapped)
-    return {"steps": steps, "second": (line.spec, line.steps), "getter": handle is another.compressor, "last": bits(later.model)}
+    return {
+        "steps": steps,
+        "second": (line.spec, line.steps),
+        "getter": handle is another.compressor,
+        "last": bits(later.model),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -240,21 +289,32 @@ def test_the_trainer_of_transformers_trains_compressed(trainers: list[Any], back
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_trainer_of_transformers_resumes_with_the_same_bits(trainers: list[Any], backend: str) -> None:
+def test_the_trainer_of_transformers_resumes_with_the_same_bits(
+    trainers: list[Any], backend: str
+) -> None:
     for found in (rank[backend] for rank in trainers):
         assert found["files"] == ["pith-rank0.pt", "pith-rank1.pt"]
         assert found["resumed"] == found["whole"] and found["moved"] == found["whole"]
         assert found["forgotten"] != found["whole"]
-        assert found["wrong"].startswith(("StateError", "MismatchError")) and "other weights" in found["wrong"]
+        assert (
+            found["wrong"].startswith(("StateError", "MismatchError"))
+            and "other weights" in found["wrong"]
+        )
         assert "MismatchError" in found["missing"] and "missing on rank 1" in found["missing"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_trainer_of_transformers_trains_a_model_twice(trainers: list[Any], backend: str) -> None:
+def test_the_trainer_of_transformers_trains_a_model_twice(
+    trainers: list[Any], backend: str
+) -> None:
     first, second = (rank[backend] for rank in trainers)
     assert first["steps"] == 16  # the trainer kept its model, and so its compressor
     assert first["second"] == ("q:2", 2) and first["getter"]
     assert first["last"] == second["last"] != first["whole"]
+
+
+def test_the_callback_for_transformers_compresses_a_sharded_model(trainers: list[Any]) -> None:
+    assert [rank["gloo"]["sharded"] for rank in trainers] == ["ShardedCompressor q:4 1"] * 2
 
 
 # ---- Lightning -------------------------------------------------------------------------------------------------------
@@ -280,16 +340,26 @@ def lightning_module() -> Any:
 
         def train_dataloader(self) -> Any:
             data = torch.randn(32, 40, generator=torch.Generator().manual_seed(1))
-            return torch.utils.data.DataLoader(data, batch_size=4)  # an epoch is four steps of each rank
+            return torch.utils.data.DataLoader(
+                data, batch_size=4
+            )  # an epoch is four steps of each rank
 
     return Net()
 
 
-def fit(strategy: Any, callbacks: list[Any], folder: str, ckpt_path: str | None = None, model: Any = None) -> tuple[Any, Any]:
+def fit(
+    strategy: Any,
+    callbacks: list[Any],
+    folder: str,
+    ckpt_path: str | None = None,
+    model: Any = None,
+) -> tuple[Any, Any]:
     from lightning.pytorch import Trainer
     from lightning.pytorch.callbacks import ModelCheckpoint
 
-    keep = ModelCheckpoint(folder, "{epoch}", save_top_k=-1, every_n_epochs=1, save_on_train_epoch_end=True)
+    keep = ModelCheckpoint(
+        folder, "{epoch}", save_top_k=-1, every_n_epochs=1, save_on_train_epoch_end=True
+    )
     trainer = Trainer(
         accelerator="cpu", devices=2, strategy=strategy, max_epochs=2, callbacks=[keep, *callbacks], logger=False,
         enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1,
@@ -316,7 +386,7 @@ def fitted(rank: int, size: int, folder: str) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for backend in BACKENDS:
-        begin(rank, folder, backend)
+        begin(rank, size, folder, backend)
         out = f"{folder}/lightning-{backend}"
         callback = PithCallback("ef/q:4")
         whole, trainer = fit(DDPStrategy(), [callback], f"{out}/whole")
@@ -339,7 +409,12 @@ def fitted(rank: int, size: int, folder: str) -> dict[str, Any]:
         go_on("forgotten", DDPStrategy(), PithCallback("ef/q:4", restore=False))
         files = {"folder": f"{out}/states"}
         go_on("in files", DDPStrategy(), PithCallback("ef/q:4", **files), ckpt_path=None)
-        go_on("resumed from files", DDPStrategy(), PithCallback("ef/q:4", **files), ckpt_path=f"{out}/in files/epoch=0.ckpt")
+        go_on(
+            "resumed from files",
+            DDPStrategy(),
+            PithCallback("ef/q:4", **files),
+            ckpt_path=f"{out}/in files/epoch=0.ckpt",
+        )
         go_on("hook", hooked(Registering), ckpt_path=None)
         go_on("hook on CPU", hooked(DDPStrategy), PithCallback(), ckpt_path=None)
         keeper = PithCallback()
@@ -349,7 +424,9 @@ def fitted(rank: int, size: int, folder: str) -> dict[str, Any]:
         seen["steps"] = keeper.compressor.stats()["net.0.weight"].steps
         seen["both"] = error_of(lambda: fit(hooked(DDPStrategy), [PithCallback("q:4")], out))  # noqa: B023
         seen["no folder"] = error_of(
-            lambda: fit(DDPStrategy(), [PithCallback("ef/q:4")], out, f"{out}/in files/epoch=0.ckpt")  # noqa: B023
+            lambda: fit(
+                DDPStrategy(), [PithCallback("ef/q:4")], out, f"{out}/in files/epoch=0.ckpt"
+            )  # noqa: B023
         )
         if backend == "pith":
             seen["fabric"] = with_fabric()
@@ -409,12 +486,18 @@ def test_lightning_takes_the_hook(fits: list[Any], backend: str) -> None:
 
 
 def test_fabric_hands_out_a_model_that_is_found(fits: list[Any]) -> None:
-    assert [rank["pith"]["fabric"] for rank in fits] == [["0.weight", "0.bias", "1.weight", "1.bias"]] * 2
+    assert [rank["pith"]["fabric"] for rank in fits] == [
+        ["0.weight", "0.bias", "1.weight", "1.bias"]
+    ] * 2
 
 
 # ---- The page --------------------------------------------------------------------------------------------------------
 
-LIBRARIES = {"accelerate": ("accelerate",), "trainer": ("transformers", "accelerate"), "lightning": ("lightning",)}
+LIBRARIES = {
+    "accelerate": ("accelerate",),
+    "trainer": ("transformers", "accelerate"),
+    "lightning": ("lightning",),
+}
 
 
 def page_blocks() -> list[Block]:
@@ -426,14 +509,36 @@ def page_blocks() -> list[Block]:
 def test_the_recipes_run_as_the_page_says(block: Block, tmp_path: Path) -> None:
     """A Python block under torchrun; a shell block as it is."""
     need(*LIBRARIES.get(block.name, ()))
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+    }
     (tmp_path / "train.py").write_text(block.code)
-    commands = commands_of(block.code) if block.language == "sh" else ["torchrun --nproc-per-node 2 train.py"]
+    commands = (
+        commands_of(block.code)
+        if block.language == "sh"
+        else ["torchrun --nproc-per-node 2 train.py"]
+    )
     for command in commands:
-        done = subprocess.run(command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=SECONDS)
+        done = subprocess.run(
+            command,
+            shell=True,
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         assert "all    " in done.stdout, done.stdout  # the table of statistics
 
 
 def test_the_page_has_a_recipe_for_each_library() -> None:
-    assert {block.name for block in page_blocks()} >= {"torchrun", "accelerate", "trainer", "lightning", "compile", "fsdp2"}
+    assert {block.name for block in page_blocks()} >= {
+        "torchrun",
+        "accelerate",
+        "trainer",
+        "lightning",
+        "compile",
+        "fsdp2",
+    }

@@ -133,7 +133,9 @@ def wrapped_again(rank: int, size: int, folder: str) -> None:
     model = DistributedDataParallel(module)
     model.register_comm_hook(state, pith.torch.hook)
     steps(model, rank, range(2))
-    assert pith.torch.stats(model)["0.weight"].steps == 2  # from the beginning: the old group is gone
+    assert (
+        pith.torch.stats(model)["0.weight"].steps == 2
+    )  # from the beginning: the old group is gone
     dist.destroy_process_group()
 
 
@@ -157,14 +159,20 @@ def removed(rank: int, size: int, how: str) -> list[str]:
         handle.remove()
         assert not pith.torch.is_compressed(model)
         plain = DistributedDataParallel(small_model.make(), process_group=group)
-        steps(plain, rank, range(2))  # DDP orders its buckets after the first step, and sums of gloo depend on them
+        steps(
+            plain, rank, range(2)
+        )  # DDP orders its buckets after the first step, and sums of gloo depend on them
         plain.load_state_dict(model.state_dict())
         steps(model, rank, range(2, 5))
         steps(plain, rank, range(2, 5))
         assert bits(model) == bits(plain), name  # as if it had never been compressed
         if group is dist.group.WORLD:  # DDP copies no others
             small_model.loss_of(copy.deepcopy(model), rank, 0).backward()
-        found += [error_of(handle.stats), error_of(handle.remove), error_of(lambda: pith.torch.stats(model))]
+        found += [
+            error_of(handle.stats),
+            error_of(handle.remove),
+            error_of(lambda: pith.torch.stats(model)),
+        ]
         again = pith.torch.compress(model, "q:2")
         steps(model, rank, range(5, 7))
         assert again.stats()["0.weight"].spec == "q:2" and again.stats()["0.weight"].steps == 2
@@ -174,7 +182,9 @@ def removed(rank: int, size: int, how: str) -> list[str]:
 
 @pytest.mark.parametrize("how", ["compress", "hook"])
 def test_after_remove_gradients_are_those_of_ddp_and_compress_works_again(how: str) -> None:
-    for found in run(removed, 3, how):  # a third is no power of two: dividing and multiplying differ
+    for found in run(
+        removed, 3, how
+    ):  # a third is no power of two: dividing and multiplying differ
         assert len(found) == 6
         assert all("was removed" in text for text in found[0:2] + found[3:5])
         assert all("not compressed" in text for text in found[2::3])

@@ -24,12 +24,12 @@ _HINTS = {
 def distributed_module(model: Any) -> torch.nn.Module:
     """The DistributedDataParallel module, or the outermost one that ``fully_shard`` was called for."""
     if not isinstance(model, torch.nn.Module):
-        raise ArgumentError(
-            f"{type(model).__name__} is no torch.nn.Module{_where_it_is(model)}"
-        )
+        raise ArgumentError(f"{type(model).__name__} is no torch.nn.Module{_where_it_is(model)}")
     found = _outermost(model)
     if not found:
-        raise ArgumentError(f"{type(model).__name__} is neither in DistributedDataParallel nor sharded by fully_shard: {_hint(model)}")
+        raise ArgumentError(
+            f"{type(model).__name__} is neither in DistributedDataParallel nor sharded by fully_shard: {_hint(model)}"
+        )
     if len(found) > 1:
         kinds = ", ".join(f"{type(module).__name__}" for module in found)
         raise ArgumentError(

@@ -207,7 +207,9 @@ class HookState:
             return Copied, ()
         return _state_from, (self._settings,)
 
-    def _bind(self, model: DistributedDataParallel, settings: dict[str, Any] | None = None) -> Compressor:
+    def _bind(
+        self, model: DistributedDataParallel, settings: dict[str, Any] | None = None
+    ) -> Compressor:
         """Makes the compressor of a model. All ranks do it at the same time; nothing changes if one of them cannot."""
         chosen = settings if settings is not None else self._settings
         made = Compressor(model, **chosen)
@@ -235,7 +237,9 @@ class HookState:
         if self._model() is not None:
             gc.collect()  # DDP and what wraps it refer to each other
         if self._model() is not None and self._compressor._group_is_there():
-            raise ArgumentError("this pith.torch.HookState is that of another model: make one for each model")
+            raise ArgumentError(
+                "this pith.torch.HookState is that of another model: make one for each model"
+            )
 
     def _remove(self) -> None:
         model = self._model() if self._model is not None else None
@@ -338,7 +342,9 @@ class Compressor:
 
         chosen, layers = agree(self._group, look)
         self._index = {id(layer.parameter): i for i, layer in enumerate(layers)}
-        self._reduction = Reduction(layers, engine_for(self._group, chosen, layers, seed), scaler=scaler)
+        self._reduction = Reduction(
+            layers, engine_for(self._group, chosen, layers, seed), scaler=scaler
+        )
         self._seen: set[int] = set()  # layers in this step
         self._futures: list[tuple[torch.futures.Future, torch.Tensor]] = []
         self._forget: Any = None
@@ -392,7 +398,9 @@ class Compressor:
 
     def _takes(self, bucket: dist.GradBucket) -> bool:
         """Whether a bucket is one of the model's. Asked once a step; in the middle of a step the answer is yes."""
-        return bool(self._seen) or (id(bucket.parameters()[0]) in self._index and self._group_is_there())
+        return bool(self._seen) or (
+            id(bucket.parameters()[0]) in self._index and self._group_is_there()
+        )
 
     def _serves(self, model: DistributedDataParallel) -> bool:
         """Whether a model has the same layers and ranks."""

@@ -42,7 +42,9 @@ def load_state(
                     "without the state (restore=False); residuals then start at zero"
                 )
             compressor.load_state_dict(saved["compressor"])
-        return saved is not None, {"the state of the compressor": "there" if saved is not None else "missing"}
+        return saved is not None, {
+            "the state of the compressor": "there" if saved is not None else "missing"
+        }
 
     return agree(compressor.group, load)
 
@@ -76,9 +78,7 @@ def save_file(compressor: Any, folder: str | os.PathLike[str]) -> None:
     partial.replace(path)
 
 
-def load_file(
-    compressor: Any, folder: str | os.PathLike[str], check_weights: bool = True
-) -> bool:
+def load_file(compressor: Any, folder: str | os.PathLike[str], check_weights: bool = True) -> bool:
     """Loads the file of this rank; False if no rank has one. All ranks call it."""
     path = file_of(folder, dist.get_rank())
     saved = torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None

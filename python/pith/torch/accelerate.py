@@ -29,7 +29,10 @@ def keep_state(accelerator: Any, compressor: Any) -> None:
     def load(models: Any, folder: str) -> None:
         # accelerate loads weights after this; that they belong to the state follows from the folder.
         if not _states.load_file(compressor, folder, check_weights=False):
-            warnings.warn(f"pith: {folder} has no states of compressors: residuals stay as they are", stacklevel=2)
+            warnings.warn(
+                f"pith: {folder} has no states of compressors: residuals stay as they are",
+                stacklevel=2,
+            )
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)

@@ -75,7 +75,9 @@ class PithCallback(Callback):
     def compressor(self) -> Any:
         """The handle of the compressed model, with ``stats()``, once fitting has begun."""
         if self._handle is None:
-            raise ArgumentError("nothing is compressed yet: fit() of the trainer compresses the model")
+            raise ArgumentError(
+                "nothing is compressed yet: fit() of the trainer compresses the model"
+            )
         return self._handle
 
     # ---- What the trainer calls
@@ -87,7 +89,9 @@ class PithCallback(Callback):
         model, state = trainer.strategy.model, getattr(trainer.strategy, "_ddp_comm_state", None)
         if isinstance(state, HookState):
             if any(value for value in self._settings.values()):
-                raise ArgumentError("the strategy has a pith.torch.HookState: give the spec to that, and PithCallback() no arguments")
+                raise ArgumentError(
+                    "the strategy has a pith.torch.HookState: give the spec to that, and PithCallback() no arguments"
+                )
             if not is_compressed(model):  # Lightning registers hooks for models on GPUs only
                 model.register_comm_hook(state, hook)
         elif not is_compressed(model):
@@ -123,11 +127,16 @@ class PithCallback(Callback):
         elif "folder" in loaded:
             self._load_files(loaded["folder"])
         else:
-            warnings.warn("pith: the checkpoint has no states of compressors: residuals start at zero", stacklevel=2)
+            warnings.warn(
+                "pith: the checkpoint has no states of compressors: residuals start at zero",
+                stacklevel=2,
+            )
 
     def _load_files(self, name: str) -> None:
         if self._folder is None:
-            raise StateError(f"the states of compressors are in files: give PithCallback(folder=…), the folder that has {name}")
+            raise StateError(
+                f"the states of compressors are in files: give PithCallback(folder=…), the folder that has {name}"
+            )
         if not _states.load_file(self._handle, Path(self._folder) / name):
             raise StateError(
                 f"{Path(self._folder) / name} has no states of compressors: give the folder that the checkpoint was saved with, or go on "

@@ -25,7 +25,9 @@ from torch.nn.parallel import DistributedDataParallel
 try:
     from transformers import TrainerCallback
 except ImportError as error:
-    raise ImportError("pith.torch.transformers needs transformers and accelerate: pip install 'transformers[torch]'") from error
+    raise ImportError(
+        "pith.torch.transformers needs transformers and accelerate: pip install 'transformers[torch]'"
+    ) from error
 
 from .._codec import Rules
 from .._errors import ArgumentError
@@ -38,7 +40,9 @@ from ._layers import Spec
 __all__ = ["PithCallback"]
 
 # The trainer shows callbacks the model that was wrapped and not the wrapper, so wrappers are noted as they are made.
-_wrappers: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Module]] = weakref.WeakKeyDictionary()
+_wrappers: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Module]] = (
+    weakref.WeakKeyDictionary()
+)
 _noting: list[Any] = []
 
 
@@ -83,7 +87,9 @@ class PithCallback(TrainerCallback):
     def compressor(self) -> Any:
         """The handle of the compressed model, with ``stats()``, once training has begun."""
         if self._handle is None:
-            raise ArgumentError("nothing is compressed yet: train() of the trainer compresses the model")
+            raise ArgumentError(
+                "nothing is compressed yet: train() of the trainer compresses the model"
+            )
         return self._handle
 
     # ---- What the trainer calls
@@ -93,7 +99,9 @@ class PithCallback(TrainerCallback):
             warnings.warn("pith: there is one process only, and nothing to compress", stacklevel=2)
             return
         model = _distributed(shown["model"])
-        if not is_compressed(model):  # a second train() of the same trainer goes on with what the first one kept
+        if not is_compressed(
+            model
+        ):  # a second train() of the same trainer goes on with what the first one kept
             scaler = getattr(shown.get("optimizer"), "scaler", None)
             compress(model, scaler=scaler, **self._settings)
         self._handle = compressor(model)
@@ -101,7 +109,11 @@ class PithCallback(TrainerCallback):
             self._load(args, state)
 
     def on_save(self, args: Any, state: Any, control: Any, **shown: Any) -> None:
-        if self._handle is not None and not args.save_only_model and not state.is_hyper_param_search:
+        if (
+            self._handle is not None
+            and not args.save_only_model
+            and not state.is_hyper_param_search
+        ):
             _states.save_file(self._handle, _folder(args, state))
 
     def _load(self, args: Any, state: Any) -> None:
@@ -109,7 +121,9 @@ class PithCallback(TrainerCallback):
         if _states.load_file(self._handle, folder):
             return
         if self._checkpoint is not None:
-            raise ArgumentError(f"{folder} has no state of a compressor ({_states.file_of('', dist.get_rank())})")
+            raise ArgumentError(
+                f"{folder} has no state of a compressor ({_states.file_of('', dist.get_rank())})"
+            )
         warnings.warn(
             f"pith: {folder} has no state of a compressor: residuals start at zero. If training was resumed from another folder, give it "
             "to PithCallback(checkpoint=…) too",
