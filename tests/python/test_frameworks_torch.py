@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,7 @@ def removed(rank: int, size: int, how: str) -> list[str]:
         found += [
             error_of(handle.stats),
             error_of(handle.remove),
-            error_of(lambda: pith.torch.stats(model)),
+            error_of(partial(pith.torch.stats, model)),
         ]
         again = pith.torch.compress(model, "q:2")
         steps(model, rank, range(5, 7))
