@@ -18,5 +18,6 @@ for name in list(os.environ):
         "PITH_COMMAND",
         "PITH_MODULE_PATH",
         "PITH_CPU",
+        "PITH_TEST_REQUIRE",
     ):
         del os.environ[name]

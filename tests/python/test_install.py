@@ -11,7 +11,6 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import pytest
 
 import needs
 from clean_venv import CleanVenv
+from pages import Block, blocks_of, commands_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "docs/pytorch.md")
@@ -247,34 +247,8 @@ def test_an_example_says_what_it_needs(clean: CleanVenv) -> None:
 # ---- The lines of the pages ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Block:
-    """A block of code that follows ``<!-- test: NAME -->``."""
-
-    page: str
-    name: str
-    language: str
-    code: str
-
-
-def blocks_of(page: str, text: str) -> list[Block]:
-    marked = re.findall(r"^<!-- test: (\S+) -->\n+```(\w+)\n(.*?)^```$", text, re.M | re.S)
-    assert len(marked) == text.count("<!-- test: "), f"{page}: a marker without a block behind it"
-    return [Block(page, *found) for found in marked]
-
-
 def all_blocks(pages: Iterable[str] = PAGES) -> list[Block]:
     return [block for page in pages for block in blocks_of(page, (ROOT / page).read_text())]
-
-
-def commands_of(code: str) -> list[str]:
-    """The lines of a shell block that the test has not done already."""
-    lines = code.replace("\\\n", "").splitlines()
-    return [
-        line
-        for line in lines
-        if line.strip() and not line.lstrip().startswith(("#", "pip install", "make"))
-    ]
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ asked, by ``PITH_SPEC=q:4`` in the environment or for a while::
         loss.backward()
 
 Specs with a memory (``ef/…``) belong to layers, which a process group does not know, and are refused there; ``compress`` takes them all.
-Scripts without DistributedDataParallel have :class:`DistributedOptimizer`.
+Scripts without DistributedDataParallel have :class:`DistributedOptimizer`. Callbacks for the trainers of Hugging Face and Lightning are in
+``pith.torch.transformers`` and ``pith.torch.lightning``, which are imported by themselves.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ._base import Usage
 from ._compression import Compression, compression
 from ._fsdp import ShardedCompressor
 from ._group import PithGroup, create
-from ._hook import Compressor, compress, stats
+from ._hook import Compressor, HookState, compress, compressor, hook, is_compressed, stats
 from ._launcher import adopt_launcher
 from ._optimizer import (
     DistributedOptimizer,
@@ -40,6 +41,7 @@ __all__ = [
     "Compression",
     "Compressor",
     "DistributedOptimizer",
+    "HookState",
     "LayerStats",
     "PithGroup",
     "Recorder",
@@ -50,6 +52,9 @@ __all__ = [
     "broadcast_parameters",
     "compress",
     "compression",
+    "compressor",
+    "hook",
+    "is_compressed",
     "record",
     "stats",
 ]

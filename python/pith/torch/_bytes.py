@@ -20,7 +20,7 @@ def all_gather_bytes(mine: bytes, group: Any) -> list[bytes]:
     room = max(1, *lengths)
     parts = [torch.empty(room, dtype=torch.uint8, device=device) for _ in range(ranks)]
     dist.all_gather(parts, _to_tensor(mine, room).to(device), group=group)
-    return [_to_bytes(part, length) for part, length in zip(parts, lengths, strict=True)]
+    return [to_bytes(part, length) for part, length in zip(parts, lengths, strict=True)]
 
 
 def broadcast_bytes(mine: bytes, source: int, group: Any) -> bytes:
@@ -31,7 +31,7 @@ def broadcast_bytes(mine: bytes, source: int, group: Any) -> bytes:
     length = int(size)
     message = _to_tensor(mine if is_source else b"", max(1, length)).to(device)
     dist.broadcast(message, source, group=group)
-    return _to_bytes(message, length)
+    return to_bytes(message, length)
 
 
 def _device_of(group: Any) -> torch.device:
@@ -46,7 +46,8 @@ def _to_tensor(data: bytes, room: int) -> torch.Tensor:
     return torch.frombuffer(bytearray(data.ljust(room, b"\0")), dtype=torch.uint8)
 
 
-def _to_bytes(tensor: torch.Tensor, length: int) -> bytes:
+def to_bytes(tensor: torch.Tensor, length: int) -> bytes:
+    """The first bytes of a tensor of them, without numpy."""
     copy = bytearray(tensor.numel())
     torch.frombuffer(copy, dtype=torch.uint8).copy_(tensor)
     return bytes(copy[:length])

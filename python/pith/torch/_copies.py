@@ -29,6 +29,13 @@ def refuse_copies(model: torch.nn.Module) -> None:
         model.register_forward_pre_hook(_check)
 
 
+def allow_copies(model: torch.nn.Module) -> None:
+    """The model is not compressed any more, and its copies are as good as itself."""
+    for key, hook in list(model._forward_pre_hooks.items()):
+        if hook is _check:
+            del model._forward_pre_hooks[key]
+
+
 def forget_copied(model: torch.nn.Module) -> None:
     """A copy is to be compressed: what is left of the original's compressor is in the way."""
     hooks = getattr(model, "_comm_hooks", None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -62,6 +63,9 @@ class Engine(Protocol):
     def save(self) -> dict[str, Any]: ...
 
     def load(self, saved: dict[str, Any]) -> None: ...
+
+    def close(self) -> None:
+        """Gives back threads, memory and groups. All ranks call it, between steps."""
 
 
 def engine_for(group: Any, rules: Rules, layers: list[Layer], seed: int) -> Engine:
@@ -181,6 +185,10 @@ class ReducerEngine:
             self._reducer.load(saved["reducer"])
             self._follow()
 
+    def close(self) -> None:
+        if self._reducer is not None:
+            self._reducer.close()
+
 
 # ---- Over other backends ---------------------------------------------------------------------------------------------
 
@@ -202,7 +210,8 @@ class ExchangeEngine:
         self._parts: dict[tuple[int, ...], list[Part]] = {}
         self._sent = [0.0] * len(layers)
         self._step = 0
-        self._group = _own_group(group) if self.ranks > 1 else None
+        self._parent = group
+        self._group = _taken_group(group) if self.ranks > 1 else None
         self._worker = Worker(self._coder.working) if self.ranks > 1 else None
         self._adapting: Adapting | None = None
         if isinstance(rules, AdaptiveRules) and any(layer.adaptive for layer in layers):
@@ -323,6 +332,24 @@ class ExchangeEngine:
         self._states[:] = fresh
         self._parts.clear()
         self._step = saved["step"]
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+        if self._group is not None:
+            _spare.setdefault(self._parent, []).append(self._group)
+            self._group = None
+
+
+# Own groups of engines that were closed, by the group that they were made from. They are not destroyed: torch would give the next one the
+# same name, under which the store still has the addresses of the old one.
+_spare: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+
+
+def _taken_group(group: Any) -> Any:
+    """A group of an engine that was closed, else a new one. All ranks open and close engines in the same order."""
+    spare = _spare.get(group)
+    return spare.pop() if spare else _own_group(group)
 
 
 def _own_group(group: Any) -> Any:

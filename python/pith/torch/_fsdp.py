@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,17 @@ from .._errors import ArgumentError, StateError, UnsupportedError
 from ._checkpoint import check_head, head_of
 from ._coder import Piece, coder_for
 from ._exchange import all_gather_single
-from ._layers import COMPRESSIBLE, Layer, Spec, agree, described, layers_of, rules_of, summary_of
+from ._layers import (
+    COMPRESSIBLE,
+    Layer,
+    Spec,
+    agree,
+    described,
+    layers_of,
+    plain_name,
+    rules_of,
+    summary_of,
+)
 from ._table import REDUCE_SCATTER, LayerStats, Meter, Table, ratio_of
 
 _CASTS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -397,6 +408,8 @@ class ShardedCompressor:
         self._scaler = scaler
         self._scale: float | None = None
         self.exact: dict[str, int] = {}  # messages that were not compressed, and why
+        self._restore: list[Callable[[], None]] = []  # each puts back what FSDP2 had before
+        self._forget: Callable[[], None] = lambda: None
         coder_for(groups[0][1].device, 0, 1, seed)  # says so if the device is none of ours
 
         def look() -> tuple[tuple[list[Layer], list[Layer]], dict[str, Any]]:
@@ -406,7 +419,7 @@ class ShardedCompressor:
                     f"{chosen.adaptive} is for DistributedDataParallel and DistributedOptimizer: specs of models sharded by fully_shard "
                     "cannot change; take one from a plan, or q:4"
                 )
-            named = list(model.named_parameters())
+            named = [(plain_name(name), p) for name, p in model.named_parameters()]
             layers = layers_of(named, chosen)
             gathered = _gathered(named, all_gather)
             more = {"all_gather": getattr(all_gather, "text", all_gather)}
@@ -434,8 +447,12 @@ class ShardedCompressor:
             for shard in shards:
                 places.coder.admit(shard.layer, shard.layer.codec)
             if gather:
+                self._restore.append(partial(module.set_custom_all_gather, group._all_gather_comm))
                 module.set_custom_all_gather(_AllGather(self, shards, places))
             else:
+                self._restore.append(
+                    partial(module.set_custom_reduce_scatter, group._reduce_scatter_comm)
+                )
                 module.set_custom_reduce_scatter(_ReduceScatter(self, shards, places))
             found += shards
         return found
@@ -443,6 +460,23 @@ class ShardedCompressor:
     def __repr__(self) -> str:
         rank = dist.get_rank(self._group)
         return f"<pith.torch.ShardedCompressor of {described(self._layers, dist.get_backend(self._group), rank, self._ranks)}>"
+
+    @property
+    def group(self) -> Any:
+        """The process group of the first sharded module."""
+        return self._group
+
+    @property
+    def layers(self) -> Sequence[Layer]:
+        """The parameters that get a gradient."""
+        return self._layers
+
+    def remove(self) -> None:
+        """Ends compression: the model is reduced and gathered as before. All ranks call it, between steps."""
+        for restore in self._restore:
+            restore()
+        self._restore.clear()
+        self._forget()
 
     # ---- What the messages report
 

@@ -1,7 +1,13 @@
-"""One line for a training script: ``pith.torch.compress(model)``, over any backend."""
+"""One line for a training script, over any backend: ``pith.torch.compress(model)``; and its parts for PyTorch's own interface,
+``model.register_comm_hook(pith.torch.HookState("q:4"), pith.torch.hook)``.
+
+DDP takes one communication hook for as long as it lives. So what it gets is a :class:`HookState`, in which the compressor can be
+replaced, or taken away: the hook then does what DDP does by itself.
+"""
 
 from __future__ import annotations
 
+import gc
 import weakref
 from typing import Any
 
@@ -10,15 +16,16 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from .._codec import Rules
-from .._errors import ArgumentError
+from .._errors import ArgumentError, StateError
 from .._plan import Plan
 from ._buckets import make_smaller
-from ._copies import Copied, forget_copied, refuse_copies
+from ._copies import Copied, allow_copies, forget_copied, refuse_copies
 from ._engine import engine_for
-from ._fsdp import ShardedCompressor, is_sharded
+from ._find import distributed_module
+from ._fsdp import ShardedCompressor
 from ._group import PithGroup
 from ._group import stats as group_stats
-from ._layers import Layer, Spec, agree, default_spec, layers_of, rules_of, summary_of
+from ._layers import Layer, Spec, agree, default_spec, layers_of, plain_name, rules_of, summary_of
 from ._optimizer import DistributedOptimizer
 from ._reduction import Reduction
 from ._table import Table
@@ -39,10 +46,10 @@ def compress(
     """Compresses the gradients of a model in DistributedDataParallel, or sharded by ``fully_shard``, from the next step on.
 
     ``spec`` is a spec for all layers (``"q:4"``, ``"ef/powersgd:4"``), rules (``"*.bias=none;embed*=ef/topk:0.01;*=q:4"``), a
-    :class:`pith.Plan`, or an adaptive spec: ``"auto"`` measures and takes what is fastest here, no compression included, and ``"auto,budget=q:4"`` what
-    is fastest of all that loses no more than ``q:4``; ``"lgreco:q:4"``
-    shares the error of ``q:4`` out among layers so that they are smallest, and does so anew every few hundred steps (docs/planner.md).
-    The default is ``"auto,budget=q:4"`` for models on CPUs, and ``"q:4"`` for those on other devices and for sharded ones, whose specs cannot change.
+    :class:`pith.Plan`, or an adaptive spec: ``"auto"`` measures and takes what is fastest here, no compression included, and
+    ``"auto,budget=q:4"`` what is fastest of all that loses no more than ``q:4``; ``"lgreco:q:4"`` shares the error of ``q:4`` out among
+    layers so that they are smallest, and does so anew every few hundred steps (docs/planner.md). The default is ``"auto,budget=q:4"``
+    for models on CPUs, and ``"q:4"`` for those on other devices and for sharded ones, whose specs cannot change.
     ``rules`` and ``plan`` (also the name of a plan's file) say the same by name. Layers are called what
     ``model.module.named_parameters()`` calls them. Parameters of one dimension or under 1024 values stay exact unless a rule names them,
     and so do types other than f32, f16 and bf16; :func:`pith.torch.stats` says what travels how, and why.
@@ -52,31 +59,55 @@ def compress(
     ``seed`` is for codecs with random numbers. ``scaler``: the torch.amp.GradScaler, if there is one; what memories keep then follows its
     scale. ``all_gather``: for sharded models, a spec for the parameters when they are gathered.
 
-    Gives an object with ``state_dict()``, ``load_state_dict()`` and ``stats()``. What codecs keep between steps differs from rank to rank:
-    each rank saves and loads its own.
+    ``model`` may also be what a library has put around the distributed module: torch.compile, ``prepare()`` of accelerate, ``setup()`` of
+    Lightning's Fabric.
+
+    Gives an object with ``state_dict()``, ``load_state_dict()``, ``stats()`` and ``remove()``; :func:`compressor` finds it again. What
+    codecs keep between steps differs from rank to rank: each rank saves and loads its own.
     """
-    model = getattr(model, "_orig_mod", model)  # of torch.compile
-    if model in _compressors:
-        raise ArgumentError("this model is compressed already: compress() is called once")
-    forget_copied(model)
-    made: Compressor | ShardedCompressor
-    if is_sharded(model):
-        spec = spec if spec is not None else "q:4"
-        made = ShardedCompressor(model, spec, rules, plan, seed, scaler, all_gather)
-    elif isinstance(model, DistributedDataParallel):
-        if all_gather is not None:
-            raise ArgumentError(
-                "all_gather is for models sharded by fully_shard; DDP gathers nothing"
-            )
-        spec = spec if spec is not None else default_spec(model.parameters())
-        made = Compressor(model, spec, rules, plan, seed, scaler)
-    else:
+    found = distributed_module(model)
+    if found in _compressors:
         raise ArgumentError(
-            f"{type(model).__name__} is neither in DistributedDataParallel nor sharded by fully_shard: wrap the model first, or use "
-            "pith.torch.DistributedOptimizer"
+            "this model is compressed already: compress() is called once; pith.torch.compressor(model).remove() ends it"
         )
-    _compressors[model] = made
-    return made
+    if not isinstance(found, DistributedDataParallel):
+        spec = spec if spec is not None else "q:4"
+        made = ShardedCompressor(found, spec, rules, plan, seed, scaler, all_gather)
+        made._forget = _forgetting(found)
+        _compressors[found] = made
+        return made
+    if all_gather is not None:
+        raise ArgumentError("all_gather is for models sharded by fully_shard; DDP gathers nothing")
+    forget_copied(found)
+    left = _removed_state(found)
+    state = left if left is not None else HookState()
+    handle = state._bind(
+        found, {"spec": spec, "rules": rules, "plan": plan, "seed": seed, "scaler": scaler}
+    )
+    if left is None:
+        make_smaller(found)
+        found.register_comm_hook(state, hook)
+    return handle
+
+
+def compressor(model: torch.nn.Module) -> Compressor | ShardedCompressor:
+    """The handle of a compressed model: what :func:`compress` returned for it.
+
+    With a :class:`HookState` that has seen no step yet, layers are bound here instead of at the first bucket: all ranks call it then.
+    """
+    found = distributed_module(model)
+    if found in _compressors:
+        return _compressors[found]
+    state = _waiting_state(found)
+    if state is None:
+        raise ArgumentError("this model is not compressed: call pith.torch.compress() first")
+    return state._bound(found)  # type: ignore[arg-type]
+
+
+def is_compressed(model: torch.nn.Module) -> bool:
+    """Whether the gradients of a model are compressed, or will be from the first step on."""
+    found = distributed_module(model)
+    return found in _compressors or _waiting_state(found) is not None
 
 
 def stats(what: Any = None) -> Any:
@@ -84,10 +115,7 @@ def stats(what: Any = None) -> Any:
     if isinstance(what, (Compressor, ShardedCompressor, DistributedOptimizer)):
         return what.stats()
     if isinstance(what, torch.nn.Module):
-        what = getattr(what, "_orig_mod", what)
-        if what not in _compressors:
-            raise ArgumentError("this model is not compressed: call pith.torch.compress() first")
-        return _compressors[what].stats()
+        return compressor(what).stats()
     if what is None or isinstance(what, PithGroup):
         return group_stats(what)
     raise ArgumentError(
@@ -99,7 +127,7 @@ def _parameters(model: DistributedDataParallel) -> list[tuple[str, torch.nn.Para
     """Those whose gradients DDP reduces."""
     ignored: set[str] = getattr(model, "parameters_to_ignore", set())
     return [
-        (name, parameter)
+        (plain_name(name), parameter)
         for name, parameter in model.module.named_parameters()
         if parameter.requires_grad and name not in ignored
     ]
@@ -108,11 +136,188 @@ def _parameters(model: DistributedDataParallel) -> list[tuple[str, torch.nn.Para
 def _sparse(module: torch.nn.Module) -> set[str]:
     """Names of parameters with sparse gradients, which DDP keeps in buckets of their own."""
     return {
-        f"{prefix}.{name}" if prefix else name
+        plain_name(f"{prefix}.{name}" if prefix else name)
         for prefix, part in module.named_modules()
         if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and part.sparse
         for name, _ in part.named_parameters(recurse=False)
     }
+
+
+def _forgetting(model: torch.nn.Module) -> Any:
+    """What a compressor calls when it is removed; the model may be gone by then."""
+    reference = weakref.ref(model)
+
+    def forget() -> None:
+        alive = reference()
+        if alive is not None:
+            _compressors.pop(alive, None)
+
+    return forget
+
+
+# ---- PyTorch's own interface -----------------------------------------------------------------------------------------
+
+
+class HookState:
+    """The state of :func:`hook`, for DDP's own interface and for libraries that offer it::
+
+        model.register_comm_hook(pith.torch.HookState("q:4"), pith.torch.hook)
+        DDPStrategy(ddp_comm_state=pith.torch.HookState("q:4"), ddp_comm_hook=pith.torch.hook)  # Lightning, on GPUs
+
+    The arguments are those of :func:`compress`. Layers are bound at the first bucket of the first step, where all ranks check that they
+    agree, and have the names that :func:`compress` gives them. ``pith.torch.compressor(model)`` binds them earlier and returns the handle.
+    A state belongs to one model; a model that is wrapped again, as by a second ``fit()``, keeps it.
+    """
+
+    def __init__(
+        self,
+        spec: Spec | None = None,
+        *,
+        rules: str | Rules | None = None,
+        plan: Plan | str | None = None,
+        seed: int = 0,
+        scaler: Any = None,
+    ) -> None:
+        if spec is not None or rules is not None or plan is not None:
+            rules_of(spec, rules, plan)  # a slip is an error here
+        self._settings: dict[str, Any] = {
+            "spec": spec,
+            "rules": rules,
+            "plan": plan,
+            "seed": seed,
+            "scaler": scaler,
+        }
+        self._compressor: Compressor | None = None
+        self._model: weakref.ref[DistributedDataParallel] | None = None
+        self._removed_from: Any = None  # the process group, after remove()
+
+    @property
+    def removed(self) -> bool:
+        """Whether the handle's ``remove()`` was called: gradients are averaged exactly, as DDP does it."""
+        return self._removed_from is not None
+
+    def __repr__(self) -> str:
+        if self._compressor is not None:
+            return f"<pith.torch.HookState of {self._compressor!r}>"
+        return f"<pith.torch.HookState: {'removed' if self.removed else 'no step yet'}>"
+
+    def __reduce__(self) -> Any:
+        """In a copy of a model, or one from a file, DDP does not call its hooks. States without a model travel to processes as they are."""
+        if self._compressor is not None or self.removed:
+            return Copied, ()
+        return _state_from, (self._settings,)
+
+    def _bind(
+        self, model: DistributedDataParallel, settings: dict[str, Any] | None = None
+    ) -> Compressor:
+        """Makes the compressor of a model. All ranks do it at the same time; nothing changes if one of them cannot."""
+        chosen = settings if settings is not None else self._settings
+        made = Compressor(model, **chosen)
+        self._settings, self._compressor, self._removed_from = chosen, made, None
+        self._model = weakref.ref(model)
+        made._forget = self._remove
+        refuse_copies(model)
+        _compressors[model] = made
+        return made
+
+    def _bound(self, model: DistributedDataParallel) -> Compressor:
+        """The compressor, for a model that has this state in its hooks: one that is wrapped again goes on with what it had."""
+        bound = self._compressor
+        if bound is None or not bound._serves(model):
+            self._leave_model()
+            return self._bind(model)
+        self._model = weakref.ref(model)
+        refuse_copies(model)
+        _compressors[model] = bound
+        return bound
+
+    def _leave_model(self) -> None:
+        if self._model is None or self._compressor is None:
+            return
+        if self._model() is not None:
+            gc.collect()  # DDP and what wraps it refer to each other
+        if self._model() is not None and self._compressor._group_is_there():
+            raise ArgumentError(
+                "this pith.torch.HookState is that of another model: make one for each model"
+            )
+
+    def _remove(self) -> None:
+        model = self._model() if self._model is not None else None
+        assert self._compressor is not None
+        self._removed_from, self._compressor = self._compressor._group, None
+        if model is not None:
+            self._removed_from = model.process_group
+            _compressors.pop(model, None)
+            allow_copies(model)
+
+    def _reduce(self, bucket: dist.GradBucket) -> torch.futures.Future:
+        if self.removed:
+            return _exact(bucket, self._removed_from)
+        bound = self._compressor
+        if bound is None or not bound._takes(bucket):
+            bound = self._bound(_model_of(self, bucket))
+        return bound._reduce(bucket)
+
+
+def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations, and ours are texts
+    """The communication hook for :class:`HookState`."""
+    return state._reduce(bucket)
+
+
+def _state_from(settings: dict[str, Any]) -> HookState:
+    return HookState(**settings)
+
+
+def _removed_state(model: DistributedDataParallel) -> HookState | None:
+    """The state of a model whose compressor was removed; an error if there is another hook."""
+    hooks = getattr(model, "_comm_hooks", None) or []
+    for _, state in hooks:
+        if isinstance(state, HookState) and state.removed:
+            return state
+        if isinstance(state, HookState):
+            raise ArgumentError(
+                "the model has a pith.torch.HookState already, which compresses it: pith.torch.compressor(model) returns its handle"
+            )
+        raise ArgumentError("the model has a communication hook already, and DDP takes one only")
+    return None
+
+
+def _waiting_state(model: torch.nn.Module) -> HookState | None:
+    """A state that the model has in its hooks, and that was not removed."""
+    states = [state for _, state in getattr(model, "_comm_hooks", None) or ()]
+    return next((s for s in states if isinstance(s, HookState) and not s.removed), None)
+
+
+def _model_of(state: HookState, bucket: dist.GradBucket) -> DistributedDataParallel:
+    """The model that has the state in its hooks and the bucket's parameters. DDP hands over neither itself nor names, so this looks
+    through all objects of the process; once, at the first bucket."""
+    parameter = bucket.parameters()[0]
+    found = [
+        thing
+        for thing in gc.get_objects()
+        if issubclass(type(thing), DistributedDataParallel)
+        and any(other is state for _, other in getattr(thing, "_comm_hooks", ()))
+        and any(other is parameter for other in thing.parameters())
+    ]
+    if not found:
+        raise ArgumentError(
+            "pith.torch.hook is for model.register_comm_hook(pith.torch.HookState(…), pith.torch.hook) of DistributedDataParallel, and no "
+            "such model has these parameters"
+        )
+    return found[-1]
+
+
+def _exact(bucket: dist.GradBucket, group: Any) -> torch.futures.Future:
+    """The mean as DDP makes it without a hook: every rank multiplies by 1/ranks, then they add up."""
+    buffer = bucket.buffer()
+    if buffer.is_sparse:
+        return _exact_sparse(buffer, group)
+    buffer.mul_(1.0 / dist.get_world_size(group))
+    work = dist.all_reduce(buffer, group=group, async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
+
+
+# ---- The compressor --------------------------------------------------------------------------------------------------
 
 
 class Compressor:
@@ -121,17 +326,14 @@ class Compressor:
     def __init__(
         self,
         model: DistributedDataParallel,
-        spec: Spec,
+        spec: Spec | None,
         rules: str | Rules | None,
         plan: Any,
         seed: int,
         scaler: Any,
     ) -> None:
         self._group = model.process_group
-        if getattr(model, "_comm_hooks", None):
-            raise ArgumentError(
-                "the model has a communication hook already, and DDP takes one only"
-            )
+        spec = spec if spec is not None else default_spec(model.parameters())
 
         def look() -> tuple[tuple[Rules, list[Layer]], dict[str, Any]]:
             chosen = rules_of(spec, rules, plan)
@@ -140,34 +342,78 @@ class Compressor:
 
         chosen, layers = agree(self._group, look)
         self._index = {id(layer.parameter): i for i, layer in enumerate(layers)}
-        engine = engine_for(self._group, chosen, layers, seed)
-        self._reduction = Reduction(layers, engine, scaler=scaler)
+        self._reduction = Reduction(
+            layers, engine_for(self._group, chosen, layers, seed), scaler=scaler
+        )
         self._seen: set[int] = set()  # layers in this step
         self._futures: list[tuple[torch.futures.Future, torch.Tensor]] = []
-        make_smaller(model)
-        model.register_comm_hook(self, _hook)
-        refuse_copies(model)
+        self._forget: Any = None
+        self._removed = False
 
     def __repr__(self) -> str:
         return f"<pith.torch.Compressor of {self._reduction!r}>"
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank keeps between steps, for its checkpoint: every rank saves its own."""
+        self._check_there()
         return self._reduction.state_dict()
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """From a checkpoint of the same rank. Names, shapes, specs and ranks are checked before anything changes."""
+        self._check_there()
         self._reduction.load_state_dict(saved)
 
     def stats(self) -> Table:
         """The table of layers."""
+        self._check_there()
         return self._reduction.stats()
 
-    def __reduce__(self) -> Any:
-        """Copies of a model, and models from a file, are compressed by their own compress()."""
-        return Copied, ()
+    def remove(self) -> None:
+        """Ends compression: gradients are averaged exactly from now on, and compress() may be called again.
+
+        What codecs kept is lost. All ranks call it, between steps.
+        """
+        self._check_there()
+        if self._reduction.under_way or self._futures:
+            raise StateError("a step is under way: remove compression between steps")
+        self._removed = True
+        self._forget()
+        self._reduction.engine.close()
+
+    @property
+    def group(self) -> Any:
+        """The process group of the model."""
+        return self._group
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The parameters that get a gradient."""
+        return list(self._reduction.layers)
+
+    def _check_there(self) -> None:
+        if self._removed:
+            raise StateError("this compressor was removed from its model")
 
     # ---- What DDP calls
+
+    def _takes(self, bucket: dist.GradBucket) -> bool:
+        """Whether a bucket is one of the model's. Asked once a step; in the middle of a step the answer is yes."""
+        return bool(self._seen) or (
+            id(bucket.parameters()[0]) in self._index and self._group_is_there()
+        )
+
+    def _serves(self, model: DistributedDataParallel) -> bool:
+        """Whether a model has the same layers and ranks."""
+        same = [id(parameter) for _, parameter in _parameters(model)] == list(self._index)
+        return same and model.process_group is self._group and self._group_is_there()
+
+    def _group_is_there(self) -> bool:
+        """Not after destroy_process_group()."""
+        try:
+            dist.get_backend(self._group)
+        except (AssertionError, RuntimeError, TypeError, ValueError):
+            return False
+        return True
 
     def _reduce(self, bucket: dist.GradBucket) -> torch.futures.Future:
         """Gradients of a bucket are ready. The last bucket of a step waits for all."""
@@ -206,10 +452,6 @@ class Compressor:
 def _future_of(buffer: torch.Tensor) -> torch.futures.Future:
     """One that makes streams wait for the buffer, where it is on a device."""
     return torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
-
-
-def _hook(compressor, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations, and ours are texts
-    return compressor._reduce(bucket)
 
 
 def _exact_sparse(gradient: torch.Tensor, group: Any) -> torch.futures.Future:

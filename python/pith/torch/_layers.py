@@ -21,6 +21,9 @@ from ._bytes import all_gather_bytes
 
 COMPRESSIBLE = (torch.float32, torch.float16, torch.bfloat16)
 
+# What torch.compile and activation checkpointing put into the names of parameters.
+_WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module"}
+
 Spec = str | Codec | Rules | Plan
 
 
@@ -63,6 +66,11 @@ class Layer:
     def number(self) -> int:
         """What random numbers of the layer follow from: the same on all ranks, whatever other layers there are."""
         return number_of(self.name)
+
+
+def plain_name(name: str) -> str:
+    """The name of a parameter without the wrappers around its module: the same with and without torch.compile."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def number_of(name: str) -> int:

@@ -16,7 +16,7 @@ from .._errors import ArgumentError, StateError
 from .._plan import Plan
 from ._bytes import broadcast_bytes
 from ._engine import engine_for
-from ._layers import Layer, Spec, agree, default_spec, layers_of, rules_of, summary_of
+from ._layers import Layer, Spec, agree, default_spec, layers_of, plain_name, rules_of, summary_of
 from ._reduction import Reduction
 from ._table import Table
 
@@ -203,7 +203,8 @@ def _optimized(
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ArgumentError(f"{type(optimizer).__name__} is not an optimizer of torch")
     module = isinstance(parameters, torch.nn.Module)
-    named = list(parameters.named_parameters() if module else parameters)  # type: ignore[union-attr, arg-type]
+    pairs: Any = parameters.named_parameters() if module else parameters  # type: ignore[union-attr]
+    named = [(plain_name(name), p) for name, p in pairs]
     wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
     found = [(name, p) for name, p in named if id(p) in wanted and p.requires_grad]
     nameless = wanted - {id(p) for _, p in named}

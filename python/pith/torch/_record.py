@@ -23,7 +23,7 @@ from .._profile import candidates as candidates_around
 from ._engine import _own_group
 from ._fsdp import is_sharded
 from ._hook import _parameters
-from ._layers import COMPRESSIBLE, agree
+from ._layers import COMPRESSIBLE, agree, plain_name
 
 Named = list[tuple[str, torch.nn.Parameter]]
 
@@ -251,7 +251,7 @@ def _recorded(model: torch.nn.Module) -> Named:
     if isinstance(model, DistributedDataParallel):
         named = _parameters(model)
     else:
-        named = list(model.named_parameters())
+        named = [(plain_name(name), p) for name, p in model.named_parameters()]
     found = [(n, p) for n, p in named if p.requires_grad and p.dtype in COMPRESSIBLE]
     if not found:
         raise ArgumentError(
