@@ -34,6 +34,7 @@ from ._optimizer import (
     broadcast_parameters,
 )
 from ._record import Recorder, record
+from ._reserved import open_to_pith
 from ._table import LayerStats, Table
 
 __all__ = [
@@ -58,4 +59,5 @@ __all__ = [
 DEVICES = ["cpu", "cuda"]
 
 adopt_launcher()
+open_to_pith()
 _dist.Backend.register_backend("pith", create, extended_api=True, devices=DEVICES)
