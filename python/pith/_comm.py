@@ -111,7 +111,7 @@ class Request:
         if timeout is not None and not self._poll(timeout):
             why = (
                 f"Timed out waiting {timeout:g} s for an operation, seen by rank {self._comm.rank} "
-                f"(timeout: {timeout:g} s, set by {set_by})"
+                f"(a timeout of {timeout:g} s, set by {set_by})"
             )
             self._comm.abort(why)
             self._finish()

@@ -335,7 +335,10 @@ def check_coalesced(p: Pair) -> None:
         outs,
         [whole.chunk(n)[r] for whole, s in zip(wholes, shapes, strict=True)],
     )
-    for some in (shapes, shapes[:1] * n):  # also as many tensors as ranks, where the two could be mixed up
+    for some in (
+        shapes,
+        shapes[:1] * n,
+    ):  # also as many tensors as ranks, where the two could be mixed up
 
         def all_gather_coalesced(group: Any, some: Any = some) -> Any:
             lists = [[torch.empty(s) for s in some] for _ in range(n)]
@@ -427,7 +430,11 @@ def check_points(p: Pair) -> None:
         for _ in range(n - 1):
             out = torch.empty(3)
             got[dist.recv(out, tag=9)] = out
-        p.same("recv from any", [got[k] for k in sorted(got)], [torch.full((3,), float(k)) for k in range(1, n)])
+        p.same(
+            "recv from any",
+            [got[k] for k in sorted(got)],
+            [torch.full((3,), float(k)) for k in range(1, n)],
+        )
     else:
         dist.send(torch.full((3,), float(r)), 0, tag=9)
 

@@ -19,6 +19,7 @@ import json
 import multiprocessing
 import multiprocessing.connection
 import os
+import socket
 import sys
 import tempfile
 import time
@@ -31,7 +32,8 @@ from typing import Any
 
 RANKS = 3
 LIMIT = 60.0  # seconds for a test
-_SLOW = {"test_ddp_uneven_inputs": 180.0}
+_SLOW = {"test_ddp_uneven_inputs": 180.0, "test_ddp_compile_static_graph": 180.0}
+_AS_GLOO = "test_accumulate_gradients_no_sync"  # tests whose bodies make their model for gloo, MPI or NCCL by name
 
 
 @dataclass
@@ -59,10 +61,10 @@ def _patch_cuda() -> None:
     torch.Tensor.cuda = as_is  # type: ignore[method-assign]
     torch.nn.Module.cuda = as_is  # type: ignore[method-assign]
     torch.cuda.device_count = lambda: RANKS
-    torch.cuda.set_device = lambda *_: None
-    torch.cuda.synchronize = lambda *_: None
+    torch.cuda.current_device = lambda: 0
     torch.cuda.device = lambda *_: contextlib.nullcontext()
-    torch.cuda.manual_seed = lambda *_: None
+    for name in ("set_device", "synchronize", "manual_seed", "empty_cache", "_lazy_init"):
+        setattr(torch.cuda, name, lambda *_, **__: None)
     original = DistributedDataParallel.__init__
 
     def on_cpu(self: Any, *args: Any, **options: Any) -> None:
@@ -70,7 +72,9 @@ def _patch_cuda() -> None:
         original(self, args[0] if args else options.pop("module"), **options)
 
     DistributedDataParallel.__init__ = on_cpu  # type: ignore[method-assign]
-    common.skip_if_small_worldsize = lambda test: test  # torch skips below 8 ranks, for want of GPUs
+    common.skip_if_small_worldsize = lambda test: (
+        test
+    )  # torch skips below 8 ranks, for want of GPUs
     common.skip_if_no_gpu = lambda test: test
     common.skip_if_lt_x_gpu = lambda *_, **__: lambda test: test
     common.nccl_skip_if_lt_x_gpu = lambda *_, **__: lambda test: test
@@ -124,7 +128,6 @@ def _load(backend: str) -> Any:
 
 
 def _run_one(suite: Any, kind: Any, backend: str, rank: int, name: str, file: str) -> Result:
-    import torch
     import torch.distributed as dist
     from torch.testing._internal import common_utils
 
@@ -145,13 +148,18 @@ def _run_one(suite: Any, kind: Any, backend: str, rank: int, name: str, file: st
             timeout=timedelta(seconds=seconds),
         )
         common_utils.set_rng_seed(1234)
+        suite.BACKEND = "gloo" if name.startswith(_AS_GLOO) else backend
         with _device_mode():
             getattr(test, name)()
     except unittest.SkipTest as skip:
         return result("skipped", str(skip))
     except SystemExit as end:
         reasons = {s.exit_code: s.message for s in suite.TEST_SKIPS.values()}
-        return result("skipped", reasons[end.code]) if end.code in reasons else result("failed", str(end))
+        return (
+            result("skipped", reasons[end.code])
+            if end.code in reasons
+            else result("failed", str(end))
+        )
     except BaseException:
         return result("failed", traceback.format_exc())
     finally:
@@ -160,11 +168,12 @@ def _run_one(suite: Any, kind: Any, backend: str, rank: int, name: str, file: st
     return result("passed")
 
 
-def _rank_main(pipe: Any, backend: str, rank: int, folder: str) -> None:
+def _rank_main(pipe: Any, backend: str, rank: int, folder: str, port: str) -> None:
     import torch
     import torch.distributed as dist
 
     os.environ |= {"WORLD_SIZE": str(RANKS), "RANK": str(rank), "TEMP_DIR": folder}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ["PYTORCH_PRINT_REPRO_ON_FAILURE"] = "0"
     torch.set_num_threads(1)
     output = io.StringIO()
@@ -184,10 +193,17 @@ def _rank_main(pipe: Any, backend: str, rank: int, folder: str) -> None:
 # ---- All ranks ---------------------------------------------------------------------------------------------------------
 
 
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
 class Team:
     """Three processes that run tests together."""
 
     def __init__(self, backend: str) -> None:
+        port = str(_free_port())
         self._folder = tempfile.TemporaryDirectory(prefix="torch-suite-")
         for name in ("barrier", "test_dir", "init_dir"):
             os.mkdir(Path(self._folder.name, name))
@@ -198,7 +214,9 @@ class Team:
         for rank in range(RANKS):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_rank_main, args=(theirs, backend, rank, self._folder.name), daemon=True
+                target=_rank_main,
+                args=(theirs, backend, rank, self._folder.name, port),
+                daemon=True,
             )
             process.start()
             theirs.close()
@@ -230,10 +248,14 @@ class Team:
         if None in found:
             silent = [rank for rank, result in enumerate(found) if result is None]
             others = "".join(result.why for result in found if result is not None)
-            return Result(name, "hangs", limit, f"ranks {silent} said nothing in {limit:g} s\n{others}")
+            return Result(
+                name, "hangs", limit, f"ranks {silent} said nothing in {limit:g} s\n{others}"
+            )
         seconds = max(result.seconds for result in found)
         for outcome in ("failed", "skipped"):
-            those = [(rank, result) for rank, result in enumerate(found) if result.outcome == outcome]
+            those = [
+                (rank, result) for rank, result in enumerate(found) if result.outcome == outcome
+            ]
             if those:
                 why = "\n".join(f"rank {rank}: {result.why}" for rank, result in those)
                 if outcome == "skipped":
@@ -303,7 +325,10 @@ def main() -> None:
     for result in results:
         if result.outcome in ("failed", "hangs"):
             print(f"\n{result.name} {result.outcome}: {result.why}")
-    counts = {kind: sum(r.outcome == kind for r in results) for kind in ("passed", "skipped", "failed", "hangs")}
+    counts = {
+        kind: sum(r.outcome == kind for r in results)
+        for kind in ("passed", "skipped", "failed", "hangs")
+    }
     print(f"{options.backend}: {counts}, {time.monotonic() - started:.0f} s")
     if options.json:
         Path(options.json).write_text(json.dumps([asdict(r) for r in results], indent=1))

@@ -24,6 +24,7 @@ import torch.distributed as _dist
 
 from ._base import Usage
 from ._compression import Compression, compression
+from ._eager import keep_eager
 from ._fsdp import ShardedCompressor
 from ._group import PithGroup, create
 from ._hook import Compressor, compress, stats
@@ -61,3 +62,4 @@ DEVICES = ["cpu", "cuda"]
 adopt_launcher()
 open_to_pith()
 _dist.Backend.register_backend("pith", create, extended_api=True, devices=DEVICES)
+keep_eager(__package__.split(".")[0])

@@ -24,8 +24,8 @@ from .._comm import Comm, Stats, make_call
 from .._errors import ArgumentError, Error, TimeoutError
 from . import _buffers as buffers
 from ._compression import SMALL, Compression, current, from_environment
-from ._meeting import meet, store_is_of_rank_0
-from ._work import DoneWork, PithWork, Profile, SingleWaiter, Waiter, seconds
+from ._meeting import is_connected_to, meet, port_of_rank_0
+from ._work import DoneWork, PithWork, SingleWaiter, Waiter, begin_event, seconds
 
 _GRACE = 5.0  # seconds for operations that nobody waited for, when a group ends
 _STORE_GRACE = 5.0  # seconds for rank 0 to close torch's store, when the world ends
@@ -185,13 +185,10 @@ class GroupBase(dist.ProcessGroup):
     def _let_store_close(self) -> None:
         """Waits for a moment until rank 0 has closed torch's store, where it serves it. A rank that initialized a group again before that would
         find the old store, which then ends under its hands."""
-        if self._store is None or not store_is_of_rank_0(self._store):
-            return
+        port = port_of_rank_0(self._store) if self._store is not None else None
         end = time.monotonic() + _STORE_GRACE
-        with contextlib.suppress(RuntimeError):  # it is gone
-            while time.monotonic() < end:
-                self._store.check(["pith/is there anybody"])
-                time.sleep(1e-3)
+        while port is not None and is_connected_to(port) and time.monotonic() < end:
+            time.sleep(2e-3)
 
     def abort(self) -> None:
         """Ends what is under way on every rank."""
@@ -235,21 +232,16 @@ class GroupBase(dist.ProcessGroup):
         """Calls C functions, given with their arguments, and makes them one Work."""
         self._sequence += 1
         timeout = self._timeout_of(opts)
-        is_now = opts is not None and self._is_now(opts)
-        profile = Profile(_EVENTS[calls[0][0].__name__]) if calls and is_profiling() else None
+        event = begin_event(_EVENTS[calls[0][0].__name__]) if calls and is_profiling() else None
         try:
-            if is_now:
+            if opts is not None and event is None and self._is_now(opts):
                 return self._run_now(calls, result, lent, finishes)
             requests = [
                 self.comm.submit(function, *arguments, result=None, lent=lent, wait=False)
                 for function, *arguments in calls
             ]
         except Error as error:
-            is_now = True
             raise self._describe(error) from None
-        finally:
-            if is_now and profile:
-                profile.end()
         work = PithWork(
             result,
             requests,
@@ -258,8 +250,8 @@ class GroupBase(dist.ProcessGroup):
             waiter=waiter or self._waiter,
             describe=self._describe,
         )
-        if profile:
-            work._profile = profile
+        if event is not None:
+            work.record(event)
         return work
 
     def _run_now(

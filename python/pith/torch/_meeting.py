@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
+import stat
 import time
 from datetime import timedelta
 from typing import Any
@@ -34,11 +36,33 @@ def _store_host(store: dist.Store) -> str | None:
     return tcp.host if tcp else None
 
 
-def store_is_of_rank_0(store: dist.Store) -> bool:
-    """Whether rank 0's process serves the store, as with env://, and ends it with the group. torchrun's agent serves its own."""
+def port_of_rank_0(store: dist.Store) -> int | None:
+    """The store's port where rank 0's process serves it, as with env://, and ends it with the group. torchrun's agent serves its own: None."""
     tcp = _tcp_store(store)
-    of_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return tcp is not None and not of_agent and os.environ.get("MASTER_PORT") == str(tcp.port)
+    if tcp is None or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return None
+    return tcp.port if os.environ.get("MASTER_PORT") == str(tcp.port) else None
+
+
+def is_connected_to(port: int) -> bool:
+    """Whether a connection of this process to a server at that port is open at both ends. The store itself would log a warning when asked."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not stat.S_ISSOCK(os.stat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as end:
+                if end.getpeername()[1] == port and _is_open(end):
+                    return True
+        except (OSError, IndexError):  # closed meanwhile, or of another kind
+            continue
+    return False
+
+
+def _is_open(end: socket.socket) -> bool:
+    try:
+        return bool(end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    except BlockingIOError:
+        return True
 
 
 def _read_invitation(store: dist.Store, timeout: float) -> dict[str, Any]:
@@ -54,7 +78,7 @@ def _read_invitation(store: dist.Store, timeout: float) -> dict[str, Any]:
             ) from None
         raise TimeoutError(
             f"Timed out waiting {waited:.1f} s for rank 0 of the group to say where to meet "
-            f"(timeout: {timeout:g} s, set by init_process_group(timeout=…)): {error}"
+            f"(a timeout of {timeout:g} s, set by init_process_group(timeout=…)): {error}"
         ) from None
 
 

@@ -6,6 +6,7 @@ thread completes the future and runs its callbacks, as DistributedDataParallel e
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from .._comm import Request
 from .._errors import Error
 
 _NONE_GIVEN = timedelta(0)
-_PATIENCE = 1e-3  # seconds for callbacks of earlier futures to end before those of the next one begin
+_PATIENCE = 0.25  # seconds for callbacks of a future to end before those of the next one begin
 _ORPHANS = 256  # works that nobody in Python holds any more, and nobody has waited for
 _ORPHAN_BYTES = 1 << 16  # of results that such a work keeps alive
 
@@ -29,27 +30,14 @@ def seconds(timeout: timedelta | None) -> float | None:
     return timeout.total_seconds() if timeout is not None and timeout > _NONE_GIVEN else None
 
 
-class Profile:
-    """An event of torch's profiler that lasts until the operation is complete."""
+def begin_event(name: str) -> Any:
+    """An event of torch's profiler."""
+    return torch.ops.profiler._record_function_enter_new(name, None)
 
-    __slots__ = ("_record",)
 
-    def __init__(self, name: str) -> None:
-        self._record: Any = torch.ops.profiler._record_function_enter_new(name, None)
-
-    def end(self) -> None:
-        """Ends it now, on the thread that began it."""
-        record, self._record = self._record, None
-        if record is not None:
-            torch.ops.profiler._record_function_exit._RecordFunction(record)
-
-    def end_with(self, future: torch.futures.Future) -> torch.futures.Future:
-        """Ends it with the future, whose thread knows nothing of the profiler: torch brings that along. A future that is complete after
-        that."""
-        record, self._record = self._record, None
-        if record is None:
-            return future
-        return torch.ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction(record, future)
+def _end_with(event: Any, future: torch.futures.Future) -> torch.futures.Future:
+    """Ends the event with the future, whose thread knows nothing of the profiler: torch brings that along. A future that is complete after that."""
+    return torch.ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction(event, future)
 
 
 class PithWork(dist.Work):
@@ -59,7 +47,7 @@ class PithWork(dist.Work):
     _error: BaseException | None = None
     _future: torch.futures.Future | None = None
     _source = -1
-    _profile: Profile | None = None
+    _event: Any = None
     _waiter: Waiter | None = None
     _was_waited_for = False
 
@@ -124,8 +112,8 @@ class PithWork(dist.Work):
                 self._settle(given)
             else:
                 self._settle(self._timeout, "the operation's options")
-            if self._profile is not None:
-                self._profile.end()
+        if self._event is not None:
+            self._end_event()
         if self._error is not None:
             raise self._error
         return True
@@ -161,14 +149,27 @@ class PithWork(dist.Work):
             done: torch.futures.Future = torch.futures.Future()
             # Only a callback that raises makes a future that C++ knows to have failed.
             self._future = done.then(self._outcome)
-            if self._profile is not None:
-                self._future = self._profile.end_with(self._future)
+            if self._event is not None:
+                self._future = _end_with(self._event, self._future)
             if self._complete or self._waiter is None:
                 self._settle(self._timeout)
                 done.set_result(None)
             else:
                 self._waiter.put(self, done)
         return self._future
+
+    def record(self, event: Any) -> None:
+        """The event of torch's profiler lasts until the operation is complete. The waiter's thread ends it, so that the profiler shows it as an
+        asynchronous one, as those of other backends."""
+        self._event = event
+        self.get_future()
+        self._was_waited_for = False
+
+    def _end_event(self) -> None:
+        """The event must have ended when ``wait`` returns: the profiler may stop then."""
+        self._event = None
+        with contextlib.suppress(RuntimeError):  # as in self._error
+            self.get_future().wait()
 
     def _outcome(self, _: torch.futures.Future) -> list[torch.Tensor]:
         if self._error is not None:
@@ -198,10 +199,11 @@ class DoneWork(PithWork):
 
 
 class Waiter:
-    """Completes futures in the order of their operations, on a thread that the first one starts.
+    """Completes futures in the order of their operations, on a thread that the first one starts, one after another.
 
-    A callback may wait for a later future, as that of torch's PowerSGD does. So while a thread runs callbacks another one waits for the next
-    operation. Callbacks of two futures overlap only where the earlier ones take long.
+    A callback may start an operation and wait for it, as that of torch's PowerSGD does. Such an operation has a thread of its own, and callbacks of
+    other futures do not begin meanwhile, so that all ranks call their operations in the same order. Only a callback that takes long without that
+    is overtaken: it may wait for a future that comes later.
     """
 
     def __init__(self, name: str) -> None:
@@ -210,38 +212,63 @@ class Waiter:
         self._queue: deque[tuple[PithWork, torch.futures.Future]] = deque()
         self._changed = threading.Condition()
         self._threads: set[threading.Thread] = set()
+        self._own = threading.local()  # .is_calling: this thread runs callbacks
         self._is_settling = False  # a thread waits for the next operation
         self._idle = 0  # threads that could
-        self._in_callbacks = 0
+        self._calling: threading.Thread | None = (
+            None  # runs callbacks that should end before the next ones begin
+        )
+        self._nested = 0  # operations that callbacks have started
         self._is_closed = False
 
     def put(self, work: PithWork, done: torch.futures.Future) -> None:
         with self._changed:
+            if getattr(self._own, "is_calling", False):
+                self._nested += 1
+                self._start(self._run_nested, work, done)
+                return
             self._queue.append((work, done))
             self._make_sure_of_a_thread()
-            self._changed.notify()
+            self._changed.notify_all()
+
+    def _start(self, function: Callable[..., None], *arguments: Any) -> None:
+        thread = threading.Thread(target=function, args=arguments, name=self._name, daemon=True)
+        self._threads.add(thread)
+        thread.start()
 
     def _make_sure_of_a_thread(self) -> None:
         """Somebody will take the next entry: one that waits for an operation, or one that has nothing to do."""
         if not self._is_settling and self._idle == 0:
-            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._threads.add(thread)
             self._idle += 1  # until it runs
-            thread.start()
+            self._start(self._run)
 
     def _run(self) -> None:
-        try:
-            while (entry := self._take()) is not None:
-                work, done = entry
-                work._settle(work._timeout, "the operation's options")
-                self._begin_callbacks()
-                done.set_result(None)
-                del entry, work, done  # not kept alive until the next one
-                if not self._end_callbacks():
-                    return
-        finally:
-            with self._changed:
-                self._threads.discard(threading.current_thread())
+        while (entry := self._take()) is not None:
+            work, done = entry
+            _settle_for_future(work)
+            self._begin_callbacks()
+            self._call(done)
+            del entry, work, done  # not kept alive until the next one
+            if not self._end_callbacks():
+                break
+        self._forget_thread()
+
+    def _run_nested(self, work: PithWork, done: torch.futures.Future) -> None:
+        _settle_for_future(work)
+        self._call(done)
+        with self._changed:
+            self._nested -= 1
+            self._changed.notify_all()
+        self._forget_thread()
+
+    def _forget_thread(self) -> None:
+        with self._changed:
+            self._threads.discard(threading.current_thread())
+
+    def _call(self, done: torch.futures.Future) -> None:
+        self._own.is_calling = True
+        done.set_result(None)
+        self._own.is_calling = False
 
     def _take(self) -> tuple[PithWork, torch.futures.Future] | None:
         with self._changed:
@@ -256,9 +283,10 @@ class Waiter:
 
     def _begin_callbacks(self) -> None:
         with self._changed:
-            if self._in_callbacks:
-                self._changed.wait_for(lambda: self._in_callbacks == 0, _PATIENCE)
-            self._in_callbacks += 1
+            while self._calling is not None:
+                if not self._changed.wait(_PATIENCE) and self._nested == 0:
+                    break
+            self._calling = threading.current_thread()
             self._is_settling = False
             if self._queue:
                 self._make_sure_of_a_thread()
@@ -267,7 +295,8 @@ class Waiter:
     def _end_callbacks(self) -> bool:
         """Whether this thread is still of use."""
         with self._changed:
-            self._in_callbacks -= 1
+            if self._calling is threading.current_thread():
+                self._calling = None
             stays = not self._idle and not (self._is_closed and not self._queue)
             self._idle += stays
             self._changed.notify_all()
@@ -284,12 +313,16 @@ class Waiter:
                 thread.join(timeout=10)
 
 
+def _settle_for_future(work: PithWork) -> None:
+    work._settle(work._timeout, "the operation's options")
+
+
 class SingleWaiter(Waiter):
     """For messages between two ranks, which may come in any order: each future has a thread of its own."""
 
     def put(self, work: PithWork, done: torch.futures.Future) -> None:
         def run() -> None:
-            work._settle(work._timeout, "the operation's options")
+            _settle_for_future(work)
             done.set_result(None)
 
         threading.Thread(target=run, name=self._name, daemon=True).start()
