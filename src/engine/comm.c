@@ -114,7 +114,9 @@ static pith_status read_settings(const pith_config *config, settings *s) {
   s->meet.secret = text_of(c.secret, "PITH_SECRET", NULL);
   int is_in_environment = timeout && atof(timeout) > 0;
   s->timeout = c.timeout > 0 ? c.timeout : is_in_environment ? atof(timeout) : DEFAULT_TIMEOUT;
-  s->timeout_from = c.timeout > 0 ? "pith_config.timeout" : is_in_environment ? "PITH_TIMEOUT" : "default; PITH_TIMEOUT changes it";
+  s->timeout_from = c.timeout > 0       ? "pith_config.timeout"
+                    : is_in_environment ? "PITH_TIMEOUT"
+                                        : "default; PITH_TIMEOUT changes it";
   s->meet.timeout = s->timeout;
   s->transport = text_of(c.transport, "PITH_TRANSPORT", "auto");
   s->interface = text_of(c.interface, "PITH_IFNAME", NULL);
@@ -322,8 +324,15 @@ static pith_status keep_text(const char *text, char **copy) {
 static pith_status make_comm(int rank, int ranks, const settings *s, pith_comm **made) {
   pith_comm *comm = calloc(1, sizeof *comm);
   PITH_REQUIRE(comm, PITH_ERR_MEMORY, "no memory for a comm");
-  *comm = (pith_comm){.rank = rank, .ranks = ranks, .timeout = s->timeout, .timeout_from = s->timeout_from, .chunk = s->chunk, .wake = -1, .cost = pith__cost_default,
-                      .algorithm = s->algorithm, .connections = s->connections};
+  *comm = (pith_comm){.rank = rank,
+                      .ranks = ranks,
+                      .timeout = s->timeout,
+                      .timeout_from = s->timeout_from,
+                      .chunk = s->chunk,
+                      .wake = -1,
+                      .cost = pith__cost_default,
+                      .algorithm = s->algorithm,
+                      .connections = s->connections};
   comm->running_end = &comm->running;
   comm->tracing = pith__trace_start(rank);
   comm->link = calloc((size_t)ranks, sizeof *comm->link);
@@ -493,9 +502,17 @@ static pith_status exchange_over_parent(void *how, const card *mine, card *all, 
 }
 
 static pith_status join_group(pith_comm *parent, group *g, pith_comm **made) {
-  settings s = {.meet = {.host = parent->host}, .transport = parent->transport_name, .interface = parent->interface,
-                .host_id = parent->host_id, .chunk = parent->chunk, .timeout = parent->timeout, .timeout_from = parent->timeout_from, .algorithm = parent->algorithm,
-                .connections = parent->connections, .threads = (int)pith__crew_size(parent->crew), .inside = parent->inside ? parent->inside->spec : "none"};
+  settings s = {.meet = {.host = parent->host},
+                .transport = parent->transport_name,
+                .interface = parent->interface,
+                .host_id = parent->host_id,
+                .chunk = parent->chunk,
+                .timeout = parent->timeout,
+                .timeout_from = parent->timeout_from,
+                .algorithm = parent->algorithm,
+                .connections = parent->connections,
+                .threads = (int)pith__crew_size(parent->crew),
+                .inside = parent->inside ? parent->inside->spec : "none"};
   PITH_TRY(make_comm(g->rank, g->ranks, &s, made));
   return join(*made, &s, exchange_over_parent, g);
 }
@@ -541,7 +558,8 @@ double pith_comm_timeout(const pith_comm *comm) {
 
 pith_status pith_comm_set_timeout(pith_comm *comm, double seconds) {
   PITH_REQUIRE(comm, PITH_ERR_ARGUMENT, "pith_comm_set_timeout: comm must not be NULL");
-  PITH_REQUIRE(seconds > 0 && seconds < 1e9, PITH_ERR_RANGE, "a time-out of %g s: more than 0 and less than 1e9 are expected", seconds);
+  PITH_REQUIRE(seconds > 0 && seconds < 1e9, PITH_ERR_RANGE,
+               "a time-out of %g s: more than 0 and less than 1e9 are expected", seconds);
   pith__comm_lock(comm);
   comm->timeout = seconds;
   comm->timeout_from = "pith_comm_set_timeout()";

@@ -410,7 +410,9 @@ static pith_posted *unlink_posted(pith_link *link, pith_posted **at) {
   return posted;
 }
 
-static int is_any(const pith_posted *posted) { return posted->operation->job.schedule.task[posted->task].peer == PITH_ANY_RANK; }
+static int is_any(const pith_posted *posted) {
+  return posted->operation->job.schedule.task[posted->task].peer == PITH_ANY_RANK;
+}
 
 /* Takes back what a receive from any rank has posted on a link; whether there was something. */
 static int withdraw(pith_link *link, const pith_operation *op) {

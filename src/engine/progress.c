@@ -140,8 +140,10 @@ static void fail_late(pith_comm *comm, double now, double waited) {
   if (!name_missing(comm, 1, now, missing, sizeof missing)) {
     name_missing(comm, 0, now, missing, sizeof missing);
   }
-  pith__comm_fail(comm, PITH_ERR_TIMEOUT, "Timed out waiting %.1f s for %s without a sign of life, seen by rank %d (a timeout of %g s, set by %s)",
-                  waited, missing, comm->rank, comm->timeout, comm->timeout_from);
+  pith__comm_fail(
+      comm, PITH_ERR_TIMEOUT,
+      "Timed out waiting %.1f s for %s without a sign of life, seen by rank %d (a timeout of %g s, set by %s)", waited,
+      missing, comm->rank, comm->timeout, comm->timeout_from);
 }
 
 /* A peer that says that it waits, too, will tell us for whom: it gets a little longer. */

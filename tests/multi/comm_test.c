@@ -337,8 +337,9 @@ static void shorten_timeout(pith_comm *comm, void *argument) {
     usleep(50000);
     CHECK_OK(pith_comm_set_timeout(comm, 0.2));
     CHECK(pith_wait(request) == PITH_ERR_TIMEOUT);
-    CHECK_MSG(strstr(pith_error(), "Timed out waiting") && strstr(pith_error(), "a timeout of 0.2 s, set by pith_comm_set_timeout()"), "the error is %s",
-              pith_error());
+    CHECK_MSG(strstr(pith_error(), "Timed out waiting") &&
+                  strstr(pith_error(), "a timeout of 0.2 s, set by pith_comm_set_timeout()"),
+              "the error is %s", pith_error());
   } else {
     CHECK(pith_receive(comm, (pith_span){&x, 1, PITH_F32}, 0, 1, NULL) == PITH_ERR_ABORTED);
   }
