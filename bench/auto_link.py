@@ -48,7 +48,11 @@ class Watch:
         self.times += self.way.run(1)
         self.reasons.append(self.way.reason())
         if dist.get_rank() == 0 and self.reasons[-1] != self.before:
-            print(f"{len(self.reasons):4d} steps after: {self.reasons[-1]}", file=sys.stderr, flush=True)
+            print(
+                f"{len(self.reasons):4d} steps after: {self.reasons[-1]}",
+                file=sys.stderr,
+                flush=True,
+            )
         self.before = self.reasons[-1]
 
     def first(self, trial: bool, since: int = 0) -> int | None:
@@ -79,31 +83,49 @@ def take_turns(ways: list[Way], a: argparse.Namespace) -> list[Way]:
     return kept
 
 
-def report(watch: Watch, quiet: list[float], after: list[float], ways: list[Way], kept: list[Way], was: str, a: argparse.Namespace) -> None:
+def report(
+    watch: Watch,
+    quiet: list[float],
+    after: list[float],
+    ways: list[Way],
+    kept: list[Way],
+    was: str,
+    a: argparse.Namespace,
+) -> None:
     begun, followed = watch.first(trial=True), watch.followed()
     settled = after[followed:] if followed is not None else []
     best = min(way.seconds() for way in kept[1:])
     print(f"# links of {a.to} from step 0 on; before: {was}; now: {watch.way.reason()}")
     print(f"before                        {milliseconds(quiet)} a step")
     print(f"just after ({JUST_AFTER} steps)         {milliseconds(after[:JUST_AFTER])}")
-    print(f"first trial after             {begun if begun is not None else f'none in {len(after)}'} steps")
-    print(f"new plan in force after       {followed if followed is not None else f'not within {len(after)}'} steps")
+    print(
+        f"first trial after             {begun if begun is not None else f'none in {len(after)}'} steps"
+    )
+    print(
+        f"new plan in force after       {followed if followed is not None else f'not within {len(after)}'} steps"
+    )
     print(f"with it                       {milliseconds(settled)}")
     print("in turns, at the new rate:")
     for way in ways:
         seconds = way.seconds()
-        note = f"{best / seconds:16.2f} × the best uniform" if way in kept else "   one step; left out"
+        note = (
+            f"{best / seconds:16.2f} × the best uniform" if way in kept else "   one step; left out"
+        )
         print(f"  {way.spec:<16}{1e3 * seconds:>11.1f} ms{note}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     auto_speed.add_model(parser)
     parser.add_argument("--control", required=True, help="what pith lab was given")
     parser.add_argument("--to", required=True, help="the new rate")
     parser.add_argument("--settle", type=int, default=200, help="steps before the change, at least")
     parser.add_argument("--limit", type=int, default=500, help="steps after it, at most")
-    parser.add_argument("--more", type=int, default=24, help="steps with the new plan, before the others take turns")
+    parser.add_argument(
+        "--more", type=int, default=24, help="steps with the new plan, before the others take turns"
+    )
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=4, help="in each round")
     a = parser.parse_args()

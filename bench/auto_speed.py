@@ -42,7 +42,9 @@ class Way:
         self.model = DistributedDataParallel(model, gradient_as_bucket_view=True)
         pith.torch.compress(self.model, spec)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
-        self.source = gpt.batches(text, a.batch, a.context, torch.Generator().manual_seed(1000 + dist.get_rank()))
+        self.source = gpt.batches(
+            text, a.batch, a.context, torch.Generator().manual_seed(1000 + dist.get_rank())
+        )
 
     def run(self, steps: int) -> list[float]:
         """How long each of them took."""
@@ -74,7 +76,11 @@ def settle(way: Way, steps: int) -> None:
         done += 4
         if dist.get_rank() == 0 and way.reason() != before:
             before = way.reason()
-            print(f"step {done:4d}, {time.perf_counter() - started:5.1f} s: {before}", file=sys.stderr, flush=True)
+            print(
+                f"step {done:4d}, {time.perf_counter() - started:5.1f} s: {before}",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -96,9 +102,13 @@ def make_ways(specs: list[str], a: argparse.Namespace) -> list[Way]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_model(parser)
-    parser.add_argument("--settle", type=int, default=160, help="steps before anything is timed, at least")
+    parser.add_argument(
+        "--settle", type=int, default=160, help="steps before anything is timed, at least"
+    )
     parser.add_argument("--rounds", type=int, default=8, help="at least 2")
     parser.add_argument("--steps", type=int, default=4, help="in each round")
     a = parser.parse_args()
@@ -128,11 +138,15 @@ def without_luck(auto: Way, uniform: list[Way]) -> float:
 def report(ways: list[Way], a: argparse.Namespace) -> None:
     auto, *uniform = ways
     best = min(way.seconds() for way in uniform)
-    print(f"# {auto.parameters / 1e6:.1f} million parameters, {dist.get_world_size()} ranks, {a.batch} × {a.context} tokens on each; auto: {auto.reason()}")
+    print(
+        f"# {auto.parameters / 1e6:.1f} million parameters, {dist.get_world_size()} ranks, {a.batch} × {a.context} tokens on each; auto: {auto.reason()}"
+    )
     print(f"{'spec':<16}{'ms a step':>11}{'× best uniform':>16}")
     for way in ways:
         print(f"{way.spec:<16}{1e3 * way.seconds():>11.1f}{best / way.seconds():>16.2f}")
-    print(f"auto × best uniform, one half of the rounds for finding it and one for comparing: {without_luck(auto, uniform):.2f}")
+    print(
+        f"auto × best uniform, one half of the rounds for finding it and one for comparing: {without_luck(auto, uniform):.2f}"
+    )
 
 
 if __name__ == "__main__":

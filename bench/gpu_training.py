@@ -53,7 +53,9 @@ def ways(specs: list[str]) -> dict:
     found = {
         "NCCL fp32": lambda ddp: None,
         "no exchange": lambda ddp: ddp.register_comm_hook(None, nothing),
-        "NCCL bf16 hook": lambda ddp: ddp.register_comm_hook(None, default_hooks.bf16_compress_hook),
+        "NCCL bf16 hook": lambda ddp: ddp.register_comm_hook(
+            None, default_hooks.bf16_compress_hook
+        ),
         "NCCL PowerSGD hook 4": lambda ddp: powersgd(ddp, 4),
     }
     for spec in specs:
@@ -65,7 +67,13 @@ def kept(saved) -> int:
     """Bytes of all tensors in a checkpoint: what Pith keeps between steps."""
     if isinstance(saved, torch.Tensor):
         return saved.numel() * saved.itemsize
-    values = saved.values() if isinstance(saved, dict) else saved if isinstance(saved, (list, tuple)) else ()
+    values = (
+        saved.values()
+        if isinstance(saved, dict)
+        else saved
+        if isinstance(saved, (list, tuple))
+        else ()
+    )
     return sum(kept(value) for value in values)
 
 
@@ -168,13 +176,25 @@ class Way:
     def __init__(self, name: str, prepare, a: argparse.Namespace) -> None:
         self.name, self.times, self.loss, self.seconds = name, [], float("nan"), 0.0
         model = make_model(a)
-        self.parameters, self.memory, self.kept, self.outside = sum(p.numel() for p in model.parameters()), 0, 0, 0.0
+        self.parameters, self.memory, self.kept, self.outside = (
+            sum(p.numel() for p in model.parameters()),
+            0,
+            0,
+            0.0,
+        )
         # All ranks have the same seed: there is nothing to send at the start.
-        self.model = DistributedDataParallel(model, process_group=group_for(name), gradient_as_bucket_view=True, init_sync=False)
+        self.model = DistributedDataParallel(
+            model, process_group=group_for(name), gradient_as_bucket_view=True, init_sync=False
+        )
         self.check = Check(self.model) if a.check else None
         self.compressor = prepare(self.model)
-        self.accumulate, kind = a.accumulate, torch.optim.AdamW if a.optimizer == "adamw" else torch.optim.SGD
-        self.optimizer = kind(self.model.parameters(), lr=a.lr or (3e-4 if a.optimizer == "adamw" else 0.05))
+        self.accumulate, kind = (
+            a.accumulate,
+            torch.optim.AdamW if a.optimizer == "adamw" else torch.optim.SGD,
+        )
+        self.optimizer = kind(
+            self.model.parameters(), lr=a.lr or (3e-4 if a.optimizer == "adamw" else 0.05)
+        )
 
     def backward(self, batch) -> torch.Tensor:
         with torch.autocast("cuda", torch.bfloat16):
@@ -222,7 +242,8 @@ def train(way: Way, text: torch.Tensor, a: argparse.Namespace) -> None:
     nothing: with a constant one, when a run leaves the first plateau is a matter of luck, and losses differ by more than methods do."""
     source = gpt.batches(text, a.batch, a.context, torch.Generator().manual_seed(dist.get_rank()))
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        way.optimizer, lambda step: min((step + 1) / (0.1 * a.loss), (a.loss - step) / (0.9 * a.loss))
+        way.optimizer,
+        lambda step: min((step + 1) / (0.1 * a.loss), (a.loss - step) / (0.9 * a.loss)),
     )
     losses = []
     for _, (x, y) in zip(range(a.loss), source, strict=False):
@@ -232,13 +253,18 @@ def train(way: Way, text: torch.Tensor, a: argparse.Namespace) -> None:
     dist.all_reduce(means, op=dist.ReduceOp.AVG)
     way.loss = means[-1].item()
     if dist.get_rank() == 0:
-        print(f"{way.name}: losses of tenths {' '.join(f'{loss:.3f}' for loss in means.tolist())}", file=sys.stderr)
+        print(
+            f"{way.name}: losses of tenths {' '.join(f'{loss:.3f}' for loss in means.tolist())}",
+            file=sys.stderr,
+        )
     if way.check is not None and way.compressor is not None:
         way.check.report(way.name)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--context", type=int, default=512)
@@ -248,10 +274,20 @@ def main() -> None:
     parser.add_argument("--lr", type=float, help="0.05 for sgd, 0.0003 for adamw")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=3, help="in each round")
-    parser.add_argument("--spec", action="append", help="q:4, ef/powersgd:4 and ef/topk:0.01 if none is given; also as \"q:4 over pith\"")
-    parser.add_argument("--only", action="append", help="the ways whose names contain this; NCCL fp32 is always there")
+    parser.add_argument(
+        "--spec",
+        action="append",
+        help='q:4, ef/powersgd:4 and ef/topk:0.01 if none is given; also as "q:4 over pith"',
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        help="the ways whose names contain this; NCCL fp32 is always there",
+    )
     parser.add_argument("--loss", type=int, default=0, metavar="STEPS")
-    parser.add_argument("--check", action="store_true", help="compare means of the steps of --loss with exact ones")
+    parser.add_argument(
+        "--check", action="store_true", help="compare means of the steps of --loss with exact ones"
+    )
     parser.add_argument("--data", help="a text file, or a folder of them")
     a = parser.parse_args()
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
@@ -269,13 +305,17 @@ def main() -> None:
         for way in running:
             way.run(batch, a.steps, timed=turn > 0)
             if dist.get_rank() == 0:
-                print(f"\rround {turn}/{a.rounds} {way.name:<24}", end="", file=sys.stderr, flush=True)
+                print(
+                    f"\rround {turn}/{a.rounds} {way.name:<24}", end="", file=sys.stderr, flush=True
+                )
     for way in running:
         way.measure_memory(batch)
     if a.loss:
         text = torch.tensor(list(gpt.read_text(a.data).encode()))
         names = [way for way in running if way.name != "no exchange"]
-        running = [train_afresh(way, chosen[way.name], text, a) if way in names else way for way in running]
+        running = [
+            train_afresh(way, chosen[way.name], text, a) if way in names else way for way in running
+        ]
     for way in running:
         way.seconds = slowest(statistics.median(way.times)) if way.times else float("nan")
     if dist.get_rank() == 0:
@@ -308,16 +348,26 @@ def train_afresh(old: Way, prepare, text: torch.Tensor, a: argparse.Namespace) -
     begun = time.perf_counter()
     train(way, text, a)
     if dist.get_rank() == 0:
-        print(f"{way.name}: a loss of {way.loss:.4f} after {a.loss} steps, {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
+        print(
+            f"{way.name}: a loss of {way.loss:.4f} after {a.loss} steps, {time.perf_counter() - begun:.0f} s",
+            file=sys.stderr,
+            flush=True,
+        )
     return way
 
 
 def report(running: list[Way], a: argparse.Namespace) -> None:
     base, gradients = running[0], 4 * running[0].parameters
-    print(f"\r# {base.parameters / 1e6:.1f} million parameters, {dist.get_world_size()} ranks, {a.accumulate} × {a.batch} × {a.context} tokens on each")
-    print(f"{'way':<28}{'ms a step':>11}{'× NCCL fp32':>13}{'buffers':>9}{'kept':>9}{'outside':>9}{'loss':>9}{'× NCCL':>9}")
+    print(
+        f"\r# {base.parameters / 1e6:.1f} million parameters, {dist.get_world_size()} ranks, {a.accumulate} × {a.batch} × {a.context} tokens on each"
+    )
+    print(
+        f"{'way':<28}{'ms a step':>11}{'× NCCL fp32':>13}{'buffers':>9}{'kept':>9}{'outside':>9}{'loss':>9}{'× NCCL':>9}"
+    )
     for way in running:
-        buffers, kept_, more = (100 * size / gradients for size in (way.memory, way.kept, way.outside))
+        buffers, kept_, more = (
+            100 * size / gradients for size in (way.memory, way.kept, way.outside)
+        )
         print(
             f"{way.name:<28}{1e3 * way.seconds:>11.1f}{base.seconds / way.seconds:>13.2f}{buffers:>8.1f}%{kept_:>8.1f}%{more:>8.1f}%"
             f"{way.loss:>9.4f}{way.loss / base.loss:>9.4f}"

@@ -1,6 +1,6 @@
 /*
- * MPI_Allreduce of floats with the columns, inputs and repetitions of `pith bench allreduce`, to set the two side by side
- * (bench/compare-allreduce.sh). Usage: mpi_allreduce [from to factor repetitions warmup], sizes in bytes.
+ * MPI_Allreduce of floats with the columns, inputs and repetitions of `pith bench allreduce`, to set the two side by
+ * side (bench/compare-allreduce.sh). Usage: mpi_allreduce [from to factor repetitions warmup], sizes in bytes.
  */
 #include <mpi.h>
 #include <stdint.h>
@@ -78,7 +78,8 @@ static void measure(int rank, int ranks, size_t bytes, int repetitions, int warm
 
 int main(int argc, char **argv) {
   int rank, ranks;
-  size_t from = argc > 1 ? strtoull(argv[1], NULL, 10) : 8, to = argc > 2 ? strtoull(argv[2], NULL, 10) : (size_t)64 << 20;
+  size_t from = argc > 1 ? strtoull(argv[1], NULL, 10) : 8,
+         to = argc > 2 ? strtoull(argv[2], NULL, 10) : (size_t)64 << 20;
   size_t factor = argc > 3 ? strtoull(argv[3], NULL, 10) : 2;
   int repetitions = argc > 4 ? atoi(argv[4]) : 20, warmup = argc > 5 ? atoi(argv[5]) : 5;
   MPI_Init(&argc, &argv);

@@ -44,7 +44,9 @@ ADAPTIVE = [
     "q:4", "lgreco:q:4", "kmeans:q:4", "lgreco:mix,budget=q:4", "q:8", "accordion:q:4,q:8",
     "ef/topk:0.01", "lgreco:ef/topk:0.01", "ef/powersgd:4", "lgreco:ef/powersgd:4", "auto",
 ]  # fmt: skip
-SURVEY = {name: f"ef/{name}" for name in ("topk", "randomk", "threshold", "adaptive", "powersgd")}  # docs/methods.md: what is left out must come later
+SURVEY = {
+    name: f"ef/{name}" for name in ("topk", "randomk", "threshold", "adaptive", "powersgd")
+}  # docs/methods.md: what is left out must come later
 POINTS = 100  # of a curve
 BEHIND = 1.01  # an adaptive run is to end within 1% of its reference
 
@@ -55,7 +57,10 @@ BEHIND = 1.01  # an adaptive run is to end within 1% of its reference
 def sgd(model, spec: str, rate: float) -> torch.optim.Optimizer:
     """A momentum of 0.9, which dgc brings along, makes steps ten times as long; votes are steps of equal size."""
     name = spec.split(":")[0]
-    return torch.optim.SGD(model.parameters(), lr=5e-4 if name in ("signsgd", "signum") else rate / 10 if name == "dgc" else rate)
+    return torch.optim.SGD(
+        model.parameters(),
+        lr=5e-4 if name in ("signsgd", "signum") else rate / 10 if name == "dgc" else rate,
+    )
 
 
 class Text:
@@ -142,7 +147,11 @@ def train(task, spec: str, seed: int, a: argparse.Namespace) -> Run:
     torch.manual_seed(seed)
     model = DistributedDataParallel(task.model())
     pith.torch.compress(model, spec, seed=seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=a.adamw) if a.adamw else task.optimizer(model, spec)
+    optimizer = (
+        torch.optim.AdamW(model.parameters(), lr=a.adamw)
+        if a.adamw
+        else task.optimizer(model, spec)
+    )
     source = task.batches(torch.Generator().manual_seed(1000 * seed + dist.get_rank()))
     before, losses, sent = held_out_loss(task, model), [], bytes_sent()
     for step, batch in zip(range(steps), source, strict=False):
@@ -155,9 +164,23 @@ def train(task, spec: str, seed: int, a: argparse.Namespace) -> Run:
         optimizer.step()
         losses.append(loss.item())
     sent = bytes_sent() - sent
-    size, gradients, *curve = means([sent / steps, pith.torch.stats(model).wire_bytes / steps, *stretches(losses)])
+    size, gradients, *curve = means(
+        [sent / steps, pith.torch.stats(model).wire_bytes / steps, *stretches(losses)]
+    )
     after, seconds = held_out_loss(task, model), time.perf_counter() - started
-    return Run(task.name, spec, seed, steps, dist.get_world_size(), before, after, size, gradients, seconds, curve)
+    return Run(
+        task.name,
+        spec,
+        seed,
+        steps,
+        dist.get_world_size(),
+        before,
+        after,
+        size,
+        gradients,
+        seconds,
+        curve,
+    )
 
 
 def held_out_loss(task, model) -> float:
@@ -171,7 +194,10 @@ def bytes_sent() -> int:
 
 def stretches(values: list[float]) -> list[float]:
     size = math.ceil(len(values) / POINTS)
-    return [sum(part) / len(part) for part in (values[i : i + size] for i in range(0, len(values), size))]
+    return [
+        sum(part) / len(part)
+        for part in (values[i : i + size] for i in range(0, len(values), size))
+    ]
 
 
 def means(values: list[float]) -> list[float]:
@@ -208,7 +234,11 @@ def survey() -> list[str]:
 
 
 def tell(run: Run) -> None:
-    print(f"{run.task}: {run.spec}, seed {run.seed} in {run.seconds:.0f} s: {run.after:.3f}", file=sys.stderr, flush=True)
+    print(
+        f"{run.task}: {run.spec}, seed {run.seed} in {run.seconds:.0f} s: {run.after:.3f}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def save(runs: Iterable[Run], path: str | None) -> None:
@@ -245,7 +275,11 @@ def reference_of(spec: str) -> str | None:
     if kind == "accordion":
         return next((piece for piece in pieces if "=" not in piece), None)
     budget = [piece.partition("=")[2] for piece in pieces if piece.startswith("budget=")]
-    own = [piece for piece in pieces if "=" in piece and piece.partition("=")[0] not in (*OPTIONS, "budget")]
+    own = [
+        piece
+        for piece in pieces
+        if "=" in piece and piece.partition("=")[0] not in (*OPTIONS, "budget")
+    ]
     return budget[0] if budget else ",".join([first, *own])
 
 
@@ -272,13 +306,23 @@ class Row:
         if not self.reference or self.reference.spec == "none":
             return ""
         loses, more = self.behind > BEHIND, self.share > 1
-        return "loses, and sends more" if loses and more else "loses" if loses else "sends more" if more else "good"
+        return (
+            "loses, and sends more"
+            if loses and more
+            else "loses"
+            if loses
+            else "sends more"
+            if more
+            else "good"
+        )
 
 
 def compare(mine: list[Run], others: list[Run]) -> tuple[float, float, float]:
     """Geometric means over seeds that both have: of losses, with its standard error, and of bytes."""
     by_seed = {(run.seed, run.steps, run.ranks): run for run in others}
-    pairs = [(run, by_seed[key]) for run in mine if (key := (run.seed, run.steps, run.ranks)) in by_seed]
+    pairs = [
+        (run, by_seed[key]) for run in mine if (key := (run.seed, run.steps, run.ranks)) in by_seed
+    ]
     if not pairs:
         return math.nan, math.nan, math.nan
     losses = [math.log(a.after / b.after) for a, b in pairs]
@@ -291,13 +335,18 @@ def compare(mine: list[Run], others: list[Run]) -> tuple[float, float, float]:
 
 def rows_of(runs: list[Run]) -> list[Row]:
     """One for each task and spec, in the order of the runs; tasks stay together."""
-    tasks, specs = (list(dict.fromkeys(getattr(run, what) for run in runs)) for what in ("task", "spec"))
+    tasks, specs = (
+        list(dict.fromkeys(getattr(run, what) for run in runs)) for what in ("task", "spec")
+    )
     order = [spec for spec in ["none", *ADAPTIVE] if spec in specs]
     order += [spec for spec in specs if spec not in order]
     rows = {}
     for task in tasks:
         for spec in order:
-            own = sorted((run for run in runs if (run.task, run.spec) == (task, spec)), key=lambda run: run.seed)
+            own = sorted(
+                (run for run in runs if (run.task, run.spec) == (task, spec)),
+                key=lambda run: run.seed,
+            )
             if own:
                 rows[task, spec] = Row(task, spec, own)
     for (task, spec), row in rows.items():
@@ -313,8 +362,12 @@ def rows_of(runs: list[Run]) -> list[Row]:
 
 def report(rows: list[Row]) -> None:
     ranks = sorted({run.ranks for row in rows for run in row.runs})
-    print(f"# {', '.join(map(str, ranks))} ranks; losses of held-out samples, one for each seed, ± the standard error; bytes that a rank sends in a step")
-    print(f"{'task':<8}{'spec':<26}{'ratio':>7}{'bytes':>9}{'fewer':>8}  {'of reference: loss':>18}{'bytes':>7}  {'':<22}{'before':>7}  after")
+    print(
+        f"# {', '.join(map(str, ranks))} ranks; losses of held-out samples, one for each seed, ± the standard error; bytes that a rank sends in a step"
+    )
+    print(
+        f"{'task':<8}{'spec':<26}{'ratio':>7}{'bytes':>9}{'fewer':>8}  {'of reference: loss':>18}{'bytes':>7}  {'':<22}{'before':>7}  after"
+    )
     for row in rows:
         loss = f"{row.behind:.3f}" + ("" if math.isnan(row.doubt) else f" ± {row.doubt:.3f}")
         beside = f"{loss:>18}{row.share:>7.3f}  {row.verdict:<22}" if row.reference else " " * 49
@@ -325,7 +378,9 @@ def report(rows: list[Row]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, help="default: 4000")
     parser.add_argument("--seeds", type=int, default=3, help="how many (default: %(default)s)")
     parser.add_argument("--seed", type=int, action="append", help="this one; may be repeated")
@@ -337,7 +392,9 @@ def main() -> None:
     parser.add_argument("--task", choices=["text", "digits"], action="append")
     parser.add_argument("--data", help="a text file, or a folder of them")
     parser.add_argument("--json", help="where rank 0 writes all runs, after each")
-    parser.add_argument("--merge", nargs="+", metavar="FILE", help="train nothing, take the runs of these files")
+    parser.add_argument(
+        "--merge", nargs="+", metavar="FILE", help="train nothing, take the runs of these files"
+    )
     parser.add_argument("--html", help="a page with the table and pictures")
     parser.add_argument("--svg", help="a picture of loss against bytes")
     a = parser.parse_args()

@@ -40,22 +40,37 @@ class Frame:
         return TOP + (self.most - value) / (self.most - self.least) * (HEIGHT - BOTTOM - TOP)
 
     def axes(self) -> str:
-        parts = [f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" fill="none" stroke="#9ca3af"/>']
+        parts = [
+            f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" fill="none" stroke="#9ca3af"/>'
+        ]
         for k in range(5):
             value = self.least + k / 4 * (self.most - self.least)
-            parts.append(f'<text x="{LEFT - 6}" y="{self.y(value) + 4:.0f}" text-anchor="end">{value:.3f}</text>')
+            parts.append(
+                f'<text x="{LEFT - 6}" y="{self.y(value) + 4:.0f}" text-anchor="end">{value:.3f}</text>'
+            )
         for power in range(math.floor(self.low), math.ceil(self.high) + 1):
             for digit in (1, 2, 5):
                 value = digit * 10.0**power
                 if self.low <= math.log10(value) <= self.high:
-                    parts.append(f'<text x="{self.x(value):.0f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{short(value)}</text>')
+                    parts.append(
+                        f'<text x="{self.x(value):.0f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{short(value)}</text>'
+                    )
         middle = (LEFT + WIDTH - RIGHT) / 2
         parts.append(f'<text x="{LEFT + 6}" y="{TOP + 6}">loss of held-out samples</text>')
-        return "".join(parts) + f'<text x="{middle:.0f}" y="{HEIGHT - 6}" text-anchor="middle">bytes that a rank sends in a step</text>'
+        return (
+            "".join(parts)
+            + f'<text x="{middle:.0f}" y="{HEIGHT - 6}" text-anchor="middle">bytes that a rank sends in a step</text>'
+        )
 
 
 def short(size: float) -> str:
-    return f"{size / 1e6:.3g} MB" if size >= 1e6 else f"{size / 1e3:.3g} kB" if size >= 1e3 else f"{size:.0f}"
+    return (
+        f"{size / 1e6:.3g} MB"
+        if size >= 1e6
+        else f"{size / 1e3:.3g} kB"
+        if size >= 1e3
+        else f"{size:.0f}"
+    )
 
 
 def labels(places: list[tuple[float, float, str, str]]) -> str:
@@ -63,8 +78,12 @@ def labels(places: list[tuple[float, float, str, str]]) -> str:
     parts, last = [], -math.inf
     for x, y, name, colour in sorted(places, key=lambda place: place[1]):
         last = max(y, last + LINE)
-        parts.append(f'<path d="M{x + 6:.1f} {y:.1f}L{WIDTH - RIGHT + 6} {last:.1f}" stroke="{colour}" stroke-opacity=".25"/>')
-        parts.append(f'<text x="{WIDTH - RIGHT + 9}" y="{last + 4:.1f}" fill="{colour}">{html.escape(name)}</text>')
+        parts.append(
+            f'<path d="M{x + 6:.1f} {y:.1f}L{WIDTH - RIGHT + 6} {last:.1f}" stroke="{colour}" stroke-opacity=".25"/>'
+        )
+        parts.append(
+            f'<text x="{WIDTH - RIGHT + 9}" y="{last + 4:.1f}" fill="{colour}">{html.escape(name)}</text>'
+        )
     return "".join(parts)
 
 
@@ -88,13 +107,19 @@ def scatter(rows: Sequence[Any]) -> str:
         x, y = frame.x(row.bytes), frame.y(loss_of(row))
         places.append((x, y, row.spec, colour))
         for run in row.runs if len(row.runs) > 1 else []:
-            parts.append(f'<circle cx="{frame.x(run.bytes):.1f}" cy="{frame.y(run.after):.1f}" r="2.5" fill="{colour}" fill-opacity=".35"/>')
+            parts.append(
+                f'<circle cx="{frame.x(run.bytes):.1f}" cy="{frame.y(run.after):.1f}" r="2.5" fill="{colour}" fill-opacity=".35"/>'
+            )
         if row.reference in rows:
             end = f"{frame.x(row.reference.bytes):.1f} {frame.y(loss_of(row.reference)):.1f}"
             parts.append(f'<path d="M{x:.1f} {y:.1f}L{end}" stroke="{colour}" stroke-width="1.5"/>')
         inside = "#fff" if row.reference else colour
-        title = f"<title>{html.escape(row.spec)}: loss {loss_of(row):.3f}, {short(row.bytes)}</title>"
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{inside}" stroke="{colour}" stroke-width="2">{title}</circle>')
+        title = (
+            f"<title>{html.escape(row.spec)}: loss {loss_of(row):.3f}, {short(row.bytes)}</title>"
+        )
+        parts.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{inside}" stroke="{colour}" stroke-width="2">{title}</circle>'
+        )
     return "".join(parts) + labels(places)
 
 
@@ -114,7 +139,9 @@ def picture(rows: Sequence[Any]) -> str:
     ]
     for place, task in enumerate(tasks):
         drawing = scatter([row for row in rows if row.task == task])
-        parts.append(f'<g transform="translate({WIDTH * place} {top})"><text x="{LEFT}" y="-5" font-size="15">{html.escape(task)}</text>{drawing}</g>')
+        parts.append(
+            f'<g transform="translate({WIDTH * place} {top})"><text x="{LEFT}" y="-5" font-size="15">{html.escape(task)}</text>{drawing}</g>'
+        )
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -130,12 +157,18 @@ def curves(rows: Sequence[Any]) -> str:
         return ""
     steps = lines[0][0].runs[0].steps
     low, high = min(values), max(values)
-    parts = [f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - 24}" fill="none" stroke="#9ca3af"/>']
+    parts = [
+        f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - 24}" fill="none" stroke="#9ca3af"/>'
+    ]
     for k in range(5):
         y = HEIGHT - BOTTOM - k / 4 * (HEIGHT - BOTTOM - TOP)
         x = LEFT + k / 4 * (WIDTH - LEFT - 24)
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.0f}" text-anchor="end">{low + k / 4 * (high - low):.2f}</text>')
-        parts.append(f'<text x="{x:.0f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{steps * k / 4:.0f}</text>')
+        parts.append(
+            f'<text x="{LEFT - 6}" y="{y + 4:.0f}" text-anchor="end">{low + k / 4 * (high - low):.2f}</text>'
+        )
+        parts.append(
+            f'<text x="{x:.0f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{steps * k / 4:.0f}</text>'
+        )
     for row, curve in lines:
         points = " ".join(
             f"{LEFT + i / len(curve) * (WIDTH - LEFT - 24):.1f},{HEIGHT - BOTTOM - (y - low) / (high - low or 1) * (HEIGHT - BOTTOM - TOP):.1f}"
@@ -143,9 +176,13 @@ def curves(rows: Sequence[Any]) -> str:
             if i > skip
         )
         dash = ' stroke-dasharray="5 3"' if row.reference else ""
-        parts.append(f'<polyline fill="none" stroke="{colour_of(row, rows)}" stroke-width="1.5"{dash} points="{points}"/>')
+        parts.append(
+            f'<polyline fill="none" stroke="{colour_of(row, rows)}" stroke-width="1.5"{dash} points="{points}"/>'
+        )
     middle = (LEFT + WIDTH) / 2
-    parts.append(f'<text x="{middle:.0f}" y="{HEIGHT - 6}" text-anchor="middle">steps; loss of training</text>')
+    parts.append(
+        f'<text x="{middle:.0f}" y="{HEIGHT - 6}" text-anchor="middle">steps; loss of training</text>'
+    )
     return "".join(parts)
 
 
@@ -157,13 +194,29 @@ def mean_curve(row: Any) -> list[float]:
 # ---- The page
 
 
-HEADS = ["gradients", "loss", "× uncompressed", "sent a step", "fewer bytes", "× loss of reference", "× its bytes", ""]
+HEADS = [
+    "gradients",
+    "loss",
+    "× uncompressed",
+    "sent a step",
+    "fewer bytes",
+    "× loss of reference",
+    "× its bytes",
+    "",
+]
 
 
 def cells(row: Any) -> list[str]:
     loss = f"{row.behind:.3f}" + ("" if math.isnan(row.doubt) else f" ± {row.doubt:.3f}")
     beside = [loss, f"{row.share:.3f}", row.verdict] if row.reference else ["", "", ""]
-    return [row.spec, f"{loss_of(row):.3f}", number(row.ratio, ".3f"), short(row.bytes), number(row.fewer, ".1f"), *beside]
+    return [
+        row.spec,
+        f"{loss_of(row):.3f}",
+        number(row.ratio, ".3f"),
+        short(row.bytes),
+        number(row.fewer, ".1f"),
+        *beside,
+    ]
 
 
 def number(value: float, form: str) -> str:
@@ -175,7 +228,14 @@ def table(rows: Sequence[Any]) -> str:
     body = ""
     for row in rows:
         dot = f'<span class="dot" style="background:{colour_of(row, rows)}"></span>'
-        body += "<tr>" + "".join(f"<td>{dot if j == 0 else ''}{html.escape(cell)}</td>" for j, cell in enumerate(cells(row))) + "</tr>"
+        body += (
+            "<tr>"
+            + "".join(
+                f"<td>{dot if j == 0 else ''}{html.escape(cell)}</td>"
+                for j, cell in enumerate(cells(row))
+            )
+            + "</tr>"
+        )
     return f"<table><tr>{heads}</tr>{body}</table>"
 
 
@@ -195,7 +255,10 @@ def section(task: str, rows: Sequence[Any]) -> str:
 
 
 def page(rows: Sequence[Any]) -> str:
-    parts = [section(task, [row for row in rows if row.task == task]) for task in dict.fromkeys(row.task for row in rows)]
+    parts = [
+        section(task, [row for row in rows if row.task == task])
+        for task in dict.fromkeys(row.task for row in rows)
+    ]
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Pith: loss and bytes</title>'
         f"<style>{demo.STYLE}</style><h1>What is sent, and what is lost</h1>"

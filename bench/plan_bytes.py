@@ -45,7 +45,9 @@ class Residual(nn.Module):
         self.first = nn.Conv2d(before, width, 3, stride, 1, bias=False)
         self.second = nn.Conv2d(width, width, 3, 1, 1, bias=False)
         self.norm1, self.norm2 = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
-        self.around = nn.Conv2d(before, width, 1, stride, bias=False) if before != width else nn.Identity()
+        self.around = (
+            nn.Conv2d(before, width, 1, stride, bias=False) if before != width else nn.Identity()
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.norm2(self.second(torch.relu(self.norm1(self.first(x)))))
@@ -53,10 +55,16 @@ class Residual(nn.Module):
 
 
 def make_resnet() -> nn.Module:
-    widths = [(32, 32, 1)] * 3 + [(32, 64, 2), (64, 64, 1), (64, 64, 1)] + [(64, 128, 2), (128, 128, 1), (128, 128, 1)]
+    widths = (
+        [(32, 32, 1)] * 3
+        + [(32, 64, 2), (64, 64, 1), (64, 64, 1)]
+        + [(64, 128, 2), (128, 128, 1), (128, 128, 1)]
+    )
     blocks = [Residual(*w) for w in widths]
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)]
-    return nn.Sequential(nn.Conv2d(1, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), *blocks, *head)
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), *blocks, *head
+    )
 
 
 def text_training(width: int, layers: int):
@@ -65,12 +73,22 @@ def text_training(width: int, layers: int):
     encoded = torch.tensor([symbols[c] for c in text])
     model = gpt.GPT(len(symbols), width, layers, max(1, width // 64), 64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
-    return model, optimizer, gpt.batches(encoded, 8, 64, torch.Generator().manual_seed(1)), gpt.loss_of
+    return (
+        model,
+        optimizer,
+        gpt.batches(encoded, 8, 64, torch.Generator().manual_seed(1)),
+        gpt.loss_of,
+    )
 
 
 def digits_training(model: nn.Module):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    return model, optimizer, digits.batches(*digits.read_digits(), 16, torch.Generator().manual_seed(1)), digits.loss_of
+    return (
+        model,
+        optimizer,
+        digits.batches(*digits.read_digits(), 16, torch.Generator().manual_seed(1)),
+        digits.loss_of,
+    )
 
 
 TRAININGS = {
@@ -121,7 +139,11 @@ class Tables:
         return self.fixed + self.bytes[rows, places].sum(), self.errors[rows, places].sum()
 
     def options(self, families: str) -> list[int]:
-        return [i for i, spec in enumerate(self.candidates) if families == "mix" or family_of(spec) == families]
+        return [
+            i
+            for i, spec in enumerate(self.candidates)
+            if families == "mix" or family_of(spec) == families
+        ]
 
 
 def family_of(spec: str) -> str:
@@ -149,7 +171,9 @@ def dual(size: np.ndarray, error: np.ndarray, budget: float) -> tuple[float, flo
     return price, bound(price)
 
 
-def optimum(size: np.ndarray, error: np.ndarray, budget: float, known: float, most: int = 3_000_000) -> tuple[float, bool]:
+def optimum(
+    size: np.ndarray, error: np.ndarray, budget: float, known: float, most: int = 3_000_000
+) -> tuple[float, bool]:
     """The least bytes within the budget, and True; or where more than `most` partial choices stay open, a lower bound, and False.
 
     Layers join one by one. Of all choices for those that have joined, those stay that no other one beats in bytes and error, and that the rest, at
@@ -168,7 +192,9 @@ def optimum(size: np.ndarray, error: np.ndarray, budget: float, known: float, mo
         bytes_ = (bytes_[:, None] + size[layer][own]).ravel()
         errors = (errors[:, None] + error[layer][own]).ravel()
         best = bytes_ + rest[place] - price * (budget - errors)
-        open_ = (errors + spare[place] <= budget * (1 + ROUNDING)) & (best <= known * (1 + ROUNDING))
+        open_ = (errors + spare[place] <= budget * (1 + ROUNDING)) & (
+            best <= known * (1 + ROUNDING)
+        )
         bytes_, errors = bytes_[open_], errors[open_]
         stay = front(bytes_, errors)
         bytes_, errors = bytes_[stay], errors[stay]
@@ -205,14 +231,18 @@ class Row:
         return f"is {self.ratio:.6f} of the uniform spec" if self.ratio > 1 + ROUNDING else ""
 
 
-def compare(model: str, profile: pith.Profile, budget: str, families: str, search: bool = True) -> Row:
+def compare(
+    model: str, profile: pith.Profile, budget: str, families: str, search: bool = True
+) -> Row:
     tables = Tables(profile)
     uniform, allowed = tables.of(budget)
     size, error = tables.of_plan(profile.plan(budget, families=families))
     best, exact = float("nan"), False
     if search:
         places = tables.options(families)
-        found, exact = optimum(tables.bytes[:, places], tables.errors[:, places], allowed, size - tables.fixed)
+        found, exact = optimum(
+            tables.bytes[:, places], tables.errors[:, places], allowed, size - tables.fixed
+        )
         best = tables.fixed + found
     return Row(model, budget, families, uniform, size, error / allowed, best, exact)
 
@@ -222,7 +252,9 @@ def best_family(profile: pith.Profile, budget: str) -> tuple[str, float]:
     found = []
     for family in FAMILIES.values():
         try:
-            found.append((family, Tables(profile).of_plan(profile.plan(budget, families=family))[0]))
+            found.append(
+                (family, Tables(profile).of_plan(profile.plan(budget, families=family))[0])
+            )
         except pith.RangeError:  # its strongest candidates lose more than that
             continue
     return min(found, key=lambda entry: entry[1])
@@ -230,10 +262,16 @@ def best_family(profile: pith.Profile, budget: str) -> tuple[str, float]:
 
 def check(model: str, profile: pith.Profile, budget: str, own: Row, mix: Row) -> list[str]:
     """Promises that were broken."""
-    broken = [f"{model}, {budget}, {row.families}: the plan {row.promise}" for row in (own, mix) if row.promise]
+    broken = [
+        f"{model}, {budget}, {row.families}: the plan {row.promise}"
+        for row in (own, mix)
+        if row.promise
+    ]
     family, size = best_family(profile, budget)
     if mix.plan_bytes > size * (1 + ROUNDING):
-        broken.append(f"{model}, {budget}: all families take {mix.plan_bytes:.0f} bytes, {family} alone {size:.0f}")
+        broken.append(
+            f"{model}, {budget}: all families take {mix.plan_bytes:.0f} bytes, {family} alone {size:.0f}"
+        )
     return broken
 
 
@@ -255,19 +293,27 @@ def conclude(rows: list[Row]) -> list[str]:
     for row in rows:
         if row.families != "mix" and row.ratio > AIMS[row.budget]:
             word = "the optimum is" if row.exact else "no plan is below"
-            said.append(f"{row.model}, {row.budget}: {row.ratio:.3f} misses {AIMS[row.budget]}; {word} {row.best_bytes / row.uniform_bytes:.3f}")
+            said.append(
+                f"{row.model}, {row.budget}: {row.ratio:.3f} misses {AIMS[row.budget]}; {word} {row.best_bytes / row.uniform_bytes:.3f}"
+            )
     return said
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", choices=list(TRAININGS), action="append")
-    parser.add_argument("--every", type=int, default=20, help="steps between two samples (default: %(default)s)")
+    parser.add_argument(
+        "--every", type=int, default=20, help="steps between two samples (default: %(default)s)"
+    )
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--json")
     a = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"# bytes of all payloads at the error of the uniform spec; gradients of {a.samples} steps, {a.every} apart")
+    print(
+        f"# bytes of all payloads at the error of the uniform spec; gradients of {a.samples} steps, {a.every} apart"
+    )
     print(HEAD)
     rows: list[Row] = []
     broken: list[str] = []

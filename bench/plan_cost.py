@@ -57,7 +57,9 @@ def take(way: Way, steps: int) -> list[Step]:
         way.run(1, timed=False)
         wall = time.perf_counter() - wall
         planner = planner_seconds(known) - planner
-        done.append(Step(wall, time.process_time() - cpu, planner, "trial" in reason, since >= AFTER))
+        done.append(
+            Step(wall, time.process_time() - cpu, planner, "trial" in reason, since >= AFTER)
+        )
         since = since + 1 if way.reason() == reason else 0
         reason = way.reason()
     return done
@@ -116,7 +118,9 @@ def cost_of(steps: list[Step]) -> Cost:
 
 def report(spec: str, c: Cost, first: bool) -> None:
     if first:
-        print(f"{'spec':<20}{'ms a step':>11}{'cycles':>8}{'of the time':>13}{'of the cpu':>12}{'planner, of it':>16}{'s a cycle':>11}{'trials':>8}{'their cost':>12}")
+        print(
+            f"{'spec':<20}{'ms a step':>11}{'cycles':>8}{'of the time':>13}{'of the cpu':>12}{'planner, of it':>16}{'s a cycle':>11}{'trials':>8}{'their cost':>12}"
+        )
     print(
         f"{spec:<20}{1e3 * c.each:>11.1f}{c.cycles:>8}{c.seconds:>13.2%}{c.cpu:>12.2%}{c.planner:>16.2%}{c.planner_each:>11.3f}{c.trial_steps:>8}{c.trials:>12.2%}",
         flush=True,
@@ -124,7 +128,9 @@ def report(spec: str, c: Cost, first: bool) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     auto_speed.add_model(parser)
     parser.add_argument("--spec", action="append", help="adaptive specs; lgreco:q:4 and auto")
     a = parser.parse_args()

@@ -36,7 +36,9 @@ def bf16(group, bucket):
 
 
 def powersgd(ddp: DistributedDataParallel, group: dist.ProcessGroup, rank: int) -> None:
-    state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=rank, start_powerSGD_iter=2)
+    state = powerSGD_hook.PowerSGDState(
+        group, matrix_approximation_rank=rank, start_powerSGD_iter=2
+    )
     ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
@@ -56,7 +58,10 @@ def ways(rank: int) -> dict:
         f"gloo PowerSGD hook {rank}": ("gloo", lambda ddp, group: powersgd(ddp, group, rank)),
         "pith none": ("pith", lambda ddp, group: pith.torch.compress(ddp, "none")),
         "pith q:4": ("pith", lambda ddp, group: pith.torch.compress(ddp, "q:4")),
-        f"pith ef/powersgd:{rank}": ("pith", lambda ddp, group: pith.torch.compress(ddp, f"ef/powersgd:{rank}")),
+        f"pith ef/powersgd:{rank}": (
+            "pith",
+            lambda ddp, group: pith.torch.compress(ddp, f"ef/powersgd:{rank}"),
+        ),
         "pith ef/topk:0.01": ("pith", lambda ddp, group: pith.torch.compress(ddp, "ef/topk:0.01")),
         "pith q:4 over gloo": ("gloo", lambda ddp, group: pith.torch.compress(ddp, "q:4")),
     }
@@ -78,10 +83,17 @@ def task(a: argparse.Namespace) -> tuple:
     """How a model is made, its loss, and a batch."""
     generator = torch.Generator().manual_seed(dist.get_rank())
     if a.model == "mlp":
-        batch = torch.randn(a.batch, 64, generator=generator), torch.randint(10, (a.batch,), generator=generator)
+        batch = (
+            torch.randn(a.batch, 64, generator=generator),
+            torch.randint(10, (a.batch,), generator=generator),
+        )
         return lambda: mlp(a), classify, batch
     window = torch.randint(96, (a.batch, a.context + 1), generator=generator)
-    return lambda: gpt.GPT(96, a.width, a.layers, a.width // 64, a.context), gpt.loss_of, (window[:, :-1], window[:, 1:])
+    return (
+        lambda: gpt.GPT(96, a.width, a.layers, a.width // 64, a.context),
+        gpt.loss_of,
+        (window[:, :-1], window[:, 1:]),
+    )
 
 
 def cpu_seconds() -> float:
@@ -101,7 +113,9 @@ class Way:
         # PyTorch's PowerSGD starts later exchanges from callbacks, in an order that differs between ranks where there are several
         # buckets; gloo cannot tell them apart and ends the program. One bucket for all gradients has one order.
         single = {"bucket_cap_mb": 4096} if "PowerSGD" in name else {}
-        self.model = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True, **single)
+        self.model = DistributedDataParallel(
+            model, process_group=group, gradient_as_bucket_view=True, **single
+        )
         prepare(self.model, group)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
 
@@ -130,7 +144,9 @@ def figures(way: Way) -> tuple[str, float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", choices=["gpt", "mlp"], default="gpt")
     parser.add_argument("--width", type=int, help="512 for gpt, 2048 for mlp")
     parser.add_argument("--layers", type=int, default=4)
@@ -139,7 +155,11 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=4, help="of the low-rank methods")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3, help="in each round")
-    parser.add_argument("--only", action="append", help="the ways whose names contain this; gloo fp32 is always there")
+    parser.add_argument(
+        "--only",
+        action="append",
+        help="the ways whose names contain this; gloo fp32 is always there",
+    )
     parser.add_argument("--json")
     a = parser.parse_args()
     a.width = a.width or (2048 if a.model == "mlp" else 512)
@@ -152,7 +172,8 @@ def main() -> None:
     }
     make, loss_of, batch = task(a)
     running = [  # each in a group of its own: none has memory, or connections, in the state that another left them in
-        Way(name, dist.new_group(backend=backend), prepare, make, loss_of) for name, (backend, prepare) in chosen.items()
+        Way(name, dist.new_group(backend=backend), prepare, make, loss_of)
+        for name, (backend, prepare) in chosen.items()
     ]
     for turn in range(a.rounds + 1):
         for way in running:
@@ -168,14 +189,25 @@ def main() -> None:
 
 def report(rows: list[tuple[str, float, float]], parameters: int, a: argparse.Namespace) -> None:
     base, samples = rows[0][1], a.batch * dist.get_world_size()
-    each = f"{a.batch} × {a.context} tokens" if a.model == "gpt" else f"{a.batch} sample{'s' * (a.batch > 1)}"
-    print(f"\r# {a.model} of {parameters / 1e6:.1f} million parameters, {dist.get_world_size()} ranks, {each} on each")
+    each = (
+        f"{a.batch} × {a.context} tokens"
+        if a.model == "gpt"
+        else f"{a.batch} sample{'s' * (a.batch > 1)}"
+    )
+    print(
+        f"\r# {a.model} of {parameters / 1e6:.1f} million parameters, {dist.get_world_size()} ranks, {each} on each"
+    )
     print(f"{'way':<24}{'ms a step':>11}{'samples/s':>11}{'× gloo fp32':>13}{'CPU ms':>9}")
     for name, seconds, cpu in rows:
-        print(f"{name:<24}{1e3 * seconds:>11.1f}{samples / seconds:>11.1f}{base / seconds:>13.2f}{1e3 * cpu:>9.0f}")
+        print(
+            f"{name:<24}{1e3 * seconds:>11.1f}{samples / seconds:>11.1f}{base / seconds:>13.2f}{1e3 * cpu:>9.0f}"
+        )
     if a.json:
         with open(a.json, "w", encoding="utf-8") as file:
-            json.dump({"parameters": parameters, "seconds": {name: seconds for name, seconds, _ in rows}}, file)
+            json.dump(
+                {"parameters": parameters, "seconds": {name: seconds for name, seconds, _ in rows}},
+                file,
+            )
     sys.stdout.flush()
 
 

@@ -1,11 +1,11 @@
-/* Many tasks in one launch: they travel as an argument of the kernel, so that nothing has to be copied to the device before,
- * and a captured graph holds them. */
+/* Many tasks in one launch: they travel as an argument of the kernel, so that nothing has to be copied to the device
+ * before, and a captured graph holds them. */
 #pragma once
 
 #include "device.cuh"
 
 #define BATCH_TASKS 64
-#define QUAD_BUCKET 512 /* of encode_quads.cu */
+#define QUAD_BUCKET 512  /* of encode_quads.cu */
 #define TERN_BUCKET 1280 /* of encode_tern.cu */
 #define SIGN_BUCKET 4096 /* of encode_signs.cu */
 #define DECODE_ITEM 1024 /* values of an item of decode.cu */
@@ -15,9 +15,11 @@ struct Batch {
   Task task[BATCH_TASKS];
 };
 
-/* Block codecs are encoded by one of two sets of code (encode_block.cuh): casts, uniform levels and signs, or the rest. */
+/* Block codecs are encoded by one of two sets of code (encode_block.cuh): casts, uniform levels and signs, or the rest.
+ */
 static inline __host__ __device__ bool is_common(const Task &t) {
-  return t.kind != PITH_WIRE_TERNGRAD && t.kind != PITH_WIRE_LLOYD && t.kind != PITH_WIRE_NATURAL && t.kind != PITH_WIRE_TREE8;
+  return t.kind != PITH_WIRE_TERNGRAD && t.kind != PITH_WIRE_LLOYD && t.kind != PITH_WIRE_NATURAL &&
+         t.kind != PITH_WIRE_TREE8;
 }
 
 /* The items start, start + step, … of a batch: `each` gets the task and the item's number in it. */
@@ -49,7 +51,8 @@ INLINE void each_item_of_block(const Batch &batch, Each each) {
 cudaError_t launch_encode_quads(const Batch &batch, cudaStream_t stream);
 cudaError_t launch_encode_tern(const Batch &batch, cudaStream_t stream);
 cudaError_t launch_encode_signs(const Batch &batch, cudaStream_t stream);
-cudaError_t launch_encode(const Batch &batch, bool common, cudaStream_t stream); /* tasks of which is_common() says the same */
+cudaError_t launch_encode(const Batch &batch, bool common,
+                          cudaStream_t stream); /* tasks of which is_common() says the same */
 cudaError_t launch_decode(const Batch &batch, bool add, cudaStream_t stream);
 cudaError_t launch_encode_rotated(const Batch &batch, cudaStream_t stream);
 cudaError_t launch_encode_rotated_quads(const Batch &batch, cudaStream_t stream);
@@ -77,8 +80,8 @@ static cudaError_t grid_for(Kernel kernel, int threads, size_t shared, uint32_t 
 /* `at_once`: items that a block of threads takes at a time. */
 typedef void (*BatchKernel)(const Batch);
 
-static inline cudaError_t launch_batch(BatchKernel kernel, int threads, uint32_t at_once, size_t shared, const Batch &batch,
-                                       cudaStream_t stream) {
+static inline cudaError_t launch_batch(BatchKernel kernel, int threads, uint32_t at_once, size_t shared,
+                                       const Batch &batch, cudaStream_t stream) {
   uint32_t blocks;
   cudaError_t error = grid_for(kernel, threads, shared, (batch.items + at_once - 1) / at_once, &blocks);
   if (error == cudaSuccess) {

@@ -3,7 +3,8 @@
 
 #include "device.cuh"
 
-/* ---- Uniform levels ------------------------------------------------------------------------------------------------ */
+/* ---- Uniform levels ------------------------------------------------------------------------------------------------
+ */
 
 struct Uniform {
   float lo, inverse, zero, top; /* level = round((x − lo) · inverse) + zero, kept within 0…top */
@@ -34,10 +35,12 @@ INLINE uint8_t level_byte(const Uniform &u, float x, uint32_t noise, uint32_t k1
   return (uint8_t)bits_of(level_value<true>(u, x, noise, k1) + ROUNDER);
 }
 
-/* ---- Powers of two --------------------------------------------------------------------------------------------------- */
+/* ---- Powers of two
+ * --------------------------------------------------------------------------------------------------- */
 
-/* Codes relative to a top, as few operations as there can be. A value's bits plus 23 random ones carry into the exponent; what
- * comes out is zero below `least` (twice that sum, which has no room for a sign), else the exponent's distance from top − 127. */
+/* Codes relative to a top, as few operations as there can be. A value's bits plus 23 random ones carry into the
+ * exponent; what comes out is zero below `least` (twice that sum, which has no room for a sign), else the exponent's
+ * distance from top − 127. */
 struct Natural {
   uint32_t least, shift;
 };
@@ -47,7 +50,8 @@ INLINE Natural natural_of(int top) {
   return Natural{(uint32_t)max(low + 1, 1) << 24, 0u - ((uint32_t)low << 24)};
 }
 
-/* The code in the upper byte. Exponents never come out above the top, but for the largest floats, which natural_byte is for. */
+/* The code in the upper byte. Exponents never come out above the top, but for the largest floats, which natural_byte is
+ * for. */
 INLINE uint32_t natural_word(float x, Natural n, uint32_t random) {
   uint32_t sum = (bits_of(x) << 1) + ((random & 0x7fffffu) << 1), word = sum + n.shift;
   return sum < n.least ? 0 : (word & 0x7fffffffu) | (bits_of(x) & 0x80000000u);
@@ -65,7 +69,8 @@ INLINE float natural_value(uint32_t byte, int top) {
   return code == 0 || exponent < 1 ? 0.0f : float_of((uint32_t)exponent << 23 | byte >> 7 << 31);
 }
 
-/* ---- Trits -------------------------------------------------------------------------------------------------------------- */
+/* ---- Trits
+ * -------------------------------------------------------------------------------------------------------------- */
 
 /* 0, 1 or 2. */
 INLINE float draw_trit(float x, float clip, float inverse, uint32_t noise, uint32_t k1) {
@@ -74,7 +79,8 @@ INLINE float draw_trit(float x, float clip, float inverse, uint32_t noise, uint3
   return fminf(fmaxf(trit, 0.0f), 2.0f);
 }
 
-/* ---- The 8-bit dynamic tree: tables as in src/kernel/body_small.h ------------------------------------------------------- */
+/* ---- The 8-bit dynamic tree: tables as in src/kernel/body_small.h
+ * ------------------------------------------------------- */
 
 INLINE uint8_t tree8_byte(float y) {
   float size = fabsf(y), gain = 1e6f, shift = 0.0f, power = 1.0f;
@@ -96,9 +102,10 @@ INLINE uint8_t tree8_byte(float y) {
   return (uint8_t)(min(max(number, 0), 127) | (bits_of(y) >> 31 << 7));
 }
 
-static __constant__ const float tree8_base[7] = {1e-6f * 0.1f, 1e-5f * 0.1f, 1e-4f * 0.1f, 1e-3f * 0.1f, 1e-2f * 0.1f, 1e-1f * 0.1f, 0.1f};
+static __constant__ const float tree8_base[7] = {1e-6f * 0.1f, 1e-5f * 0.1f, 1e-4f * 0.1f, 1e-3f * 0.1f,
+                                                 1e-2f * 0.1f, 1e-1f * 0.1f, 0.1f};
 static __constant__ const float tree8_step[7] = {0.9e-6f,     0.45e-5f,     0.225e-4f, 0.1125e-3f,
-                                                  0.05625e-2f, 0.028125e-1f, 0.0140625f};
+                                                 0.05625e-2f, 0.028125e-1f, 0.0140625f};
 
 /* The values of numbers 0…127, for the table. */
 INLINE float tree8_number(uint32_t number) {
@@ -114,7 +121,8 @@ INLINE float tree8_value(uint32_t byte, const float *tree) {
   return float_of(bits_of(tree[byte & 0x7f]) ^ byte >> 7 << 31);
 }
 
-/* ---- Lloyd–Max levels ------------------------------------------------------------------------------------------------------ */
+/* ---- Lloyd–Max levels
+ * ------------------------------------------------------------------------------------------------------ */
 
 struct Lloyd {
   float levels[16], cuts[16];
@@ -131,7 +139,8 @@ INLINE uint32_t lloyd_number(float y, const Lloyd &lloyd) {
   return number;
 }
 
-/* ---- Tables in shared memory ------------------------------------------------------------------------------------------------- */
+/* ---- Tables in shared memory
+ * ------------------------------------------------------------------------------------------------- */
 
 struct Tables {
   float tree[128];

@@ -27,8 +27,8 @@ INLINE uint32_t halves_of(const Task &t, float low, float high) {
   return a | b << 16;
 }
 
-/* Rows of 128 values, pairs of them in one block, which is full: block and head are found once for all lanes. The group is a constant here,
- * so that nothing stands between the loads of several rows. */
+/* Rows of 128 values, pairs of them in one block, which is full: block and head are found once for all lanes. The group
+ * is a constant here, so that nothing stands between the loads of several rows. */
 template <bool ADD, Group GROUP>
 INLINE void decode_floats(const Task &t, uint32_t first, const Tables &tables) {
   uint32_t lane = threadIdx.x % 32, block = first / t.bucket, at = first - block * t.bucket;
@@ -97,7 +97,8 @@ INLINE void decode_halves(const Task &t, uint32_t first, const Tables &tables) {
   }
 }
 
-/* Whether pairs of rows lie within blocks, the last block of the item is full, and all words of the payload are aligned. */
+/* Whether pairs of rows lie within blocks, the last block of the item is full, and all words of the payload are
+ * aligned. */
 INLINE bool rows_fit(const Task &t, uint32_t first) {
   uint32_t end = ((first + ITEM - 1) / t.bucket + 1) * t.bucket;
   return t.bucket % (2 * ROW) == 0 && end <= t.n && aligned4(t.payload) && t.block_size % 4 == 0;

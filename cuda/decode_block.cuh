@@ -1,6 +1,7 @@
 /*
- * Decoding: a thread takes four values at a time, which lie in one block since buckets are multiples of 64. `Reader`s know the
- * payload; what becomes of the values (set, added, of which type) is the caller's. Any bytes are safe to decode.
+ * Decoding: a thread takes four values at a time, which lie in one block since buckets are multiples of 64. `Reader`s
+ * know the payload; what becomes of the values (set, added, of which type) is the caller's. Any bytes are safe to
+ * decode.
  */
 #pragma once
 
@@ -123,7 +124,8 @@ INLINE void read_trits(const Head &h, float (&d)[4]) {
   const uint8_t *codes = h.codes + group * PITH_TRIT_STRIDE;
   uint32_t width = (r + PITH_TRITS - 1) / PITH_TRITS;
   if (h.fast && r == PITH_TRIT_GROUP) {
-    uint32_t word = *(const uint32_t *)(codes + place % PITH_TRIT_STRIDE), factor = third_power(place / PITH_TRIT_STRIDE);
+    uint32_t word = *(const uint32_t *)(codes + place % PITH_TRIT_STRIDE),
+             factor = third_power(place / PITH_TRIT_STRIDE);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       d[j] = trit_of(word >> 8 * j & 0xff, factor, h.a);

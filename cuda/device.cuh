@@ -1,9 +1,9 @@
 /*
  * What all kernels share: random numbers, conversions and reductions with the very bits of src/kernel and src/base.
  *
- * Half a warp works on a block: lane j of its 16 lanes holds values j, j + 16, j + 32, … which are those that lane j of a CPU
- * vector meets, in the same order. So sums come out bit for bit as on the CPU (docs/format.md, "Sums"), and what differs
- * between a CPU and a GPU is only who waits for whom. Compiled without fused multiply-add.
+ * Half a warp works on a block: lane j of its 16 lanes holds values j, j + 16, j + 32, … which are those that lane j of
+ * a CPU vector meets, in the same order. So sums come out bit for bit as on the CPU (docs/format.md, "Sums"), and what
+ * differs between a CPU and a GPU is only who waits for whom. Compiled without fused multiply-add.
  */
 #pragma once
 
@@ -171,7 +171,8 @@ INLINE bool lane_any(bool x) { return (__ballot_sync(FULL, x) >> 16 * half_of_wa
 
 INLINE double lane_first(double x) { return __shfl_sync(FULL, x, 0, LANES); }
 
-/* ---- Reductions over a warp; devices before 8.0 have no instruction for them ------------------------------------------ */
+/* ---- Reductions over a warp; devices before 8.0 have no instruction for them
+ * ------------------------------------------ */
 
 template <class Join>
 INLINE uint32_t warp_join(uint32_t x, Join join) {

@@ -1,6 +1,7 @@
 /*
- * The block codecs: each function encodes a block for each half of a warp. The payload is that of src/codec and docs/format.md,
- * byte for byte. A block of up to 512 values is read once and stays in registers; larger ones are read twice.
+ * The block codecs: each function encodes a block for each half of a warp. The payload is that of src/codec and
+ * docs/format.md, byte for byte. A block of up to 512 values is read once and stays in registers; larger ones are read
+ * twice.
  *
  * `stage` is 1 KiB of shared memory of this half-warp: levels, one in a byte, and behind them the packed bytes.
  */
@@ -22,7 +23,8 @@ INLINE void forget(float (&v)[STEPS]) {
   EACH_STEP(k, STEPS) { v[k] = 0.0f; }
 }
 
-/* A bad block decodes to NaN. A memory still keeps those of its values that are finite themselves, read once more: forget() took them. */
+/* A bad block decodes to NaN. A memory still keeps those of its values that are finite themselves, read once more:
+ * forget() took them. */
 template <class Source>
 INLINE void keep_bad(const Source &s, uint32_t from) {
 #pragma unroll 1
@@ -69,7 +71,8 @@ INLINE void put_levels(uint8_t *stage, uint8_t *out, uint32_t count, int bits) {
   __syncwarp();
 }
 
-/* ---- Sums ---------------------------------------------------------------------------------------------------------- */
+/* ---- Sums ----------------------------------------------------------------------------------------------------------
+ */
 
 /* In order, in double: where the sums of 16 lanes left the range of f32. Rare, and as slow as it looks. */
 template <class Source, class Term>
@@ -109,7 +112,8 @@ INLINE double sum_abs_of(const Source &s, float sum_abs, uint32_t most) {
 
 INLINE float usable_scale(float scale) { return scale < PITH_LEAST_SCALE ? 0.0f : scale; }
 
-/* ---- none, fp16, bf16 ------------------------------------------------------------------------------------------------ */
+/* ---- none, fp16, bf16
+ * ------------------------------------------------------------------------------------------------ */
 
 template <class Source>
 INLINE void encode_cast(const Source &s, const Task &t, uint8_t *out) {
@@ -140,7 +144,8 @@ INLINE void encode_cast(const Source &s, const Task &t, uint8_t *out) {
   }
 }
 
-/* ---- q, qsgd, gq ------------------------------------------------------------------------------------------------------ */
+/* ---- q, qsgd, gq
+ * ------------------------------------------------------------------------------------------------------ */
 
 /* Borders from the least and greatest value. */
 template <class Source>
@@ -165,7 +170,8 @@ INLINE Uniform borders_of(const Source &s, const Task &t, float (&v)[STEPS], boo
   return Uniform{lo, flat ? 0.0f : top / range, 0.0f, top, lo, flat ? 0.0f : range / top};
 }
 
-/* The norm as a scale. A usual sum of squares tells that all values are finite; the largest is only looked for otherwise. */
+/* The norm as a scale. A usual sum of squares tells that all values are finite; the largest is only looked for
+ * otherwise. */
 template <class Source>
 INLINE float l2_norm(const Source &s, const Task &t, float squares, float (&v)[STEPS]) {
   float scale = sqrtf(squares);
@@ -265,7 +271,8 @@ INLINE void encode_uniform(const Source &s, const Task &t, uint8_t *out, uint8_t
   }
 }
 
-/* ---- natural, tree8 -------------------------------------------------------------------------------------------------- */
+/* ---- natural, tree8
+ * -------------------------------------------------------------------------------------------------- */
 
 template <class Source>
 INLINE void encode_byte(const Source &s, const Task &t, uint8_t *out, uint8_t *stage, const float *tree) {
@@ -314,7 +321,8 @@ INLINE void encode_byte(const Source &s, const Task &t, uint8_t *out, uint8_t *s
   }
 }
 
-/* ---- sign, signmean -------------------------------------------------------------------------------------------------- */
+/* ---- sign, signmean
+ * -------------------------------------------------------------------------------------------------- */
 
 struct SignSums {
   uint32_t most, negatives;
@@ -425,7 +433,8 @@ INLINE void encode_sign(const Source &s, const Task &t, uint8_t *out) {
   }
 }
 
-/* ---- terngrad ---------------------------------------------------------------------------------------------------------- */
+/* ---- terngrad
+ * ---------------------------------------------------------------------------------------------------------- */
 
 #define TERN_STEPS 30 /* six groups of 80 values */
 #define TERN_CHUNK (LANES * TERN_STEPS)
@@ -504,11 +513,12 @@ INLINE void encode_tern(const Source &s, const Task &t, uint8_t *out, uint8_t *s
   put_last_trits(s, t, scale, inverse, bad, out);
 }
 
-/* ---- lloyd --------------------------------------------------------------------------------------------------------------- */
+/* ---- lloyd
+ * --------------------------------------------------------------------------------------------------------------- */
 
 /* Stages the numbers of a chunk, and adds its part of ⟨Q, y⟩ as the CPU does: 256 values at a time. */
-INLINE float classify(const float (&v)[STEPS], uint32_t count, bool bad, float inverse, float shrink, const Lloyd &lloyd,
-                      uint8_t *stage, float sum) {
+INLINE float classify(const float (&v)[STEPS], uint32_t count, bool bad, float inverse, float shrink,
+                      const Lloyd &lloyd, uint8_t *stage, float sum) {
   EACH_STEP(piece, 2) {
     float part = 0.0f;
     EACH_STEP(j, STEPS / 2) {
@@ -571,7 +581,8 @@ INLINE void encode_lloyd(const Source &s, const Task &t, uint8_t *out, uint8_t *
   }
 }
 
-/* ---- All ------------------------------------------------------------------------------------------------------------------ */
+/* ---- All
+ * ------------------------------------------------------------------------------------------------------------------ */
 
 template <class Source>
 INLINE void encode_common(const Source &s, const Task &t, uint8_t *out, uint8_t *stage) {
@@ -604,8 +615,8 @@ INLINE void encode_rarer(const Source &s, const Task &t, uint8_t *out, uint8_t *
   }
 }
 
-/* COMMON says which of the two a kernel is for (is_common() in batch.cuh): codecs that it does not have take no registers from those it
- * has, and two kernels compile in half the time of one. */
+/* COMMON says which of the two a kernel is for (is_common() in batch.cuh): codecs that it does not have take no
+ * registers from those it has, and two kernels compile in half the time of one. */
 template <bool COMMON, class Source>
 INLINE void encode_block(const Source &s, const Task &t, uint8_t *out, uint8_t *stage, const Tables &tables) {
   if (COMMON) {

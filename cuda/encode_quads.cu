@@ -1,7 +1,7 @@
 /*
- * The common case, faster: full blocks of 512 f32 values at aligned addresses, of casts, q, gq, qsgd, natural and tree8; module.cu
- * decides, and gives the rest to encode.cu. Where a sum is needed (qsgd by the norm), values go by way of shared memory to the lanes that
- * must add them.
+ * The common case, faster: full blocks of 512 f32 values at aligned addresses, of casts, q, gq, qsgd, natural and
+ * tree8; module.cu decides, and gives the rest to encode.cu. Where a sum is needed (qsgd by the norm), values go by way
+ * of shared memory to the lanes that must add them.
  */
 #include "quads.cuh"
 

@@ -1,7 +1,7 @@
 /*
- * The common codec behind a rotation, faster: q in blocks of 512 values, full tiles of f32 values at aligned addresses, no memory; module.cu
- * decides, and gives the rest to rotated.cu. Most of the time there is waiting, for memory and for each other: with one codec in the
- * kernel there are registers for more blocks of threads on a processor.
+ * The common codec behind a rotation, faster: q in blocks of 512 values, full tiles of f32 values at aligned addresses,
+ * no memory; module.cu decides, and gives the rest to rotated.cu. Most of the time there is waiting, for memory and for
+ * each other: with one codec in the kernel there are registers for more blocks of threads on a processor.
  */
 #include "quads.cuh"
 #include "rotate.cuh"
@@ -23,7 +23,8 @@ INLINE void encode_tile(const Task &t, uint32_t first, const float *tile) {
 }
 
 /* Items are tiles, all of them full. */
-__global__ void __launch_bounds__(THREADS, ROTATED_QUAD_RESIDENT) encode_rotated_quads_kernel(const __grid_constant__ Batch batch) {
+__global__ void __launch_bounds__(THREADS, ROTATED_QUAD_RESIDENT)
+    encode_rotated_quads_kernel(const __grid_constant__ Batch batch) {
   extern __shared__ __align__(16) float tile[];
   each_item_of_block(batch, [&](const Task &t, uint32_t item) {
     uint32_t first = item * t.tile;

@@ -1,7 +1,8 @@
 /*
- * Error feedback with signs and their mean magnitude (`efsignsgd`) in full blocks of 4096 f32 values: too many for half a warp's registers,
- * so that 128 threads share a block, 32 values each, and tensor and residual are read once. The sum runs in 16 lanes through all values in
- * order, as it must: eight half-warps take their turns and hand the lanes' sums on. A kernel of its own, since the others need no turns.
+ * Error feedback with signs and their mean magnitude (`efsignsgd`) in full blocks of 4096 f32 values: too many for half
+ * a warp's registers, so that 128 threads share a block, 32 values each, and tensor and residual are read once. The sum
+ * runs in 16 lanes through all values in order, as it must: eight half-warps take their turns and hand the lanes' sums
+ * on. A kernel of its own, since the others need no turns.
  */
 #include "batch.cuh"
 #include "encode_block.cuh"

@@ -1,6 +1,7 @@
 /*
- * terngrad with its usual block of 1280 values, full ones of f32 at aligned payloads: a warp takes one, 40 values of a lane stay in
- * registers, so that memory is read once. The upper half of the warp has the later half of each of the CPU's 16 lanes, and adds to what the lower one has added up.
+ * terngrad with its usual block of 1280 values, full ones of f32 at aligned payloads: a warp takes one, 40 values of a
+ * lane stay in registers, so that memory is read once. The upper half of the warp has the later half of each of the
+ * CPU's 16 lanes, and adds to what the lower one has added up.
  */
 #include "batch.cuh"
 #include "encode_block.cuh"
@@ -31,7 +32,8 @@ INLINE float trit_scale(const Task &t, const TensorSource &s, const float (&v)[V
   scale = fmaxf(scale, __shfl_xor_sync(FULL, scale, LANES));
   *bad = __any_sync(FULL, !is_finite(squares) && has_not_finite(v));
   if (t.clip > 0) {
-    float sum = lane_sum(add_squares(__shfl_xor_sync(FULL, squares, LANES), v)); /* in the upper half: the lower one's, then its own */
+    float sum = lane_sum(
+        add_squares(__shfl_xor_sync(FULL, squares, LANES), v)); /* in the upper half: the lower one's, then its own */
     sum = __shfl_sync(FULL, sum, LANES);
     double norm = norm_of(s, sum, *bad ? INF_BITS : bits_of(scale));
     float clip = (float)(t.clip * norm / sqrt((double)TERN_BUCKET));
@@ -50,8 +52,9 @@ INLINE float next_trit(const Draw &d, float x, int k, float code) {
   return __fmaf_rn(3.0f, code, draw_trit(x, d.scale, d.inverse, d.noise + LANES * k * RNG_WEYL, d.key1));
 }
 
-/* Whether a trit is [u < t] + [u < t + 1], with t = x / scale, for all x, also for those beyond the scale. u need not be brought to 0…1 then: t is made
- * larger instead, which must neither overflow nor save products that would have vanished. */
+/* Whether a trit is [u < t] + [u < t + 1], with t = x / scale, for all x, also for those beyond the scale. u need not
+ * be brought to 0…1 then: t is made larger instead, which must neither overflow nor save products that would have
+ * vanished. */
 INLINE bool draws_fast(const Draw &d) { return d.scale * d.inverse >= 1.0f && d.scale <= 1.0f && d.scale >= 0x1p-90f; }
 
 /* For d.inverse that is 2³² times as large. The random number's upper 24 bits count. */

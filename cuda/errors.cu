@@ -1,7 +1,8 @@
 /*
- * Squared errors of block codecs for the planner, all candidates in one pass (two, if rarer codecs are among them): a warp takes a short piece of the tensor and encodes
- * it by every candidate while it is in the cache. The encoders are those of payloads; what they tell a memory about lost values is
- * summed up instead, and the bytes go to a corner of the workspace that is overwritten again and again.
+ * Squared errors of block codecs for the planner, all candidates in one pass (two, if rarer codecs are among them): a
+ * warp takes a short piece of the tensor and encodes it by every candidate while it is in the cache. The encoders are
+ * those of payloads; what they tell a memory about lost values is summed up instead, and the bytes go to a corner of
+ * the workspace that is overwritten again and again.
  */
 #include "batch.cuh"
 #include "encode_block.cuh"
@@ -33,7 +34,8 @@ struct ErrorSource {
 
 /* The error of the blocks that begin in a piece. */
 template <bool COMMON>
-INLINE double piece_error(const Task &t, uint32_t from, uint32_t to, uint8_t *dump, uint8_t *stage, const Tables &tables) {
+INLINE double piece_error(const Task &t, uint32_t from, uint32_t to, uint8_t *dump, uint8_t *stage,
+                          const Tables &tables) {
   uint32_t block = (from + t.bucket - 1) / t.bucket, end = (to + t.bucket - 1) / t.bucket;
   double error = 0;
   for (; block < end; block += 2) {
@@ -108,7 +110,8 @@ __global__ void __launch_bounds__(THREADS) join_errors_kernel(const double *part
   }
 }
 
-/* ---- The host's side ------------------------------------------------------------------------------------------------------------- */
+/* ---- The host's side
+ * ------------------------------------------------------------------------------------------------------------- */
 
 static size_t round_up(size_t size) { return (size + 255) / 256 * 256; }
 
@@ -130,7 +133,8 @@ size_t pith__errors_space(const pith_gpu_task *tasks, size_t count) {
   return round_up(sizeof(double) * count * blocks) + round_up((size_t)2 * WARPS * blocks * dump_size(tasks, count));
 }
 
-cudaError_t pith__errors_run(const pith_gpu_task *tasks, size_t count, double *errors, void *space, cudaStream_t stream) {
+cudaError_t pith__errors_run(const pith_gpu_task *tasks, size_t count, double *errors, void *space,
+                             cudaStream_t stream) {
   Batch batch;
   if (count == 0) {
     return cudaSuccess;

@@ -1,4 +1,5 @@
-/* Low rank besides the products: starting, orthonormalizing, payloads, memories, and the order of kernels. See lowrank.cuh. */
+/* Low rank besides the products: starting, orthonormalizing, payloads, memories, and the order of kernels. See
+ * lowrank.cuh. */
 #include "lowrank.cuh"
 
 #include "lowrank_host.h"
@@ -8,7 +9,8 @@
 #define HEAD 8
 #define GROUP 8 /* columns that are projected out together */
 
-/* ---- Q at the start ---------------------------------------------------------------------------------------------------------- */
+/* ---- Q at the start
+ * ---------------------------------------------------------------------------------------------------------- */
 
 INLINE uint64_t mix64(uint64_t x) {
   x ^= x >> 30;
@@ -43,7 +45,8 @@ __global__ void __launch_bounds__(THREADS) wake_kernel(const __grid_constant__ F
   }
 }
 
-/* ---- Orthonormal columns ---------------------------------------------------------------------------------------------------------- */
+/* ---- Orthonormal columns
+ * ---------------------------------------------------------------------------------------------------------- */
 
 /* Sums over all threads of a block, in a fixed order. */
 INLINE double block_sum(double x, double *warps) {
@@ -118,7 +121,8 @@ __global__ void __launch_bounds__(ORTHO_THREADS) orthonormalize_kernel(const __g
   }
 }
 
-/* ---- Bytes, memories, dense layers: values one by one --------------------------------------------------------------------------------- */
+/* ---- Bytes, memories, dense layers: values one by one
+ * --------------------------------------------------------------------------------- */
 
 /* `one` is called for all of 0 … count − 1. */
 template <class One>
@@ -171,7 +175,9 @@ INLINE void meet_all(const Factor &f, uint32_t part, uint32_t parts) {
     }
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-      float x = sizeof(T) == 4 ? (float)g[j] : f.type == PITH_GPU_F16 ? f16_to_f32((uint16_t)g[j]) : bf16_to_f32((uint16_t)g[j]);
+      float x = sizeof(T) == 4           ? (float)g[j]
+                : f.type == PITH_GPU_F16 ? f16_to_f32((uint16_t)g[j])
+                                         : bf16_to_f32((uint16_t)g[j]);
       if (first + j * step < f.n) {
         f.memory[first + j * step] = f.beta * e[j] + f.gamma * x;
       }
@@ -205,13 +211,17 @@ __global__ void __launch_bounds__(THREADS) step_kernel(const __grid_constant__ F
       }
     }
     each(part, parts, values, [&](size_t i) {
-      put_f32(payload + HEAD + 4 * i, f.dense ? value_at(f.m, f.m_type, (uint32_t)i) : i < in_p ? f.p[i] : f.q[i - in_p]);
+      put_f32(payload + HEAD + 4 * i, f.dense    ? value_at(f.m, f.m_type, (uint32_t)i)
+                                      : i < in_p ? f.p[i]
+                                                 : f.q[i - in_p]);
     });
-    if (f.dense && f.memory && f.keeps == PITH_GPU_KEEP_LOST) { /* nothing is lost; each value by the thread that sent it */
+    if (f.dense && f.memory &&
+        f.keeps == PITH_GPU_KEEP_LOST) { /* nothing is lost; each value by the thread that sent it */
       each(part, parts, f.n, [&](size_t i) { f.memory[i] = 0.0f; });
     }
   } else if (STEP == GET_PAYLOAD && !f.dense) {
-    each(part, parts, in_p + in_q, [&](size_t i) { (i < in_p ? f.p[i] : f.q[i - in_p]) = get_f32(payload + HEAD + 4 * i); });
+    each(part, parts, in_p + in_q,
+         [&](size_t i) { (i < in_p ? f.p[i] : f.q[i - in_p]) = get_f32(payload + HEAD + 4 * i); });
   } else if (STEP == PUT_P && !f.dense) {
     each(part, parts, in_p, [&](size_t i) { buffer[i] = f.p[i]; });
   } else if (STEP == PUT_Q && !f.dense) {
@@ -233,7 +243,9 @@ __global__ void __launch_bounds__(THREADS) step_kernel(const __grid_constant__ F
   }
 }
 
-/* ---- The workspace ----------------------------------------------------------------------------------------------------------------------- */
+/* ---- The workspace
+ * -----------------------------------------------------------------------------------------------------------------------
+ */
 
 static size_t round_up(size_t size) { return (size + 255) / 256 * 256; }
 
@@ -295,7 +307,8 @@ size_t pith__lowrank_space(const pith_gpu_lowrank *task) {
   return partial_bytes(make_factor(*task)) + round_up(4 * (size_t)task->rank * ((size_t)task->rows + task->cols));
 }
 
-/* ---- The order of kernels ------------------------------------------------------------------------------------------------------------------ */
+/* ---- The order of kernels
+ * ------------------------------------------------------------------------------------------------------------------ */
 
 enum Blocks { ONE, RANK, MANY };
 

@@ -1,8 +1,9 @@
 /*
- * powersgd on the device: a matrix M of rows × cols, its factors P (rank columns of `rows`) and Q (rank columns of `cols`). At low
- * ranks the products are limited by reading M, and plain kernels with a few columns in registers will do; sums run in slices that are
- * added in order, so that the same input always gives the same bits, if not the CPU's. P is made orthonormal by one block of threads
- * for each matrix. What is decoded from P and Q is the CPU's, bit for bit.
+ * powersgd on the device: a matrix M of rows × cols, its factors P (rank columns of `rows`) and Q (rank columns of
+ * `cols`). At low ranks the products are limited by reading M, and plain kernels with a few columns in registers will
+ * do; sums run in slices that are added in order, so that the same input always gives the same bits, if not the CPU's.
+ * P is made orthonormal by one block of threads for each matrix. What is decoded from P and Q is the CPU's, bit for
+ * bit.
  */
 #pragma once
 

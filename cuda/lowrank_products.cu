@@ -1,7 +1,9 @@
 /* The products of low rank, both ways, and decoding. See lowrank.cuh. */
 #include "lowrank.cuh"
 
-INLINE uint32_t slice_end(uint32_t first, uint32_t slice, uint32_t all) { return all - first < slice ? all : first + slice; }
+INLINE uint32_t slice_end(uint32_t first, uint32_t slice, uint32_t all) {
+  return all - first < slice ? all : first + slice;
+}
 
 /* Types are parameters, so that nothing stands between the loads of several values. */
 template <class T>
@@ -9,7 +11,8 @@ INLINE float widened(T x, int dtype) {
   return sizeof(T) == 4 ? (float)x : dtype == PITH_GPU_F16 ? f16_to_f32((uint16_t)x) : bf16_to_f32((uint16_t)x);
 }
 
-/* ---- P = MQ: a warp takes some rows and K columns of Q ----------------------------------------------------------------- */
+/* ---- P = MQ: a warp takes some rows and K columns of Q
+ * ----------------------------------------------------------------- */
 
 template <class T, int ROWS, int K>
 INLINE void multiply(const Factor &f, uint32_t row, uint32_t slice, uint32_t k0) {
@@ -90,7 +93,8 @@ __global__ void __launch_bounds__(32 * P_WARPS, 5) multiply_kernel(const __grid_
   }
 }
 
-/* ---- Q = MᵀP: a thread takes two columns of M, and rows of a slice -------------------------------------------------------- */
+/* ---- Q = MᵀP: a thread takes two columns of M, and rows of a slice
+ * -------------------------------------------------------- */
 
 template <class T, int K>
 INLINE void multiply_transposed(const Factor &f, uint32_t block, uint32_t slice, uint32_t k0, float (*p)[K]) {
@@ -158,7 +162,8 @@ __global__ void __launch_bounds__(Q_THREADS, 8) multiply_transposed_kernel(const
   }
 }
 
-/* ---- Slices, in order --------------------------------------------------------------------------------------------------------- */
+/* ---- Slices, in order
+ * --------------------------------------------------------------------------------------------------------- */
 
 template <bool P>
 __global__ void __launch_bounds__(256) add_slices_kernel(const __grid_constant__ Factors batch) {
@@ -177,7 +182,8 @@ __global__ void __launch_bounds__(256) add_slices_kernel(const __grid_constant__
   }
 }
 
-/* ---- PQᵀ: the CPU's bits ---------------------------------------------------------------------------------------------------------- */
+/* ---- PQᵀ: the CPU's bits
+ * ---------------------------------------------------------------------------------------------------------- */
 
 enum Expand { EXPAND_SET, EXPAND_ADD, EXPAND_OUT };
 
@@ -197,7 +203,8 @@ INLINE T expanded(const Factor &f, T x, float d) {
   return sizeof(T) == 4 ? (T)y : (T)(f.type == PITH_GPU_F16 ? f32_to_f16(y) : f32_to_bf16(y));
 }
 
-/* Sums in the order of columns, nothing fused. Some rows at a time, so that what is there is read ahead of what is written. */
+/* Sums in the order of columns, nothing fused. Some rows at a time, so that what is there is read ahead of what is
+ * written. */
 template <int HOW, class T>
 INLINE void expand_tile(const Factor &f, T *dst, uint32_t col, uint32_t row0, float (*p)[HELD]) {
   uint32_t rows = least(EXPAND_ROWS, f.rows - row0), held = least(HELD, f.rank);
@@ -269,7 +276,9 @@ __global__ void __launch_bounds__(EXPAND_THREADS) expand_kernel(const __grid_con
   }
 }
 
-/* ---- Launching ----------------------------------------------------------------------------------------------------------------------- */
+/* ---- Launching
+ * -----------------------------------------------------------------------------------------------------------------------
+ */
 
 cudaError_t launch_multiply(const Factors &batch, cudaStream_t stream) {
   multiply_kernel<<<batch.blocks, 32 * P_WARPS, 0, stream>>>(batch);

@@ -1,7 +1,8 @@
 /*
- * How the magnitudes of a tensor are spread: a bin for each exponent and seven bits of the fraction, as src/plan/error_table.c has
- * them. From these follow the norm and, for every ratio of top-k at once, what is left out. Bins are counted in shared memory, 128 KiB
- * of it; the energy of a bin is that of values spread evenly over it (of bf16 values, which stand at its lower end, exactly).
+ * How the magnitudes of a tensor are spread: a bin for each exponent and seven bits of the fraction, as
+ * src/plan/error_table.c has them. From these follow the norm and, for every ratio of top-k at once, what is left out.
+ * Bins are counted in shared memory, 128 KiB of it; the energy of a bin is that of values spread evenly over it (of
+ * bf16 values, which stand at its lower end, exactly).
  */
 #include "device.cuh"
 #include "planning_host.h"
@@ -26,7 +27,9 @@ __global__ void __launch_bounds__(THREADS, 1) count_kernel(const T *values, int 
     }
 #pragma unroll
     for (int j = 0; j < TOGETHER; j++) {
-      float v = sizeof(T) == 4 ? (float)x[j] : dtype == PITH_GPU_F16 ? f16_to_f32((uint16_t)x[j]) : bf16_to_f32((uint16_t)x[j]);
+      float v = sizeof(T) == 4          ? (float)x[j]
+                : dtype == PITH_GPU_F16 ? f16_to_f32((uint16_t)x[j])
+                                        : bf16_to_f32((uint16_t)x[j]);
       if (first + j * step < n) {
         atomicAdd(&bins[magnitude(v) >> 16], 1u);
       }
@@ -41,7 +44,8 @@ __global__ void __launch_bounds__(THREADS, 1) count_kernel(const T *values, int 
 }
 
 /* Devices whose shared memory is smaller. */
-__global__ void __launch_bounds__(THREADS) count_slowly_kernel(const void *values, int dtype, size_t n, uint64_t *counts) {
+__global__ void __launch_bounds__(THREADS)
+    count_slowly_kernel(const void *values, int dtype, size_t n, uint64_t *counts) {
   for (size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += (size_t)gridDim.x * THREADS) {
     float v = value_at(values, dtype, (uint32_t)i);
     atomicAdd((unsigned long long *)&counts[magnitude(v) >> 16], 1ull);
@@ -56,7 +60,8 @@ __global__ void energy_kernel(int dtype, const uint64_t *counts, double *energie
 }
 
 template <class T>
-static cudaError_t count_values(const void *values, int dtype, size_t n, uint64_t *counts, int processors, cudaStream_t stream) {
+static cudaError_t count_values(const void *values, int dtype, size_t n, uint64_t *counts, int processors,
+                                cudaStream_t stream) {
   cudaError_t error = cudaFuncSetAttribute(count_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, 4 * BINS);
   if (error == cudaSuccess) {
     count_kernel<T><<<processors, THREADS, 4 * BINS, stream>>>((const T *)values, dtype, n, counts);
@@ -65,7 +70,8 @@ static cudaError_t count_values(const void *values, int dtype, size_t n, uint64_
   return error;
 }
 
-cudaError_t pith__magnitudes_run(const void *values, int dtype, size_t n, uint64_t *counts, double *energies, cudaStream_t stream) {
+cudaError_t pith__magnitudes_run(const void *values, int dtype, size_t n, uint64_t *counts, double *energies,
+                                 cudaStream_t stream) {
   int device, processors = 1, shared = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) {

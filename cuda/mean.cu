@@ -1,4 +1,5 @@
-/* Sums over ranks become means or votes, in the tensor's own type: the bits of `scale` and `vote` in src/kernel/body_arith.h. */
+/* Sums over ranks become means or votes, in the tensor's own type: the bits of `scale` and `vote` in
+ * src/kernel/body_arith.h. */
 #include "batch.cuh"
 #include "mean_host.h"
 

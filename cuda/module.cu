@@ -1,6 +1,6 @@
 /*
- * The module's table: sorts the tasks it is given by kernel and launches each kernel once for up to BATCH_TASKS of them. Nothing
- * here waits, allocates or copies, but for the functions under "Memory" and "Events".
+ * The module's table: sorts the tasks it is given by kernel and launches each kernel once for up to BATCH_TASKS of
+ * them. Nothing here waits, allocates or copies, but for the functions under "Memory" and "Events".
  */
 #include <stdio.h>
 
@@ -17,10 +17,20 @@ static int refuse(cudaError_t error, const char *what, char *text) {
   return (int)error;
 }
 
-/* ---- Which kernel ------------------------------------------------------------------------------------------------- */
+/* ---- Which kernel -------------------------------------------------------------------------------------------------
+ */
 
 enum Way { ENCODE, DECODE_SET, DECODE_ADD };
-enum Kernel { QUADS, TERN, SIGNS, PLAIN, PLAIN_RARER, ROTATED_QUADS, ROTATED, KERNELS }; /* PLAIN_RARER: see is_common() */
+enum Kernel {
+  QUADS,
+  TERN,
+  SIGNS,
+  PLAIN,
+  PLAIN_RARER,
+  ROTATED_QUADS,
+  ROTATED,
+  KERNELS
+}; /* PLAIN_RARER: see is_common() */
 
 /* Payloads are written in words, those of casts in as many bytes as four values take. */
 static size_t quad_alignment(const Task &t) {
@@ -28,27 +38,30 @@ static size_t quad_alignment(const Task &t) {
 }
 
 static bool quads_fit(const Task &t) {
-  bool kind = t.kind <= PITH_WIRE_QSGD || t.kind == PITH_WIRE_GQ || t.kind == PITH_WIRE_NATURAL || t.kind == PITH_WIRE_TREE8;
+  bool kind =
+      t.kind <= PITH_WIRE_QSGD || t.kind == PITH_WIRE_GQ || t.kind == PITH_WIRE_NATURAL || t.kind == PITH_WIRE_TREE8;
   bool width = t.bits == 8 || t.bits == 4 || t.bits == 2;
-  bool aligned = (((uintptr_t)t.values | (uintptr_t)t.memory) & 15) == 0 && (uintptr_t)t.payload % quad_alignment(t) == 0;
+  bool aligned =
+      (((uintptr_t)t.values | (uintptr_t)t.memory) & 15) == 0 && (uintptr_t)t.payload % quad_alignment(t) == 0;
   return kind && width && aligned && t.dtype == PITH_GPU_F32 && t.bucket == QUAD_BUCKET && !t.rotation;
 }
 
 static bool tern_fits(const Task &t) {
-  return t.kind == PITH_WIRE_TERNGRAD && t.dtype == PITH_GPU_F32 && t.bucket == TERN_BUCKET && !t.rotation && !t.memory &&
-         ((uintptr_t)t.payload & 3) == 0;
+  return t.kind == PITH_WIRE_TERNGRAD && t.dtype == PITH_GPU_F32 && t.bucket == TERN_BUCKET && !t.rotation &&
+         !t.memory && ((uintptr_t)t.payload & 3) == 0;
 }
 
 static bool signs_fit(const Task &t) {
-  return t.kind == PITH_WIRE_SIGN && t.choice == PITH_SCALE_MEAN && t.dtype == PITH_GPU_F32 && t.bucket == SIGN_BUCKET && !t.rotation &&
-         t.memory && t.keeps == PITH_GPU_KEEP_LOST && ((uintptr_t)t.payload & 3) == 0;
+  return t.kind == PITH_WIRE_SIGN && t.choice == PITH_SCALE_MEAN && t.dtype == PITH_GPU_F32 &&
+         t.bucket == SIGN_BUCKET && !t.rotation && t.memory && t.keeps == PITH_GPU_KEEP_LOST &&
+         ((uintptr_t)t.payload & 3) == 0;
 }
 
 static bool rotated_quads_fit(const Task &t, Way way) {
   bool width = t.bits == 8 || t.bits == 4 || t.bits == 2;
   bool aligned = ((uintptr_t)t.values & 15) == 0 && ((uintptr_t)t.payload & 3) == 0;
-  return way == ENCODE && t.rotation && t.kind == PITH_WIRE_Q && width && aligned && t.dtype == PITH_GPU_F32 && t.bucket == QUAD_BUCKET &&
-         !t.memory;
+  return way == ENCODE && t.rotation && t.kind == PITH_WIRE_Q && width && aligned && t.dtype == PITH_GPU_F32 &&
+         t.bucket == QUAD_BUCKET && !t.memory;
 }
 
 /* The special kernel that takes pairs of full blocks at the start of a task; PLAIN if there is none. */
@@ -92,7 +105,8 @@ static uint32_t items_of(Kernel kernel, Way way, const Task &t) {
   return (t.n + values - 1) / values;
 }
 
-/* ---- Launching ----------------------------------------------------------------------------------------------------- */
+/* ---- Launching -----------------------------------------------------------------------------------------------------
+ */
 
 static cudaError_t launch(Kernel kernel, Way way, const Batch &batch, cudaStream_t stream) {
   if (batch.count == 0) {
@@ -112,7 +126,8 @@ static cudaError_t launch(Kernel kernel, Way way, const Batch &batch, cudaStream
     case ROTATED_QUADS:
       return launch_encode_rotated_quads(batch, stream);
     default:
-      return way == ENCODE ? launch_encode_rotated(batch, stream) : launch_decode_rotated(batch, way == DECODE_ADD, stream);
+      return way == ENCODE ? launch_encode_rotated(batch, stream)
+                           : launch_decode_rotated(batch, way == DECODE_ADD, stream);
   }
 }
 
@@ -176,7 +191,8 @@ static int errors(const pith_gpu_task *tasks, size_t count, double *sums, void *
   return error == cudaSuccess ? 0 : refuse(error, "errors could not be measured", text);
 }
 
-static int magnitudes(const void *values, int dtype, size_t n, uint64_t *counts, double *energies, void *stream, char *text) {
+static int magnitudes(const void *values, int dtype, size_t n, uint64_t *counts, double *energies, void *stream,
+                      char *text) {
   cudaError_t error = pith__magnitudes_run(values, dtype, n, counts, energies, (cudaStream_t)stream);
   return error == cudaSuccess ? 0 : refuse(error, "magnitudes could not be counted", text);
 }
@@ -186,7 +202,8 @@ static int mean(const pith_gpu_mean *tasks, size_t count, void *stream, char *te
   return error == cudaSuccess ? 0 : refuse(error, "means could not be launched", text);
 }
 
-/* ---- Memory ---------------------------------------------------------------------------------------------------------- */
+/* ---- Memory
+ * ---------------------------------------------------------------------------------------------------------- */
 
 static int current_device(int *number, char *text) {
   cudaError_t error = cudaGetDevice(number);
@@ -253,7 +270,8 @@ static int to_device(void *to, const void *from, size_t size, void *stream, char
   return move(to, from, size, cudaMemcpyHostToDevice, stream, text);
 }
 
-/* ---- Events ------------------------------------------------------------------------------------------------------------ */
+/* ---- Events
+ * ------------------------------------------------------------------------------------------------------------ */
 
 static int event_create(void **event, char *text) {
   cudaError_t error = cudaEventCreateWithFlags((cudaEvent_t *)event, cudaEventDisableTiming);
@@ -282,8 +300,8 @@ static int refuse_device(cudaError_t error, char *text) {
   if (driver == 0) {
     snprintf(text, TEXT, "no CUDA device: no NVIDIA driver (libcuda.so.1) is installed");
   } else {
-    snprintf(text, TEXT, "the NVIDIA driver is for CUDA %d.%d, the module for %d.%d: install a later driver", driver / 1000, driver % 100 / 10,
-             runtime / 1000, runtime % 100 / 10);
+    snprintf(text, TEXT, "the NVIDIA driver is for CUDA %d.%d, the module for %d.%d: install a later driver",
+             driver / 1000, driver % 100 / 10, runtime / 1000, runtime % 100 / 10);
   }
   return (int)error;
 }
@@ -298,15 +316,37 @@ static int describe(char *text) {
   if (error != cudaSuccess) {
     return refuse_device(error, text);
   }
-  snprintf(text, TEXT, "%.160s, compute capability %d.%d, %.0f GiB", properties.name, properties.major, properties.minor,
-           (double)properties.totalGlobalMem / (1 << 30));
+  snprintf(text, TEXT, "%.160s, compute capability %d.%d, %.0f GiB", properties.name, properties.major,
+           properties.minor, (double)properties.totalGlobalMem / (1 << 30));
   return 0;
 }
 
-static const pith_cuda_module module = {PITH_CUDA_ABI, describe,      encode,       decode,
-                                        pith__sparse_space, sparse_encode, sparse_decode,
-                                        pith__lowrank_space, lowrank, pith__errors_space, errors, magnitudes,
-                                        mean, current_device, allocate, release, copy,
-                                        pin, unpin, to_host, to_device, event_create, event_destroy, event_record, event_wait};
+static const pith_cuda_module module = {PITH_CUDA_ABI,
+                                        describe,
+                                        encode,
+                                        decode,
+                                        pith__sparse_space,
+                                        sparse_encode,
+                                        sparse_decode,
+                                        pith__lowrank_space,
+                                        lowrank,
+                                        pith__errors_space,
+                                        errors,
+                                        magnitudes,
+                                        mean,
+                                        current_device,
+                                        allocate,
+                                        release,
+                                        copy,
+                                        pin,
+                                        unpin,
+                                        to_host,
+                                        to_device,
+                                        event_create,
+                                        event_destroy,
+                                        event_record,
+                                        event_wait};
 
-extern "C" __attribute__((visibility("default"))) const pith_cuda_module *pith_cuda_module_entry(void) { return &module; }
+extern "C" __attribute__((visibility("default"))) const pith_cuda_module *pith_cuda_module_entry(void) {
+  return &module;
+}

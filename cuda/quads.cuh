@@ -1,7 +1,7 @@
 /*
- * Blocks of 512 values in the registers of a half-warp: lane j holds values 64·r + 4·j + c. Least and greatest values do not depend on an
- * order, so that a lane can take four neighbours at a time, and levels pack without leaving their lane. Used for blocks straight from a
- * tensor (encode_quads.cu) and for blocks of a rotated tile (rotated.cu).
+ * Blocks of 512 values in the registers of a half-warp: lane j holds values 64·r + 4·j + c. Least and greatest values
+ * do not depend on an order, so that a lane can take four neighbours at a time, and levels pack without leaving their
+ * lane. Used for blocks straight from a tensor (encode_quads.cu) and for blocks of a rotated tile (rotated.cu).
  */
 #pragma once
 
@@ -44,7 +44,8 @@ INLINE void settle_quad(const Task &t, uint32_t i, const float (&rest)[4]) {
   }
 }
 
-/* The low bits of four words, next to each other. Words of levels are those of level + ROUNDER, whose 22 lowest bits are the level. */
+/* The low bits of four words, next to each other. Words of levels are those of level + ROUNDER, whose 22 lowest bits
+ * are the level. */
 template <int BITS>
 INLINE uint32_t join_four(const uint32_t (&w)[4]) {
   if (BITS == 8) {
@@ -96,7 +97,8 @@ INLINE void emit_quads(const Task &t, uint32_t first, const Quads &q, const Unif
 }
 
 template <bool RANDOM>
-INLINE void emit_quads_by_bits(const Task &t, uint32_t first, const Quads &q, const Uniform &u, bool bad, uint8_t *out) {
+INLINE void emit_quads_by_bits(const Task &t, uint32_t first, const Quads &q, const Uniform &u, bool bad,
+                               uint8_t *out) {
   switch (t.bits) {
     case 8:
       return emit_quads<8, RANDOM>(t, first, q, u, bad, out);
@@ -133,7 +135,8 @@ INLINE void encode_quads_q(const Task &t, uint32_t first, const Quads &q, uint8_
   hi = lane_greatest(hi) + 0.0f;
   float range = hi - lo, top = (float)((1 << t.bits) - 1);
   bool bad = lane_any(poison != poison) || !is_finite(range), flat = range < PITH_LEAST_SCALE;
-  Uniform u = {lo, flat ? 0.0f : top / range, 0.0f, top, bad ? nan_value() : lo, bad ? nan_value() : flat ? 0.0f : range / top};
+  Uniform u = {lo,  flat ? 0.0f : top / range, 0.0f,
+               top, bad ? nan_value() : lo,    bad ? nan_value() : flat ? 0.0f : range / top};
   if (lane16() < 2) {
     ((float *)out)[lane16()] = lane16() ? u.unit : u.base;
   }

@@ -1,15 +1,17 @@
 /*
- * randomk: values at places that follow from keys alone, so that every thread finds its own (src/codec/randomk.c). No indices travel. A
- * tensor with anything in it that is not finite is sent as NaN throughout: it is read once to know.
+ * randomk: values at places that follow from keys alone, so that every thread finds its own (src/codec/randomk.c). No
+ * indices travel. A tensor with anything in it that is not finite is sent as NaN throughout: it is read once to know.
  */
 #include "sparse.cuh"
 
 #define THREADS 512
 #define WARPS (THREADS / 32)
 
-/* ---- The permutation -------------------------------------------------------------------------------------------------------- */
+/* ---- The permutation
+ * -------------------------------------------------------------------------------------------------------- */
 
-INLINE uint32_t permute_once(const Drawing &d, uint32_t number, uint32_t low_bits, uint32_t low_mask, uint32_t high_mask) {
+INLINE uint32_t permute_once(const Drawing &d, uint32_t number, uint32_t low_bits, uint32_t low_mask,
+                             uint32_t high_mask) {
   uint32_t low = number & low_mask, high = low_bits < 32 ? number >> low_bits : 0;
 #pragma unroll
   for (int round = 0; round < PITH_PERMUTE_ROUNDS; round += 2) {
@@ -28,7 +30,8 @@ INLINE uint32_t place_of(const Drawing &d, uint32_t number) {
   return number;
 }
 
-/* ---- Encoding ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Encoding
+ * ------------------------------------------------------------------------------------------------------------------ */
 
 __global__ void __launch_bounds__(THREADS) finite_kernel(const __grid_constant__ Drawing d) {
   size_t step = (size_t)gridDim.x * THREADS, i = (size_t)blockIdx.x * THREADS + threadIdx.x;
@@ -80,7 +83,8 @@ cudaError_t launch_drawing_encode(const Drawing &drawing, uint32_t blocks, cudaS
   return cudaGetLastError();
 }
 
-/* ---- Decoding ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Decoding
+ * ------------------------------------------------------------------------------------------------------------------ */
 
 template <bool ADD>
 __global__ void __launch_bounds__(THREADS) scatter_kernel(const __grid_constant__ Drawing d) {

@@ -20,7 +20,9 @@ INLINE float rotation_scale(uint32_t n) {
 }
 
 /* The sign bits of 16 values; `index` is that of any of them. */
-INLINE uint32_t sign_bits(const Task &t, uint32_t index) { return rng_from(index / LANES * RNG_WEYL + t.rotate0, t.rotate1); }
+INLINE uint32_t sign_bits(const Task &t, uint32_t index) {
+  return rng_from(index / LANES * RNG_WEYL + t.rotate0, t.rotate1);
+}
 
 INLINE float flip(float x, uint32_t bits, uint32_t i) { return float_of(bits_of(x) ^ (bits >> i & 1) << 31); }
 
@@ -40,7 +42,8 @@ INLINE void butterfly(float (&x)[R]) {
   }
 }
 
-/* Butterflies of strides h, 2h, … R/2·h over n values at `first`. Returns NaN if this thread met what is not finite, else 0. */
+/* Butterflies of strides h, 2h, … R/2·h over n values at `first`. Returns NaN if this thread met what is not finite,
+ * else 0. */
 template <int R>
 INLINE float butterflies(float *tile, uint32_t first, uint32_t n, uint32_t h) {
   float poison = 0.0f;
@@ -62,7 +65,8 @@ INLINE float butterflies(float *tile, uint32_t first, uint32_t n, uint32_t h) {
   return poison;
 }
 
-/* Strides from 16 up, within blocks of `power` values: all blocks of a run together, since butterflies never cross one. */
+/* Strides from 16 up, within blocks of `power` values: all blocks of a run together, since butterflies never cross one.
+ */
 INLINE float butterflies_between(float *tile, uint32_t first, uint32_t n, uint32_t power) {
   float poison = 0.0f;
   uint32_t h = LANES;
@@ -146,7 +150,8 @@ INLINE void each_run(const Task &t, uint32_t n, Run run) {
   }
 }
 
-/* A rotated block with anything not finite is NaN throughout. Blocks are those of the rotation; the last may be short. */
+/* A rotated block with anything not finite is NaN throughout. Blocks are those of the rotation; the last may be short.
+ */
 INLINE void spread_nan(const Task &t, float *tile, uint32_t n, uint32_t *flags) {
   uint32_t blocks = (n + (1u << t.rotation) - 1) >> t.rotation;
   for (uint32_t i = threadIdx.x; i < blocks; i += blockDim.x) {
@@ -167,7 +172,8 @@ INLINE void spread_nan(const Task &t, float *tile, uint32_t n, uint32_t *flags) 
   __syncthreads();
 }
 
-/* ---- Whole tiles of f32 values at aligned addresses: 16 neighbours at a time in registers ------------------------------- */
+/* ---- Whole tiles of f32 values at aligned addresses: 16 neighbours at a time in registers
+ * ------------------------------- */
 
 INLINE bool sixteens_fit(const Task &t, uint32_t n) {
   return t.dtype == PITH_GPU_F32 && n == t.tile && (((uintptr_t)t.values | (uintptr_t)t.memory) & 15) == 0;
@@ -227,7 +233,8 @@ INLINE float rotate_in(const Task &t, uint32_t first, float *tile) {
   return butterflies_between(tile, 0, t.tile, 1u << t.rotation);
 }
 
-/* And back: what becomes of 16 values at a time is up to `take`. The tile holds values times the scale of the rotation. */
+/* And back: what becomes of 16 values at a time is up to `take`. The tile holds values times the scale of the rotation.
+ */
 template <class Take>
 INLINE void rotate_out(const Task &t, uint32_t first, float *tile, Take take) {
   butterflies_between(tile, 0, t.tile, 1u << t.rotation);
@@ -246,7 +253,8 @@ INLINE void rotate_out(const Task &t, uint32_t first, float *tile, Take take) {
   __syncthreads();
 }
 
-/* ---- Launching ------------------------------------------------------------------------------------------------------------ */
+/* ---- Launching
+ * ------------------------------------------------------------------------------------------------------------ */
 
 /* With room for the largest tile. */
 static inline cudaError_t launch_tiles(BatchKernel kernel, int threads, const Batch &batch, cudaStream_t stream) {

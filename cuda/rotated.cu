@@ -1,7 +1,7 @@
 /*
- * Codecs behind a rotation. A block of threads takes a tile: as many whole granules (blocks of the rotation and of the codec
- * that end together) as make a few thousand values. The tile is rotated in shared memory and encoded from there; for a memory
- * it is decoded in place, rotated back, and what is missing is kept.
+ * Codecs behind a rotation. A block of threads takes a tile: as many whole granules (blocks of the rotation and of the
+ * codec that end together) as make a few thousand values. The tile is rotated in shared memory and encoded from there;
+ * for a memory it is decoded in place, rotated back, and what is missing is kept.
  */
 #include "batch.cuh"
 #include "decode_block.cuh"

@@ -1,6 +1,7 @@
 /*
- * Where the values of a block come from, and where a memory takes what stays of them. The encoders of encode_block.cuh are
- * written over this: blocks straight from the tensor, met by the memory on the way, or from a rotated tile in shared memory.
+ * Where the values of a block come from, and where a memory takes what stays of them. The encoders of encode_block.cuh
+ * are written over this: blocks straight from the tensor, met by the memory on the way, or from a rotated tile in
+ * shared memory.
  *
  * Lane j of a half-warp holds values from + 16·k + j. Places that do not exist read as `pad`.
  */
@@ -38,8 +39,8 @@ struct TensorSource {
     }
   }
 
-  /* The tensor's own values. Those of 16 bits are widened behind all loads, so that the loads exist once for both types. The pad is one
-   * of the values, or 0, and so fits the type; behind a memory it may not, and is set again. */
+  /* The tensor's own values. Those of 16 bits are widened behind all loads, so that the loads exist once for both
+   * types. The pad is one of the values, or 0, and so fits the type; behind a memory it may not, and is set again. */
   template <int N>
   INLINE void read(float (&v)[STEPS], uint32_t at, bool full, float pad) const {
     uint16_t h[STEPS];

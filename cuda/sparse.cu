@@ -1,7 +1,7 @@
 /*
- * The order of kernels that sparsifiers take, and how the workspace is cut. All sections of a call go through each kernel together,
- * so that a bucket of layers takes as many launches as one layer. Which kernels have work to do is known on the device only: those
- * that have none end at once.
+ * The order of kernels that sparsifiers take, and how the workspace is cut. All sections of a call go through each
+ * kernel together, so that a bucket of layers takes as many launches as one layer. Which kernels have work to do is
+ * known on the device only: those that have none end at once.
  */
 #include "sparse_host.h"
 
@@ -11,7 +11,8 @@
 #define DIGITS 6 /* of keys and places together, at most */
 #define ALIGNMENT 256
 
-/* ---- The workspace ------------------------------------------------------------------------------------------------------------- */
+/* ---- The workspace
+ * ------------------------------------------------------------------------------------------------------------- */
 
 /* Measures where `base` is NULL. */
 struct Cutter {
@@ -106,7 +107,9 @@ size_t pith__sparse_space(const pith_gpu_sparse *task) {
   return cut.used;
 }
 
-/* ---- Launching --------------------------------------------------------------------------------------------------------------------- */
+/* ---- Launching
+ * ---------------------------------------------------------------------------------------------------------------------
+ */
 
 typedef cudaError_t (*Launch)(const Sections &batch, cudaStream_t stream);
 
@@ -228,7 +231,9 @@ static void decode_sections(Runner &runner, bool add) {
                      : (Launch)[](const Sections &b, cudaStream_t s) { return launch_apply(b, false, s); });
 }
 
-/* ---- randomk -------------------------------------------------------------------------------------------------------------------------- */
+/* ---- randomk
+ * --------------------------------------------------------------------------------------------------------------------------
+ */
 
 static Drawing drawing_of(const pith_gpu_sparse &task, const Section &s) {
   Drawing drawing;
@@ -259,7 +264,9 @@ static void decode_drawing(Runner &runner, const pith_gpu_sparse &task, bool add
   }
 }
 
-/* ---- Calls ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- Calls
+ * ------------------------------------------------------------------------------------------------------------------------------
+ */
 
 static void add_sections(Sections &batch, const pith_gpu_sparse &task) {
   Cutter cut = {(uint8_t *)task.space, 0};
@@ -308,7 +315,8 @@ static size_t wave_of(const pith_gpu_sparse *tasks, size_t i) {
 
 static void clear(Runner &runner, const pith_gpu_sparse &task) {
   if (runner.error == cudaSuccess && task.n) {
-    runner.error = cudaMemsetAsync(task.values, 0, (size_t)task.n * (task.dtype == PITH_GPU_F32 ? 4 : 2), runner.stream);
+    runner.error =
+        cudaMemsetAsync(task.values, 0, (size_t)task.n * (task.dtype == PITH_GPU_F32 ? 4 : 2), runner.stream);
   }
 }
 

@@ -1,7 +1,8 @@
 /*
- * What the kernels of sparsifiers share. A *section* is a selection of values of a tensor and the part of a payload they travel in; most
- * codecs have one, `adaptive` two. Between selecting and writing, a selection is a bitmap in the workspace: 1/32 of the tensor, it stays
- * in the second-level cache while values, gaps and codes are made from it. Tiles of it are worked on by a block of threads each.
+ * What the kernels of sparsifiers share. A *section* is a selection of values of a tensor and the part of a payload
+ * they travel in; most codecs have one, `adaptive` two. Between selecting and writing, a selection is a bitmap in the
+ * workspace: 1/32 of the tensor, it stays in the second-level cache while values, gaps and codes are made from it.
+ * Tiles of it are worked on by a block of threads each.
  *
  * Everything that depends on the data (cuts, counts, codings, sizes) stays on the device, in the section's Control.
  */
@@ -32,7 +33,8 @@ struct Control {
   uint32_t k;                             /* wanted */
   uint32_t above, within, equal, nonzero; /* how many keys are above high, candidates, equal to low, of this side */
   uint32_t done, not_finite;
-  uint32_t among, phase, base, left, prefix, rank; /* radix select: bits left, digits found, rank among those that share them */
+  uint32_t among, phase, base, left, prefix,
+      rank; /* radix select: bits left, digits found, rank among those that share them */
   int32_t cut;
   uint32_t last; /* of keys equal to the cut, those up to this place travel */
   uint32_t count, coding, rice;
@@ -94,7 +96,8 @@ INLINE Share share_of(const Sections &batch) {
 
 #define EACH_TILE(tile, share) for (uint32_t tile = (share).part; tile < (share).s.tiles; tile += (share).parts)
 
-/* ---- Keys --------------------------------------------------------------------------------------------------------- */
+/* ---- Keys ---------------------------------------------------------------------------------------------------------
+ */
 
 /* The bits of |x|, which order like |x|; 0 for values of the other side. */
 INLINE int32_t key_of(float x, int side) {
@@ -113,9 +116,12 @@ INLINE float met(const Section &s, float g, float e, float u, float gamma, float
   return s.beta * e + gamma * g;
 }
 
-INLINE bool travels(int32_t cut, uint32_t last, int32_t key, uint32_t place) { return key > cut || (key == cut && place <= last); }
+INLINE bool travels(int32_t cut, uint32_t last, int32_t key, uint32_t place) {
+  return key > cut || (key == cut && place <= last);
+}
 
-/* ---- Values as they travel: src/codec/value_coding.c ---------------------------------------------------------------- */
+/* ---- Values as they travel: src/codec/value_coding.c ----------------------------------------------------------------
+ */
 
 INLINE float tame(float x, int coding) {
   float overflow = coding == PITH_CODED_FP16 ? 65520.0f : coding == PITH_CODED_BF16 ? 0x1.ffp127f : INFINITY;
@@ -215,7 +221,8 @@ INLINE void put_q8_block(uint8_t *out, uint32_t m, At at) {
   }
 }
 
-/* ---- What becomes of decoded values ----------------------------------------------------------------------------------- */
+/* ---- What becomes of decoded values
+ * ----------------------------------------------------------------------------------- */
 
 enum Apply { APPLY_SET, APPLY_ADD, APPLY_SUBTRACT, APPLY_CLEAR };
 
@@ -245,9 +252,11 @@ INLINE void take_out(const Section &s, uint32_t place, float d) {
   }
 }
 
-/* ---- Blocks of threads --------------------------------------------------------------------------------------------------- */
+/* ---- Blocks of threads
+ * --------------------------------------------------------------------------------------------------- */
 
-/* Sums of all threads before this one; `total` is that of all. `warps` holds a word for each warp; up to 1024 threads. */
+/* Sums of all threads before this one; `total` is that of all. `warps` holds a word for each warp; up to 1024 threads.
+ */
 template <class T>
 INLINE T block_before(T x, T *warps, T *total) {
   uint32_t lane = threadIdx.x & 31, warp = threadIdx.x / 32, count = blockDim.x / 32;
@@ -316,7 +325,8 @@ INLINE bool last_of(const Share &share) {
   return last;
 }
 
-/* ---- Walking through a selection -------------------------------------------------------------------------------------------- */
+/* ---- Walking through a selection
+ * -------------------------------------------------------------------------------------------- */
 
 /* The places of a tile that are selected, in order, relative to the tile. All TILE_WORDS threads take part. */
 struct Walk {
@@ -351,7 +361,8 @@ INLINE uint32_t walk_gap(const Walk &walk, const Section &s, uint32_t tile, uint
   return place - (i ? tile * TILE + walk.place[i - 1] + 1 : s.tile_prev[tile]);
 }
 
-/* ---- Launching: the host's side ------------------------------------------------------------------------------------------------ */
+/* ---- Launching: the host's side
+ * ------------------------------------------------------------------------------------------------ */
 
 /* Values meet the memory; what is not finite is forgotten again. */
 cudaError_t launch_norm(const Sections &batch, cudaStream_t stream);

@@ -6,11 +6,12 @@
  *   join     tells every tile or block how many values come before it, and where they end
  *   apply    sets or adds the values
  *
- * A Rice stream is one long chain: where a code begins follows from all codes before. But a position in it is in one of r + 1 states
- * only (among zeros, or before one of the r low bits), so that a piece of the stream is a small map: from the state before it to the
- * state behind, with the number of codes that end inside and the places they move on by. Threads find the states behind short pieces,
- * from all states at once (runs from two states that meet at the end of a code stay together, and most do soon); following these is
- * cheap, and once its state is known every piece is counted, then decoded, by itself.
+ * A Rice stream is one long chain: where a code begins follows from all codes before. But a position in it is in one of
+ * r + 1 states only (among zeros, or before one of the r low bits), so that a piece of the stream is a small map: from
+ * the state before it to the state behind, with the number of codes that end inside and the places they move on by.
+ * Threads find the states behind short pieces, from all states at once (runs from two states that meet at the end of a
+ * code stay together, and most do soon); following these is cheap, and once its state is known every piece is counted,
+ * then decoded, by itself.
  */
 #include "sparse.cuh"
 
@@ -19,7 +20,8 @@
 #define PIECE (STREAM_BLOCK / RICE_THREADS) /* bytes of a thread */
 #define JOIN_THREADS 1024
 
-/* ---- The head ------------------------------------------------------------------------------------------------------------- */
+/* ---- The head
+ * ------------------------------------------------------------------------------------------------------------- */
 
 __global__ void open_kernel(const __grid_constant__ Sections batch) {
   const Section &s = share_of(batch).s;
@@ -37,8 +39,8 @@ __global__ void open_kernel(const __grid_constant__ Sections batch) {
   const uint8_t *head = s.payload + start;
   uint32_t coding = head[0], count = get_u32(head + 8);
   uint64_t values = start + PITH_SECTION_HEAD, room = size - values, taken = coded_size(s.coding, count), bytes = 0;
-  bool fits = coding <= PITH_PLACES_DENSE && head[1] == s.coding && head[2] <= PITH_RICE_MOST && get_u32(head + 12) == 0 &&
-              count <= s.n && taken <= room;
+  bool fits = coding <= PITH_PLACES_DENSE && head[1] == s.coding && head[2] <= PITH_RICE_MOST &&
+              get_u32(head + 12) == 0 && count <= s.n && taken <= room;
   bytes = coding == PITH_PLACES_RAW ? 4ull * count : coding == PITH_PLACES_BITMAP ? (s.n + 7ull) / 8 : 0;
   if (!fits || bytes > room - taken || (coding == PITH_PLACES_DENSE && count != s.n)) {
     return;
@@ -52,7 +54,8 @@ __global__ void open_kernel(const __grid_constant__ Sections batch) {
   c.end = c.indices + bytes; /* behind a Rice stream once it is decoded */
 }
 
-/* ---- Rice streams ----------------------------------------------------------------------------------------------------------- */
+/* ---- Rice streams
+ * ----------------------------------------------------------------------------------------------------------- */
 
 /* State 0 is among zeros; state j + 1 is before low bit j. */
 struct Position {
@@ -66,11 +69,12 @@ INLINE Position moved(Position p, uint64_t map) {
   return Position{(uint32_t)map & 0xff, p.codes + ((uint32_t)map >> 8), p.places + (uint32_t)(map >> 32)};
 }
 
-/* A place is left out behind the words of every piece, so that threads at the same place of theirs do not meet in one bank. */
+/* A place is left out behind the words of every piece, so that threads at the same place of theirs do not meet in one
+ * bank. */
 INLINE uint32_t word_place(uint32_t word) { return word + word / (PIECE / 4); }
 
-/* Runs over `bits` bits from words in shared memory. `emit` is given every place, numbered from p.codes, and the bit behind its code;
- * the run ends where it says no. */
+/* Runs over `bits` bits from words in shared memory. `emit` is given every place, numbered from p.codes, and the bit
+ * behind its code; the run ends where it says no. */
 template <class Emit>
 INLINE Position run_codes(const uint32_t *words, uint32_t first, uint32_t bits, uint32_t rice, Position p, Emit emit) {
   uint32_t at = first, end = first + bits;
@@ -107,7 +111,8 @@ INLINE Position run_codes(const uint32_t *words, uint32_t first, uint32_t bits, 
 }
 
 INLINE Position count_codes(const uint32_t *words, uint32_t piece, uint32_t bits, uint32_t rice, uint32_t state) {
-  return run_codes(words, piece * PIECE * 8, bits, rice, Position{state, 0, 0}, [](uint32_t, uint32_t, uint32_t) { return true; });
+  return run_codes(words, piece * PIECE * 8, bits, rice, Position{state, 0, 0},
+                   [](uint32_t, uint32_t, uint32_t) { return true; });
 }
 
 #define MARKS (PIECE / 4 + 1) /* words: a bit for each place of a piece where a code may end */
@@ -150,7 +155,8 @@ INLINE void load_stream(const uint8_t *in, uint64_t bytes, uint32_t block, Strea
   __syncthreads();
 }
 
-/* The states behind this thread's piece. The run from state 0 marks where its codes end; the others go on until they meet it. */
+/* The states behind this thread's piece. The run from state 0 marks where its codes end; the others go on until they
+ * meet it. */
 INLINE void find_states(Stream &stream, uint32_t bits, uint32_t rice) {
   uint32_t *marks = stream.marks[threadIdx.x], first = threadIdx.x * PIECE * 8;
   for (int i = 0; i < MARKS; i++) {
@@ -193,7 +199,8 @@ INLINE Position follow(Stream &stream, uint32_t bits, uint32_t rice, Position st
 }
 
 /* What the whole block does to a state, given what it does to state 0: both soon come to the same position. */
-INLINE Position follow_other(const Stream &stream, uint64_t bytes, uint32_t block, uint32_t rice, uint32_t state, Position zero) {
+INLINE Position follow_other(const Stream &stream, uint64_t bytes, uint32_t block, uint32_t rice, uint32_t state,
+                             Position zero) {
   Position p = {state, 0, 0};
   uint32_t piece = 0;
   for (; piece < RICE_THREADS && p.state != stream.before[piece].state; piece++) {
@@ -218,7 +225,8 @@ INLINE void index_stream(const Share &share, Stream &stream) {
   const Control &c = *s.control;
   uint64_t bytes;
   const uint8_t *in = stream_of(s, c, &bytes);
-  for (uint32_t block = share.part; block < s.stream_blocks && (uint64_t)block * STREAM_BLOCK < bytes; block += share.parts) {
+  for (uint32_t block = share.part; block < s.stream_blocks && (uint64_t)block * STREAM_BLOCK < bytes;
+       block += share.parts) {
     uint32_t bits = piece_bits(bytes, block, threadIdx.x);
     load_stream(in, bytes, block, stream);
     find_states(stream, bits, c.rice);
@@ -242,7 +250,8 @@ __global__ void __launch_bounds__(RICE_THREADS) index_rice_kernel(const __grid_c
 /* The position before each block of the stream, in place of its maps. */
 INLINE void join_stream(const Section &s, const Control &c, uint64_t *maps, Position *start) {
   uint64_t bytes = c.limit - c.indices;
-  uint32_t blocks = (uint32_t)((bytes + STREAM_BLOCK - 1) / STREAM_BLOCK), states = c.rice + 1, at_once = JOIN_THREADS / states;
+  uint32_t blocks = (uint32_t)((bytes + STREAM_BLOCK - 1) / STREAM_BLOCK), states = c.rice + 1,
+           at_once = JOIN_THREADS / states;
   blocks = least(blocks, s.stream_blocks);
   Position p = {0, 0, 0}; /* of the first thread */
   for (uint32_t first = 0; first < blocks; first += at_once) {
@@ -322,7 +331,8 @@ INLINE void apply_stream(const Share &share, Stream &stream, Places &list) {
   uint64_t bytes;
   const uint8_t *in = stream_of(s, c, &bytes), *values = s.payload + c.values;
   const uint32_t count = c.count, rice = c.rice;
-  for (uint32_t block = share.part; block < s.stream_blocks && (uint64_t)block * STREAM_BLOCK < bytes; block += share.parts) {
+  for (uint32_t block = share.part; block < s.stream_blocks && (uint64_t)block * STREAM_BLOCK < bytes;
+       block += share.parts) {
     const uint64_t *from = s.maps + (size_t)block * RICE_STATES;
     if (from[1] >= count) {
       break; /* all values are behind us: what follows belongs to the next section */
@@ -359,7 +369,8 @@ __global__ void __launch_bounds__(RICE_THREADS) apply_rice_kernel(const __grid_c
   }
 }
 
-/* ---- Other codings ------------------------------------------------------------------------------------------------------------ */
+/* ---- Other codings
+ * ------------------------------------------------------------------------------------------------------------ */
 
 /* A bitmap comes to the workspace, where its words are aligned and end with the tensor. */
 INLINE uint32_t bitmap_word(const Section &s, const Control &c, size_t word) {
@@ -423,7 +434,8 @@ __global__ void __launch_bounds__(THREADS) apply_kernel(const __grid_constant__ 
   }
 }
 
-/* ---- Launching ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Launching
+ * ------------------------------------------------------------------------------------------------------------------ */
 
 cudaError_t launch_open(const Sections &batch, cudaStream_t stream) {
   open_kernel<<<batch.blocks, 32, 0, stream>>>(batch);

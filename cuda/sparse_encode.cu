@@ -1,6 +1,6 @@
 /*
- * From a selection to a payload: values and the statistics of gaps, then the choice of the smallest index coding, then the indices; at last
- * the memory gives up what was sent. The bytes are those of src/codec/sparse.c.
+ * From a selection to a payload: values and the statistics of gaps, then the choice of the smallest index coding, then
+ * the indices; at last the memory gives up what was sent. The bytes are those of src/codec/sparse.c.
  */
 #include "sparse.cuh"
 
@@ -10,7 +10,8 @@
 #define EACH 4            /* tiles of a thread at a time */
 #define STREAM_WORDS 1024 /* of a tile that are put together in shared memory */
 
-/* ---- Ranks of tiles ----------------------------------------------------------------------------------------------------- */
+/* ---- Ranks of tiles
+ * ----------------------------------------------------------------------------------------------------- */
 
 /* How many values stand before each tile, and where the last of them ends. One block. */
 __global__ void __launch_bounds__(PLANNERS) tiles_kernel(const __grid_constant__ Sections batch) {
@@ -44,7 +45,8 @@ __global__ void __launch_bounds__(PLANNERS) tiles_kernel(const __grid_constant__
   }
 }
 
-/* ---- Values ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Values
+ * ---------------------------------------------------------------------------------------------------------------- */
 
 struct ValuesTile {
   Walk walk;
@@ -135,7 +137,8 @@ __global__ void __launch_bounds__(THREADS) blocks_kernel(const __grid_constant__
   }
 }
 
-/* ---- The plan -------------------------------------------------------------------------------------------------------------- */
+/* ---- The plan
+ * -------------------------------------------------------------------------------------------------------------- */
 
 INLINE uint64_t bytes_of(uint64_t bits) { return bits / 8 + (bits % 8 != 0); }
 
@@ -172,8 +175,8 @@ INLINE void choose_coding(const Section &s, Control &c) {
   consider(c, PITH_PLACES_RAW, 0, 4ull * c.count);
 }
 
-/* A sum of doubles in any order is the CPU's, made in order, if nothing was ever rounded: all values are multiples of the least one's last
- * bit, and the sum has fewer than 53 bits above that. */
+/* A sum of doubles in any order is the CPU's, made in order, if nothing was ever rounded: all values are multiples of
+ * the least one's last bit, and the sum has fewer than 53 bits above that. */
 INLINE bool sum_is_exact(const Control &c) {
   uint32_t least_key = c.cut > 0 ? (uint32_t)c.cut : 1;
   int unit = (int)max(least_key >> 23, 1u), top = (int)max(c.most >> 23, 1u) + 1;
@@ -291,7 +294,8 @@ __global__ void __launch_bounds__(THREADS) dense_kernel(const __grid_constant__ 
   }
 }
 
-/* ---- Indices ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Indices
+ * ---------------------------------------------------------------------------------------------------------------- */
 
 struct CodesTile {
   Walk walk;
@@ -324,7 +328,8 @@ INLINE void put_codes(const Section &s, CodesTile &t, uint32_t tile, uint32_t ri
   __syncthreads();
   for (uint32_t first = 0; first < count; first += THREADS) {
     uint32_t i = first + threadIdx.x, gap = i < count ? walk_gap(t.walk, s, tile, i) : 0;
-    uint32_t zeros = rice < 32 ? gap >> rice : 0, total; /* of a tile 32 bits hold all codes: gaps sum up to n at most */
+    uint32_t zeros = rice < 32 ? gap >> rice : 0,
+             total; /* of a tile 32 bits hold all codes: gaps sum up to n at most */
     uint64_t at = bits + block_before<uint32_t>(i < count ? zeros + 1 + rice : 0, t.warps, &total) + zeros;
     if (i < count) {
       uint64_t code = (uint64_t)(rice < 32 ? gap & ((1u << rice) - 1) : gap) << 1 | 1;
@@ -403,7 +408,8 @@ __global__ void __launch_bounds__(THREADS) finish_kernel(const __grid_constant__
     return;
   }
   const uint32_t *from = c.coding == PITH_PLACES_RICE ? s.stream : s.bitmap;
-  for (size_t w = (size_t)share.part * THREADS + threadIdx.x; 4 * w < c.index_bytes; w += (size_t)share.parts * THREADS) {
+  for (size_t w = (size_t)share.part * THREADS + threadIdx.x; 4 * w < c.index_bytes;
+       w += (size_t)share.parts * THREADS) {
     uint32_t word = from[w];
     if (4 * w + 4 <= c.index_bytes) {
       put_u32(out + 4 * w, word);
@@ -415,7 +421,8 @@ __global__ void __launch_bounds__(THREADS) finish_kernel(const __grid_constant__
   }
 }
 
-/* ---- The memory ---------------------------------------------------------------------------------------------------------------- */
+/* ---- The memory
+ * ---------------------------------------------------------------------------------------------------------------- */
 
 __global__ void __launch_bounds__(THREADS) keep_kernel(const __grid_constant__ Sections batch) {
   __shared__ Walk walk;
@@ -441,7 +448,9 @@ __global__ void __launch_bounds__(THREADS) keep_kernel(const __grid_constant__ S
   }
 }
 
-/* ---- Launching -------------------------------------------------------------------------------------------------------------------- */
+/* ---- Launching
+ * --------------------------------------------------------------------------------------------------------------------
+ */
 
 cudaError_t launch_tiles(const Sections &batch, cudaStream_t stream) {
   tiles_kernel<<<batch.blocks, PLANNERS, 0, stream>>>(batch);

@@ -1,6 +1,7 @@
 /*
- * Memories of whole-tensor codecs: the tensor meets what was kept, in place, before anything is selected, as src/memory/feed.c does it;
- * what is sent is taken out where it is written or drawn (take_out). Values that are not finite travel but never stay.
+ * Memories of whole-tensor codecs: the tensor meets what was kept, in place, before anything is selected, as
+ * src/memory/feed.c does it; what is sent is taken out where it is written or drawn (take_out). Values that are not
+ * finite travel but never stay.
  */
 #include "sparse.cuh"
 
@@ -92,7 +93,8 @@ INLINE void meet_one(const Section &s, uint32_t i, float gamma) {
 }
 
 INLINE float4 meet_four(float4 e, float4 g, float beta, float gamma) {
-  return make_float4(beta * e.x + gamma * g.x, beta * e.y + gamma * g.y, beta * e.z + gamma * g.z, beta * e.w + gamma * g.w);
+  return make_float4(beta * e.x + gamma * g.x, beta * e.y + gamma * g.y, beta * e.z + gamma * g.z,
+                     beta * e.w + gamma * g.w);
 }
 
 INLINE bool fours_fit(const Section &s) {

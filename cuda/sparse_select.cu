@@ -3,12 +3,12 @@
  *
  *   sample   a block draws a sample and finds a bracket around the cut
  *   scan     marks everything above the bracket in the bitmap, and lists what is within
- *   digit    (six times, most of them without work) finds the cut digit by digit among the candidates: first of keys, then, since of
- *            equal keys those of lowest index travel, of places
- *   mark     adds the candidates that travel to the bitmap
+ *   digit    (six times, most of them without work) finds the cut digit by digit among the candidates: first of keys,
+ * then, since of equal keys those of lowest index travel, of places mark     adds the candidates that travel to the
+ * bitmap
  *
- * Where the bracket missed, candidates do not fit, or values that equal the bracket's lower end are needed too, `digit` and `mark` go
- * over the whole tensor. The result is the same: exactly the k first in the order of (|x|, index).
+ * Where the bracket missed, candidates do not fit, or values that equal the bracket's lower end are needed too, `digit`
+ * and `mark` go over the whole tensor. The result is the same: exactly the k first in the order of (|x|, index).
  */
 #include "sparse.cuh"
 
@@ -19,7 +19,8 @@
 #define NO_CUT 0x7fffffff /* above every key */
 #define DOUBT 4.5
 
-/* ---- The sample ------------------------------------------------------------------------------------------------------ */
+/* ---- The sample
+ * ------------------------------------------------------------------------------------------------------ */
 
 INLINE uint32_t rng(uint32_t key0, uint32_t key1, uint32_t index) { return rng_from(index * RNG_WEYL + key0, key1); }
 
@@ -153,7 +154,8 @@ __global__ void __launch_bounds__(SAMPLERS) sample_kernel(const __grid_constant_
   }
 }
 
-/* ---- The scan ---------------------------------------------------------------------------------------------------------- */
+/* ---- The scan
+ * ---------------------------------------------------------------------------------------------------------- */
 
 #define TOGETHER 16 /* values of a lane that are read before the first is used */
 #define STRIP 1024  /* values of a warp at a time: a word of the bitmap for each lane */
@@ -195,7 +197,8 @@ INLINE void flush(const Section &s, Stage &stage, Tally &tally) {
 
 /* Each lane has the candidates of one word; their values are read again, which few are. */
 template <class Key>
-INLINE void list_candidates(const Section &s, Stage &stage, Tally &tally, uint32_t within, uint32_t first, Key key_at_place) {
+INLINE void list_candidates(const Section &s, Stage &stage, Tally &tally, uint32_t within, uint32_t first,
+                            Key key_at_place) {
   uint32_t lane = threadIdx.x & 31, mine = __popc(within), sum = mine;
   for (int h = 1; h < 32; h *= 2) {
     uint32_t other = __shfl_up_sync(FULL, sum, h);
@@ -243,7 +246,9 @@ INLINE void read_values(const Section &s, const T *src, uint32_t at, bool full, 
   }
 #pragma unroll
   for (int j = 0; j < COUNT; j++) {
-    v[j] = sizeof(T) == 4 ? (float)raw[j] : dtype == PITH_GPU_F16 ? f16_to_f32((uint16_t)raw[j]) : bf16_to_f32((uint16_t)raw[j]);
+    v[j] = sizeof(T) == 4          ? (float)raw[j]
+           : dtype == PITH_GPU_F16 ? f16_to_f32((uint16_t)raw[j])
+                                   : bf16_to_f32((uint16_t)raw[j]);
   }
 }
 
@@ -268,9 +273,11 @@ INLINE void meet_values(const Section &s, float gamma, uint32_t at, bool full, f
   }
 }
 
-/* 1024 values by a warp. Nothing here depends on the values but for the candidates, so that many loads are under way together. */
+/* 1024 values by a warp. Nothing here depends on the values but for the candidates, so that many loads are under way
+ * together. */
 template <class T, bool SIDED, bool MEETS>
-INLINE void scan_strip(const Section &s, uint32_t first, int32_t low, int32_t high, float gamma, Stage &stage, Tally &tally) {
+INLINE void scan_strip(const Section &s, uint32_t first, int32_t low, int32_t high, float gamma, Stage &stage,
+                       Tally &tally) {
   constexpr int COUNT = MEETS ? TOGETHER / 2 : TOGETHER;
   const T *src = (const T *)(MEETS ? s.given : s.src);
   const int side = SIDED ? (int)s.side : (int)SIDE_BOTH;
@@ -339,7 +346,8 @@ INLINE void decide(const Section &s, Control &c) {
     seek(c, AMONG_ALL, PHASE_KEY, k, 31, 0);
   } else if (c.above + c.within >= k) {
     uint32_t base = (uint32_t)(c.low + 1);
-    seek(c, AMONG_CANDIDATES, PHASE_KEY, k - c.above, c.high == NO_CUT ? 31 : bits_below((uint32_t)c.high - base), base);
+    seek(c, AMONG_CANDIDATES, PHASE_KEY, k - c.above, c.high == NO_CUT ? 31 : bits_below((uint32_t)c.high - base),
+         base);
   } else if (c.above + c.within + c.equal >= k) {
     c.cut = c.low;
     uint32_t wanted = k - c.above - c.within;
@@ -389,7 +397,8 @@ __global__ void __launch_bounds__(THREADS, 2) scan_kernel(const __grid_constant_
   }
 }
 
-/* ---- Digits -------------------------------------------------------------------------------------------------------------- */
+/* ---- Digits
+ * -------------------------------------------------------------------------------------------------------------- */
 
 struct Digit {
   uint32_t bins[BINS];
@@ -483,7 +492,8 @@ __global__ void __launch_bounds__(THREADS) digit_kernel(const __grid_constant__ 
   }
 }
 
-/* ---- Marking ------------------------------------------------------------------------------------------------------------- */
+/* ---- Marking
+ * ------------------------------------------------------------------------------------------------------------- */
 
 INLINE void mark_candidates(const Share &share) {
   const Section &s = share.s;

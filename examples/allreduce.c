@@ -21,7 +21,7 @@ static void check(pith_status status) {
 int main(int argc, char **argv) {
   pith_comm *comm;
   pith_codec *codec;
-  pith_state *state; /* what error feedback keeps between steps */
+  pith_state *state;                    /* what error feedback keeps between steps */
   check(pith_comm_create(NULL, &comm)); /* rank, size and where rank 0 is: as the launcher says */
   check(pith_codec_create(argc > 1 ? argv[1] : "ef/q:4", &codec));
   check(pith_state_create(codec, N, 0, &state));
@@ -40,7 +40,8 @@ int main(int argc, char **argv) {
     call.codec = codec;
     call.state = state;
     call.ctx.step = step; /* the same on all ranks */
-    check(pith_allreduce(comm, (pith_cspan){gradient, N, PITH_F32}, (pith_span){mean, N, PITH_F32}, PITH_MEAN, &call, NULL));
+    check(pith_allreduce(comm, (pith_cspan){gradient, N, PITH_F32}, (pith_span){mean, N, PITH_F32}, PITH_MEAN, &call,
+                         NULL));
     double error = 0, total = 0;
     for (int i = 0; i < N; i++) {
       double exact = (ranks + 1) / 2.0 * sin((double)(float)i);
@@ -50,8 +51,8 @@ int main(int argc, char **argv) {
     pith_stats stats = {.size = sizeof stats};
     check(pith_comm_stats(comm, &stats));
     if (rank == 0) {
-      printf("step %d: the mean of %d ranks, relative error %.3f; rank 0 has sent %.2f MB (a tensor has %.2f MB)\n", (int)step, ranks,
-             sqrt(error / total), (double)stats.sent_bytes / 1e6, N * sizeof(float) / 1e6);
+      printf("step %d: the mean of %d ranks, relative error %.3f; rank 0 has sent %.2f MB (a tensor has %.2f MB)\n",
+             (int)step, ranks, sqrt(error / total), (double)stats.sent_bytes / 1e6, N * sizeof(float) / 1e6);
     }
   }
   free(gradient), free(mean);

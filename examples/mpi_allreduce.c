@@ -1,6 +1,6 @@
 /*
- * In a program that uses MPI already: a Pith comm of the ranks of an MPI communicator, and a compressed allreduce beside
- * MPI_Allreduce. Build it with   mpicc mpi_allreduce.c $(pkg-config --cflags --libs pith) -lm
+ * In a program that uses MPI already: a Pith comm of the ranks of an MPI communicator, and a compressed allreduce
+ * beside MPI_Allreduce. Build it with   mpicc mpi_allreduce.c $(pkg-config --cflags --libs pith) -lm
  */
 #include <math.h>
 #include <mpi.h>
@@ -41,7 +41,8 @@ int main(int argc, char **argv) {
     total += pow(exact[i], 2);
   }
   if (pith_comm_rank(comm) == 0) {
-    printf("%d ranks: the compressed sum differs from MPI's by %.3f of its norm\n", pith_comm_ranks(comm), sqrt(error / total));
+    printf("%d ranks: the compressed sum differs from MPI's by %.3f of its norm\n", pith_comm_ranks(comm),
+           sqrt(error / total));
   }
   free(x), free(exact), free(sum);
   pith_codec_destroy(codec);

@@ -1,13 +1,14 @@
 /*
- * mpi: the streams of bytes as MPI messages, so that ranks started by mpirun or srun use whatever network their MPI knows.
+ * mpi: the streams of bytes as MPI messages, so that ranks started by mpirun or srun use whatever network their MPI
+ * knows.
  *
- * All links of a process share one duplicate of MPI_COMM_WORLD; a listener has a tag of its own there, which its address
- * names, so that making a comm or splitting one needs no collective call of MPI. A stream travels in pieces: the receiver
- * keeps some receives posted for each peer, the sender copies into a few buffers of its own. MPI delivers pieces of one
- * sender and tag in order. A greeting comes first and an empty message last.
+ * All links of a process share one duplicate of MPI_COMM_WORLD; a listener has a tag of its own there, which its
+ * address names, so that making a comm or splitting one needs no collective call of MPI. A stream travels in pieces:
+ * the receiver keeps some receives posted for each peer, the sender copies into a few buffers of its own. MPI delivers
+ * pieces of one sender and tag in order. A greeting comes first and an empty message last.
  *
- * MPI moves bytes only while somebody calls it. Once the engine has given us its bytes it may not call again for long, so a
- * thread, the keeper, calls MPI while sends are in flight. One mutex guards every call of MPI.
+ * MPI moves bytes only while somebody calls it. Once the engine has given us its bytes it may not call again for long,
+ * so a thread, the keeper, calls MPI while sends are in flight. One mutex guards every call of MPI.
  *
  * MPI itself decides what happens when a process dies: mpirun usually ends the whole job.
  */
@@ -378,8 +379,8 @@ static int mpi_sleep(pith_transport *transport, int asleep) {
   return work;
 }
 
-/* Waking a thread costs more than a short message does. So the keeper does not rest as long as the engine calls, and leaves the
- * work to it then. */
+/* Waking a thread costs more than a short message does. So the keeper does not rest as long as the engine calls, and
+ * leaves the work to it then. */
 static void *keep(void *argument) {
   mpi_transport *t = argument;
   unsigned calls = 0;
@@ -548,7 +549,8 @@ static void say_goodbye(mpi_transport *t) {
   }
 }
 
-/* Whether bytes for a peer that still listens are on their way. What comes meanwhile is dropped, lest it wait for us. */
+/* Whether bytes for a peer that still listens are on their way. What comes meanwhile is dropped, lest it wait for us.
+ */
 static int is_flying(mpi_transport *t) {
   int flying = 0;
   for (int p = 0; p < t->ranks; p++) {

@@ -21,7 +21,8 @@ static const pith_transport_ops ops; /* at the end */
 
 /* ---- Addresses --------------------------------------------------------------------------------------------------- */
 
-/* What an address begins with; that of the worker follows. UCX believes whatever it is given, so damage is found here. */
+/* What an address begins with; that of the worker follows. UCX believes whatever it is given, so damage is found here.
+ */
 typedef struct ucx_place {
   char magic[4];
   uint32_t size, checksum;
@@ -209,8 +210,8 @@ static pith_status link_peer(ucx_transport *t, int rank, const pith_address *add
   return PITH_OK;
 }
 
-/* Hello, heard you, ready: UCX makes a link in steps, too, whose messages go before ours, and while it does, bytes wait that
- * were taken already. After three rounds it is done, and both may be silent for long. */
+/* Hello, heard you, ready: UCX makes a link in steps, too, whose messages go before ours, and while it does, bytes wait
+ * that were taken already. After three rounds it is done, and both may be silent for long. */
 static int shake_hands(ucx_transport *t, ucx_peer *peer) {
   if (peer->came[KIND_HELLO] && !peer->answered) {
     pith__ucx_say(t, peer, KIND_HEARD);
@@ -271,7 +272,8 @@ static pith_status ucx_connect(pith_transport *transport, const pith_address *ad
 
 /* ---- Leaving ----------------------------------------------------------------------------------------------------- */
 
-/* Whether bytes for a peer that still listens are on their way. What comes meanwhile is dropped, lest it wait for us. */
+/* Whether bytes for a peer that still listens are on their way. What comes meanwhile is dropped, lest it wait for us.
+ */
 static int is_flying(ucx_transport *t) {
   progress(t);
   pith__ucx_drop(t);

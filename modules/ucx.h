@@ -1,14 +1,14 @@
 /*
- * ucx: the streams of bytes as active messages of UCX, so that ranks use whatever network UCX knows (InfiniBand, RoCE, shared
- * memory, TCP) without mpirun.
+ * ucx: the streams of bytes as active messages of UCX, so that ranks use whatever network UCX knows (InfiniBand, RoCE,
+ * shared memory, TCP) without mpirun.
  *
- * A transport has a UCX worker of its own, whose address is the transport's. A stream travels in numbered pieces, each an
- * active message; the receiver keeps them where UCX put them until somebody takes them. UCX has no limit for what has come
- * and was not asked for, so a sender may be WINDOW pieces ahead, no more: the receiver says from time to time how many
- * it has taken. Every message carries the token of the listener it is meant for; others are dropped.
+ * A transport has a UCX worker of its own, whose address is the transport's. A stream travels in numbered pieces, each
+ * an active message; the receiver keeps them where UCX put them until somebody takes them. UCX has no limit for what
+ * has come and was not asked for, so a sender may be WINDOW pieces ahead, no more: the receiver says from time to time
+ * how many it has taken. Every message carries the token of the listener it is meant for; others are dropped.
  *
- * UCX moves bytes only while somebody calls it. Once the engine has given us its bytes it may not call again for long, so a
- * thread, the keeper, calls UCX while sends are in flight. One mutex for each transport guards its worker.
+ * UCX moves bytes only while somebody calls it. Once the engine has given us its bytes it may not call again for long,
+ * so a thread, the keeper, calls UCX while sends are in flight. One mutex for each transport guards its worker.
  *
  * UCX tells that a peer died where the network notices. Shared memory does not, so a peer on this machine is watched by
  * a descriptor of its process.
@@ -22,8 +22,8 @@
 
 #include "transport/module.h"
 
-/* Pieces, and how many a sender may be ahead. With its head a near one just fits into a message of shared memory; over networks
- * UCX is faster with longer ones. A receiver takes either. */
+/* Pieces, and how many a sender may be ahead. With its head a near one just fits into a message of shared memory; over
+ * networks UCX is faster with longer ones. A receiver takes either. */
 #define PIECE ((size_t)64 << 10)
 #define PIECE_NEAR ((size_t)8 << 10)
 #define WINDOW 16u

@@ -1,6 +1,6 @@
 /*
- * Processes of this machine, by what names one for certain, and a descriptor that tells when it ends. A zombie has ended, too,
- * which looking for its number would not tell.
+ * Processes of this machine, by what names one for certain, and a descriptor that tells when it ends. A zombie has
+ * ended, too, which looking for its number would not tell.
  */
 #include <stdio.h>
 #include <string.h>
@@ -20,7 +20,8 @@ static size_t read_text(const char *path, char *text, size_t size) {
   return got;
 }
 
-/* When a process began, in ticks since the machine did; 0 if there is none. Its name may hold anything, brackets too. */
+/* When a process began, in ticks since the machine did; 0 if there is none. Its name may hold anything, brackets too.
+ */
 static uint64_t start_of(uint64_t pid) {
   char path[64], text[1024];
   unsigned long long started = 0;

@@ -92,8 +92,8 @@ static void post(ucx_transport *t, ucx_peer *peer, ucx_out *out, ucx_kind kind, 
   put_back(out);
 }
 
-/* Messages without bytes of a stream. Those of the meeting have some that nobody reads: UCX sends longer messages in another
- * way than short ones, and must have found it before data come. */
+/* Messages without bytes of a stream. Those of the meeting have some that nobody reads: UCX sends longer messages in
+ * another way than short ones, and must have found it before data come. */
 void pith__ucx_say(ucx_transport *t, ucx_peer *peer, ucx_kind kind) {
   ucx_out *out = peer->error == UCS_OK ? take_out(t) : NULL;
   if (out) { /* else the peer waits in vain, and says so */
@@ -318,9 +318,9 @@ int pith__ucx_sleep(pith_transport *transport, int asleep) {
   return work;
 }
 
-/* Waking a thread costs more than a short message does. So the keeper does not rest as long as the engine calls, and leaves the
- * work to it then. Who sleeps is woken by UCX and calls
- * it then; would the keeper call it meanwhile, it would take the wake-up away. */
+/* Waking a thread costs more than a short message does. So the keeper does not rest as long as the engine calls, and
+ * leaves the work to it then. Who sleeps is woken by UCX and calls it then; would the keeper call it meanwhile, it
+ * would take the wake-up away. */
 void *pith__ucx_keep(void *argument) {
   ucx_transport *t = argument;
   unsigned calls = 0;

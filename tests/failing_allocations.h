@@ -1,5 +1,6 @@
 /*
- * Allocations that fail on demand. The linker sends those of a test program that includes this through the functions below
+ * Allocations that fail on demand. The linker sends those of a test program that includes this through the functions
+ * below
  * (--wrap, tests/CMakeLists.txt); no other file of the program may include it.
  */
 #ifndef PITH_TESTS_FAILING_ALLOCATIONS_H

@@ -3,8 +3,9 @@
  *
  *   mpi_faults VICTIM SIGNAL SEED
  *
- * Every rank allreduces up to 200 times and looks at each sum. The victim sends itself the signal somewhere on the way; the others must
- * get an error that names it, unless MPI ends them first. Prints "told: …", or "wrong: …" for a wrong sum, another error, or none at all.
+ * Every rank allreduces up to 200 times and looks at each sum. The victim sends itself the signal somewhere on the way;
+ * the others must get an error that names it, unless MPI ends them first. Prints "told: …", or "wrong: …" for a wrong
+ * sum, another error, or none at all.
  */
 #include <pith/comm.h>
 #include <pthread.h>
@@ -57,7 +58,8 @@ static int judge(pith_status status, int right, int victim) {
   char name[16];
   snprintf(name, sizeof name, "rank %d", victim);
   int told = status != PITH_OK && strstr(pith_error(), name) != NULL;
-  printf("%s: %s\n", right && told ? "told" : "wrong", right ? status == PITH_OK ? "nobody came to harm" : pith_error() : "sums");
+  printf("%s: %s\n", right && told ? "told" : "wrong",
+         right ? status == PITH_OK ? "nobody came to harm" : pith_error() : "sums");
   fflush(stdout);
   return right && told ? 7 : 1;
 }

@@ -1,7 +1,7 @@
 /*
- * The laws of transports over MPI. mpirun starts the ranks, so this program is started by it (cli/mpi.sh), with the name of
- * one law at a time: a process can start MPI only once. What becomes of the others when a rank dies is up to mpirun,
- * so those laws are not here.
+ * The laws of transports over MPI. mpirun starts the ranks, so this program is started by it (cli/mpi.sh), with the
+ * name of one law at a time: a process can start MPI only once. What becomes of the others when a rank dies is up to
+ * mpirun, so those laws are not here.
  *
  *   LAWS_FOLDER   an empty folder that the processes share
  */

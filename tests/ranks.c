@@ -99,7 +99,8 @@ void ranks_wait(const pid_t *child, int ranks, int but) {
   }
 }
 
-static void configure(one_rank *rank, const char *transport, int ranks, size_t chunk, double timeout, ranks_fn run, void *argument) {
+static void configure(one_rank *rank, const char *transport, int ranks, size_t chunk, double timeout, ranks_fn run,
+                      void *argument) {
   int port = ranks_free_port();
   for (int r = 0; r < ranks; r++) {
     pith_config config = PITH_CONFIG_INIT;
@@ -137,7 +138,8 @@ void ranks_run(const char *transport, int ranks, size_t chunk, ranks_fn run, voi
   run_all(transport, rank, ranks);
 }
 
-void ranks_run_hosts(const char *transport, int ranks, int per_host, size_t chunk, const char *inside, ranks_fn run, void *argument) {
+void ranks_run_hosts(const char *transport, int ranks, int per_host, size_t chunk, const char *inside, ranks_fn run,
+                     void *argument) {
   one_rank rank[ranks];
   char names[ranks][16];
   configure(rank, transport, ranks, chunk, 20, run, argument);

@@ -42,7 +42,8 @@ static void make_result(const reference *r, float *sum, size_t first, size_t n) 
   }
 }
 
-/* The owner's encoding of a result; its random numbers are those of rank ranks + owner. Only error feedback applies to results. */
+/* The owner's encoding of a result; its random numbers are those of rank ranks + owner. Only error feedback applies to
+ * results. */
 static void pass_result(const reference *r, const pith_ctx *ctx, int owner, float *sum, pith_range range) {
   pith_codec bare = *r->codec;
   int feeds = bare.memory && bare.memory->after == PITH_AFTER_SUBTRACT;
@@ -67,8 +68,8 @@ static hosts hosts_of(const reference *r) {
 }
 
 /* The sum of a host's values of a range, as its carrier adds them up. */
-static void host_sum(const reference *r, const hosts *h, int host, int carrier, float *const *x, const pith_ctx *ctx, pith_range range,
-                     float *sum) {
+static void host_sum(const reference *r, const hosts *h, int host, int carrier, float *const *x, const pith_ctx *ctx,
+                     pith_range range, float *sum) {
   for (int i = 0, rank = host * h->per_host; i < h->per_host && rank < r->ranks; i++, rank++) {
     float *copy = malloc((range.n + 1) * sizeof *copy);
     memcpy(copy, x[rank] + range.first, range.n * sizeof *copy);
@@ -91,8 +92,8 @@ static size_t least_common(size_t a, size_t b) {
   return m;
 }
 
-static void slice(const reference *r, const hosts *h, int carrier, int owner, pith_range range, float *const *x, const pith_ctx *ctx,
-                  float *result) {
+static void slice(const reference *r, const hosts *h, int carrier, int owner, pith_range range, float *const *x,
+                  const pith_ctx *ctx, float *result) {
   float *sum = malloc((range.n + 1) * sizeof *sum);
   for (int host = 0; host < h->count; host++) {
     int rank = host * h->per_host + carrier;
@@ -185,7 +186,8 @@ static void linear(const reference *r, float *const *x, const pith_ctx *ctx, flo
     pith_out out = {payload[p] = malloc(size + 1), size, 0};
     CHECK_OK(pith_encode(r->codec, r->mine[p], (pith_cspan){x[p], r->n, PITH_F32}, &out, &theirs));
   }
-  pith__reduce_many(dtype, r->reduce, (const void *const *)payload, r->ranks, payload[0], size / pith_dtype_size(dtype));
+  pith__reduce_many(dtype, r->reduce, (const void *const *)payload, r->ranks, payload[0],
+                    size / pith_dtype_size(dtype));
   CHECK_OK(pith_decode(r->codec, (pith_bytes){payload[0], size}, (pith_span){result, r->n, PITH_F32}, PITH_SET, &here));
   for (int p = 0; p < r->ranks; p++) {
     free(payload[p]);
@@ -205,11 +207,11 @@ static void reduce_round(const reference *r, const pith_round *round, void **of,
   for (int host = 0; host < h.count; host++) {
     int first = host * h.per_host, members = first + h.per_host <= r->ranks ? h.per_host : r->ranks - first;
     sums[host] = malloc(round->count * pith_dtype_size(round->dtype) + 1);
-    pith__reduce_many(round->dtype, round->reduce == PITH_MEAN ? PITH_SUM : round->reduce, (const void *const *)of + first, members,
-                      sums[host], round->count);
+    pith__reduce_many(round->dtype, round->reduce == PITH_MEAN ? PITH_SUM : round->reduce,
+                      (const void *const *)of + first, members, sums[host], round->count);
   }
-  pith__reduce_many(round->dtype, round->reduce == PITH_MEAN ? PITH_SUM : round->reduce, (const void *const *)sums, h.count, reduced,
-                    round->count);
+  pith__reduce_many(round->dtype, round->reduce == PITH_MEAN ? PITH_SUM : round->reduce, (const void *const *)sums,
+                    h.count, reduced, round->count);
   for (size_t i = 0; i < round->count && round->reduce == PITH_MEAN; i++) {
     ((float *)reduced)[i] *= 1.0f / (float)r->ranks;
   }

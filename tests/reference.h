@@ -1,6 +1,6 @@
 /*
- * What an allreduce must give, bit by bit, computed on one rank by pith_encode and pith_decode alone: for every algorithm, any
- * number of ranks and any layout of hosts.
+ * What an allreduce must give, bit by bit, computed on one rank by pith_encode and pith_decode alone: for every
+ * algorithm, any number of ranks and any layout of hosts.
  */
 #ifndef PITH_TESTS_REFERENCE_H
 #define PITH_TESTS_REFERENCE_H

@@ -66,12 +66,12 @@ _Noreturn void test_lacks(const char *what, const char *reason, ...) __attribute
 #define CHECK_MSG(condition, ...) TEST_REQUIRE((condition), __VA_ARGS__)
 
 /* Integers, sizes, enums and pointers. */
-#define CHECK_EQ(a, b)                                                                                           \
-  do {                                                                                                           \
-    _Static_assert(_Generic((a), float : 0, double : 0, default : 1), "compare reals with CHECK_NEAR or CHECK"); \
-    unsigned long long test_a = (unsigned long long)(a), test_b = (unsigned long long)(b);                       \
-    TEST_REQUIRE(test_a == test_b, "%s is %lld (0x%llx), not %lld (0x%llx)", #a, (long long)test_a, test_a,      \
-                 (long long)test_b, test_b);                                                                     \
+#define CHECK_EQ(a, b)                                                                                        \
+  do {                                                                                                        \
+    _Static_assert(_Generic((a), float: 0, double: 0, default: 1), "compare reals with CHECK_NEAR or CHECK"); \
+    unsigned long long test_a = (unsigned long long)(a), test_b = (unsigned long long)(b);                    \
+    TEST_REQUIRE(test_a == test_b, "%s is %lld (0x%llx), not %lld (0x%llx)", #a, (long long)test_a, test_a,   \
+                 (long long)test_b, test_b);                                                                  \
   } while (0)
 
 #define CHECK_NEAR(a, b, tolerance)                                                                                \
@@ -111,7 +111,8 @@ _Noreturn void test_lacks(const char *what, const char *reason, ...) __attribute
 /* The test has nothing to prove in this build. */
 #define SKIP(...) test_skip(__VA_ARGS__)
 
-/* The machine lacks something that can be installed or switched on: "ucx", "ipv6", …. A failure if PITH_TEST_REQUIRE names it. */
+/* The machine lacks something that can be installed or switched on: "ucx", "ipv6", …. A failure if PITH_TEST_REQUIRE
+ * names it. */
 #define LACKS(what, ...) test_lacks(what, __VA_ARGS__)
 
 size_t test_first_difference(const void *a, const void *b, size_t size);

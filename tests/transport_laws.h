@@ -1,6 +1,6 @@
 /*
- * The laws that every transport keeps, and a way to start ranks: as threads, or as processes. A file of tests in multi/ says
- * which transport it is about and names the laws; what only that transport promises, it checks itself.
+ * The laws that every transport keeps, and a way to start ranks: as threads, or as processes. A file of tests in multi/
+ * says which transport it is about and names the laws; what only that transport promises, it checks itself.
  */
 #ifndef PITH_TESTS_TRANSPORT_LAWS_H
 #define PITH_TESTS_TRANSPORT_LAWS_H
@@ -39,8 +39,8 @@ typedef struct world_rank {
 
 typedef void (*world_body)(world_rank *me);
 
-/* Starts that many ranks, connects all of them with each other, runs the body in each and waits for them. `lost` (a bit for
- * each rank) says which may end in any way; the others must return from the body. */
+/* Starts that many ranks, connects all of them with each other, runs the body in each and waits for them. `lost` (a bit
+ * for each rank) says which may end in any way; the others must return from the body. */
 void world_run(const transport_world *world, int ranks, unsigned lost, world_body body, const void *argument);
 
 /* The same without connecting: for laws about meeting. */
@@ -64,7 +64,8 @@ void world_wait(world_rank *me, double seconds);
 void world_send(world_rank *me, int peer, const void *bytes, size_t size);
 void world_receive(world_rank *me, int peer, void *bytes, size_t size);
 
-/* ---- Laws: each a test --------------------------------------------------------------------------------------------- */
+/* ---- Laws: each a test ---------------------------------------------------------------------------------------------
+ */
 
 void law_bytes_arrive_in_order(const transport_world *world, size_t most); /* bytes for each pair, at most */
 void law_no_wakeup_is_lost(const transport_world *world, int rounds);

@@ -19,14 +19,33 @@ import pith.torch
 
 
 def add_arguments(parser: argparse.ArgumentParser, steps: int, batch: int, rate: float) -> None:
-    parser.add_argument("--spec", default="q:4", help='how gradients travel: a spec, rules, or "none" (default: %(default)s)')
-    parser.add_argument("--backend", default="pith", help="pith, or gloo to compare with (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=int(os.environ.get("EXAMPLE_STEPS", steps)), help="default: %(default)s, or EXAMPLE_STEPS in the environment")
-    parser.add_argument("--batch", type=int, default=batch, help="samples on each rank (default: %(default)s)")
+    parser.add_argument(
+        "--spec",
+        default="q:4",
+        help='how gradients travel: a spec, rules, or "none" (default: %(default)s)',
+    )
+    parser.add_argument(
+        "--backend", default="pith", help="pith, or gloo to compare with (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=int(os.environ.get("EXAMPLE_STEPS", steps)),
+        help="default: %(default)s, or EXAMPLE_STEPS in the environment",
+    )
+    parser.add_argument(
+        "--batch", type=int, default=batch, help="samples on each rank (default: %(default)s)"
+    )
     parser.add_argument("--lr", type=float, default=rate)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--warmup", type=int, default=5, help="steps that the time per step leaves out")
-    parser.add_argument("--threads", type=int, help="of a rank (default: the cores, divided by the ranks of this host)")
+    parser.add_argument(
+        "--warmup", type=int, default=5, help="steps that the time per step leaves out"
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        help="of a rank (default: the cores, divided by the ranks of this host)",
+    )
     parser.add_argument("--json", help="where rank 0 writes the losses and times")
     parser.add_argument("--quiet", action="store_true", help="no progress line")
 
@@ -58,12 +77,17 @@ def start(arguments: argparse.Namespace) -> tuple[int, int]:
     except pith.ArgumentError:
         return 0, 1
     if launch.ranks > 1:
-        torch.set_num_threads(arguments.threads or max(1, (os.cpu_count() or 1) // (launch.local_ranks or launch.ranks)))
+        torch.set_num_threads(
+            arguments.threads
+            or max(1, (os.cpu_count() or 1) // (launch.local_ranks or launch.ranks))
+        )
         dist.init_process_group(arguments.backend)
     return launch.rank, launch.ranks
 
 
-def distribute(model: torch.nn.Module, arguments: argparse.Namespace, ranks: int) -> torch.nn.Module:
+def distribute(
+    model: torch.nn.Module, arguments: argparse.Namespace, ranks: int
+) -> torch.nn.Module:
     """The model as it is on one rank; else DDP, with compression by one line."""
     if ranks == 1:
         return model
@@ -124,7 +148,9 @@ def finish(outcome: Outcome, model: torch.nn.Module, ranks: int) -> Outcome:
         outcome.final_loss, outcome.losses = mean[0].item() / ranks, (mean[1:] / ranks).tolist()
         outcome.raw_bytes, outcome.wire_bytes = traffic(model, len(outcome.losses), ranks)
     if not math.isfinite(outcome.final_loss):
-        raise SystemExit(f"{outcome.spec}: the loss is {outcome.final_loss}; a smaller --lr may help")
+        raise SystemExit(
+            f"{outcome.spec}: the loss is {outcome.final_loss}; a smaller --lr may help"
+        )
     return outcome
 
 
@@ -141,12 +167,18 @@ def traffic(model: torch.nn.Module, steps: int, ranks: int) -> tuple[int, int]:
 def report(outcome: Outcome, arguments: argparse.Namespace, rank: int) -> None:
     if rank != 0:
         return
-    print(f"\n{outcome.name}: {outcome.parameters:,} parameters on {outcome.ranks} ranks, {len(outcome.losses)} steps")
+    print(
+        f"\n{outcome.name}: {outcome.parameters:,} parameters on {outcome.ranks} ranks, {len(outcome.losses)} steps"
+    )
     print(f"  loss {outcome.losses[0]:.3f} → {outcome.final_loss:.3f}{outcome.quality}")
-    print(f"  {1e3 * outcome.step_seconds:.1f} ms a step, {outcome.samples_per_second:.0f} samples a second")
+    print(
+        f"  {1e3 * outcome.step_seconds:.1f} ms a step, {outcome.samples_per_second:.0f} samples a second"
+    )
     if outcome.wire_bytes:
         plain = 2 * outcome.raw_bytes * (outcome.ranks - 1) / outcome.ranks
-        print(f"  {outcome.wire_bytes / 1e6:.1f} MB sent by each rank instead of {plain / 1e6:.1f}: {plain / outcome.wire_bytes:.1f} times less")
+        print(
+            f"  {outcome.wire_bytes / 1e6:.1f} MB sent by each rank instead of {plain / 1e6:.1f}: {plain / outcome.wire_bytes:.1f} times less"
+        )
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:
             json.dump(asdict(outcome), file)

@@ -31,9 +31,18 @@ def launcher(pith: str, ranks: int, rate: str) -> tuple[list[str], str]:
     if tried.returncode == 0:
         return lab, f"{ranks} hosts behind links of {rate}"
     lines = tried.stderr.strip().splitlines()
-    print("No slow network can be made here, so the ranks share memory, where compression has little to win in time.")
+    print(
+        "No slow network can be made here, so the ranks share memory, where compression has little to win in time."
+    )
     print(f"{lines[-1] if lines else 'pith lab gave no reason'}\n")
-    return [pith, "run", "--no-prefix", "-n", str(ranks), "--"], f"{ranks} processes on this machine"
+    return [
+        pith,
+        "run",
+        "--no-prefix",
+        "-n",
+        str(ranks),
+        "--",
+    ], f"{ranks} processes on this machine"
 
 
 def train(launch: list[str], spec: str, folder: pathlib.Path, a: argparse.Namespace) -> dict:
@@ -48,7 +57,9 @@ def train(launch: list[str], spec: str, folder: pathlib.Path, a: argparse.Namesp
     print(f"training with {'no compression' if spec == 'none' else spec} …", flush=True)
     done = subprocess.run(command, stdout=subprocess.DEVNULL)
     if done.returncode != 0 or not result.exists():
-        raise SystemExit(f"the run with {spec} failed (exit code {done.returncode}): {' '.join(command)}")
+        raise SystemExit(
+            f"the run with {spec} failed (exit code {done.returncode}): {' '.join(command)}"
+        )
     return json.loads(result.read_text())
 
 
@@ -81,7 +92,12 @@ def print_table(runs: list[dict]) -> None:
     table = [HEADS, *rows(runs)]
     widths = [max(len(row[i]) for row in table) for i in range(len(HEADS))]
     for row in table:
-        print("  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))))
+        print(
+            "  ".join(
+                cell.ljust(w) if i == 0 else cell.rjust(w)
+                for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            )
+        )
 
 
 def smooth(values: list[float]) -> list[float]:
@@ -136,7 +152,13 @@ def page(runs: list[dict], where: str) -> str:
     body = ""
     for i, row in enumerate(rows(runs)):
         dot = f'<span class="dot" style="background:{COLOURS[i % len(COLOURS)]}"></span>'
-        body += "<tr>" + "".join(f"<td>{dot if j == 0 else ''}{html.escape(cell)}</td>" for j, cell in enumerate(row)) + "</tr>"
+        body += (
+            "<tr>"
+            + "".join(
+                f"<td>{dot if j == 0 else ''}{html.escape(cell)}</td>" for j, cell in enumerate(row)
+            )
+            + "</tr>"
+        )
     steps = curves(runs, [list(range(1, len(run["losses"]) + 1)) for run in runs], "steps")
     seconds = curves(runs, [run["seconds"] for run in runs], "seconds")
     size = runs[0]["parameters"]
@@ -149,7 +171,9 @@ def page(runs: list[dict], where: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pith", default=shutil.which("pith") or "build/pith", help="the command")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--rate", default="1gbit")
@@ -157,7 +181,11 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=320)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--data", help="a text file, or a folder of them")
-    parser.add_argument("--spec", action="append", help="compared with uncompressed (default: q:4, ef/topk:0.01, ef/powersgd:4)")
+    parser.add_argument(
+        "--spec",
+        action="append",
+        help="compared with uncompressed (default: q:4, ef/topk:0.01, ef/powersgd:4)",
+    )
     parser.add_argument("--out", default="build/demo", help="a folder for the results")
     a = parser.parse_args()
     folder = pathlib.Path(a.out)

@@ -1,7 +1,7 @@
 """A convolutional network on handwritten digits (1,797 images of 8×8 pixels that come with scikit-learn).
 
-    python examples/pytorch/digits.py                                               # alone
-    torchrun --nproc-per-node 4 examples/pytorch/digits.py --spec ef/topk:0.01      # four ranks, 1% of the values
+python examples/pytorch/digits.py                                               # alone
+torchrun --nproc-per-node 4 examples/pytorch/digits.py --spec ef/topk:0.01      # four ranks, 1% of the values
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ def read_digits() -> tuple[torch.Tensor, torch.Tensor]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise SystemExit("the digits come with scikit-learn, which is not installed: pip install scikit-learn") from None
+        raise SystemExit(
+            "the digits come with scikit-learn, which is not installed: pip install scikit-learn"
+        ) from None
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
     x = torch.tensor(digits.images, dtype=torch.float32)[order, None] / 16
@@ -46,9 +48,16 @@ def loss_of(model: nn.Module, batch) -> torch.Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     common.add_arguments(parser, steps=200, batch=16, rate=0.05)
-    parser.add_argument("--width", type=int, default=512, help="of the two large layers: the more, the more there is to send")
+    parser.add_argument(
+        "--width",
+        type=int,
+        default=512,
+        help="of the two large layers: the more, the more there is to send",
+    )
     a = parser.parse_args()
     x, y = read_digits()
     rank, ranks = common.start(a)
@@ -57,7 +66,14 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=a.lr, momentum=0.9)
     generator = torch.Generator().manual_seed(1000 * a.seed + rank)
     outcome = common.train(
-        model, optimizer, batches(x[held_out:], y[held_out:], a.batch, generator), loss_of, a, "CNN on digits", rank, ranks
+        model,
+        optimizer,
+        batches(x[held_out:], y[held_out:], a.batch, generator),
+        loss_of,
+        a,
+        "CNN on digits",
+        rank,
+        ranks,
     )
     with torch.no_grad():
         right = (model(x[:held_out]).argmax(1) == y[:held_out]).float().mean().item()

@@ -21,7 +21,11 @@ from torch.nn import functional as F
 
 def read_text(path: str | None) -> str:
     if path:
-        files = sorted(pathlib.Path(path).rglob("*.txt")) if pathlib.Path(path).is_dir() else [pathlib.Path(path)]
+        files = (
+            sorted(pathlib.Path(path).rglob("*.txt"))
+            if pathlib.Path(path).is_dir()
+            else [pathlib.Path(path)]
+        )
         return "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
     from pydoc_data.topics import topics
 
@@ -38,8 +42,13 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         b, t, w = x.shape
-        q, k, v = (y.view(b, t, self.heads, w // self.heads).transpose(1, 2) for y in self.qkv(self.norm1(x)).split(w, 2))
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, w))
+        q, k, v = (
+            y.view(b, t, self.heads, w // self.heads).transpose(1, 2)
+            for y in self.qkv(self.norm1(x)).split(w, 2)
+        )
+        x = x + self.out(
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, w)
+        )
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
@@ -51,7 +60,12 @@ class GPT(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, symbols, bias=False)
         for name, p in self.named_parameters():
             if p.dim() > 1:
-                nn.init.normal_(p, std=0.02 / math.sqrt(2 * layers) if name.endswith(("out.weight", "down.weight")) else 0.02)
+                nn.init.normal_(
+                    p,
+                    std=0.02 / math.sqrt(2 * layers)
+                    if name.endswith(("out.weight", "down.weight"))
+                    else 0.02,
+                )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.token(x) + self.place(torch.arange(x.shape[1], device=x.device))
@@ -73,7 +87,9 @@ def loss_of(model: nn.Module, batch) -> torch.Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     common.add_arguments(parser, steps=300, batch=8, rate=1e-3)
     parser.add_argument("--data", help="a text file, or a folder of them")
     parser.add_argument("--width", type=int, default=256)
@@ -84,11 +100,17 @@ def main() -> None:
     text = read_text(a.data)
     symbols = {c: i for i, c in enumerate(sorted(set(text)))}
     encoded = torch.tensor([symbols[c] for c in text])
-    model = common.distribute(GPT(len(symbols), a.width, a.layers, max(1, a.width // 64), a.context), a, ranks)
+    model = common.distribute(
+        GPT(len(symbols), a.width, a.layers, max(1, a.width // 64), a.context), a, ranks
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=a.lr, betas=(0.9, 0.95))
     generator = torch.Generator().manual_seed(1000 * a.seed + rank)
     source = batches(encoded, a.batch, a.context, generator)
-    common.report(common.train(model, optimizer, source, loss_of, a, "GPT on characters", rank, ranks), a, rank)
+    common.report(
+        common.train(model, optimizer, source, loss_of, a, "GPT on characters", rank, ranks),
+        a,
+        rank,
+    )
     common.end()
 
 

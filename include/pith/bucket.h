@@ -1,6 +1,6 @@
 /*
- * Pith's buckets: layers encoded for an exchange that somebody else makes, such as the all-to-all and all-gather of a framework's
- * own backend. Part of the public API; pith.h includes it.
+ * Pith's buckets: layers encoded for an exchange that somebody else makes, such as the all-to-all and all-gather of a
+ * framework's own backend. Part of the public API; pith.h includes it.
  *
  *   pith_bucket_create(rank, ranks, layers, count, &bucket);           // once
  *   pith_bucket_encode(bucket, gradients, &ctx, parts);                // every step: part p is for rank p
@@ -9,9 +9,9 @@
  *     … results go to all, in rank order …
  *   pith_bucket_decode(bucket, results, &ctx, gradients);              // means now, with the same bits on all ranks
  *
- * Codecs must be FIXED and CHUNKED, so that all sizes are known before anything travels; they may differ between layers. Every
- * layer is cut into a part for each rank. What comes out is what pith_allreduce() gives by the algorithm "sra", with random
- * numbers of results aside. A bucket belongs to one thread at a time.
+ * Codecs must be FIXED and CHUNKED, so that all sizes are known before anything travels; they may differ between
+ * layers. Every layer is cut into a part for each rank. What comes out is what pith_allreduce() gives by the algorithm
+ * "sra", with random numbers of results aside. A bucket belongs to one thread at a time.
  */
 #ifndef PITH_BUCKET_H
 #define PITH_BUCKET_H
@@ -32,7 +32,8 @@ typedef struct pith_bucket_layer {
   pith_dtype dtype;
 } pith_bucket_layer;
 
-PITH_API pith_status pith_bucket_create(int rank, int ranks, const pith_bucket_layer *layers, size_t count, pith_bucket **bucket);
+PITH_API pith_status pith_bucket_create(int rank, int ranks, const pith_bucket_layer *layers, size_t count,
+                                        pith_bucket **bucket);
 PITH_API void pith_bucket_destroy(pith_bucket *bucket);
 
 /* Bytes of part `rank`: what goes there from every rank, and what its result takes. */
@@ -42,7 +43,8 @@ PITH_API size_t pith_bucket_bytes(const pith_bucket *bucket, int rank);
 PITH_API pith_status pith_bucket_encode(pith_bucket *bucket, const void *const *src, const pith_ctx *ctx, void *parts);
 
 /* Adds up what ranks 0, 1, … sent for our part, one after another, and encodes the sum or mean. */
-PITH_API pith_status pith_bucket_reduce(pith_bucket *bucket, pith_bytes received, pith_reduce reduce, const pith_ctx *ctx, void *result);
+PITH_API pith_status pith_bucket_reduce(pith_bucket *bucket, pith_bytes received, pith_reduce reduce,
+                                        const pith_ctx *ctx, void *result);
 
 /* Decodes the results of ranks 0, 1, …, one after another. */
 PITH_API pith_status pith_bucket_decode(pith_bucket *bucket, pith_bytes results, const pith_ctx *ctx, void *const *dst);

@@ -1,6 +1,6 @@
 /*
- * A Pith comm from an MPI communicator. Not part of pith.h: include it in programs that use MPI, after <mpi.h> or by itself.
- * It is all in this header, compiled with the program's own MPI, so libpith needs no MPI and every MPI fits.
+ * A Pith comm from an MPI communicator. Not part of pith.h: include it in programs that use MPI, after <mpi.h> or by
+ * itself. It is all in this header, compiled with the program's own MPI, so libpith needs no MPI and every MPI fits.
  *
  *   MPI_Init(&argc, &argv);
  *   pith_comm *comm;
@@ -9,8 +9,8 @@
  *   pith_comm_destroy(comm);
  *   MPI_Finalize();
  *
- * MPI only carries where rank 0 is. Data goes over Pith's own transports, or over MPI itself with the transport "mpi", which
- * needs MPI_Init_thread() with MPI_THREAD_MULTIPLE.
+ * MPI only carries where rank 0 is. Data goes over Pith's own transports, or over MPI itself with the transport "mpi",
+ * which needs MPI_Init_thread() with MPI_THREAD_MULTIPLE.
  */
 #ifndef PITH_MPI_H
 #define PITH_MPI_H
@@ -23,9 +23,10 @@ extern "C" {
 #endif
 
 /*
- * Creates a comm with the ranks of `mpi`, in its order. All of them call it together. `config` may be NULL; its rank, ranks,
- * host, port and id are not used. The MPI communicator stays the caller's and is not needed afterwards.
- * PITH_ERR_SYSTEM if MPI fails, PITH_ERR_PEER on all other ranks if rank 0 cannot open a port, and what pith_comm_create() returns.
+ * Creates a comm with the ranks of `mpi`, in its order. All of them call it together. `config` may be NULL; its rank,
+ * ranks, host, port and id are not used. The MPI communicator stays the caller's and is not needed afterwards.
+ * PITH_ERR_SYSTEM if MPI fails, PITH_ERR_PEER on all other ranks if rank 0 cannot open a port, and what
+ * pith_comm_create() returns.
  */
 static inline pith_status pith_comm_create_mpi(MPI_Comm mpi, const pith_config *config, pith_comm **comm) {
   struct {

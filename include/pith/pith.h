@@ -169,8 +169,7 @@ typedef struct pith_ctx {
   size_t scratch_size;
 } pith_ctx;
 
-#define PITH_CTX_INIT \
-  { .size = sizeof(pith_ctx) }
+#define PITH_CTX_INIT {.size = sizeof(pith_ctx)}
 
 /* ---- State: what one rank keeps for one layer between steps ----------------------------------------------------- */
 
@@ -185,8 +184,8 @@ PITH_API void pith_state_destroy(pith_state *state);
 PITH_API pith_status pith_state_adapt(pith_state *state, const pith_codec *codec);
 
 /* Checkpoints. The bytes are checked on load: another layer size or a damaged file is an error and changes nothing. A
- * state that a comm has used belongs to that rank: loading it into one that another rank has used is PITH_ERR_STATE, and so
- * is the first operation of another rank after loading it into a fresh one. */
+ * state that a comm has used belongs to that rank: loading it into one that another rank has used is PITH_ERR_STATE,
+ * and so is the first operation of another rank after loading it into a fresh one. */
 PITH_API size_t pith_state_size(const pith_state *state);
 PITH_API pith_status pith_state_save(const pith_state *state, pith_out *out);
 PITH_API pith_status pith_state_load(pith_state *state, pith_bytes bytes);
@@ -318,13 +317,13 @@ typedef struct pith_method {
 PITH_API size_t pith_method_count(void);
 PITH_API pith_status pith_method_get(size_t index, pith_method *method);
 
-/* More about method `index`, for people; NULL if it says nothing. Detail: what travels (codecs), what a rank keeps (memories). Use: when to
- * use it. */
+/* More about method `index`, for people; NULL if it says nothing. Detail: what travels (codecs), what a rank keeps
+ * (memories). Use: when to use it. */
 PITH_API const char *pith_method_detail(size_t index);
 PITH_API const char *pith_method_use(size_t index);
 
-/* Algorithms of allreduce: whether one ("sra", "ring", …) can run with a codec, NULL for uncompressed values, where the hosts allow it. The
- * error says why not. PITH_ERR_ARGUMENT for a name that there is none of. */
+/* Algorithms of allreduce: whether one ("sra", "ring", …) can run with a codec, NULL for uncompressed values, where the
+ * hosts allow it. The error says why not. PITH_ERR_ARGUMENT for a name that there is none of. */
 PITH_API pith_status pith_algorithm_suits(const char *algorithm, const pith_codec *codec);
 /* The name of algorithm `index`; NULL beyond the last. */
 PITH_API const char *pith_algorithm_get(size_t index);
@@ -346,8 +345,8 @@ PITH_API pith_status pith_isa_select(pith_isa isa); /* for tests and comparison;
 }
 #endif
 
-#include <pith/comm.h>
 #include <pith/bucket.h>
+#include <pith/comm.h>
 #include <pith/plan.h>
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * Pith's planner: which layer may lose how much. Part of the public API; pith.h includes it. docs/planner.md has the algorithms
- * and the files.
+ * Pith's planner: which layer may lose how much. Part of the public API; pith.h includes it. docs/planner.md has the
+ * algorithms and the files.
  *
  *   pith_profile_create(layers, count, "q:2;q:3;q:4;q:5;q:6", &profile);   // once
  *   pith_profile_update(profile, layer, gradient, &ctx);                    // some steps: errors of all candidates
@@ -8,8 +8,8 @@
  *   pith_plan_make(profile, &request, &plan);                               // every few hundred steps
  *   pith_rules_create(pith_plan_rules(plan), &rules);
  *
- * Nothing here communicates, measures time or draws random numbers of its own: the same profile and request give the same plan on
- * every rank. A profile belongs to one thread at a time; a plan never changes but by pith_plan_price().
+ * Nothing here communicates, measures time or draws random numbers of its own: the same profile and request give the
+ * same plan on every rank. A profile belongs to one thread at a time; a plan never changes but by pith_plan_price().
  */
 #ifndef PITH_PLAN_H
 #define PITH_PLAN_H
@@ -31,22 +31,23 @@ typedef struct pith_layer_shape {
   size_t dimensions;
 } pith_layer_shape;
 
-/* Candidates are specs with ';' between them; all layers have the same. Layers of one dimension or under 1024 values are never
- * measured: they travel uncompressed, as rules have it. Texts are copied. */
+/* Candidates are specs with ';' between them; all layers have the same. Layers of one dimension or under 1024 values
+ * are never measured: they travel uncompressed, as rules have it. Texts are copied. */
 PITH_API pith_status pith_profile_create(const pith_layer_shape *layers, size_t count, const char *candidates,
                                          pith_profile **profile);
 PITH_API void pith_profile_destroy(pith_profile *profile);
 
-/* Measures a gradient with every candidate and adds that to the layer's statistics. ctx: seed, step, rank; may be NULL. A gradient
- * with NaN or Inf is left out, and counted as skipped. With error feedback, give what is sent: gradient plus residual. */
+/* Measures a gradient with every candidate and adds that to the layer's statistics. ctx: seed, step, rank; may be NULL.
+ * A gradient with NaN or Inf is left out, and counted as skipped. With error feedback, give what is sent: gradient plus
+ * residual. */
 PITH_API pith_status pith_profile_update(pith_profile *profile, size_t layer, pith_cspan gradient, const pith_ctx *ctx);
 
 /* Forgets all samples: a new window begins. What low rank keeps between steps stays. */
 PITH_API void pith_profile_reset(pith_profile *profile);
 
-/* All sums as one array of `count` numbers, the profile's own: for each layer samples, skipped, squared norm, squared norm of the
- * largest hundredth, then the bytes of each candidate and the errors of each. Ranks add them up element by element: the means that
- * planning uses are then those over all ranks. */
+/* All sums as one array of `count` numbers, the profile's own: for each layer samples, skipped, squared norm, squared
+ * norm of the largest hundredth, then the bytes of each candidate and the errors of each. Ranks add them up element by
+ * element: the means that planning uses are then those over all ranks. */
 PITH_API double *pith_profile_values(pith_profile *profile, size_t *count);
 
 PITH_API size_t pith_profile_layers(const pith_profile *profile);
@@ -76,8 +77,8 @@ PITH_API pith_status pith_profile_save(const pith_profile *profile, const char *
 PITH_API pith_status pith_profile_load(const char *path, pith_profile **profile);
 PITH_API pith_status pith_profile_parse(pith_bytes text, pith_profile **profile);
 
-/* Candidates around a spec: bits from a quarter to the double, ratios from a tenth to ten times, ranks from a quarter to four times.
- * "mix" gives those of all families. Writes at most `size` characters with the final zero. */
+/* Candidates around a spec: bits from a quarter to the double, ratios from a tenth to ten times, ranks from a quarter
+ * to four times. "mix" gives those of all families. Writes at most `size` characters with the final zero. */
 PITH_API pith_status pith_plan_candidates(const char *spec, char *text, size_t size);
 
 /* ---- What a step costs ------------------------------------------------------------------------------------------- */
@@ -88,8 +89,8 @@ typedef struct pith_plan_cost {
   uint32_t ranks;   /* 2 */
   double latency;   /* of one exchange, whatever its size: 60e-6 */
   double bandwidth; /* of one rank's link: 1.25e8 (1 Gbit/s) */
-  double
-      compute; /* of the backward pass, in which layers become ready from the last to the first, as their sizes say: 0 */
+  double compute; /* of the backward pass, in which layers become ready from the last to the first, as their sizes say:
+                     0 */
   const double *ready; /* or when each layer is ready, in the order of layers */
   const double
       *codec; /* encoding and decoding one value, for each candidate of the profile; 1e-9 for each, 0 for none */
@@ -151,7 +152,8 @@ PITH_API pith_status pith_plan_layer_get(const pith_plan *plan, size_t index, pi
 /* "name=spec;…;*=default" for pith_rules_create(); lives as long as the plan. */
 PITH_API const char *pith_plan_rules(const pith_plan *plan);
 
-/* Whether the plan is one for this model: PITH_ERR_MISMATCH names the first layer that is not there, or of another size. */
+/* Whether the plan is one for this model: PITH_ERR_MISMATCH names the first layer that is not there, or of another
+ * size. */
 PITH_API pith_status pith_plan_check(const pith_plan *plan, const pith_layer_shape *layers, size_t count);
 
 /* Sets bytes and errors of all layers to what the profile says now. */
@@ -161,8 +163,8 @@ PITH_API pith_status pith_plan_price(pith_plan *plan, const pith_profile *profil
 PITH_API pith_status pith_plan_seconds(const pith_plan *plan, const pith_profile *profile, const pith_plan_cost *cost,
                                        double *seconds);
 
-/* Hysteresis: 1 if `fresh` should replace `old`, both priced by the same profile: it gains more than that share (0.05) of the
- * bytes (of the seconds, where a cost is given), or old exceeds fresh's budget by more than that share. */
+/* Hysteresis: 1 if `fresh` should replace `old`, both priced by the same profile: it gains more than that share (0.05)
+ * of the bytes (of the seconds, where a cost is given), or old exceeds fresh's budget by more than that share. */
 PITH_API int pith_plan_gains(const pith_plan *old, const pith_plan *fresh, const pith_profile *profile,
                              const pith_plan_cost *cost, double share);
 

@@ -92,12 +92,13 @@ typedef struct pith_codec_ops {
   void (*own)(const pith_value *a, const float *x, size_t n, uint64_t index, float *decoded, const void *part,
               const pith_ctx *ctx);
 
-  /* Optional, for whole codecs that are LINEAR and FIXED: the type of the values that their payload is an array of. Ranks
-   * then exchange the plain sum of payloads, and decode that. */
+  /* Optional, for whole codecs that are LINEAR and FIXED: the type of the values that their payload is an array of.
+   * Ranks then exchange the plain sum of payloads, and decode that. */
   pith_dtype (*linear)(const pith_value *a);
 
-  /* Optional, for ROUNDS codecs: values of a strip. Every produce() and the last consume() are then called once for each strip, in
-   * order, while its values are in the cache: src and dst are the whole layer, ctx->offset is where the strip begins. */
+  /* Optional, for ROUNDS codecs: values of a strip. Every produce() and the last consume() are then called once for
+   * each strip, in order, while its values are in the cache: src and dst are the whole layer, ctx->offset is where the
+   * strip begins. */
   size_t (*strip)(const pith_value *a, size_t n, uint64_t rows);
 
   /* Optional, for people: what travels, and when to use the method. Tables that end before these are accepted. */

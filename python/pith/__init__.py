@@ -110,7 +110,10 @@ __all__ = [
 def get_include() -> str:
     """The folder of the C headers, for compilers: ``-I`` makes ``#include <pith/pith.h>`` work."""
     here = Path(__file__).resolve().parent
-    for folder in (here / "include", here.parents[1] / "include"):  # as installed; in Pith's repository
+    for folder in (
+        here / "include",
+        here.parents[1] / "include",
+    ):  # as installed; in Pith's repository
         if (folder / "pith" / "pith.h").exists():
             return str(folder)
     raise FileNotFoundError(f"{here / 'include'} has no pith/pith.h: install the package again")

@@ -194,7 +194,9 @@ def _zeros(n: int) -> Any:
     try:
         import numpy
     except ImportError:
-        raise ArgumentError("pith.decode: a new array needs numpy, which is not installed; give dst instead of n") from None
+        raise ArgumentError(
+            "pith.decode: a new array needs numpy, which is not installed; give dst instead of n"
+        ) from None
     return numpy.zeros(n, numpy.float32)
 
 

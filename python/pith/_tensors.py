@@ -155,7 +155,6 @@ _DL_TYPES = {  # (code, bits): kDLInt 0, kDLUInt 1, kDLFloat 2, kDLBfloat 4, kDL
 }
 
 
-
 class _DLVersioned(ctypes.Structure):  # DLManagedTensorVersioned
     _fields_ = [
         ("major", ctypes.c_uint32),
@@ -185,7 +184,9 @@ def _capsule_of(tensor: Any) -> Any:
         except TypeError:  # from before DLPack 1.0
             return tensor.__dlpack__()
     except BufferError as error:
-        raise ArgumentError(f"{type(tensor).__name__} cannot be exported by DLPack: {error}") from None
+        raise ArgumentError(
+            f"{type(tensor).__name__} cannot be exported by DLPack: {error}"
+        ) from None
 
 
 def _is_writable_buffer(tensor: Any) -> bool:
@@ -209,10 +210,15 @@ def _open_capsule(capsule: Any, tensor: Any) -> tuple[_DLTensor, str]:
     address = _capsule_pointer(capsule, b"dltensor_versioned")
     versioned = ctypes.cast(address, ctypes.POINTER(_DLVersioned)).contents
     if versioned.major != 1:
-        raise ArgumentError(f"{kind} is exported by DLPack {versioned.major}.{versioned.minor}, and 1.x is understood")
+        raise ArgumentError(
+            f"{kind} is exported by DLPack {versioned.major}.{versioned.minor}, and 1.x is understood"
+        )
     if versioned.flags & _DL_COPIED:
         return versioned.tensor, f"DLPack exports a copy of {kind}"
-    return versioned.tensor, f"{kind} is exported by DLPack as read-only" if versioned.flags & _DL_READ_ONLY else ""
+    return (
+        versioned.tensor,
+        f"{kind} is exported by DLPack as read-only" if versioned.flags & _DL_READ_ONLY else "",
+    )
 
 
 def _of_dlpack(tensor: Any) -> View:

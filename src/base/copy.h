@@ -1,9 +1,9 @@
 /*
  * A copy of many bytes that is fast wherever they lie.
  *
- * For long copies the C library uses one string instruction, which some processors run at a fifth of the speed when source and
- * destination lie nearly a multiple of 4 KiB apart, as values behind a header and values without one often do. Short copies take
- * vector moves, so a long one is made of these.
+ * For long copies the C library uses one string instruction, which some processors run at a fifth of the speed when
+ * source and destination lie nearly a multiple of 4 KiB apart, as values behind a header and values without one often
+ * do. Short copies take vector moves, so a long one is made of these.
  */
 #ifndef PITH_BASE_COPY_H
 #define PITH_BASE_COPY_H

@@ -78,7 +78,8 @@ static void announce(pith_crew *crew) {
 }
 
 pith_status pith__crew_create(unsigned threads, pith_crew **made) {
-  PITH_REQUIRE(threads >= 1 && threads <= PITH_CREW_MOST, PITH_ERR_ARGUMENT, "%u threads: between 1 and %d are possible", threads, PITH_CREW_MOST);
+  PITH_REQUIRE(threads >= 1 && threads <= PITH_CREW_MOST, PITH_ERR_ARGUMENT,
+               "%u threads: between 1 and %d are possible", threads, PITH_CREW_MOST);
   pith_crew *crew = calloc(1, sizeof *crew);
   PITH_REQUIRE(crew, PITH_ERR_MEMORY, "no memory for threads");
   pthread_mutex_init(&crew->mutex, NULL);

@@ -1,15 +1,16 @@
 /*
- * Where shared objects that belong to the library are: transports and the CUDA module. All are looked for in the same places, and the
- * first file found is the one: if it cannot be opened, that is reported, and no other is tried in its place.
+ * Where shared objects that belong to the library are: transports and the CUDA module. All are looked for in the same
+ * places, and the first file found is the one: if it cannot be opened, that is reported, and no other is tried in its
+ * place.
  */
 #ifndef PITH_BASE_MODULE_FILE_H
 #define PITH_BASE_MODULE_FILE_H
 
 #include <limits.h>
 
-/* Sets `path` to the first file of one of these names (NULL ends them) in the folders of PITH_MODULE_PATH, then beside whatever holds this
- * code (libpith.so, or a program with the library in itself), in pith/ and ../lib/pith from there, then where `make install` puts
- * them. Returns 0 if there is none. */
+/* Sets `path` to the first file of one of these names (NULL ends them) in the folders of PITH_MODULE_PATH, then beside
+ * whatever holds this code (libpith.so, or a program with the library in itself), in pith/ and ../lib/pith from there,
+ * then where `make install` puts them. Returns 0 if there is none. */
 int pith__find_module(const char *const *names, char path[PATH_MAX]);
 
 /* These places in words, for an error; at most `size` bytes. */

@@ -1,4 +1,5 @@
-/* `pith bench`: which measurement is meant. Operations between ranks are in bench_collective.c, codecs in bench_codec.c. */
+/* `pith bench`: which measurement is meant. Operations between ranks are in bench_collective.c, codecs in
+ * bench_codec.c. */
 #include <string.h>
 
 #include "cli/bench_collective.h"
@@ -18,9 +19,10 @@ int cli_bench_part(size_t index, cli_part *part) {
 
 int cli_bench(int argc, char **argv) {
   if (argc && (!strcmp(argv[0], "--help") || !strcmp(argv[0], "-h"))) {
-    return cli_parts_help("bench",
-                          "Measures methods on this machine alone, or operations between ranks that pith run, pith lab, "
-                          "mpirun or torchrun started.");
+    return cli_parts_help(
+        "bench",
+        "Measures methods on this machine alone, or operations between ranks that pith run, pith lab, "
+        "mpirun or torchrun started.");
   }
   if (argc && !strcmp(argv[0], "codec")) {
     return cli_bench_codec(argc - 1, argv + 1);

@@ -65,14 +65,16 @@ static cli_parsed parse(int argc, char **argv, settings *set) {
       {"--dtype", CLI_CHOICE, &set->dtype, "f32|f16|bf16", "type of the tensor (f32)"},
       {"--dist", CLI_CHOICE, &set->dist, CLI_DIST_NAMES, "distribution of its values, of variance 1 (normal)"},
       {"--cpu", CLI_CHOICE, &set->isa, "scalar|avx2|avx512", "instruction set (the best there is, or PITH_CPU)"},
-      {"--wide", CLI_FLAG, &set->wide, NULL, "all columns: also the speed of the copy, and memory beside input and output"},
+      {"--wide", CLI_FLAG, &set->wide, NULL,
+       "all columns: also the speed of the copy, and memory beside input and output"},
       {"--json", CLI_TEXT, &set->json, "FILE", "write JSON too; - for standard output in place of the table"},
       {.name = NULL},
   };
   const cli_usage usage = {
       "bench codec", NULL,
       "Encodes made-up gradients and adds them up again, on one thread. error is ‖x−x̂‖/‖x‖ of one step. GB/s are 10^9 "
-      "bytes of input a second, decode is decoding and adding to a sum, and ×copy is the speed as a multiple of a memcpy "
+      "bytes of input a second, decode is decoding and adding to a sum, and ×copy is the speed as a multiple of a "
+      "memcpy "
       "timed right beside it.",
       options};
   return cli_options_parse(&usage, argc, argv, NULL);
@@ -144,7 +146,7 @@ static void print_head(bench *b, const cli_machine *machine) {
   }
   cli_say(stdout, "# ", "pith %s on %s, %s, one thread; %s, %s; %zu repetitions", pith_version(), machine->cpu,
           pith_isa_name(pith_isa_current()), pith_dtype_name((pith_dtype)b->set.dtype),
-         cli_dist_name((cli_dist)b->set.dist), b->set.repetitions);
+          cli_dist_name((cli_dist)b->set.dist), b->set.repetitions);
   cli_table_head(&b->table);
 }
 

@@ -1,6 +1,6 @@
 /*
- * `pith bench allreduce` and its relatives: every size, uncompressed and with every codec, by every algorithm. Every rank runs
- * this; rank 0 prints. The uncompressed line stands above the compressed ones.
+ * `pith bench allreduce` and its relatives: every size, uncompressed and with every codec, by every algorithm. Every
+ * rank runs this; rank 0 prints. The uncompressed line stands above the compressed ones.
  *
  * What the operations are is in bench_operations.c, how they are timed in bench_timing.c, the lines in bench_report.c.
  */
@@ -33,7 +33,7 @@ typedef struct bench {
   int is_first_size;
   double plain_seconds, plain_sent; /* the least of the uncompressed lines of this size */
   double copy_seconds;              /* of a tensor of this size, where a link was given */
-  double link; /* bytes per second */
+  double link;                      /* bytes per second */
   cli_report report;
 } bench;
 
@@ -69,7 +69,8 @@ static pith_status measure(bench *b, const cli_buffers *values, const pith_codec
 
 /* One line. An algorithm that does not suit is no failure of the others: *suits tells. */
 static int run_one(bench *b, const cli_buffers *values, const pith_codec *codec, const char *algorithm, int *suits) {
-  cli_result r = {.spec = codec ? pith_codec_spec(codec) : NULL, .algorithm = algorithm, .bytes = values->n * sizeof(float)};
+  cli_result r = {
+      .spec = codec ? pith_codec_spec(codec) : NULL, .algorithm = algorithm, .bytes = values->n * sizeof(float)};
   pith_status status = measure(b, values, codec, &r);
   *suits = status == PITH_OK;
   if (status == PITH_ERR_UNSUPPORTED && algorithm) {
@@ -170,16 +171,20 @@ static const char about_format[] =
     "Measures %s: %s. Start it with pith run, pith lab, mpirun or torchrun, as in\n"
     "  pith run -n 4 -- pith bench %s -b 1M -e 64M%s\n"
     "\n"
-    "time is the median over repetitions, each as long as it took its slowest rank. busbw is the bandwidth of the busiest "
+    "time is the median over repetitions, each as long as it took its slowest rank. busbw is the bandwidth of the "
+    "busiest "
     "link that an uncompressed operation would need in that time. error is ‖result − exact‖/‖exact‖ of the first "
     "operation. ratio and speed-up compare bytes and time with the uncompressed line, the best of them where there are "
     "several.\n"
     "\n"
-    "With --wide, wire bytes are those of the rank that sends most; encode, wire (under way, but in neither of the others) "
+    "With --wide, wire bytes are those of the rank that sends most; encode, wire (under way, but in neither of the "
+    "others) "
     "and decode are means.\n"
     "\n"
-    "With --link, least is what the link needs for those bytes, or what memory needs for the values a method must read and "
-    "write, as copies that all ranks make at once (one, and one for what a memory keeps; sparse and low-rank methods look "
+    "With --link, least is what the link needs for those bytes, or what memory needs for the values a method must read "
+    "and "
+    "write, as copies that all ranks make at once (one, and one for what a memory keeps; sparse and low-rank methods "
+    "look "
     "at values again).";
 
 static cli_parsed parse(const cli_collective *collective, int argc, char **argv, settings *set) {
@@ -197,17 +202,18 @@ static cli_parsed parse(const cli_collective *collective, int argc, char **argv,
        "how to allreduce; may be repeated (PITH_ALGO, or auto)"},
       {"--inside", CLI_TEXT, &set->inside, "SPEC",
        "allreduce: the method inside a host, for compressed lines by hierarchical (PITH_INSIDE, or none)"},
-      {"--transport", CLI_TEXT, &set->transport, "auto|shm|tcp|mpi|ucx", "what carries messages (PITH_TRANSPORT, or auto)"},
+      {"--transport", CLI_TEXT, &set->transport, "auto|shm|tcp|mpi|ucx",
+       "what carries messages (PITH_TRANSPORT, or auto)"},
       {"--wide", CLI_FLAG, &set->wide, NULL, "all columns, however wide the table becomes"},
-      {"--link", CLI_TEXT, &set->link, "RATE", "the rate of a rank's link, as 1gbit: shows the least time that it and memory allow"},
+      {"--link", CLI_TEXT, &set->link, "RATE",
+       "the rate of a rank's link, as 1gbit: shows the least time that it and memory allow"},
       {"--json", CLI_TEXT, &set->json, "FILE", "rank 0 writes JSON too; - for standard output in place of the table"},
       {.name = NULL},
   };
   snprintf(command, sizeof command, "bench %s", collective->name);
   snprintf(about, sizeof about, about_format, collective->name, collective->summary, collective->name,
            collective->encodes ? " --codec q:4" : "");
-  const cli_usage usage = {command, NULL,
-                           about, options};
+  const cli_usage usage = {command, NULL, about, options};
   return cli_options_parse(&usage, argc, argv, NULL);
 }
 
@@ -217,8 +223,8 @@ static int check_settings(const bench *b) {
     return cli_fail(CLI_USAGE, "bench %s: -f %zu: expected a FACTOR of at least 2", b->collective->name, set->factor);
   }
   if (set->from < sizeof(float)) {
-    return cli_fail(CLI_USAGE, "bench %s: -b %zu: a tensor has at least one value, which is 4 bytes", b->collective->name,
-                    set->from);
+    return cli_fail(CLI_USAGE, "bench %s: -b %zu: a tensor has at least one value, which is 4 bytes",
+                    b->collective->name, set->from);
   }
   if (set->from > set->to) {
     return cli_fail(CLI_USAGE, "bench %s: -b is larger than -e", b->collective->name);
@@ -227,14 +233,17 @@ static int check_settings(const bench *b) {
     return cli_fail(CLI_USAGE, "%s is not compressed", b->collective->name);
   }
   return (set->algorithms.count || set->inside) && strcmp(b->collective->name, "allreduce") != 0
-             ? cli_fail(CLI_USAGE, "--algo and --inside are for allreduce; there is one algorithm for %s", b->collective->name)
+             ? cli_fail(CLI_USAGE, "--algo and --inside are for allreduce; there is one algorithm for %s",
+                        b->collective->name)
              : CLI_OK;
 }
 
 static int read_link(bench *b) {
   unsigned long long bits = 0;
   if (b->set.link && (!cli_rate_parse(b->set.link, &bits) || strcmp(b->collective->name, "allreduce") != 0)) {
-    return cli_fail(CLI_USAGE, bits ? "--link %s: the least time is known for allreduce alone" : "--link %s is no rate: write 1gbit or 100mbit",
+    return cli_fail(CLI_USAGE,
+                    bits ? "--link %s: the least time is known for allreduce alone"
+                         : "--link %s is no rate: write 1gbit or 100mbit",
                     b->set.link);
   }
   b->link = (double)bits / 8;

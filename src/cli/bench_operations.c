@@ -50,7 +50,9 @@ static pith_status run_reduce_scatter(pith_comm *comm, const cli_buffers *b, con
   size_t each = part(pith_comm_ranks(comm), b->n);
   return pith_reduce_scatter(comm, from(b->src, b->n), to(b->dst, each), NULL, PITH_SUM, call, NULL);
 }
-static double expect_own_sum(int rank, int ranks, size_t n, size_t i) { return sum_at(ranks, (size_t)rank * part(ranks, n) + i); }
+static double expect_own_sum(int rank, int ranks, size_t n, size_t i) {
+  return sum_at(ranks, (size_t)rank * part(ranks, n) + i);
+}
 
 /* ---- Moves ------------------------------------------------------------------------------------------------------- */
 
@@ -74,7 +76,9 @@ static double expect_exchanged(int rank, int ranks, size_t n, size_t i) {
 static pith_status run_broadcast(pith_comm *comm, const cli_buffers *b, const pith_call *call) {
   return pith_broadcast(comm, to(b->src, b->n), 0, call, NULL);
 }
-static double expect_first(int rank, int ranks, size_t n, size_t i) { return (void)rank, (void)ranks, (void)n, value(0, i); }
+static double expect_first(int rank, int ranks, size_t n, size_t i) {
+  return (void)rank, (void)ranks, (void)n, value(0, i);
+}
 
 static pith_status run_gather(pith_comm *comm, const cli_buffers *b, const pith_call *call) {
   (void)call;
@@ -85,7 +89,9 @@ static pith_status run_scatter(pith_comm *comm, const cli_buffers *b, const pith
   (void)call;
   return pith_scatter(comm, from(b->src, b->n), NULL, to(b->dst, part(pith_comm_ranks(comm), b->n)), 0, NULL);
 }
-static double expect_own_part(int rank, int ranks, size_t n, size_t i) { return value(0, (size_t)rank * part(ranks, n) + i); }
+static double expect_own_part(int rank, int ranks, size_t n, size_t i) {
+  return value(0, (size_t)rank * part(ranks, n) + i);
+}
 
 /* To the right neighbour and from the left one, both at the same time. */
 static pith_status run_sendrecv(pith_comm *comm, const cli_buffers *b, const pith_call *call) {
@@ -103,7 +109,9 @@ static pith_status run_sendrecv(pith_comm *comm, const cli_buffers *b, const pit
   pith_status received = pith_wait(receive);
   return status != PITH_OK ? status : received;
 }
-static double expect_left(int rank, int ranks, size_t n, size_t i) { return (void)n, value((rank + ranks - 1) % ranks, i); }
+static double expect_left(int rank, int ranks, size_t n, size_t i) {
+  return (void)n, value((rank + ranks - 1) % ranks, i);
+}
 
 /* ---- Barrier ----------------------------------------------------------------------------------------------------- */
 

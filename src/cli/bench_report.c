@@ -1,4 +1,5 @@
-/* The columns are those that users of collective libraries know, and the ones they miss: bytes, error, where the time goes. */
+/* The columns are those that users of collective libraries know, and the ones they miss: bytes, error, where the time
+ * goes. */
 #include "cli/bench_report.h"
 
 #include <math.h>
@@ -43,7 +44,9 @@ static double ratio_of(const cli_result *r) { return r->timing.sent > 0 ? r->pla
 
 static double speedup_of(const cli_result *r) { return r->plain_seconds / r->timing.seconds; }
 
-static double least_of(const cli_report *report, const cli_result *r) { return fmax(r->timing.sent / report->link, r->memory_seconds); }
+static double least_of(const cli_report *report, const cli_result *r) {
+  return fmax(r->timing.sent / report->link, r->memory_seconds);
+}
 
 /* ---- The table --------------------------------------------------------------------------------------------------- */
 
@@ -183,7 +186,8 @@ static void print_head(cli_report *report) {
   cli_table_head(&report->table);
 }
 
-int cli_report_open(cli_report *report, pith_comm *comm, const cli_list *specs, const cli_list *algorithms, const char *file) {
+int cli_report_open(cli_report *report, pith_comm *comm, const cli_list *specs, const cli_list *algorithms,
+                    const char *file) {
   report->has_algorithms = algorithms->count > 0;
   name_transports(report, comm);
   make_table(report, specs, algorithms);

@@ -31,7 +31,8 @@ typedef struct cli_result {
 } cli_result;
 
 /* Opens FILE, "-" for standard output, NULL for none, and prints the head. Returns an exit code. */
-int cli_report_open(cli_report *report, pith_comm *comm, const cli_list *specs, const cli_list *algorithms, const char *file);
+int cli_report_open(cli_report *report, pith_comm *comm, const cli_list *specs, const cli_list *algorithms,
+                    const char *file);
 void cli_report_add(cli_report *report, const cli_result *result);
 /* A line that is no result. */
 void cli_report_remark(const cli_report *report, const char *text);

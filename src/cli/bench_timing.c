@@ -1,9 +1,10 @@
 /*
  * The stopwatch for operations between ranks.
  *
- * Operations follow each other without a pause, as they do in training; those in which a rank could run ahead of the others
- * begin with a barrier, which is not timed. Every rank times each of them; an operation is as long as it took the slowest
- * rank, and the median of those is what is reported: on a machine with other work a mean tells of that work.
+ * Operations follow each other without a pause, as they do in training; those in which a rank could run ahead of the
+ * others begin with a barrier, which is not timed. Every rank times each of them; an operation is as long as it took
+ * the slowest rank, and the median of those is what is reported: on a machine with other work a mean tells of that
+ * work.
  */
 #include "cli/bench_timing.h"
 
@@ -85,8 +86,8 @@ static pith_status step(const cli_collective *c, pith_comm *comm, const cli_buff
 }
 
 /* All repetitions; *seconds together. The end of one is the beginning of the next. */
-static pith_status run_laps(const cli_collective *c, pith_comm *comm, const cli_buffers *b, pith_call *call, size_t repetitions,
-                            double *laps, double *seconds) {
+static pith_status run_laps(const cli_collective *c, pith_comm *comm, const cli_buffers *b, pith_call *call,
+                            size_t repetitions, double *laps, double *seconds) {
   *seconds = 0;
   double before = cli_now();
   for (size_t i = 0; i < repetitions; i++) {
@@ -103,8 +104,8 @@ static pith_status run_laps(const cli_collective *c, pith_comm *comm, const cli_
   return PITH_OK;
 }
 
-static pith_status time_laps(const cli_collective *c, pith_comm *comm, const cli_buffers *b, pith_call *call, size_t repetitions,
-                             double *laps, cli_timing *t) {
+static pith_status time_laps(const cli_collective *c, pith_comm *comm, const cli_buffers *b, pith_call *call,
+                             size_t repetitions, double *laps, cli_timing *t) {
   pith_traffic before, after;
   double seconds, each = 1.0 / (double)repetitions, part = each / c->at_once;
   size_t kept = repetitions < LAPS_MOST ? repetitions : LAPS_MOST;

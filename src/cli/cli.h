@@ -28,8 +28,8 @@ const cli_command *cli_command_find(const char *name);
 /* Runs the command that argv[0] names, or says that there is none. Returns an exit code. */
 int cli_dispatch(int argc, char **argv);
 
-/* For commands that have parts: prints the list of them after a paragraph, or says that there is none of that name (NULL: none
- * was given). Both return an exit code. */
+/* For commands that have parts: prints the list of them after a paragraph, or says that there is none of that name
+ * (NULL: none was given). Both return an exit code. */
 int cli_parts_help(const char *command, const char *about);
 int cli_parts_unknown(const char *command, const char *name);
 
@@ -49,8 +49,8 @@ int cli_plan(int argc, char **argv);
 int cli_plan_part(size_t index, cli_part *part);
 int cli_run(int argc, char **argv);
 
-/* Prints "pith: …" on standard error and returns `code`. On a terminal the text is broken into lines; in a file it is one
- * line, for programs that read it. */
+/* Prints "pith: …" on standard error and returns `code`. On a terminal the text is broken into lines; in a file it is
+ * one line, for programs that read it. */
 int cli_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 #endif

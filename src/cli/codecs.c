@@ -42,14 +42,10 @@ static const char *print_bits(const pith_method *method, char *text) {
 static void print_rows(const cli_table *table, const pith_method *method) {
   char caps[CELL_MAX], bits[CELL_MAX], last[CELL_MAX] = "";
   const char *cells[COLUMN_COUNT] = {
-      [NAME] = method->name,
-      [KIND] = cli_kind_name(method->kind),
-      [FAMILY] = method->family,
-      [BITS] = print_bits(method, bits),
-      [FORMULA] = method->bits,
-      [SURVEY] = method->survey ? "●" : NULL,
-      [SUMMARY] = method->summary,
-      [CAPS] = cli_caps_print(method->caps, caps, sizeof caps),
+      [NAME] = method->name,       [KIND] = cli_kind_name(method->kind),
+      [FAMILY] = method->family,   [BITS] = print_bits(method, bits),
+      [FORMULA] = method->bits,    [SURVEY] = method->survey ? "●" : NULL,
+      [SUMMARY] = method->summary, [CAPS] = cli_caps_print(method->caps, caps, sizeof caps),
   };
   const pith_param *param = method->params;
   if (method->made_of) {
@@ -105,11 +101,12 @@ static int print_all(int wide) {
     cli_table_row(&table, cells);
   }
   putchar('\n');
-  cli_paragraphs(stdout,
-                 "bits: per value, of normally distributed values, with default parameters. ●: one of the sixteen methods of "
-                 "the GRACE survey.\n\n"
-                 "A spec is memory/transform/codec, the first two optional, as q:4, ef/topk:0.01,values=fp16 or ef/hadamard/q:2. "
-                 "\"pith codecs SPEC\" explains one; --wide adds formulas, capabilities and parameters to this table.\n");
+  cli_paragraphs(
+      stdout,
+      "bits: per value, of normally distributed values, with default parameters. ●: one of the sixteen methods of "
+      "the GRACE survey.\n\n"
+      "A spec is memory/transform/codec, the first two optional, as q:4, ef/topk:0.01,values=fp16 or ef/hadamard/q:2. "
+      "\"pith codecs SPEC\" explains one; --wide adds formulas, capabilities and parameters to this table.\n");
   return CLI_OK;
 }
 
@@ -277,15 +274,17 @@ static int write_spec(const char *spec) {
 int cli_codecs(int argc, char **argv) {
   int json = 0, wide = 0;
   cli_list names = {.count = 0};
-  const cli_option options[] = {{"--wide", CLI_FLAG, &wide, NULL, "the list with formulas, capabilities and parameters"},
-                                {"--json", CLI_FLAG, &json, NULL, "print JSON"},
-                                {.name = NULL}};
-  const cli_usage usage = {"codecs", "[NAME|SPEC|RULES]",
-                           "Lists every method, or explains one. A spec, an adaptive spec or rules are explained in full:\n"
-                           "  pith codecs ef/topk:0.01,values=fp16\n"
-                           "  pith codecs auto,budget=q:4\n"
-                           "  pith codecs 'embed*=ef/topk:0.01;*=q:4'",
-                           options};
+  const cli_option options[] = {
+      {"--wide", CLI_FLAG, &wide, NULL, "the list with formulas, capabilities and parameters"},
+      {"--json", CLI_FLAG, &json, NULL, "print JSON"},
+      {.name = NULL}};
+  const cli_usage usage = {
+      "codecs", "[NAME|SPEC|RULES]",
+      "Lists every method, or explains one. A spec, an adaptive spec or rules are explained in full:\n"
+      "  pith codecs ef/topk:0.01,values=fp16\n"
+      "  pith codecs auto,budget=q:4\n"
+      "  pith codecs 'embed*=ef/topk:0.01;*=q:4'",
+      options};
   cli_parsed parsed = cli_options_parse(&usage, argc, argv, &names);
   if (parsed != CLI_PARSED) {
     return parsed == CLI_PARSED_HELP ? CLI_OK : CLI_USAGE;

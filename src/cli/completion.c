@@ -1,6 +1,6 @@
 /*
- * `pith completion SHELL`: a script that completes commands, options, their values and the names of methods. Every shell
- * gets the same facts, from the tables of commands and options, in its own language.
+ * `pith completion SHELL`: a script that completes commands, options, their values and the names of methods. Every
+ * shell gets the same facts, from the tables of commands and options, in its own language.
  */
 #include <stdio.h>
 #include <string.h>
@@ -72,15 +72,23 @@ static void put_part_names(const cli_command *command) {
 
 static void bash_reply(const char *value) {
   switch (completes_with(value)) {
-    case WITH_FILES: fputs("files=1", stdout); break;
-    case WITH_SPECS: fputs("reply=$specs", stdout); break;
-    case WITH_COMMANDS: fputs("commands=1", stdout); break;
+    case WITH_FILES:
+      fputs("files=1", stdout);
+      break;
+    case WITH_SPECS:
+      fputs("reply=$specs", stdout);
+      break;
+    case WITH_COMMANDS:
+      fputs("commands=1", stdout);
+      break;
     case WITH_WORDS:
       fputs("reply='", stdout);
       put_words(value);
       putchar('\'');
       break;
-    case WITH_NOTHING: fputs("reply=''", stdout); break;
+    case WITH_NOTHING:
+      fputs("reply=''", stdout);
+      break;
   }
 }
 
@@ -112,11 +120,12 @@ static void put_bash(void) {
       "  specs='",
       stdout);
   put_specs();
-  fputs("'\n  COMPREPLY=()\n"
-        "  if [[ $current == = ]]; then current=''; fi\n"
-        "  if [[ $previous == = ]]; then previous=${COMP_WORDS[COMP_CWORD - 2]}; fi\n"
-        "  if ((COMP_CWORD == 1)); then\n    COMPREPLY=($(compgen -W '",
-        stdout);
+  fputs(
+      "'\n  COMPREPLY=()\n"
+      "  if [[ $current == = ]]; then current=''; fi\n"
+      "  if [[ $previous == = ]]; then previous=${COMP_WORDS[COMP_CWORD - 2]}; fi\n"
+      "  if ((COMP_CWORD == 1)); then\n    COMPREPLY=($(compgen -W '",
+      stdout);
   put_command_names();
   puts(" --help --version' -- \"$current\"))\n    return\n  fi\n  command=${COMP_WORDS[1]}\n  case $command in");
   for (size_t i = 0; cli_command_get(i); i++) {
@@ -129,26 +138,28 @@ static void put_bash(void) {
   }
   fputs("    help)\n      COMPREPLY=($(compgen -W '", stdout);
   put_command_names();
-  puts("' -- \"$current\"))\n      return ;;\n"
-       "    run | lab)\n"
-       "      for ((at = 2; at < COMP_CWORD; at++)); do\n"
-       "        if [[ ${COMP_WORDS[at]} == -- ]]; then COMPREPLY=($(compgen -c -f -- \"$current\")); return; fi\n"
-       "      done ;;\n"
-       "  esac\n"
-       "  case \"$command $previous\" in");
+  puts(
+      "' -- \"$current\"))\n      return ;;\n"
+      "    run | lab)\n"
+      "      for ((at = 2; at < COMP_CWORD; at++)); do\n"
+      "        if [[ ${COMP_WORDS[at]} == -- ]]; then COMPREPLY=($(compgen -c -f -- \"$current\")); return; fi\n"
+      "      done ;;\n"
+      "  esac\n"
+      "  case \"$command $previous\" in");
   cli_commands_present(bash_usage, NULL);
-  puts("  esac\n"
-       "  if [[ -z $is_value && $current == -* ]]; then\n"
-       "    COMPREPLY=($(compgen -W \"$options\" -- \"$current\"))\n"
-       "  elif [[ -n $files ]]; then\n"
-       "    COMPREPLY=($(compgen -f -- \"$current\"))\n"
-       "  elif [[ -n $commands ]]; then\n"
-       "    COMPREPLY=($(compgen -c -- \"$current\"))\n"
-       "  else\n"
-       "    COMPREPLY=($(compgen -W \"$reply\" -- \"$current\"))\n"
-       "  fi\n"
-       "}\n"
-       "complete -o filenames -o bashdefault -F _pith pith");
+  puts(
+      "  esac\n"
+      "  if [[ -z $is_value && $current == -* ]]; then\n"
+      "    COMPREPLY=($(compgen -W \"$options\" -- \"$current\"))\n"
+      "  elif [[ -n $files ]]; then\n"
+      "    COMPREPLY=($(compgen -f -- \"$current\"))\n"
+      "  elif [[ -n $commands ]]; then\n"
+      "    COMPREPLY=($(compgen -c -- \"$current\"))\n"
+      "  else\n"
+      "    COMPREPLY=($(compgen -W \"$reply\" -- \"$current\"))\n"
+      "  fi\n"
+      "}\n"
+      "complete -o filenames -o bashdefault -F _pith pith");
 }
 
 /* ---- zsh --------------------------------------------------------------------------------------------------------- */
@@ -169,15 +180,22 @@ static void zsh_action(const char *value) {
   zsh_text(value ? value : " ");
   putchar(':');
   switch (completes_with(value)) {
-    case WITH_FILES: fputs("_files", stdout); break;
-    case WITH_SPECS: fputs("{compadd -- $specs}", stdout); break;
-    case WITH_COMMANDS: fputs("_normal", stdout); break;
+    case WITH_FILES:
+      fputs("_files", stdout);
+      break;
+    case WITH_SPECS:
+      fputs("{compadd -- $specs}", stdout);
+      break;
+    case WITH_COMMANDS:
+      fputs("_normal", stdout);
+      break;
     case WITH_WORDS:
       putchar('(');
       put_words(value);
       putchar(')');
       break;
-    case WITH_NOTHING: break;
+    case WITH_NOTHING:
+      break;
   }
 }
 
@@ -187,7 +205,9 @@ static void zsh_usage(const cli_usage *usage, void *context) {
   for (const cli_option *option = usage->options; option->name; option++) {
     int is_long = option->name[1] == '-';
     printf("        '%s%s%s[", option->type == CLI_LIST ? "*" : "", option->name,
-           option->type == CLI_FLAG ? "" : is_long ? "=" : "+");
+           option->type == CLI_FLAG ? ""
+           : is_long                ? "="
+                                    : "+");
     zsh_text(option->help);
     putchar(']');
     if (option->type != CLI_FLAG) {
@@ -222,9 +242,10 @@ static void zsh_list(const char *array, const cli_command *command) {
 }
 
 static void put_zsh(void) {
-  fputs("#compdef pith\n# Completion of pith for zsh. Made by \"pith completion zsh\".\n"
-        "_pith() {\n  local -a specs names\n  local command=${words[2]}\n  specs=(",
-        stdout);
+  fputs(
+      "#compdef pith\n# Completion of pith for zsh. Made by \"pith completion zsh\".\n"
+      "_pith() {\n  local -a specs names\n  local command=${words[2]}\n  specs=(",
+      stdout);
   put_specs();
   puts(")\n  if ((CURRENT == 2)); then");
   zsh_list("names", NULL);
@@ -234,8 +255,9 @@ static void put_zsh(void) {
     if (command->part) {
       printf("    %s)\n      if ((CURRENT == 3)); then\n", command->name);
       zsh_list("names", command);
-      puts("        _describe part names\n        return\n      fi\n"
-           "      command=\"$command ${words[3]}\"\n      shift 2 words\n      ((CURRENT -= 2)) ;;");
+      puts(
+          "        _describe part names\n        return\n      fi\n"
+          "      command=\"$command ${words[3]}\"\n      shift 2 words\n      ((CURRENT -= 2)) ;;");
     }
   }
   fputs("    *) shift words; ((CURRENT -= 1)) ;;\n  esac\n  case $command in\n", stdout);
@@ -255,15 +277,23 @@ static void fish_text(const char *text) {
 
 static void fish_action(const char *value) {
   switch (completes_with(value)) {
-    case WITH_FILES: fputs(" -r -F", stdout); break;
-    case WITH_SPECS: fputs(" -x -a \"$__pith_specs\"", stdout); break;
-    case WITH_COMMANDS: fputs(" -x -a '(__fish_complete_subcommand)'", stdout); break;
+    case WITH_FILES:
+      fputs(" -r -F", stdout);
+      break;
+    case WITH_SPECS:
+      fputs(" -x -a \"$__pith_specs\"", stdout);
+      break;
+    case WITH_COMMANDS:
+      fputs(" -x -a '(__fish_complete_subcommand)'", stdout);
+      break;
     case WITH_WORDS:
       fputs(" -x -a '", stdout);
       put_words(value);
       putchar('\'');
       break;
-    case WITH_NOTHING: fputs(" -x", stdout); break;
+    case WITH_NOTHING:
+      fputs(" -x", stdout);
+      break;
   }
 }
 
@@ -287,19 +317,20 @@ static void fish_usage(const cli_usage *usage, void *context) {
 }
 
 static void put_fish(void) {
-  fputs("# Completion of pith for fish. Made by \"pith completion fish\".\n"
-        "function __pith_at # whether the words after pith begin with these\n"
-        "  set -l words (commandline -opc)\n"
-        "  set -e words[1]\n"
-        "  for i in (seq (count $argv))\n"
-        "    test \"$words[$i]\" = \"$argv[$i]\"; or return 1\n"
-        "  end\n"
-        "end\n"
-        "function __pith_has # whether so many words stand before the one that is completed\n"
-        "  test (count (commandline -opc)) -eq $argv[1]\n"
-        "end\n"
-        "set -g __pith_specs '",
-        stdout);
+  fputs(
+      "# Completion of pith for fish. Made by \"pith completion fish\".\n"
+      "function __pith_at # whether the words after pith begin with these\n"
+      "  set -l words (commandline -opc)\n"
+      "  set -e words[1]\n"
+      "  for i in (seq (count $argv))\n"
+      "    test \"$words[$i]\" = \"$argv[$i]\"; or return 1\n"
+      "  end\n"
+      "end\n"
+      "function __pith_has # whether so many words stand before the one that is completed\n"
+      "  test (count (commandline -opc)) -eq $argv[1]\n"
+      "end\n"
+      "set -g __pith_specs '",
+      stdout);
   put_specs();
   puts("'\ncomplete -c pith -f\ncomplete -c pith -l help -d 'this page'");
   for (size_t i = 0; cli_command_get(i); i++) {
@@ -322,13 +353,14 @@ static void put_fish(void) {
 int cli_completion(int argc, char **argv) {
   cli_list shells = {.count = 0};
   const cli_option options[] = {{.name = NULL}};
-  const cli_usage usage = {"completion", "bash|zsh|fish",
-                           "Prints a script that completes commands, options, their values and the names of methods. It is "
-                           "installed with Pith; without that, for the shell that is running:\n"
-                           "  bash: eval \"$(pith completion bash)\"\n"
-                           "  zsh:  pith completion zsh >~/.zfunc/_pith   (a folder in $fpath, before compinit)\n"
-                           "  fish: pith completion fish | source",
-                           options};
+  const cli_usage usage = {
+      "completion", "bash|zsh|fish",
+      "Prints a script that completes commands, options, their values and the names of methods. It is "
+      "installed with Pith; without that, for the shell that is running:\n"
+      "  bash: eval \"$(pith completion bash)\"\n"
+      "  zsh:  pith completion zsh >~/.zfunc/_pith   (a folder in $fpath, before compinit)\n"
+      "  fish: pith completion fish | source",
+      options};
   static const struct {
     const char *name;
     void (*put)(void);

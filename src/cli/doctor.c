@@ -145,7 +145,8 @@ static void examine_plugins(findings *f) {
 static void examine_gpu(report *r) {
   int is_wanted = r->machine.gpu_device || atoi(r->python.torch_devices) > 0;
   if (is_wanted && !r->can_run_kernels) {
-    snprintf(next_finding(&r->found), FINDING_SIZE, "this machine has a GPU, and Pith cannot use it: %.900s", r->kernels);
+    snprintf(next_finding(&r->found), FINDING_SIZE, "this machine has a GPU, and Pith cannot use it: %.900s",
+             r->kernels);
   }
 }
 
@@ -222,8 +223,8 @@ static void print_python(const report *r) {
   }
   print_field("python", "%s, %s", *p->version ? p->version : "?", p->path);
   if (*p->torch) {
-    print_field("torch", "%s, %s%s%s%s%s", p->torch, *p->torch_cuda ? "CUDA " : "without CUDA: a build for CPUs", p->torch_cuda,
-                *p->torch_nccl ? ", NCCL " : "", p->torch_nccl,
+    print_field("torch", "%s, %s%s%s%s%s", p->torch, *p->torch_cuda ? "CUDA " : "without CUDA: a build for CPUs",
+                p->torch_cuda, *p->torch_nccl ? ", NCCL " : "", p->torch_nccl,
                 *p->torch_cuda && !atoi(p->torch_devices) ? "; it finds no GPU" : "");
   } else {
     print_field("torch", "%s", *p->torch_problem ? "cannot be imported" : "not installed in this Python");
@@ -366,7 +367,9 @@ static void write_gpu(cli_json *json, const report *r) {
   cli_json_object_end(json);
 }
 
-static void write_text(cli_json *json, const char *key, const char *text) { cli_json_string(json, key, *text ? text : NULL); }
+static void write_text(cli_json *json, const char *key, const char *text) {
+  cli_json_string(json, key, *text ? text : NULL);
+}
 
 static void write_python(cli_json *json, const report *r) {
   const cli_python *p = &r->python;
@@ -469,10 +472,11 @@ int cli_doctor(int argc, char **argv) {
       {"--no-python", CLI_FLAG, &without_python, NULL, "do not ask Python about torch, which takes some seconds"},
       {"--json", CLI_FLAG, &json, NULL, "print JSON"},
       {.name = NULL}};
-  const cli_usage usage = {"doctor", NULL,
-                           "What this machine can do, which settings are in force, and why not more. What would keep Pith from "
-                           "doing what was asked for is a finding; findings make the exit code 1.",
-                           options};
+  const cli_usage usage = {
+      "doctor", NULL,
+      "What this machine can do, which settings are in force, and why not more. What would keep Pith from "
+      "doing what was asked for is a finding; findings make the exit code 1.",
+      options};
   cli_parsed parsed = cli_options_parse(&usage, argc, argv, NULL);
   if (parsed != CLI_PARSED) {
     return parsed == CLI_PARSED_HELP ? CLI_OK : CLI_USAGE;

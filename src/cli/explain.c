@@ -1,6 +1,6 @@
 /*
- * Explaining specs. Everything said here comes from the library: the tables of methods, and what a codec answers. This file
- * only puts it into sentences.
+ * Explaining specs. Everything said here comes from the library: the tables of methods, and what a codec answers. This
+ * file only puts it into sentences.
  */
 #include "cli/explain.h"
 
@@ -91,7 +91,8 @@ static void explain_algorithms(const pith_codec *codec) {
     if (!strcmp(name, "auto") || pith_algorithm_suits(name, codec) != PITH_OK) {
       continue;
     }
-    int is_wish = !strcmp(name, "ring") || !strcmp(name, "tree"); /* they encode sums again: nothing chooses them by itself */
+    int is_wish =
+        !strcmp(name, "ring") || !strcmp(name, "tree"); /* they encode sums again: nothing chooses them by itself */
     char *list = is_wish ? asked : text;
     size_t used = strlen(list);
     snprintf(list + used, SPEC_SIZE - used, "%s%s", used ? ", " : "", name);
@@ -193,7 +194,8 @@ static void explain_param(const char *key, const char *value, const pith_param *
 }
 
 static void explain_stage(const stage *s, int is_last) {
-  static const char *const details[] = {[PITH_KIND_CODEC] = "sends", [PITH_KIND_TRANSFORM] = "sends", [PITH_KIND_MEMORY] = "keeps"};
+  static const char *const details[] = {
+      [PITH_KIND_CODEC] = "sends", [PITH_KIND_TRANSFORM] = "sends", [PITH_KIND_MEMORY] = "keeps"};
   pith_method method;
   size_t index;
   if (!find_method(s->name, is_last, &index, &method)) {
@@ -318,7 +320,8 @@ static void explain_candidates(const char *spec, const pith_method *method) {
   size_t count = 0;
   pith_adapter_option(spec, "spec", around, sizeof around);
   pith_adapter_option(spec, "budget", budget, sizeof budget);
-  if (!strcmp(method->name, "accordion") || pith_plan_candidates(*around ? around : "mix", list, sizeof list) != PITH_OK) {
+  if (!strcmp(method->name, "accordion") ||
+      pith_plan_candidates(*around ? around : "mix", list, sizeof list) != PITH_OK) {
     return;
   }
   for (char *at = strtok_r(list, ";", &rest); at; at = strtok_r(NULL, ";", &rest)) {
@@ -340,7 +343,8 @@ static void explain_candidates(const char *spec, const pith_method *method) {
 static int explain_adaptive(const char *spec) {
   pith_method method;
   size_t index = 0;
-  int is_name = find_adaptive(spec, &index, &method) && !strcmp(method.name, spec), good = pith_adapter_check(spec) == PITH_OK;
+  int is_name = find_adaptive(spec, &index, &method) && !strcmp(method.name, spec),
+      good = pith_adapter_check(spec) == PITH_OK;
   if (!good && !is_name) {
     return cli_fail(CLI_USAGE, "codecs: %s", pith_error());
   }
@@ -360,12 +364,14 @@ static int explain_adaptive(const char *spec) {
   }
   putchar('\n');
   say("how",
-      "gradients are measured while the model trains, and every plan gives each layer one of the candidates; leaving a layer "
+      "gradients are measured while the model trains, and every plan gives each layer one of the candidates; leaving a "
+      "layer "
       "uncompressed is always one of them");
   if (good) {
     explain_candidates(spec, &method);
   }
-  say("memory", "each layer keeps what its spec keeps; where a spec changes, what was not sent is added to later gradients");
+  say("memory",
+      "each layer keeps what its spec keeps; where a spec changes, what was not sent is added to later gradients");
   say("CUDA", "works for models on GPUs too; statistics are then made by the CPU, from copies of gradients");
   return CLI_OK;
 }
@@ -398,11 +404,13 @@ static int explain_rules(const char *text) {
   }
   pith_rules_destroy(rules);
   if (code == CLI_OK) {
-    cli_paragraphs(stdout,
-                   "Rules give each layer a spec by its name; the first that matches wins. Tensors of one dimension or under "
-                   "1,024 values stay uncompressed unless a pattern other than * names them.\n\n");
+    cli_paragraphs(
+        stdout,
+        "Rules give each layer a spec by its name; the first that matches wins. Tensors of one dimension or under "
+        "1,024 values stay uncompressed unless a pattern other than * names them.\n\n");
   }
-  for (char *rule = copy ? strtok_r(copy, ";", &rest) : NULL; rule && code == CLI_OK; rule = strtok_r(NULL, ";", &rest)) {
+  for (char *rule = copy ? strtok_r(copy, ";", &rest) : NULL; rule && code == CLI_OK;
+       rule = strtok_r(NULL, ";", &rest)) {
     code = explain_rule(rule);
     fputs(*rest ? "\n" : "", stdout);
   }

@@ -1,6 +1,6 @@
 /*
- * One process, one question, one pipe. The interpreter runs a short script that prints "key=value" lines; a torch that hangs
- * or crashes on import takes nothing but that process with it.
+ * One process, one question, one pipe. The interpreter runs a short script that prints "key=value" lines; a torch that
+ * hangs or crashes on import takes nothing but that process with it.
  */
 #include "cli/interpreter.h"
 
@@ -106,7 +106,8 @@ static double now(void) {
   return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-/* Reads until the process has closed the pipe, there is no room, or the time is over. Returns whether it was in time. */
+/* Reads until the process has closed the pipe, there is no room, or the time is over. Returns whether it was in time.
+ */
 static int read_answer(int pipe, char *text) {
   double end = now() + SECONDS_MOST;
   size_t used = 0;
@@ -131,9 +132,14 @@ static void take_line(cli_python *p, const char *line) {
   const struct {
     const char *key;
     char *place;
-  } known[] = {{"version", p->version},           {"torch", p->torch},           {"torch_problem", p->torch_problem},
-               {"torch_cuda", p->torch_cuda},     {"torch_nccl", p->torch_nccl}, {"torch_devices", p->torch_devices},
-               {"pith", p->pith},                 {"pith_problem", p->pith_problem}};
+  } known[] = {{"version", p->version},
+               {"torch", p->torch},
+               {"torch_problem", p->torch_problem},
+               {"torch_cuda", p->torch_cuda},
+               {"torch_nccl", p->torch_nccl},
+               {"torch_devices", p->torch_devices},
+               {"pith", p->pith},
+               {"pith_problem", p->pith_problem}};
   size_t key = strcspn(line, "=");
   for (size_t i = 0; line[key] && i < sizeof known / sizeof *known; i++) {
     if (strlen(known[i].key) == key && !strncmp(known[i].key, line, key)) {

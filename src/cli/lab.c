@@ -1,6 +1,7 @@
 /*
  * `pith lab`: ranks on hosts that are network namespaces, behind links of a given rate: what a cluster with a slow
- * network does, on one machine. network.c makes the links, launch.c runs the ranks, lab_control.c changes the links meanwhile.
+ * network does, on one machine. network.c makes the links, launch.c runs the ranks, lab_control.c changes the links
+ * meanwhile.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -125,7 +126,8 @@ int cli_lab(int argc, char **argv) {
       "Token buckets shape each link both ways; no latency is added. Ranks of a host share a PITH_HOSTID; PITH_IFNAME, "
       "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the interface.\n"
       "\n"
-      "Needs the programs ip and tc (iproute2). Root is not needed where the system lets users have namespaces: the lab "
+      "Needs the programs ip and tc (iproute2). Root is not needed where the system lets users have namespaces: the "
+      "lab "
       "then lives in a user namespace of its own, in which ranks keep their user. The machine's own network is not "
       "touched, and nothing is left, however the lab ends.",
       options};

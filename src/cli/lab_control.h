@@ -1,6 +1,6 @@
 /*
- * Links that change while a lab runs: a process beside the ranks reads rates from a named pipe and gives them to all links. It is no thread
- * and no part of the launcher's loop, so that neither can hold up the other.
+ * Links that change while a lab runs: a process beside the ranks reads rates from a named pipe and gives them to all
+ * links. It is no thread and no part of the launcher's loop, so that neither can hold up the other.
  */
 #ifndef PITH_CLI_LAB_CONTROL_H
 #define PITH_CLI_LAB_CONTROL_H

@@ -34,9 +34,8 @@ enum { CLI_RANKS_MAX = 4096, CLI_GRACE = 5 };
 #define CLI_JOB_OPTIONS(job)                                                                                         \
   {"--master-port", CLI_COUNT, &(job)->master_port, "P", "where ranks meet, MASTER_PORT; else a port that is free"}, \
       {"--env", CLI_LIST, &(job)->env, "K=V", "a variable for every rank; may be repeated"},                         \
-      {"--no-prefix", CLI_FLAG, &(job)->plain, NULL, "pass output through, without [rank] before each line"}, {      \
-    "--grace", CLI_COUNT, &(job)->grace, "SECONDS", "from asking ranks to end to killing them; 5"                    \
-  }
+      {"--no-prefix", CLI_FLAG, &(job)->plain, NULL, "pass output through, without [rank] before each line"},        \
+      {"--grace", CLI_COUNT, &(job)->grace, "SECONDS", "from asking ranks to end to killing them; 5"}
 
 /* Reads the options of `usage`, then the command; checks what they share. CLI_PARSED_BAD: what is wrong was printed. */
 cli_parsed cli_job_parse(const cli_usage *usage, int argc, char **argv, cli_job *job);

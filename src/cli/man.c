@@ -107,7 +107,8 @@ static void put_head(void) {
       ".SH DESCRIPTION\n",
       pith_version());
   put_text(
-      "Lists and measures compression methods, starts the ranks of a job, emulates slow networks, plans which layer of a "
+      "Lists and measures compression methods, starts the ranks of a job, emulates slow networks, plans which layer of "
+      "a "
       "model gets which method, and says what this machine can do. Values of options are given as -n 4, -n4 or --n=4, "
       "and as --codec q:4 or --codec=q:4; -- ends the options. A size is a number of bytes, as 4K, 64M or 1G.\n");
   puts(".SH COMMANDS");

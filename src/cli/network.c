@@ -225,7 +225,8 @@ static int create(cli_network *n, char reason[CLI_REASON_SIZE], int quiet) {
   }
   if (!make_links(&t, n, n->host[n->hosts], quiet)) {
     snprintf(reason, CLI_REASON_SIZE,
-             "namespaces can be made, links between them cannot: the kernel needs veth, bridge and sch_tbf; an administrator can "
+             "namespaces can be made, links between them cannot: the kernel needs veth, bridge and sch_tbf; an "
+             "administrator can "
              "load them with \"modprobe -a veth bridge sch_tbf\"");
     return 0;
   }

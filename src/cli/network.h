@@ -22,19 +22,20 @@ typedef struct cli_network {
   int own_user;             /* the process is in a user namespace that was made for this: see user_namespace.h */
 } cli_network;
 
-/* Makes the network and leaves its namespaces in `host`. Where this process may not do that, it moves into a user namespace of its
- * own first. Returns 0 after saying what is wrong. */
+/* Makes the network and leaves its namespaces in `host`. Where this process may not do that, it moves into a user
+ * namespace of its own first. Returns 0 after saying what is wrong. */
 int cli_network_create(cli_network *network);
 
-/* Gives all links the rate that `network` has now, without losing what is on its way. Returns 0 after saying what is wrong. */
+/* Gives all links the rate that `network` has now, without losing what is on its way. Returns 0 after saying what is
+ * wrong. */
 int cli_network_change(const cli_network *network);
 void cli_network_destroy(cli_network *network);
 
 /* "10.77.0.1" for host 0. */
 const char *cli_network_address(size_t host, char text[CLI_ADDRESS_SIZE]);
 
-/* Whether networks can be made here, by making a small one in a process of its own; if not, why and what to do. *own_user: whether it
- * takes a user namespace. */
+/* Whether networks can be made here, by making a small one in a process of its own; if not, why and what to do.
+ * *own_user: whether it takes a user namespace. */
 int cli_network_probe(char reason[CLI_REASON_SIZE], int *own_user);
 
 /* Reads 100mbit, 2.5gbit, 64kbit. Returns 0 if it is not a rate, or none that can be emulated. */

@@ -218,11 +218,11 @@ static const cli_option *read_name(const cli_usage *usage, const char *text, con
 
 /* What a value must be, in words. */
 static void say_expected(const cli_usage *usage, const cli_option *option, const char *value) {
-  const char *most = option->type == CLI_POSITIVE  ? ", a whole number from 1 on"
-                     : option->type == CLI_COUNT   ? ", a whole number"
-                     : option->type == CLI_SIZE    ? " in bytes, from 1 on, as 8, 4K, 64M or 1G"
-                     : option->type == CLI_LIST    ? ", at most 64 times"
-                                                   : "";
+  const char *most = option->type == CLI_POSITIVE ? ", a whole number from 1 on"
+                     : option->type == CLI_COUNT  ? ", a whole number"
+                     : option->type == CLI_SIZE   ? " in bytes, from 1 on, as 8, 4K, 64M or 1G"
+                     : option->type == CLI_LIST   ? ", at most 64 times"
+                                                  : "";
   cli_fail(CLI_USAGE, "%s: %s %s: expected %s%s", usage->command, option->name, value, option->value, most);
 }
 

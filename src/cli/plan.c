@@ -1,6 +1,6 @@
 /*
- * `pith plan`: makes, shows and compares plans. plan_stats.c makes the statistics they come from, plan_plot.c draws, plan_bench.c times the
- * planner.
+ * `pith plan`: makes, shows and compares plans. plan_stats.c makes the statistics they come from, plan_plot.c draws,
+ * plan_bench.c times the planner.
  */
 #include <math.h>
 #include <stdio.h>
@@ -249,9 +249,11 @@ int cli_plan_make(int argc, char **argv) {
       {"--budget", CLI_TEXT, &o.budget, "SPEC|NUMBER",
        "what may be lost: the error of a spec on all layers, or a sum of squared errors"},
       {"--alpha", CLI_TEXT, &o.alpha, "FACTOR", "factor on the error of the spec; 1"},
-      {"--floor", CLI_TEXT, &o.floor, "SHARE", "lgreco: no layer gets less than this share of the bytes the spec gives it; 0"},
+      {"--floor", CLI_TEXT, &o.floor, "SHARE",
+       "lgreco: no layer gets less than this share of the bytes the spec gives it; 0"},
       {"--method", CLI_CHOICE, &o.method, "lgreco|kmeans|accordion", "who decides; lgreco"},
-      {"--families", CLI_TEXT, &o.families, "NAMES", "methods to choose from, separated by commas: q,topk; else that of the spec given"},
+      {"--families", CLI_TEXT, &o.families, "NAMES",
+       "methods to choose from, separated by commas: q,topk; else that of the spec given"},
       {"--mix", CLI_FLAG, &o.mix, NULL, "choose from all candidates"},
       {"--objective", CLI_CHOICE, &o.objective, "bytes|time", "what is made least; bytes"},
       {"--rate", CLI_TEXT, &o.rate, "RATE", "of the link, for the objective time: 100mbit, 1gbit"},

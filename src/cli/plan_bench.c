@@ -23,7 +23,8 @@ static double odd(uint64_t *seed) {
   return (double)(*seed >> 11) * 0x1p-53;
 }
 
-/* Layers from 2^12 to 2^24 values with norms of any size; an error falls by about four for each bit, not quite evenly. */
+/* Layers from 2^12 to 2^24 values with norms of any size; an error falls by about four for each bit, not quite evenly.
+ */
 static void invent(pith_profile *profile) {
   size_t count;
   double *v = pith_profile_values(profile, &count);

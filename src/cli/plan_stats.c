@@ -1,6 +1,6 @@
 /*
- * `pith plan stats`: statistics from recorded gradients. A list names them: a line "NAME SHAPE FILE" for each, the file holding the raw
- * values; a name that comes again is another sample of the same layer.
+ * `pith plan stats`: statistics from recorded gradients. A list names them: a line "NAME SHAPE FILE" for each, the file
+ * holding the raw values; a name that comes again is another sample of the same layer.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -186,7 +186,7 @@ static void report(const record *r, const pith_profile *profile, const char *out
     fixed += (size_t)(layer.fixed != 0);
     if (layer.skipped) {
       cli_fail(0, "layer %s: %llu gradients with NaN or Inf were left out", layer.name,
-              (unsigned long long)layer.skipped);
+               (unsigned long long)layer.skipped);
     }
   }
   cli_say(stdout, "", "%zu gradients of %zu layers (%zu of them travel uncompressed), %zu candidates: %s", r->samples,

@@ -8,9 +8,9 @@
 
 /*
  * The command line that runs `command` in `folder` with `variables` ("K=V") in its environment. It reads names of
- * signals ("TERM") from its standard input and passes them on to the command; at the end of that input, which also comes when
- * the connection is lost, the command is killed. If `secret`, the first line of the input is the value of PITH_SECRET:
- * command lines can be seen by everyone. Freed by the caller.
+ * signals ("TERM") from its standard input and passes them on to the command; at the end of that input, which also
+ * comes when the connection is lost, the command is killed. If `secret`, the first line of the input is the value of
+ * PITH_SECRET: command lines can be seen by everyone. Freed by the caller.
  */
 char *cli_remote_command(const char *folder, char *const *variables, size_t count, int secret, char *const *command);
 

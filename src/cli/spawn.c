@@ -1,6 +1,6 @@
 /*
- * From fork to exec. Every descriptor is closed on exec, so that a rank has none but its standard ones. One more pipe tells
- * whether exec has worked: it closes then, and has the error in it else.
+ * From fork to exec. Every descriptor is closed on exec, so that a rank has none but its standard ones. One more pipe
+ * tells whether exec has worked: it closes then, and has the error in it else.
  */
 #include "cli/spawn.h"
 

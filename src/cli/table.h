@@ -1,7 +1,7 @@
 /*
  * Tables on standard output. Rows are printed as they come, so that a long benchmark shows its first result at once; a
- * column that must be wider than its title is told of its texts beforehand. A table fits the page: where its columns are
- * too wide together, the widest columns of text become narrower and their cells take several lines.
+ * column that must be wider than its title is told of its texts beforehand. A table fits the page: where its columns
+ * are too wide together, the widest columns of text become narrower and their cells take several lines.
  */
 #ifndef PITH_CLI_TABLE_H
 #define PITH_CLI_TABLE_H

@@ -27,24 +27,31 @@ static long read_setting(const char *path) {
 void cli_user_namespace_explain(int number, char *reason, size_t size) {
   const char *why;
   if (read_setting("/proc/sys/user/max_user_namespaces") == 0) {
-    why = "user.max_user_namespaces is 0; an administrator can allow them with \"sysctl user.max_user_namespaces=10000\"";
+    why =
+        "user.max_user_namespaces is 0; an administrator can allow them with \"sysctl user.max_user_namespaces=10000\"";
   } else if (number == ENOSPC || number == EUSERS) {
     why = "there are as many as the limit user.max_user_namespaces allows, or they are nested too deeply";
   } else if (read_setting("/proc/sys/kernel/unprivileged_userns_clone") == 0) {
-    why = "kernel.unprivileged_userns_clone is 0; an administrator can allow them with \"sysctl "
-          "kernel.unprivileged_userns_clone=1\"";
+    why =
+        "kernel.unprivileged_userns_clone is 0; an administrator can allow them with \"sysctl "
+        "kernel.unprivileged_userns_clone=1\"";
   } else if (read_setting("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") > 0) {
-    why = "AppArmor restricts them (kernel.apparmor_restrict_unprivileged_userns is 1); an administrator can allow them with "
-          "\"sysctl kernel.apparmor_restrict_unprivileged_userns=0\", or with a profile for pith";
+    why =
+        "AppArmor restricts them (kernel.apparmor_restrict_unprivileged_userns is 1); an administrator can allow them "
+        "with "
+        "\"sysctl kernel.apparmor_restrict_unprivileged_userns=0\", or with a profile for pith";
   } else if (number == EINVAL || number == ENOSYS) {
     why = "this kernel has none (CONFIG_USER_NS)";
   } else if (number == EPERM) {
-    why = "the system refuses them, as containers do; start the container with \"docker run --cap-add SYS_ADMIN --cap-add "
-          "NET_ADMIN\"";
+    why =
+        "the system refuses them, as containers do; start the container with \"docker run --cap-add SYS_ADMIN "
+        "--cap-add "
+        "NET_ADMIN\"";
   } else {
     why = strerror(number);
   }
-  snprintf(reason, size, "network namespaces need root, or a user namespace, which cannot be had here: %s; or use sudo", why);
+  snprintf(reason, size, "network namespaces need root, or a user namespace, which cannot be had here: %s; or use sudo",
+           why);
 }
 
 static int write_file(const char *path, const char *text) {
@@ -81,7 +88,8 @@ int cli_user_namespace_enter(char *reason, size_t size) {
   return 1;
 }
 
-/* A program that another user than root starts keeps only ambient rights, and only inheritable ones can become ambient. */
+/* A program that another user than root starts keeps only ambient rights, and only inheritable ones can become ambient.
+ */
 void cli_user_namespace_keep_rights(void) {
   struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
   struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3];

@@ -66,10 +66,12 @@ const pith_codec_ops pith__codec_q = {
     .summary = "max-min quantization: 2^bits levels from the least to the greatest value of a bucket",
     .bits = "bits + 64/bucket",
     .origin = "Markov 2022 (CGX)",
-    .detail = "for each bucket its least value and the step between levels, then a level of `bits` bits for each "
-              "value",
-    .use = "the usual choice: q:4 trains like the uncompressed run in most settings; q:8 where its error is too "
-           "large, ef/q:2 where its bytes are too many",
+    .detail =
+        "for each bucket its least value and the step between levels, then a level of `bits` bits for each "
+        "value",
+    .use =
+        "the usual choice: q:4 trains like the uncompressed run in most settings; q:8 where its error is too "
+        "large, ef/q:2 where its bytes are too many",
     .wire_id = 4,
     .caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED,
     .params = q_params,

@@ -92,7 +92,8 @@ static size_t scratch(const pith_value *a, size_t n) {
 
 /* The type of what the payload is an array of. Not asked for q8, whose payloads do not add up. */
 static pith_dtype linear(const pith_value *a) {
-  static const pith_dtype types[] = {[PITH_VALUES_FP32] = PITH_F32, [PITH_VALUES_FP16] = PITH_F16, [PITH_VALUES_BF16] = PITH_BF16};
+  static const pith_dtype types[] = {
+      [PITH_VALUES_FP32] = PITH_F32, [PITH_VALUES_FP16] = PITH_F16, [PITH_VALUES_BF16] = PITH_BF16};
   return types[format_of(a).coding];
 }
 

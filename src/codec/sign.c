@@ -83,8 +83,9 @@ const pith_codec_ops pith__codec_sign = {
     .bits = "1 + 32/bucket",
     .origin = "Bernstein 2018, Karimireddy 2019, Vargaftik 2021",
     .detail = "for each bucket a scale, then one bit for each value",
-    .use = "one bit a value; as a vote (signsgd) it needs the step size of a sign method, with scale=mean it "
-           "needs ef",
+    .use =
+        "one bit a value; as a vote (signsgd) it needs the step size of a sign method, with scale=mean it "
+        "needs ef",
     .wire_id = 8,
     .caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED,
     .params = sign_params,

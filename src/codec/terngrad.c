@@ -64,8 +64,9 @@ const pith_codec_ops pith__codec_terngrad = {
     .bits = "1.6 + 32/bucket",
     .origin = "Wen 2017",
     .detail = "for each bucket its scale, then −1, 0 or 1 for each value, five of them in a byte",
-    .use = "few bits without a memory; its error is large in one step and averages out over ranks and steps, so "
-           "it takes no ef",
+    .use =
+        "few bits without a memory; its error is large in one step and averages out over ranks and steps, so "
+        "it takes no ef",
     .wire_id = 6,
     .caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED | PITH_CAP_SEEDED,
     .survey = 1,

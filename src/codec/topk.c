@@ -80,8 +80,9 @@ const pith_codec_ops pith__codec_topk = {
     .bits = "ratio*(32+log2(1/ratio)+1.5)",
     .origin = "Aji 2017; Lin 2018 (DGC); Abdelmoniem 2021 (SIDCo)",
     .detail = "the values of largest magnitude and a code of about log2(1/ratio) + 1.5 bits for the place of each",
-    .use = "behind ef, for embeddings and very redundant layers on slow links; best with plain SGD, since moments "
-           "see each value seldom",
+    .use =
+        "behind ef, for embeddings and very redundant layers on slow links; best with plain SGD, since moments "
+        "see each value seldom",
     .wire_id = 32,
     .caps = PITH_CAP_SPARSE,
     .survey = 1,

@@ -1,10 +1,12 @@
 /*
- * Allreduce of values as they are, and of what methods make of them that can be summed as it is: rounds and LINEAR payloads.
+ * Allreduce of values as they are, and of what methods make of them that can be summed as it is: rounds and LINEAR
+ * payloads.
  *
- * Values are owned: rank p reduces part p. In the scatter phase everybody sends part p to rank p, in the gather phase every
- * owner sends its result to all. Sums run in rank order, whoever's message comes first. Chunks of a part follow each other through
- * encoding, wire and decoding, so that these overlap; a buffer serves every WINDOW-th chunk, and no rank is further ahead than
- * that: streams that share a link then stay abreast, and none is left to finish alone on a link that idles otherwise.
+ * Values are owned: rank p reduces part p. In the scatter phase everybody sends part p to rank p, in the gather phase
+ * every owner sends its result to all. Sums run in rank order, whoever's message comes first. Chunks of a part follow
+ * each other through encoding, wire and decoding, so that these overlap; a buffer serves every WINDOW-th chunk, and no
+ * rank is further ahead than that: streams that share a link then stay abreast, and none is left to finish alone on a
+ * link that idles otherwise.
  *
  * Short tensors make one step instead of two: everybody sends all of it to everybody.
  */
@@ -24,10 +26,10 @@ enum { PHASE_SCATTER, PHASE_ROUND = PHASE_SCATTER };
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
-/* One chunk of the scatter phase: sends everybody theirs, receives ours, reduces it. Returns the task that reduces; *sent of each
- * peer is the task that sends the values a result will overwrite. */
-static uint32_t add_scatter_chunk(pith_job *job, const pith_raw *raw, unsigned tag, size_t chunk, size_t number, uint8_t *staging,
-                                  uint32_t before, uint32_t *sent) {
+/* One chunk of the scatter phase: sends everybody theirs, receives ours, reduces it. Returns the task that reduces;
+ * *sent of each peer is the task that sends the values a result will overwrite. */
+static uint32_t add_scatter_chunk(pith_job *job, const pith_raw *raw, unsigned tag, size_t chunk, size_t number,
+                                  uint8_t *staging, uint32_t before, uint32_t *sent) {
   pith_schedule *s = &job->schedule;
   size_t width = pith_dtype_size(raw->dtype);
   pith_range mine = pith__split_chunk(pith__split(raw->n, 1, (size_t)job->ranks, (size_t)job->rank), chunk, number);
@@ -43,10 +45,12 @@ static uint32_t add_scatter_chunk(pith_job *job, const pith_raw *raw, unsigned t
     int to = pith__peer_at(job, step), from = pith__peer_at(job, job->ranks - step);
     pith_range theirs = pith__split_chunk(pith__split(raw->n, 1, (size_t)job->ranks, (size_t)to), chunk, number);
     uint8_t *into = staging + (size_t)(step - 1) * chunk * width;
-    pith_piece *out = pith__schedule_piece_over(s, (void *)(uintptr_t)(raw->src + theirs.first * width), theirs.n * width);
+    pith_piece *out =
+        pith__schedule_piece_over(s, (void *)(uintptr_t)(raw->src + theirs.first * width), theirs.n * width);
     sent[to] = theirs.n ? pith__schedule_send(s, to, tag, out, before) : PITH_NO_TASK;
-    received[from] = mine.n ? pith__schedule_receive(s, from, tag, pith__schedule_piece_over(s, into, mine.n * width), before)
-                            : PITH_NO_TASK;
+    received[from] =
+        mine.n ? pith__schedule_receive(s, from, tag, pith__schedule_piece_over(s, into, mine.n * width), before)
+               : PITH_NO_TASK;
     r->sources[from] = into;
   }
   uint32_t reduce = pith__add_work(job, (pith_task){.work = pith__work_reduce, .n = mine.n, .values = r}, before);
@@ -57,8 +61,8 @@ static uint32_t add_scatter_chunk(pith_job *job, const pith_raw *raw, unsigned t
 }
 
 /* One chunk of the gather phase, after our part is reduced. */
-static void add_gather_chunk(pith_job *job, const pith_raw *raw, unsigned tag, size_t chunk, size_t number, uint32_t reduced,
-                             const uint32_t *sent, uint32_t end) {
+static void add_gather_chunk(pith_job *job, const pith_raw *raw, unsigned tag, size_t chunk, size_t number,
+                             uint32_t reduced, const uint32_t *sent, uint32_t end) {
   pith_schedule *s = &job->schedule;
   size_t width = pith_dtype_size(raw->dtype);
   pith_range mine = pith__split_chunk(pith__split(raw->n, 1, (size_t)job->ranks, (size_t)job->rank), chunk, number);
@@ -93,8 +97,9 @@ static uint32_t add_short_allreduce(pith_job *job, const pith_raw *raw, unsigned
     uint8_t *into = staging + (size_t)from * bytes;
     r->sources[from] = into;
     pith__schedule_after(s, reduce, pith__schedule_send(s, to, PITH_TAG(phase, 0), own, before)); /* dst may be src */
-    pith__schedule_after(s, reduce,
-                         pith__schedule_receive(s, from, PITH_TAG(phase, 0), pith__schedule_piece_over(s, into, bytes), before));
+    pith__schedule_after(
+        s, reduce,
+        pith__schedule_receive(s, from, PITH_TAG(phase, 0), pith__schedule_piece_over(s, into, bytes), before));
   }
   return reduce;
 }
@@ -102,7 +107,8 @@ static uint32_t add_short_allreduce(pith_job *job, const pith_raw *raw, unsigned
 static uint32_t add_long_allreduce(pith_job *job, const pith_raw *raw, unsigned phase, uint32_t before) {
   pith_schedule *s = &job->schedule;
   size_t width = pith_dtype_size(raw->dtype), chunk = larger(smaller(job->chunk, job->message) / width, 1);
-  size_t chunks = pith__split_chunks(raw->n, 1, (size_t)job->ranks, chunk), staged = (size_t)(job->ranks - 1) * chunk * width;
+  size_t chunks = pith__split_chunks(raw->n, 1, (size_t)job->ranks, chunk),
+         staged = (size_t)(job->ranks - 1) * chunk * width;
   uint8_t *staging = pith__schedule_take(s, chunks < WINDOW ? chunks : WINDOW, staged);
   uint32_t end = pith__add_work(job, (pith_task){.work = pith__work_join}, before), reduced[WINDOW], sent[job->ranks];
   for (size_t c = 0; c < chunks && !s->failed; c++) {
@@ -124,7 +130,8 @@ uint32_t pith__add_allreduce(pith_job *job, const pith_raw *raw, unsigned phase,
     return pith__add_allreduce_hosts(job, raw, phase, before);
   }
   size_t sent = raw->n * pith_dtype_size(raw->dtype) * (size_t)(job->ranks - 1);
-  return raw->n && sent <= SHORT_SENT ? add_short_allreduce(job, raw, phase, before) : add_long_allreduce(job, raw, phase, before);
+  return raw->n && sent <= SHORT_SENT ? add_short_allreduce(job, raw, phase, before)
+                                      : add_long_allreduce(job, raw, phase, before);
 }
 
 static pith_raw raw_of(const pith_job *job) {
@@ -137,7 +144,8 @@ pith_status pith__allreduce_plain(pith_job *job) {
   return pith__schedule_finished(job);
 }
 
-/* ---- Linear: payloads that add up ------------------------------------------------------------------------------------------- */
+/* ---- Linear: payloads that add up
+ * ------------------------------------------------------------------------------------------- */
 
 pith_status pith__allreduce_linear(pith_job *job) {
   pith_schedule *s = &job->schedule;

@@ -1,14 +1,14 @@
 /*
- * Allreduce with block codecs: scatter, reduce, gather, each message encoded. docs/algorithms.md, "Scatter, reduce, gather" and
- * "Hosts".
+ * Allreduce with block codecs: scatter, reduce, gather, each message encoded. docs/algorithms.md, "Scatter, reduce,
+ * gather" and "Hosts".
  *
- * The tensor is cut into a part for each carrier of a host, a part into a slice for each host: carrier l of host h owns slice
- * (l, h). Carrier l of every host sends its host's sum of that slice, encoded, to the owner; the owner's result comes back to
- * the carriers, and from them, as the same bytes, to the other ranks of their hosts. In a flat layout every rank is the
- * only carrier of its host, and what happens inside hosts vanishes.
+ * The tensor is cut into a part for each carrier of a host, a part into a slice for each host: carrier l of host h owns
+ * slice (l, h). Carrier l of every host sends its host's sum of that slice, encoded, to the owner; the owner's result
+ * comes back to the carriers, and from them, as the same bytes, to the other ranks of their hosts. In a flat layout
+ * every rank is the only carrier of its host, and what happens inside hosts vanishes.
  *
- * Chunks of slices follow each other through encoding, wire and decoding, so that these overlap. A buffer serves every WINDOW-th
- * chunk, and no rank is further ahead than that.
+ * Chunks of slices follow each other through encoding, wire and decoding, so that these overlap. A buffer serves every
+ * WINDOW-th chunk, and no rank is further ahead than that.
  */
 #include "collective/job.h"
 
@@ -21,7 +21,7 @@ typedef struct plan {
   int host, place;               /* ours */
   int crowded;                   /* our host has several ranks */
   size_t granule, chunk, chunks; /* values, values, number */
-  float *buffer;                 /* WINDOW times: the sum of our own slice, then our host's sum of the slice of each host */
+  float *buffer; /* WINDOW times: the sum of our own slice, then our host's sum of the slice of each host */
 } plan;
 
 /* Slices start where both codecs can start. */
@@ -39,7 +39,10 @@ static size_t buffers_of(const plan *p) { return 1 + (p->crowded ? (size_t)p->la
 
 static plan make_plan(pith_job *job) {
   const pith_layout *layout = job->layout;
-  plan p = {.layout = layout, .host = layout->host[job->rank], .place = layout->place[job->rank], .granule = common_granule(job)};
+  plan p = {.layout = layout,
+            .host = layout->host[job->rank],
+            .place = layout->place[job->rank],
+            .granule = common_granule(job)};
   size_t wanted = job->chunk / sizeof(float) / p.granule, part, slice;
   p.crowded = pith__layout_members(layout, p.host) > 1;
   p.chunk = (wanted ? wanted : 1) * p.granule;
@@ -47,7 +50,8 @@ static plan make_plan(pith_job *job) {
   slice = pith__split(part, p.granule, (size_t)layout->hosts, 0).n;
   p.chunks = pith__split_chunks(part, p.granule, (size_t)layout->hosts, p.chunk);
   p.chunk = p.chunk < slice ? p.chunk : slice;
-  p.buffer = pith__schedule_take(&job->schedule, (p.chunks < WINDOW ? p.chunks : WINDOW) * buffers_of(&p), p.chunk * sizeof *p.buffer);
+  p.buffer = pith__schedule_take(&job->schedule, (p.chunks < WINDOW ? p.chunks : WINDOW) * buffers_of(&p),
+                                 p.chunk * sizeof *p.buffer);
   return p;
 }
 
@@ -68,17 +72,21 @@ static uint32_t inside_tag(const plan *p, int phase, int host, size_t number) {
 }
 
 static uint32_t add_decode_result(pith_job *job, int owner, pith_piece *piece, pith_range range, uint32_t arrived) {
-  return pith__add_work(
-      job,
-      (pith_task){
-          .work = pith__work_decode_result, .peer = owner, .piece = piece, .first = range.first, .n = range.n, .at = range.first},
-      arrived);
+  return pith__add_work(job,
+                        (pith_task){.work = pith__work_decode_result,
+                                    .peer = owner,
+                                    .piece = piece,
+                                    .first = range.first,
+                                    .n = range.n,
+                                    .at = range.first},
+                        arrived);
 }
 
 /* ---- A carrier's slices ------------------------------------------------------------------------------------------ */
 
 /* Our host's values of a slice, encoded: src alone, or the sum of all ranks here. */
-static pith_piece *add_encoded(pith_job *job, const plan *p, int host, size_t number, pith_range range, uint32_t before, uint32_t *encoded) {
+static pith_piece *add_encoded(pith_job *job, const plan *p, int host, size_t number, pith_range range, uint32_t before,
+                               uint32_t *encoded) {
   float *sum = NULL;
   if (p->crowded) {
     sum = buffer_of(p, number, 1 + (size_t)host);
@@ -86,19 +94,21 @@ static pith_piece *add_encoded(pith_job *job, const plan *p, int host, size_t nu
   }
   pith_piece *piece = pith__piece_for(job, range.n);
   *encoded = pith__add_work(
-      job, (pith_task){.work = pith__work_encode, .piece = piece, .first = range.first, .n = range.n, .values = sum}, before);
+      job, (pith_task){.work = pith__work_encode, .piece = piece, .first = range.first, .n = range.n, .values = sum},
+      before);
   return piece;
 }
 
 /* Receives all hosts' values of our slice and adds them up in the order of hosts. Returns the last addition. */
-static uint32_t add_sum(pith_job *job, const plan *p, pith_range range, size_t number, pith_piece *own, uint32_t encoded, float *sum,
-                        uint32_t before) {
+static uint32_t add_sum(pith_job *job, const plan *p, pith_range range, size_t number, pith_piece *own,
+                        uint32_t encoded, float *sum, uint32_t before) {
   pith_schedule *s = &job->schedule;
   uint32_t last = before;
   for (int h = 0; h < p->layout->hosts; h++) {
     int peer = pith__layout_rank(p->layout, h, p->place);
     pith_piece *piece = h == p->host ? own : pith__piece_for(job, range.n);
-    uint32_t arrived = h == p->host ? encoded : pith__schedule_receive(s, peer, PITH_TAG(PHASE_SCATTER, number), piece, PITH_NO_TASK);
+    uint32_t arrived =
+        h == p->host ? encoded : pith__schedule_receive(s, peer, PITH_TAG(PHASE_SCATTER, number), piece, PITH_NO_TASK);
     uint32_t decode = pith__add_work(job,
                                      (pith_task){.work = pith__work_decode,
                                                  .peer = peer,
@@ -114,11 +124,14 @@ static uint32_t add_sum(pith_job *job, const plan *p, pith_range range, size_t n
   return last;
 }
 
-/* The result of our slice to all carriers and ranks of our host, ourselves included: everybody decodes the same bytes. */
+/* The result of our slice to all carriers and ranks of our host, ourselves included: everybody decodes the same bytes.
+ */
 static uint32_t add_result(pith_job *job, const plan *p, pith_range range, size_t number, float *sum, uint32_t summed) {
   pith_piece *result = pith__piece_for(job, range.n);
   uint32_t encode = pith__add_work(
-      job, (pith_task){.work = pith__work_encode_result, .piece = result, .first = range.first, .n = range.n, .values = sum}, summed);
+      job,
+      (pith_task){.work = pith__work_encode_result, .piece = result, .first = range.first, .n = range.n, .values = sum},
+      summed);
   for (int step = 1; step < p->layout->hosts; step++) {
     int peer = pith__layout_rank(p->layout, (p->host + step) % p->layout->hosts, p->place);
     pith__schedule_send(&job->schedule, peer, PITH_TAG(PHASE_GATHER, number), result, encode);
@@ -128,14 +141,17 @@ static uint32_t add_result(pith_job *job, const plan *p, pith_range range, size_
   return encode;
 }
 
-/* The results of the other hosts' slices. In place nothing is lost: an owner's result is made of what we encoded before. */
+/* The results of the other hosts' slices. In place nothing is lost: an owner's result is made of what we encoded
+ * before. */
 static void add_results_of_others(pith_job *job, const plan *p, size_t number) {
   for (int step = 1; step < p->layout->hosts; step++) {
-    int host = (p->host + p->layout->hosts - step) % p->layout->hosts, owner = pith__layout_rank(p->layout, host, p->place);
+    int host = (p->host + p->layout->hosts - step) % p->layout->hosts,
+        owner = pith__layout_rank(p->layout, host, p->place);
     pith_range range = slice_of(job, p, p->place, host, number);
     if (range.n) {
       pith_piece *piece = pith__piece_for(job, range.n);
-      uint32_t arrived = pith__schedule_receive(&job->schedule, owner, PITH_TAG(PHASE_GATHER, number), piece, PITH_NO_TASK);
+      uint32_t arrived =
+          pith__schedule_receive(&job->schedule, owner, PITH_TAG(PHASE_GATHER, number), piece, PITH_NO_TASK);
       pith__add_inside_copies(job, inside_tag(p, PHASE_DOWN, host, number), piece, arrived);
       add_decode_result(job, owner, piece, range, arrived);
     }
@@ -159,7 +175,8 @@ static uint32_t add_carried(pith_job *job, const plan *p, size_t number, uint32_
     if (host == p->host) {
       own = piece;
     } else {
-      pith__schedule_send(s, pith__layout_rank(p->layout, host, p->place), PITH_TAG(PHASE_SCATTER, number), piece, encoded);
+      pith__schedule_send(s, pith__layout_rank(p->layout, host, p->place), PITH_TAG(PHASE_SCATTER, number), piece,
+                          encoded);
     }
   }
   if (own) {

@@ -62,7 +62,8 @@ static void count_steps(const pith_layout *l, double steps, traffic *t) {
 
 static traffic traffic_of(pith_algorithm algorithm, const pith_cost_question *q) {
   const pith_layout *l = q->layout;
-  double ranks = l->ranks, hosts = l->hosts, members = largest_host(l), carriers = l->carriers, n = (double)q->n, levels = levels_of(l->ranks);
+  double ranks = l->ranks, hosts = l->hosts, members = largest_host(l), carriers = l->carriers, n = (double)q->n,
+         levels = levels_of(l->ranks);
   double share = (ranks - 1) / ranks, host_share = (hosts - 1) / hosts;
   traffic t = {0};
   switch (algorithm) {

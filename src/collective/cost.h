@@ -1,6 +1,6 @@
 /*
- * What an allreduce would cost by each algorithm: a model with few numbers, pure arithmetic, the same on every rank. Its purpose
- * is to choose, not to predict. docs/algorithms.md, "Which one is taken".
+ * What an allreduce would cost by each algorithm: a model with few numbers, pure arithmetic, the same on every rank.
+ * Its purpose is to choose, not to predict. docs/algorithms.md, "Which one is taken".
  */
 #ifndef PITH_COLLECTIVE_COST_H
 #define PITH_COLLECTIVE_COST_H

@@ -1,7 +1,9 @@
 /*
- * Allreduce with codecs that need the whole tensor: everybody gets the payloads of all and adds them up in the same order.
+ * Allreduce with codecs that need the whole tensor: everybody gets the payloads of all and adds them up in the same
+ * order.
  *
- * With hosts, the first rank of each adds up its host's values, encodes the sum and passes the payloads of all hosts on.
+ * With hosts, the first rank of each adds up its host's values, encodes the sum and passes the payloads of all hosts
+ * on.
  */
 #include "collective/job.h"
 
@@ -30,7 +32,8 @@ static pith_piece *add_encoded(pith_job *job, int crowded, float *sum, uint32_t 
   pith_range all = {0, job->src.n};
   pith_piece *own = pith__piece_for(job, all.n);
   uint32_t summed = crowded ? pith__add_inside_sum(job, all, PITH_TAG(PHASE_UP, 0), sum, PITH_NO_TASK) : PITH_NO_TASK;
-  *encoded = pith__add_work(job, (pith_task){.work = pith__work_encode, .piece = own, .n = all.n, .values = crowded ? sum : NULL}, summed);
+  *encoded = pith__add_work(
+      job, (pith_task){.work = pith__work_encode, .piece = own, .n = all.n, .values = crowded ? sum : NULL}, summed);
   return own;
 }
 
@@ -41,13 +44,15 @@ static void add_leader(pith_job *job, meeting *m, int host) {
   uint32_t encoded;
   pith_piece *own = add_encoded(job, pith__layout_members(layout, host) > 1, m->sum, &encoded);
   for (int step = 1; step < layout->hosts; step++) {
-    pith__schedule_send(s, pith__layout_rank(layout, (host + step) % layout->hosts, 0), PITH_TAG(PHASE_GATHER, 0), own, encoded);
+    pith__schedule_send(s, pith__layout_rank(layout, (host + step) % layout->hosts, 0), PITH_TAG(PHASE_GATHER, 0), own,
+                        encoded);
   }
   m->last = encoded;
   for (int h = 0; h < layout->hosts; h++) {
     int leader = pith__layout_rank(layout, h, 0);
     pith_piece *piece = h == host ? own : pith__piece_for(job, job->src.n);
-    uint32_t arrived = h == host ? encoded : pith__schedule_receive(s, leader, PITH_TAG(PHASE_GATHER, 0), piece, PITH_NO_TASK);
+    uint32_t arrived =
+        h == host ? encoded : pith__schedule_receive(s, leader, PITH_TAG(PHASE_GATHER, 0), piece, PITH_NO_TASK);
     pith__add_inside_copies(job, PITH_TAG(PHASE_DOWN, h), piece, arrived);
     add_decode(job, m, h, leader, piece, arrived);
   }
@@ -66,7 +71,8 @@ static void add_follower(pith_job *job, meeting *m, int host) {
 
 pith_status pith__allreduce_gather(pith_job *job) {
   int crowded = job->layout->hosts < job->ranks, in_dst = job->dst.dtype == PITH_F32 && !crowded;
-  meeting m = {in_dst ? job->dst.data : pith__schedule_take(&job->schedule, job->src.n ? job->src.n : 1, sizeof(float)), PITH_NO_TASK};
+  meeting m = {in_dst ? job->dst.data : pith__schedule_take(&job->schedule, job->src.n ? job->src.n : 1, sizeof(float)),
+               PITH_NO_TASK};
   int host = job->layout->host[job->rank];
   if (job->layout->place[job->rank] == 0) {
     add_leader(job, &m, host);

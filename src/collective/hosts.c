@@ -1,6 +1,6 @@
 /*
- * Uncompressed allreduce that minds hosts: what blocks.c does with encoded values, with values as they are. docs/algorithms.md,
- * "Hosts". Everything crosses the link between hosts once, however many ranks a host has.
+ * Uncompressed allreduce that minds hosts: what blocks.c does with encoded values, with values as they are.
+ * docs/algorithms.md, "Hosts". Everything crosses the link between hosts once, however many ranks a host has.
  *
  * Sums of a host travel in the tensor's own type, but those of halves as f32, so that they too are rounded once.
  */
@@ -24,7 +24,8 @@ typedef struct plan {
   uint32_t end;
 } plan;
 
-/* ---- Buffers of a chunk: our host's sums of each slice, its ranks' values of them, other hosts' sums of ours ------ */
+/* ---- Buffers of a chunk: our host's sums of each slice, its ranks' values of them, other hosts' sums of ours ------
+ */
 
 static size_t sum_bytes(const plan *p) { return p->chunk * pith_dtype_size(p->partial); }
 static size_t value_bytes(const plan *p) { return p->chunk * pith_dtype_size(p->raw->dtype); }
@@ -36,7 +37,9 @@ static size_t slot_bytes(const plan *p) {
 
 static uint8_t *slot_of(const plan *p, size_t number) { return p->slots + number % WINDOW * slot_bytes(p); }
 
-static uint8_t *own_sum(const plan *p, size_t number, int host) { return slot_of(p, number) + (size_t)host * sum_bytes(p); }
+static uint8_t *own_sum(const plan *p, size_t number, int host) {
+  return slot_of(p, number) + (size_t)host * sum_bytes(p);
+}
 
 static uint8_t *other_sum(const plan *p, size_t number, int host) {
   return slot_of(p, number) + (size_t)(p->layout->hosts + host) * sum_bytes(p);
@@ -124,7 +127,9 @@ static uint32_t inside_tag(const plan *p, int phase, int host, size_t number) {
   return PITH_TAG(p->phase + (unsigned)phase, number * (size_t)p->layout->hosts + (size_t)host);
 }
 
-static uint32_t carrier_tag(const plan *p, int phase, size_t number) { return PITH_TAG(p->phase + (unsigned)phase, number); }
+static uint32_t carrier_tag(const plan *p, int phase, size_t number) {
+  return PITH_TAG(p->phase + (unsigned)phase, number);
+}
 
 static pith_piece *piece_of(pith_job *job, const plan *p, const void *tensor, pith_range range) {
   size_t width = pith_dtype_size(p->raw->dtype);
@@ -172,19 +177,22 @@ static uint32_t add_host_sum(pith_job *job, const plan *p, int host, size_t numb
 }
 
 /* Our own slice: the sums of all hosts, in their order, become the result. */
-static uint32_t add_own_slice(pith_job *job, const plan *p, size_t number, pith_range range, uint32_t summed, uint32_t before) {
+static uint32_t add_own_slice(pith_job *job, const plan *p, size_t number, pith_range range, uint32_t summed,
+                              uint32_t before) {
   pith_schedule *s = &job->schedule;
   sources *from = take_sources(job, p, p->layout->hosts, own_sum(p, number, p->host));
   if (!from) {
     return PITH_NO_TASK;
   }
-  uint32_t finish = pith__add_work(job, (pith_task){.work = work_finish, .first = range.first, .n = range.n, .values = from}, summed);
+  uint32_t finish =
+      pith__add_work(job, (pith_task){.work = work_finish, .first = range.first, .n = range.n, .values = from}, summed);
   for (int h = 0; h < p->layout->hosts; h++) {
     from->of[h] = h == p->host ? own_sum(p, number, h) : other_sum(p, number, h);
     if (h != p->host) {
       pith_piece *piece = piece_over_sum(job, p, other_sum(p, number, h), range);
       pith__schedule_after(s, finish,
-                           pith__schedule_receive(s, pith__layout_rank(p->layout, h, p->place), carrier_tag(p, SCATTER, number), piece, before));
+                           pith__schedule_receive(s, pith__layout_rank(p->layout, h, p->place),
+                                                  carrier_tag(p, SCATTER, number), piece, before));
     }
   }
   for (int step = 1; step < p->layout->hosts; step++) {
@@ -197,12 +205,14 @@ static uint32_t add_own_slice(pith_job *job, const plan *p, size_t number, pith_
 }
 
 /* Another host's slice: our sum goes there, the result comes back. */
-static uint32_t add_other_slice(pith_job *job, const plan *p, int host, size_t number, pith_range range, uint32_t summed) {
+static uint32_t add_other_slice(pith_job *job, const plan *p, int host, size_t number, pith_range range,
+                                uint32_t summed) {
   pith_schedule *s = &job->schedule;
   int owner = pith__layout_rank(p->layout, host, p->place);
   pith_piece *sum = piece_over_sum(job, p, own_sum(p, number, host), range);
   uint32_t sent = pith__schedule_send(s, owner, carrier_tag(p, SCATTER, number), sum, summed);
-  uint32_t arrived = pith__schedule_receive(s, owner, carrier_tag(p, GATHER, number), piece_of(job, p, p->raw->dst, range), summed);
+  uint32_t arrived =
+      pith__schedule_receive(s, owner, carrier_tag(p, GATHER, number), piece_of(job, p, p->raw->dst, range), summed);
   add_copies(job, p, host, number, range, arrived);
   pith__schedule_after(s, p->end, arrived);
   return sent;
@@ -234,9 +244,10 @@ static void add_handed_over(pith_job *job, const plan *p, int carrier, size_t nu
     int host = (p->host + step) % p->layout->hosts;
     pith_range range = slice_of(p, carrier, host, number);
     if (range.n) {
-      uint32_t sent = pith__schedule_send(s, rank, inside_tag(p, UP, host, number), piece_of(job, p, p->raw->src, range), before);
-      uint32_t arrived =
-          pith__schedule_receive(s, rank, inside_tag(p, DOWN, host, number), piece_of(job, p, p->raw->dst, range), sent);
+      uint32_t sent =
+          pith__schedule_send(s, rank, inside_tag(p, UP, host, number), piece_of(job, p, p->raw->src, range), before);
+      uint32_t arrived = pith__schedule_receive(s, rank, inside_tag(p, DOWN, host, number),
+                                                piece_of(job, p, p->raw->dst, range), sent);
       pith__schedule_after(s, p->end, arrived);
     }
   }
@@ -249,14 +260,20 @@ static plan *make_plan(pith_job *job, const pith_raw *raw, unsigned phase, uint3
   if (!p || !copy) {
     return NULL;
   }
-  int halves = raw->dtype == PITH_F16 || raw->dtype == PITH_BF16, sums = raw->reduce == PITH_SUM || raw->reduce == PITH_MEAN;
+  int halves = raw->dtype == PITH_F16 || raw->dtype == PITH_BF16,
+      sums = raw->reduce == PITH_SUM || raw->reduce == PITH_MEAN;
   *copy = *raw;
-  *p = (plan){.layout = layout, .raw = copy, .phase = phase, .host = layout->host[job->rank], .place = layout->place[job->rank]};
+  *p = (plan){.layout = layout,
+              .raw = copy,
+              .phase = phase,
+              .host = layout->host[job->rank],
+              .place = layout->place[job->rank]};
   p->members = pith__layout_members(layout, p->host);
   p->partial = halves && sums ? PITH_F32 : raw->dtype;
   p->chunk = (job->chunk < job->message ? job->chunk : job->message) / pith_dtype_size(raw->dtype);
   p->chunk = p->chunk ? p->chunk : 1;
-  p->chunks = pith__split_chunks(pith__split(raw->n, 1, (size_t)layout->carriers, 0).n, 1, (size_t)layout->hosts, p->chunk);
+  p->chunks =
+      pith__split_chunks(pith__split(raw->n, 1, (size_t)layout->carriers, 0).n, 1, (size_t)layout->hosts, p->chunk);
   p->slots = pith__schedule_take(&job->schedule, p->chunks < WINDOW ? p->chunks : WINDOW, slot_bytes(p));
   p->end = pith__add_work(job, (pith_task){.work = pith__work_join}, before);
   return p;

@@ -1,7 +1,7 @@
 /*
- * Inside a host: ranks hand their values to a carrier, which adds them up in f32 in rank order and speaks for all of them to the
- * other hosts. Values travel as they are, or with the codec for the inside; results come back as the bytes that crossed hosts,
- * so that nothing is rounded again.
+ * Inside a host: ranks hand their values to a carrier, which adds them up in f32 in rank order and speaks for all of
+ * them to the other hosts. Values travel as they are, or with the codec for the inside; results come back as the bytes
+ * that crossed hosts, so that nothing is rounded again.
  */
 #include <string.h>
 
@@ -29,7 +29,8 @@ static pith_status work_encode_inside(pith_job *job, const pith_task *task) {
   double start = pith__now();
   pith_ctx ctx = inside_ctx(job, job->rank, task->first);
   pith_out out = {task->piece->data, task->piece->capacity, 0};
-  pith_cspan values = {(const uint8_t *)job->src.data + task->first * pith_dtype_size(job->src.dtype), task->n, job->src.dtype};
+  pith_cspan values = {(const uint8_t *)job->src.data + task->first * pith_dtype_size(job->src.dtype), task->n,
+                       job->src.dtype};
   PITH_TRY(pith__codec_encode(job->inside, values, &out, NULL, job->inside_chain, &ctx));
   task->piece->size = out.size;
   job->encode_seconds += pith__now() - start;
@@ -79,8 +80,9 @@ static pith_status work_sum(pith_job *job, const pith_task *task) {
       pith__sum_values((pith_cspan){piece->data, task->n, job->src.dtype}, 0, all->sum, task->n, i == 0);
     } else {
       pith_ctx ctx = inside_ctx(job, pith__layout_rank(job->layout, host, i), task->first);
-      PITH_TRY(pith__codec_decode(job->inside, (pith_bytes){piece->data, piece->size}, (pith_span){all->sum, task->n, PITH_F32},
-                                  i ? PITH_APPLY_ADD : PITH_APPLY_SET, job->inside_chain, &ctx));
+      PITH_TRY(pith__codec_decode(job->inside, (pith_bytes){piece->data, piece->size},
+                                  (pith_span){all->sum, task->n, PITH_F32}, i ? PITH_APPLY_ADD : PITH_APPLY_SET,
+                                  job->inside_chain, &ctx));
     }
   }
   job->decode_seconds += pith__now() - start;
@@ -95,7 +97,8 @@ uint32_t pith__add_inside_sum(pith_job *job, pith_range range, uint32_t tag, flo
     return PITH_NO_TASK;
   }
   all->sum = sum;
-  uint32_t work = pith__add_work(job, (pith_task){.work = work_sum, .first = range.first, .n = range.n, .values = all}, before);
+  uint32_t work =
+      pith__add_work(job, (pith_task){.work = work_sum, .first = range.first, .n = range.n, .values = all}, before);
   for (int i = 0; i < members; i++) {
     int rank = pith__layout_rank(job->layout, host, i);
     all->piece[i] = NULL;

@@ -28,18 +28,19 @@ struct pith_job {
   const pith_codec *codec; /* NULL: uncompressed */
   pith_state *state;
   pith_ctx ctx;
-  const pith_member *members; /* of a joined tensor, in their order, all with the same FIXED block codec or ROUNDS codec */
-  size_t member_count;        /* 0: it is one layer */
-  void *chain; /* scratch of the codec */
+  const pith_member
+      *members;        /* of a joined tensor, in their order, all with the same FIXED block codec or ROUNDS codec */
+  size_t member_count; /* 0: it is one layer */
+  void *chain;         /* scratch of the codec */
   const pith_layout *layout; /* the hosts that the algorithm minds: all of them, or a flat layout */
   const pith_codec *inside;  /* for values on their way to a carrier of the same host; NULL: uncompressed */
   void *inside_chain;
   const pith_codec *entries; /* sparse and without loss, for pith__allreduce_ranges */
   void *entries_chain;
-  size_t chunk; /* bytes of a tensor worked on at a time */
+  size_t chunk;   /* bytes of a tensor worked on at a time */
   size_t message; /* and of an uncompressed message at most */
-  /* Encodes values that belong to [first, first + values.n) of the tensor, behind the memory if there is one. gamma is the
-   * factor on them. */
+  /* Encodes values that belong to [first, first + values.n) of the tensor, behind the memory if there is one. gamma is
+   * the factor on them. */
   pith_status (*encode)(pith_job *job, pith_cspan values, size_t first, float gamma, pith_out *out);
   /* The same for the result of a part that this rank owns, whose errors have a memory of their own. */
   pith_status (*encode_result)(pith_job *job, pith_cspan values, size_t first, pith_out *out);
@@ -65,8 +66,8 @@ static inline uint32_t pith__result_rank(const pith_job *job, int owner) { retur
 
 /* ---- Work on values ---------------------------------------------------------------------------------------------- */
 
-/* Encodes src[first, first + n) into the piece, or task->values (n floats) in their place: sums of src over ranks, or of what
- * ranks sent (mode PITH_GATHERED: gamma is in them already). */
+/* Encodes src[first, first + n) into the piece, or task->values (n floats) in their place: sums of src over ranks, or
+ * of what ranks sent (mode PITH_GATHERED: gamma is in them already). */
 pith_status pith__work_encode(pith_job *job, const pith_task *task);
 #define PITH_GATHERED 1
 
@@ -105,9 +106,10 @@ typedef struct pith_raw {
   pith_reduce reduce;
 } pith_raw;
 
-/* out = the reduction of `count` sources of n values, in their order; sums of halves are in f32, rounded once. out may be
- * one of the sources. A mean is the sum over `count`, divided. */
-void pith__reduce_many(pith_dtype dtype, pith_reduce reduce, const void *const *sources, int count, void *out, size_t n);
+/* out = the reduction of `count` sources of n values, in their order; sums of halves are in f32, rounded once. out may
+ * be one of the sources. A mean is the sum over `count`, divided. */
+void pith__reduce_many(pith_dtype dtype, pith_reduce reduce, const void *const *sources, int count, void *out,
+                       size_t n);
 
 /* sum (n floats) = or += values[first, first + n). */
 void pith__sum_values(pith_cspan values, size_t first, float *sum, size_t n, int is_first);
@@ -151,8 +153,8 @@ uint32_t pith__add_allreduce(pith_job *job, const pith_raw *raw, unsigned phase,
 uint32_t pith__add_allreduce_hosts(pith_job *job, const pith_raw *raw, unsigned phase, uint32_t before);
 #define PITH_RAW_PHASES 4
 
-/* Inside a host: our values of a range go to a carrier; and the carrier's sum of those of all ranks of the host, in rank
- * order, in `sum`. Both return the task that ends it. */
+/* Inside a host: our values of a range go to a carrier; and the carrier's sum of those of all ranks of the host, in
+ * rank order, in `sum`. Both return the task that ends it. */
 uint32_t pith__add_inside_send(pith_job *job, int carrier, pith_range range, uint32_t tag, uint32_t before);
 uint32_t pith__add_inside_sum(pith_job *job, pith_range range, uint32_t tag, float *sum, uint32_t before);
 /* The same bytes to all other ranks of our host, after `before`. */

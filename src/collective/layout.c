@@ -40,7 +40,8 @@ pith_status pith__layout_create(int ranks, const uint64_t *number, pith_layout *
   pith_layout *l = malloc(sizeof *l + 4 * room * sizeof(int));
   PITH_REQUIRE(l, PITH_ERR_MEMORY, "no memory for the layout of %d ranks", ranks);
   int *memory = (int *)(void *)(l + 1);
-  *l = (pith_layout){.ranks = ranks, .host = memory, .place = memory + room, .first = memory + 2 * room, .member = memory + 3 * room};
+  *l = (pith_layout){
+      .ranks = ranks, .host = memory, .place = memory + room, .first = memory + 2 * room, .member = memory + 3 * room};
   number_hosts(l, number);
   list_members(l);
   *layout = l;

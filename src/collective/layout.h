@@ -25,6 +25,8 @@ void pith__layout_destroy(pith_layout *layout);
 static inline int pith__layout_members(const pith_layout *l, int host) { return l->first[host + 1] - l->first[host]; }
 
 /* Rank number `place` of a host. */
-static inline int pith__layout_rank(const pith_layout *l, int host, int place) { return l->member[l->first[host] + place]; }
+static inline int pith__layout_rank(const pith_layout *l, int host, int place) {
+  return l->member[l->first[host] + place];
+}
 
 #endif

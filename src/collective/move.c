@@ -51,16 +51,19 @@ static void add_receive(pith_job *job, int peer, pith_piece *piece) {
 static void all_gather_encoded(pith_job *job, const size_t *counts) {
   pith_schedule *s = &job->schedule;
   pith_piece *own = pith__piece_for(job, job->src.n);
-  uint32_t encode = pith__add_work(job, (pith_task){.work = pith__work_encode, .piece = own, .n = job->src.n}, PITH_NO_TASK);
+  uint32_t encode =
+      pith__add_work(job, (pith_task){.work = pith__work_encode, .piece = own, .n = job->src.n}, PITH_NO_TASK);
   for (int step = 1; step < job->ranks; step++) {
     pith__schedule_send(s, pith__peer_at(job, step), PITH_TAG(PHASE_MOVE, 0), own, encode);
   }
   for (int p = 0; p < job->ranks; p++) {
     pith_piece *piece = p == job->rank ? own : pith__piece_for(job, counts[p]);
-    uint32_t arrived = p == job->rank ? encode : pith__schedule_receive(s, p, PITH_TAG(PHASE_MOVE, 0), piece, PITH_NO_TASK);
+    uint32_t arrived =
+        p == job->rank ? encode : pith__schedule_receive(s, p, PITH_TAG(PHASE_MOVE, 0), piece, PITH_NO_TASK);
     uint32_t decode = pith__add_work(
         job,
-        (pith_task){.work = pith__work_decode_to_dst, .peer = p, .piece = piece, .n = counts[p], .at = place_of(counts, p)},
+        (pith_task){
+            .work = pith__work_decode_to_dst, .peer = p, .piece = piece, .n = counts[p], .at = place_of(counts, p)},
         arrived);
     pith__schedule_after(s, decode, encode); /* src may lie in dst */
   }
@@ -116,7 +119,8 @@ static void broadcast_encoded(pith_job *job, int root) {
     ready = add_broadcast_arrival(job, root, tag, piece);
   }
   add_broadcast_piece(job, root, tag, piece, ready);
-  pith__add_work(job, (pith_task){.work = pith__work_decode_to_dst, .peer = root, .piece = piece, .n = job->src.n}, ready);
+  pith__add_work(job, (pith_task){.work = pith__work_decode_to_dst, .peer = root, .piece = piece, .n = job->src.n},
+                 ready);
 }
 
 pith_status pith__broadcast(pith_job *job, int root) {

@@ -1,9 +1,10 @@
 /*
- * Allreduce with sparse codecs by index range: for payloads so dense, or so many, that most places are in several of them.
+ * Allreduce with sparse codecs by index range: for payloads so dense, or so many, that most places are in several of
+ * them.
  *
- * Every rank encodes its tensor once and takes what that decodes to apart: the entries of part p go to rank p, which adds those of
- * all ranks up and sends the entries of the result to all. Entries travel as they are, by a codec that loses nothing, so that
- * the result is, to the bit, the one of gather.c.
+ * Every rank encodes its tensor once and takes what that decodes to apart: the entries of part p go to rank p, which
+ * adds those of all ranks up and sends the entries of the result to all. Entries travel as they are, by a codec that
+ * loses nothing, so that the result is, to the bit, the one of gather.c.
  */
 #include "base/clock.h"
 #include "collective/job.h"
@@ -39,13 +40,16 @@ static pith_status decode_entries(pith_job *job, const pith_piece *piece, pith_s
   double start = pith__now();
   pith_ctx ctx = job->ctx;
   ctx.offset = 0;
-  PITH_TRY(pith__codec_decode(job->entries, (pith_bytes){piece->data, piece->size}, dst, apply, job->entries_chain, &ctx));
+  PITH_TRY(
+      pith__codec_decode(job->entries, (pith_bytes){piece->data, piece->size}, dst, apply, job->entries_chain, &ctx));
   job->decode_seconds += pith__now() - start;
   return PITH_OK;
 }
 
 /* task->values (n floats) to entries; the result of a part first becomes one. */
-static pith_status work_pack(pith_job *job, const pith_task *task) { return encode_entries(job, task->values, task->n, task->piece); }
+static pith_status work_pack(pith_job *job, const pith_task *task) {
+  return encode_entries(job, task->values, task->n, task->piece);
+}
 
 static pith_status work_pack_result(pith_job *job, const pith_task *task) {
   pith__make_result(job, task->values, task->n, task->first);
@@ -53,7 +57,8 @@ static pith_status work_pack_result(pith_job *job, const pith_task *task) {
 }
 
 static pith_status work_add(pith_job *job, const pith_task *task) {
-  return decode_entries(job, task->piece, (pith_span){task->values, task->n, PITH_F32}, task->mode == PITH_ADD ? PITH_APPLY_ADD : PITH_APPLY_SET);
+  return decode_entries(job, task->piece, (pith_span){task->values, task->n, PITH_F32},
+                        task->mode == PITH_ADD ? PITH_APPLY_ADD : PITH_APPLY_SET);
 }
 
 static pith_status work_unpack(pith_job *job, const pith_task *task) {
@@ -61,9 +66,12 @@ static pith_status work_unpack(pith_job *job, const pith_task *task) {
   return decode_entries(job, task->piece, (pith_span){to, task->n, job->dst.dtype}, PITH_APPLY_SET);
 }
 
-static uint32_t add_task(pith_job *job, pith_work_fn work, pith_piece *piece, pith_range range, float *values, int mode, uint32_t before) {
+static uint32_t add_task(pith_job *job, pith_work_fn work, pith_piece *piece, pith_range range, float *values, int mode,
+                         uint32_t before) {
   return pith__add_work(
-      job, (pith_task){.work = work, .piece = piece, .first = range.first, .n = range.n, .values = values, .mode = mode}, before);
+      job,
+      (pith_task){.work = work, .piece = piece, .first = range.first, .n = range.n, .values = values, .mode = mode},
+      before);
 }
 
 /* Everybody's entries of our part, added up in rank order, and the result to all. */
@@ -76,7 +84,8 @@ static void add_own_part(pith_job *job, float *x, uint32_t decoded) {
   uint32_t packed = last;
   for (int p = 0; p < job->ranks; p++) {
     pith_piece *piece = p == job->rank ? own : piece_for(job, mine.n);
-    uint32_t arrived = p == job->rank ? packed : pith__schedule_receive(s, p, PITH_TAG(PHASE_SCATTER, 0), piece, PITH_NO_TASK);
+    uint32_t arrived =
+        p == job->rank ? packed : pith__schedule_receive(s, p, PITH_TAG(PHASE_SCATTER, 0), piece, PITH_NO_TASK);
     uint32_t add = add_task(job, work_add, piece, mine, sum, p ? PITH_ADD : PITH_SET, arrived);
     pith__schedule_after(s, add, last);
     last = add;
@@ -94,7 +103,10 @@ pith_status pith__allreduce_ranges(pith_job *job) {
   float *x = pith__schedule_take(s, n ? n : 1, sizeof *x);
   pith_piece *payload = pith__piece_for(job, n);
   uint32_t decoded = pith__add_work(
-      job, (pith_task){.work = work_encode_decode, .peer = job->rank, .piece = payload, .n = n, .values = x, .mode = PITH_SET}, PITH_NO_TASK);
+      job,
+      (pith_task){
+          .work = work_encode_decode, .peer = job->rank, .piece = payload, .n = n, .values = x, .mode = PITH_SET},
+      PITH_NO_TASK);
   for (int step = 1; step < job->ranks && !s->failed; step++) {
     int owner = pith__peer_at(job, step);
     pith_range part = part_of(job, owner);

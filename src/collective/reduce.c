@@ -39,7 +39,8 @@ static int is_free(pith_dtype dtype, const void *const *sources, int count, cons
   return dtype == PITH_F32;
 }
 
-static void reduce_floats(pith_dtype dtype, pith_reduce reduce, const void *const *sources, int count, void *out, size_t n) {
+static void reduce_floats(pith_dtype dtype, pith_reduce reduce, const void *const *sources, int count, void *out,
+                          size_t n) {
   float tile[TILE], buffer[TILE];
   int in_out = is_free(dtype, sources, count, out);
   for (size_t first = 0; first < n; first += TILE) {
@@ -63,40 +64,48 @@ static void reduce_floats(pith_dtype dtype, pith_reduce reduce, const void *cons
 
 /* ---- f64 and integers -------------------------------------------------------------------------------------------- */
 
-#define COMBINE_LOOP(expression)      \
-  for (size_t i = 0; i < m; i++) {    \
-    acc[i] = (expression);            \
-  }                                   \
+#define COMBINE_LOOP(expression)   \
+  for (size_t i = 0; i < m; i++) { \
+    acc[i] = (expression);         \
+  }                                \
   break
 
-#define DEFINE_REDUCE(name, type, wide, bitwise)                                                             \
-  static void combine_##name(pith_reduce reduce, const type *x, type *acc, size_t m) {                       \
-    switch (reduce) {                                                                                        \
-      case PITH_MAX: COMBINE_LOOP(x[i] > acc[i] || x[i] != x[i] ? x[i] : acc[i]);                            \
-      case PITH_MIN: COMBINE_LOOP(x[i] < acc[i] || x[i] != x[i] ? x[i] : acc[i]);                            \
-      case PITH_PROD: COMBINE_LOOP((type)((wide)acc[i] * (wide)x[i]));                                       \
-      case PITH_SUM:                                                                                         \
-      case PITH_MEAN: COMBINE_LOOP((type)((wide)acc[i] + (wide)x[i]));                                       \
-      default: bitwise(reduce, x, acc, m); break;                                                            \
-    }                                                                                                        \
-  }                                                                                                          \
+#define DEFINE_REDUCE(name, type, wide, bitwise)                                                              \
+  static void combine_##name(pith_reduce reduce, const type *x, type *acc, size_t m) {                        \
+    switch (reduce) {                                                                                         \
+      case PITH_MAX:                                                                                          \
+        COMBINE_LOOP(x[i] > acc[i] || x[i] != x[i] ? x[i] : acc[i]);                                          \
+      case PITH_MIN:                                                                                          \
+        COMBINE_LOOP(x[i] < acc[i] || x[i] != x[i] ? x[i] : acc[i]);                                          \
+      case PITH_PROD:                                                                                         \
+        COMBINE_LOOP((type)((wide)acc[i] * (wide)x[i]));                                                      \
+      case PITH_SUM:                                                                                          \
+      case PITH_MEAN:                                                                                         \
+        COMBINE_LOOP((type)((wide)acc[i] + (wide)x[i]));                                                      \
+      default:                                                                                                \
+        bitwise(reduce, x, acc, m);                                                                           \
+        break;                                                                                                \
+    }                                                                                                         \
+  }                                                                                                           \
   static void reduce_##name(pith_reduce reduce, const void *const *sources, int count, type *out, size_t n) { \
-    type acc[TILE], x[TILE];                                                                                 \
-    for (size_t first = 0; first < n; first += TILE) {                                                       \
-      size_t m = n - first < TILE ? n - first : TILE;                                                        \
-      memcpy(acc, (const type *)sources[0] + first, m * sizeof *acc);                                        \
-      for (int s = 1; s < count; s++) {                                                                      \
-        memcpy(x, (const type *)sources[s] + first, m * sizeof *x);                                          \
-        combine_##name(reduce, x, acc, m);                                                                   \
-      }                                                                                                      \
-      memcpy(out + first, acc, m * sizeof *acc);                                                             \
-    }                                                                                                        \
+    type acc[TILE], x[TILE];                                                                                  \
+    for (size_t first = 0; first < n; first += TILE) {                                                        \
+      size_t m = n - first < TILE ? n - first : TILE;                                                         \
+      memcpy(acc, (const type *)sources[0] + first, m * sizeof *acc);                                         \
+      for (int s = 1; s < count; s++) {                                                                       \
+        memcpy(x, (const type *)sources[s] + first, m * sizeof *x);                                           \
+        combine_##name(reduce, x, acc, m);                                                                    \
+      }                                                                                                       \
+      memcpy(out + first, acc, m * sizeof *acc);                                                              \
+    }                                                                                                         \
   }
 
 #define NO_BITWISE(reduce, x, acc, m) (void)0
-#define BITWISE(reduce, x, acc, m)                                                                           \
-  for (size_t i = 0; i < (m); i++) {                                                                         \
-    (acc)[i] = (reduce) == PITH_BAND ? (acc)[i] & (x)[i] : (reduce) == PITH_BOR ? (acc)[i] | (x)[i] : (acc)[i] ^ (x)[i]; \
+#define BITWISE(reduce, x, acc, m)                         \
+  for (size_t i = 0; i < (m); i++) {                       \
+    (acc)[i] = (reduce) == PITH_BAND  ? (acc)[i] & (x)[i]  \
+               : (reduce) == PITH_BOR ? (acc)[i] | (x)[i]  \
+                                      : (acc)[i] ^ (x)[i]; \
   }
 
 /* Integers wrap around: the arithmetic is done in unsigned. */
@@ -113,7 +122,8 @@ static void divide_f64(double *x, size_t n, int count) {
   }
 }
 
-void pith__reduce_many(pith_dtype dtype, pith_reduce reduce, const void *const *sources, int count, void *out, size_t n) {
+void pith__reduce_many(pith_dtype dtype, pith_reduce reduce, const void *const *sources, int count, void *out,
+                       size_t n) {
   switch (dtype) {
     case PITH_F64:
       reduce_f64(reduce, sources, count, out, n);
@@ -121,12 +131,23 @@ void pith__reduce_many(pith_dtype dtype, pith_reduce reduce, const void *const *
         divide_f64(out, n, count);
       }
       break;
-    case PITH_I8: reduce_i8(reduce, sources, count, out, n); break;
-    case PITH_U8: reduce_u8(reduce, sources, count, out, n); break;
-    case PITH_I16: reduce_i16(reduce, sources, count, out, n); break;
-    case PITH_I32: reduce_i32(reduce, sources, count, out, n); break;
-    case PITH_I64: reduce_i64(reduce, sources, count, out, n); break;
-    default: reduce_floats(dtype, reduce, sources, count, out, n);
+    case PITH_I8:
+      reduce_i8(reduce, sources, count, out, n);
+      break;
+    case PITH_U8:
+      reduce_u8(reduce, sources, count, out, n);
+      break;
+    case PITH_I16:
+      reduce_i16(reduce, sources, count, out, n);
+      break;
+    case PITH_I32:
+      reduce_i32(reduce, sources, count, out, n);
+      break;
+    case PITH_I64:
+      reduce_i64(reduce, sources, count, out, n);
+      break;
+    default:
+      reduce_floats(dtype, reduce, sources, count, out, n);
   }
 }
 
@@ -139,6 +160,7 @@ pith_status pith__reduce_check(pith_dtype dtype, pith_reduce reduce) {
   PITH_REQUIRE((unsigned)reduce <= PITH_BXOR, PITH_ERR_ARGUMENT, "unknown reduction %d", (int)reduce);
   PITH_REQUIRE(reduce != PITH_MEAN || is_float(dtype), PITH_ERR_ARGUMENT, "a mean of %s values is not whole: use a sum",
                pith_dtype_name(dtype));
-  PITH_REQUIRE(reduce < PITH_BAND || !is_float(dtype), PITH_ERR_ARGUMENT, "%s values have no bitwise reduction", pith_dtype_name(dtype));
+  PITH_REQUIRE(reduce < PITH_BAND || !is_float(dtype), PITH_ERR_ARGUMENT, "%s values have no bitwise reduction",
+               pith_dtype_name(dtype));
   return PITH_OK;
 }

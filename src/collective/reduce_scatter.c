@@ -1,6 +1,6 @@
 /*
- * Reduce-scatter, and reduce to one rank: the first half of an allreduce, with parts as the caller wants them. Results are
- * not encoded again: they stay where they are made.
+ * Reduce-scatter, and reduce to one rank: the first half of an allreduce, with parts as the caller wants them. Results
+ * are not encoded again: they stay where they are made.
  */
 #include "collective/job.h"
 
@@ -22,8 +22,8 @@ static part part_of(const size_t *counts, int rank) {
 
 static pith_piece *add_encoded_part(pith_job *job, int owner, part range, uint32_t *encoded) {
   pith_piece *piece = pith__piece_for(job, range.n);
-  *encoded = pith__add_work(job, (pith_task){.work = pith__work_encode, .piece = piece, .first = range.first, .n = range.n},
-                            PITH_NO_TASK);
+  *encoded = pith__add_work(
+      job, (pith_task){.work = pith__work_encode, .piece = piece, .first = range.first, .n = range.n}, PITH_NO_TASK);
   if (owner != job->rank) {
     pith__schedule_send(&job->schedule, owner, PITH_TAG(PHASE_SCATTER, 0), piece, *encoded);
   }
@@ -36,7 +36,8 @@ static void add_encoded_sum(pith_job *job, part mine, pith_piece *own, uint32_t 
   uint32_t last = PITH_NO_TASK;
   for (int p = 0; p < job->ranks; p++) {
     pith_piece *piece = p == job->rank ? own : pith__piece_for(job, mine.n);
-    uint32_t arrived = p == job->rank ? encoded : pith__schedule_receive(s, p, PITH_TAG(PHASE_SCATTER, 0), piece, PITH_NO_TASK);
+    uint32_t arrived =
+        p == job->rank ? encoded : pith__schedule_receive(s, p, PITH_TAG(PHASE_SCATTER, 0), piece, PITH_NO_TASK);
     uint32_t decode = pith__add_work(job,
                                      (pith_task){.work = pith__work_decode,
                                                  .peer = p,
@@ -49,8 +50,8 @@ static void add_encoded_sum(pith_job *job, part mine, pith_piece *own, uint32_t 
     pith__schedule_after(s, decode, last);
     last = decode;
   }
-  uint32_t store =
-      pith__add_work(job, (pith_task){.work = pith__work_store_result, .first = mine.first, .n = mine.n, .values = sum}, last);
+  uint32_t store = pith__add_work(
+      job, (pith_task){.work = pith__work_store_result, .first = mine.first, .n = mine.n, .values = sum}, last);
   pith__schedule_after(s, store, all_encoded); /* dst may lie in src */
 }
 
@@ -96,7 +97,8 @@ static void reduce_scatter_plain(pith_job *job, const size_t *counts) {
       pith_piece *out = pith__schedule_piece_over(s, values, theirs.n * width);
       pith__schedule_after(s, reduce, pith__schedule_send(s, peer, PITH_TAG(PHASE_SCATTER, 0), out, PITH_NO_TASK));
     }
-    pith_piece *in = mine.n ? pith__schedule_piece_over(s, pith__schedule_take(s, mine.n, width), mine.n * width) : NULL;
+    pith_piece *in =
+        mine.n ? pith__schedule_piece_over(s, pith__schedule_take(s, mine.n, width), mine.n * width) : NULL;
     if (in) {
       r->sources[peer] = in->data;
       pith__schedule_after(s, reduce, pith__schedule_receive(s, peer, PITH_TAG(PHASE_SCATTER, 0), in, PITH_NO_TASK));

@@ -1,9 +1,9 @@
 /*
  * Allreduce with block codecs around a ring: every rank talks to its two neighbours only.
  *
- * Part p starts at rank p + 1 and travels up to rank p. Each rank on the way decodes the sum so far, adds its own values and
- * encodes the new sum; what that loses goes to the rank's own memory. Rank p then makes the result, which travels once more
- * around as the same bytes. Sums run in the order p + 1, p + 2, …, p.
+ * Part p starts at rank p + 1 and travels up to rank p. Each rank on the way decodes the sum so far, adds its own
+ * values and encodes the new sum; what that loses goes to the rank's own memory. Rank p then makes the result, which
+ * travels once more around as the same bytes. Sums run in the order p + 1, p + 2, …, p.
  */
 #include "collective/job.h"
 
@@ -14,17 +14,19 @@ enum { PHASE_REDUCE, PHASE_GATHER };
 typedef struct ring {
   int next, previous;
   size_t granule, chunk, chunks;
-  float *sums;               /* WINDOW times one for each part */
+  float *sums; /* WINDOW times one for each part */
 } ring;
 
 static ring make_ring(pith_job *job) {
   size_t ranks = (size_t)job->ranks, wanted = job->chunk / sizeof(float) / job->codec->granule;
-  ring r = {.next = pith__peer_at(job, 1), .previous = pith__peer_at(job, job->ranks - 1), .granule = job->codec->granule};
+  ring r = {
+      .next = pith__peer_at(job, 1), .previous = pith__peer_at(job, job->ranks - 1), .granule = job->codec->granule};
   size_t part = pith__split(job->src.n, r.granule, ranks, 0).n;
   r.chunk = (wanted ? wanted : 1) * r.granule;
   r.chunks = pith__split_chunks(job->src.n, r.granule, ranks, r.chunk);
   r.chunk = r.chunk < part ? r.chunk : part;
-  r.sums = pith__schedule_take(&job->schedule, (r.chunks < WINDOW ? r.chunks : WINDOW) * ranks, r.chunk * sizeof *r.sums);
+  r.sums =
+      pith__schedule_take(&job->schedule, (r.chunks < WINDOW ? r.chunks : WINDOW) * ranks, r.chunk * sizeof *r.sums);
   return r;
 }
 
@@ -33,7 +35,8 @@ static uint32_t tag_of(const pith_job *job, int phase, int part, size_t number) 
 }
 
 /* The sum so far with our own values, in `sum`; at the start of the ring our own values are all there is. */
-static uint32_t add_sum(pith_job *job, const ring *r, int part, size_t number, pith_range range, float *sum, uint32_t before) {
+static uint32_t add_sum(pith_job *job, const ring *r, int part, size_t number, pith_range range, float *sum,
+                        uint32_t before) {
   pith_piece *piece = pith__piece_for(job, range.n);
   uint32_t arrived =
       pith__schedule_receive(&job->schedule, r->previous, tag_of(job, PHASE_REDUCE, part, number), piece, PITH_NO_TASK);
@@ -47,11 +50,13 @@ static uint32_t add_sum(pith_job *job, const ring *r, int part, size_t number, p
                                                .mode = PITH_SET},
                                    arrived);
   pith__schedule_after(&job->schedule, decode, before);
-  return pith__add_work(job, (pith_task){.work = pith__work_add_own, .first = range.first, .n = range.n, .values = sum}, decode);
+  return pith__add_work(job, (pith_task){.work = pith__work_add_own, .first = range.first, .n = range.n, .values = sum},
+                        decode);
 }
 
 /* The result goes on to the next rank, unless that made it. */
-static void add_result(pith_job *job, const ring *r, int part, size_t number, pith_range range, pith_piece *piece, uint32_t ready) {
+static void add_result(pith_job *job, const ring *r, int part, size_t number, pith_range range, pith_piece *piece,
+                       uint32_t ready) {
   if (r->next != part) {
     pith__schedule_send(&job->schedule, r->next, tag_of(job, PHASE_GATHER, part, number), piece, ready);
   }
@@ -89,7 +94,8 @@ static uint32_t add_part(pith_job *job, const ring *r, int part, size_t number, 
   } else {
     pith__schedule_send(s, r->next, tag_of(job, PHASE_REDUCE, part, number), piece, encode);
     pith_piece *result = pith__piece_for(job, range.n);
-    uint32_t arrived = pith__schedule_receive(s, r->previous, tag_of(job, PHASE_GATHER, part, number), result, PITH_NO_TASK);
+    uint32_t arrived =
+        pith__schedule_receive(s, r->previous, tag_of(job, PHASE_GATHER, part, number), result, PITH_NO_TASK);
     add_result(job, r, part, number, range, result, arrived);
   }
   return encode;
@@ -101,7 +107,8 @@ pith_status pith__allreduce_ring(pith_job *job) {
   for (size_t c = 0; c < r.chunks && !job->schedule.failed; c++) {
     uint32_t before = c < WINDOW ? PITH_NO_TASK : free_again[c % WINDOW];
     uint32_t all = pith__add_work(job, (pith_task){.work = pith__work_join}, before);
-    for (int step = 1; step <= job->ranks; step++) { /* in the order in which parts come by: ours to start first, ours to own last */
+    for (int step = 1; step <= job->ranks;
+         step++) { /* in the order in which parts come by: ours to start first, ours to own last */
       int part = pith__peer_at(job, job->ranks - step);
       float *sum = r.sums + (c % WINDOW * (size_t)job->ranks + (size_t)part) * r.chunk;
       pith__schedule_after(&job->schedule, all, add_part(job, &r, part, c, sum, before));

@@ -1,4 +1,5 @@
-/* Growing arrays of tasks and edges, and the memory of pieces, which is used again: the system takes long to give new pages. */
+/* Growing arrays of tasks and edges, and the memory of pieces, which is used again: the system takes long to give new
+ * pages. */
 #include "collective/schedule.h"
 
 #include <stdlib.h>
@@ -17,7 +18,7 @@ typedef struct memory_block {
 static int class_of(size_t bytes) {
   int class = CLASS_LEAST;
   while (class < PITH_POOL_CLASSES && ((size_t)1 << class) < bytes) {
-    class++;
+    class ++;
   }
   return class; /* PITH_POOL_CLASSES: too large to be kept */
 }
@@ -54,7 +55,7 @@ void pith__pool_init(pith_pool *pool) {
 }
 
 void pith__pool_fini(pith_pool *pool) {
-  for (int class = 0; class < PITH_POOL_CLASSES; class++) {
+  for (int class = 0; class < PITH_POOL_CLASSES; class ++) {
     for (memory_block *block = pool->kept[class], *next; block; block = next) {
       next = block->next;
       free(block);
@@ -173,7 +174,8 @@ uint32_t pith__schedule_send(pith_schedule *s, int peer, uint32_t tag, pith_piec
 }
 
 uint32_t pith__schedule_receive(pith_schedule *s, int peer, uint32_t tag, pith_piece *piece, uint32_t before) {
-  uint32_t task = pith__schedule_add(s, (pith_task){.kind = PITH_TASK_RECEIVE, .peer = peer, .tag = tag, .piece = piece});
+  uint32_t task =
+      pith__schedule_add(s, (pith_task){.kind = PITH_TASK_RECEIVE, .peer = peer, .tag = tag, .piece = piece});
   pith__schedule_after(s, task, before);
   return task;
 }

@@ -1,7 +1,7 @@
 /*
- * A schedule is what one rank does in one operation: messages to send, messages to receive, work on values in between, and
- * what must be finished before what. Algorithms only write schedules (allreduce.c, …): they move nothing, so that each
- * can be read, and tested, without a network. The engine runs any schedule over any transports.
+ * A schedule is what one rank does in one operation: messages to send, messages to receive, work on values in between,
+ * and what must be finished before what. Algorithms only write schedules (allreduce.c, …): they move nothing, so that
+ * each can be read, and tested, without a network. The engine runs any schedule over any transports.
  *
  * Tasks are numbered in the order in which they are added; of those that could run, the lowest runs first. An
  * algorithm that adds its pipeline stage by stage therefore gets it in that order.
@@ -13,7 +13,8 @@
 
 #include "base/status.h"
 
-/* Bytes that travel. `size` is set by the work that fills the piece, or by the message that arrives in it: `least` to `capacity`. */
+/* Bytes that travel. `size` is set by the work that fills the piece, or by the message that arrives in it: `least` to
+ * `capacity`. */
 typedef struct pith_piece {
   uint8_t *data;
   size_t capacity, size, least;
@@ -66,7 +67,7 @@ typedef struct pith_schedule {
   uint32_t edges, edge_room;
   void *memory;    /* pieces and buffers, given back with the schedule */
   pith_pool *pool; /* NULL: memory comes from the system */
-  int failed;   /* memory ran out while it was written */
+  int failed;      /* memory ran out while it was written */
 } pith_schedule;
 
 uint32_t pith__schedule_add(pith_schedule *s, pith_task task);

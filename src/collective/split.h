@@ -1,4 +1,5 @@
-/* Rank arithmetic: who owns which values of a tensor, and how a range is cut into chunks. Pure functions, no network. */
+/* Rank arithmetic: who owns which values of a tensor, and how a range is cut into chunks. Pure functions, no network.
+ */
 #ifndef PITH_COLLECTIVE_SPLIT_H
 #define PITH_COLLECTIVE_SPLIT_H
 

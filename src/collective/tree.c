@@ -1,9 +1,9 @@
 /*
  * Allreduce with block codecs up and down a binomial tree: few steps, for short tensors and many ranks.
  *
- * The children of rank r are r + 1, r + 2, r + 4, … below the lowest bit of r. A rank decodes its children's sums, adds its
- * own values, and encodes the sum for its parent, in that order; what that loses goes to the rank's own memory. Rank 0
- * makes the result, which comes down as the same bytes.
+ * The children of rank r are r + 1, r + 2, r + 4, … below the lowest bit of r. A rank decodes its children's sums, adds
+ * its own values, and encodes the sum for its parent, in that order; what that loses goes to the rank's own memory.
+ * Rank 0 makes the result, which comes down as the same bytes.
  */
 #include "collective/job.h"
 
@@ -42,17 +42,22 @@ static uint32_t add_sum(pith_job *job, size_t number, pith_range range, float *s
     pith__schedule_after(&job->schedule, decode, last);
     last = decode;
   }
-  return pith__add_work(job, (pith_task){.work = pith__work_add_own, .first = range.first, .n = range.n, .values = sum}, last);
+  return pith__add_work(job, (pith_task){.work = pith__work_add_own, .first = range.first, .n = range.n, .values = sum},
+                        last);
 }
 
 static void add_down(pith_job *job, size_t number, pith_range range, pith_piece *piece, uint32_t ready) {
   for (int bit = 1, child; (child = next_child(job, &bit)) >= 0;) {
     pith__schedule_send(&job->schedule, child, PITH_TAG(PHASE_DOWN, number), piece, ready);
   }
-  pith__add_work(
-      job,
-      (pith_task){.work = pith__work_decode_result, .peer = 0, .piece = piece, .first = range.first, .n = range.n, .at = range.first},
-      ready);
+  pith__add_work(job,
+                 (pith_task){.work = pith__work_decode_result,
+                             .peer = 0,
+                             .piece = piece,
+                             .first = range.first,
+                             .n = range.n,
+                             .at = range.first},
+                 ready);
 }
 
 /* One chunk. Returns the task after which its sum is not needed. */
@@ -61,7 +66,10 @@ static uint32_t add_chunk(pith_job *job, size_t number, pith_range range, float 
   int leaf = (job->rank & 1) || job->rank + 1 >= job->ranks;
   uint32_t summed = leaf ? before : add_sum(job, number, range, sum, before);
   pith_piece *up = pith__piece_for(job, range.n);
-  pith_task task = {.piece = up, .first = range.first, .n = range.n, .work = job->rank ? pith__work_encode : pith__work_encode_result};
+  pith_task task = {.piece = up,
+                    .first = range.first,
+                    .n = range.n,
+                    .work = job->rank ? pith__work_encode : pith__work_encode_result};
   if (!leaf) {
     task.values = sum;
     task.mode = PITH_GATHERED;
@@ -86,7 +94,8 @@ pith_status pith__allreduce_tree(pith_job *job) {
   uint32_t used[WINDOW];
   for (size_t c = 0; c < chunks && !job->schedule.failed; c++) {
     pith_range range = pith__split_chunk((pith_range){0, n}, chunk, c);
-    used[c % WINDOW] = add_chunk(job, c, range, sums + c % WINDOW * chunk, c < WINDOW ? PITH_NO_TASK : used[c % WINDOW]);
+    used[c % WINDOW] =
+        add_chunk(job, c, range, sums + c % WINDOW * chunk, c < WINDOW ? PITH_NO_TASK : used[c % WINDOW]);
   }
   return pith__schedule_finished(job);
 }

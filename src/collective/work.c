@@ -16,13 +16,15 @@ static pith_cspan values_of(const pith_job *job, const pith_task *task) {
   if (task->values) {
     return (pith_cspan){task->values, task->n, PITH_F32};
   }
-  return (pith_cspan){(const uint8_t *)job->src.data + task->first * pith_dtype_size(job->src.dtype), task->n, job->src.dtype};
+  return (pith_cspan){(const uint8_t *)job->src.data + task->first * pith_dtype_size(job->src.dtype), task->n,
+                      job->src.dtype};
 }
 
 pith_status pith__work_encode(pith_job *job, const pith_task *task) {
   double start = pith__now();
   pith_out out = {task->piece->data, task->piece->capacity, 0};
-  PITH_TRY(job->encode(job, values_of(job, task), task->first, task->mode == PITH_GATHERED ? 1.0f : job->ctx.gamma, &out));
+  PITH_TRY(
+      job->encode(job, values_of(job, task), task->first, task->mode == PITH_GATHERED ? 1.0f : job->ctx.gamma, &out));
   task->piece->size = out.size;
   job->encode_seconds += pith__now() - start;
   return PITH_OK;
@@ -79,7 +81,8 @@ static pith_span range_of(pith_span span, size_t first, size_t n) {
   return (pith_span){(uint8_t *)span.data + first * pith_dtype_size(span.dtype), n, span.dtype};
 }
 
-/* The payload of a range is those of its layers one after another: codecs of joined tensors are FIXED, so each is known by its size. */
+/* The payload of a range is those of its layers one after another: codecs of joined tensors are FIXED, so each is known
+ * by its size. */
 static pith_status decode(pith_job *job, const pith_task *task, pith_span dst, int mode, int is_result) {
   double start = pith__now();
   pith_stretch s = {0};
@@ -177,6 +180,7 @@ pith_piece *pith__piece_for(pith_job *job, size_t n) {
 }
 
 pith_status pith__schedule_finished(const pith_job *job) {
-  PITH_REQUIRE(!job->schedule.failed, PITH_ERR_MEMORY, "no memory for the buffers of an operation of %zu values", job->src.n);
+  PITH_REQUIRE(!job->schedule.failed, PITH_ERR_MEMORY, "no memory for the buffers of an operation of %zu values",
+               job->src.n);
   return PITH_OK;
 }

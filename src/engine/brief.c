@@ -1,8 +1,9 @@
 /*
- * Short allreduces of one host: a scalar loss, a norm, a flag. Writing, running and forgetting a schedule would take longer than
- * the messages. Here the messages of the schedule's one step (add_short_allreduce of allreduce.c) are sent at once, and an
- * operation that only receives, on the stack of the caller, waits for the others' like any other: early messages, time-outs, dead
- * peers and other threads are the engine's as usual. The messages are the same, so ranks need not agree on who goes this way.
+ * Short allreduces of one host: a scalar loss, a norm, a flag. Writing, running and forgetting a schedule would take
+ * longer than the messages. Here the messages of the schedule's one step (add_short_allreduce of allreduce.c) are sent
+ * at once, and an operation that only receives, on the stack of the caller, waits for the others' like any other: early
+ * messages, time-outs, dead peers and other threads are the engine's as usual. The messages are the same, so ranks need
+ * not agree on who goes this way.
  */
 #include "engine/brief.h"
 
@@ -10,7 +11,8 @@
 #include "base/log.h"
 
 #define RANKS_MOST 8
-#define STAGED_MOST ((size_t)8 << 10) /* bytes of all ranks: on the stack, and less than where the schedule begins to make two steps */
+#define STAGED_MOST \
+  ((size_t)8 << 10) /* bytes of all ranks: on the stack, and less than where the schedule begins to make two steps */
 
 typedef struct brief {
   pith_operation op;
@@ -20,7 +22,8 @@ typedef struct brief {
   _Alignas(64) uint8_t staging[STAGED_MOST];
 } brief;
 
-/* On one host uncompressed values have one algorithm, whatever was wished for; what was asked for in this call may be refused. */
+/* On one host uncompressed values have one algorithm, whatever was wished for; what was asked for in this call may be
+ * refused. */
 static int is_brief(const pith_comm *comm, size_t bytes, const pith_call *call) {
   return bytes > 0 && bytes <= STAGED_MOST / (size_t)comm->ranks && comm->ranks > 1 && comm->ranks <= RANKS_MOST &&
          comm->hosts->hosts == 1 && !comm->tracing && pith__log_level() < PITH_LOG_INFO_ &&
@@ -52,8 +55,12 @@ static void prepare(brief *b, pith_comm *comm, pith_cspan src, size_t bytes) {
     b->sources[p] = p == comm->rank ? src.data : into;
     if (p != comm->rank) {
       b->piece[tasks] = (pith_piece){into, bytes, bytes, bytes};
-      b->task[tasks] = (pith_task){
-          .kind = PITH_TASK_RECEIVE, .peer = p, .tag = b->op.frame.tag, .piece = &b->piece[tasks], .edges = PITH_NO_TASK, .started = 1};
+      b->task[tasks] = (pith_task){.kind = PITH_TASK_RECEIVE,
+                                   .peer = p,
+                                   .tag = b->op.frame.tag,
+                                   .piece = &b->piece[tasks],
+                                   .edges = PITH_NO_TASK,
+                                   .started = 1};
       tasks++;
     }
   }
@@ -117,7 +124,8 @@ static pith_status run(pith_comm *comm, brief *b, pith_cspan src, size_t bytes) 
   return b->op.status == PITH_OK ? PITH_OK : pith_fail(comm->failed, "%s", comm->failure);
 }
 
-int pith__brief_allreduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce reduce, const pith_call *call, pith_status *status) {
+int pith__brief_allreduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce reduce, const pith_call *call,
+                          pith_status *status) {
   size_t bytes = src.n * pith_dtype_size(src.dtype);
   brief b;
   if (!is_brief(comm, bytes, call)) {

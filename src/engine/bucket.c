@@ -1,6 +1,6 @@
 /*
- * Buckets: scatter, reduce, gather for an exchange that others make. The parts of a layer go to ranks in turn, starting at
- * another rank for each layer, so that small layers do not all fall to rank 0.
+ * Buckets: scatter, reduce, gather for an exchange that others make. The parts of a layer go to ranks in turn, starting
+ * at another rank for each layer, so that small layers do not all fall to rank 0.
  */
 #include "engine/bucket.h"
 
@@ -17,8 +17,8 @@ static pith_status check_layer(const pith_bucket_layer *l) {
   PITH_REQUIRE(l->codec, PITH_ERR_ARGUMENT, "a layer of a bucket has no codec");
   PITH_REQUIRE((l->codec->caps & needed) == needed, PITH_ERR_UNSUPPORTED,
                "%s cannot be in a bucket: that takes a codec of fixed size for pieces of a tensor", l->codec->spec);
-  PITH_REQUIRE(l->dtype == PITH_F32 || l->dtype == PITH_F16 || l->dtype == PITH_BF16, PITH_ERR_ARGUMENT, "%s: %s values cannot be compressed",
-               l->codec->spec, pith_dtype_name(l->dtype));
+  PITH_REQUIRE(l->dtype == PITH_F32 || l->dtype == PITH_F16 || l->dtype == PITH_BF16, PITH_ERR_ARGUMENT,
+               "%s: %s values cannot be compressed", l->codec->spec, pith_dtype_name(l->dtype));
   PITH_REQUIRE(l->n <= SIZE_MAX / 64, PITH_ERR_ARGUMENT, "%zu values do not fit any memory", l->n);
   return l->state ? pith__state_fits(l->codec, l->state, l->n, &(pith_ctx)PITH_CTX_INIT) : PITH_OK;
 }
@@ -26,8 +26,8 @@ static pith_status check_layer(const pith_bucket_layer *l) {
 /* Buckets for devices have no states; those for the CPU need them by now. */
 static pith_status check_states(const pith_bucket *b) {
   for (size_t i = 0; i < b->count; i++) {
-    PITH_REQUIRE(!b->layer[i].codec->memory || b->layer[i].state, PITH_ERR_STATE, "layer %zu of a bucket: %s needs a state", i,
-                 b->layer[i].codec->spec);
+    PITH_REQUIRE(!b->layer[i].codec->memory || b->layer[i].state, PITH_ERR_STATE,
+                 "layer %zu of a bucket: %s needs a state", i, b->layer[i].codec->spec);
   }
   return PITH_OK;
 }
@@ -62,7 +62,8 @@ static pith_status measure_parts(pith_bucket *b) {
     for (size_t i = 0; i < b->count; i++) {
       b->bytes[p] = pith__sat_add(b->bytes[p], pith__bucket_piece_bytes(b, i, pith__bucket_piece(b, i, p)));
     }
-    PITH_REQUIRE(b->bytes[p] < SIZE_MAX / (size_t)b->ranks, PITH_ERR_ARGUMENT, "the bucket is too large for any memory");
+    PITH_REQUIRE(b->bytes[p] < SIZE_MAX / (size_t)b->ranks, PITH_ERR_ARGUMENT,
+                 "the bucket is too large for any memory");
   }
   return PITH_OK;
 }
@@ -77,7 +78,8 @@ static pith_status fill(pith_bucket *b) {
 }
 
 pith_status pith_bucket_create(int rank, int ranks, const pith_bucket_layer *layers, size_t count, pith_bucket **made) {
-  PITH_REQUIRE(made && (layers || count == 0), PITH_ERR_ARGUMENT, "pith_bucket_create: layers and bucket must not be NULL");
+  PITH_REQUIRE(made && (layers || count == 0), PITH_ERR_ARGUMENT,
+               "pith_bucket_create: layers and bucket must not be NULL");
   PITH_REQUIRE(ranks > 0 && rank >= 0 && rank < ranks, PITH_ERR_ARGUMENT, "rank %d of %d is impossible", rank, ranks);
   PITH_REQUIRE(count < SIZE_MAX / 1024, PITH_ERR_ARGUMENT, "%zu layers do not fit any memory", count);
   for (size_t i = 0; i < count; i++) {
@@ -108,7 +110,9 @@ void pith_bucket_destroy(pith_bucket *b) {
   }
 }
 
-size_t pith_bucket_bytes(const pith_bucket *b, int rank) { return b && rank >= 0 && rank < b->ranks ? b->bytes[rank] : 0; }
+size_t pith_bucket_bytes(const pith_bucket *b, int rank) {
+  return b && rank >= 0 && rank < b->ranks ? b->bytes[rank] : 0;
+}
 
 /* ---- The three steps --------------------------------------------------------------------------------------------- */
 
@@ -117,7 +121,8 @@ static pith_cspan values_at(const void *data, const pith_bucket_layer *l, pith_r
 }
 
 pith_status pith_bucket_encode(pith_bucket *b, const void *const *src, const pith_ctx *given, void *parts) {
-  PITH_REQUIRE(b && (src || b->count == 0) && parts, PITH_ERR_ARGUMENT, "pith_bucket_encode: bucket, src and parts must not be NULL");
+  PITH_REQUIRE(b && (src || b->count == 0) && parts, PITH_ERR_ARGUMENT,
+               "pith_bucket_encode: bucket, src and parts must not be NULL");
   PITH_TRY(check_states(b));
   uint8_t *at = parts;
   for (int p = 0; p < b->ranks; p++) {
@@ -137,7 +142,8 @@ pith_status pith_bucket_encode(pith_bucket *b, const void *const *src, const pit
 }
 
 /* The sum of what all ranks sent of one piece of ours, at `at` in each rank's part. */
-static pith_status sum_piece(const pith_bucket *b, const uint8_t *received, size_t at, size_t index, pith_range r, const pith_ctx *given) {
+static pith_status sum_piece(const pith_bucket *b, const uint8_t *received, size_t at, size_t index, pith_range r,
+                             const pith_ctx *given) {
   const pith_bucket_layer *l = &b->layer[index];
   for (int p = 0; p < b->ranks; p++) {
     pith_ctx ctx = pith__bucket_ctx(b, given, index, (uint32_t)p, r.first);
@@ -156,12 +162,13 @@ static void make_result(const pith_bucket *b, const pith_codec *codec, pith_rang
   }
 }
 
-pith_status pith_bucket_reduce(pith_bucket *b, pith_bytes received, pith_reduce reduce, const pith_ctx *given, void *result) {
+pith_status pith_bucket_reduce(pith_bucket *b, pith_bytes received, pith_reduce reduce, const pith_ctx *given,
+                               void *result) {
   PITH_REQUIRE(b && (received.data || received.size == 0) && result, PITH_ERR_ARGUMENT,
                "pith_bucket_reduce: bucket, received and result must not be NULL");
   PITH_REQUIRE(reduce == PITH_SUM || reduce == PITH_MEAN, PITH_ERR_ARGUMENT, "buckets are summed or averaged");
-  PITH_REQUIRE(received.size == b->bytes[b->rank] * (size_t)b->ranks, PITH_ERR_CORRUPT, "%zu bytes are not %d parts of %zu", received.size,
-               b->ranks, b->bytes[b->rank]);
+  PITH_REQUIRE(received.size == b->bytes[b->rank] * (size_t)b->ranks, PITH_ERR_CORRUPT,
+               "%zu bytes are not %d parts of %zu", received.size, b->ranks, b->bytes[b->rank]);
   size_t at = 0;
   for (size_t i = 0; i < b->count; i++) {
     pith_range r = pith__bucket_piece(b, i, b->rank);
@@ -171,7 +178,8 @@ pith_status pith_bucket_reduce(pith_bucket *b, pith_bytes received, pith_reduce 
       pith_ctx ctx = pith__bucket_ctx(b, given, i, (uint32_t)(b->ranks + b->rank), r.first);
       PITH_TRY(sum_piece(b, received.data, at, i, r, given));
       make_result(b, l->codec, r, reduce);
-      PITH_TRY(pith__feed_encode_result(l->codec, l->state, (pith_cspan){b->sum, r.n, PITH_F32}, &out, &b->scratch[i], &ctx));
+      PITH_TRY(pith__feed_encode_result(l->codec, l->state, (pith_cspan){b->sum, r.n, PITH_F32}, &out, &b->scratch[i],
+                                        &ctx));
     }
     at += out.capacity;
   }
@@ -185,7 +193,8 @@ pith_status pith_bucket_decode(pith_bucket *b, pith_bytes results, const pith_ct
   for (int p = 0; p < b->ranks; p++) {
     total += b->bytes[p];
   }
-  PITH_REQUIRE(results.size == total, PITH_ERR_CORRUPT, "the results of all ranks have %zu bytes, not %zu", total, results.size);
+  PITH_REQUIRE(results.size == total, PITH_ERR_CORRUPT, "the results of all ranks have %zu bytes, not %zu", total,
+               results.size);
   for (int p = 0; p < b->ranks; p++) {
     for (size_t i = 0; i < b->count; i++) {
       pith_range r = pith__bucket_piece(b, i, p);

@@ -1,4 +1,5 @@
-/* The inside of a bucket: whose which values are, and the contexts they are coded with. For buckets in main memory and on devices. */
+/* The inside of a bucket: whose which values are, and the contexts they are coded with. For buckets in main memory and
+ * on devices. */
 #ifndef PITH_ENGINE_BUCKET_H
 #define PITH_ENGINE_BUCKET_H
 
@@ -11,7 +12,7 @@
 struct pith_bucket {
   int rank, ranks;
   size_t count;
-  size_t *bytes;            /* of each part */
+  size_t *bytes;              /* of each part */
   pith_feed_scratch *scratch; /* of each layer; all share one memory */
   void *memory;
   float *sum; /* as many values as the largest piece has */
@@ -30,7 +31,8 @@ static inline size_t pith__bucket_piece_bytes(const pith_bucket *b, size_t index
 }
 
 /* For what a rank encodes of a layer, from value `first` on. `rank` + the number of ranks for results. */
-static inline pith_ctx pith__bucket_ctx(const pith_bucket *b, const pith_ctx *given, size_t index, uint32_t rank, size_t first) {
+static inline pith_ctx pith__bucket_ctx(const pith_bucket *b, const pith_ctx *given, size_t index, uint32_t rank,
+                                        size_t first) {
   pith_ctx ctx = PITH_CTX_INIT;
   if (given) {
     ctx.seed = given->seed;

@@ -1,4 +1,5 @@
-/* Buckets on a device: the same pieces in the same order as in main memory, all pieces of a step in one call to the kernels. */
+/* Buckets on a device: the same pieces in the same order as in main memory, all pieces of a step in one call to the
+ * kernels. */
 #include <pith/cuda.h>
 #include <stdlib.h>
 
@@ -17,10 +18,11 @@ static pith_status make_list(const pith_bucket *b, size_t pieces, item_list *lis
   return PITH_OK;
 }
 
-static void add_item(item_list *list, const pith_bucket *b, size_t index, pith_range piece, void *values, pith_dtype dtype, void *payload,
-                     const pith_ctx *ctx, uint32_t rank) {
+static void add_item(item_list *list, const pith_bucket *b, size_t index, pith_range piece, void *values,
+                     pith_dtype dtype, void *payload, const pith_ctx *ctx, uint32_t rank) {
   if (piece.n) {
-    pith_cuda_item item = {.codec = b->layer[index].codec, .dtype = dtype, .n = piece.n, .values = values, .payload = payload};
+    pith_cuda_item item = {
+        .codec = b->layer[index].codec, .dtype = dtype, .n = piece.n, .values = values, .payload = payload};
     item.ctx = pith__bucket_ctx(b, ctx, index, rank, piece.first);
     list->item[list->count++] = item;
   }
@@ -40,15 +42,16 @@ pith_status pith_bucket_piece(const pith_bucket *b, size_t layer, int rank, size
 }
 
 /* All pieces of all ranks, as they lie in parts and results. */
-static void list_all(item_list *list, const pith_bucket *b, const void *const *tensors, float *const *memories, const pith_ctx *ctx,
-                     const void *bytes, size_t stride, uint32_t first_rank, uint32_t step) {
+static void list_all(item_list *list, const pith_bucket *b, const void *const *tensors, float *const *memories,
+                     const pith_ctx *ctx, const void *bytes, size_t stride, uint32_t first_rank, uint32_t step) {
   uint8_t *at = (uint8_t *)(uintptr_t)bytes;
   for (int p = 0; p < b->ranks; p++) {
     at = stride ? (uint8_t *)(uintptr_t)bytes + (size_t)p * stride : at;
     for (size_t i = 0; i < b->count; i++) {
       pith_range piece = pith__bucket_piece(b, i, p);
       size_t before = list->count;
-      add_item(list, b, i, piece, value_at(b, i, tensors[i], piece.first), b->layer[i].dtype, at, ctx, first_rank + step * (uint32_t)p);
+      add_item(list, b, i, piece, value_at(b, i, tensors[i], piece.first), b->layer[i].dtype, at, ctx,
+               first_rank + step * (uint32_t)p);
       if (list->count > before && memories && memories[i]) {
         list->item[before].memory = memories[i] + piece.first;
       }
@@ -57,8 +60,8 @@ static void list_all(item_list *list, const pith_bucket *b, const void *const *t
   }
 }
 
-pith_status pith__cuda_bucket_encode(const pith_bucket *b, const void *const *src, float *const *memories, const pith_ctx *ctx,
-                                     void *parts, size_t stride, void *stream) {
+pith_status pith__cuda_bucket_encode(const pith_bucket *b, const void *const *src, float *const *memories,
+                                     const pith_ctx *ctx, void *parts, size_t stride, void *stream) {
   item_list list;
   PITH_TRY(make_list(b, b ? b->count * (size_t)b->ranks : 0, &list));
   list_all(&list, b, src, memories, ctx, parts, stride, (uint32_t)b->rank, 0);
@@ -67,13 +70,13 @@ pith_status pith__cuda_bucket_encode(const pith_bucket *b, const void *const *sr
   return status;
 }
 
-pith_status pith_cuda_bucket_encode(const pith_bucket *b, const void *const *src, float *const *memories, const pith_ctx *ctx, void *parts,
-                                    void *stream) {
+pith_status pith_cuda_bucket_encode(const pith_bucket *b, const void *const *src, float *const *memories,
+                                    const pith_ctx *ctx, void *parts, void *stream) {
   return pith__cuda_bucket_encode(b, src, memories, ctx, parts, 0, stream);
 }
 
-pith_status pith__cuda_bucket_decode(const pith_bucket *b, const void *results, size_t stride, const pith_ctx *ctx, void *const *dst,
-                                     void *stream) {
+pith_status pith__cuda_bucket_decode(const pith_bucket *b, const void *results, size_t stride, const pith_ctx *ctx,
+                                     void *const *dst, void *stream) {
   item_list list;
   PITH_TRY(make_list(b, b ? b->count * (size_t)b->ranks : 0, &list));
   list_all(&list, b, (const void *const *)dst, NULL, ctx, results, stride, (uint32_t)b->ranks, 1);
@@ -82,12 +85,14 @@ pith_status pith__cuda_bucket_decode(const pith_bucket *b, const void *results, 
   return status;
 }
 
-pith_status pith_cuda_bucket_decode(const pith_bucket *b, const void *results, const pith_ctx *ctx, void *const *dst, void *stream) {
+pith_status pith_cuda_bucket_decode(const pith_bucket *b, const void *results, const pith_ctx *ctx, void *const *dst,
+                                    void *stream) {
   return pith__cuda_bucket_decode(b, results, 0, ctx, dst, stream);
 }
 
 /* Our own pieces: `bytes` has their payloads one after another, `sums` their values. */
-static void list_own(item_list *list, const pith_bucket *b, float *sums, const void *bytes, const pith_ctx *ctx, uint32_t rank) {
+static void list_own(item_list *list, const pith_bucket *b, float *sums, const void *bytes, const pith_ctx *ctx,
+                     uint32_t rank) {
   uint8_t *at = (uint8_t *)(uintptr_t)bytes;
   list->count = 0;
   for (size_t i = 0; i < b->count; i++) {
@@ -99,7 +104,8 @@ static void list_own(item_list *list, const pith_bucket *b, float *sums, const v
 }
 
 /* Rank after rank, as on the CPU: the sum has the same bits. */
-pith_status pith__cuda_bucket_sum(const pith_bucket *b, const void *received, size_t stride, const pith_ctx *ctx, float *sums, void *stream) {
+pith_status pith__cuda_bucket_sum(const pith_bucket *b, const void *received, size_t stride, const pith_ctx *ctx,
+                                  float *sums, void *stream) {
   item_list list;
   PITH_TRY(make_list(b, b ? b->count : 0, &list));
   size_t apart = stride ? stride : b->bytes[b->rank];
@@ -112,7 +118,8 @@ pith_status pith__cuda_bucket_sum(const pith_bucket *b, const void *received, si
   return status;
 }
 
-pith_status pith_cuda_bucket_sum(const pith_bucket *b, const void *received, const pith_ctx *ctx, float *sums, void *stream) {
+pith_status pith_cuda_bucket_sum(const pith_bucket *b, const void *received, const pith_ctx *ctx, float *sums,
+                                 void *stream) {
   return pith__cuda_bucket_sum(b, received, 0, ctx, sums, stream);
 }
 
@@ -129,7 +136,8 @@ pith_status pith_cuda_bucket_mean(const pith_bucket *b, float *sums, void *strea
 }
 
 /* Results go through a memory of their own where one keeps what was lost; any other memory is for gradients alone. */
-static pith_status encode_results(const pith_bucket *b, item_list *list, pith_codec *plain, float *const *memories, void *stream) {
+static pith_status encode_results(const pith_bucket *b, item_list *list, pith_codec *plain, float *const *memories,
+                                  void *stream) {
   for (size_t i = 0, k = 0; i < b->count; i++) {
     const pith_codec *codec = b->layer[i].codec;
     if (pith__bucket_piece(b, i, b->rank).n == 0) {
@@ -148,8 +156,8 @@ static pith_status encode_results(const pith_bucket *b, item_list *list, pith_co
   return pith_cuda_encode(list->item, list->count, NULL, 0, stream);
 }
 
-pith_status pith_cuda_bucket_result(const pith_bucket *b, float *sums, float *const *memories, const pith_ctx *ctx, void *result,
-                                    void *stream) {
+pith_status pith_cuda_bucket_result(const pith_bucket *b, float *sums, float *const *memories, const pith_ctx *ctx,
+                                    void *result, void *stream) {
   item_list list;
   PITH_TRY(make_list(b, b ? b->count : 0, &list));
   pith_codec *plain = malloc((b->count + 1) * sizeof *plain);

@@ -1,9 +1,9 @@
 /*
  * Layers joined to one operation: a message costs more than a small layer does.
  *
- * Block codecs work on a joined tensor in which every layer starts at a block; each layer keeps its own memory and random
- * numbers, so that it makes no difference to the result whether it was joined. Methods of several rounds keep their tensors
- * apart and join what they exchange.
+ * Block codecs work on a joined tensor in which every layer starts at a block; each layer keeps its own memory and
+ * random numbers, so that it makes no difference to the result whether it was joined. Methods of several rounds keep
+ * their tensors apart and join what they exchange.
  */
 #include "engine/submit.h"
 
@@ -19,8 +19,8 @@ static uint64_t number_of(const pith_member *members, size_t count) {
   return hash;
 }
 
-pith_status pith__allreduce_joined(pith_comm *comm, pith_span joined, const pith_call *call, const pith_member *members, size_t count,
-                                   pith_request **request) {
+pith_status pith__allreduce_joined(pith_comm *comm, pith_span joined, const pith_call *call, const pith_member *members,
+                                   size_t count, pith_request **request) {
   pith_operation *op;
   pith_call one = *call;
   one.ctx.layer = number_of(members, count);

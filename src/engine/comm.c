@@ -83,8 +83,10 @@ static pith_status find_place(const pith_config *c, settings *s) {
   int port = c->port ? c->port : s->launch.port;
   s->meet.port = (uint16_t)(port > 0 ? port : DEFAULT_PORT);
   s->meet.host = c->host && *c->host ? c->host : s->launch.host;
-  PITH_REQUIRE(*s->meet.host || c->id || s->launch.local_ranks < 0 || s->meet.ranks != s->launch.ranks, PITH_ERR_ARGUMENT,
-               "the ranks run on several hosts, and %s does not say where rank 0 is: set MASTER_ADDR to an address of its host that all "
+  PITH_REQUIRE(*s->meet.host || c->id || s->launch.local_ranks < 0 || s->meet.ranks != s->launch.ranks,
+               PITH_ERR_ARGUMENT,
+               "the ranks run on several hosts, and %s does not say where rank 0 is: set MASTER_ADDR to an address of "
+               "its host that all "
                "can reach",
                s->launch.launcher);
   s->meet.host = *s->meet.host ? s->meet.host : "127.0.0.1";
@@ -105,7 +107,8 @@ static pith_status use_id(const pith_unique_id *id, settings *s) {
 }
 
 static pith_status read_settings(const pith_config *config, settings *s) {
-  static const char *const connection_names[] = {"PITH_CONNECTIONS", NULL}, *const thread_names[] = {"PITH_THREADS", NULL};
+  static const char *const connection_names[] = {"PITH_CONNECTIONS", NULL}, *const thread_names[] = {"PITH_THREADS",
+                                                                                                     NULL};
   pith_config c;
   const char *timeout = getenv("PITH_TIMEOUT");
   memset(s, 0, sizeof *s);
@@ -135,7 +138,8 @@ pith_status pith_unique_id_create(const pith_config *config, pith_unique_id *id)
   pith_config c;
   PITH_REQUIRE(id, PITH_ERR_ARGUMENT, "pith_unique_id_create: id must not be NULL");
   PITH_TRY(copy_config(config, &c));
-  const char *towards = c.host && *c.host ? c.host : getenv("MASTER_ADDR"), *interface = text_of(c.interface, "PITH_IFNAME", NULL);
+  const char *towards = c.host && *c.host ? c.host : getenv("MASTER_ADDR"),
+             *interface = text_of(c.interface, "PITH_IFNAME", NULL);
   int with_secret = !text_of(c.secret, "PITH_SECRET", NULL);
   if (towards && *towards && !interface && pith__unique_id_create(NULL, towards, with_secret, id) == PITH_OK) {
     return PITH_OK;
@@ -212,7 +216,8 @@ static pith_status choose_transports(const char *name, choice *chosen) {
   return PITH_OK;
 }
 
-static pith_status listen_all(const choice *chosen, const pith_transport_config *config, pith_transport **transport, card *mine) {
+static pith_status listen_all(const choice *chosen, const pith_transport_config *config, pith_transport **transport,
+                              card *mine) {
   for (int k = 0; k < KINDS; k++) {
     transport[k] = NULL;
     mine->address[k].size = 0;
@@ -231,7 +236,8 @@ static void close_all(pith_transport **transport) {
   }
 }
 
-static pith_status connect_kind(pith_comm *comm, pith_transport *transport, int kind, const card *cards, const uint8_t *wanted) {
+static pith_status connect_kind(pith_comm *comm, pith_transport *transport, int kind, const card *cards,
+                                const uint8_t *wanted) {
   pith_address *address = calloc((size_t)comm->ranks, sizeof *address);
   PITH_REQUIRE(address, PITH_ERR_MEMORY, "no memory for the addresses of %d ranks", comm->ranks);
   for (int p = 0; p < comm->ranks; p++) {
@@ -246,7 +252,8 @@ static pith_status connect_kind(pith_comm *comm, pith_transport *transport, int 
   return status;
 }
 
-/* A peer is reached locally if both can and share a host (or, for threads, whatever they call their hosts), else over the network. */
+/* A peer is reached locally if both can and share a host (or, for threads, whatever they call their hosts), else over
+ * the network. */
 static int kind_of(const pith_comm *comm, const card *mine, const card *theirs) {
   int together = mine->host == theirs->host || strcmp(comm->transport_name, pith__transport_inproc.name) == 0;
   int local = mine->address[KIND_LOCAL].size && theirs->address[KIND_LOCAL].size && together;
@@ -263,7 +270,8 @@ static pith_status connect_all(pith_comm *comm, pith_transport **transport, cons
     }
     int kind = kind_of(comm, &cards[comm->rank], &cards[p]);
     PITH_REQUIRE(kind >= 0, PITH_ERR_UNSUPPORTED,
-                 "ranks %d and %d have no transport in common: they are on different hosts, or chose different ones", comm->rank, p);
+                 "ranks %d and %d have no transport in common: they are on different hosts, or chose different ones",
+                 comm->rank, p);
     wanted[kind][p] = 1;
     count[kind]++;
   }
@@ -297,8 +305,10 @@ static pith_status make_codecs(pith_comm *comm, const char *inside) {
     return PITH_OK;
   }
   PITH_TRY(pith_codec_create(inside, &comm->inside));
-  PITH_REQUIRE((comm->inside->caps & PITH_CAP_CHUNKED) && !comm->inside->memory && !(comm->inside->caps & PITH_CAP_VOTE),
-               PITH_ERR_UNSUPPORTED, "%s cannot be used inside hosts: that takes a codec for pieces, without memory or vote", inside);
+  PITH_REQUIRE(
+      (comm->inside->caps & PITH_CAP_CHUNKED) && !comm->inside->memory && !(comm->inside->caps & PITH_CAP_VOTE),
+      PITH_ERR_UNSUPPORTED, "%s cannot be used inside hosts: that takes a codec for pieces, without memory or vote",
+      inside);
   return PITH_OK;
 }
 
@@ -491,8 +501,9 @@ static pith_status exchange_over_parent(void *how, const card *mine, card *all, 
   group *g = how;
   card *cards = calloc((size_t)g->parent->ranks, sizeof *cards);
   PITH_REQUIRE(cards, PITH_ERR_MEMORY, "no memory to split %d ranks", g->parent->ranks);
-  pith_status status = pith_all_gather(g->parent, (pith_cspan){mine, sizeof *mine, PITH_U8},
-                                       (pith_span){cards, (size_t)g->parent->ranks * sizeof *cards, PITH_U8}, NULL, NULL, NULL);
+  pith_status status =
+      pith_all_gather(g->parent, (pith_cspan){mine, sizeof *mine, PITH_U8},
+                      (pith_span){cards, (size_t)g->parent->ranks * sizeof *cards, PITH_U8}, NULL, NULL, NULL);
   for (int p = 0; p < g->ranks && status == PITH_OK && all; p++) {
     all[p] = cards[g->members[p].rank];
   }
@@ -545,7 +556,9 @@ int pith_comm_rank(const pith_comm *comm) { return comm->rank; }
 int pith_comm_ranks(const pith_comm *comm) { return comm->ranks; }
 
 const char *pith_comm_transport(const pith_comm *comm, int peer) {
-  return peer < 0 || peer >= comm->ranks ? "none" : comm->link[peer].transport ? comm->link[peer].transport->ops->name : "self";
+  return peer < 0 || peer >= comm->ranks ? "none"
+         : comm->link[peer].transport    ? comm->link[peer].transport->ops->name
+                                         : "self";
 }
 
 double pith_comm_timeout(const pith_comm *comm) {
@@ -570,7 +583,8 @@ pith_status pith_comm_set_timeout(pith_comm *comm, double seconds) {
 
 pith_status pith_comm_stats(const pith_comm *comm, pith_stats *stats) {
   PITH_REQUIRE(comm && stats, PITH_ERR_ARGUMENT, "pith_comm_stats: comm and stats must not be NULL");
-  PITH_REQUIRE(stats->size == sizeof *stats, PITH_ERR_ARGUMENT, "pith_stats.size is %zu, not %zu", stats->size, sizeof *stats);
+  PITH_REQUIRE(stats->size == sizeof *stats, PITH_ERR_ARGUMENT, "pith_stats.size is %zu, not %zu", stats->size,
+               sizeof *stats);
   pith_comm *locked = (pith_comm *)(uintptr_t)comm;
   pith__comm_lock(locked);
   *stats = comm->stats;
@@ -580,7 +594,8 @@ pith_status pith_comm_stats(const pith_comm *comm, pith_stats *stats) {
 }
 
 pith_status pith_comm_traffic(const pith_comm *comm, const char *operation, pith_traffic *traffic) {
-  PITH_REQUIRE(comm && operation && traffic, PITH_ERR_ARGUMENT, "pith_comm_traffic: comm, operation and traffic must not be NULL");
+  PITH_REQUIRE(comm && operation && traffic, PITH_ERR_ARGUMENT,
+               "pith_comm_traffic: comm, operation and traffic must not be NULL");
   unsigned kind = 1;
   while (kind < PITH_OP_KINDS && strcmp(pith__operation_name(kind), operation) != 0) {
     kind++;

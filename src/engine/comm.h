@@ -11,8 +11,8 @@
  *   progress.c    drives all links and operations; sleeping, time-outs, threads
  *   comm.c        create, split, abort, destroy
  *
- * One mutex guards everything. Whoever waits drives (one thread at a time); a background thread drives while there are requests
- * that nobody waits for.
+ * One mutex guards everything. Whoever waits drives (one thread at a time); a background thread drives while there are
+ * requests that nobody waits for.
  */
 #ifndef PITH_ENGINE_COMM_H
 #define PITH_ENGINE_COMM_H
@@ -71,11 +71,11 @@ typedef struct pith_operation {
   struct pith_operation *next;
   pith_comm *comm;
   pith_job job;
-  pith_frame frame;      /* what its messages say */
-  uint32_t *ready;       /* a heap of work that can run, lowest number on top */
+  pith_frame frame; /* what its messages say */
+  uint32_t *ready;  /* a heap of work that can run, lowest number on top */
   uint32_t ready_count, unfinished;
-  void *scratch;         /* of the codec */
-  size_t *counts;        /* copies of the caller's */
+  void *scratch;  /* of the codec */
+  size_t *counts; /* copies of the caller's */
   pith_status status;
   pith_traffic traffic;
   double started_at;
@@ -158,12 +158,12 @@ struct pith_comm {
   size_t chunk;
   char *host, *transport_name, *interface, *host_id; /* settings, for splits */
   int connections;
-  pith_crew *crew; /* helps to encode and decode; NULL: nobody does */
-  pith_layout *hosts, *flat;   /* which ranks share a host; and as if none did */
-  pith_cost_model cost;        /* what algorithms are chosen by */
-  pith_algorithm algorithm;    /* what the user wishes, where it suits */
-  pith_codec *inside;          /* inside hosts, for hierarchical; NULL: uncompressed */
-  pith_codec *entries;         /* sparse and without loss */
+  pith_crew *crew;                   /* helps to encode and decode; NULL: nobody does */
+  pith_layout *hosts, *flat;         /* which ranks share a host; and as if none did */
+  pith_cost_model cost;              /* what algorithms are chosen by */
+  pith_algorithm algorithm;          /* what the user wishes, where it suits */
+  pith_codec *inside;                /* inside hosts, for hierarchical; NULL: uncompressed */
+  pith_codec *entries;               /* sparse and without loss */
   uint64_t logged[PITH_LOGGED_MOST]; /* kinds of operations that were explained */
   pith_transport *transport[PITH_TRANSPORTS_MOST];
   int transports;
@@ -173,25 +173,27 @@ struct pith_comm {
   uint64_t sequence; /* of the last collective */
   unsigned splits;
   pith_operation *running, **running_end;
-  pith_pool pool; /* memory of operations */
+  pith_pool pool;     /* memory of operations */
   pith_status failed; /* PITH_OK until something went wrong for good */
   char failure[768];
   double failed_at;
   int tracing; /* PITH_TRACE */
-  double busy;          /* seconds of work in which nobody listened to the links */
+  double busy; /* seconds of work in which nobody listened to the links */
   uint32_t turns;
-  double last_sign;     /* when we last told the others that we wait */
-  pthread_mutex_t mutex, gate; /* who finds the mutex taken waits at the gate, then has it: a driver lets them in between two turns */
+  double last_sign; /* when we last told the others that we wait */
+  pthread_mutex_t mutex,
+      gate; /* who finds the mutex taken waits at the gate, then has it: a driver lets them in between two turns */
   pthread_cond_t changed;
   atomic_uint knocked, entered; /* threads that came to the gate, and that have been let in */
-  int driving, waiters; /* a thread drives; threads wait */
+  int driving, waiters;         /* a thread drives; threads wait */
   pthread_t thread;
   int thread_started, closing;
-  int spin, yield; /* turns without news before we sleep (0: not chosen yet), and between two that leave the core to others */
-  uint64_t moved_bytes; /* in both directions */
-  long nap;             /* nanoseconds that we last let bytes gather, where they trickle in; 0: they do not */
+  int spin,
+      yield; /* turns without news before we sleep (0: not chosen yet), and between two that leave the core to others */
+  uint64_t moved_bytes;  /* in both directions */
+  long nap;              /* nanoseconds that we last let bytes gather, where they trickle in; 0: they do not */
   int networked, modest; /* some ranks are elsewhere; sleeps during which we hardly spin, since the core is wanted */
-  int wake; /* an eventfd that ends the driver's sleep */
+  int wake;              /* an eventfd that ends the driver's sleep */
   pith_stats stats;
   pith_traffic traffic[PITH_OP_KINDS];
 };
@@ -245,7 +247,8 @@ void pith__comm_lock(pith_comm *comm);
 /* Ends the driver's sleep, if there is one. */
 void pith__comm_wake(pith_comm *comm);
 /* The comm is over: every operation ends with this, here and (by a notice) on the other ranks. */
-void pith__comm_fail(pith_comm *comm, pith_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+void pith__comm_fail(pith_comm *comm, pith_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 /* Drives until the operation is done. Called with the mutex held. */
 void pith__comm_drive(pith_comm *comm, const pith_operation *op);
 pith_status pith__comm_start_thread(pith_comm *comm);

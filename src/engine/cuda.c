@@ -1,8 +1,9 @@
 /*
  * GPUs: opens the CUDA module, checks what is asked of it, and hands it tasks (cuda_tasks.c).
  *
- * The module is a shared object of its own, so that this library links to libc alone and one build serves machines with and
- * without GPUs. It knows nothing of specs: a task holds the numbers that a codec's parameters come down to (kernel/formats.h).
+ * The module is a shared object of its own, so that this library links to libc alone and one build serves machines with
+ * and without GPUs. It knows nothing of specs: a task holds the numbers that a codec's parameters come down to
+ * (kernel/formats.h).
  */
 #include <dlfcn.h>
 #include <limits.h>
@@ -116,7 +117,8 @@ pith_status pith_cuda_probe(const char **device) {
   return PITH_OK;
 }
 
-/* ---- What is accepted ------------------------------------------------------------------------------------------------ */
+/* ---- What is accepted
+ * ------------------------------------------------------------------------------------------------ */
 
 pith_status pith_cuda_supports(const pith_codec *codec) {
   PITH_REQUIRE(codec, PITH_ERR_ARGUMENT, "pith_cuda_supports: codec is NULL");
@@ -355,7 +357,8 @@ pith_status pith_cuda_consume(const pith_cuda_item *items, size_t count, size_t 
                    workspace_size, stream);
 }
 
-/* ---- Means --------------------------------------------------------------------------------------------------------------- */
+/* ---- Means
+ * --------------------------------------------------------------------------------------------------------------- */
 
 static pith_status check_sums(const pith_cuda_item *item) {
   PITH_REQUIRE(item->codec, PITH_ERR_ARGUMENT, "pith_cuda_aggregate: an item has no codec");
@@ -408,7 +411,8 @@ pith_status pith_cuda_aggregate(const pith_cuda_item *items, size_t count, void 
   return PITH_OK;
 }
 
-/* ---- For the planner ----------------------------------------------------------------------------------------------------- */
+/* ---- For the planner
+ * ----------------------------------------------------------------------------------------------------- */
 
 static pith_status check_candidates(const pith_cuda_item *items, size_t count) {
   PITH_REQUIRE(items || count == 0, PITH_ERR_ARGUMENT, "%zu items at NULL", count);

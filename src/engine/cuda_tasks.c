@@ -14,7 +14,8 @@
 #define CAST_BUCKET 512 /* casts have no scales: any cut will do */
 #define TILE_VALUES 4096
 
-/* ---- Blocks ------------------------------------------------------------------------------------------------------------- */
+/* ---- Blocks
+ * ------------------------------------------------------------------------------------------------------------- */
 
 static const pith_value *arg(const pith_param *params, const pith_value *values, const char *key) {
   for (; params->key; params++, values++) {
@@ -85,7 +86,8 @@ int pith__gpu_is_block(const pith_codec *codec) {
 
 int pith__gpu_is_lowrank(const pith_codec *codec) { return codec->ops->wire_id == PITH_WIRE_POWERSGD; }
 
-/* The first `first` values are done: the next task of an item. Keys change where an index outgrows 32 bits, and tasks end there. */
+/* The first `first` values are done: the next task of an item. Keys change where an index outgrows 32 bits, and tasks
+ * end there. */
 size_t pith__gpu_next_task(const pith_cuda_item *item, int encode, size_t first, pith_gpu_task *task) {
   const pith_codec *codec = item->codec;
   uint64_t index = item->ctx.offset + first, border = ((index >> 32) + 1) << 32;
@@ -93,7 +95,8 @@ size_t pith__gpu_next_task(const pith_cuda_item *item, int encode, size_t first,
   size_t to_border = (size_t)((border - index + granule - 1) / granule * granule);
   size_t n = pith__least(item->n - first, pith__least(most, to_border));
   pith_ctx ctx = item->ctx;
-  pith_key round = pith__rng_key(&ctx, PITH_DOMAIN_ROUND, index), rotate = pith__rng_key(&ctx, PITH_DOMAIN_ROTATE, index);
+  pith_key round = pith__rng_key(&ctx, PITH_DOMAIN_ROUND, index),
+           rotate = pith__rng_key(&ctx, PITH_DOMAIN_ROTATE, index);
   *task = (pith_gpu_task){
       .values = (uint8_t *)item->values + first * pith_dtype_size(item->dtype),
       .payload = (uint8_t *)item->payload + pith_codec_bound(codec, first),
@@ -113,7 +116,8 @@ size_t pith__gpu_next_task(const pith_cuda_item *item, int encode, size_t first,
   return n;
 }
 
-/* ---- Sparsifiers ------------------------------------------------------------------------------------------------------- */
+/* ---- Sparsifiers
+ * ------------------------------------------------------------------------------------------------------- */
 
 /* topk's share of a step: see src/codec/topk.c. */
 static double ratio_at(const pith_codec *codec, uint64_t step) {
@@ -140,7 +144,8 @@ static void describe_topk(const pith_cuda_item *item, pith_gpu_sparse *task) {
 
 static void describe_randomk(const pith_cuda_item *item, pith_gpu_sparse *task) {
   const pith_ctx *ctx = &item->ctx;
-  task->k = task->most = (uint32_t)pith__ratio_count(arg(item->codec->ops->params, item->codec->args, "ratio")->f, item->n);
+  task->k = task->most =
+      (uint32_t)pith__ratio_count(arg(item->codec->ops->params, item->codec->args, "ratio")->f, item->n);
   task->factor = pith__gpu_int_arg(item->codec, "unbiased", 0) ? (float)((double)item->n / (double)task->k) : 1.0f;
   for (unsigned round = 0; round < PITH_PERMUTE_ROUNDS; round++) {
     pith_key key = pith__rng_key_of(ctx->seed, ctx->step, ctx->layer, 0, PITH_DOMAIN_SELECT, round);
@@ -209,7 +214,8 @@ pith_gpu_sparse pith__gpu_sparse_task(const pith_cuda_item *item, int encode) {
   return task;
 }
 
-/* ---- Low rank ---------------------------------------------------------------------------------------------------------- */
+/* ---- Low rank
+ * ---------------------------------------------------------------------------------------------------------- */
 
 /* As src/codec/powersgd.c: a matrix that is not worth factoring has no part. */
 size_t pith_cuda_part(const pith_codec *codec, size_t n, size_t rows) {

@@ -1,5 +1,6 @@
 /*
- * What a codec's parameters come down to for the CUDA module: plain numbers (kernel/formats.h). Items have been checked.
+ * What a codec's parameters come down to for the CUDA module: plain numbers (kernel/formats.h). Items have been
+ * checked.
  */
 #ifndef PITH_ENGINE_CUDA_TASKS_H
 #define PITH_ENGINE_CUDA_TASKS_H

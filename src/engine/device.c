@@ -1,6 +1,6 @@
 /*
- * The life of an allreduce on a device: layers get their codecs and ways, are cut into units, and units are put into groups. device_memory.c has their
- * places in memory, device_stage.c the steps, device_save.c checkpoints.
+ * The life of an allreduce on a device: layers get their codecs and ways, are cut into units, and units are put into
+ * groups. device_memory.c has their places in memory, device_stage.c the steps, device_save.c checkpoints.
  */
 #include "engine/device.h"
 
@@ -13,9 +13,9 @@
 #include "engine/cuda_tasks.h"
 
 #define LAYERS_MOST ((size_t)1 << 20)
-#define SMALL_ROOM 4096  /* bytes that any layer may take */
+#define SMALL_ROOM 4096   /* bytes that any layer may take */
 #define SLICE_VALUES 4096 /* slices begin at multiples of about so many */
-#define WHOLE_GROUPS 4   /* times the bytes of gradients where payloads are very small */
+#define WHOLE_GROUPS 4    /* times the bytes of gradients where payloads are very small */
 
 /* ---- Layers ------------------------------------------------------------------------------------------------------ */
 
@@ -32,7 +32,8 @@ static pith_status check_layers(const pith_device_layer *layers, size_t count) {
   PITH_REQUIRE(count <= LAYERS_MOST, PITH_ERR_ARGUMENT, "more than %zu layers", LAYERS_MOST);
   for (size_t i = 0; i < count; i++) {
     const pith_device_layer *l = &layers[i];
-    PITH_REQUIRE(l->name && *l->name && (l->shape || l->dimensions == 0), PITH_ERR_ARGUMENT, "layer %zu needs a name and a shape", i);
+    PITH_REQUIRE(l->name && *l->name && (l->shape || l->dimensions == 0), PITH_ERR_ARGUMENT,
+                 "layer %zu needs a name and a shape", i);
     PITH_REQUIRE(!has_name(layers, i, l->name), PITH_ERR_ARGUMENT, "there are two layers %s", l->name);
     PITH_REQUIRE(l->dtype == PITH_F32 || l->dtype == PITH_F16 || l->dtype == PITH_BF16, PITH_ERR_ARGUMENT,
                  "layer %s: gradients are f32, f16 or bf16, not %s", l->name, pith_dtype_name(l->dtype));
@@ -43,7 +44,8 @@ static pith_status check_layers(const pith_device_layer *layers, size_t count) {
 static pith_status size_of(const pith_device_layer *l, size_t *n) {
   *n = 1;
   for (size_t d = 0; d < l->dimensions; d++) {
-    PITH_REQUIRE(!__builtin_mul_overflow(*n, l->shape[d], n) && *n <= SIZE_MAX / 64, PITH_ERR_ARGUMENT, "layer %s is too large", l->name);
+    PITH_REQUIRE(!__builtin_mul_overflow(*n, l->shape[d], n) && *n <= SIZE_MAX / 64, PITH_ERR_ARGUMENT,
+                 "layer %s is too large", l->name);
   }
   return PITH_OK;
 }
@@ -52,7 +54,8 @@ static pith_status size_of(const pith_device_layer *l, size_t *n) {
 static pith_status check_room(const pith_device_layer *l, const pith_device_member *m) {
   size_t room = pith_codec_bound(m->codec, m->n), values = m->n * pith_dtype_size(m->dtype);
   PITH_REQUIRE((m->codec->caps & PITH_CAP_FIXED) || room <= values / 2 + SMALL_ROOM, PITH_ERR_UNSUPPORTED,
-               "layer %s: payloads of %s vary in size up to %zu bytes, and over NCCL, where nobody waits for sizes, all of that would travel for "
+               "layer %s: payloads of %s vary in size up to %zu bytes, and over NCCL, where nobody waits for sizes, "
+               "all of that would travel for "
                "%zu bytes of values; topk with a small ratio has a small bound",
                l->name, m->codec->spec, room, values);
   return PITH_OK;
@@ -63,11 +66,12 @@ static pith_status choose_way(const pith_device_core *o, const pith_device_layer
     return pith_fail(PITH_ERR_UNSUPPORTED, "layer %s: %s", l->name, pith_error());
   }
   int factors = pith__gpu_is_lowrank(m->codec);
-  PITH_REQUIRE(factors || pith_codec_rounds(m->codec) == 0, PITH_ERR_UNSUPPORTED, "layer %s: there are no CUDA kernels for the rounds of %s",
-               l->name, m->codec->spec);
+  PITH_REQUIRE(factors || pith_codec_rounds(m->codec) == 0, PITH_ERR_UNSUPPORTED,
+               "layer %s: there are no CUDA kernels for the rounds of %s", l->name, m->codec->spec);
   m->way = factors ? PITH_DEVICE_FACTORS : pith__gpu_is_block(m->codec) ? PITH_DEVICE_BLOCKS : PITH_DEVICE_WHOLE;
   PITH_REQUIRE(m->way == PITH_DEVICE_BLOCKS || m->n <= PITH_GPU_WHOLE_VALUES, PITH_ERR_RANGE,
-               "layer %s: %zu values are too many for %s; a GPU takes %u", l->name, m->n, m->codec->spec, PITH_GPU_WHOLE_VALUES);
+               "layer %s: %zu values are too many for %s; a GPU takes %u", l->name, m->n, m->codec->spec,
+               PITH_GPU_WHOLE_VALUES);
   return m->way == PITH_DEVICE_WHOLE && !o->waits ? check_room(l, m) : PITH_OK;
 }
 
@@ -89,8 +93,8 @@ static pith_status check_rules(const pith_device_core *o, const pith_device_laye
     while (i < count && !pith_rules_matches(o->rules, rule, layers[i].name)) {
       i++;
     }
-    PITH_REQUIRE(i < count || count == 0, PITH_ERR_SPEC, "rule number %zu of \"%s\" matches none of %zu layers", rule + 1,
-                 pith_rules_text(o->rules), count);
+    PITH_REQUIRE(i < count || count == 0, PITH_ERR_SPEC, "rule number %zu of \"%s\" matches none of %zu layers",
+                 rule + 1, pith_rules_text(o->rules), count);
   }
   return PITH_OK;
 }
@@ -106,11 +110,13 @@ static pith_status make_members(pith_device_core *o, const pith_device_layer *la
   return check_rules(o, layers, count);
 }
 
-/* ---- Units and groups ---------------------------------------------------------------------------------------------- */
+/* ---- Units and groups ----------------------------------------------------------------------------------------------
+ */
 
 static size_t member_bytes(const pith_device_member *m) { return m->n * pith_dtype_size(m->dtype); }
 
-/* Values of a slice; all of them where a layer stays whole. Codecs do not see where a tensor was cut: not within a granule. */
+/* Values of a slice; all of them where a layer stays whole. Codecs do not see where a tensor was cut: not within a
+ * granule. */
 static size_t slice_values(const pith_device_core *o, const pith_device_member *m) {
   size_t slices = m->n ? (member_bytes(m) - 1) / o->limit + 1 : 1;
   if (m->way != PITH_DEVICE_BLOCKS || slices == 1) {
@@ -188,8 +194,8 @@ static pith_status make_groups(pith_device_core *o) {
   o->tensors = calloc(most, sizeof *o->tensors);
   o->memories = calloc(most, sizeof *o->memories);
   o->results = calloc(most, sizeof *o->results);
-  PITH_REQUIRE(o->units && o->groups && o->items && o->tensors && o->memories && o->results, PITH_ERR_MEMORY, "no memory for %zu layers",
-               o->count);
+  PITH_REQUIRE(o->units && o->groups && o->items && o->tensors && o->memories && o->results, PITH_ERR_MEMORY,
+               "no memory for %zu layers", o->count);
   for (int way = 0; way < PITH_DEVICE_WAYS; way++) {
     size_t filled = 0;
     for (size_t i = 0; i < o->count; i++) {
@@ -202,7 +208,8 @@ static pith_status make_groups(pith_device_core *o) {
   return PITH_OK;
 }
 
-/* ---- Buckets ------------------------------------------------------------------------------------------------------- */
+/* ---- Buckets -------------------------------------------------------------------------------------------------------
+ */
 
 static pith_status make_bucket(const pith_device_core *o, pith_device_group *g) {
   pith_bucket_layer *layers = calloc(g->count, sizeof *layers);
@@ -245,7 +252,8 @@ static pith_status make_buckets(pith_device_core *o) {
   return PITH_OK;
 }
 
-/* ---- Ranks compare ------------------------------------------------------------------------------------------------- */
+/* ---- Ranks compare -------------------------------------------------------------------------------------------------
+ */
 
 static uint64_t summary_of(const pith_device_core *o) {
   uint64_t shape[3] = {o->count, o->limit, o->slot_count}, hash = pith__hash64(shape, sizeof shape, o->seed);
@@ -260,19 +268,21 @@ static uint64_t summary_of(const pith_device_core *o) {
 pith_status pith__device_compare(const pith_device_core *o, const uint64_t *all) {
   for (int p = 0; p < o->ranks; p++) {
     PITH_REQUIRE(all[p], PITH_ERR_PEER, "rank %d could not make its object: its own error says why", p);
-    PITH_REQUIRE(all[p] == o->summary, PITH_ERR_MISMATCH, "rank %d has other layers, rules, options or another seed than rank %d", p, o->rank);
+    PITH_REQUIRE(all[p] == o->summary, PITH_ERR_MISMATCH,
+                 "rank %d has other layers, rules, options or another seed than rank %d", p, o->rank);
   }
   return PITH_OK;
 }
 
-/* ---- Life ---------------------------------------------------------------------------------------------------------- */
+/* ---- Life ----------------------------------------------------------------------------------------------------------
+ */
 
 pith_status pith__device_check(const pith_device_core *o) {
   char text[PITH_DEVICE_TEXT];
   int device = -1;
   PITH_REQUIRE(!o->gpu->device(&device, text), PITH_ERR_SYSTEM, "CUDA: %s", text);
-  PITH_REQUIRE(device == o->device, PITH_ERR_ARGUMENT, "the object is of device %d, and the calling thread's current device is %d", o->device,
-               device);
+  PITH_REQUIRE(device == o->device, PITH_ERR_ARGUMENT,
+               "the object is of device %d, and the calling thread's current device is %d", o->device, device);
   return PITH_OK;
 }
 
@@ -304,7 +314,8 @@ void pith__device_drop(pith_device_core *o) {
   pith_rules_destroy(o->rules);
 }
 
-/* ---- Facts --------------------------------------------------------------------------------------------------------- */
+/* ---- Facts ---------------------------------------------------------------------------------------------------------
+ */
 
 pith_status pith__device_spec(const pith_device_core *o, size_t layer, const char **spec, const char **reason) {
   PITH_REQUIRE(o && layer < o->count, PITH_ERR_ARGUMENT, "there is no layer number %zu", layer);

@@ -1,10 +1,12 @@
 /*
- * The inside of an allreduce on a device, whoever carries its bytes: NCCL (nccl.c) or a comm of Pith's own (device_comm.c).
+ * The inside of an allreduce on a device, whoever carries its bytes: NCCL (nccl.c) or a comm of Pith's own
+ * (device_comm.c).
  *
- * Layers travel in units: a layer, or a slice of a large one. Units that travel together are a group, and all go the same way. A group goes through
- * stages of work on the device, with an exchange between ranks after each but the last; what an exchange sends and receives lies in a slot, and groups
- * take turns in slots. All memory of the device is one piece, which is taken when the object is made. What is kept between steps comes first in
- * it, so that a checkpoint is one copy.
+ * Layers travel in units: a layer, or a slice of a large one. Units that travel together are a group, and all go the
+ * same way. A group goes through stages of work on the device, with an exchange between ranks after each but the last;
+ * what an exchange sends and receives lies in a slot, and groups take turns in slots. All memory of the device is one
+ * piece, which is taken when the object is made. What is kept between steps comes first in it, so that a checkpoint is
+ * one copy.
  */
 #ifndef PITH_ENGINE_DEVICE_H
 #define PITH_ENGINE_DEVICE_H
@@ -21,7 +23,12 @@
 
 enum { PITH_DEVICE_ROUNDS = 2 }; /* of powersgd */
 
-typedef enum pith_device_way { PITH_DEVICE_BLOCKS, PITH_DEVICE_WHOLE, PITH_DEVICE_FACTORS, PITH_DEVICE_WAYS } pith_device_way;
+typedef enum pith_device_way {
+  PITH_DEVICE_BLOCKS,
+  PITH_DEVICE_WHOLE,
+  PITH_DEVICE_FACTORS,
+  PITH_DEVICE_WAYS
+} pith_device_way;
 
 typedef struct pith_device_member { /* a layer */
   const pith_codec *codec;
@@ -91,7 +98,8 @@ static inline size_t pith__device_aligned(size_t size) {
   return pith__sat_add(size, PITH_DEVICE_ALIGNMENT - 1) / PITH_DEVICE_ALIGNMENT * PITH_DEVICE_ALIGNMENT;
 }
 
-/* ---- Life: device.c and device_memory.c ------------------------------------------------------------------------------ */
+/* ---- Life: device.c and device_memory.c
+ * ------------------------------------------------------------------------------ */
 
 pith_status pith__device_make(pith_device_core *core, const pith_device_layer *layers, size_t count, const char *rules);
 void pith__device_drop(pith_device_core *core);
@@ -105,7 +113,8 @@ pith_status pith__device_spec(const pith_device_core *core, size_t layer, const 
 size_t pith__device_sent(const pith_device_core *core);
 pith_status pith__device_scale(const pith_device_core *core, float factor, void *stream);
 
-/* ---- Steps: device_stage.c ------------------------------------------------------------------------------------------------ */
+/* ---- Steps: device_stage.c
+ * ------------------------------------------------------------------------------------------------ */
 
 typedef struct pith_device_job {
   void *const *gradients;
@@ -140,7 +149,8 @@ pith_device_exchange pith__device_exchange(const pith_device_core *core, size_t 
 /* All about a unit for a call; values and payload are the caller's to add. */
 pith_cuda_item pith__device_item(const pith_device_core *core, const pith_device_unit *unit, int rank, uint64_t step);
 
-/* ---- Checkpoints: device_save.c --------------------------------------------------------------------------------------------- */
+/* ---- Checkpoints: device_save.c
+ * --------------------------------------------------------------------------------------------- */
 
 size_t pith__device_size(const pith_device_core *core);
 pith_status pith__device_save(const pith_device_core *core, pith_out *out);

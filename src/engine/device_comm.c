@@ -1,7 +1,8 @@
 /*
- * An allreduce on a device over a comm of Pith's own. The host carries payloads: as many groups as there are lanes are under way, and it goes from one to the
- * next in turn, waits until its exchange has ended, enqueues the next stage of its work, and begins its next exchange. While it does that for one group, the
- * payloads of the others travel. The order of exchanges follows from the groups alone, so that it is the same on all ranks.
+ * An allreduce on a device over a comm of Pith's own. The host carries payloads: as many groups as there are lanes are
+ * under way, and it goes from one to the next in turn, waits until its exchange has ended, enqueues the next stage of
+ * its work, and begins its next exchange. While it does that for one group, the payloads of the others travel. The
+ * order of exchanges follows from the groups alone, so that it is the same on all ranks.
  */
 #include <pith/device.h>
 #include <stdio.h>
@@ -23,19 +24,21 @@ struct pith_device {
   char why[WHY];
 };
 
-/* ---- Life ----------------------------------------------------------------------------------------------------------- */
+/* ---- Life -----------------------------------------------------------------------------------------------------------
+ */
 
 static pith_status read_options(pith_device_core *o, const pith_device_options *options) {
   PITH_REQUIRE(!options || options->size == sizeof *options, PITH_ERR_ARGUMENT,
                "pith_device_options.size is %zu: start from PITH_DEVICE_OPTIONS_INIT", options->size);
   o->limit = options && options->group ? options->group : GROUP;
   o->slot_count = options && options->slots ? options->slots : SLOTS;
-  PITH_REQUIRE(o->slot_count <= SLOTS_MOST, PITH_ERR_ARGUMENT, "%zu slots are too many; %d are not", o->slot_count, SLOTS_MOST);
+  PITH_REQUIRE(o->slot_count <= SLOTS_MOST, PITH_ERR_ARGUMENT, "%zu slots are too many; %d are not", o->slot_count,
+               SLOTS_MOST);
   return PITH_OK;
 }
 
-static pith_status make(pith_device *o, pith_comm *comm, const pith_device_layer *layers, size_t count, const char *rules,
-                        const pith_device_options *options) {
+static pith_status make(pith_device *o, pith_comm *comm, const pith_device_layer *layers, size_t count,
+                        const char *rules, const pith_device_options *options) {
   pith_device_core *core = &o->core;
   char text[PITH_DEVICE_TEXT];
   PITH_TRY(read_options(core, options));
@@ -51,7 +54,8 @@ static pith_status agree(const pith_device *o, pith_comm *comm, pith_status made
   uint64_t mine = made == PITH_OK ? o->core.summary : 0, *all = calloc((size_t)o->core.ranks, sizeof *all);
   snprintf(why, sizeof why, "%s", pith_error());
   PITH_REQUIRE(all, PITH_ERR_MEMORY, "no memory for %d ranks", o->core.ranks);
-  pith_status status = pith_all_gather(comm, (pith_cspan){&mine, 1, PITH_I64}, (pith_span){all, (size_t)o->core.ranks, PITH_I64}, NULL, NULL, NULL);
+  pith_status status = pith_all_gather(comm, (pith_cspan){&mine, 1, PITH_I64},
+                                       (pith_span){all, (size_t)o->core.ranks, PITH_I64}, NULL, NULL, NULL);
   if (made != PITH_OK) {
     status = pith_fail(made, "%s", why);
   } else if (status == PITH_OK) {
@@ -61,8 +65,8 @@ static pith_status agree(const pith_device *o, pith_comm *comm, pith_status made
   return status;
 }
 
-pith_status pith_device_create(pith_comm *comm, const pith_device_layer *layers, size_t count, const char *rules, uint64_t seed,
-                               const pith_device_options *options, pith_device **made) {
+pith_status pith_device_create(pith_comm *comm, const pith_device_layer *layers, size_t count, const char *rules,
+                               uint64_t seed, const pith_device_options *options, pith_device **made) {
   PITH_REQUIRE(comm && rules && made && (layers || count == 0), PITH_ERR_ARGUMENT,
                "pith_device_create: comm, layers, rules and device must not be NULL");
   pith_device *o = calloc(1, sizeof *o);
@@ -85,7 +89,8 @@ void pith_device_destroy(pith_device *o) {
   }
 }
 
-/* ---- Steps ---------------------------------------------------------------------------------------------------------- */
+/* ---- Steps ----------------------------------------------------------------------------------------------------------
+ */
 
 /* The first stage of a group, if there is such a group. */
 static pith_status begin(pith_device *o, pith_device_lane *lane, size_t group, const pith_device_job *job) {
@@ -152,7 +157,8 @@ static pith_status give_up(pith_device *o, pith_status status) {
 }
 
 pith_status pith_device_allreduce(pith_device *o, void *const *gradients, uint64_t step, void *stream) {
-  PITH_REQUIRE(o && (gradients || o->core.count == 0), PITH_ERR_ARGUMENT, "pith_device_allreduce: device and gradients must not be NULL");
+  PITH_REQUIRE(o && (gradients || o->core.count == 0), PITH_ERR_ARGUMENT,
+               "pith_device_allreduce: device and gradients must not be NULL");
   PITH_REQUIRE(o->broken == PITH_OK, o->broken, "%s", o->why);
   PITH_TRY(pith__device_check(&o->core));
   PITH_TRY(pith__device_check_gradients(&o->core, gradients));
@@ -165,7 +171,8 @@ pith_status pith_device_scale(pith_device *o, float factor, void *stream) {
   return pith__device_scale(&o->core, factor, stream);
 }
 
-/* ---- Facts and checkpoints ------------------------------------------------------------------------------------------ */
+/* ---- Facts and checkpoints ------------------------------------------------------------------------------------------
+ */
 
 pith_status pith_device_spec(const pith_device *o, size_t layer, const char **spec, const char **reason) {
   return pith__device_spec(o ? &o->core : NULL, layer, spec, reason);
@@ -182,6 +189,8 @@ size_t pith_device_memory(const pith_device *o, size_t *pinned) {
 
 size_t pith_device_size(const pith_device *o) { return pith__device_size(o ? &o->core : NULL); }
 
-pith_status pith_device_save(const pith_device *o, pith_out *out) { return pith__device_save(o ? &o->core : NULL, out); }
+pith_status pith_device_save(const pith_device *o, pith_out *out) {
+  return pith__device_save(o ? &o->core : NULL, out);
+}
 
 pith_status pith_device_load(pith_device *o, pith_bytes bytes) { return pith__device_load(o ? &o->core : NULL, bytes); }

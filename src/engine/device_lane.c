@@ -1,4 +1,5 @@
-/* Payloads on their way from the device of one rank to those of others: pinned memory, copies, and the operations of the comm. */
+/* Payloads on their way from the device of one rank to those of others: pinned memory, copies, and the operations of
+ * the comm. */
 #include "engine/device_lane.h"
 
 #include <stdlib.h>
@@ -7,7 +8,8 @@
 #include "base/status.h"
 #include "codec/codec.h"
 
-/* ---- Pinned memory --------------------------------------------------------------------------------------------------- */
+/* ---- Pinned memory
+ * --------------------------------------------------------------------------------------------------- */
 
 typedef struct lane_sizes {
   size_t out, in, sizes;
@@ -23,7 +25,8 @@ static lane_sizes measure(const pith_device_core *o) {
       most.in = pith__most(most.in, pith__device_aligned(x.in_size));
     }
     if (o->groups[g].way == PITH_DEVICE_WHOLE) {
-      most.sizes = pith__most(most.sizes, pith__device_aligned(o->groups[g].count * sizeof(uint64_t) * (size_t)o->ranks));
+      most.sizes =
+          pith__most(most.sizes, pith__device_aligned(o->groups[g].count * sizeof(uint64_t) * (size_t)o->ranks));
     }
   }
   return most;
@@ -32,8 +35,8 @@ static lane_sizes measure(const pith_device_core *o) {
 static pith_status take_pinned(pith_device_port *port, const pith_device_core *o, lane_sizes each) {
   char text[PITH_DEVICE_TEXT];
   size_t lane = pith__sat_add(each.out, pith__sat_add(each.in, each.sizes)), size = pith__sat_mul(lane, port->count);
-  PITH_REQUIRE(!o->gpu->pin(size, &port->pinned, text), PITH_ERR_MEMORY, "CUDA: %zu bytes of pinned memory for %zu groups: %s", size,
-               port->count, text);
+  PITH_REQUIRE(!o->gpu->pin(size, &port->pinned, text), PITH_ERR_MEMORY,
+               "CUDA: %zu bytes of pinned memory for %zu groups: %s", size, port->count, text);
   port->pinned_size = size;
   for (size_t i = 0; i < port->count; i++) {
     uint8_t *at = (uint8_t *)port->pinned + i * lane;
@@ -71,7 +74,8 @@ void pith__device_port_close(pith_device_port *port, const pith_device_core *o) 
   free(port->counts);
 }
 
-/* ---- Payloads whose size varies, one after another -------------------------------------------------------------------- */
+/* ---- Payloads whose size varies, one after another
+ * -------------------------------------------------------------------- */
 
 static size_t payload_bytes(const pith_device_lane *lane, const pith_device_group *g, int rank) {
   size_t sum = 0;
@@ -87,25 +91,29 @@ static pith_status read_sizes(pith_device_lane *lane, const pith_device_core *o,
     const pith_device_unit *u = &o->units[g->first + i % g->count];
     size_t bound = pith_codec_bound(u->of->codec, u->n);
     lane->sizes[i] = u->of->codec->caps & PITH_CAP_FIXED ? bound : lane->sizes[i];
-    PITH_REQUIRE(lane->sizes[i] <= bound, PITH_ERR_CORRUPT, "rank %zu says that a payload of %s has %llu bytes; %zu is the most", i / g->count,
-                 u->of->codec->spec, (unsigned long long)lane->sizes[i], bound);
+    PITH_REQUIRE(lane->sizes[i] <= bound, PITH_ERR_CORRUPT,
+                 "rank %zu says that a payload of %s has %llu bytes; %zu is the most", i / g->count, u->of->codec->spec,
+                 (unsigned long long)lane->sizes[i], bound);
   }
   return PITH_OK;
 }
 
-static pith_status leave_payloads(const pith_device_lane *lane, const pith_device_core *o, const pith_device_exchange *x, void *stream) {
+static pith_status leave_payloads(const pith_device_lane *lane, const pith_device_core *o,
+                                  const pith_device_exchange *x, void *stream) {
   const pith_device_group *g = &o->groups[lane->group];
   const uint64_t *sizes = lane->sizes + (size_t)o->rank * g->count;
   uint8_t *to = lane->out;
   char text[PITH_DEVICE_TEXT];
   for (size_t i = 0; i < g->count; to += sizes[i++]) {
-    PITH_REQUIRE(!o->gpu->to_host(to, x->out + o->units[g->first + i].at, sizes[i], stream, text), PITH_ERR_SYSTEM, "CUDA: %s", text);
+    PITH_REQUIRE(!o->gpu->to_host(to, x->out + o->units[g->first + i].at, sizes[i], stream, text), PITH_ERR_SYSTEM,
+                 "CUDA: %s", text);
   }
   return PITH_OK;
 }
 
 /* To where messages have them. Our own are there. */
-static pith_status arrive_payloads(const pith_device_lane *lane, const pith_device_core *o, const pith_device_exchange *x, void *stream) {
+static pith_status arrive_payloads(const pith_device_lane *lane, const pith_device_core *o,
+                                   const pith_device_exchange *x, void *stream) {
   const pith_device_group *g = &o->groups[lane->group];
   const uint8_t *from = lane->in;
   char text[PITH_DEVICE_TEXT];
@@ -116,17 +124,21 @@ static pith_status arrive_payloads(const pith_device_lane *lane, const pith_devi
       from += payload_bytes(lane, g, p);
       continue;
     }
-    PITH_REQUIRE(!o->gpu->to_device(message, sizes, g->count * sizeof *sizes, stream, text), PITH_ERR_SYSTEM, "CUDA: %s", text);
+    PITH_REQUIRE(!o->gpu->to_device(message, sizes, g->count * sizeof *sizes, stream, text), PITH_ERR_SYSTEM,
+                 "CUDA: %s", text);
     for (size_t i = 0; i < g->count; from += sizes[i++]) {
-      PITH_REQUIRE(!o->gpu->to_device(message + o->units[g->first + i].at, from, sizes[i], stream, text), PITH_ERR_SYSTEM, "CUDA: %s", text);
+      PITH_REQUIRE(!o->gpu->to_device(message + o->units[g->first + i].at, from, sizes[i], stream, text),
+                   PITH_ERR_SYSTEM, "CUDA: %s", text);
     }
   }
   return PITH_OK;
 }
 
-/* ---- Copies ------------------------------------------------------------------------------------------------------------- */
+/* ---- Copies
+ * ------------------------------------------------------------------------------------------------------------- */
 
-pith_status pith__device_lane_leave(pith_device_port *port, pith_device_lane *lane, const pith_device_core *o, void *stream) {
+pith_status pith__device_lane_leave(pith_device_port *port, pith_device_lane *lane, const pith_device_core *o,
+                                    void *stream) {
   const pith_device_group *g = &o->groups[lane->group];
   pith_device_exchange x = pith__device_exchange(o, lane->group, lane->stage);
   char text[PITH_DEVICE_TEXT];
@@ -158,19 +170,25 @@ pith_status pith__device_lane_arrive(pith_device_lane *lane, const pith_device_c
   }
 }
 
-/* ---- Exchanges ---------------------------------------------------------------------------------------------------------- */
+/* ---- Exchanges
+ * ---------------------------------------------------------------------------------------------------------- */
 
-static pith_cspan sent(const pith_device_lane *lane, size_t n, pith_dtype dtype) { return (pith_cspan){lane->out, n, dtype}; }
+static pith_cspan sent(const pith_device_lane *lane, size_t n, pith_dtype dtype) {
+  return (pith_cspan){lane->out, n, dtype};
+}
 
-static pith_span received(const pith_device_lane *lane, size_t n, pith_dtype dtype) { return (pith_span){lane->in, n, dtype}; }
+static pith_span received(const pith_device_lane *lane, size_t n, pith_dtype dtype) {
+  return (pith_span){lane->in, n, dtype};
+}
 
-static pith_status scatter(pith_device_port *port, pith_device_lane *lane, const pith_device_core *o, const pith_device_exchange *x) {
+static pith_status scatter(pith_device_port *port, pith_device_lane *lane, const pith_device_core *o,
+                           const pith_device_exchange *x) {
   const pith_device_group *g = &o->groups[lane->group];
   for (int p = 0; p < o->ranks; p++) {
     port->counts[p] = g->bytes[o->rank];
   }
-  return pith_all_to_all(port->comm, sent(lane, x->out_size, PITH_U8), g->bytes, received(lane, x->in_size, PITH_U8), port->counts,
-                         &lane->request);
+  return pith_all_to_all(port->comm, sent(lane, x->out_size, PITH_U8), g->bytes, received(lane, x->in_size, PITH_U8),
+                         port->counts, &lane->request);
 }
 
 static pith_status gather_payloads(pith_device_port *port, pith_device_lane *lane, const pith_device_core *o) {
@@ -179,15 +197,15 @@ static pith_status gather_payloads(pith_device_port *port, pith_device_lane *lan
     port->counts[p] = payload_bytes(lane, &o->groups[lane->group], p);
     total += port->counts[p];
   }
-  return pith_all_gather(port->comm, sent(lane, port->counts[o->rank], PITH_U8), received(lane, total, PITH_U8), port->counts, NULL,
-                         &lane->request);
+  return pith_all_gather(port->comm, sent(lane, port->counts[o->rank], PITH_U8), received(lane, total, PITH_U8),
+                         port->counts, NULL, &lane->request);
 }
 
 static pith_status gather_sizes(pith_device_port *port, pith_device_lane *lane, const pith_device_core *o) {
   size_t count = o->groups[lane->group].count;
   port->varying += ((size_t)o->ranks - 1) * count * sizeof(uint64_t);
-  return pith_all_gather(port->comm, sent(lane, count, PITH_I64), (pith_span){lane->sizes, count * (size_t)o->ranks, PITH_I64}, NULL, NULL,
-                         &lane->request);
+  return pith_all_gather(port->comm, sent(lane, count, PITH_I64),
+                         (pith_span){lane->sizes, count * (size_t)o->ranks, PITH_I64}, NULL, NULL, &lane->request);
 }
 
 pith_status pith__device_lane_post(pith_device_port *port, pith_device_lane *lane, const pith_device_core *o) {
@@ -199,14 +217,15 @@ pith_status pith__device_lane_post(pith_device_port *port, pith_device_lane *lan
     case PITH_DEVICE_SCATTER:
       return scatter(port, lane, o, &x);
     case PITH_DEVICE_GATHER:
-      return pith_all_gather(port->comm, sent(lane, x.out_size, PITH_U8), received(lane, x.in_size, PITH_U8), o->groups[lane->group].bytes,
-                             NULL, &lane->request);
+      return pith_all_gather(port->comm, sent(lane, x.out_size, PITH_U8), received(lane, x.in_size, PITH_U8),
+                             o->groups[lane->group].bytes, NULL, &lane->request);
     case PITH_DEVICE_SIZES:
       return gather_sizes(port, lane, o);
     case PITH_DEVICE_PAYLOADS:
       return gather_payloads(port, lane, o);
     default: /* a sum of nothing, where all factors are dense, is the same for all ranks */
-      return values ? pith_allreduce(port->comm, sent(lane, values, PITH_F32), received(lane, values, PITH_F32), PITH_SUM, NULL, &lane->request)
+      return values ? pith_allreduce(port->comm, sent(lane, values, PITH_F32), received(lane, values, PITH_F32),
+                                     PITH_SUM, NULL, &lane->request)
                     : PITH_OK;
   }
 }

@@ -1,6 +1,6 @@
 /*
- * Lanes: where payloads pass between device and comm, in pinned memory. A lane serves the groups of one slot, one after another; several are under way at
- * a time.
+ * Lanes: where payloads pass between device and comm, in pinned memory. A lane serves the groups of one slot, one after
+ * another; several are under way at a time.
  */
 #ifndef PITH_ENGINE_DEVICE_LANE_H
 #define PITH_ENGINE_DEVICE_LANE_H
@@ -30,9 +30,10 @@ typedef struct pith_device_port {
 pith_status pith__device_port_open(pith_device_port *port, const pith_device_core *core, pith_comm *comm);
 void pith__device_port_close(pith_device_port *port, const pith_device_core *core);
 
-/* What an exchange takes: a copy to the host is enqueued; the host waits for it, and the exchange begins; its end is waited for, and a copy to the device is
- * enqueued. */
-pith_status pith__device_lane_leave(pith_device_port *port, pith_device_lane *lane, const pith_device_core *core, void *stream);
+/* What an exchange takes: a copy to the host is enqueued; the host waits for it, and the exchange begins; its end is
+ * waited for, and a copy to the device is enqueued. */
+pith_status pith__device_lane_leave(pith_device_port *port, pith_device_lane *lane, const pith_device_core *core,
+                                    void *stream);
 pith_status pith__device_lane_post(pith_device_port *port, pith_device_lane *lane, const pith_device_core *core);
 pith_status pith__device_lane_arrive(pith_device_lane *lane, const pith_device_core *core, void *stream);
 

@@ -1,6 +1,6 @@
 /*
- * Places in the memory of a device: what layers keep, then slots, then scratch. Groups differ in what they need of the last two, which are as large as
- * the largest of them.
+ * Places in the memory of a device: what layers keep, then slots, then scratch. Groups differ in what they need of the
+ * last two, which are as large as the largest of them.
  */
 #include <string.h>
 
@@ -21,7 +21,8 @@ static void *cut(cutter *c, size_t size) {
   return piece;
 }
 
-/* ---- What is kept --------------------------------------------------------------------------------------------------- */
+/* ---- What is kept ---------------------------------------------------------------------------------------------------
+ */
 
 static void cut_unit(pith_device_unit *u, cutter *c) {
   const pith_memory_ops *memory = u->of->codec->memory;
@@ -61,7 +62,8 @@ static void cut_kept(pith_device_core *o, cutter *c) {
   }
 }
 
-/* ---- What groups need ------------------------------------------------------------------------------------------------- */
+/* ---- What groups need
+ * ------------------------------------------------------------------------------------------------- */
 
 /* Of a slot: parts, and behind them received ones. Of the scratch: sums. */
 static void measure_blocks(pith_device_core *o, pith_device_group *g, size_t *slot, size_t *scratch) {
@@ -113,7 +115,9 @@ static size_t workspace_of(pith_device_core *o, const pith_device_group *g) {
 /* Sums of whole tensors lie behind a workspace as large as the largest. Returns what the scratch takes. */
 static size_t measure_groups(pith_device_core *o) {
   static void (*const measure[])(pith_device_core *, pith_device_group *, size_t *, size_t *) = {
-      [PITH_DEVICE_BLOCKS] = measure_blocks, [PITH_DEVICE_WHOLE] = measure_whole, [PITH_DEVICE_FACTORS] = measure_factors};
+      [PITH_DEVICE_BLOCKS] = measure_blocks,
+      [PITH_DEVICE_WHOLE] = measure_whole,
+      [PITH_DEVICE_FACTORS] = measure_factors};
   size_t most[PITH_DEVICE_WAYS] = {0};
   o->slot_size = o->workspace_size = 0;
   for (size_t i = 0; i < o->group_count; i++) {
@@ -142,8 +146,8 @@ pith_status pith__device_take_memory(pith_device_core *o) {
   measure.used = 0;
   cut_all(o, scratch, &measure);
   PITH_REQUIRE(measure.used < SIZE_MAX / 2, PITH_ERR_MEMORY, "these layers are too large for any memory");
-  PITH_REQUIRE(!o->gpu->allocate(measure.used, &o->memory, text), PITH_ERR_MEMORY, "CUDA: %zu bytes for %zu layers: %s", measure.used,
-               o->count, text);
+  PITH_REQUIRE(!o->gpu->allocate(measure.used, &o->memory, text), PITH_ERR_MEMORY, "CUDA: %zu bytes for %zu layers: %s",
+               measure.used, o->count, text);
   o->memory_size = measure.used;
   cut_all(o, scratch, &(cutter){o->memory, 0});
   return PITH_OK;

@@ -1,6 +1,7 @@
 /*
- * An allreduce on a device, stage by stage. Everything has its place already, so that all there is to do is to fill in tasks; arguments are checked
- * before the first of them, since a rank that stopped halfway would leave the others waiting.
+ * An allreduce on a device, stage by stage. Everything has its place already, so that all there is to do is to fill in
+ * tasks; arguments are checked before the first of them, since a rank that stopped halfway would leave the others
+ * waiting.
  */
 #include "base/size.h"
 #include "codec/codec.h"
@@ -25,7 +26,9 @@ pith_cuda_item pith__device_item(const pith_device_core *o, const pith_device_un
   return item;
 }
 
-static uint8_t *slot_of(const pith_device_core *o, size_t group) { return o->slots + group % o->slot_count * o->slot_size; }
+static uint8_t *slot_of(const pith_device_core *o, size_t group) {
+  return o->slots + group % o->slot_count * o->slot_size;
+}
 
 static void *values_of(const pith_device_unit *u, const pith_device_job *job) {
   uint8_t *values = job->gradients[u->layer]; /* NULL, maybe, where there are none */
@@ -37,7 +40,8 @@ static void *values_of(const pith_device_unit *u, const pith_device_job *job) {
 static uint8_t *received_in(const pith_device_group *g, uint8_t *slot) { return slot + pith__device_aligned(g->span); }
 
 /* Our own parts become means, in the place of ours among all results: the parts are gone by then. */
-static pith_status average_parts(const pith_device_core *o, const pith_device_group *g, uint8_t *slot, const pith_ctx *ctx, void *stream) {
+static pith_status average_parts(const pith_device_core *o, const pith_device_group *g, uint8_t *slot,
+                                 const pith_ctx *ctx, void *stream) {
   float *sums = (float *)(void *)o->scratch;
   PITH_TRY(pith__cuda_bucket_sum(g->bucket, received_in(g, slot), g->apart, ctx, sums, stream));
   PITH_TRY(pith_cuda_bucket_mean(g->bucket, sums, stream));
@@ -57,7 +61,8 @@ static pith_status work_blocks(pith_device_core *o, size_t group, size_t stage, 
   }
   switch (stage) {
     case 0:
-      return pith__cuda_bucket_encode(g->bucket, (const void *const *)tensors, o->memories + g->first, &ctx, slot, stride, job->stream);
+      return pith__cuda_bucket_encode(g->bucket, (const void *const *)tensors, o->memories + g->first, &ctx, slot,
+                                      stride, job->stream);
     case 1:
       return average_parts(o, g, slot, &ctx, job->stream);
     default:
@@ -70,7 +75,8 @@ static pith_device_exchange exchange_blocks(const pith_device_core *o, size_t gr
   uint8_t *slot = slot_of(o, group);
   switch (stage) {
     case 0:
-      return (pith_device_exchange){PITH_DEVICE_SCATTER, slot, received_in(g, slot), g->span, g->apart * (size_t)o->ranks};
+      return (pith_device_exchange){PITH_DEVICE_SCATTER, slot, received_in(g, slot), g->span,
+                                    g->apart * (size_t)o->ranks};
     case 1:
       return (pith_device_exchange){PITH_DEVICE_GATHER, slot + g->at[o->rank], slot, g->bytes[o->rank], g->span};
     default:
@@ -78,7 +84,8 @@ static pith_device_exchange exchange_blocks(const pith_device_core *o, size_t gr
   }
 }
 
-/* ---- Whole payloads: everybody gets all ---------------------------------------------------------------------------- */
+/* ---- Whole payloads: everybody gets all ----------------------------------------------------------------------------
+ */
 
 /* The items of a rank's message: their payloads, and where it has their sizes. */
 static void list_message(pith_device_core *o, size_t group, int rank, const pith_device_job *job) {
@@ -115,7 +122,8 @@ static pith_status add_messages(pith_device_core *o, size_t group, const pith_de
 static pith_device_exchange exchange_whole(const pith_device_core *o, size_t group, size_t stage) {
   const pith_device_group *g = &o->groups[group];
   uint8_t *slot = slot_of(o, group);
-  pith_device_exchange x = {PITH_DEVICE_GATHER, slot + (size_t)o->rank * g->room, slot, g->room, g->room * (size_t)o->ranks};
+  pith_device_exchange x = {PITH_DEVICE_GATHER, slot + (size_t)o->rank * g->room, slot, g->room,
+                            g->room * (size_t)o->ranks};
   if (o->waits) {
     x.move = stage == 0 ? PITH_DEVICE_SIZES : stage == 1 ? PITH_DEVICE_PAYLOADS : PITH_DEVICE_END;
   } else {
@@ -143,7 +151,8 @@ static pith_status work_whole(pith_device_core *o, size_t group, size_t stage, c
   return pith_cuda_aggregate(o->items, g->count, job->stream);
 }
 
-/* ---- Factors: sums of them ------------------------------------------------------------------------------------------ */
+/* ---- Factors: sums of them ------------------------------------------------------------------------------------------
+ */
 
 static void list_factors(pith_device_core *o, size_t group, size_t round, const pith_device_job *job) {
   const pith_device_group *g = &o->groups[group];
@@ -180,7 +189,8 @@ static pith_device_exchange exchange_factors(const pith_device_core *o, size_t g
   return (pith_device_exchange){PITH_DEVICE_SUM, slot, slot, size, size};
 }
 
-/* ---- All of them ----------------------------------------------------------------------------------------------------- */
+/* ---- All of them
+ * ----------------------------------------------------------------------------------------------------- */
 
 pith_status pith__device_work(pith_device_core *o, size_t group, size_t stage, const pith_device_job *job) {
   static pith_status (*const ways[])(pith_device_core *, size_t, size_t, const pith_device_job *) = {
@@ -190,7 +200,9 @@ pith_status pith__device_work(pith_device_core *o, size_t group, size_t stage, c
 
 pith_device_exchange pith__device_exchange(const pith_device_core *o, size_t group, size_t stage) {
   static pith_device_exchange (*const ways[])(const pith_device_core *, size_t, size_t) = {
-      [PITH_DEVICE_BLOCKS] = exchange_blocks, [PITH_DEVICE_WHOLE] = exchange_whole, [PITH_DEVICE_FACTORS] = exchange_factors};
+      [PITH_DEVICE_BLOCKS] = exchange_blocks,
+      [PITH_DEVICE_WHOLE] = exchange_whole,
+      [PITH_DEVICE_FACTORS] = exchange_factors};
   return ways[o->groups[group].way](o, group, stage);
 }
 
@@ -198,19 +210,21 @@ pith_status pith__device_check_gradients(const pith_device_core *o, void *const 
   for (size_t i = 0; i < o->count; i++) {
     const pith_device_member *m = &o->members[i];
     PITH_REQUIRE(gradients[i] || m->n == 0, PITH_ERR_ARGUMENT, "layer %zu: %zu values at NULL", i, m->n);
-    PITH_REQUIRE((uintptr_t)gradients[i] % pith_dtype_size(m->dtype) == 0, PITH_ERR_ARGUMENT, "layer %zu: values are not aligned for %s", i,
-                 pith_dtype_name(m->dtype));
+    PITH_REQUIRE((uintptr_t)gradients[i] % pith_dtype_size(m->dtype) == 0, PITH_ERR_ARGUMENT,
+                 "layer %zu: values are not aligned for %s", i, pith_dtype_name(m->dtype));
   }
   return PITH_OK;
 }
 
-/* ---- Other units -------------------------------------------------------------------------------------------------------- */
+/* ---- Other units
+ * -------------------------------------------------------------------------------------------------------- */
 
 static pith_status scale(const pith_device_core *o, float *values, size_t n, float factor, void *stream) {
   char text[PITH_DEVICE_TEXT];
   for (size_t first = 0, some; values && first < n; first += some) {
     some = pith__least(n - first, PITH_GPU_TASK_VALUES);
-    pith_gpu_mean task = {.sums = values + first, .values = values + first, .n = (uint32_t)some, .factor = factor, .dtype = PITH_GPU_F32};
+    pith_gpu_mean task = {
+        .sums = values + first, .values = values + first, .n = (uint32_t)some, .factor = factor, .dtype = PITH_GPU_F32};
     PITH_REQUIRE(!o->gpu->mean(&task, 1, stream, text), PITH_ERR_SYSTEM, "CUDA: %s", text);
   }
   return PITH_OK;

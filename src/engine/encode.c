@@ -185,7 +185,8 @@ static pith_extent strip_at(const strips *s, const pith_state *state, size_t num
   return (pith_extent){first, rest < s->length ? rest : s->length};
 }
 
-static pith_status produce_strips(const pith_codec *codec, pith_state *state, size_t index, pith_cspan src, void *buffer, pith_ctx *ctx) {
+static pith_status produce_strips(const pith_codec *codec, pith_state *state, size_t index, pith_cspan src,
+                                  void *buffer, pith_ctx *ctx) {
   float tile[PITH_FEED_TILE], factor = index == 0 ? pith__feed_factor(codec, src, tile, ctx) : 1.0f;
   pith_cspan carried = pith__feed_carried(codec, state, src);
   strips all = strips_of(codec, state);
@@ -200,8 +201,8 @@ static pith_status produce_strips(const pith_codec *codec, pith_state *state, si
   return PITH_OK;
 }
 
-static pith_status consume_strips(const pith_codec *codec, pith_state *state, size_t index, const void *buffer, pith_span dst,
-                                  pith_ctx *ctx) {
+static pith_status consume_strips(const pith_codec *codec, pith_state *state, size_t index, const void *buffer,
+                                  pith_span dst, pith_ctx *ctx) {
   float tile[PITH_FEED_TILE];
   strips all = strips_of(codec, state);
   for (size_t i = 0; i < all.count; i++) {

@@ -44,7 +44,9 @@ static void make_ready(pith_operation *op, uint32_t number) {
   pith_task *task = &op->job.schedule.task[number];
   task->started = 1;
   switch (task->kind) {
-    case PITH_TASK_SEND: pith__link_send(&op->comm->link[task->peer], op, number); break;
+    case PITH_TASK_SEND:
+      pith__link_send(&op->comm->link[task->peer], op, number);
+      break;
     case PITH_TASK_RECEIVE:
       if (task->peer == PITH_ANY_RANK) {
         pith__link_receive_any(op->comm, op, number);
@@ -52,22 +54,24 @@ static void make_ready(pith_operation *op, uint32_t number) {
         pith__link_receive(&op->comm->link[task->peer], op, number);
       }
       break;
-    case PITH_TASK_WORK: heap_push(op, number); break;
+    case PITH_TASK_WORK:
+      heap_push(op, number);
+      break;
   }
 }
 
 /* ---- Tracing ----------------------------------------------------------------------------------------------------- */
 
 const char *pith__operation_name(unsigned kind) {
-  static const char *const names[] = {"?",        "allreduce", "reduce",  "reduce_scatter", "all_gather",
-                                      "broadcast", "all_to_all", "gather", "scatter",        "barrier", "send"};
+  static const char *const names[] = {"?",          "allreduce", "reduce",  "reduce_scatter", "all_gather", "broadcast",
+                                      "all_to_all", "gather",    "scatter", "barrier",        "send"};
   return kind < sizeof names / sizeof *names ? names[kind] : "?";
 }
 
 static const char *work_name(pith_work_fn work) {
   return work == pith__work_encode || work == pith__work_encode_result                                       ? "encode"
          : work == pith__work_decode || work == pith__work_decode_result || work == pith__work_decode_to_dst ? "decode"
-                                                                                                              : "reduce";
+                                                                                                             : "reduce";
 }
 
 static void trace_work(const pith_operation *op, const pith_task *task, double start) {
@@ -79,7 +83,8 @@ static void trace_work(const pith_operation *op, const pith_task *task, double s
 static void trace_operation(const pith_operation *op) {
   char name[64], detail[PITH_SPEC_MAX + 64];
   const pith_codec *codec = op->job.codec;
-  snprintf(name, sizeof name, "%s %llu", pith__operation_name(op->frame.operation), (unsigned long long)op->frame.sequence);
+  snprintf(name, sizeof name, "%s %llu", pith__operation_name(op->frame.operation),
+           (unsigned long long)op->frame.sequence);
   snprintf(detail, sizeof detail, "%zu values, %s", op->job.src.n, codec ? codec->spec : "uncompressed");
   pith__trace(op->comm->rank, "operations", name, detail, op->started_at, pith__now());
 }

@@ -1,9 +1,9 @@
 /*
  * Finds out who started this process: rank, size and where rank 0 is, from the variables that launchers set.
  *
- * Launchers nest: mpirun inside a Slurm job starts its helpers with srun, so its ranks also carry the SLURM_* variables of
- * those helpers. Therefore a rank and a size always come from the same launcher, the innermost one is asked first, and Slurm
- * only adds what another launcher left out if both agree about rank and size.
+ * Launchers nest: mpirun inside a Slurm job starts its helpers with srun, so its ranks also carry the SLURM_* variables
+ * of those helpers. Therefore a rank and a size always come from the same launcher, the innermost one is asked first,
+ * and Slurm only adds what another launcher left out if both agree about rank and size.
  */
 #include "engine/launcher.h"
 
@@ -16,8 +16,8 @@
 #include "base/hash.h"
 #include "base/status.h"
 
-/* Ports made from a job id lie below those that systems give to outgoing connections. The upper half of the range is for what a
- * framework opens beside Pith (python/pith/torch/_launcher.py). */
+/* Ports made from a job id lie below those that systems give to outgoing connections. The upper half of the range is
+ * for what a framework opens beside Pith (python/pith/torch/_launcher.py). */
 #define FIRST_PORT 10240
 #define PORTS 8192
 
@@ -84,11 +84,13 @@ typedef struct launcher {
 
 static const launcher launchers[] = {
     {"environment", "RANK", "WORLD_SIZE", NULL, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", NULL},
-    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", NULL, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
-     "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"},
+    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", NULL, "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"},
     {"PMI", "PMI_RANK", "PMI_SIZE", NULL, "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_JOBID", NULL},
-    {"PMIx", "PMIX_RANK", "WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PMIX_LOCAL_RANK", "PMIX_LOCAL_SIZE", "PMIX_NAMESPACE", NULL},
-    /* The script of sbatch has SLURM_PROCID and SLURM_NTASKS, too, but is no rank: only srun sets the size of a step. */
+    {"PMIx", "PMIX_RANK", "WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PMIX_LOCAL_RANK", "PMIX_LOCAL_SIZE", "PMIX_NAMESPACE",
+     NULL},
+    /* The script of sbatch has SLURM_PROCID and SLURM_NTASKS, too, but is no rank: only srun sets the size of a step.
+     */
     {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", NULL, "SLURM_LOCALID", NULL, NULL, NULL},
 };
 enum { LAUNCHERS = sizeof launchers / sizeof *launchers, SLURM = LAUNCHERS - 1 };
@@ -124,14 +126,15 @@ static uint64_t find_job(pith_getenv_fn get, const launcher *from, const pith_la
     job = text(get, "SLURM_JOB_ID");
     return job ? pith__hash64(job, strlen(job), (uint64_t)number(get, "SLURM_STEP_ID") + 2) : 0;
   }
-  if (!job && from != launchers && l->local_ranks == l->ranks) { /* MPICH names no job; ranks of one host have one parent */
+  if (!job && from != launchers &&
+      l->local_ranks == l->ranks) { /* MPICH names no job; ranks of one host have one parent */
     return pith__mix64((uint64_t)getppid());
   }
   return job ? pith__hash64(job, strlen(job), 1) : 0;
 }
 
-/* Under torchrun MASTER_PORT belongs to its own store, so the ranks make another port from it. TORCHELASTIC_RESTART_COUNT is no
- * part of it: every host counts its own restarts. */
+/* Under torchrun MASTER_PORT belongs to its own store, so the ranks make another port from it.
+ * TORCHELASTIC_RESTART_COUNT is no part of it: every host counts its own restarts. */
 static int find_port(pith_getenv_fn get, const launcher *from, const pith_launch *l) {
   int own = number(get, "PITH_PORT"), master = number(get, "MASTER_PORT");
   uint64_t job = find_job(get, from, l);
@@ -172,13 +175,15 @@ static void fill(pith_getenv_fn get, const launcher *from, pith_launch *l) {
 /* What is missing, in the words of the launcher whose variables are there. */
 static pith_status explain(pith_getenv_fn get) {
   for (const launcher *from = launchers; from < launchers + SLURM; from++) {
-    PITH_REQUIRE(number(get, from->rank) < 0, PITH_ERR_ARGUMENT, "%s says that this is rank %d, but of how many? Set %s", from->rank,
-                 number(get, from->rank), from->ranks);
+    PITH_REQUIRE(number(get, from->rank) < 0, PITH_ERR_ARGUMENT,
+                 "%s says that this is rank %d, but of how many? Set %s", from->rank, number(get, from->rank),
+                 from->ranks);
   }
   PITH_REQUIRE(number(get, "SLURM_PROCID") < 0, PITH_ERR_ARGUMENT,
                "this is the script of a Slurm job, not one of its ranks: start the program with srun there");
-  return pith_fail(PITH_ERR_ARGUMENT,
-                   "which rank of how many is this? Start it with pith run, torchrun, mpirun or srun, or set RANK and WORLD_SIZE");
+  return pith_fail(
+      PITH_ERR_ARGUMENT,
+      "which rank of how many is this? Start it with pith run, torchrun, mpirun or srun, or set RANK and WORLD_SIZE");
 }
 
 pith_status pith__launch_read(pith_getenv_fn get, pith_launch *launch) {
@@ -202,6 +207,7 @@ static const char *of_process(const char *name) { return getenv(name); }
 
 pith_status pith_launch_find(pith_launch *launch) {
   PITH_REQUIRE(launch, PITH_ERR_ARGUMENT, "pith_launch_find: launch must not be NULL");
-  PITH_REQUIRE(launch->size == sizeof *launch, PITH_ERR_ARGUMENT, "pith_launch.size is %zu: start from PITH_LAUNCH_INIT", launch->size);
+  PITH_REQUIRE(launch->size == sizeof *launch, PITH_ERR_ARGUMENT,
+               "pith_launch.size is %zu: start from PITH_LAUNCH_INIT", launch->size);
   return pith__launch_read(of_process, launch);
 }

@@ -12,7 +12,8 @@ pith_status pith__launch_read(pith_getenv_fn get, pith_launch *launch);
 /* The same for a rank and a size that the program gives: only where rank 0 is comes from the environment. */
 void pith__launch_given(pith_getenv_fn get, int rank, int ranks, pith_launch *launch);
 
-/* The first host of a Slurm node list, such as "gpu[03-07,12],login": "gpu03". Returns whether the list is one and the name fits. */
+/* The first host of a Slurm node list, such as "gpu[03-07,12],login": "gpu03". Returns whether the list is one and the
+ * name fits. */
 int pith__slurm_first_host(const char *list, char *host, size_t size);
 
 /* The number of tasks on the node of that index in a list such as "2(x3),1"; -1 if the list does not say. */

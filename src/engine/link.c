@@ -1,9 +1,9 @@
 /*
  * Messages of one peer, over whatever transport reaches it.
  *
- * A message is a header of 64 bytes and a payload. Headers are checked before anything else: a peer that is in another operation,
- * or in the same one with another size, type, spec or layer, is an error that says what each of the two is doing. A payload goes
- * straight to where its receive wants it, or is kept until that is posted.
+ * A message is a header of 64 bytes and a payload. Headers are checked before anything else: a peer that is in another
+ * operation, or in the same one with another size, type, spec or layer, is an error that says what each of the two is
+ * doing. A payload goes straight to where its receive wants it, or is kept until that is posted.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -19,18 +19,19 @@
 #define NOTICE_MOST 700
 #define PIECES_MOST 32 /* of messages that are sent at once: a system call costs as much as some kilobytes */
 #define LINE 64
-#define SPEC_SHOWN 128      /* characters of a spec in a message about disagreement */
-#define DIFFERENCE_SIZE 560 /* so that the whole message fits a notice */
+#define SPEC_SHOWN 128                /* characters of a spec in a message about disagreement */
+#define DIFFERENCE_SIZE 560           /* so that the whole message fits a notice */
 #define EARLY_MOST ((size_t)64 << 20) /* bytes kept for a peer that nothing here waits for: it may be far ahead */
-#define BYTES_PER_TURN ((size_t)256 << 10) /* then the other links get theirs, and what came is worked on while the cache has it */
+#define BYTES_PER_TURN \
+  ((size_t)256 << 10) /* then the other links get theirs, and what came is worked on while the cache has it */
 
-/* Eight chains side by side, one for each word of a line: one alone would wait for its own multiplications. As variables of their
- * own they stay in registers. */
+/* Eight chains side by side, one for each word of a line: one alone would wait for its own multiplications. As
+ * variables of their own they stay in registers. */
 static uint64_t hash_lines(const uint8_t *at, size_t lines, uint64_t h) {
   uint64_t a = h, b = h + 1, c = h + 2, d = h + 3, e = h + 4, f = h + 5, g = h + 6, i = h + 7, word;
-#define TAKE(chain, k)                                  \
-  memcpy(&word, at + 8 * (k), 8);                       \
-  chain = (chain ^ word) * 0x9e3779b97f4a7c15u;         \
+#define TAKE(chain, k)                          \
+  memcpy(&word, at + 8 * (k), 8);               \
+  chain = (chain ^ word) * 0x9e3779b97f4a7c15u; \
   chain ^= chain >> 29;
   for (; lines > 0; lines--, at += LINE) {
     TAKE(a, 0) TAKE(b, 1) TAKE(c, 2) TAKE(d, 3) TAKE(e, 4) TAKE(f, 5) TAKE(g, 6) TAKE(i, 7)
@@ -53,8 +54,8 @@ uint32_t pith__frame_checksum(const pith_frame *frame, const void *payload) {
 /* ---- Saying what somebody does ----------------------------------------------------------------------------------- */
 
 static int same_operation(const pith_frame *a, const pith_frame *b) {
-  return a->operation == b->operation && a->flags == b->flags && a->layer == b->layer && a->fingerprint == b->fingerprint &&
-         a->count == b->count && a->codec == b->codec;
+  return a->operation == b->operation && a->flags == b->flags && a->layer == b->layer &&
+         a->fingerprint == b->fingerprint && a->count == b->count && a->codec == b->codec;
 }
 
 /* The text of a spec: our own, what its user told, or at least its fingerprint. */
@@ -80,7 +81,8 @@ static const char *reduce_name(unsigned reduce) {
 /* What the upper half of the flags is about: all but allreduce have a root there. */
 static void name_upper_flags(const pith_frame *f, char text[SPEC_SHOWN]) {
   if (f->operation == PITH_OP_ALLREDUCE) {
-    snprintf(text, SPEC_SHOWN, "algorithm %s", f->flags >> 16 < PITH_ALGORITHMS ? pith__algorithm_name((pith_algorithm)(f->flags >> 16)) : "?");
+    snprintf(text, SPEC_SHOWN, "algorithm %s",
+             f->flags >> 16 < PITH_ALGORITHMS ? pith__algorithm_name((pith_algorithm)(f->flags >> 16)) : "?");
   } else {
     snprintf(text, SPEC_SHOWN, "root %u", f->flags >> 16);
   }
@@ -94,7 +96,8 @@ typedef struct difference {
 /* "; rank 1 has A, rank 0 has B" */
 static void differ(difference *d, const char *has, const char *theirs, const char *ours) {
   size_t used = strlen(d->text);
-  snprintf(d->text + used, sizeof d->text - used, "%srank %d %s %s, rank %d %s", used ? "; " : "", d->theirs, has, theirs, d->ours, ours);
+  snprintf(d->text + used, sizeof d->text - used, "%srank %d %s %s, rank %d %s", used ? "; " : "", d->theirs, has,
+           theirs, d->ours, ours);
 }
 
 static void differ_count(difference *d, const char *has, uint64_t theirs, uint64_t ours) {
@@ -121,7 +124,8 @@ static void find_differences(const pith_comm *comm, const pith_frame *theirs, co
   differ_count(d, "has a count of", theirs->count, ours->count);
   differ_count(d, "has layer", theirs->layer, ours->layer);
   if ((theirs->flags ^ ours->flags) & 0xff00) {
-    differ(d, "has type", pith_dtype_name((pith_dtype)(theirs->flags >> 8 & 0xff)), pith_dtype_name((pith_dtype)(ours->flags >> 8 & 0xff)));
+    differ(d, "has type", pith_dtype_name((pith_dtype)(theirs->flags >> 8 & 0xff)),
+           pith_dtype_name((pith_dtype)(ours->flags >> 8 & 0xff)));
   }
   if ((theirs->flags ^ ours->flags) & 0xff) {
     differ(d, "reduces by", reduce_name(theirs->flags & 0xff), reduce_name(ours->flags & 0xff));
@@ -137,10 +141,12 @@ static void fail_mismatch(pith_link *link, const pith_frame *theirs, const pith_
   difference d = {.theirs = link->peer, .ours = link->comm->rank};
   find_differences(link->comm, theirs, op, &d);
   if (!*d.text) {
-    snprintf(d.text, sizeof d.text, "rank %d sent %" PRIu64 " bytes, which are not what rank %d expects", d.theirs, theirs->length, d.ours);
+    snprintf(d.text, sizeof d.text, "rank %d sent %" PRIu64 " bytes, which are not what rank %d expects", d.theirs,
+             theirs->length, d.ours);
   }
   pith__comm_fail(link->comm, PITH_ERR_MISMATCH,
-                  "ranks disagree in %s number %" PRIu64 ", layer %" PRIu64 ": %s. All ranks must make the same calls in the same order, with "
+                  "ranks disagree in %s number %" PRIu64 ", layer %" PRIu64
+                  ": %s. All ranks must make the same calls in the same order, with "
                   "the same specs",
                   pith__operation_name(op->frame.operation), op->frame.sequence, op->frame.layer, d.text);
 }
@@ -194,7 +200,8 @@ static pith_outgoing *queue_notice(pith_link *link, pith_frame_kind kind, const 
   }
   memcpy(copy, text, length);
   *message = (pith_outgoing){.payload = (uint8_t *)copy};
-  message->frame = (pith_frame){.magic = PITH_FRAME_MAGIC, .version = PITH_FRAME_VERSION, .kind = (uint16_t)kind, .length = length};
+  message->frame =
+      (pith_frame){.magic = PITH_FRAME_MAGIC, .version = PITH_FRAME_VERSION, .kind = (uint16_t)kind, .length = length};
   message->frame.checksum = link->checked ? pith__frame_checksum(&message->frame, copy) : 0;
   enqueue(link, message);
   return message;
@@ -280,7 +287,8 @@ static void fail_peer(pith_link *link) {
   char why[600];
   snprintf(why, sizeof why, "%s", pith_error());
   link->left = 1;
-  pith__comm_fail(link->comm, PITH_ERR_PEER, "rank %d is gone (seen by rank %d): %s", link->peer, link->comm->rank, why);
+  pith__comm_fail(link->comm, PITH_ERR_PEER, "rank %d is gone (seen by rank %d): %s", link->peer, link->comm->rank,
+                  why);
 }
 
 static size_t total_of(const pith_outgoing *message) { return sizeof message->frame + (size_t)message->frame.length; }
@@ -367,7 +375,8 @@ static void queue_copy(pith_link *link, const pith_outgoing *message) {
 
 void pith__link_send_now(pith_link *link, const pith_frame *frame, const void *payload) {
   pith_outgoing message = {.frame = *frame, .payload = payload};
-  struct iovec pieces[2] = {{&message.frame, sizeof message.frame}, {(void *)(uintptr_t)payload, (size_t)frame->length}};
+  struct iovec pieces[2] = {{&message.frame, sizeof message.frame},
+                            {(void *)(uintptr_t)payload, (size_t)frame->length}};
   message.frame.checksum = link->checked ? pith__frame_checksum(&message.frame, payload) : 0;
   if (!link->out && !link->broken && !link->left &&
       link->transport->ops->send(link->transport, link->peer, pieces, 2, &message.done) != PITH_OK) {
@@ -468,7 +477,8 @@ static int check_data(pith_link *link, const pith_frame *frame) {
   }
   if (!op && frame->sequence <= comm->sequence) {
     pith__comm_fail(comm, PITH_ERR_MISMATCH,
-                    "ranks disagree: rank %d sent a message of %s number %" PRIu64 ", and rank %d has finished its operation of that number. All "
+                    "ranks disagree: rank %d sent a message of %s number %" PRIu64
+                    ", and rank %d has finished its operation of that number. All "
                     "ranks must make the same calls in the same order",
                     link->peer, pith__operation_name(frame->operation), frame->sequence, comm->rank);
     return 0;
@@ -478,20 +488,23 @@ static int check_data(pith_link *link, const pith_frame *frame) {
 
 static int check_frame(pith_link *link, const pith_frame *frame) {
   if (frame->magic != PITH_FRAME_MAGIC || frame->version != PITH_FRAME_VERSION || frame->length > MESSAGE_MOST) {
-    pith__comm_fail(link->comm, PITH_ERR_CORRUPT, "rank %d sent rank %d something that is no message", link->peer, link->comm->rank);
+    pith__comm_fail(link->comm, PITH_ERR_CORRUPT, "rank %d sent rank %d something that is no message", link->peer,
+                    link->comm->rank);
     return 0;
   }
   if (frame->kind == PITH_FRAME_DATA) {
     return check_data(link, frame);
   }
   if (frame->kind < PITH_FRAME_ABORT || frame->kind > PITH_FRAME_SPEC || frame->length > NOTICE_MOST) {
-    pith__comm_fail(link->comm, PITH_ERR_CORRUPT, "rank %d sent rank %d a notice that is none", link->peer, link->comm->rank);
+    pith__comm_fail(link->comm, PITH_ERR_CORRUPT, "rank %d sent rank %d a notice that is none", link->peer,
+                    link->comm->rank);
     return 0;
   }
   return 1;
 }
 
-/* Whether a message has a size that its receive can take: raw values all of them, payloads of codecs up to their bound. */
+/* Whether a message has a size that its receive can take: raw values all of them, payloads of codecs up to their bound.
+ */
 static int fits(const pith_frame *frame, const pith_piece *piece) {
   return frame->length >= piece->least && frame->length <= piece->capacity;
 }
@@ -517,8 +530,8 @@ static int begin_payload(pith_link *link) {
   }
   pith_early *early = malloc(sizeof *early + (size_t)frame->length + 1);
   if (!early) {
-    pith__comm_fail(link->comm, PITH_ERR_MEMORY, "rank %d: no memory for a message of %" PRIu64 " bytes from rank %d", link->comm->rank,
-                    frame->length, link->peer);
+    pith__comm_fail(link->comm, PITH_ERR_MEMORY, "rank %d: no memory for a message of %" PRIu64 " bytes from rank %d",
+                    link->comm->rank, frame->length, link->peer);
     return 0;
   }
   early->frame = *frame;
@@ -539,14 +552,21 @@ static void take_sign(pith_link *link, const pith_frame *frame) {
 static void take_notice(pith_link *link, pith_early *notice) {
   notice->payload[notice->frame.length] = 0;
   switch ((pith_frame_kind)notice->frame.kind) {
-    case PITH_FRAME_DATA: break;
+    case PITH_FRAME_DATA:
+      break;
     case PITH_FRAME_ABORT:
       pith__comm_fail(link->comm, PITH_ERR_ABORTED, "%s", (const char *)notice->payload);
       link->left = 1;
       break;
-    case PITH_FRAME_GOODBYE: link->left = 1; break;
-    case PITH_FRAME_WAITING: take_sign(link, &notice->frame); break;
-    case PITH_FRAME_SPEC: learn_spec(link->comm, notice->frame.fingerprint, (const char *)notice->payload); break;
+    case PITH_FRAME_GOODBYE:
+      link->left = 1;
+      break;
+    case PITH_FRAME_WAITING:
+      take_sign(link, &notice->frame);
+      break;
+    case PITH_FRAME_SPEC:
+      learn_spec(link->comm, notice->frame.fingerprint, (const char *)notice->payload);
+      break;
   }
   free(notice);
 }
@@ -590,7 +610,8 @@ static void end_payload(pith_link *link) {
   pith_frame *frame = &link->frame;
   link->frame_done = 0;
   if (link->checked && frame->checksum != pith__frame_checksum(frame, link->target)) {
-    pith__comm_fail(link->comm, PITH_ERR_CORRUPT, "a message from rank %d to rank %d was damaged on the way", link->peer, link->comm->rank);
+    pith__comm_fail(link->comm, PITH_ERR_CORRUPT, "a message from rank %d to rank %d was damaged on the way",
+                    link->peer, link->comm->rank);
     return;
   }
   if (frame->kind != PITH_FRAME_DATA) {
@@ -738,7 +759,9 @@ static void drain(pith_link *link) {
 }
 
 /* A peer may run ahead, but not further than this; what we wait for may stand behind what came early, though. */
-static int may_pull(const pith_link *link) { return !link->left && (link->posted || link->match || link->early_bytes < EARLY_MOST); }
+static int may_pull(const pith_link *link) {
+  return !link->left && (link->posted || link->match || link->early_bytes < EARLY_MOST);
+}
 
 int pith__link_is_awaited(const pith_link *link) {
   const pith_outgoing *message = link->out;
@@ -762,7 +785,8 @@ int pith__link_progress(pith_link *link) {
     release_any(link);
   }
   if (link->comm->failed == PITH_OK && link->left && pith__link_is_awaited(link)) { /* it will not answer any more */
-    pith__comm_fail(link->comm, PITH_ERR_PEER, "rank %d left the group while rank %d was waiting for it", link->peer, link->comm->rank);
+    pith__comm_fail(link->comm, PITH_ERR_PEER, "rank %d left the group while rank %d was waiting for it", link->peer,
+                    link->comm->rank);
   }
   return moved > 0;
 }

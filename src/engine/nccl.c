@@ -1,6 +1,6 @@
 /*
- * An allreduce on a device over NCCL: all layers of a way are one group, groups take turns in one slot, and exchanges are enqueued like all the rest. What
- * happens between them is device_stage.c.
+ * An allreduce on a device over NCCL: all layers of a way are one group, groups take turns in one slot, and exchanges
+ * are enqueued like all the rest. What happens between them is device_stage.c.
  */
 #include <pith/nccl.h>
 #include <stdlib.h>
@@ -31,7 +31,8 @@ static pith_status exchange_summaries(const pith_nccl *o, uint8_t *device, uint6
   const pith_device_core *core = &o->core;
   size_t each = sizeof *all;
   char text[PITH_DEVICE_TEXT];
-  PITH_REQUIRE(!core->gpu->copy(device + (size_t)core->rank * each, &core->summary, each, text), PITH_ERR_SYSTEM, "CUDA: %s", text);
+  PITH_REQUIRE(!core->gpu->copy(device + (size_t)core->rank * each, &core->summary, each, text), PITH_ERR_SYSTEM,
+               "CUDA: %s", text);
   PITH_TRY(pith__nccl_gather(&o->link, device, each, NULL));
   PITH_REQUIRE(!core->gpu->copy(all, device, each * (size_t)core->ranks, text), PITH_ERR_SYSTEM, "CUDA: %s", text);
   return PITH_OK;
@@ -65,7 +66,8 @@ static pith_status open_all(pith_nccl *o, void *comm) {
   return pith__device_check(&o->core);
 }
 
-pith_status pith_nccl_create(void *comm, const pith_nccl_layer *layers, size_t count, const char *rules, uint64_t seed, pith_nccl **made) {
+pith_status pith_nccl_create(void *comm, const pith_nccl_layer *layers, size_t count, const char *rules, uint64_t seed,
+                             pith_nccl **made) {
   PITH_REQUIRE(comm && rules && made && (layers || count == 0), PITH_ERR_ARGUMENT,
                "pith_nccl_create: comm, layers, rules and nccl must not be NULL");
   pith_nccl *o = calloc(1, sizeof *o);
@@ -92,14 +94,16 @@ void pith_nccl_destroy(pith_nccl *o) {
 
 /* ---- Steps ------------------------------------------------------------------------------------------------------- */
 
-static pith_status exchange(const pith_nccl *o, const pith_device_group *group, const pith_device_exchange *x, void *stream) {
+static pith_status exchange(const pith_nccl *o, const pith_device_group *group, const pith_device_exchange *x,
+                            void *stream) {
   switch (x->move) {
     case PITH_DEVICE_SCATTER:
       return pith__nccl_scatter(&o->link, x->out, group->bytes, x->in, group->apart, stream);
     case PITH_DEVICE_GATHER:
       return pith__nccl_gather(&o->link, x->in, x->in_size / (size_t)o->link.ranks, stream);
     case PITH_DEVICE_SUM:
-      return x->in_size ? pith__nccl_sum(&o->link, (float *)(void *)x->in, x->in_size / sizeof(float), stream) : PITH_OK;
+      return x->in_size ? pith__nccl_sum(&o->link, (float *)(void *)x->in, x->in_size / sizeof(float), stream)
+                        : PITH_OK;
     default:
       return PITH_OK;
   }
@@ -117,7 +121,8 @@ static pith_status reduce_group(pith_nccl *o, size_t group, const pith_device_jo
 }
 
 pith_status pith_nccl_allreduce(pith_nccl *o, void *const *gradients, uint64_t step, void *stream) {
-  PITH_REQUIRE(o && (gradients || o->core.count == 0), PITH_ERR_ARGUMENT, "pith_nccl_allreduce: nccl and gradients must not be NULL");
+  PITH_REQUIRE(o && (gradients || o->core.count == 0), PITH_ERR_ARGUMENT,
+               "pith_nccl_allreduce: nccl and gradients must not be NULL");
   PITH_TRY(pith__device_check(&o->core));
   PITH_TRY(pith__device_check_gradients(&o->core, gradients));
   for (size_t group = 0; group < o->core.group_count; group++) {

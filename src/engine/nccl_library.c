@@ -1,8 +1,8 @@
 /*
  * NCCL: finds it, and makes errors of what it says.
  *
- * The NCCL that made the program's comm is the one to use. So symbols that the process shows come first, then a libnccl.so.2 that somebody has
- * loaded for himself (as Python does), and only then is one opened.
+ * The NCCL that made the program's comm is the one to use. So symbols that the process shows come first, then a
+ * libnccl.so.2 that somebody has loaded for himself (as Python does), and only then is one opened.
  */
 #include "engine/nccl_library.h"
 
@@ -38,12 +38,18 @@ static int take_symbol(void *handle, const char *name, void *function) {
 
 /* The first name that is missing; NULL if all are there. */
 static const char *take_symbols(void *handle) {
-  const wanted list[] = {{"ncclGetVersion", &library.version},       {"ncclGetErrorString", &library.error_text},
-                         {"ncclCommGetAsyncError", &library.async_error}, {"ncclCommCount", &library.ranks},
-                         {"ncclCommUserRank", &library.rank},        {"ncclCommCuDevice", &library.device},
-                         {"ncclGroupStart", &library.group_start},   {"ncclGroupEnd", &library.group_end},
-                         {"ncclSend", &library.send},                {"ncclRecv", &library.receive},
-                         {"ncclAllReduce", &library.all_reduce},     {"ncclAllGather", &library.all_gather}};
+  const wanted list[] = {{"ncclGetVersion", &library.version},
+                         {"ncclGetErrorString", &library.error_text},
+                         {"ncclCommGetAsyncError", &library.async_error},
+                         {"ncclCommCount", &library.ranks},
+                         {"ncclCommUserRank", &library.rank},
+                         {"ncclCommCuDevice", &library.device},
+                         {"ncclGroupStart", &library.group_start},
+                         {"ncclGroupEnd", &library.group_end},
+                         {"ncclSend", &library.send},
+                         {"ncclRecv", &library.receive},
+                         {"ncclAllReduce", &library.all_reduce},
+                         {"ncclAllGather", &library.all_gather}};
   for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
     if (!take_symbol(handle, list[i].name, list[i].function)) {
       return list[i].name;
@@ -97,8 +103,9 @@ static pith_status refuse(const pith_nccl_link *link, int result, const char *op
   const pith_nccl_library *nccl = link->library;
   const char *detail = nccl->last_error ? nccl->last_error(link->comm) : NULL;
   int some = detail && *detail;
-  return pith_fail(result == PITH_NCCL_REMOTE ? PITH_ERR_PEER : PITH_ERR_SYSTEM, "NCCL: %s on rank %d of %d: %s%s%s%s", operation, link->rank,
-                   link->ranks, nccl->error_text(result), some ? " (" : "", some ? detail : "", some ? ")" : "");
+  return pith_fail(result == PITH_NCCL_REMOTE ? PITH_ERR_PEER : PITH_ERR_SYSTEM, "NCCL: %s on rank %d of %d: %s%s%s%s",
+                   operation, link->rank, link->ranks, nccl->error_text(result), some ? " (" : "", some ? detail : "",
+                   some ? ")" : "");
 }
 
 /* Comms that do not block answer "in progress" while they make connections. */
@@ -119,13 +126,13 @@ pith_status pith__nccl_link(void *comm, pith_nccl_link *link) {
   PITH_TRY(check(link, link->library->ranks(comm, &link->ranks), "ncclCommCount"));
   PITH_TRY(check(link, link->library->rank(comm, &link->rank), "ncclCommUserRank"));
   PITH_TRY(check(link, link->library->device(comm, &link->device), "ncclCommCuDevice"));
-  PITH_REQUIRE(link->ranks > 0 && link->rank >= 0 && link->rank < link->ranks, PITH_ERR_ARGUMENT, "NCCL says rank %d of %d: is this a comm?",
-               link->rank, link->ranks);
+  PITH_REQUIRE(link->ranks > 0 && link->rank >= 0 && link->rank < link->ranks, PITH_ERR_ARGUMENT,
+               "NCCL says rank %d of %d: is this a comm?", link->rank, link->ranks);
   return PITH_OK;
 }
 
-static int send_and_receive(const pith_nccl_link *link, int peer, const uint8_t *part, size_t size, uint8_t *received, size_t own,
-                            void *stream) {
+static int send_and_receive(const pith_nccl_link *link, int peer, const uint8_t *part, size_t size, uint8_t *received,
+                            size_t own, void *stream) {
   const pith_nccl_library *nccl = link->library;
   int result = size ? nccl->send(part, size, PITH_NCCL_UINT8, peer, link->comm, stream) : PITH_NCCL_SUCCESS;
   if (result == PITH_NCCL_SUCCESS && own) {
@@ -134,9 +141,10 @@ static int send_and_receive(const pith_nccl_link *link, int peer, const uint8_t 
   return result == PITH_NCCL_IN_PROGRESS ? PITH_NCCL_SUCCESS : result; /* the group's end tells */
 }
 
-/* Each rank starts with itself, then its next neighbour: not all at rank 0. A group that was started is ended, come what may. */
-pith_status pith__nccl_scatter(const pith_nccl_link *link, const uint8_t *parts, const size_t *bytes, uint8_t *received, size_t stride,
-                               void *stream) {
+/* Each rank starts with itself, then its next neighbour: not all at rank 0. A group that was started is ended, come
+ * what may. */
+pith_status pith__nccl_scatter(const pith_nccl_link *link, const uint8_t *parts, const size_t *bytes, uint8_t *received,
+                               size_t stride, void *stream) {
   PITH_TRY(check(link, link->library->group_start(), "ncclGroupStart"));
   int result = PITH_NCCL_SUCCESS;
   for (int i = 0; i < link->ranks && result == PITH_NCCL_SUCCESS; i++) {
@@ -155,5 +163,6 @@ pith_status pith__nccl_gather(const pith_nccl_link *link, uint8_t *all, size_t s
 }
 
 pith_status pith__nccl_sum(const pith_nccl_link *link, float *values, size_t n, void *stream) {
-  return check(link, link->library->all_reduce(values, values, n, PITH_NCCL_FLOAT32, PITH_NCCL_SUM, link->comm, stream), "ncclAllReduce");
+  return check(link, link->library->all_reduce(values, values, n, PITH_NCCL_FLOAT32, PITH_NCCL_SUM, link->comm, stream),
+               "ncclAllReduce");
 }

@@ -37,8 +37,8 @@ typedef struct pith_nccl_link {
 pith_status pith__nccl_link(void *comm, pith_nccl_link *link);
 
 /* Part p, bytes[p] bytes at p · stride, goes to rank p; from rank p, `own` bytes come to p · stride. */
-pith_status pith__nccl_scatter(const pith_nccl_link *link, const uint8_t *parts, const size_t *bytes, uint8_t *received, size_t stride,
-                               void *stream);
+pith_status pith__nccl_scatter(const pith_nccl_link *link, const uint8_t *parts, const size_t *bytes, uint8_t *received,
+                               size_t stride, void *stream);
 
 /* Everybody gets the `size` bytes at rank · size of all ranks; one's own are there already. */
 pith_status pith__nccl_gather(const pith_nccl_link *link, uint8_t *all, size_t size, void *stream);

@@ -9,7 +9,8 @@
 
 /* ---- Reductions -------------------------------------------------------------------------------------------------- */
 
-/* One rank: nothing travels and nothing is lost. But momentum that a method keeps is part of what it means, on one rank too. */
+/* One rank: nothing travels and nothing is lost. But momentum that a method keeps is part of what it means, on one rank
+ * too. */
 static int is_copied(const pith_job *job) {
   const pith_memory_ops *memory = job->codec ? job->codec->memory : NULL;
   return job->ranks == 1 && !(memory && (memory->keeps & PITH_KEEPS_MOMENTUM));
@@ -50,11 +51,16 @@ static pith_status schedule_by(pith_job *job, pith_algorithm algorithm) {
     return schedule_rounds(job);
   }
   switch (algorithm) {
-    case PITH_ALGORITHM_RING: return pith__allreduce_ring(job);
-    case PITH_ALGORITHM_TREE: return pith__allreduce_tree(job);
-    case PITH_ALGORITHM_RANGES: return pith__allreduce_ranges(job);
-    case PITH_ALGORITHM_LINEAR: return pith__allreduce_linear(job);
-    default: return job->codec->caps & PITH_CAP_CHUNKED ? pith__allreduce_blocks(job) : pith__allreduce_gather(job);
+    case PITH_ALGORITHM_RING:
+      return pith__allreduce_ring(job);
+    case PITH_ALGORITHM_TREE:
+      return pith__allreduce_tree(job);
+    case PITH_ALGORITHM_RANGES:
+      return pith__allreduce_ranges(job);
+    case PITH_ALGORITHM_LINEAR:
+      return pith__allreduce_linear(job);
+    default:
+      return job->codec->caps & PITH_CAP_CHUNKED ? pith__allreduce_blocks(job) : pith__allreduce_gather(job);
   }
 }
 
@@ -97,26 +103,27 @@ static pith_status copy_counts(pith_operation *op, const size_t *counts, size_t 
   PITH_REQUIRE(op->counts, PITH_ERR_MEMORY, "no memory for an operation");
   for (int p = 0; p < op->job.ranks; p++) {
     op->counts[p] = counts ? counts[p] : each;
-    PITH_REQUIRE(op->counts[p] <= total - sum, PITH_ERR_ARGUMENT, "the counts of %d ranks add up to more than %zu values",
-                 op->job.ranks, total);
+    PITH_REQUIRE(op->counts[p] <= total - sum, PITH_ERR_ARGUMENT,
+                 "the counts of %d ranks add up to more than %zu values", op->job.ranks, total);
     sum += op->counts[p];
   }
-  PITH_REQUIRE(sum == total, PITH_ERR_ARGUMENT, "the counts of %d ranks add up to %zu values, not %zu", op->job.ranks, sum, total);
+  PITH_REQUIRE(sum == total, PITH_ERR_ARGUMENT, "the counts of %d ranks add up to %zu values, not %zu", op->job.ranks,
+               sum, total);
   return PITH_OK;
 }
 
 static pith_status schedule_reduce_scatter(pith_operation *op, const size_t *counts) {
   pith_job *job = &op->job;
   PITH_TRY(copy_counts(op, counts, job->dst.n, job->src.n));
-  PITH_REQUIRE(op->counts[job->rank] == job->dst.n, PITH_ERR_ARGUMENT, "dst has %zu values, the counts say %zu", job->dst.n,
-               op->counts[job->rank]);
+  PITH_REQUIRE(op->counts[job->rank] == job->dst.n, PITH_ERR_ARGUMENT, "dst has %zu values, the counts say %zu",
+               job->dst.n, op->counts[job->rank]);
   PITH_REQUIRE(!job->codec || (job->codec->caps & PITH_CAP_CHUNKED), PITH_ERR_UNSUPPORTED,
                "%s needs the whole tensor and cannot reduce parts of it", job->codec->spec);
   return job->ranks == 1 ? schedule_copy(job) : pith__reduce_scatter(job, op->counts);
 }
 
-pith_status pith_reduce_scatter(pith_comm *comm, pith_cspan src, pith_span dst, const size_t *counts, pith_reduce reduce,
-                                const pith_call *call, pith_request **request) {
+pith_status pith_reduce_scatter(pith_comm *comm, pith_cspan src, pith_span dst, const size_t *counts,
+                                pith_reduce reduce, const pith_call *call, pith_request **request) {
   pith_operation *op;
   PITH_TRY(pith__check_comm(comm));
   PITH_TRY(pith__check_span(src.data, src.n, src.dtype));
@@ -128,13 +135,13 @@ pith_status pith_reduce_scatter(pith_comm *comm, pith_cspan src, pith_span dst, 
 }
 
 static pith_status schedule_reduce(pith_job *job, int root) {
-  PITH_REQUIRE(!job->codec || (job->codec->caps & PITH_CAP_CHUNKED), PITH_ERR_UNSUPPORTED, "%s cannot be reduced to one rank",
-               job->codec->spec);
+  PITH_REQUIRE(!job->codec || (job->codec->caps & PITH_CAP_CHUNKED), PITH_ERR_UNSUPPORTED,
+               "%s cannot be reduced to one rank", job->codec->spec);
   return job->ranks == 1 ? schedule_copy(job) : pith__reduce_to(job, root);
 }
 
-pith_status pith_reduce_to(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce reduce, int root, const pith_call *call,
-                           pith_request **request) {
+pith_status pith_reduce_to(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce reduce, int root,
+                           const pith_call *call, pith_request **request) {
   pith_operation *op;
   PITH_TRY(pith__check_comm(comm));
   PITH_TRY(pith__check_rank(comm, root, "root"));
@@ -153,8 +160,8 @@ pith_status pith_reduce_to(pith_comm *comm, pith_cspan src, pith_span dst, pith_
 
 static pith_status schedule_all_gather(pith_operation *op, const size_t *counts) {
   PITH_TRY(copy_counts(op, counts, op->job.src.n, op->job.dst.n));
-  PITH_REQUIRE(op->counts[op->job.rank] == op->job.src.n, PITH_ERR_ARGUMENT, "src has %zu values, the counts say %zu", op->job.src.n,
-               op->counts[op->job.rank]);
+  PITH_REQUIRE(op->counts[op->job.rank] == op->job.src.n, PITH_ERR_ARGUMENT, "src has %zu values, the counts say %zu",
+               op->job.src.n, op->counts[op->job.rank]);
   return op->job.ranks == 1 ? schedule_copy(&op->job) : pith__all_gather(&op->job, op->counts);
 }
 
@@ -221,7 +228,8 @@ static pith_status schedule_gather(pith_operation *op, const size_t *counts, int
   return pith__gather(&op->job, op->counts, root);
 }
 
-pith_status pith_gather(pith_comm *comm, pith_cspan src, pith_span dst, const size_t *counts, int root, pith_request **request) {
+pith_status pith_gather(pith_comm *comm, pith_cspan src, pith_span dst, const size_t *counts, int root,
+                        pith_request **request) {
   pith_operation *op;
   PITH_TRY(pith__check_comm(comm));
   PITH_TRY(pith__check_rank(comm, root, "root"));
@@ -239,7 +247,8 @@ static pith_status schedule_scatter(pith_operation *op, const size_t *counts, in
   return pith__scatter(&op->job, op->counts, root);
 }
 
-pith_status pith_scatter(pith_comm *comm, pith_cspan src, const size_t *counts, pith_span dst, int root, pith_request **request) {
+pith_status pith_scatter(pith_comm *comm, pith_cspan src, const size_t *counts, pith_span dst, int root,
+                         pith_request **request) {
   pith_operation *op;
   PITH_TRY(pith__check_comm(comm));
   PITH_TRY(pith__check_rank(comm, root, "root"));
@@ -260,8 +269,8 @@ pith_status pith_barrier(pith_comm *comm, pith_request **request) {
 
 /* ---- Between two ranks ------------------------------------------------------------------------------------------- */
 
-static pith_status point(pith_comm *comm, void *data, size_t n, pith_dtype dtype, int peer, uint32_t tag, pith_task_kind kind,
-                         pith_request **request) {
+static pith_status point(pith_comm *comm, void *data, size_t n, pith_dtype dtype, int peer, uint32_t tag,
+                         pith_task_kind kind, pith_request **request) {
   pith_operation *op;
   PITH_TRY(pith__check_comm(comm));
   if (peer == PITH_ANY_RANK && kind == PITH_TASK_RECEIVE) {
@@ -271,7 +280,8 @@ static pith_status point(pith_comm *comm, void *data, size_t n, pith_dtype dtype
   }
   PITH_REQUIRE(peer != comm->rank, PITH_ERR_ARGUMENT, "rank %d cannot exchange messages with itself", peer);
   PITH_TRY(pith__check_span(data, n, dtype));
-  PITH_TRY(pith__operation_make(comm, PITH_OP_POINT, (pith_cspan){data, n, dtype}, (pith_span){data, n, dtype}, PITH_SUM, NULL, &op));
+  PITH_TRY(pith__operation_make(comm, PITH_OP_POINT, (pith_cspan){data, n, dtype}, (pith_span){data, n, dtype},
+                                PITH_SUM, NULL, &op));
   pith_schedule *s = &op->job.schedule;
   pith_piece *piece = pith__schedule_piece_over(s, data, n * pith_dtype_size(dtype));
   pith__schedule_add(s, (pith_task){.kind = kind, .peer = peer, .tag = tag, .piece = piece});

@@ -7,8 +7,7 @@
 #include "codec/registry.h"
 
 #define SIGN_BUCKET PITH_PARAM_BUCKET("4096")
-#define BLOCK \
-  { "block", PITH_PARAM_INT, 64, PITH_BLOCK_MAX, "4096", NULL, "values rotated together; a power of two" }
+#define BLOCK {"block", PITH_PARAM_INT, 64, PITH_BLOCK_MAX, "4096", NULL, "values rotated together; a power of two"}
 
 static const pith_param sign_params[] = {SIGN_BUCKET, {0}};
 
@@ -125,8 +124,9 @@ static const pith_preset dgc = {
     .summary = "the largest values, the others gathering momentum until they are",
     .bits = "ratio·(32 + log2(1/ratio) + 1.5)",
     .origin = "Lin 2018",
-    .use = "80 times fewer bytes with the effect of momentum: use SGD without momentum, at the step size of the "
-           "run with it",
+    .use =
+        "80 times fewer bytes with the effect of momentum: use SGD without momentum, at the step size of the "
+        "run with it",
     .made_of = "dgc:{momentum},clip={clip}/topk:{ratio},select=sampled,values={values},warmup={warmup}",
     .survey = 1,
     .params = dgc_params,

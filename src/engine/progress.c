@@ -1,10 +1,10 @@
 /*
  * Driving: moving bytes and running work until an operation is done.
  *
- * A driver spins for a moment, since answers often come at once, then sleeps in poll() until a transport has something. Where
- * ranks have to share cores it lets the others run after every turn that brought nothing. Over a network a turn costs system calls
- * and answers take longer; so where somebody else wants the core, it sleeps soon.
- * While it sleeps the mutex is free, so that other threads can submit; they wake it.
+ * A driver spins for a moment, since answers often come at once, then sleeps in poll() until a transport has something.
+ * Where ranks have to share cores it lets the others run after every turn that brought nothing. Over a network a turn
+ * costs system calls and answers take longer; so where somebody else wants the core, it sleeps soon. While it sleeps
+ * the mutex is free, so that other threads can submit; they wake it.
  */
 #include <errno.h>
 #include <poll.h>
@@ -28,9 +28,9 @@
 #define TRICKLE_BYTES 65536 /* of a turn: less is not worth its system calls */
 #define NAP_LEAST 100000    /* nanoseconds; also the longest while there is something to send */
 #define NAP_MOST 800000
-#define MODEST_SLEEPS 100   /* so many of them until we look again whether it is */
-#define YIELD_TURNS 64      /* between two that let others in, where each rank can have a core */
-#define TURNS_TO_CHECK 64   /* between two looks at the clock while there is something to do */
+#define MODEST_SLEEPS 100 /* so many of them until we look again whether it is */
+#define YIELD_TURNS 64    /* between two that let others in, where each rank can have a core */
+#define TURNS_TO_CHECK 64 /* between two looks at the clock while there is something to do */
 #define POLLING_NAP_NS 50000
 
 /* ---- Getting in ------------------------------------------------------------------------------------------------- */
@@ -46,9 +46,10 @@ void pith__comm_lock(pith_comm *comm) {
   pthread_mutex_unlock(&comm->gate);
 }
 
-/* A mutex is not fair: a driver that only unlocked it would have it back before anybody woke up. It lets in as many as knocked before
- * it looked; those who come again and again do not keep it from driving. It sleeps at the gate, which is free again when the one
- * that waits there is in: where cores are scarce, one that only yields takes them from the very thread it waits for. */
+/* A mutex is not fair: a driver that only unlocked it would have it back before anybody woke up. It lets in as many as
+ * knocked before it looked; those who come again and again do not keep it from driving. It sleeps at the gate, which is
+ * free again when the one that waits there is in: where cores are scarce, one that only yields takes them from the very
+ * thread it waits for. */
 static void let_others_in(pith_comm *comm) {
   unsigned knocked = atomic_load(&comm->knocked);
   if ((int)(knocked - atomic_load(&comm->entered)) > 0) {
@@ -106,7 +107,8 @@ static double patience(const pith_comm *comm) { return comm->timeout / 4 < 1 ? c
 /* Whether the peer has not said for long that it waits, too. */
 static int is_silent(const pith_link *link, double now) { return now - link->heard > 3 * patience(link->comm); }
 
-/* How long the peer has let us wait. Time in which we worked and did not listen does not count: the clock stands still. */
+/* How long the peer has let us wait. Time in which we worked and did not listen does not count: the clock stands still.
+ */
 static double waited_for(pith_link *link, double now) {
   double clock = now - link->comm->busy;
   if (link->moved != link->seen || !pith__link_is_awaited(link)) {
@@ -247,7 +249,9 @@ static void sleep_a_while(pith_comm *comm) {
   free(fds);
 }
 
-static int is_over(const pith_comm *comm, const pith_operation *op) { return op ? op->done : comm->closing || comm->waiters > 0; }
+static int is_over(const pith_comm *comm, const pith_operation *op) {
+  return op ? op->done : comm->closing || comm->waiters > 0;
+}
 
 static int has_work(const pith_comm *comm) {
   for (const pith_operation *op = comm->running; op; op = op->next) {
@@ -268,7 +272,9 @@ static void choose_spin(pith_comm *comm) {
   int is_crowded = sched_getaffinity(0, sizeof cores, &cores) != 0 || here > CPU_COUNT(&cores);
   int is_local = here == comm->ranks;
   comm->networked = !is_local;
-  comm->spin = is_local && !is_crowded ? SPIN_TURNS_OWN : is_local ? SPIN_TURNS : SPIN_CALLS / comm->ranks + SPIN_TURNS_FEW;
+  comm->spin = is_local && !is_crowded ? SPIN_TURNS_OWN
+               : is_local              ? SPIN_TURNS
+                                       : SPIN_CALLS / comm->ranks + SPIN_TURNS_FEW;
   comm->yield = is_crowded ? 1 : YIELD_TURNS; /* the system may have put two ranks on one core all the same */
 }
 
@@ -293,8 +299,8 @@ static int spin_of(const pith_comm *comm) {
   return comm->modest > 0 || (comm->networked && is_bulk(comm)) ? SPIN_TURNS_FEW : comm->spin;
 }
 
-/* A spin brought nothing. Who else there is we cannot know (other hosts of a lab, other programs); but if we lost the core
- * meanwhile, it was wanted. `displaced`: how often before. */
+/* A spin brought nothing. Who else there is we cannot know (other hosts of a lab, other programs); but if we lost the
+ * core meanwhile, it was wanted. `displaced`: how often before. */
 static void note_vain_spin(pith_comm *comm, long *displaced) {
   if (comm->modest > 1) {
     comm->modest--;
@@ -314,14 +320,16 @@ static int is_sending(const pith_comm *comm) {
   return 0;
 }
 
-/* Bytes of a slow link come and go a packet at a time, and every look at them costs system calls that other ranks could do with. So where
- * a turn moved little of something large, and there was nothing to compute, we let more gather. */
+/* Bytes of a slow link come and go a packet at a time, and every look at them costs system calls that other ranks could
+ * do with. So where a turn moved little of something large, and there was nothing to compute, we let more gather. */
 static void let_gather(pith_comm *comm, uint64_t bytes) {
   if (!comm->networked || bytes >= TRICKLE_BYTES || !is_bulk(comm)) {
     comm->nap = bytes >= 2 * TRICKLE_BYTES ? comm->nap / 2 : comm->nap;
     return;
   }
-  comm->nap = comm->nap < NAP_LEAST || is_sending(comm) ? NAP_LEAST : comm->nap < NAP_MOST / 2 ? 2 * comm->nap : NAP_MOST;
+  comm->nap = comm->nap < NAP_LEAST || is_sending(comm) ? NAP_LEAST
+              : comm->nap < NAP_MOST / 2                ? 2 * comm->nap
+                                                        : NAP_MOST;
   pthread_mutex_unlock(&comm->mutex);
   struct pollfd wake = {.fd = comm->wake, .events = POLLIN};
   ppoll(&wake, 1, &(struct timespec){0, comm->nap}, NULL); /* whoever submits something ends it */

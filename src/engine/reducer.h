@@ -96,7 +96,8 @@ pith_status pith__reducer_adapt(pith_reducer *r, double waited);
 
 /* ---- reducer_debt.c ---- */
 
-/* The state of a layer moves to another codec; what has no place there becomes a debt, and a debt that has one a residual. */
+/* The state of a layer moves to another codec; what has no place there becomes a debt, and a debt that has one a
+ * residual. */
 pith_status pith__debt_move(pith_named *l, const pith_codec *codec, int ranks);
 /* Adds a part of the debt to a gradient. */
 void pith__debt_pay(pith_named *l, void *gradient);

@@ -1,6 +1,6 @@
 /*
- * Adaptive specs in a reducer: it shows gradients to the adapter, adds up the adapter's numbers over the ranks, and between two steps gives
- * layers the specs of a new plan. docs/planner.md, "In training".
+ * Adaptive specs in a reducer: it shows gradients to the adapter, adds up the adapter's numbers over the ranks, and
+ * between two steps gives layers the specs of a new plan. docs/planner.md, "In training".
  */
 #include <stdlib.h>
 #include <string.h>
@@ -32,13 +32,15 @@ static const char *last_rule(const char *text) {
   return last;
 }
 
-/* Only the last rule, for everything that is left, may be adaptive: the planner needs to know all that it may decide. */
+/* Only the last rule, for everything that is left, may be adaptive: the planner needs to know all that it may decide.
+ */
 static pith_status check_others(const char *text, const char *last) {
   for (const char *at = text; at && at < last; at = strchr(at, ';')) {
     size_t pattern;
     at += *at == ';';
     PITH_REQUIRE(at >= last || !is_adaptive_rule(at, &pattern), PITH_ERR_SPEC,
-                 "\"%.*s\": an adaptive spec is for all layers that no other rule names; write it last, as in embed*=none;*=auto",
+                 "\"%.*s\": an adaptive spec is for all layers that no other rule names; write it last, as in "
+                 "embed*=none;*=auto",
                  (int)strcspn(at, ";"), at);
   }
   return PITH_OK;
@@ -72,7 +74,8 @@ static pith_status split_rules(const char *text, char **rules, char **adaptive) 
   }
   const char *name = last + strspn(last, " \t\r\n");
   PITH_REQUIRE(*name == '*' && strspn(name + 1, " \t") == (size_t)(last + pattern - name - 1), PITH_ERR_SPEC,
-               "\"%s\": an adaptive spec is for all layers that no other rule names; write *=%s", last, last + pattern + 1);
+               "\"%s\": an adaptive spec is for all layers that no other rule names; write *=%s", last,
+               last + pattern + 1);
   PITH_TRY(take_spec(last + pattern + 1, adaptive));
   return copy(rules, text, (size_t)(last - text), "*=none");
 }
@@ -112,7 +115,8 @@ pith_status pith__reducer_adapter_create(const pith_reducer *r, pith_adapter **a
       shapes[count++] = (pith_layer_shape){l->name, l->shape, l->dimensions};
     }
   }
-  pith_status status = pith_adapter_create(r->adaptive.text, shapes, count, pith_comm_rank(r->comm), pith_comm_ranks(r->comm), r->seed, adapter);
+  pith_status status = pith_adapter_create(r->adaptive.text, shapes, count, pith_comm_rank(r->comm),
+                                           pith_comm_ranks(r->comm), r->seed, adapter);
   free(shapes);
   return status;
 }
@@ -134,7 +138,8 @@ pith_status pith__reducer_codec(pith_reducer *r, const char *spec, const pith_co
 static pith_status change_specs(pith_reducer *r) {
   for (size_t i = 0; i < r->count; i++) {
     pith_named *l = &r->layers[i];
-    const char *spec = l->adapted == SIZE_MAX ? l->match.codec->spec : pith_adapter_spec(r->adaptive.adapter, l->adapted);
+    const char *spec =
+        l->adapted == SIZE_MAX ? l->match.codec->spec : pith_adapter_spec(r->adaptive.adapter, l->adapted);
     if (strcmp(spec, l->match.codec->spec) != 0) {
       const pith_codec *codec;
       PITH_TRY(pith__reducer_codec(r, spec, &codec));
@@ -191,7 +196,8 @@ static pith_status add_up(pith_reducer *r, double *numbers, size_t count, double
     PITH_TRY(pith_barrier(r->comm, NULL));
   }
   double start = pith__now();
-  PITH_TRY(pith_allreduce(r->comm, (pith_cspan){numbers, count, PITH_F64}, (pith_span){numbers, count, PITH_F64}, PITH_SUM, NULL, NULL));
+  PITH_TRY(pith_allreduce(r->comm, (pith_cspan){numbers, count, PITH_F64}, (pith_span){numbers, count, PITH_F64},
+                          PITH_SUM, NULL, NULL));
   *seconds = pith__now() - start;
   return PITH_OK;
 }

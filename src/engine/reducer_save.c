@@ -1,7 +1,7 @@
 /*
- * Checkpoints of a reducer: the step and every layer's state, and with an adaptive spec the adapter and what layers still owe. A
- * checkpoint belongs to the rank that saved it. docs/format.md has the bytes. Everything is read into fresh objects first, and takes the
- * place of the old ones when all of it is good.
+ * Checkpoints of a reducer: the step and every layer's state, and with an adaptive spec the adapter and what layers
+ * still owe. A checkpoint belongs to the rank that saved it. docs/format.md has the bytes. Everything is read into
+ * fresh objects first, and takes the place of the old ones when all of it is good.
  */
 #include <stddef.h>
 #include <stdlib.h>
@@ -78,12 +78,15 @@ static pith_status save_layers(const pith_reducer *r, uint8_t *bytes, size_t siz
 
 pith_status pith_reducer_save(const pith_reducer *r, pith_out *out) {
   PITH_REQUIRE(r && out && out->data, PITH_ERR_ARGUMENT, "pith_reducer_save: reducer and out must not be NULL");
-  PITH_REQUIRE(r->flight_count == 0 && r->open_count == 0, PITH_ERR_STATE, "a step is under way: finish it before saving");
+  PITH_REQUIRE(r->flight_count == 0 && r->open_count == 0, PITH_ERR_STATE,
+               "a step is under way: finish it before saving");
   size_t size = pith_reducer_size(r), adapter = adapter_size(r);
   PITH_REQUIRE(adapter || !r->adaptive.text, PITH_ERR_STATE, "the adapter cannot be saved: %s", pith_error());
-  PITH_REQUIRE(out->capacity >= size, PITH_ERR_BUFFER, "the reducer takes %zu bytes, the buffer has %zu", size, out->capacity);
+  PITH_REQUIRE(out->capacity >= size, PITH_ERR_BUFFER, "the reducer takes %zu bytes, the buffer has %zu", size,
+               out->capacity);
   uint8_t *bytes = out->data;
-  reducer_header head = {REDUCER_MAGIC, CURRENT, r->step, r->seed, r->count, adapter, (uint32_t)r->comm->rank, (uint32_t)r->comm->ranks};
+  reducer_header head = {REDUCER_MAGIC,           CURRENT, r->step, r->seed, r->count, adapter, (uint32_t)r->comm->rank,
+                         (uint32_t)r->comm->ranks};
   memcpy(bytes, &head, sizeof head);
   if (adapter) {
     PITH_TRY(pith_adapter_save(r->adaptive.adapter, &(pith_out){bytes + sizeof head, adapter, 0}));
@@ -132,7 +135,9 @@ static pith_status load_debt(const pith_named *l, cursor *c, struct loaded_layer
 
 static pith_status find_codec(pith_reducer *r, const loaded *new, const pith_named *l, const pith_codec **codec) {
   *codec = l->match.codec;
-  return new->adapter &&l->adapted != SIZE_MAX ? pith__reducer_codec(r, pith_adapter_spec(new->adapter, l->adapted), codec) : PITH_OK;
+  return new->adapter && l->adapted != SIZE_MAX
+             ? pith__reducer_codec(r, pith_adapter_spec(new->adapter, l->adapted), codec)
+             : PITH_OK;
 }
 
 static pith_status load_layer(pith_reducer *r, const loaded *new, size_t index, cursor *c) {
@@ -143,8 +148,8 @@ static pith_status load_layer(pith_reducer *r, const loaded *new, size_t index, 
   PITH_REQUIRE(c->left >= sizeof lh, PITH_ERR_CORRUPT, "the checkpoint ends before layer %s", l->name);
   PITH_TRY(take(c, &lh, sizeof lh, l->name));
   PITH_REQUIRE(lh.number == l->number, PITH_ERR_STATE, "the checkpoint has another layer where %s should be", l->name);
-  PITH_REQUIRE(lh.fingerprint == to->codec->fingerprint, PITH_ERR_STATE, "the checkpoint has another spec for layer %s than %s", l->name,
-               to->codec->spec);
+  PITH_REQUIRE(lh.fingerprint == to->codec->fingerprint, PITH_ERR_STATE,
+               "the checkpoint has another spec for layer %s than %s", l->name, to->codec->spec);
   PITH_REQUIRE(lh.size <= c->left, PITH_ERR_CORRUPT, "the checkpoint ends within layer %s", l->name);
   PITH_TRY(pith_state_create(to->codec, l->n, l->state->rows, &to->state));
   PITH_TRY(pith_state_load(to->state, (pith_bytes){c->at, (size_t)lh.size}));
@@ -209,30 +214,35 @@ static pith_status check_head(const pith_reducer *r, pith_bytes in, reducer_head
   memcpy(head, in.data, least);
   PITH_REQUIRE(head->magic == REDUCER_MAGIC, PITH_ERR_CORRUPT, "these bytes are not a checkpoint of a reducer");
   PITH_REQUIRE(head->version >= FIXED && head->version <= CURRENT, PITH_ERR_CORRUPT,
-               "the checkpoint was saved by version %u of the format, and this library reads %u to %u", head->version, FIXED, CURRENT);
+               "the checkpoint was saved by version %u of the format, and this library reads %u to %u", head->version,
+               FIXED, CURRENT);
   PITH_REQUIRE(head->version == CURRENT || (head->version == ADAPTIVE) == (head->adapter > 0), PITH_ERR_CORRUPT,
-               "the checkpoint is damaged: version %u with an adapter of %llu bytes", head->version, (unsigned long long)head->adapter);
+               "the checkpoint is damaged: version %u with an adapter of %llu bytes", head->version,
+               (unsigned long long)head->adapter);
   PITH_REQUIRE(in.size >= head_size(head), PITH_ERR_CORRUPT, "the checkpoint ends within its head");
   if (head->version == CURRENT) {
     memcpy(head, in.data, sizeof *head);
-    PITH_TRY(pith__check_owner("the checkpoint", head->rank, head->ranks, (uint32_t)r->comm->rank, (uint32_t)r->comm->ranks));
+    PITH_TRY(pith__check_owner("the checkpoint", head->rank, head->ranks, (uint32_t)r->comm->rank,
+                               (uint32_t)r->comm->ranks));
   }
-  PITH_REQUIRE(head->layers == r->count, PITH_ERR_STATE, "the checkpoint has %llu layers, the reducer %zu", (unsigned long long)head->layers,
-               r->count);
-  PITH_REQUIRE((head->adapter > 0) == (r->adaptive.text != NULL), PITH_ERR_STATE, "the checkpoint was saved %s an adaptive spec",
-               head->adapter ? "with" : "without");
+  PITH_REQUIRE(head->layers == r->count, PITH_ERR_STATE, "the checkpoint has %llu layers, the reducer %zu",
+               (unsigned long long)head->layers, r->count);
+  PITH_REQUIRE((head->adapter > 0) == (r->adaptive.text != NULL), PITH_ERR_STATE,
+               "the checkpoint was saved %s an adaptive spec", head->adapter ? "with" : "without");
   return PITH_OK;
 }
 
 pith_status pith_reducer_load(pith_reducer *r, pith_bytes in) {
   reducer_header head;
   PITH_REQUIRE(r && in.data, PITH_ERR_ARGUMENT, "pith_reducer_load: reducer and bytes must not be NULL");
-  PITH_REQUIRE(r->flight_count == 0 && r->open_count == 0, PITH_ERR_STATE, "a step is under way: finish it before loading");
+  PITH_REQUIRE(r->flight_count == 0 && r->open_count == 0, PITH_ERR_STATE,
+               "a step is under way: finish it before loading");
   PITH_TRY(check_head(r, in, &head));
   PITH_TRY(pith__reducer_adapter_ready(r));
   loaded new = {.layer = calloc(r->count + 1, sizeof *new.layer)};
   PITH_REQUIRE(new.layer, PITH_ERR_MEMORY, "no memory to load a checkpoint");
-  pith_status status = load_all(r, &new, &head, (cursor){(const uint8_t *)in.data + head_size(&head), in.size - head_size(&head)});
+  pith_status status =
+      load_all(r, &new, &head, (cursor){(const uint8_t *)in.data + head_size(&head), in.size - head_size(&head)});
   if (status == PITH_OK) {
     commit(r, &new, &head);
   }

@@ -1,9 +1,9 @@
 /*
  * A step of the reducer.
  *
- * Large layers become an operation each, at once, so that they travel while the next gradients are computed. Small ones, and
- * all that are sent in rounds, are joined: uncompressed layers of one type, or layers of one codec. A joint leaves when
- * enough is on board, when it is flushed, or at the end of the step.
+ * Large layers become an operation each, at once, so that they travel while the next gradients are computed. Small
+ * ones, and all that are sent in rounds, are joined: uncompressed layers of one type, or layers of one codec. A joint
+ * leaves when enough is on board, when it is flushed, or at the end of the step.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -13,8 +13,8 @@
 #include "engine/reducer.h"
 #include "engine/submit.h"
 
-#define JOIN_MOST ((size_t)64 << 10)        /* layers up to this many bytes are joined … */
-#define JOINT_BYTES ((size_t)1 << 20)       /* … until they are this many */
+#define JOIN_MOST ((size_t)64 << 10)         /* layers up to this many bytes are joined … */
+#define JOINT_BYTES ((size_t)1 << 20)        /* … until they are this many */
 #define ROUNDS_JOINT_BYTES ((size_t)8 << 20) /* of gradients whose factors are sent together */
 
 /* ---- Flights ----------------------------------------------------------------------------------------------------- */
@@ -217,7 +217,8 @@ pith_status pith_reducer_start(pith_reducer *r, size_t index, void *gradient) {
   PITH_REQUIRE(r && index < r->count, PITH_ERR_ARGUMENT, "there is no layer number %zu", index);
   pith_named *l = &r->layers[index];
   PITH_REQUIRE(gradient || l->n == 0, PITH_ERR_ARGUMENT, "layer %s: the gradient is NULL", l->name);
-  PITH_REQUIRE(l->started != r->step + 1, PITH_ERR_STATE, "layer %s was started twice in step %llu", l->name, (unsigned long long)r->step);
+  PITH_REQUIRE(l->started != r->step + 1, PITH_ERR_STATE, "layer %s was started twice in step %llu", l->name,
+               (unsigned long long)r->step);
   PITH_TRY(pith_reducer_check(r));
   PITH_TRY(pith__reducer_observe(r, l, gradient));
   pith__debt_pay(l, gradient);

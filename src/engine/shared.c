@@ -1,4 +1,5 @@
-/* Layers are cut at granules. Only codecs whose pieces have sizes known beforehand can be shared: then everybody knows where to write. */
+/* Layers are cut at granules. Only codecs whose pieces have sizes known beforehand can be shared: then everybody knows
+ * where to write. */
 #include "engine/shared.h"
 
 #include <stdio.h>
@@ -42,13 +43,15 @@ static pith_status run_part(const shared *s, unsigned part) {
   }
   pith_ctx ctx = *s->ctx;
   ctx.offset += range.first;
-  uint8_t *values = s->values + range.first * pith_dtype_size(s->dtype), *bytes = s->bytes + pith_codec_bound(s->codec, range.first);
+  uint8_t *values = s->values + range.first * pith_dtype_size(s->dtype),
+          *bytes = s->bytes + pith_codec_bound(s->codec, range.first);
   size_t size = pith_codec_bound(s->codec, range.n);
   if (s->feed) {
     pith_out out = {bytes, size, 0};
     return s->feed(s->codec, s->state, (pith_cspan){values, range.n, s->dtype}, &out, &s->scratch[part], &ctx);
   }
-  return pith__codec_decode(s->codec, (pith_bytes){bytes, size}, (pith_span){values, range.n, s->dtype}, s->apply, s->scratch[part].chain, &ctx);
+  return pith__codec_decode(s->codec, (pith_bytes){bytes, size}, (pith_span){values, range.n, s->dtype}, s->apply,
+                            s->scratch[part].chain, &ctx);
 }
 
 /* Messages belong to threads: what went wrong elsewhere is told here. */
@@ -69,10 +72,18 @@ static pith_status run_all(pith_crew *crew, shared *s) {
   return PITH_OK;
 }
 
-pith_status pith__shared_encode(pith_crew *crew, pith_feed_fn feed, const pith_codec *codec, pith_state *state, pith_cspan src,
-                                pith_out *out, const pith_feed_scratch *scratch, const pith_ctx *ctx) {
-  shared s = {.parts = parts_of(crew, codec, src.n), .codec = codec, .feed = feed, .state = state, .n = src.n, .dtype = src.dtype,
-              .values = (uint8_t *)(uintptr_t)src.data, .bytes = out->data, .scratch = scratch, .ctx = ctx};
+pith_status pith__shared_encode(pith_crew *crew, pith_feed_fn feed, const pith_codec *codec, pith_state *state,
+                                pith_cspan src, pith_out *out, const pith_feed_scratch *scratch, const pith_ctx *ctx) {
+  shared s = {.parts = parts_of(crew, codec, src.n),
+              .codec = codec,
+              .feed = feed,
+              .state = state,
+              .n = src.n,
+              .dtype = src.dtype,
+              .values = (uint8_t *)(uintptr_t)src.data,
+              .bytes = out->data,
+              .scratch = scratch,
+              .ctx = ctx};
   size_t size = s.parts > 1 ? pith_codec_bound(codec, src.n) : 0;
   if (s.parts == 1 || size > out->capacity) {
     return feed(codec, state, src, out, scratch, ctx);
@@ -81,10 +92,17 @@ pith_status pith__shared_encode(pith_crew *crew, pith_feed_fn feed, const pith_c
   return run_all(crew, &s);
 }
 
-pith_status pith__shared_decode(pith_crew *crew, const pith_codec *codec, pith_bytes in, pith_span dst, pith_apply apply,
-                                const pith_feed_scratch *scratch, const pith_ctx *ctx) {
-  shared s = {.parts = parts_of(crew, codec, dst.n), .codec = codec, .n = dst.n, .dtype = dst.dtype, .values = dst.data,
-              .bytes = (uint8_t *)(uintptr_t)in.data, .apply = apply, .scratch = scratch, .ctx = ctx};
+pith_status pith__shared_decode(pith_crew *crew, const pith_codec *codec, pith_bytes in, pith_span dst,
+                                pith_apply apply, const pith_feed_scratch *scratch, const pith_ctx *ctx) {
+  shared s = {.parts = parts_of(crew, codec, dst.n),
+              .codec = codec,
+              .n = dst.n,
+              .dtype = dst.dtype,
+              .values = dst.data,
+              .bytes = (uint8_t *)(uintptr_t)in.data,
+              .apply = apply,
+              .scratch = scratch,
+              .ctx = ctx};
   if (s.parts == 1 || in.size != pith_codec_bound(codec, dst.n)) { /* the wrong size is told as ever */
     return pith__codec_decode(codec, in, dst, apply, scratch[0].chain, ctx);
   }

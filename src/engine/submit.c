@@ -1,6 +1,6 @@
 /*
- * From arguments to an operation of the comm, and back to its caller: operations.c checks what is its own and writes the
- * schedule, here is what all of them share.
+ * From arguments to an operation of the comm, and back to its caller: operations.c checks what is its own and writes
+ * the schedule, here is what all of them share.
  */
 #include "engine/submit.h"
 
@@ -22,7 +22,9 @@ typedef struct operation_scratch {
   void *inside, *entries;
 } operation_scratch;
 
-static pith_operation *operation_of(pith_job *job) { return (pith_operation *)((char *)job - offsetof(pith_operation, job)); }
+static pith_operation *operation_of(pith_job *job) {
+  return (pith_operation *)((char *)job - offsetof(pith_operation, job));
+}
 
 static pith_ctx encoder_ctx(const pith_job *job, uint32_t rank, size_t first, float gamma) {
   pith_ctx ctx = job->ctx;
@@ -34,7 +36,8 @@ static pith_ctx encoder_ctx(const pith_job *job, uint32_t rank, size_t first, fl
 }
 
 /* Layer by layer, each behind its own memory. */
-static pith_status encode_stretches(pith_job *job, pith_feed_fn feed, uint32_t rank, pith_cspan values, size_t first, float gamma, pith_out *out) {
+static pith_status encode_stretches(pith_job *job, pith_feed_fn feed, uint32_t rank, pith_cspan values, size_t first,
+                                    float gamma, pith_out *out) {
   const operation_scratch *scratch = operation_of(job)->scratch;
   size_t width = pith_dtype_size(values.dtype), used = 0;
   pith_stretch s = {0};
@@ -46,7 +49,8 @@ static pith_status encode_stretches(pith_job *job, pith_feed_fn feed, uint32_t r
     if (feed == pith__feed_encode_result && pith__feed_keeps_results(job->codec, s.state)) {
       PITH_TRY(pith__state_own_results(s.state, s.offset, s.n)); /* before threads ask for it, each for its part */
     }
-    PITH_TRY(pith__shared_encode(operation_of(job)->comm->crew, feed, job->codec, s.state, part, &piece, scratch->feed, &ctx));
+    PITH_TRY(pith__shared_encode(operation_of(job)->comm->crew, feed, job->codec, s.state, part, &piece, scratch->feed,
+                                 &ctx));
     used += piece.size;
   }
   out->size = used;
@@ -105,7 +109,8 @@ pith_status pith__check_comm(const pith_comm *comm) {
 }
 
 pith_status pith__check_rank(const pith_comm *comm, int rank, const char *what) {
-  PITH_REQUIRE(rank >= 0 && rank < comm->ranks, PITH_ERR_ARGUMENT, "%s %d is not one of %d ranks", what, rank, comm->ranks);
+  PITH_REQUIRE(rank >= 0 && rank < comm->ranks, PITH_ERR_ARGUMENT, "%s %d is not one of %d ranks", what, rank,
+               comm->ranks);
   return PITH_OK;
 }
 
@@ -119,10 +124,10 @@ pith_status pith__check_span(const void *data, size_t n, pith_dtype dtype) {
 static pith_status check_codec(const pith_operation *op, const pith_call *call) {
   const pith_codec *codec = call->codec;
   pith_dtype dtype = op->job.src.dtype;
-  PITH_REQUIRE(dtype == PITH_F32 || dtype == PITH_F16 || dtype == PITH_BF16, PITH_ERR_ARGUMENT, "%s: %s values cannot be compressed",
-               codec->spec, pith_dtype_name(dtype));
-  PITH_REQUIRE(op->job.reduce == PITH_SUM || op->job.reduce == PITH_MEAN, PITH_ERR_ARGUMENT, "%s: only sums and means are compressed",
-               codec->spec);
+  PITH_REQUIRE(dtype == PITH_F32 || dtype == PITH_F16 || dtype == PITH_BF16, PITH_ERR_ARGUMENT,
+               "%s: %s values cannot be compressed", codec->spec, pith_dtype_name(dtype));
+  PITH_REQUIRE(op->job.reduce == PITH_SUM || op->job.reduce == PITH_MEAN, PITH_ERR_ARGUMENT,
+               "%s: only sums and means are compressed", codec->spec);
   pith_ctx whole = call->ctx;
   whole.offset = 0;
   if (op->job.member_count) {
@@ -138,7 +143,8 @@ static pith_status read_call(pith_operation *op, const pith_call *call) {
   if (!call) {
     return PITH_OK;
   }
-  PITH_REQUIRE(call->size == sizeof *call, PITH_ERR_ARGUMENT, "pith_call.size is %zu: start from PITH_CALL_INIT", call->size);
+  PITH_REQUIRE(call->size == sizeof *call, PITH_ERR_ARGUMENT, "pith_call.size is %zu: start from PITH_CALL_INIT",
+               call->size);
   op->job.ctx = call->ctx;
   op->job.ctx.gamma = call->ctx.gamma != 0 ? call->ctx.gamma : 1.0f;
   if (call->codec) {
@@ -159,8 +165,9 @@ void pith__operation_release(pith_operation *op) {
   free(op); /* the request it is the only member of */
 }
 
-/* On a network short messages keep the streams that share a link abreast. In memory one message costs least, but of long parts the
- * bytes should still be in the caches when they are summed. Either all ranks have a link over a network, or none: they agree. */
+/* On a network short messages keep the streams that share a link abreast. In memory one message costs least, but of
+ * long parts the bytes should still be in the caches when they are summed. Either all ranks have a link over a network,
+ * or none: they agree. */
 static size_t message_of(const pith_comm *comm, size_t bytes) {
   for (int p = 0; p < comm->ranks; p++) {
     if (comm->link[p].transport && comm->link[p].checked) {
@@ -170,17 +177,19 @@ static size_t message_of(const pith_comm *comm, size_t bytes) {
   return bytes / (size_t)comm->ranks > LOCAL_PART ? LOCAL_MESSAGE : comm->chunk;
 }
 
-pith_status pith__operation_make(pith_comm *comm, pith_operation_kind kind, pith_cspan src, pith_span dst, pith_reduce reduce,
-                                 const pith_call *call, pith_operation **made) {
+pith_status pith__operation_make(pith_comm *comm, pith_operation_kind kind, pith_cspan src, pith_span dst,
+                                 pith_reduce reduce, const pith_call *call, pith_operation **made) {
   return pith__operation_make_joined(comm, kind, src, dst, reduce, call, NULL, 0, made);
 }
 
-pith_status pith__operation_make_joined(pith_comm *comm, pith_operation_kind kind, pith_cspan src, pith_span dst, pith_reduce reduce,
-                                        const pith_call *call, const pith_member *members, size_t count, pith_operation **made) {
+pith_status pith__operation_make_joined(pith_comm *comm, pith_operation_kind kind, pith_cspan src, pith_span dst,
+                                        pith_reduce reduce, const pith_call *call, const pith_member *members,
+                                        size_t count, pith_operation **made) {
   pith_operation *op = calloc(1, sizeof(pith_request));
   PITH_REQUIRE(op, PITH_ERR_MEMORY, "no memory for an operation");
   op->comm = comm;
-  op->job = (pith_job){.rank = comm->rank, .ranks = comm->ranks, .src = src, .dst = dst, .reduce = reduce, .chunk = comm->chunk};
+  op->job = (pith_job){
+      .rank = comm->rank, .ranks = comm->ranks, .src = src, .dst = dst, .reduce = reduce, .chunk = comm->chunk};
   op->job.layout = comm->flat;
   op->job.inside = comm->inside;
   op->job.entries = comm->entries;
@@ -209,9 +218,7 @@ pith_status pith__operation_make_joined(pith_comm *comm, pith_operation_kind kin
 
 /* ---- Handing it to the comm -------------------------------------------------------------------------------------- */
 
-static pith_status refuse_failed(const pith_comm *comm) {
-  return pith_fail(comm->failed, "%s", comm->failure);
-}
+static pith_status refuse_failed(const pith_comm *comm) { return pith_fail(comm->failed, "%s", comm->failure); }
 
 static void remove_running(pith_comm *comm, pith_operation *op) {
   for (pith_operation **at = &comm->running; *at; at = &(*at)->next) {
@@ -305,7 +312,8 @@ pith_status pith__wait(pith_request *request, pith_traffic *traffic, int *source
     status = wait_for(op);
     pthread_mutex_unlock(&comm->mutex);
   } else {
-    status = op->status == PITH_OK ? PITH_OK : pith_fail(op->status, "the comm was destroyed while the operation was under way");
+    status = op->status == PITH_OK ? PITH_OK
+                                   : pith_fail(op->status, "the comm was destroyed while the operation was under way");
   }
   if (traffic) {
     *traffic = op->traffic;

@@ -9,21 +9,22 @@ pith_status pith__check_rank(const pith_comm *comm, int rank, const char *what);
 pith_status pith__check_span(const void *data, size_t n, pith_dtype dtype);
 
 /* A new operation with its tensors; nothing is known to the comm yet. */
-pith_status pith__operation_make(pith_comm *comm, pith_operation_kind kind, pith_cspan src, pith_span dst, pith_reduce reduce,
-                                 const pith_call *call, pith_operation **made);
-/* The same for layers joined to one tensor, or (ROUNDS codecs) to one exchange: src and dst then have their values in all, and
- * the members live as long as the operation. */
-pith_status pith__operation_make_joined(pith_comm *comm, pith_operation_kind kind, pith_cspan src, pith_span dst, pith_reduce reduce,
-                                        const pith_call *call, const pith_member *members, size_t count, pith_operation **made);
+pith_status pith__operation_make(pith_comm *comm, pith_operation_kind kind, pith_cspan src, pith_span dst,
+                                 pith_reduce reduce, const pith_call *call, pith_operation **made);
+/* The same for layers joined to one tensor, or (ROUNDS codecs) to one exchange: src and dst then have their values in
+ * all, and the members live as long as the operation. */
+pith_status pith__operation_make_joined(pith_comm *comm, pith_operation_kind kind, pith_cspan src, pith_span dst,
+                                        pith_reduce reduce, const pith_call *call, const pith_member *members,
+                                        size_t count, pith_operation **made);
 void pith__operation_release(pith_operation *op);
 
 /* Takes the operation over, whatever comes of it. `written` is the status of its schedule. */
 pith_status pith__operation_submit(pith_operation *op, pith_status written, pith_request **request);
 
-/* The mean over all ranks of layers that have the same codec, joined to one operation; bundle.c. `joined` is the tensor that
- * the members are places of, or for ROUNDS codecs only the sum of their sizes and their type. */
-pith_status pith__allreduce_joined(pith_comm *comm, pith_span joined, const pith_call *call, const pith_member *members, size_t count,
-                                   pith_request **request);
+/* The mean over all ranks of layers that have the same codec, joined to one operation; bundle.c. `joined` is the tensor
+ * that the members are places of, or for ROUNDS codecs only the sum of their sizes and their type. */
+pith_status pith__allreduce_joined(pith_comm *comm, pith_span joined, const pith_call *call, const pith_member *members,
+                                   size_t count, pith_request **request);
 
 /* Writes the schedule of an allreduce: `asked` names an algorithm, or is NULL. */
 pith_status pith__schedule_allreduce(pith_operation *op, const char *asked);

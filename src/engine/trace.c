@@ -64,8 +64,10 @@ int pith__trace_start(int rank) {
 void pith__trace(int rank, const char *kind, const char *name, const char *detail, double start, double end) {
   pthread_mutex_lock(&mutex);
   if (file) {
-    fprintf(file, "{\"ph\":\"X\",\"pid\":%d,\"tid\":\"%s\",\"name\":\"%s\",\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"detail\":\"%s\"}},\n", rank, kind,
-            name, start * 1e6, (end - start) * 1e6, detail ? detail : "");
+    fprintf(file,
+            "{\"ph\":\"X\",\"pid\":%d,\"tid\":\"%s\",\"name\":\"%s\",\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"detail\":\"%"
+            "s\"}},\n",
+            rank, kind, name, start * 1e6, (end - start) * 1e6, detail ? detail : "");
   }
   pthread_mutex_unlock(&mutex);
 }

@@ -1,6 +1,6 @@
 /*
- * PITH_TRACE=FILE: what every rank does when, for chrome://tracing or ui.perfetto.dev. %r is the rank, %h the host, %p the process;
- * without %r or %p each rank adds its number to the name. Costs nothing when it is off.
+ * PITH_TRACE=FILE: what every rank does when, for chrome://tracing or ui.perfetto.dev. %r is the rank, %h the host, %p
+ * the process; without %r or %p each rank adds its number to the name. Costs nothing when it is off.
  */
 #ifndef PITH_ENGINE_TRACE_H
 #define PITH_ENGINE_TRACE_H

@@ -7,7 +7,7 @@
 /* ---- Shared by the parts ---------------------------------------------------------------------------------------- */
 
 /* Walks 0…n in steps of 16; k is how many lanes of the step exist. */
-#define STEPS(i, k, n) for (size_t i = 0, k; i < (n) && (k = (n)-i < LANES ? (n)-i : LANES, 1); i += LANES)
+#define STEPS(i, k, n) for (size_t i = 0, k; i < (n) && (k = (n) - i < LANES ? (n) - i : LANES, 1); i += LANES)
 
 INLINE vf get(const float *p, size_t k) { return k == LANES ? v_load(p) : v_loadn(p, k); }
 

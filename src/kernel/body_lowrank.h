@@ -30,7 +30,8 @@ static void k_dots(const float *m, size_t n, const float *q, size_t stride, size
 }
 
 /* Rows are added one after another, so that the sums do not depend on how many come together. */
-INLINE void outer_rows(const float *const *m, size_t rows, size_t n, const float *p, size_t r, float *q, size_t stride) {
+INLINE void outer_rows(const float *const *m, size_t rows, size_t n, const float *p, size_t r, float *q,
+                       size_t stride) {
   for (size_t c = 0; c < r; c++) {
     vf factor[PITH_OUTER_ROWS];
     for (size_t j = 0; j < rows; j++) {

@@ -106,7 +106,7 @@ static void k_natural_unpack(const uint8_t *in, size_t n, int32_t top, pith_mode
  * 10^(d-6) · (0.1 + 0.9·(f + 1)/2^d). Tables by d, so that lanes of different decades go together:
  */
 #define TREE8_DECADES(scale) \
-  { 1e-6f * (scale), 1e-5f * (scale), 1e-4f * (scale), 1e-3f * (scale), 1e-2f * (scale), 1e-1f * (scale), scale }
+  {1e-6f * (scale), 1e-5f * (scale), 1e-4f * (scale), 1e-3f * (scale), 1e-2f * (scale), 1e-1f * (scale), scale}
 static const float tree8_power[LANES] = {1, 2, 4, 8, 16, 32, 64};
 static const float tree8_base[LANES] = TREE8_DECADES(0.1f);
 static const float tree8_step[LANES] = {0.9e-6f,     0.45e-5f,     0.225e-4f, 0.1125e-3f,

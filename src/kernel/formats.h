@@ -1,7 +1,7 @@
 /*
- * What C and CUDA must agree on: numbers of the payload formats (docs/format.md), and the task that the library hands to the
- * CUDA module. A task is a piece of a layer with everything about its codec written out as plain numbers, so that the module
- * needs neither specs nor the library. Compiled by C and by CUDA C++ compilers.
+ * What C and CUDA must agree on: numbers of the payload formats (docs/format.md), and the task that the library hands
+ * to the CUDA module. A task is a piece of a layer with everything about its codec written out as plain numbers, so
+ * that the module needs neither specs nor the library. Compiled by C and by CUDA C++ compilers.
  */
 #ifndef PITH_KERNEL_FORMATS_H
 #define PITH_KERNEL_FORMATS_H
@@ -54,9 +54,9 @@ enum { PITH_PLACES_RAW = 0, PITH_PLACES_RICE = 1, PITH_PLACES_BITMAP = 2, PITH_P
 enum { PITH_CODED_FP32 = 0, PITH_CODED_FP16 = 1, PITH_CODED_BF16 = 2, PITH_CODED_Q8 = 3, PITH_CODED_MEAN = 4 };
 enum { PITH_SECTION_HEAD = 16, PITH_Q8_BLOCK = 512, PITH_Q8_HEAD = 8, PITH_PERMUTE_ROUNDS = 6 };
 
-#define PITH_NAN_BITS 0x7fc00000u      /* of a block that is not finite */
-#define PITH_LEAST_SCALE 0x1p-119f     /* scales below count as zero */
-#define PITH_SUM_LANES 16              /* docs/format.md, "Sums" */
+#define PITH_NAN_BITS 0x7fc00000u  /* of a block that is not finite */
+#define PITH_LEAST_SCALE 0x1p-119f /* scales below count as zero */
+#define PITH_SUM_LANES 16          /* docs/format.md, "Sums" */
 
 /* The positive half of the Lloyd–Max levels of a standard normal, by bits. */
 #define PITH_LLOYD_1 0.797884561f
@@ -67,11 +67,18 @@ enum { PITH_SECTION_HEAD = 16, PITH_Q8_BLOCK = 512, PITH_Q8_HEAD = 8, PITH_PERMU
 
 /* ---- Tasks ------------------------------------------------------------------------------------------------------- */
 
-enum { PITH_GPU_F32 = 0, PITH_GPU_F16 = 1, PITH_GPU_BF16 = 2 };    /* as pith_dtype */
-enum { PITH_GPU_KEEP_ALL = 0, PITH_GPU_KEEP_LOST = 1, PITH_GPU_KEEP_UNSENT = 2 }; /* in memories: momentum, error feedback, dgc */
+enum { PITH_GPU_F32 = 0, PITH_GPU_F16 = 1, PITH_GPU_BF16 = 2 }; /* as pith_dtype */
+enum {
+  PITH_GPU_KEEP_ALL = 0,
+  PITH_GPU_KEEP_LOST = 1,
+  PITH_GPU_KEEP_UNSENT = 2
+}; /* in memories: momentum, error feedback, dgc */
 enum { PITH_GPU_SELECT_EXACT = 0, PITH_GPU_SELECT_SAMPLED = 1, PITH_GPU_SELECT_ABOVE = 2 }; /* of sparsifiers */
 enum { PITH_GPU_CANDIDATES = 64, PITH_GPU_MAGNITUDES = 1 << 15 };
-enum { PITH_GPU_TASK_VALUES = 1 << 30, PITH_GPU_TILE_MAX = 32768 }; /* most values of a task, and of a rotated granule */
+enum {
+  PITH_GPU_TASK_VALUES = 1 << 30,
+  PITH_GPU_TILE_MAX = 32768
+}; /* most values of a task, and of a rotated granule */
 
 /* Pointers are device memory. Indices count from the start of the task. */
 typedef struct pith_gpu_task {
@@ -102,25 +109,25 @@ PITH_FORMAT_ASSERT(sizeof(pith_gpu_task) == 96, "both compilers lay out tasks al
 
 /* A whole tensor for a sparsifier. */
 typedef struct pith_gpu_sparse {
-  void *values;       /* source or destination */
+  void *values; /* source or destination */
   uint8_t *payload;
-  uint64_t *size;     /* of the payload: written by encoding, read by decoding; may be NULL for randomk */
-  float *memory;      /* residual or momentum; NULL: none */
-  float *momentum;    /* dgc's */
-  void *space;        /* workspace */
-  double ratio;       /* adaptive: of each side */
-  double clip;        /* dgc: largest norm of the gradient; 0: none */
-  uint64_t capacity;  /* most bytes of the payload */
-  uint32_t n, k;      /* of n values k travel, or are wanted */
-  uint32_t most;      /* that may travel */
-  uint32_t cut;       /* threshold: the bits of the least |x| that travels */
+  uint64_t *size;      /* of the payload: written by encoding, read by decoding; may be NULL for randomk */
+  float *memory;       /* residual or momentum; NULL: none */
+  float *momentum;     /* dgc's */
+  void *space;         /* workspace */
+  double ratio;        /* adaptive: of each side */
+  double clip;         /* dgc: largest norm of the gradient; 0: none */
+  uint64_t capacity;   /* most bytes of the payload */
+  uint32_t n, k;       /* of n values k travel, or are wanted */
+  uint32_t most;       /* that may travel */
+  uint32_t cut;        /* threshold: the bits of the least |x| that travels */
   uint32_t key0, key1; /* of samples */
   uint32_t permute[2 * PITH_PERMUTE_ROUNDS]; /* randomk: the keys of its rounds */
   float beta, gamma;
-  float factor;       /* randomk: on decoded values */
-  uint16_t kind;      /* wire id */
+  float factor;  /* randomk: on decoded values */
+  uint16_t kind; /* wire id */
   uint8_t dtype, keeps;
-  uint8_t coding;     /* of values */
+  uint8_t coding; /* of values */
   uint8_t select;
   uint8_t unused[2];
 } pith_gpu_sparse;
@@ -129,32 +136,37 @@ PITH_FORMAT_ASSERT(sizeof(pith_gpu_sparse) == 168, "both compilers lay out spars
 
 /* A matrix of low rank. P and Q lie one behind the other, column by column: Q first in `part`, P first in payloads. */
 typedef struct pith_gpu_lowrank {
-  void *values;      /* source or destination */
-  uint8_t *payload;  /* or the buffer of a round, aligned for f32 */
-  uint64_t *size;    /* of the payload; may be NULL */
+  void *values;     /* source or destination */
+  uint8_t *payload; /* or the buffer of a round, aligned for f32 */
+  uint64_t *size;   /* of the payload; may be NULL */
   float *memory;
-  float *part;       /* NULL: Q starts anew */
+  float *part; /* NULL: Q starts anew */
   void *space;
-  uint64_t hash;     /* of seed, step and layer: what keys of columns are made from */
+  uint64_t hash; /* of seed, step and layer: what keys of columns are made from */
   uint32_t n, rows, cols, rank;
   float beta, gamma;
-  float factor;      /* on sums over ranks */
+  float factor; /* on sums over ranks */
   uint8_t dtype, keeps;
-  uint8_t dense;     /* not worth factoring */
+  uint8_t dense; /* not worth factoring */
   uint8_t unused[1];
 } pith_gpu_lowrank;
 
 PITH_FORMAT_ASSERT(sizeof(pith_gpu_lowrank) == 88, "both compilers lay out matrices alike");
 
 enum {
-  PITH_GPU_LOWRANK_ENCODE, PITH_GPU_LOWRANK_SET, PITH_GPU_LOWRANK_ADD,
-  PITH_GPU_LOWRANK_PRODUCE_P, PITH_GPU_LOWRANK_PRODUCE_Q, PITH_GPU_LOWRANK_CONSUME_P, PITH_GPU_LOWRANK_CONSUME_Q
+  PITH_GPU_LOWRANK_ENCODE,
+  PITH_GPU_LOWRANK_SET,
+  PITH_GPU_LOWRANK_ADD,
+  PITH_GPU_LOWRANK_PRODUCE_P,
+  PITH_GPU_LOWRANK_PRODUCE_Q,
+  PITH_GPU_LOWRANK_CONSUME_P,
+  PITH_GPU_LOWRANK_CONSUME_Q
 };
 
 /* Sums over ranks that become means, or votes. */
 typedef struct pith_gpu_mean {
   const float *sums;
-  void *values;        /* of any type; the sums themselves if that is f32 */
+  void *values; /* of any type; the sums themselves if that is f32 */
   uint32_t n;
   uint32_t begin, end; /* work items: the module's own */
   float factor;        /* on sums, unless they are votes */
@@ -182,17 +194,20 @@ typedef struct pith_cuda_module {
   int (*sparse_decode)(const pith_gpu_sparse *tasks, size_t count, int add, void *stream, char *text);
   size_t (*lowrank_space)(const pith_gpu_lowrank *task);
   int (*lowrank)(const pith_gpu_lowrank *tasks, size_t count, int what, void *stream, char *text);
-  /* Squared errors of block codecs, one for each task; all tasks have the same values. At most PITH_GPU_CANDIDATES of them. */
+  /* Squared errors of block codecs, one for each task; all tasks have the same values. At most PITH_GPU_CANDIDATES of
+   * them. */
   size_t (*errors_space)(const pith_gpu_task *tasks, size_t count);
   int (*errors)(const pith_gpu_task *tasks, size_t count, double *errors, void *space, void *stream, char *text);
-  int (*magnitudes)(const void *values, int dtype, size_t n, uint64_t *counts, double *energies, void *stream, char *text);
+  int (*magnitudes)(const void *values, int dtype, size_t n, uint64_t *counts, double *energies, void *stream,
+                    char *text);
   int (*mean)(const pith_gpu_mean *tasks, size_t count, void *stream, char *text);
   /* Memory of the current device, for objects that keep some; these wait for all the device has been given. */
-  int (*device)(int *number, char *text); /* the current one; waits for nothing */
+  int (*device)(int *number, char *text);                  /* the current one; waits for nothing */
   int (*allocate)(size_t size, void **memory, char *text); /* zeros */
   void (*release)(void *memory);
   int (*copy)(void *to, const void *from, size_t size, char *text); /* from anywhere to anywhere */
-  /* Pinned memory of the host, and copies between it and the device, which are enqueued; events tell how far a stream has come. */
+  /* Pinned memory of the host, and copies between it and the device, which are enqueued; events tell how far a stream
+   * has come. */
   int (*pin)(size_t size, void **memory, char *text);
   void (*unpin)(void *memory); /* waits for the device */
   int (*to_host)(void *to, const void *from, size_t size, void *stream, char *text);

@@ -122,8 +122,8 @@ typedef struct pith_kernels {
   void (*histogram)(const float *x, size_t n, pith_side side, int shift, uint32_t mask, int above, uint32_t prefix,
                     uint32_t *bins);
 
-  /* Low rank: out[k] += Σ m[i] · q[k·stride + i], and q[k·stride + i] += m[j][i] · p[j·r + k] for j = 0, 1, … rows, for k < r. Fastest
-   * with PITH_OUTER_ROWS rows. */
+  /* Low rank: out[k] += Σ m[i] · q[k·stride + i], and q[k·stride + i] += m[j][i] · p[j·r + k] for j = 0, 1, … rows, for
+   * k < r. Fastest with PITH_OUTER_ROWS rows. */
   void (*dots)(const float *m, size_t n, const float *q, size_t stride, size_t r, float *out);
   void (*outer)(const float *const *m, size_t rows, size_t n, const float *p, size_t r, float *q, size_t stride);
   /* out[i] = Σ_k p[k] · q[k·stride + i] */

@@ -16,7 +16,7 @@ INLINE __m128i x86_join(__m128i bytes, int bits) {
   __m128i quads = _mm_madd_epi16(pairs, _mm_set1_epi32((int)(1u << (2 * bits + 16)) | 1));
   __m128i eights = _mm_or_si128(_mm_and_si128(quads, _mm_set1_epi64x(0xffffffff)),
                                 _mm_slli_epi64(_mm_srli_epi64(quads, 32), 4 * bits));
-#define AT(i) (char)((i) < bits ? (i) : (i) < 2 * bits ? 8 + (i)-bits : 0x80)
+#define AT(i) (char)((i) < bits ? (i) : (i) < 2 * bits ? 8 + (i) - bits : 0x80)
   return _mm_shuffle_epi8(eights, _mm_setr_epi8(AT(0), AT(1), AT(2), AT(3), AT(4), AT(5), AT(6), AT(7), AT(8), AT(9),
                                                 AT(10), AT(11), AT(12), AT(13), AT(14), AT(15)));
 #undef AT

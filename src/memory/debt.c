@@ -1,6 +1,6 @@
 /*
- * Debts: what a layer has not sent yet when it moves to a spec without a residual. It is paid back in parts, so that no single gradient is
- * many times as large as the others.
+ * Debts: what a layer has not sent yet when it moves to a spec without a residual. It is paid back in parts, so that no
+ * single gradient is many times as large as the others.
  */
 #include <pith/adapt.h>
 #include <string.h>
@@ -9,7 +9,9 @@
 
 enum { TILE = 1024 };
 
-static int keeps_residual(const pith_codec *codec) { return codec->memory && (codec->memory->keeps & PITH_KEEPS_RESIDUAL); }
+static int keeps_residual(const pith_codec *codec) {
+  return codec->memory && (codec->memory->keeps & PITH_KEEPS_RESIDUAL);
+}
 
 /* All that a state owes: to its own gradients, and as the owner of results to the mean over all ranks. */
 static void add_residuals(const pith_state *state, int ranks, float *debt) {
@@ -20,7 +22,8 @@ static void add_residuals(const pith_state *state, int ranks, float *debt) {
 }
 
 pith_status pith_state_move(pith_state *state, const pith_codec *codec, int ranks, float *debt, int *owed) {
-  PITH_REQUIRE(state && codec && debt && owed && ranks > 0, PITH_ERR_ARGUMENT, "pith_state_move: state, codec, debt and owed must not be NULL");
+  PITH_REQUIRE(state && codec && debt && owed && ranks > 0, PITH_ERR_ARGUMENT,
+               "pith_state_move: state, codec, debt and owed must not be NULL");
   int had = state->residual != NULL, has = keeps_residual(codec);
   if (had && !has) {
     add_residuals(state, ranks, debt);

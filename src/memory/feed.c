@@ -18,7 +18,8 @@
 #include "kernel/kernel.h"
 #include "memory/memory.h"
 
-/* 2^15. Values below that stay finite whatever a codec makes of them, as halves too, and what they leave behind need not be looked at. */
+/* 2^15. Values below that stay finite whatever a codec makes of them, as halves too, and what they leave behind need
+ * not be looked at. */
 #define TAME_BITS 0x47000000u
 
 static size_t feed_tile(const pith_codec *codec) {
@@ -126,7 +127,8 @@ float pith__feed_factor(const pith_codec *codec, pith_cspan src, float *buffer, 
   return codec->memory ? gradient_factor(codec, src, PITH_FEED_TILE, buffer, ctx) : 1.0f;
 }
 
-uint32_t pith__feed_meet(const pith_codec *codec, pith_state *state, pith_cspan src, pith_extent part, float factor, float *buffer) {
+uint32_t pith__feed_meet(const pith_codec *codec, pith_state *state, pith_cspan src, pith_extent part, float factor,
+                         float *buffer) {
   uint32_t most = 0;
   for (size_t at = part.first, end = part.first + part.n; codec->memory && at < end; at += PITH_FEED_TILE) {
     size_t n = pith__least(PITH_FEED_TILE, end - at);
@@ -168,8 +170,8 @@ static pith_status feed_whole(const pith_codec *codec, pith_state *state, pith_c
   return PITH_OK;
 }
 
-static void settle_tile(const pith_codec *codec, pith_state *state, pith_cspan decoded, size_t first, size_t n, float *buffer,
-                        const pith_ctx *ctx) {
+static void settle_tile(const pith_codec *codec, pith_state *state, pith_cspan decoded, size_t first, size_t n,
+                        float *buffer, const pith_ctx *ctx) {
   float *p = carrier(codec, state) + first;
   const float *d = buffer;
   if (codec->ops->own) {

@@ -23,10 +23,12 @@ const pith_memory_ops pith__memory_ef = {
     .name = "ef",
     .summary = "error feedback: the residual of what was sent joins the next gradient",
     .origin = "Seide 2014, Karimireddy 2019",
-    .detail = "one f32 for each value: what was not sent of it, plus as much of the results that this rank "
-              "encodes for others",
-    .use = "what makes topk, q:2, signmean and powersgd converge; seldom worth its memory for q:4 and more bits; "
-           "not for votes and unbiased methods",
+    .detail =
+        "one f32 for each value: what was not sent of it, plus as much of the results that this rank "
+        "encodes for others",
+    .use =
+        "what makes topk, q:2, signmean and powersgd converge; seldom worth its memory for q:4 and more bits; "
+        "not for votes and unbiased methods",
     .params = ef_params,
     .refuses = PITH_CAP_VOTE,
     .keeps = PITH_KEEPS_RESIDUAL,

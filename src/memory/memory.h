@@ -23,13 +23,13 @@ struct pith_state {
   size_t n;
   uint64_t rows;
   unsigned keeps;
-  float *residual, *momentum; /* n values each, or NULL */
-  float *result;              /* what the results that this rank encoded lost: n values, of which only … */
+  float *residual, *momentum;    /* n values each, or NULL */
+  float *result;                 /* what the results that this rank encoded lost: n values, of which only … */
   size_t result_first, result_n; /* … these have ever been used; NULL until the first of them */
-  void *part;                 /* the codec's own */
+  void *part;                    /* the codec's own */
   size_t part_size;
-  size_t round; /* how many rounds of the current step are complete */
-  int produced; /* the next one has been produced */
+  size_t round;         /* how many rounds of the current step are complete */
+  int produced;         /* the next one has been produced */
   uint16_t rank, ranks; /* of the comm that last used it; ranks is 0 before the first operation */
   int loaded;           /* from a checkpoint, and no operation has used it since */
 };
@@ -62,13 +62,15 @@ pith_status pith__feed_encode(const pith_codec *codec, pith_state *state, pith_c
 /* Whether results that this rank encodes for all have a memory of their own in a state. */
 int pith__feed_keeps_results(const pith_codec *codec, const pith_state *state);
 
-/* Encodes a result, f32 values at ctx->offset: what earlier ones lost there is added, and what this one loses kept. The first
- * result of a state makes room for that. */
+/* Encodes a result, f32 values at ctx->offset: what earlier ones lost there is added, and what this one loses kept. The
+ * first result of a state makes room for that. */
 pith_status pith__feed_encode_result(const pith_codec *codec, pith_state *state, pith_cspan values, pith_out *out,
                                      const pith_feed_scratch *scratch, const pith_ctx *ctx);
 
-/* PITH_ERR_STATE unless the rank that saved a checkpoint is the one that loads it. `what` names the checkpoint in the message. */
-pith_status pith__check_owner(const char *what, uint32_t saved_rank, uint32_t saved_ranks, uint32_t rank, uint32_t ranks);
+/* PITH_ERR_STATE unless the rank that saved a checkpoint is the one that loads it. `what` names the checkpoint in the
+ * message. */
+pith_status pith__check_owner(const char *what, uint32_t saved_rank, uint32_t saved_ranks, uint32_t rank,
+                              uint32_t ranks);
 
 /* A rank of a comm is about to use the state. Refused if the state was loaded from a checkpoint of another rank. */
 pith_status pith__state_claim(pith_state *state, int rank, int ranks);
@@ -81,11 +83,12 @@ typedef struct pith_extent {
   size_t first, n;
 } pith_extent;
 
-/* The same in two halves for methods of several rounds, a stretch of the layer at a time. `buffer` holds PITH_FEED_TILE values.
- * What gradients are multiplied by, from all of them … */
+/* The same in two halves for methods of several rounds, a stretch of the layer at a time. `buffer` holds PITH_FEED_TILE
+ * values. What gradients are multiplied by, from all of them … */
 float pith__feed_factor(const pith_codec *codec, pith_cspan src, float *buffer, const pith_ctx *ctx);
 /* … then a stretch meets what was kept; gives the bits of the largest |value| … */
-uint32_t pith__feed_meet(const pith_codec *codec, pith_state *state, pith_cspan src, pith_extent part, float factor, float *buffer);
+uint32_t pith__feed_meet(const pith_codec *codec, pith_state *state, pith_cspan src, pith_extent part, float factor,
+                         float *buffer);
 /* … what to send, as f32: src itself without a memory … */
 pith_cspan pith__feed_carried(const pith_codec *codec, const pith_state *state, pith_cspan src);
 /* … and what stays of a stretch, once it is known what was decoded. */
@@ -95,6 +98,7 @@ void pith__feed_settle(const pith_codec *codec, pith_state *state, pith_cspan de
 /* Checks that a state was made for this codec (and for n values from ctx->offset). */
 pith_status pith__state_fits(const pith_codec *codec, const pith_state *state, size_t n, const pith_ctx *ctx);
 
-#define PITH_FEED_TILE 1024 /* values: tiles of gradient, residual, sent and decoded values fit the first-level cache */
+#define PITH_FEED_TILE 1024 /* values: tiles of gradient, residual, sent and decoded values fit the first-level cache \
+                             */
 
 #endif

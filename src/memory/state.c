@@ -120,12 +120,15 @@ pith_status pith_state_adapt(pith_state *state, const pith_codec *codec) {
 
 /* ---- Owners ------------------------------------------------------------------------------------------------------ */
 
-pith_status pith__check_owner(const char *what, uint32_t saved_rank, uint32_t saved_ranks, uint32_t rank, uint32_t ranks) {
+pith_status pith__check_owner(const char *what, uint32_t saved_rank, uint32_t saved_ranks, uint32_t rank,
+                              uint32_t ranks) {
   PITH_REQUIRE(saved_ranks == ranks, PITH_ERR_STATE,
-               "%s was saved by rank %u of %u, and this is rank %u of %u: with another number of ranks, go on without it; residuals then start at zero",
+               "%s was saved by rank %u of %u, and this is rank %u of %u: with another number of ranks, go on without "
+               "it; residuals then start at zero",
                what, saved_rank, saved_ranks, rank, ranks);
   PITH_REQUIRE(saved_rank == rank, PITH_ERR_STATE,
-               "%s was saved by rank %u of %u, and this is rank %u: residuals differ from rank to rank, so each rank loads what it saved itself",
+               "%s was saved by rank %u of %u, and this is rank %u: residuals differ from rank to rank, so each rank "
+               "loads what it saved itself",
                what, saved_rank, saved_ranks, rank);
   return PITH_OK;
 }
@@ -276,17 +279,20 @@ pith_status pith_state_load(pith_state *state, pith_bytes in) {
   PITH_REQUIRE(header.version == WITHOUT_OWNER || header.version == WITH_OWNER, PITH_ERR_CORRUPT,
                "the state was saved by version %u of the format, and this library reads %u and %u", header.version,
                WITHOUT_OWNER, WITH_OWNER);
-  PITH_REQUIRE(header.version == WITH_OWNER ? header.rank < header.ranks : !header.rank && !header.ranks, PITH_ERR_CORRUPT,
-               "the saved state is damaged: it has rank %u of %u in version %u", header.rank, header.ranks, header.version);
+  PITH_REQUIRE(header.version == WITH_OWNER ? header.rank < header.ranks : !header.rank && !header.ranks,
+               PITH_ERR_CORRUPT, "the saved state is damaged: it has rank %u of %u in version %u", header.rank,
+               header.ranks, header.version);
   PITH_REQUIRE(
       header.n == state->n && header.rows == state->rows && header.keeps == state->keeps &&
           header.part_size == state->part_size,
       PITH_ERR_STATE, "the saved state is for another layer or spec: %llu values in %llu rows, here %zu in %llu",
       (unsigned long long)header.n, (unsigned long long)header.rows, state->n, (unsigned long long)state->rows);
-  PITH_REQUIRE(header.result_n ? state->residual && header.result_n <= state->n && header.result_first <= state->n - header.result_n
-                               : header.result_first == 0,
-               PITH_ERR_CORRUPT, "the saved state has results %llu to %llu of %zu values", (unsigned long long)header.result_first,
-               (unsigned long long)(header.result_first + header.result_n), state->n);
+  PITH_REQUIRE(header.result_n
+                   ? state->residual && header.result_n <= state->n && header.result_first <= state->n - header.result_n
+                   : header.result_first == 0,
+               PITH_ERR_CORRUPT, "the saved state has results %llu to %llu of %zu values",
+               (unsigned long long)header.result_first, (unsigned long long)(header.result_first + header.result_n),
+               state->n);
   const uint8_t *bytes = in.data;
   size_t size = pith_state_size(state) + ((size_t)header.result_n - state->result_n) * sizeof(float);
   PITH_REQUIRE(in.size == size, PITH_ERR_CORRUPT, "the saved state has %zu bytes instead of %zu", in.size, size);

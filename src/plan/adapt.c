@@ -33,7 +33,8 @@ static pith_status make_rooms(pith_adapter *a) {
   a->in_force = malloc(a->layers + 1);
   a->plans = malloc(PITH_PLANS * a->layers + 1);
   a->made.choice = malloc(PITH_PLANS * a->layers + 1);
-  PITH_REQUIRE(a->numbers && a->place && a->in_force && a->plans && a->made.choice, PITH_ERR_MEMORY, "no memory to plan %zu layers", a->layers);
+  PITH_REQUIRE(a->numbers && a->place && a->in_force && a->plans && a->made.choice, PITH_ERR_MEMORY,
+               "no memory to plan %zu layers", a->layers);
   memset(a->in_force, (int)a->none, a->layers);
   memset(a->plans, (int)a->none, PITH_PLANS * a->layers);
   memset(a->made.choice, (int)a->none, PITH_PLANS * a->layers);
@@ -53,8 +54,8 @@ static void place_layers(pith_adapter *a) {
   a->idle = a->ranks < 2 || total == 0;
 }
 
-/* Until the first plan layers have the spec whose error is the budget: exact steps can cost more than the plans of a whole run save. auto needs to
- * know how long exact ones take. */
+/* Until the first plan layers have the spec whose error is the budget: exact steps can cost more than the plans of a
+ * whole run save. auto needs to know how long exact ones take. */
 static pith_status begin_warm_up(pith_adapter *a) {
   const pith_adapt_options *o = &a->options;
   if (a->idle || o->kind == PITH_ADAPT_AUTO) {
@@ -89,10 +90,12 @@ static pith_status build(pith_adapter *a, const char *spec, const pith_layer_sha
   return PITH_OK;
 }
 
-pith_status pith_adapter_create(const char *spec, const pith_layer_shape *layers, size_t count, int rank, int ranks, uint64_t seed,
-                                pith_adapter **adapter) {
-  PITH_REQUIRE(spec && (layers || !count) && adapter, PITH_ERR_ARGUMENT, "pith_adapter_create: spec, layers or adapter is NULL");
-  PITH_REQUIRE(ranks > 0 && rank >= 0 && rank < ranks, PITH_ERR_ARGUMENT, "pith_adapter_create: there is no rank %d of %d", rank, ranks);
+pith_status pith_adapter_create(const char *spec, const pith_layer_shape *layers, size_t count, int rank, int ranks,
+                                uint64_t seed, pith_adapter **adapter) {
+  PITH_REQUIRE(spec && (layers || !count) && adapter, PITH_ERR_ARGUMENT,
+               "pith_adapter_create: spec, layers or adapter is NULL");
+  PITH_REQUIRE(ranks > 0 && rank >= 0 && rank < ranks, PITH_ERR_ARGUMENT,
+               "pith_adapter_create: there is no rank %d of %d", rank, ranks);
   pith_adapter *a = calloc(1, sizeof *a);
   PITH_REQUIRE(a, PITH_ERR_MEMORY, "no memory for an adapter");
   a->layers = count;
@@ -141,7 +144,8 @@ void pith__adapt_describe(pith_adapter *a) {
   } else if (a->s.trying) {
     snprintf(a->reason, size, "%s, trial of %s", text, pith__plan_slot_name(a->s.slot));
   } else {
-    snprintf(a->reason, size, "%s, %s since step %llu", text, pith__plan_slot_name(a->s.slot), (unsigned long long)a->s.changed);
+    snprintf(a->reason, size, "%s, %s since step %llu", text, pith__plan_slot_name(a->s.slot),
+             (unsigned long long)a->s.changed);
   }
 }
 
@@ -157,7 +161,9 @@ const char *pith_adapter_reason(const pith_adapter *a, size_t layer) {
   return !l->fixed ? a->reason : l->dimensions <= 1 ? "one dimension" : "under 1024 values";
 }
 
-const char *pith_adapter_candidate(const pith_adapter *a, size_t index) { return pith_profile_candidate(a->window, index); }
+const char *pith_adapter_candidate(const pith_adapter *a, size_t index) {
+  return pith_profile_candidate(a->window, index);
+}
 
 uint64_t pith_adapter_step_number(const pith_adapter *a) { return a->s.step; }
 uint64_t pith_adapter_next_plan(const pith_adapter *a) { return a->s.target; }

@@ -5,9 +5,8 @@
  *   adapt.c         the object, and what can be asked of it
  *   adapt_step.c    a step: sampling, what is added up when, the switch to a plan
  *   adapt_worker.c  the thread that makes error tables and plans
- *   adapt_plan.c    from sums to plans: one for lgreco, kmeans and accordion, all candidates of auto with their predicted times
- *   adapt_trial.c   auto: which candidates are tried, and which one stays
- *   adapt_save.c    checkpoints
+ *   adapt_plan.c    from sums to plans: one for lgreco, kmeans and accordion, all candidates of auto with their
+ * predicted times adapt_trial.c   auto: which candidates are tried, and which one stays adapt_save.c    checkpoints
  */
 #ifndef PITH_PLAN_ADAPT_H
 #define PITH_PLAN_ADAPT_H
@@ -19,12 +18,17 @@
 
 /* ---- Specs ------------------------------------------------------------------------------------------------------- */
 
-typedef enum pith_adapt_kind { PITH_ADAPT_AUTO, PITH_ADAPT_LGRECO, PITH_ADAPT_KMEANS, PITH_ADAPT_ACCORDION } pith_adapt_kind;
+typedef enum pith_adapt_kind {
+  PITH_ADAPT_AUTO,
+  PITH_ADAPT_LGRECO,
+  PITH_ADAPT_KMEANS,
+  PITH_ADAPT_ACCORDION
+} pith_adapt_kind;
 
 typedef struct pith_adapt_options {
   pith_adapt_kind kind;
-  char text[PITH_SPEC_MAX]; /* as the user wrote it */
-  char spec[PITH_SPEC_MAX]; /* candidates are around it; "mix": all */
+  char text[PITH_SPEC_MAX];                            /* as the user wrote it */
+  char spec[PITH_SPEC_MAX];                            /* candidates are around it; "mix": all */
   char budget[PITH_SPEC_MAX], critical[PITH_SPEC_MAX]; /* "": none */
   size_t period, warmup;
   double alpha, threshold, floor;
@@ -40,15 +44,16 @@ pith_status pith__adapt_candidates(const pith_adapt_options *options, char *text
 /* The candidates of auto. The other kinds have one plan, in the first place. */
 enum { PITH_PLANS = 11, PITH_CODEC_KINDS = 5, PITH_TRIED_MOST = 8, PITH_TRIALS_MOST = 5 };
 
-/* Its name for people, its family (those of one number are variants of one another), whether all layers have one spec. */
+/* Its name for people, its family (those of one number are variants of one another), whether all layers have one spec.
+ */
 const char *pith__plan_slot_name(size_t slot);
 int pith__plan_slot_family(size_t slot);
 int pith__plan_slot_is_uniform(size_t slot);
 
 /* Times that ranks have added up, as means: seconds. 0: not known. */
 typedef struct pith_measures {
-  double seconds, span, waiting; /* of a step, with the specs in force */
-  double probe, latency;         /* of the exchange of the sums, and of a few numbers */
+  double seconds, span, waiting;  /* of a step, with the specs in force */
+  double probe, latency;          /* of the exchange of the sums, and of a few numbers */
   double codec[PITH_CODEC_KINDS]; /* for a value: bf16, q, topk, powersgd, eden */
 } pith_measures;
 
@@ -58,14 +63,15 @@ enum { PITH_MEASURES = sizeof(pith_measures) / sizeof(double) };
 
 /* What planning gives. */
 typedef struct pith_planned {
-  double predicted[PITH_PLANS], error[PITH_PLANS]; /* auto: seconds of a step; sum of squared errors, or PITH_EXCLUDED */
-  uint8_t *choice;                                 /* PITH_PLANS × layers: candidates of the profile */
+  double predicted[PITH_PLANS],
+      error[PITH_PLANS]; /* auto: seconds of a step; sum of squared errors, or PITH_EXCLUDED */
+  uint8_t *choice;       /* PITH_PLANS × layers: candidates of the profile */
 } pith_planned;
 
 /* ---- The adapter ------------------------------------------------------------------------------------------------- */
 
 enum {
-  PITH_ADAPT_RING = 32,   /* step times that are remembered, and steps between two looks at them */
+  PITH_ADAPT_RING = 32,    /* step times that are remembered, and steps between two looks at them */
   PITH_ADAPT_SAMPLED = 12, /* sampling begins that many steps before the plan … */
   PITH_ADAPT_SPARE = 4,    /* … and ends that many before it */
   PITH_TRIAL_STEPS = 8,
@@ -95,7 +101,7 @@ typedef struct pith_adapt_state {
   /* Trials. */
   uint32_t trying, tried, tries, finals; /* under way; which of `tries`; how often the best were tried again */
   uint32_t order[PITH_TRIED_MOST];
-  double time[PITH_PLANS];      /* measured in these trials, the median of … */
+  double time[PITH_PLANS]; /* measured in these trials, the median of … */
   double trial[PITH_PLANS][PITH_TRIALS_MOST];
   uint32_t trials[PITH_PLANS];  /* … so many of them; 0: not tried */
   double predicted[PITH_PLANS]; /* for them, not yet corrected */

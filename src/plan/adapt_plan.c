@@ -1,6 +1,6 @@
 /*
- * From sums over all ranks to plans. Lgreco, kmeans and accordion have one; auto has its eleven candidates, each with the time that a step
- * would take. Runs in the adapter's thread, on numbers that are the same on all ranks.
+ * From sums over all ranks to plans. Lgreco, kmeans and accordion have one; auto has its eleven candidates, each with
+ * the time that a step would take. Runs in the adapter's thread, on numbers that are the same on all ranks.
  */
 #include <math.h>
 #include <stdio.h>
@@ -59,8 +59,8 @@ static double codec_seconds(const pith_codec *codec, const pith_measures *m) {
   return 0;
 }
 
-/* The exchange that was seen cannot have been faster than the link: where the timed one says so, it was disturbed. The bandwidth at which the
- * plan in force takes as long as it did, if that is more. */
+/* The exchange that was seen cannot have been faster than the link: where the timed one says so, it was disturbed. The
+ * bandwidth at which the plan in force takes as long as it did, if that is more. */
 static pith_status raise_bandwidth(const pith_adapter *a, const pith_plan *in_force, pith_plan_cost *cost) {
   pith_plan_cost tried = *cost;
   for (int i = 0; i < DOUBLINGS; i++, tried.bandwidth *= STEP) {
@@ -106,7 +106,8 @@ static pith_status plan_in_force(const pith_adapter *a, pith_plan **plan) {
 }
 
 /* The plan in force stays where a new one of its kind gains too little. */
-static pith_status keep_or_replace(const pith_adapter *a, size_t index, const pith_plan *fresh, const pith_plan_cost *cost) {
+static pith_status keep_or_replace(const pith_adapter *a, size_t index, const pith_plan *fresh,
+                                   const pith_plan_cost *cost) {
   pith_plan *old;
   PITH_TRY(plan_in_force(a, &old));
   int gains = pith_plan_gains(old, fresh, a->last, cost, GAIN);
@@ -129,7 +130,8 @@ static pith_status write_choice(const pith_adapter *a, size_t index, const pith_
 }
 
 /* `cost` where time is to decide whether the plan in force is replaced. */
-static pith_status make_one(const pith_adapter *a, size_t index, const pith_plan_request *request, const pith_plan_cost *cost) {
+static pith_status make_one(const pith_adapter *a, size_t index, const pith_plan_request *request,
+                            const pith_plan_cost *cost) {
   pith_plan *plan;
   PITH_TRY(pith_plan_make(a->last, request, &plan));
   pith_status status = write_choice(a, index, plan);
@@ -140,7 +142,8 @@ static pith_status make_one(const pith_adapter *a, size_t index, const pith_plan
   return status;
 }
 
-static pith_status price(const pith_adapter *a, size_t index, const pith_plan_cost *cost, double *seconds, double *error) {
+static pith_status price(const pith_adapter *a, size_t index, const pith_plan_cost *cost, double *seconds,
+                         double *error) {
   size_t *choice = calloc(a->layers + 1, sizeof *choice);
   pith_plan *plan;
   PITH_REQUIRE(choice, PITH_ERR_MEMORY, "no memory to price a plan");
@@ -191,8 +194,9 @@ static pith_status make_all(pith_adapter *a) {
   pith_status status = cost.bandwidth > 0 ? raise_bandwidth(a, old, &cost) : PITH_OK;
   pith_plan_destroy(old);
   PITH_TRY(status);
-  PITH_LOG_INFO("planner: step %.4g s, of it exchange %.4g s, waiting %.4g s; link %.4g MB/s, latency %.3g us", a->s.measures.seconds,
-                a->s.measures.span, a->s.measures.waiting, cost.bandwidth * 1e-6, cost.latency * 1e6);
+  PITH_LOG_INFO("planner: step %.4g s, of it exchange %.4g s, waiting %.4g s; link %.4g MB/s, latency %.3g us",
+                a->s.measures.seconds, a->s.measures.span, a->s.measures.waiting, cost.bandwidth * 1e-6,
+                cost.latency * 1e6);
   for (size_t i = 0; i < PITH_PLANS; i++) {
     pith_plan_request request = {.size = sizeof request,
                                  .method = slots[i].method,

@@ -1,6 +1,6 @@
 /*
- * Checkpoints of an adapter. One walk over everything that is kept serves all: it counts, writes or reads. Bytes are read into a fresh
- * adapter, checked, and only then take the place of what is there.
+ * Checkpoints of an adapter. One walk over everything that is kept serves all: it counts, writes or reads. Bytes are
+ * read into a fresh adapter, checked, and only then take the place of what is there.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -105,7 +105,8 @@ pith_status pith_adapter_save(pith_adapter *a, pith_out *out) {
   PITH_REQUIRE(a->due == PITH_DUE_NOTHING, PITH_ERR_STATE, "a step is under way: finish it before saving");
   PITH_TRY(pith__worker_wait(a));
   size_t size = pith_adapter_size(a);
-  PITH_REQUIRE(out->capacity >= size, PITH_ERR_BUFFER, "the adapter takes %zu bytes, the buffer has %zu", size, out->capacity);
+  PITH_REQUIRE(out->capacity >= size, PITH_ERR_BUFFER, "the adapter takes %zu bytes, the buffer has %zu", size,
+               out->capacity);
   uint8_t *bytes = out->data;
   walk w = {.pass = WRITE, .at = bytes + sizeof(adapter_header)};
   move_all(&w, a);
@@ -130,7 +131,8 @@ static int are_candidates(const pith_adapter *a, const uint8_t *choice, size_t c
 /* Numbers that become places in memory, or loops. */
 static int is_sound(const pith_adapter *a) {
   const pith_adapt_state *s = &a->s;
-  int good = s->slot < PITH_PLANS && s->base < PITH_PLANS && s->tries <= PITH_TRIED_MOST && s->changed <= s->step && s->begun <= s->step;
+  int good = s->slot < PITH_PLANS && s->base < PITH_PLANS && s->tries <= PITH_TRIED_MOST && s->changed <= s->step &&
+             s->begun <= s->step;
   good = good && (!s->trying || s->tried < s->tries) && (!s->target || s->target > s->step) && (s->target || s->trying);
   for (size_t i = 0; i < PITH_TRIED_MOST; i++) {
     good = good && s->order[i] < PITH_PLANS;
@@ -144,10 +146,13 @@ static int is_sound(const pith_adapter *a) {
 
 static pith_status check_head(const pith_adapter *a, pith_bytes in) {
   adapter_header head;
-  PITH_REQUIRE(in.size >= sizeof head, PITH_ERR_CORRUPT, "a saved adapter has at least %zu bytes, not %zu", sizeof head, in.size);
+  PITH_REQUIRE(in.size >= sizeof head, PITH_ERR_CORRUPT, "a saved adapter has at least %zu bytes, not %zu", sizeof head,
+               in.size);
   memcpy(&head, in.data, sizeof head);
-  PITH_REQUIRE(head.magic == ADAPTER_MAGIC && head.version == ADAPTER_VERSION, PITH_ERR_CORRUPT, "these bytes are not a saved adapter");
-  PITH_REQUIRE(head.model == model_of(a), PITH_ERR_STATE, "the adapter was saved with another spec than %s, other layers or another number of ranks",
+  PITH_REQUIRE(head.magic == ADAPTER_MAGIC && head.version == ADAPTER_VERSION, PITH_ERR_CORRUPT,
+               "these bytes are not a saved adapter");
+  PITH_REQUIRE(head.model == model_of(a), PITH_ERR_STATE,
+               "the adapter was saved with another spec than %s, other layers or another number of ranks",
                a->options.text);
   const uint8_t *rest = (const uint8_t *)in.data + sizeof head;
   PITH_REQUIRE(head.size == in.size && head.checksum == pith__hash64(rest, in.size - sizeof head, 0), PITH_ERR_CORRUPT,
@@ -165,7 +170,9 @@ static pith_layer_shape *shapes_of(const pith_adapter *a) {
 }
 
 static pith_status read_into(pith_adapter *fresh, pith_bytes in) {
-  walk w = {.pass = READ, .at = (uint8_t *)(uintptr_t)in.data + sizeof(adapter_header), .left = in.size - sizeof(adapter_header)};
+  walk w = {.pass = READ,
+            .at = (uint8_t *)(uintptr_t)in.data + sizeof(adapter_header),
+            .left = in.size - sizeof(adapter_header)};
   move_all(&w, fresh);
   PITH_REQUIRE(!w.broken && w.left == 0 && is_sound(fresh), PITH_ERR_CORRUPT, "the saved adapter is damaged");
   return PITH_OK;

@@ -1,5 +1,6 @@
 /*
- * A step of the adapter. What is due when follows from the number of the step and the target, from which the next plan is in force:
+ * A step of the adapter. What is due when follows from the number of the step and the target, from which the next plan
+ * is in force:
  *
  *   target−12 … target−4  sampling
  *   target−3              sums are added up
@@ -55,7 +56,8 @@ static int compare(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-/* The lower quartile of what is remembered, for what disturbs a step only ever makes it longer; 0 if that is nothing. */
+/* The lower quartile of what is remembered, for what disturbs a step only ever makes it longer; 0 if that is nothing.
+ */
 static double typical(const pith_adapter *a, const double *ring) {
   double sorted[PITH_ADAPT_RING];
   size_t count = a->s.own.count < PITH_ADAPT_RING ? (size_t)a->s.own.count : PITH_ADAPT_RING;
@@ -93,7 +95,12 @@ static size_t write_sums(pith_adapter *a) {
 }
 
 static size_t write_measures(pith_adapter *a) {
-  pith_measures m = {typical(a, a->s.own.seconds), typical(a, a->s.own.span), typical(a, a->s.own.waiting), a->s.own.probe, a->s.own.latency, {0}};
+  pith_measures m = {typical(a, a->s.own.seconds),
+                     typical(a, a->s.own.span),
+                     typical(a, a->s.own.waiting),
+                     a->s.own.probe,
+                     a->s.own.latency,
+                     {0}};
   memcpy(m.codec, a->s.own.codec, sizeof m.codec);
   memcpy(a->numbers, &m, sizeof m);
   return PITH_MEASURES;
@@ -105,9 +112,10 @@ static size_t write_time(pith_adapter *a) {
 }
 
 pith_status pith_adapter_finish(pith_adapter *a, const pith_adapter_step *measured, double **numbers, size_t *count) {
-  PITH_REQUIRE(a && measured && numbers && count, PITH_ERR_ARGUMENT, "pith_adapter_finish: adapter, measured, numbers or count is NULL");
-  PITH_REQUIRE(measured->size >= sizeof *measured && measured->size <= 4096, PITH_ERR_ARGUMENT, "pith_adapter_step.size is %zu, not %zu",
-               measured->size, sizeof *measured);
+  PITH_REQUIRE(a && measured && numbers && count, PITH_ERR_ARGUMENT,
+               "pith_adapter_finish: adapter, measured, numbers or count is NULL");
+  PITH_REQUIRE(measured->size >= sizeof *measured && measured->size <= 4096, PITH_ERR_ARGUMENT,
+               "pith_adapter_step.size is %zu, not %zu", measured->size, sizeof *measured);
   *numbers = a->numbers;
   *count = 0;
   a->due = PITH_DUE_NOTHING;
@@ -120,13 +128,17 @@ pith_status pith_adapter_finish(pith_adapter *a, const pith_adapter_step *measur
     PITH_TRY(pith__worker_wait(a));
   }
   a->due = due;
-  *count = due == PITH_DUE_SUMS ? write_sums(a) : due == PITH_DUE_MEASURES ? write_measures(a) : due == PITH_DUE_NOTHING ? 0 : write_time(a);
+  *count = due == PITH_DUE_SUMS       ? write_sums(a)
+           : due == PITH_DUE_MEASURES ? write_measures(a)
+           : due == PITH_DUE_NOTHING  ? 0
+                                      : write_time(a);
   return PITH_OK;
 }
 
 /* ---- What was added up ------------------------------------------------------------------------------------------- */
 
-/* A layer that was not measured in this window has the numbers of the one before; if there are none it is to be exact. */
+/* A layer that was not measured in this window has the numbers of the one before; if there are none it is to be exact.
+ */
 static void fill_gap(pith_adapter *a, size_t layer, const double *old) {
   double *sums = pith__sums(a->last, layer);
   if (old[PITH_SUM_SAMPLES] > 0) {
@@ -209,11 +221,19 @@ static void time_exchange(pith_adapter *a, double seconds) {
 
 static pith_status take_numbers(pith_adapter *a, int *trial_over) {
   switch (a->due) {
-    case PITH_DUE_SUMS: take_sums(a); return PITH_OK;
-    case PITH_DUE_MEASURES: return take_measures(a);
-    case PITH_DUE_TRIAL: *trial_over = pith__trial_look(a, a->numbers[0] / a->ranks); return PITH_OK;
-    case PITH_DUE_WATCH: look(a, a->numbers[0] / a->ranks); return PITH_OK;
-    default: return PITH_OK;
+    case PITH_DUE_SUMS:
+      take_sums(a);
+      return PITH_OK;
+    case PITH_DUE_MEASURES:
+      return take_measures(a);
+    case PITH_DUE_TRIAL:
+      *trial_over = pith__trial_look(a, a->numbers[0] / a->ranks);
+      return PITH_OK;
+    case PITH_DUE_WATCH:
+      look(a, a->numbers[0] / a->ranks);
+      return PITH_OK;
+    default:
+      return PITH_OK;
   }
 }
 

@@ -1,6 +1,6 @@
 /*
- * How auto chooses: predictions say what is worth trying, step times decide. Pure arithmetic on numbers that all ranks share, so all choose
- * alike.
+ * How auto chooses: predictions say what is worth trying, step times decide. Pure arithmetic on numbers that all ranks
+ * share, so all choose alike.
  */
 #include <math.h>
 #include <string.h>
@@ -9,16 +9,17 @@
 #include "plan/adapt.h"
 
 enum { FIRST_MOST = 6, LATER_MOST = 2, FIRST_FINALISTS = 5, LATER_FINALISTS = 3, FIRST_FINALS = 4, LATER_FINALS = 2 };
-#define NEVER 2.0   /* times slower than the best, by prediction: not tried */
-#define FAMILY 1.6  /* one of every family that is predicted within this */
-#define NEAR 1.1    /* the best are tried again, in turns, if they are within this */
-#define RIVAL 1.05  /* at later plans: a more exact one that may be that much slower is tried, and whatever may be faster */
-#define SLOW 1.33   /* a trial that is that much slower ends early */
-#define SAME 1.015  /* within this, the more exact one wins … */
+#define NEVER 2.0  /* times slower than the best, by prediction: not tried */
+#define FAMILY 1.6 /* one of every family that is predicted within this */
+#define NEAR 1.1   /* the best are tried again, in turns, if they are within this */
+#define RIVAL \
+  1.05 /* at later plans: a more exact one that may be that much slower is tried, and whatever may be faster */
+#define SLOW 1.33     /* a trial that is that much slower ends early */
+#define SAME 1.015    /* within this, the more exact one wins … */
 #define MUCH_LESS 0.5 /* … if it loses no more than this share */
-#define UNKNOWN 1e9 /* seconds of a trial in which nothing was measured */
+#define UNKNOWN 1e9   /* seconds of a trial in which nothing was measured */
 #define GRAIN 0.05
-#define LEAST 0.05  /* no prediction is below this share of what is now */
+#define LEAST 0.05 /* no prediction is below this share of what is now */
 
 /* ---- Predictions ------------------------------------------------------------------------------------------------- */
 
@@ -62,8 +63,8 @@ static double least_expected(const pith_adapter *a) {
   return least;
 }
 
-/* Predictions are coarse: where they differ by less than a grain, one spec for all layers comes before a plan of many, whose messages cost
- * more than the model knows, and then the more exact. */
+/* Predictions are coarse: where they differ by less than a grain, one spec for all layers comes before a plan of many,
+ * whose messages cost more than the model knows, and then the more exact. */
 static int comes_before(const pith_adapter *a, size_t one, size_t other, double least) {
   double x = floor(expected(a, one) / (GRAIN * least)), y = floor(expected(a, other) / (GRAIN * least));
   int uniform = pith__plan_slot_is_uniform(one), other_uniform = pith__plan_slot_is_uniform(other);
@@ -112,9 +113,13 @@ static void choose_trials(pith_adapter *a) {
   for (size_t i = 0; i < PITH_PLANS && a->s.tries < PITH_TRIED_MOST; i++) {
     int new_family, news = is_news(a, order[i], &new_family) && is_allowed(a, order[i]);
     double time = expected(a, order[i]);
-    int wanted = a->s.wide ? is_wanted_first(a, time, least_expected(a), new_family) : is_wanted_later(a, order[i], time);
+    int wanted =
+        a->s.wide ? is_wanted_first(a, time, least_expected(a), new_family) : is_wanted_later(a, order[i], time);
     PITH_LOG_INFO("planner: %s is expected to take %.4g s%s", pith__plan_slot_name(order[i]), time,
-                  order[i] == a->s.base ? ", is in force" : wanted && news ? ", is tried" : is_allowed(a, order[i]) ? "" : ", loses too much");
+                  order[i] == a->s.base     ? ", is in force"
+                  : wanted && news          ? ", is tried"
+                  : is_allowed(a, order[i]) ? ""
+                                            : ", loses too much");
     if (wanted && news) {
       a->s.order[a->s.tries++] = (uint32_t)order[i];
     }
@@ -131,7 +136,8 @@ static void try_base_first(pith_adapter *a) {
 
 /* ---- What was measured ------------------------------------------------------------------------------------------- */
 
-/* A further trial of a plan. Its time is the median of its trials (of two the mean): one that was disturbed, or lucky, does not decide. */
+/* A further trial of a plan. Its time is the median of its trials (of two the mean): one that was disturbed, or lucky,
+ * does not decide. */
 static void note(pith_adapter *a, size_t slot, double seconds) {
   double *trial = a->s.trial[slot];
   uint32_t count = a->s.trials[slot] < PITH_TRIALS_MOST ? a->s.trials[slot]++ : PITH_TRIALS_MOST - 1;
@@ -155,7 +161,8 @@ static size_t fastest(const pith_adapter *a, size_t but) {
   return best;
 }
 
-/* Of those that are about as fast as the fastest: one that loses much less. (A plan always loses a little less than the spec whose error it keeps.) */
+/* Of those that are about as fast as the fastest: one that loses much less. (A plan always loses a little less than the
+ * spec whose error it keeps.) */
 static size_t most_exact(const pith_adapter *a) {
   size_t best = fastest(a, PITH_PLANS);
   double limit = SAME * a->s.time[best];
@@ -167,12 +174,14 @@ static size_t most_exact(const pith_adapter *a) {
   return best;
 }
 
-/* Trials are over: the next plan comes a period from now, when there is something new to look at. Step times are then compared with the
- * first that are seen; or, where the plan in force stays for what it took before the trials, with that: it may be true no longer. */
+/* Trials are over: the next plan comes a period from now, when there is something new to look at. Step times are then
+ * compared with the first that are seen; or, where the plan in force stays for what it took before the trials, with
+ * that: it may be true no longer. */
 static void settle(pith_adapter *a) {
   size_t chosen = most_exact(a);
   int untried = chosen == a->s.base && a->s.trials[chosen] == 1 && !a->s.wide;
-  PITH_LOG_INFO("planner: step %llu: %s stays, %.4g s a step", (unsigned long long)a->s.step, pith__plan_slot_name(chosen), a->s.time[chosen]);
+  PITH_LOG_INFO("planner: step %llu: %s stays, %.4g s a step", (unsigned long long)a->s.step,
+                pith__plan_slot_name(chosen), a->s.time[chosen]);
   learn(a);
   a->s.alarms = !a->s.alarmed ? a->s.alarms : chosen == a->s.base ? a->s.alarms + 1 : 0;
   a->s.alarmed = 0;
@@ -198,7 +207,8 @@ static int is_first(const pith_adapter *a) { return a->s.wide && !a->s.alarmed; 
 
 static uint32_t finals_of(const pith_adapter *a) { return is_first(a) ? FIRST_FINALS : LATER_FINALS; }
 
-/* Those that are near to the best are tried again, in turns: a machine that is slow for a while is slow for all of them. */
+/* Those that are near to the best are tried again, in turns: a machine that is slow for a while is slow for all of
+ * them. */
 static int is_close(pith_adapter *a) {
   double limit = NEAR * a->s.time[fastest(a, PITH_PLANS)];
   if (a->s.finals >= finals_of(a)) {
@@ -207,7 +217,8 @@ static int is_close(pith_adapter *a) {
   a->s.finals++;
   a->s.tried = a->s.tries = 0;
   for (size_t i = 0; i < PITH_PLANS; i++) {
-    if (a->s.time[i] > 0 && a->s.time[i] <= limit && rank_of(a, i) < (is_first(a) ? FIRST_FINALISTS : LATER_FINALISTS)) {
+    if (a->s.time[i] > 0 && a->s.time[i] <= limit &&
+        rank_of(a, i) < (is_first(a) ? FIRST_FINALISTS : LATER_FINALISTS)) {
       a->s.order[a->s.tries++] = (uint32_t)i;
     }
   }
@@ -256,7 +267,8 @@ int pith__trial_look(pith_adapter *a, double seconds) {
     return 0;
   }
   note(a, slot, seconds > 0 ? seconds : UNKNOWN);
-  PITH_LOG_INFO("planner: step %llu: %s took %.4g s a step", (unsigned long long)a->s.step, pith__plan_slot_name(slot), seconds);
+  PITH_LOG_INFO("planner: step %llu: %s took %.4g s a step", (unsigned long long)a->s.step, pith__plan_slot_name(slot),
+                seconds);
   a->s.tried++;
   return 1;
 }

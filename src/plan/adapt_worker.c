@@ -1,6 +1,6 @@
 /*
- * The adapter's thread: it makes error tables of gradients that were copied for it, and plans. The caller touches neither profiles nor plans
- * before it has waited; so one mutex for the list of jobs is enough.
+ * The adapter's thread: it makes error tables of gradients that were copied for it, and plans. The caller touches
+ * neither profiles nor plans before it has waited; so one mutex for the list of jobs is enough.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +18,8 @@ struct pith_adapt_job {
   _Alignas(16) uint8_t data[];
 };
 
-/* ---- How fast codecs are ------------------------------------------------------------------------------------------ */
+/* ---- How fast codecs are ------------------------------------------------------------------------------------------
+ */
 
 enum { TIMED_VALUES = 65536, TIMED_LEAST = 4096, TIMED_ROWS = 256, TIMED_RUNS = 3 };
 
@@ -60,7 +61,8 @@ static pith_status time_run(timing *t, pith_cspan x, double *seconds) {
   double start = cpu_now();
   PITH_TRY(pith_encode(t->codec, t->state, x, &out, &ctx));
   double encoded = cpu_now();
-  PITH_TRY(pith_decode(t->codec, (pith_bytes){out.data, out.size}, (pith_span){t->decoded, x.n, PITH_F32}, PITH_SET, &ctx));
+  PITH_TRY(
+      pith_decode(t->codec, (pith_bytes){out.data, out.size}, (pith_span){t->decoded, x.n, PITH_F32}, PITH_SET, &ctx));
   *seconds = encoded - start + 2 * (cpu_now() - encoded);
   return PITH_OK;
 }

@@ -46,8 +46,8 @@ static void add_count(list *l, const frame *f, size_t value) {
   add(l, f, text);
 }
 
-/* Smaller buckets cost a little and lose less where magnitudes differ from row to row: a finer ladder than bits alone. Only where the
- * spec does not fix the bucket. */
+/* Smaller buckets cost a little and lose less where magnitudes differ from row to row: a finer ladder than bits alone.
+ * Only where the spec does not fix the bucket. */
 static void add_bits(list *l, const frame *f, size_t bits, double most, int has_buckets) {
   static const char *const buckets[] = {"", ",bucket=128", ",bucket=256", ",bucket=1024"};
   for (size_t b = pith__most(1, bits / 4); b <= pith__least((size_t)most, 2 * bits); b++) {

@@ -1,10 +1,11 @@
 /*
  * The error of every candidate on one gradient, in few passes over it:
  *
- *  - a histogram of magnitudes gives the norm and, for every ratio of top-k at once, the energy of what is left out and the bytes;
+ *  - a histogram of magnitudes gives the norm and, for every ratio of top-k at once, the energy of what is left out and
+ * the bytes;
  *  - block codecs (all widths of q at once) encode and decode a piece of the gradient while it is in the cache;
- *  - low rank runs once, at the largest rank: the first r columns of that run are, bit for bit, a run of rank r, and what they leave
- *    over is ‖M‖² − Σ‖q_k‖² since P is orthonormal;
+ *  - low rank runs once, at the largest rank: the first r columns of that run are, bit for bit, a run of rank r, and
+ * what they leave over is ‖M‖² − Σ‖q_k‖² since P is orthonormal;
  *  - any other codec encodes and decodes the whole.
  */
 #include <math.h>
@@ -21,7 +22,8 @@ enum { FIRST_ITERATIONS = 3 }; /* of low rank when there is no sketch yet: near 
 
 /* ---- Magnitudes -------------------------------------------------------------------------------------------------- */
 
-/* Bins by the upper bits of |x|: exponent and seven bits of the fraction. After `accumulate` a bin tells of itself and all above. */
+/* Bins by the upper bits of |x|: exponent and seven bits of the fraction. After `accumulate` a bin tells of itself and
+ * all above. */
 typedef struct histogram {
   uint64_t count[BINS + 1];
   double energy[BINS + 1];
@@ -69,7 +71,8 @@ static size_t ratio_count(double ratio, size_t n) {
   return count < 1 ? 1 : count >= (double)n ? n : (size_t)count;
 }
 
-/* Indices as payloads have them, for places without order: the best Rice code of gaps that are geometric, or a bitmap. */
+/* Indices as payloads have them, for places without order: the best Rice code of gaps that are geometric, or a bitmap.
+ */
 static double index_bytes(size_t n, size_t k) {
   double stay = 1 - (double)k / (double)n, best = k == n ? 0 : ceil((double)n / 8);
   for (int r = 0; r < 32 && k < n; r++) {
@@ -183,7 +186,8 @@ static int is_in_pieces(const pith_codec *c) {
   return (c->caps & PITH_CAP_CHUNKED) && PIECE % c->granule == 0 && !is_lossless(c);
 }
 
-/* Every piece, or one of `stride`: others in other steps and on other ranks, so that all of them are seen by somebody. */
+/* Every piece, or one of `stride`: others in other steps and on other ranks, so that all of them are seen by somebody.
+ */
 static pith_status measure_pieces(measurement *m, workshop *w, size_t *measured) {
   size_t first = m->stride > 1 ? (m->ctx.step + m->ctx.step / 4 + 2 * m->ctx.rank) % m->stride : 0;
   for (size_t at = m->piece * first; at < m->x.n; at += m->piece * m->stride) {
@@ -208,7 +212,8 @@ static void extrapolate(measurement *m, size_t measured) {
     const pith_codec *codec = m->p->codec[c];
     if (is_in_pieces(codec)) {
       m->table->error[c] *= factor;
-      m->table->bytes[c] = codec->caps & PITH_CAP_FIXED ? (double)pith_codec_bound(codec, m->x.n) : m->table->bytes[c] * factor;
+      m->table->bytes[c] =
+          codec->caps & PITH_CAP_FIXED ? (double)pith_codec_bound(codec, m->x.n) : m->table->bytes[c] * factor;
     }
   }
 }

@@ -1,7 +1,8 @@
 /*
- * The scheme of CGX (Markov 2022): layers are points (size, norm of the largest entries), in logarithms and whitened. Clusters are put in
- * order of sensitivity, norm against size. A ladder of candidates, from the smallest payload up, is laid along that order: no cluster gets a
- * smaller payload than one that is less sensitive. All such assignments are tried, and the smallest within the budget is taken.
+ * The scheme of CGX (Markov 2022): layers are points (size, norm of the largest entries), in logarithms and whitened.
+ * Clusters are put in order of sensitivity, norm against size. A ladder of candidates, from the smallest payload up, is
+ * laid along that order: no cluster gets a smaller payload than one that is less sensitive. All such assignments are
+ * tried, and the smallest within the budget is taken.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -177,7 +178,8 @@ static void add_rung(clustering *k, size_t candidate) {
   k->ladder[k->rungs++] = r;
 }
 
-/* Candidates by size; those that lose more than a smaller one are left out, and of too many every so-and-so-many-th is taken. */
+/* Candidates by size; those that lose more than a smaller one are left out, and of too many every so-and-so-many-th is
+ * taken. */
 static void make_ladder(clustering *k, const size_t *option, size_t options) {
   for (size_t i = 0; i < options; i++) {
     add_rung(k, option[i]);

@@ -1,16 +1,17 @@
 /*
  * The L-GreCo programme. Where the cost is a sum:
  *
- *  1. A greedy walk from the least error down the convex hulls of all layers gives a good choice, and the price of error at which it
- *     stops (the dual of the relaxed problem).
- *  2. With that price, every option has a lower bound on the cost of any choice that contains it. Options that cannot beat the greedy
- *     choice are out; in large models few layers are left undecided.
- *  3. Dynamic programming over PITH_LGRECO_STEPS steps of the budget that is left decides those. Errors are rounded up, so the budget
- *     is kept whatever the rounding.
+ *  1. A greedy walk from the least error down the convex hulls of all layers gives a good choice, and the price of
+ * error at which it stops (the dual of the relaxed problem).
+ *  2. With that price, every option has a lower bound on the cost of any choice that contains it. Options that cannot
+ * beat the greedy choice are out; in large models few layers are left undecided.
+ *  3. Dynamic programming over PITH_LGRECO_STEPS steps of the budget that is left decides those. Errors are rounded up,
+ * so the budget is kept whatever the rounding.
  *  4. What rounding left over is spent, the largest saving first.
  *
- * Where the cost is the end of a queue, the walk is that of queue_walk.c, which has a price of time for each layer, and bounds are made of
- * those: what hides behind layers that are ready later is worth nothing, and every second after them all. Nothing that is left is spent.
+ * Where the cost is the end of a queue, the walk is that of queue_walk.c, which has a price of time for each layer, and
+ * bounds are made of those: what hides behind layers that are ready later is worth nothing, and every second after them
+ * all. Nothing that is left is spent.
  */
 #include "plan/lgreco.h"
 
@@ -24,7 +25,8 @@
 #include "base/size.h"
 #include "plan/queue_walk.h"
 
-/* Cells of the table. Four are served at once, hence some behind the last; and those before the first are looked at, too. */
+/* Cells of the table. Four are served at once, hence some behind the last; and those before the first are looked at,
+ * too. */
 enum { STEPS = PITH_LGRECO_STEPS, BEHIND = 4, CELLS = STEPS + BEHIND, ROOM = STEPS + CELLS };
 #define SAME_TIME 1e-6
 
@@ -68,8 +70,8 @@ typedef struct solver {
 static double cost_of(const solver *s, size_t l, size_t o) { return s->p->cost[l * s->p->options + o]; }
 static double error_of(const solver *s, size_t l, size_t o) { return s->p->error[l * s->p->options + o]; }
 
-/* Keeps a choice that is feasible and better than the best so far: in cost, or in error at the same cost. Times that differ by less
- * than anybody could measure are the same. */
+/* Keeps a choice that is feasible and better than the best so far: in cost, or in error at the same cost. Times that
+ * differ by less than anybody could measure are the same. */
 static void offer(solver *s, const size_t *choice) {
   double cost = pith__problem_cost(s->p, choice), error = pith__problem_error(s->p, choice);
   double same = s->p->ready && isfinite(s->best_cost) ? 2 * SAME_TIME * s->best_cost : 0;
@@ -208,9 +210,10 @@ static double walk_queue(solver *s, size_t moves) {
 
 /* ---- Bounds ------------------------------------------------------------------------------------------------------ */
 
-/* With weights W_l that do not fall, and w_l what each adds to the one before, the end of a queue, times the last weight, is at least
- * Σ w_l·ready_l + Σ W_l·cost_l: ends are no earlier than a layer's readiness and the cost of all from there on. A sum has the weight 1
- * everywhere. So a choice of cost C and error E has Σ (W_l·cost_l + price·error_l) ≤ W·C + price·E − Σ w_l·ready_l. */
+/* With weights W_l that do not fall, and w_l what each adds to the one before, the end of a queue, times the last
+ * weight, is at least Σ w_l·ready_l + Σ W_l·cost_l: ends are no earlier than a layer's readiness and the cost of all
+ * from there on. A sum has the weight 1 everywhere. So a choice of cost C and error E has Σ (W_l·cost_l +
+ * price·error_l) ≤ W·C + price·E − Σ w_l·ready_l. */
 
 static double priced(const solver *s, size_t l, size_t o) {
   return s->weight[l] * cost_of(s, l, o) + s->price * error_of(s, l, o);
@@ -232,8 +235,8 @@ static double waited(const solver *s, size_t l) {
 /* What costs more than this is worse than the best: not by rounding, and not by less than anybody could measure. */
 static double hopeless_cost(const solver *s) { return s->best_cost * (1 + 1e-9 + (s->p->ready ? 2 * SAME_TIME : 0)); }
 
-/* The most that a choice can have that is better than the best, in priced cost and error. Rounding must not drop one too many: hence the
- * margin. */
+/* The most that a choice can have that is better than the best, in priced cost and error. Rounding must not drop one
+ * too many: hence the margin. */
 static double most_priced(const solver *s, double error) {
   double weight = s->p->layers ? s->weight[s->p->layers - 1] : 0;
   return weight * hopeless_cost(s) + s->price * error + 1e-9 * fabs(s->price * s->budget);
@@ -272,7 +275,8 @@ static size_t live_count(const solver *s, size_t l) {
   return count;
 }
 
-/* Pairs of doubles: compilers do not find them by themselves here. Options are doubles too, so that all lanes have one width. */
+/* Pairs of doubles: compilers do not find them by themselves here. Options are doubles too, so that all lanes have one
+ * width. */
 typedef double pair __attribute__((vector_size(16), aligned(8), may_alias));
 typedef int64_t pair_mask __attribute__((vector_size(16)));
 
@@ -352,7 +356,8 @@ static void fill_unknown(double *ends, size_t count) {
   }
 }
 
-/* ends[x]: the least cost of the layers so far with x steps of error. Cells that are looked at and say nothing have INFINITY. */
+/* ends[x]: the least cost of the layers so far with x steps of error. Cells that are looked at and say nothing have
+ * INFINITY. */
 static void serve(solver *s, size_t l, uint8_t *taken) {
   offered f;
   catch_up(s);
@@ -381,7 +386,8 @@ static double least_added(const solver *s, size_t l) {
   return least + waited(s, l);
 }
 
-/* Leaves out steps at both ends from which nothing better than the best can come: `rest` is the least that is still to be added. */
+/* Leaves out steps at both ends from which nothing better than the best can come: `rest` is the least that is still to
+ * be added. */
 static int narrow(solver *s, double weight, double rest) {
   double limit = most_priced(s, s->unit * STEPS) - rest, slope = s->price * s->unit;
   while (s->low <= s->high && !(weight * s->ends[s->high] + slope * (double)s->high <= limit)) {

@@ -1,4 +1,5 @@
-/* From a profile and a request to a plan: which candidates may be used, what the budget is, and which method decides. */
+/* From a profile and a request to a plan: which candidates may be used, what the budget is, and which method decides.
+ */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -240,7 +241,8 @@ static pith_status choose_lgreco(maker *m) {
   return status;
 }
 
-/* Clusters know no mercy with small models: the reference is taken where it is better, and where only rounding speaks against it. */
+/* Clusters know no mercy with small models: the reference is taken where it is better, and where only rounding speaks
+ * against it. */
 static pith_status choose_kmeans(maker *m) {
   PITH_TRY(pith__kmeans_choose(m->p, m->option, m->options, m->budget, m->choice));
   double error = error_of(m->p, m->choice);
@@ -260,7 +262,8 @@ static pith_status read_request(const pith_plan_request *given, pith_plan_reques
   PITH_REQUIRE((unsigned)r->method <= PITH_PLAN_UNIFORM && (unsigned)r->objective <= PITH_PLAN_TIME, PITH_ERR_ARGUMENT,
                "there is no such method or objective of planning");
   PITH_REQUIRE(r->method != PITH_PLAN_UNIFORM || r->uniform, PITH_ERR_ARGUMENT, "a uniform plan needs a spec");
-  PITH_REQUIRE(r->floor >= 0 && r->floor <= 1, PITH_ERR_ARGUMENT, "the floor of a plan is a share from 0 to 1, not %g", r->floor);
+  PITH_REQUIRE(r->floor >= 0 && r->floor <= 1, PITH_ERR_ARGUMENT, "the floor of a plan is a share from 0 to 1, not %g",
+               r->floor);
   PITH_REQUIRE(r->objective == PITH_PLAN_BYTES || r->method == PITH_PLAN_LGRECO, PITH_ERR_ARGUMENT,
                "only lgreco plans for time; %s counts bytes", method_names[r->method]);
   return PITH_OK;

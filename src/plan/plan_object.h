@@ -31,7 +31,8 @@ pith_status pith__plan_finish(pith_plan *plan);
 /* The text of the file, anew. */
 pith_status pith__plan_write(pith_plan *plan);
 
-/* A plan from a choice of candidates for every layer of a profile; fixed layers travel uncompressed whatever it says. */
+/* A plan from a choice of candidates for every layer of a profile; fixed layers travel uncompressed whatever it says.
+ */
 pith_status pith__plan_from_choice(const pith_profile *p, const size_t *choice, const char *method,
                                    const char *objective, const char *reference, double budget, pith_plan **plan);
 

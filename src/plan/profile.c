@@ -1,4 +1,5 @@
-/* Profiles: the object, its sums, and what can be asked of them. error_table.c measures, profile_file.c reads and writes. */
+/* Profiles: the object, its sums, and what can be asked of them. error_table.c measures, profile_file.c reads and
+ * writes. */
 #include "plan/profile.h"
 
 #include <stdlib.h>

@@ -1,6 +1,7 @@
 /*
- * Statistics of a model's gradients, inside. All sums are in one array of doubles, so that ranks can add them up in one exchange:
- * for each layer samples, skipped, Σ norm², Σ of the norm² of the largest hundredth, then bytes and errors of each candidate.
+ * Statistics of a model's gradients, inside. All sums are in one array of doubles, so that ranks can add them up in one
+ * exchange: for each layer samples, skipped, Σ norm², Σ of the norm² of the largest hundredth, then bytes and errors of
+ * each candidate.
  */
 #ifndef PITH_PLAN_PROFILE_H
 #define PITH_PLAN_PROFILE_H
@@ -46,7 +47,8 @@ typedef struct pith_error_table {
 pith_status pith__error_table(pith_profile *p, size_t layer, pith_cspan x, const pith_ctx *ctx, int sampled,
                               pith_error_table *table);
 
-/* pith_profile_update() by samples of large layers, others for each rank of ctx->ranks and in steps that are 4 apart. */
+/* pith_profile_update() by samples of large layers, others for each rank of ctx->ranks and in steps that are 4 apart.
+ */
 pith_status pith__profile_sample(pith_profile *p, size_t layer, pith_cspan x, const pith_ctx *ctx);
 
 /* Bytes of what low rank keeps for a layer; 0: nothing. */

@@ -8,8 +8,9 @@ enum { ITERATIONS = 40, HALVINGS = 4 };
 
 /* ---- Rooms ------------------------------------------------------------------------------------------------------- */
 
-/* A tree over layers: node i has the least room below it, `room[i]`, but for what was taken off its whole half at once, `room[i + 2 * width]`.
- * Leaves are at width … 2·width−1. What a layer takes is taken off the rooms of all layers up to it. */
+/* A tree over layers: node i has the least room below it, `room[i]`, but for what was taken off its whole half at once,
+ * `room[i + 2 * width]`. Leaves are at width … 2·width−1. What a layer takes is taken off the rooms of all layers up to
+ * it. */
 
 static size_t width_of(size_t layers) {
   size_t width = 1;
@@ -119,7 +120,8 @@ static double walk_whole(pith_queue *q, size_t width, double end) {
   return error;
 }
 
-/* Whole steps waste some of the rooms, so an end a little later is needed: first one that is late enough, then about the first one. */
+/* Whole steps waste some of the rooms, so an end a little later is needed: first one that is late enough, then about
+ * the first one. */
 static void walk_later(pith_queue *q, size_t width, double end) {
   double price = q->layers ? q->price[q->layers - 1] : 0, early = 0, later = 0;
   for (int i = 0; i < ITERATIONS; i++) {
@@ -147,8 +149,8 @@ static double earliest_end(const pith_queue *q) {
   return end;
 }
 
-/* The error falls with the end, ever more slowly, and a second more takes the last layer's price off it. So Newton's steps come to the end
- * that the budget needs from below, and each of them is a bound. */
+/* The error falls with the end, ever more slowly, and a second more takes the last layer's price off it. So Newton's
+ * steps come to the end that the budget needs from below, and each of them is a bound. */
 double pith__queue_walk(pith_queue *q) {
   size_t width = width_of(q->layers);
   double earliest = earliest_end(q), end = earliest * (1 + q->same), error;

@@ -1,11 +1,12 @@
 /*
- * The relaxed problem of a queue, and what it tells the programme (lgreco.c). The end of a queue is the largest of ready_k + Σ_{j≥k} cost_j
- * over all k. So an end of C leaves the layers from k on C − ready_k for their exchanges, for every k: rooms one within the other. For such
- * rooms greed is right: all layers begin with their least cost, and what takes most error off for the time it needs comes first, until it
- * does not fit. Where steps may be taken in part this is the optimum of the relaxed problem; taken whole, they are a good choice.
+ * The relaxed problem of a queue, and what it tells the programme (lgreco.c). The end of a queue is the largest of
+ * ready_k + Σ_{j≥k} cost_j over all k. So an end of C leaves the layers from k on C − ready_k for their exchanges, for
+ * every k: rooms one within the other. For such rooms greed is right: all layers begin with their least cost, and what
+ * takes most error off for the time it needs comes first, until it does not fit. Where steps may be taken in part this
+ * is the optimum of the relaxed problem; taken whole, they are a good choice.
  *
- * A room that is full stops all layers from there on. The error that a second would have taken off then is the layer's price of time. Prices
- * never fall from a layer to the next, and that is what makes a bound of them, whatever they are.
+ * A room that is full stops all layers from there on. The error that a second would have taken off then is the layer's
+ * price of time. Prices never fall from a layer to the next, and that is what makes a bound of them, whatever they are.
  */
 #ifndef PITH_PLAN_QUEUE_WALK_H
 #define PITH_PLAN_QUEUE_WALK_H

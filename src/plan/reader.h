@@ -1,6 +1,6 @@
 /*
- * Reads the JSON of plan and statistics files: a strict subset (objects, arrays, strings, numbers), one value after another, without a
- * tree. Any bytes are safe; mistakes are errors that name the line.
+ * Reads the JSON of plan and statistics files: a strict subset (objects, arrays, strings, numbers), one value after
+ * another, without a tree. Any bytes are safe; mistakes are errors that name the line.
  */
 #ifndef PITH_PLAN_READER_H
 #define PITH_PLAN_READER_H
@@ -23,7 +23,8 @@ pith_status pith__read_open(pith_reader *r, char bracket);
 /* Before every entry: *more is 0 at the closing bracket, which is then taken. `first` starts as 1. */
 pith_status pith__read_more(pith_reader *r, char close, int *first, int *more);
 
-/* The key of the next entry and its ':'. *key is the place in `keys`; one that is not there, or was seen before, is an error. */
+/* The key of the next entry and its ':'. *key is the place in `keys`; one that is not there, or was seen before, is an
+ * error. */
 pith_status pith__read_key(pith_reader *r, const char *const *keys, unsigned *seen, unsigned *key);
 
 pith_status pith__read_string(pith_reader *r, char **text);    /* the caller frees it */

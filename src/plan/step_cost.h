@@ -1,6 +1,6 @@
 /*
- * What the exchange of a layer costs, and when a step ends: layers become ready one after another in the backward pass, wait for the link,
- * and are served in that order. A model with few numbers, to choose by.
+ * What the exchange of a layer costs, and when a step ends: layers become ready one after another in the backward pass,
+ * wait for the link, and are served in that order. A model with few numbers, to choose by.
  */
 #ifndef PITH_PLAN_STEP_COST_H
 #define PITH_PLAN_STEP_COST_H

@@ -1,9 +1,10 @@
 /*
- * inproc: ranks as threads of one process, for tests and simulations. Made to be obviously right rather than fast: every rank
- * has a port with a ring of bytes for each sender, and one mutex for all of it.
+ * inproc: ranks as threads of one process, for tests and simulations. Made to be obviously right rather than fast:
+ * every rank has a port with a ring of bytes for each sender, and one mutex for all of it.
  *
- * Peers write into each other's ports and hold a reference to them, so that a port outlives its rank until the last byte is
- * read. No thread holds two mutexes at once, but for the table's, under which ports are found; hence nothing can lock up.
+ * Peers write into each other's ports and hold a reference to them, so that a port outlives its rank until the last
+ * byte is read. No thread holds two mutexes at once, but for the table's, under which ports are found; hence nothing
+ * can lock up.
  */
 #include "transport/inproc.h"
 

@@ -1,6 +1,6 @@
 /*
- * Finding and opening transport modules (base/module_file.h says where). The first one found is the one: a broken module is reported,
- * not passed over.
+ * Finding and opening transport modules (base/module_file.h says where). The first one found is the one: a broken
+ * module is reported, not passed over.
  */
 #include "transport/module.h"
 
@@ -13,8 +13,9 @@
 
 /* ---- Where it is ------------------------------------------------------------------------------------------------- */
 
-/* There is a module for each kind of MPI, and only one kind can be right: that of the program if it uses one itself, else that
- * of the launcher. Open MPI's mpirun says who it is; what sets PMI variables only speaks the language of MPICH. */
+/* There is a module for each kind of MPI, and only one kind can be right: that of the program if it uses one itself,
+ * else that of the launcher. Open MPI's mpirun says who it is; what sets PMI variables only speaks the language of
+ * MPICH. */
 static int wants_mpich(void) {
   if (dlsym(RTLD_DEFAULT, "MPI_Init")) {
     return dlsym(RTLD_DEFAULT, "ompi_mpi_comm_world") == NULL;

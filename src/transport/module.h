@@ -1,6 +1,7 @@
 /*
- * Transports in shared objects, opened at run time, so that the library itself links to libc alone. Such a module is built
- * together with the library and shares its contract (transport.h); it does not link to it, and reaches it through the host.
+ * Transports in shared objects, opened at run time, so that the library itself links to libc alone. Such a module is
+ * built together with the library and shares its contract (transport.h); it does not link to it, and reaches it through
+ * the host.
  */
 #ifndef PITH_TRANSPORT_MODULE_H
 #define PITH_TRANSPORT_MODULE_H

@@ -1,6 +1,6 @@
 /*
- * How ranks that know nothing of each other meet: rank 0 listens at an address all know, the others come to it, and each
- * gets what all the others brought. Used once, to exchange addresses; no data travels this way.
+ * How ranks that know nothing of each other meet: rank 0 listens at an address all know, the others come to it, and
+ * each gets what all the others brought. Used once, to exchange addresses; no data travels this way.
  */
 #ifndef PITH_TRANSPORT_RENDEZVOUS_H
 #define PITH_TRANSPORT_RENDEZVOUS_H
@@ -16,9 +16,10 @@ typedef struct pith_rendezvous {
   const char *secret; /* shared by the ranks of a job, or NULL: who does not prove to have it is turned away */
 } pith_rendezvous;
 
-/* Everybody brings `size` bytes and gets ranks · size bytes, in rank order, and a random number that is the same for all.
- * Errors name the ranks that did not come, two processes that claim one rank, another version or byte order, another
- * number of ranks or size. */
-pith_status pith__rendezvous_exchange(const pith_rendezvous *r, const void *mine, size_t size, void *all, uint64_t *job);
+/* Everybody brings `size` bytes and gets ranks · size bytes, in rank order, and a random number that is the same for
+ * all. Errors name the ranks that did not come, two processes that claim one rank, another version or byte order,
+ * another number of ranks or size. */
+pith_status pith__rendezvous_exchange(const pith_rendezvous *r, const void *mine, size_t size, void *all,
+                                      uint64_t *job);
 
 #endif

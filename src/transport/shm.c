@@ -1,10 +1,11 @@
 /*
  * shm: the ranks of one host, over memory they share. shm_segment.h says what lies there, shm_link.h how they meet.
  *
- * To send is to copy bytes into a free cell of the own segment and to write one slot into the receiver's; to receive is to copy
- * out of the sender's cell and to count it emptied. While both are awake there is no system call in this. Who is about to sleep
- * says so in its segment and looks once more; who wrote a slot looks at that word afterwards. Both are sequentially consistent,
- * so that one of the two sees the other and no wake-up is lost. The doorbell is a byte through the Unix socket.
+ * To send is to copy bytes into a free cell of the own segment and to write one slot into the receiver's; to receive is
+ * to copy out of the sender's cell and to count it emptied. While both are awake there is no system call in this. Who
+ * is about to sleep says so in its segment and looks once more; who wrote a slot looks at that word afterwards. Both
+ * are sequentially consistent, so that one of the two sees the other and no wake-up is lost. The doorbell is a byte
+ * through the Unix socket.
  *
  * Whatever a peer can write is read once, checked, and used from the copy.
  */
@@ -22,14 +23,14 @@
 #include "base/log.h"
 #include "transport/shm_link.h"
 
-/* With so many cells on their way we look for emptied ones. Full cells that were reused sooner would be written again while the
- * reader's core still holds them, and each line would have to be fetched back from there; of nearly empty ones, whose first lines
- * all compete for the same places of a cache, as few as possible are in use. */
+/* With so many cells on their way we look for emptied ones. Full cells that were reused sooner would be written again
+ * while the reader's core still holds them, and each line would have to be fetched back from there; of nearly empty
+ * ones, whose first lines all compete for the same places of a cache, as few as possible are in use. */
 #define HOT_FULL 32
 #define HOT_SHORT 8
 #define SHORT_LENGTH 4096
 
-#define EVENTS 16   /* taken from the system at a time */
+#define EVENTS 16       /* taken from the system at a time */
 #define IDLE_CALLS 1024 /* calls without bytes until we look whether the peers live */
 
 typedef enum peer_fate { PEER_LIVES, PEER_GONE, PEER_BROKEN } peer_fate;
@@ -192,7 +193,8 @@ static void reclaim_from_all(shm_transport *t) {
   }
 }
 
-/* Whether the pool has a cell for the peer: peers with none on its way each have one kept, so that none can starve another. */
+/* Whether the pool has a cell for the peer: peers with none on its way each have one kept, so that none can starve
+ * another. */
 static int may_take_cell(const shm_transport *t, const shm_peer *peer) {
   return t->frees > t->unserved - (in_flight(peer) == 0);
 }

@@ -1,7 +1,8 @@
 /*
- * The meeting: every rank connects to the lower ones and accepts the higher ones, all at once and without ever blocking,
- * so that no order of arrival can lock two ranks up. Who connects says hello first; who accepts checks it and answers.
- * Strangers that connect (the name is random, but every process of the host may list it) are dropped without an answer.
+ * The meeting: every rank connects to the lower ones and accepts the higher ones, all at once and without ever
+ * blocking, so that no order of arrival can lock two ranks up. Who connects says hello first; who accepts checks it and
+ * answers. Strangers that connect (the name is random, but every process of the host may list it) are dropped without
+ * an answer.
  *
  * The sockets keep the limits of messages (SOCK_SEQPACKET): a hello comes whole or not at all.
  */
@@ -134,7 +135,8 @@ static hearing receive_hello(const pith_shm_meeting *meeting, int socket, hello 
   return HEARD_NONSENSE;
 }
 
-/* Tells when the process ends. A child that it forked may hold the socket open for long, and then that tells nothing. */
+/* Tells when the process ends. A child that it forked may hold the socket open for long, and then that tells nothing.
+ */
 static int open_process(int socket) {
   struct ucred peer;
   socklen_t size = sizeof peer;

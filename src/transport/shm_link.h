@@ -1,6 +1,7 @@
 /*
- * How two processes of one host meet: over a Unix socket each gives the other the descriptor of its segment, with a hello that
- * proves to be of the same job. The socket stays: it is the doorbell while they work, and the death notice in the end.
+ * How two processes of one host meet: over a Unix socket each gives the other the descriptor of its segment, with a
+ * hello that proves to be of the same job. The socket stays: it is the doorbell while they work, and the death notice
+ * in the end.
  */
 #ifndef PITH_TRANSPORT_SHM_LINK_H
 #define PITH_TRANSPORT_SHM_LINK_H

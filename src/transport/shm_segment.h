@@ -5,12 +5,14 @@
  *   inbox 0 … n-1      one for each peer that sends to the owner: a ring of slots, and how many cells were emptied
  *   cell 0 … c-1       bytes that the owner sends, to whomever
  *
- * Cells belong to the sender, so that memory grows with the number of ranks; what grows with its square are the inboxes, a few
- * hundred bytes for each pair. One inbox for each pair, and not one queue for all senders, keeps the ranks apart: nobody waits
- * for a sender that was stopped in the middle of a step, whose bytes come first needs no sorting, and nonsense has one culprit.
+ * Cells belong to the sender, so that memory grows with the number of ranks; what grows with its square are the
+ * inboxes, a few hundred bytes for each pair. One inbox for each pair, and not one queue for all senders, keeps the
+ * ranks apart: nobody waits for a sender that was stopped in the middle of a step, whose bytes come first needs no
+ * sorting, and nonsense has one culprit.
  *
- * A slot is one 64-bit word: lap, cell and length. The lap tells a new slot from an old one, so that the reader writes nothing
- * but its count of emptied cells. Cells are emptied in the order they were sent; hence the count is all the owner must know.
+ * A slot is one 64-bit word: lap, cell and length. The lap tells a new slot from an old one, so that the reader writes
+ * nothing but its count of emptied cells. Cells are emptied in the order they were sent; hence the count is all the
+ * owner must know.
  */
 #ifndef PITH_TRANSPORT_SHM_SEGMENT_H
 #define PITH_TRANSPORT_SHM_SEGMENT_H

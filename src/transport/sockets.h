@@ -34,8 +34,8 @@ const char *pith__sockaddr_name(const pith_sockaddr *address, char text[PITH_SOC
 /* Reads "10.0.0.1" or "fd00::1", without asking a name server. Returns whether it is one. */
 int pith__sockaddr_parse(const char *text, uint16_t port, pith_sockaddr *address);
 
-/* The addresses of a host, or of several separated by commas, at most `most`. Returns how many; 0 with the reason in *why. May ask
- * a name server. */
+/* The addresses of a host, or of several separated by commas, at most `most`. Returns how many; 0 with the reason in
+ * *why. May ask a name server. */
 int pith__sockaddr_resolve(const char *host, uint16_t port, pith_sockaddr *found, int most, const char **why);
 
 /* Every address of one family's "all interfaces": both families at once where the system can, else IPv4. */

@@ -58,8 +58,9 @@ static int drain(const tcp_peer *peer) {
   return got >= 0;
 }
 
-/* The last words (why this rank gives up) may still wait for room. If a peer's bytes met a closed socket then, the system would
- * throw the words away and the peer would only see that we are gone. Hence we listen until they are out, for a short time. */
+/* The last words (why this rank gives up) may still wait for room. If a peer's bytes met a closed socket then, the
+ * system would throw the words away and the peer would only see that we are gone. Hence we listen until they are out,
+ * for a short time. */
 static void linger(const pith_tcp *tcp) {
   double end = pith__now() + LINGER_SECONDS;
   for (int p = 0; tcp->peers && p < tcp->ranks; p++) {
@@ -205,7 +206,8 @@ static size_t take_ahead(tcp_peer *peer, void *buffer, size_t size) {
   return n;
 }
 
-/* Reads what was asked for, and what follows as far as there is room: half as many system calls. Errors come again next time. */
+/* Reads what was asked for, and what follows as far as there is room: half as many system calls. Errors come again next
+ * time. */
 static pith_status receive_ahead(tcp_peer *peer, int rank, void *buffer, size_t size, size_t *got) {
   size_t done = take_ahead(peer, buffer, size);
   while (done < size) {

@@ -2,7 +2,8 @@
  * Transports: ordered, reliable streams of bytes between this rank and its peers, without blocking.
  *
  * A transport knows nothing of messages, collectives or codecs: the engine frames messages, checks headers and matches
- * them, once for all transports. A transport moves bytes, says which descriptors to wait for, and notices that a peer died.
+ * them, once for all transports. A transport moves bytes, says which descriptors to wait for, and notices that a peer
+ * died.
  *
  * Life: listen (gives an address), exchange of addresses by whoever starts us (rendezvous.h), connect, then send and
  * receive until close. All calls on one transport come from one thread at a time.
@@ -44,8 +45,8 @@ typedef struct pith_transport_ops {
   /* Starts to listen and says where. */
   pith_status (*listen)(const pith_transport_config *config, pith_transport **transport, pith_address *address);
 
-  /* Connects to every peer p with wanted[p] != 0 (never the own rank), whose addresses are address[p]; all ranks want each
-   * other. Returns when all links stand, or with an error that names the rank that is missing. */
+  /* Connects to every peer p with wanted[p] != 0 (never the own rank), whose addresses are address[p]; all ranks want
+   * each other. Returns when all links stand, or with an error that names the rank that is missing. */
   pith_status (*connect)(pith_transport *transport, const pith_address *address, const uint8_t *wanted);
 
   /* Takes bytes for a peer: *taken is how many, 0 if there is no room now. */
@@ -55,11 +56,12 @@ typedef struct pith_transport_ops {
    * bytes were given. */
   pith_status (*receive)(pith_transport *transport, int peer, void *buffer, size_t size, size_t *got);
 
-  /* The descriptors to poll for, at most `most`; returns how many. `sending` (a flag for each rank) says whom we have bytes for. */
+  /* The descriptors to poll for, at most `most`; returns how many. `sending` (a flag for each rank) says whom we have
+   * bytes for. */
   int (*descriptors)(pith_transport *transport, const uint8_t *sending, struct pollfd *fds, int most);
 
-  /* Called before poll (asleep = 1) and after it (0). Before: returns 1 if there is something to do already, and promises
-   * that peers wake the descriptors from now on. */
+  /* Called before poll (asleep = 1) and after it (0). Before: returns 1 if there is something to do already, and
+   * promises that peers wake the descriptors from now on. */
   int (*sleep)(pith_transport *transport, int asleep);
 
   /* Closes all links. Peers see that this rank is gone. Legal at any time after listen, also half connected. */

@@ -48,13 +48,16 @@ int pith__unique_id_listener(const pith_unique_id *id) {
   return fd;
 }
 
-/* ---- Bytes: docs/format.md ----------------------------------------------------------------------------------------- */
+/* ---- Bytes: docs/format.md -----------------------------------------------------------------------------------------
+ */
 
 enum { MAGIC_SIZE = 8, SUM_AT = MAGIC_SIZE, PORT_AT = 16, HOSTS_AT = 18, SECRET_AT = HOSTS_AT + PITH_ID_HOSTS };
 static const char magic[MAGIC_SIZE + 1] = "PITHID01";
 _Static_assert(SECRET_AT + PITH_ID_SECRET <= PITH_UNIQUE_ID_SIZE, "an id must fit");
 
-static uint64_t sum_of(const pith_unique_id *id) { return pith__hash64(id->bytes + PORT_AT, sizeof id->bytes - PORT_AT, 0); }
+static uint64_t sum_of(const pith_unique_id *id) {
+  return pith__hash64(id->bytes + PORT_AT, sizeof id->bytes - PORT_AT, 0);
+}
 
 static void write_id(const pith_id_content *content, pith_unique_id *id) {
   memset(id, 0, sizeof *id);
@@ -95,8 +98,10 @@ static pith_status write_hosts(const tcp_place *place, char hosts[PITH_ID_HOSTS]
     if (others && pith__sockaddr_is_loopback(&place->at[i])) {
       continue;
     }
-    int length = snprintf(hosts + used, PITH_ID_HOSTS - used, "%s%s", used ? "," : "", pith__sockaddr_name(&place->at[i], text));
-    PITH_REQUIRE(length > 0 && (size_t)length < PITH_ID_HOSTS - used, PITH_ERR_RANGE, "the addresses of this host do not fit in an id");
+    int length =
+        snprintf(hosts + used, PITH_ID_HOSTS - used, "%s%s", used ? "," : "", pith__sockaddr_name(&place->at[i], text));
+    PITH_REQUIRE(length > 0 && (size_t)length < PITH_ID_HOSTS - used, PITH_ERR_RANGE,
+                 "the addresses of this host do not fit in an id");
     used += (size_t)length;
   }
   return PITH_OK;
@@ -120,7 +125,8 @@ pith_status pith__unique_id_create(const char *interface, const char *towards, i
   PITH_TRY(write_hosts(&place, content.hosts));
   PITH_TRY(with_secret ? write_secret(content.secret) : PITH_OK);
   int fd = pith__socket_listen(&bind_to);
-  PITH_REQUIRE(fd >= 0 && pith__socket_local(fd, &bind_to) == 0, PITH_ERR_SYSTEM, "rank 0 cannot open a port: %s", strerror(errno));
+  PITH_REQUIRE(fd >= 0 && pith__socket_local(fd, &bind_to) == 0, PITH_ERR_SYSTEM, "rank 0 cannot open a port: %s",
+               strerror(errno));
   content.port = pith__sockaddr_port(&bind_to);
   write_id(&content, id);
   keep_listener(id, fd);

@@ -1,6 +1,6 @@
 /*
- * Unique ids: how ranks find rank 0 when somebody else carries the news (MPI, a key-value store). Rank 0 opens the port of
- * its rendezvous first and puts it into the id, so no port has to be agreed upon and none can be taken in between.
+ * Unique ids: how ranks find rank 0 when somebody else carries the news (MPI, a key-value store). Rank 0 opens the port
+ * of its rendezvous first and puts it into the id, so no port has to be agreed upon and none can be taken in between.
  */
 #ifndef PITH_TRANSPORT_UNIQUE_ID_H
 #define PITH_TRANSPORT_UNIQUE_ID_H
@@ -9,8 +9,8 @@
 
 #include "base/status.h"
 
-#define PITH_ID_HOSTS 384  /* bytes for the addresses of rank 0, separated by commas */
-#define PITH_ID_SECRET 65  /* 32 random bytes in hexadecimal digits, and a zero */
+#define PITH_ID_HOSTS 384 /* bytes for the addresses of rank 0, separated by commas */
+#define PITH_ID_SECRET 65 /* 32 random bytes in hexadecimal digits, and a zero */
 
 typedef struct pith_id_content {
   uint16_t port;
@@ -18,8 +18,8 @@ typedef struct pith_id_content {
   char secret[PITH_ID_SECRET]; /* "": the job has a secret of its own */
 } pith_id_content;
 
-/* Opens rank 0's port. `interface`: only there; NULL: everywhere, and `towards` (a host, or NULL) says whom ranks must be able
- * to reach, so that the right address is tried first. */
+/* Opens rank 0's port. `interface`: only there; NULL: everywhere, and `towards` (a host, or NULL) says whom ranks must
+ * be able to reach, so that the right address is tried first. */
 pith_status pith__unique_id_create(const char *interface, const char *towards, int with_secret, pith_unique_id *id);
 
 /* Any bytes may come: what is no id is refused. */

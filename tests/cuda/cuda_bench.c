@@ -1,7 +1,7 @@
 /*
- * How fast the CUDA kernels are, beside a copy from device to device. For every spec: the bytes that must move through device
- * memory at least (each input read once, each output written once), the time a copy that moves as many takes, and the share
- * of that speed which is reached. Medians.
+ * How fast the CUDA kernels are, beside a copy from device to device. For every spec: the bytes that must move through
+ * device memory at least (each input read once, each output written once), the time a copy that moves as many takes,
+ * and the share of that speed which is reached. Medians.
  *
  *   cuda_bench [MEBI-VALUES] [SPEC…]      256 Mi values and a list of specs by default
  */
@@ -105,12 +105,16 @@ static void print_line(const char *what, const char *spec, double bytes, double 
   fflush(stdout);
 }
 
-static int is_lowrank(const pith_codec *codec) { return (pith_codec_caps(codec) & PITH_CAP_ROUNDS) != 0 && pith_codec_granule(codec) == 0; }
+static int is_lowrank(const pith_codec *codec) {
+  return (pith_codec_caps(codec) & PITH_CAP_ROUNDS) != 0 && pith_codec_granule(codec) == 0;
+}
 
 /* How many tensors of f32 a memory reads and writes for each value, the gradient included. */
 static int tensors_of(const pith_codec *codec) {
   const char *parts = pith_codec_parts(codec);
-  int memory = strncmp(parts, "dgc", 3) == 0 ? 5 : strncmp(parts, "ef", 2) == 0 || strncmp(parts, "momentum", 8) == 0 ? 3 : 1;
+  int memory = strncmp(parts, "dgc", 3) == 0                                        ? 5
+               : strncmp(parts, "ef", 2) == 0 || strncmp(parts, "momentum", 8) == 0 ? 3
+                                                                                    : 1;
   return memory + is_lowrank(codec); /* whose second product reads it again */
 }
 
@@ -128,8 +132,14 @@ static void measure(const char *spec, device *d) {
     fprintf(stderr, "%s\n", pith_error());
     exit(1);
   }
-  pith_cuda_item item = {.codec = codec, .dtype = PITH_F32, .n = d->n, .values = d->values, .payload = d->payload, .memory = d->other,
-                         .momentum = d->momentum, .size = d->size};
+  pith_cuda_item item = {.codec = codec,
+                         .dtype = PITH_F32,
+                         .n = d->n,
+                         .values = d->values,
+                         .payload = d->payload,
+                         .memory = d->other,
+                         .momentum = d->momentum,
+                         .size = d->size};
   double values = 4.0 * (double)d->n;
   int tensors = tensors_of(codec);
   size_t space = pith_cuda_workspace(&item, 1);
@@ -143,7 +153,8 @@ static void measure(const char *spec, device *d) {
   print_line("encode", spec, values * tensors + payload, values, time, d);
   if (tensors - is_lowrank(codec) == 1) {
     item.values = d->other;
-    job add = {.items = &item, .count = 1, .decode = 1, .mode = PITH_ADD, .workspace = workspace, .space = space}, set = add;
+    job add = {.items = &item, .count = 1, .decode = 1, .mode = PITH_ADD, .workspace = workspace, .space = space},
+        set = add;
     int sparse = pith_codec_granule(codec) == 0 && !is_lowrank(codec); /* adding touches only what travels */
     set.mode = PITH_SET;
     print_line("decode", spec, values + payload, values, seconds(&set), d);
@@ -157,7 +168,8 @@ static void measure(const char *spec, device *d) {
 
 /* 64 layers of sizes from 1 Ki to 21 Mi values and different specs, in one call, beside one layer of as many values. */
 static void measure_layers(device *d) {
-  static const char *const specs[] = {"q:4", "q:8", "q:2", "sign,scale=mean", "q:4,round=stochastic", "qsgd", "natural", "none"};
+  static const char *const specs[] = {"q:4",  "q:8",     "q:2", "sign,scale=mean", "q:4,round=stochastic",
+                                      "qsgd", "natural", "none"};
   pith_cuda_item items[LAYERS];
   double bytes = 0, values = 0;
   size_t at = 0, used = 0;
@@ -166,7 +178,8 @@ static void measure_layers(device *d) {
     size_t n = (size_t)1 << (10 + i * 7 % 15);
     n += n / 7 * (size_t)(i % 3);
     pith_codec_create(specs[i % 8], &codec);
-    items[i] = (pith_cuda_item){.codec = codec, .n = n, .values = (float *)d->values + at, .payload = (uint8_t *)d->payload + used};
+    items[i] = (pith_cuda_item){
+        .codec = codec, .n = n, .values = (float *)d->values + at, .payload = (uint8_t *)d->payload + used};
     at += (n + 63) / 64 * 64; /* as tensors of their own would lie */
     used += (pith_codec_bound(codec, n) + 15) / 16 * 16;
     bytes += 4.0 * (double)n + (double)pith_codec_bound(codec, n);
@@ -175,7 +188,8 @@ static void measure_layers(device *d) {
   job encode = {.items = items, .count = LAYERS}, one = {.items = items, .count = 1};
   print_line("64 layers", "mixed, encode", bytes, values, seconds(&encode), d);
   items[0].n = at;
-  print_line("one layer", "q:4, as many values", values + (double)pith_codec_bound(items[0].codec, at), values, seconds(&one), d);
+  print_line("one layer", "q:4, as many values", values + (double)pith_codec_bound(items[0].codec, at), values,
+             seconds(&one), d);
 }
 
 /* What the planner asks: errors of q at eight widths, and magnitudes. */
@@ -205,16 +219,47 @@ static void measure_copy(device *d) {
   printf("%-12s %-28s %8.3f ms  %7.3f TB/s moved\n", "copy", "device to device", time * 1e3, d->copy * 1e-12);
   job clear = {.to = d->other, .bytes = 4 * d->n};
   time = seconds(&clear);
-  printf("%-12s %-28s %8.3f ms  %7.3f TB/s moved\n", "fill", "writes alone", time * 1e3, 4.0 * (double)d->n / time * 1e-12);
+  printf("%-12s %-28s %8.3f ms  %7.3f TB/s moved\n", "fill", "writes alone", time * 1e3,
+         4.0 * (double)d->n / time * 1e-12);
 }
 
 int main(int argc, char **argv) {
-  static const char *const specs[] = {"none", "fp16", "bf16", "q:1", "q:2", "q:4", "q:8", "q:4,round=stochastic", "q:3",
-                                      "sign,scale=mean", "signmean", "qsgd", "terngrad", "natural", "tree8", "lloyd:2,bucket=512",
-                                      "hadamard/q:4", "drive", "eden:2", "ef/q:4", "ef/q:4,round=stochastic", "onebit", "efsignsgd",
-                                      "ef/hadamard/q:4", "topk:0.01", "topk:0.01,values=q8", "topk:0.1", "topk:0.01,select=sampled",
-                                      "threshold:2.5758", "threshold:0.1", "randomk:0.01", "adaptive:0.01", "ef/topk:0.01", "dgc:0.01",
-                                      "powersgd:4", "ef/powersgd:4"};
+  static const char *const specs[] = {"none",
+                                      "fp16",
+                                      "bf16",
+                                      "q:1",
+                                      "q:2",
+                                      "q:4",
+                                      "q:8",
+                                      "q:4,round=stochastic",
+                                      "q:3",
+                                      "sign,scale=mean",
+                                      "signmean",
+                                      "qsgd",
+                                      "terngrad",
+                                      "natural",
+                                      "tree8",
+                                      "lloyd:2,bucket=512",
+                                      "hadamard/q:4",
+                                      "drive",
+                                      "eden:2",
+                                      "ef/q:4",
+                                      "ef/q:4,round=stochastic",
+                                      "onebit",
+                                      "efsignsgd",
+                                      "ef/hadamard/q:4",
+                                      "topk:0.01",
+                                      "topk:0.01,values=q8",
+                                      "topk:0.1",
+                                      "topk:0.01,select=sampled",
+                                      "threshold:2.5758",
+                                      "threshold:0.1",
+                                      "randomk:0.01",
+                                      "adaptive:0.01",
+                                      "ef/topk:0.01",
+                                      "dgc:0.01",
+                                      "powersgd:4",
+                                      "ef/powersgd:4"};
   const char *why = gpu_open(), *text;
   if (why) {
     printf("skipped: %s\n", why);

@@ -1,44 +1,154 @@
 /*
- * The CUDA kernels against the CPU: the same bytes, the same residuals, the same decoded values, for every codec, type and kind
- * of input. All specs of a round go in one batch, at even and at odd addresses. Skipped, with the reason, where there is no GPU.
+ * The CUDA kernels against the CPU: the same bytes, the same residuals, the same decoded values, for every codec, type
+ * and kind of input. All specs of a round go in one batch, at even and at odd addresses. Skipped, with the reason,
+ * where there is no GPU.
  */
 #include "inputs.h"
 #include "memory/memory.h"
 
 static const char *const specs[] = {
-    "none", "fp16", "bf16", "q:1", "q:2", "q:3", "q:4", "q:5", "q:6", "q:7", "q:8", "q:4,bucket=64", "q:3,bucket=192",
-    "q:4,bucket=1024", "q:8,bucket=4096", "q:1,round=stochastic", "q:2,round=stochastic", "q:4,round=stochastic",
-    "q:5,round=stochastic,bucket=704", "q:8,round=stochastic", "qsgd:1", "qsgd:7", "qsgd:64", "qsgd:127,norm=linf",
-    "qsgd:4,norm=linf,bucket=64", "qsgd:64,bucket=1024", "terngrad", "terngrad:0", "terngrad:1,bucket=64",
-    "terngrad:2.5,bucket=512", "terngrad,bucket=4096", "natural", "natural,bucket=64", "natural,bucket=2048", "sign",
-    "sign,scale=mean", "sign,scale=unbiased", "sign,scale=mean,bucket=64", "sign,scale=unbiased,bucket=512", "signmean",
-    "signmean,bucket=64", "signmean,bucket=4096", "tree8", "tree8,bucket=64", "tree8,bucket=1024", "lloyd:1", "lloyd:2",
-    "lloyd:3,bucket=512", "lloyd:4", "lloyd:4,bucket=64", "gq:4", "gq:8", "gq:8,bucket=64", "hadamard/q:4", "hadamard/q:2",
-    "hadamard:64/q:8", "hadamard:512/q:4,round=stochastic", "hadamard:256/q:3,bucket=1024", "hadamard:4096/tree8",
-    "hadamard/none", "hadamard/fp16", "hadamard/terngrad", "hadamard:2048/natural", "hadamard/qsgd", "hadamard/signmean",
-    "drive", "eden", "eden:1", "eden:4", "ef/q:4", "ef/q:2,round=stochastic", "ef/q:8,bucket=64", "ef:0.5/q:3",
-    "ef/q:4,bucket=1024", "ef/qsgd", "ef/terngrad", "ef/natural", "efsignsgd", "onebit", "u8", "ef/lloyd:2", "ef/gq:8",
-    "ef/hadamard/q:4", "ef/drive", "ef/eden:2", "ef/hadamard/terngrad", "ef/hadamard/tree8", "signum:0.9",
-    "momentum:0.9/q:4", "momentum:0.5/hadamard/q:4", "ef/bf16", "ef/none",
+    "none",
+    "fp16",
+    "bf16",
+    "q:1",
+    "q:2",
+    "q:3",
+    "q:4",
+    "q:5",
+    "q:6",
+    "q:7",
+    "q:8",
+    "q:4,bucket=64",
+    "q:3,bucket=192",
+    "q:4,bucket=1024",
+    "q:8,bucket=4096",
+    "q:1,round=stochastic",
+    "q:2,round=stochastic",
+    "q:4,round=stochastic",
+    "q:5,round=stochastic,bucket=704",
+    "q:8,round=stochastic",
+    "qsgd:1",
+    "qsgd:7",
+    "qsgd:64",
+    "qsgd:127,norm=linf",
+    "qsgd:4,norm=linf,bucket=64",
+    "qsgd:64,bucket=1024",
+    "terngrad",
+    "terngrad:0",
+    "terngrad:1,bucket=64",
+    "terngrad:2.5,bucket=512",
+    "terngrad,bucket=4096",
+    "natural",
+    "natural,bucket=64",
+    "natural,bucket=2048",
+    "sign",
+    "sign,scale=mean",
+    "sign,scale=unbiased",
+    "sign,scale=mean,bucket=64",
+    "sign,scale=unbiased,bucket=512",
+    "signmean",
+    "signmean,bucket=64",
+    "signmean,bucket=4096",
+    "tree8",
+    "tree8,bucket=64",
+    "tree8,bucket=1024",
+    "lloyd:1",
+    "lloyd:2",
+    "lloyd:3,bucket=512",
+    "lloyd:4",
+    "lloyd:4,bucket=64",
+    "gq:4",
+    "gq:8",
+    "gq:8,bucket=64",
+    "hadamard/q:4",
+    "hadamard/q:2",
+    "hadamard:64/q:8",
+    "hadamard:512/q:4,round=stochastic",
+    "hadamard:256/q:3,bucket=1024",
+    "hadamard:4096/tree8",
+    "hadamard/none",
+    "hadamard/fp16",
+    "hadamard/terngrad",
+    "hadamard:2048/natural",
+    "hadamard/qsgd",
+    "hadamard/signmean",
+    "drive",
+    "eden",
+    "eden:1",
+    "eden:4",
+    "ef/q:4",
+    "ef/q:2,round=stochastic",
+    "ef/q:8,bucket=64",
+    "ef:0.5/q:3",
+    "ef/q:4,bucket=1024",
+    "ef/qsgd",
+    "ef/terngrad",
+    "ef/natural",
+    "efsignsgd",
+    "onebit",
+    "u8",
+    "ef/lloyd:2",
+    "ef/gq:8",
+    "ef/hadamard/q:4",
+    "ef/drive",
+    "ef/eden:2",
+    "ef/hadamard/terngrad",
+    "ef/hadamard/tree8",
+    "signum:0.9",
+    "momentum:0.9/q:4",
+    "momentum:0.5/hadamard/q:4",
+    "ef/bf16",
+    "ef/none",
     /* whole tensors */
-    "topk", "topk:0.1", "topk:0.5", "topk:1", "topk:0.3,values=fp16", "topk:0.05,values=bf16", "topk:0.2,values=q8",
-    "topk:0.01,select=sampled", "topk:0.2,select=sampled,values=q8", "topk:0.01,warmup=10", "threshold:0.001", "threshold:1",
-    "threshold:2.5,values=fp16", "threshold:1,values=q8", "threshold:0.2,values=bf16", "threshold:0.02,values=q8", "threshold:1e30",
-    "randomk", "randomk:0.3,unbiased=1", "randomk:0.1,values=fp16", "randomk:0.2,values=q8", "adaptive", "adaptive:0.2",
-    "adaptive:1", "ef/topk:0.05", "ef/topk:0.1,values=q8", "ef/topk:0.1,values=fp16", "ef/threshold:1",
-    "ef/threshold:0.01,values=bf16", "ef/randomk:0.2", "ef/randomk:0.1,unbiased=1,values=q8", "ef/adaptive:0.1",
-    "momentum:0.9/topk:0.1", "momentum:0.5/adaptive", "momentum:0.9/randomk", "dgc:0.05", "dgc:0.1,clip=2",
+    "topk",
+    "topk:0.1",
+    "topk:0.5",
+    "topk:1",
+    "topk:0.3,values=fp16",
+    "topk:0.05,values=bf16",
+    "topk:0.2,values=q8",
+    "topk:0.01,select=sampled",
+    "topk:0.2,select=sampled,values=q8",
+    "topk:0.01,warmup=10",
+    "threshold:0.001",
+    "threshold:1",
+    "threshold:2.5,values=fp16",
+    "threshold:1,values=q8",
+    "threshold:0.2,values=bf16",
+    "threshold:0.02,values=q8",
+    "threshold:1e30",
+    "randomk",
+    "randomk:0.3,unbiased=1",
+    "randomk:0.1,values=fp16",
+    "randomk:0.2,values=q8",
+    "adaptive",
+    "adaptive:0.2",
+    "adaptive:1",
+    "ef/topk:0.05",
+    "ef/topk:0.1,values=q8",
+    "ef/topk:0.1,values=fp16",
+    "ef/threshold:1",
+    "ef/threshold:0.01,values=bf16",
+    "ef/randomk:0.2",
+    "ef/randomk:0.1,unbiased=1,values=q8",
+    "ef/adaptive:0.1",
+    "momentum:0.9/topk:0.1",
+    "momentum:0.5/adaptive",
+    "momentum:0.9/randomk",
+    "dgc:0.05",
+    "dgc:0.1,clip=2",
     "dgc:0.05,values=fp16,warmup=4",
 };
 enum { SPECS = sizeof specs / sizeof *specs, GUARD = 64, STEPS = 2 };
 
-/* ---- A batch ------------------------------------------------------------------------------------------------------ */
+/* ---- A batch ------------------------------------------------------------------------------------------------------
+ */
 
 typedef struct layer {
   pith_codec *codec;
   pith_state *state;
-  size_t size, at; /* of its payload, among all: at most, and where codecs vary, … */
-  size_t sent;     /* … what it was */
+  size_t size, at;          /* of its payload, among all: at most, and where codecs vary, … */
+  size_t sent;              /* … what it was */
   float *memory, *momentum; /* on the device */
 } layer;
 
@@ -126,8 +236,9 @@ static void close_round(round_of *r) {
 static void check_payload(const round_of *r, int i, const uint8_t *expected, const uint8_t *found) {
   const layer *l = &r->layers[i];
   for (size_t b = 0; b < l->sent && !leaves_open(specs[i], r->kind); b++) {
-    CHECK_MSG(expected[b] == found[l->at + b], "%s, %zu %s values (%s): byte %zu of %zu is 0x%02x, not 0x%02x", specs[i], r->n,
-              pith_dtype_name(r->dtype), pattern_names[r->kind], b, l->sent, found[l->at + b], expected[b]);
+    CHECK_MSG(expected[b] == found[l->at + b], "%s, %zu %s values (%s): byte %zu of %zu is 0x%02x, not 0x%02x",
+              specs[i], r->n, pith_dtype_name(r->dtype), pattern_names[r->kind], b, l->sent, found[l->at + b],
+              expected[b]);
   }
   for (size_t b = 0; b < GUARD; b++) {
     CHECK_MSG(found[l->at + l->size + b] == 0xa5 || (i + 1 < SPECS && l->at + l->size + b >= r->layers[i + 1].at),
@@ -170,7 +281,8 @@ static void check_encode(round_of *r, int step, uint8_t *cpu, uint8_t *found) {
   for (int i = 0; i < SPECS; i++) {
     pith_ctx ctx = ctx_of(i, step);
     pith_out out = {cpu + r->layers[i].at, r->layers[i].size, 0};
-    CHECK(pith_encode(r->layers[i].codec, r->layers[i].state, (pith_cspan){r->input, r->n, r->dtype}, &out, &ctx) == PITH_OK);
+    CHECK(pith_encode(r->layers[i].codec, r->layers[i].state, (pith_cspan){r->input, r->n, r->dtype}, &out, &ctx) ==
+          PITH_OK);
     r->layers[i].sent = out.size;
     check_size(r, i, sizes);
     check_payload(r, i, out.data, found);
@@ -194,9 +306,11 @@ static void check_decode(round_of *r, const uint8_t *cpu) {
       pith_bytes in = {cpu + r->layers[i].at, r->layers[i].sent};
       memcpy(expected, r->input, size);
       gpu_put(r->values, r->input, size);
-      CHECK_MSG(pith_decode(r->layers[i].codec, in, (pith_span){expected, r->n, r->dtype}, (pith_mode)mode, &ctx) == PITH_OK,
-                "%s: %s", specs[i], pith_error());
-      CHECK_MSG(pith_cuda_decode(&items[i], 1, (pith_mode)mode, r->workspace, r->workspace_size, NULL) == PITH_OK, "%s", pith_error());
+      CHECK_MSG(
+          pith_decode(r->layers[i].codec, in, (pith_span){expected, r->n, r->dtype}, (pith_mode)mode, &ctx) == PITH_OK,
+          "%s: %s", specs[i], pith_error());
+      CHECK_MSG(pith_cuda_decode(&items[i], 1, (pith_mode)mode, r->workspace, r->workspace_size, NULL) == PITH_OK, "%s",
+                pith_error());
       GPU_CHECK(gpu.wait());
       gpu_get(found, r->values, size);
       check_values(expected, found, r->n, r->dtype, mode == PITH_ADD ? "adding" : "decoding", specs[i], r->kind);
@@ -219,11 +333,12 @@ static void check_round(pith_dtype dtype, pattern kind, size_t n, size_t odd) {
   close_round(&r);
 }
 
-/* ---- Tests --------------------------------------------------------------------------------------------------------- */
+/* ---- Tests ---------------------------------------------------------------------------------------------------------
+ */
 
 static void check_lengths(pith_dtype dtype) {
-  static const size_t lengths[] = {1,    2,    3,    7,    15,   16,   17,   63,   64,   65,   79,   81,  100, 160,
-                                   511,  512,  513,  1023, 1025, 1279, 1281, 2500, 4095, 4097, 9999, 70001};
+  static const size_t lengths[] = {1,   2,   3,   7,   15,   16,   17,   63,   64,   65,   79,   81,   100,
+                                   160, 511, 512, 513, 1023, 1025, 1279, 1281, 2500, 4095, 4097, 9999, 70001};
   static const size_t few[] = {1, 17, 513, 1281, 9999};
   const size_t *list = quick() ? few : lengths;
   size_t count = quick() ? sizeof few / sizeof *few : sizeof lengths / sizeof *lengths;
@@ -249,12 +364,15 @@ TEST_WITHIN(extreme_values_in_f16_give_the_bytes_of_the_cpu, 900) { need_gpu(), 
 TEST_WITHIN(extreme_values_in_bf16_give_the_bytes_of_the_cpu, 900) { need_gpu(), check_patterns(PITH_BF16); }
 
 /* One round alone: what a checker of races, which takes minutes for all of them, can be run over. */
-TEST_WITHIN(one_round_of_every_spec_gives_the_bytes_of_the_cpu, 600) { need_gpu(), check_round(PITH_F32, NORMAL, 9000, 0); }
+TEST_WITHIN(one_round_of_every_spec_gives_the_bytes_of_the_cpu, 600) {
+  need_gpu(), check_round(PITH_F32, NORMAL, 9000, 0);
+}
 
 /* Random numbers of a value do not depend on the piece it is in, beyond 2^32 values too. */
 TEST(pieces_at_large_offsets_give_the_bytes_of_the_cpu) {
   need_gpu();
-  static const char *const seeded[] = {"q:4,round=stochastic", "hadamard/q:4", "terngrad", "natural", "qsgd:7,bucket=704"};
+  static const char *const seeded[] = {"q:4,round=stochastic", "hadamard/q:4", "terngrad", "natural",
+                                       "qsgd:7,bucket=704"};
   enum { N = 20000 };
   float x[N];
   fill(x, N, NORMAL);
@@ -297,8 +415,11 @@ TEST(many_layers_go_in_one_call) {
     size_t n = i % 10 == 9 ? 0 : (size_t)(uniform() * MOST);
     const char *spec = strchr("emo", specs[i % 68][0]) ? "q:4" : specs[i % 68];
     CHECK(pith_codec_create(spec, &codecs[i]) == PITH_OK);
-    items[i] = (pith_cuda_item){.codec = codecs[i], .n = n, .values = (float *)values + i * MOST,
-                                .payload = (uint8_t *)payload + at[i], .ctx = ctx_of(i, 0)};
+    items[i] = (pith_cuda_item){.codec = codecs[i],
+                                .n = n,
+                                .values = (float *)values + i * MOST,
+                                .payload = (uint8_t *)payload + at[i],
+                                .ctx = ctx_of(i, 0)};
     at[i + 1] = at[i] + pith_codec_bound(codecs[i], n);
   }
   float *memory = gpu_memory(MOST * 4);
@@ -311,7 +432,8 @@ TEST(many_layers_go_in_one_call) {
   gpu_get(found, payload, at[LAYERS]);
   for (int i = 0; i < LAYERS; i++) {
     pith_out out = {expected, 8 * MOST, 0};
-    CHECK(pith_encode(codecs[i], NULL, (pith_cspan){x + i * MOST, items[i].n, PITH_F32}, &out, &items[i].ctx) == PITH_OK);
+    CHECK(pith_encode(codecs[i], NULL, (pith_cspan){x + i * MOST, items[i].n, PITH_F32}, &out, &items[i].ctx) ==
+          PITH_OK);
     CHECK_MSG(memcmp(expected, found + at[i], out.size) == 0, "layer %d (%s) differs", i, pith_codec_spec(codecs[i]));
   }
 }

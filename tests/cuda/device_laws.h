@@ -1,9 +1,10 @@
 /*
- * What an allreduce on a device must do, over NCCL (nccl_laws.h) or a comm of Pith's own (comm_laws.h), on real devices and made-up ones: the CPU computes
- * from the inputs of all ranks what they must get. Block codecs and sparsifiers have its very bits, powersgd agrees within rounding.
+ * What an allreduce on a device must do, over NCCL (nccl_laws.h) or a comm of Pith's own (comm_laws.h), on real devices
+ * and made-up ones: the CPU computes from the inputs of all ranks what they must get. Block codecs and sparsifiers have
+ * its very bits, powersgd agrees within rounding.
  *
- * Those two headers have said what `law_object` and its functions, LAW(…), are. Who includes one of them defines `law_device`, and calls every law on all
- * ranks at the same time.
+ * Those two headers have said what `law_object` and its functions, LAW(…), are. Who includes one of them defines
+ * `law_device`, and calls every law on all ranks at the same time.
  */
 #ifndef PITH_TESTS_CUDA_DEVICE_LAWS_H
 #define PITH_TESTS_CUDA_DEVICE_LAWS_H
@@ -32,8 +33,8 @@ typedef struct law_memory {
 
 static const law_memory law_device;
 
-static pith_status law_create(const law_world *w, const pith_device_layer *layers, size_t count, const char *rules, uint64_t seed,
-                              law_object **object);
+static pith_status law_create(const law_world *w, const pith_device_layer *layers, size_t count, const char *rules,
+                              uint64_t seed, law_object **object);
 
 /* For ranks of a comm of Pith's own. */
 static inline int law_all_say(pith_comm *comm, uint64_t number) {
@@ -41,21 +42,25 @@ static inline int law_all_say(pith_comm *comm, uint64_t number) {
   uint64_t all[MOST];
   size_t ranks = (size_t)pith_comm_ranks(comm), equal = 0;
   CHECK(ranks <= MOST);
-  CHECK_OK(pith_all_gather(comm, (pith_cspan){&number, 1, PITH_I64}, (pith_span){all, ranks, PITH_I64}, NULL, NULL, NULL));
+  CHECK_OK(
+      pith_all_gather(comm, (pith_cspan){&number, 1, PITH_I64}, (pith_span){all, ranks, PITH_I64}, NULL, NULL, NULL));
   for (size_t p = 0; p < ranks; p++) {
     equal += all[p] == number;
   }
   return equal == ranks;
 }
 
-/* ---- Layers and gradients ---------------------------------------------------------------------------------------------- */
+/* ---- Layers and gradients
+ * ---------------------------------------------------------------------------------------------- */
 
 static const size_t law_shapes[][2] = {{101, 129}, {64, 300}, {77, 0}, {3, 5}, {128, 213}, {0, 5}, {40, 40}, {2050, 0}};
-static const char *const law_names[] = {"embed.weight", "fc.weight", "norm.bias", "tiny.weight", "head.weight", "empty.weight", "small.weight",
-                                        "long.bias"};
+static const char *const law_names[] = {"embed.weight", "fc.weight",    "norm.bias",    "tiny.weight",
+                                        "head.weight",  "empty.weight", "small.weight", "long.bias"};
 enum { LAW_LAYERS = 8, LAW_SEED = 99, LAW_STEPS = 3 };
 
-static size_t law_n(size_t layer) { return law_shapes[layer][0] * (law_shapes[layer][1] || layer == 5 ? law_shapes[layer][1] : 1); }
+static size_t law_n(size_t layer) {
+  return law_shapes[layer][0] * (law_shapes[layer][1] || layer == 5 ? law_shapes[layer][1] : 1);
+}
 
 static void law_layers(pith_dtype dtype, pith_device_layer *layers) {
   for (size_t i = 0; i < LAW_LAYERS; i++) {
@@ -82,12 +87,13 @@ static void *law_gradient(int rank, size_t layer, uint64_t step, pith_dtype dtyp
 }
 
 static float law_value(const void *values, size_t i, pith_dtype dtype) {
-  return dtype == PITH_F32 ? ((const float *)values)[i]
+  return dtype == PITH_F32   ? ((const float *)values)[i]
          : dtype == PITH_F16 ? pith__f16_to_f32(((const uint16_t *)values)[i])
                              : pith__bf16_to_f32(((const uint16_t *)values)[i]);
 }
 
-/* ---- The same on the CPU, for all ranks -------------------------------------------------------------------------------- */
+/* ---- The same on the CPU, for all ranks
+ * -------------------------------------------------------------------------------- */
 
 enum { LAW_RANKS = 8 };
 
@@ -175,7 +181,8 @@ static void law_blocks(law_model *m, void *const inputs[][LAW_LAYERS], uint64_t 
     for (int r = 0; r < m->ranks; r++) {
       memcpy(mine + (size_t)r * size, parts[r] + at[p], size);
     }
-    CHECK_OK(pith_bucket_reduce(m->bucket[p], (pith_bytes){mine, size * (size_t)m->ranks}, PITH_MEAN, &ctx, results + at[p]));
+    CHECK_OK(pith_bucket_reduce(m->bucket[p], (pith_bytes){mine, size * (size_t)m->ranks}, PITH_MEAN, &ctx,
+                                results + at[p]));
   }
   void *dst[LAW_LAYERS];
   for (size_t k = 0; k < m->block_count; k++) {
@@ -198,7 +205,8 @@ static void law_whole(law_model *m, void *const inputs[][LAW_LAYERS], size_t i, 
     pith_ctx ctx = law_ctx(m, i, r, step);
     pith_out to = {payload, bound, 0};
     CHECK_OK(pith_encode(codec, m->state[r][i], (pith_cspan){inputs[r][i], n, m->dtype}, &to, &ctx));
-    CHECK_OK(pith_decode(codec, (pith_bytes){payload, to.size}, (pith_span){sum, n, PITH_F32}, r ? PITH_ADD : PITH_SET, &ctx));
+    CHECK_OK(pith_decode(codec, (pith_bytes){payload, to.size}, (pith_span){sum, n, PITH_F32}, r ? PITH_ADD : PITH_SET,
+                         &ctx));
   }
   pith_ctx ctx = law_ctx(m, i, 0, step);
   CHECK_OK(pith_aggregate(codec, (pith_span){sum, n, PITH_F32}, &ctx));
@@ -249,7 +257,8 @@ static void law_reduce(law_model *m, void *const inputs[][LAW_LAYERS], uint64_t 
   }
 }
 
-/* ---- Comparing --------------------------------------------------------------------------------------------------------- */
+/* ---- Comparing
+ * --------------------------------------------------------------------------------------------------------- */
 
 static void law_compare(const law_model *m, size_t i, const void *expected, const void *found, uint64_t step) {
   const char *spec = pith_codec_spec(m->match[i].codec);
@@ -260,12 +269,14 @@ static void law_compare(const law_model *m, size_t i, const void *expected, cons
       error += ((double)a - b) * ((double)a - b);
       norm += (double)a * a;
     } else {
-      CHECK_MSG(pith__bits_of(a) == pith__bits_of(b) || (isnan(a) && isnan(b)), "%s, %s of %s, step %d: value %zu is %.9g, not %.9g", spec,
-                law_names[i], pith_dtype_name(m->dtype), (int)step, j, (double)b, (double)a);
+      CHECK_MSG(pith__bits_of(a) == pith__bits_of(b) || (isnan(a) && isnan(b)),
+                "%s, %s of %s, step %d: value %zu is %.9g, not %.9g", spec, law_names[i], pith_dtype_name(m->dtype),
+                (int)step, j, (double)b, (double)a);
     }
   }
   double most = m->dtype == PITH_F32 ? 2e-4 : 2e-2;
-  CHECK_MSG(sqrt(error / norm) < most, "%s, %s, step %d differs by %g", spec, law_names[i], (int)step, sqrt(error / norm));
+  CHECK_MSG(sqrt(error / norm) < most, "%s, %s, step %d differs by %g", spec, law_names[i], (int)step,
+            sqrt(error / norm));
 }
 
 typedef struct law_set {
@@ -318,7 +329,8 @@ static uint64_t law_get(const law_set *set, void *const *values, pith_dtype dtyp
 
 /* One infinite value of rank 0, in the last step, where values are compared bit by bit: everybody must see it. */
 static void law_spoil(const law_model *m, void *values, size_t layer, int rank, uint64_t step) {
-  if (rank == 0 && layer == 0 && step + 1 == LAW_STEPS && m->dtype == PITH_F32 && !pith_codec_rounds(m->match[0].codec)) {
+  if (rank == 0 && layer == 0 && step + 1 == LAW_STEPS && m->dtype == PITH_F32 &&
+      !pith_codec_rounds(m->match[0].codec)) {
     ((float *)values)[1000] = INFINITY;
   }
 }
@@ -340,7 +352,8 @@ static void law_free(const law_model *m, void *inputs[][LAW_LAYERS]) {
   }
 }
 
-/* ---- The laws ------------------------------------------------------------------------------------------------------------ */
+/* ---- The laws
+ * ------------------------------------------------------------------------------------------------------------ */
 
 static void law_step(const law_world *w, law_object *object, law_model *m, const law_set *set, uint64_t step) {
   void *inputs[LAW_RANKS][LAW_LAYERS], *expected[LAW_LAYERS], *found[LAW_LAYERS];
@@ -457,8 +470,8 @@ static void law_scaling(const law_world *w, const char *rules) {
   law_scaled_step(w, twice, &set, 2, means[1]);
   for (size_t i = 0; i < LAW_LAYERS; i++) {
     for (size_t j = 0; j < law_n(i); j++) {
-      CHECK_MSG(means[1][i][j] == 2 * means[0][i][j], "%s: value %zu is %g, not twice %g", law_names[i], j, (double)means[1][i][j],
-                (double)means[0][i][j]);
+      CHECK_MSG(means[1][i][j] == 2 * means[0][i][j], "%s: value %zu is %g, not twice %g", law_names[i], j,
+                (double)means[1][i][j], (double)means[0][i][j]);
     }
     free(means[0][i]);
     free(means[1][i]);

@@ -1,22 +1,30 @@
 /*
- * An allreduce on a real device over comms of Pith's own, by the laws that made-up devices obey too (device_laws.h). One process for each rank, which may
- * share a GPU:
+ * An allreduce on a real device over comms of Pith's own, by the laws that made-up devices obey too (device_laws.h).
+ * One process for each rank, which may share a GPU:
  *
  *   pith run -n 4 -- device_test                                       a line for each law
  *   pith lab -n 4 --rate 10gbit -- device_test bench                   … and a table of times
  *
- * Ranks meet as the environment says: PITH_TRANSPORT, or shm within a host and tcp between hosts. Skipped with the reason where a GPU or the module
- * is missing.
+ * Ranks meet as the environment says: PITH_TRANSPORT, or shm within a host and tcp between hosts. Skipped with the
+ * reason where a GPU or the module is missing.
  */
 #include "comm_laws.h"
 #include "rank_program.h"
 
-/* ---- Laws of its own --------------------------------------------------------------------------------------------------------------------- */
+/* ---- Laws of its own
+ * ---------------------------------------------------------------------------------------------------------------------
+ */
 
 /* Many groups, some of them slices of layers, in few slots. Random numbers would be others. */
 static void run_groups(void) {
-  static const char *const list[] = {"none", "q:4", "ef/q:4", "ef/topk:0.05", "dgc:0.05", "ef/powersgd:4",
-                                     "*.bias=q:8;embed*=ef/topk:0.01;fc*=ef/q:4;head*=ef/powersgd:2;small*=powersgd:16;*=bf16"};
+  static const char *const list[] = {
+      "none",
+      "q:4",
+      "ef/q:4",
+      "ef/topk:0.05",
+      "dgc:0.05",
+      "ef/powersgd:4",
+      "*.bias=q:8;embed*=ef/topk:0.01;fc*=ef/q:4;head*=ef/powersgd:2;small*=powersgd:16;*=bf16"};
   law_options.group = 20 << 10;
   law_options.slots = 2;
   for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
@@ -30,17 +38,20 @@ static void run_groups(void) {
 
 /* Payloads that differ in size from rank to rank and step to step. */
 static void run_varying(void) {
-  static const char *const list[] = {"*=threshold:2", "*=ef/threshold:0.5", "*=topk:0.9", "ef/topk:0.05,select=sampled", "adaptive:0.02"};
+  static const char *const list[] = {"*=threshold:2", "*=ef/threshold:0.5", "*=topk:0.9", "ef/topk:0.05,select=sampled",
+                                     "adaptive:0.02"};
   for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
     law_means(&here, list[i], PITH_F32);
     tell("payloads of any size travel", list[i]);
   }
 }
 
-/* ---- The program ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- The program
+ * -------------------------------------------------------------------------------------------------------------------------
+ */
 
 static void measure(void) {
-  contender list[] = {{.spec = "none"},   {.spec = "bf16"},         {.spec = "q:8"},           {.spec = "q:4"},
+  contender list[] = {{.spec = "none"},   {.spec = "bf16"},         {.spec = "q:8"},          {.spec = "q:4"},
                       {.spec = "ef/q:4"}, {.spec = "ef/topk:0.01"}, {.spec = "ef/powersgd:4"}};
   run_bench(list, sizeof list / sizeof *list);
   if (here.rank == 0 && here.ranks > 1) {

@@ -1,6 +1,6 @@
 /*
- * A device for tests and benchmarks: memory, copies and clocks by way of the driver's library, which is opened at run time, so
- * that programs compile anywhere and say why they cannot run.
+ * A device for tests and benchmarks: memory, copies and clocks by way of the driver's library, which is opened at run
+ * time, so that programs compile anywhere and say why they cannot run.
  */
 #ifndef PITH_TESTS_CUDA_GPU_H
 #define PITH_TESTS_CUDA_GPU_H
@@ -39,13 +39,13 @@ typedef struct gpu_driver {
 
 static gpu_driver gpu;
 
-#define GPU_CHECK(call)                                                                      \
-  do {                                                                                       \
-    int gpu_error = (call);                                                                  \
-    if (gpu_error != 0) {                                                                    \
+#define GPU_CHECK(call)                                                                         \
+  do {                                                                                          \
+    int gpu_error = (call);                                                                     \
+    if (gpu_error != 0) {                                                                       \
       fprintf(stderr, "%s:%d: %s gives CUDA error %d\n", __FILE__, __LINE__, #call, gpu_error); \
-      abort();                                                                               \
-    }                                                                                        \
+      abort();                                                                                  \
+    }                                                                                           \
   } while (0)
 
 static inline int gpu_symbol(void *library, const char *name, void *function) {
@@ -62,23 +62,22 @@ static inline const char *gpu_open(void) {
   if (!library) {
     return "no NVIDIA driver (libcuda.so.1)";
   }
-  int found = gpu_symbol(library, "cuInit", &gpu.init) && gpu_symbol(library, "cuDeviceGet", &gpu.device) &&
-              gpu_symbol(library, "cuDevicePrimaryCtxRetain", &gpu.retain) &&
-              gpu_symbol(library, "cuCtxSetCurrent", &gpu.current) && gpu_symbol(library, "cuMemAlloc_v2", &gpu.alloc) &&
-              gpu_symbol(library, "cuMemFree_v2", &gpu.release) &&
-              gpu_symbol(library, "cuMemcpyHtoD_v2", &gpu.to_device) &&
-              gpu_symbol(library, "cuMemcpyDtoH_v2", &gpu.to_host) &&
-              gpu_symbol(library, "cuMemcpyDtoDAsync_v2", &gpu.copy) && gpu_symbol(library, "cuMemsetD8_v2", &gpu.fill) &&
-              gpu_symbol(library, "cuCtxSynchronize", &gpu.wait) &&
-              gpu_symbol(library, "cuEventCreate", &gpu.event_create) &&
-              gpu_symbol(library, "cuEventRecord", &gpu.event_record) &&
-              gpu_symbol(library, "cuEventSynchronize", &gpu.event_wait) &&
-              gpu_symbol(library, "cuEventElapsedTime", &gpu.event_between) &&
-              gpu_symbol(library, "cuStreamCreate", &gpu.stream_create) &&
-              gpu_symbol(library, "cuStreamBeginCapture_v2", &gpu.capture_begin) &&
-              gpu_symbol(library, "cuStreamEndCapture", &gpu.capture_end) &&
-              gpu_symbol(library, "cuGraphInstantiateWithFlags", &gpu.graph_make) &&
-              gpu_symbol(library, "cuGraphLaunch", &gpu.graph_launch);
+  int found =
+      gpu_symbol(library, "cuInit", &gpu.init) && gpu_symbol(library, "cuDeviceGet", &gpu.device) &&
+      gpu_symbol(library, "cuDevicePrimaryCtxRetain", &gpu.retain) &&
+      gpu_symbol(library, "cuCtxSetCurrent", &gpu.current) && gpu_symbol(library, "cuMemAlloc_v2", &gpu.alloc) &&
+      gpu_symbol(library, "cuMemFree_v2", &gpu.release) && gpu_symbol(library, "cuMemcpyHtoD_v2", &gpu.to_device) &&
+      gpu_symbol(library, "cuMemcpyDtoH_v2", &gpu.to_host) && gpu_symbol(library, "cuMemcpyDtoDAsync_v2", &gpu.copy) &&
+      gpu_symbol(library, "cuMemsetD8_v2", &gpu.fill) && gpu_symbol(library, "cuCtxSynchronize", &gpu.wait) &&
+      gpu_symbol(library, "cuEventCreate", &gpu.event_create) &&
+      gpu_symbol(library, "cuEventRecord", &gpu.event_record) &&
+      gpu_symbol(library, "cuEventSynchronize", &gpu.event_wait) &&
+      gpu_symbol(library, "cuEventElapsedTime", &gpu.event_between) &&
+      gpu_symbol(library, "cuStreamCreate", &gpu.stream_create) &&
+      gpu_symbol(library, "cuStreamBeginCapture_v2", &gpu.capture_begin) &&
+      gpu_symbol(library, "cuStreamEndCapture", &gpu.capture_end) &&
+      gpu_symbol(library, "cuGraphInstantiateWithFlags", &gpu.graph_make) &&
+      gpu_symbol(library, "cuGraphLaunch", &gpu.graph_launch);
   if (!found) {
     return "the NVIDIA driver is too old";
   }

@@ -9,7 +9,19 @@
 #include "gpu.h"
 #include "test.h"
 
-typedef enum pattern { NORMAL, WIDE, TINY, SMALL, HUGE_ONES, ZEROS, SPARSE, CONSTANT, WITH_NAN, WITH_INF, PATTERNS } pattern;
+typedef enum pattern {
+  NORMAL,
+  WIDE,
+  TINY,
+  SMALL,
+  HUGE_ONES,
+  ZEROS,
+  SPARSE,
+  CONSTANT,
+  WITH_NAN,
+  WITH_INF,
+  PATTERNS
+} pattern;
 
 static const char *const pattern_names[] = {"normal", "wide",   "denormal", "small",   "huge",
                                             "zeros",  "sparse", "constant", "one NaN", "one Inf"};
@@ -74,12 +86,13 @@ static inline int is_nan(uint32_t bits, pith_dtype dtype) {
 }
 
 /* Equal, or both NaN: which NaN an operation gives, CPUs and GPUs leave open. */
-static inline void check_values(const void *a, const void *b, size_t n, pith_dtype dtype, const char *what, const char *spec,
-                                pattern kind) {
+static inline void check_values(const void *a, const void *b, size_t n, pith_dtype dtype, const char *what,
+                                const char *spec, pattern kind) {
   for (size_t i = 0; i < n; i++) {
     uint32_t x = value_bits(a, i, dtype), y = value_bits(b, i, dtype);
-    CHECK_MSG(x == y || (is_nan(x, dtype) && is_nan(y, dtype)), "%s: %s of %zu values (%s, %s): value %zu is 0x%x, not 0x%x", spec,
-              what, n, pith_dtype_name(dtype), pattern_names[kind], i, y, x);
+    CHECK_MSG(x == y || (is_nan(x, dtype) && is_nan(y, dtype)),
+              "%s: %s of %zu values (%s, %s): value %zu is 0x%x, not 0x%x", spec, what, n, pith_dtype_name(dtype),
+              pattern_names[kind], i, y, x);
   }
 }
 

@@ -1,6 +1,6 @@
 /*
- * powersgd on the GPU: what is decoded from factors has the CPU's bits; the factors themselves come from sums in another order, so
- * that they agree within rounding, over steps with a memory too, alone and in rounds.
+ * powersgd on the GPU: what is decoded from factors has the CPU's bits; the factors themselves come from sums in
+ * another order, so that they agree within rounding, over steps with a memory too, alone and in rounds.
  */
 #include "inputs.h"
 #include "memory/memory.h"
@@ -103,9 +103,11 @@ static void check_encode(const matrix *m, pith_dtype dtype) {
     GPU_CHECK(gpu.wait());
     gpu_get(&size, t.item.size, 8);
     CHECK_EQ(size, out.size);
-    CHECK(pith_decode(t.codec, (pith_bytes){payload, out.size}, (pith_span){a, m->n, PITH_F32}, PITH_SET, &t.item.ctx) == PITH_OK);
+    CHECK(pith_decode(t.codec, (pith_bytes){payload, out.size}, (pith_span){a, m->n, PITH_F32}, PITH_SET,
+                      &t.item.ctx) == PITH_OK);
     gpu_get(payload, t.item.payload, size);
-    CHECK_MSG(pith_decode(t.codec, (pith_bytes){payload, size}, (pith_span){b, m->n, PITH_F32}, PITH_SET, &t.item.ctx) == PITH_OK,
+    CHECK_MSG(pith_decode(t.codec, (pith_bytes){payload, size}, (pith_span){b, m->n, PITH_F32}, PITH_SET,
+                          &t.item.ctx) == PITH_OK,
               "%s", pith_error());
     check_near(a, b, m->n, m, "what is decoded");
     pith_cuda_item there = t.item; /* decoding the same payload gives the same bits on both */
@@ -162,12 +164,13 @@ static void check_rounds(const matrix *m) {
       memset(cpu_sum, 0, 4 * m->n);
       memset(gpu_sum, 0, 4 * m->n);
       for (int r = 0; r < RANKS; r++) {
-        CHECK(pith_round_produce(t[r].codec, t[r].state, index, (pith_cspan){input[r], m->n, PITH_F32}, buffer, &t[r].item.ctx) ==
-              PITH_OK);
+        CHECK(pith_round_produce(t[r].codec, t[r].state, index, (pith_cspan){input[r], m->n, PITH_F32}, buffer,
+                                 &t[r].item.ctx) == PITH_OK);
         for (size_t i = 0; i < round.count; i++) {
           cpu_sum[i] += buffer[i];
         }
-        CHECK_MSG(pith_cuda_produce(&t[r].item, 1, index, t[r].workspace, t[r].space, NULL) == PITH_OK, "%s", pith_error());
+        CHECK_MSG(pith_cuda_produce(&t[r].item, 1, index, t[r].workspace, t[r].space, NULL) == PITH_OK, "%s",
+                  pith_error());
         GPU_CHECK(gpu.wait());
         gpu_get(buffer, t[r].item.payload, 4 * round.count);
         for (size_t i = 0; i < round.count; i++) {
@@ -175,8 +178,8 @@ static void check_rounds(const matrix *m) {
         }
       }
       for (int r = 0; r < RANKS; r++) {
-        CHECK(pith_round_consume(t[r].codec, t[r].state, index, cpu_sum, (pith_span){dst, m->n, PITH_F32}, &t[r].item.ctx) ==
-              PITH_OK);
+        CHECK(pith_round_consume(t[r].codec, t[r].state, index, cpu_sum, (pith_span){dst, m->n, PITH_F32},
+                                 &t[r].item.ctx) == PITH_OK);
         gpu_put(t[r].item.payload, gpu_sum, 4 * round.count);
         CHECK(pith_cuda_consume(&t[r].item, 1, index, t[r].workspace, t[r].space, NULL) == PITH_OK);
         GPU_CHECK(gpu.wait());

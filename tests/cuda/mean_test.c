@@ -2,7 +2,8 @@
 #include "inputs.h"
 
 /* The CPU's answer, in the type of the tensor. */
-static void expect(const pith_codec *codec, const float *sums, size_t n, pith_dtype dtype, const pith_ctx *ctx, void *out) {
+static void expect(const pith_codec *codec, const float *sums, size_t n, pith_dtype dtype, const pith_ctx *ctx,
+                   void *out) {
   float *copy = malloc(n * sizeof *copy + 4);
   memcpy(copy, sums, n * sizeof *copy);
   CHECK_OK(pith_aggregate(codec, (pith_span){copy, n, PITH_F32}, ctx));
@@ -14,13 +15,15 @@ static void check_sums(const char *spec, size_t n, pith_dtype dtype, pattern kin
   pith_codec *codec;
   CHECK_OK(pith_codec_create(spec, &codec));
   float *sums = malloc(n * sizeof *sums + 4);
-  void *expected = malloc(4 * n + 4), *found = malloc(4 * n + 4), *device = gpu_memory(4 * n), *values = gpu_memory(4 * n);
+  void *expected = malloc(4 * n + 4), *found = malloc(4 * n + 4), *device = gpu_memory(4 * n),
+       *values = gpu_memory(4 * n);
   fill(sums, n, kind);
   for (size_t i = 0; i < n; i += 3) { /* ties */
     sums[i] = i % 2 ? 0.0f : -0.0f;
   }
   gpu_put(device, sums, 4 * n);
-  pith_cuda_item item = {.codec = codec, .dtype = dtype, .n = n, .values = values, .payload = device, .ctx = PITH_CTX_INIT};
+  pith_cuda_item item = {
+      .codec = codec, .dtype = dtype, .n = n, .values = values, .payload = device, .ctx = PITH_CTX_INIT};
   item.ctx.ranks = ranks;
   expect(codec, sums, n, dtype, &item.ctx, expected);
   for (int in_place = 0; in_place <= (dtype == PITH_F32); in_place++) {
@@ -66,7 +69,8 @@ TEST(many_sums_become_votes_in_one_call) {
   gpu_put(device, x, sizeof x);
   for (size_t i = 0; i < COUNT; i++) {
     size_t n = i % 10 == 9 ? 0 : (size_t)(uniform() * MOST);
-    items[i] = (pith_cuda_item){.codec = codec, .n = n, .values = device + i * MOST, .payload = device + i * MOST, .ctx = PITH_CTX_INIT};
+    items[i] = (pith_cuda_item){
+        .codec = codec, .n = n, .values = device + i * MOST, .payload = device + i * MOST, .ctx = PITH_CTX_INIT};
     items[i].ctx.offset = i;
   }
   CHECK_OK(pith_cuda_aggregate(items, COUNT, NULL));
@@ -76,7 +80,8 @@ TEST(many_sums_become_votes_in_one_call) {
     for (size_t j = 0; j < MOST; j++) {
       float sum = x[i * MOST + j], vote = sum > 0 ? 1.0f : sum < 0 ? -1.0f : (i + j) % 2 ? -1.0f : 1.0f;
       float wanted = j < items[i].n ? vote : sum;
-      CHECK_MSG(found[i * MOST + j] == wanted, "tensor %zu, value %zu: %g, not %g", i, j, (double)found[i * MOST + j], (double)wanted);
+      CHECK_MSG(found[i * MOST + j] == wanted, "tensor %zu, value %zu: %g, not %g", i, j, (double)found[i * MOST + j],
+                (double)wanted);
     }
   }
   gpu_free(device);

@@ -1,17 +1,18 @@
 /*
- * An allreduce over a real NCCL, by the laws that the made-up one obeys too (nccl_laws.h), and captured in a CUDA graph. One process for each rank,
- * with RANK and WORLD_SIZE in the environment, as `pith run` and torchrun set them:
+ * An allreduce over a real NCCL, by the laws that the made-up one obeys too (nccl_laws.h), and captured in a CUDA
+ * graph. One process for each rank, with RANK and WORLD_SIZE in the environment, as `pith run` and torchrun set them:
  *
  *   pith run -n 4 -- nccl_test            a line for each law
  *   pith run -n 4 -- nccl_test bench      … and a table of times
  *
- * Ranks that share a GPU are taken for hosts by NCCL, which then talks TCP between them. Skipped with the reason where a GPU, the module or NCCL
- * is missing.
+ * Ranks that share a GPU are taken for hosts by NCCL, which then talks TCP between them. Skipped with the reason where
+ * a GPU, the module or NCCL is missing.
  */
 #include "nccl_laws.h"
 #include "rank_program.h"
 
-/* ---- NCCL and ranks -------------------------------------------------------------------------------------------------------- */
+/* ---- NCCL and ranks
+ * -------------------------------------------------------------------------------------------------------- */
 
 typedef struct nccl_id {
   char bytes[128];
@@ -33,8 +34,9 @@ static const char *nccl_open(void) {
   if (!library) {
     return "no NCCL (libnccl.so.2)";
   }
-  int found = gpu_symbol(library, "ncclGetUniqueId", &nccl.get_id) && gpu_symbol(library, "ncclCommInitRank", &nccl.init) &&
-              gpu_symbol(library, "ncclCommDestroy", &nccl.destroy) && gpu_symbol(library, "ncclAllReduce", &nccl.all_reduce);
+  int found =
+      gpu_symbol(library, "ncclGetUniqueId", &nccl.get_id) && gpu_symbol(library, "ncclCommInitRank", &nccl.init) &&
+      gpu_symbol(library, "ncclCommDestroy", &nccl.destroy) && gpu_symbol(library, "ncclAllReduce", &nccl.all_reduce);
   return found ? (pith_nccl_probe(NULL) == PITH_OK ? NULL : pith_error()) : "this NCCL is too old";
 }
 
@@ -48,7 +50,9 @@ static void join_ranks(void) {
   CHECK_MSG(result == 0, "ncclCommInitRank gives %d; NCCL_DEBUG=WARN says why", result);
 }
 
-/* ---- Graphs ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- Graphs
+ * ------------------------------------------------------------------------------------------------------------------------
+ */
 
 /* Graphs go before the comm: ncclCommDestroy() waits until nobody refers to it. */
 static void drop_graph(void *graph, void *program) {
@@ -116,7 +120,9 @@ static void law_graph(const law_world *w) {
   law_give(&set);
 }
 
-/* ---- The program ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- The program
+ * ----------------------------------------------------------------------------------------------------------------------
+ */
 
 static void run_own_laws(void) {
   law_rooms(&here);
@@ -130,7 +136,7 @@ static void sum_by_nccl(void *gradient) {
 }
 
 static void measure(void) {
-  contender list[] = {{.spec = NULL},     {.spec = "bf16"},         {.spec = "q:8"},           {.spec = "q:4"},
+  contender list[] = {{.spec = NULL},     {.spec = "bf16"},         {.spec = "q:8"},          {.spec = "q:4"},
                       {.spec = "ef/q:4"}, {.spec = "ef/topk:0.01"}, {.spec = "ef/powersgd:4"}};
   plain_sum = sum_by_nccl;
   plain_name = "ncclAllReduce, f32";

@@ -64,8 +64,8 @@ static void check_errors(size_t n, pith_dtype dtype) {
   gpu_get(errors, found, sizeof errors);
   for (int i = 0; i < COUNT; i++) {
     double expected = cpu_error(codecs[i], narrowed, n, dtype, &items[i].ctx);
-    CHECK_MSG(fabs(errors[i] - expected) <= 1e-4 * expected + 1e-12, "%s of %zu values: %g, not %g", list[i], n, errors[i],
-              expected);
+    CHECK_MSG(fabs(errors[i] - expected) <= 1e-4 * expected + 1e-12, "%s of %zu values: %g, not %g", list[i], n,
+              errors[i], expected);
     pith_codec_destroy(codecs[i]);
   }
   gpu_free(values);
@@ -86,14 +86,18 @@ static void check_magnitudes(pith_dtype dtype, pattern kind) {
   enum { N = 200001 };
   float *x = malloc(4 * N);
   uint16_t *narrowed = malloc(4 * N);
-  uint64_t *counts = calloc(PITH_CUDA_BINS, 8), *expected = calloc(PITH_CUDA_BINS, 8), *there = gpu_memory(8 * PITH_CUDA_BINS);
-  double *energies = calloc(PITH_CUDA_BINS, 8), *squares = calloc(PITH_CUDA_BINS, 8), *far = gpu_memory(8 * PITH_CUDA_BINS);
+  uint64_t *counts = calloc(PITH_CUDA_BINS, 8), *expected = calloc(PITH_CUDA_BINS, 8),
+           *there = gpu_memory(8 * PITH_CUDA_BINS);
+  double *energies = calloc(PITH_CUDA_BINS, 8), *squares = calloc(PITH_CUDA_BINS, 8),
+         *far = gpu_memory(8 * PITH_CUDA_BINS);
   void *values = gpu_memory(4 * N);
   fill(x, N, kind);
   narrow(x, N, dtype, narrowed);
   gpu_put(values, narrowed, N * pith_dtype_size(dtype));
   for (int i = 0; i < N; i++) {
-    float v = dtype == PITH_F32 ? x[i] : dtype == PITH_F16 ? pith__f16_to_f32(narrowed[i]) : pith__bf16_to_f32(narrowed[i]);
+    float v = dtype == PITH_F32   ? x[i]
+              : dtype == PITH_F16 ? pith__f16_to_f32(narrowed[i])
+                                  : pith__bf16_to_f32(narrowed[i]);
     uint32_t bits;
     memcpy(&bits, &v, 4);
     expected[bits >> 16 & 0x7fff]++;
@@ -106,7 +110,8 @@ static void check_magnitudes(pith_dtype dtype, pattern kind) {
   for (int b = 0; b < 0x7f80; b++) {
     CHECK_MSG(counts[b] == expected[b], "bin %d has %llu values, not %llu", b, (unsigned long long)counts[b],
               (unsigned long long)expected[b]);
-    CHECK_MSG(fabs(energies[b] - squares[b]) <= 0.009 * squares[b] + 1e-70, "bin %d has %g, not %g", b, energies[b], squares[b]);
+    CHECK_MSG(fabs(energies[b] - squares[b]) <= 0.009 * squares[b] + 1e-70, "bin %d has %g, not %g", b, energies[b],
+              squares[b]);
   }
   gpu_free(values);
   gpu_free(there);

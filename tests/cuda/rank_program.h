@@ -1,6 +1,6 @@
 /*
- * What programs have in common that try the laws of device_laws.h on real devices, one process for each rank, with RANK and WORLD_SIZE in the environment.
- * Included once, behind nccl_laws.h or comm_laws.h.
+ * What programs have in common that try the laws of device_laws.h on real devices, one process for each rank, with RANK
+ * and WORLD_SIZE in the environment. Included once, behind nccl_laws.h or comm_laws.h.
  */
 #ifndef PITH_TESTS_CUDA_RANK_PROGRAM_H
 #define PITH_TESTS_CUDA_RANK_PROGRAM_H
@@ -21,7 +21,8 @@ static int rank_of(const char *name, int otherwise) {
   return text ? atoi(text) : otherwise;
 }
 
-/* ---- What test.h asks of a program -------------------------------------------------------------------------------------------- */
+/* ---- What test.h asks of a program
+ * -------------------------------------------------------------------------------------------- */
 
 void test_count_check(void) {}
 
@@ -35,7 +36,8 @@ void test_fail(const char *file, int line, const char *format, ...) {
   _exit(1);
 }
 
-/* ---- The device ------------------------------------------------------------------------------------------------------------------ */
+/* ---- The device
+ * ------------------------------------------------------------------------------------------------------------------ */
 
 static void *take(size_t size) { return gpu_memory(size); }
 
@@ -77,7 +79,8 @@ static void choose_device(int local, int locals) {
   }
 }
 
-/* ---- The laws that all obey ---------------------------------------------------------------------------------------------------------- */
+/* ---- The laws that all obey
+ * ---------------------------------------------------------------------------------------------------------- */
 
 #define MIXED "*.bias=q:8;embed*=ef/topk:0.01;fc*=ef/q:4,round=stochastic;head*=ef/powersgd:2;small*=powersgd:16;*=q:4"
 
@@ -141,7 +144,9 @@ static void run_laws(void) {
   tell("ranks that disagree are named", "");
 }
 
-/* ---- Times ---------------------------------------------------------------------------------------------------------------------------- */
+/* ---- Times
+ * ----------------------------------------------------------------------------------------------------------------------------
+ */
 
 enum { ROUNDS = 15, SIDE = 4096, VALUES = SIDE * SIDE };
 
@@ -157,7 +162,9 @@ static double now(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static int before(const void *a, const void *b) { return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b); }
+static int before(const void *a, const void *b) {
+  return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
+}
 
 static double median(double *times) {
   qsort(times, ROUNDS, sizeof *times, before);
@@ -168,7 +175,8 @@ static void (*plain_sum)(void *gradient); /* on our stream */
 static const char *plain_name;
 
 static void time_once(contender *c, void *gradient, const void *source, uint64_t round, double *time, double *enqueue) {
-  GPU_CHECK(gpu.copy((gpu_address)(uintptr_t)gradient, (gpu_address)(uintptr_t)source, sizeof(float) * VALUES, here.stream));
+  GPU_CHECK(
+      gpu.copy((gpu_address)(uintptr_t)gradient, (gpu_address)(uintptr_t)source, sizeof(float) * VALUES, here.stream));
   GPU_CHECK(gpu.wait());
   CHECK_OK(pith_barrier(host, NULL));
   double start = now();
@@ -184,13 +192,15 @@ static void time_once(contender *c, void *gradient, const void *source, uint64_t
 
 static void print_times(contender *list, size_t count) {
   double plain = 0;
-  printf("\n64 MiB of f32, %d ranks, median of %d\n%-24s %10s %10s %12s %8s\n", here.ranks, ROUNDS, "spec", "ms", "call ms", "sent MiB", "speed");
+  printf("\n64 MiB of f32, %d ranks, median of %d\n%-24s %10s %10s %12s %8s\n", here.ranks, ROUNDS, "spec", "ms",
+         "call ms", "sent MiB", "speed");
   for (size_t i = 0; i < count; i++) {
-    size_t sent = list[i].spec ? LAW(sent)(list[i].object) : 2 * sizeof(float) * VALUES * (size_t)(here.ranks - 1) / (size_t)here.ranks;
+    size_t sent = list[i].spec ? LAW(sent)(list[i].object)
+                               : 2 * sizeof(float) * VALUES * (size_t)(here.ranks - 1) / (size_t)here.ranks;
     double time = median(list[i].time);
     plain = i ? plain : time;
-    printf("%-24s %10.3f %10.3f %12.2f %7.2fx\n", list[i].spec ? list[i].spec : plain_name, 1e3 * time, 1e3 * median(list[i].enqueue),
-           (double)sent / (1 << 20), plain / time);
+    printf("%-24s %10.3f %10.3f %12.2f %7.2fx\n", list[i].spec ? list[i].spec : plain_name, 1e3 * time,
+           1e3 * median(list[i].enqueue), (double)sent / (1 << 20), plain / time);
   }
 }
 
@@ -201,7 +211,9 @@ static void run_bench(contender *list, size_t count) {
   float *x = malloc(sizeof(float) * VALUES);
   for (size_t i = 0; i < VALUES; i++) { /* a sum of uniform numbers is near a normal one */
     uint64_t bits = pith__mix64((uint64_t)here.rank << 32 ^ i);
-    x[i] = (float)((double)(bits & 0xffff) + (double)(bits >> 16 & 0xffff) + (double)(bits >> 32 & 0xffff) + (double)(bits >> 48) - 131070) * 1e-6f;
+    x[i] = (float)((double)(bits & 0xffff) + (double)(bits >> 16 & 0xffff) + (double)(bits >> 32 & 0xffff) +
+                   (double)(bits >> 48) - 131070) *
+           1e-6f;
   }
   put(source, x, sizeof(float) * VALUES);
   free(x);
@@ -226,7 +238,8 @@ static void run_bench(contender *list, size_t count) {
   gpu_free(source);
 }
 
-/* ---- From start to end ------------------------------------------------------------------------------------------------------------------ */
+/* ---- From start to end
+ * ------------------------------------------------------------------------------------------------------------------ */
 
 /* Meets the other ranks; 0: it is skipped, and why. `missing` is what the caller found. */
 static int program_start(const char *name, const char *(*missing)(void)) {

@@ -23,8 +23,28 @@ import pith
 import pith.torch
 from pith.torch._cuda import CudaCoder
 
-SAME_BITS = ["none", "bf16", "q:4", "q:8", "ef/q:4", "signsgd", "signum", "efsignsgd", "qsgd", "terngrad", "natural", "hadamard/q:4"]
-SAME_BITS += ["topk:0.01", "ef/topk:0.01", "ef/randomk:0.1", "ef/threshold:0.1", "dgc:0.01", "ef/adaptive:0.01"]
+SAME_BITS = [
+    "none",
+    "bf16",
+    "q:4",
+    "q:8",
+    "ef/q:4",
+    "signsgd",
+    "signum",
+    "efsignsgd",
+    "qsgd",
+    "terngrad",
+    "natural",
+    "hadamard/q:4",
+]
+SAME_BITS += [
+    "topk:0.01",
+    "ef/topk:0.01",
+    "ef/randomk:0.1",
+    "ef/threshold:0.1",
+    "dgc:0.01",
+    "ef/adaptive:0.01",
+]
 SHAPES = {"first": (300, 257), "second": (64, 64), "bias": (300,), "third": (1000, 33)}
 STEPS, ADAPTIVE_STEPS = 4, 60
 PATIENCE = 120  # seconds for one test
@@ -35,7 +55,9 @@ class Given(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in SHAPES.items()})
+        self.layers = torch.nn.ParameterDict(
+            {name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in SHAPES.items()}
+        )
 
     def forward(self, gradients: dict[str, torch.Tensor]) -> torch.Tensor:
         return sum((self.layers[name] * gradient).sum() for name, gradient in gradients.items())
@@ -47,11 +69,15 @@ def gradients_of(step: int, low_rank: bool) -> dict[str, torch.Tensor]:
     if low_rank:
         for name, (rows, *rest) in SHAPES.items():
             if rest:
-                found[name] = torch.randn(rows, 2, generator=generator) @ torch.randn(2, rest[0], generator=generator)
+                found[name] = torch.randn(rows, 2, generator=generator) @ torch.randn(
+                    2, rest[0], generator=generator
+                )
     return found
 
 
-def means_of(device: str, group, spec: str, low_rank: bool = False) -> list[dict[str, torch.Tensor]]:
+def means_of(
+    device: str, group, spec: str, low_rank: bool = False
+) -> list[dict[str, torch.Tensor]]:
     model = DistributedDataParallel(Given().to(device), process_group=group)
     compressor = pith.torch.compress(model, spec, seed=3)
     found = []
@@ -82,7 +108,9 @@ def compare_slices(name: str, groups) -> str:
         CudaCoder.slice_bytes = usual
 
 
-def differences(on_gpu: list[dict[str, torch.Tensor]], on_cpu: list[dict[str, torch.Tensor]]) -> str:
+def differences(
+    on_gpu: list[dict[str, torch.Tensor]], on_cpu: list[dict[str, torch.Tensor]]
+) -> str:
     for step, (ours, theirs) in enumerate(zip(on_gpu, on_cpu, strict=True)):
         for name in SHAPES:
             wrong = (ours[name].view(torch.int32) != theirs[name].view(torch.int32)).sum().item()
@@ -108,7 +136,9 @@ def sharded_means_of(device: str, group, spec: str) -> list[dict[str, torch.Tens
 
 def compare_sharded(name: str, groups) -> str:
     spec = name.split()[0]
-    return differences(*(sharded_means_of(device, groups[device], spec) for device in ("cuda", "cpu")))
+    return differences(
+        *(sharded_means_of(device, groups[device], spec) for device in ("cuda", "cpu"))
+    )
 
 
 def compare_adaptive(spec: str, groups) -> str:
@@ -133,7 +163,11 @@ def compare_adaptive(spec: str, groups) -> str:
 def compare_low_rank(spec: str, groups) -> str:
     """Gradients of rank 2 on each of n ranks have a mean of rank 2n, which factors of that rank hold exactly; with what was lost of the
     ranks' own ones it has more, from the second step on."""
-    for step, means in enumerate(means_of("cuda", groups["cuda"], spec, low_rank=True)[: 1 if spec.startswith("ef") else STEPS]):
+    for step, means in enumerate(
+        means_of("cuda", groups["cuda"], spec, low_rank=True)[
+            : 1 if spec.startswith("ef") else STEPS
+        ]
+    ):
         for name, mean in means.items():
             exact = gradients_of(step, True)[name]
             dist.all_reduce(exact, group=groups["cpu"])
@@ -155,7 +189,11 @@ def compare_backend(_: str, groups) -> str:
     parts = torch.empty(ranks * 1000, 7, device="cuda")
     dist.all_gather_into_tensor(parts, x.t().contiguous().t(), group=group)  # not contiguous
     swapped = torch.empty(ranks * 10, device="cuda")
-    dist.all_to_all_single(swapped, torch.arange(ranks * 10, device="cuda", dtype=torch.float32) + 100 * rank, group=group)
+    dist.all_to_all_single(
+        swapped,
+        torch.arange(ranks * 10, device="cuda", dtype=torch.float32) + 100 * rank,
+        group=group,
+    )
     work = dist.all_reduce(y := x.clone(), group=group, async_op=True)
     doubled = work.get_future().then(lambda done: done.value()[0] * 2).wait()
     wanted = float(ranks * (ranks + 1) // 2)
@@ -173,15 +211,30 @@ def main() -> None:
         return
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     dist.init_process_group("nccl")
-    groups = {"cpu": dist.new_group(backend="gloo"), "cuda": dist.group.WORLD, "pith": dist.new_group(backend="pith")}
+    groups = {
+        "cpu": dist.new_group(backend="gloo"),
+        "cuda": dist.group.WORLD,
+        "pith": dist.new_group(backend="pith"),
+    }
     tests = [("collectives over pith", compare_backend)]
     tests += [(spec, compare_bits) for spec in SAME_BITS]
     tests += [(f"{spec} over pith", compare_over_pith) for spec in ("q:4", "ef/topk:0.01")]
     tests += [(f"{spec} in slices", compare_slices) for spec in ("none", "q:4", "ef/q:4", "signum")]
-    tests += [(f"{spec} sharded", compare_sharded) for spec in ("none", "bf16", "q:4", "ef/q:4", "terngrad", "signsgd", "ef/topk:0.01")]
-    tests += [(spec, compare_adaptive) for spec in ("lgreco:q:4,period=32", "lgreco:ef/topk:0.1,period=32")]
-    tests += [(f"{memory}powersgd:{2 * dist.get_world_size()}", compare_low_rank) for memory in ("", "ef/")]
-    tests = [(name, compare) for name, compare in tests if all(part in name for part in sys.argv[1:])]
+    tests += [
+        (f"{spec} sharded", compare_sharded)
+        for spec in ("none", "bf16", "q:4", "ef/q:4", "terngrad", "signsgd", "ef/topk:0.01")
+    ]
+    tests += [
+        (spec, compare_adaptive)
+        for spec in ("lgreco:q:4,period=32", "lgreco:ef/topk:0.1,period=32")
+    ]
+    tests += [
+        (f"{memory}powersgd:{2 * dist.get_world_size()}", compare_low_rank)
+        for memory in ("", "ef/")
+    ]
+    tests = [
+        (name, compare) for name, compare in tests if all(part in name for part in sys.argv[1:])
+    ]
     failed = 0
     for spec, compare in tests:
         faulthandler.dump_traceback_later(PATIENCE, exit=True)

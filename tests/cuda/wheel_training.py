@@ -21,7 +21,9 @@ STEPS, BATCH, WIDTH = 60, 256, 512
 
 def make_model() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(64, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
+    return nn.Sequential(
+        nn.Linear(64, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10)
+    )
 
 
 def batch_of(step: int, teacher: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,7 +1,8 @@
 /* Codecs of whole tensors on the GPU: large selections, payloads of several ranks, and bytes that are no payload. */
 #include "inputs.h"
 
-/* ---- One tensor there and back ---------------------------------------------------------------------------------------- */
+/* ---- One tensor there and back
+ * ---------------------------------------------------------------------------------------- */
 
 typedef struct bench {
   pith_codec *codec;
@@ -51,12 +52,13 @@ static void check_tensor(const char *spec, const void *x, size_t n, pith_dtype d
   gpu_get(&size, b.item.size, 8);
   CHECK_MSG(size == out.size, "%s of %s: %llu bytes, not %zu", spec, what, (unsigned long long)size, out.size);
   for (size_t i = 0; i < out.size; i++) {
-    CHECK_MSG(found[i] == expected[i], "%s of %s: byte %zu of %zu is 0x%02x, not 0x%02x (head %d %d %d)", spec, what, i, out.size,
-              found[i], expected[i], expected[0], expected[1], expected[2]);
+    CHECK_MSG(found[i] == expected[i], "%s of %s: byte %zu of %zu is 0x%02x, not 0x%02x (head %d %d %d)", spec, what, i,
+              out.size, found[i], expected[i], expected[0], expected[1], expected[2]);
   }
   gpu_put(b.item.payload, expected, out.size);
   CHECK(pith_cuda_decode(&b.item, 1, PITH_SET, b.workspace, b.space, NULL) == PITH_OK);
-  CHECK(pith_decode(b.codec, (pith_bytes){expected, out.size}, (pith_span){decoded, n, dtype}, PITH_SET, &b.item.ctx) == PITH_OK);
+  CHECK(pith_decode(b.codec, (pith_bytes){expected, out.size}, (pith_span){decoded, n, dtype}, PITH_SET, &b.item.ctx) ==
+        PITH_OK);
   GPU_CHECK(gpu.wait());
   gpu_get(back, b.item.values, bytes);
   check_values(decoded, back, n, dtype, "decoding", spec, NORMAL);
@@ -67,7 +69,8 @@ static void check_tensor(const char *spec, const void *x, size_t n, pith_dtype d
   bench_close(&b);
 }
 
-/* ---- Selections -------------------------------------------------------------------------------------------------------- */
+/* ---- Selections
+ * -------------------------------------------------------------------------------------------------------- */
 
 /* All large values in one place that samples miss, with the indices far apart. */
 static void cluster(float *x, size_t n) {
@@ -83,9 +86,12 @@ static void steps(float *x, size_t n) {
 }
 
 static void check_selections(pith_dtype dtype) {
-  static const char *const list[] = {
-      "topk:0.01",   "topk:0.001,values=fp16",    "topk:0.3,values=q8", "topk:0.9",      "topk:0.00001", "topk:0.02,select=sampled",
-      "threshold:2", "threshold:0.5,values=bf16", "threshold:0.05",     "adaptive:0.01", "adaptive:0.5"};
+  static const char *const list[] = {"topk:0.01",          "topk:0.001,values=fp16",
+                                     "topk:0.3,values=q8", "topk:0.9",
+                                     "topk:0.00001",       "topk:0.02,select=sampled",
+                                     "threshold:2",        "threshold:0.5,values=bf16",
+                                     "threshold:0.05",     "adaptive:0.01",
+                                     "adaptive:0.5"};
   static const char *const names[] = {"a normal distribution", "mostly zeros", "one number", "a cluster", "steps",
                                       "all magnitudes"};
   size_t n = quick() ? 40007 : 1000003;
@@ -122,7 +128,8 @@ TEST(no_values_at_all_make_the_payload_of_the_cpu) {
   check_tensor("adaptive", nothing, 0, PITH_F32, "nothing");
 }
 
-/* ---- Several ranks -------------------------------------------------------------------------------------------------------- */
+/* ---- Several ranks
+ * -------------------------------------------------------------------------------------------------------- */
 
 TEST(payloads_of_several_ranks_add_up_in_their_order) {
   need_gpu();
@@ -167,7 +174,8 @@ TEST(payloads_of_several_ranks_add_up_in_their_order) {
   free(found);
 }
 
-/* ---- Many layers, and graphs ---------------------------------------------------------------------------------------------- */
+/* ---- Many layers, and graphs
+ * ---------------------------------------------------------------------------------------------- */
 
 /* More than fit one launch, of all codecs and sizes, beside block codecs. */
 TEST(many_whole_layers_go_in_one_call) {
@@ -248,8 +256,8 @@ TEST(selections_can_be_captured_in_a_graph) {
     GPU_CHECK(gpu.wait());
     pith_out out = {payload, b.bound, 0};
     CHECK(pith_encode(b.codec, NULL, (pith_cspan){x, N, PITH_F32}, &out, &b.item.ctx) == PITH_OK);
-    CHECK(pith_decode(b.codec, (pith_bytes){payload, out.size}, (pith_span){expected, N, PITH_F32}, PITH_SET, &b.item.ctx) ==
-          PITH_OK);
+    CHECK(pith_decode(b.codec, (pith_bytes){payload, out.size}, (pith_span){expected, N, PITH_F32}, PITH_SET,
+                      &b.item.ctx) == PITH_OK);
     gpu_get(found, b.item.values, 4 * N);
     check_values(expected, found, N, PITH_F32, "a graph", "topk:0.03", NORMAL);
   }
@@ -260,7 +268,8 @@ TEST(selections_can_be_captured_in_a_graph) {
   bench_close(&b);
 }
 
-/* ---- Bytes that are no payload ----------------------------------------------------------------------------------------------- */
+/* ---- Bytes that are no payload
+ * ----------------------------------------------------------------------------------------------- */
 
 TEST(damaged_payloads_touch_nothing_else) {
   need_gpu();
@@ -298,7 +307,8 @@ TEST(damaged_payloads_touch_nothing_else) {
   free(found);
 }
 
-/* ---- Arguments: these need no device -------------------------------------------------------------------------------------------- */
+/* ---- Arguments: these need no device
+ * -------------------------------------------------------------------------------------------- */
 
 TEST(whole_tensors_are_refused_in_pieces_and_without_a_size) {
   pith_codec *codec;

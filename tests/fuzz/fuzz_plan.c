@@ -1,4 +1,5 @@
-/* Text as a plan and as statistics: an error, or an object whose own text reads back to itself, and from which plans can be made. */
+/* Text as a plan and as statistics: an error, or an object whose own text reads back to itself, and from which plans
+ * can be made. */
 #include "fuzz/fuzz.h"
 
 static void check_plan(pith_bytes text) {

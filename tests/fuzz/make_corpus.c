@@ -107,17 +107,21 @@ static void write_texts(const char *target, const char *const *texts, size_t cou
 static const char *const plan_texts[] = {
     "{\n  \"pith_plan\": 1,\n  \"note\": \"made by hand\",\n  \"default\": \"none\",\n  \"layers\": [\n"
     "    {\"name\": \"embed.weight\", \"spec\": \"ef/topk:0.01\", \"shape\": [50257, 768]},\n"
-    "    {\"name\": \"fc1.weight\", \"spec\": \"q:4\", \"shape\": [512, 784], \"bytes\": 207000, \"share\": 0.25}\n  ]\n}\n",
-    "{\"pith_plan\": 1, \"method\": \"lgreco\", \"objective\": \"time\", \"reference\": \"q:4\", \"budget\": 1.5e-3, \"layers\": []}",
+    "    {\"name\": \"fc1.weight\", \"spec\": \"q:4\", \"shape\": [512, 784], \"bytes\": 207000, \"share\": 0.25}\n  "
+    "]\n}\n",
+    "{\"pith_plan\": 1, \"method\": \"lgreco\", \"objective\": \"time\", \"reference\": \"q:4\", \"budget\": 1.5e-3, "
+    "\"layers\": []}",
     "{\"pith_plan\":1,\"note\":\"\\u00e9\\ud83d\\ude00\\n\\\"\\\\\",\"layers\":[{\"name\":\"a\",\"spec\":\"q\"}]}",
     "{\"pith_plan\": 1, \"layers\": [{\"name\": \"a\", \"spec\": \"q\"}, {\"name\": \"a\", \"spec\": \"q\"}]}",
-    "{\"pith_statistics\": 1, \"candidates\": [\"q:2\", \"q:4\", \"ef/topk:0.01\", \"powersgd:2\", \"none\"], \"layers\": [\n"
+    "{\"pith_statistics\": 1, \"candidates\": [\"q:2\", \"q:4\", \"ef/topk:0.01\", \"powersgd:2\", \"none\"], "
+    "\"layers\": [\n"
     "{\"name\": \"a\", \"shape\": [64, 64], \"samples\": 2, \"skipped\": 1, \"norm\": 8, \"top\": 1, "
     "\"bytes\": [2300, 4400, 400, 2048, 32768], \"errors\": [3, 0.5, 6, 5, 0]},\n"
     "{\"name\": \"b\", \"shape\": [128, 64], \"samples\": 2, \"norm\": 80, \"top\": 10, "
     "\"bytes\": [4600, 8800, 800, 3072, 65536], \"errors\": [20, 4, 60, 50.5, 0]},\n"
     "{\"name\": \"c\", \"shape\": [64], \"samples\": 0, \"skipped\": 0}]}",
-    "{\"pith_statistics\": 1, \"candidates\": [\"q:2\"], \"layers\": [{\"name\": \"a\", \"shape\": [64, 64], \"samples\": 0}]}",
+    "{\"pith_statistics\": 1, \"candidates\": [\"q:2\"], \"layers\": [{\"name\": \"a\", \"shape\": [64, 64], "
+    "\"samples\": 0}]}",
 };
 
 int main(int argc, char **argv) {

@@ -218,7 +218,8 @@ DRIVER(dots) {
 DRIVER(outer) {
   UNUSED;
   float p[PITH_OUTER_ROWS * RANK] = {1, -0.5f, t->scale, 0, 3, 2, 0.25f, -t->scale, 1, 7};
-  size_t rows = t->index % 2 ? PITH_OUTER_ROWS : 1 + (size_t)t->index % PITH_OUTER_ROWS, n = t->n / RANK, columns = n / PITH_OUTER_ROWS;
+  size_t rows = t->index % 2 ? PITH_OUTER_ROWS : 1 + (size_t)t->index % PITH_OUTER_ROWS, n = t->n / RANK,
+         columns = n / PITH_OUTER_ROWS;
   const float *m[PITH_OUTER_ROWS];
   for (size_t j = 0; j < PITH_OUTER_ROWS; j++) {
     m[j] = t->x + j * columns;
@@ -246,10 +247,8 @@ typedef struct slot {
 } slot;
 
 #define PLACE(member) (offsetof(pith_kernels, member) / sizeof(void (*)(void)))
-#define ONE(member, output) \
-  { #member, PLACE(member), drive_##member, output, 0 }
-#define WIDTH(member, output, bits) \
-  { #member, PLACE(member) + (bits), drive_##member, output, bits }
+#define ONE(member, output) {#member, PLACE(member), drive_##member, output, 0}
+#define WIDTH(member, output, bits) {#member, PLACE(member) + (bits), drive_##member, output, bits}
 #define WIDTHS4(member, output) \
   WIDTH(member, output, 1), WIDTH(member, output, 2), WIDTH(member, output, 3), WIDTH(member, output, 4)
 #define WIDTHS8(member, output)                                                                          \

@@ -55,7 +55,9 @@ static void check_count_and_collect(const pith_kernels *k, const float *x, size_
 }
 
 static void check_histogram(const pith_kernels *k, const float *x, size_t n, pith_side side, uint32_t prefix) {
-  static const struct { int shift, bits, above; } digit[] = {{20, 11, 32}, {20, 11, 31}, {10, 10, 20}, {0, 10, 10}};
+  static const struct {
+    int shift, bits, above;
+  } digit[] = {{20, 11, 32}, {20, 11, 31}, {10, 10, 20}, {0, 10, 10}};
   for (size_t d = 0; d < 4; d++) {
     uint32_t bins[2048] = {0}, wanted[2048] = {0}, mask = (1u << digit[d].bits) - 1;
     uint32_t start = digit[d].above >= 31 ? 0 : prefix >> digit[d].above;

@@ -1,6 +1,6 @@
 /*
- * Adaptive specs in a reducer: ranks change together and stay bit-identical, nothing that was not sent is lost on the way, mistakes are told
- * before the first step, and a checkpoint in the middle of a period goes on with the same plans.
+ * Adaptive specs in a reducer: ranks change together and stay bit-identical, nothing that was not sent is lost on the
+ * way, mistakes are told before the first step, and a checkpoint in the middle of a period goes on with the same plans.
  */
 #include <math.h>
 #include <stdio.h>
@@ -69,7 +69,8 @@ static uint64_t hash_of(const pith_reducer *r, const gradients *g) {
 static void compare(pith_comm *comm, uint64_t mine, uint64_t step) {
   int ranks = pith_comm_ranks(comm);
   uint64_t all[16];
-  CHECK_OK(pith_all_gather(comm, (pith_cspan){&mine, 1, PITH_I64}, (pith_span){all, (size_t)ranks, PITH_I64}, NULL, NULL, NULL));
+  CHECK_OK(pith_all_gather(comm, (pith_cspan){&mine, 1, PITH_I64}, (pith_span){all, (size_t)ranks, PITH_I64}, NULL,
+                           NULL, NULL));
   for (int p = 0; p < ranks; p++) {
     CHECK_MSG(all[p] == all[0], "rank %d differs from rank 0 in step %llu", p, (unsigned long long)step);
   }
@@ -80,7 +81,8 @@ static int is_compressed(const pith_reducer *r) {
   int found = 0;
   for (size_t l = 0; l < LAYERS; l++) {
     CHECK_OK(pith_reducer_layer(r, l, &info));
-    found |= strcmp(info.spec, "none") != 0 && strncmp(info.reason, "rule", 4) != 0; /* rules are in force from the first step on */
+    found |= strcmp(info.spec, "none") != 0 &&
+             strncmp(info.reason, "rule", 4) != 0; /* rules are in force from the first step on */
     CHECK_MSG((l != 2 && l != 4) || !strcmp(info.spec, "none"), "small layer %s has %s", info.name, info.spec);
   }
   return found;
@@ -102,7 +104,7 @@ static void change_together(pith_comm *comm, void *argument) {
   for (uint64_t step = 0; step < 60; step++) {
     take_step(r, pith_comm_rank(comm), step, g);
     compare(comm, hash_of(r, g), step);
-    CHECK(is_compressed(r)); /* from the first step on */
+    CHECK(is_compressed(r));              /* from the first step on */
     CHECK(step >= 3 || is_warming_up(r)); /* the specs are those of the step that comes */
     seen |= !is_warming_up(r);
   }
@@ -138,8 +140,8 @@ TEST_WITHIN(ranks_choose_the_same_by_trial, 120) {
 
 /* ---- Nothing is lost --------------------------------------------------------------------------------------------- */
 
-/* Moves a layer along a list of specs, as a plan would, and adds up what has come out and what is still owed: both together are what went
- * in. */
+/* Moves a layer along a list of specs, as a plan would, and adds up what has come out and what is still owed: both
+ * together are what went in. */
 static void move_along(pith_comm *comm, void *argument) {
   const char *const *specs = argument;
   int rank = pith_comm_rank(comm), ranks = pith_comm_ranks(comm);
@@ -238,8 +240,8 @@ TEST_WITHIN(a_checkpoint_in_the_middle_of_a_period_resumes_bit_by_bit, 120) {
 
 static void slip(pith_comm *comm, void *argument) {
   (void)argument;
-  static const char *const bad[] = {"lgreco:q:99", "auto,period=3", "lgreco:mix", "*=lgreco:q:4,alpha=-1", "a*=auto;*=q:4", "a*=auto", "auto;q:4",
-                                    "lgreco:q:4,budget=none"};
+  static const char *const bad[] = {"lgreco:q:99",   "auto,period=3", "lgreco:mix", "*=lgreco:q:4,alpha=-1",
+                                    "a*=auto;*=q:4", "a*=auto",       "auto;q:4",   "lgreco:q:4,budget=none"};
   float x[64 * 64] = {0};
   pith_reducer *r = NULL;
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {

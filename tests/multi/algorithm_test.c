@@ -20,9 +20,15 @@ static double number_of(int rank, size_t i) { return (double)((i * 7 + (size_t)r
 
 static void put(void *data, pith_dtype dtype, size_t i, double x) {
   switch (dtype) {
-    case PITH_F32: ((float *)data)[i] = (float)x; break;
-    case PITH_F64: ((double *)data)[i] = x; break;
-    case PITH_F16: ((uint16_t *)data)[i] = pith__f32_to_f16((float)x); break;
+    case PITH_F32:
+      ((float *)data)[i] = (float)x;
+      break;
+    case PITH_F64:
+      ((double *)data)[i] = x;
+      break;
+    case PITH_F16:
+      ((uint16_t *)data)[i] = pith__f32_to_f16((float)x);
+      break;
     case PITH_BF16: {
       float f = (float)x;
       uint32_t bits;
@@ -30,11 +36,21 @@ static void put(void *data, pith_dtype dtype, size_t i, double x) {
       ((uint16_t *)data)[i] = (uint16_t)(bits >> 16);
       break;
     }
-    case PITH_I8: ((int8_t *)data)[i] = (int8_t)x; break;
-    case PITH_U8: ((uint8_t *)data)[i] = (uint8_t)x; break;
-    case PITH_I16: ((int16_t *)data)[i] = (int16_t)x; break;
-    case PITH_I32: ((int32_t *)data)[i] = (int32_t)x; break;
-    case PITH_I64: ((int64_t *)data)[i] = (int64_t)x; break;
+    case PITH_I8:
+      ((int8_t *)data)[i] = (int8_t)x;
+      break;
+    case PITH_U8:
+      ((uint8_t *)data)[i] = (uint8_t)x;
+      break;
+    case PITH_I16:
+      ((int16_t *)data)[i] = (int16_t)x;
+      break;
+    case PITH_I32:
+      ((int32_t *)data)[i] = (int32_t)x;
+      break;
+    case PITH_I64:
+      ((int64_t *)data)[i] = (int64_t)x;
+      break;
   }
 }
 
@@ -44,13 +60,26 @@ static double reduced(pith_reduce reduce, int ranks, size_t i) {
     double x = number_of(r, i);
     long a = (long)result, b = (long)x;
     switch (reduce) {
-      case PITH_MAX: result = fmax(result, x); break;
-      case PITH_MIN: result = fmin(result, x); break;
-      case PITH_PROD: result *= x; break;
-      case PITH_BAND: result = (double)(a & b); break;
-      case PITH_BOR: result = (double)(a | b); break;
-      case PITH_BXOR: result = (double)(a ^ b); break;
-      default: result += x;
+      case PITH_MAX:
+        result = fmax(result, x);
+        break;
+      case PITH_MIN:
+        result = fmin(result, x);
+        break;
+      case PITH_PROD:
+        result *= x;
+        break;
+      case PITH_BAND:
+        result = (double)(a & b);
+        break;
+      case PITH_BOR:
+        result = (double)(a | b);
+        break;
+      case PITH_BXOR:
+        result = (double)(a ^ b);
+        break;
+      default:
+        result += x;
     }
   }
   return reduce == PITH_MEAN ? result / ranks : result;
@@ -67,7 +96,8 @@ static void reduce_plainly(pith_comm *comm, void *argument) {
     put(x, p->dtype, i, number_of(pith_comm_rank(comm), i));
     put(wanted, p->dtype, i, reduced(p->reduce, ranks, i));
   }
-  CHECK_OK(pith_allreduce(comm, (pith_cspan){x, p->n, p->dtype}, (pith_span){x, p->n, p->dtype}, p->reduce, &call, NULL));
+  CHECK_OK(
+      pith_allreduce(comm, (pith_cspan){x, p->n, p->dtype}, (pith_span){x, p->n, p->dtype}, p->reduce, &call, NULL));
   CHECK_BYTES(x, wanted, bytes);
   free(x);
   free(wanted);
@@ -105,7 +135,8 @@ typedef struct feedback {
 
 static float slope(int rank, size_t i) { return sinf((float)(i * 13 + (size_t)rank * 5)) * (1.0f + (float)(i % 7)); }
 
-/* The same gradients step after step: what is left out once must come later, so the mean of results nears the true mean. */
+/* The same gradients step after step: what is left out once must come later, so the mean of results nears the true
+ * mean. */
 static void average(pith_comm *comm, void *argument) {
   enum { N = 3000, STEPS = 60 };
   const feedback *f = argument;
@@ -136,8 +167,8 @@ static void average(pith_comm *comm, void *argument) {
   for (size_t i = 0; i < N; i++) {
     over_time += sum[i] / STEPS * (sum[i] / STEPS);
   }
-  CHECK_MSG(over_time < once / 100, "%s by %s: the error of one step is %g, that of the mean over %d steps %g", f->spec, f->algorithm,
-            sqrt(once), STEPS, sqrt(over_time));
+  CHECK_MSG(over_time < once / 100, "%s by %s: the error of one step is %g, that of the mean over %d steps %g", f->spec,
+            f->algorithm, sqrt(once), STEPS, sqrt(over_time));
   pith_state_destroy(call.state);
   pith_codec_destroy(codec);
 }
@@ -217,12 +248,14 @@ static void swap_states(pith_comm *comm, void *argument) {
   CHECK_OK(pith_barrier(comm, NULL));
   pith_bytes other = {saved_by[1 - rank].data, saved_by[1 - rank].size};
   CHECK_STATUS(pith_state_load(used, other), PITH_ERR_STATE); /* it has been used by this rank */
-  CHECK_ERROR_SAYS(rank == 0 ? "the state was saved by rank 1 of 2, and this is rank 0" : "the state was saved by rank 0 of 2, and this is rank 1");
+  CHECK_ERROR_SAYS(rank == 0 ? "the state was saved by rank 1 of 2, and this is rank 0"
+                             : "the state was saved by rank 0 of 2, and this is rank 1");
   CHECK_OK(pith_state_load(fresh, other)); /* it might be the other rank's, until this one uses it */
   pith_call call = PITH_CALL_INIT;
   call.codec = codec;
   call.state = fresh;
-  CHECK_STATUS(pith_allreduce(comm, (pith_cspan){x, N, PITH_F32}, (pith_span){x, N, PITH_F32}, PITH_SUM, &call, NULL), PITH_ERR_STATE);
+  CHECK_STATUS(pith_allreduce(comm, (pith_cspan){x, N, PITH_F32}, (pith_span){x, N, PITH_F32}, PITH_SUM, &call, NULL),
+               PITH_ERR_STATE);
   CHECK_ERROR_SAYS("each rank loads what it saved itself");
   CHECK_OK(pith_barrier(comm, NULL));
   free(saved_by[rank].data);
@@ -249,7 +282,8 @@ static void run_what_suits(pith_comm *comm, void *argument) {
     for (size_t i = 0; i < 2000; i++) {
       x[i] = slope(pith_comm_rank(comm), i);
     }
-    CHECK_OK(pith_allreduce(comm, (pith_cspan){x, 2000, PITH_F32}, (pith_span){x, 2000, PITH_F32}, PITH_MEAN, &call, NULL));
+    CHECK_OK(
+        pith_allreduce(comm, (pith_cspan){x, 2000, PITH_F32}, (pith_span){x, 2000, PITH_F32}, PITH_MEAN, &call, NULL));
     pith_state_destroy(call.state);
     pith_codec_destroy(codec);
   }
@@ -284,7 +318,8 @@ static void disagree(pith_comm *comm, void *argument) {
   CHECK_OK(pith_codec_create("q:4", &codec));
   call.codec = codec;
   call.algorithm = pith_comm_rank(comm) ? "ring" : "sra";
-  pith_status status = pith_allreduce(comm, (pith_cspan){x, 600, PITH_F32}, (pith_span){x, 600, PITH_F32}, PITH_SUM, &call, NULL);
+  pith_status status =
+      pith_allreduce(comm, (pith_cspan){x, 600, PITH_F32}, (pith_span){x, 600, PITH_F32}, PITH_SUM, &call, NULL);
   CHECK(status == PITH_ERR_MISMATCH || status == PITH_ERR_ABORTED); /* seen here, or by the other rank */
   CHECK(strstr(pith_error(), "has algorithm "));
   pith_codec_destroy(codec);

@@ -1,6 +1,6 @@
 /*
- * Short allreduces, which need no schedule: the same results as with one, bit by bit, and understood by ranks that make the same
- * call with one (a request, a trace), whatever the order in which they come.
+ * Short allreduces, which need no schedule: the same results as with one, bit by bit, and understood by ranks that make
+ * the same call with one (a request, a trace), whatever the order in which they come.
  */
 #include <stdlib.h>
 #include <unistd.h>
@@ -22,10 +22,17 @@ static void fill(void *data, size_t n, pith_dtype dtype, int rank, int round) {
   for (size_t i = 0; i < n; i++) {
     int value = (int)((i * 31 + (size_t)rank * 7 + (size_t)round * 13) % 11) - 5;
     switch (dtype) {
-      case PITH_F64: ((double *)data)[i] = value * 0.3; break;
-      case PITH_I32: ((int32_t *)data)[i] = value; break;
-      case PITH_BF16: ((uint16_t *)data)[i] = (uint16_t)(0x3f80 + value * 3); break;
-      default: ((float *)data)[i] = (float)value * 0.1f;
+      case PITH_F64:
+        ((double *)data)[i] = value * 0.3;
+        break;
+      case PITH_I32:
+        ((int32_t *)data)[i] = value;
+        break;
+      case PITH_BF16:
+        ((uint16_t *)data)[i] = (uint16_t)(0x3f80 + value * 3);
+        break;
+      default:
+        ((float *)data)[i] = (float)value * 0.1f;
     }
   }
 }
@@ -34,12 +41,14 @@ static void fill(void *data, size_t n, pith_dtype dtype, int rank, int round) {
 static void reduce_briefly(pith_comm *comm, void *argument) {
   uint64_t seed = *(uint64_t *)argument;
   int rank = pith_comm_rank(comm), ranks = pith_comm_ranks(comm);
-  uint8_t *x = malloc(BYTES_MOST), *y = malloc(BYTES_MOST), *expected = malloc(BYTES_MOST), *all = malloc((size_t)ranks * BYTES_MOST);
+  uint8_t *x = malloc(BYTES_MOST), *y = malloc(BYTES_MOST), *expected = malloc(BYTES_MOST),
+          *all = malloc((size_t)ranks * BYTES_MOST);
   for (int round = 0; round < ROUNDS; round++) {
     seed = seed * 6364136223846793005u + 1442695040888963407u;
     pith_dtype dtype = types[seed >> 40 & 3];
     pith_reduce reduce = reductions[seed >> 44 & 3];
-    size_t width = pith_dtype_size(dtype), most = seed >> 50 & 1 ? BYTES_MOST : 200, n = (size_t)(seed >> 20) % (most / width);
+    size_t width = pith_dtype_size(dtype), most = seed >> 50 & 1 ? BYTES_MOST : 200,
+           n = (size_t)(seed >> 20) % (most / width);
     uint64_t own = (seed >> 10) * (uint64_t)(rank * 2 + 3) >> 7;
     int in_place = (int)(own & 1), asks = (int)(own >> 1 & 1);
     const void *sources[RANKS_MOST];
@@ -51,7 +60,8 @@ static void reduce_briefly(pith_comm *comm, void *argument) {
     fill(x, n, dtype, rank, round);
     void *to = in_place ? x : y;
     pith_request *request = NULL;
-    CHECK_OK(pith_allreduce(comm, (pith_cspan){x, n, dtype}, (pith_span){to, n, dtype}, reduce, NULL, asks ? &request : NULL));
+    CHECK_OK(pith_allreduce(comm, (pith_cspan){x, n, dtype}, (pith_span){to, n, dtype}, reduce, NULL,
+                            asks ? &request : NULL));
     if (asks) {
       CHECK_OK(pith_wait(request));
     }

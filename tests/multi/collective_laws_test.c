@@ -1,7 +1,7 @@
 /*
  * A compressed allreduce is exactly what the codec calls say: every rank computes, with pith_encode and pith_decode
- * alone (reference.c), what the result must be, bit by bit, for every method, algorithm, number of ranks and length, whatever
- * the chunks.
+ * alone (reference.c), what the result must be, bit by bit, for every method, algorithm, number of ranks and length,
+ * whatever the chunks.
  */
 #include <math.h>
 #include <stdio.h>
@@ -15,7 +15,8 @@
 #include "test.h"
 
 typedef struct trial {
-  const char *spec, *algorithm, *inside; /* algorithm NULL: what the comm takes by itself on ranks of hosts of their own */
+  const char *spec, *algorithm,
+      *inside; /* algorithm NULL: what the comm takes by itself on ranks of hosts of their own */
   int per_host;
   size_t n;
   pith_reduce reduce;
@@ -25,7 +26,8 @@ typedef struct trial {
 
 /* Values of several magnitudes that every rank can compute for every rank. */
 static float value_of(const trial *t, int rank, uint64_t step, size_t i) {
-  uint64_t h = (i + 1) * 0x9e3779b97f4a7c15u + (uint64_t)rank * 0xbf58476d1ce4e5b9u + step * 0x94d049bb133111ebu + t->seed;
+  uint64_t h =
+      (i + 1) * 0x9e3779b97f4a7c15u + (uint64_t)rank * 0xbf58476d1ce4e5b9u + step * 0x94d049bb133111ebu + t->seed;
   h ^= h >> 29;
   h *= 0xbf58476d1ce4e5b9u;
   float x = (float)(int32_t)(h >> 40 & 0xffff) / 65536.0f - 0.5f;
@@ -51,8 +53,8 @@ static pith_ctx ctx_of(int rank, int ranks, uint64_t step) {
 static void check_same(const trial *t, const float *got, const float *wanted, int rank, int ranks) {
   for (size_t i = 0; i < t->n; i++) {
     CHECK_MSG(memcmp(got + i, wanted + i, sizeof *got) == 0 || (isnan(got[i]) && isnan(wanted[i])),
-              "%s of %zu values on rank %d of %d: value %zu is %.9g, not %.9g", t->spec, t->n, rank, ranks, i, (double)got[i],
-              (double)wanted[i]);
+              "%s of %zu values on rank %d of %d: value %zu is %.9g, not %.9g", t->spec, t->n, rank, ranks, i,
+              (double)got[i], (double)wanted[i]);
   }
 }
 
@@ -81,7 +83,8 @@ static uint64_t sent_by(pith_comm *comm) {
   return stats.sent_bytes;
 }
 
-/* One that every codec of its kind can take. Cost alone chooses between this, ranges, which give the same bits, and linear. */
+/* One that every codec of its kind can take. Cost alone chooses between this, ranges, which give the same bits, and
+ * linear. */
 static const char *usual_algorithm(const pith_codec *codec) {
   return pith_codec_caps(codec) & (PITH_CAP_CHUNKED | PITH_CAP_ROUNDS) ? "sra" : "gather";
 }
@@ -104,7 +107,8 @@ static void compare_step(const reference *expected, const trial *t, uint64_t ste
   for (int r = 0; r < expected->ranks; r++) {
     x[r] = values_of(t, r, step);
   }
-  if (expected->ranks == 1 && !strstr(pith_codec_parts(expected->codec), "momentum") && !strstr(pith_codec_parts(expected->codec), "dgc")) {
+  if (expected->ranks == 1 && !strstr(pith_codec_parts(expected->codec), "momentum") &&
+      !strstr(pith_codec_parts(expected->codec), "dgc")) {
     memcpy(wanted, x[0], t->n * sizeof *wanted); /* nothing travels: nothing is lost, but a vote of one is a vote */
     pith_span span = {wanted, t->n, PITH_F32};
     CHECK_OK(pith_codec_caps(expected->codec) & PITH_CAP_VOTE ? pith_aggregate(expected->codec, span, &ctx) : PITH_OK);
@@ -130,15 +134,20 @@ static void obey(pith_comm *comm, void *argument) {
     CHECK_OK(pith_codec_create(t->inside, &inside));
   }
   call.codec = codec;
-  call.algorithm = t->algorithm ? t->algorithm : pith_codec_caps(codec) & PITH_CAP_LINEAR ? usual_algorithm(codec) : NULL;
+  call.algorithm = t->algorithm                               ? t->algorithm
+                   : pith_codec_caps(codec) & PITH_CAP_LINEAR ? usual_algorithm(codec)
+                                                              : NULL;
   make_states(codec, t->n, ranks, mine);
   make_states(codec, t->n, ranks, results);
-  reference expected = {codec, t->algorithm ? t->algorithm : usual_algorithm(codec), inside, ranks, t->per_host, t->n, t->reduce, mine, results};
+  reference expected = {
+      codec,  t->algorithm ? t->algorithm : usual_algorithm(codec), inside, ranks, t->per_host, t->n, t->reduce, mine,
+      results};
   for (int step = 0; step < t->steps; step++) {
     float *x = values_of(t, rank, (uint64_t)step);
     uint64_t before = sent_by(comm);
     call.ctx = ctx_of(rank, ranks, (uint64_t)step);
-    CHECK_OK(pith_allreduce(comm, (pith_cspan){x, t->n, PITH_F32}, (pith_span){x, t->n, PITH_F32}, t->reduce, &call, NULL));
+    CHECK_OK(
+        pith_allreduce(comm, (pith_cspan){x, t->n, PITH_F32}, (pith_span){x, t->n, PITH_F32}, t->reduce, &call, NULL));
     if (!t->algorithm && !t->large) {
       check_wire(t, codec, comm, sent_by(comm) - before);
     }
@@ -219,10 +228,10 @@ static int suits(const char *algorithm, const char *spec) {
   int whole = !(caps & (PITH_CAP_CHUNKED | PITH_CAP_ROUNDS)), steps = *algorithm == 'r' && algorithm[1] == 'i';
   int keeps_all = strstr(pith_codec_parts(codec), "momentum") != NULL;
   steps |= *algorithm == 't';
-  int result = steps                                 ? !whole && !(caps & (PITH_CAP_ROUNDS | PITH_CAP_VOTE)) && !keeps_all
-               : strcmp(algorithm, "ranges") == 0    ? whole && (caps & PITH_CAP_SPARSE)
-               : strcmp(algorithm, "linear") == 0    ? whole && (caps & PITH_CAP_LINEAR)
-                                                     : !(caps & PITH_CAP_VOTE);
+  int result = steps                              ? !whole && !(caps & (PITH_CAP_ROUNDS | PITH_CAP_VOTE)) && !keeps_all
+               : strcmp(algorithm, "ranges") == 0 ? whole && (caps & PITH_CAP_SPARSE)
+               : strcmp(algorithm, "linear") == 0 ? whole && (caps & PITH_CAP_LINEAR)
+                                                  : !(caps & PITH_CAP_VOTE);
   pith_codec_destroy(codec);
   return result;
 }
@@ -236,7 +245,8 @@ static void refuse(pith_comm *comm, void *argument) {
   CHECK_OK(pith_state_create(codec, 64, 0, &call.state));
   call.codec = codec;
   call.algorithm = t->algorithm;
-  CHECK_STATUS(pith_allreduce(comm, (pith_cspan){x, 64, PITH_F32}, (pith_span){x, 64, PITH_F32}, PITH_SUM, &call, NULL), PITH_ERR_UNSUPPORTED);
+  CHECK_STATUS(pith_allreduce(comm, (pith_cspan){x, 64, PITH_F32}, (pith_span){x, 64, PITH_F32}, PITH_SUM, &call, NULL),
+               PITH_ERR_UNSUPPORTED);
   CHECK_OK(pith_barrier(comm, NULL));
   pith_state_destroy(call.state);
   pith_codec_destroy(codec);
@@ -248,7 +258,8 @@ static void try_algorithm(const char *algorithm) {
     trial t = random_trial(s, algorithm);
     int most = most_ranks(t.spec), ranks = 2 + (int)test_below(8);
     compared += suits(algorithm, t.spec);
-    ranks_run("inproc", ranks < most ? ranks : most, test_below(2) ? 2048 : 0, suits(algorithm, t.spec) ? obey : refuse, &t);
+    ranks_run("inproc", ranks < most ? ranks : most, test_below(2) ? 2048 : 0, suits(algorithm, t.spec) ? obey : refuse,
+              &t);
   }
   CHECK_MSG(compared > 0, "%s was compared with nothing", algorithm);
 }
@@ -257,8 +268,9 @@ TEST_WITHIN(a_ring_is_what_its_codec_calls_say, 120) { try_algorithm("ring"); }
 TEST_WITHIN(a_tree_is_what_its_codec_calls_say, 120) { try_algorithm("tree"); }
 
 TEST_WITHIN(ranges_and_linear_sums_are_what_their_codec_calls_say, 120) {
-  static const char *const specs[] = {"ef/topk:0.1", "topk:0.7,values=fp16", "threshold:0.3", "ef/adaptive:0.05", "dgc:0.05",
-                                      "randomk:0.3", "ef/randomk:0.2,values=fp16", "randomk:0.1,values=bf16"};
+  static const char *const specs[] = {
+      "ef/topk:0.1", "topk:0.7,values=fp16",       "threshold:0.3",          "ef/adaptive:0.05", "dgc:0.05",
+      "randomk:0.3", "ef/randomk:0.2,values=fp16", "randomk:0.1,values=bf16"};
   for (size_t s = 0; s < sizeof specs / sizeof *specs; s++) {
     trial t = random_trial(0, strstr(specs[s], "random") ? "linear" : "ranges");
     t.spec = specs[s];
@@ -281,7 +293,8 @@ TEST_WITHIN(with_hosts_too, 120) {
     t.inside = pith_codec_rounds(codec) ? NULL : insides[test_below(4)];
     pith_codec_destroy(codec);
     compared += suits("hierarchical", t.spec);
-    ranks_run_hosts("inproc", ranks, t.per_host, test_below(2) ? 2048 : 0, t.inside, suits("hierarchical", t.spec) ? obey : refuse, &t);
+    ranks_run_hosts("inproc", ranks, t.per_host, test_below(2) ? 2048 : 0, t.inside,
+                    suits("hierarchical", t.spec) ? obey : refuse, &t);
   }
   CHECK_MSG(compared > 10, "only %d specs were compared", compared);
 }
@@ -294,7 +307,8 @@ static void too_many(pith_comm *comm, void *argument) {
   CHECK_OK(pith_codec_create("gq:4", &codec));
   CHECK_OK(pith_state_create(codec, 10, 0, &call.state));
   call.codec = codec;
-  CHECK_STATUS(pith_allreduce(comm, (pith_cspan){x, 10, PITH_F32}, (pith_span){x, 10, PITH_F32}, PITH_SUM, &call, NULL), PITH_ERR_RANGE);
+  CHECK_STATUS(pith_allreduce(comm, (pith_cspan){x, 10, PITH_F32}, (pith_span){x, 10, PITH_F32}, PITH_SUM, &call, NULL),
+               PITH_ERR_RANGE);
   CHECK_OK(pith_barrier(comm, NULL)); /* nothing was sent, and nothing is lost */
   pith_state_destroy(call.state);
   pith_codec_destroy(codec);

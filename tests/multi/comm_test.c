@@ -1,6 +1,6 @@
 /*
- * Collectives: against plain references, on every transport, with one to nine ranks. Every rank knows what every other rank
- * has (values follow from rank and place), so each checks its own result.
+ * Collectives: against plain references, on every transport, with one to nine ranks. Every rank knows what every other
+ * rank has (values follow from rank and place), so each checks its own result.
  */
 #include <dirent.h>
 #include <fcntl.h>
@@ -16,7 +16,9 @@
 #define MOST 70000
 
 /* Whole numbers and halves: sums of a few are exact in f32. */
-static float value_of(int rank, size_t i) { return (float)((int)((i * 7919 + (size_t)rank * 104729) % 2001) - 1000) * 0.5f; }
+static float value_of(int rank, size_t i) {
+  return (float)((int)((i * 7919 + (size_t)rank * 104729) % 2001) - 1000) * 0.5f;
+}
 
 static float *tensor_of(int rank, size_t n) {
   float *x = malloc((n + 1) * sizeof *x);
@@ -45,8 +47,8 @@ static void check_replicas_agree(pith_comm *comm, const float *x, size_t n) {
   float *first = malloc((n + 1) * sizeof *first);
   memcpy(first, x, n * sizeof *x);
   CHECK_OK(pith_broadcast(comm, (pith_span){first, n, PITH_F32}, 0, NULL, NULL));
-  CHECK_MSG(n == 0 || memcmp(first, x, n * sizeof *x) == 0, "rank %d of %d holds other bits than rank 0", pith_comm_rank(comm),
-            pith_comm_ranks(comm));
+  CHECK_MSG(n == 0 || memcmp(first, x, n * sizeof *x) == 0, "rank %d of %d holds other bits than rank 0",
+            pith_comm_rank(comm), pith_comm_ranks(comm));
   free(first);
 }
 
@@ -126,7 +128,8 @@ static void allreduce_compressed(pith_comm *comm, void *argument) {
   float *x = tensor_of(rank, p->n), *y = calloc(p->n + 1, sizeof *y);
   for (uint64_t step = 0; step < 2; step++) {
     call.ctx.step = step;
-    CHECK_OK(pith_allreduce(comm, (pith_cspan){x, p->n, PITH_F32}, (pith_span){y, p->n, PITH_F32}, PITH_MEAN, &call, NULL));
+    CHECK_OK(
+        pith_allreduce(comm, (pith_cspan){x, p->n, PITH_F32}, (pith_span){y, p->n, PITH_F32}, PITH_MEAN, &call, NULL));
     check_replicas_agree(comm, y, p->n);
   }
   for (size_t i = 0; i < p->n && p->tolerance > 0; i++) {
@@ -139,14 +142,22 @@ static void allreduce_compressed(pith_comm *comm, void *argument) {
 }
 
 /* Tolerance as a part of the largest value: two roundings of half a unit; none where the method keeps few values. */
-static const plan compressed[] = {{"none", 3000, 1e-6},    {"fp16", 3000, 2e-3},        {"bf16", 3000, 2e-2},    {"q:8", 5000, 2e-2},
-                                  {"q:4", 5000, 0.3},      {"q:4,round=stochastic", 5000, 0.5}, {"ef/q:4", 5000, 0.5}, {"qsgd:64,norm=linf", 5000, 0.1},
-                                  {"natural", 2000, 2.0},  {"terngrad", 5000, 0},       {"signsgd", 9000, 0},    {"signum", 9000, 0},
-                                  {"efsignsgd", 9000, 0},  {"onebit", 3000, 0},         {"u8", 3000, 0.1},       {"inceptionn:0.5", 3000, 3e-3},
-                                  {"gq:8", 3000, 0.2},     {"drive", 9000, 0},          {"eden:4", 9000, 0},     {"hadamard/q:8", 5000, 0.1},
-                                  {"topk:0.1", 3000, 0},   {"ef/topk:0.1", 3000, 0},    {"randomk:0.1", 3000, 0}, {"threshold:100", 3000, 0.21},
-                                  {"dgc:0.1", 3000, 0},    {"adaptive:0.1", 3000, 0},   {"sketchml:256", 3000, 0.1}, {"powersgd:2", 2500, 0},
-                                  {"ef/powersgd:2", 2500, 0}, {"q:4", 0, 0.3},          {"topk:0.5", 1, 0},      {"q:4", 1, 0.3}};
+static const plan compressed[] = {{"none", 3000, 1e-6},        {"fp16", 3000, 2e-3},
+                                  {"bf16", 3000, 2e-2},        {"q:8", 5000, 2e-2},
+                                  {"q:4", 5000, 0.3},          {"q:4,round=stochastic", 5000, 0.5},
+                                  {"ef/q:4", 5000, 0.5},       {"qsgd:64,norm=linf", 5000, 0.1},
+                                  {"natural", 2000, 2.0},      {"terngrad", 5000, 0},
+                                  {"signsgd", 9000, 0},        {"signum", 9000, 0},
+                                  {"efsignsgd", 9000, 0},      {"onebit", 3000, 0},
+                                  {"u8", 3000, 0.1},           {"inceptionn:0.5", 3000, 3e-3},
+                                  {"gq:8", 3000, 0.2},         {"drive", 9000, 0},
+                                  {"eden:4", 9000, 0},         {"hadamard/q:8", 5000, 0.1},
+                                  {"topk:0.1", 3000, 0},       {"ef/topk:0.1", 3000, 0},
+                                  {"randomk:0.1", 3000, 0},    {"threshold:100", 3000, 0.21},
+                                  {"dgc:0.1", 3000, 0},        {"adaptive:0.1", 3000, 0},
+                                  {"sketchml:256", 3000, 0.1}, {"powersgd:2", 2500, 0},
+                                  {"ef/powersgd:2", 2500, 0},  {"q:4", 0, 0.3},
+                                  {"topk:0.5", 1, 0},          {"q:4", 1, 0.3}};
 
 TEST(compressed_replicas_are_identical_and_near_the_mean) {
   for (size_t c = 0; c < sizeof compressed / sizeof *compressed; c++) {
@@ -179,7 +190,8 @@ static void keep_result(pith_comm *comm, void *argument) {
   CHECK_OK(pith_codec_create(k->spec, &codec));
   call.codec = codec;
   float *x = tensor_of(pith_comm_rank(comm), k->n);
-  CHECK_OK(pith_allreduce(comm, (pith_cspan){x, k->n, PITH_F32}, (pith_span){x, k->n, PITH_F32}, PITH_MEAN, &call, NULL));
+  CHECK_OK(
+      pith_allreduce(comm, (pith_cspan){x, k->n, PITH_F32}, (pith_span){x, k->n, PITH_F32}, PITH_MEAN, &call, NULL));
   if (pith_comm_rank(comm) == 0) {
     memcpy(k->result, x, k->n * sizeof *x);
   }
@@ -211,7 +223,8 @@ static void everything_else(pith_comm *comm, void *argument) {
   float *x = tensor_of(rank, all), *y = calloc(all, sizeof *y);
   CHECK_OK(pith_barrier(comm, NULL));
 
-  CHECK_OK(pith_reduce_scatter(comm, (pith_cspan){x, all, PITH_F32}, (pith_span){y, n, PITH_F32}, NULL, PITH_SUM, NULL, NULL));
+  CHECK_OK(pith_reduce_scatter(comm, (pith_cspan){x, all, PITH_F32}, (pith_span){y, n, PITH_F32}, NULL, PITH_SUM, NULL,
+                               NULL));
   for (size_t i = 0; i < n; i++) {
     CHECK(y[i] == (float)sum_at(ranks, (size_t)rank * n + i));
   }
@@ -228,7 +241,8 @@ static void everything_else(pith_comm *comm, void *argument) {
     CHECK_OK(pith_broadcast(comm, (pith_span){y, all, PITH_F32}, root, NULL, NULL));
     CHECK(y[3] == value_of(root, 3) && y[all - 1] == value_of(root, all - 1));
     memset(y, 0, all * sizeof *y);
-    CHECK_OK(pith_reduce_to(comm, (pith_cspan){x, all, PITH_F32}, (pith_span){y, all, PITH_F32}, PITH_MAX, root, NULL, NULL));
+    CHECK_OK(pith_reduce_to(comm, (pith_cspan){x, all, PITH_F32}, (pith_span){y, all, PITH_F32}, PITH_MAX, root, NULL,
+                            NULL));
     CHECK(rank != root || y[0] >= x[0]);
     CHECK_OK(pith_gather(comm, (pith_cspan){x, n, PITH_F32}, (pith_span){y, all, PITH_F32}, NULL, root, NULL));
     CHECK(rank != root || y[all - 1] == value_of(ranks - 1, n - 1));
@@ -420,7 +434,8 @@ static void one_is_wrong(pith_comm *comm, void *argument) {
   if (kind == 0 && odd) {
     status = pith_barrier(comm, NULL);
   } else {
-    status = pith_allreduce(comm, (pith_cspan){x, n, PITH_F32}, (pith_span){x, n, PITH_F32}, PITH_SUM, kind >= 2 ? &call : NULL, NULL);
+    status = pith_allreduce(comm, (pith_cspan){x, n, PITH_F32}, (pith_span){x, n, PITH_F32}, PITH_SUM,
+                            kind >= 2 ? &call : NULL, NULL);
   }
   CHECK_MSG(status == PITH_ERR_MISMATCH || status == PITH_ERR_ABORTED || status == PITH_ERR_PEER, "rank %d got %s",
             pith_comm_rank(comm), pith_status_string(status));

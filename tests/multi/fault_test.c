@@ -1,6 +1,6 @@
 /*
- * What happens to the ranks of a comm when one of them dies, stalls, leaves, disagrees or lies: an error on every other rank, in
- * time, that says who it was; no hang, no crash, no wrong sum, nothing left behind.
+ * What happens to the ranks of a comm when one of them dies, stalls, leaves, disagrees or lies: an error on every other
+ * rank, in time, that says who it was; no hang, no crash, no wrong sum, nothing left behind.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -49,7 +49,8 @@ static void check_refused(pith_comm *comm, pith_status status, const char *text)
   float x = 0;
   CHECK_EQ(pith_barrier(comm, NULL), status);
   CHECK_STR(pith_error(), text);
-  CHECK_EQ(pith_allreduce(comm, (pith_cspan){&x, 1, PITH_F32}, (pith_span){&x, 1, PITH_F32}, PITH_SUM, NULL, NULL), status);
+  CHECK_EQ(pith_allreduce(comm, (pith_cspan){&x, 1, PITH_F32}, (pith_span){&x, 1, PITH_F32}, PITH_SUM, NULL, NULL),
+           status);
   CHECK_STR(pith_error(), text);
 }
 
@@ -78,11 +79,11 @@ static void reduce_until_error(pith_comm *comm, void *argument) {
   double took = pith__now() - s->harmed_at;
   char text[1024];
   snprintf(text, sizeof text, "%s", pith_error());
-  CHECK_MSG(status == PITH_ERR_PEER || status == PITH_ERR_ABORTED || status == PITH_ERR_TIMEOUT, "rank %d got %s: %s", rank,
-            pith_status_string(status), text);
+  CHECK_MSG(status == PITH_ERR_PEER || status == PITH_ERR_ABORTED || status == PITH_ERR_TIMEOUT, "rank %d got %s: %s",
+            rank, pith_status_string(status), text);
   CHECK_MSG(rank == s->victim || took < s->most, "rank %d was told after %.2f s", rank, took);
-  CHECK_MSG(rank == s->victim || names_rank(text, s->victim) || (s->hearsay && strstr(text, " is gone")), "rank %d, told of rank %d: \"%s\"",
-            rank, s->victim, text);
+  CHECK_MSG(rank == s->victim || names_rank(text, s->victim) || (s->hearsay && strstr(text, " is gone")),
+            "rank %d, told of rank %d: \"%s\"", rank, s->victim, text);
   check_refused(comm, status, text);
   pith_codec_destroy(codec);
   free(x);
@@ -231,7 +232,8 @@ static void one_leaves(pith_comm *comm, void *argument) {
   if (rank != leaver) {
     char text[1024];
     snprintf(text, sizeof text, "%s", pith_error());
-    CHECK_MSG(status == PITH_ERR_PEER || status == PITH_ERR_ABORTED, "rank %d got %s", rank, pith_status_string(status));
+    CHECK_MSG(status == PITH_ERR_PEER || status == PITH_ERR_ABORTED, "rank %d got %s", rank,
+              pith_status_string(status));
     CHECK_MSG(names_rank(text, leaver), "rank %d left, rank %d was told \"%s\"", leaver, rank, text);
     check_refused(comm, status, text);
   } else {
@@ -255,10 +257,11 @@ static void one_aborts(pith_comm *comm, void *argument) {
   float *x = calloc(n, sizeof *x), *y = calloc(n, sizeof *y);
   pith_request *first, *second;
   (void)reduce_once(comm, NULL, x, y, n); /* who is late hears of it here already */
-  pith_status submitted = pith_allreduce(comm, (pith_cspan){x, n, PITH_F32}, (pith_span){y, n, PITH_F32}, PITH_SUM, NULL, &first);
-  pith_status also = submitted == PITH_OK
-                         ? pith_allreduce(comm, (pith_cspan){x, n, PITH_F32}, (pith_span){x, n, PITH_F32}, PITH_SUM, NULL, &second)
-                         : submitted;
+  pith_status submitted =
+      pith_allreduce(comm, (pith_cspan){x, n, PITH_F32}, (pith_span){y, n, PITH_F32}, PITH_SUM, NULL, &first);
+  pith_status also = submitted == PITH_OK ? pith_allreduce(comm, (pith_cspan){x, n, PITH_F32},
+                                                           (pith_span){x, n, PITH_F32}, PITH_SUM, NULL, &second)
+                                          : submitted;
   if (pith_comm_rank(comm) == aborter) {
     pith_comm_abort(comm, "the disk is full");
   }
@@ -272,7 +275,8 @@ static void one_aborts(pith_comm *comm, void *argument) {
   do {
     status = pith_barrier(comm, NULL);
   } while (status == PITH_OK);
-  CHECK_MSG(status == PITH_ERR_ABORTED, "rank %d got %s: %s", pith_comm_rank(comm), pith_status_string(status), pith_error());
+  CHECK_MSG(status == PITH_ERR_ABORTED, "rank %d got %s: %s", pith_comm_rank(comm), pith_status_string(status),
+            pith_error());
   CHECK_MSG(strstr(pith_error(), "the disk is full") && names_rank(pith_error(), aborter), "rank %d was told \"%s\"",
             pith_comm_rank(comm), pith_error());
   free(x);
@@ -291,7 +295,8 @@ TEST(an_abort_tells_all_ranks_why) {
 static void leave_requests_behind(pith_comm *comm, void *argument) {
   pith_request **request = (pith_request **)argument + pith_comm_rank(comm);
   static float never[2][10];
-  CHECK_OK(pith_receive(comm, (pith_span){never[pith_comm_rank(comm)], 10, PITH_F32}, 1 - pith_comm_rank(comm), 3, request));
+  CHECK_OK(
+      pith_receive(comm, (pith_span){never[pith_comm_rank(comm)], 10, PITH_F32}, 1 - pith_comm_rank(comm), 3, request));
 }
 
 TEST(a_request_outlives_its_comm) {
@@ -310,9 +315,14 @@ TEST(a_request_outlives_its_comm) {
 typedef enum mistake { KIND, SIZE, TYPE, REDUCTION, SPEC, UNCOMPRESSED, LAYER, EXTRA, MISTAKES } mistake;
 
 static const char *const words[MISTAKES][2] = {
-    [KIND] = {"broadcast", "allreduce"}, [SIZE] = {"4999", "5000"},           [TYPE] = {"i32", "f32"},
-    [REDUCTION] = {"max", "sum"},        [SPEC] = {"q:3", "q:4"},             [UNCOMPRESSED] = {"uncompressed values", "q:4"},
-    [LAYER] = {"layer 5", "4"},          [EXTRA] = {"barrier", "allreduce"},
+    [KIND] = {"broadcast", "allreduce"},
+    [SIZE] = {"4999", "5000"},
+    [TYPE] = {"i32", "f32"},
+    [REDUCTION] = {"max", "sum"},
+    [SPEC] = {"q:3", "q:4"},
+    [UNCOMPRESSED] = {"uncompressed values", "q:4"},
+    [LAYER] = {"layer 5", "4"},
+    [EXTRA] = {"barrier", "allreduce"},
 };
 
 /* One allreduce, on rank 1 with a mistake. */
@@ -333,7 +343,8 @@ static pith_status call_wrongly(pith_comm *comm, mistake m, float *x, float *y, 
     status = pith_allreduce(comm, (pith_cspan){x, n, dtype}, (pith_span){y, n, dtype}, reduce, &call, NULL);
   }
   pith_codec_destroy(codec);
-  return status == PITH_OK ? pith_barrier(comm, NULL) : status; /* what was only sent may be complete before anybody objects */
+  return status == PITH_OK ? pith_barrier(comm, NULL)
+                           : status; /* what was only sent may be complete before anybody objects */
 }
 
 static void one_makes_a_mistake(pith_comm *comm, void *argument) {
@@ -346,10 +357,11 @@ static void one_makes_a_mistake(pith_comm *comm, void *argument) {
   pith_status status = call_wrongly(comm, m, x, y, n);
   char text[1024];
   snprintf(text, sizeof text, "%s", pith_error());
-  CHECK_MSG(status == PITH_ERR_MISMATCH || status == PITH_ERR_ABORTED, "mistake %d: rank %d got %s: %s", (int)m, pith_comm_rank(comm),
-            pith_status_string(status), text);
+  CHECK_MSG(status == PITH_ERR_MISMATCH || status == PITH_ERR_ABORTED, "mistake %d: rank %d got %s: %s", (int)m,
+            pith_comm_rank(comm), pith_status_string(status), text);
   CHECK_MSG(names_rank(text, 1), "mistake %d: the error says \"%s\"", (int)m, text);
-  for (size_t i = 0; i < 2 && !strstr(text, "has finished its operation"); i++) { /* what each side did, in words, on every rank */
+  for (size_t i = 0; i < 2 && !strstr(text, "has finished its operation");
+       i++) { /* what each side did, in words, on every rank */
     CHECK_MSG(strstr(text, words[m][i]), "mistake %d: \"%s\" is not in \"%s\"", (int)m, words[m][i], text);
   }
   CHECK_MSG(!strstr(text, "0x"), "mistake %d: the error shows a hash: \"%s\"", (int)m, text);
@@ -375,8 +387,8 @@ static void roots_differ(pith_comm *comm, void *argument) {
   float x[64] = {0}, y[64];
   int root = pith_comm_rank(comm) == 1;
   pith_status status = *(int *)argument ? pith_broadcast(comm, (pith_span){x, 64, PITH_F32}, root, NULL, NULL)
-                                        : pith_reduce_to(comm, (pith_cspan){x, 64, PITH_F32}, (pith_span){y, 64, PITH_F32}, PITH_SUM,
-                                                         root, NULL, NULL);
+                                        : pith_reduce_to(comm, (pith_cspan){x, 64, PITH_F32},
+                                                         (pith_span){y, 64, PITH_F32}, PITH_SUM, root, NULL, NULL);
   status = status == PITH_OK ? pith_barrier(comm, NULL) : status;
   CHECK_MSG(status == PITH_ERR_MISMATCH || status == PITH_ERR_ABORTED, "rank %d got %s", pith_comm_rank(comm),
             pith_status_string(status));
@@ -417,7 +429,8 @@ static void damage(uint8_t *bytes, size_t size, size_t from) {
 }
 
 /* A few bytes at a time, so that there is one place to strike. */
-static pith_status send_damaged(pith_transport *transport, int peer, const struct iovec *pieces, int count, size_t *taken) {
+static pith_status send_damaged(pith_transport *transport, int peer, const struct iovec *pieces, int count,
+                                size_t *taken) {
   uint8_t bytes[4096];
   size_t size = pieces[0].iov_len < sizeof bytes ? pieces[0].iov_len : sizeof bytes;
   if (peer != middle.peer) {
@@ -493,10 +506,12 @@ static void suffer(pith_comm *comm, void *argument) {
       for (int r = 0; r < ranks; r++) {
         sum += value_of(r, i);
       }
-      CHECK_MSG(y[i] == sum, "attack %d at byte %zu: value %zu is %g, not %g", (int)a->kind, a->at, i, (double)y[i], (double)sum);
+      CHECK_MSG(y[i] == sum, "attack %d at byte %zu: value %zu is %g, not %g", (int)a->kind, a->at, i, (double)y[i],
+                (double)sum);
     }
   }
-  CHECK_MSG(status != PITH_OK || rank == 1, "attack %d at byte %zu was not noticed by rank %d", (int)a->kind, a->at, rank);
+  CHECK_MSG(status != PITH_OK || rank == 1, "attack %d at byte %zu was not noticed by rank %d", (int)a->kind, a->at,
+            rank);
   free(x);
   free(y);
 }
@@ -545,18 +560,42 @@ static pith_frame forge(unsigned trick, uint64_t count, uint8_t *payload, size_t
                   .tag = PITH_TAG(0, 0)};
   *size = (size_t)count / 2 * sizeof(float);
   switch (trick) {
-    case 0: *size += 4; break;                 /* more than there is room for */
-    case 1: *size -= 4; break;                 /* less than the values need */
-    case 2: *size = 0; break;
-    case 3: f.length = UINT64_MAX; break;
-    case 4: f.length = (uint64_t)1 << 39; break;
-    case 5: f.kind = 77; break;
-    case 6: f.kind = PITH_FRAME_ABORT; break;  /* too long for a notice */
-    case 7: f.operation = 999; break;
-    case 8: f.sequence = 0; break;
-    case 9: f.count++; break;
-    case 10: f.flags ^= 1; break;
-    default: f.version = 9; break;
+    case 0:
+      *size += 4;
+      break; /* more than there is room for */
+    case 1:
+      *size -= 4;
+      break; /* less than the values need */
+    case 2:
+      *size = 0;
+      break;
+    case 3:
+      f.length = UINT64_MAX;
+      break;
+    case 4:
+      f.length = (uint64_t)1 << 39;
+      break;
+    case 5:
+      f.kind = 77;
+      break;
+    case 6:
+      f.kind = PITH_FRAME_ABORT;
+      break; /* too long for a notice */
+    case 7:
+      f.operation = 999;
+      break;
+    case 8:
+      f.sequence = 0;
+      break;
+    case 9:
+      f.count++;
+      break;
+    case 10:
+      f.flags ^= 1;
+      break;
+    default:
+      f.version = 9;
+      break;
   }
   f.length = f.length ? f.length : *size;
   (void)payload;

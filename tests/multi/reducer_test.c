@@ -1,4 +1,5 @@
-/* The reducer: layers by name and rule, joined small ones, checkpoints that resume, slips that are told before the first step. */
+/* The reducer: layers by name and rule, joined small ones, checkpoints that resume, slips that are told before the
+ * first step. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -8,8 +9,8 @@
 
 #define LAYERS 12
 
-static const size_t shapes[LAYERS][2] = {{64, 32}, {1, 32}, {128, 64}, {1, 64}, {100, 100}, {7, 3},
-                                         {1, 10},  {40, 60}, {1, 1},   {33, 65}, {2, 2},    {512, 16}};
+static const size_t shapes[LAYERS][2] = {{64, 32}, {1, 32},  {128, 64}, {1, 64},  {100, 100}, {7, 3},
+                                         {1, 10},  {40, 60}, {1, 1},    {33, 65}, {2, 2},     {512, 16}};
 
 static size_t size_of(size_t layer) { return shapes[layer][0] * shapes[layer][1]; }
 
@@ -31,7 +32,8 @@ static pith_reducer *make(pith_comm *comm, const char *rules) {
     char name[32];
     size_t index, flat = size_of(l);
     name_layer(l, name);
-    CHECK_OK(pith_reducer_add(r, name, shapes[l][0] == 1 ? &flat : shapes[l], shapes[l][0] == 1 ? 1 : 2, PITH_F32, &index));
+    CHECK_OK(
+        pith_reducer_add(r, name, shapes[l][0] == 1 ? &flat : shapes[l], shapes[l][0] == 1 ? 1 : 2, PITH_F32, &index));
     CHECK_EQ(index, l);
   }
   return r;
@@ -162,7 +164,8 @@ static void swap_checkpoints(pith_comm *comm, void *argument) {
   CHECK_OK(pith_barrier(comm, NULL));
   const pith_out *other = &saved_by[1 - rank];
   CHECK_STATUS(pith_reducer_load(r, (pith_bytes){other->data, other->size}), PITH_ERR_STATE);
-  CHECK_ERROR_SAYS(rank == 0 ? "saved by rank 1 of 2, and this is rank 0: " : "saved by rank 0 of 2, and this is rank 1: ");
+  CHECK_ERROR_SAYS(rank == 0 ? "saved by rank 1 of 2, and this is rank 0: "
+                             : "saved by rank 0 of 2, and this is rank 1: ");
   CHECK_ERROR_SAYS("each rank loads what it saved itself");
   gradients a = take_step(r, rank, 1); /* the refused checkpoint has changed nothing */
   CHECK_OK(pith_reducer_load(untouched, (pith_bytes){saved_by[rank].data, saved_by[rank].size}));
@@ -237,7 +240,8 @@ static void alone(pith_comm *comm, size_t layer, pith_state *state, const pith_c
   name_layer(layer, name);
   call.codec = codec;
   call.state = state;
-  call.ctx.seed = 5, call.ctx.step = step, call.ctx.layer = pith__hash64(name, strlen(name), 0); /* what a reducer counts by */
+  call.ctx.seed = 5, call.ctx.step = step,
+  call.ctx.layer = pith__hash64(name, strlen(name), 0); /* what a reducer counts by */
   for (size_t i = 0; i < size_of(layer); i++) {
     x[i] = gradient_of(pith_comm_rank(comm), step, layer, i);
   }
@@ -245,7 +249,8 @@ static void alone(pith_comm *comm, size_t layer, pith_state *state, const pith_c
   CHECK_OK(pith_allreduce(comm, (pith_cspan){x, size_of(layer), PITH_F32}, span, PITH_MEAN, &call, NULL));
 }
 
-/* Joined or not, a layer is reduced to the same bits. Not for random numbers of results, which depend on who owns them. */
+/* Joined or not, a layer is reduced to the same bits. Not for random numbers of results, which depend on who owns them.
+ */
 static void compare_joined(pith_comm *comm, void *argument) {
   const char *spec = argument;
   pith_codec *codec;
@@ -262,7 +267,8 @@ static void compare_joined(pith_comm *comm, void *argument) {
     for (size_t l = 0; l < LAYERS; l++) {
       float *x = malloc(size_of(l) * sizeof *x);
       alone(comm, l, state[l], codec, step, x);
-      CHECK_MSG(memcmp(g.layer[l], x, size_of(l) * sizeof *x) == 0, "%s: layer %zu on rank %d in step %llu", spec, l, pith_comm_rank(comm), (unsigned long long)step);
+      CHECK_MSG(memcmp(g.layer[l], x, size_of(l) * sizeof *x) == 0, "%s: layer %zu on rank %d in step %llu", spec, l,
+                pith_comm_rank(comm), (unsigned long long)step);
       free(x);
     }
     release(&g);
@@ -279,7 +285,7 @@ TEST_WITHIN(layers_are_reduced_to_the_same_bits_joined_or_alone, 60) {
   for (size_t s = 0; s < sizeof specs / sizeof *specs; s++) {
     ranks_run("inproc", 2 + (int)(s % 3), s % 2 ? 4096 : 0, compare_joined, (void *)(uintptr_t)specs[s]);
   }
-  ranks_run_hosts("inproc", 5, 2, 0, NULL, compare_joined, (void *)(uintptr_t) "ef/q:4");
+  ranks_run_hosts("inproc", 5, 2, 0, NULL, compare_joined, (void *)(uintptr_t)"ef/q:4");
 }
 
 /* Rounds of joined layers travel together: no more messages than one layer alone would send. */
@@ -295,7 +301,8 @@ static void count_messages(pith_comm *comm, void *argument) {
   CHECK_OK(pith_comm_traffic(comm, "allreduce", &after));
   CHECK_EQ(after.operations - before.operations, 1);
   CHECK_EQ(after.uncompressed - before.uncompressed, 0);
-  CHECK(after.messages - before.messages <= 2 * 2 * (uint64_t)(pith_comm_ranks(comm) - 1)); /* two rounds, two steps each */
+  CHECK(after.messages - before.messages <=
+        2 * 2 * (uint64_t)(pith_comm_ranks(comm) - 1)); /* two rounds, two steps each */
   pith_reducer_destroy(r);
 }
 
@@ -318,7 +325,8 @@ static void count_layers(pith_comm *comm, void *argument) {
     double ratio = (double)info.traffic.sent_bytes / (double)info.traffic.raw_bytes;
     CHECK_EQ(info.traffic.operations, 4);
     CHECK_EQ(info.traffic.uncompressed, plain ? 4 : 0);
-    CHECK(info.traffic.raw_bytes > 4 * info.bytes - 8 && info.traffic.raw_bytes <= 4 * info.bytes + 4 * info.bytes / 2); /* some share padding */
+    CHECK(info.traffic.raw_bytes > 4 * info.bytes - 8 &&
+          info.traffic.raw_bytes <= 4 * info.bytes + 4 * info.bytes / 2); /* some share padding */
     CHECK_MSG(plain ? ratio > 0.9 : ratio < 0.4, "layer %s as %s: %g", info.name, info.spec, ratio);
     CHECK(info.traffic.wire > 0 && info.traffic.encode >= 0 && info.traffic.decode >= 0);
     CHECK(info.reason && *info.reason);

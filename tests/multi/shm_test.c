@@ -1,6 +1,6 @@
 /*
- * shm: ranks as processes. Beside the laws of all transports: what peers and strangers can do wrong in shared memory and at
- * the socket, and how much memory there is.
+ * shm: ranks as processes. Beside the laws of all transports: what peers and strangers can do wrong in shared memory
+ * and at the socket, and how much memory there is.
  */
 #include "transport/shm.h"
 

@@ -1,6 +1,6 @@
 /*
- * Several threads of a rank: those of the caller, who send, receive and ask at once, and those of the library, who share encoding and
- * decoding, with the same bits as one and the same errors.
+ * Several threads of a rank: those of the caller, who send, receive and ask at once, and those of the library, who
+ * share encoding and decoding, with the same bits as one and the same errors.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -201,7 +201,8 @@ static void reduce_some(pith_comm *comm, void *argument) {
       x[i] = (float)((i * 7919 + (size_t)(step * 31 + pith_comm_rank(comm)) * 104729) % 2001) * 0.001f - 1.0f;
     }
     call.ctx.step = (uint64_t)step;
-    CHECK_OK(pith_allreduce(comm, (pith_cspan){x, VALUES, PITH_F32}, (pith_span){y, VALUES, PITH_F32}, PITH_MEAN, &call, NULL));
+    CHECK_OK(pith_allreduce(comm, (pith_cspan){x, VALUES, PITH_F32}, (pith_span){y, VALUES, PITH_F32}, PITH_MEAN, &call,
+                            NULL));
     if (pith_comm_rank(comm) == 0) {
       memcpy(t->results + step * VALUES, y, VALUES * sizeof *y);
     }
@@ -214,10 +215,12 @@ static void reduce_some(pith_comm *comm, void *argument) {
 
 /* Chunks must be long enough to be shared. */
 TEST(threads_make_the_same_bits) {
-  static const char *const specs[] = {"q:4", "q:3,round=stochastic", "ef/q:2", "terngrad", "signsgd", "efsignsgd", "hadamard/q:4",
-                                      "momentum/q:8", "bf16", "ef/topk:0.01", "ef/powersgd:2"};
+  static const char *const specs[] = {
+      "q:4",          "q:3,round=stochastic", "ef/q:2", "terngrad",     "signsgd",      "efsignsgd",
+      "hadamard/q:4", "momentum/q:8",         "bf16",   "ef/topk:0.01", "ef/powersgd:2"};
   size_t bytes = STEPS * VALUES * sizeof(float);
-  float *one = mmap(NULL, 2 * bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0), *many = one + STEPS * VALUES;
+  float *one = mmap(NULL, 2 * bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0),
+        *many = one + STEPS * VALUES;
   CHECK(one != MAP_FAILED);
   for (size_t s = 0; s < sizeof specs / sizeof *specs; s++) {
     setenv("PITH_THREADS", "1", 1);
@@ -246,7 +249,8 @@ TEST(too_many_threads_are_an_error) {
 static pith_status fail_behind(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
                                const pith_feed_scratch *scratch, const pith_ctx *ctx) {
   (void)codec, (void)state, (void)src, (void)out, (void)scratch;
-  return ctx->offset ? pith_fail(PITH_ERR_CORRUPT, "something is wrong at value %llu", (unsigned long long)ctx->offset) : PITH_OK;
+  return ctx->offset ? pith_fail(PITH_ERR_CORRUPT, "something is wrong at value %llu", (unsigned long long)ctx->offset)
+                     : PITH_OK;
 }
 
 TEST(an_error_of_any_thread_is_told) {
@@ -260,7 +264,8 @@ TEST(an_error_of_any_thread_is_told) {
   CHECK_OK(pith_codec_create("q:4", &codec));
   CHECK_OK(pith__crew_create(2, &crew));
   pith_out out = {bytes, sizeof bytes, 0};
-  CHECK_EQ(pith__shared_encode(crew, fail_behind, codec, NULL, (pith_cspan){x, N, PITH_F32}, &out, scratch, &ctx), PITH_ERR_CORRUPT);
+  CHECK_EQ(pith__shared_encode(crew, fail_behind, codec, NULL, (pith_cspan){x, N, PITH_F32}, &out, scratch, &ctx),
+           PITH_ERR_CORRUPT);
   CHECK_STR(pith_error(), "something is wrong at value 32768");
   pith__crew_destroy(crew);
   pith_codec_destroy(codec);

@@ -1,6 +1,6 @@
 /*
- * ucx: ranks as processes and as threads, over UCX's shared memory, its TCP, and what it chooses. Beside the laws of all transports:
- * addresses that lie.
+ * ucx: ranks as processes and as threads, over UCX's shared memory, its TCP, and what it chooses. Beside the laws of
+ * all transports: addresses that lie.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,8 +9,8 @@
 #include "transport/module.h"
 #include "transport_laws.h"
 
-/* The module, or the reason why this test cannot run. UCX leaves memory behind when a process ends; what Pith's side of it
- * allocates is freed in close, which nothing_leaks looks at by its descriptors. */
+/* The module, or the reason why this test cannot run. UCX leaves memory behind when a process ends; what Pith's side of
+ * it allocates is freed in close, which nothing_leaks looks at by its descriptors. */
 static const pith_transport_ops *ucx(const char *networks) {
   const pith_transport_ops *ops;
   setenv("PITH_MODULE_PATH", MODULES, 1);
@@ -55,8 +55,8 @@ TEST(nothing_leaks_over_tcp) { law_nothing_leaks(OVER_TCP); }
 
 /* ---- Death in the middle ----------------------------------------------------------------------------------------- */
 
-/* Rank 1 dies at some moment, while all send as much as they can. The others notice, wherever they are, and can leave. Not
- * while links are made: UCX 1.13 itself does not always survive that. */
+/* Rank 1 dies at some moment, while all send as much as they can. The others notice, wherever they are, and can leave.
+ * Not while links are made: UCX 1.13 itself does not always survive that. */
 static void talk_to_the_dying(world_rank *me) {
   enum { BYTES = 100000 };
   uint8_t *bytes = calloc(1, BYTES);

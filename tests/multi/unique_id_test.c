@@ -24,7 +24,8 @@ static void *be_rank(void *argument) {
   float one = 1;
   r->status = pith_comm_create(&r->config, &comm);
   if (r->status == PITH_OK) {
-    r->status = pith_allreduce(comm, (pith_cspan){&one, 1, PITH_F32}, (pith_span){&r->sum, 1, PITH_F32}, PITH_SUM, NULL, NULL);
+    r->status =
+        pith_allreduce(comm, (pith_cspan){&one, 1, PITH_F32}, (pith_span){&r->sum, 1, PITH_F32}, PITH_SUM, NULL, NULL);
   }
   snprintf(r->error, sizeof r->error, "%s", r->status == PITH_OK ? "" : pith_error());
   pith_comm_destroy(comm);
@@ -33,8 +34,13 @@ static void *be_rank(void *argument) {
 
 static void run_ranks(rank_thread *ranks, const pith_unique_id *id) {
   for (int i = 0; i < RANKS; i++) {
-    ranks[i].config = (pith_config){.size = sizeof(pith_config), .rank = i, .ranks = RANKS, .timeout = 20, .id = id,
-                                    .transport = "tcp", .secret = ranks[i].config.secret};
+    ranks[i].config = (pith_config){.size = sizeof(pith_config),
+                                    .rank = i,
+                                    .ranks = RANKS,
+                                    .timeout = 20,
+                                    .id = id,
+                                    .transport = "tcp",
+                                    .secret = ranks[i].config.secret};
     CHECK_EQ(pthread_create(&ranks[i].thread, NULL, be_rank, &ranks[i]), 0);
   }
   for (int i = 0; i < RANKS; i++) {
@@ -109,7 +115,12 @@ TEST(who_does_not_have_the_secret_of_an_id_stays_outside) {
   CHECK_OK(pith__unique_id_read(&id, &content));
   rank_thread first = {.config = {.size = sizeof(pith_config), .rank = 0, .ranks = 2, .timeout = 3, .id = &id}};
   CHECK_EQ(pthread_create(&first.thread, NULL, be_rank, &first), 0);
-  pith_config stranger = {.size = sizeof stranger, .rank = 1, .ranks = 2, .timeout = 3, .host = content.hosts, .port = content.port,
+  pith_config stranger = {.size = sizeof stranger,
+                          .rank = 1,
+                          .ranks = 2,
+                          .timeout = 3,
+                          .host = content.hosts,
+                          .port = content.port,
                           .secret = "a guess"};
   CHECK(pith_comm_create(&stranger, &comm) != PITH_OK);
   pthread_join(first.thread, NULL);

@@ -19,12 +19,19 @@ static void decode_block(const pith_value *a, const uint8_t *in, size_t n, float
   (void)a, (void)in, (void)n, (void)dst, (void)mode, (void)index, (void)ctx;
 }
 
-#define CODEC(codec_name, id)                                                                             \
-  {                                                                                                       \
-    .size = sizeof(pith_codec_ops), .name = codec_name, .family = "test", .summary = "none", .bits = "8", \
-    .wire_id = id, .caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED, .params = params, .block = block,           \
-    .block_bound = block_bound, .encode_block = encode_block, .decode_block = decode_block                \
-  }
+#define CODEC(codec_name, id)                 \
+  {.size = sizeof(pith_codec_ops),            \
+   .name = codec_name,                        \
+   .family = "test",                          \
+   .summary = "none",                         \
+   .bits = "8",                               \
+   .wire_id = id,                             \
+   .caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED, \
+   .params = params,                          \
+   .block = block,                            \
+   .block_bound = block_bound,                \
+   .encode_block = encode_block,              \
+   .decode_block = decode_block}
 
 static pith_codec_ops good = CODEC("fine", 0x8100), flawed = CODEC("flawed", 0x8101);
 

@@ -9,7 +9,8 @@
 
 enum { LAYERS = 6, RANKS_MOST = 6, STEPS = 3 };
 
-static const char *const specs[] = {"q:4", "ef/q:2,bucket=128", "onebit", "signsgd", "bf16", "momentum/sign,bucket=64", "none", "u8"};
+static const char *const specs[] = {"q:4",  "ef/q:2,bucket=128",       "onebit", "signsgd",
+                                    "bf16", "momentum/sign,bucket=64", "none",   "u8"};
 
 typedef struct model {
   int ranks;
@@ -82,7 +83,8 @@ static void step_once(model *m, const pith_ctx *ctx, float *x[RANKS_MOST][LAYERS
   swap_parts(m, parts, received);
   for (int r = 0; r < m->ranks; r++) {
     size_t size = pith_bucket_bytes(m->bucket[r], r);
-    CHECK_OK(pith_bucket_reduce(m->bucket[r], (pith_bytes){received[r], size * (size_t)m->ranks}, PITH_MEAN, ctx, results + at));
+    CHECK_OK(pith_bucket_reduce(m->bucket[r], (pith_bytes){received[r], size * (size_t)m->ranks}, PITH_MEAN, ctx,
+                                results + at));
     at += size;
   }
   for (int r = 0; r < m->ranks; r++) {
@@ -93,13 +95,20 @@ static void step_once(model *m, const pith_ctx *ctx, float *x[RANKS_MOST][LAYERS
 static void check_layer(const model *m, size_t l, const pith_ctx *given, float *const *before, float *const *after) {
   float *wanted = law_floats(m->n[l]);
   pith_ctx ctx = *given;
-  reference r = {m->codec[l], "sra", NULL, m->ranks, 1, m->n[l], PITH_MEAN, (pith_state **)(uintptr_t)m->mine[l],
+  reference r = {m->codec[l],
+                 "sra",
+                 NULL,
+                 m->ranks,
+                 1,
+                 m->n[l],
+                 PITH_MEAN,
+                 (pith_state **)(uintptr_t)m->mine[l],
                  (pith_state **)(uintptr_t)m->results[l]};
   ctx.layer = l;
   reference_allreduce(&r, before, &ctx, wanted);
   for (int rank = 0; rank < m->ranks; rank++) {
-    CHECK_MSG(memcmp(after[rank], wanted, m->n[l] * sizeof *wanted) == 0, "%s, %zu values, rank %d of %d", pith_codec_spec(m->codec[l]),
-              m->n[l], rank, m->ranks);
+    CHECK_MSG(memcmp(after[rank], wanted, m->n[l] * sizeof *wanted) == 0, "%s, %zu values, rank %d of %d",
+              pith_codec_spec(m->codec[l]), m->n[l], rank, m->ranks);
   }
 }
 
@@ -150,11 +159,13 @@ TEST(what_cannot_be_in_a_bucket_is_refused) {
   CHECK_OK(pith_codec_create("q:4", &q));
   CHECK_STATUS(pith_bucket_create(0, 2, &(pith_bucket_layer){.codec = topk, .n = 1000}, 1, &b), PITH_ERR_UNSUPPORTED);
   CHECK_STATUS(pith_bucket_create(2, 2, &(pith_bucket_layer){.codec = q, .n = 1000}, 1, &b), PITH_ERR_ARGUMENT);
-  CHECK_STATUS(pith_bucket_create(0, 2, &(pith_bucket_layer){.codec = q, .n = 1000, .dtype = PITH_I32}, 1, &b), PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith_bucket_create(0, 2, &(pith_bucket_layer){.codec = q, .n = 1000, .dtype = PITH_I32}, 1, &b),
+               PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_bucket_create(0, 2, &(pith_bucket_layer){.codec = q, .n = SIZE_MAX / 8}, 1, &b), PITH_ERR_ARGUMENT);
   CHECK_OK(pith_bucket_create(0, 2, &(pith_bucket_layer){.codec = q, .n = 1000}, 1, &b));
   size_t mine = pith_bucket_bytes(b, 0), all = mine + pith_bucket_bytes(b, 1);
-  CHECK_STATUS(pith_bucket_reduce(b, (pith_bytes){bytes, 2 * mine - 1}, PITH_SUM, NULL, bytes + 2048), PITH_ERR_CORRUPT);
+  CHECK_STATUS(pith_bucket_reduce(b, (pith_bytes){bytes, 2 * mine - 1}, PITH_SUM, NULL, bytes + 2048),
+               PITH_ERR_CORRUPT);
   CHECK_STATUS(pith_bucket_reduce(b, (pith_bytes){bytes, 2 * mine}, PITH_MAX, NULL, bytes + 2048), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_bucket_decode(b, (pith_bytes){bytes, all + 1}, NULL, (void *const *)&dst), PITH_ERR_CORRUPT);
   CHECK_EQ(pith_bucket_bytes(b, 2), 0);

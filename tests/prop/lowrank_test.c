@@ -230,7 +230,9 @@ TEST(the_residual_of_a_rank_is_what_the_mean_did_not_give) {
 }
 
 TEST(a_matrix_not_worth_factoring_travels_as_it_is) {
-  static const struct { size_t n, rows; } small[] = {{0, 0}, {1, 1}, {100, 10}, {1000, 1}, {1000, 1000}, {63, 0}};
+  static const struct {
+    size_t n, rows;
+  } small[] = {{0, 0}, {1, 1}, {100, 10}, {1000, 1}, {1000, 1000}, {63, 0}};
   for (size_t k = 0; k < sizeof small / sizeof *small; k++) {
     group g = group_of("ef/powersgd:4", 2, small[k].n, small[k].rows, (pith_dtype)test_below(3));
     pith_round round;

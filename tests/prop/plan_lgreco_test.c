@@ -1,4 +1,5 @@
-/* The programme against brute force: the least cost within the budget, on small problems; its promises, on large ones. */
+/* The programme against brute force: the least cost within the budget, on small problems; its promises, on large ones.
+ */
 #include <math.h>
 #include <stdlib.h>
 

@@ -1,4 +1,5 @@
-/* Samples of large layers: tables from some of the blocks on each rank are near to those from all, and so are the plans made of them. */
+/* Samples of large layers: tables from some of the blocks on each rank are near to those from all, and so are the plans
+ * made of them. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -22,8 +23,8 @@ static pith_profile *make_profile(void) {
   return profile;
 }
 
-/* Rows of very different magnitude, a fifth of them zero as in embeddings; layers of different magnitude, too. Magnitudes stay from step to
- * step and are those of all ranks. */
+/* Rows of very different magnitude, a fifth of them zero as in embeddings; layers of different magnitude, too.
+ * Magnitudes stay from step to step and are those of all ranks. */
 static void choose_scales(double scale[ROWS], size_t layer) {
   for (size_t i = 0; i < ROWS; i++) {
     scale[i] = test_below(5) ? exp(0.7 * test_normal() + (double)layer - 3) : 0;
@@ -65,7 +66,8 @@ TEST(samples_tell_what_the_whole_would) {
       CHECK_OK(pith_profile_get(whole, l, c, &all_bytes, &all_error));
       CHECK_OK(pith_profile_get(sampled, l, c, &bytes, &error));
       CHECK(bytes == all_bytes);
-      CHECK_MSG(fabs(error / all_error - 1) < 0.2, "layer %zu, %s: %g instead of %g", l, pith_profile_candidate(whole, c), error, all_error);
+      CHECK_MSG(fabs(error / all_error - 1) < 0.2, "layer %zu, %s: %g instead of %g", l,
+                pith_profile_candidate(whole, c), error, all_error);
     }
   }
   pith_profile_destroy(whole);

@@ -1,6 +1,6 @@
 /*
- * What the tests of the sparsifiers share. The codecs are called through their tables, so that SUB and CLEAR can be seen
- * by themselves; buffers have exactly the promised sizes, for sanitizers to watch.
+ * What the tests of the sparsifiers share. The codecs are called through their tables, so that SUB and CLEAR can be
+ * seen by themselves; buffers have exactly the promised sizes, for sanitizers to watch.
  */
 #ifndef PITH_TESTS_SPARSE_CODER_H
 #define PITH_TESTS_SPARSE_CODER_H

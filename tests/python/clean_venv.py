@@ -42,30 +42,53 @@ class CleanVenv:
         self.bin = folder / "bin"
         self.python = self.bin / "python"
         self._home = folder
-        packages = Path(self.output(self.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+        packages = Path(
+            self.output(
+                self.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"
+            ).strip()
+        )
         for distribution in required_by("torch").values():
             self._link(distribution, packages)
 
     def _link(self, distribution: importlib.metadata.Distribution, packages: Path) -> None:
-        tops = {file.parts[0] for file in distribution.files or [] if file.parts[0] not in ("..", "__pycache__")}
+        tops = {
+            file.parts[0]
+            for file in distribution.files or []
+            if file.parts[0] not in ("..", "__pycache__")
+        }
         assert tops, f"{distribution.name} has no list of its files"
         for top in tops:
             (packages / top).symlink_to(Path(str(distribution.locate_file(top))))
         for entry in distribution.entry_points:
             if entry.group == "console_scripts":
                 script = self.bin / entry.name
-                script.write_text(f"#!{self.python}\nimport sys\nfrom {entry.module} import {entry.attr} as main\nsys.exit(main())\n")
+                script.write_text(
+                    f"#!{self.python}\nimport sys\nfrom {entry.module} import {entry.attr} as main\nsys.exit(main())\n"
+                )
                 script.chmod(0o755)
 
     @property
     def environment(self) -> dict[str, str]:
         """What a user has who has activated it: nothing of the environment that the tests run in."""
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("PITH_", "PYTHON", "VIRTUAL_ENV"))}
-        return kept | {"PATH": f"{self.bin}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "VIRTUAL_ENV": str(self._home)}
+        kept = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("PITH_", "PYTHON", "VIRTUAL_ENV"))
+        }
+        return kept | {
+            "PATH": f"{self.bin}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+            "VIRTUAL_ENV": str(self._home),
+        }
 
     def run(self, *command: Any, **options: Any) -> subprocess.CompletedProcess[str]:
         environment = self.environment | options.pop("env", {})
-        return subprocess.run([str(part) for part in command], env=environment, capture_output=True, text=True, **options)
+        return subprocess.run(
+            [str(part) for part in command],
+            env=environment,
+            capture_output=True,
+            text=True,
+            **options,
+        )
 
     def output(self, *command: Any, **options: Any) -> str:
         """What a command that must succeed prints."""
@@ -75,5 +98,14 @@ class CleanVenv:
 
     def install(self, *what: str) -> None:
         """By the pip of the tests, offline: what is required has to be here already."""
-        pip = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet", "--no-index"]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            str(self.python),
+            "install",
+            "--quiet",
+            "--no-index",
+        ]
         self.output(*pip, *what)

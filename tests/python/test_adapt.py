@@ -180,7 +180,11 @@ def plan_in_training(rank: int, size: int) -> list[Any]:
         for name in BACKENDS:
             _, history = train_with(by_name[name], rank, spec, 42)
             specs = [[spec for spec, _ in table] for _, table in history]
-            assert specs[2][2] == ("ef/topk:0.05" if "topk" in spec else "q:4"), (spec, name, specs[:6])
+            assert specs[2][2] == ("ef/topk:0.05" if "topk" in spec else "q:4"), (
+                spec,
+                name,
+                specs[:6],
+            )
             assert "warm-up" in history[2][1][2][1]
             assert "plan of step 4" in history[4][1][2][1]
             assert history[-1][1][3] == ("none", "one dimension")

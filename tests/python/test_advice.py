@@ -15,7 +15,14 @@ from pith.torch._advice import Advice  # noqa: E402
 from pith.torch._layers import Layer  # noqa: E402
 
 
-def warned(monkeypatch: Any, optimizer: Any, spec: str, adaptive: str = "auto", reason: str = "auto, since step 100", rank: int = 0) -> list[str]:
+def warned(
+    monkeypatch: Any,
+    optimizer: Any,
+    spec: str,
+    adaptive: str = "auto",
+    reason: str = "auto, since step 100",
+    rank: int = 0,
+) -> list[str]:
     """What 200 steps of it say."""
     monkeypatch.setattr(dist, "get_rank", lambda: rank)
     parameter = torch.nn.Parameter(torch.ones(64, 64))
@@ -38,11 +45,17 @@ def momentum(parameters: Any) -> Any:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def test_optimizers_that_keep_moments_are_warned_of_gradients_that_come_late(monkeypatch: Any) -> None:
+def test_optimizers_that_keep_moments_are_warned_of_gradients_that_come_late(
+    monkeypatch: Any,
+) -> None:
     for optimizer, name in ((torch.optim.AdamW, "AdamW"), (momentum, "SGD")):
         for spec in ("ef/topk:0.01", "ef/powersgd:4"):
             (said,) = warned(monkeypatch, optimizer, spec)
-            assert f"{spec} for fc.weight" in said and f"{name} keeps moments" in said and '"auto,budget=q:4"' in said
+            assert (
+                f"{spec} for fc.weight" in said
+                and f"{name} keeps moments" in said
+                and '"auto,budget=q:4"' in said
+            )
 
 
 @pytest.mark.parametrize(
@@ -53,7 +66,11 @@ def test_optimizers_that_keep_moments_are_warned_of_gradients_that_come_late(mon
         {"optimizer": torch.optim.AdamW, "spec": "ef/topk:0.01", "adaptive": "auto,budget=q:4"},
         {"optimizer": torch.optim.AdamW, "spec": "ef/topk:0.01", "adaptive": "lgreco:ef/topk:0.01"},
         {"optimizer": torch.optim.AdamW, "spec": "ef/topk:0.01", "adaptive": ""},
-        {"optimizer": torch.optim.AdamW, "spec": "ef/topk:0.01", "reason": "auto, trial of ef/topk:0.01"},
+        {
+            "optimizer": torch.optim.AdamW,
+            "spec": "ef/topk:0.01",
+            "reason": "auto, trial of ef/topk:0.01",
+        },
         {"optimizer": torch.optim.AdamW, "spec": "ef/topk:0.01", "rank": 1},
     ],
 )

@@ -28,7 +28,9 @@ except pith.UnsupportedError as error:
 
 def nvcc() -> str | None:
     beside = [os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""), "/usr/local/cuda"]
-    return shutil.which("nvcc") or shutil.which("nvcc", path=os.pathsep.join(f"{folder}/bin" for folder in beside if folder))
+    return shutil.which("nvcc") or shutil.which(
+        "nvcc", path=os.pathsep.join(f"{folder}/bin" for folder in beside if folder)
+    )
 
 
 @pytest.mark.skipif(not library.NATIVE.exists(), reason="the package is used from its source tree")

@@ -42,7 +42,8 @@ def test_the_reason_is_told_where_they_cannot(
     demo: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pith = program(
-        tmp_path / "pith", 'echo "pith: lab: user.max_user_namespaces is 0; ask somebody" >&2; exit 1'
+        tmp_path / "pith",
+        'echo "pith: lab: user.max_user_namespaces is 0; ask somebody" >&2; exit 1',
     )
     launch, where = demo.launcher(pith, 3, "1gbit")
     assert launch[1] == "run"

@@ -23,11 +23,28 @@ from clean_venv import CleanVenv
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "docs/pytorch.md")
 WITH_NUMPY = ("docs/python.md",)
-SOURCES = ("CMakeLists.txt", "README.md", "cmake", "cuda", "include", "modules", "pyproject.toml", "python", "src", "tools/wheel")
+SOURCES = (
+    "CMakeLists.txt",
+    "README.md",
+    "cmake",
+    "cuda",
+    "include",
+    "modules",
+    "pyproject.toml",
+    "python",
+    "src",
+    "tools/wheel",
+)
 
 for needed in ("torch", "build", "auditwheel"):
-    if importlib.util.find_spec(needed) is None or needed == "build" and importlib.util.find_spec("build").origin is None:
-        pytest.skip(f"{needed} is not installed: tools/python-env installs it", allow_module_level=True)
+    if (
+        importlib.util.find_spec(needed) is None
+        or needed == "build"
+        and importlib.util.find_spec("build").origin is None
+    ):
+        pytest.skip(
+            f"{needed} is not installed: tools/python-env installs it", allow_module_level=True
+        )
 
 
 # ---- What is published -----------------------------------------------------------------------------------------------
@@ -35,7 +52,11 @@ for needed in ("torch", "build", "auditwheel"):
 
 def fingerprint() -> str:
     """Of everything that the wheel is made from."""
-    files = [path for name in SOURCES for path in ([ROOT / name] if (ROOT / name).is_file() else sorted((ROOT / name).rglob("*")))]
+    files = [
+        path
+        for name in SOURCES
+        for path in ([ROOT / name] if (ROOT / name).is_file() else sorted((ROOT / name).rglob("*")))
+    ]
     digest = hashlib.sha256()
     for path in files:
         if path.is_file() and path.suffix != ".pyc":
@@ -50,7 +71,11 @@ def dist() -> Path:
     if not folder.exists():
         shutil.rmtree(folder.parent, ignore_errors=True)
         fresh = folder.with_suffix(".new")
-        done = subprocess.run([sys.executable, ROOT / "tools" / "wheel", "--out", fresh], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, ROOT / "tools" / "wheel", "--out", fresh],
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         fresh.rename(folder)
     return folder
@@ -83,11 +108,22 @@ def test_the_wheel_is_for_many_systems_and_bundles_nothing(wheel: Path, tmp_path
         bare = tmp_path / wheel.name  # without the modules, which need an MPI or UCX at run time
         with zipfile.ZipFile(bare, "w") as target:
             for name in names:
-                lines = archive.read(name).splitlines(keepends=True) if name.endswith("RECORD") else []
-                data = b"".join(line for line in lines if b"pith_transport_" not in line) if lines else archive.read(name)
+                lines = (
+                    archive.read(name).splitlines(keepends=True) if name.endswith("RECORD") else []
+                )
+                data = (
+                    b"".join(line for line in lines if b"pith_transport_" not in line)
+                    if lines
+                    else archive.read(name)
+                )
                 if "pith_transport_" not in name:
                     target.writestr(archive.getinfo(name), data)
-    said = subprocess.run([sys.executable, "-m", "auditwheel", "show", bare], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, "-m", "auditwheel", "show", bare],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     tag = wheel.stem.split("-")[-1]
     assert f'platform tag: "{tag}"' in " ".join(said.split()), said
 
@@ -96,13 +132,24 @@ def test_the_source_distribution_has_what_a_build_needs_and_no_more(sdist: Path)
     """The wheel of these tests was built from it."""
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"CMakeLists.txt", "include/pith/pith.h", "src/engine/comm.c", "python/pith/__init__.py", "CHANGELOG.md", "LICENSE"} <= names
-    assert not [name for name in names if name.startswith((".venv", "build", "dist", ".git/", ".ci"))]
+    assert {
+        "CMakeLists.txt",
+        "include/pith/pith.h",
+        "src/engine/comm.c",
+        "python/pith/__init__.py",
+        "CHANGELOG.md",
+        "LICENSE",
+    } <= names
+    assert not [
+        name for name in names if name.startswith((".venv", "build", "dist", ".git/", ".ci"))
+    ]
 
 
 def test_every_version_is_that_of_the_header(clean: CleanVenv, wheel: Path, sdist: Path) -> None:
     header = (ROOT / "include/pith/pith.h").read_text()
-    version = ".".join(re.findall(r"^#define PITH_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)$", header, re.M))
+    version = ".".join(
+        re.findall(r"^#define PITH_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)$", header, re.M)
+    )
     assert re.fullmatch(r"\d+\.\d+\.\d+", version)
     code = "import importlib.metadata, pith; print(pith.__version__, pith.version(), importlib.metadata.version('pith'))"
     assert clean.output(clean.python, "-c", code).split() == [version] * 3
@@ -122,9 +169,24 @@ def test_a_wheel_with_cuda_has_a_version_of_its_own(wheel: Path, tmp_path: Path)
     assert made.name.startswith(f"{name}-{version}+cu13-py3-none-")
     target = tmp_path / "installed"
     subprocess.run(  # pip compares name, metadata and list of files
-        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", target, made], check=True
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-index",
+            "--target",
+            target,
+            made,
+        ],
+        check=True,
     )
-    assert f"\nVersion: {version}+cu13\n" in (target / f"pith-{version}+cu13.dist-info" / "METADATA").read_text()
+    assert (
+        f"\nVersion: {version}+cu13\n"
+        in (target / f"pith-{version}+cu13.dist-info" / "METADATA").read_text()
+    )
     assert (target / "pith" / "_native" / "pith").stat().st_mode & 0o100
 
 
@@ -143,7 +205,9 @@ def test_the_package_is_the_installed_one(clean: CleanVenv) -> None:
 
 def test_a_c_program_builds_against_the_installed_package(clean: CleanVenv, tmp_path: Path) -> None:
     compiler = shutil.which("cc") or pytest.skip("there is no C compiler")
-    said = clean.output(clean.python, "-c", "import pith; print(pith.get_include()); print(pith.get_library())")
+    said = clean.output(
+        clean.python, "-c", "import pith; print(pith.get_include()); print(pith.get_library())"
+    )
     include, library = said.splitlines()
     program = tmp_path / "encode"
     flags = [f"-I{include}", library, f"-Wl,-rpath,{Path(library).parent}", "-lm"]
@@ -154,13 +218,18 @@ def test_a_c_program_builds_against_the_installed_package(clean: CleanVenv, tmp_
 def test_decoding_into_a_new_array_says_that_it_needs_numpy(clean: CleanVenv) -> None:
     code = "import array, pith; pith.decode(pith.encode(array.array('f', range(1000)), 'q:4'), 'q:4', n=1000)"
     done = clean.run(clean.python, "-c", code)
-    assert done.stderr.strip().endswith("a new array needs numpy, which is not installed; give dst instead of n"), done.stderr
+    assert done.stderr.strip().endswith(
+        "a new array needs numpy, which is not installed; give dst instead of n"
+    ), done.stderr
 
 
 def test_an_example_says_what_it_needs(clean: CleanVenv) -> None:
     done = clean.run(clean.python, ROOT / "examples/pytorch/digits.py", "--steps", "1")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "the digits come with scikit-learn, which is not installed: pip install scikit-learn"
+    assert (
+        done.stderr.splitlines()[-1]
+        == "the digits come with scikit-learn, which is not installed: pip install scikit-learn"
+    )
 
 
 # ---- The lines of the pages ------------------------------------------------------------------------------------------
@@ -189,7 +258,11 @@ def all_blocks(pages: Iterable[str] = PAGES) -> list[Block]:
 def commands_of(code: str) -> list[str]:
     """The lines of a shell block that the test has not done already."""
     lines = code.replace("\\\n", "").splitlines()
-    return [line for line in lines if line.strip() and not line.lstrip().startswith(("#", "pip install", "make"))]
+    return [
+        line
+        for line in lines
+        if line.strip() and not line.lstrip().startswith(("#", "pip install", "make"))
+    ]
 
 
 @pytest.fixture
@@ -221,7 +294,9 @@ def test_the_lines_of_the_pages_run(block: Block, clean: CleanVenv, checkout: Pa
         clean.output("sh", "-c", command, cwd=checkout, env=environment, timeout=300)
 
 
-@pytest.mark.parametrize("block", all_blocks(WITH_NUMPY), ids=lambda block: f"{block.page}:{block.name}")
+@pytest.mark.parametrize(
+    "block", all_blocks(WITH_NUMPY), ids=lambda block: f"{block.page}:{block.name}"
+)
 def test_the_lines_with_numpy_run(block: Block, tmp_path: Path) -> None:
     script = tmp_path / f"{block.name}.py"
     script.write_text(block.code)

@@ -29,7 +29,13 @@ print(int(kept), (faults() - before) // 10)
 def faults_of_a_step(environment: dict[str, str]) -> tuple[bool, int]:
     import os
 
-    ran = subprocess.run([sys.executable, "-c", STEPS], env=os.environ | environment, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", STEPS],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     kept, faults = ran.stdout.split()
     return kept == "1", int(faults)
 

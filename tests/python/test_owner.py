@@ -28,7 +28,10 @@ def swapped_reducers(rank: int, size: int, folder: str) -> None:
         mine.write_bytes(reducer.save())
         comm.barrier()
         other = (Path(folder) / f"{1 - rank}").read_bytes()
-        with pytest.raises(pith.StateError, match=f"saved by rank {1 - rank} of 2, and this is rank {rank}: .* each rank loads"):
+        with pytest.raises(
+            pith.StateError,
+            match=f"saved by rank {1 - rank} of 2, and this is rank {rank}: .* each rank loads",
+        ):
             reducer.load(other)
         reducer.load(mine.read_bytes())
 

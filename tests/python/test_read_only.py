@@ -20,7 +20,9 @@ class Exporter:
         self._values, self._versioned = values, versioned
 
     def __dlpack__(self, **arguments: Any) -> Any:
-        return self._values.__dlpack__(**arguments) if self._versioned else self._values.__dlpack__()
+        return (
+            self._values.__dlpack__(**arguments) if self._versioned else self._values.__dlpack__()
+        )
 
     def __dlpack_device__(self) -> Any:
         return self._values.__dlpack_device__()
@@ -85,7 +87,9 @@ def assert_never_written(target: Any, values: np.ndarray, what: str) -> None:
     np.testing.assert_array_equal(values, before)
 
 
-@pytest.mark.parametrize("kind", ["numpy", "bytes", "DLPack", "DLPack without flags", "DLPack of old"])
+@pytest.mark.parametrize(
+    "kind", ["numpy", "bytes", "DLPack", "DLPack without flags", "DLPack of old"]
+)
 def test_read_only_memory_is_never_written_to(kind: str) -> None:
     values = frozen() if kind in ("numpy", "DLPack") else np.zeros(N, np.float32)
     if kind == "bytes":

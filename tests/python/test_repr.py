@@ -29,7 +29,10 @@ def test_plans_profiles_and_adapters() -> None:
     profile = pith.Profile(layers, ["q:2", "q:4"])
     profile.update("a.weight", np.ones(4096, np.float32))
     assert repr(profile) == "<pith.Profile of 3 layers, 2 candidates, 1 samples>"
-    assert repr(pith.Adapter("lgreco:q:4", layers, 1, 2)) == "<pith.Adapter lgreco:q:4, 3 layers, rank 1 of 2, step 0>"
+    assert (
+        repr(pith.Adapter("lgreco:q:4", layers, 1, 2))
+        == "<pith.Adapter lgreco:q:4, 3 layers, rank 1 of 2, step 0>"
+    )
 
 
 def of_a_comm(rank: int, size: int) -> list[str]:
@@ -88,8 +91,19 @@ def test_compressors_optimizers_and_recorders(tmp_path: Any) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     for rank, found in enumerate(run(of_torch, 2, str(tmp_path))):
         where = f"over pith, rank {rank} of 2"
-        assert found[0] == f"<pith.torch.Compressor of 6 layers (3 × none, 2 × ef/q:4, 1 × q:2) {where}>"
-        assert found[1] == f"<pith.torch.Recorder to {tmp_path}/stats.json: 0 of 1 samples of 6 layers, recording>"
-        assert found[2] == f"<pith.torch.Recorder to {tmp_path}/stats.json: 1 of 1 samples of 6 layers, closed>"
-        assert found[3].startswith(f"<pith.torch.DistributedOptimizer of 6 layers (3 × q:4, 3 × none) {where}: SGD (")
+        assert (
+            found[0]
+            == f"<pith.torch.Compressor of 6 layers (3 × none, 2 × ef/q:4, 1 × q:2) {where}>"
+        )
+        assert (
+            found[1]
+            == f"<pith.torch.Recorder to {tmp_path}/stats.json: 0 of 1 samples of 6 layers, recording>"
+        )
+        assert (
+            found[2]
+            == f"<pith.torch.Recorder to {tmp_path}/stats.json: 1 of 1 samples of 6 layers, closed>"
+        )
+        assert found[3].startswith(
+            f"<pith.torch.DistributedOptimizer of 6 layers (3 × q:4, 3 × none) {where}: SGD ("
+        )
         assert found[4] == f"<pith.torch.ShardedCompressor of 6 layers (3 × q:4, 3 × none) {where}>"

@@ -1,6 +1,6 @@
 /*
- * The adapter without a network: several ranks in one thread, whose numbers are added up here, and step times that follow from a link of
- * our own making. So what auto chooses can be tested without a clock.
+ * The adapter without a network: several ranks in one thread, whose numbers are added up here, and step times that
+ * follow from a link of our own making. So what auto chooses can be tested without a clock.
  */
 #include <math.h>
 #include <stdio.h>
@@ -62,7 +62,7 @@ static double seconds_of(const fleet *f) {
     pith_codec *codec;
     CHECK_OK(pith_codec_create(spec, &codec));
     int exact = !strcmp(spec, "none"), lowrank = strstr(spec, "powersgd") != NULL;
-    bytes += lowrank ? 4.0 * (double)(shapes[l][0] + shapes[l][1]) * codec->args[0].i
+    bytes += lowrank                ? 4.0 * (double)(shapes[l][0] + shapes[l][1]) * codec->args[0].i
              : strstr(spec, "topk") ? 6 * codec->args[0].f * (double)n
                                     : (double)pith_codec_bound(codec, n);
     values += exact ? 0 : (double)n;
@@ -186,7 +186,8 @@ TEST(a_link_that_changes_is_followed_within_500_steps) {
   destroy(&f);
 }
 
-/* Step times from before a change must not decide trials after it: whenever it comes, steps are soon as short as they can be. */
+/* Step times from before a change must not decide trials after it: whenever it comes, steps are soon as short as they
+ * can be. */
 TEST_WITHIN(a_change_at_any_step_before_a_plan_is_followed, 120) {
   for (uint64_t before = 1; before < 40; before += 3) {
     fleet f = make("auto");
@@ -199,13 +200,15 @@ TEST_WITHIN(a_change_at_any_step_before_a_plan_is_followed, 120) {
     take_steps(&f, pith_adapter_next_plan(f.a[0]) - before);
     f.bandwidth = 1e5;
     take_steps(&f, f.step + 300);
-    CHECK_MSG(seconds_of(&f) < 0.25 && !strstr(pith_adapter_reason(f.a[0], 0), "trial"), "changed %d steps before a plan: %s takes %g s", (int)before,
-              pith_adapter_reason(f.a[0], 0), seconds_of(&f));
+    CHECK_MSG(seconds_of(&f) < 0.25 && !strstr(pith_adapter_reason(f.a[0], 0), "trial"),
+              "changed %d steps before a plan: %s takes %g s", (int)before, pith_adapter_reason(f.a[0], 0),
+              seconds_of(&f));
     destroy(&f);
   }
 }
 
-/* A machine that is slower for a while, again and again, as others use it: nothing is to be gained by trying everything every time. */
+/* A machine that is slower for a while, again and again, as others use it: nothing is to be gained by trying everything
+ * every time. */
 TEST(a_machine_that_is_never_calm_spends_few_steps_on_trials) {
   fleet f = make("auto");
   unsigned trials = 0;
@@ -291,7 +294,8 @@ TEST(auto_keeps_a_budget) {
     int mixed = strstr(pith_adapter_reason(f.a[0], 0), "mix") != NULL;
     for (size_t l = 0; l < LAYERS; l++) {
       for (size_t i = 0; i < 2; i++) {
-        CHECK_MSG(mixed || !strstr(pith_adapter_spec(f.a[0], l), wrong[i]), "%s in step %d", pith_adapter_reason(f.a[0], l), (int)f.step);
+        CHECK_MSG(mixed || !strstr(pith_adapter_spec(f.a[0], l), wrong[i]), "%s in step %d",
+                  pith_adapter_reason(f.a[0], l), (int)f.step);
         others += strstr(pith_adapter_spec(free_to_choose.a[0], l), wrong[i]) != NULL;
       }
       compressed += strcmp(pith_adapter_spec(f.a[0], l), "none") != 0;
@@ -307,18 +311,20 @@ TEST(plans_come_when_they_are_due_and_keep_the_budget) {
     const char *spec, *uniform;
     double alpha;
     int smaller; /* than the uniform one */
-  } tried[] = {{"lgreco:q:4,warmup=8,period=32", "q:4", 1, 1},
-               {"lgreco:q:4,warmup=8,period=32,alpha=0.01", "q:4", 0.01, 0},
-               {"lgreco:ef/topk:0.01,warmup=8,period=32,budget=q:8", "q:8", 1, 0}, /* more than top-k can do: exact layers */
-               {"lgreco:mix,budget=q:4,warmup=8,period=32", "q:4", 1, 1},
-               {"lgreco:ef/powersgd:4,warmup=8,period=32", "ef/powersgd:4", 1, 1},
-               {"kmeans:q:4,warmup=8,period=32", "q:4", 1, 1}};
+  } tried[] = {
+      {"lgreco:q:4,warmup=8,period=32", "q:4", 1, 1},
+      {"lgreco:q:4,warmup=8,period=32,alpha=0.01", "q:4", 0.01, 0},
+      {"lgreco:ef/topk:0.01,warmup=8,period=32,budget=q:8", "q:8", 1, 0}, /* more than top-k can do: exact layers */
+      {"lgreco:mix,budget=q:4,warmup=8,period=32", "q:4", 1, 1},
+      {"lgreco:ef/powersgd:4,warmup=8,period=32", "ef/powersgd:4", 1, 1},
+      {"kmeans:q:4,warmup=8,period=32", "q:4", 1, 1}};
   for (size_t i = 0; i < sizeof tried / sizeof *tried; i++) {
     fleet f = make(tried[i].spec);
     f.scale[1] = 10, f.scale[2] = 0.1;
     for (; f.step < 100;) {
       int changed = take_step(&f);
-      CHECK_MSG(!changed || (f.step >= 8 && (f.step - 8) % 32 == 0), "%s changed before step %llu", tried[i].spec, (unsigned long long)f.step);
+      CHECK_MSG(!changed || (f.step >= 8 && (f.step - 8) % 32 == 0), "%s changed before step %llu", tried[i].spec,
+                (unsigned long long)f.step);
     }
     check_budget(f.a[0], tried[i].uniform, tried[i].alpha, tried[i].smaller);
     CHECK(strstr(pith_adapter_reason(f.a[0], 0), "plan of step"));
@@ -380,7 +386,8 @@ static pith_out save(pith_adapter *a) {
 
 /* Saved at any step of a cycle, everything goes on in the same way. */
 TEST_WITHIN(a_checkpoint_goes_on_with_the_same_plans, 120) {
-  static const char *const specs[] = {"lgreco:mix,budget=q:4,warmup=8,period=32", "auto,warmup=12,period=64", "accordion:q:4,q:8,warmup=4,period=32"};
+  static const char *const specs[] = {"lgreco:mix,budget=q:4,warmup=8,period=32", "auto,warmup=12,period=64",
+                                      "accordion:q:4,q:8,warmup=4,period=32"};
   for (size_t s = 0; s < 3; s++) {
     for (uint64_t at = 1; at < 60; at += 3) {
       fleet one = make(specs[s]), two = make(specs[s]);

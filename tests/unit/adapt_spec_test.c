@@ -36,7 +36,8 @@ TEST(options_follow_the_spec) {
 }
 
 TEST(adaptive_specs_are_told_from_others) {
-  CHECK(pith_adapter_is("auto") && pith_adapter_is(" lgreco:q:4") && pith_adapter_is("kmeans") && pith_adapter_is("auto,priod=3"));
+  CHECK(pith_adapter_is("auto") && pith_adapter_is(" lgreco:q:4") && pith_adapter_is("kmeans") &&
+        pith_adapter_is("auto,priod=3"));
   CHECK(!pith_adapter_is("q:4") && !pith_adapter_is("automatic") && !pith_adapter_is("") && !pith_adapter_is(NULL));
 }
 
@@ -75,7 +76,8 @@ static const struct {
 TEST(mistakes_are_told) {
   for (size_t i = 0; i < sizeof mistakes / sizeof *mistakes; i++) {
     pith_status status = pith_adapter_check(mistakes[i].spec);
-    CHECK_MSG(status == mistakes[i].status, "%s is \"%s\" (%s)", mistakes[i].spec, pith_status_string(status), pith_error());
+    CHECK_MSG(status == mistakes[i].status, "%s is \"%s\" (%s)", mistakes[i].spec, pith_status_string(status),
+              pith_error());
     CHECK_ERROR_SAYS(mistakes[i].says);
   }
   CHECK_STATUS(pith_adapter_check(NULL), PITH_ERR_ARGUMENT);
@@ -83,7 +85,12 @@ TEST(mistakes_are_told) {
 
 /* auto has to know how long exact steps take. */
 TEST(training_begins_with_the_spec_whose_error_is_the_budget) {
-  static const char *const specs[] = {"auto", "auto,budget=q:8", "lgreco:q:4", "lgreco:ef/topk:0.01,budget=q:8", "kmeans:ef/powersgd:4", "accordion:q:4,q:8",
+  static const char *const specs[] = {"auto",
+                                      "auto,budget=q:8",
+                                      "lgreco:q:4",
+                                      "lgreco:ef/topk:0.01,budget=q:8",
+                                      "kmeans:ef/powersgd:4",
+                                      "accordion:q:4,q:8",
                                       "lgreco:mix,budget=ef/topk:0.02"};
   static const char *const first[] = {"none", "none", "q:4", "q:8", "ef/powersgd:4", "q:8", "ef/topk:0.02"};
   for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
@@ -99,9 +106,15 @@ TEST(training_begins_with_the_spec_whose_error_is_the_budget) {
 TEST(the_options_of_a_spec_can_be_asked_for) {
   static const struct {
     const char *spec, *key, *value;
-  } cases[] = {{"auto", "budget", ""},          {"auto,budget=q:4", "budget", "q:4"}, {"auto", "period", "256"},
-               {"lgreco:q:4", "spec", "q:4"},   {"lgreco:q:4", "budget", "q:4"},      {"lgreco:q:4", "floor", "0.5"},
-               {"lgreco:q:4,alpha=2", "alpha", "2"}, {"accordion:q:4,q:8", "critical", "q:8"}, {"auto,warmup=5", "warmup", "5"}};
+  } cases[] = {{"auto", "budget", ""},
+               {"auto,budget=q:4", "budget", "q:4"},
+               {"auto", "period", "256"},
+               {"lgreco:q:4", "spec", "q:4"},
+               {"lgreco:q:4", "budget", "q:4"},
+               {"lgreco:q:4", "floor", "0.5"},
+               {"lgreco:q:4,alpha=2", "alpha", "2"},
+               {"accordion:q:4,q:8", "critical", "q:8"},
+               {"auto,warmup=5", "warmup", "5"}};
   char text[64];
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     CHECK_OK(pith_adapter_option(cases[i].spec, cases[i].key, text, sizeof text));

@@ -1,7 +1,7 @@
 /*
- * An allreduce on a device over comms of Pith's own, without a device: a module has the CPU work in place of kernels (tests/cuda/fake), and brings copies to
- * the host only to those who wait for them. Comms, groups, slots and the order of everything are the real code; tests/cuda/device_test.c has the
- * same laws for a real device.
+ * An allreduce on a device over comms of Pith's own, without a device: a module has the CPU work in place of kernels
+ * (tests/cuda/fake), and brings copies to the host only to those who wait for them. Comms, groups, slots and the order
+ * of everything are the real code; tests/cuda/device_test.c has the same laws for a real device.
  */
 #include <unistd.h>
 
@@ -15,7 +15,8 @@ static void copy_to(void *to, const void *from, size_t size) { memcpy(to, from, 
 
 static const law_memory law_device = {malloc, free, copy_to, copy_to, law_same};
 
-/* ---- Ranks ------------------------------------------------------------------------------------------------------------- */
+/* ---- Ranks
+ * ------------------------------------------------------------------------------------------------------------- */
 
 typedef void (*law_fn)(const law_world *);
 
@@ -33,14 +34,16 @@ static void on_ranks(const char *transport, int ranks, law_fn run) {
   ranks_run(transport, ranks, 0, run_law, &(law_run){run});
 }
 
-/* ---- What the CPU gives ------------------------------------------------------------------------------------------------ */
+/* ---- What the CPU gives
+ * ------------------------------------------------------------------------------------------------ */
 
 static const char *rules;
 static pith_dtype dtype;
 
 static void means(const law_world *w) { law_means(w, rules, dtype); }
 
-/* Two and three ranks have many small groups, which wait for their turn, and large layers in slices; the others one group for each way. */
+/* Two and three ranks have many small groups, which wait for their turn, and large layers in slices; the others one
+ * group for each way. */
 static void check_means(const char *text) {
   static const pith_dtype types[] = {PITH_F32, PITH_BF16, PITH_F32, PITH_F16};
   rules = text;
@@ -67,7 +70,8 @@ TEST(processes_do_the_same_over_shm_and_tcp) {
   on_ranks("tcp", 3, means);
 }
 
-/* ---- The rest ---------------------------------------------------------------------------------------------------------- */
+/* ---- The rest
+ * ---------------------------------------------------------------------------------------------------------- */
 
 #define KEEPING "embed*=ef/topk:0.01;fc*=ef/q:4;head*=ef/powersgd:2;*=q:8"
 
@@ -135,7 +139,8 @@ static void sizes(const law_world *w) {
   options.slots = 2;
   CHECK_OK(pith_device_create(w->comm, layers, 2, "q:4", 0, &options, &device));
   CHECK_EQ(pith_device_sent(device), 6 * 2 * payload * 3 / 4);
-  CHECK_EQ(pith_device_memory(device, &pinned), 2 * 2 * payload + values); /* two slots of four quarters each way; a quarter of sums */
+  CHECK_EQ(pith_device_memory(device, &pinned),
+           2 * 2 * payload + values); /* two slots of four quarters each way; a quarter of sums */
   CHECK_EQ(pinned, 2 * 2 * payload);
   CHECK_EQ(pith_device_size(device), 48); /* nothing is kept */
   pith_device_destroy(device);
@@ -150,7 +155,8 @@ static void sparse_sizes(const law_world *w) {
   CHECK_EQ(pith_device_sent(device), 0); /* nobody knows yet */
   gradient[5] = gradient[7] = 2;
   CHECK_OK(pith_device_allreduce(device, (void *const *)&gradient, 0, NULL));
-  CHECK_MSG(pith_device_sent(device) > 8 && pith_device_sent(device) < 100, "%zu bytes were sent", pith_device_sent(device));
+  CHECK_MSG(pith_device_sent(device) > 8 && pith_device_sent(device) < 100, "%zu bytes were sent",
+            pith_device_sent(device));
   CHECK(gradient[5] == 2 && gradient[7] == 2 && gradient[6] == 0);
   pith_device_destroy(device);
   free(gradient);
@@ -178,12 +184,14 @@ TEST(null_is_nobody) {
   CHECK_STATUS(pith_device_load(NULL, (pith_bytes){NULL, 0}), PITH_ERR_ARGUMENT);
 }
 
-/* ---- Ranks that fail --------------------------------------------------------------------------------------------------- */
+/* ---- Ranks that fail
+ * --------------------------------------------------------------------------------------------------- */
 
 /* The second call says the same, at once; then all is given back. */
 static void fail_twice(pith_device *device, law_set *set, const char *says) {
   for (int i = 0; i < 2; i++) {
-    CHECK(pith_device_allreduce(device, set->device, 0, NULL) != PITH_OK); /* a peer that failed, or whose failure another one told of */
+    CHECK(pith_device_allreduce(device, set->device, 0, NULL) !=
+          PITH_OK); /* a peer that failed, or whose failure another one told of */
     CHECK_ERROR_SAYS(says);
   }
   pith_device_destroy(device);
@@ -204,7 +212,8 @@ static void leaving(const law_world *w) {
   pith_device *device = make_default(w);
   law_set set = law_take(PITH_F32);
   law_blind_step(w, device, &set, 0);
-  pith_status met = pith_barrier(w->comm, NULL); /* all are through that step when it ends; the others may hear of rank 1 while they are in it */
+  pith_status met = pith_barrier(
+      w->comm, NULL); /* all are through that step when it ends; the others may hear of rank 1 while they are in it */
   if (w->rank == 1) {
     CHECK_OK(met);
     _exit(0);

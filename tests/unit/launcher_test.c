@@ -1,4 +1,5 @@
-/* What launchers say in the environment: every launcher, nested ones, Slurm's lists, and what is said when something is missing. */
+/* What launchers say in the environment: every launcher, nested ones, Slurm's lists, and what is said when something is
+ * missing. */
 #include "engine/launcher.h"
 
 #include <stdio.h>
@@ -21,7 +22,8 @@ static const char *get(const char *name) {
   return NULL;
 }
 
-#define ENVIRONMENT(...) variables = (const char *const[]) { __VA_ARGS__, NULL }
+#define ENVIRONMENT(...) \
+  variables = (const char *const[]) { __VA_ARGS__, NULL }
 
 static pith_launch read_it(void) {
   pith_launch l = PITH_LAUNCH_INIT;
@@ -30,7 +32,8 @@ static pith_launch read_it(void) {
   return l;
 }
 
-static void check(const pith_launch *l, const char *launcher, int rank, int ranks, int local_rank, int local_ranks, const char *host) {
+static void check(const pith_launch *l, const char *launcher, int rank, int ranks, int local_rank, int local_ranks,
+                  const char *host) {
   CHECK_MSG(strcmp(l->launcher, launcher) == 0, "%s, not %s", l->launcher, launcher);
   CHECK_EQ(l->rank, rank);
   CHECK_EQ(l->ranks, ranks);
@@ -63,18 +66,18 @@ TEST(rank_and_world_size_are_enough) {
 }
 
 TEST(open_mpi_on_one_host_needs_no_address) {
-  ENVIRONMENT("OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_LOCAL_RANK=1", "OMPI_COMM_WORLD_LOCAL_SIZE=4",
-              "PMIX_NAMESPACE=1109721089", "PMIX_RANK=1");
+  ENVIRONMENT("OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_LOCAL_RANK=1",
+              "OMPI_COMM_WORLD_LOCAL_SIZE=4", "PMIX_NAMESPACE=1109721089", "PMIX_RANK=1");
   pith_launch one = read_it();
   check(&one, "Open MPI", 1, 4, 1, 4, "127.0.0.1");
-  ENVIRONMENT("OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_LOCAL_RANK=1", "OMPI_COMM_WORLD_LOCAL_SIZE=4",
-              "PMIX_NAMESPACE=1109721090", "PMIX_RANK=1");
+  ENVIRONMENT("OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_LOCAL_RANK=1",
+              "OMPI_COMM_WORLD_LOCAL_SIZE=4", "PMIX_NAMESPACE=1109721090", "PMIX_RANK=1");
   CHECK(one.port > 0 && read_it().port != one.port); /* two jobs on one host */
 }
 
 TEST(open_mpi_on_several_hosts_does_not_know_the_first) {
-  ENVIRONMENT("OMPI_COMM_WORLD_RANK=5", "OMPI_COMM_WORLD_SIZE=8", "OMPI_COMM_WORLD_LOCAL_RANK=1", "OMPI_COMM_WORLD_LOCAL_SIZE=4",
-              "PMIX_NAMESPACE=7");
+  ENVIRONMENT("OMPI_COMM_WORLD_RANK=5", "OMPI_COMM_WORLD_SIZE=8", "OMPI_COMM_WORLD_LOCAL_RANK=1",
+              "OMPI_COMM_WORLD_LOCAL_SIZE=4", "PMIX_NAMESPACE=7");
   pith_launch l = read_it();
   check(&l, "Open MPI", 5, 8, 1, 4, "");
 }
@@ -90,7 +93,8 @@ TEST(mpich_names_no_job_and_has_one_parent) {
 
 TEST(srun_says_who_and_where) {
   ENVIRONMENT("SLURM_PROCID=3", "SLURM_STEP_NUM_TASKS=4", "SLURM_NTASKS=4", "SLURM_LOCALID=1", "SLURM_NODEID=1",
-              "SLURM_STEP_TASKS_PER_NODE=2(x2)", "SLURM_STEP_NODELIST=gpu[07-08]", "SLURM_JOB_ID=12", "SLURM_STEP_ID=0");
+              "SLURM_STEP_TASKS_PER_NODE=2(x2)", "SLURM_STEP_NODELIST=gpu[07-08]", "SLURM_JOB_ID=12",
+              "SLURM_STEP_ID=0");
   pith_launch l = read_it();
   check(&l, "Slurm", 3, 4, 1, 2, "gpu07");
   ENVIRONMENT("SLURM_PROCID=3", "SLURM_STEP_NUM_TASKS=4", "SLURM_JOB_ID=12", "SLURM_STEP_ID=1");
@@ -103,21 +107,21 @@ TEST(the_script_of_sbatch_is_no_rank) {
 }
 
 TEST(srun_with_pmix_and_pmi2) {
-  ENVIRONMENT("PMIX_RANK=1", "PMIX_NAMESPACE=slurm.pmix.3.0", "SLURM_PROCID=1", "SLURM_STEP_NUM_TASKS=2", "SLURM_LOCALID=0",
-              "SLURM_NODEID=1", "SLURM_STEP_TASKS_PER_NODE=1(x2)", "SLURM_STEP_NODELIST=a1,a2");
+  ENVIRONMENT("PMIX_RANK=1", "PMIX_NAMESPACE=slurm.pmix.3.0", "SLURM_PROCID=1", "SLURM_STEP_NUM_TASKS=2",
+              "SLURM_LOCALID=0", "SLURM_NODEID=1", "SLURM_STEP_TASKS_PER_NODE=1(x2)", "SLURM_STEP_NODELIST=a1,a2");
   pith_launch l = read_it();
   check(&l, "PMIx", 1, 2, 0, 1, "a1");
-  ENVIRONMENT("PMI_RANK=1", "PMI_SIZE=2", "PMI_JOBID=4.0", "SLURM_PROCID=1", "SLURM_STEP_NUM_TASKS=2", "SLURM_LOCALID=1",
-              "SLURM_NODEID=0", "SLURM_STEP_TASKS_PER_NODE=2", "SLURM_STEP_NODELIST=a1");
+  ENVIRONMENT("PMI_RANK=1", "PMI_SIZE=2", "PMI_JOBID=4.0", "SLURM_PROCID=1", "SLURM_STEP_NUM_TASKS=2",
+              "SLURM_LOCALID=1", "SLURM_NODEID=0", "SLURM_STEP_TASKS_PER_NODE=2", "SLURM_STEP_NODELIST=a1");
   l = read_it();
   check(&l, "PMI", 1, 2, 1, 2, "127.0.0.1");
 }
 
 /* mpirun starts one helper on every node with srun; its ranks inherit the helper's variables. */
 TEST(mpirun_inside_a_slurm_job_is_asked_first) {
-  ENVIRONMENT("OMPI_COMM_WORLD_RANK=5", "OMPI_COMM_WORLD_SIZE=8", "OMPI_COMM_WORLD_LOCAL_RANK=1", "OMPI_COMM_WORLD_LOCAL_SIZE=4",
-              "SLURM_PROCID=1", "SLURM_STEP_NUM_TASKS=2", "SLURM_LOCALID=0", "SLURM_NODEID=1", "SLURM_STEP_TASKS_PER_NODE=1(x2)",
-              "SLURM_STEP_NODELIST=n[1-2]");
+  ENVIRONMENT("OMPI_COMM_WORLD_RANK=5", "OMPI_COMM_WORLD_SIZE=8", "OMPI_COMM_WORLD_LOCAL_RANK=1",
+              "OMPI_COMM_WORLD_LOCAL_SIZE=4", "SLURM_PROCID=1", "SLURM_STEP_NUM_TASKS=2", "SLURM_LOCALID=0",
+              "SLURM_NODEID=1", "SLURM_STEP_TASKS_PER_NODE=1(x2)", "SLURM_STEP_NODELIST=n[1-2]");
   pith_launch l = read_it();
   check(&l, "Open MPI", 5, 8, 1, 4, "");
 }

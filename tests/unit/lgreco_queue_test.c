@@ -1,6 +1,6 @@
 /*
- * The programme for queues of many layers, where brute force cannot follow: beside a plain dynamic programme that fills its whole table. The
- * bounds that save most of the table must not cost anything.
+ * The programme for queues of many layers, where brute force cannot follow: beside a plain dynamic programme that fills
+ * its whole table. The bounds that save most of the table must not cost anything.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -16,7 +16,8 @@ typedef struct queue {
   double cost[LAYERS * OPTIONS], error[LAYERS * OPTIONS], ready[LAYERS];
 } queue;
 
-/* Layers of all sizes with options like quantizers; `hidden` is the length of the backward pass, of all exchanges with the third option. */
+/* Layers of all sizes with options like quantizers; `hidden` is the length of the backward pass, of all exchanges with
+ * the third option. */
 static void make_queue(queue *x, double hidden) {
   double size[LAYERS], sum = 0, done = 0, exchange = 0;
   x->p = (pith_problem){.layers = LAYERS, .options = OPTIONS, .cost = x->cost, .error = x->error, .ready = x->ready};

@@ -1,7 +1,7 @@
 /*
- * An allreduce over NCCL without NCCL or GPUs: a made-up NCCL, whose ranks are threads, and a module that has the CPU work in place of kernels
- * (tests/cuda/fake). What travels where, in which order and from which place in memory is the real code; tests/cuda/nccl_test.c has the same
- * laws for the real thing.
+ * An allreduce over NCCL without NCCL or GPUs: a made-up NCCL, whose ranks are threads, and a module that has the CPU
+ * work in place of kernels (tests/cuda/fake). What travels where, in which order and from which place in memory is the
+ * real code; tests/cuda/nccl_test.c has the same laws for the real thing.
  */
 #include "cuda/fake/fake_nccl.h"
 #include "cuda/fake/means_tests.h"
@@ -9,7 +9,8 @@
 
 enum { MOST = 4 };
 
-/* ---- Ranks as threads -------------------------------------------------------------------------------------------------- */
+/* ---- Ranks as threads
+ * -------------------------------------------------------------------------------------------------- */
 
 static uint64_t said[MOST];
 
@@ -60,7 +61,8 @@ static void on_ranks(int ranks, void (*run)(const law_world *)) {
   pthread_barrier_destroy(&world.barrier);
 }
 
-/* ---- What the CPU gives ------------------------------------------------------------------------------------------------ */
+/* ---- What the CPU gives
+ * ------------------------------------------------------------------------------------------------ */
 
 static const char *rules;
 static pith_dtype dtype;
@@ -76,9 +78,12 @@ static void check_means(const char *text) {
   }
 }
 
-/* ---- The rest ---------------------------------------------------------------------------------------------------------- */
+/* ---- The rest
+ * ---------------------------------------------------------------------------------------------------------- */
 
-static void checkpoints(const law_world *w) { law_checkpoints(w, "embed*=ef/topk:0.01;fc*=ef/q:4;head*=ef/powersgd:2;*=q:8"); }
+static void checkpoints(const law_world *w) {
+  law_checkpoints(w, "embed*=ef/topk:0.01;fc*=ef/q:4;head*=ef/powersgd:2;*=q:8");
+}
 TEST(a_checkpoint_goes_on_where_it_was_made) { on_ranks(3, checkpoints); }
 
 static void scaling(const law_world *w) { law_scaling(w, "embed*=ef/topk:0.01;fc*=ef/q:4;*=none"); }
@@ -141,7 +146,8 @@ static void sizes(const law_world *w) {
 }
 TEST(sizes_are_what_the_codec_promises) { on_ranks(4, sizes); }
 
-/* ---- What NCCL says ------------------------------------------------------------------------------------------------------ */
+/* ---- What NCCL says
+ * ------------------------------------------------------------------------------------------------------ */
 
 static void failing(const law_world *w) {
   pith_nccl_layer layer = {"w", (size_t[]){100, 100}, 2, PITH_F32};

@@ -1,5 +1,6 @@
-/* Every allocation of the planner fails once: its absence is an error that gives nothing back and leaks nothing (the latter shows in
- * builds with the address sanitizer). The linker sends the library's allocations through the functions below. */
+/* Every allocation of the planner fails once: its absence is an error that gives nothing back and leaks nothing (the
+ * latter shows in builds with the address sanitizer). The linker sends the library's allocations through the functions
+ * below. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -99,8 +99,10 @@ TEST(no_layer_gets_less_than_its_floor) {
   same = make(profile, (pith_plan_request){.uniform = "q:4", .floor = 1});
   CHECK(info_of(same).bytes == info_of(uniform).bytes);
   pith_plan *refused;
-  CHECK_STATUS(pith_plan_make(profile, &(pith_plan_request){.size = sizeof(pith_plan_request), .uniform = "q:4", .floor = 2}, &refused),
-               PITH_ERR_ARGUMENT);
+  CHECK_STATUS(
+      pith_plan_make(profile, &(pith_plan_request){.size = sizeof(pith_plan_request), .uniform = "q:4", .floor = 2},
+                     &refused),
+      PITH_ERR_ARGUMENT);
   pith_plan_destroy(free_), pith_plan_destroy(uniform), pith_plan_destroy(same), pith_plan_destroy(plan);
   pith_profile_destroy(profile);
 }

@@ -132,7 +132,9 @@ class Adapting:
         changed = self._adapter.advance(spent)
         if changed:
             self._change()
-        elif self._adapter.reason(0) != self._layers[self._places[0]].reason:  # a trial has become the choice
+        elif (
+            self._adapter.reason(0) != self._layers[self._places[0]].reason
+        ):  # a trial has become the choice
             self._describe()
         self._begun, self._ended = 0.0, time.perf_counter()
         return changed

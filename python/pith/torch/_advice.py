@@ -23,19 +23,29 @@ _watching: list[Any] = []
 def _watch() -> None:
     """Notes all optimizers that make steps from now on."""
     if not _watching:
-        _watching.append(register_optimizer_step_post_hook(lambda optimizer, args, kwargs: _stepped.add(optimizer)))
+        _watching.append(
+            register_optimizer_step_post_hook(
+                lambda optimizer, args, kwargs: _stepped.add(optimizer)
+            )
+        )
 
 
 def is_plain(optimizer: torch.optim.Optimizer) -> bool:
     """Whether it takes gradients as they come, and keeps nothing of them."""
-    return isinstance(optimizer, torch.optim.SGD) and all(group.get("momentum", 0) == 0 for group in optimizer.param_groups)
+    return isinstance(optimizer, torch.optim.SGD) and all(
+        group.get("momentum", 0) == 0 for group in optimizer.param_groups
+    )
 
 
 def optimizer_of(layers: Iterable[Layer]) -> torch.optim.Optimizer | None:
     """One that has made a step with one of these layers."""
     wanted = {id(layer.parameter) for layer in layers}
     for optimizer in list(_stepped):
-        if any(id(parameter) in wanted for group in optimizer.param_groups for parameter in group["params"]):
+        if any(
+            id(parameter) in wanted
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ):
             return optimizer
     return None
 
@@ -45,7 +55,9 @@ class Advice:
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self._steps = 0
-        self._done = not any(layer.adaptive.startswith("auto") and "budget" not in layer.adaptive for layer in layers)
+        self._done = not any(
+            layer.adaptive.startswith("auto") and "budget" not in layer.adaptive for layer in layers
+        )
         if not self._done:
             _watch()
 
@@ -53,7 +65,13 @@ class Advice:
         """At the end of a step."""
         self._steps += 1
         if not self._done and self._steps % _PERIOD == 0:
-            self._look([layer for layer in layers if layer.adaptive and any(name in layer.spec for name in _LATE)])
+            self._look(
+                [
+                    layer
+                    for layer in layers
+                    if layer.adaptive and any(name in layer.spec for name in _LATE)
+                ]
+            )
 
     def _look(self, late: list[Layer]) -> None:
         optimizer = optimizer_of(late)

@@ -55,7 +55,9 @@ _BOOLEAN = {SUM: MAX, BOR: MAX, MAX: MAX, PROD: MIN, BAND: MIN, MIN: MIN, BXOR: 
 def check(tensor: torch.Tensor) -> None:
     """Raises unless it is a dense tensor in main memory or on a CUDA device."""
     if not tensor.is_cpu and not tensor.is_cuda:
-        raise ArgumentError(f"the tensor is on {tensor.device}; the backend pith takes tensors on CPUs and CUDA devices")
+        raise ArgumentError(
+            f"the tensor is on {tensor.device}; the backend pith takes tensors on CPUs and CUDA devices"
+        )
     if tensor.layout is not torch.strided:
         raise ArgumentError(f"the tensor is {tensor.layout}; this operation takes dense tensors")
 

@@ -162,7 +162,11 @@ class Coder:
 class CpuCoder(Coder):
     """For gradients in main memory."""
 
-    block_group, whole_group, round_group = 8 << 20, 16 << 20, 16 << 20  # bytes of gradients that travel together
+    block_group, whole_group, round_group = (
+        8 << 20,
+        16 << 20,
+        16 << 20,
+    )  # bytes of gradients that travel together
 
     # ---- Between the thread that computes and the one that sends: there is nothing to wait for in main memory
 
@@ -205,7 +209,10 @@ class CpuCoder(Coder):
 
     def encode_pieces(self, pieces: Sequence[Piece]) -> list[int]:
         """Writes their payloads; how many bytes each took."""
-        return [self.encode(piece.codec, piece.state, piece.values, piece.payload, piece.ctx) for piece in pieces]
+        return [
+            self.encode(piece.codec, piece.state, piece.values, piece.payload, piece.ctx)
+            for piece in pieces
+        ]
 
     def decode_pieces(self, pieces: Sequence[Piece], add: bool) -> None:
         """Sets their values, or adds to them."""
@@ -241,10 +248,14 @@ class CpuCoder(Coder):
     def encode_all(self, parcel: Any) -> list[torch.Tensor]:
         """The payload of each layer of a parcel."""
         found = []
-        for layer, state, gradient in zip(parcel.layers, parcel.states, parcel.gradients, strict=True):
+        for layer, state, gradient in zip(
+            parcel.layers, parcel.states, parcel.gradients, strict=True
+        ):
             codec = wire_codec(layer)
             out = self.buffer(max(1, codec.bound(layer.n)))
-            found.append(out[: self.encode(codec, state, gradient, out, self.context(parcel.step, layer))])
+            found.append(
+                out[: self.encode(codec, state, gradient, out, self.context(parcel.step, layer))]
+            )
         return found
 
     def mean_all(self, parcel: Any, messages: torch.Tensor, sizes: list[list[int]]) -> None:
@@ -252,7 +263,9 @@ class CpuCoder(Coder):
         cut = [
             message[: sum(row)].split(row) for message, row in zip(messages, sizes, strict=True)
         ]  # of each rank, of each layer
-        for index, (layer, gradient) in enumerate(zip(parcel.layers, parcel.gradients, strict=True)):
+        for index, (layer, gradient) in enumerate(
+            zip(parcel.layers, parcel.gradients, strict=True)
+        ):
             self.mean(layer, [payloads[index] for payloads in cut], gradient, parcel.step)
 
     def mean(self, layer: Layer, payloads: Tensors, gradient: torch.Tensor, step: int) -> None:
@@ -281,12 +294,16 @@ class CpuCoder(Coder):
     def round_type(self, entry: c.Round) -> torch.dtype:
         return _TORCH_TYPES[entry.dtype]
 
-    def produce_all(self, index: int, parcel: Any, buffer: torch.Tensor, counts: Sequence[int]) -> None:
+    def produce_all(
+        self, index: int, parcel: Any, buffer: torch.Tensor, counts: Sequence[int]
+    ) -> None:
         """What this rank puts into a round: for each layer as many values of the buffer, one after another."""
         for layer, state, gradient, piece in _members(parcel, buffer, counts):
             self.produce(layer, state, index, gradient, piece, parcel.step)
 
-    def consume_all(self, index: int, parcel: Any, buffer: torch.Tensor, counts: Sequence[int]) -> None:
+    def consume_all(
+        self, index: int, parcel: Any, buffer: torch.Tensor, counts: Sequence[int]
+    ) -> None:
         for layer, state, gradient, piece in _members(parcel, buffer, counts):
             self.consume(layer, state, index, piece, gradient, parcel.step)
 

@@ -73,7 +73,9 @@ class CudaState:
         for name, tensor in saved.items():
             known = self.tensors.get(name)
             if known is not None and known.numel() != tensor.numel():
-                raise StateError(f"the state has {tensor.numel()} values where the layer has {known.numel()}")
+                raise StateError(
+                    f"the state has {tensor.numel()} values where the layer has {known.numel()}"
+                )
         for name, tensor in saved.items():
             self.make(name, tensor.numel()).copy_(tensor)
 
@@ -105,9 +107,18 @@ class CudaBucket:
         self._codecs, self._coder = codecs, coder  # the bucket points to the codecs
         entries = (c.BucketLayer * len(layers))()
         for entry, layer, codec in zip(entries, layers, codecs, strict=True):
-            entry.codec, entry.layer, entry.n, entry.dtype = codec._pointer, layer.number, layer.n, dtype_of(layer.dtype)
+            entry.codec, entry.layer, entry.n, entry.dtype = (
+                codec._pointer,
+                layer.number,
+                layer.n,
+                dtype_of(layer.dtype),
+            )
         pointer = ctypes.c_void_p()
-        c.check(c.lib.pith_bucket_create(coder.rank, coder.ranks, entries, len(layers), ctypes.byref(pointer)))
+        c.check(
+            c.lib.pith_bucket_create(
+                coder.rank, coder.ranks, entries, len(layers), ctypes.byref(pointer)
+            )
+        )
         self._pointer: ctypes.c_void_p | None = pointer
         self.part_bytes = [c.lib.pith_bucket_bytes(pointer, r) for r in range(coder.ranks)]
         self._sizes = [self._piece(index)[1] for index in range(len(layers))]
@@ -122,7 +133,11 @@ class CudaBucket:
 
     def _piece(self, index: int) -> tuple[int, int]:
         first, n = ctypes.c_size_t(), ctypes.c_size_t()
-        c.check(c.lib.pith_bucket_piece(self._pointer, index, self._coder.rank, ctypes.byref(first), ctypes.byref(n)))
+        c.check(
+            c.lib.pith_bucket_piece(
+                self._pointer, index, self._coder.rank, ctypes.byref(first), ctypes.byref(n)
+            )
+        )
         return first.value, n.value
 
     def _result_memory(self, index: int) -> torch.Tensor | None:
@@ -133,7 +148,12 @@ class CudaBucket:
         """The parts for all ranks, one after another."""
         parts = self._coder.buffer(max(1, sum(self.part_bytes)))
         status = c.lib.pith_cuda_bucket_encode(
-            self._pointer, _pointers(gradients), self._memories, ctypes.byref(ctx), parts.data_ptr(), self._coder.stream
+            self._pointer,
+            _pointers(gradients),
+            self._memories,
+            ctypes.byref(ctx),
+            parts.data_ptr(),
+            self._coder.stream,
         )
         c.check(status)
         return parts[: sum(self.part_bytes)]
@@ -143,9 +163,17 @@ class CudaBucket:
         sums = self._coder.buffer(max(1, sum(self._sizes)), torch.float32)
         result = self._coder.buffer(max(1, room))
         stream, at = self._coder.stream, ctypes.byref(ctx)
-        c.check(c.lib.pith_cuda_bucket_sum(self._pointer, received.data_ptr(), at, sums.data_ptr(), stream))
+        c.check(
+            c.lib.pith_cuda_bucket_sum(
+                self._pointer, received.data_ptr(), at, sums.data_ptr(), stream
+            )
+        )
         self._average(sums)
-        c.check(c.lib.pith_cuda_bucket_result(self._pointer, sums.data_ptr(), self._results, at, result.data_ptr(), stream))
+        c.check(
+            c.lib.pith_cuda_bucket_result(
+                self._pointer, sums.data_ptr(), self._results, at, result.data_ptr(), stream
+            )
+        )
         return result[:room]
 
     def _average(self, sums: torch.Tensor) -> None:
@@ -153,7 +181,11 @@ class CudaBucket:
 
     def decode(self, results: torch.Tensor, gradients: Tensors, ctx: c.Ctx) -> None:
         status = c.lib.pith_cuda_bucket_decode(
-            self._pointer, results.data_ptr(), ctypes.byref(ctx), _pointers(gradients), self._coder.stream
+            self._pointer,
+            results.data_ptr(),
+            ctypes.byref(ctx),
+            _pointers(gradients),
+            self._coder.stream,
         )
         c.check(status)
 
@@ -167,7 +199,9 @@ class CudaCoder(Coder):
     def __init__(self, device: torch.device, rank: int, ranks: int, seed: int) -> None:
         status = c.lib.pith_cuda_probe(None)
         if status:
-            raise UnsupportedError(f"gradients on {device} cannot be compressed: {c.last_error(status)}")
+            raise UnsupportedError(
+                f"gradients on {device} cannot be compressed: {c.last_error(status)}"
+            )
         super().__init__(rank, ranks, seed)
         self.device = device
         self.side = torch.cuda.Stream(device)  # exchanges run here, beside the backward pass
@@ -216,7 +250,15 @@ class CudaCoder(Coder):
 
     # ---- Many layers in one call
 
-    def _item(self, codec: Codec, state: CudaState | None, values: torch.Tensor, payload: int, size: int, ctx: c.Ctx) -> Any:
+    def _item(
+        self,
+        codec: Codec,
+        state: CudaState | None,
+        values: torch.Tensor,
+        payload: int,
+        size: int,
+        ctx: c.Ctx,
+    ) -> Any:
         item = c.CudaItem(
             codec=codec._pointer.value,
             dtype=dtype_of(values.dtype),
@@ -235,7 +277,11 @@ class CudaCoder(Coder):
         found = []
         for index, piece in enumerate(pieces):
             at = sizes.data_ptr() + 8 * index if sizes is not None else 0
-            found.append(self._item(piece.codec, piece.state, piece.values, piece.payload.data_ptr(), at, piece.ctx))
+            found.append(
+                self._item(
+                    piece.codec, piece.state, piece.values, piece.payload.data_ptr(), at, piece.ctx
+                )
+            )
         return found
 
     def _run(self, function: Any, items: Sequence[Any], *options: Any) -> None:
@@ -252,7 +298,9 @@ class CudaCoder(Coder):
         if _all_fixed(pieces):
             self._run(c.lib.pith_cuda_encode, self._items(pieces, None))
             return bounds
-        sizes = torch.tensor(bounds, device=self.device)  # those that vary are written by the kernels
+        sizes = torch.tensor(
+            bounds, device=self.device
+        )  # those that vary are written by the kernels
         self._run(c.lib.pith_cuda_encode, self._items(pieces, sizes))
         found: list[int] = sizes.tolist()
         return found
@@ -267,7 +315,10 @@ class CudaCoder(Coder):
     def encode_all(self, parcel: Any) -> list[torch.Tensor]:
         """The payload of each layer of a parcel."""
         codecs = [wire_codec(layer) for layer in parcel.layers]
-        bounds = [_aligned(codec.bound(layer.n)) for codec, layer in zip(codecs, parcel.layers, strict=True)]
+        bounds = [
+            _aligned(codec.bound(layer.n))
+            for codec, layer in zip(codecs, parcel.layers, strict=True)
+        ]
         rooms = self.buffer(max(1, sum(bounds)))[: sum(bounds)].split(bounds)
         pieces = [
             Piece(codec, gradient, room, self.context(parcel.step, layer), state)
@@ -279,11 +330,16 @@ class CudaCoder(Coder):
 
     def mean_all(self, parcel: Any, messages: torch.Tensor, sizes: list[list[int]]) -> None:
         """Decodes the payloads of all ranks, adds them up in f32 in rank order, and divides."""
-        totals = [g if g.dtype == torch.float32 else torch.empty_like(g, dtype=torch.float32) for g in parcel.gradients]
+        totals = [
+            g if g.dtype == torch.float32 else torch.empty_like(g, dtype=torch.float32)
+            for g in parcel.gradients
+        ]
         for rank, (message, row) in enumerate(zip(messages, sizes, strict=True)):
             pieces = [
                 Piece(wire_codec(layer), total, payload, self.context(parcel.step, layer, rank))
-                for layer, total, payload in zip(parcel.layers, totals, message[: sum(row)].split(row), strict=True)
+                for layer, total, payload in zip(
+                    parcel.layers, totals, message[: sum(row)].split(row), strict=True
+                )
             ]
             self.decode_pieces(pieces, rank > 0)
         for layer, total, gradient in zip(parcel.layers, totals, parcel.gradients, strict=True):
@@ -306,7 +362,9 @@ class CudaCoder(Coder):
     def keep(self, codec: Codec, n: int, rows: int) -> CudaState:
         return CudaState(codec, n, rows, self.device)
 
-    def bucket(self, layers: Sequence[Layer | Slice], states: Sequence[CudaState | StateSlice]) -> CudaBucket:
+    def bucket(
+        self, layers: Sequence[Layer | Slice], states: Sequence[CudaState | StateSlice]
+    ) -> CudaBucket:
         return CudaBucket(layers, [wire_codec(layer) for layer in layers], states, self)
 
     # ---- Rounds
@@ -323,17 +381,27 @@ class CudaCoder(Coder):
     def round_type(self, entry: c.Round) -> torch.dtype:
         return torch.float32
 
-    def _round(self, function: Any, index: int, parcel: Any, buffer: torch.Tensor, counts: Sequence[int]) -> None:
+    def _round(
+        self, function: Any, index: int, parcel: Any, buffer: torch.Tensor, counts: Sequence[int]
+    ) -> None:
         items, at = [], buffer.data_ptr()
-        for layer, state, gradient, count in zip(parcel.layers, parcel.states, parcel.gradients, counts, strict=True):
-            items.append(self._item(state.codec, state, gradient, at, 0, self.context(parcel.step, layer)))
+        for layer, state, gradient, count in zip(
+            parcel.layers, parcel.states, parcel.gradients, counts, strict=True
+        ):
+            items.append(
+                self._item(state.codec, state, gradient, at, 0, self.context(parcel.step, layer))
+            )
             at += 4 * count
         self._run(function, items, index)
 
-    def produce_all(self, index: int, parcel: Any, buffer: torch.Tensor, counts: Sequence[int]) -> None:
+    def produce_all(
+        self, index: int, parcel: Any, buffer: torch.Tensor, counts: Sequence[int]
+    ) -> None:
         self._round(c.lib.pith_cuda_produce, index, parcel, buffer, counts)
 
-    def consume_all(self, index: int, parcel: Any, buffer: torch.Tensor, counts: Sequence[int]) -> None:
+    def consume_all(
+        self, index: int, parcel: Any, buffer: torch.Tensor, counts: Sequence[int]
+    ) -> None:
         self._round(c.lib.pith_cuda_consume, index, parcel, buffer, counts)
 
 

@@ -233,7 +233,9 @@ class ExchangeEngine:
         ready = self._coder.lend()
         for part in self._parts_of(members):
             layers, taken = part.layers, part.take(gradients)
-            parcel = Parcel(self._coder, self._group, layers, part.states, taken, self._step, part.bucket)
+            parcel = Parcel(
+                self._coder, self._group, layers, part.states, taken, self._step, part.bucket
+            )
             self._worker.put(self._sending(way, parcel, [members[m] for m in part.members], ready))
 
     def _sending(self, way: Any, parcel: Parcel, members: list[int], ready: Any) -> Way:
@@ -248,8 +250,16 @@ class ExchangeEngine:
         if key not in self._parts:
             limit = self._coder.slice_bytes
             blocks = kind_of(self._layers[members[0]]) == "blocks"
-            large = [m for m, i in enumerate(members) if blocks and limit and self._layers[i].bytes > 2 * limit]
-            found = [self._part(members, [m for m in range(len(members)) if m not in large])] if len(large) < len(members) else []
+            large = [
+                m
+                for m, i in enumerate(members)
+                if blocks and limit and self._layers[i].bytes > 2 * limit
+            ]
+            found = (
+                [self._part(members, [m for m in range(len(members)) if m not in large])]
+                if len(large) < len(members)
+                else []
+            )
             for m in large:
                 found += self._slices(members, m, limit)
             self._parts[key] = found
@@ -258,7 +268,12 @@ class ExchangeEngine:
     def _part(self, members: Sequence[int], chosen: list[int]) -> Part:
         layers = [self._layers[members[m]] for m in chosen]
         states = [self._states[members[m]] for m in chosen]
-        return Part(chosen, layers, states, self._coder.bucket(layers, states) if kind_of(layers[0]) == "blocks" else None)
+        return Part(
+            chosen,
+            layers,
+            states,
+            self._coder.bucket(layers, states) if kind_of(layers[0]) == "blocks" else None,
+        )
 
     def _slices(self, members: Sequence[int], member: int, limit: int) -> list[Part]:
         found = []

@@ -167,7 +167,9 @@ def whole(parcel: Parcel) -> Way:
     coder = parcel.coder
     ranks = coder.ranks
     payloads = coder.encode_all(parcel)
-    mine = torch.tensor([payload.numel() for payload in payloads], device=parcel.gradients[0].device)
+    mine = torch.tensor(
+        [payload.numel() for payload in payloads], device=parcel.gradients[0].device
+    )
     sizes = mine.repeat(ranks)
     if not all(Caps.FIXED in wire_codec(layer).caps for layer in parcel.layers):
         yield _all_gather(sizes, mine, parcel.group)

@@ -123,13 +123,32 @@ class _Places:
         return ctx
 
     def mine(
-        self, shard: Shard, values: torch.Tensor, state: Any, payload: torch.Tensor, step: int, owner: int
+        self,
+        shard: Shard,
+        values: torch.Tensor,
+        state: Any,
+        payload: torch.Tensor,
+        step: int,
+        owner: int,
     ) -> Piece:
         """Values that this rank encodes for the owner of a shard."""
-        return Piece(shard.codec(values.dtype), values, payload, self._context(shard, step, self.rank, owner), state)
+        return Piece(
+            shard.codec(values.dtype),
+            values,
+            payload,
+            self._context(shard, step, self.rank, owner),
+            state,
+        )
 
     def theirs(
-        self, shard: Shard, codec: Codec, payload: torch.Tensor, values: torch.Tensor, step: int, encoder: int, owner: int
+        self,
+        shard: Shard,
+        codec: Codec,
+        payload: torch.Tensor,
+        values: torch.Tensor,
+        step: int,
+        encoder: int,
+        owner: int,
     ) -> Piece:
         """What another rank has encoded."""
         return Piece(codec, values, payload, self._context(shard, step, encoder, owner))
@@ -197,7 +216,10 @@ class _ReduceScatter(_OfModule):
         message, sizes = self._encode(source, shards)
         received = _all_to_all(message, sizes, shards, output.dtype, group)
         parts = output.split([shard.n for shard in shards])
-        totals = [part if part.dtype == torch.float32 else torch.empty_like(part).float() for part in parts]
+        totals = [
+            part if part.dtype == torch.float32 else torch.empty_like(part).float()
+            for part in parts
+        ]
         for rank, payloads in enumerate(received):
             self._add(shards, payloads, totals, output.dtype, rank)
         for shard, total, part in zip(shards, totals, parts, strict=True):
@@ -227,7 +249,12 @@ class _ReduceScatter(_OfModule):
         return torch.cat([room[:size] for room, size in zip(rooms, used, strict=True)]), sizes
 
     def _add(
-        self, shards: list[Shard], payloads: Sequence[torch.Tensor], totals: list[torch.Tensor], dtype: torch.dtype, rank: int
+        self,
+        shards: list[Shard],
+        payloads: Sequence[torch.Tensor],
+        totals: list[torch.Tensor],
+        dtype: torch.dtype,
+        rank: int,
     ) -> None:
         """What a rank has sent, to the sums of those before it."""
         places = self._places
@@ -317,7 +344,9 @@ class _AllGather(_OfModule):
         for rank, row in enumerate(_pieces(output, shards, places.ranks)):
             arrived = [
                 places.theirs(shard, shard.codec(dtype), payload, values, 0, rank, rank)
-                for shard, values, payload in zip(shards, row, rows[rank].split(bounds), strict=True)
+                for shard, values, payload in zip(
+                    shards, row, rows[rank].split(bounds), strict=True
+                )
             ]
             places.coder.decode_pieces(arrived, add=False)
 
@@ -361,7 +390,10 @@ class ShardedCompressor:
             raise ArgumentError("fully_shard has found no parameters in this model")
         self._group = groups[0][1]._reduce_scatter_process_group
         self._ranks = dist.get_world_size(self._group)
-        self._owner = dist.get_rank(), dist.get_world_size()  # replicas of a shard have residuals of their own
+        self._owner = (
+            dist.get_rank(),
+            dist.get_world_size(),
+        )  # replicas of a shard have residuals of their own
         self._scaler = scaler
         self._scale: float | None = None
         self.exact: dict[str, int] = {}  # messages that were not compressed, and why
@@ -443,7 +475,9 @@ class ShardedCompressor:
         check_head(saved, *self._owner)
         mine = [(layer.name, layer.spec, list(layer.shape)) for layer in self._layers]
         if "states" not in saved or [tuple(entry) for entry in saved["layers"]] != mine:
-            raise StateError("the state is of other layers or specs, or of a model that is not sharded")
+            raise StateError(
+                "the state is of other layers or specs, or of a model that is not sharded"
+            )
         pairs = list(zip(self._shards, saved["states"], strict=True))
         fresh = [shard.read(states) for shard, states in pairs]  # all of them, or nothing changes
         for (shard, _), states, steps in zip(pairs, fresh, saved["steps"], strict=True):

@@ -7,7 +7,9 @@ import os
 from .._errors import ArgumentError
 from .._launch import launch
 
-_TORCH_PORTS = 8192  # above Pith's own range of ports that are made from job ids (src/engine/launcher.c)
+_TORCH_PORTS = (
+    8192  # above Pith's own range of ports that are made from job ids (src/engine/launcher.c)
+)
 
 
 def adopt_launcher() -> None:

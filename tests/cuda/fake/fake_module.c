@@ -1,7 +1,8 @@
 /*
- * A CUDA module for tests without a GPU: device memory is main memory, and tasks are done by the CPU before the call returns. It has the block codecs
- * without random numbers, exact topk, threshold, ef and momentum, and powersgd in rounds: enough to try what is built on the module, not the kernels.
- * Functions of the library are those of the program that opens it.
+ * A CUDA module for tests without a GPU: device memory is main memory, and tasks are done by the CPU before the call
+ * returns. It has the block codecs without random numbers, exact topk, threshold, ef and momentum, and powersgd in
+ * rounds: enough to try what is built on the module, not the kernels. Functions of the library are those of the program
+ * that opens it.
  */
 #include <math.h>
 #include <pith/pith.h>
@@ -20,7 +21,7 @@ static int refuse(char *text, const char *why) { return snprintf(text, TEXT, "th
 /* ---- Memories ---------------------------------------------------------------------------------------------------- */
 
 static float load(const void *values, int dtype, size_t i) {
-  return dtype == PITH_GPU_F32 ? ((const float *)values)[i]
+  return dtype == PITH_GPU_F32   ? ((const float *)values)[i]
          : dtype == PITH_GPU_F16 ? pith__f16_to_f32(((const uint16_t *)values)[i])
                                  : pith__bf16_to_f32(((const uint16_t *)values)[i]);
 }
@@ -47,7 +48,8 @@ static void keep_lost(float *memory, const float *decoded, size_t n) {
 }
 
 /* Encodes behind a memory, which may be NULL; 0 bytes: it failed. */
-static size_t encode_with(const char *spec, pith_cspan src, float *memory, float beta, float gamma, int keeps, uint8_t *payload) {
+static size_t encode_with(const char *spec, pith_cspan src, float *memory, float beta, float gamma, int keeps,
+                          uint8_t *payload) {
   pith_codec *codec;
   if (pith_codec_create(spec, &codec) != PITH_OK) {
     return 0;
@@ -107,8 +109,8 @@ static int encode(const pith_gpu_task *tasks, size_t count, void *stream, char *
   for (size_t i = 0; i < count; i++) {
     const pith_gpu_task *t = &tasks[i];
     char spec[TEXT];
-    if (!block_spec(t, spec) || !encode_with(spec, (pith_cspan){t->values, t->n, (pith_dtype)t->dtype}, t->memory, t->beta, t->gamma, t->keeps,
-                                             t->payload)) {
+    if (!block_spec(t, spec) || !encode_with(spec, (pith_cspan){t->values, t->n, (pith_dtype)t->dtype}, t->memory,
+                                             t->beta, t->gamma, t->keeps, t->payload)) {
       return refuse(text, "it cannot encode that");
     }
   }
@@ -168,7 +170,8 @@ static int sparse_decode(const pith_gpu_sparse *tasks, size_t count, int add, vo
     const pith_gpu_sparse *t = &tasks[i];
     char spec[TEXT];
     memset(t->space, 0xee, SPACE);
-    if (!sparse_spec(t, spec) || decode_with(spec, (pith_bytes){t->payload, *t->size}, (pith_span){t->values, t->n, (pith_dtype)t->dtype}, add)) {
+    if (!sparse_spec(t, spec) || decode_with(spec, (pith_bytes){t->payload, *t->size},
+                                             (pith_span){t->values, t->n, (pith_dtype)t->dtype}, add)) {
       return refuse(text, "it cannot decode that");
     }
   }
@@ -187,7 +190,8 @@ static float at(const pith_gpu_lowrank *t, uint32_t row, uint32_t col) {
 static void wake(const pith_gpu_lowrank *t) {
   for (uint32_t k = 0; k < t->rank; k++) {
     float *column = t->part + (size_t)k * t->cols;
-    uint64_t h = pith__mix64(pith__mix64(t->hash ^ pith__mix64(k + ((uint64_t)PITH_DOMAIN_LOWRANK << 56))) ^ pith__mix64(0x78dde6e5fd29f054u));
+    uint64_t h = pith__mix64(pith__mix64(t->hash ^ pith__mix64(k + ((uint64_t)PITH_DOMAIN_LOWRANK << 56))) ^
+                             pith__mix64(0x78dde6e5fd29f054u));
     int some = 0;
     for (uint32_t i = 0; i < t->cols; i++) {
       some |= column[i] != 0;
@@ -300,13 +304,17 @@ static int lowrank(const pith_gpu_lowrank *tasks, size_t count, int what, void *
   return 0;
 }
 
-/* ---- Means and memory ---------------------------------------------------------------------------------------------- */
+/* ---- Means and memory ----------------------------------------------------------------------------------------------
+ */
 
 static int mean(const pith_gpu_mean *tasks, size_t count, void *stream, char *text) {
   (void)stream, (void)text;
   for (size_t i = 0; i < count; i++) {
     for (uint32_t j = 0; j < tasks[i].n; j++) {
-      float x = tasks[i].sums[j], vote = x == 0 ? ((j + tasks[i].odd) & 1 ? -1.0f : 1.0f) : x > 0 ? 1.0f : x < 0 ? -1.0f : x;
+      float x = tasks[i].sums[j], vote = x == 0  ? ((j + tasks[i].odd) & 1 ? -1.0f : 1.0f)
+                                         : x > 0 ? 1.0f
+                                         : x < 0 ? -1.0f
+                                                 : x;
       store(tasks[i].values, tasks[i].dtype, j, tasks[i].vote ? vote : x * tasks[i].factor);
     }
   }
@@ -330,9 +338,11 @@ static int allocate(size_t size, void **memory, char *text) {
 
 static int copy(void *to, const void *from, size_t size, char *text) { return (void)text, memcpy(to, from, size), 0; }
 
-/* ---- Pinned memory -------------------------------------------------------------------------------------------------- */
+/* ---- Pinned memory --------------------------------------------------------------------------------------------------
+ */
 
-/* What goes to the host arrives when an event behind it has been waited for, and not before; until then other bytes are there. */
+/* What goes to the host arrives when an event behind it has been waited for, and not before; until then other bytes are
+ * there. */
 typedef struct delayed {
   void *to, *bytes;
   size_t size;
@@ -387,7 +397,8 @@ static int event_wait(void *event, char *text) {
   return 0;
 }
 
-/* ---- What it does not have ---------------------------------------------------------------------------------------------- */
+/* ---- What it does not have
+ * ---------------------------------------------------------------------------------------------- */
 
 static size_t errors_space(const pith_gpu_task *tasks, size_t count) { return (void)tasks, (void)count, 0; }
 
@@ -396,7 +407,8 @@ static int errors(const pith_gpu_task *tasks, size_t count, double *sums, void *
   return refuse(text, "it measures no errors");
 }
 
-static int magnitudes(const void *values, int dtype, size_t n, uint64_t *counts, double *energies, void *stream, char *text) {
+static int magnitudes(const void *values, int dtype, size_t n, uint64_t *counts, double *energies, void *stream,
+                      char *text) {
   (void)values, (void)dtype, (void)n, (void)counts, (void)energies, (void)stream;
   return refuse(text, "it counts no magnitudes");
 }

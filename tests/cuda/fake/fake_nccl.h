@@ -1,7 +1,8 @@
 /*
- * NCCL for tests without a GPU: ranks are threads, device memory is main memory, and an operation is complete when it returns. Included by one file
- * of a program that shows its symbols, where Pith finds them as it finds those of the real one. Ranks must make the same calls in the same order;
- * what does not match is an error. `fake_nccl_fault` makes an operation fail.
+ * NCCL for tests without a GPU: ranks are threads, device memory is main memory, and an operation is complete when it
+ * returns. Included by one file of a program that shows its symbols, where Pith finds them as it finds those of the
+ * real one. Ranks must make the same calls in the same order; what does not match is an error. `fake_nccl_fault` makes
+ * an operation fail.
  */
 #ifndef PITH_TESTS_FAKE_NCCL_H
 #define PITH_TESTS_FAKE_NCCL_H
