@@ -102,6 +102,10 @@ PITH_API void pith_comm_destroy(pith_comm *comm);
 
 PITH_API int pith_comm_rank(const pith_comm *comm);
 PITH_API int pith_comm_ranks(const pith_comm *comm);
+/* Seconds without progress before an operation fails: pith_config.timeout at first. Each rank has its own; setting it
+ * also counts for operations that are in flight. PITH_ERR_RANGE unless seconds > 0. */
+PITH_API double pith_comm_timeout(const pith_comm *comm);
+PITH_API pith_status pith_comm_set_timeout(pith_comm *comm, double seconds);
 /* "shm", "tcp", …: how a peer is reached; "self" for the own rank. */
 PITH_API const char *pith_comm_transport(const pith_comm *comm, int peer);
 
@@ -155,12 +159,16 @@ PITH_API pith_status pith_scatter(pith_comm *comm, pith_cspan src, const size_t 
 /* Nobody passes before all have come. */
 PITH_API pith_status pith_barrier(pith_comm *comm, pith_request **request);
 
-/* Between two ranks; matched by tag, in order. The others take no part. */
+/* Between two ranks; matched by tag, in order. The others take no part. A receive from PITH_ANY_RANK takes the first
+ * message with its tag, whoever sends it; pith_wait_source() says who did. */
+#define PITH_ANY_RANK (-1)
 PITH_API pith_status pith_send(pith_comm *comm, pith_cspan src, int peer, uint32_t tag, pith_request **request);
 PITH_API pith_status pith_receive(pith_comm *comm, pith_span dst, int peer, uint32_t tag, pith_request **request);
 
 /* Waits until the operation is complete and gives back its status; frees the request. */
 PITH_API pith_status pith_wait(pith_request *request);
+/* The same for a request of pith_receive(); *source is the rank that sent the message. */
+PITH_API pith_status pith_wait_source(pith_request *request, int *source);
 /* *done = 1 once it is complete; pith_wait() must still be called. */
 PITH_API pith_status pith_test(pith_request *request, int *done);
 

@@ -19,6 +19,7 @@ from ._launch import id_pointer
 from ._tensors import View, target_of, view_of
 
 REDUCTIONS = {"sum": 0, "max": 1, "min": 2, "prod": 3, "mean": 4, "band": 5, "bor": 6, "bxor": 7}
+ANY_RANK = -1  # receives from whoever sends first
 _NO_CALL = None
 _MANY_REQUESTS = 32  # that nobody waited for, before we look which of them are complete
 
@@ -68,13 +69,22 @@ def make_call(
 class Request:
     """An operation under way. Its tensors are lent to it until it is complete."""
 
-    def __init__(self, comm: Comm, pointer: ctypes.c_void_p, result: Any, lent: Any) -> None:
+    def __init__(
+        self,
+        comm: Comm,
+        pointer: ctypes.c_void_p,
+        result: Any,
+        lent: Any,
+        is_receive: bool = False,
+    ) -> None:
         self._comm = comm
+        self._is_receive = is_receive
         self._pointer: ctypes.c_void_p | None = pointer
         self._lent = lent
         self._lock = threading.Lock()  # two threads may wait; the C library wants one
         self._error: Error | None = None
         self._result = result
+        self.source = -1  #: of a receive that is complete: the rank that sent
 
     def __repr__(self) -> str:
         if self._pointer is not None:
@@ -92,14 +102,17 @@ class Request:
             c.check(c.lib.pith_test(self._pointer, ctypes.byref(done)))
             return bool(done.value)
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: float | None = None, *, set_by: str = "wait(timeout)") -> Any:
         """Waits until it is complete; gives the result, or raises what went wrong.
 
         The comm's own time-out always holds. ``timeout`` (seconds) is a shorter one: when it has passed, the comm is aborted, for an
-        operation cannot be taken back.
+        operation cannot be taken back. ``set_by`` is for that error's message.
         """
         if timeout is not None and not self._poll(timeout):
-            why = f"rank {self._comm.rank} waited {timeout:g} s for an operation"
+            why = (
+                f"Timed out waiting {timeout:g} s for an operation, seen by rank {self._comm.rank} "
+                f"(a timeout of {timeout:g} s, set by {set_by})"
+            )
             self._comm.abort(why)
             self._finish()
             raise TimeoutError(why)
@@ -121,7 +134,12 @@ class Request:
         with self._lock:
             if self._pointer is None:
                 return
-            status = c.lib.pith_wait(self._pointer)
+            if self._is_receive:
+                source = ctypes.c_int(-1)
+                status = c.lib.pith_wait_source(self._pointer, ctypes.byref(source))
+                self.source = source.value
+            else:
+                status = c.lib.pith_wait(self._pointer)
             self._error = c.last_error(status) if status else None
             self._pointer = self._lent = None
         self._comm._requests.discard(self)
@@ -310,6 +328,15 @@ class Comm:
         return c.text(c.lib.pith_comm_transport(self.pointer, peer))
 
     @property
+    def timeout(self) -> float:
+        """Seconds without progress before an operation fails. Setting it also counts for operations in flight; each rank has its own."""
+        return c.lib.pith_comm_timeout(self.pointer)
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        c.check(c.lib.pith_comm_set_timeout(self.pointer, seconds))
+
+    @property
     def stats(self) -> Stats:
         stats = c.Stats(size=ctypes.sizeof(c.Stats))
         c.check(c.lib.pith_comm_stats(self.pointer, ctypes.byref(stats)))
@@ -332,7 +359,7 @@ class Comm:
             self._reap()
         pointer = ctypes.c_void_p()
         c.check(function(self.pointer, *arguments, ctypes.byref(pointer)))
-        request = Request(self, pointer, result, lent)
+        request = Request(self, pointer, result, lent, function is c.lib.pith_receive)
         self._requests.add(request)  # nobody else may hold on to it
         return request
 
@@ -552,8 +579,9 @@ class Comm:
             c.lib.pith_send, source.span, peer, tag, result=None, lent=source, wait=wait
         )
 
-    def receive(self, dst: Any, peer: int, tag: int = 0, *, wait: bool = True) -> Any:
-        """From one rank, which sends with the same tag; in the order of sending."""
+    def receive(self, dst: Any, peer: int = ANY_RANK, tag: int = 0, *, wait: bool = True) -> Any:
+        """From one rank, which sends with the same tag; in the order of sending. Without ``peer``, from the first rank that sends: with
+        ``wait=False``, ``request.source`` then says which."""
         target = target_of(dst)
         return self.submit(
             c.lib.pith_receive, target.span, peer, tag, result=dst, lent=target, wait=wait

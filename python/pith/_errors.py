@@ -1,7 +1,8 @@
 """Statuses of the C library as exceptions.
 
 The library says what went wrong in a number and a sentence; here each number has a class of its own, so that a program can tell a
-misspelt spec from a rank that died. The sentence is the library's.
+misspelt spec from a rank that died. The sentence is the library's. All are RuntimeErrors, as what PyTorch's own backends raise, so that
+scripts which catch those catch these.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import builtins
 
 
-class Error(Exception):
+class Error(RuntimeError):
     """Something failed in Pith. ``status`` is the number of the C library (``pith_status``)."""
 
     status: int = 0

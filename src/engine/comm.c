@@ -52,6 +52,7 @@ typedef struct settings {
   int connections, threads;
   size_t chunk;
   double timeout;
+  const char *timeout_from;
 } settings;
 
 static const char *environment(const char *name) { return getenv(name); }
@@ -114,7 +115,11 @@ static pith_status read_settings(const pith_config *config, settings *s) {
   PITH_TRY(copy_config(config, &c));
   PITH_TRY(find_place(&c, s));
   s->meet.secret = text_of(c.secret, "PITH_SECRET", NULL);
-  s->timeout = c.timeout > 0 ? c.timeout : timeout && atof(timeout) > 0 ? atof(timeout) : DEFAULT_TIMEOUT;
+  int is_in_environment = timeout && atof(timeout) > 0;
+  s->timeout = c.timeout > 0 ? c.timeout : is_in_environment ? atof(timeout) : DEFAULT_TIMEOUT;
+  s->timeout_from = c.timeout > 0       ? "pith_config.timeout"
+                    : is_in_environment ? "PITH_TIMEOUT"
+                                        : "default; PITH_TIMEOUT changes it";
   s->meet.timeout = s->timeout;
   s->transport = text_of(c.transport, "PITH_TRANSPORT", "auto");
   s->interface = text_of(c.interface, "PITH_IFNAME", NULL);
@@ -332,6 +337,7 @@ static pith_status make_comm(int rank, int ranks, const settings *s, pith_comm *
   *comm = (pith_comm){.rank = rank,
                       .ranks = ranks,
                       .timeout = s->timeout,
+                      .timeout_from = s->timeout_from,
                       .chunk = s->chunk,
                       .wake = -1,
                       .cost = pith__cost_default,
@@ -513,6 +519,7 @@ static pith_status join_group(pith_comm *parent, group *g, pith_comm **made) {
                 .host_id = parent->host_id,
                 .chunk = parent->chunk,
                 .timeout = parent->timeout,
+                .timeout_from = parent->timeout_from,
                 .algorithm = parent->algorithm,
                 .connections = parent->connections,
                 .threads = (int)pith__crew_size(parent->crew),
@@ -552,6 +559,26 @@ const char *pith_comm_transport(const pith_comm *comm, int peer) {
   return peer < 0 || peer >= comm->ranks ? "none"
          : comm->link[peer].transport    ? comm->link[peer].transport->ops->name
                                          : "self";
+}
+
+double pith_comm_timeout(const pith_comm *comm) {
+  pith_comm *locked = (pith_comm *)(uintptr_t)comm;
+  pith__comm_lock(locked);
+  double seconds = comm->timeout;
+  pthread_mutex_unlock(&locked->mutex);
+  return seconds;
+}
+
+pith_status pith_comm_set_timeout(pith_comm *comm, double seconds) {
+  PITH_REQUIRE(comm, PITH_ERR_ARGUMENT, "pith_comm_set_timeout: comm must not be NULL");
+  PITH_REQUIRE(seconds > 0 && seconds < 1e9, PITH_ERR_RANGE,
+               "a time-out of %g s: more than 0 and less than 1e9 are expected", seconds);
+  pith__comm_lock(comm);
+  comm->timeout = seconds;
+  comm->timeout_from = "pith_comm_set_timeout()";
+  pith__comm_wake(comm); /* it may sleep for longer than that */
+  pthread_mutex_unlock(&comm->mutex);
+  return PITH_OK;
 }
 
 pith_status pith_comm_stats(const pith_comm *comm, pith_stats *stats) {

@@ -154,6 +154,7 @@ struct pith_comm {
   int rank, ranks;
   uint64_t job;
   double timeout;
+  const char *timeout_from; /* what set it, for messages */
   size_t chunk;
   char *host, *transport_name, *interface, *host_id; /* settings, for splits */
   int connections;
@@ -209,8 +210,8 @@ const char *pith__operation_name(unsigned kind);
 
 /* sum += share of what is in traffic. */
 void pith__traffic_add(pith_traffic *sum, const pith_traffic *traffic, double share);
-/* pith_wait(), and what the operation moved. */
-pith_status pith__wait(pith_request *request, pith_traffic *traffic);
+/* pith_wait(), what the operation moved, and whom a receive was from; NULL: not wanted. */
+pith_status pith__wait(pith_request *request, pith_traffic *traffic, int *source);
 
 /* ---- link.c ------------------------------------------------------------------------------------------------------ */
 
@@ -219,6 +220,8 @@ uint32_t pith__frame_checksum(const pith_frame *frame, const void *payload);
 
 void pith__link_send(pith_link *link, pith_operation *op, uint32_t task);
 void pith__link_receive(pith_link *link, pith_operation *op, uint32_t task);
+/* From whichever rank sends first: the task's peer is PITH_ANY_RANK until then. */
+void pith__link_receive_any(pith_comm *comm, pith_operation *op, uint32_t task);
 /* A message that need not outlive the call: what the transport does not take at once goes on from a copy. */
 void pith__link_send_now(pith_link *link, const pith_frame *frame, const void *payload);
 void pith__link_notice(pith_link *link, pith_frame_kind kind, const char *text);

@@ -48,7 +48,11 @@ static void make_ready(pith_operation *op, uint32_t number) {
       pith__link_send(&op->comm->link[task->peer], op, number);
       break;
     case PITH_TASK_RECEIVE:
-      pith__link_receive(&op->comm->link[task->peer], op, number);
+      if (task->peer == PITH_ANY_RANK) {
+        pith__link_receive_any(op->comm, op, number);
+      } else {
+        pith__link_receive(&op->comm->link[task->peer], op, number);
+      }
       break;
     case PITH_TASK_WORK:
       heap_push(op, number);

@@ -412,14 +412,46 @@ static int matches(const pith_posted *posted, const pith_frame *frame) {
          posted->operation->job.schedule.task[posted->task].tag == frame->tag;
 }
 
+/* Takes a receive out of the list of its link. */
+static pith_posted *unlink_posted(pith_link *link, pith_posted **at) {
+  pith_posted *posted = *at;
+  *at = posted->next;
+  if (!*at) {
+    link->posted_end = at;
+  }
+  return posted;
+}
+
+static int is_any(const pith_posted *posted) {
+  return posted->operation->job.schedule.task[posted->task].peer == PITH_ANY_RANK;
+}
+
+/* Takes back what a receive from any rank has posted on a link; whether there was something. */
+static int withdraw(pith_link *link, const pith_operation *op) {
+  for (pith_posted **at = &link->posted; *at; at = &(*at)->next) {
+    if ((*at)->operation == op) {
+      free_posted(link, unlink_posted(link, at));
+      return 1;
+    }
+  }
+  return 0;
+}
+
+/* A message of this link is for the operation: if it receives from any rank, this is the one. */
+static void settle_source(pith_link *link, pith_operation *op, uint32_t number) {
+  if (op->job.schedule.task[number].peer == PITH_ANY_RANK) {
+    op->job.schedule.task[number].peer = link->peer;
+    for (int p = 0; p < link->comm->ranks; p++) {
+      withdraw(&link->comm->link[p], op);
+    }
+  }
+}
+
 static pith_posted *take_posted(pith_link *link, const pith_frame *frame) {
   for (pith_posted **at = &link->posted; *at; at = &(*at)->next) {
-    pith_posted *posted = *at;
-    if (matches(posted, frame)) {
-      *at = posted->next;
-      if (!*at) {
-        link->posted_end = at;
-      }
+    if (matches(*at, frame)) {
+      pith_posted *posted = unlink_posted(link, at);
+      settle_source(link, posted->operation, posted->task);
       return posted;
     }
   }
@@ -658,24 +690,52 @@ static pith_early *take_early(pith_link *link, const pith_posted *posted) {
   return NULL;
 }
 
-void pith__link_receive(pith_link *link, pith_operation *op, uint32_t number) {
-  if (link->comm->failed != PITH_OK) {
-    return;
-  }
+/* Receives from this link; whether the message is there already. */
+static int post(pith_link *link, pith_operation *op, uint32_t number) {
   pith_posted *posted = new_posted(link);
   if (!posted) {
     pith__comm_fail(link->comm, PITH_ERR_MEMORY, "rank %d: no memory to receive a message", link->comm->rank);
-    return;
+    return 0;
   }
   begin_wait(link);
   *posted = (pith_posted){.operation = op, .task = number};
   pith_early *early = take_early(link, posted);
   if (early) {
     free_posted(link, posted);
+    settle_source(link, op, number);
     accept_early(link, early, op, number);
-  } else {
-    *link->posted_end = posted;
-    link->posted_end = &posted->next;
+    return 1;
+  }
+  *link->posted_end = posted;
+  link->posted_end = &posted->next;
+  return 0;
+}
+
+void pith__link_receive(pith_link *link, pith_operation *op, uint32_t number) {
+  if (link->comm->failed == PITH_OK) {
+    post(link, op, number);
+  }
+}
+
+void pith__link_receive_any(pith_comm *comm, pith_operation *op, uint32_t number) {
+  for (int p = 0, found = 0; p < comm->ranks && comm->failed == PITH_OK && !found; p++) {
+    found = comm->link[p].transport ? post(&comm->link[p], op, number) : 0;
+  }
+}
+
+/* Receives from any rank do not wait for one that has left, as long as there is another. */
+static void release_any(pith_link *link) {
+  int others = 0;
+  for (int p = 0; p < link->comm->ranks; p++) {
+    const pith_link *other = &link->comm->link[p];
+    others += other != link && other->transport && !other->left;
+  }
+  for (pith_posted **at = &link->posted; others && *at;) {
+    if (is_any(*at)) {
+      free_posted(link, unlink_posted(link, at));
+    } else {
+      at = &(*at)->next;
+    }
   }
 }
 
@@ -723,6 +783,9 @@ int pith__link_progress(pith_link *link) {
     moved += pull(link);
   } else if (link->left && !link->over) {
     drain(link);
+  }
+  if (link->left) {
+    release_any(link);
   }
   if (link->comm->failed == PITH_OK && link->left && pith__link_is_awaited(link)) { /* it will not answer any more */
     pith__comm_fail(link->comm, PITH_ERR_PEER, "rank %d left the group while rank %d was waiting for it", link->peer,

@@ -273,7 +273,11 @@ static pith_status point(pith_comm *comm, void *data, size_t n, pith_dtype dtype
                          pith_task_kind kind, pith_request **request) {
   pith_operation *op;
   PITH_TRY(pith__check_comm(comm));
-  PITH_TRY(pith__check_rank(comm, peer, "peer"));
+  if (peer == PITH_ANY_RANK && kind == PITH_TASK_RECEIVE) {
+    PITH_REQUIRE(comm->ranks > 1, PITH_ERR_ARGUMENT, "there is no other rank to receive from");
+  } else {
+    PITH_TRY(pith__check_rank(comm, peer, "peer"));
+  }
   PITH_REQUIRE(peer != comm->rank, PITH_ERR_ARGUMENT, "rank %d cannot exchange messages with itself", peer);
   PITH_TRY(pith__check_span(data, n, dtype));
   PITH_TRY(pith__operation_make(comm, PITH_OP_POINT, (pith_cspan){data, n, dtype}, (pith_span){data, n, dtype},

@@ -142,8 +142,10 @@ static void fail_late(pith_comm *comm, double now, double waited) {
   if (!name_missing(comm, 1, now, missing, sizeof missing)) {
     name_missing(comm, 0, now, missing, sizeof missing);
   }
-  pith__comm_fail(comm, PITH_ERR_TIMEOUT, "rank %d has waited %.1f s for %s without a sign of life (PITH_TIMEOUT)",
-                  comm->rank, waited, missing);
+  pith__comm_fail(
+      comm, PITH_ERR_TIMEOUT,
+      "Timed out waiting %.1f s for %s without a sign of life, seen by rank %d (a timeout of %g s, set by %s)", waited,
+      missing, comm->rank, comm->timeout, comm->timeout_from);
 }
 
 /* A peer that says that it waits, too, will tell us for whom: it gets a little longer. */
@@ -233,12 +235,13 @@ static int nap_milliseconds(const pith_comm *comm) {
 static void sleep_a_while(pith_comm *comm) {
   struct pollfd *fds = malloc((size_t)descriptors_most(comm) * sizeof *fds);
   int count = fds ? collect_descriptors(comm, fds) : 0;
+  int milliseconds = nap_milliseconds(comm);
   if (!fall_asleep(comm)) {
     pthread_mutex_unlock(&comm->mutex);
     if (must_poll(comm) || !fds) { /* without memory we cannot know what to wait for */
       ppoll(fds, (nfds_t)count, &(struct timespec){0, POLLING_NAP_NS}, NULL);
     } else {
-      poll(fds, (nfds_t)count, nap_milliseconds(comm));
+      poll(fds, (nfds_t)count, milliseconds);
     }
     pthread_mutex_lock(&comm->mutex);
   }

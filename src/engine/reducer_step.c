@@ -252,7 +252,7 @@ pith_status pith_reducer_finish(pith_reducer *r) {
   for (size_t i = 0; i < r->flight_count; i++) {
     pith_flight *f = &r->flights[i];
     pith_traffic traffic = {0};
-    pith_status status = pith__wait(f->request, &traffic);
+    pith_status status = pith__wait(f->request, &traffic, NULL);
     if (status == PITH_OK) {
       hand_back(r, f);
       share_traffic(r, f, &traffic);

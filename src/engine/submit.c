@@ -293,9 +293,16 @@ pith_status pith__operation_submit(pith_operation *op, pith_status written, pith
   return status;
 }
 
-pith_status pith_wait(pith_request *request) { return pith__wait(request, NULL); }
+pith_status pith_wait(pith_request *request) { return pith__wait(request, NULL, NULL); }
 
-pith_status pith__wait(pith_request *request, pith_traffic *traffic) {
+pith_status pith_wait_source(pith_request *request, int *source) {
+  PITH_REQUIRE(source, PITH_ERR_ARGUMENT, "pith_wait_source: source must not be NULL");
+  PITH_REQUIRE(request && request->operation.frame.operation == PITH_OP_POINT, PITH_ERR_ARGUMENT,
+               "pith_wait_source: this is no request of pith_receive()");
+  return pith__wait(request, NULL, source);
+}
+
+pith_status pith__wait(pith_request *request, pith_traffic *traffic, int *source) {
   PITH_REQUIRE(request, PITH_ERR_ARGUMENT, "pith_wait: request must not be NULL");
   pith_operation *op = &request->operation;
   pith_comm *comm = op->comm;
@@ -310,6 +317,9 @@ pith_status pith__wait(pith_request *request, pith_traffic *traffic) {
   }
   if (traffic) {
     *traffic = op->traffic;
+  }
+  if (source && status == PITH_OK) {
+    *source = op->job.schedule.task[0].peer;
   }
   pith__operation_release(op);
   return status;

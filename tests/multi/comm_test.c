@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "ranks.h"
 #include "test.h"
@@ -265,6 +266,102 @@ TEST(moves_and_reductions_put_every_value_where_it_belongs) {
     for (int ranks = 1; ranks <= 9; ranks += t ? 2 : 1) {
       ranks_run(transports[t], ranks, 700, everything_else, NULL);
     }
+  }
+}
+
+/* Rank 0 receives from whoever sends: early messages and late ones, among others that name their source. */
+static void receive_from_any(pith_comm *comm, void *argument) {
+  (void)argument;
+  enum { N = 3000, ROUNDS = 3 };
+  int rank = pith_comm_rank(comm), ranks = pith_comm_ranks(comm), from[9] = {0}, source = -2;
+  float *x = tensor_of(rank, N), *y = malloc(N * sizeof *y);
+  for (int round = 0; round < ROUNDS && rank > 0; round++) {
+    CHECK_OK(pith_send(comm, (pith_cspan){x, N, PITH_F32}, 0, 5, NULL));
+    CHECK_OK(pith_send(comm, (pith_cspan){x, 1, PITH_F32}, 0, 6, NULL));
+  }
+  for (int i = 0; i < ROUNDS * (ranks - 1) && rank == 0; i++) {
+    pith_request *request;
+    CHECK_OK(pith_receive(comm, (pith_span){y, N, PITH_F32}, PITH_ANY_RANK, 5, &request));
+    CHECK_OK(pith_wait_source(request, &source));
+    CHECK_MSG(source > 0 && source < ranks, "received from rank %d", source);
+    CHECK(y[9] == value_of(source, 9) && y[N - 1] == value_of(source, N - 1));
+    from[source]++;
+  }
+  for (int p = 1; p < ranks && rank == 0; p++) {
+    CHECK_MSG(from[p] == ROUNDS, "%d messages from rank %d", from[p], p);
+    for (int round = 0; round < ROUNDS; round++) { /* what was taken from any rank is not in the way of these */
+      CHECK_OK(pith_receive(comm, (pith_span){y, 1, PITH_F32}, p, 6, NULL));
+      CHECK(y[0] == value_of(p, 0));
+    }
+  }
+  CHECK_OK(pith_barrier(comm, NULL));
+  CHECK(pith_receive(comm, (pith_span){y, 1, PITH_F32}, -2, 6, NULL) == PITH_ERR_ARGUMENT);
+  CHECK(pith_send(comm, (pith_cspan){y, 1, PITH_F32}, PITH_ANY_RANK, 6, NULL) == PITH_ERR_ARGUMENT);
+  free(x);
+  free(y);
+}
+
+TEST(a_receive_from_any_rank_says_who_sent) {
+  for (size_t t = 0; t < 3; t++) {
+    for (int ranks = 2; ranks <= 5; ranks++) {
+      ranks_run(transports[t], ranks, 0, receive_from_any, NULL);
+    }
+  }
+}
+
+/* The last rank leaves at once; the others' messages still arrive. */
+static void one_leaves(pith_comm *comm, void *argument) {
+  (void)argument;
+  int rank = pith_comm_rank(comm), ranks = pith_comm_ranks(comm), source = -2;
+  float x = 1;
+  pith_request *request;
+  if (rank == 0) {
+    CHECK_OK(pith_receive(comm, (pith_span){&x, 1, PITH_F32}, ranks - 1, 2, NULL)); /* it leaves after this */
+    CHECK_OK(pith_receive(comm, (pith_span){&x, 1, PITH_F32}, PITH_ANY_RANK, 3, &request));
+    CHECK_OK(pith_send(comm, (pith_cspan){&x, 1, PITH_F32}, 1, 4, NULL));
+    CHECK_OK(pith_wait_source(request, &source));
+    CHECK_MSG(source == 1, "received from rank %d", source);
+  } else if (rank == 1) {
+    CHECK_OK(pith_receive(comm, (pith_span){&x, 1, PITH_F32}, 0, 4, NULL));
+    usleep(100000);
+    CHECK_OK(pith_send(comm, (pith_cspan){&x, 1, PITH_F32}, 0, 3, NULL));
+  } else if (rank == ranks - 1) {
+    CHECK_OK(pith_send(comm, (pith_cspan){&x, 1, PITH_F32}, 0, 2, NULL));
+  }
+}
+
+TEST(a_receive_from_any_rank_does_not_need_those_who_left) {
+  for (size_t t = 0; t < 3; t++) {
+    ranks_run(transports[t], 3, 0, one_leaves, NULL);
+  }
+}
+
+/* A time-out that was long is made short while rank 0 waits for a message that never comes. */
+static void shorten_timeout(pith_comm *comm, void *argument) {
+  (void)argument;
+  float x;
+  pith_request *request;
+  CHECK(pith_comm_set_timeout(comm, 0) == PITH_ERR_RANGE);
+  CHECK(pith_comm_set_timeout(comm, -1) == PITH_ERR_RANGE);
+  CHECK_OK(pith_comm_set_timeout(comm, 500));
+  CHECK(pith_comm_timeout(comm) == 500);
+  CHECK_OK(pith_barrier(comm, NULL));
+  if (pith_comm_rank(comm) == 0) {
+    CHECK_OK(pith_receive(comm, (pith_span){&x, 1, PITH_F32}, PITH_ANY_RANK, 1, &request));
+    usleep(50000);
+    CHECK_OK(pith_comm_set_timeout(comm, 0.2));
+    CHECK(pith_wait(request) == PITH_ERR_TIMEOUT);
+    CHECK_MSG(strstr(pith_error(), "Timed out waiting") &&
+                  strstr(pith_error(), "a timeout of 0.2 s, set by pith_comm_set_timeout()"),
+              "the error is %s", pith_error());
+  } else {
+    CHECK(pith_receive(comm, (pith_span){&x, 1, PITH_F32}, 0, 1, NULL) == PITH_ERR_ABORTED);
+  }
+}
+
+TEST(a_timeout_can_be_changed_while_an_operation_waits) {
+  for (size_t t = 0; t < 3; t++) {
+    ranks_run(transports[t], 2, 0, shorten_timeout, NULL);
   }
 }
 

@@ -336,10 +336,22 @@ def check_coalesced(p: Pair) -> None:
         outs,
         [whole.chunk(n)[r] for whole, s in zip(wholes, shapes, strict=True)],
     )
-    lists = [[torch.empty(s) for _ in range(n)] for s in shapes]
-    dist.group.WORLD.allgather_coalesced(lists, [data(torch.float32, r, s) for s in shapes]).wait()
-    for got, s in zip(lists, shapes, strict=True):
-        p.same("allgather_coalesced", got, [data(torch.float32, k, s) for k in range(n)])
+    for some in (
+        shapes,
+        shapes[:1] * n,
+    ):  # also as many tensors as ranks, where the two could be mixed up
+
+        def all_gather_coalesced(group: Any, some: Any = some) -> Any:
+            lists = [[torch.empty(s) for s in some] for _ in range(n)]
+            given = [data(torch.float32, r, s, salt=k) for k, s in enumerate(some)]
+            dist.all_gather_coalesced(lists, given, group=group)
+            return [out for outs in lists for out in outs]
+
+        p.both(
+            "all_gather_coalesced",
+            all_gather_coalesced,
+            [data(torch.float32, q, s, salt=k) for q in range(n) for k, s in enumerate(some)],
+        )
 
 
 def check_async(p: Pair) -> None:
@@ -414,8 +426,18 @@ def check_points(p: Pair) -> None:
         dist.recv(b, 0, tag=2)
         future = dist.irecv(a, 0, tag=1).get_future()
         p.same("tags", [future.wait()[0], b], [torch.ones(2), torch.ones(2) * 2])
-    with pytest.raises(pith.UnsupportedError, match="src"):
-        dist.recv(torch.empty(2))
+    if r == 0:  # from any source
+        got = {}
+        for _ in range(n - 1):
+            out = torch.empty(3)
+            got[dist.recv(out, tag=9)] = out
+        p.same(
+            "recv from any",
+            [got[k] for k in sorted(got)],
+            [torch.full((3,), float(k)) for k in range(1, n)],
+        )
+    else:
+        dist.send(torch.full((3,), float(r)), 0, tag=9)
 
 
 def check_groups(p: Pair) -> None:

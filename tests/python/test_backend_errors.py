@@ -123,7 +123,6 @@ def wrong_arguments(rank: int, size: int) -> int:
             "one part for each rank",
             lambda: dist.reduce_scatter_tensor(torch.ones(2), torch.ones(5)),
         ),
-        ("src", lambda: dist.recv(torch.ones(1))),
         ("meta", lambda: dist.all_reduce(torch.ones(3, device="meta"))),
         ("sparse", lambda: dist.broadcast(torch.eye(3).to_sparse(), 0)),
     ]
@@ -140,7 +139,7 @@ def wrong_arguments(rank: int, size: int) -> int:
 
 
 def test_wrong_arguments_are_refused_with_the_reason_and_harm_nothing() -> None:
-    assert run(wrong_arguments, 2) == [12, 12]
+    assert run(wrong_arguments, 2) == [11, 11]
 
 
 # ---- Ranks that die or stall -----------------------------------------------------------------------------------------
@@ -245,7 +244,7 @@ def own_timeout(rank: int, size: int) -> None:
             dist.all_reduce(torch.ones(10), async_op=True).wait(timedelta(seconds=0.3))
     else:
         time.sleep(2)
-        with pytest.raises(pith.AbortedError, match="rank 0 waited"):
+        with pytest.raises(pith.AbortedError, match="Timed out waiting 0.3 s .* seen by rank 0"):
             for _ in range(3):  # rank 0 sent its part of the first before it gave up
                 dist.all_reduce(torch.ones(10))
 

@@ -25,6 +25,7 @@ import torch.distributed as _dist
 
 from ._base import Usage
 from ._compression import Compression, compression
+from ._eager import keep_eager
 from ._fsdp import ShardedCompressor
 from ._group import PithGroup, create
 from ._hook import Compressor, HookState, compress, compressor, hook, is_compressed, stats
@@ -35,6 +36,7 @@ from ._optimizer import (
     broadcast_parameters,
 )
 from ._record import Recorder, record
+from ._reserved import open_to_pith
 from ._table import LayerStats, Table
 
 __all__ = [
@@ -63,4 +65,6 @@ __all__ = [
 DEVICES = ["cpu", "cuda"]
 
 adopt_launcher()
+open_to_pith()
 _dist.Backend.register_backend("pith", create, extended_api=True, devices=DEVICES)
+keep_eager(__package__.split(".")[0])

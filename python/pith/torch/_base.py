@@ -6,11 +6,14 @@ backend.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
 import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -18,13 +21,29 @@ import torch.distributed as dist
 
 from .. import _library as c
 from .._comm import Comm, Stats, make_call
-from .._errors import ArgumentError, Error
+from .._errors import ArgumentError, Error, TimeoutError
 from . import _buffers as buffers
 from ._compression import SMALL, Compression, current, from_environment
-from ._meeting import meet
-from ._work import DoneWork, PithWork, SingleWaiter, Waiter, seconds
+from ._meeting import is_connected_to, meet, port_of_rank_0
+from ._work import DoneWork, PithWork, SingleWaiter, Waiter, begin_event, seconds
 
 _GRACE = 5.0  # seconds for operations that nobody waited for, when a group ends
+_STORE_GRACE = 5.0  # seconds for rank 0 to close torch's store, when the world ends
+_LEAST_TIMEOUT = 1e-3  # a time-out of zero: whatever is not there at once is too late
+is_profiling = torch.autograd._profiler_enabled
+_EVENTS = {  # as gloo names its events
+    "pith_allreduce": "pith:all_reduce",
+    "pith_reduce_to": "pith:reduce",
+    "pith_reduce_scatter": "pith:reduce_scatter",
+    "pith_all_gather": "pith:all_gather",
+    "pith_broadcast": "pith:broadcast",
+    "pith_all_to_all": "pith:all_to_all",
+    "pith_gather": "pith:gather",
+    "pith_scatter": "pith:scatter",
+    "pith_barrier": "pith:barrier",
+    "pith_send": "pith:send",
+    "pith_receive": "pith:recv",
+}
 
 Tensors = Sequence[torch.Tensor]
 
@@ -51,16 +70,18 @@ class GroupBase(dist.ProcessGroup):
         size: int,
         timeout: float,
         global_ranks: Sequence[int] = (),
+        timeout_set_by: str = "init_process_group(timeout=…)",
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]
-        self._store = store
+        self._store: dist.Store | None = store
         self._name, self._description = "", ""
         self._global_ranks = list(global_ranks)
-        self._seconds = timeout
-        self._wait_seconds: float | None = None  # where shorter than the comm's own
+        self._seconds = max(timeout, _LEAST_TIMEOUT)
+        self._timeout_set_by = timeout_set_by
+        self._monitored = 0  # monitored barriers so far
         self._compression = from_environment()
         spec = self._compression.spec if self._compression else None
-        self._comm: Comm | None = meet(store, rank, size, timeout, spec)
+        self._comm: Comm | None = meet(store, rank, size, self._seconds, spec)
         self._waiter = Waiter("pith-futures")
         self._point_waiter = SingleWaiter("pith-message")
         self._sequence = 0
@@ -112,7 +133,7 @@ class GroupBase(dist.ProcessGroup):
     supports_coalescing = False
     supports_time_estimate = False
 
-    def get_group_store(self) -> dist.Store:
+    def get_group_store(self) -> dist.Store | None:
         return self._store
 
     def _set_sequence_number_for_group(self) -> None:
@@ -122,8 +143,10 @@ class GroupBase(dist.ProcessGroup):
         return self._sequence
 
     def set_timeout(self, timeout: Any) -> None:
-        """The time-out of operations from now on; a comm's own cannot grow any more."""
-        self._wait_seconds = seconds(timeout)
+        """The time-out of this rank's operations from now on, and of those in flight. Zero: what is not there at once is too late."""
+        self._seconds = max(timeout.total_seconds(), _LEAST_TIMEOUT)
+        self._timeout_set_by = "_set_pg_timeout()"
+        self.comm.timeout = self._seconds
 
     _set_default_timeout = set_timeout
 
@@ -155,6 +178,17 @@ class GroupBase(dist.ProcessGroup):
             )
         self._waiter.close()
         comm.close()
+        if dist.group.WORLD is self and comm.rank > 0:
+            self._let_store_close()
+        self._store = None  # rank 0's process holds its port as long as somebody holds the store
+
+    def _let_store_close(self) -> None:
+        """Waits for a moment until rank 0 has closed torch's store, where it serves it. A rank that initialized a group again before that would
+        find the old store, which then ends under its hands."""
+        port = port_of_rank_0(self._store) if self._store is not None else None
+        end = time.monotonic() + _STORE_GRACE
+        while port is not None and is_connected_to(port) and time.monotonic() < end:
+            time.sleep(2e-3)
 
     def abort(self) -> None:
         """Ends what is under way on every rank."""
@@ -164,7 +198,12 @@ class GroupBase(dist.ProcessGroup):
     # ---- Handing operations to C
 
     def _describe(self, error: Error) -> Error:
-        """Errors name ranks of the group; says which those are where they are not the world's."""
+        """Errors name ranks of the group; says which those are where they are not the world's. And time-outs are those of torch's settings."""
+        if isinstance(error, TimeoutError):
+            text = str(error)
+            for of_the_comm in ("pith_config.timeout", "pith_comm_set_timeout()"):
+                text = text.replace(f"set by {of_the_comm}", f"set by {self._timeout_set_by}")
+            error = TimeoutError(text, error.status)
         world = dist.get_world_size() if dist.is_initialized() else len(self._global_ranks)
         if not self._global_ranks or self._global_ranks == list(range(world)):
             return error
@@ -178,7 +217,7 @@ class GroupBase(dist.ProcessGroup):
         return not option(opts, "asyncOp", True) and self._timeout_of(opts) is None
 
     def _timeout_of(self, opts: Any) -> float | None:
-        given = seconds(option(opts, "timeout", None)) or self._wait_seconds
+        given = seconds(option(opts, "timeout", None))
         return given if given and given < self._seconds else None
 
     def _run(
@@ -193,8 +232,9 @@ class GroupBase(dist.ProcessGroup):
         """Calls C functions, given with their arguments, and makes them one Work."""
         self._sequence += 1
         timeout = self._timeout_of(opts)
+        event = begin_event(_EVENTS[calls[0][0].__name__]) if calls and is_profiling() else None
         try:
-            if opts is not None and self._is_now(opts):
+            if opts is not None and event is None and self._is_now(opts):
                 return self._run_now(calls, result, lent, finishes)
             requests = [
                 self.comm.submit(function, *arguments, result=None, lent=lent, wait=False)
@@ -202,7 +242,7 @@ class GroupBase(dist.ProcessGroup):
             ]
         except Error as error:
             raise self._describe(error) from None
-        return PithWork(
+        work = PithWork(
             result,
             requests,
             _all_of(finishes),
@@ -210,6 +250,9 @@ class GroupBase(dist.ProcessGroup):
             waiter=waiter or self._waiter,
             describe=self._describe,
         )
+        if event is not None:
+            work.record(event)
+        return work
 
     def _run_now(
         self,
@@ -231,6 +274,53 @@ class GroupBase(dist.ProcessGroup):
             with torch.no_grad():
                 finish()
         return DoneWork(result)
+
+    # ---- A barrier that tells who is missing
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """A barrier after which rank 0 can say which ranks did not come within the time-out; with ``wait_all_ranks`` all of them, else the first.
+
+        It goes by torch's store, so that a rank which is stuck in another operation is no obstacle, and the group can be used afterwards. The
+        sentences are gloo's, for which scripts may look.
+        """
+        limit = self._seconds if timeout is None else timeout.total_seconds()
+        self._monitored += 1
+        key = f"pith/monitored/{self._monitored}"
+        if self.rank() == 0:
+            self._monitor(key, limit, wait_all_ranks)
+        else:
+            self._pass_monitor(key, limit)
+
+    def _monitor(self, key: str, limit: float, wait_all_ranks: bool) -> None:
+        store, milliseconds = self._store, round(1000 * limit)
+        assert store is not None
+        if limit <= 0:
+            raise TimeoutError(f"Rank 0 timed out in monitoredBarrier after {milliseconds} ms.")
+        end = time.monotonic() + limit
+        missing = list(range(1, self.size()))
+        while missing and time.monotonic() < end:
+            missing = [rank for rank in missing if not store.check([f"{key}/{rank}"])]
+            time.sleep(1e-3 if missing else 0)
+        store.set(f"{key}/end", json.dumps(missing))
+        if missing:
+            named = ", ".join(map(str, missing)) if wait_all_ranks else str(missing[0])
+            several = "s" if wait_all_ranks and len(missing) > 1 else ""
+            raise TimeoutError(
+                f"Rank{several} {named} failed to pass monitoredBarrier in {milliseconds} ms"
+            )
+
+    def _pass_monitor(self, key: str, limit: float) -> None:
+        store = self._store
+        assert store is not None
+        store.set(f"{key}/{self.rank()}", "here")
+        with contextlib.suppress(RuntimeError):  # nothing from rank 0 in time
+            store.wait([f"{key}/end"], timedelta(seconds=max(limit, _LEAST_TIMEOUT)))
+            if not json.loads(store.get(f"{key}/end")):
+                return
+        raise TimeoutError(
+            f"Rank {self.rank()} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0. "
+            "Please check rank 0 logs for faulty rank."
+        )
 
     # ---- Compression
 

@@ -17,11 +17,11 @@ import torch.distributed as dist
 
 from .. import _library as c
 from .._codec import Caps
-from .._comm import sizes
-from .._errors import ArgumentError, Error, UnsupportedError
+from .._comm import ANY_RANK, sizes
+from .._errors import ArgumentError, Error
 from . import _buffers as buffers
-from ._base import GroupBase, Tensors, Usage, option
-from ._work import DoneWork, PithWork, seconds
+from ._base import GroupBase, Tensors, Usage, is_profiling, option
+from ._work import DoneWork, PithWork
 
 _DEFAULT_TIMEOUT = dist.default_pg_timeout.total_seconds()
 _NO_TIMEOUT = timedelta(0)
@@ -97,8 +97,8 @@ class PithGroup(GroupBase):
             or not tensor.is_contiguous()
             or tensor.is_neg()
             or opts.timeout > _NO_TIMEOUT
-            or self._wait_seconds is not None
             or self._comm is None
+            or is_profiling()
         ):
             return None
         n = tensor.numel()
@@ -238,12 +238,28 @@ class PithGroup(GroupBase):
     ) -> PithWork:
         given = _only(inputs, "all_gather")
         outs = outputs if isinstance(outputs[0], torch.Tensor) else outputs[0]
-        return self.allgather_coalesced([outs], [given], opts)
+        return self._allgather_lists([outs], [given], opts)
 
     def allgather_coalesced(
         self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None
     ) -> PithWork:
-        """A list of outputs for each input."""
+        """A list of outputs for each rank, with one for each input."""
+        if len(output_lists) != self.size():
+            raise ArgumentError(
+                f"all_gather_coalesced: {len(output_lists)} lists of output tensors for {self.size()} ranks"
+            )
+        for rank, outs in enumerate(output_lists):
+            if len(outs) != len(inputs):
+                raise ArgumentError(
+                    f"all_gather_coalesced: {len(outs)} output tensors of rank {rank} for {len(inputs)} inputs"
+                )
+        by_input = [list(outs) for outs in zip(*output_lists, strict=True)]
+        return self._allgather_lists(by_input, inputs, opts)
+
+    def _allgather_lists(
+        self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any
+    ) -> PithWork:
+        """A list of outputs for each input, with one for each rank."""
         calls, finishes, lent = [], [], []
         for outs, given in zip(output_lists, inputs, strict=True):
             buffers.same_type([given, *outs], "all_gather")
@@ -372,11 +388,6 @@ class PithGroup(GroupBase):
     def barrier(self, opts: Any = None, timeout: Any = None) -> PithWork:
         return self._run([(c.lib.pith_barrier,)], [], None, opts)
 
-    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """A barrier; that an error names the ranks that did not come is so with every operation here."""
-        work = self._run([(c.lib.pith_barrier,)], [], None)
-        work.wait(timeout)
-
     # ---- Between two ranks
 
     def send(self, tensors: Any, peer: int, tag: int = 0) -> PithWork:
@@ -389,14 +400,10 @@ class PithGroup(GroupBase):
         tensor = _only(tensors, "recv")
         target, finish = buffers.output(tensor)
         call = (c.lib.pith_receive, buffers.span(target, buffers.moved(target.dtype)), peer, tag)
-        work = self._run([call], [tensor], target, finishes=[finish], waiter=self._point_waiter)
-        work._source = peer
-        return work
+        return self._run([call], [tensor], target, finishes=[finish], waiter=self._point_waiter)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> PithWork:
-        raise UnsupportedError(
-            "the backend pith receives from a rank that is named: give recv a src"
-        )
+        return self.recv(tensors, ANY_RANK, tag)
 
     # ---- Groups of operations: each is sent on its way at once, so there is nothing to group
 
@@ -458,21 +465,25 @@ def _split_sizes(
     return sizes([split * row * width for split in splits], ranks)
 
 
-def _timeout(given: Any) -> float:
-    """torch's time-out where the user chose one, else PITH_TIMEOUT, else torch's default."""
-    wanted = seconds(given) or _DEFAULT_TIMEOUT
+def _timeout(given: Any) -> tuple[float, str]:
+    """torch's time-out where the user chose one, else PITH_TIMEOUT, else torch's default; and what set it."""
+    wanted = _DEFAULT_TIMEOUT if given is None else given.total_seconds()
     own = float(os.environ.get("PITH_TIMEOUT") or 0)
-    return own if own > 0 and wanted == _DEFAULT_TIMEOUT else wanted
+    if own > 0 and wanted == _DEFAULT_TIMEOUT:
+        return own, "PITH_TIMEOUT"
+    return wanted, "init_process_group(timeout=…)"
 
 
 def create(options: Any, backend_options: Any = None) -> PithGroup:
     """Called by torch for init_process_group("pith") and new_group."""
+    timeout, set_by = _timeout(options.timeout)
     return PithGroup(
         options.store,
         options.group_rank,
         options.group_size,
-        _timeout(options.timeout),
+        timeout,
         options.global_ranks_in_group,
+        set_by,
     )
 
 

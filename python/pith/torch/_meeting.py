@@ -8,33 +8,78 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import socket
+import stat
+import time
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
 from .._comm import Comm
-from .._errors import MismatchError, TimeoutError
+from .._errors import MismatchError, PeerError, TimeoutError
 from .._launch import unique_id
 
 _KEY = "pith/meeting"
 
 
-def _store_host(store: dist.Store) -> str | None:
-    """The host of the TCP store below all prefixes."""
+def _tcp_store(store: dist.Store) -> dist.TCPStore | None:
+    """The TCP store below all prefixes."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
-    return store.host if isinstance(store, dist.TCPStore) else None
+    return store if isinstance(store, dist.TCPStore) else None
+
+
+def _store_host(store: dist.Store) -> str | None:
+    tcp = _tcp_store(store)
+    return tcp.host if tcp else None
+
+
+def port_of_rank_0(store: dist.Store) -> int | None:
+    """The store's port where rank 0's process serves it, as with env://, and ends it with the group. torchrun's agent serves its own: None."""
+    tcp = _tcp_store(store)
+    if tcp is None or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return None
+    return tcp.port if os.environ.get("MASTER_PORT") == str(tcp.port) else None
+
+
+def is_connected_to(port: int) -> bool:
+    """Whether a connection of this process to a server at that port is open at both ends. The store itself would log a warning when asked."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not stat.S_ISSOCK(os.stat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as end:
+                if end.getpeername()[1] == port and _is_open(end):
+                    return True
+        except (OSError, IndexError):  # closed meanwhile, or of another kind
+            continue
+    return False
+
+
+def _is_open(end: socket.socket) -> bool:
+    try:
+        return bool(end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    except BlockingIOError:
+        return True
 
 
 def _read_invitation(store: dist.Store, timeout: float) -> dict[str, Any]:
+    started = time.monotonic()
     try:
         store.wait([_KEY], timedelta(seconds=timeout))
+        return json.loads(store.get(_KEY))
     except RuntimeError as error:
+        waited = time.monotonic() - started
+        if waited < timeout:
+            raise PeerError(
+                f"torch's store failed after {waited:.1f} s, before rank 0 of the group had said where to meet: {error}"
+            ) from None
         raise TimeoutError(
-            f"rank 0 of the group did not say within {timeout:g} s where to meet: {error}"
+            f"Timed out waiting {waited:.1f} s for rank 0 of the group to say where to meet "
+            f"(a timeout of {timeout:g} s, set by init_process_group(timeout=…)): {error}"
         ) from None
-    return json.loads(store.get(_KEY))
 
 
 def meet(store: dist.Store, rank: int, ranks: int, timeout: float, spec: str | None) -> Comm:

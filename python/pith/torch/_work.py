@@ -1,13 +1,14 @@
 """What an operation of the backend gives back: torch's Work over requests of the C library.
 
 Whoever calls ``wait`` waits in C, without the interpreter's lock. Only who asks for a future makes a thread wait for it: then that
-thread completes the future, as DistributedDataParallel expects.
+thread completes the future and runs its callbacks, as DistributedDataParallel expects.
 """
 
 from __future__ import annotations
 
-import queue
+import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,11 +20,24 @@ from .._comm import Request
 from .._errors import Error
 
 _NONE_GIVEN = timedelta(0)
+_PATIENCE = 0.25  # seconds for callbacks of a future to end before those of the next one begin
+_ORPHANS = 256  # works that nobody in Python holds any more, and nobody has waited for
+_ORPHAN_BYTES = 1 << 16  # of results that such a work keeps alive
 
 
 def seconds(timeout: timedelta | None) -> float | None:
-    """torch's time-outs; zero and less mean that none was given."""
+    """A time-out of torch's options and of ``wait``: zero and less mean that none was given."""
     return timeout.total_seconds() if timeout is not None and timeout > _NONE_GIVEN else None
+
+
+def begin_event(name: str) -> Any:
+    """An event of torch's profiler."""
+    return torch.ops.profiler._record_function_enter_new(name, None)
+
+
+def _end_with(event: Any, future: torch.futures.Future) -> torch.futures.Future:
+    """Ends the event with the future, whose thread knows nothing of the profiler: torch brings that along. A future that is complete after that."""
+    return torch.ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction(event, future)
 
 
 class PithWork(dist.Work):
@@ -33,6 +47,9 @@ class PithWork(dist.Work):
     _error: BaseException | None = None
     _future: torch.futures.Future | None = None
     _source = -1
+    _event: Any = None
+    _waiter: Waiter | None = None
+    _was_waited_for = False
 
     def __init__(
         self,
@@ -53,6 +70,13 @@ class PithWork(dist.Work):
         self._describe = describe
         self._lock = threading.Lock()
 
+    def __del__(self) -> None:
+        # C++ may still hold the other half of this object (DistributedDataParallel.join hands a work to its reducer), and without this
+        # half it would wait for ever. Whether it does cannot be asked; so the last few that nobody has waited for live on.
+        if not self._was_waited_for and self._waiter is not None:
+            if sum(tensor.nbytes for tensor in self._result) <= _ORPHAN_BYTES:
+                self._waiter.orphans.append(self)
+
     def _end(self) -> None:
         """What is left to do once the data are there: results that go elsewhere."""
         finish, self._finish = self._finish, None
@@ -60,18 +84,20 @@ class PithWork(dist.Work):
             with torch.no_grad():
                 finish()
 
-    def _settle(self, timeout: float | None = None) -> None:
+    def _settle(self, timeout: float | None = None, set_by: str = "wait(timeout)") -> None:
         """Waits for the requests, once; later calls find it done."""
         with self._lock:
             if self._complete:
                 return
             for request in self._requests:
                 try:
-                    request.wait(timeout)
+                    request.wait(timeout, set_by=set_by)
                 except Error as error:
                     self._error = self._error or (
                         self._describe(error) if self._describe else error
                     )
+                if request.source >= 0:
+                    self._source = request.source
             self._end()
             self._requests = ()
             self._complete = True
@@ -79,8 +105,15 @@ class PithWork(dist.Work):
     # ---- What torch calls
 
     def wait(self, timeout: Any = None) -> bool:
+        self._was_waited_for = True
         if not self._complete:
-            self._settle(seconds(timeout) or self._timeout)
+            given = seconds(timeout)
+            if given is not None:
+                self._settle(given)
+            else:
+                self._settle(self._timeout, "the operation's options")
+        if self._event is not None:
+            self._end_event()
         if self._error is not None:
             raise self._error
         return True
@@ -111,16 +144,32 @@ class PithWork(dist.Work):
 
     def get_future(self) -> torch.futures.Future:
         """A future of the list of tensors. Errors are those of ``wait``, as a RuntimeError with the same text."""
+        self._was_waited_for = True
         if self._future is None:
             done: torch.futures.Future = torch.futures.Future()
             # Only a callback that raises makes a future that C++ knows to have failed.
             self._future = done.then(self._outcome)
+            if self._event is not None:
+                self._future = _end_with(self._event, self._future)
             if self._complete or self._waiter is None:
                 self._settle(self._timeout)
                 done.set_result(None)
             else:
                 self._waiter.put(self, done)
         return self._future
+
+    def record(self, event: Any) -> None:
+        """The event of torch's profiler lasts until the operation is complete. The waiter's thread ends it, so that the profiler shows it as an
+        asynchronous one, as those of other backends."""
+        self._event = event
+        self.get_future()
+        self._was_waited_for = False
+
+    def _end_event(self) -> None:
+        """The event must have ended when ``wait`` returns: the profiler may stop then."""
+        self._event = None
+        with contextlib.suppress(RuntimeError):  # as in self._error
+            self.get_future().wait()
 
     def _outcome(self, _: torch.futures.Future) -> list[torch.Tensor]:
         if self._error is not None:
@@ -133,10 +182,14 @@ class DoneWork(PithWork):
 
     _complete = True
     _timeout = None
+    _was_waited_for = True
 
     def __init__(self, result: Sequence[torch.Tensor]) -> None:
         dist.Work.__init__(self)
         self._result = result
+
+    def __del__(self) -> None:
+        pass
 
     def get_future(self) -> torch.futures.Future:
         if self._future is None:
@@ -146,37 +199,122 @@ class DoneWork(PithWork):
 
 
 class Waiter:
-    """A thread that completes futures in the order of their operations; started by the first one."""
+    """Completes futures in the order of their operations, on a thread that the first one starts, one after another.
+
+    A callback may start an operation and wait for it, as that of torch's PowerSGD does. Such an operation has a thread of its own, and callbacks of
+    other futures do not begin meanwhile, so that all ranks call their operations in the same order. Only a callback that takes long without that
+    is overtaken: it may wait for a future that comes later.
+    """
 
     def __init__(self, name: str) -> None:
+        self.orphans: deque[PithWork] = deque(maxlen=_ORPHANS)  # see PithWork.__del__
         self._name = name
-        self._queue: queue.SimpleQueue[tuple[PithWork, torch.futures.Future] | None] = (
-            queue.SimpleQueue()
+        self._queue: deque[tuple[PithWork, torch.futures.Future]] = deque()
+        self._changed = threading.Condition()
+        self._threads: set[threading.Thread] = set()
+        self._own = threading.local()  # .is_calling: this thread runs callbacks
+        self._is_settling = False  # a thread waits for the next operation
+        self._idle = 0  # threads that could
+        self._calling: threading.Thread | None = (
+            None  # runs callbacks that should end before the next ones begin
         )
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+        self._nested = 0  # operations that callbacks have started
+        self._is_closed = False
 
     def put(self, work: PithWork, done: torch.futures.Future) -> None:
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
-            self._queue.put((work, done))
+        with self._changed:
+            if getattr(self._own, "is_calling", False):
+                self._nested += 1
+                self._start(self._run_nested, work, done)
+                return
+            self._queue.append((work, done))
+            self._make_sure_of_a_thread()
+            self._changed.notify_all()
+
+    def _start(self, function: Callable[..., None], *arguments: Any) -> None:
+        thread = threading.Thread(target=function, args=arguments, name=self._name, daemon=True)
+        self._threads.add(thread)
+        thread.start()
+
+    def _make_sure_of_a_thread(self) -> None:
+        """Somebody will take the next entry: one that waits for an operation, or one that has nothing to do."""
+        if not self._is_settling and self._idle == 0:
+            self._idle += 1  # until it runs
+            self._start(self._run)
 
     def _run(self) -> None:
-        while (entry := self._queue.get()) is not None:
+        while (entry := self._take()) is not None:
             work, done = entry
-            work._settle(work._timeout)
-            done.set_result(None)
+            _settle_for_future(work)
+            self._begin_callbacks()
+            self._call(done)
             del entry, work, done  # not kept alive until the next one
+            if not self._end_callbacks():
+                break
+        self._forget_thread()
+
+    def _run_nested(self, work: PithWork, done: torch.futures.Future) -> None:
+        _settle_for_future(work)
+        self._call(done)
+        with self._changed:
+            self._nested -= 1
+            self._changed.notify_all()
+        self._forget_thread()
+
+    def _forget_thread(self) -> None:
+        with self._changed:
+            self._threads.discard(threading.current_thread())
+
+    def _call(self, done: torch.futures.Future) -> None:
+        self._own.is_calling = True
+        done.set_result(None)
+        self._own.is_calling = False
+
+    def _take(self) -> tuple[PithWork, torch.futures.Future] | None:
+        with self._changed:
+            while self._is_settling or not self._queue:
+                if self._is_closed and not self._queue:
+                    self._idle -= 1
+                    return None
+                self._changed.wait()
+            self._idle -= 1
+            self._is_settling = True
+            return self._queue.popleft()
+
+    def _begin_callbacks(self) -> None:
+        with self._changed:
+            while self._calling is not None:
+                if not self._changed.wait(_PATIENCE) and self._nested == 0:
+                    break
+            self._calling = threading.current_thread()
+            self._is_settling = False
+            if self._queue:
+                self._make_sure_of_a_thread()
+            self._changed.notify_all()
+
+    def _end_callbacks(self) -> bool:
+        """Whether this thread is still of use."""
+        with self._changed:
+            if self._calling is threading.current_thread():
+                self._calling = None
+            stays = not self._idle and not (self._is_closed and not self._queue)
+            self._idle += stays
+            self._changed.notify_all()
+            return stays
 
     def close(self) -> None:
-        with self._lock:
-            thread, self._thread = self._thread, None
-            if thread is not None:
-                self._queue.put(None)
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout=10)
+        with self._changed:
+            self._is_closed = True
+            self.orphans.clear()
+            threads = list(self._threads)
+            self._changed.notify_all()
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout=10)
+
+
+def _settle_for_future(work: PithWork) -> None:
+    work._settle(work._timeout, "the operation's options")
 
 
 class SingleWaiter(Waiter):
@@ -184,7 +322,7 @@ class SingleWaiter(Waiter):
 
     def put(self, work: PithWork, done: torch.futures.Future) -> None:
         def run() -> None:
-            work._settle(work._timeout)
+            _settle_for_future(work)
             done.set_result(None)
 
         threading.Thread(target=run, name=self._name, daemon=True).start()
