@@ -98,7 +98,10 @@ class PithWork(dist.Work):
                     )
                 if request.source >= 0:
                     self._source = request.source
-            self._end()
+            try:
+                self._end()
+            except BaseException as error:  # whoever waits must hear of it, on whatever thread this is
+                self._error = error
             self._requests = ()
             self._complete = True
 
