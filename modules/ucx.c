@@ -156,7 +156,6 @@ static pith_status ucx_listen(const pith_transport_config *config, pith_transpor
   t->rank = config->rank;
   t->ranks = config->ranks;
   t->timeout = config->timeout;
-  t->job = config->job;
   for (int p = 0; p < t->ranks; p++) {
     t->peer[p].process = -1;
   }
@@ -262,9 +261,11 @@ static pith_status connect_locked(ucx_transport *t, const pith_address *address,
   return PITH_OK;
 }
 
-static pith_status ucx_connect(pith_transport *transport, const pith_address *address, const uint8_t *wanted) {
+static pith_status ucx_connect(pith_transport *transport, const pith_address *address, const uint8_t *wanted,
+                               const pith_link_key *key) {
   ucx_transport *t = ucx_of(transport);
   lock(t);
+  t->job = key->job;
   pith_status status = connect_locked(t, address, wanted);
   unlock(t);
   return status;

@@ -14,6 +14,7 @@
 #include "engine/choose.h"
 #include "engine/launcher.h"
 #include "engine/trace.h"
+#include "transport/link_key.h"
 #include "transport/module.h"
 #include "transport/rendezvous.h"
 #include "transport/unique_id.h"
@@ -148,7 +149,8 @@ enum { KIND_LOCAL, KIND_NETWORK, KINDS };
 
 /* What every rank tells the others before they connect. */
 typedef struct card {
-  uint64_t host; /* ranks with the same number share memory */
+  uint64_t host; /* ranks with the same number share memory, … */
+  uint64_t user; /* … if they run as the same user */
   pith_address address[KINDS];
 } card;
 
@@ -242,15 +244,16 @@ static pith_status connect_kind(pith_comm *comm, pith_transport *transport, int 
       comm->link[p].checked = kind == KIND_NETWORK && cards[p].host != cards[comm->rank].host;
     }
   }
-  pith_status status = transport->ops->connect(transport, address, wanted);
+  pith_status status = transport->ops->connect(transport, address, wanted, &comm->key);
   free(address);
   return status;
 }
 
-/* A peer is reached locally if both can and share a host (or, for threads, whatever they call their hosts), else over
- * the network. */
+/* A peer is reached locally if both can and share a host and a user (or, for threads, whatever they call their hosts),
+ * else over the network. */
 static int kind_of(const pith_comm *comm, const card *mine, const card *theirs) {
-  int together = mine->host == theirs->host || strcmp(comm->transport_name, pith__transport_inproc.name) == 0;
+  int together = (mine->host == theirs->host && mine->user == theirs->user) ||
+                 strcmp(comm->transport_name, pith__transport_inproc.name) == 0;
   int local = mine->address[KIND_LOCAL].size && theirs->address[KIND_LOCAL].size && together;
   int network = mine->address[KIND_NETWORK].size && theirs->address[KIND_NETWORK].size;
   return local ? KIND_LOCAL : network ? KIND_NETWORK : -1;
@@ -265,7 +268,8 @@ static pith_status connect_all(pith_comm *comm, pith_transport **transport, cons
     }
     int kind = kind_of(comm, &cards[comm->rank], &cards[p]);
     PITH_REQUIRE(kind >= 0, PITH_ERR_UNSUPPORTED,
-                 "ranks %d and %d have no transport in common: they are on different hosts, or chose different ones",
+                 "ranks %d and %d have no transport in common: they are on different hosts, run as different users, or "
+                 "chose different ones",
                  comm->rank, p);
     wanted[kind][p] = 1;
     count[kind]++;
@@ -389,14 +393,14 @@ static void free_comm(pith_comm *comm) {
 }
 
 /* How the cards of all ranks are exchanged: at the rendezvous, or over the parent of a split. */
-typedef pith_status (*exchange_fn)(void *how, const card *mine, card *all, uint64_t *job);
+typedef pith_status (*exchange_fn)(void *how, const card *mine, card *all, pith_link_key *key);
 
 static pith_status join(pith_comm *comm, const settings *s, exchange_fn exchange, void *how) {
   choice chosen;
   pith_transport *transport[KINDS] = {NULL, NULL};
   card *cards = calloc((size_t)comm->ranks, sizeof *cards);
   PITH_REQUIRE(cards, PITH_ERR_MEMORY, "no memory for the addresses of %d ranks", comm->ranks);
-  card mine = {.host = host_number(s->host_id)};
+  card mine = {.host = host_number(s->host_id), .user = geteuid()};
   pith_transport_config config = {.rank = comm->rank,
                                   .ranks = comm->ranks,
                                   .interface = s->interface,
@@ -408,7 +412,7 @@ static pith_status join(pith_comm *comm, const settings *s, exchange_fn exchange
     status = listen_all(&chosen, &config, transport, &mine);
   }
   if (status == PITH_OK) {
-    status = exchange(how, &mine, cards, &comm->job);
+    status = exchange(how, &mine, cards, &comm->key);
   }
   if (status == PITH_OK) {
     status = connect_all(comm, transport, cards);
@@ -421,10 +425,13 @@ static pith_status join(pith_comm *comm, const settings *s, exchange_fn exchange
   return status;
 }
 
-static pith_status exchange_at_rendezvous(void *how, const card *mine, card *all, uint64_t *job) {
+static pith_status exchange_at_rendezvous(void *how, const card *mine, card *all, pith_link_key *key) {
   pith_rendezvous *meet = how, with_listener = *meet;
+  uint64_t job;
   meet->listener = 0; /* the rendezvous closes it */
-  return pith__rendezvous_exchange(&with_listener, mine, sizeof *mine, all, job);
+  PITH_TRY(pith__rendezvous_exchange(&with_listener, mine, sizeof *mine, all, &job));
+  pith__link_key_make(meet->secret, job, key);
+  return PITH_OK;
 }
 
 pith_status pith_comm_create(const pith_config *config, pith_comm **made) {
@@ -491,7 +498,7 @@ static pith_status find_group(pith_comm *parent, int color, int key, group *g) {
 }
 
 /* All ranks of the parent take part, also those that join no group. */
-static pith_status exchange_over_parent(void *how, const card *mine, card *all, uint64_t *job) {
+static pith_status exchange_over_parent(void *how, const card *mine, card *all, pith_link_key *key) {
   group *g = how;
   card *cards = calloc((size_t)g->parent->ranks, sizeof *cards);
   PITH_REQUIRE(cards, PITH_ERR_MEMORY, "no memory to split %d ranks", g->parent->ranks);
@@ -502,7 +509,7 @@ static pith_status exchange_over_parent(void *how, const card *mine, card *all, 
     all[p] = cards[g->members[p].rank];
   }
   free(cards);
-  *job = pith__mix64(g->parent->job + ++g->parent->splits);
+  pith__link_key_split(&g->parent->key, ++g->parent->splits, key);
   return status;
 }
 
@@ -528,8 +535,8 @@ pith_status pith_comm_split(pith_comm *parent, int color, int key, pith_comm **m
   pith_status status = find_group(parent, color, key, &g);
   if (status == PITH_OK && color < 0) {
     card nothing = {0};
-    uint64_t job;
-    status = exchange_over_parent(&g, &nothing, NULL, &job);
+    pith_link_key unused;
+    status = exchange_over_parent(&g, &nothing, NULL, &unused);
   } else if (status == PITH_OK) {
     status = join_group(parent, &g, &comm);
   }

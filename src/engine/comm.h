@@ -152,7 +152,7 @@ typedef struct pith_link {
 
 struct pith_comm {
   int rank, ranks;
-  uint64_t job;
+  pith_link_key key; /* of its links, for splits */
   double timeout;
   size_t chunk;
   char *host, *transport_name, *interface, *host_id; /* settings, for splits */

@@ -138,8 +138,8 @@ typedef enum verdict { VERDICT_MORE, VERDICT_HEARD, VERDICT_DISMISS } verdict;
 
 static void seal(const host *h, seat *s, pith_status status, uint64_t job, const void *body, size_t size) {
   s->reply = (rendezvous_reply){.head = pith__rendezvous_head(0), .status = (uint32_t)status, .job = job, .size = size};
-  pith__rendezvous_prove(h->r, s->hello.nonce, &s->reply, offsetof(rendezvous_reply, proof), body, size,
-                         s->reply.proof);
+  pith__rendezvous_prove(h->r, RENDEZVOUS_ROLE_REPLY, s->hello.nonce, &s->reply, offsetof(rendezvous_reply, proof),
+                         body, size, s->reply.proof);
 }
 
 /* Ends the whole rendezvous: all that come will hear this sentence. The first one counts. */
@@ -195,7 +195,8 @@ static verdict check_proof(host *h, seat *s) {
   if (s->hello.has_secret && !pith__rendezvous_has_secret(h->r)) {
     return turn_away(h, s, "it has a secret and rank 0 has none (PITH_SECRET)");
   }
-  pith__rendezvous_prove(h->r, s->nonce, &s->hello, offsetof(rendezvous_hello, proof), NULL, 0, proof);
+  pith__rendezvous_prove(h->r, RENDEZVOUS_ROLE_HELLO, s->nonce, &s->hello, offsetof(rendezvous_hello, proof), NULL, 0,
+                         proof);
   if (!pith__digest_equal(proof, s->hello.proof)) {
     return turn_away(h, s, "it does not have rank 0's secret (PITH_SECRET)");
   }

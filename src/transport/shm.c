@@ -503,14 +503,21 @@ static pith_status open_peer(shm_transport *t, uint32_t index) {
   return watch(t, peer->link.process, 2 * index + 1);
 }
 
-static pith_status meet_peers(shm_transport *t, const pith_address *address, int memory) {
+static pith_status meet_peers(shm_transport *t, const pith_address *address, const pith_link_key *key, int memory) {
   pith_shm_link *links = malloc(((size_t)t->count + 1) * sizeof *links);
   PITH_REQUIRE(links, PITH_ERR_MEMORY, "shm: no memory for %d links", t->count);
   for (int i = 0; i < t->count; i++) {
     links[i] = t->peers[i].link;
   }
-  pith_shm_meeting meeting = {&t->config,       address, t->listener, memory,
-                              t->segment.shape, links,   t->count,    pith__now() + t->config.timeout};
+  pith_shm_meeting meeting = {.config = &t->config,
+                              .key = key,
+                              .address = address,
+                              .listener = t->listener,
+                              .memory = memory,
+                              .shape = t->segment.shape,
+                              .links = links,
+                              .count = t->count,
+                              .end = pith__now() + t->config.timeout};
   pith_status status = pith__shm_link_meet(&meeting);
   for (int i = 0; i < t->count; i++) { /* those met before a failure too: close() ends them */
     t->peers[i].link = links[i];
@@ -519,7 +526,8 @@ static pith_status meet_peers(shm_transport *t, const pith_address *address, int
   return status;
 }
 
-static pith_status shm_connect(pith_transport *transport, const pith_address *address, const uint8_t *wanted) {
+static pith_status shm_connect(pith_transport *transport, const pith_address *address, const uint8_t *wanted,
+                               const pith_link_key *key) {
   shm_transport *t = shm_of(transport);
   PITH_REQUIRE(!t->peers, PITH_ERR_STATE, "shm: connected already");
   PITH_TRY(make_peers(t, wanted));
@@ -528,7 +536,7 @@ static pith_status shm_connect(pith_transport *transport, const pith_address *ad
   pith_shm_shape shape = pith__shm_shape((uint32_t)t->count);
   int memory;
   PITH_TRY(pith__shm_segment_create(&shape, &t->segment, &memory));
-  pith_status status = meet_peers(t, address, memory);
+  pith_status status = meet_peers(t, address, key, memory);
   close(memory);
   PITH_TRY(status);
   PITH_TRY(make_pool(t));

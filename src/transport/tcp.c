@@ -121,7 +121,6 @@ static pith_status listen_tcp(const pith_transport_config *config, pith_transpor
   tcp->rank = config->rank;
   tcp->ranks = config->ranks;
   tcp->connections = connections;
-  tcp->job = config->job;
   tcp->timeout = config->timeout;
   tcp->listener = -1;
   tcp->peers = new_peers(config->ranks);
