@@ -595,8 +595,8 @@ static int is_awaited(const mpi_transport *t) {
 
 static void mpi_close(pith_transport *transport) {
   mpi_transport *t = mpi_of(transport);
-  if (!t) {
-    return;
+  if (!t || mpi.process != getpid()) {
+    return; /* in a forked child MPI cannot be used, not even to leave */
   }
   lock();
   say_goodbye(t);

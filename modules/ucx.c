@@ -156,6 +156,7 @@ static pith_status ucx_listen(const pith_transport_config *config, pith_transpor
   t->rank = config->rank;
   t->ranks = config->ranks;
   t->timeout = config->timeout;
+  t->owner = getpid();
   for (int p = 0; p < t->ranks; p++) {
     t->peer[p].process = -1;
   }
@@ -328,8 +329,8 @@ static void close_links(ucx_transport *t) {
 
 static void ucx_close(pith_transport *transport) {
   ucx_transport *t = ucx_of(transport);
-  if (!t) {
-    return;
+  if (!t || t->owner != getpid()) {
+    return; /* in a forked child UCX cannot be used, not even to leave */
   }
   lock(t);
   close_links(t);

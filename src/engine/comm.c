@@ -9,10 +9,12 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/forked.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "engine/choose.h"
 #include "engine/launcher.h"
+#include "engine/submit.h"
 #include "engine/trace.h"
 #include "transport/link_key.h"
 #include "transport/module.h"
@@ -333,7 +335,8 @@ static pith_status keep_text(const char *text, char **copy) {
 static pith_status make_comm(int rank, int ranks, const settings *s, pith_comm **made) {
   pith_comm *comm = calloc(1, sizeof *comm);
   PITH_REQUIRE(comm, PITH_ERR_MEMORY, "no memory for a comm");
-  *comm = (pith_comm){.rank = rank,
+  *comm = (pith_comm){.made_in = pith__fork_number(),
+                      .rank = rank,
                       .ranks = ranks,
                       .timeout = s->timeout,
                       .chunk = s->chunk,
@@ -344,7 +347,7 @@ static pith_status make_comm(int rank, int ranks, const settings *s, pith_comm *
   comm->running_end = &comm->running;
   comm->tracing = pith__trace_start(rank);
   comm->link = calloc((size_t)ranks, sizeof *comm->link);
-  comm->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  comm->wake = pith__fd_keep(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   pith__pool_init(&comm->pool);
   pthread_mutex_init(&comm->mutex, NULL);
   pthread_mutex_init(&comm->gate, NULL);
@@ -369,9 +372,7 @@ static void free_comm(pith_comm *comm) {
   for (int t = 0; t < comm->transports; t++) {
     comm->transport[t]->ops->close(comm->transport[t]);
   }
-  if (comm->wake >= 0) {
-    close(comm->wake);
-  }
+  pith__fd_close(comm->wake);
   pith__crew_destroy(comm->crew);
   pith__pool_fini(&comm->pool);
   pthread_mutex_destroy(&comm->mutex);
@@ -447,7 +448,7 @@ pith_status pith_comm_create(const pith_config *config, pith_comm **made) {
     status = join(comm, &s, exchange_at_rendezvous, &s.meet);
   }
   if (s.meet.listener > 0) { /* an id's, and nobody has come to use it */
-    close(s.meet.listener);
+    pith__fd_close(s.meet.listener);
   }
   if (status != PITH_OK) {
     free_comm(comm);
@@ -530,6 +531,7 @@ static pith_status join_group(pith_comm *parent, group *g, pith_comm **made) {
 
 pith_status pith_comm_split(pith_comm *parent, int color, int key, pith_comm **made) {
   PITH_REQUIRE(parent && made, PITH_ERR_ARGUMENT, "pith_comm_split: comm and group must not be NULL");
+  PITH_TRY(pith__check_comm(parent));
   group g = {0};
   pith_comm *comm = NULL;
   pith_status status = find_group(parent, color, key, &g);
@@ -551,18 +553,22 @@ pith_status pith_comm_split(pith_comm *parent, int color, int key, pith_comm **m
 
 /* ---- Asking and leaving ------------------------------------------------------------------------------------------ */
 
-int pith_comm_rank(const pith_comm *comm) { return comm->rank; }
+/* Whether this process is a child of the one whose comm it is. */
+static int is_forked(const pith_comm *comm) { return comm->made_in != pith__fork_number(); }
 
-int pith_comm_ranks(const pith_comm *comm) { return comm->ranks; }
+int pith_comm_rank(const pith_comm *comm) { return comm ? comm->rank : -1; }
+
+int pith_comm_ranks(const pith_comm *comm) { return comm ? comm->ranks : 0; }
 
 const char *pith_comm_transport(const pith_comm *comm, int peer) {
-  return peer < 0 || peer >= comm->ranks ? "none"
-         : comm->link[peer].transport    ? comm->link[peer].transport->ops->name
-                                         : "self";
+  return !comm || peer < 0 || peer >= comm->ranks ? "none"
+         : comm->link[peer].transport             ? comm->link[peer].transport->ops->name
+                                                  : "self";
 }
 
 pith_status pith_comm_stats(const pith_comm *comm, pith_stats *stats) {
   PITH_REQUIRE(comm && stats, PITH_ERR_ARGUMENT, "pith_comm_stats: comm and stats must not be NULL");
+  PITH_TRY(pith__check_comm(comm));
   PITH_REQUIRE(stats->size == sizeof *stats, PITH_ERR_ARGUMENT, "pith_stats.size is %zu, not %zu", stats->size,
                sizeof *stats);
   pith_comm *locked = (pith_comm *)(uintptr_t)comm;
@@ -576,6 +582,7 @@ pith_status pith_comm_stats(const pith_comm *comm, pith_stats *stats) {
 pith_status pith_comm_traffic(const pith_comm *comm, const char *operation, pith_traffic *traffic) {
   PITH_REQUIRE(comm && operation && traffic, PITH_ERR_ARGUMENT,
                "pith_comm_traffic: comm, operation and traffic must not be NULL");
+  PITH_TRY(pith__check_comm(comm));
   unsigned kind = 1;
   while (kind < PITH_OP_KINDS && strcmp(pith__operation_name(kind), operation) != 0) {
     kind++;
@@ -589,7 +596,7 @@ pith_status pith_comm_traffic(const pith_comm *comm, const char *operation, pith
 }
 
 void pith_comm_abort(pith_comm *comm, const char *why) {
-  if (!comm) {
+  if (!comm || is_forked(comm)) {
     return;
   }
   pith__comm_lock(comm);
@@ -608,8 +615,21 @@ static void disown_requests(pith_comm *comm) {
   }
 }
 
+/* In a child. No thread is there to drive, mutexes and lists may be in any state, and requests may still point at the
+ * comm: only what the transports hold goes, above all shared memory. Nothing is sent. */
+static void destroy_copy(pith_comm *comm) {
+  while (comm->transports > 0) {
+    pith_transport *transport = comm->transport[--comm->transports];
+    transport->ops->close(transport);
+  }
+}
+
 void pith_comm_destroy(pith_comm *comm) {
   if (!comm) {
+    return;
+  }
+  if (is_forked(comm)) {
+    destroy_copy(comm);
     return;
   }
   pith__comm_stop_thread(comm);

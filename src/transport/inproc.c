@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/forked.h"
 #include "transport/transport.h"
 
 typedef struct inproc_ring { /* bytes from one sender */
@@ -44,6 +45,7 @@ typedef struct inproc_port {
 
 typedef struct inproc_transport {
   pith_transport base;
+  unsigned made_in; /* which process: base/forked.h */
   double timeout;
   inproc_port *port;   /* ours */
   uint8_t *starving;   /* a flag for each rank: a send wanted more room than there was */
@@ -146,6 +148,7 @@ static pith_status inproc_listen(const pith_transport_config *config, pith_trans
   inproc_transport *t = calloc(1, sizeof *t + ranks * sizeof *t->peer + ranks);
   PITH_REQUIRE(t, PITH_ERR_MEMORY, "inproc: no memory for %d peers", config->ranks);
   t->base.ops = &pith__transport_inproc;
+  t->made_in = pith__fork_number();
   t->timeout = config->timeout;
   t->starving = (uint8_t *)(t->peer + ranks);
   pith_status status = create_port(config, &t->port);
@@ -229,8 +232,8 @@ static void end_ring(inproc_port *port, int sender) {
 
 static void inproc_close(pith_transport *transport) {
   inproc_transport *t = inproc_of(transport);
-  if (!t) {
-    return;
+  if (!t || t->made_in != pith__fork_number()) {
+    return; /* a child has none of the ranks but its own thread, and mutexes in any state */
   }
   pthread_mutex_lock(&table.mutex);
   unlist_port(t->port);

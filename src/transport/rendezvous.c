@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/forked.h"
 #include "base/log.h"
 #include "transport/rendezvous_wire.h"
 #include "transport/sockets.h"
@@ -223,7 +224,7 @@ static outcome try_address(guest *g, const pith_sockaddr *to) {
   int fd = -1, error = open_connection(to, sooner(g->deadline, pith__now() + greeting_seconds), &fd);
   outcome result = error ? again(g, "%s: %s", pith__sockaddr_text(to, text), strerror(error)) : talk(g, fd);
   if (fd >= 0) {
-    close(fd);
+    pith__fd_close(fd);
   }
   return result;
 }

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/forked.h"
 #include "base/log.h"
 #include "transport/rank_list.h"
 #include "transport/rendezvous_wire.h"
@@ -82,7 +83,7 @@ static pith_status open_door(host *h) {
 
 static void close_door(host *h) {
   if (h->listener >= 0) {
-    close(h->listener);
+    pith__fd_close(h->listener);
   }
   h->listener = -1;
 }
@@ -118,7 +119,7 @@ static int find_place(host *h) {
 static void welcome(host *h, int fd) {
   int index = find_place(h);
   if (index < 0) {
-    close(fd);
+    pith__fd_close(fd);
     return;
   }
   seat *s = &h->seats[index];

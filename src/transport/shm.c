@@ -20,6 +20,7 @@
 
 #include "base/clock.h"
 #include "base/copy.h"
+#include "base/forked.h"
 #include "base/log.h"
 #include "transport/shm_link.h"
 
@@ -61,7 +62,7 @@ typedef struct shm_peer {
 typedef struct shm_transport {
   pith_transport base;
   pith_transport_config config;
-  pid_t owner; /* the process that made this; a forked child must not speak for it */
+  unsigned made_in; /* which process: base/forked.h */
   int listener, events;
   pith_shm_segment segment;
   shm_peer *peers;
@@ -417,17 +418,18 @@ static void shm_close(pith_transport *transport) {
   if (!t) {
     return;
   }
+  int is_ours = t->made_in == pith__fork_number(); /* a child has closed its copies already */
   for (int i = 0; i < t->count; i++) {
-    pith__shm_link_close(&t->peers[i].link, t->owner == getpid());
+    if (is_ours) {
+      pith__shm_link_close(&t->peers[i].link);
+    }
     pith__shm_segment_unmap(&t->peers[i].segment);
     free(t->peers[i].flying);
   }
   pith__shm_segment_unmap(&t->segment);
-  if (t->listener >= 0) {
-    close(t->listener);
-  }
-  if (t->events >= 0) {
-    close(t->events);
+  if (is_ours) {
+    pith__fd_close(t->listener);
+    pith__fd_close(t->events);
   }
   free(t->peers);
   free(t->by_rank);
@@ -440,7 +442,7 @@ static pith_status shm_listen(const pith_transport_config *config, pith_transpor
   PITH_REQUIRE(t, PITH_ERR_MEMORY, "shm: no memory for a transport");
   t->base.ops = &pith__transport_shm;
   t->config = *config;
-  t->owner = getpid();
+  t->made_in = pith__fork_number();
   t->listener = t->events = -1;
   pith_status status = pith__shm_link_listen(&t->listener, address);
   if (status != PITH_OK) {
@@ -531,7 +533,7 @@ static pith_status shm_connect(pith_transport *transport, const pith_address *ad
   shm_transport *t = shm_of(transport);
   PITH_REQUIRE(!t->peers, PITH_ERR_STATE, "shm: connected already");
   PITH_TRY(make_peers(t, wanted));
-  t->events = epoll_create1(EPOLL_CLOEXEC);
+  t->events = pith__fd_keep(epoll_create1(EPOLL_CLOEXEC));
   PITH_REQUIRE(t->events >= 0, PITH_ERR_SYSTEM, "shm: cannot watch peers: %s", strerror(errno));
   pith_shm_shape shape = pith__shm_shape((uint32_t)t->count);
   int memory;
@@ -543,7 +545,7 @@ static pith_status shm_connect(pith_transport *transport, const pith_address *ad
   for (int i = 0; i < t->count; i++) {
     PITH_TRY(open_peer(t, (uint32_t)i));
   }
-  close(t->listener); /* and with it the name */
+  pith__fd_close(t->listener); /* and with it the name */
   t->listener = -1;
   return PITH_OK;
 }
@@ -557,7 +559,7 @@ static pith_status shm_probe(void) {
   close(fd);
   pith_address address;
   PITH_TRY(pith__shm_link_listen(&fd, &address));
-  close(fd);
+  pith__fd_close(fd);
   return PITH_OK;
 }
 

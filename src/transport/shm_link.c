@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/forked.h"
 #include "base/log.h"
 #include "transport/sockets.h"
 
@@ -53,7 +54,9 @@ static socklen_t make_socket_address(const void *name, struct sockaddr_un *addre
   return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + NAME_SIZE);
 }
 
-static int open_socket(void) { return socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); }
+static int open_socket(void) {
+  return pith__fd_keep(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+}
 
 pith_status pith__shm_link_listen(int *listener, pith_address *address) {
   char name[NAME_SIZE + 1];
@@ -64,7 +67,7 @@ pith_status pith__shm_link_listen(int *listener, pith_address *address) {
   socklen_t size = make_socket_address(name, &where);
   if (bind(fd, (struct sockaddr *)&where, size) != 0 || listen(fd, SOMAXCONN) != 0) {
     int error = errno;
-    close(fd);
+    pith__fd_close(fd);
     return pith_fail(PITH_ERR_SYSTEM, "shm: cannot listen at a Unix socket: %s", strerror(error));
   }
   *address = (pith_address){.size = NAME_SIZE};
@@ -197,7 +200,7 @@ static int open_process(int socket) {
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.pid <= 0) {
     return -1;
   }
-  return (int)syscall(SYS_pidfd_open, peer.pid, 0); /* descriptors of processes always are CLOEXEC */
+  return pith__fd_keep((int)syscall(SYS_pidfd_open, peer.pid, 0)); /* descriptors of processes always are CLOEXEC */
 }
 
 static void settle(pith_shm_link *link, int socket, const pith_shm_offer *offer, int memory) {
@@ -357,9 +360,7 @@ enum { FIRST_GUEST = 1, FIRST_DIALLED = FIRST_GUEST + GUESTS_MOST };
 
 /* Its socket is a link's by now, or is closed here. */
 static void forget_guest(lobby *l, int at) {
-  if (l->fds[at].fd >= 0) {
-    close(l->fds[at].fd);
-  }
+  pith__fd_close(l->fds[at].fd);
   size_t behind = (size_t)(FIRST_GUEST + --l->guests - at);
   memmove(&l->fds[at], &l->fds[at + 1], behind * sizeof *l->fds);
   memmove(&l->talks[at], &l->talks[at + 1], behind * sizeof *l->talks);
@@ -369,13 +370,13 @@ static void forget_guest(lobby *l, int at) {
 static void accept_guests(lobby *l, int listener) {
   for (int i = 0; i < GUESTS_MOST; i++) { /* not forever, whoever comes */
     unsigned user;
-    int socket = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    int socket = pith__fd_keep(accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket < 0) {
       return;
     }
     if (!is_same_user(socket, &user)) {
       PITH_LOG_WARN("shm: turned away a process of user %u", user);
-      close(socket);
+      pith__fd_close(socket);
       continue;
     }
     if (l->guests == GUESTS_MOST) {
@@ -453,27 +454,21 @@ pith_status pith__shm_link_meet(pith_shm_meeting *meeting) {
   l.fds[0] = (struct pollfd){meeting->listener, POLLIN, 0};
   pith_status status = meet_in(meeting, &l);
   for (int i = 1; i < places; i++) { /* guests that never spoke; links that never stood */
-    if (l.fds[i].fd >= 0) {
-      close(l.fds[i].fd);
-    }
+    pith__fd_close(l.fds[i].fd);
   }
   free(l.fds);
   free(l.talks);
   return status;
 }
 
-static void close_if_open(int *fd) {
-  if (*fd >= 0) {
-    close(*fd);
+void pith__shm_link_close(pith_shm_link *link) {
+  if (link->socket >= 0) {
+    shutdown(link->socket, SHUT_RDWR); /* whoever else may hold it */
   }
-  *fd = -1;
-}
-
-void pith__shm_link_close(pith_shm_link *link, int is_owner) {
-  if (link->socket >= 0 && is_owner) {
-    shutdown(link->socket, SHUT_RDWR); /* a child that was forked may hold it too */
+  pith__fd_close(link->socket);
+  pith__fd_close(link->process);
+  if (link->memory >= 0) {
+    close(link->memory);
   }
-  close_if_open(&link->socket);
-  close_if_open(&link->process);
-  close_if_open(&link->memory);
+  link->socket = link->process = link->memory = -1;
 }

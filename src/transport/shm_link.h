@@ -73,7 +73,7 @@ pith_status pith__shm_link_listen(int *listener, pith_address *address);
 /* Meets the peers links[i].rank. On failure some may be met: pith__shm_link_close is for both. */
 pith_status pith__shm_link_meet(pith_shm_meeting *meeting);
 
-/* Tells the peer that we are gone, unless this is a forked child, whose parent still is there. */
-void pith__shm_link_close(pith_shm_link *link, int is_owner);
+/* Tells the peer that we are gone. Not for forked children, whose parent still is there. */
+void pith__shm_link_close(pith_shm_link *link);
 
 #endif

@@ -24,6 +24,7 @@ typedef struct tcp_peer {
 
 typedef struct pith_tcp {
   pith_transport base;
+  unsigned made_in; /* which process: base/forked.h */
   int rank, ranks, connections;
   uint64_t token; /* only who has our address knows it */
   double timeout;

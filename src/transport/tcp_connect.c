@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/forked.h"
 #include "base/log.h"
 #include "transport/rank_list.h"
 #include "transport/tcp.h"
@@ -101,7 +102,7 @@ static void establish(meeting *m, int peer, int index, int fd) {
 
 static void give_up(meeting *m, call *c) {
   if (c->fd >= 0) {
-    close(c->fd);
+    pith__fd_close(c->fd);
   }
   c->fd = -1;
   c->is_open = 0;
@@ -176,7 +177,7 @@ static void attend_call(meeting *m, call *c, short events) {
 
 static void drop(meeting *m, int index) {
   if (m->arrivals[index].fd >= 0) { /* not one that became a link */
-    close(m->arrivals[index].fd);
+    pith__fd_close(m->arrivals[index].fd);
   }
   m->arrivals[index] = m->arrivals[--m->arrival_count];
 }
@@ -369,13 +370,13 @@ static pith_status prepare(meeting *m, const pith_address *address) {
 static void clear_up(meeting *m) {
   for (int i = 0; i < m->call_count; i++) {
     if (!m->calls[i].is_done && m->calls[i].fd >= 0) {
-      close(m->calls[i].fd);
+      pith__fd_close(m->calls[i].fd);
     }
   }
   while (m->arrival_count > 0) {
     drop(m, m->arrival_count - 1);
   }
-  close(m->tcp->listener);
+  pith__fd_close(m->tcp->listener);
   m->tcp->listener = -1;
   free(m->places);
   free(m->calls);

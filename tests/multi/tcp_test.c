@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/forked.h"
 #include "transport_laws.h"
 
 /* ---- tcp with settings that the laws know nothing of ------------------------------------------------------------- */
@@ -75,7 +76,7 @@ TEST(bytes_arrive_in_order_on_ipv6) {
   if (fd < 0) {
     LACKS("ipv6", "no IPv6 here: %s", strerror(errno));
   }
-  close(fd);
+  pith__fd_close(fd);
   law_bytes_arrive_in_order(&processes, 50000);
 }
 
