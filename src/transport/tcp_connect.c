@@ -60,6 +60,7 @@ typedef struct meeting {
   int missing; /* connections that do not stand yet */
   struct pollfd *fds;
   double deadline;
+  int lack; /* what this process itself lacked when it last tried, as an errno: descriptors or memory */
 } meeting;
 
 static tcp_hello make_hello(const pith_tcp *tcp, uint32_t rank, uint32_t index, uint64_t token) {
@@ -111,11 +112,19 @@ static void give_up(meeting *m, call *c) {
   c->pause = 2 * c->pause < longest_pause ? 2 * c->pause : longest_pause;
 }
 
+/* Of the errors of a new socket, those that no network explains. */
+static void note_lack(meeting *m) {
+  if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+    m->lack = errno;
+  }
+}
+
 static void dial(meeting *m, call *c) {
   const tcp_place *place = &m->places[c->peer];
   c->fd = pith__socket_connect(&place->at[c->address]);
   c->got = 0;
   if (c->fd < 0) {
+    note_lack(m);
     give_up(m, c);
     return;
   }
@@ -201,6 +210,7 @@ static void admit(meeting *m) {
     }
     m->arrivals[m->arrival_count++] = (arrival){.fd = fd, .deadline = pith__now() + hello_seconds};
   }
+  note_lack(m);
 }
 
 /* Whether it is a connection that we wait for: the right job, a higher rank, one that does not stand yet. */
@@ -321,9 +331,13 @@ static pith_status name_missing(const meeting *m) {
       missing[p] |= tcp->peers[p].fds[i] < 0;
     }
   }
+  const char *who = missing ? pith__rank_list(missing, tcp->ranks, list) : "all";
   pith_status status =
-      pith_fail(PITH_ERR_TIMEOUT, "rank %d has no tcp connection with %s after %g s: is a firewall between?", tcp->rank,
-                missing ? pith__rank_list(missing, tcp->ranks, list) : "all", tcp->timeout);
+      m->lack
+          ? pith_fail(PITH_ERR_SYSTEM, "rank %d cannot connect with %s: %s (ulimit -n says how many files it may open)",
+                      tcp->rank, who, strerror(m->lack))
+          : pith_fail(PITH_ERR_TIMEOUT, "rank %d has no tcp connection with %s after %g s: is a firewall between?",
+                      tcp->rank, who, tcp->timeout);
   free(missing);
   return status;
 }

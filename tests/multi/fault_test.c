@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -451,6 +452,30 @@ TEST(different_roots_fail_on_every_rank) {
       ranks_run(transports[t], 3, 0, roots_differ, &broadcast);
     }
   }
+}
+
+/* ---- Lack of descriptors ----------------------------------------------------------------------------------------- */
+
+/* The error names what is lacking, not a firewall. */
+TEST(a_lack_of_descriptors_is_told_as_such) {
+  int port = ranks_free_port();
+  pid_t child[2];
+  for (int r = 0; r < 2; r++) {
+    child[r] = fork();
+    CHECK(child[r] >= 0);
+    if (child[r] == 0) {
+      pith_config config = PITH_CONFIG_INIT;
+      pith_comm *comm;
+      struct rlimit few = {20, 20};
+      CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+      config.rank = r, config.ranks = 2, config.port = port, config.host = "127.0.0.1", config.transport = "tcp";
+      config.connections = 16, config.timeout = 1.5;
+      CHECK_STATUS(pith_comm_create(&config, &comm), PITH_ERR_SYSTEM);
+      CHECK_ERROR_SAYS("Too many open files");
+      _exit(0);
+    }
+  }
+  ranks_wait(child, 2, -1);
 }
 
 /* ---- Hostile bytes ----------------------------------------------------------------------------------------------- */
