@@ -432,7 +432,6 @@ static pith_status mpi_listen(const pith_transport_config *config, pith_transpor
   t->rank = config->rank;
   t->ranks = config->ranks;
   t->timeout = config->timeout;
-  t->job = config->job;
   pthread_cond_init(&t->flying, NULL);
   for (int p = 0; p < t->ranks; p++) {
     t->peer[p].end = MPI_REQUEST_NULL;
@@ -531,8 +530,10 @@ static pith_status connect_locked(mpi_transport *t, const pith_address *address,
   return PITH_OK;
 }
 
-static pith_status mpi_connect(pith_transport *transport, const pith_address *address, const uint8_t *wanted) {
+static pith_status mpi_connect(pith_transport *transport, const pith_address *address, const uint8_t *wanted,
+                               const pith_link_key *key) {
   lock();
+  mpi_of(transport)->job = key->job;
   pith_status status = connect_locked(mpi_of(transport), address, wanted);
   unlock();
   return status;
@@ -594,8 +595,8 @@ static int is_awaited(const mpi_transport *t) {
 
 static void mpi_close(pith_transport *transport) {
   mpi_transport *t = mpi_of(transport);
-  if (!t) {
-    return;
+  if (!t || mpi.process != getpid()) {
+    return; /* in a forked child MPI cannot be used, not even to leave */
   }
   lock();
   say_goodbye(t);

@@ -156,7 +156,7 @@ static pith_status ucx_listen(const pith_transport_config *config, pith_transpor
   t->rank = config->rank;
   t->ranks = config->ranks;
   t->timeout = config->timeout;
-  t->job = config->job;
+  t->owner = getpid();
   for (int p = 0; p < t->ranks; p++) {
     t->peer[p].process = -1;
   }
@@ -262,9 +262,11 @@ static pith_status connect_locked(ucx_transport *t, const pith_address *address,
   return PITH_OK;
 }
 
-static pith_status ucx_connect(pith_transport *transport, const pith_address *address, const uint8_t *wanted) {
+static pith_status ucx_connect(pith_transport *transport, const pith_address *address, const uint8_t *wanted,
+                               const pith_link_key *key) {
   ucx_transport *t = ucx_of(transport);
   lock(t);
+  t->job = key->job;
   pith_status status = connect_locked(t, address, wanted);
   unlock(t);
   return status;
@@ -327,8 +329,8 @@ static void close_links(ucx_transport *t) {
 
 static void ucx_close(pith_transport *transport) {
   ucx_transport *t = ucx_of(transport);
-  if (!t) {
-    return;
+  if (!t || t->owner != getpid()) {
+    return; /* in a forked child UCX cannot be used, not even to leave */
   }
   lock(t);
   close_links(t);

@@ -86,6 +86,7 @@ typedef struct ucx_transport {
   int rank, ranks, closing, asleep;
   double timeout, looked; /* looked: when, whether the processes live */
   uint64_t token, job;
+  pid_t owner; /* the process that made this */
   ucp_context_h context;
   ucp_worker_h worker;
   int fd;

@@ -14,6 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "transport/link_key.h"
+
 #define JOB 0x5eed0b0b5eed0b0bu
 #define PATIENCE 10.0 /* seconds after which a wake-up counts as lost */
 
@@ -68,12 +70,12 @@ int world_count_fds(void) {
 }
 
 void world_listen(world_rank *me, double timeout) {
-  pith_transport_config config = {.rank = me->rank, .ranks = me->ranks, .job = JOB, .timeout = timeout};
+  pith_transport_config config = {.rank = me->rank, .ranks = me->ranks, .timeout = timeout};
   CHECK_OK(me->world->ops->listen(&config, &me->transport, &me->shared->address[me->rank]));
 }
 
 pith_status world_connect(world_rank *me, const uint8_t *wanted) {
-  return me->world->ops->connect(me->transport, me->shared->address, wanted);
+  return me->world->ops->connect(me->transport, me->shared->address, wanted, &me->key);
 }
 
 static void connect_to_all(world_rank *me) {
@@ -249,7 +251,8 @@ static void start_world(const transport_world *world, int ranks, unsigned lost, 
   world_shared *shared = share(world);
   CHECK(ranks <= WORLD_RANKS_MOST);
   for (int i = 0; i < ranks; i++) {
-    world_rank rank = {world, i, ranks, NULL, shared, argument, test_random()};
+    world_rank rank = {world, i, ranks, NULL, shared, argument, test_random(), {0}};
+    pith__link_key_make("secret", JOB, &rank.key);
     starts[i] = (world_start){rank, body, connected};
   }
   switch (world->kind) {
@@ -606,7 +609,8 @@ void law_a_missing_rank_is_named(const transport_world *world) {
 
 static void be_of_another_job(world_rank *me) {
   uint8_t wanted[2] = {me->rank != 0, me->rank != 1};
-  pith_transport_config config = {.rank = me->rank, .ranks = 2, .job = JOB + (uint64_t)me->rank, .timeout = 0.3};
+  pith_transport_config config = {.rank = me->rank, .ranks = 2, .timeout = 0.3};
+  pith__link_key_make("secret", JOB + (uint64_t)me->rank, &me->key);
   CHECK_OK(me->world->ops->listen(&config, &me->transport, &me->shared->address[me->rank]));
   world_barrier(me);
   CHECK(world_connect(me, wanted) != PITH_OK);

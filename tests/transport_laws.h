@@ -35,6 +35,7 @@ typedef struct world_rank {
   struct world_shared *shared;
   const void *argument;
   uint64_t random;
+  pith_link_key key; /* of the job */
 } world_rank;
 
 typedef void (*world_body)(world_rank *me);

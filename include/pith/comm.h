@@ -100,6 +100,7 @@ PITH_API void pith_comm_abort(pith_comm *comm, const char *why);
 /* Leaves. Operations that are still under way fail. */
 PITH_API void pith_comm_destroy(pith_comm *comm);
 
+/* -1 and 0 for NULL. */
 PITH_API int pith_comm_rank(const pith_comm *comm);
 PITH_API int pith_comm_ranks(const pith_comm *comm);
 /* Seconds without progress before an operation fails: pith_config.timeout at first. Each rank has its own; setting it
@@ -125,7 +126,11 @@ typedef struct pith_call {
 
 #define PITH_CALL_INIT {.size = sizeof(pith_call), .ctx = PITH_CTX_INIT}
 
-/* dst = the reduction of all src. src.data == dst.data is allowed, other overlap is not. */
+/* Wrong arguments are PITH_ERR_ARGUMENT: nothing was sent or written, and the comm goes on as if there had been no
+ * call. src and dst must lie apart, or exactly in place: at the same address, or where one is a part of the other, at
+ * this rank's part. Other overlap is an error. */
+
+/* dst = the reduction of all src. */
 PITH_API pith_status pith_allreduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce reduce,
                                     const pith_call *call, pith_request **request);
 
@@ -146,11 +151,12 @@ PITH_API pith_status pith_all_gather(pith_comm *comm, pith_cspan src, pith_span 
 PITH_API pith_status pith_broadcast(pith_comm *comm, pith_span tensor, int root, const pith_call *call,
                                     pith_request **request);
 
-/* Part p of src goes to rank p, and part p of dst comes from it. send[p] and receive[p] values; NULL: equal parts. */
+/* Part p of src goes to rank p, and part p of dst comes from it. send[p] and receive[p] values; NULL: equal parts. Not
+ * in place. */
 PITH_API pith_status pith_all_to_all(pith_comm *comm, pith_cspan src, const size_t *send, pith_span dst,
                                      const size_t *receive, pith_request **request);
 
-/* dst on `root` = the src of all ranks; and the inverse. */
+/* dst on `root` = the src of all ranks; and the inverse. Other ranks' dst (src of a scatter) is not looked at. */
 PITH_API pith_status pith_gather(pith_comm *comm, pith_cspan src, pith_span dst, const size_t *counts, int root,
                                  pith_request **request);
 PITH_API pith_status pith_scatter(pith_comm *comm, pith_cspan src, const size_t *counts, pith_span dst, int root,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import os
 import threading
 import time
 import weakref
@@ -252,6 +253,7 @@ class Comm:
         self.ranks: int = c.lib.pith_comm_ranks(pointer)
         self._requests: set[Request] = set()
         self._dependents: weakref.WeakSet[Any] = weakref.WeakSet()  # reducers, which end before us
+        self._process = os.getpid()
         _alive.add(self)
 
     # ---- Life
@@ -263,9 +265,10 @@ class Comm:
             return
         for dependent in list(self._dependents):
             dependent.close()
-        c.lib.pith_comm_destroy(pointer)
-        for request in list(self._requests):
-            request._finish()
+        c.lib.pith_comm_destroy(pointer)  # in a forked child, silently
+        if self._process == os.getpid():  # else threads of the parent may have held the requests' locks
+            for request in list(self._requests):
+                request._finish()
 
     def __del__(self) -> None:
         self.close()
@@ -597,6 +600,7 @@ def _needed(tensor: Any, is_root: bool, operation: str, name: str) -> View | Non
 
 
 _alive: weakref.WeakSet[Comm] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_alive.clear)  # a child says no goodbye for its parent
 
 
 @atexit.register

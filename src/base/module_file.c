@@ -52,7 +52,7 @@ static int is_beside_us(const char *name, char path[PATH_MAX]) {
 int pith__find_module(const char *const *names, char path[PATH_MAX]) {
   for (int place = 0; place < 3; place++) {
     for (const char *const *name = names; *name; name++) {
-      if (place == 0   ? is_in_list(getenv("PITH_MODULE_PATH"), *name, path)
+      if (place == 0   ? is_in_list(secure_getenv("PITH_MODULE_PATH"), *name, path)
           : place == 1 ? is_beside_us(*name, path)
                        : is_in_list(PITH_MODULE_DIR, *name, path)) {
         return 1;
@@ -63,7 +63,7 @@ int pith__find_module(const char *const *names, char path[PATH_MAX]) {
 }
 
 void pith__module_places(char *text, int size) {
-  const char *folders = getenv("PITH_MODULE_PATH");
+  const char *folders = secure_getenv("PITH_MODULE_PATH");
   snprintf(text, (size_t)size, "PITH_MODULE_PATH (%s), beside this library or in %s",
            folders && *folders ? folders : "not set", PITH_MODULE_DIR);
 }

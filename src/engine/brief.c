@@ -39,6 +39,9 @@ static pith_frame frame_of(pith_comm *comm, pith_cspan src, pith_reduce reduce, 
                       .sequence = ++comm->sequence,
                       .layer = call ? call->ctx.layer : 0,
                       .count = src.n,
+                      .step = call ? call->ctx.step : 0,
+                      .seed = call ? call->ctx.seed : 0,
+                      .epoch = PITH_FRAME_EPOCH,
                       .length = bytes,
                       .tag = PITH_TAG(0, 0)};
 }

@@ -3,7 +3,8 @@
  *
  * Block codecs work on a joined tensor in which every layer starts at a block; each layer keeps its own memory and
  * random numbers, so that it makes no difference to the result whether it was joined. Methods of several rounds keep
- * their tensors apart and join what they exchange.
+ * their tensors apart and join what they exchange. Uncompressed layers are simply joined. In each case the ranks
+ * compare which layers are joined, in which order: a sum of different layers is an error, compressed or not.
  */
 #include "engine/submit.h"
 

@@ -9,11 +9,14 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/forked.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "engine/choose.h"
 #include "engine/launcher.h"
+#include "engine/submit.h"
 #include "engine/trace.h"
+#include "transport/link_key.h"
 #include "transport/module.h"
 #include "transport/rendezvous.h"
 #include "transport/unique_id.h"
@@ -153,7 +156,8 @@ enum { KIND_LOCAL, KIND_NETWORK, KINDS };
 
 /* What every rank tells the others before they connect. */
 typedef struct card {
-  uint64_t host; /* ranks with the same number share memory */
+  uint64_t host; /* ranks with the same number share memory, … */
+  uint64_t user; /* … if they run as the same user */
   pith_address address[KINDS];
 } card;
 
@@ -247,15 +251,16 @@ static pith_status connect_kind(pith_comm *comm, pith_transport *transport, int 
       comm->link[p].checked = kind == KIND_NETWORK && cards[p].host != cards[comm->rank].host;
     }
   }
-  pith_status status = transport->ops->connect(transport, address, wanted);
+  pith_status status = transport->ops->connect(transport, address, wanted, &comm->key);
   free(address);
   return status;
 }
 
-/* A peer is reached locally if both can and share a host (or, for threads, whatever they call their hosts), else over
- * the network. */
+/* A peer is reached locally if both can and share a host and a user (or, for threads, whatever they call their hosts),
+ * else over the network. */
 static int kind_of(const pith_comm *comm, const card *mine, const card *theirs) {
-  int together = mine->host == theirs->host || strcmp(comm->transport_name, pith__transport_inproc.name) == 0;
+  int together = (mine->host == theirs->host && mine->user == theirs->user) ||
+                 strcmp(comm->transport_name, pith__transport_inproc.name) == 0;
   int local = mine->address[KIND_LOCAL].size && theirs->address[KIND_LOCAL].size && together;
   int network = mine->address[KIND_NETWORK].size && theirs->address[KIND_NETWORK].size;
   return local ? KIND_LOCAL : network ? KIND_NETWORK : -1;
@@ -270,7 +275,8 @@ static pith_status connect_all(pith_comm *comm, pith_transport **transport, cons
     }
     int kind = kind_of(comm, &cards[comm->rank], &cards[p]);
     PITH_REQUIRE(kind >= 0, PITH_ERR_UNSUPPORTED,
-                 "ranks %d and %d have no transport in common: they are on different hosts, or chose different ones",
+                 "ranks %d and %d have no transport in common: they are on different hosts, run as different users, or "
+                 "chose different ones",
                  comm->rank, p);
     wanted[kind][p] = 1;
     count[kind]++;
@@ -334,7 +340,8 @@ static pith_status keep_text(const char *text, char **copy) {
 static pith_status make_comm(int rank, int ranks, const settings *s, pith_comm **made) {
   pith_comm *comm = calloc(1, sizeof *comm);
   PITH_REQUIRE(comm, PITH_ERR_MEMORY, "no memory for a comm");
-  *comm = (pith_comm){.rank = rank,
+  *comm = (pith_comm){.made_in = pith__fork_number(),
+                      .rank = rank,
                       .ranks = ranks,
                       .timeout = s->timeout,
                       .timeout_from = s->timeout_from,
@@ -346,7 +353,7 @@ static pith_status make_comm(int rank, int ranks, const settings *s, pith_comm *
   comm->running_end = &comm->running;
   comm->tracing = pith__trace_start(rank);
   comm->link = calloc((size_t)ranks, sizeof *comm->link);
-  comm->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  comm->wake = pith__fd_keep(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   pith__pool_init(&comm->pool);
   pthread_mutex_init(&comm->mutex, NULL);
   pthread_mutex_init(&comm->gate, NULL);
@@ -371,9 +378,7 @@ static void free_comm(pith_comm *comm) {
   for (int t = 0; t < comm->transports; t++) {
     comm->transport[t]->ops->close(comm->transport[t]);
   }
-  if (comm->wake >= 0) {
-    close(comm->wake);
-  }
+  pith__fd_close(comm->wake);
   pith__crew_destroy(comm->crew);
   pith__pool_fini(&comm->pool);
   pthread_mutex_destroy(&comm->mutex);
@@ -395,14 +400,14 @@ static void free_comm(pith_comm *comm) {
 }
 
 /* How the cards of all ranks are exchanged: at the rendezvous, or over the parent of a split. */
-typedef pith_status (*exchange_fn)(void *how, const card *mine, card *all, uint64_t *job);
+typedef pith_status (*exchange_fn)(void *how, const card *mine, card *all, pith_link_key *key);
 
 static pith_status join(pith_comm *comm, const settings *s, exchange_fn exchange, void *how) {
   choice chosen;
   pith_transport *transport[KINDS] = {NULL, NULL};
   card *cards = calloc((size_t)comm->ranks, sizeof *cards);
   PITH_REQUIRE(cards, PITH_ERR_MEMORY, "no memory for the addresses of %d ranks", comm->ranks);
-  card mine = {.host = host_number(s->host_id)};
+  card mine = {.host = host_number(s->host_id), .user = geteuid()};
   pith_transport_config config = {.rank = comm->rank,
                                   .ranks = comm->ranks,
                                   .interface = s->interface,
@@ -414,7 +419,7 @@ static pith_status join(pith_comm *comm, const settings *s, exchange_fn exchange
     status = listen_all(&chosen, &config, transport, &mine);
   }
   if (status == PITH_OK) {
-    status = exchange(how, &mine, cards, &comm->job);
+    status = exchange(how, &mine, cards, &comm->key);
   }
   if (status == PITH_OK) {
     status = connect_all(comm, transport, cards);
@@ -427,10 +432,13 @@ static pith_status join(pith_comm *comm, const settings *s, exchange_fn exchange
   return status;
 }
 
-static pith_status exchange_at_rendezvous(void *how, const card *mine, card *all, uint64_t *job) {
+static pith_status exchange_at_rendezvous(void *how, const card *mine, card *all, pith_link_key *key) {
   pith_rendezvous *meet = how, with_listener = *meet;
+  uint64_t job;
   meet->listener = 0; /* the rendezvous closes it */
-  return pith__rendezvous_exchange(&with_listener, mine, sizeof *mine, all, job);
+  PITH_TRY(pith__rendezvous_exchange(&with_listener, mine, sizeof *mine, all, &job));
+  pith__link_key_make(meet->secret, job, key);
+  return PITH_OK;
 }
 
 pith_status pith_comm_create(const pith_config *config, pith_comm **made) {
@@ -446,7 +454,7 @@ pith_status pith_comm_create(const pith_config *config, pith_comm **made) {
     status = join(comm, &s, exchange_at_rendezvous, &s.meet);
   }
   if (s.meet.listener > 0) { /* an id's, and nobody has come to use it */
-    close(s.meet.listener);
+    pith__fd_close(s.meet.listener);
   }
   if (status != PITH_OK) {
     free_comm(comm);
@@ -497,7 +505,7 @@ static pith_status find_group(pith_comm *parent, int color, int key, group *g) {
 }
 
 /* All ranks of the parent take part, also those that join no group. */
-static pith_status exchange_over_parent(void *how, const card *mine, card *all, uint64_t *job) {
+static pith_status exchange_over_parent(void *how, const card *mine, card *all, pith_link_key *key) {
   group *g = how;
   card *cards = calloc((size_t)g->parent->ranks, sizeof *cards);
   PITH_REQUIRE(cards, PITH_ERR_MEMORY, "no memory to split %d ranks", g->parent->ranks);
@@ -508,7 +516,7 @@ static pith_status exchange_over_parent(void *how, const card *mine, card *all, 
     all[p] = cards[g->members[p].rank];
   }
   free(cards);
-  *job = pith__mix64(g->parent->job + ++g->parent->splits);
+  pith__link_key_split(&g->parent->key, ++g->parent->splits, key);
   return status;
 }
 
@@ -530,13 +538,14 @@ static pith_status join_group(pith_comm *parent, group *g, pith_comm **made) {
 
 pith_status pith_comm_split(pith_comm *parent, int color, int key, pith_comm **made) {
   PITH_REQUIRE(parent && made, PITH_ERR_ARGUMENT, "pith_comm_split: comm and group must not be NULL");
+  PITH_TRY(pith__check_comm(parent));
   group g = {0};
   pith_comm *comm = NULL;
   pith_status status = find_group(parent, color, key, &g);
   if (status == PITH_OK && color < 0) {
     card nothing = {0};
-    uint64_t job;
-    status = exchange_over_parent(&g, &nothing, NULL, &job);
+    pith_link_key unused;
+    status = exchange_over_parent(&g, &nothing, NULL, &unused);
   } else if (status == PITH_OK) {
     status = join_group(parent, &g, &comm);
   }
@@ -551,14 +560,17 @@ pith_status pith_comm_split(pith_comm *parent, int color, int key, pith_comm **m
 
 /* ---- Asking and leaving ------------------------------------------------------------------------------------------ */
 
-int pith_comm_rank(const pith_comm *comm) { return comm->rank; }
+/* Whether this process is a child of the one whose comm it is. */
+static int is_forked(const pith_comm *comm) { return comm->made_in != pith__fork_number(); }
 
-int pith_comm_ranks(const pith_comm *comm) { return comm->ranks; }
+int pith_comm_rank(const pith_comm *comm) { return comm ? comm->rank : -1; }
+
+int pith_comm_ranks(const pith_comm *comm) { return comm ? comm->ranks : 0; }
 
 const char *pith_comm_transport(const pith_comm *comm, int peer) {
-  return peer < 0 || peer >= comm->ranks ? "none"
-         : comm->link[peer].transport    ? comm->link[peer].transport->ops->name
-                                         : "self";
+  return !comm || peer < 0 || peer >= comm->ranks ? "none"
+         : comm->link[peer].transport             ? comm->link[peer].transport->ops->name
+                                                  : "self";
 }
 
 double pith_comm_timeout(const pith_comm *comm) {
@@ -583,6 +595,7 @@ pith_status pith_comm_set_timeout(pith_comm *comm, double seconds) {
 
 pith_status pith_comm_stats(const pith_comm *comm, pith_stats *stats) {
   PITH_REQUIRE(comm && stats, PITH_ERR_ARGUMENT, "pith_comm_stats: comm and stats must not be NULL");
+  PITH_TRY(pith__check_comm(comm));
   PITH_REQUIRE(stats->size == sizeof *stats, PITH_ERR_ARGUMENT, "pith_stats.size is %zu, not %zu", stats->size,
                sizeof *stats);
   pith_comm *locked = (pith_comm *)(uintptr_t)comm;
@@ -596,6 +609,7 @@ pith_status pith_comm_stats(const pith_comm *comm, pith_stats *stats) {
 pith_status pith_comm_traffic(const pith_comm *comm, const char *operation, pith_traffic *traffic) {
   PITH_REQUIRE(comm && operation && traffic, PITH_ERR_ARGUMENT,
                "pith_comm_traffic: comm, operation and traffic must not be NULL");
+  PITH_TRY(pith__check_comm(comm));
   unsigned kind = 1;
   while (kind < PITH_OP_KINDS && strcmp(pith__operation_name(kind), operation) != 0) {
     kind++;
@@ -609,7 +623,7 @@ pith_status pith_comm_traffic(const pith_comm *comm, const char *operation, pith
 }
 
 void pith_comm_abort(pith_comm *comm, const char *why) {
-  if (!comm) {
+  if (!comm || is_forked(comm)) {
     return;
   }
   pith__comm_lock(comm);
@@ -628,8 +642,21 @@ static void disown_requests(pith_comm *comm) {
   }
 }
 
+/* In a child. No thread is there to drive, mutexes and lists may be in any state, and requests may still point at the
+ * comm: only what the transports hold goes, above all shared memory. Nothing is sent. */
+static void destroy_copy(pith_comm *comm) {
+  while (comm->transports > 0) {
+    pith_transport *transport = comm->transport[--comm->transports];
+    transport->ops->close(transport);
+  }
+}
+
 void pith_comm_destroy(pith_comm *comm) {
   if (!comm) {
+    return;
+  }
+  if (is_forked(comm)) {
+    destroy_copy(comm);
     return;
   }
   pith__comm_stop_thread(comm);

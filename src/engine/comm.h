@@ -29,7 +29,8 @@
 /* ---- Messages: docs/format.md, "Messages" ------------------------------------------------------------------------ */
 
 #define PITH_FRAME_MAGIC 0x4d485450u /* "PTHM" */
-#define PITH_FRAME_VERSION 1
+#define PITH_FRAME_VERSION 2
+#define PITH_FRAME_EPOCH 0 /* groups do not change yet */
 
 typedef enum pith_frame_kind {
   PITH_FRAME_DATA = 1,
@@ -58,12 +59,15 @@ typedef struct pith_frame {
   uint16_t version, kind;
   uint16_t codec, operation;
   uint32_t flags; /* type, reduction, root: what all ranks must agree on beyond sizes */
-  uint64_t sequence, layer, fingerprint, count;
+  uint64_t sequence, layer, fingerprint, count, step, seed;
   uint64_t length; /* of the payload */
-  uint32_t tag, checksum;
+  uint32_t epoch;  /* which membership of the group */
+  uint32_t tag;
+  uint32_t payload_sum, zero; /* checksums: of the payload, where it crosses a network, else 0 … */
+  uint64_t sum;               /* … and of all before it, always */
 } pith_frame;
 
-_Static_assert(sizeof(pith_frame) == 64, "a header is 64 bytes");
+_Static_assert(sizeof(pith_frame) == 96, "a header is 96 bytes: payloads behind it start at half a line of the cache");
 
 /* ---- Operations -------------------------------------------------------------------------------------------------- */
 
@@ -151,8 +155,9 @@ typedef struct pith_link {
 #define PITH_LOGGED_MOST 64
 
 struct pith_comm {
+  unsigned made_in; /* which process: base/forked.h; in children the comm can only be destroyed */
   int rank, ranks;
-  uint64_t job;
+  pith_link_key key; /* of its links, for splits */
   double timeout;
   const char *timeout_from; /* what set it, for messages */
   size_t chunk;
@@ -215,8 +220,8 @@ pith_status pith__wait(pith_request *request, pith_traffic *traffic, int *source
 
 /* ---- link.c ------------------------------------------------------------------------------------------------------ */
 
-/* Of a whole message, but for the checksum itself. */
-uint32_t pith__frame_checksum(const pith_frame *frame, const void *payload);
+/* Writes both checksums; that of the payload only if it is `checked`. */
+void pith__frame_seal(pith_frame *frame, const void *payload, int checked);
 
 void pith__link_send(pith_link *link, pith_operation *op, uint32_t task);
 void pith__link_receive(pith_link *link, pith_operation *op, uint32_t task);

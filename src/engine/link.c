@@ -1,9 +1,9 @@
 /*
  * Messages of one peer, over whatever transport reaches it.
  *
- * A message is a header of 64 bytes and a payload. Headers are checked before anything else: a peer that is in another
- * operation, or in the same one with another size, type, spec or layer, is an error that says what each of the two is
- * doing. A payload goes straight to where its receive wants it, or is kept until that is posted.
+ * A message is a header of 96 bytes and a payload. Headers are checked before anything else: a peer that is in another
+ * operation, or in the same one with another size, type, spec, layer, step or seed, is an error that says what each of
+ * the two is doing. A payload goes straight to where its receive wants it, or is kept until that is posted.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -41,9 +41,9 @@ static uint64_t hash_lines(const uint8_t *at, size_t lines, uint64_t h) {
   return pith__hash64(chains, sizeof chains, h);
 }
 
-uint32_t pith__frame_checksum(const pith_frame *frame, const void *payload) {
+static uint32_t payload_sum(const pith_frame *frame, const void *payload) {
   size_t size = (size_t)frame->length;
-  uint64_t hash = pith__hash64(frame, offsetof(pith_frame, checksum), 0);
+  uint64_t hash = pith__hash64("", 0, 0);
   if (size >= LINE) {
     hash = hash_lines(payload, size / LINE, hash);
   }
@@ -51,11 +51,33 @@ uint32_t pith__frame_checksum(const pith_frame *frame, const void *payload) {
   return (uint32_t)(hash ^ hash >> 32);
 }
 
+/* Two chains side by side: every message has a header, also the shortest one. */
+static uint64_t frame_sum(const pith_frame *frame) {
+  uint64_t word[sizeof *frame / 8], a = 0, b = 1;
+  enum { WORDS = offsetof(pith_frame, sum) / 8 };
+  memcpy(word, frame, sizeof word);
+  for (int i = 0; i < WORDS; i += 2) {
+    a = (a ^ word[i]) * 0x9e3779b97f4a7c15u;
+    a ^= a >> 29;
+    if (i + 1 < WORDS) {
+      b = (b ^ word[i + 1]) * 0x9e3779b97f4a7c15u;
+      b ^= b >> 29;
+    }
+  }
+  return pith__mix64(a ^ pith__mix64(b));
+}
+
+void pith__frame_seal(pith_frame *frame, const void *payload, int checked) {
+  frame->payload_sum = checked ? payload_sum(frame, payload) : 0;
+  frame->sum = frame_sum(frame);
+}
+
 /* ---- Saying what somebody does ----------------------------------------------------------------------------------- */
 
 static int same_operation(const pith_frame *a, const pith_frame *b) {
   return a->operation == b->operation && a->flags == b->flags && a->layer == b->layer &&
-         a->fingerprint == b->fingerprint && a->count == b->count && a->codec == b->codec;
+         a->fingerprint == b->fingerprint && a->count == b->count && a->codec == b->codec && a->step == b->step &&
+         a->seed == b->seed;
 }
 
 /* The text of a spec: our own, what its user told, or at least its fingerprint. */
@@ -121,6 +143,8 @@ static void find_differences(const pith_comm *comm, const pith_frame *theirs, co
     name_spec(comm, op->job.codec, ours->fingerprint, here);
     differ(d, "sends", there, here);
   }
+  differ_count(d, "is at step", theirs->step, ours->step);
+  differ_count(d, "has seed", theirs->seed, ours->seed);
   differ_count(d, "has a count of", theirs->count, ours->count);
   differ_count(d, "has layer", theirs->layer, ours->layer);
   if ((theirs->flags ^ ours->flags) & 0xff00) {
@@ -202,7 +226,7 @@ static pith_outgoing *queue_notice(pith_link *link, pith_frame_kind kind, const 
   *message = (pith_outgoing){.payload = (uint8_t *)copy};
   message->frame =
       (pith_frame){.magic = PITH_FRAME_MAGIC, .version = PITH_FRAME_VERSION, .kind = (uint16_t)kind, .length = length};
-  message->frame.checksum = link->checked ? pith__frame_checksum(&message->frame, copy) : 0;
+  pith__frame_seal(&message->frame, copy, link->checked);
   enqueue(link, message);
   return message;
 }
@@ -213,7 +237,7 @@ static void set_frame(const pith_link *link, pith_outgoing *notice, const pith_f
   notice->frame = *frame;
   notice->frame.kind = (uint16_t)kind;
   notice->frame.length = length;
-  notice->frame.checksum = link->checked ? pith__frame_checksum(&notice->frame, notice->payload) : 0;
+  pith__frame_seal(&notice->frame, notice->payload, link->checked);
 }
 
 void pith__link_notice(pith_link *link, pith_frame_kind kind, const char *text) { queue_notice(link, kind, text); }
@@ -250,7 +274,7 @@ void pith__link_send(pith_link *link, pith_operation *op, uint32_t number) {
   *message = (pith_outgoing){.operation = op, .task = number, .frame = op->frame, .payload = task->piece->data};
   message->frame.tag = task->tag;
   message->frame.length = task->piece->size;
-  message->frame.checksum = link->checked ? pith__frame_checksum(&message->frame, message->payload) : 0;
+  pith__frame_seal(&message->frame, message->payload, link->checked);
   enqueue(link, message);
 }
 
@@ -380,7 +404,7 @@ void pith__link_send_now(pith_link *link, const pith_frame *frame, const void *p
   pith_outgoing message = {.frame = *frame, .payload = payload};
   struct iovec pieces[2] = {{&message.frame, sizeof message.frame},
                             {(void *)(uintptr_t)payload, (size_t)frame->length}};
-  message.frame.checksum = link->checked ? pith__frame_checksum(&message.frame, payload) : 0;
+  pith__frame_seal(&message.frame, payload, link->checked);
   if (!link->out && !link->broken && !link->left &&
       link->transport->ops->send(link->transport, link->peer, pieces, 2, &message.done) != PITH_OK) {
     link->broken = 1;
@@ -493,6 +517,16 @@ static int check_frame(pith_link *link, const pith_frame *frame) {
   if (frame->magic != PITH_FRAME_MAGIC || frame->version != PITH_FRAME_VERSION || frame->length > MESSAGE_MOST) {
     pith__comm_fail(link->comm, PITH_ERR_CORRUPT, "rank %d sent rank %d something that is no message", link->peer,
                     link->comm->rank);
+    return 0;
+  }
+  if (frame->sum != frame_sum(frame)) {
+    pith__comm_fail(link->comm, PITH_ERR_CORRUPT, "the header of a message from rank %d to rank %d was damaged",
+                    link->peer, link->comm->rank);
+    return 0;
+  }
+  if (frame->epoch != PITH_FRAME_EPOCH) {
+    pith__comm_fail(link->comm, PITH_ERR_MISMATCH, "rank %d is in epoch %u of the group, rank %d in epoch %u",
+                    link->peer, frame->epoch, link->comm->rank, PITH_FRAME_EPOCH);
     return 0;
   }
   if (frame->kind == PITH_FRAME_DATA) {
@@ -612,7 +646,7 @@ static void keep_early(pith_link *link) {
 static void end_payload(pith_link *link) {
   pith_frame *frame = &link->frame;
   link->frame_done = 0;
-  if (link->checked && frame->checksum != pith__frame_checksum(frame, link->target)) {
+  if (link->checked && frame->payload_sum != payload_sum(frame, link->target)) {
     pith__comm_fail(link->comm, PITH_ERR_CORRUPT, "a message from rank %d to rank %d was damaged on the way",
                     link->peer, link->comm->rank);
     return;

@@ -7,6 +7,28 @@
 #include "engine/submit.h"
 #include "memory/memory.h"
 
+/* ---- Checks ------------------------------------------------------------------------------------------------------ */
+
+static pith_cspan readable(pith_span span) { return (pith_cspan){span.data, span.n, span.dtype}; }
+
+/* Both tensors of an operation, wherever they lie. */
+static pith_status check_spans(pith_cspan src, pith_span dst) {
+  PITH_TRY(pith__check_span(src.data, src.n, src.dtype));
+  PITH_TRY(pith__check_span(dst.data, dst.n, dst.dtype));
+  PITH_REQUIRE(src.dtype == dst.dtype, PITH_ERR_ARGUMENT, "src has %s values, dst %s", pith_dtype_name(src.dtype),
+               pith_dtype_name(dst.dtype));
+  return PITH_OK;
+}
+
+/* Where this rank's part begins. */
+static size_t own_place(const pith_operation *op) {
+  size_t first = 0;
+  for (int p = 0; p < op->job.rank; p++) {
+    first += op->counts[p];
+  }
+  return first;
+}
+
 /* ---- Reductions -------------------------------------------------------------------------------------------------- */
 
 /* One rank: nothing travels and nothing is lost. But momentum that a method keeps is part of what it means, on one rank
@@ -83,11 +105,10 @@ pith_status pith_allreduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_
                            pith_request **request) {
   pith_operation *op;
   PITH_TRY(pith__check_comm(comm));
-  PITH_TRY(pith__check_span(src.data, src.n, src.dtype));
-  PITH_TRY(pith__check_span(dst.data, dst.n, dst.dtype));
+  PITH_TRY(check_spans(src, dst));
   PITH_TRY(pith__reduce_check(src.dtype, reduce));
-  PITH_REQUIRE(src.n == dst.n && src.dtype == dst.dtype, PITH_ERR_ARGUMENT, "src has %zu %s values, dst %zu %s", src.n,
-               pith_dtype_name(src.dtype), dst.n, pith_dtype_name(dst.dtype));
+  PITH_REQUIRE(src.n == dst.n, PITH_ERR_ARGUMENT, "src has %zu values, dst %zu", src.n, dst.n);
+  PITH_TRY(pith__check_overlap(src, readable(dst), 0));
   pith_status status;
   if (!request && pith__brief_allreduce(comm, src, dst, reduce, call, &status)) {
     return status;
@@ -117,6 +138,7 @@ static pith_status schedule_reduce_scatter(pith_operation *op, const size_t *cou
   PITH_TRY(copy_counts(op, counts, job->dst.n, job->src.n));
   PITH_REQUIRE(op->counts[job->rank] == job->dst.n, PITH_ERR_ARGUMENT, "dst has %zu values, the counts say %zu",
                job->dst.n, op->counts[job->rank]);
+  PITH_TRY(pith__check_overlap(readable(job->dst), job->src, own_place(op)));
   PITH_REQUIRE(!job->codec || (job->codec->caps & PITH_CAP_CHUNKED), PITH_ERR_UNSUPPORTED,
                "%s needs the whole tensor and cannot reduce parts of it", job->codec->spec);
   return job->ranks == 1 ? schedule_copy(job) : pith__reduce_scatter(job, op->counts);
@@ -126,10 +148,8 @@ pith_status pith_reduce_scatter(pith_comm *comm, pith_cspan src, pith_span dst, 
                                 pith_reduce reduce, const pith_call *call, pith_request **request) {
   pith_operation *op;
   PITH_TRY(pith__check_comm(comm));
-  PITH_TRY(pith__check_span(src.data, src.n, src.dtype));
-  PITH_TRY(pith__check_span(dst.data, dst.n, dst.dtype));
+  PITH_TRY(check_spans(src, dst));
   PITH_TRY(pith__reduce_check(src.dtype, reduce));
-  PITH_REQUIRE(src.dtype == dst.dtype, PITH_ERR_ARGUMENT, "src and dst have different types");
   PITH_TRY(pith__operation_make(comm, PITH_OP_REDUCE_SCATTER, src, dst, reduce, call, &op));
   return pith__operation_submit(op, schedule_reduce_scatter(op, counts), request);
 }
@@ -148,8 +168,9 @@ pith_status pith_reduce_to(pith_comm *comm, pith_cspan src, pith_span dst, pith_
   PITH_TRY(pith__check_span(src.data, src.n, src.dtype));
   PITH_TRY(pith__reduce_check(src.dtype, reduce));
   if (comm->rank == root) {
-    PITH_TRY(pith__check_span(dst.data, dst.n, dst.dtype));
-    PITH_REQUIRE(src.n == dst.n && src.dtype == dst.dtype, PITH_ERR_ARGUMENT, "src and dst differ in size or type");
+    PITH_TRY(check_spans(src, dst));
+    PITH_REQUIRE(src.n == dst.n, PITH_ERR_ARGUMENT, "src has %zu values, dst %zu", src.n, dst.n);
+    PITH_TRY(pith__check_overlap(src, readable(dst), 0));
   }
   PITH_TRY(pith__operation_make(comm, PITH_OP_REDUCE, src, dst, reduce, call, &op));
   op->frame.flags |= (uint32_t)root << 16;
@@ -162,6 +183,7 @@ static pith_status schedule_all_gather(pith_operation *op, const size_t *counts)
   PITH_TRY(copy_counts(op, counts, op->job.src.n, op->job.dst.n));
   PITH_REQUIRE(op->counts[op->job.rank] == op->job.src.n, PITH_ERR_ARGUMENT, "src has %zu values, the counts say %zu",
                op->job.src.n, op->counts[op->job.rank]);
+  PITH_TRY(pith__check_overlap(op->job.src, readable(op->job.dst), own_place(op)));
   return op->job.ranks == 1 ? schedule_copy(&op->job) : pith__all_gather(&op->job, op->counts);
 }
 
@@ -169,9 +191,7 @@ pith_status pith_all_gather(pith_comm *comm, pith_cspan src, pith_span dst, cons
                             pith_request **request) {
   pith_operation *op;
   PITH_TRY(pith__check_comm(comm));
-  PITH_TRY(pith__check_span(src.data, src.n, src.dtype));
-  PITH_TRY(pith__check_span(dst.data, dst.n, dst.dtype));
-  PITH_REQUIRE(src.dtype == dst.dtype, PITH_ERR_ARGUMENT, "src and dst have different types");
+  PITH_TRY(check_spans(src, dst));
   PITH_TRY(pith__operation_make(comm, PITH_OP_ALL_GATHER, src, dst, PITH_SUM, call, &op));
   op->frame.count = dst.n; /* src may differ between ranks */
   return pith__operation_submit(op, schedule_all_gather(op, counts), request);
@@ -213,9 +233,8 @@ pith_status pith_all_to_all(pith_comm *comm, pith_cspan src, const size_t *send,
                             pith_request **request) {
   pith_operation *op;
   PITH_TRY(pith__check_comm(comm));
-  PITH_TRY(pith__check_span(src.data, src.n, src.dtype));
-  PITH_TRY(pith__check_span(dst.data, dst.n, dst.dtype));
-  PITH_REQUIRE(src.dtype == dst.dtype, PITH_ERR_ARGUMENT, "src and dst have different types");
+  PITH_TRY(check_spans(src, dst));
+  PITH_TRY(pith__check_overlap(readable(dst), src, PITH_NOWHERE));
   PITH_TRY(pith__operation_make(comm, PITH_OP_ALL_TO_ALL, src, dst, PITH_SUM, NULL, &op));
   op->frame.count = 0; /* sizes differ between ranks */
   return pith__operation_submit(op, schedule_all_to_all(op, send, receive), request);
@@ -224,6 +243,9 @@ pith_status pith_all_to_all(pith_comm *comm, pith_cspan src, const size_t *send,
 static pith_status schedule_gather(pith_operation *op, const size_t *counts, int root) {
   if (op->job.rank == root) {
     PITH_TRY(copy_counts(op, counts, op->job.src.n, op->job.dst.n));
+    PITH_REQUIRE(op->counts[root] == op->job.src.n, PITH_ERR_ARGUMENT, "src has %zu values, the counts say %zu",
+                 op->job.src.n, op->counts[root]);
+    PITH_TRY(pith__check_overlap(op->job.src, readable(op->job.dst), own_place(op)));
   }
   return pith__gather(&op->job, op->counts, root);
 }
@@ -233,7 +255,7 @@ pith_status pith_gather(pith_comm *comm, pith_cspan src, pith_span dst, const si
   pith_operation *op;
   PITH_TRY(pith__check_comm(comm));
   PITH_TRY(pith__check_rank(comm, root, "root"));
-  PITH_TRY(pith__check_span(src.data, src.n, src.dtype));
+  PITH_TRY(comm->rank == root ? check_spans(src, dst) : pith__check_span(src.data, src.n, src.dtype));
   PITH_TRY(pith__operation_make(comm, PITH_OP_GATHER, src, dst, PITH_SUM, NULL, &op));
   op->frame.count = 0;
   op->frame.flags |= (uint32_t)root << 16;
@@ -243,6 +265,9 @@ pith_status pith_gather(pith_comm *comm, pith_cspan src, pith_span dst, const si
 static pith_status schedule_scatter(pith_operation *op, const size_t *counts, int root) {
   if (op->job.rank == root) {
     PITH_TRY(copy_counts(op, counts, op->job.dst.n, op->job.src.n));
+    PITH_REQUIRE(op->counts[root] == op->job.dst.n, PITH_ERR_ARGUMENT, "dst has %zu values, the counts say %zu",
+                 op->job.dst.n, op->counts[root]);
+    PITH_TRY(pith__check_overlap(readable(op->job.dst), op->job.src, own_place(op)));
   }
   return pith__scatter(&op->job, op->counts, root);
 }
@@ -252,8 +277,8 @@ pith_status pith_scatter(pith_comm *comm, pith_cspan src, const size_t *counts, 
   pith_operation *op;
   PITH_TRY(pith__check_comm(comm));
   PITH_TRY(pith__check_rank(comm, root, "root"));
-  PITH_TRY(pith__check_span(dst.data, dst.n, dst.dtype));
-  src.dtype = dst.dtype;
+  PITH_TRY(comm->rank == root ? check_spans(src, dst) : pith__check_span(dst.data, dst.n, dst.dtype));
+  src.dtype = dst.dtype; /* of other ranks than the root it may be anything */
   PITH_TRY(pith__operation_make(comm, PITH_OP_SCATTER, src, dst, PITH_SUM, NULL, &op));
   op->frame.count = 0;
   op->frame.flags |= (uint32_t)root << 16;

@@ -32,7 +32,7 @@ static int is_in_folder(const char *folder, size_t size, const char *name, char 
 }
 
 static pith_status find_by_name(const char *name, char path[PATH_MAX]) {
-  const char *folders = getenv("PITH_PLUGIN_PATH");
+  const char *folders = secure_getenv("PITH_PLUGIN_PATH");
   PITH_REQUIRE(is_plain_name(name), PITH_ERR_ARGUMENT,
                "\"%s\" is neither the name of a plug-in (a-z, 0-9, _) nor a path; a path has a '/', as in ./%s", name,
                name);

@@ -46,6 +46,9 @@ static size_t adapter_size(const pith_reducer *r) {
 }
 
 size_t pith_reducer_size(const pith_reducer *r) {
+  if (!r) {
+    return 0;
+  }
   size_t size = pith__sat_add(sizeof(reducer_header), adapter_size(r));
   for (size_t i = 0; i < r->count; i++) {
     size = pith__sat_add(size, pith__sat_add(sizeof(layer_header), pith_state_size(r->layers[i].state)));

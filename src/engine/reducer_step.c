@@ -120,9 +120,6 @@ static pith_call call_for(const pith_reducer *r, const pith_codec *codec) {
 static pith_status send_joint(const pith_reducer *r, pith_flight *f) {
   pith_span span = {f->buffer, f->n, f->dtype};
   pith_call call = call_for(r, f->codec);
-  if (!f->codec) {
-    return pith_allreduce(r->comm, (pith_cspan){f->buffer, f->n, f->dtype}, span, PITH_MEAN, NULL, &f->request);
-  }
   return pith__allreduce_joined(r->comm, span, &call, f->member, f->count, &f->request);
 }
 
@@ -152,6 +149,7 @@ static pith_status leave(pith_reducer *r, size_t index) {
 
 pith_status pith_reducer_flush(pith_reducer *r) {
   PITH_REQUIRE(r, PITH_ERR_ARGUMENT, "pith_reducer_flush: reducer must not be NULL");
+  PITH_TRY(pith__check_comm(r->comm));
   pith_status first = PITH_OK;
   while (r->open_count) {
     pith_status status = leave(r, 0);
@@ -215,6 +213,7 @@ static pith_status send_alone(pith_reducer *r, size_t index, void *gradient) {
 
 pith_status pith_reducer_start(pith_reducer *r, size_t index, void *gradient) {
   PITH_REQUIRE(r && index < r->count, PITH_ERR_ARGUMENT, "there is no layer number %zu", index);
+  PITH_TRY(pith__check_comm(r->comm));
   pith_named *l = &r->layers[index];
   PITH_REQUIRE(gradient || l->n == 0, PITH_ERR_ARGUMENT, "layer %s: the gradient is NULL", l->name);
   PITH_REQUIRE(l->started != r->step + 1, PITH_ERR_STATE, "layer %s was started twice in step %llu", l->name,
@@ -247,6 +246,7 @@ static void share_traffic(pith_reducer *r, const pith_flight *f, const pith_traf
 
 pith_status pith_reducer_finish(pith_reducer *r) {
   PITH_REQUIRE(r, PITH_ERR_ARGUMENT, "pith_reducer_finish: reducer must not be NULL");
+  PITH_TRY(pith__check_comm(r->comm));
   double waited = pith__now();
   pith_status first = pith_reducer_flush(r);
   for (size_t i = 0; i < r->flight_count; i++) {

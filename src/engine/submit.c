@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/forked.h"
 #include "base/log.h"
 #include "engine/shared.h"
 #include "memory/memory.h"
@@ -105,6 +106,11 @@ static pith_status take_scratch(pith_operation *op) {
 
 pith_status pith__check_comm(const pith_comm *comm) {
   PITH_REQUIRE(comm, PITH_ERR_ARGUMENT, "comm must not be NULL");
+  PITH_REQUIRE(
+      comm->made_in == pith__fork_number(), PITH_ERR_STATE,
+      "this process was forked from rank %d, whose comm it cannot use: it can only destroy its copy, or create a "
+      "comm of its own",
+      comm->rank);
   return PITH_OK;
 }
 
@@ -118,6 +124,15 @@ pith_status pith__check_span(const void *data, size_t n, pith_dtype dtype) {
   PITH_REQUIRE(pith_dtype_size(dtype) > 0, PITH_ERR_ARGUMENT, "unknown type %d", (int)dtype);
   PITH_REQUIRE(data || n == 0, PITH_ERR_ARGUMENT, "%zu values at NULL", n);
   PITH_REQUIRE(n <= SIZE_MAX / 64, PITH_ERR_ARGUMENT, "%zu values do not fit any memory", n);
+  return PITH_OK;
+}
+
+pith_status pith__check_overlap(pith_cspan inner, pith_cspan outer, size_t place) {
+  uintptr_t a = (uintptr_t)inner.data, b = (uintptr_t)outer.data;
+  size_t width = pith_dtype_size(outer.dtype);
+  int overlap = inner.n && outer.n && a < b + outer.n * width && b < a + inner.n * width;
+  PITH_REQUIRE(!overlap || (place != PITH_NOWHERE && a == b + place * width), PITH_ERR_ARGUMENT,
+               "src and dst overlap: they must lie apart, or exactly in place");
   return PITH_OK;
 }
 
@@ -211,7 +226,10 @@ pith_status pith__operation_make_joined(pith_comm *comm, pith_operation_kind kin
                            .layer = op->job.ctx.layer,
                            .codec = codec ? pith_codec_wire_id(codec) : 0,
                            .fingerprint = codec ? codec->fingerprint : 0,
-                           .count = src.n};
+                           .count = src.n,
+                           .step = op->job.ctx.step,
+                           .seed = op->job.ctx.seed,
+                           .epoch = PITH_FRAME_EPOCH};
   *made = op;
   return PITH_OK;
 }
@@ -306,6 +324,7 @@ pith_status pith__wait(pith_request *request, pith_traffic *traffic, int *source
   PITH_REQUIRE(request, PITH_ERR_ARGUMENT, "pith_wait: request must not be NULL");
   pith_operation *op = &request->operation;
   pith_comm *comm = op->comm;
+  PITH_TRY(comm ? pith__check_comm(comm) : PITH_OK);
   pith_status status;
   if (comm) {
     pith__comm_lock(comm);
@@ -327,6 +346,7 @@ pith_status pith__wait(pith_request *request, pith_traffic *traffic, int *source
 
 pith_status pith_test(pith_request *request, int *done) {
   PITH_REQUIRE(request && done, PITH_ERR_ARGUMENT, "pith_test: request and done must not be NULL");
+  PITH_TRY(request->operation.comm ? pith__check_comm(request->operation.comm) : PITH_OK);
   *done = request->operation.done; /* without the mutex: threads that ask in a loop must not keep the driver from it */
   return PITH_OK;
 }

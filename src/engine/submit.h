@@ -4,9 +4,13 @@
 
 #include "engine/comm.h"
 
+/* Not NULL, and not the copy of a forked child. */
 pith_status pith__check_comm(const pith_comm *comm);
 pith_status pith__check_rank(const pith_comm *comm, int rank, const char *what);
 pith_status pith__check_span(const void *data, size_t n, pith_dtype dtype);
+#define PITH_NOWHERE SIZE_MAX
+/* Two tensors of an operation, of which one may lie in the other only at that place (in values), if they overlap. */
+pith_status pith__check_overlap(pith_cspan inner, pith_cspan outer, size_t place);
 
 /* A new operation with its tensors; nothing is known to the comm yet. */
 pith_status pith__operation_make(pith_comm *comm, pith_operation_kind kind, pith_cspan src, pith_span dst,
@@ -22,7 +26,8 @@ void pith__operation_release(pith_operation *op);
 pith_status pith__operation_submit(pith_operation *op, pith_status written, pith_request **request);
 
 /* The mean over all ranks of layers that have the same codec, joined to one operation; bundle.c. `joined` is the tensor
- * that the members are places of, or for ROUNDS codecs only the sum of their sizes and their type. */
+ * that the members are places of, or for ROUNDS codecs only the sum of their sizes and their type. Without a codec the
+ * values travel as they are. */
 pith_status pith__allreduce_joined(pith_comm *comm, pith_span joined, const pith_call *call, const pith_member *members,
                                    size_t count, pith_request **request);
 

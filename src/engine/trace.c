@@ -1,17 +1,20 @@
 /* Events are written one a line as they end; the array is closed when the process exits. */
 #include "engine/trace.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "base/forked.h"
 #include "base/log.h"
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static FILE *file;
-static int decided; /* whether the environment was looked at */
+static int decided;        /* whether the environment was looked at */
+static unsigned opened_in; /* which process: children write nothing */
 
 /* The name with %r replaced; appended where nothing tells ranks apart. */
 static void name_for(const char *pattern, int rank, char *name, size_t size) {
@@ -26,6 +29,9 @@ static void name_for(const char *pattern, int rank, char *name, size_t size) {
 }
 
 static void close_file(void) {
+  if (opened_in != pith__fork_number()) {
+    return;
+  }
   pthread_mutex_lock(&mutex);
   if (file) {
     fprintf(file, "{}]\n");
@@ -36,17 +42,22 @@ static void close_file(void) {
 }
 
 static void open_file(int rank) {
-  const char *pattern = getenv("PITH_TRACE");
+  const char *pattern = secure_getenv("PITH_TRACE");
   char name[1024], whole[1100];
   decided = 1;
   if (!pattern || !*pattern) {
     return;
   }
   name_for(pattern, rank, name, sizeof name);
-  if (!pith__log_file_name(name, whole, sizeof whole) || !(file = fopen(whole, "w"))) {
+  int fd = pith__log_file_name(name, whole, sizeof whole)
+               ? open(whole, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666)
+               : -1;
+  if (!(file = fd >= 0 ? fdopen(fd, "w") : NULL)) {
     fprintf(stderr, "pith: cannot write PITH_TRACE %s; nothing is traced\n", name);
     return;
   }
+  setvbuf(file, NULL, _IOLBF, 0); /* nothing is left in the buffer that a forked child would write again */
+  opened_in = pith__fork_number();
   fprintf(file, "[\n");
   atexit(close_file);
 }

@@ -120,6 +120,7 @@ typedef struct pith_adapt_worker {
   pthread_t thread;
   pthread_mutex_t mutex;
   pthread_cond_t changed;
+  unsigned made_in; /* which process: base/forked.h */
   int started, closing, busy, plan_wanted;
   pith_adapt_job *first, **last;
   pith_status status; /* of the first failure, and its message */

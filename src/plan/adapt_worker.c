@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/forked.h"
 #include "base/size.h"
 #include "plan/adapt.h"
 
@@ -150,6 +151,7 @@ static void *work(void *argument) {
 /* ---- For the caller ---------------------------------------------------------------------------------------------- */
 
 pith_status pith__worker_init(pith_adapt_worker *w) {
+  w->made_in = pith__fork_number();
   w->last = &w->first;
   pthread_mutex_init(&w->mutex, NULL);
   pthread_cond_init(&w->changed, NULL);
@@ -157,6 +159,9 @@ pith_status pith__worker_init(pith_adapt_worker *w) {
 }
 
 void pith__worker_fini(pith_adapt_worker *w) {
+  if (w->made_in != pith__fork_number()) {
+    return; /* a child has neither the thread nor a mutex it could trust */
+  }
   pthread_mutex_lock(&w->mutex);
   w->closing = 1;
   pthread_cond_broadcast(&w->changed);

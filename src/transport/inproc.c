@@ -17,11 +17,13 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/forked.h"
 #include "transport/transport.h"
 
 typedef struct inproc_ring { /* bytes from one sender */
   uint8_t *bytes;            /* NULL until the first are sent: most pairs never talk */
   size_t start, used;
+  uint64_t job;       /* the sender's, once it came */
   uint8_t came;       /* the sender knows this port */
   uint8_t ended;      /* the sender closed */
   uint8_t told;       /* and its receiver was woken for it */
@@ -29,7 +31,7 @@ typedef struct inproc_ring { /* bytes from one sender */
 } inproc_ring;
 
 typedef struct inproc_port {
-  uint64_t id[2], job;
+  uint64_t id[2];
   int rank, ranks;
   struct inproc_port *next; /* in the table, until close */
   int holders;              /* the rank itself and its peers; under the table's mutex */
@@ -43,6 +45,7 @@ typedef struct inproc_port {
 
 typedef struct inproc_transport {
   pith_transport base;
+  unsigned made_in; /* which process: base/forked.h */
   double timeout;
   inproc_port *port;   /* ours */
   uint8_t *starving;   /* a flag for each rank: a send wanted more room than there was */
@@ -119,7 +122,6 @@ static pith_status create_port(const pith_transport_config *config, inproc_port 
     free(p);
     return pith_fail(PITH_ERR_SYSTEM, "inproc: no eventfd or random numbers: %s", strerror(error));
   }
-  p->job = config->job;
   p->rank = config->rank;
   p->ranks = config->ranks;
   p->capacity = pith__inproc_ring_size;
@@ -146,6 +148,7 @@ static pith_status inproc_listen(const pith_transport_config *config, pith_trans
   inproc_transport *t = calloc(1, sizeof *t + ranks * sizeof *t->peer + ranks);
   PITH_REQUIRE(t, PITH_ERR_MEMORY, "inproc: no memory for %d peers", config->ranks);
   t->base.ops = &pith__transport_inproc;
+  t->made_in = pith__fork_number();
   t->timeout = config->timeout;
   t->starving = (uint8_t *)(t->peer + ranks);
   pith_status status = create_port(config, &t->port);
@@ -164,14 +167,15 @@ static pith_status inproc_listen(const pith_transport_config *config, pith_trans
 }
 
 /* Under the table's mutex, as are all `came`. */
-static pith_status visit(inproc_transport *t, int rank, const pith_address *address) {
+static pith_status visit(inproc_transport *t, int rank, const pith_address *address, uint64_t job) {
   inproc_port *port = find_port(address);
   PITH_REQUIRE(port, PITH_ERR_PEER, "inproc: rank %d is not there: it closed, or is of another process", rank);
-  PITH_REQUIRE(port->job == t->port->job && port->rank == rank && port->ranks == t->port->ranks, PITH_ERR_PEER,
+  PITH_REQUIRE(port->rank == rank && port->ranks == t->port->ranks, PITH_ERR_PEER,
                "inproc: at the address of rank %d is rank %d of %d, maybe of another job", rank, port->rank,
                port->ranks);
   port->holders++;
   port->ring[t->port->rank].came = 1;
+  port->ring[t->port->rank].job = job;
   t->peer[rank] = port;
   return PITH_OK;
 }
@@ -190,11 +194,11 @@ static struct timespec timespec_of(double seconds) {
   return (struct timespec){whole, (long)((seconds - (double)whole) * 1e9)};
 }
 
-static pith_status meet(inproc_transport *t, const pith_address *address, const uint8_t *wanted) {
+static pith_status meet(inproc_transport *t, const pith_address *address, const uint8_t *wanted, uint64_t job) {
   struct timespec end = timespec_of(pith__now() + t->timeout);
   for (int rank = 0; rank < t->port->ranks; rank++) {
     if (wanted[rank]) {
-      PITH_TRY(visit(t, rank, &address[rank]));
+      PITH_TRY(visit(t, rank, &address[rank], job));
     }
   }
   pthread_cond_broadcast(&table.arrival);
@@ -203,12 +207,17 @@ static pith_status meet(inproc_transport *t, const pith_address *address, const 
     PITH_REQUIRE(error != ETIMEDOUT || first_missing(t) < 0, PITH_ERR_TIMEOUT,
                  "inproc: rank %d did not connect within %g s", first_missing(t), t->timeout);
   }
+  for (int rank = 0; rank < t->port->ranks; rank++) {
+    PITH_REQUIRE(!t->peer[rank] || t->port->ring[rank].job == job, PITH_ERR_PEER,
+                 "inproc: at the address of rank %d is a rank of another job", rank);
+  }
   return PITH_OK;
 }
 
-static pith_status inproc_connect(pith_transport *transport, const pith_address *address, const uint8_t *wanted) {
+static pith_status inproc_connect(pith_transport *transport, const pith_address *address, const uint8_t *wanted,
+                                  const pith_link_key *key) {
   pthread_mutex_lock(&table.mutex);
-  pith_status status = meet(inproc_of(transport), address, wanted);
+  pith_status status = meet(inproc_of(transport), address, wanted, key->job);
   pthread_mutex_unlock(&table.mutex);
   return status;
 }
@@ -223,8 +232,8 @@ static void end_ring(inproc_port *port, int sender) {
 
 static void inproc_close(pith_transport *transport) {
   inproc_transport *t = inproc_of(transport);
-  if (!t) {
-    return;
+  if (!t || t->made_in != pith__fork_number()) {
+    return; /* a child has none of the ranks but its own thread, and mutexes in any state */
   }
   pthread_mutex_lock(&table.mutex);
   unlist_port(t->port);

@@ -8,7 +8,7 @@
 
 #include "transport/transport.h"
 
-#define PITH_TRANSPORT_ABI 1u
+#define PITH_TRANSPORT_ABI 2u
 #define PITH_TRANSPORT_ENTRY "pith_transport_module_entry"
 
 typedef struct pith_transport_host { /* what a module may call */

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/forked.h"
 #include "base/log.h"
 #include "transport/rendezvous_wire.h"
 #include "transport/sockets.h"
@@ -35,14 +36,15 @@ rendezvous_head pith__rendezvous_head(int rank) {
 
 int pith__rendezvous_has_secret(const pith_rendezvous *r) { return r->secret && *r->secret; }
 
-void pith__rendezvous_prove(const pith_rendezvous *r, const uint8_t *challenge, const void *said, size_t said_size,
-                            const void *body, size_t body_size, uint8_t proof[PITH_SHA256_SIZE]) {
+void pith__rendezvous_prove(const pith_rendezvous *r, const char *role, const uint8_t *challenge, const void *said,
+                            size_t said_size, const void *body, size_t body_size, uint8_t proof[PITH_SHA256_SIZE]) {
   memset(proof, 0, PITH_SHA256_SIZE);
   if (!pith__rendezvous_has_secret(r)) {
     return;
   }
   pith_hmac mac;
   pith__hmac_init(&mac, r->secret, strlen(r->secret));
+  pith__hmac_add(&mac, role, strlen(role) + 1);
   pith__hmac_add(&mac, challenge, RENDEZVOUS_NONCE);
   pith__hmac_add(&mac, said, said_size);
   pith__hmac_add(&mac, body, body_size);
@@ -137,7 +139,8 @@ static rendezvous_hello make_hello(const guest *g, const rendezvous_greeting *gr
   pith__sha256_add(&hash, g->mine, g->size);
   pith__sha256_finish(&hash, hello.digest);
   memcpy(hello.nonce, nonce, sizeof hello.nonce);
-  pith__rendezvous_prove(g->r, greeting->nonce, &hello, offsetof(rendezvous_hello, proof), NULL, 0, hello.proof);
+  pith__rendezvous_prove(g->r, RENDEZVOUS_ROLE_HELLO, greeting->nonce, &hello, offsetof(rendezvous_hello, proof), NULL,
+                         0, hello.proof);
   return hello;
 }
 
@@ -159,7 +162,8 @@ static int is_reply_plausible(const guest *g, const rendezvous_reply *reply) {
 
 static pith_status take_reply(guest *g, const rendezvous_reply *reply, const uint8_t *nonce, const char *body) {
   uint8_t proof[PITH_SHA256_SIZE];
-  pith__rendezvous_prove(g->r, nonce, reply, offsetof(rendezvous_reply, proof), body, reply->size, proof);
+  pith__rendezvous_prove(g->r, RENDEZVOUS_ROLE_REPLY, nonce, reply, offsetof(rendezvous_reply, proof), body,
+                         reply->size, proof);
   PITH_REQUIRE(pith__digest_equal(proof, reply->proof), PITH_ERR_MISMATCH,
                "who answers at %s:%u does not have the secret of rank %d: PITH_SECRET must be the same on all ranks",
                g->r->host, g->r->port, g->r->rank);
@@ -220,7 +224,7 @@ static outcome try_address(guest *g, const pith_sockaddr *to) {
   int fd = -1, error = open_connection(to, sooner(g->deadline, pith__now() + greeting_seconds), &fd);
   outcome result = error ? again(g, "%s: %s", pith__sockaddr_text(to, text), strerror(error)) : talk(g, fd);
   if (fd >= 0) {
-    close(fd);
+    pith__fd_close(fd);
   }
   return result;
 }

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/forked.h"
 #include "base/log.h"
 #include "transport/rank_list.h"
 #include "transport/rendezvous_wire.h"
@@ -82,7 +83,7 @@ static pith_status open_door(host *h) {
 
 static void close_door(host *h) {
   if (h->listener >= 0) {
-    close(h->listener);
+    pith__fd_close(h->listener);
   }
   h->listener = -1;
 }
@@ -118,7 +119,7 @@ static int find_place(host *h) {
 static void welcome(host *h, int fd) {
   int index = find_place(h);
   if (index < 0) {
-    close(fd);
+    pith__fd_close(fd);
     return;
   }
   seat *s = &h->seats[index];
@@ -138,8 +139,8 @@ typedef enum verdict { VERDICT_MORE, VERDICT_HEARD, VERDICT_DISMISS } verdict;
 
 static void seal(const host *h, seat *s, pith_status status, uint64_t job, const void *body, size_t size) {
   s->reply = (rendezvous_reply){.head = pith__rendezvous_head(0), .status = (uint32_t)status, .job = job, .size = size};
-  pith__rendezvous_prove(h->r, s->hello.nonce, &s->reply, offsetof(rendezvous_reply, proof), body, size,
-                         s->reply.proof);
+  pith__rendezvous_prove(h->r, RENDEZVOUS_ROLE_REPLY, s->hello.nonce, &s->reply, offsetof(rendezvous_reply, proof),
+                         body, size, s->reply.proof);
 }
 
 /* Ends the whole rendezvous: all that come will hear this sentence. The first one counts. */
@@ -195,7 +196,8 @@ static verdict check_proof(host *h, seat *s) {
   if (s->hello.has_secret && !pith__rendezvous_has_secret(h->r)) {
     return turn_away(h, s, "it has a secret and rank 0 has none (PITH_SECRET)");
   }
-  pith__rendezvous_prove(h->r, s->nonce, &s->hello, offsetof(rendezvous_hello, proof), NULL, 0, proof);
+  pith__rendezvous_prove(h->r, RENDEZVOUS_ROLE_HELLO, s->nonce, &s->hello, offsetof(rendezvous_hello, proof), NULL, 0,
+                         proof);
   if (!pith__digest_equal(proof, s->hello.proof)) {
     return turn_away(h, s, "it does not have rank 0's secret (PITH_SECRET)");
   }

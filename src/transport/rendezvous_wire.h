@@ -6,7 +6,8 @@
  *   rank 0 → guest   reply      a status; then the table of all, or a sentence about what went wrong
  *
  * Magic, version and order come first and never change their place, so that other versions can be told apart. If the
- * job has a secret, `proof` is an HMAC of the other side's challenge and of everything said: neither side can pretend.
+ * job has a secret, `proof` is an HMAC of the speaker's role, the other side's challenge and everything said: neither
+ * side can pretend, and what one side said is no proof when the other says it.
  */
 #ifndef PITH_TRANSPORT_RENDEZVOUS_WIRE_H
 #define PITH_TRANSPORT_RENDEZVOUS_WIRE_H
@@ -17,7 +18,9 @@
 #define RENDEZVOUS_MAGIC "PITHMEET"
 #define RENDEZVOUS_ORDER 0x01020304u
 #define RENDEZVOUS_NONCE 32
-#define RENDEZVOUS_TEXT 700 /* most bytes of a sentence */
+#define RENDEZVOUS_TEXT 700                             /* most bytes of a sentence */
+#define RENDEZVOUS_ROLE_HELLO "pith rendezvous 2 hello" /* the number is the protocol's */
+#define RENDEZVOUS_ROLE_REPLY "pith rendezvous 2 reply"
 
 typedef struct rendezvous_head {
   char magic[8];
@@ -56,8 +59,8 @@ rendezvous_head pith__rendezvous_head(int rank);
 int pith__rendezvous_has_secret(const pith_rendezvous *r);
 
 /* What only a holder of the secret can say to that challenge; zeros without a secret. */
-void pith__rendezvous_prove(const pith_rendezvous *r, const uint8_t *challenge, const void *said, size_t said_size,
-                            const void *body, size_t body_size, uint8_t proof[PITH_SHA256_SIZE]);
+void pith__rendezvous_prove(const pith_rendezvous *r, const char *role, const uint8_t *challenge, const void *said,
+                            size_t said_size, const void *body, size_t body_size, uint8_t proof[PITH_SHA256_SIZE]);
 
 /* Rank 0's side: rendezvous_host.c. */
 pith_status pith__rendezvous_host(const pith_rendezvous *r, const void *mine, size_t size, void *all, uint64_t *job);

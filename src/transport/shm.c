@@ -20,6 +20,7 @@
 
 #include "base/clock.h"
 #include "base/copy.h"
+#include "base/forked.h"
 #include "base/log.h"
 #include "transport/shm_link.h"
 
@@ -61,7 +62,7 @@ typedef struct shm_peer {
 typedef struct shm_transport {
   pith_transport base;
   pith_transport_config config;
-  pid_t owner; /* the process that made this; a forked child must not speak for it */
+  unsigned made_in; /* which process: base/forked.h */
   int listener, events;
   pith_shm_segment segment;
   shm_peer *peers;
@@ -417,17 +418,18 @@ static void shm_close(pith_transport *transport) {
   if (!t) {
     return;
   }
+  int is_ours = t->made_in == pith__fork_number(); /* a child has closed its copies already */
   for (int i = 0; i < t->count; i++) {
-    pith__shm_link_close(&t->peers[i].link, t->owner == getpid());
+    if (is_ours) {
+      pith__shm_link_close(&t->peers[i].link);
+    }
     pith__shm_segment_unmap(&t->peers[i].segment);
     free(t->peers[i].flying);
   }
   pith__shm_segment_unmap(&t->segment);
-  if (t->listener >= 0) {
-    close(t->listener);
-  }
-  if (t->events >= 0) {
-    close(t->events);
+  if (is_ours) {
+    pith__fd_close(t->listener);
+    pith__fd_close(t->events);
   }
   free(t->peers);
   free(t->by_rank);
@@ -440,7 +442,7 @@ static pith_status shm_listen(const pith_transport_config *config, pith_transpor
   PITH_REQUIRE(t, PITH_ERR_MEMORY, "shm: no memory for a transport");
   t->base.ops = &pith__transport_shm;
   t->config = *config;
-  t->owner = getpid();
+  t->made_in = pith__fork_number();
   t->listener = t->events = -1;
   pith_status status = pith__shm_link_listen(&t->listener, address);
   if (status != PITH_OK) {
@@ -503,14 +505,21 @@ static pith_status open_peer(shm_transport *t, uint32_t index) {
   return watch(t, peer->link.process, 2 * index + 1);
 }
 
-static pith_status meet_peers(shm_transport *t, const pith_address *address, int memory) {
+static pith_status meet_peers(shm_transport *t, const pith_address *address, const pith_link_key *key, int memory) {
   pith_shm_link *links = malloc(((size_t)t->count + 1) * sizeof *links);
   PITH_REQUIRE(links, PITH_ERR_MEMORY, "shm: no memory for %d links", t->count);
   for (int i = 0; i < t->count; i++) {
     links[i] = t->peers[i].link;
   }
-  pith_shm_meeting meeting = {&t->config,       address, t->listener, memory,
-                              t->segment.shape, links,   t->count,    pith__now() + t->config.timeout};
+  pith_shm_meeting meeting = {.config = &t->config,
+                              .key = key,
+                              .address = address,
+                              .listener = t->listener,
+                              .memory = memory,
+                              .shape = t->segment.shape,
+                              .links = links,
+                              .count = t->count,
+                              .end = pith__now() + t->config.timeout};
   pith_status status = pith__shm_link_meet(&meeting);
   for (int i = 0; i < t->count; i++) { /* those met before a failure too: close() ends them */
     t->peers[i].link = links[i];
@@ -519,23 +528,24 @@ static pith_status meet_peers(shm_transport *t, const pith_address *address, int
   return status;
 }
 
-static pith_status shm_connect(pith_transport *transport, const pith_address *address, const uint8_t *wanted) {
+static pith_status shm_connect(pith_transport *transport, const pith_address *address, const uint8_t *wanted,
+                               const pith_link_key *key) {
   shm_transport *t = shm_of(transport);
   PITH_REQUIRE(!t->peers, PITH_ERR_STATE, "shm: connected already");
   PITH_TRY(make_peers(t, wanted));
-  t->events = epoll_create1(EPOLL_CLOEXEC);
+  t->events = pith__fd_keep(epoll_create1(EPOLL_CLOEXEC));
   PITH_REQUIRE(t->events >= 0, PITH_ERR_SYSTEM, "shm: cannot watch peers: %s", strerror(errno));
   pith_shm_shape shape = pith__shm_shape((uint32_t)t->count);
   int memory;
   PITH_TRY(pith__shm_segment_create(&shape, &t->segment, &memory));
-  pith_status status = meet_peers(t, address, memory);
+  pith_status status = meet_peers(t, address, key, memory);
   close(memory);
   PITH_TRY(status);
   PITH_TRY(make_pool(t));
   for (int i = 0; i < t->count; i++) {
     PITH_TRY(open_peer(t, (uint32_t)i));
   }
-  close(t->listener); /* and with it the name */
+  pith__fd_close(t->listener); /* and with it the name */
   t->listener = -1;
   return PITH_OK;
 }
@@ -549,7 +559,7 @@ static pith_status shm_probe(void) {
   close(fd);
   pith_address address;
   PITH_TRY(pith__shm_link_listen(&fd, &address));
-  close(fd);
+  pith__fd_close(fd);
   return PITH_OK;
 }
 

@@ -1,10 +1,10 @@
 /*
  * The meeting: every rank connects to the lower ones and accepts the higher ones, all at once and without ever
- * blocking, so that no order of arrival can lock two ranks up. Who connects says hello first; who accepts checks it and
- * answers. Strangers that connect (the name is random, but every process of the host may list it) are dropped without
- * an answer.
+ * blocking, so that no order of arrival can lock two ranks up. Every process of the host can list the name of a socket
+ * and connect to it. So both sides must run as the same user and prove to have the job's key before either sends its
+ * memory; strangers are dropped without a word about the job.
  *
- * The sockets keep the limits of messages (SOCK_SEQPACKET): a hello comes whole or not at all.
+ * The sockets keep the limits of messages (SOCK_SEQPACKET): a message comes whole or not at all.
  */
 #include "transport/shm_link.h"
 
@@ -20,19 +20,21 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/forked.h"
 #include "base/log.h"
+#include "transport/sockets.h"
 
-#define HELLO_MAGIC 0x31304d4853544950u /* "PITSHM01": the version is part of it */
 #define NAME_PREFIX "pith-"
 #define NAME_SIZE (sizeof NAME_PREFIX - 1 + 32)
-#define GUESTS_MOST 64 /* accepted and silent so far; the oldest must go for the next */
+#define GUESTS_MOST 64 /* accepted and not known yet; the oldest must go for the next */
 
-typedef struct hello {
-  uint64_t magic, job;
-  int32_t from, to, ranks;
-  uint32_t inbox; /* which of the sender's inboxes the other one writes to */
-  pith_shm_shape shape;
-} hello;
+/* How far a link has come. */
+typedef struct talk {
+  struct {
+    pith_shm_hello caller, listener;
+  } said;
+  int is_answered; /* both hellos have been said, and the caller knows that the listener is of the job */
+} talk;
 
 /* ---- Addresses --------------------------------------------------------------------------------------------------- */
 
@@ -52,7 +54,9 @@ static socklen_t make_socket_address(const void *name, struct sockaddr_un *addre
   return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + NAME_SIZE);
 }
 
-static int open_socket(void) { return socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); }
+static int open_socket(void) {
+  return pith__fd_keep(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+}
 
 pith_status pith__shm_link_listen(int *listener, pith_address *address) {
   char name[NAME_SIZE + 1];
@@ -63,7 +67,7 @@ pith_status pith__shm_link_listen(int *listener, pith_address *address) {
   socklen_t size = make_socket_address(name, &where);
   if (bind(fd, (struct sockaddr *)&where, size) != 0 || listen(fd, SOMAXCONN) != 0) {
     int error = errno;
-    close(fd);
+    pith__fd_close(fd);
     return pith_fail(PITH_ERR_SYSTEM, "shm: cannot listen at a Unix socket: %s", strerror(error));
   }
   *address = (pith_address){.size = NAME_SIZE};
@@ -72,24 +76,26 @@ pith_status pith__shm_link_listen(int *listener, pith_address *address) {
   return PITH_OK;
 }
 
-/* ---- Hellos ------------------------------------------------------------------------------------------------------ */
+/* ---- Packets ----------------------------------------------------------------------------------------------------- */
 
 typedef union descriptor_room { /* for one descriptor, aligned as the system wants it */
   struct cmsghdr header;
   char bytes[CMSG_SPACE(sizeof(int))];
 } descriptor_room;
 
-static int send_hello(const pith_shm_meeting *meeting, int index, int socket) {
-  hello text = {
-      HELLO_MAGIC,     meeting->config->job, meeting->config->rank, meeting->links[index].rank, meeting->config->ranks,
-      (uint32_t)index, meeting->shape};
-  struct iovec piece = {&text, sizeof text};
+/* memory -1: without a descriptor. */
+static int send_packet(int socket, const void *data, size_t size, int memory) {
+  struct iovec piece = {(void *)(uintptr_t)data, size};
   descriptor_room room = {0};
-  struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = &room, .msg_controllen = sizeof room};
-  struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-  *header = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
-  memcpy(CMSG_DATA(header), &meeting->memory, sizeof(int));
-  return sendmsg(socket, &message, MSG_NOSIGNAL) == (ssize_t)sizeof text;
+  struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1};
+  if (memory >= 0) {
+    message.msg_control = &room;
+    message.msg_controllen = sizeof room;
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    *header = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+    memcpy(CMSG_DATA(header), &memory, sizeof(int));
+  }
+  return sendmsg(socket, &message, MSG_NOSIGNAL) == (ssize_t)size;
 }
 
 /* The one descriptor of a message; a stranger may send several, of which none must stay open. */
@@ -111,28 +117,79 @@ static int take_descriptor(struct msghdr *message) {
   return taken;
 }
 
-typedef enum hearing { HEARD_NOTHING, HEARD_HELLO, HEARD_NONSENSE } hearing;
+typedef enum hearing { HEARD_NOTHING, HEARD_PACKET, HEARD_NONSENSE } hearing;
 
-/* Reads a hello to us of our job. On HEARD_HELLO the descriptor is the caller's. */
-static hearing receive_hello(const pith_shm_meeting *meeting, int socket, hello *text, int *memory) {
-  struct iovec piece = {text, sizeof *text};
+/* Reads a packet of exactly that size, with a descriptor if `memory` is not NULL, else without. */
+static hearing receive_packet(int socket, void *data, size_t size, int *memory) {
+  struct iovec piece = {data, size};
   descriptor_room room;
   struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = &room, .msg_controllen = sizeof room};
-  ssize_t size = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  if (size < 0 && (errno == EAGAIN || errno == EINTR)) {
+  ssize_t got = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
     return HEARD_NOTHING;
   }
-  int fd = size < 0 ? -1 : take_descriptor(&message);
-  if (fd >= 0 && size == (ssize_t)sizeof *text && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) &&
-      text->magic == HELLO_MAGIC && text->job == meeting->config->job && text->ranks == meeting->config->ranks &&
-      text->to == meeting->config->rank && text->inbox < text->shape.inboxes) {
-    *memory = fd;
-    return HEARD_HELLO;
+  int fd = got < 0 ? -1 : take_descriptor(&message);
+  if (got == (ssize_t)size && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) && (fd >= 0) == (memory != NULL)) {
+    if (memory) {
+      *memory = fd;
+    }
+    return HEARD_PACKET;
   }
   if (fd >= 0) {
     close(fd);
   }
   return HEARD_NONSENSE;
+}
+
+/* ---- What is said ------------------------------------------------------------------------------------------------ */
+
+static pith_status make_hello(const pith_shm_meeting *meeting, int to, pith_shm_hello *hello) {
+  *hello = (pith_shm_hello){
+      .magic = PITH_SHM_HELLO_MAGIC, .from = meeting->config->rank, .to = to, .ranks = meeting->config->ranks};
+  return pith__random_bytes(hello->nonce, sizeof hello->nonce);
+}
+
+/* Whether it is meant for us. */
+static int is_to_us(const pith_shm_meeting *meeting, const pith_shm_hello *hello) {
+  return hello->magic == PITH_SHM_HELLO_MAGIC && hello->ranks == meeting->config->ranks &&
+         hello->to == meeting->config->rank && hello->zero == 0;
+}
+
+static void prove(const pith_shm_meeting *meeting, const talk *t, const char *role, const pith_shm_offer *offer,
+                  uint8_t proof[PITH_SHA256_SIZE]) {
+  pith__link_key_prove(meeting->key, role, &t->said, sizeof t->said, offer, offer ? offsetof(pith_shm_offer, proof) : 0,
+                       proof);
+}
+
+static int send_offer(const pith_shm_meeting *meeting, int index, int socket, const talk *t, const char *role) {
+  pith_shm_offer offer = {.inbox = (uint32_t)index, .shape = meeting->shape};
+  prove(meeting, t, role, &offer, offer.proof);
+  return send_packet(socket, &offer, sizeof offer, meeting->memory);
+}
+
+/* On HEARD_PACKET the offer is proven, and the descriptor is the caller's. */
+static hearing receive_offer(const pith_shm_meeting *meeting, int socket, const talk *t, const char *role,
+                             pith_shm_offer *offer, int *memory) {
+  uint8_t proof[PITH_SHA256_SIZE];
+  hearing heard = receive_packet(socket, offer, sizeof *offer, memory);
+  if (heard != HEARD_PACKET) {
+    return heard;
+  }
+  prove(meeting, t, role, offer, proof);
+  if (!pith__digest_equal(proof, offer->proof) || offer->inbox >= offer->shape.inboxes) {
+    close(*memory);
+    return HEARD_NONSENSE;
+  }
+  return HEARD_PACKET;
+}
+
+/* Ranks that share memory run as one user: memory is not for others, whatever they know. */
+static int is_same_user(int socket, unsigned *user) {
+  struct ucred peer;
+  socklen_t size = sizeof peer;
+  int is_known = getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0;
+  *user = is_known ? peer.uid : UINT32_MAX;
+  return is_known && peer.uid == geteuid();
 }
 
 /* Tells when the process ends. A child that it forked may hold the socket open for long, and then that tells nothing.
@@ -143,15 +200,15 @@ static int open_process(int socket) {
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.pid <= 0) {
     return -1;
   }
-  return (int)syscall(SYS_pidfd_open, peer.pid, 0); /* descriptors of processes always are CLOEXEC */
+  return pith__fd_keep((int)syscall(SYS_pidfd_open, peer.pid, 0)); /* descriptors of processes always are CLOEXEC */
 }
 
-static void settle(pith_shm_link *link, int socket, const hello *text, int memory) {
+static void settle(pith_shm_link *link, int socket, const pith_shm_offer *offer, int memory) {
   link->socket = socket;
   link->process = open_process(socket);
   link->memory = memory;
-  link->shape = text->shape;
-  link->inbox = text->inbox;
+  link->shape = offer->shape;
+  link->inbox = offer->inbox;
 }
 
 /* ---- Going to the lower ranks ------------------------------------------------------------------------------------ */
@@ -162,7 +219,8 @@ static int remaining_ms(double end) {
 }
 
 /* A listener whose queue is full says EAGAIN and cannot be polled for: try again soon. */
-static pith_status dial(pith_shm_meeting *meeting, int index, int socket) {
+static pith_status dial(pith_shm_meeting *meeting, int index, int socket, talk *t) {
+  unsigned user;
   int rank = meeting->links[index].rank;
   const pith_address *to = &meeting->address[rank];
   PITH_REQUIRE(to->size == NAME_SIZE && memcmp(to->data, NAME_PREFIX, sizeof NAME_PREFIX - 1) == 0, PITH_ERR_PEER,
@@ -177,26 +235,56 @@ static pith_status dial(pith_shm_meeting *meeting, int index, int socket) {
     PITH_REQUIRE(remaining_ms(meeting->end) > 0, PITH_ERR_TIMEOUT, "shm: rank %d did not answer in time", rank);
     poll(NULL, 0, 1);
   }
-  PITH_REQUIRE(send_hello(meeting, index, socket), PITH_ERR_PEER, "shm: cannot greet rank %d: %s", rank,
-               strerror(errno));
+  PITH_REQUIRE(is_same_user(socket, &user), PITH_ERR_PEER,
+               "shm: rank %d runs as user %u, rank %d as user %u: ranks that share memory must run as one user", rank,
+               user, meeting->config->rank, (unsigned)geteuid());
+  PITH_TRY(make_hello(meeting, rank, &t->said.caller));
+  PITH_REQUIRE(send_packet(socket, &t->said.caller, sizeof t->said.caller, -1), PITH_ERR_PEER,
+               "shm: cannot greet rank %d: %s", rank, strerror(errno));
   return PITH_OK;
 }
 
-static pith_status hear_answer(pith_shm_meeting *meeting, int index, int *socket) {
-  hello text;
-  int memory, rank = meeting->links[index].rank;
-  hearing heard = receive_hello(meeting, *socket, &text, &memory);
-  PITH_REQUIRE(heard != HEARD_NONSENSE, PITH_ERR_PEER,
-               "shm: rank %d turned us away or ended: is it of the same job and version?", rank);
+static pith_status turned_away(int rank) {
+  return pith_fail(PITH_ERR_PEER, "shm: rank %d turned us away or ended: is it of the same job, secret and version?",
+                   rank);
+}
+
+/* The listener has proven itself, or not; it hears our side of it. */
+static pith_status hear_answer(pith_shm_meeting *meeting, int index, int socket, talk *t) {
+  pith_shm_answer answer;
+  uint8_t proof[PITH_SHA256_SIZE];
+  int rank = meeting->links[index].rank;
+  hearing heard = receive_packet(socket, &answer, sizeof answer, NULL);
   if (heard == HEARD_NOTHING) {
     return PITH_OK;
   }
-  if (text.from != rank) {
-    close(memory);
-    return pith_fail(PITH_ERR_PEER, "shm: at the address of rank %d, rank %d answers", rank, (int)text.from);
+  if (heard == HEARD_NONSENSE || !is_to_us(meeting, &answer.hello)) {
+    return turned_away(rank);
   }
-  settle(&meeting->links[index], *socket, &text, memory);
-  *socket = -1;
+  PITH_REQUIRE(answer.hello.from == rank, PITH_ERR_PEER, "shm: at the address of rank %d, rank %d answers", rank,
+               (int)answer.hello.from);
+  t->said.listener = answer.hello;
+  prove(meeting, t, PITH_SHM_ROLE_ANSWER, NULL, proof);
+  PITH_REQUIRE(pith__digest_equal(proof, answer.proof), PITH_ERR_PEER,
+               "shm: who answers at the address of rank %d is not of this job", rank);
+  t->is_answered = 1;
+  return send_offer(meeting, index, socket, t, PITH_SHM_ROLE_CALLER) ? PITH_OK : turned_away(rank);
+}
+
+static pith_status hear_listener(pith_shm_meeting *meeting, int index, int *socket, talk *t) {
+  pith_shm_offer offer;
+  int memory;
+  if (!t->is_answered) {
+    return hear_answer(meeting, index, *socket, t);
+  }
+  hearing heard = receive_offer(meeting, *socket, t, PITH_SHM_ROLE_LISTENER, &offer, &memory);
+  if (heard == HEARD_NONSENSE) {
+    return turned_away(meeting->links[index].rank);
+  }
+  if (heard == HEARD_PACKET) {
+    settle(&meeting->links[index], *socket, &offer, memory);
+    *socket = -1;
+  }
   return PITH_OK;
 }
 
@@ -211,55 +299,91 @@ static int find_link(const pith_shm_meeting *meeting, int rank) {
   return -1;
 }
 
-/* Whether the socket of a guest was used up: taken as a link, or closed. */
-static int hear_guest(pith_shm_meeting *meeting, int socket) {
-  hello text;
-  int memory;
-  hearing heard = receive_hello(meeting, socket, &text, &memory);
+/* The link that a guest claims to be the other end of, if we wait for it; -1 if we do not. */
+static int claimed_link(const pith_shm_meeting *meeting, const talk *t) {
+  int from = t->said.caller.from, index = from > meeting->config->rank ? find_link(meeting, from) : -1;
+  return index >= 0 && meeting->links[index].socket < 0 ? index : -1;
+}
+
+/* Each returns whether the guest is done with: taken as a link, or to be dropped (*socket is left open). */
+static int hear_hello(const pith_shm_meeting *meeting, int socket, talk *t) {
+  pith_shm_answer answer;
+  hearing heard = receive_packet(socket, &t->said.caller, sizeof t->said.caller, NULL);
   if (heard == HEARD_NOTHING) {
     return 0;
   }
-  int index = heard == HEARD_HELLO && text.from > meeting->config->rank ? find_link(meeting, text.from) : -1;
-  if (index >= 0 && meeting->links[index].socket < 0 && send_hello(meeting, index, socket)) {
-    settle(&meeting->links[index], socket, &text, memory);
+  if (heard == HEARD_NONSENSE || !is_to_us(meeting, &t->said.caller) || claimed_link(meeting, t) < 0 ||
+      make_hello(meeting, t->said.caller.from, &t->said.listener) != PITH_OK) {
     return 1;
   }
-  if (heard == HEARD_HELLO) {
-    PITH_LOG_WARN("shm: turned away a second process that claims to be rank %d", (int)text.from);
+  answer.hello = t->said.listener;
+  prove(meeting, t, PITH_SHM_ROLE_ANSWER, NULL, answer.proof);
+  t->is_answered = send_packet(socket, &answer, sizeof answer, -1);
+  return !t->is_answered;
+}
+
+static int hear_guest(pith_shm_meeting *meeting, int *socket, talk *t) {
+  pith_shm_offer offer;
+  int memory;
+  if (!t->is_answered) {
+    return hear_hello(meeting, *socket, t);
+  }
+  hearing heard = receive_offer(meeting, *socket, t, PITH_SHM_ROLE_CALLER, &offer, &memory);
+  if (heard == HEARD_NOTHING) {
+    return 0;
+  }
+  if (heard == HEARD_NONSENSE) {
+    PITH_LOG_WARN("shm: turned away a process that claims to be rank %d and is not of this job",
+                  (int)t->said.caller.from);
+    return 1;
+  }
+  int index = claimed_link(meeting, t);
+  if (index >= 0 && send_offer(meeting, index, *socket, t, PITH_SHM_ROLE_LISTENER)) {
+    settle(&meeting->links[index], *socket, &offer, memory);
+    *socket = -1;
+  } else {
+    PITH_LOG_WARN("shm: turned away a second process that claims to be rank %d", (int)t->said.caller.from);
     close(memory);
   }
-  close(socket);
   return 1;
 }
 
 /* ---- Both at once ------------------------------------------------------------------------------------------------ */
 
 typedef struct lobby {
-  struct pollfd
-      *fds; /* the listener, then GUESTS_MOST guests in order of arrival, then a place for each link we dial */
+  struct pollfd *fds; /* the listener, then GUESTS_MOST guests in order of arrival, then each link we dial */
+  talk *talks;        /* with each of them */
   int guests;
 } lobby;
 
-static struct pollfd *guest(const lobby *l, int i) { return &l->fds[1 + i]; }
-static struct pollfd *dialled(const lobby *l, int i) { return &l->fds[1 + GUESTS_MOST + i]; }
+enum { FIRST_GUEST = 1, FIRST_DIALLED = FIRST_GUEST + GUESTS_MOST };
 
-static void forget_guest(lobby *l, int i) {
-  l->guests--;
-  memmove(guest(l, i), guest(l, i + 1), (size_t)(l->guests - i) * sizeof *l->fds);
-  *guest(l, l->guests) = (struct pollfd){.fd = -1};
+/* Its socket is a link's by now, or is closed here. */
+static void forget_guest(lobby *l, int at) {
+  pith__fd_close(l->fds[at].fd);
+  size_t behind = (size_t)(FIRST_GUEST + --l->guests - at);
+  memmove(&l->fds[at], &l->fds[at + 1], behind * sizeof *l->fds);
+  memmove(&l->talks[at], &l->talks[at + 1], behind * sizeof *l->talks);
+  l->fds[FIRST_GUEST + l->guests] = (struct pollfd){.fd = -1};
 }
 
 static void accept_guests(lobby *l, int listener) {
   for (int i = 0; i < GUESTS_MOST; i++) { /* not forever, whoever comes */
-    int socket = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    unsigned user;
+    int socket = pith__fd_keep(accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket < 0) {
       return;
     }
-    if (l->guests == GUESTS_MOST) {
-      close(guest(l, 0)->fd);
-      forget_guest(l, 0);
+    if (!is_same_user(socket, &user)) {
+      PITH_LOG_WARN("shm: turned away a process of user %u", user);
+      pith__fd_close(socket);
+      continue;
     }
-    *guest(l, l->guests++) = (struct pollfd){socket, POLLIN, 0};
+    if (l->guests == GUESTS_MOST) {
+      forget_guest(l, FIRST_GUEST);
+    }
+    l->talks[FIRST_GUEST + l->guests] = (talk){.is_answered = 0};
+    l->fds[FIRST_GUEST + l->guests++] = (struct pollfd){socket, POLLIN, 0};
   }
 }
 
@@ -268,8 +392,8 @@ static pith_status dial_lower(pith_shm_meeting *meeting, lobby *l) {
     if (meeting->links[i].rank < meeting->config->rank) {
       int socket = open_socket();
       PITH_REQUIRE(socket >= 0, PITH_ERR_SYSTEM, "shm: cannot open a Unix socket: %s", strerror(errno));
-      *dialled(l, i) = (struct pollfd){socket, POLLIN, 0};
-      PITH_TRY(dial(meeting, i, socket));
+      l->fds[FIRST_DIALLED + i] = (struct pollfd){socket, POLLIN, 0};
+      PITH_TRY(dial(meeting, i, socket, &l->talks[FIRST_DIALLED + i]));
     }
   }
   return PITH_OK;
@@ -279,14 +403,15 @@ static pith_status hear_all(pith_shm_meeting *meeting, lobby *l) {
   if (l->fds[0].revents) {
     accept_guests(l, meeting->listener);
   }
-  for (int i = l->guests - 1; i >= 0; i--) {
-    if (hear_guest(meeting, guest(l, i)->fd)) {
-      forget_guest(l, i);
+  for (int at = FIRST_GUEST + l->guests - 1; at >= FIRST_GUEST; at--) {
+    if (hear_guest(meeting, &l->fds[at].fd, &l->talks[at])) {
+      forget_guest(l, at);
     }
   }
   for (int i = 0; i < meeting->count; i++) {
-    if (dialled(l, i)->fd >= 0 && dialled(l, i)->revents) {
-      PITH_TRY(hear_answer(meeting, i, &dialled(l, i)->fd));
+    struct pollfd *listener = &l->fds[FIRST_DIALLED + i];
+    if (listener->fd >= 0 && listener->revents) {
+      PITH_TRY(hear_listener(meeting, i, &listener->fd, &l->talks[FIRST_DIALLED + i]));
     }
   }
   return PITH_OK;
@@ -304,7 +429,7 @@ static int first_missing(const pith_shm_meeting *meeting) {
 static pith_status meet_in(pith_shm_meeting *meeting, lobby *l) {
   PITH_TRY(dial_lower(meeting, l));
   while (first_missing(meeting) >= 0) {
-    int ready = poll(l->fds, 1 + GUESTS_MOST + (nfds_t)meeting->count, remaining_ms(meeting->end));
+    int ready = poll(l->fds, FIRST_DIALLED + (nfds_t)meeting->count, remaining_ms(meeting->end));
     PITH_REQUIRE(ready != 0, PITH_ERR_TIMEOUT, "shm: rank %d did not connect within %g s", first_missing(meeting),
                  meeting->config->timeout);
     PITH_REQUIRE(ready > 0 || errno == EINTR, PITH_ERR_SYSTEM, "shm: cannot wait for peers: %s", strerror(errno));
@@ -316,35 +441,34 @@ static pith_status meet_in(pith_shm_meeting *meeting, lobby *l) {
 }
 
 pith_status pith__shm_link_meet(pith_shm_meeting *meeting) {
-  int places = 1 + GUESTS_MOST + meeting->count;
-  lobby l = {malloc((size_t)places * sizeof *l.fds), 0};
-  PITH_REQUIRE(l.fds, PITH_ERR_MEMORY, "shm: no memory for %d links", meeting->count);
+  int places = FIRST_DIALLED + meeting->count;
+  lobby l = {malloc((size_t)places * sizeof *l.fds), calloc((size_t)places, sizeof *l.talks), 0};
+  if (!l.fds || !l.talks) {
+    free(l.fds);
+    free(l.talks);
+    return pith_fail(PITH_ERR_MEMORY, "shm: no memory for %d links", meeting->count);
+  }
   for (int i = 0; i < places; i++) {
     l.fds[i] = (struct pollfd){.fd = -1};
   }
   l.fds[0] = (struct pollfd){meeting->listener, POLLIN, 0};
   pith_status status = meet_in(meeting, &l);
   for (int i = 1; i < places; i++) { /* guests that never spoke; links that never stood */
-    if (l.fds[i].fd >= 0) {
-      close(l.fds[i].fd);
-    }
+    pith__fd_close(l.fds[i].fd);
   }
   free(l.fds);
+  free(l.talks);
   return status;
 }
 
-static void close_if_open(int *fd) {
-  if (*fd >= 0) {
-    close(*fd);
+void pith__shm_link_close(pith_shm_link *link) {
+  if (link->socket >= 0) {
+    shutdown(link->socket, SHUT_RDWR); /* whoever else may hold it */
   }
-  *fd = -1;
-}
-
-void pith__shm_link_close(pith_shm_link *link, int is_owner) {
-  if (link->socket >= 0 && is_owner) {
-    shutdown(link->socket, SHUT_RDWR); /* a child that was forked may hold it too */
+  pith__fd_close(link->socket);
+  pith__fd_close(link->process);
+  if (link->memory >= 0) {
+    close(link->memory);
   }
-  close_if_open(&link->socket);
-  close_if_open(&link->process);
-  close_if_open(&link->memory);
+  link->socket = link->process = link->memory = -1;
 }

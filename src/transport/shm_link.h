@@ -1,13 +1,50 @@
 /*
- * How two processes of one host meet: over a Unix socket each gives the other the descriptor of its segment, with a
- * hello that proves to be of the same job. The socket stays: it is the doorbell while they work, and the death notice
- * in the end.
+ * How two processes of one host meet: over a Unix socket each proves to be of the job, then gives the other the
+ * descriptor of its segment. The socket stays: it is the doorbell while they work, and the death notice in the end.
  */
 #ifndef PITH_TRANSPORT_SHM_LINK_H
 #define PITH_TRANSPORT_SHM_LINK_H
 
+#include "transport/link_key.h"
 #include "transport/shm_segment.h"
 #include "transport/transport.h"
+
+/* ---- What is said: each a packet in native order ----------------------------------------------------------------- */
+
+/*   caller → listener   hello
+ *   listener → caller   hello and proof
+ *   caller → listener   segment and proof, with the descriptor
+ *   listener → caller   segment and proof, with the descriptor
+ *
+ * Nobody hands its memory to one that has not proven to have the job's key. */
+
+#define PITH_SHM_HELLO_MAGIC 0x32304d4853544950u /* "PITSHM02": the version is part of it */
+#define PITH_SHM_ROLE_ANSWER "pith shm 2 listener"
+#define PITH_SHM_ROLE_CALLER "pith shm 2 caller's segment"
+#define PITH_SHM_ROLE_LISTENER "pith shm 2 listener's segment"
+
+typedef struct pith_shm_hello {
+  uint64_t magic;
+  int32_t from, to, ranks;
+  uint32_t zero;
+  uint8_t nonce[PITH_LINK_NONCE];
+} pith_shm_hello;
+
+typedef struct pith_shm_answer {
+  pith_shm_hello hello;
+  uint8_t proof[PITH_SHA256_SIZE]; /* of both hellos */
+} pith_shm_answer;
+
+typedef struct pith_shm_offer {
+  uint32_t inbox; /* which of the sender's inboxes the other one writes to */
+  pith_shm_shape shape;
+  uint8_t proof[PITH_SHA256_SIZE]; /* of both hellos and of the above */
+} pith_shm_offer;
+
+_Static_assert(sizeof(pith_shm_hello) == 56 && sizeof(pith_shm_answer) == 88 && sizeof(pith_shm_offer) == 52,
+               "wire format");
+
+/* ---- Links ------------------------------------------------------------------------------------------------------- */
 
 typedef struct pith_shm_link {
   int rank;             /* of the peer */
@@ -20,6 +57,7 @@ typedef struct pith_shm_link {
 
 typedef struct pith_shm_meeting {
   const pith_transport_config *config;
+  const pith_link_key *key;
   const pith_address *address; /* of all ranks */
   int listener;
   int memory; /* our segment, with inbox i for links[i] */
@@ -35,7 +73,7 @@ pith_status pith__shm_link_listen(int *listener, pith_address *address);
 /* Meets the peers links[i].rank. On failure some may be met: pith__shm_link_close is for both. */
 pith_status pith__shm_link_meet(pith_shm_meeting *meeting);
 
-/* Tells the peer that we are gone, unless this is a forked child, whose parent still is there. */
-void pith__shm_link_close(pith_shm_link *link, int is_owner);
+/* Tells the peer that we are gone. Not for forked children, whose parent still is there. */
+void pith__shm_link_close(pith_shm_link *link);
 
 #endif

@@ -86,8 +86,11 @@ static pith_status map(int fd, const pith_shm_shape *shape, pith_shm_segment *se
 /* Pages are allocated here, so that a lack of memory is an error now and not a signal later. */
 static pith_status allocate(int fd, size_t size) {
   PITH_REQUIRE(ftruncate(fd, (off_t)size) == 0, PITH_ERR_SYSTEM, "shm: cannot size shared memory: %s", strerror(errno));
-  PITH_REQUIRE(fallocate(fd, 0, 0, (off_t)size) == 0, PITH_ERR_MEMORY, "shm: no %zu bytes of shared memory: %s", size,
-               strerror(errno));
+  int error;
+  do { /* a signal may end it early; what was allocated stays */
+    error = fallocate(fd, 0, 0, (off_t)size) == 0 ? 0 : errno;
+  } while (error == EINTR);
+  PITH_REQUIRE(error == 0, PITH_ERR_MEMORY, "shm: no %zu bytes of shared memory: %s", size, strerror(error));
   PITH_REQUIRE(fcntl(fd, F_ADD_SEALS, SEALS) == 0, PITH_ERR_SYSTEM, "shm: cannot seal shared memory: %s",
                strerror(errno));
   return PITH_OK;

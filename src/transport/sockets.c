@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/forked.h"
 
 /* ---- Addresses --------------------------------------------------------------------------------------------------- */
 
@@ -123,12 +124,12 @@ static void set_option(int fd, int level, int option, int value) {
 }
 
 static int new_socket(const pith_sockaddr *address) {
-  return socket(address->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  return pith__fd_keep(socket(address->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 }
 
 static int close_with_error(int fd) {
   int error = errno;
-  close(fd);
+  pith__fd_close(fd);
   errno = error;
   return -1;
 }
@@ -156,7 +157,7 @@ int pith__socket_local(int fd, pith_sockaddr *address) {
 
 int pith__socket_accept(int listener) {
   for (;;) {
-    int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    int fd = pith__fd_keep(accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (fd >= 0 || errno == EAGAIN || errno == EWOULDBLOCK) {
       return fd;
     }
@@ -259,7 +260,7 @@ void pith__socket_close(int fd) {
   shutdown(fd, SHUT_WR);
   for (int i = 0; i < 4096 && pith__socket_read(fd, rest, sizeof rest) > 0; i++) {
   }
-  close(fd);
+  pith__fd_close(fd);
 }
 
 /* ---- Around them ------------------------------------------------------------------------------------------------- */

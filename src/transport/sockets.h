@@ -43,6 +43,8 @@ pith_sockaddr pith__sockaddr_everywhere(uint16_t port);
 
 /* ---- Sockets: functions return a descriptor or -1 with errno ----------------------------------------------------- */
 
+/* Children that are forked close them (base/forked.h): end them with pith__fd_close or pith__socket_close. */
+
 int pith__socket_listen(const pith_sockaddr *at);
 int pith__socket_local(int fd, pith_sockaddr *address); /* 0 on success */
 

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/forked.h"
 
 enum { PIECES_MOST = 64 };
 
@@ -75,14 +76,14 @@ static void close_tcp(pith_transport *transport) {
   if (!tcp) {
     return;
   }
-  linger(tcp);
-  for (int p = 0; tcp->peers && p < tcp->ranks; p++) {
-    for (int i = 0; i < tcp->peers[p].connections; i++) {
-      pith__socket_close(tcp->peers[p].fds[i]);
+  if (tcp->made_in == pith__fork_number()) { /* a child has closed its copies already */
+    linger(tcp);
+    for (int p = 0; tcp->peers && p < tcp->ranks; p++) {
+      for (int i = 0; i < tcp->peers[p].connections; i++) {
+        pith__socket_close(tcp->peers[p].fds[i]);
+      }
     }
-  }
-  if (tcp->listener >= 0) {
-    close(tcp->listener);
+    pith__fd_close(tcp->listener);
   }
   free(tcp->peers);
   free(tcp);
@@ -118,10 +119,10 @@ static pith_status listen_tcp(const pith_transport_config *config, pith_transpor
   pith_tcp *tcp = calloc(1, sizeof *tcp);
   PITH_REQUIRE(tcp, PITH_ERR_MEMORY, "no memory for tcp");
   tcp->base.ops = &pith__transport_tcp;
+  tcp->made_in = pith__fork_number();
   tcp->rank = config->rank;
   tcp->ranks = config->ranks;
   tcp->connections = connections;
-  tcp->job = config->job;
   tcp->timeout = config->timeout;
   tcp->listener = -1;
   tcp->peers = new_peers(config->ranks);

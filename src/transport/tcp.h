@@ -5,6 +5,7 @@
 #ifndef PITH_TRANSPORT_TCP_H
 #define PITH_TRANSPORT_TCP_H
 
+#include "transport/link_key.h"
 #include "transport/sockets.h"
 #include "transport/transport.h"
 
@@ -23,8 +24,8 @@ typedef struct tcp_peer {
 
 typedef struct pith_tcp {
   pith_transport base;
+  unsigned made_in; /* which process: base/forked.h */
   int rank, ranks, connections;
-  uint64_t job;
   uint64_t token; /* only who has our address knows it */
   double timeout;
   int listener;
@@ -33,6 +34,34 @@ typedef struct pith_tcp {
 
 /* Bytes that travel on one connection before it is the next one's turn; the same on all ranks. For tests to change. */
 extern size_t pith__tcp_block_size;
+
+/* What a connection begins with, in native order, which `order` checks:
+ *
+ *   caller → listener   hello: the listener's token, rank, number of the connection
+ *   listener → caller   hello of its own, and a proof of both
+ *   caller → listener   a proof of both: this connection it is
+ *
+ * A proof shows that its sender has the job's key (link_key.h). */
+#define TCP_HELLO_MAGIC "PITHLINK"
+#define TCP_HELLO_VERSION 2
+#define TCP_HELLO_ORDER 0x0102
+#define TCP_ROLE_LISTENER "pith tcp 2 listener"
+#define TCP_ROLE_CALLER "pith tcp 2 caller"
+
+typedef struct tcp_hello {
+  char magic[8];
+  uint16_t version, order;
+  uint32_t ranks, rank, index;
+  uint64_t token;
+  uint8_t nonce[PITH_LINK_NONCE];
+} tcp_hello;
+
+typedef struct tcp_answer {
+  tcp_hello hello;
+  uint8_t proof[PITH_SHA256_SIZE];
+} tcp_answer;
+
+_Static_assert(sizeof(tcp_hello) == 64 && sizeof(tcp_answer) == 96, "wire format");
 
 /* Where a rank listens, as its address says. */
 typedef struct tcp_place {
@@ -49,6 +78,7 @@ void pith__tcp_address_encode(const tcp_place *place, uint16_t port, pith_addres
 pith_status pith__tcp_address_decode(const pith_address *address, int rank, tcp_place *place);
 
 /* The connect operation. */
-pith_status pith__tcp_connect(pith_transport *transport, const pith_address *address, const uint8_t *wanted);
+pith_status pith__tcp_connect(pith_transport *transport, const pith_address *address, const uint8_t *wanted,
+                              const pith_link_key *key);
 
 #endif

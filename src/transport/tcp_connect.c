@@ -1,27 +1,21 @@
 /*
- * Making the links. Of each pair the higher rank calls and the lower one answers. A connection begins with three words:
- *
- *   caller → listener   hello: job, the listener's token, rank, number of the connection
- *   listener → caller   hello: the same for itself
- *   caller → listener   one byte: this connection it is
- *
- * Only then it counts for the listener: a caller with several addresses to try may have given up on the connection. Who
- * says anything else is dropped; who says nothing is dropped after a while, or when others need its place. All of it is
- * one poll loop over calls (ours) and arrivals (theirs), so a slow or hostile one keeps nobody waiting.
+ * Making the links. Of each pair the higher rank calls and the lower one answers. A connection begins with three
+ * messages (tcp.h). Only after the third it counts for the listener: a caller with several addresses to try may have
+ * given up on the connection, and only now it has proven to be of the job. Who says anything else is dropped; who says
+ * nothing is dropped after a while, or when others need its place. All of it is one poll loop over calls (ours) and
+ * arrivals (theirs), so a slow or hostile one keeps nobody waiting.
  */
 #include <errno.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/forked.h"
 #include "base/log.h"
 #include "transport/rank_list.h"
 #include "transport/tcp.h"
-
-#define HELLO_MAGIC "PITHLINK"
-#define HELLO_VERSION 1
-#define HELLO_ORDER 0x0102
 
 enum { STRANGERS_MOST = 64 }; /* among the arrivals, beside the peers */
 
@@ -29,35 +23,34 @@ static const double hello_seconds = 5;   /* for an arrival to say hello */
 static const double address_seconds = 3; /* for a call, if there is another address to try */
 static const double first_pause = 0.005, longest_pause = 0.5;
 
-/* In native order, which `order` checks. */
-typedef struct hello {
-  char magic[8];
-  uint16_t version, order;
-  uint32_t ranks, rank, index;
-  uint64_t job, token;
-} hello;
-_Static_assert(sizeof(hello) == 40, "wire format");
-
 /* ---- State ------------------------------------------------------------------------------------------------------- */
+
+/* Both hellos of a connection. */
+typedef struct tcp_hellos {
+  tcp_hello caller, listener;
+} tcp_hellos;
 
 /* One connection to a lower rank. fd -1: waits for `time` to call; else the call is given up at `time`. */
 typedef struct call {
   int peer, index, fd, address, is_open, is_done;
   double time, pause;
   size_t got;
-  hello answer;
+  tcp_hellos said;
+  tcp_answer answer;
 } call;
 
 /* A connection from somebody. */
 typedef struct arrival {
-  int fd, is_known; /* is_known: it said a right hello */
-  double deadline;  /* to say it */
-  size_t got;
-  hello said;
+  int fd, is_answered; /* is_answered: it said a right hello; now it must prove it */
+  double deadline;     /* for what is next */
+  size_t got;          /* bytes of the hello, then of the proof */
+  tcp_hellos said;
+  uint8_t proof[PITH_SHA256_SIZE];
 } arrival;
 
 typedef struct meeting {
   pith_tcp *tcp;
+  const pith_link_key *key;
   const uint8_t *wanted;
   tcp_place *places; /* of every rank */
   call *calls;
@@ -67,16 +60,29 @@ typedef struct meeting {
   int missing; /* connections that do not stand yet */
   struct pollfd *fds;
   double deadline;
+  int lack; /* what this process itself lacked when it last tried, as an errno: descriptors or memory */
 } meeting;
 
-static hello make_hello(const pith_tcp *tcp, int index, uint64_t token) {
-  hello h = {
-      .version = HELLO_VERSION, .order = HELLO_ORDER, .ranks = (uint32_t)tcp->ranks, .rank = (uint32_t)tcp->rank};
-  memcpy(h.magic, HELLO_MAGIC, sizeof h.magic);
-  h.index = (uint32_t)index;
-  h.job = tcp->job;
-  h.token = token;
+static tcp_hello make_hello(const pith_tcp *tcp, uint32_t rank, uint32_t index, uint64_t token) {
+  tcp_hello h = {.version = TCP_HELLO_VERSION,
+                 .order = TCP_HELLO_ORDER,
+                 .ranks = (uint32_t)tcp->ranks,
+                 .rank = rank,
+                 .index = index,
+                 .token = token};
+  memcpy(h.magic, TCP_HELLO_MAGIC, sizeof h.magic);
   return h;
+}
+
+static void prove(const meeting *m, const tcp_hellos *said, const char *role, uint8_t proof[PITH_SHA256_SIZE]) {
+  pith__link_key_prove(m->key, role, said, sizeof *said, NULL, 0, proof);
+}
+
+static int is_proven(const meeting *m, const tcp_hellos *said, const char *role,
+                     const uint8_t given[PITH_SHA256_SIZE]) {
+  uint8_t proof[PITH_SHA256_SIZE];
+  prove(m, said, role, proof);
+  return pith__digest_equal(proof, given);
 }
 
 static int write_whole(int fd, const void *data, size_t size) {
@@ -84,7 +90,8 @@ static int write_whole(int fd, const void *data, size_t size) {
   return pith__socket_write(fd, &piece, 1) == (ssize_t)size; /* a new connection has room for a hello */
 }
 
-static int same_hello(const hello *a, const hello *b) { return memcmp(a, b, sizeof *a) == 0; }
+/* Whatever their random numbers are. */
+static int same_hello(const tcp_hello *a, const tcp_hello *b) { return memcmp(a, b, offsetof(tcp_hello, nonce)) == 0; }
 
 static void establish(meeting *m, int peer, int index, int fd) {
   pith__socket_tune(fd, m->tcp->timeout);
@@ -96,7 +103,7 @@ static void establish(meeting *m, int peer, int index, int fd) {
 
 static void give_up(meeting *m, call *c) {
   if (c->fd >= 0) {
-    close(c->fd);
+    pith__fd_close(c->fd);
   }
   c->fd = -1;
   c->is_open = 0;
@@ -105,11 +112,19 @@ static void give_up(meeting *m, call *c) {
   c->pause = 2 * c->pause < longest_pause ? 2 * c->pause : longest_pause;
 }
 
+/* Of the errors of a new socket, those that no network explains. */
+static void note_lack(meeting *m) {
+  if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+    m->lack = errno;
+  }
+}
+
 static void dial(meeting *m, call *c) {
   const tcp_place *place = &m->places[c->peer];
   c->fd = pith__socket_connect(&place->at[c->address]);
   c->got = 0;
   if (c->fd < 0) {
+    note_lack(m);
     give_up(m, c);
     return;
   }
@@ -118,9 +133,11 @@ static void dial(meeting *m, call *c) {
 
 /* The call was put through, or not. */
 static void open_call(meeting *m, call *c) {
-  hello mine = make_hello(m->tcp, c->index, m->places[c->peer].token);
+  tcp_hello *mine = &c->said.caller;
+  *mine = make_hello(m->tcp, (uint32_t)m->tcp->rank, (uint32_t)c->index, m->places[c->peer].token);
   int error = pith__socket_connect_result(c->fd);
-  if (error || !write_whole(c->fd, &mine, sizeof mine)) {
+  if (error || pith__random_bytes(mine->nonce, sizeof mine->nonce) != PITH_OK ||
+      !write_whole(c->fd, mine, sizeof *mine)) {
     char text[PITH_SOCKADDR_TEXT];
     PITH_LOG_TRACE("tcp: rank %d at %s: %s", c->peer, pith__sockaddr_text(&m->places[c->peer].at[c->address], text),
                    strerror(error ? error : errno));
@@ -140,9 +157,12 @@ static void hear_answer(meeting *m, call *c) {
   if (c->got < sizeof c->answer) {
     return;
   }
-  hello wanted = make_hello(m->tcp, c->index, m->places[c->peer].token);
-  wanted.rank = (uint32_t)c->peer;
-  if (!same_hello(&c->answer, &wanted) || !write_whole(c->fd, "!", 1)) {
+  uint8_t proof[PITH_SHA256_SIZE];
+  tcp_hello wanted = make_hello(m->tcp, (uint32_t)c->peer, (uint32_t)c->index, m->places[c->peer].token);
+  c->said.listener = c->answer.hello;
+  prove(m, &c->said, TCP_ROLE_CALLER, proof);
+  if (!same_hello(&c->answer.hello, &wanted) || !is_proven(m, &c->said, TCP_ROLE_LISTENER, c->answer.proof) ||
+      !write_whole(c->fd, proof, sizeof proof)) {
     give_up(m, c);
     return;
   }
@@ -166,83 +186,91 @@ static void attend_call(meeting *m, call *c, short events) {
 
 static void drop(meeting *m, int index) {
   if (m->arrivals[index].fd >= 0) { /* not one that became a link */
-    close(m->arrivals[index].fd);
+    pith__fd_close(m->arrivals[index].fd);
   }
   m->arrivals[index] = m->arrivals[--m->arrival_count];
 }
 
-/* Makes place at the cost of the stranger who has been silent longest. */
-static int make_place(meeting *m) {
-  int oldest = -1;
-  for (int i = 0; i < m->arrival_count; i++) {
-    if (!m->arrivals[i].is_known && (oldest < 0 || m->arrivals[i].deadline < m->arrivals[oldest].deadline)) {
+/* Makes place at the cost of the one who has been silent longest. Those who said a right hello have more time, and go
+ * last. */
+static void make_place(meeting *m) {
+  int oldest = 0;
+  for (int i = 1; i < m->arrival_count; i++) {
+    if (m->arrivals[i].deadline < m->arrivals[oldest].deadline) {
       oldest = i;
     }
   }
-  if (oldest >= 0) {
-    drop(m, oldest);
-  }
-  return oldest >= 0;
+  drop(m, oldest);
 }
 
 static void admit(meeting *m) {
   for (int fd; (fd = pith__socket_accept(m->tcp->listener)) >= 0;) {
-    if (m->arrival_count == m->arrival_most && !make_place(m)) {
-      close(fd);
-      return;
+    if (m->arrival_count == m->arrival_most) {
+      make_place(m);
     }
     m->arrivals[m->arrival_count++] = (arrival){.fd = fd, .deadline = pith__now() + hello_seconds};
   }
+  note_lack(m);
 }
 
 /* Whether it is a connection that we wait for: the right job, a higher rank, one that does not stand yet. */
-static int is_expected(const meeting *m, const hello *said) {
+static int is_expected(const meeting *m, const tcp_hello *said) {
   const pith_tcp *tcp = m->tcp;
-  hello wanted = make_hello(tcp, (int)said->index, tcp->token);
-  wanted.rank = said->rank;
+  tcp_hello wanted = make_hello(tcp, said->rank, said->index, tcp->token);
   return same_hello(said, &wanted) && said->rank > (uint32_t)tcp->rank && said->rank < (uint32_t)tcp->ranks &&
          m->wanted[said->rank] && said->index < (uint32_t)tcp->peers[said->rank].connections &&
          tcp->peers[said->rank].fds[said->index] < 0;
 }
 
-/* Each returns 0 if the arrival is to be dropped. */
-static int hear_hello(meeting *m, arrival *a) {
-  ssize_t got = pith__socket_read(a->fd, (char *)&a->said + a->got, sizeof a->said - a->got);
+static int answer_hello(const meeting *m, arrival *a) {
+  tcp_answer answer;
+  const tcp_hello *caller = &a->said.caller;
+  tcp_hello *mine = &a->said.listener;
+  *mine = make_hello(m->tcp, (uint32_t)m->tcp->rank, caller->index, m->tcp->token);
+  if (!is_expected(m, caller) || pith__random_bytes(mine->nonce, sizeof mine->nonce) != PITH_OK) {
+    return 0;
+  }
+  answer.hello = *mine;
+  prove(m, &a->said, TCP_ROLE_LISTENER, answer.proof);
+  a->is_answered = 1;
+  a->got = 0;
+  a->deadline = m->deadline; /* once the caller has sent its proof, it counts on the connection */
+  return write_whole(a->fd, &answer, sizeof answer);
+}
+
+/* Another connection may have come first: then this one is dropped. */
+static int take_proof(meeting *m, arrival *a) {
+  if (!is_proven(m, &a->said, TCP_ROLE_CALLER, a->proof) || !is_expected(m, &a->said.caller)) {
+    return 0;
+  }
+  establish(m, (int)a->said.caller.rank, (int)a->said.caller.index, a->fd);
+  a->fd = -1;
+  return 1;
+}
+
+/* Returns 0 if the arrival is to be dropped, also when it has become a link. */
+static int hear_arrival(meeting *m, arrival *a) {
+  char *into = a->is_answered ? (char *)a->proof : (char *)&a->said.caller;
+  size_t size = a->is_answered ? sizeof a->proof : sizeof a->said.caller;
+  ssize_t got = pith__socket_read(a->fd, into + a->got, size - a->got);
   if (got < 0) {
     return 0;
   }
   a->got += (size_t)got;
-  if (a->got < sizeof a->said) {
+  if (a->got < size) {
     return pith__now() < a->deadline;
   }
-  hello mine = make_hello(m->tcp, (int)a->said.index, m->tcp->token);
-  a->is_known = is_expected(m, &a->said);
-  if (!a->is_known) {
+  if (!a->is_answered && answer_hello(m, a)) {
+    return 1;
+  }
+  if (!a->is_answered || !take_proof(m, a)) {
     PITH_LOG_WARN("tcp: rank %d dropped a connection that is none of this job's", m->tcp->rank);
   }
-  return a->is_known && write_whole(a->fd, &mine, sizeof mine);
-}
-
-/* Another connection may have come first: then this one is dropped. */
-static int hear_confirmation(meeting *m, arrival *a) {
-  char byte = 0;
-  ssize_t got = pith__socket_read(a->fd, &byte, 1);
-  if (got <= 0) {
-    return got == 0;
-  }
-  if (byte != '!' || !is_expected(m, &a->said)) {
-    return 0;
-  }
-  establish(m, (int)a->said.rank, (int)a->said.index, a->fd);
-  a->fd = -1;
   return 0;
 }
 
 static int attend_arrival(meeting *m, arrival *a, short events) {
-  if (events) {
-    return a->is_known ? hear_confirmation(m, a) : hear_hello(m, a);
-  }
-  return a->is_known || pith__now() < a->deadline;
+  return events ? hear_arrival(m, a) : pith__now() < a->deadline;
 }
 
 /* ---- The loop ---------------------------------------------------------------------------------------------------- */
@@ -255,7 +283,7 @@ static double next_time(const meeting *m) {
     }
   }
   for (int i = 0; i < m->arrival_count; i++) {
-    if (!m->arrivals[i].is_known && m->arrivals[i].deadline < next) {
+    if (m->arrivals[i].deadline < next) {
       next = m->arrivals[i].deadline;
     }
   }
@@ -303,9 +331,13 @@ static pith_status name_missing(const meeting *m) {
       missing[p] |= tcp->peers[p].fds[i] < 0;
     }
   }
+  const char *who = missing ? pith__rank_list(missing, tcp->ranks, list) : "all";
   pith_status status =
-      pith_fail(PITH_ERR_TIMEOUT, "rank %d has no tcp connection with %s after %g s: is a firewall between?", tcp->rank,
-                missing ? pith__rank_list(missing, tcp->ranks, list) : "all", tcp->timeout);
+      m->lack
+          ? pith_fail(PITH_ERR_SYSTEM, "rank %d cannot connect with %s: %s (ulimit -n says how many files it may open)",
+                      tcp->rank, who, strerror(m->lack))
+          : pith_fail(PITH_ERR_TIMEOUT, "rank %d has no tcp connection with %s after %g s: is a firewall between?",
+                      tcp->rank, who, tcp->timeout);
   free(missing);
   return status;
 }
@@ -352,13 +384,13 @@ static pith_status prepare(meeting *m, const pith_address *address) {
 static void clear_up(meeting *m) {
   for (int i = 0; i < m->call_count; i++) {
     if (!m->calls[i].is_done && m->calls[i].fd >= 0) {
-      close(m->calls[i].fd);
+      pith__fd_close(m->calls[i].fd);
     }
   }
   while (m->arrival_count > 0) {
     drop(m, m->arrival_count - 1);
   }
-  close(m->tcp->listener);
+  pith__fd_close(m->tcp->listener);
   m->tcp->listener = -1;
   free(m->places);
   free(m->calls);
@@ -366,8 +398,9 @@ static void clear_up(meeting *m) {
   free(m->fds);
 }
 
-pith_status pith__tcp_connect(pith_transport *transport, const pith_address *address, const uint8_t *wanted) {
-  meeting m = {.tcp = (pith_tcp *)transport, .wanted = wanted};
+pith_status pith__tcp_connect(pith_transport *transport, const pith_address *address, const uint8_t *wanted,
+                              const pith_link_key *key) {
+  meeting m = {.tcp = (pith_tcp *)transport, .key = key, .wanted = wanted};
   m.deadline = pith__now() + m.tcp->timeout;
   pith_status status = prepare(&m, address);
   while (status == PITH_OK && m.missing > 0) {

@@ -27,12 +27,19 @@ typedef struct pith_address {
 
 typedef struct pith_transport_config {
   int rank, ranks;
-  uint64_t job;          /* random, the same on all ranks of a job: strangers do not have it */
   const char *interface; /* network interface or address to listen on; NULL: the one that reaches the rendezvous */
   int connections;       /* to each peer, for transports that can use several; 0: the transport's own choice */
   double timeout;        /* seconds for connect */
   const char *rendezvous_host; /* how rank 0's machine is called; NULL: all ranks are on this one */
 } pith_transport_config;
+
+#define PITH_LINK_KEY_SIZE 32
+
+/* What the ranks of a job have and strangers do not (link_key.h). Known once addresses have been exchanged. */
+typedef struct pith_link_key {
+  uint64_t job; /* tells jobs apart; who saw the rendezvous knows it */
+  uint8_t bytes[PITH_LINK_KEY_SIZE];
+} pith_link_key;
 
 typedef struct pith_transport pith_transport; /* begins with a pointer to its operations */
 
@@ -46,8 +53,10 @@ typedef struct pith_transport_ops {
   pith_status (*listen)(const pith_transport_config *config, pith_transport **transport, pith_address *address);
 
   /* Connects to every peer p with wanted[p] != 0 (never the own rank), whose addresses are address[p]; all ranks want
-   * each other. Returns when all links stand, or with an error that names the rank that is missing. */
-  pith_status (*connect)(pith_transport *transport, const pith_address *address, const uint8_t *wanted);
+   * each other. Nobody becomes a peer who lacks the key. Returns when all links stand, or with an error that names the
+   * rank that is missing. */
+  pith_status (*connect)(pith_transport *transport, const pith_address *address, const uint8_t *wanted,
+                         const pith_link_key *key);
 
   /* Takes bytes for a peer: *taken is how many, 0 if there is no room now. */
   pith_status (*send)(pith_transport *transport, int peer, const struct iovec *pieces, int count, size_t *taken);

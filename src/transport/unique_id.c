@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/forked.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "transport/tcp.h"
@@ -29,7 +30,7 @@ static void keep_listener(const pith_unique_id *id, int fd) {
   waiting *place = &table[next_place++ % WAITING_MOST];
   if (place->fd) {
     PITH_LOG_WARN("%d unique ids were never used: the port of the oldest is closed", WAITING_MOST);
-    close(place->fd);
+    pith__fd_close(place->fd);
   }
   *place = (waiting){*id, fd};
   pthread_mutex_unlock(&lock);

@@ -224,8 +224,18 @@ mpirun_starts_ranks() {
   [ $count -gt 0 ] || lacks mpi "there is no mpirun"
 }
 
+# A name that anybody can foresee, in a folder that anybody can write to, must not lead elsewhere.
+a_trace_follows_no_link() {
+  echo precious >"$temp/precious"
+  ln -s precious "$temp/link-0.json"
+  exits 0 env PITH_TRACE="$temp/link-%r.json" "$pith" run -n 2 -- "$pith" bench allreduce -b 4K -e 4K -n 1
+  says err "cannot write PITH_TRACE"
+  [ "$(cat "$temp/precious")" = precious ]
+}
+
 run_tests every_collective_is_right_over_every_transport a_barrier_has_no_size_and_holds collectives_take_codecs the_least_time_is_told moves_do_not \
   parts_are_equal_and_never_empty checking_can_be_switched_off errors_are_seen algorithms_have_lines_of_their_own \
   an_algorithm_that_suits_nothing_is_an_error inside_hosts_another_spec_may_rule costs_and_choice_are_told json_has_all_of_it \
   a_rank_alone_needs_nobody a_process_that_is_no_rank_is_told_what_to_do ranks_with_different_specs_are_told_both an_unknown_transport_is_an_error a_trace_can_be_read \
-  mpirun_starts_ranks
+  mpirun_starts_ranks \
+  a_trace_follows_no_link

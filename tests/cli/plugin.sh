@@ -36,10 +36,26 @@ plugin_is_unknown_where_it_is_not_loaded() {
   exits 2 env -u PITH_PLUGINS "$pith" bench codec -b 4K --codec fp8
 }
 
+# Whoever starts a setuid program must not make it load code.
+a_setuid_program_takes_no_folders_from_the_environment() {
+  [ "$(id -u)" = 0 ] || lacks root "only root can make a setuid program"
+  need setpriv
+  need_plain_build
+  chmod 755 "$temp"
+  mkdir "$temp/plugins"
+  cp "$build/plugins/pith_fp8.so" "$temp/plugins"
+  cp "$pith" "$temp/pith"
+  PITH_PLUGIN_PATH=$temp/plugins
+  exits 0 setpriv --reuid 65534 --regid 65534 --clear-groups "$temp/pith" codecs fp8
+  says out "$temp/plugins/pith_fp8.so"
+  chmod 4755 "$temp/pith"
+  exits 2 setpriv --reuid 65534 --regid 65534 --clear-groups "$temp/pith" codecs fp8
+}
+
 a_missing_plugin_is_reported() {
   exits 0 env PITH_PLUGINS=nothing "$pith" codecs
   says err nothing
 }
 
 run_tests plugin_is_listed_with_its_file plugin_is_measured_as_any_codec plugin_is_as_exact_as_its_type \
-  plugin_works_with_memories_and_transforms plugin_is_unknown_where_it_is_not_loaded a_missing_plugin_is_reported
+  plugin_works_with_memories_and_transforms plugin_is_unknown_where_it_is_not_loaded a_setuid_program_takes_no_folders_from_the_environment a_missing_plugin_is_reported

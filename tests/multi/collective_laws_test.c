@@ -9,6 +9,7 @@
 
 #include "codec/codec.h"
 #include "collective/split.h"
+#include "engine/comm.h"
 #include "laws.h"
 #include "ranks.h"
 #include "reference.h"
@@ -64,8 +65,8 @@ static uint64_t wire_bytes(const trial *t, const pith_codec *codec, int rank, in
   for (int p = 0; p < ranks; p++) {
     size_t theirs = pith__split(t->n, codec->granule, (size_t)ranks, (size_t)p).n;
     size_t mine = pith__split(t->n, codec->granule, (size_t)ranks, (size_t)rank).n;
-    sum += p != rank && theirs ? 64 + pith_codec_bound(codec, theirs) : 0;
-    sum += p != rank && mine ? 64 + pith_codec_bound(codec, mine) : 0;
+    sum += p != rank && theirs ? sizeof(pith_frame) + pith_codec_bound(codec, theirs) : 0;
+    sum += p != rank && mine ? sizeof(pith_frame) + pith_codec_bound(codec, mine) : 0;
   }
   return sum;
 }

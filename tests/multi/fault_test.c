@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -312,7 +313,20 @@ TEST(a_request_outlives_its_comm) {
 
 /* ---- Disagreement ------------------------------------------------------------------------------------------------ */
 
-typedef enum mistake { KIND, SIZE, TYPE, REDUCTION, SPEC, UNCOMPRESSED, LAYER, EXTRA, MISTAKES } mistake;
+typedef enum mistake {
+  KIND,
+  SIZE,
+  TYPE,
+  REDUCTION,
+  SPEC,
+  UNCOMPRESSED,
+  LAYER,
+  STEP,
+  SEED,
+  PLAIN_STEP,
+  EXTRA,
+  MISTAKES
+} mistake;
 
 static const char *const words[MISTAKES][2] = {
     [KIND] = {"broadcast", "allreduce"},
@@ -322,6 +336,9 @@ static const char *const words[MISTAKES][2] = {
     [SPEC] = {"q:3", "q:4"},
     [UNCOMPRESSED] = {"uncompressed values", "q:4"},
     [LAYER] = {"layer 5", "4"},
+    [STEP] = {"4712", "4711"},
+    [SEED] = {"3333", "2222"},
+    [PLAIN_STEP] = {"4712", "4711"},
     [EXTRA] = {"barrier", "allreduce"},
 };
 
@@ -331,8 +348,11 @@ static pith_status call_wrongly(pith_comm *comm, mistake m, float *x, float *y, 
   pith_call call = PITH_CALL_INIT;
   pith_codec *codec;
   CHECK_OK(pith_codec_create(m == SPEC && odd ? "q:3" : "q:4", &codec));
-  call.codec = (m == SPEC || m == LAYER || m == UNCOMPRESSED) && !(m == UNCOMPRESSED && odd) ? codec : NULL;
+  int is_compressed = m == SPEC || m == LAYER || m == UNCOMPRESSED || m == STEP || m == SEED;
+  call.codec = is_compressed && !(m == UNCOMPRESSED && odd) ? codec : NULL;
   call.ctx.layer = m == LAYER && odd ? 5 : 4;
+  call.ctx.step = (m == STEP || m == PLAIN_STEP) && odd ? 4712 : 4711;
+  call.ctx.seed = m == SEED && odd ? 3333 : 2222;
   n -= m == SIZE && odd;
   pith_dtype dtype = m == TYPE && odd ? PITH_I32 : PITH_F32;
   pith_reduce reduce = m == REDUCTION && odd ? PITH_MAX : PITH_SUM;
@@ -383,6 +403,38 @@ TEST(mismatched_calls_fail_on_every_rank_before_anything_is_summed) {
   }
 }
 
+/* Keys of random numbers follow from step and seed, and decoders need those of the encoder: these methods gave wrong
+ * sums and no error. */
+static void steps_differ(pith_comm *comm, void *argument) {
+  enum { N = 4096 };
+  pith_call call = PITH_CALL_INIT;
+  pith_codec *codec;
+  float *x = malloc(N * sizeof *x), *y = malloc(N * sizeof *y);
+  CHECK_OK(pith_codec_create(argument, &codec));
+  for (size_t i = 0; i < N; i++) {
+    x[i] = (float)(i % 17) - 8;
+  }
+  call.codec = codec;
+  call.ctx.step = 41 + (uint64_t)(pith_comm_rank(comm) == 1);
+  pith_status status =
+      pith_allreduce(comm, (pith_cspan){x, N, PITH_F32}, (pith_span){y, N, PITH_F32}, PITH_SUM, &call, NULL);
+  CHECK_MSG(status == PITH_ERR_MISMATCH || status == PITH_ERR_ABORTED, "%s: rank %d got %s", codec->spec,
+            pith_comm_rank(comm), pith_status_string(status));
+  CHECK_ERROR_SAYS("is at step 4");
+  pith_codec_destroy(codec);
+  free(x);
+  free(y);
+}
+
+TEST(ranks_at_different_steps_are_told_so) {
+  static char specs[][16] = {"hadamard/q:8", "randomk", "q:4"};
+  for (size_t s = 0; s < sizeof specs / sizeof *specs; s++) {
+    for (size_t t = 0; t < 3; t++) {
+      ranks_run(transports[t], 2, 0, steps_differ, specs[s]);
+    }
+  }
+}
+
 static void roots_differ(pith_comm *comm, void *argument) {
   float x[64] = {0}, y[64];
   int root = pith_comm_rank(comm) == 1;
@@ -400,6 +452,30 @@ TEST(different_roots_fail_on_every_rank) {
       ranks_run(transports[t], 3, 0, roots_differ, &broadcast);
     }
   }
+}
+
+/* ---- Lack of descriptors ----------------------------------------------------------------------------------------- */
+
+/* The error names what is lacking, not a firewall. */
+TEST(a_lack_of_descriptors_is_told_as_such) {
+  int port = ranks_free_port();
+  pid_t child[2];
+  for (int r = 0; r < 2; r++) {
+    child[r] = fork();
+    CHECK(child[r] >= 0);
+    if (child[r] == 0) {
+      pith_config config = PITH_CONFIG_INIT;
+      pith_comm *comm;
+      struct rlimit few = {20, 20};
+      CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+      config.rank = r, config.ranks = 2, config.port = port, config.host = "127.0.0.1", config.transport = "tcp";
+      config.connections = 16, config.timeout = 1.5;
+      CHECK_STATUS(pith_comm_create(&config, &comm), PITH_ERR_SYSTEM);
+      CHECK_ERROR_SAYS("Too many open files");
+      _exit(0);
+    }
+  }
+  ranks_wait(child, 2, -1);
 }
 
 /* ---- Hostile bytes ----------------------------------------------------------------------------------------------- */
@@ -604,10 +680,6 @@ static pith_frame forge(unsigned trick, uint64_t count, uint8_t *payload, size_t
 
 enum { TRICKS = 12 };
 
-static uint32_t seal(const pith_frame *f, const uint8_t *payload, size_t size) {
-  return f->length == size ? pith__frame_checksum(f, payload) : 0;
-}
-
 static void forge_or_suffer(pith_comm *comm, void *argument) {
   enum { N = 3000 };
   static uint8_t payload[N * sizeof(float)];
@@ -615,7 +687,7 @@ static void forge_or_suffer(pith_comm *comm, void *argument) {
   if (pith_comm_rank(comm) == 1) {
     size_t size, taken = 0;
     pith_frame f = forge(*(unsigned *)argument, N, payload, &size);
-    f.checksum = seal(&f, payload, size);
+    pith__frame_seal(&f, payload, f.length == size);
     struct iovec pieces[2] = {{&f, sizeof f}, {payload, size}};
     CHECK_OK(comm->transport[0]->ops->send(comm->transport[0], 0, pieces, 2, &taken));
   }

@@ -24,10 +24,11 @@ TEST(nothing_leaks) { law_nothing_leaks(&threads); }
 TEST(an_address_from_elsewhere_is_refused) {
   pith_transport *transport;
   pith_address address[2];
-  pith_transport_config config = {.rank = 0, .ranks = 2, .job = 1, .timeout = 1};
+  pith_transport_config config = {.rank = 0, .ranks = 2, .timeout = 1};
   CHECK_OK(pith__transport_inproc.listen(&config, &transport, &address[0]));
   memset(&address[1], 0xff, sizeof address[1]);
-  CHECK_STATUS(pith__transport_inproc.connect(transport, address, (const uint8_t[]){0, 1}), PITH_ERR_PEER);
+  CHECK_STATUS(pith__transport_inproc.connect(transport, address, (const uint8_t[]){0, 1}, &(pith_link_key){0}),
+               PITH_ERR_PEER);
   CHECK_ERROR_SAYS("rank 1");
   pith__transport_inproc.close(transport);
 }

@@ -340,3 +340,86 @@ static void count_layers(pith_comm *comm, void *argument) {
 }
 
 TEST(statistics_of_layers_add_up_to_those_of_the_comm) { ranks_run("inproc", 3, 0, count_layers, NULL); }
+
+/* ---- Disagreement ------------------------------------------------------------------------------------------------ */
+
+/* Two layers of one size that rank 1 starts in another order. Joined or alone, compressed or not: an error, no sum. */
+static void start_in_another_order(pith_comm *comm, void *argument) {
+  enum { MOST = 40000 };
+  const size_t n = *(size_t *)argument;
+  static const char *const rules[] = {"none", "q:8"};
+  int odd = pith_comm_rank(comm) == 1;
+  for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+    pith_comm *group;
+    pith_reducer *r;
+    size_t layer[2];
+    float *values[2] = {calloc(MOST, sizeof(float)), calloc(MOST, sizeof(float))};
+    for (size_t k = 0; k < n; k++) {
+      values[0][k] = 1, values[1][k] = 100;
+    }
+    CHECK_OK(pith_comm_split(comm, 0, 0, &group)); /* a mismatch ends it */
+    CHECK_OK(pith_reducer_create(group, rules[i], 5, &r));
+    CHECK_OK(pith_reducer_add(r, "first", &n, 1, PITH_F32, &layer[0]));
+    CHECK_OK(pith_reducer_add(r, "second", &n, 1, PITH_F32, &layer[1]));
+    pith_status status = PITH_OK;
+    for (int k = 0; k < 2 && status == PITH_OK; k++) {
+      int which = odd ? !k : k;
+      status = pith_reducer_start(r, layer[which], values[which]);
+    }
+    status = status == PITH_OK ? pith_reducer_finish(r) : status;
+    CHECK_MSG(status == PITH_ERR_MISMATCH || status == PITH_ERR_ABORTED, "%s, %zu values: rank %d got %s and %g, %g",
+              rules[i], n, pith_comm_rank(comm), pith_status_string(status), (double)values[0][0],
+              (double)values[1][0]);
+    CHECK_ERROR_SAYS("layer");
+    CHECK(values[0][0] == 1 && values[1][0] == 100);
+    pith_reducer_destroy(r);
+    pith_comm_destroy(group);
+    free(values[0]);
+    free(values[1]);
+  }
+}
+
+TEST(layers_in_another_order_are_an_error) {
+  static size_t sizes[] = {600, 40000}; /* joined, alone */
+  static const char *const transports[] = {"inproc", "shm", "tcp"};
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+    for (size_t t = 0; t < 3; t++) {
+      ranks_run(transports[t], 2, 0, start_in_another_order, &sizes[i]);
+    }
+  }
+}
+
+/* One rank resumes an older checkpoint: with or without compression all are told. */
+static void resume_an_older_step(pith_comm *comm, void *argument) {
+  pith_reducer *r = make(comm, argument);
+  size_t size = pith_reducer_size(r);
+  uint8_t *bytes = malloc(size);
+  pith_out out = {bytes, size, 0};
+  gradients g = take_step(r, pith_comm_rank(comm), 0);
+  release(&g);
+  CHECK_OK(pith_reducer_save(r, &out));
+  g = take_step(r, pith_comm_rank(comm), 1);
+  release(&g);
+  if (pith_comm_rank(comm) == 1) {
+    CHECK_OK(pith_reducer_load(r, (pith_bytes){bytes, out.size}));
+  }
+  float values[10000] = {0};
+  pith_status status = PITH_OK;
+  for (size_t l = 0; l < LAYERS && status == PITH_OK; l++) {
+    CHECK(size_of(l) <= sizeof values / sizeof *values);
+    status = pith_reducer_start(r, l, values);
+  }
+  status = status == PITH_OK ? pith_reducer_finish(r) : status;
+  CHECK_MSG(status == PITH_ERR_MISMATCH || status == PITH_ERR_ABORTED, "rank %d got %s", pith_comm_rank(comm),
+            pith_status_string(status));
+  CHECK_ERROR_SAYS("is at step");
+  pith_reducer_destroy(r);
+  free(bytes);
+}
+
+TEST(an_older_checkpoint_on_one_rank_is_an_error) {
+  static char rules[][24] = {"none", "q:8", "hadamard/q:8", "randomk:0.1"};
+  for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+    ranks_run("inproc", 2, 0, resume_an_older_step, rules[i]);
+  }
+}

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/forked.h"
 #include "test.h"
 #include "transport/rendezvous_wire.h"
 #include "transport/sockets.h"
@@ -44,7 +45,7 @@ static uint16_t free_port(const char *host) {
     LACKS("ipv6", "cannot listen on %s: %s", host, strerror(errno));
   }
   CHECK_EQ(pith__socket_local(fd, &at), 0);
-  close(fd);
+  pith__fd_close(fd);
   return pith__sockaddr_port(&at);
 }
 
@@ -290,7 +291,7 @@ TEST(a_port_in_use_is_named) {
   check_says(&visitors[0], PITH_ERR_SYSTEM, wanted);
   check_says(&visitors[0], PITH_ERR_SYSTEM, "another job");
   check_says(&visitors[1], PITH_ERR_TIMEOUT, "did not find rank 0");
-  close(fd);
+  pith__fd_close(fd);
 }
 
 TEST(senseless_arguments_are_refused) {
@@ -484,8 +485,8 @@ static void *pose_as_rank_0(void *argument) {
   uint8_t body[128] = {0};
   say(fd, &p->reply, sizeof p->reply);
   say(fd, body, sizeof body);
-  close(p->listener); /* whoever comes again is refused */
-  close(fd);
+  pith__fd_close(p->listener); /* whoever comes again is refused */
+  pith__fd_close(fd);
   return NULL;
 }
 
@@ -531,5 +532,5 @@ TEST(who_does_not_greet_is_passed_by) {
   send_off(&visitors[1]);
   await(&visitors[1]);
   check_says(&visitors[1], PITH_ERR_TIMEOUT, "not rank 0 of a Pith job");
-  close(fd);
+  pith__fd_close(fd);
 }

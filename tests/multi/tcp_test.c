@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/forked.h"
 #include "transport_laws.h"
 
 /* ---- tcp with settings that the laws know nothing of ------------------------------------------------------------- */
@@ -75,7 +76,7 @@ TEST(bytes_arrive_in_order_on_ipv6) {
   if (fd < 0) {
     LACKS("ipv6", "no IPv6 here: %s", strerror(errno));
   }
-  close(fd);
+  pith__fd_close(fd);
   law_bytes_arrive_in_order(&processes, 50000);
 }
 
@@ -213,30 +214,23 @@ static void throw(int fd, const void *bytes, size_t size) {
   }
 }
 
-typedef struct link_hello {
-  char magic[8];
-  uint16_t version, order;
-  uint32_t ranks, rank, index;
-  uint64_t job, token;
-} link_hello;
-
 /* What this rank has to say to rank 0. */
-static link_hello right_hello(world_rank *me, int index) {
+static tcp_hello right_hello(world_rank *me, int index) {
   tcp_place place;
   CHECK_OK(pith__tcp_address_decode(world_address(me, 0), 0, &place));
-  link_hello hello = {.version = 1, .order = 0x0102, .ranks = (uint32_t)me->ranks, .rank = (uint32_t)me->rank};
-  memcpy(hello.magic, "PITHLINK", 8);
+  tcp_hello hello = {
+      .version = TCP_HELLO_VERSION, .order = TCP_HELLO_ORDER, .ranks = (uint32_t)me->ranks, .rank = (uint32_t)me->rank};
+  memcpy(hello.magic, TCP_HELLO_MAGIC, 8);
   hello.index = (uint32_t)index;
-  hello.job = 0x5eed0b0b5eed0b0bu;
   hello.token = place.token;
   return hello;
 }
 
 static void say_nearly_right(int fd, world_rank *me, size_t wrong_byte) {
-  link_hello hello = right_hello(me, 0);
+  tcp_hello hello = right_hello(me, 0);
   ((uint8_t *)&hello)[wrong_byte % sizeof hello] ^= (uint8_t)(1 + world_below(me, 255));
   throw(fd, &hello, sizeof hello);
-  throw(fd, "!", 1);
+  throw(fd, (uint8_t[PITH_SHA256_SIZE]){0}, PITH_SHA256_SIZE);
 }
 
 /* The last rank first harasses the others, silently, noisily and with forged hellos, then comes as it should. */
@@ -297,7 +291,7 @@ static void meet_at_the_second_address(world_rank *me) {
   place.count = 2;
   CHECK(pith__sockaddr_parse(me->argument, 0, &place.at[0]));
   pith__tcp_address_encode(&place, port, &address[0]);
-  CHECK_OK(me->world->ops->connect(me->transport, address, (const uint8_t[]){me->rank != 0, me->rank != 1}));
+  CHECK_OK(me->world->ops->connect(me->transport, address, (const uint8_t[]){me->rank != 0, me->rank != 1}, &me->key));
   world_barrier(me);
 }
 
@@ -316,7 +310,7 @@ static void call_twice(world_rank *me) {
   world_barrier(me);
   if (me->rank == 1) {
     for (int index = 0; index < 2; index++) {
-      link_hello hello = right_hello(me, index);
+      tcp_hello hello = right_hello(me, index);
       int fd = knock(world_address(me, 0));
       throw(fd, &hello, sizeof hello);
       usleep(50000); /* heard and answered */

@@ -93,7 +93,7 @@ TEST(a_damaged_address_is_refused) {
   const pith_transport_ops *ops = ucx(NULL);
   pith_transport *transport;
   pith_address address[2], right;
-  pith_transport_config config = {.rank = 0, .ranks = 2, .job = 1, .timeout = 1};
+  pith_transport_config config = {.rank = 0, .ranks = 2, .timeout = 1};
   CHECK_OK(ops->listen(&config, &transport, &right));
   for (int round = 0; round < 300; round++) {
     address[1] = right;
@@ -102,7 +102,7 @@ TEST(a_damaged_address_is_refused) {
     } else {
       address[1].data[test_below(right.size)] ^= (uint8_t)(1 + test_below(255));
     }
-    CHECK_STATUS(ops->connect(transport, address, (const uint8_t[]){0, 1}), PITH_ERR_PEER);
+    CHECK_STATUS(ops->connect(transport, address, (const uint8_t[]){0, 1}, &(pith_link_key){0}), PITH_ERR_PEER);
     CHECK_ERROR_SAYS("rank 1");
   }
   ops->close(transport);
