@@ -61,6 +61,7 @@ static void measure(int rank, int ranks, size_t bytes, int repetitions, int warm
   float *src = malloc(bytes + 4), *dst = calloc(1, bytes + 4);
   if (!src || !dst) {
     MPI_Abort(MPI_COMM_WORLD, 1);
+    return;
   }
   for (size_t i = 0; i < n; i++) {
     src[i] = value_of(rank, i);

@@ -114,9 +114,6 @@ static void examine_variable(const char *entry, findings *f) {
   char name[TEXT_SIZE];
   const char *nearest = NULL;
   const cli_variable *variable;
-  if (strncmp(entry, "PITH_TEST_", strlen("PITH_TEST_")) == 0) {
-    return;
-  }
   snprintf(name, sizeof name, "%.*s", (int)strcspn(entry, "="), entry);
   for (size_t i = 0; (variable = cli_variable_get(i)); i++) {
     if (is_named(entry, variable->name)) {
@@ -173,7 +170,7 @@ static void examine(report *r) {
   findings *f = &r->found;
   examine_cpu_wish(f);
   for (char **entry = environ; *entry; entry++) {
-    if (!strncmp(*entry, "PITH_", 5)) {
+    if (!strncmp(*entry, "PITH_", 5) && strncmp(*entry + 5, "TEST_", 5) != 0) {
       examine_variable(*entry, f);
     }
   }

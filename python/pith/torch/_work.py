@@ -100,8 +100,8 @@ class PithWork(dist.Work):
                     self._source = request.source
             try:
                 self._end()
-            except BaseException as error:  # whoever waits must hear of it, on whatever thread this is
-                self._error = error
+            except BaseException as error:
+                self._error = error  # whoever waits must hear of it, on whatever thread this is
             self._requests = ()
             self._complete = True
 
