@@ -229,17 +229,6 @@ static int print_named(const char *name) {
   return CLI_OK;
 }
 
-/* Whether there is a method of exactly that name. */
-static int is_method(const char *name) {
-  pith_method method;
-  for (size_t i = 0; pith_method_get(i, &method) == PITH_OK; i++) {
-    if (!strcmp(method.name, name)) {
-      return 1;
-    }
-  }
-  return 0;
-}
-
 /* A word that is no name: offers the nearest. */
 static int fail_name(const char *name) {
   const char *nearest = NULL;
@@ -293,7 +282,7 @@ int cli_codecs(int argc, char **argv) {
     return cli_fail(CLI_USAGE, "codecs: one name or spec at a time; quote rules");
   }
   const char *name = names.count ? names.item[0] : NULL;
-  if (name && !is_method(name)) {
+  if (name && !cli_method_exists(name)) {
     int is_word = !name[strcspn(name, ":,/;=")] && !pith_adapter_is(name);
     return is_word ? fail_name(name) : json ? write_spec(name) : cli_explain(name);
   }

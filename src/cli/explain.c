@@ -249,16 +249,6 @@ static void explain_parts(const pith_codec *codec) {
   cli_explain_codec(codec);
 }
 
-static int is_method(const char *name) {
-  pith_method method;
-  for (size_t i = 0; pith_method_get(i, &method) == PITH_OK; i++) {
-    if (!strcmp(method.name, name)) {
-      return 1;
-    }
-  }
-  return 0;
-}
-
 /* Names of adaptive specs are not those of methods: a slip in one is looked for here. */
 static int fail_spec(const char *spec) {
   char name[VALUE_SIZE], reason[2 * SPEC_SIZE];
@@ -266,7 +256,7 @@ static int fail_spec(const char *spec) {
   pith_method method;
   snprintf(reason, sizeof reason, "%s", pith_error());
   snprintf(name, sizeof name, "%.*s", (int)strcspn(spec, ":,/"), spec);
-  for (size_t i = 0; !is_method(name) && pith_adaptive_get(i, &method) == PITH_OK; i++) {
+  for (size_t i = 0; !cli_method_exists(name) && pith_adaptive_get(i, &method) == PITH_OK; i++) {
     cli_nearest(name, method.name, &nearest);
   }
   return nearest ? cli_fail(CLI_USAGE, "codecs: %s: there is no method \"%s\"; did you mean %s?", spec, name, nearest)

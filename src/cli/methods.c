@@ -2,6 +2,7 @@
 #include "cli/methods.h"
 
 #include <stdio.h>
+#include <string.h>
 
 const cli_cap cli_caps[] = {
     {PITH_CAP_FIXED, "FIXED", "payload bytes follow from the number of values alone"},
@@ -41,3 +42,13 @@ const char *cli_range_print(const pith_param *param, char *text, size_t size) {
 }
 
 int cli_method_is_foreign(const pith_method *method) { return method->wire_id >= 0x8000; }
+
+int cli_method_exists(const char *name) {
+  pith_method method;
+  for (size_t i = 0; pith_method_get(i, &method) == PITH_OK; i++) {
+    if (!strcmp(method.name, name)) {
+      return 1;
+    }
+  }
+  return 0;
+}

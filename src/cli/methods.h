@@ -26,4 +26,7 @@ const char *cli_range_print(const pith_param *param, char *text, size_t size);
 /* Whether the method came from a plug-in; its origin is then the file. */
 int cli_method_is_foreign(const pith_method *method);
 
+/* Whether there is a method of exactly that name. */
+int cli_method_exists(const char *name);
+
 #endif

@@ -224,7 +224,7 @@ def test_all_of_pith_torch_works_without_numpy(clean: CleanVenv) -> None:
         env={"OMP_NUM_THREADS": "1"},
         timeout=300,
     )
-    assert said.splitlines() == ["all of it works"] * 2
+    assert said.count("all of it works") == 2, said  # ranks may write into one line
 
 
 def test_decoding_into_a_new_array_says_that_it_needs_numpy(clean: CleanVenv) -> None:
