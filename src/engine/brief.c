@@ -7,6 +7,8 @@
  */
 #include "engine/brief.h"
 
+#include <string.h>
+
 #include "base/clock.h"
 #include "base/log.h"
 
@@ -30,20 +32,23 @@ static int is_brief(const pith_comm *comm, size_t bytes, const pith_call *call) 
          (!call || (call->size == sizeof *call && !call->codec && !call->algorithm));
 }
 
-static pith_frame frame_of(pith_comm *comm, pith_cspan src, pith_reduce reduce, const pith_call *call, size_t bytes) {
-  return (pith_frame){.magic = PITH_FRAME_MAGIC,
-                      .version = PITH_FRAME_VERSION,
-                      .kind = PITH_FRAME_DATA,
-                      .operation = PITH_OP_ALLREDUCE,
-                      .flags = (uint32_t)PITH_ALGORITHM_SRA << 16 | (uint32_t)src.dtype << 8 | (uint32_t)reduce,
-                      .sequence = ++comm->sequence,
-                      .layer = call ? call->ctx.layer : 0,
-                      .count = src.n,
-                      .step = call ? call->ctx.step : 0,
-                      .seed = call ? call->ctx.seed : 0,
-                      .epoch = PITH_FRAME_EPOCH,
-                      .length = bytes,
-                      .tag = PITH_TAG(0, 0)};
+/* In place and field by field: a copy of what was just written would wait for the writes. */
+static void fill_frame(pith_frame *frame, pith_comm *comm, pith_cspan src, pith_reduce reduce, const pith_call *call,
+                       size_t bytes) {
+  frame->magic = PITH_FRAME_MAGIC;
+  frame->version = PITH_FRAME_VERSION;
+  frame->kind = PITH_FRAME_DATA;
+  frame->operation = PITH_OP_ALLREDUCE;
+  frame->flags = (uint32_t)PITH_ALGORITHM_SRA << 16 | (uint32_t)src.dtype << 8 | (uint32_t)reduce;
+  frame->sequence = ++comm->sequence;
+  frame->layer = call ? call->ctx.layer : 0;
+  frame->count = src.n;
+  frame->step = call ? call->ctx.step : 0;
+  frame->seed = call ? call->ctx.seed : 0;
+  frame->epoch = PITH_FRAME_EPOCH;
+  frame->length = bytes;
+  frame->tag = PITH_TAG(0, 0);
+  pith__frame_seal(frame, src.data, 0);
 }
 
 /* The receives, each into its place. */
@@ -139,7 +144,8 @@ int pith__brief_allreduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_r
     pthread_mutex_unlock(&comm->mutex);
     return 0;
   }
-  b.op = (pith_operation){.frame = frame_of(comm, src, reduce, call, bytes)};
+  memset(&b.op, 0, sizeof b.op);
+  fill_frame(&b.op.frame, comm, src, reduce, call, bytes);
   prepare(&b, comm, src, bytes);
   *status = run(comm, &b, src, bytes);
   pthread_mutex_unlock(&comm->mutex);

@@ -64,10 +64,12 @@ typedef struct pith_frame {
   uint32_t epoch;  /* which membership of the group */
   uint32_t tag;
   uint32_t payload_sum, zero; /* checksums: of the payload, where it crosses a network, else 0 … */
+  uint64_t later[4];          /* 0 */
   uint64_t sum;               /* … and of all before it, always */
 } pith_frame;
 
-_Static_assert(sizeof(pith_frame) == 96, "a header is 96 bytes: payloads behind it start at half a line of the cache");
+/* Whole lines of the cache: else the end of a payload and the next header would share one. */
+_Static_assert(sizeof(pith_frame) == 128, "wire format");
 
 /* ---- Operations -------------------------------------------------------------------------------------------------- */
 
@@ -227,8 +229,9 @@ void pith__link_send(pith_link *link, pith_operation *op, uint32_t task);
 void pith__link_receive(pith_link *link, pith_operation *op, uint32_t task);
 /* From whichever rank sends first: the task's peer is PITH_ANY_RANK until then. */
 void pith__link_receive_any(pith_comm *comm, pith_operation *op, uint32_t task);
-/* A message that need not outlive the call: what the transport does not take at once goes on from a copy. */
-void pith__link_send_now(pith_link *link, const pith_frame *frame, const void *payload);
+/* A message that need not outlive the call: what the transport does not take at once goes on from a copy. Its header is
+ * sealed, but for a checksum of the payload. */
+void pith__link_send_now(pith_link *link, const pith_frame *sealed, const void *payload);
 void pith__link_notice(pith_link *link, pith_frame_kind kind, const char *text);
 /* Tells the peer that we are alive and wait, in the oldest collective that is not done. */
 void pith__link_sign(pith_link *link);

@@ -1,7 +1,7 @@
 /*
  * Messages of one peer, over whatever transport reaches it.
  *
- * A message is a header of 96 bytes and a payload. Headers are checked before anything else: a peer that is in another
+ * A message is a header of 128 bytes and a payload. Headers are checked before anything else: a peer that is in another
  * operation, or in the same one with another size, type, spec, layer, step or seed, is an error that says what each of
  * the two is doing. A payload goes straight to where its receive wants it, or is kept until that is posted.
  */
@@ -19,6 +19,7 @@
 #define NOTICE_MOST 700
 #define PIECES_MOST 32 /* of messages that are sent at once: a system call costs as much as some kilobytes */
 #define LINE 64
+#define GOLDEN 0x9e3779b97f4a7c15u
 #define SPEC_SHOWN 128                /* characters of a spec in a message about disagreement */
 #define DIFFERENCE_SIZE 560           /* so that the whole message fits a notice */
 #define EARLY_MOST ((size_t)64 << 20) /* bytes kept for a peer that nothing here waits for: it may be far ahead */
@@ -29,9 +30,9 @@
  * variables of their own they stay in registers. */
 static uint64_t hash_lines(const uint8_t *at, size_t lines, uint64_t h) {
   uint64_t a = h, b = h + 1, c = h + 2, d = h + 3, e = h + 4, f = h + 5, g = h + 6, i = h + 7, word;
-#define TAKE(chain, k)                          \
-  memcpy(&word, at + 8 * (k), 8);               \
-  chain = (chain ^ word) * 0x9e3779b97f4a7c15u; \
+#define TAKE(chain, k)             \
+  memcpy(&word, at + 8 * (k), 8);  \
+  chain = (chain ^ word) * GOLDEN; \
   chain ^= chain >> 29;
   for (; lines > 0; lines--, at += LINE) {
     TAKE(a, 0) TAKE(b, 1) TAKE(c, 2) TAKE(d, 3) TAKE(e, 4) TAKE(f, 5) TAKE(g, 6) TAKE(i, 7)
@@ -51,20 +52,24 @@ static uint32_t payload_sum(const pith_frame *frame, const void *payload) {
   return (uint32_t)(hash ^ hash >> 32);
 }
 
-/* Two chains side by side: every message has a header, also the shortest one. */
+__extension__ typedef unsigned __int128 wide;
+
+/* Every message has a header, also the shortest one: products of two words, none of which waits for another, and each
+ * word loaded by itself, as it was stored. The keys differ, so that words which change places change the sum. */
 static uint64_t frame_sum(const pith_frame *frame) {
-  uint64_t word[sizeof *frame / 8], a = 0, b = 1;
-  enum { WORDS = offsetof(pith_frame, sum) / 8 };
-  memcpy(word, frame, sizeof word);
-  for (int i = 0; i < WORDS; i += 2) {
-    a = (a ^ word[i]) * 0x9e3779b97f4a7c15u;
-    a ^= a >> 29;
-    if (i + 1 < WORDS) {
-      b = (b ^ word[i + 1]) * 0x9e3779b97f4a7c15u;
-      b ^= b >> 29;
+  enum { PAIRS = sizeof *frame / 16 };
+  uint64_t sum = 0;
+#pragma GCC unroll 8
+  for (uint64_t i = 0; i < PAIRS; i++) {
+    uint64_t a, b = 0;
+    memcpy(&a, (const uint8_t *)frame + 16 * i, 8);
+    if (i < PAIRS - 1) { /* the last word is the sum */
+      memcpy(&b, (const uint8_t *)frame + 16 * i + 8, 8);
     }
+    wide product = (wide)(a ^ (2 * i + 1) * GOLDEN) * (b ^ (2 * i + 2) * GOLDEN);
+    sum += (uint64_t)product ^ (uint64_t)(product >> 64);
   }
-  return pith__mix64(a ^ pith__mix64(b));
+  return sum;
 }
 
 void pith__frame_seal(pith_frame *frame, const void *payload, int checked) {
@@ -400,19 +405,24 @@ static void queue_copy(pith_link *link, const pith_outgoing *message) {
   enqueue(link, rest);
 }
 
-void pith__link_send_now(pith_link *link, const pith_frame *frame, const void *payload) {
-  pith_outgoing message = {.frame = *frame, .payload = payload};
-  struct iovec pieces[2] = {{&message.frame, sizeof message.frame},
-                            {(void *)(uintptr_t)payload, (size_t)frame->length}};
-  pith__frame_seal(&message.frame, payload, link->checked);
+void pith__link_send_now(pith_link *link, const pith_frame *sealed, const void *payload) {
+  size_t done = 0, total = sizeof *sealed + (size_t)sealed->length;
+  pith_frame checked;
+  if (link->checked) {
+    checked = *sealed;
+    pith__frame_seal(&checked, payload, 1);
+    sealed = &checked;
+  }
+  struct iovec pieces[2] = {{(void *)(uintptr_t)sealed, sizeof *sealed},
+                            {(void *)(uintptr_t)payload, (size_t)sealed->length}};
   if (!link->out && !link->broken && !link->left &&
-      link->transport->ops->send(link->transport, link->peer, pieces, 2, &message.done) != PITH_OK) {
+      link->transport->ops->send(link->transport, link->peer, pieces, 2, &done) != PITH_OK) {
     link->broken = 1;
   }
-  link->comm->stats.sent_bytes += message.done;
-  link->comm->stats.messages += message.done == total_of(&message);
-  if (message.done < total_of(&message) && link->comm->failed == PITH_OK) {
-    queue_copy(link, &message);
+  link->comm->stats.sent_bytes += done;
+  link->comm->stats.messages += done == total;
+  if (done < total && link->comm->failed == PITH_OK) {
+    queue_copy(link, &(pith_outgoing){.frame = *sealed, .payload = payload, .done = done});
   }
 }
 
