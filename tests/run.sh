@@ -3,7 +3,8 @@
 #
 #   tests/run.sh [build-folder] [program or script…]
 #
-# The last line is "N passed, N failed, N skipped". Fails if a test failed, or if a program ran none or did not finish:
+# Programs run side by side, one for each core (PITH_TEST_JOBS chooses another number), and the scripts, one after the other, beside
+# them; the output is in the order of the list. The last line is "N passed, N failed, N skipped". Fails if a test failed, or if a program ran none or did not finish:
 # silence is not success.
 #
 # Random inputs are the same in every run, so that a failure is the change's and not the day's: PITH_TEST_SEED chooses others,
@@ -22,8 +23,11 @@ if [ ! -r "$list" ]; then
   exit 2
 fi
 
-output=$(mktemp) || exit 2
-trap 'rm -f "$output"' EXIT
+results=$(mktemp -d) || exit 2
+workers=''
+# shellcheck disable=SC2064,SC2086
+trap 'kill $workers 2>/dev/null; rm -rf "$results"' EXIT
+trap 'exit 130' INT TERM
 passed=0 failed=0 skipped=0 broken=''
 
 run() {
@@ -32,6 +36,21 @@ run() {
     replay_*) "$build/tests/$1" "$here/fuzz/corpus/${1#replay_}" 300 ;;
     *) PITH_TEST_SEED=$seed "$build/tests/$1" ;;
   esac
+}
+
+# place PROGRAM: where its output is kept
+place() { echo "$results/$(echo "$1" | tr / _)"; }
+
+# worker LIST: takes what nobody has taken from it, until there is no more.
+worker() {
+  for program in $1; do
+    place=$(place "$program")
+    if mkdir "$place" 2>/dev/null; then
+      run "$program" >"$place/output" 2>&1
+      echo $? >"$place/status.new"
+      mv "$place/status.new" "$place/status"
+    fi
+  done
 }
 
 # fails PROGRAM REASON: a failure that is not one of its tests.
@@ -61,10 +80,26 @@ scripts() {
   fi
 }
 
-for program in ${*:-$(cat "$list" && scripts)}; do
+all=${*:-$(cat "$list" && scripts)}
+of_programs=$(printf '%s\n' $all | grep -v '\.sh$')
+of_scripts=$(printf '%s\n' $all | grep '\.sh$')
+
+worker "$of_scripts" &
+workers=$!
+jobs=${PITH_TEST_JOBS:-$(nproc)}
+[ "$jobs" -gt 0 ] || jobs=1
+while [ "$jobs" -gt 0 ]; do
+  worker "$of_programs" &
+  workers="$workers $!" jobs=$((jobs - 1))
+done
+
+for program in $all; do
   echo "== $program"
-  run "$program" >"$output" 2>&1
-  status=$?
+  place=$(place "$program")
+  while [ ! -e "$place/status" ]; do
+    sleep 0.1
+  done
+  status=$(cat "$place/status") output=$place/output
   summary=$(tail -n 1 "$output" | grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$')
   if [ -n "$summary" ]; then
     sed '$d' "$output"
@@ -75,6 +110,7 @@ for program in ${*:-$(cat "$list" && scripts)}; do
     fails "$program" "ended with status $status and no summary"
   fi
 done
+workers=''
 
 [ -n "$broken" ] && echo "failed in:$broken"
 echo "$passed passed, $failed failed, $skipped skipped"
