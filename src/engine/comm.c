@@ -25,6 +25,7 @@
 #define DEFAULT_TIMEOUT 300.0
 #define DEFAULT_CHUNK ((size_t)512 << 10)
 #define RANKS_MOST 4096
+#define LAST_WORDS_SECONDS 0.5 /* to tell the others why a comm could not be made */
 
 /* ---- Settings ---------------------------------------------------------------------------------------------------- */
 
@@ -283,12 +284,39 @@ static pith_status connect_all(pith_comm *comm, pith_transport **transport, cons
   }
   for (int k = 0; k < KINDS; k++) {
     if (count[k] && transport[k]) {
-      PITH_TRY(connect_kind(comm, transport[k], k, cards, wanted[k]));
-      comm->transport[comm->transports++] = transport[k];
+      pith_transport *made = transport[k];
       transport[k] = NULL; /* the comm's now */
+      comm->transport[comm->transports++] = made;
+      PITH_TRY(connect_kind(comm, made, k, cards, wanted[k]));
     }
   }
   return PITH_OK;
+}
+
+/* Not all links could be made. Those that stand know more than who is missing: a rank that gave up has said why, and
+ * one that is gone without a word is the reason for what happened to the others. Who is linked with us hears it from
+ * us. */
+static pith_status give_up(pith_comm *comm, pith_status status) {
+  char why[sizeof comm->failure];
+  int more = 1;
+  snprintf(why, sizeof why, "%s", pith_error());
+  for (int p = 0; p < comm->ranks; p++) {
+    pith_link *link = &comm->link[p];
+    if (link->transport && !(link->transport->ops->is_linked && link->transport->ops->is_linked(link->transport, p))) {
+      link->transport = NULL;
+    } else if (link->transport) {
+      link->transport->ops->sleep(link->transport, 0); /* it looks after its peers then */
+    }
+  }
+  while (more && comm->failed == PITH_OK) {
+    more = 0;
+    for (int p = 0; p < comm->ranks && comm->failed == PITH_OK; p++) {
+      more |= pith__link_progress(&comm->link[p]);
+    }
+  }
+  pith__comm_fail(comm, status, "%s", why);
+  pith__comm_flush(comm, pith__now() + LAST_WORDS_SECONDS);
+  return pith_fail(comm->failed, "%s", comm->failure);
 }
 
 /* ---- Hosts ------------------------------------------------------------------------------------------------------- */
@@ -423,6 +451,7 @@ static pith_status join(pith_comm *comm, const settings *s, exchange_fn exchange
   }
   if (status == PITH_OK) {
     status = connect_all(comm, transport, cards);
+    status = status == PITH_OK ? PITH_OK : give_up(comm, status);
   }
   if (status == PITH_OK) {
     status = lay_out(comm, cards);

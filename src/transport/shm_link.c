@@ -22,6 +22,7 @@
 #include "base/clock.h"
 #include "base/forked.h"
 #include "base/log.h"
+#include "transport/rank_list.h"
 #include "transport/sockets.h"
 
 #define NAME_PREFIX "pith-"
@@ -351,12 +352,24 @@ static int hear_guest(pith_shm_meeting *meeting, int *socket, talk *t) {
 /* ---- Both at once ------------------------------------------------------------------------------------------------ */
 
 typedef struct lobby {
-  struct pollfd *fds; /* the listener, then GUESTS_MOST guests in order of arrival, then each link we dial */
-  talk *talks;        /* with each of them */
+  struct pollfd *fds; /* the listener, then GUESTS_MOST guests in order of arrival, then for each link: its call, and
+                         once it stands its socket and its process */
+  talk *talks;        /* with guests and listeners */
   int guests;
+  uint8_t *gone;     /* of every rank: it turned us away, or cannot be reached */
+  char trouble[256]; /* the first of them, in a sentence */
+  double start;
 } lobby;
 
 enum { FIRST_GUEST = 1, FIRST_DIALLED = FIRST_GUEST + GUESTS_MOST };
+
+/* When one rank is gone, others give up because of it and are gone, too. We wait for the news of all of them, since any
+ * of them may be the reason. */
+static const double gather_seconds = 0.2;
+
+/* The same when a link breaks that stood already. That may be a rank which had all its links and has left since, so
+ * the others get some time to come. */
+static const double broken_seconds = 1.5;
 
 /* Its socket is a link's by now, or is closed here. */
 static void forget_guest(lobby *l, int at) {
@@ -387,16 +400,55 @@ static void accept_guests(lobby *l, int listener) {
   }
 }
 
+static void end_within(pith_shm_meeting *meeting, double seconds) {
+  double soon = pith__now() + seconds;
+  meeting->end = soon < meeting->end ? soon : meeting->end;
+}
+
+/* Passes on a status, but of a peer that is gone: then the last error says why. */
+static pith_status note_gone(pith_shm_meeting *meeting, lobby *l, int index, pith_status status) {
+  if (status != PITH_ERR_PEER) {
+    return status;
+  }
+  if (!*l->trouble) {
+    snprintf(l->trouble, sizeof l->trouble, "%s", pith_error());
+  }
+  l->gone[meeting->links[index].rank] = 1;
+  pith__fd_close(l->fds[FIRST_DIALLED + index].fd);
+  l->fds[FIRST_DIALLED + index].fd = -1;
+  end_within(meeting, gather_seconds);
+  return PITH_OK;
+}
+
 static pith_status dial_lower(pith_shm_meeting *meeting, lobby *l) {
   for (int i = 0; i < meeting->count; i++) {
     if (meeting->links[i].rank < meeting->config->rank) {
       int socket = open_socket();
       PITH_REQUIRE(socket >= 0, PITH_ERR_SYSTEM, "shm: cannot open a Unix socket: %s", strerror(errno));
       l->fds[FIRST_DIALLED + i] = (struct pollfd){socket, POLLIN, 0};
-      PITH_TRY(dial(meeting, i, socket, &l->talks[FIRST_DIALLED + i]));
+      PITH_TRY(note_gone(meeting, l, i, dial(meeting, i, socket, &l->talks[FIRST_DIALLED + i])));
     }
   }
   return PITH_OK;
+}
+
+/* Of links that stand only the end is of interest: bytes are for later. */
+static void watch_links(const pith_shm_meeting *meeting, const lobby *l) {
+  struct pollfd *sockets = l->fds + FIRST_DIALLED + meeting->count, *processes = sockets + meeting->count;
+  for (int i = 0; i < meeting->count; i++) {
+    sockets[i] = (struct pollfd){sockets[i].fd == -2 ? -2 : meeting->links[i].socket, 0, 0};
+    processes[i] = (struct pollfd){sockets[i].fd == -2 ? -2 : meeting->links[i].process, POLLIN, 0};
+  }
+}
+
+static void notice_ends(pith_shm_meeting *meeting, const lobby *l) {
+  struct pollfd *sockets = l->fds + FIRST_DIALLED + meeting->count, *processes = sockets + meeting->count;
+  for (int i = 0; i < meeting->count; i++) {
+    if (sockets[i].revents || processes[i].revents) {
+      sockets[i].fd = -2; /* once is enough */
+      end_within(meeting, broken_seconds);
+    }
+  }
 }
 
 static pith_status hear_all(pith_shm_meeting *meeting, lobby *l) {
@@ -411,53 +463,77 @@ static pith_status hear_all(pith_shm_meeting *meeting, lobby *l) {
   for (int i = 0; i < meeting->count; i++) {
     struct pollfd *listener = &l->fds[FIRST_DIALLED + i];
     if (listener->fd >= 0 && listener->revents) {
-      PITH_TRY(hear_listener(meeting, i, &listener->fd, &l->talks[FIRST_DIALLED + i]));
+      PITH_TRY(note_gone(meeting, l, i, hear_listener(meeting, i, &listener->fd, &l->talks[FIRST_DIALLED + i])));
     }
   }
+  notice_ends(meeting, l);
   return PITH_OK;
 }
 
-static int first_missing(const pith_shm_meeting *meeting) {
+/* Of the peers that are not linked, those that are gone, or the others; how many. `flags` has room for every rank, or
+ * is NULL. */
+static int count_missing(const pith_shm_meeting *meeting, const lobby *l, int is_gone, uint8_t *flags) {
+  int count = 0;
   for (int i = 0; i < meeting->count; i++) {
-    if (meeting->links[i].socket < 0) {
-      return meeting->links[i].rank;
+    int rank = meeting->links[i].rank, is_missing = meeting->links[i].socket < 0 && l->gone[rank] == is_gone;
+    count += is_missing;
+    if (flags) {
+      flags[rank] = (uint8_t)is_missing;
     }
   }
-  return -1;
+  return count;
+}
+
+/* Some peers are not linked, and will not be. */
+static pith_status fail_meeting(const pith_shm_meeting *meeting, const lobby *l) {
+  char list[PITH_RANK_LIST_TEXT];
+  int ranks = meeting->config->ranks, gone = count_missing(meeting, l, 1, NULL);
+  uint8_t *flags = calloc((size_t)ranks, 1);
+  PITH_REQUIRE(flags, PITH_ERR_MEMORY, "shm: no memory for %d ranks", ranks);
+  count_missing(meeting, l, gone > 0, flags);
+  pith__rank_list(flags, ranks, list);
+  free(flags);
+  return gone == 1 ? pith_fail(PITH_ERR_PEER, "%s", l->trouble)
+         : gone > 1
+             ? pith_fail(PITH_ERR_PEER,
+                         "shm: %s turned us away or ended: are they of the same job, secret and version?", list)
+             : pith_fail(PITH_ERR_TIMEOUT, "shm: %s did not connect within %.1f s", list, pith__now() - l->start);
 }
 
 static pith_status meet_in(pith_shm_meeting *meeting, lobby *l) {
+  int places = FIRST_DIALLED + 3 * meeting->count;
   PITH_TRY(dial_lower(meeting, l));
-  while (first_missing(meeting) >= 0) {
-    int ready = poll(l->fds, FIRST_DIALLED + (nfds_t)meeting->count, remaining_ms(meeting->end));
-    PITH_REQUIRE(ready != 0, PITH_ERR_TIMEOUT, "shm: rank %d did not connect within %g s", first_missing(meeting),
-                 meeting->config->timeout);
-    PITH_REQUIRE(ready > 0 || errno == EINTR, PITH_ERR_SYSTEM, "shm: cannot wait for peers: %s", strerror(errno));
+  while (count_missing(meeting, l, 0, NULL) > 0 && remaining_ms(meeting->end) > 0) {
+    watch_links(meeting, l);
+    int ready = poll(l->fds, (nfds_t)places, remaining_ms(meeting->end));
+    PITH_REQUIRE(ready >= 0 || errno == EINTR, PITH_ERR_SYSTEM, "shm: cannot wait for peers: %s", strerror(errno));
     if (ready > 0) {
       PITH_TRY(hear_all(meeting, l));
     }
   }
-  return PITH_OK;
+  return count_missing(meeting, l, 0, NULL) + count_missing(meeting, l, 1, NULL) ? fail_meeting(meeting, l) : PITH_OK;
 }
 
 pith_status pith__shm_link_meet(pith_shm_meeting *meeting) {
-  int places = FIRST_DIALLED + meeting->count;
-  lobby l = {malloc((size_t)places * sizeof *l.fds), calloc((size_t)places, sizeof *l.talks), 0};
-  if (!l.fds || !l.talks) {
-    free(l.fds);
-    free(l.talks);
-    return pith_fail(PITH_ERR_MEMORY, "shm: no memory for %d links", meeting->count);
+  int own = FIRST_DIALLED + meeting->count, places = own + 2 * meeting->count;
+  lobby l = {.fds = malloc((size_t)places * sizeof *l.fds),
+             .talks = calloc((size_t)own, sizeof *l.talks),
+             .gone = calloc((size_t)meeting->config->ranks, 1),
+             .start = pith__now()};
+  pith_status status =
+      l.fds && l.talks && l.gone ? PITH_OK : pith_fail(PITH_ERR_MEMORY, "shm: no memory for %d links", meeting->count);
+  for (int i = 0; i < places && status == PITH_OK; i++) {
+    l.fds[i] = (struct pollfd){.fd = i == 0 ? meeting->listener : -1, .events = POLLIN};
   }
-  for (int i = 0; i < places; i++) {
-    l.fds[i] = (struct pollfd){.fd = -1};
-  }
-  l.fds[0] = (struct pollfd){meeting->listener, POLLIN, 0};
-  pith_status status = meet_in(meeting, &l);
-  for (int i = 1; i < places; i++) { /* guests that never spoke; links that never stood */
-    pith__fd_close(l.fds[i].fd);
+  if (status == PITH_OK) {
+    status = meet_in(meeting, &l);
+    for (int i = 1; i < own; i++) { /* guests that never spoke; links that never stood */
+      pith__fd_close(l.fds[i].fd);
+    }
   }
   free(l.fds);
   free(l.talks);
+  free(l.gone);
   return status;
 }
 

@@ -73,6 +73,10 @@ typedef struct pith_transport_ops {
    * promises that peers wake the descriptors from now on. */
   int (*sleep)(pith_transport *transport, int asleep);
 
+  /* Whether the link with a peer stands: send and receive may be used. Of interest after a connect that failed, when
+   * some do. NULL: then none does. */
+  int (*is_linked)(const pith_transport *transport, int peer);
+
   /* Closes all links. Peers see that this rank is gone. Legal at any time after listen, also half connected. */
   void (*close)(pith_transport *transport);
 

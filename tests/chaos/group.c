@@ -340,12 +340,14 @@ static void complain(const group *g, const char *what, int rank, const char *tex
 }
 
 /* Ranks that an error may name: those that had a fault. Nobody can tell which end of a link is broken, so there it is
- * enough that the one behind the link is the one who saw it. */
+ * enough that the one behind the link is the one who saw it. So it is for a rank that was restarted while the group was
+ * made: those that were in touch with its first process do not come a second time. */
 static int is_right_blame(const group *g, const chaos_board *board) {
   chaos_blame blame = chaos_read_blame(board->text);
   for (const fault *f = g->fault; f < g->fault + g->faults; f++) {
     unsigned bits = f->done > 0 && f->done <= board->ended ? ranks_of(g, f) : 0;
-    if ((blame.named & bits) || (is_link_fault(f->kind) && (blame.observers & bits))) {
+    int may_tell = is_link_fault(f->kind) || f->kind == FAULT_RESTART;
+    if ((blame.named & bits) || (may_tell && (blame.observers & bits))) {
       return 1;
     }
   }

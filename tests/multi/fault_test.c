@@ -219,6 +219,51 @@ TEST(a_stopped_rank_is_an_error_though_the_others_keep_talking) {
   }
 }
 
+/* ---- While links are made ---------------------------------------------------------------------------------------- */
+
+/* Rank 3 may open the files for its links with ranks 0 and 1, and none for that with rank 2. */
+static void allow_two_links(void) {
+  int next = dup(0);
+  struct rlimit few = {(rlim_t)next + 4, (rlim_t)next + 4}; /* eventfd, listener, two connections */
+  close(next);
+  CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+}
+
+static _Noreturn void be_one_of_four(int rank, int port) {
+  pith_config config = PITH_CONFIG_INIT;
+  pith_comm *comm = NULL;
+  float x = 1;
+  config.rank = rank, config.ranks = 4, config.port = port, config.host = "127.0.0.1";
+  config.transport = "tcp", config.timeout = 1;
+  if (rank == 3) {
+    allow_two_links();
+  }
+  pith_status status = pith_comm_create(&config, &comm);
+  CHECK_MSG(status != PITH_OK || rank < 2, "rank %d lacks a link and has a comm", rank);
+  if (status == PITH_OK) {
+    status = reduce_once(comm, NULL, &x, &x, 1);
+  }
+  CHECK(status != PITH_OK);
+  CHECK_MSG(names_rank(pith_error(), 3) && !strstr(pith_error(), " is gone"), "rank %d was told \"%s\"", rank,
+            pith_error());
+  pith_comm_destroy(comm);
+  _exit(0);
+}
+
+/* Ranks 0 and 1 have all their links. They hear why there is no group, and do not take the rank for dead that tells. */
+TEST(a_rank_that_cannot_make_a_link_tells_the_others_why) {
+  pid_t child[4];
+  int port = ranks_free_port();
+  for (int r = 0; r < 4; r++) {
+    child[r] = fork();
+    CHECK(child[r] >= 0);
+    if (child[r] == 0) {
+      be_one_of_four(r, port);
+    }
+  }
+  ranks_wait(child, 4, -1);
+}
+
 /* ---- Ranks that leave -------------------------------------------------------------------------------------------- */
 
 enum { LEAVES = 5 };
