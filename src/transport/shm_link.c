@@ -35,6 +35,8 @@ typedef struct talk {
     pith_shm_hello caller, listener;
   } said;
   int is_answered; /* both hellos have been said, and the caller knows that the listener is of the job */
+  double again;    /* caller: when to dial again; 0: it is not to */
+  double lost;     /* caller: when the first connection was lost; 0: none was */
 } talk;
 
 /* ---- Addresses --------------------------------------------------------------------------------------------------- */
@@ -240,8 +242,7 @@ static pith_status dial(pith_shm_meeting *meeting, int index, int socket, talk *
                "shm: rank %d runs as user %u, rank %d as user %u: ranks that share memory must run as one user", rank,
                user, meeting->config->rank, (unsigned)geteuid());
   PITH_TRY(make_hello(meeting, rank, &t->said.caller));
-  PITH_REQUIRE(send_packet(socket, &t->said.caller, sizeof t->said.caller, -1), PITH_ERR_PEER,
-               "shm: cannot greet rank %d: %s", rank, strerror(errno));
+  send_packet(socket, &t->said.caller, sizeof t->said.caller, -1); /* if that fails, nobody answers either */
   return PITH_OK;
 }
 
@@ -367,6 +368,10 @@ enum { FIRST_GUEST = 1, FIRST_DIALLED = FIRST_GUEST + GUESTS_MOST };
  * of them may be the reason. */
 static const double gather_seconds = 0.2;
 
+/* A listener at whose door too many stand drops those who came first, also one of its own ranks. So a connection that
+ * is lost is made again, for a while. */
+static const double dial_pause = 0.01, dial_seconds = 5;
+
 /* The same when a link breaks that stood already. That may be a rank which had all its links and has left since, so
  * the others get some time to come. */
 static const double broken_seconds = 1.5;
@@ -420,16 +425,57 @@ static pith_status note_gone(pith_shm_meeting *meeting, lobby *l, int index, pit
   return PITH_OK;
 }
 
+/* A connection was lost, or turned away: that may have been for want of room. */
+static pith_status note_lost(pith_shm_meeting *meeting, lobby *l, int index, pith_status status) {
+  talk *t = &l->talks[FIRST_DIALLED + index];
+  double now = pith__now();
+  t->lost = t->lost > 0 ? t->lost : now;
+  if (status != PITH_ERR_PEER || now > t->lost + dial_seconds) {
+    return note_gone(meeting, l, index, status);
+  }
+  t->again = now + dial_pause;
+  pith__fd_close(l->fds[FIRST_DIALLED + index].fd);
+  l->fds[FIRST_DIALLED + index].fd = -1;
+  return PITH_OK;
+}
+
+static pith_status dial_one(pith_shm_meeting *meeting, lobby *l, int index) {
+  talk *t = &l->talks[FIRST_DIALLED + index];
+  int socket = open_socket();
+  PITH_REQUIRE(socket >= 0, PITH_ERR_SYSTEM, "shm: cannot open a Unix socket: %s", strerror(errno));
+  l->fds[FIRST_DIALLED + index] = (struct pollfd){socket, POLLIN, 0};
+  t->again = 0;
+  t->is_answered = 0;
+  return note_gone(meeting, l, index, dial(meeting, index, socket, t));
+}
+
 static pith_status dial_lower(pith_shm_meeting *meeting, lobby *l) {
   for (int i = 0; i < meeting->count; i++) {
     if (meeting->links[i].rank < meeting->config->rank) {
-      int socket = open_socket();
-      PITH_REQUIRE(socket >= 0, PITH_ERR_SYSTEM, "shm: cannot open a Unix socket: %s", strerror(errno));
-      l->fds[FIRST_DIALLED + i] = (struct pollfd){socket, POLLIN, 0};
-      PITH_TRY(note_gone(meeting, l, i, dial(meeting, i, socket, &l->talks[FIRST_DIALLED + i])));
+      PITH_TRY(dial_one(meeting, l, i));
     }
   }
   return PITH_OK;
+}
+
+static pith_status dial_again(pith_shm_meeting *meeting, lobby *l) {
+  for (int i = 0; i < meeting->count; i++) {
+    double time = l->talks[FIRST_DIALLED + i].again;
+    if (time > 0 && pith__now() >= time) {
+      PITH_TRY(dial_one(meeting, l, i));
+    }
+  }
+  return PITH_OK;
+}
+
+/* When there is something to do, whoever speaks. */
+static double next_time(const pith_shm_meeting *meeting, const lobby *l) {
+  double next = meeting->end;
+  for (int i = 0; i < meeting->count; i++) {
+    double time = l->talks[FIRST_DIALLED + i].again;
+    next = time > 0 && time < next ? time : next;
+  }
+  return next;
 }
 
 /* Of links that stand only the end is of interest: bytes are for later. */
@@ -463,7 +509,8 @@ static pith_status hear_all(pith_shm_meeting *meeting, lobby *l) {
   for (int i = 0; i < meeting->count; i++) {
     struct pollfd *listener = &l->fds[FIRST_DIALLED + i];
     if (listener->fd >= 0 && listener->revents) {
-      PITH_TRY(note_gone(meeting, l, i, hear_listener(meeting, i, &listener->fd, &l->talks[FIRST_DIALLED + i])));
+      pith_status status = hear_listener(meeting, i, &listener->fd, &l->talks[FIRST_DIALLED + i]);
+      PITH_TRY(status == PITH_OK ? PITH_OK : note_lost(meeting, l, i, status));
     }
   }
   notice_ends(meeting, l);
@@ -505,11 +552,12 @@ static pith_status meet_in(pith_shm_meeting *meeting, lobby *l) {
   PITH_TRY(dial_lower(meeting, l));
   while (count_missing(meeting, l, 0, NULL) > 0 && remaining_ms(meeting->end) > 0) {
     watch_links(meeting, l);
-    int ready = poll(l->fds, (nfds_t)places, remaining_ms(meeting->end));
+    int ready = poll(l->fds, (nfds_t)places, remaining_ms(next_time(meeting, l)));
     PITH_REQUIRE(ready >= 0 || errno == EINTR, PITH_ERR_SYSTEM, "shm: cannot wait for peers: %s", strerror(errno));
     if (ready > 0) {
       PITH_TRY(hear_all(meeting, l));
     }
+    PITH_TRY(dial_again(meeting, l));
   }
   return count_missing(meeting, l, 0, NULL) + count_missing(meeting, l, 1, NULL) ? fail_meeting(meeting, l) : PITH_OK;
 }
