@@ -28,6 +28,7 @@
 #define NAME_PREFIX "pith-"
 #define NAME_SIZE (sizeof NAME_PREFIX - 1 + 32)
 #define GUESTS_MOST 64 /* accepted and not known yet; the oldest must go for the next */
+#define ACCEPTS_MOST 8 /* at a time */
 
 /* How far a link has come. */
 typedef struct talk {
@@ -385,8 +386,18 @@ static void forget_guest(lobby *l, int at) {
   l->fds[FIRST_GUEST + l->guests] = (struct pollfd){.fd = -1};
 }
 
+/* Makes a place, at the cost of the one who has stood there longest, if possible without a word. */
+static void make_place(lobby *l) {
+  int at = 0;
+  while (at < l->guests && l->talks[FIRST_GUEST + at].is_answered) {
+    at++;
+  }
+  forget_guest(l, FIRST_GUEST + (at < l->guests ? at : 0));
+}
+
+/* Few at a time: those who are here already must have time to speak before others push them out. */
 static void accept_guests(lobby *l, int listener) {
-  for (int i = 0; i < GUESTS_MOST; i++) { /* not forever, whoever comes */
+  for (int i = 0; i < ACCEPTS_MOST; i++) {
     unsigned user;
     int socket = pith__fd_keep(accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket < 0) {
@@ -398,7 +409,7 @@ static void accept_guests(lobby *l, int listener) {
       continue;
     }
     if (l->guests == GUESTS_MOST) {
-      forget_guest(l, FIRST_GUEST);
+      make_place(l);
     }
     l->talks[FIRST_GUEST + l->guests] = (talk){.is_answered = 0};
     l->fds[FIRST_GUEST + l->guests++] = (struct pollfd){socket, POLLIN, 0};
@@ -498,13 +509,14 @@ static void notice_ends(pith_shm_meeting *meeting, const lobby *l) {
 }
 
 static pith_status hear_all(pith_shm_meeting *meeting, lobby *l) {
-  if (l->fds[0].revents) {
-    accept_guests(l, meeting->listener);
-  }
+  int has_callers = l->fds[0].revents != 0;
   for (int at = FIRST_GUEST + l->guests - 1; at >= FIRST_GUEST; at--) {
     if (hear_guest(meeting, &l->fds[at].fd, &l->talks[at])) {
       forget_guest(l, at);
     }
+  }
+  if (has_callers) {
+    accept_guests(l, meeting->listener);
   }
   for (int i = 0; i < meeting->count; i++) {
     struct pollfd *listener = &l->fds[FIRST_DIALLED + i];
