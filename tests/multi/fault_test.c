@@ -221,47 +221,68 @@ TEST(a_stopped_rank_is_an_error_though_the_others_keep_talking) {
 
 /* ---- While links are made ---------------------------------------------------------------------------------------- */
 
-/* Rank 3 may open the files for its links with ranks 0 and 1, and none for that with rank 2. */
-static void allow_two_links(void) {
+/* A comm of four ranks over tcp in which one may open files for some of its links only, in the order of ranks. */
+typedef struct scarcity {
+  int rank, links; /* who, and how many */
+  unsigned dies;   /* after so many seconds; 0: it does not */
+  double timeout, most;
+} scarcity;
+
+static void allow_links(const scarcity *s) {
   int next = dup(0);
-  struct rlimit few = {(rlim_t)next + 4, (rlim_t)next + 4}; /* eventfd, listener, two connections */
+  struct rlimit few = {(rlim_t)(next + 2 + s->links), (rlim_t)(next + 2 + s->links)}; /* beside eventfd and listener */
   close(next);
   CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+  alarm(s->dies);
 }
 
-static _Noreturn void be_one_of_four(int rank, int port) {
+static _Noreturn void be_one_of_four(const scarcity *s, int rank, int port) {
   pith_config config = PITH_CONFIG_INIT;
   pith_comm *comm = NULL;
   float x = 1;
   config.rank = rank, config.ranks = 4, config.port = port, config.host = "127.0.0.1";
-  config.transport = "tcp", config.timeout = 1;
-  if (rank == 3) {
-    allow_two_links();
+  config.transport = "tcp", config.timeout = s->timeout;
+  if (rank == s->rank) {
+    allow_links(s);
   }
+  double start = pith__now();
   pith_status status = pith_comm_create(&config, &comm);
-  CHECK_MSG(status != PITH_OK || rank < 2, "rank %d lacks a link and has a comm", rank);
   if (status == PITH_OK) {
+    CHECK_MSG(rank < s->links, "rank %d lacks a link and has a comm", rank);
     status = reduce_once(comm, NULL, &x, &x, 1);
   }
   CHECK(status != PITH_OK);
-  CHECK_MSG(names_rank(pith_error(), 3) && !strstr(pith_error(), " is gone"), "rank %d was told \"%s\"", rank,
-            pith_error());
+  CHECK_MSG(names_rank(pith_error(), s->rank), "rank %d was told \"%s\"", rank, pith_error());
+  CHECK_MSG(s->dies || !strstr(pith_error(), " is gone"), "rank %d was told \"%s\"", rank, pith_error());
+  CHECK_MSG(pith__now() - start < s->most, "rank %d was told after %.1f s", rank, pith__now() - start);
   pith_comm_destroy(comm);
   _exit(0);
 }
 
-/* Ranks 0 and 1 have all their links. They hear why there is no group, and do not take the rank for dead that tells. */
-TEST(a_rank_that_cannot_make_a_link_tells_the_others_why) {
+static void run_with_few_files(scarcity s) {
   pid_t child[4];
   int port = ranks_free_port();
   for (int r = 0; r < 4; r++) {
     child[r] = fork();
     CHECK(child[r] >= 0);
     if (child[r] == 0) {
-      be_one_of_four(r, port);
+      be_one_of_four(&s, r, port);
     }
   }
-  ranks_wait(child, 4, -1);
+  ranks_wait(child, 4, s.dies ? s.rank : -1);
+  if (s.dies) {
+    CHECK(waitpid(child[s.rank], NULL, 0) == child[s.rank]);
+  }
+}
+
+/* Ranks 0 and 1 have all their links. They hear why there is no group, and do not take the rank for dead that tells. */
+TEST(a_rank_that_cannot_make_a_link_tells_the_others_why) {
+  run_with_few_files((scarcity){.rank = 3, .links = 2, .timeout = 1, .most = 5});
+}
+
+/* Rank 0 alone is linked with rank 2 and sees its end. The others hear of it, long before their time is over. */
+TEST(a_rank_that_dies_while_links_are_made_is_named_soon_over_tcp) {
+  run_with_few_files((scarcity){.rank = 2, .links = 1, .dies = 1, .timeout = 60, .most = 10});
 }
 
 /* ---- Ranks that leave -------------------------------------------------------------------------------------------- */
