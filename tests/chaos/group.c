@@ -6,6 +6,8 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -319,6 +321,36 @@ static void attend_faults(group *g, double now) {
   }
 }
 
+/* Whether a host reaches the first one, or the first one it: nobody listens at that port, and the answer says so. */
+static int is_reached(const group *g, int host) {
+  char text[CLI_ADDRESS_SIZE];
+  struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(9)};
+  inet_pton(AF_INET, cli_network_address(host == 0, text), &to.sin_addr);
+  int home = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC), answered = 0;
+  if (setns(g->network.host[host], CLONE_NEWNET) == 0) {
+    int s = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    struct pollfd ready = {s, POLLOUT, 0};
+    connect(s, (struct sockaddr *)&to, sizeof to);
+    answered = poll(&ready, 1, 20) > 0;
+    close(s);
+  }
+  setns(home, CLONE_NEWNET);
+  close(home);
+  return answered;
+}
+
+/* The kernel may take a second until a link that is up again lets packets pass. The next round begins after that: it
+ * has faults of its own. */
+static void settle_links(const group *g) {
+  for (const fault *f = g->fault; f < g->fault + g->faults; f++) {
+    for (int tries = 0; f->done > 0 && is_link_fault(f->kind) && tries < 200; tries++) {
+      if (is_reached(g, g->round.host[f->victim])) {
+        break;
+      }
+    }
+  }
+}
+
 /* ---- Judging ----------------------------------------------------------------------------------------------------- */
 
 static void describe_faults(const group *g) {
@@ -500,6 +532,7 @@ static void play_round(group *g) {
     }
   }
   judge(g);
+  settle_links(g);
 }
 
 static int is_enough(const group *g) {
