@@ -26,6 +26,7 @@
 #define DEFAULT_CHUNK ((size_t)512 << 10)
 #define RANKS_MOST 4096
 #define LAST_WORDS_SECONDS 0.5 /* to tell the others why a comm could not be made */
+#define HURRY_SECONDS 2.0      /* to make the links over which they are told */
 
 /* ---- Settings ---------------------------------------------------------------------------------------------------- */
 
@@ -267,6 +268,30 @@ static int kind_of(const pith_comm *comm, const card *mine, const card *theirs) 
   return local ? KIND_LOCAL : network ? KIND_NETWORK : -1;
 }
 
+/* After a failure within the host the others are linked all the same: they shall hear of it, and who cannot be reached
+ * there may be the reason. */
+static pith_status connect_kinds(pith_comm *comm, pith_transport **transport, const int *count, const card *cards,
+                                 uint8_t (*wanted)[RANKS_MOST]) {
+  pith_status status = PITH_OK;
+  char why[sizeof comm->failure] = "";
+  for (int k = 0; k < KINDS; k++) {
+    if (!count[k] || !transport[k]) {
+      continue;
+    }
+    pith_transport *made = transport[k];
+    transport[k] = NULL; /* the comm's now */
+    comm->transport[comm->transports++] = made;
+    made->hurry = status == PITH_OK ? 0 : HURRY_SECONDS;
+    pith_status now = connect_kind(comm, made, k, cards, wanted[k]);
+    if (now != PITH_OK) {
+      size_t used = strlen(why);
+      snprintf(why + used, sizeof why - used, "%s%s", used ? "; " : "", pith_error());
+      status = status == PITH_OK ? now : status;
+    }
+  }
+  return status == PITH_OK ? PITH_OK : pith_fail(status, "%s", why);
+}
+
 static pith_status connect_all(pith_comm *comm, pith_transport **transport, const card *cards) {
   uint8_t wanted[KINDS][RANKS_MOST] = {{0}};
   int count[KINDS] = {0};
@@ -282,15 +307,7 @@ static pith_status connect_all(pith_comm *comm, pith_transport **transport, cons
     wanted[kind][p] = 1;
     count[kind]++;
   }
-  for (int k = 0; k < KINDS; k++) {
-    if (count[k] && transport[k]) {
-      pith_transport *made = transport[k];
-      transport[k] = NULL; /* the comm's now */
-      comm->transport[comm->transports++] = made;
-      PITH_TRY(connect_kind(comm, made, k, cards, wanted[k]));
-    }
-  }
-  return PITH_OK;
+  return connect_kinds(comm, transport, count, cards, wanted);
 }
 
 /* Not all links could be made. Those that stand know more than who is missing: a rank that gave up has said why, and

@@ -429,7 +429,8 @@ pith_status pith__tcp_connect(pith_transport *transport, const pith_address *add
                               const pith_link_key *key) {
   meeting m = {.tcp = (pith_tcp *)transport, .key = key, .wanted = wanted};
   m.start = pith__now();
-  m.deadline = m.start + m.tcp->timeout;
+  m.deadline =
+      m.start + (transport->hurry > 0 && transport->hurry < m.tcp->timeout ? transport->hurry : m.tcp->timeout);
   pith_status status = prepare(&m, address);
   while (status == PITH_OK && m.missing > 0) {
     step(&m);

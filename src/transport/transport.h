@@ -85,6 +85,8 @@ typedef struct pith_transport_ops {
 
 struct pith_transport {
   const pith_transport_ops *ops;
+  double hurry; /* at most so many seconds for connect: the group has failed already, and others shall hear of it. 0: as
+                   the config says. Only a network that others wait on must mind it */
 };
 
 extern const pith_transport_ops pith__transport_inproc, pith__transport_shm, pith__transport_tcp;

@@ -175,15 +175,18 @@ static chaos_kind choose_kind(const group *g, chaos_random *random) {
 }
 
 /* A restart belongs to the rendezvous: later there is no way back into a group. Slow links lose packets, so that is
- * short. Others are short, and the group should live on, or last until all have given up. */
+ * short. Others are short, and the group should live on, or last until all have given up, or about as long as the
+ * time-out. */
 static fault plan_fault(const group *g, chaos_random *random) {
   fault f = {.kind = choose_kind(g, random), .victim = (int)chaos_below(random, (uint64_t)g->round.ranks)};
   uint64_t dice = chaos_below(random, 100);
   f.phase = f.kind == FAULT_RESTART || dice < 15 ? PHASE_CREATING : dice < 90 ? PHASE_WORKING : PHASE_LEAVING;
   f.progress = (int)chaos_below(random, (uint64_t)g->round.operations);
   f.delay = chaos_unit(random) * (f.phase == PHASE_CREATING ? 0.03 : 0.003);
-  int is_short = f.kind == FAULT_SLOW || chaos_below(random, 100) < 75;
-  f.duration = is_short ? 0.01 + 0.25 * chaos_unit(random) : 0;
+  dice = f.kind == FAULT_SLOW ? 0 : chaos_below(random, 100);
+  f.duration = dice < 70   ? 0.01 + 0.25 * chaos_unit(random)
+               : dice < 85 ? g->round.timeout * (0.5 + chaos_unit(random))
+                           : 0;
   return f;
 }
 

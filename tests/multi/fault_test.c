@@ -285,6 +285,46 @@ TEST(a_rank_that_dies_while_links_are_made_is_named_soon_over_tcp) {
   run_with_few_files((scarcity){.rank = 2, .links = 1, .dies = 1, .timeout = 60, .most = 10});
 }
 
+/* The linker sends calls of the library here. Links of shm begin with this one, right after the rendezvous. */
+int __real_epoll_create1(int flags);
+int __wrap_epoll_create1(int flags);
+static int dies_before_links;
+
+int __wrap_epoll_create1(int flags) {
+  if (dies_before_links) {
+    _exit(0);
+  }
+  return __real_epoll_create1(flags);
+}
+
+static _Noreturn void be_one_of_two_hosts(int rank, int port) {
+  pith_config config = PITH_CONFIG_INIT;
+  pith_comm *comm;
+  config.rank = rank, config.ranks = 4, config.port = port, config.host = "127.0.0.1";
+  config.host_id = rank < 2 ? "first" : "second", config.transport = "auto", config.timeout = 60;
+  dies_before_links = rank == 0;
+  double start = pith__now();
+  pith_status status = pith_comm_create(&config, &comm);
+  CHECK(status != PITH_OK);
+  CHECK_MSG(names_rank(pith_error(), 0), "rank %d was told \"%s\"", rank, pith_error());
+  CHECK_MSG(pith__now() - start < 10, "rank %d was told after %.1f s", rank, pith__now() - start);
+  _exit(0);
+}
+
+/* Rank 1 cannot link with rank 0 of its host. The ranks of the other host wait for both, and hear of it. */
+TEST(a_rank_that_dies_before_it_has_links_is_named_soon_on_other_hosts) {
+  pid_t child[4];
+  int port = ranks_free_port();
+  for (int r = 0; r < 4; r++) {
+    child[r] = fork();
+    CHECK(child[r] >= 0);
+    if (child[r] == 0) {
+      be_one_of_two_hosts(r, port);
+    }
+  }
+  ranks_wait(child, 4, -1);
+}
+
 /* ---- Ranks that leave -------------------------------------------------------------------------------------------- */
 
 enum { LEAVES = 5 };
