@@ -8,7 +8,7 @@ seed=${PITH_TEST_SEED:-1}
 value() { sed -n "s/^ *$1  *\([0-9][0-9]*\).*/\1/p" "$temp/out"; }
 
 a_group_under_fire_gives_no_wrong_sum_no_hang_and_no_wrong_blame() {
-  exits 0 "$chaos" --faults 40 --seed "$seed" --timeout 2
+  exits 0 "$chaos" --faults 40 --seed "$seed" --timeout 4
   says out "seed $seed"
   [ "$(value faults)" -ge 40 ]
   [ "$(value operations,\ complete\ on\ a\ rank)" -gt 500 ]
@@ -18,13 +18,13 @@ a_group_under_fire_gives_no_wrong_sum_no_hang_and_no_wrong_blame() {
 }
 
 links_are_cut_where_a_lab_can_run() {
-  exits 0 "$chaos" --faults 1 --seed "$seed" --groups 1
+  exits 0 "$chaos" --faults 8 --seed "$seed" --groups 2
   reason=$(sed -n 's/.*skipped: //p' "$temp/out" | head -n 1)
   [ -z "$reason" ] || lacks lab "no links can be cut here: $reason"
 }
 
 a_run_says_what_it_leaves_out() {
-  exits 0 "$chaos" --faults 4 --seed "$seed" --groups 2 --no-network
+  exits 0 "$chaos" --faults 8 --seed "$seed" --groups 2 --no-network
   says out 'skipped: --no-network'
   [ "$(value cut)" = 0 ]
 }

@@ -215,6 +215,16 @@ a_host_is_slowed_down_and_faults_come_from_the_pipe() {
   says err 'there is no fault "pauze", did you mean "pause"?'
 }
 
+# A host that is paused when the lab is asked to end hears of it all the same.
+a_paused_host_ends_with_the_lab() {
+  need_lab
+  "$pith" lab -n 2 --rate 1gbit --grace 20 --fault pause:0@0.1s,pause:1@0.1s -- sleep 1000 >"$temp/said" 2>&1 &
+  launcher=$!
+  waits grep -q 'host 1 is paused' "$temp/said"
+  kill -TERM $launcher
+  waits is_gone $launcher
+}
+
 # Ranks of a real job name the host that was cut off.
 a_job_names_the_rank_that_was_cut_off() {
   need_lab
@@ -499,7 +509,7 @@ hierarchical_sends_half_as_much_across_links() {
 }
 
 run_tests each_host_is_a_network_of_its_own links_have_their_rate_in_both_directions links_change_when_told_to a_host_is_cut_off_and_comes_back a_link_is_cut_in_one_direction \
-  a_host_is_paused_with_all_it_runs a_host_is_slowed_down_and_faults_come_from_the_pipe a_job_names_the_rank_that_was_cut_off exit_codes_are_those_of_ranks \
+  a_host_is_paused_with_all_it_runs a_host_is_slowed_down_and_faults_come_from_the_pipe a_paused_host_ends_with_the_lab a_job_names_the_rank_that_was_cut_off exit_codes_are_those_of_ranks \
   several_labs_at_once nothing_is_left nothing_is_left_after_sigterm nothing_is_left_after_sigkill \
   nothing_is_left_if_killed_halfway a_user_makes_a_lab links_of_a_user_have_their_rate a_user_cuts_and_pauses_hosts a_user_benchmarks_over_slow_links \
   nothing_of_a_user_is_left_after_sigterm nothing_of_a_user_is_left_after_sigkill doctor_tells_a_user_what_a_lab_takes \
