@@ -354,12 +354,13 @@ static int hear_guest(pith_shm_meeting *meeting, int *socket, talk *t) {
 /* ---- Both at once ------------------------------------------------------------------------------------------------ */
 
 typedef struct lobby {
-  struct pollfd *fds; /* the listener, then GUESTS_MOST guests in order of arrival, then for each link: its call, and
-                         once it stands its socket and its process */
+  struct pollfd *fds; /* the listener, then GUESTS_MOST guests in order of arrival, then for each link its call, later
+                         its socket; then the process of each */
   talk *talks;        /* with guests and listeners */
   int guests;
   uint8_t *gone;     /* of every rank: it turned us away, or cannot be reached */
   char trouble[256]; /* the first of them, in a sentence */
+  int is_broken;     /* a link that stood is over */
   double start;
 } lobby;
 
@@ -489,20 +490,23 @@ static double next_time(const pith_shm_meeting *meeting, const lobby *l) {
   return next;
 }
 
-/* Of links that stand only the end is of interest: bytes are for later. */
+/* Of links that stand only the end is of interest: bytes are for later. Their sockets take the places of the calls that
+ * made them, since poll() takes no more entries than the process may have files. */
 static void watch_links(const pith_shm_meeting *meeting, const lobby *l) {
-  struct pollfd *sockets = l->fds + FIRST_DIALLED + meeting->count, *processes = sockets + meeting->count;
+  struct pollfd *calls = l->fds + FIRST_DIALLED, *processes = calls + meeting->count;
   for (int i = 0; i < meeting->count; i++) {
-    sockets[i] = (struct pollfd){sockets[i].fd == -2 ? -2 : meeting->links[i].socket, 0, 0};
-    processes[i] = (struct pollfd){sockets[i].fd == -2 ? -2 : meeting->links[i].process, POLLIN, 0};
+    if (meeting->links[i].socket >= 0) {
+      calls[i] = (struct pollfd){l->is_broken ? -1 : meeting->links[i].socket, 0, 0};
+      processes[i] = (struct pollfd){l->is_broken ? -1 : meeting->links[i].process, POLLIN, 0};
+    }
   }
 }
 
-static void notice_ends(pith_shm_meeting *meeting, const lobby *l) {
-  struct pollfd *sockets = l->fds + FIRST_DIALLED + meeting->count, *processes = sockets + meeting->count;
-  for (int i = 0; i < meeting->count; i++) {
-    if (sockets[i].revents || processes[i].revents) {
-      sockets[i].fd = -2; /* once is enough */
+static void notice_ends(pith_shm_meeting *meeting, lobby *l) {
+  const struct pollfd *calls = l->fds + FIRST_DIALLED, *processes = calls + meeting->count;
+  for (int i = 0; i < meeting->count && !l->is_broken; i++) {
+    if (meeting->links[i].socket >= 0 && (calls[i].revents || processes[i].revents)) {
+      l->is_broken = 1;
       end_within(meeting, broken_seconds);
     }
   }
@@ -510,6 +514,7 @@ static void notice_ends(pith_shm_meeting *meeting, const lobby *l) {
 
 static pith_status hear_all(pith_shm_meeting *meeting, lobby *l) {
   int has_callers = l->fds[0].revents != 0;
+  notice_ends(meeting, l);
   for (int at = FIRST_GUEST + l->guests - 1; at >= FIRST_GUEST; at--) {
     if (hear_guest(meeting, &l->fds[at].fd, &l->talks[at])) {
       forget_guest(l, at);
@@ -520,12 +525,11 @@ static pith_status hear_all(pith_shm_meeting *meeting, lobby *l) {
   }
   for (int i = 0; i < meeting->count; i++) {
     struct pollfd *listener = &l->fds[FIRST_DIALLED + i];
-    if (listener->fd >= 0 && listener->revents) {
+    if (meeting->links[i].socket < 0 && listener->fd >= 0 && listener->revents) {
       pith_status status = hear_listener(meeting, i, &listener->fd, &l->talks[FIRST_DIALLED + i]);
       PITH_TRY(status == PITH_OK ? PITH_OK : note_lost(meeting, l, i, status));
     }
   }
-  notice_ends(meeting, l);
   return PITH_OK;
 }
 
@@ -560,7 +564,7 @@ static pith_status fail_meeting(const pith_shm_meeting *meeting, const lobby *l)
 }
 
 static pith_status meet_in(pith_shm_meeting *meeting, lobby *l) {
-  int places = FIRST_DIALLED + 3 * meeting->count;
+  int places = FIRST_DIALLED + 2 * meeting->count;
   PITH_TRY(dial_lower(meeting, l));
   while (count_missing(meeting, l, 0, NULL) > 0 && remaining_ms(meeting->end) > 0) {
     watch_links(meeting, l);
@@ -575,8 +579,8 @@ static pith_status meet_in(pith_shm_meeting *meeting, lobby *l) {
 }
 
 pith_status pith__shm_link_meet(pith_shm_meeting *meeting) {
-  int own = FIRST_DIALLED + meeting->count, places = own + 2 * meeting->count;
-  lobby l = {.fds = malloc((size_t)places * sizeof *l.fds),
+  int own = FIRST_DIALLED + meeting->count, places = own + meeting->count;
+  lobby l = {.fds = calloc((size_t)places, sizeof *l.fds),
              .talks = calloc((size_t)own, sizeof *l.talks),
              .gone = calloc((size_t)meeting->config->ranks, 1),
              .start = pith__now()};
@@ -588,7 +592,9 @@ pith_status pith__shm_link_meet(pith_shm_meeting *meeting) {
   if (status == PITH_OK) {
     status = meet_in(meeting, &l);
     for (int i = 1; i < own; i++) { /* guests that never spoke; links that never stood */
-      pith__fd_close(l.fds[i].fd);
+      if (i < FIRST_DIALLED || meeting->links[i - FIRST_DIALLED].socket < 0) {
+        pith__fd_close(l.fds[i].fd);
+      }
     }
   }
   free(l.fds);

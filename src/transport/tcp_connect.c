@@ -296,44 +296,53 @@ static double next_time(const meeting *m) {
 }
 
 /* Of links that stand only the end is of interest: bytes are for later. */
-static int fill_links(const meeting *m, struct pollfd *fds) {
-  int count = 0;
-  for (int p = 0; p < m->tcp->ranks && !m->is_broken; p++) {
-    for (int i = 0; i < m->tcp->peers[p].connections; i++) {
-      fds[count++] = (struct pollfd){m->tcp->peers[p].fds[i], POLLRDHUP, 0};
-    }
-  }
-  return count;
+static struct pollfd watch_link(const meeting *m, int peer, int index) {
+  return (struct pollfd){m->is_broken ? -1 : m->tcp->peers[peer].fds[index], POLLRDHUP, 0};
 }
 
-static void notice_ends(meeting *m, const struct pollfd *links, int count) {
-  for (int i = 0; i < count && !m->is_broken; i++) {
-    if (links[i].revents) {
-      double soon = pith__now() + broken_seconds;
-      m->is_broken = 1;
-      m->deadline = soon < m->deadline ? soon : m->deadline;
-    }
-  }
-}
-
-/* Calls first, then arrivals, then the listener. poll() passes over descriptors below zero. */
-static int fill_descriptors(meeting *m) {
+/* Calls first, or the links they have become; then arrivals, then the listener, then the links that came as arrivals.
+ * poll() passes over descriptors below zero, but takes no more entries than the process may have files. */
+static int fill_descriptors(meeting *m, int *listener) {
   int count = 0;
   for (int i = 0; i < m->call_count; i++) {
     const call *c = &m->calls[i];
-    m->fds[count++] = (struct pollfd){c->is_done ? -1 : c->fd, c->is_open ? POLLIN : POLLOUT, 0};
+    m->fds[count++] =
+        c->is_done ? watch_link(m, c->peer, c->index) : (struct pollfd){c->fd, c->is_open ? POLLIN : POLLOUT, 0};
   }
   for (int i = 0; i < m->arrival_count; i++) {
     m->fds[count++] = (struct pollfd){m->arrivals[i].fd, POLLIN, 0};
   }
+  *listener = count;
   m->fds[count++] = (struct pollfd){m->tcp->listener, POLLIN, 0};
+  for (int p = m->tcp->rank + 1; p < m->tcp->ranks && !m->is_broken; p++) {
+    for (int i = 0; i < m->tcp->peers[p].connections; i++) {
+      if (m->tcp->peers[p].fds[i] >= 0) {
+        m->fds[count++] = watch_link(m, p, i);
+      }
+    }
+  }
   return count;
 }
 
+static void notice_ends(meeting *m, int listener, int count) {
+  int ended = 0;
+  for (int i = 0; i < m->call_count; i++) {
+    ended |= m->calls[i].is_done && m->fds[i].revents;
+  }
+  for (int i = listener + 1; i < count; i++) {
+    ended |= m->fds[i].revents != 0;
+  }
+  if (ended && !m->is_broken) {
+    double soon = pith__now() + broken_seconds;
+    m->is_broken = 1;
+    m->deadline = soon < m->deadline ? soon : m->deadline;
+  }
+}
+
 static void step(meeting *m) {
-  int count = fill_descriptors(m), arrivals = m->arrival_count, links = fill_links(m, m->fds + count);
-  pith__poll_until(m->fds, count + links, next_time(m));
-  notice_ends(m, m->fds + count, links);
+  int listener, count = fill_descriptors(m, &listener), arrivals = m->arrival_count;
+  pith__poll_until(m->fds, count, next_time(m));
+  notice_ends(m, listener, count);
   for (int i = 0; i < m->call_count; i++) {
     if (!m->calls[i].is_done) {
       attend_call(m, &m->calls[i], m->fds[i].revents);
@@ -344,7 +353,7 @@ static void step(meeting *m) {
       drop(m, i);
     }
   }
-  if (m->fds[count - 1].revents) {
+  if (m->fds[listener].revents) {
     admit(m);
   }
 }

@@ -333,7 +333,7 @@ static int is_reached(const group *g, int host) {
   if (setns(g->network.host[host], CLONE_NEWNET) == 0) {
     int s = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     struct pollfd ready = {s, POLLOUT, 0};
-    connect(s, (struct sockaddr *)&to, sizeof to);
+    (void)connect(s, (struct sockaddr *)&to, sizeof to);
     answered = poll(&ready, 1, 20) > 0;
     close(s);
   }
