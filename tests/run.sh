@@ -74,7 +74,7 @@ add() {
 # With sanitizers, scripts that are about other people's programs (launchers, MPIs, shells, compilers) have nothing to add.
 scripts() {
   if grep -q '^PITH_SANITIZE:[A-Z]*=.' "$build/CMakeCache.txt"; then
-    for name in codecs comm command plan plugin run; do echo "cli/$name.sh"; done
+    for name in chaos codecs comm command plan plugin run; do echo "cli/$name.sh"; done
   else
     (cd "$here" && ls cli/*.sh)
   fi

@@ -1,7 +1,7 @@
 /*
  * `pith lab`: ranks on hosts that are network namespaces, behind links of a given rate: what a cluster with a slow
- * network does, on one machine. network.c makes the links, launch.c runs the ranks, lab_control.c changes the links
- * meanwhile.
+ * network does, on one machine. network.c makes the links, launch.c runs the ranks, lab_control.c changes links
+ * and hosts meanwhile (lab_fault.c).
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,6 +20,8 @@ typedef struct lab {
   cli_network network;
   size_t per_host;
   const char *rate, *control;
+  cli_list fault;
+  cli_faults schedule;
   cli_host *host;
   char (*name)[NAME_SIZE];
   char master[CLI_ADDRESS_SIZE];
@@ -47,7 +49,7 @@ static int check(lab *l) {
              CLI_NETWORK_HOSTS_MAX);
     return 0;
   }
-  return 1;
+  return cli_faults_parse(&l->fault, l->network.hosts, &l->schedule);
 }
 
 static void place(lab *l) {
@@ -79,7 +81,7 @@ static void describe(const lab *l) {
 
 static int launch(lab *l) {
   pid_t control = 0;
-  if (l->control && !(control = cli_control_start(&l->network, l->control))) {
+  if ((l->control || l->schedule.count) && !(control = cli_control_start(&l->network, &l->schedule, l->control))) {
     return CLI_FAILED;
   }
   int code = cli_launch(&l->job);
@@ -102,6 +104,7 @@ static int run(lab *l) {
     code = launch(l);
     cli_network_destroy(&l->network);
   }
+  cli_faults_free(&l->schedule);
   free(l->host);
   free(l->name);
   return code;
@@ -117,7 +120,10 @@ int cli_lab(int argc, char **argv) {
       {"--burst", CLI_SIZE, &l.network.burst, "BYTES",
        "what may pass a link at once; else 1 ms of the rate, 32K or more"},
       {"--control", CLI_TEXT, &l.control, "PIPE",
-       "a named pipe to make; a rate that is written to it (echo 100mbit >PIPE) becomes that of all links"},
+       "a named pipe to make; a rate that is written to it (echo 100mbit >PIPE) becomes that of all links, a fault "
+       "(echo cut 2 >PIPE, echo restore 2 >PIPE) happens to its host"},
+      {"--fault", CLI_LIST, &l.fault, "FAULT:HOST@TIME[+DURATION],…",
+       "what happens to a host, and when: cut:2@5s+3s cuts host 2 off from 5 s to 8 s; may be repeated"},
       CLI_JOB_OPTIONS(&l.job),
       {.name = NULL}};
   const cli_usage usage = {
@@ -129,7 +135,12 @@ int cli_lab(int argc, char **argv) {
       "Needs the programs ip and tc (iproute2). Root is not needed where the system lets users have namespaces: the "
       "lab "
       "then lives in a user namespace of its own, in which ranks keep their user. The machine's own network is not "
-      "touched, and nothing is left, however the lab ends.",
+      "touched, and nothing is left, however the lab ends.\n"
+      "\n"
+      "Faults are cut (nothing passes the link of the host), cut-in and cut-out (nothing to it, nothing from it), "
+      "slow:HOST:RATE, and pause (its processes are stopped). restore gives the link back, resume lets the processes "
+      "go on; a duration does the same after that time. Hosts count from 0, times from the start of the ranks: 5, "
+      "1.5s, 200ms.",
       options};
   cli_parsed parsed = cli_job_parse(&usage, argc, argv, &l.job);
   if (parsed != CLI_PARSED) {

@@ -237,6 +237,7 @@ static void take_signals(launch *l) {
     } else {
       l->last_signal = number;
       signal_all(l, number);
+      signal_all(l, SIGCONT); /* a stopped one could not hear it */
     }
   }
 }

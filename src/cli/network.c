@@ -159,17 +159,23 @@ static int make_namespaces(cli_network *n, size_t count, char reason[CLI_REASON_
 
 /* What passes while the timer is late must be in the bucket: with less than a millisecond of it, a busy machine loses
  * some of the rate. Short messages get it in advance, hence not more. */
-static size_t choose_burst(const cli_network *n) {
-  size_t burst = (size_t)(n->rate / 8 / 1000), least = 32768;
+static size_t choose_burst(const cli_network *n, unsigned long long rate) {
+  size_t burst = (size_t)(rate / 8 / 1000), least = 32768;
   burst = n->burst ? n->burst : burst > least ? burst : least;
   return burst > n->mtu + 64 ? burst : n->mtu + 64;
 }
 
-static int shape(const tools *t, const cli_network *n, int network, const char *verb, const char *interface,
-                 int quiet) {
+/* Replaces the queue of what leaves an interface: by a token bucket, or by one that drops all. A bucket that is there
+ * already changes its rate and keeps its packets. */
+static int shape(const tools *t, const cli_network *n, int network, const char *interface, unsigned long long rate,
+                 int drops, int quiet) {
   char words[PATH_SIZE];
-  snprintf(words, sizeof words, "qdisc %s dev %s root tbf rate %llubit burst %zu latency %llums", verb, interface,
-           n->rate, choose_burst(n), n->delay);
+  if (drops) {
+    snprintf(words, sizeof words, "qdisc replace dev %s root blackhole", interface);
+  } else {
+    snprintf(words, sizeof words, "qdisc replace dev %s root tbf rate %llubit burst %zu latency %llums", interface,
+             rate, choose_burst(n, rate), n->delay);
+  }
   return run_in(network, t->tc, words, quiet);
 }
 
@@ -195,7 +201,7 @@ static int make_link(const tools *t, const cli_network *n, int bridge, size_t i,
   }
   snprintf(words, sizeof words, "address add %s/16 dev " CLI_NETWORK_INTERFACE, cli_network_address(i, address));
   return run_in(host, t->ip, words, quiet) && run_in(host, t->ip, "link set dev lo up", quiet) &&
-         shape(t, n, bridge, "add", port, quiet) && shape(t, n, host, "add", CLI_NETWORK_INTERFACE, quiet) &&
+         shape(t, n, bridge, port, n->rate, 0, quiet) && shape(t, n, host, CLI_NETWORK_INTERFACE, n->rate, 0, quiet) &&
          bring_up(t, bridge, port, n->mtu, quiet) && bring_up(t, host, CLI_NETWORK_INTERFACE, n->mtu, quiet);
 }
 
@@ -243,21 +249,21 @@ int cli_network_create(cli_network *network) {
   return 1;
 }
 
-int cli_network_change(const cli_network *n) {
-  char reason[CLI_REASON_SIZE], port[WORD_SIZE];
+int cli_network_set_link(const cli_network *n, size_t host, cli_link_state state, unsigned long long rate) {
+  char reason[CLI_REASON_SIZE], port[WORD_SIZE], words[PATH_SIZE];
+  int bridge = n->host[n->hosts];
   tools t;
   if (!find_tools(&t, reason)) {
     cli_fail(0, "lab: %s", reason);
     return 0;
   }
-  for (size_t i = 0; i < n->hosts; i++) {
-    snprintf(port, sizeof port, "port%zu", i);
-    if (!shape(&t, n, n->host[n->hosts], "change", port, 0) ||
-        !shape(&t, n, n->host[i], "change", CLI_NETWORK_INTERFACE, 0)) {
-      return 0;
-    }
-  }
-  return 1;
+  snprintf(port, sizeof port, "port%zu", host);
+  snprintf(words, sizeof words, "link set dev %s %s", port, state == CLI_LINK_CUT ? "down" : "up");
+  rate = rate ? rate : n->rate;
+  return run_in(bridge, t.ip, words, 0) &&
+         (state == CLI_LINK_CUT ||
+          (shape(&t, n, bridge, port, rate, state == CLI_LINK_CUT_IN, 0) &&
+           shape(&t, n, n->host[host], CLI_NETWORK_INTERFACE, rate, state == CLI_LINK_CUT_OUT, 0)));
 }
 
 void cli_network_destroy(cli_network *network) {

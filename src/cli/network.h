@@ -26,9 +26,17 @@ typedef struct cli_network {
  * namespace of its own first. Returns 0 after saying what is wrong. */
 int cli_network_create(cli_network *network);
 
-/* Gives all links the rate that `network` has now, without losing what is on its way. Returns 0 after saying what is
- * wrong. */
-int cli_network_change(const cli_network *network);
+/* What a link lets through. */
+typedef enum cli_link_state {
+  CLI_LINK_WHOLE,
+  CLI_LINK_CUT,     /* nothing: the switch's end is down, as if the cable were pulled */
+  CLI_LINK_CUT_IN,  /* what the host sends, but nothing to it */
+  CLI_LINK_CUT_OUT, /* what is sent to the host, but nothing from it */
+} cli_link_state;
+
+/* Gives the link of a host that state and rate (0: the network's). What is on its way through a direction that stays
+ * open is not lost. Returns 0 after saying what is wrong. */
+int cli_network_set_link(const cli_network *network, size_t host, cli_link_state state, unsigned long long rate);
 void cli_network_destroy(cli_network *network);
 
 /* "10.77.0.1" for host 0. */

@@ -25,6 +25,8 @@
 #define DEFAULT_TIMEOUT 300.0
 #define DEFAULT_CHUNK ((size_t)512 << 10)
 #define RANKS_MOST 4096
+#define LAST_WORDS_SECONDS 0.5 /* to tell the others why a comm could not be made */
+#define HURRY_SECONDS 2.0      /* to make the links over which they are told */
 
 /* ---- Settings ---------------------------------------------------------------------------------------------------- */
 
@@ -266,6 +268,30 @@ static int kind_of(const pith_comm *comm, const card *mine, const card *theirs) 
   return local ? KIND_LOCAL : network ? KIND_NETWORK : -1;
 }
 
+/* After a failure within the host the others are linked all the same: they shall hear of it, and who cannot be reached
+ * there may be the reason. */
+static pith_status connect_kinds(pith_comm *comm, pith_transport **transport, const int *count, const card *cards,
+                                 uint8_t (*wanted)[RANKS_MOST]) {
+  pith_status status = PITH_OK;
+  char why[sizeof comm->failure] = "";
+  for (int k = 0; k < KINDS; k++) {
+    if (!count[k] || !transport[k]) {
+      continue;
+    }
+    pith_transport *made = transport[k];
+    transport[k] = NULL; /* the comm's now */
+    comm->transport[comm->transports++] = made;
+    made->hurry = status == PITH_OK ? 0 : HURRY_SECONDS;
+    pith_status now = connect_kind(comm, made, k, cards, wanted[k]);
+    if (now != PITH_OK) {
+      size_t used = strlen(why);
+      snprintf(why + used, sizeof why - used, "%s%s", used ? "; " : "", pith_error());
+      status = status == PITH_OK ? now : status;
+    }
+  }
+  return status == PITH_OK ? PITH_OK : pith_fail(status, "%s", why);
+}
+
 static pith_status connect_all(pith_comm *comm, pith_transport **transport, const card *cards) {
   uint8_t wanted[KINDS][RANKS_MOST] = {{0}};
   int count[KINDS] = {0};
@@ -281,14 +307,33 @@ static pith_status connect_all(pith_comm *comm, pith_transport **transport, cons
     wanted[kind][p] = 1;
     count[kind]++;
   }
-  for (int k = 0; k < KINDS; k++) {
-    if (count[k] && transport[k]) {
-      PITH_TRY(connect_kind(comm, transport[k], k, cards, wanted[k]));
-      comm->transport[comm->transports++] = transport[k];
-      transport[k] = NULL; /* the comm's now */
+  return connect_kinds(comm, transport, count, cards, wanted);
+}
+
+/* Not all links could be made. Those that stand know more than who is missing: a rank that gave up has said why, and
+ * one that is gone without a word is the reason for what happened to the others. Who is linked with us hears it from
+ * us. */
+static pith_status give_up(pith_comm *comm, pith_status status) {
+  char why[sizeof comm->failure];
+  int more = 1;
+  snprintf(why, sizeof why, "%s", pith_error());
+  for (int p = 0; p < comm->ranks; p++) {
+    pith_link *link = &comm->link[p];
+    if (link->transport && !(link->transport->ops->is_linked && link->transport->ops->is_linked(link->transport, p))) {
+      link->transport = NULL;
+    } else if (link->transport) {
+      link->transport->ops->sleep(link->transport, 0); /* it looks after its peers then */
     }
   }
-  return PITH_OK;
+  while (more && comm->failed == PITH_OK) {
+    more = 0;
+    for (int p = 0; p < comm->ranks && comm->failed == PITH_OK; p++) {
+      more |= pith__link_progress(&comm->link[p]);
+    }
+  }
+  pith__comm_fail(comm, status, "%s", why);
+  pith__comm_flush(comm, pith__now() + LAST_WORDS_SECONDS);
+  return pith_fail(comm->failed, "%s", comm->failure);
 }
 
 /* ---- Hosts ------------------------------------------------------------------------------------------------------- */
@@ -423,6 +468,7 @@ static pith_status join(pith_comm *comm, const settings *s, exchange_fn exchange
   }
   if (status == PITH_OK) {
     status = connect_all(comm, transport, cards);
+    status = status == PITH_OK ? PITH_OK : give_up(comm, status);
   }
   if (status == PITH_OK) {
     status = lay_out(comm, cards);

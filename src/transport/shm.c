@@ -12,6 +12,7 @@
 #include "transport/shm.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -500,9 +501,10 @@ static pith_status open_peer(shm_transport *t, uint32_t index) {
   peer->flying = malloc(slots * sizeof *peer->flying);
   PITH_REQUIRE(peer->flying, PITH_ERR_MEMORY, "shm: no memory for %u cells", slots);
   peer->out = pith__shm_inbox_of(&peer->segment, peer->link.inbox);
-  peer->in = pith__shm_inbox_of(&t->segment, index);
   PITH_TRY(watch(t, peer->link.socket, 2 * index));
-  return watch(t, peer->link.process, 2 * index + 1);
+  PITH_TRY(watch(t, peer->link.process, 2 * index + 1));
+  peer->in = pith__shm_inbox_of(&t->segment, index);
+  return PITH_OK;
 }
 
 static pith_status meet_peers(shm_transport *t, const pith_address *address, const pith_link_key *key, int memory) {
@@ -528,6 +530,17 @@ static pith_status meet_peers(shm_transport *t, const pith_address *address, con
   return status;
 }
 
+/* Also after a failure, for the peers that were met by then: they can be told why. */
+static pith_status open_peers(shm_transport *t) {
+  PITH_TRY(make_pool(t));
+  for (int i = 0; i < t->count; i++) {
+    if (t->peers[i].link.socket >= 0) {
+      PITH_TRY(open_peer(t, (uint32_t)i));
+    }
+  }
+  return PITH_OK;
+}
+
 static pith_status shm_connect(pith_transport *transport, const pith_address *address, const uint8_t *wanted,
                                const pith_link_key *key) {
   shm_transport *t = shm_of(transport);
@@ -540,14 +553,22 @@ static pith_status shm_connect(pith_transport *transport, const pith_address *ad
   PITH_TRY(pith__shm_segment_create(&shape, &t->segment, &memory));
   pith_status status = meet_peers(t, address, key, memory);
   close(memory);
-  PITH_TRY(status);
-  PITH_TRY(make_pool(t));
-  for (int i = 0; i < t->count; i++) {
-    PITH_TRY(open_peer(t, (uint32_t)i));
+  if (status != PITH_OK) {
+    char why[768];
+    snprintf(why, sizeof why, "%s", pith_error());
+    (void)open_peers(t);
+    return pith_fail(status, "%s", why);
   }
+  PITH_TRY(open_peers(t));
   pith__fd_close(t->listener); /* and with it the name */
   t->listener = -1;
   return PITH_OK;
+}
+
+static int shm_is_linked(const pith_transport *transport, int rank) {
+  const shm_transport *t = (const shm_transport *)(const void *)transport;
+  const shm_peer *peer = t->by_rank ? t->by_rank[rank] : NULL;
+  return peer && peer->in;
 }
 
 static pith_status shm_probe(void) {
@@ -573,5 +594,6 @@ const pith_transport_ops pith__transport_shm = {
     .receive = shm_receive,
     .descriptors = shm_descriptors,
     .sleep = shm_sleep,
+    .is_linked = shm_is_linked,
     .close = shm_close,
 };

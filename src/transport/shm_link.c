@@ -22,11 +22,13 @@
 #include "base/clock.h"
 #include "base/forked.h"
 #include "base/log.h"
+#include "transport/rank_list.h"
 #include "transport/sockets.h"
 
 #define NAME_PREFIX "pith-"
 #define NAME_SIZE (sizeof NAME_PREFIX - 1 + 32)
 #define GUESTS_MOST 64 /* accepted and not known yet; the oldest must go for the next */
+#define ACCEPTS_MOST 8 /* at a time */
 
 /* How far a link has come. */
 typedef struct talk {
@@ -34,6 +36,8 @@ typedef struct talk {
     pith_shm_hello caller, listener;
   } said;
   int is_answered; /* both hellos have been said, and the caller knows that the listener is of the job */
+  double again;    /* caller: when to dial again; 0: it is not to */
+  double lost;     /* caller: when the first connection was lost; 0: none was */
 } talk;
 
 /* ---- Addresses --------------------------------------------------------------------------------------------------- */
@@ -239,8 +243,7 @@ static pith_status dial(pith_shm_meeting *meeting, int index, int socket, talk *
                "shm: rank %d runs as user %u, rank %d as user %u: ranks that share memory must run as one user", rank,
                user, meeting->config->rank, (unsigned)geteuid());
   PITH_TRY(make_hello(meeting, rank, &t->said.caller));
-  PITH_REQUIRE(send_packet(socket, &t->said.caller, sizeof t->said.caller, -1), PITH_ERR_PEER,
-               "shm: cannot greet rank %d: %s", rank, strerror(errno));
+  send_packet(socket, &t->said.caller, sizeof t->said.caller, -1); /* if that fails, nobody answers either */
   return PITH_OK;
 }
 
@@ -351,12 +354,29 @@ static int hear_guest(pith_shm_meeting *meeting, int *socket, talk *t) {
 /* ---- Both at once ------------------------------------------------------------------------------------------------ */
 
 typedef struct lobby {
-  struct pollfd *fds; /* the listener, then GUESTS_MOST guests in order of arrival, then each link we dial */
-  talk *talks;        /* with each of them */
+  struct pollfd *fds; /* the listener, then GUESTS_MOST guests in order of arrival, then for each link its call, later
+                         its socket; then the process of each */
+  talk *talks;        /* with guests and listeners */
   int guests;
+  uint8_t *gone;     /* of every rank: it turned us away, or cannot be reached */
+  char trouble[256]; /* the first of them, in a sentence */
+  int is_broken;     /* a link that stood is over */
+  double start;
 } lobby;
 
 enum { FIRST_GUEST = 1, FIRST_DIALLED = FIRST_GUEST + GUESTS_MOST };
+
+/* When one rank is gone, others give up because of it and are gone, too. We wait for the news of all of them, since any
+ * of them may be the reason. */
+static const double gather_seconds = 0.2;
+
+/* A listener at whose door too many stand drops those who came first, also one of its own ranks. So a connection that
+ * is lost is made again, for a while. */
+static const double dial_pause = 0.01, dial_seconds = 5;
+
+/* The same when a link breaks that stood already. That may be a rank which had all its links and has left since, so
+ * the others get some time to come. */
+static const double broken_seconds = 1.5;
 
 /* Its socket is a link's by now, or is closed here. */
 static void forget_guest(lobby *l, int at) {
@@ -367,8 +387,18 @@ static void forget_guest(lobby *l, int at) {
   l->fds[FIRST_GUEST + l->guests] = (struct pollfd){.fd = -1};
 }
 
+/* Makes a place, at the cost of the one who has stood there longest, if possible without a word. */
+static void make_place(lobby *l) {
+  int at = 0;
+  while (at < l->guests && l->talks[FIRST_GUEST + at].is_answered) {
+    at++;
+  }
+  forget_guest(l, FIRST_GUEST + (at < l->guests ? at : 0));
+}
+
+/* Few at a time: those who are here already must have time to speak before others push them out. */
 static void accept_guests(lobby *l, int listener) {
-  for (int i = 0; i < GUESTS_MOST; i++) { /* not forever, whoever comes */
+  for (int i = 0; i < ACCEPTS_MOST; i++) {
     unsigned user;
     int socket = pith__fd_keep(accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket < 0) {
@@ -380,84 +410,196 @@ static void accept_guests(lobby *l, int listener) {
       continue;
     }
     if (l->guests == GUESTS_MOST) {
-      forget_guest(l, FIRST_GUEST);
+      make_place(l);
     }
     l->talks[FIRST_GUEST + l->guests] = (talk){.is_answered = 0};
     l->fds[FIRST_GUEST + l->guests++] = (struct pollfd){socket, POLLIN, 0};
   }
 }
 
+static void end_within(pith_shm_meeting *meeting, double seconds) {
+  double soon = pith__now() + seconds;
+  meeting->end = soon < meeting->end ? soon : meeting->end;
+}
+
+/* Passes on a status, but of a peer that is gone: then the last error says why. */
+static pith_status note_gone(pith_shm_meeting *meeting, lobby *l, int index, pith_status status) {
+  if (status != PITH_ERR_PEER) {
+    return status;
+  }
+  if (!*l->trouble) {
+    snprintf(l->trouble, sizeof l->trouble, "%s", pith_error());
+  }
+  l->gone[meeting->links[index].rank] = 1;
+  pith__fd_close(l->fds[FIRST_DIALLED + index].fd);
+  l->fds[FIRST_DIALLED + index].fd = -1;
+  end_within(meeting, gather_seconds);
+  return PITH_OK;
+}
+
+/* A connection was lost, or turned away: that may have been for want of room. */
+static pith_status note_lost(pith_shm_meeting *meeting, lobby *l, int index, pith_status status) {
+  talk *t = &l->talks[FIRST_DIALLED + index];
+  double now = pith__now();
+  t->lost = t->lost > 0 ? t->lost : now;
+  if (status != PITH_ERR_PEER || now > t->lost + dial_seconds) {
+    return note_gone(meeting, l, index, status);
+  }
+  t->again = now + dial_pause;
+  pith__fd_close(l->fds[FIRST_DIALLED + index].fd);
+  l->fds[FIRST_DIALLED + index].fd = -1;
+  return PITH_OK;
+}
+
+static pith_status dial_one(pith_shm_meeting *meeting, lobby *l, int index) {
+  talk *t = &l->talks[FIRST_DIALLED + index];
+  int socket = open_socket();
+  PITH_REQUIRE(socket >= 0, PITH_ERR_SYSTEM, "shm: cannot open a Unix socket: %s", strerror(errno));
+  l->fds[FIRST_DIALLED + index] = (struct pollfd){socket, POLLIN, 0};
+  t->again = 0;
+  t->is_answered = 0;
+  return note_gone(meeting, l, index, dial(meeting, index, socket, t));
+}
+
 static pith_status dial_lower(pith_shm_meeting *meeting, lobby *l) {
   for (int i = 0; i < meeting->count; i++) {
     if (meeting->links[i].rank < meeting->config->rank) {
-      int socket = open_socket();
-      PITH_REQUIRE(socket >= 0, PITH_ERR_SYSTEM, "shm: cannot open a Unix socket: %s", strerror(errno));
-      l->fds[FIRST_DIALLED + i] = (struct pollfd){socket, POLLIN, 0};
-      PITH_TRY(dial(meeting, i, socket, &l->talks[FIRST_DIALLED + i]));
+      PITH_TRY(dial_one(meeting, l, i));
     }
   }
   return PITH_OK;
 }
 
-static pith_status hear_all(pith_shm_meeting *meeting, lobby *l) {
-  if (l->fds[0].revents) {
-    accept_guests(l, meeting->listener);
+static pith_status dial_again(pith_shm_meeting *meeting, lobby *l) {
+  for (int i = 0; i < meeting->count; i++) {
+    double time = l->talks[FIRST_DIALLED + i].again;
+    if (time > 0 && pith__now() >= time) {
+      PITH_TRY(dial_one(meeting, l, i));
+    }
   }
+  return PITH_OK;
+}
+
+/* When there is something to do, whoever speaks. */
+static double next_time(const pith_shm_meeting *meeting, const lobby *l) {
+  double next = meeting->end;
+  for (int i = 0; i < meeting->count; i++) {
+    double time = l->talks[FIRST_DIALLED + i].again;
+    next = time > 0 && time < next ? time : next;
+  }
+  return next;
+}
+
+/* Of links that stand only the end is of interest: bytes are for later. Their sockets take the places of the calls that
+ * made them, since poll() takes no more entries than the process may have files. */
+static void watch_links(const pith_shm_meeting *meeting, const lobby *l) {
+  struct pollfd *calls = l->fds + FIRST_DIALLED, *processes = calls + meeting->count;
+  for (int i = 0; i < meeting->count; i++) {
+    if (meeting->links[i].socket >= 0) {
+      calls[i] = (struct pollfd){l->is_broken ? -1 : meeting->links[i].socket, 0, 0};
+      processes[i] = (struct pollfd){l->is_broken ? -1 : meeting->links[i].process, POLLIN, 0};
+    }
+  }
+}
+
+static void notice_ends(pith_shm_meeting *meeting, lobby *l) {
+  const struct pollfd *calls = l->fds + FIRST_DIALLED, *processes = calls + meeting->count;
+  for (int i = 0; i < meeting->count && !l->is_broken; i++) {
+    if (meeting->links[i].socket >= 0 && (calls[i].revents || processes[i].revents)) {
+      l->is_broken = 1;
+      end_within(meeting, broken_seconds);
+    }
+  }
+}
+
+static pith_status hear_all(pith_shm_meeting *meeting, lobby *l) {
+  int has_callers = l->fds[0].revents != 0;
+  notice_ends(meeting, l);
   for (int at = FIRST_GUEST + l->guests - 1; at >= FIRST_GUEST; at--) {
     if (hear_guest(meeting, &l->fds[at].fd, &l->talks[at])) {
       forget_guest(l, at);
     }
   }
+  if (has_callers) {
+    accept_guests(l, meeting->listener);
+  }
   for (int i = 0; i < meeting->count; i++) {
     struct pollfd *listener = &l->fds[FIRST_DIALLED + i];
-    if (listener->fd >= 0 && listener->revents) {
-      PITH_TRY(hear_listener(meeting, i, &listener->fd, &l->talks[FIRST_DIALLED + i]));
+    if (meeting->links[i].socket < 0 && listener->fd >= 0 && listener->revents) {
+      pith_status status = hear_listener(meeting, i, &listener->fd, &l->talks[FIRST_DIALLED + i]);
+      PITH_TRY(status == PITH_OK ? PITH_OK : note_lost(meeting, l, i, status));
     }
   }
   return PITH_OK;
 }
 
-static int first_missing(const pith_shm_meeting *meeting) {
+/* Of the peers that are not linked, those that are gone, or the others; how many. `flags` has room for every rank, or
+ * is NULL. */
+static int count_missing(const pith_shm_meeting *meeting, const lobby *l, int is_gone, uint8_t *flags) {
+  int count = 0;
   for (int i = 0; i < meeting->count; i++) {
-    if (meeting->links[i].socket < 0) {
-      return meeting->links[i].rank;
+    int rank = meeting->links[i].rank, is_missing = meeting->links[i].socket < 0 && l->gone[rank] == is_gone;
+    count += is_missing;
+    if (flags) {
+      flags[rank] = (uint8_t)is_missing;
     }
   }
-  return -1;
+  return count;
+}
+
+/* Some peers are not linked, and will not be. */
+static pith_status fail_meeting(const pith_shm_meeting *meeting, const lobby *l) {
+  char list[PITH_RANK_LIST_TEXT];
+  int ranks = meeting->config->ranks, gone = count_missing(meeting, l, 1, NULL);
+  uint8_t *flags = calloc((size_t)ranks, 1);
+  PITH_REQUIRE(flags, PITH_ERR_MEMORY, "shm: no memory for %d ranks", ranks);
+  count_missing(meeting, l, gone > 0, flags);
+  pith__rank_list(flags, ranks, list);
+  free(flags);
+  return gone == 1 ? pith_fail(PITH_ERR_PEER, "%s", l->trouble)
+         : gone > 1
+             ? pith_fail(PITH_ERR_PEER,
+                         "shm: %s turned us away or ended: are they of the same job, secret and version?", list)
+             : pith_fail(PITH_ERR_TIMEOUT, "shm: %s did not connect within %.1f s", list, pith__now() - l->start);
 }
 
 static pith_status meet_in(pith_shm_meeting *meeting, lobby *l) {
+  int places = FIRST_DIALLED + 2 * meeting->count;
   PITH_TRY(dial_lower(meeting, l));
-  while (first_missing(meeting) >= 0) {
-    int ready = poll(l->fds, FIRST_DIALLED + (nfds_t)meeting->count, remaining_ms(meeting->end));
-    PITH_REQUIRE(ready != 0, PITH_ERR_TIMEOUT, "shm: rank %d did not connect within %g s", first_missing(meeting),
-                 meeting->config->timeout);
-    PITH_REQUIRE(ready > 0 || errno == EINTR, PITH_ERR_SYSTEM, "shm: cannot wait for peers: %s", strerror(errno));
+  while (count_missing(meeting, l, 0, NULL) > 0 && remaining_ms(meeting->end) > 0) {
+    watch_links(meeting, l);
+    int ready = poll(l->fds, (nfds_t)places, remaining_ms(next_time(meeting, l)));
+    PITH_REQUIRE(ready >= 0 || errno == EINTR, PITH_ERR_SYSTEM, "shm: cannot wait for peers: %s", strerror(errno));
     if (ready > 0) {
       PITH_TRY(hear_all(meeting, l));
     }
+    PITH_TRY(dial_again(meeting, l));
   }
-  return PITH_OK;
+  return count_missing(meeting, l, 0, NULL) + count_missing(meeting, l, 1, NULL) ? fail_meeting(meeting, l) : PITH_OK;
 }
 
 pith_status pith__shm_link_meet(pith_shm_meeting *meeting) {
-  int places = FIRST_DIALLED + meeting->count;
-  lobby l = {malloc((size_t)places * sizeof *l.fds), calloc((size_t)places, sizeof *l.talks), 0};
-  if (!l.fds || !l.talks) {
-    free(l.fds);
-    free(l.talks);
-    return pith_fail(PITH_ERR_MEMORY, "shm: no memory for %d links", meeting->count);
+  int own = FIRST_DIALLED + meeting->count, places = own + meeting->count;
+  lobby l = {.fds = calloc((size_t)places, sizeof *l.fds),
+             .talks = calloc((size_t)own, sizeof *l.talks),
+             .gone = calloc((size_t)meeting->config->ranks, 1),
+             .start = pith__now()};
+  pith_status status =
+      l.fds && l.talks && l.gone ? PITH_OK : pith_fail(PITH_ERR_MEMORY, "shm: no memory for %d links", meeting->count);
+  for (int i = 0; i < places && status == PITH_OK; i++) {
+    l.fds[i] = (struct pollfd){.fd = i == 0 ? meeting->listener : -1, .events = POLLIN};
   }
-  for (int i = 0; i < places; i++) {
-    l.fds[i] = (struct pollfd){.fd = -1};
-  }
-  l.fds[0] = (struct pollfd){meeting->listener, POLLIN, 0};
-  pith_status status = meet_in(meeting, &l);
-  for (int i = 1; i < places; i++) { /* guests that never spoke; links that never stood */
-    pith__fd_close(l.fds[i].fd);
+  if (status == PITH_OK) {
+    status = meet_in(meeting, &l);
+    for (int i = 1; i < own; i++) { /* guests that never spoke; links that never stood */
+      if (i < FIRST_DIALLED || meeting->links[i - FIRST_DIALLED].socket < 0) {
+        pith__fd_close(l.fds[i].fd);
+      }
+    }
   }
   free(l.fds);
   free(l.talks);
+  free(l.gone);
   return status;
 }
 

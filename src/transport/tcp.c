@@ -300,6 +300,15 @@ static int sleep_tcp(pith_transport *transport, int asleep) {
   return work;
 }
 
+static int is_linked(const pith_transport *transport, int rank) {
+  const tcp_peer *peer = &((const pith_tcp *)(const void *)transport)->peers[rank];
+  int stands = peer->connections > 0;
+  for (int i = 0; i < peer->connections; i++) {
+    stands &= peer->fds[i] >= 0;
+  }
+  return stands;
+}
+
 const pith_transport_ops pith__transport_tcp = {
     .name = "tcp",
     .summary = "sockets: machines on any network",
@@ -310,5 +319,6 @@ const pith_transport_ops pith__transport_tcp = {
     .receive = receive_tcp,
     .descriptors = descriptors,
     .sleep = sleep_tcp,
+    .is_linked = is_linked,
     .close = close_tcp,
 };

@@ -23,6 +23,10 @@ static const double hello_seconds = 5;   /* for an arrival to say hello */
 static const double address_seconds = 3; /* for a call, if there is another address to try */
 static const double first_pause = 0.005, longest_pause = 0.5;
 
+/* The time that is left when a link breaks that stood already: others will give up, too. It may be that of a rank which
+ * had all its links and has left since, so the others get some time to come. */
+static const double broken_seconds = 2;
+
 /* ---- State ------------------------------------------------------------------------------------------------------- */
 
 /* Both hellos of a connection. */
@@ -59,8 +63,9 @@ typedef struct meeting {
   int arrival_count, arrival_most;
   int missing; /* connections that do not stand yet */
   struct pollfd *fds;
-  double deadline;
-  int lack; /* what this process itself lacked when it last tried, as an errno: descriptors or memory */
+  double start, deadline;
+  int is_broken; /* a link that stood is over */
+  int lack;      /* what this process itself lacked when it last tried, as an errno: descriptors or memory */
 } meeting;
 
 static tcp_hello make_hello(const pith_tcp *tcp, uint32_t rank, uint32_t index, uint64_t token) {
@@ -290,23 +295,54 @@ static double next_time(const meeting *m) {
   return next;
 }
 
-/* Calls first, then arrivals, then the listener. poll() passes over descriptors below zero. */
-static int fill_descriptors(meeting *m) {
+/* Of links that stand only the end is of interest: bytes are for later. */
+static struct pollfd watch_link(const meeting *m, int peer, int index) {
+  return (struct pollfd){m->is_broken ? -1 : m->tcp->peers[peer].fds[index], POLLRDHUP, 0};
+}
+
+/* Calls first, or the links they have become; then arrivals, then the listener, then the links that came as arrivals.
+ * poll() passes over descriptors below zero, but takes no more entries than the process may have files. */
+static int fill_descriptors(meeting *m, int *listener) {
   int count = 0;
   for (int i = 0; i < m->call_count; i++) {
     const call *c = &m->calls[i];
-    m->fds[count++] = (struct pollfd){c->is_done ? -1 : c->fd, c->is_open ? POLLIN : POLLOUT, 0};
+    m->fds[count++] =
+        c->is_done ? watch_link(m, c->peer, c->index) : (struct pollfd){c->fd, c->is_open ? POLLIN : POLLOUT, 0};
   }
   for (int i = 0; i < m->arrival_count; i++) {
     m->fds[count++] = (struct pollfd){m->arrivals[i].fd, POLLIN, 0};
   }
+  *listener = count;
   m->fds[count++] = (struct pollfd){m->tcp->listener, POLLIN, 0};
+  for (int p = m->tcp->rank + 1; p < m->tcp->ranks && !m->is_broken; p++) {
+    for (int i = 0; i < m->tcp->peers[p].connections; i++) {
+      if (m->tcp->peers[p].fds[i] >= 0) {
+        m->fds[count++] = watch_link(m, p, i);
+      }
+    }
+  }
   return count;
 }
 
+static void notice_ends(meeting *m, int listener, int count) {
+  int ended = 0;
+  for (int i = 0; i < m->call_count; i++) {
+    ended |= m->calls[i].is_done && m->fds[i].revents;
+  }
+  for (int i = listener + 1; i < count; i++) {
+    ended |= m->fds[i].revents != 0;
+  }
+  if (ended && !m->is_broken) {
+    double soon = pith__now() + broken_seconds;
+    m->is_broken = 1;
+    m->deadline = soon < m->deadline ? soon : m->deadline;
+  }
+}
+
 static void step(meeting *m) {
-  int count = fill_descriptors(m), arrivals = m->arrival_count;
+  int listener, count = fill_descriptors(m, &listener), arrivals = m->arrival_count;
   pith__poll_until(m->fds, count, next_time(m));
+  notice_ends(m, listener, count);
   for (int i = 0; i < m->call_count; i++) {
     if (!m->calls[i].is_done) {
       attend_call(m, &m->calls[i], m->fds[i].revents);
@@ -317,7 +353,7 @@ static void step(meeting *m) {
       drop(m, i);
     }
   }
-  if (m->fds[count - 1].revents) {
+  if (m->fds[listener].revents) {
     admit(m);
   }
 }
@@ -336,8 +372,8 @@ static pith_status name_missing(const meeting *m) {
       m->lack
           ? pith_fail(PITH_ERR_SYSTEM, "rank %d cannot connect with %s: %s (ulimit -n says how many files it may open)",
                       tcp->rank, who, strerror(m->lack))
-          : pith_fail(PITH_ERR_TIMEOUT, "rank %d has no tcp connection with %s after %g s: is a firewall between?",
-                      tcp->rank, who, tcp->timeout);
+          : pith_fail(PITH_ERR_TIMEOUT, "rank %d has no tcp connection with %s after %.1f s: is a firewall between?",
+                      tcp->rank, who, pith__now() - m->start);
   free(missing);
   return status;
 }
@@ -370,7 +406,7 @@ static pith_status prepare(meeting *m, const pith_address *address) {
   m->arrival_most = m->missing + STRANGERS_MOST;
   m->calls = calloc((size_t)m->missing + 1, sizeof *m->calls);
   m->arrivals = calloc((size_t)m->arrival_most, sizeof *m->arrivals);
-  m->fds = calloc((size_t)(m->missing + m->arrival_most) + 1, sizeof *m->fds);
+  m->fds = calloc((size_t)(2 * m->missing + m->arrival_most) + 1, sizeof *m->fds);
   PITH_REQUIRE(m->calls && m->arrivals && m->fds, PITH_ERR_MEMORY, "no memory for %d connections", m->missing);
   for (int p = 0; p < tcp->rank; p++) {
     for (int i = 0; i < tcp->peers[p].connections; i++) {
@@ -401,7 +437,9 @@ static void clear_up(meeting *m) {
 pith_status pith__tcp_connect(pith_transport *transport, const pith_address *address, const uint8_t *wanted,
                               const pith_link_key *key) {
   meeting m = {.tcp = (pith_tcp *)transport, .key = key, .wanted = wanted};
-  m.deadline = pith__now() + m.tcp->timeout;
+  m.start = pith__now();
+  m.deadline =
+      m.start + (transport->hurry > 0 && transport->hurry < m.tcp->timeout ? transport->hurry : m.tcp->timeout);
   pith_status status = prepare(&m, address);
   while (status == PITH_OK && m.missing > 0) {
     step(&m);

@@ -73,6 +73,10 @@ typedef struct pith_transport_ops {
    * promises that peers wake the descriptors from now on. */
   int (*sleep)(pith_transport *transport, int asleep);
 
+  /* Whether the link with a peer stands: send and receive may be used. Of interest after a connect that failed, when
+   * some do. NULL: then none does. */
+  int (*is_linked)(const pith_transport *transport, int peer);
+
   /* Closes all links. Peers see that this rank is gone. Legal at any time after listen, also half connected. */
   void (*close)(pith_transport *transport);
 
@@ -81,6 +85,8 @@ typedef struct pith_transport_ops {
 
 struct pith_transport {
   const pith_transport_ops *ops;
+  double hurry; /* at most so many seconds for connect: the group has failed already, and others shall hear of it. 0: as
+                   the config says. Only a network that others wait on must mind it */
 };
 
 extern const pith_transport_ops pith__transport_inproc, pith__transport_shm, pith__transport_tcp;

@@ -116,6 +116,123 @@ links_change_when_told_to() {
   [ ! -e "$temp/control" ]
 }
 
+# Ranks 0 and 1 send each other datagrams. When they hear each other, rank 0 has the fault done to host 1, and half a
+# second later has it undone; both end half a second after that, and print the longest time in which they heard nothing.
+cat >"$temp/beacon.py" <<'END2'
+import os, socket, time
+
+def order(text):
+    if rank == 0:
+        with open(os.environ["CONTROL"], "w") as control:
+            control.write(text + " 1\n")
+
+rank = int(os.environ["RANK"])
+mine = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+mine.bind((f"10.77.0.{rank + 1}", 7000))
+mine.setblocking(False)
+orders = [(0.2, os.environ["FAULT"]), (0.7, os.environ["UNDO"])]
+first = last = None
+gap = 0.0
+while first is None or time.monotonic() - first < 1.4:
+    try:
+        mine.sendto(b"x", (f"10.77.0.{2 - rank}", 7000))
+    except OSError:
+        pass
+    time.sleep(0.01)
+    try:
+        while mine.recv(10):
+            now = time.monotonic()
+            gap = max(gap, now - last) if last else 0.0
+            first, last = first or now, now
+    except OSError:
+        pass
+    if first and orders and time.monotonic() - first > orders[0][0]:
+        order(orders.pop(0)[1])
+print(f"silent for {gap:.3f} s, then for {time.monotonic() - last:.3f}", flush=True)
+END2
+
+# beacons FAULT UNDO: runs them.
+beacons() {
+  exits 0 "$pith" lab -n 2 --rate 100mbit --control "$temp/control" --env CONTROL="$temp/control" --env FAULT="$1" --env UNDO="$2" -- \
+    sh -c 'python3 "$temp/beacon.py"; true' # a child of the rank
+}
+# is_cut RANK: it heard nothing for some time, and something afterwards. hears RANK: it always heard something.
+is_silent() { awk -v rank="[$1]" -v least="$2" -v most="$3" '$1 == rank { good = $4 >= least && $4 < most } END { exit !good }' "$temp/out"; }
+is_cut() { is_silent "$1" 0.35 1.2 || { cat "$temp/out" "$temp/err" && return 1; }; }
+hears() { is_silent "$1" 0 0.35 || { cat "$temp/out" "$temp/err" && return 1; }; }
+
+a_host_is_cut_off_and_comes_back() {
+  need_lab
+  need python3
+  beacons cut restore
+  says err 'host 1 is cut off'
+  says err 'host 1 has its link back'
+  is_cut 0
+  is_cut 1
+}
+
+a_link_is_cut_in_one_direction() {
+  need_lab
+  need python3
+  beacons cut-in restore
+  says err 'host 1 receives nothing'
+  hears 0
+  is_cut 1
+  beacons cut-out restore
+  says err 'host 1 sends nothing'
+  is_cut 0
+  hears 1
+}
+
+a_host_is_paused_with_all_it_runs() {
+  need_lab
+  need python3
+  beacons pause resume
+  says err 'host 1 is paused'
+  says err 'host 1 goes on'
+  is_cut 0
+}
+
+a_host_is_slowed_down_and_faults_come_from_the_pipe() {
+  need_lab
+  exits 0 "$pith" lab -n 2 --rate 100mbit --control "$temp/control" -- sh -c '
+    rate() { tc qdisc show dev "$PITH_IFNAME" | sed -n "s/.* rate \([^ ]*\) .*/\1/p"; }
+    becomes() {
+      tries=0
+      until [ "$(rate)" = "$1" ] || [ $tries = 100 ]; do tries=$((tries + 1)); sleep 0.02; done
+      echo "$1: $(rate)"
+    }
+    [ $RANK = 1 ] || exit 0
+    { echo slow 1 64kbit; echo cut 7; echo pauze 1; } >"$temp/control"
+    becomes 64Kbit
+    echo 1gbit >"$temp/control"
+    echo restore 1 >"$temp/control"
+    becomes 1Gbit'
+  says out '[1] 64Kbit: 64Kbit'
+  says out '[1] 1Gbit: 1Gbit'
+  says err 'host 1 has a link of 64000 bit/s each way'
+  says err 'there is no host 7: this lab has 2'
+  says err 'there is no fault "pauze", did you mean "pause"?'
+}
+
+# A host that is paused when the lab is asked to end hears of it all the same.
+a_paused_host_ends_with_the_lab() {
+  need_lab
+  "$pith" lab -n 2 --rate 1gbit --grace 20 --fault pause:0@0.1s,pause:1@0.1s -- sleep 1000 >"$temp/said" 2>&1 &
+  launcher=$!
+  waits grep -q 'host 1 is paused' "$temp/said"
+  kill -TERM $launcher
+  waits is_gone $launcher
+}
+
+# Ranks of a real job name the host that was cut off.
+a_job_names_the_rank_that_was_cut_off() {
+  need_lab
+  exits 1 "$pith" lab -n 3 --rate 1gbit --env PITH_TIMEOUT=1 --fault cut:2@0.5s -- \
+    "$pith" bench allreduce -b 4K -e 4K -n 100000 -w 0
+  says err 'for rank 2 without a sign of life'
+}
+
 exit_codes_are_those_of_ranks() {
   need_lab
   exits 4 "$pith" lab -n 2 --rate 1gbit -- sh -c '[ $RANK = 0 ] || exit 4; sleep 1000'
@@ -230,6 +347,15 @@ links_of_a_user_have_their_rate() {
   says out '[0] out: 0.'
 }
 
+a_user_cuts_and_pauses_hosts() {
+  need_user_lab
+  exits 0 $as_user "$temp/user/pith" lab -n 2 --rate 100mbit --fault cut:1@0.1s+0.1s,pause:1@0.3s+0.1s,slow:1:1mbit@0.4s -- sleep 0.6
+  for text in 'is cut off' 'has its link back' 'is paused' 'goes on' 'has a link of 1000000 bit/s'; do
+    says err "host 1 $text"
+  done
+  ! grep -q failed "$temp/err"
+}
+
 a_user_benchmarks_over_slow_links() {
   need_user_lab
   exits 0 $as_user "$temp/user/pith" lab --no-prefix -n 4 --per-host 2 --rate 100mbit -- \
@@ -304,6 +430,21 @@ mistakes_are_wrong_usage() {
   exits 2 "$pith" lab -n 2 --rate 0bit -- true
   exits 2 "$pith" lab -n 2 --rate 1gbit --per-host 0 -- true
   exits 2 "$pith" lab -n 2 --rate 1gbit --mtu 20 -- true
+  exits 2 "$pith" lab -n 2 --rate 1gbit --fault cut:1 -- true
+  says err 'expected FAULT:HOST@TIME or FAULT:HOST@TIME+DURATION, as in cut:2@5s+3s'
+  exits 2 "$pith" lab -n 2 --rate 1gbit --fault cut:2@1s -- true
+  says err 'there is no host 2: this lab has 2, and the first is host 0'
+  exits 2 "$pith" lab -n 2 --rate 1gbit --fault cut:x@1s -- true
+  exits 2 "$pith" lab -n 2 --rate 1gbit --fault drop:1@1s -- true
+  says err 'there is no fault "drop"'
+  exits 2 "$pith" lab -n 2 --rate 1gbit --fault slow:1@1s -- true
+  says err 'which rate?'
+  exits 2 "$pith" lab -n 2 --rate 1gbit --fault slow:1:fast@1s -- true
+  exits 2 "$pith" lab -n 2 --rate 1gbit --fault cut:1:1gbit@1s -- true
+  says err 'only slow takes a rate'
+  exits 2 "$pith" lab -n 2 --rate 1gbit --fault resume:1@1s+2s -- true
+  exits 2 "$pith" lab -n 2 --rate 1gbit --fault cut:1@1s+x -- true
+  exits 2 "$pith" lab -n 2 --rate 1gbit --fault cut:1@-1s -- true
 }
 
 a_pipe_that_cannot_be_made_is_an_error() {
@@ -367,9 +508,10 @@ hierarchical_sends_half_as_much_across_links() {
   is_half "$flat" $((sent - tall))
 }
 
-run_tests each_host_is_a_network_of_its_own links_have_their_rate_in_both_directions links_change_when_told_to exit_codes_are_those_of_ranks \
+run_tests each_host_is_a_network_of_its_own links_have_their_rate_in_both_directions links_change_when_told_to a_host_is_cut_off_and_comes_back a_link_is_cut_in_one_direction \
+  a_host_is_paused_with_all_it_runs a_host_is_slowed_down_and_faults_come_from_the_pipe a_paused_host_ends_with_the_lab a_job_names_the_rank_that_was_cut_off exit_codes_are_those_of_ranks \
   several_labs_at_once nothing_is_left nothing_is_left_after_sigterm nothing_is_left_after_sigkill \
-  nothing_is_left_if_killed_halfway a_user_makes_a_lab links_of_a_user_have_their_rate a_user_benchmarks_over_slow_links \
+  nothing_is_left_if_killed_halfway a_user_makes_a_lab links_of_a_user_have_their_rate a_user_cuts_and_pauses_hosts a_user_benchmarks_over_slow_links \
   nothing_of_a_user_is_left_after_sigterm nothing_of_a_user_is_left_after_sigkill doctor_tells_a_user_what_a_lab_takes \
   a_limit_of_no_namespaces_is_named mistakes_are_wrong_usage a_pipe_that_cannot_be_made_is_an_error \
   algorithms_are_right_across_links inside_hosts_and_across_links_specs_may_differ hierarchical_sends_half_as_much_across_links

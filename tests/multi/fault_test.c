@@ -219,6 +219,112 @@ TEST(a_stopped_rank_is_an_error_though_the_others_keep_talking) {
   }
 }
 
+/* ---- While links are made ---------------------------------------------------------------------------------------- */
+
+/* A comm of four ranks over tcp in which one may open files for some of its links only, in the order of ranks. */
+typedef struct scarcity {
+  int rank, links; /* who, and how many */
+  unsigned dies;   /* after so many seconds; 0: it does not */
+  double timeout, most;
+} scarcity;
+
+static void allow_links(const scarcity *s) {
+  int next = dup(0);
+  struct rlimit few = {(rlim_t)(next + 2 + s->links), (rlim_t)(next + 2 + s->links)}; /* beside eventfd and listener */
+  close(next);
+  CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+  alarm(s->dies);
+}
+
+static _Noreturn void be_one_of_four(const scarcity *s, int rank, int port) {
+  pith_config config = PITH_CONFIG_INIT;
+  pith_comm *comm = NULL;
+  float x = 1;
+  config.rank = rank, config.ranks = 4, config.port = port, config.host = "127.0.0.1";
+  config.transport = "tcp", config.timeout = s->timeout;
+  if (rank == s->rank) {
+    allow_links(s);
+  }
+  double start = pith__now();
+  pith_status status = pith_comm_create(&config, &comm);
+  if (status == PITH_OK) {
+    CHECK_MSG(rank < s->links, "rank %d lacks a link and has a comm", rank);
+    status = reduce_once(comm, NULL, &x, &x, 1);
+  }
+  CHECK(status != PITH_OK);
+  CHECK_MSG(names_rank(pith_error(), s->rank), "rank %d was told \"%s\"", rank, pith_error());
+  CHECK_MSG(s->dies || !strstr(pith_error(), " is gone"), "rank %d was told \"%s\"", rank, pith_error());
+  CHECK_MSG(pith__now() - start < s->most, "rank %d was told after %.1f s", rank, pith__now() - start);
+  pith_comm_destroy(comm);
+  _exit(0);
+}
+
+static void run_with_few_files(scarcity s) {
+  pid_t child[4];
+  int port = ranks_free_port();
+  for (int r = 0; r < 4; r++) {
+    child[r] = fork();
+    CHECK(child[r] >= 0);
+    if (child[r] == 0) {
+      be_one_of_four(&s, r, port);
+    }
+  }
+  ranks_wait(child, 4, s.dies ? s.rank : -1);
+  if (s.dies) {
+    CHECK(waitpid(child[s.rank], NULL, 0) == child[s.rank]);
+  }
+}
+
+/* Ranks 0 and 1 have all their links. They hear why there is no group, and do not take the rank for dead that tells. */
+TEST(a_rank_that_cannot_make_a_link_tells_the_others_why) {
+  run_with_few_files((scarcity){.rank = 3, .links = 2, .timeout = 1, .most = 5});
+}
+
+/* Rank 0 alone is linked with rank 2 and sees its end. The others hear of it, long before their time is over. */
+TEST(a_rank_that_dies_while_links_are_made_is_named_soon_over_tcp) {
+  run_with_few_files((scarcity){.rank = 2, .links = 1, .dies = 1, .timeout = 60, .most = 10});
+}
+
+/* The linker sends calls of the library here. Links of shm begin with this one, right after the rendezvous. */
+int __real_epoll_create1(int flags);
+int __wrap_epoll_create1(int flags);
+static int dies_before_links;
+
+int __wrap_epoll_create1(int flags) {
+  if (dies_before_links) {
+    _exit(0);
+  }
+  return __real_epoll_create1(flags);
+}
+
+static _Noreturn void be_one_of_two_hosts(int rank, int port) {
+  pith_config config = PITH_CONFIG_INIT;
+  pith_comm *comm;
+  config.rank = rank, config.ranks = 4, config.port = port, config.host = "127.0.0.1";
+  config.host_id = rank < 2 ? "first" : "second", config.transport = "auto", config.timeout = 60;
+  dies_before_links = rank == 0;
+  double start = pith__now();
+  pith_status status = pith_comm_create(&config, &comm);
+  CHECK(status != PITH_OK);
+  CHECK_MSG(names_rank(pith_error(), 0), "rank %d was told \"%s\"", rank, pith_error());
+  CHECK_MSG(pith__now() - start < 10, "rank %d was told after %.1f s", rank, pith__now() - start);
+  _exit(0);
+}
+
+/* Rank 1 cannot link with rank 0 of its host. The ranks of the other host wait for both, and hear of it. */
+TEST(a_rank_that_dies_before_it_has_links_is_named_soon_on_other_hosts) {
+  pid_t child[4];
+  int port = ranks_free_port();
+  for (int r = 0; r < 4; r++) {
+    child[r] = fork();
+    CHECK(child[r] >= 0);
+    if (child[r] == 0) {
+      be_one_of_two_hosts(r, port);
+    }
+  }
+  ranks_wait(child, 4, -1);
+}
+
 /* ---- Ranks that leave -------------------------------------------------------------------------------------------- */
 
 enum { LEAVES = 5 };

@@ -7,12 +7,15 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "base/clock.h"
+#include "ranks.h"
 #include "transport_laws.h"
 
 static const transport_world processes = {&pith__transport_shm, 1};
@@ -46,6 +49,61 @@ TEST(one_rank_alone_works) { law_one_rank_alone_works(&processes); }
 TEST(a_missing_rank_is_named) { law_a_missing_rank_is_named(&processes); }
 TEST(another_job_is_not_met) { law_another_job_is_not_met(&processes); }
 TEST(nothing_leaks) { law_nothing_leaks(&processes); }
+
+/* ---- Ranks that die while links are made ------------------------------------------------------------------------- */
+
+typedef struct hall {
+  atomic_int listening, judged;
+  pith_address address[4];
+} hall;
+
+/* Rank 2 wants no link but that with rank 0, and ends. Rank 3 cannot reach it and gives up. Rank 1 has no link with
+ * rank 2 and a broken one with rank 3: it must not wait for its whole time, nor blame rank 3. */
+static _Noreturn void be_in_hall(hall *h, int rank) {
+  pith_transport_config config = {.rank = rank, .ranks = 4, .timeout = 30};
+  uint8_t wanted[4] = {1, 1, 1, 1};
+  pith_link_key key = {.job = 7};
+  pith_transport *transport;
+  wanted[rank] = 0;
+  if (rank == 2) {
+    wanted[1] = wanted[3] = 0;
+  }
+  CHECK_OK(pith__transport_shm.listen(&config, &transport, &h->address[rank]));
+  for (atomic_fetch_add(&h->listening, 1); atomic_load(&h->listening) < 4;) {
+    usleep(1000);
+  }
+  double start = pith__now();
+  pith_status status = pith__transport_shm.connect(transport, h->address, wanted, &key);
+  if (rank == 1 || rank == 3) {
+    CHECK_EQ(status, rank == 1 ? PITH_ERR_TIMEOUT : PITH_ERR_PEER);
+    CHECK_ERROR_SAYS("rank 2");
+    CHECK_MSG(pith__now() - start < 5, "rank %d waited for %.1f s", rank, pith__now() - start);
+    CHECK(pith__transport_shm.is_linked(transport, 0) && !pith__transport_shm.is_linked(transport, 2));
+    atomic_fetch_add(&h->judged, 1);
+  } else {
+    CHECK_OK(status);
+  }
+  for (int i = 0; rank == 0 && i < 10000 && atomic_load(&h->judged) < 2; i++) {
+    usleep(1000);
+  }
+  pith__transport_shm.close(transport);
+  _exit(0);
+}
+
+TEST(a_rank_that_dies_while_links_are_made_is_named_soon) {
+  pid_t child[4];
+  hall *h = mmap(NULL, sizeof *h, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  CHECK(h != MAP_FAILED);
+  for (int r = 0; r < 4; r++) {
+    child[r] = fork();
+    CHECK(child[r] >= 0);
+    if (child[r] == 0) {
+      be_in_hall(h, r);
+    }
+  }
+  ranks_wait(child, 4, -1);
+  munmap(h, sizeof *h);
+}
 
 /* ---- Laps -------------------------------------------------------------------------------------------------------- */
 

@@ -4,192 +4,9 @@
  * and as the same one, with messages it made up, with messages of older versions, and with messages it was sent.
  * Another one turns refusals into hellos. The comm itself is made by pith_comm_create on both ranks.
  */
-#include <arpa/inet.h>
-#include <errno.h>
-#include <poll.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include "ranks.h"
-#include "test.h"
-#include "transport/rendezvous_wire.h"
-#include "transport/shm_link.h"
-#include "transport/tcp.h"
-
-#define NOBODY 65534
-#define SECRET "the ranks know it"
-
-/* ---- A job of two ranks, with somebody between them -------------------------------------------------------------- */
-
-/* What a spy at the rendezvous knows of rank 0. */
-typedef struct knowledge {
-  uint64_t job;
-  pith_address local, network;
-} knowledge;
-
-typedef int (*attack_fn)(const knowledge *k); /* whether rank 0 took us for rank 1, or told us more than it must */
-
-static _Noreturn void be_rank(const char *transport, int rank, int port) {
-  pith_config config = PITH_CONFIG_INIT;
-  pith_comm *comm;
-  float mine = rank ? 2 : 1, sum = 0;
-  config.rank = rank, config.ranks = 2, config.port = port, config.host = "127.0.0.1";
-  config.transport = transport, config.timeout = 10, config.secret = SECRET;
-  CHECK_OK(pith_comm_create(&config, &comm));
-  CHECK_STR(pith_comm_transport(comm, !rank), transport);
-  CHECK_OK(
-      pith_allreduce(comm, (pith_cspan){&mine, 1, PITH_F32}, (pith_span){&sum, 1, PITH_F32}, PITH_SUM, NULL, NULL));
-  CHECK(sum == 3);
-  pith_comm_destroy(comm);
-  _exit(0);
-}
-
-static pid_t start_rank(const char *transport, int rank, int port) {
-  pid_t child = fork();
-  CHECK(child >= 0);
-  if (child == 0) {
-    be_rank(transport, rank, port);
-  }
-  return child;
-}
-
-static int connect_to(int port) {
-  struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-  to.sin_port = htons((uint16_t)port);
-  for (int i = 0; i < 1000; i++) {
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (connect(fd, (struct sockaddr *)&to, sizeof to) == 0) {
-      return fd;
-    }
-    close(fd);
-    usleep(5000);
-  }
-  CHECK_MSG(0, "nobody listens on port %d", port);
-  return -1;
-}
-
-static int listen_at(int port) {
-  struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-  int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), yes = 1;
-  at.sin_port = htons((uint16_t)port);
-  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-  CHECK(bind(fd, (struct sockaddr *)&at, sizeof at) == 0 && listen(fd, 8) == 0);
-  return fd;
-}
-
-static void read_whole(int fd, void *to, size_t size) { CHECK_EQ(recv(fd, to, size, MSG_WAITALL), size); }
-
-static void write_whole(int fd, const void *from, size_t size) { CHECK_EQ(send(fd, from, size, MSG_NOSIGNAL), size); }
-
-/* An attack is made by a process of its own, so that it can be of another user. */
-static int attack_as(attack_fn attack, uid_t user, const knowledge *k) {
-  int status;
-  pid_t child = fork();
-  CHECK(child >= 0);
-  if (child == 0) {
-    if (user != geteuid()) {
-      CHECK(setgid(user) == 0 && setuid(user) == 0);
-    }
-    _exit(attack(k));
-  }
-  CHECK(waitpid(child, &status, 0) == child);
-  CHECK(WIFEXITED(status) && WEXITSTATUS(status) <= 1);
-  return WEXITSTATUS(status);
-}
-
-/* The table is one entry for each rank; the two addresses of a rank are the last of an entry. */
-static knowledge learn(const rendezvous_reply *reply, const uint8_t *table) {
-  knowledge k = {.job = reply->job};
-  size_t entry = reply->size / 2;
-  CHECK_EQ(reply->status, PITH_OK);
-  memcpy(&k.local, table + entry - 2 * sizeof k.local, sizeof k.local);
-  memcpy(&k.network, table + entry - sizeof k.network, sizeof k.network);
-  return k;
-}
-
-/* Rank 1 comes to rank 0's rendezvous through us. The attack is made when the addresses are known to us, and to rank 1
- * not yet. */
-static int spy(int listener, int port, attack_fn attack, uid_t user) {
-  uint8_t buffer[8192];
-  rendezvous_greeting greeting;
-  rendezvous_hello hello;
-  rendezvous_reply reply;
-  int guest = accept(listener, NULL, NULL), host = connect_to(port);
-  read_whole(host, &greeting, sizeof greeting);
-  write_whole(guest, &greeting, sizeof greeting);
-  read_whole(guest, &hello, sizeof hello);
-  CHECK(hello.size <= sizeof buffer);
-  read_whole(guest, buffer, hello.size);
-  write_whole(host, &hello, sizeof hello);
-  write_whole(host, buffer, hello.size);
-  read_whole(host, &reply, sizeof reply);
-  CHECK(reply.size <= sizeof buffer);
-  read_whole(host, buffer, reply.size);
-  knowledge k = learn(&reply, buffer);
-  int joined = attack_as(attack, user, &k);
-  write_whole(guest, &reply, sizeof reply);
-  write_whole(guest, buffer, reply.size);
-  close(guest);
-  close(host);
-  return joined;
-}
-
-/* The attacker must get nothing, and the ranks must meet and agree. */
-static void check_attack(const char *transport, attack_fn attack, uid_t user) {
-  int port = ranks_free_port(), through = ranks_free_port(), listener = listen_at(through);
-  if (user != geteuid() && geteuid() != 0) {
-    LACKS("root", "only root can become another user");
-  }
-  pid_t child[2] = {start_rank(transport, 0, port), start_rank(transport, 1, through)};
-  int joined = spy(listener, port, attack, user);
-  close(listener);
-  CHECK_MSG(!joined, "rank 0 let a stranger in");
-  ranks_wait(child, 2, -1);
-}
+#include "stranger.h"
 
 /* ---- Over shared memory ------------------------------------------------------------------------------------------ */
-
-static int dial_shm(const knowledge *k) {
-  struct sockaddr_un where = {.sun_family = AF_UNIX};
-  int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-  memcpy(where.sun_path + 1, k->local.data, k->local.size);
-  socklen_t size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + k->local.size);
-  CHECK_EQ(connect(fd, (struct sockaddr *)&where, size), 0);
-  return fd;
-}
-
-static void send_with(int fd, const void *data, size_t size, int descriptor) {
-  union {
-    struct cmsghdr header;
-    char bytes[CMSG_SPACE(sizeof(int))];
-  } room = {0};
-  struct iovec piece = {(void *)(uintptr_t)data, size};
-  struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1};
-  if (descriptor >= 0) {
-    message.msg_control = &room, message.msg_controllen = sizeof room;
-    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-    *header = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
-    memcpy(CMSG_DATA(header), &descriptor, sizeof(int));
-  }
-  CHECK(sendmsg(fd, &message, MSG_NOSIGNAL) == (ssize_t)size || errno == EPIPE || errno == ECONNRESET);
-}
-
-/* What comes within a second: its size, 0 for the end. *has_memory: a descriptor came with it. */
-static ssize_t hear_with(int fd, void *to, size_t size, int *has_memory) {
-  char room[256];
-  struct pollfd ready = {fd, POLLIN, 0};
-  struct iovec piece = {to, size};
-  struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
-  *has_memory = 0;
-  ssize_t got = poll(&ready, 1, 1000) > 0 ? recvmsg(fd, &message, 0) : 0;
-  *has_memory = got > 0 && CMSG_FIRSTHDR(&message) != NULL;
-  return got < 0 ? 0 : got;
-}
 
 static int make_segment(void) {
   int memory = memfd_create("stranger", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -222,10 +39,19 @@ static pith_shm_hello hello_as_rank_1(void) {
   return hello;
 }
 
-/* The right words, and for a proof: zeros, the listener's own, or one by a key that follows from what can be seen. */
-static int join_shm_without_the_key(const knowledge *k) {
+/* The right words, and for a proof: zeros, the listener's own, one by a key that follows from what can be seen, one by
+ * the key of another job of the same secret, and one by the right key. */
+enum { PROOF_ZEROS, PROOF_ECHO, PROOF_SEEN, PROOF_OTHER_JOB, PROOF_RIGHT };
+
+static pith_link_key key_of(int kind, const knowledge *k) {
+  pith_link_key key;
+  pith__link_key_make(kind == PROOF_SEEN ? NULL : SECRET, kind == PROOF_OTHER_JOB ? k->job + 1 : k->job, &key);
+  return key;
+}
+
+static int join_shm(const knowledge *k, int first, int last) {
   int has_memory, memory = make_segment(), joined = 0;
-  for (int kind = 0; kind < 3; kind++) {
+  for (int kind = first; kind <= last; kind++) {
     struct {
       pith_shm_hello caller, listener;
     } said = {.caller = hello_as_rank_1()};
@@ -239,12 +65,11 @@ static int join_shm_without_the_key(const knowledge *k) {
     }
     joined |= has_memory;
     said.listener = answer.hello;
-    if (kind == 1) {
+    if (kind == PROOF_ECHO) {
       memcpy(offer.proof, answer.proof, sizeof offer.proof);
-    } else if (kind == 2) {
-      pith_link_key seen;
-      pith__link_key_make(NULL, k->job, &seen);
-      pith__link_key_prove(&seen, PITH_SHM_ROLE_CALLER, &said, sizeof said, &offer, offsetof(pith_shm_offer, proof),
+    } else if (kind > PROOF_ECHO) {
+      pith_link_key key = key_of(kind, k);
+      pith__link_key_prove(&key, PITH_SHM_ROLE_CALLER, &said, sizeof said, &offer, offsetof(pith_shm_offer, proof),
                            offer.proof);
     }
     send_with(fd, &offer, sizeof offer, memory);
@@ -252,6 +77,9 @@ static int join_shm_without_the_key(const knowledge *k) {
   }
   return joined;
 }
+
+static int join_shm_without_the_key(const knowledge *k) { return join_shm(k, PROOF_ZEROS, PROOF_OTHER_JOB); }
+static int join_shm_with_the_key(const knowledge *k) { return join_shm(k, PROOF_RIGHT, PROOF_RIGHT); }
 
 /* What rank 0 has said to one connection is said to it on another. */
 static int join_shm_with_its_own_words(const knowledge *k) {
@@ -280,6 +108,9 @@ TEST(the_same_user_does_not_join_over_shm_without_the_key) { check_attack("shm",
 TEST(the_same_user_does_not_join_over_shm_with_replayed_words) {
   check_attack("shm", join_shm_with_its_own_words, geteuid());
 }
+
+/* Memory is for one user, whatever others know. */
+TEST(another_user_who_has_the_secret_does_not_join_over_shm) { check_attack("shm", join_shm_with_the_key, NOBODY); }
 
 /* Ranks of one host and of different users find each other over the network, or say why they cannot. */
 static _Noreturn void be_rank_of_a_user(const char *transport, int rank, int port) {
@@ -321,37 +152,6 @@ TEST(ranks_of_different_users_do_not_share_memory) { check_users("shm"); }
 
 /* ---- Over tcp ---------------------------------------------------------------------------------------------------- */
 
-static int dial_tcp(const knowledge *k, uint64_t *token) {
-  tcp_place place;
-  CHECK_OK(pith__tcp_address_decode(&k->network, 0, &place));
-  int fd = socket(place.at[0].any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  CHECK(connect(fd, &place.at[0].any, pith__sockaddr_size(&place.at[0])) == 0);
-  *token = place.token;
-  return fd;
-}
-
-static void throw(int fd, const void *bytes, size_t size) {
-  CHECK(send(fd, bytes, size, MSG_NOSIGNAL) == (ssize_t)size || errno == EPIPE || errno == ECONNRESET);
-}
-
-/* All of it, or as much as comes within a second before the end. */
-static size_t hear(int fd, void *to, size_t size) {
-  size_t done = 0;
-  ssize_t got = 1;
-  for (struct pollfd ready = {fd, POLLIN, 0}; done < size && got > 0 && poll(&ready, 1, 1000) > 0;) {
-    got = recv(fd, (char *)to + done, size - done, 0);
-    done += got > 0 ? (size_t)got : 0;
-  }
-  return done;
-}
-
-/* Whether a connection that said all it can say is still there: rank 0 closes those that are not of its job. */
-static int stays_open(int fd) {
-  char byte;
-  struct pollfd ready = {fd, POLLIN, 0};
-  return poll(&ready, 1, 1000) == 0 || recv(fd, &byte, 1, 0) > 0;
-}
-
 static int join_tcp_as_of_old(const knowledge *k) {
   struct {
     char magic[8];
@@ -379,9 +179,9 @@ static tcp_hello tcp_hello_as_rank_1(uint64_t token) {
   return hello;
 }
 
-static int join_tcp_without_the_key(const knowledge *k) {
+static int join_tcp(const knowledge *k, int first, int last) {
   int joined = 0;
-  for (int kind = 0; kind < 3; kind++) {
+  for (int kind = first; kind <= last; kind++) {
     uint8_t proof[PITH_SHA256_SIZE] = {0};
     uint64_t token;
     int fd = dial_tcp(k, &token);
@@ -392,18 +192,20 @@ static int join_tcp_without_the_key(const knowledge *k) {
     throw(fd, &said.caller, sizeof said.caller);
     CHECK_EQ(hear(fd, &answer, sizeof answer), sizeof answer); /* rank 0 proves itself to whoever has its token */
     said.listener = answer.hello;
-    if (kind == 1) {
+    if (kind == PROOF_ECHO) {
       memcpy(proof, answer.proof, sizeof proof);
-    } else if (kind == 2) {
-      pith_link_key seen;
-      pith__link_key_make(NULL, k->job, &seen);
-      pith__link_key_prove(&seen, TCP_ROLE_CALLER, &said, sizeof said, NULL, 0, proof);
+    } else if (kind > PROOF_ECHO) {
+      pith_link_key key = key_of(kind, k);
+      pith__link_key_prove(&key, TCP_ROLE_CALLER, &said, sizeof said, NULL, 0, proof);
     }
     throw(fd, proof, sizeof proof);
     joined |= stays_open(fd);
   }
   return joined;
 }
+
+static int join_tcp_without_the_key(const knowledge *k) { return join_tcp(k, PROOF_ZEROS, PROOF_OTHER_JOB); }
+static int join_tcp_with_the_key(const knowledge *k) { return join_tcp(k, PROOF_RIGHT, PROOF_RIGHT); }
 
 static int join_tcp_with_its_own_words(const knowledge *k) {
   uint64_t token;
@@ -423,6 +225,12 @@ static int join_tcp_with_its_own_words(const knowledge *k) {
 TEST(a_spy_does_not_join_over_tcp_as_of_old) { check_attack("tcp", join_tcp_as_of_old, NOBODY); }
 TEST(a_spy_does_not_join_over_tcp_without_the_key) { check_attack("tcp", join_tcp_without_the_key, NOBODY); }
 TEST(a_spy_does_not_join_over_tcp_with_replayed_words) { check_attack("tcp", join_tcp_with_its_own_words, NOBODY); }
+
+/* That the others stay outside is for lack of the key, and not for a mistake in what they say. */
+TEST(who_has_the_secret_is_no_stranger) {
+  CHECK_MSG(attack_job("shm", join_shm_with_the_key, geteuid()), "the right key did not open shm");
+  CHECK_MSG(attack_job("tcp", join_tcp_with_the_key, geteuid()), "the right key did not open tcp");
+}
 
 /* ---- At the rendezvous ------------------------------------------------------------------------------------------- */
 
