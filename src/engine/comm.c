@@ -167,7 +167,9 @@ static uint64_t hash_file(const char *path, uint64_t start) {
   ssize_t size = readlink(path, text, sizeof text);
   if (size < 0) {
     int file = open(path, O_RDONLY | O_CLOEXEC);
-    size = file >= 0 ? read(file, text, sizeof text) : 0;
+    do { /* a signal must not make another host of this one */
+      size = file >= 0 ? read(file, text, sizeof text) : 0;
+    } while (size < 0 && errno == EINTR);
     if (file >= 0) {
       close(file);
     }
