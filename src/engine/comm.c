@@ -86,6 +86,7 @@ static pith_status find_place(const pith_config *c, settings *s) {
   PITH_REQUIRE(s->meet.ranks > 0 && s->meet.rank < s->meet.ranks && s->meet.ranks <= RANKS_MOST, PITH_ERR_ARGUMENT,
                "rank %d of %d is impossible", s->meet.rank, s->meet.ranks);
   int port = c->port ? c->port : s->launch.port;
+  PITH_REQUIRE(port <= UINT16_MAX, PITH_ERR_ARGUMENT, "%d is no port to meet at: 1 to %d are", port, UINT16_MAX);
   s->meet.port = (uint16_t)(port > 0 ? port : DEFAULT_PORT);
   s->meet.host = c->host && *c->host ? c->host : s->launch.host;
   PITH_REQUIRE(*s->meet.host || c->id || s->launch.local_ranks < 0 || s->meet.ranks != s->launch.ranks,
@@ -168,7 +169,9 @@ static uint64_t hash_file(const char *path, uint64_t start) {
   ssize_t size = readlink(path, text, sizeof text);
   if (size < 0) {
     int file = open(path, O_RDONLY | O_CLOEXEC);
-    size = file >= 0 ? read(file, text, sizeof text) : 0;
+    do { /* a signal must not make another host of this one */
+      size = file >= 0 ? read(file, text, sizeof text) : 0;
+    } while (size < 0 && errno == EINTR);
     if (file >= 0) {
       close(file);
     }

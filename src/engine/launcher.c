@@ -20,6 +20,7 @@
  * for what a framework opens beside Pith (python/pith/torch/_launcher.py). */
 #define FIRST_PORT 10240
 #define PORTS 8192
+#define PORT_MOST 65535
 
 /* ---- Slurm's lists ----------------------------------------------------------------------------------------------- */
 
@@ -190,8 +191,11 @@ pith_status pith__launch_read(pith_getenv_fn get, pith_launch *launch) {
   for (const launcher *from = launchers; from < launchers + LAUNCHERS; from++) {
     int rank = number(get, from->rank), ranks = number_of_ranks(get, from);
     if (rank >= 0 && ranks > 0) {
-      *launch = (pith_launch){.size = sizeof *launch, .rank = rank, .ranks = ranks};
-      fill(get, from, launch);
+      pith_launch found = {.size = sizeof found, .rank = rank, .ranks = ranks};
+      fill(get, from, &found);
+      PITH_REQUIRE(found.port <= PORT_MOST, PITH_ERR_ARGUMENT, "%s=%d is no port: 1 to %d are",
+                   number(get, "PITH_PORT") > 0 ? "PITH_PORT" : "MASTER_PORT", found.port, PORT_MOST);
+      *launch = found;
       return PITH_OK;
     }
   }

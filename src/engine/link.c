@@ -602,7 +602,11 @@ static void take_notice(pith_link *link, pith_early *notice) {
     case PITH_FRAME_DATA:
       break;
     case PITH_FRAME_ABORT:
-      pith__comm_fail(link->comm, PITH_ERR_ABORTED, "%s", (const char *)notice->payload);
+      if (notice->payload[0]) {
+        pith__comm_fail(link->comm, PITH_ERR_ABORTED, "%s", (const char *)notice->payload);
+      } else {
+        pith__comm_fail(link->comm, PITH_ERR_ABORTED, "rank %d gave up and did not say why", link->peer);
+      }
       link->left = 1;
       break;
     case PITH_FRAME_GOODBYE:
@@ -847,9 +851,14 @@ int pith__link_flush(pith_link *link) {
   return link->out && !link->left;
 }
 
-/* A message that has begun cannot be taken back, nor its payload be touched any longer: a copy of it goes on. */
+/* A message that has begun cannot be taken back, nor its payload be touched any longer: a copy of it goes on. The text
+ * of a notice is its own already. */
 static pith_outgoing *keep_begun(pith_link *link) {
   pith_outgoing *message = link->out;
+  if (!message->operation) {
+    link->out = message->next;
+    return message;
+  }
   uint8_t *copy = malloc((size_t)message->frame.length + 1);
   if (!copy) {
     link->left = 1; /* nothing can be said on this link any more */

@@ -169,7 +169,8 @@ static pith_status take_reply(guest *g, const rendezvous_reply *reply, const uin
                g->r->host, g->r->port, g->r->rank);
   if (reply->status != PITH_OK) {
     int is_known = reply->status == PITH_ERR_TIMEOUT || reply->status == PITH_ERR_MISMATCH;
-    return pith_fail(is_known ? (pith_status)reply->status : PITH_ERR_PEER, "%.*s", (int)reply->size, body);
+    return pith_fail(is_known ? (pith_status)reply->status : PITH_ERR_PEER, "%.*s", RENDEZVOUS_TEXT,
+                     body[0] ? body : "rank 0 gave up and did not say why");
   }
   memcpy(g->all, body, reply->size);
   *g->job = reply->job;
@@ -191,6 +192,7 @@ static outcome await_reply(guest *g, int fd, const uint8_t *nonce) {
   if (!body) {
     return final(pith_fail(PITH_ERR_MEMORY, "no memory for %llu bytes", (unsigned long long)reply.size));
   }
+  body[reply.size] = 0;
   error = read_all(fd, body, reply.size, deadline);
   outcome result =
       error ? again(g, "rank 0 broke off: %s", strerror(error)) : final(take_reply(g, &reply, nonce, body));

@@ -171,7 +171,8 @@ static void ring_bell(shm_peer *peer, uint32_t reason) {
   uint32_t word = atomic_load_explicit(&pith__shm_state_of(&peer->segment)->word, memory_order_seq_cst);
   if ((word & reason) && word != peer->rung) {
     peer->rung = word;
-    send(peer->link.socket, "", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+    while (send(peer->link.socket, "", 1, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 && errno == EINTR) {
+    }
   }
 }
 

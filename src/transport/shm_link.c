@@ -13,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -27,6 +26,7 @@
 
 #define NAME_PREFIX "pith-"
 #define NAME_SIZE (sizeof NAME_PREFIX - 1 + 32)
+#define SEND_TRIES 100
 #define GUESTS_MOST 64 /* accepted and not known yet; the oldest must go for the next */
 #define ACCEPTS_MOST 8 /* at a time */
 
@@ -44,8 +44,7 @@ typedef struct talk {
 
 static pith_status make_name(char name[NAME_SIZE + 1]) {
   uint64_t random[2];
-  PITH_REQUIRE(getrandom(random, sizeof random, 0) == sizeof random, PITH_ERR_SYSTEM, "shm: no random numbers: %s",
-               strerror(errno));
+  PITH_TRY(pith__random_bytes(random, sizeof random));
   snprintf(name, NAME_SIZE + 1, NAME_PREFIX "%016llx%016llx", (unsigned long long)random[0],
            (unsigned long long)random[1]);
   return PITH_OK;
@@ -99,7 +98,15 @@ static int send_packet(int socket, const void *data, size_t size, int memory) {
     *header = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
     memcpy(CMSG_DATA(header), &memory, sizeof(int));
   }
-  return sendmsg(socket, &message, MSG_NOSIGNAL) == (ssize_t)size;
+  ssize_t sent;
+  for (int i = 0; (sent = sendmsg(socket, &message, MSG_NOSIGNAL)) < 0; i++) {
+    if (errno == EAGAIN && i < SEND_TRIES) { /* a packet or two always have room: whatever it is, it passes */
+      poll(NULL, 0, 1);
+    } else if (errno != EINTR) {
+      break;
+    }
+  }
+  return sent == (ssize_t)size;
 }
 
 /* The one descriptor of a message; a stranger may send several, of which none must stay open. */

@@ -85,8 +85,11 @@ static pith_status map(int fd, const pith_shm_shape *shape, pith_shm_segment *se
 
 /* Pages are allocated here, so that a lack of memory is an error now and not a signal later. */
 static pith_status allocate(int fd, size_t size) {
-  PITH_REQUIRE(ftruncate(fd, (off_t)size) == 0, PITH_ERR_SYSTEM, "shm: cannot size shared memory: %s", strerror(errno));
   int error;
+  do { /* signals */
+    error = ftruncate(fd, (off_t)size) == 0 ? 0 : errno;
+  } while (error == EINTR);
+  PITH_REQUIRE(error == 0, PITH_ERR_SYSTEM, "shm: cannot size shared memory: %s", strerror(error));
   do { /* a signal may end it early; what was allocated stays */
     error = fallocate(fd, 0, 0, (off_t)size) == 0 ? 0 : errno;
   } while (error == EINTR);

@@ -5,9 +5,17 @@
  *
  * Run it again when a payload format changes or a method is added, and commit what it writes.
  */
+#include <pthread.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include "engine/comm.h"
+#include "engine/device.h"
+#include "fuzz/checkpoint.h"
+#include "fuzz/frame_operations.h"
 #include "fuzz/fuzz.h"
+#include "fuzz/make_handshakes.h"
+#include "transport/tcp.h"
 
 static const char *folder_root;
 static unsigned written;
@@ -25,6 +33,10 @@ static void write_file(const char *target, const void *head, size_t head_size, c
     perror(path);
     exit(1);
   }
+}
+
+void fuzz_write_input(const char *target, const void *head, size_t head_size, const void *body, size_t body_size) {
+  write_file(target, head, head_size, body, body_size);
 }
 
 static pith_out payload_of(const char *spec, size_t n, pith_state **state) {
@@ -124,6 +136,177 @@ static const char *const plan_texts[] = {
     "\"samples\": 0}]}",
 };
 
+/* ---- Checkpoints ------------------------------------------------------------------------------------------------- */
+
+static void write_checkpoint(uint8_t number, const uint8_t *bytes, size_t size) {
+  write_file("checkpoint", &number, 1, bytes, size);
+  number |= 128; /* the same with a checksum that is made right */
+  write_file("checkpoint", &number, 1, bytes, size);
+}
+
+/* A reducer, fresh and after two steps. */
+static void write_reducer(uint8_t number) {
+  pith_reducer *reducer = fuzz_make_reducer(number);
+  for (int step = 0; step < 3; step++) {
+    float values[3][24];
+    pith_out out = {malloc(pith_reducer_size(reducer)), pith_reducer_size(reducer), 0};
+    FUZZ_REQUIRE(pith_reducer_save(reducer, &out) == PITH_OK);
+    if (step != 1) {
+      write_checkpoint(number, out.data, out.size);
+    }
+    free(out.data);
+    for (size_t l = 0; l < 3; l++) {
+      for (size_t i = 0; i < 24; i++) {
+        values[l][i] = wave(24 * l + i);
+      }
+      FUZZ_REQUIRE(pith_reducer_start(reducer, l, values[l]) == PITH_OK);
+    }
+    FUZZ_REQUIRE(pith_reducer_finish(reducer) == PITH_OK);
+  }
+}
+
+static void write_adapter(uint8_t number) {
+  pith_adapter *adapter = fuzz_make_adapter(number);
+  pith_out out = {malloc(pith_adapter_size(adapter)), pith_adapter_size(adapter), 0};
+  FUZZ_REQUIRE(pith_adapter_save(adapter, &out) == PITH_OK);
+  write_checkpoint(number, out.data, out.size);
+  pith_adapter_destroy(adapter);
+  free(out.data);
+}
+
+static int copy(void *to, const void *from, size_t size, char *text) {
+  (void)text;
+  memcpy(to, from, size);
+  return 0;
+}
+
+static void write_device(void) {
+  pith_cuda_module module = {.copy = copy};
+  uint8_t kept[64] = {1, 2, 3}, bytes[256];
+  pith_device_core core = {
+      .rank = 1, .ranks = 2, .summary = 77, .memory = kept, .kept_size = sizeof kept, .gpu = &module};
+  pith_out out = {bytes, sizeof bytes, 0};
+  FUZZ_REQUIRE(pith__device_save(&core, &out) == PITH_OK);
+  write_checkpoint(FUZZ_CHECKPOINT_DEVICE, bytes, out.size);
+}
+
+/* ---- Messages ---------------------------------------------------------------------------------------------------- */
+
+/* A transport that keeps what rank 1 sends. */
+static struct {
+  pith_transport base;
+  pith_transport *inner;
+  uint8_t bytes[4096];
+  size_t size;
+} sent;
+
+static pith_status send_and_keep(pith_transport *t, int peer, const struct iovec *pieces, int count, size_t *taken) {
+  (void)t;
+  PITH_TRY(sent.inner->ops->send(sent.inner, peer, pieces, count, taken));
+  size_t left = *taken;
+  for (int i = 0; i < count && left > 0; i++) {
+    size_t n = pieces[i].iov_len < left ? pieces[i].iov_len : left;
+    FUZZ_REQUIRE(sent.size + n <= sizeof sent.bytes);
+    memcpy(sent.bytes + sent.size, pieces[i].iov_base, n);
+    sent.size += n, left -= n;
+  }
+  return PITH_OK;
+}
+
+static pith_status receive_inner(pith_transport *t, int peer, void *buffer, size_t size, size_t *got) {
+  (void)t;
+  return sent.inner->ops->receive(sent.inner, peer, buffer, size, got);
+}
+
+typedef struct speaker {
+  int rank, port;
+  unsigned operation;
+} speaker;
+
+static void *speak(void *argument) {
+  static const pith_transport_ops ops = {.name = "kept", .send = send_and_keep, .receive = receive_inner};
+  const speaker *me = argument;
+  pith_config config = PITH_CONFIG_INIT;
+  pith_comm *comm;
+  config.rank = me->rank, config.ranks = 2, config.transport = "inproc", config.port = me->port;
+  FUZZ_REQUIRE(pith_comm_create(&config, &comm) == PITH_OK);
+  if (me->rank == 1) {
+    sent.base.ops = &ops;
+    sent.inner = comm->link[0].transport;
+    comm->link[0].transport = &sent.base;
+  }
+  FUZZ_REQUIRE(fuzz_frame_run(comm, me->operation) == PITH_OK);
+  if (me->rank == 1) { /* without the goodbye */
+    comm->link[0].transport = sent.inner;
+  }
+  pith_comm_destroy(comm);
+  return NULL;
+}
+
+/* What rank 1 says in each operation. Notices are written by hand. */
+static void write_frames(void) {
+  for (unsigned operation = 0; operation < FUZZ_FRAME_OPERATIONS; operation++) {
+    pthread_t other;
+    int port = 23000 + (int)(getpid() % 1000);
+    speaker ranks[2] = {{0, port, operation}, {1, port, operation}};
+    sent.size = 0;
+    FUZZ_REQUIRE(pthread_create(&other, NULL, speak, &ranks[1]) == 0);
+    speak(&ranks[0]);
+    pthread_join(other, NULL);
+    static const uint8_t flags[] = {0, FUZZ_FRAME_SEALED, FUZZ_FRAME_SEALED | FUZZ_FRAME_CHECKED};
+    for (size_t i = 0; i < sizeof flags; i++) {
+      uint8_t head[3] = {(uint8_t)operation, (uint8_t)(5 * i), flags[i]};
+      write_file("frame", head, sizeof head, sent.bytes, sent.size);
+    }
+  }
+  for (int kind = PITH_FRAME_ABORT; kind <= PITH_FRAME_SPEC; kind++) {
+    uint8_t head[3] = {4, 0, FUZZ_FRAME_SEALED}, message[sizeof(pith_frame) + 5] = {0};
+    pith_frame frame = {.kind = (uint16_t)kind, .operation = PITH_OP_ALLREDUCE, .sequence = 1, .length = 5};
+    memcpy(message, &frame, sizeof frame);
+    memcpy(message + sizeof frame, "q:4\x01!", 5);
+    write_file("frame", head, sizeof head, message, sizeof message);
+  }
+}
+
+/* ---- Addresses and ids ------------------------------------------------------------------------------------------- */
+
+static void write_addresses(void) {
+  static const char *const texts[] = {"10.0.0.1", "fd00::1", "127.0.0.1", "::1"};
+  tcp_place place = {.token = 99, .connections = 2};
+  for (size_t i = 0; i < FUZZ_COUNT(texts); i++) {
+    pith_address address;
+    FUZZ_REQUIRE(pith__sockaddr_parse(texts[i], 0, &place.at[place.count++]));
+    pith__tcp_address_encode(&place, 12345, &address);
+    write_file("address", &address.size, sizeof address.size, address.data, address.size);
+  }
+}
+
+static void write_ids(void) {
+  for (int with_secret = 0; with_secret < 2; with_secret++) {
+    pith_config config = PITH_CONFIG_INIT;
+    pith_unique_id id;
+    config.interface = "127.0.0.1", config.secret = with_secret ? NULL : "known";
+    FUZZ_REQUIRE(pith_unique_id_create(&config, &id) == PITH_OK);
+    for (uint8_t is_sealed = 0; is_sealed < 2; is_sealed++) {
+      write_file("id", &is_sealed, 1, id.bytes, sizeof id.bytes);
+    }
+  }
+}
+
+static const char *const launch_texts[] = {
+    "RANK=1\nWORLD_SIZE=4\nLOCAL_RANK=1\nLOCAL_WORLD_SIZE=2\nMASTER_ADDR=10.0.0.1\nMASTER_PORT=29500\n"
+    "TORCHELASTIC_RUN_ID=x",
+    "OMPI_COMM_WORLD_RANK=0\nOMPI_COMM_WORLD_SIZE=2\nOMPI_COMM_WORLD_LOCAL_RANK=0\nOMPI_COMM_WORLD_LOCAL_SIZE=2\n"
+    "PMIX_NAMESPACE=12",
+    "PMI_RANK=3\nPMI_SIZE=4\nMPI_LOCALRANKID=1\nMPI_LOCALNRANKS=2\nPITH_PORT=1",
+    "PMIX_RANK=1\nSLURM_NTASKS=2\nSLURM_STEP_TASKS_PER_NODE=2(x3),1",
+    "SLURM_PROCID=5\nSLURM_NTASKS=8\nSLURM_NODEID=1\nSLURM_STEP_NODELIST=gpu[03-07,12],login\n"
+    "SLURM_STEP_TASKS_PER_NODE=2(x3),1\nSLURM_JOB_ID=77\nSLURM_STEP_ID=1\nSLURM_LOCALID=1",
+    "gpu[03-07,12],login",
+    "2(x3),1",
+    "RANK=-1\nWORLD_SIZE=99999999999",
+};
+
 int main(int argc, char **argv) {
   static const char *const spec_texts[] = {"q",
                                            "q:4",
@@ -178,5 +361,15 @@ int main(int argc, char **argv) {
   write_texts("spec", spec_texts, FUZZ_COUNT(spec_texts));
   write_texts("rules", rule_texts, FUZZ_COUNT(rule_texts));
   write_texts("plan", plan_texts, FUZZ_COUNT(plan_texts));
+  write_reducer(FUZZ_CHECKPOINT_FIXED);
+  write_reducer(FUZZ_CHECKPOINT_ADAPTIVE);
+  write_adapter(FUZZ_CHECKPOINT_LGRECO);
+  write_adapter(FUZZ_CHECKPOINT_AUTO);
+  write_device();
+  write_frames();
+  write_addresses();
+  write_ids();
+  write_texts("launch", launch_texts, FUZZ_COUNT(launch_texts));
+  fuzz_make_handshakes();
   return 0;
 }

@@ -1,0 +1,43 @@
+/* The objects whose checkpoints are fuzzed: the target loads into them, make_corpus saves them. */
+#ifndef PITH_TESTS_FUZZ_CHECKPOINT_H
+#define PITH_TESTS_FUZZ_CHECKPOINT_H
+
+#include <pith/adapt.h>
+#include <pith/comm.h>
+
+#include "fuzz/fuzz.h"
+
+enum {
+  FUZZ_CHECKPOINT_FIXED,    /* a reducer */
+  FUZZ_CHECKPOINT_ADAPTIVE, /* a reducer whose layers change their specs */
+  FUZZ_CHECKPOINT_LGRECO,   /* an adapter */
+  FUZZ_CHECKPOINT_AUTO,     /* an adapter */
+  FUZZ_CHECKPOINT_DEVICE,   /* an allreduce on a device */
+  FUZZ_CHECKPOINTS
+};
+
+static inline pith_reducer *fuzz_make_reducer(size_t number) {
+  pith_config config = PITH_CONFIG_INIT;
+  pith_comm *comm; /* lives as long as the program */
+  pith_reducer *reducer;
+  size_t layer;
+  config.rank = 0, config.ranks = 1;
+  const char *rules = number == FUZZ_CHECKPOINT_FIXED ? "b=none;m=ef/powersgd:1;*=ef/q:4" : "b=none;*=lgreco:q:4";
+  FUZZ_REQUIRE(pith_comm_create(&config, &comm) == PITH_OK);
+  FUZZ_REQUIRE(pith_reducer_create(comm, rules, 7, &reducer) == PITH_OK);
+  FUZZ_REQUIRE(pith_reducer_add(reducer, "b", (size_t[]){3}, 1, PITH_F32, &layer) == PITH_OK);
+  FUZZ_REQUIRE(pith_reducer_add(reducer, "m", (size_t[]){4, 6}, 2, PITH_F32, &layer) == PITH_OK);
+  FUZZ_REQUIRE(pith_reducer_add(reducer, "w", (size_t[]){20}, 1, PITH_F32, &layer) == PITH_OK);
+  return reducer;
+}
+
+static inline pith_adapter *fuzz_make_adapter(size_t number) {
+  const size_t m[] = {4, 6}, w[] = {20};
+  const pith_layer_shape layers[] = {{"m", m, 2}, {"w", w, 1}};
+  pith_adapter *adapter;
+  FUZZ_REQUIRE(pith_adapter_create(number == FUZZ_CHECKPOINT_LGRECO ? "lgreco:q:4" : "auto", layers, 2, 0, 2, 7,
+                                   &adapter) == PITH_OK);
+  return adapter;
+}
+
+#endif
