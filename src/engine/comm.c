@@ -12,6 +12,7 @@
 #include "base/forked.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "engine/address_record.h"
 #include "engine/choose.h"
 #include "engine/launcher.h"
 #include "engine/submit.h"
@@ -152,15 +153,6 @@ pith_status pith_unique_id_create(const pith_config *config, pith_unique_id *id)
 
 /* ---- Addresses --------------------------------------------------------------------------------------------------- */
 
-enum { KIND_LOCAL, KIND_NETWORK, KINDS };
-
-/* What every rank tells the others before they connect. */
-typedef struct card {
-  uint64_t host; /* ranks with the same number share memory, … */
-  uint64_t user; /* … if they run as the same user */
-  pith_address address[KINDS];
-} card;
-
 static uint64_t hash_file(const char *path, uint64_t start) {
   char text[256];
   ssize_t size = readlink(path, text, sizeof text);
@@ -183,7 +175,7 @@ static uint64_t host_number(const char *host_id) {
 
 /* Which transports a comm may use, by kind; NULL for none. */
 typedef struct choice {
-  const pith_transport_ops *kind[KINDS];
+  const pith_transport_ops *kind[PITH_KINDS];
 } choice;
 
 static pith_status find_transport(const char *name, const pith_transport_ops **found) {
@@ -209,20 +201,21 @@ pith_status pith_transport_probe(const char *name) {
 static pith_status choose_transports(const char *name, choice *chosen) {
   *chosen = (choice){{NULL, NULL}};
   if (strcmp(name, "auto") == 0) {
-    chosen->kind[KIND_LOCAL] = pith__transport_shm.probe() == PITH_OK ? &pith__transport_shm : NULL;
-    chosen->kind[KIND_NETWORK] = &pith__transport_tcp;
+    chosen->kind[PITH_KIND_LOCAL] = pith__transport_shm.probe() == PITH_OK ? &pith__transport_shm : NULL;
+    chosen->kind[PITH_KIND_NETWORK] = &pith__transport_tcp;
     return PITH_OK;
   }
   const pith_transport_ops *only = NULL;
   PITH_TRY(find_transport(name, &only));
   PITH_TRY(only->probe());
-  chosen->kind[only == &pith__transport_shm || only == &pith__transport_inproc ? KIND_LOCAL : KIND_NETWORK] = only;
+  chosen->kind[only == &pith__transport_shm || only == &pith__transport_inproc ? PITH_KIND_LOCAL : PITH_KIND_NETWORK] =
+      only;
   return PITH_OK;
 }
 
 static pith_status listen_all(const choice *chosen, const pith_transport_config *config, pith_transport **transport,
-                              card *mine) {
-  for (int k = 0; k < KINDS; k++) {
+                              pith_address_record *mine) {
+  for (int k = 0; k < PITH_KINDS; k++) {
     transport[k] = NULL;
     mine->address[k].size = 0;
     if (chosen->kind[k]) {
@@ -233,22 +226,22 @@ static pith_status listen_all(const choice *chosen, const pith_transport_config 
 }
 
 static void close_all(pith_transport **transport) {
-  for (int k = 0; k < KINDS; k++) {
+  for (int k = 0; k < PITH_KINDS; k++) {
     if (transport[k]) {
       transport[k]->ops->close(transport[k]);
     }
   }
 }
 
-static pith_status connect_kind(pith_comm *comm, pith_transport *transport, int kind, const card *cards,
-                                const uint8_t *wanted) {
+static pith_status connect_kind(pith_comm *comm, pith_transport *transport, int kind,
+                                const pith_address_record *records, const uint8_t *wanted) {
   pith_address *address = calloc((size_t)comm->ranks, sizeof *address);
   PITH_REQUIRE(address, PITH_ERR_MEMORY, "no memory for the addresses of %d ranks", comm->ranks);
   for (int p = 0; p < comm->ranks; p++) {
-    address[p] = cards[p].address[kind];
+    address[p] = records[p].address[kind];
     if (wanted[p]) {
       comm->link[p].transport = transport;
-      comm->link[p].checked = kind == KIND_NETWORK && cards[p].host != cards[comm->rank].host;
+      comm->link[p].checked = kind == PITH_KIND_NETWORK && records[p].host != records[comm->rank].host;
     }
   }
   pith_status status = transport->ops->connect(transport, address, wanted, &comm->key);
@@ -258,22 +251,22 @@ static pith_status connect_kind(pith_comm *comm, pith_transport *transport, int 
 
 /* A peer is reached locally if both can and share a host and a user (or, for threads, whatever they call their hosts),
  * else over the network. */
-static int kind_of(const pith_comm *comm, const card *mine, const card *theirs) {
+static int kind_of(const pith_comm *comm, const pith_address_record *mine, const pith_address_record *theirs) {
   int together = (mine->host == theirs->host && mine->user == theirs->user) ||
                  strcmp(comm->transport_name, pith__transport_inproc.name) == 0;
-  int local = mine->address[KIND_LOCAL].size && theirs->address[KIND_LOCAL].size && together;
-  int network = mine->address[KIND_NETWORK].size && theirs->address[KIND_NETWORK].size;
-  return local ? KIND_LOCAL : network ? KIND_NETWORK : -1;
+  int local = mine->address[PITH_KIND_LOCAL].size && theirs->address[PITH_KIND_LOCAL].size && together;
+  int network = mine->address[PITH_KIND_NETWORK].size && theirs->address[PITH_KIND_NETWORK].size;
+  return local ? PITH_KIND_LOCAL : network ? PITH_KIND_NETWORK : -1;
 }
 
-static pith_status connect_all(pith_comm *comm, pith_transport **transport, const card *cards) {
-  uint8_t wanted[KINDS][RANKS_MOST] = {{0}};
-  int count[KINDS] = {0};
+static pith_status connect_all(pith_comm *comm, pith_transport **transport, const pith_address_record *records) {
+  uint8_t wanted[PITH_KINDS][RANKS_MOST] = {{0}};
+  int count[PITH_KINDS] = {0};
   for (int p = 0; p < comm->ranks; p++) {
     if (p == comm->rank) {
       continue;
     }
-    int kind = kind_of(comm, &cards[comm->rank], &cards[p]);
+    int kind = kind_of(comm, &records[comm->rank], &records[p]);
     PITH_REQUIRE(kind >= 0, PITH_ERR_UNSUPPORTED,
                  "ranks %d and %d have no transport in common: they are on different hosts, run as different users, or "
                  "chose different ones",
@@ -281,9 +274,9 @@ static pith_status connect_all(pith_comm *comm, pith_transport **transport, cons
     wanted[kind][p] = 1;
     count[kind]++;
   }
-  for (int k = 0; k < KINDS; k++) {
+  for (int k = 0; k < PITH_KINDS; k++) {
     if (count[k] && transport[k]) {
-      PITH_TRY(connect_kind(comm, transport[k], k, cards, wanted[k]));
+      PITH_TRY(connect_kind(comm, transport[k], k, records, wanted[k]));
       comm->transport[comm->transports++] = transport[k];
       transport[k] = NULL; /* the comm's now */
     }
@@ -293,11 +286,11 @@ static pith_status connect_all(pith_comm *comm, pith_transport **transport, cons
 
 /* ---- Hosts ------------------------------------------------------------------------------------------------------- */
 
-static pith_status lay_out(pith_comm *comm, const card *cards) {
+static pith_status lay_out(pith_comm *comm, const pith_address_record *records) {
   uint64_t *host = calloc((size_t)comm->ranks, sizeof *host);
   PITH_REQUIRE(host, PITH_ERR_MEMORY, "no memory for the hosts of %d ranks", comm->ranks);
   for (int p = 0; p < comm->ranks; p++) {
-    host[p] = cards[p].host;
+    host[p] = records[p].host;
   }
   pith_status status = pith__layout_create(comm->ranks, host, &comm->hosts);
   free(host);
@@ -399,15 +392,16 @@ static void free_comm(pith_comm *comm) {
   free(comm);
 }
 
-/* How the cards of all ranks are exchanged: at the rendezvous, or over the parent of a split. */
-typedef pith_status (*exchange_fn)(void *how, const card *mine, card *all, pith_link_key *key);
+/* How the address records of all ranks are exchanged: at the rendezvous, or over the parent of a split. */
+typedef pith_status (*exchange_fn)(void *how, const pith_address_record *mine, pith_address_record *all,
+                                   pith_link_key *key);
 
 static pith_status join(pith_comm *comm, const settings *s, exchange_fn exchange, void *how) {
   choice chosen;
-  pith_transport *transport[KINDS] = {NULL, NULL};
-  card *cards = calloc((size_t)comm->ranks, sizeof *cards);
-  PITH_REQUIRE(cards, PITH_ERR_MEMORY, "no memory for the addresses of %d ranks", comm->ranks);
-  card mine = {.host = host_number(s->host_id), .user = geteuid()};
+  pith_transport *transport[PITH_KINDS] = {NULL, NULL};
+  pith_address_record *records = calloc((size_t)comm->ranks, sizeof *records);
+  PITH_REQUIRE(records, PITH_ERR_MEMORY, "no memory for the addresses of %d ranks", comm->ranks);
+  pith_address_record mine = {.host = host_number(s->host_id), .user = geteuid()};
   pith_transport_config config = {.rank = comm->rank,
                                   .ranks = comm->ranks,
                                   .interface = s->interface,
@@ -419,26 +413,34 @@ static pith_status join(pith_comm *comm, const settings *s, exchange_fn exchange
     status = listen_all(&chosen, &config, transport, &mine);
   }
   if (status == PITH_OK) {
-    status = exchange(how, &mine, cards, &comm->key);
+    status = exchange(how, &mine, records, &comm->key);
   }
   if (status == PITH_OK) {
-    status = connect_all(comm, transport, cards);
+    status = connect_all(comm, transport, records);
   }
   if (status == PITH_OK) {
-    status = lay_out(comm, cards);
+    status = lay_out(comm, records);
   }
   close_all(transport);
-  free(cards);
+  free(records);
   return status;
 }
 
-static pith_status exchange_at_rendezvous(void *how, const card *mine, card *all, pith_link_key *key) {
+static pith_status exchange_at_rendezvous(void *how, const pith_address_record *mine, pith_address_record *all,
+                                          pith_link_key *key) {
   pith_rendezvous *meet = how, with_listener = *meet;
+  uint8_t bytes[PITH_ADDRESS_RECORD_MOST];
+  pith_records found;
   uint64_t job;
   meet->listener = 0; /* the rendezvous closes it */
-  PITH_TRY(pith__rendezvous_exchange(&with_listener, mine, sizeof *mine, all, &job));
+  PITH_TRY(pith__rendezvous_exchange(&with_listener, bytes, pith__address_record_write(mine, bytes), &found, &job));
   pith__link_key_make(meet->secret, job, key);
-  return PITH_OK;
+  pith_status status = PITH_OK;
+  for (int p = 0; p < meet->ranks && status == PITH_OK; p++) {
+    status = pith__address_record_read(found.bytes + found.at[p], found.at[p + 1] - found.at[p], p, &all[p]);
+  }
+  pith__records_free(&found);
+  return status;
 }
 
 pith_status pith_comm_create(const pith_config *config, pith_comm **made) {
@@ -504,18 +506,49 @@ static pith_status find_group(pith_comm *parent, int color, int key, group *g) {
   return PITH_OK;
 }
 
-/* All ranks of the parent take part, also those that join no group. */
-static pith_status exchange_over_parent(void *how, const card *mine, card *all, pith_link_key *key) {
-  group *g = how;
-  card *cards = calloc((size_t)g->parent->ranks, sizeof *cards);
-  PITH_REQUIRE(cards, PITH_ERR_MEMORY, "no memory to split %d ranks", g->parent->ranks);
+/* What all ranks of the parent brought: how many bytes each, then the bytes. */
+static pith_status gather_records(pith_comm *parent, const uint8_t *mine, size_t size, size_t *counts,
+                                  uint8_t **bytes) {
+  uint64_t own = size, total = 0, *sizes = calloc((size_t)parent->ranks, sizeof *sizes);
+  PITH_REQUIRE(sizes, PITH_ERR_MEMORY, "no memory to split %d ranks", parent->ranks);
   pith_status status =
-      pith_all_gather(g->parent, (pith_cspan){mine, sizeof *mine, PITH_U8},
-                      (pith_span){cards, (size_t)g->parent->ranks * sizeof *cards, PITH_U8}, NULL, NULL, NULL);
-  for (int p = 0; p < g->ranks && status == PITH_OK && all; p++) {
-    all[p] = cards[g->members[p].rank];
+      pith_all_gather(parent, (pith_cspan){&own, sizeof own, PITH_U8},
+                      (pith_span){sizes, (size_t)parent->ranks * sizeof *sizes, PITH_U8}, NULL, NULL, NULL);
+  for (int p = 0; p < parent->ranks && status == PITH_OK; p++) {
+    status = sizes[p] <= PITH_ADDRESS_RECORD_MOST
+                 ? PITH_OK
+                 : pith_fail(PITH_ERR_CORRUPT, "rank %d's address record is malformed", p);
+    counts[p] = (size_t)sizes[p];
+    total += sizes[p];
   }
-  free(cards);
+  free(sizes);
+  PITH_TRY(status);
+  *bytes = malloc(total + 1);
+  PITH_REQUIRE(*bytes, PITH_ERR_MEMORY, "no memory to split %d ranks", parent->ranks);
+  return pith_all_gather(parent, (pith_cspan){mine, size, PITH_U8}, (pith_span){*bytes, total, PITH_U8}, counts, NULL,
+                         NULL);
+}
+
+/* All ranks of the parent take part, also those that join no group. */
+static pith_status exchange_over_parent(void *how, const pith_address_record *mine, pith_address_record *all,
+                                        pith_link_key *key) {
+  group *g = how;
+  int ranks = g->parent->ranks;
+  uint8_t bytes[PITH_ADDRESS_RECORD_MOST], *found = NULL;
+  size_t *counts = calloc((size_t)ranks + 1, sizeof *counts), *at = calloc((size_t)ranks + 1, sizeof *at);
+  pith_status status = counts && at
+                           ? gather_records(g->parent, bytes, pith__address_record_write(mine, bytes), counts, &found)
+                           : pith_fail(PITH_ERR_MEMORY, "no memory to split %d ranks", ranks);
+  for (int p = 0; p < ranks && status == PITH_OK; p++) {
+    at[p + 1] = at[p] + counts[p];
+  }
+  for (int p = 0; p < g->ranks && status == PITH_OK && all; p++) {
+    int rank = (int)g->members[p].rank;
+    status = pith__address_record_read(found + at[rank], counts[rank], rank, &all[p]);
+  }
+  free(found);
+  free(counts);
+  free(at);
   pith__link_key_split(&g->parent->key, ++g->parent->splits, key);
   return status;
 }
@@ -543,7 +576,7 @@ pith_status pith_comm_split(pith_comm *parent, int color, int key, pith_comm **m
   pith_comm *comm = NULL;
   pith_status status = find_group(parent, color, key, &g);
   if (status == PITH_OK && color < 0) {
-    card nothing = {0};
+    pith_address_record nothing = {0};
     pith_link_key unused;
     status = exchange_over_parent(&g, &nothing, NULL, &unused);
   } else if (status == PITH_OK) {

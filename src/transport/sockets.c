@@ -3,17 +3,21 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/forked.h"
+
+enum { DESCRIPTORS_SPARE = 64 }; /* for the program's own files */
 
 /* ---- Addresses --------------------------------------------------------------------------------------------------- */
 
@@ -209,15 +213,38 @@ int pith__socket_connect_result(int fd) {
   return error;
 }
 
-void pith__socket_tune(int fd, double timeout) {
-  int seconds = timeout > 86400 ? 86400 : timeout < 3 ? 3 : (int)timeout;
+/* The system's own limit for data in flight, TCP_USER_TIMEOUT, is not used: it also ends connections whose peer lives
+ * but reads nothing. Keep-alive probes are sent on idle connections only; pith__socket_is_unanswered() is for the
+ * others. */
+void pith__socket_tune(int fd, double liveness) {
+  int seconds = liveness > 86400 ? 86400 : liveness < 3 ? 3 : (int)liveness;
   set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
   set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
   set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, seconds / 3);
   set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, seconds / 3);
   set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 2);
-  /* Also ends connections whose peer lives but reads nothing for that long; the engine's own limit is the same. */
-  set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, seconds * 1000);
+}
+
+/* Retransmissions of data and probes of a closed window are counted until an acknowledgement comes. */
+int pith__socket_is_unanswered(int fd) {
+  struct tcp_info info;
+  socklen_t size = sizeof info;
+  memset(&info, 0, sizeof info);
+  return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&
+         (info.tcpi_retransmits > 0 || info.tcpi_probes > 0);
+}
+
+void pith__descriptors_reserve(int more) {
+  struct rlimit limit;
+  int next = open("/dev/null", O_RDONLY | O_CLOEXEC); /* the lowest that is free: about as many are open */
+  if (next >= 0) {
+    close(next);
+  }
+  rlim_t wanted = (rlim_t)(next < 0 ? 0 : next) + (rlim_t)more + DESCRIPTORS_SPARE;
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < wanted && limit.rlim_cur < limit.rlim_max) {
+    limit.rlim_cur = wanted < limit.rlim_max ? wanted : limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit); /* where it is refused, opening one too many is the error */
+  }
 }
 
 static int is_try_again(int error) { return error == EAGAIN || error == EWOULDBLOCK; }

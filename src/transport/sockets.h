@@ -56,8 +56,16 @@ int pith__socket_accept(int listener);
 int pith__socket_connect(const pith_sockaddr *to);
 int pith__socket_connect_result(int fd);
 
-/* Small messages at once; a peer whose machine is silent for `timeout` seconds counts as gone. */
-void pith__socket_tune(int fd, double timeout);
+/* Small messages at once; an idle connection ends when the peer's host does not answer for `liveness` seconds. A
+ * process that is stopped does not count as gone: its host answers for it. */
+#define PITH_LIVENESS_SECONDS 15.0
+void pith__socket_tune(int fd, double liveness);
+
+/* Whether something that was sent is unanswered now: the peer's host answers it at once, whatever the process does. */
+int pith__socket_is_unanswered(int fd);
+
+/* Raises this process's limit of open files, as far as allowed, so that `more` can be opened. */
+void pith__descriptors_reserve(int more);
 
 /* Bytes moved; 0: none now; -1: the connection is over, and errno says why (0: the other side closed it). */
 ssize_t pith__socket_read(int fd, void *buffer, size_t size);

@@ -26,8 +26,8 @@ typedef struct pith_tcp {
   pith_transport base;
   unsigned made_in; /* which process: base/forked.h */
   int rank, ranks, connections;
-  uint64_t token; /* only who has our address knows it */
-  double timeout;
+  uint64_t token;           /* only who has our address knows it */
+  double timeout, liveness; /* seconds: for connect; without an answer of a peer's host */
   int listener;
   tcp_peer *peers; /* of every rank */
 } pith_tcp;

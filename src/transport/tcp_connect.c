@@ -94,7 +94,7 @@ static int write_whole(int fd, const void *data, size_t size) {
 static int same_hello(const tcp_hello *a, const tcp_hello *b) { return memcmp(a, b, offsetof(tcp_hello, nonce)) == 0; }
 
 static void establish(meeting *m, int peer, int index, int fd) {
-  pith__socket_tune(fd, m->tcp->timeout);
+  pith__socket_tune(fd, m->tcp->liveness);
   m->tcp->peers[peer].fds[index] = fd;
   m->missing--;
 }

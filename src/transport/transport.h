@@ -30,6 +30,7 @@ typedef struct pith_transport_config {
   const char *interface; /* network interface or address to listen on; NULL: the one that reaches the rendezvous */
   int connections;       /* to each peer, for transports that can use several; 0: the transport's own choice */
   double timeout;        /* seconds for connect */
+  double liveness;       /* seconds without an answer after which a peer's host counts as gone; 0: 15 */
   const char *rendezvous_host; /* how rank 0's machine is called; NULL: all ranks are on this one */
 } pith_transport_config;
 
