@@ -24,6 +24,7 @@
 
 #define DEFAULT_PORT 29499
 #define DEFAULT_TIMEOUT 300.0
+#define DEFAULT_LIVENESS 15.0
 #define DEFAULT_CHUNK ((size_t)512 << 10)
 #define RANKS_MOST 4096
 
@@ -55,7 +56,7 @@ typedef struct settings {
   pith_algorithm algorithm;
   int connections, threads;
   size_t chunk;
-  double timeout;
+  double timeout, liveness;
   const char *timeout_from;
 } settings;
 
@@ -65,8 +66,9 @@ static const char *environment(const char *name) { return getenv(name); }
 static pith_status copy_config(const pith_config *given, pith_config *config) {
   *config = (pith_config)PITH_CONFIG_INIT;
   if (given) {
-    PITH_REQUIRE(given->size == offsetof(pith_config, id) || given->size == sizeof *config, PITH_ERR_ARGUMENT,
-                 "pith_config.size is %zu: start from PITH_CONFIG_INIT", given->size);
+    PITH_REQUIRE(
+        given->size >= offsetof(pith_config, id) && given->size <= sizeof *config && given->size % sizeof(void *) == 0,
+        PITH_ERR_ARGUMENT, "pith_config.size is %zu: start from PITH_CONFIG_INIT", given->size);
     memcpy(config, given, given->size);
   }
   return PITH_OK;
@@ -114,7 +116,7 @@ static pith_status read_settings(const pith_config *config, settings *s) {
   static const char *const connection_names[] = {"PITH_CONNECTIONS", NULL}, *const thread_names[] = {"PITH_THREADS",
                                                                                                      NULL};
   pith_config c;
-  const char *timeout = getenv("PITH_TIMEOUT");
+  const char *timeout = getenv("PITH_TIMEOUT"), *liveness = getenv("PITH_LIVENESS");
   memset(s, 0, sizeof *s);
   PITH_TRY(copy_config(config, &c));
   PITH_TRY(find_place(&c, s));
@@ -124,7 +126,10 @@ static pith_status read_settings(const pith_config *config, settings *s) {
   s->timeout_from = c.timeout > 0       ? "pith_config.timeout"
                     : is_in_environment ? "PITH_TIMEOUT"
                                         : "default; PITH_TIMEOUT changes it";
+  s->liveness = c.liveness > 0 ? c.liveness : liveness && atof(liveness) > 0 ? atof(liveness) : DEFAULT_LIVENESS;
   s->meet.timeout = s->timeout;
+  s->meet.interrupted = c.interrupted;
+  s->meet.context = c.context;
   s->transport = text_of(c.transport, "PITH_TRANSPORT", "auto");
   s->interface = text_of(c.interface, "PITH_IFNAME", NULL);
   s->host_id = text_of(c.host_id, "PITH_HOSTID", NULL);
@@ -338,6 +343,9 @@ static pith_status make_comm(int rank, int ranks, const settings *s, pith_comm *
                       .ranks = ranks,
                       .timeout = s->timeout,
                       .timeout_from = s->timeout_from,
+                      .liveness = s->liveness,
+                      .interrupted = s->meet.interrupted,
+                      .context = s->meet.context,
                       .chunk = s->chunk,
                       .wake = -1,
                       .cost = pith__cost_default,
@@ -407,7 +415,10 @@ static pith_status join(pith_comm *comm, const settings *s, exchange_fn exchange
                                   .interface = s->interface,
                                   .connections = s->connections,
                                   .timeout = s->timeout,
-                                  .rendezvous_host = s->meet.host};
+                                  .liveness = s->liveness,
+                                  .rendezvous_host = s->meet.host,
+                                  .interrupted = comm->interrupted,
+                                  .context = comm->context};
   pith_status status = choose_transports(s->transport, &chosen);
   if (status == PITH_OK) {
     status = listen_all(&chosen, &config, transport, &mine);
@@ -554,13 +565,14 @@ static pith_status exchange_over_parent(void *how, const pith_address_record *mi
 }
 
 static pith_status join_group(pith_comm *parent, group *g, pith_comm **made) {
-  settings s = {.meet = {.host = parent->host},
+  settings s = {.meet = {.host = parent->host, .interrupted = parent->interrupted, .context = parent->context},
                 .transport = parent->transport_name,
                 .interface = parent->interface,
                 .host_id = parent->host_id,
                 .chunk = parent->chunk,
                 .timeout = parent->timeout,
                 .timeout_from = parent->timeout_from,
+                .liveness = parent->liveness,
                 .algorithm = parent->algorithm,
                 .connections = parent->connections,
                 .threads = (int)pith__crew_size(parent->crew),

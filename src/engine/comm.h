@@ -135,6 +135,7 @@ typedef struct pith_link {
   int broken;                /* takes nothing any more */
   double heard;              /* when it last said that it waits, too */
   uint64_t moved, seen;      /* counts every step of an operation's messages; what it was when last looked at */
+  double unanswered;         /* since when its host has not answered; 0: it has */
   double since;              /* when, by the clock of check_time, we began to wait for the peer's next step */
   pith_outgoing *out, **out_end;
   pith_posted *posted, **posted_end;
@@ -159,7 +160,11 @@ struct pith_comm {
   int rank, ranks;
   pith_link_key key; /* of its links, for splits */
   double timeout;
-  const char *timeout_from; /* what set it, for messages */
+  const char *timeout_from;          /* what set it, for messages */
+  double liveness, last_look;        /* seconds a host may not answer; when we last looked which ones do */
+  int (*interrupted)(void *context); /* pith_config */
+  void *context;
+  double last_question; /* when it was last asked */
   size_t chunk;
   char *host, *transport_name, *interface, *host_id; /* settings, for splits */
   int connections;
@@ -254,8 +259,10 @@ void pith__comm_wake(pith_comm *comm);
 /* The comm is over: every operation ends with this, here and (by a notice) on the other ranks. */
 void pith__comm_fail(pith_comm *comm, pith_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* Drives until the operation is done. Called with the mutex held. */
+/* Drives until the operation is done; if that is interrupted, the comm fails. Called with the mutex held. */
 void pith__comm_drive(pith_comm *comm, const pith_operation *op);
+/* The same, but for an interruption: then it returns 0, and the operation goes on. */
+int pith__comm_drive_unless_interrupted(pith_comm *comm, const pith_operation *op);
 pith_status pith__comm_start_thread(pith_comm *comm);
 void pith__comm_stop_thread(pith_comm *comm);
 /* Pushes out notices until there are none, or it is that late. */

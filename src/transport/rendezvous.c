@@ -141,7 +141,7 @@ static double sooner(double a, double b) { return a < b ? a : b; }
 static int wait_for(const guest *g, int fd, short events, double deadline) {
   struct pollfd ready = {fd, events, 0};
   for (;;) {
-    double slice = pith__now() + RENDEZVOUS_SLICE;
+    double slice = pith__now() + PITH_INTERRUPT_SECONDS;
     if (pith__poll_until(&ready, 1, g->r->interrupted ? sooner(slice, deadline) : deadline) > 0) {
       return 0;
     }
@@ -320,7 +320,7 @@ static outcome try_address(guest *g, const pith_sockaddr *to) {
   char text[PITH_SOCKADDR_TEXT];
   int fd = -1, error = open_connection(g, to, sooner(g->deadline, pith__now() + greeting_seconds), &fd);
   if (!error) {
-    pith__socket_tune(fd, PITH_LIVENESS_SECONDS);
+    pith__socket_tune(fd, RENDEZVOUS_LIVENESS);
   }
   outcome result = error == EINTR ? broke_off(g, error)
                    : error        ? again(g, "%s: %s", pith__sockaddr_text(to, text), strerror(error))

@@ -29,20 +29,21 @@
 
 enum {
   STRANGERS_MOST = 64, /* at the door at once, beside the ranks */
-  SERVED_AT_ONCE = 64, /* guests that the table goes to */
+  SERVED_AT_ONCE = 16, /* guests that the table goes to: their buffers are about what a slow network keeps */
   EVENTS_MOST = 256,   /* of one look at the descriptors */
   LISTENER = -1,       /* in place of a seat's number */
 };
 
 /* Bytes of a guest that the system keeps, or twice as many: with thousands of guests, its own choice would be
  * gigabytes, and a guest that takes nothing would not be noticed. */
-static const int send_buffer = 64 << 10;
+static const int send_buffer = 16 << 10;
 
 static const double hello_seconds = 5, gather_seconds = 2;
-static const double crowded_seconds = 1;  /* to say hello, while others wait for a descriptor */
-static const double sentence_seconds = 5; /* for guests to hear what went wrong */
-static const double still_seconds = 0.05; /* without a byte moving before more guests are served */
-static const double sweep_seconds = 0.05; /* between two looks at who has been silent for too long */
+static const double crowded_seconds = 1;   /* to say hello, while others wait for a descriptor */
+static const double sentence_seconds = 5;  /* for guests to hear what went wrong */
+static const double still_seconds = 0.5;   /* without taking a byte, after which a guest keeps no other from its turn */
+static const double review_seconds = 0.05; /* between two looks at who stands still */
+static const double sweep_seconds = 0.05;  /* between two looks at who has been silent for too long */
 
 typedef struct seat {
   int fd;          /* -1: free */
@@ -82,7 +83,7 @@ static int watch_descriptor(const host *h, int how, int fd, int number, uint32_t
 
 /* The events that there are until then; also a signal, and the time to ask for interruption, end it. */
 static int await_events(const host *h, struct epoll_event *events, double until) {
-  double slice = pith__now() + RENDEZVOUS_SLICE, end = h->r->interrupted && slice < until ? slice : until;
+  double slice = pith__now() + PITH_INTERRUPT_SECONDS, end = h->r->interrupted && slice < until ? slice : until;
   double left = end - pith__now();
   int ms = left <= 0 ? 0 : left > 3600 ? 3600000 : (int)(left * 1000) + 1;
   int count = epoll_wait(h->watch, events, EVENTS_MOST, ms);
@@ -164,7 +165,7 @@ static void welcome(host *h, int fd) {
   int number = h->vacant[--h->vacant_count];
   seat *s = &h->seats[number];
   *s = (seat){.fd = fd, .rank = -1, .deadline = pith__now() + hello_seconds};
-  pith__socket_tune(fd, PITH_LIVENESS_SECONDS);
+  pith__socket_tune(fd, RENDEZVOUS_LIVENESS);
   setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &send_buffer, sizeof send_buffer);
   rendezvous_greeting greeting = {.head = pith__rendezvous_head(0)};
   struct iovec piece = {&greeting, sizeof greeting};
@@ -488,7 +489,7 @@ typedef struct answer {
   const void *body;
   size_t size;
   int next;   /* seat that was not begun with yet */
-  int active; /* guests who are being served */
+  int active; /* guests who are being served, and take something */
   int left;   /* and who are not done */
 } answer;
 
@@ -497,7 +498,7 @@ static size_t whole_of(const answer *a) { return sizeof(rendezvous_reply) + a->s
 /* A guest is done with, or lost: then `error` says why, and the rank is one that the sentence names. */
 static void finish_guest(host *h, answer *a, seat *s, int error) {
   a->left--;
-  a->active--;
+  a->active -= a->active > 0;
   if (error && s->rank >= 0 && h->status == PITH_OK) {
     h->status = error == ETIMEDOUT ? PITH_ERR_TIMEOUT : PITH_ERR_PEER;
     h->lack = error;
@@ -543,8 +544,8 @@ static void announce(host *h, answer *a, const rendezvous_reply *reply) {
   }
 }
 
-static void begin_more(host *h, answer *a, int most, double patience) {
-  for (; a->next < h->most && a->active < most; a->next++) {
+static void begin_more(host *h, answer *a, double patience) {
+  for (; a->next < h->most && a->active < SERVED_AT_ONCE; a->next++) {
     seat *s = &h->seats[a->next];
     if (s->fd < 0 || !s->is_heard) {
       continue;
@@ -556,36 +557,42 @@ static void begin_more(host *h, answer *a, int most, double patience) {
   }
 }
 
-/* Gives up those who have taken nothing for too long. */
-static void give_up_still(host *h, answer *a, double now) {
+/* Counts those who take something, and gives up those who have taken nothing for too long. */
+static void review(host *h, answer *a, double patience) {
+  double now = pith__now();
+  int moving = 0;
   for (int i = 0; i < a->next; i++) {
     seat *s = &h->seats[i];
-    if (is_waiting(a, s) && now >= s->deadline) {
+    if (!is_waiting(a, s)) {
+      continue;
+    }
+    if (now >= s->deadline) {
       finish_guest(h, a, s, ETIMEDOUT);
+    } else {
+      moving += now - (s->deadline - patience) < still_seconds;
     }
   }
+  a->active = moving;
 }
 
-/* One that does not read keeps nobody waiting: it counts among those who are served only as long as bytes move. */
+/* To some at a time. One that does not read keeps nobody waiting: it counts only as long as it takes something. */
 static void answer_all(host *h, const rendezvous_reply *reply, const void *body, double patience) {
   struct epoll_event events[EVENTS_MOST];
   answer a = {.body = body, .size = reply->size};
-  int most = SERVED_AT_ONCE;
-  double checked = pith__now();
+  double reviewed = pith__now();
   announce(h, &a, reply);
   while (a.left > 0) {
-    begin_more(h, &a, most, patience);
-    int count = a.left > 0 ? await_events(h, events, pith__now() + still_seconds) : 0;
+    begin_more(h, &a, patience);
+    int count = a.left > 0 ? await_events(h, events, pith__now() + review_seconds) : 0;
     for (int i = 0; i < count; i++) {
       seat *s = &h->seats[events[i].data.fd];
       if (is_waiting(&a, s)) {
         serve(h, &a, s, patience);
       }
     }
-    most = count == 0 ? a.active + SERVED_AT_ONCE : most; /* all of them stand still */
-    if (pith__now() - checked >= still_seconds) {
-      checked = pith__now();
-      give_up_still(h, &a, checked);
+    if (pith__now() - reviewed >= review_seconds) {
+      review(h, &a, patience);
+      reviewed = pith__now();
     }
     if (pith__rendezvous_is_interrupted(h->r)) {
       h->status = PITH_ERR_INTERRUPTED;

@@ -16,10 +16,13 @@
 
 #include "base/sha256.h"
 #include "transport/rendezvous.h"
+#include "transport/transport.h"
 
 #define RENDEZVOUS_MAGIC "PITHMEET"
 #define RENDEZVOUS_ORDER 0x01020304u
 #define RENDEZVOUS_NONCE 32
+#define RENDEZVOUS_LIVENESS \
+  60 /* seconds without an answer of a host: the network may be busy with thousands of tables */
 #define RENDEZVOUS_RANKS_MOST (1 << 16)                 /* keeps all arithmetic on sizes far from overflow */
 #define RENDEZVOUS_TEXT 700                             /* most bytes of a sentence */
 #define RENDEZVOUS_ROLE_HELLO "pith rendezvous 3 hello" /* the number is the protocol's */
@@ -62,8 +65,7 @@ _Static_assert(sizeof(rendezvous_reply) == 120, "wire format");
 rendezvous_head pith__rendezvous_head(int rank);
 int pith__rendezvous_has_secret(const pith_rendezvous *r);
 
-/* Whether the caller wants to go on: asked every RENDEZVOUS_SLICE seconds. */
-#define RENDEZVOUS_SLICE 0.1
+/* Whether the caller wants to end it: asked every PITH_INTERRUPT_SECONDS. */
 int pith__rendezvous_is_interrupted(const pith_rendezvous *r);
 pith_status pith__rendezvous_interrupted(const pith_rendezvous *r);
 

@@ -218,11 +218,13 @@ int pith__socket_connect_result(int fd) {
  * others. */
 void pith__socket_tune(int fd, double liveness) {
   int seconds = liveness > 86400 ? 86400 : liveness < 3 ? 3 : (int)liveness;
+  int idle = seconds / 3, pause = seconds < 30 ? 1 : seconds / 15; /* many probes: a busy network loses some */
+  int count = (seconds * 19 / 20 - idle) / pause;
   set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
   set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, seconds / 3);
-  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, seconds / 3);
-  set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 2);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, idle);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, pause);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, count < 2 ? 2 : count);
 }
 
 /* Retransmissions of data and probes of a closed window are counted until an acknowledgement comes. */

@@ -58,7 +58,7 @@ int pith__socket_connect_result(int fd);
 
 /* Small messages at once; an idle connection ends when the peer's host does not answer for `liveness` seconds. A
  * process that is stopped does not count as gone: its host answers for it. */
-#define PITH_LIVENESS_SECONDS 15.0
+#define PITH_LIVENESS_SECONDS 15.0 /* unless it is set */
 void pith__socket_tune(int fd, double liveness);
 
 /* Whether something that was sent is unanswered now: the peer's host answers it at once, whatever the process does. */

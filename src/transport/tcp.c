@@ -125,6 +125,8 @@ static pith_status listen_tcp(const pith_transport_config *config, pith_transpor
   tcp->connections = connections;
   tcp->timeout = config->timeout;
   tcp->liveness = config->liveness > 0 ? config->liveness : PITH_LIVENESS_SECONDS;
+  tcp->interrupted = config->interrupted;
+  tcp->context = config->context;
   tcp->listener = -1;
   tcp->peers = new_peers(config->ranks);
   pith_status status = tcp->peers ? open_listener(tcp, config, address)
@@ -301,6 +303,15 @@ static int sleep_tcp(pith_transport *transport, int asleep) {
   return work;
 }
 
+static int is_unanswered(pith_transport *transport, int rank) {
+  const tcp_peer *peer = &tcp_of(transport)->peers[rank];
+  int is_any = 0;
+  for (int i = 0; i < peer->connections && !peer->is_over; i++) {
+    is_any |= pith__socket_is_unanswered(peer->fds[i]);
+  }
+  return is_any;
+}
+
 const pith_transport_ops pith__transport_tcp = {
     .name = "tcp",
     .summary = "sockets: machines on any network",
@@ -312,4 +323,5 @@ const pith_transport_ops pith__transport_tcp = {
     .descriptors = descriptors,
     .sleep = sleep_tcp,
     .close = close_tcp,
+    .is_unanswered = is_unanswered,
 };

@@ -28,6 +28,8 @@ typedef struct pith_tcp {
   int rank, ranks, connections;
   uint64_t token;           /* only who has our address knows it */
   double timeout, liveness; /* seconds: for connect; without an answer of a peer's host */
+  int (*interrupted)(void *context);
+  void *context;
   int listener;
   tcp_peer *peers; /* of every rank */
 } pith_tcp;

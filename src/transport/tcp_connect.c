@@ -276,7 +276,8 @@ static int attend_arrival(meeting *m, arrival *a, short events) {
 /* ---- The loop ---------------------------------------------------------------------------------------------------- */
 
 static double next_time(const meeting *m) {
-  double next = m->deadline;
+  double next = m->deadline, slice = pith__now() + PITH_INTERRUPT_SECONDS;
+  next = m->tcp->interrupted && slice < next ? slice : next;
   for (int i = 0; i < m->call_count; i++) {
     if (!m->calls[i].is_done && m->calls[i].time < next) {
       next = m->calls[i].time;
@@ -367,6 +368,7 @@ static pith_status prepare(meeting *m, const pith_address *address) {
   m->places = calloc((size_t)tcp->ranks, sizeof *m->places);
   PITH_REQUIRE(m->places, PITH_ERR_MEMORY, "no memory for %d addresses", tcp->ranks);
   PITH_TRY(read_addresses(m, address));
+  pith__descriptors_reserve(m->missing + STRANGERS_MOST);
   m->arrival_most = m->missing + STRANGERS_MOST;
   m->calls = calloc((size_t)m->missing + 1, sizeof *m->calls);
   m->arrivals = calloc((size_t)m->arrival_most, sizeof *m->arrivals);
@@ -405,7 +407,10 @@ pith_status pith__tcp_connect(pith_transport *transport, const pith_address *add
   pith_status status = prepare(&m, address);
   while (status == PITH_OK && m.missing > 0) {
     step(&m);
-    if (m.missing > 0 && pith__now() >= m.deadline) {
+    if (m.missing > 0 && m.tcp->interrupted && m.tcp->interrupted(m.tcp->context)) {
+      status =
+          pith_fail(PITH_ERR_INTERRUPTED, "rank %d was interrupted while it connected with the others", m.tcp->rank);
+    } else if (m.missing > 0 && pith__now() >= m.deadline) {
       status = name_missing(&m);
     }
   }

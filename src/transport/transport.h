@@ -25,13 +25,17 @@ typedef struct pith_address {
   uint8_t data[PITH_ADDRESS_MAX];
 } pith_address;
 
+#define PITH_INTERRUPT_SECONDS 0.1 /* between two questions whether a wait shall end */
+
 typedef struct pith_transport_config {
   int rank, ranks;
   const char *interface; /* network interface or address to listen on; NULL: the one that reaches the rendezvous */
   int connections;       /* to each peer, for transports that can use several; 0: the transport's own choice */
   double timeout;        /* seconds for connect */
   double liveness;       /* seconds without an answer after which a peer's host counts as gone; 0: 15 */
-  const char *rendezvous_host; /* how rank 0's machine is called; NULL: all ranks are on this one */
+  const char *rendezvous_host;       /* how rank 0's machine is called; NULL: all ranks are on this one */
+  int (*interrupted)(void *context); /* asked several times a second during connect; not 0 ends it. NULL: never */
+  void *context;
 } pith_transport_config;
 
 #define PITH_LINK_KEY_SIZE 32
@@ -78,6 +82,10 @@ typedef struct pith_transport_ops {
   void (*close)(pith_transport *transport);
 
   int polls; /* 1: no descriptor tells when bytes come, so nobody may sleep longer than some microseconds */
+
+  /* Whether something that was sent to the peer has had no answer of its host yet, not even that it came: if that
+   * lasts, the host is gone. NULL: the transport itself notices. */
+  int (*is_unanswered)(pith_transport *transport, int peer);
 } pith_transport_ops;
 
 struct pith_transport {
