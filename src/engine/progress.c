@@ -163,7 +163,7 @@ static int is_host_gone(const pith_comm *comm, pith_link *link, double now) {
   /* Who has not looked for long, or was stopped itself, begins again. */
   int is_new = link->unanswered == 0 || now - comm->last_look > comm->liveness / 2;
   link->unanswered = !is_unanswered ? 0 : is_new ? now : link->unanswered;
-  return is_unanswered && now - link->unanswered > comm->liveness * (1 - 2.0 / LOOKS);
+  return is_unanswered && now - link->unanswered > comm->liveness * (1 - 3.0 / LOOKS);
 }
 
 static void check_hosts(pith_comm *comm, double now) {
