@@ -96,10 +96,10 @@ PITH_API pith_status pith_unique_id_create(const pith_config *config, pith_uniqu
 /*
  * Signals. A wait goes on after a signal handler has returned. Where signals have to be handled outside of handlers, as
  * interpreters do, `interrupted` handles them and says whether to end the wait: 0 to go on, anything else to end it
- * with PITH_ERR_INTERRUPTED. No lock is held meanwhile; it must not use the comm. What a wait that was ended leaves
- * behind: pith_wait, pith_wait_source   the request in flight: it can be waited for again, and its tensors stay lent
- *   pith_comm_create              nothing
- *   every other call              a comm that is aborted: the call cannot be taken back, so all ranks get an error
+ * with PITH_ERR_INTERRUPTED. No lock is held meanwhile; it must not use the comm that waits. What a wait that was ended
+ * leaves behind: pith_wait, pith_wait_source   the request in flight: it can be waited for again, and its tensors stay
+ * lent pith_comm_create              nothing every other call              a comm that is aborted: the call cannot be
+ * taken back, so all ranks get an error
  */
 
 /* Meets the other ranks. NULL: everything from the environment. */

@@ -128,8 +128,7 @@ static pith_status read_settings(const pith_config *config, settings *s) {
                                         : "default; PITH_TIMEOUT changes it";
   s->liveness = c.liveness > 0 ? c.liveness : liveness && atof(liveness) > 0 ? atof(liveness) : DEFAULT_LIVENESS;
   s->meet.timeout = s->timeout;
-  s->meet.interrupted = c.interrupted;
-  s->meet.context = c.context;
+  s->meet.interrupt = (pith_interrupt){c.interrupted, c.context};
   s->transport = text_of(c.transport, "PITH_TRANSPORT", "auto");
   s->interface = text_of(c.interface, "PITH_IFNAME", NULL);
   s->host_id = text_of(c.host_id, "PITH_HOSTID", NULL);
@@ -344,8 +343,7 @@ static pith_status make_comm(int rank, int ranks, const settings *s, pith_comm *
                       .timeout = s->timeout,
                       .timeout_from = s->timeout_from,
                       .liveness = s->liveness,
-                      .interrupted = s->meet.interrupted,
-                      .context = s->meet.context,
+                      .interrupt = s->meet.interrupt,
                       .chunk = s->chunk,
                       .wake = -1,
                       .cost = pith__cost_default,
@@ -417,8 +415,7 @@ static pith_status join(pith_comm *comm, const settings *s, exchange_fn exchange
                                   .timeout = s->timeout,
                                   .liveness = s->liveness,
                                   .rendezvous_host = s->meet.host,
-                                  .interrupted = comm->interrupted,
-                                  .context = comm->context};
+                                  .interrupt = comm->interrupt};
   pith_status status = choose_transports(s->transport, &chosen);
   if (status == PITH_OK) {
     status = listen_all(&chosen, &config, transport, &mine);
@@ -565,7 +562,7 @@ static pith_status exchange_over_parent(void *how, const pith_address_record *mi
 }
 
 static pith_status join_group(pith_comm *parent, group *g, pith_comm **made) {
-  settings s = {.meet = {.host = parent->host, .interrupted = parent->interrupted, .context = parent->context},
+  settings s = {.meet = {.host = parent->host, .interrupt = parent->interrupt},
                 .transport = parent->transport_name,
                 .interface = parent->interface,
                 .host_id = parent->host_id,

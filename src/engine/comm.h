@@ -160,11 +160,10 @@ struct pith_comm {
   int rank, ranks;
   pith_link_key key; /* of its links, for splits */
   double timeout;
-  const char *timeout_from;          /* what set it, for messages */
-  double liveness, last_look;        /* seconds a host may not answer; when we last looked which ones do */
-  int (*interrupted)(void *context); /* pith_config */
-  void *context;
-  double last_question; /* when it was last asked */
+  const char *timeout_from;   /* what set it, for messages */
+  double liveness, last_look; /* seconds a host may not answer; when we last looked which ones do */
+  pith_interrupt interrupt;   /* pith_config.interrupted */
+  double last_question;       /* when it was last asked */
   size_t chunk;
   char *host, *transport_name, *interface, *host_id; /* settings, for splits */
   int connections;

@@ -381,13 +381,15 @@ static void let_gather(pith_comm *comm, uint64_t bytes) {
 
 /* Whether whoever waits here wants to end it; asked now and then, without the mutex. */
 static int is_interrupted(pith_comm *comm) {
-  double now = comm->interrupted ? pith__now_rough() : 0;
-  if (!comm->interrupted || now - comm->last_question < PITH_INTERRUPT_SECONDS || getpid() != gettid()) {
+  if (!comm->interrupt.ask || pith__now_rough() - comm->last_question < PITH_INTERRUPT_SECONDS) {
     return 0;
   }
-  comm->last_question = now;
+  if (!pith__interrupt_is_possible(&comm->interrupt)) {
+    return 0;
+  }
+  comm->last_question = pith__now_rough();
   pthread_mutex_unlock(&comm->mutex);
-  int answer = comm->interrupted(comm->context);
+  int answer = pith__interrupt_ask(&comm->interrupt);
   pthread_mutex_lock(&comm->mutex);
   return answer;
 }
@@ -395,7 +397,7 @@ static int is_interrupted(pith_comm *comm) {
 /* Another thread drives. Signals do not end the wait for a condition: it ends by itself, now and then. */
 static void wait_for_change(pith_comm *comm) {
   struct timespec until;
-  if (!comm->interrupted || getpid() != gettid()) {
+  if (!pith__interrupt_is_possible(&comm->interrupt)) {
     pthread_cond_wait(&comm->changed, &comm->mutex);
     return;
   }

@@ -315,7 +315,7 @@ pith_status pith__operation_submit(pith_operation *op, pith_status written, pith
 /* Returns PITH_ERR_INTERRUPTED with the request in flight. */
 static pith_status wait_unless_interrupted(pith_request *request) {
   pith_comm *comm = request ? request->operation.comm : NULL;
-  if (!comm || !comm->interrupted || pith__check_comm(comm) != PITH_OK) {
+  if (!comm || !comm->interrupt.ask || pith__check_comm(comm) != PITH_OK) {
     return PITH_OK; /* pith__wait() says what is wrong */
   }
   pith__comm_lock(comm);

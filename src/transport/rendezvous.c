@@ -37,8 +37,6 @@ rendezvous_head pith__rendezvous_head(int rank) {
 
 int pith__rendezvous_has_secret(const pith_rendezvous *r) { return r->secret && *r->secret; }
 
-int pith__rendezvous_is_interrupted(const pith_rendezvous *r) { return r->interrupted && r->interrupted(r->context); }
-
 pith_status pith__rendezvous_interrupted(const pith_rendezvous *r) {
   return pith_fail(PITH_ERR_INTERRUPTED, "rank %d was interrupted while it waited for the other ranks", r->rank);
 }
@@ -142,10 +140,11 @@ static int wait_for(const guest *g, int fd, short events, double deadline) {
   struct pollfd ready = {fd, events, 0};
   for (;;) {
     double slice = pith__now() + PITH_INTERRUPT_SECONDS;
-    if (pith__poll_until(&ready, 1, g->r->interrupted ? sooner(slice, deadline) : deadline) > 0) {
+    if (pith__poll_until(&ready, 1,
+                         pith__interrupt_is_possible(&g->r->interrupt) ? sooner(slice, deadline) : deadline) > 0) {
       return 0;
     }
-    if (pith__rendezvous_is_interrupted(g->r)) {
+    if (pith__interrupt_ask(&g->r->interrupt)) {
       return EINTR;
     }
     if (pith__now() >= deadline) {
@@ -348,7 +347,7 @@ static pith_status visit(guest *g) {
     if (!result.again) {
       return result.status;
     }
-    if (pith__rendezvous_is_interrupted(g->r)) {
+    if (pith__interrupt_ask(&g->r->interrupt)) {
       return pith__rendezvous_interrupted(g->r);
     }
     PITH_LOG_TRACE("rank %d: rank 0 is not at %s:%u yet: %s", g->r->rank, g->r->host, g->r->port, g->trouble);

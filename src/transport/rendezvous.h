@@ -5,6 +5,7 @@
 #ifndef PITH_TRANSPORT_RENDEZVOUS_H
 #define PITH_TRANSPORT_RENDEZVOUS_H
 
+#include "base/interrupt.h"
 #include "base/status.h"
 
 #define PITH_RECORD_MOST 4096 /* bytes that a rank may bring */
@@ -13,11 +14,10 @@ typedef struct pith_rendezvous {
   int rank, ranks;
   const char *host; /* name or address of rank 0's machine, IPv4 or IPv6; or several separated by commas */
   uint16_t port;
-  int listener;       /* rank 0: a socket that already listens there, the rendezvous's from now on; 0: none */
-  double timeout;     /* seconds in which all must come; later, in which a table must move at least a little */
-  const char *secret; /* shared by the ranks of a job, or NULL: who does not prove to have it is turned away */
-  int (*interrupted)(void *context); /* asked several times a second, unless NULL: not 0 ends the rendezvous */
-  void *context;
+  int listener;             /* rank 0: a socket that already listens there, the rendezvous's from now on; 0: none */
+  double timeout;           /* seconds in which all must come; later, in which a table must move at least a little */
+  const char *secret;       /* shared by the ranks of a job, or NULL: who does not prove to have it is turned away */
+  pith_interrupt interrupt; /* asked while waiting */
 } pith_rendezvous;
 
 /* What all ranks brought: the bytes of rank p are those from at[p] up to at[p + 1] of `bytes`. */

@@ -83,7 +83,8 @@ static int watch_descriptor(const host *h, int how, int fd, int number, uint32_t
 
 /* The events that there are until then; also a signal, and the time to ask for interruption, end it. */
 static int await_events(const host *h, struct epoll_event *events, double until) {
-  double slice = pith__now() + PITH_INTERRUPT_SECONDS, end = h->r->interrupted && slice < until ? slice : until;
+  double slice = pith__now() + PITH_INTERRUPT_SECONDS,
+         end = pith__interrupt_is_possible(&h->r->interrupt) && slice < until ? slice : until;
   double left = end - pith__now();
   int ms = left <= 0 ? 0 : left > 3600 ? 3600000 : (int)(left * 1000) + 1;
   int count = epoll_wait(h->watch, events, EVENTS_MOST, ms);
@@ -418,7 +419,7 @@ static pith_status gather(host *h) {
     int seated = h->most - h->vacant_count, silent = seated - h->heard_count;
     double next = silent > 0 ? pith__now() + sweep_seconds : h->deadline;
     int count = await_events(h, events, next < h->deadline ? next : h->deadline), is_knock = 0;
-    if (pith__rendezvous_is_interrupted(h->r)) {
+    if (pith__interrupt_ask(&h->r->interrupt)) {
       return pith__rendezvous_interrupted(h->r);
     }
     for (int i = 0; i < count; i++) {
@@ -594,7 +595,7 @@ static void answer_all(host *h, const rendezvous_reply *reply, const void *body,
       review(h, &a, patience);
       reviewed = pith__now();
     }
-    if (pith__rendezvous_is_interrupted(h->r)) {
+    if (pith__interrupt_ask(&h->r->interrupt)) {
       h->status = PITH_ERR_INTERRUPTED;
       return;
     }

@@ -16,7 +16,6 @@
 
 #include "base/sha256.h"
 #include "transport/rendezvous.h"
-#include "transport/transport.h"
 
 #define RENDEZVOUS_MAGIC "PITHMEET"
 #define RENDEZVOUS_ORDER 0x01020304u
@@ -65,8 +64,6 @@ _Static_assert(sizeof(rendezvous_reply) == 120, "wire format");
 rendezvous_head pith__rendezvous_head(int rank);
 int pith__rendezvous_has_secret(const pith_rendezvous *r);
 
-/* Whether the caller wants to end it: asked every PITH_INTERRUPT_SECONDS. */
-int pith__rendezvous_is_interrupted(const pith_rendezvous *r);
 pith_status pith__rendezvous_interrupted(const pith_rendezvous *r);
 
 /* What only a holder of the secret can say to that challenge; zeros without a secret. */

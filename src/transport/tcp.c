@@ -125,8 +125,7 @@ static pith_status listen_tcp(const pith_transport_config *config, pith_transpor
   tcp->connections = connections;
   tcp->timeout = config->timeout;
   tcp->liveness = config->liveness > 0 ? config->liveness : PITH_LIVENESS_SECONDS;
-  tcp->interrupted = config->interrupted;
-  tcp->context = config->context;
+  tcp->interrupt = config->interrupt;
   tcp->listener = -1;
   tcp->peers = new_peers(config->ranks);
   pith_status status = tcp->peers ? open_listener(tcp, config, address)

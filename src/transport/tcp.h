@@ -28,8 +28,7 @@ typedef struct pith_tcp {
   int rank, ranks, connections;
   uint64_t token;           /* only who has our address knows it */
   double timeout, liveness; /* seconds: for connect; without an answer of a peer's host */
-  int (*interrupted)(void *context);
-  void *context;
+  pith_interrupt interrupt;
   int listener;
   tcp_peer *peers; /* of every rank */
 } pith_tcp;

@@ -277,7 +277,7 @@ static int attend_arrival(meeting *m, arrival *a, short events) {
 
 static double next_time(const meeting *m) {
   double next = m->deadline, slice = pith__now() + PITH_INTERRUPT_SECONDS;
-  next = m->tcp->interrupted && slice < next ? slice : next;
+  next = pith__interrupt_is_possible(&m->tcp->interrupt) && slice < next ? slice : next;
   for (int i = 0; i < m->call_count; i++) {
     if (!m->calls[i].is_done && m->calls[i].time < next) {
       next = m->calls[i].time;
@@ -407,7 +407,7 @@ pith_status pith__tcp_connect(pith_transport *transport, const pith_address *add
   pith_status status = prepare(&m, address);
   while (status == PITH_OK && m.missing > 0) {
     step(&m);
-    if (m.missing > 0 && m.tcp->interrupted && m.tcp->interrupted(m.tcp->context)) {
+    if (m.missing > 0 && pith__interrupt_ask(&m.tcp->interrupt)) {
       status =
           pith_fail(PITH_ERR_INTERRUPTED, "rank %d was interrupted while it connected with the others", m.tcp->rank);
     } else if (m.missing > 0 && pith__now() >= m.deadline) {

@@ -14,6 +14,7 @@
 #include <poll.h>
 #include <sys/uio.h>
 
+#include "base/interrupt.h"
 #include "base/status.h"
 
 #define PITH_ADDRESS_MAX 1024 /* TCP needs some 60; UCX names every network card it could use */
@@ -25,17 +26,14 @@ typedef struct pith_address {
   uint8_t data[PITH_ADDRESS_MAX];
 } pith_address;
 
-#define PITH_INTERRUPT_SECONDS 0.1 /* between two questions whether a wait shall end */
-
 typedef struct pith_transport_config {
   int rank, ranks;
   const char *interface; /* network interface or address to listen on; NULL: the one that reaches the rendezvous */
   int connections;       /* to each peer, for transports that can use several; 0: the transport's own choice */
   double timeout;        /* seconds for connect */
   double liveness;       /* seconds without an answer after which a peer's host counts as gone; 0: 15 */
-  const char *rendezvous_host;       /* how rank 0's machine is called; NULL: all ranks are on this one */
-  int (*interrupted)(void *context); /* asked several times a second during connect; not 0 ends it. NULL: never */
-  void *context;
+  const char *rendezvous_host; /* how rank 0's machine is called; NULL: all ranks are on this one */
+  pith_interrupt interrupt;    /* asked during connect */
 } pith_transport_config;
 
 #define PITH_LINK_KEY_SIZE 32
