@@ -237,19 +237,31 @@ static void close_all(pith_transport **transport) {
   }
 }
 
+/* Whether bytes to the peer stay on this host for sure. That both call their host the same is not enough: machines that
+ * were cloned do, too. Ranks that are connected by a loopback address cannot be on two hosts, unless a tunnel joins
+ * them: hence both. A transport that does not tell finds damage itself. */
+static int stays_here(const pith_comm *comm, int peer) {
+  const pith_link *link = &comm->link[peer];
+  const pith_transport_ops *ops = link->transport->ops;
+  return !link->remote && (!ops->is_loopback || ops->is_loopback(link->transport, peer));
+}
+
 static pith_status connect_kind(pith_comm *comm, pith_transport *transport, int kind,
                                 const pith_address_record *records, const uint8_t *wanted) {
   pith_address *address = calloc((size_t)comm->ranks, sizeof *address);
   PITH_REQUIRE(address, PITH_ERR_MEMORY, "no memory for the addresses of %d ranks", comm->ranks);
   for (int p = 0; p < comm->ranks; p++) {
     address[p] = records[p].address[kind];
-    if (wanted[p]) {
-      comm->link[p].transport = transport;
-      comm->link[p].checked = kind == PITH_KIND_NETWORK && records[p].host != records[comm->rank].host;
-    }
   }
   pith_status status = transport->ops->connect(transport, address, wanted, &comm->key);
   free(address);
+  for (int p = 0; p < comm->ranks && status == PITH_OK; p++) {
+    if (wanted[p]) {
+      comm->link[p].transport = transport;
+      comm->link[p].remote = kind == PITH_KIND_NETWORK && records[p].host != records[comm->rank].host;
+      comm->link[p].checked = kind == PITH_KIND_NETWORK && !stays_here(comm, p);
+    }
+  }
   return status;
 }
 

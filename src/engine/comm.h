@@ -129,7 +129,8 @@ typedef struct pith_link {
   pith_comm *comm;
   int peer;
   pith_transport *transport; /* NULL for the own rank */
-  int checked;               /* payloads carry a checksum: they cross a network, not only the memory of a host */
+  int remote;                /* the peer is on another host, as far as we know */
+  int checked;               /* payloads carry a checksum: for all we know they may cross a network */
   int left;                  /* said goodbye, or is gone */
   int over;                  /* and its last byte was read */
   int broken;                /* takes nothing any more */
@@ -143,7 +144,8 @@ typedef struct pith_link {
   size_t early_bytes;
   pith_frame frame; /* arriving */
   size_t frame_done, payload_done;
-  uint8_t *target; /* where its payload goes */
+  uint8_t *target;    /* where its payload goes */
+  size_t stored_room; /* bytes of it that there is memory for, if it is stored */
   pith_posted *match;
   pith_early *stored;
   uint64_t told[PITH_SPECS_MOST]; /* fingerprints whose text the peer has from us */
@@ -223,6 +225,14 @@ void pith__traffic_add(pith_traffic *sum, const pith_traffic *traffic, double sh
 pith_status pith__wait(pith_request *request, pith_traffic *traffic, int *source);
 
 /* ---- link.c ------------------------------------------------------------------------------------------------------ */
+
+/* Bytes that a link keeps of messages that nothing here waits for. Beyond `pause` it reads on only while something else
+ * of that peer is waited for, which stands behind them; beyond `limit` (0: a quarter of the machine's memory) the comm
+ * fails. For tests to change. */
+typedef struct pith_early_bounds {
+  size_t pause, limit;
+} pith_early_bounds;
+extern pith_early_bounds pith__early_bounds;
 
 /* Writes both checksums; that of the payload only if it is `checked`. */
 void pith__frame_seal(pith_frame *frame, const void *payload, int checked);

@@ -304,7 +304,7 @@ static void choose_spin(pith_comm *comm) {
   cpu_set_t cores;
   int here = 1;
   for (int p = 0; p < comm->ranks; p++) {
-    here += comm->link[p].transport && !comm->link[p].checked;
+    here += comm->link[p].transport && !comm->link[p].remote;
   }
   int is_crowded = sched_getaffinity(0, sizeof cores, &cores) != 0 || here > CPU_COUNT(&cores);
   int is_local = here == comm->ranks;

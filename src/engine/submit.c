@@ -185,7 +185,7 @@ void pith__operation_release(pith_operation *op) {
  * or none: they agree. */
 static size_t message_of(const pith_comm *comm, size_t bytes) {
   for (int p = 0; p < comm->ranks; p++) {
-    if (comm->link[p].transport && comm->link[p].checked) {
+    if (comm->link[p].transport && comm->link[p].remote) {
       return NETWORK_MESSAGE;
     }
   }

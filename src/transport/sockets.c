@@ -40,7 +40,8 @@ void pith__sockaddr_set_port(pith_sockaddr *address, uint16_t port) {
 }
 
 int pith__sockaddr_is_loopback(const pith_sockaddr *address) {
-  return is_v6(address) ? IN6_IS_ADDR_LOOPBACK(&address->v6.sin6_addr)
+  const struct in6_addr *six = &address->v6.sin6_addr; /* an IPv4 one on a socket for both ends in its four bytes */
+  return is_v6(address) ? IN6_IS_ADDR_LOOPBACK(six) || (IN6_IS_ADDR_V4MAPPED(six) && six->s6_addr[12] == 127)
                         : ntohl(address->v4.sin_addr.s_addr) >> 24 == 127;
 }
 
@@ -225,6 +226,14 @@ void pith__socket_tune(int fd, double liveness) {
   set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, idle);
   set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, pause);
   set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, count < 2 ? 2 : count);
+}
+
+int pith__socket_is_loopback(int fd) {
+  pith_sockaddr here, there;
+  socklen_t size = sizeof there;
+  memset(&there, 0, sizeof there);
+  return pith__socket_local(fd, &here) == 0 && getpeername(fd, &there.any, &size) == 0 &&
+         pith__sockaddr_is_loopback(&here) && pith__sockaddr_is_loopback(&there);
 }
 
 /* Retransmissions of data and probes of a closed window are counted until an acknowledgement comes. */

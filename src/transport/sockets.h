@@ -61,6 +61,9 @@ int pith__socket_connect_result(int fd);
 #define PITH_LIVENESS_SECONDS 15.0 /* unless it is set */
 void pith__socket_tune(int fd, double liveness);
 
+/* Whether both ends have loopback addresses. */
+int pith__socket_is_loopback(int fd);
+
 /* Whether something that was sent is unanswered now: the peer's host answers it at once, whatever the process does. */
 int pith__socket_is_unanswered(int fd);
 

@@ -311,6 +311,15 @@ static int is_unanswered(pith_transport *transport, int rank) {
   return is_any;
 }
 
+static int is_loopback(pith_transport *transport, int rank) {
+  const tcp_peer *peer = &tcp_of(transport)->peers[rank];
+  int are_all = peer->connections > 0;
+  for (int i = 0; i < peer->connections; i++) {
+    are_all &= pith__socket_is_loopback(peer->fds[i]);
+  }
+  return are_all;
+}
+
 const pith_transport_ops pith__transport_tcp = {
     .name = "tcp",
     .summary = "sockets: machines on any network",
@@ -323,4 +332,5 @@ const pith_transport_ops pith__transport_tcp = {
     .sleep = sleep_tcp,
     .close = close_tcp,
     .is_unanswered = is_unanswered,
+    .is_loopback = is_loopback,
 };

@@ -84,6 +84,11 @@ typedef struct pith_transport_ops {
   /* Whether something that was sent to the peer has had no answer of its host yet, not even that it came: if that
    * lasts, the host is gone. NULL: the transport itself notices. */
   int (*is_unanswered)(pith_transport *transport, int peer);
+
+  /* Whether the peer is connected by addresses that never leave a host. Both sides say the same. NULL: it does not
+   * tell.
+   */
+  int (*is_loopback)(pith_transport *transport, int peer);
 } pith_transport_ops;
 
 struct pith_transport {
