@@ -5,9 +5,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/resource.h>
@@ -45,16 +47,65 @@ int pith__sockaddr_is_loopback(const pith_sockaddr *address) {
                         : ntohl(address->v4.sin_addr.s_addr) >> 24 == 127;
 }
 
+int pith__sockaddr_is_link_local(const pith_sockaddr *address) {
+  return is_v6(address) && IN6_IS_ADDR_LINKLOCAL(&address->v6.sin6_addr);
+}
+
+/* The interface of a link-local address: "%eth0", or its number where it has no name any more. */
+static void add_scope(uint32_t scope, char text[PITH_SOCKADDR_TEXT]) {
+  char name[IF_NAMESIZE];
+  size_t used = strlen(text);
+  if (if_indextoname(scope, name)) {
+    snprintf(text + used, PITH_SOCKADDR_TEXT - used, "%%%s", name);
+  } else {
+    snprintf(text + used, PITH_SOCKADDR_TEXT - used, "%%%u", scope);
+  }
+}
+
 const char *pith__sockaddr_name(const pith_sockaddr *address, char text[PITH_SOCKADDR_TEXT]) {
   const void *from = is_v6(address) ? (const void *)&address->v6.sin6_addr : &address->v4.sin_addr;
-  return inet_ntop(address->any.sa_family, from, text, PITH_SOCKADDR_TEXT) ? text : memcpy(text, "?", 2);
+  if (!inet_ntop(address->any.sa_family, from, text, PITH_SOCKADDR_TEXT)) {
+    return memcpy(text, "?", 2);
+  }
+  if (pith__sockaddr_is_link_local(address) && address->v6.sin6_scope_id) {
+    add_scope(address->v6.sin6_scope_id, text);
+  }
+  return text;
 }
 
 const char *pith__sockaddr_text(const pith_sockaddr *address, char text[PITH_SOCKADDR_TEXT]) {
   char host[PITH_SOCKADDR_TEXT];
-  snprintf(text, PITH_SOCKADDR_TEXT, is_v6(address) ? "[%.60s]:%u" : "%.60s:%u", pith__sockaddr_name(address, host),
+  snprintf(text, PITH_SOCKADDR_TEXT, is_v6(address) ? "[%.64s]:%u" : "%.64s:%u", pith__sockaddr_name(address, host),
            pith__sockaddr_port(address));
   return text;
+}
+
+/* The interface after "%", by name or number; 0 if there is none such. */
+static uint32_t parse_scope(const char *text) {
+  char *end;
+  unsigned long number = strtoul(text, &end, 10);
+  uint32_t named = if_nametoindex(text);
+  return named ? named : *text >= '0' && *text <= '9' && *end == 0 && number <= UINT32_MAX ? (uint32_t)number : 0;
+}
+
+/* An IPv6 address, with its interface if it is link-local. */
+static int parse_v6(const char *text, pith_sockaddr *parsed) {
+  char host[INET6_ADDRSTRLEN];
+  size_t length = strcspn(text, "%");
+  if (length >= sizeof host) {
+    return 0;
+  }
+  memcpy(host, text, length);
+  host[length] = 0;
+  if (inet_pton(AF_INET6, host, &parsed->v6.sin6_addr) != 1) {
+    return 0;
+  }
+  parsed->any.sa_family = AF_INET6;
+  if (text[length] == 0) {
+    return 1;
+  }
+  parsed->v6.sin6_scope_id = parse_scope(text + length + 1);
+  return parsed->v6.sin6_scope_id != 0 && pith__sockaddr_is_link_local(parsed);
 }
 
 int pith__sockaddr_parse(const char *text, uint16_t port, pith_sockaddr *address) {
@@ -62,9 +113,7 @@ int pith__sockaddr_parse(const char *text, uint16_t port, pith_sockaddr *address
   memset(&parsed, 0, sizeof parsed);
   if (inet_pton(AF_INET, text, &parsed.v4.sin_addr) == 1) {
     parsed.any.sa_family = AF_INET;
-  } else if (inet_pton(AF_INET6, text, &parsed.v6.sin6_addr) == 1) {
-    parsed.any.sa_family = AF_INET6;
-  } else {
+  } else if (!parse_v6(text, &parsed)) {
     return 0;
   }
   pith__sockaddr_set_port(&parsed, port);

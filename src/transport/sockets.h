@@ -26,12 +26,14 @@ socklen_t pith__sockaddr_size(const pith_sockaddr *address);
 uint16_t pith__sockaddr_port(const pith_sockaddr *address);
 void pith__sockaddr_set_port(pith_sockaddr *address, uint16_t port);
 int pith__sockaddr_is_loopback(const pith_sockaddr *address);
+int pith__sockaddr_is_link_local(const pith_sockaddr *address); /* fe80::…: means something on one interface only */
 
-/* "10.0.0.1:29500" or "[fd00::1]:29500", and the same without port and brackets; both return `text`. */
+/* "10.0.0.1:29500", "[fd00::1]:29500" or "[fe80::1%eth0]:29500", and the same without port and brackets; both return
+ * `text`. */
 const char *pith__sockaddr_text(const pith_sockaddr *address, char text[PITH_SOCKADDR_TEXT]);
 const char *pith__sockaddr_name(const pith_sockaddr *address, char text[PITH_SOCKADDR_TEXT]);
 
-/* Reads "10.0.0.1" or "fd00::1", without asking a name server. Returns whether it is one. */
+/* Reads "10.0.0.1", "fd00::1" or "fe80::1%eth0", without asking a name server. Returns whether it is one. */
 int pith__sockaddr_parse(const char *text, uint16_t port, pith_sockaddr *address);
 
 /* The addresses of a host, or of several separated by commas, at most `most`. Returns how many; 0 with the reason in

@@ -98,6 +98,7 @@ static pith_status open_listener(pith_tcp *tcp, const pith_transport_config *con
   tcp->listener = pith__socket_listen(&bind_to);
   PITH_REQUIRE(tcp->listener >= 0 && pith__socket_local(tcp->listener, &bound) == 0, PITH_ERR_SYSTEM,
                "cannot listen on %s: %s", pith__sockaddr_text(&bind_to, text), strerror(errno));
+  tcp->scope = pith__tcp_scope(config, &place);
   place.token = tcp->token;
   place.connections = tcp->connections;
   pith__tcp_address_encode(&place, pith__sockaddr_port(&bound), address);

@@ -355,6 +355,7 @@ static pith_status read_addresses(meeting *m, const pith_address *address) {
       continue;
     }
     PITH_TRY(pith__tcp_address_decode(&address[p], p, &m->places[p]));
+    pith__tcp_set_scope(&m->places[p], tcp->scope);
     tcp_peer *peer = &tcp->peers[p];
     int theirs = m->places[p].connections;
     peer->connections = theirs < tcp->connections ? theirs : tcp->connections;
