@@ -431,11 +431,11 @@ static pith_status meet_in(pith_shm_meeting *meeting, lobby *l) {
   while (first_missing(meeting) >= 0) {
     int left = remaining_ms(meeting->end), slice = (int)(PITH_INTERRUPT_SECONDS * 1000);
     int ready = poll(l->fds, FIRST_DIALLED + (nfds_t)meeting->count, left < slice ? left : slice);
-    PITH_REQUIRE(!pith__interrupt_ask(&meeting->config->interrupt), PITH_ERR_INTERRUPTED,
-                 "rank %d was interrupted while it connected with the others", meeting->config->rank);
+    PITH_REQUIRE(ready >= 0 || errno == EINTR, PITH_ERR_SYSTEM, "shm: cannot wait for peers: %s", strerror(errno));
     PITH_REQUIRE(ready != 0 || left > slice, PITH_ERR_TIMEOUT, "shm: rank %d did not connect within %g s",
                  first_missing(meeting), meeting->config->timeout);
-    PITH_REQUIRE(ready > 0 || errno == EINTR, PITH_ERR_SYSTEM, "shm: cannot wait for peers: %s", strerror(errno));
+    PITH_REQUIRE(!pith__interrupt_ask(&meeting->config->interrupt), PITH_ERR_INTERRUPTED,
+                 "rank %d was interrupted while it connected with the others", meeting->config->rank);
     if (ready > 0) {
       PITH_TRY(hear_all(meeting, l));
     }
