@@ -39,7 +39,8 @@ enum {
 static const int send_buffer = 16 << 10;
 
 static const double hello_seconds = 5, gather_seconds = 2;
-static const double crowded_seconds = 1;   /* to say hello, while others wait for a descriptor */
+static const double crowded_seconds = 1; /* to say hello, while others wait for a descriptor */
+static const double farewell_seconds = 0.2;
 static const double sentence_seconds = 5;  /* for guests to hear what went wrong */
 static const double still_seconds = 0.5;   /* without taking a byte, after which a guest keeps no other from its turn */
 static const double review_seconds = 0.05; /* between two looks at who stands still */
@@ -413,6 +414,7 @@ static int is_everybody_heard(const host *h) {
   return h->status == PITH_ERR_SYSTEM || (h->status != PITH_OK && h->heard_count >= h->others);
 }
 
+/* PITH_ERR_INTERRUPTED, or PITH_OK with whatever was found out. */
 static pith_status gather(host *h) {
   struct epoll_event events[EVENTS_MOST];
   while (h->missing_count > 0 && !is_everybody_heard(h) && pith__now() < h->deadline) {
@@ -420,7 +422,7 @@ static pith_status gather(host *h) {
     double next = silent > 0 ? pith__now() + sweep_seconds : h->deadline;
     int count = await_events(h, events, next < h->deadline ? next : h->deadline), is_knock = 0;
     if (pith__interrupt_ask(&h->r->interrupt)) {
-      return pith__rendezvous_interrupted(h->r);
+      return PITH_ERR_INTERRUPTED;
     }
     for (int i = 0; i < count; i++) {
       if (events[i].data.fd == LISTENER) {
@@ -648,6 +650,16 @@ static pith_status answer_guests(host *h, const void *mine, size_t size, pith_re
   return pith_fail(status, "%s", h->text);
 }
 
+/* Rank 0 goes; the others should not look for it until their time is over. */
+static pith_status say_interrupted(host *h) {
+  int length = snprintf(h->text, sizeof h->text, "rank 0 was interrupted while it waited for the other ranks");
+  rendezvous_reply reply = make_reply(PITH_ERR_PEER, 0, h->text, (size_t)length);
+  h->status = PITH_ERR_PEER;
+  close_door(h);
+  answer_all(h, &reply, h->text, farewell_seconds);
+  return pith__rendezvous_interrupted(h->r);
+}
+
 /* ---- All of it --------------------------------------------------------------------------------------------------- */
 
 static pith_status furnish(host *h) {
@@ -693,9 +705,7 @@ pith_status pith__rendezvous_host(const pith_rendezvous *r, const void *mine, si
   pith_status status = furnish(&h);
   if (status == PITH_OK) {
     status = gather(&h);
-  }
-  if (status == PITH_OK) {
-    status = answer_guests(&h, mine, size, all, job);
+    status = status == PITH_OK ? answer_guests(&h, mine, size, all, job) : say_interrupted(&h);
   }
   clear_up(&h);
   return status;

@@ -710,3 +710,36 @@ TEST(who_does_not_greet_is_passed_by) {
   check_says(&visitors[1], PITH_ERR_TIMEOUT, "not rank 0 of a Pith job");
   pith__fd_close(fd);
 }
+
+/* ---- Interruption ------------------------------------------------------------------------------------------------ */
+
+static int is_enough(void *questions) { return --*(int *)questions < 0; }
+
+/* This rank is on the main thread, which alone is asked. */
+static void check_interruption(int rank) {
+  int questions = 3;
+  visitors[rank].r.interrupt = (pith_interrupt){is_enough, &questions};
+  visit(&visitors[rank]);
+  check_says(&visitors[rank], PITH_ERR_INTERRUPTED, "was interrupted");
+  CHECK_EQ(questions, -1);
+  CHECK(visitors[rank].seconds < 10);
+}
+
+TEST(a_guest_that_waits_can_be_interrupted) {
+  int before = open_descriptors();
+  invite(3, "127.0.0.1", 64, 60);
+  check_interruption(1); /* without rank 0 */
+  invite(3, "127.0.0.1", 64, 2);
+  send_off(&visitors[0]);
+  check_interruption(1); /* with it */
+  await(&visitors[0]);
+  CHECK_EQ(open_descriptors(), before);
+}
+
+TEST(when_rank_0_is_interrupted_the_others_hear_of_it) {
+  invite(3, "127.0.0.1", 64, 60);
+  send_off(&visitors[1]);
+  check_interruption(0);
+  await(&visitors[1]);
+  check_says(&visitors[1], PITH_ERR_PEER, "rank 0 was interrupted");
+}
