@@ -80,6 +80,11 @@ typedef struct pith_config {
   int connections;          /* tcp: to each peer; 0: PITH_CONNECTIONS, else 1 */
   int threads;              /* of this rank that encode and decode large tensors; 0: PITH_THREADS, else 1 */
   const pith_unique_id *id; /* rank 0's, instead of host and port; NULL: none */
+  double liveness; /* tcp: seconds without an answer of a peer's host before it counts as gone, however long operations
+                      may take; 0: PITH_LIVENESS, else 15 */
+  int (*interrupted)(void *context); /* asked several times a second while a call waits on the main thread of the
+                                        process; NULL: never. See below */
+  void *context;                     /* for interrupted */
 } pith_config;
 
 #define PITH_CONFIG_INIT {.size = sizeof(pith_config), .rank = -1, .ranks = -1}
@@ -87,6 +92,15 @@ typedef struct pith_config {
 /* Rank 0: opens a port and makes the id of one comm (see above). Of the config, `host` (to be reached from here; NULL:
  * MASTER_ADDR), `interface` and `secret` count; NULL: all from the environment. */
 PITH_API pith_status pith_unique_id_create(const pith_config *config, pith_unique_id *id);
+
+/*
+ * Signals. A wait goes on after a signal handler has returned. Where signals have to be handled outside of handlers, as
+ * interpreters do, `interrupted` handles them and says whether to end the wait: 0 to go on, anything else to end it
+ * with PITH_ERR_INTERRUPTED. No lock is held meanwhile; it must not use the comm that waits. What a wait that was ended
+ * leaves behind: pith_wait, pith_wait_source   the request in flight: it can be waited for again, and its tensors stay
+ * lent pith_comm_create              nothing every other call              a comm that is aborted: the call cannot be
+ * taken back, so all ranks get an error
+ */
 
 /* Meets the other ranks. NULL: everything from the environment. */
 PITH_API pith_status pith_comm_create(const pith_config *config, pith_comm **comm);
@@ -171,7 +185,8 @@ PITH_API pith_status pith_barrier(pith_comm *comm, pith_request **request);
 PITH_API pith_status pith_send(pith_comm *comm, pith_cspan src, int peer, uint32_t tag, pith_request **request);
 PITH_API pith_status pith_receive(pith_comm *comm, pith_span dst, int peer, uint32_t tag, pith_request **request);
 
-/* Waits until the operation is complete and gives back its status; frees the request. */
+/* Waits until the operation is complete and gives back its status; frees the request. PITH_ERR_INTERRUPTED: it is still
+ * in flight, and the request is not freed (pith_config.interrupted). */
 PITH_API pith_status pith_wait(pith_request *request);
 /* The same for a request of pith_receive(); *source is the rank that sent the message. */
 PITH_API pith_status pith_wait_source(pith_request *request, int *source);

@@ -57,7 +57,8 @@ PITH_API const char *pith_version(void);
   X(ERR_PEER, 11, "a rank failed")                   \
   X(ERR_TIMEOUT, 12, "timed out")                    \
   X(ERR_MISMATCH, 13, "ranks disagree")              \
-  X(ERR_ABORTED, 14, "aborted")
+  X(ERR_ABORTED, 14, "aborted")                      \
+  X(ERR_INTERRUPTED, 15, "interrupted")
 
 typedef enum pith_status {
 #define PITH_STATUS_ENUM(name, value, text) PITH_##name = value,

@@ -106,7 +106,8 @@ class Request:
     def wait(self, timeout: float | None = None, *, set_by: str = "wait(timeout)") -> Any:
         """Waits until it is complete; gives the result, or raises what went wrong.
 
-        The comm's own time-out always holds. ``timeout`` (seconds) is a shorter one: when it has passed, the comm is aborted, for an
+        A signal is handled while it waits; if its handler raises (Ctrl-C: KeyboardInterrupt), the operation stays in flight and can be
+        waited for again. The comm's own time-out always holds. ``timeout`` (seconds) is a shorter one: when it has passed, the comm is aborted, for an
         operation cannot be taken back. ``set_by`` is for that error's message.
         """
         if timeout is not None and not self._poll(timeout):
@@ -141,7 +142,10 @@ class Request:
                 self.source = source.value
             else:
                 status = c.lib.pith_wait(self._pointer)
-            self._error = c.last_error(status) if status else None
+            error = c.last_error(status) if status else None
+            if error is not None and not isinstance(error, Error):
+                raise error  # a handler of a signal did; the operation goes on
+            self._error = error
             self._pointer = self._lent = None
         self._comm._requests.discard(self)
 
@@ -204,6 +208,9 @@ class Comm:
     Tensors are numpy arrays, torch CPU tensors, or anything with ``__dlpack__``; nothing is copied. Every operation returns its result, or,
     with ``wait=False``, a :class:`Request` at once. A rank that dies, stalls or disagrees makes the call raise on every rank, with a
     message that names it; the comm then refuses all further work with that error.
+
+    Signals are handled while a call waits. If a handler raises (Ctrl-C: KeyboardInterrupt), an operation that was to be complete on
+    return cannot be taken back: the comm is aborted, and the other ranks are told.
     """
 
     def __init__(
@@ -224,6 +231,7 @@ class Comm:
         connections: int = 0,
         threads: int = 0,
         id: bytes | None = None,
+        liveness: float = 0.0,
     ) -> None:
         config = c.Config(
             size=ctypes.sizeof(c.Config),
@@ -242,6 +250,8 @@ class Comm:
             connections=connections,
             threads=threads,
             id=id_pointer(id),
+            liveness=liveness,
+            interrupted=c.signals.callback,
         )
         pointer = ctypes.c_void_p()
         c.check(c.lib.pith_comm_create(ctypes.byref(config), ctypes.byref(pointer)))
@@ -266,7 +276,9 @@ class Comm:
         for dependent in list(self._dependents):
             dependent.close()
         c.lib.pith_comm_destroy(pointer)  # in a forked child, silently
-        if self._process == os.getpid():  # else threads of the parent may have held the requests' locks
+        if (
+            self._process == os.getpid()
+        ):  # else threads of the parent may have held the requests' locks
             for request in list(self._requests):
                 request._finish()
 

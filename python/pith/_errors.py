@@ -105,6 +105,12 @@ class AbortedError(Error):
     status = 14
 
 
+class InterruptedError(Error, builtins.InterruptedError):
+    """A wait was ended by what handled a signal. Python raises what the handler raised, usually KeyboardInterrupt, in its place."""
+
+    status = 15
+
+
 _BY_STATUS: dict[int, type[Error]] = {
     kind.status: kind
     for kind in (
@@ -122,6 +128,7 @@ _BY_STATUS: dict[int, type[Error]] = {
         TimeoutError,
         MismatchError,
         AbortedError,
+        InterruptedError,
     )
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Generator
 from ctypes import (
     POINTER,
     Structure,
@@ -26,7 +27,10 @@ from ctypes import (
 from pathlib import Path
 from typing import Any
 
-from ._errors import Error, error_of
+from ._errors import error_of
+
+INTERRUPTED = ctypes.CFUNCTYPE(c_int, c_void_p)  # pith_config.interrupted
+_ERR_INTERRUPTED = 15
 
 # ---- Structures ------------------------------------------------------------------------------------------------------
 
@@ -144,6 +148,9 @@ class Config(Structure):
         ("connections", c_int),
         ("threads", c_int),
         ("id", POINTER(UniqueId)),
+        ("liveness", c_double),
+        ("interrupted", INTERRUPTED),
+        ("context", c_void_p),
     ]
 
 
@@ -552,8 +559,48 @@ def version() -> str:
     return text(lib.pith_version())
 
 
-def last_error(status: int) -> Error:
+class _Signals:
+    """Handles signals while the C library waits.
+
+    Python runs handlers between two instructions of the main thread, and there are none while it is in C. So the library asks now and
+    then. What a handler raises (KeyboardInterrupt) is kept, the wait ends, and :func:`last_error` gives it to whoever waited.
+
+    The library calls ``send`` of a generator: Python handles signals when it resumes one, inside of its ``try``. A function would be
+    interrupted before its first line, and ctypes would only print what was raised.
+    """
+
+    def __init__(self) -> None:
+        self._raised: BaseException | None = None
+        handler = self._handle()
+        next(handler)
+        self.callback = INTERRUPTED(handler.send)
+
+    def _handle(self) -> Generator[int, object, None]:
+        answer = 0
+        while True:
+            try:
+                while True:
+                    yield answer
+                    answer = 0
+            except GeneratorExit:
+                return
+            except BaseException as error:
+                self._raised = error
+                answer = 1
+
+    def take(self) -> BaseException | None:
+        raised, self._raised = self._raised, None
+        return raised
+
+
+signals = _Signals()
+
+
+def last_error(status: int) -> BaseException:
     """The exception for a call that has just failed in this thread."""
+    raised = signals.take() if status == _ERR_INTERRUPTED else None
+    if raised is not None:
+        return raised
     message = text(lib.pith_error()) or text(lib.pith_status_string(status))
     return error_of(status, message)
 

@@ -12,6 +12,7 @@
 #include "base/forked.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "engine/address_record.h"
 #include "engine/choose.h"
 #include "engine/launcher.h"
 #include "engine/submit.h"
@@ -23,6 +24,7 @@
 
 #define DEFAULT_PORT 29499
 #define DEFAULT_TIMEOUT 300.0
+#define DEFAULT_LIVENESS 15.0
 #define DEFAULT_CHUNK ((size_t)512 << 10)
 #define RANKS_MOST 4096
 #define LAST_WORDS_SECONDS 0.5 /* to tell the others why a comm could not be made */
@@ -56,7 +58,7 @@ typedef struct settings {
   pith_algorithm algorithm;
   int connections, threads;
   size_t chunk;
-  double timeout;
+  double timeout, liveness;
   const char *timeout_from;
 } settings;
 
@@ -66,8 +68,9 @@ static const char *environment(const char *name) { return getenv(name); }
 static pith_status copy_config(const pith_config *given, pith_config *config) {
   *config = (pith_config)PITH_CONFIG_INIT;
   if (given) {
-    PITH_REQUIRE(given->size == offsetof(pith_config, id) || given->size == sizeof *config, PITH_ERR_ARGUMENT,
-                 "pith_config.size is %zu: start from PITH_CONFIG_INIT", given->size);
+    PITH_REQUIRE(
+        given->size >= offsetof(pith_config, id) && given->size <= sizeof *config && given->size % sizeof(void *) == 0,
+        PITH_ERR_ARGUMENT, "pith_config.size is %zu: start from PITH_CONFIG_INIT", given->size);
     memcpy(config, given, given->size);
   }
   return PITH_OK;
@@ -116,7 +119,7 @@ static pith_status read_settings(const pith_config *config, settings *s) {
   static const char *const connection_names[] = {"PITH_CONNECTIONS", NULL}, *const thread_names[] = {"PITH_THREADS",
                                                                                                      NULL};
   pith_config c;
-  const char *timeout = getenv("PITH_TIMEOUT");
+  const char *timeout = getenv("PITH_TIMEOUT"), *liveness = getenv("PITH_LIVENESS");
   memset(s, 0, sizeof *s);
   PITH_TRY(copy_config(config, &c));
   PITH_TRY(find_place(&c, s));
@@ -126,7 +129,9 @@ static pith_status read_settings(const pith_config *config, settings *s) {
   s->timeout_from = c.timeout > 0       ? "pith_config.timeout"
                     : is_in_environment ? "PITH_TIMEOUT"
                                         : "default; PITH_TIMEOUT changes it";
+  s->liveness = c.liveness > 0 ? c.liveness : liveness && atof(liveness) > 0 ? atof(liveness) : DEFAULT_LIVENESS;
   s->meet.timeout = s->timeout;
+  s->meet.interrupt = (pith_interrupt){c.interrupted, c.context};
   s->transport = text_of(c.transport, "PITH_TRANSPORT", "auto");
   s->interface = text_of(c.interface, "PITH_IFNAME", NULL);
   s->host_id = text_of(c.host_id, "PITH_HOSTID", NULL);
@@ -155,15 +160,6 @@ pith_status pith_unique_id_create(const pith_config *config, pith_unique_id *id)
 
 /* ---- Addresses --------------------------------------------------------------------------------------------------- */
 
-enum { KIND_LOCAL, KIND_NETWORK, KINDS };
-
-/* What every rank tells the others before they connect. */
-typedef struct card {
-  uint64_t host; /* ranks with the same number share memory, … */
-  uint64_t user; /* … if they run as the same user */
-  pith_address address[KINDS];
-} card;
-
 static uint64_t hash_file(const char *path, uint64_t start) {
   char text[256];
   ssize_t size = readlink(path, text, sizeof text);
@@ -188,7 +184,7 @@ static uint64_t host_number(const char *host_id) {
 
 /* Which transports a comm may use, by kind; NULL for none. */
 typedef struct choice {
-  const pith_transport_ops *kind[KINDS];
+  const pith_transport_ops *kind[PITH_KINDS];
 } choice;
 
 static pith_status find_transport(const char *name, const pith_transport_ops **found) {
@@ -214,20 +210,21 @@ pith_status pith_transport_probe(const char *name) {
 static pith_status choose_transports(const char *name, choice *chosen) {
   *chosen = (choice){{NULL, NULL}};
   if (strcmp(name, "auto") == 0) {
-    chosen->kind[KIND_LOCAL] = pith__transport_shm.probe() == PITH_OK ? &pith__transport_shm : NULL;
-    chosen->kind[KIND_NETWORK] = &pith__transport_tcp;
+    chosen->kind[PITH_KIND_LOCAL] = pith__transport_shm.probe() == PITH_OK ? &pith__transport_shm : NULL;
+    chosen->kind[PITH_KIND_NETWORK] = &pith__transport_tcp;
     return PITH_OK;
   }
   const pith_transport_ops *only = NULL;
   PITH_TRY(find_transport(name, &only));
   PITH_TRY(only->probe());
-  chosen->kind[only == &pith__transport_shm || only == &pith__transport_inproc ? KIND_LOCAL : KIND_NETWORK] = only;
+  chosen->kind[only == &pith__transport_shm || only == &pith__transport_inproc ? PITH_KIND_LOCAL : PITH_KIND_NETWORK] =
+      only;
   return PITH_OK;
 }
 
 static pith_status listen_all(const choice *chosen, const pith_transport_config *config, pith_transport **transport,
-                              card *mine) {
-  for (int k = 0; k < KINDS; k++) {
+                              pith_address_record *mine) {
+  for (int k = 0; k < PITH_KINDS; k++) {
     transport[k] = NULL;
     mine->address[k].size = 0;
     if (chosen->kind[k]) {
@@ -238,46 +235,58 @@ static pith_status listen_all(const choice *chosen, const pith_transport_config 
 }
 
 static void close_all(pith_transport **transport) {
-  for (int k = 0; k < KINDS; k++) {
+  for (int k = 0; k < PITH_KINDS; k++) {
     if (transport[k]) {
       transport[k]->ops->close(transport[k]);
     }
   }
 }
 
-static pith_status connect_kind(pith_comm *comm, pith_transport *transport, int kind, const card *cards,
-                                const uint8_t *wanted) {
+/* Whether bytes to the peer stay on this host for sure. That both call their host the same is not enough: machines that
+ * were cloned do, too. Ranks that are connected by a loopback address cannot be on two hosts, unless a tunnel joins
+ * them: hence both. A transport that does not tell finds damage itself. */
+static int stays_here(const pith_comm *comm, int peer) {
+  const pith_link *link = &comm->link[peer];
+  const pith_transport_ops *ops = link->transport->ops;
+  return !link->remote && (!ops->is_loopback || ops->is_loopback(link->transport, peer));
+}
+
+static pith_status connect_kind(pith_comm *comm, pith_transport *transport, int kind,
+                                const pith_address_record *records, const uint8_t *wanted) {
   pith_address *address = calloc((size_t)comm->ranks, sizeof *address);
   PITH_REQUIRE(address, PITH_ERR_MEMORY, "no memory for the addresses of %d ranks", comm->ranks);
   for (int p = 0; p < comm->ranks; p++) {
-    address[p] = cards[p].address[kind];
-    if (wanted[p]) {
-      comm->link[p].transport = transport;
-      comm->link[p].checked = kind == KIND_NETWORK && cards[p].host != cards[comm->rank].host;
-    }
+    address[p] = records[p].address[kind];
   }
   pith_status status = transport->ops->connect(transport, address, wanted, &comm->key);
   free(address);
+  for (int p = 0; p < comm->ranks && status == PITH_OK; p++) {
+    if (wanted[p]) {
+      comm->link[p].transport = transport;
+      comm->link[p].remote = kind == PITH_KIND_NETWORK && records[p].host != records[comm->rank].host;
+      comm->link[p].checked = kind == PITH_KIND_NETWORK && !stays_here(comm, p);
+    }
+  }
   return status;
 }
 
 /* A peer is reached locally if both can and share a host and a user (or, for threads, whatever they call their hosts),
  * else over the network. */
-static int kind_of(const pith_comm *comm, const card *mine, const card *theirs) {
+static int kind_of(const pith_comm *comm, const pith_address_record *mine, const pith_address_record *theirs) {
   int together = (mine->host == theirs->host && mine->user == theirs->user) ||
                  strcmp(comm->transport_name, pith__transport_inproc.name) == 0;
-  int local = mine->address[KIND_LOCAL].size && theirs->address[KIND_LOCAL].size && together;
-  int network = mine->address[KIND_NETWORK].size && theirs->address[KIND_NETWORK].size;
-  return local ? KIND_LOCAL : network ? KIND_NETWORK : -1;
+  int local = mine->address[PITH_KIND_LOCAL].size && theirs->address[PITH_KIND_LOCAL].size && together;
+  int network = mine->address[PITH_KIND_NETWORK].size && theirs->address[PITH_KIND_NETWORK].size;
+  return local ? PITH_KIND_LOCAL : network ? PITH_KIND_NETWORK : -1;
 }
 
 /* After a failure within the host the others are linked all the same: they shall hear of it, and who cannot be reached
  * there may be the reason. */
-static pith_status connect_kinds(pith_comm *comm, pith_transport **transport, const int *count, const card *cards,
-                                 uint8_t (*wanted)[RANKS_MOST]) {
+static pith_status connect_kinds(pith_comm *comm, pith_transport **transport, const int *count,
+                                 const pith_address_record *records, uint8_t (*wanted)[RANKS_MOST]) {
   pith_status status = PITH_OK;
   char why[sizeof comm->failure] = "";
-  for (int k = 0; k < KINDS; k++) {
+  for (int k = 0; k < PITH_KINDS; k++) {
     if (!count[k] || !transport[k]) {
       continue;
     }
@@ -285,7 +294,7 @@ static pith_status connect_kinds(pith_comm *comm, pith_transport **transport, co
     transport[k] = NULL; /* the comm's now */
     comm->transport[comm->transports++] = made;
     made->hurry = status == PITH_OK ? 0 : HURRY_SECONDS;
-    pith_status now = connect_kind(comm, made, k, cards, wanted[k]);
+    pith_status now = connect_kind(comm, made, k, records, wanted[k]);
     if (now != PITH_OK) {
       size_t used = strlen(why);
       snprintf(why + used, sizeof why - used, "%s%s", used ? "; " : "", pith_error());
@@ -295,14 +304,14 @@ static pith_status connect_kinds(pith_comm *comm, pith_transport **transport, co
   return status == PITH_OK ? PITH_OK : pith_fail(status, "%s", why);
 }
 
-static pith_status connect_all(pith_comm *comm, pith_transport **transport, const card *cards) {
-  uint8_t wanted[KINDS][RANKS_MOST] = {{0}};
-  int count[KINDS] = {0};
+static pith_status connect_all(pith_comm *comm, pith_transport **transport, const pith_address_record *records) {
+  uint8_t wanted[PITH_KINDS][RANKS_MOST] = {{0}};
+  int count[PITH_KINDS] = {0};
   for (int p = 0; p < comm->ranks; p++) {
     if (p == comm->rank) {
       continue;
     }
-    int kind = kind_of(comm, &cards[comm->rank], &cards[p]);
+    int kind = kind_of(comm, &records[comm->rank], &records[p]);
     PITH_REQUIRE(kind >= 0, PITH_ERR_UNSUPPORTED,
                  "ranks %d and %d have no transport in common: they are on different hosts, run as different users, or "
                  "chose different ones",
@@ -310,7 +319,7 @@ static pith_status connect_all(pith_comm *comm, pith_transport **transport, cons
     wanted[kind][p] = 1;
     count[kind]++;
   }
-  return connect_kinds(comm, transport, count, cards, wanted);
+  return connect_kinds(comm, transport, count, records, wanted);
 }
 
 /* Not all links could be made. Those that stand know more than who is missing: a rank that gave up has said why, and
@@ -341,11 +350,11 @@ static pith_status give_up(pith_comm *comm, pith_status status) {
 
 /* ---- Hosts ------------------------------------------------------------------------------------------------------- */
 
-static pith_status lay_out(pith_comm *comm, const card *cards) {
+static pith_status lay_out(pith_comm *comm, const pith_address_record *records) {
   uint64_t *host = calloc((size_t)comm->ranks, sizeof *host);
   PITH_REQUIRE(host, PITH_ERR_MEMORY, "no memory for the hosts of %d ranks", comm->ranks);
   for (int p = 0; p < comm->ranks; p++) {
-    host[p] = cards[p].host;
+    host[p] = records[p].host;
   }
   pith_status status = pith__layout_create(comm->ranks, host, &comm->hosts);
   free(host);
@@ -393,6 +402,8 @@ static pith_status make_comm(int rank, int ranks, const settings *s, pith_comm *
                       .ranks = ranks,
                       .timeout = s->timeout,
                       .timeout_from = s->timeout_from,
+                      .liveness = s->liveness,
+                      .interrupt = s->meet.interrupt,
                       .chunk = s->chunk,
                       .wake = -1,
                       .cost = pith__cost_default,
@@ -447,47 +458,58 @@ static void free_comm(pith_comm *comm) {
   free(comm);
 }
 
-/* How the cards of all ranks are exchanged: at the rendezvous, or over the parent of a split. */
-typedef pith_status (*exchange_fn)(void *how, const card *mine, card *all, pith_link_key *key);
+/* How the address records of all ranks are exchanged: at the rendezvous, or over the parent of a split. */
+typedef pith_status (*exchange_fn)(void *how, const pith_address_record *mine, pith_address_record *all,
+                                   pith_link_key *key);
 
 static pith_status join(pith_comm *comm, const settings *s, exchange_fn exchange, void *how) {
   choice chosen;
-  pith_transport *transport[KINDS] = {NULL, NULL};
-  card *cards = calloc((size_t)comm->ranks, sizeof *cards);
-  PITH_REQUIRE(cards, PITH_ERR_MEMORY, "no memory for the addresses of %d ranks", comm->ranks);
-  card mine = {.host = host_number(s->host_id), .user = geteuid()};
+  pith_transport *transport[PITH_KINDS] = {NULL, NULL};
+  pith_address_record *records = calloc((size_t)comm->ranks, sizeof *records);
+  PITH_REQUIRE(records, PITH_ERR_MEMORY, "no memory for the addresses of %d ranks", comm->ranks);
+  pith_address_record mine = {.host = host_number(s->host_id), .user = geteuid()};
   pith_transport_config config = {.rank = comm->rank,
                                   .ranks = comm->ranks,
                                   .interface = s->interface,
                                   .connections = s->connections,
                                   .timeout = s->timeout,
-                                  .rendezvous_host = s->meet.host};
+                                  .liveness = s->liveness,
+                                  .rendezvous_host = s->meet.host,
+                                  .interrupt = comm->interrupt};
   pith_status status = choose_transports(s->transport, &chosen);
   if (status == PITH_OK) {
     status = listen_all(&chosen, &config, transport, &mine);
   }
   if (status == PITH_OK) {
-    status = exchange(how, &mine, cards, &comm->key);
+    status = exchange(how, &mine, records, &comm->key);
   }
   if (status == PITH_OK) {
-    status = connect_all(comm, transport, cards);
+    status = connect_all(comm, transport, records);
     status = status == PITH_OK ? PITH_OK : give_up(comm, status);
   }
   if (status == PITH_OK) {
-    status = lay_out(comm, cards);
+    status = lay_out(comm, records);
   }
   close_all(transport);
-  free(cards);
+  free(records);
   return status;
 }
 
-static pith_status exchange_at_rendezvous(void *how, const card *mine, card *all, pith_link_key *key) {
+static pith_status exchange_at_rendezvous(void *how, const pith_address_record *mine, pith_address_record *all,
+                                          pith_link_key *key) {
   pith_rendezvous *meet = how, with_listener = *meet;
+  uint8_t bytes[PITH_ADDRESS_RECORD_MOST];
+  pith_records found;
   uint64_t job;
   meet->listener = 0; /* the rendezvous closes it */
-  PITH_TRY(pith__rendezvous_exchange(&with_listener, mine, sizeof *mine, all, &job));
+  PITH_TRY(pith__rendezvous_exchange(&with_listener, bytes, pith__address_record_write(mine, bytes), &found, &job));
   pith__link_key_make(meet->secret, job, key);
-  return PITH_OK;
+  pith_status status = PITH_OK;
+  for (int p = 0; p < meet->ranks && status == PITH_OK; p++) {
+    status = pith__address_record_read(found.bytes + found.at[p], found.at[p + 1] - found.at[p], p, &all[p]);
+  }
+  pith__records_free(&found);
+  return status;
 }
 
 pith_status pith_comm_create(const pith_config *config, pith_comm **made) {
@@ -553,30 +575,62 @@ static pith_status find_group(pith_comm *parent, int color, int key, group *g) {
   return PITH_OK;
 }
 
-/* All ranks of the parent take part, also those that join no group. */
-static pith_status exchange_over_parent(void *how, const card *mine, card *all, pith_link_key *key) {
-  group *g = how;
-  card *cards = calloc((size_t)g->parent->ranks, sizeof *cards);
-  PITH_REQUIRE(cards, PITH_ERR_MEMORY, "no memory to split %d ranks", g->parent->ranks);
+/* What all ranks of the parent brought: how many bytes each, then the bytes. */
+static pith_status gather_records(pith_comm *parent, const uint8_t *mine, size_t size, size_t *counts,
+                                  uint8_t **bytes) {
+  uint64_t own = size, total = 0, *sizes = calloc((size_t)parent->ranks, sizeof *sizes);
+  PITH_REQUIRE(sizes, PITH_ERR_MEMORY, "no memory to split %d ranks", parent->ranks);
   pith_status status =
-      pith_all_gather(g->parent, (pith_cspan){mine, sizeof *mine, PITH_U8},
-                      (pith_span){cards, (size_t)g->parent->ranks * sizeof *cards, PITH_U8}, NULL, NULL, NULL);
-  for (int p = 0; p < g->ranks && status == PITH_OK && all; p++) {
-    all[p] = cards[g->members[p].rank];
+      pith_all_gather(parent, (pith_cspan){&own, sizeof own, PITH_U8},
+                      (pith_span){sizes, (size_t)parent->ranks * sizeof *sizes, PITH_U8}, NULL, NULL, NULL);
+  for (int p = 0; p < parent->ranks && status == PITH_OK; p++) {
+    status = sizes[p] <= PITH_ADDRESS_RECORD_MOST
+                 ? PITH_OK
+                 : pith_fail(PITH_ERR_CORRUPT, "rank %d's address record is malformed", p);
+    counts[p] = (size_t)sizes[p];
+    total += sizes[p];
   }
-  free(cards);
+  free(sizes);
+  PITH_TRY(status);
+  *bytes = malloc(total + 1);
+  PITH_REQUIRE(*bytes, PITH_ERR_MEMORY, "no memory to split %d ranks", parent->ranks);
+  return pith_all_gather(parent, (pith_cspan){mine, size, PITH_U8}, (pith_span){*bytes, total, PITH_U8}, counts, NULL,
+                         NULL);
+}
+
+/* All ranks of the parent take part, also those that join no group. */
+static pith_status exchange_over_parent(void *how, const pith_address_record *mine, pith_address_record *all,
+                                        pith_link_key *key) {
+  group *g = how;
+  int ranks = g->parent->ranks;
+  uint8_t bytes[PITH_ADDRESS_RECORD_MOST], *found = NULL;
+  size_t *counts = calloc((size_t)ranks + 1, sizeof *counts), *at = calloc((size_t)ranks + 1, sizeof *at);
+  pith_status status = counts && at
+                           ? gather_records(g->parent, bytes, pith__address_record_write(mine, bytes), counts, &found)
+                           : pith_fail(PITH_ERR_MEMORY, "no memory to split %d ranks", ranks);
+  for (int p = 0; p < ranks && status == PITH_OK; p++) {
+    at[p + 1] = at[p] + counts[p];
+  }
+  for (int p = 0; p < g->ranks && status == PITH_OK && all; p++) {
+    int rank = (int)g->members[p].rank;
+    status = pith__address_record_read(found + at[rank], counts[rank], rank, &all[p]);
+  }
+  free(found);
+  free(counts);
+  free(at);
   pith__link_key_split(&g->parent->key, ++g->parent->splits, key);
   return status;
 }
 
 static pith_status join_group(pith_comm *parent, group *g, pith_comm **made) {
-  settings s = {.meet = {.host = parent->host},
+  settings s = {.meet = {.host = parent->host, .interrupt = parent->interrupt},
                 .transport = parent->transport_name,
                 .interface = parent->interface,
                 .host_id = parent->host_id,
                 .chunk = parent->chunk,
                 .timeout = parent->timeout,
                 .timeout_from = parent->timeout_from,
+                .liveness = parent->liveness,
                 .algorithm = parent->algorithm,
                 .connections = parent->connections,
                 .threads = (int)pith__crew_size(parent->crew),
@@ -592,7 +646,7 @@ pith_status pith_comm_split(pith_comm *parent, int color, int key, pith_comm **m
   pith_comm *comm = NULL;
   pith_status status = find_group(parent, color, key, &g);
   if (status == PITH_OK && color < 0) {
-    card nothing = {0};
+    pith_address_record nothing = {0};
     pith_link_key unused;
     status = exchange_over_parent(&g, &nothing, NULL, &unused);
   } else if (status == PITH_OK) {

@@ -131,12 +131,14 @@ typedef struct pith_link {
   pith_comm *comm;
   int peer;
   pith_transport *transport; /* NULL for the own rank */
-  int checked;               /* payloads carry a checksum: they cross a network, not only the memory of a host */
+  int remote;                /* the peer is on another host, as far as we know */
+  int checked;               /* payloads carry a checksum: for all we know they may cross a network */
   int left;                  /* said goodbye, or is gone */
   int over;                  /* and its last byte was read */
   int broken;                /* takes nothing any more */
   double heard;              /* when it last said that it waits, too */
   uint64_t moved, seen;      /* counts every step of an operation's messages; what it was when last looked at */
+  double unanswered;         /* since when its host has not answered; 0: it has */
   double since;              /* when, by the clock of check_time, we began to wait for the peer's next step */
   pith_outgoing *out, **out_end;
   pith_posted *posted, **posted_end;
@@ -144,7 +146,8 @@ typedef struct pith_link {
   size_t early_bytes;
   pith_frame frame; /* arriving */
   size_t frame_done, payload_done;
-  uint8_t *target; /* where its payload goes */
+  uint8_t *target;    /* where its payload goes */
+  size_t stored_room; /* bytes of it that there is memory for, if it is stored */
   pith_posted *match;
   pith_early *stored;
   uint64_t told[PITH_SPECS_MOST]; /* fingerprints whose text the peer has from us */
@@ -161,7 +164,10 @@ struct pith_comm {
   int rank, ranks;
   pith_link_key key; /* of its links, for splits */
   double timeout;
-  const char *timeout_from; /* what set it, for messages */
+  const char *timeout_from;   /* what set it, for messages */
+  double liveness, last_look; /* seconds a host may not answer; when we last looked which ones do */
+  pith_interrupt interrupt;   /* pith_config.interrupted */
+  double last_question;       /* when it was last asked */
   size_t chunk;
   char *host, *transport_name, *interface, *host_id; /* settings, for splits */
   int connections;
@@ -222,6 +228,14 @@ pith_status pith__wait(pith_request *request, pith_traffic *traffic, int *source
 
 /* ---- link.c ------------------------------------------------------------------------------------------------------ */
 
+/* Bytes that a link keeps of messages that nothing here waits for. Beyond `pause` it reads on only while something else
+ * of that peer is waited for, which stands behind them; beyond `limit` (0: a quarter of the machine's memory) the comm
+ * fails. For tests to change. */
+typedef struct pith_early_bounds {
+  size_t pause, limit;
+} pith_early_bounds;
+extern pith_early_bounds pith__early_bounds;
+
 /* Writes both checksums; that of the payload only if it is `checked`. */
 void pith__frame_seal(pith_frame *frame, const void *payload, int checked);
 
@@ -257,8 +271,10 @@ void pith__comm_wake(pith_comm *comm);
 /* The comm is over: every operation ends with this, here and (by a notice) on the other ranks. */
 void pith__comm_fail(pith_comm *comm, pith_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* Drives until the operation is done. Called with the mutex held. */
+/* Drives until the operation is done; if that is interrupted, the comm fails. Called with the mutex held. */
 void pith__comm_drive(pith_comm *comm, const pith_operation *op);
+/* The same, but for an interruption: then it returns 0, and the operation goes on. */
+int pith__comm_drive_unless_interrupted(pith_comm *comm, const pith_operation *op);
 pith_status pith__comm_start_thread(pith_comm *comm);
 void pith__comm_stop_thread(pith_comm *comm);
 /* Pushes out notices until there are none, or it is that late. */

@@ -129,6 +129,7 @@ static pith_status go_round(pith_device *o, const pith_device_job *job, int *bus
 static pith_status reduce(pith_device *o, const pith_device_job *job) {
   int busy = o->port.count > 0;
   o->port.varying = 0;
+  o->port.step = job->step;
   for (size_t i = 0; i < o->port.count; i++) {
     PITH_TRY(begin(o, &o->port.lanes[i], i, job));
   }

@@ -7,6 +7,7 @@
 #include "base/size.h"
 #include "base/status.h"
 #include "codec/codec.h"
+#include "engine/submit.h"
 
 /* ---- Pinned memory
  * --------------------------------------------------------------------------------------------------- */
@@ -181,14 +182,24 @@ static pith_span received(const pith_device_lane *lane, size_t n, pith_dtype dty
   return (pith_span){lane->in, n, dtype};
 }
 
+/* Step, seed and group: ranks that differ in them are told so before any value is summed. */
+static pith_call call_of(const pith_device_port *port, const pith_device_lane *lane, const pith_device_core *o) {
+  pith_call call = PITH_CALL_INIT;
+  call.ctx.step = port->step;
+  call.ctx.seed = o->seed;
+  call.ctx.layer = lane->group;
+  return call;
+}
+
 static pith_status scatter(pith_device_port *port, pith_device_lane *lane, const pith_device_core *o,
                            const pith_device_exchange *x) {
   const pith_device_group *g = &o->groups[lane->group];
   for (int p = 0; p < o->ranks; p++) {
     port->counts[p] = g->bytes[o->rank];
   }
-  return pith_all_to_all(port->comm, sent(lane, x->out_size, PITH_U8), g->bytes, received(lane, x->in_size, PITH_U8),
-                         port->counts, &lane->request);
+  pith_call call = call_of(port, lane, o);
+  return pith__all_to_all_of(port->comm, sent(lane, x->out_size, PITH_U8), g->bytes,
+                             received(lane, x->in_size, PITH_U8), port->counts, &call, &lane->request);
 }
 
 static pith_status gather_payloads(pith_device_port *port, pith_device_lane *lane, const pith_device_core *o) {
@@ -197,20 +208,23 @@ static pith_status gather_payloads(pith_device_port *port, pith_device_lane *lan
     port->counts[p] = payload_bytes(lane, &o->groups[lane->group], p);
     total += port->counts[p];
   }
+  pith_call call = call_of(port, lane, o);
   return pith_all_gather(port->comm, sent(lane, port->counts[o->rank], PITH_U8), received(lane, total, PITH_U8),
-                         port->counts, NULL, &lane->request);
+                         port->counts, &call, &lane->request);
 }
 
 static pith_status gather_sizes(pith_device_port *port, pith_device_lane *lane, const pith_device_core *o) {
   size_t count = o->groups[lane->group].count;
+  pith_call call = call_of(port, lane, o);
   port->varying += ((size_t)o->ranks - 1) * count * sizeof(uint64_t);
   return pith_all_gather(port->comm, sent(lane, count, PITH_I64),
-                         (pith_span){lane->sizes, count * (size_t)o->ranks, PITH_I64}, NULL, NULL, &lane->request);
+                         (pith_span){lane->sizes, count * (size_t)o->ranks, PITH_I64}, NULL, &call, &lane->request);
 }
 
 pith_status pith__device_lane_post(pith_device_port *port, pith_device_lane *lane, const pith_device_core *o) {
   pith_device_exchange x = pith__device_exchange(o, lane->group, lane->stage);
   size_t values = x.in_size / sizeof(float);
+  pith_call call = call_of(port, lane, o);
   char text[PITH_DEVICE_TEXT];
   PITH_REQUIRE(!o->gpu->event_wait(lane->event, text), PITH_ERR_SYSTEM, "CUDA: %s", text);
   switch (x.move) {
@@ -218,14 +232,14 @@ pith_status pith__device_lane_post(pith_device_port *port, pith_device_lane *lan
       return scatter(port, lane, o, &x);
     case PITH_DEVICE_GATHER:
       return pith_all_gather(port->comm, sent(lane, x.out_size, PITH_U8), received(lane, x.in_size, PITH_U8),
-                             o->groups[lane->group].bytes, NULL, &lane->request);
+                             o->groups[lane->group].bytes, &call, &lane->request);
     case PITH_DEVICE_SIZES:
       return gather_sizes(port, lane, o);
     case PITH_DEVICE_PAYLOADS:
       return gather_payloads(port, lane, o);
     default: /* a sum of nothing, where all factors are dense, is the same for all ranks */
       return values ? pith_allreduce(port->comm, sent(lane, values, PITH_F32), received(lane, values, PITH_F32),
-                                     PITH_SUM, NULL, &lane->request)
+                                     PITH_SUM, &call, &lane->request)
                     : PITH_OK;
   }
 }

@@ -24,6 +24,7 @@ typedef struct pith_device_port {
   size_t pinned_size;
   size_t *counts; /* of values, for all ranks, in one call */
   size_t varying; /* bytes that left this rank of payloads whose size varies */
+  uint64_t step;  /* which all ranks must have in common */
 } pith_device_port;
 
 /* As many lanes as there are slots in use, each with room for the largest group. */

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/copy.h"
@@ -20,11 +21,13 @@
 #define PIECES_MOST 32 /* of messages that are sent at once: a system call costs as much as some kilobytes */
 #define LINE 64
 #define GOLDEN 0x9e3779b97f4a7c15u
-#define SPEC_SHOWN 128                /* characters of a spec in a message about disagreement */
-#define DIFFERENCE_SIZE 560           /* so that the whole message fits a notice */
-#define EARLY_MOST ((size_t)64 << 20) /* bytes kept for a peer that nothing here waits for: it may be far ahead */
+#define SPEC_SHOWN 128               /* characters of a spec in a message about disagreement */
+#define DIFFERENCE_SIZE 560          /* so that the whole message fits a notice */
+#define EARLY_STEP ((size_t)1 << 20) /* memory for the first bytes of a message that nothing here waits for */
 #define BYTES_PER_TURN \
   ((size_t)256 << 10) /* then the other links get theirs, and what came is worked on while the cache has it */
+
+pith_early_bounds pith__early_bounds = {.pause = (size_t)64 << 20};
 
 /* Eight chains side by side, one for each word of a line: one alone would wait for its own multiplications. As
  * variables of their own they stay in registers. */
@@ -556,6 +559,71 @@ static int fits(const pith_frame *frame, const pith_piece *piece) {
   return frame->length >= piece->least && frame->length <= piece->capacity;
 }
 
+static size_t early_limit(void) {
+  long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGE_SIZE);
+  return pith__early_bounds.limit ? pith__early_bounds.limit
+         : pages > 0 && size > 0  ? (size_t)pages / 4 * (size_t)size
+                                  : SIZE_MAX;
+}
+
+/* Memory for so many bytes of the payload of a message that nothing here waits for; 0 if the comm failed. */
+static int make_room(pith_link *link, size_t room) {
+  pith_comm *comm = link->comm;
+  if (link->early_bytes + room > early_limit()) {
+    pith__comm_fail(
+        comm, PITH_ERR_MEMORY,
+        "rank %d sent rank %d more than %zu bytes that it does not wait for yet: receive messages in the order "
+        "in which they are sent, or start fewer operations at once",
+        link->peer, comm->rank, early_limit());
+    return 0;
+  }
+  pith_early *larger = realloc(link->stored, sizeof *larger + room + 1);
+  if (!larger) {
+    pith__comm_fail(comm, PITH_ERR_MEMORY, "rank %d: no memory for a message of %" PRIu64 " bytes from rank %d",
+                    comm->rank, link->frame.length, link->peer);
+    return 0;
+  }
+  link->stored = larger;
+  link->stored_room = room;
+  link->target = larger->payload;
+  return 1;
+}
+
+/* Begins to keep a message. Memory grows with what comes of it: a header may claim anything. */
+static int store(pith_link *link) {
+  uint64_t length = link->frame.length;
+  if (!make_room(link, length < EARLY_STEP ? (size_t)length : EARLY_STEP)) {
+    return 0;
+  }
+  link->stored->frame = link->frame;
+  link->stored->next = NULL;
+  return 1;
+}
+
+/* Bytes that can be received of the payload now, of which there is one at least; 0 if the comm failed. */
+static size_t room_left(pith_link *link) {
+  size_t length = (size_t)link->frame.length, room = link->stored_room;
+  if (link->stored && link->payload_done == room && room < length &&
+      !make_room(link, room < length / 2 ? 2 * room : length)) {
+    return 0;
+  }
+  return (link->stored ? link->stored_room : length) - link->payload_done;
+}
+
+/* The payload goes where this receive wants it; 0 if it does not fit, and the comm failed. */
+static int aim(pith_link *link, pith_posted *posted) {
+  const pith_operation *op = posted->operation;
+  pith_piece *piece = op->job.schedule.task[posted->task].piece;
+  if (!fits(&link->frame, piece) ||
+      (link->frame.operation == PITH_OP_POINT && !same_operation(&link->frame, &op->frame))) {
+    fail_mismatch(link, &link->frame, op);
+    return 0;
+  }
+  link->match = posted;
+  link->target = piece->data;
+  return 1;
+}
+
 /* Finds a place for the payload; 0 if the comm failed. */
 static int begin_payload(pith_link *link) {
   pith_frame *frame = &link->frame;
@@ -564,27 +632,14 @@ static int begin_payload(pith_link *link) {
   }
   link->payload_done = 0;
   link->stored = NULL;
-  link->match = frame->kind == PITH_FRAME_DATA ? take_posted(link, frame) : NULL;
-  if (link->match) {
-    pith_piece *piece = link->match->operation->job.schedule.task[link->match->task].piece;
-    if (!fits(frame, piece) ||
-        (frame->operation == PITH_OP_POINT && !same_operation(frame, &link->match->operation->frame))) {
-      fail_mismatch(link, frame, link->match->operation);
-      return 0;
-    }
-    link->target = piece->data;
-    return 1;
+  pith_posted *posted = frame->kind == PITH_FRAME_DATA ? take_posted(link, frame) : NULL;
+  if (!posted) {
+    return store(link);
   }
-  pith_early *early = malloc(sizeof *early + (size_t)frame->length + 1);
-  if (!early) {
-    pith__comm_fail(link->comm, PITH_ERR_MEMORY, "rank %d: no memory for a message of %" PRIu64 " bytes from rank %d",
-                    link->comm->rank, frame->length, link->peer);
+  if (!aim(link, posted)) {
+    free_posted(link, posted);
     return 0;
   }
-  early->frame = *frame;
-  early->next = NULL;
-  link->stored = early;
-  link->target = early->payload;
   return 1;
 }
 
@@ -705,7 +760,10 @@ static size_t pull(pith_link *link) {
         break;
       }
     } else {
-      asked = (size_t)link->frame.length - link->payload_done;
+      asked = room_left(link);
+      if (asked == 0 && link->payload_done < link->frame.length) {
+        break; /* the comm has failed */
+      }
       got = pull_bytes(link, link->target + link->payload_done, asked);
       link->payload_done += got;
     }
@@ -738,6 +796,24 @@ static pith_early *take_early(pith_link *link, const pith_posted *posted) {
   return NULL;
 }
 
+/* The message that is arriving is the one that this receive waits for: what came of it moves to its place, and the rest
+ * goes there straight. */
+static void adopt(pith_link *link, pith_posted *posted) {
+  pith_early *stored = link->stored;
+  link->stored = NULL;
+  settle_source(link, posted->operation, posted->task);
+  if (!aim(link, posted)) {
+    free_posted(link, posted);
+  } else if (link->payload_done) {
+    memcpy(link->target, stored->payload, link->payload_done);
+  }
+  free(stored);
+}
+
+static int is_arriving(const pith_link *link, const pith_posted *posted) {
+  return link->stored && link->stored->frame.kind == PITH_FRAME_DATA && matches(posted, &link->stored->frame);
+}
+
 /* Receives from this link; whether the message is there already. */
 static int post(pith_link *link, pith_operation *op, uint32_t number) {
   pith_posted *posted = new_posted(link);
@@ -752,6 +828,10 @@ static int post(pith_link *link, pith_operation *op, uint32_t number) {
     free_posted(link, posted);
     settle_source(link, op, number);
     accept_early(link, early, op, number);
+    return 1;
+  }
+  if (is_arriving(link, posted)) {
+    adopt(link, posted);
     return 1;
   }
   *link->posted_end = posted;
@@ -811,7 +891,8 @@ static void drain(pith_link *link) {
 
 /* A peer may run ahead, but not further than this; what we wait for may stand behind what came early, though. */
 static int may_pull(const pith_link *link) {
-  return !link->left && (link->posted || link->match || link->early_bytes < EARLY_MOST);
+  size_t kept = link->early_bytes + (link->stored ? link->payload_done : 0);
+  return !link->left && (link->posted || link->match || kept < pith__early_bounds.pause);
 }
 
 int pith__link_is_awaited(const pith_link *link) {

@@ -229,15 +229,20 @@ static pith_status schedule_all_to_all(pith_operation *op, const size_t *send, c
   return status;
 }
 
-pith_status pith_all_to_all(pith_comm *comm, pith_cspan src, const size_t *send, pith_span dst, const size_t *receive,
-                            pith_request **request) {
+pith_status pith__all_to_all_of(pith_comm *comm, pith_cspan src, const size_t *send, pith_span dst,
+                                const size_t *receive, const pith_call *call, pith_request **request) {
   pith_operation *op;
   PITH_TRY(pith__check_comm(comm));
   PITH_TRY(check_spans(src, dst));
   PITH_TRY(pith__check_overlap(readable(dst), src, PITH_NOWHERE));
-  PITH_TRY(pith__operation_make(comm, PITH_OP_ALL_TO_ALL, src, dst, PITH_SUM, NULL, &op));
+  PITH_TRY(pith__operation_make(comm, PITH_OP_ALL_TO_ALL, src, dst, PITH_SUM, call, &op));
   op->frame.count = 0; /* sizes differ between ranks */
   return pith__operation_submit(op, schedule_all_to_all(op, send, receive), request);
+}
+
+pith_status pith_all_to_all(pith_comm *comm, pith_cspan src, const size_t *send, pith_span dst, const size_t *receive,
+                            pith_request **request) {
+  return pith__all_to_all_of(comm, src, send, dst, receive, NULL, request);
 }
 
 static pith_status schedule_gather(pith_operation *op, const size_t *counts, int root) {

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -148,9 +149,45 @@ static void fail_late(pith_comm *comm, double now, double waited) {
       missing, comm->rank, comm->timeout, comm->timeout_from);
 }
 
+/* ---- Hosts that are gone: known long before an operation's time-out, which may be half an hour ----------------- */
+
+/* Looks this often within the time in which a host must answer, and ends a little before it. */
+#define LOOKS 16
+
+/* Whether the peer's host has answered nothing for too long. A process that is stopped is none of this: its host
+ * answers.
+ */
+static int is_host_gone(const pith_comm *comm, pith_link *link, double now) {
+  const pith_transport_ops *ops = link->transport ? link->transport->ops : NULL;
+  int is_unanswered = ops && ops->is_unanswered && !link->left && ops->is_unanswered(link->transport, link->peer);
+  /* Who has not looked for long, or was stopped itself, begins again. */
+  int is_new = link->unanswered == 0 || now - comm->last_look > comm->liveness / 2;
+  link->unanswered = !is_unanswered ? 0 : is_new ? now : link->unanswered;
+  return is_unanswered && now - link->unanswered > comm->liveness * (1 - 3.0 / LOOKS);
+}
+
+static void check_hosts(pith_comm *comm, double now) {
+  if (now - comm->last_look < comm->liveness / LOOKS) {
+    return;
+  }
+  for (int p = 0; p < comm->ranks; p++) {
+    pith_link *link = &comm->link[p];
+    if (is_host_gone(comm, link, now)) {
+      pith__comm_fail(comm, PITH_ERR_PEER,
+                      "rank %d is gone (seen by rank %d): its host has not answered for %.1f s (PITH_LIVENESS is %g s)",
+                      p, comm->rank, now - link->unanswered, comm->liveness);
+      return;
+    }
+  }
+  comm->last_look = now;
+}
+
+/* ---- Time-outs, in all ------------------------------------------------------------------------------------------- */
+
 /* A peer that says that it waits, too, will tell us for whom: it gets a little longer. */
 static void check_time(pith_comm *comm) {
   double now = pith__now(), longest = 0, overdue = 0;
+  check_hosts(comm, now);
   for (int p = 0; p < comm->ranks; p++) {
     pith_link *link = &comm->link[p];
     double waited = waited_for(link, now), late = waited - (is_silent(link, now) ? 0 : 2 * patience(comm));
@@ -267,7 +304,7 @@ static void choose_spin(pith_comm *comm) {
   cpu_set_t cores;
   int here = 1;
   for (int p = 0; p < comm->ranks; p++) {
-    here += comm->link[p].transport && !comm->link[p].checked;
+    here += comm->link[p].transport && !comm->link[p].remote;
   }
   int is_crowded = sched_getaffinity(0, sizeof cores, &cores) != 0 || here > CPU_COUNT(&cores);
   int is_local = here == comm->ranks;
@@ -340,8 +377,40 @@ static void let_gather(pith_comm *comm, uint64_t bytes) {
   }
 }
 
-/* Drives as the only driver. op == NULL: as long as there is work and nobody else wants to. */
-static void drive(pith_comm *comm, const pith_operation *op) {
+/* ---- Interruption ------------------------------------------------------------------------------------------------ */
+
+/* Whether whoever waits here wants to end it; asked now and then, without the mutex. */
+static int is_interrupted(pith_comm *comm) {
+  if (!comm->interrupt.ask || pith__now_rough() - comm->last_question < PITH_INTERRUPT_SECONDS) {
+    return 0;
+  }
+  if (!pith__interrupt_is_possible(&comm->interrupt)) {
+    return 0;
+  }
+  comm->last_question = pith__now_rough();
+  pthread_mutex_unlock(&comm->mutex);
+  int answer = pith__interrupt_ask(&comm->interrupt);
+  pthread_mutex_lock(&comm->mutex);
+  return answer;
+}
+
+/* Another thread drives. Signals do not end the wait for a condition: it ends by itself, now and then. */
+static void wait_for_change(pith_comm *comm) {
+  struct timespec until;
+  if (!pith__interrupt_is_possible(&comm->interrupt)) {
+    pthread_cond_wait(&comm->changed, &comm->mutex);
+    return;
+  }
+  clock_gettime(CLOCK_REALTIME, &until);
+  until.tv_nsec += (long)(PITH_INTERRUPT_SECONDS * 1e9);
+  until.tv_sec += until.tv_nsec / 1000000000;
+  until.tv_nsec %= 1000000000;
+  pthread_cond_timedwait(&comm->changed, &comm->mutex, &until);
+}
+
+/* Drives as the only driver. op == NULL: as long as there is work and nobody else wants to. 0: whoever waits for the
+ * operation was interrupted. */
+static int drive(pith_comm *comm, const pith_operation *op) {
   int idle = 0;
   if (!comm->spin) {
     choose_spin(comm);
@@ -349,6 +418,9 @@ static void drive(pith_comm *comm, const pith_operation *op) {
   long displaced = comm->networked ? times_displaced() : 0;
   while (!is_over(comm, op) && (op || has_work(comm))) {
     let_others_in(comm);
+    if (op && is_interrupted(comm)) {
+      return op->done;
+    }
     uint64_t before = comm->moved_bytes;
     int worked = 0;
     if (take_turn(comm, &worked)) {
@@ -367,30 +439,41 @@ static void drive(pith_comm *comm, const pith_operation *op) {
       sched_yield(); /* more ranks than cores: let the others work */
     }
   }
+  return 1;
 }
 
-void pith__comm_drive(pith_comm *comm, const pith_operation *op) {
+int pith__comm_drive_unless_interrupted(pith_comm *comm, const pith_operation *op) {
+  int goes_on = 1;
   if (op->done) {
-    return; /* and nobody is woken for nothing */
+    return 1; /* and nobody is woken for nothing */
   }
   double start = pith__now_rough(); /* adds up to the right sum over many waits */
   comm->waiters++;
   if (comm->driving && !op->done) { /* another thread does; it may be asleep and not know of us or our messages */
     pith__comm_wake(comm);
   }
-  while (!op->done) {
+  while (!op->done && goes_on) {
     if (comm->driving) {
-      pthread_cond_wait(&comm->changed, &comm->mutex);
+      wait_for_change(comm);
+      goes_on = op->done || !is_interrupted(comm);
       continue;
     }
     comm->driving = 1;
-    drive(comm, op);
+    goes_on = drive(comm, op);
     comm->driving = 0;
     pthread_cond_broadcast(&comm->changed);
   }
   comm->waiters--;
   comm->stats.wait += pith__now_rough() - start;
   pthread_cond_broadcast(&comm->changed);
+  return op->done;
+}
+
+void pith__comm_drive(pith_comm *comm, const pith_operation *op) {
+  if (!pith__comm_drive_unless_interrupted(comm, op)) {
+    pith__comm_fail(comm, PITH_ERR_INTERRUPTED, "rank %d was interrupted while it waited for the other ranks",
+                    comm->rank);
+  }
 }
 
 void pith__comm_flush(pith_comm *comm, double end) {

@@ -185,7 +185,7 @@ void pith__operation_release(pith_operation *op) {
  * or none: they agree. */
 static size_t message_of(const pith_comm *comm, size_t bytes) {
   for (int p = 0; p < comm->ranks; p++) {
-    if (comm->link[p].transport && comm->link[p].checked) {
+    if (comm->link[p].transport && comm->link[p].remote) {
       return NETWORK_MESSAGE;
     }
   }
@@ -271,9 +271,9 @@ static pith_status start(pith_comm *comm, pith_operation *op) {
   return PITH_OK;
 }
 
-static pith_status wait_for(pith_operation *op) {
+/* The operation is done, and nobody needs it any more. */
+static pith_status conclude(pith_operation *op) {
   pith_comm *comm = op->comm;
-  pith__comm_drive(comm, op);
   remove_running(comm, op);
   if (comm->failed != PITH_OK) {
     pith__comm_flush(comm, comm->failed_at + 0.2); /* the others should hear why */
@@ -300,7 +300,8 @@ pith_status pith__operation_submit(pith_operation *op, pith_status written, pith
   if (status == PITH_OK && request) {
     pith__comm_wake(comm);
   } else if (status == PITH_OK) {
-    status = wait_for(op);
+    pith__comm_drive(comm, op);
+    status = conclude(op);
   }
   pthread_mutex_unlock(&comm->mutex);
   if (request && status == PITH_OK) {
@@ -311,12 +312,30 @@ pith_status pith__operation_submit(pith_operation *op, pith_status written, pith
   return status;
 }
 
-pith_status pith_wait(pith_request *request) { return pith__wait(request, NULL, NULL); }
+/* Returns PITH_ERR_INTERRUPTED with the request in flight. */
+static pith_status wait_unless_interrupted(pith_request *request) {
+  pith_comm *comm = request ? request->operation.comm : NULL;
+  if (!comm || !comm->interrupt.ask || pith__check_comm(comm) != PITH_OK) {
+    return PITH_OK; /* pith__wait() says what is wrong */
+  }
+  pith__comm_lock(comm);
+  int is_done = pith__comm_drive_unless_interrupted(comm, &request->operation);
+  pthread_mutex_unlock(&comm->mutex);
+  PITH_REQUIRE(is_done, PITH_ERR_INTERRUPTED, "rank %d was interrupted while it waited for an operation, which goes on",
+               comm->rank);
+  return PITH_OK;
+}
+
+pith_status pith_wait(pith_request *request) {
+  PITH_TRY(wait_unless_interrupted(request));
+  return pith__wait(request, NULL, NULL);
+}
 
 pith_status pith_wait_source(pith_request *request, int *source) {
   PITH_REQUIRE(source, PITH_ERR_ARGUMENT, "pith_wait_source: source must not be NULL");
   PITH_REQUIRE(request && request->operation.frame.operation == PITH_OP_POINT, PITH_ERR_ARGUMENT,
                "pith_wait_source: this is no request of pith_receive()");
+  PITH_TRY(wait_unless_interrupted(request));
   return pith__wait(request, NULL, source);
 }
 
@@ -328,7 +347,8 @@ pith_status pith__wait(pith_request *request, pith_traffic *traffic, int *source
   pith_status status;
   if (comm) {
     pith__comm_lock(comm);
-    status = wait_for(op);
+    pith__comm_drive(comm, op);
+    status = conclude(op);
     pthread_mutex_unlock(&comm->mutex);
   } else {
     status = op->status == PITH_OK ? PITH_OK

@@ -31,6 +31,11 @@ pith_status pith__operation_submit(pith_operation *op, pith_status written, pith
 pith_status pith__allreduce_joined(pith_comm *comm, pith_span joined, const pith_call *call, const pith_member *members,
                                    size_t count, pith_request **request);
 
+/* pith_all_to_all() for values of a step, seed and layer, which all ranks must have in common; the call has no codec.
+ */
+pith_status pith__all_to_all_of(pith_comm *comm, pith_cspan src, const size_t *send, pith_span dst,
+                                const size_t *receive, const pith_call *call, pith_request **request);
+
 /* Writes the schedule of an allreduce: `asked` names an algorithm, or is NULL. */
 pith_status pith__schedule_allreduce(pith_operation *op, const char *asked);
 

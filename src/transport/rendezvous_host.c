@@ -1,9 +1,13 @@
 /*
- * Rank 0's side of the rendezvous: one thread, one poll loop, nobody is waited for alone. Whoever connects is greeted
+ * Rank 0's side of the rendezvous: one thread, one epoll loop, nobody is waited for alone. Whoever connects is greeted
  * and has a few seconds to say who it is; who says nothing, or nonsense, is dropped, and when too many are at the door
  * the one that has stood there longest goes first. Guests who told their rank wait until all are there, then all hear
  * the same: the table, or what is wrong. After a disagreement the door stays open a moment, so that the others hear of
  * it too.
+ *
+ * The table of thousands of ranks is large, and goes to thousands. All guests are told at once that it comes. Then it
+ * goes to some of them at a time, so that a slow network is not flooded; when those stand still, to some more. A guest
+ * may be as slow as it likes, but not stand still for longer than the time-out.
  */
 #include <errno.h>
 #include <limits.h>
@@ -12,6 +16,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -21,37 +27,70 @@
 #include "transport/rendezvous_wire.h"
 #include "transport/sockets.h"
 
-enum { STRANGERS_MOST = 64 }; /* at the door at once, beside the ranks */
+enum {
+  STRANGERS_MOST = 64, /* at the door at once, beside the ranks */
+  SERVED_AT_ONCE = 16, /* guests that the table goes to: their buffers are about what a slow network keeps */
+  EVENTS_MOST = 256,   /* of one look at the descriptors */
+  LISTENER = -1,       /* in place of a seat's number */
+};
 
-static const double hello_seconds = 5, gather_seconds = 2, reply_seconds = 5;
+/* Bytes of a guest that the system keeps, or twice as many: with thousands of guests, its own choice would be
+ * gigabytes, and a guest that takes nothing would not be noticed. */
+static const int send_buffer = 16 << 10;
+
+static const double hello_seconds = 5, gather_seconds = 2;
+static const double crowded_seconds = 1; /* to say hello, while others wait for a descriptor */
+static const double farewell_seconds = 0.2;
+static const double sentence_seconds = 5;  /* for guests to hear what went wrong */
+static const double still_seconds = 0.5;   /* without taking a byte, after which a guest keeps no other from its turn */
+static const double review_seconds = 0.05; /* between two looks at who stands still */
+static const double sweep_seconds = 0.05;  /* between two looks at who has been silent for too long */
 
 typedef struct seat {
-  int fd;
+  int fd;          /* -1: free */
   int rank;        /* -1 until it has told, and for one that disagrees */
   int is_heard;    /* told all, waits for the reply */
-  double deadline; /* to tell */
-  size_t moved;    /* bytes of hello and gift that came; later, of the reply that went */
+  double deadline; /* to tell; later, to take something of the reply */
+  size_t moved;    /* bytes of hello and record that came; later, of the reply that went */
   uint8_t nonce[RENDEZVOUS_NONCE];
   rendezvous_hello hello;
   rendezvous_reply reply;
-  uint8_t *gift; /* the bytes it brought; memory stays with the place when guests change */
+  uint8_t *record; /* the bytes it brought */
 } seat;
 
 typedef struct host {
   const pith_rendezvous *r;
-  size_t size;
-  uint8_t *all;
-  int listener;
+  int listener, watch; /* watch: the epoll descriptor */
   double deadline;
-  seat *seats;
-  int count, most;
-  int others;               /* who are to come; after a disagreement about that: any number */
-  uint8_t *gifts, *missing; /* missing: a flag for each rank */
-  struct pollfd *fds;
+  seat *seats; /* stay where they are: events carry their number */
+  int *vacant; /* numbers of free seats */
+  int most, vacant_count;
+  int heard_count, missing_count;
+  double next_sweep;
+  int others;         /* who are to come; after a disagreement about that: any number */
+  uint8_t *missing;   /* a flag for each rank */
   pith_status status; /* what all will hear */
   char text[RENDEZVOUS_TEXT];
   char turned_away[160]; /* the last one, and why: for the sentence about missing ranks */
+  int lack;              /* what was lacking when somebody knocked, as an errno: descriptors or memory */
 } host;
+
+/* ---- Descriptors ------------------------------------------------------------------------------------------------- */
+
+static int watch_descriptor(const host *h, int how, int fd, int number, uint32_t events) {
+  struct epoll_event event = {.events = events, .data.fd = number};
+  return epoll_ctl(h->watch, how, fd, &event);
+}
+
+/* The events that there are until then; also a signal, and the time to ask for interruption, end it. */
+static int await_events(const host *h, struct epoll_event *events, double until) {
+  double slice = pith__now() + PITH_INTERRUPT_SECONDS,
+         end = pith__interrupt_is_possible(&h->r->interrupt) && slice < until ? slice : until;
+  double left = end - pith__now();
+  int ms = left <= 0 ? 0 : left > 3600 ? 3600000 : (int)(left * 1000) + 1;
+  int count = epoll_wait(h->watch, events, EVENTS_MOST, ms);
+  return count < 0 ? 0 : count;
+}
 
 /* ---- The door ---------------------------------------------------------------------------------------------------- */
 
@@ -73,6 +112,8 @@ static int bind_door(const pith_rendezvous *r) {
 static pith_status open_door(host *h) {
   h->listener = h->listener >= 0 ? h->listener : bind_door(h->r);
   if (h->listener >= 0) {
+    PITH_REQUIRE(watch_descriptor(h, EPOLL_CTL_ADD, h->listener, LISTENER, EPOLLIN) == 0, PITH_ERR_SYSTEM,
+                 "rank 0 cannot watch its port: %s", strerror(errno));
     return PITH_OK;
   }
   const char *hint =
@@ -88,48 +129,82 @@ static void close_door(host *h) {
   h->listener = -1;
 }
 
-static void dismiss(host *h, int index) {
-  seat gone = h->seats[index];
-  if (gone.rank >= 0 && gone.is_heard) {
-    h->missing[gone.rank] = 1;
-  }
-  pith__socket_close(gone.fd);
-  h->seats[index] = h->seats[--h->count];
-  h->seats[h->count] = gone; /* with its memory */
-}
-
-/* Makes a free place, at the cost of who has stood there longest without a word. */
-static int find_place(host *h) {
-  if (h->count < h->most) {
-    return h->count++;
-  }
-  int oldest = -1;
-  for (int i = 0; i < h->count; i++) {
-    if (!h->seats[i].is_heard && (oldest < 0 || h->seats[i].deadline < h->seats[oldest].deadline)) {
-      oldest = i;
+static void dismiss(host *h, seat *s) {
+  if (s->is_heard) {
+    h->heard_count--;
+    if (s->rank >= 0) {
+      h->missing[s->rank] = 1;
+      h->missing_count++;
     }
   }
-  if (oldest < 0) {
-    return -1;
+  pith__socket_close(s->fd); /* which also ends watching it */
+  free(s->record);
+  *s = (seat){.fd = -1, .rank = -1};
+  h->vacant[h->vacant_count++] = (int)(s - h->seats);
+}
+
+/* Who has stood at the door longest without a word; NULL: nobody does. */
+static seat *find_oldest(host *h) {
+  seat *oldest = NULL;
+  for (int i = 0; i < h->most; i++) {
+    seat *s = &h->seats[i];
+    if (s->fd >= 0 && !s->is_heard && (!oldest || s->deadline < oldest->deadline)) {
+      oldest = s;
+    }
   }
-  dismiss(h, oldest);
-  return h->count++;
+  return oldest;
 }
 
 static void welcome(host *h, int fd) {
-  int index = find_place(h);
-  if (index < 0) {
+  seat *oldest = h->vacant_count == 0 ? find_oldest(h) : NULL;
+  if (oldest) {
+    dismiss(h, oldest);
+  }
+  if (h->vacant_count == 0) {
     pith__fd_close(fd);
     return;
   }
-  seat *s = &h->seats[index];
-  *s = (seat){.fd = fd, .rank = -1, .deadline = pith__now() + hello_seconds, .gift = s->gift};
+  int number = h->vacant[--h->vacant_count];
+  seat *s = &h->seats[number];
+  *s = (seat){.fd = fd, .rank = -1, .deadline = pith__now() + hello_seconds};
+  pith__socket_tune(fd, RENDEZVOUS_LIVENESS);
+  setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &send_buffer, sizeof send_buffer);
   rendezvous_greeting greeting = {.head = pith__rendezvous_head(0)};
   struct iovec piece = {&greeting, sizeof greeting};
   int is_random = pith__random_bytes(s->nonce, sizeof s->nonce) == PITH_OK;
   memcpy(greeting.nonce, s->nonce, sizeof s->nonce);
-  if (!is_random || pith__socket_write(fd, &piece, 1) != (ssize_t)sizeof greeting) {
-    dismiss(h, index);
+  if (!is_random || pith__socket_write(fd, &piece, 1) != (ssize_t)sizeof greeting ||
+      watch_descriptor(h, EPOLL_CTL_ADD, fd, number, EPOLLIN) != 0) {
+    dismiss(h, s);
+  }
+}
+
+/* Who could not be let in comes again. Strangers who say nothing make room; where all who have come are ranks, nobody
+ * will, and that is the end of the rendezvous. */
+static void note_lack(host *h, int error) {
+  h->lack = error;
+  if (error != EMFILE && error != ENFILE) {
+    return;
+  }
+  seat *oldest = find_oldest(h);
+  if (oldest && pith__now() > oldest->deadline - hello_seconds + crowded_seconds) {
+    dismiss(h, oldest);
+  } else if (!oldest && h->status == PITH_OK) {
+    h->status = PITH_ERR_SYSTEM;
+    snprintf(h->text, sizeof h->text,
+             "rank 0 cannot accept more than %d of the %d connections it needs: %s (ulimit -n says how many files a "
+             "process may open)",
+             h->heard_count, h->r->ranks - 1, strerror(error));
+  }
+}
+
+static void open_to_all(host *h) {
+  int fd;
+  while ((fd = pith__socket_accept(h->listener)) >= 0) {
+    welcome(h, fd);
+  }
+  if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+    note_lack(h, errno);
   }
 }
 
@@ -137,15 +212,27 @@ static void welcome(host *h, int fd) {
 
 typedef enum verdict { VERDICT_MORE, VERDICT_HEARD, VERDICT_DISMISS } verdict;
 
-static void seal(const host *h, seat *s, pith_status status, uint64_t job, const void *body, size_t size) {
-  s->reply = (rendezvous_reply){.head = pith__rendezvous_head(0), .status = (uint32_t)status, .job = job, .size = size};
+static void hear(host *h, seat *s) {
+  s->is_heard = 1;
+  h->heard_count++;
+}
+
+/* What all replies have in common; each guest has its own proof. */
+static rendezvous_reply make_reply(pith_status status, uint64_t job, const void *body, size_t size) {
+  rendezvous_reply reply = {.head = pith__rendezvous_head(0), .status = (uint32_t)status, .job = job, .size = size};
+  pith__rendezvous_digest(body, size, reply.digest);
+  return reply;
+}
+
+static void seal(const host *h, seat *s, const rendezvous_reply *reply) {
+  s->reply = *reply;
   pith__rendezvous_prove(h->r, RENDEZVOUS_ROLE_REPLY, s->hello.nonce, &s->reply, offsetof(rendezvous_reply, proof),
-                         body, size, s->reply.proof);
+                         s->reply.proof);
 }
 
 /* Ends the whole rendezvous: all that come will hear this sentence. The first one counts. */
 __attribute__((format(printf, 3, 4))) static verdict disagree(host *h, seat *s, const char *format, ...) {
-  s->is_heard = 1;
+  hear(h, s);
   if (h->status == PITH_OK) {
     va_list args;
     va_start(args, format);
@@ -163,7 +250,8 @@ static verdict turn_away(host *h, seat *s, const char *why) {
   snprintf(h->turned_away, sizeof h->turned_away, "; one that says it is rank %u was turned away: %s",
            s->hello.head.rank, why);
   PITH_LOG_WARN("rendezvous%s", h->turned_away);
-  seal(h, s, PITH_ERR_MISMATCH, 0, why, strlen(why));
+  rendezvous_reply reply = make_reply(PITH_ERR_MISMATCH, 0, why, strlen(why));
+  seal(h, s, &reply);
   struct iovec pieces[2] = {{&s->reply, sizeof s->reply}, {(void *)why, strlen(why)}};
   pith__socket_write(s->fd, pieces, 2);
   return VERDICT_DISMISS;
@@ -196,8 +284,7 @@ static verdict check_proof(host *h, seat *s) {
   if (s->hello.has_secret && !pith__rendezvous_has_secret(h->r)) {
     return turn_away(h, s, "it has a secret and rank 0 has none (PITH_SECRET)");
   }
-  pith__rendezvous_prove(h->r, RENDEZVOUS_ROLE_HELLO, s->nonce, &s->hello, offsetof(rendezvous_hello, proof), NULL, 0,
-                         proof);
+  pith__rendezvous_prove(h->r, RENDEZVOUS_ROLE_HELLO, s->nonce, &s->hello, offsetof(rendezvous_hello, proof), proof);
   if (!pith__digest_equal(proof, s->hello.proof)) {
     return turn_away(h, s, "it does not have rank 0's secret (PITH_SECRET)");
   }
@@ -213,9 +300,9 @@ static verdict check_expectations(host *h, seat *s) {
   if (hello->head.rank >= hello->ranks) {
     return disagree(h, s, "one process says it is rank %u of %u", hello->head.rank, hello->ranks);
   }
-  if (hello->size != h->size) {
-    return disagree(h, s, "rank %u brings %llu bytes, rank 0 expects %zu", hello->head.rank,
-                    (unsigned long long)hello->size, h->size);
+  if (hello->size > PITH_RECORD_MOST) {
+    return disagree(h, s, "rank %u brings %llu bytes, more than %d", hello->head.rank, (unsigned long long)hello->size,
+                    PITH_RECORD_MOST);
   }
   return VERDICT_MORE;
 }
@@ -233,21 +320,18 @@ static verdict check_hello(host *h, seat *s) {
 
 /* Forgets one that sat there and is gone: its rank may come again. */
 static void forget_dead(host *h, int rank) {
-  for (int i = 0; i < h->count; i++) {
-    if (h->seats[i].rank == rank && h->seats[i].is_heard && pith__socket_is_over(h->seats[i].fd)) {
-      h->seats[i].rank = -1;
-      h->missing[rank] = 1;
+  for (int i = 0; i < h->most && !h->missing[rank]; i++) {
+    seat *s = &h->seats[i];
+    if (s->rank == rank && s->is_heard && pith__socket_is_over(s->fd)) {
+      dismiss(h, s);
     }
   }
 }
 
 static verdict take_seat(host *h, seat *s) {
   uint8_t digest[PITH_SHA256_SIZE];
-  pith_sha256 hash;
   int rank = (int)s->hello.head.rank;
-  pith__sha256_init(&hash);
-  pith__sha256_add(&hash, s->gift, h->size);
-  pith__sha256_finish(&hash, digest);
+  pith__rendezvous_digest(s->record, s->hello.size, digest);
   if (!pith__digest_equal(digest, s->hello.digest)) {
     return VERDICT_DISMISS;
   }
@@ -256,12 +340,23 @@ static verdict take_seat(host *h, seat *s) {
     return disagree(h, s, "two processes say they are rank %d", rank);
   }
   h->missing[rank] = 0;
+  h->missing_count--;
   s->rank = rank;
-  s->is_heard = 1;
+  hear(h, s);
   return VERDICT_HEARD;
 }
 
-/* Reads what has come of a hello and its gift. */
+/* A whole hello: whether it is a right one, and memory for what follows. */
+static verdict take_hello(host *h, seat *s) {
+  verdict v = check_hello(h, s);
+  if (v == VERDICT_MORE) {
+    s->record = malloc(s->hello.size + 1);
+    v = s->record ? VERDICT_MORE : VERDICT_DISMISS;
+  }
+  return v;
+}
+
+/* Reads what has come of a hello and its record. */
 static verdict listen_to(host *h, seat *s) {
   size_t head = sizeof s->hello;
   while (s->moved < head) {
@@ -270,15 +365,13 @@ static verdict listen_to(host *h, seat *s) {
       return got < 0 ? VERDICT_DISMISS : VERDICT_MORE;
     }
     s->moved += (size_t)got;
-    if (s->moved == head) {
-      verdict v = check_hello(h, s);
-      if (v != VERDICT_MORE) {
-        return v;
-      }
+    verdict v = s->moved == head ? take_hello(h, s) : VERDICT_MORE;
+    if (v != VERDICT_MORE) {
+      return v;
     }
   }
-  while (s->moved < head + h->size) {
-    ssize_t got = pith__socket_read(s->fd, s->gift + (s->moved - head), head + h->size - s->moved);
+  while (s->moved < head + s->hello.size) {
+    ssize_t got = pith__socket_read(s->fd, s->record + (s->moved - head), head + s->hello.size - s->moved);
     if (got <= 0) {
       return got < 0 ? VERDICT_DISMISS : VERDICT_MORE;
     }
@@ -287,130 +380,284 @@ static verdict listen_to(host *h, seat *s) {
   return take_seat(h, s);
 }
 
-/* Of a guest who waits we only hear that it is gone. */
-static verdict attend(host *h, seat *s, int is_ready) {
-  if (s->is_heard) {
-    return is_ready ? VERDICT_DISMISS : VERDICT_HEARD;
+/* Of guests who were heard, who may have sent more than was read, only the end is of interest. */
+static void attend(host *h, seat *s) {
+  if (s->fd < 0) {
+    return; /* dismissed by an event before this one */
   }
-  verdict v = is_ready ? listen_to(h, s) : VERDICT_MORE;
-  return v == VERDICT_MORE && pith__now() > s->deadline ? VERDICT_DISMISS : v;
+  verdict v = s->is_heard ? VERDICT_DISMISS : listen_to(h, s);
+  if (v == VERDICT_HEARD) {
+    watch_descriptor(h, EPOLL_CTL_MOD, s->fd, (int)(s - h->seats), EPOLLRDHUP);
+  } else if (v == VERDICT_DISMISS) {
+    dismiss(h, s);
+  }
+}
+
+/* Drops those who did not tell in time, now and then. */
+static void sweep(host *h, double now) {
+  if (now < h->next_sweep) {
+    return;
+  }
+  h->next_sweep = now + sweep_seconds;
+  for (int i = 0; i < h->most; i++) {
+    seat *s = &h->seats[i];
+    if (s->fd >= 0 && !s->is_heard && now > s->deadline) {
+      dismiss(h, s);
+    }
+  }
 }
 
 /* ---- The hall ---------------------------------------------------------------------------------------------------- */
 
-static int is_complete(const host *h) { return memchr(h->missing, 1, (size_t)h->r->ranks) == NULL; }
-
-/* Whether all who can come have been heard, though they may disagree. */
+/* Whether all who can come have been heard, though they may disagree; or there is no use in waiting for them. */
 static int is_everybody_heard(const host *h) {
-  int heard = 0;
-  for (int i = 0; i < h->count; i++) {
-    heard += h->seats[i].is_heard;
-  }
-  return h->status != PITH_OK && heard >= h->others;
+  return h->status == PITH_ERR_SYSTEM || (h->status != PITH_OK && h->heard_count >= h->others);
 }
 
-/* Of guests who were heard, who may have sent more than was read, only the end is of interest. */
-static int fill_descriptors(host *h) {
-  for (int i = 0; i < h->count; i++) {
-    short events = h->seats[i].is_heard ? POLLRDHUP : POLLIN;
-    h->fds[i] = (struct pollfd){h->seats[i].fd, events, 0};
-  }
-  h->fds[h->count] = (struct pollfd){h->listener, POLLIN, 0};
-  return h->count + 1;
-}
-
-static double next_deadline(const host *h) {
-  double next = h->deadline;
-  for (int i = 0; i < h->count; i++) {
-    if (!h->seats[i].is_heard && h->seats[i].deadline < next) {
-      next = h->seats[i].deadline;
+/* PITH_ERR_INTERRUPTED, or PITH_OK with whatever was found out. */
+static pith_status gather(host *h) {
+  struct epoll_event events[EVENTS_MOST];
+  while (h->missing_count > 0 && !is_everybody_heard(h) && pith__now() < h->deadline) {
+    int seated = h->most - h->vacant_count, silent = seated - h->heard_count;
+    double next = silent > 0 ? pith__now() + sweep_seconds : h->deadline;
+    int count = await_events(h, events, next < h->deadline ? next : h->deadline), is_knock = 0;
+    if (pith__interrupt_ask(&h->r->interrupt)) {
+      return PITH_ERR_INTERRUPTED;
     }
-  }
-  return next;
-}
-
-static void gather(host *h) {
-  while (!is_complete(h) && !is_everybody_heard(h) && pith__now() < h->deadline) {
-    int before = h->count;
-    pith__poll_until(h->fds, fill_descriptors(h), next_deadline(h));
-    for (int i = before - 1; i >= 0; i--) { /* downwards: dismissing moves the last one here */
-      if (attend(h, &h->seats[i], h->fds[i].revents != 0) == VERDICT_DISMISS) {
-        dismiss(h, i);
+    for (int i = 0; i < count; i++) {
+      if (events[i].data.fd == LISTENER) {
+        is_knock = 1;
+      } else {
+        attend(h, &h->seats[events[i].data.fd]);
       }
     }
-    for (int fd; h->fds[before].revents && (fd = pith__socket_accept(h->listener)) >= 0;) {
-      welcome(h, fd);
+    if (silent > 0) {
+      sweep(h, pith__now());
+    }
+    if (is_knock) { /* last: a seat that became free above is not taken by another while its event waits */
+      open_to_all(h);
     }
   }
+  return PITH_OK;
 }
 
 static void conclude(host *h) {
-  char list[PITH_RANK_LIST_TEXT];
-  if (h->status == PITH_OK && !is_complete(h)) {
+  char list[PITH_RANK_LIST_TEXT], lack[160] = "";
+  if (h->status == PITH_OK && h->missing_count > 0) {
     h->status = PITH_ERR_TIMEOUT;
-    snprintf(h->text, sizeof h->text, "%s did not come to rank 0 at %s:%u within %g s%s",
-             pith__rank_list(h->missing, h->r->ranks, list), h->r->host, h->r->port, h->r->timeout, h->turned_away);
+    if (h->lack) {
+      snprintf(lack, sizeof lack, "; rank 0 could not accept all connections: %s", strerror(h->lack));
+    }
+    snprintf(h->text, sizeof h->text, "%s did not come to rank 0 at %s:%u within %g s%s%s",
+             pith__rank_list(h->missing, h->r->ranks, list), h->r->host, h->r->port, h->r->timeout, lack,
+             h->turned_away);
   }
 }
 
-static void make_table(host *h, const void *mine) {
-  if (h->size == 0) {
-    return;
-  }
-  memcpy(h->all, mine, h->size);
-  for (int i = 0; i < h->count; i++) {
-    if (h->seats[i].rank > 0) {
-      memcpy(h->all + (size_t)h->seats[i].rank * h->size, h->seats[i].gift, h->size);
+static pith_status make_table(const host *h, const void *mine, size_t size, uint8_t **table, size_t *table_size) {
+  int ranks = h->r->ranks;
+  size_t head = (size_t)ranks * sizeof(uint32_t), total = head + size;
+  const seat **of = calloc((size_t)ranks, sizeof *of); /* the seat of each rank */
+  for (int i = 0; of && i < h->most; i++) {
+    const seat *s = &h->seats[i];
+    if (s->fd >= 0 && s->rank > 0) {
+      of[s->rank] = s;
+      total += s->hello.size;
     }
   }
+  uint8_t *made = of ? malloc(total) : NULL;
+  if (!made) {
+    free(of);
+    return pith_fail(PITH_ERR_MEMORY, "no memory for the addresses of %d ranks", ranks);
+  }
+  uint8_t *to = made + head;
+  for (int p = 0; p < ranks; p++) {
+    uint32_t bytes = (uint32_t)(p == 0 ? size : of[p]->hello.size);
+    memcpy(made + (size_t)p * sizeof bytes, &bytes, sizeof bytes);
+    if (bytes) {
+      memcpy(to, p == 0 ? mine : of[p]->record, bytes);
+    }
+    to += bytes;
+  }
+  free(of);
+  *table = made;
+  *table_size = total;
+  return PITH_OK;
 }
 
 /* ---- The answer to all ------------------------------------------------------------------------------------------- */
 
-/* Returns whether there is more to send to this one. */
-static int send_reply(seat *s, const void *body, size_t size) {
-  struct iovec whole[2] = {{&s->reply, sizeof s->reply}, {(void *)body, size}}, rest[2];
+/* What is said to all, and how far that is. */
+typedef struct answer {
+  const void *body;
+  size_t size;
+  int next;   /* seat that was not begun with yet */
+  int active; /* guests who are being served, and take something */
+  int left;   /* and who are not done */
+} answer;
+
+static size_t whole_of(const answer *a) { return sizeof(rendezvous_reply) + a->size; }
+
+/* A guest is done with, or lost: then `error` says why, and the rank is one that the sentence names. */
+static void finish_guest(host *h, answer *a, seat *s, int error) {
+  a->left--;
+  a->active -= a->active > 0;
+  if (error && s->rank >= 0 && h->status == PITH_OK) {
+    h->status = error == ETIMEDOUT ? PITH_ERR_TIMEOUT : PITH_ERR_PEER;
+    h->lack = error;
+  }
+  if (error && s->rank >= 0) {
+    h->missing[s->rank] = 1;
+  }
+  epoll_ctl(h->watch, EPOLL_CTL_DEL, s->fd, NULL);
+  s->deadline = 0;
+  s->moved = whole_of(a);
+}
+
+/* As much as the guest takes now. */
+static void serve(host *h, answer *a, seat *s, double patience) {
+  struct iovec whole[2] = {{&s->reply, sizeof s->reply}, {(void *)a->body, a->size}}, rest[2];
   int count = pith__pieces_slice(whole, 2, s->moved, SIZE_MAX, rest, 2);
   ssize_t taken = count ? pith__socket_write(s->fd, rest, count) : 0;
-  s->moved = taken < 0 ? sizeof s->reply + size : s->moved + (size_t)taken;
-  return s->moved < sizeof s->reply + size;
+  if (taken < 0) {
+    finish_guest(h, a, s, errno);
+    return;
+  }
+  s->moved += (size_t)taken;
+  s->deadline = taken > 0 ? pith__now() + patience : s->deadline;
+  if (s->moved == whole_of(a)) {
+    finish_guest(h, a, s, 0);
+  }
 }
 
-/* To all at once: one that does not read keeps nobody waiting. A rank that is lost here is missed when links are made.
- * */
-static void answer_all(host *h, uint64_t job, const void *body, size_t size) {
-  double deadline = pith__now() + reply_seconds;
-  int waiting;
-  for (int i = 0; i < h->count; i++) {
-    seal(h, &h->seats[i], h->status, job, body, size);
-    h->seats[i].moved = h->seats[i].is_heard ? 0 : sizeof h->seats[i].reply + size;
+static int is_waiting(const answer *a, const seat *s) { return s->fd >= 0 && s->is_heard && s->moved < whole_of(a); }
+
+/* Says to all that the answer comes: who has heard that waits for its turn. A short message always finds room. */
+static void announce(host *h, answer *a, const rendezvous_reply *reply) {
+  for (int i = 0; i < h->most; i++) {
+    seat *s = &h->seats[i];
+    if (s->fd < 0 || !s->is_heard) {
+      continue;
+    }
+    seal(h, s, reply);
+    struct iovec piece = {&s->reply, sizeof s->reply};
+    ssize_t taken = pith__socket_write(s->fd, &piece, 1);
+    s->moved = taken > 0 ? (size_t)taken : 0; /* an error comes again when it is served */
+    a->left++;
   }
-  do {
-    waiting = 0;
-    for (int i = 0; i < h->count; i++) {
-      if (send_reply(&h->seats[i], body, size)) {
-        h->fds[waiting++] = (struct pollfd){h->seats[i].fd, POLLOUT, 0};
+}
+
+static void begin_more(host *h, answer *a, double patience) {
+  for (; a->next < h->most && a->active < SERVED_AT_ONCE; a->next++) {
+    seat *s = &h->seats[a->next];
+    if (s->fd < 0 || !s->is_heard) {
+      continue;
+    }
+    a->active++;
+    s->deadline = pith__now() + patience;
+    watch_descriptor(h, EPOLL_CTL_MOD, s->fd, a->next, EPOLLOUT);
+    serve(h, a, s, patience);
+  }
+}
+
+/* Counts those who take something, and gives up those who have taken nothing for too long. */
+static void review(host *h, answer *a, double patience) {
+  double now = pith__now();
+  int moving = 0;
+  for (int i = 0; i < a->next; i++) {
+    seat *s = &h->seats[i];
+    if (!is_waiting(a, s)) {
+      continue;
+    }
+    if (now >= s->deadline) {
+      finish_guest(h, a, s, ETIMEDOUT);
+    } else {
+      moving += now - (s->deadline - patience) < still_seconds;
+    }
+  }
+  a->active = moving;
+}
+
+/* To some at a time. One that does not read keeps nobody waiting: it counts only as long as it takes something. */
+static void answer_all(host *h, const rendezvous_reply *reply, const void *body, double patience) {
+  struct epoll_event events[EVENTS_MOST];
+  answer a = {.body = body, .size = reply->size};
+  double reviewed = pith__now();
+  announce(h, &a, reply);
+  while (a.left > 0) {
+    begin_more(h, &a, patience);
+    int count = a.left > 0 ? await_events(h, events, pith__now() + review_seconds) : 0;
+    for (int i = 0; i < count; i++) {
+      seat *s = &h->seats[events[i].data.fd];
+      if (is_waiting(&a, s)) {
+        serve(h, &a, s, patience);
       }
     }
-    if (waiting) {
-      pith__poll_until(h->fds, waiting, deadline);
+    if (pith__now() - reviewed >= review_seconds) {
+      review(h, &a, patience);
+      reviewed = pith__now();
     }
-  } while (waiting && pith__now() < deadline);
+    if (pith__interrupt_ask(&h->r->interrupt)) {
+      h->status = PITH_ERR_INTERRUPTED;
+      return;
+    }
+  }
 }
 
-static pith_status answer(host *h, const void *mine, uint64_t *job) {
+/* After the table went out: whether all took it. */
+static pith_status check_answered(host *h) {
+  char list[PITH_RANK_LIST_TEXT];
+  if (h->status == PITH_OK) {
+    return PITH_OK;
+  }
+  if (h->status == PITH_ERR_INTERRUPTED) {
+    return pith__rendezvous_interrupted(h->r);
+  }
+  pith__rank_list(h->missing, h->r->ranks, list);
+  return h->status == PITH_ERR_TIMEOUT
+             ? pith_fail(PITH_ERR_TIMEOUT, "%s came, but took nothing of the addresses of all ranks for %g s", list,
+                         h->r->timeout)
+             : pith_fail(PITH_ERR_PEER, "%s came, but left before it had the addresses of all ranks: %s", list,
+                         strerror(h->lack));
+}
+
+static pith_status answer_table(host *h, const void *mine, size_t size, pith_records *all, uint64_t *job) {
+  uint8_t *table = NULL;
+  size_t table_size = 0;
   uint64_t number = 0;
+  PITH_TRY(pith__random_bytes(&number, sizeof number));
+  PITH_TRY(make_table(h, mine, size, &table, &table_size));
+  rendezvous_reply reply = make_reply(PITH_OK, number, table, table_size);
+  answer_all(h, &reply, table, h->r->timeout);
+  pith_status status = check_answered(h);
+  if (status == PITH_OK) {
+    status = pith__table_read(table, table_size, h->r->ranks, all);
+  }
+  free(table);
+  *job = status == PITH_OK ? number : *job;
+  return status;
+}
+
+static pith_status answer_guests(host *h, const void *mine, size_t size, pith_records *all, uint64_t *job) {
   conclude(h);
   close_door(h); /* before the answers: who hears its own may be back at once for the next rendezvous */
-  if (h->status != PITH_OK) {
-    answer_all(h, 0, h->text, strlen(h->text));
-    return pith_fail(h->status, "%s", h->text);
+  if (h->status == PITH_OK) {
+    return answer_table(h, mine, size, all, job);
   }
-  PITH_TRY(pith__random_bytes(&number, sizeof number));
-  make_table(h, mine);
-  answer_all(h, number, h->all, h->size * (size_t)h->r->ranks);
-  *job = number;
-  return PITH_OK;
+  pith_status status = h->status;
+  rendezvous_reply reply = make_reply(status, 0, h->text, strlen(h->text));
+  answer_all(h, &reply, h->text, sentence_seconds);
+  return pith_fail(status, "%s", h->text);
+}
+
+/* Rank 0 goes; the others should not look for it until their time is over. */
+static pith_status say_interrupted(host *h) {
+  int length = snprintf(h->text, sizeof h->text, "rank 0 was interrupted while it waited for the other ranks");
+  rendezvous_reply reply = make_reply(PITH_ERR_PEER, 0, h->text, (size_t)length);
+  h->status = PITH_ERR_PEER;
+  close_door(h);
+  answer_all(h, &reply, h->text, farewell_seconds);
+  return pith__rendezvous_interrupted(h->r);
 }
 
 /* ---- All of it --------------------------------------------------------------------------------------------------- */
@@ -418,41 +665,47 @@ static pith_status answer(host *h, const void *mine, uint64_t *job) {
 static pith_status furnish(host *h) {
   size_t most = (size_t)h->most;
   h->seats = calloc(most, sizeof *h->seats);
-  h->gifts = malloc(most * h->size + 1);
+  h->vacant = calloc(most, sizeof *h->vacant);
   h->missing = malloc((size_t)h->r->ranks);
-  h->fds = calloc(most + 1, sizeof *h->fds);
-  PITH_REQUIRE(h->seats && h->gifts && h->missing && h->fds, PITH_ERR_MEMORY, "no memory for %d guests", h->most);
-  for (int i = 0; i < h->most; i++) {
-    h->seats[i].gift = h->gifts + (size_t)i * h->size;
+  PITH_REQUIRE(h->seats && h->vacant && h->missing, PITH_ERR_MEMORY, "no memory for %d guests", h->most);
+  for (int i = h->most - 1; i >= 0; i--) {
+    h->seats[i].fd = -1;
+    h->vacant[h->vacant_count++] = i;
   }
   memset(h->missing, 1, (size_t)h->r->ranks);
   h->missing[0] = 0;
+  pith__descriptors_reserve(h->most);
+  h->watch = pith__fd_keep(epoll_create1(EPOLL_CLOEXEC));
+  PITH_REQUIRE(h->watch >= 0, PITH_ERR_SYSTEM, "rank 0 cannot watch connections: %s", strerror(errno));
   return open_door(h);
 }
 
 static void clear_up(host *h) {
-  while (h->count > 0) {
-    dismiss(h, h->count - 1);
+  for (int i = 0; h->seats && i < h->most; i++) {
+    if (h->seats[i].fd >= 0) {
+      dismiss(h, &h->seats[i]);
+    }
   }
   close_door(h);
+  pith__fd_close(h->watch);
   free(h->seats);
-  free(h->gifts);
+  free(h->vacant);
   free(h->missing);
-  free(h->fds);
 }
 
-pith_status pith__rendezvous_host(const pith_rendezvous *r, const void *mine, size_t size, void *all, uint64_t *job) {
+pith_status pith__rendezvous_host(const pith_rendezvous *r, const void *mine, size_t size, pith_records *all,
+                                  uint64_t *job) {
   host h = {.r = r,
-            .size = size,
-            .all = all,
             .listener = r->listener > 0 ? r->listener : -1,
+            .watch = -1,
             .deadline = pith__now() + r->timeout,
+            .missing_count = r->ranks - 1,
             .others = r->ranks - 1,
             .most = r->ranks + STRANGERS_MOST};
   pith_status status = furnish(&h);
   if (status == PITH_OK) {
-    gather(&h);
-    status = answer(&h, mine, job);
+    status = gather(&h);
+    status = status == PITH_OK ? answer_guests(&h, mine, size, all, job) : say_interrupted(&h);
   }
   clear_up(&h);
   return status;

@@ -1,13 +1,15 @@
 /*
- * What is said at the rendezvous, byte by byte. Three messages, each a struct in native order:
+ * What is said at the rendezvous, byte by byte: docs/format.md, "Rendezvous". Three messages, each a struct in native
+ * order:
  *
  *   rank 0 → guest   greeting   who is here, and a challenge
- *   guest → rank 0   hello      who came, what it expects, a challenge of its own; then its bytes
- *   rank 0 → guest   reply      a status; then the table of all, or a sentence about what went wrong
+ *   guest → rank 0   hello      who came, what it expects, a challenge of its own; then its record
+ *   rank 0 → guest   reply      a status; then the table of all records, or a sentence about what went wrong
  *
  * Magic, version and order come first and never change their place, so that other versions can be told apart. If the
  * job has a secret, `proof` is an HMAC of the speaker's role, the other side's challenge and everything said: neither
- * side can pretend, and what one side said is no proof when the other says it.
+ * side can pretend, and what one side said is no proof when the other says it. What follows a message is proven by its
+ * digest: a table that goes to thousands is hashed once, and a reply can be believed before its body comes.
  */
 #ifndef PITH_TRANSPORT_RENDEZVOUS_WIRE_H
 #define PITH_TRANSPORT_RENDEZVOUS_WIRE_H
@@ -18,9 +20,12 @@
 #define RENDEZVOUS_MAGIC "PITHMEET"
 #define RENDEZVOUS_ORDER 0x01020304u
 #define RENDEZVOUS_NONCE 32
+#define RENDEZVOUS_LIVENESS \
+  60 /* seconds without an answer of a host: the network may be busy with thousands of tables */
+#define RENDEZVOUS_RANKS_MOST (1 << 16)                 /* keeps all arithmetic on sizes far from overflow */
 #define RENDEZVOUS_TEXT 700                             /* most bytes of a sentence */
-#define RENDEZVOUS_ROLE_HELLO "pith rendezvous 2 hello" /* the number is the protocol's */
-#define RENDEZVOUS_ROLE_REPLY "pith rendezvous 2 reply"
+#define RENDEZVOUS_ROLE_HELLO "pith rendezvous 3 hello" /* the number is the protocol's */
+#define RENDEZVOUS_ROLE_REPLY "pith rendezvous 3 reply"
 
 typedef struct rendezvous_head {
   char magic[8];
@@ -37,8 +42,8 @@ typedef struct rendezvous_greeting {
 typedef struct rendezvous_hello {
   rendezvous_head head;
   uint32_t ranks, has_secret;
-  uint64_t size;                    /* of the bytes that follow */
-  uint8_t digest[PITH_SHA256_SIZE]; /* of them */
+  uint64_t size;                    /* of the record that follows */
+  uint8_t digest[PITH_SHA256_SIZE]; /* of it */
   uint8_t nonce[RENDEZVOUS_NONCE];
   uint8_t proof[PITH_SHA256_SIZE];
 } rendezvous_hello;
@@ -47,22 +52,32 @@ typedef struct rendezvous_reply {
   rendezvous_head head;
   uint32_t status, zero;
   uint64_t job;
-  uint64_t size; /* of the table or sentence that follows */
+  uint64_t size;                    /* of the table or sentence that follows */
+  uint8_t digest[PITH_SHA256_SIZE]; /* of it */
   uint8_t proof[PITH_SHA256_SIZE];
 } rendezvous_reply;
 
 _Static_assert(sizeof(rendezvous_greeting) == 64, "wire format");
 _Static_assert(sizeof(rendezvous_hello) == 144, "wire format");
-_Static_assert(sizeof(rendezvous_reply) == 88, "wire format");
+_Static_assert(sizeof(rendezvous_reply) == 120, "wire format");
 
 rendezvous_head pith__rendezvous_head(int rank);
 int pith__rendezvous_has_secret(const pith_rendezvous *r);
 
+pith_status pith__rendezvous_interrupted(const pith_rendezvous *r);
+
 /* What only a holder of the secret can say to that challenge; zeros without a secret. */
 void pith__rendezvous_prove(const pith_rendezvous *r, const char *role, const uint8_t *challenge, const void *said,
-                            size_t said_size, const void *body, size_t body_size, uint8_t proof[PITH_SHA256_SIZE]);
+                            size_t size, uint8_t proof[PITH_SHA256_SIZE]);
+void pith__rendezvous_digest(const void *bytes, size_t size, uint8_t digest[PITH_SHA256_SIZE]);
+
+/* The most bytes of a table: what a guest takes memory for at most. */
+size_t pith__table_most(int ranks);
+/* Takes a table apart; `table` may hold anything. PITH_ERR_CORRUPT if it is none of that many ranks. */
+pith_status pith__table_read(const uint8_t *table, size_t size, int ranks, pith_records *records);
 
 /* Rank 0's side: rendezvous_host.c. */
-pith_status pith__rendezvous_host(const pith_rendezvous *r, const void *mine, size_t size, void *all, uint64_t *job);
+pith_status pith__rendezvous_host(const pith_rendezvous *r, const void *mine, size_t size, pith_records *all,
+                                  uint64_t *job);
 
 #endif

@@ -24,6 +24,7 @@
 #include "base/forked.h"
 #include "base/log.h"
 #include "transport/shm_link.h"
+#include "transport/sockets.h"
 
 /* With so many cells on their way we look for emptied ones. Full cells that were reused sooner would be written again
  * while the reader's core still holds them, and each line would have to be fetched back from there; of nearly empty
@@ -514,6 +515,7 @@ static pith_status meet_peers(shm_transport *t, const pith_address *address, con
   for (int i = 0; i < t->count; i++) {
     links[i] = t->peers[i].link;
   }
+  pith__descriptors_reserve(4 * t->count); /* of each peer: socket, process and, for a while, memory */
   pith_shm_meeting meeting = {.config = &t->config,
                               .key = key,
                               .address = address,

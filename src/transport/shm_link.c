@@ -574,9 +574,12 @@ static pith_status meet_in(pith_shm_meeting *meeting, lobby *l) {
   int places = FIRST_DIALLED + 2 * meeting->count;
   PITH_TRY(dial_lower(meeting, l));
   while (count_missing(meeting, l, 0, NULL) > 0 && remaining_ms(meeting->end) > 0) {
+    int left = remaining_ms(next_time(meeting, l)), slice = (int)(PITH_INTERRUPT_SECONDS * 1000);
     watch_links(meeting, l);
-    int ready = poll(l->fds, (nfds_t)places, remaining_ms(next_time(meeting, l)));
+    int ready = poll(l->fds, (nfds_t)places, left < slice ? left : slice);
     PITH_REQUIRE(ready >= 0 || errno == EINTR, PITH_ERR_SYSTEM, "shm: cannot wait for peers: %s", strerror(errno));
+    PITH_REQUIRE(!pith__interrupt_ask(&meeting->config->interrupt), PITH_ERR_INTERRUPTED,
+                 "rank %d was interrupted while it connected with the others", meeting->config->rank);
     if (ready > 0) {
       PITH_TRY(hear_all(meeting, l));
     }

@@ -3,17 +3,23 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/forked.h"
+
+enum { DESCRIPTORS_SPARE = 64 }; /* for the program's own files */
 
 /* ---- Addresses --------------------------------------------------------------------------------------------------- */
 
@@ -36,20 +42,70 @@ void pith__sockaddr_set_port(pith_sockaddr *address, uint16_t port) {
 }
 
 int pith__sockaddr_is_loopback(const pith_sockaddr *address) {
-  return is_v6(address) ? IN6_IS_ADDR_LOOPBACK(&address->v6.sin6_addr)
+  const struct in6_addr *six = &address->v6.sin6_addr; /* an IPv4 one on a socket for both ends in its four bytes */
+  return is_v6(address) ? IN6_IS_ADDR_LOOPBACK(six) || (IN6_IS_ADDR_V4MAPPED(six) && six->s6_addr[12] == 127)
                         : ntohl(address->v4.sin_addr.s_addr) >> 24 == 127;
+}
+
+int pith__sockaddr_is_link_local(const pith_sockaddr *address) {
+  return is_v6(address) && IN6_IS_ADDR_LINKLOCAL(&address->v6.sin6_addr);
+}
+
+/* The interface of a link-local address: "%eth0", or its number where it has no name any more. */
+static void add_scope(uint32_t scope, char text[PITH_SOCKADDR_TEXT]) {
+  char name[IF_NAMESIZE];
+  size_t used = strlen(text);
+  if (if_indextoname(scope, name)) {
+    snprintf(text + used, PITH_SOCKADDR_TEXT - used, "%%%s", name);
+  } else {
+    snprintf(text + used, PITH_SOCKADDR_TEXT - used, "%%%u", scope);
+  }
 }
 
 const char *pith__sockaddr_name(const pith_sockaddr *address, char text[PITH_SOCKADDR_TEXT]) {
   const void *from = is_v6(address) ? (const void *)&address->v6.sin6_addr : &address->v4.sin_addr;
-  return inet_ntop(address->any.sa_family, from, text, PITH_SOCKADDR_TEXT) ? text : memcpy(text, "?", 2);
+  if (!inet_ntop(address->any.sa_family, from, text, PITH_SOCKADDR_TEXT)) {
+    return memcpy(text, "?", 2);
+  }
+  if (pith__sockaddr_is_link_local(address) && address->v6.sin6_scope_id) {
+    add_scope(address->v6.sin6_scope_id, text);
+  }
+  return text;
 }
 
 const char *pith__sockaddr_text(const pith_sockaddr *address, char text[PITH_SOCKADDR_TEXT]) {
   char host[PITH_SOCKADDR_TEXT];
-  snprintf(text, PITH_SOCKADDR_TEXT, is_v6(address) ? "[%.60s]:%u" : "%.60s:%u", pith__sockaddr_name(address, host),
+  snprintf(text, PITH_SOCKADDR_TEXT, is_v6(address) ? "[%.64s]:%u" : "%.64s:%u", pith__sockaddr_name(address, host),
            pith__sockaddr_port(address));
   return text;
+}
+
+/* The interface after "%", by name or number; 0 if there is none such. */
+static uint32_t parse_scope(const char *text) {
+  char *end;
+  unsigned long number = strtoul(text, &end, 10);
+  uint32_t named = if_nametoindex(text);
+  return named ? named : *text >= '0' && *text <= '9' && *end == 0 && number <= UINT32_MAX ? (uint32_t)number : 0;
+}
+
+/* An IPv6 address, with its interface if it is link-local. */
+static int parse_v6(const char *text, pith_sockaddr *parsed) {
+  char host[INET6_ADDRSTRLEN];
+  size_t length = strcspn(text, "%");
+  if (length >= sizeof host) {
+    return 0;
+  }
+  memcpy(host, text, length);
+  host[length] = 0;
+  if (inet_pton(AF_INET6, host, &parsed->v6.sin6_addr) != 1) {
+    return 0;
+  }
+  parsed->any.sa_family = AF_INET6;
+  if (text[length] == 0) {
+    return 1;
+  }
+  parsed->v6.sin6_scope_id = parse_scope(text + length + 1);
+  return parsed->v6.sin6_scope_id != 0 && pith__sockaddr_is_link_local(parsed);
 }
 
 int pith__sockaddr_parse(const char *text, uint16_t port, pith_sockaddr *address) {
@@ -57,9 +113,7 @@ int pith__sockaddr_parse(const char *text, uint16_t port, pith_sockaddr *address
   memset(&parsed, 0, sizeof parsed);
   if (inet_pton(AF_INET, text, &parsed.v4.sin_addr) == 1) {
     parsed.any.sa_family = AF_INET;
-  } else if (inet_pton(AF_INET6, text, &parsed.v6.sin6_addr) == 1) {
-    parsed.any.sa_family = AF_INET6;
-  } else {
+  } else if (!parse_v6(text, &parsed)) {
     return 0;
   }
   pith__sockaddr_set_port(&parsed, port);
@@ -209,15 +263,48 @@ int pith__socket_connect_result(int fd) {
   return error;
 }
 
-void pith__socket_tune(int fd, double timeout) {
-  int seconds = timeout > 86400 ? 86400 : timeout < 3 ? 3 : (int)timeout;
+/* The system's own limit for data in flight, TCP_USER_TIMEOUT, is not used: it also ends connections whose peer lives
+ * but reads nothing. Keep-alive probes are sent on idle connections only; pith__socket_is_unanswered() is for the
+ * others. */
+void pith__socket_tune(int fd, double liveness) {
+  int seconds = liveness > 86400 ? 86400 : liveness < 3 ? 3 : (int)liveness;
+  int idle = seconds / 3, pause = seconds < 30 ? 1 : seconds / 15; /* many probes: a busy network loses some */
+  int count = (seconds * 19 / 20 - idle) / pause;
   set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
   set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, seconds / 3);
-  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, seconds / 3);
-  set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 2);
-  /* Also ends connections whose peer lives but reads nothing for that long; the engine's own limit is the same. */
-  set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, seconds * 1000);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, idle);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, pause);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, count < 2 ? 2 : count);
+}
+
+int pith__socket_is_loopback(int fd) {
+  pith_sockaddr here, there;
+  socklen_t size = sizeof there;
+  memset(&there, 0, sizeof there);
+  return pith__socket_local(fd, &here) == 0 && getpeername(fd, &there.any, &size) == 0 &&
+         pith__sockaddr_is_loopback(&here) && pith__sockaddr_is_loopback(&there);
+}
+
+/* Retransmissions of data and probes of a closed window are counted until an acknowledgement comes. */
+int pith__socket_is_unanswered(int fd) {
+  struct tcp_info info;
+  socklen_t size = sizeof info;
+  memset(&info, 0, sizeof info);
+  return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&
+         (info.tcpi_retransmits > 0 || info.tcpi_probes > 0);
+}
+
+void pith__descriptors_reserve(int more) {
+  struct rlimit limit;
+  int next = open("/dev/null", O_RDONLY | O_CLOEXEC); /* the lowest that is free: about as many are open */
+  if (next >= 0) {
+    close(next);
+  }
+  rlim_t wanted = (rlim_t)(next < 0 ? 0 : next) + (rlim_t)more + DESCRIPTORS_SPARE;
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < wanted && limit.rlim_cur < limit.rlim_max) {
+    limit.rlim_cur = wanted < limit.rlim_max ? wanted : limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit); /* where it is refused, opening one too many is the error */
+  }
 }
 
 static int is_try_again(int error) { return error == EAGAIN || error == EWOULDBLOCK; }

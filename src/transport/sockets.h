@@ -26,12 +26,14 @@ socklen_t pith__sockaddr_size(const pith_sockaddr *address);
 uint16_t pith__sockaddr_port(const pith_sockaddr *address);
 void pith__sockaddr_set_port(pith_sockaddr *address, uint16_t port);
 int pith__sockaddr_is_loopback(const pith_sockaddr *address);
+int pith__sockaddr_is_link_local(const pith_sockaddr *address); /* fe80::…: means something on one interface only */
 
-/* "10.0.0.1:29500" or "[fd00::1]:29500", and the same without port and brackets; both return `text`. */
+/* "10.0.0.1:29500", "[fd00::1]:29500" or "[fe80::1%eth0]:29500", and the same without port and brackets; both return
+ * `text`. */
 const char *pith__sockaddr_text(const pith_sockaddr *address, char text[PITH_SOCKADDR_TEXT]);
 const char *pith__sockaddr_name(const pith_sockaddr *address, char text[PITH_SOCKADDR_TEXT]);
 
-/* Reads "10.0.0.1" or "fd00::1", without asking a name server. Returns whether it is one. */
+/* Reads "10.0.0.1", "fd00::1" or "fe80::1%eth0", without asking a name server. Returns whether it is one. */
 int pith__sockaddr_parse(const char *text, uint16_t port, pith_sockaddr *address);
 
 /* The addresses of a host, or of several separated by commas, at most `most`. Returns how many; 0 with the reason in
@@ -56,8 +58,19 @@ int pith__socket_accept(int listener);
 int pith__socket_connect(const pith_sockaddr *to);
 int pith__socket_connect_result(int fd);
 
-/* Small messages at once; a peer whose machine is silent for `timeout` seconds counts as gone. */
-void pith__socket_tune(int fd, double timeout);
+/* Small messages at once; an idle connection ends when the peer's host does not answer for `liveness` seconds. A
+ * process that is stopped does not count as gone: its host answers for it. */
+#define PITH_LIVENESS_SECONDS 15.0 /* unless it is set */
+void pith__socket_tune(int fd, double liveness);
+
+/* Whether both ends have loopback addresses. */
+int pith__socket_is_loopback(int fd);
+
+/* Whether something that was sent is unanswered now: the peer's host answers it at once, whatever the process does. */
+int pith__socket_is_unanswered(int fd);
+
+/* Raises this process's limit of open files, as far as allowed, so that `more` can be opened. */
+void pith__descriptors_reserve(int more);
 
 /* Bytes moved; 0: none now; -1: the connection is over, and errno says why (0: the other side closed it). */
 ssize_t pith__socket_read(int fd, void *buffer, size_t size);

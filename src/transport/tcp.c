@@ -98,6 +98,7 @@ static pith_status open_listener(pith_tcp *tcp, const pith_transport_config *con
   tcp->listener = pith__socket_listen(&bind_to);
   PITH_REQUIRE(tcp->listener >= 0 && pith__socket_local(tcp->listener, &bound) == 0, PITH_ERR_SYSTEM,
                "cannot listen on %s: %s", pith__sockaddr_text(&bind_to, text), strerror(errno));
+  tcp->scope = pith__tcp_scope(config, &place);
   place.token = tcp->token;
   place.connections = tcp->connections;
   pith__tcp_address_encode(&place, pith__sockaddr_port(&bound), address);
@@ -124,6 +125,8 @@ static pith_status listen_tcp(const pith_transport_config *config, pith_transpor
   tcp->ranks = config->ranks;
   tcp->connections = connections;
   tcp->timeout = config->timeout;
+  tcp->liveness = config->liveness > 0 ? config->liveness : PITH_LIVENESS_SECONDS;
+  tcp->interrupt = config->interrupt;
   tcp->listener = -1;
   tcp->peers = new_peers(config->ranks);
   pith_status status = tcp->peers ? open_listener(tcp, config, address)
@@ -309,6 +312,24 @@ static int is_linked(const pith_transport *transport, int rank) {
   return stands;
 }
 
+static int is_unanswered(pith_transport *transport, int rank) {
+  const tcp_peer *peer = &tcp_of(transport)->peers[rank];
+  int is_any = 0;
+  for (int i = 0; i < peer->connections && !peer->is_over; i++) {
+    is_any |= pith__socket_is_unanswered(peer->fds[i]);
+  }
+  return is_any;
+}
+
+static int is_loopback(pith_transport *transport, int rank) {
+  const tcp_peer *peer = &tcp_of(transport)->peers[rank];
+  int are_all = peer->connections > 0;
+  for (int i = 0; i < peer->connections; i++) {
+    are_all &= pith__socket_is_loopback(peer->fds[i]);
+  }
+  return are_all;
+}
+
 const pith_transport_ops pith__transport_tcp = {
     .name = "tcp",
     .summary = "sockets: machines on any network",
@@ -321,4 +342,6 @@ const pith_transport_ops pith__transport_tcp = {
     .sleep = sleep_tcp,
     .is_linked = is_linked,
     .close = close_tcp,
+    .is_unanswered = is_unanswered,
+    .is_loopback = is_loopback,
 };

@@ -26,8 +26,10 @@ typedef struct pith_tcp {
   pith_transport base;
   unsigned made_in; /* which process: base/forked.h */
   int rank, ranks, connections;
-  uint64_t token; /* only who has our address knows it */
-  double timeout;
+  uint64_t token;           /* only who has our address knows it */
+  double timeout, liveness; /* seconds: for connect; without an answer of a peer's host */
+  pith_interrupt interrupt;
+  uint32_t scope; /* the interface of link-local addresses */
   int listener;
   tcp_peer *peers; /* of every rank */
 } pith_tcp;
@@ -73,6 +75,11 @@ typedef struct tcp_place {
 
 /* What to bind (with port 0) and what to tell peers (place->at, without a port). */
 pith_status pith__tcp_choose(const pith_transport_config *config, pith_sockaddr *bind_to, tcp_place *place);
+
+/* A link-local address means something on one interface only, which has another number on each host; so it travels
+ * without. Here it is the interface that this rank listens on (0: unknown), and of peers' addresses it is the same. */
+uint32_t pith__tcp_scope(const pith_transport_config *config, const tcp_place *own);
+void pith__tcp_set_scope(tcp_place *place, uint32_t scope);
 
 void pith__tcp_address_encode(const tcp_place *place, uint16_t port, pith_address *address);
 pith_status pith__tcp_address_decode(const pith_address *address, int rank, tcp_place *place);

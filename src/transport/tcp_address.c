@@ -41,14 +41,20 @@ static int route_to(const char *host, pith_sockaddr *here) {
   return 0;
 }
 
-/* An address others can use: link-local ones mean nothing without the interface of who reads them. */
-static int is_usable(const struct ifaddrs *entry) {
+/* Which addresses of an interface: link-local ones mean nothing without the interface of who reads them, so others come
+ * first. */
+typedef enum address_kind { KIND_V4, KIND_V6, KIND_LINK_LOCAL, KIND_NONE } address_kind;
+
+static address_kind kind_of(const struct ifaddrs *entry) {
   if (!entry->ifa_addr || !(entry->ifa_flags & IFF_UP)) {
-    return 0;
+    return KIND_NONE;
   }
   const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)(const void *)entry->ifa_addr;
   int family = entry->ifa_addr->sa_family;
-  return family == AF_INET || (family == AF_INET6 && !IN6_IS_ADDR_LINKLOCAL(&v6->sin6_addr));
+  return family == AF_INET                       ? KIND_V4
+         : family != AF_INET6                    ? KIND_NONE
+         : IN6_IS_ADDR_LINKLOCAL(&v6->sin6_addr) ? KIND_LINK_LOCAL
+                                                 : KIND_V6;
 }
 
 static void add_address(tcp_place *place, const struct sockaddr *address) {
@@ -61,11 +67,11 @@ static void add_address(tcp_place *place, const struct sockaddr *address) {
   pith__sockaddr_set_port(to, 0);
 }
 
-/* The addresses of one family of an interface; of all but loopback ones if it is NULL. */
-static void add_interface(tcp_place *place, const struct ifaddrs *list, const char *name, int family) {
+/* The addresses of one kind of an interface; of all but loopback ones if it is NULL. */
+static void add_interface(tcp_place *place, const struct ifaddrs *list, const char *name, address_kind kind) {
   for (const struct ifaddrs *entry = list; entry; entry = entry->ifa_next) {
     int is_meant = name ? strcmp(entry->ifa_name, name) == 0 : !(entry->ifa_flags & IFF_LOOPBACK);
-    if (is_meant && is_usable(entry) && entry->ifa_addr->sa_family == family) {
+    if (is_meant && kind_of(entry) == kind) {
       add_address(place, entry->ifa_addr);
     }
   }
@@ -75,7 +81,7 @@ static pith_status unknown_interface(const char *name, const struct ifaddrs *lis
   char names[256] = "";
   for (const struct ifaddrs *entry = list; entry; entry = entry->ifa_next) {
     size_t used = strlen(names);
-    if (is_usable(entry) && !strstr(names, entry->ifa_name)) {
+    if (kind_of(entry) != KIND_NONE && !strstr(names, entry->ifa_name)) {
       snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", entry->ifa_name);
     }
   }
@@ -89,8 +95,9 @@ static pith_status choose_interface(const char *name, const struct ifaddrs *list
   if (pith__sockaddr_parse(name, 0, &parsed)) {
     add_address(place, &parsed.any);
   } else {
-    add_interface(place, list, name, AF_INET);
-    add_interface(place, list, name, AF_INET6);
+    add_interface(place, list, name, KIND_V4);
+    add_interface(place, list, name, KIND_V6);
+    add_interface(place, list, name, KIND_LINK_LOCAL);
   }
   if (place->count == 0) {
     return unknown_interface(name, list);
@@ -108,8 +115,8 @@ static pith_status choose_route(const char *host, const struct ifaddrs *list, pi
   }
   add_address(place, &here.any);
   if (pith__sockaddr_is_loopback(&here)) {
-    add_interface(place, list, NULL, AF_INET);
-    add_interface(place, list, NULL, AF_INET6);
+    add_interface(place, list, NULL, KIND_V4);
+    add_interface(place, list, NULL, KIND_V6);
   }
   *bind_to = pith__sockaddr_everywhere(0);
   return PITH_OK;
@@ -124,6 +131,25 @@ pith_status pith__tcp_choose(const pith_transport_config *config, pith_sockaddr 
                                 : choose_route(config->rendezvous_host, list, bind_to, place);
   freeifaddrs(list);
   return status;
+}
+
+/* ---- Scopes ------------------------------------------------------------------------------------------------------ */
+
+uint32_t pith__tcp_scope(const pith_transport_config *config, const tcp_place *own) {
+  for (int i = 0; i < own->count; i++) {
+    if (pith__sockaddr_is_link_local(&own->at[i])) {
+      return own->at[i].v6.sin6_scope_id;
+    }
+  }
+  return config->interface ? if_nametoindex(config->interface) : 0;
+}
+
+void pith__tcp_set_scope(tcp_place *place, uint32_t scope) {
+  for (int i = 0; i < place->count; i++) {
+    if (pith__sockaddr_is_link_local(&place->at[i])) {
+      place->at[i].v6.sin6_scope_id = scope;
+    }
+  }
 }
 
 /* ---- Writing down ------------------------------------------------------------------------------------------------ */

@@ -99,7 +99,7 @@ static int write_whole(int fd, const void *data, size_t size) {
 static int same_hello(const tcp_hello *a, const tcp_hello *b) { return memcmp(a, b, offsetof(tcp_hello, nonce)) == 0; }
 
 static void establish(meeting *m, int peer, int index, int fd) {
-  pith__socket_tune(fd, m->tcp->timeout);
+  pith__socket_tune(fd, m->tcp->liveness);
   m->tcp->peers[peer].fds[index] = fd;
   m->missing--;
 }
@@ -281,7 +281,8 @@ static int attend_arrival(meeting *m, arrival *a, short events) {
 /* ---- The loop ---------------------------------------------------------------------------------------------------- */
 
 static double next_time(const meeting *m) {
-  double next = m->deadline;
+  double next = m->deadline, slice = pith__now() + PITH_INTERRUPT_SECONDS;
+  next = pith__interrupt_is_possible(&m->tcp->interrupt) && slice < next ? slice : next;
   for (int i = 0; i < m->call_count; i++) {
     if (!m->calls[i].is_done && m->calls[i].time < next) {
       next = m->calls[i].time;
@@ -390,6 +391,7 @@ static pith_status read_addresses(meeting *m, const pith_address *address) {
       continue;
     }
     PITH_TRY(pith__tcp_address_decode(&address[p], p, &m->places[p]));
+    pith__tcp_set_scope(&m->places[p], tcp->scope);
     tcp_peer *peer = &tcp->peers[p];
     int theirs = m->places[p].connections;
     peer->connections = theirs < tcp->connections ? theirs : tcp->connections;
@@ -403,6 +405,7 @@ static pith_status prepare(meeting *m, const pith_address *address) {
   m->places = calloc((size_t)tcp->ranks, sizeof *m->places);
   PITH_REQUIRE(m->places, PITH_ERR_MEMORY, "no memory for %d addresses", tcp->ranks);
   PITH_TRY(read_addresses(m, address));
+  pith__descriptors_reserve(m->missing + STRANGERS_MOST);
   m->arrival_most = m->missing + STRANGERS_MOST;
   m->calls = calloc((size_t)m->missing + 1, sizeof *m->calls);
   m->arrivals = calloc((size_t)m->arrival_most, sizeof *m->arrivals);
@@ -443,7 +446,10 @@ pith_status pith__tcp_connect(pith_transport *transport, const pith_address *add
   pith_status status = prepare(&m, address);
   while (status == PITH_OK && m.missing > 0) {
     step(&m);
-    if (m.missing > 0 && pith__now() >= m.deadline) {
+    if (m.missing > 0 && pith__interrupt_ask(&m.tcp->interrupt)) {
+      status =
+          pith_fail(PITH_ERR_INTERRUPTED, "rank %d was interrupted while it connected with the others", m.tcp->rank);
+    } else if (m.missing > 0 && pith__now() >= m.deadline) {
       status = name_missing(&m);
     }
   }

@@ -14,6 +14,7 @@
 #include <poll.h>
 #include <sys/uio.h>
 
+#include "base/interrupt.h"
 #include "base/status.h"
 
 #define PITH_ADDRESS_MAX 1024 /* TCP needs some 60; UCX names every network card it could use */
@@ -30,7 +31,9 @@ typedef struct pith_transport_config {
   const char *interface; /* network interface or address to listen on; NULL: the one that reaches the rendezvous */
   int connections;       /* to each peer, for transports that can use several; 0: the transport's own choice */
   double timeout;        /* seconds for connect */
+  double liveness;       /* seconds without an answer after which a peer's host counts as gone; 0: 15 */
   const char *rendezvous_host; /* how rank 0's machine is called; NULL: all ranks are on this one */
+  pith_interrupt interrupt;    /* asked during connect */
 } pith_transport_config;
 
 #define PITH_LINK_KEY_SIZE 32
@@ -81,6 +84,15 @@ typedef struct pith_transport_ops {
   void (*close)(pith_transport *transport);
 
   int polls; /* 1: no descriptor tells when bytes come, so nobody may sleep longer than some microseconds */
+
+  /* Whether something that was sent to the peer has had no answer of its host yet, not even that it came: if that
+   * lasts, the host is gone. NULL: the transport itself notices. */
+  int (*is_unanswered)(pith_transport *transport, int peer);
+
+  /* Whether the peer is connected by addresses that never leave a host. Both sides say the same. NULL: it does not
+   * tell.
+   */
+  int (*is_loopback)(pith_transport *transport, int peer);
 } pith_transport_ops;
 
 struct pith_transport {

@@ -2,6 +2,9 @@
  * What happens to the ranks of a comm when one of them dies, stalls, leaves, disagrees or lies: an error on every other
  * rank, in time, that says who it was; no hang, no crash, no wrong sum, nothing left behind.
  */
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -816,4 +819,142 @@ TEST(forged_messages_are_errors) {
   for (unsigned t = 0; t < TRICKS; t++) {
     ranks_wait(child[t], 2, -1);
   }
+}
+
+/* ---- Messages that nothing waits for ----------------------------------------------------------------------------- */
+
+/* A header that claims half a tebibyte, and one byte of it. */
+static void claim_much(pith_comm *comm, void *argument) {
+  (void)argument;
+  if (pith_comm_rank(comm) == 1) {
+    pith_frame f = {.magic = PITH_FRAME_MAGIC,
+                    .version = PITH_FRAME_VERSION,
+                    .kind = PITH_FRAME_DATA,
+                    .operation = PITH_OP_POINT,
+                    .tag = 7,
+                    .length = (uint64_t)1 << 39};
+    size_t taken = 0;
+    pith__frame_seal(&f, NULL, 0);
+    struct iovec pieces[2] = {{&f, sizeof f}, {"", 1}};
+    CHECK_OK(comm->transport[0]->ops->send(comm->transport[0], 0, pieces, 2, &taken));
+    usleep(2000000);
+  } else {
+    float x;
+    pith_status status = pith_receive(comm, (pith_span){&x, 1, PITH_F32}, 1, 8, NULL);
+    CHECK_MSG(status == PITH_ERR_TIMEOUT && names_rank(pith_error(), 1), "%s: %s", pith_status_string(status),
+              pith_error());
+  }
+}
+
+TEST(memory_grows_with_what_comes_and_not_with_what_is_claimed) {
+  pid_t child[2];
+  ranks_start("tcp", 2, 0.7, claim_much, NULL, child);
+  ranks_wait(child, 2, -1);
+}
+
+enum { EARLY_VALUES = 1 << 20 };
+
+/* What rank 0 waits for stands behind much that it does not wait for. */
+static void send_out_of_order(pith_comm *comm, void *argument) {
+  (void)argument;
+  float *x = calloc(EARLY_VALUES, sizeof *x), last = 1;
+  if (pith_comm_rank(comm) == 1) {
+    pith_status status = pith_send(comm, (pith_cspan){x, EARLY_VALUES, PITH_F32}, 0, 1, NULL);
+    status = status == PITH_OK ? pith_send(comm, (pith_cspan){&last, 1, PITH_F32}, 0, 2, NULL) : status;
+    status = status == PITH_OK ? pith_barrier(comm, NULL) : status;
+    CHECK(status != PITH_OK);
+  } else {
+    pith__early_bounds.limit = EARLY_VALUES;
+    CHECK_STATUS(pith_receive(comm, (pith_span){&last, 1, PITH_F32}, 1, 2, NULL), PITH_ERR_MEMORY);
+    CHECK_ERROR_SAYS("rank 1 sent rank 0 more than 1048576 bytes that it does not wait for yet");
+  }
+  free(x);
+}
+
+TEST(what_nothing_waits_for_is_bounded_also_while_something_else_is_waited_for) {
+  ranks_run("tcp", 2, 0, send_out_of_order, NULL);
+}
+
+/* A message that is kept in part, and whose receive is posted then: the rest goes straight to its place. */
+static void receive_what_has_begun(pith_comm *comm, void *argument) {
+  (void)argument;
+  float *x = calloc(EARLY_VALUES, sizeof *x), sign = 1;
+  int rank = pith_comm_rank(comm);
+  for (size_t i = 0; i < EARLY_VALUES && rank == 1; i++) {
+    x[i] = value_of(1, i);
+  }
+  if (rank == 1) {
+    CHECK_OK(pith_send(comm, (pith_cspan){x, EARLY_VALUES, PITH_F32}, 0, 1, NULL));
+  } else if (rank == 2) {
+    usleep(300000);
+    CHECK_OK(pith_send(comm, (pith_cspan){&sign, 1, PITH_F32}, 0, 1, NULL));
+  } else {
+    pith__early_bounds = (pith_early_bounds){.pause = 100000, .limit = 2 * EARLY_VALUES};
+    CHECK_OK(pith_receive(comm, (pith_span){&sign, 1, PITH_F32}, 2, 1, NULL));
+    const pith_link *link = &comm->link[1];
+    CHECK_MSG(link->stored && link->payload_done >= 100000 && link->payload_done < 2 * EARLY_VALUES,
+              "%zu bytes were kept", link->payload_done);
+    CHECK_OK(pith_receive(comm, (pith_span){x, EARLY_VALUES, PITH_F32}, argument ? PITH_ANY_RANK : 1, 1, NULL));
+    for (size_t i = 0; i < EARLY_VALUES; i++) {
+      CHECK_MSG(x[i] == value_of(1, i), "value %zu is %g", i, (double)x[i]);
+    }
+  }
+  free(x);
+  CHECK_OK(pith_barrier(comm, NULL));
+}
+
+TEST(a_message_whose_receive_comes_in_its_middle_goes_on_to_its_place) {
+  static const char *const two[] = {"shm", "tcp"};
+  for (size_t i = 0; i < 2; i++) {
+    ranks_run(two[i], 3, 0, receive_what_has_begun, NULL);
+    ranks_run(two[i], 3, 0, receive_what_has_begun, "any");
+  }
+}
+
+/* ---- Checksums --------------------------------------------------------------------------------------------------- */
+
+/* An address of this machine that is not loopback; NULL: it has none. */
+static const char *own_address(char text[INET_ADDRSTRLEN]) {
+  struct ifaddrs *list = NULL;
+  const char *found = NULL;
+  CHECK(getifaddrs(&list) == 0);
+  for (const struct ifaddrs *entry = list; entry && !found; entry = entry->ifa_next) {
+    if (entry->ifa_addr && entry->ifa_addr->sa_family == AF_INET && !(entry->ifa_flags & IFF_LOOPBACK)) {
+      const struct sockaddr_in *v4 = (const struct sockaddr_in *)(const void *)entry->ifa_addr;
+      found = inet_ntop(AF_INET, &v4->sin_addr, text, INET_ADDRSTRLEN);
+    }
+  }
+  freeifaddrs(list);
+  return found;
+}
+
+/* Two ranks that call their host the same; whether their payloads carry a checksum. */
+static void check_checksums(const char *interface, int expected) {
+  int port = ranks_free_port();
+  pid_t child[2];
+  for (int r = 0; r < 2; r++) {
+    child[r] = fork();
+    CHECK(child[r] >= 0);
+    if (child[r] == 0) {
+      pith_config config = PITH_CONFIG_INIT;
+      pith_comm *comm;
+      config.rank = r, config.ranks = 2, config.port = port, config.host = "127.0.0.1", config.transport = "tcp";
+      config.interface = interface, config.host_id = "twin";
+      CHECK_OK(pith_comm_create(&config, &comm));
+      CHECK_EQ(comm->link[1 - r].checked, expected);
+      CHECK_OK(pith_barrier(comm, NULL));
+      pith_comm_destroy(comm);
+      _exit(0);
+    }
+  }
+  ranks_wait(child, 2, -1);
+}
+
+TEST(tcp_has_a_checksum_unless_it_is_loopback_whatever_ranks_call_their_host) {
+  char text[INET_ADDRSTRLEN];
+  check_checksums("127.0.0.1", 0);
+  if (!own_address(text)) {
+    LACKS("network", "this machine has no address but loopback");
+  }
+  check_checksums(text, 1);
 }

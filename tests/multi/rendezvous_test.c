@@ -7,10 +7,13 @@
 #include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -19,7 +22,7 @@
 #include "transport/rendezvous_wire.h"
 #include "transport/sockets.h"
 
-enum { RANKS_MOST = 9, GIFT_MOST = 2000 };
+enum { FEW_RANKS = 9, SOME_RANKS = 64, RANKS_MOST = 256, GIFT_MOST = PITH_RECORD_MOST };
 
 /* ---- Ranks as threads -------------------------------------------------------------------------------------------- */
 
@@ -27,7 +30,8 @@ typedef struct visitor {
   pith_rendezvous r;
   size_t size;
   double delay; /* before it comes */
-  uint8_t mine[GIFT_MOST], all[RANKS_MOST * GIFT_MOST];
+  uint8_t mine[GIFT_MOST];
+  pith_records all;
   uint64_t job;
   pith_status status;
   char error[768];
@@ -54,6 +58,7 @@ static void invite(int ranks, const char *host, size_t size, double timeout) {
   uint16_t port = free_port(host);
   for (int i = 0; i <= RANKS_MOST; i++) {
     visitor *v = &visitors[i];
+    pith__records_free(&v->all);
     memset(v, 0, sizeof *v);
     v->r = (pith_rendezvous){.rank = i, .ranks = ranks, .host = host, .port = port, .timeout = timeout};
     v->size = size;
@@ -67,7 +72,8 @@ static void *visit(void *argument) {
   visitor *v = argument;
   usleep((useconds_t)(v->delay * 1e6));
   double start = pith__now();
-  v->status = pith__rendezvous_exchange(&v->r, v->mine, v->size, v->all, &v->job);
+  pith__records_free(&v->all);
+  v->status = pith__rendezvous_exchange(&v->r, v->mine, v->size, &v->all, &v->job);
   v->seconds = pith__now() - start;
   snprintf(v->error, sizeof v->error, "%s", v->status == PITH_OK ? "" : pith_error());
   return NULL;
@@ -93,7 +99,8 @@ static void check_all_know_all(int ranks) {
     CHECK_MSG(v->status == PITH_OK, "rank %d: %s", i, v->error);
     CHECK_EQ(v->job, visitors[0].job);
     for (int p = 0; p < ranks; p++) {
-      CHECK_BYTES(v->all + (size_t)p * v->size, visitors[p].mine, v->size);
+      CHECK_EQ(v->all.at[p + 1] - v->all.at[p], visitors[p].size);
+      CHECK_BYTES(v->all.bytes + v->all.at[p], visitors[p].mine, visitors[p].size);
     }
   }
 }
@@ -117,7 +124,7 @@ static int open_descriptors(void) {
 
 static void check_numbers_of_ranks(const char *host) {
   int before = open_descriptors();
-  for (int ranks = 1; ranks <= RANKS_MOST; ranks++) {
+  for (int ranks = 1; ranks <= FEW_RANKS; ranks++) {
     invite(ranks, host, test_below(GIFT_MOST + 1), 20);
     meet(ranks);
     check_all_know_all(ranks);
@@ -228,13 +235,14 @@ TEST(all_hear_of_another_number_of_ranks) {
   }
 }
 
-TEST(all_hear_of_another_size) {
-  invite(3, "127.0.0.1", 64, 20);
-  visitors[2].size = 65;
-  meet(3);
-  for (int i = 0; i < 3; i++) {
-    check_says(&visitors[i], PITH_ERR_MISMATCH, "rank 2 brings 65 bytes, rank 0 expects 64");
+TEST(each_rank_may_bring_another_size) {
+  invite(5, "127.0.0.1", GIFT_MOST, 20);
+  size_t sizes[] = {1, 0, GIFT_MOST, 17, 3};
+  for (int i = 0; i < 5; i++) {
+    visitors[i].size = sizes[i];
   }
+  meet(5);
+  check_all_know_all(5);
 }
 
 TEST(a_rank_that_died_at_the_door_may_come_again) {
@@ -298,11 +306,11 @@ TEST(senseless_arguments_are_refused) {
   invite(2, "127.0.0.1", 8, 1);
   visitor *v = &visitors[0];
   v->r.rank = 2;
-  CHECK_STATUS(pith__rendezvous_exchange(&v->r, v->mine, 8, v->all, &v->job), PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith__rendezvous_exchange(&v->r, v->mine, 8, &v->all, &v->job), PITH_ERR_ARGUMENT);
   v->r.rank = 0;
-  CHECK_STATUS(pith__rendezvous_exchange(&v->r, v->mine, SIZE_MAX, v->all, &v->job), PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith__rendezvous_exchange(&v->r, v->mine, PITH_RECORD_MOST + 1, &v->all, &v->job), PITH_ERR_ARGUMENT);
   v->r.host = NULL;
-  CHECK_STATUS(pith__rendezvous_exchange(&v->r, v->mine, 8, v->all, &v->job), PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith__rendezvous_exchange(&v->r, v->mine, 8, &v->all, &v->job), PITH_ERR_ARGUMENT);
   CHECK_ERROR_SAYS("MASTER_ADDR");
 }
 
@@ -439,7 +447,7 @@ TEST(oversize_claims_are_named) {
   invite(2, "127.0.0.1", 64, 20);
   rendezvous_hello hello = hello_of(1);
   hello.size = UINT64_MAX;
-  check_hello_says(&hello, "rank 1 brings 18446744073709551615 bytes");
+  check_hello_says(&hello, "rank 1 brings 18446744073709551615 bytes, more than 4096");
 }
 
 TEST(another_version_is_named) {
@@ -462,6 +470,7 @@ TEST(another_byte_order_is_named) {
 typedef struct impostor {
   int listener;
   rendezvous_reply reply;
+  uint8_t body[136]; /* a table of two ranks that brought 64 bytes each has as many */
   char heard[sizeof(rendezvous_hello) + 64];
 } impostor;
 
@@ -482,9 +491,8 @@ static void *pose_as_rank_0(void *argument) {
     }
     got += (size_t)more;
   }
-  uint8_t body[128] = {0};
   say(fd, &p->reply, sizeof p->reply);
-  say(fd, body, sizeof body);
+  say(fd, p->body, sizeof p->body);
   pith__fd_close(p->listener); /* whoever comes again is refused */
   pith__fd_close(fd);
   return NULL;
@@ -514,13 +522,181 @@ TEST(a_false_rank_0_is_found_out_and_never_sees_the_secret) {
 }
 
 TEST(replies_of_absurd_size_are_refused) {
-  uint64_t sizes[] = {127, 129, UINT64_MAX, UINT64_MAX / 2};
-  for (size_t i = 0; i < 8; i++) {
-    impostor p = {.reply = {.head = pith__rendezvous_head(0), .status = i / 4 ? PITH_ERR_PEER : PITH_OK}};
-    p.reply.size = i / 4 && i % 4 < 2 ? RENDEZVOUS_TEXT + 1 : sizes[i % 4];
+  uint64_t most[] = {pith__table_most(2), RENDEZVOUS_TEXT};
+  for (size_t i = 0; i < 6; i++) {
+    uint64_t sizes[] = {most[i / 3] + 1, UINT64_MAX, UINT64_MAX / 2};
+    impostor p = {.reply = {.head = pith__rendezvous_head(0), .status = i / 3 ? PITH_ERR_PEER : PITH_OK}};
+    p.reply.size = sizes[i % 3];
     visit_impostor(&p, NULL);
-    CHECK_EQ(visitors[1].status, PITH_ERR_TIMEOUT);
+    check_says(&visitors[1], PITH_ERR_TIMEOUT, "did not find rank 0");
   }
+}
+
+/* A reply with this table; whether the guest believes it. */
+static pith_status try_table(uint32_t first, uint32_t second, size_t size) {
+  impostor p = {.reply = {.head = pith__rendezvous_head(0), .size = size}};
+  memcpy(p.body, &first, sizeof first);
+  memcpy(p.body + sizeof first, &second, sizeof second);
+  pith__rendezvous_digest(p.body, size, p.reply.digest);
+  visit_impostor(&p, NULL);
+  return visitors[1].status;
+}
+
+TEST(tables_that_do_not_add_up_are_refused) {
+  CHECK_EQ(try_table(64, 64, 136), PITH_OK);
+  CHECK_EQ(try_table(128, 0, 136), PITH_OK);
+  CHECK_EQ(try_table(64, 63, 136), PITH_ERR_TIMEOUT);
+  CHECK_EQ(try_table(64, 65, 136), PITH_ERR_TIMEOUT);
+  CHECK_EQ(try_table(UINT32_MAX, 129, 136), PITH_ERR_TIMEOUT);
+  CHECK_EQ(try_table(PITH_RECORD_MOST + 1, 0, 136), PITH_ERR_TIMEOUT);
+  CHECK_EQ(try_table(0, 0, 8), PITH_OK);
+  CHECK_EQ(try_table(0, 0, 7), PITH_ERR_TIMEOUT);
+  CHECK_EQ(try_table(0, 0, 0), PITH_ERR_TIMEOUT);
+}
+
+TEST(a_damaged_table_is_refused) {
+  impostor p = {.reply = {.head = pith__rendezvous_head(0), .size = 136}};
+  memset(p.body, 64, 1);
+  memset(p.body + 4, 64, 1);
+  pith__rendezvous_digest(p.body, sizeof p.body, p.reply.digest);
+  p.body[100] = 1;
+  visit_impostor(&p, NULL);
+  CHECK_EQ(visitors[1].status, PITH_ERR_TIMEOUT);
+}
+
+/* ---- Many, slow and stalled -------------------------------------------------------------------------------------- */
+
+/* Says hello as this rank, with the bytes of its visitor; a small window, so that it is up to us how fast bytes come.
+ */
+static int come_as(int rank) {
+  rendezvous_greeting greeting;
+  rendezvous_hello hello = hello_of(rank);
+  int small = 4096, fd = knock();
+  CHECK(fd >= 0);
+  setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+  CHECK_EQ(recv(fd, &greeting, sizeof greeting, MSG_WAITALL), sizeof greeting);
+  hello.size = visitors[rank].size;
+  pith__rendezvous_digest(visitors[rank].mine, hello.size, hello.digest);
+  say(fd, &hello, sizeof hello);
+  say(fd, visitors[rank].mine, hello.size);
+  return fd;
+}
+
+TEST(many_ranks_meet) {
+  invite(RANKS_MOST, "127.0.0.1", 60, 60);
+  for (int i = 0; i < RANKS_MOST; i++) {
+    visitors[i].r.secret = "for all of them";
+  }
+  meet(RANKS_MOST);
+  check_all_know_all(RANKS_MOST);
+}
+
+TEST(only_bytes_that_are_used_travel) {
+  enum { RANKS = 9, RECORD = 60 };
+  uint8_t rest[8];
+  invite(RANKS, "127.0.0.1", RECORD, 20);
+  for (int i = 0; i < RANKS - 1; i++) {
+    send_off(&visitors[i]);
+  }
+  int fd = come_as(RANKS - 1);
+  rendezvous_reply reply;
+  CHECK_EQ(recv(fd, &reply, sizeof reply, MSG_WAITALL), sizeof reply);
+  CHECK_EQ(reply.size, RANKS * (sizeof(uint32_t) + RECORD));
+  uint8_t table[RANKS * (sizeof(uint32_t) + RECORD)];
+  CHECK_EQ(recv(fd, table, sizeof table, MSG_WAITALL), sizeof table);
+  CHECK_EQ(recv(fd, rest, sizeof rest, 0), 0); /* and no byte more */
+  close(fd);
+  for (int i = 0; i < RANKS - 1; i++) {
+    await(&visitors[i]);
+    CHECK_OK(visitors[i].status);
+  }
+}
+
+/* Ranks whose table is larger than what the system keeps of it: the last of them is we, and takes it as `take` does. */
+static void serve_last_rank(double timeout, void (*take)(int fd)) {
+  invite(SOME_RANKS, "127.0.0.1", GIFT_MOST, timeout);
+  for (int i = 0; i < SOME_RANKS - 1; i++) {
+    send_off(&visitors[i]);
+  }
+  int fd = come_as(SOME_RANKS - 1);
+  take(fd);
+  for (int i = 0; i < SOME_RANKS - 1; i++) {
+    await(&visitors[i]);
+  }
+  close(fd);
+}
+
+/* A piece every now and then, for several times the time-out. */
+static void take_slowly(int fd) {
+  uint8_t piece[8 << 10];
+  double start = pith__now();
+  for (ssize_t got = 1; got > 0;) {
+    got = recv(fd, piece, sizeof piece, 0);
+    usleep(pith__now() - start < 4 ? 150000 : 0);
+  }
+  CHECK_MSG(pith__now() - start > 3, "the table came in %g s, too fast for this test", pith__now() - start);
+}
+
+static void take_nothing(int fd) { (void)fd; }
+
+TEST(a_slow_guest_is_served_as_long_as_it_moves) {
+  serve_last_rank(2, take_slowly);
+  CHECK_MSG(visitors[0].status == PITH_OK, "%s", visitors[0].error);
+}
+
+TEST(a_guest_that_takes_nothing_is_named_and_the_others_are_served) {
+  serve_last_rank(2, take_nothing);
+  check_says(&visitors[0], PITH_ERR_TIMEOUT, "rank 63 came, but took nothing");
+  for (int i = 1; i < SOME_RANKS - 1; i++) {
+    CHECK_MSG(visitors[i].status == PITH_OK, "rank %d: %s", i, visitors[i].error);
+  }
+}
+
+/* Guests in a process of their own, which has descriptors enough. */
+static pid_t send_guests(int first, int last) {
+  pid_t child = fork();
+  if (child == 0) {
+    for (int i = first; i <= last; i++) {
+      come_as(i);
+    }
+    sleep(10);
+    _exit(0);
+  }
+  return child;
+}
+
+TEST(descriptors_that_rank_0_lacks_are_named) {
+  enum { GUESTS = 60 };
+  struct rlimit before, tight;
+  invite(RANKS_MOST, "127.0.0.1", 60, 20);
+  send_off(&visitors[0]);
+  int fd = come_as(1); /* rank 0 has raised the limit by now */
+  CHECK_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  CHECK_MSG(before.rlim_cur >= RANKS_MOST, "rank 0 may open %ld files only", (long)before.rlim_cur);
+  tight = before;
+  tight.rlim_cur = (rlim_t)open_descriptors() + GUESTS / 3;
+  pid_t child = send_guests(2, GUESTS);
+  CHECK_EQ(setrlimit(RLIMIT_NOFILE, &tight), 0);
+  await(&visitors[0]);
+  CHECK_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  kill(child, SIGKILL);
+  waitpid(child, NULL, 0);
+  close(fd);
+  check_says(&visitors[0], PITH_ERR_SYSTEM, strerror(EMFILE));
+  check_says(&visitors[0], PITH_ERR_SYSTEM, "ulimit -n");
+  CHECK(visitors[0].seconds < 10);
+}
+
+TEST(the_limit_of_open_files_is_raised_where_it_is_needed) {
+  struct rlimit before, low;
+  CHECK_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  low = before;
+  low.rlim_cur = 100;
+  CHECK_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  pith__descriptors_reserve(1000);
+  CHECK_EQ(getrlimit(RLIMIT_NOFILE, &low), 0);
+  CHECK_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  CHECK(low.rlim_cur >= (before.rlim_max < 1000 ? before.rlim_max : 1000) && low.rlim_cur <= before.rlim_max);
 }
 
 TEST(who_does_not_greet_is_passed_by) {
@@ -533,4 +709,37 @@ TEST(who_does_not_greet_is_passed_by) {
   await(&visitors[1]);
   check_says(&visitors[1], PITH_ERR_TIMEOUT, "not rank 0 of a Pith job");
   pith__fd_close(fd);
+}
+
+/* ---- Interruption ------------------------------------------------------------------------------------------------ */
+
+static int is_enough(void *questions) { return --*(int *)questions < 0; }
+
+/* This rank is on the main thread, which alone is asked. */
+static void check_interruption(int rank) {
+  int questions = 3;
+  visitors[rank].r.interrupt = (pith_interrupt){is_enough, &questions};
+  visit(&visitors[rank]);
+  check_says(&visitors[rank], PITH_ERR_INTERRUPTED, "was interrupted");
+  CHECK_EQ(questions, -1);
+  CHECK(visitors[rank].seconds < 10);
+}
+
+TEST(a_guest_that_waits_can_be_interrupted) {
+  int before = open_descriptors();
+  invite(3, "127.0.0.1", 64, 60);
+  check_interruption(1); /* without rank 0 */
+  invite(3, "127.0.0.1", 64, 2);
+  send_off(&visitors[0]);
+  check_interruption(1); /* with it */
+  await(&visitors[0]);
+  CHECK_EQ(open_descriptors(), before);
+}
+
+TEST(when_rank_0_is_interrupted_the_others_hear_of_it) {
+  invite(3, "127.0.0.1", 64, 60);
+  send_off(&visitors[1]);
+  check_interruption(0);
+  await(&visitors[1]);
+  check_says(&visitors[1], PITH_ERR_PEER, "rank 0 was interrupted");
 }

@@ -17,6 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "engine/address_record.h"
 #include "ranks.h"
 #include "test.h"
 #include "transport/rendezvous_wire.h"
@@ -106,13 +107,17 @@ static inline int attack_as(attack_fn attack, uid_t user, const knowledge *k) {
   return WEXITSTATUS(status);
 }
 
-/* The table is one entry for each rank; the two addresses of a rank are the last of an entry. */
+/* A table of two ranks: two sizes, then the record of rank 0. */
 static inline knowledge learn(const rendezvous_reply *reply, const uint8_t *table) {
   knowledge k = {.job = reply->job};
-  size_t entry = reply->size / 2;
+  pith_address_record record;
+  uint32_t size;
   CHECK_EQ(reply->status, PITH_OK);
-  memcpy(&k.local, table + entry - 2 * sizeof k.local, sizeof k.local);
-  memcpy(&k.network, table + entry - sizeof k.network, sizeof k.network);
+  memcpy(&size, table, sizeof size);
+  CHECK(2 * sizeof size + size <= reply->size);
+  CHECK_OK(pith__address_record_read(table + 2 * sizeof size, size, 0, &record));
+  k.local = record.address[PITH_KIND_LOCAL];
+  k.network = record.address[PITH_KIND_NETWORK];
   return k;
 }
 

@@ -5,6 +5,7 @@
 #include "transport/tcp.h"
 
 #include <errno.h>
+#include <net/if.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -178,6 +179,36 @@ TEST(addresses_are_read_as_written) {
     CHECK_EQ(read.count, place.count);
     CHECK_BYTES(read.at, place.at, sizeof *read.at * (size_t)read.count);
   }
+}
+
+TEST(link_local_addresses_keep_their_interface) {
+  char text[PITH_SOCKADDR_TEXT];
+  pith_sockaddr address;
+  CHECK(pith__sockaddr_parse("fe80::1%lo", 80, &address));
+  CHECK_EQ(address.v6.sin6_scope_id, if_nametoindex("lo"));
+  CHECK_STR(pith__sockaddr_name(&address, text), "fe80::1%lo");
+  CHECK_STR(pith__sockaddr_text(&address, text), "[fe80::1%lo]:80");
+  CHECK(pith__sockaddr_parse("fe80::1%4000000000", 80, &address)); /* numbers, too; this interface has no name */
+  CHECK_STR(pith__sockaddr_name(&address, text), "fe80::1%4000000000");
+  const char *const wrong[] = {"fe80::1%", "fe80::1%nosuch", "fe80::1%0", "fd00::1%lo", "10.0.0.1%lo",
+                               "%lo",      "fe80::1%1x"};
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    CHECK_MSG(!pith__sockaddr_parse(wrong[i], 80, &address), "%s was taken for an address", wrong[i]);
+  }
+}
+
+TEST(peers_link_local_addresses_are_on_our_interface) {
+  pith_transport_config config = {.interface = "lo"};
+  pith_address address;
+  tcp_place there = {.connections = 1, .count = 2}, here;
+  CHECK(pith__sockaddr_parse("fe80::1%77", 0, &there.at[0])); /* the peer's number of its interface */
+  CHECK(pith__sockaddr_parse("fd00::1", 0, &there.at[1]));
+  pith__tcp_address_encode(&there, 80, &address);
+  CHECK_OK(pith__tcp_address_decode(&address, 1, &here));
+  pith__tcp_set_scope(&here, pith__tcp_scope(&config, &(tcp_place){.count = 0}));
+  CHECK_EQ(here.at[0].v6.sin6_scope_id, if_nametoindex("lo"));
+  CHECK_EQ(here.at[1].v6.sin6_scope_id, 0);
+  CHECK_EQ(pith__tcp_scope(&config, &there), 77);
 }
 
 TEST(addresses_of_any_bytes_are_read_or_refused) {

@@ -61,7 +61,7 @@ def test_structures_have_the_fields_of_the_header(name: str) -> None:
     assert body is not None
     code = re.sub(r"/\*.*?\*/", "", body.group(1), flags=re.S)
     declared = [
-        re.search(r"(\w+)(?:\[\w+\])?$", part.strip()).group(1)
+        re.search(r"(\w+)(?:\[\w+\]|\)\(.*\))?$", part.strip()).group(1)
         for part in re.split("[;,]", code)
         if part.strip()
     ]

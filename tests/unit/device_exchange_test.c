@@ -234,3 +234,14 @@ static void failing(const law_world *w) {
   }
 }
 TEST(a_device_that_fails_ends_the_comm_for_all) { on_processes(2, failing, -1); }
+
+/* One rank restored an older checkpoint. */
+static void other_step(const law_world *w) {
+  pith_device *device = make_default(w);
+  law_set set = law_take(PITH_F32);
+  CHECK(pith_device_allreduce(device, set.device, (uint64_t)w->rank + 7, NULL) != PITH_OK);
+  CHECK_ERROR_SAYS("is at step");
+  pith_device_destroy(device);
+  law_give(&set);
+}
+TEST(ranks_at_other_steps_are_told_so) { on_processes(2, other_step, -1); }

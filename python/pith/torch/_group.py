@@ -110,7 +110,8 @@ class PithGroup(GroupBase):
             return self._start(tensor, c.lib.pith_allreduce, memory, memory, reduction, call)
         status = c.lib.pith_allreduce(self._comm._pointer, memory, memory, reduction, call, None)
         if status:
-            raise self._describe(c.last_error(status))
+            error = c.last_error(status)
+            raise self._describe(error) if isinstance(error, Error) else error
         return DoneWork((tensor,))
 
     def _start(self, tensor: torch.Tensor, function: Any, *arguments: Any) -> PithWork:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -84,6 +85,22 @@ class PithWork(dist.Work):
             with torch.no_grad():
                 finish()
 
+    def _described(self, error: Error) -> BaseException:
+        """The error with what the group knows about it; if that fails, at least the error."""
+        try:
+            return self._describe(error) if self._describe else error
+        except Exception:
+            return error
+
+    def fail(self, error: BaseException) -> None:
+        """Ends it with an error that nobody expected: whoever waits must hear of it."""
+        with self._lock:
+            if not self._complete:
+                self._error = self._error or error
+                self._finish = None
+                self._requests = ()
+                self._complete = True
+
     def _settle(self, timeout: float | None = None, set_by: str = "wait(timeout)") -> None:
         """Waits for the requests, once; later calls find it done."""
         with self._lock:
@@ -93,9 +110,7 @@ class PithWork(dist.Work):
                 try:
                     request.wait(timeout, set_by=set_by)
                 except Error as error:
-                    self._error = self._error or (
-                        self._describe(error) if self._describe else error
-                    )
+                    self._error = self._error or self._described(error)
                 if request.source >= 0:
                     self._source = request.source
             try:
@@ -270,7 +285,7 @@ class Waiter:
 
     def _call(self, done: torch.futures.Future) -> None:
         self._own.is_calling = True
-        done.set_result(None)
+        _complete_future(done)
         self._own.is_calling = False
 
     def _take(self) -> tuple[PithWork, torch.futures.Future] | None:
@@ -317,7 +332,19 @@ class Waiter:
 
 
 def _settle_for_future(work: PithWork) -> None:
-    work._settle(work._timeout, "the operation's options")
+    """For threads, where nobody catches anything: every exception becomes that of the future."""
+    try:
+        work._settle(work._timeout, "the operation's options")
+    except BaseException as error:
+        work.fail(error)
+
+
+def _complete_future(done: torch.futures.Future) -> None:
+    """Runs the callbacks. What one of them raises is that of its own future; anything else must not end the thread."""
+    try:
+        done.set_result(None)
+    except BaseException:
+        traceback.print_exc()
 
 
 class SingleWaiter(Waiter):
@@ -326,6 +353,6 @@ class SingleWaiter(Waiter):
     def put(self, work: PithWork, done: torch.futures.Future) -> None:
         def run() -> None:
             _settle_for_future(work)
-            done.set_result(None)
+            _complete_future(done)
 
         threading.Thread(target=run, name=self._name, daemon=True).start()
