@@ -157,7 +157,7 @@ static void summarize(const chaos_options *o, const chaos_totals *t, const char 
   } rows[] = {
       {"operations, complete on a rank", offsetof(chaos_totals, operations)},
       {"rounds", offsetof(chaos_totals, rounds)},
-      {"  groups formed", offsetof(chaos_totals, formed)},
+      {"  groups formed anew", offsetof(chaos_totals, formed)},
       {"  without an error", offsetof(chaos_totals, whole)},
       {"errors reported by ranks", offsetof(chaos_totals, errors)},
       {"wrong sums", offsetof(chaos_totals, wrong_sums)},
