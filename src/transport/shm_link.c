@@ -377,13 +377,13 @@ enum { FIRST_GUEST = 1, FIRST_DIALLED = FIRST_GUEST + GUESTS_MOST };
  * of them may be the reason. */
 static const double gather_seconds = 0.2;
 
-/* A listener at whose door too many stand drops those who came first, also one of its own ranks. So a connection that
- * is lost is made again, for a while. */
-static const double dial_pause = 0.01, dial_seconds = 5;
-
 /* The same when a link breaks that stood already. That may be a rank which had all its links and has left since, so
  * the others get some time to come. */
 static const double broken_seconds = 1.5;
+
+/* A listener at whose door too many stand drops those who came first, also one of its own ranks. So a connection that
+ * is lost is made again, for a while. */
+static const double dial_pause = 0.01, dial_seconds = 5;
 
 /* Its socket is a link's by now, or is closed here. */
 static void forget_guest(lobby *l, int at) {
@@ -554,9 +554,19 @@ static int count_missing(const pith_shm_meeting *meeting, const lobby *l, int is
   return count;
 }
 
+/* Those who turned us away up to the end. */
+static void note_all_lost(pith_shm_meeting *meeting, lobby *l) {
+  for (int i = 0; i < meeting->count; i++) {
+    if (meeting->links[i].socket < 0 && l->talks[FIRST_DIALLED + i].lost > 0) {
+      (void)note_gone(meeting, l, i, turned_away(meeting->links[i].rank));
+    }
+  }
+}
+
 /* Some peers are not linked, and will not be. */
-static pith_status fail_meeting(const pith_shm_meeting *meeting, const lobby *l) {
+static pith_status fail_meeting(pith_shm_meeting *meeting, lobby *l) {
   char list[PITH_RANK_LIST_TEXT];
+  note_all_lost(meeting, l);
   int ranks = meeting->config->ranks, gone = count_missing(meeting, l, 1, NULL);
   uint8_t *flags = calloc((size_t)ranks, 1);
   PITH_REQUIRE(flags, PITH_ERR_MEMORY, "shm: no memory for %d ranks", ranks);

@@ -106,7 +106,8 @@ static void read_options(chaos_options *o, char **argv) {
   }
 }
 
-static pid_t start_group(const chaos_options *o, int number, chaos_totals *totals) {
+/* Returns whether there is a process for it. */
+static int start_group(const chaos_options *o, int number, chaos_totals *totals) {
   chaos_options mine = *o;
   mine.group = o->only >= 0 ? o->group : number;
   pid_t parent = getpid(), pid = fork();
@@ -117,7 +118,7 @@ static pid_t start_group(const chaos_options *o, int number, chaos_totals *total
     }
     chaos_group_run(&mine, totals);
   }
-  return pid;
+  return pid > 0;
 }
 
 static void show_progress(const chaos_options *o, const chaos_totals *t) {
@@ -127,7 +128,7 @@ static void show_progress(const chaos_options *o, const chaos_totals *t) {
 }
 
 /* Returns whether all groups ended by themselves. */
-static int watch(const chaos_options *o, const chaos_totals *t, pid_t *group) {
+static int watch(const chaos_options *o, const chaos_totals *t) {
   int left = o->groups, good = 1;
   double shown = pith__now();
   while (left > 0) {
@@ -146,7 +147,6 @@ static int watch(const chaos_options *o, const chaos_totals *t, pid_t *group) {
       show_progress(o, t);
     }
   }
-  (void)group;
   return good;
 }
 
@@ -157,7 +157,7 @@ static void summarize(const chaos_options *o, const chaos_totals *t, const char 
   } rows[] = {
       {"operations, complete on a rank", offsetof(chaos_totals, operations)},
       {"rounds", offsetof(chaos_totals, rounds)},
-      {"  groups formed", offsetof(chaos_totals, formed)},
+      {"  groups formed anew", offsetof(chaos_totals, formed)},
       {"  without an error", offsetof(chaos_totals, whole)},
       {"errors reported by ranks", offsetof(chaos_totals, errors)},
       {"wrong sums", offsetof(chaos_totals, wrong_sums)},
@@ -200,11 +200,11 @@ int main(int argc, char **argv) {
   printf("chaos: %ld faults on %d groups of 4 to 8 ranks, seed %llu\n", o.faults, o.groups, (unsigned long long)o.seed);
   fflush(stdout);
   o.start = pith__now();
-  pid_t group[GROUPS_MOST];
-  for (int i = 0; i < o.groups; i++) {
-    group[i] = start_group(&o, i, totals);
+  int good = 1;
+  for (int i = 0; i < o.groups && good; i++) {
+    good = start_group(&o, i, totals);
   }
-  int good = watch(&o, totals, group);
+  good = good && watch(&o, totals);
   summarize(&o, totals, no_network);
   long failures = chaos_failures(totals);
   if (!good) {

@@ -162,7 +162,7 @@ static int make_mistake(mistake m, unsigned has, int rank, uint8_t *memory, cons
       a->dst.data = memory + GUARD, a->src.data = memory + GUARD + 4 * (N / 2);
       return has_both;
     case ROOT_LOW:
-      a->root = PITH_ANY_RANK - 1;
+      a->root = has & IS_POINT ? PITH_ANY_RANK - 1 : -1; /* a receive from any rank is none */
       return (has & HAS_ROOT) != 0;
     case ROOT_HIGH:
       a->root = RANKS;
