@@ -721,7 +721,7 @@ static void check_interruption(int rank) {
   visitors[rank].r.interrupt = (pith_interrupt){is_enough, &questions};
   visit(&visitors[rank]);
   check_says(&visitors[rank], PITH_ERR_INTERRUPTED, "was interrupted");
-  CHECK_EQ(questions, -1);
+  CHECK(questions < 0);
   CHECK(visitors[rank].seconds < 10);
 }
 
