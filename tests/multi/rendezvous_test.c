@@ -571,7 +571,7 @@ TEST(a_damaged_table_is_refused) {
 static int come_as(int rank) {
   rendezvous_greeting greeting;
   rendezvous_hello hello = hello_of(rank);
-  int small = 4096, fd = knock();
+  int small = 32 << 10, fd = knock();
   CHECK(fd >= 0);
   setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
   CHECK_EQ(recv(fd, &greeting, sizeof greeting, MSG_WAITALL), sizeof greeting);
@@ -628,24 +628,24 @@ static void serve_last_rank(double timeout, void (*take)(int fd)) {
 
 /* A piece every now and then, for several times the time-out. */
 static void take_slowly(int fd) {
-  uint8_t piece[8 << 10];
+  uint8_t piece[12 << 10];
   double start = pith__now();
   for (ssize_t got = 1; got > 0;) {
     got = recv(fd, piece, sizeof piece, 0);
-    usleep(pith__now() - start < 4 ? 150000 : 0);
+    usleep(pith__now() - start < 2.5 ? 150000 : 0);
   }
-  CHECK_MSG(pith__now() - start > 3, "the table came in %g s, too fast for this test", pith__now() - start);
+  CHECK_MSG(pith__now() - start > 2, "the table came in %g s, too fast for this test", pith__now() - start);
 }
 
 static void take_nothing(int fd) { (void)fd; }
 
 TEST(a_slow_guest_is_served_as_long_as_it_moves) {
-  serve_last_rank(2, take_slowly);
+  serve_last_rank(1.5, take_slowly);
   CHECK_MSG(visitors[0].status == PITH_OK, "%s", visitors[0].error);
 }
 
 TEST(a_guest_that_takes_nothing_is_named_and_the_others_are_served) {
-  serve_last_rank(2, take_nothing);
+  serve_last_rank(1.5, take_nothing);
   check_says(&visitors[0], PITH_ERR_TIMEOUT, "rank 63 came, but took nothing");
   for (int i = 1; i < SOME_RANKS - 1; i++) {
     CHECK_MSG(visitors[i].status == PITH_OK, "rank %d: %s", i, visitors[i].error);
