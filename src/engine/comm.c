@@ -260,7 +260,7 @@ static pith_status connect_kind(pith_comm *comm, pith_transport *transport, int 
   }
   pith_status status = transport->ops->connect(transport, address, wanted, &comm->key);
   free(address);
-  for (int p = 0; p < comm->ranks && status == PITH_OK; p++) {
+  for (int p = 0; p < comm->ranks; p++) { /* also after a failure: over links that stand it is told */
     if (wanted[p]) {
       comm->link[p].transport = transport;
       comm->link[p].remote = kind == PITH_KIND_NETWORK && records[p].host != records[comm->rank].host;

@@ -40,6 +40,7 @@ static const int send_buffer = 16 << 10;
 
 static const double hello_seconds = 5, gather_seconds = 2;
 static const double crowded_seconds = 1; /* to say hello, while others wait for a descriptor */
+static const double lack_seconds = 1;    /* without a descriptor for a rank */
 static const double farewell_seconds = 0.2;
 static const double sentence_seconds = 5;  /* for guests to hear what went wrong */
 static const double still_seconds = 0.5;   /* without taking a byte, after which a guest keeps no other from its turn */
@@ -72,7 +73,8 @@ typedef struct host {
   pith_status status; /* what all will hear */
   char text[RENDEZVOUS_TEXT];
   char turned_away[160]; /* the last one, and why: for the sentence about missing ranks */
-  int lack;              /* what was lacking when somebody knocked, as an errno: descriptors or memory */
+  int lack;              /* what was lacking when somebody came last, as an errno: descriptors or memory; or 0 */
+  double lacks_since;    /* then: since when */
 } host;
 
 /* ---- Descriptors ------------------------------------------------------------------------------------------------- */
@@ -179,9 +181,10 @@ static void welcome(host *h, int fd) {
   }
 }
 
-/* Who could not be let in comes again. Strangers who say nothing make room; where all who have come are ranks, nobody
- * will, and that is the end of the rendezvous. */
+/* Who could not be let in comes again. Strangers who say nothing make room; where all who have come are ranks, only the
+ * process itself can, and soon, or that is the end of the rendezvous. */
 static void note_lack(host *h, int error) {
+  h->lacks_since = h->lack ? h->lacks_since : pith__now();
   h->lack = error;
   if (error != EMFILE && error != ENFILE) {
     return;
@@ -189,7 +192,7 @@ static void note_lack(host *h, int error) {
   seat *oldest = find_oldest(h);
   if (oldest && pith__now() > oldest->deadline - hello_seconds + crowded_seconds) {
     dismiss(h, oldest);
-  } else if (!oldest && h->status == PITH_OK) {
+  } else if (!oldest && h->status == PITH_OK && pith__now() > h->lacks_since + lack_seconds) {
     h->status = PITH_ERR_SYSTEM;
     snprintf(h->text, sizeof h->text,
              "rank 0 cannot accept more than %d of the %d connections it needs: %s (ulimit -n says how many files a "
@@ -201,6 +204,7 @@ static void note_lack(host *h, int error) {
 static void open_to_all(host *h) {
   int fd;
   while ((fd = pith__socket_accept(h->listener)) >= 0) {
+    h->lack = 0;
     welcome(h, fd);
   }
   if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
@@ -667,9 +671,11 @@ static pith_status furnish(host *h) {
   h->seats = calloc(most, sizeof *h->seats);
   h->vacant = calloc(most, sizeof *h->vacant);
   h->missing = malloc((size_t)h->r->ranks);
+  for (int i = 0; h->seats && i < h->most; i++) {
+    h->seats[i].fd = -1;
+  }
   PITH_REQUIRE(h->seats && h->vacant && h->missing, PITH_ERR_MEMORY, "no memory for %d guests", h->most);
   for (int i = h->most - 1; i >= 0; i--) {
-    h->seats[i].fd = -1;
     h->vacant[h->vacant_count++] = i;
   }
   memset(h->missing, 1, (size_t)h->r->ranks);

@@ -288,8 +288,8 @@ TEST(a_rank_that_dies_while_links_are_made_is_named_soon_over_tcp) {
   run_with_few_files((scarcity){.rank = 2, .links = 1, .dies = 1, .timeout = 60, .most = 10});
 }
 
-/* The linker sends calls of the library here. Rank 0 makes one for the rendezvous, and one when it begins with its links
- * over shm. */
+/* The linker sends calls of the library here. Rank 0 makes one for the rendezvous, and one when it begins with its
+ * links over shm. */
 int __real_epoll_create1(int flags);
 int __wrap_epoll_create1(int flags);
 static int dies_before_links;
