@@ -80,6 +80,11 @@ typedef struct pith_config {
   int connections;          /* tcp: to each peer; 0: PITH_CONNECTIONS, else 1 */
   int threads;              /* of this rank that encode and decode large tensors; 0: PITH_THREADS, else 1 */
   const pith_unique_id *id; /* rank 0's, instead of host and port; NULL: none */
+  const char *tls; /* whether tcp links are encrypted: "off", "psk" (TLS 1.3 with a key from the secret), "cert" (with
+                      certificates); NULL: PITH_TLS, else off. The same on all ranks */
+  const char *tls_cert; /* "cert": this rank's certificate, its key and the authority that both sides trust, as files in
+                           PEM; NULL: PITH_TLS_CERT, PITH_TLS_KEY, PITH_TLS_CA */
+  const char *tls_key, *tls_ca;
 } pith_config;
 
 #define PITH_CONFIG_INIT {.size = sizeof(pith_config), .rank = -1, .ranks = -1}
@@ -109,6 +114,11 @@ PITH_API double pith_comm_timeout(const pith_comm *comm);
 PITH_API pith_status pith_comm_set_timeout(pith_comm *comm, double seconds);
 /* "shm", "tcp", …: how a peer is reached; "self" for the own rank. */
 PITH_API const char *pith_comm_transport(const pith_comm *comm, int peer);
+
+/* Whether tcp links can be encrypted on this machine, as `tls` and the other fields of the config say (NULL: as the
+ * environment says); the error says why not. Certificates are read. With "off", only whether it could be done is looked
+ * at. *version, if it is not NULL, becomes the name of the TLS library, such as "OpenSSL 3.0.11"; it stays valid. */
+PITH_API pith_status pith_tls_probe(const pith_config *config, const char **version);
 
 /* Whether a transport ("shm", "tcp", "mpi", "inproc") can run on this machine; the error says why not. */
 PITH_API pith_status pith_transport_probe(const char *name);

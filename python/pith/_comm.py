@@ -204,6 +204,9 @@ class Comm:
     Tensors are numpy arrays, torch CPU tensors, or anything with ``__dlpack__``; nothing is copied. Every operation returns its result, or,
     with ``wait=False``, a :class:`Request` at once. A rank that dies, stalls or disagrees makes the call raise on every rank, with a
     message that names it; the comm then refuses all further work with that error.
+
+    ``tls`` is ``"psk"`` or ``"cert"`` where tcp links are to be encrypted, by a key from ``secret`` or by the certificates in the files
+    ``tls_cert``, ``tls_key`` and ``tls_ca``; each has a variable of the environment, such as ``PITH_TLS``.
     """
 
     def __init__(
@@ -224,6 +227,10 @@ class Comm:
         connections: int = 0,
         threads: int = 0,
         id: bytes | None = None,
+        tls: str | None = None,
+        tls_cert: str | os.PathLike[str] | None = None,
+        tls_key: str | os.PathLike[str] | None = None,
+        tls_ca: str | os.PathLike[str] | None = None,
     ) -> None:
         config = c.Config(
             size=ctypes.sizeof(c.Config),
@@ -242,6 +249,10 @@ class Comm:
             connections=connections,
             threads=threads,
             id=id_pointer(id),
+            tls=tls.encode() if tls else None,
+            tls_cert=os.fsencode(tls_cert) if tls_cert else None,
+            tls_key=os.fsencode(tls_key) if tls_key else None,
+            tls_ca=os.fsencode(tls_ca) if tls_ca else None,
         )
         pointer = ctypes.c_void_p()
         c.check(c.lib.pith_comm_create(ctypes.byref(config), ctypes.byref(pointer)))

@@ -162,6 +162,8 @@ struct pith_comm {
   const char *timeout_from; /* what set it, for messages */
   size_t chunk;
   char *host, *transport_name, *interface, *host_id; /* settings, for splits */
+  char *tls_files[3];                                /* certificate, key, authority */
+  pith_tls_mode tls;
   int connections;
   pith_crew *crew;                   /* helps to encode and decode; NULL: nobody does */
   pith_layout *hosts, *flat;         /* which ranks share a host; and as if none did */
