@@ -191,8 +191,8 @@ static ssize_t tls_read(pith_tls_session *base, void *buffer, size_t size) {
   session *s = session_of(base);
   size_t done = 0, got;
   s->is_dry = 0;
+  ERR_clear_error(); /* other users of OpenSSL in this thread may have left something */
   while (done < size && !s->is_over) {
-    ERR_clear_error();
     if (SSL_read_ex(s->ssl, (char *)buffer + done, size - done, &got)) {
       done += got;
       s->is_drained = 0;
@@ -263,6 +263,7 @@ static ssize_t tls_write(pith_tls_session *base, const struct iovec *pieces, int
   session *s = session_of(base);
   cursor c = {.pieces = pieces, .count = count};
   size_t done = 0, size, put;
+  ERR_clear_error();
   for (;;) {
     if (!has_room(s)) {
       if (tls_flush(base) < 0) {
@@ -276,7 +277,6 @@ static ssize_t tls_write(pith_tls_session *base, const struct iovec *pieces, int
     if (size == 0) {
       break;
     }
-    ERR_clear_error();
     if (!may_write_record(s) || !SSL_write_ex(s->ssl, from, size, &put)) {
       return fail_write(s, done);
     }

@@ -128,9 +128,9 @@ static void make_certificate(const char *name, const char *by) {
 }
 
 static const char *in_folder(const char *name) {
-  static char paths[8][128];
+  static char paths[16][128];
   static int next;
-  char *path = paths[next++ % 8];
+  char *path = paths[next++ % 16];
   snprintf(path, sizeof paths[0], "%s/%s", folder, name);
   return path;
 }
