@@ -51,8 +51,8 @@ PITH_API pith_status pith_launch_find(pith_launch *launch);
 /*
  * What ranks must know to create a comm where the program can already send bytes from rank 0 to all others, by MPI or a
  * key-value store: rank 0 creates an id, the program sends it to every rank, and every rank passes it in
- * pith_config.id. The id holds rank 0's addresses, a port that is already open, and a secret for this comm unless
- * PITH_SECRET is set. Whoever has it can join, so send it only to the ranks.
+ * pith_config.id. The id holds rank 0's addresses and a port that is already open. Unless PITH_SECRET is set, it also
+ * holds a secret for this comm: whoever has the id can join then, so send it only to the ranks.
  */
 #define PITH_UNIQUE_ID_SIZE 512
 typedef struct pith_unique_id {

@@ -277,7 +277,9 @@ class Comm:
         for dependent in list(self._dependents):
             dependent.close()
         c.lib.pith_comm_destroy(pointer)  # in a forked child, silently
-        if self._process == os.getpid():  # else threads of the parent may have held the requests' locks
+        if (
+            self._process == os.getpid()
+        ):  # else threads of the parent may have held the requests' locks
             for request in list(self._requests):
                 request._finish()
 

@@ -22,7 +22,7 @@ static const cli_variable variables[] = {
     {"PITH_KEEP_MEMORY",
      "0: pith.torch leaves the allocator of CPU training alone; unset: it keeps what a step frees for the next"},
     {"PITH_LIBRARY", "libpith.so for the Python package; unset: the one it was installed with"},
-    {"PITH_MODULE_PATH", "folders with transport modules (mpi, ucx), separated by colons; unset: beside the library"},
+    {"PITH_MODULE_PATH", "folders with modules (mpi, ucx, tls), separated by colons; unset: beside the library"},
     {"PITH_PLUGIN_PATH", "folders with plug-ins, separated by colons"},
     {"PITH_PLUGINS", "plug-ins to load, separated by commas: NAME is pith_NAME.so in those folders"},
     {"PITH_PORT", "where ranks meet; unset: MASTER_PORT, or under torchrun one made of it"},

@@ -513,6 +513,10 @@ pith_status pith__tcp_connect(pith_transport *transport, const pith_address *add
       status = name_missing(&m);
     }
   }
+  if (status == PITH_OK && m.tcp->tls) {
+    PITH_LOG_INFO("tcp: the links of rank %d are encrypted by TLS 1.3 (%s)", m.tcp->rank,
+                  pith__tls_mode_name(m.tcp->tls_mode));
+  }
   clear_up(&m);
   return status;
 }
