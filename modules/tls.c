@@ -5,8 +5,9 @@
  * several records; a record is made only where it fits, so that no call of OpenSSL ever has to be repeated with the
  * same bytes. It reads straight into its own buffer, as much as the socket has.
  *
- * The handshake is the smallest one that TLS 1.3 has: an ephemeral X25519 exchange always (forward secrecy), with the
- * job's key or with certificates on both sides; no tickets, no resumption, no early data, no older version.
+ * The handshake is the smallest one that TLS 1.3 has: always an ephemeral exchange (X25519, or P-256 where FIPS rules),
+ * for forward secrecy, with the job's key or with certificates on both sides; no tickets, no resumption, no early data,
+ * no older version.
  */
 #include <errno.h>
 #include <openssl/bio.h>
@@ -100,7 +101,9 @@ static long control(BIO *bio, int command, long number, void *pointer) {
 
 static BIO_METHOD *socket_method;
 
+/* Nothing is torn down when the process exits: a thread of a comm that was never destroyed may still be at work. */
 static void make_method(void) {
+  OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, NULL);
   socket_method = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "pith");
   if (socket_method) {
     BIO_meth_set_write_ex(socket_method, take_output);
@@ -451,7 +454,7 @@ static int set_rules(SSL_CTX *ssl) {
          SSL_CTX_set_max_proto_version(ssl, TLS1_3_VERSION) == 1 && SSL_CTX_set_num_tickets(ssl, 0) == 1 &&
          SSL_CTX_set_max_early_data(ssl, 0) == 1 &&
          SSL_CTX_set_ciphersuites(ssl, "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256") == 1 &&
-         SSL_CTX_set1_groups_list(ssl, "X25519:P-256") == 1;
+         (SSL_CTX_set1_groups_list(ssl, "X25519:P-256") == 1 || SSL_CTX_set1_groups_list(ssl, "P-256") == 1);
 }
 
 static void tls_close(pith_tls *tls) {
