@@ -1,8 +1,9 @@
 #!/bin/sh
 # Makes sure that there is a CMake: the system's, or one in .venv, or one from the package manager. Says what it does.
 #
-# Nothing else is needed. The transports mpi and ucx are built where their libraries are; for all of them, on Debian or Ubuntu:
-#   apt-get install libucx-dev libopenmpi-dev openmpi-bin libmpich-dev mpich
+# Nothing else is needed. The transports mpi and ucx and the encryption of tcp are built where their libraries are; for all of them, on
+# Debian or Ubuntu:
+#   apt-get install libucx-dev libopenmpi-dev openmpi-bin libmpich-dev mpich libssl-dev
 set -u
 cd "$(dirname "$0")/.."
 

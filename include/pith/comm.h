@@ -51,8 +51,8 @@ PITH_API pith_status pith_launch_find(pith_launch *launch);
 /*
  * What ranks must know to create a comm where the program can already send bytes from rank 0 to all others, by MPI or a
  * key-value store: rank 0 creates an id, the program sends it to every rank, and every rank passes it in
- * pith_config.id. The id holds rank 0's addresses, a port that is already open, and a secret for this comm unless
- * PITH_SECRET is set. Whoever has it can join, so send it only to the ranks.
+ * pith_config.id. The id holds rank 0's addresses and a port that is already open. Unless PITH_SECRET is set, it also
+ * holds a secret for this comm: whoever has the id can join then, so send it only to the ranks.
  */
 #define PITH_UNIQUE_ID_SIZE 512
 typedef struct pith_unique_id {
@@ -85,6 +85,11 @@ typedef struct pith_config {
   int (*interrupted)(void *context); /* asked several times a second while a call waits on the main thread of the
                                         process; NULL: never. See below */
   void *context;                     /* for interrupted */
+  const char *tls; /* whether tcp links are encrypted: "off", "psk" (TLS 1.3 with a key from the secret), "cert" (with
+                      certificates); NULL: PITH_TLS, else off. The same on all ranks */
+  const char *tls_cert; /* "cert": this rank's certificate, its key and the authority that both sides trust, as files in
+                           PEM; NULL: PITH_TLS_CERT, PITH_TLS_KEY, PITH_TLS_CA */
+  const char *tls_key, *tls_ca;
 } pith_config;
 
 #define PITH_CONFIG_INIT {.size = sizeof(pith_config), .rank = -1, .ranks = -1}
@@ -123,6 +128,11 @@ PITH_API double pith_comm_timeout(const pith_comm *comm);
 PITH_API pith_status pith_comm_set_timeout(pith_comm *comm, double seconds);
 /* "shm", "tcp", …: how a peer is reached; "self" for the own rank. */
 PITH_API const char *pith_comm_transport(const pith_comm *comm, int peer);
+
+/* Whether tcp links can be encrypted on this machine, as `tls` and the other fields of the config say (NULL: as the
+ * environment says); the error says why not. Certificates are read. With "off", only whether it could be done is looked
+ * at. *version, if it is not NULL, becomes the name of the TLS library, such as "OpenSSL 3.0.11"; it stays valid. */
+PITH_API pith_status pith_tls_probe(const pith_config *config, const char **version);
 
 /* Whether a transport ("shm", "tcp", "mpi", "inproc") can run on this machine; the error says why not. */
 PITH_API pith_status pith_transport_probe(const char *name);

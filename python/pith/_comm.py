@@ -207,6 +207,9 @@ class Comm:
     with ``wait=False``, a :class:`Request` at once. A rank that dies, stalls or disagrees makes the call raise on every rank, with a
     message that names it; the comm then refuses all further work with that error.
 
+    ``tls`` is ``"psk"`` or ``"cert"`` where tcp links are to be encrypted, by a key from ``secret`` or by the certificates in the files
+    ``tls_cert``, ``tls_key`` and ``tls_ca``; each has a variable of the environment, such as ``PITH_TLS``.
+
     Signals are handled while a call waits. If a handler raises (Ctrl-C: KeyboardInterrupt), an operation that was to be complete on
     return cannot be taken back: the comm is aborted, and the other ranks are told.
     """
@@ -230,6 +233,10 @@ class Comm:
         threads: int = 0,
         id: bytes | None = None,
         liveness: float = 0.0,
+        tls: str | None = None,
+        tls_cert: str | os.PathLike[str] | None = None,
+        tls_key: str | os.PathLike[str] | None = None,
+        tls_ca: str | os.PathLike[str] | None = None,
     ) -> None:
         config = c.Config(
             size=ctypes.sizeof(c.Config),
@@ -250,6 +257,10 @@ class Comm:
             id=id_pointer(id),
             liveness=liveness,
             interrupted=c.signals.callback,
+            tls=c.encoded(tls, "tls"),
+            tls_cert=os.fsencode(tls_cert) if tls_cert else None,
+            tls_key=os.fsencode(tls_key) if tls_key else None,
+            tls_ca=os.fsencode(tls_ca) if tls_ca else None,
         )
         pointer = ctypes.c_void_p()
         c.check(c.lib.pith_comm_create(ctypes.byref(config), ctypes.byref(pointer)))

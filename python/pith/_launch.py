@@ -39,8 +39,8 @@ def launch() -> Launch:
 def unique_id(host: str | None = None, interface: str | None = None) -> bytes:
     """On rank 0: the id of one comm. Send it to all ranks, and pass it to ``pith.Comm(rank, ranks, id=…)`` on each.
 
-    ``host`` is a machine that all ranks can reach (rank 0's own will do), so that the right network is tried first. Whoever has the id
-    can join the comm.
+    ``host`` is a machine that all ranks can reach (rank 0's own will do), so that the right network is tried first. Without
+    ``PITH_SECRET``, whoever has the id can join the comm.
     """
     config = c.Config(
         size=ctypes.sizeof(c.Config),

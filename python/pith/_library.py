@@ -204,6 +204,10 @@ class Config(Structure):
         ("liveness", c_double),
         ("interrupted", INTERRUPTED),
         ("context", c_void_p),
+        ("tls", c_char_p),
+        ("tls_cert", c_char_p),
+        ("tls_key", c_char_p),
+        ("tls_ca", c_char_p),
     ]
 
 
@@ -439,6 +443,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_isa_select": (_STATUS, [c_int]),
     "pith_launch_find": (_STATUS, [POINTER(Launch)]),
     "pith_unique_id_create": (_STATUS, [POINTER(Config), POINTER(UniqueId)]),
+    "pith_tls_probe": (_STATUS, [POINTER(Config), POINTER(c_char_p)]),
     "pith_comm_create": (_STATUS, [POINTER(Config), POINTER(_P)]),
     "pith_comm_split": (_STATUS, [_P, c_int, c_int, POINTER(_P)]),
     "pith_comm_abort": (None, [_P, c_char_p]),

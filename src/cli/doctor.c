@@ -267,6 +267,32 @@ static void write_transports(cli_json *json) {
   cli_json_array_end(json);
 }
 
+/* Whether tcp links could be encrypted; whether they will be is PITH_TLS's to say. */
+static int probe_tls(const char **version) {
+  pith_config config = PITH_CONFIG_INIT;
+  config.tls = "off";
+  return pith_tls_probe(&config, version) == PITH_OK;
+}
+
+static void print_tls(void) {
+  const char *version = NULL;
+  if (probe_tls(&version)) {
+    print_field("encryption", "of tcp links (PITH_TLS): TLS 1.3 by %s", version);
+  } else {
+    print_field("encryption", "of tcp links (PITH_TLS) cannot be had: %s", pith_error());
+  }
+}
+
+static void write_tls(cli_json *json) {
+  const char *version = NULL;
+  int works = probe_tls(&version);
+  cli_json_object(json, "tls");
+  cli_json_bool(json, "available", works);
+  cli_json_string(json, "library", works ? version : NULL);
+  cli_json_string(json, "reason", works ? NULL : pith_error());
+  cli_json_object_end(json);
+}
+
 static void print_lab(void) {
   char reason[CLI_REASON_SIZE];
   int own_user = 0;
@@ -289,6 +315,7 @@ static void print_machine(const report *r) {
   print_gpu(r);
   print_python(r);
   print_transports();
+  print_tls();
   print_lab();
 }
 
@@ -406,6 +433,7 @@ static void write_machine(cli_json *json, const report *r) {
   write_gpu(json, r);
   write_python(json, r);
   write_transports(json);
+  write_tls(json);
   write_lab(json);
   cli_json_array(json, "frameworks");
   cli_json_array_end(json);

@@ -23,7 +23,7 @@ static const cli_variable variables[] = {
      "0: pith.torch leaves the allocator of CPU training alone; unset: it keeps what a step frees for the next"},
     {"PITH_LIBRARY", "libpith.so for the Python package; unset: the one it was installed with"},
     {"PITH_LIVENESS", "seconds without an answer of a peer's host after which it counts as gone (tcp); unset: 15"},
-    {"PITH_MODULE_PATH", "folders with transport modules (mpi, ucx), separated by colons; unset: beside the library"},
+    {"PITH_MODULE_PATH", "folders with modules (mpi, ucx, tls), separated by colons; unset: beside the library"},
     {"PITH_PLUGIN_PATH", "folders with plug-ins, separated by colons"},
     {"PITH_PLUGINS", "plug-ins to load, separated by commas: NAME is pith_NAME.so in those folders"},
     {"PITH_PORT", "where ranks meet; unset: MASTER_PORT, or under torchrun one made of it"},
@@ -36,6 +36,10 @@ static const cli_variable variables[] = {
     {"PITH_SPEC", "how the torch backend compresses float sums; unset: not at all"},
     {"PITH_THREADS", "of each rank that encode and decode large tensors; unset: 1"},
     {"PITH_TIMEOUT", "seconds without progress after which an operation fails; unset: 300"},
+    {"PITH_TLS", "encrypts tcp links: psk by a key from PITH_SECRET, cert by certificates; off or unset: in clear"},
+    {"PITH_TLS_CA", "PITH_TLS=cert: file with the certificate of the authority that all ranks trust, in PEM"},
+    {"PITH_TLS_CERT", "PITH_TLS=cert: file with this rank's certificate, in PEM"},
+    {"PITH_TLS_KEY", "PITH_TLS=cert: file with the key of that certificate, in PEM, without a passphrase"},
     {"PITH_TRACE", "file for a Chrome trace of each rank; %r is the rank, %h the host, %p the process; unset: none"},
     {"PITH_TRANSPORT", "auto, shm, tcp, mpi, ucx or inproc; unset: auto, shm within a host and tcp between hosts"},
 };
@@ -85,6 +89,8 @@ static int is_rules(const char *text) {
 
 static int is_transport(const char *text) { return !strcmp(text, "auto") || pith_transport_probe(text) == PITH_OK; }
 
+static int is_tls(const char *text) { return !strcmp(text, "off") || pith_tls_probe(NULL, NULL) == PITH_OK; }
+
 /* What a value must be: one of these words, or what the function takes. It leaves its reason in pith_error(). */
 static const struct {
   const char *name, *words;
@@ -101,6 +107,7 @@ static const struct {
     {"PITH_SPEC", NULL, is_rules, NULL},
     {"PITH_THREADS", NULL, is_number, "a number"},
     {"PITH_TIMEOUT", NULL, is_number, "a number"},
+    {"PITH_TLS", "psk|cert|off", is_tls, NULL},
     {"PITH_TRANSPORT", NULL, is_transport, NULL},
 };
 

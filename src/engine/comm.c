@@ -20,6 +20,7 @@
 #include "transport/link_key.h"
 #include "transport/module.h"
 #include "transport/rendezvous.h"
+#include "transport/tls.h"
 #include "transport/unique_id.h"
 
 #define DEFAULT_PORT 29499
@@ -60,6 +61,7 @@ typedef struct settings {
   size_t chunk;
   double timeout, liveness;
   const char *timeout_from;
+  pith_tls_config tls;
 } settings;
 
 static const char *environment(const char *name) { return getenv(name); }
@@ -115,6 +117,25 @@ static pith_status use_id(const pith_unique_id *id, settings *s) {
   return PITH_OK;
 }
 
+/* The secret of a unique id does not count: the id may have travelled in clear. */
+static pith_status read_tls(const pith_config *c, settings *s) {
+  PITH_TRY(pith__tls_mode_parse(text_of(c->tls, "PITH_TLS", "off"), &s->tls.mode));
+  PITH_REQUIRE(s->tls.mode != PITH_TLS_PSK || s->meet.secret, PITH_ERR_ARGUMENT,
+               "PITH_TLS=psk takes its key from PITH_SECRET, which is not set: set the same secret on all ranks");
+  if (s->tls.mode != PITH_TLS_CERT) {
+    return PITH_OK;
+  }
+  s->tls.certificate = text_of(c->tls_cert, "PITH_TLS_CERT", NULL);
+  s->tls.key = text_of(c->tls_key, "PITH_TLS_KEY", NULL);
+  s->tls.authority = text_of(c->tls_ca, "PITH_TLS_CA", NULL);
+  PITH_REQUIRE(s->tls.certificate && s->tls.key && s->tls.authority, PITH_ERR_ARGUMENT,
+               "PITH_TLS=cert needs three files in PEM, and %s is not set: PITH_TLS_CERT, PITH_TLS_KEY and PITH_TLS_CA",
+               !s->tls.certificate ? "PITH_TLS_CERT"
+               : !s->tls.key       ? "PITH_TLS_KEY"
+                                   : "PITH_TLS_CA");
+  return PITH_OK;
+}
+
 static pith_status read_settings(const pith_config *config, settings *s) {
   static const char *const connection_names[] = {"PITH_CONNECTIONS", NULL}, *const thread_names[] = {"PITH_THREADS",
                                                                                                      NULL};
@@ -124,6 +145,7 @@ static pith_status read_settings(const pith_config *config, settings *s) {
   PITH_TRY(copy_config(config, &c));
   PITH_TRY(find_place(&c, s));
   s->meet.secret = text_of(c.secret, "PITH_SECRET", NULL);
+  PITH_TRY(read_tls(&c, s));
   int is_in_environment = timeout && atof(timeout) > 0;
   s->timeout = c.timeout > 0 ? c.timeout : is_in_environment ? atof(timeout) : DEFAULT_TIMEOUT;
   s->timeout_from = c.timeout > 0       ? "pith_config.timeout"
@@ -207,13 +229,35 @@ pith_status pith_transport_probe(const char *name) {
   return transport->probe();
 }
 
-static pith_status choose_transports(const char *name, choice *chosen) {
+pith_status pith_tls_probe(const pith_config *config, const char **version) {
+  const pith_tls_ops *ops;
+  pith_tls *tls;
+  pith_config c;
+  settings s = {0};
+  PITH_TRY(copy_config(config, &c));
+  s.meet.secret = text_of(c.secret, "PITH_SECRET", NULL);
+  PITH_TRY(read_tls(&c, &s));
+  PITH_TRY(pith__tls_find(&ops));
+  if (s.tls.mode != PITH_TLS_OFF) {
+    PITH_TRY(ops->open(&s.tls, &tls));
+    ops->close(tls);
+  }
+  if (version) {
+    *version = ops->version();
+  }
+  return PITH_OK;
+}
+
+static pith_status choose_transports(const char *name, pith_tls_mode tls, choice *chosen) {
   *chosen = (choice){{NULL, NULL}};
   if (strcmp(name, "auto") == 0) {
     chosen->kind[PITH_KIND_LOCAL] = pith__transport_shm.probe() == PITH_OK ? &pith__transport_shm : NULL;
     chosen->kind[PITH_KIND_NETWORK] = &pith__transport_tcp;
     return PITH_OK;
   }
+  PITH_REQUIRE(tls == PITH_TLS_OFF || (strcmp(name, "mpi") != 0 && strcmp(name, "ucx") != 0), PITH_ERR_UNSUPPORTED,
+               "PITH_TLS=%s cannot be kept: the %s transport sends in clear, and tcp is the one that encrypts",
+               pith__tls_mode_name(tls), name);
   const pith_transport_ops *only = NULL;
   PITH_TRY(find_transport(name, &only));
   PITH_TRY(only->probe());
@@ -264,7 +308,8 @@ static pith_status connect_kind(pith_comm *comm, pith_transport *transport, int 
     if (wanted[p]) {
       comm->link[p].transport = transport;
       comm->link[p].remote = kind == PITH_KIND_NETWORK && records[p].host != records[comm->rank].host;
-      comm->link[p].checked = kind == PITH_KIND_NETWORK && !stays_here(comm, p);
+      comm->link[p].checked = /* TLS finds damage by itself */
+          kind == PITH_KIND_NETWORK && comm->tls == PITH_TLS_OFF && !stays_here(comm, p);
     }
   }
   return status;
@@ -408,7 +453,8 @@ static pith_status make_comm(int rank, int ranks, const settings *s, pith_comm *
                       .wake = -1,
                       .cost = pith__cost_default,
                       .algorithm = s->algorithm,
-                      .connections = s->connections};
+                      .connections = s->connections,
+                      .tls = s->tls.mode};
   comm->running_end = &comm->running;
   comm->tracing = pith__trace_start(rank);
   comm->link = calloc((size_t)ranks, sizeof *comm->link);
@@ -422,6 +468,9 @@ static pith_status make_comm(int rank, int ranks, const settings *s, pith_comm *
   PITH_TRY(keep_text(s->transport, &comm->transport_name));
   PITH_TRY(keep_text(s->interface, &comm->interface));
   PITH_TRY(keep_text(s->host_id, &comm->host_id));
+  PITH_TRY(keep_text(s->tls.certificate, &comm->tls_files[0]));
+  PITH_TRY(keep_text(s->tls.key, &comm->tls_files[1]));
+  PITH_TRY(keep_text(s->tls.authority, &comm->tls_files[2]));
   PITH_REQUIRE(comm->link, PITH_ERR_MEMORY, "no memory for the links to %d ranks", ranks);
   init_links(comm);
   PITH_TRY(pith__layout_create(ranks, NULL, &comm->flat));
@@ -447,6 +496,9 @@ static void free_comm(pith_comm *comm) {
   free(comm->transport_name);
   free(comm->interface);
   free(comm->host_id);
+  for (int i = 0; i < 3; i++) {
+    free(comm->tls_files[i]);
+  }
   pith__layout_destroy(comm->hosts);
   pith__layout_destroy(comm->flat);
   pith_codec_destroy(comm->inside);
@@ -475,8 +527,9 @@ static pith_status join(pith_comm *comm, const settings *s, exchange_fn exchange
                                   .timeout = s->timeout,
                                   .liveness = s->liveness,
                                   .rendezvous_host = s->meet.host,
-                                  .interrupt = comm->interrupt};
-  pith_status status = choose_transports(s->transport, &chosen);
+                                  .interrupt = comm->interrupt,
+                                  .tls = s->tls};
+  pith_status status = choose_transports(s->transport, s->tls.mode, &chosen);
   if (status == PITH_OK) {
     status = listen_all(&chosen, &config, transport, &mine);
   }
@@ -634,7 +687,11 @@ static pith_status join_group(pith_comm *parent, group *g, pith_comm **made) {
                 .algorithm = parent->algorithm,
                 .connections = parent->connections,
                 .threads = (int)pith__crew_size(parent->crew),
-                .inside = parent->inside ? parent->inside->spec : "none"};
+                .inside = parent->inside ? parent->inside->spec : "none",
+                .tls = {.mode = parent->tls,
+                        .certificate = parent->tls_files[0],
+                        .key = parent->tls_files[1],
+                        .authority = parent->tls_files[2]}};
   PITH_TRY(make_comm(g->rank, g->ranks, &s, made));
   return join(*made, &s, exchange_over_parent, g);
 }

@@ -170,6 +170,8 @@ struct pith_comm {
   double last_question;       /* when it was last asked */
   size_t chunk;
   char *host, *transport_name, *interface, *host_id; /* settings, for splits */
+  char *tls_files[3];                                /* certificate, key, authority */
+  pith_tls_mode tls;
   int connections;
   pith_crew *crew;                   /* helps to encode and decode; NULL: nobody does */
   pith_layout *hosts, *flat;         /* which ranks share a host; and as if none did */

@@ -28,6 +28,10 @@ void pith__link_key_split(const pith_link_key *parent, uint64_t number, pith_lin
   *key = made;
 }
 
+void pith__link_key_tls(const pith_link_key *key, uint8_t made[PITH_SHA256_SIZE]) {
+  derive(key->bytes, sizeof key->bytes, "pith tls key 1", 0, made);
+}
+
 void pith__link_key_prove(const pith_link_key *key, const char *role, const void *said, size_t said_size,
                           const void *more, size_t more_size, uint8_t proof[PITH_SHA256_SIZE]) {
   pith_hmac mac;

@@ -20,6 +20,9 @@ void pith__link_key_make(const char *secret, uint64_t job, pith_link_key *key);
 /* The key of a group that was split off: all ranks of the parent could have it, nobody else. */
 void pith__link_key_split(const pith_link_key *parent, uint64_t number, pith_link_key *key);
 
+/* The key of the links' TLS sessions: 32 bytes that do not tell the link key. */
+void pith__link_key_tls(const pith_link_key *key, uint8_t made[PITH_SHA256_SIZE]);
+
 /* Proves to have the key: `role` says who speaks in which protocol and version, `said` is what both sides have said. */
 void pith__link_key_prove(const pith_link_key *key, const char *role, const void *said, size_t said_size,
                           const void *more, size_t more_size, uint8_t proof[PITH_SHA256_SIZE]);

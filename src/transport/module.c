@@ -1,5 +1,5 @@
 /*
- * Finding and opening transport modules (base/module_file.h says where). The first one found is the one: a broken
+ * Finding and opening modules of transports (base/module_file.h says where). The first one found is the one: a broken
  * module is reported, not passed over.
  */
 #include "transport/module.h"
@@ -32,36 +32,50 @@ static int find_some_mpi(char path[PATH_MAX]) {
   return pith__find_module(wanted, path) || pith__find_module(other, path);
 }
 
-static pith_status find_module(const char *name, char path[PATH_MAX]) {
-  char file[NAME_MAX], places[512];
-  snprintf(file, sizeof file, "pith_transport_%s.so", name);
-  int found = strcmp(name, "mpi") == 0 ? find_some_mpi(path) : pith__find_module((const char *[]){file, NULL}, path);
-  pith__module_places(places, sizeof places);
-  PITH_REQUIRE(found, PITH_ERR_UNSUPPORTED,
-               "no %s: it is built where %s and its headers are installed, and looked for in %s", file, name, places);
+/* ---- Opening it -------------------------------------------------------------------------------------------------- */
+
+static pith_status open_file(const char *path, const char *what, const char *entry, void *function) {
+  void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE); /* a second time the same one */
+  PITH_REQUIRE(handle, PITH_ERR_UNSUPPORTED, "cannot open the %s: %s", what, dlerror());
+  void *symbol = dlsym(handle, entry);
+  PITH_REQUIRE(symbol, PITH_ERR_PLUGIN, "%s is not the %s: it does not export %s()", path, what, entry);
+  memcpy(function, &symbol, sizeof symbol); /* ISO C has no cast between the two kinds of pointers */
   return PITH_OK;
 }
 
-/* ---- What is in it ----------------------------------------------------------------------------------------------- */
+static pith_status missing(const char *file, const char *needs) {
+  char places[512];
+  pith__module_places(places, sizeof places);
+  return pith_fail(PITH_ERR_UNSUPPORTED,
+                   "no %s: it is built where %s and its headers are installed, and looked for in %s", file, needs,
+                   places);
+}
 
-static pith_status read_module(void *handle, const char *path, const pith_transport_ops **ops) {
+pith_status pith__module_open(const char *file, const char *what, const char *needs, const char *entry,
+                              char path[PATH_MAX], void *function) {
+  const char *const names[] = {file, NULL};
+  return pith__find_module(names, path) ? open_file(path, what, entry, function) : missing(file, needs);
+}
+
+static pith_status open_transport(const char *name, char path[PATH_MAX], pith_transport_entry_fn *entry) {
+  char file[NAME_MAX], what[NAME_MAX];
+  snprintf(file, sizeof file, "pith_transport_%s.so", name);
+  snprintf(what, sizeof what, "%s transport", name);
+  if (strcmp(name, "mpi") == 0) {
+    return find_some_mpi(path) ? open_file(path, what, PITH_TRANSPORT_ENTRY, entry) : missing(file, name);
+  }
+  return pith__module_open(file, what, name, PITH_TRANSPORT_ENTRY, path, entry);
+}
+
+pith_status pith__transport_open(const char *name, const pith_transport_ops **ops) {
   static const pith_transport_host host = {.fail = pith_fail};
+  char path[PATH_MAX];
   pith_transport_entry_fn entry;
-  void *symbol = dlsym(handle, PITH_TRANSPORT_ENTRY);
-  PITH_REQUIRE(symbol, PITH_ERR_PLUGIN, "%s is not a transport: it does not export %s()", path, PITH_TRANSPORT_ENTRY);
-  memcpy(&entry, &symbol, sizeof entry); /* ISO C has no cast between the two kinds of pointers */
+  PITH_TRY(open_transport(name, path, &entry));
   const pith_transport_module *module = entry(&host);
   PITH_REQUIRE(module && module->abi == PITH_TRANSPORT_ABI && module->ops_size == sizeof **ops && module->ops,
                PITH_ERR_PLUGIN, "%s is of another version of Pith: it has transport ABI %u, this library %u", path,
                module ? module->abi : 0, PITH_TRANSPORT_ABI);
   *ops = module->ops;
   return PITH_OK;
-}
-
-pith_status pith__transport_open(const char *name, const pith_transport_ops **ops) {
-  char path[PATH_MAX];
-  PITH_TRY(find_module(name, path));
-  void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE); /* a second time the same one */
-  PITH_REQUIRE(handle, PITH_ERR_UNSUPPORTED, "cannot open the %s transport: %s", name, dlerror());
-  return read_module(handle, path, ops);
 }

@@ -6,9 +6,11 @@
 #ifndef PITH_TRANSPORT_MODULE_H
 #define PITH_TRANSPORT_MODULE_H
 
+#include <limits.h>
+
 #include "transport/transport.h"
 
-#define PITH_TRANSPORT_ABI 2u
+#define PITH_TRANSPORT_ABI 3u
 #define PITH_TRANSPORT_ENTRY "pith_transport_module_entry"
 
 typedef struct pith_transport_host { /* what a module may call */
@@ -23,6 +25,11 @@ typedef struct pith_transport_module {
 
 /* What a module exports as PITH_TRANSPORT_ENTRY. The host lives as long as the process. */
 typedef const pith_transport_module *(*pith_transport_entry_fn)(const pith_transport_host *host);
+
+/* Opens the module `file`, sets `path` to where it was found and `function` (a pointer to a function pointer) to its
+ * entry. For errors, `what` says what it is, and `needs` on which library it is built. */
+pith_status pith__module_open(const char *file, const char *what, const char *needs, const char *entry,
+                              char path[PATH_MAX], void *function);
 
 /* Opens pith_transport_NAME.so; modules stay open until the process ends. If there is none, the error says where it was
  * looked for. */

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <linux/sockios.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -37,10 +38,11 @@ static pith_status probe(void) {
 }
 
 /* Bytes that were taken and are not under way yet: their receiver is behind. */
-static int has_unsent(const tcp_peer *peer) {
+static int has_unsent(tcp_peer *peer) {
   for (int i = 0; i < peer->connections; i++) {
+    tcp_connection *c = &peer->connection[i];
     int unsent = 0;
-    if (ioctl(peer->fds[i], SIOCOUTQNSD, &unsent) == 0 && unsent > 0) {
+    if (pith__connection_flush(c) || (ioctl(c->fd, SIOCOUTQNSD, &unsent) == 0 && unsent > 0)) {
       return 1;
     }
   }
@@ -53,7 +55,7 @@ static int drain(const tcp_peer *peer) {
   ssize_t got = 0;
   for (int i = 0; i < peer->connections && got >= 0; i++) {
     do {
-      got = pith__socket_read(peer->fds[i], nothing, sizeof nothing);
+      got = pith__socket_read(peer->connection[i].fd, nothing, sizeof nothing);
     } while (got > 0);
   }
   return got >= 0;
@@ -71,19 +73,43 @@ static void linger(const pith_tcp *tcp) {
   }
 }
 
+typedef void (*connection_fn)(tcp_connection *c);
+
+static void for_each_connection(pith_tcp *tcp, connection_fn call) {
+  for (int p = 0; tcp->peers && p < tcp->ranks; p++) {
+    for (int i = 0; i < tcp->peers[p].connections; i++) {
+      call(&tcp->peers[p].connection[i]);
+    }
+  }
+}
+
+static void say_goodbye(tcp_connection *c) {
+  if (c->tls) {
+    c->tls->ops->say_goodbye(c->tls);
+  }
+}
+
+/* A child has closed its copies of the sockets already. */
+static void forget(tcp_connection *c) {
+  c->fd = -1;
+  pith__connection_drop(c);
+}
+
 static void close_tcp(pith_transport *transport) {
   pith_tcp *tcp = tcp_of(transport);
   if (!tcp) {
     return;
   }
-  if (tcp->made_in == pith__fork_number()) { /* a child has closed its copies already */
+  if (tcp->made_in == pith__fork_number()) {
+    for_each_connection(tcp, say_goodbye);
     linger(tcp);
-    for (int p = 0; tcp->peers && p < tcp->ranks; p++) {
-      for (int i = 0; i < tcp->peers[p].connections; i++) {
-        pith__socket_close(tcp->peers[p].fds[i]);
-      }
-    }
+    for_each_connection(tcp, pith__connection_close);
     pith__fd_close(tcp->listener);
+  } else {
+    for_each_connection(tcp, forget);
+  }
+  if (tcp->tls) {
+    tcp->tls->ops->close(tcp->tls);
   }
   free(tcp->peers);
   free(tcp);
@@ -101,6 +127,8 @@ static pith_status open_listener(pith_tcp *tcp, const pith_transport_config *con
   tcp->scope = pith__tcp_scope(config, &place);
   place.token = tcp->token;
   place.connections = tcp->connections;
+  place.tls = tcp->tls_mode;
+  memcpy(place.tls_trouble, tcp->tls_trouble, sizeof place.tls_trouble);
   pith__tcp_address_encode(&place, pith__sockaddr_port(&bound), address);
   return PITH_OK;
 }
@@ -108,9 +136,20 @@ static pith_status open_listener(pith_tcp *tcp, const pith_transport_config *con
 static tcp_peer *new_peers(int ranks) {
   tcp_peer *peers = calloc((size_t)ranks, sizeof *peers);
   for (int p = 0; peers && p < ranks; p++) {
-    memset(peers[p].fds, -1, sizeof peers[p].fds);
+    for (int i = 0; i < TCP_CONNECTIONS_MOST; i++) {
+      peers[p].connection[i].fd = -1;
+    }
   }
   return peers;
+}
+
+/* A rank that cannot encrypt goes on for now: it may need no tcp link, and if it does, its peers are to hear why. */
+static void open_tls(pith_tcp *tcp, const pith_tls_config *config) {
+  const pith_tls_ops *ops;
+  tcp->tls_mode = config->mode;
+  if (config->mode != PITH_TLS_OFF && (pith__tls_find(&ops) != PITH_OK || ops->open(config, &tcp->tls) != PITH_OK)) {
+    snprintf(tcp->tls_trouble, sizeof tcp->tls_trouble, "%s", pith_error());
+  }
 }
 
 static pith_status listen_tcp(const pith_transport_config *config, pith_transport **transport, pith_address *address) {
@@ -128,6 +167,7 @@ static pith_status listen_tcp(const pith_transport_config *config, pith_transpor
   tcp->liveness = config->liveness > 0 ? config->liveness : PITH_LIVENESS_SECONDS;
   tcp->interrupt = config->interrupt;
   tcp->listener = -1;
+  open_tls(tcp, &config->tls);
   tcp->peers = new_peers(config->ranks);
   pith_status status = tcp->peers ? open_listener(tcp, config, address)
                                   : pith_fail(PITH_ERR_MEMORY, "no memory for %d peers", config->ranks);
@@ -141,19 +181,18 @@ static pith_status listen_tcp(const pith_transport_config *config, pith_transpor
 
 /* ---- Moving bytes ------------------------------------------------------------------------------------------------ */
 
-/* The connection that carries the stream's byte at `position`, and how many it carries from there. */
+/* The number of the connection that carries the stream's byte at `position`, and how many it carries from there. */
 static int connection_at(const tcp_peer *peer, uint64_t position, size_t *most) {
   if (peer->connections <= 1) {
     *most = SIZE_MAX;
-    return peer->fds[0];
+    return 0;
   }
   *most = pith__tcp_block_size - (size_t)(position % pith__tcp_block_size);
-  return peer->fds[position / pith__tcp_block_size % (uint64_t)peer->connections];
+  return (int)(position / pith__tcp_block_size % (uint64_t)peer->connections);
 }
 
-static pith_status lost(int rank) {
-  return errno == 0 ? pith_fail(PITH_ERR_PEER, "rank %d is gone: it closed its connection", rank)
-                    : pith_fail(PITH_ERR_PEER, "rank %d is gone: %s", rank, strerror(errno));
+static pith_status lost(int rank, const tcp_connection *c) {
+  return pith_fail(PITH_ERR_PEER, "rank %d is gone: %s", rank, pith__connection_trouble(c));
 }
 
 static size_t bytes_of(const struct iovec *pieces, int count) {
@@ -170,11 +209,15 @@ static pith_status send_tcp(pith_transport *transport, int rank, const struct io
   for (;;) {
     struct iovec part[PIECES_MOST];
     size_t most;
-    int fd = connection_at(peer, peer->sent, &most);
+    int next = connection_at(peer, peer->sent, &most);
+    if (next != peer->written && pith__connection_flush(&peer->connection[peer->written])) {
+      break; /* the block before is not out yet */
+    }
+    peer->written = next;
     int parts = pith__pieces_slice(pieces, count, done, most, part, PIECES_MOST);
-    ssize_t moved = parts ? pith__socket_write(fd, part, parts) : 0;
+    ssize_t moved = parts ? pith__connection_write(&peer->connection[next], part, parts) : 0;
     if (moved < 0 && done == 0) {
-      return lost(rank);
+      return lost(rank, &peer->connection[next]);
     }
     if (moved <= 0) {
       break; /* nothing left, no room, or an error that comes again next time */
@@ -216,10 +259,10 @@ static pith_status receive_ahead(tcp_peer *peer, int rank, void *buffer, size_t 
   size_t done = take_ahead(peer, buffer, size);
   while (done < size) {
     struct iovec parts[2] = {{(char *)buffer + done, size - done}, {peer->ahead, sizeof peer->ahead}};
-    ssize_t moved = read_parts(peer->fds[0], parts, 2);
+    ssize_t moved = read_parts(peer->connection[0].fd, parts, 2);
     if (moved < 0 && done == 0) {
       peer->is_over = 1;
-      return lost(rank);
+      return lost(rank, &peer->connection[0]);
     }
     if (moved <= 0) {
       break;
@@ -239,17 +282,18 @@ static pith_status receive_ahead(tcp_peer *peer, int rank, void *buffer, size_t 
 static pith_status receive_tcp(pith_transport *transport, int rank, void *buffer, size_t size, size_t *got) {
   tcp_peer *peer = &tcp_of(transport)->peers[rank];
   size_t done = 0;
-  if (peer->connections <= 1) {
+  if (peer->connections <= 1 && !peer->connection[0].tls) { /* TLS reads ahead by itself */
     return receive_ahead(peer, rank, buffer, size, got);
   }
+  pith__connection_flush(&peer->connection[peer->written]);
   while (done < size) {
     size_t most;
-    int fd = connection_at(peer, peer->received, &most);
+    tcp_connection *c = &peer->connection[connection_at(peer, peer->received, &most)];
     size_t part = size - done < most ? size - done : most;
-    ssize_t moved = pith__socket_read(fd, (char *)buffer + done, part);
+    ssize_t moved = pith__connection_read(c, (char *)buffer + done, part);
     if (moved < 0 && done == 0) {
       peer->is_over = 1;
-      return lost(rank);
+      return lost(rank, c);
     }
     if (moved <= 0) {
       break;
@@ -275,7 +319,7 @@ static void add_descriptor(struct pollfd *fds, int *count, int most, int fd, sho
 }
 
 /* Only the connection whose turn it is: on the others bytes may lie that nobody can take yet, and poll would not sleep.
- * A * peer that dies closes all of them. */
+ * A peer that dies closes all of them. Output that waits (TLS) comes before the next bytes. */
 static int descriptors(pith_transport *transport, const uint8_t *sending, struct pollfd *fds, int most) {
   pith_tcp *tcp = tcp_of(transport);
   int count = 0;
@@ -285,29 +329,39 @@ static int descriptors(pith_transport *transport, const uint8_t *sending, struct
     if (peer->connections == 0 || peer->is_over) {
       continue;
     }
-    add_descriptor(fds, &count, most, connection_at(peer, peer->received, &room), POLLIN);
-    if (sending && sending[p]) {
-      add_descriptor(fds, &count, most, connection_at(peer, peer->sent, &room), POLLOUT);
+    const tcp_connection *receiving = &peer->connection[connection_at(peer, peer->received, &room)];
+    const tcp_connection *written = &peer->connection[peer->written];
+    add_descriptor(fds, &count, most, receiving->fd, POLLIN);
+    if (pith__connection_has_output(written)) {
+      add_descriptor(fds, &count, most, written->fd, POLLOUT);
+    } else if (sending && sending[p]) {
+      add_descriptor(fds, &count, most, peer->connection[connection_at(peer, peer->sent, &room)].fd, POLLOUT);
     }
   }
   return count;
 }
 
-/* The kernel wakes the descriptors whether we sleep or not; of bytes that we have already it knows nothing. */
+/* The kernel wakes the descriptors whether we sleep or not; of bytes that we have already it knows nothing. What waits
+ * to go out goes now if it can, since the engine may have no reason to call for this peer. */
 static int sleep_tcp(pith_transport *transport, int asleep) {
   pith_tcp *tcp = tcp_of(transport);
   int work = 0;
-  for (int p = 0; asleep && p < tcp->ranks; p++) {
-    work |= tcp->peers[p].ahead_at < tcp->peers[p].ahead_end;
+  for (int p = 0; p < tcp->ranks && (asleep || tcp->tls); p++) {
+    tcp_peer *peer = &tcp->peers[p];
+    size_t most;
+    pith__connection_flush(&peer->connection[peer->written]);
+    work |=
+        peer->ahead_at < peer->ahead_end ||
+        (!peer->is_over && pith__connection_has_input(&peer->connection[connection_at(peer, peer->received, &most)]));
   }
-  return work;
+  return asleep && work;
 }
 
 static int is_linked(const pith_transport *transport, int rank) {
   const tcp_peer *peer = &((const pith_tcp *)(const void *)transport)->peers[rank];
   int stands = peer->connections > 0;
   for (int i = 0; i < peer->connections; i++) {
-    stands &= peer->fds[i] >= 0;
+    stands &= peer->connection[i].fd >= 0;
   }
   return stands;
 }
@@ -316,7 +370,7 @@ static int is_unanswered(pith_transport *transport, int rank) {
   const tcp_peer *peer = &tcp_of(transport)->peers[rank];
   int is_any = 0;
   for (int i = 0; i < peer->connections && !peer->is_over; i++) {
-    is_any |= pith__socket_is_unanswered(peer->fds[i]);
+    is_any |= pith__socket_is_unanswered(peer->connection[i].fd);
   }
   return is_any;
 }
@@ -325,7 +379,7 @@ static int is_loopback(pith_transport *transport, int rank) {
   const tcp_peer *peer = &tcp_of(transport)->peers[rank];
   int are_all = peer->connections > 0;
   for (int i = 0; i < peer->connections; i++) {
-    are_all &= pith__socket_is_loopback(peer->fds[i]);
+    are_all &= pith__socket_is_loopback(peer->connection[i].fd);
   }
   return are_all;
 }

@@ -1,22 +1,32 @@
 /*
- * Inside tcp: what its three files share. tcp_address.c finds out where this rank can be reached, tcp_connect.c makes
- * the links, tcp.c moves bytes over them.
+ * Inside tcp: what its files share. tcp_address.c finds out where this rank can be reached, tcp_connect.c makes the
+ * links, tcp_connection.c is one connection, in clear or encrypted, and tcp.c moves bytes over them.
  */
 #ifndef PITH_TRANSPORT_TCP_H
 #define PITH_TRANSPORT_TCP_H
 
 #include "transport/link_key.h"
 #include "transport/sockets.h"
+#include "transport/tls.h"
 #include "transport/transport.h"
 
 #define TCP_CONNECTIONS_MOST 16 /* to one peer */
 #define TCP_ADDRESSES_MOST 8    /* of one rank */
 #define TCP_AHEAD 256           /* bytes read ahead: with the end of one message comes the header of the next */
 
+#define TCP_TROUBLE 320 /* of what a rank lacks for TLS, in words */
+
+/* One connection. With TLS it has a session; all that is read and written then goes through it. */
+typedef struct tcp_connection {
+  int fd; /* -1: none */
+  pith_tls_session *tls;
+} tcp_connection;
+
 typedef struct tcp_peer {
-  int fds[TCP_CONNECTIONS_MOST];
+  tcp_connection connection[TCP_CONNECTIONS_MOST];
   int connections;         /* 0: no link */
   uint64_t sent, received; /* bytes of the stream: they say which connection is next */
+  int written;             /* the connection that was written last: no other has output that waits */
   int is_over;             /* receive has said so */
   uint16_t ahead_at, ahead_end;
   uint8_t ahead[TCP_AHEAD]; /* with one connection: bytes that were read before they were asked for */
@@ -32,6 +42,9 @@ typedef struct pith_tcp {
   uint32_t scope; /* the interface of link-local addresses */
   int listener;
   tcp_peer *peers; /* of every rank */
+  pith_tls_mode tls_mode;
+  pith_tls *tls;                 /* NULL: in clear, or there is trouble */
+  char tls_trouble[TCP_TROUBLE]; /* why this rank cannot encrypt, which it and its peers say when they connect */
 } pith_tcp;
 
 /* Bytes that travel on one connection before it is the next one's turn; the same on all ranks. For tests to change. */
@@ -43,7 +56,8 @@ extern size_t pith__tcp_block_size;
  *   listener → caller   hello of its own, and a proof of both
  *   caller → listener   a proof of both: this connection it is
  *
- * A proof shows that its sender has the job's key (link_key.h). */
+ * A proof shows that its sender has the job's key (link_key.h). With TLS all of this is said inside the session, and
+ * the proofs cover the session's binding: who sits in the middle of two sessions has nothing to pass on. */
 #define TCP_HELLO_MAGIC "PITHLINK"
 #define TCP_HELLO_VERSION 2
 #define TCP_HELLO_ORDER 0x0102
@@ -69,6 +83,8 @@ _Static_assert(sizeof(tcp_hello) == 64 && sizeof(tcp_answer) == 96, "wire format
 typedef struct tcp_place {
   uint64_t token;
   int connections;
+  pith_tls_mode tls;
+  char tls_trouble[TCP_TROUBLE]; /* "": none */
   int count;
   pith_sockaddr at[TCP_ADDRESSES_MOST]; /* best first */
 } tcp_place;
@@ -83,6 +99,25 @@ void pith__tcp_set_scope(tcp_place *place, uint32_t scope);
 
 void pith__tcp_address_encode(const tcp_place *place, uint16_t port, pith_address *address);
 pith_status pith__tcp_address_decode(const pith_address *address, int rank, tcp_place *place);
+
+/* As pith__socket_read and pith__socket_write. */
+ssize_t pith__connection_read(tcp_connection *c, void *buffer, size_t size);
+ssize_t pith__connection_write(tcp_connection *c, const struct iovec *pieces, int count);
+
+/* Brings out what TLS has taken and the socket had no room for. Returns whether some is left; a broken socket has none.
+ */
+int pith__connection_flush(tcp_connection *c);
+int pith__connection_has_output(const tcp_connection *c);
+
+/* Whether bytes are there that poll() does not know of. */
+int pith__connection_has_input(const tcp_connection *c);
+
+/* Why it is over, after a call that returned -1. */
+const char *pith__connection_trouble(const tcp_connection *c);
+
+/* Closes it at once, or (the link of two ranks) without losing bytes that were written. Both forget the session. */
+void pith__connection_drop(tcp_connection *c);
+void pith__connection_close(tcp_connection *c);
 
 /* The connect operation. */
 pith_status pith__tcp_connect(pith_transport *transport, const pith_address *address, const uint8_t *wanted,

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <ifaddrs.h>
 #include <net/if.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -154,19 +155,22 @@ void pith__tcp_set_scope(tcp_place *place, uint32_t scope) {
 
 /* ---- Writing down ------------------------------------------------------------------------------------------------ */
 
-/* version 1, connections 1, port 2 (high byte first), token 8, then for each address its family, 4 or 6, and its bytes.
- * */
-enum { ADDRESS_VERSION = 1, ADDRESS_HEAD = 12 };
-_Static_assert(ADDRESS_HEAD + TCP_ADDRESSES_MOST * 17 <= PITH_ADDRESS_MAX, "an address must fit");
+/* version 1, connections 1, port 2 (high byte first), token 8, mode of TLS 1, number of addresses 1; each address: its
+ * family, 4 or 6, and its bytes; then, if this rank cannot encrypt though it should, the reason in words. */
+enum { ADDRESS_VERSION = 2, ADDRESS_HEAD = 14 };
+_Static_assert(ADDRESS_HEAD + TCP_ADDRESSES_MOST * 17 + TCP_TROUBLE <= PITH_ADDRESS_MAX, "an address must fit");
 
 void pith__tcp_address_encode(const tcp_place *place, uint16_t port, pith_address *address) {
   uint8_t *to = address->data;
+  size_t trouble = strlen(place->tls_trouble);
   memset(address, 0, sizeof *address);
   to[0] = ADDRESS_VERSION;
   to[1] = (uint8_t)place->connections;
   to[2] = (uint8_t)(port >> 8);
   to[3] = (uint8_t)port;
   memcpy(to + 4, &place->token, 8);
+  to[12] = (uint8_t)place->tls;
+  to[13] = (uint8_t)place->count;
   to += ADDRESS_HEAD;
   for (int i = 0; i < place->count; i++) {
     int is_v6 = place->at[i].any.sa_family == AF_INET6;
@@ -175,7 +179,8 @@ void pith__tcp_address_encode(const tcp_place *place, uint16_t port, pith_addres
     memcpy(to, is_v6 ? (const void *)&place->at[i].v6.sin6_addr : &place->at[i].v4.sin_addr, size);
     to += size;
   }
-  address->size = (uint32_t)(to - address->data);
+  memcpy(to, place->tls_trouble, trouble);
+  address->size = (uint32_t)(to - address->data + (ptrdiff_t)trouble);
 }
 
 /* Reads one address at `from`; returns the bytes it took, 0 if it is none. */
@@ -191,21 +196,35 @@ static size_t decode_one(const uint8_t *from, size_t left, uint16_t port, pith_s
   return 1 + size;
 }
 
+/* Words for people, from whoever wrote the address. */
+static void decode_text(const uint8_t *from, size_t size, char text[TCP_TROUBLE]) {
+  for (size_t i = 0; i < size; i++) {
+    text[i] = (char)(from[i] < 0x20 || from[i] >= 0x7f ? '?' : from[i]);
+  }
+  text[size] = 0;
+}
+
+static int is_head_plausible(const uint8_t *head, size_t size) {
+  return size >= ADDRESS_HEAD && size <= PITH_ADDRESS_MAX && head[0] == ADDRESS_VERSION && head[1] >= 1 &&
+         head[1] <= TCP_CONNECTIONS_MOST && head[12] <= PITH_TLS_CERT && head[13] >= 1 &&
+         head[13] <= TCP_ADDRESSES_MOST;
+}
+
 pith_status pith__tcp_address_decode(const pith_address *address, int rank, tcp_place *place) {
   const uint8_t *from = address->data;
   size_t size = address->size, used = ADDRESS_HEAD;
-  PITH_REQUIRE(size >= ADDRESS_HEAD && size <= PITH_ADDRESS_MAX && from[0] == ADDRESS_VERSION && from[1] >= 1 &&
-                   from[1] <= TCP_CONNECTIONS_MOST,
-               PITH_ERR_CORRUPT, "rank %d's tcp address is malformed", rank);
+  PITH_REQUIRE(is_head_plausible(from, size), PITH_ERR_CORRUPT, "rank %d's tcp address is malformed", rank);
   uint16_t port = (uint16_t)(from[2] << 8 | from[3]);
   place->connections = from[1];
-  place->count = 0;
   memcpy(&place->token, from + 4, 8);
-  while (used < size && place->count < TCP_ADDRESSES_MOST) {
-    size_t step = decode_one(from + used, size - used, port, &place->at[place->count]);
+  place->tls = (pith_tls_mode)from[12];
+  place->count = 0;
+  for (size_t step = 1; place->count < from[13] && step > 0; used += step) {
+    step = decode_one(from + used, size - used, port, &place->at[place->count]);
     place->count += step > 0;
-    used = step > 0 ? used + step : size + 1;
   }
-  PITH_REQUIRE(used == size && place->count > 0, PITH_ERR_CORRUPT, "rank %d's tcp address is malformed", rank);
+  PITH_REQUIRE(place->count == from[13] && size - used < TCP_TROUBLE && (size == used || place->tls != PITH_TLS_OFF),
+               PITH_ERR_CORRUPT, "rank %d's tcp address is malformed", rank);
+  decode_text(from + used, size - used, place->tls_trouble);
   return PITH_OK;
 }

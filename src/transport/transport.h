@@ -26,6 +26,19 @@ typedef struct pith_address {
   uint8_t data[PITH_ADDRESS_MAX];
 } pith_address;
 
+/* Whether connections that cross a network are encrypted, and by which key. */
+typedef enum pith_tls_mode {
+  PITH_TLS_OFF,
+  PITH_TLS_PSK, /* one that follows from the job's key */
+  PITH_TLS_CERT /* certificates on both sides; the job's key is proven inside */
+} pith_tls_mode;
+
+typedef struct pith_tls_config {
+  pith_tls_mode mode;
+  const char *certificate, *key, *authority; /* files in PEM, for PITH_TLS_CERT */
+  uint64_t records_most; /* that one key encrypts before the next one follows; 0: the usual number */
+} pith_tls_config;
+
 typedef struct pith_transport_config {
   int rank, ranks;
   const char *interface; /* network interface or address to listen on; NULL: the one that reaches the rendezvous */
@@ -34,6 +47,7 @@ typedef struct pith_transport_config {
   double liveness;       /* seconds without an answer after which a peer's host counts as gone; 0: 15 */
   const char *rendezvous_host; /* how rank 0's machine is called; NULL: all ranks are on this one */
   pith_interrupt interrupt;    /* asked during connect */
+  pith_tls_config tls;         /* for tcp; other transports do not encrypt */
 } pith_transport_config;
 
 #define PITH_LINK_KEY_SIZE 32

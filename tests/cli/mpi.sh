@@ -195,7 +195,7 @@ a_module_that_is_none_is_named() {
   says out "cannot open the mpi transport: $temp/modules/pith_transport_mpi.so"
   cp "$build/libpith.so" "$temp/modules/pith_transport_mpi.so"
   exits 0 env PITH_MODULE_PATH="$temp/modules" "$pith" doctor
-  says out "is not a transport"
+  says out "is not the mpi transport"
 }
 
 # With modules for several, the launcher decides; a folder that is named comes first, and what is of no known kind serves both.

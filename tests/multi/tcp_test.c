@@ -171,12 +171,18 @@ TEST(addresses_are_read_as_written) {
     for (int i = 0; i < place.count; i++) {
       CHECK(pith__sockaddr_parse(test_below(2) ? "10.1.2.3" : "fd00::1:2", 77, &place.at[i]));
     }
+    place.tls = (pith_tls_mode)test_below(PITH_TLS_CERT + 1);
+    if (place.tls) {
+      snprintf(place.tls_trouble, sizeof place.tls_trouble, "%.*s", (int)test_below(20), "no module can be found");
+    }
     pith_address address;
     pith__tcp_address_encode(&place, 77, &address);
     CHECK_OK(pith__tcp_address_decode(&address, 3, &read));
     CHECK_EQ(read.token, place.token);
     CHECK_EQ(read.connections, place.connections);
     CHECK_EQ(read.count, place.count);
+    CHECK_EQ(read.tls, place.tls);
+    CHECK_STR(read.tls_trouble, place.tls_trouble);
     CHECK_BYTES(read.at, place.at, sizeof *read.at * (size_t)read.count);
   }
 }
@@ -220,12 +226,13 @@ TEST(addresses_of_any_bytes_are_read_or_refused) {
       address.data[i] = (uint8_t)(test_below(3) ? test_below(8) : test_random());
     }
     address.size = (uint32_t)(test_below(10) ? test_below(PITH_ADDRESS_MAX + 1) : test_random());
-    address.data[0] = 1;
+    address.data[0] = 2;
     pith_status status = pith__tcp_address_decode(&address, 5, &place);
     CHECK(status == PITH_OK ? place.count >= 1 && place.count <= TCP_ADDRESSES_MOST : status == PITH_ERR_CORRUPT);
+    CHECK(status != PITH_OK || (place.tls <= PITH_TLS_CERT && memchr(place.tls_trouble, 0, TCP_TROUBLE)));
     refused += status != PITH_OK;
   }
-  CHECK(refused > 0);
+  CHECK(refused > 0 && refused < 20000);
   CHECK_ERROR_SAYS("rank 5");
 }
 

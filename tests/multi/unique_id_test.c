@@ -140,12 +140,17 @@ TEST(bytes_that_are_no_id_are_refused) {
   }
 }
 
-TEST(configs_of_the_first_release_are_accepted) {
+TEST(configs_of_earlier_releases_are_accepted) {
+  const size_t sizes[] = {offsetof(pith_config, id), offsetof(pith_config, tls)};
   pith_comm *comm;
-  pith_config config = {.size = offsetof(pith_config, id), .rank = 0, .ranks = 1};
-  config.id = (const pith_unique_id *)(uintptr_t)1; /* not part of that config: must not be looked at */
-  CHECK_OK(pith_comm_create(&config, &comm));
-  pith_comm_destroy(comm);
+  pith_config config = {.rank = 0, .ranks = 1};
+  for (int i = 0; i < 2; i++) { /* what is not part of that config must not be looked at */
+    config.size = sizes[i];
+    config.id = i ? NULL : (const pith_unique_id *)(uintptr_t)1;
+    config.tls = "no such mode";
+    CHECK_OK(pith_comm_create(&config, &comm));
+    pith_comm_destroy(comm);
+  }
   config.size = 12;
   CHECK_EQ(pith_comm_create(&config, &comm), PITH_ERR_ARGUMENT);
 }

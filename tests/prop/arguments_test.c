@@ -340,6 +340,7 @@ static void call_with_nothing(pith_comm *comm, void *argument) {
   CHECK_STATUS(pith_comm_traffic(comm, "sing", &traffic), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_transport_probe(NULL), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_transport_probe("pigeon"), PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith_tls_probe(&(pith_config){.size = 12}, NULL), PITH_ERR_ARGUMENT);
   CHECK_EQ(pith_comm_rank(NULL), -1);
   CHECK_EQ(pith_comm_ranks(NULL), 0);
   CHECK_STR(pith_comm_transport(NULL, 0), "none");
