@@ -7,6 +7,7 @@
 #   make install PREFIX=/usr/local
 #   make wheel      a source distribution and a wheel for other machines, in dist; CUDA=1: a wheel with the module for GPUs
 #   make fuzz       look for inputs that break a decoder or a parser (clang; FUZZ_SECONDS for each target)
+#   make models     check the models of the shm ring and of the rendezvous over all interleavings (spin)
 #   make builds     test every build that must work: gcc, clang, and without AVX
 #   make cuda       build/libpith_cuda.so, the module for GPUs (nvcc); CUDA_ARCH=all builds it for every GPU
 #   make lint       what people and tools should not find: layers, symbols, format, types, clang-tidy, shellcheck
@@ -24,7 +25,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 SOURCES = $(shell find include src tests examples modules bench cuda tools -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
 PYTHON_SOURCES = python tests/python tests/cuda bench examples
 
-.PHONY: all demo cuda wheel test python-test sanitize threads builds fuzz bench format format-check lint packages install clean
+.PHONY: all demo cuda wheel test python-test sanitize threads builds fuzz models bench format format-check lint packages install clean
 
 all: $(BUILD)/CMakeCache.txt
 	@cmake --build $(BUILD)
@@ -74,6 +75,9 @@ builds:
 fuzz:
 	@tools/bootstrap.sh
 	@tools/fuzz $(FUZZ_SECONDS)
+
+models:
+	@tools/models
 
 bench: all
 	@$(BUILD)/pith bench codec --json $(BUILD)/bench.json
