@@ -44,12 +44,12 @@ def context(
     """A pith_ctx: what random numbers follow from."""
     return c.Ctx(
         size=ctypes.sizeof(c.Ctx),
-        seed=seed,
-        step=step,
-        layer=layer,
-        rank=rank,
-        ranks=ranks,
-        rows=rows,
+        seed=c.whole(ctypes.c_uint64, seed, "seed"),
+        step=c.whole(ctypes.c_uint64, step, "step"),
+        layer=c.whole(ctypes.c_uint64, layer, "layer"),
+        rank=c.whole(ctypes.c_uint32, rank, "rank"),
+        ranks=c.whole(ctypes.c_uint32, ranks, "ranks"),
+        rows=c.whole(ctypes.c_uint64, rows, "rows"),
         gamma=gamma,
     )
 

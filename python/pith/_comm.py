@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from . import _library as c
-from ._codec import Codec, State, codec_of
+from ._codec import Codec, State, codec_of, context
 from ._errors import ArgumentError, Error, TimeoutError
 from ._launch import id_pointer
 from ._tensors import View, target_of, view_of
@@ -40,7 +40,7 @@ def sizes(counts: Sequence[int] | None, ranks: int) -> Any:
         raise ArgumentError(f"{len(counts)} counts for {ranks} ranks")
     if any(count < 0 for count in counts):
         raise ArgumentError(f"the counts {list(counts)} contain a negative one")
-    return (ctypes.c_size_t * ranks)(*counts)
+    return c.numbers(counts)
 
 
 def make_call(
@@ -55,15 +55,13 @@ def make_call(
     algorithm: str | None = None,
 ) -> Any:
     """A pith_call by reference; None for an uncompressed one."""
-    if codec is None and layer == 0 and algorithm is None:
+    if codec is None and not (layer or step or seed) and algorithm is None:
         return _NO_CALL
     call = c.Call(size=ctypes.sizeof(c.Call))
     call.codec = codec._pointer if codec else None
     call.state = state._pointer if state else None
-    call.algorithm = algorithm.encode() if algorithm else None
-    ctx = call.ctx
-    ctx.size = ctypes.sizeof(c.Ctx)
-    ctx.seed, ctx.step, ctx.layer, ctx.rows, ctx.gamma = seed, step, layer, rows, gamma
+    call.algorithm = c.encoded(algorithm, "algorithm")
+    call.ctx = context(seed=seed, step=step, layer=layer, rows=rows, gamma=gamma)
     return ctypes.byref(call)
 
 
@@ -227,20 +225,20 @@ class Comm:
     ) -> None:
         config = c.Config(
             size=ctypes.sizeof(c.Config),
-            rank=-1 if rank is None else rank,
-            ranks=-1 if ranks is None else ranks,
-            host=host.encode() if host else None,
-            port=port,
-            transport=transport.encode() if transport else None,
-            interface=interface.encode() if interface else None,
-            host_id=host_id.encode() if host_id else None,
-            secret=secret.encode() if secret else None,
+            rank=-1 if rank is None else c.whole(ctypes.c_int, rank, "rank"),
+            ranks=-1 if ranks is None else c.whole(ctypes.c_int, ranks, "ranks"),
+            host=c.encoded(host, "host"),
+            port=c.whole(ctypes.c_uint16, port, "port"),
+            transport=c.encoded(transport, "transport"),
+            interface=c.encoded(interface, "interface"),
+            host_id=c.encoded(host_id, "host_id"),
+            secret=c.encoded(secret, "secret"),
             timeout=timeout,
-            chunk=chunk,
-            algorithm=algorithm.encode() if algorithm else None,
-            inside=inside.encode() if inside else None,
-            connections=connections,
-            threads=threads,
+            chunk=c.whole(ctypes.c_size_t, chunk, "chunk"),
+            algorithm=c.encoded(algorithm, "algorithm"),
+            inside=c.encoded(inside, "inside"),
+            connections=c.whole(ctypes.c_uint16, connections, "connections"),
+            threads=c.whole(ctypes.c_uint16, threads, "threads"),
             id=id_pointer(id),
         )
         pointer = ctypes.c_void_p()
@@ -266,7 +264,9 @@ class Comm:
         for dependent in list(self._dependents):
             dependent.close()
         c.lib.pith_comm_destroy(pointer)  # in a forked child, silently
-        if self._process == os.getpid():  # else threads of the parent may have held the requests' locks
+        if (
+            self._process == os.getpid()
+        ):  # else threads of the parent may have held the requests' locks
             for request in list(self._requests):
                 request._finish()
 

@@ -46,8 +46,8 @@ def unique_id(host: str | None = None, interface: str | None = None) -> bytes:
         size=ctypes.sizeof(c.Config),
         rank=-1,
         ranks=-1,
-        host=host.encode() if host else None,
-        interface=interface.encode() if interface else None,
+        host=c.encoded(host, "host"),
+        interface=c.encoded(interface, "interface"),
     )
     made = c.UniqueId()
     c.check(c.lib.pith_unique_id_create(ctypes.byref(config), ctypes.byref(made)))

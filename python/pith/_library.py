@@ -7,7 +7,9 @@ C compiler makes of the header. Nothing else in the package knows about ctypes d
 from __future__ import annotations
 
 import ctypes
+import operator
 import os
+from collections.abc import Sequence
 from ctypes import (
     POINTER,
     Structure,
@@ -26,7 +28,59 @@ from ctypes import (
 from pathlib import Path
 from typing import Any
 
-from ._errors import Error, error_of
+from ._errors import ArgumentError, Error, error_of
+
+# ---- Numbers and texts -----------------------------------------------------------------------------------------------
+
+# ctypes cuts numbers that do not fit, and C ends a text at its first zero byte: root=2**32 would be rank 0.
+
+
+def whole(kind: Any, value: Any, name: str = "a number") -> int:
+    """A whole number that fits a type of C."""
+    number = operator.index(value)
+    bits = 8 * ctypes.sizeof(kind)
+    low, high = (
+        (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if kind is c_int else (0, (1 << bits) - 1)
+    )
+    if not low <= number <= high:
+        raise ArgumentError(f"{name} is {number}, which is not between {low} and {high}")
+    return number
+
+
+def encoded(value: str | None, name: str = "a text") -> bytes | None:
+    """A text for C; None, and an empty one, for none."""
+    if not value:
+        return None
+    text = value.encode()
+    if b"\0" in text:
+        raise ArgumentError(f"{name} is {value!r}, with a zero byte in it")
+    return text
+
+
+def numbers(values: Sequence[int]) -> Any:
+    """Sizes or a shape for C."""
+    return (c_size_t * len(values))(*(whole(c_size_t, value) for value in values))
+
+
+class _Number:
+    """An argument that is a whole number."""
+
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+
+    def from_param(self, value: Any) -> Any:
+        return value if isinstance(value, self._kind) else self._kind(whole(self._kind, value))
+
+
+class _Text:
+    """An argument that is a text."""
+
+    @staticmethod
+    def from_param(value: Any) -> Any:
+        if isinstance(value, bytes) and b"\0" in value:
+            raise ArgumentError(f"{value!r} has a zero byte in it")
+        return c_char_p.from_param(value)
+
 
 # ---- Structures ------------------------------------------------------------------------------------------------------
 
@@ -528,6 +582,10 @@ def _load() -> tuple[ctypes.CDLL, str]:
     )
 
 
+_CHECKED: dict[Any, Any] = {kind: _Number(kind) for kind in (c_int, c_size_t, c_uint32, c_uint64)}
+_CHECKED[c_char_p] = _Text
+
+
 def _declare(library: ctypes.CDLL, path: str) -> None:
     for name, (result, arguments) in FUNCTIONS.items():
         try:
@@ -535,7 +593,7 @@ def _declare(library: ctypes.CDLL, path: str) -> None:
         except AttributeError:
             raise ImportError(f"{path} has no {name}(): it is of another version of Pith") from None
         function.restype = result
-        function.argtypes = arguments
+        function.argtypes = [_CHECKED.get(kind, kind) for kind in arguments]
 
 
 lib, path = _load()

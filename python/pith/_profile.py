@@ -26,7 +26,7 @@ def shapes_of(layers: Iterable[tuple[str, Sequence[int]]]) -> tuple[Any, int]:
     entries = (c.LayerShape * len(named))()
     for entry, (name, shape) in zip(entries, named, strict=True):
         entry.name = name
-        entry.shape = (ctypes.c_size_t * len(shape))(*shape)
+        entry.shape = c.numbers(shape)
         entry.dimensions = len(shape)
     return entries, len(named)
 

@@ -75,7 +75,7 @@ class Reducer:
     def add(self, name: str, shape: Sequence[int], dtype: Any = "f32") -> int:
         """A layer; all ranks add the same ones in the same order. Gives its number."""
         number, kind = ctypes.c_size_t(), dtype_of(dtype)
-        dimensions = (ctypes.c_size_t * len(shape))(*shape)
+        dimensions = c.numbers(shape)
         status = c.lib.pith_reducer_add(
             self._open(), name.encode(), dimensions, len(shape), kind, ctypes.byref(number)
         )
