@@ -3,7 +3,8 @@
  *
  *   make_corpus FOLDER        writes FOLDER/quantize/…, FOLDER/sparse/…, …
  *
- * Run it again when a payload format changes or a method is added, and commit what it writes.
+ * Run it again when a payload format, a message, a handshake or a checkpoint changes, or a method is added, and commit
+ * what it writes. Inputs named finding-… are not its own: they broke something once.
  */
 #include <pthread.h>
 #include <sys/stat.h>
