@@ -26,13 +26,14 @@
 
 /* ---- Which call fails, and how ----------------------------------------------------------------------------------- */
 
-#define INJECTED_CALLS(X)                                                                                      \
-  X(socket)                                                                                                    \
-  X(bind) X(listen) X(accept4) X(connect) X(shutdown) X(close) X(setsockopt) X(getsockopt) X(getsockname)      \
-      X(getpeername) X(getifaddrs) X(getaddrinfo) X(recv) X(recvmsg) X(send) X(sendmsg) X(poll) X(ppoll)       \
-          X(epoll_create1) X(epoll_ctl) X(epoll_wait) X(eventfd) X(read) X(write) X(open) X(readlink) X(fstat) \
-              X(fcntl) X(ioctl) X(memfd_create) X(ftruncate) X(fallocate) X(mmap) X(getrandom) X(syscall)      \
-                  X(pthread_create) X(allocation)
+/* clang-format off */
+#define INJECTED_CALLS(X)                                                                                         \
+  X(socket) X(bind) X(listen) X(accept4) X(connect) X(shutdown) X(close) X(setsockopt) X(getsockopt)              \
+  X(getsockname) X(getpeername) X(getifaddrs) X(getaddrinfo) X(recv) X(recvmsg) X(send) X(sendmsg) X(poll)        \
+  X(ppoll) X(epoll_create1) X(epoll_ctl) X(epoll_wait) X(eventfd) X(read) X(write) X(open) X(readlink) X(fstat)   \
+  X(fcntl) X(ioctl) X(memfd_create) X(ftruncate) X(fallocate) X(mmap) X(getrandom) X(syscall) X(pthread_create)   \
+  X(allocation)
+/* clang-format on */
 
 #define INJECTED_KIND(name) INJECT_##name,
 typedef enum injected_kind { INJECTED_CALLS(INJECTED_KIND) INJECTED_KINDS } injected_kind;

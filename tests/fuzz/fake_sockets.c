@@ -5,6 +5,7 @@
 #include <ifaddrs.h>
 #include <poll.h>
 #include <stdarg.h>
+#include <sys/epoll.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -13,7 +14,7 @@
 
 enum { FIRST = 200, MOST = 128, USER_ELSEWHERE = 12345 }; /* descriptors */
 
-typedef enum kind { CLOSED, PLAIN, LISTENER, CONNECTION, DESCRIPTOR } kind;
+typedef enum kind { CLOSED, PLAIN, LISTENER, CONNECTION, DESCRIPTOR, WATCH } kind;
 
 typedef struct record {
   const uint8_t *data;
@@ -23,7 +24,9 @@ typedef struct record {
 
 typedef struct descriptor {
   kind kind;
-  int type, number; /* number: of a connection */
+  int type, number;         /* number: of a connection */
+  int watch;                /* the epoll descriptor that it is watched by; 0: none */
+  struct epoll_event event; /* what for */
 } descriptor;
 
 typedef struct connection {
@@ -67,7 +70,7 @@ void fake_end(void) {
 static int new_descriptor(kind which, int type, int number) {
   for (int i = 0; i < MOST; i++) {
     if (world.fds[i].kind == CLOSED) {
-      world.fds[i] = (descriptor){which, type, number};
+      world.fds[i] = (descriptor){.kind = which, .type = type, .number = number};
       return FIRST + i;
     }
   }
@@ -329,6 +332,47 @@ WRAP(int, poll, struct pollfd *fds, nfds_t count, int milliseconds) {
   } while (count > 0 && milliseconds != 0 && take_record()); /* who does not wait sees what is there */
   world.now += 1e-3 * (milliseconds < 0 ? 1000000 : milliseconds);
   return 0;
+}
+
+/* ---- epoll: poll() over what is watched -------------------------------------------------------------------------- */
+
+_Static_assert(EPOLLIN == POLLIN && EPOLLOUT == POLLOUT && EPOLLRDHUP == POLLRDHUP, "one set of bits serves both");
+
+WRAP(int, epoll_create1, int flags) { return is_running ? new_descriptor(WATCH, 0, 0) : __real_epoll_create1(flags); }
+
+WRAP(int, epoll_ctl, int watch, int what, int fd, struct epoll_event *event) {
+  descriptor *d = descriptor_of(fd);
+  if (!descriptor_of(watch)) {
+    return __real_epoll_ctl(watch, what, fd, event);
+  }
+  if (!d || (what == EPOLL_CTL_ADD) == (d->watch == watch)) {
+    errno = !d ? EBADF : what == EPOLL_CTL_ADD ? EEXIST : ENOENT;
+    return -1;
+  }
+  d->watch = what == EPOLL_CTL_DEL ? 0 : watch;
+  d->event = event ? *event : d->event;
+  return 0;
+}
+
+WRAP(int, epoll_wait, int watch, struct epoll_event *events, int most, int milliseconds) {
+  struct pollfd fds[MOST];
+  int count = 0, found = 0;
+  if (!descriptor_of(watch)) {
+    return __real_epoll_wait(watch, events, most, milliseconds);
+  }
+  for (int i = 0; i < MOST; i++) {
+    if (world.fds[i].kind != CLOSED && world.fds[i].watch == watch) {
+      fds[count++] = (struct pollfd){FIRST + i, (short)world.fds[i].event.events, 0};
+    }
+  }
+  __wrap_poll(fds, (nfds_t)count, milliseconds);
+  for (int i = 0; i < count && found < most; i++) {
+    if (fds[i].revents) {
+      events[found] = descriptor_of(fds[i].fd)->event;
+      events[found++].events = (uint32_t)fds[i].revents;
+    }
+  }
+  return found;
 }
 
 WRAP(int, clock_gettime, clockid_t clock, struct timespec *time) {

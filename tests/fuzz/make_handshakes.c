@@ -186,8 +186,8 @@ static void record(const char *target, int hearer, int ranks, int head, void *(*
     pthread_join(threads[r], NULL);
   }
   pthread_barrier_destroy(&job.listening);
-  for (uint8_t trusts = 0; trusts <= FAKE_TRUSTS; trusts++) {
-    uint8_t first[2] = {(uint8_t)head, trusts};
+  for (int trusts = 0; trusts <= FAKE_TRUSTS; trusts++) {
+    uint8_t first[2] = {(uint8_t)head, (uint8_t)trusts};
     int is_plain = head < 0; /* no byte that chooses */
     fuzz_write_input(target, first + is_plain, sizeof first - (size_t)is_plain, heard.bytes, heard.size);
   }
