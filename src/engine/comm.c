@@ -293,8 +293,8 @@ static pith_status connect_kind(pith_comm *comm, pith_transport *transport, int 
     address[p] = cards[p].address[kind];
     if (wanted[p]) {
       comm->link[p].transport = transport;
-      comm->link[p].checked = /* TLS finds damage by itself */
-          kind == KIND_NETWORK && cards[p].host != cards[comm->rank].host && comm->tls == PITH_TLS_OFF;
+      comm->link[p].remote = kind == KIND_NETWORK && cards[p].host != cards[comm->rank].host;
+      comm->link[p].checked = comm->link[p].remote && comm->tls == PITH_TLS_OFF; /* TLS finds damage by itself */
     }
   }
   pith_status status = transport->ops->connect(transport, address, wanted, &comm->key);

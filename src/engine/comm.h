@@ -129,7 +129,8 @@ typedef struct pith_link {
   pith_comm *comm;
   int peer;
   pith_transport *transport; /* NULL for the own rank */
-  int checked;               /* payloads carry a checksum: they cross a network, not only the memory of a host */
+  int remote;                /* the peer is on another host */
+  int checked;               /* payloads carry a checksum: they cross a network, and nothing else protects them */
   int left;                  /* said goodbye, or is gone */
   int over;                  /* and its last byte was read */
   int broken;                /* takes nothing any more */

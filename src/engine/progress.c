@@ -267,7 +267,7 @@ static void choose_spin(pith_comm *comm) {
   cpu_set_t cores;
   int here = 1;
   for (int p = 0; p < comm->ranks; p++) {
-    here += comm->link[p].transport && !comm->link[p].checked;
+    here += comm->link[p].transport && !comm->link[p].remote;
   }
   int is_crowded = sched_getaffinity(0, sizeof cores, &cores) != 0 || here > CPU_COUNT(&cores);
   int is_local = here == comm->ranks;
@@ -314,6 +314,12 @@ static void note_vain_spin(pith_comm *comm, long *displaced) {
 static int is_sending(const pith_comm *comm) {
   for (int p = 0; p < comm->ranks; p++) {
     if (comm->link[p].out) {
+      return 1;
+    }
+  }
+  for (int t = 0; t < comm->transports; t++) {
+    const pith_transport *transport = comm->transport[t];
+    if (transport->ops->has_output && transport->ops->has_output(transport)) {
       return 1;
     }
   }

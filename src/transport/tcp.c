@@ -354,6 +354,17 @@ static int sleep_tcp(pith_transport *transport, int asleep) {
   return asleep && work;
 }
 
+/* Only TLS keeps bytes. */
+static int has_output(const pith_transport *transport) {
+  const pith_tcp *tcp = (const pith_tcp *)transport;
+  for (int p = 0; tcp->tls && p < tcp->ranks; p++) {
+    if (pith__connection_has_output(&tcp->peers[p].connection[tcp->peers[p].written])) {
+      return 1;
+    }
+  }
+  return 0;
+}
+
 const pith_transport_ops pith__transport_tcp = {
     .name = "tcp",
     .summary = "sockets: machines on any network",
@@ -364,5 +375,6 @@ const pith_transport_ops pith__transport_tcp = {
     .receive = receive_tcp,
     .descriptors = descriptors,
     .sleep = sleep_tcp,
+    .has_output = has_output,
     .close = close_tcp,
 };
