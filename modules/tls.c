@@ -269,11 +269,12 @@ static ssize_t tls_write(pith_tls_session *base, const struct iovec *pieces, int
   ERR_clear_error();
   for (;;) {
     if (!has_room(s)) {
-      if (tls_flush(base) < 0) {
+      int left = tls_flush(base);
+      if (left < 0) {
         return done > 0 ? (ssize_t)done : -1;
       }
-      if (!has_room(s)) {
-        break;
+      if (left) {
+        break; /* the socket is full: what is not taken yet waits with the caller */
       }
     }
     const void *from = next_record(&c, s->shared->gathered, &size);

@@ -132,7 +132,7 @@ typedef struct pith_link {
   int peer;
   pith_transport *transport; /* NULL for the own rank */
   int remote;                /* the peer is on another host, as far as we know */
-  int checked;               /* payloads carry a checksum: for all we know they may cross a network */
+  int checked;               /* payloads carry a checksum: they may cross a network, and nothing else protects them */
   int left;                  /* said goodbye, or is gone */
   int over;                  /* and its last byte was read */
   int broken;                /* takes nothing any more */

@@ -354,6 +354,12 @@ static int is_sending(const pith_comm *comm) {
       return 1;
     }
   }
+  for (int t = 0; t < comm->transports; t++) {
+    const pith_transport *transport = comm->transport[t];
+    if (transport->ops->has_output && transport->ops->has_output(transport)) {
+      return 1;
+    }
+  }
   return 0;
 }
 

@@ -384,6 +384,17 @@ static int is_loopback(pith_transport *transport, int rank) {
   return are_all;
 }
 
+/* Only TLS keeps bytes. */
+static int has_output(const pith_transport *transport) {
+  const pith_tcp *tcp = (const pith_tcp *)transport;
+  for (int p = 0; tcp->tls && p < tcp->ranks; p++) {
+    if (pith__connection_has_output(&tcp->peers[p].connection[tcp->peers[p].written])) {
+      return 1;
+    }
+  }
+  return 0;
+}
+
 const pith_transport_ops pith__transport_tcp = {
     .name = "tcp",
     .summary = "sockets: machines on any network",
@@ -395,6 +406,7 @@ const pith_transport_ops pith__transport_tcp = {
     .descriptors = descriptors,
     .sleep = sleep_tcp,
     .is_linked = is_linked,
+    .has_output = has_output,
     .close = close_tcp,
     .is_unanswered = is_unanswered,
     .is_loopback = is_loopback,

@@ -97,6 +97,9 @@ typedef struct pith_transport_ops {
   /* Closes all links. Peers see that this rank is gone. Legal at any time after listen, also half connected. */
   void (*close)(pith_transport *transport);
 
+  /* Whether bytes that were taken wait here for room, which send, receive and sleep look for. NULL: never. */
+  int (*has_output)(const pith_transport *transport);
+
   int polls; /* 1: no descriptor tells when bytes come, so nobody may sleep longer than some microseconds */
 
   /* Whether something that was sent to the peer has had no answer of its host yet, not even that it came: if that

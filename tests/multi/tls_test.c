@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "engine/comm.h"
 #include "ranks.h"
 #include "transport/tcp.h"
 #include "transport_laws.h"
@@ -607,13 +608,14 @@ static _Noreturn void be_rank(const job *j, int rank, int port) {
   pith_comm *comm = NULL, *group = NULL;
   config.rank = rank, config.ranks = 2, config.port = port, config.host = "127.0.0.1", config.timeout = 10;
   config.transport = j->transport, config.connections = j->connections;
-  config.tls = j->tls[rank], config.secret = j->secret[rank];
+  config.tls = j->tls[rank], config.secret = j->secret[rank], config.host_id = rank ? "one host" : "another";
   CHECK_STATUS(pith_comm_create(&config, &comm), j->status);
   if (j->status != PITH_OK) {
     CHECK_ERROR_SAYS(j->error);
     _exit(0);
   }
   CHECK_STR(pith_comm_transport(comm, !rank), "tcp");
+  CHECK(comm->link[!rank].remote && !comm->link[!rank].checked); /* TLS protects payloads: no checksum beside it */
   reduce(comm, rank);
   CHECK_OK(pith_comm_split(comm, 0, rank, &group));
   reduce(group, rank);
