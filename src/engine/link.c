@@ -561,22 +561,24 @@ static int fits(const pith_frame *frame, const pith_piece *piece) {
   return frame->length >= piece->least && frame->length <= piece->capacity;
 }
 
-static size_t early_limit(void) {
+static size_t early_limit(size_t bytes) {
+  if (pith__early_bounds.limit || bytes <= pith__early_bounds.pause) {
+    return pith__early_bounds.limit ? pith__early_bounds.limit : SIZE_MAX; /* asking the system takes its time */
+  }
   long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGE_SIZE);
-  return pith__early_bounds.limit ? pith__early_bounds.limit
-         : pages > 0 && size > 0  ? (size_t)pages / 4 * (size_t)size
-                                  : SIZE_MAX;
+  return pages > 0 && size > 0 ? (size_t)pages / 4 * (size_t)size : SIZE_MAX;
 }
 
 /* Memory for so many bytes of the payload of a message that nothing here waits for; 0 if the comm failed. */
 static int make_room(pith_link *link, size_t room) {
   pith_comm *comm = link->comm;
-  if (link->early_bytes + room > early_limit()) {
+  size_t bytes = link->early_bytes + room, limit = early_limit(bytes);
+  if (bytes > limit) {
     pith__comm_fail(
         comm, PITH_ERR_MEMORY,
         "rank %d sent rank %d more than %zu bytes that it does not wait for yet: receive messages in the order "
         "in which they are sent, or start fewer operations at once",
-        link->peer, comm->rank, early_limit());
+        link->peer, comm->rank, limit);
     return 0;
   }
   pith_early *larger = realloc(link->stored, sizeof *larger + room + 1);
