@@ -21,7 +21,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define TEST_SECONDS 60
+#define TEST_SECONDS 120
 
 /* ---- Defining ---------------------------------------------------------------------------------------------------- */
 
