@@ -5,6 +5,8 @@
  *
  *   tcp_bandwidth [MiB of each run, 2048] [KiB of each call, 1024]
  */
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +17,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "transport/link_key.h"
 #include "transport/sockets.h"
 #include "transport/transport.h"
 
@@ -95,26 +98,41 @@ static double move(pith_transport *t, int rank, char *buffer) {
   return pith__now() - start;
 }
 
-static double run_link(int count, char *buffer) {
-  pith_transport *t[2];
-  pith_address *address = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  for (int rank = 0; rank < 2; rank++) {
-    pith_transport_config config = {.rank = rank, .ranks = 2, .connections = count, .timeout = 10};
-    demand(pith__transport_tcp.listen(&config, &t[rank], &address[rank]) == PITH_OK, "listen");
+/* What the two ranks see of each other. */
+typedef struct place {
+  pith_address address[2];
+  atomic_int is_known[2];
+} place;
+
+static double run_rank(int rank, int count, place *shared, char *buffer) {
+  pith_transport *t;
+  pith_link_key key;
+  pith_transport_config config = {.rank = rank, .ranks = 2, .connections = count, .timeout = 10};
+  pith__link_key_make(NULL, 1, &key);
+  demand(pith__transport_tcp.listen(&config, &t, &shared->address[rank]) == PITH_OK, "listen");
+  atomic_store(&shared->is_known[rank], 1);
+  while (!atomic_load(&shared->is_known[!rank])) {
+    sched_yield();
   }
-  pid_t child = fork();
-  int rank = child == 0;
-  demand(pith__transport_tcp.connect(t[rank], address, (const uint8_t[]){(uint8_t)rank, (uint8_t)!rank}) == PITH_OK,
+  demand(pith__transport_tcp.connect(t, shared->address, (const uint8_t[]){(uint8_t)rank, (uint8_t)!rank}, &key) ==
+             PITH_OK,
          "link");
-  double seconds = move(t[rank], rank, buffer);
+  double seconds = move(t, rank, buffer);
+  pith__transport_tcp.close(t);
+  return seconds;
+}
+
+static double run_link(int count, char *buffer) {
+  place *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  demand(shared != MAP_FAILED, "memory");
+  pid_t child = fork();
   if (child == 0) {
-    pith__transport_tcp.close(t[1]);
+    run_rank(1, count, shared, buffer);
     _exit(0);
   }
+  double seconds = run_rank(0, count, shared, buffer);
   waitpid(child, NULL, 0);
-  pith__transport_tcp.close(t[0]);
-  pith__transport_tcp.close(t[1]);
-  munmap(address, 4096);
+  munmap(shared, sizeof *shared);
   return seconds;
 }
 

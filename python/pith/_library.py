@@ -28,7 +28,7 @@ from ctypes import (
 from pathlib import Path
 from typing import Any
 
-from ._errors import ArgumentError, Error, error_of
+from ._errors import ArgumentError, error_of
 
 INTERRUPTED = ctypes.CFUNCTYPE(c_int, c_void_p)  # pith_config.interrupted
 _ERR_INTERRUPTED = 15

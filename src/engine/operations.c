@@ -120,7 +120,7 @@ pith_status pith_allreduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_
 /* The counts of all ranks, the caller's or `each` for all; lives with the operation. */
 static pith_status copy_counts(pith_operation *op, const size_t *counts, size_t each, size_t total) {
   size_t sum = 0;
-  op->counts = malloc((size_t)op->job.ranks * sizeof *op->counts);
+  op->counts = calloc((size_t)op->job.ranks, sizeof *op->counts);
   PITH_REQUIRE(op->counts, PITH_ERR_MEMORY, "no memory for an operation");
   for (int p = 0; p < op->job.ranks; p++) {
     op->counts[p] = counts ? counts[p] : each;

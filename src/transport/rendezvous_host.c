@@ -476,10 +476,11 @@ static pith_status make_table(const host *h, const void *mine, size_t size, uint
   }
   uint8_t *to = made + head;
   for (int p = 0; p < ranks; p++) {
-    uint32_t bytes = (uint32_t)(p == 0 ? size : of[p]->hello.size);
+    const void *record = p == 0 ? mine : of[p] ? of[p]->record : NULL;
+    uint32_t bytes = (uint32_t)(p == 0 ? size : of[p] ? of[p]->hello.size : 0);
     memcpy(made + (size_t)p * sizeof bytes, &bytes, sizeof bytes);
     if (bytes) {
-      memcpy(to, p == 0 ? mine : of[p]->record, bytes);
+      memcpy(to, record, bytes);
     }
     to += bytes;
   }

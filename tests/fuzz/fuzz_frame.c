@@ -160,7 +160,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   unsigned operation = (unsigned)fuzz_take(&in, 1) % FUZZ_FRAME_OPERATIONS;
   size_t step = (size_t)fuzz_take(&in, 1);
   unsigned flags = (unsigned)fuzz_take(&in, 1);
-  stream s = {.base = {&stream_ops},
+  stream s = {.base.ops = &stream_ops,
               .in = in,
               .step = step ? step * step : SIZE_MAX / 2,
               .patience = 20,
