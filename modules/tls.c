@@ -22,8 +22,8 @@
 
 #define RECORD ((size_t)SSL3_RT_MAX_PLAIN_LENGTH)
 #define RECORD_ROOM (RECORD + 512) /* with its head and tag, and with a change of keys before it */
-#define OUTPUT (4 * RECORD_ROOM)
-#define INPUT ((size_t)64 << 10)
+#define OUTPUT (8 * RECORD_ROOM)
+#define INPUT ((size_t)128 << 10)
 #define RECORDS_MOST ((uint64_t)1 << 23) /* AES-GCM bears 2^24.5 records under one key (RFC 8446, 5.5) */
 #define IDENTITY "pith"                  /* of the pre-shared key; there is only one */
 #define BINDING_LABEL "EXPORTER-Pith-link"
