@@ -1,412 +1,19 @@
-/* A comm's life: who we are, how each peer is reached, splitting, leaving. */
+/* A comm's life: making it, splitting, asking, leaving. join.c links its ranks. */
 #include <errno.h>
-#include <fcntl.h>
-#include <stddef.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/forked.h"
-#include "base/hash.h"
-#include "base/log.h"
-#include "engine/address_record.h"
 #include "engine/choose.h"
-#include "engine/launcher.h"
+#include "engine/join.h"
 #include "engine/submit.h"
 #include "engine/trace.h"
 #include "transport/link_key.h"
-#include "transport/module.h"
-#include "transport/rendezvous.h"
-#include "transport/tls.h"
-#include "transport/unique_id.h"
 
-#define DEFAULT_PORT 29499
-#define DEFAULT_TIMEOUT 300.0
-#define DEFAULT_LIVENESS 15.0
-#define DEFAULT_CHUNK ((size_t)512 << 10)
-#define RANKS_MOST 4096
-#define LAST_WORDS_SECONDS 0.5 /* to tell the others why a comm could not be made */
-#define HURRY_SECONDS 2.0      /* to make the links over which they are told */
+/* ---- The object -------------------------------------------------------------------------------------------------- */
 
-/* ---- Settings ---------------------------------------------------------------------------------------------------- */
-
-static const char *text_of(const char *given, const char *variable, const char *otherwise) {
-  const char *value = given ? given : getenv(variable);
-  return value && *value ? value : otherwise;
-}
-
-/* The first of several variables that holds a number; -1 if none does. */
-static int number_of(int given, const char *const *variables) {
-  for (; given < 0 && *variables; variables++) {
-    const char *text = getenv(*variables);
-    char *end;
-    long value = text && *text ? strtol(text, &end, 10) : -1;
-    if (value >= 0 && value < INT32_MAX && *end == 0) {
-      return (int)value;
-    }
-  }
-  return given;
-}
-
-typedef struct settings {
-  pith_rendezvous meet;
-  pith_launch launch;
-  pith_id_content id; /* if the config has one */
-  const char *transport, *interface, *host_id, *inside;
-  pith_algorithm algorithm;
-  int connections, threads;
-  size_t chunk;
-  double timeout, liveness;
-  const char *timeout_from;
-  pith_tls_config tls;
-} settings;
-
-static const char *environment(const char *name) { return getenv(name); }
-
-/* Every version of the header has had these fields in these places; what an older one lacks has its default. */
-static pith_status copy_config(const pith_config *given, pith_config *config) {
-  *config = (pith_config)PITH_CONFIG_INIT;
-  if (given) {
-    PITH_REQUIRE(
-        given->size >= offsetof(pith_config, id) && given->size <= sizeof *config && given->size % sizeof(void *) == 0,
-        PITH_ERR_ARGUMENT, "pith_config.size is %zu: start from PITH_CONFIG_INIT", given->size);
-    memcpy(config, given, given->size);
-  }
-  return PITH_OK;
-}
-
-/* Who we are and where rank 0 is: what the program says, and the launcher for the rest. */
-static pith_status find_place(const pith_config *c, settings *s) {
-  pith_status status = pith__launch_read(environment, &s->launch);
-  if (status != PITH_OK && c->rank >= 0 && c->ranks > 0) {
-    pith__launch_given(environment, c->rank, c->ranks, &s->launch);
-    status = PITH_OK;
-  }
-  PITH_TRY(status);
-  s->meet.rank = c->rank >= 0 ? c->rank : s->launch.rank;
-  s->meet.ranks = c->ranks >= 0 ? c->ranks : s->launch.ranks;
-  PITH_REQUIRE(s->meet.ranks > 0 && s->meet.rank < s->meet.ranks && s->meet.ranks <= RANKS_MOST, PITH_ERR_ARGUMENT,
-               "rank %d of %d is impossible", s->meet.rank, s->meet.ranks);
-  int port = c->port ? c->port : s->launch.port;
-  PITH_REQUIRE(port <= UINT16_MAX, PITH_ERR_ARGUMENT, "%d is no port to meet at: 1 to %d are", port, UINT16_MAX);
-  s->meet.port = (uint16_t)(port > 0 ? port : DEFAULT_PORT);
-  s->meet.host = c->host && *c->host ? c->host : s->launch.host;
-  PITH_REQUIRE(*s->meet.host || c->id || s->launch.local_ranks < 0 || s->meet.ranks != s->launch.ranks,
-               PITH_ERR_ARGUMENT,
-               "the ranks run on several hosts, and %s does not say where rank 0 is: set MASTER_ADDR to an address of "
-               "its host that all "
-               "can reach",
-               s->launch.launcher);
-  s->meet.host = *s->meet.host ? s->meet.host : "127.0.0.1";
-  return PITH_OK;
-}
-
-static pith_status use_id(const pith_unique_id *id, settings *s) {
-  PITH_TRY(pith__unique_id_read(id, &s->id));
-  s->meet.host = s->id.hosts;
-  s->meet.port = s->id.port;
-  s->meet.secret = s->meet.secret ? s->meet.secret : s->id.secret[0] ? s->id.secret : NULL;
-  if (s->meet.rank == 0 && s->meet.ranks > 1) {
-    s->meet.listener = pith__unique_id_listener(id);
-    PITH_REQUIRE(s->meet.listener > 0, PITH_ERR_STATE,
-                 "rank 0 did not create this unique id in this process, or has used it already: an id is for one comm");
-  }
-  return PITH_OK;
-}
-
-/* The secret of a unique id does not count: the id may have travelled in clear. */
-static pith_status read_tls(const pith_config *c, settings *s) {
-  PITH_TRY(pith__tls_mode_parse(text_of(c->tls, "PITH_TLS", "off"), &s->tls.mode));
-  PITH_REQUIRE(s->tls.mode != PITH_TLS_PSK || s->meet.secret, PITH_ERR_ARGUMENT,
-               "PITH_TLS=psk takes its key from PITH_SECRET, which is not set: set the same secret on all ranks");
-  if (s->tls.mode != PITH_TLS_CERT) {
-    return PITH_OK;
-  }
-  s->tls.certificate = text_of(c->tls_cert, "PITH_TLS_CERT", NULL);
-  s->tls.key = text_of(c->tls_key, "PITH_TLS_KEY", NULL);
-  s->tls.authority = text_of(c->tls_ca, "PITH_TLS_CA", NULL);
-  PITH_REQUIRE(s->tls.certificate && s->tls.key && s->tls.authority, PITH_ERR_ARGUMENT,
-               "PITH_TLS=cert needs three files in PEM, and %s is not set: PITH_TLS_CERT, PITH_TLS_KEY and PITH_TLS_CA",
-               !s->tls.certificate ? "PITH_TLS_CERT"
-               : !s->tls.key       ? "PITH_TLS_KEY"
-                                   : "PITH_TLS_CA");
-  return PITH_OK;
-}
-
-static pith_status read_settings(const pith_config *config, settings *s) {
-  static const char *const connection_names[] = {"PITH_CONNECTIONS", NULL}, *const thread_names[] = {"PITH_THREADS",
-                                                                                                     NULL};
-  pith_config c;
-  const char *timeout = getenv("PITH_TIMEOUT"), *liveness = getenv("PITH_LIVENESS");
-  memset(s, 0, sizeof *s);
-  PITH_TRY(copy_config(config, &c));
-  PITH_TRY(find_place(&c, s));
-  s->meet.secret = text_of(c.secret, "PITH_SECRET", NULL);
-  PITH_TRY(read_tls(&c, s));
-  int is_in_environment = timeout && atof(timeout) > 0;
-  s->timeout = c.timeout > 0 ? c.timeout : is_in_environment ? atof(timeout) : DEFAULT_TIMEOUT;
-  s->timeout_from = c.timeout > 0       ? "pith_config.timeout"
-                    : is_in_environment ? "PITH_TIMEOUT"
-                                        : "default; PITH_TIMEOUT changes it";
-  s->liveness = c.liveness > 0 ? c.liveness : liveness && atof(liveness) > 0 ? atof(liveness) : DEFAULT_LIVENESS;
-  s->meet.timeout = s->timeout;
-  s->meet.interrupt = (pith_interrupt){c.interrupted, c.context};
-  s->transport = text_of(c.transport, "PITH_TRANSPORT", "auto");
-  s->interface = text_of(c.interface, "PITH_IFNAME", NULL);
-  s->host_id = text_of(c.host_id, "PITH_HOSTID", NULL);
-  s->threads = c.threads ? c.threads : number_of(-1, thread_names);
-  s->threads = s->threads > 0 ? s->threads : 1;
-  s->chunk = c.chunk ? c.chunk : DEFAULT_CHUNK * (size_t)s->threads;
-  s->inside = text_of(c.inside, "PITH_INSIDE", "none");
-  s->connections = c.connections ? c.connections : number_of(-1, connection_names);
-  s->connections = s->connections > 0 ? s->connections : 0;
-  PITH_TRY(pith__algorithm_parse(text_of(c.algorithm, "PITH_ALGO", "auto"), &s->algorithm));
-  return c.id ? use_id(c.id, s) : PITH_OK;
-}
-
-pith_status pith_unique_id_create(const pith_config *config, pith_unique_id *id) {
-  pith_config c;
-  PITH_REQUIRE(id, PITH_ERR_ARGUMENT, "pith_unique_id_create: id must not be NULL");
-  PITH_TRY(copy_config(config, &c));
-  const char *towards = c.host && *c.host ? c.host : getenv("MASTER_ADDR"),
-             *interface = text_of(c.interface, "PITH_IFNAME", NULL);
-  int with_secret = !text_of(c.secret, "PITH_SECRET", NULL);
-  if (towards && *towards && !interface && pith__unique_id_create(NULL, towards, with_secret, id) == PITH_OK) {
-    return PITH_OK;
-  }
-  return pith__unique_id_create(interface, NULL, with_secret, id);
-}
-
-/* ---- Addresses --------------------------------------------------------------------------------------------------- */
-
-static uint64_t hash_file(const char *path, uint64_t start) {
-  char text[256];
-  ssize_t size = readlink(path, text, sizeof text);
-  if (size < 0) {
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    do { /* a signal must not make another host of this one */
-      size = file >= 0 ? read(file, text, sizeof text) : 0;
-    } while (size < 0 && errno == EINTR);
-    if (file >= 0) {
-      close(file);
-    }
-  }
-  return pith__hash64(text, size > 0 ? (size_t)size : 0, start);
-}
-
-static uint64_t host_number(const char *host_id) {
-  if (host_id) {
-    return pith__hash64(host_id, strlen(host_id), 1);
-  }
-  return hash_file("/proc/self/ns/net", hash_file("/proc/sys/kernel/random/boot_id", 2));
-}
-
-/* Which transports a comm may use, by kind; NULL for none. */
-typedef struct choice {
-  const pith_transport_ops *kind[PITH_KINDS];
-} choice;
-
-static pith_status find_transport(const char *name, const pith_transport_ops **found) {
-  static const pith_transport_ops *const all[] = {&pith__transport_shm, &pith__transport_tcp, &pith__transport_inproc};
-  for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-    if (strcmp(all[i]->name, name) == 0) {
-      *found = all[i];
-      return PITH_OK;
-    }
-  }
-  PITH_REQUIRE(strcmp(name, "mpi") == 0 || strcmp(name, "ucx") == 0, PITH_ERR_ARGUMENT,
-               "there is no transport \"%s\": auto, shm, tcp, mpi, ucx or inproc", name);
-  return pith__transport_open(name, found);
-}
-
-pith_status pith_transport_probe(const char *name) {
-  PITH_REQUIRE(name, PITH_ERR_ARGUMENT, "pith_transport_probe: name must not be NULL");
-  const pith_transport_ops *transport = NULL;
-  PITH_TRY(find_transport(name, &transport));
-  return transport->probe();
-}
-
-pith_status pith_tls_probe(const pith_config *config, const char **version) {
-  const pith_tls_ops *ops;
-  pith_tls *tls;
-  pith_config c;
-  settings s = {0};
-  PITH_TRY(copy_config(config, &c));
-  s.meet.secret = text_of(c.secret, "PITH_SECRET", NULL);
-  PITH_TRY(read_tls(&c, &s));
-  PITH_TRY(pith__tls_find(&ops));
-  if (s.tls.mode != PITH_TLS_OFF) {
-    PITH_TRY(ops->open(&s.tls, &tls));
-    ops->close(tls);
-  }
-  if (version) {
-    *version = ops->version();
-  }
-  return PITH_OK;
-}
-
-static pith_status choose_transports(const char *name, pith_tls_mode tls, choice *chosen) {
-  *chosen = (choice){{NULL, NULL}};
-  if (strcmp(name, "auto") == 0) {
-    chosen->kind[PITH_KIND_LOCAL] = pith__transport_shm.probe() == PITH_OK ? &pith__transport_shm : NULL;
-    chosen->kind[PITH_KIND_NETWORK] = &pith__transport_tcp;
-    return PITH_OK;
-  }
-  PITH_REQUIRE(tls == PITH_TLS_OFF || (strcmp(name, "mpi") != 0 && strcmp(name, "ucx") != 0), PITH_ERR_UNSUPPORTED,
-               "PITH_TLS=%s cannot be kept: the %s transport sends in clear, and tcp is the one that encrypts",
-               pith__tls_mode_name(tls), name);
-  const pith_transport_ops *only = NULL;
-  PITH_TRY(find_transport(name, &only));
-  PITH_TRY(only->probe());
-  chosen->kind[only == &pith__transport_shm || only == &pith__transport_inproc ? PITH_KIND_LOCAL : PITH_KIND_NETWORK] =
-      only;
-  return PITH_OK;
-}
-
-static pith_status listen_all(const choice *chosen, const pith_transport_config *config, pith_transport **transport,
-                              pith_address_record *mine) {
-  for (int k = 0; k < PITH_KINDS; k++) {
-    transport[k] = NULL;
-    mine->address[k].size = 0;
-    if (chosen->kind[k]) {
-      PITH_TRY(chosen->kind[k]->listen(config, &transport[k], &mine->address[k]));
-    }
-  }
-  return PITH_OK;
-}
-
-static void close_all(pith_transport **transport) {
-  for (int k = 0; k < PITH_KINDS; k++) {
-    if (transport[k]) {
-      transport[k]->ops->close(transport[k]);
-    }
-  }
-}
-
-/* Whether bytes to the peer stay on this host for sure. That both call their host the same is not enough: machines that
- * were cloned do, too. Ranks that are connected by a loopback address cannot be on two hosts, unless a tunnel joins
- * them: hence both. A transport that does not tell finds damage itself. */
-static int stays_here(const pith_comm *comm, int peer) {
-  const pith_link *link = &comm->link[peer];
-  const pith_transport_ops *ops = link->transport->ops;
-  return !link->remote && (!ops->is_loopback || ops->is_loopback(link->transport, peer));
-}
-
-static pith_status connect_kind(pith_comm *comm, pith_transport *transport, int kind,
-                                const pith_address_record *records, const uint8_t *wanted) {
-  pith_address *address = calloc((size_t)comm->ranks, sizeof *address);
-  PITH_REQUIRE(address, PITH_ERR_MEMORY, "no memory for the addresses of %d ranks", comm->ranks);
-  for (int p = 0; p < comm->ranks; p++) {
-    address[p] = records[p].address[kind];
-  }
-  pith_status status = transport->ops->connect(transport, address, wanted, &comm->key);
-  free(address);
-  for (int p = 0; p < comm->ranks; p++) { /* also after a failure: over links that stand it is told */
-    if (wanted[p]) {
-      comm->link[p].transport = transport;
-      comm->link[p].remote = kind == PITH_KIND_NETWORK && records[p].host != records[comm->rank].host;
-      comm->link[p].checked = /* TLS finds damage by itself */
-          kind == PITH_KIND_NETWORK && comm->tls == PITH_TLS_OFF && !stays_here(comm, p);
-    }
-  }
-  return status;
-}
-
-/* A peer is reached locally if both can and share a host and a user (or, for threads, whatever they call their hosts),
- * else over the network. */
-static int kind_of(const pith_comm *comm, const pith_address_record *mine, const pith_address_record *theirs) {
-  int together = (mine->host == theirs->host && mine->user == theirs->user) ||
-                 strcmp(comm->transport_name, pith__transport_inproc.name) == 0;
-  int local = mine->address[PITH_KIND_LOCAL].size && theirs->address[PITH_KIND_LOCAL].size && together;
-  int network = mine->address[PITH_KIND_NETWORK].size && theirs->address[PITH_KIND_NETWORK].size;
-  return local ? PITH_KIND_LOCAL : network ? PITH_KIND_NETWORK : -1;
-}
-
-/* After a failure within the host the others are linked all the same: they shall hear of it, and who cannot be reached
- * there may be the reason. */
-static pith_status connect_kinds(pith_comm *comm, pith_transport **transport, const int *count,
-                                 const pith_address_record *records, uint8_t (*wanted)[RANKS_MOST]) {
-  pith_status status = PITH_OK;
-  char why[sizeof comm->failure] = "";
-  for (int k = 0; k < PITH_KINDS; k++) {
-    if (!count[k] || !transport[k]) {
-      continue;
-    }
-    pith_transport *made = transport[k];
-    transport[k] = NULL; /* the comm's now */
-    comm->transport[comm->transports++] = made;
-    made->hurry = status == PITH_OK ? 0 : HURRY_SECONDS;
-    pith_status now = connect_kind(comm, made, k, records, wanted[k]);
-    if (now != PITH_OK) {
-      size_t used = strlen(why);
-      snprintf(why + used, sizeof why - used, "%s%s", used ? "; " : "", pith_error());
-      status = status == PITH_OK ? now : status;
-    }
-  }
-  return status == PITH_OK ? PITH_OK : pith_fail(status, "%s", why);
-}
-
-static pith_status connect_all(pith_comm *comm, pith_transport **transport, const pith_address_record *records) {
-  uint8_t wanted[PITH_KINDS][RANKS_MOST] = {{0}};
-  int count[PITH_KINDS] = {0};
-  for (int p = 0; p < comm->ranks; p++) {
-    if (p == comm->rank) {
-      continue;
-    }
-    int kind = kind_of(comm, &records[comm->rank], &records[p]);
-    PITH_REQUIRE(kind >= 0, PITH_ERR_UNSUPPORTED,
-                 "ranks %d and %d have no transport in common: they are on different hosts, run as different users, or "
-                 "chose different ones",
-                 comm->rank, p);
-    wanted[kind][p] = 1;
-    count[kind]++;
-  }
-  return connect_kinds(comm, transport, count, records, wanted);
-}
-
-/* Not all links could be made. Those that stand know more than who is missing: a rank that gave up has said why, and
- * one that is gone without a word is the reason for what happened to the others. Who is linked with us hears it from
- * us. */
-static pith_status give_up(pith_comm *comm, pith_status status) {
-  char why[sizeof comm->failure];
-  int more = 1;
-  snprintf(why, sizeof why, "%s", pith_error());
-  for (int p = 0; p < comm->ranks; p++) {
-    pith_link *link = &comm->link[p];
-    if (link->transport && !(link->transport->ops->is_linked && link->transport->ops->is_linked(link->transport, p))) {
-      link->transport = NULL;
-    } else if (link->transport) {
-      link->transport->ops->sleep(link->transport, 0); /* it looks after its peers then */
-    }
-  }
-  while (more && comm->failed == PITH_OK) {
-    more = 0;
-    for (int p = 0; p < comm->ranks && comm->failed == PITH_OK; p++) {
-      more |= pith__link_progress(&comm->link[p]);
-    }
-  }
-  pith__comm_fail(comm, status, "%s", why);
-  pith__comm_flush(comm, pith__now() + LAST_WORDS_SECONDS);
-  return pith_fail(comm->failed, "%s", comm->failure);
-}
-
-/* ---- Hosts ------------------------------------------------------------------------------------------------------- */
-
-static pith_status lay_out(pith_comm *comm, const pith_address_record *records) {
-  uint64_t *host = calloc((size_t)comm->ranks, sizeof *host);
-  PITH_REQUIRE(host, PITH_ERR_MEMORY, "no memory for the hosts of %d ranks", comm->ranks);
-  for (int p = 0; p < comm->ranks; p++) {
-    host[p] = records[p].host;
-  }
-  pith_status status = pith__layout_create(comm->ranks, host, &comm->hosts);
-  free(host);
-  return status;
-}
-
-/* The codecs a comm itself needs. */
 static pith_status make_codecs(pith_comm *comm, const char *inside) {
   PITH_TRY(pith_codec_create("threshold:1e-45", &comm->entries));
   if (strcmp(inside, "none") == 0) {
@@ -419,8 +26,6 @@ static pith_status make_codecs(pith_comm *comm, const char *inside) {
       inside);
   return PITH_OK;
 }
-
-/* ---- The object -------------------------------------------------------------------------------------------------- */
 
 static void init_links(pith_comm *comm) {
   for (int p = 0; p < comm->ranks; p++) {
@@ -439,7 +44,7 @@ static pith_status keep_text(const char *text, char **copy) {
   return PITH_OK;
 }
 
-static pith_status make_comm(int rank, int ranks, const settings *s, pith_comm **made) {
+static pith_status make_comm(int rank, int ranks, const pith_settings *s, pith_comm **made) {
   pith_comm *comm = calloc(1, sizeof *comm);
   PITH_REQUIRE(comm, PITH_ERR_MEMORY, "no memory for a comm");
   *comm = (pith_comm){.made_in = pith__fork_number(),
@@ -510,44 +115,6 @@ static void free_comm(pith_comm *comm) {
   free(comm);
 }
 
-/* How the address records of all ranks are exchanged: at the rendezvous, or over the parent of a split. */
-typedef pith_status (*exchange_fn)(void *how, const pith_address_record *mine, pith_address_record *all,
-                                   pith_link_key *key);
-
-static pith_status join(pith_comm *comm, const settings *s, exchange_fn exchange, void *how) {
-  choice chosen;
-  pith_transport *transport[PITH_KINDS] = {NULL, NULL};
-  pith_address_record *records = calloc((size_t)comm->ranks, sizeof *records);
-  PITH_REQUIRE(records, PITH_ERR_MEMORY, "no memory for the addresses of %d ranks", comm->ranks);
-  pith_address_record mine = {.host = host_number(s->host_id), .user = geteuid()};
-  pith_transport_config config = {.rank = comm->rank,
-                                  .ranks = comm->ranks,
-                                  .interface = s->interface,
-                                  .connections = s->connections,
-                                  .timeout = s->timeout,
-                                  .liveness = s->liveness,
-                                  .rendezvous_host = s->meet.host,
-                                  .interrupt = comm->interrupt,
-                                  .tls = s->tls};
-  pith_status status = choose_transports(s->transport, s->tls.mode, &chosen);
-  if (status == PITH_OK) {
-    status = listen_all(&chosen, &config, transport, &mine);
-  }
-  if (status == PITH_OK) {
-    status = exchange(how, &mine, records, &comm->key);
-  }
-  if (status == PITH_OK) {
-    status = connect_all(comm, transport, records);
-    status = status == PITH_OK ? PITH_OK : give_up(comm, status);
-  }
-  if (status == PITH_OK) {
-    status = lay_out(comm, records);
-  }
-  close_all(transport);
-  free(records);
-  return status;
-}
-
 static pith_status exchange_at_rendezvous(void *how, const pith_address_record *mine, pith_address_record *all,
                                           pith_link_key *key) {
   pith_rendezvous *meet = how, with_listener = *meet;
@@ -566,16 +133,16 @@ static pith_status exchange_at_rendezvous(void *how, const pith_address_record *
 }
 
 pith_status pith_comm_create(const pith_config *config, pith_comm **made) {
-  settings s;
+  pith_settings s;
   pith_comm *comm = NULL;
   PITH_REQUIRE(made, PITH_ERR_ARGUMENT, "pith_comm_create: comm must not be NULL");
-  PITH_TRY(read_settings(config, &s));
+  PITH_TRY(pith__settings_read(config, &s));
   pith_status status = make_comm(s.meet.rank, s.meet.ranks, &s, &comm);
   if (status == PITH_OK && comm->ranks == 1) {
     status = pith__layout_create(1, NULL, &comm->hosts);
   }
   if (status == PITH_OK && comm->ranks > 1) {
-    status = join(comm, &s, exchange_at_rendezvous, &s.meet);
+    status = pith__comm_join(comm, &s, exchange_at_rendezvous, &s.meet);
   }
   if (s.meet.listener > 0) { /* an id's, and nobody has come to use it */
     pith__fd_close(s.meet.listener);
@@ -676,24 +243,24 @@ static pith_status exchange_over_parent(void *how, const pith_address_record *mi
 }
 
 static pith_status join_group(pith_comm *parent, group *g, pith_comm **made) {
-  settings s = {.meet = {.host = parent->host, .interrupt = parent->interrupt},
-                .transport = parent->transport_name,
-                .interface = parent->interface,
-                .host_id = parent->host_id,
-                .chunk = parent->chunk,
-                .timeout = parent->timeout,
-                .timeout_from = parent->timeout_from,
-                .liveness = parent->liveness,
-                .algorithm = parent->algorithm,
-                .connections = parent->connections,
-                .threads = (int)pith__crew_size(parent->crew),
-                .inside = parent->inside ? parent->inside->spec : "none",
-                .tls = {.mode = parent->tls,
-                        .certificate = parent->tls_files[0],
-                        .key = parent->tls_files[1],
-                        .authority = parent->tls_files[2]}};
+  pith_settings s = {.meet = {.host = parent->host, .interrupt = parent->interrupt},
+                     .transport = parent->transport_name,
+                     .interface = parent->interface,
+                     .host_id = parent->host_id,
+                     .chunk = parent->chunk,
+                     .timeout = parent->timeout,
+                     .timeout_from = parent->timeout_from,
+                     .liveness = parent->liveness,
+                     .algorithm = parent->algorithm,
+                     .connections = parent->connections,
+                     .threads = (int)pith__crew_size(parent->crew),
+                     .inside = parent->inside ? parent->inside->spec : "none",
+                     .tls = {.mode = parent->tls,
+                             .certificate = parent->tls_files[0],
+                             .key = parent->tls_files[1],
+                             .authority = parent->tls_files[2]}};
   PITH_TRY(make_comm(g->rank, g->ranks, &s, made));
-  return join(*made, &s, exchange_over_parent, g);
+  return pith__comm_join(*made, &s, exchange_over_parent, g);
 }
 
 pith_status pith_comm_split(pith_comm *parent, int color, int key, pith_comm **made) {

@@ -228,6 +228,23 @@ void pith__traffic_add(pith_traffic *sum, const pith_traffic *traffic, double sh
 /* pith_wait(), what the operation moved, and whom a receive was from; NULL: not wanted. */
 pith_status pith__wait(pith_request *request, pith_traffic *traffic, int *source);
 
+/* ---- frame.c ----------------------------------------------------------------------------------------------------- */
+
+/* Writes both checksums; that of the payload only if it is `checked`. */
+void pith__frame_seal(pith_frame *frame, const void *payload, int checked);
+int pith__frame_is_intact(const pith_frame *frame);
+/* Whether the payload is what it was, if its sender added a checksum. */
+int pith__frame_payload_is_intact(const pith_frame *frame, const void *payload);
+
+/* ---- mismatch.c -------------------------------------------------------------------------------------------------- */
+
+/* Whether two messages are of the same operation with the same arguments. */
+int pith__frame_agrees(const pith_frame *a, const pith_frame *b);
+/* Fails the comm: the peer's message is not what the operation expects, and the error says in what they differ. */
+void pith__link_disagree(pith_link *link, const pith_frame *theirs, const pith_operation *op);
+/* Keeps the text of a spec that a peer uses, for such errors. Any bytes may have come. */
+void pith__spec_learn(pith_comm *comm, uint64_t fingerprint, const char *text);
+
 /* ---- link.c ------------------------------------------------------------------------------------------------------ */
 
 /* Bytes that a link keeps of messages that nothing here waits for. Beyond `pause` it reads on only while something else
@@ -237,9 +254,6 @@ typedef struct pith_early_bounds {
   size_t pause, limit;
 } pith_early_bounds;
 extern pith_early_bounds pith__early_bounds;
-
-/* Writes both checksums; that of the payload only if it is `checked`. */
-void pith__frame_seal(pith_frame *frame, const void *payload, int checked);
 
 void pith__link_send(pith_link *link, pith_operation *op, uint32_t task);
 void pith__link_receive(pith_link *link, pith_operation *op, uint32_t task);

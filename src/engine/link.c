@@ -13,194 +13,16 @@
 
 #include "base/clock.h"
 #include "base/copy.h"
-#include "base/hash.h"
 #include "engine/comm.h"
 
 #define MESSAGE_MOST ((uint64_t)1 << 40)
 #define NOTICE_MOST 700
 #define PIECES_MOST 32 /* of messages that are sent at once: a system call costs as much as some kilobytes */
-#define LINE 64
-#define GOLDEN 0x9e3779b97f4a7c15u
-#define SPEC_SHOWN 128               /* characters of a spec in a message about disagreement */
-#define DIFFERENCE_SIZE 560          /* so that the whole message fits a notice */
 #define EARLY_STEP ((size_t)1 << 20) /* memory for the first bytes of a message that nothing here waits for */
 #define BYTES_PER_TURN \
   ((size_t)256 << 10) /* then the other links get theirs, and what came is worked on while the cache has it */
 
 pith_early_bounds pith__early_bounds = {.pause = (size_t)64 << 20};
-
-/* Eight chains side by side, one for each word of a line: one alone would wait for its own multiplications. As
- * variables of their own they stay in registers. */
-static uint64_t hash_lines(const uint8_t *at, size_t lines, uint64_t h) {
-  uint64_t a = h, b = h + 1, c = h + 2, d = h + 3, e = h + 4, f = h + 5, g = h + 6, i = h + 7, word;
-#define TAKE(chain, k)             \
-  memcpy(&word, at + 8 * (k), 8);  \
-  chain = (chain ^ word) * GOLDEN; \
-  chain ^= chain >> 29;
-  for (; lines > 0; lines--, at += LINE) {
-    TAKE(a, 0) TAKE(b, 1) TAKE(c, 2) TAKE(d, 3) TAKE(e, 4) TAKE(f, 5) TAKE(g, 6) TAKE(i, 7)
-  }
-#undef TAKE
-  uint64_t chains[LINE / 8] = {a, b, c, d, e, f, g, i};
-  return pith__hash64(chains, sizeof chains, h);
-}
-
-/* Never 0, which stands for none. */
-static uint32_t payload_sum(const pith_frame *frame, const void *payload) {
-  size_t size = (size_t)frame->length;
-  uint64_t hash = pith__hash64("", 0, 0);
-  if (size >= LINE) {
-    hash = hash_lines(payload, size / LINE, hash);
-  }
-  hash = pith__hash64((const uint8_t *)payload + size / LINE * LINE, size % LINE, hash);
-  uint32_t sum = (uint32_t)(hash ^ hash >> 32);
-  return sum ? sum : 1;
-}
-
-__extension__ typedef unsigned __int128 wide;
-
-/* Every message has a header, also the shortest one: products of two words, none of which waits for another, and each
- * word loaded by itself, as it was stored. The keys differ, so that words which change places change the sum. */
-static uint64_t frame_sum(const pith_frame *frame) {
-  enum { PAIRS = sizeof *frame / 16 };
-  uint64_t sum = 0;
-#pragma GCC unroll 8
-  for (uint64_t i = 0; i < PAIRS; i++) {
-    uint64_t a, b = 0;
-    memcpy(&a, (const uint8_t *)frame + 16 * i, 8);
-    if (i < PAIRS - 1) { /* the last word is the sum */
-      memcpy(&b, (const uint8_t *)frame + 16 * i + 8, 8);
-    }
-    wide product = (wide)(a ^ (2 * i + 1) * GOLDEN) * (b ^ (2 * i + 2) * GOLDEN);
-    sum += (uint64_t)product ^ (uint64_t)(product >> 64);
-  }
-  return sum;
-}
-
-void pith__frame_seal(pith_frame *frame, const void *payload, int checked) {
-  frame->payload_sum = checked ? payload_sum(frame, payload) : 0;
-  frame->sum = frame_sum(frame);
-}
-
-/* ---- Saying what somebody does ----------------------------------------------------------------------------------- */
-
-static int same_operation(const pith_frame *a, const pith_frame *b) {
-  return a->operation == b->operation && a->flags == b->flags && a->layer == b->layer &&
-         a->fingerprint == b->fingerprint && a->count == b->count && a->codec == b->codec && a->step == b->step &&
-         a->seed == b->seed;
-}
-
-/* The text of a spec: our own, what its user told, or at least its fingerprint. */
-static void name_spec(const pith_comm *comm, const pith_codec *own, uint64_t fingerprint, char text[SPEC_SHOWN]) {
-  snprintf(text, SPEC_SHOWN, "a spec with fingerprint %#" PRIx64, fingerprint);
-  if (!fingerprint) {
-    snprintf(text, SPEC_SHOWN, "uncompressed values");
-  } else if (own && own->fingerprint == fingerprint) {
-    snprintf(text, SPEC_SHOWN, "%.*s", SPEC_SHOWN - 1, own->spec);
-  }
-  for (int i = 0; i < comm->spec_count; i++) {
-    if (comm->specs[i].fingerprint == fingerprint) {
-      snprintf(text, SPEC_SHOWN, "%s", comm->specs[i].text);
-    }
-  }
-}
-
-static const char *reduce_name(unsigned reduce) {
-  static const char *const names[] = {"sum", "max", "min", "prod", "mean", "band", "bor", "bxor"};
-  return reduce < sizeof names / sizeof *names ? names[reduce] : "?";
-}
-
-/* What the upper half of the flags is about: all but allreduce have a root there. */
-static void name_upper_flags(const pith_frame *f, char text[SPEC_SHOWN]) {
-  if (f->operation == PITH_OP_ALLREDUCE) {
-    snprintf(text, SPEC_SHOWN, "algorithm %s",
-             f->flags >> 16 < PITH_ALGORITHMS ? pith__algorithm_name((pith_algorithm)(f->flags >> 16)) : "?");
-  } else {
-    snprintf(text, SPEC_SHOWN, "root %u", f->flags >> 16);
-  }
-}
-
-typedef struct difference {
-  char text[DIFFERENCE_SIZE];
-  int theirs, ours; /* ranks */
-} difference;
-
-/* "; rank 1 has A, rank 0 has B" */
-static void differ(difference *d, const char *has, const char *theirs, const char *ours) {
-  size_t used = strlen(d->text);
-  snprintf(d->text + used, sizeof d->text - used, "%srank %d %s %s, rank %d %s", used ? "; " : "", d->theirs, has,
-           theirs, d->ours, ours);
-}
-
-static void differ_count(difference *d, const char *has, uint64_t theirs, uint64_t ours) {
-  char there[24], here[24];
-  snprintf(there, sizeof there, "%" PRIu64, theirs);
-  snprintf(here, sizeof here, "%" PRIu64, ours);
-  if (theirs != ours) {
-    differ(d, has, there, here);
-  }
-}
-
-/* All that two headers of one place in the sequence differ in, the most telling first. */
-static void find_differences(const pith_comm *comm, const pith_frame *theirs, const pith_operation *op, difference *d) {
-  const pith_frame *ours = &op->frame;
-  char there[SPEC_SHOWN], here[SPEC_SHOWN];
-  if (theirs->operation != ours->operation) {
-    differ(d, "is in", pith__operation_name(theirs->operation), pith__operation_name(ours->operation));
-  }
-  if (theirs->fingerprint != ours->fingerprint || theirs->codec != ours->codec) {
-    name_spec(comm, op->job.codec, theirs->fingerprint, there);
-    name_spec(comm, op->job.codec, ours->fingerprint, here);
-    differ(d, "sends", there, here);
-  }
-  differ_count(d, "is at step", theirs->step, ours->step);
-  differ_count(d, "has seed", theirs->seed, ours->seed);
-  differ_count(d, "has a count of", theirs->count, ours->count);
-  differ_count(d, "has layer", theirs->layer, ours->layer);
-  if ((theirs->flags ^ ours->flags) & 0xff00) {
-    differ(d, "has type", pith_dtype_name((pith_dtype)(theirs->flags >> 8 & 0xff)),
-           pith_dtype_name((pith_dtype)(ours->flags >> 8 & 0xff)));
-  }
-  if ((theirs->flags ^ ours->flags) & 0xff) {
-    differ(d, "reduces by", reduce_name(theirs->flags & 0xff), reduce_name(ours->flags & 0xff));
-  }
-  if ((theirs->flags ^ ours->flags) >> 16) {
-    name_upper_flags(theirs, there);
-    name_upper_flags(ours, here);
-    differ(d, "has", there, here);
-  }
-}
-
-static void fail_mismatch(pith_link *link, const pith_frame *theirs, const pith_operation *op) {
-  difference d = {.theirs = link->peer, .ours = link->comm->rank};
-  find_differences(link->comm, theirs, op, &d);
-  if (!*d.text) {
-    snprintf(d.text, sizeof d.text, "rank %d sent %" PRIu64 " bytes, which are not what rank %d expects", d.theirs,
-             theirs->length, d.ours);
-  }
-  pith__comm_fail(link->comm, PITH_ERR_MISMATCH,
-                  "ranks disagree in %s number %" PRIu64 ", layer %" PRIu64
-                  ": %s. All ranks must make the same calls in the same order, with "
-                  "the same specs",
-                  pith__operation_name(op->frame.operation), op->frame.sequence, op->frame.layer, d.text);
-}
-
-/* Keeps the text of a spec that a peer uses. Any bytes may have come. */
-static void learn_spec(pith_comm *comm, uint64_t fingerprint, const char *text) {
-  for (int i = 0; i < comm->spec_count; i++) {
-    if (comm->specs[i].fingerprint == fingerprint) {
-      return;
-    }
-  }
-  char *copy = comm->spec_count < PITH_SPECS_MOST ? strdup(text) : NULL;
-  if (!copy) {
-    return; /* it is for messages only */
-  }
-  for (char *c = copy; *c; c++) {
-    *c = (unsigned char)*c < 0x20 || (unsigned char)*c >= 0x7f ? '?' : *c;
-  }
-  comm->specs[comm->spec_count++] = (pith_spec_text){fingerprint, copy};
-}
 
 /* ---- Sending ----------------------------------------------------------------------------------------------------- */
 
@@ -513,8 +335,8 @@ static int check_data(pith_link *link, const pith_frame *frame) {
     return 1;
   }
   const pith_operation *op = operation_of(comm, frame->sequence);
-  if (op && !same_operation(frame, &op->frame)) {
-    fail_mismatch(link, frame, op);
+  if (op && !pith__frame_agrees(frame, &op->frame)) {
+    pith__link_disagree(link, frame, op);
     return 0;
   }
   if (!op && frame->sequence <= comm->sequence) {
@@ -534,7 +356,7 @@ static int check_frame(pith_link *link, const pith_frame *frame) {
                     link->comm->rank);
     return 0;
   }
-  if (frame->sum != frame_sum(frame)) {
+  if (!pith__frame_is_intact(frame)) {
     pith__comm_fail(link->comm, PITH_ERR_CORRUPT, "the header of a message from rank %d to rank %d was damaged",
                     link->peer, link->comm->rank);
     return 0;
@@ -619,8 +441,8 @@ static int aim(pith_link *link, pith_posted *posted) {
   const pith_operation *op = posted->operation;
   pith_piece *piece = op->job.schedule.task[posted->task].piece;
   if (!fits(&link->frame, piece) ||
-      (link->frame.operation == PITH_OP_POINT && !same_operation(&link->frame, &op->frame))) {
-    fail_mismatch(link, &link->frame, op);
+      (link->frame.operation == PITH_OP_POINT && !pith__frame_agrees(&link->frame, &op->frame))) {
+    pith__link_disagree(link, &link->frame, op);
     return 0;
   }
   link->match = posted;
@@ -650,8 +472,8 @@ static int begin_payload(pith_link *link) {
 static void take_sign(pith_link *link, const pith_frame *frame) {
   const pith_operation *op = frame->sequence ? operation_of(link->comm, frame->sequence) : NULL;
   link->heard = pith__now();
-  if (op && !op->done && !same_operation(frame, &op->frame)) {
-    fail_mismatch(link, frame, op);
+  if (op && !op->done && !pith__frame_agrees(frame, &op->frame)) {
+    pith__link_disagree(link, frame, op);
   }
 }
 
@@ -675,7 +497,7 @@ static void take_notice(pith_link *link, pith_early *notice) {
       take_sign(link, &notice->frame);
       break;
     case PITH_FRAME_SPEC:
-      learn_spec(link->comm, notice->frame.fingerprint, (const char *)notice->payload);
+      pith__spec_learn(link->comm, notice->frame.fingerprint, (const char *)notice->payload);
       break;
   }
   free(notice);
@@ -688,8 +510,8 @@ static void arrived(pith_operation *op, uint32_t number, size_t size) {
 
 static void accept_early(pith_link *link, pith_early *early, pith_operation *op, uint32_t number) {
   pith_piece *piece = op->job.schedule.task[number].piece;
-  if (!fits(&early->frame, piece) || !same_operation(&early->frame, &op->frame)) {
-    fail_mismatch(link, &early->frame, op);
+  if (!fits(&early->frame, piece) || !pith__frame_agrees(&early->frame, &op->frame)) {
+    pith__link_disagree(link, &early->frame, op);
   } else {
     if (early->frame.length) {
       memcpy(piece->data, early->payload, (size_t)early->frame.length);
@@ -719,7 +541,7 @@ static void keep_early(pith_link *link) {
 static void end_payload(pith_link *link) {
   pith_frame *frame = &link->frame;
   link->frame_done = 0;
-  if (frame->payload_sum && frame->payload_sum != payload_sum(frame, link->target)) { /* the sender decides */
+  if (!pith__frame_payload_is_intact(frame, link->target)) {
     pith__comm_fail(link->comm, PITH_ERR_CORRUPT, "a message from rank %d to rank %d was damaged on the way",
                     link->peer, link->comm->rank);
     return;
@@ -874,8 +696,8 @@ static void release_any(pith_link *link) {
 void pith__link_check_early(pith_link *link, const pith_operation *op) {
   for (const pith_early *early = link->early; early; early = early->next) {
     if (early->frame.operation != PITH_OP_POINT && early->frame.sequence == op->frame.sequence &&
-        !same_operation(&early->frame, &op->frame)) {
-      fail_mismatch(link, &early->frame, op);
+        !pith__frame_agrees(&early->frame, &op->frame)) {
+      pith__link_disagree(link, &early->frame, op);
       return;
     }
   }
