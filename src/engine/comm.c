@@ -88,6 +88,9 @@ static void free_comm(pith_comm *comm) {
   if (!comm) {
     return;
   }
+  for (int p = 0; p < comm->ranks && comm->link; p++) {
+    pith__link_clear(&comm->link[p]);
+  }
   for (int t = 0; t < comm->transports; t++) {
     comm->transport[t]->ops->close(comm->transport[t]);
   }
@@ -395,9 +398,6 @@ void pith_comm_destroy(pith_comm *comm) {
   }
   pith__comm_flush(comm, (comm->failed == PITH_OK ? pith__now() : comm->failed_at) + 1.0);
   disown_requests(comm);
-  for (int p = 0; p < comm->ranks; p++) {
-    pith__link_clear(&comm->link[p]);
-  }
   pthread_mutex_unlock(&comm->mutex);
   free_comm(comm);
 }
