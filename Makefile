@@ -59,9 +59,10 @@ threads:
 	@cmake --build build-threads --target $(THREAD_TESTS)
 	@PITH_TEST_REQUIRE= tests/run.sh build-threads $(THREAD_TESTS)
 
-# The package as a user installs it, in a virtual environment. Where that cannot be made the tests are skipped, and the reason is given.
+# The package as a user installs it, in a virtual environment, on two processes that take a file each. Where it cannot be made the tests are
+# skipped, and the reason is given.
 python-test:
-	@tools/python-env; status=$$?; [ $$status = 77 ] || { [ $$status = 0 ] && .venv/bin/python -m pytest -q; }
+	@tools/python-env; status=$$?; [ $$status = 77 ] || { [ $$status = 0 ] && .venv/bin/python -m pytest -q -n 2 --dist loadfile; }
 
 # Trains a small model uncompressed and compressed, and shows what that changes.
 demo: all

@@ -3,8 +3,8 @@
 #
 #   tests/run.sh [build-folder] [program or script…]
 #
-# Programs run side by side, one for each core (PITH_TEST_JOBS chooses another number), and the scripts, one after the other, beside
-# them; the output is in the order of the list. The last line is "N passed, N failed, N skipped". Fails if a test failed, or if a program ran none or did not finish:
+# They run side by side, one more than there are cores, since many wait (PITH_TEST_JOBS is the number of cores); the output is in the
+# order of the list. The last line is "N passed, N failed, N skipped". Fails if a test failed, or if a program ran none or did not finish:
 # silence is not success.
 #
 # Random inputs are the same in every run, so that a failure is the change's and not the day's: PITH_TEST_SEED chooses others,
@@ -84,12 +84,14 @@ all=${*:-$(cat "$list" && scripts)}
 of_programs=$(printf '%s\n' $all | grep -v '\.sh$')
 of_scripts=$(printf '%s\n' $all | grep '\.sh$')
 
-worker "$of_scripts" &
+# One worker begins with the scripts, which take longest; the others end with them, from the last one on.
+worker "$of_scripts $of_programs" &
 workers=$!
+backwards=$(printf '%s\n' $of_scripts | sed '1!G;h;$!d')
 jobs=${PITH_TEST_JOBS:-$(nproc)}
 [ "$jobs" -gt 0 ] || jobs=1
 while [ "$jobs" -gt 0 ]; do
-  worker "$of_programs" &
+  worker "$of_programs $backwards" &
   workers="$workers $!" jobs=$((jobs - 1))
 done
 
