@@ -40,6 +40,9 @@ set_up "$here" 1
 set_up "$there" 2
 
 for ranks in ${*:-1024}; do
+  case $ranks in
+    *[!0-9]*) echo "rendezvous_lab: \"$ranks\" is no number of ranks" >&2 && exit 2 ;;
+  esac
   echo "== $ranks ranks behind $rate"
   ip netns exec "$here" "$program" host 10.78.0.1 29700 "$ranks" &
   ip netns exec "$there" "$program" guests 10.78.0.1 29700 "$ranks"
