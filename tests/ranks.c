@@ -1,8 +1,8 @@
 /* Starts ranks. */
 #include "ranks.h"
+#include "descriptors.h"
 
 #include <arpa/inet.h>
-#include <dirent.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,16 +50,6 @@ static void *run_one(void *argument) {
   double took = pith__now() - start;
   CHECK_MSG(took < DESTROY_MOST, "rank %d took %.1f s to leave", me->config.rank, took);
   return NULL;
-}
-
-static int count_descriptors(void) {
-  DIR *folder = opendir("/proc/self/fd");
-  int count = 0;
-  while (folder && readdir(folder)) {
-    count++;
-  }
-  closedir(folder);
-  return count;
 }
 
 static void run_threads(one_rank *rank, int ranks) {

@@ -56,7 +56,6 @@ const pith_address *world_address(const world_rank *me, int rank);
 uint64_t world_below(world_rank *me, uint64_t limit);
 void world_barrier(world_rank *me);
 pid_t world_pid(const world_rank *me, int rank); /* 0 for threads */
-int world_count_fds(void);                       /* open in this process */
 
 /* Sleeps as an engine does, until something may be done. Fails the test if that takes longer than `seconds`. */
 void world_wait(world_rank *me, double seconds);

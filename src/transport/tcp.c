@@ -143,7 +143,8 @@ static tcp_peer *new_peers(int ranks) {
   return peers;
 }
 
-/* A rank that cannot encrypt goes on for now: it may need no tcp link, and if it does, its peers are to hear why. */
+/* That a rank cannot encrypt is no error when it listens: it may need no tcp link. If it needs one, connect fails, and
+ * its address tells the peers why. */
 static void open_tls(pith_tcp *tcp, const pith_tls_config *config) {
   const pith_tls_ops *ops;
   tcp->tls_mode = config->mode;

@@ -1,5 +1,4 @@
 /* One rank: a process that lives through many rounds, unless it is killed. */
-#include <dirent.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <stdio.h>
@@ -7,20 +6,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../descriptors.h"
 #include "base/clock.h"
 #include "chaos.h"
-
-static int count_descriptors(void) {
-  DIR *folder = opendir("/proc/self/fd");
-  int count = 0;
-  while (folder && readdir(folder)) {
-    count++;
-  }
-  if (folder) {
-    closedir(folder);
-  }
-  return count;
-}
 
 static void note_end(chaos_board *board, pith_status status) {
   board->ended = pith__now();

@@ -1,13 +1,13 @@
 /*
  * Children that ranks fork, as loaders of data are: they never speak for their parent, and they do not hide its death.
  */
-#include <dirent.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "descriptors.h"
 #include "ranks.h"
 #include "test.h"
 
@@ -17,17 +17,6 @@ static void sum_up(pith_comm *comm) {
   float one = 1, sum = 0;
   CHECK_OK(pith_allreduce(comm, (pith_cspan){&one, 1, PITH_F32}, (pith_span){&sum, 1, PITH_F32}, PITH_SUM, NULL, NULL));
   CHECK(sum == (float)pith_comm_ranks(comm));
-}
-
-static int count_descriptors(void) {
-  int count = 0;
-  DIR *folder = opendir("/proc/self/fd");
-  CHECK(folder != NULL);
-  while (readdir(folder)) {
-    count++;
-  }
-  closedir(folder);
-  return count;
 }
 
 typedef void (*child_fn)(pith_comm *comm);

@@ -10,13 +10,13 @@
  * Each run is a process of its own, and several run at a time. Of the calls of a kind, a few are chosen at random;
  * PITH_TEST_INJECT=all takes all of them, with all faults.
  */
-#include <dirent.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/wait.h>
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "descriptors.h"
 #include "injection.h"
 #include "ranks.h"
 #include "test.h"
@@ -157,16 +157,6 @@ static void say(const run *r, const char *what, const char *more) {
                                                         : strerror(r->fault.fault);
   printf("  %d ranks over %s, call %ld of %s, %s: %s%s\n", r->ranks, r->transport, r->fault.number,
          kind_names[r->fault.kind], fault, what, more);
-}
-
-static int count_descriptors(void) {
-  DIR *folder = opendir("/proc/self/fd");
-  int count = 0;
-  while (folder && readdir(folder)) {
-    count++;
-  }
-  closedir(folder);
-  return count;
 }
 
 int __lsan_do_recoverable_leak_check(void) __attribute__((weak));
