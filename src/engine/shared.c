@@ -27,7 +27,7 @@ typedef struct shared {
   pith_apply apply;
   const pith_feed_scratch *scratch;
   const pith_ctx *ctx;
-  outcome outcome[PITH_CREW_MOST];
+  outcome *outcome; /* of each part */
 } shared;
 
 static unsigned parts_of(const pith_crew *crew, const pith_codec *codec, size_t n) {
@@ -65,6 +65,8 @@ static void run_and_tell(void *argument, unsigned part) {
 }
 
 static pith_status run_all(pith_crew *crew, shared *s) {
+  outcome outcomes[PITH_CREW_MOST]; /* many bytes, which only parts that fail write to */
+  s->outcome = outcomes;
   pith__crew_run(crew, s->parts, run_and_tell, s);
   for (unsigned part = 0; part < s->parts; part++) {
     PITH_REQUIRE(s->outcome[part].status == PITH_OK, s->outcome[part].status, "%s", s->outcome[part].text);

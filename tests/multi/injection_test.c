@@ -134,7 +134,7 @@ static void *run_rank(void *argument) {
 
 typedef struct run {
   const char *transport;
-  int ranks, number; /* number: each has addresses of its own */
+  int ranks, number, port; /* number: each has addresses of its own */
   injection fault;
   int is_soft; /* must change nothing */
 } run;
@@ -208,7 +208,7 @@ static int do_run(const run *r) {
   atomic_store(&is_injecting, 1);
   for (int p = 0; p < r->ranks; p++) {
     pith_config config = PITH_CONFIG_INIT;
-    config.rank = p, config.ranks = r->ranks, config.host = host, config.port = 28123, config.transport = r->transport;
+    config.rank = p, config.ranks = r->ranks, config.host = host, config.port = r->port, config.transport = r->transport;
     config.timeout = r->is_soft ? soft_timeout : hard_timeout;
     x[p].config = config;
     if (__real_pthread_create(&threads[p], NULL, run_rank, &x[p]) != 0) {
@@ -287,6 +287,7 @@ static void start_run(const run *r) {
     if (!running[i].process) {
       running[i].run = *r;
       running[i].run.number = number++;
+      running[i].run.port = ranks_free_port();
       running[i].until = pith__now() + run_seconds;
       fflush(stdout);
       running[i].process = fork();
