@@ -145,7 +145,7 @@ static struct shared {
   long calls[INJECTED_KINDS];
   atomic_int hits[INJECTED_KINDS];
   long last_calls[INJECTED_KINDS]; /* of the latest run whose fault is of this kind */
-  atomic_int errors; /* runs in which a rank had an error */
+  atomic_int errors;               /* runs in which a rank had an error */
 } *shared;
 
 static const char *const kind_names[] = {
@@ -208,7 +208,8 @@ static int do_run(const run *r) {
   atomic_store(&is_injecting, 1);
   for (int p = 0; p < r->ranks; p++) {
     pith_config config = PITH_CONFIG_INIT;
-    config.rank = p, config.ranks = r->ranks, config.host = host, config.port = r->port, config.transport = r->transport;
+    config.rank = p, config.ranks = r->ranks, config.host = host, config.port = r->port,
+    config.transport = r->transport;
     config.timeout = r->is_soft ? soft_timeout : hard_timeout;
     x[p].config = config;
     if (__real_pthread_create(&threads[p], NULL, run_rank, &x[p]) != 0) {
