@@ -144,7 +144,7 @@ what_a_rank_leaves_behind_is_killed() {
 signals_are_passed_on() {
   for signal in TERM HUP; do
     fresh
-    "$pith" run -n 2 -- sh -c 'trap "echo heard; kill %1; exit 9" '$signal'; echo $$ >"$temp/rank.$RANK"; sleep 1000 & wait' \
+    env --default-signal=$signal "$pith" run -n 2 -- sh -c 'trap "echo heard; kill %1; exit 9" '$signal'; echo $$ >"$temp/rank.$RANK"; sleep 1000 & wait' \
       >"$temp/said" 2>&1 &
     launcher=$!
     waits has_text "$temp/rank.0"
