@@ -11,7 +11,7 @@
  *
  * Codecs must be FIXED and CHUNKED, so that all sizes are known before anything travels; they may differ between
  * layers. Every layer is cut into a part for each rank. What comes out is what pith_allreduce() gives by the algorithm
- * "sra", with random numbers of results aside. A bucket belongs to one thread at a time.
+ * "sra", bit by bit. A bucket belongs to one thread at a time.
  */
 #ifndef PITH_BUCKET_H
 #define PITH_BUCKET_H

@@ -302,4 +302,7 @@ PITH_API pith_status pith_comm_traffic(const pith_comm *comm, const char *operat
 #ifdef __cplusplus
 }
 #endif
+
+#include <pith/carrier.h>
+
 #endif

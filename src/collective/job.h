@@ -61,9 +61,6 @@ typedef struct pith_stretch {
 /* The next part of [first, first + n), or 0. Without members there is one part, also of a range of no values. */
 int pith__next_stretch(const pith_job *job, size_t first, size_t n, pith_stretch *s);
 
-/* Random numbers of the second encoding (of results) must not be those of the first: owners count as further ranks. */
-static inline uint32_t pith__result_rank(const pith_job *job, int owner) { return (uint32_t)(job->ranks + owner); }
-
 /* ---- Work on values ---------------------------------------------------------------------------------------------- */
 
 /* Encodes src[first, first + n) into the piece, or task->values (n floats) in their place: sums of src over ranks, or

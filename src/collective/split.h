@@ -4,10 +4,15 @@
 #define PITH_COLLECTIVE_SPLIT_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 typedef struct pith_range {
   size_t first, n;
 } pith_range;
+
+/* Random numbers of the second encoding, of results, must not be those of the first: it counts as one more rank's. Who
+ * owns a value makes no difference, so that bits do not depend on how a tensor was cut. */
+static inline uint32_t pith__result_rank(int ranks) { return (uint32_t)ranks; }
 
 /* Part `index` of n values cut into `parts` of nearly the same size, at multiples of the granule. Later parts may be
  * empty; together they are all of it. */

@@ -6,7 +6,7 @@
 
 static pith_ctx ctx_of(const pith_job *job, int rank, int is_result, size_t first) {
   pith_ctx ctx = job->ctx;
-  ctx.rank = is_result ? pith__result_rank(job, rank) : (uint32_t)rank;
+  ctx.rank = is_result ? pith__result_rank(job->ranks) : (uint32_t)rank;
   ctx.ranks = (uint32_t)job->ranks;
   ctx.offset = first;
   return ctx;

@@ -175,7 +175,7 @@ pith_status pith_bucket_reduce(pith_bucket *b, pith_bytes received, pith_reduce 
     const pith_bucket_layer *l = &b->layer[i];
     pith_out out = {(uint8_t *)result + at, pith__bucket_piece_bytes(b, i, r), 0};
     if (r.n) {
-      pith_ctx ctx = pith__bucket_ctx(b, given, i, (uint32_t)(b->ranks + b->rank), r.first);
+      pith_ctx ctx = pith__bucket_ctx(b, given, i, pith__result_rank(b->ranks), r.first);
       PITH_TRY(sum_piece(b, received.data, at, i, r, given));
       make_result(b, l->codec, r, reduce);
       PITH_TRY(pith__feed_encode_result(l->codec, l->state, (pith_cspan){b->sum, r.n, PITH_F32}, &out, &b->scratch[i],
@@ -201,7 +201,7 @@ pith_status pith_bucket_decode(pith_bucket *b, pith_bytes results, const pith_ct
       const pith_bucket_layer *l = &b->layer[i];
       pith_bytes in = {(const uint8_t *)results.data + at, pith__bucket_piece_bytes(b, i, r)};
       if (r.n) {
-        pith_ctx ctx = pith__bucket_ctx(b, given, i, (uint32_t)(b->ranks + p), r.first);
+        pith_ctx ctx = pith__bucket_ctx(b, given, i, pith__result_rank(b->ranks), r.first);
         pith_span to = {(uint8_t *)dst[i] + r.first * pith_dtype_size(l->dtype), r.n, l->dtype};
         PITH_TRY(pith__codec_decode(l->codec, in, to, PITH_APPLY_SET, b->scratch[i].chain, &ctx));
       }

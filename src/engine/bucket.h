@@ -30,7 +30,7 @@ static inline size_t pith__bucket_piece_bytes(const pith_bucket *b, size_t index
   return piece.n ? pith_codec_bound(b->layer[index].codec, piece.n) : 0;
 }
 
-/* For what a rank encodes of a layer, from value `first` on. `rank` + the number of ranks for results. */
+/* For what a rank encodes of a layer, from value `first` on; pith__result_rank() for results. */
 static inline pith_ctx pith__bucket_ctx(const pith_bucket *b, const pith_ctx *given, size_t index, uint32_t rank,
                                         size_t first) {
   pith_ctx ctx = PITH_CTX_INIT;

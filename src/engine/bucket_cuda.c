@@ -43,15 +43,14 @@ pith_status pith_bucket_piece(const pith_bucket *b, size_t layer, int rank, size
 
 /* All pieces of all ranks, as they lie in parts and results. */
 static void list_all(item_list *list, const pith_bucket *b, const void *const *tensors, float *const *memories,
-                     const pith_ctx *ctx, const void *bytes, size_t stride, uint32_t first_rank, uint32_t step) {
+                     const pith_ctx *ctx, const void *bytes, size_t stride, uint32_t rank) {
   uint8_t *at = (uint8_t *)(uintptr_t)bytes;
   for (int p = 0; p < b->ranks; p++) {
     at = stride ? (uint8_t *)(uintptr_t)bytes + (size_t)p * stride : at;
     for (size_t i = 0; i < b->count; i++) {
       pith_range piece = pith__bucket_piece(b, i, p);
       size_t before = list->count;
-      add_item(list, b, i, piece, value_at(b, i, tensors[i], piece.first), b->layer[i].dtype, at, ctx,
-               first_rank + step * (uint32_t)p);
+      add_item(list, b, i, piece, value_at(b, i, tensors[i], piece.first), b->layer[i].dtype, at, ctx, rank);
       if (list->count > before && memories && memories[i]) {
         list->item[before].memory = memories[i] + piece.first;
       }
@@ -64,7 +63,7 @@ pith_status pith__cuda_bucket_encode(const pith_bucket *b, const void *const *sr
                                      const pith_ctx *ctx, void *parts, size_t stride, void *stream) {
   item_list list;
   PITH_TRY(make_list(b, b ? b->count * (size_t)b->ranks : 0, &list));
-  list_all(&list, b, src, memories, ctx, parts, stride, (uint32_t)b->rank, 0);
+  list_all(&list, b, src, memories, ctx, parts, stride, (uint32_t)b->rank);
   pith_status status = pith_cuda_encode(list.item, list.count, NULL, 0, stream);
   free(list.item);
   return status;
@@ -79,7 +78,7 @@ pith_status pith__cuda_bucket_decode(const pith_bucket *b, const void *results, 
                                      void *const *dst, void *stream) {
   item_list list;
   PITH_TRY(make_list(b, b ? b->count * (size_t)b->ranks : 0, &list));
-  list_all(&list, b, (const void *const *)dst, NULL, ctx, results, stride, (uint32_t)b->ranks, 1);
+  list_all(&list, b, (const void *const *)dst, NULL, ctx, results, stride, pith__result_rank(b->ranks));
   pith_status status = pith_cuda_decode(list.item, list.count, PITH_SET, NULL, 0, stream);
   free(list.item);
   return status;
@@ -163,7 +162,7 @@ pith_status pith_cuda_bucket_result(const pith_bucket *b, float *sums, float *co
   pith_codec *plain = malloc((b->count + 1) * sizeof *plain);
   pith_status status = plain ? PITH_OK : pith_fail(PITH_ERR_MEMORY, "no memory for a bucket of %zu layers", b->count);
   if (status == PITH_OK) {
-    list_own(&list, b, sums, result, ctx, (uint32_t)(b->ranks + b->rank));
+    list_own(&list, b, sums, result, ctx, pith__result_rank(b->ranks));
     status = encode_results(b, &list, plain, memories, stream);
   }
   free(plain);

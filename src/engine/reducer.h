@@ -2,7 +2,10 @@
  * The inside of a reducer: layers with names, specs and states, and what is under way.
  *
  *   reducer.c       its life, its layers, what ranks must agree on
- *   reducer_step.c  a step: operations, and layers joined to one
+ *   reducer_group.c which layers travel together, and when they leave
+ *   reducer_step.c  over a comm: operations, and layers joined to one
+ *   stages.c        over a carrier: groups that go through stages, with an exchange after each
+ *   reducer_link.c  small exchanges between steps, over either
  *   reducer_adapt.c adaptive specs: what the adapter sees, and the change to its plans
  *   reducer_debt.c  residuals of specs that layers do not have any more
  *   reducer_save.c  checkpoints
@@ -11,6 +14,7 @@
 #define PITH_ENGINE_REDUCER_H
 
 #include <pith/adapt.h>
+#include <pith/carrier.h>
 
 #include "engine/comm.h"
 
@@ -25,6 +29,8 @@ typedef struct pith_named {
   pith_state *state;
   pith_traffic traffic;
   uint64_t steps, started; /* started: the step it was last started in, plus one */
+  void *gradient;          /* of this step, where it waits for its group */
+  char *exact;             /* why it is never compressed, whatever the rules say; NULL: they decide */
   size_t adapted;          /* its place in the adapter; SIZE_MAX: its spec never changes */
   float *debt;             /* a residual that its spec has no place for: added to the gradients of the next … */
   uint64_t debt_steps;     /* … so many steps */
@@ -45,6 +51,27 @@ typedef struct pith_flight {
 
 #define PITH_OPEN_MOST 8
 
+/* How layers travel over a carrier. */
+typedef enum pith_way {
+  PITH_WAY_BLOCKS, /* codecs of fixed size that can be cut, and exact layers: a part for each rank */
+  PITH_WAY_WHOLE,  /* other codecs: everybody gets all payloads */
+  PITH_WAY_ROUNDS, /* methods of several rounds: a reduction for each */
+  PITH_WAY_PLAIN,  /* types that no codec takes: one reduction */
+} pith_way;
+
+/* Layers that leave together. */
+typedef struct pith_group {
+  pith_way way;
+  const pith_codec *codec; /* ROUNDS: the one of all its layers */
+  size_t *layer, count, room;
+  size_t bytes;        /* of gradients */
+  size_t missing;      /* gradients that have not come in this step */
+  int has_left;        /* in this step */
+  pith_bucket *bucket; /* BLOCKS: of all layers; NULL until it is needed */
+} pith_group;
+
+typedef struct pith_stages pith_stages;
+
 /* What an adaptive spec needs; all zero without one. */
 typedef struct pith_adaptive {
   char *text; /* the adaptive spec */
@@ -55,7 +82,12 @@ typedef struct pith_adaptive {
 } pith_adaptive;
 
 struct pith_reducer {
-  pith_comm *comm;
+  pith_comm *comm;      /* NULL: … */
+  pith_carrier carrier; /* … over this */
+  pith_stages *stages;
+  pith_reducer_options options;
+  int rank, ranks;
+  unsigned made_in;  /* pith__fork_number() */
   pith_rules *rules; /* with *=none in place of an adaptive spec */
   pith_adaptive adaptive;
   uint64_t seed, step;
@@ -66,6 +98,10 @@ struct pith_reducer {
   size_t flight_count, flight_room;
   pith_flight open[PITH_OPEN_MOST]; /* still taking layers on board */
   size_t open_count;
+  pith_group *groups; /* made before the first step, and when specs change */
+  size_t group_count, group_room;
+  size_t *group_of;  /* of each layer */
+  size_t next_group; /* that leaves, where groups leave in order */
 };
 
 /* Room for one more of `size` bytes each; arrays double. */
@@ -73,8 +109,42 @@ pith_status pith__reducer_grow(void **array, size_t *room, size_t used, size_t s
 
 static inline size_t pith__layer_bytes(const pith_named *l) { return l->n * pith_dtype_size(l->dtype); }
 
+/* Not NULL, and not the copy of a forked child. */
+pith_status pith__reducer_check_process(const pith_reducer *r);
+
+/* Whether nothing of a step is under way. */
+int pith__reducer_is_idle(const pith_reducer *r);
+
+/* ---- reducer_step.c ---- */
+
+/* Begins to reduce a layer over the comm. */
+pith_status pith__reducer_send(pith_reducer *r, size_t index, void *gradient);
+/* Sends what is joined so far. */
+pith_status pith__reducer_send_joints(pith_reducer *r);
+/* Waits for all that is under way over the comm. */
+pith_status pith__reducer_arrive(pith_reducer *r);
 /* Waits for what is under way and drops the rest. */
 void pith__reducer_drop_flights(pith_reducer *r);
+
+/* ---- reducer_group.c ---- */
+
+static inline int pith__reducer_has_groups(const pith_reducer *r) { return r->stages || r->options.group_bytes; }
+
+/* Groups of the layers as they are; drops those from before. */
+pith_status pith__reducer_form_groups(pith_reducer *r);
+void pith__reducer_drop_groups(pith_reducer *r);
+/* A gradient has come: its group may leave. */
+pith_status pith__reducer_board(pith_reducer *r, size_t index, void *gradient);
+/* All groups leave, with the gradients that have come. */
+pith_status pith__reducer_leave_all(pith_reducer *r);
+
+/* ---- reducer_link.c: all ranks take part; returns when it is complete ---- */
+
+/* `all` gets `bytes` of each rank, in rank order. */
+pith_status pith__reducer_gather(const pith_reducer *r, const void *mine, size_t bytes, void *all);
+/* Sums in place. */
+pith_status pith__reducer_sum(const pith_reducer *r, double *numbers, size_t count);
+pith_status pith__reducer_barrier(const pith_reducer *r);
 
 /* ---- reducer_adapt.c ---- */
 

@@ -115,8 +115,7 @@ pith_status pith__reducer_adapter_create(const pith_reducer *r, pith_adapter **a
       shapes[count++] = (pith_layer_shape){l->name, l->shape, l->dimensions};
     }
   }
-  pith_status status = pith_adapter_create(r->adaptive.text, shapes, count, pith_comm_rank(r->comm),
-                                           pith_comm_ranks(r->comm), r->seed, adapter);
+  pith_status status = pith_adapter_create(r->adaptive.text, shapes, count, r->rank, r->ranks, r->seed, adapter);
   free(shapes);
   return status;
 }
@@ -143,7 +142,7 @@ static pith_status change_specs(pith_reducer *r) {
     if (strcmp(spec, l->match.codec->spec) != 0) {
       const pith_codec *codec;
       PITH_TRY(pith__reducer_codec(r, spec, &codec));
-      PITH_TRY(pith__debt_move(l, codec, pith_comm_ranks(r->comm)));
+      PITH_TRY(pith__debt_move(l, codec, r->ranks));
       l->match.codec = codec;
     }
   }
@@ -193,11 +192,10 @@ static pith_status add_up(pith_reducer *r, double *numbers, size_t count, double
     return PITH_OK;
   }
   if (count > MANY) {
-    PITH_TRY(pith_barrier(r->comm, NULL));
+    PITH_TRY(pith__reducer_barrier(r));
   }
   double start = pith__now();
-  PITH_TRY(pith_allreduce(r->comm, (pith_cspan){numbers, count, PITH_F64}, (pith_span){numbers, count, PITH_F64},
-                          PITH_SUM, NULL, NULL));
+  PITH_TRY(pith__reducer_sum(r, numbers, count));
   *seconds = pith__now() - start;
   return PITH_OK;
 }
@@ -219,6 +217,7 @@ pith_status pith__reducer_adapt(pith_reducer *r, double waited) {
   PITH_TRY(pith_adapter_advance(a->adapter, seconds, &changed));
   if (changed) {
     PITH_TRY(change_specs(r));
+    PITH_TRY(pith__reducer_has_groups(r) ? pith__reducer_form_groups(r) : PITH_OK);
   }
   a->begun = 0;
   a->ended = pith__now();

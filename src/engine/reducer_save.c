@@ -81,8 +81,7 @@ static pith_status save_layers(const pith_reducer *r, uint8_t *bytes, size_t siz
 
 pith_status pith_reducer_save(const pith_reducer *r, pith_out *out) {
   PITH_REQUIRE(r && out && out->data, PITH_ERR_ARGUMENT, "pith_reducer_save: reducer and out must not be NULL");
-  PITH_REQUIRE(r->flight_count == 0 && r->open_count == 0, PITH_ERR_STATE,
-               "a step is under way: finish it before saving");
+  PITH_REQUIRE(pith__reducer_is_idle(r), PITH_ERR_STATE, "a step is under way: finish it before saving");
   size_t size = pith_reducer_size(r), adapter = adapter_size(r);
   PITH_REQUIRE(adapter || !r->adaptive.text, PITH_ERR_STATE, "the adapter cannot be saved: %s", pith_error());
   PITH_REQUIRE(out->capacity >= size, PITH_ERR_BUFFER, "the reducer takes %zu bytes, the buffer has %zu", size,
@@ -94,8 +93,8 @@ pith_status pith_reducer_save(const pith_reducer *r, pith_out *out) {
                          .seed = r->seed,
                          .layers = r->count,
                          .adapter = adapter,
-                         .rank = (uint32_t)r->comm->rank,
-                         .ranks = (uint32_t)r->comm->ranks};
+                         .rank = (uint32_t)r->rank,
+                         .ranks = (uint32_t)r->ranks};
   memcpy(bytes, &head, sizeof head);
   if (adapter) {
     PITH_TRY(pith_adapter_save(r->adaptive.adapter, &(pith_out){bytes + sizeof head, adapter, 0}));
@@ -231,8 +230,7 @@ static pith_status check_head(const pith_reducer *r, pith_bytes in, reducer_head
   PITH_REQUIRE(in.size >= head_size(head), PITH_ERR_CORRUPT, "the checkpoint ends within its head");
   if (head->version == CURRENT) {
     memcpy(head, in.data, sizeof *head);
-    PITH_TRY(pith__check_owner("the checkpoint", head->rank, head->ranks, (uint32_t)r->comm->rank,
-                               (uint32_t)r->comm->ranks));
+    PITH_TRY(pith__check_owner("the checkpoint", head->rank, head->ranks, (uint32_t)r->rank, (uint32_t)r->ranks));
   }
   PITH_REQUIRE(head->layers == r->count, PITH_ERR_STATE, "the checkpoint has %llu layers, the reducer %zu",
                (unsigned long long)head->layers, r->count);
@@ -244,8 +242,7 @@ static pith_status check_head(const pith_reducer *r, pith_bytes in, reducer_head
 pith_status pith_reducer_load(pith_reducer *r, pith_bytes in) {
   reducer_header head;
   PITH_REQUIRE(r && in.data, PITH_ERR_ARGUMENT, "pith_reducer_load: reducer and bytes must not be NULL");
-  PITH_REQUIRE(r->flight_count == 0 && r->open_count == 0, PITH_ERR_STATE,
-               "a step is under way: finish it before loading");
+  PITH_REQUIRE(pith__reducer_is_idle(r), PITH_ERR_STATE, "a step is under way: finish it before loading");
   PITH_TRY(check_head(r, in, &head));
   PITH_TRY(pith__reducer_adapter_ready(r));
   loaded new = {.layer = calloc(r->count + 1, sizeof *new.layer)};
@@ -254,6 +251,7 @@ pith_status pith_reducer_load(pith_reducer *r, pith_bytes in) {
       load_all(r, &new, &head, (cursor){(const uint8_t *)in.data + head_size(&head), in.size - head_size(&head)});
   if (status == PITH_OK) {
     commit(r, &new, &head);
+    status = r->checked && pith__reducer_has_groups(r) ? pith__reducer_form_groups(r) : PITH_OK;
   }
   release(&new, r->count);
   return status;

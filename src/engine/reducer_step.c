@@ -1,5 +1,5 @@
 /*
- * A step of the reducer.
+ * A step of the reducer over a comm.
  *
  * Large layers become an operation each, at once, so that they travel while the next gradients are computed. Small
  * ones, and all that are sent in rounds, are joined: uncompressed layers of one type, or layers of one codec. A joint
@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "codec/codec.h"
 #include "engine/reducer.h"
 #include "engine/submit.h"
@@ -53,7 +52,7 @@ static int is_joined(const pith_reducer *r, const pith_named *l) {
   const pith_codec *codec = codec_of(l);
   const uint32_t fixed_blocks = PITH_CAP_FIXED | PITH_CAP_CHUNKED;
   int joinable = !codec || takes_rounds(codec) || (codec->caps & fixed_blocks) == fixed_blocks;
-  return joinable && pith_comm_ranks(r->comm) > 1 && (takes_rounds(codec) || pith__layer_bytes(l) <= JOIN_MOST);
+  return joinable && r->ranks > 1 && (takes_rounds(codec) || pith__layer_bytes(l) <= JOIN_MOST);
 }
 
 static int is_same_kind(const pith_flight *f, const pith_codec *codec, pith_dtype dtype) {
@@ -147,9 +146,7 @@ static pith_status leave(pith_reducer *r, size_t index) {
   return status;
 }
 
-pith_status pith_reducer_flush(pith_reducer *r) {
-  PITH_REQUIRE(r, PITH_ERR_ARGUMENT, "pith_reducer_flush: reducer must not be NULL");
-  PITH_TRY(pith__check_comm(r->comm));
+pith_status pith__reducer_send_joints(pith_reducer *r) {
   pith_status first = PITH_OK;
   while (r->open_count) {
     pith_status status = leave(r, 0);
@@ -211,20 +208,8 @@ static pith_status send_alone(pith_reducer *r, size_t index, void *gradient) {
   return status;
 }
 
-pith_status pith_reducer_start(pith_reducer *r, size_t index, void *gradient) {
-  PITH_REQUIRE(r && index < r->count, PITH_ERR_ARGUMENT, "there is no layer number %zu", index);
-  PITH_TRY(pith__check_comm(r->comm));
-  pith_named *l = &r->layers[index];
-  PITH_REQUIRE(gradient || l->n == 0, PITH_ERR_ARGUMENT, "layer %s: the gradient is NULL", l->name);
-  PITH_REQUIRE(l->started != r->step + 1, PITH_ERR_STATE, "layer %s was started twice in step %llu", l->name,
-               (unsigned long long)r->step);
-  PITH_TRY(pith_reducer_check(r));
-  PITH_TRY(pith__reducer_observe(r, l, gradient));
-  pith__debt_pay(l, gradient);
-  PITH_TRY(is_joined(r, l) ? join(r, index, gradient) : send_alone(r, index, gradient));
-  l->started = r->step + 1;
-  l->steps++;
-  return PITH_OK;
+pith_status pith__reducer_send(pith_reducer *r, size_t index, void *gradient) {
+  return is_joined(r, &r->layers[index]) ? join(r, index, gradient) : send_alone(r, index, gradient);
 }
 
 /* ---- Arriving ---------------------------------------------------------------------------------------------------- */
@@ -244,11 +229,8 @@ static void share_traffic(pith_reducer *r, const pith_flight *f, const pith_traf
   }
 }
 
-pith_status pith_reducer_finish(pith_reducer *r) {
-  PITH_REQUIRE(r, PITH_ERR_ARGUMENT, "pith_reducer_finish: reducer must not be NULL");
-  PITH_TRY(pith__check_comm(r->comm));
-  double waited = pith__now();
-  pith_status first = pith_reducer_flush(r);
+pith_status pith__reducer_arrive(pith_reducer *r) {
+  pith_status first = PITH_OK;
   for (size_t i = 0; i < r->flight_count; i++) {
     pith_flight *f = &r->flights[i];
     pith_traffic traffic = {0};
@@ -261,6 +243,5 @@ pith_status pith_reducer_finish(pith_reducer *r) {
     release_flight(f);
   }
   r->flight_count = 0;
-  r->step++;
-  return first == PITH_OK ? pith__reducer_adapt(r, waited) : first;
+  return first;
 }

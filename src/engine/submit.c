@@ -68,7 +68,7 @@ static pith_status decode_values(pith_job *job, pith_bytes in, pith_span dst, pi
 }
 
 static pith_status encode_result(pith_job *job, pith_cspan values, size_t first, pith_out *out) {
-  return encode_stretches(job, pith__feed_encode_result, pith__result_rank(job, job->rank), values, first, 1.0f, out);
+  return encode_stretches(job, pith__feed_encode_result, pith__result_rank(job->ranks), values, first, 1.0f, out);
 }
 
 static void take_all_scratch(const pith_operation *op, pith_arena *arena, operation_scratch *scratch) {

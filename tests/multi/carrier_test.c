@@ -1,0 +1,182 @@
+/* A reducer over a carrier: the same bits as over a comm, whatever carries its bytes, and errors of the carrier. The
+ * carrier here is made of the collectives of a comm, as that of a framework would be of the framework's. */
+#include <pith/plugin.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "laws.h"
+#include "ranks.h"
+#include "test.h"
+
+#define LAYERS 9
+#define IN_FLIGHT 64
+
+static const size_t shapes[LAYERS][2] = {{64, 32},  {1, 32},  {300, 100}, {1, 700}, {7, 3},
+                                         {1, 5000}, {40, 60}, {1, 1},     {128, 96}};
+
+typedef struct wire {
+  pith_comm *comm;
+  pith_request *request[IN_FLIGHT];
+  uint64_t next;
+  int starts;
+  int fails_at; /* the exchange that cannot be started; 0: none */
+} wire;
+
+static pith_status start(void *self, const pith_exchange *x, uint64_t *ticket) {
+  wire *w = self;
+  size_t ranks = (size_t)pith_comm_ranks(w->comm), sent = 0, received = 0;
+  if (++w->starts == w->fails_at) {
+    return pith_fail(PITH_ERR_SYSTEM, "the wire is cut");
+  }
+  pith_request **request = &w->request[w->next % IN_FLIGHT];
+  CHECK(!*request);
+  *ticket = w->next++;
+  switch (x->kind) {
+    case PITH_EXCHANGE_ALL_TO_ALL:
+      for (size_t p = 0; p < ranks; p++) {
+        sent += x->send_bytes[p];
+        received += x->recv_bytes[p];
+      }
+      return pith_all_to_all(w->comm, (pith_cspan){x->send, sent, PITH_U8}, x->send_bytes,
+                             (pith_span){x->recv, received, PITH_U8}, x->recv_bytes, request);
+    case PITH_EXCHANGE_ALL_GATHER: {
+      uint8_t *all = x->recv;
+      const uint8_t *mine = x->send;
+      CHECK(mine + x->bytes <= all || mine >= all + x->bytes * ranks ||
+            mine == all + (size_t)pith_comm_rank(w->comm) * x->bytes);
+      return pith_all_gather(w->comm, (pith_cspan){x->send, x->bytes, PITH_U8},
+                             (pith_span){x->recv, x->bytes * ranks, PITH_U8}, NULL, NULL, request);
+    }
+    case PITH_EXCHANGE_ALLREDUCE:
+      return pith_allreduce(w->comm, (pith_cspan){x->recv, x->count, x->dtype},
+                            (pith_span){x->recv, x->count, x->dtype}, x->op, NULL, request);
+  }
+  return pith_fail(PITH_ERR_UNSUPPORTED, "exchange %d is unknown", (int)x->kind);
+}
+
+static pith_status wait(void *self, uint64_t ticket) {
+  wire *w = self;
+  pith_request *request = w->request[ticket % IN_FLIGHT];
+  w->request[ticket % IN_FLIGHT] = NULL;
+  return request ? pith_wait(request) : PITH_OK;
+}
+
+static pith_carrier carrier_of(wire *w, uint32_t caps) {
+  pith_carrier carrier = PITH_CARRIER_INIT;
+  carrier.name = "test", carrier.self = w, carrier.caps = caps;
+  carrier.rank = pith_comm_rank(w->comm), carrier.ranks = pith_comm_ranks(w->comm);
+  carrier.start = start, carrier.wait = wait;
+  return carrier;
+}
+
+/* ---- Steps ------------------------------------------------------------------------------------------------------- */
+
+static size_t size_of(size_t layer) { return shapes[layer][0] * shapes[layer][1]; }
+
+static const pith_dtype dtypes[LAYERS] = {PITH_F32,  PITH_F32, PITH_F32, PITH_F16, PITH_F32,
+                                          PITH_BF16, PITH_F32, PITH_F32, PITH_F32};
+
+static void add_layers(pith_reducer *r) {
+  for (size_t l = 0; l < LAYERS; l++) {
+    char name[32];
+    size_t flat = size_of(l), is_flat = shapes[l][0] == 1;
+    snprintf(name, sizeof name, "layer%zu", l);
+    CHECK_OK(pith_reducer_add(r, name, is_flat ? &flat : shapes[l], is_flat ? 1 : 2, dtypes[l], NULL));
+  }
+  CHECK_OK(pith_reducer_add_exact(r, "wide", (size_t[]){50}, 1, PITH_F64, "f64 is exact", NULL));
+}
+
+typedef struct gradients {
+  uint8_t *layer[LAYERS + 1];
+} gradients;
+
+static size_t bytes_of(size_t l) { return l == LAYERS ? 50 * sizeof(double) : size_of(l) * pith_dtype_size(dtypes[l]); }
+
+static gradients make_gradients(int rank, uint64_t step) {
+  gradients g;
+  for (size_t l = 0; l <= LAYERS; l++) {
+    g.layer[l] = malloc(bytes_of(l) + 1);
+    for (size_t i = 0; l < LAYERS && i < size_of(l); i++) {
+      uint32_t h = (uint32_t)(i * 2654435761u + l * 40503u + step * 97u + (uint64_t)rank * 1299721u);
+      h = (h ^ h >> 13) * 0x5bd1e995u;
+      float value = (float)(h >> 16 & 0xfff) / 4096.0f - 0.5f;
+      law_put((pith_span){g.layer[l], size_of(l), dtypes[l]}, i, value);
+    }
+    for (size_t i = 0; l == LAYERS && i < 50; i++) {
+      ((double *)(void *)g.layer[l])[i] = (double)i * (rank + 1) / 3;
+    }
+  }
+  return g;
+}
+
+static void release(gradients *g) {
+  for (size_t l = 0; l <= LAYERS; l++) {
+    free(g->layer[l]);
+  }
+}
+
+/* Layers come from the last to the first, as in a backward pass, or in an order of the rank's own. */
+static pith_status take_step(pith_reducer *r, gradients *g, size_t turn) {
+  for (size_t i = 0; i <= LAYERS; i++) {
+    size_t l = (LAYERS - i + turn) % (LAYERS + 1);
+    pith_status status = pith_reducer_start(r, l, g->layer[l]);
+    if (status != PITH_OK) {
+      return status;
+    }
+  }
+  return pith_reducer_finish(r);
+}
+
+static void compare(const gradients *a, const gradients *b, const char *spec, uint64_t step) {
+  for (size_t l = 0; l <= LAYERS; l++) {
+    CHECK_MSG(memcmp(a->layer[l], b->layer[l], bytes_of(l)) == 0, "%s: layer %zu differs in step %d", spec, l,
+              (int)step);
+  }
+}
+
+/* ---- The same bits ----------------------------------------------------------------------------------------------- */
+
+enum { STEPS = 3 };
+
+static void check_bits(pith_comm *comm, void *argument) {
+  const char *spec = argument;
+  int rank = pith_comm_rank(comm);
+  wire w = {.comm = comm};
+  pith_carrier carrier = carrier_of(&w, 0);
+  pith_reducer *over_comm, *over_carrier;
+  CHECK_OK(pith_reducer_create(comm, spec, 5, &over_comm));
+  CHECK_OK(pith_reducer_create_over(&carrier, spec, 5, NULL, &over_carrier));
+  add_layers(over_comm);
+  add_layers(over_carrier);
+  for (uint64_t step = 0; step < STEPS; step++) {
+    gradients a = make_gradients(rank, step), b = make_gradients(rank, step);
+    CHECK_OK(take_step(over_comm, &a, 0));
+    CHECK_OK(take_step(over_carrier, &b, 0));
+    compare(&a, &b, spec, step);
+    release(&a);
+    release(&b);
+  }
+  pith_reducer_destroy(over_comm);
+  pith_reducer_destroy(over_carrier);
+}
+
+/* Algorithms differ in what is encoded twice; a carrier has one for each kind of codec. */
+static void use_algorithm_of(const char *spec) {
+  pith_codec *codec = law_codec(spec);
+  int in_parts = (pith_codec_caps(codec) & PITH_CAP_FIXED) && (pith_codec_caps(codec) & PITH_CAP_CHUNKED);
+  setenv("PITH_ALGO", in_parts ? "sra" : "gather", 1);
+  if (pith_algorithm_suits(getenv("PITH_ALGO"), codec) != PITH_OK) {
+    unsetenv("PITH_ALGO");
+  }
+}
+
+TEST_WITHIN(all_methods_have_the_same_bits_over_a_comm_and_a_carrier, 120) {
+  CHECK(law_spec_count() > 50);
+  for (size_t i = 0; i < law_spec_count(); i++) {
+    use_algorithm_of(law_spec(i));
+    ranks_run("inproc", 3, 0, check_bits, (void *)(uintptr_t)law_spec(i));
+  }
+  unsetenv("PITH_ALGO");
+}
