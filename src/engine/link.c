@@ -623,12 +623,16 @@ static pith_early *take_early(pith_link *link, const pith_posted *posted) {
 }
 
 /* The message that is arriving is the one that this receive waits for: what came of it moves to its place, and the rest
- * goes there straight. */
+ * goes there straight. Its header came before the operation was known here, and is compared now. */
 static void adopt(pith_link *link, pith_posted *posted) {
   pith_early *stored = link->stored;
+  const pith_operation *op = posted->operation;
   link->stored = NULL;
   settle_source(link, posted->operation, posted->task);
-  if (!aim(link, posted)) {
+  if (!pith__frame_agrees(&link->frame, &op->frame)) {
+    pith__link_disagree(link, &link->frame, op);
+    free_posted(link, posted);
+  } else if (!aim(link, posted)) {
     free_posted(link, posted);
   } else if (link->payload_done) {
     memcpy(link->target, stored->payload, link->payload_done);
@@ -693,13 +697,22 @@ static void release_any(pith_link *link) {
   }
 }
 
+/* Whether a message that came before its operation began is none that the operation could have. */
+static int is_foreign(const pith_frame *frame, const pith_operation *op) {
+  return frame->kind == PITH_FRAME_DATA && frame->operation != PITH_OP_POINT &&
+         frame->sequence == op->frame.sequence && !pith__frame_agrees(frame, &op->frame);
+}
+
 void pith__link_check_early(pith_link *link, const pith_operation *op) {
-  for (const pith_early *early = link->early; early; early = early->next) {
-    if (early->frame.operation != PITH_OP_POINT && early->frame.sequence == op->frame.sequence &&
-        !pith__frame_agrees(&early->frame, &op->frame)) {
-      pith__link_disagree(link, &early->frame, op);
-      return;
-    }
+  const pith_early *early = link->early;
+  while (early && !is_foreign(&early->frame, op)) {
+    early = early->next;
+  }
+  if (!early && link->stored && is_foreign(&link->stored->frame, op)) {
+    early = link->stored; /* not all of it is here yet */
+  }
+  if (early) {
+    pith__link_disagree(link, &early->frame, op);
   }
 }
 

@@ -822,6 +822,46 @@ TEST(forged_messages_are_errors) {
   }
 }
 
+/* The first half of a message of another layer comes before the operation that it belongs to begins, the rest after. */
+static void halve_a_message(pith_comm *comm, void *argument) {
+  enum { N = 3000 };
+  float x[N], y[N] = {0}, other[N], none;
+  (void)argument;
+  for (int i = 0; i < N; i++) {
+    x[i] = 1, other[i] = 100;
+  }
+  if (pith_comm_rank(comm) == 1) {
+    size_t size, taken = 0;
+    pith_frame f = forge(TRICKS, N, NULL, &size);
+    f.version = PITH_FRAME_VERSION, f.layer = 77, f.length = sizeof other;
+    pith__frame_seal(&f, NULL, 0);
+    struct iovec pieces[2] = {{&f, sizeof f}, {other, sizeof other / 2}};
+    CHECK_OK(comm->transport[0]->ops->send(comm->transport[0], 0, pieces, 2, &taken));
+    usleep(600000);
+    pieces[0] = (struct iovec){other, sizeof other / 2};
+    CHECK_OK(comm->transport[0]->ops->send(comm->transport[0], 0, pieces, 1, &taken));
+    usleep(600000);
+    return;
+  }
+  pith_request *request;
+  int done = 0;
+  CHECK_OK(pith_receive(comm, (pith_span){&none, 1, PITH_F32}, 1, 5, &request));
+  for (double end = pith__now() + 0.3; pith__now() < end;) { /* takes what comes */
+    CHECK_OK(pith_test(request, &done));
+  }
+  CHECK(!done && comm->link[1].stored);
+  CHECK_STATUS(reduce_once(comm, NULL, x, y, N), PITH_ERR_MISMATCH);
+  CHECK_ERROR_SAYS("layer 77");
+  CHECK(y[0] == 0 && y[N - 1] == 0);
+  CHECK(pith_wait(request) != PITH_OK);
+}
+
+TEST(a_message_that_comes_in_halves_is_compared_as_well) {
+  pid_t child[2];
+  ranks_start("tcp", 2, 5, halve_a_message, NULL, child);
+  ranks_wait(child, 2, -1);
+}
+
 /* ---- Messages that nothing waits for ----------------------------------------------------------------------------- */
 
 /* A header that claims half a tebibyte, and one byte of it. */
