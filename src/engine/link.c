@@ -699,8 +699,8 @@ static void release_any(pith_link *link) {
 
 /* Whether a message that came before its operation began is none that the operation could have. */
 static int is_foreign(const pith_frame *frame, const pith_operation *op) {
-  return frame->kind == PITH_FRAME_DATA && frame->operation != PITH_OP_POINT &&
-         frame->sequence == op->frame.sequence && !pith__frame_agrees(frame, &op->frame);
+  return frame->kind == PITH_FRAME_DATA && frame->operation != PITH_OP_POINT && frame->sequence == op->frame.sequence &&
+         !pith__frame_agrees(frame, &op->frame);
 }
 
 void pith__link_check_early(pith_link *link, const pith_operation *op) {
