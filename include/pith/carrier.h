@@ -59,6 +59,9 @@ typedef struct pith_carrier {
   uint32_t caps; /* PITH_CARRIER_… */
   pith_status (*start)(void *self, const pith_exchange *exchange, uint64_t *ticket);
   pith_status (*wait)(void *self, uint64_t ticket);
+  int (*interrupted)(
+      void *self); /* optional, with PITH_CARRIER_THREADS: asked now and then, in the caller's thread,
+                      while it waits; not 0 ends that with PITH_ERR_INTERRUPTED, and with it the reducer */
 } pith_carrier;
 
 #define PITH_CARRIER_INIT {.size = sizeof(pith_carrier)}

@@ -259,6 +259,43 @@ class Layer(Structure):
     ]
 
 
+class Exchange(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("kind", c_int),
+        ("send", c_void_p),
+        ("recv", c_void_p),
+        ("send_bytes", POINTER(c_size_t)),
+        ("recv_bytes", POINTER(c_size_t)),
+        ("bytes", c_size_t),
+        ("count", c_size_t),
+        ("dtype", c_int),
+        ("op", c_int),
+    ]
+
+
+CARRIER_START = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(Exchange), POINTER(c_uint64))
+CARRIER_WAIT = ctypes.CFUNCTYPE(c_int, c_void_p, c_uint64)
+
+
+class Carrier(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("name", c_char_p),
+        ("self", c_void_p),
+        ("rank", c_int),
+        ("ranks", c_int),
+        ("caps", c_uint32),
+        ("start", CARRIER_START),
+        ("wait", CARRIER_WAIT),
+        ("interrupted", INTERRUPTED),
+    ]
+
+
+class ReducerOptions(Structure):
+    _fields_ = [("size", c_size_t), ("group_bytes", c_size_t), ("in_order", c_int)]
+
+
 class Stats(Structure):
     _fields_ = [
         ("size", c_size_t),
@@ -471,6 +508,19 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_comm_set_timeout": (_STATUS, [_P, c_double]),
     "pith_test": (_STATUS, [_P, POINTER(c_int)]),
     "pith_reducer_create": (_STATUS, [_P, c_char_p, c_uint64, POINTER(_P)]),
+    "pith_reducer_create_with": (
+        _STATUS,
+        [_P, c_char_p, c_uint64, POINTER(ReducerOptions), POINTER(_P)],
+    ),
+    "pith_reducer_create_over": (
+        _STATUS,
+        [POINTER(Carrier), c_char_p, c_uint64, POINTER(ReducerOptions), POINTER(_P)],
+    ),
+    "pith_reducer_add_exact": (
+        _STATUS,
+        [_P, c_char_p, _SIZES, c_size_t, c_int, c_char_p, _SIZES],
+    ),
+    "pith_fail": (_STATUS, [c_int, c_char_p, c_char_p]),
     "pith_reducer_destroy": (None, [_P]),
     "pith_reducer_add": (_STATUS, [_P, c_char_p, _SIZES, c_size_t, c_int, _SIZES]),
     "pith_reducer_start": (_STATUS, [_P, c_size_t, _P]),

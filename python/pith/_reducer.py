@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _library as c
+from ._carrier import Bridge, Carrier
 from ._codec import Rules, saved
 from ._comm import Comm, Traffic, traffic_of
 from ._errors import ArgumentError
@@ -41,24 +42,55 @@ class Reducer:
 
     ``rules`` is a spec, rules, a :class:`Plan`, or an adaptive spec ("auto", "lgreco:q:4"; also in the last rule, "embed*=none;*=auto"), with which
     layers change their specs between two steps. A reducer belongs to one thread at a time. Gradients stay lent from start to finish.
+
+    Instead of a comm, a :class:`Carrier` moves the bytes by other means. ``group_bytes`` and ``in_order`` say how layers are grouped: groups of that
+    many bytes, from the last layer to the first, leave when all their gradients have come; ``in_order``, one after another in that order, whatever
+    order gradients come in.
     """
 
-    def __init__(self, comm: Comm, rules: str | Rules | Plan, seed: int = 0) -> None:
+    def __init__(
+        self,
+        comm: Comm | Carrier,
+        rules: str | Rules | Plan,
+        seed: int = 0,
+        *,
+        group_bytes: int = 0,
+        in_order: bool = False,
+    ) -> None:
         text = rules if isinstance(rules, str) else rules.text
         pointer = ctypes.c_void_p()
-        c.check(c.lib.pith_reducer_create(comm.pointer, text.encode(), seed, ctypes.byref(pointer)))
+        options = c.ReducerOptions(
+            ctypes.sizeof(c.ReducerOptions),
+            c.whole(ctypes.c_size_t, group_bytes, "group_bytes"),
+            int(in_order),
+        )
+        rest = text.encode(), seed, ctypes.byref(options), ctypes.byref(pointer)
+        self._bridge: Bridge | None = None
+        if isinstance(comm, Comm):
+            c.check(c.lib.pith_reducer_create_with(comm.pointer, *rest))
+            comm._dependents.add(self)
+        else:
+            self._bridge = Bridge(comm)
+            c.check(c.lib.pith_reducer_create_over(ctypes.byref(self._bridge.struct), *rest))
         self._pointer: ctypes.c_void_p | None = pointer
         self._comm, self._rules = comm, text
         self._numbers: dict[str, int] = {}
         self._shapes: list[tuple[int, int]] = []  # values and type of each layer
         self._lent: list[Any] = []
-        comm._dependents.add(self)
+
+    def _check(self, status: int) -> None:
+        """Raises the carrier's own exception where there is one."""
+        if status and self._bridge is not None and self._bridge.error is not None:
+            raise self._bridge.error
+        c.check(status)
 
     def close(self) -> None:
         """Waits for what is under way, and ends."""
         pointer, self._pointer = getattr(self, "_pointer", None), None
         if pointer is not None:
             c.lib.pith_reducer_destroy(pointer)
+            if self._bridge is not None:
+                self._bridge.close()
 
     def __del__(self) -> None:
         self.close()
@@ -72,14 +104,19 @@ class Reducer:
             raise ArgumentError("the reducer is closed")
         return self._pointer
 
-    def add(self, name: str, shape: Sequence[int], dtype: Any = "f32") -> int:
-        """A layer; all ranks add the same ones in the same order. Gives its number."""
+    def add(
+        self, name: str, shape: Sequence[int], dtype: Any = "f32", *, exact: str | None = None
+    ) -> int:
+        """A layer; all ranks add the same ones in the same order. Gives its number.
+
+        ``exact``: why it is never compressed, whatever the rules say; layers of f64 need it.
+        """
         number, kind = ctypes.c_size_t(), dtype_of(dtype)
-        dimensions = c.numbers(shape)
-        status = c.lib.pith_reducer_add(
-            self._open(), name.encode(), dimensions, len(shape), kind, ctypes.byref(number)
-        )
-        c.check(status)
+        start = self._open(), name.encode(), c.numbers(shape), len(shape), kind
+        if exact is None:
+            c.check(c.lib.pith_reducer_add(*start, ctypes.byref(number)))
+        else:
+            c.check(c.lib.pith_reducer_add_exact(*start, exact.encode(), ctypes.byref(number)))
         self._numbers[name] = number.value
         self._shapes.append((count(shape), kind))
         return number.value
@@ -93,8 +130,12 @@ class Reducer:
             raise ArgumentError(
                 f"layer {layer} has {n} {NAMES[dtype]} values, the gradient {view.n} {NAMES[view.dtype]}"
             )
-        c.check(c.lib.pith_reducer_start(self._open(), number, view.data))
         self._lent.append(view)
+        self._check(c.lib.pith_reducer_start(self._open(), number, view.data))
+
+    def start_at(self, number: int, address: int) -> None:
+        """The same for values at an address, which somebody else checks and keeps."""
+        self._check(c.lib.pith_reducer_start(self._open(), number, address))
 
     def _number(self, layer: str | int) -> int:
         if isinstance(layer, int):
@@ -108,18 +149,18 @@ class Reducer:
 
     def flush(self) -> None:
         """Sends what is joined so far on its way: when the next gradient will take a while. In the same places on all ranks."""
-        c.check(c.lib.pith_reducer_flush(self._open()))
+        self._check(c.lib.pith_reducer_flush(self._open()))
 
     def finish(self) -> None:
         """Waits for all layers of this step, and ends it."""
         try:
-            c.check(c.lib.pith_reducer_finish(self._open()))
+            self._check(c.lib.pith_reducer_finish(self._open()))
         finally:
             self._lent.clear()
 
     def check(self) -> None:
         """Raises if a rule matches no layer, or if ranks have other layers or rules. Communicates."""
-        c.check(c.lib.pith_reducer_check(self._open()))
+        self._check(c.lib.pith_reducer_check(self._open()))
 
     def scale(self, factor: float) -> None:
         """Multiplies what all layers keep, between two steps: as after a change of the loss scale."""

@@ -10,23 +10,29 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "base/forked.h"
 
 #define KEPT_MOST 16 /* buffers */
 #define TEXT 512
+#define LOOK_NANOSECONDS 100000000 /* how often a caller who waits looks for signals */
 
 struct pith_stages {
   pith_reducer *reducer;
+  pith_carrier carrier;   /* outlives the reducer where a thread still waits for it */
   pith_staged *under_way; /* the newest first */
   pith_stage_buffer kept[KEPT_MOST];
   size_t kept_count;
   pith_status failed; /* for good: other ranks may have gone on */
   char why[TEXT];
   /* Between the caller and the thread. */
-  int has_thread, is_ending, is_closing;
+  int has_thread;
+  int is_ending, is_closing; /* what the thread is asked for: to finish the step, to end */
+  int is_waiting;            /* the thread is in the carrier's wait(), which may take long, and touches no gradient */
+  int has_given_up;          /* the caller has: nothing of the reducer may be touched any more */
+  int is_abandoned;          /* the thread releases all this */
   pith_staged *queue, **queue_end;
   pthread_t thread;
   pthread_mutex_t mutex;
@@ -70,9 +76,19 @@ void pith__stages_give_back(pith_stages *s, pith_stage_buffer *buffer) {
 
 /* ---- Stages ------------------------------------------------------------------------------------------------------ */
 
+/* Returns whether the caller has given up. */
+static int set_waiting(pith_stages *s, int is_waiting) {
+  pthread_mutex_lock(&s->mutex);
+  s->is_waiting = is_waiting;
+  int has_given_up = s->has_given_up;
+  pthread_cond_broadcast(&s->changed);
+  pthread_mutex_unlock(&s->mutex);
+  return has_given_up;
+}
+
 /* Work of the next stage, and the exchange behind it. */
 static pith_status go_on(pith_stages *s, pith_staged *f) {
-  const pith_carrier *carrier = &s->reducer->carrier;
+  const pith_carrier *carrier = &s->carrier;
   f->exchange = (pith_exchange){.size = sizeof f->exchange};
   f->has_exchange = 0;
   PITH_TRY(pith__stage_work(f, s));
@@ -84,12 +100,15 @@ static pith_status go_on(pith_stages *s, pith_staged *f) {
   return PITH_OK;
 }
 
-static pith_status await(const pith_stages *s, pith_staged *f) {
-  const pith_carrier *carrier = &s->reducer->carrier;
+static pith_status await(pith_stages *s, pith_staged *f) {
   double start = pith__now();
   f->has_exchange = 0;
-  pith_status status = carrier->wait(carrier->self, f->ticket);
+  set_waiting(s, 1);
+  pith_status status = s->carrier.wait(s->carrier.self, f->ticket);
   f->traffic.wire += pith__now() - start;
+  if (set_waiting(s, 0) && status == PITH_OK) {
+    status = pith_fail(PITH_ERR_ABORTED, "the reducer was given up");
+  }
   return status;
 }
 
@@ -169,19 +188,36 @@ static void end(pith_stages *s) {
 
 /* ---- The thread -------------------------------------------------------------------------------------------------- */
 
+static void release(pith_stages *s) {
+  for (size_t i = 0; i < s->kept_count; i++) {
+    free(s->kept[i].data);
+  }
+  pthread_mutex_destroy(&s->mutex);
+  pthread_cond_destroy(&s->changed);
+  free(s);
+}
+
+/* The next group in the queue. NULL: the step is to be finished, or the thread to end. */
+static pith_staged *next_task(pith_stages *s) {
+  while (!s->queue && !s->is_ending && !s->is_closing) {
+    pthread_cond_wait(&s->changed, &s->mutex);
+  }
+  pith_staged *f = s->queue;
+  if (f) {
+    s->queue = f->next;
+    s->queue_end = s->queue ? s->queue_end : &s->queue;
+  }
+  return f;
+}
+
+/* With the mutex held but for work and waiting. */
 static void *run(void *argument) {
   pith_stages *s = argument;
+  int is_over = 0;
   pthread_mutex_lock(&s->mutex);
-  for (;;) {
-    pith_staged *f = s->queue;
-    if (f) {
-      s->queue = f->next;
-      s->queue_end = s->queue ? s->queue_end : &s->queue;
-    } else if (!s->is_ending && !s->is_closing) {
-      pthread_cond_wait(&s->changed, &s->mutex);
-      continue;
-    }
-    int closes = !f && s->is_closing;
+  while (!is_over) {
+    pith_staged *f = next_task(s);
+    is_over = !f && s->is_closing;
     pthread_mutex_unlock(&s->mutex);
     if (f) {
       begin(s, f);
@@ -189,25 +225,32 @@ static void *run(void *argument) {
       end(s);
     }
     pthread_mutex_lock(&s->mutex);
-    if (!f) {
-      s->is_ending = 0;
-      pthread_cond_broadcast(&s->changed);
-    }
-    if (closes) {
-      break;
-    }
+    s->is_ending = f ? s->is_ending : 0;
+    pthread_cond_broadcast(&s->changed);
   }
+  int is_mine = s->is_abandoned;
   pthread_mutex_unlock(&s->mutex);
+  if (is_mine) {
+    release(s);
+  }
   return NULL;
 }
 
 static pith_status have_thread(pith_stages *s) {
-  if (!s->has_thread && (s->reducer->carrier.caps & PITH_CARRIER_THREADS)) {
+  if (!s->has_thread && (s->carrier.caps & PITH_CARRIER_THREADS)) {
     PITH_REQUIRE(pthread_create(&s->thread, NULL, run, s) == 0, PITH_ERR_SYSTEM, "rank %d cannot start a thread",
                  s->reducer->rank);
     s->has_thread = 1;
   }
   return PITH_OK;
+}
+
+/* With the mutex held: from now on the thread touches nothing of the reducer. */
+static void give_up(pith_stages *s) {
+  s->has_given_up = 1;
+  while (!s->is_waiting && (s->is_ending || s->queue)) {
+    pthread_cond_wait(&s->changed, &s->mutex);
+  }
 }
 
 /* ---- What the reducer calls -------------------------------------------------------------------------------------- */
@@ -216,6 +259,7 @@ pith_status pith__stages_create(pith_reducer *r, pith_stages **made) {
   pith_stages *s = calloc(1, sizeof *s);
   PITH_REQUIRE(s, PITH_ERR_MEMORY, "no memory for a reducer");
   s->reducer = r;
+  s->carrier = r->carrier;
   s->queue_end = &s->queue;
   pthread_mutex_init(&s->mutex, NULL);
   pthread_cond_init(&s->changed, NULL);
@@ -223,23 +267,36 @@ pith_status pith__stages_create(pith_reducer *r, pith_stages **made) {
   return PITH_OK;
 }
 
+/* Other ranks may never take part in what is under way: the thread is not waited for then, and releases it all when the
+ * carrier lets go. */
+static int end_thread(pith_stages *s) {
+  pthread_mutex_lock(&s->mutex);
+  s->is_closing = s->is_ending = 1;
+  pthread_cond_broadcast(&s->changed);
+  give_up(s);
+  int is_abandoned = s->is_abandoned = s->is_waiting;
+  pthread_t thread = s->thread;
+  pthread_mutex_unlock(&s->mutex);
+  if (is_abandoned) {
+    pthread_detach(thread);
+  } else {
+    pthread_join(thread, NULL);
+  }
+  return is_abandoned;
+}
+
 void pith__stages_destroy(pith_stages *s) {
   if (!s) {
     return;
   }
-  if (s->has_thread && s->reducer->made_in == pith__fork_number()) {
-    pthread_mutex_lock(&s->mutex);
-    s->is_closing = 1;
-    pthread_cond_broadcast(&s->changed);
-    pthread_mutex_unlock(&s->mutex);
-    pthread_join(s->thread, NULL);
+  int is_ours = s->reducer->made_in == pith__fork_number();
+  if (s->has_thread && is_ours && end_thread(s)) {
+    return;
   }
-  for (size_t i = 0; i < s->kept_count; i++) {
-    free(s->kept[i].data);
+  if (!s->has_thread && is_ours) {
+    drop_all(s);
   }
-  pthread_mutex_destroy(&s->mutex);
-  pthread_cond_destroy(&s->changed);
-  free(s);
+  release(s);
 }
 
 static pith_status make_staged(pith_stages *s, pith_group *g, pith_staged **made) {
@@ -275,17 +332,39 @@ pith_status pith__stages_put(pith_stages *s, pith_group *g) {
   return PITH_OK;
 }
 
+/* Until the thread has finished the step, or the caller is interrupted. */
+static pith_status await_end(pith_stages *s) {
+  pith_status status = PITH_OK;
+  pthread_mutex_lock(&s->mutex);
+  s->is_ending = !s->has_given_up;
+  pthread_cond_broadcast(&s->changed);
+  while (s->is_ending && status == PITH_OK) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += LOOK_NANOSECONDS;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    int is_late = pthread_cond_timedwait(&s->changed, &s->mutex, &until) != 0;
+    pthread_mutex_unlock(&s->mutex);
+    if (is_late && s->carrier.interrupted && s->carrier.interrupted(s->carrier.self)) {
+      status = pith_fail(PITH_ERR_INTERRUPTED, "rank %d was interrupted while it waited for an exchange over %s",
+                         s->reducer->rank, s->carrier.name);
+    }
+    pthread_mutex_lock(&s->mutex);
+  }
+  if (status != PITH_OK) {
+    give_up(s);
+  }
+  pthread_mutex_unlock(&s->mutex);
+  return status;
+}
+
 pith_status pith__stages_finish(pith_stages *s) {
   if (s->has_thread) {
-    pthread_mutex_lock(&s->mutex);
-    s->is_ending = 1;
-    pthread_cond_broadcast(&s->changed);
-    while (s->is_ending) {
-      pthread_cond_wait(&s->changed, &s->mutex);
-    }
-    pthread_mutex_unlock(&s->mutex);
+    PITH_TRY(await_end(s));
   } else {
     end(s);
   }
+  PITH_REQUIRE(!s->has_given_up, PITH_ERR_STATE, "the reducer was interrupted in the middle of a step: create it anew");
   return s->failed == PITH_OK ? PITH_OK : pith_fail(s->failed, "%s", s->why);
 }

@@ -1,7 +1,7 @@
-"""The two engines that reduce gradients: Pith's own reducer, and exchanges over another backend.
+"""The two engines that reduce gradients: the reducer of the C library, and exchanges of device tensors over a backend of torch.
 
-Both take groups of layers as their gradients become ready, work on them in the background, and write means in place. Groups are the same
-in every step, whatever order or buckets gradients come in: what an owner of a part keeps between steps belongs to it.
+Both take gradients as they become ready, reduce them in groups in the background, and write means in place. Groups are the same in every
+step, whatever order or buckets gradients come in: what an owner of a part keeps between steps belongs to it.
 """
 
 from __future__ import annotations
@@ -9,22 +9,20 @@ from __future__ import annotations
 import dataclasses
 import queue
 import threading
-import weakref
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from .. import _library as c
 from .._adapt import AdaptiveRules
 from .._codec import Rules
-from .._comm import Request
-from .._errors import ArgumentError, StateError
+from .._comm import Comm
+from .._errors import StateError
 from .._reducer import Reducer
 from ._adaptive import Adapting
+from ._carrier import TorchCarrier, give_group_back, taken_group
 from ._coder import coder_for, to_tensor
 from ._exchange import Parcel, Way, kind_of, way_of
 from ._group import PithGroup
@@ -42,17 +40,11 @@ class Engine(Protocol):
     rank: int
     ranks: int
 
-    def kind_of(self, layer: Layer) -> Hashable:
-        """Layers of one kind may be in one group."""
-
-    def group_bytes(self, kind: Hashable) -> int:
-        """Gradients of that many bytes make a group: enough to be worth a message, soon enough to overlap."""
-
-    def start(self, members: Sequence[int], gradients: Tensors) -> None:
-        """Begins to reduce the gradients of these layers, in place."""
+    def put(self, index: int, gradient: torch.Tensor) -> None:
+        """The gradient of a layer is there, and lent until the end of the step."""
 
     def finish(self) -> bool:
-        """Waits for all that was started, and ends the step. Whether layers have other specs now, in the list that was given."""
+        """Waits for all that came, and ends the step. Whether layers have other specs now, in the list that was given."""
 
     def scale(self, factor: float) -> None:
         """Multiplies what is kept between steps."""
@@ -68,95 +60,79 @@ class Engine(Protocol):
         """Gives back threads, memory and groups. All ranks call it, between steps."""
 
 
-def engine_for(group: Any, rules: Rules, layers: list[Layer], seed: int) -> Engine:
-    """The reducer over the backend pith, exchanges over any other, and for devices: only payloads come to main memory."""
-    if layers[0].parameter.is_cpu:
-        keep_memory()
-        if isinstance(group, PithGroup):
-            return ReducerEngine(group, rules, layers, seed)
-    return ExchangeEngine(group, rules, layers, seed)
+def engine_for(
+    group: Any, rules: Rules, layers: list[Layer], seed: int, in_order: bool = False
+) -> Engine:
+    """The engine for these layers.
+
+    ``in_order``: groups leave in one order on all ranks, whatever order gradients come in. Without it, gradients must come in the same order
+    on all ranks.
+    """
+    if not layers[0].parameter.is_cpu:
+        return ExchangeEngine(group, rules, layers, seed, in_order)
+    keep_memory()
+    if isinstance(group, PithGroup):
+        return ReducerEngine(group.comm, rules, layers, seed, in_order)
+    return ReducerEngine(TorchCarrier(group), rules, layers, seed, in_order)
 
 
-# ---- Over pith -------------------------------------------------------------------------------------------------------
+# ---- Main memory -----------------------------------------------------------------------------------------------------
+
+_COMM_GROUP_BYTES = 4 << 20  # enough to be worth a message, soon enough to overlap
 
 
 class ReducerEngine:
-    """Layers in a reducer of the C library; types that it does not take are allreduced exactly beside it."""
+    """Layers in a reducer of the C library, over a comm of Pith's own or the collectives of a backend."""
 
-    name = "pith"
-
-    def __init__(self, group: PithGroup, rules: Rules, layers: list[Layer], seed: int) -> None:
-        self._comm = group.comm
-        self.rank, self.ranks = self._comm.rank, self._comm.ranks
-        self._layers = layers
+    def __init__(
+        self,
+        over: Comm | TorchCarrier,
+        rules: Rules,
+        layers: list[Layer],
+        seed: int,
+        in_order: bool,
+    ) -> None:
+        self._over, self._layers = over, layers
+        self.name = over.name if isinstance(over, TorchCarrier) else "pith"
+        self.rank, self.ranks = over.rank, over.ranks
         self._adapted = [i for i, layer in enumerate(layers) if layer.adaptive]
-        self._inside = [i for i, layer in enumerate(layers) if self.kind_of(layer) == "reducer"]
-        self._numbers: dict[int, int] = {}
-        self._reducer: Reducer | None = None
-        self._beside: list[tuple[Request, Any]] = []
-        self._beside_sent = [0] * len(layers)
         self._lent: list[torch.Tensor] = []
-        if self._inside:
-            self._make_reducer(rules, seed)
-
-    def _make_reducer(self, rules: Rules, seed: int) -> None:
-        """Rules that match only layers beside the reducer would be slips to it."""
-        names = [self._layers[i].name for i in self._inside]
-        texts = [
-            text
-            for index, text in enumerate(texts_of(rules))
-            if any(rules.matches(index, name) for name in names)
-        ]
-        self._reducer = Reducer(self._comm, ";".join(texts) or "none", seed)
-        for i in self._inside:
-            layer = self._layers[i]
-            self._numbers[i] = self._reducer.add(layer.name, layer.shape, layer.dtype)
-        self._reducer.check()
+        inside = [i for i, layer in enumerate(layers) if not layer.sparse]
+        self._reducer = Reducer(
+            over,
+            _rules_for([layers[i].name for i in inside], rules),
+            seed,
+            group_bytes=_COMM_GROUP_BYTES if isinstance(over, Comm) else 0,
+            in_order=in_order,
+        )
+        self._numbers = {i: self._add(layers[i]) for i in inside}
+        if inside:
+            self._reducer.check()
         self._follow()
 
-    def kind_of(self, layer: Layer) -> Hashable:
-        return "reducer" if layer.dtype in COMPRESSIBLE else "beside"
+    def _add(self, layer: Layer) -> int:
+        if layer.dtype in COMPRESSIBLE:
+            return self._reducer.add(layer.name, layer.shape, layer.dtype)
+        shape, dtype = layer.shape, layer.dtype
+        if dtype.is_complex:
+            shape, dtype = (*shape, 2), dtype.to_real()
+        return self._reducer.add(layer.name, shape, dtype, exact=layer.reason)
 
-    def group_bytes(self, kind: Hashable) -> int:
-        return 4 << 20
-
-    def start(self, members: Sequence[int], gradients: Tensors) -> None:
-        for index, gradient in zip(members, gradients, strict=True):
-            if index in self._numbers:
-                self._start_inside(self._numbers[index], gradient)
-            else:
-                self._start_beside(index, gradient)
-        if self._reducer is not None:
-            self._reducer.flush()
-
-    def _start_inside(self, number: int, gradient: torch.Tensor) -> None:
-        assert self._reducer is not None
-        self._lent.append(gradient)
-        pointer = self._reducer._open()
-        c.check(c.lib.pith_reducer_start(pointer, number, gradient.data_ptr()))
-
-    def _start_beside(self, index: int, gradient: torch.Tensor) -> None:
+    def put(self, index: int, gradient: torch.Tensor) -> None:
         values = torch.view_as_real(gradient) if gradient.is_complex() else gradient
-        self._beside.append((self._comm.allreduce(values, "mean", wait=False), gradient))
-        bytes_ = gradient.numel() * gradient.itemsize
-        self._beside_sent[index] += 2 * bytes_ * (self.ranks - 1) // self.ranks
+        self._lent.append(values)
+        self._reducer.start_at(self._numbers[index], values.data_ptr())
 
     def finish(self) -> bool:
         try:
-            for request, _ in self._beside:
-                request.wait()
+            self._reducer.finish()
         finally:
-            self._beside.clear()
-            try:
-                if self._reducer is not None:
-                    self._reducer.finish()
-            finally:
-                self._lent.clear()
+            self._lent.clear()
         return self._follow()
 
     def _follow(self) -> bool:
         """Layers as the adapter of the reducer has them, if that has changed: the reason of any of them tells."""
-        if not self._adapted or self._reducer is None:
+        if not self._adapted:
             return False
         first = self._adapted[0]
         if self._reducer.layer(self._numbers[first]).reason == self._layers[first].reason:
@@ -167,41 +143,65 @@ class ReducerEngine:
         return True
 
     def scale(self, factor: float) -> None:
-        if self._reducer is not None:
-            c.check(c.lib.pith_reducer_scale(self._reducer._open(), factor))
+        self._reducer.scale(factor)
 
     def sent(self) -> list[int]:
-        found = list(self._beside_sent)
-        layers = self._reducer.layers if self._reducer is not None else []
+        found = [0] * len(self._layers)
+        layers = self._reducer.layers
         for index, number in self._numbers.items():
             found[index] = layers[number].traffic.sent_bytes
         return found
 
     def save(self) -> dict[str, Any]:
-        return {"reducer": to_tensor(self._reducer.save() if self._reducer is not None else b"")}
+        return {"reducer": to_tensor(self._reducer.save())}
 
     def load(self, saved: dict[str, Any]) -> None:
-        if self._reducer is not None:
-            self._reducer.load(saved["reducer"])
-            self._follow()
+        self._reducer.load(saved["reducer"])
+        self._follow()
 
     def close(self) -> None:
-        if self._reducer is not None:
-            self._reducer.close()
+        self._reducer.close()
+        if isinstance(self._over, TorchCarrier):
+            self._over.close()
 
 
-# ---- Over other backends ---------------------------------------------------------------------------------------------
+def _rules_for(names: Sequence[str], rules: Rules) -> str:
+    """Rules that match none of these would be slips to a reducer."""
+    texts = enumerate(texts_of(rules))
+    return ";".join(t for i, t in texts if any(rules.matches(i, name) for name in names)) or "none"
+
+
+# ---- Devices ---------------------------------------------------------------------------------------------------------
+
+
+def grouped(layers: Sequence[Layer], group_bytes: Callable[[Hashable], int]) -> list[list[int]]:
+    """Layers of one kind in groups, from the last layer to the first: the order of a backward pass."""
+    groups: list[list[int]] = []
+    open_: dict[Hashable, tuple[list[int], int]] = {}
+    for index in reversed(range(len(layers))):
+        if layers[index].sparse:
+            continue
+        kind = kind_of(layers[index])
+        members, size = open_.get(kind, ([], 0))
+        if not members:
+            groups.append(members)
+        members.append(index)
+        size += layers[index].bytes
+        open_[kind] = ([], 0) if size >= group_bytes(kind) else (members, size)
+    return groups
 
 
 class ExchangeEngine:
-    """Parcels over a group of another backend, sent by a thread.
+    """Parcels of device tensors over a group of any backend, sent by a thread.
 
     The group is one of our own, so that nobody else's collectives come between ours. Parcels overlap: when one is handed over, its first
     collective is started, then the one before it goes a collective further, and so on. That order follows from the order of parcels
     alone, never from time, so it is the same on all ranks.
     """
 
-    def __init__(self, group: Any, rules: Rules, layers: list[Layer], seed: int) -> None:
+    def __init__(
+        self, group: Any, rules: Rules, layers: list[Layer], seed: int, in_order: bool
+    ) -> None:
         self.name = str(dist.get_backend(group))
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self._layers = layers
@@ -211,28 +211,54 @@ class ExchangeEngine:
         self._sent = [0.0] * len(layers)
         self._step = 0
         self._parent = group
-        self._group = _taken_group(group) if self.ranks > 1 else None
+        self._group = taken_group(group) if self.ranks > 1 else None
         self._worker = Worker(self._coder.working) if self.ranks > 1 else None
         self._adapting: Adapting | None = None
         if isinstance(rules, AdaptiveRules) and any(layer.adaptive for layer in layers):
             self._adapting = Adapting(
                 rules.adaptive, layers, self._states, self._coder, self._group
             )
+        self._in_order = in_order
+        self._present: dict[int, torch.Tensor] = {}
+        self._regroup()
+
+    def _regroup(self) -> None:
+        self._groups = grouped(self._layers, self._group_bytes)
+        self._group_of = {i: g for g, members in enumerate(self._groups) for i in members}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._missing = [len(members) for members in self._groups]
+        self._waiting = set(range(len(self._groups)))  # groups that have not left in this step
+
+    def put(self, index: int, gradient: torch.Tensor) -> None:
+        self._present[index] = gradient
+        group = self._group_of[index]
+        self._missing[group] -= 1
+        if not self._in_order:
+            if self._missing[group] == 0:
+                self._leave(group)
+            return
+        while self._waiting and self._missing[min(self._waiting)] == 0:
+            self._leave(min(self._waiting))
+
+    def _leave(self, group: int) -> None:
+        self._waiting.discard(group)
+        members = [i for i in self._groups[group] if i in self._present]
+        if members:
+            self._start(members, [self._present[i] for i in members])
 
     def __del__(self) -> None:
         if getattr(self, "_worker", None) is not None:
             self._worker.close()  # type: ignore[union-attr]
 
-    def kind_of(self, layer: Layer) -> Hashable:
-        return kind_of(layer)
-
-    def group_bytes(self, kind: Hashable) -> int:
+    def _group_bytes(self, kind: Hashable) -> int:
         """Low rank and sparse codecs send little, and what they cost is the time of a message."""
         if kind == "blocks":
             return self._coder.block_group
         return self._coder.whole_group if kind == "whole" else self._coder.round_group
 
-    def start(self, members: Sequence[int], gradients: Tensors) -> None:
+    def _start(self, members: Sequence[int], gradients: Tensors) -> None:
         if self._worker is None:  # one rank: its gradient is the mean
             return
         if self._adapting is not None:
@@ -292,14 +318,20 @@ class ExchangeEngine:
         return found
 
     def finish(self) -> bool:
-        self._step += 1
-        if self._worker is None:
-            return False
-        self._worker.finish()
-        self._coder.give_back()
+        try:
+            for group in sorted(self._waiting):
+                self._leave(group)
+            if self._worker is not None:
+                self._worker.finish()
+                self._coder.give_back()
+        finally:
+            self._present = {}
+            self._step += 1
+            self._begin()
         changed = self._adapting is not None and self._adapting.finish()
         if changed:
             self._parts.clear()  # they are of the old codecs
+            self._regroup()
         return changed
 
     def scale(self, factor: float) -> None:
@@ -332,49 +364,14 @@ class ExchangeEngine:
         self._states[:] = fresh
         self._parts.clear()
         self._step = saved["step"]
+        self._regroup()
 
     def close(self) -> None:
         if self._worker is not None:
             self._worker.close()
         if self._group is not None:
-            _spare.setdefault(self._parent, []).append(self._group)
+            give_group_back(self._parent, self._group)
             self._group = None
-
-
-# Own groups of engines that were closed, by the group that they were made from. They are not destroyed: torch would give the next one the
-# same name, under which the store still has the addresses of the old one.
-_spare: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
-
-
-def _taken_group(group: Any) -> Any:
-    """A group of an engine that was closed, else a new one. All ranks open and close engines in the same order."""
-    spare = _spare.get(group)
-    return spare.pop() if spare else _own_group(group)
-
-
-def _own_group(group: Any) -> Any:
-    """A second group of the same ranks and backend."""
-    backend = dist.get_backend(group)
-    ranks = dist.get_process_group_ranks(group)
-    local = backend != "mpi"
-    if not local and len(ranks) != dist.get_world_size():
-        raise ArgumentError("over MPI, only models of the whole world can be compressed")
-    return dist.new_group(
-        ranks,
-        timeout=_timeout_of(group),
-        backend=backend,
-        use_local_synchronization=local,
-        group_desc="pith",
-    )
-
-
-def _timeout_of(group: Any) -> timedelta | None:
-    """The group's own time-out, where torch tells; None is torch's default."""
-    try:
-        device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
-        return group._get_backend(torch.device(device)).options._timeout
-    except (AttributeError, RuntimeError):
-        return None
 
 
 class Worker:

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from .._codec import Caps, State
+from ._carrier import all_gather_single
 from ._coder import Bucket, CpuCoder, is_block, wire_codec
 from ._layers import COMPRESSIBLE, Layer
 
@@ -33,9 +34,6 @@ _REDUCTIONS = {
     6: dist.ReduceOp.BOR,
     7: dist.ReduceOp.BXOR,
 }
-
-# Its name changed in torch 2.13.
-all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 _PADDING = 1.1  # parts of almost the same size are gathered as if they had it
 
