@@ -77,7 +77,9 @@ typedef struct pith_reducer_options {
 
 #define PITH_REDUCER_OPTIONS_INIT {.size = sizeof(pith_reducer_options)}
 
-/* pith_reducer_create() over a carrier. The struct is copied; what it points to lives as long as the reducer. */
+/* pith_reducer_create() over a carrier. The struct is copied; what it points to lives as long as the reducer. To
+ * destroy a reducer in the middle of a step does not wait for other ranks: a wait() of its thread that has not returned
+ * may do so later, and no other call follows. */
 PITH_API pith_status pith_reducer_create_over(const pith_carrier *carrier, const char *rules, uint64_t seed,
                                               const pith_reducer_options *options, pith_reducer **reducer);
 
