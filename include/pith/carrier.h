@@ -48,7 +48,7 @@ enum {
                  the caller computes. Without it they are called inside calls of the reducer alone. */
 };
 
-/* Both functions return PITH_OK, or the result of pith_fail() (pith/plugin.h), whose text becomes that of the reducer's
+/* Both functions return PITH_OK, or the result of pith_fail(), whose text becomes that of the reducer's
  * error. They are never called by two threads at once. `start` should not wait for other ranks. After an error `wait`
  * is still called for each ticket, since memory is lent until then. */
 typedef struct pith_carrier {

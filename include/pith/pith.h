@@ -72,6 +72,13 @@ PITH_API const char *pith_status_string(pith_status status);
 /* What went wrong in the last failed call of this thread: what, where, and what to do. Valid until the next failure. */
 PITH_API const char *pith_error(void);
 
+/* For plug-ins and carriers: stores the sentence that pith_error() returns in this thread, and gives back `status`. */
+PITH_API pith_status pith_fail(pith_status status, const char *format, ...)
+#if defined(__GNUC__)
+    __attribute__((format(printf, 2, 3)))
+#endif
+    ;
+
 /* ---- Tensors and bytes ----------------------------------------------------------------------------------------- */
 
 typedef enum pith_dtype {

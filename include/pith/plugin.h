@@ -115,13 +115,6 @@ typedef struct pith_plugin {
 typedef const pith_plugin *(*pith_plugin_entry_fn)(void);
 #define PITH_PLUGIN_ENTRY "pith_plugin_entry"
 
-/* For the messages of plug-ins: stores the sentence that pith_error() returns and gives back `status`. */
-PITH_API pith_status pith_fail(pith_status status, const char *format, ...)
-#if defined(__GNUC__)
-    __attribute__((format(printf, 2, 3)))
-#endif
-    ;
-
 #ifdef __cplusplus
 }
 #endif

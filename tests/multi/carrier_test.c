@@ -1,6 +1,5 @@
 /* A reducer over a carrier: the same bits as over a comm, whatever carries its bytes, and errors of the carrier. The
  * carrier here is made of the collectives of a comm, as that of a framework would be of the framework's. */
-#include <pith/plugin.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
