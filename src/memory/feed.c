@@ -78,7 +78,8 @@ static float gradient_factor(const pith_codec *codec, pith_cspan src, size_t til
 static pith_status feed_tile_through(const pith_codec *codec, pith_state *state, const float *g, float gamma, size_t n,
                                      pith_out *out, const pith_feed_scratch *scratch, const pith_ctx *ctx) {
   size_t first = (size_t)ctx->offset;
-  codec->memory->meet(codec->memory_args, state, first, g, gamma, scratch->sent, n);
+  codec->memory->meet(codec->memory_args, &(pith_kept){state->residual, state->momentum}, first, g, gamma,
+                      scratch->sent, n);
   PITH_TRY(pith__codec_encode(codec, (pith_cspan){scratch->sent, n, PITH_F32}, out, NULL, scratch->chain, ctx));
   if (codec->memory->after == PITH_AFTER_SUBTRACT) {
     pith_span decoded = {scratch->decoded, n, PITH_F32};
@@ -134,7 +135,7 @@ uint32_t pith__feed_meet(const pith_codec *codec, pith_state *state, pith_cspan 
     size_t n = pith__least(PITH_FEED_TILE, end - at);
     const float *g = pith__span_load(src, at, n, buffer);
     float *met = carrier(codec, state) + at;
-    codec->memory->meet(codec->memory_args, state, at, g, factor, met, n);
+    codec->memory->meet(codec->memory_args, &(pith_kept){state->residual, state->momentum}, at, g, factor, met, n);
     uint32_t here = pith__kernels()->absmax(met, n);
     most = here > most ? here : most;
   }

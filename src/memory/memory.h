@@ -1,23 +1,14 @@
 /*
  * Memories: what a rank keeps of a layer between steps, and how it meets the next gradient.
  *
- * A memory is a few lines: how the gradient and what was kept make the values to send ("meet"), and what stays of those
- * once they are sent. feed.c runs this around the chain: tile by tile for block codecs, so that gradient, residual and
- * payload are each touched once; over the whole layer for the others.
+ * A memory is a few lines in src/codec/memories.c: how the gradient and what was kept make the values to send ("meet"),
+ * and what stays of those once they are sent. feed.c runs this around the chain: tile by tile for block codecs, so that
+ * gradient, residual and payload are each touched once; over the whole layer for the others.
  */
 #ifndef PITH_MEMORY_MEMORY_H
 #define PITH_MEMORY_MEMORY_H
 
 #include "codec/codec.h"
-
-typedef enum pith_keeps { PITH_KEEPS_RESIDUAL = 1, PITH_KEEPS_MOMENTUM = 2 } pith_keeps;
-
-/* What stays of the values that were handed to the codec. */
-typedef enum pith_after {
-  PITH_AFTER_KEEP,     /* all */
-  PITH_AFTER_SUBTRACT, /* what decoding does not give back */
-  PITH_AFTER_CLEAR,    /* what was not sent; the sent places start again, in the momentum too */
-} pith_after;
 
 struct pith_state {
   size_t n;
@@ -32,19 +23,6 @@ struct pith_state {
   int produced;         /* the next one has been produced */
   uint16_t rank, ranks; /* of the comm that last used it; ranks is 0 before the first operation */
   int loaded;           /* from a checkpoint, and no operation has used it since */
-};
-
-struct pith_memory_ops {
-  const char *name, *summary, *origin, *detail, *use;
-  const pith_param *params;
-  uint32_t needs, refuses; /* pith_cap bits of the codec behind it */
-  unsigned keeps;          /* pith_keeps bits */
-  pith_keeps carrier;      /* the buffer that holds what the codec was given */
-  pith_after after;
-  /* p = the values to send for gradient values g at `first`; p may be the carrier itself. gamma is the factor on g. */
-  void (*meet)(const pith_value *a, pith_state *state, size_t first, const float *g, float gamma, float *p, size_t n);
-  /* Optional: a further factor on the whole gradient, from its norm. */
-  float (*factor)(const pith_value *a, double norm, const pith_ctx *ctx);
 };
 
 /* Scratch of encoding with or without memory. */

@@ -1,9 +1,8 @@
-/* The memories: ef, momentum, dgc. Each is how a gradient meets what was kept; memory.h has the rest. */
+/* The memories: ef, momentum, dgc. Each is how a gradient meets what was kept; src/memory does the rest. */
 #include <math.h>
 
-#include "codec/registry.h"
+#include "codec/codec.h"
 #include "kernel/kernel.h"
-#include "memory/memory.h"
 
 /* ---- ef: what was lost last time is added to the next gradient -------------------------------------------------- */
 
@@ -14,9 +13,9 @@ static const pith_param ef_params[] = {
     {0},
 };
 
-static void ef_meet(const pith_value *a, pith_state *state, size_t first, const float *g, float gamma, float *p,
+static void ef_meet(const pith_value *a, const pith_kept *kept, size_t first, const float *g, float gamma, float *p,
                     size_t n) {
-  pith__kernels()->blend(state->residual + first, g, (float)a[EF_BETA].f, gamma, p, n);
+  pith__kernels()->blend(kept->residual + first, g, (float)a[EF_BETA].f, gamma, p, n);
 }
 
 const pith_memory_ops pith__memory_ef = {
@@ -46,10 +45,10 @@ static const pith_param momentum_params[] = {
     {0},
 };
 
-static void momentum_meet(const pith_value *a, pith_state *state, size_t first, const float *g, float gamma, float *p,
-                          size_t n) {
+static void momentum_meet(const pith_value *a, const pith_kept *kept, size_t first, const float *g, float gamma,
+                          float *p, size_t n) {
   float beta = (float)a[MOMENTUM_BETA].f;
-  pith__kernels()->blend(state->momentum + first, g, beta, (1.0f - beta) * gamma, p, n);
+  pith__kernels()->blend(kept->momentum + first, g, beta, (1.0f - beta) * gamma, p, n);
 }
 
 const pith_memory_ops pith__memory_momentum = {
@@ -76,9 +75,9 @@ static const pith_param dgc_params[] = {
     {0},
 };
 
-static void dgc_meet(const pith_value *a, pith_state *state, size_t first, const float *g, float gamma, float *p,
+static void dgc_meet(const pith_value *a, const pith_kept *kept, size_t first, const float *g, float gamma, float *p,
                      size_t n) {
-  float *u = state->momentum + first, *v = state->residual + first;
+  float *u = kept->momentum + first, *v = kept->residual + first;
   pith__kernels()->blend(u, g, (float)a[DGC_MOMENTUM].f, gamma, u, n);
   pith__kernels()->blend(v, u, 1.0f, 1.0f, p, n);
 }
@@ -102,20 +101,3 @@ const pith_memory_ops pith__memory_dgc = {
     .meet = dgc_meet,
     .factor = dgc_factor,
 };
-
-/* ---- What the registry asks -------------------------------------------------------------------------------------- */
-
-void pith__memory_describe(const pith_memory_ops *memory, pith_entry *entry) {
-  entry->info = (pith_method){.name = memory->name,
-                              .family = "memory",
-                              .summary = memory->summary,
-                              .kind = PITH_KIND_MEMORY,
-                              .origin = memory->origin,
-                              .params = memory->params};
-  entry->detail = memory->detail;
-  entry->use = memory->use;
-}
-
-uint32_t pith__memory_needs(const pith_memory_ops *memory) { return memory->needs; }
-
-uint32_t pith__memory_refuses(const pith_memory_ops *memory) { return memory->refuses; }
