@@ -13,8 +13,8 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/split.h"
 #include "collective/job.h"
-#include "collective/split.h"
 
 #define WINDOW 4
 #define SHORT_SENT ((size_t)16 << 10) /* bytes a rank sends at most in one step */

@@ -5,8 +5,8 @@
 
 #include <pith/bucket.h>
 
+#include "base/split.h"
 #include "codec/codec.h"
-#include "collective/split.h"
 #include "memory/memory.h"
 
 struct pith_bucket {

@@ -5,7 +5,6 @@
  *   submit.c      making operations, handing them to the comm, waiting for them
  *   choose.c      which algorithm
  *   bundle.c      layers joined to one operation
- *   shared.c      encoding and decoding by several threads
  *   execute.c     runs schedules: which task is ready, what follows
  *   link.c        messages of one peer: headers, matching, payloads
  *   progress.c    drives all links and operations; sleeping, time-outs, threads

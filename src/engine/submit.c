@@ -9,67 +9,18 @@
 
 #include "base/forked.h"
 #include "base/log.h"
-#include "engine/shared.h"
 #include "memory/memory.h"
 
 #define NETWORK_MESSAGE ((size_t)32 << 10) /* bytes of uncompressed values */
 #define LOCAL_MESSAGE ((size_t)64 << 10)   /* of tensors whose parts are long; short parts travel in one piece */
 #define LOCAL_PART ((size_t)512 << 10)
 
-/* ---- Encoding: through the memory, with scratch of the operation ------------------------------------------------- */
+/* ---- Scratch of the codecs --------------------------------------------------------------------------------------- */
 
 typedef struct operation_scratch {
   pith_feed_scratch feed[PITH_CREW_MOST]; /* of each thread; the first is the driver's */
   void *inside, *entries;
 } operation_scratch;
-
-static pith_operation *operation_of(pith_job *job) {
-  return (pith_operation *)((char *)job - offsetof(pith_operation, job));
-}
-
-static pith_ctx encoder_ctx(const pith_job *job, uint32_t rank, size_t first, float gamma) {
-  pith_ctx ctx = job->ctx;
-  ctx.rank = rank;
-  ctx.ranks = (uint32_t)job->ranks;
-  ctx.offset = first;
-  ctx.gamma = gamma;
-  return ctx;
-}
-
-/* Layer by layer, each behind its own memory. */
-static pith_status encode_stretches(pith_job *job, pith_feed_fn feed, uint32_t rank, pith_cspan values, size_t first,
-                                    float gamma, pith_out *out) {
-  const operation_scratch *scratch = operation_of(job)->scratch;
-  size_t width = pith_dtype_size(values.dtype), used = 0;
-  pith_stretch s = {0};
-  while (pith__next_stretch(job, first, values.n, &s)) {
-    pith_ctx ctx = encoder_ctx(job, rank, s.offset, gamma);
-    pith_cspan part = {(const uint8_t *)values.data + s.at * width, s.n, values.dtype};
-    pith_out piece = {(uint8_t *)out->data + used, out->capacity - used, 0};
-    ctx.layer = s.layer;
-    if (feed == pith__feed_encode_result && pith__feed_keeps_results(job->codec, s.state)) {
-      PITH_TRY(pith__state_own_results(s.state, s.offset, s.n)); /* before threads ask for it, each for its part */
-    }
-    PITH_TRY(pith__shared_encode(operation_of(job)->comm->crew, feed, job->codec, s.state, part, &piece, scratch->feed,
-                                 &ctx));
-    used += piece.size;
-  }
-  out->size = used;
-  return PITH_OK;
-}
-
-static pith_status encode_values(pith_job *job, pith_cspan values, size_t first, float gamma, pith_out *out) {
-  return encode_stretches(job, pith__feed_encode, (uint32_t)job->rank, values, first, gamma, out);
-}
-
-static pith_status decode_values(pith_job *job, pith_bytes in, pith_span dst, pith_apply apply, const pith_ctx *ctx) {
-  const operation_scratch *scratch = operation_of(job)->scratch;
-  return pith__shared_decode(operation_of(job)->comm->crew, job->codec, in, dst, apply, scratch->feed, ctx);
-}
-
-static pith_status encode_result(pith_job *job, pith_cspan values, size_t first, pith_out *out) {
-  return encode_stretches(job, pith__feed_encode_result, pith__result_rank(job, job->rank), values, first, 1.0f, out);
-}
 
 static void take_all_scratch(const pith_operation *op, pith_arena *arena, operation_scratch *scratch) {
   const pith_comm *comm = op->comm;
@@ -93,12 +44,9 @@ static pith_status take_scratch(pith_operation *op) {
   arena = pith__arena_over(scratch + 1, need);
   take_all_scratch(op, &arena, scratch);
   op->scratch = scratch;
-  op->job.chain = scratch->feed[0].chain;
+  op->job.scratch = scratch->feed;
   op->job.inside_chain = scratch->inside;
   op->job.entries_chain = scratch->entries;
-  op->job.encode = encode_values;
-  op->job.encode_result = encode_result;
-  op->job.decode = decode_values;
   return PITH_OK;
 }
 
@@ -205,6 +153,7 @@ pith_status pith__operation_make_joined(pith_comm *comm, pith_operation_kind kin
   op->comm = comm;
   op->job = (pith_job){
       .rank = comm->rank, .ranks = comm->ranks, .src = src, .dst = dst, .reduce = reduce, .chunk = comm->chunk};
+  op->job.crew = comm->crew;
   op->job.layout = comm->flat;
   op->job.inside = comm->inside;
   op->job.entries = comm->entries;

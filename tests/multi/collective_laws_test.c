@@ -7,8 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/split.h"
 #include "codec/codec.h"
-#include "collective/split.h"
 #include "engine/comm.h"
 #include "laws.h"
 #include "ranks.h"

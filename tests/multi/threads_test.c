@@ -10,7 +10,7 @@
 
 #include "base/clock.h"
 #include "base/crew.h"
-#include "engine/shared.h"
+#include "memory/encode_threads.h"
 #include "ranks.h"
 #include "test.h"
 
@@ -268,7 +268,7 @@ TEST(an_error_of_any_thread_is_told) {
   CHECK_OK(pith_codec_create("q:4", &codec));
   CHECK_OK(pith__crew_create(2, &crew));
   pith_out out = {bytes, sizeof bytes, 0};
-  CHECK_EQ(pith__shared_encode(crew, fail_behind, codec, NULL, (pith_cspan){x, N, PITH_F32}, &out, scratch, &ctx),
+  CHECK_EQ(pith__encode_in_threads(crew, fail_behind, codec, NULL, (pith_cspan){x, N, PITH_F32}, &out, scratch, &ctx),
            PITH_ERR_CORRUPT);
   CHECK_STR(pith_error(), "something is wrong at value 32768");
   pith__crew_destroy(crew);

@@ -1,11 +1,11 @@
 /* Layers are cut at granules. Only codecs whose pieces have sizes known beforehand can be shared: then everybody knows
  * where to write. */
-#include "engine/shared.h"
+#include "memory/encode_threads.h"
 
 #include <stdio.h>
 
 #include "base/size.h"
-#include "collective/split.h"
+#include "base/split.h"
 
 #define WORTH_SHARING 16384 /* values for each thread: less is done sooner than said */
 #define TEXT 256
@@ -74,8 +74,9 @@ static pith_status run_all(pith_crew *crew, shared *s) {
   return PITH_OK;
 }
 
-pith_status pith__shared_encode(pith_crew *crew, pith_feed_fn feed, const pith_codec *codec, pith_state *state,
-                                pith_cspan src, pith_out *out, const pith_feed_scratch *scratch, const pith_ctx *ctx) {
+pith_status pith__encode_in_threads(pith_crew *crew, pith_feed_fn feed, const pith_codec *codec, pith_state *state,
+                                    pith_cspan src, pith_out *out, const pith_feed_scratch *scratch,
+                                    const pith_ctx *ctx) {
   shared s = {.parts = parts_of(crew, codec, src.n),
               .codec = codec,
               .feed = feed,
@@ -94,8 +95,8 @@ pith_status pith__shared_encode(pith_crew *crew, pith_feed_fn feed, const pith_c
   return run_all(crew, &s);
 }
 
-pith_status pith__shared_decode(pith_crew *crew, const pith_codec *codec, pith_bytes in, pith_span dst,
-                                pith_apply apply, const pith_feed_scratch *scratch, const pith_ctx *ctx) {
+pith_status pith__decode_in_threads(pith_crew *crew, const pith_codec *codec, pith_bytes in, pith_span dst,
+                                    pith_apply apply, const pith_feed_scratch *scratch, const pith_ctx *ctx) {
   shared s = {.parts = parts_of(crew, codec, dst.n),
               .codec = codec,
               .n = dst.n,

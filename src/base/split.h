@@ -1,7 +1,6 @@
-/* Rank arithmetic: who owns which values of a tensor, and how a range is cut into chunks. Pure functions, no network.
- */
-#ifndef PITH_COLLECTIVE_SPLIT_H
-#define PITH_COLLECTIVE_SPLIT_H
+/* How values are cut into parts, one for each rank or thread, and a part into chunks. Pure functions, no network. */
+#ifndef PITH_BASE_SPLIT_H
+#define PITH_BASE_SPLIT_H
 
 #include <stddef.h>
 
