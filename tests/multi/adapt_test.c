@@ -8,9 +8,9 @@
 #include <unistd.h>
 
 #include "base/hash.h"
-#include "engine/reducer.h"
 #include "memory/memory.h"
 #include "ranks.h"
+#include "reducer/reducer.h"
 #include "test.h"
 
 enum { LAYERS = 6, MOST = 128 * 96 };

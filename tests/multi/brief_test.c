@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "engine/comm.h"
+#include "comm/comm.h"
 #include "ranks.h"
 #include "test.h"
 

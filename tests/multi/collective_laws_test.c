@@ -9,7 +9,7 @@
 
 #include "base/split.h"
 #include "codec/codec.h"
-#include "engine/comm.h"
+#include "comm/comm.h"
 #include "laws.h"
 #include "ranks.h"
 #include "reference.h"

@@ -1,0 +1,114 @@
+/*
+ * The inside of a reducer: layers with names, specs and states, and what is under way.
+ *
+ *   reducer.c       its life, its layers, what ranks must agree on
+ *   reducer_step.c  a step: operations, and layers joined to one (bundle.c)
+ *   reducer_adapt.c adaptive specs: what the adapter sees, and the change to its plans
+ *   reducer_debt.c  residuals of specs that layers do not have any more
+ *   reducer_save.c  checkpoints
+ */
+#ifndef PITH_REDUCER_REDUCER_H
+#define PITH_REDUCER_REDUCER_H
+
+#include <pith/adapt.h>
+
+#include "comm/comm.h"
+
+/* A layer as the reducer knows it. */
+typedef struct pith_named {
+  char *name;
+  uint64_t number; /* from the name: the same on all ranks */
+  size_t n, rows;
+  size_t *shape, dimensions;
+  pith_dtype dtype;
+  pith_match match;
+  pith_state *state;
+  pith_traffic traffic;
+  uint64_t steps, started; /* started: the step it was last started in, plus one */
+  size_t adapted;          /* its place in the adapter; SIZE_MAX: its spec never changes */
+  float *debt;             /* a residual that its spec has no place for: added to the gradients of the next … */
+  uint64_t debt_steps;     /* … so many steps */
+} pith_named;
+
+/* Layers that travel together, or one that travels alone (with no members). */
+typedef struct pith_flight {
+  pith_request *request;   /* NULL: has not left yet */
+  const pith_codec *codec; /* NULL: uncompressed */
+  pith_dtype dtype;
+  size_t *layer; /* `count` of them, with … */
+  void **gradient;
+  pith_member *member;
+  size_t count, room;
+  uint8_t *buffer; /* … their values, one after another; NULL where they stay apart */
+  size_t n, bytes; /* values in the buffer; bytes of gradients */
+} pith_flight;
+
+#define PITH_OPEN_MOST 8
+
+/* What an adaptive spec needs; all zero without one. */
+typedef struct pith_adaptive {
+  char *text; /* the adaptive spec */
+  pith_adapter *adapter;
+  pith_codec **codec; /* of all specs that layers have had */
+  size_t codecs, room;
+  double begun, ended; /* when the first gradient of this step came, and when the step before ended */
+} pith_adaptive;
+
+struct pith_reducer {
+  pith_comm *comm;
+  pith_rules *rules; /* with *=none in place of an adaptive spec */
+  pith_adaptive adaptive;
+  uint64_t seed, step;
+  int checked;
+  pith_named *layers;
+  size_t count, room;
+  pith_flight *flights; /* under way */
+  size_t flight_count, flight_room;
+  pith_flight open[PITH_OPEN_MOST]; /* still taking layers on board */
+  size_t open_count;
+};
+
+/* Room for one more of `size` bytes each; arrays double. */
+pith_status pith__reducer_grow(void **array, size_t *room, size_t used, size_t size);
+
+static inline size_t pith__layer_bytes(const pith_named *l) { return l->n * pith_dtype_size(l->dtype); }
+
+/* Waits for what is under way and drops the rest. */
+void pith__reducer_drop_flights(pith_reducer *r);
+
+/* ---- bundle.c ---- */
+
+/* The mean over all ranks of layers that have the same codec, joined to one operation. `joined` is the tensor
+ * that the members are places of, or for ROUNDS codecs only the sum of their sizes and their type. Without a codec the
+ * values travel as they are. */
+pith_status pith__allreduce_joined(pith_comm *comm, pith_span joined, const pith_call *call, const pith_member *members,
+                                   size_t count, pith_request **request);
+
+/* ---- reducer_adapt.c ---- */
+
+/* Cuts an adaptive spec off a text: *rules is what is left, *adaptive the spec or NULL. Both are the caller's. */
+pith_status pith__reducer_split(const char *text, char **rules, char **adaptive);
+void pith__reducer_adapt_fini(pith_reducer *r);
+
+/* An adapter for the layers there are; the reducer's own, once they are complete. Does not communicate. */
+pith_status pith__reducer_adapter_create(const pith_reducer *r, pith_adapter **adapter);
+pith_status pith__reducer_adapter_ready(pith_reducer *r);
+
+/* A codec that lives as long as the reducer. */
+pith_status pith__reducer_codec(pith_reducer *r, const char *spec, const pith_codec **codec);
+
+/* A gradient has come. */
+pith_status pith__reducer_observe(pith_reducer *r, const pith_named *l, const void *gradient);
+/* All gradients of a step are means. `waited`: when the last one had come. */
+pith_status pith__reducer_adapt(pith_reducer *r, double waited);
+
+/* ---- reducer_debt.c ---- */
+
+/* The state of a layer moves to another codec; what has no place there becomes a debt, and a debt that has one a
+ * residual. */
+pith_status pith__debt_move(pith_named *l, const pith_codec *codec, int ranks);
+/* Adds a part of the debt to a gradient. */
+void pith__debt_pay(pith_named *l, void *gradient);
+void pith__debt_scale(pith_named *l, float factor);
+
+#endif
