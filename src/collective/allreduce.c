@@ -144,8 +144,7 @@ pith_status pith__allreduce_plain(pith_job *job) {
   return pith__schedule_finished(job);
 }
 
-/* ---- Linear: payloads that add up
- * ------------------------------------------------------------------------------------------- */
+/* ---- Linear: payloads that add up -------------------------------------------------------------------------------- */
 
 pith_status pith__allreduce_linear(pith_job *job) {
   pith_schedule *s = &job->schedule;

@@ -28,8 +28,8 @@ struct pith_job {
   const pith_member
       *members;        /* of a joined tensor, in their order, all with the same FIXED block codec or ROUNDS codec */
   size_t member_count; /* 0: it is one layer */
-  pith_crew *crew;     /* encodes and decodes with us; NULL: nobody does */
-  const pith_feed_scratch *scratch; /* one for each thread of the crew, the first is ours */
+  pith_thread_pool *threads;        /* encode and decode with us; NULL: there are none */
+  const pith_feed_scratch *scratch; /* one for each thread, the first is ours */
   const pith_layout *layout;        /* the hosts that the algorithm minds: all of them, or a flat layout */
   const pith_codec *inside;         /* for values on their way to a carrier of the same host; NULL: uncompressed */
   void *inside_chain;

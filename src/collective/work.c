@@ -39,7 +39,7 @@ static pith_status encode(pith_job *job, const pith_task *task, pith_cspan value
     if (is_result && pith__feed_keeps_results(job->codec, s.state)) {
       PITH_TRY(pith__state_own_results(s.state, s.offset, s.n)); /* before threads ask for it, each for its part */
     }
-    PITH_TRY(pith__encode_in_threads(job->crew, feed, job->codec, s.state, part, &out, job->scratch, &ctx));
+    PITH_TRY(pith__encode_in_threads(job->threads, feed, job->codec, s.state, part, &out, job->scratch, &ctx));
     used += out.size;
   }
   task->piece->size = used;
@@ -114,8 +114,9 @@ static pith_status decode(pith_job *job, const pith_task *task, pith_span dst, i
     size_t size = job->member_count ? pith_codec_bound(job->codec, s.n) : whole;
     ctx.layer = s.layer;
     PITH_REQUIRE(size <= whole - used, PITH_ERR_CORRUPT, "a payload of %zu bytes ends within one of its layers", whole);
-    PITH_TRY(pith__decode_in_threads(job->crew, job->codec, (pith_bytes){bytes + used, size}, range_of(dst, s.at, s.n),
-                                     mode == PITH_ADD ? PITH_APPLY_ADD : PITH_APPLY_SET, job->scratch, &ctx));
+    PITH_TRY(pith__decode_in_threads(job->threads, job->codec, (pith_bytes){bytes + used, size},
+                                     range_of(dst, s.at, s.n), mode == PITH_ADD ? PITH_APPLY_ADD : PITH_APPLY_SET,
+                                     job->scratch, &ctx));
     used += size;
   }
   PITH_REQUIRE(used == whole, PITH_ERR_CORRUPT, "a payload has %zu bytes behind its last layer", whole - used);

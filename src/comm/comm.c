@@ -81,7 +81,7 @@ static pith_status make_comm(int rank, int ranks, const pith_settings *s, pith_c
   PITH_TRY(pith__layout_create(ranks, NULL, &comm->flat));
   PITH_TRY(make_codecs(comm, s->inside));
   PITH_REQUIRE(comm->wake >= 0, PITH_ERR_SYSTEM, "eventfd: %s", strerror(errno));
-  return s->threads > 1 ? pith__crew_create((unsigned)s->threads, &comm->crew) : PITH_OK;
+  return s->threads > 1 ? pith__thread_pool_create((unsigned)s->threads, &comm->threads) : PITH_OK;
 }
 
 static void free_comm(pith_comm *comm) {
@@ -95,7 +95,7 @@ static void free_comm(pith_comm *comm) {
     comm->transport[t]->ops->close(comm->transport[t]);
   }
   pith__fd_close(comm->wake);
-  pith__crew_destroy(comm->crew);
+  pith__thread_pool_destroy(comm->threads);
   pith__pool_fini(&comm->pool);
   pthread_mutex_destroy(&comm->mutex);
   pthread_mutex_destroy(&comm->gate);
@@ -256,7 +256,7 @@ static pith_status join_group(pith_comm *parent, group *g, pith_comm **made) {
                      .liveness = parent->liveness,
                      .algorithm = parent->algorithm,
                      .connections = parent->connections,
-                     .threads = (int)pith__crew_size(parent->crew),
+                     .threads = (int)pith__thread_pool_size(parent->threads),
                      .inside = parent->inside ? parent->inside->spec : "none",
                      .tls = {.mode = parent->tls,
                              .certificate = parent->tls_files[0],

@@ -19,7 +19,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "base/crew.h"
+#include "base/thread_pool.h"
 #include "collective/cost.h"
 #include "collective/job.h"
 #include "transport/transport.h"
@@ -171,7 +171,7 @@ struct pith_comm {
   char *tls_files[3];                                /* certificate, key, authority */
   pith_tls_mode tls;
   int connections;
-  pith_crew *crew;                   /* helps to encode and decode; NULL: nobody does */
+  pith_thread_pool *threads;         /* help to encode and decode; NULL: there are none */
   pith_layout *hosts, *flat;         /* which ranks share a host; and as if none did */
   pith_cost_model cost;              /* what algorithms are chosen by */
   pith_algorithm algorithm;          /* what the user wishes, where it suits */

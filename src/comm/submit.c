@@ -18,14 +18,14 @@
 /* ---- Scratch of the codecs --------------------------------------------------------------------------------------- */
 
 typedef struct operation_scratch {
-  pith_feed_scratch feed[PITH_CREW_MOST]; /* of each thread; the first is the driver's */
+  pith_feed_scratch feed[PITH_THREADS_MOST]; /* of each thread; the first is the driver's */
   void *inside, *entries;
 } operation_scratch;
 
 static void take_all_scratch(const pith_operation *op, pith_arena *arena, operation_scratch *scratch) {
   const pith_comm *comm = op->comm;
   size_t n = op->job.src.n;
-  unsigned threads = op->job.codec->caps & PITH_CAP_CHUNKED ? pith__crew_size(comm->crew) : 1;
+  unsigned threads = op->job.codec->caps & PITH_CAP_CHUNKED ? pith__thread_pool_size(comm->threads) : 1;
   for (unsigned t = 0; t < threads; t++) {
     pith__feed_take_scratch(op->job.codec, n, arena, &scratch->feed[t]);
   }
@@ -153,7 +153,7 @@ pith_status pith__operation_make_joined(pith_comm *comm, pith_operation_kind kin
   op->comm = comm;
   op->job = (pith_job){
       .rank = comm->rank, .ranks = comm->ranks, .src = src, .dst = dst, .reduce = reduce, .chunk = comm->chunk};
-  op->job.crew = comm->crew;
+  op->job.threads = comm->threads;
   op->job.layout = comm->flat;
   op->job.inside = comm->inside;
   op->job.entries = comm->entries;

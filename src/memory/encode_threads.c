@@ -30,10 +30,10 @@ typedef struct shared {
   outcome *outcome; /* of each part */
 } shared;
 
-static unsigned parts_of(const pith_crew *crew, const pith_codec *codec, size_t n) {
+static unsigned parts_of(const pith_thread_pool *pool, const pith_codec *codec, size_t n) {
   const uint32_t needed = PITH_CAP_FIXED | PITH_CAP_CHUNKED;
   size_t worth = n / WORTH_SHARING;
-  return (codec->caps & needed) != needed || worth < 2 ? 1 : (unsigned)pith__least(pith__crew_size(crew), worth);
+  return (codec->caps & needed) != needed || worth < 2 ? 1 : (unsigned)pith__least(pith__thread_pool_size(pool), worth);
 }
 
 static pith_status run_part(const shared *s, unsigned part) {
@@ -64,20 +64,20 @@ static void run_and_tell(void *argument, unsigned part) {
   }
 }
 
-static pith_status run_all(pith_crew *crew, shared *s) {
-  outcome outcomes[PITH_CREW_MOST]; /* many bytes, which only parts that fail write to */
+static pith_status run_all(pith_thread_pool *pool, shared *s) {
+  outcome outcomes[PITH_THREADS_MOST]; /* many bytes, which only parts that fail write to */
   s->outcome = outcomes;
-  pith__crew_run(crew, s->parts, run_and_tell, s);
+  pith__thread_pool_run(pool, s->parts, run_and_tell, s);
   for (unsigned part = 0; part < s->parts; part++) {
     PITH_REQUIRE(s->outcome[part].status == PITH_OK, s->outcome[part].status, "%s", s->outcome[part].text);
   }
   return PITH_OK;
 }
 
-pith_status pith__encode_in_threads(pith_crew *crew, pith_feed_fn feed, const pith_codec *codec, pith_state *state,
-                                    pith_cspan src, pith_out *out, const pith_feed_scratch *scratch,
+pith_status pith__encode_in_threads(pith_thread_pool *pool, pith_feed_fn feed, const pith_codec *codec,
+                                    pith_state *state, pith_cspan src, pith_out *out, const pith_feed_scratch *scratch,
                                     const pith_ctx *ctx) {
-  shared s = {.parts = parts_of(crew, codec, src.n),
+  shared s = {.parts = parts_of(pool, codec, src.n),
               .codec = codec,
               .feed = feed,
               .state = state,
@@ -92,12 +92,12 @@ pith_status pith__encode_in_threads(pith_crew *crew, pith_feed_fn feed, const pi
     return feed(codec, state, src, out, scratch, ctx);
   }
   out->size = size;
-  return run_all(crew, &s);
+  return run_all(pool, &s);
 }
 
-pith_status pith__decode_in_threads(pith_crew *crew, const pith_codec *codec, pith_bytes in, pith_span dst,
+pith_status pith__decode_in_threads(pith_thread_pool *pool, const pith_codec *codec, pith_bytes in, pith_span dst,
                                     pith_apply apply, const pith_feed_scratch *scratch, const pith_ctx *ctx) {
-  shared s = {.parts = parts_of(crew, codec, dst.n),
+  shared s = {.parts = parts_of(pool, codec, dst.n),
               .codec = codec,
               .n = dst.n,
               .dtype = dst.dtype,
@@ -109,5 +109,5 @@ pith_status pith__decode_in_threads(pith_crew *crew, const pith_codec *codec, pi
   if (s.parts == 1 || in.size != pith_codec_bound(codec, dst.n)) { /* the wrong size is told as ever */
     return pith__codec_decode(codec, in, dst, apply, scratch[0].chain, ctx);
   }
-  return run_all(crew, &s);
+  return run_all(pool, &s);
 }
