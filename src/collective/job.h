@@ -28,10 +28,10 @@ struct pith_job {
   const pith_member
       *members;        /* of a joined tensor, in their order, all with the same FIXED block codec or ROUNDS codec */
   size_t member_count; /* 0: it is one layer */
-  pith_thread_pool *threads;        /* encode and decode with us; NULL: there are none */
-  const pith_feed_scratch *scratch; /* one for each thread, the first is ours */
-  const pith_layout *layout;        /* the hosts that the algorithm minds: all of them, or a flat layout */
-  const pith_codec *inside;         /* for values on their way to a carrier of the same host; NULL: uncompressed */
+  pith_thread_pool *threads;          /* encode and decode with us; NULL: there are none */
+  const pith_encode_scratch *scratch; /* one for each thread, the first is ours */
+  const pith_layout *layout;          /* the hosts that the algorithm minds: all of them, or a flat layout */
+  const pith_codec *inside;           /* for values on their way to a carrier of the same host; NULL: uncompressed */
   void *inside_chain;
   const pith_codec *entries; /* sparse and without loss, for pith__allreduce_ranges */
   void *entries_chain;

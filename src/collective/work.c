@@ -24,7 +24,7 @@ static pith_cspan values_of(const pith_job *job, const pith_task *task) {
  * own. `gamma` is the factor on the values. */
 static pith_status encode(pith_job *job, const pith_task *task, pith_cspan values, float gamma, int is_result) {
   double start = pith__now();
-  pith_feed_fn feed = is_result ? pith__feed_encode_result : pith__feed_encode;
+  pith_encode_fn through_memory = is_result ? pith__memory_encode_result : pith__memory_encode;
   if (is_result) {
     pith__make_result(job, task->values, task->n, task->first);
   }
@@ -36,10 +36,11 @@ static pith_status encode(pith_job *job, const pith_task *task, pith_cspan value
     pith_out out = {(uint8_t *)task->piece->data + used, task->piece->capacity - used, 0};
     ctx.layer = s.layer;
     ctx.gamma = gamma;
-    if (is_result && pith__feed_keeps_results(job->codec, s.state)) {
+    if (is_result && pith__memory_keeps_results(job->codec, s.state)) {
       PITH_TRY(pith__state_own_results(s.state, s.offset, s.n)); /* before threads ask for it, each for its part */
     }
-    PITH_TRY(pith__encode_in_threads(job->threads, feed, job->codec, s.state, part, &out, job->scratch, &ctx));
+    PITH_TRY(
+        pith__encode_in_threads(job->threads, through_memory, job->codec, s.state, part, &out, job->scratch, &ctx));
     used += out.size;
   }
   task->piece->size = used;

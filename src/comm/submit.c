@@ -18,7 +18,7 @@
 /* ---- Scratch of the codecs --------------------------------------------------------------------------------------- */
 
 typedef struct operation_scratch {
-  pith_feed_scratch feed[PITH_THREADS_MOST]; /* of each thread; the first is the driver's */
+  pith_encode_scratch thread[PITH_THREADS_MOST]; /* the first is that of the thread that drives */
   void *inside, *entries;
 } operation_scratch;
 
@@ -27,7 +27,7 @@ static void take_all_scratch(const pith_operation *op, pith_arena *arena, operat
   size_t n = op->job.src.n;
   unsigned threads = op->job.codec->caps & PITH_CAP_CHUNKED ? pith__thread_pool_size(comm->threads) : 1;
   for (unsigned t = 0; t < threads; t++) {
-    pith__feed_take_scratch(op->job.codec, n, arena, &scratch->feed[t]);
+    pith__memory_take_scratch(op->job.codec, n, arena, &scratch->thread[t]);
   }
   scratch->inside = comm->inside ? pith__codec_take_scratch(comm->inside, n, arena) : NULL;
   scratch->entries = op->job.codec->caps & PITH_CAP_SPARSE ? pith__codec_take_scratch(comm->entries, n, arena) : NULL;
@@ -44,7 +44,7 @@ static pith_status take_scratch(pith_operation *op) {
   arena = pith__arena_over(scratch + 1, need);
   take_all_scratch(op, &arena, scratch);
   op->scratch = scratch;
-  op->job.scratch = scratch->feed;
+  op->job.scratch = scratch->thread;
   op->job.inside_chain = scratch->inside;
   op->job.entries_chain = scratch->entries;
   return PITH_OK;

@@ -45,14 +45,14 @@ static pith_status take_scratch(pith_bucket *b) {
   size_t need = 0;
   for (size_t i = 0; i < b->count; i++) {
     pith_arena measure = pith__arena_over(NULL, 0);
-    pith__feed_take_scratch(b->layer[i].codec, b->layer[i].n, &measure, &b->scratch[i]);
+    pith__memory_take_scratch(b->layer[i].codec, b->layer[i].n, &measure, &b->scratch[i]);
     need = pith__most(need, pith__arena_need(&measure));
   }
   b->memory = need < SIZE_MAX ? malloc(need + 1) : NULL;
   PITH_REQUIRE(b->memory, PITH_ERR_MEMORY, "no memory for %zu bytes of scratch", need);
   for (size_t i = 0; i < b->count; i++) {
     pith_arena arena = pith__arena_over(b->memory, need);
-    pith__feed_take_scratch(b->layer[i].codec, b->layer[i].n, &arena, &b->scratch[i]);
+    pith__memory_take_scratch(b->layer[i].codec, b->layer[i].n, &arena, &b->scratch[i]);
   }
   return PITH_OK;
 }
@@ -133,7 +133,7 @@ pith_status pith_bucket_encode(pith_bucket *b, const void *const *src, const pit
       PITH_REQUIRE(src[i] || l->n == 0, PITH_ERR_ARGUMENT, "layer %zu of a bucket: %zu values at NULL", i, l->n);
       if (r.n) {
         pith_ctx ctx = pith__bucket_ctx(b, given, i, (uint32_t)b->rank, r.first);
-        PITH_TRY(pith__feed_encode(l->codec, l->state, values_at(src[i], l, r), &out, &b->scratch[i], &ctx));
+        PITH_TRY(pith__memory_encode(l->codec, l->state, values_at(src[i], l, r), &out, &b->scratch[i], &ctx));
       }
       at += out.capacity;
     }
@@ -178,8 +178,8 @@ pith_status pith_bucket_reduce(pith_bucket *b, pith_bytes received, pith_reduce 
       pith_ctx ctx = pith__bucket_ctx(b, given, i, (uint32_t)(b->ranks + b->rank), r.first);
       PITH_TRY(sum_piece(b, received.data, at, i, r, given));
       make_result(b, l->codec, r, reduce);
-      PITH_TRY(pith__feed_encode_result(l->codec, l->state, (pith_cspan){b->sum, r.n, PITH_F32}, &out, &b->scratch[i],
-                                        &ctx));
+      PITH_TRY(pith__memory_encode_result(l->codec, l->state, (pith_cspan){b->sum, r.n, PITH_F32}, &out, &b->scratch[i],
+                                          &ctx));
     }
     at += out.capacity;
   }

@@ -12,8 +12,8 @@
 struct pith_bucket {
   int rank, ranks;
   size_t count;
-  size_t *bytes;              /* of each part */
-  pith_feed_scratch *scratch; /* of each layer; all share one memory */
+  size_t *bytes;                /* of each part */
+  pith_encode_scratch *scratch; /* of each layer; all share one memory */
   void *memory;
   float *sum; /* as many values as the largest piece has */
   pith_bucket_layer layer[];

@@ -40,13 +40,13 @@ static pith_status read_ctx(const pith_codec *codec, const pith_ctx *given, pith
 
 size_t pith_codec_scratch(const pith_codec *codec, size_t n) {
   pith_arena arena = pith__arena_over(NULL, 0);
-  pith_feed_scratch scratch;
-  pith__feed_take_scratch(codec, n, &arena, &scratch);
+  pith_encode_scratch scratch;
+  pith__memory_take_scratch(codec, n, &arena, &scratch);
   return pith__arena_need(&arena);
 }
 
 /* Points at the caller's scratch, or at fresh memory that must then be freed: *owned, else NULL. */
-static pith_status find_scratch(const pith_codec *codec, size_t n, const pith_ctx *ctx, pith_feed_scratch *scratch,
+static pith_status find_scratch(const pith_codec *codec, size_t n, const pith_ctx *ctx, pith_encode_scratch *scratch,
                                 void **owned) {
   size_t need = pith_codec_scratch(codec, n);
   void *memory = ctx->scratch;
@@ -59,7 +59,7 @@ static pith_status find_scratch(const pith_codec *codec, size_t n, const pith_ct
     PITH_REQUIRE(memory, PITH_ERR_MEMORY, "%s: no memory for %zu bytes of scratch", codec->spec, need);
   }
   pith_arena arena = pith__arena_over(memory, need);
-  pith__feed_take_scratch(codec, n, &arena, scratch);
+  pith__memory_take_scratch(codec, n, &arena, scratch);
   return PITH_OK;
 }
 
@@ -79,11 +79,11 @@ pith_status pith_encode(const pith_codec *codec, pith_state *state, pith_cspan s
   if (state) {
     ctx.rows = state->rows;
   }
-  pith_feed_scratch scratch;
+  pith_encode_scratch scratch;
   void *owned;
   PITH_TRY(find_scratch(codec, src.n, &ctx, &scratch, &owned));
   pith_out result = {out->data, out->capacity, 0};
-  pith_status status = pith__feed_encode(codec, state, src, &result, &scratch, &ctx);
+  pith_status status = pith__memory_encode(codec, state, src, &result, &scratch, &ctx);
   free(owned);
   PITH_TRY(status);
   out->size = result.size;
@@ -98,7 +98,7 @@ pith_status pith_decode(const pith_codec *codec, pith_bytes in, pith_span dst, p
                (int)mode);
   PITH_TRY(check_tensor(codec, dst.data, dst.n, dst.dtype));
   PITH_TRY(read_ctx(codec, given, &ctx));
-  pith_feed_scratch scratch;
+  pith_encode_scratch scratch;
   void *owned;
   PITH_TRY(find_scratch(codec, dst.n, &ctx, &scratch, &owned));
   pith_status status =
@@ -187,14 +187,14 @@ static pith_extent strip_at(const strips *s, const pith_state *state, size_t num
 
 static pith_status produce_strips(const pith_codec *codec, pith_state *state, size_t index, pith_cspan src,
                                   void *buffer, pith_ctx *ctx) {
-  float tile[PITH_FEED_TILE], factor = index == 0 ? pith__feed_factor(codec, src, tile, ctx) : 1.0f;
-  pith_cspan carried = pith__feed_carried(codec, state, src);
+  float tile[PITH_MEMORY_TILE], factor = index == 0 ? pith__memory_factor(codec, src, tile, ctx) : 1.0f;
+  pith_cspan carried = pith__memory_carried(codec, state, src);
   strips all = strips_of(codec, state);
   for (size_t i = 0; i < all.count; i++) {
     pith_extent strip = strip_at(&all, state, i);
     ctx->offset = strip.first;
     if (index == 0) {
-      pith__feed_meet(codec, state, src, strip, factor, tile);
+      pith__memory_meet(codec, state, src, strip, factor, tile);
     }
     PITH_TRY(codec->ops->produce(codec->args, index, carried, buffer, state->part, ctx));
   }
@@ -203,14 +203,14 @@ static pith_status produce_strips(const pith_codec *codec, pith_state *state, si
 
 static pith_status consume_strips(const pith_codec *codec, pith_state *state, size_t index, const void *buffer,
                                   pith_span dst, pith_ctx *ctx) {
-  float tile[PITH_FEED_TILE];
+  float tile[PITH_MEMORY_TILE];
   strips all = strips_of(codec, state);
   for (size_t i = 0; i < all.count; i++) {
     pith_extent strip = strip_at(&all, state, i);
     ctx->offset = strip.first;
     PITH_TRY(codec->ops->consume(codec->args, index, buffer, dst, state->part, ctx));
     ctx->offset = 0;
-    pith__feed_settle(codec, state, (pith_cspan){dst.data, dst.n, dst.dtype}, strip, tile, ctx);
+    pith__memory_settle(codec, state, (pith_cspan){dst.data, dst.n, dst.dtype}, strip, tile, ctx);
   }
   return PITH_OK;
 }

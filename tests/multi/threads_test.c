@@ -251,7 +251,7 @@ TEST(too_many_threads_are_an_error) {
 /* ---- Errors ------------------------------------------------------------------------------------------------------ */
 
 static pith_status fail_behind(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
-                               const pith_feed_scratch *scratch, const pith_ctx *ctx) {
+                               const pith_encode_scratch *scratch, const pith_ctx *ctx) {
   (void)codec, (void)state, (void)src, (void)out, (void)scratch;
   return ctx->offset ? pith_fail(PITH_ERR_CORRUPT, "something is wrong at value %llu", (unsigned long long)ctx->offset)
                      : PITH_OK;
@@ -261,7 +261,7 @@ TEST(an_error_of_any_thread_is_told) {
   enum { N = 65536 };
   static float x[N];
   static uint8_t bytes[N];
-  pith_feed_scratch scratch[2] = {{0}};
+  pith_encode_scratch scratch[2] = {{0}};
   pith_ctx ctx = PITH_CTX_INIT;
   pith_codec *codec;
   pith_thread_pool *pool;

@@ -22,18 +22,18 @@
  * not be looked at. */
 #define TAME_BITS 0x47000000u
 
-static size_t feed_tile(const pith_codec *codec) {
+static size_t tile_of(const pith_codec *codec) {
   size_t granule = codec->granule ? codec->granule : 1;
-  return granule < PITH_FEED_TILE ? PITH_FEED_TILE / granule * granule : granule;
+  return granule < PITH_MEMORY_TILE ? PITH_MEMORY_TILE / granule * granule : granule;
 }
 
 static float *carrier(const pith_codec *codec, const pith_state *state) {
   return codec->memory->carrier == PITH_KEEPS_MOMENTUM ? state->momentum : state->residual;
 }
 
-void pith__feed_take_scratch(const pith_codec *codec, size_t n, pith_arena *arena, pith_feed_scratch *scratch) {
-  size_t tile = pith__least(feed_tile(codec), n);
-  *scratch = (pith_feed_scratch){.chain = pith__codec_take_scratch(codec, n, arena)};
+void pith__memory_take_scratch(const pith_codec *codec, size_t n, pith_arena *arena, pith_encode_scratch *scratch) {
+  size_t tile = pith__least(tile_of(codec), n);
+  *scratch = (pith_encode_scratch){.chain = pith__codec_take_scratch(codec, n, arena)};
   if (codec->memory) {
     scratch->gradient = pith__arena_take(arena, tile, sizeof(float));
     scratch->sent = pith__arena_take(arena, tile, sizeof(float));
@@ -75,8 +75,8 @@ static float gradient_factor(const pith_codec *codec, pith_cspan src, size_t til
 
 /* ---- Block codecs ------------------------------------------------------------------------------------------------ */
 
-static pith_status feed_tile_through(const pith_codec *codec, pith_state *state, const float *g, float gamma, size_t n,
-                                     pith_out *out, const pith_feed_scratch *scratch, const pith_ctx *ctx) {
+static pith_status encode_tile(const pith_codec *codec, pith_state *state, const float *g, float gamma, size_t n,
+                               pith_out *out, const pith_encode_scratch *scratch, const pith_ctx *ctx) {
   size_t first = (size_t)ctx->offset;
   codec->memory->meet(codec->memory_args, &(pith_kept){state->residual, state->momentum}, first, g, gamma,
                       scratch->sent, n);
@@ -92,9 +92,9 @@ static pith_status feed_tile_through(const pith_codec *codec, pith_state *state,
   return PITH_OK;
 }
 
-static pith_status feed_blocks(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
-                               const pith_feed_scratch *scratch, const pith_ctx *ctx) {
-  size_t tile = feed_tile(codec), used = 0;
+static pith_status encode_blocks(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
+                                 const pith_encode_scratch *scratch, const pith_ctx *ctx) {
+  size_t tile = tile_of(codec), used = 0;
   float gamma = gradient_factor(codec, src, tile, scratch->gradient, ctx);
   for (size_t first = 0; first < src.n; first += tile) {
     size_t n = pith__least(tile, src.n - first);
@@ -102,7 +102,7 @@ static pith_status feed_blocks(const pith_codec *codec, pith_state *state, pith_
     here.offset = ctx->offset + first;
     pith_out piece = {(uint8_t *)out->data + used, out->capacity - used, 0};
     const float *g = pith__span_load(src, first, n, scratch->gradient);
-    PITH_TRY(feed_tile_through(codec, state, g, gamma, n, &piece, scratch, &here));
+    PITH_TRY(encode_tile(codec, state, g, gamma, n, &piece, scratch, &here));
     used += piece.size;
   }
   out->size = used;
@@ -120,19 +120,19 @@ static void forget_not_finite(float *x, size_t n) {
   }
 }
 
-pith_cspan pith__feed_carried(const pith_codec *codec, const pith_state *state, pith_cspan src) {
+pith_cspan pith__memory_carried(const pith_codec *codec, const pith_state *state, pith_cspan src) {
   return codec->memory ? (pith_cspan){carrier(codec, state), state->n, PITH_F32} : src;
 }
 
-float pith__feed_factor(const pith_codec *codec, pith_cspan src, float *buffer, const pith_ctx *ctx) {
-  return codec->memory ? gradient_factor(codec, src, PITH_FEED_TILE, buffer, ctx) : 1.0f;
+float pith__memory_factor(const pith_codec *codec, pith_cspan src, float *buffer, const pith_ctx *ctx) {
+  return codec->memory ? gradient_factor(codec, src, PITH_MEMORY_TILE, buffer, ctx) : 1.0f;
 }
 
-uint32_t pith__feed_meet(const pith_codec *codec, pith_state *state, pith_cspan src, pith_extent part, float factor,
-                         float *buffer) {
+uint32_t pith__memory_meet(const pith_codec *codec, pith_state *state, pith_cspan src, pith_extent part, float factor,
+                           float *buffer) {
   uint32_t most = 0;
-  for (size_t at = part.first, end = part.first + part.n; codec->memory && at < end; at += PITH_FEED_TILE) {
-    size_t n = pith__least(PITH_FEED_TILE, end - at);
+  for (size_t at = part.first, end = part.first + part.n; codec->memory && at < end; at += PITH_MEMORY_TILE) {
+    size_t n = pith__least(PITH_MEMORY_TILE, end - at);
     const float *g = pith__span_load(src, at, n, buffer);
     float *met = carrier(codec, state) + at;
     codec->memory->meet(codec->memory_args, &(pith_kept){state->residual, state->momentum}, at, g, factor, met, n);
@@ -157,11 +157,11 @@ static pith_status take_out_sent(const pith_codec *codec, pith_state *state, pit
   return PITH_OK;
 }
 
-static pith_status feed_whole(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
-                              const pith_feed_scratch *scratch, const pith_ctx *ctx) {
-  float factor = pith__feed_factor(codec, src, scratch->gradient, ctx);
-  uint32_t most = pith__feed_meet(codec, state, src, (pith_extent){0, src.n}, factor, scratch->gradient);
-  pith_cspan sent = pith__feed_carried(codec, state, src);
+static pith_status encode_whole(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
+                                const pith_encode_scratch *scratch, const pith_ctx *ctx) {
+  float factor = pith__memory_factor(codec, src, scratch->gradient, ctx);
+  uint32_t most = pith__memory_meet(codec, state, src, (pith_extent){0, src.n}, factor, scratch->gradient);
+  pith_cspan sent = pith__memory_carried(codec, state, src);
   PITH_TRY(pith__codec_encode(codec, sent, out, state->part, scratch->chain, ctx));
   PITH_TRY(take_out_sent(codec, state, (pith_bytes){out->data, out->size}, scratch->chain, ctx));
   if (most >= TAME_BITS) {
@@ -183,10 +183,10 @@ static void settle_tile(const pith_codec *codec, pith_state *state, pith_cspan d
   pith__kernels()->residual(p, d, p, n);
 }
 
-void pith__feed_settle(const pith_codec *codec, pith_state *state, pith_cspan decoded, pith_extent part, float *buffer,
-                       const pith_ctx *ctx) {
-  for (size_t at = part.first, end = part.first + part.n; codec->memory && at < end; at += PITH_FEED_TILE) {
-    size_t n = pith__least(PITH_FEED_TILE, end - at);
+void pith__memory_settle(const pith_codec *codec, pith_state *state, pith_cspan decoded, pith_extent part,
+                         float *buffer, const pith_ctx *ctx) {
+  for (size_t at = part.first, end = part.first + part.n; codec->memory && at < end; at += PITH_MEMORY_TILE) {
+    size_t n = pith__least(PITH_MEMORY_TILE, end - at);
     if (codec->memory->after == PITH_AFTER_SUBTRACT) {
       settle_tile(codec, state, decoded, at, n, buffer, ctx);
     }
@@ -194,32 +194,32 @@ void pith__feed_settle(const pith_codec *codec, pith_state *state, pith_cspan de
   }
 }
 
-pith_status pith__feed_encode(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
-                              const pith_feed_scratch *scratch, const pith_ctx *ctx) {
+pith_status pith__memory_encode(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
+                                const pith_encode_scratch *scratch, const pith_ctx *ctx) {
   if (!codec->memory) {
     return pith__codec_encode(codec, src, out, state ? state->part : NULL, scratch->chain, ctx);
   }
   if (codec->caps & PITH_CAP_CHUNKED) {
-    return feed_blocks(codec, state, src, out, scratch, ctx);
+    return encode_blocks(codec, state, src, out, scratch, ctx);
   }
-  return feed_whole(codec, state, src, out, scratch, ctx);
+  return encode_whole(codec, state, src, out, scratch, ctx);
 }
 
 /* ---- Results ----------------------------------------------------------------------------------------------------- */
 
-int pith__feed_keeps_results(const pith_codec *codec, const pith_state *state) {
+int pith__memory_keeps_results(const pith_codec *codec, const pith_state *state) {
   return state && codec->memory && codec->memory->after == PITH_AFTER_SUBTRACT && (codec->caps & PITH_CAP_CHUNKED);
 }
 
 /* The same memory around the same chain, with another residual. */
-pith_status pith__feed_encode_result(const pith_codec *codec, pith_state *state, pith_cspan values, pith_out *out,
-                                     const pith_feed_scratch *scratch, const pith_ctx *given) {
+pith_status pith__memory_encode_result(const pith_codec *codec, pith_state *state, pith_cspan values, pith_out *out,
+                                       const pith_encode_scratch *scratch, const pith_ctx *given) {
   pith_ctx ctx = *given;
   ctx.gamma = 1.0f;
-  if (!pith__feed_keeps_results(codec, state)) {
+  if (!pith__memory_keeps_results(codec, state)) {
     return pith__codec_encode(codec, values, out, NULL, scratch->chain, &ctx);
   }
   PITH_TRY(pith__state_own_results(state, (size_t)ctx.offset, values.n));
   pith_state results = {.n = state->n, .rows = state->rows, .keeps = state->keeps, .residual = state->result};
-  return feed_blocks(codec, &results, values, out, scratch, &ctx);
+  return encode_blocks(codec, &results, values, out, scratch, &ctx);
 }
