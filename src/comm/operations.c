@@ -2,8 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/brief.h"
 #include "comm/choose.h"
+#include "comm/small.h"
 #include "comm/submit.h"
 #include "memory/memory.h"
 
@@ -110,7 +110,7 @@ pith_status pith_allreduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_
   PITH_REQUIRE(src.n == dst.n, PITH_ERR_ARGUMENT, "src has %zu values, dst %zu", src.n, dst.n);
   PITH_TRY(pith__check_overlap(src, readable(dst), 0));
   pith_status status;
-  if (!request && pith__brief_allreduce(comm, src, dst, reduce, call, &status)) {
+  if (!request && pith__small_allreduce(comm, src, dst, reduce, call, &status)) {
     return status;
   }
   PITH_TRY(pith__operation_make(comm, PITH_OP_ALLREDUCE, src, dst, reduce, call, &op));

@@ -39,7 +39,7 @@ pith_status pith_reducer_create(pith_comm *comm, const char *rules, uint64_t see
 static void release_layer(pith_named *l) {
   free(l->name);
   free(l->shape);
-  free(l->debt);
+  free(l->pending);
   pith_state_destroy(l->state);
 }
 
@@ -153,7 +153,7 @@ pith_status pith_reducer_scale(pith_reducer *r, float factor) {
                "a step is under way: finish it before scaling");
   for (size_t i = 0; i < r->count; i++) {
     PITH_TRY(pith_state_scale(r->layers[i].state, factor));
-    pith__debt_scale(&r->layers[i], factor);
+    pith__pending_scale(&r->layers[i], factor);
   }
   return PITH_OK;
 }

@@ -1,11 +1,11 @@
 /*
  * The inside of a reducer: layers with names, specs and states, and what is under way.
  *
- *   reducer.c       its life, its layers, what ranks must agree on
- *   reducer_step.c  a step: operations, and layers joined to one (bundle.c)
- *   reducer_adapt.c adaptive specs: what the adapter sees, and the change to its plans
- *   reducer_debt.c  residuals of specs that layers do not have any more
- *   reducer_save.c  checkpoints
+ *   reducer.c          its life, its layers, what ranks must agree on
+ *   reducer_step.c     a step: operations, and layers joined to one (bundle.c)
+ *   reducer_adapt.c    adaptive specs: what the adapter sees, and the change to its plans
+ *   reducer_pending.c  residuals of specs that layers do not have any more
+ *   reducer_save.c     checkpoints
  */
 #ifndef PITH_REDUCER_REDUCER_H
 #define PITH_REDUCER_REDUCER_H
@@ -26,8 +26,8 @@ typedef struct pith_named {
   pith_traffic traffic;
   uint64_t steps, started; /* started: the step it was last started in, plus one */
   size_t adapted;          /* its place in the adapter; SIZE_MAX: its spec never changes */
-  float *debt;             /* a residual that its spec has no place for: added to the gradients of the next … */
-  uint64_t debt_steps;     /* … so many steps */
+  float *pending;          /* a residual that its spec has no place for: added to the gradients of the next … */
+  uint64_t pending_steps;  /* … so many steps */
 } pith_named;
 
 /* Layers that travel together, or one that travels alone (with no members). */
@@ -102,13 +102,13 @@ pith_status pith__reducer_observe(pith_reducer *r, const pith_named *l, const vo
 /* All gradients of a step are means. `waited`: when the last one had come. */
 pith_status pith__reducer_adapt(pith_reducer *r, double waited);
 
-/* ---- reducer_debt.c ---- */
+/* ---- reducer_pending.c ---- */
 
-/* The state of a layer moves to another codec; what has no place there becomes a debt, and a debt that has one a
- * residual. */
-pith_status pith__debt_move(pith_named *l, const pith_codec *codec, int ranks);
-/* Adds a part of the debt to a gradient. */
-void pith__debt_pay(pith_named *l, void *gradient);
-void pith__debt_scale(pith_named *l, float factor);
+/* The state of a layer moves to another codec. A residual that has no place there becomes pending; one that was pending
+ * and has a place there becomes part of the state again. */
+pith_status pith__pending_move(pith_named *l, const pith_codec *codec, int ranks);
+/* Adds a part of what is pending to a gradient. */
+void pith__pending_release(pith_named *l, void *gradient);
+void pith__pending_scale(pith_named *l, float factor);
 
 #endif

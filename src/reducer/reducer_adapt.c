@@ -143,7 +143,7 @@ static pith_status change_specs(pith_reducer *r) {
     if (strcmp(spec, l->match.codec->spec) != 0) {
       const pith_codec *codec;
       PITH_TRY(pith__reducer_codec(r, spec, &codec));
-      PITH_TRY(pith__debt_move(l, codec, pith_comm_ranks(r->comm)));
+      PITH_TRY(pith__pending_move(l, codec, pith_comm_ranks(r->comm)));
       l->match.codec = codec;
     }
   }

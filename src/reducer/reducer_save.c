@@ -1,6 +1,6 @@
 /*
  * Checkpoints of a reducer: the step and every layer's state, and with an adaptive spec the adapter and what layers
- * still owe. A checkpoint belongs to the rank that saved it. docs/format.md has the bytes. Everything is read into
+ * have pending. A checkpoint belongs to the rank that saved it. docs/format.md has the bytes. Everything is read into
  * fresh objects first, and takes the place of the old ones when all of it is good.
  */
 #include <stddef.h>
@@ -37,7 +37,7 @@ typedef struct layer_header {
 /* ---- Saving ------------------------------------------------------------------------------------------------------ */
 
 /* Behind a layer's state, if there is an adapter: how many steps, and the values. */
-static size_t debt_size(const pith_named *l) { return sizeof(uint64_t) + (l->debt ? l->n * sizeof(float) : 0); }
+static size_t pending_size(const pith_named *l) { return sizeof(uint64_t) + (l->pending ? l->n * sizeof(float) : 0); }
 
 /* Before the first step the adapter may not be there yet; a fresh one is saved then. */
 static size_t adapter_size(const pith_reducer *r) {
@@ -52,18 +52,18 @@ size_t pith_reducer_size(const pith_reducer *r) {
   size_t size = pith__sat_add(sizeof(reducer_header), adapter_size(r));
   for (size_t i = 0; i < r->count; i++) {
     size = pith__sat_add(size, pith__sat_add(sizeof(layer_header), pith_state_size(r->layers[i].state)));
-    size = pith__sat_add(size, r->adaptive.adapter ? debt_size(&r->layers[i]) : 0);
+    size = pith__sat_add(size, r->adaptive.adapter ? pending_size(&r->layers[i]) : 0);
   }
   return size;
 }
 
-static size_t save_debt(const pith_named *l, uint8_t *to) {
-  uint64_t steps = l->debt ? l->debt_steps : 0;
+static size_t save_pending(const pith_named *l, uint8_t *to) {
+  uint64_t steps = l->pending ? l->pending_steps : 0;
   memcpy(to, &steps, sizeof steps);
-  if (l->debt) {
-    memcpy(to + sizeof steps, l->debt, l->n * sizeof(float));
+  if (l->pending) {
+    memcpy(to + sizeof steps, l->pending, l->n * sizeof(float));
   }
-  return debt_size(l);
+  return pending_size(l);
 }
 
 static pith_status save_layers(const pith_reducer *r, uint8_t *bytes, size_t size, size_t at) {
@@ -74,7 +74,7 @@ static pith_status save_layers(const pith_reducer *r, uint8_t *bytes, size_t siz
     pith_out piece = {bytes + at + sizeof lh, size - at - sizeof lh, 0};
     PITH_TRY(pith_state_save(l->state, &piece));
     at += sizeof lh + piece.size;
-    at += r->adaptive.adapter ? save_debt(l, bytes + at) : 0;
+    at += r->adaptive.adapter ? save_pending(l, bytes + at) : 0;
   }
   return PITH_OK;
 }
@@ -113,8 +113,8 @@ typedef struct loaded {
   struct loaded_layer {
     const pith_codec *codec;
     pith_state *state;
-    float *debt;
-    uint64_t debt_steps;
+    float *pending;
+    uint64_t pending_steps;
   } *layer;
 } loaded;
 
@@ -131,15 +131,15 @@ static pith_status take(cursor *c, void *to, size_t size, const char *where) {
   return PITH_OK;
 }
 
-static pith_status load_debt(const pith_named *l, cursor *c, struct loaded_layer *to) {
-  PITH_TRY(take(c, &to->debt_steps, sizeof to->debt_steps, l->name));
-  if (!to->debt_steps) {
+static pith_status load_pending(const pith_named *l, cursor *c, struct loaded_layer *to) {
+  PITH_TRY(take(c, &to->pending_steps, sizeof to->pending_steps, l->name));
+  if (!to->pending_steps) {
     return PITH_OK;
   }
   PITH_REQUIRE(c->left / sizeof(float) >= l->n, PITH_ERR_CORRUPT, "the checkpoint ends within layer %s", l->name);
-  to->debt = malloc((l->n + 1) * sizeof *to->debt);
-  PITH_REQUIRE(to->debt, PITH_ERR_MEMORY, "no memory for layer %s", l->name);
-  return take(c, to->debt, l->n * sizeof *to->debt, l->name);
+  to->pending = malloc((l->n + 1) * sizeof *to->pending);
+  PITH_REQUIRE(to->pending, PITH_ERR_MEMORY, "no memory for layer %s", l->name);
+  return take(c, to->pending, l->n * sizeof *to->pending, l->name);
 }
 
 static pith_status find_codec(pith_reducer *r, const loaded *new, const pith_named *l, const pith_codec **codec) {
@@ -164,7 +164,7 @@ static pith_status load_layer(pith_reducer *r, const loaded *new, size_t index, 
   PITH_TRY(pith_state_load(to->state, (pith_bytes){c->at, (size_t)lh.size}));
   c->at += lh.size;
   c->left -= (size_t)lh.size;
-  return new->adapter ? load_debt(l, c, to) : PITH_OK;
+  return new->adapter ? load_pending(l, c, to) : PITH_OK;
 }
 
 static pith_status load_all(pith_reducer *r, loaded *new, const reducer_header *head, cursor c) {
@@ -185,7 +185,7 @@ static pith_status load_all(pith_reducer *r, loaded *new, const reducer_header *
 static void release(loaded *new, size_t count) {
   for (size_t i = 0; i < count; i++) {
     pith_state_destroy(new->layer[i].state);
-    free(new->layer[i].debt);
+    free(new->layer[i].pending);
   }
   free(new->layer);
   pith_adapter_destroy(new->adapter);
@@ -209,8 +209,8 @@ static void commit(pith_reducer *r, loaded *new, const reducer_header *head) {
     l->match.codec = from->codec;
     l->started = 0;
     EXCHANGE(pith_state *, l->state, from->state);
-    EXCHANGE(float *, l->debt, from->debt);
-    l->debt_steps = from->debt_steps;
+    EXCHANGE(float *, l->pending, from->pending);
+    l->pending_steps = from->pending_steps;
     if (l->adapted != SIZE_MAX) {
       l->match.reason = pith_adapter_reason(r->adaptive.adapter, l->adapted);
     }

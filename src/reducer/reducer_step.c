@@ -220,7 +220,7 @@ pith_status pith_reducer_start(pith_reducer *r, size_t index, void *gradient) {
                (unsigned long long)r->step);
   PITH_TRY(pith_reducer_check(r));
   PITH_TRY(pith__reducer_observe(r, l, gradient));
-  pith__debt_pay(l, gradient);
+  pith__pending_release(l, gradient);
   PITH_TRY(is_joined(r, l) ? join(r, index, gradient) : send_alone(r, index, gradient));
   l->started = r->step + 1;
   l->steps++;

@@ -1,11 +1,11 @@
 /*
- * Short allreduces of one host: a scalar loss, a norm, a flag. Writing, running and forgetting a schedule would take
+ * Small allreduces of one host: a scalar loss, a norm, a flag. Writing, running and forgetting a schedule would take
  * longer than the messages. Here the messages of the schedule's one step (add_short_allreduce of allreduce.c) are sent
  * at once, and an operation that only receives, on the stack of the caller, waits for the others' like any other: early
  * messages, time-outs, dead peers and other threads are the comm's as usual. The messages are the same, so ranks need
  * not agree on who goes this way.
  */
-#include "comm/brief.h"
+#include "comm/small.h"
 
 #include <string.h>
 
@@ -16,17 +16,17 @@
 #define STAGED_MOST \
   ((size_t)8 << 10) /* bytes of all ranks: on the stack, and less than where the schedule begins to make two steps */
 
-typedef struct brief {
+typedef struct small {
   pith_operation op;
   pith_task task[RANKS_MOST];
   pith_piece piece[RANKS_MOST];
   const void *sources[RANKS_MOST];
   _Alignas(64) uint8_t staging[STAGED_MOST];
-} brief;
+} small;
 
 /* On one host uncompressed values have one algorithm, whatever was wished for; what was asked for in this call may be
  * refused. */
-static int is_brief(const pith_comm *comm, size_t bytes, const pith_call *call) {
+static int is_small(const pith_comm *comm, size_t bytes, const pith_call *call) {
   return bytes > 0 && bytes <= STAGED_MOST / (size_t)comm->ranks && comm->ranks > 1 && comm->ranks <= RANKS_MOST &&
          comm->hosts->hosts == 1 && !comm->tracing && pith__log_level() < PITH_LOG_INFO_ &&
          (!call || (call->size == sizeof *call && !call->codec && !call->algorithm));
@@ -52,7 +52,7 @@ static void fill_frame(pith_frame *frame, pith_comm *comm, pith_cspan src, pith_
 }
 
 /* The receives, each into its place. */
-static void prepare(brief *b, pith_comm *comm, pith_cspan src, size_t bytes) {
+static void prepare(small *b, pith_comm *comm, pith_cspan src, size_t bytes) {
   uint32_t tasks = 0;
   b->op.comm = comm;
   b->op.job.rank = comm->rank, b->op.job.ranks = comm->ranks;
@@ -95,7 +95,7 @@ static void leave(pith_comm *comm, const pith_operation *op) {
 }
 
 /* The peers in the order rank + 1, rank + 2, …: then no rank is everybody's first. */
-static void exchange(pith_comm *comm, brief *b, const void *values) {
+static void exchange(pith_comm *comm, small *b, const void *values) {
   for (int step = 1; step < comm->ranks; step++) {
     pith__link_send_now(&comm->link[(comm->rank + step) % comm->ranks], &b->op.frame, values);
   }
@@ -118,7 +118,7 @@ static void count(pith_comm *comm, size_t bytes, double start) {
 }
 
 /* With the mutex held. */
-static pith_status run(pith_comm *comm, brief *b, pith_cspan src, size_t bytes) {
+static pith_status run(pith_comm *comm, small *b, pith_cspan src, size_t bytes) {
   double start = pith__now_rough();
   enter(comm, &b->op);
   if (comm->failed == PITH_OK) {
@@ -132,11 +132,11 @@ static pith_status run(pith_comm *comm, brief *b, pith_cspan src, size_t bytes) 
   return b->op.status == PITH_OK ? PITH_OK : pith_fail(comm->failed, "%s", comm->failure);
 }
 
-int pith__brief_allreduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce reduce, const pith_call *call,
+int pith__small_allreduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce reduce, const pith_call *call,
                           pith_status *status) {
   size_t bytes = src.n * pith_dtype_size(src.dtype);
-  brief b;
-  if (!is_brief(comm, bytes, call)) {
+  small b;
+  if (!is_small(comm, bytes, call)) {
     return 0;
   }
   pith__comm_lock(comm);

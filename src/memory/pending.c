@@ -1,6 +1,6 @@
 /*
- * Debts: what a layer has not sent yet when it moves to a spec without a residual. It is paid back in parts, so that no
- * single gradient is many times as large as the others.
+ * Pending residuals: what a layer has not sent yet when it moves to a spec without a residual. It is released in parts,
+ * so that no single gradient is many times as large as the others.
  */
 #include <pith/adapt.h>
 #include <string.h>
@@ -13,7 +13,7 @@ static int keeps_residual(const pith_codec *codec) {
   return codec->memory && (codec->memory->keeps & PITH_KEEPS_RESIDUAL);
 }
 
-/* All that a state owes: to its own gradients, and as the owner of results to the mean over all ranks. */
+/* All that a state has pending: to its own gradients, and as the owner of results to the mean over all ranks. */
 static void add_residuals(const pith_state *state, int ranks, float *debt) {
   pith__values_add(state->residual, debt, state->n);
   for (size_t i = 0; i < state->result_n; i++) {

@@ -1,5 +1,5 @@
 /*
- * Short allreduces, which need no schedule: the same results as with one, bit by bit, and understood by ranks that make
+ * Small allreduces, which need no schedule: the same results as with one, bit by bit, and understood by ranks that make
  * the same call with one (a request, a trace), whatever the order in which they come.
  */
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 #include "test.h"
 
 #define RANKS_MOST 4
-#define BYTES_MOST 9000 /* beyond what is short for any number of ranks */
+#define BYTES_MOST 9000 /* beyond what is small for any number of ranks */
 #define ROUNDS 300
 
 static const char *const transports[] = {"inproc", "shm", "tcp"};
@@ -38,7 +38,7 @@ static void fill(void *data, size_t n, pith_dtype dtype, int rank, int round) {
 }
 
 /* Rounds of random shapes; every rank goes its own way in each. */
-static void reduce_briefly(pith_comm *comm, void *argument) {
+static void reduce_small(pith_comm *comm, void *argument) {
   uint64_t seed = *(uint64_t *)argument;
   int rank = pith_comm_rank(comm), ranks = pith_comm_ranks(comm);
   uint8_t *x = malloc(BYTES_MOST), *y = malloc(BYTES_MOST), *expected = malloc(BYTES_MOST),
@@ -77,7 +77,7 @@ TEST(short_allreduces_are_those_of_a_schedule_bit_by_bit) {
   for (size_t t = 0; t < 3; t++) {
     for (int ranks = 2; ranks <= RANKS_MOST; ranks++) {
       uint64_t seed = test_random();
-      ranks_run(transports[t], ranks, 0, reduce_briefly, &seed);
+      ranks_run(transports[t], ranks, 0, reduce_small, &seed);
     }
   }
 }
