@@ -1,4 +1,4 @@
-# The CUDA module, libpith_cuda.so: the kernels and CUDA's runtime in one file, opened at run time (src/engine/cuda.c). It does not link to
+# The CUDA module, libpith_cuda.so: the kernels and CUDA's runtime in one file, opened at run time (src/device/cuda.c). It does not link to
 # the library, and needs libc alone: host code has no exceptions, so that no C++ library is asked for. One line of the configuration
 # says what is built, or why it is not.
 set(PITH_CUDA OFF CACHE STRING "The CUDA module: ON (an error where nvcc is missing), AUTO (where nvcc works; the Python package does) or OFF")

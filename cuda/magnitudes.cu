@@ -1,8 +1,8 @@
 /*
  * How the magnitudes of a tensor are spread: a bin for each exponent and seven bits of the fraction, as
- * src/plan/error_table.c has them. From these follow the norm and, for every ratio of top-k at once, what is left out.
- * Bins are counted in shared memory, 128 KiB of it; the energy of a bin is that of values spread evenly over it (of
- * bf16 values, which stand at its lower end, exactly).
+ * src/profile/error_table.c has them. From these follow the norm and, for every ratio of top-k at once, what is left
+ * out. Bins are counted in shared memory, 128 KiB of it; the energy of a bin is that of values spread evenly over it
+ * (of bf16 values, which stand at its lower end, exactly).
  */
 #include "device.cuh"
 #include "planning_host.h"

@@ -4,14 +4,14 @@
 
 #include <pith/pith.h>
 
-#include "cli/cli.h"
+#include "cli/base/json.h"
+#include "cli/base/nearest.h"
+#include "cli/base/options.h"
+#include "cli/base/page.h"
+#include "cli/base/table.h"
+#include "cli/commands.h"
 #include "cli/explain.h"
-#include "cli/json.h"
 #include "cli/methods.h"
-#include "cli/nearest.h"
-#include "cli/options.h"
-#include "cli/page.h"
-#include "cli/table.h"
 
 enum { NAME, KIND, FAMILY, BITS, FORMULA, SURVEY, SUMMARY, CAPS, PARAMETERS, COLUMN_COUNT };
 enum { CELL_MAX = 256 };

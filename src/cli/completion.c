@@ -7,7 +7,7 @@
 
 #include <pith/pith.h>
 
-#include "cli/cli.h"
+#include "cli/commands.h"
 
 /* What the value of an option, or an argument, is completed with. */
 typedef enum completes { WITH_NOTHING, WITH_FILES, WITH_SPECS, WITH_WORDS, WITH_COMMANDS } completes;

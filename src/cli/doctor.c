@@ -12,15 +12,15 @@
 #include <pith/nccl.h>
 #include <pith/pith.h>
 
-#include "cli/cli.h"
+#include "cli/base/json.h"
+#include "cli/base/machine.h"
+#include "cli/base/nearest.h"
+#include "cli/base/options.h"
+#include "cli/base/page.h"
+#include "cli/commands.h"
 #include "cli/interpreter.h"
-#include "cli/json.h"
-#include "cli/machine.h"
+#include "cli/launch/network.h"
 #include "cli/methods.h"
-#include "cli/nearest.h"
-#include "cli/network.h"
-#include "cli/options.h"
-#include "cli/page.h"
 #include "cli/variables.h"
 
 #if defined(__clang__)

@@ -9,11 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/cli.h"
-#include "cli/data.h"
+#include "cli/base/cli.h"
+#include "cli/base/data.h"
+#include "cli/base/nearest.h"
+#include "cli/base/page.h"
 #include "cli/methods.h"
-#include "cli/nearest.h"
-#include "cli/page.h"
 
 enum { SPEC_SIZE = 512, VALUE_SIZE = 256, TYPICAL_VALUES = 1 << 16, LABEL = 16 };
 

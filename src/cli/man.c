@@ -4,7 +4,7 @@
 
 #include <pith/pith.h>
 
-#include "cli/cli.h"
+#include "cli/commands.h"
 #include "cli/variables.h"
 
 enum { SIGNATURE_SIZE = 4096, TITLE_SIZE = 128 };

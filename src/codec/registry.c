@@ -122,10 +122,15 @@ static pith_entry entry_of_transform(const pith_transform_ops *ops) {
 }
 
 static pith_entry entry_of_memory(const pith_memory_ops *ops) {
-  pith_entry entry = {.memory = ops};
-  pith__memory_describe(ops, &entry);
-  entry.info.kind = PITH_KIND_MEMORY;
-  return entry;
+  return (pith_entry){.info = {.name = ops->name,
+                               .family = "memory",
+                               .summary = ops->summary,
+                               .kind = PITH_KIND_MEMORY,
+                               .origin = ops->origin,
+                               .params = ops->params},
+                      .memory = ops,
+                      .detail = ops->detail,
+                      .use = ops->use};
 }
 
 static pith_entry entry_of_preset(const pith_preset *preset) {

@@ -13,8 +13,8 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/split.h"
 #include "collective/job.h"
-#include "collective/split.h"
 
 #define WINDOW 4
 #define SHORT_SENT ((size_t)16 << 10) /* bytes a rank sends at most in one step */
@@ -144,8 +144,7 @@ pith_status pith__allreduce_plain(pith_job *job) {
   return pith__schedule_finished(job);
 }
 
-/* ---- Linear: payloads that add up
- * ------------------------------------------------------------------------------------------- */
+/* ---- Linear: payloads that add up -------------------------------------------------------------------------------- */
 
 pith_status pith__allreduce_linear(pith_job *job) {
   pith_schedule *s = &job->schedule;

@@ -1,15 +1,12 @@
-/*
- * One operation on one rank: its tensors and parameters, its schedule, and the work that schedules are made of.
- *
- * Encoding goes through a function of the engine, because error feedback is not this layer's business.
- */
+/* One operation on one rank: its tensors and parameters, its schedule, and the work that schedules are made of. */
 #ifndef PITH_COLLECTIVE_JOB_H
 #define PITH_COLLECTIVE_JOB_H
 
+#include "base/split.h"
 #include "codec/codec.h"
 #include "collective/layout.h"
 #include "collective/schedule.h"
-#include "collective/split.h"
+#include "memory/encode_threads.h"
 
 /* A layer of a joined tensor. Its values start at a multiple of the granule. */
 typedef struct pith_member {
@@ -31,21 +28,15 @@ struct pith_job {
   const pith_member
       *members;        /* of a joined tensor, in their order, all with the same FIXED block codec or ROUNDS codec */
   size_t member_count; /* 0: it is one layer */
-  void *chain;         /* scratch of the codec */
-  const pith_layout *layout; /* the hosts that the algorithm minds: all of them, or a flat layout */
-  const pith_codec *inside;  /* for values on their way to a carrier of the same host; NULL: uncompressed */
+  pith_thread_pool *threads;          /* encode and decode with us; NULL: there are none */
+  const pith_encode_scratch *scratch; /* one for each thread, the first is ours */
+  const pith_layout *layout;          /* the hosts that the algorithm minds: all of them, or a flat layout */
+  const pith_codec *inside;           /* for values on their way to a carrier of the same host; NULL: uncompressed */
   void *inside_chain;
   const pith_codec *entries; /* sparse and without loss, for pith__allreduce_ranges */
   void *entries_chain;
   size_t chunk;   /* bytes of a tensor worked on at a time */
   size_t message; /* and of an uncompressed message at most */
-  /* Encodes values that belong to [first, first + values.n) of the tensor, behind the memory if there is one. gamma is
-   * the factor on them. */
-  pith_status (*encode)(pith_job *job, pith_cspan values, size_t first, float gamma, pith_out *out);
-  /* The same for the result of a part that this rank owns, whose errors have a memory of their own. */
-  pith_status (*encode_result)(pith_job *job, pith_cspan values, size_t first, pith_out *out);
-  /* Decodes with the job's codec. */
-  pith_status (*decode)(pith_job *job, pith_bytes in, pith_span dst, pith_apply apply, const pith_ctx *ctx);
   double encode_seconds, decode_seconds;
 };
 

@@ -7,7 +7,7 @@
 #include <pith/comm.h>
 
 #include "base/hash.h"
-#include "engine/device.h"
+#include "device/device.h"
 #include "fuzz/checkpoint.h"
 #include "fuzz/fuzz.h"
 

@@ -10,8 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "engine/comm.h"
-#include "engine/device.h"
+#include "comm/comm.h"
+#include "device/device.h"
 #include "fuzz/checkpoint.h"
 #include "fuzz/frame_operations.h"
 #include "fuzz/fuzz.h"

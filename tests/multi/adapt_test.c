@@ -8,9 +8,9 @@
 #include <unistd.h>
 
 #include "base/hash.h"
-#include "engine/reducer.h"
 #include "memory/memory.h"
 #include "ranks.h"
+#include "reducer/reducer.h"
 #include "test.h"
 
 enum { LAYERS = 6, MOST = 128 * 96 };
@@ -154,7 +154,7 @@ static void move_along(pith_comm *comm, void *argument) {
     if (step % 12 == 0) {
       const pith_codec *codec;
       CHECK_OK(pith__reducer_codec(r, specs[step / 12], &codec));
-      CHECK_OK(pith__debt_move(l, codec, ranks));
+      CHECK_OK(pith__pending_move(l, codec, ranks));
       l->match.codec = codec;
     }
     take_step(r, rank, step, g);
@@ -164,7 +164,7 @@ static void move_along(pith_comm *comm, void *argument) {
     }
   }
   for (size_t i = 0; i < n; i++) { /* what this rank still owes to the mean */
-    given[i] -= l->debt ? l->debt[i] / ranks : 0;
+    given[i] -= l->pending ? l->pending[i] / ranks : 0;
     given[i] -= l->state->residual ? l->state->residual[i] / ranks : 0;
   }
   for (size_t i = 0; i < l->state->result_n; i++) {

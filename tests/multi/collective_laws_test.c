@@ -7,9 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/split.h"
 #include "codec/codec.h"
-#include "collective/split.h"
-#include "engine/comm.h"
+#include "comm/comm.h"
 #include "laws.h"
 #include "ranks.h"
 #include "reference.h"

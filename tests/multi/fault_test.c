@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "engine/comm.h"
+#include "comm/comm.h"
 #include "ranks.h"
 #include "test.h"
 

@@ -9,8 +9,8 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/crew.h"
-#include "engine/shared.h"
+#include "base/thread_pool.h"
+#include "memory/encode_threads.h"
 #include "ranks.h"
 #include "test.h"
 
@@ -139,10 +139,10 @@ TEST(a_thread_is_told_although_another_drives) {
   }
 }
 
-/* ---- Crews ------------------------------------------------------------------------------------------------------- */
+/* ---- Thread pools ------------------------------------------------------------------------------------------------ */
 
 typedef struct tally {
-  atomic_uint calls[PITH_CREW_MOST];
+  atomic_uint calls[PITH_THREADS_MOST];
 } tally;
 
 static void count(void *argument, unsigned part) {
@@ -150,18 +150,18 @@ static void count(void *argument, unsigned part) {
   atomic_fetch_add(&t->calls[part], 1);
 }
 
-/* With pauses that let members fall asleep, too. */
+/* With pauses that let threads fall asleep, too. */
 TEST(every_part_is_run_once) {
   enum { PIECES = 300 };
   for (unsigned threads = 1; threads <= 5; threads += 2) {
-    pith_crew *crew;
+    pith_thread_pool *pool;
     tally t = {0};
-    unsigned wanted[PITH_CREW_MOST] = {0};
-    CHECK_OK(pith__crew_create(threads, &crew));
-    CHECK_EQ(pith__crew_size(crew), threads);
+    unsigned wanted[PITH_THREADS_MOST] = {0};
+    CHECK_OK(pith__thread_pool_create(threads, &pool));
+    CHECK_EQ(pith__thread_pool_size(pool), threads);
     for (int round = 0; round < PIECES; round++) {
       unsigned parts = 1 + (unsigned)test_below(threads);
-      pith__crew_run(crew, parts, count, &t);
+      pith__thread_pool_run(pool, parts, count, &t);
       for (unsigned part = 0; part < parts; part++) {
         wanted[part]++;
       }
@@ -172,15 +172,15 @@ TEST(every_part_is_run_once) {
         usleep(2000);
       }
     }
-    pith__crew_destroy(crew);
+    pith__thread_pool_destroy(pool);
   }
 }
 
-TEST(a_crew_has_limits) {
-  pith_crew *crew;
-  CHECK_EQ(pith__crew_create(0, &crew), PITH_ERR_ARGUMENT);
-  CHECK_EQ(pith__crew_create(PITH_CREW_MOST + 1, &crew), PITH_ERR_ARGUMENT);
-  CHECK_EQ(pith__crew_size(NULL), 1);
+TEST(a_thread_pool_has_limits) {
+  pith_thread_pool *pool;
+  CHECK_EQ(pith__thread_pool_create(0, &pool), PITH_ERR_ARGUMENT);
+  CHECK_EQ(pith__thread_pool_create(PITH_THREADS_MOST + 1, &pool), PITH_ERR_ARGUMENT);
+  CHECK_EQ(pith__thread_pool_size(NULL), 1);
 }
 
 /* ---- Operations -------------------------------------------------------------------------------------------------- */
@@ -240,7 +240,7 @@ TEST(threads_make_the_same_bits) {
 TEST(too_many_threads_are_an_error) {
   pith_config config = PITH_CONFIG_INIT;
   pith_comm *comm;
-  config.rank = 0, config.ranks = 1, config.threads = PITH_CREW_MOST + 1;
+  config.rank = 0, config.ranks = 1, config.threads = PITH_THREADS_MOST + 1;
   CHECK_EQ(pith_comm_create(&config, &comm), PITH_ERR_ARGUMENT);
   CHECK(strstr(pith_error(), "65 threads") != NULL);
   config.threads = 2;
@@ -251,7 +251,7 @@ TEST(too_many_threads_are_an_error) {
 /* ---- Errors ------------------------------------------------------------------------------------------------------ */
 
 static pith_status fail_behind(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
-                               const pith_feed_scratch *scratch, const pith_ctx *ctx) {
+                               const pith_encode_scratch *scratch, const pith_ctx *ctx) {
   (void)codec, (void)state, (void)src, (void)out, (void)scratch;
   return ctx->offset ? pith_fail(PITH_ERR_CORRUPT, "something is wrong at value %llu", (unsigned long long)ctx->offset)
                      : PITH_OK;
@@ -261,16 +261,16 @@ TEST(an_error_of_any_thread_is_told) {
   enum { N = 65536 };
   static float x[N];
   static uint8_t bytes[N];
-  pith_feed_scratch scratch[2] = {{0}};
+  pith_encode_scratch scratch[2] = {{0}};
   pith_ctx ctx = PITH_CTX_INIT;
   pith_codec *codec;
-  pith_crew *crew;
+  pith_thread_pool *pool;
   CHECK_OK(pith_codec_create("q:4", &codec));
-  CHECK_OK(pith__crew_create(2, &crew));
+  CHECK_OK(pith__thread_pool_create(2, &pool));
   pith_out out = {bytes, sizeof bytes, 0};
-  CHECK_EQ(pith__shared_encode(crew, fail_behind, codec, NULL, (pith_cspan){x, N, PITH_F32}, &out, scratch, &ctx),
+  CHECK_EQ(pith__encode_in_threads(pool, fail_behind, codec, NULL, (pith_cspan){x, N, PITH_F32}, &out, scratch, &ctx),
            PITH_ERR_CORRUPT);
   CHECK_STR(pith_error(), "something is wrong at value 32768");
-  pith__crew_destroy(crew);
+  pith__thread_pool_destroy(pool);
   pith_codec_destroy(codec);
 }

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "plan/profile.h"
+#include "profile/profile.h"
 #include "test.h"
 
 enum { LAYERS = 6, ROWS = 512, COLS = 640, N = ROWS * COLS, SAMPLES = 4 };

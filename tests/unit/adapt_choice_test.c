@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "plan/adapt.h"
+#include "adapt/adapt.h"
 #include "test.h"
 
 enum { RANKS = 2, LAYERS = 4, N = 64 * 128 };

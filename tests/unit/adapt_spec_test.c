@@ -1,5 +1,5 @@
 /* Adaptive specs: what can be written, and that mistakes are told at once. */
-#include "plan/adapt.h"
+#include "adapt/adapt.h"
 #include "test.h"
 
 static pith_adapt_options o;

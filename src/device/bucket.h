@@ -1,0 +1,50 @@
+/* The inside of a bucket: whose which values are, and the contexts they are coded with. For buckets in main memory and
+ * on devices. */
+#ifndef PITH_DEVICE_BUCKET_H
+#define PITH_DEVICE_BUCKET_H
+
+#include <pith/bucket.h>
+
+#include "base/split.h"
+#include "codec/codec.h"
+#include "memory/memory.h"
+
+struct pith_bucket {
+  int rank, ranks;
+  size_t count;
+  size_t *bytes;                /* of each part */
+  pith_encode_scratch *scratch; /* of each layer; all share one memory */
+  void *memory;
+  float *sum; /* as many values as the largest piece has */
+  pith_bucket_layer layer[];
+};
+
+/* The values of a layer that belong to a part. */
+static inline pith_range pith__bucket_piece(const pith_bucket *b, size_t index, int part) {
+  const pith_bucket_layer *l = &b->layer[index];
+  size_t turned = ((size_t)part + (size_t)b->ranks - index % (size_t)b->ranks) % (size_t)b->ranks;
+  return pith__split(l->n, l->codec->granule, (size_t)b->ranks, turned);
+}
+
+static inline size_t pith__bucket_piece_bytes(const pith_bucket *b, size_t index, pith_range piece) {
+  return piece.n ? pith_codec_bound(b->layer[index].codec, piece.n) : 0;
+}
+
+/* For what a rank encodes of a layer, from value `first` on; pith__result_rank() for results. */
+static inline pith_ctx pith__bucket_ctx(const pith_bucket *b, const pith_ctx *given, size_t index, uint32_t rank,
+                                        size_t first) {
+  pith_ctx ctx = PITH_CTX_INIT;
+  if (given) {
+    ctx.seed = given->seed;
+    ctx.step = given->step;
+    ctx.gamma = given->gamma;
+  }
+  ctx.gamma = ctx.gamma != 0 ? ctx.gamma : 1.0f;
+  ctx.layer = b->layer[index].layer;
+  ctx.rank = rank;
+  ctx.ranks = (uint32_t)b->ranks;
+  ctx.offset = first;
+  return ctx;
+}
+
+#endif
