@@ -40,7 +40,6 @@ FILENAME == table {
 {
   from = layer_of($1)
   uses++
-  users[from]++
   if (from == "") {
     complain($1 ": add its folder to " table)
   } else if (!is_allowed(from, $2, $3)) {
