@@ -30,6 +30,8 @@ typedef struct pith_bucket_layer {
   uint64_t layer;    /* its number, the same on every rank */
   size_t n;
   pith_dtype dtype;
+  size_t chunk, number; /* 0: all values. Else only chunk `number` of every part, of `chunk` values, a multiple of the
+                           codec's granule: a large layer in several buckets, with the same bits as in one */
 } pith_bucket_layer;
 
 PITH_API pith_status pith_bucket_create(int rank, int ranks, const pith_bucket_layer *layers, size_t count,

@@ -145,6 +145,8 @@ class BucketLayer(Structure):
         ("layer", c_uint64),
         ("n", c_size_t),
         ("dtype", c_int),
+        ("chunk", c_size_t),
+        ("number", c_size_t),
     ]
 
 

@@ -20,6 +20,8 @@ static pith_status check_layer(const pith_bucket_layer *l) {
   PITH_REQUIRE(l->dtype == PITH_F32 || l->dtype == PITH_F16 || l->dtype == PITH_BF16, PITH_ERR_ARGUMENT,
                "%s: %s values cannot be compressed", l->codec->spec, pith_dtype_name(l->dtype));
   PITH_REQUIRE(l->n <= SIZE_MAX / 64, PITH_ERR_ARGUMENT, "%zu values do not fit any memory", l->n);
+  PITH_REQUIRE(l->chunk % l->codec->granule == 0, PITH_ERR_ARGUMENT, "a chunk of %zu values is no multiple of %zu",
+               l->chunk, l->codec->granule);
   return l->state ? pith__state_fits(l->codec, l->state, l->n, &(pith_ctx)PITH_CTX_INIT) : PITH_OK;
 }
 

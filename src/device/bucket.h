@@ -23,7 +23,8 @@ struct pith_bucket {
 static inline pith_range pith__bucket_piece(const pith_bucket *b, size_t index, int part) {
   const pith_bucket_layer *l = &b->layer[index];
   size_t turned = ((size_t)part + (size_t)b->ranks - index % (size_t)b->ranks) % (size_t)b->ranks;
-  return pith__split(l->n, l->codec->granule, (size_t)b->ranks, turned);
+  pith_range whole = pith__split(l->n, l->codec->granule, (size_t)b->ranks, turned);
+  return l->chunk ? pith__split_chunk(whole, l->chunk, l->number) : whole;
 }
 
 static inline size_t pith__bucket_piece_bytes(const pith_bucket *b, size_t index, pith_range piece) {

@@ -9,14 +9,17 @@
 #define PITH_MEMORY_MEMORY_H
 
 #include "codec/codec.h"
+#include "memory/space.h"
 
 struct pith_state {
+  pith_space *space; /* of all values; NULL: main memory */
   size_t n;
   uint64_t rows;
   unsigned keeps;
   float *residual, *momentum;    /* n values each, or NULL */
-  float *result;                 /* what the results that this rank encoded lost: n values, of which only … */
-  size_t result_first, result_n; /* … these have ever been used; NULL until the first of them */
+  float *result;                 /* what the results that this rank encoded lost; NULL until the first of them */
+  size_t result_first, result_n; /* of these values of the layer … */
+  size_t result_base;            /* … and result[0] is of this one: 0 in main memory */
   void *part;                    /* the codec's own */
   size_t part_size;
   size_t round;         /* how many rounds of the current step are complete */
@@ -72,6 +75,10 @@ pith_cspan pith__memory_carried(const pith_codec *codec, const pith_state *state
 /* … and what stays of a stretch, once it is known what was decoded. */
 void pith__memory_settle(const pith_codec *codec, pith_state *state, pith_cspan decoded, pith_extent part,
                          float *buffer, const pith_ctx *ctx);
+
+/* A state whose values are in a space. */
+pith_status pith__state_create_in(pith_space *space, const pith_codec *codec, size_t n, size_t rows,
+                                  pith_state **state);
 
 /* Checks that a state was made for this codec (and for n values from ctx->offset). */
 pith_status pith__state_fits(const pith_codec *codec, const pith_state *state, size_t n, const pith_ctx *ctx);
