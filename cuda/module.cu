@@ -257,17 +257,31 @@ static void unpin(void *memory) {
   cudaFreeHost(memory);
 }
 
-static int move(void *to, const void *from, size_t size, cudaMemcpyKind kind, void *stream, char *text) {
+static int enqueue_copy(void *to, const void *from, size_t size, cudaMemcpyKind kind, void *stream, char *text) {
   cudaError_t error = size ? cudaMemcpyAsync(to, from, size, kind, (cudaStream_t)stream) : cudaSuccess;
   return error == cudaSuccess ? 0 : refuse(error, "a copy could not be enqueued", text);
 }
 
 static int to_host(void *to, const void *from, size_t size, void *stream, char *text) {
-  return move(to, from, size, cudaMemcpyDeviceToHost, stream, text);
+  return enqueue_copy(to, from, size, cudaMemcpyDeviceToHost, stream, text);
 }
 
 static int to_device(void *to, const void *from, size_t size, void *stream, char *text) {
-  return move(to, from, size, cudaMemcpyHostToDevice, stream, text);
+  return enqueue_copy(to, from, size, cudaMemcpyHostToDevice, stream, text);
+}
+
+static int move(void *to, const void *from, size_t size, void *stream, char *text) {
+  return enqueue_copy(to, from, size, cudaMemcpyDefault, stream, text);
+}
+
+static int clear(void *memory, size_t size, void *stream, char *text) {
+  cudaError_t error = size ? cudaMemsetAsync(memory, 0, size, (cudaStream_t)stream) : cudaSuccess;
+  return error == cudaSuccess ? 0 : refuse(error, "memory could not be cleared", text);
+}
+
+static int use_device(int number, char *text) {
+  cudaError_t error = cudaSetDevice(number);
+  return error == cudaSuccess ? 0 : refuse(error, "the device cannot be used", text);
 }
 
 /* ---- Events
@@ -345,7 +359,10 @@ static const pith_cuda_module module = {PITH_CUDA_ABI,
                                         event_create,
                                         event_destroy,
                                         event_record,
-                                        event_wait};
+                                        event_wait,
+                                        use_device,
+                                        move,
+                                        clear};
 
 extern "C" __attribute__((visibility("default"))) const pith_cuda_module *pith_cuda_module_entry(void) {
   return &module;

@@ -39,14 +39,15 @@ typedef struct pith_exchange {
   size_t count;                          /* allreduce */
   pith_dtype dtype;
   pith_reduce op;
+  void *stream; /* CUDA: on which send was written, and on which recv will be read */
 } pith_exchange;
 
-/* What a carrier allows. */
-enum {
-  PITH_CARRIER_THREADS =
-      1 << 0, /* start and wait may be called by a thread of the reducer's own, which then sends while
-                 the caller computes. Without it they are called inside calls of the reducer alone. */
-};
+/* What a carrier allows.
+ * THREADS: start and wait may be called by a thread of the reducer's own, which then sends while the caller computes.
+ *   Without it they are called inside calls of the reducer alone.
+ * CUDA: send and recv are memory of a CUDA device. A collective starts behind what is enqueued on exchange->stream, and
+ *   what is enqueued there after wait() comes behind the collective. */
+enum { PITH_CARRIER_THREADS = 1 << 0, PITH_CARRIER_CUDA = 1 << 1 };
 
 /* Both functions return PITH_OK, or the result of pith_fail(), whose text becomes that of the reducer's
  * error. They are never called by two threads at once. `start` should not wait for other ranks. After an error `wait`
@@ -59,12 +60,19 @@ typedef struct pith_carrier {
   uint32_t caps; /* PITH_CARRIER_… */
   pith_status (*start)(void *self, const pith_exchange *exchange, uint64_t *ticket);
   pith_status (*wait)(void *self, uint64_t ticket);
-  int (*interrupted)(
-      void *self); /* optional, with PITH_CARRIER_THREADS: asked now and then, in the caller's thread,
-                      while it waits; not 0 ends that with PITH_ERR_INTERRUPTED, and with it the reducer */
+  /* Optional, with THREADS: asked now and then, in the caller's thread, while it waits. Not 0 ends the wait with
+   * PITH_ERR_INTERRUPTED, and with it the reducer. */
+  int (*interrupted)(void *self);
 } pith_carrier;
 
 #define PITH_CARRIER_INIT {.size = sizeof(pith_carrier)}
+
+/* Device memory of a framework, so that its statistics stay true. Both may be called by a thread of the reducer. */
+typedef struct pith_allocator {
+  void *self;
+  void *(*allocate)(void *self, size_t bytes); /* NULL: there is none */
+  void (*release)(void *self, void *memory);
+} pith_allocator;
 
 /* How a reducer forms groups of layers. Layers of one kind are grouped from the last that was added to the first, the
  * order of a backward pass, until they have so many bytes. A group leaves when all its gradients have come. */
@@ -73,6 +81,11 @@ typedef struct pith_reducer_options {
   size_t group_bytes; /* 0: over a comm layers leave one by one as they come; over a carrier 8 MiB, or 16 MiB of methods
                          that send little */
   int in_order;       /* groups leave in one order on all ranks, in whatever order gradients come */
+  int cuda;           /* gradients, and all that is kept of them, are memory of the current CUDA device */
+  void *stream;       /* CUDA: on which the reducer works. Gradients are read behind what is enqueued there at start,
+                         and are means behind what is there when finish returns */
+  size_t chunk_bytes; /* CUDA: layers much larger travel in several exchanges; 0: 32 MiB */
+  const pith_allocator *allocator; /* CUDA: whose memory; NULL: the reducer asks the device */
 } pith_reducer_options;
 
 #define PITH_REDUCER_OPTIONS_INIT {.size = sizeof(pith_reducer_options)}

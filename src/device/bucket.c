@@ -1,6 +1,7 @@
 /*
  * Buckets: scatter, reduce, gather for an exchange that others make. The parts of a layer go to ranks in turn, starting
- * at another rank for each layer, so that small layers do not all fall to rank 0.
+ * at a rank that follows from the layer's number: small layers do not all fall to rank 0, and who owns what does not
+ * depend on which layers share a bucket, since owners keep something between steps.
  */
 #include "device/bucket.h"
 
@@ -191,13 +192,19 @@ pith_status pith_bucket_reduce(pith_bucket *b, pith_bytes received, pith_reduce 
 pith_status pith_bucket_decode(pith_bucket *b, pith_bytes results, const pith_ctx *given, void *const *dst) {
   PITH_REQUIRE(b && (results.data || results.size == 0) && (dst || b->count == 0), PITH_ERR_ARGUMENT,
                "pith_bucket_decode: bucket, results and dst must not be NULL");
-  size_t at = 0, total = 0;
-  for (int p = 0; p < b->ranks; p++) {
+  return pith__bucket_decode(b, results, 0, given, dst);
+}
+
+pith_status pith__bucket_decode(pith_bucket *b, pith_bytes results, size_t stride, const pith_ctx *given,
+                                void *const *dst) {
+  size_t at = 0, total = stride * (size_t)b->ranks;
+  for (int p = 0; p < b->ranks && !stride; p++) {
     total += b->bytes[p];
   }
   PITH_REQUIRE(results.size == total, PITH_ERR_CORRUPT, "the results of all ranks have %zu bytes, not %zu", total,
                results.size);
   for (int p = 0; p < b->ranks; p++) {
+    at = stride ? (size_t)p * stride : at;
     for (size_t i = 0; i < b->count; i++) {
       pith_range r = pith__bucket_piece(b, i, p);
       const pith_bucket_layer *l = &b->layer[i];

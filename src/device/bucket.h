@@ -19,17 +19,27 @@ struct pith_bucket {
   pith_bucket_layer layer[];
 };
 
-/* The values of a layer that belong to a part. */
+/* The values of a layer that belong to a part, … */
+static inline pith_range pith__bucket_part(const pith_bucket *b, size_t index, int part) {
+  const pith_bucket_layer *l = &b->layer[index];
+  size_t turned = ((size_t)part + (size_t)b->ranks - (size_t)(l->layer % (size_t)b->ranks)) % (size_t)b->ranks;
+  return pith__split(l->n, l->codec->granule, (size_t)b->ranks, turned);
+}
+
+/* … and those of them that are in this bucket. */
 static inline pith_range pith__bucket_piece(const pith_bucket *b, size_t index, int part) {
   const pith_bucket_layer *l = &b->layer[index];
-  size_t turned = ((size_t)part + (size_t)b->ranks - index % (size_t)b->ranks) % (size_t)b->ranks;
-  pith_range whole = pith__split(l->n, l->codec->granule, (size_t)b->ranks, turned);
-  return l->chunk ? pith__split_chunk(whole, l->chunk, l->number) : whole;
+  pith_range all = pith__bucket_part(b, index, part);
+  return l->chunk ? pith__split_chunk(all, l->chunk, l->number) : all;
 }
 
 static inline size_t pith__bucket_piece_bytes(const pith_bucket *b, size_t index, pith_range piece) {
   return piece.n ? pith_codec_bound(b->layer[index].codec, piece.n) : 0;
 }
+
+/* pith_bucket_decode() of results that begin at p · stride for rank p; 0: they lie one after another. */
+pith_status pith__bucket_decode(pith_bucket *b, pith_bytes results, size_t stride, const pith_ctx *given,
+                                void *const *dst);
 
 /* For what a rank encodes of a layer, from value `first` on; pith__result_rank() for results. */
 static inline pith_ctx pith__bucket_ctx(const pith_bucket *b, const pith_ctx *given, size_t index, uint32_t rank,

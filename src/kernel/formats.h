@@ -179,7 +179,7 @@ PITH_FORMAT_ASSERT(sizeof(pith_gpu_mean) == 40, "both compilers lay out means al
 
 /* ---- The module -------------------------------------------------------------------------------------------------- */
 
-#define PITH_CUDA_ABI 4
+#define PITH_CUDA_ABI 5
 #define PITH_CUDA_ENTRY "pith_cuda_module_entry"
 
 /* Functions return 0, or another number and a sentence in `text` (256 bytes). They only enqueue. */
@@ -216,6 +216,10 @@ typedef struct pith_cuda_module {
   void (*event_destroy)(void *event);
   int (*event_record)(void *event, void *stream, char *text);
   int (*event_wait)(void *event, char *text); /* until the stream has come to where it was recorded */
+  int (*use_device)(int number, char *text);  /* by the calling thread, from now on */
+  /* Both are enqueued. Copies are from anywhere to anywhere. */
+  int (*move)(void *to, const void *from, size_t size, void *stream, char *text);
+  int (*clear)(void *memory, size_t size, void *stream, char *text);
 } pith_cuda_module;
 
 typedef const pith_cuda_module *(*pith_cuda_entry_fn)(void);

@@ -279,7 +279,7 @@ pith_status pith_state_save(const pith_state *state, pith_out *out) {
 
 /* Fresh room for the results of a saved state; those there are now are forgotten. */
 static pith_status replace_results(pith_state *state, size_t first, size_t n) {
-  float *fresh;
+  float *fresh = NULL;
   PITH_TRY(make_floats(state->space, state->space ? n : state->n, n > 0, &fresh));
   pith__space_release(state->space, state->result);
   state->result = fresh;

@@ -11,6 +11,8 @@
 #include "base/forked.h"
 #include "base/hash.h"
 #include "codec/codec.h"
+#include "device/cuda_space.h"
+#include "memory/memory.h"
 #include "reducer/stages.h"
 
 #define LAYERS_MOST ((size_t)1 << 20)
@@ -34,7 +36,13 @@ static pith_status create(pith_reducer from, const char *rules, uint64_t seed, c
   if (status == PITH_OK) {
     status = pith_rules_create(fixed, &r->rules);
   }
+  if (status == PITH_OK && r->options.cuda) {
+    pith_cuda_space *space = NULL;
+    status = pith__cuda_space_create(r->options.stream, r->options.allocator, &space);
+    r->space = space ? &space->base : NULL;
+  }
   if (status == PITH_OK && !r->comm) {
+    r->stage_ops = r->space ? &pith__stage_cuda : &pith__stage_host;
     status = pith__stages_create(r, &r->stages);
   }
   free(fixed);
@@ -50,6 +58,8 @@ pith_status pith_reducer_create_with(pith_comm *comm, const char *rules, uint64_
                                      const pith_reducer_options *options, pith_reducer **made) {
   PITH_REQUIRE(comm && rules && made, PITH_ERR_ARGUMENT,
                "pith_reducer_create: comm, rules and reducer must not be NULL");
+  PITH_REQUIRE(!options || !options->cuda, PITH_ERR_UNSUPPORTED,
+               "a comm moves memory of the host: gradients of a CUDA device need a carrier for that");
   return create((pith_reducer){.comm = comm, .rank = comm->rank, .ranks = comm->ranks}, rules, seed, options, made);
 }
 
@@ -65,6 +75,10 @@ pith_status pith_reducer_create_over(const pith_carrier *carrier, const char *ru
                "pith_carrier.size is %zu: start from PITH_CARRIER_INIT", carrier->size);
   PITH_REQUIRE(carrier->name && carrier->start && carrier->wait, PITH_ERR_ARGUMENT,
                "a carrier needs a name, start and wait");
+  int wants_cuda = options && options->cuda, has_cuda = (carrier->caps & PITH_CARRIER_CUDA) != 0;
+  PITH_REQUIRE(wants_cuda == has_cuda, PITH_ERR_ARGUMENT,
+               "carrier %s moves memory of %s, and the gradients are not there", carrier->name,
+               has_cuda ? "a CUDA device" : "the host");
   PITH_REQUIRE(carrier->ranks > 0 && carrier->rank >= 0 && carrier->rank < carrier->ranks, PITH_ERR_ARGUMENT,
                "carrier %s: rank %d of %d is impossible", carrier->name, carrier->rank, carrier->ranks);
   return create((pith_reducer){.carrier = *carrier, .rank = carrier->rank, .ranks = carrier->ranks}, rules, seed,
@@ -92,7 +106,7 @@ static void release_layer(pith_named *l) {
   free(l->name);
   free(l->shape);
   free(l->exact);
-  free(l->pending);
+  pith__space_release(l->state ? l->state->space : NULL, l->pending);
   pith_state_destroy(l->state);
 }
 
@@ -109,6 +123,7 @@ void pith_reducer_destroy(pith_reducer *r) {
   free(r->layers);
   pith__reducer_adapt_fini(r);
   pith_rules_destroy(r->rules);
+  pith__cuda_space_destroy((pith_cuda_space *)r->space);
   free(r);
 }
 
@@ -157,6 +172,14 @@ static pith_status find_codec(pith_reducer *r, const char *name, size_t dimensio
   return pith__reducer_codec(r, "none", &l->match.codec);
 }
 
+/* Whether there are kernels for the layer's codec where its gradient is. */
+static pith_status check_space(const pith_reducer *r, const char *name, const pith_named *l) {
+  if (r->space && pith_cuda_supports(l->match.codec) != PITH_OK) {
+    return pith_fail(PITH_ERR_UNSUPPORTED, "layer %s: %s", name, pith_error());
+  }
+  return PITH_OK;
+}
+
 /* `exact`: why it is never compressed; NULL: the rules say how it is. */
 static pith_status fill_layer(pith_reducer *r, const char *name, const size_t *shape, size_t dimensions,
                               pith_dtype dtype, const char *exact, pith_named *l) {
@@ -168,7 +191,10 @@ static pith_status fill_layer(pith_reducer *r, const char *name, const size_t *s
   PITH_TRY(shape_size(name, shape, dimensions, &l->n));
   pith_status status = find_codec(r, name, dimensions, exact, l);
   if (status == PITH_OK) {
-    status = pith_state_create(l->match.codec, l->n, l->rows <= l->n ? l->rows : 0, &l->state);
+    status = check_space(r, name, l);
+  }
+  if (status == PITH_OK) {
+    status = pith__state_create_in(r->space, l->match.codec, l->n, l->rows <= l->n ? l->rows : 0, &l->state);
   }
   l->name = strdup(name);
   l->shape = malloc((dimensions + 1) * sizeof *shape);
@@ -236,7 +262,7 @@ pith_status pith_reducer_scale(pith_reducer *r, float factor) {
   PITH_REQUIRE(pith__reducer_is_idle(r), PITH_ERR_STATE, "a step is under way: finish it before scaling");
   for (size_t i = 0; i < r->count; i++) {
     PITH_TRY(pith_state_scale(r->layers[i].state, factor));
-    pith__pending_scale(&r->layers[i], factor);
+    PITH_TRY(pith__pending_scale(&r->layers[i], factor));
   }
   return PITH_OK;
 }
@@ -362,7 +388,7 @@ pith_status pith_reducer_start(pith_reducer *r, size_t index, void *gradient) {
                (unsigned long long)r->step);
   PITH_TRY(pith_reducer_check(r));
   PITH_TRY(pith__reducer_observe(r, l, gradient));
-  pith__pending_release(l, gradient);
+  PITH_TRY(pith__pending_release(l, gradient));
   l->started = r->step + 1;
   l->steps++;
   return pith__reducer_has_groups(r) ? pith__reducer_board(r, index, gradient) : pith__reducer_send(r, index, gradient);

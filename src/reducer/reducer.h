@@ -64,13 +64,15 @@ typedef struct pith_group {
   pith_way way;
   const pith_codec *codec; /* ROUNDS: the one of all its layers */
   size_t *layer, count, room;
-  size_t bytes;        /* of gradients */
-  size_t missing;      /* gradients that have not come in this step */
-  int has_left;        /* in this step */
-  pith_bucket *bucket; /* BLOCKS: of all layers; NULL until it is needed */
+  size_t chunk, number; /* of one large layer: this chunk of every part; 0: all of it */
+  size_t bytes;         /* of gradients */
+  size_t missing;       /* gradients that have not come in this step */
+  int has_left;         /* in this step */
+  pith_bucket *bucket;  /* BLOCKS: of all layers; NULL until it is needed */
 } pith_group;
 
 typedef struct pith_stages pith_stages;
+typedef struct pith_stage_ops pith_stage_ops;
 
 /* What an adaptive spec needs; all zero without one. */
 typedef struct pith_adaptive {
@@ -85,6 +87,8 @@ struct pith_reducer {
   pith_comm *comm;      /* NULL: … */
   pith_carrier carrier; /* … over this */
   pith_stages *stages;
+  const pith_stage_ops *stage_ops; /* over a carrier */
+  pith_space *space;               /* where gradients and states are; NULL: main memory */
   pith_reducer_options options;
   int rank, ranks;
   unsigned made_in;  /* pith__fork_number() */
@@ -178,7 +182,7 @@ pith_status pith__reducer_adapt(pith_reducer *r, double waited);
  * and has a place there becomes part of the state again. */
 pith_status pith__pending_move(pith_named *l, const pith_codec *codec, int ranks);
 /* Adds a part of what is pending to a gradient. */
-void pith__pending_release(pith_named *l, void *gradient);
-void pith__pending_scale(pith_named *l, float factor);
+pith_status pith__pending_release(pith_named *l, void *gradient);
+pith_status pith__pending_scale(pith_named *l, float factor);
 
 #endif

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "codec/codec.h"
+#include "device/cuda_space.h"
 #include "reducer/reducer.h"
 
 enum { MANY = 64 }; /* numbers whose exchange is timed to learn the bandwidth */
@@ -130,6 +131,10 @@ pith_status pith__reducer_codec(pith_reducer *r, const char *spec, const pith_co
   }
   PITH_TRY(pith__reducer_grow((void **)&a->codec, &a->room, a->codecs, sizeof *a->codec));
   PITH_TRY(pith_codec_create(spec, &a->codec[a->codecs]));
+  if (r->space && pith_cuda_supports(a->codec[a->codecs]) != PITH_OK) {
+    pith_codec_destroy(a->codec[a->codecs]);
+    return PITH_ERR_UNSUPPORTED;
+  }
   *codec = a->codec[a->codecs++];
   return PITH_OK;
 }
@@ -183,7 +188,17 @@ pith_status pith__reducer_observe(pith_reducer *r, const pith_named *l, const vo
   if (l->adapted == SIZE_MAX || !pith_adapter_wants(a->adapter, l->adapted)) {
     return PITH_OK;
   }
-  return pith_adapter_observe(a->adapter, l->adapted, (pith_cspan){gradient, l->n, l->dtype});
+  if (!r->space) {
+    return pith_adapter_observe(a->adapter, l->adapted, (pith_cspan){gradient, l->n, l->dtype});
+  }
+  void *copied = malloc(pith__layer_bytes(l) + 1);
+  PITH_REQUIRE(copied, PITH_ERR_MEMORY, "no memory for the gradient of layer %s", l->name);
+  pith_status status = pith__space_copy(r->space, copied, gradient, pith__layer_bytes(l));
+  if (status == PITH_OK) {
+    status = pith_adapter_observe(a->adapter, l->adapted, (pith_cspan){copied, l->n, l->dtype});
+  }
+  free(copied);
+  return status;
 }
 
 /* Ranks start the exchange of many numbers together, so that its time is that of the link. */

@@ -57,13 +57,10 @@ size_t pith_reducer_size(const pith_reducer *r) {
   return size;
 }
 
-static size_t save_pending(const pith_named *l, uint8_t *to) {
+static pith_status save_pending(const pith_named *l, uint8_t *to) {
   uint64_t steps = l->pending ? l->pending_steps : 0;
   memcpy(to, &steps, sizeof steps);
-  if (l->pending) {
-    memcpy(to + sizeof steps, l->pending, l->n * sizeof(float));
-  }
-  return pending_size(l);
+  return l->pending ? pith__space_copy(l->state->space, to + sizeof steps, l->pending, l->n * sizeof(float)) : PITH_OK;
 }
 
 static pith_status save_layers(const pith_reducer *r, uint8_t *bytes, size_t size, size_t at) {
@@ -74,7 +71,10 @@ static pith_status save_layers(const pith_reducer *r, uint8_t *bytes, size_t siz
     pith_out piece = {bytes + at + sizeof lh, size - at - sizeof lh, 0};
     PITH_TRY(pith_state_save(l->state, &piece));
     at += sizeof lh + piece.size;
-    at += r->adaptive.adapter ? save_pending(l, bytes + at) : 0;
+    if (r->adaptive.adapter) {
+      PITH_TRY(save_pending(l, bytes + at));
+      at += pending_size(l);
+    }
   }
   return PITH_OK;
 }
@@ -136,9 +136,14 @@ static pith_status load_pending(const pith_named *l, cursor *c, struct loaded_la
     return PITH_OK;
   }
   PITH_REQUIRE(c->left / sizeof(float) >= l->n, PITH_ERR_CORRUPT, "the checkpoint ends within layer %s", l->name);
-  to->pending = malloc((l->n + 1) * sizeof *to->pending);
-  PITH_REQUIRE(to->pending, PITH_ERR_MEMORY, "no memory for layer %s", l->name);
-  return take(c, to->pending, l->n * sizeof *to->pending, l->name);
+  void *memory = NULL;
+  size_t size = l->n * sizeof *to->pending;
+  PITH_TRY(pith__space_zeros(l->state->space, size, &memory));
+  to->pending = memory;
+  PITH_TRY(pith__space_copy(l->state->space, memory, c->at, size));
+  c->at += size;
+  c->left -= size;
+  return PITH_OK;
 }
 
 static pith_status find_codec(pith_reducer *r, const loaded *new, const pith_named *l, const pith_codec **codec) {
@@ -159,7 +164,7 @@ static pith_status load_layer(pith_reducer *r, const loaded *new, size_t index, 
   PITH_REQUIRE(lh.fingerprint == to->codec->fingerprint, PITH_ERR_STATE,
                "the checkpoint has another spec for layer %s than %s", l->name, to->codec->spec);
   PITH_REQUIRE(lh.size <= c->left, PITH_ERR_CORRUPT, "the checkpoint ends within layer %s", l->name);
-  PITH_TRY(pith_state_create(to->codec, l->n, l->state->rows, &to->state));
+  PITH_TRY(pith__state_create_in(r->space, to->codec, l->n, l->state->rows, &to->state));
   PITH_TRY(pith_state_load(to->state, (pith_bytes){c->at, (size_t)lh.size}));
   c->at += lh.size;
   c->left -= (size_t)lh.size;
@@ -181,10 +186,10 @@ static pith_status load_all(pith_reducer *r, loaded *new, const reducer_header *
   return PITH_OK;
 }
 
-static void release(loaded *new, size_t count) {
+static void release(const pith_reducer *r, loaded *new, size_t count) {
   for (size_t i = 0; i < count; i++) {
     pith_state_destroy(new->layer[i].state);
-    free(new->layer[i].pending);
+    pith__space_release(r->space, new->layer[i].pending);
   }
   free(new->layer);
   pith_adapter_destroy(new->adapter);
@@ -253,6 +258,6 @@ pith_status pith_reducer_load(pith_reducer *r, pith_bytes in) {
     commit(r, &new, &head);
     status = r->checked && pith__reducer_has_groups(r) ? pith__reducer_form_groups(r) : PITH_OK;
   }
-  release(&new, r->count);
+  release(r, &new, r->count);
   return status;
 }

@@ -1,5 +1,6 @@
 /*
- * What is done in the stages of a group over a carrier, in main memory. docs/reducer.md has the stages of each way:
+ * The stages of a group over a carrier: their order, the sizes of messages, and the exchange that follows each. What is
+ * done to values is done where they live: stage_host.c, stage_cuda.c. docs/reducer.md has the stages of each way:
  *
  *   BLOCKS  encode a part for each rank · all-to-all · add up and encode our part · all-gather · decode
  *   WHOLE   encode · all-gather of sizes, where they vary · all-gather of payloads · decode and add up in rank order
@@ -12,12 +13,11 @@
 #include "base/clock.h"
 #include "base/size.h"
 #include "codec/codec.h"
-#include "memory/memory.h"
 #include "reducer/stages.h"
 
 static const pith_named *layer_of(const pith_staged *f, size_t i) { return &f->reducer->layers[f->layer[i]]; }
 
-static pith_ctx ctx_of(const pith_staged *f, const pith_named *l, int rank) {
+pith_ctx pith__stage_ctx(const pith_staged *f, const pith_named *l, int rank) {
   pith_ctx ctx = PITH_CTX_INIT;
   ctx.seed = f->reducer->seed;
   ctx.step = f->reducer->step;
@@ -66,9 +66,10 @@ static pith_status make_bucket(const pith_staged *f, pith_bucket **bucket) {
   pith_status status = layers ? PITH_OK : pith_fail(PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
   for (size_t i = 0; i < f->count && status == PITH_OK; i++) {
     const pith_named *l = layer_of(f, i);
-    layers[i] = (pith_bucket_layer){.layer = l->number, .n = l->n, .dtype = l->dtype};
+    layers[i] =
+        (pith_bucket_layer){.layer = l->number, .n = l->n, .dtype = l->dtype, .chunk = f->chunk, .number = f->number};
     status = wire_codec(f->reducer, l, &layers[i].codec);
-    layers[i].state = status == PITH_OK && layers[i].codec->memory ? l->state : NULL;
+    layers[i].state = status == PITH_OK && layers[i].codec->memory && !f->reducer->space ? l->state : NULL;
   }
   if (status == PITH_OK) {
     status = pith_bucket_create(f->reducer->rank, f->reducer->ranks, layers, f->count, bucket);
@@ -121,79 +122,38 @@ static void scatter(pith_staged *f, const size_t *send, const size_t *receive) {
   f->traffic.sent_bytes += sum_of(send, f->reducer->ranks) - send[rank];
 }
 
-static pith_status encode_parts(pith_staged *f, pith_stages *stages, const pith_ctx *ctx) {
+static pith_status work_blocks(pith_staged *f) {
+  const pith_stage_ops *ops = f->reducer->stage_ops;
   int ranks = f->reducer->ranks;
-  measure_parts(f);
-  size_t own = f->bytes[f->reducer->rank], all = sum_of(f->bytes, ranks);
-  for (int p = 0; p < ranks; p++) {
-    f->counts[p] = own;
-  }
-  PITH_TRY(pith__stages_buffer(stages, &f->out, pith__most(all, pith__most(f->room, own * (size_t)ranks))));
-  PITH_TRY(pith__stages_buffer(stages, &f->in, pith__most(all, pith__most(f->room, own) * (size_t)ranks)));
-  PITH_TRY(pith_bucket_encode(f->bucket, (const void *const *)f->gradient, ctx, f->out.data));
-  scatter(f, f->bytes, f->counts);
-  return PITH_OK;
-}
-
-/* The mean of our part, to all. */
-static pith_status reduce_parts(pith_staged *f, const pith_ctx *ctx) {
-  int ranks = f->reducer->ranks;
-  size_t own = f->bytes[f->reducer->rank];
-  PITH_TRY(pith_bucket_reduce(f->bucket, (pith_bytes){f->in.data, own * (size_t)ranks}, PITH_MEAN, ctx, f->out.data));
-  if (f->is_padded) {
-    memset(f->out.data + own, 0, f->room - own);
-    gather(f, f->out.data, f->in.data, f->room);
-    return PITH_OK;
-  }
-  for (int p = 1; p < ranks; p++) {
-    memcpy(f->out.data + (size_t)p * own, f->out.data, own);
-  }
-  scatter(f, f->counts, f->bytes);
-  return PITH_OK;
-}
-
-static pith_status decode_parts(pith_staged *f, const pith_ctx *ctx) {
-  int ranks = f->reducer->ranks;
-  size_t at = 0;
-  for (int p = 0; p < ranks && f->is_padded; p++) {
-    memmove(f->in.data + at, f->in.data + (size_t)p * f->room, f->bytes[p]);
-    at += f->bytes[p];
-  }
-  end_stages(f);
-  return pith_bucket_decode(f->bucket, (pith_bytes){f->in.data, sum_of(f->bytes, ranks)}, ctx, f->gradient);
-}
-
-static pith_status work_blocks(pith_staged *f, pith_stages *stages) {
-  pith_ctx ctx = ctx_of(f, NULL, f->reducer->rank);
+  pith_ctx ctx = pith__stage_ctx(f, NULL, f->reducer->rank);
   switch (f->stage++) {
-    case 0:
-      return encode_parts(f, stages, &ctx);
+    case 0: {
+      measure_parts(f);
+      size_t own = f->bytes[f->reducer->rank], all = sum_of(f->bytes, ranks);
+      for (int p = 0; p < ranks; p++) {
+        f->counts[p] = own;
+      }
+      PITH_TRY(pith__stages_buffer(f->stages, &f->out, pith__most(all, pith__most(f->room, own * (size_t)ranks))));
+      PITH_TRY(pith__stages_buffer(f->stages, &f->in, pith__most(all, pith__most(f->room, own) * (size_t)ranks)));
+      PITH_TRY(ops->encode_parts(f, &ctx));
+      scatter(f, f->bytes, f->counts);
+      return PITH_OK;
+    }
     case 1:
-      return reduce_parts(f, &ctx);
+      PITH_TRY(ops->reduce_parts(f, &ctx));
+      if (f->is_padded) {
+        gather(f, f->out.data, f->in.data, f->room);
+      } else {
+        scatter(f, f->counts, f->bytes);
+      }
+      return PITH_OK;
     default:
-      return decode_parts(f, &ctx);
+      end_stages(f);
+      return ops->decode_parts(f, &ctx);
   }
 }
 
 /* ---- Whole payloads ---------------------------------------------------------------------------------------------- */
-
-static pith_status encode_payloads(pith_staged *f, pith_stages *stages) {
-  size_t room = 0, used = 0;
-  uint64_t *sizes = f->sizes + (size_t)f->reducer->rank * f->count;
-  for (size_t i = 0; i < f->count; i++) {
-    room += pith_codec_bound(layer_of(f, i)->match.codec, layer_of(f, i)->n);
-  }
-  PITH_TRY(pith__stages_buffer(stages, &f->out, room));
-  for (size_t i = 0; i < f->count; i++) {
-    const pith_named *l = layer_of(f, i);
-    pith_ctx ctx = ctx_of(f, l, f->reducer->rank);
-    pith_out out = {f->out.data + used, room - used, 0};
-    PITH_TRY(pith_encode(l->match.codec, l->state, (pith_cspan){f->gradient[i], l->n, l->dtype}, &out, &ctx));
-    sizes[i] = out.size;
-    used += out.size;
-  }
-  return PITH_OK;
-}
 
 static int are_fixed(const pith_staged *f) {
   uint32_t caps = PITH_CAP_FIXED;
@@ -222,7 +182,7 @@ static pith_status check_sizes(const pith_staged *f) {
   return PITH_OK;
 }
 
-static pith_status gather_payloads(pith_staged *f, pith_stages *stages) {
+static pith_status gather_payloads(pith_staged *f) {
   int ranks = f->reducer->ranks;
   size_t own = message_of(f, f->reducer->rank);
   PITH_TRY(check_sizes(f));
@@ -230,50 +190,16 @@ static pith_status gather_payloads(pith_staged *f, pith_stages *stages) {
   for (int p = 0; p < ranks; p++) {
     f->room = pith__most(f->room, message_of(f, p));
   }
-  PITH_TRY(pith__stages_buffer(stages, &f->in, f->room * (size_t)ranks));
-  memset(f->out.data + own, 0, f->room - own);
+  PITH_TRY(pith__stages_buffer(f->stages, &f->in, f->room * (size_t)ranks));
+  PITH_TRY(f->reducer->stage_ops->pad_message(f, own));
   gather(f, f->out.data, f->in.data, f->room);
   return PITH_OK;
 }
 
-/* In f32, in rank order. `at`: where the layer's payload begins in the message of each rank. */
-static pith_status average_layer(pith_staged *f, size_t index, size_t *at, float *wide) {
-  const pith_named *l = layer_of(f, index);
-  const pith_codec *codec = l->match.codec;
-  pith_span total = {l->dtype == PITH_F32 ? f->gradient[index] : wide, l->n, PITH_F32};
-  pith_ctx ctx = ctx_of(f, l, 0);
-  for (int p = 0; p < f->reducer->ranks; p++) {
-    size_t size = (size_t)f->sizes[(size_t)p * f->count + index];
-    ctx.rank = (uint32_t)p;
-    PITH_TRY(pith_decode(codec, (pith_bytes){f->in.data + (size_t)p * f->room + at[p], size}, total,
-                         p ? PITH_ADD : PITH_SET, &ctx));
-    at[p] += size;
-  }
-  PITH_TRY(pith_aggregate(codec, total, &ctx));
-  if (total.data == wide) {
-    pith__span_store((pith_span){f->gradient[index], l->n, l->dtype}, 0, l->n, wide, PITH_SET, NULL);
-  }
-  return PITH_OK;
-}
-
-static pith_status average_payloads(pith_staged *f, pith_stages *stages) {
-  size_t most = 0;
-  for (size_t i = 0; i < f->count; i++) {
-    most = pith__most(most, layer_of(f, i)->dtype == PITH_F32 ? 0 : layer_of(f, i)->n);
-  }
-  PITH_TRY(pith__stages_buffer(stages, &f->out, most * sizeof(float)));
-  memset(f->bytes, 0, (size_t)f->reducer->ranks * sizeof *f->bytes);
-  for (size_t i = 0; i < f->count; i++) {
-    PITH_TRY(average_layer(f, i, f->bytes, (float *)(void *)f->out.data));
-  }
-  end_stages(f);
-  return PITH_OK;
-}
-
-static pith_status work_whole(pith_staged *f, pith_stages *stages) {
+static pith_status work_whole(pith_staged *f) {
   size_t own = (size_t)f->reducer->rank * f->count;
   if (f->stage == 0) {
-    PITH_TRY(encode_payloads(f, stages));
+    PITH_TRY(f->reducer->stage_ops->encode_payloads(f));
     f->stage = 1;
     if (!are_fixed(f)) {
       gather(f, f->sizes + own, f->sizes, f->count * sizeof *f->sizes);
@@ -283,7 +209,11 @@ static pith_status work_whole(pith_staged *f, pith_stages *stages) {
       memmove(f->sizes + (size_t)p * f->count, f->sizes + own, f->count * sizeof *f->sizes);
     }
   }
-  return f->stage++ == 1 ? gather_payloads(f, stages) : average_payloads(f, stages);
+  if (f->stage++ == 1) {
+    return gather_payloads(f);
+  }
+  end_stages(f);
+  return f->reducer->stage_ops->average_payloads(f);
 }
 
 /* ---- Rounds ------------------------------------------------------------------------------------------------------ */
@@ -301,17 +231,11 @@ static pith_status describe(const pith_staged *f, size_t round, pith_round *firs
   return PITH_OK;
 }
 
-static pith_status produce(pith_staged *f, pith_stages *stages, size_t round, size_t *sum) {
+static pith_status produce(pith_staged *f, size_t round, size_t *sum) {
   pith_round kind;
   PITH_TRY(describe(f, round, &kind, sum));
-  size_t width = pith_dtype_size(kind.dtype), at = 0;
-  PITH_TRY(pith__stages_buffer(stages, &f->in, *sum * width));
-  for (size_t i = 0; i < f->count; at += f->counts[i++]) {
-    const pith_named *l = layer_of(f, i);
-    pith_ctx ctx = ctx_of(f, l, f->reducer->rank);
-    PITH_TRY(pith_round_produce(l->match.codec, l->state, round, (pith_cspan){f->gradient[i], l->n, l->dtype},
-                                f->in.data + at * width, &ctx));
-  }
+  PITH_TRY(pith__stages_buffer(f->stages, &f->in, *sum * pith_dtype_size(kind.dtype)));
+  PITH_TRY(f->reducer->stage_ops->produce(f, round, pith_dtype_size(kind.dtype)));
   if (*sum) {
     reduce(f, f->in.data, *sum, kind.dtype, kind.reduce);
   }
@@ -320,19 +244,13 @@ static pith_status produce(pith_staged *f, pith_stages *stages, size_t round, si
 
 static pith_status consume(pith_staged *f, size_t round) {
   pith_round kind;
-  size_t sum, at = 0;
+  size_t sum;
   PITH_TRY(describe(f, round, &kind, &sum));
-  for (size_t i = 0; i < f->count; at += f->counts[i++]) {
-    const pith_named *l = layer_of(f, i);
-    pith_ctx ctx = ctx_of(f, l, f->reducer->rank);
-    PITH_TRY(pith_round_consume(l->match.codec, l->state, round, f->in.data + at * pith_dtype_size(kind.dtype),
-                                (pith_span){f->gradient[i], l->n, l->dtype}, &ctx));
-  }
-  return PITH_OK;
+  return f->reducer->stage_ops->consume(f, round, pith_dtype_size(kind.dtype));
 }
 
 /* Where all layers of a round have nothing to say, on all ranks alike, the next one follows at once. */
-static pith_status work_rounds(pith_staged *f, pith_stages *stages) {
+static pith_status work_rounds(pith_staged *f) {
   size_t rounds = pith_codec_rounds(layer_of(f, 0)->match.codec), sum = 0;
   while (sum == 0) {
     PITH_TRY(f->stage ? consume(f, f->stage - 1) : PITH_OK);
@@ -340,37 +258,27 @@ static pith_status work_rounds(pith_staged *f, pith_stages *stages) {
       end_stages(f);
       return PITH_OK;
     }
-    PITH_TRY(produce(f, stages, f->stage++, &sum));
+    PITH_TRY(produce(f, f->stage++, &sum));
   }
   return PITH_OK;
 }
 
 /* ---- Types that no codec takes ----------------------------------------------------------------------------------- */
 
-static pith_status work_plain(pith_staged *f, pith_stages *stages) {
-  size_t n = 0, at = 0;
+static pith_status work_plain(pith_staged *f) {
+  const pith_stage_ops *ops = f->reducer->stage_ops;
+  size_t n = 0;
   for (size_t i = 0; i < f->count; i++) {
     n += layer_of(f, i)->n;
   }
-  PITH_TRY(pith__stages_buffer(stages, &f->in, n * sizeof(double)));
-  double *values = (double *)(void *)f->in.data;
-  int is_first = f->stage++ == 0;
-  for (size_t k = 0; k < n && !is_first; k++) {
-    values[k] /= f->reducer->ranks;
+  if (f->stage++ == 0 && n) {
+    PITH_TRY(pith__stages_buffer(f->stages, &f->in, n * sizeof(double)));
+    PITH_TRY(ops->pack(f));
+    reduce(f, f->in.data, n, PITH_F64, ops->plain_op);
+    return PITH_OK;
   }
-  for (size_t i = 0; i < f->count; at += layer_of(f, i++)->n) {
-    size_t bytes = layer_of(f, i)->n * sizeof *values;
-    if (bytes) {
-      memcpy(is_first ? (void *)(values + at) : f->gradient[i], is_first ? f->gradient[i] : (void *)(values + at),
-             bytes);
-    }
-  }
-  if (is_first && n) {
-    reduce(f, values, n, PITH_F64, PITH_SUM);
-  } else {
-    end_stages(f);
-  }
-  return PITH_OK;
+  end_stages(f);
+  return n ? ops->unpack(f) : PITH_OK;
 }
 
 /* ---- All of them ------------------------------------------------------------------------------------------------- */
@@ -398,13 +306,13 @@ pith_status pith__stage_prepare(pith_staged *f, pith_group *g) {
   return g->way == PITH_WAY_BLOCKS ? find_bucket(f, g) : PITH_OK;
 }
 
-pith_status pith__stage_work(pith_staged *f, pith_stages *stages) {
-  static pith_status (*const ways[])(pith_staged *, pith_stages *) = {[PITH_WAY_BLOCKS] = work_blocks,
-                                                                      [PITH_WAY_WHOLE] = work_whole,
-                                                                      [PITH_WAY_ROUNDS] = work_rounds,
-                                                                      [PITH_WAY_PLAIN] = work_plain};
+pith_status pith__stage_work(pith_staged *f) {
+  static pith_status (*const ways[])(pith_staged *) = {[PITH_WAY_BLOCKS] = work_blocks,
+                                                       [PITH_WAY_WHOLE] = work_whole,
+                                                       [PITH_WAY_ROUNDS] = work_rounds,
+                                                       [PITH_WAY_PLAIN] = work_plain};
   double start = pith__now(), *seconds = f->stage == 0 ? &f->traffic.encode : &f->traffic.decode;
-  pith_status status = ways[f->way](f, stages);
+  pith_status status = ways[f->way](f);
   *seconds += pith__now() - start;
   return status;
 }
@@ -418,7 +326,7 @@ void pith__stage_account(pith_staged *f) {
   for (size_t i = 0; i < f->count; i++) {
     pith_named *l = &f->reducer->layers[f->layer[i]];
     pith_traffic mine = f->traffic;
-    mine.raw_bytes = pith__layer_bytes(l);
+    mine.raw_bytes = f->number ? 0 : pith__layer_bytes(l); /* once, where it travels in chunks */
     mine.uncompressed = strcmp(l->match.codec->spec, "none") == 0;
     double share = whole > 0 ? (double)pith_codec_bound(l->match.codec, l->n) / whole : 0;
     pith__traffic_add(&l->traffic, &mine, share);
@@ -426,9 +334,11 @@ void pith__stage_account(pith_staged *f) {
   }
 }
 
-void pith__stage_release(pith_staged *f, pith_stages *stages) {
-  pith__stages_give_back(stages, &f->out);
-  pith__stages_give_back(stages, &f->in);
+void pith__stage_release(pith_staged *f) {
+  pith_stage_buffer *buffers[] = {&f->out, &f->in, &f->more, &f->sums};
+  for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) {
+    pith__stages_give_back(f->stages, buffers[i]);
+  }
   if (f->owns_bucket) {
     pith_bucket_destroy(f->bucket);
   }

@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/forked.h"
+#include "device/cuda_space.h"
 
 #define KEPT_MOST 16 /* buffers */
 #define TEXT 512
@@ -21,6 +22,7 @@
 
 struct pith_stages {
   pith_reducer *reducer;
+  pith_space *space;      /* of buffers; NULL: main memory */
   pith_carrier carrier;   /* outlives the reducer where a thread still waits for it */
   pith_staged *under_way; /* the newest first */
   pith_stage_buffer kept[KEPT_MOST];
@@ -57,11 +59,14 @@ pith_status pith__stages_buffer(pith_stages *s, pith_stage_buffer *buffer, size_
     s->kept[best] = s->kept[--s->kept_count];
     return PITH_OK;
   }
-  *buffer = (pith_stage_buffer){malloc(size + 1), size};
-  if (!buffer->data) {
-    *buffer = (pith_stage_buffer){0};
-    return pith_fail(PITH_ERR_MEMORY, "no memory for a message of %zu bytes", size);
+  void *memory = NULL;
+  if (s->space) {
+    PITH_TRY(s->space->allocate(s->space, size + 1, &memory));
+  } else {
+    memory = malloc(size + 1);
+    PITH_REQUIRE(memory, PITH_ERR_MEMORY, "no memory for a message of %zu bytes", size);
   }
+  *buffer = (pith_stage_buffer){memory, size};
   return PITH_OK;
 }
 
@@ -69,7 +74,7 @@ void pith__stages_give_back(pith_stages *s, pith_stage_buffer *buffer) {
   if (buffer->data && s->kept_count < KEPT_MOST) {
     s->kept[s->kept_count++] = *buffer;
   } else {
-    free(buffer->data);
+    pith__space_release(s->space, buffer->data);
   }
   *buffer = (pith_stage_buffer){0};
 }
@@ -91,10 +96,11 @@ static pith_status go_on(pith_stages *s, pith_staged *f) {
   const pith_carrier *carrier = &s->carrier;
   f->exchange = (pith_exchange){.size = sizeof f->exchange};
   f->has_exchange = 0;
-  PITH_TRY(pith__stage_work(f, s));
+  PITH_TRY(pith__stage_work(f));
   if (f->stage == SIZE_MAX) {
     return PITH_OK;
   }
+  f->exchange.stream = s->reducer->options.stream;
   PITH_TRY(carrier->start(carrier->self, &f->exchange, &f->ticket));
   f->has_exchange = 1;
   return PITH_OK;
@@ -122,7 +128,7 @@ static void drop(pith_stages *s, pith_staged *f) {
   if (f->has_exchange) {
     await(s, f);
   }
-  pith__stage_release(f, s);
+  pith__stage_release(f);
 }
 
 static void drop_all(pith_stages *s) {
@@ -146,7 +152,7 @@ static void advance(pith_stages *s) {
     } else if (f->stage == SIZE_MAX) {
       *at = f->next;
       pith__stage_account(f);
-      pith__stage_release(f, s);
+      pith__stage_release(f);
     } else {
       at = &f->next;
     }
@@ -171,7 +177,7 @@ static void begin(pith_stages *s, pith_staged *f) {
   advance(s);
   if (f->stage == SIZE_MAX) { /* it had nothing to exchange */
     pith__stage_account(f);
-    pith__stage_release(f, s);
+    pith__stage_release(f);
   } else if (s->failed != PITH_OK) {
     drop(s, f);
   } else {
@@ -190,7 +196,7 @@ static void end(pith_stages *s) {
 
 static void release(pith_stages *s) {
   for (size_t i = 0; i < s->kept_count; i++) {
-    free(s->kept[i].data);
+    pith__space_release(s->space, s->kept[i].data);
   }
   pthread_mutex_destroy(&s->mutex);
   pthread_cond_destroy(&s->changed);
@@ -214,6 +220,10 @@ static pith_staged *next_task(pith_stages *s) {
 static void *run(void *argument) {
   pith_stages *s = argument;
   int is_over = 0;
+  pith_status entered = s->space ? pith__cuda_space_enter((pith_cuda_space *)s->space) : PITH_OK;
+  if (entered != PITH_OK) {
+    fail(s, entered);
+  }
   pthread_mutex_lock(&s->mutex);
   while (!is_over) {
     pith_staged *f = next_task(s);
@@ -260,6 +270,7 @@ pith_status pith__stages_create(pith_reducer *r, pith_stages **made) {
   PITH_REQUIRE(s, PITH_ERR_MEMORY, "no memory for a reducer");
   s->reducer = r;
   s->carrier = r->carrier;
+  s->space = r->space;
   s->queue_end = &s->queue;
   pthread_mutex_init(&s->mutex, NULL);
   pthread_cond_init(&s->changed, NULL);
@@ -303,10 +314,13 @@ static pith_status make_staged(pith_stages *s, pith_group *g, pith_staged **made
   pith_staged *f = calloc(1, sizeof *f);
   PITH_REQUIRE(f, PITH_ERR_MEMORY, "no memory for a group of %zu layers", g->count);
   f->reducer = s->reducer;
+  f->stages = s;
   f->way = g->way;
+  f->chunk = g->chunk;
+  f->number = g->number;
   pith_status status = pith__stage_prepare(f, g);
   if (status != PITH_OK) {
-    pith__stage_release(f, s);
+    pith__stage_release(f);
     return status;
   }
   *made = f;

@@ -142,7 +142,8 @@ static void law_open(law_model *m, const char *rules, int ranks, pith_dtype dtyp
     }
     for (size_t k = 0; k < m->block_count; k++) {
       size_t i = m->blocks[k];
-      list[k] = (pith_bucket_layer){m->match[i].codec, m->state[r][i], law_number(i), law_n(i), dtype};
+      list[k] = (pith_bucket_layer){
+          .codec = m->match[i].codec, .state = m->state[r][i], .layer = law_number(i), .n = law_n(i), .dtype = dtype};
     }
     CHECK_OK(pith_bucket_create(r, ranks, list, m->block_count, &m->bucket[r]));
   }

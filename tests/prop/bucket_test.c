@@ -35,7 +35,8 @@ static void make(model *m) {
   for (int r = 0; r < m->ranks; r++) {
     pith_bucket_layer layers[LAYERS];
     for (size_t l = 0; l < LAYERS; l++) {
-      layers[l] = (pith_bucket_layer){m->codec[l], m->state[l][r], l, m->n[l], PITH_F32};
+      layers[l] = (pith_bucket_layer){
+          .codec = m->codec[l], .state = m->state[l][r], .layer = l, .n = m->n[l], .dtype = PITH_F32};
     }
     CHECK_OK(pith_bucket_create(r, m->ranks, layers, LAYERS, &m->bucket[r]));
   }

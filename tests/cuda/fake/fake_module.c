@@ -413,6 +413,16 @@ static int magnitudes(const void *values, int dtype, size_t n, uint64_t *counts,
   return refuse(text, "it counts no magnitudes");
 }
 
+static int use_device(int number, char *text) { return number ? refuse(text, "there is one device") : 0; }
+
+static int move(void *to, const void *from, size_t size, void *stream, char *text) {
+  return (void)stream, copy(to, from, size, text);
+}
+
+static int clear(void *memory, size_t size, void *stream, char *text) {
+  return (void)stream, (void)text, memset(memory, 0, size), 0;
+}
+
 static const pith_cuda_module module = {
     .abi = PITH_CUDA_ABI,
     .describe = describe,
@@ -439,6 +449,9 @@ static const pith_cuda_module module = {
     .event_destroy = free,
     .event_record = event_record,
     .event_wait = event_wait,
+    .use_device = use_device,
+    .move = move,
+    .clear = clear,
 };
 
 __attribute__((visibility("default"))) const pith_cuda_module *pith_cuda_module_entry(void);
