@@ -26,7 +26,7 @@ int main(int argc, char **argv) {
   check(pith_codec_create(argc > 1 ? argv[1] : "ef/q:4", &codec));
   check(pith_state_create(codec, N, 0, &state));
 
-  int rank = pith_comm_rank(comm), ranks = pith_comm_ranks(comm);
+  int rank = pith_comm_rank(comm), ranks = pith_comm_size(comm);
   float *gradient = malloc(N * sizeof *gradient), *mean = malloc(N * sizeof *mean);
   if (!gradient || !mean) {
     pith_comm_abort(comm, "out of memory"); /* so that the others do not wait */

@@ -88,7 +88,7 @@ PITH_API pith_status pith_adapter_profile(pith_adapter *adapter, const char *pat
 
 /* Checkpoints, between two steps. Loading checks all of it before anything changes; layers may have other specs then.
  * */
-PITH_API size_t pith_adapter_size(pith_adapter *adapter);
+PITH_API size_t pith_adapter_save_size(pith_adapter *adapter);
 PITH_API pith_status pith_adapter_save(pith_adapter *adapter, pith_out *out);
 PITH_API pith_status pith_adapter_load(pith_adapter *adapter, pith_bytes bytes);
 

@@ -43,7 +43,7 @@ PITH_API size_t pith_bucket_bytes(const pith_bucket *bucket, int rank);
 PITH_API pith_status pith_bucket_encode(pith_bucket *bucket, const void *const *src, const pith_ctx *ctx, void *parts);
 
 /* Adds up what ranks 0, 1, … sent for our part, one after another, and encodes the sum or mean. */
-PITH_API pith_status pith_bucket_reduce(pith_bucket *bucket, pith_bytes received, pith_reduce reduce,
+PITH_API pith_status pith_bucket_reduce(pith_bucket *bucket, pith_bytes received, pith_reduce_op reduce,
                                         const pith_ctx *ctx, void *result);
 
 /* Decodes the results of ranks 0, 1, …, one after another. */

@@ -121,7 +121,7 @@ PITH_API void pith_comm_destroy(pith_comm *comm);
 
 /* -1 and 0 for NULL. */
 PITH_API int pith_comm_rank(const pith_comm *comm);
-PITH_API int pith_comm_ranks(const pith_comm *comm);
+PITH_API int pith_comm_size(const pith_comm *comm);
 /* Seconds without progress before an operation fails: pith_config.timeout at first. Each rank has its own; setting it
  * also counts for operations that are in flight. PITH_ERR_RANGE unless seconds > 0. */
 PITH_API double pith_comm_timeout(const pith_comm *comm);
@@ -155,17 +155,17 @@ typedef struct pith_call {
  * this rank's part. Other overlap is an error. */
 
 /* dst = the reduction of all src. */
-PITH_API pith_status pith_allreduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce reduce,
+PITH_API pith_status pith_allreduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce_op reduce,
                                     const pith_call *call, pith_request **request);
 
 /* dst on `root` only. */
-PITH_API pith_status pith_reduce_to(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce reduce, int root,
-                                    const pith_call *call, pith_request **request);
+PITH_API pith_status pith_reduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce_op reduce, int root,
+                                 const pith_call *call, pith_request **request);
 
 /* Rank r gets the reduction of part r of all src; src has the sum of counts[0…ranks) values. NULL counts: dst.n for
  * each. */
 PITH_API pith_status pith_reduce_scatter(pith_comm *comm, pith_cspan src, pith_span dst, const size_t *counts,
-                                         pith_reduce reduce, const pith_call *call, pith_request **request);
+                                         pith_reduce_op reduce, const pith_call *call, pith_request **request);
 
 /* dst = the src of all ranks, in rank order; counts as above, of each src. */
 PITH_API pith_status pith_all_gather(pith_comm *comm, pith_cspan src, pith_span dst, const size_t *counts,
@@ -193,12 +193,12 @@ PITH_API pith_status pith_barrier(pith_comm *comm, pith_request **request);
  * message with its tag, whoever sends it; pith_wait_source() says who did. */
 #define PITH_ANY_RANK (-1)
 PITH_API pith_status pith_send(pith_comm *comm, pith_cspan src, int peer, uint32_t tag, pith_request **request);
-PITH_API pith_status pith_receive(pith_comm *comm, pith_span dst, int peer, uint32_t tag, pith_request **request);
+PITH_API pith_status pith_recv(pith_comm *comm, pith_span dst, int peer, uint32_t tag, pith_request **request);
 
 /* Waits until the operation is complete and gives back its status; frees the request. PITH_ERR_INTERRUPTED: it is still
  * in flight, and the request is not freed (pith_config.interrupted). */
 PITH_API pith_status pith_wait(pith_request *request);
-/* The same for a request of pith_receive(); *source is the rank that sent the message. */
+/* The same for a request of pith_recv(); *source is the rank that sent the message. */
 PITH_API pith_status pith_wait_source(pith_request *request, int *source);
 /* *done = 1 once it is complete; pith_wait() must still be called. */
 PITH_API pith_status pith_test(pith_request *request, int *done);
@@ -277,7 +277,7 @@ PITH_API pith_status pith_reducer_layer(const pith_reducer *reducer, size_t inde
 /* Checkpoints: the step and every layer's state, and with an adaptive spec the plan, the statistics and the schedule. A
  * checkpoint belongs to the rank that saved it. Loading checks rank, number of ranks, names, sizes and specs before
  * anything changes: PITH_ERR_STATE if one of them differs, PITH_ERR_CORRUPT if the bytes are damaged. */
-PITH_API size_t pith_reducer_size(const pith_reducer *reducer);
+PITH_API size_t pith_reducer_save_size(const pith_reducer *reducer);
 PITH_API pith_status pith_reducer_save(const pith_reducer *reducer, pith_out *out);
 PITH_API pith_status pith_reducer_load(pith_reducer *reducer, pith_bytes bytes);
 

@@ -86,7 +86,7 @@ PITH_API size_t pith_device_memory(const pith_device *device, size_t *pinned);
 /* Checkpoints of what this rank keeps between steps (residuals, momenta, factors). They wait for the device. The bytes
  * are checked on load: other layers, specs, options, another rank or number of ranks, or damage, are errors that change
  * nothing. */
-PITH_API size_t pith_device_size(const pith_device *device);
+PITH_API size_t pith_device_save_size(const pith_device *device);
 PITH_API pith_status pith_device_save(const pith_device *device, pith_out *out);
 PITH_API pith_status pith_device_load(pith_device *device, pith_bytes bytes);
 

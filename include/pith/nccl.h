@@ -73,7 +73,7 @@ PITH_API size_t pith_nccl_memory(const pith_nccl *nccl);
 /* Checkpoints of what this rank keeps between steps (residuals, momenta, factors). They wait for the device. The bytes
  * are checked on load: other layers, specs, another rank or number of ranks, or damage, are errors that change nothing.
  */
-PITH_API size_t pith_nccl_size(const pith_nccl *nccl);
+PITH_API size_t pith_nccl_save_size(const pith_nccl *nccl);
 PITH_API pith_status pith_nccl_save(const pith_nccl *nccl, pith_out *out);
 PITH_API pith_status pith_nccl_load(pith_nccl *nccl, pith_bytes bytes);
 

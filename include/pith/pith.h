@@ -187,7 +187,7 @@ PITH_API pith_status pith_state_adapt(pith_state *state, const pith_codec *codec
 /* Checkpoints. The bytes are checked on load: another layer size or a damaged file is an error and changes nothing. A
  * state that a comm has used belongs to that rank: loading it into one that another rank has used is PITH_ERR_STATE,
  * and so is the first operation of another rank after loading it into a fresh one. */
-PITH_API size_t pith_state_size(const pith_state *state);
+PITH_API size_t pith_state_save_size(const pith_state *state);
 PITH_API pith_status pith_state_save(const pith_state *state, pith_out *out);
 PITH_API pith_status pith_state_load(pith_state *state, pith_bytes bytes);
 
@@ -218,7 +218,7 @@ PITH_API pith_status pith_aggregate(const pith_codec *codec, pith_span sum, cons
 
 /* ---- Rounds: methods that need several exchanges ---------------------------------------------------------------- */
 
-typedef enum pith_reduce {
+typedef enum pith_reduce_op {
   PITH_SUM = 0,
   PITH_MAX = 1,
   PITH_MIN = 2,
@@ -227,12 +227,12 @@ typedef enum pith_reduce {
   PITH_BAND = 5, /* of integers */
   PITH_BOR = 6,
   PITH_BXOR = 7,
-} pith_reduce;
+} pith_reduce_op;
 
 /* One exchange: `count` values of `dtype` that are reduced element by element over all ranks. */
 typedef struct pith_round {
   pith_dtype dtype;
-  pith_reduce reduce;
+  pith_reduce_op reduce;
   size_t count;
 } pith_round;
 

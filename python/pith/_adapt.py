@@ -173,7 +173,7 @@ class Adapter:
 
     def save(self) -> bytes:
         """For a checkpoint, between two steps."""
-        return saved(c.lib.pith_adapter_size, c.lib.pith_adapter_save, self._pointer)
+        return saved(c.lib.pith_adapter_save_size, c.lib.pith_adapter_save, self._pointer)
 
     def load(self, data: Any) -> None:
         """From a checkpoint of the same rank; it is checked before anything changes."""

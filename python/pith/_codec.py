@@ -224,7 +224,7 @@ class State:
 
     def save(self) -> bytes:
         """For a checkpoint."""
-        return saved(c.lib.pith_state_size, c.lib.pith_state_save, self._pointer)
+        return saved(c.lib.pith_state_save_size, c.lib.pith_state_save, self._pointer)
 
     def load(self, data: Any) -> None:
         """From a checkpoint. Another layer size or damaged bytes are an error and change nothing.

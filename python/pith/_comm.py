@@ -269,7 +269,7 @@ class Comm:
     def _adopt(self, pointer: ctypes.c_void_p) -> None:
         self._pointer: ctypes.c_void_p | None = pointer
         self.rank: int = c.lib.pith_comm_rank(pointer)
-        self.ranks: int = c.lib.pith_comm_ranks(pointer)
+        self.ranks: int = c.lib.pith_comm_size(pointer)
         self._requests: set[Request] = set()
         self._dependents: weakref.WeakSet[Any] = weakref.WeakSet()  # reducers, which end before us
         self._process = os.getpid()
@@ -383,7 +383,7 @@ class Comm:
             self._reap()
         pointer = ctypes.c_void_p()
         c.check(function(self.pointer, *arguments, ctypes.byref(pointer)))
-        request = Request(self, pointer, result, lent, function is c.lib.pith_receive)
+        request = Request(self, pointer, result, lent, function is c.lib.pith_recv)
         self._requests.add(request)  # nobody else may hold on to it
         return request
 
@@ -439,7 +439,7 @@ class Comm:
         target = target_of(dst) if self.rank == root else source
         codec = codec_of(codec) if codec is not None else None
         return self.submit(
-            c.lib.pith_reduce_to,
+            c.lib.pith_reduce,
             source.span,
             target.span,
             _reduction(reduce),
@@ -608,7 +608,7 @@ class Comm:
         ``wait=False``, ``request.source`` then says which."""
         target = target_of(dst)
         return self.submit(
-            c.lib.pith_receive, target.span, peer, tag, result=dst, lent=target, wait=wait
+            c.lib.pith_recv, target.span, peer, tag, result=dst, lent=target, wait=wait
         )
 
 

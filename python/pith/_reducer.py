@@ -150,7 +150,7 @@ class Reducer:
 
     def save(self) -> bytes:
         """The step and every layer's state, for a checkpoint of this rank."""
-        return saved(c.lib.pith_reducer_size, c.lib.pith_reducer_save, self._open())
+        return saved(c.lib.pith_reducer_save_size, c.lib.pith_reducer_save, self._open())
 
     def load(self, data: Any) -> None:
         """From a checkpoint of this rank. Rank, names, sizes and specs are checked before anything changes."""

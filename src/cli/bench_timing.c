@@ -47,7 +47,7 @@ static double fingerprint(const float *x, size_t n) {
 }
 
 static void compare(const cli_collective *c, pith_comm *comm, const cli_buffers *b, double *wrong, double *error) {
-  int rank = pith_comm_rank(comm), ranks = pith_comm_ranks(comm);
+  int rank = pith_comm_rank(comm), ranks = pith_comm_size(comm);
   const float *result = c->in_place ? b->src : b->dst;
   double distance = 0, norm = 0;
   *wrong = 0;

@@ -74,7 +74,7 @@ static void explain_state(const pith_codec *codec) {
   if (pith_state_create(codec, n, 256, &state) != PITH_OK) {
     return;
   }
-  double each = (double)pith_state_size(state) / (double)n;
+  double each = (double)pith_state_save_size(state) / (double)n;
   pith_state_destroy(state);
   if (each < 0.01) {
     say("keeps", "nothing between steps");

@@ -186,7 +186,7 @@ static round_layer round_layer_of(const pith_job *job, size_t index) {
 typedef struct round_buffers {
   size_t index;
   pith_dtype dtype;
-  pith_reduce reduce;
+  pith_reduce_op reduce;
   size_t count;
   uint8_t *mine, *reduced;
 } round_buffers;

@@ -33,7 +33,7 @@ static int is_brief(const pith_comm *comm, size_t bytes, const pith_call *call) 
 }
 
 /* In place and field by field: a copy of what was just written would wait for the writes. */
-static void fill_frame(pith_frame *frame, pith_comm *comm, pith_cspan src, pith_reduce reduce, const pith_call *call,
+static void fill_frame(pith_frame *frame, pith_comm *comm, pith_cspan src, pith_reduce_op reduce, const pith_call *call,
                        size_t bytes) {
   frame->magic = PITH_FRAME_MAGIC;
   frame->version = PITH_FRAME_VERSION;
@@ -132,7 +132,7 @@ static pith_status run(pith_comm *comm, brief *b, pith_cspan src, size_t bytes) 
   return b->op.status == PITH_OK ? PITH_OK : pith_fail(comm->failed, "%s", comm->failure);
 }
 
-int pith__brief_allreduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce reduce, const pith_call *call,
+int pith__brief_allreduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce_op reduce, const pith_call *call,
                           pith_status *status) {
   size_t bytes = src.n * pith_dtype_size(src.dtype);
   brief b;

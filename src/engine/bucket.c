@@ -154,7 +154,7 @@ static pith_status sum_piece(const pith_bucket *b, const uint8_t *received, size
   return PITH_OK;
 }
 
-static void make_result(const pith_bucket *b, const pith_codec *codec, pith_range r, pith_reduce reduce) {
+static void make_result(const pith_bucket *b, const pith_codec *codec, pith_range r, pith_reduce_op reduce) {
   if (codec->caps & PITH_CAP_VOTE) {
     pith__values_vote(r.first, b->sum, r.n);
   } else if (reduce == PITH_MEAN) {
@@ -162,7 +162,7 @@ static void make_result(const pith_bucket *b, const pith_codec *codec, pith_rang
   }
 }
 
-pith_status pith_bucket_reduce(pith_bucket *b, pith_bytes received, pith_reduce reduce, const pith_ctx *given,
+pith_status pith_bucket_reduce(pith_bucket *b, pith_bytes received, pith_reduce_op reduce, const pith_ctx *given,
                                void *result) {
   PITH_REQUIRE(b && (received.data || received.size == 0) && result, PITH_ERR_ARGUMENT,
                "pith_bucket_reduce: bucket, received and result must not be NULL");

@@ -295,7 +295,7 @@ static int is_forked(const pith_comm *comm) { return comm->made_in != pith__fork
 
 int pith_comm_rank(const pith_comm *comm) { return comm ? comm->rank : -1; }
 
-int pith_comm_ranks(const pith_comm *comm) { return comm ? comm->ranks : 0; }
+int pith_comm_size(const pith_comm *comm) { return comm ? comm->ranks : 0; }
 
 const char *pith_comm_transport(const pith_comm *comm, int peer) {
   return !comm || peer < 0 || peer >= comm->ranks ? "none"

@@ -71,7 +71,7 @@ pith_status pith_device_create(pith_comm *comm, const pith_device_layer *layers,
                "pith_device_create: comm, layers, rules and device must not be NULL");
   pith_device *o = calloc(1, sizeof *o);
   PITH_REQUIRE(o, PITH_ERR_MEMORY, "no memory for an allreduce on a device");
-  o->core = (pith_device_core){.rank = pith_comm_rank(comm), .ranks = pith_comm_ranks(comm), .seed = seed, .waits = 1};
+  o->core = (pith_device_core){.rank = pith_comm_rank(comm), .ranks = pith_comm_size(comm), .seed = seed, .waits = 1};
   pith_status status = agree(o, comm, make(o, comm, layers, count, rules, options));
   if (status != PITH_OK) {
     pith_device_destroy(o);
@@ -188,7 +188,7 @@ size_t pith_device_memory(const pith_device *o, size_t *pinned) {
   return o ? o->core.memory_size : 0;
 }
 
-size_t pith_device_size(const pith_device *o) { return pith__device_size(o ? &o->core : NULL); }
+size_t pith_device_save_size(const pith_device *o) { return pith__device_size(o ? &o->core : NULL); }
 
 pith_status pith_device_save(const pith_device *o, pith_out *out) {
   return pith__device_save(o ? &o->core : NULL, out);

@@ -146,7 +146,7 @@ size_t pith_nccl_sent(const pith_nccl *o) { return o ? pith__device_sent(&o->cor
 
 size_t pith_nccl_memory(const pith_nccl *o) { return o ? o->core.memory_size : 0; }
 
-size_t pith_nccl_size(const pith_nccl *o) { return pith__device_size(o ? &o->core : NULL); }
+size_t pith_nccl_save_size(const pith_nccl *o) { return pith__device_size(o ? &o->core : NULL); }
 
 pith_status pith_nccl_save(const pith_nccl *o, pith_out *out) { return pith__device_save(o ? &o->core : NULL, out); }
 

@@ -197,7 +197,7 @@ typedef struct reducer_facts {
 
 /* Finds the first layer that rank p has otherwise than rank 0. */
 static pith_status fail_layer(pith_reducer *r, int p) {
-  int ranks = pith_comm_ranks(r->comm);
+  int ranks = pith_comm_size(r->comm);
   uint64_t *mine = calloc(r->count, sizeof *mine), *all = calloc(r->count * (size_t)ranks, sizeof *all);
   pith_status status = mine && all ? PITH_OK : pith_fail(PITH_ERR_MEMORY, "no memory for a reducer");
   for (size_t i = 0; i < r->count && status == PITH_OK; i++) {
@@ -224,7 +224,7 @@ static pith_status fail_layer(pith_reducer *r, int p) {
 
 /* Rank p is the first whose summary is another than rank 0's: says in what. */
 static pith_status fail_difference(pith_reducer *r, int p) {
-  int ranks = pith_comm_ranks(r->comm);
+  int ranks = pith_comm_size(r->comm);
   reducer_facts mine = {.seed = r->seed, .count = r->count}, *all = calloc((size_t)ranks, sizeof *all);
   PITH_REQUIRE(all, PITH_ERR_MEMORY, "no memory for a reducer");
   snprintf(mine.rules, sizeof mine.rules, "%s", r->adaptive.text ? r->adaptive.text : pith_rules_text(r->rules));
@@ -252,7 +252,7 @@ pith_status pith_reducer_check(pith_reducer *r) {
   }
   PITH_TRY(check_rules(r));
   PITH_TRY(pith__reducer_adapter_ready(r));
-  int ranks = pith_comm_ranks(r->comm);
+  int ranks = pith_comm_size(r->comm);
   uint64_t mine = summary_of(r), *all = calloc((size_t)ranks, sizeof *all);
   PITH_REQUIRE(all, PITH_ERR_MEMORY, "no memory for a reducer");
   pith_status status = pith_all_gather(r->comm, (pith_cspan){&mine, 1, PITH_I64},

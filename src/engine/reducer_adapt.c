@@ -116,7 +116,7 @@ pith_status pith__reducer_adapter_create(const pith_reducer *r, pith_adapter **a
     }
   }
   pith_status status = pith_adapter_create(r->adaptive.text, shapes, count, pith_comm_rank(r->comm),
-                                           pith_comm_ranks(r->comm), r->seed, adapter);
+                                           pith_comm_size(r->comm), r->seed, adapter);
   free(shapes);
   return status;
 }
@@ -143,7 +143,7 @@ static pith_status change_specs(pith_reducer *r) {
     if (strcmp(spec, l->match.codec->spec) != 0) {
       const pith_codec *codec;
       PITH_TRY(pith__reducer_codec(r, spec, &codec));
-      PITH_TRY(pith__debt_move(l, codec, pith_comm_ranks(r->comm)));
+      PITH_TRY(pith__debt_move(l, codec, pith_comm_size(r->comm)));
       l->match.codec = codec;
     }
   }

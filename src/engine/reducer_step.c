@@ -53,7 +53,7 @@ static int is_joined(const pith_reducer *r, const pith_named *l) {
   const pith_codec *codec = codec_of(l);
   const uint32_t fixed_blocks = PITH_CAP_FIXED | PITH_CAP_CHUNKED;
   int joinable = !codec || takes_rounds(codec) || (codec->caps & fixed_blocks) == fixed_blocks;
-  return joinable && pith_comm_ranks(r->comm) > 1 && (takes_rounds(codec) || pith__layer_bytes(l) <= JOIN_MOST);
+  return joinable && pith_comm_size(r->comm) > 1 && (takes_rounds(codec) || pith__layer_bytes(l) <= JOIN_MOST);
 }
 
 static int is_same_kind(const pith_flight *f, const pith_codec *codec, pith_dtype dtype) {

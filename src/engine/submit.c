@@ -193,12 +193,12 @@ static size_t message_of(const pith_comm *comm, size_t bytes) {
 }
 
 pith_status pith__operation_make(pith_comm *comm, pith_operation_kind kind, pith_cspan src, pith_span dst,
-                                 pith_reduce reduce, const pith_call *call, pith_operation **made) {
+                                 pith_reduce_op reduce, const pith_call *call, pith_operation **made) {
   return pith__operation_make_joined(comm, kind, src, dst, reduce, call, NULL, 0, made);
 }
 
 pith_status pith__operation_make_joined(pith_comm *comm, pith_operation_kind kind, pith_cspan src, pith_span dst,
-                                        pith_reduce reduce, const pith_call *call, const pith_member *members,
+                                        pith_reduce_op reduce, const pith_call *call, const pith_member *members,
                                         size_t count, pith_operation **made) {
   pith_operation *op = calloc(1, sizeof(pith_request));
   PITH_REQUIRE(op, PITH_ERR_MEMORY, "no memory for an operation");
@@ -334,7 +334,7 @@ pith_status pith_wait(pith_request *request) {
 pith_status pith_wait_source(pith_request *request, int *source) {
   PITH_REQUIRE(source, PITH_ERR_ARGUMENT, "pith_wait_source: source must not be NULL");
   PITH_REQUIRE(request && request->operation.frame.operation == PITH_OP_POINT, PITH_ERR_ARGUMENT,
-               "pith_wait_source: this is no request of pith_receive()");
+               "pith_wait_source: this is no request of pith_recv()");
   PITH_TRY(wait_unless_interrupted(request));
   return pith__wait(request, NULL, source);
 }

@@ -93,7 +93,7 @@ static void move_all(walk *w, pith_adapter *a) {
   }
 }
 
-size_t pith_adapter_size(pith_adapter *a) {
+size_t pith_adapter_save_size(pith_adapter *a) {
   walk w = {.pass = COUNT};
   pith__worker_wait(a); /* what went wrong there, the next step will tell */
   move_all(&w, a);
@@ -104,7 +104,7 @@ pith_status pith_adapter_save(pith_adapter *a, pith_out *out) {
   PITH_REQUIRE(a && out && out->data, PITH_ERR_ARGUMENT, "pith_adapter_save: adapter and out must not be NULL");
   PITH_REQUIRE(a->due == PITH_DUE_NOTHING, PITH_ERR_STATE, "a step is under way: finish it before saving");
   PITH_TRY(pith__worker_wait(a));
-  size_t size = pith_adapter_size(a);
+  size_t size = pith_adapter_save_size(a);
   PITH_REQUIRE(out->capacity >= size, PITH_ERR_BUFFER, "the adapter takes %zu bytes, the buffer has %zu", size,
                out->capacity);
   uint8_t *bytes = out->data;

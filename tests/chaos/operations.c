@@ -312,7 +312,7 @@ static pith_status pass_on(chaos_worker *w, size_t n) {
   pith_request *sent;
   pith_status status = pith_send(w->comm, (pith_cspan){x, n, PITH_F32}, to, 7, &sent);
   if (status == PITH_OK) {
-    status = pith_receive(w->comm, (pith_span){y, n, PITH_F32}, from, 7, NULL);
+    status = pith_recv(w->comm, (pith_span){y, n, PITH_F32}, from, 7, NULL);
     pith_status also = pith_wait(sent);
     status = status == PITH_OK ? also : status;
   }
@@ -437,7 +437,7 @@ pith_status chaos_worker_create(const chaos_round *round, pith_comm *comm, chaos
   chaos_worker *w = calloc(1, sizeof *w);
   *worker = w;
   w->round = round, w->comm = comm, w->board = board;
-  w->rank = pith_comm_rank(comm), w->ranks = pith_comm_ranks(comm);
+  w->rank = pith_comm_rank(comm), w->ranks = pith_comm_size(comm);
   w->layer_drift = calloc((size_t)LAYERS * STATE_VALUES, sizeof *w->layer_drift);
   pith_status status = PITH_OK;
   for (int s = 0; s < SPECS && status == PITH_OK; s++) {

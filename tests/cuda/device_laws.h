@@ -40,7 +40,7 @@ static pith_status law_create(const law_world *w, const pith_device_layer *layer
 static inline int law_all_say(pith_comm *comm, uint64_t number) {
   enum { MOST = 64 };
   uint64_t all[MOST];
-  size_t ranks = (size_t)pith_comm_ranks(comm), equal = 0;
+  size_t ranks = (size_t)pith_comm_size(comm), equal = 0;
   CHECK(ranks <= MOST);
   CHECK_OK(
       pith_all_gather(comm, (pith_cspan){&number, 1, PITH_I64}, (pith_span){all, ranks, PITH_I64}, NULL, NULL, NULL));
@@ -421,7 +421,7 @@ static void law_checkpoints(const law_world *w, const char *rules) {
   CHECK_OK(law_create(w, layers, LAW_LAYERS, rules, LAW_SEED, &first));
   CHECK_OK(law_create(w, layers, LAW_LAYERS, rules, LAW_SEED, &second));
   law_blind_step(w, first, &set, 0);
-  size_t size = LAW(size)(first);
+  size_t size = LAW(save_size)(first);
   uint8_t *bytes = malloc(size);
   pith_out out = {bytes, size, 0};
   CHECK_OK(LAW(save)(first, &out));

@@ -67,7 +67,7 @@ static uint64_t hash_of(const pith_reducer *r, const gradients *g) {
 }
 
 static void compare(pith_comm *comm, uint64_t mine, uint64_t step) {
-  int ranks = pith_comm_ranks(comm);
+  int ranks = pith_comm_size(comm);
   uint64_t all[16];
   CHECK_OK(pith_all_gather(comm, (pith_cspan){&mine, 1, PITH_I64}, (pith_span){all, (size_t)ranks, PITH_I64}, NULL,
                            NULL, NULL));
@@ -144,7 +144,7 @@ TEST_WITHIN(ranks_choose_the_same_by_trial, 120) {
  * together are what went in. */
 static void move_along(pith_comm *comm, void *argument) {
   const char *const *specs = argument;
-  int rank = pith_comm_rank(comm), ranks = pith_comm_ranks(comm);
+  int rank = pith_comm_rank(comm), ranks = pith_comm_size(comm);
   gradients *g = calloc(1, sizeof *g);
   pith_reducer *r = make(comm, "none");
   pith_named *l = &r->layers[1];
@@ -199,7 +199,7 @@ static void resume_at(pith_comm *comm, const char *rules, uint64_t at) {
   for (uint64_t step = 0; step < at; step++) {
     take_step(one, rank, step, a);
   }
-  pith_out saved = {malloc(pith_reducer_size(one)), pith_reducer_size(one), 0};
+  pith_out saved = {malloc(pith_reducer_save_size(one)), pith_reducer_save_size(one), 0};
   CHECK_OK(pith_reducer_save(one, &saved));
   ((uint8_t *)saved.data)[saved.size / 2] ^= 1;
   pith_status damaged = pith_reducer_load(two, (pith_bytes){saved.data, saved.size});

@@ -59,7 +59,7 @@ static pith_status reduce_coded(pith_comm *comm, float *values) {
 }
 
 static pith_status save_and_load(pith_reducer *reducer) {
-  pith_out out = {.capacity = pith_reducer_size(reducer)};
+  pith_out out = {.capacity = pith_reducer_save_size(reducer)};
   out.data = __real_malloc(out.capacity); /* the test's own */
   pith_status status = pith_reducer_save(reducer, &out);
   if (status == PITH_OK) {

@@ -71,7 +71,7 @@ static double mean_of(int ranks, uint64_t step, size_t layer, size_t i) {
 }
 
 static void reduce_layers(pith_comm *comm, void *argument) {
-  int rank = pith_comm_rank(comm), ranks = pith_comm_ranks(comm);
+  int rank = pith_comm_rank(comm), ranks = pith_comm_size(comm);
   pith_reducer *r = make(comm, argument);
   for (uint64_t step = 0; step < 3; step++) {
     gradients g = take_step(r, rank, step);
@@ -124,7 +124,7 @@ static void resume(pith_comm *comm, void *argument) {
     gradients g = take_step(one, rank, step);
     release(&g);
   }
-  pith_out saved = {malloc(pith_reducer_size(one)), pith_reducer_size(one), 0};
+  pith_out saved = {malloc(pith_reducer_save_size(one)), pith_reducer_save_size(one), 0};
   CHECK_OK(pith_reducer_save(one, &saved));
   ((uint8_t *)saved.data)[saved.size - 1] ^= 1;
   pith_status damaged = pith_reducer_load(two, (pith_bytes){saved.data, saved.size});
@@ -158,7 +158,7 @@ static void swap_checkpoints(pith_comm *comm, void *argument) {
   pith_reducer *r = make(comm, "*=ef/q:2"), *untouched = make(comm, "*=ef/q:2");
   gradients g = take_step(r, rank, 0);
   release(&g);
-  size_t size = pith_reducer_size(r);
+  size_t size = pith_reducer_save_size(r);
   saved_by[rank] = (pith_out){malloc(size), size, 0};
   CHECK_OK(pith_reducer_save(r, &saved_by[rank]));
   CHECK_OK(pith_barrier(comm, NULL));
@@ -190,7 +190,7 @@ TEST(a_checkpoint_of_another_rank_is_refused) { ranks_run("inproc", 2, 0, swap_c
 static void load_old(pith_comm *comm, void *argument) {
   (void)argument;
   pith_reducer *r = make(comm, "*=ef/q:2");
-  pith_out saved = {malloc(pith_reducer_size(r)), pith_reducer_size(r), 0};
+  pith_out saved = {malloc(pith_reducer_save_size(r)), pith_reducer_save_size(r), 0};
   CHECK_OK(pith_reducer_save(r, &saved));
   uint8_t *bytes = saved.data;
   ((uint32_t *)saved.data)[1] = 1;
@@ -302,7 +302,7 @@ static void count_messages(pith_comm *comm, void *argument) {
   CHECK_EQ(after.operations - before.operations, 1);
   CHECK_EQ(after.uncompressed - before.uncompressed, 0);
   CHECK(after.messages - before.messages <=
-        2 * 2 * (uint64_t)(pith_comm_ranks(comm) - 1)); /* two rounds, two steps each */
+        2 * 2 * (uint64_t)(pith_comm_size(comm) - 1)); /* two rounds, two steps each */
   pith_reducer_destroy(r);
 }
 
@@ -392,7 +392,7 @@ TEST(layers_in_another_order_are_an_error) {
 /* One rank resumes an older checkpoint: with or without compression all are told. */
 static void resume_an_older_step(pith_comm *comm, void *argument) {
   pith_reducer *r = make(comm, argument);
-  size_t size = pith_reducer_size(r);
+  size_t size = pith_reducer_save_size(r);
   uint8_t *bytes = malloc(size);
   pith_out out = {bytes, size, 0};
   gradients g = take_step(r, pith_comm_rank(comm), 0);

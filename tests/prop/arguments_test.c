@@ -17,7 +17,7 @@ typedef struct arguments {
   pith_cspan src;
   pith_span dst;
   const size_t *counts, *receive;
-  pith_reduce reduce;
+  pith_reduce_op reduce;
   int root;
   pith_call call;
   const pith_call *called;
@@ -29,7 +29,7 @@ static pith_status do_allreduce(const arguments *a) {
   return pith_allreduce(a->comm, a->src, a->dst, a->reduce, a->called, NULL);
 }
 static pith_status do_reduce(const arguments *a) {
-  return pith_reduce_to(a->comm, a->src, a->dst, a->reduce, a->root, a->called, NULL);
+  return pith_reduce(a->comm, a->src, a->dst, a->reduce, a->root, a->called, NULL);
 }
 static pith_status do_reduce_scatter(const arguments *a) {
   return pith_reduce_scatter(a->comm, a->src, a->dst, a->counts, a->reduce, a->called, NULL);
@@ -50,7 +50,7 @@ static pith_status do_scatter(const arguments *a) {
   return pith_scatter(a->comm, a->src, a->counts, a->dst, a->root, NULL);
 }
 static pith_status do_send(const arguments *a) { return pith_send(a->comm, a->src, a->root, 0, NULL); }
-static pith_status do_receive(const arguments *a) { return pith_receive(a->comm, a->dst, a->root, 0, NULL); }
+static pith_status do_receive(const arguments *a) { return pith_recv(a->comm, a->dst, a->root, 0, NULL); }
 
 /* What an operation has, so that a mistake in it is one. */
 enum {
@@ -171,7 +171,7 @@ static int make_mistake(mistake m, unsigned has, int rank, uint8_t *memory, cons
       a->root = rank;
       return (has & IS_POINT) != 0;
     case REDUCE_UNKNOWN:
-      a->reduce = (pith_reduce)99;
+      a->reduce = (pith_reduce_op)99;
       return (has & HAS_REDUCE) != 0;
     case REDUCE_BITS:
       a->reduce = PITH_BXOR;
@@ -342,7 +342,7 @@ static void call_with_nothing(pith_comm *comm, void *argument) {
   CHECK_STATUS(pith_transport_probe("pigeon"), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_tls_probe(&(pith_config){.size = 12}, NULL), PITH_ERR_ARGUMENT);
   CHECK_EQ(pith_comm_rank(NULL), -1);
-  CHECK_EQ(pith_comm_ranks(NULL), 0);
+  CHECK_EQ(pith_comm_size(NULL), 0);
   CHECK_STR(pith_comm_transport(NULL, 0), "none");
   CHECK_STR(pith_comm_transport(comm, RANKS), "none");
   pith_comm_abort(NULL, NULL);
@@ -374,7 +374,7 @@ static void call_with_nothing(pith_comm *comm, void *argument) {
   CHECK_STATUS(pith_reducer_load(r, (pith_bytes){0}), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_reducer_load(NULL, (pith_bytes){x, 5}), PITH_ERR_ARGUMENT);
   CHECK_EQ(pith_reducer_layers(NULL), 0);
-  CHECK_EQ(pith_reducer_size(NULL), 0);
+  CHECK_EQ(pith_reducer_save_size(NULL), 0);
   pith_reducer_destroy(NULL);
   pith_reducer_destroy(r);
   check_comm_works(comm, "all of these", -1);

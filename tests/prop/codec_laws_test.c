@@ -476,7 +476,7 @@ TEST(damaged_and_random_payloads_decode_or_are_refused) {
 /* ---- Calls that are not right ------------------------------------------------------------------------------------ */
 
 static pith_bytes saved(const pith_state *state) {
-  size_t size = pith_state_size(state);
+  size_t size = pith_state_save_size(state);
   pith_out out = {law_bytes(size, 0), size, 0};
   CHECK_OK(pith_state_save(state, &out));
   return (pith_bytes){out.data, out.size};

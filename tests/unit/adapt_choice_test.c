@@ -379,7 +379,7 @@ TEST(layers_without_a_gradient_stay_exact) {
 /* ---- Checkpoints ------------------------------------------------------------------------------------------------- */
 
 static pith_out save(pith_adapter *a) {
-  pith_out out = {malloc(pith_adapter_size(a)), pith_adapter_size(a), 0};
+  pith_out out = {malloc(pith_adapter_save_size(a)), pith_adapter_save_size(a), 0};
   CHECK_OK(pith_adapter_save(a, &out));
   return out;
 }

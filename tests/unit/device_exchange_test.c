@@ -25,7 +25,7 @@ typedef struct law_run {
 } law_run;
 
 static void run_law(pith_comm *comm, void *argument) {
-  law_world world = {.comm = comm, .rank = pith_comm_rank(comm), .ranks = pith_comm_ranks(comm)};
+  law_world world = {.comm = comm, .rank = pith_comm_rank(comm), .ranks = pith_comm_size(comm)};
   ((law_run *)argument)->run(&world);
 }
 
@@ -142,7 +142,7 @@ static void sizes(const law_world *w) {
   CHECK_EQ(pith_device_memory(device, &pinned),
            2 * 2 * payload + values); /* two slots of four quarters each way; a quarter of sums */
   CHECK_EQ(pinned, 2 * 2 * payload);
-  CHECK_EQ(pith_device_size(device), 48); /* nothing is kept */
+  CHECK_EQ(pith_device_save_size(device), 48); /* nothing is kept */
   pith_device_destroy(device);
 }
 TEST(memory_follows_from_groups_and_not_from_layers) { on_ranks("inproc", 4, sizes); }
@@ -178,7 +178,7 @@ TEST(no_values_need_no_exchange) { on_ranks("inproc", 2, nothing); }
 
 TEST(null_is_nobody) {
   size_t pinned = 1;
-  CHECK_EQ(pith_device_size(NULL) + pith_device_sent(NULL) + pith_device_memory(NULL, &pinned) + pinned, 0);
+  CHECK_EQ(pith_device_save_size(NULL) + pith_device_sent(NULL) + pith_device_memory(NULL, &pinned) + pinned, 0);
   CHECK_STATUS(pith_device_scale(NULL, 2, NULL), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_device_save(NULL, NULL), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_device_load(NULL, (pith_bytes){NULL, 0}), PITH_ERR_ARGUMENT);

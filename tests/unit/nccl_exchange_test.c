@@ -105,7 +105,7 @@ static void exchange_checkpoints(const law_world *w) {
   law_layers(PITH_F32, layers);
   CHECK_OK(pith_nccl_create(w->comm, layers, LAW_LAYERS, "ef/q:4", LAW_SEED, &nccl));
   if (w->rank == 0) {
-    saved_size = pith_nccl_size(nccl);
+    saved_size = pith_nccl_save_size(nccl);
     saved = malloc(saved_size);
     CHECK_OK(pith_nccl_save(nccl, &(pith_out){saved, saved_size, 0}));
   }
@@ -141,7 +141,7 @@ static void sizes(const law_world *w) {
   CHECK_OK(pith_nccl_create(w->comm, &layer, 1, "q:4", 0, &nccl));
   CHECK_EQ(pith_nccl_sent(nccl), 2 * payload * 3 / 4);
   CHECK(pith_nccl_memory(nccl) >= 2 * payload + values && pith_nccl_memory(nccl) < 2 * payload + values + 4096);
-  CHECK_EQ(pith_nccl_size(nccl), 48); /* nothing is kept */
+  CHECK_EQ(pith_nccl_save_size(nccl), 48); /* nothing is kept */
   pith_nccl_destroy(nccl);
 }
 TEST(sizes_are_what_the_codec_promises) { on_ranks(4, sizes); }

@@ -30,6 +30,6 @@ TEST(arguments_are_checked_before_nccl_is_looked_for) {
   CHECK_STATUS(pith_nccl_spec(NULL, 0, NULL, NULL), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_nccl_save(NULL, NULL), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_nccl_load(NULL, (pith_bytes){NULL, 0}), PITH_ERR_ARGUMENT);
-  CHECK_EQ(pith_nccl_size(NULL) + pith_nccl_sent(NULL) + pith_nccl_memory(NULL), 0);
+  CHECK_EQ(pith_nccl_save_size(NULL) + pith_nccl_sent(NULL) + pith_nccl_memory(NULL), 0);
   pith_nccl_destroy(NULL);
 }
