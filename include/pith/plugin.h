@@ -18,13 +18,13 @@
 #ifndef PITH_PLUGIN_H
 #define PITH_PLUGIN_H
 
-#include <pith/pith.h>
+#include <pith/codec.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define PITH_PLUGIN_ABI 1u
+#define PITH_PLUGIN_ABI 2u
 #define PITH_PARAMS_MAX 8
 #define PITH_BLOCK_MAX 65536 /* most values of a block */
 
@@ -106,6 +106,7 @@ typedef struct pith_codec_ops {
 } pith_codec_ops;
 
 typedef struct pith_plugin {
+  size_t size;  /* sizeof(pith_plugin) */
   uint32_t abi; /* PITH_PLUGIN_ABI */
   const char *name, *version;
   const pith_codec_ops *const *codecs;

@@ -126,7 +126,7 @@ class Adapter:
         ``span`` is from the first gradient that was there to the end of the exchange, ``waiting`` the part of it after the last one.
         """
         numbers, count = ctypes.POINTER(ctypes.c_double)(), ctypes.c_size_t()
-        step = c.AdapterStep(ctypes.sizeof(c.AdapterStep), seconds, span, waiting)
+        step = c.AdapterStep(seconds, span, waiting)
         status = c.lib.pith_adapter_finish(
             self._pointer, ctypes.byref(step), ctypes.byref(numbers), ctypes.byref(count)
         )

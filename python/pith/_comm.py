@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from . import _library as c
-from ._codec import Codec, State, codec_of, context
+from ._codec import Codec, State, codec_of
 from ._errors import ArgumentError, Error, TimeoutError
 from ._launch import id_pointer
 from ._tensors import View, target_of, view_of
@@ -57,11 +57,16 @@ def make_call(
     """A pith_call by reference; None for an uncompressed one."""
     if codec is None and not (layer or step or seed) and algorithm is None:
         return _NO_CALL
-    call = c.Call(size=ctypes.sizeof(c.Call))
+    call = c.Call(
+        seed=c.whole(ctypes.c_uint64, seed, "seed"),
+        step=c.whole(ctypes.c_uint64, step, "step"),
+        layer=c.whole(ctypes.c_uint64, layer, "layer"),
+        rows=c.whole(ctypes.c_uint64, rows, "rows"),
+        gamma=gamma,
+    )
     call.codec = codec._pointer if codec else None
     call.state = state._pointer if state else None
     call.algorithm = c.encoded(algorithm, "algorithm")
-    call.ctx = context(seed=seed, step=step, layer=layer, rows=rows, gamma=gamma)
     return ctypes.byref(call)
 
 
@@ -239,7 +244,6 @@ class Comm:
         tls_ca: str | os.PathLike[str] | None = None,
     ) -> None:
         config = c.Config(
-            size=ctypes.sizeof(c.Config),
             rank=-1 if rank is None else c.whole(ctypes.c_int, rank, "rank"),
             ranks=-1 if ranks is None else c.whole(ctypes.c_int, ranks, "ranks"),
             host=c.encoded(host, "host"),
@@ -362,7 +366,7 @@ class Comm:
 
     @property
     def stats(self) -> Stats:
-        stats = c.Stats(size=ctypes.sizeof(c.Stats))
+        stats = c.Stats()
         c.check(c.lib.pith_comm_stats(self.pointer, ctypes.byref(stats)))
         return Stats(**{name: getattr(stats, name) for name in Stats.__dataclass_fields__})
 

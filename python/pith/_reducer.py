@@ -75,11 +75,8 @@ class Reducer:
     def add(self, name: str, shape: Sequence[int], dtype: Any = "f32") -> int:
         """A layer; all ranks add the same ones in the same order. Gives its number."""
         number, kind = ctypes.c_size_t(), dtype_of(dtype)
-        dimensions = c.numbers(shape)
-        status = c.lib.pith_reducer_add(
-            self._open(), name.encode(), dimensions, len(shape), kind, ctypes.byref(number)
-        )
-        c.check(status)
+        layer = c.Layer(c.encoded(name, "the name"), c.numbers(shape), len(shape), kind)
+        c.check(c.lib.pith_reducer_add(self._open(), ctypes.byref(layer), ctypes.byref(number)))
         self._numbers[name] = number.value
         self._shapes.append((count(shape), kind))
         return number.value
@@ -132,8 +129,9 @@ class Reducer:
 
     def layer(self, number: int) -> Layer:
         """One of them. With an adaptive spec its spec is that of the step that comes."""
-        layer = c.Layer()
-        c.check(c.lib.pith_reducer_layer(self._open(), number, ctypes.byref(layer)))
+        layer, traffic = c.LayerStats(), c.Traffic()
+        c.check(c.lib.pith_reducer_layer_stats(self._open(), number, ctypes.byref(layer)))
+        c.check(c.lib.pith_reducer_layer_traffic(self._open(), number, ctypes.byref(traffic)))
         return Layer(
             c.text(layer.name),
             c.text(layer.spec),
@@ -141,7 +139,7 @@ class Reducer:
             layer.n,
             layer.bytes,
             layer.steps,
-            traffic_of(layer.traffic),
+            traffic_of(traffic),
         )
 
     def write_profile(self, path: str | os.PathLike[str]) -> None:

@@ -41,10 +41,10 @@ static void fill_frame(pith_frame *frame, pith_comm *comm, pith_cspan src, pith_
   frame->operation = PITH_OP_ALLREDUCE;
   frame->flags = (uint32_t)PITH_ALGORITHM_SRA << 16 | (uint32_t)src.dtype << 8 | (uint32_t)reduce;
   frame->sequence = ++comm->sequence;
-  frame->layer = call ? call->ctx.layer : 0;
+  frame->layer = call ? call->layer : 0;
   frame->count = src.n;
-  frame->step = call ? call->ctx.step : 0;
-  frame->seed = call ? call->ctx.seed : 0;
+  frame->step = call ? call->step : 0;
+  frame->seed = call ? call->seed : 0;
   frame->epoch = PITH_FRAME_EPOCH;
   frame->length = bytes;
   frame->tag = PITH_TAG(0, 0);

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "base/status.h"
+#include "base/struct_size.h"
 #include "engine/cuda_device.h"
 #include "engine/device_lane.h"
 
@@ -27,18 +28,18 @@ struct pith_device {
 /* ---- Life -----------------------------------------------------------------------------------------------------------
  */
 
-static pith_status read_options(pith_device_core *o, const pith_device_options *options) {
-  PITH_REQUIRE(!options || options->size == sizeof *options, PITH_ERR_ARGUMENT,
-               "pith_device_options.size is %zu: start from PITH_DEVICE_OPTIONS_INIT", options->size);
-  o->limit = options && options->group ? options->group : GROUP;
-  o->slot_count = options && options->slots ? options->slots : SLOTS;
+static pith_status read_options(pith_device_core *o, const pith_device_options *given) {
+  pith_device_options options = PITH_DEVICE_OPTIONS_INIT;
+  PITH_TRY(given ? PITH_STRUCT_READ(pith_device_options, given, &options) : PITH_OK);
+  o->limit = options.group ? options.group : GROUP;
+  o->slot_count = options.slots ? options.slots : SLOTS;
   PITH_REQUIRE(o->slot_count <= SLOTS_MOST, PITH_ERR_ARGUMENT, "%zu slots are too many; %d are not", o->slot_count,
                SLOTS_MOST);
   return PITH_OK;
 }
 
-static pith_status make(pith_device *o, pith_comm *comm, const pith_device_layer *layers, size_t count,
-                        const char *rules, const pith_device_options *options) {
+static pith_status make(pith_device *o, pith_comm *comm, const pith_layer *layers, size_t count, const char *rules,
+                        const pith_device_options *options) {
   pith_device_core *core = &o->core;
   char text[PITH_DEVICE_TEXT];
   PITH_TRY(read_options(core, options));
@@ -65,7 +66,7 @@ static pith_status agree(const pith_device *o, pith_comm *comm, pith_status made
   return status;
 }
 
-pith_status pith_device_create(pith_comm *comm, const pith_device_layer *layers, size_t count, const char *rules,
+pith_status pith_device_create(pith_comm *comm, const pith_layer *layers, size_t count, const char *rules,
                                uint64_t seed, const pith_device_options *options, pith_device **made) {
   PITH_REQUIRE(comm && rules && made && (layers || count == 0), PITH_ERR_ARGUMENT,
                "pith_device_create: comm, layers, rules and device must not be NULL");

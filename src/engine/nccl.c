@@ -66,7 +66,7 @@ static pith_status open_all(pith_nccl *o, void *comm) {
   return pith__device_check(&o->core);
 }
 
-pith_status pith_nccl_create(void *comm, const pith_nccl_layer *layers, size_t count, const char *rules, uint64_t seed,
+pith_status pith_nccl_create(void *comm, const pith_layer *layers, size_t count, const char *rules, uint64_t seed,
                              pith_nccl **made) {
   PITH_REQUIRE(comm && rules && made && (layers || count == 0), PITH_ERR_ARGUMENT,
                "pith_nccl_create: comm, layers, rules and nccl must not be NULL");

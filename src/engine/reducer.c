@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "base/struct_size.h"
 #include "codec/codec.h"
 
 #define LAYERS_MOST ((size_t)1 << 20)
@@ -92,9 +93,11 @@ static int is_adapted(const pith_reducer *r, const pith_named *l) {
   return r->adaptive.text && l->match.rule + 1 == pith_rules_count(r->rules);
 }
 
-static pith_status fill_layer(const pith_reducer *r, const char *name, const size_t *shape, size_t dimensions,
-                              pith_dtype dtype, pith_named *l) {
-  *l = (pith_named){.dtype = dtype,
+static pith_status fill_layer(const pith_reducer *r, const pith_layer *given, pith_named *l) {
+  const char *name = given->name;
+  const size_t *shape = given->shape, dimensions = given->dimensions;
+  *l = (pith_named){.dtype = given->dtype,
+                    .match = PITH_MATCH_INIT,
                     .rows = dimensions > 1 ? shape[0] : 0,
                     .number = pith__hash64(name, strlen(name), 0),
                     .dimensions = dimensions,
@@ -118,18 +121,20 @@ static pith_status fill_layer(const pith_reducer *r, const char *name, const siz
   return PITH_OK;
 }
 
-pith_status pith_reducer_add(pith_reducer *r, const char *name, const size_t *shape, size_t dimensions,
-                             pith_dtype dtype, size_t *index) {
-  PITH_REQUIRE(r && name && *name && (shape || dimensions == 0), PITH_ERR_ARGUMENT,
+pith_status pith_reducer_add(pith_reducer *r, const pith_layer *given, size_t *index) {
+  pith_layer layer = PITH_LAYER_INIT;
+  PITH_REQUIRE(r && given, PITH_ERR_ARGUMENT, "pith_reducer_add: reducer and layer must not be NULL");
+  PITH_TRY(PITH_STRUCT_READ(pith_layer, given, &layer));
+  PITH_REQUIRE(layer.name && *layer.name && (layer.shape || layer.dimensions == 0), PITH_ERR_ARGUMENT,
                "pith_reducer_add: a layer needs a name and a shape");
   PITH_REQUIRE(!r->checked && !r->adaptive.adapter, PITH_ERR_STATE, "layer %s comes too late: the first step has begun",
-               name);
-  PITH_REQUIRE(dtype == PITH_F32 || dtype == PITH_F16 || dtype == PITH_BF16, PITH_ERR_ARGUMENT,
-               "layer %s: gradients are f32, f16 or bf16", name);
+               layer.name);
+  PITH_REQUIRE(layer.dtype == PITH_F32 || layer.dtype == PITH_F16 || layer.dtype == PITH_BF16, PITH_ERR_ARGUMENT,
+               "layer %s: gradients are f32, f16 or bf16", layer.name);
   PITH_REQUIRE(r->count < LAYERS_MOST, PITH_ERR_ARGUMENT, "more than %zu layers", LAYERS_MOST);
-  PITH_TRY(check_name(r, name));
+  PITH_TRY(check_name(r, layer.name));
   PITH_TRY(pith__reducer_grow((void **)&r->layers, &r->room, r->count, sizeof *r->layers));
-  PITH_TRY(fill_layer(r, name, shape, dimensions, dtype, &r->layers[r->count]));
+  PITH_TRY(fill_layer(r, &layer, &r->layers[r->count]));
   if (index) {
     *index = r->count;
   }
@@ -139,12 +144,21 @@ pith_status pith_reducer_add(pith_reducer *r, const char *name, const size_t *sh
 
 size_t pith_reducer_layers(const pith_reducer *r) { return r ? r->count : 0; }
 
-pith_status pith_reducer_layer(const pith_reducer *r, size_t index, pith_layer *info) {
-  PITH_REQUIRE(r && info && index < r->count, PITH_ERR_ARGUMENT, "there is no layer number %zu", index);
+pith_status pith_reducer_layer_stats(const pith_reducer *r, size_t index, pith_layer_stats *stats) {
+  PITH_REQUIRE(r && stats && index < r->count, PITH_ERR_ARGUMENT, "there is no layer number %zu", index);
   const pith_named *l = &r->layers[index];
-  *info =
-      (pith_layer){l->name, l->match.codec->spec, l->match.reason, l->n, pith__layer_bytes(l), l->steps, l->traffic};
-  return PITH_OK;
+  pith_layer_stats found = {.name = l->name,
+                            .spec = l->match.codec->spec,
+                            .reason = l->match.reason,
+                            .n = l->n,
+                            .bytes = pith__layer_bytes(l),
+                            .steps = l->steps};
+  return PITH_STRUCT_WRITE(pith_layer_stats, &found, stats);
+}
+
+pith_status pith_reducer_layer_traffic(const pith_reducer *r, size_t index, pith_traffic *traffic) {
+  PITH_REQUIRE(r && traffic && index < r->count, PITH_ERR_ARGUMENT, "there is no layer number %zu", index);
+  return PITH_STRUCT_WRITE(pith_traffic, &r->layers[index].traffic, traffic);
 }
 
 pith_status pith_reducer_scale(pith_reducer *r, float factor) {

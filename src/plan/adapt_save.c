@@ -160,11 +160,11 @@ static pith_status check_head(const pith_adapter *a, pith_bytes in) {
   return PITH_OK;
 }
 
-static pith_layer_shape *shapes_of(const pith_adapter *a) {
-  pith_layer_shape *shape = calloc(a->layers + 1, sizeof *shape);
+static pith_layer *shapes_of(const pith_adapter *a) {
+  pith_layer *shape = calloc(a->layers + 1, sizeof *shape);
   for (size_t l = 0; shape && l < a->layers; l++) {
     const pith_profiled *layer = &a->window->layer[l];
-    shape[l] = (pith_layer_shape){layer->name, layer->shape, layer->dimensions};
+    shape[l] = (pith_layer){sizeof(pith_layer), layer->name, layer->shape, layer->dimensions, PITH_F32};
   }
   return shape;
 }
@@ -202,7 +202,7 @@ pith_status pith_adapter_load(pith_adapter *a, pith_bytes in) {
   PITH_REQUIRE(a->due == PITH_DUE_NOTHING, PITH_ERR_STATE, "a step is under way: finish it before loading");
   PITH_TRY(check_head(a, in));
   PITH_TRY(pith__worker_wait(a));
-  pith_layer_shape *shapes = shapes_of(a);
+  pith_layer *shapes = shapes_of(a);
   PITH_REQUIRE(shapes, PITH_ERR_MEMORY, "no memory to load an adapter");
   pith_status status = pith_adapter_create(a->options.text, shapes, a->layers, a->rank, a->ranks, a->seed, &fresh);
   free(shapes);

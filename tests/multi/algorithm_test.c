@@ -153,7 +153,7 @@ static void average(pith_comm *comm, void *argument) {
     for (size_t i = 0; i < N; i++) {
       x[i] = slope(rank, i);
     }
-    call.ctx.step = (uint64_t)step;
+    call.step = (uint64_t)step;
     CHECK_OK(pith_allreduce(comm, (pith_cspan){x, N, PITH_F32}, (pith_span){y, N, PITH_F32}, PITH_MEAN, &call, NULL));
     for (size_t i = 0; i < N; i++) {
       double mean = 0;
@@ -196,7 +196,7 @@ static void steps(pith_comm *comm, const pith_codec *codec, pith_state *state, u
     for (size_t i = 0; i < N; i++) {
       x[i] = slope(pith_comm_rank(comm) + (int)step, i);
     }
-    call.ctx.step = step;
+    call.step = step;
     CHECK_OK(pith_allreduce(comm, (pith_cspan){x, N, PITH_F32}, (pith_span){y, N, PITH_F32}, PITH_MEAN, &call, NULL));
   }
 }

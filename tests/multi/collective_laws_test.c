@@ -146,7 +146,8 @@ static void obey(pith_comm *comm, void *argument) {
   for (int step = 0; step < t->steps; step++) {
     float *x = values_of(t, rank, (uint64_t)step);
     uint64_t before = sent_by(comm);
-    call.ctx = ctx_of(rank, ranks, (uint64_t)step);
+    pith_ctx ctx = ctx_of(rank, ranks, (uint64_t)step);
+    call.seed = ctx.seed, call.step = ctx.step, call.layer = ctx.layer, call.rows = ctx.rows, call.gamma = ctx.gamma;
     CHECK_OK(
         pith_allreduce(comm, (pith_cspan){x, t->n, PITH_F32}, (pith_span){x, t->n, PITH_F32}, t->reduce, &call, NULL));
     if (!t->algorithm && !t->large) {

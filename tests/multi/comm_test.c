@@ -127,7 +127,7 @@ static void allreduce_compressed(pith_comm *comm, void *argument) {
   call.codec = codec;
   float *x = tensor_of(rank, p->n), *y = calloc(p->n + 1, sizeof *y);
   for (uint64_t step = 0; step < 2; step++) {
-    call.ctx.step = step;
+    call.step = step;
     CHECK_OK(
         pith_allreduce(comm, (pith_cspan){x, p->n, PITH_F32}, (pith_span){y, p->n, PITH_F32}, PITH_MEAN, &call, NULL));
     check_replicas_agree(comm, y, p->n);
@@ -428,7 +428,7 @@ static void one_is_wrong(pith_comm *comm, void *argument) {
   pith_codec *codec;
   CHECK_OK(pith_codec_create(kind == 2 && odd ? "q:3" : "q:4", &codec));
   call.codec = codec;
-  call.ctx.layer = kind == 3 && odd ? 5 : 4;
+  call.layer = kind == 3 && odd ? 5 : 4;
   size_t n = kind == 1 && odd ? 63 : 64;
   pith_status status;
   if (kind == 0 && odd) {

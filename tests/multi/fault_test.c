@@ -460,9 +460,9 @@ static pith_status call_wrongly(pith_comm *comm, mistake m, float *x, float *y, 
   CHECK_OK(pith_codec_create(m == SPEC && odd ? "q:3" : "q:4", &codec));
   int is_compressed = m == SPEC || m == LAYER || m == UNCOMPRESSED || m == STEP || m == SEED;
   call.codec = is_compressed && !(m == UNCOMPRESSED && odd) ? codec : NULL;
-  call.ctx.layer = m == LAYER && odd ? 5 : 4;
-  call.ctx.step = (m == STEP || m == PLAIN_STEP) && odd ? 4712 : 4711;
-  call.ctx.seed = m == SEED && odd ? 3333 : 2222;
+  call.layer = m == LAYER && odd ? 5 : 4;
+  call.step = (m == STEP || m == PLAIN_STEP) && odd ? 4712 : 4711;
+  call.seed = m == SEED && odd ? 3333 : 2222;
   n -= m == SIZE && odd;
   pith_dtype dtype = m == TYPE && odd ? PITH_I32 : PITH_F32;
   pith_reduce_op reduce = m == REDUCTION && odd ? PITH_MAX : PITH_SUM;
@@ -525,7 +525,7 @@ static void steps_differ(pith_comm *comm, void *argument) {
     x[i] = (float)(i % 17) - 8;
   }
   call.codec = codec;
-  call.ctx.step = 41 + (uint64_t)(pith_comm_rank(comm) == 1);
+  call.step = 41 + (uint64_t)(pith_comm_rank(comm) == 1);
   pith_status status =
       pith_allreduce(comm, (pith_cspan){x, N, PITH_F32}, (pith_span){y, N, PITH_F32}, PITH_SUM, &call, NULL);
   CHECK_MSG(status == PITH_ERR_MISMATCH || status == PITH_ERR_ABORTED, "%s: rank %d got %s", codec->spec,

@@ -130,7 +130,7 @@ static void fork_with_a_reducer(pith_comm *comm, void *argument) {
   float x[5000] = {0};
   int status;
   CHECK_OK(pith_reducer_create(comm, argument, 1, &r));
-  CHECK_OK(pith_reducer_add(r, "a", &n, 1, PITH_F32, &layer));
+  CHECK_OK(pith_reducer_add(r, &(pith_layer){sizeof(pith_layer), "a", &n, 1, PITH_F32}, &layer));
   CHECK_OK(pith_reducer_start(r, layer, x));
   pid_t child = fork();
   CHECK(child >= 0);

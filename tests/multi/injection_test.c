@@ -73,7 +73,8 @@ static pith_status step(pith_reducer *reducer, float layers[2][LAYER]) {
   size_t layer[2], shape = LAYER;
   pith_status status = PITH_OK;
   for (int l = 0; l < 2 && status == PITH_OK; l++) {
-    status = pith_reducer_add(reducer, l ? "b.bias" : "a.weight", &shape, 1, PITH_F32, &layer[l]);
+    status = pith_reducer_add(
+        reducer, &(pith_layer){sizeof(pith_layer), l ? "b.bias" : "a.weight", &shape, 1, PITH_F32}, &layer[l]);
   }
   for (int l = 0; l < 2 && status == PITH_OK; l++) {
     status = pith_reducer_start(reducer, layer[l], layers[l]);

@@ -204,7 +204,7 @@ static void reduce_some(pith_comm *comm, void *argument) {
     for (size_t i = 0; i < VALUES; i++) {
       x[i] = (float)((i * 7919 + (size_t)(step * 31 + pith_comm_rank(comm)) * 104729) % 2001) * 0.001f - 1.0f;
     }
-    call.ctx.step = (uint64_t)step;
+    call.step = (uint64_t)step;
     CHECK_OK(pith_allreduce(comm, (pith_cspan){x, VALUES, PITH_F32}, (pith_span){y, VALUES, PITH_F32}, PITH_MEAN, &call,
                             NULL));
     if (pith_comm_rank(comm) == 0) {

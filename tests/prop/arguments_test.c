@@ -317,8 +317,8 @@ static void call_with_nothing(pith_comm *comm, void *argument) {
   pith_reducer *r;
   pith_request *request;
   pith_stats stats = {.size = sizeof stats}, wrong = {.size = 1};
-  pith_traffic traffic;
-  pith_layer layer;
+  pith_traffic traffic = PITH_TRAFFIC_INIT;
+  pith_layer_stats layer = PITH_LAYER_STATS_INIT;
   pith_out out = {0};
   size_t index, shape[1] = {5};
   float x[5];
@@ -351,14 +351,22 @@ static void call_with_nothing(pith_comm *comm, void *argument) {
   CHECK_STATUS(pith_reducer_create(comm, NULL, 0, &r), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_reducer_create(comm, "none", 0, NULL), PITH_ERR_ARGUMENT);
   CHECK_OK(pith_reducer_create(comm, "none", 0, &r));
-  CHECK_STATUS(pith_reducer_add(NULL, "a", shape, 1, PITH_F32, &index), PITH_ERR_ARGUMENT);
-  CHECK_STATUS(pith_reducer_add(r, NULL, shape, 1, PITH_F32, &index), PITH_ERR_ARGUMENT);
-  CHECK_STATUS(pith_reducer_add(r, "a", NULL, 1, PITH_F32, &index), PITH_ERR_ARGUMENT);
-  CHECK_STATUS(pith_reducer_add(r, "a", (size_t[]){SIZE_MAX, 3}, 2, PITH_F32, &index), PITH_ERR_ARGUMENT);
-  CHECK_STATUS(pith_reducer_add(r, "a", shape, 1, PITH_I64, &index), PITH_ERR_ARGUMENT);
-  CHECK_STATUS(pith_reducer_add(r, "a", shape, 1, (pith_dtype)55, &index), PITH_ERR_ARGUMENT);
-  CHECK_OK(pith_reducer_add(r, "a", shape, 1, PITH_F32, &index));
-  CHECK_STATUS(pith_reducer_add(r, "a", shape, 1, PITH_F32, &index), PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith_reducer_add(NULL, &(pith_layer){sizeof(pith_layer), "a", shape, 1, PITH_F32}, &index),
+               PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith_reducer_add(r, &(pith_layer){sizeof(pith_layer), NULL, shape, 1, PITH_F32}, &index),
+               PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith_reducer_add(r, &(pith_layer){sizeof(pith_layer), "a", NULL, 1, PITH_F32}, &index),
+               PITH_ERR_ARGUMENT);
+  CHECK_STATUS(
+      pith_reducer_add(r, &(pith_layer){sizeof(pith_layer), "a", (size_t[]){SIZE_MAX, 3}, 2, PITH_F32}, &index),
+      PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith_reducer_add(r, &(pith_layer){sizeof(pith_layer), "a", shape, 1, PITH_I64}, &index),
+               PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith_reducer_add(r, &(pith_layer){sizeof(pith_layer), "a", shape, 1, (pith_dtype)55}, &index),
+               PITH_ERR_ARGUMENT);
+  CHECK_OK(pith_reducer_add(r, &(pith_layer){sizeof(pith_layer), "a", shape, 1, PITH_F32}, &index));
+  CHECK_STATUS(pith_reducer_add(r, &(pith_layer){sizeof(pith_layer), "a", shape, 1, PITH_F32}, &index),
+               PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_reducer_start(NULL, 0, x), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_reducer_start(r, 1, x), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_reducer_start(r, 0, NULL), PITH_ERR_ARGUMENT);
@@ -366,9 +374,9 @@ static void call_with_nothing(pith_comm *comm, void *argument) {
   CHECK_STATUS(pith_reducer_finish(NULL), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_reducer_check(NULL), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_reducer_scale(NULL, 1), PITH_ERR_ARGUMENT);
-  CHECK_STATUS(pith_reducer_layer(NULL, 0, &layer), PITH_ERR_ARGUMENT);
-  CHECK_STATUS(pith_reducer_layer(r, 9, &layer), PITH_ERR_ARGUMENT);
-  CHECK_STATUS(pith_reducer_layer(r, 0, NULL), PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith_reducer_layer_stats(NULL, 0, &layer), PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith_reducer_layer_stats(r, 9, &layer), PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith_reducer_layer_stats(r, 0, NULL), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_reducer_save(NULL, &out), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_reducer_save(r, &out), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_reducer_load(r, (pith_bytes){0}), PITH_ERR_ARGUMENT);

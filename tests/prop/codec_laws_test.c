@@ -521,7 +521,7 @@ TEST(wrong_arguments_are_told_in_words) {
     CHECK_ERROR_SAYS("cannot start at value 1");
     CHECK_STATUS(pith_decode(codec, in, src, PITH_SET, &off), PITH_ERR_ARGUMENT);
     CHECK_STATUS(pith_encode(codec, state, law_const(src), &out, &sizeless), PITH_ERR_ARGUMENT);
-    CHECK_ERROR_SAYS("PITH_CTX_INIT");
+    CHECK_ERROR_SAYS("set it to sizeof(pith_ctx)");
     CHECK_STATUS(pith_encode(codec, state, law_const(ints), &out, NULL), PITH_ERR_ARGUMENT);
     CHECK_ERROR_SAYS("f32, f16 or bf16, not i32");
     CHECK_STATUS(pith_encode(codec, state, law_const(none), &out, NULL), PITH_ERR_ARGUMENT);

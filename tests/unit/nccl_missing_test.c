@@ -19,7 +19,7 @@ TEST(missing_nccl_is_an_error_that_says_so) {
 
 TEST(arguments_are_checked_before_nccl_is_looked_for) {
   pith_nccl *nccl = NULL;
-  pith_nccl_layer layer = {"w", (size_t[]){4}, 1, PITH_F32};
+  pith_layer layer = {sizeof(pith_layer), "w", (size_t[]){4}, 1, PITH_F32};
   int something = 0;
   CHECK_STATUS(pith_nccl_create(NULL, &layer, 1, "q:4", 0, &nccl), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_nccl_create(&something, NULL, 1, "q:4", 0, &nccl), PITH_ERR_ARGUMENT);
