@@ -46,8 +46,7 @@ PITH_API size_t pith_bucket_bytes(const pith_bucket *bucket, int rank);
 /* Encodes all layers, each with its memory: the parts for ranks 0, 1, … one after another. ctx: seed, step, gamma. */
 PITH_API pith_status pith_bucket_encode(pith_bucket *bucket, const void *const *src, const pith_ctx *ctx, void *parts);
 
-/* Adds up the parts that ranks 0, 1, … sent to this rank, one after another in `received`, and encodes the sum or mean.
- */
+/* Adds up the parts that ranks 0, 1, … sent to this rank, one after another, and encodes the sum or mean. */
 PITH_API pith_status pith_bucket_reduce(pith_bucket *bucket, pith_bytes received, pith_reduce_op op,
                                         const pith_ctx *ctx, void *result);
 

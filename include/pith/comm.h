@@ -120,8 +120,7 @@ PITH_API pith_status pith_comm_create(const pith_config *config, pith_comm **com
  * With a negative color *group becomes NULL. */
 PITH_API pith_status pith_comm_split(pith_comm *comm, int color, int key, pith_comm **group);
 
-/* Ends all operations in flight on every rank with an error that says why. The comm can only be destroyed afterwards.
- */
+/* Ends all operations in flight on every rank with an error that says why. The comm can then only be destroyed. */
 PITH_API void pith_comm_abort(pith_comm *comm, const char *why);
 
 /* Leaves the group. Operations in flight fail. */

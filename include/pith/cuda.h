@@ -32,8 +32,7 @@ PITH_API pith_status pith_cuda_probe(const char **device);
 /* Whether there are kernels for this codec. The error says what is missing. */
 PITH_API pith_status pith_cuda_supports(const pith_codec *codec);
 
-/* A layer, or a piece of one that starts at a multiple of the granule. All pointers except `codec` are device memory.
- */
+/* A layer, or a piece that starts at a multiple of the granule. All pointers except `codec` are device memory. */
 typedef struct pith_cuda_item {
   size_t size; /* sizeof(pith_cuda_item) */
   const pith_codec *codec;
@@ -42,7 +41,7 @@ typedef struct pith_cuda_item {
   void *values;           /* source (only read) or destination, aligned for its type */
   void *payload;          /* any alignment; multiples of 4 are fastest */
   float *memory;          /* n values of the codec's memory: the residual of ef and dgc, the mean of momentum. Encoding
-                             reads and updates it; zeros at the start. NULL for codecs without a memory, and for decoding */
+                             reads and updates it; zeros at the start. NULL for decoding and without a memory */
   float *momentum;        /* the second array of dgc, likewise */
   uint64_t *payload_size; /* codecs of varying size: encoding writes the bytes of the payload here, decoding reads it.
                              In device memory, so that nothing has to wait for it */

@@ -39,40 +39,40 @@ extern "C" {
 
 typedef struct pith_device pith_device;
 
-/* How layers are grouped; the same on all ranks. What objects take of memory follows from it, and not from the size of
- * the model. */
+/* How layers are grouped; the same on all ranks. The memory for exchanges depends on it, and not on the size of the
+ * model. */
 typedef struct pith_device_options {
   size_t size;  /* sizeof(pith_device_options) */
-  size_t group; /* bytes of gradients that travel together, four times as many with sparse and low-rank codecs; 0: 16
-                   MiB. Larger layers travel in slices where their codecs take pieces, else alone */
-  size_t slots; /* groups that are under way at a time, up to 64; 0: 4 */
+  size_t group; /* bytes of gradients that are sent together, four times as many with sparse and low-rank codecs; 0: 16
+                   MiB. Larger layers are sent in slices if their codecs are CHUNKED, else alone */
+  size_t slots; /* groups in flight at a time, up to 64; 0: 4 */
 } pith_device_options;
 
 #define PITH_DEVICE_OPTIONS_INIT {.size = sizeof(pith_device_options)}
 
-/* `rules` is a spec, or rules for layers by name, as pith_rules_create() takes them. `options` may be NULL. Takes all
- * memory that is ever needed, of the device and pinned; communicates, and waits: ranks with other layers, rules,
- * options or another seed are an error on all of them, and so is a rank that could not make its object. */
+/* `rules` is a spec, or rules for layers by name, as pith_rules_create() takes them. `options` may be NULL. Allocates
+ * all memory that is ever needed, of the device and pinned. Communicates and waits. If ranks have other layers, rules,
+ * options or another seed, or if one of them fails, all of them get an error. */
 PITH_API pith_status pith_device_create(pith_comm *comm, const pith_layer *layers, size_t count, const char *rules,
                                         uint64_t seed, const pith_device_options *options, pith_device **device);
 /* Waits for the device. */
 PITH_API void pith_device_destroy(pith_device *device);
 
-/* Gradients, in the order of the layers, become their means over all ranks. They must stay until the stream has come
- * past it. */
+/* Gradients, in the order of the layers, become their means over all ranks. They must stay until the stream has
+ * executed the call. */
 PITH_API pith_status pith_device_allreduce(pith_device *device, void *const *gradients, uint64_t step, void *stream);
 
-/* Multiplies what all layers keep: gradients come in other units now, as after a change of the loss scale. Enqueued. */
+/* Multiplies the residuals and momenta of all layers by `factor`, as after a change of the loss scale. Enqueued. */
 PITH_API pith_status pith_device_scale(pith_device *device, float factor, void *stream);
 
-/* What a layer was given, and why. Both texts live as long as the object. */
+/* The spec of a layer, and the reason for it. Both texts live as long as the object. */
 PITH_API pith_status pith_device_spec(const pith_device *device, size_t layer, const char **spec, const char **reason);
 
-/* Bytes that leave this rank in a step: payloads, and of sums what a ring sends. Of payloads whose size varies, those
+/* Bytes that this rank sends in a step: payloads, and for sums what a ring sends. For payloads whose size varies, those
  * of the last step. */
 PITH_API size_t pith_device_sent(const pith_device *device);
 
-/* Bytes of device memory that the object has, and (optional) of pinned memory. */
+/* Bytes of device memory of the object, and (optional) of pinned memory. */
 PITH_API size_t pith_device_memory(const pith_device *device, size_t *pinned);
 
 /* Checkpoints of what this rank keeps between steps (residuals, momenta, factors). They wait for the device. The bytes

@@ -44,33 +44,31 @@ typedef struct pith_nccl pith_nccl;
  * number, 22803 for 2.28.3. */
 PITH_API pith_status pith_nccl_probe(int *version);
 
-/* `comm` is an ncclComm_t. `rules` is a spec, or rules for layers by name, as pith_rules_create() takes them. Takes all
- * device memory that is ever needed; communicates, and waits: ranks with other layers, rules or another seed are an
- * error on all of them, and so is a rank that could not make its object. */
+/* `comm` is an ncclComm_t. `rules` is a spec, or rules for layers by name, as pith_rules_create() takes them. Allocates
+ * all device memory that is ever needed. Communicates and waits. If ranks have other layers, rules or another seed, or
+ * if one of them fails, all of them get an error. */
 PITH_API pith_status pith_nccl_create(void *comm, const pith_layer *layers, size_t count, const char *rules,
                                       uint64_t seed, pith_nccl **nccl);
 /* Waits for the device. */
 PITH_API void pith_nccl_destroy(pith_nccl *nccl);
 
-/* Gradients, in the order of the layers, become their means over all ranks. They must stay until the stream has come
- * past it. */
+/* Gradients, in the order of the layers, become their means over all ranks. They must stay until the stream has
+ * executed the call. */
 PITH_API pith_status pith_nccl_allreduce(pith_nccl *nccl, void *const *gradients, uint64_t step, void *stream);
 
-/* Multiplies what all layers keep: gradients come in other units now, as after a change of the loss scale. Enqueued,
- * too. */
+/* Multiplies the residuals and momenta of all layers by `factor`, as after a change of the loss scale. Enqueued. */
 PITH_API pith_status pith_nccl_scale(pith_nccl *nccl, float factor, void *stream);
 
-/* What a layer was given, and why. Both texts live as long as the object. */
+/* The spec of a layer, and the reason for it. Both texts live as long as the object. */
 PITH_API pith_status pith_nccl_spec(const pith_nccl *nccl, size_t layer, const char **spec, const char **reason);
 
-/* Bytes that leave this rank in a step (of sums by NCCL, what a ring sends), and bytes of device memory that the object
- * has. */
+/* Bytes that this rank sends in a step (for sums, what a ring sends), and bytes of device memory of the object. */
 PITH_API size_t pith_nccl_sent(const pith_nccl *nccl);
 PITH_API size_t pith_nccl_memory(const pith_nccl *nccl);
 
 /* Checkpoints of what this rank keeps between steps (residuals, momenta, factors). They wait for the device. The bytes
- * are checked on load: other layers, specs, another rank or number of ranks, or damage, are errors that change nothing.
- */
+ * are checked on load: other layers or specs, another rank or number of ranks, or damage are errors that change
+ * nothing. */
 PITH_API size_t pith_nccl_save_size(const pith_nccl *nccl);
 PITH_API pith_status pith_nccl_save(const pith_nccl *nccl, pith_out *out);
 PITH_API pith_status pith_nccl_load(pith_nccl *nccl, pith_bytes bytes);

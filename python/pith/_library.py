@@ -602,7 +602,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 
 # ---- Finding and loading ---------------------------------------------------------------------------------------------
 
-SONAME = "libpith.so.0"
+SONAME = "libpith.so.0.2"
 NATIVE = Path(__file__).resolve().parent / "_native"
 
 
