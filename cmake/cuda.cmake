@@ -154,7 +154,7 @@ endif()
 # Tests and benchmark open the driver at run time: they compile everywhere, and say why they are skipped where no GPU is. In the
 # build folder's root, beside the module.
 if(PITH_TESTS)
-  add_executable(cuda_test tests/cuda/cuda_test.c tests/cuda/lowrank_test.c tests/cuda/mean_test.c tests/cuda/planning_test.c
+  add_executable(cuda_test tests/cuda/cuda_test.c tests/cuda/lowrank_test.c tests/cuda/mean_test.c
                  tests/cuda/whole_test.c tests/test.c)
   add_executable(cuda_bench tests/cuda/cuda_bench.c)
   add_executable(nccl_test tests/cuda/nccl_test.c) # one process for each rank: tests/cuda/run.sh FOLDER nccl device

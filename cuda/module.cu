@@ -7,7 +7,6 @@
 #include "batch.cuh"
 #include "lowrank_host.h"
 #include "mean_host.h"
-#include "planning_host.h"
 #include "sparse_host.h"
 
 #define TEXT 256
@@ -186,17 +185,6 @@ static int lowrank(const pith_gpu_lowrank *tasks, size_t count, int what, void *
   return error == cudaSuccess ? 0 : refuse(error, "low rank could not be launched", text);
 }
 
-static int errors(const pith_gpu_task *tasks, size_t count, double *sums, void *space, void *stream, char *text) {
-  cudaError_t error = pith__errors_run(tasks, count, sums, space, (cudaStream_t)stream);
-  return error == cudaSuccess ? 0 : refuse(error, "errors could not be measured", text);
-}
-
-static int magnitudes(const void *values, int dtype, size_t n, uint64_t *counts, double *energies, void *stream,
-                      char *text) {
-  cudaError_t error = pith__magnitudes_run(values, dtype, n, counts, energies, (cudaStream_t)stream);
-  return error == cudaSuccess ? 0 : refuse(error, "magnitudes could not be counted", text);
-}
-
 static int mean(const pith_gpu_mean *tasks, size_t count, void *stream, char *text) {
   cudaError_t error = pith__mean_run(tasks, count, (cudaStream_t)stream);
   return error == cudaSuccess ? 0 : refuse(error, "means could not be launched", text);
@@ -344,9 +332,6 @@ static const pith_cuda_module module = {PITH_CUDA_ABI,
                                         sparse_decode,
                                         pith__lowrank_space,
                                         lowrank,
-                                        pith__errors_space,
-                                        errors,
-                                        magnitudes,
                                         mean,
                                         current_device,
                                         allocate,

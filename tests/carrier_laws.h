@@ -31,7 +31,7 @@ typedef struct wire {
 } wire;
 
 static pith_status begin(wire *w, const pith_exchange *x, uint64_t *ticket) {
-  size_t ranks = (size_t)pith_comm_ranks(w->comm), sent = 0, received = 0;
+  size_t ranks = (size_t)pith_comm_size(w->comm), sent = 0, received = 0;
   if (++w->starts == w->fails_at) {
     return pith_fail(PITH_ERR_SYSTEM, "the wire is cut");
   }
@@ -80,7 +80,7 @@ static pith_status wait(void *self, uint64_t ticket) {
 static pith_carrier carrier_of(wire *w, uint32_t caps) {
   pith_carrier carrier = PITH_CARRIER_INIT;
   carrier.name = "test", carrier.self = w, carrier.caps = caps;
-  carrier.rank = pith_comm_rank(w->comm), carrier.ranks = pith_comm_ranks(w->comm);
+  carrier.rank = pith_comm_rank(w->comm), carrier.ranks = pith_comm_size(w->comm);
   carrier.start = start, carrier.wait = wait;
   return carrier;
 }
@@ -97,9 +97,12 @@ static void add_layers(pith_reducer *r) {
     char name[32];
     size_t flat = size_of(l), is_flat = shapes[l][0] == 1;
     snprintf(name, sizeof name, "layer%zu", l);
-    CHECK_OK(pith_reducer_add(r, name, is_flat ? &flat : shapes[l], is_flat ? 1 : 2, dtypes[l], NULL));
+    CHECK_OK(pith_reducer_add(
+        r, &(pith_layer){sizeof(pith_layer), name, is_flat ? &flat : shapes[l], is_flat ? 1 : 2, dtypes[l], NULL},
+        NULL));
   }
-  CHECK_OK(pith_reducer_add_exact(r, "wide", (size_t[]){50}, 1, PITH_F64, "f64 is exact", NULL));
+  CHECK_OK(pith_reducer_add(r, &(pith_layer){sizeof(pith_layer), "wide", (size_t[]){50}, 1, PITH_F64, "f64 is exact"},
+                            NULL));
 }
 
 typedef struct gradients {

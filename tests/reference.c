@@ -222,7 +222,7 @@ static void reduce_round(const reference *r, const pith_round *round, void **of,
 
 static void rounds(const reference *r, float *const *x, const pith_ctx *ctx, float *result) {
   for (size_t i = 0; i < pith_codec_rounds(r->codec); i++) {
-    pith_round round;
+    pith_round round = PITH_ROUND_INIT;
     CHECK_OK(pith_round_describe(r->codec, r->mine[0], i, &round));
     size_t bytes = round.count * pith_dtype_size(round.dtype) + 1;
     void *buffers[r->ranks], *reduced = malloc(bytes);

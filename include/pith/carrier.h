@@ -38,7 +38,7 @@ typedef struct pith_exchange {
   size_t bytes;                          /* all-gather: of one rank */
   size_t count;                          /* allreduce */
   pith_dtype dtype;
-  pith_reduce op;
+  pith_reduce_op op;
   void *stream; /* CUDA: on which send was written, and on which recv will be read */
 } pith_exchange;
 
@@ -99,10 +99,6 @@ PITH_API pith_status pith_reducer_create_over(const pith_carrier *carrier, const
 /* pith_reducer_create() with options; NULL: the defaults. */
 PITH_API pith_status pith_reducer_create_with(pith_comm *comm, const char *rules, uint64_t seed,
                                               const pith_reducer_options *options, pith_reducer **reducer);
-
-/* A layer that travels exactly, whatever the rules say; also of f64. `reason` is what pith_reducer_layer() tells. */
-PITH_API pith_status pith_reducer_add_exact(pith_reducer *reducer, const char *name, const size_t *shape,
-                                            size_t dimensions, pith_dtype dtype, const char *reason, size_t *layer);
 
 #ifdef __cplusplus
 }

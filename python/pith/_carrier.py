@@ -69,7 +69,6 @@ class Bridge:
         self._functions = (c.CARRIER_START(self._start), c.CARRIER_WAIT(self._wait))
         self._name = carrier.name.encode()
         self.struct = c.Carrier(
-            size=ctypes.sizeof(c.Carrier),
             name=self._name,
             rank=carrier.rank,
             ranks=carrier.ranks,

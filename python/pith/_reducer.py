@@ -60,7 +60,6 @@ class Reducer:
         text = rules if isinstance(rules, str) else rules.text
         pointer = ctypes.c_void_p()
         options = c.ReducerOptions(
-            ctypes.sizeof(c.ReducerOptions),
             c.whole(ctypes.c_size_t, group_bytes, "group_bytes"),
             int(in_order),
         )
@@ -112,11 +111,9 @@ class Reducer:
         ``exact``: why it is never compressed, whatever the rules say; layers of f64 need it.
         """
         number, kind = ctypes.c_size_t(), dtype_of(dtype)
-        start = self._open(), name.encode(), c.numbers(shape), len(shape), kind
-        if exact is None:
-            c.check(c.lib.pith_reducer_add(*start, ctypes.byref(number)))
-        else:
-            c.check(c.lib.pith_reducer_add_exact(*start, exact.encode(), ctypes.byref(number)))
+        reason = None if exact is None else c.encoded(exact, "exact")
+        layer = c.Layer(c.encoded(name, "the name"), c.numbers(shape), len(shape), kind, reason)
+        c.check(c.lib.pith_reducer_add(self._open(), ctypes.byref(layer), ctypes.byref(number)))
         self._numbers[name] = number.value
         self._shapes.append((count(shape), kind))
         return number.value
@@ -173,8 +170,9 @@ class Reducer:
 
     def layer(self, number: int) -> Layer:
         """One of them. With an adaptive spec its spec is that of the step that comes."""
-        layer = c.Layer()
-        c.check(c.lib.pith_reducer_layer(self._open(), number, ctypes.byref(layer)))
+        layer, traffic = c.LayerStats(), c.Traffic()
+        c.check(c.lib.pith_reducer_layer_stats(self._open(), number, ctypes.byref(layer)))
+        c.check(c.lib.pith_reducer_layer_traffic(self._open(), number, ctypes.byref(traffic)))
         return Layer(
             c.text(layer.name),
             c.text(layer.spec),
@@ -182,7 +180,7 @@ class Reducer:
             layer.n,
             layer.bytes,
             layer.steps,
-            traffic_of(layer.traffic),
+            traffic_of(traffic),
         )
 
     def write_profile(self, path: str | os.PathLike[str]) -> None:
@@ -191,7 +189,7 @@ class Reducer:
 
     def save(self) -> bytes:
         """The step and every layer's state, for a checkpoint of this rank."""
-        return saved(c.lib.pith_reducer_size, c.lib.pith_reducer_save, self._open())
+        return saved(c.lib.pith_reducer_save_size, c.lib.pith_reducer_save, self._open())
 
     def load(self, data: Any) -> None:
         """From a checkpoint of this rank. Rank, names, sizes and specs are checked before anything changes."""

@@ -11,7 +11,7 @@ enum { CANDIDATES_TEXT = 16384, PROBE_VALUES = 1 << 15 };
 
 /* ---- Life -------------------------------------------------------------------------------------------------------- */
 
-static pith_status make_profiles(pith_adapter *a, const pith_layer_shape *layers) {
+static pith_status make_profiles(pith_adapter *a, const pith_layer *layers) {
   char *text = malloc(CANDIDATES_TEXT);
   PITH_REQUIRE(text, PITH_ERR_MEMORY, "no memory for candidates");
   pith_status status = pith__adapt_candidates(&a->options, text, CANDIDATES_TEXT);
@@ -78,7 +78,7 @@ static pith_status read_environment(pith_adapter *a) {
   return PITH_OK;
 }
 
-static pith_status build(pith_adapter *a, const char *spec, const pith_layer_shape *layers) {
+static pith_status build(pith_adapter *a, const char *spec, const pith_layer *layers) {
   PITH_TRY(pith__adapt_parse(spec, &a->options));
   PITH_TRY(make_profiles(a, layers));
   PITH_TRY(make_rooms(a));
@@ -90,7 +90,7 @@ static pith_status build(pith_adapter *a, const char *spec, const pith_layer_sha
   return PITH_OK;
 }
 
-pith_status pith_adapter_create(const char *spec, const pith_layer_shape *layers, size_t count, int rank, int ranks,
+pith_status pith_adapter_create(const char *spec, const pith_layer *layers, size_t count, int rank, int ranks,
                                 uint64_t seed, pith_adapter **adapter) {
   PITH_REQUIRE(spec && (layers || !count) && adapter, PITH_ERR_ARGUMENT,
                "pith_adapter_create: spec, layers or adapter is NULL");

@@ -93,7 +93,7 @@ static void move_all(walk *w, pith_adapter *a) {
   }
 }
 
-size_t pith_adapter_size(pith_adapter *a) {
+size_t pith_adapter_save_size(pith_adapter *a) {
   walk w = {.pass = COUNT};
   pith__worker_wait(a); /* what went wrong there, the next step will tell */
   move_all(&w, a);
@@ -104,7 +104,7 @@ pith_status pith_adapter_save(pith_adapter *a, pith_out *out) {
   PITH_REQUIRE(a && out && out->data, PITH_ERR_ARGUMENT, "pith_adapter_save: adapter and out must not be NULL");
   PITH_REQUIRE(a->due == PITH_DUE_NOTHING, PITH_ERR_STATE, "a step is under way: finish it before saving");
   PITH_TRY(pith__worker_wait(a));
-  size_t size = pith_adapter_size(a);
+  size_t size = pith_adapter_save_size(a);
   PITH_REQUIRE(out->capacity >= size, PITH_ERR_BUFFER, "the adapter takes %zu bytes, the buffer has %zu", size,
                out->capacity);
   uint8_t *bytes = out->data;
@@ -160,11 +160,12 @@ static pith_status check_head(const pith_adapter *a, pith_bytes in) {
   return PITH_OK;
 }
 
-static pith_layer_shape *shapes_of(const pith_adapter *a) {
-  pith_layer_shape *shape = calloc(a->layers + 1, sizeof *shape);
+static pith_layer *shapes_of(const pith_adapter *a) {
+  pith_layer *shape = calloc(a->layers + 1, sizeof *shape);
   for (size_t l = 0; shape && l < a->layers; l++) {
     const pith_profiled *layer = &a->window->layer[l];
-    shape[l] = (pith_layer_shape){layer->name, layer->shape, layer->dimensions};
+    shape[l] = (pith_layer){
+        .size = sizeof(pith_layer), .name = layer->name, .shape = layer->shape, .dimensions = layer->dimensions};
   }
   return shape;
 }
@@ -202,7 +203,7 @@ pith_status pith_adapter_load(pith_adapter *a, pith_bytes in) {
   PITH_REQUIRE(a->due == PITH_DUE_NOTHING, PITH_ERR_STATE, "a step is under way: finish it before loading");
   PITH_TRY(check_head(a, in));
   PITH_TRY(pith__worker_wait(a));
-  pith_layer_shape *shapes = shapes_of(a);
+  pith_layer *shapes = shapes_of(a);
   PITH_REQUIRE(shapes, PITH_ERR_MEMORY, "no memory to load an adapter");
   pith_status status = pith_adapter_create(a->options.text, shapes, a->layers, a->rank, a->ranks, a->seed, &fresh);
   free(shapes);

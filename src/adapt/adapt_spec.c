@@ -9,20 +9,32 @@
 #include <string.h>
 
 #include "adapt/adapt.h"
+#include "base/struct_size.h"
 
 enum { PERIOD_LEAST = 32, WARMUP_LEAST = 4 };
 #define COUNT_MOST 1e9
 
 /* ---- What there is ----------------------------------------------------------------------------------------------- */
 
-#define PERIOD_OPTION \
-  {"period", PITH_PARAM_INT, PERIOD_LEAST, COUNT_MOST, "256", NULL, "steps from one plan to the next"}
-#define WARMUP_OPTION {"warmup", PITH_PARAM_INT, WARMUP_LEAST, COUNT_MOST, "20", NULL, "steps before the first plan"}
-#define ALPHA_OPTION {"alpha", PITH_PARAM_REAL, 1e-6, 1e6, "1", NULL, "factor on the error that may be lost"}
-#define BUDGET_OPTION(help) {"budget", PITH_PARAM_SPEC, 0, 0, NULL, NULL, help}
+#define PERIOD_OPTION                                          \
+  {sizeof(pith_param), "period", PITH_PARAM_INT, PERIOD_LEAST, \
+   COUNT_MOST,         "256",    NULL,           "steps from one plan to the next"}
+#define WARMUP_OPTION \
+  {sizeof(pith_param), "warmup", PITH_PARAM_INT, WARMUP_LEAST, COUNT_MOST, "20", NULL, "steps before the first plan"}
+#define ALPHA_OPTION \
+  {sizeof(pith_param), "alpha", PITH_PARAM_REAL, 1e-6, 1e6, "1", NULL, "factor on the error that may be lost"}
+#define BUDGET_OPTION(help) {sizeof(pith_param), "budget", PITH_PARAM_SPEC, 0, 0, NULL, NULL, help}
 #define THRESHOLD_OPTION \
-  {"threshold", PITH_PARAM_REAL, 1e-6, 1e6, "0.5", NULL, "how much the gradient's norm changes in a critical phase"}
-#define CRITICAL_OPTION {"critical", PITH_PARAM_SPEC, 0, 0, NULL, NULL, "the spec for critical phases"}
+  {sizeof(pith_param),   \
+   "threshold",          \
+   PITH_PARAM_REAL,      \
+   1e-6,                 \
+   1e6,                  \
+   "0.5",                \
+   NULL,                 \
+   "how much the gradient's norm changes in a critical phase"}
+#define CRITICAL_OPTION \
+  {sizeof(pith_param), "critical", PITH_PARAM_SPEC, 0, 0, NULL, NULL, "the spec for critical phases"}
 
 static const pith_param auto_options[] = {
     BUDGET_OPTION("nothing is tried that loses more than this spec does on all layers; without it only speed counts"),
@@ -32,7 +44,7 @@ static const pith_param auto_options[] = {
 static const pith_param lgreco_options[] = {
     BUDGET_OPTION("the spec whose error on all layers may be lost; else the spec itself"),
     ALPHA_OPTION,
-    {"floor", PITH_PARAM_REAL, 0, 1, "0.5", NULL,
+    {sizeof(pith_param), "floor", PITH_PARAM_REAL, 0, 1, "0.5", NULL,
      "no layer gets less than this share of the bytes that the spec gives it"},
     CRITICAL_OPTION,
     THRESHOLD_OPTION,
@@ -71,14 +83,14 @@ pith_status pith_adaptive_get(size_t index, pith_method *method) {
   PITH_REQUIRE(method, PITH_ERR_ARGUMENT, "pith_adaptive_get: method is NULL");
   PITH_REQUIRE(index < NAMES, PITH_ERR_RANGE, "there is no adaptive spec %zu: there are %d, counted from 0", index,
                NAMES);
-  *method = (pith_method){.name = kinds[index].name,
-                          .family = "adaptive",
-                          .summary = kinds[index].summary,
-                          .made_of = kinds[index].form,
-                          .kind = PITH_KIND_PRESET,
-                          .origin = kinds[index].origin,
-                          .params = kinds[index].options};
-  return PITH_OK;
+  pith_method found = {.name = kinds[index].name,
+                       .family = "adaptive",
+                       .summary = kinds[index].summary,
+                       .made_of = kinds[index].form,
+                       .kind = PITH_KIND_PRESET,
+                       .origin = kinds[index].origin,
+                       .params = kinds[index].options};
+  return PITH_STRUCT_WRITE(pith_method, &found, method);
 }
 
 const char *pith_adaptive_use(size_t index) { return index < NAMES ? kinds[index].use : NULL; }

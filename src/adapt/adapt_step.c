@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "adapt/adapt.h"
+#include "base/struct_size.h"
 
 #define MOVED 0.15
 
@@ -111,18 +112,18 @@ static size_t write_time(pith_adapter *a) {
   return 1;
 }
 
-pith_status pith_adapter_finish(pith_adapter *a, const pith_adapter_step *measured, double **numbers, size_t *count) {
-  PITH_REQUIRE(a && measured && numbers && count, PITH_ERR_ARGUMENT,
+pith_status pith_adapter_finish(pith_adapter *a, const pith_adapter_step *given, double **numbers, size_t *count) {
+  PITH_REQUIRE(a && given && numbers && count, PITH_ERR_ARGUMENT,
                "pith_adapter_finish: adapter, measured, numbers or count is NULL");
-  PITH_REQUIRE(measured->size >= sizeof *measured && measured->size <= 4096, PITH_ERR_ARGUMENT,
-               "pith_adapter_step.size is %zu, not %zu", measured->size, sizeof *measured);
+  pith_adapter_step measured = PITH_ADAPTER_STEP_INIT;
+  PITH_TRY(PITH_STRUCT_READ(pith_adapter_step, given, &measured));
   *numbers = a->numbers;
   *count = 0;
   a->due = PITH_DUE_NOTHING;
   if (a->idle) {
     return PITH_OK;
   }
-  remember(a, measured);
+  remember(a, &measured);
   pith_due due = due_now(a);
   if (due == PITH_DUE_SUMS || due == PITH_DUE_MEASURES) {
     PITH_TRY(pith__worker_wait(a));

@@ -320,7 +320,7 @@ static void print_machine(const report *r) {
 }
 
 static void print_plugins(void) {
-  pith_method method;
+  pith_method method = PITH_METHOD_INIT;
   size_t found = 0;
   printf("\nplug-ins\n");
   for (size_t i = 0; pith_method_get(i, &method) == PITH_OK; i++) {
@@ -465,7 +465,7 @@ static void write_variables(cli_json *json) {
 }
 
 static void write_plugins(cli_json *json) {
-  pith_method method;
+  pith_method method = PITH_METHOD_INIT;
   cli_json_array(json, "plugins");
   for (size_t i = 0; pith_method_get(i, &method) == PITH_OK; i++) {
     if (cli_method_is_foreign(&method)) {

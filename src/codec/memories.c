@@ -9,7 +9,7 @@
 enum { EF_BETA };
 
 static const pith_param ef_params[] = {
-    {"beta", PITH_PARAM_REAL, 0, 1, "1", NULL, "how much of the residual is carried on"},
+    {sizeof(pith_param), "beta", PITH_PARAM_REAL, 0, 1, "1", NULL, "how much of the residual is carried on"},
     {0},
 };
 
@@ -41,7 +41,7 @@ const pith_memory_ops pith__memory_ef = {
 enum { MOMENTUM_BETA };
 
 static const pith_param momentum_params[] = {
-    {"beta", PITH_PARAM_REAL, 0, 0.9999, "0.9", NULL, "weight of the past"},
+    {sizeof(pith_param), "beta", PITH_PARAM_REAL, 0, 0.9999, "0.9", NULL, "weight of the past"},
     {0},
 };
 
@@ -69,8 +69,8 @@ const pith_memory_ops pith__memory_momentum = {
 enum { DGC_MOMENTUM, DGC_CLIP };
 
 static const pith_param dgc_params[] = {
-    {"momentum", PITH_PARAM_REAL, 0, 0.999, "0.9", NULL, "weight of the past in u = m·u + g"},
-    {"clip", PITH_PARAM_REAL, 0, 1e6, "0", NULL,
+    {sizeof(pith_param), "momentum", PITH_PARAM_REAL, 0, 0.999, "0.9", NULL, "weight of the past in u = m·u + g"},
+    {sizeof(pith_param), "clip", PITH_PARAM_REAL, 0, 1e6, "0", NULL,
      "clip the gradient's norm at this, over the root of the ranks; 0: never"},
     {0},
 };

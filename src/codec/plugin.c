@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/struct_size.h"
 #include "codec/registry.h"
 
 typedef struct pith_loaded {
@@ -63,19 +64,20 @@ static pith_status find_file(const char *name, char path[PATH_MAX]) {
 
 /* ---- What is in it ----------------------------------------------------------------------------------------------- */
 
-static pith_status read_entry(void *handle, const char *path, const pith_plugin **plugin) {
+static pith_status read_entry(void *handle, const char *path, pith_plugin *plugin) {
   pith_plugin_entry_fn entry;
   void *symbol = dlsym(handle, PITH_PLUGIN_ENTRY);
   PITH_REQUIRE(symbol, PITH_ERR_PLUGIN, "%s is not a plug-in: it does not export %s()", path, PITH_PLUGIN_ENTRY);
   memcpy(&entry, &symbol, sizeof entry); /* ISO C has no cast between the two kinds of pointers */
-  const pith_plugin *found = entry();
-  PITH_REQUIRE(found, PITH_ERR_PLUGIN, "%s: %s() returned NULL", path, PITH_PLUGIN_ENTRY);
-  PITH_REQUIRE(found->abi == PITH_PLUGIN_ABI, PITH_ERR_PLUGIN,
-               "%s has plug-in ABI %u, this library %u; build it with this library's header", path, found->abi,
+  const pith_plugin *given = entry();
+  PITH_REQUIRE(given, PITH_ERR_PLUGIN, "%s: %s() returned NULL", path, PITH_PLUGIN_ENTRY);
+  PITH_REQUIRE(PITH_STRUCT_READ(pith_plugin, given, plugin) == PITH_OK, PITH_ERR_PLUGIN,
+               "%s was built for another version of Pith, or before 0.2: %s", path, pith_error());
+  PITH_REQUIRE(plugin->abi == PITH_PLUGIN_ABI, PITH_ERR_PLUGIN,
+               "%s has plug-in ABI %u, this library %u; build it with this library's header", path, plugin->abi,
                PITH_PLUGIN_ABI);
-  PITH_REQUIRE(found->name && *found->name && found->version, PITH_ERR_PLUGIN, "%s has no name or version", path);
-  PITH_REQUIRE(found->codecs && found->codec_count, PITH_ERR_PLUGIN, "%s (%s) has no codecs", path, found->name);
-  *plugin = found;
+  PITH_REQUIRE(plugin->name && *plugin->name && plugin->version, PITH_ERR_PLUGIN, "%s has no name or version", path);
+  PITH_REQUIRE(plugin->codecs && plugin->codec_count, PITH_ERR_PLUGIN, "%s (%s) has no codecs", path, plugin->name);
   return PITH_OK;
 }
 
@@ -89,18 +91,18 @@ static int is_loaded(const void *handle) {
 }
 
 static pith_status register_handle(void *handle, const char *path) {
-  const pith_plugin *plugin = NULL;
+  pith_plugin plugin = {.size = sizeof plugin};
   PITH_TRY(read_entry(handle, path, &plugin));
   pith_loaded *node = malloc(sizeof *node);
   PITH_REQUIRE(node, PITH_ERR_MEMORY, "no memory to load %s", path);
-  pith_status status = pith__registry_add(plugin->codecs, plugin->codec_count, path);
+  pith_status status = pith__registry_add(plugin.codecs, plugin.codec_count, path);
   if (status != PITH_OK) {
     free(node);
     return pith_fail(status, "%s: %s", path, pith_error());
   }
   *node = (pith_loaded){handle, loaded};
   loaded = node;
-  PITH_LOG_INFO("plug-in %s %s: %zu codecs from %s", plugin->name, plugin->version, plugin->codec_count, path);
+  PITH_LOG_INFO("plug-in %s %s: %zu codecs from %s", plugin.name, plugin.version, plugin.codec_count, path);
   return PITH_OK;
 }
 

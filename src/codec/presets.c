@@ -7,7 +7,9 @@
 #include "codec/registry.h"
 
 #define SIGN_BUCKET PITH_PARAM_BUCKET("4096")
-#define BLOCK {"block", PITH_PARAM_INT, 64, PITH_BLOCK_MAX, "4096", NULL, "values rotated together; a power of two"}
+#define BLOCK                                       \
+  {sizeof(pith_param), "block", PITH_PARAM_INT, 64, \
+   PITH_BLOCK_MAX,     "4096",  NULL,           "values rotated together; a power of two"}
 
 static const pith_param sign_params[] = {SIGN_BUCKET, {0}};
 
@@ -16,23 +18,26 @@ static const pith_param mean_params[] = {PITH_PARAM_BUCKET("512"), {0}};
 static const pith_param drive_params[] = {BLOCK, {0}};
 
 static const pith_param signum_params[] = {
-    {"beta", PITH_PARAM_REAL, 0, 0.9999, "0.9", NULL, "share of the old momentum that is kept"},
+    {sizeof(pith_param), "beta", PITH_PARAM_REAL, 0, 0.9999, "0.9", NULL, "share of the old momentum that is kept"},
     SIGN_BUCKET,
     {0},
 };
 
 static const pith_param eden_params[] = {
-    {"bits", PITH_PARAM_INT, 1, 4, "2", NULL, "bits of a level"},
+    {sizeof(pith_param), "bits", PITH_PARAM_INT, 1, 4, "2", NULL, "bits of a level"},
     BLOCK,
     {0},
 };
 
 static const pith_param dgc_params[] = {
-    {"ratio", PITH_PARAM_REAL, 1e-6, 1, "0.01", NULL, "share of the values that travels"},
-    {"momentum", PITH_PARAM_REAL, 0, 0.999, "0.9", NULL, "momentum that the values gather while they wait"},
-    {"clip", PITH_PARAM_REAL, 0, 1e6, "0", NULL, "largest norm of a layer's gradient over all ranks; 0: no limit"},
-    {"values", PITH_PARAM_CHOICE, 0, 0, "fp32", "fp32|fp16|bf16|q8", "how the values travel"},
-    {"warmup", PITH_PARAM_INT, 0, 1e9, "0", NULL, "steps over which the ratio falls to its value; 0: none"},
+    {sizeof(pith_param), "ratio", PITH_PARAM_REAL, 1e-6, 1, "0.01", NULL, "share of the values that travels"},
+    {sizeof(pith_param), "momentum", PITH_PARAM_REAL, 0, 0.999, "0.9", NULL,
+     "momentum that the values gather while they wait"},
+    {sizeof(pith_param), "clip", PITH_PARAM_REAL, 0, 1e6, "0", NULL,
+     "largest norm of a layer's gradient over all ranks; 0: no limit"},
+    {sizeof(pith_param), "values", PITH_PARAM_CHOICE, 0, 0, "fp32", "fp32|fp16|bf16|q8", "how the values travel"},
+    {sizeof(pith_param), "warmup", PITH_PARAM_INT, 0, 1e9, "0", NULL,
+     "steps over which the ratio falls to its value; 0: none"},
     {0},
 };
 

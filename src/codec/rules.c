@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/spec.h"
+#include "base/struct_size.h"
 
 #define SMALL 1024 /* tensors under this many values cost more to compress than to send */
 
@@ -197,7 +198,9 @@ pith_status pith_rules_find(const pith_rules *rules, const char *layer, size_t d
   if (i < rules->count) {
     reason = strcmp(rules->rule[i].pattern, "*") == 0 ? default_reason(dimensions, n) : NULL;
   }
-  *match = reason ? (pith_match){rules->none, SIZE_MAX, reason}
-                  : (pith_match){rules->rule[i].codec, i, rules->rule[i].reason};
-  return PITH_OK;
+  pith_match found = {.codec = rules->none, .rule = SIZE_MAX, .reason = reason};
+  if (!reason) {
+    found = (pith_match){.codec = rules->rule[i].codec, .rule = i, .reason = rules->rule[i].reason};
+  }
+  return PITH_STRUCT_WRITE(pith_match, &found, match);
 }

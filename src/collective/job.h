@@ -21,7 +21,7 @@ struct pith_job {
   int rank, ranks;
   pith_cspan src;
   pith_span dst;
-  pith_reduce reduce;
+  pith_reduce_op reduce;
   const pith_codec *codec; /* NULL: uncompressed */
   pith_state *state;
   pith_ctx ctx;
@@ -91,12 +91,12 @@ typedef struct pith_raw {
   uint8_t *dst;
   size_t n;
   pith_dtype dtype;
-  pith_reduce reduce;
+  pith_reduce_op reduce;
 } pith_raw;
 
 /* out = the reduction of `count` sources of n values, in their order; sums of halves are in f32, rounded once. out may
  * be one of the sources. A mean is the sum over `count`, divided. */
-void pith__reduce_many(pith_dtype dtype, pith_reduce reduce, const void *const *sources, int count, void *out,
+void pith__reduce_many(pith_dtype dtype, pith_reduce_op reduce, const void *const *sources, int count, void *out,
                        size_t n);
 
 /* sum (n floats) = or += values[first, first + n). */
@@ -105,18 +105,18 @@ void pith__sum_values(pith_cspan values, size_t first, float *sum, size_t n, int
 /* What a task of pith__work_reduce has in task->values: one source for each rank, in rank order, of task->n values. */
 typedef struct pith_reduction {
   pith_dtype dtype;
-  pith_reduce reduce;
+  pith_reduce_op reduce;
   const void **sources;
   void *out;
 } pith_reduction;
 
 /* A reduction without its sources' addresses, which are the caller's to fill; NULL marks the schedule as failed. */
-pith_reduction *pith__schedule_reduction(pith_job *job, pith_dtype dtype, pith_reduce reduce, void *out);
+pith_reduction *pith__schedule_reduction(pith_job *job, pith_dtype dtype, pith_reduce_op reduce, void *out);
 
 pith_status pith__work_reduce(pith_job *job, const pith_task *task);
 
 /* PITH_OK, or why this type cannot be reduced that way. */
-pith_status pith__reduce_check(pith_dtype dtype, pith_reduce reduce);
+pith_status pith__reduce_check(pith_dtype dtype, pith_reduce_op reduce);
 
 /* ---- Algorithms: each writes job->schedule; docs/algorithms.md has steps and bytes ------------------------------- */
 

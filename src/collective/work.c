@@ -167,7 +167,7 @@ pith_status pith__work_join(pith_job *job, const pith_task *task) {
   return PITH_OK;
 }
 
-pith_reduction *pith__schedule_reduction(pith_job *job, pith_dtype dtype, pith_reduce reduce, void *out) {
+pith_reduction *pith__schedule_reduction(pith_job *job, pith_dtype dtype, pith_reduce_op reduce, void *out) {
   pith_reduction *r = pith__schedule_take(&job->schedule, 1, sizeof *r);
   const void **sources = pith__schedule_take(&job->schedule, (size_t)job->ranks, sizeof *sources);
   if (!r || !sources) {

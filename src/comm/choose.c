@@ -89,7 +89,7 @@ static double bytes_of_rounds(const pith_job *job) {
   double bytes = 0;
   size_t layers = job->member_count ? job->member_count : 1;
   for (size_t i = 0; i < layers * pith_codec_rounds(job->codec); i++) {
-    pith_round round;
+    pith_round round = PITH_ROUND_INIT;
     const pith_state *state = job->member_count ? job->members[i % layers].state : job->state;
     if (pith_round_describe(job->codec, state, i / layers, &round) == PITH_OK) {
       bytes += (double)round.count * (double)pith_dtype_size(round.dtype);

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/forked.h"
+#include "base/struct_size.h"
 #include "comm/choose.h"
 #include "comm/join.h"
 #include "comm/submit.h"
@@ -295,7 +296,7 @@ static int is_forked(const pith_comm *comm) { return comm->made_in != pith__fork
 
 int pith_comm_rank(const pith_comm *comm) { return comm ? comm->rank : -1; }
 
-int pith_comm_ranks(const pith_comm *comm) { return comm ? comm->ranks : 0; }
+int pith_comm_size(const pith_comm *comm) { return comm ? comm->ranks : 0; }
 
 const char *pith_comm_transport(const pith_comm *comm, int peer) {
   return !comm || peer < 0 || peer >= comm->ranks ? "none"
@@ -326,14 +327,11 @@ pith_status pith_comm_set_timeout(pith_comm *comm, double seconds) {
 pith_status pith_comm_stats(const pith_comm *comm, pith_stats *stats) {
   PITH_REQUIRE(comm && stats, PITH_ERR_ARGUMENT, "pith_comm_stats: comm and stats must not be NULL");
   PITH_TRY(pith__check_comm(comm));
-  PITH_REQUIRE(stats->size == sizeof *stats, PITH_ERR_ARGUMENT, "pith_stats.size is %zu, not %zu", stats->size,
-               sizeof *stats);
   pith_comm *locked = (pith_comm *)(uintptr_t)comm;
   pith__comm_lock(locked);
-  *stats = comm->stats;
+  pith_stats found = comm->stats;
   pthread_mutex_unlock(&locked->mutex);
-  stats->size = sizeof *stats;
-  return PITH_OK;
+  return PITH_STRUCT_WRITE(pith_stats, &found, stats);
 }
 
 pith_status pith_comm_traffic(const pith_comm *comm, const char *operation, pith_traffic *traffic) {
@@ -347,9 +345,9 @@ pith_status pith_comm_traffic(const pith_comm *comm, const char *operation, pith
   PITH_REQUIRE(kind < PITH_OP_KINDS, PITH_ERR_ARGUMENT, "there is no operation \"%s\"", operation);
   pith_comm *locked = (pith_comm *)(uintptr_t)comm;
   pith__comm_lock(locked);
-  *traffic = comm->traffic[kind];
+  pith_traffic found = comm->traffic[kind];
   pthread_mutex_unlock(&locked->mutex);
-  return PITH_OK;
+  return PITH_STRUCT_WRITE(pith_traffic, &found, traffic);
 }
 
 void pith_comm_abort(pith_comm *comm, const char *why) {

@@ -15,6 +15,7 @@
 
 #include "base/hash.h"
 #include "base/status.h"
+#include "base/struct_size.h"
 
 /* Ports made from a job id lie below those that systems give to outgoing connections. The upper half of the range is
  * for what a framework opens beside Pith (python/pith/torch/_launcher.py). */
@@ -211,7 +212,7 @@ static const char *of_process(const char *name) { return getenv(name); }
 
 pith_status pith_launch_find(pith_launch *launch) {
   PITH_REQUIRE(launch, PITH_ERR_ARGUMENT, "pith_launch_find: launch must not be NULL");
-  PITH_REQUIRE(launch->size == sizeof *launch, PITH_ERR_ARGUMENT,
-               "pith_launch.size is %zu: start from PITH_LAUNCH_INIT", launch->size);
-  return pith__launch_read(of_process, launch);
+  pith_launch found;
+  PITH_TRY(pith__launch_read(of_process, &found));
+  return PITH_STRUCT_WRITE(pith_launch, &found, launch);
 }

@@ -101,7 +101,7 @@ pith_status pith__schedule_allreduce(pith_operation *op, const char *asked) {
   return schedule_by(job, algorithm);
 }
 
-pith_status pith_allreduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce reduce, const pith_call *call,
+pith_status pith_allreduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce_op reduce, const pith_call *call,
                            pith_request **request) {
   pith_operation *op;
   PITH_TRY(pith__check_comm(comm));
@@ -145,7 +145,7 @@ static pith_status schedule_reduce_scatter(pith_operation *op, const size_t *cou
 }
 
 pith_status pith_reduce_scatter(pith_comm *comm, pith_cspan src, pith_span dst, const size_t *counts,
-                                pith_reduce reduce, const pith_call *call, pith_request **request) {
+                                pith_reduce_op reduce, const pith_call *call, pith_request **request) {
   pith_operation *op;
   PITH_TRY(pith__check_comm(comm));
   PITH_TRY(check_spans(src, dst));
@@ -160,8 +160,8 @@ static pith_status schedule_reduce(pith_job *job, int root) {
   return job->ranks == 1 ? schedule_copy(job) : pith__reduce_to(job, root);
 }
 
-pith_status pith_reduce_to(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce reduce, int root,
-                           const pith_call *call, pith_request **request) {
+pith_status pith_reduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce_op reduce, int root,
+                        const pith_call *call, pith_request **request) {
   pith_operation *op;
   PITH_TRY(pith__check_comm(comm));
   PITH_TRY(pith__check_rank(comm, root, "root"));
@@ -322,6 +322,6 @@ pith_status pith_send(pith_comm *comm, pith_cspan src, int peer, uint32_t tag, p
   return point(comm, (void *)(uintptr_t)src.data, src.n, src.dtype, peer, tag, PITH_TASK_SEND, request);
 }
 
-pith_status pith_receive(pith_comm *comm, pith_span dst, int peer, uint32_t tag, pith_request **request) {
+pith_status pith_recv(pith_comm *comm, pith_span dst, int peer, uint32_t tag, pith_request **request) {
   return point(comm, dst.data, dst.n, dst.dtype, peer, tag, PITH_TASK_RECEIVE, request);
 }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/struct_size.h"
 #include "comm/choose.h"
 
 #define DEFAULT_PORT 29499
@@ -32,16 +33,9 @@ static int number_of(int given, const char *const *variables) {
 
 static const char *environment(const char *name) { return getenv(name); }
 
-/* Every version of the header has had these fields in these places; what an older one lacks has its default. */
 static pith_status copy_config(const pith_config *given, pith_config *config) {
   *config = (pith_config)PITH_CONFIG_INIT;
-  if (given) {
-    PITH_REQUIRE(
-        given->size >= offsetof(pith_config, id) && given->size <= sizeof *config && given->size % sizeof(void *) == 0,
-        PITH_ERR_ARGUMENT, "pith_config.size is %zu: start from PITH_CONFIG_INIT", given->size);
-    memcpy(config, given, given->size);
-  }
-  return PITH_OK;
+  return given ? PITH_STRUCT_READ(pith_config, given, config) : PITH_OK;
 }
 
 /* Who we are and where rank 0 is: what the program says, and the launcher for the rest. */

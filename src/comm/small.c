@@ -33,7 +33,7 @@ static int is_small(const pith_comm *comm, size_t bytes, const pith_call *call) 
 }
 
 /* In place and field by field: a copy of what was just written would wait for the writes. */
-static void fill_frame(pith_frame *frame, pith_comm *comm, pith_cspan src, pith_reduce reduce, const pith_call *call,
+static void fill_frame(pith_frame *frame, pith_comm *comm, pith_cspan src, pith_reduce_op reduce, const pith_call *call,
                        size_t bytes) {
   frame->magic = PITH_FRAME_MAGIC;
   frame->version = PITH_FRAME_VERSION;
@@ -41,10 +41,10 @@ static void fill_frame(pith_frame *frame, pith_comm *comm, pith_cspan src, pith_
   frame->operation = PITH_OP_ALLREDUCE;
   frame->flags = (uint32_t)PITH_ALGORITHM_SRA << 16 | (uint32_t)src.dtype << 8 | (uint32_t)reduce;
   frame->sequence = ++comm->sequence;
-  frame->layer = call ? call->ctx.layer : 0;
+  frame->layer = call ? call->layer : 0;
   frame->count = src.n;
-  frame->step = call ? call->ctx.step : 0;
-  frame->seed = call ? call->ctx.seed : 0;
+  frame->step = call ? call->step : 0;
+  frame->seed = call ? call->seed : 0;
   frame->epoch = PITH_FRAME_EPOCH;
   frame->length = bytes;
   frame->tag = PITH_TAG(0, 0);
@@ -132,7 +132,7 @@ static pith_status run(pith_comm *comm, small *b, pith_cspan src, size_t bytes) 
   return b->op.status == PITH_OK ? PITH_OK : pith_fail(comm->failed, "%s", comm->failure);
 }
 
-int pith__small_allreduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce reduce, const pith_call *call,
+int pith__small_allreduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce_op reduce, const pith_call *call,
                           pith_status *status) {
   size_t bytes = src.n * pith_dtype_size(src.dtype);
   small b;

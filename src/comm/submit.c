@@ -9,6 +9,7 @@
 
 #include "base/forked.h"
 #include "base/log.h"
+#include "base/struct_size.h"
 #include "memory/memory.h"
 
 #define NETWORK_MESSAGE ((size_t)32 << 10) /* bytes of uncompressed values */
@@ -91,30 +92,30 @@ static pith_status check_codec(const pith_operation *op, const pith_call *call) 
                "%s: %s values cannot be compressed", codec->spec, pith_dtype_name(dtype));
   PITH_REQUIRE(op->job.reduce == PITH_SUM || op->job.reduce == PITH_MEAN, PITH_ERR_ARGUMENT,
                "%s: only sums and means are compressed", codec->spec);
-  pith_ctx whole = call->ctx;
-  whole.offset = 0;
   if (op->job.member_count) {
     return PITH_OK; /* the reducer made every layer's state for its codec */
   }
-  PITH_TRY(pith__state_fits(codec, call->state, op->job.src.n, &whole));
+  PITH_TRY(pith__state_fits(codec, call->state, op->job.src.n, &op->job.ctx));
   return call->state ? pith__state_claim(call->state, op->comm->rank, op->comm->ranks) : PITH_OK;
 }
 
-static pith_status read_call(pith_operation *op, const pith_call *call) {
-  op->job.ctx = (pith_ctx)PITH_CTX_INIT;
-  op->job.ctx.gamma = 1.0f;
-  if (!call) {
+static pith_status read_call(pith_operation *op, const pith_call *given) {
+  pith_call full = PITH_CALL_INIT, *call = &full;
+  op->job.ctx = (pith_ctx){.size = sizeof(pith_ctx), .gamma = 1.0f};
+  if (!given) {
     return PITH_OK;
   }
-  PITH_REQUIRE(call->size == sizeof *call, PITH_ERR_ARGUMENT, "pith_call.size is %zu: start from PITH_CALL_INIT",
-               call->size);
-  op->job.ctx = call->ctx;
-  op->job.ctx.gamma = call->ctx.gamma != 0 ? call->ctx.gamma : 1.0f;
+  PITH_TRY(PITH_STRUCT_READ(pith_call, given, call));
+  op->job.ctx.seed = call->seed;
+  op->job.ctx.step = call->step;
+  op->job.ctx.layer = call->layer;
+  op->job.ctx.rows = call->rows;
+  op->job.ctx.gamma = call->gamma != 0 ? call->gamma : 1.0f;
   if (call->codec) {
     PITH_TRY(check_codec(op, call));
     op->job.codec = call->codec;
     op->job.state = call->state;
-    op->job.ctx.rows = call->state ? call->state->rows : call->ctx.rows;
+    op->job.ctx.rows = call->state ? call->state->rows : call->rows;
     int rounds = (call->codec->caps & PITH_CAP_ROUNDS) && (call->state || op->job.member_count);
     PITH_TRY(rounds ? PITH_OK : take_scratch(op)); /* rounds work in their states */
   }
@@ -141,12 +142,12 @@ static size_t message_of(const pith_comm *comm, size_t bytes) {
 }
 
 pith_status pith__operation_make(pith_comm *comm, pith_operation_kind kind, pith_cspan src, pith_span dst,
-                                 pith_reduce reduce, const pith_call *call, pith_operation **made) {
+                                 pith_reduce_op reduce, const pith_call *call, pith_operation **made) {
   return pith__operation_make_joined(comm, kind, src, dst, reduce, call, NULL, 0, made);
 }
 
 pith_status pith__operation_make_joined(pith_comm *comm, pith_operation_kind kind, pith_cspan src, pith_span dst,
-                                        pith_reduce reduce, const pith_call *call, const pith_member *members,
+                                        pith_reduce_op reduce, const pith_call *call, const pith_member *members,
                                         size_t count, pith_operation **made) {
   pith_operation *op = calloc(1, sizeof(pith_request));
   PITH_REQUIRE(op, PITH_ERR_MEMORY, "no memory for an operation");
@@ -283,7 +284,7 @@ pith_status pith_wait(pith_request *request) {
 pith_status pith_wait_source(pith_request *request, int *source) {
   PITH_REQUIRE(source, PITH_ERR_ARGUMENT, "pith_wait_source: source must not be NULL");
   PITH_REQUIRE(request && request->operation.frame.operation == PITH_OP_POINT, PITH_ERR_ARGUMENT,
-               "pith_wait_source: this is no request of pith_receive()");
+               "pith_wait_source: this is no request of pith_recv()");
   PITH_TRY(wait_unless_interrupted(request));
   return pith__wait(request, NULL, source);
 }

@@ -14,11 +14,11 @@ pith_status pith__check_overlap(pith_cspan inner, pith_cspan outer, size_t place
 
 /* A new operation with its tensors; nothing is known to the comm yet. */
 pith_status pith__operation_make(pith_comm *comm, pith_operation_kind kind, pith_cspan src, pith_span dst,
-                                 pith_reduce reduce, const pith_call *call, pith_operation **made);
+                                 pith_reduce_op reduce, const pith_call *call, pith_operation **made);
 /* The same for layers joined to one tensor, or (ROUNDS codecs) to one exchange: src and dst then have their values in
  * all, and the members live as long as the operation. */
 pith_status pith__operation_make_joined(pith_comm *comm, pith_operation_kind kind, pith_cspan src, pith_span dst,
-                                        pith_reduce reduce, const pith_call *call, const pith_member *members,
+                                        pith_reduce_op reduce, const pith_call *call, const pith_member *members,
                                         size_t count, pith_operation **made);
 void pith__operation_release(pith_operation *op);
 

@@ -10,10 +10,11 @@
 
 #include "base/saturate.h"
 #include "base/size.h"
+#include "base/struct_size.h"
 
 /* ---- Life -------------------------------------------------------------------------------------------------------- */
 
-static pith_status check_layer(const pith_bucket_layer *l) {
+static pith_status check_layer(const pith_bucket_item *l) {
   const uint32_t needed = PITH_CAP_FIXED | PITH_CAP_CHUNKED;
   PITH_REQUIRE(l->codec, PITH_ERR_ARGUMENT, "a layer of a bucket has no codec");
   PITH_REQUIRE((l->codec->caps & needed) == needed, PITH_ERR_UNSUPPORTED,
@@ -24,6 +25,14 @@ static pith_status check_layer(const pith_bucket_layer *l) {
   PITH_REQUIRE(l->chunk % l->codec->granule == 0, PITH_ERR_ARGUMENT, "a chunk of %zu values is no multiple of %zu",
                l->chunk, l->codec->granule);
   return l->state ? pith__state_fits(l->codec, l->state, l->n, &(pith_ctx)PITH_CTX_INIT) : PITH_OK;
+}
+
+static pith_status read_items(pith_bucket *b, const pith_bucket_item *items) {
+  for (size_t i = 0; i < b->count; i++) {
+    PITH_TRY(PITH_STRUCT_READ_AT(pith_bucket_item, items, i, &b->layer[i]));
+    PITH_TRY(check_layer(&b->layer[i]));
+  }
+  return PITH_OK;
 }
 
 /* Buckets for devices have no states; those for the CPU need them by now. */
@@ -80,21 +89,20 @@ static pith_status fill(pith_bucket *b) {
   return measure_parts(b);
 }
 
-pith_status pith_bucket_create(int rank, int ranks, const pith_bucket_layer *layers, size_t count, pith_bucket **made) {
-  PITH_REQUIRE(made && (layers || count == 0), PITH_ERR_ARGUMENT,
-               "pith_bucket_create: layers and bucket must not be NULL");
+pith_status pith_bucket_create(int rank, int ranks, const pith_bucket_item *items, size_t count, pith_bucket **made) {
+  PITH_REQUIRE(made && (items || count == 0), PITH_ERR_ARGUMENT,
+               "pith_bucket_create: items and bucket must not be NULL");
   PITH_REQUIRE(ranks > 0 && rank >= 0 && rank < ranks, PITH_ERR_ARGUMENT, "rank %d of %d is impossible", rank, ranks);
   PITH_REQUIRE(count < SIZE_MAX / 1024, PITH_ERR_ARGUMENT, "%zu layers do not fit any memory", count);
-  for (size_t i = 0; i < count; i++) {
-    PITH_TRY(check_layer(&layers[i]));
-  }
   pith_bucket *b = calloc(1, sizeof *b + count * sizeof *b->layer);
   PITH_REQUIRE(b, PITH_ERR_MEMORY, "no memory for a bucket of %zu layers", count);
   b->rank = rank;
   b->ranks = ranks;
   b->count = count;
-  memcpy(b->layer, layers, count * sizeof *b->layer);
-  pith_status status = fill(b);
+  pith_status status = read_items(b, items);
+  if (status == PITH_OK) {
+    status = fill(b);
+  }
   if (status != PITH_OK) {
     pith_bucket_destroy(b);
     return status;
@@ -119,23 +127,25 @@ size_t pith_bucket_bytes(const pith_bucket *b, int rank) {
 
 /* ---- The three steps --------------------------------------------------------------------------------------------- */
 
-static pith_cspan values_at(const void *data, const pith_bucket_layer *l, pith_range r) {
+static pith_cspan values_at(const void *data, const pith_bucket_item *l, pith_range r) {
   return (pith_cspan){(const uint8_t *)data + r.first * pith_dtype_size(l->dtype), r.n, l->dtype};
 }
 
 pith_status pith_bucket_encode(pith_bucket *b, const void *const *src, const pith_ctx *given, void *parts) {
+  pith_ctx step;
   PITH_REQUIRE(b && (src || b->count == 0) && parts, PITH_ERR_ARGUMENT,
                "pith_bucket_encode: bucket, src and parts must not be NULL");
+  PITH_TRY(pith__bucket_read_ctx(given, &step));
   PITH_TRY(check_states(b));
   uint8_t *at = parts;
   for (int p = 0; p < b->ranks; p++) {
     for (size_t i = 0; i < b->count; i++) {
       pith_range r = pith__bucket_piece(b, i, p);
-      const pith_bucket_layer *l = &b->layer[i];
+      const pith_bucket_item *l = &b->layer[i];
       pith_out out = {at, pith__bucket_piece_bytes(b, i, r), 0};
       PITH_REQUIRE(src[i] || l->n == 0, PITH_ERR_ARGUMENT, "layer %zu of a bucket: %zu values at NULL", i, l->n);
       if (r.n) {
-        pith_ctx ctx = pith__bucket_ctx(b, given, i, (uint32_t)b->rank, r.first);
+        pith_ctx ctx = pith__bucket_ctx(b, &step, i, (uint32_t)b->rank, r.first);
         PITH_TRY(pith__memory_encode(l->codec, l->state, values_at(src[i], l, r), &out, &b->scratch[i], &ctx));
       }
       at += out.capacity;
@@ -147,7 +157,7 @@ pith_status pith_bucket_encode(pith_bucket *b, const void *const *src, const pit
 /* The sum of what all ranks sent of one piece of ours, at `at` in each rank's part. */
 static pith_status sum_piece(const pith_bucket *b, const uint8_t *received, size_t at, size_t index, pith_range r,
                              const pith_ctx *given) {
-  const pith_bucket_layer *l = &b->layer[index];
+  const pith_bucket_item *l = &b->layer[index];
   for (int p = 0; p < b->ranks; p++) {
     pith_ctx ctx = pith__bucket_ctx(b, given, index, (uint32_t)p, r.first);
     pith_bytes in = {received + (size_t)p * b->bytes[b->rank] + at, pith__bucket_piece_bytes(b, index, r)};
@@ -157,7 +167,7 @@ static pith_status sum_piece(const pith_bucket *b, const uint8_t *received, size
   return PITH_OK;
 }
 
-static void make_result(const pith_bucket *b, const pith_codec *codec, pith_range r, pith_reduce reduce) {
+static void make_result(const pith_bucket *b, const pith_codec *codec, pith_range r, pith_reduce_op reduce) {
   if (codec->caps & PITH_CAP_VOTE) {
     pith__values_vote(r.first, b->sum, r.n);
   } else if (reduce == PITH_MEAN) {
@@ -165,21 +175,23 @@ static void make_result(const pith_bucket *b, const pith_codec *codec, pith_rang
   }
 }
 
-pith_status pith_bucket_reduce(pith_bucket *b, pith_bytes received, pith_reduce reduce, const pith_ctx *given,
+pith_status pith_bucket_reduce(pith_bucket *b, pith_bytes received, pith_reduce_op reduce, const pith_ctx *given,
                                void *result) {
+  pith_ctx step;
   PITH_REQUIRE(b && (received.data || received.size == 0) && result, PITH_ERR_ARGUMENT,
                "pith_bucket_reduce: bucket, received and result must not be NULL");
+  PITH_TRY(pith__bucket_read_ctx(given, &step));
   PITH_REQUIRE(reduce == PITH_SUM || reduce == PITH_MEAN, PITH_ERR_ARGUMENT, "buckets are summed or averaged");
   PITH_REQUIRE(received.size == b->bytes[b->rank] * (size_t)b->ranks, PITH_ERR_CORRUPT,
                "%zu bytes are not %d parts of %zu", received.size, b->ranks, b->bytes[b->rank]);
   size_t at = 0;
   for (size_t i = 0; i < b->count; i++) {
     pith_range r = pith__bucket_piece(b, i, b->rank);
-    const pith_bucket_layer *l = &b->layer[i];
+    const pith_bucket_item *l = &b->layer[i];
     pith_out out = {(uint8_t *)result + at, pith__bucket_piece_bytes(b, i, r), 0};
     if (r.n) {
-      pith_ctx ctx = pith__bucket_ctx(b, given, i, pith__result_rank(b->ranks), r.first);
-      PITH_TRY(sum_piece(b, received.data, at, i, r, given));
+      pith_ctx ctx = pith__bucket_ctx(b, &step, i, pith__result_rank(b->ranks), r.first);
+      PITH_TRY(sum_piece(b, received.data, at, i, r, &step));
       make_result(b, l->codec, r, reduce);
       PITH_TRY(pith__memory_encode_result(l->codec, l->state, (pith_cspan){b->sum, r.n, PITH_F32}, &out, &b->scratch[i],
                                           &ctx));
@@ -190,9 +202,11 @@ pith_status pith_bucket_reduce(pith_bucket *b, pith_bytes received, pith_reduce 
 }
 
 pith_status pith_bucket_decode(pith_bucket *b, pith_bytes results, const pith_ctx *given, void *const *dst) {
+  pith_ctx step;
   PITH_REQUIRE(b && (results.data || results.size == 0) && (dst || b->count == 0), PITH_ERR_ARGUMENT,
                "pith_bucket_decode: bucket, results and dst must not be NULL");
-  return pith__bucket_decode(b, results, 0, given, dst);
+  PITH_TRY(pith__bucket_read_ctx(given, &step));
+  return pith__bucket_decode(b, results, 0, &step, dst);
 }
 
 pith_status pith__bucket_decode(pith_bucket *b, pith_bytes results, size_t stride, const pith_ctx *given,
@@ -207,7 +221,7 @@ pith_status pith__bucket_decode(pith_bucket *b, pith_bytes results, size_t strid
     at = stride ? (size_t)p * stride : at;
     for (size_t i = 0; i < b->count; i++) {
       pith_range r = pith__bucket_piece(b, i, p);
-      const pith_bucket_layer *l = &b->layer[i];
+      const pith_bucket_item *l = &b->layer[i];
       pith_bytes in = {(const uint8_t *)results.data + at, pith__bucket_piece_bytes(b, i, r)};
       if (r.n) {
         pith_ctx ctx = pith__bucket_ctx(b, given, i, pith__result_rank(b->ranks), r.first);

@@ -6,6 +6,7 @@
 #include <pith/bucket.h>
 
 #include "base/split.h"
+#include "base/struct_size.h"
 #include "codec/codec.h"
 #include "memory/memory.h"
 
@@ -16,25 +17,31 @@ struct pith_bucket {
   pith_encode_scratch *scratch; /* of each layer; all share one memory */
   void *memory;
   float *sum; /* as many values as the largest piece has */
-  pith_bucket_layer layer[];
+  pith_bucket_item layer[];
 };
 
 /* The values of a layer that belong to a part, … */
 static inline pith_range pith__bucket_part(const pith_bucket *b, size_t index, int part) {
-  const pith_bucket_layer *l = &b->layer[index];
+  const pith_bucket_item *l = &b->layer[index];
   size_t turned = ((size_t)part + (size_t)b->ranks - (size_t)(l->layer % (size_t)b->ranks)) % (size_t)b->ranks;
   return pith__split(l->n, l->codec->granule, (size_t)b->ranks, turned);
 }
 
 /* … and those of them that are in this bucket. */
 static inline pith_range pith__bucket_piece(const pith_bucket *b, size_t index, int part) {
-  const pith_bucket_layer *l = &b->layer[index];
+  const pith_bucket_item *l = &b->layer[index];
   pith_range all = pith__bucket_part(b, index, part);
   return l->chunk ? pith__split_chunk(all, l->chunk, l->number) : all;
 }
 
 static inline size_t pith__bucket_piece_bytes(const pith_bucket *b, size_t index, pith_range piece) {
   return piece.n ? pith_codec_bound(b->layer[index].codec, piece.n) : 0;
+}
+
+/* What a caller says of a step: seed, step, gamma. */
+static inline pith_status pith__bucket_read_ctx(const pith_ctx *given, pith_ctx *ctx) {
+  *ctx = (pith_ctx)PITH_CTX_INIT;
+  return given ? PITH_STRUCT_READ(pith_ctx, given, ctx) : PITH_OK;
 }
 
 /* pith_bucket_decode() of results that begin at p · stride for rank p; 0: they lie one after another. */

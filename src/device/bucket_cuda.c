@@ -21,10 +21,20 @@ static pith_status make_list(const pith_bucket *b, size_t pieces, item_list *lis
 static void add_item(item_list *list, const pith_bucket *b, size_t index, pith_range piece, void *values,
                      pith_dtype dtype, void *payload, const pith_ctx *ctx, uint32_t rank) {
   if (piece.n) {
-    pith_cuda_item item = {
-        .codec = b->layer[index].codec, .dtype = dtype, .n = piece.n, .values = values, .payload = payload};
-    item.ctx = pith__bucket_ctx(b, ctx, index, rank, piece.first);
-    list->item[list->count++] = item;
+    pith_ctx at = pith__bucket_ctx(b, ctx, index, rank, piece.first);
+    list->item[list->count++] = (pith_cuda_item){.size = sizeof(pith_cuda_item),
+                                                 .codec = b->layer[index].codec,
+                                                 .dtype = dtype,
+                                                 .n = piece.n,
+                                                 .values = values,
+                                                 .payload = payload,
+                                                 .seed = at.seed,
+                                                 .step = at.step,
+                                                 .layer = at.layer,
+                                                 .rank = at.rank,
+                                                 .ranks = at.ranks,
+                                                 .offset = at.offset,
+                                                 .gamma = at.gamma};
   }
 }
 
@@ -70,8 +80,10 @@ pith_status pith__cuda_bucket_encode(const pith_bucket *b, const void *const *sr
 }
 
 pith_status pith_cuda_bucket_encode(const pith_bucket *b, const void *const *src, float *const *memories,
-                                    const pith_ctx *ctx, void *parts, void *stream) {
-  return pith__cuda_bucket_encode(b, src, memories, ctx, parts, 0, stream);
+                                    const pith_ctx *given, void *parts, void *stream) {
+  pith_ctx ctx;
+  PITH_TRY(pith__bucket_read_ctx(given, &ctx));
+  return pith__cuda_bucket_encode(b, src, memories, &ctx, parts, 0, stream);
 }
 
 pith_status pith__cuda_bucket_decode(const pith_bucket *b, const void *results, size_t stride, const pith_ctx *ctx,
@@ -84,9 +96,11 @@ pith_status pith__cuda_bucket_decode(const pith_bucket *b, const void *results, 
   return status;
 }
 
-pith_status pith_cuda_bucket_decode(const pith_bucket *b, const void *results, const pith_ctx *ctx, void *const *dst,
+pith_status pith_cuda_bucket_decode(const pith_bucket *b, const void *results, const pith_ctx *given, void *const *dst,
                                     void *stream) {
-  return pith__cuda_bucket_decode(b, results, 0, ctx, dst, stream);
+  pith_ctx ctx;
+  PITH_TRY(pith__bucket_read_ctx(given, &ctx));
+  return pith__cuda_bucket_decode(b, results, 0, &ctx, dst, stream);
 }
 
 /* Our own pieces: `bytes` has their payloads one after another, `sums` their values. */
@@ -117,9 +131,11 @@ pith_status pith__cuda_bucket_sum(const pith_bucket *b, const void *received, si
   return status;
 }
 
-pith_status pith_cuda_bucket_sum(const pith_bucket *b, const void *received, const pith_ctx *ctx, float *sums,
+pith_status pith_cuda_bucket_sum(const pith_bucket *b, const void *received, const pith_ctx *given, float *sums,
                                  void *stream) {
-  return pith__cuda_bucket_sum(b, received, 0, ctx, sums, stream);
+  pith_ctx ctx;
+  PITH_TRY(pith__bucket_read_ctx(given, &ctx));
+  return pith__cuda_bucket_sum(b, received, 0, &ctx, sums, stream);
 }
 
 pith_status pith_cuda_bucket_mean(const pith_bucket *b, float *sums, void *stream) {
@@ -142,7 +158,7 @@ static pith_status encode_results(const pith_bucket *b, item_list *list, pith_co
     if (pith__bucket_piece(b, i, b->rank).n == 0) {
       continue;
     }
-    list->item[k].ctx.gamma = 1.0f;
+    list->item[k].gamma = 1.0f;
     if (codec->memory && codec->memory->after == PITH_AFTER_SUBTRACT) {
       list->item[k].memory = memories ? memories[i] : NULL;
     } else {
@@ -155,14 +171,16 @@ static pith_status encode_results(const pith_bucket *b, item_list *list, pith_co
   return pith_cuda_encode(list->item, list->count, NULL, 0, stream);
 }
 
-pith_status pith_cuda_bucket_result(const pith_bucket *b, float *sums, float *const *memories, const pith_ctx *ctx,
+pith_status pith_cuda_bucket_result(const pith_bucket *b, float *sums, float *const *memories, const pith_ctx *given,
                                     void *result, void *stream) {
   item_list list;
+  pith_ctx ctx;
+  PITH_TRY(pith__bucket_read_ctx(given, &ctx));
   PITH_TRY(make_list(b, b ? b->count : 0, &list));
   pith_codec *plain = malloc((b->count + 1) * sizeof *plain);
   pith_status status = plain ? PITH_OK : pith_fail(PITH_ERR_MEMORY, "no memory for a bucket of %zu layers", b->count);
   if (status == PITH_OK) {
-    list_own(&list, b, sums, result, ctx, pith__result_rank(b->ranks));
+    list_own(&list, b, sums, result, &ctx, pith__result_rank(b->ranks));
     status = encode_results(b, &list, plain, memories, stream);
   }
   free(plain);

@@ -11,11 +11,13 @@
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
 #include "base/module_file.h"
 #include "base/size.h"
+#include "base/struct_size.h"
 #include "device/cuda_device.h"
 #include "device/cuda_tasks.h"
 #include "memory/memory.h"
@@ -119,8 +121,7 @@ pith_status pith_cuda_probe(const char **device) {
   return PITH_OK;
 }
 
-/* ---- What is accepted
- * ------------------------------------------------------------------------------------------------ */
+/* ---- What is accepted -------------------------------------------------------------------------------------------- */
 
 pith_status pith_cuda_supports(const pith_codec *codec) {
   PITH_REQUIRE(codec, PITH_ERR_ARGUMENT, "pith_cuda_supports: codec is NULL");
@@ -134,21 +135,48 @@ pith_status pith_cuda_supports(const pith_codec *codec) {
   return PITH_OK;
 }
 
+/* Items as this library has them: the caller's own, or *copy, which must be freed, if it was built with another
+ * header. */
+static pith_status read_items(const pith_cuda_item *given, size_t count, const pith_cuda_item **items,
+                              pith_cuda_item **copy) {
+  PITH_REQUIRE(given || count == 0, PITH_ERR_ARGUMENT, "%zu items at NULL", count);
+  *items = given;
+  *copy = NULL;
+  size_t same = 0;
+  while (same < count && given[same].size == sizeof *given) {
+    same++;
+  }
+  if (same == count) {
+    return PITH_OK;
+  }
+  *copy = calloc(count, sizeof **copy);
+  PITH_REQUIRE(*copy, PITH_ERR_MEMORY, "no memory for %zu items", count);
+  pith_status status = PITH_OK;
+  for (size_t i = 0; i < count && status == PITH_OK; i++) {
+    status = PITH_STRUCT_READ_AT(pith_cuda_item, given, i, &(*copy)[i]);
+  }
+  if (status != PITH_OK) {
+    free(*copy);
+  }
+  *items = *copy;
+  return status;
+}
+
 static pith_status check_place(const pith_cuda_item *item) {
   const pith_codec *codec = item->codec;
   if (pith__gpu_is_block(codec)) {
-    PITH_REQUIRE(item->ctx.offset % codec->granule == 0, PITH_ERR_ARGUMENT,
+    PITH_REQUIRE(item->offset % codec->granule == 0, PITH_ERR_ARGUMENT,
                  "%s: a piece cannot start at value %llu: pieces start at multiples of %zu", codec->spec,
-                 (unsigned long long)item->ctx.offset, codec->granule);
+                 (unsigned long long)item->offset, codec->granule);
     return PITH_OK;
   }
-  PITH_REQUIRE(item->ctx.offset == 0, PITH_ERR_ARGUMENT, "%s takes a tensor as a whole, not from value %llu on",
-               codec->spec, (unsigned long long)item->ctx.offset);
+  PITH_REQUIRE(item->offset == 0, PITH_ERR_ARGUMENT, "%s takes a tensor as a whole, not from value %llu on",
+               codec->spec, (unsigned long long)item->offset);
   PITH_REQUIRE(item->n <= PITH_GPU_WHOLE_VALUES, PITH_ERR_RANGE,
                "%s: %zu values are too many for one tensor; a GPU takes %u", codec->spec, item->n,
                PITH_GPU_WHOLE_VALUES);
-  PITH_REQUIRE((codec->caps & PITH_CAP_FIXED) || pith__gpu_is_lowrank(codec) || item->size, PITH_ERR_ARGUMENT,
-               "%s: payloads vary in size, and item.size is NULL", codec->spec);
+  PITH_REQUIRE((codec->caps & PITH_CAP_FIXED) || pith__gpu_is_lowrank(codec) || item->payload_size, PITH_ERR_ARGUMENT,
+               "%s: payloads vary in size, and item.payload_size is NULL", codec->spec);
   return PITH_OK;
 }
 
@@ -270,7 +298,7 @@ static size_t sparse_spaces(const pith_cuda_module *gpu, const pith_cuda_item *i
   return size;
 }
 
-size_t pith_cuda_workspace(const pith_cuda_item *items, size_t count) {
+static size_t workspace_of(const pith_cuda_item *items, size_t count) {
   const pith_cuda_module *gpu;
   size_t size = 0;
   for (size_t i = 0; i < count; i++) {
@@ -287,6 +315,17 @@ size_t pith_cuda_workspace(const pith_cuda_item *items, size_t count) {
   return size;
 }
 
+size_t pith_cuda_workspace(const pith_cuda_item *given, size_t count) {
+  const pith_cuda_item *items;
+  pith_cuda_item *copy;
+  if (read_items(given, count, &items, &copy) != PITH_OK) {
+    return 0; /* the call itself will say so */
+  }
+  size_t size = workspace_of(items, count);
+  free(copy);
+  return size;
+}
+
 static pith_status check_workspace(size_t needed, const void *workspace, size_t size) {
   PITH_REQUIRE(needed <= size && (needed == 0 || workspace), PITH_ERR_BUFFER,
                "these items need a workspace of %zu bytes (pith_cuda_workspace), not %zu", needed, size);
@@ -298,12 +337,11 @@ static pith_status check_workspace(size_t needed, const void *workspace, size_t 
 static pith_status run(const pith_cuda_item *items, size_t count, way how, void *workspace, size_t workspace_size,
                        void *stream) {
   const pith_cuda_module *gpu;
-  PITH_REQUIRE(items || count == 0, PITH_ERR_ARGUMENT, "%zu items at NULL", count);
   for (size_t i = 0; i < count; i++) {
     PITH_TRY(check_item(&items[i], how == ENCODE));
   }
   PITH_TRY(pith__cuda_module(&gpu));
-  PITH_TRY(check_workspace(pith_cuda_workspace(items, count), workspace, workspace_size));
+  PITH_TRY(check_workspace(workspace_of(items, count), workspace, workspace_size));
   PITH_TRY(run_blocks(gpu, items, count, how, stream));
   PITH_TRY(run_sparse(gpu, items, count, how, workspace, stream));
   static const int whats[] = {
@@ -312,14 +350,24 @@ static pith_status run(const pith_cuda_item *items, size_t count, way how, void 
   return run_lowrank(gpu, items, count, whats[how], used ? (uint8_t *)workspace + used : workspace, stream);
 }
 
+static pith_status read_and_run(const pith_cuda_item *given, size_t count, way how, void *workspace,
+                                size_t workspace_size, void *stream) {
+  const pith_cuda_item *items;
+  pith_cuda_item *copy;
+  PITH_TRY(read_items(given, count, &items, &copy));
+  pith_status status = run(items, count, how, workspace, workspace_size, stream);
+  free(copy);
+  return status;
+}
+
 pith_status pith_cuda_encode(const pith_cuda_item *items, size_t count, void *workspace, size_t workspace_size,
                              void *stream) {
-  return run(items, count, ENCODE, workspace, workspace_size, stream);
+  return read_and_run(items, count, ENCODE, workspace, workspace_size, stream);
 }
 
 pith_status pith_cuda_decode(const pith_cuda_item *items, size_t count, pith_mode mode, void *workspace,
                              size_t workspace_size, void *stream) {
-  return run(items, count, mode == PITH_ADD ? DECODE_ADD : DECODE_SET, workspace, workspace_size, stream);
+  return read_and_run(items, count, mode == PITH_ADD ? DECODE_ADD : DECODE_SET, workspace, workspace_size, stream);
 }
 
 static pith_status check_round(const pith_cuda_item *item, size_t index) {
@@ -328,7 +376,7 @@ static pith_status check_round(const pith_cuda_item *item, size_t index) {
   PITH_REQUIRE(pith__gpu_is_lowrank(item->codec), PITH_ERR_UNSUPPORTED, "%s: there are no CUDA kernels for its rounds",
                spec);
   PITH_REQUIRE(index < pith_codec_rounds(item->codec), PITH_ERR_ARGUMENT, "%s has no round %zu", spec, index);
-  PITH_REQUIRE(item->part || pith_cuda_part(item->codec, item->n, (size_t)item->ctx.rows) == 0, PITH_ERR_STATE,
+  PITH_REQUIRE(item->part || pith_cuda_part(item->codec, item->n, (size_t)item->rows) == 0, PITH_ERR_STATE,
                "%s: needs its part", spec);
   PITH_REQUIRE((uintptr_t)item->payload % sizeof(float) == 0, PITH_ERR_ARGUMENT,
                "%s: the buffer of a round is not aligned", spec);
@@ -338,29 +386,37 @@ static pith_status check_round(const pith_cuda_item *item, size_t index) {
 static pith_status run_round(const pith_cuda_item *items, size_t count, size_t index, int what, void *workspace,
                              size_t size, void *stream) {
   const pith_cuda_module *gpu;
-  PITH_REQUIRE(items || count == 0, PITH_ERR_ARGUMENT, "%zu items at NULL", count);
   for (size_t i = 0; i < count; i++) {
     PITH_TRY(check_round(&items[i], index));
   }
   PITH_TRY(pith__cuda_module(&gpu));
-  PITH_TRY(check_workspace(pith_cuda_workspace(items, count), workspace, size));
+  PITH_TRY(check_workspace(workspace_of(items, count), workspace, size));
   return run_lowrank(gpu, items, count, what, workspace, stream);
+}
+
+static pith_status read_and_run_round(const pith_cuda_item *given, size_t count, size_t index, int what,
+                                      void *workspace, size_t size, void *stream) {
+  const pith_cuda_item *items;
+  pith_cuda_item *copy;
+  PITH_TRY(read_items(given, count, &items, &copy));
+  pith_status status = run_round(items, count, index, what, workspace, size, stream);
+  free(copy);
+  return status;
 }
 
 pith_status pith_cuda_produce(const pith_cuda_item *items, size_t count, size_t index, void *workspace,
                               size_t workspace_size, void *stream) {
-  return run_round(items, count, index, index ? PITH_GPU_LOWRANK_PRODUCE_Q : PITH_GPU_LOWRANK_PRODUCE_P, workspace,
-                   workspace_size, stream);
+  return read_and_run_round(items, count, index, index ? PITH_GPU_LOWRANK_PRODUCE_Q : PITH_GPU_LOWRANK_PRODUCE_P,
+                            workspace, workspace_size, stream);
 }
 
 pith_status pith_cuda_consume(const pith_cuda_item *items, size_t count, size_t index, void *workspace,
                               size_t workspace_size, void *stream) {
-  return run_round(items, count, index, index ? PITH_GPU_LOWRANK_CONSUME_Q : PITH_GPU_LOWRANK_CONSUME_P, workspace,
-                   workspace_size, stream);
+  return read_and_run_round(items, count, index, index ? PITH_GPU_LOWRANK_CONSUME_Q : PITH_GPU_LOWRANK_CONSUME_P,
+                            workspace, workspace_size, stream);
 }
 
-/* ---- Means
- * --------------------------------------------------------------------------------------------------------------- */
+/* ---- Means ------------------------------------------------------------------------------------------------------- */
 
 static pith_status check_sums(const pith_cuda_item *item) {
   PITH_REQUIRE(item->codec, PITH_ERR_ARGUMENT, "pith_cuda_aggregate: an item has no codec");
@@ -382,19 +438,18 @@ static size_t next_mean(const pith_cuda_item *item, size_t first, pith_gpu_mean 
       .sums = (const float *)item->payload + first,
       .values = (uint8_t *)item->values + first * pith_dtype_size(item->dtype),
       .n = (uint32_t)n,
-      .factor = 1.0f / (float)(item->ctx.ranks ? item->ctx.ranks : 1),
+      .factor = 1.0f / (float)(item->ranks ? item->ranks : 1),
       .dtype = (uint8_t)item->dtype,
       .vote = (item->codec->caps & PITH_CAP_VOTE) != 0,
-      .odd = (item->ctx.offset + first) & 1,
+      .odd = (item->offset + first) & 1,
   };
   return n;
 }
 
-pith_status pith_cuda_aggregate(const pith_cuda_item *items, size_t count, void *stream) {
+static pith_status aggregate(const pith_cuda_item *items, size_t count, void *stream) {
   const pith_cuda_module *gpu;
   pith_gpu_mean tasks[TASKS];
   char text[TEXT];
-  PITH_REQUIRE(items || count == 0, PITH_ERR_ARGUMENT, "%zu items at NULL", count);
   for (size_t i = 0; i < count; i++) {
     PITH_TRY(check_sums(&items[i]));
   }
@@ -413,68 +468,11 @@ pith_status pith_cuda_aggregate(const pith_cuda_item *items, size_t count, void 
   return PITH_OK;
 }
 
-/* ---- For the planner
- * ----------------------------------------------------------------------------------------------------- */
-
-static pith_status check_candidates(const pith_cuda_item *items, size_t count) {
-  PITH_REQUIRE(items || count == 0, PITH_ERR_ARGUMENT, "%zu items at NULL", count);
-  PITH_REQUIRE(count <= PITH_GPU_CANDIDATES, PITH_ERR_RANGE, "%zu candidates are too many at a time; %d are not", count,
-               PITH_GPU_CANDIDATES);
-  for (size_t i = 0; i < count; i++) {
-    PITH_TRY(pith_cuda_supports(items[i].codec));
-    PITH_REQUIRE(pith__gpu_is_block(items[i].codec) && !items[i].codec->transform, PITH_ERR_UNSUPPORTED,
-                 "%s: errors are measured for block codecs without a transform", items[i].codec->spec);
-    PITH_REQUIRE(items[i].n == items[0].n && items[i].values == items[0].values && items[i].dtype == items[0].dtype,
-                 PITH_ERR_ARGUMENT, "%s: candidates are measured on one tensor", items[i].codec->spec);
-    PITH_REQUIRE(items[i].n <= PITH_GPU_TASK_VALUES && items[i].ctx.offset == 0, PITH_ERR_RANGE,
-                 "errors are measured on whole tensors of up to %d values", PITH_GPU_TASK_VALUES);
-  }
-  return PITH_OK;
+pith_status pith_cuda_aggregate(const pith_cuda_item *given, size_t count, void *stream) {
+  const pith_cuda_item *items;
+  pith_cuda_item *copy;
+  PITH_TRY(read_items(given, count, &items, &copy));
+  pith_status status = aggregate(items, count, stream);
+  free(copy);
+  return status;
 }
-
-static void candidate_tasks(const pith_cuda_item *items, size_t count, pith_gpu_task *tasks) {
-  for (size_t i = 0; i < count; i++) {
-    pith__gpu_next_task(&items[i], 0, 0, &tasks[i]);
-  }
-}
-
-size_t pith_cuda_errors_workspace(const pith_cuda_item *items, size_t count) {
-  const pith_cuda_module *gpu;
-  pith_gpu_task tasks[PITH_GPU_CANDIDATES];
-  if (check_candidates(items, count) != PITH_OK || pith__cuda_module(&gpu) != PITH_OK) {
-    return 0; /* the call itself will say so */
-  }
-  candidate_tasks(items, count, tasks);
-  return gpu->errors_space(tasks, count);
-}
-
-pith_status pith_cuda_errors(const pith_cuda_item *items, size_t count, double *errors, void *workspace,
-                             size_t workspace_size, void *stream) {
-  const pith_cuda_module *gpu;
-  pith_gpu_task tasks[PITH_GPU_CANDIDATES];
-  char text[TEXT];
-  PITH_TRY(check_candidates(items, count));
-  PITH_REQUIRE(errors || count == 0, PITH_ERR_ARGUMENT, "pith_cuda_errors: errors is NULL");
-  PITH_TRY(pith__cuda_module(&gpu));
-  PITH_TRY(check_workspace(pith_cuda_errors_workspace(items, count), workspace, workspace_size));
-  candidate_tasks(items, count, tasks);
-  PITH_REQUIRE(!gpu->errors(tasks, count, errors, workspace, stream, text), PITH_ERR_SYSTEM, "CUDA: %s", text);
-  return PITH_OK;
-}
-
-pith_status pith_cuda_magnitudes(const void *values, pith_dtype dtype, size_t n, uint64_t *counts, double *energies,
-                                 void *stream) {
-  const pith_cuda_module *gpu;
-  char text[TEXT];
-  PITH_REQUIRE(counts && energies && (values || n == 0), PITH_ERR_ARGUMENT,
-               "pith_cuda_magnitudes: nothing may be NULL");
-  PITH_REQUIRE(dtype == PITH_F32 || dtype == PITH_F16 || dtype == PITH_BF16, PITH_ERR_ARGUMENT,
-               "tensors are f32, f16 or bf16, not %s", pith_dtype_name(dtype));
-  PITH_REQUIRE(n <= PITH_GPU_WHOLE_VALUES, PITH_ERR_RANGE, "%zu values are too many at a time", n);
-  PITH_TRY(pith__cuda_module(&gpu));
-  PITH_REQUIRE(!gpu->magnitudes(values, (int)dtype, n, counts, energies, stream, text), PITH_ERR_SYSTEM, "CUDA: %s",
-               text);
-  return PITH_OK;
-}
-
-_Static_assert(PITH_CUDA_BINS == PITH_GPU_MAGNITUDES, "callers bring room for all bins");

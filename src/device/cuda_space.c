@@ -74,12 +74,12 @@ static pith_status scale(pith_space *space, float factor, float *x, size_t n) {
 /* Values as they are are the payload of a codec that does nothing, and decoding can add. */
 static pith_status add(pith_space *space, const float *x, pith_span to) {
   const pith_cuda_space *s = space_of(space);
-  pith_cuda_item item = {.codec = s->raw,
+  pith_cuda_item item = {.size = sizeof item,
+                         .codec = s->raw,
                          .dtype = to.dtype,
                          .n = to.n,
                          .values = to.data,
-                         .payload = (void *)(uintptr_t)x,
-                         .ctx = PITH_CTX_INIT};
+                         .payload = (void *)(uintptr_t)x};
   return pith_cuda_decode(&item, 1, PITH_ADD, NULL, 0, s->stream);
 }
 

@@ -14,8 +14,7 @@
 #define CAST_BUCKET 512 /* casts have no scales: any cut will do */
 #define TILE_VALUES 4096
 
-/* ---- Blocks
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- Blocks ------------------------------------------------------------------------------------------------------ */
 
 static const pith_value *arg(const pith_param *params, const pith_value *values, const char *key) {
   for (; params->key; params++, values++) {
@@ -86,15 +85,25 @@ int pith__gpu_is_block(const pith_codec *codec) {
 
 int pith__gpu_is_lowrank(const pith_codec *codec) { return codec->ops->wire_id == PITH_WIRE_POWERSGD; }
 
+/* What random numbers follow from. */
+static pith_ctx gpu_ctx(const pith_cuda_item *item) {
+  return (pith_ctx){.size = sizeof(pith_ctx),
+                    .seed = item->seed,
+                    .step = item->step,
+                    .layer = item->layer,
+                    .rank = item->rank,
+                    .offset = item->offset};
+}
+
 /* The first `first` values are done: the next task of an item. Keys change where an index outgrows 32 bits, and tasks
  * end there. */
 size_t pith__gpu_next_task(const pith_cuda_item *item, int encode, size_t first, pith_gpu_task *task) {
   const pith_codec *codec = item->codec;
-  uint64_t index = item->ctx.offset + first, border = ((index >> 32) + 1) << 32;
+  uint64_t index = item->offset + first, border = ((index >> 32) + 1) << 32;
   size_t granule = codec->granule, most = PITH_GPU_TASK_VALUES / granule * granule;
   size_t to_border = (size_t)((border - index + granule - 1) / granule * granule);
   size_t n = pith__least(item->n - first, pith__least(most, to_border));
-  pith_ctx ctx = item->ctx;
+  pith_ctx ctx = gpu_ctx(item);
   pith_key round = pith__rng_key(&ctx, PITH_DOMAIN_ROUND, index),
            rotate = pith__rng_key(&ctx, PITH_DOMAIN_ROTATE, index);
   *task = (pith_gpu_task){
@@ -111,13 +120,12 @@ size_t pith__gpu_next_task(const pith_cuda_item *item, int encode, size_t first,
   describe_codec(codec, task);
   if (encode && codec->memory) {
     task->memory = item->memory + first;
-    describe_memory(codec, ctx.gamma != 0 ? ctx.gamma : 1.0f, task);
+    describe_memory(codec, item->gamma != 0 ? item->gamma : 1.0f, task);
   }
   return n;
 }
 
-/* ---- Sparsifiers
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- Sparsifiers ------------------------------------------------------------------------------------------------- */
 
 /* topk's share of a step: see src/codec/topk.c. */
 static double ratio_at(const pith_codec *codec, uint64_t step) {
@@ -133,7 +141,7 @@ static uint32_t cut_at(double v) {
 }
 
 static void describe_topk(const pith_cuda_item *item, pith_gpu_sparse *task) {
-  task->k = (uint32_t)pith__ratio_count(ratio_at(item->codec, item->ctx.step), item->n);
+  task->k = (uint32_t)pith__ratio_count(ratio_at(item->codec, item->step), item->n);
   int sampled = pith__gpu_int_arg(item->codec, "select", 0) == PITH_TOPK_SAMPLED;
   task->select = sampled ? PITH_GPU_SELECT_SAMPLED : PITH_GPU_SELECT_EXACT;
   task->most = sampled && task->k <= task->n / 2 ? 2 * task->k : sampled ? task->n : task->k;
@@ -143,12 +151,11 @@ static void describe_topk(const pith_cuda_item *item, pith_gpu_sparse *task) {
 }
 
 static void describe_randomk(const pith_cuda_item *item, pith_gpu_sparse *task) {
-  const pith_ctx *ctx = &item->ctx;
   task->k = task->most =
       (uint32_t)pith__ratio_count(arg(item->codec->ops->params, item->codec->args, "ratio")->f, item->n);
   task->factor = pith__gpu_int_arg(item->codec, "unbiased", 0) ? (float)((double)item->n / (double)task->k) : 1.0f;
   for (unsigned round = 0; round < PITH_PERMUTE_ROUNDS; round++) {
-    pith_key key = pith__rng_key_of(ctx->seed, ctx->step, ctx->layer, 0, PITH_DOMAIN_SELECT, round);
+    pith_key key = pith__rng_key_of(item->seed, item->step, item->layer, 0, PITH_DOMAIN_SELECT, round);
     task->permute[2 * round] = key.k0;
     task->permute[2 * round + 1] = key.k1;
   }
@@ -176,7 +183,7 @@ static void describe_sparsifier(const pith_cuda_item *item, pith_gpu_sparse *tas
 static void describe_whole_memory(const pith_cuda_item *item, pith_gpu_sparse *task) {
   const pith_memory_ops *memory = item->codec->memory;
   const pith_value *values = item->codec->memory_args;
-  float gamma = item->ctx.gamma != 0 ? item->ctx.gamma : 1.0f;
+  float gamma = item->gamma != 0 ? item->gamma : 1.0f;
   task->memory = item->memory;
   if (memory->after != PITH_AFTER_CLEAR) {
     pith_gpu_task same = {0};
@@ -189,16 +196,17 @@ static void describe_whole_memory(const pith_cuda_item *item, pith_gpu_sparse *t
   task->momentum = item->momentum;
   task->beta = (float)arg(memory->params, values, "momentum")->f;
   task->gamma = gamma;
-  task->clip = arg(memory->params, values, "clip")->f / sqrt(item->ctx.ranks ? (double)item->ctx.ranks : 1.0);
+  task->clip = arg(memory->params, values, "clip")->f / sqrt(item->ranks ? (double)item->ranks : 1.0);
   task->keeps = PITH_GPU_KEEP_UNSENT;
 }
 
 pith_gpu_sparse pith__gpu_sparse_task(const pith_cuda_item *item, int encode) {
-  pith_key sample = pith__rng_key(&item->ctx, PITH_DOMAIN_SAMPLE, 0);
+  pith_ctx ctx = gpu_ctx(item);
+  pith_key sample = pith__rng_key(&ctx, PITH_DOMAIN_SAMPLE, 0);
   pith_gpu_sparse task = {
       .values = item->values,
       .payload = item->payload,
-      .size = item->size,
+      .size = item->payload_size,
       .capacity = pith_codec_bound(item->codec, item->n),
       .n = (uint32_t)item->n,
       .key0 = sample.k0,
@@ -214,8 +222,7 @@ pith_gpu_sparse pith__gpu_sparse_task(const pith_cuda_item *item, int encode) {
   return task;
 }
 
-/* ---- Low rank
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- Low rank ---------------------------------------------------------------------------------------------------- */
 
 /* As src/codec/powersgd.c: a matrix that is not worth factoring has no part. */
 size_t pith_cuda_part(const pith_codec *codec, size_t n, size_t rows) {
@@ -228,32 +235,31 @@ static size_t near_square(size_t n) {
 }
 
 /* What a column's key begins with: pith__rng_key_of(). */
-static uint64_t hash_of(const pith_ctx *ctx) {
-  uint64_t h = pith__mix64(ctx->seed + 0x9e3779b97f4a7c15u);
-  h = pith__mix64(h ^ pith__mix64(ctx->step + 0x3c6ef372fe94f82au));
-  return pith__mix64(h ^ pith__mix64(ctx->layer + 0xdaa66d2c7ddf743fu));
+static uint64_t hash_of(const pith_cuda_item *item) {
+  uint64_t h = pith__mix64(item->seed + 0x9e3779b97f4a7c15u);
+  h = pith__mix64(h ^ pith__mix64(item->step + 0x3c6ef372fe94f82au));
+  return pith__mix64(h ^ pith__mix64(item->layer + 0xdaa66d2c7ddf743fu));
 }
 
 pith_gpu_lowrank pith__gpu_lowrank_task(const pith_cuda_item *item, int memory) {
-  const pith_ctx *ctx = &item->ctx;
-  size_t rows = ctx->rows && ctx->rows <= item->n ? (size_t)ctx->rows : near_square(item->n);
+  size_t rows = item->rows && item->rows <= item->n ? (size_t)item->rows : near_square(item->n);
   pith_gpu_lowrank task = {
       .values = item->values,
       .payload = item->payload,
-      .size = item->size,
+      .size = item->payload_size,
       .part = item->part,
-      .hash = hash_of(ctx),
+      .hash = hash_of(item),
       .n = (uint32_t)item->n,
       .rows = (uint32_t)rows,
       .cols = (uint32_t)((item->n + rows - 1) / rows),
       .rank = (uint32_t)pith__gpu_int_arg(item->codec, "rank", 1),
-      .factor = 1.0f / (float)(ctx->ranks ? ctx->ranks : 1),
+      .factor = 1.0f / (float)(item->ranks ? item->ranks : 1),
       .dtype = (uint8_t)item->dtype,
-      .dense = pith_cuda_part(item->codec, item->n, (size_t)ctx->rows) == 0,
+      .dense = pith_cuda_part(item->codec, item->n, (size_t)item->rows) == 0,
   };
   if (memory && item->codec->memory) {
     pith_gpu_task same = {0};
-    describe_memory(item->codec, ctx->gamma != 0 ? ctx->gamma : 1.0f, &same);
+    describe_memory(item->codec, item->gamma != 0 ? item->gamma : 1.0f, &same);
     task.memory = item->memory;
     task.beta = same.beta;
     task.gamma = same.gamma;

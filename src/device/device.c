@@ -9,6 +9,7 @@
 
 #include "base/hash.h"
 #include "base/size.h"
+#include "base/struct_size.h"
 #include "device/cuda_device.h"
 #include "device/cuda_tasks.h"
 
@@ -19,7 +20,7 @@
 
 /* ---- Layers ------------------------------------------------------------------------------------------------------ */
 
-static int has_name(const pith_device_layer *layers, size_t count, const char *name) {
+static int has_name(const pith_layer *layers, size_t count, const char *name) {
   for (size_t i = 0; i < count; i++) {
     if (strcmp(layers[i].name, name) == 0) {
       return 1;
@@ -28,10 +29,9 @@ static int has_name(const pith_device_layer *layers, size_t count, const char *n
   return 0;
 }
 
-static pith_status check_layers(const pith_device_layer *layers, size_t count) {
-  PITH_REQUIRE(count <= LAYERS_MOST, PITH_ERR_ARGUMENT, "more than %zu layers", LAYERS_MOST);
+static pith_status check_layers(const pith_layer *layers, size_t count) {
   for (size_t i = 0; i < count; i++) {
-    const pith_device_layer *l = &layers[i];
+    const pith_layer *l = &layers[i];
     PITH_REQUIRE(l->name && *l->name && (l->shape || l->dimensions == 0), PITH_ERR_ARGUMENT,
                  "layer %zu needs a name and a shape", i);
     PITH_REQUIRE(!has_name(layers, i, l->name), PITH_ERR_ARGUMENT, "there are two layers %s", l->name);
@@ -41,7 +41,7 @@ static pith_status check_layers(const pith_device_layer *layers, size_t count) {
   return PITH_OK;
 }
 
-static pith_status size_of(const pith_device_layer *l, size_t *n) {
+static pith_status size_of(const pith_layer *l, size_t *n) {
   *n = 1;
   for (size_t d = 0; d < l->dimensions; d++) {
     PITH_REQUIRE(!__builtin_mul_overflow(*n, l->shape[d], n) && *n <= SIZE_MAX / 64, PITH_ERR_ARGUMENT,
@@ -51,7 +51,7 @@ static pith_status size_of(const pith_device_layer *l, size_t *n) {
 }
 
 /* Where nobody waits for the size of a payload, its room travels. */
-static pith_status check_room(const pith_device_layer *l, const pith_device_member *m) {
+static pith_status check_room(const pith_layer *l, const pith_device_member *m) {
   size_t room = pith_codec_bound(m->codec, m->n), values = m->n * pith_dtype_size(m->dtype);
   PITH_REQUIRE((m->codec->caps & PITH_CAP_FIXED) || room <= values / 2 + SMALL_ROOM, PITH_ERR_UNSUPPORTED,
                "layer %s: payloads of %s vary in size up to %zu bytes, and over NCCL, where nobody waits for sizes, "
@@ -61,7 +61,7 @@ static pith_status check_room(const pith_device_layer *l, const pith_device_memb
   return PITH_OK;
 }
 
-static pith_status choose_way(const pith_device_core *o, const pith_device_layer *l, pith_device_member *m) {
+static pith_status choose_way(const pith_device_core *o, const pith_layer *l, pith_device_member *m) {
   if (pith_cuda_supports(m->codec) != PITH_OK) {
     return pith_fail(PITH_ERR_UNSUPPORTED, "layer %s: %s", l->name, pith_error());
   }
@@ -75,8 +75,8 @@ static pith_status choose_way(const pith_device_core *o, const pith_device_layer
   return m->way == PITH_DEVICE_WHOLE && !o->waits ? check_room(l, m) : PITH_OK;
 }
 
-static pith_status fill_member(const pith_device_core *o, const pith_device_layer *l, pith_device_member *m) {
-  pith_match match;
+static pith_status fill_member(const pith_device_core *o, const pith_layer *l, pith_device_member *m) {
+  pith_match match = PITH_MATCH_INIT;
   *m = (pith_device_member){.dtype = l->dtype, .number = pith__hash64(l->name, strlen(l->name), 0)};
   PITH_TRY(size_of(l, &m->n));
   PITH_TRY(pith_rules_find(o->rules, l->name, l->dimensions, m->n, &match));
@@ -87,7 +87,7 @@ static pith_status fill_member(const pith_device_core *o, const pith_device_laye
 }
 
 /* A rule for no layer is probably a slip. */
-static pith_status check_rules(const pith_device_core *o, const pith_device_layer *layers, size_t count) {
+static pith_status check_rules(const pith_device_core *o, const pith_layer *layers, size_t count) {
   for (size_t rule = 0; rule < pith_rules_count(o->rules); rule++) {
     size_t i = 0;
     while (i < count && !pith_rules_matches(o->rules, rule, layers[i].name)) {
@@ -99,7 +99,7 @@ static pith_status check_rules(const pith_device_core *o, const pith_device_laye
   return PITH_OK;
 }
 
-static pith_status make_members(pith_device_core *o, const pith_device_layer *layers, size_t count, const char *rules) {
+static pith_status make_members(pith_device_core *o, const pith_layer *layers, size_t count, const char *rules) {
   PITH_TRY(pith_rules_create(rules, &o->rules));
   o->members = calloc(count + 1, sizeof *o->members);
   PITH_REQUIRE(o->members, PITH_ERR_MEMORY, "no memory for %zu layers", count);
@@ -212,12 +212,13 @@ static pith_status make_groups(pith_device_core *o) {
  */
 
 static pith_status make_bucket(const pith_device_core *o, pith_device_group *g) {
-  pith_bucket_layer *layers = calloc(g->count, sizeof *layers);
+  pith_bucket_item *layers = calloc(g->count, sizeof *layers);
   g->bytes = calloc(2 * (size_t)o->ranks, sizeof *g->bytes);
   pith_status status = layers && g->bytes ? PITH_OK : pith_fail(PITH_ERR_MEMORY, "no memory for %zu layers", g->count);
   for (size_t i = 0; status == PITH_OK && i < g->count; i++) {
     const pith_device_unit *u = &o->units[g->first + i];
-    layers[i] = (pith_bucket_layer){.codec = u->of->codec, .layer = u->number, .n = u->n, .dtype = u->of->dtype};
+    layers[i] = (pith_bucket_item){
+        .size = sizeof(pith_bucket_item), .codec = u->of->codec, .layer = u->number, .n = u->n, .dtype = u->of->dtype};
   }
   if (status == PITH_OK) {
     g->at = g->bytes + o->ranks;
@@ -286,7 +287,7 @@ pith_status pith__device_check(const pith_device_core *o) {
   return PITH_OK;
 }
 
-pith_status pith__device_make(pith_device_core *o, const pith_device_layer *layers, size_t count, const char *rules) {
+static pith_status make(pith_device_core *o, const pith_layer *layers, size_t count, const char *rules) {
   PITH_TRY(check_layers(layers, count));
   PITH_TRY(make_members(o, layers, count, rules));
   PITH_TRY(make_groups(o));
@@ -294,6 +295,20 @@ pith_status pith__device_make(pith_device_core *o, const pith_device_layer *laye
   PITH_TRY(pith__device_take_memory(o));
   o->summary = summary_of(o);
   return PITH_OK;
+}
+
+pith_status pith__device_make(pith_device_core *o, const pith_layer *given, size_t count, const char *rules) {
+  PITH_REQUIRE(count <= LAYERS_MOST, PITH_ERR_ARGUMENT, "more than %zu layers", LAYERS_MOST);
+  pith_layer *layers = calloc(count + 1, sizeof *layers);
+  pith_status status = layers ? PITH_OK : pith_fail(PITH_ERR_MEMORY, "no memory for %zu layers", count);
+  for (size_t i = 0; i < count && status == PITH_OK; i++) {
+    status = PITH_STRUCT_READ_AT(pith_layer, given, i, &layers[i]);
+  }
+  if (status == PITH_OK) {
+    status = make(o, layers, count, rules);
+  }
+  free(layers);
+  return status;
 }
 
 void pith__device_drop(pith_device_core *o) {

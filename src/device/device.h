@@ -101,7 +101,7 @@ static inline size_t pith__device_aligned(size_t size) {
 /* ---- Life: device.c and device_memory.c
  * ------------------------------------------------------------------------------ */
 
-pith_status pith__device_make(pith_device_core *core, const pith_device_layer *layers, size_t count, const char *rules);
+pith_status pith__device_make(pith_device_core *core, const pith_layer *layers, size_t count, const char *rules);
 void pith__device_drop(pith_device_core *core);
 /* The calling thread's current device must be the object's. */
 pith_status pith__device_check(const pith_device_core *core);

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "base/status.h"
+#include "base/struct_size.h"
 #include "device/cuda_device.h"
 #include "device/device_lane.h"
 
@@ -27,18 +28,18 @@ struct pith_device {
 /* ---- Life -----------------------------------------------------------------------------------------------------------
  */
 
-static pith_status read_options(pith_device_core *o, const pith_device_options *options) {
-  PITH_REQUIRE(!options || options->size == sizeof *options, PITH_ERR_ARGUMENT,
-               "pith_device_options.size is %zu: start from PITH_DEVICE_OPTIONS_INIT", options->size);
-  o->limit = options && options->group ? options->group : GROUP;
-  o->slot_count = options && options->slots ? options->slots : SLOTS;
+static pith_status read_options(pith_device_core *o, const pith_device_options *given) {
+  pith_device_options options = PITH_DEVICE_OPTIONS_INIT;
+  PITH_TRY(given ? PITH_STRUCT_READ(pith_device_options, given, &options) : PITH_OK);
+  o->limit = options.group ? options.group : GROUP;
+  o->slot_count = options.slots ? options.slots : SLOTS;
   PITH_REQUIRE(o->slot_count <= SLOTS_MOST, PITH_ERR_ARGUMENT, "%zu slots are too many; %d are not", o->slot_count,
                SLOTS_MOST);
   return PITH_OK;
 }
 
-static pith_status make(pith_device *o, pith_comm *comm, const pith_device_layer *layers, size_t count,
-                        const char *rules, const pith_device_options *options) {
+static pith_status make(pith_device *o, pith_comm *comm, const pith_layer *layers, size_t count, const char *rules,
+                        const pith_device_options *options) {
   pith_device_core *core = &o->core;
   char text[PITH_DEVICE_TEXT];
   PITH_TRY(read_options(core, options));
@@ -65,13 +66,13 @@ static pith_status agree(const pith_device *o, pith_comm *comm, pith_status made
   return status;
 }
 
-pith_status pith_device_create(pith_comm *comm, const pith_device_layer *layers, size_t count, const char *rules,
+pith_status pith_device_create(pith_comm *comm, const pith_layer *layers, size_t count, const char *rules,
                                uint64_t seed, const pith_device_options *options, pith_device **made) {
   PITH_REQUIRE(comm && rules && made && (layers || count == 0), PITH_ERR_ARGUMENT,
                "pith_device_create: comm, layers, rules and device must not be NULL");
   pith_device *o = calloc(1, sizeof *o);
   PITH_REQUIRE(o, PITH_ERR_MEMORY, "no memory for an allreduce on a device");
-  o->core = (pith_device_core){.rank = pith_comm_rank(comm), .ranks = pith_comm_ranks(comm), .seed = seed, .waits = 1};
+  o->core = (pith_device_core){.rank = pith_comm_rank(comm), .ranks = pith_comm_size(comm), .seed = seed, .waits = 1};
   pith_status status = agree(o, comm, make(o, comm, layers, count, rules, options));
   if (status != PITH_OK) {
     pith_device_destroy(o);
@@ -188,7 +189,7 @@ size_t pith_device_memory(const pith_device *o, size_t *pinned) {
   return o ? o->core.memory_size : 0;
 }
 
-size_t pith_device_size(const pith_device *o) { return pith__device_size(o ? &o->core : NULL); }
+size_t pith_device_save_size(const pith_device *o) { return pith__device_size(o ? &o->core : NULL); }
 
 pith_status pith_device_save(const pith_device *o, pith_out *out) {
   return pith__device_save(o ? &o->core : NULL, out);

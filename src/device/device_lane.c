@@ -185,9 +185,9 @@ static pith_span received(const pith_device_lane *lane, size_t n, pith_dtype dty
 /* Step, seed and group: ranks that differ in them are told so before any value is summed. */
 static pith_call call_of(const pith_device_port *port, const pith_device_lane *lane, const pith_device_core *o) {
   pith_call call = PITH_CALL_INIT;
-  call.ctx.step = port->step;
-  call.ctx.seed = o->seed;
-  call.ctx.layer = lane->group;
+  call.step = port->step;
+  call.seed = o->seed;
+  call.layer = lane->group;
   return call;
 }
 

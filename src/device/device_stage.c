@@ -9,21 +9,20 @@
 #include "device/device.h"
 
 pith_cuda_item pith__device_item(const pith_device_core *o, const pith_device_unit *u, int rank, uint64_t step) {
-  pith_cuda_item item = {.codec = u->of->codec,
-                         .dtype = u->of->dtype,
-                         .n = u->n,
-                         .memory = u->memory,
-                         .momentum = u->momentum,
-                         .part = u->part,
-                         .ctx = PITH_CTX_INIT};
-  item.ctx.seed = o->seed;
-  item.ctx.step = step;
-  item.ctx.layer = u->number;
-  item.ctx.rank = (uint32_t)rank;
-  item.ctx.ranks = (uint32_t)o->ranks;
-  item.ctx.rows = u->of->rows;
-  item.ctx.gamma = 1.0f;
-  return item;
+  return (pith_cuda_item){.size = sizeof(pith_cuda_item),
+                          .codec = u->of->codec,
+                          .dtype = u->of->dtype,
+                          .n = u->n,
+                          .memory = u->memory,
+                          .momentum = u->momentum,
+                          .part = u->part,
+                          .seed = o->seed,
+                          .step = step,
+                          .layer = u->number,
+                          .rank = (uint32_t)rank,
+                          .ranks = (uint32_t)o->ranks,
+                          .rows = u->of->rows,
+                          .gamma = 1.0f};
 }
 
 static uint8_t *slot_of(const pith_device_core *o, size_t group) {
@@ -96,7 +95,7 @@ static void list_message(pith_device_core *o, size_t group, int rank, const pith
     o->items[i] = pith__device_item(o, u, rank, job->step);
     o->items[i].values = values_of(u, job);
     o->items[i].payload = message + u->at;
-    o->items[i].size = (uint64_t *)(void *)message + i;
+    o->items[i].payload_size = (uint64_t *)(void *)message + i;
   }
 }
 

@@ -66,7 +66,7 @@ static pith_status open_all(pith_nccl *o, void *comm) {
   return pith__device_check(&o->core);
 }
 
-pith_status pith_nccl_create(void *comm, const pith_nccl_layer *layers, size_t count, const char *rules, uint64_t seed,
+pith_status pith_nccl_create(void *comm, const pith_layer *layers, size_t count, const char *rules, uint64_t seed,
                              pith_nccl **made) {
   PITH_REQUIRE(comm && rules && made && (layers || count == 0), PITH_ERR_ARGUMENT,
                "pith_nccl_create: comm, layers, rules and nccl must not be NULL");
@@ -146,7 +146,7 @@ size_t pith_nccl_sent(const pith_nccl *o) { return o ? pith__device_sent(&o->cor
 
 size_t pith_nccl_memory(const pith_nccl *o) { return o ? o->core.memory_size : 0; }
 
-size_t pith_nccl_size(const pith_nccl *o) { return pith__device_size(o ? &o->core : NULL); }
+size_t pith_nccl_save_size(const pith_nccl *o) { return pith__device_size(o ? &o->core : NULL); }
 
 pith_status pith_nccl_save(const pith_nccl *o, pith_out *out) { return pith__device_save(o ? &o->core : NULL, out); }
 

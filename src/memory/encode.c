@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/size.h"
+#include "base/struct_size.h"
 #include "kernel/kernel.h"
 #include "memory/memory.h"
 
@@ -21,9 +22,7 @@ static pith_status check_tensor(const pith_codec *codec, const void *data, size_
 static pith_status read_ctx(const pith_codec *codec, const pith_ctx *given, pith_ctx *ctx) {
   memset(ctx, 0, sizeof *ctx);
   if (given) {
-    PITH_REQUIRE(given->size >= offsetof(pith_ctx, scratch) && given->size <= 4096, PITH_ERR_ARGUMENT,
-                 "pith_ctx.size is %zu: start from PITH_CTX_INIT", given->size);
-    memcpy(ctx, given, given->size < sizeof *ctx ? given->size : sizeof *ctx);
+    PITH_TRY(PITH_STRUCT_READ(pith_ctx, given, ctx));
   }
   ctx->size = sizeof *ctx;
   ctx->ranks = ctx->ranks ? ctx->ranks : 1;
@@ -144,7 +143,9 @@ static pith_status check_round(const pith_codec *codec, const pith_state *state,
 pith_status pith_round_describe(const pith_codec *codec, const pith_state *state, size_t index, pith_round *round) {
   PITH_TRY(check_round(codec, state, index));
   PITH_REQUIRE(round, PITH_ERR_ARGUMENT, "pith_round_describe: round must not be NULL");
-  return codec->ops->describe(codec->args, state->n, state->rows, index, round);
+  pith_round full = PITH_ROUND_INIT;
+  PITH_TRY(codec->ops->describe(codec->args, state->n, state->rows, index, &full));
+  return PITH_STRUCT_WRITE(pith_round, &full, round);
 }
 
 static pith_status read_round_ctx(const pith_codec *codec, const pith_state *state, const pith_ctx *given,
@@ -161,7 +162,7 @@ static pith_status read_round_ctx(const pith_codec *codec, const pith_state *sta
 
 /* A round of no values needs no buffer. */
 static pith_status check_buffer(const pith_codec *codec, const pith_state *state, size_t index, const void *buffer) {
-  pith_round round;
+  pith_round round = PITH_ROUND_INIT;
   PITH_TRY(pith_round_describe(codec, state, index, &round));
   PITH_REQUIRE(buffer || round.count == 0, PITH_ERR_ARGUMENT, "%s: round %zu has %zu values at NULL", codec->spec,
                index, round.count);

@@ -236,7 +236,7 @@ static size_t pieces_of(const pith_state *state, pith_span piece[PIECES_MOST]) {
   return count;
 }
 
-size_t pith_state_size(const pith_state *state) {
+size_t pith_state_save_size(const pith_state *state) {
   pith_span piece[PIECES_MOST];
   size_t size = sizeof(state_header);
   for (size_t i = 0, count = pieces_of(state, piece); i < count; i++) {
@@ -252,7 +252,7 @@ static uint64_t checksum_of(const state_header *header, const uint8_t *bytes, si
 
 pith_status pith_state_save(const pith_state *state, pith_out *out) {
   PITH_REQUIRE(state && out && out->data, PITH_ERR_ARGUMENT, "pith_state_save: state and out must not be NULL");
-  size_t size = pith_state_size(state), at = sizeof(state_header);
+  size_t size = pith_state_save_size(state), at = sizeof(state_header);
   PITH_REQUIRE(out->capacity >= size, PITH_ERR_BUFFER, "the state takes %zu bytes, the buffer has %zu", size,
                out->capacity);
   uint8_t *bytes = out->data;
@@ -314,7 +314,7 @@ pith_status pith_state_load(pith_state *state, pith_bytes in) {
                (unsigned long long)header.result_first, (unsigned long long)(header.result_first + header.result_n),
                state->n);
   const uint8_t *bytes = in.data;
-  size_t size = pith_state_size(state) + ((size_t)header.result_n - state->result_n) * sizeof(float);
+  size_t size = pith_state_save_size(state) + ((size_t)header.result_n - state->result_n) * sizeof(float);
   PITH_REQUIRE(in.size == size, PITH_ERR_CORRUPT, "the saved state has %zu bytes instead of %zu", in.size, size);
   PITH_REQUIRE(header.checksum == checksum_of(&header, bytes, in.size), PITH_ERR_CORRUPT,
                "the saved state is damaged: its checksum does not match");

@@ -251,7 +251,7 @@ static pith_status count_rounds(const measurement *m, size_t c) {
   const pith_codec *codec = m->p->codec[c];
   double bytes = 0;
   for (size_t i = 0; i < codec->ops->rounds(codec->args); i++) {
-    pith_round round;
+    pith_round round = PITH_ROUND_INIT;
     PITH_TRY(codec->ops->describe(codec->args, m->x.n, m->ctx.rows, i, &round));
     bytes += (double)round.count * (double)pith_dtype_size(round.dtype);
   }

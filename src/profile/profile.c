@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/struct_size.h"
+
 #define NUMBER_MAX 1e200 /* sums of these stay finite */
 
 /* ---- Layers ------------------------------------------------------------------------------------------------------ */
@@ -53,7 +55,7 @@ static pith_status check_names(const pith_profile *p) {
   return status;
 }
 
-static pith_status add_layer(pith_profile *p, const pith_layer_shape *given) {
+static pith_status add_layer(pith_profile *p, const pith_layer *given) {
   pith_profiled *l = &p->layer[p->layers];
   PITH_REQUIRE(given->name && (given->shape || !given->dimensions), PITH_ERR_ARGUMENT, "layer %zu has no name or shape",
                p->layers);
@@ -105,12 +107,14 @@ static pith_status add_candidates(pith_profile *p, const char *text) {
 
 /* ---- The object -------------------------------------------------------------------------------------------------- */
 
-static pith_status build(pith_profile *p, const pith_layer_shape *layers, size_t count, const char *candidates) {
+static pith_status build(pith_profile *p, const pith_layer *layers, size_t count, const char *candidates) {
   PITH_TRY(add_candidates(p, candidates));
   p->layer = calloc(count + 1, sizeof *p->layer);
   PITH_REQUIRE(p->layer, PITH_ERR_MEMORY, "no memory for %zu layers", count);
   for (size_t i = 0; i < count; i++) {
-    PITH_TRY(add_layer(p, &layers[i]));
+    pith_layer layer = PITH_LAYER_INIT;
+    PITH_TRY(PITH_STRUCT_READ_AT(pith_layer, layers, i, &layer));
+    PITH_TRY(add_layer(p, &layer));
   }
   PITH_TRY(check_names(p));
   p->stride = PITH_SUM_BYTES + 2 * p->candidates;
@@ -119,7 +123,7 @@ static pith_status build(pith_profile *p, const pith_layer_shape *layers, size_t
   return PITH_OK;
 }
 
-pith_status pith_profile_create(const pith_layer_shape *layers, size_t count, const char *candidates,
+pith_status pith_profile_create(const pith_layer *layers, size_t count, const char *candidates,
                                 pith_profile **profile) {
   PITH_REQUIRE((layers || !count) && candidates && profile, PITH_ERR_ARGUMENT,
                "pith_profile_create: layers, candidates or profile is NULL");
@@ -192,8 +196,10 @@ static pith_status update(pith_profile *p, size_t layer, pith_cspan x, const pit
   return PITH_OK;
 }
 
-pith_status pith_profile_update(pith_profile *p, size_t layer, pith_cspan x, const pith_ctx *ctx) {
-  return update(p, layer, x, ctx, 0);
+pith_status pith_profile_update(pith_profile *p, size_t layer, pith_cspan x, const pith_ctx *given) {
+  pith_ctx ctx = PITH_CTX_INIT;
+  PITH_TRY(given ? PITH_STRUCT_READ(pith_ctx, given, &ctx) : PITH_OK);
+  return update(p, layer, x, &ctx, 0);
 }
 
 pith_status pith__profile_sample(pith_profile *p, size_t layer, pith_cspan x, const pith_ctx *ctx) {
@@ -216,16 +222,16 @@ pith_status pith_profile_layer_get(const pith_profile *p, size_t index, pith_pro
   const pith_profiled *l = &p->layer[index];
   const double *sums = pith__sums(p, index);
   double samples = sums[PITH_SUM_SAMPLES], each = samples > 0 ? 1 / samples : 0;
-  *layer = (pith_profile_layer){.name = l->name,
-                                .shape = l->shape,
-                                .dimensions = l->dimensions,
-                                .n = l->n,
-                                .fixed = l->fixed,
-                                .samples = (uint64_t)samples,
-                                .skipped = (uint64_t)sums[PITH_SUM_SKIPPED],
-                                .norm = sums[PITH_SUM_NORM] * each,
-                                .top = sums[PITH_SUM_TOP] * each};
-  return PITH_OK;
+  pith_profile_layer found = {.name = l->name,
+                              .shape = l->shape,
+                              .dimensions = l->dimensions,
+                              .n = l->n,
+                              .fixed = l->fixed,
+                              .samples = (uint64_t)samples,
+                              .skipped = (uint64_t)sums[PITH_SUM_SKIPPED],
+                              .norm = sums[PITH_SUM_NORM] * each,
+                              .top = sums[PITH_SUM_TOP] * each};
+  return PITH_STRUCT_WRITE(pith_profile_layer, &found, layer);
 }
 
 pith_status pith_profile_get(const pith_profile *p, size_t layer, size_t candidate, double *bytes, double *error) {

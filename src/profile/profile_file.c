@@ -267,10 +267,11 @@ static void fill(pith_profile *p, const draft *d) {
 }
 
 static pith_status make_profile(const draft *d, pith_profile **profile) {
-  pith_layer_shape *shapes = calloc(d->count + 1, sizeof *shapes);
+  pith_layer *shapes = calloc(d->count + 1, sizeof *shapes);
   PITH_REQUIRE(shapes, PITH_ERR_MEMORY, "no memory for %zu layers", d->count);
   for (size_t i = 0; i < d->count; i++) {
-    shapes[i] = (pith_layer_shape){d->layer[i].name, d->layer[i].shape, d->layer[i].dimensions};
+    shapes[i] =
+        (pith_layer){sizeof(pith_layer), d->layer[i].name, d->layer[i].shape, d->layer[i].dimensions, PITH_F32, NULL};
   }
   pith_profile *made = NULL;
   pith_status status = pith_profile_create(shapes, d->count, d->candidates, &made);

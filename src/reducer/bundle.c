@@ -24,7 +24,7 @@ pith_status pith__allreduce_joined(pith_comm *comm, pith_span joined, const pith
                                    size_t count, pith_request **request) {
   pith_operation *op;
   pith_call one = *call;
-  one.ctx.layer = number_of(members, count);
+  one.layer = number_of(members, count);
   pith_cspan src = {joined.data, joined.n, joined.dtype};
   PITH_TRY(pith__operation_make_joined(comm, PITH_OP_ALLREDUCE, src, joined, PITH_MEAN, &one, members, count, &op));
   return pith__operation_submit(op, pith__schedule_allreduce(op, NULL), request);

@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/forked.h"
 #include "base/hash.h"
+#include "base/struct_size.h"
 #include "codec/codec.h"
 #include "device/cuda_space.h"
 #include "memory/memory.h"
@@ -21,16 +22,19 @@
 
 static pith_status create(pith_reducer from, const char *rules, uint64_t seed, const pith_reducer_options *options,
                           pith_reducer **made) {
-  PITH_REQUIRE(!options || options->size == sizeof *options, PITH_ERR_ARGUMENT,
-               "pith_reducer_options.size is %zu: start from PITH_REDUCER_OPTIONS_INIT", options->size);
+  pith_reducer_options read = PITH_REDUCER_OPTIONS_INIT;
+  PITH_TRY(options ? PITH_STRUCT_READ(pith_reducer_options, options, &read) : PITH_OK);
+  PITH_REQUIRE(from.comm || !read.cuda == !(from.carrier.caps & PITH_CARRIER_CUDA), PITH_ERR_ARGUMENT,
+               "carrier %s moves memory of %s, and gradients are not there", from.carrier.name,
+               read.cuda ? "the host" : "a CUDA device");
+  PITH_REQUIRE(!from.comm || !read.cuda, PITH_ERR_UNSUPPORTED,
+               "a comm moves memory of the host: gradients of a CUDA device need a carrier for that");
   pith_reducer *r = malloc(sizeof *r);
   PITH_REQUIRE(r, PITH_ERR_MEMORY, "no memory for a reducer");
   *r = from;
   r->seed = seed;
   r->made_in = pith__fork_number();
-  if (options) {
-    r->options = *options;
-  }
+  r->options = read;
   char *fixed = NULL;
   pith_status status = pith__reducer_split(rules, &fixed, &r->adaptive.text);
   if (status == PITH_OK) {
@@ -58,8 +62,6 @@ pith_status pith_reducer_create_with(pith_comm *comm, const char *rules, uint64_
                                      const pith_reducer_options *options, pith_reducer **made) {
   PITH_REQUIRE(comm && rules && made, PITH_ERR_ARGUMENT,
                "pith_reducer_create: comm, rules and reducer must not be NULL");
-  PITH_REQUIRE(!options || !options->cuda, PITH_ERR_UNSUPPORTED,
-               "a comm moves memory of the host: gradients of a CUDA device need a carrier for that");
   return create((pith_reducer){.comm = comm, .rank = comm->rank, .ranks = comm->ranks}, rules, seed, options, made);
 }
 
@@ -67,22 +69,18 @@ pith_status pith_reducer_create(pith_comm *comm, const char *rules, uint64_t see
   return pith_reducer_create_with(comm, rules, seed, NULL, made);
 }
 
-pith_status pith_reducer_create_over(const pith_carrier *carrier, const char *rules, uint64_t seed,
+pith_status pith_reducer_create_over(const pith_carrier *given, const char *rules, uint64_t seed,
                                      const pith_reducer_options *options, pith_reducer **made) {
-  PITH_REQUIRE(carrier && rules && made, PITH_ERR_ARGUMENT,
+  pith_carrier carrier = PITH_CARRIER_INIT;
+  PITH_REQUIRE(given && rules && made, PITH_ERR_ARGUMENT,
                "pith_reducer_create_over: carrier, rules and reducer must not be NULL");
-  PITH_REQUIRE(carrier->size == sizeof *carrier, PITH_ERR_ARGUMENT,
-               "pith_carrier.size is %zu: start from PITH_CARRIER_INIT", carrier->size);
-  PITH_REQUIRE(carrier->name && carrier->start && carrier->wait, PITH_ERR_ARGUMENT,
+  PITH_TRY(PITH_STRUCT_READ(pith_carrier, given, &carrier));
+  PITH_REQUIRE(carrier.name && carrier.start && carrier.wait, PITH_ERR_ARGUMENT,
                "a carrier needs a name, start and wait");
-  int wants_cuda = options && options->cuda, has_cuda = (carrier->caps & PITH_CARRIER_CUDA) != 0;
-  PITH_REQUIRE(wants_cuda == has_cuda, PITH_ERR_ARGUMENT,
-               "carrier %s moves memory of %s, and the gradients are not there", carrier->name,
-               has_cuda ? "a CUDA device" : "the host");
-  PITH_REQUIRE(carrier->ranks > 0 && carrier->rank >= 0 && carrier->rank < carrier->ranks, PITH_ERR_ARGUMENT,
-               "carrier %s: rank %d of %d is impossible", carrier->name, carrier->rank, carrier->ranks);
-  return create((pith_reducer){.carrier = *carrier, .rank = carrier->rank, .ranks = carrier->ranks}, rules, seed,
-                options, made);
+  PITH_REQUIRE(carrier.ranks > 0 && carrier.rank >= 0 && carrier.rank < carrier.ranks, PITH_ERR_ARGUMENT,
+               "carrier %s: rank %d of %d is impossible", carrier.name, carrier.rank, carrier.ranks);
+  return create((pith_reducer){.carrier = carrier, .rank = carrier.rank, .ranks = carrier.ranks}, rules, seed, options,
+                made);
 }
 
 pith_status pith__reducer_check_process(const pith_reducer *r) {
@@ -162,13 +160,13 @@ static int is_adapted(const pith_reducer *r, const pith_named *l) {
   return r->adaptive.text && !l->exact && l->match.rule + 1 == pith_rules_count(r->rules);
 }
 
-static pith_status find_codec(pith_reducer *r, const char *name, size_t dimensions, const char *exact, pith_named *l) {
-  if (!exact) {
-    return pith_rules_find(r->rules, name, dimensions, l->n, &l->match);
+static pith_status find_codec(pith_reducer *r, const pith_layer *given, pith_named *l) {
+  if (!given->exact) {
+    return pith_rules_find(r->rules, given->name, given->dimensions, l->n, &l->match);
   }
-  l->exact = strdup(exact);
-  PITH_REQUIRE(l->exact, PITH_ERR_MEMORY, "no memory for layer %s", name);
-  l->match = (pith_match){.reason = l->exact};
+  l->exact = strdup(given->exact);
+  PITH_REQUIRE(l->exact, PITH_ERR_MEMORY, "no memory for layer %s", given->name);
+  l->match.reason = l->exact;
   return pith__reducer_codec(r, "none", &l->match.codec);
 }
 
@@ -180,16 +178,17 @@ static pith_status check_space(const pith_reducer *r, const char *name, const pi
   return PITH_OK;
 }
 
-/* `exact`: why it is never compressed; NULL: the rules say how it is. */
-static pith_status fill_layer(pith_reducer *r, const char *name, const size_t *shape, size_t dimensions,
-                              pith_dtype dtype, const char *exact, pith_named *l) {
-  *l = (pith_named){.dtype = dtype,
+static pith_status fill_layer(pith_reducer *r, const pith_layer *given, pith_named *l) {
+  const char *name = given->name;
+  const size_t *shape = given->shape, dimensions = given->dimensions;
+  *l = (pith_named){.dtype = given->dtype,
+                    .match = PITH_MATCH_INIT,
                     .rows = dimensions > 1 ? shape[0] : 0,
                     .number = pith__hash64(name, strlen(name), 0),
                     .dimensions = dimensions,
                     .adapted = SIZE_MAX};
   PITH_TRY(shape_size(name, shape, dimensions, &l->n));
-  pith_status status = find_codec(r, name, dimensions, exact, l);
+  pith_status status = find_codec(r, given, l);
   if (status == PITH_OK) {
     status = check_space(r, name, l);
   }
@@ -215,16 +214,22 @@ static pith_status fill_layer(pith_reducer *r, const char *name, const size_t *s
   return PITH_OK;
 }
 
-static pith_status add(pith_reducer *r, const char *name, const size_t *shape, size_t dimensions, pith_dtype dtype,
-                       const char *exact, size_t *index) {
-  PITH_REQUIRE(r && name && *name && (shape || dimensions == 0), PITH_ERR_ARGUMENT,
+pith_status pith_reducer_add(pith_reducer *r, const pith_layer *given, size_t *index) {
+  pith_layer layer = PITH_LAYER_INIT;
+  PITH_REQUIRE(r && given, PITH_ERR_ARGUMENT, "pith_reducer_add: reducer and layer must not be NULL");
+  PITH_TRY(PITH_STRUCT_READ(pith_layer, given, &layer));
+  PITH_REQUIRE(layer.name && *layer.name && (layer.shape || layer.dimensions == 0), PITH_ERR_ARGUMENT,
                "pith_reducer_add: a layer needs a name and a shape");
   PITH_REQUIRE(!r->checked && !r->adaptive.adapter, PITH_ERR_STATE, "layer %s comes too late: the first step has begun",
-               name);
+               layer.name);
+  PITH_REQUIRE(layer.dtype == PITH_F32 || layer.dtype == PITH_F16 || layer.dtype == PITH_BF16 ||
+                   (layer.dtype == PITH_F64 && layer.exact),
+               PITH_ERR_ARGUMENT, "layer %s: gradients are f32, f16 or bf16; of f64 only if the layer is exact",
+               layer.name);
   PITH_REQUIRE(r->count < LAYERS_MOST, PITH_ERR_ARGUMENT, "more than %zu layers", LAYERS_MOST);
-  PITH_TRY(check_name(r, name));
+  PITH_TRY(check_name(r, layer.name));
   PITH_TRY(pith__reducer_grow((void **)&r->layers, &r->room, r->count, sizeof *r->layers));
-  PITH_TRY(fill_layer(r, name, shape, dimensions, dtype, exact, &r->layers[r->count]));
+  PITH_TRY(fill_layer(r, &layer, &r->layers[r->count]));
   if (index) {
     *index = r->count;
   }
@@ -232,29 +237,23 @@ static pith_status add(pith_reducer *r, const char *name, const size_t *shape, s
   return PITH_OK;
 }
 
-pith_status pith_reducer_add(pith_reducer *r, const char *name, const size_t *shape, size_t dimensions,
-                             pith_dtype dtype, size_t *index) {
-  PITH_REQUIRE(dtype == PITH_F32 || dtype == PITH_F16 || dtype == PITH_BF16, PITH_ERR_ARGUMENT,
-               "layer %s: gradients are f32, f16 or bf16; of f64 they can be exact", name ? name : "without a name");
-  return add(r, name, shape, dimensions, dtype, NULL, index);
-}
-
-pith_status pith_reducer_add_exact(pith_reducer *r, const char *name, const size_t *shape, size_t dimensions,
-                                   pith_dtype dtype, const char *reason, size_t *index) {
-  PITH_REQUIRE(reason, PITH_ERR_ARGUMENT, "pith_reducer_add_exact: reason must not be NULL");
-  PITH_REQUIRE(dtype == PITH_F32 || dtype == PITH_F16 || dtype == PITH_BF16 || dtype == PITH_F64, PITH_ERR_ARGUMENT,
-               "layer %s: gradients are f32, f16, bf16 or f64", name ? name : "without a name");
-  return add(r, name, shape, dimensions, dtype, reason, index);
-}
-
 size_t pith_reducer_layers(const pith_reducer *r) { return r ? r->count : 0; }
 
-pith_status pith_reducer_layer(const pith_reducer *r, size_t index, pith_layer *info) {
-  PITH_REQUIRE(r && info && index < r->count, PITH_ERR_ARGUMENT, "there is no layer number %zu", index);
+pith_status pith_reducer_layer_stats(const pith_reducer *r, size_t index, pith_layer_stats *stats) {
+  PITH_REQUIRE(r && stats && index < r->count, PITH_ERR_ARGUMENT, "there is no layer number %zu", index);
   const pith_named *l = &r->layers[index];
-  *info =
-      (pith_layer){l->name, l->match.codec->spec, l->match.reason, l->n, pith__layer_bytes(l), l->steps, l->traffic};
-  return PITH_OK;
+  pith_layer_stats found = {.name = l->name,
+                            .spec = l->match.codec->spec,
+                            .reason = l->match.reason,
+                            .n = l->n,
+                            .bytes = pith__layer_bytes(l),
+                            .steps = l->steps};
+  return PITH_STRUCT_WRITE(pith_layer_stats, &found, stats);
+}
+
+pith_status pith_reducer_layer_traffic(const pith_reducer *r, size_t index, pith_traffic *traffic) {
+  PITH_REQUIRE(r && traffic && index < r->count, PITH_ERR_ARGUMENT, "there is no layer number %zu", index);
+  return PITH_STRUCT_WRITE(pith_traffic, &r->layers[index].traffic, traffic);
 }
 
 pith_status pith_reducer_scale(pith_reducer *r, float factor) {

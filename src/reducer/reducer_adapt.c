@@ -108,12 +108,13 @@ void pith__reducer_adapt_fini(pith_reducer *r) {
 
 pith_status pith__reducer_adapter_create(const pith_reducer *r, pith_adapter **adapter) {
   size_t count = 0;
-  pith_layer_shape *shapes = calloc(r->count + 1, sizeof *shapes);
+  pith_layer *shapes = calloc(r->count + 1, sizeof *shapes);
   PITH_REQUIRE(shapes, PITH_ERR_MEMORY, "no memory for an adapter");
   for (size_t i = 0; i < r->count; i++) {
     const pith_named *l = &r->layers[i];
     if (l->adapted != SIZE_MAX) {
-      shapes[count++] = (pith_layer_shape){l->name, l->shape, l->dimensions};
+      shapes[count++] =
+          (pith_layer){.size = sizeof(pith_layer), .name = l->name, .shape = l->shape, .dimensions = l->dimensions};
     }
   }
   pith_status status = pith_adapter_create(r->adaptive.text, shapes, count, r->rank, r->ranks, r->seed, adapter);

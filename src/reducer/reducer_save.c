@@ -42,16 +42,16 @@ static size_t pending_size(const pith_named *l) { return sizeof(uint64_t) + (l->
 /* Before the first step the adapter may not be there yet; a fresh one is saved then. */
 static size_t adapter_size(const pith_reducer *r) {
   pith_status status = pith__reducer_adapter_ready((pith_reducer *)(uintptr_t)r);
-  return status == PITH_OK && r->adaptive.adapter ? pith_adapter_size(r->adaptive.adapter) : 0;
+  return status == PITH_OK && r->adaptive.adapter ? pith_adapter_save_size(r->adaptive.adapter) : 0;
 }
 
-size_t pith_reducer_size(const pith_reducer *r) {
+size_t pith_reducer_save_size(const pith_reducer *r) {
   if (!r) {
     return 0;
   }
   size_t size = pith__sat_add(sizeof(reducer_header), adapter_size(r));
   for (size_t i = 0; i < r->count; i++) {
-    size = pith__sat_add(size, pith__sat_add(sizeof(layer_header), pith_state_size(r->layers[i].state)));
+    size = pith__sat_add(size, pith__sat_add(sizeof(layer_header), pith_state_save_size(r->layers[i].state)));
     size = pith__sat_add(size, r->adaptive.adapter ? pending_size(&r->layers[i]) : 0);
   }
   return size;
@@ -66,7 +66,7 @@ static pith_status save_pending(const pith_named *l, uint8_t *to) {
 static pith_status save_layers(const pith_reducer *r, uint8_t *bytes, size_t size, size_t at) {
   for (size_t i = 0; i < r->count; i++) {
     const pith_named *l = &r->layers[i];
-    layer_header lh = {l->number, l->match.codec->fingerprint, pith_state_size(l->state)};
+    layer_header lh = {l->number, l->match.codec->fingerprint, pith_state_save_size(l->state)};
     memcpy(bytes + at, &lh, sizeof lh);
     pith_out piece = {bytes + at + sizeof lh, size - at - sizeof lh, 0};
     PITH_TRY(pith_state_save(l->state, &piece));
@@ -82,7 +82,7 @@ static pith_status save_layers(const pith_reducer *r, uint8_t *bytes, size_t siz
 pith_status pith_reducer_save(const pith_reducer *r, pith_out *out) {
   PITH_REQUIRE(r && out && out->data, PITH_ERR_ARGUMENT, "pith_reducer_save: reducer and out must not be NULL");
   PITH_REQUIRE(pith__reducer_is_idle(r), PITH_ERR_STATE, "a step is under way: finish it before saving");
-  size_t size = pith_reducer_size(r), adapter = adapter_size(r);
+  size_t size = pith_reducer_save_size(r), adapter = adapter_size(r);
   PITH_REQUIRE(adapter || !r->adaptive.text, PITH_ERR_STATE, "the adapter cannot be saved: %s", pith_error());
   PITH_REQUIRE(out->capacity >= size, PITH_ERR_BUFFER, "the reducer takes %zu bytes, the buffer has %zu", size,
                out->capacity);

@@ -111,8 +111,8 @@ static pith_status board(const pith_reducer *r, pith_flight *f, size_t index, vo
 static pith_call call_for(const pith_reducer *r, const pith_codec *codec) {
   pith_call call = PITH_CALL_INIT;
   call.codec = codec;
-  call.ctx.seed = r->seed;
-  call.ctx.step = r->step;
+  call.seed = r->seed;
+  call.step = r->step;
   return call;
 }
 
@@ -189,7 +189,7 @@ static pith_status send_alone(pith_reducer *r, size_t index, void *gradient) {
   pith_flight f = {.codec = codec_of(l), .dtype = l->dtype};
   pith_call call = call_for(r, f.codec);
   call.state = f.codec ? l->state : NULL;
-  call.ctx.layer = l->number;
+  call.layer = l->number;
   pith_span span = {gradient, l->n, l->dtype};
   pith_status status = make_room(&f);
   if (status == PITH_OK) {

@@ -106,15 +106,21 @@ static pith_status with_items(pith_staged *f, int rank, items_fn use, void *argu
   PITH_REQUIRE(items, PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
   for (size_t i = 0; i < f->count; i++) {
     const pith_named *l = layer_of(f, i);
-    items[i] = (pith_cuda_item){.codec = l->match.codec,
+    items[i] = (pith_cuda_item){.size = sizeof *items,
+                                .codec = l->match.codec,
                                 .dtype = l->dtype,
                                 .n = l->n,
                                 .values = f->gradient[i],
                                 .memory = memory_of(l),
                                 .momentum = momentum_of(l),
                                 .part = l->state->part,
-                                .ctx = pith__stage_ctx(f, l, rank)};
-    items[i].ctx.gamma = 1.0f;
+                                .seed = f->reducer->seed,
+                                .step = f->reducer->step,
+                                .layer = l->number,
+                                .rank = (uint32_t)rank,
+                                .ranks = (uint32_t)f->reducer->ranks,
+                                .rows = l->state->rows,
+                                .gamma = 1.0f};
   }
   pith_status status = use(f, items, argument);
   free(items);
@@ -143,7 +149,7 @@ static pith_status encode_items(pith_staged *f, pith_cuda_item *items, void *arg
   uint8_t *at = f->more.data + table_bytes(f);
   for (size_t i = 0; i < f->count; i++) {
     items[i].payload = at;
-    items[i].size = (uint64_t *)(void *)f->more.data + own + i;
+    items[i].payload_size = (uint64_t *)(void *)f->more.data + own + i;
     at += aligned(pith_codec_bound(items[i].codec, items[i].n));
   }
   PITH_TRY(take_workspace(f, items, &workspace));
@@ -203,7 +209,7 @@ static pith_status add_items(pith_staged *f, pith_cuda_item *items, void *argume
     items[i].values = m->total[i];
     items[i].dtype = PITH_F32;
     items[i].payload = at;
-    items[i].size = (uint64_t *)(void *)f->more.data + first + i;
+    items[i].payload_size = (uint64_t *)(void *)f->more.data + first + i;
     items[i].memory = items[i].momentum = NULL;
     items[i].part = NULL;
     at += f->sizes[first + i];

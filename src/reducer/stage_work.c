@@ -39,7 +39,7 @@ static void gather(pith_staged *f, const void *send, void *recv, size_t bytes) {
   f->traffic.sent_bytes += bytes * (size_t)(f->reducer->ranks - 1);
 }
 
-static void reduce(pith_staged *f, void *values, size_t count, pith_dtype dtype, pith_reduce op) {
+static void reduce(pith_staged *f, void *values, size_t count, pith_dtype dtype, pith_reduce_op op) {
   size_t ranks = (size_t)f->reducer->ranks;
   f->exchange.kind = PITH_EXCHANGE_ALLREDUCE;
   f->exchange.recv = values;
@@ -62,12 +62,16 @@ static pith_status wire_codec(pith_reducer *r, const pith_named *l, const pith_c
 }
 
 static pith_status make_bucket(const pith_staged *f, pith_bucket **bucket) {
-  pith_bucket_layer *layers = calloc(f->count + 1, sizeof *layers);
+  pith_bucket_item *layers = calloc(f->count + 1, sizeof *layers);
   pith_status status = layers ? PITH_OK : pith_fail(PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
   for (size_t i = 0; i < f->count && status == PITH_OK; i++) {
     const pith_named *l = layer_of(f, i);
-    layers[i] =
-        (pith_bucket_layer){.layer = l->number, .n = l->n, .dtype = l->dtype, .chunk = f->chunk, .number = f->number};
+    layers[i] = (pith_bucket_item){.size = sizeof *layers,
+                                   .layer = l->number,
+                                   .n = l->n,
+                                   .dtype = l->dtype,
+                                   .chunk = f->chunk,
+                                   .number = f->number};
     status = wire_codec(f->reducer, l, &layers[i].codec);
     layers[i].state = status == PITH_OK && layers[i].codec->memory && !f->reducer->space ? l->state : NULL;
   }
@@ -222,7 +226,7 @@ static pith_status describe(const pith_staged *f, size_t round, pith_round *firs
   *sum = 0;
   for (size_t i = 0; i < f->count; i++) {
     const pith_named *l = layer_of(f, i);
-    pith_round entry;
+    pith_round entry = PITH_ROUND_INIT;
     PITH_TRY(pith_round_describe(l->match.codec, l->state, round, &entry));
     f->counts[i] = entry.count;
     *sum += entry.count;

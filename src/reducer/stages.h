@@ -55,7 +55,7 @@ struct pith_stage_ops {
   /* PLAIN: gradients to `in`, and their sums or means to gradients. */
   pith_status (*pack)(pith_staged *f);
   pith_status (*unpack)(pith_staged *f);
-  pith_reduce plain_op;
+  pith_reduce_op plain_op;
 };
 
 extern const pith_stage_ops pith__stage_host, pith__stage_cuda;

@@ -19,7 +19,7 @@ pith_status pith__accordion_choose(const pith_profile *p, const pith_profile *be
                "the statistics of the window before are of another model: %zu layers, not %zu",
                before ? before->layers : 0, p->layers);
   for (size_t l = 0; l < p->layers; l++) {
-    pith_profile_layer now, past = {.samples = 0};
+    pith_profile_layer now = PITH_PROFILE_LAYER_INIT, past = PITH_PROFILE_LAYER_INIT;
     PITH_TRY(pith_profile_layer_get(p, l, &now));
     if (before) {
       PITH_TRY(pith_profile_layer_get(before, l, &past));

@@ -80,7 +80,7 @@ static void add_ranks(list *l, const frame *f, size_t rank) {
 
 /* The first parameter of a method: its strength, if it is one. NULL: it has none. */
 static const pith_param *strength_of(pith_text name) {
-  pith_method method;
+  pith_method method = PITH_METHOD_INIT;
   for (size_t i = 0; pith_method_get(i, &method) == PITH_OK; i++) {
     if (method.kind != PITH_KIND_MEMORY && method.bits && pith__text_is(name, method.name)) {
       return method.params && method.params[0].key ? &method.params[0] : NULL;

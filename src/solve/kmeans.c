@@ -39,7 +39,7 @@ typedef struct clustering {
 
 static void take_points(clustering *k) {
   for (size_t l = 0; l < k->p->layers; l++) {
-    pith_profile_layer info;
+    pith_profile_layer info = PITH_PROFILE_LAYER_INIT;
     if (!k->p->layer[l].fixed && pith_profile_layer_get(k->p, l, &info) == PITH_OK) {
       k->point[k->points++] = (point){{log((double)info.n), 0.5 * log(fmax(info.top, 1e-300))}, l, 0};
     }

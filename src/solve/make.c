@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/struct_size.h"
 #include "solve/lgreco.h"
 #include "solve/methods.h"
 #include "solve/plan_object.h"
@@ -256,9 +257,8 @@ static pith_status choose_kmeans(maker *m) {
 /* ---- Requests ---------------------------------------------------------------------------------------------------- */
 
 static pith_status read_request(const pith_plan_request *given, pith_plan_request *r) {
-  PITH_REQUIRE(given->size >= sizeof *r && given->size <= 4096, PITH_ERR_ARGUMENT,
-               "pith_plan_request.size is %zu, not %zu", given->size, sizeof *r);
-  *r = *given;
+  *r = (pith_plan_request)PITH_PLAN_REQUEST_INIT;
+  PITH_TRY(PITH_STRUCT_READ(pith_plan_request, given, r));
   PITH_REQUIRE((unsigned)r->method <= PITH_PLAN_UNIFORM && (unsigned)r->objective <= PITH_PLAN_TIME, PITH_ERR_ARGUMENT,
                "there is no such method or objective of planning");
   PITH_REQUIRE(r->method != PITH_PLAN_UNIFORM || r->uniform, PITH_ERR_ARGUMENT, "a uniform plan needs a spec");

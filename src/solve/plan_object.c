@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/struct_size.h"
 #include "profile/writer.h"
 #include "solve/step_cost.h"
 
@@ -158,57 +159,42 @@ static const char *or_empty(const char *text) { return text ? text : ""; }
 
 pith_status pith_plan_info_get(const pith_plan *plan, pith_plan_info *info) {
   PITH_REQUIRE(plan && info, PITH_ERR_ARGUMENT, "pith_plan_info_get: plan or info is NULL");
-  *info = (pith_plan_info){.method = or_empty(plan->method),
-                           .objective = or_empty(plan->objective),
-                           .reference = or_empty(plan->reference),
-                           .note = or_empty(plan->note),
-                           .fallback = plan->fallback,
-                           .budget = plan->budget,
-                           .bytes = sum_of(plan, 0),
-                           .error = sum_of(plan, 1),
-                           .layers = plan->count};
-  return PITH_OK;
+  pith_plan_info found = {.method = or_empty(plan->method),
+                          .objective = or_empty(plan->objective),
+                          .reference = or_empty(plan->reference),
+                          .note = or_empty(plan->note),
+                          .fallback = plan->fallback,
+                          .budget = plan->budget,
+                          .bytes = sum_of(plan, 0),
+                          .error = sum_of(plan, 1),
+                          .layers = plan->count};
+  return PITH_STRUCT_WRITE(pith_plan_info, &found, info);
 }
 
 pith_status pith_plan_layer_get(const pith_plan *plan, size_t index, pith_plan_layer *layer) {
   PITH_REQUIRE(plan && layer && index < plan->count, PITH_ERR_ARGUMENT, "pith_plan_layer_get: there is no layer %zu",
                index);
   const pith_plan_line *line = &plan->line[index];
-  *layer = (pith_plan_layer){line->name, line->spec, line->shape, line->dimensions, line->n, line->bytes, line->error};
-  return PITH_OK;
+  pith_plan_layer found = {.name = line->name,
+                           .spec = line->spec,
+                           .shape = line->shape,
+                           .dimensions = line->dimensions,
+                           .n = line->n,
+                           .bytes = line->bytes,
+                           .error = line->error};
+  return PITH_STRUCT_WRITE(pith_plan_layer, &found, layer);
 }
 
 const char *pith_plan_rules(const pith_plan *plan) { return plan->rules; }
 
 const char *pith_plan_text(const pith_plan *plan) { return plan->text; }
 
-/* ---- Against a model --------------------------------------------------------------------------------------------- */
+/* ---- Against a profile ------------------------------------------------------------------------------------------- */
 
 static int same_shape(const pith_plan_line *line, const size_t *shape, size_t dimensions) {
   return !line->has_shape ||
          (line->dimensions == dimensions && (!dimensions || !memcmp(line->shape, shape, dimensions * sizeof *shape)));
 }
-
-static pith_status check_line(const pith_plan_line *line, const pith_layer_shape *layers, size_t count, size_t guess) {
-  size_t i = guess < count && !strcmp(layers[guess].name, line->name) ? guess : 0;
-  while (i < count && strcmp(layers[i].name, line->name) != 0) {
-    i++;
-  }
-  PITH_REQUIRE(i < count, PITH_ERR_MISMATCH, "the plan is for another model: there is no layer %s here", line->name);
-  PITH_REQUIRE(same_shape(line, layers[i].shape, layers[i].dimensions), PITH_ERR_MISMATCH,
-               "the plan is for another model: layer %s has another shape here", line->name);
-  return PITH_OK;
-}
-
-pith_status pith_plan_check(const pith_plan *plan, const pith_layer_shape *layers, size_t count) {
-  PITH_REQUIRE(plan && (layers || !count), PITH_ERR_ARGUMENT, "pith_plan_check: plan or layers is NULL");
-  for (size_t i = 0; i < plan->count; i++) {
-    PITH_TRY(check_line(&plan->line[i], layers, count, i));
-  }
-  return PITH_OK;
-}
-
-/* ---- Against a profile ------------------------------------------------------------------------------------------- */
 
 static const pith_plan_line *find_line(const pith_plan *plan, const char *name, size_t guess) {
   if (guess < plan->count && !strcmp(plan->line[guess].name, name)) {

@@ -5,15 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/struct_size.h"
+
 #define CODEC_SECONDS 1e-9 /* to encode and decode a value, where the caller has not measured it */
 
 static pith_status read_cost(const pith_plan_cost *given, pith_plan_cost *cost) {
-  *cost = (pith_plan_cost){.size = sizeof *cost};
-  if (given) {
-    PITH_REQUIRE(given->size >= sizeof *cost && given->size <= 4096, PITH_ERR_ARGUMENT,
-                 "pith_plan_cost.size is %zu, not %zu", given->size, sizeof *cost);
-    *cost = *given;
-  }
+  *cost = (pith_plan_cost)PITH_PLAN_COST_INIT;
+  PITH_TRY(given ? PITH_STRUCT_READ(pith_plan_cost, given, cost) : PITH_OK);
   cost->ranks = cost->ranks ? cost->ranks : 2;
   cost->latency = cost->latency != 0 ? cost->latency : 60e-6;
   cost->bandwidth = cost->bandwidth != 0 ? cost->bandwidth : 1.25e8;

@@ -50,7 +50,7 @@ installed_library_is_found_by_cmake() {
   cat >"$temp/project/CMakeLists.txt" <<'END'
 cmake_minimum_required(VERSION 3.18)
 project(user LANGUAGES C)
-find_package(pith 0.1 REQUIRED)
+find_package(pith 0.2 REQUIRED)
 foreach(library pith pith_static)
   add_executable(with_${library} encode.c)
   target_link_libraries(with_${library} PRIVATE pith::${library})

@@ -95,9 +95,11 @@ static void check_manner(pith_comm *comm, void *argument) {
     release(&a);
     release(&b);
   }
-  pith_layer info;
-  CHECK_OK(pith_reducer_layer(r, 2, &info));
-  CHECK(info.steps == 4 && info.traffic.raw_bytes == 4 * info.bytes && info.traffic.sent_bytes > 0);
+  pith_layer_stats info = PITH_LAYER_STATS_INIT;
+  pith_traffic traffic = PITH_TRAFFIC_INIT;
+  CHECK_OK(pith_reducer_layer_stats(r, 2, &info));
+  CHECK_OK(pith_reducer_layer_traffic(r, 2, &traffic));
+  CHECK(info.steps == 4 && traffic.raw_bytes == 4 * info.bytes && traffic.sent_bytes > 0);
   pith_reducer_destroy(expected);
   pith_reducer_destroy(r);
 }
@@ -128,7 +130,7 @@ static void check_resume(pith_comm *comm, void *argument) {
   for (uint64_t step = 0; step < 6; step++) {
     gradients a = make_gradients(rank, step), b = make_gradients(rank, step);
     if (step == 3) {
-      pith_out out = {.capacity = pith_reducer_size(r)};
+      pith_out out = {.capacity = pith_reducer_save_size(r)};
       out.data = malloc(out.capacity);
       CHECK_OK(pith_reducer_save(r, &out));
       CHECK_OK(pith_reducer_load(resumed, (pith_bytes){out.data, out.size}));
@@ -156,21 +158,21 @@ static void check_adaptive(pith_comm *comm, void *argument) {
   wire w = {.comm = comm};
   pith_carrier carrier = carrier_of(&w, PITH_CARRIER_THREADS);
   pith_reducer *r;
-  pith_layer info;
+  pith_layer_stats info = PITH_LAYER_STATS_INIT;
   (void)argument;
   CHECK_OK(pith_reducer_create_over(&carrier, "lgreco:q:4,warmup=4,period=32", 5, NULL, &r));
   add_layers(r);
   for (uint64_t step = 0; step < 50; step++) {
     gradients g = make_gradients(rank, step);
     CHECK_OK(take_step(r, &g, 0));
-    CHECK_OK(pith_reducer_layer(r, 2, &info));
+    CHECK_OK(pith_reducer_layer_stats(r, 2, &info));
     changed += strcmp(info.spec, "none") != 0;
-    uint64_t hash = 0, *all = calloc((size_t)pith_comm_ranks(comm), sizeof *all);
+    uint64_t hash = 0, *all = calloc((size_t)pith_comm_size(comm), sizeof *all);
     for (size_t i = 0; i < bytes_of(2); i++) {
       hash = hash * 31 + g.layer[2][i];
     }
     CHECK_OK(pith_all_gather(comm, (pith_cspan){&hash, 1, PITH_I64},
-                             (pith_span){all, (size_t)pith_comm_ranks(comm), PITH_I64}, NULL, NULL, NULL));
+                             (pith_span){all, (size_t)pith_comm_size(comm), PITH_I64}, NULL, NULL, NULL));
     CHECK(all[0] == all[1] && all[1] == hash);
     free(all);
     release(&g);
@@ -263,7 +265,7 @@ TEST(carriers_are_checked) {
   CHECK_STATUS(pith_reducer_create_over(&good, "nonsense", 0, NULL, &r), PITH_ERR_SPEC);
   CHECK_STATUS(pith_reducer_create_over(&good, "q:4", 0, &(pith_reducer_options){0}, &r), PITH_ERR_ARGUMENT);
   CHECK_OK(pith_reducer_create_over(&good, "q:4", 0, NULL, &r));
-  CHECK_STATUS(pith_reducer_add(r, "wide", (size_t[]){4}, 1, PITH_F64, NULL), PITH_ERR_ARGUMENT);
-  CHECK_STATUS(pith_reducer_add_exact(r, "wide", (size_t[]){4}, 1, PITH_F64, NULL, NULL), PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith_reducer_add(r, &(pith_layer){sizeof(pith_layer), "wide", (size_t[]){4}, 1, PITH_F64, NULL}, NULL),
+               PITH_ERR_ARGUMENT);
   pith_reducer_destroy(r);
 }

@@ -15,7 +15,7 @@
 
 static const char *const transports[] = {"inproc", "shm", "tcp"};
 static const pith_dtype types[] = {PITH_F32, PITH_BF16, PITH_F64, PITH_I32};
-static const pith_reduce reductions[] = {PITH_SUM, PITH_MAX, PITH_MIN, PITH_PROD};
+static const pith_reduce_op reductions[] = {PITH_SUM, PITH_MAX, PITH_MIN, PITH_PROD};
 
 /* The same on all ranks for the same round: all values are small whole numbers, as floats or integers. */
 static void fill(void *data, size_t n, pith_dtype dtype, int rank, int round) {
@@ -40,13 +40,13 @@ static void fill(void *data, size_t n, pith_dtype dtype, int rank, int round) {
 /* Rounds of random shapes; every rank goes its own way in each. */
 static void reduce_small(pith_comm *comm, void *argument) {
   uint64_t seed = *(uint64_t *)argument;
-  int rank = pith_comm_rank(comm), ranks = pith_comm_ranks(comm);
+  int rank = pith_comm_rank(comm), ranks = pith_comm_size(comm);
   uint8_t *x = malloc(BYTES_MOST), *y = malloc(BYTES_MOST), *expected = malloc(BYTES_MOST),
           *all = malloc((size_t)ranks * BYTES_MOST);
   for (int round = 0; round < ROUNDS; round++) {
     seed = seed * 6364136223846793005u + 1442695040888963407u;
     pith_dtype dtype = types[seed >> 40 & 3];
-    pith_reduce reduce = reductions[seed >> 44 & 3];
+    pith_reduce_op reduce = reductions[seed >> 44 & 3];
     size_t width = pith_dtype_size(dtype), most = seed >> 50 & 1 ? BYTES_MOST : 200,
            n = (size_t)(seed >> 20) % (most / width);
     uint64_t own = (seed >> 10) * (uint64_t)(rank * 2 + 3) >> 7;

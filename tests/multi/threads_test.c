@@ -37,7 +37,7 @@ static void *talk(void *argument) {
     pith_request *sent;
     int done = round % 3;
     CHECK_OK(pith_send(me->comm, (pith_cspan){x, LENGTH, PITH_F32}, peer, (uint32_t)me->number, &sent));
-    CHECK_OK(pith_receive(me->comm, (pith_span){y, LENGTH, PITH_F32}, peer, (uint32_t)me->number, NULL));
+    CHECK_OK(pith_recv(me->comm, (pith_span){y, LENGTH, PITH_F32}, peer, (uint32_t)me->number, NULL));
     while (!done) {
       CHECK_OK(pith_test(sent, &done));
     }
@@ -77,7 +77,7 @@ static void *ask(void *argument) {
   for (int round = 0; round < ROUNDS; round++) {
     float x = (float)round, y = -1;
     pith_request *sent, *received;
-    CHECK_OK(pith_receive(me->comm, (pith_span){&y, 1, PITH_F32}, peer, (uint32_t)me->number, &received));
+    CHECK_OK(pith_recv(me->comm, (pith_span){&y, 1, PITH_F32}, peer, (uint32_t)me->number, &received));
     CHECK_OK(pith_send(me->comm, (pith_cspan){&x, 1, PITH_F32}, peer, (uint32_t)me->number, &sent));
     for (int done = 0, both = 0; !both; both &= done) {
       CHECK_OK(pith_test(sent, &both));
@@ -103,7 +103,7 @@ TEST(threads_that_ask_all_the_time_do_not_stop_the_driver) {
 
 static void *receive_the_last(void *argument) {
   float x = 0;
-  CHECK_OK(pith_receive(argument, (pith_span){&x, 1, PITH_F32}, 1, 1, NULL));
+  CHECK_OK(pith_recv(argument, (pith_span){&x, 1, PITH_F32}, 1, 1, NULL));
   CHECK(x == 3);
   return NULL;
 }
@@ -116,13 +116,13 @@ static void wait_in_turn(pith_comm *comm, void *argument) {
     pthread_t first;
     CHECK(pthread_create(&first, NULL, receive_the_last, comm) == 0);
     usleep(20000); /* it drives, and sleeps */
-    CHECK_OK(pith_receive(comm, (pith_span){&x, 1, PITH_F32}, 1, 2, NULL));
+    CHECK_OK(pith_recv(comm, (pith_span){&x, 1, PITH_F32}, 1, 2, NULL));
     CHECK_OK(pith_send(comm, (pith_cspan){&x, 1, PITH_F32}, 1, 3, NULL));
     pthread_join(first, NULL);
   } else {
     usleep(40000);
     CHECK_OK(pith_send(comm, (pith_cspan){&x, 1, PITH_F32}, 0, 2, NULL));
-    CHECK_OK(pith_receive(comm, (pith_span){&x, 1, PITH_F32}, 0, 3, NULL));
+    CHECK_OK(pith_recv(comm, (pith_span){&x, 1, PITH_F32}, 0, 3, NULL));
     CHECK_OK(pith_send(comm, (pith_cspan){&x, 1, PITH_F32}, 0, 1, NULL));
   }
 }
@@ -204,7 +204,7 @@ static void reduce_some(pith_comm *comm, void *argument) {
     for (size_t i = 0; i < VALUES; i++) {
       x[i] = (float)((i * 7919 + (size_t)(step * 31 + pith_comm_rank(comm)) * 104729) % 2001) * 0.001f - 1.0f;
     }
-    call.ctx.step = (uint64_t)step;
+    call.step = (uint64_t)step;
     CHECK_OK(pith_allreduce(comm, (pith_cspan){x, VALUES, PITH_F32}, (pith_span){y, VALUES, PITH_F32}, PITH_MEAN, &call,
                             NULL));
     if (pith_comm_rank(comm) == 0) {

@@ -54,7 +54,7 @@ static void check_bits(pith_comm *comm, void *argument) {
     CHECK_OK(take_step(b, &y, 0));
     compare(&x, &y, m->spec, step);
     if (step == 1) { /* a checkpoint of main memory goes on on the device */
-      pith_out out = {.capacity = pith_reducer_size(a)};
+      pith_out out = {.capacity = pith_reducer_save_size(a)};
       out.data = malloc(out.capacity);
       CHECK_OK(pith_reducer_save(a, &out));
       resumed = make(&cuda, m, 1);
@@ -112,7 +112,9 @@ TEST(a_carrier_must_move_what_the_reducer_has) {
   carrier.caps = PITH_CARRIER_CUDA;
   CHECK_STATUS(pith_reducer_create_over(&carrier, "q:4", 0, NULL, &r), PITH_ERR_ARGUMENT);
   CHECK_OK(pith_reducer_create_over(&carrier, "*=sketchml", 0, &options, &r));
-  CHECK_STATUS(pith_reducer_add(r, "layer", (size_t[]){100, 100}, 2, PITH_F32, NULL), PITH_ERR_UNSUPPORTED);
+  CHECK_STATUS(
+      pith_reducer_add(r, &(pith_layer){sizeof(pith_layer), "layer", (size_t[]){100, 100}, 2, PITH_F32, NULL}, NULL),
+      PITH_ERR_UNSUPPORTED);
   CHECK_ERROR_SAYS("layer layer:");
   pith_reducer_destroy(r);
 }

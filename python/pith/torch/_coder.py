@@ -84,7 +84,7 @@ class Bucket:
 
     def __init__(self, layers: Sequence[Layer], states: Sequence[State], rank: int, ranks: int):
         self._kept = (layers, states)  # the bucket points to them
-        entries = (c.BucketLayer * len(layers))()
+        entries = c.array(c.BucketItem, len(layers))
         for entry, layer, state in zip(entries, layers, states, strict=True):
             codec = wire_codec(layer)
             entry.codec = codec._pointer

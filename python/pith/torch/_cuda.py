@@ -24,6 +24,9 @@ from ._slices import Slice
 
 Tensors = Sequence[torch.Tensor]
 
+# The fields of a pith_ctx that a pith_cuda_item has too.
+_PLACE = ("seed", "step", "layer", "rank", "ranks", "offset", "rows", "gamma")
+
 
 def _stream(device: torch.device) -> int:
     return torch.cuda.current_stream(device).cuda_stream
@@ -105,7 +108,7 @@ class CudaBucket:
         coder: CudaCoder,
     ) -> None:
         self._codecs, self._coder = codecs, coder  # the bucket points to the codecs
-        entries = (c.BucketLayer * len(layers))()
+        entries = c.array(c.BucketItem, len(layers))
         for entry, layer, codec in zip(entries, layers, codecs, strict=True):
             entry.codec, entry.layer, entry.n, entry.dtype = (
                 codec._pointer,
@@ -265,8 +268,8 @@ class CudaCoder(Coder):
             n=values.numel(),
             values=values.data_ptr(),
             payload=payload,
-            size=size,
-            ctx=ctx,
+            payload_size=size,
+            **{name: getattr(ctx, name) for name in _PLACE},
         )
         for name in ("memory", "momentum", "part") if state is not None else ():
             kept = state.get(name)  # type: ignore[union-attr]

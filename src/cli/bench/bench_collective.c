@@ -56,7 +56,7 @@ static pith_status measure(bench *b, const cli_buffers *values, const pith_codec
   pith_call call = PITH_CALL_INIT;
   call.codec = codec;
   call.algorithm = r->algorithm;
-  size_t n = cli_collective_encoded(b->collective, pith_comm_ranks(b->comm), values->n);
+  size_t n = cli_collective_encoded(b->collective, pith_comm_size(b->comm), values->n);
   pith_status status = codec ? pith_state_create(codec, n, 0, &call.state) : PITH_OK;
   if (status == PITH_OK) {
     status = cli_timing_measure(b->collective, b->comm, values, &call, b->set.repetitions, b->set.warmup, b->set.check,
@@ -136,7 +136,7 @@ static int find_unused(const bench *b) {
 
 static int run_sizes(bench *b) {
   const settings *set = &b->set;
-  int code = CLI_OK, ranks = pith_comm_ranks(b->comm);
+  int code = CLI_OK, ranks = pith_comm_size(b->comm);
   for (size_t bytes = set->from; bytes <= set->to && code == CLI_OK; bytes *= set->factor) {
     size_t size = cli_collective_size(b->collective, ranks, bytes);
     b->is_first_size = bytes == set->from;
@@ -151,7 +151,7 @@ static int run_sizes(bench *b) {
 static int run_and_report(bench *b) {
   const settings *set = &b->set;
   b->report = (cli_report){.collective = b->collective,
-                           .ranks = pith_comm_ranks(b->comm),
+                           .ranks = pith_comm_size(b->comm),
                            .repetitions = set->repetitions,
                            .inside = set->inside,
                            .wide = set->wide,

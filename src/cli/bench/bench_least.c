@@ -24,7 +24,7 @@ double cli_least_copies(const pith_codec *codec, const pith_state *state, size_t
   if (!codec) {
     return 1;
   }
-  int keeps = state && pith_state_size(state) >= n * sizeof(float);
+  int keeps = state && pith_state_save_size(state) >= n * sizeof(float);
   size_t rounds = pith_codec_rounds(codec);
   double copies = 1 + keeps;
   if (rounds > 1) {

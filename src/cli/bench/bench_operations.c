@@ -43,11 +43,11 @@ static pith_status run_allreduce(pith_comm *comm, const cli_buffers *b, const pi
 static double expect_sum(int rank, int ranks, size_t n, size_t i) { return (void)rank, (void)n, sum_at(ranks, i); }
 
 static pith_status run_reduce(pith_comm *comm, const cli_buffers *b, const pith_call *call) {
-  return pith_reduce_to(comm, from(b->src, b->n), to(b->dst, b->n), PITH_SUM, 0, call, NULL);
+  return pith_reduce(comm, from(b->src, b->n), to(b->dst, b->n), PITH_SUM, 0, call, NULL);
 }
 
 static pith_status run_reduce_scatter(pith_comm *comm, const cli_buffers *b, const pith_call *call) {
-  size_t each = part(pith_comm_ranks(comm), b->n);
+  size_t each = part(pith_comm_size(comm), b->n);
   return pith_reduce_scatter(comm, from(b->src, b->n), to(b->dst, each), NULL, PITH_SUM, call, NULL);
 }
 static double expect_own_sum(int rank, int ranks, size_t n, size_t i) {
@@ -57,7 +57,7 @@ static double expect_own_sum(int rank, int ranks, size_t n, size_t i) {
 /* ---- Moves ------------------------------------------------------------------------------------------------------- */
 
 static pith_status run_all_gather(pith_comm *comm, const cli_buffers *b, const pith_call *call) {
-  return pith_all_gather(comm, from(b->src, part(pith_comm_ranks(comm), b->n)), to(b->dst, b->n), NULL, call, NULL);
+  return pith_all_gather(comm, from(b->src, part(pith_comm_size(comm), b->n)), to(b->dst, b->n), NULL, call, NULL);
 }
 static double expect_parts(int rank, int ranks, size_t n, size_t i) {
   size_t each = part(ranks, n);
@@ -82,12 +82,12 @@ static double expect_first(int rank, int ranks, size_t n, size_t i) {
 
 static pith_status run_gather(pith_comm *comm, const cli_buffers *b, const pith_call *call) {
   (void)call;
-  return pith_gather(comm, from(b->src, part(pith_comm_ranks(comm), b->n)), to(b->dst, b->n), NULL, 0, NULL);
+  return pith_gather(comm, from(b->src, part(pith_comm_size(comm), b->n)), to(b->dst, b->n), NULL, 0, NULL);
 }
 
 static pith_status run_scatter(pith_comm *comm, const cli_buffers *b, const pith_call *call) {
   (void)call;
-  return pith_scatter(comm, from(b->src, b->n), NULL, to(b->dst, part(pith_comm_ranks(comm), b->n)), 0, NULL);
+  return pith_scatter(comm, from(b->src, b->n), NULL, to(b->dst, part(pith_comm_size(comm), b->n)), 0, NULL);
 }
 static double expect_own_part(int rank, int ranks, size_t n, size_t i) {
   return value(0, (size_t)rank * part(ranks, n) + i);
@@ -95,10 +95,10 @@ static double expect_own_part(int rank, int ranks, size_t n, size_t i) {
 
 /* To the right neighbour and from the left one, both at the same time. */
 static pith_status run_sendrecv(pith_comm *comm, const cli_buffers *b, const pith_call *call) {
-  int rank = pith_comm_rank(comm), ranks = pith_comm_ranks(comm);
+  int rank = pith_comm_rank(comm), ranks = pith_comm_size(comm);
   pith_request *receive, *send;
   (void)call;
-  pith_status status = pith_receive(comm, to(b->dst, b->n), (rank + ranks - 1) % ranks, 0, &receive);
+  pith_status status = pith_recv(comm, to(b->dst, b->n), (rank + ranks - 1) % ranks, 0, &receive);
   if (status != PITH_OK) {
     return status;
   }
@@ -135,7 +135,7 @@ static double boot_number(void) {
 
 /* The last rank comes late; nobody may have left before. To be seen where all ranks read the same clock. */
 static pith_status check_barrier(pith_comm *comm, int *is_checked, double *bad) {
-  int is_last = pith_comm_rank(comm) == pith_comm_ranks(comm) - 1;
+  int is_last = pith_comm_rank(comm) == pith_comm_size(comm) - 1;
   const struct timespec pause = {0, is_last ? 2000000 : 0};
   double boot = boot_number();
   nanosleep(&pause, NULL);

@@ -47,7 +47,7 @@ static double fingerprint(const float *x, size_t n) {
 }
 
 static void compare(const cli_collective *c, pith_comm *comm, const cli_buffers *b, double *wrong, double *error) {
-  int rank = pith_comm_rank(comm), ranks = pith_comm_ranks(comm);
+  int rank = pith_comm_rank(comm), ranks = pith_comm_size(comm);
   const float *result = c->in_place ? b->src : b->dst;
   double distance = 0, norm = 0;
   *wrong = 0;
@@ -81,7 +81,7 @@ static pith_status check_results(const cli_collective *c, pith_comm *comm, const
 /* ---- Times ------------------------------------------------------------------------------------------------------- */
 
 static pith_status step(const cli_collective *c, pith_comm *comm, const cli_buffers *b, pith_call *call) {
-  call->ctx.step++;
+  call->step++;
   return c->run(comm, b, call);
 }
 
@@ -106,7 +106,7 @@ static pith_status run_laps(const cli_collective *c, pith_comm *comm, const cli_
 
 static pith_status time_laps(const cli_collective *c, pith_comm *comm, const cli_buffers *b, pith_call *call,
                              size_t repetitions, double *laps, cli_timing *t) {
-  pith_traffic before, after;
+  pith_traffic before = PITH_TRAFFIC_INIT, after = PITH_TRAFFIC_INIT;
   double seconds, each = 1.0 / (double)repetitions, part = each / c->at_once;
   size_t kept = repetitions < LAPS_MOST ? repetitions : LAPS_MOST;
   TRY(pith_barrier(comm, NULL));

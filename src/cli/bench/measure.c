@@ -139,7 +139,7 @@ static pith_status measure_size_and_error(subject *s, const cli_workload *work, 
   }
   result->payload = s->payload.size;
   result->scratch = s->ctx.scratch_size;
-  result->state = pith_state_size(s->state);
+  result->state = pith_state_save_size(s->state);
   status = decode(s, (pith_span){work->decoded, work->n, PITH_F32}, PITH_SET);
   double distance = distance_of(work->values, work->decoded, work->n);
   result->error = distance > 0 ? distance / work->norm : distance;

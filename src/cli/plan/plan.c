@@ -114,8 +114,8 @@ void cli_plan_print(const pith_plan *plan) {
                                 {.title = "bits", .right = 1},
                                 {.title = "bytes", .right = 1},
                                 {.title = "% of budget", .right = 1}}};
-  pith_plan_info info;
-  pith_plan_layer layer;
+  pith_plan_info info = PITH_PLAN_INFO_INIT;
+  pith_plan_layer layer = PITH_PLAN_LAYER_INIT;
   double values = 0;
   row r;
   pith_plan_info_get(plan, &info);
@@ -195,7 +195,7 @@ static int check_make(const make_options *o) {
 /* How the plan compares with the spec that gave its budget. */
 static void print_gain(const pith_plan *plan, const pith_profile *profile, const char *uniform) {
   pith_plan *reference;
-  pith_plan_info mine, other;
+  pith_plan_info mine = PITH_PLAN_INFO_INIT, other = PITH_PLAN_INFO_INIT;
   char bytes[24];
   if (!uniform || pith_plan_uniform(profile, uniform, &reference) != PITH_OK) {
     return;
@@ -346,7 +346,7 @@ typedef struct comparison {
 } comparison;
 
 static void measure_model(comparison *c) {
-  pith_profile_layer layer;
+  pith_profile_layer layer = PITH_PROFILE_LAYER_INIT;
   for (size_t i = 0; pith_profile_layer_get(c->profile, i, &layer) == PITH_OK && i < pith_profile_layers(c->profile);
        i++) {
     c->norm += layer.norm;
@@ -366,7 +366,7 @@ static pith_status take_plan(const comparison *c, const char *name, pith_plan **
 }
 
 static pith_status print_plan(const comparison *c, const char *name, const pith_plan *plan) {
-  pith_plan_info info;
+  pith_plan_info info = PITH_PLAN_INFO_INIT;
   char text[4 + CLI_LIST_MAX][24];
   const char *cells[CLI_COLUMNS_MAX] = {name};
   size_t used = 1;

@@ -30,7 +30,7 @@ static void invent(pith_profile *profile) {
   double *v = pith_profile_values(profile, &count);
   uint64_t seed = 1;
   for (size_t l = 0; l < pith_profile_layers(profile); l++, v += HEAD + 2 * CANDIDATES) {
-    pith_profile_layer layer;
+    pith_profile_layer layer = PITH_PROFILE_LAYER_INIT;
     pith_profile_layer_get(profile, l, &layer);
     double norm = exp(8 * odd(&seed) - 4), error = norm;
     v[0] = 1, v[2] = norm, v[3] = norm / 4;
@@ -47,13 +47,13 @@ static pith_profile *create(size_t layers) {
   pith_profile *profile = NULL;
   char(*name)[24] = calloc(layers, sizeof *name);
   size_t(*shape)[2] = calloc(layers, sizeof *shape);
-  pith_layer_shape *list = calloc(layers, sizeof *list);
+  pith_layer *list = calloc(layers, sizeof *list);
   uint64_t seed = 7;
   for (size_t l = 0; name && shape && list && l < layers; l++) {
     snprintf(name[l], sizeof *name, "layer%zu.weight", l);
     shape[l][0] = 64;
     shape[l][1] = (size_t)exp2(6 + 12 * odd(&seed));
-    list[l] = (pith_layer_shape){name[l], shape[l], 2};
+    list[l] = (pith_layer){sizeof(pith_layer), name[l], shape[l], 2, PITH_F32, NULL};
   }
   if (!name || !shape || !list || pith_profile_create(list, layers, candidates, &profile) != PITH_OK) {
     exit(cli_fail(CLI_FAILED, "plan bench: %s", name && shape && list ? pith_error() : "out of memory"));
@@ -73,7 +73,7 @@ static double time_plan(const pith_profile *profile, const pith_plan_request *re
   double times[REPEATS];
   for (int i = 0; i < REPEATS; i++) {
     pith_plan *plan, *uniform;
-    pith_plan_info mine, other;
+    pith_plan_info mine = PITH_PLAN_INFO_INIT, other = PITH_PLAN_INFO_INIT;
     double start = now();
     if (pith_plan_make(profile, request, &plan) != PITH_OK) {
       exit(cli_fail(CLI_FAILED, "plan bench: %s", pith_error()));

@@ -51,7 +51,7 @@ static size_t colour_of(plot *p, const char *spec) {
 static int is_drawn(const pith_plan_layer *layer) { return layer->n > 0 && layer->bytes > 0; }
 
 static size_t find_range(plot *p, const pith_plan *plan) {
-  pith_plan_layer layer;
+  pith_plan_layer layer = PITH_PLAN_LAYER_INIT;
   size_t points = 0;
   p->least = p->bottom = INFINITY;
   p->most = p->top = -INFINITY;
@@ -107,7 +107,7 @@ static void put_text(FILE *file, const char *text) {
 }
 
 static void draw_points(plot *p, const pith_plan *plan) {
-  pith_plan_layer layer;
+  pith_plan_layer layer = PITH_PLAN_LAYER_INIT;
   for (size_t i = 0; pith_plan_layer_get(plan, i, &layer) == PITH_OK; i++) {
     if (is_drawn(&layer)) {
       double bits = 8 * layer.bytes / (double)layer.n;

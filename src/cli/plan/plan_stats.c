@@ -168,10 +168,10 @@ static int measure(const record *r, pith_profile *profile, pith_dtype dtype) {
 }
 
 static pith_status create(const record *r, const char *candidates, pith_profile **profile) {
-  pith_layer_shape *layers = must(calloc(r->layers, sizeof *layers));
+  pith_layer *layers = must(calloc(r->layers, sizeof *layers));
   for (size_t i = 0; i < r->samples; i++) {
     const sample *s = &r->sample[i];
-    layers[s->layer] = (pith_layer_shape){s->name, s->shape, s->dimensions};
+    layers[s->layer] = (pith_layer){sizeof(pith_layer), s->name, s->shape, s->dimensions, PITH_F32, NULL};
   }
   pith_status status = pith_profile_create(layers, r->layers, candidates, profile);
   free(layers);
@@ -181,7 +181,7 @@ static pith_status create(const record *r, const char *candidates, pith_profile 
 static void report(const record *r, const pith_profile *profile, const char *output) {
   size_t fixed = 0;
   for (size_t i = 0; i < r->layers; i++) {
-    pith_profile_layer layer;
+    pith_profile_layer layer = PITH_PROFILE_LAYER_INIT;
     pith_profile_layer_get(profile, i, &layer);
     fixed += (size_t)(layer.fixed != 0);
     if (layer.skipped) {
