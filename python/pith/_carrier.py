@@ -1,13 +1,14 @@
 """A reducer over somebody else's collectives: what moves its bytes.
 
-Subclass :class:`Carrier`, or hand in anything with the same methods. Memory is given as ``memoryview`` of bytes; it is the reducer's, and stays
-until :meth:`Carrier.wait` has returned.
+Subclass :class:`Carrier`, or hand in anything with the same methods. Memory is given as ``memoryview`` of bytes, or as :class:`DeviceMemory`; it is
+the reducer's, and stays until :meth:`Carrier.wait` has returned.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from . import _library as c
@@ -16,6 +17,29 @@ from ._tensors import NAMES
 
 _ALL_TO_ALL, _ALL_GATHER = 0, 1
 _OPS = ("sum", "max", "min", "prod", "mean", "band", "bor", "bxor")
+
+
+class DeviceMemory:
+    """Bytes of a CUDA device, for whatever reads ``__cuda_array_interface__``: torch, CuPy, Numba."""
+
+    def __init__(self, address: int | None, nbytes: int) -> None:
+        self.nbytes = nbytes if address else 0
+        self.__cuda_array_interface__ = {
+            "shape": (self.nbytes,),
+            "typestr": "|u1",
+            "data": (address or 0, False),
+            "version": 3,
+        }
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """Where a reducer for device tensors works: on a stream of the current device, with the memory of a framework."""
+
+    stream: int
+    allocate: Callable[[int], int]
+    release: Callable[[int], None]
+    chunk_bytes: int = 0  # layers much larger travel in several exchanges; 0: what is usual
 
 
 class Carrier:
@@ -30,6 +54,7 @@ class Carrier:
     rank: int
     ranks: int
     threads = False
+    cuda: Cuda | None = None  # gradients are on a device
 
     def all_to_all(
         self, send: memoryview, recv: memoryview, send_bytes: list[int], recv_bytes: list[int]
@@ -72,11 +97,32 @@ class Bridge:
             name=self._name,
             rank=carrier.rank,
             ranks=carrier.ranks,
-            caps=1 if carrier.threads else 0,
+            caps=int(carrier.threads) | (0 if carrier.cuda is None else 2),
             start=self._functions[0],
             wait=self._functions[1],
             interrupted=c.signals.callback,
         )
+
+    def options(self, group_bytes: int, in_order: bool) -> Any:
+        """Those of the reducer."""
+        options = c.ReducerOptions(group_bytes, int(in_order))
+        cuda = self._carrier.cuda
+        if cuda is not None:
+            self._allocator = c.Allocator(
+                None,
+                c.ALLOCATE(lambda _self, size: self._allocated(cuda, size)),
+                c.RELEASE(lambda _self, memory: cuda.release(memory)),
+            )
+            options.cuda, options.stream, options.chunk_bytes = 1, cuda.stream, cuda.chunk_bytes
+            options.allocator = ctypes.addressof(self._allocator)
+        return options
+
+    def _allocated(self, cuda: Cuda, size: int) -> int:
+        try:
+            return cuda.allocate(size)
+        except BaseException as error:
+            self.error = self.error or error
+            return 0
 
     def close(self) -> None:
         """The reducer is gone. A thread of its may still wait for a collective that other ranks never begin."""
@@ -102,15 +148,16 @@ class Bridge:
 
     def _begin(self, x: Any) -> Any:
         carrier, ranks = self._carrier, self._carrier.ranks
+        view: Any = _view if carrier.cuda is None else DeviceMemory
         if x.kind == _ALL_TO_ALL:
             sent, received = x.send_bytes[:ranks], x.recv_bytes[:ranks]
             return carrier.all_to_all(
-                _view(x.send, sum(sent)), _view(x.recv, sum(received)), sent, received
+                view(x.send, sum(sent)), view(x.recv, sum(received)), sent, received
             )
         if x.kind == _ALL_GATHER:
-            return carrier.all_gather(_view(x.send, x.bytes), _view(x.recv, x.bytes * ranks))
+            return carrier.all_gather(view(x.send, x.bytes), view(x.recv, x.bytes * ranks))
         size = x.count * c.lib.pith_dtype_size(x.dtype)
-        return carrier.allreduce(_view(x.recv, size), NAMES[x.dtype], _OPS[x.op])
+        return carrier.allreduce(view(x.recv, size), NAMES[x.dtype], _OPS[x.op])
 
     def _wait(self, _self: Any, ticket: int) -> int:
         return self._guarded("waiting", lambda: self._carrier.wait(self._handles.pop(ticket)))

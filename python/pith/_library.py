@@ -323,6 +323,14 @@ class Carrier(Sized):
     ]
 
 
+ALLOCATE = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_size_t)
+RELEASE = ctypes.CFUNCTYPE(None, c_void_p, c_void_p)
+
+
+class Allocator(Structure):
+    _fields_ = [("self", c_void_p), ("allocate", ALLOCATE), ("release", RELEASE)]
+
+
 class ReducerOptions(Sized):
     _fields_ = [
         ("size", c_size_t),
@@ -461,6 +469,7 @@ STRUCTURES: dict[str, type[Structure]] = {
     "pith_exchange": Exchange,
     "pith_carrier": Carrier,
     "pith_reducer_options": ReducerOptions,
+    "pith_allocator": Allocator,
     "pith_traffic": Traffic,
     "pith_layer_stats": LayerStats,
     "pith_stats": Stats,
@@ -616,8 +625,6 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_plan_load": (_STATUS, [c_char_p, POINTER(_P)]),
     "pith_plan_parse": (_STATUS, [Bytes, POINTER(_P)]),
     "pith_plan_text": (c_char_p, [_P]),
-    "pith_state_move": (_STATUS, [_P, _P, c_int, _P, POINTER(c_int)]),
-    "pith_debt_pay": (_STATUS, [_P, c_size_t, Span]),
     "pith_adapter_is": (c_int, [c_char_p]),
     "pith_adapter_check": (_STATUS, [c_char_p]),
     "pith_adaptive_get": (_STATUS, [c_size_t, POINTER(Method)]),

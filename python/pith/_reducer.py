@@ -59,18 +59,17 @@ class Reducer:
     ) -> None:
         text = rules if isinstance(rules, str) else rules.text
         pointer = ctypes.c_void_p()
-        options = c.ReducerOptions(
-            c.whole(ctypes.c_size_t, group_bytes, "group_bytes"),
-            int(in_order),
-        )
-        rest = text.encode(), seed, ctypes.byref(options), ctypes.byref(pointer)
+        group_bytes = c.whole(ctypes.c_size_t, group_bytes, "group_bytes")
         self._bridge: Bridge | None = None
         if isinstance(comm, Comm):
-            c.check(c.lib.pith_reducer_create_with(comm.pointer, *rest))
+            options = c.ReducerOptions(group_bytes, int(in_order))
+            create, over = c.lib.pith_reducer_create_with, comm.pointer  # type: Any, Any
             comm._dependents.add(self)
         else:
             self._bridge = Bridge(comm)
-            c.check(c.lib.pith_reducer_create_over(ctypes.byref(self._bridge.struct), *rest))
+            options = self._bridge.options(group_bytes, in_order)
+            create, over = c.lib.pith_reducer_create_over, ctypes.byref(self._bridge.struct)
+        c.check(create(over, text.encode(), seed, ctypes.byref(options), ctypes.byref(pointer)))
         self._pointer: ctypes.c_void_p | None = pointer
         self._comm, self._rules = comm, text
         self._numbers: dict[str, int] = {}

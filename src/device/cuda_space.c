@@ -21,6 +21,16 @@ pith_status pith__cuda_space_wait(const pith_cuda_space *s) {
   return PITH_OK;
 }
 
+pith_status pith__cuda_space_keep_pace(pith_cuda_space *s, int exact) {
+  char text[TEXT];
+  void *now = s->ends[s->turn++ % 2];
+  if (s->gpu->event_record(now, s->stream, text) ||
+      s->gpu->event_wait(exact || s->turn == 1 ? now : s->ends[s->turn % 2], text)) {
+    return refuse(text);
+  }
+  return PITH_OK;
+}
+
 pith_status pith__cuda_space_move(const pith_cuda_space *s, void *to, const void *from, size_t bytes) {
   char text[TEXT];
   return s->gpu->move(to, from, bytes, s->stream, text) ? refuse(text) : PITH_OK;
@@ -93,7 +103,8 @@ pith_status pith__cuda_space_create(void *stream, const pith_allocator *allocato
     s->allocator = *allocator;
   }
   pith_status status = pith__cuda_module(&s->gpu);
-  if (status == PITH_OK && (s->gpu->device(&s->device, text) || s->gpu->event_create(&s->event, text))) {
+  if (status == PITH_OK && (s->gpu->device(&s->device, text) || s->gpu->event_create(&s->event, text) ||
+                            s->gpu->event_create(&s->ends[0], text) || s->gpu->event_create(&s->ends[1], text))) {
     status = refuse(text);
   }
   if (status == PITH_OK) {
@@ -109,8 +120,11 @@ pith_status pith__cuda_space_create(void *stream, const pith_allocator *allocato
 
 void pith__cuda_space_destroy(pith_cuda_space *s) {
   if (s) {
-    if (s->event) {
-      s->gpu->event_destroy(s->event);
+    void *events[] = {s->event, s->ends[0], s->ends[1]};
+    for (size_t i = 0; i < 3; i++) {
+      if (events[i]) {
+        s->gpu->event_destroy(events[i]);
+      }
     }
     pith_codec_destroy(s->raw);
     free(s);

@@ -11,8 +11,10 @@ typedef struct pith_cuda_space {
   pith_space base; /* the first: a pith_space is one of these */
   const pith_cuda_module *gpu;
   int device;
-  void *stream; /* of all that is enqueued */
-  void *event;  /* for whoever waits */
+  void *stream;  /* of all that is enqueued */
+  void *event;   /* for whoever waits */
+  void *ends[2]; /* of the step that has just ended, and of the one before, in turns */
+  unsigned turn;
   pith_codec *raw;
   pith_allocator allocator; /* of a framework; without its functions the module's */
 } pith_cuda_space;
@@ -26,6 +28,8 @@ pith_status pith__cuda_space_enter(const pith_cuda_space *space);
 
 /* Enqueues a copy; either end may be main memory, pinned or not. */
 pith_status pith__cuda_space_move(const pith_cuda_space *space, void *to, const void *from, size_t bytes);
+/* A step has ended: waits for the device, so that the host is at most one step ahead of it; `exact`: not at all. */
+pith_status pith__cuda_space_keep_pace(pith_cuda_space *space, int exact);
 /* Until all that was enqueued is done. */
 pith_status pith__cuda_space_wait(const pith_cuda_space *space);
 

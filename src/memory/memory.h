@@ -76,6 +76,9 @@ pith_cspan pith__memory_carried(const pith_codec *codec, const pith_state *state
 void pith__memory_settle(const pith_codec *codec, pith_state *state, pith_cspan decoded, pith_extent part,
                          float *buffer, const pith_ctx *ctx);
 
+/* Adds one of `steps` equal parts of a pending residual to a gradient, and takes it from what is pending. */
+void pith__pending_pay(float *pending, size_t steps, pith_span gradient);
+
 /* A state whose values are in a space. */
 pith_status pith__state_create_in(pith_space *space, const pith_codec *codec, size_t n, size_t rows,
                                   pith_state **state);

@@ -10,7 +10,8 @@
 #include "device/cuda_space.h"
 #include "reducer/reducer.h"
 
-enum { MANY = 64 }; /* numbers whose exchange is timed to learn the bandwidth */
+enum { MANY = 64 };  /* numbers whose exchange is timed to learn the bandwidth */
+enum { TIMED = 32 }; /* steps before a plan whose times count */
 
 /* ---- Text -------------------------------------------------------------------------------------------------------- */
 
@@ -164,12 +165,23 @@ static void give_reasons(pith_reducer *r) {
   }
 }
 
+/* An error now if the device has no kernels for a spec that a plan may choose. */
+static pith_status check_candidates(pith_reducer *r) {
+  const char *spec;
+  for (size_t i = 0; r->space && (spec = pith_adapter_candidate(r->adaptive.adapter, i)); i++) {
+    const pith_codec *codec;
+    PITH_TRY(pith__reducer_codec(r, spec, &codec));
+  }
+  return PITH_OK;
+}
+
 pith_status pith__reducer_adapter_ready(pith_reducer *r) {
   size_t place = 0;
   if (!r->adaptive.text || r->adaptive.adapter) {
     return PITH_OK;
   }
   PITH_TRY(pith__reducer_adapter_create(r, &r->adaptive.adapter));
+  PITH_TRY(check_candidates(r));
   for (size_t i = 0; i < r->count; i++) {
     pith_named *l = &r->layers[i];
     l->adapted = l->adapted == SIZE_MAX ? SIZE_MAX : place++;
@@ -218,12 +230,17 @@ static pith_status add_up(pith_reducer *r, double *numbers, size_t count, double
 
 pith_status pith__reducer_adapt(pith_reducer *r, double waited) {
   pith_adaptive *a = &r->adaptive;
-  double now = pith__now(), seconds = 0, *numbers;
+  double seconds = 0, *numbers;
   size_t count;
   int changed = 0;
   if (!a->adapter) {
     return PITH_OK;
   }
+  if (r->space) { /* times are those of steps of the device */
+    int counts = pith_adapter_next_plan(a->adapter) <= pith_adapter_step_number(a->adapter) + TIMED;
+    PITH_TRY(pith__cuda_space_keep_pace((pith_cuda_space *)r->space, counts));
+  }
+  double now = pith__now();
   pith_adapter_step step = {.size = sizeof step,
                             .seconds = a->ended > 0 ? now - a->ended : 0,
                             .span = a->begun > 0 ? now - a->begun : 0,

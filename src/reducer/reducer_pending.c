@@ -6,6 +6,8 @@
 #include "memory/memory.h"
 #include "reducer/reducer.h"
 
+enum { PENDING_STEPS = 16 }; /* suits optimizers that divide by the size of past gradients */
+
 static pith_space *space_of(const pith_named *l) { return l->state->space; }
 
 static void drop(pith_named *l) {
@@ -38,7 +40,7 @@ pith_status pith__pending_move(pith_named *l, const pith_codec *codec, int ranks
   if (had && !has) {
     PITH_TRY(make(l));
     PITH_TRY(take_residuals(l, ranks));
-    l->pending_steps = PITH_DEBT_STEPS;
+    l->pending_steps = PENDING_STEPS;
   }
   PITH_TRY(pith_state_adapt(l->state, codec));
   if (has && l->pending) {
@@ -53,7 +55,7 @@ pith_status pith__pending_release(pith_named *l, void *gradient) {
     return PITH_OK;
   }
   if (!space_of(l)) {
-    PITH_TRY(pith_debt_pay(l->pending, l->pending_steps, (pith_span){gradient, l->n, l->dtype}));
+    pith__pending_pay(l->pending, l->pending_steps, (pith_span){gradient, l->n, l->dtype});
   } else {
     float share = 1.0f / (float)l->pending_steps;
     PITH_TRY(pith__space_scale(space_of(l), share, l->pending, l->n));

@@ -101,6 +101,39 @@ TEST_WITHIN(a_device_gives_the_bits_of_main_memory, 120) {
   }
 }
 
+/* Plans change specs between steps, and residuals move along or wait: as in main memory. */
+static void check_adaptive(pith_comm *comm, void *argument) {
+  manner m = {argument, PITH_CARRIER_THREADS, 0, &framework};
+  int rank = pith_comm_rank(comm), changes = 0;
+  wire host_wire = {.comm = comm}, cuda_wire = {.comm = comm};
+  pith_carrier host = carrier_of(&host_wire, 0), cuda = carrier_of(&cuda_wire, m.caps | PITH_CARRIER_CUDA);
+  pith_reducer *a = make(&host, &m, 0), *b = make(&cuda, &m, 1);
+  char before[256] = "";
+  for (uint64_t step = 0; step < 80; step++) {
+    pith_layer_stats x = PITH_LAYER_STATS_INIT, y = PITH_LAYER_STATS_INIT;
+    gradients ours = make_gradients(rank, step), theirs = make_gradients(rank, step);
+    CHECK_OK(take_step(a, &ours, 0));
+    CHECK_OK(take_step(b, &theirs, 0));
+    CHECK_OK(pith_reducer_layer_stats(a, 2, &x));
+    CHECK_OK(pith_reducer_layer_stats(b, 2, &y));
+    CHECK_MSG(!strcmp(x.spec, y.spec), "step %d: %s and %s", (int)step, x.spec, y.spec);
+    compare(&ours, &theirs, m.spec, step);
+    changes += strcmp(before, x.spec) != 0;
+    snprintf(before, sizeof before, "%s", x.spec);
+    release(&ours);
+    release(&theirs);
+  }
+  CHECK(changes > 1);
+  pith_reducer_destroy(a);
+  pith_reducer_destroy(b);
+}
+
+TEST_WITHIN(specs_change_as_in_main_memory, 120) {
+  setenv("PITH_MODULE_PATH", FAKE_MODULE, 1);
+  ranks_run("inproc", 2, 0, check_adaptive, "lgreco:ef/topk:0.05,warmup=4,period=32");
+  CHECK_EQ((int)lent, 0);
+}
+
 TEST(a_carrier_must_move_what_the_reducer_has) {
   wire w = {0};
   pith_reducer *r;

@@ -1,15 +1,16 @@
-"""A process group of torch as a carrier: the collectives of gloo, MPI, UCC or any other backend that takes CPU tensors."""
+"""A process group of torch as a carrier: the collectives of gloo, NCCL, MPI, UCC or any other backend."""
 
 from __future__ import annotations
 
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from .._carrier import Carrier
+from .._carrier import Carrier, Cuda
 from .._errors import ArgumentError
 
 # Its name changed in torch 2.13.
@@ -24,32 +25,54 @@ _TYPES = {
     "i64": torch.int64,
 }
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+_OPS["mean"] = dist.ReduceOp.SUM  # the work divides: only NCCL has means
 
 
 class TorchCarrier(Carrier):
-    """Moves a reducer's bytes over a group of its own, so that nobody else's collectives come between them."""
+    """Moves a reducer's bytes over a group of its own, so that nobody else's collectives come between them.
+
+    For tensors of a device everything is enqueued on a stream of its own, ``side``, beside the backward pass.
+    """
 
     threads = True
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any, device: torch.device, chunk_bytes: int = 0) -> None:
         self.name = str(dist.get_backend(group))
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
-        self._parent = group
+        self._parent, self._device = group, device
         self._group = taken_group(group) if self.ranks > 1 else None
+        self.side: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self.side = torch.cuda.Stream(device)
+            self.cuda = Cuda(self.side.cuda_stream, self._allocate, _release, chunk_bytes)
 
-    def all_to_all(
-        self, send: memoryview, recv: memoryview, send_bytes: list[int], recv_bytes: list[int]
-    ) -> Any:
-        return dist.all_to_all_single(
-            _tensor(recv), _tensor(send), recv_bytes, send_bytes, group=self._group, async_op=True
-        )
+    def _allocate(self, size: int) -> int:
+        return torch.cuda.caching_allocator_alloc(size, self._device, self.side)
 
-    def all_gather(self, send: memoryview, recv: memoryview) -> Any:
-        return all_gather_single(_tensor(recv), _tensor(send), group=self._group, async_op=True)
+    def _working(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self.side) if self.side is not None else nullcontext()
 
-    def allreduce(self, values: memoryview, dtype: str, op: str) -> Any:
-        tensor = _tensor(values, _TYPES[dtype])
-        return dist.all_reduce(tensor, _OPS[op], group=self._group, async_op=True)
+    def all_to_all(self, send: Any, recv: Any, send_bytes: list[int], recv_bytes: list[int]) -> Any:
+        with self._working():
+            source, output = self._tensor(send), self._tensor(recv)
+            return dist.all_to_all_single(
+                output, source, recv_bytes, send_bytes, group=self._group, async_op=True
+            )
+
+    def all_gather(self, send: Any, recv: Any) -> Any:
+        with self._working():
+            source, output = self._tensor(send), self._tensor(recv)
+            return all_gather_single(output, source, group=self._group, async_op=True)
+
+    def allreduce(self, values: Any, dtype: str, op: str) -> Any:
+        with self._working():
+            tensor = self._tensor(values).view(_TYPES[dtype])
+            work = dist.all_reduce(tensor, _OPS[op], group=self._group, async_op=True)
+        return _Mean(work, tensor, self.ranks) if op == "mean" else work
+
+    def wait(self, handle: Any) -> None:
+        with self._working():
+            handle.wait()
 
     def close(self) -> None:
         """The group is there for the next one."""
@@ -57,10 +80,28 @@ class TorchCarrier(Carrier):
             give_group_back(self._parent, self._group)
             self._group = None
 
+    def _tensor(self, memory: Any) -> torch.Tensor:
+        """The same memory."""
+        if not memory.nbytes:
+            return torch.empty(0, dtype=torch.uint8, device=self._device)
+        if self.side is None:
+            return torch.frombuffer(memory, dtype=torch.uint8)
+        return torch.as_tensor(memory, device=self._device)
 
-def _tensor(view: memoryview, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
-    """The same memory."""
-    return torch.frombuffer(view, dtype=dtype) if view.nbytes else torch.empty(0, dtype=dtype)
+
+class _Mean:
+    """The work of a sum that becomes a mean."""
+
+    def __init__(self, work: Any, tensor: torch.Tensor, ranks: int) -> None:
+        self._work, self._tensor, self._ranks = work, tensor, ranks
+
+    def wait(self) -> None:
+        self._work.wait()
+        self._tensor /= self._ranks
+
+
+def _release(memory: int) -> None:
+    torch.cuda.caching_allocator_delete(memory)
 
 
 # ---- Groups of our own -----------------------------------------------------------------------------------------------
