@@ -41,6 +41,7 @@ $(BUILD)/CMakeCache.txt:
 test: all
 	@tools/python-env || [ $$? = 77 ]
 	@tools/check-includes
+	@tools/check-layers $(BUILD)
 	@tools/check-symbols $(BUILD)
 	@$(MAKE) --no-print-directory sanitize
 	@$(MAKE) --no-print-directory threads
@@ -105,6 +106,7 @@ format-check:
 
 lint: all format-check
 	@tools/check-includes
+	@tools/check-layers $(BUILD)
 	@tools/check-symbols $(BUILD)
 	@tools/check-scripts
 	@.venv/bin/ruff check $(PYTHON_SOURCES)

@@ -1,4 +1,4 @@
-# The CUDA module, libpith_cuda.so: the kernels and CUDA's runtime in one file, opened at run time (src/engine/cuda.c). It does not link to
+# The CUDA module, libpith_cuda.so: the kernels and CUDA's runtime in one file, opened at run time (src/device/cuda.c). It does not link to
 # the library, and needs libc alone: host code has no exceptions, so that no C++ library is asked for. One line of the configuration
 # says what is built, or why it is not.
 set(PITH_CUDA OFF CACHE STRING "The CUDA module: ON (an error where nvcc is missing), AUTO (where nvcc works; the Python package does) or OFF")
@@ -154,7 +154,7 @@ endif()
 # Tests and benchmark open the driver at run time: they compile everywhere, and say why they are skipped where no GPU is. In the
 # build folder's root, beside the module.
 if(PITH_TESTS)
-  add_executable(cuda_test tests/cuda/cuda_test.c tests/cuda/lowrank_test.c tests/cuda/mean_test.c tests/cuda/planning_test.c
+  add_executable(cuda_test tests/cuda/cuda_test.c tests/cuda/lowrank_test.c tests/cuda/mean_test.c
                  tests/cuda/whole_test.c tests/test.c)
   add_executable(cuda_bench tests/cuda/cuda_bench.c)
   add_executable(nccl_test tests/cuda/nccl_test.c) # one process for each rank: tests/cuda/run.sh FOLDER nccl device

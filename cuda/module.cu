@@ -7,7 +7,6 @@
 #include "batch.cuh"
 #include "lowrank_host.h"
 #include "mean_host.h"
-#include "planning_host.h"
 #include "sparse_host.h"
 
 #define TEXT 256
@@ -186,17 +185,6 @@ static int lowrank(const pith_gpu_lowrank *tasks, size_t count, int what, void *
   return error == cudaSuccess ? 0 : refuse(error, "low rank could not be launched", text);
 }
 
-static int errors(const pith_gpu_task *tasks, size_t count, double *sums, void *space, void *stream, char *text) {
-  cudaError_t error = pith__errors_run(tasks, count, sums, space, (cudaStream_t)stream);
-  return error == cudaSuccess ? 0 : refuse(error, "errors could not be measured", text);
-}
-
-static int magnitudes(const void *values, int dtype, size_t n, uint64_t *counts, double *energies, void *stream,
-                      char *text) {
-  cudaError_t error = pith__magnitudes_run(values, dtype, n, counts, energies, (cudaStream_t)stream);
-  return error == cudaSuccess ? 0 : refuse(error, "magnitudes could not be counted", text);
-}
-
 static int mean(const pith_gpu_mean *tasks, size_t count, void *stream, char *text) {
   cudaError_t error = pith__mean_run(tasks, count, (cudaStream_t)stream);
   return error == cudaSuccess ? 0 : refuse(error, "means could not be launched", text);
@@ -257,17 +245,31 @@ static void unpin(void *memory) {
   cudaFreeHost(memory);
 }
 
-static int move(void *to, const void *from, size_t size, cudaMemcpyKind kind, void *stream, char *text) {
+static int enqueue_copy(void *to, const void *from, size_t size, cudaMemcpyKind kind, void *stream, char *text) {
   cudaError_t error = size ? cudaMemcpyAsync(to, from, size, kind, (cudaStream_t)stream) : cudaSuccess;
   return error == cudaSuccess ? 0 : refuse(error, "a copy could not be enqueued", text);
 }
 
 static int to_host(void *to, const void *from, size_t size, void *stream, char *text) {
-  return move(to, from, size, cudaMemcpyDeviceToHost, stream, text);
+  return enqueue_copy(to, from, size, cudaMemcpyDeviceToHost, stream, text);
 }
 
 static int to_device(void *to, const void *from, size_t size, void *stream, char *text) {
-  return move(to, from, size, cudaMemcpyHostToDevice, stream, text);
+  return enqueue_copy(to, from, size, cudaMemcpyHostToDevice, stream, text);
+}
+
+static int move(void *to, const void *from, size_t size, void *stream, char *text) {
+  return enqueue_copy(to, from, size, cudaMemcpyDefault, stream, text);
+}
+
+static int clear(void *memory, size_t size, void *stream, char *text) {
+  cudaError_t error = size ? cudaMemsetAsync(memory, 0, size, (cudaStream_t)stream) : cudaSuccess;
+  return error == cudaSuccess ? 0 : refuse(error, "memory could not be cleared", text);
+}
+
+static int use_device(int number, char *text) {
+  cudaError_t error = cudaSetDevice(number);
+  return error == cudaSuccess ? 0 : refuse(error, "the device cannot be used", text);
 }
 
 /* ---- Events
@@ -330,9 +332,6 @@ static const pith_cuda_module module = {PITH_CUDA_ABI,
                                         sparse_decode,
                                         pith__lowrank_space,
                                         lowrank,
-                                        pith__errors_space,
-                                        errors,
-                                        magnitudes,
                                         mean,
                                         current_device,
                                         allocate,
@@ -345,7 +344,10 @@ static const pith_cuda_module module = {PITH_CUDA_ABI,
                                         event_create,
                                         event_destroy,
                                         event_record,
-                                        event_wait};
+                                        event_wait,
+                                        use_device,
+                                        move,
+                                        clear};
 
 extern "C" __attribute__((visibility("default"))) const pith_cuda_module *pith_cuda_module_entry(void) {
   return &module;

@@ -36,7 +36,7 @@ static uint32_t samples_of(uint32_t n, int select) {
 static void cut_section(const pith_gpu_sparse &task, Cutter &cut, Section &s) {
   s.control = cut.take<Control>(1);
   if (task.clip > 0) {
-    s.squares = cut.take<double>(task.n / FEED_TILE + 1);
+    s.squares = cut.take<double>(task.n / MEMORY_TILE + 1);
   }
   if (task.kind == PITH_WIRE_RANDOMK) {
     return;

@@ -18,7 +18,7 @@
 #define SAMPLED_FROM 16384 /* as src/codec/selection.c: below, there is no sample */
 #define SAMPLE_RUN 8
 #define SAMPLES_MOST 65536
-#define FEED_TILE 1024    /* values whose squares are summed together: PITH_FEED_TILE */
+#define MEMORY_TILE 1024  /* values whose squares are summed together: PITH_MEMORY_TILE */
 #define STREAM_BLOCK 4096 /* bytes of a Rice stream that a block of threads decodes */
 #define RICE_STATES (PITH_RICE_MOST + 1)
 

@@ -1,6 +1,6 @@
 /*
  * Memories of whole-tensor codecs: the tensor meets what was kept, in place, before anything is selected, as
- * src/memory/feed.c does it; what is sent is taken out where it is written or drawn (take_out). Values that are not
+ * src/memory/memory.c does it; what is sent is taken out where it is written or drawn (take_out). Values that are not
  * finite travel but never stay.
  */
 #include "sparse.cuh"
@@ -10,7 +10,7 @@
 
 /* The squares of a tile, in 16 lanes; in double and in order where they overflow. */
 INLINE double tile_squares(const Section &s, uint32_t first) {
-  uint32_t end = least(s.n, first + FEED_TILE);
+  uint32_t end = least(s.n, first + MEMORY_TILE);
   float sum = 0.0f;
   for (uint32_t i = first + lane16(); i < end; i += LANES) {
     float x = value_at(s.given, s.type, i);
@@ -31,13 +31,13 @@ INLINE double tile_squares(const Section &s, uint32_t first) {
 __global__ void __launch_bounds__(THREADS) norm_kernel(const __grid_constant__ Sections batch) {
   Share share = share_of(batch);
   const Section &s = share.s;
-  uint32_t tiles = (s.n + FEED_TILE - 1) / FEED_TILE, step = share.parts * HALVES;
+  uint32_t tiles = (s.n + MEMORY_TILE - 1) / MEMORY_TILE, step = share.parts * HALVES;
   if (!(s.clip > 0)) {
     return;
   }
   for (uint32_t pair = share.part * HALVES + threadIdx.x / 32 * 2; pair < tiles; pair += step) {
     uint32_t tile = pair + half_of_warp();
-    double squares = tile_squares(s, tile < tiles ? tile * FEED_TILE : s.n);
+    double squares = tile_squares(s, tile < tiles ? tile * MEMORY_TILE : s.n);
     if (tile < tiles && lane16() == 0) {
       s.squares[tile] = squares;
     }
@@ -61,7 +61,7 @@ INLINE float clipped_gamma(const Section &s) {
   if (!(s.clip > 0)) {
     return s.gamma;
   }
-  double norm = sqrt(sum_in_order(s.squares, (s.n + FEED_TILE - 1) / FEED_TILE)) * fabs((double)s.gamma);
+  double norm = sqrt(sum_in_order(s.squares, (s.n + MEMORY_TILE - 1) / MEMORY_TILE)) * fabs((double)s.gamma);
   bool clip = norm > s.clip && norm < INFINITY;
   return s.gamma * (clip ? (float)(s.clip / norm) : 1.0f);
 }

@@ -26,7 +26,7 @@ int main(int argc, char **argv) {
   check(pith_codec_create(argc > 1 ? argv[1] : "ef/q:4", &codec));
   check(pith_state_create(codec, N, 0, &state));
 
-  int rank = pith_comm_rank(comm), ranks = pith_comm_ranks(comm);
+  int rank = pith_comm_rank(comm), ranks = pith_comm_size(comm);
   float *gradient = malloc(N * sizeof *gradient), *mean = malloc(N * sizeof *mean);
   if (!gradient || !mean) {
     pith_comm_abort(comm, "out of memory"); /* so that the others do not wait */
@@ -39,7 +39,7 @@ int main(int argc, char **argv) {
     pith_call call = PITH_CALL_INIT;
     call.codec = codec;
     call.state = state;
-    call.ctx.step = step; /* the same on all ranks */
+    call.step = step; /* the same on all ranks */
     check(pith_allreduce(comm, (pith_cspan){gradient, N, PITH_F32}, (pith_span){mean, N, PITH_F32}, PITH_MEAN, &call,
                          NULL));
     double error = 0, total = 0;
@@ -48,7 +48,7 @@ int main(int argc, char **argv) {
       error += (mean[i] - exact) * (mean[i] - exact);
       total += exact * exact;
     }
-    pith_stats stats = {.size = sizeof stats};
+    pith_stats stats = PITH_STATS_INIT;
     check(pith_comm_stats(comm, &stats));
     if (rank == 0) {
       printf("step %d: the mean of %d ranks, relative error %.3f; rank 0 has sent %.2f MB (a tensor has %.2f MB)\n",

@@ -41,7 +41,7 @@ int main(int argc, char **argv) {
     total += pow(exact[i], 2);
   }
   if (pith_comm_rank(comm) == 0) {
-    printf("%d ranks: the compressed sum differs from MPI's by %.3f of its norm\n", pith_comm_ranks(comm),
+    printf("%d ranks: the compressed sum differs from MPI's by %.3f of its norm\n", pith_comm_size(comm),
            sqrt(error / total));
   }
   free(x), free(exact), free(sum);

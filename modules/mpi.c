@@ -7,7 +7,7 @@
  * the receiver keeps some receives posted for each peer, the sender copies into a few buffers of its own. MPI delivers
  * pieces of one sender and tag in order. A greeting comes first and an empty message last.
  *
- * MPI moves bytes only while somebody calls it. Once the engine has given us its bytes it may not call again for long,
+ * MPI moves bytes only while somebody calls it. Once the comm has given us its bytes it may not call again for long,
  * so a thread, the keeper, calls MPI while sends are in flight. One mutex guards every call of MPI.
  *
  * MPI itself decides what happens when a process dies: mpirun usually ends the whole job.
@@ -29,7 +29,7 @@
 #define SHORT_MOST (3 * PIECE_SHORT)
 #define SLOTS 4 /* pieces in flight to a peer, and from it */
 #define KEEPER_NAP_NS 200000
-#define KEEPER_NAP_BUSY_NS 1000000 /* while the engine does its work */
+#define KEEPER_NAP_BUSY_NS 1000000 /* while the comm does its work */
 #define LINGER 1.0                 /* seconds that a rank which leaves gives to the others */
 #define FAREWELL 0.05              /* seconds to hear the others leave, too */
 
@@ -181,7 +181,7 @@ typedef struct mpi_transport {
   double timeout;
   uint64_t token, job;
   int in_flight;  /* pieces out, to all peers */
-  unsigned calls; /* of the engine */
+  unsigned calls; /* of the comm */
   int resting;    /* the keeper waits to be told */
   pthread_cond_t flying;
   pthread_t keeper;
@@ -357,7 +357,7 @@ static pith_status mpi_receive(pith_transport *transport, int rank, void *buffer
 /* ---- Waiting ----------------------------------------------------------------------------------------------------- */
 
 static int mpi_descriptors(pith_transport *transport, const uint8_t *sending, struct pollfd *fds, int most) {
-  (void)transport, (void)sending, (void)fds, (void)most; /* MPI has none: the engine asks again and again (.polls) */
+  (void)transport, (void)sending, (void)fds, (void)most; /* MPI has none: the comm asks again and again (.polls) */
   return 0;
 }
 
@@ -379,7 +379,7 @@ static int mpi_sleep(pith_transport *transport, int asleep) {
   return work;
 }
 
-/* Waking a thread costs more than a short message does. So the keeper does not rest as long as the engine calls, and
+/* Waking a thread costs more than a short message does. So the keeper does not rest as long as the comm calls, and
  * leaves the work to it then. */
 static void *keep(void *argument) {
   mpi_transport *t = argument;

@@ -7,7 +7,7 @@
  * has come and was not asked for, so a sender may be WINDOW pieces ahead, no more: the receiver says from time to time
  * how many it has taken. Every message carries the token of the listener it is meant for; others are dropped.
  *
- * UCX moves bytes only while somebody calls it. Once the engine has given us its bytes it may not call again for long,
+ * UCX moves bytes only while somebody calls it. Once the comm has given us its bytes it may not call again for long,
  * so a thread, the keeper, calls UCX while sends are in flight. One mutex for each transport guards its worker.
  *
  * UCX tells that a peer died where the network notices. Shared memory does not, so a peer on this machine is watched by
@@ -92,7 +92,7 @@ typedef struct ucx_transport {
   int fd;
   ucx_out *idle, *all;
   int in_flight;  /* messages that UCX has not sent yet */
-  unsigned calls; /* of the engine */
+  unsigned calls; /* of the comm */
   int resting;    /* the keeper waits to be told */
   pthread_mutex_t mutex;
   pthread_cond_t flying;

@@ -8,7 +8,7 @@
 
 #define PADDING 1024
 #define KEEPER_NAP_NS 200000
-#define KEEPER_NAP_BUSY_NS 1000000 /* while the engine does its work */
+#define KEEPER_NAP_BUSY_NS 1000000 /* while the comm does its work */
 #define LOOK_SECONDS 0.1           /* between two looks whether processes live, for those who do not sleep */
 
 /* ---- Peers that are gone ----------------------------------------------------------------------------------------- */
@@ -318,7 +318,7 @@ int pith__ucx_sleep(pith_transport *transport, int asleep) {
   return work;
 }
 
-/* Waking a thread costs more than a short message does. So the keeper does not rest as long as the engine calls, and
+/* Waking a thread costs more than a short message does. So the keeper does not rest as long as the comm calls, and
  * leaves the work to it then. Who sleeps is woken by UCX and calls it then; would the keeper call it meanwhile, it
  * would take the wake-up away. */
 void *pith__ucx_keep(void *argument) {

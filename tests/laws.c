@@ -244,7 +244,7 @@ static void add_spec(const char *before, const char *name) {
 static void list_specs(void) {
   static const char *const before[] = {"", "ef/", "momentum/", "dgc/", "hadamard/", "ef/hadamard/"};
   for (size_t i = 0; i < pith_method_count(); i++) {
-    pith_method method;
+    pith_method method = PITH_METHOD_INIT;
     CHECK_OK(pith_method_get(i, &method));
     int names_codec = method.kind == PITH_KIND_CODEC || method.kind == PITH_KIND_PRESET;
     size_t first = spec_count;

@@ -50,7 +50,7 @@ static pith_status reduce(pith_comm *comm, int step, int *right) {
   }
   pith_status status =
       pith_allreduce(comm, (pith_cspan){x, VALUES, PITH_F32}, (pith_span){sum, VALUES, PITH_F32}, PITH_SUM, NULL, NULL);
-  *right = status != PITH_OK || is_right(sum, pith_comm_ranks(comm), step);
+  *right = status != PITH_OK || is_right(sum, pith_comm_size(comm), step);
   return status;
 }
 

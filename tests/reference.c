@@ -42,14 +42,14 @@ static void make_result(const reference *r, float *sum, size_t first, size_t n) 
   }
 }
 
-/* The owner's encoding of a result; its random numbers are those of rank ranks + owner. Only error feedback applies to
+/* The owner's encoding of a result; its random numbers are those of one more rank. Only error feedback applies to
  * results. */
 static void pass_result(const reference *r, const pith_ctx *ctx, int owner, float *sum, pith_range range) {
   pith_codec bare = *r->codec;
   int feeds = bare.memory && bare.memory->after == PITH_AFTER_SUBTRACT;
   bare.memory = NULL;
   make_result(r, sum, range.first, range.n);
-  pith_ctx here = ctx_at(r, ctx, r->ranks + owner, range.first);
+  pith_ctx here = ctx_at(r, ctx, r->ranks, range.first);
   pass(feeds ? r->codec : &bare, feeds ? r->results[owner] : NULL, &here, sum + range.first, range.n);
 }
 
@@ -222,7 +222,7 @@ static void reduce_round(const reference *r, const pith_round *round, void **of,
 
 static void rounds(const reference *r, float *const *x, const pith_ctx *ctx, float *result) {
   for (size_t i = 0; i < pith_codec_rounds(r->codec); i++) {
-    pith_round round;
+    pith_round round = PITH_ROUND_INIT;
     CHECK_OK(pith_round_describe(r->codec, r->mine[0], i, &round));
     size_t bytes = round.count * pith_dtype_size(round.dtype) + 1;
     void *buffers[r->ranks], *reduced = malloc(bytes);

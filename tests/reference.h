@@ -13,7 +13,7 @@ typedef struct reference {
   const pith_codec *inside; /* of hierarchical; NULL: uncompressed */
   int ranks, per_host;      /* per_host: ranks of a host, for hierarchical; the last may have fewer */
   size_t n;
-  pith_reduce reduce;
+  pith_reduce_op reduce;
   pith_state **mine;    /* of every rank: what it keeps of its own values … */
   pith_state **results; /* … and of the results it encoded */
 } reference;

@@ -82,7 +82,7 @@ static void close_transport(world_rank *me) {
   me->transport = NULL;
 }
 
-/* Sleeps as the engine does. A transport that only polls is asked again after a nap. */
+/* Sleeps as the comm does. A transport that only polls is asked again after a nap. */
 static void doze(world_rank *me, const uint8_t *sending, double seconds, const char *what) {
   struct pollfd fds[4 * WORLD_RANKS_MOST];
   const pith_transport_ops *ops = me->world->ops;

@@ -57,7 +57,7 @@ uint64_t world_below(world_rank *me, uint64_t limit);
 void world_barrier(world_rank *me);
 pid_t world_pid(const world_rank *me, int rank); /* 0 for threads */
 
-/* Sleeps as an engine does, until something may be done. Fails the test if that takes longer than `seconds`. */
+/* Sleeps as a comm does, until something may be done. Fails the test if that takes longer than `seconds`. */
 void world_wait(world_rank *me, double seconds);
 
 /* Sends or receives all of it, sleeping as needed. */

@@ -13,7 +13,7 @@
 static const float largest = 448; /* of e4m3: 1.75 · 2^8 */
 
 static const pith_param params[] = {
-    {"bucket", PITH_PARAM_INT, 16, 65536, "512", NULL, "values that share a scale"},
+    {sizeof(pith_param), "bucket", PITH_PARAM_INT, 16, 65536, "512", NULL, "values that share a scale"},
     {.key = NULL},
 };
 
@@ -115,8 +115,12 @@ static const pith_codec_ops fp8 = {
 
 static const pith_codec_ops *const codecs[] = {&fp8};
 
-static const pith_plugin plugin = {
-    .abi = PITH_PLUGIN_ABI, .name = "fp8", .version = "1.0", .codecs = codecs, .codec_count = 1};
+static const pith_plugin plugin = {.size = sizeof(pith_plugin),
+                                   .abi = PITH_PLUGIN_ABI,
+                                   .name = "fp8",
+                                   .version = "1.0",
+                                   .codecs = codecs,
+                                   .codec_count = 1};
 
 PITH_API const pith_plugin *pith_plugin_entry(void);
 

@@ -1,6 +1,7 @@
 /*
  * A Pith comm from an MPI communicator. Not part of pith.h: include it in programs that use MPI, after <mpi.h> or by
- * itself. It is all in this header, compiled with the program's own MPI, so libpith needs no MPI and every MPI fits.
+ * itself. The function is in this header and compiled with the program's own MPI: it works with every MPI, and libpith
+ * needs none.
  *
  *   MPI_Init(&argc, &argv);
  *   pith_comm *comm;
@@ -9,8 +10,8 @@
  *   pith_comm_destroy(comm);
  *   MPI_Finalize();
  *
- * MPI only carries where rank 0 is. Data goes over Pith's own transports, or over MPI itself with the transport "mpi",
- * which needs MPI_Init_thread() with MPI_THREAD_MULTIPLE.
+ * MPI is used only to send rank 0's address to all ranks. Data is sent over Pith's own transports, or over MPI with the
+ * transport "mpi", which needs MPI_Init_thread() with MPI_THREAD_MULTIPLE.
  */
 #ifndef PITH_MPI_H
 #define PITH_MPI_H

@@ -1,30 +1,33 @@
 /*
- * Pith's ABI for codecs from outside. Built-in codecs are made of the same table.
+ * The interface for plug-ins: codecs from outside the library. Built-in codecs use the same table. Not part of pith.h.
  *
  * A plug-in is a shared object that exports
  *
  *   const pith_plugin *pith_plugin_entry(void);
  *
- * and is loaded by pith_plugin_load() or PITH_PLUGINS. docs/adding-a-codec.md walks through an example.
+ * and is loaded by pith_plugin_load() or PITH_PLUGINS. docs/adding-a-codec.md walks through an example. A plug-in built
+ * with the headers of 0.2 or later works with every later library of the same PITH_PLUGIN_ABI: the library copies its
+ * tables, whatever their size, and gives fields that they lack their defaults (types.h).
  *
  * There are two kinds of codec:
- *  - block codecs (PITH_CAP_CHUNKED) see one block of f32 values at a time, each encoded by itself. The library cuts
- *    tensors into blocks, converts f16 and bf16, applies transforms and error feedback, and checks buffers. Most codecs
- *    are of this kind and need four short functions.
- *  - whole codecs see the tensor at once: sparsifiers that select across all of it, low rank.
+ *  - Block codecs (PITH_CAP_CHUNKED) encode one block of f32 values at a time, independently of all others. The library
+ *    cuts tensors into blocks, converts f16 and bf16, applies transforms and error feedback, and checks buffers. Most
+ *    codecs are of this kind and need four short functions.
+ *  - Whole codecs get the tensor at once: sparsifiers that select among all values, low rank.
  *
- * No function of the table allocates, keeps pointers or has state of its own: it must be safe from several threads.
+ * The functions of the table may be called from several threads at a time. They must not allocate, keep pointers to
+ * their arguments, or have state of their own.
  */
 #ifndef PITH_PLUGIN_H
 #define PITH_PLUGIN_H
 
-#include <pith/pith.h>
+#include <pith/codec.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define PITH_PLUGIN_ABI 1u
+#define PITH_PLUGIN_ABI 2u
 #define PITH_PARAMS_MAX 8
 #define PITH_BLOCK_MAX 65536 /* most values of a block */
 
@@ -34,23 +37,23 @@ typedef union pith_value {
   double f;
 } pith_value;
 
-/* What a whole codec is asked to do with decoded values; SUB and CLEAR serve the memories. */
+/* What a whole codec does with decoded values. SUB and CLEAR are for memories. */
 typedef enum pith_apply {
-  PITH_APPLY_SET = 0,   /* dst = decoded; values that did not travel are zero */
+  PITH_APPLY_SET = 0,   /* dst = decoded; values that were not sent are zero */
   PITH_APPLY_ADD = 1,   /* dst += decoded */
   PITH_APPLY_SUB = 2,   /* dst -= decoded */
-  PITH_APPLY_CLEAR = 3, /* dst = 0 where a value travelled (SPARSE codecs only) */
+  PITH_APPLY_CLEAR = 3, /* dst = 0 where a value was sent (SPARSE codecs only) */
 } pith_apply;
 
 typedef struct pith_codec_ops {
-  size_t size; /* sizeof(pith_codec_ops) of the plug-in's header: lets the table grow at its end */
+  size_t size; /* sizeof(pith_codec_ops) */
   const char *name, *family, *summary, *bits, *origin;
   uint16_t wire_id; /* 1–0x7fff are Pith's own, 0x8000–0xffff for others */
   uint32_t caps;
   int survey;
   const pith_param *params; /* at most PITH_PARAMS_MAX, then a NULL key */
 
-  /* Optional: what the single ranges cannot say. Sets no message if it returns PITH_OK. */
+  /* Optional: checks what the ranges of single parameters cannot express. */
   pith_status (*check)(const pith_value *a);
   /* Optional: capabilities that depend on parameters, in place of `caps`. */
   uint32_t (*caps_of)(const pith_value *a);
@@ -80,8 +83,9 @@ typedef struct pith_codec_ops {
    * last. */
   size_t (*part_size)(const pith_value *a, size_t n, uint64_t rows);
   size_t (*rounds)(const pith_value *a);
-  /* Optional: whether rounds with this context (its number of ranks) are possible; asked before anything changes. */
+  /* Optional: whether rounds with this context (its number of ranks) are possible. Called before anything changes. */
   pith_status (*admit)(const pith_value *a, const pith_ctx *ctx);
+  /* Sets the fields of *round that it knows, and not the whole struct: the library's may be shorter or longer. */
   pith_status (*describe)(const pith_value *a, size_t n, uint64_t rows, size_t index, pith_round *round);
   pith_status (*produce)(const pith_value *a, size_t index, pith_cspan src, void *buffer, void *part,
                          const pith_ctx *ctx);
@@ -101,11 +105,13 @@ typedef struct pith_codec_ops {
    * the strip begins. */
   size_t (*strip)(const pith_value *a, size_t n, uint64_t rows);
 
-  /* Optional, for people: what travels, and when to use the method. Tables that end before these are accepted. */
+  /* Optional, for people: what is sent, and when to use the method. */
   const char *detail, *use;
 } pith_codec_ops;
 
+/* What pith_plugin_entry() returns. It must live as long as the process. */
 typedef struct pith_plugin {
+  size_t size;  /* sizeof(pith_plugin) */
   uint32_t abi; /* PITH_PLUGIN_ABI */
   const char *name, *version;
   const pith_codec_ops *const *codecs;
@@ -114,13 +120,6 @@ typedef struct pith_plugin {
 
 typedef const pith_plugin *(*pith_plugin_entry_fn)(void);
 #define PITH_PLUGIN_ENTRY "pith_plugin_entry"
-
-/* For the messages of plug-ins: stores the sentence that pith_error() returns and gives back `status`. */
-PITH_API pith_status pith_fail(pith_status status, const char *format, ...)
-#if defined(__GNUC__)
-    __attribute__((format(printf, 2, 3)))
-#endif
-    ;
 
 #ifdef __cplusplus
 }

@@ -20,6 +20,7 @@ from typing import Any
 
 from . import _library
 from ._adapt import Adapter
+from ._carrier import Carrier
 from ._codec import (
     Caps,
     Choice,
@@ -67,6 +68,7 @@ __all__ = [
     "BufferError",
     "Caps",
     "Choice",
+    "Carrier",
     "Codec",
     "Comm",
     "CorruptError",

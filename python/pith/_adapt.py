@@ -126,7 +126,7 @@ class Adapter:
         ``span`` is from the first gradient that was there to the end of the exchange, ``waiting`` the part of it after the last one.
         """
         numbers, count = ctypes.POINTER(ctypes.c_double)(), ctypes.c_size_t()
-        step = c.AdapterStep(ctypes.sizeof(c.AdapterStep), seconds, span, waiting)
+        step = c.AdapterStep(seconds, span, waiting)
         status = c.lib.pith_adapter_finish(
             self._pointer, ctypes.byref(step), ctypes.byref(numbers), ctypes.byref(count)
         )
@@ -173,7 +173,7 @@ class Adapter:
 
     def save(self) -> bytes:
         """For a checkpoint, between two steps."""
-        return saved(c.lib.pith_adapter_size, c.lib.pith_adapter_save, self._pointer)
+        return saved(c.lib.pith_adapter_save_size, c.lib.pith_adapter_save, self._pointer)
 
     def load(self, data: Any) -> None:
         """From a checkpoint of the same rank; it is checked before anything changes."""

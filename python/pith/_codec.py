@@ -43,7 +43,6 @@ def context(
 ) -> c.Ctx:
     """A pith_ctx: what random numbers follow from."""
     return c.Ctx(
-        size=ctypes.sizeof(c.Ctx),
         seed=c.whole(ctypes.c_uint64, seed, "seed"),
         step=c.whole(ctypes.c_uint64, step, "step"),
         layer=c.whole(ctypes.c_uint64, layer, "layer"),
@@ -224,7 +223,7 @@ class State:
 
     def save(self) -> bytes:
         """For a checkpoint."""
-        return saved(c.lib.pith_state_size, c.lib.pith_state_save, self._pointer)
+        return saved(c.lib.pith_state_save_size, c.lib.pith_state_save, self._pointer)
 
     def load(self, data: Any) -> None:
         """From a checkpoint. Another layer size or damaged bytes are an error and change nothing.
@@ -340,8 +339,11 @@ class Method:
 
 def _params(first: Any) -> tuple[Param, ...]:
     params: list[Param] = []
-    while first and first[len(params)].key:
-        p = first[len(params)]
+    start, step = (
+        ctypes.cast(first, ctypes.c_void_p).value or 0,
+        first.contents.size if first else 0,
+    )
+    while start and (p := c.Param.from_address(start + step * len(params))).key:
         choices = tuple(c.text(p.choices).split("|")) if p.choices else ()
         default = c.text(p.initial) if p.initial is not None else None
         params.append(

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from . import _library as c
-from ._codec import Codec, State, codec_of, context
+from ._codec import Codec, State, codec_of
 from ._errors import ArgumentError, Error, TimeoutError
 from ._launch import id_pointer
 from ._tensors import View, target_of, view_of
@@ -57,11 +57,16 @@ def make_call(
     """A pith_call by reference; None for an uncompressed one."""
     if codec is None and not (layer or step or seed) and algorithm is None:
         return _NO_CALL
-    call = c.Call(size=ctypes.sizeof(c.Call))
+    call = c.Call(
+        seed=c.whole(ctypes.c_uint64, seed, "seed"),
+        step=c.whole(ctypes.c_uint64, step, "step"),
+        layer=c.whole(ctypes.c_uint64, layer, "layer"),
+        rows=c.whole(ctypes.c_uint64, rows, "rows"),
+        gamma=gamma,
+    )
     call.codec = codec._pointer if codec else None
     call.state = state._pointer if state else None
     call.algorithm = c.encoded(algorithm, "algorithm")
-    call.ctx = context(seed=seed, step=step, layer=layer, rows=rows, gamma=gamma)
     return ctypes.byref(call)
 
 
@@ -239,7 +244,6 @@ class Comm:
         tls_ca: str | os.PathLike[str] | None = None,
     ) -> None:
         config = c.Config(
-            size=ctypes.sizeof(c.Config),
             rank=-1 if rank is None else c.whole(ctypes.c_int, rank, "rank"),
             ranks=-1 if ranks is None else c.whole(ctypes.c_int, ranks, "ranks"),
             host=c.encoded(host, "host"),
@@ -269,7 +273,7 @@ class Comm:
     def _adopt(self, pointer: ctypes.c_void_p) -> None:
         self._pointer: ctypes.c_void_p | None = pointer
         self.rank: int = c.lib.pith_comm_rank(pointer)
-        self.ranks: int = c.lib.pith_comm_ranks(pointer)
+        self.ranks: int = c.lib.pith_comm_size(pointer)
         self._requests: set[Request] = set()
         self._dependents: weakref.WeakSet[Any] = weakref.WeakSet()  # reducers, which end before us
         self._process = os.getpid()
@@ -362,7 +366,7 @@ class Comm:
 
     @property
     def stats(self) -> Stats:
-        stats = c.Stats(size=ctypes.sizeof(c.Stats))
+        stats = c.Stats()
         c.check(c.lib.pith_comm_stats(self.pointer, ctypes.byref(stats)))
         return Stats(**{name: getattr(stats, name) for name in Stats.__dataclass_fields__})
 
@@ -383,7 +387,7 @@ class Comm:
             self._reap()
         pointer = ctypes.c_void_p()
         c.check(function(self.pointer, *arguments, ctypes.byref(pointer)))
-        request = Request(self, pointer, result, lent, function is c.lib.pith_receive)
+        request = Request(self, pointer, result, lent, function is c.lib.pith_recv)
         self._requests.add(request)  # nobody else may hold on to it
         return request
 
@@ -439,7 +443,7 @@ class Comm:
         target = target_of(dst) if self.rank == root else source
         codec = codec_of(codec) if codec is not None else None
         return self.submit(
-            c.lib.pith_reduce_to,
+            c.lib.pith_reduce,
             source.span,
             target.span,
             _reduction(reduce),
@@ -608,7 +612,7 @@ class Comm:
         ``wait=False``, ``request.source`` then says which."""
         target = target_of(dst)
         return self.submit(
-            c.lib.pith_receive, target.span, peer, tag, result=dst, lent=target, wait=wait
+            c.lib.pith_recv, target.span, peer, tag, result=dst, lent=target, wait=wait
         )
 
 

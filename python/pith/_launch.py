@@ -23,7 +23,7 @@ class Launch:
 
 def launch() -> Launch:
     """Reads the launcher's variables; :class:`pith.ArgumentError` where there are none, with what to set."""
-    found = c.Launch(size=ctypes.sizeof(c.Launch))
+    found = c.Launch()
     c.check(c.lib.pith_launch_find(ctypes.byref(found)))
     return Launch(
         found.launcher.decode(),
@@ -43,7 +43,6 @@ def unique_id(host: str | None = None, interface: str | None = None) -> bytes:
     ``PITH_SECRET``, whoever has the id can join the comm.
     """
     config = c.Config(
-        size=ctypes.sizeof(c.Config),
         rank=-1,
         ranks=-1,
         host=c.encoded(host, "host"),

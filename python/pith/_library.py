@@ -1,6 +1,6 @@
 """The C library: where it is, and what its header declares.
 
-Structures and functions here follow include/pith/pith.h, comm.h and bucket.h line by line; tests/python/test_header.py compares them with what a
+Structures and functions here follow the headers in include/pith line by line; tests/python/test_header.py compares them with what a
 C compiler makes of the header. Nothing else in the package knows about ctypes declarations.
 """
 
@@ -88,6 +88,18 @@ class _Text:
 # ---- Structures ------------------------------------------------------------------------------------------------------
 
 
+class Sized(Structure):
+    """A structure that can grow: its first field is its size, which is set here (include/pith/types.h)."""
+
+    def __init__(self, *values: Any, **fields: Any) -> None:
+        super().__init__(ctypes.sizeof(type(self)), *values, **fields)
+
+
+def array(kind: type[Sized], count: int) -> Any:
+    """Structures one after another, each with its size."""
+    return (kind * count)(*(kind() for _ in range(count)))
+
+
 class Span(Structure):
     """pith_span and pith_cspan: n values in memory."""
 
@@ -102,7 +114,7 @@ class Out(Structure):
     _fields_ = [("data", c_void_p), ("capacity", c_size_t), ("size", c_size_t)]
 
 
-class Ctx(Structure):
+class Ctx(Sized):
     _fields_ = [
         ("size", c_size_t),
         ("seed", c_uint64),
@@ -118,12 +130,13 @@ class Ctx(Structure):
     ]
 
 
-class Match(Structure):
-    _fields_ = [("codec", c_void_p), ("rule", c_size_t), ("reason", c_char_p)]
+class Match(Sized):
+    _fields_ = [("size", c_size_t), ("codec", c_void_p), ("rule", c_size_t), ("reason", c_char_p)]
 
 
-class Param(Structure):
+class Param(Sized):
     _fields_ = [
+        ("size", c_size_t),
         ("key", c_char_p),
         ("type", c_int),
         ("min", c_double),
@@ -134,22 +147,26 @@ class Param(Structure):
     ]
 
 
-class Round(Structure):
-    _fields_ = [("dtype", c_int), ("reduce", c_int), ("count", c_size_t)]
+class Round(Sized):
+    _fields_ = [("size", c_size_t), ("dtype", c_int), ("reduce", c_int), ("count", c_size_t)]
 
 
-class BucketLayer(Structure):
+class BucketItem(Sized):
     _fields_ = [
+        ("size", c_size_t),
         ("codec", c_void_p),
         ("state", c_void_p),
         ("layer", c_uint64),
         ("n", c_size_t),
         ("dtype", c_int),
+        ("chunk", c_size_t),
+        ("number", c_size_t),
     ]
 
 
-class CudaItem(Structure):
+class CudaItem(Sized):
     _fields_ = [
+        ("size", c_size_t),
         ("codec", c_void_p),
         ("dtype", c_int),
         ("n", c_size_t),
@@ -157,14 +174,22 @@ class CudaItem(Structure):
         ("payload", c_void_p),
         ("memory", c_void_p),
         ("momentum", c_void_p),
-        ("size", c_void_p),
+        ("payload_size", c_void_p),
         ("part", c_void_p),
-        ("ctx", Ctx),
+        ("seed", c_uint64),
+        ("step", c_uint64),
+        ("layer", c_uint64),
+        ("rank", c_uint32),
+        ("ranks", c_uint32),
+        ("offset", c_uint64),
+        ("rows", c_uint64),
+        ("gamma", c_float),
     ]
 
 
-class Method(Structure):
+class Method(Sized):
     _fields_ = [
+        ("size", c_size_t),
         ("name", c_char_p),
         ("family", c_char_p),
         ("summary", c_char_p),
@@ -183,7 +208,7 @@ class UniqueId(Structure):
     _fields_ = [("bytes", c_ubyte * 512)]
 
 
-class Config(Structure):
+class Config(Sized):
     _fields_ = [
         ("size", c_size_t),
         ("rank", c_int),
@@ -211,7 +236,7 @@ class Config(Structure):
     ]
 
 
-class Launch(Structure):
+class Launch(Sized):
     _fields_ = [
         ("size", c_size_t),
         ("launcher", c_char_p),
@@ -224,18 +249,23 @@ class Launch(Structure):
     ]
 
 
-class Call(Structure):
+class Call(Sized):
     _fields_ = [
         ("size", c_size_t),
         ("codec", c_void_p),
         ("state", c_void_p),
-        ("ctx", Ctx),
+        ("seed", c_uint64),
+        ("step", c_uint64),
+        ("layer", c_uint64),
+        ("rows", c_uint64),
+        ("gamma", c_float),
         ("algorithm", c_char_p),
     ]
 
 
-class Traffic(Structure):
+class Traffic(Sized):
     _fields_ = [
+        ("size", c_size_t),
         ("operations", c_uint64),
         ("uncompressed", c_uint64),
         ("messages", c_uint64),
@@ -247,19 +277,73 @@ class Traffic(Structure):
     ]
 
 
-class Layer(Structure):
+class LayerStats(Sized):
     _fields_ = [
+        ("size", c_size_t),
         ("name", c_char_p),
         ("spec", c_char_p),
         ("reason", c_char_p),
         ("n", c_size_t),
         ("bytes", c_size_t),
         ("steps", c_uint64),
-        ("traffic", Traffic),
     ]
 
 
-class Stats(Structure):
+class Exchange(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("kind", c_int),
+        ("send", c_void_p),
+        ("recv", c_void_p),
+        ("send_bytes", POINTER(c_size_t)),
+        ("recv_bytes", POINTER(c_size_t)),
+        ("bytes", c_size_t),
+        ("count", c_size_t),
+        ("dtype", c_int),
+        ("op", c_int),
+        ("stream", c_void_p),
+    ]
+
+
+CARRIER_START = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(Exchange), POINTER(c_uint64))
+CARRIER_WAIT = ctypes.CFUNCTYPE(c_int, c_void_p, c_uint64)
+
+
+class Carrier(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("name", c_char_p),
+        ("self", c_void_p),
+        ("rank", c_int),
+        ("ranks", c_int),
+        ("caps", c_uint32),
+        ("start", CARRIER_START),
+        ("wait", CARRIER_WAIT),
+        ("interrupted", INTERRUPTED),
+    ]
+
+
+ALLOCATE = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_size_t)
+RELEASE = ctypes.CFUNCTYPE(None, c_void_p, c_void_p)
+
+
+class Allocator(Structure):
+    _fields_ = [("self", c_void_p), ("allocate", ALLOCATE), ("release", RELEASE)]
+
+
+class ReducerOptions(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("group_bytes", c_size_t),
+        ("in_order", c_int),
+        ("cuda", c_int),
+        ("stream", c_void_p),
+        ("chunk_bytes", c_size_t),
+        ("allocator", c_void_p),
+    ]
+
+
+class Stats(Sized):
     _fields_ = [
         ("size", c_size_t),
         ("operations", c_uint64),
@@ -272,12 +356,20 @@ class Stats(Structure):
     ]
 
 
-class LayerShape(Structure):
-    _fields_ = [("name", c_char_p), ("shape", POINTER(c_size_t)), ("dimensions", c_size_t)]
-
-
-class ProfileLayer(Structure):
+class Layer(Sized):
     _fields_ = [
+        ("size", c_size_t),
+        ("name", c_char_p),
+        ("shape", POINTER(c_size_t)),
+        ("dimensions", c_size_t),
+        ("dtype", c_int),
+        ("exact", c_char_p),
+    ]
+
+
+class ProfileLayer(Sized):
+    _fields_ = [
+        ("size", c_size_t),
         ("name", c_char_p),
         ("shape", POINTER(c_size_t)),
         ("dimensions", c_size_t),
@@ -290,7 +382,7 @@ class ProfileLayer(Structure):
     ]
 
 
-class PlanCost(Structure):
+class PlanCost(Sized):
     _fields_ = [
         ("size", c_size_t),
         ("ranks", c_uint32),
@@ -302,7 +394,7 @@ class PlanCost(Structure):
     ]
 
 
-class PlanRequest(Structure):
+class PlanRequest(Sized):
     _fields_ = [
         ("size", c_size_t),
         ("method", c_int),
@@ -320,8 +412,9 @@ class PlanRequest(Structure):
     ]
 
 
-class PlanLayer(Structure):
+class PlanLayer(Sized):
     _fields_ = [
+        ("size", c_size_t),
         ("name", c_char_p),
         ("spec", c_char_p),
         ("shape", POINTER(c_size_t)),
@@ -332,8 +425,9 @@ class PlanLayer(Structure):
     ]
 
 
-class PlanInfo(Structure):
+class PlanInfo(Sized):
     _fields_ = [
+        ("size", c_size_t),
         ("method", c_char_p),
         ("objective", c_char_p),
         ("reference", c_char_p),
@@ -346,7 +440,7 @@ class PlanInfo(Structure):
     ]
 
 
-class AdapterStep(Structure):
+class AdapterStep(Sized):
     _fields_ = [
         ("size", c_size_t),
         ("seconds", c_double),
@@ -365,17 +459,21 @@ STRUCTURES: dict[str, type[Structure]] = {
     "pith_match": Match,
     "pith_param": Param,
     "pith_round": Round,
-    "pith_bucket_layer": BucketLayer,
+    "pith_bucket_item": BucketItem,
     "pith_cuda_item": CudaItem,
     "pith_method": Method,
     "pith_unique_id": UniqueId,
     "pith_config": Config,
     "pith_launch": Launch,
     "pith_call": Call,
+    "pith_exchange": Exchange,
+    "pith_carrier": Carrier,
+    "pith_reducer_options": ReducerOptions,
+    "pith_allocator": Allocator,
     "pith_traffic": Traffic,
-    "pith_layer": Layer,
+    "pith_layer_stats": LayerStats,
     "pith_stats": Stats,
-    "pith_layer_shape": LayerShape,
+    "pith_layer": Layer,
     "pith_profile_layer": ProfileLayer,
     "pith_plan_cost": PlanCost,
     "pith_plan_request": PlanRequest,
@@ -413,7 +511,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_state_create": (_STATUS, [_P, c_size_t, c_size_t, POINTER(_P)]),
     "pith_state_destroy": (None, [_P]),
     "pith_state_adapt": (_STATUS, [_P, _P]),
-    "pith_state_size": (c_size_t, [_P]),
+    "pith_state_save_size": (c_size_t, [_P]),
     "pith_state_save": (_STATUS, [_P, POINTER(Out)]),
     "pith_state_load": (_STATUS, [_P, Bytes]),
     "pith_state_scale": (_STATUS, [_P, c_float]),
@@ -449,13 +547,13 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_comm_abort": (None, [_P, c_char_p]),
     "pith_comm_destroy": (None, [_P]),
     "pith_comm_rank": (c_int, [_P]),
-    "pith_comm_ranks": (c_int, [_P]),
+    "pith_comm_size": (c_int, [_P]),
     "pith_comm_transport": (c_char_p, [_P, c_int]),
     "pith_comm_stats": (_STATUS, [_P, POINTER(Stats)]),
     "pith_comm_traffic": (_STATUS, [_P, c_char_p, POINTER(Traffic)]),
     "pith_transport_probe": (_STATUS, [c_char_p]),
     "pith_allreduce": (_STATUS, [_P, Span, Span, c_int, POINTER(Call), _REQUEST]),
-    "pith_reduce_to": (_STATUS, [_P, Span, Span, c_int, c_int, POINTER(Call), _REQUEST]),
+    "pith_reduce": (_STATUS, [_P, Span, Span, c_int, c_int, POINTER(Call), _REQUEST]),
     "pith_reduce_scatter": (_STATUS, [_P, Span, Span, _SIZES, c_int, POINTER(Call), _REQUEST]),
     "pith_all_gather": (_STATUS, [_P, Span, Span, _SIZES, POINTER(Call), _REQUEST]),
     "pith_broadcast": (_STATUS, [_P, Span, c_int, POINTER(Call), _REQUEST]),
@@ -464,33 +562,43 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_scatter": (_STATUS, [_P, Span, _SIZES, Span, c_int, _REQUEST]),
     "pith_barrier": (_STATUS, [_P, _REQUEST]),
     "pith_send": (_STATUS, [_P, Span, c_int, c_uint32, _REQUEST]),
-    "pith_receive": (_STATUS, [_P, Span, c_int, c_uint32, _REQUEST]),
+    "pith_recv": (_STATUS, [_P, Span, c_int, c_uint32, _REQUEST]),
     "pith_wait": (_STATUS, [_P]),
     "pith_wait_source": (_STATUS, [_P, POINTER(c_int)]),
     "pith_comm_timeout": (c_double, [_P]),
     "pith_comm_set_timeout": (_STATUS, [_P, c_double]),
     "pith_test": (_STATUS, [_P, POINTER(c_int)]),
     "pith_reducer_create": (_STATUS, [_P, c_char_p, c_uint64, POINTER(_P)]),
+    "pith_reducer_create_with": (
+        _STATUS,
+        [_P, c_char_p, c_uint64, POINTER(ReducerOptions), POINTER(_P)],
+    ),
+    "pith_reducer_create_over": (
+        _STATUS,
+        [POINTER(Carrier), c_char_p, c_uint64, POINTER(ReducerOptions), POINTER(_P)],
+    ),
+    "pith_fail": (_STATUS, [c_int, c_char_p, c_char_p]),
     "pith_reducer_destroy": (None, [_P]),
-    "pith_reducer_add": (_STATUS, [_P, c_char_p, _SIZES, c_size_t, c_int, _SIZES]),
+    "pith_reducer_add": (_STATUS, [_P, POINTER(Layer), _SIZES]),
     "pith_reducer_start": (_STATUS, [_P, c_size_t, _P]),
     "pith_reducer_flush": (_STATUS, [_P]),
     "pith_reducer_finish": (_STATUS, [_P]),
     "pith_reducer_check": (_STATUS, [_P]),
     "pith_reducer_scale": (_STATUS, [_P, c_float]),
     "pith_reducer_layers": (c_size_t, [_P]),
-    "pith_reducer_layer": (_STATUS, [_P, c_size_t, POINTER(Layer)]),
+    "pith_reducer_layer_stats": (_STATUS, [_P, c_size_t, POINTER(LayerStats)]),
+    "pith_reducer_layer_traffic": (_STATUS, [_P, c_size_t, POINTER(Traffic)]),
     "pith_reducer_profile": (_STATUS, [_P, c_char_p]),
-    "pith_reducer_size": (c_size_t, [_P]),
+    "pith_reducer_save_size": (c_size_t, [_P]),
     "pith_reducer_save": (_STATUS, [_P, POINTER(Out)]),
     "pith_reducer_load": (_STATUS, [_P, Bytes]),
-    "pith_bucket_create": (_STATUS, [c_int, c_int, POINTER(BucketLayer), c_size_t, POINTER(_P)]),
+    "pith_bucket_create": (_STATUS, [c_int, c_int, POINTER(BucketItem), c_size_t, POINTER(_P)]),
     "pith_bucket_destroy": (None, [_P]),
     "pith_bucket_bytes": (c_size_t, [_P, c_int]),
     "pith_bucket_encode": (_STATUS, [_P, POINTER(c_void_p), POINTER(Ctx), _P]),
     "pith_bucket_reduce": (_STATUS, [_P, Bytes, c_int, POINTER(Ctx), _P]),
     "pith_bucket_decode": (_STATUS, [_P, Bytes, POINTER(Ctx), POINTER(c_void_p)]),
-    "pith_profile_create": (_STATUS, [POINTER(LayerShape), c_size_t, c_char_p, POINTER(_P)]),
+    "pith_profile_create": (_STATUS, [POINTER(Layer), c_size_t, c_char_p, POINTER(_P)]),
     "pith_profile_destroy": (None, [_P]),
     "pith_profile_update": (_STATUS, [_P, c_size_t, Span, POINTER(Ctx)]),
     "pith_profile_reset": (None, [_P]),
@@ -510,7 +618,6 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_plan_info_get": (_STATUS, [_P, POINTER(PlanInfo)]),
     "pith_plan_layer_get": (_STATUS, [_P, c_size_t, POINTER(PlanLayer)]),
     "pith_plan_rules": (c_char_p, [_P]),
-    "pith_plan_check": (_STATUS, [_P, POINTER(LayerShape), c_size_t]),
     "pith_plan_price": (_STATUS, [_P, _P]),
     "pith_plan_seconds": (_STATUS, [_P, _P, POINTER(PlanCost), _DOUBLES]),
     "pith_plan_gains": (c_int, [_P, _P, _P, POINTER(PlanCost), c_double]),
@@ -518,8 +625,6 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_plan_load": (_STATUS, [c_char_p, POINTER(_P)]),
     "pith_plan_parse": (_STATUS, [Bytes, POINTER(_P)]),
     "pith_plan_text": (c_char_p, [_P]),
-    "pith_state_move": (_STATUS, [_P, _P, c_int, _P, POINTER(c_int)]),
-    "pith_debt_pay": (_STATUS, [_P, c_size_t, Span]),
     "pith_adapter_is": (c_int, [c_char_p]),
     "pith_adapter_check": (_STATUS, [c_char_p]),
     "pith_adaptive_get": (_STATUS, [c_size_t, POINTER(Method)]),
@@ -527,7 +632,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_adapter_option": (_STATUS, [c_char_p, c_char_p, c_char_p, c_size_t]),
     "pith_adapter_create": (
         _STATUS,
-        [c_char_p, POINTER(LayerShape), c_size_t, c_int, c_int, c_uint64, POINTER(_P)],
+        [c_char_p, POINTER(Layer), c_size_t, c_int, c_int, c_uint64, POINTER(_P)],
     ),
     "pith_adapter_destroy": (None, [_P]),
     "pith_adapter_wants": (c_int, [_P, c_size_t]),
@@ -540,7 +645,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_adapter_step_number": (c_uint64, [_P]),
     "pith_adapter_next_plan": (c_uint64, [_P]),
     "pith_adapter_profile": (_STATUS, [_P, c_char_p]),
-    "pith_adapter_size": (c_size_t, [_P]),
+    "pith_adapter_save_size": (c_size_t, [_P]),
     "pith_adapter_save": (_STATUS, [_P, POINTER(Out)]),
     "pith_adapter_load": (_STATUS, [_P, Bytes]),
     "pith_bucket_piece": (_STATUS, [_P, c_size_t, c_int, POINTER(c_size_t), POINTER(c_size_t)]),
@@ -552,9 +657,6 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_cuda_workspace": (c_size_t, [POINTER(CudaItem), c_size_t]),
     "pith_cuda_encode": (_STATUS, [POINTER(CudaItem), c_size_t, _P, c_size_t, _P]),
     "pith_cuda_decode": (_STATUS, [POINTER(CudaItem), c_size_t, c_int, _P, c_size_t, _P]),
-    "pith_cuda_errors_workspace": (c_size_t, [POINTER(CudaItem), c_size_t]),
-    "pith_cuda_errors": (_STATUS, [POINTER(CudaItem), c_size_t, _P, _P, c_size_t, _P]),
-    "pith_cuda_magnitudes": (_STATUS, [_P, c_int, c_size_t, _P, _P, _P]),
     "pith_cuda_aggregate": (_STATUS, [POINTER(CudaItem), c_size_t, _P]),
     "pith_cuda_bucket_encode": (
         _STATUS,
@@ -568,7 +670,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 
 # ---- Finding and loading ---------------------------------------------------------------------------------------------
 
-SONAME = "libpith.so.0"
+SONAME = "libpith.so.0.2"
 NATIVE = Path(__file__).resolve().parent / "_native"
 
 

@@ -23,7 +23,7 @@ _CANDIDATES_SIZE = 1 << 16
 def shapes_of(layers: Iterable[tuple[str, Sequence[int]]]) -> tuple[Any, int]:
     """Names and shapes as the C library takes them. The array keeps alive what it points to."""
     named = [(name.encode(), tuple(shape)) for name, shape in layers]
-    entries = (c.LayerShape * len(named))()
+    entries = c.array(c.Layer, len(named))
     for entry, (name, shape) in zip(entries, named, strict=True):
         entry.name = name
         entry.shape = c.numbers(shape)
@@ -202,9 +202,8 @@ class Profile:
         ):
             if value not in known:
                 raise ArgumentError(f"there is no {what} {value!r}: {', '.join(known)}")
-        cost = c.PlanCost(ctypes.sizeof(c.PlanCost), ranks, latency, bandwidth, compute, None, None)
+        cost = c.PlanCost(ranks, latency, bandwidth, compute, None, None)
         request = c.PlanRequest(
-            size=ctypes.sizeof(c.PlanRequest),
             method=_METHODS[method],
             objective=_OBJECTIVES[objective],
             uniform=uniform.encode() if uniform is not None else None,

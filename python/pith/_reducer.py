@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _library as c
+from ._carrier import Bridge, Carrier
 from ._codec import Rules, saved
 from ._comm import Comm, Traffic, traffic_of
 from ._errors import ArgumentError
@@ -41,24 +42,53 @@ class Reducer:
 
     ``rules`` is a spec, rules, a :class:`Plan`, or an adaptive spec ("auto", "lgreco:q:4"; also in the last rule, "embed*=none;*=auto"), with which
     layers change their specs between two steps. A reducer belongs to one thread at a time. Gradients stay lent from start to finish.
+
+    Instead of a comm, a :class:`Carrier` moves the bytes by other means. ``group_bytes`` and ``in_order`` say how layers are grouped: groups of that
+    many bytes, from the last layer to the first, leave when all their gradients have come; ``in_order``, one after another in that order, whatever
+    order gradients come in.
     """
 
-    def __init__(self, comm: Comm, rules: str | Rules | Plan, seed: int = 0) -> None:
+    def __init__(
+        self,
+        comm: Comm | Carrier,
+        rules: str | Rules | Plan,
+        seed: int = 0,
+        *,
+        group_bytes: int = 0,
+        in_order: bool = False,
+    ) -> None:
         text = rules if isinstance(rules, str) else rules.text
         pointer = ctypes.c_void_p()
-        c.check(c.lib.pith_reducer_create(comm.pointer, text.encode(), seed, ctypes.byref(pointer)))
+        group_bytes = c.whole(ctypes.c_size_t, group_bytes, "group_bytes")
+        self._bridge: Bridge | None = None
+        if isinstance(comm, Comm):
+            options = c.ReducerOptions(group_bytes, int(in_order))
+            create, over = c.lib.pith_reducer_create_with, comm.pointer  # type: Any, Any
+            comm._dependents.add(self)
+        else:
+            self._bridge = Bridge(comm)
+            options = self._bridge.options(group_bytes, in_order)
+            create, over = c.lib.pith_reducer_create_over, ctypes.byref(self._bridge.struct)
+        c.check(create(over, text.encode(), seed, ctypes.byref(options), ctypes.byref(pointer)))
         self._pointer: ctypes.c_void_p | None = pointer
         self._comm, self._rules = comm, text
         self._numbers: dict[str, int] = {}
         self._shapes: list[tuple[int, int]] = []  # values and type of each layer
         self._lent: list[Any] = []
-        comm._dependents.add(self)
+
+    def _check(self, status: int) -> None:
+        """Raises the carrier's own exception where there is one."""
+        if status and self._bridge is not None and self._bridge.error is not None:
+            raise self._bridge.error
+        c.check(status)
 
     def close(self) -> None:
         """Waits for what is under way, and ends."""
         pointer, self._pointer = getattr(self, "_pointer", None), None
         if pointer is not None:
             c.lib.pith_reducer_destroy(pointer)
+            if self._bridge is not None:
+                self._bridge.close()
 
     def __del__(self) -> None:
         self.close()
@@ -72,14 +102,17 @@ class Reducer:
             raise ArgumentError("the reducer is closed")
         return self._pointer
 
-    def add(self, name: str, shape: Sequence[int], dtype: Any = "f32") -> int:
-        """A layer; all ranks add the same ones in the same order. Gives its number."""
+    def add(
+        self, name: str, shape: Sequence[int], dtype: Any = "f32", *, exact: str | None = None
+    ) -> int:
+        """A layer; all ranks add the same ones in the same order. Gives its number.
+
+        ``exact``: why it is never compressed, whatever the rules say; layers of f64 need it.
+        """
         number, kind = ctypes.c_size_t(), dtype_of(dtype)
-        dimensions = c.numbers(shape)
-        status = c.lib.pith_reducer_add(
-            self._open(), name.encode(), dimensions, len(shape), kind, ctypes.byref(number)
-        )
-        c.check(status)
+        reason = None if exact is None else c.encoded(exact, "exact")
+        layer = c.Layer(c.encoded(name, "the name"), c.numbers(shape), len(shape), kind, reason)
+        c.check(c.lib.pith_reducer_add(self._open(), ctypes.byref(layer), ctypes.byref(number)))
         self._numbers[name] = number.value
         self._shapes.append((count(shape), kind))
         return number.value
@@ -93,8 +126,12 @@ class Reducer:
             raise ArgumentError(
                 f"layer {layer} has {n} {NAMES[dtype]} values, the gradient {view.n} {NAMES[view.dtype]}"
             )
-        c.check(c.lib.pith_reducer_start(self._open(), number, view.data))
         self._lent.append(view)
+        self._check(c.lib.pith_reducer_start(self._open(), number, view.data))
+
+    def start_at(self, number: int, address: int) -> None:
+        """The same for values at an address, which somebody else checks and keeps."""
+        self._check(c.lib.pith_reducer_start(self._open(), number, address))
 
     def _number(self, layer: str | int) -> int:
         if isinstance(layer, int):
@@ -108,18 +145,18 @@ class Reducer:
 
     def flush(self) -> None:
         """Sends what is joined so far on its way: when the next gradient will take a while. In the same places on all ranks."""
-        c.check(c.lib.pith_reducer_flush(self._open()))
+        self._check(c.lib.pith_reducer_flush(self._open()))
 
     def finish(self) -> None:
         """Waits for all layers of this step, and ends it."""
         try:
-            c.check(c.lib.pith_reducer_finish(self._open()))
+            self._check(c.lib.pith_reducer_finish(self._open()))
         finally:
             self._lent.clear()
 
     def check(self) -> None:
         """Raises if a rule matches no layer, or if ranks have other layers or rules. Communicates."""
-        c.check(c.lib.pith_reducer_check(self._open()))
+        self._check(c.lib.pith_reducer_check(self._open()))
 
     def scale(self, factor: float) -> None:
         """Multiplies what all layers keep, between two steps: as after a change of the loss scale."""
@@ -132,8 +169,9 @@ class Reducer:
 
     def layer(self, number: int) -> Layer:
         """One of them. With an adaptive spec its spec is that of the step that comes."""
-        layer = c.Layer()
-        c.check(c.lib.pith_reducer_layer(self._open(), number, ctypes.byref(layer)))
+        layer, traffic = c.LayerStats(), c.Traffic()
+        c.check(c.lib.pith_reducer_layer_stats(self._open(), number, ctypes.byref(layer)))
+        c.check(c.lib.pith_reducer_layer_traffic(self._open(), number, ctypes.byref(traffic)))
         return Layer(
             c.text(layer.name),
             c.text(layer.spec),
@@ -141,7 +179,7 @@ class Reducer:
             layer.n,
             layer.bytes,
             layer.steps,
-            traffic_of(layer.traffic),
+            traffic_of(traffic),
         )
 
     def write_profile(self, path: str | os.PathLike[str]) -> None:
@@ -150,7 +188,7 @@ class Reducer:
 
     def save(self) -> bytes:
         """The step and every layer's state, for a checkpoint of this rank."""
-        return saved(c.lib.pith_reducer_size, c.lib.pith_reducer_save, self._open())
+        return saved(c.lib.pith_reducer_save_size, c.lib.pith_reducer_save, self._open())
 
     def load(self, data: Any) -> None:
         """From a checkpoint of this rank. Rank, names, sizes and specs are checked before anything changes."""

@@ -1,6 +1,7 @@
 /* Statuses in words, and the thread's last error. */
 #include "base/status.h"
 
+#include <pith/pith.h>
 #include <stdarg.h>
 #include <stdio.h>
 

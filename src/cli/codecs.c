@@ -4,14 +4,14 @@
 
 #include <pith/pith.h>
 
-#include "cli/cli.h"
+#include "cli/base/json.h"
+#include "cli/base/nearest.h"
+#include "cli/base/options.h"
+#include "cli/base/page.h"
+#include "cli/base/table.h"
+#include "cli/commands.h"
 #include "cli/explain.h"
-#include "cli/json.h"
 #include "cli/methods.h"
-#include "cli/nearest.h"
-#include "cli/options.h"
-#include "cli/page.h"
-#include "cli/table.h"
 
 enum { NAME, KIND, FAMILY, BITS, FORMULA, SURVEY, SUMMARY, CAPS, PARAMETERS, COLUMN_COUNT };
 enum { CELL_MAX = 256 };
@@ -84,7 +84,7 @@ static int print_all(int wide) {
                                 [CAPS] = {.title = "capabilities", .hidden = !wide},
                                 [PARAMETERS] = {.title = "parameters (defaults), = parts", .hidden = !wide}},
                      .wide = wide};
-  pith_method method;
+  pith_method method = PITH_METHOD_INIT;
   for (size_t i = 0; pith_method_get(i, &method) == PITH_OK; i++) {
     fit(&table, &method);
   }
@@ -202,7 +202,7 @@ static void write_method(cli_json *json, const pith_method *method) {
 /* All methods, or the one of that name. */
 static int write_json(const char *name) {
   cli_json json = {.file = stdout};
-  pith_method method;
+  pith_method method = PITH_METHOD_INIT;
   cli_json_object(&json, NULL);
   cli_json_string(&json, "version", pith_version());
   cli_json_array(&json, "methods");
@@ -218,7 +218,7 @@ static int write_json(const char *name) {
 
 /* A name may stand for two methods in different places: `dgc` is a memory, and a preset made with it. */
 static int print_named(const char *name) {
-  pith_method method;
+  pith_method method = PITH_METHOD_INIT;
   int found = 0;
   for (size_t i = 0; pith_method_get(i, &method) == PITH_OK; i++) {
     if (!strcmp(method.name, name)) {
@@ -232,7 +232,7 @@ static int print_named(const char *name) {
 /* A word that is no name: offers the nearest. */
 static int fail_name(const char *name) {
   const char *nearest = NULL;
-  pith_method method;
+  pith_method method = PITH_METHOD_INIT;
   for (size_t i = 0; pith_method_get(i, &method) == PITH_OK; i++) {
     cli_nearest(name, method.name, &nearest);
   }

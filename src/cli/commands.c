@@ -2,9 +2,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cli/cli.h"
-#include "cli/nearest.h"
-#include "cli/page.h"
+#include "cli/base/nearest.h"
+#include "cli/bench/bench.h"
+#include "cli/commands.h"
+#include "cli/launch/run.h"
+#include "cli/plan/plan_command.h"
 
 static int help(int argc, char **argv);
 
@@ -30,40 +32,6 @@ const cli_command *cli_command_find(const char *name) {
     }
   }
   return NULL;
-}
-
-/* ---- Parts ------------------------------------------------------------------------------------------------------- */
-
-int cli_parts_help(const char *name, const char *about) {
-  const cli_command *command = cli_command_find(name);
-  cli_part part;
-  printf("usage: pith %s PART [options]\n\n", name);
-  cli_paragraphs(stdout, about);
-  putchar('\n');
-  for (size_t i = 0; command->part(i, &part); i++) {
-    printf("  %-15s %s\n", part.name, part.summary);
-  }
-  printf("\n\"pith %s PART --help\" lists the options of each.\n", name);
-  return CLI_OK;
-}
-
-int cli_parts_unknown(const char *name, const char *given) {
-  const cli_command *command = cli_command_find(name);
-  const char *nearest = NULL;
-  char list[256] = "";
-  cli_part part;
-  for (size_t i = 0; command->part(i, &part); i++) {
-    size_t used = strlen(list);
-    snprintf(list + used, sizeof list - used, "%s%s", used ? ", " : "", part.name);
-    if (given) {
-      cli_nearest(given, part.name, &nearest);
-    }
-  }
-  if (!given) {
-    return cli_fail(CLI_USAGE, "%s what? There is: %s", name, list);
-  }
-  return nearest ? cli_fail(CLI_USAGE, "%s: there is no \"%s\"; did you mean %s?", name, given, nearest)
-                 : cli_fail(CLI_USAGE, "%s: there is no \"%s\"; there is: %s", name, given, list);
 }
 
 void cli_commands_present(cli_presenter *presenter, void *context) {

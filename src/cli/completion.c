@@ -7,7 +7,7 @@
 
 #include <pith/pith.h>
 
-#include "cli/cli.h"
+#include "cli/commands.h"
 
 /* What the value of an option, or an argument, is completed with. */
 typedef enum completes { WITH_NOTHING, WITH_FILES, WITH_SPECS, WITH_WORDS, WITH_COMMANDS } completes;
@@ -40,7 +40,7 @@ static void put_words(const char *words) {
 
 /* Names of methods, each once. */
 static void put_specs(void) {
-  pith_method method, other;
+  pith_method method = PITH_METHOD_INIT, other = PITH_METHOD_INIT;
   for (size_t i = 0; pith_method_get(i, &method) == PITH_OK; i++) {
     size_t j = 0;
     while (j < i && pith_method_get(j, &other) == PITH_OK && strcmp(other.name, method.name) != 0) {

@@ -12,15 +12,15 @@
 #include <pith/nccl.h>
 #include <pith/pith.h>
 
-#include "cli/cli.h"
+#include "cli/base/json.h"
+#include "cli/base/machine.h"
+#include "cli/base/nearest.h"
+#include "cli/base/options.h"
+#include "cli/base/page.h"
+#include "cli/commands.h"
 #include "cli/interpreter.h"
-#include "cli/json.h"
-#include "cli/machine.h"
+#include "cli/launch/network.h"
 #include "cli/methods.h"
-#include "cli/nearest.h"
-#include "cli/network.h"
-#include "cli/options.h"
-#include "cli/page.h"
 #include "cli/variables.h"
 
 #if defined(__clang__)
@@ -320,7 +320,7 @@ static void print_machine(const report *r) {
 }
 
 static void print_plugins(void) {
-  pith_method method;
+  pith_method method = PITH_METHOD_INIT;
   size_t found = 0;
   printf("\nplug-ins\n");
   for (size_t i = 0; pith_method_get(i, &method) == PITH_OK; i++) {
@@ -465,7 +465,7 @@ static void write_variables(cli_json *json) {
 }
 
 static void write_plugins(cli_json *json) {
-  pith_method method;
+  pith_method method = PITH_METHOD_INIT;
   cli_json_array(json, "plugins");
   for (size_t i = 0; pith_method_get(i, &method) == PITH_OK; i++) {
     if (cli_method_is_foreign(&method)) {

@@ -9,11 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/cli.h"
-#include "cli/data.h"
+#include "cli/base/cli.h"
+#include "cli/base/data.h"
+#include "cli/base/nearest.h"
+#include "cli/base/page.h"
 #include "cli/methods.h"
-#include "cli/nearest.h"
-#include "cli/page.h"
 
 enum { SPEC_SIZE = 512, VALUE_SIZE = 256, TYPICAL_VALUES = 1 << 16, LABEL = 16 };
 
@@ -74,7 +74,7 @@ static void explain_state(const pith_codec *codec) {
   if (pith_state_create(codec, n, 256, &state) != PITH_OK) {
     return;
   }
-  double each = (double)pith_state_size(state) / (double)n;
+  double each = (double)pith_state_save_size(state) / (double)n;
   pith_state_destroy(state);
   if (each < 0.01) {
     say("keeps", "nothing between steps");
@@ -196,7 +196,7 @@ static void explain_param(const char *key, const char *value, const pith_param *
 static void explain_stage(const stage *s, int is_last) {
   static const char *const details[] = {
       [PITH_KIND_CODEC] = "sends", [PITH_KIND_TRANSFORM] = "sends", [PITH_KIND_MEMORY] = "keeps"};
-  pith_method method;
+  pith_method method = PITH_METHOD_INIT;
   size_t index;
   if (!find_method(s->name, is_last, &index, &method)) {
     return;
@@ -221,7 +221,7 @@ static void explain_stage(const stage *s, int is_last) {
 /* ---- Specs ------------------------------------------------------------------------------------------------------- */
 
 static void explain_use_of_preset(const char *spec) {
-  pith_method method;
+  pith_method method = PITH_METHOD_INIT;
   size_t length = strcspn(spec, ":,/");
   for (size_t i = 0; pith_method_get(i, &method) == PITH_OK; i++) {
     if (method.kind == PITH_KIND_PRESET && strlen(method.name) == length && !strncmp(method.name, spec, length)) {
@@ -253,7 +253,7 @@ static void explain_parts(const pith_codec *codec) {
 static int fail_spec(const char *spec) {
   char name[VALUE_SIZE], reason[2 * SPEC_SIZE];
   const char *nearest = NULL;
-  pith_method method;
+  pith_method method = PITH_METHOD_INIT;
   snprintf(reason, sizeof reason, "%s", pith_error());
   snprintf(name, sizeof name, "%.*s", (int)strcspn(spec, ":,/"), spec);
   for (size_t i = 0; !cli_method_exists(name) && pith_adaptive_get(i, &method) == PITH_OK; i++) {
@@ -331,7 +331,7 @@ static void explain_candidates(const char *spec, const pith_method *method) {
 
 /* "lgreco" by itself lacks its spec: the page of the method still helps. */
 static int explain_adaptive(const char *spec) {
-  pith_method method;
+  pith_method method = PITH_METHOD_INIT;
   size_t index = 0;
   int is_name = find_adaptive(spec, &index, &method) && !strcmp(method.name, spec),
       good = pith_adapter_check(spec) == PITH_OK;

@@ -5,7 +5,7 @@
 
 #include <pith/pith.h>
 
-#include "cli/json.h"
+#include "cli/base/json.h"
 
 /* Explains a spec, an adaptive spec or rules on standard output. Returns an exit code after saying what is wrong. */
 int cli_explain(const char *text);

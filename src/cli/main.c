@@ -1,31 +1,10 @@
 /* `pith`: hands over to the command, and makes sure that what it printed was written. */
-#include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <pith/pith.h>
 
-#include "cli/cli.h"
-#include "cli/page.h"
-
-int cli_fail(int code, const char *format, ...) {
-  char *text = NULL;
-  va_list args;
-  va_start(args, format);
-  if (vasprintf(&text, format, args) < 0) {
-    text = NULL;
-  }
-  va_end(args);
-  if (isatty(STDERR_FILENO)) {
-    cli_paragraph(stderr, "pith: ", "      ", text ? text : format);
-  } else {
-    fprintf(stderr, "pith: %s\n", text ? text : format);
-  }
-  free(text);
-  return code;
-}
+#include "cli/commands.h"
 
 int main(int argc, char **argv) {
   int code = CLI_OK;

@@ -4,7 +4,7 @@
 
 #include <pith/pith.h>
 
-#include "cli/cli.h"
+#include "cli/commands.h"
 #include "cli/variables.h"
 
 enum { SIGNATURE_SIZE = 4096, TITLE_SIZE = 128 };
@@ -115,7 +115,7 @@ static void put_head(void) {
 }
 
 static void put_methods(void) {
-  pith_method method;
+  pith_method method = PITH_METHOD_INIT;
   puts(".SH SPECS");
   put_text(
       "A spec names a method: memory/transform/codec, the first two optional, as q:4, ef/topk:0.01,values=fp16 or "

@@ -44,7 +44,7 @@ const char *cli_range_print(const pith_param *param, char *text, size_t size) {
 int cli_method_is_foreign(const pith_method *method) { return method->wire_id >= 0x8000; }
 
 int cli_method_exists(const char *name) {
-  pith_method method;
+  pith_method method = PITH_METHOD_INIT;
   for (size_t i = 0; pith_method_get(i, &method) == PITH_OK; i++) {
     if (!strcmp(method.name, name)) {
       return 1;

@@ -15,8 +15,8 @@ static const pith_value_format mean_format = {PITH_VALUES_MEAN, 0};
 static const pith_side sides[] = {PITH_SIDE_POSITIVE, PITH_SIDE_NEGATIVE};
 
 static const pith_param params[] = {
-    {"ratio", PITH_PARAM_REAL, 1e-9, 1, "0.01", NULL, "share of either side's values that travels"},
-    {NULL, 0, 0, 0, NULL, NULL, NULL},
+    {sizeof(pith_param), "ratio", PITH_PARAM_REAL, 1e-9, 1, "0.01", NULL, "share of either side's values that travels"},
+    {0},
 };
 
 static size_t bound(const pith_value *a, size_t n) {

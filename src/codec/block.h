@@ -22,8 +22,9 @@
 /* Scales below this count as zero: their reciprocal times 255 would overflow. */
 #define PITH_SCALE_MIN 0x1p-119f
 
-#define PITH_PARAM_BUCKET(initial) \
-  {"bucket", PITH_PARAM_INT, 64, PITH_BLOCK_MAX, initial, NULL, "values that share a scale; a multiple of 64"}
+#define PITH_PARAM_BUCKET(initial)                   \
+  {sizeof(pith_param), "bucket", PITH_PARAM_INT, 64, \
+   PITH_BLOCK_MAX,     initial,  NULL,           "values that share a scale; a multiple of 64"}
 
 static inline float pith__usable_scale(float scale) { return scale < PITH_SCALE_MIN ? 0.0f : scale; }
 

@@ -1,8 +1,8 @@
 /*
  * A codec object: at most one memory, at most one transform, one codec, with their parameters.
  *
- * This layer runs transform and codec ("the chain"). Memories are only named here; src/memory/ runs them around the
- * chain. Callers of this layer have checked spans and contexts and bring scratch.
+ * This layer runs transform and codec ("the chain"). Memories are described here; src/memory/ keeps their values and
+ * runs them around the chain. Callers of this layer have checked spans and contexts and bring scratch.
  */
 #ifndef PITH_CODEC_CODEC_H
 #define PITH_CODEC_CODEC_H
@@ -22,8 +22,34 @@ typedef struct pith_transform_ops {
   void (*inverse)(const pith_value *a, float *x, size_t n, uint64_t index, const pith_ctx *ctx);
 } pith_transform_ops;
 
-/* A memory as a spec sees it; src/memory/memory.h says what it does. */
-typedef struct pith_memory_ops pith_memory_ops;
+/* What a memory keeps of a layer between steps: one value for each of the layer, or NULL where it does not keep it. */
+typedef struct pith_kept {
+  float *residual, *momentum;
+} pith_kept;
+
+typedef enum pith_keeps { PITH_KEEPS_RESIDUAL = 1, PITH_KEEPS_MOMENTUM = 2 } pith_keeps;
+
+/* What stays of the values that were handed to the codec. */
+typedef enum pith_after {
+  PITH_AFTER_KEEP,     /* all */
+  PITH_AFTER_SUBTRACT, /* what decoding does not give back */
+  PITH_AFTER_CLEAR,    /* what was not sent; the sent places start again, in the momentum too */
+} pith_after;
+
+/* A memory: which values it has encoded for a gradient, and what stays of them. src/memory runs it. */
+typedef struct pith_memory_ops {
+  const char *name, *summary, *origin, *detail, *use;
+  const pith_param *params;
+  uint32_t needs, refuses; /* pith_cap bits that the codec behind it must have, and must not have */
+  unsigned keeps;          /* pith_keeps bits */
+  pith_keeps carrier;      /* the buffer that holds what the codec was given */
+  pith_after after;
+  /* p = the values to send for gradient values g at `first`; p may be the carrier itself. gamma is the factor on g. */
+  void (*meet)(const pith_value *a, const pith_kept *kept, size_t first, const float *g, float gamma, float *p,
+               size_t n);
+  /* Optional: a further factor on the whole gradient, from its norm. */
+  float (*factor)(const pith_value *a, double norm, const pith_ctx *ctx);
+} pith_memory_ops;
 
 /* A name for a combination. `made_of` is a spec with {key} for the values of its parameters. */
 typedef struct pith_preset {

@@ -208,8 +208,8 @@ static const struct {
 
 static pith_status check_memory(const pith_draft *draft) {
   uint32_t caps = draft->codec->caps;
-  uint32_t missing = pith__memory_needs(draft->codec->memory) & ~caps;
-  uint32_t unwanted = pith__memory_refuses(draft->codec->memory) & caps;
+  uint32_t missing = draft->codec->memory->needs & ~caps;
+  uint32_t unwanted = draft->codec->memory->refuses & caps;
   const char *why = NULL;
   for (size_t i = 0; i < sizeof reasons / sizeof *reasons && !why; i++) {
     why = missing & reasons[i].cap ? reasons[i].needed : unwanted & reasons[i].cap ? reasons[i].refused : NULL;

@@ -12,7 +12,7 @@ enum { GQ_BITS, GQ_BUCKET };
 #define GQ_HEAD 4 /* M */
 
 static const pith_param gq_params[] = {
-    {"bits", PITH_PARAM_INT, 4, 8, "8", NULL, "bits of a sum: 4 (up to 7 ranks) or 8 (up to 127)"},
+    {sizeof(pith_param), "bits", PITH_PARAM_INT, 4, 8, "8", NULL, "bits of a sum: 4 (up to 7 ranks) or 8 (up to 127)"},
     PITH_PARAM_BUCKET("512"),
     {0},
 };
@@ -83,7 +83,9 @@ static size_t gq_rounds(const pith_value *a) {
 
 static pith_status gq_describe(const pith_value *a, size_t n, uint64_t rows, size_t index, pith_round *round) {
   (void)rows;
-  *round = index == 0 ? (pith_round){PITH_F32, PITH_MAX, 1} : (pith_round){PITH_I8, PITH_SUM, packed(a, n)};
+  round->dtype = index == 0 ? PITH_F32 : PITH_I8;
+  round->reduce = index == 0 ? PITH_MAX : PITH_SUM;
+  round->count = index == 0 ? 1 : packed(a, n);
   return PITH_OK;
 }
 

@@ -10,7 +10,8 @@
 enum { HADAMARD_BLOCK };
 
 static const pith_param hadamard_params[] = {
-    {"block", PITH_PARAM_INT, 64, PITH_BLOCK_MAX, "1024", NULL, "values rotated together; a power of two"},
+    {sizeof(pith_param), "block", PITH_PARAM_INT, 64, PITH_BLOCK_MAX, "1024", NULL,
+     "values rotated together; a power of two"},
     {0},
 };
 

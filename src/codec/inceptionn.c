@@ -9,7 +9,7 @@
 enum { INCEPTIONN_BOUND, INCEPTIONN_BUCKET };
 
 static const pith_param inceptionn_params[] = {
-    {"bound", PITH_PARAM_REAL, 1e-30, 1e30, "0.0009765625", NULL, "largest error of a value"},
+    {sizeof(pith_param), "bound", PITH_PARAM_REAL, 1e-30, 1e30, "0.0009765625", NULL, "largest error of a value"},
     PITH_PARAM_BUCKET("512"),
     {0},
 };

@@ -9,7 +9,7 @@ enum { LLOYD_BITS, LLOYD_BUCKET };
 #define PIECE 256
 
 static const pith_param lloyd_params[] = {
-    {"bits", PITH_PARAM_INT, 1, 4, "2", NULL, "bits of a level"},
+    {sizeof(pith_param), "bits", PITH_PARAM_INT, 1, 4, "2", NULL, "bits of a level"},
     PITH_PARAM_BUCKET("4096"),
     {0},
 };

@@ -20,7 +20,7 @@ enum { POWERSGD_RANK };
 #define STRIP 16384 /* values, or a row: stays in the second-level cache */
 
 static const pith_param powersgd_params[] = {
-    {"rank", PITH_PARAM_INT, 1, 256, "4", NULL, "columns of the factors"},
+    {sizeof(pith_param), "rank", PITH_PARAM_INT, 1, 256, "4", NULL, "columns of the factors"},
     {0},
 };
 
@@ -292,7 +292,9 @@ static size_t powersgd_rounds(const pith_value *a) {
 static pith_status powersgd_describe(const pith_value *a, size_t n, uint64_t rows, size_t index, pith_round *round) {
   shape s = shape_of(a, n, rows);
   size_t sparse_count = s.rank * (index == 0 ? s.rows : s.cols), dense_count = index == 0 ? 0 : n;
-  *round = (pith_round){PITH_F32, PITH_SUM, s.dense ? dense_count : sparse_count};
+  round->dtype = PITH_F32;
+  round->reduce = PITH_SUM;
+  round->count = s.dense ? dense_count : sparse_count;
   return PITH_OK;
 }
 

@@ -12,9 +12,10 @@ enum { Q_BITS, Q_BUCKET, Q_ROUND };
 #define Q_HEAD 8 /* lo, unit */
 
 static const pith_param q_params[] = {
-    {"bits", PITH_PARAM_INT, 1, 8, "4", NULL, "bits of a level"},
+    {sizeof(pith_param), "bits", PITH_PARAM_INT, 1, 8, "4", NULL, "bits of a level"},
     PITH_PARAM_BUCKET("512"),
-    {"round", PITH_PARAM_CHOICE, 0, 0, "nearest", "nearest|stochastic", "stochastic is unbiased, with a larger error"},
+    {sizeof(pith_param), "round", PITH_PARAM_CHOICE, 0, 0, "nearest", "nearest|stochastic",
+     "stochastic is unbiased, with a larger error"},
     {0},
 };
 
@@ -89,8 +90,8 @@ enum { QSGD_LEVELS, QSGD_NORM, QSGD_BUCKET };
 #define QSGD_HEAD 4 /* the norm */
 
 static const pith_param qsgd_params[] = {
-    {"levels", PITH_PARAM_INT, 1, 127, "64", NULL, "levels between 0 and the norm"},
-    {"norm", PITH_PARAM_CHOICE, 0, 0, "l2", "l2|linf", "linf has the smaller error"},
+    {sizeof(pith_param), "levels", PITH_PARAM_INT, 1, 127, "64", NULL, "levels between 0 and the norm"},
+    {sizeof(pith_param), "norm", PITH_PARAM_CHOICE, 0, 0, "l2", "l2|linf", "linf has the smaller error"},
     PITH_PARAM_BUCKET("512"),
     {0},
 };

@@ -16,10 +16,11 @@ enum { RATIO, UNBIASED, VALUES };
 #define ROUNDS 6
 
 static const pith_param params[] = {
-    {"ratio", PITH_PARAM_REAL, 1e-9, 1, "0.01", NULL, "share of the values that travel"},
-    {"unbiased", PITH_PARAM_INT, 0, 1, "0", NULL, "1: scale by n/k, so that the expectation is the input"},
+    {sizeof(pith_param), "ratio", PITH_PARAM_REAL, 1e-9, 1, "0.01", NULL, "share of the values that travel"},
+    {sizeof(pith_param), "unbiased", PITH_PARAM_INT, 0, 1, "0", NULL,
+     "1: scale by n/k, so that the expectation is the input"},
     PITH_VALUES_PARAM,
-    {NULL, 0, 0, 0, NULL, NULL, NULL},
+    {0},
 };
 
 static pith_value_format format_of(const pith_value *a) {

@@ -14,9 +14,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/struct_size.h"
+
 #define ENTRIES_MAX 256
 #define FIRST_FOREIGN_ID 0x8000u
-#define TABLE_LEAST offsetof(pith_codec_ops, detail) /* what follows is optional */
 
 typedef enum pith_opening { CLOSED = 0, OPENING = 1, OPEN = 2 } pith_opening;
 
@@ -78,11 +79,6 @@ static const char *missing_function(const pith_codec_ops *ops) {
 }
 
 static pith_status check_table(const pith_codec_ops *ops, int foreign) {
-  PITH_REQUIRE(ops, PITH_ERR_PLUGIN, "a codec table is NULL");
-  PITH_REQUIRE(ops->size >= TABLE_LEAST, PITH_ERR_PLUGIN,
-               "a codec table has %zu bytes, this library needs %zu; set .size = sizeof(pith_codec_ops) and build the "
-               "plug-in with this library's header",
-               ops->size, (size_t)TABLE_LEAST);
   PITH_REQUIRE(ops->name, PITH_ERR_PLUGIN, "a codec table has no name");
   PITH_REQUIRE(ops->family && ops->summary && ops->bits, PITH_ERR_PLUGIN, "%s: family, summary or bits is NULL",
                ops->name);
@@ -105,8 +101,8 @@ static pith_entry entry_of_codec(const pith_codec_ops *ops, const char *origin) 
                                .origin = origin,
                                .params = ops->params},
                       .codec = ops,
-                      .detail = ops->size >= sizeof *ops ? ops->detail : NULL,
-                      .use = ops->size >= sizeof *ops ? ops->use : NULL};
+                      .detail = ops->detail,
+                      .use = ops->use};
 }
 
 static pith_entry entry_of_transform(const pith_transform_ops *ops) {
@@ -122,10 +118,15 @@ static pith_entry entry_of_transform(const pith_transform_ops *ops) {
 }
 
 static pith_entry entry_of_memory(const pith_memory_ops *ops) {
-  pith_entry entry = {.memory = ops};
-  pith__memory_describe(ops, &entry);
-  entry.info.kind = PITH_KIND_MEMORY;
-  return entry;
+  return (pith_entry){.info = {.name = ops->name,
+                               .family = "memory",
+                               .summary = ops->summary,
+                               .kind = PITH_KIND_MEMORY,
+                               .origin = ops->origin,
+                               .params = ops->params},
+                      .memory = ops,
+                      .detail = ops->detail,
+                      .use = ops->use};
 }
 
 static pith_entry entry_of_preset(const pith_preset *preset) {
@@ -142,25 +143,73 @@ static pith_entry entry_of_preset(const pith_preset *preset) {
                       .use = preset->use};
 }
 
-static pith_status append_all(const pith_codec_ops *const *codecs, size_t n, const char *origin) {
-  for (size_t i = 0; i < n; i++) {
-    PITH_TRY(check_table(codecs[i], 1));
-    pith_entry entry = entry_of_codec(codecs[i], origin);
-    PITH_TRY(append(&entry));
+/* A plug-in's table with all fields that this library knows, whichever header the plug-in was built with. */
+typedef struct foreign_table {
+  pith_codec_ops ops;
+  pith_param params[PITH_PARAMS_MAX + 1]; /* the last has no key */
+} foreign_table;
+
+static pith_status copy_params(const pith_param *given, const char *method, pith_param *params) {
+  PITH_REQUIRE(given, PITH_ERR_PLUGIN,
+               "%s has no parameter list: params is NULL; without parameters it is a list of one element, {0}", method);
+  const char *at = (const char *)given;
+  for (size_t i = 0; ((const pith_param *)(const void *)at)->key; i++, at += given->size) {
+    PITH_REQUIRE(i < PITH_PARAMS_MAX, PITH_ERR_PLUGIN, "%s has more than %d parameters", method, PITH_PARAMS_MAX);
+    params[i] = (pith_param){.size = sizeof *params};
+    PITH_TRY(PITH_STRUCT_READ_AT(pith_param, given, i, &params[i]));
   }
   return PITH_OK;
+}
+
+static pith_status copy_table(const pith_codec_ops *given, foreign_table **copy) {
+  PITH_REQUIRE(given, PITH_ERR_PLUGIN, "a codec table is NULL");
+  foreign_table *table = calloc(1, sizeof *table);
+  PITH_REQUIRE(table, PITH_ERR_MEMORY, "no memory for a codec table");
+  pith_status status = PITH_STRUCT_READ(pith_codec_ops, given, &table->ops);
+  if (status == PITH_OK) {
+    status = copy_params(table->ops.params, table->ops.name ? table->ops.name : "a codec", table->params);
+  }
+  if (status != PITH_OK) {
+    free(table);
+    return PITH_ERR_PLUGIN;
+  }
+  table->ops.params = table->params;
+  *copy = table;
+  return PITH_OK;
+}
+
+static pith_status append_table(const foreign_table *table, const char *origin) {
+  PITH_TRY(check_table(&table->ops, 1));
+  pith_entry entry = entry_of_codec(&table->ops, origin);
+  return append(&entry);
+}
+
+static pith_status append_all(const pith_codec_ops *const *codecs, size_t n, const char *origin) {
+  size_t before = filled;
+  pith_status status = PITH_OK;
+  for (size_t i = 0; i < n && status == PITH_OK; i++) {
+    foreign_table *table = NULL;
+    status = copy_table(codecs[i], &table);
+    if (status == PITH_OK && (status = append_table(table, origin)) != PITH_OK) {
+      free(table);
+    }
+  }
+  if (status != PITH_OK) {
+    while (filled > before) {
+      free((void *)(uintptr_t)entries[--filled].codec); /* the first field of its table; nobody has seen it yet */
+    }
+  }
+  return status;
 }
 
 pith_status pith__registry_add(const pith_codec_ops *const *codecs, size_t n, const char *origin) {
   char *copy = strdup(origin);
   PITH_REQUIRE(copy, PITH_ERR_MEMORY, "no memory to register the codecs of %s", origin);
   pith__registry_lock();
-  size_t before = filled;
   pith_status status = append_all(codecs, n, copy);
   if (status == PITH_OK) {
     count = filled;
   } else {
-    filled = before;
     free(copy);
   }
   pith__registry_unlock();
@@ -303,11 +352,11 @@ pith_status pith_method_get(size_t index, pith_method *method) {
   PITH_REQUIRE(method, PITH_ERR_ARGUMENT, "pith_method_get: method is NULL");
   size_t n = pith_method_count();
   PITH_REQUIRE(index < n, PITH_ERR_RANGE, "there is no method %zu: there are %zu, counted from 0", index, n);
-  *method = entries[index].info;
-  if (method->kind == PITH_KIND_PRESET) {
-    complete_preset(method);
+  pith_method found = entries[index].info;
+  if (found.kind == PITH_KIND_PRESET) {
+    complete_preset(&found);
   }
-  return PITH_OK;
+  return PITH_STRUCT_WRITE(pith_method, &found, method);
 }
 
 const char *pith_method_detail(size_t index) { return index < pith_method_count() ? entries[index].detail : NULL; }

@@ -1,4 +1,4 @@
-/* Names and what they stand for. Built-in tables come from src/engine/builtin.c, others from plug-ins. */
+/* Names and what they stand for. Built-in tables come from builtin.c, others from plug-ins. */
 #ifndef PITH_CODEC_REGISTRY_H
 #define PITH_CODEC_REGISTRY_H
 
@@ -33,10 +33,5 @@ extern const pith_codec_ops *const pith__builtin_codecs[];
 extern const pith_transform_ops *const pith__builtin_transforms[];
 extern const pith_memory_ops *const pith__builtin_memories[];
 extern const pith_preset *const pith__builtin_presets[];
-
-/* What the registry needs to know of a memory, without knowing memories. */
-extern void pith__memory_describe(const pith_memory_ops *memory, pith_entry *entry);
-extern uint32_t pith__memory_needs(const pith_memory_ops *memory);   /* pith_cap bits the codec behind it must have */
-extern uint32_t pith__memory_refuses(const pith_memory_ops *memory); /* and must not have */
 
 #endif

@@ -11,7 +11,7 @@ enum { SCALE_ONE, SCALE_MEAN, SCALE_UNBIASED };
 #define SIGN_HEAD 4 /* the scale */
 
 static const pith_param sign_params[] = {
-    {"scale", PITH_PARAM_CHOICE, 0, 0, "one", "one|mean|unbiased",
+    {sizeof(pith_param), "scale", PITH_PARAM_CHOICE, 0, 0, "one", "one|mean|unbiased",
      "1 and a majority vote; mean |x|; Σx²/Σ|x| (after a rotation)"},
     PITH_PARAM_BUCKET("4096"),
     {0},

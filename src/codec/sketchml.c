@@ -17,8 +17,8 @@ enum { LEVELS };
 #define BIN_OF_ZERO (PITH_ORDER_BINS / 2)
 
 static const pith_param params[] = {
-    {"q", PITH_PARAM_INT, 2, LEVELS_MAX, "64", NULL, "number of quantile buckets"},
-    {NULL, 0, 0, 0, NULL, NULL, NULL},
+    {sizeof(pith_param), "q", PITH_PARAM_INT, 2, LEVELS_MAX, "64", NULL, "number of quantile buckets"},
+    {0},
 };
 
 typedef struct sketch {

@@ -5,7 +5,8 @@ enum { TERN_CLIP, TERN_BUCKET };
 #define TERN_HEAD 4 /* the scale */
 
 static const pith_param tern_params[] = {
-    {"clip", PITH_PARAM_REAL, 0, 100, "2.5", NULL, "clip at this many standard deviations (about zero); 0: never"},
+    {sizeof(pith_param), "clip", PITH_PARAM_REAL, 0, 100, "2.5", NULL,
+     "clip at this many standard deviations (about zero); 0: never"},
     PITH_PARAM_BUCKET("1280"),
     {0},
 };

@@ -10,9 +10,9 @@
 enum { THRESHOLD, VALUES };
 
 static const pith_param params[] = {
-    {"v", PITH_PARAM_REAL, 0, FLT_MAX, "0.001", NULL, "smallest magnitude that travels"},
+    {sizeof(pith_param), "v", PITH_PARAM_REAL, 0, FLT_MAX, "0.001", NULL, "smallest magnitude that travels"},
     PITH_VALUES_PARAM,
-    {NULL, 0, 0, 0, NULL, NULL, NULL},
+    {0},
 };
 
 static pith_value_format format_of(const pith_value *a) {

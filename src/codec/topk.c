@@ -17,11 +17,11 @@ enum { SELECT_EXACT, SELECT_SAMPLED, SELECT_FIT };
 #define WARMUP_STAGES 4
 
 static const pith_param params[] = {
-    {"ratio", PITH_PARAM_REAL, 1e-9, 1, "0.01", NULL, "share of the values that travel"},
-    {"select", PITH_PARAM_CHOICE, 0, 0, "exact", "exact|sampled|fit", "how the cut is found"},
+    {sizeof(pith_param), "ratio", PITH_PARAM_REAL, 1e-9, 1, "0.01", NULL, "share of the values that travel"},
+    {sizeof(pith_param), "select", PITH_PARAM_CHOICE, 0, 0, "exact", "exact|sampled|fit", "how the cut is found"},
     PITH_VALUES_PARAM,
-    {"warmup", PITH_PARAM_INT, 0, 1e9, "0", NULL, "steps over which the ratio falls from 1/4"},
-    {NULL, 0, 0, 0, NULL, NULL, NULL},
+    {sizeof(pith_param), "warmup", PITH_PARAM_INT, 0, 1e9, "0", NULL, "steps over which the ratio falls from 1/4"},
+    {0},
 };
 
 static double ratio_at(const pith_value *a, uint64_t step) {

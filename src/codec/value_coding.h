@@ -18,7 +18,8 @@ typedef enum pith_value_coding {
   PITH_VALUES_BUCKETS = 5, /* a table of `levels` f32, then ⌈log2 levels⌉ bits each */
 } pith_value_coding;
 
-#define PITH_VALUES_PARAM {"values", PITH_PARAM_CHOICE, 0, 0, "fp32", "fp32|fp16|bf16|q8", "how the values travel"}
+#define PITH_VALUES_PARAM \
+  {sizeof(pith_param), "values", PITH_PARAM_CHOICE, 0, 0, "fp32", "fp32|fp16|bf16|q8", "how the values travel"}
 #define PITH_VALUES_BLOCK 512 /* values worked on at a time; those of one q8 block */
 
 typedef struct pith_value_format {

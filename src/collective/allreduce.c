@@ -13,8 +13,8 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/split.h"
 #include "collective/job.h"
-#include "collective/split.h"
 
 #define WINDOW 4
 #define SHORT_SENT ((size_t)16 << 10) /* bytes a rank sends at most in one step */
@@ -144,8 +144,7 @@ pith_status pith__allreduce_plain(pith_job *job) {
   return pith__schedule_finished(job);
 }
 
-/* ---- Linear: payloads that add up
- * ------------------------------------------------------------------------------------------- */
+/* ---- Linear: payloads that add up -------------------------------------------------------------------------------- */
 
 pith_status pith__allreduce_linear(pith_job *job) {
   pith_schedule *s = &job->schedule;
@@ -186,7 +185,7 @@ static round_layer round_layer_of(const pith_job *job, size_t index) {
 typedef struct round_buffers {
   size_t index;
   pith_dtype dtype;
-  pith_reduce reduce;
+  pith_reduce_op reduce;
   size_t count;
   uint8_t *mine, *reduced;
 } round_buffers;
@@ -206,7 +205,7 @@ static pith_status walk_round(pith_job *job, const round_buffers *b, int consume
   for (size_t i = 0; i < round_layers(job); i++) {
     round_layer l = round_layer_of(job, i);
     pith_ctx ctx = round_ctx(job, l.layer);
-    pith_round round;
+    pith_round round = PITH_ROUND_INIT;
     PITH_TRY(pith_round_describe(job->codec, l.state, b->index, &round));
     PITH_TRY(consume ? pith_round_consume(job->codec, l.state, b->index, b->reduced + at * width, l.dst, &ctx)
                      : pith_round_produce(job->codec, l.state, b->index, l.src, b->mine + at * width, &ctx));
@@ -241,7 +240,7 @@ static pith_status work_mean_to_sum(pith_job *job, const pith_task *task) {
 static pith_status prepare_round(pith_job *job, size_t index, round_buffers *b) {
   *b = (round_buffers){.index = index};
   for (size_t i = 0; i < round_layers(job); i++) {
-    pith_round round;
+    pith_round round = PITH_ROUND_INIT;
     PITH_TRY(pith_round_describe(job->codec, round_layer_of(job, i).state, index, &round));
     b->dtype = round.dtype;
     b->reduce = round.reduce;

@@ -58,7 +58,7 @@ typedef struct sources {
   const void *of[];
 } sources;
 
-static pith_reduce step_of(pith_reduce reduce) { return reduce == PITH_MEAN ? PITH_SUM : reduce; }
+static pith_reduce_op step_of(pith_reduce_op reduce) { return reduce == PITH_MEAN ? PITH_SUM : reduce; }
 
 static pith_status work_sum_host(pith_job *job, const pith_task *task) {
   const sources *from = task->values;

@@ -1,15 +1,12 @@
-/*
- * One operation on one rank: its tensors and parameters, its schedule, and the work that schedules are made of.
- *
- * Encoding goes through a function of the engine, because error feedback is not this layer's business.
- */
+/* One operation on one rank: its tensors and parameters, its schedule, and the work that schedules are made of. */
 #ifndef PITH_COLLECTIVE_JOB_H
 #define PITH_COLLECTIVE_JOB_H
 
+#include "base/split.h"
 #include "codec/codec.h"
 #include "collective/layout.h"
 #include "collective/schedule.h"
-#include "collective/split.h"
+#include "memory/encode_threads.h"
 
 /* A layer of a joined tensor. Its values start at a multiple of the granule. */
 typedef struct pith_member {
@@ -24,28 +21,22 @@ struct pith_job {
   int rank, ranks;
   pith_cspan src;
   pith_span dst;
-  pith_reduce reduce;
+  pith_reduce_op reduce;
   const pith_codec *codec; /* NULL: uncompressed */
   pith_state *state;
   pith_ctx ctx;
   const pith_member
       *members;        /* of a joined tensor, in their order, all with the same FIXED block codec or ROUNDS codec */
   size_t member_count; /* 0: it is one layer */
-  void *chain;         /* scratch of the codec */
-  const pith_layout *layout; /* the hosts that the algorithm minds: all of them, or a flat layout */
-  const pith_codec *inside;  /* for values on their way to a carrier of the same host; NULL: uncompressed */
+  pith_thread_pool *threads;          /* encode and decode with us; NULL: there are none */
+  const pith_encode_scratch *scratch; /* one for each thread, the first is ours */
+  const pith_layout *layout;          /* the hosts that the algorithm minds: all of them, or a flat layout */
+  const pith_codec *inside;           /* for values on their way to a carrier of the same host; NULL: uncompressed */
   void *inside_chain;
   const pith_codec *entries; /* sparse and without loss, for pith__allreduce_ranges */
   void *entries_chain;
   size_t chunk;   /* bytes of a tensor worked on at a time */
   size_t message; /* and of an uncompressed message at most */
-  /* Encodes values that belong to [first, first + values.n) of the tensor, behind the memory if there is one. gamma is
-   * the factor on them. */
-  pith_status (*encode)(pith_job *job, pith_cspan values, size_t first, float gamma, pith_out *out);
-  /* The same for the result of a part that this rank owns, whose errors have a memory of their own. */
-  pith_status (*encode_result)(pith_job *job, pith_cspan values, size_t first, pith_out *out);
-  /* Decodes with the job's codec. */
-  pith_status (*decode)(pith_job *job, pith_bytes in, pith_span dst, pith_apply apply, const pith_ctx *ctx);
   double encode_seconds, decode_seconds;
 };
 
@@ -60,9 +51,6 @@ typedef struct pith_stretch {
 
 /* The next part of [first, first + n), or 0. Without members there is one part, also of a range of no values. */
 int pith__next_stretch(const pith_job *job, size_t first, size_t n, pith_stretch *s);
-
-/* Random numbers of the second encoding (of results) must not be those of the first: owners count as further ranks. */
-static inline uint32_t pith__result_rank(const pith_job *job, int owner) { return (uint32_t)(job->ranks + owner); }
 
 /* ---- Work on values ---------------------------------------------------------------------------------------------- */
 
@@ -103,12 +91,12 @@ typedef struct pith_raw {
   uint8_t *dst;
   size_t n;
   pith_dtype dtype;
-  pith_reduce reduce;
+  pith_reduce_op reduce;
 } pith_raw;
 
 /* out = the reduction of `count` sources of n values, in their order; sums of halves are in f32, rounded once. out may
  * be one of the sources. A mean is the sum over `count`, divided. */
-void pith__reduce_many(pith_dtype dtype, pith_reduce reduce, const void *const *sources, int count, void *out,
+void pith__reduce_many(pith_dtype dtype, pith_reduce_op reduce, const void *const *sources, int count, void *out,
                        size_t n);
 
 /* sum (n floats) = or += values[first, first + n). */
@@ -117,18 +105,18 @@ void pith__sum_values(pith_cspan values, size_t first, float *sum, size_t n, int
 /* What a task of pith__work_reduce has in task->values: one source for each rank, in rank order, of task->n values. */
 typedef struct pith_reduction {
   pith_dtype dtype;
-  pith_reduce reduce;
+  pith_reduce_op reduce;
   const void **sources;
   void *out;
 } pith_reduction;
 
 /* A reduction without its sources' addresses, which are the caller's to fill; NULL marks the schedule as failed. */
-pith_reduction *pith__schedule_reduction(pith_job *job, pith_dtype dtype, pith_reduce reduce, void *out);
+pith_reduction *pith__schedule_reduction(pith_job *job, pith_dtype dtype, pith_reduce_op reduce, void *out);
 
 pith_status pith__work_reduce(pith_job *job, const pith_task *task);
 
 /* PITH_OK, or why this type cannot be reduced that way. */
-pith_status pith__reduce_check(pith_dtype dtype, pith_reduce reduce);
+pith_status pith__reduce_check(pith_dtype dtype, pith_reduce_op reduce);
 
 /* ---- Algorithms: each writes job->schedule; docs/algorithms.md has steps and bytes ------------------------------- */
 

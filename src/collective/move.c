@@ -1,8 +1,8 @@
 /* Operations that move values without reducing them: all-gather, broadcast, all-to-all, gather, scatter, barrier. */
 #include <string.h>
 
+#include "base/split.h"
 #include "collective/job.h"
-#include "collective/split.h"
 
 enum { PHASE_MOVE };
 

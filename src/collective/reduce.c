@@ -7,7 +7,7 @@
 
 /* ---- f32, f16, bf16: sums through the kernels, the rest value by value ------------------------------------------- */
 
-static void combine_floats(pith_reduce reduce, const float *x, float *acc, size_t n) {
+static void combine_floats(pith_reduce_op reduce, const float *x, float *acc, size_t n) {
   switch (reduce) {
     case PITH_MAX:
       for (size_t i = 0; i < n; i++) {
@@ -39,7 +39,7 @@ static int is_free(pith_dtype dtype, const void *const *sources, int count, cons
   return dtype == PITH_F32;
 }
 
-static void reduce_floats(pith_dtype dtype, pith_reduce reduce, const void *const *sources, int count, void *out,
+static void reduce_floats(pith_dtype dtype, pith_reduce_op reduce, const void *const *sources, int count, void *out,
                           size_t n) {
   float tile[TILE], buffer[TILE];
   int in_out = is_free(dtype, sources, count, out);
@@ -70,34 +70,34 @@ static void reduce_floats(pith_dtype dtype, pith_reduce reduce, const void *cons
   }                                \
   break
 
-#define DEFINE_REDUCE(name, type, wide, bitwise)                                                              \
-  static void combine_##name(pith_reduce reduce, const type *x, type *acc, size_t m) {                        \
-    switch (reduce) {                                                                                         \
-      case PITH_MAX:                                                                                          \
-        COMBINE_LOOP(x[i] > acc[i] || x[i] != x[i] ? x[i] : acc[i]);                                          \
-      case PITH_MIN:                                                                                          \
-        COMBINE_LOOP(x[i] < acc[i] || x[i] != x[i] ? x[i] : acc[i]);                                          \
-      case PITH_PROD:                                                                                         \
-        COMBINE_LOOP((type)((wide)acc[i] * (wide)x[i]));                                                      \
-      case PITH_SUM:                                                                                          \
-      case PITH_MEAN:                                                                                         \
-        COMBINE_LOOP((type)((wide)acc[i] + (wide)x[i]));                                                      \
-      default:                                                                                                \
-        bitwise(reduce, x, acc, m);                                                                           \
-        break;                                                                                                \
-    }                                                                                                         \
-  }                                                                                                           \
-  static void reduce_##name(pith_reduce reduce, const void *const *sources, int count, type *out, size_t n) { \
-    type acc[TILE], x[TILE];                                                                                  \
-    for (size_t first = 0; first < n; first += TILE) {                                                        \
-      size_t m = n - first < TILE ? n - first : TILE;                                                         \
-      memcpy(acc, (const type *)sources[0] + first, m * sizeof *acc);                                         \
-      for (int s = 1; s < count; s++) {                                                                       \
-        memcpy(x, (const type *)sources[s] + first, m * sizeof *x);                                           \
-        combine_##name(reduce, x, acc, m);                                                                    \
-      }                                                                                                       \
-      memcpy(out + first, acc, m * sizeof *acc);                                                              \
-    }                                                                                                         \
+#define DEFINE_REDUCE(name, type, wide, bitwise)                                                                 \
+  static void combine_##name(pith_reduce_op reduce, const type *x, type *acc, size_t m) {                        \
+    switch (reduce) {                                                                                            \
+      case PITH_MAX:                                                                                             \
+        COMBINE_LOOP(x[i] > acc[i] || x[i] != x[i] ? x[i] : acc[i]);                                             \
+      case PITH_MIN:                                                                                             \
+        COMBINE_LOOP(x[i] < acc[i] || x[i] != x[i] ? x[i] : acc[i]);                                             \
+      case PITH_PROD:                                                                                            \
+        COMBINE_LOOP((type)((wide)acc[i] * (wide)x[i]));                                                         \
+      case PITH_SUM:                                                                                             \
+      case PITH_MEAN:                                                                                            \
+        COMBINE_LOOP((type)((wide)acc[i] + (wide)x[i]));                                                         \
+      default:                                                                                                   \
+        bitwise(reduce, x, acc, m);                                                                              \
+        break;                                                                                                   \
+    }                                                                                                            \
+  }                                                                                                              \
+  static void reduce_##name(pith_reduce_op reduce, const void *const *sources, int count, type *out, size_t n) { \
+    type acc[TILE], x[TILE];                                                                                     \
+    for (size_t first = 0; first < n; first += TILE) {                                                           \
+      size_t m = n - first < TILE ? n - first : TILE;                                                            \
+      memcpy(acc, (const type *)sources[0] + first, m * sizeof *acc);                                            \
+      for (int s = 1; s < count; s++) {                                                                          \
+        memcpy(x, (const type *)sources[s] + first, m * sizeof *x);                                              \
+        combine_##name(reduce, x, acc, m);                                                                       \
+      }                                                                                                          \
+      memcpy(out + first, acc, m * sizeof *acc);                                                                 \
+    }                                                                                                            \
   }
 
 #define NO_BITWISE(reduce, x, acc, m) (void)0
@@ -122,7 +122,7 @@ static void divide_f64(double *x, size_t n, int count) {
   }
 }
 
-void pith__reduce_many(pith_dtype dtype, pith_reduce reduce, const void *const *sources, int count, void *out,
+void pith__reduce_many(pith_dtype dtype, pith_reduce_op reduce, const void *const *sources, int count, void *out,
                        size_t n) {
   switch (dtype) {
     case PITH_F64:
@@ -155,7 +155,7 @@ static int is_float(pith_dtype dtype) {
   return dtype == PITH_F32 || dtype == PITH_F16 || dtype == PITH_BF16 || dtype == PITH_F64;
 }
 
-pith_status pith__reduce_check(pith_dtype dtype, pith_reduce reduce) {
+pith_status pith__reduce_check(pith_dtype dtype, pith_reduce_op reduce) {
   PITH_REQUIRE(pith_dtype_size(dtype) > 0, PITH_ERR_ARGUMENT, "unknown type %d", (int)dtype);
   PITH_REQUIRE((unsigned)reduce <= PITH_BXOR, PITH_ERR_ARGUMENT, "unknown reduction %d", (int)reduce);
   PITH_REQUIRE(reduce != PITH_MEAN || is_float(dtype), PITH_ERR_ARGUMENT, "a mean of %s values is not whole: use a sum",

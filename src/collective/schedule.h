@@ -1,7 +1,7 @@
 /*
  * A schedule is what one rank does in one operation: messages to send, messages to receive, work on values in between,
  * and what must be finished before what. Algorithms only write schedules (allreduce.c, …): they move nothing, so that
- * each can be read, and tested, without a network. The engine runs any schedule over any transports.
+ * each can be read, and tested, without a network. The comm runs any schedule over any transports.
  *
  * Tasks are numbered in the order in which they are added; of those that could run, the lowest runs first. An
  * algorithm that adds its pipeline stage by stage therefore gets it in that order.

@@ -6,7 +6,7 @@
 
 static pith_ctx ctx_of(const pith_job *job, int rank, int is_result, size_t first) {
   pith_ctx ctx = job->ctx;
-  ctx.rank = is_result ? pith__result_rank(job, rank) : (uint32_t)rank;
+  ctx.rank = is_result ? pith__result_rank(job->ranks) : (uint32_t)rank;
   ctx.ranks = (uint32_t)job->ranks;
   ctx.offset = first;
   return ctx;
@@ -20,14 +20,36 @@ static pith_cspan values_of(const pith_job *job, const pith_task *task) {
                       job->src.dtype};
 }
 
-pith_status pith__work_encode(pith_job *job, const pith_task *task) {
+/* Encodes into the task's piece layer by layer, each behind its own memory; the errors of results have one of their
+ * own. `gamma` is the factor on the values. */
+static pith_status encode(pith_job *job, const pith_task *task, pith_cspan values, float gamma, int is_result) {
   double start = pith__now();
-  pith_out out = {task->piece->data, task->piece->capacity, 0};
-  PITH_TRY(
-      job->encode(job, values_of(job, task), task->first, task->mode == PITH_GATHERED ? 1.0f : job->ctx.gamma, &out));
-  task->piece->size = out.size;
+  pith_encode_fn through_memory = is_result ? pith__memory_encode_result : pith__memory_encode;
+  if (is_result) {
+    pith__make_result(job, task->values, task->n, task->first);
+  }
+  size_t width = pith_dtype_size(values.dtype), used = 0;
+  pith_stretch s = {0};
+  while (pith__next_stretch(job, task->first, values.n, &s)) {
+    pith_ctx ctx = ctx_of(job, job->rank, is_result, s.offset);
+    pith_cspan part = {(const uint8_t *)values.data + s.at * width, s.n, values.dtype};
+    pith_out out = {(uint8_t *)task->piece->data + used, task->piece->capacity - used, 0};
+    ctx.layer = s.layer;
+    ctx.gamma = gamma;
+    if (is_result && pith__memory_keeps_results(job->codec, s.state)) {
+      PITH_TRY(pith__state_own_results(s.state, s.offset, s.n)); /* before threads ask for it, each for its part */
+    }
+    PITH_TRY(
+        pith__encode_in_threads(job->threads, through_memory, job->codec, s.state, part, &out, job->scratch, &ctx));
+    used += out.size;
+  }
+  task->piece->size = used;
   job->encode_seconds += pith__now() - start;
   return PITH_OK;
+}
+
+pith_status pith__work_encode(pith_job *job, const pith_task *task) {
+  return encode(job, task, values_of(job, task), task->mode == PITH_GATHERED ? 1.0f : job->ctx.gamma, 0);
 }
 
 #define TILE 1024
@@ -93,8 +115,9 @@ static pith_status decode(pith_job *job, const pith_task *task, pith_span dst, i
     size_t size = job->member_count ? pith_codec_bound(job->codec, s.n) : whole;
     ctx.layer = s.layer;
     PITH_REQUIRE(size <= whole - used, PITH_ERR_CORRUPT, "a payload of %zu bytes ends within one of its layers", whole);
-    PITH_TRY(job->decode(job, (pith_bytes){bytes + used, size}, range_of(dst, s.at, s.n),
-                         mode == PITH_ADD ? PITH_APPLY_ADD : PITH_APPLY_SET, &ctx));
+    PITH_TRY(pith__decode_in_threads(job->threads, job->codec, (pith_bytes){bytes + used, size},
+                                     range_of(dst, s.at, s.n), mode == PITH_ADD ? PITH_APPLY_ADD : PITH_APPLY_SET,
+                                     job->scratch, &ctx));
     used += size;
   }
   PITH_REQUIRE(used == whole, PITH_ERR_CORRUPT, "a payload has %zu bytes behind its last layer", whole - used);
@@ -123,13 +146,7 @@ void pith__make_result(const pith_job *job, float *x, size_t n, size_t first) {
 }
 
 pith_status pith__work_encode_result(pith_job *job, const pith_task *task) {
-  double start = pith__now();
-  pith_out out = {task->piece->data, task->piece->capacity, 0};
-  pith__make_result(job, task->values, task->n, task->first);
-  PITH_TRY(job->encode_result(job, (pith_cspan){task->values, task->n, PITH_F32}, task->first, &out));
-  task->piece->size = out.size;
-  job->encode_seconds += pith__now() - start;
-  return PITH_OK;
+  return encode(job, task, (pith_cspan){task->values, task->n, PITH_F32}, 1.0f, 1);
 }
 
 pith_status pith__work_store_result(pith_job *job, const pith_task *task) {
@@ -150,7 +167,7 @@ pith_status pith__work_join(pith_job *job, const pith_task *task) {
   return PITH_OK;
 }
 
-pith_reduction *pith__schedule_reduction(pith_job *job, pith_dtype dtype, pith_reduce reduce, void *out) {
+pith_reduction *pith__schedule_reduction(pith_job *job, pith_dtype dtype, pith_reduce_op reduce, void *out) {
   pith_reduction *r = pith__schedule_take(&job->schedule, 1, sizeof *r);
   const void **sources = pith__schedule_take(&job->schedule, (size_t)job->ranks, sizeof *sources);
   if (!r || !sources) {

@@ -74,7 +74,6 @@ enum {
   PITH_GPU_KEEP_UNSENT = 2
 }; /* in memories: momentum, error feedback, dgc */
 enum { PITH_GPU_SELECT_EXACT = 0, PITH_GPU_SELECT_SAMPLED = 1, PITH_GPU_SELECT_ABOVE = 2 }; /* of sparsifiers */
-enum { PITH_GPU_CANDIDATES = 64, PITH_GPU_MAGNITUDES = 1 << 15 };
 enum {
   PITH_GPU_TASK_VALUES = 1 << 30,
   PITH_GPU_TILE_MAX = 32768
@@ -179,7 +178,7 @@ PITH_FORMAT_ASSERT(sizeof(pith_gpu_mean) == 40, "both compilers lay out means al
 
 /* ---- The module -------------------------------------------------------------------------------------------------- */
 
-#define PITH_CUDA_ABI 4
+#define PITH_CUDA_ABI 5
 #define PITH_CUDA_ENTRY "pith_cuda_module_entry"
 
 /* Functions return 0, or another number and a sentence in `text` (256 bytes). They only enqueue. */
@@ -194,12 +193,6 @@ typedef struct pith_cuda_module {
   int (*sparse_decode)(const pith_gpu_sparse *tasks, size_t count, int add, void *stream, char *text);
   size_t (*lowrank_space)(const pith_gpu_lowrank *task);
   int (*lowrank)(const pith_gpu_lowrank *tasks, size_t count, int what, void *stream, char *text);
-  /* Squared errors of block codecs, one for each task; all tasks have the same values. At most PITH_GPU_CANDIDATES of
-   * them. */
-  size_t (*errors_space)(const pith_gpu_task *tasks, size_t count);
-  int (*errors)(const pith_gpu_task *tasks, size_t count, double *errors, void *space, void *stream, char *text);
-  int (*magnitudes)(const void *values, int dtype, size_t n, uint64_t *counts, double *energies, void *stream,
-                    char *text);
   int (*mean)(const pith_gpu_mean *tasks, size_t count, void *stream, char *text);
   /* Memory of the current device, for objects that keep some; these wait for all the device has been given. */
   int (*device)(int *number, char *text);                  /* the current one; waits for nothing */
@@ -216,6 +209,10 @@ typedef struct pith_cuda_module {
   void (*event_destroy)(void *event);
   int (*event_record)(void *event, void *stream, char *text);
   int (*event_wait)(void *event, char *text); /* until the stream has come to where it was recorded */
+  int (*use_device)(int number, char *text);  /* by the calling thread, from now on */
+  /* Both are enqueued. Copies are from anywhere to anywhere. */
+  int (*move)(void *to, const void *from, size_t size, void *stream, char *text);
+  int (*clear)(void *memory, size_t size, void *stream, char *text);
 } pith_cuda_module;
 
 typedef const pith_cuda_module *(*pith_cuda_entry_fn)(void);

@@ -1,31 +1,25 @@
 /*
  * Memories: what a rank keeps of a layer between steps, and how it meets the next gradient.
  *
- * A memory is a few lines: how the gradient and what was kept make the values to send ("meet"), and what stays of those
- * once they are sent. feed.c runs this around the chain: tile by tile for block codecs, so that gradient, residual and
- * payload are each touched once; over the whole layer for the others.
+ * A memory is a few lines in src/codec/memories.c: how the gradient and what was kept make the values to send ("meet"),
+ * and what stays of those once they are sent. memory.c runs this around the chain: tile by tile for block codecs, so
+ * that gradient, residual and payload are each touched once; over the whole layer for the others.
  */
 #ifndef PITH_MEMORY_MEMORY_H
 #define PITH_MEMORY_MEMORY_H
 
 #include "codec/codec.h"
-
-typedef enum pith_keeps { PITH_KEEPS_RESIDUAL = 1, PITH_KEEPS_MOMENTUM = 2 } pith_keeps;
-
-/* What stays of the values that were handed to the codec. */
-typedef enum pith_after {
-  PITH_AFTER_KEEP,     /* all */
-  PITH_AFTER_SUBTRACT, /* what decoding does not give back */
-  PITH_AFTER_CLEAR,    /* what was not sent; the sent places start again, in the momentum too */
-} pith_after;
+#include "memory/space.h"
 
 struct pith_state {
+  pith_space *space; /* of all values; NULL: main memory */
   size_t n;
   uint64_t rows;
   unsigned keeps;
   float *residual, *momentum;    /* n values each, or NULL */
-  float *result;                 /* what the results that this rank encoded lost: n values, of which only … */
-  size_t result_first, result_n; /* … these have ever been used; NULL until the first of them */
+  float *result;                 /* what the results that this rank encoded lost; NULL until the first of them */
+  size_t result_first, result_n; /* of these values of the layer … */
+  size_t result_base;            /* … and result[0] is of this one: 0 in main memory */
   void *part;                    /* the codec's own */
   size_t part_size;
   size_t round;         /* how many rounds of the current step are complete */
@@ -34,38 +28,25 @@ struct pith_state {
   int loaded;           /* from a checkpoint, and no operation has used it since */
 };
 
-struct pith_memory_ops {
-  const char *name, *summary, *origin, *detail, *use;
-  const pith_param *params;
-  uint32_t needs, refuses; /* pith_cap bits of the codec behind it */
-  unsigned keeps;          /* pith_keeps bits */
-  pith_keeps carrier;      /* the buffer that holds what the codec was given */
-  pith_after after;
-  /* p = the values to send for gradient values g at `first`; p may be the carrier itself. gamma is the factor on g. */
-  void (*meet)(const pith_value *a, pith_state *state, size_t first, const float *g, float gamma, float *p, size_t n);
-  /* Optional: a further factor on the whole gradient, from its norm. */
-  float (*factor)(const pith_value *a, double norm, const pith_ctx *ctx);
-};
-
 /* Scratch of encoding with or without memory. */
-typedef struct pith_feed_scratch {
+typedef struct pith_encode_scratch {
   void *chain;
   float *gradient, *sent, *decoded; /* a tile each; NULL without a memory */
-} pith_feed_scratch;
+} pith_encode_scratch;
 
-void pith__feed_take_scratch(const pith_codec *codec, size_t n, pith_arena *arena, pith_feed_scratch *scratch);
+void pith__memory_take_scratch(const pith_codec *codec, size_t n, pith_arena *arena, pith_encode_scratch *scratch);
 
 /* Encodes src behind the memory (or without one) and updates the state. Arguments have been checked. */
-pith_status pith__feed_encode(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
-                              const pith_feed_scratch *scratch, const pith_ctx *ctx);
+pith_status pith__memory_encode(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
+                                const pith_encode_scratch *scratch, const pith_ctx *ctx);
 
 /* Whether results that this rank encodes for all have a memory of their own in a state. */
-int pith__feed_keeps_results(const pith_codec *codec, const pith_state *state);
+int pith__memory_keeps_results(const pith_codec *codec, const pith_state *state);
 
 /* Encodes a result, f32 values at ctx->offset: what earlier ones lost there is added, and what this one loses kept. The
  * first result of a state makes room for that. */
-pith_status pith__feed_encode_result(const pith_codec *codec, pith_state *state, pith_cspan values, pith_out *out,
-                                     const pith_feed_scratch *scratch, const pith_ctx *ctx);
+pith_status pith__memory_encode_result(const pith_codec *codec, pith_state *state, pith_cspan values, pith_out *out,
+                                       const pith_encode_scratch *scratch, const pith_ctx *ctx);
 
 /* PITH_ERR_STATE unless the rank that saved a checkpoint is the one that loads it. `what` names the checkpoint in the
  * message. */
@@ -83,22 +64,29 @@ typedef struct pith_extent {
   size_t first, n;
 } pith_extent;
 
-/* The same in two halves for methods of several rounds, a stretch of the layer at a time. `buffer` holds PITH_FEED_TILE
- * values. What gradients are multiplied by, from all of them … */
-float pith__feed_factor(const pith_codec *codec, pith_cspan src, float *buffer, const pith_ctx *ctx);
+/* The same in two halves for methods of several rounds, a stretch of the layer at a time. `buffer` holds
+ * PITH_MEMORY_TILE values. What gradients are multiplied by, from all of them … */
+float pith__memory_factor(const pith_codec *codec, pith_cspan src, float *buffer, const pith_ctx *ctx);
 /* … then a stretch meets what was kept; gives the bits of the largest |value| … */
-uint32_t pith__feed_meet(const pith_codec *codec, pith_state *state, pith_cspan src, pith_extent part, float factor,
-                         float *buffer);
+uint32_t pith__memory_meet(const pith_codec *codec, pith_state *state, pith_cspan src, pith_extent part, float factor,
+                           float *buffer);
 /* … what to send, as f32: src itself without a memory … */
-pith_cspan pith__feed_carried(const pith_codec *codec, const pith_state *state, pith_cspan src);
+pith_cspan pith__memory_carried(const pith_codec *codec, const pith_state *state, pith_cspan src);
 /* … and what stays of a stretch, once it is known what was decoded. */
-void pith__feed_settle(const pith_codec *codec, pith_state *state, pith_cspan decoded, pith_extent part, float *buffer,
-                       const pith_ctx *ctx);
+void pith__memory_settle(const pith_codec *codec, pith_state *state, pith_cspan decoded, pith_extent part,
+                         float *buffer, const pith_ctx *ctx);
+
+/* Adds one of `steps` equal parts of a pending residual to a gradient, and takes it from what is pending. */
+void pith__pending_pay(float *pending, size_t steps, pith_span gradient);
+
+/* A state whose values are in a space. */
+pith_status pith__state_create_in(pith_space *space, const pith_codec *codec, size_t n, size_t rows,
+                                  pith_state **state);
 
 /* Checks that a state was made for this codec (and for n values from ctx->offset). */
 pith_status pith__state_fits(const pith_codec *codec, const pith_state *state, size_t n, const pith_ctx *ctx);
 
-#define PITH_FEED_TILE                                                                           \
+#define PITH_MEMORY_TILE                                                                         \
   1024 /* values: tiles of gradient, residual, sent and decoded values fit the first-level cache \
         */
 

@@ -29,48 +29,45 @@ static size_t part_size_of(const pith_codec *codec, size_t n, uint64_t rows) {
   return codec->ops->part_size ? codec->ops->part_size(codec->args, n, rows) : 0;
 }
 
-static pith_status make_floats(size_t n, unsigned wanted, float **out) {
-  if (!wanted) {
-    *out = NULL;
-    return PITH_OK;
-  }
+static pith_status make_floats(pith_space *space, size_t n, unsigned wanted, float **out) {
+  void *memory = NULL;
   PITH_REQUIRE(n <= SIZE_MAX / sizeof(float), PITH_ERR_RANGE, "a state of %zu values is too large", n);
-  *out = calloc(n ? n : 1, sizeof(float));
-  PITH_REQUIRE(*out, PITH_ERR_MEMORY, "no memory for a state of %zu values", n);
+  PITH_TRY(wanted ? pith__space_zeros(space, n * sizeof(float), &memory) : PITH_OK);
+  *out = memory;
   return PITH_OK;
 }
 
-static pith_status make_part(const pith_codec *codec, size_t n, uint64_t rows, void **part, size_t *size) {
-  *size = part_size_of(codec, n, rows);
-  *part = NULL;
-  if (*size == 0) {
-    return PITH_OK;
-  }
-  *part = *size < SIZE_MAX ? calloc(1, *size) : NULL;
-  PITH_REQUIRE(*part, PITH_ERR_MEMORY, "no memory for the state of %s: %zu bytes", codec->spec, *size);
-  return PITH_OK;
+static pith_status make_part(const pith_codec *codec, pith_state *state) {
+  state->part_size = part_size_of(codec, state->n, state->rows);
+  PITH_REQUIRE(state->part_size < SIZE_MAX, PITH_ERR_MEMORY, "no memory for the state of %s", codec->spec);
+  return state->part_size ? pith__space_zeros(state->space, state->part_size, &state->part) : PITH_OK;
 }
 
 static void release(pith_state *state) {
-  free(state->residual);
-  free(state->momentum);
-  free(state->result);
-  free(state->part);
+  pith__space_release(state->space, state->residual);
+  pith__space_release(state->space, state->momentum);
+  pith__space_release(state->space, state->result);
+  pith__space_release(state->space, state->part);
 }
 
-static pith_status fill(const pith_codec *codec, size_t n, uint64_t rows, pith_state *state) {
-  *state = (pith_state){.n = n, .rows = rows, .keeps = keeps_of(codec)};
-  PITH_TRY(make_floats(n, state->keeps & PITH_KEEPS_RESIDUAL, &state->residual));
-  PITH_TRY(make_floats(n, state->keeps & PITH_KEEPS_MOMENTUM, &state->momentum));
-  return make_part(codec, n, rows, &state->part, &state->part_size);
+static pith_status fill(pith_space *space, const pith_codec *codec, size_t n, uint64_t rows, pith_state *state) {
+  *state = (pith_state){.space = space, .n = n, .rows = rows, .keeps = keeps_of(codec)};
+  PITH_TRY(make_floats(space, n, state->keeps & PITH_KEEPS_RESIDUAL, &state->residual));
+  PITH_TRY(make_floats(space, n, state->keeps & PITH_KEEPS_MOMENTUM, &state->momentum));
+  return make_part(codec, state);
 }
 
 pith_status pith_state_create(const pith_codec *codec, size_t n, size_t rows, pith_state **state) {
+  return pith__state_create_in(NULL, codec, n, rows, state);
+}
+
+pith_status pith__state_create_in(pith_space *space, const pith_codec *codec, size_t n, size_t rows,
+                                  pith_state **state) {
   PITH_REQUIRE(codec && state, PITH_ERR_ARGUMENT, "pith_state_create: codec and state must not be NULL");
   PITH_REQUIRE(rows <= n, PITH_ERR_ARGUMENT, "a layer of %zu values cannot have %zu rows", n, rows);
   pith_state *made = malloc(sizeof *made);
   PITH_REQUIRE(made, PITH_ERR_MEMORY, "no memory for a state");
-  pith_status status = fill(codec, n, rows, made);
+  pith_status status = fill(space, codec, n, rows, made);
   if (status != PITH_OK) {
     pith_state_destroy(made);
     return status;
@@ -97,7 +94,7 @@ static void hand_over(float **from, float **to) {
 pith_status pith_state_adapt(pith_state *state, const pith_codec *codec) {
   PITH_REQUIRE(state && codec, PITH_ERR_ARGUMENT, "pith_state_adapt: state and codec must not be NULL");
   pith_state next;
-  pith_status status = fill(codec, state->n, state->rows, &next);
+  pith_status status = fill(state->space, codec, state->n, state->rows, &next);
   if (status != PITH_OK) {
     release(&next);
     return status;
@@ -111,6 +108,7 @@ pith_status pith_state_adapt(pith_state *state, const pith_codec *codec) {
     next.result = state->result;
     next.result_first = state->result_first;
     next.result_n = state->result_n;
+    next.result_base = state->result_base;
     state->result = NULL;
   }
   release(state);
@@ -143,13 +141,37 @@ pith_status pith__state_claim(pith_state *state, int rank, int ranks) {
   return PITH_OK;
 }
 
+/* Room for exactly these, with what is known of them: memory of a device is dear. */
+static pith_status move_results(pith_state *state, size_t first, size_t n) {
+  float *fresh = NULL;
+  size_t end = state->result_first + state->result_n, from = first > state->result_first ? first : state->result_first,
+         to = first + n < end ? first + n : end;
+  PITH_TRY(make_floats(state->space, n, 1, &fresh));
+  if (state->result && to > from) {
+    pith_status status = pith__space_copy(state->space, fresh + (from - first),
+                                          state->result + (from - state->result_base), (to - from) * sizeof *fresh);
+    if (status != PITH_OK) {
+      pith__space_release(state->space, fresh);
+      return status;
+    }
+  }
+  pith__space_release(state->space, state->result);
+  state->result = fresh;
+  state->result_first = state->result_base = first;
+  state->result_n = n;
+  return PITH_OK;
+}
+
 pith_status pith__state_own_results(pith_state *state, size_t first, size_t n) {
   size_t end = state->result_first + state->result_n;
   if (state->result && first >= state->result_first && first + n <= end) {
     return PITH_OK; /* nothing is written: threads may ask for their parts of what one has asked for */
   }
+  if (state->space) {
+    return move_results(state, first, n);
+  }
   if (!state->result) {
-    PITH_TRY(make_floats(state->n, 1, &state->result)); /* pages that are never touched cost nothing */
+    PITH_TRY(make_floats(NULL, state->n, 1, &state->result)); /* pages that are never touched cost nothing */
     end = first;
     state->result_first = first;
   }
@@ -159,19 +181,16 @@ pith_status pith__state_own_results(pith_state *state, size_t first, size_t n) {
   return PITH_OK;
 }
 
-static void scale(float *x, size_t n, float factor) {
-  if (x) {
-    pith__values_scale(factor, x, n);
-  }
+static float *results_of(const pith_state *state) {
+  return state->result ? state->result + (state->result_first - state->result_base) : NULL;
 }
 
 pith_status pith_state_scale(pith_state *state, float factor) {
   PITH_REQUIRE(state, PITH_ERR_ARGUMENT, "pith_state_scale: state must not be NULL");
   PITH_REQUIRE(isfinite(factor) && factor > 0, PITH_ERR_ARGUMENT, "a state cannot be scaled by %g", (double)factor);
-  scale(state->residual, state->n, factor);
-  scale(state->momentum, state->n, factor);
-  scale(state->result ? state->result + state->result_first : NULL, state->result_n, factor);
-  return PITH_OK;
+  PITH_TRY(state->residual ? pith__space_scale(state->space, factor, state->residual, state->n) : PITH_OK);
+  PITH_TRY(state->momentum ? pith__space_scale(state->space, factor, state->momentum, state->n) : PITH_OK);
+  return state->result ? pith__space_scale(state->space, factor, results_of(state), state->result_n) : PITH_OK;
 }
 
 const float *pith_state_residual(const pith_state *state) { return state ? state->residual : NULL; }
@@ -209,7 +228,7 @@ static size_t pieces_of(const pith_state *state, pith_span piece[PIECES_MOST]) {
     piece[count++] = (pith_span){state->momentum, bytes, PITH_I8};
   }
   if (state->result_n) {
-    piece[count++] = (pith_span){state->result + state->result_first, state->result_n * sizeof(float), PITH_I8};
+    piece[count++] = (pith_span){results_of(state), state->result_n * sizeof(float), PITH_I8};
   }
   if (state->part) {
     piece[count++] = (pith_span){state->part, state->part_size, PITH_I8};
@@ -217,7 +236,7 @@ static size_t pieces_of(const pith_state *state, pith_span piece[PIECES_MOST]) {
   return count;
 }
 
-size_t pith_state_size(const pith_state *state) {
+size_t pith_state_save_size(const pith_state *state) {
   pith_span piece[PIECES_MOST];
   size_t size = sizeof(state_header);
   for (size_t i = 0, count = pieces_of(state, piece); i < count; i++) {
@@ -233,13 +252,13 @@ static uint64_t checksum_of(const state_header *header, const uint8_t *bytes, si
 
 pith_status pith_state_save(const pith_state *state, pith_out *out) {
   PITH_REQUIRE(state && out && out->data, PITH_ERR_ARGUMENT, "pith_state_save: state and out must not be NULL");
-  size_t size = pith_state_size(state), at = sizeof(state_header);
+  size_t size = pith_state_save_size(state), at = sizeof(state_header);
   PITH_REQUIRE(out->capacity >= size, PITH_ERR_BUFFER, "the state takes %zu bytes, the buffer has %zu", size,
                out->capacity);
   uint8_t *bytes = out->data;
   pith_span piece[PIECES_MOST];
   for (size_t i = 0, count = pieces_of(state, piece); i < count; i++) {
-    memcpy(bytes + at, piece[i].data, piece[i].n);
+    PITH_TRY(pith__space_copy(state->space, bytes + at, piece[i].data, piece[i].n));
     at += piece[i].n;
   }
   state_header header = {.magic = STATE_MAGIC,
@@ -260,10 +279,11 @@ pith_status pith_state_save(const pith_state *state, pith_out *out) {
 
 /* Fresh room for the results of a saved state; those there are now are forgotten. */
 static pith_status replace_results(pith_state *state, size_t first, size_t n) {
-  float *fresh;
-  PITH_TRY(make_floats(state->n, n > 0, &fresh));
-  free(state->result);
+  float *fresh = NULL;
+  PITH_TRY(make_floats(state->space, state->space ? n : state->n, n > 0, &fresh));
+  pith__space_release(state->space, state->result);
   state->result = fresh;
+  state->result_base = state->space ? first : 0;
   state->result_first = first;
   state->result_n = n;
   return PITH_OK;
@@ -294,7 +314,7 @@ pith_status pith_state_load(pith_state *state, pith_bytes in) {
                (unsigned long long)header.result_first, (unsigned long long)(header.result_first + header.result_n),
                state->n);
   const uint8_t *bytes = in.data;
-  size_t size = pith_state_size(state) + ((size_t)header.result_n - state->result_n) * sizeof(float);
+  size_t size = pith_state_save_size(state) + ((size_t)header.result_n - state->result_n) * sizeof(float);
   PITH_REQUIRE(in.size == size, PITH_ERR_CORRUPT, "the saved state has %zu bytes instead of %zu", in.size, size);
   PITH_REQUIRE(header.checksum == checksum_of(&header, bytes, in.size), PITH_ERR_CORRUPT,
                "the saved state is damaged: its checksum does not match");
@@ -305,7 +325,7 @@ pith_status pith_state_load(pith_state *state, pith_bytes in) {
   pith_span piece[PIECES_MOST];
   size_t at = sizeof header;
   for (size_t i = 0, count = pieces_of(state, piece); i < count; i++) {
-    memcpy(piece[i].data, bytes + at, piece[i].n);
+    PITH_TRY(pith__space_copy(state->space, piece[i].data, bytes + at, piece[i].n));
     at += piece[i].n;
   }
   state->round = 0;

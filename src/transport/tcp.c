@@ -343,7 +343,7 @@ static int descriptors(pith_transport *transport, const uint8_t *sending, struct
 }
 
 /* The kernel wakes the descriptors whether we sleep or not; of bytes that we have already it knows nothing. What waits
- * to go out goes now if it can, since the engine may have no reason to call for this peer. */
+ * to go out goes now if it can, since the comm may have no reason to call for this peer. */
 static int sleep_tcp(pith_transport *transport, int asleep) {
   pith_tcp *tcp = tcp_of(transport);
   int work = 0;

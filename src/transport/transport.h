@@ -1,7 +1,7 @@
 /*
  * Transports: ordered, reliable streams of bytes between this rank and its peers, without blocking.
  *
- * A transport knows nothing of messages, collectives or codecs: the engine frames messages, checks headers and matches
+ * A transport knows nothing of messages, collectives or codecs: the comm frames messages, checks headers and matches
  * them, once for all transports. A transport moves bytes, says which descriptors to wait for, and notices that a peer
  * died.
  *

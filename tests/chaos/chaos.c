@@ -12,8 +12,8 @@
 
 #include "base/clock.h"
 #include "chaos.h"
-#include "cli/cli.h"
-#include "cli/network.h"
+#include "cli/base/cli.h"
+#include "cli/launch/network.h"
 
 enum { GROUPS_MOST = 64, PROGRESS_SECONDS = 10 };
 

@@ -20,7 +20,7 @@
 
 #include "base/clock.h"
 #include "chaos.h"
-#include "cli/network.h"
+#include "cli/launch/network.h"
 
 enum { FAULTS_MOST = 3, PAUSE_US = 300 };
 

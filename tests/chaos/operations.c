@@ -221,12 +221,14 @@ static pith_status allreduce_sum(chaos_worker *w, int s, size_t n) {
   if (specs[s].check == CHECK_CALLS) { /* between hosts their sums would be encoded, not the ranks' values */
     call.algorithm = w->seed & 1 ? "gather" : "ranges";
   }
-  call.ctx.seed = w->round->seed, call.ctx.step = w->steps[s]++, call.ctx.layer = (uint64_t)s;
+  call.seed = w->round->seed, call.step = w->steps[s]++, call.layer = (uint64_t)s;
   pith_status status =
       pith_allreduce(w->comm, (pith_cspan){x, n, PITH_F32}, (pith_span){sum, n, PITH_F32}, PITH_SUM, &call, NULL);
   if (status == PITH_OK) {
     note_digest(w, sum, n * sizeof *sum);
-    status = check_sum(w, s, n, &call.ctx, sum);
+    pith_ctx ctx = PITH_CTX_INIT;
+    ctx.seed = call.seed, ctx.step = call.step, ctx.layer = call.layer;
+    status = check_sum(w, s, n, &ctx, sum);
   }
   free(x);
   free(sum);
@@ -312,7 +314,7 @@ static pith_status pass_on(chaos_worker *w, size_t n) {
   pith_request *sent;
   pith_status status = pith_send(w->comm, (pith_cspan){x, n, PITH_F32}, to, 7, &sent);
   if (status == PITH_OK) {
-    status = pith_receive(w->comm, (pith_span){y, n, PITH_F32}, from, 7, NULL);
+    status = pith_recv(w->comm, (pith_span){y, n, PITH_F32}, from, 7, NULL);
     pith_status also = pith_wait(sent);
     status = status == PITH_OK ? also : status;
   }
@@ -338,7 +340,8 @@ static pith_status make_reducer(chaos_worker *w) {
   pith_status status = pith_reducer_create(w->comm, "*.bias=none;*=ef/q:4", w->round->seed, &w->reducer);
   for (size_t i = 0; i < LAYERS && status == PITH_OK; i++) {
     size_t layer;
-    status = pith_reducer_add(w->reducer, layers[i].name, &layers[i].n, 1, PITH_F32, &layer);
+    status = pith_reducer_add(
+        w->reducer, &(pith_layer){sizeof(pith_layer), layers[i].name, &layers[i].n, 1, PITH_F32, NULL}, &layer);
   }
   return status;
 }
@@ -437,7 +440,7 @@ pith_status chaos_worker_create(const chaos_round *round, pith_comm *comm, chaos
   chaos_worker *w = calloc(1, sizeof *w);
   *worker = w;
   w->round = round, w->comm = comm, w->board = board;
-  w->rank = pith_comm_rank(comm), w->ranks = pith_comm_ranks(comm);
+  w->rank = pith_comm_rank(comm), w->ranks = pith_comm_size(comm);
   w->layer_drift = calloc((size_t)LAYERS * STATE_VALUES, sizeof *w->layer_drift);
   pith_status status = PITH_OK;
   for (int s = 0; s < SPECS && status == PITH_OK; s++) {

@@ -161,16 +161,16 @@ fake_python() { # line…
 }
 
 doctor_reports_python_and_torch() {
-  fake_python version=3.12.1 torch=2.9.9 torch_cuda=13.0 torch_nccl=2.28.3 torch_devices=0 pith=0.1.0
+  fake_python version=3.12.1 torch=2.9.9 torch_cuda=13.0 torch_nccl=2.28.3 torch_devices=0 pith=0.2.0
   exits 0 "$pith" doctor
   says out 'python      3.12.1, '
   says out 'torch       2.9.9, CUDA 13.0, NCCL 2.28.3; it finds no GPU'
-  says out 'pith.torch  can be imported, version 0.1.0'
+  says out 'pith.torch  can be imported, version 0.2.0'
   fake_python version=3.12.1 torch=2.9.9+cpu
   exits 0 "$pith" doctor
   says out 'without CUDA'
   says out 'the package pith is not installed in this Python'
-  fake_python version=3.12.1 torch=2.9.9 pith=0.1.0 'pith_problem=ImportError: no libpith.so'
+  fake_python version=3.12.1 torch=2.9.9 pith=0.2.0 'pith_problem=ImportError: no libpith.so'
   exits 1 "$pith" doctor
   says out 'pith.torch cannot be imported: ImportError: no libpith.so'
   fake_python version=3.12.1 'torch_problem=ImportError: libcudart.so.13'
@@ -183,7 +183,7 @@ doctor_reports_python_and_torch() {
 
 # A GPU that torch can use and Pith cannot is a finding, with the reason.
 doctor_reports_a_gpu_that_is_not_used() {
-  fake_python version=3.12.1 torch=2.9.9 torch_cuda=13.0 torch_devices=1 pith=0.1.0
+  fake_python version=3.12.1 torch=2.9.9 torch_cuda=13.0 torch_devices=1 pith=0.2.0
   exits 1 env PITH_MODULE_PATH="$temp" "$pith" doctor
   says out 'this machine has a GPU, and Pith cannot use it'
   says out 'findings'

@@ -50,7 +50,7 @@ installed_library_is_found_by_cmake() {
   cat >"$temp/project/CMakeLists.txt" <<'END'
 cmake_minimum_required(VERSION 3.18)
 project(user LANGUAGES C)
-find_package(pith 0.1 REQUIRED)
+find_package(pith 0.2 REQUIRED)
 foreach(library pith pith_static)
   add_executable(with_${library} encode.c)
   target_link_libraries(with_${library} PRIVATE pith::${library})
@@ -90,8 +90,21 @@ only_the_c_library_is_needed() {
   ! echo "$needed" | grep -vE '^(libc|libm|libpthread|libdl|ld-linux.*)\.so'
 }
 
-layers_keep_to_their_includes() { "$root/tools/check-includes"; }
+includes_keep_to_the_layers() { "$root/tools/check-includes"; }
+
+calls_keep_to_the_layers() {
+  need nm
+  "$root/tools/check-layers" "$build"
+}
+
+a_call_to_a_layer_above_is_found() {
+  need nm
+  sed 's/^memory .*/memory base/' "$root/tools/layers" >"$temp/layers"
+  exits 1 env LAYERS="$temp/layers" "$root/tools/check-layers" "$build"
+  says err "src/memory/state.c: memory must not use src/codec/"
+}
 
 run_tests the_examples_run the_docs_show_the_examples installed_library_is_found_by_pkg_config \
   installed_library_is_found_by_cmake plugin_builds_against_the_installed_headers headers_can_be_used_from_cplusplus \
-  only_public_symbols_are_seen only_the_c_library_is_needed layers_keep_to_their_includes
+  only_public_symbols_are_seen only_the_c_library_is_needed includes_keep_to_the_layers calls_keep_to_the_layers \
+  a_call_to_a_layer_above_is_found

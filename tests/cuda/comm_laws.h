@@ -11,7 +11,7 @@ typedef pith_device law_object;
 
 static pith_device_options law_options = PITH_DEVICE_OPTIONS_INIT;
 
-static pith_status law_create(const law_world *w, const pith_device_layer *layers, size_t count, const char *rules,
+static pith_status law_create(const law_world *w, const pith_layer *layers, size_t count, const char *rules,
                               uint64_t seed, law_object **object) {
   return pith_device_create(w->comm, layers, count, rules, seed, &law_options, object);
 }

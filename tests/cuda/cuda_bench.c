@@ -20,11 +20,9 @@ static int compare(const void *a, const void *b) {
   return x < y ? -1 : x > y;
 }
 
-/* What is timed: a call with items (encoding, decoding, or errors), magnitudes, a copy, else a fill. */
+/* What is timed: a call with items (encoding or decoding), a copy, else a fill. */
 typedef struct job {
   const pith_cuda_item *items;
-  double *errors;
-  uint64_t *bins;
   size_t count;
   int decode;
   pith_mode mode;
@@ -36,11 +34,7 @@ typedef struct job {
 
 static void start(const job *j) {
   pith_status status = PITH_OK;
-  if (j->bins) {
-    status = pith_cuda_magnitudes(j->from, PITH_F32, j->bytes / 4, j->bins, j->errors, NULL);
-  } else if (j->errors) {
-    status = pith_cuda_errors(j->items, j->count, j->errors, j->workspace, j->space, NULL);
-  } else if (!j->items && !j->from) {
+  if (!j->items && !j->from) {
     gpu_fill(j->to, 0, j->bytes);
   } else if (!j->items) {
     GPU_CHECK(gpu.copy((gpu_address)(uintptr_t)j->to, (gpu_address)(uintptr_t)j->from, j->bytes, NULL));
@@ -121,7 +115,7 @@ static int tensors_of(const pith_codec *codec) {
 static double payload_size(const pith_cuda_item *item) {
   uint64_t size = pith_codec_bound(item->codec, item->n);
   if (!(pith_codec_caps(item->codec) & PITH_CAP_FIXED)) {
-    gpu_get(&size, item->size, sizeof size);
+    gpu_get(&size, item->payload_size, sizeof size);
   }
   return (double)size;
 }
@@ -132,14 +126,15 @@ static void measure(const char *spec, device *d) {
     fprintf(stderr, "%s\n", pith_error());
     exit(1);
   }
-  pith_cuda_item item = {.codec = codec,
+  pith_cuda_item item = {.size = sizeof(pith_cuda_item),
+                         .codec = codec,
                          .dtype = PITH_F32,
                          .n = d->n,
                          .values = d->values,
                          .payload = d->payload,
                          .memory = d->other,
                          .momentum = d->momentum,
-                         .size = d->size};
+                         .payload_size = d->size};
   double values = 4.0 * (double)d->n;
   int tensors = tensors_of(codec);
   size_t space = pith_cuda_workspace(&item, 1);
@@ -178,8 +173,11 @@ static void measure_layers(device *d) {
     size_t n = (size_t)1 << (10 + i * 7 % 15);
     n += n / 7 * (size_t)(i % 3);
     pith_codec_create(specs[i % 8], &codec);
-    items[i] = (pith_cuda_item){
-        .codec = codec, .n = n, .values = (float *)d->values + at, .payload = (uint8_t *)d->payload + used};
+    items[i] = (pith_cuda_item){.size = sizeof(pith_cuda_item),
+                                .codec = codec,
+                                .n = n,
+                                .values = (float *)d->values + at,
+                                .payload = (uint8_t *)d->payload + used};
     at += (n + 63) / 64 * 64; /* as tensors of their own would lie */
     used += (pith_codec_bound(codec, n) + 15) / 16 * 16;
     bytes += 4.0 * (double)n + (double)pith_codec_bound(codec, n);
@@ -190,26 +188,6 @@ static void measure_layers(device *d) {
   items[0].n = at;
   print_line("one layer", "q:4, as many values", values + (double)pith_codec_bound(items[0].codec, at), values,
              seconds(&one), d);
-}
-
-/* What the planner asks: errors of q at eight widths, and magnitudes. */
-static void measure_planning(device *d) {
-  pith_cuda_item items[8];
-  double values = 4.0 * (double)d->n;
-  for (int i = 0; i < 8; i++) {
-    char spec[8];
-    pith_codec *codec;
-    snprintf(spec, sizeof spec, "q:%d", i + 1);
-    pith_codec_create(spec, &codec);
-    items[i] = (pith_cuda_item){.codec = codec, .n = d->n, .values = d->values};
-  }
-  size_t space = pith_cuda_errors_workspace(items, 8);
-  double *numbers = gpu_memory(8 * PITH_CUDA_BINS);
-  uint64_t *bins = gpu_memory(8 * PITH_CUDA_BINS);
-  job errors = {.items = items, .count = 8, .errors = numbers, .workspace = gpu_memory(space), .space = space};
-  job magnitudes = {.bins = bins, .errors = numbers, .from = d->values, .bytes = 4 * d->n};
-  print_line("errors", "q:1 … q:8 together", values, values, seconds(&errors), d);
-  print_line("magnitudes", "", values, values, seconds(&magnitudes), d);
 }
 
 static void measure_copy(device *d) {
@@ -289,7 +267,6 @@ int main(int argc, char **argv) {
   if (argc <= 2) {
     measure_layers(&d);
   }
-  measure_planning(&d);
   measure_copy(&d);
   return 0;
 }

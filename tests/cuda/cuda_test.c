@@ -181,15 +181,16 @@ static pith_ctx ctx_of(int i, int step) {
 static void make_items(const round_of *r, int step, pith_cuda_item *items) {
   for (int i = 0; i < SPECS; i++) {
     const layer *l = &r->layers[i];
-    items[i] = (pith_cuda_item){.codec = l->codec,
+    items[i] = (pith_cuda_item){.size = sizeof(pith_cuda_item),
+                                .codec = l->codec,
                                 .dtype = r->dtype,
                                 .n = r->n,
                                 .values = r->values,
                                 .payload = (uint8_t *)r->payload + l->at,
                                 .memory = l->memory,
                                 .momentum = l->momentum,
-                                .size = r->sizes + i,
-                                .ctx = ctx_of(i, step)};
+                                .payload_size = r->sizes + i,
+                                CTX_FIELDS(ctx_of(i, step))};
   }
 }
 
@@ -388,7 +389,8 @@ TEST(pieces_at_large_offsets_give_the_bytes_of_the_cpu) {
     ctx.offset = (((uint64_t)3 << 32) - N / 2) / granule * granule;
     pith_out out = {expected, size, 0};
     CHECK(pith_encode(codec, NULL, (pith_cspan){x, N, PITH_F32}, &out, &ctx) == PITH_OK);
-    pith_cuda_item item = {.codec = codec, .n = N, .values = values, .payload = payload, .ctx = ctx};
+    pith_cuda_item item = {
+        .size = sizeof(pith_cuda_item), .codec = codec, .n = N, .values = values, .payload = payload, CTX_FIELDS(ctx)};
     CHECK(pith_cuda_encode(&item, 1, NULL, 0, NULL) == PITH_OK);
     GPU_CHECK(gpu.wait());
     gpu_get(found, payload, size);
@@ -415,11 +417,12 @@ TEST(many_layers_go_in_one_call) {
     size_t n = i % 10 == 9 ? 0 : (size_t)(uniform() * MOST);
     const char *spec = strchr("emo", specs[i % 68][0]) ? "q:4" : specs[i % 68];
     CHECK(pith_codec_create(spec, &codecs[i]) == PITH_OK);
-    items[i] = (pith_cuda_item){.codec = codecs[i],
+    items[i] = (pith_cuda_item){.size = sizeof(pith_cuda_item),
+                                .codec = codecs[i],
                                 .n = n,
                                 .values = (float *)values + i * MOST,
                                 .payload = (uint8_t *)payload + at[i],
-                                .ctx = ctx_of(i, 0)};
+                                CTX_FIELDS(ctx_of(i, 0))};
     at[i + 1] = at[i] + pith_codec_bound(codecs[i], n);
   }
   float *memory = gpu_memory(MOST * 4);
@@ -432,7 +435,7 @@ TEST(many_layers_go_in_one_call) {
   gpu_get(found, payload, at[LAYERS]);
   for (int i = 0; i < LAYERS; i++) {
     pith_out out = {expected, 8 * MOST, 0};
-    CHECK(pith_encode(codecs[i], NULL, (pith_cspan){x + i * MOST, items[i].n, PITH_F32}, &out, &items[i].ctx) ==
+    CHECK(pith_encode(codecs[i], NULL, (pith_cspan){x + i * MOST, items[i].n, PITH_F32}, &out, ITEM_CTX(items[i])) ==
           PITH_OK);
     CHECK_MSG(memcmp(expected, found + at[i], out.size) == 0, "layer %d (%s) differs", i, pith_codec_spec(codecs[i]));
   }
@@ -448,7 +451,7 @@ TEST(calls_can_be_captured_in_a_graph) {
   fill(x, N, NORMAL);
   CHECK(pith_codec_create("q:8", &codec) == PITH_OK);
   void *values = gpu_memory(sizeof x), *payload = gpu_memory(pith_codec_bound(codec, N));
-  pith_cuda_item item = {.codec = codec, .n = N, .values = values, .payload = payload};
+  pith_cuda_item item = {.size = sizeof(pith_cuda_item), .codec = codec, .n = N, .values = values, .payload = payload};
   GPU_CHECK(gpu.stream_create(&stream, 1));
   GPU_CHECK(gpu.capture_begin(stream, 2));
   CHECK(pith_cuda_encode(&item, 1, NULL, 0, stream) == PITH_OK);
@@ -482,12 +485,12 @@ TEST(bad_arguments_are_refused_before_anything_runs) {
   pith_codec *codec;
   char bytes[64];
   CHECK(pith_codec_create("ef/q:4", &codec) == PITH_OK);
-  pith_cuda_item item = {.codec = codec, .n = 8, .values = bytes, .payload = bytes};
+  pith_cuda_item item = {.size = sizeof(pith_cuda_item), .codec = codec, .n = 8, .values = bytes, .payload = bytes};
   CHECK_EQ(pith_cuda_encode(&item, 1, NULL, 0, NULL), PITH_ERR_STATE);
   item.memory = (float *)(void *)bytes;
-  item.ctx.offset = 5;
+  item.offset = 5;
   CHECK_EQ(pith_cuda_encode(&item, 1, NULL, 0, NULL), PITH_ERR_ARGUMENT);
-  item.ctx.offset = 0;
+  item.offset = 0;
   item.dtype = PITH_I32;
   CHECK_EQ(pith_cuda_encode(&item, 1, NULL, 0, NULL), PITH_ERR_ARGUMENT);
   item.dtype = PITH_F32;

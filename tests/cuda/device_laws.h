@@ -33,14 +33,14 @@ typedef struct law_memory {
 
 static const law_memory law_device;
 
-static pith_status law_create(const law_world *w, const pith_device_layer *layers, size_t count, const char *rules,
+static pith_status law_create(const law_world *w, const pith_layer *layers, size_t count, const char *rules,
                               uint64_t seed, law_object **object);
 
 /* For ranks of a comm of Pith's own. */
 static inline int law_all_say(pith_comm *comm, uint64_t number) {
   enum { MOST = 64 };
   uint64_t all[MOST];
-  size_t ranks = (size_t)pith_comm_ranks(comm), equal = 0;
+  size_t ranks = (size_t)pith_comm_size(comm), equal = 0;
   CHECK(ranks <= MOST);
   CHECK_OK(
       pith_all_gather(comm, (pith_cspan){&number, 1, PITH_I64}, (pith_span){all, ranks, PITH_I64}, NULL, NULL, NULL));
@@ -62,9 +62,9 @@ static size_t law_n(size_t layer) {
   return law_shapes[layer][0] * (law_shapes[layer][1] || layer == 5 ? law_shapes[layer][1] : 1);
 }
 
-static void law_layers(pith_dtype dtype, pith_device_layer *layers) {
+static void law_layers(pith_dtype dtype, pith_layer *layers) {
   for (size_t i = 0; i < LAW_LAYERS; i++) {
-    layers[i] = (pith_device_layer){law_names[i], law_shapes[i], law_shapes[i][1] ? 2 : 1, dtype};
+    layers[i] = (pith_layer){sizeof(pith_layer), law_names[i], law_shapes[i], law_shapes[i][1] ? 2 : 1, dtype, NULL};
   }
 }
 
@@ -129,20 +129,26 @@ static void law_open(law_model *m, const char *rules, int ranks, pith_dtype dtyp
   *m = (law_model){.ranks = ranks, .dtype = dtype};
   CHECK_OK(pith_rules_create(rules, &m->rules));
   for (size_t i = 0; i < LAW_LAYERS; i++) {
+    m->match[i] = (pith_match)PITH_MATCH_INIT;
     CHECK_OK(pith_rules_find(m->rules, law_names[i], law_shapes[i][1] ? 2 : 1, law_n(i), &m->match[i]));
     if (law_is_block(m->match[i].codec)) {
       m->blocks[m->block_count++] = i;
     }
   }
   for (int r = 0; r < ranks; r++) {
-    pith_bucket_layer list[LAW_LAYERS];
+    pith_bucket_item list[LAW_LAYERS];
     for (size_t i = 0; i < LAW_LAYERS; i++) {
       pith_ctx ctx = law_ctx(m, i, r, 0);
       CHECK_OK(pith_state_create(m->match[i].codec, law_n(i), ctx.rows <= law_n(i) ? ctx.rows : 0, &m->state[r][i]));
     }
     for (size_t k = 0; k < m->block_count; k++) {
       size_t i = m->blocks[k];
-      list[k] = (pith_bucket_layer){m->match[i].codec, m->state[r][i], law_number(i), law_n(i), dtype};
+      list[k] = (pith_bucket_item){.size = sizeof(pith_bucket_item),
+                                   .codec = m->match[i].codec,
+                                   .state = m->state[r][i],
+                                   .layer = law_number(i),
+                                   .n = law_n(i),
+                                   .dtype = dtype};
     }
     CHECK_OK(pith_bucket_create(r, ranks, list, m->block_count, &m->bucket[r]));
   }
@@ -225,7 +231,7 @@ static void law_rounds(law_model *m, void *const inputs[][LAW_LAYERS], size_t i,
   const pith_codec *codec = m->match[i].codec;
   size_t n = law_n(i);
   for (size_t round = 0; round < pith_codec_rounds(codec); round++) {
-    pith_round about;
+    pith_round about = PITH_ROUND_INIT;
     CHECK_OK(pith_round_describe(codec, m->state[0][i], round, &about));
     float *sum = calloc(about.count + 1, sizeof *sum), *one = calloc(about.count + 1, sizeof *one);
     for (int r = 0; r < m->ranks; r++) {
@@ -377,7 +383,7 @@ static void law_step(const law_world *w, law_object *object, law_model *m, const
 
 /* Several steps give what the CPU gives. */
 static void law_means(const law_world *w, const char *rules, pith_dtype dtype) {
-  pith_device_layer layers[LAW_LAYERS];
+  pith_layer layers[LAW_LAYERS];
   law_object *object;
   law_model model;
   law_set set = law_take(dtype);
@@ -414,14 +420,14 @@ static uint64_t law_blind_step(const law_world *w, law_object *object, const law
 
 /* An object that has loaded a checkpoint goes on as the one that saved it; damage is found. */
 static void law_checkpoints(const law_world *w, const char *rules) {
-  pith_device_layer layers[LAW_LAYERS];
+  pith_layer layers[LAW_LAYERS];
   law_object *first, *second;
   law_set set = law_take(PITH_F32);
   law_layers(PITH_F32, layers);
   CHECK_OK(law_create(w, layers, LAW_LAYERS, rules, LAW_SEED, &first));
   CHECK_OK(law_create(w, layers, LAW_LAYERS, rules, LAW_SEED, &second));
   law_blind_step(w, first, &set, 0);
-  size_t size = LAW(size)(first);
+  size_t size = LAW(save_size)(first);
   uint8_t *bytes = malloc(size);
   pith_out out = {bytes, size, 0};
   CHECK_OK(LAW(save)(first, &out));
@@ -457,7 +463,7 @@ static void law_scaled_step(const law_world *w, law_object *object, const law_se
 
 /* Twice the gradients, after what is kept was doubled, give twice the means: multiplication by two is exact. */
 static void law_scaling(const law_world *w, const char *rules) {
-  pith_device_layer layers[LAW_LAYERS];
+  pith_layer layers[LAW_LAYERS];
   law_object *once, *twice;
   float *means[2][LAW_LAYERS];
   law_set set = law_take(PITH_F32);
@@ -482,7 +488,7 @@ static void law_scaling(const law_world *w, const char *rules) {
 }
 
 static void law_refuses(const law_world *w, const char *rules, pith_status status, const char *says) {
-  pith_device_layer layers[LAW_LAYERS];
+  pith_layer layers[LAW_LAYERS];
   law_object *object = NULL;
   law_layers(PITH_F32, layers);
   CHECK_STATUS(law_create(w, layers, LAW_LAYERS, rules, LAW_SEED, &object), status);
@@ -492,7 +498,7 @@ static void law_refuses(const law_world *w, const char *rules, pith_status statu
 
 /* What is wrong is said before anything travels. The same mistake on all ranks. */
 static void law_refusals(const law_world *w) {
-  pith_device_layer layers[LAW_LAYERS];
+  pith_layer layers[LAW_LAYERS];
   law_object *object = NULL;
   law_world nowhere = *w;
   nowhere.comm = NULL;
@@ -531,7 +537,7 @@ static void law_refusals(const law_world *w) {
 
 /* Ranks that have other rules, another seed or no memory are named, on all ranks. */
 static void law_disagreement(const law_world *w) {
-  pith_device_layer layers[LAW_LAYERS];
+  pith_layer layers[LAW_LAYERS];
   law_object *object = NULL;
   law_layers(PITH_F32, layers);
   if (w->ranks == 1) {

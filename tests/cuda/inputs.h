@@ -23,6 +23,12 @@ typedef enum pattern {
   PATTERNS
 } pattern;
 
+/* The fields that an item shares with a pith_ctx: from one, and back. */
+#define CTX_FIELDS(ctx)                                                                                   \
+  .seed = (ctx).seed, .step = (ctx).step, .layer = (ctx).layer, .rank = (ctx).rank, .ranks = (ctx).ranks, \
+  .offset = (ctx).offset, .rows = (ctx).rows, .gamma = (ctx).gamma
+#define ITEM_CTX(item) (&(pith_ctx){.size = sizeof(pith_ctx), CTX_FIELDS(item)})
+
 static const char *const pattern_names[] = {"normal", "wide",   "denormal", "small",   "huge",
                                             "zeros",  "sparse", "constant", "one NaN", "one Inf"};
 

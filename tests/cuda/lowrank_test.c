@@ -30,17 +30,17 @@ static void twin_open(twin *t, const matrix *m, pith_dtype dtype) {
   CHECK(pith_state_create(t->codec, m->n, m->rows, &t->state) == PITH_OK);
   size_t part = pith_cuda_part(t->codec, m->n, m->rows);
   t->bound = pith_codec_bound(t->codec, m->n);
-  t->item = (pith_cuda_item){.codec = t->codec,
+  t->item = (pith_cuda_item){.size = sizeof(pith_cuda_item),
+                             .codec = t->codec,
                              .dtype = dtype,
                              .n = m->n,
                              .values = gpu_memory(4 * m->n),
                              .payload = gpu_memory(t->bound),
-                             .size = gpu_memory(8),
+                             .payload_size = gpu_memory(8),
                              .memory = gpu_memory(4 * m->n),
-                             .part = part ? gpu_memory(part) : NULL,
-                             .ctx = PITH_CTX_INIT};
-  t->item.ctx.seed = 3;
-  t->item.ctx.rows = m->rows;
+                             .part = part ? gpu_memory(part) : NULL};
+  t->item.seed = 3;
+  t->item.rows = m->rows;
   gpu_fill(t->item.memory, 0, 4 * m->n);
   if (part) {
     gpu_fill(t->item.part, 0, part);
@@ -52,7 +52,7 @@ static void twin_open(twin *t, const matrix *m, pith_dtype dtype) {
 static void twin_close(twin *t) {
   gpu_free(t->item.values);
   gpu_free(t->item.payload);
-  gpu_free(t->item.size);
+  gpu_free(t->item.payload_size);
   gpu_free(t->item.memory);
   if (t->item.part) {
     gpu_free(t->item.part);
@@ -95,19 +95,19 @@ static void check_encode(const matrix *m, pith_dtype dtype) {
     uint64_t size = 0;
     fill_matrix(x, m->n, m->rows);
     narrow(x, m->n, dtype, input);
-    t.item.ctx.step = (uint64_t)step;
+    t.item.step = (uint64_t)step;
     pith_out out = {payload, t.bound, 0};
     gpu_put(t.item.values, input, m->n * pith_dtype_size(dtype));
-    CHECK(pith_encode(t.codec, t.state, (pith_cspan){input, m->n, dtype}, &out, &t.item.ctx) == PITH_OK);
+    CHECK(pith_encode(t.codec, t.state, (pith_cspan){input, m->n, dtype}, &out, ITEM_CTX(t.item)) == PITH_OK);
     CHECK_MSG(pith_cuda_encode(&t.item, 1, t.workspace, t.space, NULL) == PITH_OK, "%s", pith_error());
     GPU_CHECK(gpu.wait());
-    gpu_get(&size, t.item.size, 8);
+    gpu_get(&size, t.item.payload_size, 8);
     CHECK_EQ(size, out.size);
     CHECK(pith_decode(t.codec, (pith_bytes){payload, out.size}, (pith_span){a, m->n, PITH_F32}, PITH_SET,
-                      &t.item.ctx) == PITH_OK);
+                      ITEM_CTX(t.item)) == PITH_OK);
     gpu_get(payload, t.item.payload, size);
     CHECK_MSG(pith_decode(t.codec, (pith_bytes){payload, size}, (pith_span){b, m->n, PITH_F32}, PITH_SET,
-                          &t.item.ctx) == PITH_OK,
+                          ITEM_CTX(t.item)) == PITH_OK,
               "%s", pith_error());
     check_near(a, b, m->n, m, "what is decoded");
     pith_cuda_item there = t.item; /* decoding the same payload gives the same bits on both */
@@ -148,24 +148,24 @@ static void check_rounds(const matrix *m) {
   float *input[RANKS];
   for (int r = 0; r < RANKS; r++) {
     twin_open(&t[r], m, PITH_F32);
-    t[r].item.ctx.ranks = RANKS;
-    t[r].item.ctx.rank = (uint32_t)r;
+    t[r].item.ranks = RANKS;
+    t[r].item.rank = (uint32_t)r;
     input[r] = malloc(4 * m->n);
   }
   for (int step = 0; step < 2; step++) {
     for (int r = 0; r < RANKS; r++) {
-      t[r].item.ctx.step = (uint64_t)step;
+      t[r].item.step = (uint64_t)step;
       fill_matrix(input[r], m->n, m->rows);
       gpu_put(t[r].item.values, input[r], 4 * m->n);
     }
     for (size_t index = 0; index < 2; index++) {
-      pith_round round;
+      pith_round round = PITH_ROUND_INIT;
       CHECK(pith_round_describe(t[0].codec, t[0].state, index, &round) == PITH_OK);
       memset(cpu_sum, 0, 4 * m->n);
       memset(gpu_sum, 0, 4 * m->n);
       for (int r = 0; r < RANKS; r++) {
         CHECK(pith_round_produce(t[r].codec, t[r].state, index, (pith_cspan){input[r], m->n, PITH_F32}, buffer,
-                                 &t[r].item.ctx) == PITH_OK);
+                                 ITEM_CTX(t[r].item)) == PITH_OK);
         for (size_t i = 0; i < round.count; i++) {
           cpu_sum[i] += buffer[i];
         }
@@ -179,7 +179,7 @@ static void check_rounds(const matrix *m) {
       }
       for (int r = 0; r < RANKS; r++) {
         CHECK(pith_round_consume(t[r].codec, t[r].state, index, cpu_sum, (pith_span){dst, m->n, PITH_F32},
-                                 &t[r].item.ctx) == PITH_OK);
+                                 ITEM_CTX(t[r].item)) == PITH_OK);
         gpu_put(t[r].item.payload, gpu_sum, 4 * round.count);
         CHECK(pith_cuda_consume(&t[r].item, 1, index, t[r].workspace, t[r].space, NULL) == PITH_OK);
         GPU_CHECK(gpu.wait());
@@ -228,7 +228,7 @@ TEST(low_rank_repeats_itself) {
     gpu_put(t.item.values, x, 4 * m->n);
     CHECK(pith_cuda_encode(&t.item, 1, t.workspace, t.space, NULL) == PITH_OK);
     GPU_CHECK(gpu.wait());
-    gpu_get(&size, t.item.size, 8);
+    gpu_get(&size, t.item.payload_size, 8);
     again = malloc(size);
     gpu_get(again, t.item.payload, size);
     CHECK(!first || memcmp(first, again, size) == 0);

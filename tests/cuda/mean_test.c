@@ -23,9 +23,9 @@ static void check_sums(const char *spec, size_t n, pith_dtype dtype, pattern kin
   }
   gpu_put(device, sums, 4 * n);
   pith_cuda_item item = {
-      .codec = codec, .dtype = dtype, .n = n, .values = values, .payload = device, .ctx = PITH_CTX_INIT};
-  item.ctx.ranks = ranks;
-  expect(codec, sums, n, dtype, &item.ctx, expected);
+      .size = sizeof(pith_cuda_item), .codec = codec, .dtype = dtype, .n = n, .values = values, .payload = device};
+  item.ranks = ranks;
+  expect(codec, sums, n, dtype, ITEM_CTX(item), expected);
   for (int in_place = 0; in_place <= (dtype == PITH_F32); in_place++) {
     item.values = in_place ? device : values;
     CHECK_OK(pith_cuda_aggregate(&item, 1, NULL));
@@ -69,9 +69,12 @@ TEST(many_sums_become_votes_in_one_call) {
   gpu_put(device, x, sizeof x);
   for (size_t i = 0; i < COUNT; i++) {
     size_t n = i % 10 == 9 ? 0 : (size_t)(uniform() * MOST);
-    items[i] = (pith_cuda_item){
-        .codec = codec, .n = n, .values = device + i * MOST, .payload = device + i * MOST, .ctx = PITH_CTX_INIT};
-    items[i].ctx.offset = i;
+    items[i] = (pith_cuda_item){.size = sizeof(pith_cuda_item),
+                                .codec = codec,
+                                .n = n,
+                                .values = device + i * MOST,
+                                .payload = device + i * MOST};
+    items[i].offset = i;
   }
   CHECK_OK(pith_cuda_aggregate(items, COUNT, NULL));
   GPU_CHECK(gpu.wait());
@@ -93,7 +96,7 @@ TEST(bad_sums_are_refused) {
   pith_codec *codec;
   float some[4] = {0};
   CHECK_OK(pith_codec_create("q:4", &codec));
-  pith_cuda_item item = {.codec = codec, .n = 4, .values = some, .ctx = PITH_CTX_INIT};
+  pith_cuda_item item = {.size = sizeof(pith_cuda_item), .codec = codec, .n = 4, .values = some};
   CHECK_STATUS(pith_cuda_aggregate(&item, 1, NULL), PITH_ERR_ARGUMENT);
   item.payload = (char *)some + 1;
   CHECK_STATUS(pith_cuda_aggregate(&item, 1, NULL), PITH_ERR_ARGUMENT);

@@ -9,7 +9,7 @@ typedef pith_nccl law_object;
 
 #include "device_laws.h"
 
-static pith_status law_create(const law_world *w, const pith_device_layer *layers, size_t count, const char *rules,
+static pith_status law_create(const law_world *w, const pith_layer *layers, size_t count, const char *rules,
                               uint64_t seed, law_object **object) {
   return pith_nccl_create(w->comm, layers, count, rules, seed, object);
 }

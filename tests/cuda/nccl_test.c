@@ -99,7 +99,7 @@ static uint64_t replay(const law_world *w, const replayed *r, const law_set *set
 
 /* A graph of a call, replayed, gives the bits of calls with the number of that step; memories go on. */
 static void law_graph(const law_world *w) {
-  pith_nccl_layer layers[LAW_LAYERS];
+  pith_layer layers[LAW_LAYERS];
   replayed called = {0}, captured = {0};
   law_set set = law_take(PITH_F32);
   law_layers(PITH_F32, layers);

@@ -206,7 +206,7 @@ static void print_times(contender *list, size_t count) {
 
 /* Side by side, one after another in each round; the first is what others are compared with. */
 static void run_bench(contender *list, size_t count) {
-  pith_device_layer layer = {"weight", (size_t[]){SIDE, SIDE}, 2, PITH_F32};
+  pith_layer layer = {sizeof(pith_layer), "weight", (size_t[]){SIDE, SIDE}, 2, PITH_F32, NULL};
   void *gradient = gpu_memory(sizeof(float) * VALUES), *source = gpu_memory(sizeof(float) * VALUES);
   float *x = malloc(sizeof(float) * VALUES);
   for (size_t i = 0; i < VALUES; i++) { /* a sum of uniform numbers is near a normal one */

@@ -10,6 +10,7 @@ Prints a line for each method and ends with 1 if one of them failed; one that st
 from __future__ import annotations
 
 import faulthandler
+import functools
 import os
 import sys
 
@@ -21,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pith
 import pith.torch
-from pith.torch._cuda import CudaCoder
+from pith.torch import _engine
 
 SAME_BITS = [
     "none",
@@ -99,13 +100,14 @@ def compare_bits(spec: str, groups) -> str:
     return differences(*(means_of(device, groups[device], spec) for device in ("cuda", "cpu")))
 
 
-def compare_slices(name: str, groups) -> str:
+def compare_chunks(name: str, groups) -> str:
     """Layers that are large in comparison with a message."""
-    usual, CudaCoder.slice_bytes = CudaCoder.slice_bytes, 1 << 17
+    usual = _engine.TorchCarrier
+    _engine.TorchCarrier = functools.partial(usual, chunk_bytes=1 << 15)
     try:
         return compare_bits(name.split()[0], groups)
     finally:
-        CudaCoder.slice_bytes = usual
+        _engine.TorchCarrier = usual
 
 
 def differences(
@@ -219,7 +221,7 @@ def main() -> None:
     tests = [("collectives over pith", compare_backend)]
     tests += [(spec, compare_bits) for spec in SAME_BITS]
     tests += [(f"{spec} over pith", compare_over_pith) for spec in ("q:4", "ef/topk:0.01")]
-    tests += [(f"{spec} in slices", compare_slices) for spec in ("none", "q:4", "ef/q:4", "signum")]
+    tests += [(f"{spec} in chunks", compare_chunks) for spec in ("none", "q:4", "ef/q:4", "signum")]
     tests += [
         (f"{spec} sharded", compare_sharded)
         for spec in ("none", "bf16", "q:4", "ef/q:4", "terngrad", "signsgd", "ef/topk:0.01")

@@ -14,14 +14,14 @@ typedef struct bench {
 static void bench_open(bench *b, const char *spec, size_t n, pith_dtype dtype) {
   CHECK_MSG(pith_codec_create(spec, &b->codec) == PITH_OK, "%s: %s", spec, pith_error());
   b->bound = pith_codec_bound(b->codec, n);
-  b->item = (pith_cuda_item){.codec = b->codec,
+  b->item = (pith_cuda_item){.size = sizeof(pith_cuda_item),
+                             .codec = b->codec,
                              .dtype = dtype,
                              .n = n,
                              .values = gpu_memory(4 * n),
                              .payload = gpu_memory(b->bound),
-                             .size = gpu_memory(8),
-                             .ctx = PITH_CTX_INIT};
-  b->item.ctx.seed = 5;
+                             .payload_size = gpu_memory(8)};
+  b->item.seed = 5;
   b->space = pith_cuda_workspace(&b->item, 1);
   b->workspace = gpu_memory(b->space);
 }
@@ -29,7 +29,7 @@ static void bench_open(bench *b, const char *spec, size_t n, pith_dtype dtype) {
 static void bench_close(bench *b) {
   gpu_free(b->item.values);
   gpu_free(b->item.payload);
-  gpu_free(b->item.size);
+  gpu_free(b->item.payload_size);
   gpu_free(b->workspace);
   pith_codec_destroy(b->codec);
 }
@@ -45,11 +45,11 @@ static void check_tensor(const char *spec, const void *x, size_t n, pith_dtype d
   pith_out out = {expected, b.bound, 0};
   gpu_put(b.item.values, x, bytes);
   gpu_fill(b.workspace, 0xee, b.space);
-  CHECK(pith_encode(b.codec, NULL, (pith_cspan){x, n, dtype}, &out, &b.item.ctx) == PITH_OK);
+  CHECK(pith_encode(b.codec, NULL, (pith_cspan){x, n, dtype}, &out, ITEM_CTX(b.item)) == PITH_OK);
   CHECK_MSG(pith_cuda_encode(&b.item, 1, b.workspace, b.space, NULL) == PITH_OK, "%s", pith_error());
   GPU_CHECK(gpu.wait());
   gpu_get(found, b.item.payload, b.bound);
-  gpu_get(&size, b.item.size, 8);
+  gpu_get(&size, b.item.payload_size, 8);
   CHECK_MSG(size == out.size, "%s of %s: %llu bytes, not %zu", spec, what, (unsigned long long)size, out.size);
   for (size_t i = 0; i < out.size; i++) {
     CHECK_MSG(found[i] == expected[i], "%s of %s: byte %zu of %zu is 0x%02x, not 0x%02x (head %d %d %d)", spec, what, i,
@@ -57,8 +57,8 @@ static void check_tensor(const char *spec, const void *x, size_t n, pith_dtype d
   }
   gpu_put(b.item.payload, expected, out.size);
   CHECK(pith_cuda_decode(&b.item, 1, PITH_SET, b.workspace, b.space, NULL) == PITH_OK);
-  CHECK(pith_decode(b.codec, (pith_bytes){expected, out.size}, (pith_span){decoded, n, dtype}, PITH_SET, &b.item.ctx) ==
-        PITH_OK);
+  CHECK(pith_decode(b.codec, (pith_bytes){expected, out.size}, (pith_span){decoded, n, dtype}, PITH_SET,
+                    ITEM_CTX(b.item)) == PITH_OK);
   GPU_CHECK(gpu.wait());
   gpu_get(back, b.item.values, bytes);
   check_values(decoded, back, n, dtype, "decoding", spec, NORMAL);
@@ -143,16 +143,16 @@ TEST(payloads_of_several_ranks_add_up_in_their_order) {
     memset(expected, 0, 4 * N);
     for (int rank = 0; rank < RANKS; rank++) {
       bench_open(&b[rank], list[s], N, PITH_F32);
-      b[rank].item.ctx.rank = (uint32_t)rank;
+      b[rank].item.rank = (uint32_t)rank;
       fill(x, N, WIDE); /* sums in another order would differ */
       uint8_t *payload = malloc(b[rank].bound);
       pith_out out = {payload, b[rank].bound, 0};
-      CHECK(pith_encode(b[rank].codec, NULL, (pith_cspan){x, N, PITH_F32}, &out, &b[rank].item.ctx) == PITH_OK);
+      CHECK(pith_encode(b[rank].codec, NULL, (pith_cspan){x, N, PITH_F32}, &out, ITEM_CTX(b[rank].item)) == PITH_OK);
       CHECK(pith_decode(b[rank].codec, (pith_bytes){payload, out.size}, (pith_span){expected, N, PITH_F32}, PITH_ADD,
-                        &b[rank].item.ctx) == PITH_OK);
+                        ITEM_CTX(b[rank].item)) == PITH_OK);
       uint64_t size = out.size;
       gpu_put(b[rank].item.payload, payload, out.size);
-      gpu_put(b[rank].item.size, &size, 8);
+      gpu_put(b[rank].item.payload_size, &size, 8);
       items[rank] = b[rank].item;
       items[rank].values = b[0].item.values;
       space += b[rank].space;
@@ -199,13 +199,13 @@ TEST(many_whole_layers_go_in_one_call) {
     CHECK(pith_codec_create(list[i % 9], &codec) == PITH_OK);
     x[i] = malloc(4 * MOST);
     fill(x[i], n, i % 4 == 3 ? SPARSE : NORMAL);
-    items[i] = (pith_cuda_item){.codec = codec,
+    items[i] = (pith_cuda_item){.size = sizeof(pith_cuda_item),
+                                .codec = codec,
                                 .n = n,
                                 .values = gpu_memory(4 * MOST),
                                 .payload = gpu_memory(pith_codec_bound(codec, n)),
-                                .size = sizes + i,
-                                .ctx = PITH_CTX_INIT};
-    items[i].ctx.layer = (uint64_t)i;
+                                .payload_size = sizes + i};
+    items[i].layer = (uint64_t)i;
     gpu_put(items[i].values, x[i], 4 * n);
   }
   size_t space = pith_cuda_workspace(items, LAYERS);
@@ -217,7 +217,8 @@ TEST(many_whole_layers_go_in_one_call) {
     size_t bound = pith_codec_bound(items[i].codec, items[i].n);
     uint8_t *expected = malloc(bound + 1), *bytes = malloc(bound + 1);
     pith_out out = {expected, bound, 0};
-    CHECK(pith_encode(items[i].codec, NULL, (pith_cspan){x[i], items[i].n, PITH_F32}, &out, &items[i].ctx) == PITH_OK);
+    CHECK(pith_encode(items[i].codec, NULL, (pith_cspan){x[i], items[i].n, PITH_F32}, &out, ITEM_CTX(items[i])) ==
+          PITH_OK);
     gpu_get(bytes, items[i].payload, out.size);
     int fixed = (pith_codec_caps(items[i].codec) & PITH_CAP_FIXED) != 0;
     CHECK_MSG(fixed || found[i] == out.size, "layer %d (%s): %llu bytes, not %zu", i, pith_codec_spec(items[i].codec),
@@ -255,9 +256,9 @@ TEST(selections_can_be_captured_in_a_graph) {
     GPU_CHECK(gpu.graph_launch(program, stream));
     GPU_CHECK(gpu.wait());
     pith_out out = {payload, b.bound, 0};
-    CHECK(pith_encode(b.codec, NULL, (pith_cspan){x, N, PITH_F32}, &out, &b.item.ctx) == PITH_OK);
+    CHECK(pith_encode(b.codec, NULL, (pith_cspan){x, N, PITH_F32}, &out, ITEM_CTX(b.item)) == PITH_OK);
     CHECK(pith_decode(b.codec, (pith_bytes){payload, out.size}, (pith_span){expected, N, PITH_F32}, PITH_SET,
-                      &b.item.ctx) == PITH_OK);
+                      ITEM_CTX(b.item)) == PITH_OK);
     gpu_get(found, b.item.values, 4 * N);
     check_values(expected, found, N, PITH_F32, "a graph", "topk:0.03", NORMAL);
   }
@@ -283,7 +284,7 @@ TEST(damaged_payloads_touch_nothing_else) {
     bench_open(&b, list[s], N, PITH_F32);
     uint8_t *payload = malloc(b.bound), *target = gpu_memory(4 * N + 2 * GUARD);
     pith_out out = {payload, b.bound, 0};
-    CHECK(pith_encode(b.codec, NULL, (pith_cspan){x, N, PITH_F32}, &out, &b.item.ctx) == PITH_OK);
+    CHECK(pith_encode(b.codec, NULL, (pith_cspan){x, N, PITH_F32}, &out, ITEM_CTX(b.item)) == PITH_OK);
     b.item.values = target + GUARD;
     for (int i = 0; i < (quick() ? 6 : TIMES); i++) {
       uint64_t size = i % 4 == 0 ? (uint64_t)(uniform() * (double)out.size) : i % 4 == 1 ? ~0ull : out.size;
@@ -291,7 +292,7 @@ TEST(damaged_payloads_touch_nothing_else) {
         payload[(size_t)(uniform() * (i % 2 ? 16 : (double)out.size))] ^= (uint8_t)(uniform() * 256);
       }
       gpu_put(b.item.payload, payload, out.size);
-      gpu_put(b.item.size, &size, 8);
+      gpu_put(b.item.payload_size, &size, 8);
       gpu_fill(target, 0xa5, 4 * N + 2 * GUARD);
       CHECK(pith_cuda_decode(&b.item, 1, i % 3 ? PITH_ADD : PITH_SET, b.workspace, b.space, NULL) == PITH_OK);
       GPU_CHECK(gpu.wait());
@@ -314,23 +315,24 @@ TEST(whole_tensors_are_refused_in_pieces_and_without_a_size) {
   pith_codec *codec;
   char bytes[64];
   CHECK(pith_codec_create("topk", &codec) == PITH_OK);
-  pith_cuda_item item = {.codec = codec, .n = 8, .values = bytes, .payload = bytes};
+  pith_cuda_item item = {.size = sizeof(pith_cuda_item), .codec = codec, .n = 8, .values = bytes, .payload = bytes};
   CHECK_EQ(pith_cuda_encode(&item, 1, NULL, 0, NULL), PITH_ERR_ARGUMENT);
   CHECK(strstr(pith_error(), "size") != NULL);
-  item.size = (uint64_t *)(void *)bytes;
-  item.ctx.offset = 64;
+  item.payload_size = (uint64_t *)(void *)bytes;
+  item.offset = 64;
   CHECK_EQ(pith_cuda_encode(&item, 1, NULL, 0, NULL), PITH_ERR_ARGUMENT);
   pith_codec_destroy(codec);
   CHECK(pith_codec_create("topk,select=fit", &codec) == PITH_OK);
   CHECK_EQ(pith_cuda_supports(codec), PITH_ERR_UNSUPPORTED);
   pith_codec_destroy(codec);
   CHECK(pith_codec_create("dgc", &codec) == PITH_OK);
-  item = (pith_cuda_item){.codec = codec,
+  item = (pith_cuda_item){.size = sizeof(pith_cuda_item),
+                          .codec = codec,
                           .n = 8,
                           .values = bytes,
                           .payload = bytes,
                           .memory = (float *)(void *)bytes,
-                          .size = (uint64_t *)(void *)bytes};
+                          .payload_size = (uint64_t *)(void *)bytes};
   CHECK_EQ(pith_cuda_encode(&item, 1, NULL, 0, NULL), PITH_ERR_STATE);
   pith_codec_destroy(codec);
 }

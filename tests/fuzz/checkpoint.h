@@ -25,15 +25,19 @@ static inline pith_reducer *fuzz_make_reducer(size_t number) {
   const char *rules = number == FUZZ_CHECKPOINT_FIXED ? "b=none;m=ef/powersgd:1;*=ef/q:4" : "b=none;*=lgreco:q:4";
   FUZZ_REQUIRE(pith_comm_create(&config, &comm) == PITH_OK);
   FUZZ_REQUIRE(pith_reducer_create(comm, rules, 7, &reducer) == PITH_OK);
-  FUZZ_REQUIRE(pith_reducer_add(reducer, "b", (size_t[]){3}, 1, PITH_F32, &layer) == PITH_OK);
-  FUZZ_REQUIRE(pith_reducer_add(reducer, "m", (size_t[]){4, 6}, 2, PITH_F32, &layer) == PITH_OK);
-  FUZZ_REQUIRE(pith_reducer_add(reducer, "w", (size_t[]){20}, 1, PITH_F32, &layer) == PITH_OK);
+  FUZZ_REQUIRE(pith_reducer_add(reducer, &(pith_layer){sizeof(pith_layer), "b", (size_t[]){3}, 1, PITH_F32, NULL},
+                                &layer) == PITH_OK);
+  FUZZ_REQUIRE(pith_reducer_add(reducer, &(pith_layer){sizeof(pith_layer), "m", (size_t[]){4, 6}, 2, PITH_F32, NULL},
+                                &layer) == PITH_OK);
+  FUZZ_REQUIRE(pith_reducer_add(reducer, &(pith_layer){sizeof(pith_layer), "w", (size_t[]){20}, 1, PITH_F32, NULL},
+                                &layer) == PITH_OK);
   return reducer;
 }
 
 static inline pith_adapter *fuzz_make_adapter(size_t number) {
   const size_t m[] = {4, 6}, w[] = {20};
-  const pith_layer_shape layers[] = {{"m", m, 2}, {"w", w, 1}};
+  const pith_layer layers[] = {{sizeof(pith_layer), "m", m, 2, PITH_F32, NULL},
+                               {sizeof(pith_layer), "w", w, 1, PITH_F32, NULL}};
   pith_adapter *adapter;
   FUZZ_REQUIRE(pith_adapter_create(number == FUZZ_CHECKPOINT_LGRECO ? "lgreco:q:4" : "auto", layers, 2, 0, 2, 7,
                                    &adapter) == PITH_OK);

@@ -37,16 +37,14 @@ static inline pith_status fuzz_frame_run(pith_comm *comm, unsigned operation) {
     case 6:
       return pith_broadcast(comm, to, 1, NULL, NULL);
     case 7:
-      return rank == 0 ? pith_receive(comm, to, 1, FUZZ_FRAME_TAG, NULL)
-                       : pith_send(comm, from, 0, FUZZ_FRAME_TAG, NULL);
+      return rank == 0 ? pith_recv(comm, to, 1, FUZZ_FRAME_TAG, NULL) : pith_send(comm, from, 0, FUZZ_FRAME_TAG, NULL);
     case 8:
-      return rank == 0 ? pith_receive(comm, to, PITH_ANY_RANK, FUZZ_FRAME_TAG, NULL)
+      return rank == 0 ? pith_recv(comm, to, PITH_ANY_RANK, FUZZ_FRAME_TAG, NULL)
                        : pith_send(comm, from, 0, FUZZ_FRAME_TAG, NULL);
     case 9:
       return pith_gather(comm, from, all, NULL, 0, NULL);
     case 10:
-      return rank == 0 ? pith_send(comm, from, 1, FUZZ_FRAME_TAG, NULL)
-                       : pith_receive(comm, to, 0, FUZZ_FRAME_TAG, NULL);
+      return rank == 0 ? pith_send(comm, from, 1, FUZZ_FRAME_TAG, NULL) : pith_recv(comm, to, 0, FUZZ_FRAME_TAG, NULL);
     case 11:
       return pith_barrier(comm, NULL);
     default:

@@ -7,7 +7,7 @@
 #include <pith/comm.h>
 
 #include "base/hash.h"
-#include "engine/device.h"
+#include "device/device.h"
 #include "fuzz/checkpoint.h"
 #include "fuzz/fuzz.h"
 
@@ -20,10 +20,10 @@ typedef struct object {
   pith_out first;             /* what a fresh one saves: objects go back to it */
 } object;
 
-static size_t reducer_size(void *it) { return pith_reducer_size(it); }
+static size_t reducer_size(void *it) { return pith_reducer_save_size(it); }
 static pith_status reducer_save(void *it, pith_out *out) { return pith_reducer_save(it, out); }
 static pith_status reducer_load(void *it, pith_bytes bytes) { return pith_reducer_load(it, bytes); }
-static size_t adapter_size(void *it) { return pith_adapter_size(it); }
+static size_t adapter_size(void *it) { return pith_adapter_save_size(it); }
 static pith_status adapter_save(void *it, pith_out *out) { return pith_adapter_save(it, out); }
 static pith_status adapter_load(void *it, pith_bytes bytes) { return pith_adapter_load(it, bytes); }
 static size_t device_size(void *it) { return pith__device_size(it); }

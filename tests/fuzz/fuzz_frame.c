@@ -1,5 +1,5 @@
 /*
- * Bytes as what a peer sends on an established link, over a transport in memory, into the engine's own link code while
+ * Bytes as what a peer sends on an established link, over a transport in memory, into the comm's own link code while
  * an operation waits for them. Whatever comes, the operation ends: with a result, or with an error that has a message.
  *
  * Head of an input: the operation, how many bytes the transport gives at a time, and flags. The rest is the stream.
@@ -9,7 +9,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include "engine/comm.h"
+#include "comm/comm.h"
 #include "fuzz/frame_operations.h"
 #include "fuzz/fuzz.h"
 #include "transport/transport.h"

@@ -2,7 +2,7 @@
  * Lines as the variables of a launcher, each NAME=value: an error, or a rank below the size and a host that ends. The
  * lists of Slurm come from there as well.
  */
-#include "engine/launcher.h"
+#include "comm/launcher.h"
 #include "fuzz/fuzz.h"
 
 enum { LINES_MOST = 64 };

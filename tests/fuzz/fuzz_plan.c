@@ -18,7 +18,7 @@ static void check_plan(pith_bytes text) {
 }
 
 static void check_made(const pith_profile *profile, const pith_plan *plan) {
-  pith_plan_info info;
+  pith_plan_info info = PITH_PLAN_INFO_INIT;
   double seconds;
   FUZZ_REQUIRE(pith_plan_info_get(plan, &info) == PITH_OK);
   FUZZ_REQUIRE(info.error <= info.budget);

@@ -12,7 +12,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     *name++ = 0;
   }
   if (pith_rules_create(text, &rules) == PITH_OK) {
-    pith_match match;
+    pith_match match = PITH_MATCH_INIT;
     FUZZ_REQUIRE(pith_rules_find(rules, name ? name : "layer.weight", 2, 4096, &match) == PITH_OK);
     FUZZ_REQUIRE(match.codec && match.reason);
     FUZZ_REQUIRE(pith_rules_create(pith_rules_text(rules), &again) == PITH_OK);

@@ -6,7 +6,7 @@ static const char *const specs[] = {
 };
 
 static pith_out save(const pith_state *state) {
-  pith_out out = {malloc(pith_state_size(state)), pith_state_size(state), 0};
+  pith_out out = {malloc(pith_state_save_size(state)), pith_state_save_size(state), 0};
   FUZZ_REQUIRE(out.data && pith_state_save(state, &out) == PITH_OK);
   return out;
 }

@@ -10,8 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "engine/comm.h"
-#include "engine/device.h"
+#include "comm/comm.h"
+#include "device/device.h"
 #include "fuzz/checkpoint.h"
 #include "fuzz/frame_operations.h"
 #include "fuzz/fuzz.h"
@@ -87,7 +87,7 @@ static void write_states(size_t n) {
   for (size_t i = 0; i < FUZZ_COUNT(state_specs); i++) {
     pith_state *state;
     free(payload_of(state_specs[i], n, &state).data);
-    pith_out out = {malloc(pith_state_size(state)), pith_state_size(state), 0};
+    pith_out out = {malloc(pith_state_save_size(state)), pith_state_save_size(state), 0};
     FUZZ_REQUIRE(pith_state_save(state, &out) == PITH_OK);
     uint8_t head[4] = {(uint8_t)i, (uint8_t)n, (uint8_t)(n >> 8), 0};
     write_file("state", head, sizeof head, out.data, out.size);
@@ -150,7 +150,7 @@ static void write_reducer(uint8_t number) {
   pith_reducer *reducer = fuzz_make_reducer(number);
   for (int step = 0; step < 3; step++) {
     float values[3][24];
-    pith_out out = {malloc(pith_reducer_size(reducer)), pith_reducer_size(reducer), 0};
+    pith_out out = {malloc(pith_reducer_save_size(reducer)), pith_reducer_save_size(reducer), 0};
     FUZZ_REQUIRE(pith_reducer_save(reducer, &out) == PITH_OK);
     if (step != 1) {
       write_checkpoint(number, out.data, out.size);
@@ -168,7 +168,7 @@ static void write_reducer(uint8_t number) {
 
 static void write_adapter(uint8_t number) {
   pith_adapter *adapter = fuzz_make_adapter(number);
-  pith_out out = {malloc(pith_adapter_size(adapter)), pith_adapter_size(adapter), 0};
+  pith_out out = {malloc(pith_adapter_save_size(adapter)), pith_adapter_save_size(adapter), 0};
   FUZZ_REQUIRE(pith_adapter_save(adapter, &out) == PITH_OK);
   write_checkpoint(number, out.data, out.size);
   pith_adapter_destroy(adapter);

@@ -8,9 +8,9 @@
 #include <unistd.h>
 
 #include "base/hash.h"
-#include "engine/reducer.h"
 #include "memory/memory.h"
 #include "ranks.h"
+#include "reducer/reducer.h"
 #include "test.h"
 
 enum { LAYERS = 6, MOST = 128 * 96 };
@@ -34,7 +34,9 @@ static pith_reducer *make(pith_comm *comm, const char *rules) {
     char name[32];
     int flat = shapes[l][0] == 1;
     snprintf(name, sizeof name, "layer%zu.%s", l, flat ? "bias" : "weight");
-    CHECK_OK(pith_reducer_add(r, name, flat ? &shapes[l][1] : shapes[l], flat ? 1 : 2, PITH_F32, NULL));
+    CHECK_OK(pith_reducer_add(
+        r, &(pith_layer){sizeof(pith_layer), name, flat ? &shapes[l][1] : shapes[l], flat ? 1 : 2, PITH_F32, NULL},
+        NULL));
   }
   return r;
 }
@@ -57,8 +59,8 @@ static void take_step(pith_reducer *r, int rank, uint64_t step, gradients *g) {
 static uint64_t hash_of(const pith_reducer *r, const gradients *g) {
   uint64_t hash = 1;
   for (size_t l = 0; l < LAYERS; l++) {
-    pith_layer info;
-    CHECK_OK(pith_reducer_layer(r, l, &info));
+    pith_layer_stats info = PITH_LAYER_STATS_INIT;
+    CHECK_OK(pith_reducer_layer_stats(r, l, &info));
     hash = pith__hash64(g->layer[l], size_of(l) * sizeof(float), hash);
     hash = pith__hash64(info.spec, strlen(info.spec), hash);
     hash = pith__hash64(info.reason, strlen(info.reason), hash);
@@ -67,7 +69,7 @@ static uint64_t hash_of(const pith_reducer *r, const gradients *g) {
 }
 
 static void compare(pith_comm *comm, uint64_t mine, uint64_t step) {
-  int ranks = pith_comm_ranks(comm);
+  int ranks = pith_comm_size(comm);
   uint64_t all[16];
   CHECK_OK(pith_all_gather(comm, (pith_cspan){&mine, 1, PITH_I64}, (pith_span){all, (size_t)ranks, PITH_I64}, NULL,
                            NULL, NULL));
@@ -77,10 +79,10 @@ static void compare(pith_comm *comm, uint64_t mine, uint64_t step) {
 }
 
 static int is_compressed(const pith_reducer *r) {
-  pith_layer info;
+  pith_layer_stats info = PITH_LAYER_STATS_INIT;
   int found = 0;
   for (size_t l = 0; l < LAYERS; l++) {
-    CHECK_OK(pith_reducer_layer(r, l, &info));
+    CHECK_OK(pith_reducer_layer_stats(r, l, &info));
     found |= strcmp(info.spec, "none") != 0 &&
              strncmp(info.reason, "rule", 4) != 0; /* rules are in force from the first step on */
     CHECK_MSG((l != 2 && l != 4) || !strcmp(info.spec, "none"), "small layer %s has %s", info.name, info.spec);
@@ -90,8 +92,8 @@ static int is_compressed(const pith_reducer *r) {
 
 /* Before the first plan. */
 static int is_warming_up(const pith_reducer *r) {
-  pith_layer info;
-  CHECK_OK(pith_reducer_layer(r, 1, &info));
+  pith_layer_stats info = PITH_LAYER_STATS_INIT;
+  CHECK_OK(pith_reducer_layer_stats(r, 1, &info));
   return strstr(info.reason, "warm-up") != NULL;
 }
 
@@ -144,7 +146,7 @@ TEST_WITHIN(ranks_choose_the_same_by_trial, 120) {
  * together are what went in. */
 static void move_along(pith_comm *comm, void *argument) {
   const char *const *specs = argument;
-  int rank = pith_comm_rank(comm), ranks = pith_comm_ranks(comm);
+  int rank = pith_comm_rank(comm), ranks = pith_comm_size(comm);
   gradients *g = calloc(1, sizeof *g);
   pith_reducer *r = make(comm, "none");
   pith_named *l = &r->layers[1];
@@ -154,7 +156,7 @@ static void move_along(pith_comm *comm, void *argument) {
     if (step % 12 == 0) {
       const pith_codec *codec;
       CHECK_OK(pith__reducer_codec(r, specs[step / 12], &codec));
-      CHECK_OK(pith__debt_move(l, codec, ranks));
+      CHECK_OK(pith__pending_move(l, codec, ranks));
       l->match.codec = codec;
     }
     take_step(r, rank, step, g);
@@ -164,7 +166,7 @@ static void move_along(pith_comm *comm, void *argument) {
     }
   }
   for (size_t i = 0; i < n; i++) { /* what this rank still owes to the mean */
-    given[i] -= l->debt ? l->debt[i] / ranks : 0;
+    given[i] -= l->pending ? l->pending[i] / ranks : 0;
     given[i] -= l->state->residual ? l->state->residual[i] / ranks : 0;
   }
   for (size_t i = 0; i < l->state->result_n; i++) {
@@ -199,7 +201,7 @@ static void resume_at(pith_comm *comm, const char *rules, uint64_t at) {
   for (uint64_t step = 0; step < at; step++) {
     take_step(one, rank, step, a);
   }
-  pith_out saved = {malloc(pith_reducer_size(one)), pith_reducer_size(one), 0};
+  pith_out saved = {malloc(pith_reducer_save_size(one)), pith_reducer_save_size(one), 0};
   CHECK_OK(pith_reducer_save(one, &saved));
   ((uint8_t *)saved.data)[saved.size / 2] ^= 1;
   pith_status damaged = pith_reducer_load(two, (pith_bytes){saved.data, saved.size});
@@ -250,7 +252,7 @@ static void slip(pith_comm *comm, void *argument) {
     CHECK(r == NULL);
   }
   CHECK_OK(pith_reducer_create(comm, "auto", 1, &r));
-  CHECK_OK(pith_reducer_add(r, "a[0]", shapes[0], 2, PITH_F32, NULL));
+  CHECK_OK(pith_reducer_add(r, &(pith_layer){sizeof(pith_layer), "a[0]", shapes[0], 2, PITH_F32, NULL}, NULL));
   CHECK_STATUS(pith_reducer_start(r, 0, x), PITH_ERR_ARGUMENT);
   CHECK_ERROR_SAYS("cannot name a layer");
   pith_reducer_destroy(r);
@@ -307,7 +309,7 @@ TEST(statistics_are_those_of_all_ranks) {
   double *values[2] = {pith_profile_values(profile[0], &count[0]), pith_profile_values(profile[1], &count[1])};
   CHECK_EQ(count[0], count[1]);
   CHECK_BYTES(values[0], values[1], count[0] * sizeof(double));
-  pith_profile_layer layer;
+  pith_profile_layer layer = PITH_PROFILE_LAYER_INIT;
   CHECK_OK(pith_profile_layer_get(profile[0], 0, &layer));
   CHECK_STR(layer.name, "layer0.weight");
   CHECK_EQ(layer.samples, 3); /* with so short a warm-up there is time for one of each rank */

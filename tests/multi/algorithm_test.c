@@ -11,7 +11,7 @@
 
 typedef struct plain {
   pith_dtype dtype;
-  pith_reduce reduce;
+  pith_reduce_op reduce;
   size_t n;
 } plain;
 
@@ -54,7 +54,7 @@ static void put(void *data, pith_dtype dtype, size_t i, double x) {
   }
 }
 
-static double reduced(pith_reduce reduce, int ranks, size_t i) {
+static double reduced(pith_reduce_op reduce, int ranks, size_t i) {
   double result = number_of(0, i);
   for (int r = 1; r < ranks; r++) {
     double x = number_of(r, i);
@@ -87,7 +87,7 @@ static double reduced(pith_reduce reduce, int ranks, size_t i) {
 
 static void reduce_plainly(pith_comm *comm, void *argument) {
   const plain *p = argument;
-  int ranks = pith_comm_ranks(comm);
+  int ranks = pith_comm_size(comm);
   size_t bytes = p->n * pith_dtype_size(p->dtype);
   void *x = malloc(bytes + 8), *wanted = malloc(bytes + 8);
   pith_call call = PITH_CALL_INIT;
@@ -108,7 +108,7 @@ static int is_float(pith_dtype d) { return d == PITH_F32 || d == PITH_F64 || d =
 /* Means of four or eight ranks, so that they are exact too; products small enough for bf16 and i8. */
 TEST_WITHIN(hosts_reduce_every_type_in_every_way, 120) {
   for (pith_dtype dtype = PITH_F32; dtype <= PITH_U8; dtype++) {
-    for (pith_reduce reduce = PITH_SUM; reduce <= PITH_BXOR; reduce++) {
+    for (pith_reduce_op reduce = PITH_SUM; reduce <= PITH_BXOR; reduce++) {
       if (is_float(dtype) ? reduce >= PITH_BAND : reduce == PITH_MEAN) {
         continue;
       }
@@ -140,7 +140,7 @@ static float slope(int rank, size_t i) { return sinf((float)(i * 13 + (size_t)ra
 static void average(pith_comm *comm, void *argument) {
   enum { N = 3000, STEPS = 60 };
   const feedback *f = argument;
-  int rank = pith_comm_rank(comm), ranks = pith_comm_ranks(comm);
+  int rank = pith_comm_rank(comm), ranks = pith_comm_size(comm);
   float x[N], y[N];
   double sum[N] = {0}, once = 0, over_time = 0;
   pith_call call = PITH_CALL_INIT;
@@ -153,7 +153,7 @@ static void average(pith_comm *comm, void *argument) {
     for (size_t i = 0; i < N; i++) {
       x[i] = slope(rank, i);
     }
-    call.ctx.step = (uint64_t)step;
+    call.step = (uint64_t)step;
     CHECK_OK(pith_allreduce(comm, (pith_cspan){x, N, PITH_F32}, (pith_span){y, N, PITH_F32}, PITH_MEAN, &call, NULL));
     for (size_t i = 0; i < N; i++) {
       double mean = 0;
@@ -196,7 +196,7 @@ static void steps(pith_comm *comm, const pith_codec *codec, pith_state *state, u
     for (size_t i = 0; i < N; i++) {
       x[i] = slope(pith_comm_rank(comm) + (int)step, i);
     }
-    call.ctx.step = step;
+    call.step = step;
     CHECK_OK(pith_allreduce(comm, (pith_cspan){x, N, PITH_F32}, (pith_span){y, N, PITH_F32}, PITH_MEAN, &call, NULL));
   }
 }
@@ -212,11 +212,11 @@ static void resume(pith_comm *comm, void *argument) {
   CHECK_OK(pith_state_create(codec, N, 0, &one));
   CHECK_OK(pith_state_create(codec, N, 0, &two));
   steps(comm, codec, one, 0, 3, straight);
-  pith_out out = {malloc(pith_state_size(one)), pith_state_size(one), 0};
+  pith_out out = {malloc(pith_state_save_size(one)), pith_state_save_size(one), 0};
   CHECK_OK(pith_state_save(one, &out));
-  CHECK(out.size > pith_state_size(two)); /* it has results, a fresh one has none */
+  CHECK(out.size > pith_state_save_size(two)); /* it has results, a fresh one has none */
   CHECK_OK(pith_state_load(two, (pith_bytes){out.data, out.size}));
-  CHECK_EQ(pith_state_size(two), out.size);
+  CHECK_EQ(pith_state_save_size(two), out.size);
   steps(comm, codec, one, 3, 5, straight);
   steps(comm, codec, two, 3, 5, resumed);
   CHECK_BYTES(straight, resumed, sizeof straight);
@@ -243,7 +243,7 @@ static void swap_states(pith_comm *comm, void *argument) {
   CHECK_OK(pith_state_create(codec, N, 0, &used));
   CHECK_OK(pith_state_create(codec, N, 0, &fresh));
   steps(comm, codec, used, 0, 1, x);
-  saved_by[rank] = (pith_out){malloc(pith_state_size(used)), pith_state_size(used), 0};
+  saved_by[rank] = (pith_out){malloc(pith_state_save_size(used)), pith_state_save_size(used), 0};
   CHECK_OK(pith_state_save(used, &saved_by[rank]));
   CHECK_OK(pith_barrier(comm, NULL));
   pith_bytes other = {saved_by[1 - rank].data, saved_by[1 - rank].size};

@@ -7,9 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/split.h"
 #include "codec/codec.h"
-#include "collective/split.h"
-#include "engine/comm.h"
+#include "comm/comm.h"
 #include "laws.h"
 #include "ranks.h"
 #include "reference.h"
@@ -20,7 +20,7 @@ typedef struct trial {
       *inside; /* algorithm NULL: what the comm takes by itself on ranks of hosts of their own */
   int per_host;
   size_t n;
-  pith_reduce reduce;
+  pith_reduce_op reduce;
   uint64_t seed;
   int steps, large; /* large: of several chunks, so that the count of headers differs */
 } trial;
@@ -74,7 +74,7 @@ static uint64_t wire_bytes(const trial *t, const pith_codec *codec, int rank, in
 static void check_wire(const trial *t, const pith_codec *codec, pith_comm *comm, uint64_t sent) {
   uint32_t caps = pith_codec_caps(codec);
   if ((caps & PITH_CAP_FIXED) && (caps & PITH_CAP_CHUNKED) && !(caps & PITH_CAP_ROUNDS)) {
-    CHECK_EQ(sent, wire_bytes(t, codec, pith_comm_rank(comm), pith_comm_ranks(comm)));
+    CHECK_EQ(sent, wire_bytes(t, codec, pith_comm_rank(comm), pith_comm_size(comm)));
   }
 }
 
@@ -125,7 +125,7 @@ static void compare_step(const reference *expected, const trial *t, uint64_t ste
 
 static void obey(pith_comm *comm, void *argument) {
   const trial *t = argument;
-  int rank = pith_comm_rank(comm), ranks = pith_comm_ranks(comm);
+  int rank = pith_comm_rank(comm), ranks = pith_comm_size(comm);
   pith_codec *codec, *inside = NULL;
   pith_state *mine[ranks], *results[ranks];
   pith_call call = PITH_CALL_INIT;
@@ -146,7 +146,8 @@ static void obey(pith_comm *comm, void *argument) {
   for (int step = 0; step < t->steps; step++) {
     float *x = values_of(t, rank, (uint64_t)step);
     uint64_t before = sent_by(comm);
-    call.ctx = ctx_of(rank, ranks, (uint64_t)step);
+    pith_ctx ctx = ctx_of(rank, ranks, (uint64_t)step);
+    call.seed = ctx.seed, call.step = ctx.step, call.layer = ctx.layer, call.rows = ctx.rows, call.gamma = ctx.gamma;
     CHECK_OK(
         pith_allreduce(comm, (pith_cspan){x, t->n, PITH_F32}, (pith_span){x, t->n, PITH_F32}, t->reduce, &call, NULL));
     if (!t->algorithm && !t->large) {

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "engine/comm.h"
+#include "comm/comm.h"
 #include "ranks.h"
 #include "test.h"
 
@@ -184,7 +184,7 @@ static void *chat_until_error(void *argument) {
     pith_request *sent;
     status = pith_send(comm, (pith_cspan){x, 8, PITH_F32}, peer, 1, &sent);
     if (status == PITH_OK) {
-      status = pith_receive(comm, (pith_span){y, 8, PITH_F32}, peer, 1, NULL);
+      status = pith_recv(comm, (pith_span){y, 8, PITH_F32}, peer, 1, NULL);
       (void)pith_wait(sent);
     }
   }
@@ -407,7 +407,7 @@ static void leave_requests_behind(pith_comm *comm, void *argument) {
   pith_request **request = (pith_request **)argument + pith_comm_rank(comm);
   static float never[2][10];
   CHECK_OK(
-      pith_receive(comm, (pith_span){never[pith_comm_rank(comm)], 10, PITH_F32}, 1 - pith_comm_rank(comm), 3, request));
+      pith_recv(comm, (pith_span){never[pith_comm_rank(comm)], 10, PITH_F32}, 1 - pith_comm_rank(comm), 3, request));
 }
 
 TEST(a_request_outlives_its_comm) {
@@ -460,12 +460,12 @@ static pith_status call_wrongly(pith_comm *comm, mistake m, float *x, float *y, 
   CHECK_OK(pith_codec_create(m == SPEC && odd ? "q:3" : "q:4", &codec));
   int is_compressed = m == SPEC || m == LAYER || m == UNCOMPRESSED || m == STEP || m == SEED;
   call.codec = is_compressed && !(m == UNCOMPRESSED && odd) ? codec : NULL;
-  call.ctx.layer = m == LAYER && odd ? 5 : 4;
-  call.ctx.step = (m == STEP || m == PLAIN_STEP) && odd ? 4712 : 4711;
-  call.ctx.seed = m == SEED && odd ? 3333 : 2222;
+  call.layer = m == LAYER && odd ? 5 : 4;
+  call.step = (m == STEP || m == PLAIN_STEP) && odd ? 4712 : 4711;
+  call.seed = m == SEED && odd ? 3333 : 2222;
   n -= m == SIZE && odd;
   pith_dtype dtype = m == TYPE && odd ? PITH_I32 : PITH_F32;
-  pith_reduce reduce = m == REDUCTION && odd ? PITH_MAX : PITH_SUM;
+  pith_reduce_op reduce = m == REDUCTION && odd ? PITH_MAX : PITH_SUM;
   pith_status status = m == EXTRA && odd ? pith_barrier(comm, NULL) : PITH_OK;
   if (m == KIND && odd) {
     status = pith_broadcast(comm, (pith_span){y, n, PITH_F32}, 1, NULL, NULL);
@@ -525,7 +525,7 @@ static void steps_differ(pith_comm *comm, void *argument) {
     x[i] = (float)(i % 17) - 8;
   }
   call.codec = codec;
-  call.ctx.step = 41 + (uint64_t)(pith_comm_rank(comm) == 1);
+  call.step = 41 + (uint64_t)(pith_comm_rank(comm) == 1);
   pith_status status =
       pith_allreduce(comm, (pith_cspan){x, N, PITH_F32}, (pith_span){y, N, PITH_F32}, PITH_SUM, &call, NULL);
   CHECK_MSG(status == PITH_ERR_MISMATCH || status == PITH_ERR_ABORTED, "%s: rank %d got %s", codec->spec,
@@ -549,8 +549,8 @@ static void roots_differ(pith_comm *comm, void *argument) {
   float x[64] = {0}, y[64];
   int root = pith_comm_rank(comm) == 1;
   pith_status status = *(int *)argument ? pith_broadcast(comm, (pith_span){x, 64, PITH_F32}, root, NULL, NULL)
-                                        : pith_reduce_to(comm, (pith_cspan){x, 64, PITH_F32},
-                                                         (pith_span){y, 64, PITH_F32}, PITH_SUM, root, NULL, NULL);
+                                        : pith_reduce(comm, (pith_cspan){x, 64, PITH_F32}, (pith_span){y, 64, PITH_F32},
+                                                      PITH_SUM, root, NULL, NULL);
   status = status == PITH_OK ? pith_barrier(comm, NULL) : status;
   CHECK_MSG(status == PITH_ERR_MISMATCH || status == PITH_ERR_ABORTED, "rank %d got %s", pith_comm_rank(comm),
             pith_status_string(status));
@@ -675,7 +675,7 @@ static float value_of(int rank, size_t i) { return (float)((i * 7919 + (size_t)r
 /* Sums are right until there is an error, and there is one. */
 static void suffer(pith_comm *comm, void *argument) {
   const assault *a = argument;
-  int rank = pith_comm_rank(comm), ranks = pith_comm_ranks(comm);
+  int rank = pith_comm_rank(comm), ranks = pith_comm_size(comm);
   enum { N = 3000 };
   float *x = malloc(N * sizeof *x), *y = malloc(N * sizeof *y);
   pith_status status = PITH_OK;
@@ -845,7 +845,7 @@ static void halve_a_message(pith_comm *comm, void *argument) {
   }
   pith_request *request;
   int done = 0;
-  CHECK_OK(pith_receive(comm, (pith_span){&none, 1, PITH_F32}, 1, 5, &request));
+  CHECK_OK(pith_recv(comm, (pith_span){&none, 1, PITH_F32}, 1, 5, &request));
   for (double end = pith__now() + 0.3; pith__now() < end;) { /* takes what comes */
     CHECK_OK(pith_test(request, &done));
   }
@@ -881,7 +881,7 @@ static void claim_much(pith_comm *comm, void *argument) {
     usleep(2000000);
   } else {
     float x;
-    pith_status status = pith_receive(comm, (pith_span){&x, 1, PITH_F32}, 1, 8, NULL);
+    pith_status status = pith_recv(comm, (pith_span){&x, 1, PITH_F32}, 1, 8, NULL);
     CHECK_MSG(status == PITH_ERR_TIMEOUT && names_rank(pith_error(), 1), "%s: %s", pith_status_string(status),
               pith_error());
   }
@@ -906,7 +906,7 @@ static void send_out_of_order(pith_comm *comm, void *argument) {
     CHECK(status != PITH_OK);
   } else {
     pith__early_bounds.limit = EARLY_VALUES;
-    CHECK_STATUS(pith_receive(comm, (pith_span){&last, 1, PITH_F32}, 1, 2, NULL), PITH_ERR_MEMORY);
+    CHECK_STATUS(pith_recv(comm, (pith_span){&last, 1, PITH_F32}, 1, 2, NULL), PITH_ERR_MEMORY);
     CHECK_ERROR_SAYS("rank 1 sent rank 0 more than 1048576 bytes that it does not wait for yet");
   }
   free(x);
@@ -931,11 +931,11 @@ static void receive_what_has_begun(pith_comm *comm, void *argument) {
     CHECK_OK(pith_send(comm, (pith_cspan){&sign, 1, PITH_F32}, 0, 1, NULL));
   } else {
     pith__early_bounds = (pith_early_bounds){.pause = 100000, .limit = 2 * EARLY_VALUES};
-    CHECK_OK(pith_receive(comm, (pith_span){&sign, 1, PITH_F32}, 2, 1, NULL));
+    CHECK_OK(pith_recv(comm, (pith_span){&sign, 1, PITH_F32}, 2, 1, NULL));
     const pith_link *link = &comm->link[1];
     CHECK_MSG(link->stored && link->payload_done >= 100000 && link->payload_done < 2 * EARLY_VALUES,
               "%zu bytes were kept", link->payload_done);
-    CHECK_OK(pith_receive(comm, (pith_span){x, EARLY_VALUES, PITH_F32}, argument ? PITH_ANY_RANK : 1, 1, NULL));
+    CHECK_OK(pith_recv(comm, (pith_span){x, EARLY_VALUES, PITH_F32}, argument ? PITH_ANY_RANK : 1, 1, NULL));
     for (size_t i = 0; i < EARLY_VALUES; i++) {
       CHECK_MSG(x[i] == value_of(1, i), "value %zu is %g", i, (double)x[i]);
     }

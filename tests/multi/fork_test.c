@@ -16,7 +16,7 @@ static const char *const transports[] = {"shm", "tcp"};
 static void sum_up(pith_comm *comm) {
   float one = 1, sum = 0;
   CHECK_OK(pith_allreduce(comm, (pith_cspan){&one, 1, PITH_F32}, (pith_span){&sum, 1, PITH_F32}, PITH_SUM, NULL, NULL));
-  CHECK(sum == (float)pith_comm_ranks(comm));
+  CHECK(sum == (float)pith_comm_size(comm));
 }
 
 typedef void (*child_fn)(pith_comm *comm);
@@ -130,7 +130,7 @@ static void fork_with_a_reducer(pith_comm *comm, void *argument) {
   float x[5000] = {0};
   int status;
   CHECK_OK(pith_reducer_create(comm, argument, 1, &r));
-  CHECK_OK(pith_reducer_add(r, "a", &n, 1, PITH_F32, &layer));
+  CHECK_OK(pith_reducer_add(r, &(pith_layer){sizeof(pith_layer), "a", &n, 1, PITH_F32, NULL}, &layer));
   CHECK_OK(pith_reducer_start(r, layer, x));
   pid_t child = fork();
   CHECK(child >= 0);
@@ -165,9 +165,8 @@ static void die_with_a_child(pith_comm *comm, void *argument) {
     CHECK_OK(pith_send(comm, (pith_cspan){x, 1, PITH_F32}, 1, 1, NULL));
   } else {
     pid_t parent = getpid();
-    for (int p = 0; p < pith_comm_ranks(comm);
-         p += 2) { /* the others have their sum: what we sent for it may be lost */
-      CHECK_OK(pith_receive(comm, (pith_span){x, 1, PITH_F32}, p, 1, NULL));
+    for (int p = 0; p < pith_comm_size(comm); p += 2) { /* the others have their sum: what we sent for it may be lost */
+      CHECK_OK(pith_recv(comm, (pith_span){x, 1, PITH_F32}, p, 1, NULL));
     }
     if (fork() == 0) {
       for (int i = 0; i < 100 && getppid() == parent; i++) { /* until it is dead, and long enough for the others */
@@ -214,7 +213,7 @@ static void count_in_a_child(pith_comm *comm, void *argument) {
   }
   CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
   int comms = others - WEXITSTATUS(status);
-  CHECK_MSG(comms >= pith_comm_ranks(comm), "the child keeps %d of %d descriptors", WEXITSTATUS(status), others);
+  CHECK_MSG(comms >= pith_comm_size(comm), "the child keeps %d of %d descriptors", WEXITSTATUS(status), others);
   sum_up(comm);
 }
 

@@ -59,7 +59,7 @@ static pith_status reduce_coded(pith_comm *comm, float *values) {
 }
 
 static pith_status save_and_load(pith_reducer *reducer) {
-  pith_out out = {.capacity = pith_reducer_size(reducer)};
+  pith_out out = {.capacity = pith_reducer_save_size(reducer)};
   out.data = __real_malloc(out.capacity); /* the test's own */
   pith_status status = pith_reducer_save(reducer, &out);
   if (status == PITH_OK) {
@@ -73,7 +73,8 @@ static pith_status step(pith_reducer *reducer, float layers[2][LAYER]) {
   size_t layer[2], shape = LAYER;
   pith_status status = PITH_OK;
   for (int l = 0; l < 2 && status == PITH_OK; l++) {
-    status = pith_reducer_add(reducer, l ? "b.bias" : "a.weight", &shape, 1, PITH_F32, &layer[l]);
+    status = pith_reducer_add(
+        reducer, &(pith_layer){sizeof(pith_layer), l ? "b.bias" : "a.weight", &shape, 1, PITH_F32, NULL}, &layer[l]);
   }
   for (int l = 0; l < 2 && status == PITH_OK; l++) {
     status = pith_reducer_start(reducer, layer[l], layers[l]);

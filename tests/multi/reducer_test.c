@@ -32,8 +32,10 @@ static pith_reducer *make(pith_comm *comm, const char *rules) {
     char name[32];
     size_t index, flat = size_of(l);
     name_layer(l, name);
-    CHECK_OK(
-        pith_reducer_add(r, name, shapes[l][0] == 1 ? &flat : shapes[l], shapes[l][0] == 1 ? 1 : 2, PITH_F32, &index));
+    CHECK_OK(pith_reducer_add(r,
+                              &(pith_layer){sizeof(pith_layer), name, shapes[l][0] == 1 ? &flat : shapes[l],
+                                            shapes[l][0] == 1 ? 1 : 2, PITH_F32, NULL},
+                              &index));
     CHECK_EQ(index, l);
   }
   return r;
@@ -71,13 +73,13 @@ static double mean_of(int ranks, uint64_t step, size_t layer, size_t i) {
 }
 
 static void reduce_layers(pith_comm *comm, void *argument) {
-  int rank = pith_comm_rank(comm), ranks = pith_comm_ranks(comm);
+  int rank = pith_comm_rank(comm), ranks = pith_comm_size(comm);
   pith_reducer *r = make(comm, argument);
   for (uint64_t step = 0; step < 3; step++) {
     gradients g = take_step(r, rank, step);
     for (size_t l = 0; l < LAYERS; l++) {
-      pith_layer info;
-      CHECK_OK(pith_reducer_layer(r, l, &info));
+      pith_layer_stats info = PITH_LAYER_STATS_INIT;
+      CHECK_OK(pith_reducer_layer_stats(r, l, &info));
       double tolerance = strcmp(info.spec, "none") == 0 ? 1e-6 : strcmp(info.spec, "q:8") == 0 ? 0.02 : 10;
       for (size_t i = 0; i < size_of(l); i++) {
         CHECK_NEAR(g.layer[l][i], mean_of(ranks, step, l, i), tolerance);
@@ -98,18 +100,20 @@ TEST(layers_become_their_means) {
 static void check_layers(pith_comm *comm, void *argument) {
   (void)argument;
   pith_reducer *r = make(comm, "layer0*=q:2;*=ef/q:4");
-  pith_layer info;
+  pith_layer_stats info = PITH_LAYER_STATS_INIT;
   CHECK_EQ(pith_reducer_layers(r), LAYERS);
-  CHECK_OK(pith_reducer_layer(r, 0, &info));
+  CHECK_OK(pith_reducer_layer_stats(r, 0, &info));
   CHECK_STR(info.spec, "q:2");
-  CHECK_OK(pith_reducer_layer(r, 1, &info));
+  CHECK_OK(pith_reducer_layer_stats(r, 1, &info));
   CHECK_STR(info.spec, "none"); /* one dimension */
-  CHECK_OK(pith_reducer_layer(r, 2, &info));
+  CHECK_OK(pith_reducer_layer_stats(r, 2, &info));
   CHECK_STR(info.spec, "ef/q:4");
-  CHECK_OK(pith_reducer_layer(r, 5, &info));
+  CHECK_OK(pith_reducer_layer_stats(r, 5, &info));
   CHECK_STR(info.spec, "none"); /* 21 values */
-  CHECK_STATUS(pith_reducer_layer(r, LAYERS, &info), PITH_ERR_ARGUMENT);
-  CHECK_STATUS(pith_reducer_add(r, "layer3.bias", shapes[3], 2, PITH_F32, NULL), PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith_reducer_layer_stats(r, LAYERS, &info), PITH_ERR_ARGUMENT);
+  CHECK_STATUS(
+      pith_reducer_add(r, &(pith_layer){sizeof(pith_layer), "layer3.bias", shapes[3], 2, PITH_F32, NULL}, NULL),
+      PITH_ERR_ARGUMENT);
   pith_reducer_destroy(r);
 }
 
@@ -124,7 +128,7 @@ static void resume(pith_comm *comm, void *argument) {
     gradients g = take_step(one, rank, step);
     release(&g);
   }
-  pith_out saved = {malloc(pith_reducer_size(one)), pith_reducer_size(one), 0};
+  pith_out saved = {malloc(pith_reducer_save_size(one)), pith_reducer_save_size(one), 0};
   CHECK_OK(pith_reducer_save(one, &saved));
   ((uint8_t *)saved.data)[saved.size - 1] ^= 1;
   pith_status damaged = pith_reducer_load(two, (pith_bytes){saved.data, saved.size});
@@ -158,7 +162,7 @@ static void swap_checkpoints(pith_comm *comm, void *argument) {
   pith_reducer *r = make(comm, "*=ef/q:2"), *untouched = make(comm, "*=ef/q:2");
   gradients g = take_step(r, rank, 0);
   release(&g);
-  size_t size = pith_reducer_size(r);
+  size_t size = pith_reducer_save_size(r);
   saved_by[rank] = (pith_out){malloc(size), size, 0};
   CHECK_OK(pith_reducer_save(r, &saved_by[rank]));
   CHECK_OK(pith_barrier(comm, NULL));
@@ -190,7 +194,7 @@ TEST(a_checkpoint_of_another_rank_is_refused) { ranks_run("inproc", 2, 0, swap_c
 static void load_old(pith_comm *comm, void *argument) {
   (void)argument;
   pith_reducer *r = make(comm, "*=ef/q:2");
-  pith_out saved = {malloc(pith_reducer_size(r)), pith_reducer_size(r), 0};
+  pith_out saved = {malloc(pith_reducer_save_size(r)), pith_reducer_save_size(r), 0};
   CHECK_OK(pith_reducer_save(r, &saved));
   uint8_t *bytes = saved.data;
   ((uint32_t *)saved.data)[1] = 1;
@@ -240,8 +244,7 @@ static void alone(pith_comm *comm, size_t layer, pith_state *state, const pith_c
   name_layer(layer, name);
   call.codec = codec;
   call.state = state;
-  call.ctx.seed = 5, call.ctx.step = step,
-  call.ctx.layer = pith__hash64(name, strlen(name), 0); /* what a reducer counts by */
+  call.seed = 5, call.step = step, call.layer = pith__hash64(name, strlen(name), 0); /* what a reducer counts by */
   for (size_t i = 0; i < size_of(layer); i++) {
     x[i] = gradient_of(pith_comm_rank(comm), step, layer, i);
   }
@@ -292,7 +295,7 @@ TEST_WITHIN(layers_are_reduced_to_the_same_bits_joined_or_alone, 60) {
 static void count_messages(pith_comm *comm, void *argument) {
   (void)argument;
   pith_reducer *r = make(comm, "layer*=ef/powersgd:2");
-  pith_traffic before, after;
+  pith_traffic before = PITH_TRAFFIC_INIT, after = PITH_TRAFFIC_INIT;
   gradients g = take_step(r, pith_comm_rank(comm), 0);
   release(&g);
   CHECK_OK(pith_comm_traffic(comm, "allreduce", &before));
@@ -302,7 +305,7 @@ static void count_messages(pith_comm *comm, void *argument) {
   CHECK_EQ(after.operations - before.operations, 1);
   CHECK_EQ(after.uncompressed - before.uncompressed, 0);
   CHECK(after.messages - before.messages <=
-        2 * 2 * (uint64_t)(pith_comm_ranks(comm) - 1)); /* two rounds, two steps each */
+        2 * 2 * (uint64_t)(pith_comm_size(comm) - 1)); /* two rounds, two steps each */
   pith_reducer_destroy(r);
 }
 
@@ -319,20 +322,22 @@ static void count_layers(pith_comm *comm, void *argument) {
   }
   uint64_t sent = 0;
   for (size_t l = 0; l < LAYERS; l++) {
-    pith_layer info;
-    CHECK_OK(pith_reducer_layer(r, l, &info));
+    pith_layer_stats info = PITH_LAYER_STATS_INIT;
+    pith_traffic traffic = PITH_TRAFFIC_INIT;
+    CHECK_OK(pith_reducer_layer_stats(r, l, &info));
+    CHECK_OK(pith_reducer_layer_traffic(r, l, &traffic));
     int plain = strcmp(info.spec, "none") == 0;
-    double ratio = (double)info.traffic.sent_bytes / (double)info.traffic.raw_bytes;
-    CHECK_EQ(info.traffic.operations, 4);
-    CHECK_EQ(info.traffic.uncompressed, plain ? 4 : 0);
-    CHECK(info.traffic.raw_bytes > 4 * info.bytes - 8 &&
-          info.traffic.raw_bytes <= 4 * info.bytes + 4 * info.bytes / 2); /* some share padding */
+    double ratio = (double)traffic.sent_bytes / (double)traffic.raw_bytes;
+    CHECK_EQ(traffic.operations, 4);
+    CHECK_EQ(traffic.uncompressed, plain ? 4 : 0);
+    CHECK(traffic.raw_bytes > 4 * info.bytes - 8 &&
+          traffic.raw_bytes <= 4 * info.bytes + 4 * info.bytes / 2); /* some share padding */
     CHECK_MSG(plain ? ratio > 0.9 : ratio < 0.4, "layer %s as %s: %g", info.name, info.spec, ratio);
-    CHECK(info.traffic.wire > 0 && info.traffic.encode >= 0 && info.traffic.decode >= 0);
+    CHECK(traffic.wire > 0 && traffic.encode >= 0 && traffic.decode >= 0);
     CHECK(info.reason && *info.reason);
-    sent += info.traffic.sent_bytes;
+    sent += traffic.sent_bytes;
   }
-  pith_traffic all;
+  pith_traffic all = PITH_TRAFFIC_INIT;
   CHECK_OK(pith_comm_traffic(comm, "allreduce", &all));
   CHECK(sent <= all.sent_bytes && sent + 1000 > all.sent_bytes);
   CHECK_STATUS(pith_comm_traffic(comm, "allreduced", &all), PITH_ERR_ARGUMENT);
@@ -359,8 +364,8 @@ static void start_in_another_order(pith_comm *comm, void *argument) {
     }
     CHECK_OK(pith_comm_split(comm, 0, 0, &group)); /* a mismatch ends it */
     CHECK_OK(pith_reducer_create(group, rules[i], 5, &r));
-    CHECK_OK(pith_reducer_add(r, "first", &n, 1, PITH_F32, &layer[0]));
-    CHECK_OK(pith_reducer_add(r, "second", &n, 1, PITH_F32, &layer[1]));
+    CHECK_OK(pith_reducer_add(r, &(pith_layer){sizeof(pith_layer), "first", &n, 1, PITH_F32, NULL}, &layer[0]));
+    CHECK_OK(pith_reducer_add(r, &(pith_layer){sizeof(pith_layer), "second", &n, 1, PITH_F32, NULL}, &layer[1]));
     pith_status status = PITH_OK;
     for (int k = 0; k < 2 && status == PITH_OK; k++) {
       int which = odd ? !k : k;
@@ -392,7 +397,7 @@ TEST(layers_in_another_order_are_an_error) {
 /* One rank resumes an older checkpoint: with or without compression all are told. */
 static void resume_an_older_step(pith_comm *comm, void *argument) {
   pith_reducer *r = make(comm, argument);
-  size_t size = pith_reducer_size(r);
+  size_t size = pith_reducer_save_size(r);
   uint8_t *bytes = malloc(size);
   pith_out out = {bytes, size, 0};
   gradients g = take_step(r, pith_comm_rank(comm), 0);

@@ -17,7 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "engine/address_record.h"
+#include "comm/address_record.h"
 #include "ranks.h"
 #include "test.h"
 #include "transport/rendezvous_wire.h"

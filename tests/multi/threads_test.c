@@ -9,8 +9,8 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/crew.h"
-#include "engine/shared.h"
+#include "base/thread_pool.h"
+#include "memory/encode_threads.h"
 #include "ranks.h"
 #include "test.h"
 
@@ -37,7 +37,7 @@ static void *talk(void *argument) {
     pith_request *sent;
     int done = round % 3;
     CHECK_OK(pith_send(me->comm, (pith_cspan){x, LENGTH, PITH_F32}, peer, (uint32_t)me->number, &sent));
-    CHECK_OK(pith_receive(me->comm, (pith_span){y, LENGTH, PITH_F32}, peer, (uint32_t)me->number, NULL));
+    CHECK_OK(pith_recv(me->comm, (pith_span){y, LENGTH, PITH_F32}, peer, (uint32_t)me->number, NULL));
     while (!done) {
       CHECK_OK(pith_test(sent, &done));
     }
@@ -77,7 +77,7 @@ static void *ask(void *argument) {
   for (int round = 0; round < ROUNDS; round++) {
     float x = (float)round, y = -1;
     pith_request *sent, *received;
-    CHECK_OK(pith_receive(me->comm, (pith_span){&y, 1, PITH_F32}, peer, (uint32_t)me->number, &received));
+    CHECK_OK(pith_recv(me->comm, (pith_span){&y, 1, PITH_F32}, peer, (uint32_t)me->number, &received));
     CHECK_OK(pith_send(me->comm, (pith_cspan){&x, 1, PITH_F32}, peer, (uint32_t)me->number, &sent));
     for (int done = 0, both = 0; !both; both &= done) {
       CHECK_OK(pith_test(sent, &both));
@@ -103,7 +103,7 @@ TEST(threads_that_ask_all_the_time_do_not_stop_the_driver) {
 
 static void *receive_the_last(void *argument) {
   float x = 0;
-  CHECK_OK(pith_receive(argument, (pith_span){&x, 1, PITH_F32}, 1, 1, NULL));
+  CHECK_OK(pith_recv(argument, (pith_span){&x, 1, PITH_F32}, 1, 1, NULL));
   CHECK(x == 3);
   return NULL;
 }
@@ -116,13 +116,13 @@ static void wait_in_turn(pith_comm *comm, void *argument) {
     pthread_t first;
     CHECK(pthread_create(&first, NULL, receive_the_last, comm) == 0);
     usleep(20000); /* it drives, and sleeps */
-    CHECK_OK(pith_receive(comm, (pith_span){&x, 1, PITH_F32}, 1, 2, NULL));
+    CHECK_OK(pith_recv(comm, (pith_span){&x, 1, PITH_F32}, 1, 2, NULL));
     CHECK_OK(pith_send(comm, (pith_cspan){&x, 1, PITH_F32}, 1, 3, NULL));
     pthread_join(first, NULL);
   } else {
     usleep(40000);
     CHECK_OK(pith_send(comm, (pith_cspan){&x, 1, PITH_F32}, 0, 2, NULL));
-    CHECK_OK(pith_receive(comm, (pith_span){&x, 1, PITH_F32}, 0, 3, NULL));
+    CHECK_OK(pith_recv(comm, (pith_span){&x, 1, PITH_F32}, 0, 3, NULL));
     CHECK_OK(pith_send(comm, (pith_cspan){&x, 1, PITH_F32}, 0, 1, NULL));
   }
 }
@@ -139,10 +139,10 @@ TEST(a_thread_is_told_although_another_drives) {
   }
 }
 
-/* ---- Crews ------------------------------------------------------------------------------------------------------- */
+/* ---- Thread pools ------------------------------------------------------------------------------------------------ */
 
 typedef struct tally {
-  atomic_uint calls[PITH_CREW_MOST];
+  atomic_uint calls[PITH_THREADS_MOST];
 } tally;
 
 static void count(void *argument, unsigned part) {
@@ -150,18 +150,18 @@ static void count(void *argument, unsigned part) {
   atomic_fetch_add(&t->calls[part], 1);
 }
 
-/* With pauses that let members fall asleep, too. */
+/* With pauses that let threads fall asleep, too. */
 TEST(every_part_is_run_once) {
   enum { PIECES = 300 };
   for (unsigned threads = 1; threads <= 5; threads += 2) {
-    pith_crew *crew;
+    pith_thread_pool *pool;
     tally t = {0};
-    unsigned wanted[PITH_CREW_MOST] = {0};
-    CHECK_OK(pith__crew_create(threads, &crew));
-    CHECK_EQ(pith__crew_size(crew), threads);
+    unsigned wanted[PITH_THREADS_MOST] = {0};
+    CHECK_OK(pith__thread_pool_create(threads, &pool));
+    CHECK_EQ(pith__thread_pool_size(pool), threads);
     for (int round = 0; round < PIECES; round++) {
       unsigned parts = 1 + (unsigned)test_below(threads);
-      pith__crew_run(crew, parts, count, &t);
+      pith__thread_pool_run(pool, parts, count, &t);
       for (unsigned part = 0; part < parts; part++) {
         wanted[part]++;
       }
@@ -172,15 +172,15 @@ TEST(every_part_is_run_once) {
         usleep(2000);
       }
     }
-    pith__crew_destroy(crew);
+    pith__thread_pool_destroy(pool);
   }
 }
 
-TEST(a_crew_has_limits) {
-  pith_crew *crew;
-  CHECK_EQ(pith__crew_create(0, &crew), PITH_ERR_ARGUMENT);
-  CHECK_EQ(pith__crew_create(PITH_CREW_MOST + 1, &crew), PITH_ERR_ARGUMENT);
-  CHECK_EQ(pith__crew_size(NULL), 1);
+TEST(a_thread_pool_has_limits) {
+  pith_thread_pool *pool;
+  CHECK_EQ(pith__thread_pool_create(0, &pool), PITH_ERR_ARGUMENT);
+  CHECK_EQ(pith__thread_pool_create(PITH_THREADS_MOST + 1, &pool), PITH_ERR_ARGUMENT);
+  CHECK_EQ(pith__thread_pool_size(NULL), 1);
 }
 
 /* ---- Operations -------------------------------------------------------------------------------------------------- */
@@ -204,7 +204,7 @@ static void reduce_some(pith_comm *comm, void *argument) {
     for (size_t i = 0; i < VALUES; i++) {
       x[i] = (float)((i * 7919 + (size_t)(step * 31 + pith_comm_rank(comm)) * 104729) % 2001) * 0.001f - 1.0f;
     }
-    call.ctx.step = (uint64_t)step;
+    call.step = (uint64_t)step;
     CHECK_OK(pith_allreduce(comm, (pith_cspan){x, VALUES, PITH_F32}, (pith_span){y, VALUES, PITH_F32}, PITH_MEAN, &call,
                             NULL));
     if (pith_comm_rank(comm) == 0) {
@@ -240,7 +240,7 @@ TEST(threads_make_the_same_bits) {
 TEST(too_many_threads_are_an_error) {
   pith_config config = PITH_CONFIG_INIT;
   pith_comm *comm;
-  config.rank = 0, config.ranks = 1, config.threads = PITH_CREW_MOST + 1;
+  config.rank = 0, config.ranks = 1, config.threads = PITH_THREADS_MOST + 1;
   CHECK_EQ(pith_comm_create(&config, &comm), PITH_ERR_ARGUMENT);
   CHECK(strstr(pith_error(), "65 threads") != NULL);
   config.threads = 2;
@@ -251,7 +251,7 @@ TEST(too_many_threads_are_an_error) {
 /* ---- Errors ------------------------------------------------------------------------------------------------------ */
 
 static pith_status fail_behind(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
-                               const pith_feed_scratch *scratch, const pith_ctx *ctx) {
+                               const pith_encode_scratch *scratch, const pith_ctx *ctx) {
   (void)codec, (void)state, (void)src, (void)out, (void)scratch;
   return ctx->offset ? pith_fail(PITH_ERR_CORRUPT, "something is wrong at value %llu", (unsigned long long)ctx->offset)
                      : PITH_OK;
@@ -261,16 +261,16 @@ TEST(an_error_of_any_thread_is_told) {
   enum { N = 65536 };
   static float x[N];
   static uint8_t bytes[N];
-  pith_feed_scratch scratch[2] = {{0}};
+  pith_encode_scratch scratch[2] = {{0}};
   pith_ctx ctx = PITH_CTX_INIT;
   pith_codec *codec;
-  pith_crew *crew;
+  pith_thread_pool *pool;
   CHECK_OK(pith_codec_create("q:4", &codec));
-  CHECK_OK(pith__crew_create(2, &crew));
+  CHECK_OK(pith__thread_pool_create(2, &pool));
   pith_out out = {bytes, sizeof bytes, 0};
-  CHECK_EQ(pith__shared_encode(crew, fail_behind, codec, NULL, (pith_cspan){x, N, PITH_F32}, &out, scratch, &ctx),
+  CHECK_EQ(pith__encode_in_threads(pool, fail_behind, codec, NULL, (pith_cspan){x, N, PITH_F32}, &out, scratch, &ctx),
            PITH_ERR_CORRUPT);
   CHECK_STR(pith_error(), "something is wrong at value 32768");
-  pith__crew_destroy(crew);
+  pith__thread_pool_destroy(pool);
   pith_codec_destroy(codec);
 }

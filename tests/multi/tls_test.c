@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "engine/comm.h"
+#include "comm/comm.h"
 #include "ranks.h"
 #include "transport/tcp.h"
 #include "transport_laws.h"

@@ -1,6 +1,5 @@
 /* A plug-in with one flaw, chosen by a macro: each must be refused with a sentence, and leave nothing behind. */
 #include <pith/plugin.h>
-#include <stddef.h>
 
 static const pith_param params[] = {{.key = NULL}};
 
@@ -37,7 +36,7 @@ static pith_codec_ops good = CODEC("fine", 0x8100), flawed = CODEC("flawed", 0x8
 
 static const pith_codec_ops *const codecs[] = {&good, &flawed};
 
-static pith_plugin plugin = {PITH_PLUGIN_ABI, "bad", "1", codecs, 2};
+static pith_plugin plugin = {sizeof(pith_plugin), PITH_PLUGIN_ABI, "bad", "1", codecs, 2};
 
 #ifdef BAD_ENTRY
 #define pith_plugin_entry pith_plugin_entrance
@@ -49,7 +48,7 @@ const pith_plugin *pith_plugin_entry(void) {
 #if defined(BAD_ABI)
   plugin.abi++;
 #elif defined(BAD_SIZE)
-  flawed.size = offsetof(pith_codec_ops, detail) - 8; /* the first that must be there is missing */
+  flawed.size -= sizeof(void *); /* the last field that must be there is missing */
 #elif defined(BAD_VERSION)
   plugin.version = NULL;
 #elif defined(BAD_EMPTY)

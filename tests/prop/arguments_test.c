@@ -17,7 +17,7 @@ typedef struct arguments {
   pith_cspan src;
   pith_span dst;
   const size_t *counts, *receive;
-  pith_reduce reduce;
+  pith_reduce_op reduce;
   int root;
   pith_call call;
   const pith_call *called;
@@ -29,7 +29,7 @@ static pith_status do_allreduce(const arguments *a) {
   return pith_allreduce(a->comm, a->src, a->dst, a->reduce, a->called, NULL);
 }
 static pith_status do_reduce(const arguments *a) {
-  return pith_reduce_to(a->comm, a->src, a->dst, a->reduce, a->root, a->called, NULL);
+  return pith_reduce(a->comm, a->src, a->dst, a->reduce, a->root, a->called, NULL);
 }
 static pith_status do_reduce_scatter(const arguments *a) {
   return pith_reduce_scatter(a->comm, a->src, a->dst, a->counts, a->reduce, a->called, NULL);
@@ -50,7 +50,7 @@ static pith_status do_scatter(const arguments *a) {
   return pith_scatter(a->comm, a->src, a->counts, a->dst, a->root, NULL);
 }
 static pith_status do_send(const arguments *a) { return pith_send(a->comm, a->src, a->root, 0, NULL); }
-static pith_status do_receive(const arguments *a) { return pith_receive(a->comm, a->dst, a->root, 0, NULL); }
+static pith_status do_receive(const arguments *a) { return pith_recv(a->comm, a->dst, a->root, 0, NULL); }
 
 /* What an operation has, so that a mistake in it is one. */
 enum {
@@ -171,7 +171,7 @@ static int make_mistake(mistake m, unsigned has, int rank, uint8_t *memory, cons
       a->root = rank;
       return (has & IS_POINT) != 0;
     case REDUCE_UNKNOWN:
-      a->reduce = (pith_reduce)99;
+      a->reduce = (pith_reduce_op)99;
       return (has & HAS_REDUCE) != 0;
     case REDUCE_BITS:
       a->reduce = PITH_BXOR;
@@ -317,8 +317,8 @@ static void call_with_nothing(pith_comm *comm, void *argument) {
   pith_reducer *r;
   pith_request *request;
   pith_stats stats = {.size = sizeof stats}, wrong = {.size = 1};
-  pith_traffic traffic;
-  pith_layer layer;
+  pith_traffic traffic = PITH_TRAFFIC_INIT;
+  pith_layer_stats layer = PITH_LAYER_STATS_INIT;
   pith_out out = {0};
   size_t index, shape[1] = {5};
   float x[5];
@@ -342,7 +342,7 @@ static void call_with_nothing(pith_comm *comm, void *argument) {
   CHECK_STATUS(pith_transport_probe("pigeon"), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_tls_probe(&(pith_config){.size = 12}, NULL), PITH_ERR_ARGUMENT);
   CHECK_EQ(pith_comm_rank(NULL), -1);
-  CHECK_EQ(pith_comm_ranks(NULL), 0);
+  CHECK_EQ(pith_comm_size(NULL), 0);
   CHECK_STR(pith_comm_transport(NULL, 0), "none");
   CHECK_STR(pith_comm_transport(comm, RANKS), "none");
   pith_comm_abort(NULL, NULL);
@@ -351,14 +351,22 @@ static void call_with_nothing(pith_comm *comm, void *argument) {
   CHECK_STATUS(pith_reducer_create(comm, NULL, 0, &r), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_reducer_create(comm, "none", 0, NULL), PITH_ERR_ARGUMENT);
   CHECK_OK(pith_reducer_create(comm, "none", 0, &r));
-  CHECK_STATUS(pith_reducer_add(NULL, "a", shape, 1, PITH_F32, &index), PITH_ERR_ARGUMENT);
-  CHECK_STATUS(pith_reducer_add(r, NULL, shape, 1, PITH_F32, &index), PITH_ERR_ARGUMENT);
-  CHECK_STATUS(pith_reducer_add(r, "a", NULL, 1, PITH_F32, &index), PITH_ERR_ARGUMENT);
-  CHECK_STATUS(pith_reducer_add(r, "a", (size_t[]){SIZE_MAX, 3}, 2, PITH_F32, &index), PITH_ERR_ARGUMENT);
-  CHECK_STATUS(pith_reducer_add(r, "a", shape, 1, PITH_I64, &index), PITH_ERR_ARGUMENT);
-  CHECK_STATUS(pith_reducer_add(r, "a", shape, 1, (pith_dtype)55, &index), PITH_ERR_ARGUMENT);
-  CHECK_OK(pith_reducer_add(r, "a", shape, 1, PITH_F32, &index));
-  CHECK_STATUS(pith_reducer_add(r, "a", shape, 1, PITH_F32, &index), PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith_reducer_add(NULL, &(pith_layer){sizeof(pith_layer), "a", shape, 1, PITH_F32, NULL}, &index),
+               PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith_reducer_add(r, &(pith_layer){sizeof(pith_layer), NULL, shape, 1, PITH_F32, NULL}, &index),
+               PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith_reducer_add(r, &(pith_layer){sizeof(pith_layer), "a", NULL, 1, PITH_F32, NULL}, &index),
+               PITH_ERR_ARGUMENT);
+  CHECK_STATUS(
+      pith_reducer_add(r, &(pith_layer){sizeof(pith_layer), "a", (size_t[]){SIZE_MAX, 3}, 2, PITH_F32, NULL}, &index),
+      PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith_reducer_add(r, &(pith_layer){sizeof(pith_layer), "a", shape, 1, PITH_I64, NULL}, &index),
+               PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith_reducer_add(r, &(pith_layer){sizeof(pith_layer), "a", shape, 1, (pith_dtype)55, NULL}, &index),
+               PITH_ERR_ARGUMENT);
+  CHECK_OK(pith_reducer_add(r, &(pith_layer){sizeof(pith_layer), "a", shape, 1, PITH_F32, NULL}, &index));
+  CHECK_STATUS(pith_reducer_add(r, &(pith_layer){sizeof(pith_layer), "a", shape, 1, PITH_F32, NULL}, &index),
+               PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_reducer_start(NULL, 0, x), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_reducer_start(r, 1, x), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_reducer_start(r, 0, NULL), PITH_ERR_ARGUMENT);
@@ -366,15 +374,15 @@ static void call_with_nothing(pith_comm *comm, void *argument) {
   CHECK_STATUS(pith_reducer_finish(NULL), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_reducer_check(NULL), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_reducer_scale(NULL, 1), PITH_ERR_ARGUMENT);
-  CHECK_STATUS(pith_reducer_layer(NULL, 0, &layer), PITH_ERR_ARGUMENT);
-  CHECK_STATUS(pith_reducer_layer(r, 9, &layer), PITH_ERR_ARGUMENT);
-  CHECK_STATUS(pith_reducer_layer(r, 0, NULL), PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith_reducer_layer_stats(NULL, 0, &layer), PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith_reducer_layer_stats(r, 9, &layer), PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith_reducer_layer_stats(r, 0, NULL), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_reducer_save(NULL, &out), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_reducer_save(r, &out), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_reducer_load(r, (pith_bytes){0}), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_reducer_load(NULL, (pith_bytes){x, 5}), PITH_ERR_ARGUMENT);
   CHECK_EQ(pith_reducer_layers(NULL), 0);
-  CHECK_EQ(pith_reducer_size(NULL), 0);
+  CHECK_EQ(pith_reducer_save_size(NULL), 0);
   pith_reducer_destroy(NULL);
   pith_reducer_destroy(r);
   check_comm_works(comm, "all of these", -1);

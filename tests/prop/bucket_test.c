@@ -33,9 +33,14 @@ static void make(model *m) {
     }
   }
   for (int r = 0; r < m->ranks; r++) {
-    pith_bucket_layer layers[LAYERS];
+    pith_bucket_item layers[LAYERS];
     for (size_t l = 0; l < LAYERS; l++) {
-      layers[l] = (pith_bucket_layer){m->codec[l], m->state[l][r], l, m->n[l], PITH_F32};
+      layers[l] = (pith_bucket_item){.size = sizeof(pith_bucket_item),
+                                     .codec = m->codec[l],
+                                     .state = m->state[l][r],
+                                     .layer = l,
+                                     .n = m->n[l],
+                                     .dtype = PITH_F32};
     }
     CHECK_OK(pith_bucket_create(r, m->ranks, layers, LAYERS, &m->bucket[r]));
   }
@@ -142,7 +147,8 @@ TEST(a_rank_may_have_no_part_of_a_small_layer) {
   pith_bucket *b;
   uint8_t result[1];
   CHECK_OK(pith_codec_create("q:4", &q));
-  CHECK_OK(pith_bucket_create(1, 2, &(pith_bucket_layer){.codec = q, .n = 100}, 1, &b));
+  CHECK_OK(
+      pith_bucket_create(1, 2, &(pith_bucket_item){.size = sizeof(pith_bucket_item), .codec = q, .n = 100}, 1, &b));
   CHECK_EQ(pith_bucket_bytes(b, 1), 0);
   CHECK_OK(pith_bucket_reduce(b, (pith_bytes){NULL, 0}, PITH_MEAN, NULL, result));
   CHECK_STATUS(pith_bucket_reduce(b, (pith_bytes){NULL, 2}, PITH_MEAN, NULL, result), PITH_ERR_ARGUMENT);
@@ -157,12 +163,21 @@ TEST(what_cannot_be_in_a_bucket_is_refused) {
   uint8_t bytes[4096];
   CHECK_OK(pith_codec_create("topk:0.1", &topk));
   CHECK_OK(pith_codec_create("q:4", &q));
-  CHECK_STATUS(pith_bucket_create(0, 2, &(pith_bucket_layer){.codec = topk, .n = 1000}, 1, &b), PITH_ERR_UNSUPPORTED);
-  CHECK_STATUS(pith_bucket_create(2, 2, &(pith_bucket_layer){.codec = q, .n = 1000}, 1, &b), PITH_ERR_ARGUMENT);
-  CHECK_STATUS(pith_bucket_create(0, 2, &(pith_bucket_layer){.codec = q, .n = 1000, .dtype = PITH_I32}, 1, &b),
+  CHECK_STATUS(
+      pith_bucket_create(0, 2, &(pith_bucket_item){.size = sizeof(pith_bucket_item), .codec = topk, .n = 1000}, 1, &b),
+      PITH_ERR_UNSUPPORTED);
+  CHECK_STATUS(
+      pith_bucket_create(2, 2, &(pith_bucket_item){.size = sizeof(pith_bucket_item), .codec = q, .n = 1000}, 1, &b),
+      PITH_ERR_ARGUMENT);
+  CHECK_STATUS(
+      pith_bucket_create(
+          0, 2, &(pith_bucket_item){.size = sizeof(pith_bucket_item), .codec = q, .n = 1000, .dtype = PITH_I32}, 1, &b),
+      PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith_bucket_create(
+                   0, 2, &(pith_bucket_item){.size = sizeof(pith_bucket_item), .codec = q, .n = SIZE_MAX / 8}, 1, &b),
                PITH_ERR_ARGUMENT);
-  CHECK_STATUS(pith_bucket_create(0, 2, &(pith_bucket_layer){.codec = q, .n = SIZE_MAX / 8}, 1, &b), PITH_ERR_ARGUMENT);
-  CHECK_OK(pith_bucket_create(0, 2, &(pith_bucket_layer){.codec = q, .n = 1000}, 1, &b));
+  CHECK_OK(
+      pith_bucket_create(0, 2, &(pith_bucket_item){.size = sizeof(pith_bucket_item), .codec = q, .n = 1000}, 1, &b));
   size_t mine = pith_bucket_bytes(b, 0), all = mine + pith_bucket_bytes(b, 1);
   CHECK_STATUS(pith_bucket_reduce(b, (pith_bytes){bytes, 2 * mine - 1}, PITH_SUM, NULL, bytes + 2048),
                PITH_ERR_CORRUPT);

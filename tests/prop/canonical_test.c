@@ -61,7 +61,7 @@ static void write_stage(const pith_method *method, char *text, size_t size) {
 }
 
 static pith_method random_method(int last) {
-  pith_method method;
+  pith_method method = PITH_METHOD_INIT;
   do {
     CHECK_OK(pith_method_get(test_below(pith_method_count()), &method));
   } while ((method.kind == PITH_KIND_CODEC || method.kind == PITH_KIND_PRESET) != last);

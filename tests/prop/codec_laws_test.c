@@ -476,7 +476,7 @@ TEST(damaged_and_random_payloads_decode_or_are_refused) {
 /* ---- Calls that are not right ------------------------------------------------------------------------------------ */
 
 static pith_bytes saved(const pith_state *state) {
-  size_t size = pith_state_size(state);
+  size_t size = pith_state_save_size(state);
   pith_out out = {law_bytes(size, 0), size, 0};
   CHECK_OK(pith_state_save(state, &out));
   return (pith_bytes){out.data, out.size};
@@ -521,7 +521,7 @@ TEST(wrong_arguments_are_told_in_words) {
     CHECK_ERROR_SAYS("cannot start at value 1");
     CHECK_STATUS(pith_decode(codec, in, src, PITH_SET, &off), PITH_ERR_ARGUMENT);
     CHECK_STATUS(pith_encode(codec, state, law_const(src), &out, &sizeless), PITH_ERR_ARGUMENT);
-    CHECK_ERROR_SAYS("PITH_CTX_INIT");
+    CHECK_ERROR_SAYS("set it to sizeof(pith_ctx)");
     CHECK_STATUS(pith_encode(codec, state, law_const(ints), &out, NULL), PITH_ERR_ARGUMENT);
     CHECK_ERROR_SAYS("f32, f16 or bf16, not i32");
     CHECK_STATUS(pith_encode(codec, state, law_const(none), &out, NULL), PITH_ERR_ARGUMENT);

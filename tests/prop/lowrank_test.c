@@ -49,7 +49,7 @@ static void reduce(pith_round round, const void *from, void *into) {
 }
 
 static void exchange(group *g, size_t index, uint64_t step) {
-  pith_round round;
+  pith_round round = PITH_ROUND_INIT;
   CHECK_OK(pith_round_describe(g->codec, g->state[0], index, &round));
   size_t size = round.count * pith_dtype_size(round.dtype);
   void *sum = law_bytes(size, 4 * test_below(16));
@@ -169,7 +169,7 @@ TEST(a_layer_of_512_by_4608_at_rank_4_sends_20480_values) {
   pith_codec *codec = law_codec("powersgd:4");
   size_t n = 512 * 4608;
   pith_state *state = law_state(codec, n, 512);
-  pith_round p, q;
+  pith_round p = PITH_ROUND_INIT, q = PITH_ROUND_INIT;
   CHECK_OK(pith_round_describe(codec, state, 0, &p));
   CHECK_OK(pith_round_describe(codec, state, 1, &q));
   CHECK_EQ(p.count, 4 * 512);
@@ -235,7 +235,7 @@ TEST(a_matrix_not_worth_factoring_travels_as_it_is) {
   } small[] = {{0, 0}, {1, 1}, {100, 10}, {1000, 1}, {1000, 1000}, {63, 0}};
   for (size_t k = 0; k < sizeof small / sizeof *small; k++) {
     group g = group_of("ef/powersgd:4", 2, small[k].n, small[k].rows, (pith_dtype)test_below(3));
-    pith_round round;
+    pith_round round = PITH_ROUND_INIT;
     CHECK_OK(pith_round_describe(g.codec, g.state[0], 0, &round));
     CHECK_EQ(round.count, 0);
     CHECK_OK(pith_round_describe(g.codec, g.state[0], 1, &round));
@@ -290,7 +290,7 @@ TEST(rounds_out_of_order_are_refused) {
     pith_span src = law_tensor(LAW_NORMAL, g.n, PITH_F32), shorter = {src.data, g.n - 1, PITH_F32};
     pith_ctx ctx = ctx_of(&g, 0, 0), off = ctx;
     float *buffer = law_floats(g.n);
-    pith_round round;
+    pith_round round = PITH_ROUND_INIT;
     off.offset = 512;
     CHECK_STATUS(pith_round_produce(g.codec, g.state[0], 1, law_const(src), buffer, &ctx), PITH_ERR_STATE);
     CHECK_STATUS(pith_round_consume(g.codec, g.state[0], 1, buffer, g.dst[0], &ctx), PITH_ERR_STATE);
@@ -321,7 +321,7 @@ TEST(methods_of_one_exchange_have_no_rounds) {
   for (size_t s = 0; s < law_spec_count(); s++) {
     pith_codec *codec = law_codec(law_spec(s));
     pith_state *state = law_state(codec, 100, 0);
-    pith_round round;
+    pith_round round = PITH_ROUND_INIT;
     int rounds = (pith_codec_caps(codec) & PITH_CAP_ROUNDS) != 0;
     CHECK_EQ(pith_codec_rounds(codec) > 0, rounds);
     CHECK_EQ(pith_round_describe(codec, state, 0, &round) == PITH_OK, rounds);
@@ -346,7 +346,7 @@ static void check_fields(group *g, int bits, uint64_t step) {
   for (uint32_t r = 0; r < g->ranks; r++) {
     pith_ctx ctx = ctx_of(g, r, step);
     CHECK_OK(pith_round_produce(g->codec, g->state[r], 1, law_const(g->src[r]), mine, &ctx));
-    reduce((pith_round){PITH_I8, PITH_SUM, size}, mine, sum);
+    reduce((pith_round){sizeof(pith_round), PITH_I8, PITH_SUM, size}, mine, sum);
     for (size_t i = 0; i < g->n; i++) {
       wanted[i] += field(mine, i, bits);
     }

@@ -250,7 +250,7 @@ TEST(momentum_sends_the_running_mean) {
 /* ---- Checkpoints ------------------------------------------------------------------------------------------------- */
 
 static pith_bytes saved(const pith_state *state) {
-  size_t size = pith_state_size(state);
+  size_t size = pith_state_save_size(state);
   pith_out out = {law_bytes(size, test_below(64)), size, 0};
   CHECK_OK(pith_state_save(state, &out));
   CHECK_EQ(out.size, size);
@@ -315,7 +315,7 @@ TEST(a_damaged_checkpoint_is_refused_and_changes_nothing) {
 TEST(a_checkpoint_needs_its_room) {
   pith_codec *codec = law_codec("ef/q:4");
   pith_state *state = law_state(codec, 1000, 0);
-  size_t size = pith_state_size(state);
+  size_t size = pith_state_save_size(state);
   pith_out out = {law_bytes(size - 1, 0), size - 1, 77};
   CHECK_STATUS(pith_state_save(state, &out), PITH_ERR_BUFFER);
   CHECK_EQ(out.size, 77);

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "plan/lgreco.h"
+#include "solve/lgreco.h"
 #include "test.h"
 
 enum { LAYERS_MAX = 7, OPTIONS_MAX = 5, INSTANCES = 600 };

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "plan/profile.h"
+#include "profile/profile.h"
 #include "test.h"
 
 enum { LAYERS = 6, ROWS = 512, COLS = 640, N = ROWS * COLS, SAMPLES = 4 };
@@ -13,10 +13,10 @@ static const char *const names[LAYERS] = {"a", "b", "c", "d", "e", "f"};
 static pith_profile *make_profile(void) {
   static const size_t shape[2] = {ROWS, COLS};
   char candidates[8192];
-  pith_layer_shape layers[LAYERS];
+  pith_layer layers[LAYERS];
   pith_profile *profile;
   for (size_t l = 0; l < LAYERS; l++) {
-    layers[l] = (pith_layer_shape){names[l], shape, 2};
+    layers[l] = (pith_layer){sizeof(pith_layer), names[l], shape, 2, PITH_F32, NULL};
   }
   CHECK_OK(pith_plan_candidates("q:4", candidates, sizeof candidates));
   CHECK_OK(pith_profile_create(layers, LAYERS, candidates, &profile));
@@ -77,7 +77,7 @@ TEST(samples_tell_what_the_whole_would) {
 TEST(plans_from_samples_are_as_good) {
   pith_profile *whole = make_profile(), *sampled = make_profile();
   pith_plan *best, *plan;
-  pith_plan_info wanted, found;
+  pith_plan_info wanted = PITH_PLAN_INFO_INIT, found = PITH_PLAN_INFO_INIT;
   measure(whole, sampled);
   pith_plan_request request = {.size = sizeof request, .method = PITH_PLAN_LGRECO, .uniform = "q:4"};
   CHECK_OK(pith_plan_make(whole, &request, &best));

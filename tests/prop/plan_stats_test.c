@@ -32,7 +32,7 @@ static gradient *make_gradient(void) {
 
 static pith_profile *profile_of(const char *candidates) {
   pith_profile *profile = NULL;
-  pith_layer_shape layer = {"w", (size_t[]){ROWS, COLS}, 2};
+  pith_layer layer = {sizeof(pith_layer), "w", (size_t[]){ROWS, COLS}, 2, PITH_F32, NULL};
   CHECK_OK(pith_profile_create(&layer, 1, candidates, &profile));
   return profile;
 }
@@ -210,7 +210,7 @@ TEST(sums_of_ranks_are_statistics_of_all_of_them) {
 TEST(gradients_that_are_not_finite_are_left_out) {
   gradient *g = make_gradient();
   pith_profile *profile = profile_of("q:4;powersgd:2");
-  pith_profile_layer layer;
+  pith_profile_layer layer = PITH_PROFILE_LAYER_INIT;
   double bytes, error;
   CHECK_OK(pith_profile_update(profile, 0, (pith_cspan){g->value, N, PITH_F32}, NULL));
   CHECK_OK(pith_profile_get(profile, 0, 0, &bytes, &error));

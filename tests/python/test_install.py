@@ -139,7 +139,7 @@ def test_the_source_distribution_has_what_a_build_needs_and_no_more(sdist: Path)
     assert {
         "CMakeLists.txt",
         "include/pith/pith.h",
-        "src/engine/comm.c",
+        "src/comm/comm.c",
         "python/pith/__init__.py",
         "CHANGELOG.md",
         "LICENSE",

@@ -22,7 +22,7 @@ SECRET = "a secret that only the ranks have"
 @pytest.fixture
 def tls() -> None:
     """The module is there."""
-    config = c.Config(size=c.ctypes.sizeof(c.Config), rank=-1, ranks=-1, tls=b"off")
+    config = c.Config(rank=-1, ranks=-1, tls=b"off")
     if c.lib.pith_tls_probe(config, None) != 0:
         needs.lacks("tls", c.lib.pith_error().decode())
 

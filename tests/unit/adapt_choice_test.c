@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "plan/adapt.h"
+#include "adapt/adapt.h"
 #include "test.h"
 
 enum { RANKS = 2, LAYERS = 4, N = 64 * 128 };
@@ -26,9 +26,9 @@ typedef struct fleet {
 static fleet make(const char *spec) {
   fleet f = {.compute = 0.1, .bandwidth = 1e9, .codec = 1e-9, .scale = {1, 1, 1, 1}};
   for (int r = 0; r < RANKS; r++) {
-    pith_layer_shape layers[LAYERS];
+    pith_layer layers[LAYERS];
     for (size_t l = 0; l < LAYERS; l++) {
-      layers[l] = (pith_layer_shape){names[l], shapes[l], shapes[l][1] == 1 ? 1 : 2};
+      layers[l] = (pith_layer){sizeof(pith_layer), names[l], shapes[l], shapes[l][1] == 1 ? 1 : 2, PITH_F32, NULL};
     }
     CHECK_OK(pith_adapter_create(spec, layers, LAYERS, r, RANKS, 3, &f.a[r]));
   }
@@ -252,7 +252,8 @@ TEST(one_rank_does_nothing) {
   size_t count;
   double *numbers;
   int changed;
-  CHECK_OK(pith_adapter_create("auto", &(pith_layer_shape){"one", shapes[0], 2}, 1, 0, 1, 3, &a));
+  CHECK_OK(pith_adapter_create("auto", &(pith_layer){sizeof(pith_layer), "one", shapes[0], 2, PITH_F32, NULL}, 1, 0, 1,
+                               3, &a));
   for (int step = 0; step < 100; step++) {
     pith_adapter_step m = {sizeof m, 1, 1, 1};
     CHECK(!pith_adapter_wants(a, 0));
@@ -379,7 +380,7 @@ TEST(layers_without_a_gradient_stay_exact) {
 /* ---- Checkpoints ------------------------------------------------------------------------------------------------- */
 
 static pith_out save(pith_adapter *a) {
-  pith_out out = {malloc(pith_adapter_size(a)), pith_adapter_size(a), 0};
+  pith_out out = {malloc(pith_adapter_save_size(a)), pith_adapter_save_size(a), 0};
   CHECK_OK(pith_adapter_save(a, &out));
   return out;
 }
@@ -442,7 +443,7 @@ TEST(statistics_can_be_written) {
   CHECK_OK(pith_adapter_profile(f.a[0], path));
   CHECK_OK(pith_profile_load(path, &profile));
   CHECK_EQ(pith_profile_layers(profile), LAYERS);
-  pith_profile_layer layer;
+  pith_profile_layer layer = PITH_PROFILE_LAYER_INIT;
   CHECK_OK(pith_profile_layer_get(profile, 0, &layer));
   CHECK_EQ(layer.samples, 2 * RANKS);
   pith_profile_destroy(profile);

@@ -1,5 +1,5 @@
 /* Adaptive specs: what can be written, and that mistakes are told at once. */
-#include "plan/adapt.h"
+#include "adapt/adapt.h"
 #include "test.h"
 
 static pith_adapt_options o;
@@ -96,7 +96,8 @@ TEST(training_begins_with_the_spec_whose_error_is_the_budget) {
   for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
     pith_adapter *a;
     size_t shape[2] = {64, 64};
-    CHECK_OK(pith_adapter_create(specs[i], &(pith_layer_shape){"fc", shape, 2}, 1, 0, 2, 1, &a));
+    CHECK_OK(pith_adapter_create(specs[i], &(pith_layer){sizeof(pith_layer), "fc", shape, 2, PITH_F32, NULL}, 1, 0, 2,
+                                 1, &a));
     CHECK_STR(pith_adapter_spec(a, 0), first[i]);
     CHECK(strstr(pith_adapter_reason(a, 0), "warm-up"));
     pith_adapter_destroy(a);
@@ -127,7 +128,7 @@ TEST(the_options_of_a_spec_can_be_asked_for) {
 /* What is listed is what can be written: every option with its default is one that the parser knows. */
 TEST(every_adaptive_spec_is_listed_with_its_options) {
   static const char *const whole[] = {"auto", "lgreco:q:4", "kmeans:q:4", "accordion:q:4,q:8"};
-  pith_method method;
+  pith_method method = PITH_METHOD_INIT;
   size_t i = 0;
   for (; pith_adaptive_get(i, &method) == PITH_OK; i++) {
     char text[64];

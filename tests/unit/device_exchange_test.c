@@ -25,7 +25,7 @@ typedef struct law_run {
 } law_run;
 
 static void run_law(pith_comm *comm, void *argument) {
-  law_world world = {.comm = comm, .rank = pith_comm_rank(comm), .ranks = pith_comm_ranks(comm)};
+  law_world world = {.comm = comm, .rank = pith_comm_rank(comm), .ranks = pith_comm_size(comm)};
   ((law_run *)argument)->run(&world);
 }
 
@@ -95,7 +95,7 @@ static void disagreement(const law_world *w) { law_disagreement(w); }
 TEST(ranks_that_disagree_are_named) { on_ranks("inproc", 3, disagreement); }
 
 static pith_device *make_default(const law_world *w) {
-  pith_device_layer layers[LAW_LAYERS];
+  pith_layer layers[LAW_LAYERS];
   pith_device *device;
   law_layers(PITH_F32, layers);
   CHECK_OK(law_create(w, layers, LAW_LAYERS, "ef/q:4", LAW_SEED, &device));
@@ -104,7 +104,7 @@ static pith_device *make_default(const law_world *w) {
 
 /* A rank in whose groups there is something else would exchange other things. */
 static void other_groups(const law_world *w) {
-  pith_device_layer layer = {"w", (size_t[]){100, 100}, 2, PITH_F32};
+  pith_layer layer = {sizeof(pith_layer), "w", (size_t[]){100, 100}, 2, PITH_F32, NULL};
   pith_device_options options = PITH_DEVICE_OPTIONS_INIT;
   pith_device *device;
   options.group = w->rank ? 1 << 10 : 1 << 20;
@@ -115,12 +115,12 @@ static void other_groups(const law_world *w) {
   CHECK_ERROR_SAYS("65 slots are too many");
   options.size = 1;
   CHECK_STATUS(pith_device_create(w->comm, &layer, 1, "q:4", 0, &options, &device), PITH_ERR_ARGUMENT);
-  CHECK_ERROR_SAYS("PITH_DEVICE_OPTIONS_INIT");
+  CHECK_ERROR_SAYS("set it to sizeof(pith_device_options)");
 }
 TEST(ranks_with_other_groups_are_named) { on_ranks("inproc", 2, other_groups); }
 
 static void no_memory(const law_world *w) {
-  pith_device_layer layer = {"w", (size_t[]){100, 100}, 2, PITH_F32};
+  pith_layer layer = {sizeof(pith_layer), "w", (size_t[]){100, 100}, 2, PITH_F32, NULL};
   pith_device *device;
   CHECK_STATUS(pith_device_create(w->comm, &layer, 1, "q:4", 0, NULL, &device), PITH_ERR_MEMORY);
   CHECK_ERROR_SAYS("out of memory");
@@ -131,7 +131,8 @@ TEST(no_memory_is_an_error) {
 }
 
 static void sizes(const law_world *w) {
-  pith_device_layer layers[2] = {{"w", (size_t[]){1024, 1024}, 2, PITH_F32}, {"v", (size_t[]){512, 1024}, 2, PITH_F32}};
+  pith_layer layers[2] = {{sizeof(pith_layer), "w", (size_t[]){1024, 1024}, 2, PITH_F32, NULL},
+                          {sizeof(pith_layer), "v", (size_t[]){512, 1024}, 2, PITH_F32, NULL}};
   pith_device_options options = PITH_DEVICE_OPTIONS_INIT;
   pith_device *device;
   size_t values = 256 * 1024, payload = values / 512 * 264, pinned;
@@ -142,13 +143,13 @@ static void sizes(const law_world *w) {
   CHECK_EQ(pith_device_memory(device, &pinned),
            2 * 2 * payload + values); /* two slots of four quarters each way; a quarter of sums */
   CHECK_EQ(pinned, 2 * 2 * payload);
-  CHECK_EQ(pith_device_size(device), 48); /* nothing is kept */
+  CHECK_EQ(pith_device_save_size(device), 48); /* nothing is kept */
   pith_device_destroy(device);
 }
 TEST(memory_follows_from_groups_and_not_from_layers) { on_ranks("inproc", 4, sizes); }
 
 static void sparse_sizes(const law_world *w) {
-  pith_device_layer layer = {"w", (size_t[]){100, 100}, 2, PITH_F32};
+  pith_layer layer = {sizeof(pith_layer), "w", (size_t[]){100, 100}, 2, PITH_F32, NULL};
   pith_device *device;
   float *gradient = calloc(10000, sizeof *gradient);
   CHECK_OK(pith_device_create(w->comm, &layer, 1, "threshold:1", 0, NULL, &device));
@@ -164,7 +165,7 @@ static void sparse_sizes(const law_world *w) {
 TEST(of_sparse_payloads_only_what_they_have_travels) { on_ranks("inproc", 2, sparse_sizes); }
 
 static void nothing(const law_world *w) {
-  pith_device_layer layer = {"w", (size_t[]){0, 4}, 2, PITH_F32};
+  pith_layer layer = {sizeof(pith_layer), "w", (size_t[]){0, 4}, 2, PITH_F32, NULL};
   pith_device *device;
   void *gradient = NULL;
   CHECK_OK(pith_device_create(w->comm, NULL, 0, "q:4", 0, NULL, &device));
@@ -178,7 +179,7 @@ TEST(no_values_need_no_exchange) { on_ranks("inproc", 2, nothing); }
 
 TEST(null_is_nobody) {
   size_t pinned = 1;
-  CHECK_EQ(pith_device_size(NULL) + pith_device_sent(NULL) + pith_device_memory(NULL, &pinned) + pinned, 0);
+  CHECK_EQ(pith_device_save_size(NULL) + pith_device_sent(NULL) + pith_device_memory(NULL, &pinned) + pinned, 0);
   CHECK_STATUS(pith_device_scale(NULL, 2, NULL), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_device_save(NULL, NULL), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_device_load(NULL, (pith_bytes){NULL, 0}), PITH_ERR_ARGUMENT);

@@ -5,8 +5,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "plan/lgreco.h"
-#include "plan/queue_walk.h"
+#include "solve/lgreco.h"
+#include "solve/queue_walk.h"
 #include "test.h"
 
 enum { STEPS = PITH_LGRECO_STEPS, LAYERS = 40, OPTIONS = 6, QUEUES = 24 };

@@ -100,12 +100,12 @@ static uint8_t *saved;
 static size_t saved_size;
 
 static void exchange_checkpoints(const law_world *w) {
-  pith_nccl_layer layers[LAW_LAYERS];
+  pith_layer layers[LAW_LAYERS];
   pith_nccl *nccl;
   law_layers(PITH_F32, layers);
   CHECK_OK(pith_nccl_create(w->comm, layers, LAW_LAYERS, "ef/q:4", LAW_SEED, &nccl));
   if (w->rank == 0) {
-    saved_size = pith_nccl_size(nccl);
+    saved_size = pith_nccl_save_size(nccl);
     saved = malloc(saved_size);
     CHECK_OK(pith_nccl_save(nccl, &(pith_out){saved, saved_size, 0}));
   }
@@ -122,7 +122,7 @@ TEST(another_ranks_checkpoint_is_refused) {
 
 /* A rank without memory is known to all of them, and what was sent is what objects say. */
 static void no_memory(const law_world *w) {
-  pith_nccl_layer layers[LAW_LAYERS];
+  pith_layer layers[LAW_LAYERS];
   pith_nccl *nccl;
   law_layers(PITH_F32, layers);
   CHECK_STATUS(pith_nccl_create(w->comm, layers, LAW_LAYERS, "ef/q:4", LAW_SEED, &nccl), PITH_ERR_MEMORY);
@@ -135,13 +135,13 @@ TEST(no_device_memory_is_an_error) {
 }
 
 static void sizes(const law_world *w) {
-  pith_nccl_layer layer = {"w", (size_t[]){1024, 1024}, 2, PITH_F32};
+  pith_layer layer = {sizeof(pith_layer), "w", (size_t[]){1024, 1024}, 2, PITH_F32, NULL};
   pith_nccl *nccl;
   size_t values = 1024 * 1024, payload = values / 512 * 264;
   CHECK_OK(pith_nccl_create(w->comm, &layer, 1, "q:4", 0, &nccl));
   CHECK_EQ(pith_nccl_sent(nccl), 2 * payload * 3 / 4);
   CHECK(pith_nccl_memory(nccl) >= 2 * payload + values && pith_nccl_memory(nccl) < 2 * payload + values + 4096);
-  CHECK_EQ(pith_nccl_size(nccl), 48); /* nothing is kept */
+  CHECK_EQ(pith_nccl_save_size(nccl), 48); /* nothing is kept */
   pith_nccl_destroy(nccl);
 }
 TEST(sizes_are_what_the_codec_promises) { on_ranks(4, sizes); }
@@ -150,7 +150,7 @@ TEST(sizes_are_what_the_codec_promises) { on_ranks(4, sizes); }
  * ------------------------------------------------------------------------------------------------------ */
 
 static void failing(const law_world *w) {
-  pith_nccl_layer layer = {"w", (size_t[]){100, 100}, 2, PITH_F32};
+  pith_layer layer = {sizeof(pith_layer), "w", (size_t[]){100, 100}, 2, PITH_F32, NULL};
   void *gradient = calloc(10000, sizeof(float));
   pith_nccl *nccl;
   CHECK_OK(pith_nccl_create(w->comm, &layer, 1, "q:4", 0, &nccl));

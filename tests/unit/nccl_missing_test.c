@@ -19,7 +19,7 @@ TEST(missing_nccl_is_an_error_that_says_so) {
 
 TEST(arguments_are_checked_before_nccl_is_looked_for) {
   pith_nccl *nccl = NULL;
-  pith_nccl_layer layer = {"w", (size_t[]){4}, 1, PITH_F32};
+  pith_layer layer = {sizeof(pith_layer), "w", (size_t[]){4}, 1, PITH_F32, NULL};
   int something = 0;
   CHECK_STATUS(pith_nccl_create(NULL, &layer, 1, "q:4", 0, &nccl), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_nccl_create(&something, NULL, 1, "q:4", 0, &nccl), PITH_ERR_ARGUMENT);
@@ -30,6 +30,6 @@ TEST(arguments_are_checked_before_nccl_is_looked_for) {
   CHECK_STATUS(pith_nccl_spec(NULL, 0, NULL, NULL), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_nccl_save(NULL, NULL), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_nccl_load(NULL, (pith_bytes){NULL, 0}), PITH_ERR_ARGUMENT);
-  CHECK_EQ(pith_nccl_size(NULL) + pith_nccl_sent(NULL) + pith_nccl_memory(NULL), 0);
+  CHECK_EQ(pith_nccl_save_size(NULL) + pith_nccl_sent(NULL) + pith_nccl_memory(NULL), 0);
   pith_nccl_destroy(NULL);
 }

@@ -107,12 +107,12 @@ static pith_status update(void) {
 
 TEST(measuring_a_gradient) {
   static const size_t shape[] = {64, 64};
-  pith_profile_layer layer;
+  pith_profile_layer layer = PITH_PROFILE_LAYER_INIT;
   for (int i = 0; i < 64 * 64; i++) {
     gradient[i] = test_normal();
   }
-  CHECK_OK(
-      pith_profile_create(&(pith_layer_shape){"a", shape, 2}, 1, "q:4;topk:0.01;powersgd:2;sketchml:16", &profile));
+  CHECK_OK(pith_profile_create(&(pith_layer){sizeof(pith_layer), "a", shape, 2, PITH_F32, NULL}, 1,
+                               "q:4;topk:0.01;powersgd:2;sketchml:16", &profile));
   check_every_failure(update);
   CHECK_OK(pith_profile_layer_get(profile, 0, &layer));
   CHECK_EQ(layer.samples, 1);

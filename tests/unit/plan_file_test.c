@@ -26,8 +26,8 @@ static pith_status parse_stats(const char *text, pith_profile **profile) {
 
 TEST(a_plan_made_by_hand_reads_back_as_it_is) {
   pith_plan *plan;
-  pith_plan_info info;
-  pith_plan_layer layer;
+  pith_plan_info info = PITH_PLAN_INFO_INIT;
+  pith_plan_layer layer = PITH_PLAN_LAYER_INIT;
   CHECK_OK(parse_plan(HAND_MADE, &plan));
   CHECK_STR(pith_plan_text(plan), HAND_MADE);
   CHECK_STR(pith_plan_rules(plan), "embed.weight=ef/topk:0.01;fc1.weight=q:4;*=none");
@@ -53,12 +53,12 @@ TEST(a_plan_may_leave_out_what_it_does_not_know) {
 
 TEST(escapes_and_foreign_letters_survive) {
   pith_plan *plan, *again;
-  pith_plan_layer layer;
+  pith_plan_layer layer = PITH_PLAN_LAYER_INIT;
   CHECK_OK(
       parse_plan("{\"pith_plan\":1,\"note\":\"\\u00e9\\ud83d\\ude00\\n\\\"\\\\ "
                  "\\/\",\"layers\":[{\"name\":\"größe/w\",\"spec\":\"q\"}]}",
                  &plan));
-  pith_plan_info info;
+  pith_plan_info info = PITH_PLAN_INFO_INIT;
   CHECK_OK(pith_plan_info_get(plan, &info));
   CHECK_STR(info.note, "é😀\n\"\\ /");
   CHECK_OK(parse_plan(pith_plan_text(plan), &again));
@@ -125,7 +125,9 @@ TEST(no_beginning_of_a_plan_is_a_plan) {
 static pith_profile *measured(void) {
   pith_profile *profile;
   static const size_t shape[] = {64, 100}, flat[] = {64};
-  pith_layer_shape layers[] = {{"w", shape, 2}, {"b", flat, 1}, {"unseen", shape, 2}};
+  pith_layer layers[] = {{sizeof(pith_layer), "w", shape, 2, PITH_F32, NULL},
+                         {sizeof(pith_layer), "b", flat, 1, PITH_F32, NULL},
+                         {sizeof(pith_layer), "unseen", shape, 2, PITH_F32, NULL}};
   float x[6400];
   for (int i = 0; i < 6400; i++) {
     x[i] = test_normal();
@@ -150,7 +152,7 @@ TEST(statistics_read_back_to_the_last_bit) {
   CHECK_BYTES(a, b, count * sizeof *a);
   CHECK_STR(pith_profile_candidate(again, 2), "ef/topk:0.01");
   CHECK(pith_profile_candidate(again, 4) == NULL);
-  pith_profile_layer layer;
+  pith_profile_layer layer = PITH_PROFILE_LAYER_INIT;
   CHECK_OK(pith_profile_layer_get(again, 0, &layer));
   CHECK_EQ(layer.samples, 2);
   CHECK_EQ(layer.n, 6400);

@@ -39,7 +39,7 @@ TEST(plugins_of_the_environment_are_there_at_first_use) {
   setenv("PITH_PLUGIN_PATH", GOOD_PLUGINS, 1);
   setenv("PITH_PLUGINS", "missing,fp8," BAD_PLUGINS "/pith_bad_abi.so", 1);
   CHECK(is_known("hadamard/fp8"));
-  pith_method method;
+  pith_method method = PITH_METHOD_INIT;
   CHECK_OK(pith_method_get(pith_method_count() - 1, &method));
   CHECK_STR(method.name, "fp8");
   CHECK_STR(method.origin, GOOD_PLUGINS "/pith_fp8.so");
@@ -65,9 +65,9 @@ TEST(a_value_survives_the_way_through_a_plugin) {
 }
 
 TEST(broken_plugins_are_refused_and_leave_nothing_behind) {
-  check_refused(BAD_PLUGINS "/pith_bad_abi.so", PITH_ERR_PLUGIN, "ABI 2, this library 1");
+  check_refused(BAD_PLUGINS "/pith_bad_abi.so", PITH_ERR_PLUGIN, "ABI 3, this library 2");
   check_refused(BAD_PLUGINS "/pith_bad_entry.so", PITH_ERR_PLUGIN, "does not export pith_plugin_entry");
-  check_refused(BAD_PLUGINS "/pith_bad_size.so", PITH_ERR_PLUGIN, "bytes, this library needs");
+  check_refused(BAD_PLUGINS "/pith_bad_size.so", PITH_ERR_PLUGIN, "which no version of the struct has had");
   check_refused(BAD_PLUGINS "/pith_bad_version.so", PITH_ERR_PLUGIN, "no name or version");
   check_refused(BAD_PLUGINS "/pith_bad_empty.so", PITH_ERR_PLUGIN, "has no codecs");
   check_refused(BAD_PLUGINS "/pith_bad_second.so", PITH_ERR_PLUGIN, "already a method \"q\"");

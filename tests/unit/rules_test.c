@@ -10,7 +10,7 @@ static pith_rules *make(const char *text) {
 }
 
 static pith_match find(const pith_rules *rules, const char *layer, size_t dimensions, size_t n) {
-  pith_match match;
+  pith_match match = PITH_MATCH_INIT;
   CHECK_OK(pith_rules_find(rules, layer, dimensions, n, &match));
   return match;
 }
@@ -113,7 +113,7 @@ TEST(rules_that_match_nothing_can_be_found) {
 
 TEST(missing_arguments_are_errors) {
   pith_rules *rules = make("q:4");
-  pith_match match;
+  pith_match match = PITH_MATCH_INIT;
   CHECK_STATUS(pith_rules_find(NULL, "a", 2, 10, &match), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_rules_find(rules, NULL, 2, 10, &match), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_rules_find(rules, "a", 2, 10, NULL), PITH_ERR_ARGUMENT);

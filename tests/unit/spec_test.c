@@ -9,13 +9,14 @@
 #include "test.h"
 
 static const pith_param sample[] = {
-    {"bits", PITH_PARAM_INT, 1, 8, "4", NULL, "bits"},
-    {"ratio", PITH_PARAM_REAL, 1e-6, 1, "0.5", NULL, "share"},
-    {"round", PITH_PARAM_CHOICE, 0, 0, "nearest", "nearest|stochastic", "rounding"},
+    {sizeof(pith_param), "bits", PITH_PARAM_INT, 1, 8, "4", NULL, "bits"},
+    {sizeof(pith_param), "ratio", PITH_PARAM_REAL, 1e-6, 1, "0.5", NULL, "share"},
+    {sizeof(pith_param), "round", PITH_PARAM_CHOICE, 0, 0, "nearest", "nearest|stochastic", "rounding"},
     {0},
 };
 
-static const pith_param any_real[] = {{"x", PITH_PARAM_REAL, -HUGE_VAL, HUGE_VAL, NULL, NULL, "any"}, {0}};
+static const pith_param any_real[] = {
+    {sizeof(pith_param), "x", PITH_PARAM_REAL, -HUGE_VAL, HUGE_VAL, NULL, NULL, "any"}, {0}};
 
 static const pith_param nothing[] = {{0}};
 
@@ -188,9 +189,10 @@ TEST(canonical_text_leaves_defaults_out_and_keeps_the_strength) {
 }
 
 TEST(canonical_text_shows_layout_choices_and_factors_only_when_changed) {
-  static const pith_param bucket[] = {{"bucket", PITH_PARAM_INT, 1, 100, "64", NULL, ""}, {0}};
-  static const pith_param choice[] = {{"scale", PITH_PARAM_CHOICE, 0, 0, "one", "one|mean", ""}, {0}};
-  static const pith_param factor[] = {{"beta", PITH_PARAM_REAL, 0, 1, "1", NULL, ""}, {0}};
+  static const pith_param bucket[] = {{sizeof(pith_param), "bucket", PITH_PARAM_INT, 1, 100, "64", NULL, ""}, {0}};
+  static const pith_param choice[] = {{sizeof(pith_param), "scale", PITH_PARAM_CHOICE, 0, 0, "one", "one|mean", ""},
+                                      {0}};
+  static const pith_param factor[] = {{sizeof(pith_param), "beta", PITH_PARAM_REAL, 0, 1, "1", NULL, ""}, {0}};
   CHECK_STR(canonical("m", bucket), "m");
   CHECK_STR(canonical("m:32", bucket), "m:32");
   CHECK_STR(canonical("m:one", choice), "m");
@@ -270,20 +272,27 @@ static void check_list_refused(const pith_param *params, const char *says) {
 
 TEST(bad_parameter_lists_are_refused) {
   static const pith_param many[PITH_PARAMS_MAX + 2] = {
-      {"a", 0, 0, 1, "0", NULL, ""}, {"b", 0, 0, 1, "0", NULL, ""}, {"c", 0, 0, 1, "0", NULL, ""},
-      {"d", 0, 0, 1, "0", NULL, ""}, {"e", 0, 0, 1, "0", NULL, ""}, {"f", 0, 0, 1, "0", NULL, ""},
-      {"g", 0, 0, 1, "0", NULL, ""}, {"h", 0, 0, 1, "0", NULL, ""}, {"i", 0, 0, 1, "0", NULL, ""},
+      {sizeof(pith_param), "a", 0, 0, 1, "0", NULL, ""}, {sizeof(pith_param), "b", 0, 0, 1, "0", NULL, ""},
+      {sizeof(pith_param), "c", 0, 0, 1, "0", NULL, ""}, {sizeof(pith_param), "d", 0, 0, 1, "0", NULL, ""},
+      {sizeof(pith_param), "e", 0, 0, 1, "0", NULL, ""}, {sizeof(pith_param), "f", 0, 0, 1, "0", NULL, ""},
+      {sizeof(pith_param), "g", 0, 0, 1, "0", NULL, ""}, {sizeof(pith_param), "h", 0, 0, 1, "0", NULL, ""},
+      {sizeof(pith_param), "i", 0, 0, 1, "0", NULL, ""},
   };
   CHECK_OK(pith__spec_check("m", sample));
   CHECK_OK(pith__spec_check("m", nothing));
   check_list_refused(NULL, "no parameter list");
   check_list_refused(many, "more than 8 parameters");
-  check_list_refused((pith_param[]){{"A", 0, 0, 1, "0", NULL, ""}, {0}}, "cannot be the name");
-  check_list_refused((pith_param[]){{"a", 0, 0, 1, "0", NULL, ""}, {"a", 0, 0, 1, "0", NULL, ""}, {0}}, "called a");
-  check_list_refused((pith_param[]){{"a", 0, 2, 1, "2", NULL, ""}, {0}}, "empty range");
-  check_list_refused((pith_param[]){{"a", 0, 0, 1, "2", NULL, ""}, {0}}, "out of range");
-  check_list_refused((pith_param[]){{"a", PITH_PARAM_CHOICE, 0, 0, "x", NULL, ""}, {0}}, "no choices");
-  check_list_refused((pith_param[]){{"a", PITH_PARAM_CHOICE, 0, 0, "x", "y|z", ""}, {0}}, "not one of y|z");
+  check_list_refused((pith_param[]){{sizeof(pith_param), "A", 0, 0, 1, "0", NULL, ""}, {0}}, "cannot be the name");
+  check_list_refused(
+      (pith_param[]){
+          {sizeof(pith_param), "a", 0, 0, 1, "0", NULL, ""}, {sizeof(pith_param), "a", 0, 0, 1, "0", NULL, ""}, {0}},
+      "called a");
+  check_list_refused((pith_param[]){{sizeof(pith_param), "a", 0, 2, 1, "2", NULL, ""}, {0}}, "empty range");
+  check_list_refused((pith_param[]){{sizeof(pith_param), "a", 0, 0, 1, "2", NULL, ""}, {0}}, "out of range");
+  check_list_refused((pith_param[]){{sizeof(pith_param), "a", PITH_PARAM_CHOICE, 0, 0, "x", NULL, ""}, {0}},
+                     "no choices");
+  check_list_refused((pith_param[]){{sizeof(pith_param), "a", PITH_PARAM_CHOICE, 0, 0, "x", "y|z", ""}, {0}},
+                     "not one of y|z");
   CHECK(pith__spec_check("Q", nothing) != PITH_OK);
   CHECK(pith__spec_check("", nothing) != PITH_OK);
   CHECK(pith__spec_check(NULL, nothing) != PITH_OK);

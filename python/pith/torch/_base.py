@@ -33,7 +33,7 @@ _LEAST_TIMEOUT = 1e-3  # a time-out of zero: whatever is not there at once is to
 is_profiling = torch.autograd._profiler_enabled
 _EVENTS = {  # as gloo names its events
     "pith_allreduce": "pith:all_reduce",
-    "pith_reduce_to": "pith:reduce",
+    "pith_reduce": "pith:reduce",
     "pith_reduce_scatter": "pith:reduce_scatter",
     "pith_all_gather": "pith:all_gather",
     "pith_broadcast": "pith:broadcast",
@@ -42,7 +42,7 @@ _EVENTS = {  # as gloo names its events
     "pith_scatter": "pith:scatter",
     "pith_barrier": "pith:barrier",
     "pith_send": "pith:send",
-    "pith_receive": "pith:recv",
+    "pith_recv": "pith:recv",
 }
 
 Tensors = Sequence[torch.Tensor]

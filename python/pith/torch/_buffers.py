@@ -34,7 +34,7 @@ _TYPES = {
 _PAIRS = {torch.complex32: (F16, 2), torch.complex64: (F32, 2), torch.complex128: (F64, 2)}
 COMPRESSIBLE = (F32, F16, BF16)
 
-SUM, MAX, MIN, PROD, MEAN, BAND, BOR, BXOR = range(8)  # pith_reduce
+SUM, MAX, MIN, PROD, MEAN, BAND, BOR, BXOR = range(8)  # pith_reduce_op
 _Op: Any = dist.ReduceOp.RedOpType
 PREMUL_SUM = _Op.PREMUL_SUM
 _REDUCTIONS = {

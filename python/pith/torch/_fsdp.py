@@ -20,9 +20,9 @@ from .. import _library as c
 from .._adapt import AdaptiveRules
 from .._codec import Caps, Codec, Rules, codec_of
 from .._errors import ArgumentError, StateError, UnsupportedError
+from ._carrier import all_gather_single
 from ._checkpoint import check_head, head_of
 from ._coder import Piece, coder_for
-from ._exchange import all_gather_single
 from ._layers import (
     COMPRESSIBLE,
     Layer,

@@ -158,7 +158,7 @@ class PithGroup(GroupBase):
         dtype, width, reduction = buffers.reduced(buffer.dtype, buffers.kind_of(op))
         chosen = self._choose(buffer.numel() * width, dtype, reduction, _CHUNKED)
         memory = buffers.span(buffer, (dtype, width))
-        call = (c.lib.pith_reduce_to, memory, memory, reduction, root, self._call(chosen))
+        call = (c.lib.pith_reduce, memory, memory, reduction, root, self._call(chosen))
         return self._run([call], [tensor], buffer, opts, [finish if root == self.rank() else None])
 
     def _reduce_scatter_call(
@@ -400,7 +400,7 @@ class PithGroup(GroupBase):
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> PithWork:
         tensor = _only(tensors, "recv")
         target, finish = buffers.output(tensor)
-        call = (c.lib.pith_receive, buffers.span(target, buffers.moved(target.dtype)), peer, tag)
+        call = (c.lib.pith_recv, buffers.span(target, buffers.moved(target.dtype)), peer, tag)
         return self._run([call], [tensor], target, finishes=[finish], waiter=self._point_waiter)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> PithWork:

@@ -71,8 +71,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return (chosen, layers), summary_of(layers, chosen, seed, **more)
 
         chosen, self._layers = agree(group, look)
-        engine = engine_for(group, chosen, self._layers, seed)
-        self._reduction = Reduction(self._layers, engine, scaler=scaler, in_order=True)
+        engine = engine_for(group, chosen, self._layers, seed, in_order=True)
+        self._reduction = Reduction(self._layers, engine, scaler=scaler)
         self._counts = [0] * len(self._layers)  # backward passes since the last step
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._synchronized = False

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .._errors import ArgumentError, StateError
 from .._profile import Profile
 from .._profile import candidates as candidates_around
-from ._engine import _own_group
+from ._carrier import own_group
 from ._fsdp import is_sharded
 from ._hook import _parameters
 from ._layers import COMPRESSIBLE, agree, plain_name
@@ -89,7 +89,7 @@ class Recorder:
             return (named, profile), said | {"the list of layers": layers}
 
         named, self._profile = agree(group, look) if self._ranks > 1 else look()[0]
-        self._group = _own_group(group) if self._ranks > 1 else None
+        self._group = own_group(group) if self._ranks > 1 else None
         self._device = named[0][1].device
         self._passes = 0
         self._under_way = self._wanted = False

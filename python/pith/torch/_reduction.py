@@ -1,9 +1,9 @@
-"""Gradients as they come, in groups to an engine; steps, checkpoints and statistics. What the hook and the optimizer share."""
+"""Gradients as they come, to an engine; steps, checkpoints and statistics. What the hook and the optimizer share."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,61 +15,19 @@ from ._engine import Engine
 from ._layers import Layer, described
 from ._table import LayerStats, Meter, Table, ratio_of
 
-GROUP_BYTES = (
-    4 << 20
-)  # of gradients that leave together: enough to be worth a message, soon enough to overlap
-
-
-def grouped(layers: Sequence[Layer], engine: Engine) -> list[list[int]]:
-    """Layers of one kind in groups, from the last layer to the first: the order of a backward pass."""
-    groups: list[list[int]] = []
-    open_: dict[Hashable, tuple[list[int], int]] = {}
-    for index in reversed(range(len(layers))):
-        if layers[index].sparse:
-            continue
-        kind = engine.kind_of(layers[index])
-        members, size = open_.get(kind, ([], 0))
-        if not members:
-            groups.append(members)
-        members.append(index)
-        size += layers[index].bytes
-        open_[kind] = ([], 0) if size >= engine.group_bytes(kind) else (members, size)
-    return groups
-
 
 class Reduction:
-    """Reduces the gradients of layers to their means, step after step.
+    """Reduces the gradients of layers to their means, step after step."""
 
-    ``in_order``: groups leave in one order on all ranks, whatever order gradients come in. Without it, gradients must come in the same
-    order on all ranks.
-    """
-
-    def __init__(
-        self,
-        layers: Sequence[Layer],
-        engine: Engine,
-        *,
-        scaler: Any = None,
-        in_order: bool = False,
-    ) -> None:
+    def __init__(self, layers: Sequence[Layer], engine: Engine, *, scaler: Any = None) -> None:
         self.layers = layers
         self.engine = engine
         self._scaler = scaler
         self._scale: float | None = None
-        self._in_order = in_order
-        self._groups: list[list[int]] = []
-        self._group_of: dict[int, int] = {}
-        self._regroup()
-        self._present: dict[int, torch.Tensor] = {}
-        self._waiting: set[int] = set()  # groups that have not left in this step
-        self._missing: list[int] = []
+        self._present: set[int] = set()  # layers whose gradients have come in this step
         self._steps = [0] * len(layers)
         self._meter = Meter()
         self._advice = Advice(layers)
-
-    def _regroup(self) -> None:
-        self._groups = grouped(self.layers, self.engine)
-        self._group_of = {i: g for g, members in enumerate(self._groups) for i in members}
 
     def __repr__(self) -> str:
         return described(self.layers, self.engine.name, self.engine.rank, self.engine.ranks)
@@ -78,7 +36,7 @@ class Reduction:
 
     @property
     def under_way(self) -> bool:
-        return bool(self._waiting or self._present)
+        return bool(self._present)
 
     def put(self, index: int, gradient: torch.Tensor) -> None:
         """The gradient of a layer is there. It is lent until the end of the step."""
@@ -90,25 +48,16 @@ class Reduction:
         if index in self._present:
             raise StateError(f"layer {layer.name} has two gradients in one step")
         if not self.under_way:
-            self._begin()
+            self._follow_scale()
+            self._meter.begin()
         self._meter.look(layer, gradient, layer.rows)
-        self._present[index] = gradient
-        group = self._group_of[index]
-        self._missing[group] -= 1
-        if self._in_order:
-            self._leave_in_order()
-        elif self._missing[group] == 0:
-            self._leave(group)
+        self._present.add(index)
+        self._steps[index] += 1
+        self.engine.put(index, gradient)
 
     def has(self, index: int) -> bool:
         """Whether the layer's gradient has come in this step."""
         return index in self._present
-
-    def _begin(self) -> None:
-        self._waiting = set(range(len(self._groups)))
-        self._missing = [len(members) for members in self._groups]
-        self._follow_scale()
-        self._meter.begin()
 
     def _follow_scale(self) -> None:
         """What is kept is in units of the loss scale."""
@@ -119,30 +68,13 @@ class Reduction:
             self.engine.scale(scale / self._scale)
         self._scale = scale
 
-    def _leave_in_order(self) -> None:
-        while self._waiting and self._missing[min(self._waiting)] == 0:
-            self._leave(min(self._waiting))
-
-    def _leave(self, group: int) -> None:
-        self._waiting.discard(group)
-        members = [i for i in self._groups[group] if i in self._present]
-        if not members:
-            return
-        for index in members:
-            self._steps[index] += 1
-        self.engine.start(members, [self._present[i] for i in members])
-
     def finish(self) -> None:
         """Waits until all gradients that came are means. Layers whose gradients did not come are left out, on all ranks alike."""
         try:
-            for group in sorted(self._waiting):
-                self._leave(group)
             changed = self.engine.finish()
         finally:
-            self._present = {}
-            self._waiting = set()
+            self._present.clear()
         if changed:
-            self._regroup()
             self._meter.ask()  # what was measured is of other specs
         self._advice.step(self.layers)
 
@@ -163,7 +95,6 @@ class Reduction:
             raise StateError("a step is under way: load between steps")
         self._check_saved(saved)
         self.engine.load(saved["engine"])
-        self._regroup()
         self._scale = saved["scale"]
 
     def _check_saved(self, saved: dict[str, Any]) -> None:

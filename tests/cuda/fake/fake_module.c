@@ -400,17 +400,14 @@ static int event_wait(void *event, char *text) {
 /* ---- What it does not have
  * ---------------------------------------------------------------------------------------------- */
 
-static size_t errors_space(const pith_gpu_task *tasks, size_t count) { return (void)tasks, (void)count, 0; }
+static int use_device(int number, char *text) { return number ? refuse(text, "there is one device") : 0; }
 
-static int errors(const pith_gpu_task *tasks, size_t count, double *sums, void *memory, void *stream, char *text) {
-  (void)tasks, (void)count, (void)sums, (void)memory, (void)stream;
-  return refuse(text, "it measures no errors");
+static int move(void *to, const void *from, size_t size, void *stream, char *text) {
+  return (void)stream, copy(to, from, size, text);
 }
 
-static int magnitudes(const void *values, int dtype, size_t n, uint64_t *counts, double *energies, void *stream,
-                      char *text) {
-  (void)values, (void)dtype, (void)n, (void)counts, (void)energies, (void)stream;
-  return refuse(text, "it counts no magnitudes");
+static int clear(void *memory, size_t size, void *stream, char *text) {
+  return (void)stream, (void)text, memset(memory, 0, size), 0;
 }
 
 static const pith_cuda_module module = {
@@ -423,9 +420,6 @@ static const pith_cuda_module module = {
     .sparse_decode = sparse_decode,
     .lowrank_space = lowrank_space,
     .lowrank = lowrank,
-    .errors_space = errors_space,
-    .errors = errors,
-    .magnitudes = magnitudes,
     .mean = mean,
     .device = device,
     .allocate = allocate,
@@ -439,6 +433,9 @@ static const pith_cuda_module module = {
     .event_destroy = free,
     .event_record = event_record,
     .event_wait = event_wait,
+    .use_device = use_device,
+    .move = move,
+    .clear = clear,
 };
 
 __attribute__((visibility("default"))) const pith_cuda_module *pith_cuda_module_entry(void);

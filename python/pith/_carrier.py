@@ -1,0 +1,163 @@
+"""A reducer over somebody else's collectives: what moves its bytes.
+
+Subclass :class:`Carrier`, or hand in anything with the same methods. Memory is given as ``memoryview`` of bytes, or as :class:`DeviceMemory`; it is
+the reducer's, and stays until :meth:`Carrier.wait` has returned.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from . import _library as c
+from ._errors import SystemError
+from ._tensors import NAMES
+
+_ALL_TO_ALL, _ALL_GATHER = 0, 1
+_OPS = ("sum", "max", "min", "prod", "mean", "band", "bor", "bxor")
+
+
+class DeviceMemory:
+    """Bytes of a CUDA device, for whatever reads ``__cuda_array_interface__``: torch, CuPy, Numba."""
+
+    def __init__(self, address: int | None, nbytes: int) -> None:
+        self.nbytes = nbytes if address else 0
+        self.__cuda_array_interface__ = {
+            "shape": (self.nbytes,),
+            "typestr": "|u1",
+            "data": (address or 0, False),
+            "version": 3,
+        }
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """Where a reducer for device tensors works: on a stream of the current device, with the memory of a framework."""
+
+    stream: int
+    allocate: Callable[[int], int]
+    release: Callable[[int], None]
+    chunk_bytes: int = 0  # layers much larger travel in several exchanges; 0: what is usual
+
+
+class Carrier:
+    """Moves a reducer's bytes between ranks.
+
+    Every method that begins a collective returns a handle, and should not wait for other ranks; :meth:`wait` gets the handle back. All ranks
+    begin the same collectives in the same order. With ``threads`` the calls come from a thread of the reducer, beside the caller's work;
+    without it they come inside calls of the reducer.
+    """
+
+    name = "carrier"
+    rank: int
+    ranks: int
+    threads = False
+    cuda: Cuda | None = None  # gradients are on a device
+
+    def all_to_all(
+        self, send: memoryview, recv: memoryview, send_bytes: list[int], recv_bytes: list[int]
+    ) -> Any:
+        """``send_bytes[p]`` bytes go to rank p, ``recv_bytes[p]`` come from it; pieces lie one after another."""
+        raise NotImplementedError
+
+    def all_gather(self, send: memoryview, recv: memoryview) -> Any:
+        """``recv`` gets ``send`` of all ranks, one after another."""
+        raise NotImplementedError
+
+    def allreduce(self, values: memoryview, dtype: str, op: str) -> Any:
+        """Values of a type ("f32", "f64", "i32", …) are reduced in place by "sum" or "max"."""
+        raise NotImplementedError
+
+    def wait(self, handle: Any) -> None:
+        """Until the collective is complete."""
+        handle.wait()
+
+
+def _view(address: int | None, size: int) -> memoryview:
+    data = (ctypes.c_uint8 * size).from_address(address) if size and address else bytearray()
+    return memoryview(data).cast("B")
+
+
+_waiting: list[Bridge] = []  # that threads will come back to
+
+
+class Bridge:
+    """A carrier as the C library sees it. Exceptions of its methods are kept, and become those of the reducer."""
+
+    def __init__(self, carrier: Carrier) -> None:
+        self._carrier = carrier
+        self._handles: dict[int, Any] = {}
+        self._next = 0
+        self.error: BaseException | None = None
+        self._functions = (c.CARRIER_START(self._start), c.CARRIER_WAIT(self._wait))
+        self._name = carrier.name.encode()
+        self.struct = c.Carrier(
+            name=self._name,
+            rank=carrier.rank,
+            ranks=carrier.ranks,
+            caps=int(carrier.threads) | (0 if carrier.cuda is None else 2),
+            start=self._functions[0],
+            wait=self._functions[1],
+            interrupted=c.signals.callback,
+        )
+
+    def options(self, group_bytes: int, in_order: bool) -> Any:
+        """Those of the reducer."""
+        options = c.ReducerOptions(group_bytes, int(in_order))
+        cuda = self._carrier.cuda
+        if cuda is not None:
+            self._allocator = c.Allocator(
+                None,
+                c.ALLOCATE(lambda _self, size: self._allocated(cuda, size)),
+                c.RELEASE(lambda _self, memory: cuda.release(memory)),
+            )
+            options.cuda, options.stream, options.chunk_bytes = 1, cuda.stream, cuda.chunk_bytes
+            options.allocator = ctypes.addressof(self._allocator)
+        return options
+
+    def _allocated(self, cuda: Cuda, size: int) -> int:
+        try:
+            return cuda.allocate(size)
+        except BaseException as error:
+            self.error = self.error or error
+            return 0
+
+    def close(self) -> None:
+        """The reducer is gone. A thread of its may still wait for a collective that other ranks never begin."""
+        if self._handles:
+            _waiting.append(self)
+
+    def _guarded(self, what: str, call: Callable[[], None]) -> int:
+        try:
+            call()
+        except BaseException as error:
+            self.error = self.error or error
+            text = f"{what} over {self._carrier.name} failed: {error}"
+            return int(c.lib.pith_fail(SystemError.status, b"%s", text.encode()))
+        return 0
+
+    def _start(self, _self: Any, exchange: Any, ticket: Any) -> int:
+        def start() -> None:
+            self._next += 1
+            self._handles[self._next] = self._begin(exchange.contents)
+            ticket[0] = self._next
+
+        return self._guarded("an exchange", start)
+
+    def _begin(self, x: Any) -> Any:
+        carrier, ranks = self._carrier, self._carrier.ranks
+        view: Any = _view if carrier.cuda is None else DeviceMemory
+        if x.kind == _ALL_TO_ALL:
+            sent, received = x.send_bytes[:ranks], x.recv_bytes[:ranks]
+            return carrier.all_to_all(
+                view(x.send, sum(sent)), view(x.recv, sum(received)), sent, received
+            )
+        if x.kind == _ALL_GATHER:
+            return carrier.all_gather(view(x.send, x.bytes), view(x.recv, x.bytes * ranks))
+        size = x.count * c.lib.pith_dtype_size(x.dtype)
+        return carrier.allreduce(view(x.recv, size), NAMES[x.dtype], _OPS[x.op])
+
+    def _wait(self, _self: Any, ticket: int) -> int:
+        return self._guarded("waiting", lambda: self._carrier.wait(self._handles.pop(ticket)))

@@ -1,0 +1,146 @@
+"""A process group of torch as a carrier: the collectives of gloo, NCCL, MPI, UCC or any other backend."""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .._carrier import Carrier, Cuda
+from .._errors import ArgumentError
+
+# Its name changed in torch 2.13.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+_TYPES = {
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "i8": torch.int8,
+    "i16": torch.int16,
+    "i32": torch.int32,
+    "i64": torch.int64,
+}
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+_OPS["mean"] = dist.ReduceOp.SUM  # the work divides: only NCCL has means
+
+
+class TorchCarrier(Carrier):
+    """Moves a reducer's bytes over a group of its own, so that nobody else's collectives come between them.
+
+    For tensors of a device everything is enqueued on a stream of its own, ``side``, beside the backward pass.
+    """
+
+    threads = True
+
+    def __init__(self, group: Any, device: torch.device, chunk_bytes: int = 0) -> None:
+        self.name = str(dist.get_backend(group))
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        self._parent, self._device = group, device
+        self._group = taken_group(group) if self.ranks > 1 else None
+        self.side: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self.side = torch.cuda.Stream(device)
+            self.cuda = Cuda(self.side.cuda_stream, self._allocate, _release, chunk_bytes)
+
+    def _allocate(self, size: int) -> int:
+        return torch.cuda.caching_allocator_alloc(size, self._device, self.side)
+
+    def _working(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self.side) if self.side is not None else nullcontext()
+
+    def all_to_all(self, send: Any, recv: Any, send_bytes: list[int], recv_bytes: list[int]) -> Any:
+        with self._working():
+            source, output = self._tensor(send), self._tensor(recv)
+            return dist.all_to_all_single(
+                output, source, recv_bytes, send_bytes, group=self._group, async_op=True
+            )
+
+    def all_gather(self, send: Any, recv: Any) -> Any:
+        with self._working():
+            source, output = self._tensor(send), self._tensor(recv)
+            return all_gather_single(output, source, group=self._group, async_op=True)
+
+    def allreduce(self, values: Any, dtype: str, op: str) -> Any:
+        with self._working():
+            tensor = self._tensor(values).view(_TYPES[dtype])
+            work = dist.all_reduce(tensor, _OPS[op], group=self._group, async_op=True)
+        return _Mean(work, tensor, self.ranks) if op == "mean" else work
+
+    def wait(self, handle: Any) -> None:
+        with self._working():
+            handle.wait()
+
+    def close(self) -> None:
+        """The group is there for the next one."""
+        if self._group is not None:
+            give_group_back(self._parent, self._group)
+            self._group = None
+
+    def _tensor(self, memory: Any) -> torch.Tensor:
+        """The same memory."""
+        if not memory.nbytes:
+            return torch.empty(0, dtype=torch.uint8, device=self._device)
+        if self.side is None:
+            return torch.frombuffer(memory, dtype=torch.uint8)
+        return torch.as_tensor(memory, device=self._device)
+
+
+class _Mean:
+    """The work of a sum that becomes a mean."""
+
+    def __init__(self, work: Any, tensor: torch.Tensor, ranks: int) -> None:
+        self._work, self._tensor, self._ranks = work, tensor, ranks
+
+    def wait(self) -> None:
+        self._work.wait()
+        self._tensor /= self._ranks
+
+
+def _release(memory: int) -> None:
+    torch.cuda.caching_allocator_delete(memory)
+
+
+# ---- Groups of our own -----------------------------------------------------------------------------------------------
+
+# Those that are free, by the group that they were made from. They are not destroyed: torch would give the next one the same name, under
+# which the store still has the addresses of the old one.
+_spare: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+
+
+def taken_group(group: Any) -> Any:
+    """One that is free, else a new one. All ranks take them and give them back in the same order."""
+    spare = _spare.get(group)
+    return spare.pop() if spare else own_group(group)
+
+
+def give_group_back(parent: Any, group: Any) -> None:
+    _spare.setdefault(parent, []).append(group)
+
+
+def own_group(group: Any) -> Any:
+    """A second group of the same ranks and backend."""
+    backend = dist.get_backend(group)
+    ranks = dist.get_process_group_ranks(group)
+    local = backend != "mpi"
+    if not local and len(ranks) != dist.get_world_size():
+        raise ArgumentError("over MPI, only models of the whole world can be compressed")
+    return dist.new_group(
+        ranks,
+        timeout=_timeout_of(group),
+        backend=backend,
+        use_local_synchronization=local,
+        group_desc="pith",
+    )
+
+
+def _timeout_of(group: Any) -> timedelta | None:
+    """The group's own time-out, where torch tells; None is torch's default."""
+    try:
+        device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+        return group._get_backend(torch.device(device)).options._timeout
+    except (AttributeError, RuntimeError):
+        return None

@@ -1,0 +1,371 @@
+/*
+ * Adaptive specs: "lgreco:q:4,period=200". What follows the name is a spec with its own parameters; options of ours are
+ * told from those by their keys.
+ */
+#include <ctype.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "adapt/adapt.h"
+#include "base/struct_size.h"
+
+enum { PERIOD_LEAST = 32, WARMUP_LEAST = 4 };
+#define COUNT_MOST 1e9
+
+/* ---- What there is ----------------------------------------------------------------------------------------------- */
+
+#define PERIOD_OPTION                                          \
+  {sizeof(pith_param), "period", PITH_PARAM_INT, PERIOD_LEAST, \
+   COUNT_MOST,         "256",    NULL,           "steps from one plan to the next"}
+#define WARMUP_OPTION \
+  {sizeof(pith_param), "warmup", PITH_PARAM_INT, WARMUP_LEAST, COUNT_MOST, "20", NULL, "steps before the first plan"}
+#define ALPHA_OPTION \
+  {sizeof(pith_param), "alpha", PITH_PARAM_REAL, 1e-6, 1e6, "1", NULL, "factor on the error that may be lost"}
+#define BUDGET_OPTION(help) {sizeof(pith_param), "budget", PITH_PARAM_SPEC, 0, 0, NULL, NULL, help}
+#define THRESHOLD_OPTION \
+  {sizeof(pith_param),   \
+   "threshold",          \
+   PITH_PARAM_REAL,      \
+   1e-6,                 \
+   1e6,                  \
+   "0.5",                \
+   NULL,                 \
+   "how much the gradient's norm changes in a critical phase"}
+#define CRITICAL_OPTION \
+  {sizeof(pith_param), "critical", PITH_PARAM_SPEC, 0, 0, NULL, NULL, "the spec for critical phases"}
+
+static const pith_param auto_options[] = {
+    BUDGET_OPTION("nothing is tried that loses more than this spec does on all layers; without it only speed counts"),
+    PERIOD_OPTION,
+    WARMUP_OPTION,
+    {0}};
+static const pith_param lgreco_options[] = {
+    BUDGET_OPTION("the spec whose error on all layers may be lost; else the spec itself"),
+    ALPHA_OPTION,
+    {sizeof(pith_param), "floor", PITH_PARAM_REAL, 0, 1, "0.5", NULL,
+     "no layer gets less than this share of the bytes that the spec gives it"},
+    CRITICAL_OPTION,
+    THRESHOLD_OPTION,
+    PERIOD_OPTION,
+    WARMUP_OPTION,
+    {0}};
+static const pith_param kmeans_options[] = {
+    BUDGET_OPTION("the spec whose error on all layers may be lost; else the spec itself"),
+    ALPHA_OPTION,
+    PERIOD_OPTION,
+    WARMUP_OPTION,
+    {0}};
+static const pith_param accordion_options[] = {CRITICAL_OPTION, THRESHOLD_OPTION, PERIOD_OPTION, WARMUP_OPTION, {0}};
+
+/* In the order of pith_adapt_kind. */
+static const struct {
+  const char *name, *form, *summary, *origin, *use;
+  const pith_param *options;
+} kinds[] = {
+    {"auto", "auto", "the fastest of all methods and of no compression, by trial, layer by layer", "Pith",
+     "the default of pith.torch.compress(), with budget=q:4; without a budget for plain SGD only", auto_options},
+    {"lgreco", "lgreco:SPEC",
+     "the fewest bytes at the error that SPEC has on all layers: each layer gets a strength of its own",
+     "Alimohammadi 2023 (L-GreCo)",
+     "where a spec trains well and its bytes are too many; lgreco:mix,budget=q:4 chooses from all families",
+     lgreco_options},
+    {"kmeans", "kmeans:SPEC", "layers in groups of like size and norm, each group with a strength of its own",
+     "Markov 2022 (CGX)", "to compare with lgreco, which loses less at the same bytes", kmeans_options},
+    {"accordion", "accordion:SPEC,CRITICAL",
+     "a light spec while the gradient's norm changes fast, a strong one otherwise", "Agarwal 2021 (Accordion)",
+     "where early epochs need more precision than later ones", accordion_options},
+};
+enum { NAMES = sizeof kinds / sizeof *kinds };
+
+pith_status pith_adaptive_get(size_t index, pith_method *method) {
+  PITH_REQUIRE(method, PITH_ERR_ARGUMENT, "pith_adaptive_get: method is NULL");
+  PITH_REQUIRE(index < NAMES, PITH_ERR_RANGE, "there is no adaptive spec %zu: there are %d, counted from 0", index,
+               NAMES);
+  pith_method found = {.name = kinds[index].name,
+                       .family = "adaptive",
+                       .summary = kinds[index].summary,
+                       .made_of = kinds[index].form,
+                       .kind = PITH_KIND_PRESET,
+                       .origin = kinds[index].origin,
+                       .params = kinds[index].options};
+  return PITH_STRUCT_WRITE(pith_method, &found, method);
+}
+
+const char *pith_adaptive_use(size_t index) { return index < NAMES ? kinds[index].use : NULL; }
+
+/* Places of a text that a piece can go to. */
+typedef struct pieces {
+  char *target; /* the one that the last piece went to */
+  char value[PITH_SPEC_MAX];
+  char alpha[PITH_SPEC_MAX], period[PITH_SPEC_MAX], warmup[PITH_SPEC_MAX], threshold[PITH_SPEC_MAX],
+      floor[PITH_SPEC_MAX];
+} pieces;
+
+static int kind_of(const char *spec) {
+  for (int k = 0; k < NAMES; k++) {
+    size_t size = strlen(kinds[k].name);
+    if (!strncmp(spec, kinds[k].name, size) && (!spec[size] || spec[size] == ':' || spec[size] == ',')) {
+      return k;
+    }
+  }
+  return -1;
+}
+
+int pith_adapter_is(const char *spec) {
+  while (spec && isspace((unsigned char)*spec)) {
+    spec++;
+  }
+  return spec && kind_of(spec) >= 0;
+}
+
+/* ---- Cutting ----------------------------------------------------------------------------------------------------- */
+
+/* Where the value of an option goes; NULL: it is none of ours. */
+static char *place_of(const char *piece, size_t key, pieces *p, pith_adapt_options *o) {
+  const struct {
+    const char *name;
+    char *place;
+  } known[] = {{"period", p->period},     {"warmup", p->warmup},       {"alpha", p->alpha}, {"budget", o->budget},
+               {"critical", o->critical}, {"threshold", p->threshold}, {"floor", p->floor}};
+  for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+    if (strlen(known[i].name) == key && !strncmp(piece, known[i].name, key)) {
+      return known[i].place;
+    }
+  }
+  return NULL;
+}
+
+static void append(char *place, const char *text, size_t size) {
+  size_t used = strlen(place);
+  snprintf(place + used, PITH_SPEC_MAX - used, "%s%.*s", used ? "," : "", (int)size, text);
+}
+
+/* A piece between two commas: an option of ours, the second spec of accordion, or more of what came before. */
+static pith_status take_piece(const char *piece, size_t size, pieces *p, pith_adapt_options *o) {
+  size_t key = 0;
+  while (key < size && piece[key] != '=') {
+    key++;
+  }
+  char *place = key < size ? place_of(piece, key, p, o) : NULL;
+  if (place) {
+    PITH_REQUIRE(!*place, PITH_ERR_SPEC, "%s: %.*s comes twice", o->text, (int)key, piece);
+    PITH_REQUIRE(size > key + 1, PITH_ERR_SPEC, "%s: %.*s has no value", o->text, (int)key, piece);
+    p->target = place;
+    append(place, piece + key + 1, size - key - 1);
+  } else if (key == size && o->kind == PITH_ADAPT_ACCORDION && !*o->critical) {
+    p->target = o->critical;
+    append(o->critical, piece, size);
+  } else {
+    PITH_REQUIRE(p->target && key < size, PITH_ERR_SPEC,
+                 "%s: \"%.*s\" is no option; there are period, warmup, alpha, budget, critical, threshold and floor",
+                 o->text, (int)size, piece);
+    append(p->target, piece, size);
+  }
+  return PITH_OK;
+}
+
+static pith_status cut(const char *rest, pieces *p, pith_adapt_options *o) {
+  if (*rest == ':') {
+    size_t size = strcspn(++rest, ",");
+    append(o->spec, rest, size);
+    p->target = o->spec;
+    rest += size;
+  }
+  while (*rest == ',') {
+    size_t size = strcspn(++rest, ",");
+    PITH_TRY(take_piece(rest, size, p, o));
+    rest += size;
+  }
+  return PITH_OK;
+}
+
+/* ---- Values ------------------------------------------------------------------------------------------------------ */
+
+static pith_status read_number(const pith_adapt_options *o, const char *key, const char *text, double least,
+                               double most, double *number) {
+  char *end;
+  if (!*text) {
+    return PITH_OK;
+  }
+  double value = strtod(text, &end);
+  PITH_REQUIRE(end != text && !*end && isfinite(value) && value >= least && value <= most, PITH_ERR_SPEC,
+               "%s: %s=%s is not a number from %g to %g", o->text, key, text, least, most);
+  *number = value;
+  return PITH_OK;
+}
+
+static pith_status read_count(const pith_adapt_options *o, const char *key, const char *text, size_t least,
+                              size_t *count) {
+  double value = (double)*count;
+  PITH_TRY(read_number(o, key, text, (double)least, COUNT_MOST, &value));
+  PITH_REQUIRE(value == floor(value), PITH_ERR_SPEC, "%s: %s=%s is not a whole number", o->text, key, text);
+  *count = (size_t)value;
+  return PITH_OK;
+}
+
+/* The default of an option; all of them are options of lgreco. */
+static double initial_of(const char *key) {
+  const pith_param *option = lgreco_options;
+  while (option->key && strcmp(option->key, key) != 0) {
+    option++;
+  }
+  return option->initial ? strtod(option->initial, NULL) : 0;
+}
+
+static pith_status read_values(const pieces *p, pith_adapt_options *o) {
+  o->period = (size_t)initial_of("period"), o->warmup = (size_t)initial_of("warmup");
+  o->alpha = initial_of("alpha"), o->threshold = initial_of("threshold");
+  o->floor = o->kind == PITH_ADAPT_LGRECO && strcmp(o->spec, "mix") != 0
+                 ? initial_of("floor")
+                 : 0; /* bytes of several families say little about each other */
+  PITH_TRY(read_count(o, "period", p->period, PERIOD_LEAST, &o->period));
+  PITH_TRY(read_count(o, "warmup", p->warmup, WARMUP_LEAST, &o->warmup));
+  PITH_TRY(read_number(o, "alpha", p->alpha, 1e-6, 1e6, &o->alpha));
+  PITH_TRY(read_number(o, "floor", p->floor, 0, 1, &o->floor));
+  return read_number(o, "threshold", p->threshold, 1e-6, 1e6, &o->threshold);
+}
+
+/* A spec that layers could have, which loses something: in canonical form. */
+static pith_status settle(const pith_adapt_options *o, const char *what, char *spec) {
+  pith_codec *codec;
+  pith_status status = pith_codec_create(spec, &codec);
+  if (status != PITH_OK) {
+    char reason[512];
+    snprintf(reason, sizeof reason, "%s", pith_error());
+    return pith_fail(status, "%s: the %s: %s", o->text, what, reason);
+  }
+  int exact = pith__codec_is(codec, "none");
+  memcpy(spec, codec->spec, PITH_SPEC_MAX);
+  pith_codec_destroy(codec);
+  PITH_REQUIRE(!exact || !strcmp(what, "critical spec"), PITH_ERR_RANGE,
+               "%s: the %s is none, which loses nothing: there is nothing to share out", o->text, what);
+  return PITH_OK;
+}
+
+/* ---- What fits together ------------------------------------------------------------------------------------------ */
+
+static pith_status check_auto(pith_adapt_options *o) {
+  PITH_REQUIRE(!*o->spec && !*o->critical && o->alpha == 1, PITH_ERR_SPEC,
+               "%s: auto chooses specs by itself; its options are budget, period and warmup", o->text);
+  return *o->budget ? settle(o, "budget", o->budget) : PITH_OK;
+}
+
+static pith_status check_specs(pith_adapt_options *o) {
+  int mix = !strcmp(o->spec, "mix");
+  PITH_REQUIRE(*o->spec, PITH_ERR_SPEC, "%s: a spec is missing, as in %s", o->text,
+               o->kind == PITH_ADAPT_ACCORDION ? "accordion:q:4,q:8"
+               : o->kind == PITH_ADAPT_KMEANS  ? "kmeans:q:4"
+                                               : "lgreco:q:4");
+  PITH_REQUIRE(!mix || o->kind == PITH_ADAPT_LGRECO, PITH_ERR_SPEC, "%s: mix is for lgreco", o->text);
+  PITH_REQUIRE(!mix || *o->budget, PITH_ERR_SPEC, "%s: mix needs a budget, as in lgreco:mix,budget=q:4", o->text);
+  PITH_REQUIRE(o->kind != PITH_ADAPT_ACCORDION || *o->critical, PITH_ERR_SPEC,
+               "%s: accordion needs two specs, the second for critical phases, as in accordion:q:4,q:8", o->text);
+  PITH_REQUIRE(o->kind != PITH_ADAPT_ACCORDION || !*o->budget, PITH_ERR_SPEC, "%s: accordion has no budget", o->text);
+  PITH_REQUIRE(o->kind != PITH_ADAPT_KMEANS || !*o->critical, PITH_ERR_SPEC, "%s: kmeans knows no critical phases",
+               o->text);
+  if (!mix) {
+    PITH_TRY(settle(o, "spec", o->spec));
+  }
+  if (!*o->budget) {
+    memcpy(o->budget, o->spec, sizeof o->budget);
+  }
+  PITH_TRY(settle(o, "budget", o->budget));
+  return *o->critical ? settle(o, "critical spec", o->critical) : PITH_OK;
+}
+
+pith_status pith__adapt_parse(const char *text, pith_adapt_options *o) {
+  pieces p = {.target = NULL};
+  memset(o, 0, sizeof *o);
+  PITH_REQUIRE(text, PITH_ERR_ARGUMENT, "an adaptive spec is NULL");
+  text += strspn(text, " \t\r\n");
+  size_t size = strlen(text);
+  while (size && isspace((unsigned char)text[size - 1])) {
+    size--;
+  }
+  PITH_REQUIRE(size < sizeof o->text, PITH_ERR_SPEC, "an adaptive spec has more than %d characters", PITH_SPEC_MAX - 1);
+  memcpy(o->text, text, size);
+  int kind = kind_of(o->text);
+  PITH_REQUIRE(kind >= 0, PITH_ERR_SPEC,
+               "\"%s\" is no adaptive spec; there are auto, lgreco:…, kmeans:… and accordion:…", o->text);
+  o->kind = (pith_adapt_kind)kind;
+  PITH_TRY(cut(o->text + strlen(kinds[kind].name), &p, o));
+  PITH_TRY(read_values(&p, o));
+  return o->kind == PITH_ADAPT_AUTO ? check_auto(o) : check_specs(o);
+}
+
+/* ---- Candidates -------------------------------------------------------------------------------------------------- */
+
+static int is_listed(const char *list, const char *spec) {
+  size_t size = strlen(spec);
+  for (const char *at = list; at; at = strchr(at, ';')) {
+    at += *at == ';';
+    if (!strncmp(at, spec, size) && (at[size] == ';' || !at[size])) {
+      return 1;
+    }
+  }
+  return 0;
+}
+
+static pith_status add(char *text, size_t size, const char *spec) {
+  size_t used = strlen(text);
+  if (!*spec || is_listed(text, spec)) {
+    return PITH_OK;
+  }
+  PITH_REQUIRE(used + strlen(spec) + 2 <= size, PITH_ERR_SPEC, "there are too many candidates");
+  snprintf(text + used, size - used, "%s%s", used ? ";" : "", spec);
+  return PITH_OK;
+}
+
+pith_status pith__adapt_candidates(const pith_adapt_options *o, char *text, size_t size) {
+  *text = 0;
+  if (o->kind == PITH_ADAPT_ACCORDION) {
+    PITH_TRY(add(text, size, o->spec));
+  } else {
+    PITH_TRY(pith_plan_candidates(o->kind == PITH_ADAPT_AUTO ? "mix" : o->spec, text, size));
+  }
+  PITH_TRY(add(text, size, "none"));
+  PITH_TRY(add(text, size, o->budget));
+  return add(text, size, o->critical);
+}
+
+pith_status pith_adapter_check(const char *spec) {
+  pith_adapt_options *o = malloc(sizeof *o);
+  PITH_REQUIRE(o, PITH_ERR_MEMORY, "no memory for an adaptive spec");
+  pith_status status = pith__adapt_parse(spec, o);
+  free(o);
+  return status;
+}
+
+pith_status pith_adapter_option(const char *spec, const char *key, char *text, size_t size) {
+  PITH_REQUIRE(key && text && size, PITH_ERR_ARGUMENT, "pith_adapter_option: a text or its size is missing");
+  pith_adapt_options *o = malloc(sizeof *o);
+  PITH_REQUIRE(o, PITH_ERR_MEMORY, "no memory for an adaptive spec");
+  pith_status status = pith__adapt_parse(spec, o);
+  const struct {
+    const char *key, *text;
+    double number;
+  } known[] = {{"spec", o->spec, 0},
+               {"budget", o->budget, 0},
+               {"critical", o->critical, 0},
+               {"period", NULL, (double)o->period},
+               {"warmup", NULL, (double)o->warmup},
+               {"alpha", NULL, o->alpha},
+               {"threshold", NULL, o->threshold},
+               {"floor", NULL, o->floor}};
+  size_t at = 0, count = sizeof known / sizeof *known;
+  while (at < count && strcmp(known[at].key, key) != 0) {
+    at++;
+  }
+  if (status == PITH_OK && at == count) {
+    status = pith_fail(PITH_ERR_ARGUMENT, "\"%s\" is no option of an adaptive spec", key);
+  }
+  if (status == PITH_OK && known[at].text) {
+    snprintf(text, size, "%s", known[at].text);
+  } else if (status == PITH_OK) {
+    snprintf(text, size, "%.9g", known[at].number);
+  }
+  free(o);
+  return status;
+}

@@ -1,0 +1,103 @@
+/* The memories: ef, momentum, dgc. Each is how a gradient meets what was kept; src/memory does the rest. */
+#include <math.h>
+
+#include "codec/codec.h"
+#include "kernel/kernel.h"
+
+/* ---- ef: what was lost last time is added to the next gradient -------------------------------------------------- */
+
+enum { EF_BETA };
+
+static const pith_param ef_params[] = {
+    {sizeof(pith_param), "beta", PITH_PARAM_REAL, 0, 1, "1", NULL, "how much of the residual is carried on"},
+    {0},
+};
+
+static void ef_meet(const pith_value *a, const pith_kept *kept, size_t first, const float *g, float gamma, float *p,
+                    size_t n) {
+  pith__kernels()->blend(kept->residual + first, g, (float)a[EF_BETA].f, gamma, p, n);
+}
+
+const pith_memory_ops pith__memory_ef = {
+    .name = "ef",
+    .summary = "error feedback: the residual of what was sent joins the next gradient",
+    .origin = "Seide 2014, Karimireddy 2019",
+    .detail =
+        "one f32 for each value: what was not sent of it, plus as much of the results that this rank "
+        "encodes for others",
+    .use =
+        "what makes topk, q:2, signmean and powersgd converge; seldom worth its memory for q:4 and more bits; "
+        "not for votes and unbiased methods",
+    .params = ef_params,
+    .refuses = PITH_CAP_VOTE,
+    .keeps = PITH_KEEPS_RESIDUAL,
+    .carrier = PITH_KEEPS_RESIDUAL,
+    .after = PITH_AFTER_SUBTRACT,
+    .meet = ef_meet,
+};
+
+/* ---- momentum: the running mean of gradients is sent ------------------------------------------------------------ */
+
+enum { MOMENTUM_BETA };
+
+static const pith_param momentum_params[] = {
+    {sizeof(pith_param), "beta", PITH_PARAM_REAL, 0, 0.9999, "0.9", NULL, "weight of the past"},
+    {0},
+};
+
+static void momentum_meet(const pith_value *a, const pith_kept *kept, size_t first, const float *g, float gamma,
+                          float *p, size_t n) {
+  float beta = (float)a[MOMENTUM_BETA].f;
+  pith__kernels()->blend(kept->momentum + first, g, beta, (1.0f - beta) * gamma, p, n);
+}
+
+const pith_memory_ops pith__memory_momentum = {
+    .name = "momentum",
+    .summary = "the running mean of the gradients is sent in their place",
+    .origin = "Bernstein 2018",
+    .detail = "one f32 for each value: the running mean",
+    .use = "with votes (signum); the optimizer then needs no momentum of its own",
+    .params = momentum_params,
+    .keeps = PITH_KEEPS_MOMENTUM,
+    .carrier = PITH_KEEPS_MOMENTUM,
+    .after = PITH_AFTER_KEEP,
+    .meet = momentum_meet,
+};
+
+/* ---- dgc: momentum correction and factor masking ---------------------------------------------------------------- */
+
+enum { DGC_MOMENTUM, DGC_CLIP };
+
+static const pith_param dgc_params[] = {
+    {sizeof(pith_param), "momentum", PITH_PARAM_REAL, 0, 0.999, "0.9", NULL, "weight of the past in u = m·u + g"},
+    {sizeof(pith_param), "clip", PITH_PARAM_REAL, 0, 1e6, "0", NULL,
+     "clip the gradient's norm at this, over the root of the ranks; 0: never"},
+    {0},
+};
+
+static void dgc_meet(const pith_value *a, const pith_kept *kept, size_t first, const float *g, float gamma, float *p,
+                     size_t n) {
+  float *u = kept->momentum + first, *v = kept->residual + first;
+  pith__kernels()->blend(u, g, (float)a[DGC_MOMENTUM].f, gamma, u, n);
+  pith__kernels()->blend(v, u, 1.0f, 1.0f, p, n);
+}
+
+static float dgc_factor(const pith_value *a, double norm, const pith_ctx *ctx) {
+  double limit = a[DGC_CLIP].f / sqrt((double)ctx->ranks);
+  return limit > 0 && norm > limit && isfinite(norm) ? (float)(limit / norm) : 1.0f;
+}
+
+const pith_memory_ops pith__memory_dgc = {
+    .name = "dgc",
+    .summary = "momentum is accumulated until it is sent, then both start again at that place",
+    .origin = "Lin 2018",
+    .detail = "two f32 for each value: the momentum and the values that wait",
+    .use = "with topk, in place of the momentum of the optimizer: use plain SGD then",
+    .params = dgc_params,
+    .needs = PITH_CAP_SPARSE,
+    .keeps = PITH_KEEPS_RESIDUAL | PITH_KEEPS_MOMENTUM,
+    .carrier = PITH_KEEPS_RESIDUAL,
+    .after = PITH_AFTER_CLEAR,
+    .meet = dgc_meet,
+    .factor = dgc_factor,
+};

@@ -1,0 +1,141 @@
+/*
+ * The classic methods, taken apart: each is a memory, a transform and a codec that exist by themselves, so that
+ * "error feedback with sign" is one piece of code and not one for each paper. Sizes and choices of the parts are
+ * checked where the parts are.
+ */
+#include "codec/block.h"
+#include "codec/registry.h"
+
+#define SIGN_BUCKET PITH_PARAM_BUCKET("4096")
+#define BLOCK                                       \
+  {sizeof(pith_param), "block", PITH_PARAM_INT, 64, \
+   PITH_BLOCK_MAX,     "4096",  NULL,           "values rotated together; a power of two"}
+
+static const pith_param sign_params[] = {SIGN_BUCKET, {0}};
+
+static const pith_param mean_params[] = {PITH_PARAM_BUCKET("512"), {0}};
+
+static const pith_param drive_params[] = {BLOCK, {0}};
+
+static const pith_param signum_params[] = {
+    {sizeof(pith_param), "beta", PITH_PARAM_REAL, 0, 0.9999, "0.9", NULL, "share of the old momentum that is kept"},
+    SIGN_BUCKET,
+    {0},
+};
+
+static const pith_param eden_params[] = {
+    {sizeof(pith_param), "bits", PITH_PARAM_INT, 1, 4, "2", NULL, "bits of a level"},
+    BLOCK,
+    {0},
+};
+
+static const pith_param dgc_params[] = {
+    {sizeof(pith_param), "ratio", PITH_PARAM_REAL, 1e-6, 1, "0.01", NULL, "share of the values that travels"},
+    {sizeof(pith_param), "momentum", PITH_PARAM_REAL, 0, 0.999, "0.9", NULL,
+     "momentum that the values gather while they wait"},
+    {sizeof(pith_param), "clip", PITH_PARAM_REAL, 0, 1e6, "0", NULL,
+     "largest norm of a layer's gradient over all ranks; 0: no limit"},
+    {sizeof(pith_param), "values", PITH_PARAM_CHOICE, 0, 0, "fp32", "fp32|fp16|bf16|q8", "how the values travel"},
+    {sizeof(pith_param), "warmup", PITH_PARAM_INT, 0, 1e9, "0", NULL,
+     "steps over which the ratio falls to its value; 0: none"},
+    {0},
+};
+
+static const pith_preset signsgd = {
+    .name = "signsgd",
+    .family = "quantization",
+    .summary = "the sign of each value, joined by majority vote",
+    .bits = "1 + 32/bucket",
+    .origin = "Bernstein 2018",
+    .use = "one bit a value where the optimizer's step size is that of a sign method, about a hundredth of SGD's",
+    .made_of = "sign,bucket={bucket}",
+    .survey = 1,
+    .params = sign_params,
+};
+
+static const pith_preset signum = {
+    .name = "signum",
+    .family = "quantization",
+    .summary = "the sign of the momentum, joined by majority vote",
+    .bits = "1 + 32/bucket",
+    .origin = "Bernstein 2018",
+    .use = "like signsgd, with less noise",
+    .made_of = "momentum:{beta}/sign,bucket={bucket}",
+    .survey = 1,
+    .params = signum_params,
+};
+
+static const pith_preset efsignsgd = {
+    .name = "efsignsgd",
+    .family = "quantization",
+    .summary = "signs times the mean magnitude, with error feedback",
+    .bits = "1 + 32/bucket",
+    .origin = "Karimireddy 2019",
+    .use = "one bit a value with the step size of the uncompressed run",
+    .made_of = "ef/sign,scale=mean,bucket={bucket}",
+    .survey = 1,
+    .params = sign_params,
+};
+
+static const pith_preset onebit = {
+    .name = "onebit",
+    .family = "quantization",
+    .summary = "signs, and the means of both sides, with error feedback",
+    .bits = "1 + 64/bucket",
+    .origin = "Seide 2014",
+    .use = "one bit a value with the step size of the uncompressed run",
+    .made_of = "ef/signmean,bucket={bucket}",
+    .survey = 1,
+    .params = mean_params,
+};
+
+static const pith_preset u8 = {
+    .name = "u8",
+    .family = "quantization",
+    .summary = "the 8-bit dynamic tree type, with error feedback",
+    .bits = "8 + 32/bucket",
+    .origin = "Dettmers 2015",
+    .use = "8 bits for values of very different sizes",
+    .made_of = "ef/tree8,bucket={bucket}",
+    .survey = 1,
+    .params = mean_params,
+};
+
+static const pith_preset drive = {
+    .name = "drive",
+    .family = "quantization",
+    .summary = "signs after a random rotation, scaled to be unbiased",
+    .bits = "1 + 32/block",
+    .origin = "Vargaftik 2021",
+    .use = "one bit a value without a memory, unbiased",
+    .made_of = "hadamard:{block}/sign,scale=unbiased,bucket={block}",
+    .params = drive_params,
+};
+
+static const pith_preset eden = {
+    .name = "eden",
+    .family = "quantization",
+    .summary = "the best levels for a normal distribution, after a random rotation",
+    .bits = "bits + 32/block",
+    .origin = "Vargaftik 2022",
+    .use = "1 to 4 bits a value without a memory, unbiased",
+    .made_of = "hadamard:{block}/lloyd:{bits},bucket={block}",
+    .params = eden_params,
+};
+
+static const pith_preset dgc = {
+    .name = "dgc",
+    .family = "sparsification",
+    .summary = "the largest values, the others gathering momentum until they are",
+    .bits = "ratio·(32 + log2(1/ratio) + 1.5)",
+    .origin = "Lin 2018",
+    .use =
+        "80 times fewer bytes with the effect of momentum: use SGD without momentum, at the step size of the "
+        "run with it",
+    .made_of = "dgc:{momentum},clip={clip}/topk:{ratio},select=sampled,values={values},warmup={warmup}",
+    .survey = 1,
+    .params = dgc_params,
+};
+
+const pith_preset *const pith__builtin_presets[] = {&signsgd, &signum, &efsignsgd, &onebit, &u8,
+                                                    &drive,   &eden,   &dgc,       NULL};

@@ -1,0 +1,172 @@
+/*
+ * Choosing an algorithm: the cheapest of those that suit the codec and do not lose more than the others.
+ *
+ * Ring and tree encode sums again at every step, which a user may want but which nothing should choose for them: they
+ * run only where they are asked for. With PITH_DEBUG=INFO a line for each new kind of operation gives the costs.
+ */
+#include "comm/choose.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "base/log.h"
+#include "memory/memory.h"
+
+pith_status pith__algorithm_parse(const char *name, pith_algorithm *algorithm) {
+  char list[256] = "";
+  *algorithm = pith__algorithm_find(name);
+  for (int a = 0; a < PITH_ALGORITHMS; a++) {
+    size_t used = strlen(list);
+    snprintf(list + used, sizeof list - used, "%s%s", a ? ", " : "", pith__algorithm_name((pith_algorithm)a));
+  }
+  PITH_REQUIRE(*algorithm != PITH_ALGORITHMS, PITH_ERR_ARGUMENT, "there is no algorithm \"%s\": %s", name, list);
+  return PITH_OK;
+}
+
+static int is_crowded(const pith_layout *hosts) { return hosts->hosts > 1 && hosts->hosts < hosts->ranks; }
+
+static int takes_rounds(const pith_job *job) {
+  return job->codec && (job->codec->caps & PITH_CAP_ROUNDS) && (job->state || job->member_count);
+}
+
+/* Why an algorithm cannot run with this codec (NULL: uncompressed values); NULL if it can. `rounds`: the codec's
+ * exchanges are the operation's. `crowded`: several hosts, some of them with several ranks. */
+static const char *objection(const pith_codec *codec, int rounds, int crowded, pith_algorithm algorithm) {
+  uint32_t caps = codec ? codec->caps : 0;
+  int raw = !codec || rounds;
+  int whole = codec && !rounds && !(caps & PITH_CAP_CHUNKED),
+      linear = whole && (caps & PITH_CAP_LINEAR) && codec->ops->linear;
+  switch (algorithm) {
+    case PITH_ALGORITHM_SRA:
+      return raw || !whole ? NULL : "its payload is one piece";
+    case PITH_ALGORITHM_HIERARCHICAL:
+      return !crowded               ? "it needs several hosts, one of them with several ranks"
+             : caps & PITH_CAP_VOTE ? "a vote of hosts is not one of ranks"
+                                    : NULL;
+    case PITH_ALGORITHM_RING:
+    case PITH_ALGORITHM_TREE:
+      return raw || whole           ? "it needs a codec that encodes pieces of a tensor"
+             : caps & PITH_CAP_VOTE ? "a vote needs the signs of all ranks"
+             : codec->memory && codec->memory->after != PITH_AFTER_SUBTRACT
+                 ? "its memory would meet sums instead of gradients"
+                 : NULL;
+    case PITH_ALGORITHM_GATHER:
+      return whole ? NULL : "it is for codecs that need the whole tensor";
+    case PITH_ALGORITHM_RANGES:
+      return whole && (caps & PITH_CAP_SPARSE) ? NULL : "it is for sparse payloads";
+    case PITH_ALGORITHM_LINEAR:
+      return linear ? NULL : "its payloads do not add up";
+    default:
+      return NULL;
+  }
+}
+
+static const char *objection_here(const pith_comm *comm, const pith_job *job, pith_algorithm algorithm) {
+  return objection(job->codec, takes_rounds(job), is_crowded(comm->hosts), algorithm);
+}
+
+const char *pith_algorithm_get(size_t index) {
+  return index < PITH_ALGORITHMS ? pith__algorithm_name((pith_algorithm)index) : NULL;
+}
+
+pith_status pith_algorithm_suits(const char *name, const pith_codec *codec) {
+  pith_algorithm algorithm;
+  PITH_REQUIRE(name, PITH_ERR_ARGUMENT, "pith_algorithm_suits: the name is NULL");
+  PITH_TRY(pith__algorithm_parse(name, &algorithm));
+  const char *why_not = objection(codec, codec && (codec->caps & PITH_CAP_ROUNDS) != 0, 1, algorithm);
+  PITH_REQUIRE(!why_not, PITH_ERR_UNSUPPORTED, "%s does not suit %s: %s", name,
+               codec ? codec->spec : "uncompressed values", why_not);
+  return PITH_OK;
+}
+
+static int is_candidate(const pith_comm *comm, const pith_job *job, pith_algorithm a) {
+  return a != PITH_ALGORITHM_AUTO && a != PITH_ALGORITHM_RING && a != PITH_ALGORITHM_TREE &&
+         !objection_here(comm, job, a);
+}
+
+static double bytes_of_rounds(const pith_job *job) {
+  double bytes = 0;
+  size_t layers = job->member_count ? job->member_count : 1;
+  for (size_t i = 0; i < layers * pith_codec_rounds(job->codec); i++) {
+    pith_round round = PITH_ROUND_INIT;
+    const pith_state *state = job->member_count ? job->members[i % layers].state : job->state;
+    if (pith_round_describe(job->codec, state, i / layers, &round) == PITH_OK) {
+      bytes += (double)round.count * (double)pith_dtype_size(round.dtype);
+    }
+  }
+  return bytes;
+}
+
+static pith_cost_question question_of(const pith_comm *comm, const pith_job *job) {
+  double raw = (double)job->src.n * (double)pith_dtype_size(job->src.dtype);
+  int rounds = takes_rounds(job);
+  return (pith_cost_question){
+      .layout = comm->hosts,
+      .n = job->src.n,
+      .raw = raw,
+      .coded = !job->codec ? raw
+               : rounds    ? bytes_of_rounds(job)
+                           : (double)pith_codec_bound(job->codec, job->src.n),
+  };
+}
+
+/* Whether this kind of operation is new to the log. */
+static int is_news(pith_comm *comm, const pith_job *job) {
+  uint64_t facts[4] = {job->src.n, (uint64_t)job->src.dtype, job->codec ? job->codec->fingerprint : 0,
+                       (uint64_t)job->reduce};
+  uint64_t key = pith__hash64(facts, sizeof facts, 1) | 1, *seen = &comm->logged[key % PITH_LOGGED_MOST];
+  pith__comm_lock(comm);
+  int news = *seen != key;
+  *seen = key;
+  pthread_mutex_unlock(&comm->mutex);
+  return news;
+}
+
+static void explain(pith_comm *comm, const pith_job *job, const pith_cost_question *q, pith_algorithm chosen) {
+  char line[512];
+  int used = snprintf(line, sizeof line, "allreduce of %zu %s, %s, %d ranks on %d hosts:", job->src.n,
+                      pith_dtype_name(job->src.dtype), job->codec ? job->codec->spec : "uncompressed", comm->ranks,
+                      comm->hosts->hosts);
+  for (int a = 1; a < PITH_ALGORITHMS && used > 0 && (size_t)used < sizeof line; a++) {
+    if (!objection_here(comm, job, (pith_algorithm)a)) {
+      pith_cost c = pith__cost_of((pith_algorithm)a, q, &comm->cost);
+      used += snprintf(line + used, sizeof line - (size_t)used, " %s %.0f us (%.0f steps, %.0f wire, %.0f work);",
+                       pith__algorithm_name((pith_algorithm)a), pith__cost_total(c) * 1e6, c.latency * 1e6,
+                       c.wire * 1e6, c.work * 1e6);
+    }
+  }
+  PITH_LOG_INFO("%s taken: %s", line, pith__algorithm_name(chosen));
+}
+
+static pith_algorithm cheapest(const pith_comm *comm, const pith_job *job, const pith_cost_question *q) {
+  pith_algorithm best = PITH_ALGORITHM_SRA;
+  double least = -1;
+  for (int a = 1; a < PITH_ALGORITHMS; a++) {
+    double cost = is_candidate(comm, job, (pith_algorithm)a)
+                      ? pith__cost_total(pith__cost_of((pith_algorithm)a, q, &comm->cost))
+                      : -1;
+    if (cost >= 0 && (least < 0 || cost < least)) {
+      least = cost;
+      best = (pith_algorithm)a;
+    }
+  }
+  return best;
+}
+
+pith_status pith__choose(pith_comm *comm, const pith_job *job, pith_algorithm asked, int is_wish,
+                         pith_algorithm *chosen) {
+  const char *why_not = asked == PITH_ALGORITHM_AUTO ? NULL : objection_here(comm, job, asked);
+  PITH_REQUIRE(!why_not || is_wish, PITH_ERR_UNSUPPORTED, "%s does not suit %s: %s", pith__algorithm_name(asked),
+               job->codec ? job->codec->spec : "uncompressed values", why_not);
+  pith_cost_question q = question_of(comm, job);
+  *chosen = asked == PITH_ALGORITHM_AUTO || why_not ? cheapest(comm, job, &q) : asked;
+  if (pith__log_level() >= PITH_LOG_INFO_ && is_news(comm, job)) {
+    if (why_not) {
+      PITH_LOG_INFO("%s was asked for, but does not suit %s: %s", pith__algorithm_name(asked),
+                    job->codec ? job->codec->spec : "uncompressed values", why_not);
+    }
+    explain(comm, job, &q, *chosen);
+  }
+  return PITH_OK;
+}

@@ -1,0 +1,401 @@
+/* A comm's life: making it, splitting, asking, leaving. join.c links its ranks. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+
+#include "base/clock.h"
+#include "base/forked.h"
+#include "base/struct_size.h"
+#include "comm/choose.h"
+#include "comm/join.h"
+#include "comm/submit.h"
+#include "comm/trace.h"
+#include "transport/link_key.h"
+
+/* ---- The object -------------------------------------------------------------------------------------------------- */
+
+static pith_status make_codecs(pith_comm *comm, const char *inside) {
+  PITH_TRY(pith_codec_create("threshold:1e-45", &comm->entries));
+  if (strcmp(inside, "none") == 0) {
+    return PITH_OK;
+  }
+  PITH_TRY(pith_codec_create(inside, &comm->inside));
+  PITH_REQUIRE(
+      (comm->inside->caps & PITH_CAP_CHUNKED) && !comm->inside->memory && !(comm->inside->caps & PITH_CAP_VOTE),
+      PITH_ERR_UNSUPPORTED, "%s cannot be used inside hosts: that takes a codec for pieces, without memory or vote",
+      inside);
+  return PITH_OK;
+}
+
+static void init_links(pith_comm *comm) {
+  for (int p = 0; p < comm->ranks; p++) {
+    pith_link *link = &comm->link[p];
+    *link = (pith_link){.comm = comm, .peer = p};
+    link->out_end = &link->out;
+    link->posted_end = &link->posted;
+    link->early_end = &link->early;
+  }
+}
+
+/* A copy, for splits later; NULL stays NULL. */
+static pith_status keep_text(const char *text, char **copy) {
+  *copy = text ? strdup(text) : NULL;
+  PITH_REQUIRE(*copy || !text, PITH_ERR_MEMORY, "no memory for the settings of a comm");
+  return PITH_OK;
+}
+
+static pith_status make_comm(int rank, int ranks, const pith_settings *s, pith_comm **made) {
+  pith_comm *comm = calloc(1, sizeof *comm);
+  PITH_REQUIRE(comm, PITH_ERR_MEMORY, "no memory for a comm");
+  *comm = (pith_comm){.made_in = pith__fork_number(),
+                      .rank = rank,
+                      .ranks = ranks,
+                      .timeout = s->timeout,
+                      .timeout_from = s->timeout_from,
+                      .liveness = s->liveness,
+                      .interrupt = s->meet.interrupt,
+                      .chunk = s->chunk,
+                      .wake = -1,
+                      .cost = pith__cost_default,
+                      .algorithm = s->algorithm,
+                      .connections = s->connections,
+                      .tls = s->tls.mode};
+  comm->running_end = &comm->running;
+  comm->tracing = pith__trace_start(rank);
+  comm->link = calloc((size_t)ranks, sizeof *comm->link);
+  comm->wake = pith__fd_keep(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  pith__pool_init(&comm->pool);
+  pthread_mutex_init(&comm->mutex, NULL);
+  pthread_mutex_init(&comm->gate, NULL);
+  pthread_cond_init(&comm->changed, NULL);
+  *made = comm;
+  PITH_TRY(keep_text(s->meet.host, &comm->host));
+  PITH_TRY(keep_text(s->transport, &comm->transport_name));
+  PITH_TRY(keep_text(s->interface, &comm->interface));
+  PITH_TRY(keep_text(s->host_id, &comm->host_id));
+  PITH_TRY(keep_text(s->tls.certificate, &comm->tls_files[0]));
+  PITH_TRY(keep_text(s->tls.key, &comm->tls_files[1]));
+  PITH_TRY(keep_text(s->tls.authority, &comm->tls_files[2]));
+  PITH_REQUIRE(comm->link, PITH_ERR_MEMORY, "no memory for the links to %d ranks", ranks);
+  init_links(comm);
+  PITH_TRY(pith__layout_create(ranks, NULL, &comm->flat));
+  PITH_TRY(make_codecs(comm, s->inside));
+  PITH_REQUIRE(comm->wake >= 0, PITH_ERR_SYSTEM, "eventfd: %s", strerror(errno));
+  return s->threads > 1 ? pith__thread_pool_create((unsigned)s->threads, &comm->threads) : PITH_OK;
+}
+
+static void free_comm(pith_comm *comm) {
+  if (!comm) {
+    return;
+  }
+  for (int p = 0; p < comm->ranks && comm->link; p++) {
+    pith__link_clear(&comm->link[p]);
+  }
+  for (int t = 0; t < comm->transports; t++) {
+    comm->transport[t]->ops->close(comm->transport[t]);
+  }
+  pith__fd_close(comm->wake);
+  pith__thread_pool_destroy(comm->threads);
+  pith__pool_fini(&comm->pool);
+  pthread_mutex_destroy(&comm->mutex);
+  pthread_mutex_destroy(&comm->gate);
+  pthread_cond_destroy(&comm->changed);
+  free(comm->host);
+  free(comm->transport_name);
+  free(comm->interface);
+  free(comm->host_id);
+  for (int i = 0; i < 3; i++) {
+    free(comm->tls_files[i]);
+  }
+  pith__layout_destroy(comm->hosts);
+  pith__layout_destroy(comm->flat);
+  pith_codec_destroy(comm->inside);
+  pith_codec_destroy(comm->entries);
+  for (int i = 0; i < comm->spec_count; i++) {
+    free(comm->specs[i].text);
+  }
+  free(comm->link);
+  free(comm);
+}
+
+static pith_status exchange_at_rendezvous(void *how, const pith_address_record *mine, pith_address_record *all,
+                                          pith_link_key *key) {
+  pith_rendezvous *meet = how, with_listener = *meet;
+  uint8_t bytes[PITH_ADDRESS_RECORD_MOST];
+  pith_records found;
+  uint64_t job;
+  meet->listener = 0; /* the rendezvous closes it */
+  PITH_TRY(pith__rendezvous_exchange(&with_listener, bytes, pith__address_record_write(mine, bytes), &found, &job));
+  pith__link_key_make(meet->secret, job, key);
+  pith_status status = PITH_OK;
+  for (int p = 0; p < meet->ranks && status == PITH_OK; p++) {
+    status = pith__address_record_read(found.bytes + found.at[p], found.at[p + 1] - found.at[p], p, &all[p]);
+  }
+  pith__records_free(&found);
+  return status;
+}
+
+pith_status pith_comm_create(const pith_config *config, pith_comm **made) {
+  pith_settings s;
+  pith_comm *comm = NULL;
+  PITH_REQUIRE(made, PITH_ERR_ARGUMENT, "pith_comm_create: comm must not be NULL");
+  PITH_TRY(pith__settings_read(config, &s));
+  pith_status status = make_comm(s.meet.rank, s.meet.ranks, &s, &comm);
+  if (status == PITH_OK && comm->ranks == 1) {
+    status = pith__layout_create(1, NULL, &comm->hosts);
+  }
+  if (status == PITH_OK && comm->ranks > 1) {
+    status = pith__comm_join(comm, &s, exchange_at_rendezvous, &s.meet);
+  }
+  if (s.meet.listener > 0) { /* an id's, and nobody has come to use it */
+    pith__fd_close(s.meet.listener);
+  }
+  if (status != PITH_OK) {
+    free_comm(comm);
+    return status;
+  }
+  *made = comm;
+  return PITH_OK;
+}
+
+/* ---- Splitting --------------------------------------------------------------------------------------------------- */
+
+typedef struct member {
+  int64_t color, key, rank; /* rank in the parent */
+} member;
+
+typedef struct group {
+  pith_comm *parent;
+  member *members; /* in the order of their new ranks */
+  int ranks, rank;
+} group;
+
+static int by_key(const void *a, const void *b) {
+  const member *x = a, *y = b;
+  if (x->key != y->key) {
+    return x->key < y->key ? -1 : 1;
+  }
+  return (x->rank > y->rank) - (x->rank < y->rank);
+}
+
+/* Everybody's colour and key over the parent; those of our colour stay, sorted. */
+static pith_status find_group(pith_comm *parent, int color, int key, group *g) {
+  member mine = {color, key, parent->rank};
+  g->parent = parent;
+  g->members = calloc((size_t)parent->ranks, sizeof *g->members);
+  PITH_REQUIRE(g->members, PITH_ERR_MEMORY, "no memory to split %d ranks", parent->ranks);
+  PITH_TRY(pith_all_gather(parent, (pith_cspan){&mine, sizeof mine, PITH_U8},
+                           (pith_span){g->members, (size_t)parent->ranks * sizeof mine, PITH_U8}, NULL, NULL, NULL));
+  for (int p = 0; p < parent->ranks; p++) {
+    if (g->members[p].color == color) {
+      g->members[g->ranks++] = g->members[p];
+    }
+  }
+  qsort(g->members, (size_t)g->ranks, sizeof *g->members, by_key);
+  while (g->members[g->rank].rank != parent->rank) {
+    g->rank++;
+  }
+  return PITH_OK;
+}
+
+/* What all ranks of the parent brought: how many bytes each, then the bytes. */
+static pith_status gather_records(pith_comm *parent, const uint8_t *mine, size_t size, size_t *counts,
+                                  uint8_t **bytes) {
+  uint64_t own = size, total = 0, *sizes = calloc((size_t)parent->ranks, sizeof *sizes);
+  PITH_REQUIRE(sizes, PITH_ERR_MEMORY, "no memory to split %d ranks", parent->ranks);
+  pith_status status =
+      pith_all_gather(parent, (pith_cspan){&own, sizeof own, PITH_U8},
+                      (pith_span){sizes, (size_t)parent->ranks * sizeof *sizes, PITH_U8}, NULL, NULL, NULL);
+  for (int p = 0; p < parent->ranks && status == PITH_OK; p++) {
+    status = sizes[p] <= PITH_ADDRESS_RECORD_MOST
+                 ? PITH_OK
+                 : pith_fail(PITH_ERR_CORRUPT, "rank %d's address record is malformed", p);
+    counts[p] = (size_t)sizes[p];
+    total += sizes[p];
+  }
+  free(sizes);
+  PITH_TRY(status);
+  *bytes = malloc(total + 1);
+  PITH_REQUIRE(*bytes, PITH_ERR_MEMORY, "no memory to split %d ranks", parent->ranks);
+  return pith_all_gather(parent, (pith_cspan){mine, size, PITH_U8}, (pith_span){*bytes, total, PITH_U8}, counts, NULL,
+                         NULL);
+}
+
+/* All ranks of the parent take part, also those that join no group. */
+static pith_status exchange_over_parent(void *how, const pith_address_record *mine, pith_address_record *all,
+                                        pith_link_key *key) {
+  group *g = how;
+  int ranks = g->parent->ranks;
+  uint8_t bytes[PITH_ADDRESS_RECORD_MOST], *found = NULL;
+  size_t *counts = calloc((size_t)ranks + 1, sizeof *counts), *at = calloc((size_t)ranks + 1, sizeof *at);
+  pith_status status = counts && at
+                           ? gather_records(g->parent, bytes, pith__address_record_write(mine, bytes), counts, &found)
+                           : pith_fail(PITH_ERR_MEMORY, "no memory to split %d ranks", ranks);
+  for (int p = 0; p < ranks && status == PITH_OK; p++) {
+    at[p + 1] = at[p] + counts[p];
+  }
+  for (int p = 0; p < g->ranks && status == PITH_OK && all; p++) {
+    int rank = (int)g->members[p].rank;
+    status = pith__address_record_read(found + at[rank], counts[rank], rank, &all[p]);
+  }
+  free(found);
+  free(counts);
+  free(at);
+  pith__link_key_split(&g->parent->key, ++g->parent->splits, key);
+  return status;
+}
+
+static pith_status join_group(pith_comm *parent, group *g, pith_comm **made) {
+  pith_settings s = {.meet = {.host = parent->host, .interrupt = parent->interrupt},
+                     .transport = parent->transport_name,
+                     .interface = parent->interface,
+                     .host_id = parent->host_id,
+                     .chunk = parent->chunk,
+                     .timeout = parent->timeout,
+                     .timeout_from = parent->timeout_from,
+                     .liveness = parent->liveness,
+                     .algorithm = parent->algorithm,
+                     .connections = parent->connections,
+                     .threads = (int)pith__thread_pool_size(parent->threads),
+                     .inside = parent->inside ? parent->inside->spec : "none",
+                     .tls = {.mode = parent->tls,
+                             .certificate = parent->tls_files[0],
+                             .key = parent->tls_files[1],
+                             .authority = parent->tls_files[2]}};
+  PITH_TRY(make_comm(g->rank, g->ranks, &s, made));
+  return pith__comm_join(*made, &s, exchange_over_parent, g);
+}
+
+pith_status pith_comm_split(pith_comm *parent, int color, int key, pith_comm **made) {
+  PITH_REQUIRE(parent && made, PITH_ERR_ARGUMENT, "pith_comm_split: comm and group must not be NULL");
+  PITH_TRY(pith__check_comm(parent));
+  group g = {0};
+  pith_comm *comm = NULL;
+  pith_status status = find_group(parent, color, key, &g);
+  if (status == PITH_OK && color < 0) {
+    pith_address_record nothing = {0};
+    pith_link_key unused;
+    status = exchange_over_parent(&g, &nothing, NULL, &unused);
+  } else if (status == PITH_OK) {
+    status = join_group(parent, &g, &comm);
+  }
+  free(g.members);
+  if (status != PITH_OK) {
+    free_comm(comm);
+    return status;
+  }
+  *made = comm;
+  return PITH_OK;
+}
+
+/* ---- Asking and leaving ------------------------------------------------------------------------------------------ */
+
+/* Whether this process is a child of the one whose comm it is. */
+static int is_forked(const pith_comm *comm) { return comm->made_in != pith__fork_number(); }
+
+int pith_comm_rank(const pith_comm *comm) { return comm ? comm->rank : -1; }
+
+int pith_comm_size(const pith_comm *comm) { return comm ? comm->ranks : 0; }
+
+const char *pith_comm_transport(const pith_comm *comm, int peer) {
+  return !comm || peer < 0 || peer >= comm->ranks ? "none"
+         : comm->link[peer].transport             ? comm->link[peer].transport->ops->name
+                                                  : "self";
+}
+
+double pith_comm_timeout(const pith_comm *comm) {
+  pith_comm *locked = (pith_comm *)(uintptr_t)comm;
+  pith__comm_lock(locked);
+  double seconds = comm->timeout;
+  pthread_mutex_unlock(&locked->mutex);
+  return seconds;
+}
+
+pith_status pith_comm_set_timeout(pith_comm *comm, double seconds) {
+  PITH_REQUIRE(comm, PITH_ERR_ARGUMENT, "pith_comm_set_timeout: comm must not be NULL");
+  PITH_REQUIRE(seconds > 0 && seconds < 1e9, PITH_ERR_RANGE,
+               "a time-out of %g s: more than 0 and less than 1e9 are expected", seconds);
+  pith__comm_lock(comm);
+  comm->timeout = seconds;
+  comm->timeout_from = "pith_comm_set_timeout()";
+  pith__comm_wake(comm); /* it may sleep for longer than that */
+  pthread_mutex_unlock(&comm->mutex);
+  return PITH_OK;
+}
+
+pith_status pith_comm_stats(const pith_comm *comm, pith_stats *stats) {
+  PITH_REQUIRE(comm && stats, PITH_ERR_ARGUMENT, "pith_comm_stats: comm and stats must not be NULL");
+  PITH_TRY(pith__check_comm(comm));
+  pith_comm *locked = (pith_comm *)(uintptr_t)comm;
+  pith__comm_lock(locked);
+  pith_stats found = comm->stats;
+  pthread_mutex_unlock(&locked->mutex);
+  return PITH_STRUCT_WRITE(pith_stats, &found, stats);
+}
+
+pith_status pith_comm_traffic(const pith_comm *comm, const char *operation, pith_traffic *traffic) {
+  PITH_REQUIRE(comm && operation && traffic, PITH_ERR_ARGUMENT,
+               "pith_comm_traffic: comm, operation and traffic must not be NULL");
+  PITH_TRY(pith__check_comm(comm));
+  unsigned kind = 1;
+  while (kind < PITH_OP_KINDS && strcmp(pith__operation_name(kind), operation) != 0) {
+    kind++;
+  }
+  PITH_REQUIRE(kind < PITH_OP_KINDS, PITH_ERR_ARGUMENT, "there is no operation \"%s\"", operation);
+  pith_comm *locked = (pith_comm *)(uintptr_t)comm;
+  pith__comm_lock(locked);
+  pith_traffic found = comm->traffic[kind];
+  pthread_mutex_unlock(&locked->mutex);
+  return PITH_STRUCT_WRITE(pith_traffic, &found, traffic);
+}
+
+void pith_comm_abort(pith_comm *comm, const char *why) {
+  if (!comm || is_forked(comm)) {
+    return;
+  }
+  pith__comm_lock(comm);
+  pith__comm_fail(comm, PITH_ERR_ABORTED, "rank %d gave up: %s", comm->rank, why ? why : "no reason given");
+  pith__comm_flush(comm, comm->failed_at + 0.5);
+  pthread_mutex_unlock(&comm->mutex);
+}
+
+/* Requests outlive the comm until somebody waits for them. */
+static void disown_requests(pith_comm *comm) {
+  for (pith_operation *op = comm->running; op; op = op->next) {
+    op->status = op->done ? op->status : PITH_ERR_ABORTED;
+    op->comm = NULL;
+    op->job.schedule.pool = NULL;
+    op->done = 1;
+  }
+}
+
+/* In a child. No thread is there to drive, mutexes and lists may be in any state, and requests may still point at the
+ * comm: only what the transports hold goes, above all shared memory. Nothing is sent. */
+static void destroy_copy(pith_comm *comm) {
+  while (comm->transports > 0) {
+    pith_transport *transport = comm->transport[--comm->transports];
+    transport->ops->close(transport);
+  }
+}
+
+void pith_comm_destroy(pith_comm *comm) {
+  if (!comm) {
+    return;
+  }
+  if (is_forked(comm)) {
+    destroy_copy(comm);
+    return;
+  }
+  pith__comm_stop_thread(comm);
+  pith__comm_lock(comm);
+  if (comm->failed == PITH_OK) {
+    for (int p = 0; p < comm->ranks; p++) {
+      pith__link_notice(&comm->link[p], PITH_FRAME_GOODBYE, "");
+    }
+  }
+  pith__comm_flush(comm, (comm->failed == PITH_OK ? pith__now() : comm->failed_at) + 1.0);
+  disown_requests(comm);
+  pthread_mutex_unlock(&comm->mutex);
+  free_comm(comm);
+}

@@ -1,0 +1,297 @@
+/*
+ * The inside of a comm: links that frame messages over transports, operations that run schedules over links.
+ *
+ *   operations.c  public calls: check, write a schedule
+ *   submit.c      making operations, handing them to the comm, waiting for them
+ *   choose.c      which algorithm
+ *   execute.c     runs schedules: which task is ready, what follows
+ *   link.c        messages of one peer: headers, matching, payloads
+ *   progress.c    drives all links and operations; sleeping, time-outs, threads
+ *   comm.c        create, split, abort, destroy
+ *
+ * One mutex guards everything. Whoever waits drives (one thread at a time); a background thread drives while there are
+ * requests that nobody waits for.
+ */
+#ifndef PITH_COMM_COMM_H
+#define PITH_COMM_COMM_H
+
+#include <pith/comm.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/thread_pool.h"
+#include "collective/cost.h"
+#include "collective/job.h"
+#include "transport/transport.h"
+
+/* ---- Messages: docs/format.md, "Messages" ------------------------------------------------------------------------ */
+
+#define PITH_FRAME_MAGIC 0x4d485450u /* "PTHM" */
+#define PITH_FRAME_VERSION 2
+#define PITH_FRAME_EPOCH 0 /* groups do not change yet */
+
+typedef enum pith_frame_kind {
+  PITH_FRAME_DATA = 1,
+  PITH_FRAME_ABORT = 2,
+  PITH_FRAME_GOODBYE = 3,
+  PITH_FRAME_WAITING = 4, /* alive, and in this operation: says who is not, and who is in another */
+  PITH_FRAME_SPEC = 5,    /* the text of a spec whose fingerprint headers will carry: for messages about disagreement */
+} pith_frame_kind;
+
+typedef enum pith_operation_kind {
+  PITH_OP_ALLREDUCE = 1,
+  PITH_OP_REDUCE,
+  PITH_OP_REDUCE_SCATTER,
+  PITH_OP_ALL_GATHER,
+  PITH_OP_BROADCAST,
+  PITH_OP_ALL_TO_ALL,
+  PITH_OP_GATHER,
+  PITH_OP_SCATTER,
+  PITH_OP_BARRIER,
+  PITH_OP_POINT, /* send and receive */
+  PITH_OP_KINDS
+} pith_operation_kind;
+
+typedef struct pith_frame {
+  uint32_t magic;
+  uint16_t version, kind;
+  uint16_t codec, operation;
+  uint32_t flags; /* type, reduction, root: what all ranks must agree on beyond sizes */
+  uint64_t sequence, layer, fingerprint, count, step, seed;
+  uint64_t length; /* of the payload */
+  uint32_t epoch;  /* which membership of the group */
+  uint32_t tag;
+  uint32_t payload_sum, zero; /* checksums: of the payload, where it crosses a network, else 0 … */
+  uint64_t later[4];          /* 0 */
+  uint64_t sum;               /* … and of all before it, always */
+} pith_frame;
+
+/* Whole lines of the cache: else the end of a payload and the next header would share one. */
+_Static_assert(sizeof(pith_frame) == 128, "wire format");
+
+/* ---- Operations -------------------------------------------------------------------------------------------------- */
+
+typedef struct pith_operation {
+  struct pith_operation *next;
+  pith_comm *comm;
+  pith_job job;
+  pith_frame frame; /* what its messages say */
+  uint32_t *ready;  /* a heap of work that can run, lowest number on top */
+  uint32_t ready_count, unfinished;
+  void *scratch;  /* of the codec */
+  size_t *counts; /* copies of the caller's */
+  pith_status status;
+  pith_traffic traffic;
+  double started_at;
+  atomic_int done; /* set with the mutex held, read by pith_test() without it */
+  int released;    /* nobody will wait for it */
+} pith_operation;
+
+struct pith_request {
+  pith_operation operation;
+};
+
+/* ---- Links ------------------------------------------------------------------------------------------------------- */
+
+/* A message on its way out. */
+typedef struct pith_outgoing {
+  struct pith_outgoing *next;
+  pith_operation *operation; /* NULL: a notice (abort, goodbye), whose text is owned */
+  uint32_t task;
+  pith_frame frame;
+  const uint8_t *payload;
+  size_t done; /* bytes of header and payload that are gone */
+} pith_outgoing;
+
+/* A receive that waits for its message. */
+typedef struct pith_posted {
+  struct pith_posted *next;
+  pith_operation *operation;
+  uint32_t task;
+} pith_posted;
+
+/* A message that came before its receive. */
+typedef struct pith_early {
+  struct pith_early *next;
+  pith_frame frame;
+  uint8_t payload[];
+} pith_early;
+
+#define PITH_SPECS_MOST 64 /* texts of specs that a comm knows of its peers; others are shown by fingerprint */
+
+/* The text of a spec that a peer uses. */
+typedef struct pith_spec_text {
+  uint64_t fingerprint;
+  char *text;
+} pith_spec_text;
+
+typedef struct pith_link {
+  pith_comm *comm;
+  int peer;
+  pith_transport *transport; /* NULL for the own rank */
+  int remote;                /* the peer is on another host, as far as we know */
+  int checked;               /* payloads carry a checksum: they may cross a network, and nothing else protects them */
+  int left;                  /* said goodbye, or is gone */
+  int over;                  /* and its last byte was read */
+  int broken;                /* takes nothing any more */
+  double heard;              /* when it last said that it waits, too */
+  uint64_t moved, seen;      /* counts every step of an operation's messages; what it was when last looked at */
+  double unanswered;         /* since when its host has not answered; 0: it has */
+  double since;              /* when, by the clock of check_time, we began to wait for the peer's next step */
+  pith_outgoing *out, **out_end;
+  pith_posted *posted, **posted_end;
+  pith_early *early, **early_end;
+  size_t early_bytes;
+  pith_frame frame; /* arriving */
+  size_t frame_done, payload_done;
+  uint8_t *target;    /* where its payload goes */
+  size_t stored_room; /* bytes of it that there is memory for, if it is stored */
+  pith_posted *match;
+  pith_early *stored;
+  uint64_t told[PITH_SPECS_MOST]; /* fingerprints whose text the peer has from us */
+  int told_count;
+  pith_outgoing *spare_out; /* one of each for the next message: short operations need no more */
+  pith_posted *spare_posted;
+} pith_link;
+
+#define PITH_TRANSPORTS_MOST 2
+#define PITH_LOGGED_MOST 64
+
+struct pith_comm {
+  unsigned made_in; /* which process: base/forked.h; in children the comm can only be destroyed */
+  int rank, ranks;
+  pith_link_key key; /* of its links, for splits */
+  double timeout;
+  const char *timeout_from;   /* what set it, for messages */
+  double liveness, last_look; /* seconds a host may not answer; when we last looked which ones do */
+  pith_interrupt interrupt;   /* pith_config.interrupted */
+  double last_question;       /* when it was last asked */
+  size_t chunk;
+  char *host, *transport_name, *interface, *host_id; /* settings, for splits */
+  char *tls_files[3];                                /* certificate, key, authority */
+  pith_tls_mode tls;
+  int connections;
+  pith_thread_pool *threads;         /* help to encode and decode; NULL: there are none */
+  pith_layout *hosts, *flat;         /* which ranks share a host; and as if none did */
+  pith_cost_model cost;              /* what algorithms are chosen by */
+  pith_algorithm algorithm;          /* what the user wishes, where it suits */
+  pith_codec *inside;                /* inside hosts, for hierarchical; NULL: uncompressed */
+  pith_codec *entries;               /* sparse and without loss */
+  uint64_t logged[PITH_LOGGED_MOST]; /* kinds of operations that were explained */
+  pith_transport *transport[PITH_TRANSPORTS_MOST];
+  int transports;
+  pith_link *link;
+  pith_spec_text specs[PITH_SPECS_MOST]; /* what peers have told */
+  int spec_count;
+  uint64_t sequence; /* of the last collective */
+  unsigned splits;
+  pith_operation *running, **running_end;
+  pith_pool pool;     /* memory of operations */
+  pith_status failed; /* PITH_OK until something went wrong for good */
+  char failure[768];
+  double failed_at;
+  int tracing; /* PITH_TRACE */
+  double busy; /* seconds of work in which nobody listened to the links */
+  uint32_t turns;
+  double last_sign; /* when we last told the others that we wait */
+  pthread_mutex_t mutex,
+      gate; /* who finds the mutex taken waits at the gate, then has it: a driver lets them in between two turns */
+  pthread_cond_t changed;
+  atomic_uint knocked, entered; /* threads that came to the gate, and that have been let in */
+  int driving, waiters;         /* a thread drives; threads wait */
+  pthread_t thread;
+  int thread_started, closing;
+  int spin,
+      yield; /* turns without news before we sleep (0: not chosen yet), and between two that leave the core to others */
+  uint64_t moved_bytes;  /* in both directions */
+  long nap;              /* nanoseconds that we last let bytes gather, where they trickle in; 0: they do not */
+  int networked, modest; /* some ranks are elsewhere; sleeps during which we hardly spin, since the core is wanted */
+  int wake;              /* an eventfd that ends the driver's sleep */
+  pith_stats stats;
+  pith_traffic traffic[PITH_OP_KINDS];
+};
+
+/* ---- execute.c --------------------------------------------------------------------------------------------------- */
+
+void pith__operation_start(pith_operation *op);
+void pith__operation_task_done(pith_operation *op, uint32_t task);
+/* Runs one piece of work of the oldest operation that has some; 0 if there is none. */
+int pith__operation_work(pith_comm *comm);
+
+/* "allreduce" and so on. */
+const char *pith__operation_name(unsigned kind);
+
+/* sum += share of what is in traffic. */
+void pith__traffic_add(pith_traffic *sum, const pith_traffic *traffic, double share);
+/* pith_wait(), what the operation moved, and whom a receive was from; NULL: not wanted. */
+pith_status pith__wait(pith_request *request, pith_traffic *traffic, int *source);
+
+/* ---- frame.c ----------------------------------------------------------------------------------------------------- */
+
+/* Writes both checksums; that of the payload only if it is `checked`. */
+void pith__frame_seal(pith_frame *frame, const void *payload, int checked);
+int pith__frame_is_intact(const pith_frame *frame);
+/* Whether the payload is what it was, if its sender added a checksum. */
+int pith__frame_payload_is_intact(const pith_frame *frame, const void *payload);
+
+/* ---- mismatch.c -------------------------------------------------------------------------------------------------- */
+
+/* Whether two messages are of the same operation with the same arguments. */
+int pith__frame_agrees(const pith_frame *a, const pith_frame *b);
+/* Fails the comm: the peer's message is not what the operation expects, and the error says in what they differ. */
+void pith__link_disagree(pith_link *link, const pith_frame *theirs, const pith_operation *op);
+/* Keeps the text of a spec that a peer uses, for such errors. Any bytes may have come. */
+void pith__spec_learn(pith_comm *comm, uint64_t fingerprint, const char *text);
+
+/* ---- link.c ------------------------------------------------------------------------------------------------------ */
+
+/* Bytes that a link keeps of messages that nothing here waits for. Beyond `pause` it reads on only while something else
+ * of that peer is waited for, which stands behind them; beyond `limit` (0: a quarter of the machine's memory) the comm
+ * fails. For tests to change. */
+typedef struct pith_early_bounds {
+  size_t pause, limit;
+} pith_early_bounds;
+extern pith_early_bounds pith__early_bounds;
+
+void pith__link_send(pith_link *link, pith_operation *op, uint32_t task);
+void pith__link_receive(pith_link *link, pith_operation *op, uint32_t task);
+/* From whichever rank sends first: the task's peer is PITH_ANY_RANK until then. */
+void pith__link_receive_any(pith_comm *comm, pith_operation *op, uint32_t task);
+/* A message that need not outlive the call: what the transport does not take at once goes on from a copy. Its header is
+ * sealed, but for a checksum of the payload. */
+void pith__link_send_now(pith_link *link, const pith_frame *sealed, const void *payload);
+void pith__link_notice(pith_link *link, pith_frame_kind kind, const char *text);
+/* Tells the peer that we are alive and wait, in the oldest collective that is not done. */
+void pith__link_sign(pith_link *link);
+/* Moves what can be moved now; whether that was anything. */
+int pith__link_progress(pith_link *link);
+/* Whether an operation needs the peer. */
+int pith__link_is_awaited(const pith_link *link);
+/* Only sends, for notices in the end; whether there is more to send. */
+int pith__link_flush(pith_link *link);
+/* Forgets all operations, but for a message that has begun, and says why. */
+void pith__link_fail(pith_link *link, const char *why);
+/* Forgets everything. */
+void pith__link_clear(pith_link *link);
+/* Early messages of an operation that starts now must be of the same kind. */
+void pith__link_check_early(pith_link *link, const pith_operation *op);
+
+/* ---- progress.c -------------------------------------------------------------------------------------------------- */
+
+/* The mutex, for all but the driver, which holds it most of the time. */
+void pith__comm_lock(pith_comm *comm);
+/* Ends the driver's sleep, if there is one. */
+void pith__comm_wake(pith_comm *comm);
+/* The comm is over: every operation ends with this, here and (by a notice) on the other ranks. */
+void pith__comm_fail(pith_comm *comm, pith_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* Drives until the operation is done; if that is interrupted, the comm fails. Called with the mutex held. */
+void pith__comm_drive(pith_comm *comm, const pith_operation *op);
+/* The same, but for an interruption: then it returns 0, and the operation goes on. */
+int pith__comm_drive_unless_interrupted(pith_comm *comm, const pith_operation *op);
+pith_status pith__comm_start_thread(pith_comm *comm);
+void pith__comm_stop_thread(pith_comm *comm);
+/* Pushes out notices until there are none, or it is that late. */
+void pith__comm_flush(pith_comm *comm, double end);
+
+#endif

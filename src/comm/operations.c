@@ -1,0 +1,327 @@
+/* The public operations: arguments are checked, a schedule is written, and the operation goes to the comm. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "comm/choose.h"
+#include "comm/small.h"
+#include "comm/submit.h"
+#include "memory/memory.h"
+
+/* ---- Checks ------------------------------------------------------------------------------------------------------ */
+
+static pith_cspan readable(pith_span span) { return (pith_cspan){span.data, span.n, span.dtype}; }
+
+/* Both tensors of an operation, wherever they lie. */
+static pith_status check_spans(pith_cspan src, pith_span dst) {
+  PITH_TRY(pith__check_span(src.data, src.n, src.dtype));
+  PITH_TRY(pith__check_span(dst.data, dst.n, dst.dtype));
+  PITH_REQUIRE(src.dtype == dst.dtype, PITH_ERR_ARGUMENT, "src has %s values, dst %s", pith_dtype_name(src.dtype),
+               pith_dtype_name(dst.dtype));
+  return PITH_OK;
+}
+
+/* Where this rank's part begins. */
+static size_t own_place(const pith_operation *op) {
+  size_t first = 0;
+  for (int p = 0; p < op->job.rank; p++) {
+    first += op->counts[p];
+  }
+  return first;
+}
+
+/* ---- Reductions -------------------------------------------------------------------------------------------------- */
+
+/* One rank: nothing travels and nothing is lost. But momentum that a method keeps is part of what it means, on one rank
+ * too. */
+static int is_copied(const pith_job *job) {
+  const pith_memory_ops *memory = job->codec ? job->codec->memory : NULL;
+  return job->ranks == 1 && !(memory && (memory->keeps & PITH_KEEPS_MOMENTUM));
+}
+
+static pith_status work_copy(pith_job *job, const pith_task *task) {
+  (void)task;
+  const void *source = job->src.data;
+  if (job->codec && (job->codec->caps & PITH_CAP_VOTE)) {
+    pith_ctx ctx = PITH_CTX_INIT;
+    memmove(job->dst.data, source, job->src.n * pith_dtype_size(job->src.dtype));
+    return pith_aggregate(job->codec, job->dst, &ctx);
+  }
+  memmove(job->dst.data, source, job->dst.n * pith_dtype_size(job->dst.dtype));
+  return PITH_OK;
+}
+
+static pith_status schedule_copy(pith_job *job) {
+  if (job->src.n) {
+    pith__schedule_add(&job->schedule, (pith_task){.kind = PITH_TASK_WORK, .work = work_copy});
+  }
+  return pith__schedule_finished(job);
+}
+
+static pith_status schedule_rounds(pith_job *job) {
+  pith_ctx ctx = job->ctx;
+  ctx.ranks = (uint32_t)job->ranks;
+  PITH_TRY(job->codec->ops->admit ? job->codec->ops->admit(job->codec->args, &ctx) : PITH_OK);
+  return pith__allreduce_rounds(job);
+}
+
+/* What an algorithm means for this codec; pith__choose has seen that it suits. */
+static pith_status schedule_by(pith_job *job, pith_algorithm algorithm) {
+  if (!job->codec) {
+    return pith__allreduce_plain(job);
+  }
+  if ((job->codec->caps & PITH_CAP_ROUNDS) && (job->state || job->member_count)) {
+    return schedule_rounds(job);
+  }
+  switch (algorithm) {
+    case PITH_ALGORITHM_RING:
+      return pith__allreduce_ring(job);
+    case PITH_ALGORITHM_TREE:
+      return pith__allreduce_tree(job);
+    case PITH_ALGORITHM_RANGES:
+      return pith__allreduce_ranges(job);
+    case PITH_ALGORITHM_LINEAR:
+      return pith__allreduce_linear(job);
+    default:
+      return job->codec->caps & PITH_CAP_CHUNKED ? pith__allreduce_blocks(job) : pith__allreduce_gather(job);
+  }
+}
+
+pith_status pith__schedule_allreduce(pith_operation *op, const char *asked) {
+  pith_job *job = &op->job;
+  pith_algorithm algorithm = op->comm->algorithm;
+  if (asked) {
+    PITH_TRY(pith__algorithm_parse(asked, &algorithm));
+  }
+  if (is_copied(job)) {
+    return schedule_copy(job);
+  }
+  PITH_TRY(pith__choose(op->comm, job, algorithm, !asked, &algorithm));
+  job->layout = algorithm == PITH_ALGORITHM_HIERARCHICAL ? op->comm->hosts : op->comm->flat;
+  op->frame.flags |= (uint32_t)algorithm << 16;
+  return schedule_by(job, algorithm);
+}
+
+pith_status pith_allreduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce_op reduce, const pith_call *call,
+                           pith_request **request) {
+  pith_operation *op;
+  PITH_TRY(pith__check_comm(comm));
+  PITH_TRY(check_spans(src, dst));
+  PITH_TRY(pith__reduce_check(src.dtype, reduce));
+  PITH_REQUIRE(src.n == dst.n, PITH_ERR_ARGUMENT, "src has %zu values, dst %zu", src.n, dst.n);
+  PITH_TRY(pith__check_overlap(src, readable(dst), 0));
+  pith_status status;
+  if (!request && pith__small_allreduce(comm, src, dst, reduce, call, &status)) {
+    return status;
+  }
+  PITH_TRY(pith__operation_make(comm, PITH_OP_ALLREDUCE, src, dst, reduce, call, &op));
+  return pith__operation_submit(op, pith__schedule_allreduce(op, call ? call->algorithm : NULL), request);
+}
+
+/* The counts of all ranks, the caller's or `each` for all; lives with the operation. */
+static pith_status copy_counts(pith_operation *op, const size_t *counts, size_t each, size_t total) {
+  size_t sum = 0;
+  op->counts = calloc((size_t)op->job.ranks, sizeof *op->counts);
+  PITH_REQUIRE(op->counts, PITH_ERR_MEMORY, "no memory for an operation");
+  for (int p = 0; p < op->job.ranks; p++) {
+    op->counts[p] = counts ? counts[p] : each;
+    PITH_REQUIRE(op->counts[p] <= total - sum, PITH_ERR_ARGUMENT,
+                 "the counts of %d ranks add up to more than %zu values", op->job.ranks, total);
+    sum += op->counts[p];
+  }
+  PITH_REQUIRE(sum == total, PITH_ERR_ARGUMENT, "the counts of %d ranks add up to %zu values, not %zu", op->job.ranks,
+               sum, total);
+  return PITH_OK;
+}
+
+static pith_status schedule_reduce_scatter(pith_operation *op, const size_t *counts) {
+  pith_job *job = &op->job;
+  PITH_TRY(copy_counts(op, counts, job->dst.n, job->src.n));
+  PITH_REQUIRE(op->counts[job->rank] == job->dst.n, PITH_ERR_ARGUMENT, "dst has %zu values, the counts say %zu",
+               job->dst.n, op->counts[job->rank]);
+  PITH_TRY(pith__check_overlap(readable(job->dst), job->src, own_place(op)));
+  PITH_REQUIRE(!job->codec || (job->codec->caps & PITH_CAP_CHUNKED), PITH_ERR_UNSUPPORTED,
+               "%s needs the whole tensor and cannot reduce parts of it", job->codec->spec);
+  return job->ranks == 1 ? schedule_copy(job) : pith__reduce_scatter(job, op->counts);
+}
+
+pith_status pith_reduce_scatter(pith_comm *comm, pith_cspan src, pith_span dst, const size_t *counts,
+                                pith_reduce_op reduce, const pith_call *call, pith_request **request) {
+  pith_operation *op;
+  PITH_TRY(pith__check_comm(comm));
+  PITH_TRY(check_spans(src, dst));
+  PITH_TRY(pith__reduce_check(src.dtype, reduce));
+  PITH_TRY(pith__operation_make(comm, PITH_OP_REDUCE_SCATTER, src, dst, reduce, call, &op));
+  return pith__operation_submit(op, schedule_reduce_scatter(op, counts), request);
+}
+
+static pith_status schedule_reduce(pith_job *job, int root) {
+  PITH_REQUIRE(!job->codec || (job->codec->caps & PITH_CAP_CHUNKED), PITH_ERR_UNSUPPORTED,
+               "%s cannot be reduced to one rank", job->codec->spec);
+  return job->ranks == 1 ? schedule_copy(job) : pith__reduce_to(job, root);
+}
+
+pith_status pith_reduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce_op reduce, int root,
+                        const pith_call *call, pith_request **request) {
+  pith_operation *op;
+  PITH_TRY(pith__check_comm(comm));
+  PITH_TRY(pith__check_rank(comm, root, "root"));
+  PITH_TRY(pith__check_span(src.data, src.n, src.dtype));
+  PITH_TRY(pith__reduce_check(src.dtype, reduce));
+  if (comm->rank == root) {
+    PITH_TRY(check_spans(src, dst));
+    PITH_REQUIRE(src.n == dst.n, PITH_ERR_ARGUMENT, "src has %zu values, dst %zu", src.n, dst.n);
+    PITH_TRY(pith__check_overlap(src, readable(dst), 0));
+  }
+  PITH_TRY(pith__operation_make(comm, PITH_OP_REDUCE, src, dst, reduce, call, &op));
+  op->frame.flags |= (uint32_t)root << 16;
+  return pith__operation_submit(op, schedule_reduce(&op->job, root), request);
+}
+
+/* ---- Moves ------------------------------------------------------------------------------------------------------- */
+
+static pith_status schedule_all_gather(pith_operation *op, const size_t *counts) {
+  PITH_TRY(copy_counts(op, counts, op->job.src.n, op->job.dst.n));
+  PITH_REQUIRE(op->counts[op->job.rank] == op->job.src.n, PITH_ERR_ARGUMENT, "src has %zu values, the counts say %zu",
+               op->job.src.n, op->counts[op->job.rank]);
+  PITH_TRY(pith__check_overlap(op->job.src, readable(op->job.dst), own_place(op)));
+  return op->job.ranks == 1 ? schedule_copy(&op->job) : pith__all_gather(&op->job, op->counts);
+}
+
+pith_status pith_all_gather(pith_comm *comm, pith_cspan src, pith_span dst, const size_t *counts, const pith_call *call,
+                            pith_request **request) {
+  pith_operation *op;
+  PITH_TRY(pith__check_comm(comm));
+  PITH_TRY(check_spans(src, dst));
+  PITH_TRY(pith__operation_make(comm, PITH_OP_ALL_GATHER, src, dst, PITH_SUM, call, &op));
+  op->frame.count = dst.n; /* src may differ between ranks */
+  return pith__operation_submit(op, schedule_all_gather(op, counts), request);
+}
+
+static pith_status schedule_broadcast(pith_job *job, int root) {
+  return job->ranks == 1 ? pith__schedule_finished(job) : pith__broadcast(job, root);
+}
+
+pith_status pith_broadcast(pith_comm *comm, pith_span tensor, int root, const pith_call *call, pith_request **request) {
+  pith_operation *op;
+  PITH_TRY(pith__check_comm(comm));
+  PITH_TRY(pith__check_rank(comm, root, "root"));
+  PITH_TRY(pith__check_span(tensor.data, tensor.n, tensor.dtype));
+  pith_cspan src = {tensor.data, tensor.n, tensor.dtype};
+  PITH_TRY(pith__operation_make(comm, PITH_OP_BROADCAST, src, tensor, PITH_SUM, call, &op));
+  op->frame.flags |= (uint32_t)root << 16;
+  return pith__operation_submit(op, schedule_broadcast(&op->job, root), request);
+}
+
+static pith_status schedule_all_to_all(pith_operation *op, const size_t *send, const size_t *receive) {
+  size_t ranks = (size_t)op->job.ranks, *both = malloc(2 * ranks * sizeof *both);
+  PITH_REQUIRE(both, PITH_ERR_MEMORY, "no memory for an operation");
+  pith_status status = copy_counts(op, send, op->job.src.n / ranks, op->job.src.n);
+  if (status == PITH_OK) {
+    memcpy(both, op->counts, ranks * sizeof *both);
+    free(op->counts);
+    status = copy_counts(op, receive, op->job.dst.n / ranks, op->job.dst.n);
+  }
+  if (status == PITH_OK) {
+    memcpy(both + ranks, op->counts, ranks * sizeof *both);
+    status = pith__all_to_all(&op->job, both, both + ranks);
+  }
+  free(both);
+  return status;
+}
+
+pith_status pith__all_to_all_of(pith_comm *comm, pith_cspan src, const size_t *send, pith_span dst,
+                                const size_t *receive, const pith_call *call, pith_request **request) {
+  pith_operation *op;
+  PITH_TRY(pith__check_comm(comm));
+  PITH_TRY(check_spans(src, dst));
+  PITH_TRY(pith__check_overlap(readable(dst), src, PITH_NOWHERE));
+  PITH_TRY(pith__operation_make(comm, PITH_OP_ALL_TO_ALL, src, dst, PITH_SUM, call, &op));
+  op->frame.count = 0; /* sizes differ between ranks */
+  return pith__operation_submit(op, schedule_all_to_all(op, send, receive), request);
+}
+
+pith_status pith_all_to_all(pith_comm *comm, pith_cspan src, const size_t *send, pith_span dst, const size_t *receive,
+                            pith_request **request) {
+  return pith__all_to_all_of(comm, src, send, dst, receive, NULL, request);
+}
+
+static pith_status schedule_gather(pith_operation *op, const size_t *counts, int root) {
+  if (op->job.rank == root) {
+    PITH_TRY(copy_counts(op, counts, op->job.src.n, op->job.dst.n));
+    PITH_REQUIRE(op->counts[root] == op->job.src.n, PITH_ERR_ARGUMENT, "src has %zu values, the counts say %zu",
+                 op->job.src.n, op->counts[root]);
+    PITH_TRY(pith__check_overlap(op->job.src, readable(op->job.dst), own_place(op)));
+  }
+  return pith__gather(&op->job, op->counts, root);
+}
+
+pith_status pith_gather(pith_comm *comm, pith_cspan src, pith_span dst, const size_t *counts, int root,
+                        pith_request **request) {
+  pith_operation *op;
+  PITH_TRY(pith__check_comm(comm));
+  PITH_TRY(pith__check_rank(comm, root, "root"));
+  PITH_TRY(comm->rank == root ? check_spans(src, dst) : pith__check_span(src.data, src.n, src.dtype));
+  PITH_TRY(pith__operation_make(comm, PITH_OP_GATHER, src, dst, PITH_SUM, NULL, &op));
+  op->frame.count = 0;
+  op->frame.flags |= (uint32_t)root << 16;
+  return pith__operation_submit(op, schedule_gather(op, counts, root), request);
+}
+
+static pith_status schedule_scatter(pith_operation *op, const size_t *counts, int root) {
+  if (op->job.rank == root) {
+    PITH_TRY(copy_counts(op, counts, op->job.dst.n, op->job.src.n));
+    PITH_REQUIRE(op->counts[root] == op->job.dst.n, PITH_ERR_ARGUMENT, "dst has %zu values, the counts say %zu",
+                 op->job.dst.n, op->counts[root]);
+    PITH_TRY(pith__check_overlap(readable(op->job.dst), op->job.src, own_place(op)));
+  }
+  return pith__scatter(&op->job, op->counts, root);
+}
+
+pith_status pith_scatter(pith_comm *comm, pith_cspan src, const size_t *counts, pith_span dst, int root,
+                         pith_request **request) {
+  pith_operation *op;
+  PITH_TRY(pith__check_comm(comm));
+  PITH_TRY(pith__check_rank(comm, root, "root"));
+  PITH_TRY(comm->rank == root ? check_spans(src, dst) : pith__check_span(dst.data, dst.n, dst.dtype));
+  src.dtype = dst.dtype; /* of other ranks than the root it may be anything */
+  PITH_TRY(pith__operation_make(comm, PITH_OP_SCATTER, src, dst, PITH_SUM, NULL, &op));
+  op->frame.count = 0;
+  op->frame.flags |= (uint32_t)root << 16;
+  return pith__operation_submit(op, schedule_scatter(op, counts, root), request);
+}
+
+pith_status pith_barrier(pith_comm *comm, pith_request **request) {
+  pith_operation *op;
+  PITH_TRY(pith__check_comm(comm));
+  PITH_TRY(pith__operation_make(comm, PITH_OP_BARRIER, (pith_cspan){0}, (pith_span){0}, PITH_SUM, NULL, &op));
+  return pith__operation_submit(op, pith__barrier(&op->job), request);
+}
+
+/* ---- Between two ranks ------------------------------------------------------------------------------------------- */
+
+static pith_status point(pith_comm *comm, void *data, size_t n, pith_dtype dtype, int peer, uint32_t tag,
+                         pith_task_kind kind, pith_request **request) {
+  pith_operation *op;
+  PITH_TRY(pith__check_comm(comm));
+  if (peer == PITH_ANY_RANK && kind == PITH_TASK_RECEIVE) {
+    PITH_REQUIRE(comm->ranks > 1, PITH_ERR_ARGUMENT, "there is no other rank to receive from");
+  } else {
+    PITH_TRY(pith__check_rank(comm, peer, "peer"));
+  }
+  PITH_REQUIRE(peer != comm->rank, PITH_ERR_ARGUMENT, "rank %d cannot exchange messages with itself", peer);
+  PITH_TRY(pith__check_span(data, n, dtype));
+  PITH_TRY(pith__operation_make(comm, PITH_OP_POINT, (pith_cspan){data, n, dtype}, (pith_span){data, n, dtype},
+                                PITH_SUM, NULL, &op));
+  pith_schedule *s = &op->job.schedule;
+  pith_piece *piece = pith__schedule_piece_over(s, data, n * pith_dtype_size(dtype));
+  pith__schedule_add(s, (pith_task){.kind = kind, .peer = peer, .tag = tag, .piece = piece});
+  return pith__operation_submit(op, pith__schedule_finished(&op->job), request);
+}
+
+pith_status pith_send(pith_comm *comm, pith_cspan src, int peer, uint32_t tag, pith_request **request) {
+  return point(comm, (void *)(uintptr_t)src.data, src.n, src.dtype, peer, tag, PITH_TASK_SEND, request);
+}
+
+pith_status pith_recv(pith_comm *comm, pith_span dst, int peer, uint32_t tag, pith_request **request) {
+  return point(comm, dst.data, dst.n, dst.dtype, peer, tag, PITH_TASK_RECEIVE, request);
+}

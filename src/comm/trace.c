@@ -1,0 +1,84 @@
+/* Events are written one a line as they end; the array is closed when the process exits. */
+#include "comm/trace.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/forked.h"
+#include "base/log.h"
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static FILE *file;
+static int decided;        /* whether the environment was looked at */
+static unsigned opened_in; /* which process: children write nothing */
+
+/* The name with %r replaced; appended where nothing tells ranks apart. */
+static void name_for(const char *pattern, int rank, char *name, size_t size) {
+  const char *at = strstr(pattern, "%r");
+  if (at) {
+    snprintf(name, size, "%.*s%d%s", (int)(at - pattern), pattern, rank, at + 2);
+  } else if (strstr(pattern, "%p")) {
+    snprintf(name, size, "%s", pattern);
+  } else {
+    snprintf(name, size, "%s.%d", pattern, rank);
+  }
+}
+
+static void close_file(void) {
+  if (opened_in != pith__fork_number()) {
+    return;
+  }
+  pthread_mutex_lock(&mutex);
+  if (file) {
+    fprintf(file, "{}]\n");
+    fclose(file);
+    file = NULL;
+  }
+  pthread_mutex_unlock(&mutex);
+}
+
+static void open_file(int rank) {
+  const char *pattern = secure_getenv("PITH_TRACE");
+  char name[1024], whole[1100];
+  decided = 1;
+  if (!pattern || !*pattern) {
+    return;
+  }
+  name_for(pattern, rank, name, sizeof name);
+  int fd = pith__log_file_name(name, whole, sizeof whole)
+               ? open(whole, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666)
+               : -1;
+  if (!(file = fd >= 0 ? fdopen(fd, "w") : NULL)) {
+    fprintf(stderr, "pith: cannot write PITH_TRACE %s; nothing is traced\n", name);
+    return;
+  }
+  setvbuf(file, NULL, _IOLBF, 0); /* nothing is left in the buffer that a forked child would write again */
+  opened_in = pith__fork_number();
+  fprintf(file, "[\n");
+  atexit(close_file);
+}
+
+int pith__trace_start(int rank) {
+  pthread_mutex_lock(&mutex);
+  if (!decided) {
+    open_file(rank);
+  }
+  int on = file != NULL;
+  pthread_mutex_unlock(&mutex);
+  return on;
+}
+
+void pith__trace(int rank, const char *kind, const char *name, const char *detail, double start, double end) {
+  pthread_mutex_lock(&mutex);
+  if (file) {
+    fprintf(file,
+            "{\"ph\":\"X\",\"pid\":%d,\"tid\":\"%s\",\"name\":\"%s\",\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"detail\":\"%"
+            "s\"}},\n",
+            rank, kind, name, start * 1e6, (end - start) * 1e6, detail ? detail : "");
+  }
+  pthread_mutex_unlock(&mutex);
+}

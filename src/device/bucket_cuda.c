@@ -1,0 +1,189 @@
+/* Buckets on a device: the same pieces in the same order as in main memory, all pieces of a step in one call to the
+ * kernels. */
+#include <pith/cuda.h>
+#include <stdlib.h>
+
+#include "device/bucket.h"
+#include "device/cuda_device.h"
+
+typedef struct item_list {
+  pith_cuda_item *item;
+  size_t count;
+} item_list;
+
+static pith_status make_list(const pith_bucket *b, size_t pieces, item_list *list) {
+  PITH_REQUIRE(b, PITH_ERR_ARGUMENT, "the bucket must not be NULL");
+  *list = (item_list){malloc((pieces + 1) * sizeof *list->item), 0};
+  PITH_REQUIRE(list->item, PITH_ERR_MEMORY, "no memory for a bucket of %zu layers", b->count);
+  return PITH_OK;
+}
+
+static void add_item(item_list *list, const pith_bucket *b, size_t index, pith_range piece, void *values,
+                     pith_dtype dtype, void *payload, const pith_ctx *ctx, uint32_t rank) {
+  if (piece.n) {
+    pith_ctx at = pith__bucket_ctx(b, ctx, index, rank, piece.first);
+    list->item[list->count++] = (pith_cuda_item){.size = sizeof(pith_cuda_item),
+                                                 .codec = b->layer[index].codec,
+                                                 .dtype = dtype,
+                                                 .n = piece.n,
+                                                 .values = values,
+                                                 .payload = payload,
+                                                 .seed = at.seed,
+                                                 .step = at.step,
+                                                 .layer = at.layer,
+                                                 .rank = at.rank,
+                                                 .ranks = at.ranks,
+                                                 .offset = at.offset,
+                                                 .gamma = at.gamma};
+  }
+}
+
+static void *value_at(const pith_bucket *b, size_t index, const void *data, size_t first) {
+  return (uint8_t *)(uintptr_t)data + first * pith_dtype_size(b->layer[index].dtype);
+}
+
+pith_status pith_bucket_piece(const pith_bucket *b, size_t layer, int rank, size_t *first, size_t *n) {
+  PITH_REQUIRE(b && layer < b->count && rank >= 0 && rank < b->ranks && first && n, PITH_ERR_ARGUMENT,
+               "pith_bucket_piece: there is no such layer or rank");
+  pith_range piece = pith__bucket_piece(b, layer, rank);
+  *first = piece.first;
+  *n = piece.n;
+  return PITH_OK;
+}
+
+/* All pieces of all ranks, as they lie in parts and results. */
+static void list_all(item_list *list, const pith_bucket *b, const void *const *tensors, float *const *memories,
+                     const pith_ctx *ctx, const void *bytes, size_t stride, uint32_t rank) {
+  uint8_t *at = (uint8_t *)(uintptr_t)bytes;
+  for (int p = 0; p < b->ranks; p++) {
+    at = stride ? (uint8_t *)(uintptr_t)bytes + (size_t)p * stride : at;
+    for (size_t i = 0; i < b->count; i++) {
+      pith_range piece = pith__bucket_piece(b, i, p);
+      size_t before = list->count;
+      add_item(list, b, i, piece, value_at(b, i, tensors[i], piece.first), b->layer[i].dtype, at, ctx, rank);
+      if (list->count > before && memories && memories[i]) {
+        list->item[before].memory = memories[i] + piece.first;
+      }
+      at += pith__bucket_piece_bytes(b, i, piece);
+    }
+  }
+}
+
+pith_status pith__cuda_bucket_encode(const pith_bucket *b, const void *const *src, float *const *memories,
+                                     const pith_ctx *ctx, void *parts, size_t stride, void *stream) {
+  item_list list;
+  PITH_TRY(make_list(b, b ? b->count * (size_t)b->ranks : 0, &list));
+  list_all(&list, b, src, memories, ctx, parts, stride, (uint32_t)b->rank);
+  pith_status status = pith_cuda_encode(list.item, list.count, NULL, 0, stream);
+  free(list.item);
+  return status;
+}
+
+pith_status pith_cuda_bucket_encode(const pith_bucket *b, const void *const *src, float *const *memories,
+                                    const pith_ctx *given, void *parts, void *stream) {
+  pith_ctx ctx;
+  PITH_TRY(pith__bucket_read_ctx(given, &ctx));
+  return pith__cuda_bucket_encode(b, src, memories, &ctx, parts, 0, stream);
+}
+
+pith_status pith__cuda_bucket_decode(const pith_bucket *b, const void *results, size_t stride, const pith_ctx *ctx,
+                                     void *const *dst, void *stream) {
+  item_list list;
+  PITH_TRY(make_list(b, b ? b->count * (size_t)b->ranks : 0, &list));
+  list_all(&list, b, (const void *const *)dst, NULL, ctx, results, stride, pith__result_rank(b->ranks));
+  pith_status status = pith_cuda_decode(list.item, list.count, PITH_SET, NULL, 0, stream);
+  free(list.item);
+  return status;
+}
+
+pith_status pith_cuda_bucket_decode(const pith_bucket *b, const void *results, const pith_ctx *given, void *const *dst,
+                                    void *stream) {
+  pith_ctx ctx;
+  PITH_TRY(pith__bucket_read_ctx(given, &ctx));
+  return pith__cuda_bucket_decode(b, results, 0, &ctx, dst, stream);
+}
+
+/* Our own pieces: `bytes` has their payloads one after another, `sums` their values. */
+static void list_own(item_list *list, const pith_bucket *b, float *sums, const void *bytes, const pith_ctx *ctx,
+                     uint32_t rank) {
+  uint8_t *at = (uint8_t *)(uintptr_t)bytes;
+  list->count = 0;
+  for (size_t i = 0; i < b->count; i++) {
+    pith_range piece = pith__bucket_piece(b, i, b->rank);
+    add_item(list, b, i, piece, sums, PITH_F32, at, ctx, rank);
+    at += pith__bucket_piece_bytes(b, i, piece);
+    sums += piece.n;
+  }
+}
+
+/* Rank after rank, as on the CPU: the sum has the same bits. */
+pith_status pith__cuda_bucket_sum(const pith_bucket *b, const void *received, size_t stride, const pith_ctx *ctx,
+                                  float *sums, void *stream) {
+  item_list list;
+  PITH_TRY(make_list(b, b ? b->count : 0, &list));
+  size_t apart = stride ? stride : b->bytes[b->rank];
+  pith_status status = PITH_OK;
+  for (int p = 0; p < b->ranks && status == PITH_OK; p++) {
+    list_own(&list, b, sums, (const uint8_t *)received + (size_t)p * apart, ctx, (uint32_t)p);
+    status = pith_cuda_decode(list.item, list.count, p ? PITH_ADD : PITH_SET, NULL, 0, stream);
+  }
+  free(list.item);
+  return status;
+}
+
+pith_status pith_cuda_bucket_sum(const pith_bucket *b, const void *received, const pith_ctx *given, float *sums,
+                                 void *stream) {
+  pith_ctx ctx;
+  PITH_TRY(pith__bucket_read_ctx(given, &ctx));
+  return pith__cuda_bucket_sum(b, received, 0, &ctx, sums, stream);
+}
+
+pith_status pith_cuda_bucket_mean(const pith_bucket *b, float *sums, void *stream) {
+  item_list list;
+  PITH_TRY(make_list(b, b ? b->count : 0, &list));
+  list_own(&list, b, sums, sums, NULL, (uint32_t)b->rank);
+  for (size_t k = 0; k < list.count; k++) {
+    list.item[k].payload = list.item[k].values; /* in place */
+  }
+  pith_status status = pith_cuda_aggregate(list.item, list.count, stream);
+  free(list.item);
+  return status;
+}
+
+/* Results go through a memory of their own where one keeps what was lost; any other memory is for gradients alone. */
+static pith_status encode_results(const pith_bucket *b, item_list *list, pith_codec *plain, float *const *memories,
+                                  void *stream) {
+  for (size_t i = 0, k = 0; i < b->count; i++) {
+    const pith_codec *codec = b->layer[i].codec;
+    if (pith__bucket_piece(b, i, b->rank).n == 0) {
+      continue;
+    }
+    list->item[k].gamma = 1.0f;
+    if (codec->memory && codec->memory->after == PITH_AFTER_SUBTRACT) {
+      list->item[k].memory = memories ? memories[i] : NULL;
+    } else {
+      plain[i] = *codec;
+      plain[i].memory = NULL;
+      list->item[k].codec = &plain[i];
+    }
+    k++;
+  }
+  return pith_cuda_encode(list->item, list->count, NULL, 0, stream);
+}
+
+pith_status pith_cuda_bucket_result(const pith_bucket *b, float *sums, float *const *memories, const pith_ctx *given,
+                                    void *result, void *stream) {
+  item_list list;
+  pith_ctx ctx;
+  PITH_TRY(pith__bucket_read_ctx(given, &ctx));
+  PITH_TRY(make_list(b, b ? b->count : 0, &list));
+  pith_codec *plain = malloc((b->count + 1) * sizeof *plain);
+  pith_status status = plain ? PITH_OK : pith_fail(PITH_ERR_MEMORY, "no memory for a bucket of %zu layers", b->count);
+  if (status == PITH_OK) {
+    list_own(&list, b, sums, result, &ctx, pith__result_rank(b->ranks));
+    status = encode_results(b, &list, plain, memories, stream);
+  }
+  free(plain);
+  free(list.item);
+  return status;
+}

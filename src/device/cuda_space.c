@@ -1,0 +1,132 @@
+/* Memory of a CUDA device as a space: see cuda_space.h. All work is enqueued on one stream, so that it is in order. */
+#include "device/cuda_space.h"
+
+#include <stdlib.h>
+
+#include "base/size.h"
+#include "base/status.h"
+#include "codec/codec.h"
+
+#define TEXT 256
+
+static pith_cuda_space *space_of(pith_space *space) { return (pith_cuda_space *)space; }
+
+static pith_status refuse(const char *text) { return pith_fail(PITH_ERR_SYSTEM, "CUDA: %s", text); }
+
+pith_status pith__cuda_space_wait(const pith_cuda_space *s) {
+  char text[TEXT];
+  if (s->gpu->event_record(s->event, s->stream, text) || s->gpu->event_wait(s->event, text)) {
+    return refuse(text);
+  }
+  return PITH_OK;
+}
+
+pith_status pith__cuda_space_keep_pace(pith_cuda_space *s, int exact) {
+  char text[TEXT];
+  void *now = s->ends[s->turn++ % 2];
+  if (s->gpu->event_record(now, s->stream, text) ||
+      s->gpu->event_wait(exact || s->turn == 1 ? now : s->ends[s->turn % 2], text)) {
+    return refuse(text);
+  }
+  return PITH_OK;
+}
+
+pith_status pith__cuda_space_move(const pith_cuda_space *s, void *to, const void *from, size_t bytes) {
+  char text[TEXT];
+  return s->gpu->move(to, from, bytes, s->stream, text) ? refuse(text) : PITH_OK;
+}
+
+pith_status pith__cuda_space_enter(const pith_cuda_space *s) {
+  char text[TEXT];
+  return s->gpu->use_device(s->device, text) ? refuse(text) : PITH_OK;
+}
+
+static pith_status allocate(pith_space *space, size_t bytes, void **memory) {
+  pith_cuda_space *s = space_of(space);
+  char text[TEXT];
+  if (!s->allocator.allocate) {
+    PITH_REQUIRE(!s->gpu->allocate(bytes, memory, text), PITH_ERR_MEMORY, "CUDA: %zu bytes: %s", bytes, text);
+    return PITH_OK;
+  }
+  *memory = s->allocator.allocate(s->allocator.self, bytes);
+  PITH_REQUIRE(*memory, PITH_ERR_MEMORY, "no %zu bytes of device memory", bytes);
+  return s->gpu->clear(*memory, bytes, s->stream, text) ? refuse(text) : PITH_OK;
+}
+
+static void release(pith_space *space, void *memory) {
+  pith_cuda_space *s = space_of(space);
+  if (s->allocator.allocate) {
+    s->allocator.release(s->allocator.self, memory);
+  } else {
+    s->gpu->release(memory);
+  }
+}
+
+static pith_status copy(pith_space *space, void *to, const void *from, size_t bytes) {
+  PITH_TRY(pith__cuda_space_move(space_of(space), to, from, bytes));
+  return pith__cuda_space_wait(space_of(space));
+}
+
+static pith_status scale(pith_space *space, float factor, float *x, size_t n) {
+  const pith_cuda_space *s = space_of(space);
+  char text[TEXT];
+  for (size_t first = 0, some; first < n; first += some) {
+    some = pith__least(n - first, PITH_GPU_TASK_VALUES);
+    pith_gpu_mean task = {
+        .sums = x + first, .values = x + first, .n = (uint32_t)some, .factor = factor, .dtype = PITH_GPU_F32};
+    if (s->gpu->mean(&task, 1, s->stream, text)) {
+      return refuse(text);
+    }
+  }
+  return PITH_OK;
+}
+
+/* Values as they are are the payload of a codec that does nothing, and decoding can add. */
+static pith_status add(pith_space *space, const float *x, pith_span to) {
+  const pith_cuda_space *s = space_of(space);
+  pith_cuda_item item = {.size = sizeof item,
+                         .codec = s->raw,
+                         .dtype = to.dtype,
+                         .n = to.n,
+                         .values = to.data,
+                         .payload = (void *)(uintptr_t)x};
+  return pith_cuda_decode(&item, 1, PITH_ADD, NULL, 0, s->stream);
+}
+
+pith_status pith__cuda_space_create(void *stream, const pith_allocator *allocator, pith_cuda_space **made) {
+  char text[TEXT];
+  pith_cuda_space *s = calloc(1, sizeof *s);
+  PITH_REQUIRE(s, PITH_ERR_MEMORY, "no memory for a reducer");
+  s->base = (pith_space){allocate, release, copy, scale, add};
+  s->stream = stream;
+  if (allocator) {
+    s->allocator = *allocator;
+  }
+  pith_status status = pith__cuda_module(&s->gpu);
+  if (status == PITH_OK && (s->gpu->device(&s->device, text) || s->gpu->event_create(&s->event, text) ||
+                            s->gpu->event_create(&s->ends[0], text) || s->gpu->event_create(&s->ends[1], text))) {
+    status = refuse(text);
+  }
+  if (status == PITH_OK) {
+    status = pith_codec_create("none", &s->raw);
+  }
+  if (status != PITH_OK) {
+    pith__cuda_space_destroy(s);
+    return status;
+  }
+  *made = s;
+  return PITH_OK;
+}
+
+void pith__cuda_space_destroy(pith_cuda_space *s) {
+  if (s) {
+    void *events[] = {s->event, s->ends[0], s->ends[1]};
+    for (size_t i = 0; i < 3; i++) {
+      if (events[i]) {
+        s->gpu->event_destroy(events[i]);
+      }
+    }
+    pith_codec_destroy(s->raw);
+    free(s);
+  }
+}

@@ -1,0 +1,36 @@
+/* Memory of a CUDA device as a space (src/memory/space.h), and what the stages of a reducer need there. */
+#ifndef PITH_DEVICE_CUDA_SPACE_H
+#define PITH_DEVICE_CUDA_SPACE_H
+
+#include <pith/carrier.h>
+
+#include "device/cuda_device.h"
+#include "memory/space.h"
+
+typedef struct pith_cuda_space {
+  pith_space base; /* the first: a pith_space is one of these */
+  const pith_cuda_module *gpu;
+  int device;
+  void *stream;  /* of all that is enqueued */
+  void *event;   /* for whoever waits */
+  void *ends[2]; /* of the step that has just ended, and of the one before, in turns */
+  unsigned turn;
+  pith_codec *raw;
+  pith_allocator allocator; /* of a framework; without its functions the module's */
+} pith_cuda_space;
+
+/* Of the calling thread's current device. */
+pith_status pith__cuda_space_create(void *stream, const pith_allocator *allocator, pith_cuda_space **space);
+void pith__cuda_space_destroy(pith_cuda_space *space);
+
+/* The calling thread works on the space's device from now on. */
+pith_status pith__cuda_space_enter(const pith_cuda_space *space);
+
+/* Enqueues a copy; either end may be main memory, pinned or not. */
+pith_status pith__cuda_space_move(const pith_cuda_space *space, void *to, const void *from, size_t bytes);
+/* A step has ended: waits for the device, so that the host is at most one step ahead of it; `exact`: not at all. */
+pith_status pith__cuda_space_keep_pace(pith_cuda_space *space, int exact);
+/* Until all that was enqueued is done. */
+pith_status pith__cuda_space_wait(const pith_cuda_space *space);
+
+#endif

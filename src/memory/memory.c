@@ -1,0 +1,225 @@
+/*
+ * Runs a memory around the chain.
+ *
+ * Block codecs go tile by tile: the values to send are made in a tile, encoded, decoded again where the memory asks
+ * what was lost, and the rest goes back to the state, all while they are in the first-level cache. The payload of the
+ * whole is the payloads of the tiles one after another, so nobody can tell.
+ *
+ * Whole codecs work on the memory's own buffer in place: first every value meets its gradient, then the codec runs over
+ * the buffer, then what was sent is taken out.
+ *
+ * Values that are not finite travel (the loss scaler must see them) but never stay: a memory with a NaN in it would
+ * give nothing else for the rest of the training.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "base/size.h"
+#include "kernel/kernel.h"
+#include "memory/memory.h"
+
+/* 2^15. Values below that stay finite whatever a codec makes of them, as halves too, and what they leave behind need
+ * not be looked at. */
+#define TAME_BITS 0x47000000u
+
+static size_t tile_of(const pith_codec *codec) {
+  size_t granule = codec->granule ? codec->granule : 1;
+  return granule < PITH_MEMORY_TILE ? PITH_MEMORY_TILE / granule * granule : granule;
+}
+
+static float *carrier(const pith_codec *codec, const pith_state *state) {
+  return codec->memory->carrier == PITH_KEEPS_MOMENTUM ? state->momentum : state->residual;
+}
+
+void pith__memory_take_scratch(const pith_codec *codec, size_t n, pith_arena *arena, pith_encode_scratch *scratch) {
+  size_t tile = pith__least(tile_of(codec), n);
+  *scratch = (pith_encode_scratch){.chain = pith__codec_take_scratch(codec, n, arena)};
+  if (codec->memory) {
+    scratch->gradient = pith__arena_take(arena, tile, sizeof(float));
+    scratch->sent = pith__arena_take(arena, tile, sizeof(float));
+    scratch->decoded = pith__arena_take(arena, tile, sizeof(float));
+  }
+}
+
+/* An exploded gradient must be clipped too: where squares overflow, they are summed again in double. */
+static double sum_squares(const float *x, size_t n) {
+  pith_moments moments;
+  pith__kernels()->moments(x, n, &moments);
+  if (isfinite(moments.sum_squares)) {
+    return moments.sum_squares;
+  }
+  double sum = 0;
+  for (size_t i = 0; i < n; i++) {
+    sum += (double)x[i] * x[i];
+  }
+  return sum;
+}
+
+static double span_norm(pith_cspan src, size_t tile, float *buffer) {
+  double sum = 0;
+  for (size_t first = 0; first < src.n; first += tile) {
+    size_t n = pith__least(tile, src.n - first);
+    sum += sum_squares(pith__span_load(src, first, n, buffer), n);
+  }
+  return sqrt(sum);
+}
+
+static float gradient_factor(const pith_codec *codec, pith_cspan src, size_t tile, float *buffer, const pith_ctx *ctx) {
+  const pith_memory_ops *memory = codec->memory;
+  if (!memory->factor) {
+    return ctx->gamma;
+  }
+  double norm = span_norm(src, tile, buffer) * fabs((double)ctx->gamma);
+  return ctx->gamma * memory->factor(codec->memory_args, norm, ctx);
+}
+
+/* ---- Block codecs ------------------------------------------------------------------------------------------------ */
+
+static pith_status encode_tile(const pith_codec *codec, pith_state *state, const float *g, float gamma, size_t n,
+                               pith_out *out, const pith_encode_scratch *scratch, const pith_ctx *ctx) {
+  size_t first = (size_t)ctx->offset;
+  codec->memory->meet(codec->memory_args, &(pith_kept){state->residual, state->momentum}, first, g, gamma,
+                      scratch->sent, n);
+  PITH_TRY(pith__codec_encode(codec, (pith_cspan){scratch->sent, n, PITH_F32}, out, NULL, scratch->chain, ctx));
+  if (codec->memory->after == PITH_AFTER_SUBTRACT) {
+    pith_span decoded = {scratch->decoded, n, PITH_F32};
+    PITH_TRY(
+        pith__codec_decode(codec, (pith_bytes){out->data, out->size}, decoded, PITH_APPLY_SET, scratch->chain, ctx));
+  } else {
+    memset(scratch->decoded, 0, n * sizeof(float));
+  }
+  pith__kernels()->residual(scratch->sent, scratch->decoded, carrier(codec, state) + first, n);
+  return PITH_OK;
+}
+
+static pith_status encode_blocks(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
+                                 const pith_encode_scratch *scratch, const pith_ctx *ctx) {
+  size_t tile = tile_of(codec), used = 0;
+  float gamma = gradient_factor(codec, src, tile, scratch->gradient, ctx);
+  for (size_t first = 0; first < src.n; first += tile) {
+    size_t n = pith__least(tile, src.n - first);
+    pith_ctx here = *ctx;
+    here.offset = ctx->offset + first;
+    pith_out piece = {(uint8_t *)out->data + used, out->capacity - used, 0};
+    const float *g = pith__span_load(src, first, n, scratch->gradient);
+    PITH_TRY(encode_tile(codec, state, g, gamma, n, &piece, scratch, &here));
+    used += piece.size;
+  }
+  out->size = used;
+  return PITH_OK;
+}
+
+/* ---- Whole codecs ------------------------------------------------------------------------------------------------ */
+
+static void forget_not_finite(float *x, size_t n) {
+  if (!x || pith__kernels()->absmax(x, n) < PITH_INF_BITS) {
+    return;
+  }
+  for (size_t i = 0; i < n; i++) {
+    x[i] = isfinite(x[i]) ? x[i] : 0.0f;
+  }
+}
+
+pith_cspan pith__memory_carried(const pith_codec *codec, const pith_state *state, pith_cspan src) {
+  return codec->memory ? (pith_cspan){carrier(codec, state), state->n, PITH_F32} : src;
+}
+
+float pith__memory_factor(const pith_codec *codec, pith_cspan src, float *buffer, const pith_ctx *ctx) {
+  return codec->memory ? gradient_factor(codec, src, PITH_MEMORY_TILE, buffer, ctx) : 1.0f;
+}
+
+uint32_t pith__memory_meet(const pith_codec *codec, pith_state *state, pith_cspan src, pith_extent part, float factor,
+                           float *buffer) {
+  uint32_t most = 0;
+  for (size_t at = part.first, end = part.first + part.n; codec->memory && at < end; at += PITH_MEMORY_TILE) {
+    size_t n = pith__least(PITH_MEMORY_TILE, end - at);
+    const float *g = pith__span_load(src, at, n, buffer);
+    float *met = carrier(codec, state) + at;
+    codec->memory->meet(codec->memory_args, &(pith_kept){state->residual, state->momentum}, at, g, factor, met, n);
+    uint32_t here = pith__kernels()->absmax(met, n);
+    most = here > most ? here : most;
+  }
+  return most;
+}
+
+static pith_status take_out_sent(const pith_codec *codec, pith_state *state, pith_bytes sent, void *chain,
+                                 const pith_ctx *ctx) {
+  pith_span residual = {state->residual, state->n, PITH_F32}, momentum = {state->momentum, state->n, PITH_F32};
+  switch (codec->memory->after) {
+    case PITH_AFTER_SUBTRACT:
+      return pith__codec_decode(codec, sent, residual, PITH_APPLY_SUB, chain, ctx);
+    case PITH_AFTER_CLEAR:
+      PITH_TRY(pith__codec_decode(codec, sent, residual, PITH_APPLY_CLEAR, chain, ctx));
+      return pith__codec_decode(codec, sent, momentum, PITH_APPLY_CLEAR, chain, ctx);
+    case PITH_AFTER_KEEP:
+      break;
+  }
+  return PITH_OK;
+}
+
+static pith_status encode_whole(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
+                                const pith_encode_scratch *scratch, const pith_ctx *ctx) {
+  float factor = pith__memory_factor(codec, src, scratch->gradient, ctx);
+  uint32_t most = pith__memory_meet(codec, state, src, (pith_extent){0, src.n}, factor, scratch->gradient);
+  pith_cspan sent = pith__memory_carried(codec, state, src);
+  PITH_TRY(pith__codec_encode(codec, sent, out, state->part, scratch->chain, ctx));
+  PITH_TRY(take_out_sent(codec, state, (pith_bytes){out->data, out->size}, scratch->chain, ctx));
+  if (most >= TAME_BITS) {
+    forget_not_finite(state->residual, state->n);
+    forget_not_finite(state->momentum, state->n);
+  }
+  return PITH_OK;
+}
+
+static void settle_tile(const pith_codec *codec, pith_state *state, pith_cspan decoded, size_t first, size_t n,
+                        float *buffer, const pith_ctx *ctx) {
+  float *p = carrier(codec, state) + first;
+  const float *d = buffer;
+  if (codec->ops->own) {
+    codec->ops->own(codec->args, p, n, first, buffer, state->part, ctx);
+  } else {
+    d = pith__span_load(decoded, first, n, buffer);
+  }
+  pith__kernels()->residual(p, d, p, n);
+}
+
+void pith__memory_settle(const pith_codec *codec, pith_state *state, pith_cspan decoded, pith_extent part,
+                         float *buffer, const pith_ctx *ctx) {
+  for (size_t at = part.first, end = part.first + part.n; codec->memory && at < end; at += PITH_MEMORY_TILE) {
+    size_t n = pith__least(PITH_MEMORY_TILE, end - at);
+    if (codec->memory->after == PITH_AFTER_SUBTRACT) {
+      settle_tile(codec, state, decoded, at, n, buffer, ctx);
+    }
+    forget_not_finite(carrier(codec, state) + at, n);
+  }
+}
+
+pith_status pith__memory_encode(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
+                                const pith_encode_scratch *scratch, const pith_ctx *ctx) {
+  if (!codec->memory) {
+    return pith__codec_encode(codec, src, out, state ? state->part : NULL, scratch->chain, ctx);
+  }
+  if (codec->caps & PITH_CAP_CHUNKED) {
+    return encode_blocks(codec, state, src, out, scratch, ctx);
+  }
+  return encode_whole(codec, state, src, out, scratch, ctx);
+}
+
+/* ---- Results ----------------------------------------------------------------------------------------------------- */
+
+int pith__memory_keeps_results(const pith_codec *codec, const pith_state *state) {
+  return state && codec->memory && codec->memory->after == PITH_AFTER_SUBTRACT && (codec->caps & PITH_CAP_CHUNKED);
+}
+
+/* The same memory around the same chain, with another residual. */
+pith_status pith__memory_encode_result(const pith_codec *codec, pith_state *state, pith_cspan values, pith_out *out,
+                                       const pith_encode_scratch *scratch, const pith_ctx *given) {
+  pith_ctx ctx = *given;
+  ctx.gamma = 1.0f;
+  if (!pith__memory_keeps_results(codec, state)) {
+    return pith__codec_encode(codec, values, out, NULL, scratch->chain, &ctx);
+  }
+  PITH_TRY(pith__state_own_results(state, (size_t)ctx.offset, values.n));
+  pith_state results = {.n = state->n, .rows = state->rows, .keeps = state->keeps, .residual = state->result};
+  return encode_blocks(codec, &results, values, out, scratch, &ctx);
+}

@@ -1,0 +1,416 @@
+/* The reducer: layers with names, specs and states, reduced in the background; its life, and what ranks must agree on.
+ */
+#include "reducer/reducer.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/forked.h"
+#include "base/hash.h"
+#include "base/struct_size.h"
+#include "codec/codec.h"
+#include "device/cuda_space.h"
+#include "memory/memory.h"
+#include "reducer/stages.h"
+
+#define LAYERS_MOST ((size_t)1 << 20)
+
+/* ---- Life -------------------------------------------------------------------------------------------------------- */
+
+static pith_status create(pith_reducer from, const char *rules, uint64_t seed, const pith_reducer_options *options,
+                          pith_reducer **made) {
+  pith_reducer_options read = PITH_REDUCER_OPTIONS_INIT;
+  PITH_TRY(options ? PITH_STRUCT_READ(pith_reducer_options, options, &read) : PITH_OK);
+  PITH_REQUIRE(from.comm || !read.cuda == !(from.carrier.caps & PITH_CARRIER_CUDA), PITH_ERR_ARGUMENT,
+               "carrier %s moves memory of %s, and gradients are not there", from.carrier.name,
+               read.cuda ? "the host" : "a CUDA device");
+  PITH_REQUIRE(!from.comm || !read.cuda, PITH_ERR_UNSUPPORTED,
+               "a comm moves memory of the host: gradients of a CUDA device need a carrier for that");
+  pith_reducer *r = malloc(sizeof *r);
+  PITH_REQUIRE(r, PITH_ERR_MEMORY, "no memory for a reducer");
+  *r = from;
+  r->seed = seed;
+  r->made_in = pith__fork_number();
+  r->options = read;
+  char *fixed = NULL;
+  pith_status status = pith__reducer_split(rules, &fixed, &r->adaptive.text);
+  if (status == PITH_OK) {
+    status = pith_rules_create(fixed, &r->rules);
+  }
+  if (status == PITH_OK && r->options.cuda) {
+    pith_cuda_space *space = NULL;
+    status = pith__cuda_space_create(r->options.stream, r->options.allocator, &space);
+    r->space = space ? &space->base : NULL;
+  }
+  if (status == PITH_OK && !r->comm) {
+    r->stage_ops = r->space ? &pith__stage_cuda : &pith__stage_host;
+    status = pith__stages_create(r, &r->stages);
+  }
+  free(fixed);
+  if (status != PITH_OK) {
+    pith_reducer_destroy(r);
+    return status;
+  }
+  *made = r;
+  return PITH_OK;
+}
+
+pith_status pith_reducer_create_with(pith_comm *comm, const char *rules, uint64_t seed,
+                                     const pith_reducer_options *options, pith_reducer **made) {
+  PITH_REQUIRE(comm && rules && made, PITH_ERR_ARGUMENT,
+               "pith_reducer_create: comm, rules and reducer must not be NULL");
+  return create((pith_reducer){.comm = comm, .rank = comm->rank, .ranks = comm->ranks}, rules, seed, options, made);
+}
+
+pith_status pith_reducer_create(pith_comm *comm, const char *rules, uint64_t seed, pith_reducer **made) {
+  return pith_reducer_create_with(comm, rules, seed, NULL, made);
+}
+
+pith_status pith_reducer_create_over(const pith_carrier *given, const char *rules, uint64_t seed,
+                                     const pith_reducer_options *options, pith_reducer **made) {
+  pith_carrier carrier = PITH_CARRIER_INIT;
+  PITH_REQUIRE(given && rules && made, PITH_ERR_ARGUMENT,
+               "pith_reducer_create_over: carrier, rules and reducer must not be NULL");
+  PITH_TRY(PITH_STRUCT_READ(pith_carrier, given, &carrier));
+  PITH_REQUIRE(carrier.name && carrier.start && carrier.wait, PITH_ERR_ARGUMENT,
+               "a carrier needs a name, start and wait");
+  PITH_REQUIRE(carrier.ranks > 0 && carrier.rank >= 0 && carrier.rank < carrier.ranks, PITH_ERR_ARGUMENT,
+               "carrier %s: rank %d of %d is impossible", carrier.name, carrier.rank, carrier.ranks);
+  return create((pith_reducer){.carrier = carrier, .rank = carrier.rank, .ranks = carrier.ranks}, rules, seed, options,
+                made);
+}
+
+pith_status pith__reducer_check_process(const pith_reducer *r) {
+  PITH_REQUIRE(r, PITH_ERR_ARGUMENT, "reducer must not be NULL");
+  PITH_REQUIRE(r->made_in == pith__fork_number(), PITH_ERR_STATE,
+               "this process was forked from rank %d, whose reducer it cannot use: it can only destroy its copy, or "
+               "create one of its own",
+               r->rank);
+  return PITH_OK;
+}
+
+int pith__reducer_is_idle(const pith_reducer *r) {
+  int waiting = 0;
+  for (size_t g = 0; g < r->group_count; g++) {
+    waiting |= r->groups[g].has_left || r->groups[g].missing < r->groups[g].count;
+  }
+  return r->flight_count == 0 && r->open_count == 0 && !waiting;
+}
+
+static void release_layer(pith_named *l) {
+  free(l->name);
+  free(l->shape);
+  free(l->exact);
+  pith__space_release(l->state ? l->state->space : NULL, l->pending);
+  pith_state_destroy(l->state);
+}
+
+void pith_reducer_destroy(pith_reducer *r) {
+  if (!r) {
+    return;
+  }
+  pith__stages_destroy(r->stages);
+  pith__reducer_drop_flights(r);
+  pith__reducer_drop_groups(r);
+  for (size_t i = 0; i < r->count; i++) {
+    release_layer(&r->layers[i]);
+  }
+  free(r->layers);
+  pith__reducer_adapt_fini(r);
+  pith_rules_destroy(r->rules);
+  pith__cuda_space_destroy((pith_cuda_space *)r->space);
+  free(r);
+}
+
+/* ---- Layers ------------------------------------------------------------------------------------------------------ */
+
+pith_status pith__reducer_grow(void **array, size_t *room, size_t used, size_t size) {
+  if (used < *room) {
+    return PITH_OK;
+  }
+  size_t more = *room ? 2 * *room : 16;
+  void *larger = realloc(*array, more * size);
+  PITH_REQUIRE(larger, PITH_ERR_MEMORY, "no memory for a reducer");
+  *array = larger;
+  *room = more;
+  return PITH_OK;
+}
+
+static pith_status shape_size(const char *name, const size_t *shape, size_t dimensions, size_t *n) {
+  *n = 1;
+  for (size_t d = 0; d < dimensions; d++) {
+    PITH_REQUIRE(!__builtin_mul_overflow(*n, shape[d], n) && *n <= SIZE_MAX / 64, PITH_ERR_ARGUMENT,
+                 "layer %s is too large", name);
+  }
+  return PITH_OK;
+}
+
+static pith_status check_name(const pith_reducer *r, const char *name) {
+  for (size_t i = 0; i < r->count; i++) {
+    PITH_REQUIRE(strcmp(r->layers[i].name, name) != 0, PITH_ERR_ARGUMENT, "there is already a layer %s", name);
+  }
+  return PITH_OK;
+}
+
+/* The last rule has the adaptive spec, if there is one; small layers are exact by default. */
+static int is_adapted(const pith_reducer *r, const pith_named *l) {
+  return r->adaptive.text && !l->exact && l->match.rule + 1 == pith_rules_count(r->rules);
+}
+
+static pith_status find_codec(pith_reducer *r, const pith_layer *given, pith_named *l) {
+  if (!given->exact) {
+    return pith_rules_find(r->rules, given->name, given->dimensions, l->n, &l->match);
+  }
+  l->exact = strdup(given->exact);
+  PITH_REQUIRE(l->exact, PITH_ERR_MEMORY, "no memory for layer %s", given->name);
+  l->match.reason = l->exact;
+  return pith__reducer_codec(r, "none", &l->match.codec);
+}
+
+/* Whether there are kernels for the layer's codec where its gradient is. */
+static pith_status check_space(const pith_reducer *r, const char *name, const pith_named *l) {
+  if (r->space && pith_cuda_supports(l->match.codec) != PITH_OK) {
+    return pith_fail(PITH_ERR_UNSUPPORTED, "layer %s: %s", name, pith_error());
+  }
+  return PITH_OK;
+}
+
+static pith_status fill_layer(pith_reducer *r, const pith_layer *given, pith_named *l) {
+  const char *name = given->name;
+  const size_t *shape = given->shape, dimensions = given->dimensions;
+  *l = (pith_named){.dtype = given->dtype,
+                    .match = PITH_MATCH_INIT,
+                    .rows = dimensions > 1 ? shape[0] : 0,
+                    .number = pith__hash64(name, strlen(name), 0),
+                    .dimensions = dimensions,
+                    .adapted = SIZE_MAX};
+  PITH_TRY(shape_size(name, shape, dimensions, &l->n));
+  pith_status status = find_codec(r, given, l);
+  if (status == PITH_OK) {
+    status = check_space(r, name, l);
+  }
+  if (status == PITH_OK) {
+    status = pith__state_create_in(r->space, l->match.codec, l->n, l->rows <= l->n ? l->rows : 0, &l->state);
+  }
+  l->name = strdup(name);
+  l->shape = malloc((dimensions + 1) * sizeof *shape);
+  if (status == PITH_OK && (!l->name || !l->shape)) {
+    status = pith_fail(PITH_ERR_MEMORY, "no memory for layer %s", name);
+  }
+  if (status != PITH_OK) {
+    release_layer(l);
+    return status;
+  }
+  if (dimensions) {
+    memcpy(l->shape, shape, dimensions * sizeof *shape);
+  }
+  if (is_adapted(r, l)) {
+    l->adapted = 0; /* counted when all layers are there */
+    l->match.reason = r->adaptive.text;
+  }
+  return PITH_OK;
+}
+
+pith_status pith_reducer_add(pith_reducer *r, const pith_layer *given, size_t *index) {
+  pith_layer layer = PITH_LAYER_INIT;
+  PITH_REQUIRE(r && given, PITH_ERR_ARGUMENT, "pith_reducer_add: reducer and layer must not be NULL");
+  PITH_TRY(PITH_STRUCT_READ(pith_layer, given, &layer));
+  PITH_REQUIRE(layer.name && *layer.name && (layer.shape || layer.dimensions == 0), PITH_ERR_ARGUMENT,
+               "pith_reducer_add: a layer needs a name and a shape");
+  PITH_REQUIRE(!r->checked && !r->adaptive.adapter, PITH_ERR_STATE, "layer %s comes too late: the first step has begun",
+               layer.name);
+  PITH_REQUIRE(layer.dtype == PITH_F32 || layer.dtype == PITH_F16 || layer.dtype == PITH_BF16 ||
+                   (layer.dtype == PITH_F64 && layer.exact),
+               PITH_ERR_ARGUMENT, "layer %s: gradients are f32, f16 or bf16; of f64 only if the layer is exact",
+               layer.name);
+  PITH_REQUIRE(r->count < LAYERS_MOST, PITH_ERR_ARGUMENT, "more than %zu layers", LAYERS_MOST);
+  PITH_TRY(check_name(r, layer.name));
+  PITH_TRY(pith__reducer_grow((void **)&r->layers, &r->room, r->count, sizeof *r->layers));
+  PITH_TRY(fill_layer(r, &layer, &r->layers[r->count]));
+  if (index) {
+    *index = r->count;
+  }
+  r->count++;
+  return PITH_OK;
+}
+
+size_t pith_reducer_layers(const pith_reducer *r) { return r ? r->count : 0; }
+
+pith_status pith_reducer_layer_stats(const pith_reducer *r, size_t index, pith_layer_stats *stats) {
+  PITH_REQUIRE(r && stats && index < r->count, PITH_ERR_ARGUMENT, "there is no layer number %zu", index);
+  const pith_named *l = &r->layers[index];
+  pith_layer_stats found = {.name = l->name,
+                            .spec = l->match.codec->spec,
+                            .reason = l->match.reason,
+                            .n = l->n,
+                            .bytes = pith__layer_bytes(l),
+                            .steps = l->steps};
+  return PITH_STRUCT_WRITE(pith_layer_stats, &found, stats);
+}
+
+pith_status pith_reducer_layer_traffic(const pith_reducer *r, size_t index, pith_traffic *traffic) {
+  PITH_REQUIRE(r && traffic && index < r->count, PITH_ERR_ARGUMENT, "there is no layer number %zu", index);
+  return PITH_STRUCT_WRITE(pith_traffic, &r->layers[index].traffic, traffic);
+}
+
+pith_status pith_reducer_scale(pith_reducer *r, float factor) {
+  PITH_REQUIRE(r, PITH_ERR_ARGUMENT, "pith_reducer_scale: reducer must not be NULL");
+  PITH_REQUIRE(pith__reducer_is_idle(r), PITH_ERR_STATE, "a step is under way: finish it before scaling");
+  for (size_t i = 0; i < r->count; i++) {
+    PITH_TRY(pith_state_scale(r->layers[i].state, factor));
+    PITH_TRY(pith__pending_scale(&r->layers[i], factor));
+  }
+  return PITH_OK;
+}
+
+/* ---- Before the first step --------------------------------------------------------------------------------------- */
+
+static pith_status check_rules(const pith_reducer *r) {
+  for (size_t rule = 0; rule < pith_rules_count(r->rules); rule++) {
+    size_t matched = 0;
+    for (size_t i = 0; i < r->count; i++) {
+      matched += pith_rules_matches(r->rules, rule, r->layers[i].name) != 0;
+    }
+    PITH_REQUIRE(matched, PITH_ERR_SPEC, "rule number %zu of \"%s\" matches none of %zu layers", rule + 1,
+                 pith_rules_text(r->rules), r->count);
+  }
+  return PITH_OK;
+}
+
+static uint64_t layer_hash(const pith_reducer *r, size_t i) {
+  const pith_named *l = &r->layers[i];
+  uint64_t facts[5] = {l->number, l->n, l->rows, (uint64_t)l->dtype, l->match.codec->fingerprint};
+  return pith__hash64(facts, sizeof facts, 0);
+}
+
+/* What all ranks must have in common. */
+static uint64_t summary_of(const pith_reducer *r) {
+  const char *text = r->adaptive.text ? r->adaptive.text : "";
+  uint64_t hash = pith__hash64(text, strlen(text), r->seed);
+  for (size_t i = 0; i < r->count; i++) {
+    uint64_t layer = layer_hash(r, i);
+    hash = pith__hash64(&layer, sizeof layer, hash);
+  }
+  return hash;
+}
+
+/* What ranks tell each other once their summaries differ: all of them know that, and take part. */
+typedef struct reducer_facts {
+  char rules[256];
+  uint64_t seed, count;
+} reducer_facts;
+
+/* Finds the first layer that rank p has otherwise than rank 0. */
+static pith_status fail_layer(pith_reducer *r, int p) {
+  int ranks = r->ranks;
+  uint64_t *mine = calloc(r->count, sizeof *mine), *all = calloc(r->count * (size_t)ranks, sizeof *all);
+  pith_status status = mine && all ? PITH_OK : pith_fail(PITH_ERR_MEMORY, "no memory for a reducer");
+  for (size_t i = 0; i < r->count && status == PITH_OK; i++) {
+    mine[i] = layer_hash(r, i);
+  }
+  if (status == PITH_OK) {
+    status = pith__reducer_gather(r, mine, r->count * sizeof *mine, all);
+  }
+  size_t i = 0;
+  while (status == PITH_OK && i + 1 < r->count && all[i] == all[(size_t)p * r->count + i]) {
+    i++;
+  }
+  if (status == PITH_OK) {
+    status = pith_fail(
+        PITH_ERR_MISMATCH,
+        "ranks disagree: layer %zu, %s on this rank, has another name, shape, type or spec on rank %d than on rank 0",
+        i, r->layers[i].name, p);
+  }
+  free(mine);
+  free(all);
+  return status;
+}
+
+/* Rank p is the first whose summary is another than rank 0's: says in what. */
+static pith_status fail_difference(pith_reducer *r, int p) {
+  int ranks = r->ranks;
+  reducer_facts mine = {.seed = r->seed, .count = r->count}, *all = calloc((size_t)ranks, sizeof *all);
+  PITH_REQUIRE(all, PITH_ERR_MEMORY, "no memory for a reducer");
+  snprintf(mine.rules, sizeof mine.rules, "%s", r->adaptive.text ? r->adaptive.text : pith_rules_text(r->rules));
+  pith_status status = pith__reducer_gather(r, &mine, sizeof mine, all);
+  reducer_facts first = all[0], other = all[p];
+  free(all);
+  PITH_TRY(status);
+  first.rules[sizeof first.rules - 1] = other.rules[sizeof other.rules - 1] = 0;
+  PITH_REQUIRE(!strcmp(first.rules, other.rules), PITH_ERR_MISMATCH,
+               "ranks disagree: rank 0 has the spec %s, rank %d has %s; give all ranks the same", first.rules, p,
+               other.rules);
+  PITH_REQUIRE(first.seed == other.seed, PITH_ERR_MISMATCH,
+               "ranks disagree: rank 0 has the seed %" PRIu64 ", rank %d has %" PRIu64, first.seed, p, other.seed);
+  PITH_REQUIRE(first.count == other.count, PITH_ERR_MISMATCH,
+               "ranks disagree: rank 0 has %" PRIu64 " layers, rank %d has %" PRIu64, first.count, p, other.count);
+  return fail_layer(r, p);
+}
+
+pith_status pith_reducer_check(pith_reducer *r) {
+  PITH_TRY(pith__reducer_check_process(r));
+  if (r->checked) {
+    return PITH_OK;
+  }
+  PITH_TRY(check_rules(r));
+  PITH_TRY(pith__reducer_adapter_ready(r));
+  int ranks = r->ranks;
+  uint64_t mine = summary_of(r), *all = calloc((size_t)ranks, sizeof *all);
+  PITH_REQUIRE(all, PITH_ERR_MEMORY, "no memory for a reducer");
+  pith_status status = pith__reducer_gather(r, &mine, sizeof mine, all);
+  int other = 0;
+  for (int p = ranks - 1; p > 0 && status == PITH_OK; p--) {
+    other = all[p] != all[0] ? p : other;
+  }
+  free(all);
+  if (status == PITH_OK && other) {
+    status = fail_difference(r, other);
+  }
+  if (status == PITH_OK && pith__reducer_has_groups(r)) {
+    status = pith__reducer_form_groups(r);
+  }
+  r->checked = status == PITH_OK;
+  return status;
+}
+
+/* ---- A step ------------------------------------------------------------------------------------------------------ */
+
+pith_status pith_reducer_start(pith_reducer *r, size_t index, void *gradient) {
+  PITH_REQUIRE(r && index < r->count, PITH_ERR_ARGUMENT, "there is no layer number %zu", index);
+  PITH_TRY(pith__reducer_check_process(r));
+  pith_named *l = &r->layers[index];
+  PITH_REQUIRE(gradient || l->n == 0, PITH_ERR_ARGUMENT, "layer %s: the gradient is NULL", l->name);
+  PITH_REQUIRE(l->started != r->step + 1, PITH_ERR_STATE, "layer %s was started twice in step %llu", l->name,
+               (unsigned long long)r->step);
+  PITH_TRY(pith_reducer_check(r));
+  PITH_TRY(pith__reducer_observe(r, l, gradient));
+  PITH_TRY(pith__pending_release(l, gradient));
+  l->started = r->step + 1;
+  l->steps++;
+  return pith__reducer_has_groups(r) ? pith__reducer_board(r, index, gradient) : pith__reducer_send(r, index, gradient);
+}
+
+pith_status pith_reducer_flush(pith_reducer *r) {
+  PITH_TRY(pith__reducer_check_process(r));
+  PITH_TRY(pith__reducer_leave_all(r));
+  return pith__reducer_send_joints(r);
+}
+
+pith_status pith_reducer_finish(pith_reducer *r) {
+  PITH_TRY(pith__reducer_check_process(r));
+  double waited = pith__now();
+  pith_status left = pith_reducer_flush(r),
+              arrived = r->stages ? pith__stages_finish(r->stages) : pith__reducer_arrive(r);
+  for (size_t g = 0; g < r->group_count; g++) {
+    r->groups[g].missing = r->groups[g].count;
+    r->groups[g].has_left = 0;
+  }
+  r->next_group = 0;
+  r->step++;
+  PITH_TRY(left);
+  PITH_TRY(arrived);
+  return pith__reducer_adapt(r, waited);
+}

@@ -1,0 +1,188 @@
+/*
+ * The inside of a reducer: layers with names, specs and states, and what is under way.
+ *
+ *   reducer.c          its life, its layers, its steps, what ranks must agree on
+ *   reducer_group.c    which layers travel together, and when they leave
+ *   reducer_step.c     over a comm: operations, and layers joined to one (bundle.c)
+ *   stages.c           over a carrier: groups that go through stages, with an exchange after each (stage_work.c)
+ *   reducer_link.c     small exchanges between steps, over either
+ *   reducer_adapt.c    adaptive specs: what the adapter sees, and the change to its plans
+ *   reducer_pending.c  residuals of specs that layers do not have any more
+ *   reducer_save.c     checkpoints
+ */
+#ifndef PITH_REDUCER_REDUCER_H
+#define PITH_REDUCER_REDUCER_H
+
+#include <pith/adapt.h>
+#include <pith/carrier.h>
+
+#include "comm/comm.h"
+
+/* A layer as the reducer knows it. */
+typedef struct pith_named {
+  char *name;
+  uint64_t number; /* from the name: the same on all ranks */
+  size_t n, rows;
+  size_t *shape, dimensions;
+  pith_dtype dtype;
+  pith_match match;
+  pith_state *state;
+  pith_traffic traffic;
+  uint64_t steps, started; /* started: the step it was last started in, plus one */
+  void *gradient;          /* of this step, where it waits for its group */
+  char *exact;             /* why it is never compressed, whatever the rules say; NULL: they decide */
+  size_t adapted;          /* its place in the adapter; SIZE_MAX: its spec never changes */
+  float *pending;          /* a residual that its spec has no place for: added to the gradients of the next … */
+  uint64_t pending_steps;  /* … so many steps */
+} pith_named;
+
+/* Layers that travel together, or one that travels alone (with no members). */
+typedef struct pith_flight {
+  pith_request *request;   /* NULL: has not left yet */
+  const pith_codec *codec; /* NULL: uncompressed */
+  pith_dtype dtype;
+  size_t *layer; /* `count` of them, with … */
+  void **gradient;
+  pith_member *member;
+  size_t count, room;
+  uint8_t *buffer; /* … their values, one after another; NULL where they stay apart */
+  size_t n, bytes; /* values in the buffer; bytes of gradients */
+} pith_flight;
+
+#define PITH_OPEN_MOST 8
+
+/* How layers travel over a carrier. */
+typedef enum pith_way {
+  PITH_WAY_BLOCKS, /* codecs of fixed size that can be cut, and exact layers: a part for each rank */
+  PITH_WAY_WHOLE,  /* other codecs: everybody gets all payloads */
+  PITH_WAY_ROUNDS, /* methods of several rounds: a reduction for each */
+  PITH_WAY_PLAIN,  /* types that no codec takes: one reduction */
+} pith_way;
+
+/* Layers that leave together. */
+typedef struct pith_group {
+  pith_way way;
+  const pith_codec *codec; /* ROUNDS: the one of all its layers */
+  size_t *layer, count, room;
+  size_t chunk, number; /* of one large layer: this chunk of every part; 0: all of it */
+  size_t bytes;         /* of gradients */
+  size_t missing;       /* gradients that have not come in this step */
+  int has_left;         /* in this step */
+  pith_bucket *bucket;  /* BLOCKS: of all layers; NULL until it is needed */
+} pith_group;
+
+typedef struct pith_stages pith_stages;
+typedef struct pith_stage_ops pith_stage_ops;
+
+/* What an adaptive spec needs; all zero without one. */
+typedef struct pith_adaptive {
+  char *text; /* the adaptive spec */
+  pith_adapter *adapter;
+  pith_codec **codec; /* of all specs that layers have had */
+  size_t codecs, room;
+  double begun, ended; /* when the first gradient of this step came, and when the step before ended */
+} pith_adaptive;
+
+struct pith_reducer {
+  pith_comm *comm;      /* NULL: … */
+  pith_carrier carrier; /* … over this */
+  pith_stages *stages;
+  const pith_stage_ops *stage_ops; /* over a carrier */
+  pith_space *space;               /* where gradients and states are; NULL: main memory */
+  pith_reducer_options options;
+  int rank, ranks;
+  unsigned made_in;  /* pith__fork_number() */
+  pith_rules *rules; /* with *=none in place of an adaptive spec */
+  pith_adaptive adaptive;
+  uint64_t seed, step;
+  int checked;
+  pith_named *layers;
+  size_t count, room;
+  pith_flight *flights; /* under way */
+  size_t flight_count, flight_room;
+  pith_flight open[PITH_OPEN_MOST]; /* still taking layers on board */
+  size_t open_count;
+  pith_group *groups; /* made before the first step, and when specs change */
+  size_t group_count, group_room;
+  size_t *group_of;  /* of each layer */
+  size_t next_group; /* that leaves, where groups leave in order */
+};
+
+/* Room for one more of `size` bytes each; arrays double. */
+pith_status pith__reducer_grow(void **array, size_t *room, size_t used, size_t size);
+
+static inline size_t pith__layer_bytes(const pith_named *l) { return l->n * pith_dtype_size(l->dtype); }
+
+/* Not NULL, and not the copy of a forked child. */
+pith_status pith__reducer_check_process(const pith_reducer *r);
+
+/* Whether nothing of a step is under way. */
+int pith__reducer_is_idle(const pith_reducer *r);
+
+/* ---- reducer_step.c ---- */
+
+/* Begins to reduce a layer over the comm. */
+pith_status pith__reducer_send(pith_reducer *r, size_t index, void *gradient);
+/* Sends what is joined so far. */
+pith_status pith__reducer_send_joints(pith_reducer *r);
+/* Waits for all that is under way over the comm. */
+pith_status pith__reducer_arrive(pith_reducer *r);
+/* Waits for what is under way and drops the rest. */
+void pith__reducer_drop_flights(pith_reducer *r);
+
+/* ---- reducer_group.c ---- */
+
+static inline int pith__reducer_has_groups(const pith_reducer *r) { return r->stages || r->options.group_bytes; }
+
+/* Groups of the layers as they are; drops those from before. */
+pith_status pith__reducer_form_groups(pith_reducer *r);
+void pith__reducer_drop_groups(pith_reducer *r);
+/* A gradient has come: its group may leave. */
+pith_status pith__reducer_board(pith_reducer *r, size_t index, void *gradient);
+/* All groups leave, with the gradients that have come. */
+pith_status pith__reducer_leave_all(pith_reducer *r);
+
+/* ---- reducer_link.c: all ranks take part; returns when it is complete ---- */
+
+/* `all` gets `bytes` of each rank, in rank order. */
+pith_status pith__reducer_gather(const pith_reducer *r, const void *mine, size_t bytes, void *all);
+/* Sums in place. */
+pith_status pith__reducer_sum(const pith_reducer *r, double *numbers, size_t count);
+pith_status pith__reducer_barrier(const pith_reducer *r);
+
+/* ---- bundle.c ---- */
+
+/* The mean over all ranks of layers that have the same codec, joined to one operation. `joined` is the tensor
+ * that the members are places of, or for ROUNDS codecs only the sum of their sizes and their type. Without a codec the
+ * values travel as they are. */
+pith_status pith__allreduce_joined(pith_comm *comm, pith_span joined, const pith_call *call, const pith_member *members,
+                                   size_t count, pith_request **request);
+
+/* ---- reducer_adapt.c ---- */
+
+/* Cuts an adaptive spec off a text: *rules is what is left, *adaptive the spec or NULL. Both are the caller's. */
+pith_status pith__reducer_split(const char *text, char **rules, char **adaptive);
+void pith__reducer_adapt_fini(pith_reducer *r);
+
+/* An adapter for the layers there are; the reducer's own, once they are complete. Does not communicate. */
+pith_status pith__reducer_adapter_create(const pith_reducer *r, pith_adapter **adapter);
+pith_status pith__reducer_adapter_ready(pith_reducer *r);
+
+/* A codec that lives as long as the reducer. */
+pith_status pith__reducer_codec(pith_reducer *r, const char *spec, const pith_codec **codec);
+
+/* A gradient has come. */
+pith_status pith__reducer_observe(pith_reducer *r, const pith_named *l, const void *gradient);
+/* All gradients of a step are means. `waited`: when the last one had come. */
+pith_status pith__reducer_adapt(pith_reducer *r, double waited);
+
+/* ---- reducer_pending.c ---- */
+
+/* The state of a layer moves to another codec. A residual that has no place there becomes pending; one that was pending
+ * and has a place there becomes part of the state again. */
+pith_status pith__pending_move(pith_named *l, const pith_codec *codec, int ranks);
+/* Adds a part of what is pending to a gradient. */
+pith_status pith__pending_release(pith_named *l, void *gradient);
+pith_status pith__pending_scale(pith_named *l, float factor);
+
+#endif

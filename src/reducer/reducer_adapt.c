@@ -1,0 +1,265 @@
+/*
+ * Adaptive specs in a reducer: it shows gradients to the adapter, adds up the adapter's numbers over the ranks, and
+ * between two steps gives layers the specs of a new plan. docs/planner.md, "In training".
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "codec/codec.h"
+#include "device/cuda_space.h"
+#include "reducer/reducer.h"
+
+enum { MANY = 64 };  /* numbers whose exchange is timed to learn the bandwidth */
+enum { TIMED = 32 }; /* steps before a plan whose times count */
+
+/* ---- Text -------------------------------------------------------------------------------------------------------- */
+
+static int has_patterns(const char *text) { return text[strcspn(text, "=,")] == '='; }
+
+/* Whether "pattern=spec" has an adaptive spec; *pattern is then the size of the pattern. */
+static int is_adaptive_rule(const char *rule, size_t *pattern) {
+  *pattern = strcspn(rule, "=,;");
+  return rule[*pattern] == '=' && pith_adapter_is(rule + *pattern + 1);
+}
+
+static const char *last_rule(const char *text) {
+  const char *last = text;
+  for (const char *at = text; at; at = strchr(at, ';')) {
+    at += *at == ';';
+    if (at[strspn(at, " \t\r\n")] && *at != ';') {
+      last = at;
+    }
+  }
+  return last;
+}
+
+/* Only the last rule, for everything that is left, may be adaptive: the planner needs to know all that it may decide.
+ */
+static pith_status check_others(const char *text, const char *last) {
+  for (const char *at = text; at && at < last; at = strchr(at, ';')) {
+    size_t pattern;
+    at += *at == ';';
+    PITH_REQUIRE(at >= last || !is_adaptive_rule(at, &pattern), PITH_ERR_SPEC,
+                 "\"%.*s\": an adaptive spec is for all layers that no other rule names; write it last, as in "
+                 "embed*=none;*=auto",
+                 (int)strcspn(at, ";"), at);
+  }
+  return PITH_OK;
+}
+
+static pith_status copy(char **to, const char *text, size_t size, const char *end) {
+  size_t rest = strlen(end) + 1;
+  *to = malloc(size + rest);
+  PITH_REQUIRE(*to, PITH_ERR_MEMORY, "no memory for rules");
+  memcpy(*to, text, size);
+  memcpy(*to + size, end, rest);
+  return PITH_OK;
+}
+
+static pith_status take_spec(const char *spec, char **adaptive) {
+  PITH_TRY(copy(adaptive, spec, strcspn(spec, ";"), ""));
+  pith_status status = pith_adapter_check(*adaptive);
+  if (status != PITH_OK) {
+    free(*adaptive);
+    *adaptive = NULL;
+  }
+  return status;
+}
+
+static pith_status split_rules(const char *text, char **rules, char **adaptive) {
+  const char *last = last_rule(text);
+  size_t pattern;
+  PITH_TRY(check_others(text, last));
+  if (!is_adaptive_rule(last, &pattern)) {
+    return copy(rules, text, strlen(text), "");
+  }
+  const char *name = last + strspn(last, " \t\r\n");
+  PITH_REQUIRE(*name == '*' && strspn(name + 1, " \t") == (size_t)(last + pattern - name - 1), PITH_ERR_SPEC,
+               "\"%s\": an adaptive spec is for all layers that no other rule names; write *=%s", last,
+               last + pattern + 1);
+  PITH_TRY(take_spec(last + pattern + 1, adaptive));
+  return copy(rules, text, (size_t)(last - text), "*=none");
+}
+
+pith_status pith__reducer_split(const char *text, char **rules, char **adaptive) {
+  *adaptive = NULL;
+  if (has_patterns(text)) {
+    return split_rules(text, rules, adaptive);
+  }
+  if (!pith_adapter_is(text)) {
+    return copy(rules, text, strlen(text), "");
+  }
+  PITH_REQUIRE(!text[strcspn(text, ";")] || !text[strcspn(text, ";") + 1], PITH_ERR_SPEC,
+               "several specs need patterns: write pattern=spec;pattern=spec, as in embed*=none;*=auto");
+  PITH_TRY(take_spec(text, adaptive));
+  return copy(rules, "*=none", strlen("*=none"), "");
+}
+
+/* ---- Life -------------------------------------------------------------------------------------------------------- */
+
+void pith__reducer_adapt_fini(pith_reducer *r) {
+  pith_adapter_destroy(r->adaptive.adapter);
+  for (size_t i = 0; i < r->adaptive.codecs; i++) {
+    pith_codec_destroy(r->adaptive.codec[i]);
+  }
+  free(r->adaptive.codec);
+  free(r->adaptive.text);
+}
+
+pith_status pith__reducer_adapter_create(const pith_reducer *r, pith_adapter **adapter) {
+  size_t count = 0;
+  pith_layer *shapes = calloc(r->count + 1, sizeof *shapes);
+  PITH_REQUIRE(shapes, PITH_ERR_MEMORY, "no memory for an adapter");
+  for (size_t i = 0; i < r->count; i++) {
+    const pith_named *l = &r->layers[i];
+    if (l->adapted != SIZE_MAX) {
+      shapes[count++] =
+          (pith_layer){.size = sizeof(pith_layer), .name = l->name, .shape = l->shape, .dimensions = l->dimensions};
+    }
+  }
+  pith_status status = pith_adapter_create(r->adaptive.text, shapes, count, r->rank, r->ranks, r->seed, adapter);
+  free(shapes);
+  return status;
+}
+
+pith_status pith__reducer_codec(pith_reducer *r, const char *spec, const pith_codec **codec) {
+  pith_adaptive *a = &r->adaptive;
+  for (size_t i = 0; i < a->codecs; i++) {
+    if (strcmp(a->codec[i]->spec, spec) == 0) {
+      *codec = a->codec[i];
+      return PITH_OK;
+    }
+  }
+  PITH_TRY(pith__reducer_grow((void **)&a->codec, &a->room, a->codecs, sizeof *a->codec));
+  PITH_TRY(pith_codec_create(spec, &a->codec[a->codecs]));
+  if (r->space && pith_cuda_supports(a->codec[a->codecs]) != PITH_OK) {
+    pith_codec_destroy(a->codec[a->codecs]);
+    return PITH_ERR_UNSUPPORTED;
+  }
+  *codec = a->codec[a->codecs++];
+  return PITH_OK;
+}
+
+static pith_status change_specs(pith_reducer *r) {
+  for (size_t i = 0; i < r->count; i++) {
+    pith_named *l = &r->layers[i];
+    const char *spec =
+        l->adapted == SIZE_MAX ? l->match.codec->spec : pith_adapter_spec(r->adaptive.adapter, l->adapted);
+    if (strcmp(spec, l->match.codec->spec) != 0) {
+      const pith_codec *codec;
+      PITH_TRY(pith__reducer_codec(r, spec, &codec));
+      PITH_TRY(pith__pending_move(l, codec, r->ranks));
+      l->match.codec = codec;
+    }
+  }
+  return PITH_OK;
+}
+
+static void give_reasons(pith_reducer *r) {
+  for (size_t i = 0; i < r->count; i++) {
+    pith_named *l = &r->layers[i];
+    if (l->adapted != SIZE_MAX) {
+      l->match.reason = pith_adapter_reason(r->adaptive.adapter, l->adapted);
+    }
+  }
+}
+
+/* An error now if the device has no kernels for a spec that a plan may choose. */
+static pith_status check_candidates(pith_reducer *r) {
+  const char *spec;
+  for (size_t i = 0; r->space && (spec = pith_adapter_candidate(r->adaptive.adapter, i)); i++) {
+    const pith_codec *codec;
+    PITH_TRY(pith__reducer_codec(r, spec, &codec));
+  }
+  return PITH_OK;
+}
+
+pith_status pith__reducer_adapter_ready(pith_reducer *r) {
+  size_t place = 0;
+  if (!r->adaptive.text || r->adaptive.adapter) {
+    return PITH_OK;
+  }
+  PITH_TRY(pith__reducer_adapter_create(r, &r->adaptive.adapter));
+  PITH_TRY(check_candidates(r));
+  for (size_t i = 0; i < r->count; i++) {
+    pith_named *l = &r->layers[i];
+    l->adapted = l->adapted == SIZE_MAX ? SIZE_MAX : place++;
+  }
+  give_reasons(r);
+  return change_specs(r); /* to those of the warm-up */
+}
+
+/* ---- A step ------------------------------------------------------------------------------------------------------ */
+
+pith_status pith__reducer_observe(pith_reducer *r, const pith_named *l, const void *gradient) {
+  pith_adaptive *a = &r->adaptive;
+  if (!a->adapter) {
+    return PITH_OK;
+  }
+  a->begun = a->begun > 0 ? a->begun : pith__now();
+  if (l->adapted == SIZE_MAX || !pith_adapter_wants(a->adapter, l->adapted)) {
+    return PITH_OK;
+  }
+  if (!r->space) {
+    return pith_adapter_observe(a->adapter, l->adapted, (pith_cspan){gradient, l->n, l->dtype});
+  }
+  void *copied = malloc(pith__layer_bytes(l) + 1);
+  PITH_REQUIRE(copied, PITH_ERR_MEMORY, "no memory for the gradient of layer %s", l->name);
+  pith_status status = pith__space_copy(r->space, copied, gradient, pith__layer_bytes(l));
+  if (status == PITH_OK) {
+    status = pith_adapter_observe(a->adapter, l->adapted, (pith_cspan){copied, l->n, l->dtype});
+  }
+  free(copied);
+  return status;
+}
+
+/* Ranks start the exchange of many numbers together, so that its time is that of the link. */
+static pith_status add_up(pith_reducer *r, double *numbers, size_t count, double *seconds) {
+  if (!count) {
+    return PITH_OK;
+  }
+  if (count > MANY) {
+    PITH_TRY(pith__reducer_barrier(r));
+  }
+  double start = pith__now();
+  PITH_TRY(pith__reducer_sum(r, numbers, count));
+  *seconds = pith__now() - start;
+  return PITH_OK;
+}
+
+pith_status pith__reducer_adapt(pith_reducer *r, double waited) {
+  pith_adaptive *a = &r->adaptive;
+  double seconds = 0, *numbers;
+  size_t count;
+  int changed = 0;
+  if (!a->adapter) {
+    return PITH_OK;
+  }
+  if (r->space) { /* times are those of steps of the device */
+    int counts = pith_adapter_next_plan(a->adapter) <= pith_adapter_step_number(a->adapter) + TIMED;
+    PITH_TRY(pith__cuda_space_keep_pace((pith_cuda_space *)r->space, counts));
+  }
+  double now = pith__now();
+  pith_adapter_step step = {.size = sizeof step,
+                            .seconds = a->ended > 0 ? now - a->ended : 0,
+                            .span = a->begun > 0 ? now - a->begun : 0,
+                            .waiting = a->begun > 0 ? now - waited : 0};
+  PITH_TRY(pith_adapter_finish(a->adapter, &step, &numbers, &count));
+  PITH_TRY(add_up(r, numbers, count, &seconds));
+  PITH_TRY(pith_adapter_advance(a->adapter, seconds, &changed));
+  if (changed) {
+    PITH_TRY(change_specs(r));
+    PITH_TRY(pith__reducer_has_groups(r) ? pith__reducer_form_groups(r) : PITH_OK);
+  }
+  a->begun = 0;
+  a->ended = pith__now();
+  return PITH_OK;
+}
+
+pith_status pith_reducer_profile(const pith_reducer *r, const char *path) {
+  PITH_REQUIRE(r && path, PITH_ERR_ARGUMENT, "pith_reducer_profile: reducer and path must not be NULL");
+  PITH_REQUIRE(r->adaptive.text, PITH_ERR_STATE, "the specs of this reducer never change: there are no statistics");
+  PITH_REQUIRE(r->adaptive.adapter, PITH_ERR_STATE, "there are no statistics before the first step");
+  return pith_adapter_profile(r->adaptive.adapter, path);
+}

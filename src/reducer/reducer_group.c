@@ -1,0 +1,178 @@
+/*
+ * Which layers of a reducer travel together, and when they leave. Groups follow from the layers and their specs alone:
+ * from the last layer to the first, the order of a backward pass, layers of one kind are grouped until they have enough
+ * bytes. So they are the same on all ranks and in every step, in whatever order gradients come, and what the owner of a
+ * part keeps between steps stays with it.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/split.h"
+#include "codec/codec.h"
+#include "reducer/reducer.h"
+#include "reducer/stages.h"
+
+/* Of methods that send little, more: what they cost is the time of a message. GPUs, and links between them, like larger
+ * messages than CPUs. */
+enum { BLOCK_BYTES = 8 << 20, WHOLE_BYTES = 16 << 20, CUDA_BLOCK_BYTES = 32 << 20, CUDA_WHOLE_BYTES = 64 << 20 };
+enum { CUDA_ROUND_BYTES = 128 << 20, CHUNK_BYTES = 32 << 20 };
+
+/* ---- Forming them ------------------------------------------------------------------------------------------------ */
+
+static pith_way way_of(const pith_named *l) {
+  const uint32_t fixed_blocks = PITH_CAP_FIXED | PITH_CAP_CHUNKED;
+  const pith_codec *codec = l->match.codec;
+  if (l->dtype == PITH_F64) {
+    return PITH_WAY_PLAIN;
+  }
+  if (codec->caps & PITH_CAP_ROUNDS) {
+    return PITH_WAY_ROUNDS;
+  }
+  return (codec->caps & fixed_blocks) == fixed_blocks ? PITH_WAY_BLOCKS : PITH_WAY_WHOLE;
+}
+
+/* Over a comm, layers of all kinds leave together, each its own way. */
+static int takes(const pith_reducer *r, const pith_group *g, const pith_named *l) {
+  if (!r->stages) {
+    return 1;
+  }
+  return g->way == way_of(l) && (g->way != PITH_WAY_ROUNDS || g->codec->fingerprint == l->match.codec->fingerprint);
+}
+
+static size_t limit_of(const pith_reducer *r, pith_way way) {
+  if (r->options.group_bytes) {
+    return r->options.group_bytes;
+  }
+  int in_blocks = way == PITH_WAY_BLOCKS || way == PITH_WAY_PLAIN;
+  if (!r->space) {
+    return in_blocks ? BLOCK_BYTES : WHOLE_BYTES;
+  }
+  return in_blocks ? CUDA_BLOCK_BYTES : way == PITH_WAY_ROUNDS ? CUDA_ROUND_BYTES : CUDA_WHOLE_BYTES;
+}
+
+/* Values of a chunk of each part of a large layer; 0: it travels in one. */
+static size_t chunk_of(const pith_reducer *r, const pith_named *l) {
+  size_t limit = r->options.chunk_bytes ? r->options.chunk_bytes : CHUNK_BYTES, granule = l->match.codec->granule;
+  if (!r->space || way_of(l) != PITH_WAY_BLOCKS || pith__layer_bytes(l) <= 2 * limit) {
+    return 0;
+  }
+  size_t values = limit / pith_dtype_size(l->dtype) / (size_t)r->ranks / granule * granule;
+  return values ? values : granule;
+}
+
+static pith_status new_group(pith_reducer *r, const pith_named *l, size_t *made) {
+  PITH_TRY(pith__reducer_grow((void **)&r->groups, &r->group_room, r->group_count, sizeof *r->groups));
+  *made = r->group_count++;
+  r->groups[*made] = (pith_group){.way = way_of(l), .codec = l->match.codec};
+  return PITH_OK;
+}
+
+/* The last group of the layer's kind, if it is not full; else a new one. */
+static pith_status find_group(pith_reducer *r, const pith_named *l, size_t *found) {
+  for (size_t g = r->group_count; g-- > 0;) {
+    if (!r->groups[g].chunk && takes(r, &r->groups[g], l)) {
+      *found = g;
+      return r->groups[g].bytes < limit_of(r, r->groups[g].way) ? PITH_OK : new_group(r, l, found);
+    }
+  }
+  return new_group(r, l, found);
+}
+
+static pith_status add_layer(pith_group *g, size_t index, size_t bytes) {
+  PITH_TRY(pith__reducer_grow((void **)&g->layer, &g->room, g->count, sizeof *g->layer));
+  g->layer[g->count++] = index;
+  g->bytes += bytes;
+  g->missing = g->count;
+  return PITH_OK;
+}
+
+/* A group for each chunk, one after another. */
+static pith_status add_chunks(pith_reducer *r, size_t index, size_t chunk) {
+  const pith_named *l = &r->layers[index];
+  size_t chunks = pith__split_chunks(l->n, l->match.codec->granule, (size_t)r->ranks, chunk);
+  r->group_of[index] = r->group_count;
+  for (size_t number = 0, at; number < chunks; number++) {
+    PITH_TRY(new_group(r, l, &at));
+    r->groups[at].chunk = chunk;
+    r->groups[at].number = number;
+    PITH_TRY(add_layer(&r->groups[at], index, pith__layer_bytes(l) / chunks));
+  }
+  return PITH_OK;
+}
+
+pith_status pith__reducer_form_groups(pith_reducer *r) {
+  pith__reducer_drop_groups(r);
+  r->group_of = calloc(r->count + 1, sizeof *r->group_of);
+  PITH_REQUIRE(r->group_of, PITH_ERR_MEMORY, "no memory for a reducer");
+  for (size_t i = r->count; i-- > 0;) {
+    size_t chunk = chunk_of(r, &r->layers[i]);
+    if (chunk) {
+      PITH_TRY(add_chunks(r, i, chunk));
+    } else {
+      PITH_TRY(find_group(r, &r->layers[i], &r->group_of[i]));
+      PITH_TRY(add_layer(&r->groups[r->group_of[i]], i, pith__layer_bytes(&r->layers[i])));
+    }
+  }
+  return PITH_OK;
+}
+
+void pith__reducer_drop_groups(pith_reducer *r) {
+  for (size_t g = 0; g < r->group_count; g++) {
+    pith_bucket_destroy(r->groups[g].bucket);
+    free(r->groups[g].layer);
+  }
+  free(r->groups);
+  free(r->group_of);
+  r->groups = NULL, r->group_of = NULL;
+  r->group_count = r->group_room = 0;
+  r->next_group = 0;
+}
+
+/* ---- Leaving ----------------------------------------------------------------------------------------------------- */
+
+static int has_come(const pith_reducer *r, size_t layer) { return r->layers[layer].started == r->step + 1; }
+
+static pith_status send_over_comm(pith_reducer *r, const pith_group *g) {
+  for (size_t i = 0; i < g->count; i++) {
+    if (has_come(r, g->layer[i])) {
+      PITH_TRY(pith__reducer_send(r, g->layer[i], r->layers[g->layer[i]].gradient));
+    }
+  }
+  return pith__reducer_send_joints(r);
+}
+
+/* Layers whose gradients did not come are left out, on all ranks alike. */
+static pith_status leave(pith_reducer *r, pith_group *g) {
+  if (g->has_left || g->missing == g->count) {
+    return PITH_OK;
+  }
+  g->has_left = 1;
+  return r->stages ? pith__stages_put(r->stages, g) : send_over_comm(r, g);
+}
+
+pith_status pith__reducer_board(pith_reducer *r, size_t index, void *gradient) {
+  size_t first = r->group_of[index], last = first;
+  while (r->groups[first].chunk && last + 1 < r->group_count && r->groups[last + 1].number > r->groups[last].number) {
+    last++; /* all chunks of the layer */
+  }
+  r->layers[index].gradient = gradient;
+  for (size_t g = first; g <= last; g++) {
+    PITH_REQUIRE(!r->groups[g].has_left, PITH_ERR_STATE, "layer %s comes after the reducer was flushed",
+                 r->layers[index].name);
+    r->groups[g].missing--;
+  }
+  for (size_t g = first; g <= last && !r->options.in_order; g++) {
+    PITH_TRY(r->groups[g].missing ? PITH_OK : leave(r, &r->groups[g]));
+  }
+  while (r->options.in_order && r->next_group < r->group_count && r->groups[r->next_group].missing == 0) {
+    PITH_TRY(leave(r, &r->groups[r->next_group++]));
+  }
+  return PITH_OK;
+}
+
+pith_status pith__reducer_leave_all(pith_reducer *r) {
+  for (size_t g = 0; g < r->group_count; g++) {
+    PITH_TRY(leave(r, &r->groups[g]));
+  }
+  return PITH_OK;
+}

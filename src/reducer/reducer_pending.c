@@ -1,0 +1,75 @@
+/*
+ * Pending residuals: what a layer has not sent yet when it moves to a spec without a residual. It is released in equal
+ * parts over the next steps, so that no single gradient is many times as large as the others.
+ */
+#include "codec/codec.h"
+#include "memory/memory.h"
+#include "reducer/reducer.h"
+
+enum { PENDING_STEPS = 16 }; /* suits optimizers that divide by the size of past gradients */
+
+static pith_space *space_of(const pith_named *l) { return l->state->space; }
+
+static void drop(pith_named *l) {
+  pith__space_release(space_of(l), l->pending);
+  l->pending = NULL;
+  l->pending_steps = 0;
+}
+
+static pith_status make(pith_named *l) {
+  void *memory = NULL;
+  PITH_TRY(l->pending ? PITH_OK : pith__space_zeros(space_of(l), l->n * sizeof *l->pending, &memory));
+  l->pending = l->pending ? l->pending : memory;
+  return PITH_OK;
+}
+
+/* All that a state has pending: to its own gradients, and as the owner of results to the mean over all ranks. */
+static pith_status take_residuals(pith_named *l, int ranks) {
+  const pith_state *s = l->state;
+  PITH_TRY(pith__space_add(s->space, s->residual, (pith_span){l->pending, l->n, PITH_F32}));
+  if (!s->result_n) {
+    return PITH_OK;
+  }
+  float *results = s->result + (s->result_first - s->result_base);
+  PITH_TRY(pith__space_scale(s->space, (float)ranks, results, s->result_n));
+  return pith__space_add(s->space, results, (pith_span){l->pending + s->result_first, s->result_n, PITH_F32});
+}
+
+pith_status pith__pending_move(pith_named *l, const pith_codec *codec, int ranks) {
+  int had = l->state->residual != NULL, has = codec->memory && (codec->memory->keeps & PITH_KEEPS_RESIDUAL);
+  if (had && !has) {
+    PITH_TRY(make(l));
+    PITH_TRY(take_residuals(l, ranks));
+    l->pending_steps = PENDING_STEPS;
+  }
+  PITH_TRY(pith_state_adapt(l->state, codec));
+  if (has && l->pending) {
+    PITH_TRY(pith__space_add(space_of(l), l->pending, (pith_span){l->state->residual, l->n, PITH_F32}));
+    drop(l);
+  }
+  return PITH_OK;
+}
+
+pith_status pith__pending_release(pith_named *l, void *gradient) {
+  if (!l->pending) {
+    return PITH_OK;
+  }
+  if (!space_of(l)) {
+    pith__pending_pay(l->pending, l->pending_steps, (pith_span){gradient, l->n, l->dtype});
+  } else {
+    float share = 1.0f / (float)l->pending_steps;
+    PITH_TRY(pith__space_scale(space_of(l), share, l->pending, l->n));
+    PITH_TRY(pith__space_add(space_of(l), l->pending, (pith_span){gradient, l->n, l->dtype}));
+    if (l->pending_steps > 1) {
+      PITH_TRY(pith__space_scale(space_of(l), (1 - share) / share, l->pending, l->n));
+    }
+  }
+  if (--l->pending_steps == 0) {
+    drop(l);
+  }
+  return PITH_OK;
+}
+
+pith_status pith__pending_scale(pith_named *l, float factor) {
+  return l->pending ? pith__space_scale(space_of(l), factor, l->pending, l->n) : PITH_OK;
+}

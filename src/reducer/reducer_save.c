@@ -1,0 +1,263 @@
+/*
+ * Checkpoints of a reducer: the step and every layer's state, and with an adaptive spec the adapter and what layers
+ * have pending. A checkpoint belongs to the rank that saved it. docs/format.md has the bytes. Everything is read into
+ * fresh objects first, and takes the place of the old ones when all of it is good.
+ */
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/saturate.h"
+#include "codec/codec.h"
+#include "memory/memory.h"
+#include "reducer/reducer.h"
+
+#define REDUCER_MAGIC 0x44524850u /* "PHRD" */
+
+/* Versions. The first two said whether there is an adapter, and not whose checkpoint it is. */
+enum { FIXED = 1, ADAPTIVE = 2, CURRENT = 3 };
+
+typedef struct reducer_header {
+  uint32_t magic, version;
+  uint64_t step, seed, layers;
+  uint64_t adapter;     /* bytes of it; 0: none */
+  uint32_t rank, ranks; /* from version 3 on */
+} reducer_header;
+
+_Static_assert(sizeof(reducer_header) == 48, "the header has no holes");
+
+static size_t head_size(const reducer_header *head) {
+  return head->version == CURRENT ? sizeof *head : offsetof(reducer_header, rank);
+}
+
+typedef struct layer_header {
+  uint64_t number, fingerprint, size;
+} layer_header;
+
+/* ---- Saving ------------------------------------------------------------------------------------------------------ */
+
+/* Behind a layer's state, if there is an adapter: how many steps, and the values. */
+static size_t pending_size(const pith_named *l) { return sizeof(uint64_t) + (l->pending ? l->n * sizeof(float) : 0); }
+
+/* Before the first step the adapter may not be there yet; a fresh one is saved then. */
+static size_t adapter_size(const pith_reducer *r) {
+  pith_status status = pith__reducer_adapter_ready((pith_reducer *)(uintptr_t)r);
+  return status == PITH_OK && r->adaptive.adapter ? pith_adapter_save_size(r->adaptive.adapter) : 0;
+}
+
+size_t pith_reducer_save_size(const pith_reducer *r) {
+  if (!r) {
+    return 0;
+  }
+  size_t size = pith__sat_add(sizeof(reducer_header), adapter_size(r));
+  for (size_t i = 0; i < r->count; i++) {
+    size = pith__sat_add(size, pith__sat_add(sizeof(layer_header), pith_state_save_size(r->layers[i].state)));
+    size = pith__sat_add(size, r->adaptive.adapter ? pending_size(&r->layers[i]) : 0);
+  }
+  return size;
+}
+
+static pith_status save_pending(const pith_named *l, uint8_t *to) {
+  uint64_t steps = l->pending ? l->pending_steps : 0;
+  memcpy(to, &steps, sizeof steps);
+  return l->pending ? pith__space_copy(l->state->space, to + sizeof steps, l->pending, l->n * sizeof(float)) : PITH_OK;
+}
+
+static pith_status save_layers(const pith_reducer *r, uint8_t *bytes, size_t size, size_t at) {
+  for (size_t i = 0; i < r->count; i++) {
+    const pith_named *l = &r->layers[i];
+    layer_header lh = {l->number, l->match.codec->fingerprint, pith_state_save_size(l->state)};
+    memcpy(bytes + at, &lh, sizeof lh);
+    pith_out piece = {bytes + at + sizeof lh, size - at - sizeof lh, 0};
+    PITH_TRY(pith_state_save(l->state, &piece));
+    at += sizeof lh + piece.size;
+    if (r->adaptive.adapter) {
+      PITH_TRY(save_pending(l, bytes + at));
+      at += pending_size(l);
+    }
+  }
+  return PITH_OK;
+}
+
+pith_status pith_reducer_save(const pith_reducer *r, pith_out *out) {
+  PITH_REQUIRE(r && out && out->data, PITH_ERR_ARGUMENT, "pith_reducer_save: reducer and out must not be NULL");
+  PITH_REQUIRE(pith__reducer_is_idle(r), PITH_ERR_STATE, "a step is under way: finish it before saving");
+  size_t size = pith_reducer_save_size(r), adapter = adapter_size(r);
+  PITH_REQUIRE(adapter || !r->adaptive.text, PITH_ERR_STATE, "the adapter cannot be saved: %s", pith_error());
+  PITH_REQUIRE(out->capacity >= size, PITH_ERR_BUFFER, "the reducer takes %zu bytes, the buffer has %zu", size,
+               out->capacity);
+  uint8_t *bytes = out->data;
+  reducer_header head = {.magic = REDUCER_MAGIC,
+                         .version = CURRENT,
+                         .step = r->step,
+                         .seed = r->seed,
+                         .layers = r->count,
+                         .adapter = adapter,
+                         .rank = (uint32_t)r->rank,
+                         .ranks = (uint32_t)r->ranks};
+  memcpy(bytes, &head, sizeof head);
+  if (adapter) {
+    PITH_TRY(pith_adapter_save(r->adaptive.adapter, &(pith_out){bytes + sizeof head, adapter, 0}));
+  }
+  PITH_TRY(save_layers(r, bytes, size, sizeof head + adapter));
+  out->size = size;
+  return PITH_OK;
+}
+
+/* ---- Loading ----------------------------------------------------------------------------------------------------- */
+
+/* What a checkpoint has, before it takes the place of what is there. */
+typedef struct loaded {
+  pith_adapter *adapter;
+  struct loaded_layer {
+    const pith_codec *codec;
+    pith_state *state;
+    float *pending;
+    uint64_t pending_steps;
+  } *layer;
+} loaded;
+
+typedef struct cursor {
+  const uint8_t *at;
+  size_t left;
+} cursor;
+
+static pith_status take(cursor *c, void *to, size_t size, const char *where) {
+  PITH_REQUIRE(c->left >= size, PITH_ERR_CORRUPT, "the checkpoint ends within %s", where);
+  memcpy(to, c->at, size);
+  c->at += size;
+  c->left -= size;
+  return PITH_OK;
+}
+
+static pith_status load_pending(const pith_named *l, cursor *c, struct loaded_layer *to) {
+  PITH_TRY(take(c, &to->pending_steps, sizeof to->pending_steps, l->name));
+  if (!to->pending_steps) {
+    return PITH_OK;
+  }
+  PITH_REQUIRE(c->left / sizeof(float) >= l->n, PITH_ERR_CORRUPT, "the checkpoint ends within layer %s", l->name);
+  void *memory = NULL;
+  size_t size = l->n * sizeof *to->pending;
+  PITH_TRY(pith__space_zeros(l->state->space, size, &memory));
+  to->pending = memory;
+  PITH_TRY(pith__space_copy(l->state->space, memory, c->at, size));
+  c->at += size;
+  c->left -= size;
+  return PITH_OK;
+}
+
+static pith_status find_codec(pith_reducer *r, const loaded *new, const pith_named *l, const pith_codec **codec) {
+  *codec = l->match.codec;
+  return new->adapter && l->adapted != SIZE_MAX
+             ? pith__reducer_codec(r, pith_adapter_spec(new->adapter, l->adapted), codec)
+             : PITH_OK;
+}
+
+static pith_status load_layer(pith_reducer *r, const loaded *new, size_t index, cursor *c) {
+  const pith_named *l = &r->layers[index];
+  struct loaded_layer *to = &new->layer[index];
+  layer_header lh;
+  PITH_TRY(find_codec(r, new, l, &to->codec));
+  PITH_REQUIRE(c->left >= sizeof lh, PITH_ERR_CORRUPT, "the checkpoint ends before layer %s", l->name);
+  PITH_TRY(take(c, &lh, sizeof lh, l->name));
+  PITH_REQUIRE(lh.number == l->number, PITH_ERR_STATE, "the checkpoint has another layer where %s should be", l->name);
+  PITH_REQUIRE(lh.fingerprint == to->codec->fingerprint, PITH_ERR_STATE,
+               "the checkpoint has another spec for layer %s than %s", l->name, to->codec->spec);
+  PITH_REQUIRE(lh.size <= c->left, PITH_ERR_CORRUPT, "the checkpoint ends within layer %s", l->name);
+  PITH_TRY(pith__state_create_in(r->space, to->codec, l->n, l->state->rows, &to->state));
+  PITH_TRY(pith_state_load(to->state, (pith_bytes){c->at, (size_t)lh.size}));
+  c->at += lh.size;
+  c->left -= (size_t)lh.size;
+  return new->adapter ? load_pending(l, c, to) : PITH_OK;
+}
+
+static pith_status load_all(pith_reducer *r, loaded *new, const reducer_header *head, cursor c) {
+  if (r->adaptive.adapter) {
+    PITH_REQUIRE(c.left >= head->adapter, PITH_ERR_CORRUPT, "the checkpoint ends within the adapter");
+    PITH_TRY(pith__reducer_adapter_create(r, &new->adapter));
+    PITH_TRY(pith_adapter_load(new->adapter, (pith_bytes){c.at, (size_t)head->adapter}));
+    c.at += head->adapter;
+    c.left -= (size_t)head->adapter;
+  }
+  for (size_t i = 0; i < r->count; i++) {
+    PITH_TRY(load_layer(r, new, i, &c));
+  }
+  PITH_REQUIRE(c.left == 0, PITH_ERR_CORRUPT, "the checkpoint has %zu bytes behind its last layer", c.left);
+  return PITH_OK;
+}
+
+static void release(const pith_reducer *r, loaded *new, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    pith_state_destroy(new->layer[i].state);
+    pith__space_release(r->space, new->layer[i].pending);
+  }
+  free(new->layer);
+  pith_adapter_destroy(new->adapter);
+}
+
+#define EXCHANGE(type, a, b) \
+  do {                       \
+    type kept = (a);         \
+    (a) = (b);               \
+    (b) = kept;              \
+  } while (0)
+
+static void commit(pith_reducer *r, loaded *new, const reducer_header *head) {
+  r->step = head->step;
+  r->seed = head->seed;
+  EXCHANGE(pith_adapter *, r->adaptive.adapter, new->adapter);
+  r->adaptive.begun = r->adaptive.ended = 0;
+  for (size_t i = 0; i < r->count; i++) {
+    pith_named *l = &r->layers[i];
+    struct loaded_layer *from = &new->layer[i];
+    l->match.codec = from->codec;
+    l->started = 0;
+    EXCHANGE(pith_state *, l->state, from->state);
+    EXCHANGE(float *, l->pending, from->pending);
+    l->pending_steps = from->pending_steps;
+    if (l->adapted != SIZE_MAX) {
+      l->match.reason = pith_adapter_reason(r->adaptive.adapter, l->adapted);
+    }
+  }
+}
+
+static pith_status check_head(const pith_reducer *r, pith_bytes in, reducer_header *head) {
+  size_t least = offsetof(reducer_header, rank);
+  PITH_REQUIRE(in.size >= least, PITH_ERR_CORRUPT, "a checkpoint has at least %zu bytes, not %zu", least, in.size);
+  memcpy(head, in.data, least);
+  PITH_REQUIRE(head->magic == REDUCER_MAGIC, PITH_ERR_CORRUPT, "these bytes are not a checkpoint of a reducer");
+  PITH_REQUIRE(head->version >= FIXED && head->version <= CURRENT, PITH_ERR_CORRUPT,
+               "the checkpoint was saved by version %u of the format, and this library reads %u to %u", head->version,
+               FIXED, CURRENT);
+  PITH_REQUIRE(head->version == CURRENT || (head->version == ADAPTIVE) == (head->adapter > 0), PITH_ERR_CORRUPT,
+               "the checkpoint is damaged: version %u with an adapter of %llu bytes", head->version,
+               (unsigned long long)head->adapter);
+  PITH_REQUIRE(in.size >= head_size(head), PITH_ERR_CORRUPT, "the checkpoint ends within its head");
+  if (head->version == CURRENT) {
+    memcpy(head, in.data, sizeof *head);
+    PITH_TRY(pith__check_owner("the checkpoint", head->rank, head->ranks, (uint32_t)r->rank, (uint32_t)r->ranks));
+  }
+  PITH_REQUIRE(head->layers == r->count, PITH_ERR_STATE, "the checkpoint has %llu layers, the reducer %zu",
+               (unsigned long long)head->layers, r->count);
+  PITH_REQUIRE((head->adapter > 0) == (r->adaptive.text != NULL), PITH_ERR_STATE,
+               "the checkpoint was saved %s an adaptive spec", head->adapter ? "with" : "without");
+  return PITH_OK;
+}
+
+pith_status pith_reducer_load(pith_reducer *r, pith_bytes in) {
+  reducer_header head;
+  PITH_REQUIRE(r && in.data, PITH_ERR_ARGUMENT, "pith_reducer_load: reducer and bytes must not be NULL");
+  PITH_REQUIRE(pith__reducer_is_idle(r), PITH_ERR_STATE, "a step is under way: finish it before loading");
+  PITH_TRY(check_head(r, in, &head));
+  PITH_TRY(pith__reducer_adapter_ready(r));
+  loaded new = {.layer = calloc(r->count + 1, sizeof *new.layer)};
+  PITH_REQUIRE(new.layer, PITH_ERR_MEMORY, "no memory to load a checkpoint");
+  pith_status status =
+      load_all(r, &new, &head, (cursor){(const uint8_t *)in.data + head_size(&head), in.size - head_size(&head)});
+  if (status == PITH_OK) {
+    commit(r, &new, &head);
+    status = r->checked && pith__reducer_has_groups(r) ? pith__reducer_form_groups(r) : PITH_OK;
+  }
+  release(r, &new, r->count);
+  return status;
+}

@@ -1,0 +1,311 @@
+/* The work of stages on a CUDA device: see stages.h. Everything is enqueued on the space's stream; the host waits only
+ * for sizes of payloads, where they vary. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/size.h"
+#include "codec/codec.h"
+#include "device/bucket.h"
+#include "device/cuda_space.h"
+#include "memory/memory.h"
+#include "reducer/stages.h"
+
+#define ALIGNMENT 256
+
+static pith_named *layer_of(const pith_staged *f, size_t i) { return &f->reducer->layers[f->layer[i]]; }
+
+static pith_cuda_space *space_of(const pith_staged *f) { return (pith_cuda_space *)f->reducer->space; }
+
+static size_t aligned(size_t size) { return (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
+
+/* What kernels call the memory of a codec: what holds the values that the codec was given; and the second thing that is
+ * kept where places which were sent start again. */
+static float *memory_of(const pith_named *l) {
+  const pith_memory_ops *memory = l->match.codec->memory;
+  return !memory ? NULL : memory->carrier == PITH_KEEPS_RESIDUAL ? l->state->residual : l->state->momentum;
+}
+
+static float *momentum_of(const pith_named *l) {
+  const pith_memory_ops *memory = l->match.codec->memory;
+  return memory && memory->after == PITH_AFTER_CLEAR ? l->state->momentum : NULL;
+}
+
+/* ---- Blocks ------------------------------------------------------------------------------------------------------ */
+
+static pith_status encode_parts(pith_staged *f, const pith_ctx *ctx) {
+  float **memories = calloc(f->count, sizeof *memories);
+  PITH_REQUIRE(memories, PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
+  for (size_t i = 0; i < f->count; i++) {
+    memories[i] = memory_of(layer_of(f, i));
+  }
+  pith_status status = pith_cuda_bucket_encode(f->bucket, (const void *const *)f->gradient, memories, ctx, f->out.data,
+                                               space_of(f)->stream);
+  free((void *)memories);
+  return status;
+}
+
+/* Where results of ours keep what they lost: that of the whole part, of which a chunk is a piece. */
+static pith_status find_results(const pith_staged *f, float **results) {
+  for (size_t i = 0; i < f->count; i++) {
+    pith_named *l = layer_of(f, i);
+    const pith_memory_ops *memory = l->match.codec->memory;
+    pith_range own = pith__bucket_part(f->bucket, i, f->reducer->rank),
+               piece = pith__bucket_piece(f->bucket, i, f->reducer->rank);
+    if (memory && memory->after == PITH_AFTER_SUBTRACT && own.n) {
+      PITH_TRY(pith__state_own_results(l->state, own.first, own.n));
+      results[i] = l->state->result + (piece.first - l->state->result_base);
+    }
+  }
+  return PITH_OK;
+}
+
+static size_t own_values(const pith_staged *f) {
+  size_t sum = 0;
+  for (size_t i = 0; i < f->count; i++) {
+    sum += pith__bucket_piece(f->bucket, i, f->reducer->rank).n;
+  }
+  return sum;
+}
+
+static pith_status average(pith_staged *f, const pith_ctx *ctx, float *const *results) {
+  void *stream = space_of(f)->stream;
+  float *sums = (float *)(void *)f->sums.data;
+  PITH_TRY(pith_cuda_bucket_sum(f->bucket, f->in.data, ctx, sums, stream));
+  PITH_TRY(pith_cuda_bucket_mean(f->bucket, sums, stream));
+  return pith_cuda_bucket_result(f->bucket, sums, results, ctx, f->out.data, stream);
+}
+
+static pith_status reduce_parts(pith_staged *f, const pith_ctx *ctx) {
+  size_t own = f->bytes[f->reducer->rank];
+  PITH_TRY(pith__stages_buffer(f->stages, &f->sums, own_values(f) * sizeof(float)));
+  float **results = calloc(f->count, sizeof *results);
+  PITH_REQUIRE(results, PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
+  pith_status status = find_results(f, results);
+  if (status == PITH_OK) {
+    status = average(f, ctx, results);
+  }
+  free((void *)results);
+  for (int p = 1; p < f->reducer->ranks && status == PITH_OK && !f->is_padded; p++) {
+    status = pith__cuda_space_move(space_of(f), f->out.data + (size_t)p * own, f->out.data, own);
+  }
+  return status;
+}
+
+static pith_status decode_parts(pith_staged *f, const pith_ctx *ctx) {
+  return pith__cuda_bucket_decode(f->bucket, f->in.data, f->is_padded ? f->room : 0, ctx, f->gradient,
+                                  space_of(f)->stream);
+}
+
+/* ---- Many layers in one call ------------------------------------------------------------------------------------- */
+
+typedef pith_status (*items_fn)(pith_staged *f, pith_cuda_item *items, void *argument);
+
+/* Items of all layers, with what encoding needs; `use` adds the rest. */
+static pith_status with_items(pith_staged *f, int rank, items_fn use, void *argument) {
+  pith_cuda_item *items = calloc(f->count + 1, sizeof *items);
+  PITH_REQUIRE(items, PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
+  for (size_t i = 0; i < f->count; i++) {
+    const pith_named *l = layer_of(f, i);
+    items[i] = (pith_cuda_item){.size = sizeof *items,
+                                .codec = l->match.codec,
+                                .dtype = l->dtype,
+                                .n = l->n,
+                                .values = f->gradient[i],
+                                .memory = memory_of(l),
+                                .momentum = momentum_of(l),
+                                .part = l->state->part,
+                                .seed = f->reducer->seed,
+                                .step = f->reducer->step,
+                                .layer = l->number,
+                                .rank = (uint32_t)rank,
+                                .ranks = (uint32_t)f->reducer->ranks,
+                                .rows = l->state->rows,
+                                .gamma = 1.0f};
+  }
+  pith_status status = use(f, items, argument);
+  free(items);
+  return status;
+}
+
+static pith_status take_workspace(pith_staged *f, const pith_cuda_item *items, size_t *size) {
+  *size = pith_cuda_workspace(items, f->count);
+  return pith__stages_buffer(f->stages, &f->sums, *size);
+}
+
+/* ---- Whole payloads ---------------------------------------------------------------------------------------------- */
+
+/* In `more`: the sizes of payloads, of all ranks, and the payloads themselves at their bounds. */
+static size_t table_bytes(const pith_staged *f) {
+  return aligned(f->count * (size_t)f->reducer->ranks * sizeof(uint64_t));
+}
+
+static pith_status encode_items(pith_staged *f, pith_cuda_item *items, void *argument) {
+  size_t room = 0, workspace, own = (size_t)f->reducer->rank * f->count;
+  (void)argument;
+  for (size_t i = 0; i < f->count; i++) {
+    room += aligned(pith_codec_bound(items[i].codec, items[i].n));
+  }
+  PITH_TRY(pith__stages_buffer(f->stages, &f->more, table_bytes(f) + room));
+  uint8_t *at = f->more.data + table_bytes(f);
+  for (size_t i = 0; i < f->count; i++) {
+    items[i].payload = at;
+    items[i].payload_size = (uint64_t *)(void *)f->more.data + own + i;
+    at += aligned(pith_codec_bound(items[i].codec, items[i].n));
+  }
+  PITH_TRY(take_workspace(f, items, &workspace));
+  return pith_cuda_encode(items, f->count, f->sums.data, workspace, space_of(f)->stream);
+}
+
+/* The host must know how much travels. */
+static pith_status fetch_sizes(pith_staged *f) {
+  uint64_t *sizes = f->sizes + (size_t)f->reducer->rank * f->count;
+  const uint64_t *there = (const uint64_t *)(const void *)f->more.data + (size_t)f->reducer->rank * f->count;
+  PITH_TRY(f->reducer->space->copy(f->reducer->space, sizes, there, f->count * sizeof *sizes));
+  for (size_t i = 0; i < f->count; i++) {
+    const pith_named *l = layer_of(f, i);
+    size_t bound = pith_codec_bound(l->match.codec, l->n);
+    sizes[i] = l->match.codec->caps & PITH_CAP_FIXED ? bound : sizes[i];
+    PITH_REQUIRE(sizes[i] <= bound, PITH_ERR_CORRUPT, "layer %s: a payload of %llu bytes, and %zu is the most", l->name,
+                 (unsigned long long)sizes[i], bound);
+  }
+  return PITH_OK;
+}
+
+static pith_status encode_payloads(pith_staged *f) {
+  size_t used = 0, at = table_bytes(f);
+  PITH_TRY(with_items(f, f->reducer->rank, encode_items, NULL));
+  PITH_TRY(fetch_sizes(f));
+  const uint64_t *sizes = f->sizes + (size_t)f->reducer->rank * f->count;
+  size_t room = 0;
+  for (size_t i = 0; i < f->count; i++) {
+    room += pith_codec_bound(layer_of(f, i)->match.codec, layer_of(f, i)->n);
+  }
+  PITH_TRY(pith__stages_buffer(f->stages, &f->out, room));
+  for (size_t i = 0; i < f->count; i++) {
+    PITH_TRY(pith__cuda_space_move(space_of(f), f->out.data + used, f->more.data + at, (size_t)sizes[i]));
+    used += (size_t)sizes[i];
+    at += aligned(pith_codec_bound(layer_of(f, i)->match.codec, layer_of(f, i)->n));
+  }
+  return PITH_OK;
+}
+
+static pith_status pad_message(pith_staged *f, size_t own) {
+  char text[256];
+  PITH_REQUIRE(!space_of(f)->gpu->clear(f->out.data + own, f->room - own, space_of(f)->stream, text), PITH_ERR_SYSTEM,
+               "CUDA: %s", text);
+  return PITH_OK;
+}
+
+typedef struct message {
+  int rank;
+  float **total;
+} message;
+
+static pith_status add_items(pith_staged *f, pith_cuda_item *items, void *argument) {
+  const message *m = argument;
+  size_t workspace, first = (size_t)m->rank * f->count;
+  uint8_t *at = f->in.data + (size_t)m->rank * f->room;
+  for (size_t i = 0; i < f->count; i++) {
+    items[i].values = m->total[i];
+    items[i].dtype = PITH_F32;
+    items[i].payload = at;
+    items[i].payload_size = (uint64_t *)(void *)f->more.data + first + i;
+    items[i].memory = items[i].momentum = NULL;
+    items[i].part = NULL;
+    at += f->sizes[first + i];
+  }
+  PITH_TRY(take_workspace(f, items, &workspace));
+  return pith_cuda_decode(items, f->count, m->rank ? PITH_ADD : PITH_SET, f->sums.data, workspace, space_of(f)->stream);
+}
+
+static pith_status aggregate_items(pith_staged *f, pith_cuda_item *items, void *argument) {
+  float **total = argument;
+  for (size_t i = 0; i < f->count; i++) {
+    items[i].payload = total[i];
+  }
+  return pith_cuda_aggregate(items, f->count, space_of(f)->stream);
+}
+
+/* Rank after rank, in f32: in place, or in `out` where gradients are no f32. */
+static pith_status add_up(pith_staged *f, float **total) {
+  size_t wide = 0, table = f->count * (size_t)f->reducer->ranks * sizeof *f->sizes;
+  PITH_TRY(pith__cuda_space_move(space_of(f), f->more.data, f->sizes, table));
+  for (size_t i = 0; i < f->count; i++) {
+    wide += layer_of(f, i)->dtype == PITH_F32 ? 0 : aligned(layer_of(f, i)->n * sizeof(float));
+  }
+  PITH_TRY(pith__stages_buffer(f->stages, &f->out, wide));
+  uint8_t *at = f->out.data;
+  for (size_t i = 0; i < f->count; i++) {
+    int is_wide = layer_of(f, i)->dtype != PITH_F32;
+    total[i] = is_wide ? (float *)(void *)at : f->gradient[i];
+    at += is_wide ? aligned(layer_of(f, i)->n * sizeof(float)) : 0;
+  }
+  for (int p = 0; p < f->reducer->ranks; p++) {
+    PITH_TRY(with_items(f, p, add_items, &(message){p, total}));
+  }
+  return with_items(f, f->reducer->rank, aggregate_items, (void *)total);
+}
+
+static pith_status average_payloads(pith_staged *f) {
+  float **total = calloc(f->count + 1, sizeof *total);
+  PITH_REQUIRE(total, PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
+  pith_status status = add_up(f, total);
+  free((void *)total);
+  return status;
+}
+
+/* ---- Rounds ------------------------------------------------------------------------------------------------------ */
+
+typedef struct round_call {
+  size_t round, width;
+  pith_status (*call)(const pith_cuda_item *items, size_t count, size_t index, void *workspace, size_t workspace_size,
+                      void *stream);
+} round_call;
+
+static pith_status run_round(pith_staged *f, pith_cuda_item *items, void *argument) {
+  const round_call *c = argument;
+  size_t at = 0, workspace;
+  for (size_t i = 0; i < f->count; at += f->counts[i++]) {
+    items[i].payload = f->in.data + at * c->width;
+  }
+  PITH_TRY(take_workspace(f, items, &workspace));
+  return c->call(items, f->count, c->round, f->sums.data, workspace, space_of(f)->stream);
+}
+
+static pith_status produce(pith_staged *f, size_t round, size_t width) {
+  return with_items(f, f->reducer->rank, run_round, &(round_call){round, width, pith_cuda_produce});
+}
+
+static pith_status consume(pith_staged *f, size_t round, size_t width) {
+  return with_items(f, f->reducer->rank, run_round, &(round_call){round, width, pith_cuda_consume});
+}
+
+/* ---- Types that no codec takes ----------------------------------------------------------------------------------- */
+
+static pith_status pack(pith_staged *f) {
+  uint8_t *at = f->in.data;
+  for (size_t i = 0; i < f->count; at += pith__layer_bytes(layer_of(f, i++))) {
+    PITH_TRY(pith__cuda_space_move(space_of(f), at, f->gradient[i], pith__layer_bytes(layer_of(f, i))));
+  }
+  return PITH_OK;
+}
+
+static pith_status unpack(pith_staged *f) {
+  const uint8_t *at = f->in.data;
+  for (size_t i = 0; i < f->count; at += pith__layer_bytes(layer_of(f, i++))) {
+    PITH_TRY(pith__cuda_space_move(space_of(f), f->gradient[i], at, pith__layer_bytes(layer_of(f, i))));
+  }
+  return PITH_OK;
+}
+
+const pith_stage_ops pith__stage_cuda = {.encode_parts = encode_parts,
+                                         .reduce_parts = reduce_parts,
+                                         .decode_parts = decode_parts,
+                                         .encode_payloads = encode_payloads,
+                                         .pad_message = pad_message,
+                                         .average_payloads = average_payloads,
+                                         .produce = produce,
+                                         .consume = consume,
+                                         .pack = pack,
+                                         .unpack = unpack,
+                                         .plain_op = PITH_MEAN};

@@ -1,0 +1,151 @@
+/* The work of stages in main memory: see stages.h. */
+#include <string.h>
+
+#include "base/size.h"
+#include "codec/codec.h"
+#include "device/bucket.h"
+#include "reducer/stages.h"
+
+static const pith_named *layer_of(const pith_staged *f, size_t i) { return &f->reducer->layers[f->layer[i]]; }
+
+/* ---- Blocks ------------------------------------------------------------------------------------------------------ */
+
+static pith_status encode_parts(pith_staged *f, const pith_ctx *ctx) {
+  return pith_bucket_encode(f->bucket, (const void *const *)f->gradient, ctx, f->out.data);
+}
+
+static pith_status reduce_parts(pith_staged *f, const pith_ctx *ctx) {
+  size_t own = f->bytes[f->reducer->rank];
+  pith_bytes received = {f->in.data, own * (size_t)f->reducer->ranks};
+  PITH_TRY(pith_bucket_reduce(f->bucket, received, PITH_MEAN, ctx, f->out.data));
+  if (f->is_padded) {
+    memset(f->out.data + own, 0, f->room - own);
+    return PITH_OK;
+  }
+  for (int p = 1; p < f->reducer->ranks; p++) {
+    memcpy(f->out.data + (size_t)p * own, f->out.data, own);
+  }
+  return PITH_OK;
+}
+
+static pith_status decode_parts(pith_staged *f, const pith_ctx *ctx) {
+  size_t ranks = (size_t)f->reducer->ranks, all = 0;
+  for (size_t p = 0; p < ranks; p++) {
+    all += f->bytes[p];
+  }
+  pith_bytes results = {f->in.data, f->is_padded ? f->room * ranks : all};
+  return pith__bucket_decode(f->bucket, results, f->is_padded ? f->room : 0, ctx, f->gradient);
+}
+
+/* ---- Whole payloads ---------------------------------------------------------------------------------------------- */
+
+static pith_status encode_payloads(pith_staged *f) {
+  size_t room = 0, used = 0;
+  uint64_t *sizes = f->sizes + (size_t)f->reducer->rank * f->count;
+  for (size_t i = 0; i < f->count; i++) {
+    room += pith_codec_bound(layer_of(f, i)->match.codec, layer_of(f, i)->n);
+  }
+  PITH_TRY(pith__stages_buffer(f->stages, &f->out, room));
+  for (size_t i = 0; i < f->count; i++) {
+    const pith_named *l = layer_of(f, i);
+    pith_ctx ctx = pith__stage_ctx(f, l, f->reducer->rank);
+    pith_out out = {f->out.data + used, room - used, 0};
+    PITH_TRY(pith_encode(l->match.codec, l->state, (pith_cspan){f->gradient[i], l->n, l->dtype}, &out, &ctx));
+    sizes[i] = out.size;
+    used += out.size;
+  }
+  return PITH_OK;
+}
+
+static pith_status pad_message(pith_staged *f, size_t own) {
+  memset(f->out.data + own, 0, f->room - own);
+  return PITH_OK;
+}
+
+/* In f32, in rank order. `at`: where the layer's payload begins in the message of each rank. */
+static pith_status average_layer(pith_staged *f, size_t index, size_t *at, float *wide) {
+  const pith_named *l = layer_of(f, index);
+  const pith_codec *codec = l->match.codec;
+  pith_span total = {l->dtype == PITH_F32 ? f->gradient[index] : wide, l->n, PITH_F32};
+  pith_ctx ctx = pith__stage_ctx(f, l, 0);
+  for (int p = 0; p < f->reducer->ranks; p++) {
+    size_t size = (size_t)f->sizes[(size_t)p * f->count + index];
+    ctx.rank = (uint32_t)p;
+    PITH_TRY(pith_decode(codec, (pith_bytes){f->in.data + (size_t)p * f->room + at[p], size}, total,
+                         p ? PITH_ADD : PITH_SET, &ctx));
+    at[p] += size;
+  }
+  PITH_TRY(pith_aggregate(codec, total, &ctx));
+  if (total.data == wide) {
+    pith__span_store((pith_span){f->gradient[index], l->n, l->dtype}, 0, l->n, wide, PITH_SET, NULL);
+  }
+  return PITH_OK;
+}
+
+static pith_status average_payloads(pith_staged *f) {
+  size_t most = 0;
+  for (size_t i = 0; i < f->count; i++) {
+    most = pith__most(most, layer_of(f, i)->dtype == PITH_F32 ? 0 : layer_of(f, i)->n);
+  }
+  PITH_TRY(pith__stages_buffer(f->stages, &f->out, most * sizeof(float)));
+  memset(f->bytes, 0, (size_t)f->reducer->ranks * sizeof *f->bytes);
+  for (size_t i = 0; i < f->count; i++) {
+    PITH_TRY(average_layer(f, i, f->bytes, (float *)(void *)f->out.data));
+  }
+  return PITH_OK;
+}
+
+/* ---- Rounds ------------------------------------------------------------------------------------------------------ */
+
+static pith_status produce(pith_staged *f, size_t round, size_t width) {
+  size_t at = 0;
+  for (size_t i = 0; i < f->count; at += f->counts[i++]) {
+    const pith_named *l = layer_of(f, i);
+    pith_ctx ctx = pith__stage_ctx(f, l, f->reducer->rank);
+    PITH_TRY(pith_round_produce(l->match.codec, l->state, round, (pith_cspan){f->gradient[i], l->n, l->dtype},
+                                f->in.data + at * width, &ctx));
+  }
+  return PITH_OK;
+}
+
+static pith_status consume(pith_staged *f, size_t round, size_t width) {
+  size_t at = 0;
+  for (size_t i = 0; i < f->count; at += f->counts[i++]) {
+    const pith_named *l = layer_of(f, i);
+    pith_ctx ctx = pith__stage_ctx(f, l, f->reducer->rank);
+    PITH_TRY(pith_round_consume(l->match.codec, l->state, round, f->in.data + at * width,
+                                (pith_span){f->gradient[i], l->n, l->dtype}, &ctx));
+  }
+  return PITH_OK;
+}
+
+/* ---- Types that no codec takes ----------------------------------------------------------------------------------- */
+
+static pith_status pack(pith_staged *f) {
+  uint8_t *at = f->in.data;
+  for (size_t i = 0; i < f->count; at += pith__layer_bytes(layer_of(f, i++))) {
+    memcpy(at, f->gradient[i], pith__layer_bytes(layer_of(f, i)));
+  }
+  return PITH_OK;
+}
+
+static pith_status unpack(pith_staged *f) {
+  double *at = (double *)(void *)f->in.data;
+  for (size_t i = 0; i < f->count; at += layer_of(f, i++)->n) {
+    for (size_t k = 0; k < layer_of(f, i)->n; k++) {
+      ((double *)f->gradient[i])[k] = at[k] / f->reducer->ranks;
+    }
+  }
+  return PITH_OK;
+}
+
+const pith_stage_ops pith__stage_host = {.encode_parts = encode_parts,
+                                         .reduce_parts = reduce_parts,
+                                         .decode_parts = decode_parts,
+                                         .encode_payloads = encode_payloads,
+                                         .pad_message = pad_message,
+                                         .average_payloads = average_payloads,
+                                         .produce = produce,
+                                         .consume = consume,
+                                         .pack = pack,
+                                         .unpack = unpack};

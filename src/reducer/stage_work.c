@@ -1,0 +1,355 @@
+/*
+ * The stages of a group over a carrier: their order, the sizes of messages, and the exchange that follows each. What is
+ * done to values is done where they live: stage_host.c, stage_cuda.c. docs/reducer.md has the stages of each way:
+ *
+ *   BLOCKS  encode a part for each rank · all-to-all · add up and encode our part · all-gather · decode
+ *   WHOLE   encode · all-gather of sizes, where they vary · all-gather of payloads · decode and add up in rank order
+ *   ROUNDS  produce · allreduce · consume, for each round
+ *   PLAIN   copy · allreduce · divide
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/size.h"
+#include "codec/codec.h"
+#include "reducer/stages.h"
+
+static const pith_named *layer_of(const pith_staged *f, size_t i) { return &f->reducer->layers[f->layer[i]]; }
+
+pith_ctx pith__stage_ctx(const pith_staged *f, const pith_named *l, int rank) {
+  pith_ctx ctx = PITH_CTX_INIT;
+  ctx.seed = f->reducer->seed;
+  ctx.step = f->reducer->step;
+  ctx.layer = l ? l->number : 0;
+  ctx.rank = (uint32_t)rank;
+  ctx.ranks = (uint32_t)f->reducer->ranks;
+  ctx.rows = l ? l->state->rows : 0;
+  return ctx;
+}
+
+static void end_stages(pith_staged *f) { f->stage = SIZE_MAX; }
+
+static void gather(pith_staged *f, const void *send, void *recv, size_t bytes) {
+  f->exchange.kind = PITH_EXCHANGE_ALL_GATHER;
+  f->exchange.send = send;
+  f->exchange.recv = recv;
+  f->exchange.bytes = bytes;
+  f->traffic.messages++;
+  f->traffic.sent_bytes += bytes * (size_t)(f->reducer->ranks - 1);
+}
+
+static void reduce(pith_staged *f, void *values, size_t count, pith_dtype dtype, pith_reduce_op op) {
+  size_t ranks = (size_t)f->reducer->ranks;
+  f->exchange.kind = PITH_EXCHANGE_ALLREDUCE;
+  f->exchange.recv = values;
+  f->exchange.count = count;
+  f->exchange.dtype = dtype;
+  f->exchange.op = op;
+  f->traffic.messages++;
+  f->traffic.sent_bytes += 2 * count * pith_dtype_size(dtype) * (ranks - 1) / ranks;
+}
+
+/* ---- Blocks ------------------------------------------------------------------------------------------------------ */
+
+/* Exact halves travel as they are: "none" would send them as f32. */
+static pith_status wire_codec(pith_reducer *r, const pith_named *l, const pith_codec **codec) {
+  *codec = l->match.codec;
+  if (strcmp(l->match.codec->spec, "none") != 0 || l->dtype == PITH_F32) {
+    return PITH_OK;
+  }
+  return pith__reducer_codec(r, l->dtype == PITH_F16 ? "fp16" : "bf16", codec);
+}
+
+static pith_status make_bucket(const pith_staged *f, pith_bucket **bucket) {
+  pith_bucket_item *layers = calloc(f->count + 1, sizeof *layers);
+  pith_status status = layers ? PITH_OK : pith_fail(PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
+  for (size_t i = 0; i < f->count && status == PITH_OK; i++) {
+    const pith_named *l = layer_of(f, i);
+    layers[i] = (pith_bucket_item){.size = sizeof *layers,
+                                   .layer = l->number,
+                                   .n = l->n,
+                                   .dtype = l->dtype,
+                                   .chunk = f->chunk,
+                                   .number = f->number};
+    status = wire_codec(f->reducer, l, &layers[i].codec);
+    layers[i].state = status == PITH_OK && layers[i].codec->memory && !f->reducer->space ? l->state : NULL;
+  }
+  if (status == PITH_OK) {
+    status = pith_bucket_create(f->reducer->rank, f->reducer->ranks, layers, f->count, bucket);
+  }
+  free(layers);
+  return status;
+}
+
+/* The bucket of a whole group stays for the next steps. */
+static pith_status find_bucket(pith_staged *f, pith_group *g) {
+  f->owns_bucket = f->count < g->count;
+  if (f->owns_bucket) {
+    return make_bucket(f, &f->bucket);
+  }
+  PITH_TRY(g->bucket ? PITH_OK : make_bucket(f, &g->bucket));
+  f->bucket = g->bucket;
+  return PITH_OK;
+}
+
+static size_t sum_of(const size_t *bytes, int ranks) {
+  size_t sum = 0;
+  for (int p = 0; p < ranks; p++) {
+    sum += bytes[p];
+  }
+  return sum;
+}
+
+/* Parts of almost the same size are gathered as if they had one. */
+static void measure_parts(pith_staged *f) {
+  int ranks = f->reducer->ranks;
+  size_t most = 0;
+  for (int p = 0; p < ranks; p++) {
+    f->bytes[p] = pith_bucket_bytes(f->bucket, p);
+    most = pith__most(most, f->bytes[p]);
+  }
+  size_t sum = sum_of(f->bytes, ranks);
+  f->is_padded = most * (size_t)ranks <= sum + sum / 10;
+  f->room = f->is_padded ? most : f->bytes[f->reducer->rank];
+}
+
+/* f->counts has our own part for each rank. */
+static void scatter(pith_staged *f, const size_t *send, const size_t *receive) {
+  int rank = f->reducer->rank;
+  f->exchange.kind = PITH_EXCHANGE_ALL_TO_ALL;
+  f->exchange.send = f->out.data;
+  f->exchange.recv = f->in.data;
+  f->exchange.send_bytes = send;
+  f->exchange.recv_bytes = receive;
+  f->traffic.messages++;
+  f->traffic.sent_bytes += sum_of(send, f->reducer->ranks) - send[rank];
+}
+
+static pith_status work_blocks(pith_staged *f) {
+  const pith_stage_ops *ops = f->reducer->stage_ops;
+  int ranks = f->reducer->ranks;
+  pith_ctx ctx = pith__stage_ctx(f, NULL, f->reducer->rank);
+  switch (f->stage++) {
+    case 0: {
+      measure_parts(f);
+      size_t own = f->bytes[f->reducer->rank], all = sum_of(f->bytes, ranks);
+      for (int p = 0; p < ranks; p++) {
+        f->counts[p] = own;
+      }
+      PITH_TRY(pith__stages_buffer(f->stages, &f->out, pith__most(all, pith__most(f->room, own * (size_t)ranks))));
+      PITH_TRY(pith__stages_buffer(f->stages, &f->in, pith__most(all, pith__most(f->room, own) * (size_t)ranks)));
+      PITH_TRY(ops->encode_parts(f, &ctx));
+      scatter(f, f->bytes, f->counts);
+      return PITH_OK;
+    }
+    case 1:
+      PITH_TRY(ops->reduce_parts(f, &ctx));
+      if (f->is_padded) {
+        gather(f, f->out.data, f->in.data, f->room);
+      } else {
+        scatter(f, f->counts, f->bytes);
+      }
+      return PITH_OK;
+    default:
+      end_stages(f);
+      return ops->decode_parts(f, &ctx);
+  }
+}
+
+/* ---- Whole payloads ---------------------------------------------------------------------------------------------- */
+
+static int are_fixed(const pith_staged *f) {
+  uint32_t caps = PITH_CAP_FIXED;
+  for (size_t i = 0; i < f->count; i++) {
+    caps &= layer_of(f, i)->match.codec->caps;
+  }
+  return caps != 0;
+}
+
+static size_t message_of(const pith_staged *f, int rank) {
+  size_t sum = 0;
+  for (size_t i = 0; i < f->count; i++) {
+    sum += (size_t)f->sizes[(size_t)rank * f->count + i];
+  }
+  return sum;
+}
+
+/* What ranks say is checked: no payload is larger than its bound. */
+static pith_status check_sizes(const pith_staged *f) {
+  for (size_t i = 0; i < f->count * (size_t)f->reducer->ranks; i++) {
+    const pith_named *l = layer_of(f, i % f->count);
+    PITH_REQUIRE(f->sizes[i] <= pith_codec_bound(l->match.codec, l->n), PITH_ERR_CORRUPT,
+                 "rank %zu says that the payload of layer %s has %llu bytes; %zu is the most", i / f->count, l->name,
+                 (unsigned long long)f->sizes[i], pith_codec_bound(l->match.codec, l->n));
+  }
+  return PITH_OK;
+}
+
+static pith_status gather_payloads(pith_staged *f) {
+  int ranks = f->reducer->ranks;
+  size_t own = message_of(f, f->reducer->rank);
+  PITH_TRY(check_sizes(f));
+  f->room = 1;
+  for (int p = 0; p < ranks; p++) {
+    f->room = pith__most(f->room, message_of(f, p));
+  }
+  PITH_TRY(pith__stages_buffer(f->stages, &f->in, f->room * (size_t)ranks));
+  PITH_TRY(f->reducer->stage_ops->pad_message(f, own));
+  gather(f, f->out.data, f->in.data, f->room);
+  return PITH_OK;
+}
+
+static pith_status work_whole(pith_staged *f) {
+  size_t own = (size_t)f->reducer->rank * f->count;
+  if (f->stage == 0) {
+    PITH_TRY(f->reducer->stage_ops->encode_payloads(f));
+    f->stage = 1;
+    if (!are_fixed(f)) {
+      gather(f, f->sizes + own, f->sizes, f->count * sizeof *f->sizes);
+      return PITH_OK;
+    }
+    for (int p = 0; p < f->reducer->ranks; p++) {
+      memmove(f->sizes + (size_t)p * f->count, f->sizes + own, f->count * sizeof *f->sizes);
+    }
+  }
+  if (f->stage++ == 1) {
+    return gather_payloads(f);
+  }
+  end_stages(f);
+  return f->reducer->stage_ops->average_payloads(f);
+}
+
+/* ---- Rounds ------------------------------------------------------------------------------------------------------ */
+
+static pith_status describe(const pith_staged *f, size_t round, pith_round *first, size_t *sum) {
+  *sum = 0;
+  for (size_t i = 0; i < f->count; i++) {
+    const pith_named *l = layer_of(f, i);
+    pith_round entry = PITH_ROUND_INIT;
+    PITH_TRY(pith_round_describe(l->match.codec, l->state, round, &entry));
+    f->counts[i] = entry.count;
+    *sum += entry.count;
+    *first = entry; /* layers of one spec have the same types and reductions */
+  }
+  return PITH_OK;
+}
+
+static pith_status produce(pith_staged *f, size_t round, size_t *sum) {
+  pith_round kind;
+  PITH_TRY(describe(f, round, &kind, sum));
+  PITH_TRY(pith__stages_buffer(f->stages, &f->in, *sum * pith_dtype_size(kind.dtype)));
+  PITH_TRY(f->reducer->stage_ops->produce(f, round, pith_dtype_size(kind.dtype)));
+  if (*sum) {
+    reduce(f, f->in.data, *sum, kind.dtype, kind.reduce);
+  }
+  return PITH_OK;
+}
+
+static pith_status consume(pith_staged *f, size_t round) {
+  pith_round kind;
+  size_t sum;
+  PITH_TRY(describe(f, round, &kind, &sum));
+  return f->reducer->stage_ops->consume(f, round, pith_dtype_size(kind.dtype));
+}
+
+/* Where all layers of a round have nothing to say, on all ranks alike, the next one follows at once. */
+static pith_status work_rounds(pith_staged *f) {
+  size_t rounds = pith_codec_rounds(layer_of(f, 0)->match.codec), sum = 0;
+  while (sum == 0) {
+    PITH_TRY(f->stage ? consume(f, f->stage - 1) : PITH_OK);
+    if (f->stage == rounds) {
+      end_stages(f);
+      return PITH_OK;
+    }
+    PITH_TRY(produce(f, f->stage++, &sum));
+  }
+  return PITH_OK;
+}
+
+/* ---- Types that no codec takes ----------------------------------------------------------------------------------- */
+
+static pith_status work_plain(pith_staged *f) {
+  const pith_stage_ops *ops = f->reducer->stage_ops;
+  size_t n = 0;
+  for (size_t i = 0; i < f->count; i++) {
+    n += layer_of(f, i)->n;
+  }
+  if (f->stage++ == 0 && n) {
+    PITH_TRY(pith__stages_buffer(f->stages, &f->in, n * sizeof(double)));
+    PITH_TRY(ops->pack(f));
+    reduce(f, f->in.data, n, PITH_F64, ops->plain_op);
+    return PITH_OK;
+  }
+  end_stages(f);
+  return n ? ops->unpack(f) : PITH_OK;
+}
+
+/* ---- All of them ------------------------------------------------------------------------------------------------- */
+
+pith_status pith__stage_prepare(pith_staged *f, pith_group *g) {
+  pith_reducer *r = f->reducer;
+  size_t ranks = (size_t)r->ranks, entries = pith__most(ranks, g->count);
+  f->layer = calloc(g->count, sizeof *f->layer);
+  f->gradient = calloc(g->count, sizeof *f->gradient);
+  f->bytes = calloc(ranks, sizeof *f->bytes);
+  f->counts = calloc(entries, sizeof *f->counts);
+  f->sizes = g->way == PITH_WAY_WHOLE ? calloc(g->count * ranks, sizeof *f->sizes) : NULL;
+  PITH_REQUIRE(f->layer && f->gradient && f->bytes && f->counts && (f->sizes || g->way != PITH_WAY_WHOLE),
+               PITH_ERR_MEMORY, "no memory for a group of %zu layers", g->count);
+  for (size_t i = 0; i < g->count; i++) {
+    pith_named *l = &r->layers[g->layer[i]];
+    if (l->started == r->step + 1) {
+      PITH_TRY(pith__state_claim(l->state, r->rank, r->ranks));
+      f->layer[f->count] = g->layer[i];
+      f->gradient[f->count++] = l->gradient;
+      f->traffic.raw_bytes += pith__layer_bytes(l);
+    }
+  }
+  f->traffic.operations = 1;
+  return g->way == PITH_WAY_BLOCKS ? find_bucket(f, g) : PITH_OK;
+}
+
+pith_status pith__stage_work(pith_staged *f) {
+  static pith_status (*const ways[])(pith_staged *) = {[PITH_WAY_BLOCKS] = work_blocks,
+                                                       [PITH_WAY_WHOLE] = work_whole,
+                                                       [PITH_WAY_ROUNDS] = work_rounds,
+                                                       [PITH_WAY_PLAIN] = work_plain};
+  double start = pith__now(), *seconds = f->stage == 0 ? &f->traffic.encode : &f->traffic.decode;
+  pith_status status = ways[f->way](f);
+  *seconds += pith__now() - start;
+  return status;
+}
+
+/* Every layer has its share of what was moved for all of them, by what its codec makes of it. */
+void pith__stage_account(pith_staged *f) {
+  double whole = 0;
+  for (size_t i = 0; i < f->count; i++) {
+    whole += (double)pith_codec_bound(layer_of(f, i)->match.codec, layer_of(f, i)->n);
+  }
+  for (size_t i = 0; i < f->count; i++) {
+    pith_named *l = &f->reducer->layers[f->layer[i]];
+    pith_traffic mine = f->traffic;
+    mine.raw_bytes = f->number ? 0 : pith__layer_bytes(l); /* once, where it travels in chunks */
+    mine.uncompressed = strcmp(l->match.codec->spec, "none") == 0;
+    double share = whole > 0 ? (double)pith_codec_bound(l->match.codec, l->n) / whole : 0;
+    pith__traffic_add(&l->traffic, &mine, share);
+    l->traffic.raw_bytes += mine.raw_bytes - (uint64_t)((double)mine.raw_bytes * share);
+  }
+}
+
+void pith__stage_release(pith_staged *f) {
+  pith_stage_buffer *buffers[] = {&f->out, &f->in, &f->more, &f->sums};
+  for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) {
+    pith__stages_give_back(f->stages, buffers[i]);
+  }
+  if (f->owns_bucket) {
+    pith_bucket_destroy(f->bucket);
+  }
+  free(f->layer);
+  free(f->gradient);
+  free(f->bytes);
+  free(f->counts);
+  free(f->sizes);
+  free(f);
+}

@@ -1,0 +1,88 @@
+/*
+ * A reducer over a carrier: groups go through stages of work, with an exchange after each but the last. stages.c has
+ * the order of stages and the thread that drives them, stage_work.c what is done in each.
+ */
+#ifndef PITH_REDUCER_STAGES_H
+#define PITH_REDUCER_STAGES_H
+
+#include "reducer/reducer.h"
+
+/* Memory that flights use one after another. */
+typedef struct pith_stage_buffer {
+  uint8_t *data;
+  size_t room;
+} pith_stage_buffer;
+
+/* A group under way. */
+typedef struct pith_staged {
+  struct pith_staged *next;
+  pith_reducer *reducer;
+  pith_stages *stages;
+  pith_way way;
+  size_t count, *layer;
+  void **gradient;
+  size_t chunk, number; /* BLOCKS: of one layer that travels in chunks; 0: all of it */
+  size_t stage;
+  pith_bucket *bucket;
+  int owns_bucket;
+  int is_padded;          /* BLOCKS: results of all ranks are gathered as if they had one size */
+  size_t room;            /* bytes that each rank sends to all */
+  size_t *bytes, *counts; /* of each rank; of each layer */
+  uint64_t *sizes;        /* WHOLE: of the payloads of all ranks, rank by rank */
+  pith_stage_buffer out, in;
+  pith_stage_buffer more, sums; /* of the space's own */
+  pith_exchange exchange;       /* what follows the stage; … */
+  int has_exchange;             /* … 0: it was the last */
+  uint64_t ticket;
+  pith_traffic traffic;
+} pith_staged;
+
+/* What a space does to values in the stages of a group: out and in are buffers there. */
+struct pith_stage_ops {
+  /* BLOCKS: gradients to `out`, a part for each rank; `in`, what ranks sent of our part, to its mean in `out`, padded
+   * to f->room or once for each rank; `in`, the means of all parts, to gradients. */
+  pith_status (*encode_parts)(pith_staged *f, const pith_ctx *ctx);
+  pith_status (*reduce_parts)(pith_staged *f, const pith_ctx *ctx);
+  pith_status (*decode_parts)(pith_staged *f, const pith_ctx *ctx);
+  /* WHOLE: payloads to `out`, one after another, and their sizes; what follows the `own` bytes of them up to f->room;
+   * the messages of all ranks in `in` to means. */
+  pith_status (*encode_payloads)(pith_staged *f);
+  pith_status (*pad_message)(pith_staged *f, size_t own);
+  pith_status (*average_payloads)(pith_staged *f);
+  /* ROUNDS: f->counts values of `width` bytes for each layer in `in`. */
+  pith_status (*produce)(pith_staged *f, size_t round, size_t width);
+  pith_status (*consume)(pith_staged *f, size_t round, size_t width);
+  /* PLAIN: gradients to `in`, and their sums or means to gradients. */
+  pith_status (*pack)(pith_staged *f);
+  pith_status (*unpack)(pith_staged *f);
+  pith_reduce_op plain_op;
+};
+
+extern const pith_stage_ops pith__stage_host, pith__stage_cuda;
+
+pith_status pith__stages_create(pith_reducer *r, pith_stages **stages);
+/* Waits for what is under way. */
+void pith__stages_destroy(pith_stages *stages);
+
+/* A group leaves, with the gradients that have come. */
+pith_status pith__stages_put(pith_stages *stages, pith_group *group);
+/* Waits until all of them have arrived. */
+pith_status pith__stages_finish(pith_stages *stages);
+
+/* ---- stage_work.c ---- */
+
+/* What it needs to know before its first stage. */
+pith_status pith__stage_prepare(pith_staged *f, pith_group *group);
+/* The work of its stage; sets the exchange that follows. */
+pith_status pith__stage_work(pith_staged *f);
+/* Shares of what was moved, and what it holds. */
+void pith__stage_account(pith_staged *f);
+void pith__stage_release(pith_staged *f);
+
+pith_ctx pith__stage_ctx(const pith_staged *f, const pith_named *l, int rank);
+
+/* Memory of at least that size, from the stages' own; keeps what is there if it is large enough. */
+pith_status pith__stages_buffer(pith_stages *stages, pith_stage_buffer *buffer, size_t size);
+void pith__stages_give_back(pith_stages *stages, pith_stage_buffer *buffer);
+
+#endif

@@ -1,0 +1,269 @@
+/*
+ * Pith's codecs: gradients become bytes, and bytes gradients. Part of the public API; pith.h includes it. The life of a
+ * gradient, from top to bottom:
+ *
+ *   pith_codec *codec;                                         // once for each layer
+ *   pith_state *state;
+ *   pith_codec_create("ef/q:4", &codec);
+ *   pith_state_create(codec, n, rows, &state);
+ *
+ *   pith_out out = {bytes, pith_codec_bound(codec, n), 0};     // every step
+ *   pith_encode(codec, state, src, &out, &ctx);
+ *   pith_decode(codec, (pith_bytes){bytes, out.size}, dst, PITH_ADD, &ctx);
+ *
+ * A pith_codec never changes after creation and may be shared by threads. A pith_state belongs to one thread at a time.
+ */
+#ifndef PITH_CODEC_H
+#define PITH_CODEC_H
+
+#include <pith/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Codecs ------------------------------------------------------------------------------------------------------ */
+
+/* What a codec can do. How its payloads are exchanged follows from it. */
+typedef enum pith_cap {
+  PITH_CAP_FIXED = 1 << 0,    /* the size of a payload depends on n only */
+  PITH_CAP_CHUNKED = 1 << 1,  /* a payload is the payloads of the tensor's granule-aligned pieces, one after another */
+  PITH_CAP_LINEAR = 1 << 2,   /* payloads (or rounds) of several ranks can be added */
+  PITH_CAP_SPARSE = 1 << 3,   /* only some values are sent, with their indices */
+  PITH_CAP_ROUNDS = 1 << 4,   /* several exchanges: see pith_round_* */
+  PITH_CAP_VOTE = 1 << 5,     /* the result of several ranks is their majority, not their mean */
+  PITH_CAP_UNBIASED = 1 << 6, /* the expectation of the decoded value is the value */
+  PITH_CAP_SEEDED = 1 << 7,   /* bytes depend on seed, step, layer and rank; decoding needs those of the encoder */
+} pith_cap;
+
+/* A spec such as "ef/topk:0.01,values=fp16", parsed, validated and bound to its methods. */
+typedef struct pith_codec pith_codec;
+
+/* PITH_ERR_SPEC for a spec that is none, PITH_ERR_RANGE for a parameter out of range, PITH_ERR_UNSUPPORTED for parts
+ * that do not fit together. */
+PITH_API pith_status pith_codec_create(const char *spec, pith_codec **codec);
+PITH_API void pith_codec_destroy(pith_codec *codec);
+
+/* The canonical text of the spec: defaults left out, values in their shortest form. Lives as long as the codec. */
+PITH_API const char *pith_codec_spec(const pith_codec *codec);
+
+/* The same with presets replaced by their parts ("signum:0.9" is "momentum:0.9/sign"). Lives as long as the codec. */
+PITH_API const char *pith_codec_parts(const pith_codec *codec);
+
+/* A number that is the same for two codecs exactly if they mean the same. Ranks compare it before they exchange data.
+ */
+PITH_API uint64_t pith_codec_fingerprint(const pith_codec *codec);
+
+PITH_API uint32_t pith_codec_caps(const pith_codec *codec); /* pith_cap bits */
+PITH_API uint16_t pith_codec_wire_id(const pith_codec *codec);
+
+/* Pieces of a CHUNKED codec start at multiples of this many values. 0 for codecs that encode the tensor as a whole. */
+PITH_API size_t pith_codec_granule(const pith_codec *codec);
+
+/* The most bytes that n values can take; FIXED codecs take exactly this. SIZE_MAX if n is too large for any buffer. */
+PITH_API size_t pith_codec_bound(const pith_codec *codec, size_t n);
+
+/* Bytes of scratch memory that one encode or decode of n values needs (pith_ctx.scratch). */
+PITH_API size_t pith_codec_scratch(const pith_codec *codec, size_t n);
+
+/* Where in the training run we are. Random numbers are derived from it, and so are those parts of a method that depend
+ * on the position of a value. */
+typedef struct pith_ctx {
+  size_t size;     /* sizeof(pith_ctx) */
+  uint64_t seed;   /* one for a training run, the same on every rank */
+  uint64_t step;   /* counts up */
+  uint64_t layer;  /* number of the layer, the same on every rank */
+  uint32_t rank;   /* the encoder's rank, when decoding too */
+  uint32_t ranks;  /* how many ranks are summed; 0 counts as 1 */
+  uint64_t offset; /* index in the layer of the first value: a multiple of the granule */
+  uint64_t rows;   /* first dimension, for low rank; 0: near-square */
+  float gamma;     /* factor on the gradient before the residual is added; 0 counts as 1 */
+  void *scratch;   /* at least pith_codec_scratch() bytes. NULL: the call allocates and frees its own */
+  size_t scratch_size;
+} pith_ctx;
+
+#define PITH_CTX_INIT {.size = sizeof(pith_ctx)}
+
+/* ---- State: what one rank keeps for one layer between steps ------------------------------------------------------ */
+
+typedef struct pith_state pith_state;
+
+/* Creates a state with zero residual for a layer of n values, `rows` in its first dimension (0: near-square). A codec
+ * without memory or rounds needs none: *state is then a valid object that holds nothing, and NULL may be passed in its
+ * place. */
+PITH_API pith_status pith_state_create(const pith_codec *codec, size_t n, size_t rows, pith_state **state);
+PITH_API void pith_state_destroy(pith_state *state);
+
+/* Changes the state to another spec. Residual and momentum are kept if the new spec has them too; everything else
+ * starts from zero. */
+PITH_API pith_status pith_state_adapt(pith_state *state, const pith_codec *codec);
+
+/* Checkpoints. pith_state_save() needs a buffer of pith_state_save_size() bytes. Loading checks the bytes: another
+ * layer size or a damaged file is an error and changes nothing. A state that a comm has used belongs to that rank:
+ * loading it into one that another rank has used is PITH_ERR_STATE, and so is the first operation of another rank after
+ * loading it into a new one. */
+PITH_API size_t pith_state_save_size(const pith_state *state);
+PITH_API pith_status pith_state_save(const pith_state *state, pith_out *out);
+PITH_API pith_status pith_state_load(pith_state *state, pith_bytes bytes);
+
+/* Multiplies everything the state keeps by `factor`, as after a change of the loss scale. */
+PITH_API pith_status pith_state_scale(pith_state *state, float factor);
+
+/* The residual of `ef` (or `v` of `dgc`): n floats that belong to the state, NULL if it has none. For tests and
+ * statistics. */
+PITH_API const float *pith_state_residual(const pith_state *state);
+
+/* ---- Encode, decode, aggregate ----------------------------------------------------------------------------------- */
+
+typedef enum pith_mode {
+  PITH_SET = 0, /* dst = decoded */
+  PITH_ADD = 1, /* dst += decoded, summed in f32 whatever the type of dst */
+} pith_mode;
+
+/* Encodes src (f32, f16 or bf16). A codec with a memory needs a state made for it, which is updated. out->capacity must
+ * be at least pith_codec_bound(), else PITH_ERR_BUFFER. ctx may be NULL for all defaults. */
+PITH_API pith_status pith_encode(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
+                                 const pith_ctx *ctx);
+
+/* Decodes a payload. Any bytes are safe: those that are no payload of this codec and length are PITH_ERR_CORRUPT, and
+ * dst is then unchanged. */
+PITH_API pith_status pith_decode(const pith_codec *codec, pith_bytes in, pith_span dst, pith_mode mode,
+                                 const pith_ctx *ctx);
+
+/* Turns a sum of ctx->ranks decoded payloads into the result, in place: the mean, or the majority for VOTE codecs. */
+PITH_API pith_status pith_aggregate(const pith_codec *codec, pith_span sum, const pith_ctx *ctx);
+
+/* ---- Rounds: methods that need several exchanges ----------------------------------------------------------------- */
+
+/* One exchange: `count` values of `dtype` that are reduced element by element over all ranks. */
+typedef struct pith_round {
+  size_t size; /* sizeof(pith_round) */
+  pith_dtype dtype;
+  pith_reduce_op reduce;
+  size_t count;
+} pith_round;
+
+#define PITH_ROUND_INIT {.size = sizeof(pith_round)}
+
+/* The number of exchanges of a ROUNDS codec; 0 for all others. */
+PITH_API size_t pith_codec_rounds(const pith_codec *codec);
+
+/* Describes exchange `index` for the layer that the state was made for. */
+PITH_API pith_status pith_round_describe(const pith_codec *codec, const pith_state *state, size_t index,
+                                         pith_round *round);
+
+/* Fills `buffer` with this rank's values for exchange `index`. src is the same tensor in every round of a step. Round 0
+ * starts the step and adds the residual to the gradient. */
+PITH_API pith_status pith_round_produce(const pith_codec *codec, pith_state *state, size_t index, pith_cspan src,
+                                        void *buffer, const pith_ctx *ctx);
+
+/* Takes the reduced values. The last round writes the mean over ctx->ranks to dst and updates the residual; the others
+ * do not touch dst. */
+PITH_API pith_status pith_round_consume(const pith_codec *codec, pith_state *state, size_t index, const void *buffer,
+                                        pith_span dst, const pith_ctx *ctx);
+
+/* ---- Rules: a spec for every layer ------------------------------------------------------------------------------- */
+
+/* "*.bias=none;embed*=ef/topk:0.01;*=q:4": the first pattern that matches the layer's name gives its spec. A text
+ * without a pattern is the spec of all layers. Rules never change and may be shared by threads. */
+typedef struct pith_rules pith_rules;
+
+PITH_API pith_status pith_rules_create(const char *text, pith_rules **rules);
+PITH_API void pith_rules_destroy(pith_rules *rules);
+PITH_API const char *pith_rules_text(const pith_rules *rules); /* canonical; lives as long as the rules */
+PITH_API size_t pith_rules_count(const pith_rules *rules);
+
+typedef struct pith_match {
+  size_t size;             /* sizeof(pith_match) */
+  const pith_codec *codec; /* lives as long as the rules */
+  size_t rule;             /* index of the rule; SIZE_MAX if a default decided */
+  const char *reason;      /* a phrase for statistics: "rule embed*", "one dimension", … */
+} pith_match;
+
+#define PITH_MATCH_INIT {.size = sizeof(pith_match)}
+
+/* Finds the codec for a layer of n values. Tensors of one dimension or under 1024 values are not compressed unless a
+ * rule with a pattern other than "*" names them. A layer that no rule matches is not compressed either. */
+PITH_API pith_status pith_rules_find(const pith_rules *rules, const char *layer, size_t dimensions, size_t n,
+                                     pith_match *match);
+
+/* 1 if the pattern of rule `index` matches the name, regardless of earlier rules and of defaults. Finds rules that
+ * match no layer at all. */
+PITH_API int pith_rules_matches(const pith_rules *rules, size_t index, const char *layer);
+
+/* ---- The list of methods ----------------------------------------------------------------------------------------- */
+
+typedef enum pith_kind {
+  PITH_KIND_CODEC = 0,
+  PITH_KIND_TRANSFORM = 1,
+  PITH_KIND_MEMORY = 2,
+  PITH_KIND_PRESET = 3
+} pith_kind;
+
+typedef enum pith_param_type {
+  PITH_PARAM_INT = 0,
+  PITH_PARAM_REAL = 1,
+  PITH_PARAM_CHOICE = 2,
+  PITH_PARAM_SPEC = 3, /* a spec; adaptive specs only */
+} pith_param_type;
+
+/* One parameter of a method. The first of a list may be given as `name:value`. A list ends with an element whose key is
+ * NULL. */
+typedef struct pith_param {
+  size_t size; /* sizeof(pith_param) */
+  const char *key;
+  pith_param_type type;
+  double min, max;
+  const char *initial; /* default, as text; NULL: must be given */
+  const char *choices; /* "nearest|stochastic" for CHOICE */
+  const char *help;
+} pith_param;
+
+/* The texts and lists of a method live as long as the process. */
+typedef struct pith_method {
+  size_t size; /* sizeof(pith_method) */
+  const char *name, *family, *summary;
+  const char *made_of; /* presets: the parts, with {key} where a parameter goes; NULL otherwise */
+  const char *bits;    /* bits per value as a formula; NULL for memories and transforms */
+  pith_kind kind;
+  uint32_t caps; /* 0 for memories and transforms */
+  uint16_t wire_id;
+  int survey;               /* one of the sixteen methods of the GRACE survey */
+  const char *origin;       /* paper, or plug-in file */
+  const pith_param *params; /* of the library's size: params->size bytes from one to the next */
+} pith_method;
+
+#define PITH_METHOD_INIT {.size = sizeof(pith_method)}
+
+PITH_API size_t pith_method_count(void);
+PITH_API pith_status pith_method_get(size_t index, pith_method *method);
+
+/* More about method `index`, for people; NULL if there is no such text. Detail: what is sent (codecs), what a rank
+ * keeps (memories). Use: when to use it. */
+PITH_API const char *pith_method_detail(size_t index);
+PITH_API const char *pith_method_use(size_t index);
+
+/* Whether an allreduce algorithm ("sra", "ring", …) can run with a codec; NULL for uncompressed values. The error says
+ * why not. PITH_ERR_ARGUMENT for an unknown name. Whether the hosts allow it is decided when it runs. */
+PITH_API pith_status pith_algorithm_suits(const char *algorithm, const pith_codec *codec);
+/* The name of algorithm `index`; NULL beyond the last. */
+PITH_API const char *pith_algorithm_get(size_t index);
+
+/* Loads codecs from a shared object: a path, or a name NAME that is looked up as pith_NAME.so in the folders of
+ * PITH_PLUGIN_PATH. Names in PITH_PLUGINS (comma-separated) are loaded at first use of the registry. A plug-in is never
+ * unloaded. */
+PITH_API pith_status pith_plugin_load(const char *name);
+
+/* ---- This machine ------------------------------------------------------------------------------------------------ */
+
+typedef enum pith_isa { PITH_ISA_SCALAR = 0, PITH_ISA_AVX2 = 1, PITH_ISA_AVX512 = 2, PITH_ISA_COUNT = 3 } pith_isa;
+
+PITH_API const char *pith_isa_name(pith_isa isa);
+PITH_API int pith_isa_available(pith_isa isa);      /* built in, and this CPU has it */
+PITH_API pith_isa pith_isa_current(void);           /* the best available, or as PITH_CPU or pith_isa_select() say */
+PITH_API pith_status pith_isa_select(pith_isa isa); /* for tests and comparison; results never depend on it */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,330 @@
+/*
+ * Pith's communicator: groups of ranks that exchange tensors, compressed or not. Part of the public API; pith.h
+ * includes it.
+ *
+ *   pith_comm *comm;
+ *   pith_comm_create(NULL, &comm);                           // rank, size and address from the environment
+ *   pith_call call = PITH_CALL_INIT;
+ *   call.codec = codec;
+ *   call.step = step;
+ *   pith_allreduce(comm, src, dst, PITH_MEAN, &call, NULL);  // the same call on every rank
+ *   pith_comm_destroy(comm);
+ *
+ * Every rank of a comm calls the same operations with the same arguments in the same order. If a rank does not, ends or
+ * stalls, the call fails on every rank with an error that names it, and the comm refuses all further work with that
+ * error. Results are bit-identical on all ranks. Calls may come from any thread.
+ *
+ * A call with `request` == NULL returns when it is complete. Otherwise it returns at once, the tensors stay lent to it,
+ * and pith_wait() or pith_test() say when it is complete.
+ */
+#ifndef PITH_COMM_H
+#define PITH_COMM_H
+
+#include <pith/codec.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct pith_comm pith_comm;
+typedef struct pith_request pith_request;
+
+/* ---- How this process was started -------------------------------------------------------------------------------- */
+
+/* What the launcher's environment variables say. */
+typedef struct pith_launch {
+  size_t size;          /* sizeof(pith_launch) */
+  const char *launcher; /* "torchrun", "Open MPI", "PMI", "PMIx", "Slurm"; "environment": RANK and WORLD_SIZE alone */
+  int rank, ranks;
+  int local_rank, local_ranks; /* among the ranks of this host; -1 if the launcher does not say */
+  char host[256];              /* where rank 0 runs: MASTER_ADDR, or what the launcher says; "" if nothing does */
+  int port; /* where rank 0 listens: PITH_PORT, MASTER_PORT, or made from the launcher's job id; 0 without any */
+} pith_launch;
+
+#define PITH_LAUNCH_INIT {.size = sizeof(pith_launch)}
+
+/*
+ * Reads RANK and WORLD_SIZE (torchrun, pith run, scripts), OMPI_COMM_WORLD_* (Open MPI's mpirun), PMI_* (MPICH, Intel
+ * MPI), PMIX_RANK, and SLURM_* (srun), in this order. The first launcher that gives both a rank and a size wins.
+ * PITH_ERR_ARGUMENT if none does; the message says what was found and what to set.
+ */
+PITH_API pith_status pith_launch_find(pith_launch *launch);
+
+/*
+ * For programs that can already send bytes from rank 0 to all others, by MPI or a key-value store. Rank 0 creates an
+ * id, the program sends it to every rank, and every rank passes it in pith_config.id. The id holds rank 0's addresses
+ * and a port that is already open. Unless PITH_SECRET is set, it also holds a secret for this comm: whoever has the id
+ * can join, so send it only to the ranks.
+ */
+#define PITH_UNIQUE_ID_SIZE 512
+typedef struct pith_unique_id {
+  unsigned char bytes[PITH_UNIQUE_ID_SIZE];
+} pith_unique_id;
+
+/* ---- Groups ------------------------------------------------------------------------------------------------------ */
+
+/* How to form a comm. Texts need to live only during the call. A field that is NULL, 0 or -1 takes the value of an
+ * environment variable, or else a default. */
+typedef struct pith_config {
+  size_t size;           /* sizeof(pith_config) */
+  int rank, ranks;       /* -1: as the launcher says (pith_launch_find) */
+  const char *host;      /* rank 0's host; NULL: MASTER_ADDR, else as the launcher says, else 127.0.0.1 */
+  int port;              /* 0: PITH_PORT, MASTER_PORT or one made from the launcher's job id, else 29499 */
+  const char *transport; /* "auto" (shm within a host, tcp between hosts), "shm", "tcp", "mpi", "ucx", "inproc"; NULL:
+                            PITH_TRANSPORT */
+  const char *interface; /* network interface or address; NULL: PITH_IFNAME, else the one that reaches rank 0 */
+  const char *host_id;   /* ranks with the same text share a host; NULL: PITH_HOSTID, else this machine's boot and
+                            network namespace */
+  const char *secret;    /* only ranks that have it can join; NULL: PITH_SECRET, else none */
+  double timeout;        /* seconds without progress before an operation fails; 0: PITH_TIMEOUT, else 300 */
+  size_t chunk;          /* bytes of a tensor that are processed at a time; 0: 512 KiB. Results never depend on it */
+  const char *algorithm; /* of allreduce, where it suits the codec: "auto", "sra", "hierarchical", "ring", "tree",
+                            "gather", "ranges", "linear"; NULL: PITH_ALGO, else auto */
+  const char *inside;    /* hierarchical: the spec within a host, of a CHUNKED codec without memory; NULL: PITH_INSIDE,
+                            else none */
+  int connections;       /* tcp: to each peer; 0: PITH_CONNECTIONS, else 1 */
+  int threads;           /* of this rank, to encode and decode large tensors; 0: PITH_THREADS, else 1 */
+  const pith_unique_id *id; /* rank 0's, instead of host and port; NULL: none */
+  double liveness;          /* tcp: seconds without an answer from a peer's host before the peer counts as dead; 0:
+                               PITH_LIVENESS, else 15 */
+  int (*interrupted)(void *context); /* see "Signals" below; NULL: never interrupted */
+  void *context;                     /* argument of interrupted */
+  const char *tls;      /* encryption of tcp links: "off", "psk" (TLS 1.3 with a key from the secret), "cert" (with
+                           certificates); the same on all ranks. NULL: PITH_TLS, else off */
+  const char *tls_cert; /* "cert": files in PEM with this rank's certificate, its key, and the authority that both sides
+                           trust; NULL: PITH_TLS_CERT, PITH_TLS_KEY, PITH_TLS_CA */
+  const char *tls_key, *tls_ca;
+} pith_config;
+
+#define PITH_CONFIG_INIT {.size = sizeof(pith_config), .rank = -1, .ranks = -1}
+
+/* Rank 0: opens a port and makes the id of one comm. Uses `host` (an address of this host that all ranks can reach;
+ * NULL: MASTER_ADDR), `interface` and `secret` of the config; NULL: all from the environment. */
+PITH_API pith_status pith_unique_id_create(const pith_config *config, pith_unique_id *id);
+
+/*
+ * Signals. A wait continues after a signal handler has returned. Interpreters handle signals outside of handlers; for
+ * them `interrupted` is called several times a second while a call waits on the main thread of the process. It handles
+ * pending signals and returns 0 to continue, anything else to end the wait with PITH_ERR_INTERRUPTED. No lock is held
+ * meanwhile; it must not use the comm that waits. What an interrupted wait leaves behind:
+ *  - pith_wait(), pith_wait_source(): the operation is still in flight. It can be waited for again; its tensors stay
+ * lent.
+ *  - pith_comm_create(): nothing.
+ *  - all other calls: an aborted comm. The operation cannot be taken back, so all ranks get an error.
+ */
+
+/* Connects this rank to the others. NULL: everything from the environment. Waits for all ranks, up to the timeout. */
+PITH_API pith_status pith_comm_create(const pith_config *config, pith_comm **comm);
+
+/* Makes one comm for each color, with ranks in the order of key, then of the old rank. All ranks of `comm` call it.
+ * With a negative color *group becomes NULL. */
+PITH_API pith_status pith_comm_split(pith_comm *comm, int color, int key, pith_comm **group);
+
+/* Ends all operations in flight on every rank with an error that says why. The comm can then only be destroyed. */
+PITH_API void pith_comm_abort(pith_comm *comm, const char *why);
+
+/* Leaves the group. Operations in flight fail. */
+PITH_API void pith_comm_destroy(pith_comm *comm);
+
+/* This rank, and the number of ranks. -1 and 0 for NULL. */
+PITH_API int pith_comm_rank(const pith_comm *comm);
+PITH_API int pith_comm_size(const pith_comm *comm);
+/* Seconds without progress before an operation fails, pith_config.timeout at first. Each rank has its own. Setting it
+ * also affects operations in flight. PITH_ERR_RANGE unless seconds > 0. */
+PITH_API double pith_comm_timeout(const pith_comm *comm);
+PITH_API pith_status pith_comm_set_timeout(pith_comm *comm, double seconds);
+/* The transport to a peer: "shm", "tcp", …; "self" for the own rank. */
+PITH_API const char *pith_comm_transport(const pith_comm *comm, int peer);
+
+/* Whether tcp links can be encrypted on this machine with the settings of the config (NULL: of the environment). The
+ * error says why not. Certificates are read. With "off", checks only that a TLS library is there. *version (optional)
+ * becomes the name of the TLS library, such as "OpenSSL 3.0.11", which stays valid. */
+PITH_API pith_status pith_tls_probe(const pith_config *config, const char **version);
+
+/* Whether a transport ("shm", "tcp", "mpi", "ucx", "inproc") can run on this machine. The error says why not. */
+PITH_API pith_status pith_transport_probe(const char *name);
+
+/* ---- Operations -------------------------------------------------------------------------------------------------- */
+
+/* Optional arguments of an operation; NULL: all defaults, uncompressed. The struct has those fields of pith_ctx that
+ * the program decides as fields of its own, and not a pith_ctx: so each of the two can grow, and rank, ranks, offset
+ * and scratch, which the comm sets, cannot be set by mistake. */
+typedef struct pith_call {
+  size_t size;             /* sizeof(pith_call) */
+  const pith_codec *codec; /* NULL: uncompressed. Codecs take f32, f16 and bf16, sums and means */
+  pith_state *state;       /* for codecs with a memory or rounds */
+  uint64_t seed;           /* these five: as in pith_ctx */
+  uint64_t step;
+  uint64_t layer;
+  uint64_t rows;
+  float gamma;
+  const char *algorithm; /* of an allreduce; must suit the codec. NULL: the comm's */
+} pith_call;
+
+#define PITH_CALL_INIT {.size = sizeof(pith_call)}
+
+/* Wrong arguments are PITH_ERR_ARGUMENT: nothing was sent or written, and the comm continues as if there had been no
+ * call. src and dst must not overlap, or be exactly in place: at the same address, or, if one is a part of the other,
+ * at this rank's part. */
+
+/* dst = the reduction of all src. */
+PITH_API pith_status pith_allreduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce_op op,
+                                    const pith_call *call, pith_request **request);
+
+/* dst of `root` = the reduction of all src. Other ranks' dst is ignored. */
+PITH_API pith_status pith_reduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce_op op, int root,
+                                 const pith_call *call, pith_request **request);
+
+/* dst of rank r = the reduction of part r of all src. Part r has counts[r] values; NULL: dst.n values each. */
+PITH_API pith_status pith_reduce_scatter(pith_comm *comm, pith_cspan src, pith_span dst, const size_t *counts,
+                                         pith_reduce_op op, const pith_call *call, pith_request **request);
+
+/* dst = the src of all ranks, in rank order. src of rank r has counts[r] values; NULL: src.n values each. */
+PITH_API pith_status pith_all_gather(pith_comm *comm, pith_cspan src, pith_span dst, const size_t *counts,
+                                     const pith_call *call, pith_request **request);
+
+/* Sends the tensor of `root` to all ranks. */
+PITH_API pith_status pith_broadcast(pith_comm *comm, pith_span tensor, int root, const pith_call *call,
+                                    pith_request **request);
+
+/* Part p of src goes to rank p, and part p of dst comes from rank p: send[p] and receive[p] values; NULL: equal parts.
+ * Not in place. */
+PITH_API pith_status pith_all_to_all(pith_comm *comm, pith_cspan src, const size_t *send, pith_span dst,
+                                     const size_t *receive, pith_request **request);
+
+/* dst of `root` = the src of all ranks, in rank order; and the inverse. On other ranks dst of a gather and src of a
+ * scatter are ignored. */
+PITH_API pith_status pith_gather(pith_comm *comm, pith_cspan src, pith_span dst, const size_t *counts, int root,
+                                 pith_request **request);
+PITH_API pith_status pith_scatter(pith_comm *comm, pith_cspan src, const size_t *counts, pith_span dst, int root,
+                                  pith_request **request);
+
+/* Completes when all ranks have called it. */
+PITH_API pith_status pith_barrier(pith_comm *comm, pith_request **request);
+
+/* Messages between two ranks, matched by tag, in order. Other ranks take no part. A receive from PITH_ANY_RANK takes
+ * the first message with its tag from any rank; pith_wait_source() says from which. */
+#define PITH_ANY_RANK (-1)
+PITH_API pith_status pith_send(pith_comm *comm, pith_cspan src, int peer, uint32_t tag, pith_request **request);
+PITH_API pith_status pith_recv(pith_comm *comm, pith_span dst, int peer, uint32_t tag, pith_request **request);
+
+/* Waits until the operation is complete, returns its status and frees the request. PITH_ERR_INTERRUPTED: the operation
+ * is still in flight and the request is not freed (pith_config.interrupted). */
+PITH_API pith_status pith_wait(pith_request *request);
+/* The same for a request of pith_recv(); *source is the rank that sent the message. */
+PITH_API pith_status pith_wait_source(pith_request *request, int *source);
+/* *done = 1 if the operation is complete. Never waits. pith_wait() must still be called. */
+PITH_API pith_status pith_test(pith_request *request, int *done);
+
+/* ---- Reducer: the object a training loop uses -------------------------------------------------------------------- */
+
+/*
+ * Knows every layer's name, shape, spec and state, and reduces gradients to their mean over all ranks, in place, in the
+ * background:
+ *
+ *   pith_reducer_create(comm, "*.bias=none;*=ef/q:4", seed, &reducer);
+ *   pith_layer layer = {sizeof layer, "fc1.weight", (size_t[]){512, 784}, 2, PITH_F32};
+ *   pith_reducer_add(reducer, &layer, &fc1);        // once for each layer
+ *
+ *   pith_reducer_start(reducer, fc1, gradient);     // every step: when a gradient is ready, in the same order on all
+ * ranks pith_reducer_finish(reducer);                   // all gradients are means now
+ *
+ * A reducer belongs to one thread at a time. Gradients stay lent from start to finish.
+ *
+ * With an adaptive spec ("auto", "lgreco:q:4"; pith/adapt.h), alone or in the last rule ("embed*=none;*=auto"), layers
+ * change their specs between two steps, on all ranks in the same step. The residual of a layer is kept; if the new spec
+ * has no residual, it is added to the gradients of the next steps.
+ */
+typedef struct pith_reducer pith_reducer;
+
+/* PITH_ERR_SPEC for a mistake in the rules. The comm must outlive the reducer. */
+PITH_API pith_status pith_reducer_create(pith_comm *comm, const char *rules, uint64_t seed, pith_reducer **reducer);
+PITH_API void pith_reducer_destroy(pith_reducer *reducer);
+
+/* Adds a layer; *index becomes its number, from 0 on. All ranks add the same layers in the same order, before the first
+ * start. */
+PITH_API pith_status pith_reducer_add(pith_reducer *reducer, const pith_layer *layer, size_t *index);
+
+/* Begins to reduce the gradient of layer `index`. Small layers, and those of methods that take several rounds, wait
+ * until there are enough of them for one message, or until flush or finish. */
+PITH_API pith_status pith_reducer_start(pith_reducer *reducer, size_t index, void *gradient);
+
+/* Sends the layers that wait for others. Useful when the next gradient will take a while. In the same places on all
+ * ranks. */
+PITH_API pith_status pith_reducer_flush(pith_reducer *reducer);
+
+/* Waits for all layers of this step, and ends it. */
+PITH_API pith_status pith_reducer_finish(pith_reducer *reducer);
+
+/* PITH_ERR_SPEC names the first rule that matches no layer, which is probably a mistake. PITH_ERR_MISMATCH if ranks
+ * have other layers or rules. Communicates; the first start calls it. */
+PITH_API pith_status pith_reducer_check(pith_reducer *reducer);
+
+/* Multiplies the residuals and momenta of all layers by `factor`, between two steps, as after a change of the loss
+ * scale. */
+PITH_API pith_status pith_reducer_scale(pith_reducer *reducer, float factor);
+
+/* Writes the statistics that the last plan of an adaptive spec was made from, for `pith plan`. PITH_ERR_STATE if there
+ * are none. */
+PITH_API pith_status pith_reducer_profile(const pith_reducer *reducer, const char *path);
+
+/* A layer of a reducer. The texts live until its spec changes. */
+typedef struct pith_layer_stats {
+  size_t size;                      /* sizeof(pith_layer_stats) */
+  const char *name, *spec, *reason; /* spec of the next step, and why */
+  size_t n, bytes;
+  uint64_t steps;
+} pith_layer_stats;
+
+#define PITH_LAYER_STATS_INIT {.size = sizeof(pith_layer_stats)}
+
+/* What operations have sent, and where their time went. */
+typedef struct pith_traffic {
+  size_t size; /* sizeof(pith_traffic) */
+  uint64_t operations;
+  uint64_t uncompressed; /* of those, how many had no codec */
+  uint64_t messages;     /* sent by this rank */
+  uint64_t raw_bytes;    /* of the tensors */
+  uint64_t sent_bytes;   /* payloads and headers sent by this rank */
+  double encode, decode; /* seconds; reducing uncompressed values counts as decoding */
+  double wire;           /* other seconds until completion: on the wire, or waiting for other ranks */
+} pith_traffic;
+
+#define PITH_TRAFFIC_INIT {.size = sizeof(pith_traffic)}
+
+PITH_API size_t pith_reducer_layers(const pith_reducer *reducer);
+PITH_API pith_status pith_reducer_layer_stats(const pith_reducer *reducer, size_t index, pith_layer_stats *stats);
+
+/* The traffic of a layer: of its own operations, and its share of those that it was sent in with others. */
+PITH_API pith_status pith_reducer_layer_traffic(const pith_reducer *reducer, size_t index, pith_traffic *traffic);
+
+/* Checkpoints: the step and every layer's state, and with an adaptive spec the plan, the statistics and the schedule. A
+ * checkpoint belongs to the rank that saved it. Loading checks rank, number of ranks, names, sizes and specs before
+ * anything changes: PITH_ERR_STATE if one of them differs, PITH_ERR_CORRUPT if the bytes are damaged. */
+PITH_API size_t pith_reducer_save_size(const pith_reducer *reducer);
+PITH_API pith_status pith_reducer_save(const pith_reducer *reducer, pith_out *out);
+PITH_API pith_status pith_reducer_load(pith_reducer *reducer, pith_bytes bytes);
+
+/* ---- Statistics -------------------------------------------------------------------------------------------------- */
+
+/* What a comm has done since it was created. Times are in seconds. */
+typedef struct pith_stats {
+  size_t size; /* sizeof(pith_stats) */
+  uint64_t operations, messages;
+  uint64_t raw_bytes;  /* of the tensors */
+  uint64_t sent_bytes; /* payloads and headers sent by this rank, without the texts of specs, which are sent once */
+  double encode, decode, wait;
+} pith_stats;
+
+#define PITH_STATS_INIT {.size = sizeof(pith_stats)}
+
+PITH_API pith_status pith_comm_stats(const pith_comm *comm, pith_stats *stats);
+
+/* The traffic of complete operations of one kind ("allreduce", "reduce", "reduce_scatter", "all_gather", "broadcast",
+ * "all_to_all", "gather", "scatter", "barrier"; "send" for both directions between two ranks). */
+PITH_API pith_status pith_comm_traffic(const pith_comm *comm, const char *operation, pith_traffic *traffic);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,43 @@
+/*
+ * Pith: compressed communication for distributed deep learning.
+ *
+ * This header includes the whole public API, in the order in which programs meet it:
+ *
+ *   types.h    status codes, tensors, layers, and how structs grow
+ *   codec.h    codecs, their state, encode and decode, rules, the list of methods
+ *   comm.h     groups of ranks, collective operations, the reducer
+ *   plan.h     profiles of gradients, and plans made from them
+ *   adapt.h    specs that change while a model is trained
+ *   bucket.h   layers encoded for somebody else's exchange
+ *   cuda.h     encode and decode on CUDA devices
+ *   device.h   allreduce of device memory over a comm
+ *   nccl.h     allreduce of device memory over NCCL
+ *
+ * Two headers are not included: mpi.h needs an MPI, and plugin.h is for those who write codecs. Nothing here needs the
+ * headers of CUDA or NCCL.
+ *
+ * Conventions. A function that can fail returns a pith_status, writes its outputs only on success, and leaves a
+ * sentence for people in pith_error(). Callers own every tensor and buffer; the library keeps no pointer to them after
+ * it returns, unless the call says so. Objects are created and destroyed in pairs; destroying NULL is legal. A
+ * pith_codec never changes after it was created and may be shared by threads; most other objects belong to one thread
+ * at a time.
+ */
+#ifndef PITH_PITH_H
+#define PITH_PITH_H
+
+#include <pith/adapt.h>
+#include <pith/bucket.h>
+#include <pith/codec.h>
+#include <pith/comm.h>
+#include <pith/cuda.h>
+#include <pith/device.h>
+#include <pith/nccl.h>
+#include <pith/plan.h>
+#include <pith/types.h>
+
+/* Of this header. pith_version() is that of the library. */
+#define PITH_VERSION_MAJOR 0
+#define PITH_VERSION_MINOR 2
+#define PITH_VERSION_PATCH 0
+
+#endif

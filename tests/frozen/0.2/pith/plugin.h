@@ -1,0 +1,134 @@
+/*
+ * The interface for plug-ins: codecs from outside the library. Built-in codecs use the same table. Not part of pith.h.
+ *
+ * A plug-in is a shared object that exports
+ *
+ *   const pith_plugin *pith_plugin_entry(void);
+ *
+ * and is loaded by pith_plugin_load() or PITH_PLUGINS. docs/adding-a-codec.md walks through an example. A plug-in built
+ * with the headers of 0.2 or later works with every later library of the same PITH_PLUGIN_ABI: the library copies its
+ * tables, whatever their size, and gives fields that they lack their defaults (types.h).
+ *
+ * There are two kinds of codec:
+ *  - Block codecs (PITH_CAP_CHUNKED) encode one block of f32 values at a time, independently of all others. The library
+ *    cuts tensors into blocks, converts f16 and bf16, applies transforms and error feedback, and checks buffers. Most
+ *    codecs are of this kind and need four short functions.
+ *  - Whole codecs get the tensor at once: sparsifiers that select among all values, low rank.
+ *
+ * The functions of the table may be called from several threads at a time. They must not allocate, keep pointers to
+ * their arguments, or have state of their own.
+ */
+#ifndef PITH_PLUGIN_H
+#define PITH_PLUGIN_H
+
+#include <pith/codec.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define PITH_PLUGIN_ABI 2u
+#define PITH_PARAMS_MAX 8
+#define PITH_BLOCK_MAX 65536 /* most values of a block */
+
+/* The value of one parameter, at its place in the parameter list: .i for INT and CHOICE (index), .f for REAL. */
+typedef union pith_value {
+  int64_t i;
+  double f;
+} pith_value;
+
+/* What a whole codec does with decoded values. SUB and CLEAR are for memories. */
+typedef enum pith_apply {
+  PITH_APPLY_SET = 0,   /* dst = decoded; values that were not sent are zero */
+  PITH_APPLY_ADD = 1,   /* dst += decoded */
+  PITH_APPLY_SUB = 2,   /* dst -= decoded */
+  PITH_APPLY_CLEAR = 3, /* dst = 0 where a value was sent (SPARSE codecs only) */
+} pith_apply;
+
+typedef struct pith_codec_ops {
+  size_t size; /* sizeof(pith_codec_ops) */
+  const char *name, *family, *summary, *bits, *origin;
+  uint16_t wire_id; /* 1–0x7fff are Pith's own, 0x8000–0xffff for others */
+  uint32_t caps;
+  int survey;
+  const pith_param *params; /* at most PITH_PARAMS_MAX, then a NULL key */
+
+  /* Optional: checks what the ranges of single parameters cannot express. */
+  pith_status (*check)(const pith_value *a);
+  /* Optional: capabilities that depend on parameters, in place of `caps`. */
+  uint32_t (*caps_of)(const pith_value *a);
+
+  /* Block codecs. */
+  size_t (*block)(const pith_value *a);                 /* values of a block, 1…PITH_BLOCK_MAX */
+  size_t (*block_bound)(const pith_value *a, size_t n); /* most bytes of a block of n ≤ block() values, at least 1 */
+  /* Encodes n values to out (block_bound() bytes are there) and returns the bytes written: for FIXED codecs all of
+   * them. `index` is the place of x[0] in the layer. A block with a NaN or Inf must decode to NaN. */
+  size_t (*encode_block)(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index,
+                         const pith_ctx *ctx);
+  /* Optional for FIXED codecs whose decoder accepts any bytes: the bytes a well-formed block of n values takes at the
+   * start of `in`, or 0 if it is not one. Must never read beyond in.size. */
+  size_t (*check_block)(const pith_value *a, pith_bytes in, size_t n);
+  /* Decodes a block that passed check_block. */
+  void (*decode_block)(const pith_value *a, const uint8_t *in, size_t n, float *dst, pith_mode mode, uint64_t index,
+                       const pith_ctx *ctx);
+
+  /* Whole codecs. ctx->scratch is there, with at least scratch() bytes, aligned to 64. */
+  size_t (*bound)(const pith_value *a, size_t n);
+  size_t (*scratch)(const pith_value *a, size_t n);
+  pith_status (*encode)(const pith_value *a, pith_cspan src, pith_out *out, void *part, const pith_ctx *ctx);
+  pith_status (*decode)(const pith_value *a, pith_bytes in, pith_span dst, pith_apply apply, const pith_ctx *ctx);
+
+  /* ROUNDS codecs: `part` is the codec's own piece of the state, zeroed when fresh, part_size() bytes. encode() gets it
+   * too, or NULL when the caller has no state. dst.n is the size of the layer in every round, dst.data only in the
+   * last. */
+  size_t (*part_size)(const pith_value *a, size_t n, uint64_t rows);
+  size_t (*rounds)(const pith_value *a);
+  /* Optional: whether rounds with this context (its number of ranks) are possible. Called before anything changes. */
+  pith_status (*admit)(const pith_value *a, const pith_ctx *ctx);
+  /* Sets the fields of *round that it knows, and not the whole struct: the library's may be shorter or longer. */
+  pith_status (*describe)(const pith_value *a, size_t n, uint64_t rows, size_t index, pith_round *round);
+  pith_status (*produce)(const pith_value *a, size_t index, pith_cspan src, void *buffer, void *part,
+                         const pith_ctx *ctx);
+  pith_status (*consume)(const pith_value *a, size_t index, const void *buffer, pith_span dst, void *part,
+                         const pith_ctx *ctx);
+  /* Optional: what this rank's share of n f32 values decodes to by itself, once all rounds are over; for error
+   * feedback. Without it the mean over ranks is what was sent. */
+  void (*own)(const pith_value *a, const float *x, size_t n, uint64_t index, float *decoded, const void *part,
+              const pith_ctx *ctx);
+
+  /* Optional, for whole codecs that are LINEAR and FIXED: the type of the values that their payload is an array of.
+   * Ranks then exchange the plain sum of payloads, and decode that. */
+  pith_dtype (*linear)(const pith_value *a);
+
+  /* Optional, for ROUNDS codecs: values of a strip. Every produce() and the last consume() are then called once for
+   * each strip, in order, while its values are in the cache: src and dst are the whole layer, ctx->offset is where
+   * the strip begins. */
+  size_t (*strip)(const pith_value *a, size_t n, uint64_t rows);
+
+  /* Optional, for people: what is sent, and when to use the method. */
+  const char *detail, *use;
+} pith_codec_ops;
+
+/* What pith_plugin_entry() returns. It must live as long as the process. */
+typedef struct pith_plugin {
+  size_t size;  /* sizeof(pith_plugin) */
+  uint32_t abi; /* PITH_PLUGIN_ABI */
+  const char *name, *version;
+  const pith_codec_ops *const *codecs;
+  size_t codec_count;
+} pith_plugin;
+
+typedef const pith_plugin *(*pith_plugin_entry_fn)(void);
+#define PITH_PLUGIN_ENTRY "pith_plugin_entry"
+
+/* Sets the message that pith_error() returns, and returns `status`. For the functions of plug-ins that fail. */
+PITH_API pith_status pith_fail(pith_status status, const char *format, ...)
+#if defined(__GNUC__)
+    __attribute__((format(printf, 2, 3)))
+#endif
+    ;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,153 @@
+/*
+ * A reducer whose gradients are on a device, without a device: a module has the CPU work in place of kernels
+ * (tests/cuda/fake). Groups, chunks, stages, states and checkpoints are the real code, and the bits are those of main
+ * memory. tests/cuda/reducer_test.c has the same laws for a real device.
+ */
+#include "carrier_laws.h"
+
+enum { STEPS = 3 };
+
+static atomic_int lent; /* pieces of memory of the framework */
+
+static void *allocate(void *self, size_t bytes) {
+  lent++;
+  uint8_t *memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
+  memset(memory, 0xa5, bytes); /* nobody promised zeros */
+  return (void)self, memory;
+}
+
+static void release_memory(void *self, void *memory) {
+  lent--;
+  (void)self;
+  free(memory);
+}
+
+static const pith_allocator framework = {NULL, allocate, release_memory};
+
+typedef struct manner {
+  const char *spec;
+  uint32_t caps;
+  size_t chunk;
+  const pith_allocator *allocator;
+} manner;
+
+static pith_reducer *make(const pith_carrier *carrier, const manner *m, int cuda) {
+  pith_reducer *r;
+  pith_reducer_options options = {.size = sizeof options, .group_bytes = 16 << 10};
+  if (cuda) {
+    options.cuda = 1, options.chunk_bytes = m->chunk, options.allocator = m->allocator;
+  }
+  CHECK_OK(pith_reducer_create_over(carrier, m->spec, 5, &options, &r));
+  add_layers(r);
+  return r;
+}
+
+static void check_bits(pith_comm *comm, void *argument) {
+  const manner *m = argument;
+  int rank = pith_comm_rank(comm);
+  wire host_wire = {.comm = comm}, cuda_wire = {.comm = comm};
+  pith_carrier host = carrier_of(&host_wire, 0), cuda = carrier_of(&cuda_wire, m->caps | PITH_CARRIER_CUDA);
+  pith_reducer *a = make(&host, m, 0), *b = make(&cuda, m, 1), *resumed = NULL;
+  for (uint64_t step = 0; step < STEPS; step++) {
+    gradients x = make_gradients(rank, step), y = make_gradients(rank, step), z = make_gradients(rank, step);
+    CHECK_OK(take_step(a, &x, 0));
+    CHECK_OK(take_step(b, &y, 0));
+    compare(&x, &y, m->spec, step);
+    if (step == 1) { /* a checkpoint of main memory goes on on the device */
+      pith_out out = {.capacity = pith_reducer_save_size(a)};
+      out.data = malloc(out.capacity);
+      CHECK_OK(pith_reducer_save(a, &out));
+      resumed = make(&cuda, m, 1);
+      CHECK_OK(pith_reducer_load(resumed, (pith_bytes){out.data, out.size}));
+      free(out.data);
+    } else if (step == 2) {
+      CHECK_OK(take_step(resumed, &z, 0));
+      compare(&x, &z, m->spec, step);
+    }
+    CHECK_OK(pith_reducer_scale(a, 0.5f));
+    CHECK_OK(pith_reducer_scale(b, 0.5f));
+    CHECK_OK(resumed ? pith_reducer_scale(resumed, 0.5f) : PITH_OK);
+    release(&x);
+    release(&y);
+    release(&z);
+  }
+  pith_reducer_destroy(a);
+  pith_reducer_destroy(b);
+  pith_reducer_destroy(resumed);
+}
+
+TEST_WITHIN(a_device_gives_the_bits_of_main_memory, 120) {
+  static const char *const specs[] = {
+      "none",
+      "bf16",
+      "q:4",
+      "*=q:3,bucket=64",
+      "ef/q:2",
+      "signsgd",
+      "signum",
+      "efsignsgd",
+      "topk:0.1",
+      "ef/topk:0.05",
+      "threshold:0.4",
+      "ef/topk:0.1,values=fp16",
+      "*2=topk:0.1;*5=q:8;*=ef/q:4"}; /* what the module has, but for low rank, whose products differ */
+  setenv("PITH_MODULE_PATH", FAKE_MODULE, 1);
+  for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
+    for (int k = 0; k < 2; k++) {
+      manner m = {specs[i], k ? PITH_CARRIER_THREADS : 0, k ? 8192 : 0, k ? &framework : NULL};
+      ranks_run("inproc", 3, 0, check_bits, &m);
+      CHECK_EQ((int)lent, 0);
+    }
+  }
+}
+
+/* Plans change specs between steps, and residuals move along or wait: as in main memory. */
+static void check_adaptive(pith_comm *comm, void *argument) {
+  manner m = {argument, PITH_CARRIER_THREADS, 0, &framework};
+  int rank = pith_comm_rank(comm), changes = 0;
+  wire host_wire = {.comm = comm}, cuda_wire = {.comm = comm};
+  pith_carrier host = carrier_of(&host_wire, 0), cuda = carrier_of(&cuda_wire, m.caps | PITH_CARRIER_CUDA);
+  pith_reducer *a = make(&host, &m, 0), *b = make(&cuda, &m, 1);
+  char before[256] = "";
+  for (uint64_t step = 0; step < 80; step++) {
+    pith_layer_stats x = PITH_LAYER_STATS_INIT, y = PITH_LAYER_STATS_INIT;
+    gradients ours = make_gradients(rank, step), theirs = make_gradients(rank, step);
+    CHECK_OK(take_step(a, &ours, 0));
+    CHECK_OK(take_step(b, &theirs, 0));
+    CHECK_OK(pith_reducer_layer_stats(a, 2, &x));
+    CHECK_OK(pith_reducer_layer_stats(b, 2, &y));
+    CHECK_MSG(!strcmp(x.spec, y.spec), "step %d: %s and %s", (int)step, x.spec, y.spec);
+    compare(&ours, &theirs, m.spec, step);
+    changes += strcmp(before, x.spec) != 0;
+    snprintf(before, sizeof before, "%s", x.spec);
+    release(&ours);
+    release(&theirs);
+  }
+  CHECK(changes > 1);
+  pith_reducer_destroy(a);
+  pith_reducer_destroy(b);
+}
+
+TEST_WITHIN(specs_change_as_in_main_memory, 120) {
+  setenv("PITH_MODULE_PATH", FAKE_MODULE, 1);
+  ranks_run("inproc", 2, 0, check_adaptive, "lgreco:ef/topk:0.05,warmup=4,period=32");
+  CHECK_EQ((int)lent, 0);
+}
+
+TEST(a_carrier_must_move_what_the_reducer_has) {
+  wire w = {0};
+  pith_reducer *r;
+  pith_reducer_options options = {.size = sizeof options, .cuda = 1};
+  pith_carrier carrier = PITH_CARRIER_INIT;
+  setenv("PITH_MODULE_PATH", FAKE_MODULE, 1);
+  carrier.name = "test", carrier.self = &w, carrier.ranks = 2, carrier.start = start, carrier.wait = wait;
+  CHECK_STATUS(pith_reducer_create_over(&carrier, "q:4", 0, &options, &r), PITH_ERR_ARGUMENT);
+  carrier.caps = PITH_CARRIER_CUDA;
+  CHECK_STATUS(pith_reducer_create_over(&carrier, "q:4", 0, NULL, &r), PITH_ERR_ARGUMENT);
+  CHECK_OK(pith_reducer_create_over(&carrier, "*=sketchml", 0, &options, &r));
+  CHECK_STATUS(
+      pith_reducer_add(r, &(pith_layer){sizeof(pith_layer), "layer", (size_t[]){100, 100}, 2, PITH_F32, NULL}, NULL),
+      PITH_ERR_UNSUPPORTED);
+  CHECK_ERROR_SAYS("layer layer:");
+  pith_reducer_destroy(r);
+}
