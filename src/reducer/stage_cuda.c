@@ -168,7 +168,7 @@ static pith_status fetch_sizes(pith_staged *f) {
     PITH_REQUIRE(sizes[i] <= bound, PITH_ERR_CORRUPT, "layer %s: a payload of %llu bytes, and %zu is the most", l->name,
                  (unsigned long long)sizes[i], bound);
   }
-  return PITH_OK;
+  return pith__cuda_space_move(space_of(f), (void *)(uintptr_t)there, sizes, f->count * sizeof *sizes);
 }
 
 static pith_status encode_payloads(pith_staged *f) {
@@ -187,6 +187,13 @@ static pith_status encode_payloads(pith_staged *f) {
     at += aligned(pith_codec_bound(layer_of(f, i)->match.codec, layer_of(f, i)->n));
   }
   return PITH_OK;
+}
+
+static uint64_t *size_table(pith_staged *f) { return (uint64_t *)(void *)f->more.data; }
+
+static pith_status read_sizes(pith_staged *f) {
+  size_t bytes = f->count * (size_t)f->reducer->ranks * sizeof *f->sizes;
+  return f->reducer->space->copy(f->reducer->space, f->sizes, f->more.data, bytes);
 }
 
 static pith_status pad_message(pith_staged *f, size_t own) {
@@ -302,6 +309,8 @@ const pith_stage_ops pith__stage_cuda = {.encode_parts = encode_parts,
                                          .reduce_parts = reduce_parts,
                                          .decode_parts = decode_parts,
                                          .encode_payloads = encode_payloads,
+                                         .size_table = size_table,
+                                         .read_sizes = read_sizes,
                                          .pad_message = pad_message,
                                          .average_payloads = average_payloads,
                                          .produce = produce,

@@ -57,6 +57,13 @@ static pith_status encode_payloads(pith_staged *f) {
   return PITH_OK;
 }
 
+static uint64_t *size_table(pith_staged *f) { return f->sizes; }
+
+static pith_status read_sizes(pith_staged *f) {
+  (void)f;
+  return PITH_OK;
+}
+
 static pith_status pad_message(pith_staged *f, size_t own) {
   memset(f->out.data + own, 0, f->room - own);
   return PITH_OK;
@@ -143,6 +150,8 @@ const pith_stage_ops pith__stage_host = {.encode_parts = encode_parts,
                                          .reduce_parts = reduce_parts,
                                          .decode_parts = decode_parts,
                                          .encode_payloads = encode_payloads,
+                                         .size_table = size_table,
+                                         .read_sizes = read_sizes,
                                          .pad_message = pad_message,
                                          .average_payloads = average_payloads,
                                          .produce = produce,

@@ -206,14 +206,18 @@ static pith_status work_whole(pith_staged *f) {
     PITH_TRY(f->reducer->stage_ops->encode_payloads(f));
     f->stage = 1;
     if (!are_fixed(f)) {
-      gather(f, f->sizes + own, f->sizes, f->count * sizeof *f->sizes);
+      uint64_t *table = f->reducer->stage_ops->size_table(f);
+      f->has_sizes = 0;
+      gather(f, table + own, table, f->count * sizeof *table);
       return PITH_OK;
     }
+    f->has_sizes = 1;
     for (int p = 0; p < f->reducer->ranks; p++) {
       memmove(f->sizes + (size_t)p * f->count, f->sizes + own, f->count * sizeof *f->sizes);
     }
   }
   if (f->stage++ == 1) {
+    PITH_TRY(f->has_sizes ? PITH_OK : f->reducer->stage_ops->read_sizes(f));
     return gather_payloads(f);
   }
   end_stages(f);

@@ -28,7 +28,8 @@ typedef struct pith_staged {
   int is_padded;          /* BLOCKS: results of all ranks are gathered as if they had one size */
   size_t room;            /* bytes that each rank sends to all */
   size_t *bytes, *counts; /* of each rank; of each layer */
-  uint64_t *sizes;        /* WHOLE: of the payloads of all ranks, rank by rank */
+  uint64_t *sizes;        /* WHOLE: of the payloads of all ranks, rank by rank, … */
+  int has_sizes;          /* … which need no exchange */
   pith_stage_buffer out, in;
   pith_stage_buffer more, sums; /* of the space's own */
   pith_exchange exchange;       /* what follows the stage; … */
@@ -47,6 +48,8 @@ struct pith_stage_ops {
   /* WHOLE: payloads to `out`, one after another, and their sizes; what follows the `own` bytes of them up to f->room;
    * the messages of all ranks in `in` to means. */
   pith_status (*encode_payloads)(pith_staged *f);
+  uint64_t *(*size_table)(pith_staged *f);   /* where f->sizes are exchanged: in the space; … */
+  pith_status (*read_sizes)(pith_staged *f); /* … and from there to f->sizes */
   pith_status (*pad_message)(pith_staged *f, size_t own);
   pith_status (*average_payloads)(pith_staged *f);
   /* ROUNDS: f->counts values of `width` bytes for each layer in `in`. */
