@@ -405,7 +405,7 @@ static void *keep(void *argument) {
   return NULL;
 }
 
-/* ---- Meeting ----------------------------------------------------------------------------------------------------- */
+/* ---- Connecting -------------------------------------------------------------------------------------------------- */
 
 static pith_status open_locked(mpi_transport *t, pith_address *address) {
   int world = 0, size = 0;

@@ -7,8 +7,8 @@
  *
  * Cells belong to the sender, so that memory grows with the number of ranks; what grows with its square are the
  * inboxes, a few hundred bytes for each pair. One inbox for each pair, and not one queue for all senders, keeps the
- * ranks apart: nobody waits for a sender that was stopped in the middle of a step, whose bytes come first needs no
- * sorting, and nonsense has one culprit.
+ * ranks apart: no rank waits for a sender that was stopped in the middle of a step, the bytes of each sender are in
+ * order without sorting, and nonsense has one culprit.
  *
  * A slot is one 64-bit word: lap, cell and length. The lap tells a new slot from an old one, so that the reader writes
  * nothing but its count of emptied cells. Cells are emptied in the order they were sent; hence the count is all the
@@ -46,7 +46,7 @@ typedef struct pith_shm_inbox {
 typedef struct pith_shm_segment {
   uint8_t *base; /* NULL: not mapped */
   size_t size;
-  pith_shm_shape shape; /* a private copy: what stands in shared memory may change under our eyes */
+  pith_shm_shape shape; /* a private copy: a peer may change what is in shared memory at any time */
 } pith_shm_segment;
 
 /* For tests, to be set before any connect: the least that works is filled in. 0: the transport's own choice. */
