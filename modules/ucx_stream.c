@@ -240,7 +240,7 @@ static pith_status receive_locked(ucx_transport *t, int rank, uint8_t *buffer, s
     ucp_worker_progress(t->worker);
   }
   if (!arrived(peer) && is_over(peer)) {
-    progress(t); /* last words */
+    progress(t); /* the last message */
   }
   for (ucx_piece *piece; *got < size && (piece = arrived(peer));) {
     size_t n = piece->size - piece->at < size - *got ? piece->size - piece->at : size - *got;

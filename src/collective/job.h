@@ -129,7 +129,7 @@ pith_piece *pith__piece_for(pith_job *job, size_t n);
 /* PITH_OK, unless memory ran out while the schedule was written. */
 pith_status pith__schedule_finished(const pith_job *job);
 
-/* Peers are served in the order rank + 1, rank + 2, …: then no rank is everybody's first. */
+/* Peers are served in the order rank + 1, rank + 2, …: then no rank is the first peer of all others. */
 static inline int pith__peer_at(const pith_job *job, int step) { return (job->rank + step) % job->ranks; }
 
 /* Tags: a phase of the operation and the number of a chunk. */

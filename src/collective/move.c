@@ -47,7 +47,7 @@ static void add_receive(pith_job *job, int peer, pith_piece *piece) {
 
 /* ---- All-gather -------------------------------------------------------------------------------------------------- */
 
-/* Everybody decodes what everybody sent, the sender too: all hold the same. */
+/* Every rank decodes the payloads of all ranks, its own too: all hold the same values. */
 static void all_gather_encoded(pith_job *job, const size_t *counts) {
   pith_schedule *s = &job->schedule;
   pith_piece *own = pith__piece_for(job, job->src.n);
@@ -188,7 +188,7 @@ pith_status pith__scatter(pith_job *job, const size_t *counts, int root) {
   return pith__schedule_finished(job);
 }
 
-/* In round k everybody tells the rank 2^k further on that all up to here have come. */
+/* In round k every rank tells the rank 2^k further on that all ranks up to here have come. */
 pith_status pith__barrier(pith_job *job) {
   uint32_t last = PITH_NO_TASK;
   for (int distance = 1, round = 0; distance < job->ranks; distance *= 2, round++) {

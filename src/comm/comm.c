@@ -178,7 +178,7 @@ static int by_key(const void *a, const void *b) {
   return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-/* Everybody's colour and key over the parent; those of our colour stay, sorted. */
+/* Gathers the colours and keys of all ranks of the parent; keeps those of our colour, sorted. */
 static pith_status find_group(pith_comm *parent, int color, int key, group *g) {
   member mine = {color, key, parent->rank};
   g->parent = parent;
@@ -362,7 +362,7 @@ void pith_comm_abort(pith_comm *comm, const char *why) {
   pthread_mutex_unlock(&comm->mutex);
 }
 
-/* Requests outlive the comm until somebody waits for them. */
+/* Requests outlive the comm until the program waits for them. */
 static void disown_requests(pith_comm *comm) {
   for (pith_operation *op = comm->running; op; op = op->next) {
     op->status = op->done ? op->status : PITH_ERR_ABORTED;

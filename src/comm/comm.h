@@ -84,7 +84,7 @@ typedef struct pith_operation {
   pith_traffic traffic;
   double started_at;
   atomic_int done; /* set with the mutex held, read by pith_test() without it */
-  int released;    /* nobody will wait for it */
+  int released;    /* no thread will wait for it */
 } pith_operation;
 
 struct pith_request {

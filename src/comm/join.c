@@ -1,4 +1,4 @@
-/* Links the ranks of a comm: which transports it uses, who is reached by which of them, and what a failure tells. */
+/* Links the ranks of a comm: which transports it uses, which peer each of them reaches, and what a failure tells. */
 #include "comm/join.h"
 
 #include <errno.h>

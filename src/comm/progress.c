@@ -3,7 +3,7 @@
  *
  * A driver spins for a moment, since answers often come at once, then sleeps in poll() until a transport has something.
  * Where ranks have to share cores it lets the others run after every turn that brought nothing. Over a network a turn
- * costs system calls and answers take longer; so where somebody else wants the core, it sleeps soon. While it sleeps
+ * costs system calls and answers take longer; so where another thread wants the core, it sleeps soon. While it sleeps
  * the mutex is free, so that other threads can submit; they wake it.
  */
 #include <errno.h>
@@ -336,7 +336,7 @@ static int spin_of(const pith_comm *comm) {
   return comm->modest > 0 || (comm->networked && is_bulk(comm)) ? SPIN_TURNS_FEW : comm->spin;
 }
 
-/* A spin brought nothing. Who else there is we cannot know (other hosts of a lab, other programs); but if we lost the
+/* A spin brought nothing. We cannot know what else runs here (other hosts of a lab, other programs); but if we lost the
  * core meanwhile, it was wanted. `displaced`: how often before. */
 static void note_vain_spin(pith_comm *comm, long *displaced) {
   if (comm->modest > 1) {
@@ -414,8 +414,8 @@ static void wait_for_change(pith_comm *comm) {
   pthread_cond_timedwait(&comm->changed, &comm->mutex, &until);
 }
 
-/* Drives as the only driver. op == NULL: as long as there is work and nobody else wants to. 0: the caller that waits
- * for the operation was interrupted. */
+/* Drives as the only driver. op == NULL: as long as there is work and no other thread wants to. 0: the caller that
+ * waits for the operation was interrupted. */
 static int drive(pith_comm *comm, const pith_operation *op) {
   int idle = 0;
   if (!comm->spin) {
@@ -451,7 +451,7 @@ static int drive(pith_comm *comm, const pith_operation *op) {
 int pith__comm_drive_unless_interrupted(pith_comm *comm, const pith_operation *op) {
   int goes_on = 1;
   if (op->done) {
-    return 1; /* and nobody is woken for nothing */
+    return 1; /* and no thread is woken in vain */
   }
   double start = pith__now_rough(); /* adds up to the right sum over many waits */
   comm->waiters++;

@@ -21,7 +21,7 @@
 #include "transport/transport.h"
 
 typedef struct inproc_ring { /* bytes from one sender */
-  uint8_t *bytes;            /* NULL until the first are sent: most pairs never talk */
+  uint8_t *bytes;            /* NULL until the first are sent: most pairs exchange none */
   size_t start, used;
   uint64_t job;       /* the sender's, once it came */
   uint8_t came;       /* the sender knows this port */
@@ -61,7 +61,7 @@ static inproc_transport *inproc_of(pith_transport *transport) { return (inproc_t
 static struct {
   pthread_once_t once;
   pthread_mutex_t mutex;
-  pthread_cond_t arrival; /* somebody connected */
+  pthread_cond_t arrival; /* a rank connected */
   inproc_port *first;
 } table = {.once = PTHREAD_ONCE_INIT, .mutex = PTHREAD_MUTEX_INITIALIZER};
 
@@ -346,7 +346,7 @@ static pith_status inproc_receive(pith_transport *transport, int rank, void *buf
 /* ---- Sleeping ---------------------------------------------------------------------------------------------------- */
 
 static int inproc_descriptors(pith_transport *transport, const uint8_t *sending, struct pollfd *fds, int most) {
-  (void)sending; /* sleep() knows who lacks room */
+  (void)sending; /* sleep() knows which sends lack room */
   if (most < 1) {
     return 0;
   }

@@ -7,9 +7,9 @@
  *   server → client   reply      a status; then the table of all records, or an error message
  *
  * Magic, version and order come first and never change their place, so that other versions can be told apart. If the
- * job has a secret, `proof` is an HMAC of the speaker's role, the other side's challenge and everything said: neither
- * side can pretend, and what one side said is no proof when the other says it. What follows a message is proven by its
- * digest: a table that goes to thousands is hashed once, and a reply can be believed before its body comes.
+ * job has a secret, `proof` is an HMAC of the sender's role, the other side's challenge and the message: neither
+ * side can be impersonated, and the proof of one side is none for the other. The digest in a message proves what
+ * follows it: a table that goes to thousands is hashed once, and a reply can be believed before its body comes.
  */
 #ifndef PITH_TRANSPORT_RENDEZVOUS_WIRE_H
 #define PITH_TRANSPORT_RENDEZVOUS_WIRE_H
@@ -31,7 +31,7 @@ typedef struct rendezvous_head {
   char magic[8];
   char version[16];
   uint32_t order;
-  uint32_t rank; /* of the speaker */
+  uint32_t rank; /* of the sender */
 } rendezvous_head;
 
 typedef struct rendezvous_greeting {

@@ -2,10 +2,10 @@
  * shm: the ranks of one host, over memory they share. shm_segment.h says what lies there, shm_link.h how they connect.
  *
  * To send is to copy bytes into a free cell of the own segment and to write one slot into the receiver's; to receive is
- * to copy out of the sender's cell and to count it emptied. While both are awake there is no system call in this. Who
- * is about to sleep says so in its segment and looks once more; who wrote a slot looks at that word afterwards. Both
- * are sequentially consistent, so that one of the two sees the other and no wake-up is lost. The doorbell is a byte
- * through the Unix socket.
+ * to copy out of the sender's cell and to count it emptied. While both are awake there is no system call in this. A
+ * rank that is about to sleep says so in its segment and looks for slots once more; a rank that wrote a slot looks at
+ * that word afterwards. Both are sequentially consistent, so that one of the two sees the other and no wake-up is lost.
+ * The doorbell is a byte through the Unix socket.
  *
  * Whatever a peer can write is read once, checked, and used from the copy.
  */
@@ -357,7 +357,7 @@ static pith_status shm_receive(pith_transport *transport, int rank, void *buffer
 /* ---- Sleeping ---------------------------------------------------------------------------------------------------- */
 
 static int shm_descriptors(pith_transport *transport, const uint8_t *sending, struct pollfd *fds, int most) {
-  (void)sending; /* sleep() knows who lacks room */
+  (void)sending; /* sleep() knows which sends lack room */
   if (most < 1) {
     return 0;
   }

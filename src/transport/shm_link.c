@@ -625,7 +625,7 @@ pith_status pith__shm_link_connect(pith_shm_setup *setup) {
 
 void pith__shm_link_close(pith_shm_link *link) {
   if (link->socket >= 0) {
-    shutdown(link->socket, SHUT_RDWR); /* whoever else may hold it */
+    shutdown(link->socket, SHUT_RDWR); /* even if a forked child holds it */
   }
   pith__fd_close(link->socket);
   pith__fd_close(link->process);

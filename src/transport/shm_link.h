@@ -67,7 +67,7 @@ typedef struct pith_shm_setup {
   double end; /* when to give up */
 } pith_shm_setup;
 
-/* A socket in the abstract name space, with a random name that only those know who get the address. */
+/* A socket in the abstract name space, with a random name that only processes with the address know. */
 pith_status pith__shm_link_listen(int *listener, pith_address *address);
 
 /* Connects with the peers links[i].rank. Also on failure some may be connected: close every link with

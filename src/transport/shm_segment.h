@@ -59,8 +59,8 @@ extern pith_shm_tuning pith__shm_tuning;
 pith_shm_shape pith__shm_shape(uint32_t peers);
 size_t pith__shm_segment_size(const pith_shm_shape *shape);
 
-/* Makes and maps a segment of zeros; the descriptor is for the peers. The segment can neither shrink nor grow: nobody
- * who has the descriptor can make an access fail. */
+/* Makes and maps a segment of zeros; the descriptor is for the peers. The segment can neither shrink nor grow: no
+ * process that has the descriptor can make an access fail. */
 pith_status pith__shm_segment_create(const pith_shm_shape *shape, pith_shm_segment *segment, int *fd);
 
 /* Maps the segment of a peer after checking that it is what the peer says. Leaves the descriptor open. */

@@ -36,7 +36,7 @@ typedef struct pith_tcp {
   pith_transport base;
   unsigned made_in; /* which process: base/forked.h */
   int rank, ranks, connections;
-  uint64_t token;           /* only who has our address knows it */
+  uint64_t token;           /* only processes that have our address know it */
   double timeout, liveness; /* seconds: for connect; without an answer of a peer's host */
   pith_interrupt interrupt;
   uint32_t scope; /* the interface of link-local addresses */

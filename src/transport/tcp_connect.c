@@ -74,7 +74,7 @@ typedef struct setup {
   int is_broken;               /* an established link is over */
   int lack;                    /* the errno of the last call that failed for want of descriptors or memory; or 0 */
   pith_status refused;         /* not PITH_OK: TLS with a peer failed for good, and there is a message */
-  char tls_error[TCP_TROUBLE]; /* why TLS with somebody failed last; "": it did not */
+  char tls_error[TCP_TROUBLE]; /* why TLS failed last; "": it did not */
 } setup;
 
 static tcp_hello make_hello(const pith_tcp *tcp, uint32_t rank, uint32_t index, uint64_t token) {

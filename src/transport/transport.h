@@ -54,7 +54,7 @@ typedef struct pith_transport_config {
 
 /* What the ranks of a job have and strangers do not (link_key.h). Known once addresses have been exchanged. */
 typedef struct pith_link_key {
-  uint64_t job; /* tells jobs apart; who saw the rendezvous knows it */
+  uint64_t job; /* tells jobs apart; a stranger that read the rendezvous knows it */
   uint8_t bytes[PITH_LINK_KEY_SIZE];
 } pith_link_key;
 
@@ -100,7 +100,7 @@ typedef struct pith_transport_ops {
   /* Whether bytes that were taken wait here for room, which send, receive and sleep look for. NULL: never. */
   int (*has_output)(const pith_transport *transport);
 
-  int polls; /* 1: no descriptor tells when bytes come, so nobody may sleep longer than some microseconds */
+  int polls; /* 1: no descriptor tells when bytes come, so no thread may sleep longer than some microseconds */
 
   /* Whether something that was sent to the peer has had no answer of its host yet, not even that it came: if that
    * lasts, the host is gone. NULL: the transport itself notices. */
@@ -114,8 +114,8 @@ typedef struct pith_transport_ops {
 
 struct pith_transport {
   const pith_transport_ops *ops;
-  double hurry; /* at most so many seconds for connect: the group has failed already, and others shall hear of it. 0: as
-                   the config says. Only a network that others wait on must mind it */
+  double hurry; /* at most so many seconds for connect: the group has failed already, and the others must hear of it. 0:
+                   as the config says. Only tcp, which connects after shm, obeys it */
 };
 
 extern const pith_transport_ops pith__transport_inproc, pith__transport_shm, pith__transport_tcp;
