@@ -13,8 +13,6 @@
 
 enum { RATIO, UNBIASED, VALUES };
 
-#define ROUNDS 6
-
 static const pith_param params[] = {
     {"ratio", PITH_PARAM_REAL, 1e-9, 1, "0.01", NULL, "share of the values that travel"},
     {"unbiased", PITH_PARAM_INT, 0, 1, "0", NULL, "1: scale by n/k, so that the expectation is the input"},
@@ -39,7 +37,7 @@ typedef struct permutation {
   uint64_t n;
   unsigned low_bits; /* a number is a low half of so many bits and a high half of as many or one more */
   uint32_t low_mask, high_mask;
-  pith_key key[ROUNDS];
+  pith_key key[PITH_PERMUTE_ROUNDS];
 } permutation;
 
 static permutation permutation_of(const pith_ctx *ctx, uint64_t n) {
@@ -48,7 +46,7 @@ static permutation permutation_of(const pith_ctx *ctx, uint64_t n) {
   p.low_bits = bits / 2;
   p.low_mask = (uint32_t)((1ull << p.low_bits) - 1);
   p.high_mask = (uint32_t)((1ull << (bits - p.low_bits)) - 1);
-  for (unsigned round = 0; round < ROUNDS; round++) {
+  for (unsigned round = 0; round < PITH_PERMUTE_ROUNDS; round++) {
     p.key[round] = pith__rng_key_of(ctx->seed, ctx->step, ctx->layer, 0, PITH_DOMAIN_SELECT, round);
   }
   return p;
@@ -57,7 +55,7 @@ static permutation permutation_of(const pith_ctx *ctx, uint64_t n) {
 /* The halves change in turn, each by a function of the other. */
 static uint64_t permute_once(const permutation *p, uint64_t number) {
   uint32_t low = (uint32_t)number & p->low_mask, high = (uint32_t)(number >> p->low_bits);
-  for (unsigned round = 0; round < ROUNDS; round += 2) {
+  for (unsigned round = 0; round < PITH_PERMUTE_ROUNDS; round += 2) {
     high ^= pith__rng32(p->key[round], low) & p->high_mask;
     low ^= pith__rng32(p->key[round + 1], high) & p->low_mask;
   }
@@ -164,7 +162,7 @@ const pith_codec_ops pith__codec_randomk = {
     .origin = "Stich 2018; Wangni 2018",
     .detail = "values at places that follow from the seed: no indices travel, and payloads add up",
     .use = "where payloads must add up, or as a reference for topk; use it behind ef",
-    .wire_id = 33,
+    .wire_id = PITH_WIRE_RANDOMK,
     .caps = PITH_CAP_FIXED | PITH_CAP_LINEAR | PITH_CAP_SEEDED,
     .survey = 1,
     .params = params,

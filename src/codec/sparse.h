@@ -12,8 +12,6 @@
 #include "codec/selection.h"
 #include "codec/value_coding.h"
 
-#define PITH_SPARSE_HEAD 16
-
 /* Most bytes of up to `count` of n values, with the room that writing takes. */
 size_t pith__sparse_bound(pith_value_format format, size_t n, size_t count);
 

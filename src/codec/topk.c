@@ -83,7 +83,7 @@ const pith_codec_ops pith__codec_topk = {
     .use =
         "behind ef, for embeddings and very redundant layers on slow links; best with plain SGD, since moments "
         "see each value seldom",
-    .wire_id = 32,
+    .wire_id = PITH_WIRE_TOPK,
     .caps = PITH_CAP_SPARSE,
     .survey = 1,
     .params = params,

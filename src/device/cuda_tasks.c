@@ -169,7 +169,7 @@ static void describe_sparsifier(const pith_cuda_item *item, pith_gpu_sparse *tas
       break;
     default:
       task->ratio = arg(item->codec->ops->params, item->codec->args, "ratio")->f;
-      task->coding = PITH_CODED_MEAN;
+      task->coding = PITH_VALUES_MEAN;
   }
 }
 
