@@ -103,6 +103,9 @@ typedef struct pith_codec_ops {
 
   /* Optional, for people: what travels, and when to use the method. Tables that end before these are accepted. */
   const char *detail, *use;
+
+  /* What Pith's own codecs tell the planner and the GPU layer. Ignored in plug-ins: leave it out. */
+  const struct pith_codec_traits *traits;
 } pith_codec_ops;
 
 typedef struct pith_plugin {

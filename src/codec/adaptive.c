@@ -78,6 +78,14 @@ static pith_status decode(const pith_value *a, pith_bytes in, pith_span dst, pit
   return PITH_OK;
 }
 
+static void gpu_task(const pith_value *a, const pith_ctx *ctx, pith_gpu_sparse *task) {
+  (void)ctx;
+  task->ratio = a[RATIO].f;
+  task->coding = PITH_VALUES_MEAN;
+}
+
+static const pith_codec_traits traits = {.gpu = PITH_GPU_SPARSE, .gpu_sparse = gpu_task};
+
 const pith_codec_ops pith__codec_adaptive = {
     .size = sizeof(pith_codec_ops),
     .name = "adaptive",
@@ -95,4 +103,5 @@ const pith_codec_ops pith__codec_adaptive = {
     .scratch = scratch,
     .encode = encode,
     .decode = decode,
+    .traits = &traits,
 };

@@ -162,6 +162,13 @@ static void gq_own(const pith_value *a, const float *x, size_t n, uint64_t index
   }
 }
 
+static void gq_gpu(const pith_value *a, pith_gpu_task *task) {
+  task->bits = (uint8_t)a[GQ_BITS].i;
+  task->levels = gq_levels(a, 1);
+}
+
+static const pith_codec_traits gq_traits = {.gpu = PITH_GPU_BLOCKS, .gpu_block = gq_gpu};
+
 const pith_codec_ops pith__codec_gq = {
     .size = sizeof(pith_codec_ops),
     .name = "gq",
@@ -186,4 +193,5 @@ const pith_codec_ops pith__codec_gq = {
     .produce = gq_produce,
     .consume = gq_consume,
     .own = gq_own,
+    .traits = &gq_traits,
 };

@@ -16,6 +16,9 @@
 /* The most bytes that up to `count` places below n can take; SIZE_MAX if that overflows. Writers need it as room. */
 size_t pith__index_bound(size_t n, size_t count);
 
+/* The bytes to expect of `count` places without order: their gaps are geometric. */
+double pith__index_expected(size_t n, size_t count);
+
 /* What is known about the gaps between places after a pass over them. A zeroed one is ready. */
 typedef struct pith_gaps {
   uint64_t ones[64]; /* in how many gaps bit b is set: decides the size of every Rice code */

@@ -76,6 +76,10 @@ static void lloyd_decode(const pith_value *a, const uint8_t *in, size_t n, float
   pith__kernels()->lookup[a[LLOYD_BITS].i](in + PITH_HEAD_ONE, n, levels, mode, dst);
 }
 
+static void lloyd_gpu(const pith_value *a, pith_gpu_task *task) { task->bits = (uint8_t)a[LLOYD_BITS].i; }
+
+static const pith_codec_traits lloyd_traits = {.gpu = PITH_GPU_BLOCKS, .gpu_block = lloyd_gpu};
+
 const pith_codec_ops pith__codec_lloyd = {
     .size = sizeof(pith_codec_ops),
     .name = "lloyd",
@@ -93,4 +97,5 @@ const pith_codec_ops pith__codec_lloyd = {
     .block_bound = lloyd_bound,
     .encode_block = lloyd_encode,
     .decode_block = lloyd_decode,
+    .traits = &lloyd_traits,
 };

@@ -54,6 +54,8 @@ static void natural_decode(const pith_value *a, const uint8_t *in, size_t n, flo
   pith__kernels()->natural_unpack(in + PITH_HEAD_ONE, n, (int32_t)(pith__bits_of(top) >> 23), mode, dst);
 }
 
+static const pith_codec_traits natural_traits = {.gpu = PITH_GPU_BLOCKS};
+
 const pith_codec_ops pith__codec_natural = {
     .size = sizeof(pith_codec_ops),
     .name = "natural",
@@ -73,4 +75,5 @@ const pith_codec_ops pith__codec_natural = {
     .encode_block = natural_encode,
     .check_block = natural_check_block,
     .decode_block = natural_decode,
+    .traits = &natural_traits,
 };

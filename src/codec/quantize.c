@@ -60,6 +60,17 @@ static void q_decode(const pith_value *a, const uint8_t *in, size_t n, float *ds
   pith__kernels()->dequantize[a[Q_BITS].i](in + PITH_HEAD_TWO, n, &q, mode, dst);
 }
 
+/* Smaller buckets cost a little and lose less where magnitudes differ from row to row: a finer ladder than bits alone.
+ */
+static const char *const q_variants[] = {"", ",bucket=128", ",bucket=256", ",bucket=1024", NULL};
+
+static void q_gpu(const pith_value *a, pith_gpu_task *task) {
+  task->bits = (uint8_t)a[Q_BITS].i;
+  task->choice = (uint8_t)a[Q_ROUND].i;
+}
+
+static const pith_codec_traits q_traits = {.variants = q_variants, .gpu = PITH_GPU_BLOCKS, .gpu_block = q_gpu};
+
 const pith_codec_ops pith__codec_q = {
     .size = sizeof(pith_codec_ops),
     .name = "q",
@@ -82,6 +93,7 @@ const pith_codec_ops pith__codec_q = {
     .block_bound = q_bound,
     .encode_block = q_encode,
     .decode_block = q_decode,
+    .traits = &q_traits,
 };
 
 /* ---- qsgd -------------------------------------------------------------------------------------------------------- */
@@ -137,6 +149,14 @@ static void qsgd_decode(const pith_value *a, const uint8_t *in, size_t n, float 
   pith__kernels()->dequantize[qsgd_bits(a)](in + PITH_HEAD_ONE, n, &q, mode, dst);
 }
 
+static void qsgd_gpu(const pith_value *a, pith_gpu_task *task) {
+  task->levels = (int32_t)a[QSGD_LEVELS].i;
+  task->bits = (uint8_t)qsgd_bits(a);
+  task->choice = (uint8_t)a[QSGD_NORM].i;
+}
+
+static const pith_codec_traits qsgd_traits = {.gpu = PITH_GPU_BLOCKS, .gpu_block = qsgd_gpu};
+
 const pith_codec_ops pith__codec_qsgd = {
     .size = sizeof(pith_codec_ops),
     .name = "qsgd",
@@ -155,4 +175,5 @@ const pith_codec_ops pith__codec_qsgd = {
     .block_bound = qsgd_bound,
     .encode_block = qsgd_encode,
     .decode_block = qsgd_decode,
+    .traits = &qsgd_traits,
 };

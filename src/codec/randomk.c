@@ -40,6 +40,10 @@ typedef struct permutation {
   pith_key key[PITH_PERMUTE_ROUNDS];
 } permutation;
 
+static pith_key round_key(const pith_ctx *ctx, unsigned round) {
+  return pith__rng_key_of(ctx->seed, ctx->step, ctx->layer, 0, PITH_DOMAIN_SELECT, round);
+}
+
 static permutation permutation_of(const pith_ctx *ctx, uint64_t n) {
   permutation p = {.n = n};
   unsigned bits = n < 2 ? 0 : 64 - (unsigned)__builtin_clzll(n - 1);
@@ -47,7 +51,7 @@ static permutation permutation_of(const pith_ctx *ctx, uint64_t n) {
   p.low_mask = (uint32_t)((1ull << p.low_bits) - 1);
   p.high_mask = (uint32_t)((1ull << (bits - p.low_bits)) - 1);
   for (unsigned round = 0; round < PITH_PERMUTE_ROUNDS; round++) {
-    p.key[round] = pith__rng_key_of(ctx->seed, ctx->step, ctx->layer, 0, PITH_DOMAIN_SELECT, round);
+    p.key[round] = round_key(ctx, round);
   }
   return p;
 }
@@ -133,11 +137,16 @@ static pith_status encode(const pith_value *a, pith_cspan src, pith_out *out, vo
   return PITH_OK;
 }
 
+/* On decoded values. */
+static float factor_of(const pith_value *a, size_t n, size_t k) {
+  return a[UNBIASED].i ? (float)((double)n / (double)k) : 1.0f;
+}
+
 static pith_status decode(const pith_value *a, pith_bytes in, pith_span dst, pith_apply apply, const pith_ctx *ctx) {
   size_t k = pith__ratio_count(a[RATIO].f, dst.n), size = pith__values_size(format_of(a), k);
   PITH_REQUIRE(in.size == size, PITH_ERR_CORRUPT, "%zu bytes are not %zu random values of %zu", in.size, k, dst.n);
   permutation p = permutation_of(ctx, dst.n);
-  float factor = a[UNBIASED].i ? (float)((double)dst.n / (double)k) : 1.0f;
+  float factor = factor_of(a, dst.n, k);
   uint64_t place[PITH_VALUES_BLOCK];
   float values[PITH_VALUES_BLOCK];
   if (apply == PITH_APPLY_SET) {
@@ -152,6 +161,19 @@ static pith_status decode(const pith_value *a, pith_bytes in, pith_span dst, pit
   }
   return PITH_OK;
 }
+
+static void gpu_task(const pith_value *a, const pith_ctx *ctx, pith_gpu_sparse *task) {
+  task->k = task->most = (uint32_t)pith__ratio_count(a[RATIO].f, task->n);
+  task->factor = factor_of(a, task->n, task->k);
+  task->coding = (uint8_t)a[VALUES].i;
+  for (unsigned round = 0; round < PITH_PERMUTE_ROUNDS; round++) {
+    pith_key key = round_key(ctx, round);
+    task->permute[2 * round] = key.k0;
+    task->permute[2 * round + 1] = key.k1;
+  }
+}
+
+static const pith_codec_traits traits = {.gpu = PITH_GPU_SPARSE, .gpu_sparse = gpu_task};
 
 const pith_codec_ops pith__codec_randomk = {
     .size = sizeof(pith_codec_ops),
@@ -172,4 +194,5 @@ const pith_codec_ops pith__codec_randomk = {
     .encode = encode,
     .decode = decode,
     .linear = linear,
+    .traits = &traits,
 };

@@ -17,6 +17,7 @@
 #define ENTRIES_MAX 256
 #define FIRST_FOREIGN_ID 0x8000u
 #define TABLE_LEAST offsetof(pith_codec_ops, detail) /* what follows is optional */
+#define TABLE_WITH_TEXTS offsetof(pith_codec_ops, traits)
 
 typedef enum pith_opening { CLOSED = 0, OPENING = 1, OPEN = 2 } pith_opening;
 
@@ -105,8 +106,8 @@ static pith_entry entry_of_codec(const pith_codec_ops *ops, const char *origin) 
                                .origin = origin,
                                .params = ops->params},
                       .codec = ops,
-                      .detail = ops->size >= sizeof *ops ? ops->detail : NULL,
-                      .use = ops->size >= sizeof *ops ? ops->use : NULL};
+                      .detail = ops->size >= TABLE_WITH_TEXTS ? ops->detail : NULL,
+                      .use = ops->size >= TABLE_WITH_TEXTS ? ops->use : NULL};
 }
 
 static pith_entry entry_of_transform(const pith_transform_ops *ops) {
@@ -184,6 +185,7 @@ static void add_builtin(const pith_entry *entry, pith_status checked) {
 static void add_builtins(void) {
   for (const pith_codec_ops *const *ops = pith__builtin_codecs; *ops; ops++) {
     pith_entry entry = entry_of_codec(*ops, (*ops)->origin);
+    entry.traits = (*ops)->traits;
     add_builtin(&entry, check_table(*ops, 0));
   }
   for (const pith_transform_ops *const *ops = pith__builtin_transforms; *ops; ops++) {

@@ -73,6 +73,10 @@ static void sign_decode(const pith_value *a, const uint8_t *in, size_t n, float 
   pith__kernels()->sign_unpack(in + PITH_HEAD_ONE, n, scale, -scale, mode, dst);
 }
 
+static void sign_gpu(const pith_value *a, pith_gpu_task *task) { task->choice = (uint8_t)a[SIGN_SCALE].i; }
+
+static const pith_codec_traits sign_traits = {.gpu = PITH_GPU_BLOCKS, .gpu_block = sign_gpu};
+
 const pith_codec_ops pith__codec_sign = {
     .size = sizeof(pith_codec_ops),
     .name = "sign",
@@ -94,6 +98,7 @@ const pith_codec_ops pith__codec_sign = {
     .encode_block = sign_encode,
     .check_block = sign_check_block,
     .decode_block = sign_decode,
+    .traits = &sign_traits,
 };
 
 /* ---- signmean ---------------------------------------------------------------------------------------------------- */
@@ -143,6 +148,8 @@ static void signmean_decode(const pith_value *a, const uint8_t *in, size_t n, fl
   pith__kernels()->sign_unpack(in + PITH_HEAD_TWO, n, pith__get_f32(in + 4), pith__get_f32(in), mode, dst);
 }
 
+static const pith_codec_traits signmean_traits = {.gpu = PITH_GPU_BLOCKS};
+
 const pith_codec_ops pith__codec_signmean = {
     .size = sizeof(pith_codec_ops),
     .name = "signmean",
@@ -160,4 +167,5 @@ const pith_codec_ops pith__codec_signmean = {
     .block_bound = signmean_bound,
     .encode_block = signmean_encode,
     .decode_block = signmean_decode,
+    .traits = &signmean_traits,
 };

@@ -37,6 +37,8 @@ static void tree8_decode(const pith_value *a, const uint8_t *in, size_t n, float
   pith__kernels()->tree8_unpack(in + PITH_HEAD_ONE, n, pith__get_f32(in), mode, dst);
 }
 
+static const pith_codec_traits tree8_traits = {.gpu = PITH_GPU_BLOCKS};
+
 const pith_codec_ops pith__codec_tree8 = {
     .size = sizeof(pith_codec_ops),
     .name = "tree8",
@@ -54,4 +56,5 @@ const pith_codec_ops pith__codec_tree8 = {
     .block_bound = tree8_bound,
     .encode_block = tree8_encode,
     .decode_block = tree8_decode,
+    .traits = &tree8_traits,
 };
