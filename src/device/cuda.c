@@ -327,8 +327,8 @@ pith_status pith_cuda_decode(const pith_cuda_item *items, size_t count, pith_mod
 }
 
 static pith_status check_round(const pith_cuda_item *item, size_t index) {
-  const char *spec = item->codec ? item->codec->spec : "";
   PITH_TRY(check_item(item, 1));
+  const char *spec = item->codec->spec;
   PITH_REQUIRE(pith__gpu_is_lowrank(item->codec), PITH_ERR_UNSUPPORTED, "%s: there are no CUDA kernels for its rounds",
                spec);
   PITH_REQUIRE(index < pith_codec_rounds(item->codec), PITH_ERR_ARGUMENT, "%s has no round %zu", spec, index);
