@@ -231,6 +231,10 @@ PITH_API void pith_reducer_destroy(pith_reducer *reducer);
 PITH_API pith_status pith_reducer_add(pith_reducer *reducer, const char *name, const size_t *shape, size_t dimensions,
                                       pith_dtype dtype, size_t *layer);
 
+/* The number that reducers give a layer of this name (pith_ctx.layer), for those who encode it by themselves: the same
+ * random numbers give the same bits. */
+PITH_API uint64_t pith_layer_number(const char *name);
+
 /* Begins to reduce a layer. Small layers, and those of methods that take several rounds, are joined to one message
  * until there is enough of them, or until flush or finish. */
 PITH_API pith_status pith_reducer_start(pith_reducer *reducer, size_t layer, void *gradient);

@@ -157,12 +157,14 @@ static pith_status find_codec(pith_reducer *r, const char *name, size_t dimensio
   return pith__reducer_codec(r, "none", &l->match.codec);
 }
 
+uint64_t pith_layer_number(const char *name) { return name ? pith__hash64(name, strlen(name), 0) : 0; }
+
 /* `exact`: why it is never compressed; NULL: the rules say how it is. */
 static pith_status fill_layer(pith_reducer *r, const char *name, const size_t *shape, size_t dimensions,
                               pith_dtype dtype, const char *exact, pith_named *l) {
   *l = (pith_named){.dtype = dtype,
                     .rows = dimensions > 1 ? shape[0] : 0,
-                    .number = pith__hash64(name, strlen(name), 0),
+                    .number = pith_layer_number(name),
                     .dimensions = dimensions,
                     .adapted = SIZE_MAX};
   PITH_TRY(shape_size(name, shape, dimensions, &l->n));

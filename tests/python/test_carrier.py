@@ -209,6 +209,23 @@ def test_what_a_carrier_raises_is_raised_by_finish(broken: str, spec: str, threa
     reducer.close()
 
 
+def test_random_numbers_of_a_layer_follow_from_its_name() -> None:
+    """Who encodes by themselves, as models on devices do, gets the reducer's bits."""
+    gradient = np.random.default_rng(0).standard_normal((64, 64), np.float32)
+    codec = pith.Codec("randomk:0.1")
+    number = pith._library.lib.pith_layer_number(b"weight")
+    payload = codec.encode(gradient, seed=7, step=0, layer=number)
+    alone = np.zeros_like(gradient)
+    codec.decode(payload, alone, seed=7, step=0, layer=number)
+    reducer = pith.Reducer(BrokenCarrier(threads=False), codec.spec, seed=7)
+    reducer.add("weight", gradient.shape)
+    reducer.start("weight", gradient)
+    reducer.finish()  # the mean of two ranks that have the same
+    reducer.close()
+    assert np.count_nonzero(alone) > 100
+    assert gradient.tobytes() == alone.tobytes()
+
+
 def test_a_collective_that_a_carrier_lacks_is_an_error_where_it_is_called() -> None:
     class Less(pith.Carrier):
         rank, ranks = 0, 2
