@@ -1,11 +1,11 @@
-"""Adaptive specs over any backend: what the adapter is shown, what ranks add up for it, and the change of specs between two steps.
+"""Adaptive specs for gradients in device memory: what the adapter is shown, what ranks add up for it, and the change of specs between
+two steps.
 
-Over the backend pith the reducer of the C library does all this by itself.
+In main memory the reducer of the C library does all this by itself.
 """
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import time
 from typing import Any
@@ -13,11 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .. import _library as c
 from .._adapt import Adapter
-from .._codec import State, codec_of
+from .._codec import codec_of
 from .._errors import StateError
-from ._coder import to_tensor, wire_codec
+from ._coder import to_tensor
 from ._layers import Layer
 
 _DEBT_STEPS = 16  # PITH_DEBT_STEPS
@@ -33,39 +32,15 @@ class Debt:
 
     def pay(self, gradient: torch.Tensor) -> bool:
         """Adds a part to a gradient; whether that was the last."""
-        if gradient.is_cpu and gradient.is_contiguous():
-            kind = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}[gradient.dtype]
-            span = c.Span(gradient.data_ptr(), gradient.numel(), kind)
-            c.check(c.lib.pith_debt_pay(self.values.data_ptr(), self.steps, span))
-        else:
-            part = self.values / self.steps
-            self.values -= part
-            gradient.add_(part.view_as(gradient))
+        part = self.values / self.steps
+        self.values -= part
+        gradient.add_(part.view_as(gradient))
         self.steps -= 1
         return self.steps == 0
 
 
-def move(
-    state: Any, old: Layer, new: Layer, coder: Any, debt: torch.Tensor | None
-) -> tuple[Any, Any]:
+def move(state: Any, new: Layer, coder: Any, debt: torch.Tensor | None) -> tuple[Any, Any]:
     """A state for the layer's new spec, and what is owed then. A debt from before joins the residual or what is owed."""
-    if not isinstance(state, State):
-        return _move_on_device(state, old, new, coder, debt)
-    owed = ctypes.c_int()
-    values = debt if debt is not None else torch.zeros(old.n)
-    codec = wire_codec(new)
-    status = c.lib.pith_state_move(
-        state._pointer, codec._pointer, coder.ranks, values.data_ptr(), ctypes.byref(owed)
-    )
-    c.check(status)
-    state._codec = codec
-    keeps = bool(c.lib.pith_state_residual(state._pointer))
-    return state, (None if keeps or (not owed.value and debt is None) else values)
-
-
-def _move_on_device(
-    state: Any, old: Layer, new: Layer, coder: Any, debt: torch.Tensor | None
-) -> tuple[Any, Any]:
     fresh = coder.state(new)
     kept, place = state.get("memory"), fresh.get("memory")
     owed = kept if debt is None else debt if kept is None else kept + debt
@@ -164,9 +139,8 @@ class Adapting:
             if new.spec == old.spec:
                 continue
             debt = self._debts.pop(index, None)
-            state, owed = move(
-                self._states[index], old, new, self._coder, debt.values if debt else None
-            )
+            values = debt.values if debt else None
+            state, owed = move(self._states[index], new, self._coder, values)
             self._states[index] = state
             if owed is not None:
                 self._debts[index] = Debt(owed)

@@ -369,17 +369,13 @@ class CudaCoder(Coder):
 
     # ---- Rounds
 
-    def rounds(self, layer: Layer, state: CudaState) -> list[c.Round]:
-        """The factors of the two rounds; of a layer that is not worth factoring, nothing and then its values."""
+    def rounds(self, layer: Layer, state: CudaState) -> tuple[int, int]:
+        """How many values are added up in each round: those of the factors; of a layer that is not worth factoring, none and then its own."""
         rows = layer.rows or max(1, math.isqrt(layer.n))
         cols = -(-layer.n // rows)
         part = state.get("part")
         rank = part.numel() // (rows + cols) if part is not None else 0
-        counts = (rank * rows, rank * cols) if rank else (0, layer.n)
-        return [c.Round(dtype=dtype_of(torch.float32), reduce=0, count=count) for count in counts]
-
-    def round_type(self, entry: c.Round) -> torch.dtype:
-        return torch.float32
+        return (rank * rows, rank * cols) if rank else (0, layer.n)
 
     def _round(
         self, function: Any, index: int, parcel: Any, buffer: torch.Tensor, counts: Sequence[int]

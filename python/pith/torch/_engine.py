@@ -10,7 +10,7 @@ import dataclasses
 import queue
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -377,7 +377,7 @@ class ExchangeEngine:
 class Worker:
     """A thread that moves parcels on, in waves: one for each new parcel, and as many as are needed at the end of a step."""
 
-    def __init__(self, working: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
+    def __init__(self, working: Callable[[], AbstractContextManager[Any]]) -> None:
         self._working = working
         self._queue: queue.SimpleQueue[Way | threading.Event | None] = queue.SimpleQueue()
         self._error: BaseException | None = None

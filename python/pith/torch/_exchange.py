@@ -1,11 +1,11 @@
-"""How layers travel over a backend that knows nothing of Pith: gloo, NCCL, MPI, UCC.
+"""How layers in device memory travel over a backend that knows nothing of Pith.
 
 Each way is a generator: it encodes, starts one of the backend's collectives, yields the collective's work to be waited for, decodes, starts
 the next one, and so on. The number of collectives follows from the layers alone, so that all ranks start the same ones.
 
 - blocks: codecs of fixed size that can be cut, and exact layers. Part p of every layer goes to rank p (all-to-all), the owner adds up and
   encodes the mean, everybody gets it (all-gather).
-- rounds: low rank and global quantization. One allreduce for each round.
+- rounds: low rank. One allreduce for each round.
 - whole: sparse and other codecs. Everybody gets the payloads of all (all-gather) and adds them up in rank order.
 - plain: types that no codec takes. One allreduce.
 """
@@ -14,26 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from .._codec import Caps, State
+from .._codec import Caps
 from ._carrier import all_gather_single
-from ._coder import Bucket, CpuCoder, is_block, wire_codec
+from ._coder import is_block, wire_codec
 from ._layers import COMPRESSIBLE, Layer
 
-_REDUCTIONS = {
-    0: dist.ReduceOp.SUM,
-    1: dist.ReduceOp.MAX,
-    2: dist.ReduceOp.MIN,
-    3: dist.ReduceOp.PRODUCT,
-    4: dist.ReduceOp.AVG,
-    5: dist.ReduceOp.BAND,
-    6: dist.ReduceOp.BOR,
-    7: dist.ReduceOp.BXOR,
-}
+if TYPE_CHECKING:
+    from ._cuda import CudaBucket, CudaCoder
 
 _PADDING = 1.1  # parts of almost the same size are gathered as if they had it
 
@@ -44,13 +36,13 @@ Way = Generator[Any, None, None]
 class Parcel:
     """Layers of one kind on their way together. ``sent`` collects the bytes that leave this rank, for each layer."""
 
-    coder: CpuCoder
+    coder: CudaCoder
     group: Any
     layers: Sequence[Layer]
-    states: Sequence[State]
+    states: Sequence[Any]
     gradients: Sequence[torch.Tensor]
     step: int
-    bucket: Bucket | None = None
+    bucket: CudaBucket | None = None
     sent: list[float] = field(default_factory=list)
 
     def account(self, total: float, weights: Sequence[float]) -> None:
@@ -146,16 +138,13 @@ def rounds(parcel: Parcel) -> Way:
         for layer, state in zip(parcel.layers, parcel.states, strict=True)
     ]
     for index in range(len(described[0])):
-        entries = [found[index] for found in described]
-        counts = [entry.count for entry in entries]
-        dtype = coder.round_type(entries[0])
-        buffer = coder.buffer(max(1, sum(counts)), dtype)
+        counts = [found[index] for found in described]
+        buffer = coder.buffer(max(1, sum(counts)), torch.float32)
         coder.produce_all(index, parcel, buffer, counts)
-        op = _REDUCTIONS[entries[0].reduce]
         if sum(counts):
-            yield dist.all_reduce(buffer, op, group=parcel.group, async_op=True)
+            yield dist.all_reduce(buffer, group=parcel.group, async_op=True)
         coder.consume_all(index, parcel, buffer, counts)
-        parcel.account(_allreduce_bytes(sum(counts) * dtype.itemsize, coder.ranks), counts)
+        parcel.account(_allreduce_bytes(sum(counts) * buffer.itemsize, coder.ranks), counts)
 
 
 # ---- Whole payloads --------------------------------------------------------------------------------------------------
