@@ -391,6 +391,21 @@ def test_a_model_of_a_single_layer(size: int) -> None:
     assert (exact == lossy) == (size == 1)
 
 
+def states_of_old(rank: int, size: int) -> None:
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(small_model.make())
+    compressor = pith.torch.compress(model, "ef/q:4")
+    saved = compressor.state_dict()
+    compressor.load_state_dict(saved)
+    with pytest.raises(pith.StateError, match="saved over gloo by Pith 0.1"):
+        compressor.load_state_dict(saved | {"engine": {"step": 3, "states": []}})
+    dist.destroy_process_group()
+
+
+def test_states_of_version_0_1_are_refused() -> None:
+    run(states_of_old, 1)
+
+
 # ---- Signals and ends in the middle of a step ------------------------------------------------------------------------
 
 SCRIPT = """

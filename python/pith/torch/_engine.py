@@ -156,6 +156,10 @@ class ReducerEngine:
         return {"reducer": to_tensor(self._reducer.save())}
 
     def load(self, saved: dict[str, Any]) -> None:
+        if "reducer" not in saved:
+            raise StateError(
+                f"the state was saved over {self.name} by Pith 0.1, which kept it in another form; train on without it"
+            )
         self._reducer.load(saved["reducer"])
         self._follow()
 
