@@ -80,7 +80,7 @@ class Coder:
 
 
 class CpuCoder(Coder):
-    """For gradients in main memory."""
+    """For values in main memory."""
 
     def buffer(self, n: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         """Memory for a message."""
