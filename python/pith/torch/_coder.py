@@ -19,8 +19,6 @@ from .._errors import UnsupportedError
 from .._tensors import dtype_of
 from ._layers import Layer
 
-Tensors = Sequence[torch.Tensor]
-
 
 def coder_for(device: torch.device, rank: int, ranks: int, seed: int) -> Any:
     """The coder for tensors of a device."""
