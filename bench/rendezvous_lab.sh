@@ -44,7 +44,7 @@ for ranks in ${*:-1024}; do
     *[!0-9]*) echo "rendezvous_lab: \"$ranks\" is no number of ranks" >&2 && exit 2 ;;
   esac
   echo "== $ranks ranks behind $rate"
-  ip netns exec "$here" "$program" host 10.78.0.1 29700 "$ranks" &
-  ip netns exec "$there" "$program" guests 10.78.0.1 29700 "$ranks"
+  ip netns exec "$here" "$program" server 10.78.0.1 29700 "$ranks" &
+  ip netns exec "$there" "$program" clients 10.78.0.1 29700 "$ranks"
   wait $!
 done

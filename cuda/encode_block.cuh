@@ -110,7 +110,7 @@ INLINE double sum_abs_of(const Source &s, float sum_abs, uint32_t most) {
   return sum;
 }
 
-INLINE float usable_scale(float scale) { return scale < PITH_LEAST_SCALE ? 0.0f : scale; }
+INLINE float usable_scale(float scale) { return scale < PITH_SCALE_MIN ? 0.0f : scale; }
 
 /* ---- none, fp16, bf16
  * ------------------------------------------------------------------------------------------------ */
@@ -165,7 +165,7 @@ INLINE Uniform borders_of(const Source &s, const Task &t, float (&v)[STEPS], boo
   lo = lane_least(lo) + 0.0f;
   hi = lane_greatest(hi) + 0.0f;
   float range = hi - lo, top = (float)((1 << t.bits) - 1);
-  bool flat = range < PITH_LEAST_SCALE;
+  bool flat = range < PITH_SCALE_MIN;
   *bad = lane_any(poison != poison) || !is_finite(range);
   return Uniform{lo, flat ? 0.0f : top / range, 0.0f, top, lo, flat ? 0.0f : range / top};
 }
@@ -546,7 +546,7 @@ INLINE void encode_lloyd(const Source &s, const Task &t, uint8_t *out, uint8_t *
   most = lane_max(most);
   float norm = (float)norm_of(s, lane_sum(squares), most);
   bool bad = most >= INF_BITS || !is_finite(norm);
-  float inverse = bad || norm < PITH_LEAST_SCALE ? 0.0f : sqrtf((float)s.m) / norm;
+  float inverse = bad || norm < PITH_SCALE_MIN ? 0.0f : sqrtf((float)s.m) / norm;
   float shrink = norm > 1.0f ? 0x1p-8f : 1.0f, product = 0.0f;
   for (uint32_t c = 0; c < chunks; c++) {
     uint32_t from = c * CHUNK, count = count_from(s.m, from, CHUNK);

@@ -40,7 +40,7 @@ INLINE void encode_quads_around_zero(const Task &t, uint32_t first, const Quads 
   bool l2 = t.kind == PITH_WIRE_QSGD && t.choice == PITH_NORM_L2;
   float scale = l2 ? norm_of_quads(t, first, q, row) : largest_of(q), levels = (float)t.levels;
   bool bad = !is_finite(scale);
-  scale = bad ? nan_value() : scale < PITH_LEAST_SCALE ? 0.0f : scale;
+  scale = bad ? nan_value() : scale < PITH_SCALE_MIN ? 0.0f : scale;
   Uniform u = {0.0f, scale > 0 ? levels / scale : 0.0f, levels, 2 * levels, 0.0f, scale / levels};
   if (lane16() == 0) {
     *(float *)out = scale;
@@ -61,7 +61,7 @@ INLINE void encode_quads_bytes(const Task &t, uint32_t first, const Quads &q, ui
   float most = largest_of(q);
   bool bad = most != most, natural = t.kind == PITH_WIRE_NATURAL;
   int top = (int)least((bits_of(most) >> 23) + 1, 254);
-  float scale = bad ? nan_value() : most < PITH_LEAST_SCALE ? 0.0f : most, inverse = scale > 0 ? 1.0f / scale : 0.0f;
+  float scale = bad ? nan_value() : most < PITH_SCALE_MIN ? 0.0f : most, inverse = scale > 0 ? 1.0f / scale : 0.0f;
   uint32_t start = (t.index + first + 4 * lane16()) * RNG_WEYL + t.key0;
   if (lane16() == 0) {
     *(float *)out = natural && !bad ? float_of((uint32_t)top << 23) : scale;

@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(ORTHO_THREADS) orthonormalize_kernel(const __g
       }
     }
     float after = (float)column_norm(column, f.rows, warps);
-    bool dependent = after <= 1e-5f * (float)before || after < PITH_LEAST_SCALE;
+    bool dependent = after <= 1e-5f * (float)before || after < PITH_SCALE_MIN;
     float scale = dependent ? 0.0f : 1.0f / after;
     for (uint32_t i = threadIdx.x; i < f.rows; i += ORTHO_THREADS) {
       column[i] *= scale;

@@ -134,7 +134,7 @@ INLINE void encode_quads_q(const Task &t, uint32_t first, const Quads &q, uint8_
   lo = lane_least(lo) + 0.0f;
   hi = lane_greatest(hi) + 0.0f;
   float range = hi - lo, top = (float)((1 << t.bits) - 1);
-  bool bad = lane_any(poison != poison) || !is_finite(range), flat = range < PITH_LEAST_SCALE;
+  bool bad = lane_any(poison != poison) || !is_finite(range), flat = range < PITH_SCALE_MIN;
   Uniform u = {lo,  flat ? 0.0f : top / range, 0.0f,
                top, bad ? nan_value() : lo,    bad ? nan_value() : flat ? 0.0f : range / top};
   if (lane16() < 2) {

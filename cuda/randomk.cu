@@ -54,11 +54,11 @@ __global__ void __launch_bounds__(THREADS) draw_kernel(const __grid_constant__ D
   const Section &s = d.s;
   bool bad = s.control->not_finite;
   auto value = [&](uint32_t j) { return bad ? nan_value() : value_at(s.src, s.src_type, place_of(d, j)); };
-  if (s.coding == PITH_CODED_Q8) {
-    uint32_t blocks = (s.k + PITH_Q8_BLOCK - 1) / PITH_Q8_BLOCK;
+  if (s.coding == PITH_VALUES_Q8) {
+    uint32_t blocks = (s.k + PITH_VALUES_BLOCK - 1) / PITH_VALUES_BLOCK;
     for (uint32_t b = blockIdx.x * WARPS + threadIdx.x / 32; b < blocks; b += gridDim.x * WARPS) {
-      uint32_t first = b * PITH_Q8_BLOCK;
-      put_q8_block(s.payload + (size_t)b * (PITH_Q8_BLOCK + PITH_Q8_HEAD), least(PITH_Q8_BLOCK, s.k - first),
+      uint32_t first = b * PITH_VALUES_BLOCK;
+      put_q8_block(s.payload + (size_t)b * (PITH_VALUES_BLOCK + PITH_Q8_HEAD), least(PITH_VALUES_BLOCK, s.k - first),
                    [&](uint32_t i) { return value(first + i); });
     }
     return;

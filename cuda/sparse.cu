@@ -56,7 +56,7 @@ static void cut_section(const pith_gpu_sparse &task, Cutter &cut, Section &s) {
     s.candidates = cut.take<uint2>(s.room);
     s.sample = cut.take<uint32_t>(s.samples);
   }
-  if (task.coding == PITH_CODED_Q8) {
+  if (task.coding == PITH_VALUES_Q8) {
     s.list = cut.take<float>(task.most);
   }
 }

@@ -20,7 +20,7 @@
 #define SAMPLES_MOST 65536
 #define MEMORY_TILE 1024  /* values whose squares are summed together: PITH_MEMORY_TILE */
 #define STREAM_BLOCK 4096 /* bytes of a Rice stream that a block of threads decodes */
-#define RICE_STATES (PITH_RICE_MOST + 1)
+#define RICE_STATES (PITH_RICE_MAX + 1)
 
 enum Side { SIDE_BOTH, SIDE_POSITIVE, SIDE_NEGATIVE };
 enum Among { AMONG_NONE, AMONG_CANDIDATES, AMONG_ALL }; /* where the cut is looked for */
@@ -124,8 +124,8 @@ INLINE bool travels(int32_t cut, uint32_t last, int32_t key, uint32_t place) {
  */
 
 INLINE float tame(float x, int coding) {
-  float overflow = coding == PITH_CODED_FP16 ? 65520.0f : coding == PITH_CODED_BF16 ? 0x1.ffp127f : INFINITY;
-  float largest = coding == PITH_CODED_FP16 ? 65504.0f : 0x1.fep127f;
+  float overflow = coding == PITH_VALUES_FP16 ? 65520.0f : coding == PITH_VALUES_BF16 ? 0x1.ffp127f : INFINITY;
+  float largest = coding == PITH_VALUES_FP16 ? 65504.0f : 0x1.fep127f;
   return !is_finite(x) ? nan_value() : fabsf(x) >= overflow ? copysignf(largest, x) : x;
 }
 
@@ -142,11 +142,11 @@ INLINE void put_u16(uint8_t *out, uint32_t x) {
 
 INLINE uint64_t coded_size(int coding, uint64_t count) {
   switch (coding) {
-    case PITH_CODED_FP32:
+    case PITH_VALUES_FP32:
       return 4 * count;
-    case PITH_CODED_Q8:
-      return count + (count + PITH_Q8_BLOCK - 1) / PITH_Q8_BLOCK * PITH_Q8_HEAD;
-    case PITH_CODED_MEAN:
+    case PITH_VALUES_Q8:
+      return count + (count + PITH_VALUES_BLOCK - 1) / PITH_VALUES_BLOCK * PITH_Q8_HEAD;
+    case PITH_VALUES_MEAN:
       return 4;
     default:
       return 2 * count;
@@ -156,24 +156,24 @@ INLINE uint64_t coded_size(int coding, uint64_t count) {
 /* Not for blocks of q8. */
 INLINE void put_coded(uint8_t *values, int coding, uint64_t rank, float x) {
   x = tame(x, coding);
-  if (coding == PITH_CODED_FP32) {
+  if (coding == PITH_VALUES_FP32) {
     put_f32(values + 4 * rank, x);
   } else {
-    put_u16(values + 2 * rank, coding == PITH_CODED_FP16 ? f32_to_f16(x) : f32_to_bf16(x));
+    put_u16(values + 2 * rank, coding == PITH_VALUES_FP16 ? f32_to_f16(x) : f32_to_bf16(x));
   }
 }
 
 INLINE float get_coded(const uint8_t *values, int coding, uint64_t rank) {
   switch (coding) {
-    case PITH_CODED_FP32:
+    case PITH_VALUES_FP32:
       return get_f32(values + 4 * rank);
-    case PITH_CODED_FP16:
+    case PITH_VALUES_FP16:
       return f16_to_f32((uint16_t)get_u16(values + 2 * rank));
-    case PITH_CODED_BF16:
+    case PITH_VALUES_BF16:
       return bf16_to_f32((uint16_t)get_u16(values + 2 * rank));
-    case PITH_CODED_Q8: {
-      const uint8_t *block = values + rank / PITH_Q8_BLOCK * (PITH_Q8_BLOCK + PITH_Q8_HEAD);
-      float level = (float)((int)block[PITH_Q8_HEAD + rank % PITH_Q8_BLOCK] - 128);
+    case PITH_VALUES_Q8: {
+      const uint8_t *block = values + rank / PITH_VALUES_BLOCK * (PITH_VALUES_BLOCK + PITH_Q8_HEAD);
+      float level = (float)((int)block[PITH_Q8_HEAD + rank % PITH_VALUES_BLOCK] - 128);
       return get_f32(block) + get_f32(block + 4) * level;
     }
     default:
@@ -185,9 +185,9 @@ INLINE float get_coded(const uint8_t *values, int coding, uint64_t rank) {
 template <class At>
 INLINE void put_q8_block(uint8_t *out, uint32_t m, At at) {
   uint32_t lane = threadIdx.x & 31, most = 0;
-  float lo = INFINITY, hi = -INFINITY, v[PITH_Q8_BLOCK / 32];
+  float lo = INFINITY, hi = -INFINITY, v[PITH_VALUES_BLOCK / 32];
 #pragma unroll
-  for (int j = 0; j < PITH_Q8_BLOCK / 32; j++) {
+  for (int j = 0; j < PITH_VALUES_BLOCK / 32; j++) {
     uint32_t i = lane + 32 * j;
     v[j] = i < m ? at(i) : 0.0f;
     if (i < m) {
@@ -212,7 +212,7 @@ INLINE void put_q8_block(uint8_t *out, uint32_t m, At at) {
     put_f32(out + 4, bad ? 0.0f : unit);
   }
 #pragma unroll
-  for (int j = 0; j < PITH_Q8_BLOCK / 32; j++) {
+  for (int j = 0; j < PITH_VALUES_BLOCK / 32; j++) {
     uint32_t i = lane + 32 * j;
     if (i < m) {
       int level = __float2int_rn((v[j] - middle) * inverse) + 128;

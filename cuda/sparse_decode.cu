@@ -31,18 +31,18 @@ __global__ void open_kernel(const __grid_constant__ Sections batch) {
   }
   uint64_t size = *s.size < s.capacity ? *s.size : s.capacity, start = s.before ? s.before->end : 0;
   c.done = c.count = c.rice = 0;
-  c.coding = PITH_PLACES_RAW;
+  c.coding = PITH_INDEX_RAW;
   c.values = c.indices = c.limit = c.end = size + 1; /* never 0 */
-  if (start > size || size - start < PITH_SECTION_HEAD) {
+  if (start > size || size - start < PITH_SPARSE_HEAD) {
     return;
   }
   const uint8_t *head = s.payload + start;
   uint32_t coding = head[0], count = get_u32(head + 8);
-  uint64_t values = start + PITH_SECTION_HEAD, room = size - values, taken = coded_size(s.coding, count), bytes = 0;
-  bool fits = coding <= PITH_PLACES_DENSE && head[1] == s.coding && head[2] <= PITH_RICE_MOST &&
+  uint64_t values = start + PITH_SPARSE_HEAD, room = size - values, taken = coded_size(s.coding, count), bytes = 0;
+  bool fits = coding <= PITH_INDEX_DENSE && head[1] == s.coding && head[2] <= PITH_RICE_MAX &&
               get_u32(head + 12) == 0 && count <= s.n && taken <= room;
-  bytes = coding == PITH_PLACES_RAW ? 4ull * count : coding == PITH_PLACES_BITMAP ? (s.n + 7ull) / 8 : 0;
-  if (!fits || bytes > room - taken || (coding == PITH_PLACES_DENSE && count != s.n)) {
+  bytes = coding == PITH_INDEX_RAW ? 4ull * count : coding == PITH_INDEX_BITMAP ? (s.n + 7ull) / 8 : 0;
+  if (!fits || bytes > room - taken || (coding == PITH_INDEX_DENSE && count != s.n)) {
     return;
   }
   c.coding = coding;
@@ -242,7 +242,7 @@ INLINE void index_stream(const Share &share, Stream &stream) {
 __global__ void __launch_bounds__(RICE_THREADS) index_rice_kernel(const __grid_constant__ Sections batch) {
   __shared__ Stream stream;
   Share share = share_of(batch);
-  if (share.s.control->coding == PITH_PLACES_RICE) {
+  if (share.s.control->coding == PITH_INDEX_RICE) {
     index_stream(share, stream);
   }
 }
@@ -280,7 +280,7 @@ __global__ void __launch_bounds__(JOIN_THREADS) join_kernel(const __grid_constan
   __shared__ uint64_t maps[JOIN_THREADS];
   __shared__ Position start[JOIN_THREADS];
   const Section &s = share_of(batch).s;
-  if (s.control->coding == PITH_PLACES_RICE) {
+  if (s.control->coding == PITH_INDEX_RICE) {
     join_stream(s, *s.control, maps, start);
   }
 }
@@ -313,7 +313,7 @@ INLINE void apply_floats(const Section &s, const Places &list, uint32_t count, c
 /* Values of one block of a stream. */
 template <bool ADD>
 INLINE void apply_listed(const Section &s, const Places &list, uint32_t rank, uint32_t count, const uint8_t *values) {
-  if (s.type == PITH_GPU_F32 && s.coding == PITH_CODED_FP32 && aligned4(values)) {
+  if (s.type == PITH_GPU_F32 && s.coding == PITH_VALUES_FP32 && aligned4(values)) {
     apply_floats<ADD>(s, list, count, (const float *)values + rank);
     return;
   }
@@ -364,7 +364,7 @@ __global__ void __launch_bounds__(RICE_THREADS) apply_rice_kernel(const __grid_c
   __shared__ Stream stream;
   __shared__ Places list;
   Share share = share_of(batch);
-  if (share.s.control->coding == PITH_PLACES_RICE) {
+  if (share.s.control->coding == PITH_INDEX_RICE) {
     apply_stream<ADD>(share, stream, list);
   }
 }
@@ -392,7 +392,7 @@ __global__ void __launch_bounds__(THREADS) index_bitmap_kernel(const __grid_cons
   __shared__ uint32_t warps[32];
   Share share = share_of(batch);
   const Section &s = share.s;
-  if (s.control->coding != PITH_PLACES_BITMAP) {
+  if (s.control->coding != PITH_INDEX_BITMAP) {
     return;
   }
   EACH_TILE(tile, share) {
@@ -416,14 +416,14 @@ __global__ void __launch_bounds__(THREADS) apply_kernel(const __grid_constant__ 
   const uint8_t *values = s.payload + c.values;
   const int how = ADD ? APPLY_ADD : APPLY_SET;
   size_t step = (size_t)share.parts * THREADS, first = (size_t)share.part * THREADS + threadIdx.x;
-  if (c.coding == PITH_PLACES_RAW || c.coding == PITH_PLACES_DENSE) {
+  if (c.coding == PITH_INDEX_RAW || c.coding == PITH_INDEX_DENSE) {
     for (size_t i = first; i < c.count; i += step) {
-      uint32_t place = c.coding == PITH_PLACES_RAW ? get_u32(s.payload + c.indices + 4 * i) : (uint32_t)i;
+      uint32_t place = c.coding == PITH_INDEX_RAW ? get_u32(s.payload + c.indices + 4 * i) : (uint32_t)i;
       if (place < s.n) {
         apply_value(s.dst, s.type, place, get_coded(values, s.coding, i), how);
       }
     }
-  } else if (c.coding == PITH_PLACES_BITMAP) {
+  } else if (c.coding == PITH_INDEX_BITMAP) {
     EACH_TILE(tile, share) {
       uint32_t count = walk_open(walk, s.bitmap, tile), rank = s.tile_rank[tile];
       for (uint32_t i = threadIdx.x; i < count && rank + i < c.count; i += THREADS) {

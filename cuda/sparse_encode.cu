@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(PLANNERS) tiles_kernel(const __grid_constant__
   __shared__ uint32_t warps[32];
   const Section &s = share_of(batch).s;
   uint32_t rank = 0, end = 0;
-  if (s.control->coding != PITH_PLACES_BITMAP && s.control->values) {
+  if (s.control->coding != PITH_INDEX_BITMAP && s.control->values) {
     return; /* decoding another coding */
   }
   for (uint32_t first = 0; first < s.tiles; first += PLANNERS * EACH) {
@@ -66,16 +66,16 @@ INLINE uint32_t count_ones(uint32_t gap) {
 INLINE void put_values(const Section &s, ValuesTile &t, uint32_t tile, double *sum, uint32_t *most) {
   uint32_t count = walk_open(t.walk, s.bitmap, tile), rank = s.tile_rank[tile], ones = 0;
   uint32_t rounds = (count + THREADS - 1) / THREADS;
-  uint8_t *values = s.payload + PITH_SECTION_HEAD;
+  uint8_t *values = s.payload + PITH_SPARSE_HEAD;
   for (uint32_t r = 0; r < rounds; r++) {
     uint32_t i = r * THREADS + threadIdx.x;
     ones += count_ones(i < count ? walk_gap(t.walk, s, tile, i) : 0);
     if (i < count) {
       float x = value_at(s.src, s.src_type, tile * TILE + t.walk.place[i]);
-      if (s.coding == PITH_CODED_MEAN) {
+      if (s.coding == PITH_VALUES_MEAN) {
         *sum += x;
         *most = max(*most, magnitude(x));
-      } else if (s.coding == PITH_CODED_Q8) {
+      } else if (s.coding == PITH_VALUES_Q8) {
         s.list[rank + i] = x;
       } else {
         put_coded(values, s.coding, rank + i, x);
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(THREADS) values_kernel(const __grid_constant__
   if (threadIdx.x < 32 && total) {
     atomicAdd((unsigned long long *)&s.control->ones[threadIdx.x], (unsigned long long)total);
   }
-  if (s.coding == PITH_CODED_MEAN) {
+  if (s.coding == PITH_VALUES_MEAN) {
     for (int h = 16; h; h /= 2) {
       sum += __shfl_xor_sync(FULL, sum, h);
     }
@@ -126,14 +126,14 @@ __global__ void __launch_bounds__(THREADS) values_kernel(const __grid_constant__
 __global__ void __launch_bounds__(THREADS) blocks_kernel(const __grid_constant__ Sections batch) {
   Share share = share_of(batch);
   const Section &s = share.s;
-  if (s.coding != PITH_CODED_Q8) {
+  if (s.coding != PITH_VALUES_Q8) {
     return;
   }
-  uint32_t count = s.control->count, blocks = (count + PITH_Q8_BLOCK - 1) / PITH_Q8_BLOCK;
+  uint32_t count = s.control->count, blocks = (count + PITH_VALUES_BLOCK - 1) / PITH_VALUES_BLOCK;
   for (uint32_t b = share.part * WARPS + threadIdx.x / 32; b < blocks; b += share.parts * WARPS) {
-    uint32_t first = b * PITH_Q8_BLOCK;
-    uint8_t *out = s.payload + PITH_SECTION_HEAD + (size_t)b * (PITH_Q8_BLOCK + PITH_Q8_HEAD);
-    put_q8_block(out, least(PITH_Q8_BLOCK, count - first), [&](uint32_t i) { return s.list[first + i]; });
+    uint32_t first = b * PITH_VALUES_BLOCK;
+    uint8_t *out = s.payload + PITH_SPARSE_HEAD + (size_t)b * (PITH_VALUES_BLOCK + PITH_Q8_HEAD);
+    put_q8_block(out, least(PITH_VALUES_BLOCK, count - first), [&](uint32_t i) { return s.list[first + i]; });
   }
 }
 
@@ -153,14 +153,14 @@ INLINE void consider(Control &c, int coding, uint32_t rice, uint64_t bytes) {
 /* As pith__index_choose. */
 INLINE void choose_coding(const Section &s, Control &c) {
   if (c.count == s.n) {
-    c.coding = PITH_PLACES_DENSE;
+    c.coding = PITH_INDEX_DENSE;
     c.rice = 0;
     c.index_bytes = 0;
     return;
   }
   uint64_t quotients = 0, best = ~0ull;
   uint32_t rice = 0;
-  for (int r = PITH_RICE_MOST; r >= 0; r--) {
+  for (int r = PITH_RICE_MAX; r >= 0; r--) {
     quotients = 2 * quotients + (r < 32 ? c.ones[r] : 0);
     uint64_t bytes = bytes_of(quotients + (uint64_t)c.count * (uint64_t)(r + 1));
     if (bytes < best) {
@@ -168,11 +168,11 @@ INLINE void choose_coding(const Section &s, Control &c) {
       rice = (uint32_t)r;
     }
   }
-  c.coding = PITH_PLACES_BITMAP;
+  c.coding = PITH_INDEX_BITMAP;
   c.rice = 0;
   c.index_bytes = bytes_of(s.n);
-  consider(c, PITH_PLACES_RICE, rice, best);
-  consider(c, PITH_PLACES_RAW, 0, 4ull * c.count);
+  consider(c, PITH_INDEX_RICE, rice, best);
+  consider(c, PITH_INDEX_RAW, 0, 4ull * c.count);
 }
 
 /* A sum of doubles in any order is the CPU's, made in order, if nothing was ever rounded: all values are multiples of
@@ -245,16 +245,16 @@ __global__ void __launch_bounds__(PLANNERS) plan_kernel(const __grid_constant__ 
   __shared__ uint64_t warps[32];
   const Section &s = share_of(batch).s;
   Control &c = *s.control;
-  if (s.coding == PITH_CODED_MEAN && threadIdx.x < 32) {
+  if (s.coding == PITH_VALUES_MEAN && threadIdx.x < 32) {
     find_mean(s, c);
   }
   if (threadIdx.x == 0) {
     choose_coding(s, c);
-    c.total = PITH_SECTION_HEAD + coded_size(s.coding, c.count) + c.index_bytes;
-    uint64_t dense = PITH_SECTION_HEAD + coded_size(s.coding, s.n);
+    c.total = PITH_SPARSE_HEAD + coded_size(s.coding, c.count) + c.index_bytes;
+    uint64_t dense = PITH_SPARSE_HEAD + coded_size(s.coding, s.n);
     if (s.kind == PITH_WIRE_THRESHOLD && c.total > dense) {
       c.total = dense;
-      c.coding = PITH_PLACES_DENSE;
+      c.coding = PITH_INDEX_DENSE;
       c.rice = 0;
       c.index_bytes = 0;
       c.count = s.n;
@@ -262,7 +262,7 @@ __global__ void __launch_bounds__(PLANNERS) plan_kernel(const __grid_constant__ 
     }
   }
   __syncthreads();
-  if (c.coding == PITH_PLACES_RICE) {
+  if (c.coding == PITH_INDEX_RICE) {
     place_codes(s, c, warps);
   }
 }
@@ -273,22 +273,22 @@ __global__ void __launch_bounds__(THREADS) dense_kernel(const __grid_constant__ 
   const Section &s = share.s;
   const Control &c = *s.control;
   size_t step = (size_t)share.parts * THREADS, first = (size_t)share.part * THREADS + threadIdx.x;
-  if (c.coding == PITH_PLACES_RICE) {
+  if (c.coding == PITH_INDEX_RICE) {
     for (size_t i = first; i < (c.index_bytes + 3) / 4 + 1; i += step) {
       s.stream[i] = 0;
     }
-  } else if (c.coding == PITH_PLACES_DENSE && c.k == ~0u) {
-    uint8_t *values = s.payload + PITH_SECTION_HEAD;
-    if (s.coding != PITH_CODED_Q8) {
+  } else if (c.coding == PITH_INDEX_DENSE && c.k == ~0u) {
+    uint8_t *values = s.payload + PITH_SPARSE_HEAD;
+    if (s.coding != PITH_VALUES_Q8) {
       for (size_t i = first; i < s.n; i += step) {
         put_coded(values, s.coding, i, value_at(s.src, s.src_type, (uint32_t)i));
       }
       return;
     }
-    uint32_t blocks = (s.n + PITH_Q8_BLOCK - 1) / PITH_Q8_BLOCK;
+    uint32_t blocks = (s.n + PITH_VALUES_BLOCK - 1) / PITH_VALUES_BLOCK;
     for (uint32_t b = share.part * WARPS + threadIdx.x / 32; b < blocks; b += share.parts * WARPS) {
-      uint32_t at = b * PITH_Q8_BLOCK;
-      put_q8_block(values + (size_t)b * (PITH_Q8_BLOCK + PITH_Q8_HEAD), least(PITH_Q8_BLOCK, s.n - at),
+      uint32_t at = b * PITH_VALUES_BLOCK;
+      put_q8_block(values + (size_t)b * (PITH_VALUES_BLOCK + PITH_Q8_HEAD), least(PITH_VALUES_BLOCK, s.n - at),
                    [&](uint32_t i) { return value_at(s.src, s.src_type, at + i); });
     }
   }
@@ -361,14 +361,14 @@ __global__ void __launch_bounds__(THREADS) write_kernel(const __grid_constant__ 
   Share share = share_of(batch);
   const Section &s = share.s;
   const Control &c = *s.control;
-  if (c.coding == PITH_PLACES_RICE) {
+  if (c.coding == PITH_INDEX_RICE) {
     uint64_t bits = 0;
     for (int b = 31; b >= (int)c.rice; b--) {
       bits = 2 * bits + c.ones[b];
     }
     bits += (uint64_t)c.count * (c.rice + 1);
     EACH_TILE(tile, share) { put_codes(s, t, tile, c.rice, bits); }
-  } else if (c.coding == PITH_PLACES_RAW) {
+  } else if (c.coding == PITH_INDEX_RAW) {
     uint8_t *out = s.payload + section_start(s) + c.total - c.index_bytes;
     EACH_TILE(tile, share) {
       uint32_t count = walk_open(t.walk, s.bitmap, tile), rank = s.tile_rank[tile];
@@ -384,11 +384,11 @@ INLINE void put_head(const Section &s, const Control &c, uint8_t *out) {
   out[0] = (uint8_t)c.coding;
   out[1] = s.coding;
   out[2] = (uint8_t)c.rice;
-  for (int i = 3; i < PITH_SECTION_HEAD; i++) {
+  for (int i = 3; i < PITH_SPARSE_HEAD; i++) {
     out[i] = i < 8 || i >= 12 ? 0 : (uint8_t)(c.count >> 8 * (i - 8));
   }
-  if (s.coding == PITH_CODED_MEAN) {
-    put_f32(out + PITH_SECTION_HEAD, c.mean);
+  if (s.coding == PITH_VALUES_MEAN) {
+    put_f32(out + PITH_SPARSE_HEAD, c.mean);
   }
   if (s.size) {
     *s.size = section_start(s) + c.total;
@@ -404,10 +404,10 @@ __global__ void __launch_bounds__(THREADS) finish_kernel(const __grid_constant__
   if (share.part == 0 && threadIdx.x == 0) {
     put_head(s, c, section);
   }
-  if (c.coding != PITH_PLACES_RICE && c.coding != PITH_PLACES_BITMAP) {
+  if (c.coding != PITH_INDEX_RICE && c.coding != PITH_INDEX_BITMAP) {
     return;
   }
-  const uint32_t *from = c.coding == PITH_PLACES_RICE ? s.stream : s.bitmap;
+  const uint32_t *from = c.coding == PITH_INDEX_RICE ? s.stream : s.bitmap;
   for (size_t w = (size_t)share.part * THREADS + threadIdx.x; 4 * w < c.index_bytes;
        w += (size_t)share.parts * THREADS) {
     uint32_t word = from[w];
@@ -432,8 +432,8 @@ __global__ void __launch_bounds__(THREADS) keep_kernel(const __grid_constant__ S
   if (!s.memory || s.keeps == PITH_GPU_KEEP_ALL) {
     return;
   }
-  const uint8_t *values = s.payload + section_start(s) + PITH_SECTION_HEAD;
-  if (c.coding == PITH_PLACES_DENSE) {
+  const uint8_t *values = s.payload + section_start(s) + PITH_SPARSE_HEAD;
+  if (c.coding == PITH_INDEX_DENSE) {
     for (size_t i = (size_t)share.part * THREADS + threadIdx.x; i < s.n; i += (size_t)share.parts * THREADS) {
       take_out(s, (uint32_t)i, get_coded(values, s.coding, i));
     }
@@ -461,7 +461,7 @@ cudaError_t launch_values(const Sections &batch, cudaStream_t stream) {
   bool blocks = false;
   values_kernel<<<batch.blocks, THREADS, 0, stream>>>(batch);
   for (uint32_t i = 0; i < batch.count; i++) {
-    blocks |= batch.section[i].coding == PITH_CODED_Q8;
+    blocks |= batch.section[i].coding == PITH_VALUES_Q8;
   }
   if (blocks) {
     blocks_kernel<<<batch.blocks, THREADS, 0, stream>>>(batch);

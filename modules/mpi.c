@@ -7,7 +7,7 @@
  * the receiver keeps some receives posted for each peer, the sender copies into a few buffers of its own. MPI delivers
  * pieces of one sender and tag in order. A greeting comes first and an empty message last.
  *
- * MPI moves bytes only while somebody calls it. Once the comm has given us its bytes it may not call again for long,
+ * MPI moves bytes only while a thread calls it. Once the comm has given us its bytes it may not call again for long,
  * so a thread, the keeper, calls MPI while sends are in flight. One mutex guards every call of MPI.
  *
  * MPI itself decides what happens when a process dies: mpirun usually ends the whole job.
@@ -195,7 +195,7 @@ typedef struct mpi_place {
 } mpi_place;
 
 typedef struct mpi_greeting {
-  uint64_t token; /* the receiver's, and the job: who knows it means this very listener */
+  uint64_t token; /* the receiver's, and the job: it proves that the sender means this very listener */
   uint64_t rank;
 } mpi_greeting;
 
@@ -405,7 +405,7 @@ static void *keep(void *argument) {
   return NULL;
 }
 
-/* ---- Meeting ----------------------------------------------------------------------------------------------------- */
+/* ---- Connecting -------------------------------------------------------------------------------------------------- */
 
 static pith_status open_locked(mpi_transport *t, pith_address *address) {
   int world = 0, size = 0;

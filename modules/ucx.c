@@ -1,4 +1,4 @@
-/* The life of a transport over UCX (ucx.h): listening, meeting, leaving. */
+/* The life of a transport over UCX (ucx.h): listening, connecting, leaving. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -171,7 +171,7 @@ static pith_status ucx_listen(const pith_transport_config *config, pith_transpor
   return PITH_OK;
 }
 
-/* ---- Meeting ----------------------------------------------------------------------------------------------------- */
+/* ---- Connecting -------------------------------------------------------------------------------------------------- */
 
 static void on_error(void *argument, ucp_ep_h ep, ucs_status_t status) {
   ucx_peer *peer = argument;
@@ -210,8 +210,8 @@ static pith_status link_peer(ucx_transport *t, int rank, const pith_address *add
   return PITH_OK;
 }
 
-/* Hello, heard you, ready: UCX makes a link in steps, too, whose messages go before ours, and while it does, bytes wait
- * that were taken already. After three rounds it is done, and both may be silent for long. */
+/* Three rounds: hello, heard, ready. UCX itself makes a link in steps, whose messages go before ours; meanwhile bytes
+ * that it took already wait. After three rounds it is done, and both sides may be silent for long. */
 static int shake_hands(ucx_transport *t, ucx_peer *peer) {
   if (peer->came[KIND_HELLO] && !peer->answered) {
     pith__ucx_say(t, peer, KIND_HEARD);
@@ -224,8 +224,8 @@ static int shake_hands(ucx_transport *t, ucx_peer *peer) {
   return peer->said_ready && peer->came[KIND_READY];
 }
 
-/* *missing: a rank that we have not met yet, or -1. */
-static pith_status meet(ucx_transport *t, int *missing) {
+/* *missing: a rank with which the handshake is not complete yet, or -1. */
+static pith_status shake_hands_with_all(ucx_transport *t, int *missing) {
   pith__ucx_look_after(t, 1); /* at every turn: UCX itself is not at its best when a peer dies now */
   progress(t);
   *missing = -1;
@@ -234,11 +234,11 @@ static pith_status meet(ucx_transport *t, int *missing) {
     if (!peer->linked) {
       continue;
     }
-    int is_met = shake_hands(t, peer);
-    if (!is_met && (peer->ended || is_dead(peer))) {
+    int is_complete = shake_hands(t, peer);
+    if (!is_complete && (peer->ended || is_dead(peer))) {
       return pith__ucx_gone(peer, p);
     }
-    *missing = is_met && *missing < 0 ? *missing : p;
+    *missing = is_complete && *missing < 0 ? *missing : p;
   }
   return PITH_OK;
 }
@@ -251,13 +251,14 @@ static pith_status connect_locked(ucx_transport *t, const pith_address *address,
       PITH_TRY(link_peer(t, p, &address[p]));
     }
   }
-  PITH_TRY(meet(t, &missing));
+  PITH_TRY(shake_hands_with_all(t, &missing));
   while (missing >= 0 || t->in_flight > 0) {
     PITH_REQUIRE(missing < 0 || pith__now() < end, PITH_ERR_TIMEOUT, "ucx: rank %d did not connect within %g s",
                  missing, t->timeout);
-    PITH_REQUIRE(pith__now() < end + LINGER, PITH_ERR_TIMEOUT, "ucx: the links did not stand within %g s", t->timeout);
+    PITH_REQUIRE(pith__now() < end + LINGER, PITH_ERR_TIMEOUT, "ucx: the links were not established within %g s",
+                 t->timeout);
     breathe(t);
-    PITH_TRY(meet(t, &missing));
+    PITH_TRY(shake_hands_with_all(t, &missing));
   }
   return PITH_OK;
 }

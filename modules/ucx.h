@@ -3,11 +3,11 @@
  * shared memory, TCP) without mpirun.
  *
  * A transport has a UCX worker of its own, whose address is the transport's. A stream travels in numbered pieces, each
- * an active message; the receiver keeps them where UCX put them until somebody takes them. UCX has no limit for what
+ * an active message; the receiver keeps them where UCX put them until the comm takes them. UCX has no limit for what
  * has come and was not asked for, so a sender may be WINDOW pieces ahead, no more: the receiver says from time to time
  * how many it has taken. Every message carries the token of the listener it is meant for; others are dropped.
  *
- * UCX moves bytes only while somebody calls it. Once the comm has given us its bytes it may not call again for long,
+ * UCX moves bytes only while a thread calls it. Once the comm has given us its bytes it may not call again for long,
  * so a thread, the keeper, calls UCX while sends are in flight. One mutex for each transport guards its worker.
  *
  * UCX tells that a peer died where the network notices. Shared memory does not, so a peer on this machine is watched by
@@ -38,7 +38,7 @@ extern const pith_transport_host *pith__ucx_host;
 typedef enum ucx_kind { KIND_HELLO = 1, KIND_HEARD, KIND_READY, KIND_DATA, KIND_ROOM, KIND_END } ucx_kind;
 
 typedef struct ucx_head {
-  uint64_t token; /* the receiver's, and the job: who knows it means this very listener */
+  uint64_t token; /* the receiver's, and the job: it proves that the sender means this very listener */
   uint32_t rank;  /* of the sender */
   uint32_t kind;
   uint32_t number; /* DATA: of this piece; END: of pieces in all */

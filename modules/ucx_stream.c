@@ -92,7 +92,7 @@ static void post(ucx_transport *t, ucx_peer *peer, ucx_out *out, ucx_kind kind, 
   put_back(out);
 }
 
-/* Messages without bytes of a stream. Those of the meeting have some that nobody reads: UCX sends longer messages in
+/* Messages without bytes of a stream. Those of the handshake have some that nobody reads: UCX sends longer messages in
  * another way than short ones, and must have found it before data come. */
 void pith__ucx_say(ucx_transport *t, ucx_peer *peer, ucx_kind kind) {
   ucx_out *out = peer->error == UCS_OK ? take_out(t) : NULL;
@@ -240,7 +240,7 @@ static pith_status receive_locked(ucx_transport *t, int rank, uint8_t *buffer, s
     ucp_worker_progress(t->worker);
   }
   if (!arrived(peer) && is_over(peer)) {
-    progress(t); /* last words */
+    progress(t); /* the last message */
   }
   for (ucx_piece *piece; *got < size && (piece = arrived(peer));) {
     size_t n = piece->size - piece->at < size - *got ? piece->size - piece->at : size - *got;

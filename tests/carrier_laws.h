@@ -26,12 +26,14 @@ typedef struct wire {
   pith_request *request[IN_FLIGHT];
   uint64_t next;
   int starts;
-  atomic_int begun, waited; /* exchanges */
-  int fails_at;             /* the exchange that cannot be started; 0: none */
+  atomic_int begun, waited;            /* exchanges */
+  int fails_at;                        /* the exchange that cannot be started; 0: none */
+  int (*is_there)(const void *memory); /* whether memory is where the carrier has it; NULL: anywhere is */
 } wire;
 
 static pith_status begin(wire *w, const pith_exchange *x, uint64_t *ticket) {
   size_t ranks = (size_t)pith_comm_size(w->comm), sent = 0, received = 0;
+  CHECK(!w->is_there || ((!x->send || w->is_there(x->send)) && (!x->recv || w->is_there(x->recv))));
   if (++w->starts == w->fails_at) {
     return pith_fail(PITH_ERR_SYSTEM, "the wire is cut");
   }

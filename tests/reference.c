@@ -56,24 +56,24 @@ static void pass_result(const reference *r, const pith_ctx *ctx, int owner, floa
 /* ---- Hosts: of one rank each where the algorithm does not mind them ---------------------------------------------- */
 
 typedef struct hosts {
-  int count, per_host, carriers;
+  int count, per_host, leaders;
 } hosts;
 
 static hosts hosts_of(const reference *r) {
   int per_host = strcmp(r->algorithm, "hierarchical") == 0 ? r->per_host : 1;
   hosts h = {(r->ranks + per_host - 1) / per_host, per_host, per_host};
   int last = r->ranks - (h.count - 1) * per_host;
-  h.carriers = last < per_host ? last : per_host;
+  h.leaders = last < per_host ? last : per_host;
   return h;
 }
 
 /* The sum of a host's values of a range, as its carrier adds them up. */
-static void host_sum(const reference *r, const hosts *h, int host, int carrier, float *const *x, const pith_ctx *ctx,
+static void host_sum(const reference *r, const hosts *h, int host, int leader, float *const *x, const pith_ctx *ctx,
                      pith_range range, float *sum) {
   for (int i = 0, rank = host * h->per_host; i < h->per_host && rank < r->ranks; i++, rank++) {
     float *copy = malloc((range.n + 1) * sizeof *copy);
     memcpy(copy, x[rank] + range.first, range.n * sizeof *copy);
-    if (r->inside && rank != carrier) {
+    if (r->inside && rank != leader) {
       pith_ctx here = ctx_at(r, ctx, rank, range.first);
       pass(r->inside, NULL, &here, copy, range.n);
     }
@@ -92,11 +92,11 @@ static size_t least_common(size_t a, size_t b) {
   return m;
 }
 
-static void slice(const reference *r, const hosts *h, int carrier, int owner, pith_range range, float *const *x,
+static void slice(const reference *r, const hosts *h, int leader, int owner, pith_range range, float *const *x,
                   const pith_ctx *ctx, float *result) {
   float *sum = malloc((range.n + 1) * sizeof *sum);
   for (int host = 0; host < h->count; host++) {
-    int rank = host * h->per_host + carrier;
+    int rank = host * h->per_host + leader;
     pith_ctx here = ctx_at(r, ctx, rank, range.first);
     host_sum(r, h, host, rank, x, ctx, range, sum);
     pass(r->codec, r->mine[rank], &here, sum, range.n);
@@ -109,13 +109,13 @@ static void slice(const reference *r, const hosts *h, int carrier, int owner, pi
 static void blocks(const reference *r, float *const *x, const pith_ctx *ctx, float *result) {
   hosts h = hosts_of(r);
   size_t granule = least_common(r->codec->granule, r->inside && h.per_host > 1 ? r->inside->granule : 1);
-  for (int carrier = 0; carrier < h.carriers; carrier++) {
-    pith_range part = pith__split(r->n, granule, (size_t)h.carriers, (size_t)carrier);
+  for (int leader = 0; leader < h.leaders; leader++) {
+    pith_range part = pith__split(r->n, granule, (size_t)h.leaders, (size_t)leader);
     for (int host = 0; host < h.count; host++) {
       pith_range range = pith__split(part.n, granule, (size_t)h.count, (size_t)host);
       range.first += part.first;
       if (range.n) {
-        slice(r, &h, carrier, host * h.per_host + carrier, range, x, ctx, result);
+        slice(r, &h, leader, host * h.per_host + leader, range, x, ctx, result);
       }
     }
   }

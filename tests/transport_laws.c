@@ -547,9 +547,9 @@ static void outlast_a_stop(world_rank *me) {
 
 void law_a_stopped_peer_only_waits(const transport_world *world) { world_run(world, 2, 0, outlast_a_stop, NULL); }
 
-/* ---- Laws: meeting ----------------------------------------------------------------------------------------------- */
+/* ---- Laws: connecting -------------------------------------------------------------------------------------------- */
 
-static void meet_in_groups(world_rank *me) {
+static void connect_in_groups(world_rank *me) {
   uint8_t wanted[WORLD_RANKS_MOST] = {0};
   for (int peer = 0; peer < me->ranks; peer++) {
     wanted[peer] = peer != me->rank && peer % 2 == me->rank % 2;
@@ -568,7 +568,9 @@ static void meet_in_groups(world_rank *me) {
   world_barrier(me);
 }
 
-void law_groups_do_not_meet(const transport_world *world) { world_run_unconnected(world, 6, 0, meet_in_groups, NULL); }
+void law_groups_do_not_meet(const transport_world *world) {
+  world_run_unconnected(world, 6, 0, connect_in_groups, NULL);
+}
 
 static void be_alone(world_rank *me) {
   uint8_t sending = 0;

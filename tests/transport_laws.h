@@ -44,11 +44,11 @@ typedef void (*world_body)(world_rank *me);
  * for each rank) says which may end in any way; the others must return from the body. */
 void world_run(const transport_world *world, int ranks, unsigned lost, world_body body, const void *argument);
 
-/* The same without connecting: for laws about meeting. */
+/* The same without connecting: for laws about connecting. */
 void world_run_unconnected(const transport_world *world, int ranks, unsigned lost, world_body body,
                            const void *argument);
 
-/* Steps of the meeting, for bodies that were not connected. */
+/* Steps of connection setup, for bodies that were not connected. */
 void world_listen(world_rank *me, double timeout);
 pith_status world_connect(world_rank *me, const uint8_t *wanted);
 const pith_address *world_address(const world_rank *me, int rank);

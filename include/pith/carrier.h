@@ -25,7 +25,8 @@ extern "C" {
 typedef enum pith_exchange_kind {
   PITH_EXCHANGE_ALL_TO_ALL = 0, /* send_bytes[p] bytes go to rank p, recv_bytes[p] come from it */
   PITH_EXCHANGE_ALL_GATHER = 1, /* every rank sends `bytes`; recv has those of rank 0, 1, … one after another */
-  PITH_EXCHANGE_ALLREDUCE = 2,  /* `count` values of `dtype` in recv are reduced in place by `op`; send is NULL */
+  PITH_EXCHANGE_ALLREDUCE = 2,  /* `count` values of `dtype` in recv are reduced in place by `op`, to the same bits on
+                                   all ranks; send is NULL */
 } pith_exchange_kind;
 
 /* One collective. What it points to is the reducer's, and stays until wait() has returned. */

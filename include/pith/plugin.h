@@ -107,6 +107,9 @@ typedef struct pith_codec_ops {
 
   /* Optional, for people: what is sent, and when to use the method. */
   const char *detail, *use;
+
+  /* What Pith's own codecs tell the planner and the GPU layer. Ignored in plug-ins: leave it out. */
+  const struct pith_codec_traits *traits;
 } pith_codec_ops;
 
 /* What pith_plugin_entry() returns. It must live as long as the process. */

@@ -67,7 +67,7 @@ class Carrier:
         raise NotImplementedError
 
     def allreduce(self, values: memoryview, dtype: str, op: str) -> Any:
-        """Values of a type ("f32", "f64", "i32", …) are reduced in place by "sum" or "max"."""
+        """Values of a type ("f32", "f64", "i8", …) are reduced in place by "sum" or "max", to the same bits on all ranks."""
         raise NotImplementedError
 
     def wait(self, handle: Any) -> None:

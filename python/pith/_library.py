@@ -579,6 +579,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     ),
     "pith_fail": (_STATUS, [c_int, c_char_p, c_char_p]),
     "pith_reducer_destroy": (None, [_P]),
+    "pith_layer_number": (c_uint64, [c_char_p]),
     "pith_reducer_add": (_STATUS, [_P, POINTER(Layer), _SIZES]),
     "pith_reducer_start": (_STATUS, [_P, c_size_t, _P]),
     "pith_reducer_flush": (_STATUS, [_P]),

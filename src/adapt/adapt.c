@@ -20,7 +20,7 @@ static pith_status make_profiles(pith_adapter *a, const pith_layer *layers) {
     status = pith_profile_create(layers, a->layers, text, profile[i]);
   }
   free(text);
-  return status == PITH_OK ? pith__profile_find(a->window, "none", &a->none) : status;
+  return status == PITH_OK ? pith__profile_find(a->window, PITH_UNCOMPRESSED, &a->none) : status;
 }
 
 /* auto learns the bandwidth from the exchange of the sums, and needs enough of them. */
@@ -142,9 +142,9 @@ void pith__adapt_describe(pith_adapter *a) {
   } else if (a->options.kind != PITH_ADAPT_AUTO) {
     snprintf(a->reason, size, "%s, plan of step %llu", text, (unsigned long long)a->s.changed);
   } else if (a->s.trying) {
-    snprintf(a->reason, size, "%s, trial of %s", text, pith__plan_slot_name(a->s.slot));
+    snprintf(a->reason, size, "%s, trial of %s", text, pith__shortlist_plans[a->s.slot].name);
   } else {
-    snprintf(a->reason, size, "%s, %s since step %llu", text, pith__plan_slot_name(a->s.slot),
+    snprintf(a->reason, size, "%s, %s since step %llu", text, pith__shortlist_plans[a->s.slot].name,
              (unsigned long long)a->s.changed);
   }
 }

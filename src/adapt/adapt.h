@@ -14,6 +14,7 @@
 #include <pith/adapt.h>
 #include <pthread.h>
 
+#include "codec/shortlist.h"
 #include "profile/profile.h"
 
 /* ---- Specs ------------------------------------------------------------------------------------------------------- */
@@ -28,7 +29,7 @@ typedef enum pith_adapt_kind {
 typedef struct pith_adapt_options {
   pith_adapt_kind kind;
   char text[PITH_SPEC_MAX];                            /* as the user wrote it */
-  char spec[PITH_SPEC_MAX];                            /* candidates are around it; "mix": all */
+  char spec[PITH_SPEC_MAX];                            /* candidates are around it; PITH_MIX: all */
   char budget[PITH_SPEC_MAX], critical[PITH_SPEC_MAX]; /* "": none */
   size_t period, warmup;
   double alpha, threshold, floor;
@@ -41,20 +42,14 @@ pith_status pith__adapt_candidates(const pith_adapt_options *options, char *text
 
 /* ---- Plans ------------------------------------------------------------------------------------------------------- */
 
-/* The candidates of auto. The other kinds have one plan, in the first place. */
-enum { PITH_PLANS = 11, PITH_CODEC_KINDS = 5, PITH_TRIED_MOST = 8, PITH_TRIALS_MOST = 5 };
-
-/* Its name for people, its family (those of one number are variants of one another), whether all layers have one spec.
- */
-const char *pith__plan_slot_name(size_t slot);
-int pith__plan_slot_family(size_t slot);
-int pith__plan_slot_is_uniform(size_t slot);
+/* The candidates of auto, in pith__shortlist_plans. The other kinds have one plan, in the first place. */
+enum { PITH_PLANS = PITH_SHORTLIST_PLANS, PITH_TRIED_MOST = 8, PITH_TRIALS_MOST = 5 };
 
 /* Times that ranks have added up, as means: seconds. 0: not known. */
 typedef struct pith_measures {
-  double seconds, span, waiting;  /* of a step, with the specs in force */
-  double probe, latency;          /* of the exchange of the sums, and of a few numbers */
-  double codec[PITH_CODEC_KINDS]; /* for a value: bf16, q, topk, powersgd, eden */
+  double seconds, span, waiting;      /* of a step, with the specs in force */
+  double probe, latency;              /* of the exchange of the sums, and of a few numbers */
+  double codec[PITH_SHORTLIST_TIMED]; /* for a value, by pith__shortlist_timed */
 } pith_measures;
 
 enum { PITH_MEASURES = sizeof(pith_measures) / sizeof(double) };
@@ -110,7 +105,7 @@ typedef struct pith_adapt_state {
   struct {
     double seconds[PITH_ADAPT_RING], span[PITH_ADAPT_RING], waiting[PITH_ADAPT_RING];
     uint64_t count; /* since the last change */
-    double probe, latency, codec[PITH_CODEC_KINDS];
+    double probe, latency, codec[PITH_SHORTLIST_TIMED];
   } own;
 } pith_adapt_state;
 

@@ -16,44 +16,13 @@
 #define STEP 1.1892071150027210667    /* … four to a doubling */
 #define PROBE_BYTES (8.0 * (1 << 15)) /* the exchange of the sums has at least these */
 
-/* ---- The candidates of auto -------------------------------------------------------------------------------------- */
-
-typedef struct slot {
-  const char *name;
-  pith_plan_method method;
-  pith_plan_objective objective;
-  const char *uniform, *families;
-  int family;
-} slot;
-
-static const slot slots[PITH_PLANS] = {
-    {"none", PITH_PLAN_UNIFORM, PITH_PLAN_BYTES, "none", NULL, 0},
-    {"bf16", PITH_PLAN_UNIFORM, PITH_PLAN_BYTES, "bf16", NULL, 1},
-    {"q:8", PITH_PLAN_UNIFORM, PITH_PLAN_BYTES, "q:8", NULL, 2},
-    {"q:4", PITH_PLAN_UNIFORM, PITH_PLAN_BYTES, "q:4", NULL, 3},
-    {"lgreco:q:4", PITH_PLAN_LGRECO, PITH_PLAN_BYTES, "q:4", "q,none", 3},
-    {"ef/topk:0.01", PITH_PLAN_UNIFORM, PITH_PLAN_BYTES, "ef/topk:0.01", NULL, 4},
-    {"lgreco:ef/topk:0.01", PITH_PLAN_LGRECO, PITH_PLAN_BYTES, "ef/topk:0.01", "topk,none", 4},
-    {"ef/powersgd:4", PITH_PLAN_UNIFORM, PITH_PLAN_BYTES, "ef/powersgd:4", NULL, 5},
-    {"lgreco:ef/powersgd:4", PITH_PLAN_LGRECO, PITH_PLAN_BYTES, "ef/powersgd:4", "powersgd,none", 5},
-    {"a mix within q:4", PITH_PLAN_LGRECO, PITH_PLAN_TIME, "q:4", "mix", 6},
-    {"a mix within ef/powersgd:4", PITH_PLAN_LGRECO, PITH_PLAN_TIME, "ef/powersgd:4", "mix", 6},
-};
-
-const char *pith__plan_slot_name(size_t index) { return slots[index].name; }
-int pith__plan_slot_family(size_t index) { return slots[index].family; }
-int pith__plan_slot_is_uniform(size_t index) { return slots[index].method == PITH_PLAN_UNIFORM; }
-
 /* ---- Cost -------------------------------------------------------------------------------------------------------- */
 
-/* Seconds for a value, by what was timed; low rank in proportion to the rank. */
+/* Seconds for a value, by the spec of its family that was timed. */
 static double codec_seconds(const pith_codec *codec, const pith_measures *m) {
-  static const char *const kinds[PITH_CODEC_KINDS] = {"bf16", "q", "topk", "powersgd", "eden"};
-  pith_text family = pith__family_of(codec);
-  for (size_t k = 0; k < PITH_CODEC_KINDS; k++) {
-    if (pith__text_is(family, kinds[k])) {
-      double factor = pith__codec_is(codec, "powersgd") ? (4 + (double)codec->args[0].i) / 8 : 1;
-      return m->codec[k] * factor;
+  for (size_t k = 0; k < PITH_SHORTLIST_TIMED; k++) {
+    if (pith__text_same(pith__family_of(codec), pith__family_in(pith__shortlist_timed[k]))) {
+      return m->codec[k] * (codec->traits->cost ? codec->traits->cost(codec->args) : 1);
     }
   }
   return 0;
@@ -178,7 +147,7 @@ static pith_status error_of_uniform(const pith_adapter *a, const char *spec, dou
 static pith_status exclude(pith_adapter *a, double limit) {
   for (size_t i = 0; i < PITH_PLANS; i++) {
     double error;
-    PITH_TRY(error_of_uniform(a, slots[i].uniform, &error));
+    PITH_TRY(error_of_uniform(a, pith__shortlist_plans[i].uniform, &error));
     if (error > limit) {
       a->made.error[i] = PITH_EXCLUDED;
     }
@@ -198,14 +167,15 @@ static pith_status make_all(pith_adapter *a) {
                 a->s.measures.seconds, a->s.measures.span, a->s.measures.waiting, cost.bandwidth * 1e-6,
                 cost.latency * 1e6);
   for (size_t i = 0; i < PITH_PLANS; i++) {
+    const pith_shortlist_plan *slot = &pith__shortlist_plans[i];
     pith_plan_request request = {.size = sizeof request,
-                                 .method = slots[i].method,
-                                 .objective = slots[i].objective,
-                                 .uniform = slots[i].uniform,
-                                 .families = slots[i].families,
+                                 .method = slot->method,
+                                 .objective = slot->objective,
+                                 .uniform = slot->uniform,
+                                 .families = slot->families,
                                  .cost = &cost};
     double exchange;
-    PITH_TRY(make_one(a, i, &request, slots[i].objective == PITH_PLAN_TIME ? &cost : NULL));
+    PITH_TRY(make_one(a, i, &request, slot->objective == PITH_PLAN_TIME ? &cost : NULL));
     PITH_TRY(price(a, i, &cost, &exchange, &a->made.error[i]));
     a->made.predicted[i] = fmax(0, a->s.measures.seconds - a->s.measures.span) + exchange;
   }
@@ -233,7 +203,7 @@ static pith_status make_single(pith_adapter *a) {
                                                                            : PITH_PLAN_LGRECO,
                                .uniform = o->budget,
                                .alpha = o->alpha,
-                               .families = !strcmp(o->spec, "mix") ? "mix" : families,
+                               .families = strcmp(o->spec, PITH_MIX) ? families : PITH_MIX,
                                .before = a->s.planned ? a->before : NULL,
                                .threshold = o->threshold,
                                .critical = *o->critical ? o->critical : NULL,

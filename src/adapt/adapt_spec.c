@@ -217,7 +217,7 @@ static double initial_of(const char *key) {
 static pith_status read_values(const pieces *p, pith_adapt_options *o) {
   o->period = (size_t)initial_of("period"), o->warmup = (size_t)initial_of("warmup");
   o->alpha = initial_of("alpha"), o->threshold = initial_of("threshold");
-  o->floor = o->kind == PITH_ADAPT_LGRECO && strcmp(o->spec, "mix") != 0
+  o->floor = o->kind == PITH_ADAPT_LGRECO && strcmp(o->spec, PITH_MIX) != 0
                  ? initial_of("floor")
                  : 0; /* bytes of several families say little about each other */
   PITH_TRY(read_count(o, "period", p->period, PERIOD_LEAST, &o->period));
@@ -236,11 +236,12 @@ static pith_status settle(const pith_adapt_options *o, const char *what, char *s
     snprintf(reason, sizeof reason, "%s", pith_error());
     return pith_fail(status, "%s: the %s: %s", o->text, what, reason);
   }
-  int exact = pith__codec_is(codec, "none");
+  int exact = codec->traits->exact;
   memcpy(spec, codec->spec, PITH_SPEC_MAX);
   pith_codec_destroy(codec);
   PITH_REQUIRE(!exact || !strcmp(what, "critical spec"), PITH_ERR_RANGE,
-               "%s: the %s is none, which loses nothing: there is nothing to share out", o->text, what);
+               "%s: the %s is " PITH_UNCOMPRESSED ", which loses nothing: there is nothing to share out", o->text,
+               what);
   return PITH_OK;
 }
 
@@ -253,7 +254,7 @@ static pith_status check_auto(pith_adapt_options *o) {
 }
 
 static pith_status check_specs(pith_adapt_options *o) {
-  int mix = !strcmp(o->spec, "mix");
+  int mix = !strcmp(o->spec, PITH_MIX);
   PITH_REQUIRE(*o->spec, PITH_ERR_SPEC, "%s: a spec is missing, as in %s", o->text,
                o->kind == PITH_ADAPT_ACCORDION ? "accordion:q:4,q:8"
                : o->kind == PITH_ADAPT_KMEANS  ? "kmeans:q:4"
@@ -323,9 +324,9 @@ pith_status pith__adapt_candidates(const pith_adapt_options *o, char *text, size
   if (o->kind == PITH_ADAPT_ACCORDION) {
     PITH_TRY(add(text, size, o->spec));
   } else {
-    PITH_TRY(pith_plan_candidates(o->kind == PITH_ADAPT_AUTO ? "mix" : o->spec, text, size));
+    PITH_TRY(pith_plan_candidates(o->kind == PITH_ADAPT_AUTO ? PITH_MIX : o->spec, text, size));
   }
-  PITH_TRY(add(text, size, "none"));
+  PITH_TRY(add(text, size, PITH_UNCOMPRESSED));
   PITH_TRY(add(text, size, o->budget));
   return add(text, size, o->critical);
 }

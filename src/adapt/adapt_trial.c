@@ -67,7 +67,8 @@ static double least_expected(const pith_adapter *a) {
  * whose messages cost more than the model knows, and then the more exact. */
 static int comes_before(const pith_adapter *a, size_t one, size_t other, double least) {
   double x = floor(expected(a, one) / (GRAIN * least)), y = floor(expected(a, other) / (GRAIN * least));
-  int uniform = pith__plan_slot_is_uniform(one), other_uniform = pith__plan_slot_is_uniform(other);
+  int uniform = pith__shortlist_plans[one].method == PITH_PLAN_UNIFORM,
+      other_uniform = pith__shortlist_plans[other].method == PITH_PLAN_UNIFORM;
   return x != y ? x < y : uniform != other_uniform ? uniform : a->s.error[one] < a->s.error[other];
 }
 
@@ -89,10 +90,10 @@ static int same_specs(const pith_adapter *a, size_t one, size_t other) {
 /* Whether a plan is new among those that are tried and the one in force; and whether its family is. */
 static int is_news(const pith_adapter *a, size_t slot, int *new_family) {
   int news = !same_specs(a, slot, a->s.base);
-  *new_family = pith__plan_slot_family(slot) != pith__plan_slot_family(a->s.base);
+  *new_family = pith__shortlist_plans[slot].family != pith__shortlist_plans[a->s.base].family;
   for (size_t i = 0; i < a->s.tries; i++) {
     news &= !same_specs(a, slot, a->s.order[i]);
-    *new_family &= pith__plan_slot_family(slot) != pith__plan_slot_family(a->s.order[i]);
+    *new_family &= pith__shortlist_plans[slot].family != pith__shortlist_plans[a->s.order[i]].family;
   }
   return news;
 }
@@ -115,7 +116,7 @@ static void choose_trials(pith_adapter *a) {
     double time = expected(a, order[i]);
     int wanted =
         a->s.wide ? is_wanted_first(a, time, least_expected(a), new_family) : is_wanted_later(a, order[i], time);
-    PITH_LOG_INFO("planner: %s is expected to take %.4g s%s", pith__plan_slot_name(order[i]), time,
+    PITH_LOG_INFO("planner: %s is expected to take %.4g s%s", pith__shortlist_plans[order[i]].name, time,
                   order[i] == a->s.base     ? ", is in force"
                   : wanted && news          ? ", is tried"
                   : is_allowed(a, order[i]) ? ""
@@ -181,7 +182,7 @@ static void settle(pith_adapter *a) {
   size_t chosen = most_exact(a);
   int untried = chosen == a->s.base && a->s.trials[chosen] == 1 && !a->s.wide;
   PITH_LOG_INFO("planner: step %llu: %s stays, %.4g s a step", (unsigned long long)a->s.step,
-                pith__plan_slot_name(chosen), a->s.time[chosen]);
+                pith__shortlist_plans[chosen].name, a->s.time[chosen]);
   learn(a);
   a->s.alarms = !a->s.alarmed ? a->s.alarms : chosen == a->s.base ? a->s.alarms + 1 : 0;
   a->s.alarmed = 0;
@@ -267,8 +268,8 @@ int pith__trial_look(pith_adapter *a, double seconds) {
     return 0;
   }
   note(a, slot, seconds > 0 ? seconds : UNKNOWN);
-  PITH_LOG_INFO("planner: step %llu: %s took %.4g s a step", (unsigned long long)a->s.step, pith__plan_slot_name(slot),
-                seconds);
+  PITH_LOG_INFO("planner: step %llu: %s took %.4g s a step", (unsigned long long)a->s.step,
+                pith__shortlist_plans[slot].name, seconds);
   a->s.tried++;
   return 1;
 }

@@ -83,10 +83,9 @@ static pith_status time_codec(const char *spec, pith_cspan x, double *each) {
 
 /* Once for each window, on the first large layer of it. */
 static pith_status time_codecs(pith_adapter *a, pith_cspan x) {
-  static const char *const specs[PITH_CODEC_KINDS] = {"bf16", "q:4", "ef/topk:0.01", "ef/powersgd:4", "eden:2"};
   x.n = x.n >= TIMED_VALUES ? TIMED_VALUES : x.n;
-  for (size_t k = 0; k < PITH_CODEC_KINDS; k++) {
-    PITH_TRY(time_codec(specs[k], x, &a->s.own.codec[k]));
+  for (size_t k = 0; k < PITH_SHORTLIST_TIMED; k++) {
+    PITH_TRY(time_codec(pith__shortlist_timed[k], x, &a->s.own.codec[k]));
   }
   return PITH_OK;
 }

@@ -52,12 +52,17 @@ static inline uint64_t pith__mix64(uint64_t x) {
   return x ^ (x >> 31);
 }
 
+/* What all keys of a layer in a step begin with. */
+static inline uint64_t pith__rng_hash(uint64_t seed, uint64_t step, uint64_t layer) {
+  uint64_t h = pith__mix64(seed + 0x9e3779b97f4a7c15u);
+  h = pith__mix64(h ^ pith__mix64(step + 0x3c6ef372fe94f82au));
+  return pith__mix64(h ^ pith__mix64(layer + 0xdaa66d2c7ddf743fu));
+}
+
 /* `high` takes the upper half of 64-bit indices (index >> 32). */
 static inline pith_key pith__rng_key_of(uint64_t seed, uint64_t step, uint64_t layer, uint64_t rank, pith_domain domain,
                                         uint64_t high) {
-  uint64_t h = pith__mix64(seed + 0x9e3779b97f4a7c15u);
-  h = pith__mix64(h ^ pith__mix64(step + 0x3c6ef372fe94f82au));
-  h = pith__mix64(h ^ pith__mix64(layer + 0xdaa66d2c7ddf743fu));
+  uint64_t h = pith__rng_hash(seed, step, layer);
   h = pith__mix64(h ^ pith__mix64(rank + ((uint64_t)domain << 56)));
   h = pith__mix64(h ^ pith__mix64(high + 0x78dde6e5fd29f054u));
   return (pith_key){(uint32_t)h, (uint32_t)(h >> 32)};

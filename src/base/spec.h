@@ -49,6 +49,7 @@ size_t pith__spec_print_value(const pith_param *param, pith_value value, char *t
 /* ---- Words: text.c ---- */
 
 int pith__text_is(pith_text text, const char *word);
+int pith__text_same(pith_text a, pith_text b);
 
 /* The distance of two words in single edits, for "did you mean". */
 size_t pith__text_distance(pith_text a, const char *b);

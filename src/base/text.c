@@ -12,6 +12,8 @@ int pith__text_is(pith_text text, const char *word) {
   return strlen(word) == text.size && memcmp(text.at, word, text.size) == 0;
 }
 
+int pith__text_same(pith_text a, pith_text b) { return a.size == b.size && memcmp(a.at, b.at, a.size) == 0; }
+
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
 /* Levenshtein's distance, one row of the table at a time. */

@@ -78,6 +78,14 @@ static pith_status decode(const pith_value *a, pith_bytes in, pith_span dst, pit
   return PITH_OK;
 }
 
+static void gpu_task(const pith_value *a, const pith_ctx *ctx, pith_gpu_sparse *task) {
+  (void)ctx;
+  task->ratio = a[RATIO].f;
+  task->coding = PITH_VALUES_MEAN;
+}
+
+static const pith_codec_traits traits = {.gpu = PITH_GPU_SPARSE, .gpu_sparse = gpu_task};
+
 const pith_codec_ops pith__codec_adaptive = {
     .size = sizeof(pith_codec_ops),
     .name = "adaptive",
@@ -87,7 +95,7 @@ const pith_codec_ops pith__codec_adaptive = {
     .origin = "Dryden 2016",
     .detail = "a code for the place of the largest positive and negative values, and one mean for each side",
     .use = "fewer bytes than topk at the same ratio; use it behind ef",
-    .wire_id = 35,
+    .wire_id = PITH_WIRE_ADAPTIVE,
     .caps = PITH_CAP_SPARSE,
     .survey = 1,
     .params = params,
@@ -95,4 +103,5 @@ const pith_codec_ops pith__codec_adaptive = {
     .scratch = scratch,
     .encode = encode,
     .decode = decode,
+    .traits = &traits,
 };

@@ -18,7 +18,6 @@
 
 #define PITH_BITS_SLACK 8
 #define PITH_BITS_MAX 56 /* most bits of one put or get */
-#define PITH_RICE_MAX 40
 
 typedef struct pith_bit_writer {
   uint8_t *at;

@@ -13,14 +13,12 @@
 #include "base/half.h"
 #include "base/size.h"
 #include "codec/codec.h"
+#include "kernel/formats.h"
 #include "kernel/kernel.h"
 
 #if !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "Pith's payloads are little endian, and so must be the host"
 #endif
-
-/* Scales below this count as zero: their reciprocal times 255 would overflow. */
-#define PITH_SCALE_MIN 0x1p-119f
 
 #define PITH_PARAM_BUCKET(initial)                   \
   {sizeof(pith_param), "bucket", PITH_PARAM_INT, 64, \
@@ -36,7 +34,7 @@ static inline float pith__get_f32(const uint8_t *in) {
   return x;
 }
 
-static inline float pith__nan(void) { return pith__float_of(0x7fc00000u); }
+static inline float pith__nan(void) { return pith__float_of(PITH_NAN_BITS); }
 
 /* A block that decodes to NaN: `scales` NaNs, then zeros up to `size` bytes. */
 static inline size_t pith__put_not_finite(uint8_t *out, size_t scales, size_t size) {

@@ -1,6 +1,6 @@
 /*
- * Everything Pith is born with. A new codec is one file in src/codec/ and one name in this list; the other files of
- * the folder know none of these names.
+ * Everything Pith is born with. A new codec is one file in src/codec/ and one name in this list; but for the wire id in
+ * kernel/formats.h no other file needs to know of it.
  */
 #include "codec/registry.h"
 

@@ -2,6 +2,7 @@
 #include "codec/block.h"
 
 #define CAST_BLOCK 4096
+#define CAST_GPU_BLOCK 512
 
 static const pith_param no_params[] = {{0}};
 
@@ -87,6 +88,15 @@ static void decode_16(widen_fn widen, const uint8_t *in, size_t n, float *dst, p
 DEFINE_CAST(f16)
 DEFINE_CAST(bf16)
 
+/* There are no scales: any cut will do, and this one gives many threads work. */
+static void cast_gpu(const pith_value *a, pith_gpu_task *task) {
+  (void)a;
+  task->bucket = CAST_GPU_BLOCK;
+}
+
+static const pith_codec_traits none_traits = {.exact = 1, .gpu = PITH_GPU_BLOCKS, .gpu_block = cast_gpu};
+static const pith_codec_traits half_traits = {.gpu = PITH_GPU_BLOCKS, .gpu_block = cast_gpu};
+
 const pith_codec_ops pith__codec_none = {
     .size = sizeof(pith_codec_ops),
     .name = "none",
@@ -95,13 +105,14 @@ const pith_codec_ops pith__codec_none = {
     .bits = "32",
     .detail = "every value as f32",
     .use = "the reference for all others, and for layers that are too small or too delicate to compress",
-    .wire_id = 1,
+    .wire_id = PITH_WIRE_NONE,
     .caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED | PITH_CAP_LINEAR | PITH_CAP_UNBIASED,
     .params = no_params,
     .block = cast_block,
     .block_bound = bound_32,
     .encode_block = encode_none,
     .decode_block = decode_none,
+    .traits = &none_traits,
 };
 
 const pith_codec_ops pith__codec_fp16 = {
@@ -112,13 +123,14 @@ const pith_codec_ops pith__codec_fp16 = {
     .bits = "16",
     .detail = "every value in half precision",
     .use = "half the bytes at hardly any error, where no gradient exceeds 65504",
-    .wire_id = 2,
+    .wire_id = PITH_WIRE_FP16,
     .caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED | PITH_CAP_LINEAR,
     .params = no_params,
     .block = cast_block,
     .block_bound = bound_16,
     .encode_block = encode_f16,
     .decode_block = decode_f16,
+    .traits = &half_traits,
 };
 
 const pith_codec_ops pith__codec_bf16 = {
@@ -129,11 +141,12 @@ const pith_codec_ops pith__codec_bf16 = {
     .bits = "16",
     .detail = "every value as bfloat16",
     .use = "half the bytes without a thought: the baseline to compare other gains with",
-    .wire_id = 3,
+    .wire_id = PITH_WIRE_BF16,
     .caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED | PITH_CAP_LINEAR,
     .params = no_params,
     .block = cast_block,
     .block_bound = bound_16,
     .encode_block = encode_bf16,
     .decode_block = decode_bf16,
+    .traits = &half_traits,
 };

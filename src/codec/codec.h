@@ -10,6 +10,7 @@
 #include "base/arena.h"
 #include "base/spec.h"
 #include "base/status.h"
+#include "codec/traits.h"
 
 /* An invertible step on blocks of f32 values, before the codec. */
 typedef struct pith_transform_ops {
@@ -20,6 +21,7 @@ typedef struct pith_transform_ops {
   /* n ≤ block() values in place; `index` is the place of x[0] in the layer. */
   void (*forward)(const pith_value *a, float *x, size_t n, uint64_t index, const pith_ctx *ctx);
   void (*inverse)(const pith_value *a, float *x, size_t n, uint64_t index, const pith_ctx *ctx);
+  void (*gpu_block)(const pith_value *a, pith_gpu_task *task); /* as in traits.h; NULL: GPUs have no kernel */
 } pith_transform_ops;
 
 /* What a memory keeps of a layer between steps: one value for each of the layer, or NULL where it does not keep it. */
@@ -31,10 +33,15 @@ typedef enum pith_keeps { PITH_KEEPS_RESIDUAL = 1, PITH_KEEPS_MOMENTUM = 2 } pit
 
 /* What stays of the values that were handed to the codec. */
 typedef enum pith_after {
-  PITH_AFTER_KEEP,     /* all */
-  PITH_AFTER_SUBTRACT, /* what decoding does not give back */
-  PITH_AFTER_CLEAR,    /* what was not sent; the sent places start again, in the momentum too */
+  PITH_AFTER_KEEP = PITH_GPU_KEEP_ALL,      /* all */
+  PITH_AFTER_SUBTRACT = PITH_GPU_KEEP_LOST, /* what decoding does not give back */
+  PITH_AFTER_CLEAR = PITH_GPU_KEEP_UNSENT,  /* what was not sent; the sent places start again, in the momentum too */
 } pith_after;
+
+/* beta · (what was kept) + gamma · (the gradient) */
+typedef struct pith_blend {
+  float beta, gamma;
+} pith_blend;
 
 /* A memory: which values it has encoded for a gradient, and what stays of them. src/memory runs it. */
 typedef struct pith_memory_ops {
@@ -44,11 +51,13 @@ typedef struct pith_memory_ops {
   unsigned keeps;          /* pith_keeps bits */
   pith_keeps carrier;      /* the buffer that holds what the codec was given */
   pith_after after;
+  /* How a gradient, times gamma, joins what was kept: the momentum where there is one, else the residual. */
+  pith_blend (*blend)(const pith_value *a, float gamma);
   /* p = the values to send for gradient values g at `first`; p may be the carrier itself. gamma is the factor on g. */
   void (*meet)(const pith_value *a, const pith_kept *kept, size_t first, const float *g, float gamma, float *p,
                size_t n);
-  /* Optional: a further factor on the whole gradient, from its norm. */
-  float (*factor)(const pith_value *a, double norm, const pith_ctx *ctx);
+  /* Optional: the largest norm that the whole gradient may have, beyond which it is scaled down; 0: any. */
+  double (*limit)(const pith_value *a, const pith_ctx *ctx);
 } pith_memory_ops;
 
 /* A name for a combination. `made_of` is a spec with {key} for the values of its parameters. */
@@ -57,6 +66,14 @@ typedef struct pith_preset {
   int survey;
   const pith_param *params;
 } pith_preset;
+
+/* What the first parameter of a method means. Its key decides: that is how plug-ins say it, too. */
+typedef enum pith_strength {
+  PITH_STRENGTH_NONE = 0,
+  PITH_STRENGTH_BITS,
+  PITH_STRENGTH_RATIO,
+  PITH_STRENGTH_RANK,
+} pith_strength;
 
 struct pith_codec {
   char spec[PITH_SPEC_MAX], parts[PITH_SPEC_MAX];
@@ -67,6 +84,8 @@ struct pith_codec {
   const pith_memory_ops *memory;
   const pith_transform_ops *transform;
   const pith_codec_ops *ops;
+  const pith_codec_traits *traits; /* never NULL */
+  pith_strength strength;          /* of the codec or preset that the spec names last */
   pith_value memory_args[PITH_PARAMS_MAX], transform_args[PITH_PARAMS_MAX], args[PITH_PARAMS_MAX];
 };
 

@@ -104,12 +104,29 @@ static pith_status place_transform(pith_draft *draft, const pith_entry *entry, c
   return record_part(draft, entry, values);
 }
 
+static pith_strength strength_of(const pith_param *first) {
+  static const struct {
+    const char *key;
+    pith_strength strength;
+  } known[] = {{"bits", PITH_STRENGTH_BITS}, {"ratio", PITH_STRENGTH_RATIO}, {"rank", PITH_STRENGTH_RANK}};
+  for (size_t i = 0; first->key && i < sizeof known / sizeof *known; i++) {
+    if (strcmp(first->key, known[i].key) == 0) {
+      return known[i].strength;
+    }
+  }
+  return PITH_STRENGTH_NONE;
+}
+
 static pith_status place_codec(pith_draft *draft, const pith_entry *entry, const pith_value *values) {
+  static const pith_codec_traits no_traits;
+  const pith_param *first = draft->preset ? draft->preset->info.params : entry->info.params;
   if (entry->codec->check) {
     PITH_TRY(entry->codec->check(values));
   }
   draft->last = entry;
   draft->codec->ops = entry->codec;
+  draft->codec->traits = entry->traits ? entry->traits : &no_traits;
+  draft->codec->strength = strength_of(first);
   memcpy(draft->codec->args, values, sizeof draft->codec->args);
   return record_part(draft, entry, values);
 }

@@ -8,8 +8,7 @@
  */
 #include "codec/block.h"
 
-enum { GQ_BITS, GQ_BUCKET };
-#define GQ_HEAD 4 /* M */
+enum { GQ_BITS, GQ_BUCKET }; /* head of a block: M */
 
 static const pith_param gq_params[] = {
     {sizeof(pith_param), "bits", PITH_PARAM_INT, 4, 8, "8", NULL, "bits of a sum: 4 (up to 7 ranks) or 8 (up to 127)"},
@@ -41,7 +40,7 @@ static void draw_levels(const pith_value *a, const float *x, size_t n, float mos
 
 static size_t gq_block(const pith_value *a) { return (size_t)a[GQ_BUCKET].i; }
 
-static size_t gq_bound(const pith_value *a, size_t n) { return GQ_HEAD + packed(a, n); }
+static size_t gq_bound(const pith_value *a, size_t n) { return PITH_HEAD_ONE + packed(a, n); }
 
 static size_t gq_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index,
                         const pith_ctx *ctx) {
@@ -51,7 +50,7 @@ static size_t gq_encode(const pith_value *a, const float *x, size_t n, uint8_t *
   }
   float most = pith__usable_scale(pith__float_of(bits));
   pith__put_f32(out, most);
-  draw_levels(a, x, n, most, gq_levels(a, 1), index, out + GQ_HEAD, ctx);
+  draw_levels(a, x, n, most, gq_levels(a, 1), index, out + PITH_HEAD_ONE, ctx);
   return gq_bound(a, n);
 }
 
@@ -60,7 +59,7 @@ static void gq_decode(const pith_value *a, const uint8_t *in, size_t n, float *d
   (void)index, (void)ctx;
   int32_t levels = gq_levels(a, 1);
   pith_dequantizer q = {.unit = pith__get_f32(in) / (float)levels, .zero = levels};
-  pith__kernels()->dequantize[a[GQ_BITS].i](in + GQ_HEAD, n, &q, mode, dst);
+  pith__kernels()->dequantize[a[GQ_BITS].i](in + PITH_HEAD_ONE, n, &q, mode, dst);
 }
 
 /* ---- In rounds --------------------------------------------------------------------------------------------------- */
@@ -165,6 +164,13 @@ static void gq_own(const pith_value *a, const float *x, size_t n, uint64_t index
   }
 }
 
+static void gq_gpu(const pith_value *a, pith_gpu_task *task) {
+  task->bits = (uint8_t)a[GQ_BITS].i;
+  task->levels = gq_levels(a, 1);
+}
+
+static const pith_codec_traits gq_traits = {.gpu = PITH_GPU_BLOCKS, .gpu_block = gq_gpu};
+
 const pith_codec_ops pith__codec_gq = {
     .size = sizeof(pith_codec_ops),
     .name = "gq",
@@ -174,7 +180,7 @@ const pith_codec_ops pith__codec_gq = {
     .origin = "Xin 2023 (Global-QSGD)",
     .detail = "the largest magnitude of all ranks, then sums of levels of `bits` bits that never overflow",
     .use = "sums inside an allreduce that is not Pith's; gq:4 for at most 7 ranks, gq:8 for 127",
-    .wire_id = 13,
+    .wire_id = PITH_WIRE_GQ,
     .caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED | PITH_CAP_LINEAR | PITH_CAP_ROUNDS | PITH_CAP_UNBIASED | PITH_CAP_SEEDED,
     .params = gq_params,
     .check = gq_check,
@@ -189,4 +195,5 @@ const pith_codec_ops pith__codec_gq = {
     .produce = gq_produce,
     .consume = gq_consume,
     .own = gq_own,
+    .traits = &gq_traits,
 };

@@ -51,6 +51,10 @@ static void hadamard_inverse(const pith_value *a, float *x, size_t n, uint64_t i
   each_power(pith__kernels()->unrotate, x, n, index, ctx);
 }
 
+static void hadamard_gpu(const pith_value *a, pith_gpu_task *task) {
+  task->rotation = (uint8_t)(63 - __builtin_clzll((unsigned long long)a[HADAMARD_BLOCK].i));
+}
+
 const pith_transform_ops pith__transform_hadamard = {
     .name = "hadamard",
     .family = "transform",
@@ -63,4 +67,5 @@ const pith_transform_ops pith__transform_hadamard = {
     .block = hadamard_block,
     .forward = hadamard_forward,
     .inverse = hadamard_inverse,
+    .gpu_block = hadamard_gpu,
 };

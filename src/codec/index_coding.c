@@ -6,6 +6,8 @@
  */
 #include "codec/index_coding.h"
 
+#include <math.h>
+
 #include "base/saturate.h"
 
 static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
@@ -27,6 +29,16 @@ static size_t rice_bound(size_t n, size_t count) {
 size_t pith__index_bound(size_t n, size_t count) {
   size_t smallest = min_u64(bitmap_bytes(n), rice_bound(n, count));
   return pith__sat_add(smallest, PITH_BITS_SLACK);
+}
+
+double pith__index_expected(size_t n, size_t count) {
+  double k = (double)count, stay = 1 - k / (double)n, best = count == n ? 0 : ceil((double)n / 8);
+  for (int r = 0; r < 32 && count < n; r++) {
+    double power = pow(stay, ldexp(1, r)); /* of the gaps exceed 2^r */
+    double bits = k * (r + 1 + power / (1 - power));
+    best = fmin(best, ceil(bits / 8));
+  }
+  return fmin(best, sizeof(uint32_t) * k);
 }
 
 /* The eight bits of a byte, each in a byte of its own. */

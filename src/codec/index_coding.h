@@ -11,17 +11,13 @@
 #include <stdint.h>
 
 #include "codec/bitstream.h"
-
-/* Values are on the wire. */
-typedef enum pith_index_coding {
-  PITH_INDEX_RAW = 0,    /* 32 bits each; n ≤ 2^32 */
-  PITH_INDEX_RICE = 1,   /* Rice codes of the gaps between them */
-  PITH_INDEX_BITMAP = 2, /* a bit for each of the n values */
-  PITH_INDEX_DENSE = 3,  /* nothing: all n values travel, and there are no places to read */
-} pith_index_coding;
+#include "kernel/formats.h"
 
 /* The most bytes that up to `count` places below n can take; SIZE_MAX if that overflows. Writers need it as room. */
 size_t pith__index_bound(size_t n, size_t count);
+
+/* The bytes to expect of `count` places without order: their gaps are geometric. */
+double pith__index_expected(size_t n, size_t count);
 
 /* What is known about the gaps between places after a pass over them. A zeroed one is ready. */
 typedef struct pith_gaps {

@@ -4,8 +4,7 @@
  */
 #include "codec/block.h"
 
-enum { LLOYD_BITS, LLOYD_BUCKET };
-#define LLOYD_HEAD 4 /* S */
+enum { LLOYD_BITS, LLOYD_BUCKET }; /* head of a block: S */
 #define PIECE 256
 
 static const pith_param lloyd_params[] = {
@@ -16,11 +15,7 @@ static const pith_param lloyd_params[] = {
 
 /* Lloyd–Max levels of the standard normal distribution: the positive half; cuts are the middles between levels. */
 static const float positive[5][8] = {
-    {0},
-    {0.797884561f},
-    {0.452780035f, 1.510417608f},
-    {0.245094179f, 0.756005281f, 1.343909279f, 2.151945705f},
-    {0.128395030f, 0.388048299f, 0.656759119f, 0.942340456f, 1.256231197f, 1.618046386f, 2.069017227f, 2.732589571f},
+    {0}, {PITH_LLOYD_1}, {PITH_LLOYD_2}, {PITH_LLOYD_3}, {PITH_LLOYD_4},
 };
 
 static void levels_of(int bits, float scale, float *levels) {
@@ -36,7 +31,7 @@ static pith_status lloyd_check(const pith_value *a) { return pith__check_bucket(
 static size_t lloyd_block(const pith_value *a) { return (size_t)a[LLOYD_BUCKET].i; }
 
 static size_t lloyd_bound(const pith_value *a, size_t n) {
-  return LLOYD_HEAD + pith__packed_size(n, (size_t)a[LLOYD_BITS].i);
+  return PITH_HEAD_ONE + pith__packed_size(n, (size_t)a[LLOYD_BITS].i);
 }
 
 /* ⟨Q, y⟩ from the codes just written. */
@@ -65,10 +60,10 @@ static size_t lloyd_encode(const pith_value *a, const float *x, size_t n, uint8_
     cuts[i] = 0.5f * (levels[i] + levels[i + 1]);
   }
   float inverse = norm < PITH_SCALE_MIN ? 0.0f : sqrtf((float)n) / norm;
-  pith__kernels()->classify[bits](x, n, inverse, cuts, out + LLOYD_HEAD);
+  pith__kernels()->classify[bits](x, n, inverse, cuts, out + PITH_HEAD_ONE);
   float shrink = norm > 1.0f ? 0x1p-8f : 1.0f; /* ⟨Q, y⟩ is up to √n·‖y‖, which may be too large for f32 */
   levels_of(bits, shrink, levels);
-  float product = inner_product(bits, out + LLOYD_HEAD, x, n, levels);
+  float product = inner_product(bits, out + PITH_HEAD_ONE, x, n, levels);
   pith__put_f32(out, inverse > 0 && product > 0 ? norm * (norm * shrink / product) : 0.0f);
   return lloyd_bound(a, n);
 }
@@ -78,8 +73,12 @@ static void lloyd_decode(const pith_value *a, const uint8_t *in, size_t n, float
   (void)index, (void)ctx;
   float levels[16];
   levels_of((int)a[LLOYD_BITS].i, pith__get_f32(in), levels);
-  pith__kernels()->lookup[a[LLOYD_BITS].i](in + LLOYD_HEAD, n, levels, mode, dst);
+  pith__kernels()->lookup[a[LLOYD_BITS].i](in + PITH_HEAD_ONE, n, levels, mode, dst);
 }
+
+static void lloyd_gpu(const pith_value *a, pith_gpu_task *task) { task->bits = (uint8_t)a[LLOYD_BITS].i; }
+
+static const pith_codec_traits lloyd_traits = {.gpu = PITH_GPU_BLOCKS, .gpu_block = lloyd_gpu};
 
 const pith_codec_ops pith__codec_lloyd = {
     .size = sizeof(pith_codec_ops),
@@ -90,7 +89,7 @@ const pith_codec_ops pith__codec_lloyd = {
     .origin = "Vargaftik 2022",
     .detail = "for each bucket a scale, then a level of `bits` bits for each value",
     .use = "behind hadamard, which makes values normally distributed (eden)",
-    .wire_id = 11,
+    .wire_id = PITH_WIRE_LLOYD,
     .caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED,
     .params = lloyd_params,
     .check = lloyd_check,
@@ -98,4 +97,5 @@ const pith_codec_ops pith__codec_lloyd = {
     .block_bound = lloyd_bound,
     .encode_block = lloyd_encode,
     .decode_block = lloyd_decode,
+    .traits = &lloyd_traits,
 };

@@ -13,9 +13,12 @@ static const pith_param ef_params[] = {
     {0},
 };
 
+static pith_blend ef_blend(const pith_value *a, float gamma) { return (pith_blend){(float)a[EF_BETA].f, gamma}; }
+
 static void ef_meet(const pith_value *a, const pith_kept *kept, size_t first, const float *g, float gamma, float *p,
                     size_t n) {
-  pith__kernels()->blend(kept->residual + first, g, (float)a[EF_BETA].f, gamma, p, n);
+  pith_blend blend = ef_blend(a, gamma);
+  pith__kernels()->blend(kept->residual + first, g, blend.beta, blend.gamma, p, n);
 }
 
 const pith_memory_ops pith__memory_ef = {
@@ -33,6 +36,7 @@ const pith_memory_ops pith__memory_ef = {
     .keeps = PITH_KEEPS_RESIDUAL,
     .carrier = PITH_KEEPS_RESIDUAL,
     .after = PITH_AFTER_SUBTRACT,
+    .blend = ef_blend,
     .meet = ef_meet,
 };
 
@@ -45,10 +49,15 @@ static const pith_param momentum_params[] = {
     {0},
 };
 
+static pith_blend momentum_blend(const pith_value *a, float gamma) {
+  float beta = (float)a[MOMENTUM_BETA].f;
+  return (pith_blend){beta, (1.0f - beta) * gamma};
+}
+
 static void momentum_meet(const pith_value *a, const pith_kept *kept, size_t first, const float *g, float gamma,
                           float *p, size_t n) {
-  float beta = (float)a[MOMENTUM_BETA].f;
-  pith__kernels()->blend(kept->momentum + first, g, beta, (1.0f - beta) * gamma, p, n);
+  pith_blend blend = momentum_blend(a, gamma);
+  pith__kernels()->blend(kept->momentum + first, g, blend.beta, blend.gamma, p, n);
 }
 
 const pith_memory_ops pith__memory_momentum = {
@@ -61,6 +70,7 @@ const pith_memory_ops pith__memory_momentum = {
     .keeps = PITH_KEEPS_MOMENTUM,
     .carrier = PITH_KEEPS_MOMENTUM,
     .after = PITH_AFTER_KEEP,
+    .blend = momentum_blend,
     .meet = momentum_meet,
 };
 
@@ -75,16 +85,18 @@ static const pith_param dgc_params[] = {
     {0},
 };
 
+static pith_blend dgc_blend(const pith_value *a, float gamma) { return (pith_blend){(float)a[DGC_MOMENTUM].f, gamma}; }
+
 static void dgc_meet(const pith_value *a, const pith_kept *kept, size_t first, const float *g, float gamma, float *p,
                      size_t n) {
   float *u = kept->momentum + first, *v = kept->residual + first;
-  pith__kernels()->blend(u, g, (float)a[DGC_MOMENTUM].f, gamma, u, n);
+  pith_blend blend = dgc_blend(a, gamma);
+  pith__kernels()->blend(u, g, blend.beta, blend.gamma, u, n);
   pith__kernels()->blend(v, u, 1.0f, 1.0f, p, n);
 }
 
-static float dgc_factor(const pith_value *a, double norm, const pith_ctx *ctx) {
-  double limit = a[DGC_CLIP].f / sqrt((double)ctx->ranks);
-  return limit > 0 && norm > limit && isfinite(norm) ? (float)(limit / norm) : 1.0f;
+static double dgc_limit(const pith_value *a, const pith_ctx *ctx) {
+  return a[DGC_CLIP].f / sqrt(ctx->ranks ? (double)ctx->ranks : 1.0);
 }
 
 const pith_memory_ops pith__memory_dgc = {
@@ -98,6 +110,7 @@ const pith_memory_ops pith__memory_dgc = {
     .keeps = PITH_KEEPS_RESIDUAL | PITH_KEEPS_MOMENTUM,
     .carrier = PITH_KEEPS_RESIDUAL,
     .after = PITH_AFTER_CLEAR,
+    .blend = dgc_blend,
     .meet = dgc_meet,
-    .factor = dgc_factor,
+    .limit = dgc_limit,
 };

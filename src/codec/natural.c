@@ -4,8 +4,7 @@
  */
 #include "codec/block.h"
 
-enum { NATURAL_BUCKET };
-#define NATURAL_HEAD 4 /* the top: a power of two */
+enum { NATURAL_BUCKET }; /* head of a block: the top, a power of two */
 
 static const pith_param natural_params[] = {PITH_PARAM_BUCKET("512"), {0}};
 
@@ -15,7 +14,7 @@ static size_t natural_block(const pith_value *a) { return (size_t)a[NATURAL_BUCK
 
 static size_t natural_bound(const pith_value *a, size_t n) {
   (void)a;
-  return NATURAL_HEAD + n;
+  return PITH_HEAD_ONE + n;
 }
 
 static size_t natural_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index,
@@ -29,7 +28,7 @@ static size_t natural_encode(const pith_value *a, const float *x, size_t n, uint
   top = top > 254 ? 254 : top;
   pith__put_f32(out, pith__float_of((uint32_t)top << 23));
   pith_key key = pith__rng_key(ctx, PITH_DOMAIN_ROUND, index);
-  pith__kernels()->natural_pack(x, n, top, key, (uint32_t)index, out + NATURAL_HEAD);
+  pith__kernels()->natural_pack(x, n, top, key, (uint32_t)index, out + PITH_HEAD_ONE);
   return natural_bound(a, n);
 }
 
@@ -49,11 +48,13 @@ static void natural_decode(const pith_value *a, const uint8_t *in, size_t n, flo
   float top = pith__get_f32(in);
   if (top != top) {
     pith_dequantizer nothing = {.base = top};
-    pith__kernels()->dequantize[8](in + NATURAL_HEAD, n, &nothing, mode, dst);
+    pith__kernels()->dequantize[8](in + PITH_HEAD_ONE, n, &nothing, mode, dst);
     return;
   }
-  pith__kernels()->natural_unpack(in + NATURAL_HEAD, n, (int32_t)(pith__bits_of(top) >> 23), mode, dst);
+  pith__kernels()->natural_unpack(in + PITH_HEAD_ONE, n, (int32_t)(pith__bits_of(top) >> 23), mode, dst);
 }
+
+static const pith_codec_traits natural_traits = {.gpu = PITH_GPU_BLOCKS};
 
 const pith_codec_ops pith__codec_natural = {
     .size = sizeof(pith_codec_ops),
@@ -64,7 +65,7 @@ const pith_codec_ops pith__codec_natural = {
     .origin = "Horváth 2019",
     .detail = "for each bucket a power of two, then a sign and an exponent of 7 bits for each value",
     .use = "where an unbiased mean is needed and values differ by many orders of magnitude",
-    .wire_id = 7,
+    .wire_id = PITH_WIRE_NATURAL,
     .caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED | PITH_CAP_UNBIASED | PITH_CAP_SEEDED,
     .survey = 1,
     .params = natural_params,
@@ -74,4 +75,5 @@ const pith_codec_ops pith__codec_natural = {
     .encode_block = natural_encode,
     .check_block = natural_check_block,
     .decode_block = natural_decode,
+    .traits = &natural_traits,
 };

@@ -357,6 +357,42 @@ static pith_status powersgd_consume(const pith_value *a, size_t index, const voi
   return PITH_OK;
 }
 
+/* ---- For the planner, and for GPUs ------------------------------------------------------------------------------- */
+
+static size_t powersgd_rank(const pith_value *a) { return (size_t)a[POWERSGD_RANK].i; }
+
+/* P is orthonormal: ‖M − PQᵀ‖² = ‖M‖² − Σ‖q_k‖². */
+static double powersgd_energy(const pith_value *a, size_t n, uint64_t rows, const void *part, size_t k) {
+  shape s = shape_of(a, n, rows);
+  const float *q = (const float *)part + k * s.cols;
+  double sum = 0;
+  for (size_t i = 0; i < s.cols; i++) {
+    sum += (double)q[i] * (double)q[i];
+  }
+  return sum;
+}
+
+/* At the default rank, 4, half of the time goes with the rank. */
+static double powersgd_cost(const pith_value *a) { return (4 + (double)a[POWERSGD_RANK].i) / 8; }
+
+static void powersgd_gpu(const pith_value *a, const pith_ctx *ctx, pith_gpu_lowrank *task) {
+  shape s = shape_of(a, task->n, ctx->rows);
+  task->hash = pith__rng_hash(ctx->seed, ctx->step, ctx->layer);
+  task->rows = (uint32_t)s.rows;
+  task->cols = (uint32_t)s.cols;
+  task->rank = (uint32_t)s.rank;
+  task->dense = (uint8_t)s.dense;
+}
+
+static const pith_nested powersgd_nested = {powersgd_rank, powersgd_energy};
+
+static const pith_codec_traits powersgd_traits = {
+    .cost = powersgd_cost,
+    .nested = &powersgd_nested,
+    .gpu = PITH_GPU_LOWRANK,
+    .gpu_lowrank = powersgd_gpu,
+};
+
 const pith_codec_ops pith__codec_powersgd = {
     .size = sizeof(pith_codec_ops),
     .name = "powersgd",
@@ -366,7 +402,7 @@ const pith_codec_ops pith__codec_powersgd = {
     .origin = "Vogels 2019",
     .detail = "two thin matrices, P and then Q, summed over all ranks in two exchanges",
     .use = "behind ef, for large matrices on slow links: 100 times fewer bytes and more; small layers gain little",
-    .wire_id = 48,
+    .wire_id = PITH_WIRE_POWERSGD,
     .caps = PITH_CAP_LINEAR | PITH_CAP_ROUNDS | PITH_CAP_SEEDED,
     .survey = 1,
     .params = powersgd_params,
@@ -380,4 +416,5 @@ const pith_codec_ops pith__codec_powersgd = {
     .produce = powersgd_produce,
     .consume = powersgd_consume,
     .strip = powersgd_strip,
+    .traits = &powersgd_traits,
 };

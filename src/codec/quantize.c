@@ -8,8 +8,7 @@
 
 /* ---- q ----------------------------------------------------------------------------------------------------------- */
 
-enum { Q_BITS, Q_BUCKET, Q_ROUND };
-#define Q_HEAD 8 /* lo, unit */
+enum { Q_BITS, Q_BUCKET, Q_ROUND }; /* head of a block: lo, unit */
 
 static const pith_param q_params[] = {
     {sizeof(pith_param), "bits", PITH_PARAM_INT, 1, 8, "4", NULL, "bits of a level"},
@@ -23,12 +22,14 @@ static pith_status q_check(const pith_value *a) { return pith__check_bucket("q",
 
 static uint32_t q_caps(const pith_value *a) {
   uint32_t caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED;
-  return a[Q_ROUND].i ? caps | PITH_CAP_UNBIASED | PITH_CAP_SEEDED : caps;
+  return a[Q_ROUND].i == PITH_ROUND_STOCHASTIC ? caps | PITH_CAP_UNBIASED | PITH_CAP_SEEDED : caps;
 }
 
 static size_t q_block(const pith_value *a) { return (size_t)a[Q_BUCKET].i; }
 
-static size_t q_bound(const pith_value *a, size_t n) { return Q_HEAD + pith__packed_size(n, (size_t)a[Q_BITS].i); }
+static size_t q_bound(const pith_value *a, size_t n) {
+  return PITH_HEAD_TWO + pith__packed_size(n, (size_t)a[Q_BITS].i);
+}
 
 static size_t q_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index,
                        const pith_ctx *ctx) {
@@ -44,11 +45,11 @@ static size_t q_encode(const pith_value *a, const float *x, size_t n, uint8_t *o
   pith_quantizer q = {.lo = lo, .inverse = flat ? 0.0f : top / range, .zero = 0, .top = (int32_t)top};
   pith__put_f32(out, lo);
   pith__put_f32(out + 4, flat ? 0.0f : range / top);
-  if (a[Q_ROUND].i) {
+  if (a[Q_ROUND].i == PITH_ROUND_STOCHASTIC) {
     pith_key key = pith__rng_key(ctx, PITH_DOMAIN_ROUND, index);
-    kernels->quantize_random[bits](x, n, &q, key, (uint32_t)index, out + Q_HEAD);
+    kernels->quantize_random[bits](x, n, &q, key, (uint32_t)index, out + PITH_HEAD_TWO);
   } else {
-    kernels->quantize[bits](x, n, &q, out + Q_HEAD);
+    kernels->quantize[bits](x, n, &q, out + PITH_HEAD_TWO);
   }
   return q_bound(a, n);
 }
@@ -57,8 +58,19 @@ static void q_decode(const pith_value *a, const uint8_t *in, size_t n, float *ds
                      const pith_ctx *ctx) {
   (void)index, (void)ctx;
   pith_dequantizer q = {.base = pith__get_f32(in), .unit = pith__get_f32(in + 4), .zero = 0};
-  pith__kernels()->dequantize[a[Q_BITS].i](in + Q_HEAD, n, &q, mode, dst);
+  pith__kernels()->dequantize[a[Q_BITS].i](in + PITH_HEAD_TWO, n, &q, mode, dst);
 }
+
+/* Smaller buckets cost a little and lose less where magnitudes differ from row to row: a finer ladder than bits alone.
+ */
+static const char *const q_variants[] = {"", ",bucket=128", ",bucket=256", ",bucket=1024", NULL};
+
+static void q_gpu(const pith_value *a, pith_gpu_task *task) {
+  task->bits = (uint8_t)a[Q_BITS].i;
+  task->choice = (uint8_t)a[Q_ROUND].i;
+}
+
+static const pith_codec_traits q_traits = {.variants = q_variants, .gpu = PITH_GPU_BLOCKS, .gpu_block = q_gpu};
 
 const pith_codec_ops pith__codec_q = {
     .size = sizeof(pith_codec_ops),
@@ -73,7 +85,7 @@ const pith_codec_ops pith__codec_q = {
     .use =
         "the usual choice: q:4 trains like the uncompressed run in most settings; q:8 where its error is too "
         "large, ef/q:2 where its bytes are too many",
-    .wire_id = 4,
+    .wire_id = PITH_WIRE_Q,
     .caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED,
     .params = q_params,
     .check = q_check,
@@ -82,12 +94,12 @@ const pith_codec_ops pith__codec_q = {
     .block_bound = q_bound,
     .encode_block = q_encode,
     .decode_block = q_decode,
+    .traits = &q_traits,
 };
 
 /* ---- qsgd -------------------------------------------------------------------------------------------------------- */
 
-enum { QSGD_LEVELS, QSGD_NORM, QSGD_BUCKET };
-#define QSGD_HEAD 4 /* the norm */
+enum { QSGD_LEVELS, QSGD_NORM, QSGD_BUCKET }; /* head of a block: the norm */
 
 static const pith_param qsgd_params[] = {
     {sizeof(pith_param), "levels", PITH_PARAM_INT, 1, 127, "64", NULL, "levels between 0 and the norm"},
@@ -110,14 +122,15 @@ static int qsgd_bits(const pith_value *a) {
 }
 
 static size_t qsgd_bound(const pith_value *a, size_t n) {
-  return QSGD_HEAD + pith__packed_size(n, (size_t)qsgd_bits(a));
+  return PITH_HEAD_ONE + pith__packed_size(n, (size_t)qsgd_bits(a));
 }
 
 static size_t qsgd_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index,
                           const pith_ctx *ctx) {
   uint32_t most = pith__kernels()->absmax(x, n);
   int32_t levels = (int32_t)a[QSGD_LEVELS].i;
-  float norm = most >= PITH_INF_BITS || a[QSGD_NORM].i ? pith__float_of(most) : (float)pith__norm(x, n);
+  float norm =
+      most >= PITH_INF_BITS || a[QSGD_NORM].i == PITH_NORM_LINF ? pith__float_of(most) : (float)pith__norm(x, n);
   if (pith__bits_of(norm) >= PITH_INF_BITS) {
     return pith__put_not_finite(out, 1, qsgd_bound(a, n));
   }
@@ -125,7 +138,7 @@ static size_t qsgd_encode(const pith_value *a, const float *x, size_t n, uint8_t
   pith_quantizer q = {.inverse = norm > 0 ? (float)levels / norm : 0.0f, .zero = levels, .top = 2 * levels};
   pith_key key = pith__rng_key(ctx, PITH_DOMAIN_ROUND, index);
   pith__put_f32(out, norm);
-  pith__kernels()->quantize_random[qsgd_bits(a)](x, n, &q, key, (uint32_t)index, out + QSGD_HEAD);
+  pith__kernels()->quantize_random[qsgd_bits(a)](x, n, &q, key, (uint32_t)index, out + PITH_HEAD_ONE);
   return qsgd_bound(a, n);
 }
 
@@ -134,8 +147,16 @@ static void qsgd_decode(const pith_value *a, const uint8_t *in, size_t n, float 
   (void)index, (void)ctx;
   int32_t levels = (int32_t)a[QSGD_LEVELS].i;
   pith_dequantizer q = {.unit = pith__get_f32(in) / (float)levels, .zero = levels};
-  pith__kernels()->dequantize[qsgd_bits(a)](in + QSGD_HEAD, n, &q, mode, dst);
+  pith__kernels()->dequantize[qsgd_bits(a)](in + PITH_HEAD_ONE, n, &q, mode, dst);
 }
+
+static void qsgd_gpu(const pith_value *a, pith_gpu_task *task) {
+  task->levels = (int32_t)a[QSGD_LEVELS].i;
+  task->bits = (uint8_t)qsgd_bits(a);
+  task->choice = (uint8_t)a[QSGD_NORM].i;
+}
+
+static const pith_codec_traits qsgd_traits = {.gpu = PITH_GPU_BLOCKS, .gpu_block = qsgd_gpu};
 
 const pith_codec_ops pith__codec_qsgd = {
     .size = sizeof(pith_codec_ops),
@@ -146,7 +167,7 @@ const pith_codec_ops pith__codec_qsgd = {
     .origin = "Alistarh 2017",
     .detail = "for each bucket its norm, then a sign and a level for each value",
     .use = "where an unbiased mean is needed without a memory; q has the smaller error at the same bits",
-    .wire_id = 5,
+    .wire_id = PITH_WIRE_QSGD,
     .caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED | PITH_CAP_UNBIASED | PITH_CAP_SEEDED,
     .survey = 1,
     .params = qsgd_params,
@@ -155,4 +176,5 @@ const pith_codec_ops pith__codec_qsgd = {
     .block_bound = qsgd_bound,
     .encode_block = qsgd_encode,
     .decode_block = qsgd_decode,
+    .traits = &qsgd_traits,
 };

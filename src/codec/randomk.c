@@ -13,8 +13,6 @@
 
 enum { RATIO, UNBIASED, VALUES };
 
-#define ROUNDS 6
-
 static const pith_param params[] = {
     {sizeof(pith_param), "ratio", PITH_PARAM_REAL, 1e-9, 1, "0.01", NULL, "share of the values that travel"},
     {sizeof(pith_param), "unbiased", PITH_PARAM_INT, 0, 1, "0", NULL,
@@ -40,8 +38,12 @@ typedef struct permutation {
   uint64_t n;
   unsigned low_bits; /* a number is a low half of so many bits and a high half of as many or one more */
   uint32_t low_mask, high_mask;
-  pith_key key[ROUNDS];
+  pith_key key[PITH_PERMUTE_ROUNDS];
 } permutation;
+
+static pith_key round_key(const pith_ctx *ctx, unsigned round) {
+  return pith__rng_key_of(ctx->seed, ctx->step, ctx->layer, 0, PITH_DOMAIN_SELECT, round);
+}
 
 static permutation permutation_of(const pith_ctx *ctx, uint64_t n) {
   permutation p = {.n = n};
@@ -49,8 +51,8 @@ static permutation permutation_of(const pith_ctx *ctx, uint64_t n) {
   p.low_bits = bits / 2;
   p.low_mask = (uint32_t)((1ull << p.low_bits) - 1);
   p.high_mask = (uint32_t)((1ull << (bits - p.low_bits)) - 1);
-  for (unsigned round = 0; round < ROUNDS; round++) {
-    p.key[round] = pith__rng_key_of(ctx->seed, ctx->step, ctx->layer, 0, PITH_DOMAIN_SELECT, round);
+  for (unsigned round = 0; round < PITH_PERMUTE_ROUNDS; round++) {
+    p.key[round] = round_key(ctx, round);
   }
   return p;
 }
@@ -58,7 +60,7 @@ static permutation permutation_of(const pith_ctx *ctx, uint64_t n) {
 /* The halves change in turn, each by a function of the other. */
 static uint64_t permute_once(const permutation *p, uint64_t number) {
   uint32_t low = (uint32_t)number & p->low_mask, high = (uint32_t)(number >> p->low_bits);
-  for (unsigned round = 0; round < ROUNDS; round += 2) {
+  for (unsigned round = 0; round < PITH_PERMUTE_ROUNDS; round += 2) {
     high ^= pith__rng32(p->key[round], low) & p->high_mask;
     low ^= pith__rng32(p->key[round + 1], high) & p->low_mask;
   }
@@ -136,11 +138,16 @@ static pith_status encode(const pith_value *a, pith_cspan src, pith_out *out, vo
   return PITH_OK;
 }
 
+/* On decoded values. */
+static float factor_of(const pith_value *a, size_t n, size_t k) {
+  return a[UNBIASED].i ? (float)((double)n / (double)k) : 1.0f;
+}
+
 static pith_status decode(const pith_value *a, pith_bytes in, pith_span dst, pith_apply apply, const pith_ctx *ctx) {
   size_t k = pith__ratio_count(a[RATIO].f, dst.n), size = pith__values_size(format_of(a), k);
   PITH_REQUIRE(in.size == size, PITH_ERR_CORRUPT, "%zu bytes are not %zu random values of %zu", in.size, k, dst.n);
   permutation p = permutation_of(ctx, dst.n);
-  float factor = a[UNBIASED].i ? (float)((double)dst.n / (double)k) : 1.0f;
+  float factor = factor_of(a, dst.n, k);
   uint64_t place[PITH_VALUES_BLOCK];
   float values[PITH_VALUES_BLOCK];
   if (apply == PITH_APPLY_SET) {
@@ -156,6 +163,19 @@ static pith_status decode(const pith_value *a, pith_bytes in, pith_span dst, pit
   return PITH_OK;
 }
 
+static void gpu_task(const pith_value *a, const pith_ctx *ctx, pith_gpu_sparse *task) {
+  task->k = task->most = (uint32_t)pith__ratio_count(a[RATIO].f, task->n);
+  task->factor = factor_of(a, task->n, task->k);
+  task->coding = (uint8_t)a[VALUES].i;
+  for (unsigned round = 0; round < PITH_PERMUTE_ROUNDS; round++) {
+    pith_key key = round_key(ctx, round);
+    task->permute[2 * round] = key.k0;
+    task->permute[2 * round + 1] = key.k1;
+  }
+}
+
+static const pith_codec_traits traits = {.gpu = PITH_GPU_SPARSE, .gpu_sparse = gpu_task};
+
 const pith_codec_ops pith__codec_randomk = {
     .size = sizeof(pith_codec_ops),
     .name = "randomk",
@@ -165,7 +185,7 @@ const pith_codec_ops pith__codec_randomk = {
     .origin = "Stich 2018; Wangni 2018",
     .detail = "values at places that follow from the seed: no indices travel, and payloads add up",
     .use = "where payloads must add up, or as a reference for topk; use it behind ef",
-    .wire_id = 33,
+    .wire_id = PITH_WIRE_RANDOMK,
     .caps = PITH_CAP_FIXED | PITH_CAP_LINEAR | PITH_CAP_SEEDED,
     .survey = 1,
     .params = params,
@@ -175,4 +195,5 @@ const pith_codec_ops pith__codec_randomk = {
     .encode = encode,
     .decode = decode,
     .linear = linear,
+    .traits = &traits,
 };

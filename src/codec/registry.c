@@ -228,6 +228,7 @@ static void add_builtin(const pith_entry *entry, pith_status checked) {
 static void add_builtins(void) {
   for (const pith_codec_ops *const *ops = pith__builtin_codecs; *ops; ops++) {
     pith_entry entry = entry_of_codec(*ops, (*ops)->origin);
+    entry.traits = (*ops)->traits;
     add_builtin(&entry, check_table(*ops, 0));
   }
   for (const pith_transform_ops *const *ops = pith__builtin_transforms; *ops; ops++) {

@@ -11,7 +11,8 @@ typedef struct pith_entry {
   const pith_transform_ops *transform;
   const pith_memory_ops *memory;
   const pith_preset *preset;
-  const char *detail, *use; /* for people, or NULL */
+  const pith_codec_traits *traits; /* of a codec; NULL where it has none */
+  const char *detail, *use;        /* for people, or NULL */
 } pith_entry;
 
 /* Finds a name among entries of the given kinds (a mask of 1 << pith_kind). An unknown name is an error that offers the

@@ -6,9 +6,7 @@
 
 /* ---- sign -------------------------------------------------------------------------------------------------------- */
 
-enum { SIGN_SCALE, SIGN_BUCKET };
-enum { SCALE_ONE, SCALE_MEAN, SCALE_UNBIASED };
-#define SIGN_HEAD 4 /* the scale */
+enum { SIGN_SCALE, SIGN_BUCKET }; /* head of a block: the scale */
 
 static const pith_param sign_params[] = {
     {sizeof(pith_param), "scale", PITH_PARAM_CHOICE, 0, 0, "one", "one|mean|unbiased",
@@ -21,22 +19,22 @@ static pith_status sign_check(const pith_value *a) { return pith__check_bucket("
 
 static uint32_t sign_caps(const pith_value *a) {
   uint32_t caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED;
-  return a[SIGN_SCALE].i == SCALE_ONE ? caps | PITH_CAP_VOTE : caps;
+  return a[SIGN_SCALE].i == PITH_SCALE_ONE ? caps | PITH_CAP_VOTE : caps;
 }
 
 static size_t sign_block(const pith_value *a) { return (size_t)a[SIGN_BUCKET].i; }
 
 static size_t sign_bound(const pith_value *a, size_t n) {
   (void)a;
-  return SIGN_HEAD + pith__packed_size(n, 1);
+  return PITH_HEAD_ONE + pith__packed_size(n, 1);
 }
 
 static float sign_scale(int64_t kind, const float *x, size_t n) {
-  if (kind == SCALE_ONE) {
+  if (kind == PITH_SCALE_ONE) {
     return 1.0f;
   }
   double sum_abs = pith__sum_abs(x, n);
-  if (kind == SCALE_MEAN) {
+  if (kind == PITH_SCALE_MEAN) {
     return (float)(sum_abs / (double)n);
   }
   double norm = pith__norm(x, n);
@@ -54,7 +52,7 @@ static size_t sign_encode(const pith_value *a, const float *x, size_t n, uint8_t
     return pith__put_not_finite(out, 1, sign_bound(a, n));
   }
   pith__put_f32(out, scale);
-  pith__kernels()->sign_pack(x, n, out + SIGN_HEAD);
+  pith__kernels()->sign_pack(x, n, out + PITH_HEAD_ONE);
   return sign_bound(a, n);
 }
 
@@ -65,15 +63,19 @@ static size_t sign_check_block(const pith_value *a, pith_bytes in, size_t n) {
     return 0;
   }
   float scale = pith__get_f32(in.data);
-  return a[SIGN_SCALE].i != SCALE_ONE || scale == 1.0f || scale != scale ? size : 0;
+  return a[SIGN_SCALE].i != PITH_SCALE_ONE || scale == 1.0f || scale != scale ? size : 0;
 }
 
 static void sign_decode(const pith_value *a, const uint8_t *in, size_t n, float *dst, pith_mode mode, uint64_t index,
                         const pith_ctx *ctx) {
   (void)a, (void)index, (void)ctx;
   float scale = pith__get_f32(in);
-  pith__kernels()->sign_unpack(in + SIGN_HEAD, n, scale, -scale, mode, dst);
+  pith__kernels()->sign_unpack(in + PITH_HEAD_ONE, n, scale, -scale, mode, dst);
 }
+
+static void sign_gpu(const pith_value *a, pith_gpu_task *task) { task->choice = (uint8_t)a[SIGN_SCALE].i; }
+
+static const pith_codec_traits sign_traits = {.gpu = PITH_GPU_BLOCKS, .gpu_block = sign_gpu};
 
 const pith_codec_ops pith__codec_sign = {
     .size = sizeof(pith_codec_ops),
@@ -86,7 +88,7 @@ const pith_codec_ops pith__codec_sign = {
     .use =
         "one bit a value; as a vote (signsgd) it needs the step size of a sign method, with scale=mean it "
         "needs ef",
-    .wire_id = 8,
+    .wire_id = PITH_WIRE_SIGN,
     .caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED,
     .params = sign_params,
     .check = sign_check,
@@ -96,12 +98,12 @@ const pith_codec_ops pith__codec_sign = {
     .encode_block = sign_encode,
     .check_block = sign_check_block,
     .decode_block = sign_decode,
+    .traits = &sign_traits,
 };
 
 /* ---- signmean ---------------------------------------------------------------------------------------------------- */
 
-enum { SIGNMEAN_BUCKET };
-#define SIGNMEAN_HEAD 8 /* mean of the negative values, mean of the others */
+enum { SIGNMEAN_BUCKET }; /* head of a block: mean of the negative values, mean of the others */
 
 static const pith_param signmean_params[] = {PITH_PARAM_BUCKET("512"), {0}};
 
@@ -111,7 +113,7 @@ static size_t signmean_block(const pith_value *a) { return (size_t)a[SIGNMEAN_BU
 
 static size_t signmean_bound(const pith_value *a, size_t n) {
   (void)a;
-  return SIGNMEAN_HEAD + pith__packed_size(n, 1);
+  return PITH_HEAD_TWO + pith__packed_size(n, 1);
 }
 
 /* The mean of the values on one side of zero; a slower sum where that of the kernel overflowed. */
@@ -136,15 +138,17 @@ static size_t signmean_encode(const pith_value *a, const float *x, size_t n, uin
   pith__kernels()->halves(x, n, &h);
   pith__put_f32(out, mean_of_side(x, n, 1, h.sum_negative, h.negatives));
   pith__put_f32(out + 4, mean_of_side(x, n, 0, h.sum_other, n - h.negatives));
-  pith__kernels()->sign_pack(x, n, out + SIGNMEAN_HEAD);
+  pith__kernels()->sign_pack(x, n, out + PITH_HEAD_TWO);
   return signmean_bound(a, n);
 }
 
 static void signmean_decode(const pith_value *a, const uint8_t *in, size_t n, float *dst, pith_mode mode,
                             uint64_t index, const pith_ctx *ctx) {
   (void)a, (void)index, (void)ctx;
-  pith__kernels()->sign_unpack(in + SIGNMEAN_HEAD, n, pith__get_f32(in + 4), pith__get_f32(in), mode, dst);
+  pith__kernels()->sign_unpack(in + PITH_HEAD_TWO, n, pith__get_f32(in + 4), pith__get_f32(in), mode, dst);
 }
+
+static const pith_codec_traits signmean_traits = {.gpu = PITH_GPU_BLOCKS};
 
 const pith_codec_ops pith__codec_signmean = {
     .size = sizeof(pith_codec_ops),
@@ -155,7 +159,7 @@ const pith_codec_ops pith__codec_signmean = {
     .origin = "Seide 2014",
     .detail = "for each bucket the means of its negative and of its other values, then one bit for each value",
     .use = "one bit a value, behind ef (onebit)",
-    .wire_id = 9,
+    .wire_id = PITH_WIRE_SIGNMEAN,
     .caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED,
     .params = signmean_params,
     .check = signmean_check,
@@ -163,4 +167,5 @@ const pith_codec_ops pith__codec_signmean = {
     .block_bound = signmean_bound,
     .encode_block = signmean_encode,
     .decode_block = signmean_decode,
+    .traits = &signmean_traits,
 };

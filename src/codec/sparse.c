@@ -10,6 +10,10 @@ size_t pith__sparse_bound(pith_value_format format, size_t n, size_t count) {
   return pith__sat_add(body, PITH_SPARSE_HEAD);
 }
 
+double pith__sparse_expected(pith_value_format format, size_t n, size_t count) {
+  return PITH_SPARSE_HEAD + (double)pith__values_size(format, count) + pith__index_expected(n, count);
+}
+
 uint8_t *pith__sparse_put_head(uint8_t *out, pith_index_plan plan, pith_value_format format, uint64_t count) {
   uint8_t head[PITH_SPARSE_HEAD] = {(uint8_t)plan.coding, (uint8_t)format.coding, (uint8_t)plan.rice};
   uint16_t levels = (uint16_t)format.levels;

@@ -12,10 +12,11 @@
 #include "codec/selection.h"
 #include "codec/value_coding.h"
 
-#define PITH_SPARSE_HEAD 16
-
 /* Most bytes of up to `count` of n values, with the room that writing takes. */
 size_t pith__sparse_bound(pith_value_format format, size_t n, size_t count);
+
+/* Bytes to expect of `count` of n values at places without order. */
+double pith__sparse_expected(pith_value_format format, size_t n, size_t count);
 
 /* The head, given what follows it. Returns where the values start. */
 uint8_t *pith__sparse_put_head(uint8_t *out, pith_index_plan plan, pith_value_format format, uint64_t count);

@@ -52,6 +52,16 @@ static pith_status decode(const pith_value *a, pith_bytes in, pith_span dst, pit
   return pith__sparse_decode(in, dst, format_of(a), apply);
 }
 
+static void gpu_task(const pith_value *a, const pith_ctx *ctx, pith_gpu_sparse *task) {
+  (void)ctx;
+  task->select = PITH_GPU_SELECT_ABOVE;
+  task->most = task->n;
+  task->cut = cut_of(a);
+  task->coding = (uint8_t)a[VALUES].i;
+}
+
+static const pith_codec_traits traits = {.gpu = PITH_GPU_SPARSE, .gpu_sparse = gpu_task};
+
 const pith_codec_ops pith__codec_threshold = {
     .size = sizeof(pith_codec_ops),
     .name = "threshold",
@@ -61,7 +71,7 @@ const pith_codec_ops pith__codec_threshold = {
     .origin = "Dutta 2020; Strom 2015",
     .detail = "all values of at least that magnitude, and a code for the place of each",
     .use = "where the size of the values that matter is known; the bytes depend on the data",
-    .wire_id = 34,
+    .wire_id = PITH_WIRE_THRESHOLD,
     .caps = PITH_CAP_SPARSE,
     .survey = 1,
     .params = params,
@@ -69,4 +79,5 @@ const pith_codec_ops pith__codec_threshold = {
     .scratch = scratch,
     .encode = encode,
     .decode = decode,
+    .traits = &traits,
 };

@@ -11,7 +11,7 @@
 #include "codec/sparse.h"
 
 enum { RATIO, SELECT, VALUES, WARMUP };
-enum { SELECT_EXACT, SELECT_SAMPLED, SELECT_FIT };
+enum { SELECT_EXACT = PITH_GPU_SELECT_EXACT, SELECT_SAMPLED = PITH_GPU_SELECT_SAMPLED, SELECT_FIT };
 
 #define WARMUP_RATIO 0.25 /* the first one, and the factor from one to the next */
 #define WARMUP_STAGES 4
@@ -33,10 +33,17 @@ static double ratio_at(const pith_value *a, uint64_t step) {
   return fmax(a[RATIO].f, pow(WARMUP_RATIO, 1 + stage));
 }
 
+static pith_value_format format_of(const pith_value *a) {
+  return (pith_value_format){(pith_value_coding)a[VALUES].i, 0};
+}
+
+/* Most values that travel where k are wanted. */
+static size_t most_of(const pith_value *a, size_t n, size_t k) {
+  return a[SELECT].i == SELECT_EXACT ? k : k > n / 2 ? n : 2 * k;
+}
+
 static size_t bound(const pith_value *a, size_t n) {
-  size_t k = pith__ratio_count(ratio_at(a, 0), n);
-  size_t most = a[SELECT].i == SELECT_EXACT ? k : k > n / 2 ? n : 2 * k;
-  return pith__sparse_bound((pith_value_format){(pith_value_coding)a[VALUES].i, 0}, n, most);
+  return pith__sparse_bound(format_of(a), n, most_of(a, n, pith__ratio_count(ratio_at(a, 0), n)));
 }
 
 static size_t scratch(const pith_value *a, size_t n) {
@@ -63,14 +70,44 @@ static pith_status encode(const pith_value *a, pith_cspan src, pith_out *out, vo
   pith_arena arena = pith__arena_over(ctx->scratch, ctx->scratch_size);
   pith_selector selector = pith__selector_take(&arena, src.n);
   pith_picker picker = pith__picker_of(select_values(a, &selector, src, ctx), selector.tile);
-  out->size = pith__sparse_encode(out->data, (pith_value_coding)a[VALUES].i, &picker, src.n);
+  out->size = pith__sparse_encode(out->data, format_of(a).coding, &picker, src.n);
   return PITH_OK;
 }
 
 static pith_status decode(const pith_value *a, pith_bytes in, pith_span dst, pith_apply apply, const pith_ctx *ctx) {
   (void)ctx;
-  return pith__sparse_decode(in, dst, (pith_value_format){(pith_value_coding)a[VALUES].i, 0}, apply);
+  return pith__sparse_decode(in, dst, format_of(a), apply);
 }
+
+/* ---- For the planner, and for GPUs ------------------------------------------------------------------------------ */
+
+/* Once the warm-up is over. */
+static int largest(const pith_value *a, size_t n, size_t *k, double *bytes) {
+  if (a[SELECT].i != SELECT_EXACT || a[VALUES].i != PITH_VALUES_FP32) {
+    return 0;
+  }
+  *k = pith__ratio_count(a[RATIO].f, n);
+  *bytes = pith__sparse_expected(format_of(a), n, *k);
+  return 1;
+}
+
+static const char *gpu_lacks(const pith_value *a) {
+  return a[SELECT].i == SELECT_FIT ? "select=fit has no CUDA kernel; exact and sampled have" : NULL;
+}
+
+static void gpu_task(const pith_value *a, const pith_ctx *ctx, pith_gpu_sparse *task) {
+  task->k = (uint32_t)pith__ratio_count(ratio_at(a, ctx->step), task->n);
+  task->most = (uint32_t)most_of(a, task->n, task->k);
+  task->coding = (uint8_t)a[VALUES].i;
+  task->select = task->k == task->n ? PITH_GPU_SELECT_ABOVE : (uint8_t)a[SELECT].i; /* all of them: above nothing */
+}
+
+static const pith_codec_traits traits = {
+    .largest = largest,
+    .gpu = PITH_GPU_SPARSE,
+    .gpu_lacks = gpu_lacks,
+    .gpu_sparse = gpu_task,
+};
 
 const pith_codec_ops pith__codec_topk = {
     .size = sizeof(pith_codec_ops),
@@ -83,7 +120,7 @@ const pith_codec_ops pith__codec_topk = {
     .use =
         "behind ef, for embeddings and very redundant layers on slow links; best with plain SGD, since moments "
         "see each value seldom",
-    .wire_id = 32,
+    .wire_id = PITH_WIRE_TOPK,
     .caps = PITH_CAP_SPARSE,
     .survey = 1,
     .params = params,
@@ -91,4 +128,5 @@ const pith_codec_ops pith__codec_topk = {
     .scratch = scratch,
     .encode = encode,
     .decode = decode,
+    .traits = &traits,
 };

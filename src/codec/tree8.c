@@ -5,8 +5,7 @@
  */
 #include "codec/block.h"
 
-enum { TREE8_BUCKET };
-#define TREE8_HEAD 4 /* max |x| */
+enum { TREE8_BUCKET }; /* head of a block: max |x| */
 
 static const pith_param tree8_params[] = {PITH_PARAM_BUCKET("512"), {0}};
 
@@ -16,7 +15,7 @@ static size_t tree8_block(const pith_value *a) { return (size_t)a[TREE8_BUCKET].
 
 static size_t tree8_bound(const pith_value *a, size_t n) {
   (void)a;
-  return TREE8_HEAD + n;
+  return PITH_HEAD_ONE + n;
 }
 
 static size_t tree8_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index,
@@ -28,15 +27,17 @@ static size_t tree8_encode(const pith_value *a, const float *x, size_t n, uint8_
   }
   float scale = pith__usable_scale(pith__float_of(most));
   pith__put_f32(out, scale);
-  pith__kernels()->tree8_pack(x, n, scale > 0 ? 1.0f / scale : 0.0f, out + TREE8_HEAD);
+  pith__kernels()->tree8_pack(x, n, scale > 0 ? 1.0f / scale : 0.0f, out + PITH_HEAD_ONE);
   return tree8_bound(a, n);
 }
 
 static void tree8_decode(const pith_value *a, const uint8_t *in, size_t n, float *dst, pith_mode mode, uint64_t index,
                          const pith_ctx *ctx) {
   (void)a, (void)index, (void)ctx;
-  pith__kernels()->tree8_unpack(in + TREE8_HEAD, n, pith__get_f32(in), mode, dst);
+  pith__kernels()->tree8_unpack(in + PITH_HEAD_ONE, n, pith__get_f32(in), mode, dst);
 }
+
+static const pith_codec_traits tree8_traits = {.gpu = PITH_GPU_BLOCKS};
 
 const pith_codec_ops pith__codec_tree8 = {
     .size = sizeof(pith_codec_ops),
@@ -47,7 +48,7 @@ const pith_codec_ops pith__codec_tree8 = {
     .origin = "Dettmers 2015",
     .detail = "for each bucket its largest magnitude, then a byte for each value",
     .use = "8 bits for values of very different sizes, behind ef (u8)",
-    .wire_id = 10,
+    .wire_id = PITH_WIRE_TREE8,
     .caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED,
     .params = tree8_params,
     .check = tree8_check,
@@ -55,4 +56,5 @@ const pith_codec_ops pith__codec_tree8 = {
     .block_bound = tree8_bound,
     .encode_block = tree8_encode,
     .decode_block = tree8_decode,
+    .traits = &tree8_traits,
 };

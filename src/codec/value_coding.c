@@ -11,8 +11,7 @@
 #include "codec/bitstream.h"
 #include "kernel/kernel.h"
 
-#define Q8_HEAD (2 * sizeof(float)) /* middle, unit */
-#define Q8_ZERO 128                 /* the level of the middle */
+#define Q8_ZERO 128 /* the level of the middle */
 
 /* From here on a finite value would round to Inf, and the largest value there is. */
 typedef struct value_limit {
@@ -34,7 +33,7 @@ unsigned pith__values_bits(unsigned levels) { return levels < 2 ? 0 : 32 - (unsi
 
 static size_t q8_size(size_t count) {
   size_t blocks = count / PITH_VALUES_BLOCK + (count % PITH_VALUES_BLOCK != 0);
-  return pith__sat_add(count, pith__sat_mul(blocks, Q8_HEAD));
+  return pith__sat_add(count, pith__sat_mul(blocks, PITH_Q8_HEAD));
 }
 
 static size_t buckets_size(unsigned levels, size_t count) {
@@ -75,11 +74,11 @@ static void write_q8(const float *x, size_t n, uint8_t *out) {
     head[0] = lo * 0.5f + hi * 0.5f;
     head[1] = q8_unit(lo, hi);
     pith_quantizer q = {head[0], head[1] > 0 ? 1.0f / head[1] : 0, Q8_ZERO, 2 * Q8_ZERO - 1};
-    k->quantize[8](x, n, &q, out + Q8_HEAD);
+    k->quantize[8](x, n, &q, out + PITH_Q8_HEAD);
   } else {
-    memset(out + Q8_HEAD, 0, n);
+    memset(out + PITH_Q8_HEAD, 0, n);
   }
-  memcpy(out, head, Q8_HEAD);
+  memcpy(out, head, PITH_Q8_HEAD);
 }
 
 /* A block as it may travel: NaN for everything not finite, and no overflow. */
@@ -165,9 +164,9 @@ int pith__values_valid(pith_value_format format, const uint8_t *in, size_t count
 
 static void read_q8(const uint8_t *in, size_t n, float *x) {
   float head[2];
-  memcpy(head, in, Q8_HEAD);
+  memcpy(head, in, PITH_Q8_HEAD);
   pith_dequantizer q = {head[0], head[1], Q8_ZERO};
-  pith__kernels()->dequantize[8](in + Q8_HEAD, n, &q, PITH_SET, x);
+  pith__kernels()->dequantize[8](in + PITH_Q8_HEAD, n, &q, PITH_SET, x);
 }
 
 static void read_mean(const uint8_t *in, size_t n, float *x) {

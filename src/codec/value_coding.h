@@ -8,19 +8,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Values are on the wire; the first four are the choices of the parameter `values`. */
-typedef enum pith_value_coding {
-  PITH_VALUES_FP32 = 0,
-  PITH_VALUES_FP16 = 1,
-  PITH_VALUES_BF16 = 2,
-  PITH_VALUES_Q8 = 3,      /* blocks of 512: middle, unit, a byte each */
-  PITH_VALUES_MEAN = 4,    /* one f32 for all of them */
-  PITH_VALUES_BUCKETS = 5, /* a table of `levels` f32, then ⌈log2 levels⌉ bits each */
-} pith_value_coding;
+#include "kernel/formats.h"
 
 #define PITH_VALUES_PARAM \
   {sizeof(pith_param), "values", PITH_PARAM_CHOICE, 0, 0, "fp32", "fp32|fp16|bf16|q8", "how the values travel"}
-#define PITH_VALUES_BLOCK 512 /* values worked on at a time; those of one q8 block */
 
 typedef struct pith_value_format {
   pith_value_coding coding;

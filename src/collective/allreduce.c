@@ -2,13 +2,13 @@
  * Allreduce of values as they are, and of what methods make of them that can be summed as it is: rounds and LINEAR
  * payloads.
  *
- * Values are owned: rank p reduces part p. In the scatter phase everybody sends part p to rank p, in the gather phase
- * every owner sends its result to all. Sums run in rank order, whoever's message comes first. Chunks of a part follow
+ * Values are owned: rank p reduces part p. In the scatter phase every rank sends part p to rank p, in the gather phase
+ * every owner sends its result to all. Sums run in rank order, in whatever order messages come. Chunks of a part follow
  * each other through encoding, wire and decoding, so that these overlap; a buffer serves every WINDOW-th chunk, and no
  * rank is further ahead than that: streams that share a link then stay abreast, and none is left to finish alone on a
  * link that idles otherwise.
  *
- * Short tensors make one step instead of two: everybody sends all of it to everybody.
+ * Short tensors take one step instead of two: every rank sends all of it to all ranks.
  */
 #include <string.h>
 
@@ -26,7 +26,7 @@ enum { PHASE_SCATTER, PHASE_ROUND = PHASE_SCATTER };
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
-/* One chunk of the scatter phase: sends everybody theirs, receives ours, reduces it. Returns the task that reduces;
+/* One chunk of the scatter phase: sends every rank its part, receives ours, reduces it. Returns the task that reduces;
  * *sent of each peer is the task that sends the values a result will overwrite. */
 static uint32_t add_scatter_chunk(pith_job *job, const pith_raw *raw, unsigned tag, size_t chunk, size_t number,
                                   uint8_t *staging, uint32_t before, uint32_t *sent) {

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* Shared memory inside a host, 10 Gbit/s between hosts, a codec on one core. */
+/* Shared memory within a host, 10 Gbit/s between hosts, a codec on one core. */
 const pith_cost_model pith__cost_default = {
     .inside = {.latency = 2e-6, .bandwidth = 5e9, .message = 1e-6},
     .across = {.latency = 30e-6, .bandwidth = 1.25e9, .message = 5e-6},
@@ -62,7 +62,7 @@ static void count_steps(const pith_layout *l, double steps, traffic *t) {
 
 static traffic traffic_of(pith_algorithm algorithm, const pith_cost_question *q) {
   const pith_layout *l = q->layout;
-  double ranks = l->ranks, hosts = l->hosts, members = largest_host(l), carriers = l->carriers, n = (double)q->n,
+  double ranks = l->ranks, hosts = l->hosts, members = largest_host(l), leaders = l->leaders, n = (double)q->n,
          levels = levels_of(l->ranks);
   double share = (ranks - 1) / ranks, host_share = (hosts - 1) / hosts;
   traffic t = {0};
@@ -85,8 +85,8 @@ static traffic traffic_of(pith_algorithm algorithm, const pith_cost_question *q)
       t.steps_across = hosts > 1 ? 2 : 0;
       t.messages = 2 * (hosts - 1) + 2 * members;
       t.across = 2 * q->coded * host_share;
-      t.inside = q->raw + q->coded * (members - 1) / carriers;
-      t.values = n * members / carriers + n / carriers + n;
+      t.inside = q->raw + q->coded * (members - 1) / leaders;
+      t.values = n * members / leaders + n / leaders + n;
       break;
     case PITH_ALGORITHM_GATHER:
       count_steps(l, 1, &t);

@@ -11,7 +11,7 @@
 #define PITH_ALGORITHM_LIST(X)                                                                    \
   X(AUTO, "auto", "the cheapest of those that suit")                                              \
   X(SRA, "sra", "scatter, reduce, all-gather")                                                    \
-  X(HIERARCHICAL, "hierarchical", "sums inside hosts first, then between hosts")                  \
+  X(HIERARCHICAL, "hierarchical", "sums within hosts first, then between hosts")                  \
   X(RING, "ring", "from neighbour to neighbour, encoded at each step")                            \
   X(TREE, "tree", "up and down a binomial tree, encoded at each step")                            \
   X(GATHER, "gather", "all payloads to all")                                                      \
@@ -41,7 +41,7 @@ extern const pith_cost_model pith__cost_default;
 
 /* n values of which `raw` bytes are in a tensor and `coded` bytes in a payload. */
 typedef struct pith_cost_question {
-  const pith_layout *layout; /* of hosts, also where the algorithm does not mind them */
+  const pith_layout *layout; /* of hosts, also for algorithms that ignore them */
   size_t n;
   double raw, coded;
 } pith_cost_question;

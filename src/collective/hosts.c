@@ -1,6 +1,6 @@
 /*
- * Uncompressed allreduce that minds hosts: what blocks.c does with encoded values, with values as they are.
- * docs/algorithms.md, "Hosts". Everything crosses the link between hosts once, however many ranks a host has.
+ * Uncompressed hierarchical allreduce: what blocks.c does with encoded values, with values as they are.
+ * docs/algorithms.md, "Hosts". Every value crosses the link between hosts once, however many ranks a host has.
  *
  * Sums of a host travel in the tensor's own type, but those of halves as f32, so that they too are rounded once.
  */
@@ -17,7 +17,7 @@ typedef struct plan {
   const pith_layout *layout;
   const pith_raw *raw;
   unsigned phase;
-  int host, place, members;
+  int host, local_rank, members;
   pith_dtype partial; /* type of a host's sum */
   size_t chunk, chunks;
   uint8_t *slots; /* WINDOW times what slot_bytes says */
@@ -116,18 +116,18 @@ static sources *take_sources(pith_job *job, const plan *p, int count, void *sum)
 
 /* ---- Messages ---------------------------------------------------------------------------------------------------- */
 
-static pith_range slice_of(const plan *p, int carrier, int host, size_t number) {
-  pith_range part = pith__split(p->raw->n, 1, (size_t)p->layout->carriers, (size_t)carrier);
+static pith_range slice_of(const plan *p, int leader, int host, size_t number) {
+  pith_range part = pith__split(p->raw->n, 1, (size_t)p->layout->leaders, (size_t)leader);
   pith_range slice = pith__split(part.n, 1, (size_t)p->layout->hosts, (size_t)host);
   slice.first += part.first;
   return pith__split_chunk(slice, p->chunk, number);
 }
 
-static uint32_t inside_tag(const plan *p, int phase, int host, size_t number) {
+static uint32_t intra_host_tag(const plan *p, int phase, int host, size_t number) {
   return PITH_TAG(p->phase + (unsigned)phase, number * (size_t)p->layout->hosts + (size_t)host);
 }
 
-static uint32_t carrier_tag(const plan *p, int phase, size_t number) {
+static uint32_t leader_tag(const plan *p, int phase, size_t number) {
   return PITH_TAG(p->phase + (unsigned)phase, number);
 }
 
@@ -140,19 +140,19 @@ static pith_piece *piece_over_sum(pith_job *job, const plan *p, void *sum, pith_
   return pith__schedule_piece_over(&job->schedule, sum, range.n * pith_dtype_size(p->partial));
 }
 
-/* A result in dst, from here to the other ranks of our host. */
+/* Sends a result in dst to the other ranks of our host. */
 static void add_copies(pith_job *job, const plan *p, int host, size_t number, pith_range range, uint32_t ready) {
   for (int i = 0; i < p->members; i++) {
     int rank = pith__layout_rank(p->layout, p->host, i);
     if (rank != job->rank) {
-      uint32_t sent = pith__schedule_send(&job->schedule, rank, inside_tag(p, DOWN, host, number),
+      uint32_t sent = pith__schedule_send(&job->schedule, rank, intra_host_tag(p, DOWN, host, number),
                                           piece_of(job, p, p->raw->dst, range), ready);
       pith__schedule_after(&job->schedule, p->end, sent);
     }
   }
 }
 
-/* ---- A carrier's slices ------------------------------------------------------------------------------------------ */
+/* ---- A leader's slices ------------------------------------------------------------------------------------------- */
 
 /* Our host's sum of a slice. */
 static uint32_t add_host_sum(pith_job *job, const plan *p, int host, size_t number, pith_range range, uint32_t before) {
@@ -170,7 +170,8 @@ static uint32_t add_host_sum(pith_job *job, const plan *p, int host, size_t numb
       uint8_t *into = values_of(p, number, host, i);
       pith_piece *piece = pith__schedule_piece_over(s, into, range.n * pith_dtype_size(p->raw->dtype));
       from->of[i] = into;
-      pith__schedule_after(s, work, pith__schedule_receive(s, rank, inside_tag(p, UP, host, number), piece, before));
+      pith__schedule_after(s, work,
+                           pith__schedule_receive(s, rank, intra_host_tag(p, UP, host, number), piece, before));
     }
   }
   return work;
@@ -191,14 +192,14 @@ static uint32_t add_own_slice(pith_job *job, const plan *p, size_t number, pith_
     if (h != p->host) {
       pith_piece *piece = piece_over_sum(job, p, other_sum(p, number, h), range);
       pith__schedule_after(s, finish,
-                           pith__schedule_receive(s, pith__layout_rank(p->layout, h, p->place),
-                                                  carrier_tag(p, SCATTER, number), piece, before));
+                           pith__schedule_receive(s, pith__layout_rank(p->layout, h, p->local_rank),
+                                                  leader_tag(p, SCATTER, number), piece, before));
     }
   }
   for (int step = 1; step < p->layout->hosts; step++) {
-    int peer = pith__layout_rank(p->layout, (p->host + step) % p->layout->hosts, p->place);
+    int peer = pith__layout_rank(p->layout, (p->host + step) % p->layout->hosts, p->local_rank);
     pith_piece *result = piece_of(job, p, p->raw->dst, range);
-    pith__schedule_after(s, p->end, pith__schedule_send(s, peer, carrier_tag(p, GATHER, number), result, finish));
+    pith__schedule_after(s, p->end, pith__schedule_send(s, peer, leader_tag(p, GATHER, number), result, finish));
   }
   add_copies(job, p, p->host, number, range, finish);
   return finish;
@@ -208,22 +209,22 @@ static uint32_t add_own_slice(pith_job *job, const plan *p, size_t number, pith_
 static uint32_t add_other_slice(pith_job *job, const plan *p, int host, size_t number, pith_range range,
                                 uint32_t summed) {
   pith_schedule *s = &job->schedule;
-  int owner = pith__layout_rank(p->layout, host, p->place);
+  int owner = pith__layout_rank(p->layout, host, p->local_rank);
   pith_piece *sum = piece_over_sum(job, p, own_sum(p, number, host), range);
-  uint32_t sent = pith__schedule_send(s, owner, carrier_tag(p, SCATTER, number), sum, summed);
+  uint32_t sent = pith__schedule_send(s, owner, leader_tag(p, SCATTER, number), sum, summed);
   uint32_t arrived =
-      pith__schedule_receive(s, owner, carrier_tag(p, GATHER, number), piece_of(job, p, p->raw->dst, range), summed);
+      pith__schedule_receive(s, owner, leader_tag(p, GATHER, number), piece_of(job, p, p->raw->dst, range), summed);
   add_copies(job, p, host, number, range, arrived);
   pith__schedule_after(s, p->end, arrived);
   return sent;
 }
 
 /* One chunk. Returns the task after which its buffers are free. */
-static uint32_t add_carried(pith_job *job, const plan *p, size_t number, uint32_t before) {
+static uint32_t add_leader_chunk(pith_job *job, const plan *p, size_t number, uint32_t before) {
   uint32_t free_again = pith__add_work(job, (pith_task){.work = pith__work_join}, before);
   for (int step = 1; step <= p->layout->hosts; step++) {
     int host = (p->host + step) % p->layout->hosts;
-    pith_range range = slice_of(p, p->place, host, number);
+    pith_range range = slice_of(p, p->local_rank, host, number);
     if (range.n) {
       uint32_t summed = add_host_sum(job, p, host, number, range, before);
       uint32_t used = host == p->host ? add_own_slice(job, p, number, range, summed, before)
@@ -235,18 +236,18 @@ static uint32_t add_carried(pith_job *job, const plan *p, size_t number, uint32_
   return free_again;
 }
 
-/* ---- Slices that another rank of our host carries ---------------------------------------------------------------- */
+/* ---- Slices of the other leaders of our host --------------------------------------------------------------------- */
 
-static void add_handed_over(pith_job *job, const plan *p, int carrier, size_t number, uint32_t before) {
+static void add_member_chunk(pith_job *job, const plan *p, int leader, size_t number, uint32_t before) {
   pith_schedule *s = &job->schedule;
-  int rank = pith__layout_rank(p->layout, p->host, carrier);
+  int rank = pith__layout_rank(p->layout, p->host, leader);
   for (int step = 1; step <= p->layout->hosts; step++) {
     int host = (p->host + step) % p->layout->hosts;
-    pith_range range = slice_of(p, carrier, host, number);
+    pith_range range = slice_of(p, leader, host, number);
     if (range.n) {
-      uint32_t sent =
-          pith__schedule_send(s, rank, inside_tag(p, UP, host, number), piece_of(job, p, p->raw->src, range), before);
-      uint32_t arrived = pith__schedule_receive(s, rank, inside_tag(p, DOWN, host, number),
+      uint32_t sent = pith__schedule_send(s, rank, intra_host_tag(p, UP, host, number),
+                                          piece_of(job, p, p->raw->src, range), before);
+      uint32_t arrived = pith__schedule_receive(s, rank, intra_host_tag(p, DOWN, host, number),
                                                 piece_of(job, p, p->raw->dst, range), sent);
       pith__schedule_after(s, p->end, arrived);
     }
@@ -267,13 +268,13 @@ static plan *make_plan(pith_job *job, const pith_raw *raw, unsigned phase, uint3
               .raw = copy,
               .phase = phase,
               .host = layout->host[job->rank],
-              .place = layout->place[job->rank]};
+              .local_rank = layout->local_rank[job->rank]};
   p->members = pith__layout_members(layout, p->host);
   p->partial = halves && sums ? PITH_F32 : raw->dtype;
   p->chunk = (job->chunk < job->message ? job->chunk : job->message) / pith_dtype_size(raw->dtype);
   p->chunk = p->chunk ? p->chunk : 1;
   p->chunks =
-      pith__split_chunks(pith__split(raw->n, 1, (size_t)layout->carriers, 0).n, 1, (size_t)layout->hosts, p->chunk);
+      pith__split_chunks(pith__split(raw->n, 1, (size_t)layout->leaders, 0).n, 1, (size_t)layout->hosts, p->chunk);
   p->slots = pith__schedule_take(&job->schedule, p->chunks < WINDOW ? p->chunks : WINDOW, slot_bytes(p));
   p->end = pith__add_work(job, (pith_task){.work = pith__work_join}, before);
   return p;
@@ -283,15 +284,15 @@ uint32_t pith__add_allreduce_hosts(pith_job *job, const pith_raw *raw, unsigned 
   const plan *p = make_plan(job, raw, phase, start);
   uint32_t free_again[WINDOW];
   for (size_t c = 0; p && c < p->chunks && !job->schedule.failed; c++) {
-    uint32_t before = c < WINDOW || p->place >= p->layout->carriers ? start : free_again[c % WINDOW];
-    for (int step = 1; step <= p->layout->carriers; step++) {
-      int carrier = (p->place + step) % p->layout->carriers;
-      if (carrier != p->place) {
-        add_handed_over(job, p, carrier, c, before);
+    uint32_t before = c < WINDOW || p->local_rank >= p->layout->leaders ? start : free_again[c % WINDOW];
+    for (int step = 1; step <= p->layout->leaders; step++) {
+      int leader = (p->local_rank + step) % p->layout->leaders;
+      if (leader != p->local_rank) {
+        add_member_chunk(job, p, leader, c, before);
       }
     }
-    if (p->place < p->layout->carriers) {
-      free_again[c % WINDOW] = add_carried(job, p, c, before);
+    if (p->local_rank < p->layout->leaders) {
+      free_again[c % WINDOW] = add_leader_chunk(job, p, c, before);
     }
   }
   return p ? p->end : PITH_NO_TASK;

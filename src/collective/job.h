@@ -30,8 +30,8 @@ struct pith_job {
   size_t member_count; /* 0: it is one layer */
   pith_thread_pool *threads;          /* encode and decode with us; NULL: there are none */
   const pith_encode_scratch *scratch; /* one for each thread, the first is ours */
-  const pith_layout *layout;          /* the hosts that the algorithm minds: all of them, or a flat layout */
-  const pith_codec *inside;           /* for values on their way to a carrier of the same host; NULL: uncompressed */
+  const pith_layout *layout;          /* of the hosts for hierarchical algorithms, flat for the others */
+  const pith_codec *inside;           /* the intra-host codec, for values sent to a leader; NULL: uncompressed */
   void *inside_chain;
   const pith_codec *entries; /* sparse and without loss, for pith__allreduce_ranges */
   void *entries_chain;
@@ -40,17 +40,17 @@ struct pith_job {
   double encode_seconds, decode_seconds;
 };
 
-/* A part of a range of values that belongs to one layer. */
-typedef struct pith_stretch {
+/* A segment of a range of values that belongs to one layer. */
+typedef struct pith_segment {
   int number;    /* from 1; zeroed: before the first */
   size_t at, n;  /* in the range */
   size_t offset; /* in the layer */
   uint64_t layer;
   pith_state *state;
-} pith_stretch;
+} pith_segment;
 
-/* The next part of [first, first + n), or 0. Without members there is one part, also of a range of no values. */
-int pith__next_stretch(const pith_job *job, size_t first, size_t n, pith_stretch *s);
+/* The next segment of [first, first + n), or 0. Without members there is one segment, also of an empty range. */
+int pith__next_segment(const pith_job *job, size_t first, size_t n, pith_segment *s);
 
 /* ---- Work on values ---------------------------------------------------------------------------------------------- */
 
@@ -80,7 +80,7 @@ pith_status pith__work_store_result(pith_job *job, const pith_task *task);
 /* Decodes the piece, encoded by task->peer with no sum in between, into dst[at, at + n). */
 pith_status pith__work_decode_to_dst(pith_job *job, const pith_task *task);
 
-/* Nothing: a point where several tasks meet. */
+/* Does nothing: a task that waits for several others. */
 pith_status pith__work_join(pith_job *job, const pith_task *task);
 
 /* ---- Uncompressed ------------------------------------------------------------------------------------------------ */
@@ -129,7 +129,7 @@ pith_piece *pith__piece_for(pith_job *job, size_t n);
 /* PITH_OK, unless memory ran out while the schedule was written. */
 pith_status pith__schedule_finished(const pith_job *job);
 
-/* Peers are served in the order rank + 1, rank + 2, …: then no rank is everybody's first. */
+/* Peers are served in the order rank + 1, rank + 2, …: then no rank is the first peer of all others. */
 static inline int pith__peer_at(const pith_job *job, int step) { return (job->rank + step) % job->ranks; }
 
 /* Tags: a phase of the operation and the number of a chunk. */
@@ -141,12 +141,12 @@ uint32_t pith__add_allreduce(pith_job *job, const pith_raw *raw, unsigned phase,
 uint32_t pith__add_allreduce_hosts(pith_job *job, const pith_raw *raw, unsigned phase, uint32_t before);
 #define PITH_RAW_PHASES 4
 
-/* Inside a host: our values of a range go to a carrier; and the carrier's sum of those of all ranks of the host, in
- * rank order, in `sum`. Both return the task that ends it. */
-uint32_t pith__add_inside_send(pith_job *job, int carrier, pith_range range, uint32_t tag, uint32_t before);
-uint32_t pith__add_inside_sum(pith_job *job, pith_range range, uint32_t tag, float *sum, uint32_t before);
-/* The same bytes to all other ranks of our host, after `before`. */
-void pith__add_inside_copies(pith_job *job, uint32_t tag, pith_piece *piece, uint32_t before);
+/* Within a host: sends our values of a range to a leader; and, on the leader, sums those of all ranks of the host in
+ * rank order, into `sum`. Both return the task that ends it. */
+uint32_t pith__add_intra_host_send(pith_job *job, int leader, pith_range range, uint32_t tag, uint32_t before);
+uint32_t pith__add_intra_host_sum(pith_job *job, pith_range range, uint32_t tag, float *sum, uint32_t before);
+/* Sends the same bytes to all other ranks of our host, after `before`. */
+void pith__add_intra_host_copies(pith_job *job, uint32_t tag, pith_piece *piece, uint32_t before);
 
 pith_status pith__allreduce_plain(pith_job *job);  /* uncompressed */
 pith_status pith__allreduce_blocks(pith_job *job); /* CHUNKED codecs: scatter, reduce, all-gather */

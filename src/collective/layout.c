@@ -11,7 +11,7 @@ static int host_of(const uint64_t *number, int rank) {
   return first; /* the lowest rank of the host */
 }
 
-/* Hosts get their numbers as they are met. */
+/* Hosts are numbered in the order of their lowest ranks. */
 static void number_hosts(pith_layout *l, const uint64_t *number) {
   for (int r = 0; r < l->ranks; r++) {
     int first = number ? host_of(number, r) : r;
@@ -25,12 +25,12 @@ static void list_members(pith_layout *l) {
     l->first[h] = at;
     for (int r = 0; r < l->ranks; r++) {
       if (l->host[r] == h) {
-        l->place[r] = at - l->first[h];
+        l->local_rank[r] = at - l->first[h];
         l->member[at++] = r;
       }
     }
     int members = at - l->first[h];
-    l->carriers = h == 0 || members < l->carriers ? members : l->carriers;
+    l->leaders = h == 0 || members < l->leaders ? members : l->leaders;
   }
   l->first[l->hosts] = at;
 }
@@ -40,8 +40,11 @@ pith_status pith__layout_create(int ranks, const uint64_t *number, pith_layout *
   pith_layout *l = malloc(sizeof *l + 4 * room * sizeof(int));
   PITH_REQUIRE(l, PITH_ERR_MEMORY, "no memory for the layout of %d ranks", ranks);
   int *memory = (int *)(void *)(l + 1);
-  *l = (pith_layout){
-      .ranks = ranks, .host = memory, .place = memory + room, .first = memory + 2 * room, .member = memory + 3 * room};
+  *l = (pith_layout){.ranks = ranks,
+                     .host = memory,
+                     .local_rank = memory + room,
+                     .first = memory + 2 * room,
+                     .member = memory + 3 * room};
   number_hosts(l, number);
   list_members(l);
   *layout = l;

@@ -6,7 +6,7 @@
 
 enum { PHASE_MOVE };
 
-static size_t place_of(const size_t *counts, int rank) {
+static size_t offset_of(const size_t *counts, int rank) {
   size_t first = 0;
   for (int p = 0; p < rank; p++) {
     first += counts[p];
@@ -47,7 +47,7 @@ static void add_receive(pith_job *job, int peer, pith_piece *piece) {
 
 /* ---- All-gather -------------------------------------------------------------------------------------------------- */
 
-/* Everybody decodes what everybody sent, the sender too: all hold the same. */
+/* Every rank decodes the payloads of all ranks, its own too: all hold the same values. */
 static void all_gather_encoded(pith_job *job, const size_t *counts) {
   pith_schedule *s = &job->schedule;
   pith_piece *own = pith__piece_for(job, job->src.n);
@@ -63,7 +63,7 @@ static void all_gather_encoded(pith_job *job, const size_t *counts) {
     uint32_t decode = pith__add_work(
         job,
         (pith_task){
-            .work = pith__work_decode_to_dst, .peer = p, .piece = piece, .n = counts[p], .at = place_of(counts, p)},
+            .work = pith__work_decode_to_dst, .peer = p, .piece = piece, .n = counts[p], .at = offset_of(counts, p)},
         arrived);
     pith__schedule_after(s, decode, encode); /* src may lie in dst */
   }
@@ -75,11 +75,11 @@ pith_status pith__all_gather(pith_job *job, const size_t *counts) {
     return pith__schedule_finished(job);
   }
   pith_dtype dtype = job->src.dtype;
-  add_copy(job, job->src.data, piece_of(job, job->dst.data, place_of(counts, job->rank), job->src.n, dtype));
+  add_copy(job, job->src.data, piece_of(job, job->dst.data, offset_of(counts, job->rank), job->src.n, dtype));
   for (int step = 1; step < job->ranks; step++) {
     int to = pith__peer_at(job, step), from = pith__peer_at(job, job->ranks - step);
     add_send(job, to, piece_of(job, job->src.data, 0, job->src.n, dtype));
-    add_receive(job, from, piece_of(job, job->dst.data, place_of(counts, from), counts[from], dtype));
+    add_receive(job, from, piece_of(job, job->dst.data, offset_of(counts, from), counts[from], dtype));
   }
   return pith__schedule_finished(job);
 }
@@ -144,12 +144,12 @@ pith_status pith__broadcast(pith_job *job, int root) {
 pith_status pith__all_to_all(pith_job *job, const size_t *send, const size_t *receive) {
   pith_dtype dtype = job->src.dtype;
   size_t width = pith_dtype_size(dtype);
-  const uint8_t *own = (const uint8_t *)job->src.data + place_of(send, job->rank) * width;
-  add_copy(job, own, piece_of(job, job->dst.data, place_of(receive, job->rank), receive[job->rank], dtype));
+  const uint8_t *own = (const uint8_t *)job->src.data + offset_of(send, job->rank) * width;
+  add_copy(job, own, piece_of(job, job->dst.data, offset_of(receive, job->rank), receive[job->rank], dtype));
   for (int step = 1; step < job->ranks; step++) {
     int to = pith__peer_at(job, step), from = pith__peer_at(job, job->ranks - step);
-    add_send(job, to, piece_of(job, job->src.data, place_of(send, to), send[to], dtype));
-    add_receive(job, from, piece_of(job, job->dst.data, place_of(receive, from), receive[from], dtype));
+    add_send(job, to, piece_of(job, job->src.data, offset_of(send, to), send[to], dtype));
+    add_receive(job, from, piece_of(job, job->dst.data, offset_of(receive, from), receive[from], dtype));
   }
   return pith__schedule_finished(job);
 }
@@ -161,7 +161,7 @@ pith_status pith__gather(pith_job *job, const size_t *counts, int root) {
     return pith__schedule_finished(job);
   }
   for (int p = 0; p < job->ranks; p++) {
-    pith_piece *piece = piece_of(job, job->dst.data, place_of(counts, p), counts[p], dtype);
+    pith_piece *piece = piece_of(job, job->dst.data, offset_of(counts, p), counts[p], dtype);
     if (p == root) {
       add_copy(job, job->src.data, piece);
     } else {
@@ -178,7 +178,7 @@ pith_status pith__scatter(pith_job *job, const size_t *counts, int root) {
     return pith__schedule_finished(job);
   }
   for (int p = 0; p < job->ranks; p++) {
-    pith_piece *piece = piece_of(job, job->src.data, place_of(counts, p), counts[p], dtype);
+    pith_piece *piece = piece_of(job, job->src.data, offset_of(counts, p), counts[p], dtype);
     if (p == root && piece) {
       add_copy(job, piece->data, piece_of(job, job->dst.data, 0, job->dst.n, dtype));
     } else {
@@ -188,7 +188,7 @@ pith_status pith__scatter(pith_job *job, const size_t *counts, int root) {
   return pith__schedule_finished(job);
 }
 
-/* In round k everybody tells the rank 2^k further on that all up to here have come. */
+/* In round k every rank tells the rank 2^k further on that all ranks up to here have come. */
 pith_status pith__barrier(pith_job *job) {
   uint32_t last = PITH_NO_TASK;
   for (int distance = 1, round = 0; distance < job->ranks; distance *= 2, round++) {

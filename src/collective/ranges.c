@@ -74,7 +74,7 @@ static uint32_t add_task(pith_job *job, pith_work_fn work, pith_piece *piece, pi
       before);
 }
 
-/* Everybody's entries of our part, added up in rank order, and the result to all. */
+/* Adds up the entries of our part from all ranks in rank order, and sends the result to all. */
 static void add_own_part(pith_job *job, float *x, uint32_t decoded) {
   pith_schedule *s = &job->schedule;
   pith_range mine = part_of(job, job->rank);

@@ -75,7 +75,8 @@ static void reduce_scatter_encoded(pith_job *job, const size_t *counts) {
 
 /* ---- Plain ------------------------------------------------------------------------------------------------------- */
 
-/* Everybody's values of [mine] come here and are reduced to dst; our values of the other parts go to their owners. */
+/* Receives the values of [mine] from all ranks and reduces them to dst; sends our values of the other parts to their
+ * owners. */
 static void reduce_scatter_plain(pith_job *job, const size_t *counts) {
   pith_schedule *s = &job->schedule;
   size_t width = pith_dtype_size(job->src.dtype);

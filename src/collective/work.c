@@ -29,8 +29,8 @@ static pith_status encode(pith_job *job, const pith_task *task, pith_cspan value
     pith__make_result(job, task->values, task->n, task->first);
   }
   size_t width = pith_dtype_size(values.dtype), used = 0;
-  pith_stretch s = {0};
-  while (pith__next_stretch(job, task->first, values.n, &s)) {
+  pith_segment s = {0};
+  while (pith__next_segment(job, task->first, values.n, &s)) {
     pith_ctx ctx = ctx_of(job, job->rank, is_result, s.offset);
     pith_cspan part = {(const uint8_t *)values.data + s.at * width, s.n, values.dtype};
     pith_out out = {(uint8_t *)task->piece->data + used, task->piece->capacity - used, 0};
@@ -83,9 +83,9 @@ static size_t member_at(const pith_job *job, size_t value) {
   return low;
 }
 
-int pith__next_stretch(const pith_job *job, size_t first, size_t n, pith_stretch *s) {
+int pith__next_segment(const pith_job *job, size_t first, size_t n, pith_segment *s) {
   if (job->member_count == 0) {
-    *s = (pith_stretch){s->number + 1, 0, n, first, job->ctx.layer, job->state};
+    *s = (pith_segment){s->number + 1, 0, n, first, job->ctx.layer, job->state};
     return s->number == 1;
   }
   size_t from = first + s->at + s->n, index = member_at(job, from);
@@ -95,7 +95,7 @@ int pith__next_stretch(const pith_job *job, size_t first, size_t n, pith_stretch
   const pith_member *m = &job->members[index];
   from = m->first > from ? m->first : from;
   size_t end = m->first + m->n < first + n ? m->first + m->n : first + n;
-  *s = (pith_stretch){s->number + 1, from - first, end - from, from - m->first, m->layer, m->state};
+  *s = (pith_segment){s->number + 1, from - first, end - from, from - m->first, m->layer, m->state};
   return 1;
 }
 
@@ -107,10 +107,10 @@ static pith_span range_of(pith_span span, size_t first, size_t n) {
  * by its size. */
 static pith_status decode(pith_job *job, const pith_task *task, pith_span dst, int mode, int is_result) {
   double start = pith__now();
-  pith_stretch s = {0};
+  pith_segment s = {0};
   const uint8_t *bytes = task->piece->data;
   size_t used = 0, whole = task->piece->size;
-  while (pith__next_stretch(job, task->first, task->n, &s)) {
+  while (pith__next_segment(job, task->first, task->n, &s)) {
     pith_ctx ctx = ctx_of(job, task->peer, is_result, s.offset);
     size_t size = job->member_count ? pith_codec_bound(job->codec, s.n) : whole;
     ctx.layer = s.layer;

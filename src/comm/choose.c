@@ -49,7 +49,7 @@ static const char *objection(const pith_codec *codec, int rounds, int crowded, p
       return raw || whole           ? "it needs a codec that encodes pieces of a tensor"
              : caps & PITH_CAP_VOTE ? "a vote needs the signs of all ranks"
              : codec->memory && codec->memory->after != PITH_AFTER_SUBTRACT
-                 ? "its memory would meet sums instead of gradients"
+                 ? "its memory would see sums instead of gradients"
                  : NULL;
     case PITH_ALGORITHM_GATHER:
       return whole ? NULL : "it is for codecs that need the whole tensor";
@@ -111,16 +111,16 @@ static pith_cost_question question_of(const pith_comm *comm, const pith_job *job
   };
 }
 
-/* Whether this kind of operation is new to the log. */
-static int is_news(pith_comm *comm, const pith_job *job) {
+/* Whether the log has no line for this kind of operation yet. */
+static int is_new_kind(pith_comm *comm, const pith_job *job) {
   uint64_t facts[4] = {job->src.n, (uint64_t)job->src.dtype, job->codec ? job->codec->fingerprint : 0,
                        (uint64_t)job->reduce};
   uint64_t key = pith__hash64(facts, sizeof facts, 1) | 1, *seen = &comm->logged[key % PITH_LOGGED_MOST];
   pith__comm_lock(comm);
-  int news = *seen != key;
+  int is_new = *seen != key;
   *seen = key;
   pthread_mutex_unlock(&comm->mutex);
-  return news;
+  return is_new;
 }
 
 static void explain(pith_comm *comm, const pith_job *job, const pith_cost_question *q, pith_algorithm chosen) {
@@ -161,7 +161,7 @@ pith_status pith__choose(pith_comm *comm, const pith_job *job, pith_algorithm as
                job->codec ? job->codec->spec : "uncompressed values", why_not);
   pith_cost_question q = question_of(comm, job);
   *chosen = asked == PITH_ALGORITHM_AUTO || why_not ? cheapest(comm, job, &q) : asked;
-  if (pith__log_level() >= PITH_LOG_INFO_ && is_news(comm, job)) {
+  if (pith__log_level() >= PITH_LOG_INFO_ && is_new_kind(comm, job)) {
     if (why_not) {
       PITH_LOG_INFO("%s was asked for, but does not suit %s: %s", pith__algorithm_name(asked),
                     job->codec ? job->codec->spec : "uncompressed values", why_not);

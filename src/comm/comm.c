@@ -54,7 +54,7 @@ static pith_status make_comm(int rank, int ranks, const pith_settings *s, pith_c
                       .timeout = s->timeout,
                       .timeout_from = s->timeout_from,
                       .liveness = s->liveness,
-                      .interrupt = s->meet.interrupt,
+                      .interrupt = s->rendezvous.interrupt,
                       .chunk = s->chunk,
                       .wake = -1,
                       .cost = pith__cost_default,
@@ -70,7 +70,7 @@ static pith_status make_comm(int rank, int ranks, const pith_settings *s, pith_c
   pthread_mutex_init(&comm->gate, NULL);
   pthread_cond_init(&comm->changed, NULL);
   *made = comm;
-  PITH_TRY(keep_text(s->meet.host, &comm->host));
+  PITH_TRY(keep_text(s->rendezvous.host, &comm->host));
   PITH_TRY(keep_text(s->transport, &comm->transport_name));
   PITH_TRY(keep_text(s->interface, &comm->interface));
   PITH_TRY(keep_text(s->host_id, &comm->host_id));
@@ -121,15 +121,15 @@ static void free_comm(pith_comm *comm) {
 
 static pith_status exchange_at_rendezvous(void *how, const pith_address_record *mine, pith_address_record *all,
                                           pith_link_key *key) {
-  pith_rendezvous *meet = how, with_listener = *meet;
+  pith_rendezvous *rendezvous = how, with_listener = *rendezvous;
   uint8_t bytes[PITH_ADDRESS_RECORD_MOST];
   pith_records found;
   uint64_t job;
-  meet->listener = 0; /* the rendezvous closes it */
+  rendezvous->listener = 0; /* the rendezvous closes it */
   PITH_TRY(pith__rendezvous_exchange(&with_listener, bytes, pith__address_record_write(mine, bytes), &found, &job));
-  pith__link_key_make(meet->secret, job, key);
+  pith__link_key_make(rendezvous->secret, job, key);
   pith_status status = PITH_OK;
-  for (int p = 0; p < meet->ranks && status == PITH_OK; p++) {
+  for (int p = 0; p < rendezvous->ranks && status == PITH_OK; p++) {
     status = pith__address_record_read(found.bytes + found.at[p], found.at[p + 1] - found.at[p], p, &all[p]);
   }
   pith__records_free(&found);
@@ -141,15 +141,15 @@ pith_status pith_comm_create(const pith_config *config, pith_comm **made) {
   pith_comm *comm = NULL;
   PITH_REQUIRE(made, PITH_ERR_ARGUMENT, "pith_comm_create: comm must not be NULL");
   PITH_TRY(pith__settings_read(config, &s));
-  pith_status status = make_comm(s.meet.rank, s.meet.ranks, &s, &comm);
+  pith_status status = make_comm(s.rendezvous.rank, s.rendezvous.ranks, &s, &comm);
   if (status == PITH_OK && comm->ranks == 1) {
     status = pith__layout_create(1, NULL, &comm->hosts);
   }
   if (status == PITH_OK && comm->ranks > 1) {
-    status = pith__comm_join(comm, &s, exchange_at_rendezvous, &s.meet);
+    status = pith__comm_join(comm, &s, exchange_at_rendezvous, &s.rendezvous);
   }
-  if (s.meet.listener > 0) { /* an id's, and nobody has come to use it */
-    pith__fd_close(s.meet.listener);
+  if (s.rendezvous.listener > 0) { /* of a unique id, and the rendezvous was not reached */
+    pith__fd_close(s.rendezvous.listener);
   }
   if (status != PITH_OK) {
     free_comm(comm);
@@ -179,7 +179,7 @@ static int by_key(const void *a, const void *b) {
   return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-/* Everybody's colour and key over the parent; those of our colour stay, sorted. */
+/* Gathers the colours and keys of all ranks of the parent; keeps those of our colour, sorted. */
 static pith_status find_group(pith_comm *parent, int color, int key, group *g) {
   member mine = {color, key, parent->rank};
   g->parent = parent;
@@ -247,7 +247,7 @@ static pith_status exchange_over_parent(void *how, const pith_address_record *mi
 }
 
 static pith_status join_group(pith_comm *parent, group *g, pith_comm **made) {
-  pith_settings s = {.meet = {.host = parent->host, .interrupt = parent->interrupt},
+  pith_settings s = {.rendezvous = {.host = parent->host, .interrupt = parent->interrupt},
                      .transport = parent->transport_name,
                      .interface = parent->interface,
                      .host_id = parent->host_id,
@@ -360,7 +360,7 @@ void pith_comm_abort(pith_comm *comm, const char *why) {
   pthread_mutex_unlock(&comm->mutex);
 }
 
-/* Requests outlive the comm until somebody waits for them. */
+/* Requests outlive the comm until the program waits for them. */
 static void disown_requests(pith_comm *comm) {
   for (pith_operation *op = comm->running; op; op = op->next) {
     op->status = op->done ? op->status : PITH_ERR_ABORTED;

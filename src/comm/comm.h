@@ -1,16 +1,16 @@
 /*
- * The inside of a comm: links that frame messages over transports, operations that run schedules over links.
+ * The internals of a comm: links that frame messages over transports, operations that run schedules over links.
  *
  *   operations.c  public calls: check, write a schedule
  *   submit.c      making operations, handing them to the comm, waiting for them
  *   choose.c      which algorithm
  *   execute.c     runs schedules: which task is ready, what follows
- *   link.c        messages of one peer: headers, matching, payloads
+ *   link.c        messages of one peer: link_send.c sends, link_receive.c checks headers and matches receives
  *   progress.c    drives all links and operations; sleeping, time-outs, threads
  *   comm.c        create, split, abort, destroy
  *
- * One mutex guards everything. Whoever waits drives (one thread at a time); a background thread drives while there are
- * requests that nobody waits for.
+ * One mutex guards everything. A thread that waits for an operation drives (one at a time); a background thread drives
+ * while there are requests that no thread waits for.
  */
 #ifndef PITH_COMM_COMM_H
 #define PITH_COMM_COMM_H
@@ -35,7 +35,7 @@ typedef enum pith_frame_kind {
   PITH_FRAME_ABORT = 2,
   PITH_FRAME_GOODBYE = 3,
   PITH_FRAME_WAITING = 4, /* alive, and in this operation: says who is not, and who is in another */
-  PITH_FRAME_SPEC = 5,    /* the text of a spec whose fingerprint headers will carry: for messages about disagreement */
+  PITH_FRAME_SPEC = 5,    /* the text of a spec whose fingerprint later headers have: for errors about disagreement */
 } pith_frame_kind;
 
 typedef enum pith_operation_kind {
@@ -84,7 +84,7 @@ typedef struct pith_operation {
   pith_traffic traffic;
   double started_at;
   atomic_int done; /* set with the mutex held, read by pith_test() without it */
-  int released;    /* nobody will wait for it */
+  int released;    /* no thread will wait for it */
 } pith_operation;
 
 struct pith_request {
@@ -93,7 +93,7 @@ struct pith_request {
 
 /* ---- Links ------------------------------------------------------------------------------------------------------- */
 
-/* A message on its way out. */
+/* A message to send. */
 typedef struct pith_outgoing {
   struct pith_outgoing *next;
   pith_operation *operation; /* NULL: a notice (abort, goodbye), whose text is owned */
@@ -130,7 +130,7 @@ typedef struct pith_link {
   int peer;
   pith_transport *transport; /* NULL for the own rank */
   int remote;                /* the peer is on another host, as far as we know */
-  int checked;               /* payloads carry a checksum: they may cross a network, and nothing else protects them */
+  int checked;               /* payloads have a checksum: they may cross a network, and nothing else protects them */
   int left;                  /* said goodbye, or is gone */
   int over;                  /* and its last byte was read */
   int broken;                /* takes nothing any more */
@@ -175,7 +175,7 @@ struct pith_comm {
   pith_layout *hosts, *flat;         /* which ranks share a host; and as if none did */
   pith_cost_model cost;              /* what algorithms are chosen by */
   pith_algorithm algorithm;          /* what the user wishes, where it suits */
-  pith_codec *inside;                /* inside hosts, for hierarchical; NULL: uncompressed */
+  pith_codec *inside;                /* the intra-host codec of hierarchical; NULL: uncompressed */
   pith_codec *entries;               /* sparse and without loss */
   uint64_t logged[PITH_LOGGED_MOST]; /* kinds of operations that were explained */
   pith_transport *transport[PITH_TRANSPORTS_MOST];
@@ -191,18 +191,19 @@ struct pith_comm {
   char failure[768];
   double failed_at;
   int tracing; /* PITH_TRACE */
-  double busy; /* seconds of work in which nobody listened to the links */
+  double busy; /* seconds of work in which no link was read */
   uint32_t turns;
   double last_sign; /* when we last told the others that we wait */
   pthread_mutex_t mutex,
-      gate; /* who finds the mutex taken waits at the gate, then has it: a driver lets them in between two turns */
+      gate; /* a thread that finds the mutex taken waits at the gate; the driver yields the mutex between two turns */
   pthread_cond_t changed;
-  atomic_uint knocked, entered; /* threads that came to the gate, and that have been let in */
-  int driving, waiters;         /* a thread drives; threads wait */
+  atomic_uint lock_requests,
+      lock_grants;      /* of threads that found the mutex taken: how many requested it, and how many have had it */
+  int driving, waiters; /* a thread drives; threads wait */
   pthread_t thread;
   int thread_started, closing;
-  int spin,
-      yield; /* turns without news before we sleep (0: not chosen yet), and between two that leave the core to others */
+  int spin, yield; /* turns without progress before we sleep (0: not chosen yet), and between two that leave the core to
+                      others */
   uint64_t moved_bytes;  /* in both directions */
   long nap;              /* nanoseconds that we last let bytes gather, where they trickle in; 0: they do not */
   int networked, modest; /* some ranks are elsewhere; sleeps during which we hardly spin, since the core is wanted */
@@ -243,11 +244,11 @@ void pith__link_disagree(pith_link *link, const pith_frame *theirs, const pith_o
 /* Keeps the text of a spec that a peer uses, for such errors. Any bytes may have come. */
 void pith__spec_learn(pith_comm *comm, uint64_t fingerprint, const char *text);
 
-/* ---- link.c ------------------------------------------------------------------------------------------------------ */
+/* ---- link.c, link_send.c, link_receive.c ------------------------------------------------------------------------- */
 
-/* Bytes that a link keeps of messages that nothing here waits for. Beyond `pause` it reads on only while something else
- * of that peer is waited for, which stands behind them; beyond `limit` (0: a quarter of the machine's memory) the comm
- * fails. For tests to change. */
+/* Bytes of early messages that a link stores. Beyond `pause` it reads on only while a receive from that peer is posted,
+ * whose message comes after them; beyond `limit` (0: a quarter of the machine's memory) the comm fails. For tests to
+ * change. */
 typedef struct pith_early_bounds {
   size_t pause, limit;
 } pith_early_bounds;
@@ -257,8 +258,8 @@ void pith__link_send(pith_link *link, pith_operation *op, uint32_t task);
 void pith__link_receive(pith_link *link, pith_operation *op, uint32_t task);
 /* From whichever rank sends first: the task's peer is PITH_ANY_RANK until then. */
 void pith__link_receive_any(pith_comm *comm, pith_operation *op, uint32_t task);
-/* A message that need not outlive the call: what the transport does not take at once goes on from a copy. Its header is
- * sealed, but for a checksum of the payload. */
+/* Sends a message that need not outlive the call: what the transport does not take at once is sent from a copy. Its
+ * header is sealed, but for a checksum of the payload. */
 void pith__link_send_now(pith_link *link, const pith_frame *sealed, const void *payload);
 void pith__link_notice(pith_link *link, pith_frame_kind kind, const char *text);
 /* Tells the peer that we are alive and wait, in the oldest collective that is not done. */

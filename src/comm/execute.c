@@ -125,7 +125,7 @@ static void finish(pith_operation *op) {
   op->comm->stats.encode += op->job.encode_seconds;
   op->comm->stats.decode += op->job.decode_seconds;
   op->done = 1;
-  pthread_cond_broadcast(&op->comm->changed); /* who waits for it need not be who drives */
+  pthread_cond_broadcast(&op->comm->changed); /* the thread that waits for it need not be the driver */
 }
 
 void pith__operation_start(pith_operation *op) {

@@ -1,4 +1,4 @@
-/* Links the ranks of a comm: which transports it uses, who is reached by which of them, and what a failure tells. */
+/* Links the ranks of a comm: which transports it uses, which peer each of them reaches, and what a failure tells. */
 #include "comm/join.h"
 
 #include <errno.h>
@@ -12,8 +12,8 @@
 #include "base/hash.h"
 #include "transport/module.h"
 
-#define LAST_WORDS_SECONDS 0.5 /* to tell the others why a comm could not be made */
-#define HURRY_SECONDS 2.0      /* to make the links over which they are told */
+#define ABORT_SECONDS 0.5 /* to tell the others why a comm could not be made */
+#define HURRY_SECONDS 2.0 /* to make the links over which they are told */
 
 /* ---- Transports ------------------------------------------------------------------------------------------------- */
 
@@ -120,7 +120,7 @@ static pith_status connect_kind(pith_comm *comm, pith_transport *transport, int 
   }
   pith_status status = transport->ops->connect(transport, address, wanted, &comm->key);
   free(address);
-  for (int p = 0; p < comm->ranks; p++) { /* also after a failure: over links that stand it is told */
+  for (int p = 0; p < comm->ranks; p++) { /* also after a failure: those that are established tell the peers of it */
     if (wanted[p]) {
       comm->link[p].transport = transport;
       comm->link[p].remote = kind == PITH_KIND_NETWORK && records[p].host != records[comm->rank].host;
@@ -141,8 +141,8 @@ static int kind_of(const pith_comm *comm, const pith_address_record *mine, const
   return local ? PITH_KIND_LOCAL : network ? PITH_KIND_NETWORK : -1;
 }
 
-/* After a failure within the host the others are linked all the same: they shall hear of it, and who cannot be reached
- * there may be the reason. */
+/* After a failure within the host the ranks of other hosts are linked all the same: they must hear of it, and a rank
+ * that cannot be reached there may be the cause. */
 static pith_status connect_kinds(pith_comm *comm, pith_transport **transport, const int *count,
                                  const pith_address_record *records, uint8_t (*wanted)[PITH_RANKS_MOST]) {
   pith_status status = PITH_OK;
@@ -183,9 +183,9 @@ static pith_status connect_all(pith_comm *comm, pith_transport **transport, cons
   return connect_kinds(comm, transport, count, records, wanted);
 }
 
-/* Not all links could be made. Those that stand know more than who is missing: a rank that gave up has said why, and
- * one that is gone without a word is the reason for what happened to the others. Who is linked with us hears it from
- * us. */
+/* Not all links could be made. Those that are established tell more than which ranks are missing: a rank that gave up
+ * has said why, and one that is gone without a message is the cause of what happened to the others. We pass the reason
+ * on to all ranks that are linked with us. */
 static pith_status give_up(pith_comm *comm, pith_status status) {
   char why[sizeof comm->failure];
   int more = 1;
@@ -195,7 +195,7 @@ static pith_status give_up(pith_comm *comm, pith_status status) {
     if (link->transport && !(link->transport->ops->is_linked && link->transport->ops->is_linked(link->transport, p))) {
       link->transport = NULL;
     } else if (link->transport) {
-      link->transport->ops->sleep(link->transport, 0); /* it looks after its peers then */
+      link->transport->ops->sleep(link->transport, 0); /* so that it notices which peers are gone */
     }
   }
   while (more && comm->failed == PITH_OK) {
@@ -205,7 +205,7 @@ static pith_status give_up(pith_comm *comm, pith_status status) {
     }
   }
   pith__comm_fail(comm, status, "%s", why);
-  pith__comm_flush(comm, pith__now() + LAST_WORDS_SECONDS);
+  pith__comm_flush(comm, pith__now() + ABORT_SECONDS);
   return pith_fail(comm->failed, "%s", comm->failure);
 }
 
@@ -236,7 +236,7 @@ pith_status pith__comm_join(pith_comm *comm, const pith_settings *s, pith_exchan
                                   .connections = s->connections,
                                   .timeout = s->timeout,
                                   .liveness = s->liveness,
-                                  .rendezvous_host = s->meet.host,
+                                  .rendezvous_host = s->rendezvous.host,
                                   .interrupt = comm->interrupt,
                                   .tls = s->tls};
   pith_status status = choose_transports(s->transport, s->tls.mode, &chosen);

@@ -10,7 +10,8 @@
 typedef pith_status (*pith_exchange_fn)(void *how, const pith_address_record *mine, pith_address_record *all,
                                         pith_link_key *key);
 
-/* Links the comm with all its peers, and lays out its hosts. If that fails, those who are linked already hear why. */
+/* Links the comm with all its peers, and lays out its hosts. If that fails, the peers that are linked already are told
+ * why. */
 pith_status pith__comm_join(pith_comm *comm, const pith_settings *settings, pith_exchange_fn exchange, void *how);
 
 #endif

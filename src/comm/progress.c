@@ -3,7 +3,7 @@
  *
  * A driver spins for a moment, since answers often come at once, then sleeps in poll() until a transport has something.
  * Where ranks have to share cores it lets the others run after every turn that brought nothing. Over a network a turn
- * costs system calls and answers take longer; so where somebody else wants the core, it sleeps soon. While it sleeps
+ * costs system calls and answers take longer; so where another thread wants the core, it sleeps soon. While it sleeps
  * the mutex is free, so that other threads can submit; they wake it.
  */
 #include <errno.h>
@@ -34,34 +34,34 @@
 #define TURNS_TO_CHECK 64 /* between two looks at the clock while there is something to do */
 #define POLLING_NAP_NS 50000
 
-/* ---- Getting in ------------------------------------------------------------------------------------------------- */
+/* ---- The mutex --------------------------------------------------------------------------------------------------- */
 
 void pith__comm_lock(pith_comm *comm) {
   if (pthread_mutex_trylock(&comm->mutex) == 0) {
     return;
   }
-  atomic_fetch_add(&comm->knocked, 1);
+  atomic_fetch_add(&comm->lock_requests, 1);
   pthread_mutex_lock(&comm->gate);
   pthread_mutex_lock(&comm->mutex);
-  atomic_fetch_add(&comm->entered, 1);
+  atomic_fetch_add(&comm->lock_grants, 1);
   pthread_mutex_unlock(&comm->gate);
 }
 
-/* A mutex is not fair: a driver that only unlocked it would have it back before anybody woke up. It lets in as many as
- * knocked before it looked; those who come again and again do not keep it from driving. It sleeps at the gate, which is
- * free again when the one that waits there is in: where cores are scarce, one that only yields takes them from the very
- * thread it waits for. */
-static void let_others_in(pith_comm *comm) {
-  unsigned knocked = atomic_load(&comm->knocked);
-  if ((int)(knocked - atomic_load(&comm->entered)) > 0) {
+/* A mutex is not fair: a driver that only unlocked it would have it back before another thread woke up. The driver
+ * waits until all threads have had it that requested it before; later requests do not keep it from driving. It waits at
+ * the gate, which is free again when the thread that waits there has the mutex: where cores are scarce, a driver that
+ * only yielded would take them from the very thread it waits for. */
+static void yield_lock(pith_comm *comm) {
+  unsigned requests = atomic_load(&comm->lock_requests);
+  if ((int)(requests - atomic_load(&comm->lock_grants)) > 0) {
     pthread_mutex_unlock(&comm->mutex);
     for (;;) {
       pthread_mutex_lock(&comm->gate);
       pthread_mutex_unlock(&comm->gate);
-      if ((int)(knocked - atomic_load(&comm->entered)) <= 0) {
+      if ((int)(requests - atomic_load(&comm->lock_grants)) <= 0) {
         break;
       }
-      sched_yield(); /* it has knocked, but is not at the gate yet */
+      sched_yield(); /* it has requested the mutex, but is not at the gate yet */
     }
     pthread_mutex_lock(&comm->mutex);
   }
@@ -160,7 +160,7 @@ static void fail_late(pith_comm *comm, double now, double waited) {
 static int is_host_gone(const pith_comm *comm, pith_link *link, double now) {
   const pith_transport_ops *ops = link->transport ? link->transport->ops : NULL;
   int is_unanswered = ops && ops->is_unanswered && !link->left && ops->is_unanswered(link->transport, link->peer);
-  /* Who has not looked for long, or was stopped itself, begins again. */
+  /* If we have not looked for long, or were stopped ourselves, the time begins again. */
   int is_new = link->unanswered == 0 || now - comm->last_look > comm->liveness / 2;
   link->unanswered = !is_unanswered ? 0 : is_new ? now : link->unanswered;
   return is_unanswered && now - link->unanswered > comm->liveness * (1 - 3.0 / LOOKS);
@@ -321,7 +321,7 @@ static long times_displaced(void) {
   return getrusage(RUSAGE_THREAD, &used) == 0 ? used.ru_nivcsw : 0;
 }
 
-/* Whether something large is under way between hosts: a wait is then long beside the time in which poll() wakes us. */
+/* Whether a large operation is in flight: a wait is then long beside the time in which poll() wakes us. */
 static int is_bulk(const pith_comm *comm) {
   for (const pith_operation *op = comm->running; op; op = op->next) {
     if (!op->done && op->job.src.n > BULK_VALUES) {
@@ -331,12 +331,12 @@ static int is_bulk(const pith_comm *comm) {
   return 0;
 }
 
-/* How many turns without news are worth it now. */
+/* How many turns without progress are worth it now. */
 static int spin_of(const pith_comm *comm) {
   return comm->modest > 0 || (comm->networked && is_bulk(comm)) ? SPIN_TURNS_FEW : comm->spin;
 }
 
-/* A spin brought nothing. Who else there is we cannot know (other hosts of a lab, other programs); but if we lost the
+/* A spin brought nothing. We cannot know what else runs here (other hosts of a lab, other programs); but if we lost the
  * core meanwhile, it was wanted. `displaced`: how often before. */
 static void note_vain_spin(pith_comm *comm, long *displaced) {
   if (comm->modest > 1) {
@@ -375,7 +375,7 @@ static void let_gather(pith_comm *comm, uint64_t bytes) {
                                                         : NAP_MOST;
   pthread_mutex_unlock(&comm->mutex);
   struct pollfd wake = {.fd = comm->wake, .events = POLLIN};
-  ppoll(&wake, 1, &(struct timespec){0, comm->nap}, NULL); /* whoever submits something ends it */
+  ppoll(&wake, 1, &(struct timespec){0, comm->nap}, NULL); /* a thread that submits something ends it */
   pthread_mutex_lock(&comm->mutex);
   if (wake.revents) {
     uint64_t count;
@@ -385,7 +385,7 @@ static void let_gather(pith_comm *comm, uint64_t bytes) {
 
 /* ---- Interruption ------------------------------------------------------------------------------------------------ */
 
-/* Whether whoever waits here wants to end it; asked now and then, without the mutex. */
+/* Whether the caller that waits here wants to stop waiting; asked now and then, without the mutex. */
 static int is_interrupted(pith_comm *comm) {
   if (!comm->interrupt.ask || pith__now_rough() - comm->last_question < PITH_INTERRUPT_SECONDS) {
     return 0;
@@ -414,8 +414,8 @@ static void wait_for_change(pith_comm *comm) {
   pthread_cond_timedwait(&comm->changed, &comm->mutex, &until);
 }
 
-/* Drives as the only driver. op == NULL: as long as there is work and nobody else wants to. 0: whoever waits for the
- * operation was interrupted. */
+/* Drives as the only driver. op == NULL: as long as there is work and no other thread wants to. 0: the caller that
+ * waits for the operation was interrupted. */
 static int drive(pith_comm *comm, const pith_operation *op) {
   int idle = 0;
   if (!comm->spin) {
@@ -423,7 +423,7 @@ static int drive(pith_comm *comm, const pith_operation *op) {
   }
   long displaced = comm->networked ? times_displaced() : 0;
   while (!is_over(comm, op) && (op || has_work(comm))) {
-    let_others_in(comm);
+    yield_lock(comm);
     if (op && is_interrupted(comm)) {
       return op->done;
     }
@@ -451,7 +451,7 @@ static int drive(pith_comm *comm, const pith_operation *op) {
 int pith__comm_drive_unless_interrupted(pith_comm *comm, const pith_operation *op) {
   int goes_on = 1;
   if (op->done) {
-    return 1; /* and nobody is woken for nothing */
+    return 1; /* and no thread is woken in vain */
   }
   double start = pith__now_rough(); /* adds up to the right sum over many waits */
   comm->waiters++;

@@ -46,32 +46,34 @@ static pith_status find_place(const pith_config *c, pith_settings *s) {
     status = PITH_OK;
   }
   PITH_TRY(status);
-  s->meet.rank = c->rank >= 0 ? c->rank : s->launch.rank;
-  s->meet.ranks = c->ranks >= 0 ? c->ranks : s->launch.ranks;
-  PITH_REQUIRE(s->meet.ranks > 0 && s->meet.rank < s->meet.ranks && s->meet.ranks <= PITH_RANKS_MOST, PITH_ERR_ARGUMENT,
-               "rank %d of %d is impossible", s->meet.rank, s->meet.ranks);
+  s->rendezvous.rank = c->rank >= 0 ? c->rank : s->launch.rank;
+  s->rendezvous.ranks = c->ranks >= 0 ? c->ranks : s->launch.ranks;
+  PITH_REQUIRE(
+      s->rendezvous.ranks > 0 && s->rendezvous.rank < s->rendezvous.ranks && s->rendezvous.ranks <= PITH_RANKS_MOST,
+      PITH_ERR_ARGUMENT, "rank %d of %d is impossible", s->rendezvous.rank, s->rendezvous.ranks);
   int port = c->port ? c->port : s->launch.port;
-  PITH_REQUIRE(port <= UINT16_MAX, PITH_ERR_ARGUMENT, "%d is no port to meet at: 1 to %d are", port, UINT16_MAX);
-  s->meet.port = (uint16_t)(port > 0 ? port : DEFAULT_PORT);
-  s->meet.host = c->host && *c->host ? c->host : s->launch.host;
-  PITH_REQUIRE(*s->meet.host || c->id || s->launch.local_ranks < 0 || s->meet.ranks != s->launch.ranks,
+  PITH_REQUIRE(port <= UINT16_MAX, PITH_ERR_ARGUMENT, "%d is no port for the rendezvous: it must be from 1 to %d", port,
+               UINT16_MAX);
+  s->rendezvous.port = (uint16_t)(port > 0 ? port : DEFAULT_PORT);
+  s->rendezvous.host = c->host && *c->host ? c->host : s->launch.host;
+  PITH_REQUIRE(*s->rendezvous.host || c->id || s->launch.local_ranks < 0 || s->rendezvous.ranks != s->launch.ranks,
                PITH_ERR_ARGUMENT,
                "the ranks run on several hosts, and %s does not say where rank 0 is: set MASTER_ADDR to an address of "
                "its host that all "
                "can reach",
                s->launch.launcher);
-  s->meet.host = *s->meet.host ? s->meet.host : "127.0.0.1";
+  s->rendezvous.host = *s->rendezvous.host ? s->rendezvous.host : "127.0.0.1";
   return PITH_OK;
 }
 
 static pith_status use_id(const pith_unique_id *id, pith_settings *s) {
   PITH_TRY(pith__unique_id_read(id, &s->id));
-  s->meet.host = s->id.hosts;
-  s->meet.port = s->id.port;
-  s->meet.secret = s->meet.secret ? s->meet.secret : s->id.secret[0] ? s->id.secret : NULL;
-  if (s->meet.rank == 0 && s->meet.ranks > 1) {
-    s->meet.listener = pith__unique_id_listener(id);
-    PITH_REQUIRE(s->meet.listener > 0, PITH_ERR_STATE,
+  s->rendezvous.host = s->id.hosts;
+  s->rendezvous.port = s->id.port;
+  s->rendezvous.secret = s->rendezvous.secret ? s->rendezvous.secret : s->id.secret[0] ? s->id.secret : NULL;
+  if (s->rendezvous.rank == 0 && s->rendezvous.ranks > 1) {
+    s->rendezvous.listener = pith__unique_id_listener(id);
+    PITH_REQUIRE(s->rendezvous.listener > 0, PITH_ERR_STATE,
                  "rank 0 did not create this unique id in this process, or has used it already: an id is for one comm");
   }
   return PITH_OK;
@@ -80,7 +82,7 @@ static pith_status use_id(const pith_unique_id *id, pith_settings *s) {
 /* The secret of a unique id does not count: the id may have travelled in clear. */
 static pith_status read_tls(const pith_config *c, pith_settings *s) {
   PITH_TRY(pith__tls_mode_parse(text_of(c->tls, "PITH_TLS", "off"), &s->tls.mode));
-  PITH_REQUIRE(s->tls.mode != PITH_TLS_PSK || s->meet.secret, PITH_ERR_ARGUMENT,
+  PITH_REQUIRE(s->tls.mode != PITH_TLS_PSK || s->rendezvous.secret, PITH_ERR_ARGUMENT,
                "PITH_TLS=psk takes its key from PITH_SECRET, which is not set: set the same secret on all ranks");
   if (s->tls.mode != PITH_TLS_CERT) {
     return PITH_OK;
@@ -104,7 +106,7 @@ pith_status pith__settings_read(const pith_config *config, pith_settings *s) {
   memset(s, 0, sizeof *s);
   PITH_TRY(copy_config(config, &c));
   PITH_TRY(find_place(&c, s));
-  s->meet.secret = text_of(c.secret, "PITH_SECRET", NULL);
+  s->rendezvous.secret = text_of(c.secret, "PITH_SECRET", NULL);
   PITH_TRY(read_tls(&c, s));
   int is_in_environment = timeout && atof(timeout) > 0;
   s->timeout = c.timeout > 0 ? c.timeout : is_in_environment ? atof(timeout) : DEFAULT_TIMEOUT;
@@ -112,8 +114,8 @@ pith_status pith__settings_read(const pith_config *config, pith_settings *s) {
                     : is_in_environment ? "PITH_TIMEOUT"
                                         : "default; PITH_TIMEOUT changes it";
   s->liveness = c.liveness > 0 ? c.liveness : liveness && atof(liveness) > 0 ? atof(liveness) : DEFAULT_LIVENESS;
-  s->meet.timeout = s->timeout;
-  s->meet.interrupt = (pith_interrupt){c.interrupted, c.context};
+  s->rendezvous.timeout = s->timeout;
+  s->rendezvous.interrupt = (pith_interrupt){c.interrupted, c.context};
   s->transport = text_of(c.transport, "PITH_TRANSPORT", "auto");
   s->interface = text_of(c.interface, "PITH_IFNAME", NULL);
   s->host_id = text_of(c.host_id, "PITH_HOSTID", NULL);
@@ -146,7 +148,7 @@ pith_status pith_tls_probe(const pith_config *config, const char **version) {
   pith_config c;
   pith_settings s = {0};
   PITH_TRY(copy_config(config, &c));
-  s.meet.secret = text_of(c.secret, "PITH_SECRET", NULL);
+  s.rendezvous.secret = text_of(c.secret, "PITH_SECRET", NULL);
   PITH_TRY(read_tls(&c, &s));
   PITH_TRY(pith__tls_find(&ops));
   if (s.tls.mode != PITH_TLS_OFF) {

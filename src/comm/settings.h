@@ -14,7 +14,7 @@
 #define PITH_RANKS_MOST 4096
 
 typedef struct pith_settings {
-  pith_rendezvous meet;
+  pith_rendezvous rendezvous;
   pith_launch launch;
   pith_id_content id; /* if the config has one */
   const char *transport, *interface, *host_id, *inside;

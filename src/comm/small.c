@@ -3,7 +3,7 @@
  * longer than the messages. Here the messages of the schedule's one step (add_short_allreduce of allreduce.c) are sent
  * at once, and an operation that only receives, on the stack of the caller, waits for the others' like any other: early
  * messages, time-outs, dead peers and other threads are the comm's as usual. The messages are the same, so ranks need
- * not agree on who goes this way.
+ * not agree on which of them do this.
  */
 #include "comm/small.h"
 
@@ -94,7 +94,7 @@ static void leave(pith_comm *comm, const pith_operation *op) {
   }
 }
 
-/* The peers in the order rank + 1, rank + 2, …: then no rank is everybody's first. */
+/* The peers in the order rank + 1, rank + 2, …: then no rank is the first peer of all others. */
 static void exchange(pith_comm *comm, small *b, const void *values) {
   for (int step = 1; step < comm->ranks; step++) {
     pith__link_send_now(&comm->link[(comm->rank + step) % comm->ranks], &b->op.frame, values);

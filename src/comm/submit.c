@@ -221,7 +221,7 @@ static pith_status start(pith_comm *comm, pith_operation *op) {
   return PITH_OK;
 }
 
-/* The operation is done, and nobody needs it any more. */
+/* The operation is done, and no thread needs it any more. */
 static pith_status conclude(pith_operation *op) {
   pith_comm *comm = op->comm;
   remove_running(comm, op);

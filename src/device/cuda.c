@@ -125,13 +125,16 @@ pith_status pith_cuda_probe(const char **device) {
 
 pith_status pith_cuda_supports(const pith_codec *codec) {
   PITH_REQUIRE(codec, PITH_ERR_ARGUMENT, "pith_cuda_supports: codec is NULL");
-  PITH_REQUIRE(pith__gpu_is_block(codec) || pith__gpu_is_sparse(codec) || pith__gpu_is_lowrank(codec),
-               PITH_ERR_UNSUPPORTED, "%s: there are no CUDA kernels for %s yet", codec->spec, codec->ops->name);
+  const pith_codec_traits *traits = codec->traits;
+  PITH_REQUIRE(traits->gpu != PITH_GPU_NO_KERNELS, PITH_ERR_UNSUPPORTED, "%s: there are no CUDA kernels for %s yet",
+               codec->spec, codec->ops->name);
+  PITH_REQUIRE(!codec->transform || codec->transform->gpu_block, PITH_ERR_UNSUPPORTED,
+               "%s: there are no CUDA kernels for %s yet", codec->spec, codec->transform->name);
   PITH_REQUIRE(!codec->transform || codec->granule <= PITH_GPU_TILE_MAX, PITH_ERR_UNSUPPORTED,
                "%s: rotated granules of %zu values are too large for a GPU's shared memory; up to %d are not",
                codec->spec, codec->granule, PITH_GPU_TILE_MAX);
-  PITH_REQUIRE(!pith__gpu_is_sparse(codec) || pith__gpu_int_arg(codec, "select", 0) != PITH_TOPK_FIT,
-               PITH_ERR_UNSUPPORTED, "%s: select=fit has no CUDA kernel; exact and sampled have", codec->spec);
+  const char *lacks = traits->gpu_lacks ? traits->gpu_lacks(codec->args) : NULL;
+  PITH_REQUIRE(!lacks, PITH_ERR_UNSUPPORTED, "%s: %s", codec->spec, lacks);
   return PITH_OK;
 }
 
@@ -205,7 +208,8 @@ static pith_status check_item(const pith_cuda_item *item, int encode) {
 
 /* ---- Calls ------------------------------------------------------------------------------------------------------- */
 
-/* The keys of the sampler and the memory do not change what is needed; the step may, by way of topk's warm-up. */
+/* The keys of the sampler and the memory do not change what is needed; the step may, where the number of values that
+ * travel falls over the first steps. */
 static size_t sparse_space(const pith_cuda_module *gpu, const pith_cuda_item *item) {
   pith_gpu_sparse task = pith__gpu_sparse_task(item, item->codec->memory != NULL);
   return gpu->sparse_space(&task);
@@ -371,8 +375,8 @@ pith_status pith_cuda_decode(const pith_cuda_item *items, size_t count, pith_mod
 }
 
 static pith_status check_round(const pith_cuda_item *item, size_t index) {
-  const char *spec = item->codec ? item->codec->spec : "";
   PITH_TRY(check_item(item, 1));
+  const char *spec = item->codec->spec;
   PITH_REQUIRE(pith__gpu_is_lowrank(item->codec), PITH_ERR_UNSUPPORTED, "%s: there are no CUDA kernels for its rounds",
                spec);
   PITH_REQUIRE(index < pith_codec_rounds(item->codec), PITH_ERR_ARGUMENT, "%s has no round %zu", spec, index);

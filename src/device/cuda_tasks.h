@@ -1,6 +1,6 @@
 /*
- * What a codec's parameters come down to for the CUDA module: plain numbers (kernel/formats.h). Items have been
- * checked.
+ * What a codec's parameters come down to for the CUDA module: plain numbers (kernel/formats.h). The codec's own share
+ * of them is told by its traits (codec/traits.h). Items have been checked.
  */
 #ifndef PITH_DEVICE_CUDA_TASKS_H
 #define PITH_DEVICE_CUDA_TASKS_H
@@ -10,16 +10,10 @@
 #include "codec/codec.h"
 #include "kernel/formats.h"
 
-/* topk's ways to select, in the order of their texts. */
-enum { PITH_TOPK_EXACT, PITH_TOPK_SAMPLED, PITH_TOPK_FIT };
-
 /* The three kinds of codecs that have kernels. */
 int pith__gpu_is_block(const pith_codec *codec);
 int pith__gpu_is_sparse(const pith_codec *codec);
 int pith__gpu_is_lowrank(const pith_codec *codec);
-
-/* A whole number among the codec's parameters. */
-int64_t pith__gpu_int_arg(const pith_codec *codec, const char *key, int64_t otherwise);
 
 /* The first `first` values are done: the next task of an item. Returns how many values it takes. */
 size_t pith__gpu_next_task(const pith_cuda_item *item, int encode, size_t first, pith_gpu_task *task);

@@ -17,7 +17,7 @@
 
 /* ---- Formats ----------------------------------------------------------------------------------------------------- */
 
-/* Wire ids of the codecs that GPUs have kernels for. */
+/* Wire ids of Pith's own codecs. Plug-ins have those from 0x8000 on. */
 enum {
   PITH_WIRE_NONE = 1,
   PITH_WIRE_FP16 = 2,
@@ -30,16 +30,18 @@ enum {
   PITH_WIRE_SIGNMEAN = 9,
   PITH_WIRE_TREE8 = 10,
   PITH_WIRE_LLOYD = 11,
+  PITH_WIRE_INCEPTIONN = 12,
   PITH_WIRE_GQ = 13,
   PITH_WIRE_TOPK = 32,
   PITH_WIRE_RANDOMK = 33,
   PITH_WIRE_THRESHOLD = 34,
   PITH_WIRE_ADAPTIVE = 35,
+  PITH_WIRE_SKETCHML = 36,
   PITH_WIRE_POWERSGD = 48
 };
 
-/* Bytes of scales at the head of a block. */
-enum { PITH_HEAD_CAST = 0, PITH_HEAD_ONE = 4, PITH_HEAD_TWO = 8 };
+/* Bytes at the head of a block: one scale, or two. */
+enum { PITH_HEAD_ONE = 4, PITH_HEAD_TWO = 8 };
 
 /* Trits: groups of 80 values, 16 bytes of five trits each. */
 enum { PITH_TRIT_GROUP = 80, PITH_TRIT_STRIDE = 16, PITH_TRITS = 5 };
@@ -49,14 +51,30 @@ enum { PITH_ROUND_NEAREST = 0, PITH_ROUND_STOCHASTIC = 1 };
 enum { PITH_NORM_L2 = 0, PITH_NORM_LINF = 1 };
 enum { PITH_SCALE_ONE = 0, PITH_SCALE_MEAN = 1, PITH_SCALE_UNBIASED = 2 };
 
-/* Sparse payloads: codings of indices and of values, as in src/codec. */
-enum { PITH_PLACES_RAW = 0, PITH_PLACES_RICE = 1, PITH_PLACES_BITMAP = 2, PITH_PLACES_DENSE = 3, PITH_RICE_MOST = 40 };
-enum { PITH_CODED_FP32 = 0, PITH_CODED_FP16 = 1, PITH_CODED_BF16 = 2, PITH_CODED_Q8 = 3, PITH_CODED_MEAN = 4 };
-enum { PITH_SECTION_HEAD = 16, PITH_Q8_BLOCK = 512, PITH_Q8_HEAD = 8, PITH_PERMUTE_ROUNDS = 6 };
+/* How the indices of a sparse payload are written. On the wire. */
+typedef enum pith_index_coding {
+  PITH_INDEX_RAW = 0,    /* 32 bits each; n ≤ 2^32 */
+  PITH_INDEX_RICE = 1,   /* Rice codes of the gaps between them */
+  PITH_INDEX_BITMAP = 2, /* a bit for each of the n values */
+  PITH_INDEX_DENSE = 3   /* nothing: all n values travel, and there are no places to read */
+} pith_index_coding;
 
-#define PITH_NAN_BITS 0x7fc00000u  /* of a block that is not finite */
-#define PITH_LEAST_SCALE 0x1p-119f /* scales below count as zero */
-#define PITH_SUM_LANES 16          /* docs/format.md, "Sums" */
+/* How its values are written. On the wire; the first four are the choices of the parameter `values`. */
+typedef enum pith_value_coding {
+  PITH_VALUES_FP32 = 0,
+  PITH_VALUES_FP16 = 1,
+  PITH_VALUES_BF16 = 2,
+  PITH_VALUES_Q8 = 3,     /* blocks of 512: middle, unit, a byte each */
+  PITH_VALUES_MEAN = 4,   /* one f32 for all of them */
+  PITH_VALUES_BUCKETS = 5 /* a table of `levels` f32, then ⌈log2 levels⌉ bits each */
+} pith_value_coding;
+
+enum { PITH_SPARSE_HEAD = 16, PITH_VALUES_BLOCK = 512, PITH_Q8_HEAD = 8 };
+enum { PITH_RICE_MAX = 40, PITH_PERMUTE_ROUNDS = 6 }; /* of Rice codes the largest parameter; randomk's rounds */
+
+#define PITH_NAN_BITS 0x7fc00000u /* of a block that is not finite */
+#define PITH_SCALE_MIN 0x1p-119f  /* scales below count as zero: their reciprocal times 255 would overflow */
+#define PITH_SUM_LANES 16         /* docs/format.md, "Sums" */
 
 /* The positive half of the Lloyd–Max levels of a standard normal, by bits. */
 #define PITH_LLOYD_1 0.797884561f

@@ -66,11 +66,12 @@ static double span_norm(pith_cspan src, size_t tile, float *buffer) {
 
 static float gradient_factor(const pith_codec *codec, pith_cspan src, size_t tile, float *buffer, const pith_ctx *ctx) {
   const pith_memory_ops *memory = codec->memory;
-  if (!memory->factor) {
+  if (!memory->limit) {
     return ctx->gamma;
   }
-  double norm = span_norm(src, tile, buffer) * fabs((double)ctx->gamma);
-  return ctx->gamma * memory->factor(codec->memory_args, norm, ctx);
+  double limit = memory->limit(codec->memory_args, ctx), norm = span_norm(src, tile, buffer) * fabs((double)ctx->gamma);
+  float factor = limit > 0 && norm > limit && isfinite(norm) ? (float)(limit / norm) : 1.0f;
+  return ctx->gamma * factor;
 }
 
 /* ---- Block codecs ------------------------------------------------------------------------------------------------ */

@@ -1,22 +1,23 @@
 /*
  * The error of every candidate on one gradient, in few passes over it:
  *
- *  - a histogram of magnitudes gives the norm and, for every ratio of top-k at once, the energy of what is left out and
- * the bytes;
- *  - block codecs (all widths of q at once) encode and decode a piece of the gradient while it is in the cache;
- *  - low rank runs once, at the largest rank: the first r columns of that run are, bit for bit, a run of rank r, and
- * what they leave over is ‖M‖² − Σ‖q_k‖² since P is orthonormal;
+ *  - a histogram of magnitudes gives the norm and, for all numbers of largest values at once, the energy of what is
+ *    left out;
+ *  - block codecs (all widths at once) encode and decode a piece of the gradient while it is in the cache;
+ *  - low rank runs once, at the largest rank: the first r columns of that run are, bit for bit, a run of rank r;
  *  - any other codec encodes and decodes the whole.
+ *
+ * Which of these a codec allows is told by its traits.
  */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/size.h"
+#include "codec/selection.h"
 #include "profile/profile.h"
 
 enum { PIECE = 16384, SAMPLE = 4096, TILE = 4096, BINS = 0x8000, KEY_SHIFT = 16, KEY_INF = 0x7f80, LANES = 16 };
-enum { TOPK_RATIO, TOPK_SELECT, TOPK_VALUES, TOPK_SELECT_EXACT = 0, TOPK_VALUES_FP32 = 0, SPARSE_HEAD = 16 };
 enum { FIRST_ITERATIONS = 3 }; /* of low rank when there is no sketch yet: near to where training would be */
 #define TOP_SHARE 0.01
 
@@ -66,32 +67,14 @@ static double energy_of_top(const histogram *h, size_t k) {
   return h->energy[high] + part * (h->energy[low] - h->energy[high]);
 }
 
-static size_t ratio_count(double ratio, size_t n) {
-  double count = ceil(ratio * (double)n * (1 - 0x1p-50));
-  return count < 1 ? 1 : count >= (double)n ? n : (size_t)count;
-}
-
-/* Indices as payloads have them, for places without order: the best Rice code of gaps that are geometric, or a bitmap.
- */
-static double index_bytes(size_t n, size_t k) {
-  double stay = 1 - (double)k / (double)n, best = k == n ? 0 : ceil((double)n / 8);
-  for (int r = 0; r < 32 && k < n; r++) {
-    double power = pow(stay, ldexp(1, r));
-    double bits = (double)k * (r + 1 + power / (1 - power));
-    best = fmin(best, ceil(bits / 8));
+/* Whether a codec sends the largest values as they are, and no other; what that means for n values. */
+static int measure_largest(const pith_codec *c, const histogram *h, size_t n, double *bytes, double *error) {
+  size_t k;
+  if (c->transform || !c->traits->largest || !c->traits->largest(c->args, n, &k, bytes)) {
+    return 0;
   }
-  return fmin(best, 4.0 * (double)k);
-}
-
-static int is_plain_topk(const pith_codec *c) {
-  return pith__codec_is(c, "topk") && !c->transform && c->args[TOPK_VALUES].i == TOPK_VALUES_FP32 &&
-         c->args[TOPK_SELECT].i == TOPK_SELECT_EXACT;
-}
-
-static void measure_topk(const pith_codec *c, const histogram *h, size_t n, double *bytes, double *error) {
-  size_t k = ratio_count(c->args[TOPK_RATIO].f, n);
-  *bytes = SPARSE_HEAD + sizeof(float) * (double)k + index_bytes(n, k);
   *error = fmax(0, h->energy[0] - energy_of_top(h, k));
+  return 1;
 }
 
 /* ---- Encode and decode ------------------------------------------------------------------------------------------- */
@@ -179,11 +162,8 @@ typedef struct measurement {
   pith_error_table *table;
 } measurement;
 
-static int is_lossless(const pith_codec *c) { return pith__codec_is(c, "none"); }
-static int is_lowrank(const pith_codec *c) { return pith__codec_is(c, "powersgd"); }
-
 static int is_in_pieces(const pith_codec *c) {
-  return (c->caps & PITH_CAP_CHUNKED) && PIECE % c->granule == 0 && !is_lossless(c);
+  return (c->caps & PITH_CAP_CHUNKED) && PIECE % c->granule == 0 && !c->traits->exact;
 }
 
 /* Every piece, or one of `stride`: others in other steps and on other ranks, so that all of them are seen by somebody.
@@ -266,13 +246,19 @@ static size_t part_size(const measurement *m, size_t c) {
   return codec->ops->part_size(codec->args, m->x.n, m->ctx.rows);
 }
 
-/* The candidate of the largest rank that is still worth factoring; `candidates` if there is none. */
+/* Its rank; 0: the codec is not of this kind, or the layer is not worth factoring. */
+static size_t rank_of(const measurement *m, size_t c) {
+  const pith_codec *codec = m->p->codec[c];
+  return codec->traits->nested && part_size(m, c) ? codec->traits->nested->rank(codec->args) : 0;
+}
+
+/* The candidate of the largest rank; `candidates` if there is none. */
 static size_t largest_rank(const measurement *m) {
-  size_t best = m->p->candidates;
+  size_t best = m->p->candidates, most = 0;
   for (size_t c = 0; c < m->p->candidates; c++) {
-    if (is_lowrank(m->p->codec[c]) && part_size(m, c) &&
-        (best == m->p->candidates || m->p->codec[c]->args[0].i > m->p->codec[best]->args[0].i)) {
+    if (rank_of(m, c) > most) {
       best = c;
+      most = rank_of(m, c);
     }
   }
   return best;
@@ -291,23 +277,14 @@ static pith_status iterate(measurement *m, size_t c, int times) {
   return status;
 }
 
-/* The sketch begins with Q, column by column. */
-static double column_energy(const measurement *m, size_t k) {
-  size_t cols = (m->x.n + m->ctx.rows - 1) / m->ctx.rows;
-  const float *q = (const float *)m->layer->sketch + k * cols;
-  double sum = 0;
-  for (size_t i = 0; i < cols; i++) {
-    sum += (double)q[i] * (double)q[i];
-  }
-  return sum;
-}
-
-static void share_out(measurement *m, size_t ranks) {
+/* From one run to the error of every rank. */
+static void share_out(measurement *m, const pith_codec *run) {
+  const pith_nested *nested = run->traits->nested;
   double left = m->table->norm;
-  for (size_t k = 0; k < ranks; k++) {
-    left = fmax(0, left - column_energy(m, k));
+  for (size_t k = 0; k < nested->rank(run->args); k++) {
+    left = fmax(0, left - nested->energy(run->args, m->x.n, m->ctx.rows, m->layer->sketch, k));
     for (size_t c = 0; c < m->p->candidates; c++) {
-      if (is_lowrank(m->p->codec[c]) && part_size(m, c) && (size_t)m->p->codec[c]->args[0].i == k + 1) {
+      if (rank_of(m, c) == k + 1) {
         m->table->error[c] = left;
       }
     }
@@ -330,7 +307,7 @@ static pith_status measure_lowrank(measurement *m) {
     m->layer->sketch = NULL;
   }
   PITH_TRY(status);
-  share_out(m, (size_t)m->p->codec[c]->args[0].i);
+  share_out(m, m->p->codec[c]);
   return PITH_OK;
 }
 
@@ -339,11 +316,10 @@ static pith_status measure_lowrank(measurement *m) {
 static pith_status measure_rest(measurement *m, const histogram *h) {
   for (size_t c = 0; c < m->p->candidates; c++) {
     const pith_codec *codec = m->p->codec[c];
-    if (is_lossless(codec)) {
+    if (codec->traits->exact) {
       m->table->bytes[c] = (double)(m->x.n * pith_dtype_size(m->x.dtype));
-    } else if (is_plain_topk(codec)) {
-      measure_topk(codec, h, m->x.n, &m->table->bytes[c], &m->table->error[c]);
-    } else if (!is_in_pieces(codec) && !is_lowrank(codec)) {
+    } else if (!is_in_pieces(codec) && !codec->traits->nested &&
+               !measure_largest(codec, h, m->x.n, &m->table->bytes[c], &m->table->error[c])) {
       PITH_TRY(measure_whole(m, c));
     }
     if (codec->caps & PITH_CAP_ROUNDS) {
@@ -361,7 +337,7 @@ static pith_status measure_all(measurement *m, histogram *h) {
     return PITH_OK;
   }
   m->table->norm = h->energy[0];
-  m->table->top = energy_of_top(h, ratio_count(TOP_SHARE, m->x.n));
+  m->table->top = energy_of_top(h, pith__ratio_count(TOP_SHARE, m->x.n));
   PITH_TRY(measure_in_pieces(m));
   PITH_TRY(measure_lowrank(m));
   return measure_rest(m, h);

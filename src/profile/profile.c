@@ -251,9 +251,9 @@ pith_status pith_profile_get(const pith_profile *p, size_t layer, size_t candida
   return PITH_OK;
 }
 
-pith_text pith__family_of(const pith_codec *codec) {
-  const char *stage = strrchr(codec->spec, '/');
-  stage = stage ? stage + 1 : codec->spec;
+pith_text pith__family_in(const char *spec) {
+  const char *stage = strrchr(spec, '/');
+  stage = stage ? stage + 1 : spec;
   return (pith_text){stage, strcspn(stage, ":,")};
 }
 

@@ -70,9 +70,7 @@ pith_status pith__profile_find(const pith_profile *p, const char *spec, size_t *
 pith_status pith__profile_complete(const pith_profile *p);
 
 /* The method that a spec names last: "topk" for ef/topk:0.01, "eden" for eden:3. */
-pith_text pith__family_of(const pith_codec *codec);
-
-/* Whether the codec itself, presets taken apart, is of that name. */
-static inline int pith__codec_is(const pith_codec *codec, const char *name) { return !strcmp(codec->ops->name, name); }
+pith_text pith__family_in(const char *spec);
+static inline pith_text pith__family_of(const pith_codec *codec) { return pith__family_in(codec->spec); }
 
 #endif

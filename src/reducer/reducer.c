@@ -170,6 +170,8 @@ static pith_status find_codec(pith_reducer *r, const pith_layer *given, pith_nam
   return pith__reducer_codec(r, "none", &l->match.codec);
 }
 
+uint64_t pith_layer_number(const char *name) { return name ? pith__hash64(name, strlen(name), 0) : 0; }
+
 /* Whether there are kernels for the layer's codec where its gradient is. */
 static pith_status check_space(const pith_reducer *r, const char *name, const pith_named *l) {
   if (r->space && pith_cuda_supports(l->match.codec) != PITH_OK) {
@@ -184,7 +186,7 @@ static pith_status fill_layer(pith_reducer *r, const pith_layer *given, pith_nam
   *l = (pith_named){.dtype = given->dtype,
                     .match = PITH_MATCH_INIT,
                     .rows = dimensions > 1 ? shape[0] : 0,
-                    .number = pith__hash64(name, strlen(name), 0),
+                    .number = pith_layer_number(name),
                     .dimensions = dimensions,
                     .adapted = SIZE_MAX};
   PITH_TRY(shape_size(name, shape, dimensions, &l->n));

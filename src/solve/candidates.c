@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/size.h"
+#include "codec/shortlist.h"
 #include "profile/profile.h"
 
 /* A spec around the value of its last stage: "ef/topk:" 0.01 ",values=fp16". */
@@ -16,14 +17,23 @@ typedef struct frame {
 typedef struct list {
   char *text;
   size_t size, used;
-  int full;
+  pith_status status; /* of the first that could not be added */
 } list;
 
+/* Values beyond what the method takes are left out. */
 static void add(list *l, const frame *f, const char *value) {
-  int size = snprintf(l->text + l->used, l->size - l->used, "%s%.*s%s%s", l->used ? ";" : "", (int)f->before, f->spec,
-                      value, f->spec + f->after);
+  char spec[2 * PITH_SPEC_MAX];
+  pith_codec *codec;
+  snprintf(spec, sizeof spec, "%.*s%s%s", (int)f->before, f->spec, value, f->spec + f->after);
+  pith_status status = l->status == PITH_OK ? pith_codec_create(spec, &codec) : l->status;
+  if (status != PITH_OK) {
+    l->status = status == PITH_ERR_RANGE ? PITH_OK : status;
+    return;
+  }
+  pith_codec_destroy(codec);
+  int size = snprintf(l->text + l->used, l->size - l->used, "%s%s", l->used ? ";" : "", spec);
   if (size < 0 || (size_t)size >= l->size - l->used) {
-    l->full = 1;
+    l->status = pith_fail(PITH_ERR_BUFFER, "the candidates need more than %zu characters", l->size);
   } else {
     l->used += (size_t)size;
   }
@@ -46,14 +56,14 @@ static void add_count(list *l, const frame *f, size_t value) {
   add(l, f, text);
 }
 
-/* Smaller buckets cost a little and lose less where magnitudes differ from row to row: a finer ladder than bits alone.
- * Only where the spec does not fix the bucket. */
-static void add_bits(list *l, const frame *f, size_t bits, double most, int has_buckets) {
-  static const char *const buckets[] = {"", ",bucket=128", ",bucket=256", ",bucket=1024"};
-  for (size_t b = pith__most(1, bits / 4); b <= pith__least((size_t)most, 2 * bits); b++) {
-    for (size_t k = 0; k < (has_buckets ? sizeof buckets / sizeof *buckets : 1); k++) {
-      char text[40];
-      snprintf(text, sizeof text, "%zu%s", b, buckets[k]);
+/* The codec's variants only where the spec does not fix further parameters itself. */
+static void add_bits(list *l, const frame *f, const pith_codec *codec, size_t bits) {
+  static const char *const as_it_is[] = {"", NULL};
+  const char *const *variants = codec->traits->variants && !f->spec[f->after] ? codec->traits->variants : as_it_is;
+  for (size_t b = pith__most(1, bits / 4); b <= 2 * bits; b++) {
+    for (const char *const *variant = variants; *variant; variant++) {
+      char text[64];
+      snprintf(text, sizeof text, "%zu%s", b, *variant);
       add(l, f, text);
     }
   }
@@ -73,37 +83,28 @@ static void add_ratios(list *l, const frame *f, double ratio) {
 
 static void add_ranks(list *l, const frame *f, size_t rank) {
   size_t step = pith__most(1, rank / 4);
-  for (size_t r = step; r <= pith__least(4 * rank, 256); r += step) {
+  for (size_t r = step; r <= 4 * rank; r += step) {
     add_count(l, f, r);
   }
 }
 
-/* The first parameter of a method: its strength, if it is one. NULL: it has none. */
-static const pith_param *strength_of(pith_text name) {
-  pith_method method = PITH_METHOD_INIT;
-  for (size_t i = 0; pith_method_get(i, &method) == PITH_OK; i++) {
-    if (method.kind != PITH_KIND_MEMORY && method.bits && pith__text_is(name, method.name)) {
-      return method.params && method.params[0].key ? &method.params[0] : NULL;
-    }
-  }
-  return NULL;
-}
-
-/* What the strength means decides; a spec that has none of these is its only candidate. */
+/* What the strength means decides; a spec that has none is its only candidate. */
 static void add_around_codec(list *l, const pith_codec *codec) {
   frame f = frame_of(codec);
-  const pith_param *strength = strength_of(pith__family_of(codec));
-  const char *key = strength && f.before < f.after ? strength->key : "";
   double value = strtod(f.spec + f.before, NULL);
-  if (!strcmp(key, "bits")) {
-    add_bits(l, &f, (size_t)value, strength->max, pith__codec_is(codec, "q") && !f.spec[f.after]);
-  } else if (!strcmp(key, "ratio")) {
-    add_ratios(l, &f, value);
-  } else if (!strcmp(key, "rank")) {
-    add_ranks(l, &f, (size_t)value);
-  } else {
-    f = (frame){.before = 0};
-    add(l, &f, codec->spec);
+  switch (f.before < f.after ? codec->strength : PITH_STRENGTH_NONE) {
+    case PITH_STRENGTH_BITS:
+      add_bits(l, &f, codec, (size_t)value);
+      break;
+    case PITH_STRENGTH_RATIO:
+      add_ratios(l, &f, value);
+      break;
+    case PITH_STRENGTH_RANK:
+      add_ranks(l, &f, (size_t)value);
+      break;
+    case PITH_STRENGTH_NONE:
+      add(l, &(frame){.before = 0}, codec->spec);
+      break;
   }
 }
 
@@ -117,15 +118,11 @@ static pith_status add_around(list *l, const char *spec) {
 
 pith_status pith_plan_candidates(const char *spec, char *text, size_t size) {
   PITH_REQUIRE(spec && text && size, PITH_ERR_ARGUMENT, "pith_plan_candidates: spec or text is NULL");
-  list l = {text, size, 0, 0};
-  if (!strcmp(spec, "mix")) {
-    add(&l, &(frame){.before = 0}, "none;bf16;eden:1;eden:2;eden:3;eden:4");
-    PITH_TRY(add_around(&l, "q:4"));
-    PITH_TRY(add_around(&l, "ef/topk:0.01"));
-    PITH_TRY(add_around(&l, "ef/powersgd:4"));
-  } else {
-    PITH_TRY(add_around(&l, spec));
+  list l = {text, size, 0, PITH_OK};
+  const char *const alone[] = {spec, NULL}, *const *around = strcmp(spec, PITH_MIX) ? alone : pith__shortlist;
+  for (; *around; around++) {
+    PITH_TRY(add_around(&l, *around));
+    PITH_TRY(l.status);
   }
-  PITH_REQUIRE(!l.full, PITH_ERR_BUFFER, "the candidates need more than %zu characters", size);
   return PITH_OK;
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/struct_size.h"
+#include "codec/shortlist.h"
 #include "solve/lgreco.h"
 #include "solve/methods.h"
 #include "solve/plan_object.h"
@@ -28,8 +29,6 @@ typedef struct maker {
 
 /* ---- Families ---------------------------------------------------------------------------------------------------- */
 
-static int same_text(pith_text a, pith_text b) { return a.size == b.size && !memcmp(a.at, b.at, a.size); }
-
 /* Takes the next name off a list with commas; an empty one means the end. */
 static pith_text next_family(const char **list) {
   pith_text name = {*list, strcspn(*list, ",")};
@@ -39,7 +38,7 @@ static pith_text next_family(const char **list) {
 
 static int is_listed(const char *families, pith_text family) {
   while (*families) {
-    if (same_text(next_family(&families), family)) {
+    if (pith__text_same(next_family(&families), family)) {
       return 1;
     }
   }
@@ -48,7 +47,7 @@ static int is_listed(const char *families, pith_text family) {
 
 static int has_family(const pith_profile *p, pith_text name) {
   for (size_t c = 0; c < p->candidates; c++) {
-    if (same_text(pith__family_of(p->codec[c]), name)) {
+    if (pith__text_same(pith__family_of(p->codec[c]), name)) {
       return 1;
     }
   }
@@ -73,7 +72,7 @@ static pith_status is_family_of_given(const maker *m, size_t candidate, int *fou
     size_t c;
     if (given[i]) {
       PITH_TRY(pith__profile_find(m->p, given[i], &c));
-      *found = same_text(pith__family_of(m->p->codec[c]), pith__family_of(m->p->codec[candidate]));
+      *found = pith__text_same(pith__family_of(m->p->codec[c]), pith__family_of(m->p->codec[candidate]));
     }
   }
   return PITH_OK;
@@ -81,7 +80,7 @@ static pith_status is_family_of_given(const maker *m, size_t candidate, int *fou
 
 static pith_status choose_options(maker *m) {
   const char *families = m->r.families;
-  int all = families && !strcmp(families, "mix");
+  int all = families && !strcmp(families, PITH_MIX);
   if (families && !all) {
     PITH_TRY(check_families(m, families));
   }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/struct_size.h"
+#include "codec/shortlist.h"
 #include "profile/writer.h"
 #include "solve/step_cost.h"
 
@@ -96,7 +97,7 @@ pith_status pith__plan_finish(pith_plan *plan) {
     line->n = line->has_shape ? line->n : 0;
   }
   if (!plan->fallback) {
-    PITH_TRY(pith__plan_put(&plan->fallback, "none"));
+    PITH_TRY(pith__plan_put(&plan->fallback, PITH_UNCOMPRESSED));
   }
   PITH_TRY(settle_spec(&plan->fallback, "default"));
   PITH_TRY(check_names(plan));
@@ -107,7 +108,7 @@ pith_status pith__plan_finish(pith_plan *plan) {
 static pith_status fill_line(pith_plan_line *line, const pith_profile *p, size_t l, size_t candidate) {
   const pith_profiled *layer = &p->layer[l];
   PITH_TRY(pith__plan_put(&line->name, layer->name));
-  PITH_TRY(pith__plan_put(&line->spec, layer->fixed ? "none" : p->codec[candidate]->spec));
+  PITH_TRY(pith__plan_put(&line->spec, layer->fixed ? PITH_UNCOMPRESSED : p->codec[candidate]->spec));
   memcpy(line->shape, layer->shape, sizeof line->shape);
   line->dimensions = layer->dimensions;
   line->has_shape = 1;
@@ -232,8 +233,8 @@ pith_status pith__plan_to_choice(const pith_plan *plan, const pith_profile *p, s
     if (!layer->fixed) {
       PITH_TRY(find_candidate(p, layer->name, line->spec, &choice[l]));
     } else {
-      PITH_REQUIRE(!strcmp(line->spec, "none"), PITH_ERR_STATE, "layer %s: %s was not measured on a layer of this size",
-                   layer->name, line->spec);
+      PITH_REQUIRE(!strcmp(line->spec, PITH_UNCOMPRESSED), PITH_ERR_STATE,
+                   "layer %s: %s was not measured on a layer of this size", layer->name, line->spec);
     }
   }
   return PITH_OK;

@@ -100,7 +100,7 @@ double pith__step_service(const pith_step *step, const pith_profile *p, size_t l
   }
   pith_profile_get(p, layer, candidate, &bytes, &error);
   double rounds = codec->caps & PITH_CAP_ROUNDS ? (double)codec->ops->rounds(codec->args) : 1;
-  double rate = step->cost.codec ? step->cost.codec[candidate] : pith__codec_is(codec, "none") ? 0 : CODEC_SECONDS;
+  double rate = step->cost.codec ? step->cost.codec[candidate] : codec->traits->exact ? 0 : CODEC_SECONDS;
   return rounds * step->cost.latency + sent_bytes(codec->caps, bytes, raw, ranks) / step->cost.bandwidth +
          rate * (double)l->n;
 }

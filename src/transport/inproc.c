@@ -4,7 +4,7 @@
  *
  * Peers write into each other's ports and hold a reference to them, so that a port outlives its rank until the last
  * byte is read. No thread holds two mutexes at once, but for the table's, under which ports are found; hence nothing
- * can lock up.
+ * can deadlock.
  */
 #include "transport/inproc.h"
 
@@ -21,7 +21,7 @@
 #include "transport/transport.h"
 
 typedef struct inproc_ring { /* bytes from one sender */
-  uint8_t *bytes;            /* NULL until the first are sent: most pairs never talk */
+  uint8_t *bytes;            /* NULL until the first are sent: most pairs exchange none */
   size_t start, used;
   uint64_t job;       /* the sender's, once it came */
   uint8_t came;       /* the sender knows this port */
@@ -61,7 +61,7 @@ static inproc_transport *inproc_of(pith_transport *transport) { return (inproc_t
 static struct {
   pthread_once_t once;
   pthread_mutex_t mutex;
-  pthread_cond_t arrival; /* somebody connected */
+  pthread_cond_t arrival; /* a rank connected */
   inproc_port *first;
 } table = {.once = PTHREAD_ONCE_INIT, .mutex = PTHREAD_MUTEX_INITIALIZER};
 
@@ -139,7 +139,7 @@ static void ring_bell(inproc_port *port) {
   }
 }
 
-/* ---- Meeting ----------------------------------------------------------------------------------------------------- */
+/* ---- Connecting -------------------------------------------------------------------------------------------------- */
 
 static pith_status inproc_listen(const pith_transport_config *config, pith_transport **transport,
                                  pith_address *address) {
@@ -167,7 +167,7 @@ static pith_status inproc_listen(const pith_transport_config *config, pith_trans
 }
 
 /* Under the table's mutex, as are all `came`. */
-static pith_status visit(inproc_transport *t, int rank, const pith_address *address, uint64_t job) {
+static pith_status join_port(inproc_transport *t, int rank, const pith_address *address, uint64_t job) {
   inproc_port *port = find_port(address);
   PITH_REQUIRE(port, PITH_ERR_PEER, "inproc: rank %d is not there: it closed, or is of another process", rank);
   PITH_REQUIRE(port->rank == rank && port->ranks == t->port->ranks, PITH_ERR_PEER,
@@ -194,11 +194,11 @@ static struct timespec timespec_of(double seconds) {
   return (struct timespec){whole, (long)((seconds - (double)whole) * 1e9)};
 }
 
-static pith_status meet(inproc_transport *t, const pith_address *address, const uint8_t *wanted, uint64_t job) {
+static pith_status connect_all(inproc_transport *t, const pith_address *address, const uint8_t *wanted, uint64_t job) {
   struct timespec end = timespec_of(pith__now() + t->timeout);
   for (int rank = 0; rank < t->port->ranks; rank++) {
     if (wanted[rank]) {
-      PITH_TRY(visit(t, rank, &address[rank], job));
+      PITH_TRY(join_port(t, rank, &address[rank], job));
     }
   }
   pthread_cond_broadcast(&table.arrival);
@@ -217,7 +217,7 @@ static pith_status meet(inproc_transport *t, const pith_address *address, const 
 static pith_status inproc_connect(pith_transport *transport, const pith_address *address, const uint8_t *wanted,
                                   const pith_link_key *key) {
   pthread_mutex_lock(&table.mutex);
-  pith_status status = meet(inproc_of(transport), address, wanted, key->job);
+  pith_status status = connect_all(inproc_of(transport), address, wanted, key->job);
   pthread_mutex_unlock(&table.mutex);
   return status;
 }
@@ -346,7 +346,7 @@ static pith_status inproc_receive(pith_transport *transport, int rank, void *buf
 /* ---- Sleeping ---------------------------------------------------------------------------------------------------- */
 
 static int inproc_descriptors(pith_transport *transport, const uint8_t *sending, struct pollfd *fds, int most) {
-  (void)sending; /* sleep() knows who lacks room */
+  (void)sending; /* sleep() knows which sends lack room */
   if (most < 1) {
     return 0;
   }
@@ -354,7 +354,8 @@ static int inproc_descriptors(pith_transport *transport, const uint8_t *sending,
   return 1;
 }
 
-/* From here on whoever sends or takes bytes rings. Whether there are bytes already, or an end not yet told. */
+/* From here on every send to us, and every read of our bytes, rings. Returns whether there are bytes already, or an end
+ * that the caller does not know of. */
 static int fall_asleep(inproc_port *port) {
   int work = 0;
   pthread_mutex_lock(&port->mutex);

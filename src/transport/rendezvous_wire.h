@@ -1,15 +1,15 @@
 /*
- * What is said at the rendezvous, byte by byte: docs/format.md, "Rendezvous". Three messages, each a struct in native
+ * The messages of the rendezvous, byte by byte: docs/format.md, "Rendezvous". Three messages, each a struct in native
  * order:
  *
- *   rank 0 → guest   greeting   who is here, and a challenge
- *   guest → rank 0   hello      who came, what it expects, a challenge of its own; then its record
- *   rank 0 → guest   reply      a status; then the table of all records, or a sentence about what went wrong
+ *   server → client   greeting   who is here, and a challenge
+ *   client → server   hello      who came, what it expects, a challenge of its own; then its record
+ *   server → client   reply      a status; then the table of all records, or an error message
  *
  * Magic, version and order come first and never change their place, so that other versions can be told apart. If the
- * job has a secret, `proof` is an HMAC of the speaker's role, the other side's challenge and everything said: neither
- * side can pretend, and what one side said is no proof when the other says it. What follows a message is proven by its
- * digest: a table that goes to thousands is hashed once, and a reply can be believed before its body comes.
+ * job has a secret, `proof` is an HMAC of the sender's role, the other side's challenge and the message: neither
+ * side can be impersonated, and the proof of one side is none for the other. The digest in a message proves what
+ * follows it: a table that goes to thousands is hashed once, and a reply can be believed before its body comes.
  */
 #ifndef PITH_TRANSPORT_RENDEZVOUS_WIRE_H
 #define PITH_TRANSPORT_RENDEZVOUS_WIRE_H
@@ -23,7 +23,7 @@
 #define RENDEZVOUS_LIVENESS \
   60 /* seconds without an answer of a host: the network may be busy with thousands of tables */
 #define RENDEZVOUS_RANKS_MOST (1 << 16)                 /* keeps all arithmetic on sizes far from overflow */
-#define RENDEZVOUS_TEXT 700                             /* most bytes of a sentence */
+#define RENDEZVOUS_TEXT 700                             /* most bytes of an error message */
 #define RENDEZVOUS_ROLE_HELLO "pith rendezvous 3 hello" /* the number is the protocol's */
 #define RENDEZVOUS_ROLE_REPLY "pith rendezvous 3 reply"
 
@@ -31,7 +31,7 @@ typedef struct rendezvous_head {
   char magic[8];
   char version[16];
   uint32_t order;
-  uint32_t rank; /* of the speaker */
+  uint32_t rank; /* of the sender */
 } rendezvous_head;
 
 typedef struct rendezvous_greeting {
@@ -52,7 +52,7 @@ typedef struct rendezvous_reply {
   rendezvous_head head;
   uint32_t status, zero;
   uint64_t job;
-  uint64_t size;                    /* of the table or sentence that follows */
+  uint64_t size;                    /* of the table or error message that follows */
   uint8_t digest[PITH_SHA256_SIZE]; /* of it */
   uint8_t proof[PITH_SHA256_SIZE];
 } rendezvous_reply;
@@ -71,13 +71,16 @@ void pith__rendezvous_prove(const pith_rendezvous *r, const char *role, const ui
                             size_t size, uint8_t proof[PITH_SHA256_SIZE]);
 void pith__rendezvous_digest(const void *bytes, size_t size, uint8_t digest[PITH_SHA256_SIZE]);
 
-/* The most bytes of a table: what a guest takes memory for at most. */
+/* The most bytes of a table: a client allocates no more. */
 size_t pith__table_most(int ranks);
 /* Takes a table apart; `table` may hold anything. PITH_ERR_CORRUPT if it is none of that many ranks. */
 pith_status pith__table_read(const uint8_t *table, size_t size, int ranks, pith_records *records);
 
-/* Rank 0's side: rendezvous_host.c. */
-pith_status pith__rendezvous_host(const pith_rendezvous *r, const void *mine, size_t size, pith_records *all,
+/* The two sides of pith__rendezvous_exchange: rank 0 serves (rendezvous_server.c), the others join
+ * (rendezvous_client.c). */
+pith_status pith__rendezvous_serve(const pith_rendezvous *r, const void *mine, size_t size, pith_records *all,
+                                   uint64_t *job);
+pith_status pith__rendezvous_join(const pith_rendezvous *r, const void *mine, size_t size, pith_records *all,
                                   uint64_t *job);
 
 #endif

@@ -1,11 +1,11 @@
 /*
- * shm: the ranks of one host, over memory they share. shm_segment.h says what lies there, shm_link.h how they meet.
+ * shm: the ranks of one host, over memory they share. shm_segment.h says what lies there, shm_link.h how they connect.
  *
  * To send is to copy bytes into a free cell of the own segment and to write one slot into the receiver's; to receive is
- * to copy out of the sender's cell and to count it emptied. While both are awake there is no system call in this. Who
- * is about to sleep says so in its segment and looks once more; who wrote a slot looks at that word afterwards. Both
- * are sequentially consistent, so that one of the two sees the other and no wake-up is lost. The doorbell is a byte
- * through the Unix socket.
+ * to copy out of the sender's cell and to count it emptied. While both are awake there is no system call in this. A
+ * rank that is about to sleep says so in its segment and looks for slots once more; a rank that wrote a slot looks at
+ * that word afterwards. Both are sequentially consistent, so that one of the two sees the other and no wake-up is lost.
+ * The doorbell is a byte through the Unix socket.
  *
  * Whatever a peer can write is read once, checked, and used from the copy.
  */
@@ -26,7 +26,7 @@
 #include "transport/shm_link.h"
 #include "transport/sockets.h"
 
-/* With so many cells on their way we look for emptied ones. Full cells that were reused sooner would be written again
+/* With so many cells in flight we look for emptied ones. Full cells that were reused sooner would be written again
  * while the reader's core still holds them, and each line would have to be fetched back from there; of nearly empty
  * ones, whose first lines all compete for the same places of a cache, as few as possible are in use. */
 #define HOT_FULL 32
@@ -36,7 +36,7 @@
 #define EVENTS 16       /* taken from the system at a time */
 #define IDLE_CALLS 1024 /* calls without bytes until we look whether the peers live */
 
-typedef enum peer_fate { PEER_LIVES, PEER_GONE, PEER_BROKEN } peer_fate;
+typedef enum peer_state { PEER_ALIVE, PEER_GONE, PEER_BROKEN } peer_state;
 
 typedef struct shm_peer {
   pith_shm_link link;
@@ -44,9 +44,9 @@ typedef struct shm_peer {
 
   /* What we send: into their inbox that is ours, cells of our own. */
   pith_shm_inbox *out;
-  uint16_t *flying;         /* cells sent and not yet emptied, a ring of link.shape.slots */
+  uint16_t *sent_cells;     /* those sent and not yet emptied, a ring of link.shape.slots */
   uint32_t sent, reclaimed; /* counts, ever */
-  uint32_t most;            /* cells on their way at once */
+  uint32_t most;            /* cells in flight at once */
   uint32_t hot;             /* HOT_FULL or HOT_SHORT, as the last one was */
   uint32_t rung;            /* the sleep we woke them from last */
 
@@ -56,9 +56,9 @@ typedef struct shm_peer {
   const uint8_t *at; /* the rest of the cell we are reading */
   size_t left;
 
-  peer_fate fate;
-  uint8_t starving; /* a send wanted more room than there was */
-  uint8_t news;     /* its fate is not known to the caller yet */
+  peer_state state;
+  uint8_t starving;   /* a send wanted more room than there was */
+  uint8_t unreported; /* its state changed, and the caller does not know yet */
 } shm_peer;
 
 typedef struct shm_transport {
@@ -72,7 +72,7 @@ typedef struct shm_transport {
   shm_peer **by_rank; /* NULL: no such peer */
   uint16_t *free;     /* a stack of cells */
   uint32_t frees;
-  uint32_t unserved; /* living peers without a cell on its way: one free cell is kept for each */
+  uint32_t unserved; /* living peers without a cell in flight: one free cell is kept for each */
   uint32_t idle;     /* calls without bytes since we looked after the peers */
 } shm_transport;
 
@@ -82,10 +82,10 @@ const pith_shm_segment *pith__shm_own_segment(const pith_transport *transport) {
   return &((const shm_transport *)(const void *)transport)->segment;
 }
 
-/* ---- The fate of peers ------------------------------------------------------------------------------------------- */
+/* ---- The state of peers ------------------------------------------------------------------------------------------ */
 
 static pith_status fail_peer(const shm_peer *peer) {
-  if (peer->fate == PEER_BROKEN) {
+  if (peer->state == PEER_BROKEN) {
     return pith_fail(PITH_ERR_PEER, "shm: rank %d wrote nonsense into shared memory: a fault in that process",
                      peer->link.rank);
   }
@@ -98,13 +98,13 @@ static pith_status fail_peer(const shm_peer *peer) {
 
 static uint32_t in_flight(const shm_peer *peer) { return peer->sent - peer->reclaimed; }
 
-/* Takes back the oldest n cells on their way to a peer. */
+/* Takes back the oldest n cells in flight to a peer. */
 static void reclaim_cells(shm_transport *t, shm_peer *peer, uint32_t n) {
   if (n == 0) {
     return;
   }
   while (n-- > 0) {
-    t->free[t->frees++] = peer->flying[peer->reclaimed++ & (peer->link.shape.slots - 1)];
+    t->free[t->frees++] = peer->sent_cells[peer->reclaimed++ & (peer->link.shape.slots - 1)];
   }
   if (in_flight(peer) == 0) {
     t->unserved++;
@@ -112,14 +112,14 @@ static void reclaim_cells(shm_transport *t, shm_peer *peer, uint32_t n) {
 }
 
 /* A dead peer reads no more: its cells are for others, and none is kept for it. */
-static void lose_peer(shm_transport *t, shm_peer *peer, peer_fate fate) {
-  if (peer->fate != PEER_LIVES) {
+static void lose_peer(shm_transport *t, shm_peer *peer, peer_state state) {
+  if (peer->state != PEER_ALIVE) {
     return;
   }
-  peer->fate = fate;
-  peer->news = 1;
+  peer->state = state;
+  peer->unreported = 1;
   peer->starving = 0;
-  if (fate == PEER_GONE) {
+  if (state == PEER_GONE) {
     reclaim_cells(t, peer, in_flight(peer));
   }
   if (in_flight(peer) == 0) {
@@ -144,7 +144,7 @@ static int answer_bell(const shm_peer *peer) {
 }
 
 /* Events are numbered by peer: even for its socket, odd for its process. */
-static void look_after_peers(shm_transport *t) {
+static void poll_peers(shm_transport *t) {
   struct epoll_event events[EVENTS];
   int n = epoll_wait(t->events, events, EVENTS, 0);
   for (int i = 0; i < n; i++) {
@@ -160,7 +160,7 @@ static void look_after_peers(shm_transport *t) {
 static void count_idle_call(shm_transport *t) {
   if (++t->idle >= IDLE_CALLS) {
     t->idle = 0;
-    look_after_peers(t);
+    poll_peers(t);
   }
 }
 
@@ -191,13 +191,13 @@ static pith_status reclaim_emptied(shm_transport *t, shm_peer *peer) {
 
 static void reclaim_from_all(shm_transport *t) {
   for (int i = 0; i < t->count; i++) {
-    if (t->peers[i].fate == PEER_LIVES && in_flight(&t->peers[i]) > 0) {
+    if (t->peers[i].state == PEER_ALIVE && in_flight(&t->peers[i]) > 0) {
       (void)reclaim_emptied(t, &t->peers[i]); /* nonsense is reported when that peer is used */
     }
   }
 }
 
-/* Whether the pool has a cell for the peer: peers with none on its way each have one kept, so that none can starve
+/* Whether the pool has a cell for the peer: peers with none in flight each have one kept, so that none can starve
  * another. */
 static int may_take_cell(const shm_transport *t, const shm_peer *peer) {
   return t->frees > t->unserved - (in_flight(peer) == 0);
@@ -205,15 +205,15 @@ static int may_take_cell(const shm_transport *t, const shm_peer *peer) {
 
 static int has_room(shm_transport *t, shm_peer *peer) {
   if (in_flight(peer) >= peer->hot || in_flight(peer) >= peer->most) {
-    (void)reclaim_emptied(t, peer); /* nonsense changes its fate */
+    (void)reclaim_emptied(t, peer); /* nonsense changes its state */
   }
-  if (peer->fate != PEER_LIVES || in_flight(peer) >= peer->most) {
+  if (peer->state != PEER_ALIVE || in_flight(peer) >= peer->most) {
     return 0;
   }
   if (!may_take_cell(t, peer)) {
     reclaim_from_all(t);
   }
-  return peer->fate == PEER_LIVES && may_take_cell(t, peer);
+  return peer->state == PEER_ALIVE && may_take_cell(t, peer);
 }
 
 static uint32_t take_cell(shm_transport *t, shm_peer *peer) {
@@ -224,7 +224,7 @@ static uint32_t take_cell(shm_transport *t, shm_peer *peer) {
 static void publish_cell(shm_peer *peer, uint32_t cell, uint32_t length) {
   uint32_t slots = peer->link.shape.slots, slot = peer->sent & (slots - 1);
   uint64_t word = pith__shm_slot(pith__shm_lap(peer->sent, slots), cell, length);
-  peer->flying[slot] = (uint16_t)cell;
+  peer->sent_cells[slot] = (uint16_t)cell;
   peer->hot = length > SHORT_LENGTH ? HOT_FULL : HOT_SHORT;
   peer->sent++;
   atomic_store_explicit(&peer->out->slot[slot], word, memory_order_seq_cst);
@@ -270,7 +270,7 @@ static pith_status shm_send(pith_transport *transport, int rank, const struct io
   if (sum == 0) {
     count_idle_call(t);
   }
-  if (peer->fate != PEER_LIVES) {
+  if (peer->state != PEER_ALIVE) {
     return fail_peer(peer);
   }
   peer->starving = at.count > 0;
@@ -302,7 +302,7 @@ static int open_cell(shm_transport *t, shm_peer *peer) {
   slot_state state = next_slot(t, peer, &word);
   if (state == SLOT_NONSENSE) {
     lose_peer(t, peer, PEER_BROKEN);
-    peer->fate = PEER_BROKEN; /* also of one that is gone */
+    peer->state = PEER_BROKEN; /* also of one that is gone */
   }
   if (state != SLOT_NEW) {
     return 0;
@@ -317,7 +317,7 @@ static int open_cell(shm_transport *t, shm_peer *peer) {
 static void give_cell_back(shm_peer *peer) {
   peer->taken++;
   atomic_store_explicit(&peer->in->emptied, peer->taken, memory_order_seq_cst);
-  if (peer->fate == PEER_LIVES) {
+  if (peer->state == PEER_ALIVE) {
     ring_bell(peer, PITH_SHM_STARVING);
   }
 }
@@ -337,15 +337,15 @@ static size_t read_cells(shm_transport *t, shm_peer *peer, uint8_t *buffer, size
   return sum;
 }
 
-/* The fate is looked at first: what a peer wrote before it ended is seen after. */
+/* The state is read first: what a peer wrote before it ended is seen after. */
 static pith_status shm_receive(pith_transport *transport, int rank, void *buffer, size_t size, size_t *got) {
   shm_transport *t = shm_of(transport);
   shm_peer *peer = t->by_rank[rank];
-  int was_lost = peer->fate != PEER_LIVES;
-  size_t sum = peer->fate == PEER_BROKEN ? 0 : read_cells(t, peer, buffer, size);
+  int was_lost = peer->state != PEER_ALIVE;
+  size_t sum = peer->state == PEER_BROKEN ? 0 : read_cells(t, peer, buffer, size);
   if (sum == 0 && size > 0) {
-    if (was_lost || peer->fate == PEER_BROKEN) {
-      peer->news = 0;
+    if (was_lost || peer->state == PEER_BROKEN) {
+      peer->unreported = 0;
       return fail_peer(peer);
     }
     count_idle_call(t);
@@ -357,7 +357,7 @@ static pith_status shm_receive(pith_transport *transport, int rank, void *buffer
 /* ---- Sleeping ---------------------------------------------------------------------------------------------------- */
 
 static int shm_descriptors(pith_transport *transport, const uint8_t *sending, struct pollfd *fds, int most) {
-  (void)sending; /* sleep() knows who lacks room */
+  (void)sending; /* sleep() knows which sends lack room */
   if (most < 1) {
     return 0;
   }
@@ -365,14 +365,16 @@ static int shm_descriptors(pith_transport *transport, const uint8_t *sending, st
   return 1;
 }
 
-/* What the caller could do with a peer now. News of a fate and of room are told once: nobody must act on them. */
+/* Whether there is something to do for a peer now. A change of state and new room are reported once: the caller need
+ * not act on them. */
 static int has_work(shm_transport *t, shm_peer *peer) {
   uint64_t word;
-  int work = peer->news || peer->left > 0 || (peer->fate != PEER_BROKEN && next_slot(t, peer, &word) != SLOT_OLD);
-  peer->news = 0;
+  int work =
+      peer->unreported || peer->left > 0 || (peer->state != PEER_BROKEN && next_slot(t, peer, &word) != SLOT_OLD);
+  peer->unreported = 0;
   if (peer->starving) {
     (void)reclaim_emptied(t, peer);
-    if (peer->fate != PEER_LIVES || has_room(t, peer)) {
+    if (peer->state != PEER_ALIVE || has_room(t, peer)) {
       peer->starving = 0;
       work = 1;
     }
@@ -400,7 +402,7 @@ static int shm_sleep(pith_transport *transport, int asleep) {
   shm_transport *t = shm_of(transport);
   if (!asleep) {
     set_state(t, 0);
-    look_after_peers(t);
+    poll_peers(t);
     return 0;
   }
   set_state(t, sleep_bits(t));
@@ -427,7 +429,7 @@ static void shm_close(pith_transport *transport) {
       pith__shm_link_close(&t->peers[i].link);
     }
     pith__shm_segment_unmap(&t->peers[i].segment);
-    free(t->peers[i].flying);
+    free(t->peers[i].sent_cells);
   }
   pith__shm_segment_unmap(&t->segment);
   if (is_ours) {
@@ -492,7 +494,7 @@ static pith_status watch(shm_transport *t, int fd, uint32_t number) {
   return PITH_OK;
 }
 
-/* Maps what the meeting brought. */
+/* Maps the segment that a peer sent. */
 static pith_status open_peer(shm_transport *t, uint32_t index) {
   shm_peer *peer = &t->peers[index];
   PITH_TRY(pith__shm_segment_map(peer->link.memory, &peer->link.shape, peer->link.rank, &peer->segment));
@@ -500,8 +502,8 @@ static pith_status open_peer(shm_transport *t, uint32_t index) {
   peer->link.memory = -1;
   uint32_t share = t->segment.shape.slots, slots = peer->link.shape.slots;
   peer->most = share < slots ? share : slots;
-  peer->flying = malloc(slots * sizeof *peer->flying);
-  PITH_REQUIRE(peer->flying, PITH_ERR_MEMORY, "shm: no memory for %u cells", slots);
+  peer->sent_cells = malloc(slots * sizeof *peer->sent_cells);
+  PITH_REQUIRE(peer->sent_cells, PITH_ERR_MEMORY, "shm: no memory for %u cells", slots);
   peer->out = pith__shm_inbox_of(&peer->segment, peer->link.inbox);
   PITH_TRY(watch(t, peer->link.socket, 2 * index));
   PITH_TRY(watch(t, peer->link.process, 2 * index + 1));
@@ -509,31 +511,31 @@ static pith_status open_peer(shm_transport *t, uint32_t index) {
   return PITH_OK;
 }
 
-static pith_status meet_peers(shm_transport *t, const pith_address *address, const pith_link_key *key, int memory) {
+static pith_status connect_peers(shm_transport *t, const pith_address *address, const pith_link_key *key, int memory) {
   pith_shm_link *links = malloc(((size_t)t->count + 1) * sizeof *links);
   PITH_REQUIRE(links, PITH_ERR_MEMORY, "shm: no memory for %d links", t->count);
   for (int i = 0; i < t->count; i++) {
     links[i] = t->peers[i].link;
   }
   pith__descriptors_reserve(4 * t->count); /* of each peer: socket, process and, for a while, memory */
-  pith_shm_meeting meeting = {.config = &t->config,
-                              .key = key,
-                              .address = address,
-                              .listener = t->listener,
-                              .memory = memory,
-                              .shape = t->segment.shape,
-                              .links = links,
-                              .count = t->count,
-                              .end = pith__now() + t->config.timeout};
-  pith_status status = pith__shm_link_meet(&meeting);
-  for (int i = 0; i < t->count; i++) { /* those met before a failure too: close() ends them */
+  pith_shm_setup setup = {.config = &t->config,
+                          .key = key,
+                          .address = address,
+                          .listener = t->listener,
+                          .memory = memory,
+                          .shape = t->segment.shape,
+                          .links = links,
+                          .count = t->count,
+                          .end = pith__now() + t->config.timeout};
+  pith_status status = pith__shm_link_connect(&setup);
+  for (int i = 0; i < t->count; i++) { /* those connected before a failure too: close() ends them */
     t->peers[i].link = links[i];
   }
   free(links);
   return status;
 }
 
-/* Also after a failure, for the peers that were met by then: they can be told why. */
+/* Also after a failure, for the peers that are connected: they can be told why. */
 static pith_status open_peers(shm_transport *t) {
   PITH_TRY(make_pool(t));
   for (int i = 0; i < t->count; i++) {
@@ -554,7 +556,7 @@ static pith_status shm_connect(pith_transport *transport, const pith_address *ad
   pith_shm_shape shape = pith__shm_shape((uint32_t)t->count);
   int memory;
   PITH_TRY(pith__shm_segment_create(&shape, &t->segment, &memory));
-  pith_status status = meet_peers(t, address, key, memory);
+  pith_status status = connect_peers(t, address, key, memory);
   close(memory);
   if (status != PITH_OK) {
     char why[768];

@@ -1,10 +1,10 @@
 /*
- * The meeting: every rank connects to the lower ones and accepts the higher ones, all at once and without ever
- * blocking, so that no order of arrival can lock two ranks up. Every process of the host can list the name of a socket
+ * Connection setup: every rank connects to the lower ones and accepts the higher ones, all at once and without ever
+ * blocking, so that no order of arrival can deadlock two ranks. Every process of the host can list the name of a socket
  * and connect to it. So both sides must run as the same user and prove to have the job's key before either sends its
- * memory; strangers are dropped without a word about the job.
+ * memory. A rank drops strangers and tells them nothing about the job.
  *
- * The sockets keep the limits of messages (SOCK_SEQPACKET): a message comes whole or not at all.
+ * The sockets keep message boundaries (SOCK_SEQPACKET): a message comes whole or not at all.
  */
 #include "transport/shm_link.h"
 
@@ -27,18 +27,18 @@
 #define NAME_PREFIX "pith-"
 #define NAME_SIZE (sizeof NAME_PREFIX - 1 + 32)
 #define SEND_TRIES 100
-#define GUESTS_MOST 64 /* accepted and not known yet; the oldest must go for the next */
-#define ACCEPTS_MOST 8 /* at a time */
+#define INCOMING_MOST 64 /* accepted and not a link yet; the oldest is dropped for the next */
+#define ACCEPTS_MOST 8   /* at a time */
 
-/* How far a link has come. */
-typedef struct talk {
+/* The handshake of one connection. */
+typedef struct handshake {
   struct {
     pith_shm_hello caller, listener;
-  } said;
-  int is_answered; /* both hellos have been said, and the caller knows that the listener is of the job */
-  double again;    /* caller: when to dial again; 0: it is not to */
-  double lost;     /* caller: when the first connection was lost; 0: none was */
-} talk;
+  } hellos;
+  int is_answered;  /* both hellos were sent, and the caller knows that the listener is of the job */
+  double redial_at; /* caller: when to dial again; 0: it is not to */
+  double lost_at;   /* caller: when the first connection was lost; 0: none was */
+} handshake;
 
 /* ---- Addresses --------------------------------------------------------------------------------------------------- */
 
@@ -112,13 +112,13 @@ static int send_packet(int socket, const void *data, size_t size, int memory) {
 /* The one descriptor of a message; a stranger may send several, of which none must stay open. */
 static int take_descriptor(struct msghdr *message) {
   int taken = -1;
-  for (struct cmsghdr *h = CMSG_FIRSTHDR(message); h; h = CMSG_NXTHDR(message, h)) {
-    if (h->cmsg_level != SOL_SOCKET || h->cmsg_type != SCM_RIGHTS) {
+  for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header; header = CMSG_NXTHDR(message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) {
       continue;
     }
-    for (size_t at = CMSG_LEN(0); at + sizeof(int) <= h->cmsg_len; at += sizeof(int)) {
+    for (size_t at = CMSG_LEN(0); at + sizeof(int) <= header->cmsg_len; at += sizeof(int)) {
       int fd;
-      memcpy(&fd, (char *)h + at, sizeof fd);
+      memcpy(&fd, (char *)header + at, sizeof fd);
       if (taken >= 0) {
         close(taken);
       }
@@ -128,73 +128,72 @@ static int take_descriptor(struct msghdr *message) {
   return taken;
 }
 
-typedef enum hearing { HEARD_NOTHING, HEARD_PACKET, HEARD_NONSENSE } hearing;
+typedef enum packet_state { PACKET_NONE, PACKET_VALID, PACKET_INVALID } packet_state;
 
 /* Reads a packet of exactly that size, with a descriptor if `memory` is not NULL, else without. */
-static hearing receive_packet(int socket, void *data, size_t size, int *memory) {
+static packet_state receive_packet(int socket, void *data, size_t size, int *memory) {
   struct iovec piece = {data, size};
   descriptor_room room;
   struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = &room, .msg_controllen = sizeof room};
   ssize_t got = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
-    return HEARD_NOTHING;
+    return PACKET_NONE;
   }
   int fd = got < 0 ? -1 : take_descriptor(&message);
   if (got == (ssize_t)size && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) && (fd >= 0) == (memory != NULL)) {
     if (memory) {
       *memory = fd;
     }
-    return HEARD_PACKET;
+    return PACKET_VALID;
   }
   if (fd >= 0) {
     close(fd);
   }
-  return HEARD_NONSENSE;
+  return PACKET_INVALID;
 }
 
-/* ---- What is said ------------------------------------------------------------------------------------------------ */
+/* ---- Messages ---------------------------------------------------------------------------------------------------- */
 
-static pith_status make_hello(const pith_shm_meeting *meeting, int to, pith_shm_hello *hello) {
+static pith_status make_hello(const pith_shm_setup *setup, int to, pith_shm_hello *hello) {
   *hello = (pith_shm_hello){
-      .magic = PITH_SHM_HELLO_MAGIC, .from = meeting->config->rank, .to = to, .ranks = meeting->config->ranks};
+      .magic = PITH_SHM_HELLO_MAGIC, .from = setup->config->rank, .to = to, .ranks = setup->config->ranks};
   return pith__random_bytes(hello->nonce, sizeof hello->nonce);
 }
 
-/* Whether it is meant for us. */
-static int is_to_us(const pith_shm_meeting *meeting, const pith_shm_hello *hello) {
-  return hello->magic == PITH_SHM_HELLO_MAGIC && hello->ranks == meeting->config->ranks &&
-         hello->to == meeting->config->rank && hello->zero == 0;
+static int is_for_us(const pith_shm_setup *setup, const pith_shm_hello *hello) {
+  return hello->magic == PITH_SHM_HELLO_MAGIC && hello->ranks == setup->config->ranks &&
+         hello->to == setup->config->rank && hello->zero == 0;
 }
 
-static void prove(const pith_shm_meeting *meeting, const talk *t, const char *role, const pith_shm_offer *offer,
+static void prove(const pith_shm_setup *setup, const handshake *h, const char *role, const pith_shm_offer *offer,
                   uint8_t proof[PITH_SHA256_SIZE]) {
-  pith__link_key_prove(meeting->key, role, &t->said, sizeof t->said, offer, offer ? offsetof(pith_shm_offer, proof) : 0,
-                       proof);
+  pith__link_key_prove(setup->key, role, &h->hellos, sizeof h->hellos, offer,
+                       offer ? offsetof(pith_shm_offer, proof) : 0, proof);
 }
 
-static int send_offer(const pith_shm_meeting *meeting, int index, int socket, const talk *t, const char *role) {
-  pith_shm_offer offer = {.inbox = (uint32_t)index, .shape = meeting->shape};
-  prove(meeting, t, role, &offer, offer.proof);
-  return send_packet(socket, &offer, sizeof offer, meeting->memory);
+static int send_offer(const pith_shm_setup *setup, int index, int socket, const handshake *h, const char *role) {
+  pith_shm_offer offer = {.inbox = (uint32_t)index, .shape = setup->shape};
+  prove(setup, h, role, &offer, offer.proof);
+  return send_packet(socket, &offer, sizeof offer, setup->memory);
 }
 
-/* On HEARD_PACKET the offer is proven, and the descriptor is the caller's. */
-static hearing receive_offer(const pith_shm_meeting *meeting, int socket, const talk *t, const char *role,
-                             pith_shm_offer *offer, int *memory) {
+/* On PACKET_VALID the offer is proven, and the calling function owns the descriptor. */
+static packet_state receive_offer(const pith_shm_setup *setup, int socket, const handshake *h, const char *role,
+                                  pith_shm_offer *offer, int *memory) {
   uint8_t proof[PITH_SHA256_SIZE];
-  hearing heard = receive_packet(socket, offer, sizeof *offer, memory);
-  if (heard != HEARD_PACKET) {
-    return heard;
+  packet_state state = receive_packet(socket, offer, sizeof *offer, memory);
+  if (state != PACKET_VALID) {
+    return state;
   }
-  prove(meeting, t, role, offer, proof);
+  prove(setup, h, role, offer, proof);
   if (!pith__digest_equal(proof, offer->proof) || offer->inbox >= offer->shape.inboxes) {
     close(*memory);
-    return HEARD_NONSENSE;
+    return PACKET_INVALID;
   }
-  return HEARD_PACKET;
+  return PACKET_VALID;
 }
 
-/* Ranks that share memory run as one user: memory is not for others, whatever they know. */
+/* Ranks that share memory must run as one user: no other user gets the memory, even with the job's key. */
 static int is_same_user(int socket, unsigned *user) {
   struct ucred peer;
   socklen_t size = sizeof peer;
@@ -203,8 +202,7 @@ static int is_same_user(int socket, unsigned *user) {
   return is_known && peer.uid == geteuid();
 }
 
-/* Tells when the process ends. A child that it forked may hold the socket open for long, and then that tells nothing.
- */
+/* A pidfd, which tells when the process ends. The socket may not: a child that the process forked may hold it open. */
 static int open_process(int socket) {
   struct ucred peer;
   socklen_t size = sizeof peer;
@@ -214,7 +212,7 @@ static int open_process(int socket) {
   return pith__fd_keep((int)syscall(SYS_pidfd_open, peer.pid, 0)); /* descriptors of processes always are CLOEXEC */
 }
 
-static void settle(pith_shm_link *link, int socket, const pith_shm_offer *offer, int memory) {
+static void establish(pith_shm_link *link, int socket, const pith_shm_offer *offer, int memory) {
   link->socket = socket;
   link->process = open_process(socket);
   link->memory = memory;
@@ -222,18 +220,18 @@ static void settle(pith_shm_link *link, int socket, const pith_shm_offer *offer,
   link->inbox = offer->inbox;
 }
 
-/* ---- Going to the lower ranks ------------------------------------------------------------------------------------ */
+/* ---- Connecting to the lower ranks ------------------------------------------------------------------------------- */
 
 static int remaining_ms(double end) {
   double left = end - pith__now();
   return left <= 0 ? 0 : left > 1e6 ? 1000000000 : (int)(left * 1e3) + 1;
 }
 
-/* A listener whose queue is full says EAGAIN and cannot be polled for: try again soon. */
-static pith_status dial(pith_shm_meeting *meeting, int index, int socket, talk *t) {
+/* connect() gives EAGAIN when the listener's queue is full. That cannot be polled for: try again soon. */
+static pith_status dial(pith_shm_setup *setup, int index, int socket, handshake *h) {
   unsigned user;
-  int rank = meeting->links[index].rank;
-  const pith_address *to = &meeting->address[rank];
+  int rank = setup->links[index].rank;
+  const pith_address *to = &setup->address[rank];
   PITH_REQUIRE(to->size == NAME_SIZE && memcmp(to->data, NAME_PREFIX, sizeof NAME_PREFIX - 1) == 0, PITH_ERR_PEER,
                "shm: rank %d gave an address that is none of shared memory: do all ranks use the same transport?",
                rank);
@@ -243,116 +241,117 @@ static pith_status dial(pith_shm_meeting *meeting, int index, int socket, talk *
     PITH_REQUIRE(errno == EAGAIN || errno == EINTR, PITH_ERR_PEER,
                  "shm: cannot reach rank %d: %s (is it on this host, in the same container, and alive?)", rank,
                  strerror(errno));
-    PITH_REQUIRE(remaining_ms(meeting->end) > 0, PITH_ERR_TIMEOUT, "shm: rank %d did not answer in time", rank);
+    PITH_REQUIRE(remaining_ms(setup->end) > 0, PITH_ERR_TIMEOUT, "shm: rank %d did not answer in time", rank);
     poll(NULL, 0, 1);
   }
   PITH_REQUIRE(is_same_user(socket, &user), PITH_ERR_PEER,
                "shm: rank %d runs as user %u, rank %d as user %u: ranks that share memory must run as one user", rank,
-               user, meeting->config->rank, (unsigned)geteuid());
-  PITH_TRY(make_hello(meeting, rank, &t->said.caller));
-  send_packet(socket, &t->said.caller, sizeof t->said.caller, -1); /* if that fails, nobody answers either */
+               user, setup->config->rank, (unsigned)geteuid());
+  PITH_TRY(make_hello(setup, rank, &h->hellos.caller));
+  send_packet(socket, &h->hellos.caller, sizeof h->hellos.caller, -1); /* if that fails, no answer comes either */
   return PITH_OK;
 }
 
-static pith_status turned_away(int rank) {
-  return pith_fail(PITH_ERR_PEER, "shm: rank %d turned us away or ended: is it of the same job, secret and version?",
+static pith_status rejected(int rank) {
+  return pith_fail(PITH_ERR_PEER, "shm: rank %d rejected us or ended: is it of the same job, secret and version?",
                    rank);
 }
 
-/* The listener has proven itself, or not; it hears our side of it. */
-static pith_status hear_answer(pith_shm_meeting *meeting, int index, int socket, talk *t) {
+/* Checks the listener's proof and sends ours. */
+static pith_status receive_answer(pith_shm_setup *setup, int index, int socket, handshake *h) {
   pith_shm_answer answer;
   uint8_t proof[PITH_SHA256_SIZE];
-  int rank = meeting->links[index].rank;
-  hearing heard = receive_packet(socket, &answer, sizeof answer, NULL);
-  if (heard == HEARD_NOTHING) {
+  int rank = setup->links[index].rank;
+  packet_state state = receive_packet(socket, &answer, sizeof answer, NULL);
+  if (state == PACKET_NONE) {
     return PITH_OK;
   }
-  if (heard == HEARD_NONSENSE || !is_to_us(meeting, &answer.hello)) {
-    return turned_away(rank);
+  if (state == PACKET_INVALID || !is_for_us(setup, &answer.hello)) {
+    return rejected(rank);
   }
   PITH_REQUIRE(answer.hello.from == rank, PITH_ERR_PEER, "shm: at the address of rank %d, rank %d answers", rank,
                (int)answer.hello.from);
-  t->said.listener = answer.hello;
-  prove(meeting, t, PITH_SHM_ROLE_ANSWER, NULL, proof);
+  h->hellos.listener = answer.hello;
+  prove(setup, h, PITH_SHM_ROLE_ANSWER, NULL, proof);
   PITH_REQUIRE(pith__digest_equal(proof, answer.proof), PITH_ERR_PEER,
                "shm: who answers at the address of rank %d is not of this job", rank);
-  t->is_answered = 1;
-  return send_offer(meeting, index, socket, t, PITH_SHM_ROLE_CALLER) ? PITH_OK : turned_away(rank);
+  h->is_answered = 1;
+  return send_offer(setup, index, socket, h, PITH_SHM_ROLE_CALLER) ? PITH_OK : rejected(rank);
 }
 
-static pith_status hear_listener(pith_shm_meeting *meeting, int index, int *socket, talk *t) {
+static pith_status handle_outgoing(pith_shm_setup *setup, int index, int *socket, handshake *h) {
   pith_shm_offer offer;
   int memory;
-  if (!t->is_answered) {
-    return hear_answer(meeting, index, *socket, t);
+  if (!h->is_answered) {
+    return receive_answer(setup, index, *socket, h);
   }
-  hearing heard = receive_offer(meeting, *socket, t, PITH_SHM_ROLE_LISTENER, &offer, &memory);
-  if (heard == HEARD_NONSENSE) {
-    return turned_away(meeting->links[index].rank);
+  packet_state state = receive_offer(setup, *socket, h, PITH_SHM_ROLE_LISTENER, &offer, &memory);
+  if (state == PACKET_INVALID) {
+    return rejected(setup->links[index].rank);
   }
-  if (heard == HEARD_PACKET) {
-    settle(&meeting->links[index], *socket, &offer, memory);
+  if (state == PACKET_VALID) {
+    establish(&setup->links[index], *socket, &offer, memory);
     *socket = -1;
   }
   return PITH_OK;
 }
 
-/* ---- Receiving the higher ranks ---------------------------------------------------------------------------------- */
+/* ---- Accepting the higher ranks ---------------------------------------------------------------------------------- */
 
-static int find_link(const pith_shm_meeting *meeting, int rank) {
-  for (int i = 0; i < meeting->count; i++) {
-    if (meeting->links[i].rank == rank) {
+static int find_link(const pith_shm_setup *setup, int rank) {
+  for (int i = 0; i < setup->count; i++) {
+    if (setup->links[i].rank == rank) {
       return i;
     }
   }
   return -1;
 }
 
-/* The link that a guest claims to be the other end of, if we wait for it; -1 if we do not. */
-static int claimed_link(const pith_shm_meeting *meeting, const talk *t) {
-  int from = t->said.caller.from, index = from > meeting->config->rank ? find_link(meeting, from) : -1;
-  return index >= 0 && meeting->links[index].socket < 0 ? index : -1;
+/* The link that an incoming connection claims to be for, if we wait for it; -1 if we do not. */
+static int claimed_link(const pith_shm_setup *setup, const handshake *h) {
+  int from = h->hellos.caller.from, index = from > setup->config->rank ? find_link(setup, from) : -1;
+  return index >= 0 && setup->links[index].socket < 0 ? index : -1;
 }
 
-/* Each returns whether the guest is done with: taken as a link, or to be dropped (*socket is left open). */
-static int hear_hello(const pith_shm_meeting *meeting, int socket, talk *t) {
+/* Each returns whether the handshake is over: the connection is a link now, or is to be dropped (*socket is left open).
+ */
+static int receive_hello(const pith_shm_setup *setup, int socket, handshake *h) {
   pith_shm_answer answer;
-  hearing heard = receive_packet(socket, &t->said.caller, sizeof t->said.caller, NULL);
-  if (heard == HEARD_NOTHING) {
+  packet_state state = receive_packet(socket, &h->hellos.caller, sizeof h->hellos.caller, NULL);
+  if (state == PACKET_NONE) {
     return 0;
   }
-  if (heard == HEARD_NONSENSE || !is_to_us(meeting, &t->said.caller) || claimed_link(meeting, t) < 0 ||
-      make_hello(meeting, t->said.caller.from, &t->said.listener) != PITH_OK) {
+  if (state == PACKET_INVALID || !is_for_us(setup, &h->hellos.caller) || claimed_link(setup, h) < 0 ||
+      make_hello(setup, h->hellos.caller.from, &h->hellos.listener) != PITH_OK) {
     return 1;
   }
-  answer.hello = t->said.listener;
-  prove(meeting, t, PITH_SHM_ROLE_ANSWER, NULL, answer.proof);
-  t->is_answered = send_packet(socket, &answer, sizeof answer, -1);
-  return !t->is_answered;
+  answer.hello = h->hellos.listener;
+  prove(setup, h, PITH_SHM_ROLE_ANSWER, NULL, answer.proof);
+  h->is_answered = send_packet(socket, &answer, sizeof answer, -1);
+  return !h->is_answered;
 }
 
-static int hear_guest(pith_shm_meeting *meeting, int *socket, talk *t) {
+static int handle_incoming(pith_shm_setup *setup, int *socket, handshake *h) {
   pith_shm_offer offer;
   int memory;
-  if (!t->is_answered) {
-    return hear_hello(meeting, *socket, t);
+  if (!h->is_answered) {
+    return receive_hello(setup, *socket, h);
   }
-  hearing heard = receive_offer(meeting, *socket, t, PITH_SHM_ROLE_CALLER, &offer, &memory);
-  if (heard == HEARD_NOTHING) {
+  packet_state state = receive_offer(setup, *socket, h, PITH_SHM_ROLE_CALLER, &offer, &memory);
+  if (state == PACKET_NONE) {
     return 0;
   }
-  if (heard == HEARD_NONSENSE) {
-    PITH_LOG_WARN("shm: turned away a process that claims to be rank %d and is not of this job",
-                  (int)t->said.caller.from);
+  if (state == PACKET_INVALID) {
+    PITH_LOG_WARN("shm: rejected a process that claims to be rank %d and is not of this job",
+                  (int)h->hellos.caller.from);
     return 1;
   }
-  int index = claimed_link(meeting, t);
-  if (index >= 0 && send_offer(meeting, index, *socket, t, PITH_SHM_ROLE_LISTENER)) {
-    settle(&meeting->links[index], *socket, &offer, memory);
+  int index = claimed_link(setup, h);
+  if (index >= 0 && send_offer(setup, index, *socket, h, PITH_SHM_ROLE_LISTENER)) {
+    establish(&setup->links[index], *socket, &offer, memory);
     *socket = -1;
   } else {
-    PITH_LOG_WARN("shm: turned away a second process that claims to be rank %d", (int)t->said.caller.from);
+    PITH_LOG_WARN("shm: rejected a second process that claims to be rank %d", (int)h->hellos.caller.from);
     close(memory);
   }
   return 1;
@@ -360,51 +359,51 @@ static int hear_guest(pith_shm_meeting *meeting, int *socket, talk *t) {
 
 /* ---- Both at once ------------------------------------------------------------------------------------------------ */
 
-typedef struct lobby {
-  struct pollfd *fds; /* the listener, then GUESTS_MOST guests in order of arrival, then for each link its call, later
-                         its socket; then the process of each */
-  talk *talks;        /* with guests and listeners */
-  int guests;
-  uint8_t *gone;     /* of every rank: it turned us away, or cannot be reached */
-  char trouble[256]; /* the first of them, in a sentence */
-  int is_broken;     /* a link that stood is over */
+typedef struct pending {
+  struct pollfd *fds; /* the listener; then INCOMING_MOST incoming connections, the oldest first; then for each link its
+                         outgoing connection, later its socket; then the process of each */
+  handshake *handshakes; /* of incoming and outgoing connections */
+  int incoming;
+  uint8_t *gone;         /* of every rank: it rejected us, or cannot be reached */
+  char first_error[256]; /* of the first of them: the error message */
+  int is_broken;         /* an established link is over */
   double start;
-} lobby;
+} pending;
 
-enum { FIRST_GUEST = 1, FIRST_DIALLED = FIRST_GUEST + GUESTS_MOST };
+enum { FIRST_INCOMING = 1, FIRST_OUTGOING = FIRST_INCOMING + INCOMING_MOST };
 
-/* When one rank is gone, others give up because of it and are gone, too. We wait for the news of all of them, since any
- * of them may be the reason. */
+/* When one rank is gone, others give up because of it and are gone, too. We wait this long to learn of all of them,
+ * since any of them may be the cause. */
 static const double gather_seconds = 0.2;
 
-/* The same when a link breaks that stood already. That may be a rank which had all its links and has left since, so
- * the others get some time to come. */
+/* The same when an established link breaks. That may be a rank which had all its links and has left since, so the
+ * others get some time to connect. */
 static const double broken_seconds = 1.5;
 
-/* A listener at whose door too many stand drops those who came first, also one of its own ranks. So a connection that
- * is lost is made again, for a while. */
+/* A listener with too many incoming connections drops the oldest, even if it is one of its own ranks. So a rank whose
+ * connection is lost connects again, for a while. */
 static const double dial_pause = 0.01, dial_seconds = 5;
 
-/* Its socket is a link's by now, or is closed here. */
-static void forget_guest(lobby *l, int at) {
-  pith__fd_close(l->fds[at].fd);
-  size_t behind = (size_t)(FIRST_GUEST + --l->guests - at);
-  memmove(&l->fds[at], &l->fds[at + 1], behind * sizeof *l->fds);
-  memmove(&l->talks[at], &l->talks[at + 1], behind * sizeof *l->talks);
-  l->fds[FIRST_GUEST + l->guests] = (struct pollfd){.fd = -1};
+/* Closes its socket, unless that is a link's by now. */
+static void drop_incoming(pending *p, int at) {
+  pith__fd_close(p->fds[at].fd);
+  size_t behind = (size_t)(FIRST_INCOMING + --p->incoming - at);
+  memmove(&p->fds[at], &p->fds[at + 1], behind * sizeof *p->fds);
+  memmove(&p->handshakes[at], &p->handshakes[at + 1], behind * sizeof *p->handshakes);
+  p->fds[FIRST_INCOMING + p->incoming] = (struct pollfd){.fd = -1};
 }
 
-/* Makes a place, at the cost of the one who has stood there longest, if possible without a word. */
-static void make_place(lobby *l) {
+/* Drops the oldest incoming connection, if possible one that has sent no hello. */
+static void drop_oldest(pending *p) {
   int at = 0;
-  while (at < l->guests && l->talks[FIRST_GUEST + at].is_answered) {
+  while (at < p->incoming && p->handshakes[FIRST_INCOMING + at].is_answered) {
     at++;
   }
-  forget_guest(l, FIRST_GUEST + (at < l->guests ? at : 0));
+  drop_incoming(p, FIRST_INCOMING + (at < p->incoming ? at : 0));
 }
 
-/* Few at a time: those who are here already must have time to speak before others push them out. */
-static void accept_guests(lobby *l, int listener) {
+/* Few at a time: those that were accepted before must have time for their hello before others replace them. */
+static void accept_incoming(pending *p, int listener) {
   for (int i = 0; i < ACCEPTS_MOST; i++) {
     unsigned user;
     int socket = pith__fd_keep(accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
@@ -412,129 +411,129 @@ static void accept_guests(lobby *l, int listener) {
       return;
     }
     if (!is_same_user(socket, &user)) {
-      PITH_LOG_WARN("shm: turned away a process of user %u", user);
+      PITH_LOG_WARN("shm: rejected a process of user %u", user);
       pith__fd_close(socket);
       continue;
     }
-    if (l->guests == GUESTS_MOST) {
-      make_place(l);
+    if (p->incoming == INCOMING_MOST) {
+      drop_oldest(p);
     }
-    l->talks[FIRST_GUEST + l->guests] = (talk){.is_answered = 0};
-    l->fds[FIRST_GUEST + l->guests++] = (struct pollfd){socket, POLLIN, 0};
+    p->handshakes[FIRST_INCOMING + p->incoming] = (handshake){.is_answered = 0};
+    p->fds[FIRST_INCOMING + p->incoming++] = (struct pollfd){socket, POLLIN, 0};
   }
 }
 
-static void end_within(pith_shm_meeting *meeting, double seconds) {
+static void end_within(pith_shm_setup *setup, double seconds) {
   double soon = pith__now() + seconds;
-  meeting->end = soon < meeting->end ? soon : meeting->end;
+  setup->end = soon < setup->end ? soon : setup->end;
 }
 
-/* Passes on a status, but of a peer that is gone: then the last error says why. */
-static pith_status note_gone(pith_shm_meeting *meeting, lobby *l, int index, pith_status status) {
+/* Returns the status, except PITH_ERR_PEER: then it notes that the peer is gone, and why. */
+static pith_status note_gone(pith_shm_setup *setup, pending *p, int index, pith_status status) {
   if (status != PITH_ERR_PEER) {
     return status;
   }
-  if (!*l->trouble) {
-    snprintf(l->trouble, sizeof l->trouble, "%s", pith_error());
+  if (!*p->first_error) {
+    snprintf(p->first_error, sizeof p->first_error, "%s", pith_error());
   }
-  l->gone[meeting->links[index].rank] = 1;
-  pith__fd_close(l->fds[FIRST_DIALLED + index].fd);
-  l->fds[FIRST_DIALLED + index].fd = -1;
-  end_within(meeting, gather_seconds);
+  p->gone[setup->links[index].rank] = 1;
+  pith__fd_close(p->fds[FIRST_OUTGOING + index].fd);
+  p->fds[FIRST_OUTGOING + index].fd = -1;
+  end_within(setup, gather_seconds);
   return PITH_OK;
 }
 
-/* A connection was lost, or turned away: that may have been for want of room. */
-static pith_status note_lost(pith_shm_meeting *meeting, lobby *l, int index, pith_status status) {
-  talk *t = &l->talks[FIRST_DIALLED + index];
+/* A connection was lost or rejected. The peer may have dropped it for want of room, so we connect again. */
+static pith_status note_lost(pith_shm_setup *setup, pending *p, int index, pith_status status) {
+  handshake *h = &p->handshakes[FIRST_OUTGOING + index];
   double now = pith__now();
-  t->lost = t->lost > 0 ? t->lost : now;
-  if (status != PITH_ERR_PEER || now > t->lost + dial_seconds) {
-    return note_gone(meeting, l, index, status);
+  h->lost_at = h->lost_at > 0 ? h->lost_at : now;
+  if (status != PITH_ERR_PEER || now > h->lost_at + dial_seconds) {
+    return note_gone(setup, p, index, status);
   }
-  t->again = now + dial_pause;
-  pith__fd_close(l->fds[FIRST_DIALLED + index].fd);
-  l->fds[FIRST_DIALLED + index].fd = -1;
+  h->redial_at = now + dial_pause;
+  pith__fd_close(p->fds[FIRST_OUTGOING + index].fd);
+  p->fds[FIRST_OUTGOING + index].fd = -1;
   return PITH_OK;
 }
 
-static pith_status dial_one(pith_shm_meeting *meeting, lobby *l, int index) {
-  talk *t = &l->talks[FIRST_DIALLED + index];
+static pith_status dial_one(pith_shm_setup *setup, pending *p, int index) {
+  handshake *h = &p->handshakes[FIRST_OUTGOING + index];
   int socket = open_socket();
   PITH_REQUIRE(socket >= 0, PITH_ERR_SYSTEM, "shm: cannot open a Unix socket: %s", strerror(errno));
-  l->fds[FIRST_DIALLED + index] = (struct pollfd){socket, POLLIN, 0};
-  t->again = 0;
-  t->is_answered = 0;
-  return note_gone(meeting, l, index, dial(meeting, index, socket, t));
+  p->fds[FIRST_OUTGOING + index] = (struct pollfd){socket, POLLIN, 0};
+  h->redial_at = 0;
+  h->is_answered = 0;
+  return note_gone(setup, p, index, dial(setup, index, socket, h));
 }
 
-static pith_status dial_lower(pith_shm_meeting *meeting, lobby *l) {
-  for (int i = 0; i < meeting->count; i++) {
-    if (meeting->links[i].rank < meeting->config->rank) {
-      PITH_TRY(dial_one(meeting, l, i));
+static pith_status dial_lower(pith_shm_setup *setup, pending *p) {
+  for (int i = 0; i < setup->count; i++) {
+    if (setup->links[i].rank < setup->config->rank) {
+      PITH_TRY(dial_one(setup, p, i));
     }
   }
   return PITH_OK;
 }
 
-static pith_status dial_again(pith_shm_meeting *meeting, lobby *l) {
-  for (int i = 0; i < meeting->count; i++) {
-    double time = l->talks[FIRST_DIALLED + i].again;
+static pith_status redial(pith_shm_setup *setup, pending *p) {
+  for (int i = 0; i < setup->count; i++) {
+    double time = p->handshakes[FIRST_OUTGOING + i].redial_at;
     if (time > 0 && pith__now() >= time) {
-      PITH_TRY(dial_one(meeting, l, i));
+      PITH_TRY(dial_one(setup, p, i));
     }
   }
   return PITH_OK;
 }
 
-/* When there is something to do, whoever speaks. */
-static double next_time(const pith_shm_meeting *meeting, const lobby *l) {
-  double next = meeting->end;
-  for (int i = 0; i < meeting->count; i++) {
-    double time = l->talks[FIRST_DIALLED + i].again;
+/* When there is something to do even if no event comes. */
+static double next_time(const pith_shm_setup *setup, const pending *p) {
+  double next = setup->end;
+  for (int i = 0; i < setup->count; i++) {
+    double time = p->handshakes[FIRST_OUTGOING + i].redial_at;
     next = time > 0 && time < next ? time : next;
   }
   return next;
 }
 
-/* Of links that stand only the end is of interest: bytes are for later. Their sockets take the places of the calls that
- * made them, since poll() takes no more entries than the process may have files. */
-static void watch_links(const pith_shm_meeting *meeting, const lobby *l) {
-  struct pollfd *calls = l->fds + FIRST_DIALLED, *processes = calls + meeting->count;
-  for (int i = 0; i < meeting->count; i++) {
-    if (meeting->links[i].socket >= 0) {
-      calls[i] = (struct pollfd){l->is_broken ? -1 : meeting->links[i].socket, 0, 0};
-      processes[i] = (struct pollfd){l->is_broken ? -1 : meeting->links[i].process, POLLIN, 0};
+/* Of established links only the end is of interest: bytes are for later. Their sockets replace the connections that
+ * became them, since poll() takes no more entries than the process may have files. */
+static void watch_links(const pith_shm_setup *setup, const pending *p) {
+  struct pollfd *calls = p->fds + FIRST_OUTGOING, *processes = calls + setup->count;
+  for (int i = 0; i < setup->count; i++) {
+    if (setup->links[i].socket >= 0) {
+      calls[i] = (struct pollfd){p->is_broken ? -1 : setup->links[i].socket, 0, 0};
+      processes[i] = (struct pollfd){p->is_broken ? -1 : setup->links[i].process, POLLIN, 0};
     }
   }
 }
 
-static void notice_ends(pith_shm_meeting *meeting, lobby *l) {
-  const struct pollfd *calls = l->fds + FIRST_DIALLED, *processes = calls + meeting->count;
-  for (int i = 0; i < meeting->count && !l->is_broken; i++) {
-    if (meeting->links[i].socket >= 0 && (calls[i].revents || processes[i].revents)) {
-      l->is_broken = 1;
-      end_within(meeting, broken_seconds);
+static void notice_ends(pith_shm_setup *setup, pending *p) {
+  const struct pollfd *calls = p->fds + FIRST_OUTGOING, *processes = calls + setup->count;
+  for (int i = 0; i < setup->count && !p->is_broken; i++) {
+    if (setup->links[i].socket >= 0 && (calls[i].revents || processes[i].revents)) {
+      p->is_broken = 1;
+      end_within(setup, broken_seconds);
     }
   }
 }
 
-static pith_status hear_all(pith_shm_meeting *meeting, lobby *l) {
-  int has_callers = l->fds[0].revents != 0;
-  notice_ends(meeting, l);
-  for (int at = FIRST_GUEST + l->guests - 1; at >= FIRST_GUEST; at--) {
-    if (hear_guest(meeting, &l->fds[at].fd, &l->talks[at])) {
-      forget_guest(l, at);
+static pith_status handle_events(pith_shm_setup *setup, pending *p) {
+  int has_callers = p->fds[0].revents != 0;
+  notice_ends(setup, p);
+  for (int at = FIRST_INCOMING + p->incoming - 1; at >= FIRST_INCOMING; at--) {
+    if (handle_incoming(setup, &p->fds[at].fd, &p->handshakes[at])) {
+      drop_incoming(p, at);
     }
   }
   if (has_callers) {
-    accept_guests(l, meeting->listener);
+    accept_incoming(p, setup->listener);
   }
-  for (int i = 0; i < meeting->count; i++) {
-    struct pollfd *listener = &l->fds[FIRST_DIALLED + i];
-    if (meeting->links[i].socket < 0 && listener->fd >= 0 && listener->revents) {
-      pith_status status = hear_listener(meeting, i, &listener->fd, &l->talks[FIRST_DIALLED + i]);
-      PITH_TRY(status == PITH_OK ? PITH_OK : note_lost(meeting, l, i, status));
+  for (int i = 0; i < setup->count; i++) {
+    struct pollfd *listener = &p->fds[FIRST_OUTGOING + i];
+    if (setup->links[i].socket < 0 && listener->fd >= 0 && listener->revents) {
+      pith_status status = handle_outgoing(setup, i, &listener->fd, &p->handshakes[FIRST_OUTGOING + i]);
+      PITH_TRY(status == PITH_OK ? PITH_OK : note_lost(setup, p, i, status));
     }
   }
   return PITH_OK;
@@ -542,10 +541,10 @@ static pith_status hear_all(pith_shm_meeting *meeting, lobby *l) {
 
 /* Of the peers that are not linked, those that are gone, or the others; how many. `flags` has room for every rank, or
  * is NULL. */
-static int count_missing(const pith_shm_meeting *meeting, const lobby *l, int is_gone, uint8_t *flags) {
+static int count_missing(const pith_shm_setup *setup, const pending *p, int is_gone, uint8_t *flags) {
   int count = 0;
-  for (int i = 0; i < meeting->count; i++) {
-    int rank = meeting->links[i].rank, is_missing = meeting->links[i].socket < 0 && l->gone[rank] == is_gone;
+  for (int i = 0; i < setup->count; i++) {
+    int rank = setup->links[i].rank, is_missing = setup->links[i].socket < 0 && p->gone[rank] == is_gone;
     count += is_missing;
     if (flags) {
       flags[rank] = (uint8_t)is_missing;
@@ -554,78 +553,79 @@ static int count_missing(const pith_shm_meeting *meeting, const lobby *l, int is
   return count;
 }
 
-/* Those who turned us away up to the end. */
-static void note_all_lost(pith_shm_meeting *meeting, lobby *l) {
-  for (int i = 0; i < meeting->count; i++) {
-    if (meeting->links[i].socket < 0 && l->talks[FIRST_DIALLED + i].lost > 0) {
-      (void)note_gone(meeting, l, i, turned_away(meeting->links[i].rank));
+/* Peers that rejected us up to the end. */
+static void note_all_lost(pith_shm_setup *setup, pending *p) {
+  for (int i = 0; i < setup->count; i++) {
+    if (setup->links[i].socket < 0 && p->handshakes[FIRST_OUTGOING + i].lost_at > 0) {
+      (void)note_gone(setup, p, i, rejected(setup->links[i].rank));
     }
   }
 }
 
 /* Some peers are not linked, and will not be. */
-static pith_status fail_meeting(pith_shm_meeting *meeting, lobby *l) {
+static pith_status fail_missing(pith_shm_setup *setup, pending *p) {
   char list[PITH_RANK_LIST_TEXT];
-  note_all_lost(meeting, l);
-  int ranks = meeting->config->ranks, gone = count_missing(meeting, l, 1, NULL);
+  note_all_lost(setup, p);
+  int ranks = setup->config->ranks, gone = count_missing(setup, p, 1, NULL);
   uint8_t *flags = calloc((size_t)ranks, 1);
   PITH_REQUIRE(flags, PITH_ERR_MEMORY, "shm: no memory for %d ranks", ranks);
-  count_missing(meeting, l, gone > 0, flags);
+  count_missing(setup, p, gone > 0, flags);
   pith__rank_list(flags, ranks, list);
   free(flags);
-  return gone == 1 ? pith_fail(PITH_ERR_PEER, "%s", l->trouble)
+  return gone == 1 ? pith_fail(PITH_ERR_PEER, "%s", p->first_error)
          : gone > 1
-             ? pith_fail(PITH_ERR_PEER,
-                         "shm: %s turned us away or ended: are they of the same job, secret and version?", list)
-             : pith_fail(PITH_ERR_TIMEOUT, "shm: %s did not connect within %.1f s", list, pith__now() - l->start);
+             ? pith_fail(PITH_ERR_PEER, "shm: %s rejected us or ended: are they of the same job, secret and version?",
+                         list)
+             : pith_fail(PITH_ERR_TIMEOUT, "shm: %s did not connect within %.1f s", list, pith__now() - p->start);
 }
 
-static pith_status meet_in(pith_shm_meeting *meeting, lobby *l) {
-  int places = FIRST_DIALLED + 2 * meeting->count;
-  PITH_TRY(dial_lower(meeting, l));
-  while (count_missing(meeting, l, 0, NULL) > 0 && remaining_ms(meeting->end) > 0) {
-    int left = remaining_ms(next_time(meeting, l)), slice = (int)(PITH_INTERRUPT_SECONDS * 1000);
-    watch_links(meeting, l);
-    int ready = poll(l->fds, (nfds_t)places, left < slice ? left : slice);
+static pith_status connect_all(pith_shm_setup *setup, pending *p) {
+  int places = FIRST_OUTGOING + 2 * setup->count;
+  PITH_TRY(dial_lower(setup, p));
+  while (count_missing(setup, p, 0, NULL) > 0 && remaining_ms(setup->end) > 0) {
+    int left = remaining_ms(next_time(setup, p)), slice = (int)(PITH_INTERRUPT_SECONDS * 1000);
+    watch_links(setup, p);
+    int ready = poll(p->fds, (nfds_t)places, left < slice ? left : slice);
     PITH_REQUIRE(ready >= 0 || errno == EINTR, PITH_ERR_SYSTEM, "shm: cannot wait for peers: %s", strerror(errno));
-    PITH_REQUIRE(!pith__interrupt_ask(&meeting->config->interrupt), PITH_ERR_INTERRUPTED,
-                 "rank %d was interrupted while it connected with the others", meeting->config->rank);
+    PITH_REQUIRE(!pith__interrupt_ask(&setup->config->interrupt), PITH_ERR_INTERRUPTED,
+                 "rank %d was interrupted while it connected with the others", setup->config->rank);
     if (ready > 0) {
-      PITH_TRY(hear_all(meeting, l));
+      PITH_TRY(handle_events(setup, p));
     }
-    PITH_TRY(dial_again(meeting, l));
+    PITH_TRY(redial(setup, p));
   }
-  return count_missing(meeting, l, 0, NULL) + count_missing(meeting, l, 1, NULL) ? fail_meeting(meeting, l) : PITH_OK;
+  return count_missing(setup, p, 0, NULL) + count_missing(setup, p, 1, NULL) ? fail_missing(setup, p) : PITH_OK;
 }
 
-pith_status pith__shm_link_meet(pith_shm_meeting *meeting) {
-  int own = FIRST_DIALLED + meeting->count, places = own + meeting->count;
-  lobby l = {.fds = calloc((size_t)places, sizeof *l.fds),
-             .talks = calloc((size_t)own, sizeof *l.talks),
-             .gone = calloc((size_t)meeting->config->ranks, 1),
-             .start = pith__now()};
-  pith_status status =
-      l.fds && l.talks && l.gone ? PITH_OK : pith_fail(PITH_ERR_MEMORY, "shm: no memory for %d links", meeting->count);
+pith_status pith__shm_link_connect(pith_shm_setup *setup) {
+  int own = FIRST_OUTGOING + setup->count, places = own + setup->count;
+  pending p = {.fds = calloc((size_t)places, sizeof *p.fds),
+               .handshakes = calloc((size_t)own, sizeof *p.handshakes),
+               .gone = calloc((size_t)setup->config->ranks, 1),
+               .start = pith__now()};
+  pith_status status = p.fds && p.handshakes && p.gone
+                           ? PITH_OK
+                           : pith_fail(PITH_ERR_MEMORY, "shm: no memory for %d links", setup->count);
   for (int i = 0; i < places && status == PITH_OK; i++) {
-    l.fds[i] = (struct pollfd){.fd = i == 0 ? meeting->listener : -1, .events = POLLIN};
+    p.fds[i] = (struct pollfd){.fd = i == 0 ? setup->listener : -1, .events = POLLIN};
   }
   if (status == PITH_OK) {
-    status = meet_in(meeting, &l);
-    for (int i = 1; i < own; i++) { /* guests that never spoke; links that never stood */
-      if (i < FIRST_DIALLED || meeting->links[i - FIRST_DIALLED].socket < 0) {
-        pith__fd_close(l.fds[i].fd);
+    status = connect_all(setup, &p);
+    for (int i = 1; i < own; i++) { /* connections that did not become links */
+      if (i < FIRST_OUTGOING || setup->links[i - FIRST_OUTGOING].socket < 0) {
+        pith__fd_close(p.fds[i].fd);
       }
     }
   }
-  free(l.fds);
-  free(l.talks);
-  free(l.gone);
+  free(p.fds);
+  free(p.handshakes);
+  free(p.gone);
   return status;
 }
 
 void pith__shm_link_close(pith_shm_link *link) {
   if (link->socket >= 0) {
-    shutdown(link->socket, SHUT_RDWR); /* whoever else may hold it */
+    shutdown(link->socket, SHUT_RDWR); /* even if a forked child holds it */
   }
   pith__fd_close(link->socket);
   pith__fd_close(link->process);

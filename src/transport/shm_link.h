@@ -1,6 +1,6 @@
 /*
- * How two processes of one host meet: over a Unix socket each proves to be of the job, then gives the other the
- * descriptor of its segment. The socket stays: it is the doorbell while they work, and the death notice in the end.
+ * How two processes of one host connect: over a Unix socket each proves to be of the job, then gives the other the
+ * descriptor of its segment. The socket stays open: it is the doorbell, and it tells when the peer ends.
  */
 #ifndef PITH_TRANSPORT_SHM_LINK_H
 #define PITH_TRANSPORT_SHM_LINK_H
@@ -9,14 +9,14 @@
 #include "transport/shm_segment.h"
 #include "transport/transport.h"
 
-/* ---- What is said: each a packet in native order ----------------------------------------------------------------- */
+/* ---- Messages: each a packet in native order --------------------------------------------------------------------- */
 
 /*   caller → listener   hello
  *   listener → caller   hello and proof
  *   caller → listener   segment and proof, with the descriptor
  *   listener → caller   segment and proof, with the descriptor
  *
- * Nobody hands its memory to one that has not proven to have the job's key. */
+ * Neither side hands its memory to one that has not proven to have the job's key. */
 
 #define PITH_SHM_HELLO_MAGIC 0x32304d4853544950u /* "PITSHM02": the version is part of it */
 #define PITH_SHM_ROLE_ANSWER "pith shm 2 listener"
@@ -48,14 +48,14 @@ _Static_assert(sizeof(pith_shm_hello) == 56 && sizeof(pith_shm_answer) == 88 && 
 
 typedef struct pith_shm_link {
   int rank;             /* of the peer */
-  int socket;           /* -1: not met yet */
+  int socket;           /* -1: not connected yet */
   int process;          /* a pidfd: tells that the peer's process ended even if children of it hold the socket; or -1 */
   int memory;           /* the peer's segment; -1: none */
   pith_shm_shape shape; /* of the peer's segment, as it says */
   uint32_t inbox;       /* the one in the peer's segment that is ours, as it says */
 } pith_shm_link;
 
-typedef struct pith_shm_meeting {
+typedef struct pith_shm_setup {
   const pith_transport_config *config;
   const pith_link_key *key;
   const pith_address *address; /* of all ranks */
@@ -65,13 +65,14 @@ typedef struct pith_shm_meeting {
   pith_shm_link *links;
   int count;
   double end; /* when to give up */
-} pith_shm_meeting;
+} pith_shm_setup;
 
-/* A socket in the abstract name space, with a random name that only those know who get the address. */
+/* A socket in the abstract name space, with a random name that only processes with the address know. */
 pith_status pith__shm_link_listen(int *listener, pith_address *address);
 
-/* Meets the peers links[i].rank. On failure some may be met: pith__shm_link_close is for both. */
-pith_status pith__shm_link_meet(pith_shm_meeting *meeting);
+/* Connects with the peers links[i].rank. Also on failure some may be connected: close every link with
+ * pith__shm_link_close. */
+pith_status pith__shm_link_connect(pith_shm_setup *setup);
 
 /* Tells the peer that we are gone. Not for forked children, whose parent still is there. */
 void pith__shm_link_close(pith_shm_link *link);

@@ -7,8 +7,8 @@
  *
  * Cells belong to the sender, so that memory grows with the number of ranks; what grows with its square are the
  * inboxes, a few hundred bytes for each pair. One inbox for each pair, and not one queue for all senders, keeps the
- * ranks apart: nobody waits for a sender that was stopped in the middle of a step, whose bytes come first needs no
- * sorting, and nonsense has one culprit.
+ * ranks apart: no rank waits for a sender that was stopped in the middle of a step, the bytes of each sender are in
+ * order without sorting, and nonsense has one culprit.
  *
  * A slot is one 64-bit word: lap, cell and length. The lap tells a new slot from an old one, so that the reader writes
  * nothing but its count of emptied cells. Cells are emptied in the order they were sent; hence the count is all the
@@ -46,7 +46,7 @@ typedef struct pith_shm_inbox {
 typedef struct pith_shm_segment {
   uint8_t *base; /* NULL: not mapped */
   size_t size;
-  pith_shm_shape shape; /* a private copy: what stands in shared memory may change under our eyes */
+  pith_shm_shape shape; /* a private copy: a peer may change what is in shared memory at any time */
 } pith_shm_segment;
 
 /* For tests, to be set before any connect: the least that works is filled in. 0: the transport's own choice. */
@@ -59,8 +59,8 @@ extern pith_shm_tuning pith__shm_tuning;
 pith_shm_shape pith__shm_shape(uint32_t peers);
 size_t pith__shm_segment_size(const pith_shm_shape *shape);
 
-/* Makes and maps a segment of zeros; the descriptor is for the peers. The segment can neither shrink nor grow: nobody
- * who has the descriptor can make an access fail. */
+/* Makes and maps a segment of zeros; the descriptor is for the peers. The segment can neither shrink nor grow: no
+ * process that has the descriptor can make an access fail. */
 pith_status pith__shm_segment_create(const pith_shm_shape *shape, pith_shm_segment *segment, int *fd);
 
 /* Maps the segment of a peer after checking that it is what the peer says. Leaves the descriptor open. */

@@ -53,8 +53,8 @@ int pith__socket_local(int fd, pith_sockaddr *address); /* 0 on success */
 /* The next connection that came in; -1 if there is none now. Out of descriptors, it waits a moment: no busy loop. */
 int pith__socket_accept(int listener);
 
-/* Starts to connect; poll for POLLOUT, then ask how it went: 0 or an errno. A socket that met itself (which happens on
- * one * machine when nobody listens yet) counts as refused. */
+/* Starts to connect; poll for POLLOUT, then ask how it went: 0 or an errno. A socket that connected to itself counts as
+ * refused: that happens on one machine when nobody listens yet. */
 int pith__socket_connect(const pith_sockaddr *to);
 int pith__socket_connect_result(int fd);
 

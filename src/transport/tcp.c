@@ -61,8 +61,8 @@ static int drain(const tcp_peer *peer) {
   return got >= 0;
 }
 
-/* The last words (why this rank gives up) may still wait for room. If a peer's bytes met a closed socket then, the
- * system would throw the words away and the peer would only see that we are gone. Hence we listen until they are out,
+/* The last message (why this rank gives up) may still wait for room. If a peer's bytes reached a closed socket then,
+ * the system would discard the message, and the peer would only see that we are gone. Hence we read until it is out,
  * for a short time. */
 static void linger(const pith_tcp *tcp) {
   double end = pith__now() + LINGER_SECONDS;
@@ -360,11 +360,11 @@ static int sleep_tcp(pith_transport *transport, int asleep) {
 
 static int is_linked(const pith_transport *transport, int rank) {
   const tcp_peer *peer = &((const pith_tcp *)(const void *)transport)->peers[rank];
-  int stands = peer->connections > 0;
+  int is_linked = peer->connections > 0;
   for (int i = 0; i < peer->connections; i++) {
-    stands &= peer->connection[i].fd >= 0;
+    is_linked &= peer->connection[i].fd >= 0;
   }
-  return stands;
+  return is_linked;
 }
 
 static int is_unanswered(pith_transport *transport, int rank) {

@@ -14,7 +14,7 @@
 #define TCP_ADDRESSES_MOST 8    /* of one rank */
 #define TCP_AHEAD 256           /* bytes read ahead: with the end of one message comes the header of the next */
 
-#define TCP_TROUBLE 320 /* of what a rank lacks for TLS, in words */
+#define TCP_TROUBLE 320 /* bytes of a message about what a rank lacks for TLS */
 
 /* One connection. With TLS it has a session; all that is read and written then goes through it. */
 typedef struct tcp_connection {
@@ -36,7 +36,7 @@ typedef struct pith_tcp {
   pith_transport base;
   unsigned made_in; /* which process: base/forked.h */
   int rank, ranks, connections;
-  uint64_t token;           /* only who has our address knows it */
+  uint64_t token;           /* only processes that have our address know it */
   double timeout, liveness; /* seconds: for connect; without an answer of a peer's host */
   pith_interrupt interrupt;
   uint32_t scope; /* the interface of link-local addresses */
@@ -44,7 +44,7 @@ typedef struct pith_tcp {
   tcp_peer *peers; /* of every rank */
   pith_tls_mode tls_mode;
   pith_tls *tls;                 /* NULL: in clear, or there is trouble */
-  char tls_trouble[TCP_TROUBLE]; /* why this rank cannot encrypt, which it and its peers say when they connect */
+  char tls_trouble[TCP_TROUBLE]; /* why this rank cannot encrypt: it and its peers report it when they connect */
 } pith_tcp;
 
 /* Bytes that travel on one connection before it is the next one's turn; the same on all ranks. For tests to change. */
@@ -54,10 +54,10 @@ extern size_t pith__tcp_block_size;
  *
  *   caller → listener   hello: the listener's token, rank, number of the connection
  *   listener → caller   hello of its own, and a proof of both
- *   caller → listener   a proof of both: this connection it is
+ *   caller → listener   a proof of both: the connection is established
  *
- * A proof shows that its sender has the job's key (link_key.h). With TLS all of this is said inside the session, and
- * the proofs cover the session's binding: who sits in the middle of two sessions has nothing to pass on. */
+ * A proof shows that its sender has the job's key (link_key.h). With TLS all of this is sent inside the session, and
+ * the proofs cover the session's binding: a man in the middle of two sessions has nothing to pass on. */
 #define TCP_HELLO_MAGIC "PITHLINK"
 #define TCP_HELLO_VERSION 2
 #define TCP_HELLO_ORDER 0x0102

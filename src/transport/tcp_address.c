@@ -196,7 +196,7 @@ static size_t decode_one(const uint8_t *from, size_t left, uint16_t port, pith_s
   return 1 + size;
 }
 
-/* Words for people, from whoever wrote the address. */
+/* Text for people, from an address that anybody may have written. */
 static void decode_text(const uint8_t *from, size_t size, char text[TCP_TROUBLE]) {
   for (size_t i = 0; i < size; i++) {
     text[i] = (char)(from[i] < 0x20 || from[i] >= 0x7f ? '?' : from[i]);

@@ -49,8 +49,8 @@ struct pith_tls_ops {
   pith_tls_session *(*start)(pith_tls *tls, int fd, int is_caller);
   void (*end)(pith_tls_session *session); /* sends nothing */
 
-  /* 1: the session stands; 0: not yet; -1: it will not, see trouble(). A caller may hear only after it stands that the
-   * listener does not want it: then read() fails. */
+  /* 1: the session is established; 0: not yet; -1: it failed, see trouble(). A caller may learn only afterwards that
+   * the listener does not want it: then read() fails. */
   int (*shake_hands)(pith_tls_session *session);
 
   /* A number that both ends share, and no other pair of ends does. Returns whether there is one. */

@@ -5,8 +5,8 @@
  * them, once for all transports. A transport moves bytes, says which descriptors to wait for, and notices that a peer
  * died.
  *
- * Life: listen (gives an address), exchange of addresses by whoever starts us (rendezvous.h), connect, then send and
- * receive until close. All calls on one transport come from one thread at a time.
+ * Life: listen (gives an address), exchange of addresses (rendezvous.h), connect, then send and receive until close.
+ * All calls on one transport come from one thread at a time.
  */
 #ifndef PITH_TRANSPORT_TRANSPORT_H
 #define PITH_TRANSPORT_TRANSPORT_H
@@ -54,7 +54,7 @@ typedef struct pith_transport_config {
 
 /* What the ranks of a job have and strangers do not (link_key.h). Known once addresses have been exchanged. */
 typedef struct pith_link_key {
-  uint64_t job; /* tells jobs apart; who saw the rendezvous knows it */
+  uint64_t job; /* tells jobs apart; a stranger that read the rendezvous knows it */
   uint8_t bytes[PITH_LINK_KEY_SIZE];
 } pith_link_key;
 
@@ -70,8 +70,8 @@ typedef struct pith_transport_ops {
   pith_status (*listen)(const pith_transport_config *config, pith_transport **transport, pith_address *address);
 
   /* Connects to every peer p with wanted[p] != 0 (never the own rank), whose addresses are address[p]; all ranks want
-   * each other. Nobody becomes a peer who lacks the key. Returns when all links stand, or with an error that names the
-   * rank that is missing. */
+   * each other. A process that lacks the key never becomes a peer. Returns when all links are established, or with
+   * an error that names the rank that is missing. */
   pith_status (*connect)(pith_transport *transport, const pith_address *address, const uint8_t *wanted,
                          const pith_link_key *key);
 
@@ -90,8 +90,8 @@ typedef struct pith_transport_ops {
    * promises that peers wake the descriptors from now on. */
   int (*sleep)(pith_transport *transport, int asleep);
 
-  /* Whether the link with a peer stands: send and receive may be used. Of interest after a connect that failed, when
-   * some do. NULL: then none does. */
+  /* Whether the link with a peer is established: send and receive may be used. Of interest after a connect that failed,
+   * when some may be. NULL: then none is. */
   int (*is_linked)(const pith_transport *transport, int peer);
 
   /* Closes all links. Peers see that this rank is gone. Legal at any time after listen, also half connected. */
@@ -100,7 +100,7 @@ typedef struct pith_transport_ops {
   /* Whether bytes that were taken wait here for room, which send, receive and sleep look for. NULL: never. */
   int (*has_output)(const pith_transport *transport);
 
-  int polls; /* 1: no descriptor tells when bytes come, so nobody may sleep longer than some microseconds */
+  int polls; /* 1: no descriptor tells when bytes come, so no thread may sleep longer than some microseconds */
 
   /* Whether something that was sent to the peer has had no answer of its host yet, not even that it came: if that
    * lasts, the host is gone. NULL: the transport itself notices. */
@@ -114,8 +114,8 @@ typedef struct pith_transport_ops {
 
 struct pith_transport {
   const pith_transport_ops *ops;
-  double hurry; /* at most so many seconds for connect: the group has failed already, and others shall hear of it. 0: as
-                   the config says. Only a network that others wait on must mind it */
+  double hurry; /* at most so many seconds for connect: the group has failed already, and the others must hear of it. 0:
+                   as the config says. Only tcp, which connects after shm, obeys it */
 };
 
 extern const pith_transport_ops pith__transport_inproc, pith__transport_shm, pith__transport_tcp;

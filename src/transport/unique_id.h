@@ -1,6 +1,7 @@
 /*
- * Unique ids: how ranks find rank 0 when somebody else carries the news (MPI, a key-value store). Rank 0 opens the port
- * of its rendezvous first and puts it into the id, so no port has to be agreed upon and none can be taken in between.
+ * Unique ids: how ranks find rank 0 when something else distributes the id (MPI, a key-value store). Rank 0 opens the
+ * port of its rendezvous first and puts it into the id, so no port has to be agreed upon and none can be taken in
+ * between.
  */
 #ifndef PITH_TRANSPORT_UNIQUE_ID_H
 #define PITH_TRANSPORT_UNIQUE_ID_H

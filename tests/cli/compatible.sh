@@ -104,8 +104,8 @@ a_library_to_come_is_built() {
   did=$(cat "$grown"/include/pith/*.h | grep -c '^  uint64_t pith_test_tail;$')
   [ "$can" -gt 20 ] && [ "$can" = "$did" ] || { echo "of $can structs that can grow $did have grown" && return 1; }
   cache=$(command -v ccache || true)
-  find "$root/src" -name '*.c' ! -path '*/cli/*' ! -name avx2.c ! -name avx512.c |
-    xargs -P "$(nproc)" -n 8 sh -c 'to=$1 cache=$2 cc=$3 root=$4 && shift 4 && for file; do
+  find "$root/src" -name '*.c' ! -path '*/cli/*' ! -name avx2.c ! -name avx512.c -print0 |
+    xargs -0 -P "$(nproc)" -n 8 sh -c 'to=$1 cache=$2 cc=$3 root=$4 && shift 4 && for file; do
       $cache $cc -std=c11 -D_GNU_SOURCE -O0 -fPIC -fvisibility=hidden -ffp-contract=off -I"$to/include" -I"$root/src" \
         -c "$file" -o "$to/objects/$(basename "$file" .c).o" || exit 255; done' sh "$grown" "$cache" "$CC" "$root"
   $CC -shared "$grown"/objects/*.o -o "$grown/libpith.so" -lpthread -lm -ldl

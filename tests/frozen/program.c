@@ -121,7 +121,7 @@ static void use_comm(void) {
   EXPECT(stats.it.operations == 1 && traffic.it.raw_bytes == sizeof values);
 
   pith_reducer *reducer = NULL;
-  pith_layer layer = {sizeof(pith_layer), "fc.weight", (size_t[]){64, 64}, 2, PITH_F32};
+  pith_layer layer = {sizeof(pith_layer), "fc.weight", (size_t[]){64, 64}, 2, PITH_F32, NULL};
   size_t index = 9;
   OK(pith_reducer_create(comm, "q:4", 1, &reducer));
   OK(pith_reducer_add(reducer, &layer, &index));
@@ -148,9 +148,9 @@ static void use_comm(void) {
 /* Arrays: their elements must be found where the program put them. */
 static void use_arrays(void) {
   size_t shape[] = {64, 64};
-  pith_layer layers[3] = {{sizeof(pith_layer), "a", shape, 2, PITH_F32},
-                          {sizeof(pith_layer), "b", shape, 2, PITH_F32},
-                          {sizeof(pith_layer), "c", shape, 2, PITH_F32}};
+  pith_layer layers[3] = {{sizeof(pith_layer), "a", shape, 2, PITH_F32, NULL},
+                          {sizeof(pith_layer), "b", shape, 2, PITH_F32, NULL},
+                          {sizeof(pith_layer), "c", shape, 2, PITH_F32, NULL}};
   pith_profile *profile = NULL;
   OK(pith_profile_create(layers, 3, "q:2;q:4;q:8", &profile));
   pith_ctx ctx = PITH_CTX_INIT;
@@ -230,7 +230,7 @@ static void ask_for_more(void) {
   REFUSED(
       pith_allreduce(comm, (pith_cspan){values, N, PITH_F32}, (pith_span){result, N, PITH_F32}, PITH_SUM, &call, NULL));
   pith_comm_destroy(comm);
-  pith_layer layer = {sizeof(pith_layer), "a", (size_t[]){64, 64}, 2, PITH_F32, 1};
+  pith_layer layer = {sizeof(pith_layer), "a", (size_t[]){64, 64}, 2, PITH_F32, NULL, 1};
   pith_profile *profile = NULL;
   REFUSED(pith_profile_create(&layer, 1, "q:4", &profile));
   pith_codec *codec = NULL;

@@ -15,16 +15,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   fake_begin((fuzz_input){data, size});
   FUZZ_REQUIRE(pith__shm_link_listen(&listener, &address[1]) == PITH_OK);
   address[0] = address[2] = address[1];
-  pith_shm_meeting meeting = {.config = &config,
-                              .key = &key,
-                              .address = address,
-                              .listener = listener,
-                              .memory = OWN_MEMORY,
-                              .shape = pith__shm_shape(2),
-                              .links = links,
-                              .count = 2,
-                              .end = 1010};
-  pith_status status = pith__shm_link_meet(&meeting);
+  pith_shm_setup setup = {.config = &config,
+                          .key = &key,
+                          .address = address,
+                          .listener = listener,
+                          .memory = OWN_MEMORY,
+                          .shape = pith__shm_shape(2),
+                          .links = links,
+                          .count = 2,
+                          .end = 1010};
+  pith_status status = pith__shm_link_connect(&setup);
   FUZZ_REQUIRE(status == PITH_OK || pith_error()[0]);
   for (int i = 0; i < 2; i++) {
     FUZZ_REQUIRE(status != PITH_OK || (links[i].socket >= 0 && links[i].memory >= 0));

@@ -112,7 +112,7 @@ static struct {
   pith_address address[RANKS];
 } job;
 
-/* As fuzz_host.c and fuzz_guest.c do it. */
+/* As fuzz_server.c and fuzz_client.c do it. */
 static void *be_in_comm(void *argument) {
   pith_config config = PITH_CONFIG_INIT;
   pith_comm *comm;
@@ -160,16 +160,16 @@ static void *be_in_shm(void *argument) {
   FUZZ_REQUIRE(pith__shm_link_listen(&listener, &job.address[rank]) == PITH_OK);
   pthread_barrier_wait(&job.listening);
   usleep((useconds_t)rank * PAUSE_US);
-  pith_shm_meeting meeting = {.config = &config,
-                              .key = &key,
-                              .address = job.address,
-                              .listener = listener,
-                              .memory = memory,
-                              .shape = shape,
-                              .links = links,
-                              .count = RANKS - 1,
-                              .end = 1e18};
-  FUZZ_REQUIRE(pith__shm_link_meet(&meeting) == PITH_OK);
+  pith_shm_setup setup = {.config = &config,
+                          .key = &key,
+                          .address = job.address,
+                          .listener = listener,
+                          .memory = memory,
+                          .shape = shape,
+                          .links = links,
+                          .count = RANKS - 1,
+                          .end = 1e18};
+  FUZZ_REQUIRE(pith__shm_link_connect(&setup) == PITH_OK);
   return NULL; /* the program ends soon, and all descriptors with it */
 }
 
@@ -197,8 +197,8 @@ void fuzz_make_handshakes(void) {
   for (int head = 0; head < 4; head++) { /* bit 0: three ranks; bit 1: a secret */
     job.port = 24000 + (int)(getpid() % 5000) + head;
     job.secret = head & 2 ? "secret" : NULL;
-    record("host", 0, 2 + (head & 1), head, be_in_comm);
-    record("guest", 1, 2 + (head & 1), head, be_in_comm);
+    record("server", 0, 2 + (head & 1), head, be_in_comm);
+    record("client", 1, 2 + (head & 1), head, be_in_comm);
   }
   record("hello_tcp", 1, RANKS, -1, be_in_tcp);
   record("hello_shm", 1, RANKS, -1, be_in_shm);

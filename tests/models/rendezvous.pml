@@ -1,7 +1,7 @@
 /*
- * The rendezvous: src/transport/rendezvous_wire.h has the messages, rendezvous_host.c and rendezvous.c the two sides.
- * Rank 0 and two guests share a secret; a stranger lacks it. The stranger hears everything that is said, may connect,
- * say what it has heard or nonsense with any challenge of its choice, and close. It has also heard an earlier
+ * The rendezvous: src/transport/rendezvous_wire.h has the messages, rendezvous_server.c and rendezvous_client.c the two
+ * sides. Rank 0 and two clients share a secret; a stranger lacks it. The stranger hears everything that is said, may
+ * connect, say what it has heard or nonsense with any challenge of its choice, and close. It has also heard an earlier
  * rendezvous of the same ranks with the same secret.
  *
  * Cryptography is ideal: a proof is its term, and nobody can make one without the secret. A proof covers a role, the
@@ -9,20 +9,20 @@
  * and has rank 0 answer challenges that it chooses: a refusal is proven to whoever asked.
  *
  * Checked over all interleavings:
- *   - rank 0 seats rank r only for a hello that guest r said to that very challenge: the stranger never joins;
- *   - a guest takes only a table that rank 0 made for it: the stranger is never believed;
+ *   - rank 0 accepts rank r only for a hello that client r said to that very challenge: the stranger never joins;
+ *   - a client takes only a table that rank 0 made for it: the stranger is never believed;
  *   - rank 0 ends the job for no disagreement, and all three have the table in the end, though the stranger takes
- *     places at the door and guests have to come again: the stranger never ends the job, and nobody waits for ever.
+ *     all connections and clients have to connect again: the stranger never ends the job, and nobody waits for ever.
  *
- * With -DRELAY the stranger sits at an address that the first guest tries, and passes on what it likes. It can keep the
- * guest from rank 0 then, as everyone who holds its address can; only the first two laws remain, and that all end.
+ * With -DRELAY the stranger sits at an address that the first client tries, and passes on what it likes. It can keep
+ * the client from rank 0 then, as everyone who holds its address can; only the first two laws remain, and that all end.
  *
  * Variants that must be found wrong:
  *   -DNO_ROLE        proofs do not cover the role: a refusal is said again as a hello, and ends the job
- *   -DNO_CHALLENGE   proofs do not cover the challenge: a hello of the earlier rendezvous seats the stranger
- *   -DRELAY -DNO_REPLY_CHALLENGE   replies do not cover the guest's challenge: it believes the earlier table
+ *   -DNO_CHALLENGE   proofs do not cover the challenge: a hello of the earlier rendezvous lets the stranger join
+ *   -DRELAY -DNO_REPLY_CHALLENGE   replies do not cover the client's challenge: it believes the earlier table
  */
-#define GUESTS 2
+#define CLIENTS 2
 #ifndef STRANGER_ACTS
 #define STRANGER_ACTS 2 /* beside connecting */
 #endif
@@ -32,17 +32,17 @@
 #define STRANGER_CONNECTIONS 2
 #endif
 #define CONNECTIONS 6 /* of all, ever; the challenge of connection c is c */
-#define PLACES 3      /* at the door: one more than there are guests */
+#define PLACES 3      /* of open connections: one more than there are clients */
 
-/* Other challenges than those of connections: those of guests, and of the earlier rendezvous. */
-#define OF_GUEST(g) (CONNECTIONS + (g))
-#define EARLIER_HOST (CONNECTIONS + GUESTS + 1)
-#define EARLIER_GUEST (EARLIER_HOST + 1)
-#define CHALLENGES (EARLIER_GUEST + 1)
+/* Other challenges than those of connections: those of clients, and of the earlier rendezvous. */
+#define OF_CLIENT(g) (CONNECTIONS + (g))
+#define EARLIER_SERVER (CONNECTIONS + CLIENTS + 1)
+#define EARLIER_CLIENT (EARLIER_SERVER + 1)
+#define CHALLENGES (EARLIER_CLIENT + 1)
 #define NONE 0
 
-/* What is said: guest g's hello is g. */
-#define REFUSAL (GUESTS + 1)
+/* What is said: client g's hello is g. */
+#define REFUSAL (CLIENTS + 1)
 #define TABLE (REFUSAL + 1)
 #define NONSENSE (TABLE + 1)
 #define CONTENTS (NONSENSE + 1)
@@ -54,21 +54,21 @@ mtype = { HELLO, REPLY, UNPROVEN };
 #define MESSAGE byte, byte, mtype, byte
 chan up[CONNECTIONS] = [1] of { MESSAGE };
 chan down[CONNECTIONS] = [1] of { MESSAGE };
-chan arrivals = [CONNECTIONS] of { byte };
+chan incoming = [CONNECTIONS] of { byte };
 bool open_here[CONNECTIONS], open_there[CONNECTIONS]; /* on rank 0's side, and on the other */
 byte connections;
 bool has_first_come;
-bool is_door_open = true;
+bool is_listening = true;
 
-/* What the stranger has heard: proofs of replies by challenge and content, of hellos by challenge and guest. */
+/* What the stranger has heard: proofs of replies by challenge and content, of hellos by challenge and client. */
 #define HEARD_REPLY(challenge, what) heard_replies[(challenge) * CONTENTS + (what)]
-#define HEARD_HELLO(challenge, guest) heard_hellos[(challenge) * CONTENTS + (guest)]
+#define HEARD_HELLO(challenge, client) heard_hellos[(challenge) * CONTENTS + (client)]
 bool heard_replies[CHALLENGES * CONTENTS], heard_hellos[CHALLENGES * CONTENTS];
 
 /* What really happened, to compare with. */
-bool said_hello[CONNECTIONS * (GUESTS + 1)]; /* guest g to the challenge of c */
-bool made_table[GUESTS + 1];                 /* by rank 0, for guest g's challenge */
-bool has_table[GUESTS + 1];                  /* guest g, and in place 0 rank 0 */
+bool said_hello[CONNECTIONS * (CLIENTS + 1)]; /* client g to the challenge of c */
+bool made_table[CLIENTS + 1];                 /* by rank 0, for client g's challenge */
+bool has_table[CLIENTS + 1];                  /* client g, and in place 0 rank 0 */
 byte ended; /* ranks */
 
 #ifdef NO_ROLE
@@ -79,8 +79,8 @@ byte ended; /* ranks */
 
 /* ---- Rank 0 ---- */
 
-byte seat_of[GUESTS + 1]; /* connection + 1 of each guest; 0: missing */
-bool is_heard[CONNECTIONS];
+byte connection_of[CLIENTS + 1]; /* connection + 1 of each client; 0: missing */
+bool has_hello[CONNECTIONS];
 
 inline reply_to(c, what, challenge) {
   d_step {
@@ -105,22 +105,22 @@ inline leave(connection) {
 #else
 #define CHALLENGE_IS(wanted) (challenge == wanted)
 #endif
-#define HAS_NEWS(c) (open_here[c] && !is_heard[c] && len(up[c]) > 0)
+#define HAS_MESSAGE(c) (open_here[c] && !has_hello[c] && len(up[c]) > 0)
 
-proctype host() {
-  byte c, i, at, what, own, challenge, standing;
+proctype server() {
+  byte c, i, at, what, own, challenge, open_count;
   mtype role;
   do
-  :: seat_of[1] && seat_of[2] -> break
-  :: d_step { !(seat_of[1] && seat_of[2]) && len(arrivals) > 0 -> /* welcome() */
-      arrivals ? c;
-      i = 0; standing = 0; at = CONNECTIONS;
+  :: connection_of[1] && connection_of[2] -> break
+  :: d_step { !(connection_of[1] && connection_of[2]) && len(incoming) > 0 -> /* greet() */
+      incoming ? c;
+      i = 0; open_count = 0; at = CONNECTIONS;
       do
       :: i < CONNECTIONS ->
         if
-        :: open_here[i] -> standing++;
+        :: open_here[i] -> open_count++;
           if
-          :: !is_heard[i] && at == CONNECTIONS -> at = i /* they come in the order of their numbers */
+          :: !has_hello[i] && at == CONNECTIONS -> at = i /* they come in the order of their numbers */
           :: else
           fi
         :: else
@@ -129,32 +129,32 @@ proctype host() {
       :: else -> break
       od;
       if
-      :: standing == PLACES && at < CONNECTIONS -> leave(at) /* who has stood there longest goes */
+      :: open_count == PLACES && at < CONNECTIONS -> leave(at) /* the one that is silent longest is dropped */
       :: else
       fi;
       if
-      :: standing == PLACES && at == CONNECTIONS -> skip /* all were heard: no place */
+      :: open_count == PLACES && at == CONNECTIONS -> skip /* all have said hello: no place */
       :: else -> open_here[c] = true
       fi;
-      i = 0; standing = 0; at = 0; c = 0
+      i = 0; open_count = 0; at = 0; c = 0
     }
-  :: atomic { !(seat_of[1] && seat_of[2]) && (HAS_NEWS(0) || HAS_NEWS(1) || HAS_NEWS(2) || HAS_NEWS(3) || HAS_NEWS(4) ||
-      HAS_NEWS(5)) -> /* listen_to() */
+  :: atomic { !(connection_of[1] && connection_of[2]) && (HAS_MESSAGE(0) || HAS_MESSAGE(1) || HAS_MESSAGE(2) ||
+      HAS_MESSAGE(3) || HAS_MESSAGE(4) || HAS_MESSAGE(5)) -> /* read_hello() */
       if
-      :: HAS_NEWS(0) -> c = 0
-      :: HAS_NEWS(1) -> c = 1
-      :: HAS_NEWS(2) -> c = 2
-      :: HAS_NEWS(3) -> c = 3
-      :: HAS_NEWS(4) -> c = 4
-      :: HAS_NEWS(5) -> c = 5
+      :: HAS_MESSAGE(0) -> c = 0
+      :: HAS_MESSAGE(1) -> c = 1
+      :: HAS_MESSAGE(2) -> c = 2
+      :: HAS_MESSAGE(3) -> c = 3
+      :: HAS_MESSAGE(4) -> c = 4
+      :: HAS_MESSAGE(5) -> c = 5
       fi;
       up[c] ? what, own, role, challenge;
       if
       :: ROLE_IS(role, HELLO) && CHALLENGE_IS(c) ->
         assert(what == 1 || what == 2);                /* else it ends the job for a disagreement */
-        assert(said_hello[c * (GUESTS + 1) + what]);   /* the stranger never joins */
+        assert(said_hello[c * (CLIENTS + 1) + what]);   /* the stranger never joins */
         if
-        :: seat_of[what] && open_there[seat_of[what] - 1] -> /* two say they are this rank */
+        :: connection_of[what] && open_there[connection_of[what] - 1] -> /* two say they are this rank */
 #ifdef RELAY
           goto over /* the job ends: a relay can have that */
 #else
@@ -162,9 +162,9 @@ proctype host() {
 #endif
         :: else
         fi;
-        seat_of[what] = c + 1;
-        is_heard[c] = true
-      :: else -> /* turn_away(): the answer is proven for the challenge of whoever asked */
+        connection_of[what] = c + 1;
+        has_hello[c] = true
+      :: else -> /* reject(): the answer is proven for the challenge of whoever asked */
         reply_to(c, REFUSAL, own);
         leave(c)
       fi;
@@ -174,46 +174,47 @@ proctype host() {
   od;
 over:
   atomic {
-    is_door_open = false;
+    is_listening = false;
     i = 1;
     do
-    :: i <= GUESTS && seat_of[1] && seat_of[2] -> made_table[i] = true; reply_to(seat_of[i] - 1, TABLE, OF_GUEST(i)); i++
+    :: i <= CLIENTS && connection_of[1] && connection_of[2] -> made_table[i] = true;
+      reply_to(connection_of[i] - 1, TABLE, OF_CLIENT(i)); i++
     :: else -> break
     od;
-    has_table[0] = seat_of[1] && seat_of[2];
+    has_table[0] = connection_of[1] && connection_of[2];
     i = 0;
     do
-    :: i < CONNECTIONS -> open_here[i] = open_here[i] && is_heard[i]; i++
+    :: i < CONNECTIONS -> open_here[i] = open_here[i] && has_hello[i]; i++
     :: else -> break
     od;
     ended++
   }
 }
 
-/* ---- Guests ---- */
+/* ---- Clients ---- */
 
 /* A connection that rank 0 does not keep. */
-#define IS_LEFT(c) (!open_here[c] && (!is_door_open || !is_waiting(c)))
-#define is_waiting(c) (arrivals ?? [eval(c)])
+#define IS_LEFT(c) (!open_here[c] && (!is_listening || !is_waiting(c)))
+#define is_waiting(c) (incoming ?? [eval(c)])
 
 inline connect_to(c) {
   d_step {
     c = connections;
     connections++;
     open_there[c] = true;
-    arrivals ! c
+    incoming ! c
   }
 }
 
 inline say_hello(c, g) {
   d_step {
-    said_hello[c * (GUESTS + 1) + g] = true;
+    said_hello[c * (CLIENTS + 1) + g] = true;
     HEARD_HELLO(c, g) = true;
-    up[c] ! g, OF_GUEST(g), HELLO, c
+    up[c] ! g, OF_CLIENT(g), HELLO, c
   }
 }
 
-#define IS_REPLY_RIGHT(g) (ROLE_IS(role, REPLY) && REPLY_CHALLENGE_IS(OF_GUEST(g)))
+#define IS_REPLY_RIGHT(g) (ROLE_IS(role, REPLY) && REPLY_CHALLENGE_IS(OF_CLIENT(g)))
 #ifdef NO_REPLY_CHALLENGE
 #define REPLY_CHALLENGE_IS(wanted) true
 #else
@@ -221,28 +222,28 @@ inline say_hello(c, g) {
 #endif
 
 /* Where the stranger sits in rank 0's place: what it says there, and the challenge it gave. */
-chan false_host = [1] of { MESSAGE };
+chan false_server = [1] of { MESSAGE };
 byte false_challenge = NONE;
-bool is_guest_there, is_false_closed;
+bool is_client_there, is_false_closed;
 
-proctype guest(byte g) {
+proctype client(byte g) {
   byte c, what, own, challenge;
   mtype role;
 #ifdef RELAY
   if
   :: g == 1 -> /* the first address is the stranger's */
-    is_guest_there = true;
+    is_client_there = true;
     if
     :: false_challenge != NONE ->
       atomic {
         if
-        :: false_challenge - 1 < CONNECTIONS -> said_hello[(false_challenge - 1) * (GUESTS + 1) + g] = true
+        :: false_challenge - 1 < CONNECTIONS -> said_hello[(false_challenge - 1) * (CLIENTS + 1) + g] = true
         :: else
         fi;
         HEARD_HELLO(false_challenge - 1, g) = true
       }
       if
-      :: false_host ? what, own, role, challenge ->
+      :: false_server ? what, own, role, challenge ->
         if
         :: what == TABLE && IS_REPLY_RIGHT(g) -> assert(made_table[g]); has_table[g] = true; goto over
         :: else
@@ -257,10 +258,10 @@ proctype guest(byte g) {
   fi;
 #endif
 #ifndef RELAY
-  g == 1 || has_first_come; /* guests are alike: the first one to come is called 1 */
+  g == 1 || has_first_come; /* clients are alike: the first one to come is called 1 */
 #endif
   do
-  :: atomic { is_door_open && connections < CONNECTIONS -> connect_to(c); has_first_come = true }
+  :: atomic { is_listening && connections < CONNECTIONS -> connect_to(c); has_first_come = true }
     if
     :: atomic { open_here[c] -> say_hello(c, g) }
     :: IS_LEFT(c) -> goto left
@@ -271,11 +272,11 @@ proctype guest(byte g) {
       :: what == TABLE && IS_REPLY_RIGHT(g) ->
         assert(made_table[g]); /* the stranger is never believed */
         has_table[g] = true
-      :: else /* turned away: final */
+      :: else /* rejected: final */
       fi;
       what = 0; own = 0; role = 0; challenge = 0;
       goto over }
-    :: len(down[c]) == 0 && IS_LEFT(c) && !is_heard[c] -> skip
+    :: len(down[c]) == 0 && IS_LEFT(c) && !has_hello[c] -> skip
     :: timeout -> goto over
     fi;
 left:
@@ -291,7 +292,7 @@ over:
 proctype stranger() {
   byte mine[STRANGER_CONNECTIONS], count, acts, c, what, challenge, own;
   do
-  :: atomic { count < STRANGER_CONNECTIONS && connections + GUESTS < CONNECTIONS && is_door_open ->
+  :: atomic { count < STRANGER_CONNECTIONS && connections + CLIENTS < CONNECTIONS && is_listening ->
     connect_to(c); mine[count] = c; count++; c = 0 }
   :: atomic { acts < STRANGER_ACTS && count > 0 ->
       if
@@ -302,16 +303,16 @@ proctype stranger() {
       if
       :: !open_here[c] || len(up[c]) > 0 -> skip
       :: open_here[c] && len(up[c]) == 0 ->
-        if /* a challenge to be answered: one that it will be asked itself, or a guest's */
+        if /* a challenge to be answered: one that it will be asked itself, or a client's */
         :: own = mine[0]
         :: count > 1 -> own = mine[STRANGER_CONNECTIONS - 1]
-        :: own = OF_GUEST(1)
+        :: own = OF_CLIENT(1)
         fi;
         if
         :: up[c] ! NONSENSE, own, UNPROVEN, NONE
-        :: select(challenge : 0 .. CHALLENGES - 1); select(what : 1 .. GUESTS);
+        :: select(challenge : 0 .. CHALLENGES - 1); select(what : 1 .. CLIENTS);
           if
-          :: HEARD_HELLO(challenge, what) -> up[c] ! what, OF_GUEST(what), HELLO, challenge
+          :: HEARD_HELLO(challenge, what) -> up[c] ! what, OF_CLIENT(what), HELLO, challenge
           :: else
           fi
         :: select(challenge : 0 .. CHALLENGES - 1); select(what : REFUSAL .. TABLE);
@@ -325,24 +326,24 @@ proctype stranger() {
     }
   :: atomic { acts < STRANGER_ACTS && count > 0 -> open_there[mine[count - 1]] = false; acts++ }
 #ifdef RELAY
-  :: is_guest_there && false_challenge == NONE ->
+  :: is_client_there && false_challenge == NONE ->
     atomic {
       if /* rank 0's challenge to itself, or the earlier one */
       :: count > 0 -> false_challenge = mine[0] + 1
-      :: false_challenge = EARLIER_HOST + 1
+      :: false_challenge = EARLIER_SERVER + 1
       fi
     }
-  :: is_guest_there && false_challenge != NONE && len(false_host) == 0 && acts < STRANGER_ACTS ->
+  :: is_client_there && false_challenge != NONE && len(false_server) == 0 && acts < STRANGER_ACTS ->
     atomic {
       select(challenge : 0 .. CHALLENGES - 1);
       acts++;
       if
-      :: HEARD_REPLY(challenge, TABLE) -> false_host ! TABLE, NONE, REPLY, challenge
+      :: HEARD_REPLY(challenge, TABLE) -> false_server ! TABLE, NONE, REPLY, challenge
       :: else
       fi;
       challenge = 0
     }
-  :: is_guest_there && !is_false_closed -> is_false_closed = true
+  :: is_client_there && !is_false_closed -> is_false_closed = true
 #endif
   :: break
   od
@@ -352,15 +353,15 @@ init {
   byte g = 1;
   atomic {
     do
-    :: g <= GUESTS -> HEARD_HELLO(EARLIER_HOST, g) = true; run guest(g); g++
+    :: g <= CLIENTS -> HEARD_HELLO(EARLIER_SERVER, g) = true; run client(g); g++
     :: else -> break
     od;
-    HEARD_REPLY(EARLIER_GUEST, TABLE) = true;
-    HEARD_REPLY(EARLIER_GUEST, REFUSAL) = true;
-    run host();
+    HEARD_REPLY(EARLIER_CLIENT, TABLE) = true;
+    HEARD_REPLY(EARLIER_CLIENT, REFUSAL) = true;
+    run server();
     run stranger()
   }
-  ended == GUESTS + 1;
+  ended == CLIENTS + 1;
 #ifndef RELAY
   assert(has_table[0] && has_table[1] && has_table[2])
 #endif

@@ -23,7 +23,7 @@
  *   -DNO_RELEASE       a slot may be seen before the bytes of its cell
  *   -DREUSE_EARLY      cells are filled again before they are counted emptied
  *   -DDEATH -DDEATH_UNSEEN   the end of a process wakes nobody
- *   -DDEATH -DFATE_LAST      a receiver looks whether the sender is gone after it looked at the slot
+ *   -DDEATH -DSTATE_LAST     a receiver looks whether the sender is gone after it looked at the slot
  */
 #define SLOTS 2
 #define CELLS 2
@@ -153,12 +153,12 @@ proctype receiver() {
   :: taken == MESSAGES -> break
   MAY_DIE(dead)
   :: taken < MESSAGES ->
-    /* The fate is looked at first: what a peer wrote before it ended is seen after. */
-#ifndef FATE_LAST
+    /* The state is read first: what a peer wrote before it ended is seen after. */
+#ifndef STATE_LAST
     was_gone = sender_gone;
 #endif
     slot = memory[SLOT + taken % SLOTS];
-#ifdef FATE_LAST
+#ifdef STATE_LAST
     was_gone = sender_gone;
 #endif
     if

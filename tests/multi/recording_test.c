@@ -1,7 +1,7 @@
 /*
  * Strangers who have recorded a job of the same secret, byte by byte, and say it again in another job, whole, in pieces
  * and in other orders; and strangers who only hold connections. None of them joins, none is told anything but that it
- * does not belong there, and none keeps the ranks from meeting.
+ * does not belong there, and none keeps the ranks from connecting.
  */
 #include <linux/if_ether.h>
 #include <linux/if_packet.h>
@@ -19,7 +19,7 @@ enum { BODY_MOST = 8192, HELD = 200 };
 typedef struct recording {
   rendezvous_greeting greeting;
   rendezvous_hello hello;
-  uint8_t card[BODY_MOST]; /* hello.size bytes */
+  uint8_t record[BODY_MOST]; /* hello.size bytes */
   rendezvous_reply reply;
   uint8_t table[BODY_MOST]; /* reply.size bytes */
 } recording;
@@ -29,27 +29,27 @@ typedef struct piece {
   size_t size;
 } piece;
 
-static void hear_hello(int guest, recording *r) {
-  read_whole(guest, &r->hello, sizeof r->hello);
-  CHECK(r->hello.size <= sizeof r->card);
-  read_whole(guest, r->card, r->hello.size);
+static void hear_hello(int client, recording *r) {
+  read_whole(client, &r->hello, sizeof r->hello);
+  CHECK(r->hello.size <= sizeof r->record);
+  read_whole(client, r->record, r->hello.size);
 }
 
-static void pass_hello(int host, const recording *r) {
-  write_whole(host, &r->hello, sizeof r->hello);
-  write_whole(host, r->card, r->hello.size);
+static void pass_hello(int server, const recording *r) {
+  write_whole(server, &r->hello, sizeof r->hello);
+  write_whole(server, r->record, r->hello.size);
 }
 
 /* What rank 0 says to a hello. */
-static void hear_reply(int host, recording *r) {
-  read_whole(host, &r->reply, sizeof r->reply);
+static void hear_reply(int server, recording *r) {
+  read_whole(server, &r->reply, sizeof r->reply);
   CHECK(r->reply.size <= sizeof r->table);
-  read_whole(host, r->table, r->reply.size);
+  read_whole(server, r->table, r->reply.size);
 }
 
-static void pass_reply(int guest, const recording *r) {
-  write_whole(guest, &r->reply, sizeof r->reply);
-  write_whole(guest, r->table, r->reply.size);
+static void pass_reply(int client, const recording *r) {
+  write_whole(client, &r->reply, sizeof r->reply);
+  write_whole(client, r->table, r->reply.size);
 }
 
 /* Runs a job whose rank 1 comes to the rendezvous through us. `replays`: its hello is also said to rank 0 on another
@@ -57,10 +57,10 @@ static void pass_reply(int guest, const recording *r) {
 static void record(recording *r, int replays) {
   int port = ranks_free_port(), through = ranks_free_port(), listener = listen_at(through);
   pid_t child[2] = {start_rank("tcp", 0, port), start_rank("tcp", 1, through)};
-  int guest = accept(listener, NULL, NULL), host = connect_to(port);
-  read_whole(host, &r->greeting, sizeof r->greeting);
-  write_whole(guest, &r->greeting, sizeof r->greeting);
-  hear_hello(guest, r);
+  int client = accept(listener, NULL, NULL), server = connect_to(port);
+  read_whole(server, &r->greeting, sizeof r->greeting);
+  write_whole(client, &r->greeting, sizeof r->greeting);
+  hear_hello(client, r);
   if (replays) {
     recording other = *r;
     int second = connect_to(port);
@@ -70,12 +70,12 @@ static void record(recording *r, int replays) {
     CHECK_MSG(other.reply.status != PITH_OK, "a replayed hello got the table of all ranks");
     close(second);
   }
-  pass_hello(host, r);
-  hear_reply(host, r);
+  pass_hello(server, r);
+  hear_reply(server, r);
   CHECK_EQ(r->reply.status, PITH_OK);
-  pass_reply(guest, r);
-  close(guest);
-  close(host);
+  pass_reply(client, r);
+  close(client);
+  close(server);
   close(listener);
   ranks_wait(child, 2, -1);
 }
@@ -112,7 +112,7 @@ static void say(int port, const piece *pieces, size_t count, size_t step) {
 static void replay_all(const recording *r, int port) {
   const piece all[] = {{&r->greeting, sizeof r->greeting},
                        {&r->hello, sizeof r->hello},
-                       {r->card, r->hello.size},
+                       {r->record, r->hello.size},
                        {&r->reply, sizeof r->reply},
                        {r->table, r->reply.size}};
   enum { PIECES = sizeof all / sizeof *all };
@@ -169,13 +169,13 @@ TEST(a_recorded_rank_0_is_not_believed) {
     CHECK_ERROR_SAYS("does not have the secret");
     _exit(0);
   }
-  int guest = accept(listener, NULL, NULL);
-  write_whole(guest, &r.greeting, sizeof r.greeting);
-  hear_hello(guest, &other);
-  pass_reply(guest, &r);
+  int client = accept(listener, NULL, NULL);
+  write_whole(client, &r.greeting, sizeof r.greeting);
+  hear_hello(client, &other);
+  pass_reply(client, &r);
   CHECK(waitpid(child, &status, 0) == child);
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-  close(guest);
+  close(client);
   close(listener);
 }
 

@@ -128,27 +128,27 @@ static inline int spy(int listener, int port, attack_fn attack, uid_t user) {
   rendezvous_greeting greeting;
   rendezvous_hello hello;
   rendezvous_reply reply;
-  int guest = accept(listener, NULL, NULL), host = connect_to(port);
-  read_whole(host, &greeting, sizeof greeting);
-  write_whole(guest, &greeting, sizeof greeting);
-  read_whole(guest, &hello, sizeof hello);
+  int client = accept(listener, NULL, NULL), server = connect_to(port);
+  read_whole(server, &greeting, sizeof greeting);
+  write_whole(client, &greeting, sizeof greeting);
+  read_whole(client, &hello, sizeof hello);
   CHECK(hello.size <= sizeof buffer);
-  read_whole(guest, buffer, hello.size);
-  write_whole(host, &hello, sizeof hello);
-  write_whole(host, buffer, hello.size);
-  read_whole(host, &reply, sizeof reply);
+  read_whole(client, buffer, hello.size);
+  write_whole(server, &hello, sizeof hello);
+  write_whole(server, buffer, hello.size);
+  read_whole(server, &reply, sizeof reply);
   CHECK(reply.size <= sizeof buffer);
-  read_whole(host, buffer, reply.size);
+  read_whole(server, buffer, reply.size);
   knowledge k = learn(&reply, buffer);
   int joined = attack_as(attack, user, &k);
-  write_whole(guest, &reply, sizeof reply);
-  write_whole(guest, buffer, reply.size);
-  close(guest);
-  close(host);
+  write_whole(client, &reply, sizeof reply);
+  write_whole(client, buffer, reply.size);
+  close(client);
+  close(server);
   return joined;
 }
 
-/* Whether rank 0 let the attacker in. If not, the ranks must meet and agree. */
+/* Whether rank 0 let the attacker in. If not, the ranks must connect and agree. */
 static inline int attack_job(const char *transport, attack_fn attack, uid_t user) {
   int port = ranks_free_port(), through = ranks_free_port(), listener = listen_at(through);
   if (user != geteuid() && geteuid() != 0) {

@@ -238,7 +238,7 @@ TEST(addresses_of_any_bytes_are_read_or_refused) {
 
 /* ---- Strangers at the port --------------------------------------------------------------------------------------- */
 
-static int knock(const pith_address *address) {
+static int connect_to(const pith_address *address) {
   tcp_place place;
   CHECK_OK(pith__tcp_address_decode(address, 0, &place));
   int fd = socket(place.at[0].any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -284,7 +284,7 @@ static void meet_among_strangers(world_rank *me) {
     for (size_t k = 0; k < sizeof noise; k++) {
       noise[k] = (uint8_t)world_below(me, 256);
     }
-    fds[i] = knock(world_address(me, i % last));
+    fds[i] = connect_to(world_address(me, i % last));
     if (i % 3 == 1) {
       throw(fds[i], noise, 1 + world_below(me, sizeof noise));
     } else if (i % 3 == 2) {
@@ -349,7 +349,7 @@ static void call_twice(world_rank *me) {
   if (me->rank == 1) {
     for (int index = 0; index < 2; index++) {
       tcp_hello hello = right_hello(me, index);
-      int fd = knock(world_address(me, 0));
+      int fd = connect_to(world_address(me, 0));
       throw(fd, &hello, sizeof hello);
       usleep(50000); /* heard and answered */
       close(fd);

@@ -48,7 +48,7 @@ const pith_plugin *pith_plugin_entry(void) {
 #if defined(BAD_ABI)
   plugin.abi++;
 #elif defined(BAD_SIZE)
-  flawed.size -= sizeof(void *); /* the last field that must be there is missing */
+  flawed.size = offsetof(pith_codec_ops, use); /* the last field that must be there is missing */
 #elif defined(BAD_VERSION)
   plugin.version = NULL;
 #elif defined(BAD_EMPTY)

@@ -130,8 +130,8 @@ static void take_steps(fleet *f, uint64_t until) {
 TEST(candidates_with_one_spec_for_all_layers_are_known) {
   for (size_t i = 0; i < PITH_PLANS; i++) {
     pith_codec *codec = NULL;
-    int is_spec = pith_codec_create(pith__plan_slot_name(i), &codec) == PITH_OK;
-    CHECK_MSG(pith__plan_slot_is_uniform(i) == is_spec, "%s", pith__plan_slot_name(i));
+    int is_spec = pith_codec_create(pith__shortlist_plans[i].name, &codec) == PITH_OK;
+    CHECK_MSG((pith__shortlist_plans[i].method == PITH_PLAN_UNIFORM) == is_spec, "%s", pith__shortlist_plans[i].name);
     pith_codec_destroy(codec);
   }
 }

@@ -3,23 +3,60 @@
  * (tests/cuda/fake). Groups, chunks, stages, states and checkpoints are the real code, and the bits are those of main
  * memory. tests/cuda/reducer_test.c has the same laws for a real device.
  */
+#include <pthread.h>
+
 #include "carrier_laws.h"
 
 enum { STEPS = 3 };
 
-static atomic_int lent; /* pieces of memory of the framework */
+/* Memory of a framework. What a carrier is given must be some of it. */
+enum { PIECES = 4096 };
+static struct piece {
+  uint8_t *data;
+  size_t size;
+} pieces[PIECES];
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static atomic_int lent;
 
 static void *allocate(void *self, size_t bytes) {
-  lent++;
   uint8_t *memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
+  (void)self;
   memset(memory, 0xa5, bytes); /* nobody promised zeros */
-  return (void)self, memory;
+  pthread_mutex_lock(&mutex);
+  size_t i = 0;
+  while (i < PIECES && pieces[i].data) {
+    i++;
+  }
+  CHECK(i < PIECES);
+  pieces[i] = (struct piece){memory, bytes};
+  lent++;
+  pthread_mutex_unlock(&mutex);
+  return memory;
 }
 
 static void release_memory(void *self, void *memory) {
-  lent--;
+  size_t i = 0;
   (void)self;
+  pthread_mutex_lock(&mutex);
+  while (i < PIECES && pieces[i].data != memory) {
+    i++;
+  }
+  CHECK(i < PIECES);
+  pieces[i] = (struct piece){0};
+  lent--;
+  pthread_mutex_unlock(&mutex);
   free(memory);
+}
+
+static int is_there(const void *memory) {
+  const uint8_t *at = memory;
+  int found = 0;
+  pthread_mutex_lock(&mutex);
+  for (size_t i = 0; i < PIECES && !found; i++) {
+    found = pieces[i].data && at >= pieces[i].data && at < pieces[i].data + pieces[i].size;
+  }
+  pthread_mutex_unlock(&mutex);
+  return found;
 }
 
 static const pith_allocator framework = {NULL, allocate, release_memory};
@@ -45,7 +82,7 @@ static pith_reducer *make(const pith_carrier *carrier, const manner *m, int cuda
 static void check_bits(pith_comm *comm, void *argument) {
   const manner *m = argument;
   int rank = pith_comm_rank(comm);
-  wire host_wire = {.comm = comm}, cuda_wire = {.comm = comm};
+  wire host_wire = {.comm = comm}, cuda_wire = {.comm = comm, .is_there = m->allocator ? is_there : NULL};
   pith_carrier host = carrier_of(&host_wire, 0), cuda = carrier_of(&cuda_wire, m->caps | PITH_CARRIER_CUDA);
   pith_reducer *a = make(&host, m, 0), *b = make(&cuda, m, 1), *resumed = NULL;
   for (uint64_t step = 0; step < STEPS; step++) {
@@ -101,29 +138,41 @@ TEST_WITHIN(a_device_gives_the_bits_of_main_memory, 120) {
   }
 }
 
+/* One layer has most of its gradient in a few values: it needs less than the others. */
+static void concentrate(gradients *g) {
+  float *values = (float *)(void *)g->layer[2];
+  for (size_t i = 0; i < size_of(2); i++) {
+    values[i] *= i % 64 ? 1e-3f : 1;
+  }
+}
+
 /* Plans change specs between steps, and residuals move along or wait: as in main memory. */
 static void check_adaptive(pith_comm *comm, void *argument) {
   manner m = {argument, PITH_CARRIER_THREADS, 0, &framework};
   int rank = pith_comm_rank(comm), changes = 0;
-  wire host_wire = {.comm = comm}, cuda_wire = {.comm = comm};
+  wire host_wire = {.comm = comm}, cuda_wire = {.comm = comm, .is_there = is_there};
   pith_carrier host = carrier_of(&host_wire, 0), cuda = carrier_of(&cuda_wire, m.caps | PITH_CARRIER_CUDA);
   pith_reducer *a = make(&host, &m, 0), *b = make(&cuda, &m, 1);
-  char before[256] = "";
+  char before[LAYERS][256] = {""};
   for (uint64_t step = 0; step < 80; step++) {
-    pith_layer_stats x = PITH_LAYER_STATS_INIT, y = PITH_LAYER_STATS_INIT;
     gradients ours = make_gradients(rank, step), theirs = make_gradients(rank, step);
+    concentrate(&ours);
+    concentrate(&theirs);
     CHECK_OK(take_step(a, &ours, 0));
     CHECK_OK(take_step(b, &theirs, 0));
-    CHECK_OK(pith_reducer_layer_stats(a, 2, &x));
-    CHECK_OK(pith_reducer_layer_stats(b, 2, &y));
-    CHECK_MSG(!strcmp(x.spec, y.spec), "step %d: %s and %s", (int)step, x.spec, y.spec);
+    for (size_t l = 0; l < LAYERS; l++) {
+      pith_layer_stats x = PITH_LAYER_STATS_INIT, y = PITH_LAYER_STATS_INIT;
+      CHECK_OK(pith_reducer_layer_stats(a, l, &x));
+      CHECK_OK(pith_reducer_layer_stats(b, l, &y));
+      CHECK_MSG(!strcmp(x.spec, y.spec), "step %d: %s and %s", (int)step, x.spec, y.spec);
+      changes += step && strcmp(before[l], x.spec) != 0;
+      snprintf(before[l], sizeof before[l], "%s", x.spec);
+    }
     compare(&ours, &theirs, m.spec, step);
-    changes += strcmp(before, x.spec) != 0;
-    snprintf(before, sizeof before, "%s", x.spec);
     release(&ours);
     release(&theirs);
   }
-  CHECK(changes > 1);
+  CHECK(changes > 0);
   pith_reducer_destroy(a);
   pith_reducer_destroy(b);
 }

@@ -203,6 +203,22 @@ static void check_table_refused(pith_codec_ops ops, const char *says) {
 
 #define WITHOUT(field) check_table_refused((ops = good, ops.field = NULL, ops), "missing")
 
+/* Those built before Pith's own codecs had traits keep their texts; what is in that place is not read. */
+TEST(traits_of_a_plug_in_are_ignored) {
+  static pith_codec_ops ops;
+  size_t index = pith_method_count();
+  pith_codec *codec;
+  ops = good;
+  ops.name = "traitless", ops.wire_id = 0x9002, ops.use = "seldom";
+  ops.size = offsetof(pith_codec_ops, traits);
+  ops.traits = (const struct pith_codec_traits *)8;
+  CHECK_OK(add(&ops));
+  CHECK_STR(pith_method_use(index), "seldom");
+  CHECK_OK(pith_codec_create("traitless", &codec));
+  CHECK(!codec->traits->exact && codec->traits->gpu == PITH_GPU_NO_KERNELS);
+  pith_codec_destroy(codec);
+}
+
 TEST(bad_tables_are_refused) {
   pith_codec_ops ops;
   WITHOUT(block);

@@ -11,9 +11,11 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from .._codec import Caps
 from ._layers import Layer
 
-_LATE = ("topk", "powersgd")  # of what auto may choose: gradients arrive in part, the rest later
+# What auto may choose and brings a part of the gradient, the rest later.
+_LATE = Caps.SPARSE | Caps.ROUNDS
 _PERIOD = 64  # steps between two looks
 
 _stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -65,13 +67,7 @@ class Advice:
         """At the end of a step."""
         self._steps += 1
         if not self._done and self._steps % _PERIOD == 0:
-            self._look(
-                [
-                    layer
-                    for layer in layers
-                    if layer.adaptive and any(name in layer.spec for name in _LATE)
-                ]
-            )
+            self._look([layer for layer in layers if layer.adaptive and layer.codec.caps & _LATE])
 
     def _look(self, late: list[Layer]) -> None:
         optimizer = optimizer_of(late)

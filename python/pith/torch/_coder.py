@@ -19,8 +19,6 @@ from .._errors import UnsupportedError
 from .._tensors import dtype_of
 from ._layers import Layer
 
-Tensors = Sequence[torch.Tensor]
-
 
 def coder_for(device: torch.device, rank: int, ranks: int, seed: int) -> Any:
     """The coder for tensors of a device."""
@@ -80,7 +78,7 @@ class Coder:
 
 
 class CpuCoder(Coder):
-    """For gradients in main memory."""
+    """For values in main memory."""
 
     def buffer(self, n: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         """Memory for a message."""

@@ -10,7 +10,7 @@ import torch
 
 from .._codec import Rules
 from .._comm import Comm
-from .._errors import UnsupportedError
+from .._errors import StateError, UnsupportedError
 from .._reducer import Reducer
 from ._carrier import TorchCarrier
 from ._coder import to_tensor
@@ -123,6 +123,10 @@ class Engine:
         return {"reducer": to_tensor(self._reducer.save())}
 
     def load(self, saved: dict[str, Any]) -> None:
+        if "reducer" not in saved:
+            raise StateError(
+                f"the state was saved over {self.name} by Pith 0.1, which kept it in another form; train on without it"
+            )
         self._reducer.load(saved["reducer"])
         self._follow()
 

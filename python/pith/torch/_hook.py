@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -423,7 +424,7 @@ class Compressor:
         if buffer.is_sparse:
             future = _exact_sparse(buffer, self._group)
         else:
-            for index, gradient in zip(indices, bucket.gradients(), strict=True):
+            for index, gradient in zip(indices, _gradients(bucket), strict=True):
                 self._reduction.put(index, gradient)
             future = _future_of(buffer)
             self._futures.append((future, buffer))
@@ -447,6 +448,15 @@ class Compressor:
         self._reduction.finish()
         for future, buffer in futures:
             future.set_result(buffer)
+
+
+def _gradients(bucket: dist.GradBucket) -> Sequence[torch.Tensor]:
+    """A bucket of complex parameters has real and imaginary parts as real values, and torch's own views end after half of them."""
+    parameters = bucket.parameters()
+    if not parameters[0].is_complex() or bucket.buffer().is_complex():
+        return bucket.gradients()
+    values = torch.view_as_complex(bucket.buffer().view(-1, 2))
+    return values.split([parameter.numel() for parameter in parameters])
 
 
 def _future_of(buffer: torch.Tensor) -> torch.futures.Future:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from .. import _library as c
 from .._adapt import AdaptiveRules, rules_from
 from .._codec import Codec, Rules, codec_of, tally
 from .._errors import ArgumentError, Error, MismatchError, SpecError
@@ -74,7 +74,9 @@ def plain_name(name: str) -> str:
 
 
 def number_of(name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+    """As reducers of the C library number layers: gradients on devices and in main memory then have the same random numbers."""
+    number: int = c.lib.pith_layer_number(name.encode())
+    return number
 
 
 def described(layers: Sequence[Layer], backend: str, rank: int, ranks: int) -> str:

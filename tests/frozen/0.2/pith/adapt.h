@@ -94,18 +94,6 @@ PITH_API size_t pith_adapter_save_size(pith_adapter *adapter);
 PITH_API pith_status pith_adapter_save(pith_adapter *adapter, pith_out *out);
 PITH_API pith_status pith_adapter_load(pith_adapter *adapter, pith_bytes bytes);
 
-/* ---- Changing a layer's spec ------------------------------------------------------------------------------------- */
-
-/* As pith_state_adapt(), but no residual is lost. `debt` has n values, zero at first. A residual that the new spec has
- * no place for is added to the debt, and *owed becomes 1. A spec with a residual takes over the debt and zeros it. */
-PITH_API pith_status pith_state_move(pith_state *state, const pith_codec *codec, int ranks, float *debt, int *owed);
-
-/* Moves a part of the debt to a gradient: all of it in `steps` calls, with steps counting down to 1. */
-PITH_API pith_status pith_debt_pay(float *debt, size_t steps, pith_span gradient);
-
-/* A number of steps that suits optimizers which divide by the size of past gradients. */
-#define PITH_DEBT_STEPS 16
-
 #ifdef __cplusplus
 }
 #endif

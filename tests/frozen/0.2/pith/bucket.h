@@ -11,7 +11,7 @@
  *
  * Codecs must be FIXED and CHUNKED, so that all sizes are known before anything is sent; they may differ between
  * layers. Every layer is cut into a part for each rank. The means are those of pith_allreduce() with the algorithm
- * "sra", except for the random numbers of results. A bucket belongs to one thread at a time.
+ * "sra", bit by bit. A bucket belongs to one thread at a time.
  */
 #ifndef PITH_BUCKET_H
 #define PITH_BUCKET_H
@@ -32,6 +32,8 @@ typedef struct pith_bucket_item {
   uint64_t layer;    /* its number, the same on every rank */
   size_t n;
   pith_dtype dtype;
+  size_t chunk, number; /* 0: all values. Else only chunk `number` of every part, of `chunk` values, a multiple of the
+                           codec's granule: a large layer in several buckets, with the same bits as in one */
 } pith_bucket_item;
 
 #define PITH_BUCKET_ITEM_INIT {.size = sizeof(pith_bucket_item)}

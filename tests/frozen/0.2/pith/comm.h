@@ -245,6 +245,10 @@ PITH_API void pith_reducer_destroy(pith_reducer *reducer);
  * start. */
 PITH_API pith_status pith_reducer_add(pith_reducer *reducer, const pith_layer *layer, size_t *index);
 
+/* The number that reducers give a layer of this name (pith_ctx.layer), for those who encode it by themselves: the same
+ * random numbers give the same bits. */
+PITH_API uint64_t pith_layer_number(const char *name);
+
 /* Begins to reduce the gradient of layer `index`. Small layers, and those of methods that take several rounds, wait
  * until there are enough of them for one message, or until flush or finish. */
 PITH_API pith_status pith_reducer_start(pith_reducer *reducer, size_t index, void *gradient);

@@ -27,6 +27,7 @@
 
 #include <pith/adapt.h>
 #include <pith/bucket.h>
+#include <pith/carrier.h>
 #include <pith/codec.h>
 #include <pith/comm.h>
 #include <pith/cuda.h>

@@ -107,6 +107,9 @@ typedef struct pith_codec_ops {
 
   /* Optional, for people: what is sent, and when to use the method. */
   const char *detail, *use;
+
+  /* What Pith's own codecs tell the planner and the GPU layer. Ignored in plug-ins: leave it out. */
+  const struct pith_codec_traits *traits;
 } pith_codec_ops;
 
 /* What pith_plugin_entry() returns. It must live as long as the process. */
@@ -120,13 +123,6 @@ typedef struct pith_plugin {
 
 typedef const pith_plugin *(*pith_plugin_entry_fn)(void);
 #define PITH_PLUGIN_ENTRY "pith_plugin_entry"
-
-/* Sets the message that pith_error() returns, and returns `status`. For the functions of plug-ins that fail. */
-PITH_API pith_status pith_fail(pith_status status, const char *format, ...)
-#if defined(__GNUC__)
-    __attribute__((format(printf, 2, 3)))
-#endif
-    ;
 
 #ifdef __cplusplus
 }

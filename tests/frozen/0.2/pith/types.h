@@ -68,6 +68,13 @@ PITH_API const char *pith_status_string(pith_status status);
  * call of this thread that fails. */
 PITH_API const char *pith_error(void);
 
+/* For plug-ins and carriers: sets the message that pith_error() returns in this thread, and returns `status`. */
+PITH_API pith_status pith_fail(pith_status status, const char *format, ...)
+#if defined(__GNUC__)
+    __attribute__((format(printf, 2, 3)))
+#endif
+    ;
+
 /* ---- Tensors and bytes ------------------------------------------------------------------------------------------- */
 
 typedef enum pith_dtype {
@@ -130,7 +137,9 @@ typedef struct pith_layer {
   const char *name;    /* unique in the model */
   const size_t *shape; /* `dimensions` numbers; their product is the number of values */
   size_t dimensions;
-  pith_dtype dtype; /* of its gradient: f32, f16 or bf16. Profiles, adapters and plans do not use it */
+  pith_dtype dtype;  /* of its gradient: f32, f16 or bf16. Profiles, adapters and plans do not use it */
+  const char *exact; /* reducers: why the layer is never compressed, whatever the rules say; its gradient may then be
+                        f64, too. NULL: the rules decide */
 } pith_layer;
 
 #define PITH_LAYER_INIT {.size = sizeof(pith_layer)}

@@ -1,7 +1,7 @@
 /*
- * Inside a host: ranks hand their values to a carrier, which adds them up in f32 in rank order and speaks for all of
- * them to the other hosts. Values travel as they are, or with the codec for the inside; results come back as the bytes
- * that crossed hosts, so that nothing is rounded again.
+ * Intra-host communication: ranks send their values to a leader, which adds them up in f32 in rank order and exchanges
+ * the sum with the other hosts. Values travel as they are, or encoded by the intra-host codec (job->inside). Results
+ * come back as the bytes that crossed hosts, so that nothing is rounded again.
  */
 #include <string.h>
 
@@ -17,7 +17,7 @@ typedef struct host_sum {
 
 static int host_of(const pith_job *job) { return job->layout->host[job->rank]; }
 
-static pith_ctx inside_ctx(const pith_job *job, int rank, size_t first) {
+static pith_ctx intra_host_ctx(const pith_job *job, int rank, size_t first) {
   pith_ctx ctx = job->ctx;
   ctx.rank = (uint32_t)rank;
   ctx.ranks = (uint32_t)job->ranks;
@@ -25,9 +25,9 @@ static pith_ctx inside_ctx(const pith_job *job, int rank, size_t first) {
   return ctx;
 }
 
-static pith_status work_encode_inside(pith_job *job, const pith_task *task) {
+static pith_status work_encode_intra_host(pith_job *job, const pith_task *task) {
   double start = pith__now();
-  pith_ctx ctx = inside_ctx(job, job->rank, task->first);
+  pith_ctx ctx = intra_host_ctx(job, job->rank, task->first);
   pith_out out = {task->piece->data, task->piece->capacity, 0};
   pith_cspan values = {(const uint8_t *)job->src.data + task->first * pith_dtype_size(job->src.dtype), task->n,
                        job->src.dtype};
@@ -42,17 +42,17 @@ static pith_piece *piece_for(pith_job *job, size_t n) {
   return pith__schedule_piece(&job->schedule, bytes);
 }
 
-uint32_t pith__add_inside_send(pith_job *job, int carrier, pith_range range, uint32_t tag, uint32_t before) {
+uint32_t pith__add_intra_host_send(pith_job *job, int leader, pith_range range, uint32_t tag, uint32_t before) {
   pith_schedule *s = &job->schedule;
   if (job->inside) {
     pith_piece *piece = piece_for(job, range.n);
     uint32_t encode = pith__add_work(
-        job, (pith_task){.work = work_encode_inside, .piece = piece, .first = range.first, .n = range.n}, before);
-    return pith__schedule_send(s, carrier, tag, piece, encode);
+        job, (pith_task){.work = work_encode_intra_host, .piece = piece, .first = range.first, .n = range.n}, before);
+    return pith__schedule_send(s, leader, tag, piece, encode);
   }
   size_t width = pith_dtype_size(job->src.dtype);
   void *values = (uint8_t *)(uintptr_t)job->src.data + range.first * width;
-  return pith__schedule_send(s, carrier, tag, pith__schedule_piece_over(s, values, range.n * width), before);
+  return pith__schedule_send(s, leader, tag, pith__schedule_piece_over(s, values, range.n * width), before);
 }
 
 void pith__sum_values(pith_cspan values, size_t first, float *sum, size_t n, int is_first) {
@@ -79,7 +79,7 @@ static pith_status work_sum(pith_job *job, const pith_task *task) {
     } else if (!job->inside) {
       pith__sum_values((pith_cspan){piece->data, task->n, job->src.dtype}, 0, all->sum, task->n, i == 0);
     } else {
-      pith_ctx ctx = inside_ctx(job, pith__layout_rank(job->layout, host, i), task->first);
+      pith_ctx ctx = intra_host_ctx(job, pith__layout_rank(job->layout, host, i), task->first);
       PITH_TRY(pith__codec_decode(job->inside, (pith_bytes){piece->data, piece->size},
                                   (pith_span){all->sum, task->n, PITH_F32}, i ? PITH_APPLY_ADD : PITH_APPLY_SET,
                                   job->inside_chain, &ctx));
@@ -89,7 +89,7 @@ static pith_status work_sum(pith_job *job, const pith_task *task) {
   return PITH_OK;
 }
 
-uint32_t pith__add_inside_sum(pith_job *job, pith_range range, uint32_t tag, float *sum, uint32_t before) {
+uint32_t pith__add_intra_host_sum(pith_job *job, pith_range range, uint32_t tag, float *sum, uint32_t before) {
   pith_schedule *s = &job->schedule;
   int host = host_of(job), members = pith__layout_members(job->layout, host);
   host_sum *all = pith__schedule_take(s, 1, sizeof *all + (size_t)members * sizeof *all->piece);
@@ -113,7 +113,7 @@ uint32_t pith__add_inside_sum(pith_job *job, pith_range range, uint32_t tag, flo
   return work;
 }
 
-void pith__add_inside_copies(pith_job *job, uint32_t tag, pith_piece *piece, uint32_t before) {
+void pith__add_intra_host_copies(pith_job *job, uint32_t tag, pith_piece *piece, uint32_t before) {
   int host = host_of(job);
   for (int i = 0; i < pith__layout_members(job->layout, host); i++) {
     int rank = pith__layout_rank(job->layout, host, i);

@@ -1,0 +1,33 @@
+/*
+ * What the files of a link share: link_send.c sends, link_receive.c receives, and link.c drives both and ends them.
+ * What other files use of links is in comm.h.
+ */
+#ifndef PITH_COMM_LINK_H
+#define PITH_COMM_LINK_H
+
+#include "comm/comm.h"
+
+#define PITH_NOTICE_MOST 700 /* bytes of a notice's text */
+
+/* Bytes that one call moves over a link. Then the other links get their turn, and what came is worked on while it is in
+ * the cache. */
+#define PITH_LINK_TURN_BYTES ((size_t)256 << 10)
+
+/* If no operation waits for the peer yet, its time-out begins now. */
+static inline void pith__link_begin_wait(pith_link *link) {
+  link->moved += !link->out && !link->posted && !link->match;
+}
+
+/* Move what can be moved now; return how many bytes. */
+size_t pith__link_push(pith_link *link);
+size_t pith__link_pull(pith_link *link);
+
+/* Forgets all messages to send. With `keep_begun` the rest of one that has begun is sent from a copy. */
+void pith__link_clear_sends(pith_link *link, int keep_begun);
+/* Forgets all receives and all early messages. */
+void pith__link_clear_receives(pith_link *link);
+
+/* The peer has left: receives from any rank do not wait for it, as long as there is another peer. */
+void pith__link_release_any(pith_link *link);
+
+#endif
