@@ -18,8 +18,6 @@ import pathlib
 import statistics
 import sys
 import time
-import weakref
-from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -27,7 +25,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 import pith.torch
-from pith.torch._cuda import CudaCoder
+from pith.torch import _engine
+from pith.torch._carrier import TorchCarrier
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "examples" / "pytorch"))
 import gpt  # noqa: E402
@@ -77,34 +76,24 @@ def kept(saved) -> int:
     return sum(kept(value) for value in values)
 
 
-class Sizes:
-    """Bytes of tensors that live now, and of those that ever lived at a time."""
+class WatchedCarrier(TorchCarrier):
+    """One that knows how much memory its reducer has taken: buffers, and what is kept between steps."""
 
-    def __init__(self) -> None:
-        self.now = self.most = 0
+    def __init__(self, *arguments, **options) -> None:
+        self.taken: dict[int, int] = {}
+        super().__init__(*arguments, **options)
 
-    def add(self, size: int) -> None:
-        self.now += size
-        self.most = max(self.most, self.now)
+    def _allocate(self, size: int) -> int:
+        memory = super()._allocate(size)
+        self.taken[memory] = size
+        return memory
+
+    def _release(self, memory: int) -> None:
+        self.taken.pop(memory)
+        super()._release(memory)
 
 
-@contextmanager
-def watched_buffers():
-    """The sizes of all tensors that the coder for CUDA makes while this lasts."""
-    make, sizes = CudaCoder.buffer, Sizes()
-
-    def watched(self, n, dtype=torch.uint8):
-        tensor = make(self, n, dtype)
-        storage = tensor.untyped_storage()
-        sizes.add(storage.nbytes())
-        weakref.finalize(storage, sizes.add, -storage.nbytes())
-        return tensor
-
-    CudaCoder.buffer = watched
-    try:
-        yield sizes
-    finally:
-        CudaCoder.buffer = make
+_engine.TorchCarrier = WatchedCarrier
 
 
 def group_for(name: str):
@@ -211,14 +200,13 @@ class Way:
         self.optimizer.step()
         return loss
 
-    def measure_memory(self, batch) -> None:
-        """In one step more."""
+    def measure_memory(self) -> None:
+        """What has been taken so far is what steps need: buffers stay for the next one."""
         if self.compressor is None:
             return
-        with watched_buffers() as sizes:
-            self.step(batch)
-            torch.cuda.synchronize()
-        self.memory, self.kept = sizes.most, kept(self.compressor.state_dict())
+        self.kept = kept(self.compressor.state_dict())
+        taken = self.compressor._reduction.engine._over.taken
+        self.memory = sum(taken.values()) - self.kept
 
     def run(self, batch, steps: int, timed: bool) -> None:
         for _ in range(steps):
@@ -309,7 +297,7 @@ def main() -> None:
                     f"\rround {turn}/{a.rounds} {way.name:<24}", end="", file=sys.stderr, flush=True
                 )
     for way in running:
-        way.measure_memory(batch)
+        way.measure_memory()
     if a.loss:
         text = torch.tensor(list(gpt.read_text(a.data).encode()))
         names = [way for way in running if way.name != "no exchange"]

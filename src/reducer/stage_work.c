@@ -240,7 +240,7 @@ static pith_status describe(const pith_staged *f, size_t round, pith_round *firs
 }
 
 static pith_status produce(pith_staged *f, size_t round, size_t *sum) {
-  pith_round kind;
+  pith_round kind = PITH_ROUND_INIT;
   PITH_TRY(describe(f, round, &kind, sum));
   PITH_TRY(pith__stages_buffer(f->stages, &f->in, *sum * pith_dtype_size(kind.dtype)));
   PITH_TRY(f->reducer->stage_ops->produce(f, round, pith_dtype_size(kind.dtype)));
@@ -251,7 +251,7 @@ static pith_status produce(pith_staged *f, size_t round, size_t *sum) {
 }
 
 static pith_status consume(pith_staged *f, size_t round) {
-  pith_round kind;
+  pith_round kind = PITH_ROUND_INIT;
   size_t sum;
   PITH_TRY(describe(f, round, &kind, &sum));
   return f->reducer->stage_ops->consume(f, round, pith_dtype_size(kind.dtype));

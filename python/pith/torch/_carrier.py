@@ -44,10 +44,13 @@ class TorchCarrier(Carrier):
         self.side: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self.side = torch.cuda.Stream(device)
-            self.cuda = Cuda(self.side.cuda_stream, self._allocate, _release, chunk_bytes)
+            self.cuda = Cuda(self.side.cuda_stream, self._allocate, self._release, chunk_bytes)
 
     def _allocate(self, size: int) -> int:
         return torch.cuda.caching_allocator_alloc(size, self._device, self.side)
+
+    def _release(self, memory: int) -> None:
+        torch.cuda.caching_allocator_delete(memory)
 
     def _working(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self.side) if self.side is not None else nullcontext()
@@ -98,10 +101,6 @@ class _Mean:
     def wait(self) -> None:
         self._work.wait()
         self._tensor /= self._ranks
-
-
-def _release(memory: int) -> None:
-    torch.cuda.caching_allocator_delete(memory)
 
 
 # ---- Groups of our own -----------------------------------------------------------------------------------------------
