@@ -849,7 +849,10 @@ static void halve_a_message(pith_comm *comm, void *argument) {
   for (double end = pith__now() + 0.3; pith__now() < end;) { /* takes what comes */
     CHECK_OK(pith_test(request, &done));
   }
-  CHECK(!done && comm->link[1].stored);
+  pith__comm_lock(comm);
+  int is_arriving = comm->link[1].stored != NULL;
+  pthread_mutex_unlock(&comm->mutex);
+  CHECK(!done && is_arriving);
   CHECK_STATUS(reduce_once(comm, NULL, x, y, N), PITH_ERR_MISMATCH);
   CHECK_ERROR_SAYS("layer 77");
   CHECK(y[0] == 0 && y[N - 1] == 0);
