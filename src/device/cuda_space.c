@@ -13,12 +13,12 @@ static pith_cuda_space *space_of(pith_space *space) { return (pith_cuda_space *)
 
 static pith_status refuse(const char *text) { return pith_fail(PITH_ERR_SYSTEM, "CUDA: %s", text); }
 
-pith_status pith__cuda_space_wait(const pith_cuda_space *s) {
+pith_status pith__cuda_space_wait(pith_cuda_space *s) {
   char text[TEXT];
-  if (s->gpu->event_record(s->event, s->stream, text) || s->gpu->event_wait(s->event, text)) {
-    return refuse(text);
-  }
-  return PITH_OK;
+  pthread_mutex_lock(&s->mutex);
+  int failed = s->gpu->event_record(s->event, s->stream, text) || s->gpu->event_wait(s->event, text);
+  pthread_mutex_unlock(&s->mutex);
+  return failed ? refuse(text) : PITH_OK;
 }
 
 pith_status pith__cuda_space_keep_pace(pith_cuda_space *s, int exact) {
@@ -98,6 +98,7 @@ pith_status pith__cuda_space_create(void *stream, const pith_allocator *allocato
   pith_cuda_space *s = calloc(1, sizeof *s);
   PITH_REQUIRE(s, PITH_ERR_MEMORY, "no memory for a reducer");
   s->base = (pith_space){allocate, release, copy, scale, add};
+  pthread_mutex_init(&s->mutex, NULL);
   s->stream = stream;
   if (allocator) {
     s->allocator = *allocator;
@@ -127,6 +128,7 @@ void pith__cuda_space_destroy(pith_cuda_space *s) {
       }
     }
     pith_codec_destroy(s->raw);
+    pthread_mutex_destroy(&s->mutex);
     free(s);
   }
 }

@@ -3,6 +3,7 @@
 #define PITH_DEVICE_CUDA_SPACE_H
 
 #include <pith/carrier.h>
+#include <pthread.h>
 
 #include "device/cuda_device.h"
 #include "memory/space.h"
@@ -11,8 +12,9 @@ typedef struct pith_cuda_space {
   pith_space base; /* the first: a pith_space is one of these */
   const pith_cuda_module *gpu;
   int device;
-  void *stream;  /* of all that is enqueued */
-  void *event;   /* for whoever waits */
+  void *stream; /* of all that is enqueued */
+  void *event;  /* for whoever waits, one at a time: the caller and the reducer's thread */
+  pthread_mutex_t mutex;
   void *ends[2]; /* of the step that has just ended, and of the one before, in turns */
   unsigned turn;
   pith_codec *raw;
@@ -31,6 +33,6 @@ pith_status pith__cuda_space_move(const pith_cuda_space *space, void *to, const 
 /* A step has ended: waits for the device, so that the host is at most one step ahead of it; `exact`: not at all. */
 pith_status pith__cuda_space_keep_pace(pith_cuda_space *space, int exact);
 /* Until all that was enqueued is done. */
-pith_status pith__cuda_space_wait(const pith_cuda_space *space);
+pith_status pith__cuda_space_wait(pith_cuda_space *space);
 
 #endif
