@@ -101,7 +101,7 @@ a_call_to_a_layer_above_is_found() {
   need nm
   sed 's/^memory .*/memory base/' "$root/tools/layers" >"$temp/layers"
   exits 1 env LAYERS="$temp/layers" "$root/tools/check-layers" "$build"
-  says err "src/memory/state.c: memory must not use src/codec/"
+  says err "src/memory/memory.c: memory must not use src/codec/"
 }
 
 run_tests the_examples_run the_docs_show_the_examples installed_library_is_found_by_pkg_config \
