@@ -64,7 +64,8 @@ struct pith_stage_ops {
 extern const pith_stage_ops pith__stage_host, pith__stage_cuda;
 
 pith_status pith__stages_create(pith_reducer *r, pith_stages **stages);
-/* Waits for what is under way. */
+/* Other ranks may never take part in what is in flight: a thread that waits for them is left behind, and releases it.
+ */
 void pith__stages_destroy(pith_stages *stages);
 
 /* A group leaves, with the gradients that have come. */
