@@ -13,6 +13,7 @@ what the other ranks have. Specs with "over pith" go by Pith's own transport, th
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import pathlib
 import statistics
@@ -26,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pith.torch
 from pith.torch import _engine
-from pith.torch._carrier import TorchCarrier
+from pith.torch._carrier import Side
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "examples" / "pytorch"))
 import gpt  # noqa: E402
@@ -76,24 +77,26 @@ def kept(saved) -> int:
     return sum(kept(value) for value in values)
 
 
-class WatchedCarrier(TorchCarrier):
+class WatchedSide(Side):
     """One that knows how much memory its reducer has taken: buffers, and what is kept between steps."""
 
     def __init__(self, *arguments, **options) -> None:
-        self.taken: dict[int, int] = {}
         super().__init__(*arguments, **options)
+        self.taken: dict[int, int] = {}
+        self._memory = self.cuda
+        self.cuda = dataclasses.replace(self.cuda, allocate=self._allocate, release=self._release)
 
     def _allocate(self, size: int) -> int:
-        memory = super()._allocate(size)
+        memory = self._memory.allocate(size)
         self.taken[memory] = size
         return memory
 
     def _release(self, memory: int) -> None:
         self.taken.pop(memory)
-        super()._release(memory)
+        self._memory.release(memory)
 
 
-_engine.TorchCarrier = WatchedCarrier
+_engine.Side = WatchedSide
 
 
 def group_for(name: str):
@@ -205,7 +208,7 @@ class Way:
         if self.compressor is None:
             return
         self.kept = kept(self.compressor.state_dict())
-        taken = self.compressor._reduction.engine._over.taken
+        taken = self.compressor._reduction.engine._side.taken
         self.memory = sum(taken.values()) - self.kept
 
     def run(self, batch, steps: int, timed: bool) -> None:

@@ -292,6 +292,12 @@ static int event_wait(void *event, char *text) {
   return error == cudaSuccess ? 0 : refuse(error, "the device failed", text);
 }
 
+static int event_done(void *event, int *done, char *text) {
+  cudaError_t error = cudaEventQuery((cudaEvent_t)event);
+  *done = error != cudaErrorNotReady;
+  return error == cudaSuccess || error == cudaErrorNotReady ? 0 : refuse(error, "the device failed", text);
+}
+
 /* Why there is no device: what CUDA's runtime says of a missing driver and of one that is too old is the same. */
 static int refuse_device(cudaError_t error, char *text) {
   int driver = 0, runtime = 0;
@@ -345,6 +351,7 @@ static const pith_cuda_module module = {PITH_CUDA_ABI,
                                         event_destroy,
                                         event_record,
                                         event_wait,
+                                        event_done,
                                         use_device,
                                         move,
                                         clear};

@@ -75,9 +75,59 @@ class Carrier:
         handle.wait()
 
 
+class NcclCarrier(Carrier):
+    """Moves the bytes of one reducer over NCCL, in C: everything is enqueued on the stream.
+
+    ``comm`` is the address of a communicator (``ncclComm_t``), which lives longer. Ranks that NCCL says are gone, and a step that takes the device
+    more than ``timeout`` seconds (0: no limit), end the reducer; ``abort`` is called then, possibly by another thread, so that what hangs ends.
+    """
+
+    name = "nccl"
+
+    def __init__(
+        self,
+        comm: int,
+        cuda: Cuda,
+        timeout: float = 0.0,
+        abort: Callable[[str], None] | None = None,
+    ) -> None:
+        self.struct = c.Carrier()
+        c.check(c.lib.pith_nccl_carrier(comm, timeout, ctypes.byref(self.struct)))
+        self.rank, self.ranks, self.cuda = self.struct.rank, self.struct.ranks, cuda
+        self.struct.interrupted = c.signals.callback
+        if abort is not None:
+            self._abort = c.CARRIER_ABORT(lambda _self, why: abort(c.text(why)))
+            self.struct.abort = self._abort
+
+
 def _view(address: int | None, size: int) -> memoryview:
     data = (ctypes.c_uint8 * size).from_address(address) if size and address else bytearray()
     return memoryview(data).cast("B")
+
+
+class Options:
+    """Those of a reducer, with what they point to."""
+
+    def __init__(self, group_bytes: int, in_order: bool, cuda: Cuda | None) -> None:
+        self.struct = c.ReducerOptions(group_bytes, int(in_order))
+        self.error: BaseException | None = None
+        if cuda is not None:
+            self._cuda = cuda
+            self._allocator = c.Allocator(
+                None,
+                c.ALLOCATE(self._allocate),
+                c.RELEASE(lambda _self, memory: cuda.release(memory)),
+            )
+            self.struct.cuda, self.struct.stream = 1, cuda.stream
+            self.struct.chunk_bytes = cuda.chunk_bytes
+            self.struct.allocator = ctypes.addressof(self._allocator)
+
+    def _allocate(self, _self: Any, size: int) -> int:
+        try:
+            return self._cuda.allocate(size)
+        except BaseException as error:
+            self.error = self.error or error
+            return 0
 
 
 _waiting: list[Bridge] = []  # that threads will come back to
@@ -102,27 +152,6 @@ class Bridge:
             wait=self._functions[1],
             interrupted=c.signals.callback,
         )
-
-    def options(self, group_bytes: int, in_order: bool) -> Any:
-        """Those of the reducer."""
-        options = c.ReducerOptions(group_bytes, int(in_order))
-        cuda = self._carrier.cuda
-        if cuda is not None:
-            self._allocator = c.Allocator(
-                None,
-                c.ALLOCATE(lambda _self, size: self._allocated(cuda, size)),
-                c.RELEASE(lambda _self, memory: cuda.release(memory)),
-            )
-            options.cuda, options.stream, options.chunk_bytes = 1, cuda.stream, cuda.chunk_bytes
-            options.allocator = ctypes.addressof(self._allocator)
-        return options
-
-    def _allocated(self, cuda: Cuda, size: int) -> int:
-        try:
-            return cuda.allocate(size)
-        except BaseException as error:
-            self.error = self.error or error
-            return 0
 
     def close(self) -> None:
         """The reducer is gone. A thread of its may still wait for a collective that other ranks never begin."""

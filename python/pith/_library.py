@@ -302,11 +302,15 @@ class Exchange(Sized):
         ("dtype", c_int),
         ("op", c_int),
         ("stream", c_void_p),
+        ("step", c_uint64),
     ]
 
 
 CARRIER_START = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(Exchange), POINTER(c_uint64))
 CARRIER_WAIT = ctypes.CFUNCTYPE(c_int, c_void_p, c_uint64)
+CARRIER_CHECK = ctypes.CFUNCTYPE(c_int, c_void_p, c_double)
+CARRIER_ABORT = ctypes.CFUNCTYPE(None, c_void_p, c_char_p)
+CARRIER_RELEASE = ctypes.CFUNCTYPE(None, c_void_p)
 
 
 class Carrier(Sized):
@@ -320,6 +324,9 @@ class Carrier(Sized):
         ("start", CARRIER_START),
         ("wait", CARRIER_WAIT),
         ("interrupted", INTERRUPTED),
+        ("check", CARRIER_CHECK),
+        ("abort", CARRIER_ABORT),
+        ("release", CARRIER_RELEASE),
     ]
 
 
@@ -340,6 +347,7 @@ class ReducerOptions(Sized):
         ("stream", c_void_p),
         ("chunk_bytes", c_size_t),
         ("allocator", c_void_p),
+        ("capturable", c_int),
     ]
 
 
@@ -650,6 +658,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_adapter_save": (_STATUS, [_P, POINTER(Out)]),
     "pith_adapter_load": (_STATUS, [_P, Bytes]),
     "pith_bucket_piece": (_STATUS, [_P, c_size_t, c_int, POINTER(c_size_t), POINTER(c_size_t)]),
+    "pith_nccl_probe": (_STATUS, [POINTER(c_int)]),
+    "pith_nccl_carrier": (_STATUS, [_P, c_double, POINTER(Carrier)]),
     "pith_cuda_probe": (_STATUS, [POINTER(c_char_p)]),
     "pith_cuda_supports": (_STATUS, [_P]),
     "pith_cuda_part": (c_size_t, [_P, c_size_t, c_size_t]),

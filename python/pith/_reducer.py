@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _library as c
-from ._carrier import Bridge, Carrier
+from ._carrier import Bridge, Carrier, Cuda, NcclCarrier, Options
 from ._codec import Rules, saved
 from ._comm import Comm, Traffic, traffic_of
 from ._errors import ArgumentError
@@ -45,7 +45,7 @@ class Reducer:
 
     Instead of a comm, a :class:`Carrier` moves the bytes by other means. ``group_bytes`` and ``in_order`` say how layers are grouped: groups of that
     many bytes, from the last layer to the first, leave when all their gradients have come; ``in_order``, one after another in that order, whatever
-    order gradients come in.
+    order gradients come in. ``cuda``: gradients are on a device, and messages of a comm go through pinned memory; a carrier says so itself.
     """
 
     def __init__(
@@ -56,20 +56,29 @@ class Reducer:
         *,
         group_bytes: int = 0,
         in_order: bool = False,
+        cuda: Cuda | None = None,
     ) -> None:
         text = rules if isinstance(rules, str) else rules.text
         pointer = ctypes.c_void_p()
         group_bytes = c.whole(ctypes.c_size_t, group_bytes, "group_bytes")
         self._bridge: Bridge | None = None
+        create, over = c.lib.pith_reducer_create_over, None  # type: Any, Any
         if isinstance(comm, Comm):
-            options = c.ReducerOptions(group_bytes, int(in_order))
-            create, over = c.lib.pith_reducer_create_with, comm.pointer  # type: Any, Any
+            create, over = c.lib.pith_reducer_create_with, comm.pointer
             comm._dependents.add(self)
+        elif isinstance(comm, NcclCarrier):
+            over = ctypes.byref(comm.struct)
         else:
             self._bridge = Bridge(comm)
-            options = self._bridge.options(group_bytes, in_order)
-            create, over = c.lib.pith_reducer_create_over, ctypes.byref(self._bridge.struct)
-        c.check(create(over, text.encode(), seed, ctypes.byref(options), ctypes.byref(pointer)))
+            over = ctypes.byref(self._bridge.struct)
+        self._options = Options(
+            group_bytes, in_order, cuda if isinstance(comm, Comm) else comm.cuda
+        )
+        options = ctypes.byref(self._options.struct)
+        status = create(over, text.encode(), seed, options, ctypes.byref(pointer))
+        if status and isinstance(comm, NcclCarrier):
+            comm.struct.release(comm.struct.self)
+        c.check(status)
         self._pointer: ctypes.c_void_p | None = pointer
         self._comm, self._rules = comm, text
         self._numbers: dict[str, int] = {}
@@ -77,9 +86,10 @@ class Reducer:
         self._lent: list[Any] = []
 
     def _check(self, status: int) -> None:
-        """Raises the carrier's own exception where there is one."""
-        if status and self._bridge is not None and self._bridge.error is not None:
-            raise self._bridge.error
+        """Raises the exception of the carrier, or of who gives memory, where there is one."""
+        for where in (self._bridge, self._options) if status else ():
+            if where is not None and where.error is not None:
+                raise where.error
         c.check(status)
 
     def close(self) -> None:

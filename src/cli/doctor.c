@@ -8,8 +8,8 @@
 #include <string.h>
 #include <strings.h>
 
+#include <pith/carrier.h>
 #include <pith/cuda.h>
-#include <pith/nccl.h>
 #include <pith/pith.h>
 
 #include "cli/base/json.h"

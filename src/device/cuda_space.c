@@ -2,33 +2,79 @@
 #include "device/cuda_space.h"
 
 #include <stdlib.h>
+#include <time.h>
 
+#include "base/clock.h"
 #include "base/size.h"
 #include "base/status.h"
 #include "codec/codec.h"
 
 #define TEXT 256
+#define ASK_SECONDS 0.01    /* between two questions to the carrier */
+#define SPIN_SECONDS 200e-6 /* after which a wait is a long one */
+#define SLEEP_NANOSECONDS 20000
 
 static pith_cuda_space *space_of(pith_space *space) { return (pith_cuda_space *)space; }
 
 static pith_status refuse(const char *text) { return pith_fail(PITH_ERR_SYSTEM, "CUDA: %s", text); }
 
+/* The carrier's own operations are part of what is waited for, and may hang. */
+static pith_status await(const pith_cuda_space *s, void *event) {
+  const pith_carrier *carrier = s->carrier && s->carrier->check ? s->carrier : NULL;
+  double begun = pith__now(), asked = begun;
+  char text[TEXT];
+  int is_done = 0;
+  if (!carrier) {
+    return s->gpu->event_wait(event, text) ? refuse(text) : PITH_OK;
+  }
+  while (!is_done) {
+    if (s->gpu->event_done(event, &is_done, text)) {
+      return refuse(text);
+    }
+    double now = pith__now();
+    if (!is_done && now - asked > ASK_SECONDS) {
+      PITH_TRY(carrier->check(carrier->self, now - begun));
+      asked = now;
+    }
+    if (!is_done && now - begun > SPIN_SECONDS) {
+      nanosleep(&(struct timespec){.tv_nsec = SLEEP_NANOSECONDS}, NULL);
+    }
+  }
+  return PITH_OK;
+}
+
 pith_status pith__cuda_space_wait(pith_cuda_space *s) {
   char text[TEXT];
   pthread_mutex_lock(&s->mutex);
-  int failed = s->gpu->event_record(s->event, s->stream, text) || s->gpu->event_wait(s->event, text);
+  pith_status status = s->gpu->event_record(s->event, s->stream, text) ? refuse(text) : await(s, s->event);
+  pthread_mutex_unlock(&s->mutex);
+  return status;
+}
+
+pith_status pith__cuda_space_end_step(pith_cuda_space *s) {
+  char text[TEXT];
+  pthread_mutex_lock(&s->mutex);
+  int failed = s->gpu->event_record(s->ends[s->turn++ % 2], s->stream, text);
   pthread_mutex_unlock(&s->mutex);
   return failed ? refuse(text) : PITH_OK;
 }
 
-pith_status pith__cuda_space_keep_pace(pith_cuda_space *s, int exact) {
-  char text[TEXT];
-  void *now = s->ends[s->turn++ % 2];
-  if (s->gpu->event_record(now, s->stream, text) ||
-      s->gpu->event_wait(exact || s->turn == 1 ? now : s->ends[s->turn % 2], text)) {
-    return refuse(text);
+static void *last_end(const pith_cuda_space *s) { return s->ends[(s->turn + 1) % 2]; }
+
+pith_status pith__cuda_space_keep_pace(const pith_cuda_space *s, int exact) {
+  if (!exact && s->turn < 2) {
+    return PITH_OK; /* there was no step before */
   }
-  return PITH_OK;
+  return await(s, exact ? last_end(s) : s->ends[s->turn % 2]);
+}
+
+int pith__cuda_space_is_done(pith_cuda_space *s) {
+  char text[TEXT];
+  int is_done = 1;
+  pthread_mutex_lock(&s->mutex);
+  int has_failed = s->turn > 0 && s->gpu->event_done(last_end(s), &is_done, text);
+  pthread_mutex_unlock(&s->mutex);
+  return is_done || has_failed;
 }
 
 pith_status pith__cuda_space_move(const pith_cuda_space *s, void *to, const void *from, size_t bytes) {

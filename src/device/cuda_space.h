@@ -12,13 +12,14 @@ typedef struct pith_cuda_space {
   pith_space base; /* the first: a pith_space is one of these */
   const pith_cuda_module *gpu;
   int device;
-  void *stream; /* of all that is enqueued */
-  void *event;  /* for whoever waits, one at a time: the caller and the reducer's thread */
-  pthread_mutex_t mutex;
-  void *ends[2]; /* of the step that has just ended, and of the one before, in turns */
+  void *stream;          /* of all that is enqueued */
+  void *event;           /* for whoever waits, one at a time: the caller and the reducer's thread */
+  pthread_mutex_t mutex; /* of events */
+  void *ends[2];         /* of the step that has just ended, and of the one before, in turns */
   unsigned turn;
   pith_codec *raw;
-  pith_allocator allocator; /* of a framework; without its functions the module's */
+  pith_allocator allocator;    /* of a framework; without its functions the module's */
+  const pith_carrier *carrier; /* asked, while somebody waits, whether that makes sense; NULL: nobody is */
 } pith_cuda_space;
 
 /* Of the calling thread's current device. */
@@ -30,8 +31,12 @@ pith_status pith__cuda_space_enter(const pith_cuda_space *space);
 
 /* Enqueues a copy; either end may be main memory, pinned or not. */
 pith_status pith__cuda_space_move(const pith_cuda_space *space, void *to, const void *from, size_t bytes);
-/* A step has ended: waits for the device, so that the host is at most one step ahead of it; `exact`: not at all. */
-pith_status pith__cuda_space_keep_pace(pith_cuda_space *space, int exact);
+/* All of a step is enqueued. */
+pith_status pith__cuda_space_end_step(pith_cuda_space *space);
+/* Waits for the device, so that the host is at most one step ahead of it; `exact`: not at all. */
+pith_status pith__cuda_space_keep_pace(const pith_cuda_space *space, int exact);
+/* Whether the device has come to the end of the last step; waits for nothing. */
+int pith__cuda_space_is_done(pith_cuda_space *space);
 /* Until all that was enqueued is done. */
 pith_status pith__cuda_space_wait(pith_cuda_space *space);
 

@@ -196,7 +196,7 @@ PITH_FORMAT_ASSERT(sizeof(pith_gpu_mean) == 40, "both compilers lay out means al
 
 /* ---- The module -------------------------------------------------------------------------------------------------- */
 
-#define PITH_CUDA_ABI 5
+#define PITH_CUDA_ABI 6
 #define PITH_CUDA_ENTRY "pith_cuda_module_entry"
 
 /* Functions return 0, or another number and a sentence in `text` (256 bytes). They only enqueue. */
@@ -226,8 +226,9 @@ typedef struct pith_cuda_module {
   int (*event_create)(void **event, char *text);
   void (*event_destroy)(void *event);
   int (*event_record)(void *event, void *stream, char *text);
-  int (*event_wait)(void *event, char *text); /* until the stream has come to where it was recorded */
-  int (*use_device)(int number, char *text);  /* by the calling thread, from now on */
+  int (*event_wait)(void *event, char *text);            /* until the stream has come to where it was recorded */
+  int (*event_done)(void *event, int *done, char *text); /* whether it has; waits for nothing */
+  int (*use_device)(int number, char *text);             /* by the calling thread, from now on */
   /* Both are enqueued. Copies are from anywhere to anywhere. */
   int (*move)(void *to, const void *from, size_t size, void *stream, char *text);
   int (*clear)(void *memory, size_t size, void *stream, char *text);

@@ -13,12 +13,25 @@
 #include "base/struct_size.h"
 #include "codec/codec.h"
 #include "device/cuda_space.h"
+#include "device/staged_carrier.h"
 #include "memory/memory.h"
 #include "reducer/stages.h"
 
 #define LAYERS_MOST ((size_t)1 << 20)
+#define SMALL_ROOM 4096 /* bytes that any layer may take */
 
 /* ---- Life -------------------------------------------------------------------------------------------------------- */
+
+/* Over a comm, messages go through pinned memory. */
+static pith_status open_device(pith_reducer *r) {
+  pith_cuda_space *space = NULL;
+  PITH_TRY(pith__cuda_space_create(r->options.stream, r->options.allocator, &space));
+  r->space = &space->base;
+  PITH_TRY(r->comm ? pith__staged_carrier(r->comm, &r->carrier) : PITH_OK);
+  r->comm = NULL;
+  space->carrier = &r->carrier;
+  return PITH_OK;
+}
 
 static pith_status create(pith_reducer from, const char *rules, uint64_t seed, const pith_reducer_options *options,
                           pith_reducer **made) {
@@ -27,8 +40,8 @@ static pith_status create(pith_reducer from, const char *rules, uint64_t seed, c
   PITH_REQUIRE(from.comm || !read.cuda == !(from.carrier.caps & PITH_CARRIER_CUDA), PITH_ERR_ARGUMENT,
                "carrier %s moves memory of %s, and gradients are not there", from.carrier.name,
                read.cuda ? "the host" : "a CUDA device");
-  PITH_REQUIRE(!from.comm || !read.cuda, PITH_ERR_UNSUPPORTED,
-               "a comm moves memory of the host: gradients of a CUDA device need a carrier for that");
+  PITH_REQUIRE(!read.capturable || (read.cuda && !from.comm), PITH_ERR_ARGUMENT,
+               "a step can be captured only where a carrier enqueues it on a CUDA stream, as that of NCCL does");
   pith_reducer *r = malloc(sizeof *r);
   PITH_REQUIRE(r, PITH_ERR_MEMORY, "no memory for a reducer");
   *r = from;
@@ -40,10 +53,12 @@ static pith_status create(pith_reducer from, const char *rules, uint64_t seed, c
   if (status == PITH_OK) {
     status = pith_rules_create(fixed, &r->rules);
   }
+  if (status == PITH_OK && r->adaptive.text && r->options.capturable) {
+    status =
+        pith_fail(PITH_ERR_UNSUPPORTED, "%s changes specs between steps, and a graph repeats one", r->adaptive.text);
+  }
   if (status == PITH_OK && r->options.cuda) {
-    pith_cuda_space *space = NULL;
-    status = pith__cuda_space_create(r->options.stream, r->options.allocator, &space);
-    r->space = space ? &space->base : NULL;
+    status = open_device(r);
   }
   if (status == PITH_OK && !r->comm) {
     r->stage_ops = r->space ? &pith__stage_cuda : &pith__stage_host;
@@ -51,6 +66,9 @@ static pith_status create(pith_reducer from, const char *rules, uint64_t seed, c
   }
   free(fixed);
   if (status != PITH_OK) {
+    if (from.comm && r->carrier.release) {
+      r->carrier.release(r->carrier.self); /* that of a caller stays his */
+    }
     pith_reducer_destroy(r);
     return status;
   }
@@ -177,6 +195,13 @@ static pith_status check_space(const pith_reducer *r, const char *name, const pi
   if (r->space && pith_cuda_supports(l->match.codec) != PITH_OK) {
     return pith_fail(PITH_ERR_UNSUPPORTED, "layer %s: %s", name, pith_error());
   }
+  size_t most = pith_codec_bound(l->match.codec, l->n), values = pith__layer_bytes(l);
+  PITH_REQUIRE(
+      !r->options.capturable || (l->match.codec->caps & (PITH_CAP_FIXED | PITH_CAP_ROUNDS)) || most <= values / 2 + SMALL_ROOM,
+      PITH_ERR_UNSUPPORTED,
+      "layer %s: payloads of %s vary in size up to %zu bytes, and in a graph, where nobody waits for sizes, all "
+      "of that would travel for %zu bytes of values; topk with a small ratio has a small bound",
+      name, l->match.codec->spec, most, values);
   return PITH_OK;
 }
 
@@ -385,6 +410,8 @@ pith_status pith_reducer_start(pith_reducer *r, size_t index, void *gradient) {
   PITH_TRY(pith__reducer_check_process(r));
   pith_named *l = &r->layers[index];
   PITH_REQUIRE(gradient || l->n == 0, PITH_ERR_ARGUMENT, "layer %s: the gradient is NULL", l->name);
+  PITH_REQUIRE((uintptr_t)gradient % pith_dtype_size(l->dtype) == 0, PITH_ERR_ARGUMENT,
+               "layer %s: the gradient is not aligned for %s", l->name, pith_dtype_name(l->dtype));
   PITH_REQUIRE(l->started != r->step + 1, PITH_ERR_STATE, "layer %s was started twice in step %llu", l->name,
                (unsigned long long)r->step);
   PITH_TRY(pith_reducer_check(r));

@@ -8,6 +8,7 @@ static pith_status run(const pith_reducer *r, pith_exchange x) {
   uint64_t ticket;
   x.size = sizeof x;
   x.stream = r->options.stream;
+  x.step = r->step;
   PITH_TRY(r->carrier.start(r->carrier.self, &x, &ticket));
   return r->carrier.wait(r->carrier.self, ticket);
 }

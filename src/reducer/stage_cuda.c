@@ -174,7 +174,7 @@ static pith_status fetch_sizes(pith_staged *f) {
 static pith_status encode_payloads(pith_staged *f) {
   size_t used = 0, at = table_bytes(f);
   PITH_TRY(with_items(f, f->reducer->rank, encode_items, NULL));
-  PITH_TRY(fetch_sizes(f));
+  PITH_TRY(f->reducer->options.capturable ? PITH_OK : fetch_sizes(f)); /* else they are bounds */
   const uint64_t *sizes = f->sizes + (size_t)f->reducer->rank * f->count;
   size_t room = 0;
   for (size_t i = 0; i < f->count; i++) {
@@ -236,7 +236,9 @@ static pith_status aggregate_items(pith_staged *f, pith_cuda_item *items, void *
 /* Rank after rank, in f32: in place, or in `out` where gradients are no f32. */
 static pith_status add_up(pith_staged *f, float **total) {
   size_t wide = 0, table = f->count * (size_t)f->reducer->ranks * sizeof *f->sizes;
-  PITH_TRY(pith__cuda_space_move(space_of(f), f->more.data, f->sizes, table));
+  if (!f->reducer->options.capturable) { /* there the device has them, and the host bounds */
+    PITH_TRY(pith__cuda_space_move(space_of(f), f->more.data, f->sizes, table));
+  }
   for (size_t i = 0; i < f->count; i++) {
     wide += layer_of(f, i)->dtype == PITH_F32 ? 0 : aligned(layer_of(f, i)->n * sizeof(float));
   }

@@ -175,6 +175,14 @@ static size_t message_of(const pith_staged *f, int rank) {
   return sum;
 }
 
+/* Where nobody may wait for sizes, payloads have the room of the largest. */
+static void take_bounds(pith_staged *f) {
+  for (size_t i = 0; i < f->count * (size_t)f->reducer->ranks; i++) {
+    const pith_named *l = layer_of(f, i % f->count);
+    f->sizes[i] = pith_codec_bound(l->match.codec, l->n);
+  }
+}
+
 /* What ranks say is checked: no payload is larger than its bound. */
 static pith_status check_sizes(const pith_staged *f) {
   for (size_t i = 0; i < f->count * (size_t)f->reducer->ranks; i++) {
@@ -203,6 +211,9 @@ static pith_status gather_payloads(pith_staged *f) {
 static pith_status work_whole(pith_staged *f) {
   size_t own = (size_t)f->reducer->rank * f->count;
   if (f->stage == 0) {
+    if (f->reducer->options.capturable) {
+      take_bounds(f);
+    }
     PITH_TRY(f->reducer->stage_ops->encode_payloads(f));
     f->stage = 1;
     if (!are_fixed(f)) {
@@ -217,7 +228,7 @@ static pith_status work_whole(pith_staged *f) {
     }
   }
   if (f->stage++ == 1) {
-    PITH_TRY(f->has_sizes ? PITH_OK : f->reducer->stage_ops->read_sizes(f));
+    PITH_TRY(f->has_sizes || f->reducer->options.capturable ? PITH_OK : f->reducer->stage_ops->read_sizes(f));
     return gather_payloads(f);
   }
   end_stages(f);

@@ -101,6 +101,7 @@ static pith_status go_on(pith_stages *s, pith_staged *f) {
     return PITH_OK;
   }
   f->exchange.stream = s->reducer->options.stream;
+  f->exchange.step = s->reducer->step;
   PITH_TRY(carrier->start(carrier->self, &f->exchange, &f->ticket));
   f->has_exchange = 1;
   return PITH_OK;
@@ -118,9 +119,18 @@ static pith_status await(pith_stages *s, pith_staged *f) {
   return status;
 }
 
+/* The first error is the one that counts. */
 static void fail(pith_stages *s, pith_status status) {
-  s->failed = status;
-  snprintf(s->why, sizeof s->why, "%s", pith_error());
+  pthread_mutex_lock(&s->mutex);
+  int is_first = s->failed == PITH_OK;
+  if (is_first) {
+    s->failed = status;
+    snprintf(s->why, sizeof s->why, "%s", pith_error());
+  }
+  pthread_mutex_unlock(&s->mutex);
+  if (is_first && s->carrier.abort) {
+    s->carrier.abort(s->carrier.self, s->why);
+  }
 }
 
 /* After an error: memory is lent to the carrier until it says otherwise. */
@@ -200,13 +210,45 @@ static void release(pith_stages *s) {
   }
   pthread_mutex_destroy(&s->mutex);
   pthread_cond_destroy(&s->changed);
+  if (s->carrier.release) {
+    s->carrier.release(s->carrier.self);
+  }
   free(s);
+}
+
+/* At most until the caller changes something, or so long that somebody should look again. */
+static int wait_a_while(pith_stages *s) {
+  struct timespec until;
+  clock_gettime(CLOCK_REALTIME, &until);
+  until.tv_nsec += LOOK_NANOSECONDS;
+  until.tv_sec += until.tv_nsec / 1000000000;
+  until.tv_nsec %= 1000000000;
+  return pthread_cond_timedwait(&s->changed, &s->mutex, &until) != 0;
+}
+
+/* Between steps, of which the device may not have come to the end: whoever waits for it does not hear of ranks that are
+ * gone. With the mutex held. */
+static void watch(pith_stages *s, double idle_since) {
+  if (!wait_a_while(s) || s->failed != PITH_OK || pith__cuda_space_is_done((pith_cuda_space *)s->space)) {
+    return;
+  }
+  pthread_mutex_unlock(&s->mutex);
+  pith_status status = s->carrier.check(s->carrier.self, pith__now() - idle_since);
+  if (status != PITH_OK) {
+    fail(s, status);
+  }
+  pthread_mutex_lock(&s->mutex);
 }
 
 /* The next group in the queue. NULL: the step is to be finished, or the thread to end. */
 static pith_staged *next_task(pith_stages *s) {
+  double idle_since = pith__now();
   while (!s->queue && !s->is_ending && !s->is_closing) {
-    pthread_cond_wait(&s->changed, &s->mutex);
+    if (s->space && s->carrier.check) {
+      watch(s, idle_since);
+    } else {
+      pthread_cond_wait(&s->changed, &s->mutex);
+    }
   }
   pith_staged *f = s->queue;
   if (f) {
@@ -247,7 +289,7 @@ static void *run(void *argument) {
 }
 
 static pith_status have_thread(pith_stages *s) {
-  if (!s->has_thread && (s->carrier.caps & PITH_CARRIER_THREADS)) {
+  if (!s->has_thread && (s->carrier.caps & PITH_CARRIER_THREADS) && !s->reducer->options.capturable) {
     PITH_REQUIRE(pthread_create(&s->thread, NULL, run, s) == 0, PITH_ERR_SYSTEM, "rank %d cannot start a thread",
                  s->reducer->rank);
     s->has_thread = 1;
@@ -307,6 +349,9 @@ void pith__stages_destroy(pith_stages *s) {
   if (!s->has_thread && is_ours) {
     drop_all(s);
   }
+  if (!is_ours) {
+    s->carrier.release = NULL; /* it is of the process that forked */
+  }
   release(s);
 }
 
@@ -353,12 +398,7 @@ static pith_status await_end(pith_stages *s) {
   s->is_ending = !s->has_given_up;
   pthread_cond_broadcast(&s->changed);
   while (s->is_ending && status == PITH_OK) {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += LOOK_NANOSECONDS;
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
-    int is_late = pthread_cond_timedwait(&s->changed, &s->mutex, &until) != 0;
+    int is_late = wait_a_while(s);
     pthread_mutex_unlock(&s->mutex);
     if (is_late && s->carrier.interrupted && s->carrier.interrupted(s->carrier.self)) {
       status = pith_fail(PITH_ERR_INTERRUPTED, "rank %d was interrupted while it waited for an exchange over %s",
@@ -373,11 +413,26 @@ static pith_status await_end(pith_stages *s) {
   return status;
 }
 
+/* The host is at most one step ahead of the device, and hears of ranks that are gone. */
+static void keep_pace(pith_stages *s) {
+  pith_cuda_space *space = (pith_cuda_space *)s->space;
+  pith_status status = pith__cuda_space_end_step(space);
+  if (status == PITH_OK && s->carrier.check) {
+    status = pith__cuda_space_keep_pace(space, 0);
+  }
+  if (status != PITH_OK) {
+    fail(s, status);
+  }
+}
+
 pith_status pith__stages_finish(pith_stages *s) {
   if (s->has_thread) {
     PITH_TRY(await_end(s));
   } else {
     end(s);
+  }
+  if (s->space && !s->reducer->options.capturable && s->failed == PITH_OK) {
+    keep_pace(s);
   }
   PITH_REQUIRE(!s->has_given_up, PITH_ERR_STATE, "the reducer was interrupted in the middle of a step: create it anew");
   return s->failed == PITH_OK ? PITH_OK : pith_fail(s->failed, "%s", s->why);

@@ -1,39 +1,43 @@
 /*
- * An allreduce on a real device over comms of Pith's own, by the laws that made-up devices obey too (device_laws.h).
+ * A reducer on a real device over comms of Pith's own, by the laws that made-up devices obey too (device_laws.h).
  * One process for each rank, which may share a GPU:
  *
  *   pith run -n 4 -- device_test                                       a line for each law
  *   pith lab -n 4 --rate 10gbit -- device_test bench                   … and a table of times
  *
- * Ranks meet as the environment says: PITH_TRANSPORT, or shm within a host and tcp between hosts. Skipped with the
- * reason where a GPU or the module is missing.
+ * Ranks find each other as the environment says: PITH_TRANSPORT, or shm within a host and tcp between hosts. Skipped
+ * with the reason where a GPU or the module is missing.
  */
-#include "comm_laws.h"
 #include "rank_program.h"
+
+static pith_status law_open_reducer(const law_world *w, const char *rules, uint64_t seed,
+                                    const pith_reducer_options *options, pith_reducer **reducer) {
+  return pith_reducer_create_with(w->comm, rules, seed, options, reducer);
+}
 
 /* ---- Laws of its own
  * ---------------------------------------------------------------------------------------------------------------------
  */
 
-/* Many groups, some of them slices of layers, in few slots. Random numbers would be others. */
+/* Many groups, some of them chunks of layers. */
 static void run_groups(void) {
   static const char *const list[] = {
       "none",
-      "q:4",
+      "q:4,round=stochastic",
       "ef/q:4",
       "ef/topk:0.05",
       "dgc:0.05",
       "ef/powersgd:4",
       "*.bias=q:8;embed*=ef/topk:0.01;fc*=ef/q:4;head*=ef/powersgd:2;small*=powersgd:16;*=bf16"};
-  law_options.group = 20 << 10;
-  law_options.slots = 2;
+  law_options.group_bytes = 20 << 10;
+  law_options.chunk_bytes = 8 << 10;
   for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
     law_means(&here, list[i], PITH_F32);
     tell("means are those of the CPU, in groups", list[i]);
   }
   law_checkpoints(&here, "embed*=ef/topk:0.01;fc*=ef/q:4;head*=ef/powersgd:2;*=q:8");
   tell("a checkpoint goes on where it was made, in groups", "");
-  law_options = (pith_device_options)PITH_DEVICE_OPTIONS_INIT;
+  law_options = (pith_reducer_options)PITH_REDUCER_OPTIONS_INIT;
 }
 
 /* Payloads that differ in size from rank to rank and step to step. */

@@ -1,6 +1,6 @@
 /*
  * What programs have in common that try the laws of device_laws.h on real devices, one process for each rank, with RANK
- * and WORLD_SIZE in the environment. Included once, behind nccl_laws.h or comm_laws.h.
+ * and WORLD_SIZE in the environment. Included once; who includes it defines `law_open_reducer`.
  */
 #ifndef PITH_TESTS_CUDA_RANK_PROGRAM_H
 #define PITH_TESTS_CUDA_RANK_PROGRAM_H
@@ -152,7 +152,7 @@ enum { ROUNDS = 15, SIDE = 4096, VALUES = SIDE * SIDE };
 
 typedef struct contender {
   const char *spec; /* NULL: somebody else's sum of f32 */
-  law_object *object;
+  pith_reducer *object;
   double time[ROUNDS], enqueue[ROUNDS];
 } contender;
 
@@ -174,14 +174,14 @@ static double median(double *times) {
 static void (*plain_sum)(void *gradient); /* on our stream */
 static const char *plain_name;
 
-static void time_once(contender *c, void *gradient, const void *source, uint64_t round, double *time, double *enqueue) {
+static void time_once(contender *c, void *gradient, const void *source, double *time, double *enqueue) {
   GPU_CHECK(
       gpu.copy((gpu_address)(uintptr_t)gradient, (gpu_address)(uintptr_t)source, sizeof(float) * VALUES, here.stream));
   GPU_CHECK(gpu.wait());
   CHECK_OK(pith_barrier(host, NULL));
   double start = now();
   if (c->spec) {
-    CHECK_OK(LAW(allreduce)(c->object, &gradient, round, here.stream));
+    CHECK_OK(law_allreduce(c->object, &gradient));
   } else {
     plain_sum(gradient);
   }
@@ -190,12 +190,20 @@ static void time_once(contender *c, void *gradient, const void *source, uint64_t
   *time = now() - start;
 }
 
+static size_t sent_in_a_step(const pith_reducer *reducer) {
+  pith_layer_stats stats = PITH_LAYER_STATS_INIT;
+  pith_traffic traffic = PITH_TRAFFIC_INIT;
+  CHECK_OK(pith_reducer_layer_stats(reducer, 0, &stats));
+  CHECK_OK(pith_reducer_layer_traffic(reducer, 0, &traffic));
+  return (size_t)(traffic.sent_bytes / stats.steps);
+}
+
 static void print_times(contender *list, size_t count) {
   double plain = 0;
   printf("\n64 MiB of f32, %d ranks, median of %d\n%-24s %10s %10s %12s %8s\n", here.ranks, ROUNDS, "spec", "ms",
          "call ms", "sent MiB", "speed");
   for (size_t i = 0; i < count; i++) {
-    size_t sent = list[i].spec ? LAW(sent)(list[i].object)
+    size_t sent = list[i].spec ? sent_in_a_step(list[i].object)
                                : 2 * sizeof(float) * VALUES * (size_t)(here.ranks - 1) / (size_t)here.ranks;
     double time = median(list[i].time);
     plain = i ? plain : time;
@@ -225,14 +233,14 @@ static void run_bench(contender *list, size_t count) {
   for (uint64_t round = 0; round < ROUNDS + 3; round++) { /* three to warm up */
     for (size_t i = 0; i < count; i++) {
       size_t at = round < 3 ? 0 : (size_t)round - 3;
-      time_once(&list[i], gradient, source, round, &list[i].time[at], &list[i].enqueue[at]);
+      time_once(&list[i], gradient, source, &list[i].time[at], &list[i].enqueue[at]);
     }
   }
   if (here.rank == 0) {
     print_times(list, count);
   }
   for (size_t i = 0; i < count; i++) {
-    LAW(destroy)(list[i].object);
+    pith_reducer_destroy(list[i].object);
   }
   gpu_free(gradient);
   gpu_free(source);

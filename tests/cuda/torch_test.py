@@ -102,12 +102,12 @@ def compare_bits(spec: str, groups) -> str:
 
 def compare_chunks(name: str, groups) -> str:
     """Layers that are large in comparison with a message."""
-    usual = _engine.TorchCarrier
-    _engine.TorchCarrier = functools.partial(usual, chunk_bytes=1 << 15)
+    usual = _engine.Side
+    _engine.Side = functools.partial(usual, chunk_bytes=1 << 15)
     try:
         return compare_bits(name.split()[0], groups)
     finally:
-        _engine.TorchCarrier = usual
+        _engine.Side = usual
 
 
 def differences(

@@ -12,7 +12,6 @@ enum {
   FUZZ_CHECKPOINT_ADAPTIVE, /* a reducer whose layers change their specs */
   FUZZ_CHECKPOINT_LGRECO,   /* an adapter */
   FUZZ_CHECKPOINT_AUTO,     /* an adapter */
-  FUZZ_CHECKPOINT_DEVICE,   /* an allreduce on a device */
   FUZZ_CHECKPOINTS
 };
 

@@ -1,5 +1,5 @@
 /*
- * Bytes as checkpoints of reducers, adapters and allreduces on a device: loaded or refused; a refusal leaves the object
+ * Bytes as checkpoints of reducers and adapters: loaded or refused; a refusal leaves the object
  * as it was, and what was loaded can be saved again. The first byte chooses the object; with its high bit the checksum
  * is made right, so that what stands behind it is reached too.
  */
@@ -7,7 +7,6 @@
 #include <pith/comm.h>
 
 #include "base/hash.h"
-#include "device/device.h"
 #include "fuzz/checkpoint.h"
 #include "fuzz/fuzz.h"
 
@@ -26,9 +25,6 @@ static pith_status reducer_load(void *it, pith_bytes bytes) { return pith_reduce
 static size_t adapter_size(void *it) { return pith_adapter_save_size(it); }
 static pith_status adapter_save(void *it, pith_out *out) { return pith_adapter_save(it, out); }
 static pith_status adapter_load(void *it, pith_bytes bytes) { return pith_adapter_load(it, bytes); }
-static size_t device_size(void *it) { return pith__device_size(it); }
-static pith_status device_save(void *it, pith_out *out) { return pith__device_save(it, out); }
-static pith_status device_load(void *it, pith_bytes bytes) { return pith__device_load(it, bytes); }
 
 static pith_out save(const object *o) {
   pith_out out = {malloc(o->size(o->it)), o->size(o->it), 0};
@@ -36,23 +32,7 @@ static pith_out save(const object *o) {
   return out;
 }
 
-static int copy(void *to, const void *from, size_t size, char *text) {
-  (void)text;
-  memcpy(to, from, size);
-  return 0;
-}
-
-/* What an allreduce on a device keeps, in main memory. */
-static void *make_device(void) {
-  static pith_cuda_module module;
-  static uint8_t kept[64];
-  static pith_device_core core = {
-      .rank = 1, .ranks = 2, .summary = 77, .memory = kept, .kept_size = sizeof kept, .gpu = &module};
-  module.copy = copy;
-  return &core;
-}
-
-enum { SUM_OF_ADAPTER = 24, BEHIND_ADAPTER = 32, SUM_OF_DEVICE = 40, BEHIND_DEVICE = 48 };
+enum { SUM_OF_ADAPTER = 24, BEHIND_ADAPTER = 32 };
 
 static object *object_of(size_t number) {
   static object all[FUZZ_CHECKPOINTS];
@@ -61,9 +41,6 @@ static object *object_of(size_t number) {
     return o;
   }
   switch (number) {
-    case FUZZ_CHECKPOINT_DEVICE:
-      *o = (object){make_device(), device_size, device_save, device_load, SUM_OF_DEVICE, BEHIND_DEVICE, {0}};
-      break;
     case FUZZ_CHECKPOINT_LGRECO:
     case FUZZ_CHECKPOINT_AUTO:
       *o = (object){

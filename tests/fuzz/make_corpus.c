@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include "comm/comm.h"
-#include "device/device.h"
 #include "fuzz/checkpoint.h"
 #include "fuzz/frame_operations.h"
 #include "fuzz/fuzz.h"
@@ -173,22 +172,6 @@ static void write_adapter(uint8_t number) {
   write_checkpoint(number, out.data, out.size);
   pith_adapter_destroy(adapter);
   free(out.data);
-}
-
-static int copy(void *to, const void *from, size_t size, char *text) {
-  (void)text;
-  memcpy(to, from, size);
-  return 0;
-}
-
-static void write_device(void) {
-  pith_cuda_module module = {.copy = copy};
-  uint8_t kept[64] = {1, 2, 3}, bytes[256];
-  pith_device_core core = {
-      .rank = 1, .ranks = 2, .summary = 77, .memory = kept, .kept_size = sizeof kept, .gpu = &module};
-  pith_out out = {bytes, sizeof bytes, 0};
-  FUZZ_REQUIRE(pith__device_save(&core, &out) == PITH_OK);
-  write_checkpoint(FUZZ_CHECKPOINT_DEVICE, bytes, out.size);
 }
 
 /* ---- Messages ---------------------------------------------------------------------------------------------------- */
@@ -366,7 +349,6 @@ int main(int argc, char **argv) {
   write_reducer(FUZZ_CHECKPOINT_ADAPTIVE);
   write_adapter(FUZZ_CHECKPOINT_LGRECO);
   write_adapter(FUZZ_CHECKPOINT_AUTO);
-  write_device();
   write_frames();
   write_addresses();
   write_ids();

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .._carrier import Carrier, Cuda
+from .._carrier import Carrier, Cuda, NcclCarrier
 from .._errors import ArgumentError
 
 # Its name changed in torch 2.13.
@@ -28,32 +28,37 @@ _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp
 _OPS["mean"] = dist.ReduceOp.SUM  # the work divides: only NCCL has means
 
 
+class Side:
+    """A stream beside the backward pass, on which a reducer works, with the memory that PyTorch keeps for it."""
+
+    def __init__(self, device: torch.device, chunk_bytes: int = 0) -> None:
+        self.stream = torch.cuda.Stream(device)
+        self.cuda = Cuda(
+            self.stream.cuda_stream,
+            lambda size: torch.cuda.caching_allocator_alloc(size, device, self.stream),
+            torch.cuda.caching_allocator_delete,
+            chunk_bytes,
+        )
+
+
 class TorchCarrier(Carrier):
     """Moves a reducer's bytes over a group of its own, so that nobody else's collectives come between them.
 
-    For tensors of a device everything is enqueued on a stream of its own, ``side``, beside the backward pass.
+    For tensors of a device everything is enqueued on the side stream.
     """
 
     threads = True
 
-    def __init__(self, group: Any, device: torch.device, chunk_bytes: int = 0) -> None:
+    def __init__(self, group: Any, device: torch.device, side: Side | None = None) -> None:
         self.name = str(dist.get_backend(group))
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self._parent, self._device = group, device
         self._group = taken_group(group) if self.ranks > 1 else None
-        self.side: torch.cuda.Stream | None = None
-        if device.type == "cuda":
-            self.side = torch.cuda.Stream(device)
-            self.cuda = Cuda(self.side.cuda_stream, self._allocate, self._release, chunk_bytes)
-
-    def _allocate(self, size: int) -> int:
-        return torch.cuda.caching_allocator_alloc(size, self._device, self.side)
-
-    def _release(self, memory: int) -> None:
-        torch.cuda.caching_allocator_delete(memory)
+        self._stream = None if side is None else side.stream
+        self.cuda = None if side is None else side.cuda
 
     def _working(self) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(self.side) if self.side is not None else nullcontext()
+        return torch.cuda.stream(self._stream) if self._stream is not None else nullcontext()
 
     def all_to_all(self, send: Any, recv: Any, send_bytes: list[int], recv_bytes: list[int]) -> Any:
         with self._working():
@@ -87,7 +92,7 @@ class TorchCarrier(Carrier):
         """The same memory."""
         if not memory.nbytes:
             return torch.empty(0, dtype=torch.uint8, device=self._device)
-        if self.side is None:
+        if self._stream is None:
             return torch.frombuffer(memory, dtype=torch.uint8)
         return torch.as_tensor(memory, device=self._device)
 
@@ -101,6 +106,50 @@ class _Mean:
     def wait(self) -> None:
         self._work.wait()
         self._tensor /= self._ranks
+
+
+# ---- NCCL in C -------------------------------------------------------------------------------------------------------
+
+
+class TorchNcclCarrier(NcclCarrier):
+    """The communicator of a group of our own, so that nobody else's collectives come between ours."""
+
+    def __init__(self, group: Any, own: Any, comm: int, side: Side) -> None:
+        timeout = _timeout_of(group)
+        super().__init__(comm, side.cuda, timeout.total_seconds() if timeout else 0.0, self._end)
+        self._parent, self._group, self._is_ended = group, own, False
+
+    def _end(self, why: str) -> None:
+        """Ends what hangs on the device. The watchdog of torch knows nothing of it, since it did not begin it."""
+        self._is_ended = True
+        backend = nccl_backend(self._group)
+        for name in ("abort", "_abort"):
+            if hasattr(backend, name):
+                getattr(backend, name)()
+                return
+
+    def close(self) -> None:
+        """The group is there for the next one."""
+        if not self._is_ended:
+            give_group_back(self._parent, self._group)
+
+
+def device_carrier(group: Any, device: torch.device, side: Side) -> TorchCarrier | TorchNcclCarrier:
+    """NCCL in C where torch hands out the communicator; else the collectives of torch. All ranks call it."""
+    if dist.get_backend(group) != "nccl" or dist.get_world_size(group) == 1:
+        return TorchCarrier(group, device, side)
+    own = taken_group(group)
+    dist.all_reduce(torch.zeros(1, device=device), group=own)  # makes the communicator
+    torch.cuda.synchronize(device)
+    comm = getattr(nccl_backend(own), "_comm_ptr", lambda: 0)()
+    if comm:
+        return TorchNcclCarrier(group, own, comm, side)
+    give_group_back(group, own)
+    return TorchCarrier(group, device, side)
+
+
+def nccl_backend(group: Any) -> Any:
+    return group._get_backend(torch.device("cuda"))
 
 
 # ---- Groups of our own -----------------------------------------------------------------------------------------------

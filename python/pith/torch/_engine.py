@@ -12,7 +12,7 @@ from .._codec import Rules
 from .._comm import Comm
 from .._errors import StateError, UnsupportedError
 from .._reducer import Reducer
-from ._carrier import TorchCarrier
+from ._carrier import Side, TorchCarrier, TorchNcclCarrier, device_carrier
 from ._coder import to_tensor
 from ._group import PithGroup
 from ._layers import COMPRESSIBLE, Layer, texts_of
@@ -28,16 +28,19 @@ def engine_for(
     on all ranks.
     """
     device = layers[0].parameter.device
+    is_ours = isinstance(group, PithGroup)
     if device.type == "cpu":
         keep_memory()
-        over = group.comm if isinstance(group, PithGroup) else TorchCarrier(group, device)
+        over = group.comm if is_ours else TorchCarrier(group, device)
         return Engine(over, rules, layers, seed, in_order)
     if device.type != "cuda":
         raise UnsupportedError(
             f"gradients on {device} cannot be compressed: pith.torch.compress takes models on CPUs and CUDA devices"
         )
     with torch.cuda.device(device):
-        return Engine(TorchCarrier(group, device), rules, layers, seed, in_order)
+        side = Side(device)
+        over = group.comm if is_ours else device_carrier(group, device, side)
+        return Engine(over, rules, layers, seed, in_order, side)
 
 
 _COMM_GROUP_BYTES = 4 << 20  # enough to be worth a message, soon enough to overlap
@@ -48,16 +51,17 @@ class Engine:
 
     def __init__(
         self,
-        over: Comm | TorchCarrier,
+        over: Comm | TorchCarrier | TorchNcclCarrier,
         rules: Rules,
         layers: list[Layer],
         seed: int,
         in_order: bool,
+        side: Side | None = None,
     ) -> None:
         self._over, self._layers = over, layers
         self.name = "pith" if isinstance(over, Comm) else over.name
         self.rank, self.ranks = over.rank, over.ranks
-        self._side = None if isinstance(over, Comm) else over.side
+        self._side = side
         self._adapted = [i for i, layer in enumerate(layers) if layer.adaptive]
         self._lent: list[torch.Tensor] = []
         inside = [i for i, layer in enumerate(layers) if not layer.sparse]
@@ -65,8 +69,9 @@ class Engine:
             over,
             _rules_for([layers[i].name for i in inside], rules),
             seed,
-            group_bytes=_COMM_GROUP_BYTES if isinstance(over, Comm) else 0,
+            group_bytes=_COMM_GROUP_BYTES if isinstance(over, Comm) and side is None else 0,
             in_order=in_order,
+            cuda=None if side is None else side.cuda,
         )
         self._numbers = {i: self._add(layers[i]) for i in inside}
         if inside:
@@ -85,7 +90,7 @@ class Engine:
         values = torch.view_as_real(gradient) if gradient.is_complex() else gradient
         self._lent.append(values)
         if self._side is not None:  # its work comes behind what has made the gradient
-            self._side.wait_stream(torch.cuda.current_stream(gradient.device))
+            self._side.stream.wait_stream(torch.cuda.current_stream(gradient.device))
         self._reducer.start_at(self._numbers[index], values.data_ptr())
 
     def finish(self) -> bool:
@@ -93,7 +98,8 @@ class Engine:
             self._reducer.finish()
         finally:
             if self._side is not None:  # the caller's work comes behind the means
-                torch.cuda.current_stream(self._side.device).wait_stream(self._side)
+                stream = self._side.stream
+                torch.cuda.current_stream(stream.device).wait_stream(stream)
             self._lent.clear()
         return self._follow()
 

@@ -397,6 +397,12 @@ static int event_wait(void *event, char *text) {
   return 0;
 }
 
+/* PITH_FAKE_HANG: the device never comes to the end of anything. */
+static int event_done(void *event, int *done, char *text) {
+  *done = !getenv("PITH_FAKE_HANG");
+  return *done ? event_wait(event, text) : 0;
+}
+
 /* ---- What it does not have
  * ---------------------------------------------------------------------------------------------- */
 
@@ -433,6 +439,7 @@ static const pith_cuda_module module = {
     .event_destroy = free,
     .event_record = event_record,
     .event_wait = event_wait,
+    .event_done = event_done,
     .use_device = use_device,
     .move = move,
     .clear = clear,

@@ -38,6 +38,7 @@ static _Thread_local fake_message fake_group[4 * FAKE_RANKS];
 static _Thread_local size_t fake_group_size;
 static _Thread_local fake_comm *fake_group_comm;
 static const char *fake_nccl_fault; /* the operation that fails */
+static int fake_nccl_async;         /* what happened to operations that have begun */
 
 static int fake_fails(const char *operation) { return fake_nccl_fault && strcmp(fake_nccl_fault, operation) == 0; }
 
@@ -60,7 +61,7 @@ FAKE_SHOWN int ncclAllReduce(const void *from, void *to, size_t n, int type, int
 int ncclGetVersion(int *version) { return *version = 22000, 0; }
 const char *ncclGetErrorString(int result) { return result == 6 ? "remote process exited" : "a made-up error"; }
 const char *ncclGetLastError(void *comm) { return (void)comm, "the last words"; }
-int ncclCommGetAsyncError(void *comm, int *result) { return (void)comm, *result = 0, 0; }
+int ncclCommGetAsyncError(void *comm, int *result) { return (void)comm, *result = fake_nccl_async, 0; }
 int ncclCommCount(const void *comm, int *ranks) { return *ranks = ((const fake_comm *)comm)->world->ranks, 0; }
 int ncclCommUserRank(const void *comm, int *rank) { return *rank = ((const fake_comm *)comm)->rank, 0; }
 int ncclCommCuDevice(const void *comm, int *device) { return *device = ((const fake_comm *)comm)->device, 0; }

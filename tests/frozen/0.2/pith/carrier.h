@@ -40,7 +40,8 @@ typedef struct pith_exchange {
   size_t count;                          /* allreduce */
   pith_dtype dtype;
   pith_reduce_op op;
-  void *stream; /* CUDA: on which send was written, and on which recv will be read */
+  void *stream;  /* CUDA: on which send was written, and on which recv will be read */
+  uint64_t step; /* of the reducer: the same on all ranks */
 } pith_exchange;
 
 /* What a carrier allows.
@@ -64,6 +65,15 @@ typedef struct pith_carrier {
   /* Optional, with THREADS: asked now and then, in the caller's thread, while it waits. Not 0 ends the wait with
    * PITH_ERR_INTERRUPTED, and with it the reducer. */
   int (*interrupted)(void *self);
+  /* Optional, with CUDA: asked now and then while the device has not come to the end of a step, `waited` seconds after
+   * somebody began to wait for that. An error, as of a rank that is gone, ends the wait, and with it the reducer. */
+  pith_status (*check)(void *self, double waited);
+  /* Optional: the reducer of this rank has failed, and takes part in nothing any more. Other ranks should learn it, and
+   * what hangs should end. May be called by a thread of the reducer, at most once. */
+  void (*abort)(void *self, const char *why);
+  /* Optional: the reducer and its thread call nothing of the carrier any more. Not called if the reducer could not be
+   * created. */
+  void (*release)(void *self);
 } pith_carrier;
 
 #define PITH_CARRIER_INIT {.size = sizeof(pith_carrier)}
@@ -87,6 +97,7 @@ typedef struct pith_reducer_options {
                          and are means behind what is there when finish returns */
   size_t chunk_bytes; /* CUDA: layers much larger travel in several exchanges; 0: 32 MiB */
   const pith_allocator *allocator; /* CUDA: whose memory; NULL: the reducer asks the device */
+  int capturable; /* CUDA: calls enqueue a step and wait for nothing, so that a CUDA graph can capture it; see below */
 } pith_reducer_options;
 
 #define PITH_REDUCER_OPTIONS_INIT {.size = sizeof(pith_reducer_options)}
@@ -97,9 +108,38 @@ typedef struct pith_reducer_options {
 PITH_API pith_status pith_reducer_create_over(const pith_carrier *carrier, const char *rules, uint64_t seed,
                                               const pith_reducer_options *options, pith_reducer **reducer);
 
-/* pith_reducer_create() with options; NULL: the defaults. */
+/* pith_reducer_create() with options; NULL: the defaults. With `cuda`, messages go through pinned memory, in a comm of
+ * the reducer's own, which is split off at the first exchange. */
 PITH_API pith_status pith_reducer_create_with(pith_comm *comm, const char *rules, uint64_t seed,
                                               const pith_reducer_options *options, pith_reducer **reducer);
+
+/* ---- NCCL --------------------------------------------------------------------------------------------------------
+ *
+ * A communicator that the program has (ncclComm_t), as a carrier: everything is enqueued on the reducer's stream. The
+ * library links neither to CUDA nor to NCCL: it uses the NCCL that the process has loaded, or else opens libnccl.so.2.
+ *
+ *   pith_carrier carrier = PITH_CARRIER_INIT;
+ *   pith_reducer_options options = PITH_REDUCER_OPTIONS_INIT;
+ *   options.cuda = 1, options.stream = stream;
+ *   pith_nccl_carrier(comm, 0, &carrier);
+ *   pith_reducer_create_over(&carrier, "*.bias=none;*=ef/q:4", seed, &options, &reducer);
+ *
+ * The communicator must outlive the reducer, be of the calling thread's current device, and be used by nobody else
+ * between the first start of a step and its finish.
+ *
+ * Graphs. With options.capturable a step (all starts and finish) can be captured: after one step that was not, which
+ * takes the memory and makes the connections. A graph repeats the step it was captured with: the same random numbers
+ * every time, and the same ratio of a warm-up. It uses the reducer's memory and the communicator, which must outlive
+ * it. Nobody waits for the sizes of payloads then: always as many bytes are sent as the largest can have, and codecs
+ * whose payloads may grow to half of the gradient (threshold, topk:0.5) are refused, as are adaptive specs. */
+
+/* Whether NCCL can be used: it is there, and new enough. The error says why not. `version` (optional): NCCL's own
+ * number, 22803 for 2.28.3. */
+PITH_API pith_status pith_nccl_probe(int *version);
+
+/* Fills in a carrier. Ranks that NCCL says are gone, and a device that needs more than `timeout` seconds for a step (0:
+ * no limit), are errors of the reducer; the communicator stays the caller's to abort. */
+PITH_API pith_status pith_nccl_carrier(void *comm, double timeout, pith_carrier *carrier);
 
 #ifdef __cplusplus
 }

@@ -31,8 +31,6 @@
 #include <pith/codec.h>
 #include <pith/comm.h>
 #include <pith/cuda.h>
-#include <pith/device.h>
-#include <pith/nccl.h>
 #include <pith/plan.h>
 #include <pith/types.h>
 

@@ -1,0 +1,168 @@
+/* NCCL as a carrier: its operations are enqueued on the stream, so that nobody has to wait for them on the host. */
+#include <pith/carrier.h>
+#include <sched.h>
+#include <stdlib.h>
+
+#include "base/struct_size.h"
+#include "device/cuda_device.h"
+#include "device/nccl_library.h"
+
+typedef struct nccl_carrier {
+  const pith_nccl_library *library;
+  void *comm;
+  int rank, ranks;
+  double timeout;
+} nccl_carrier;
+
+/* ---- Errors ------------------------------------------------------------------------------------------------------ */
+
+static pith_status refuse(const nccl_carrier *c, int result, const char *operation) {
+  const char *detail = c->library->last_error ? c->library->last_error(c->comm) : NULL;
+  int some = detail && *detail;
+  return pith_fail(result == PITH_NCCL_REMOTE ? PITH_ERR_PEER : PITH_ERR_SYSTEM, "NCCL: %s on rank %d of %d: %s%s%s%s",
+                   operation, c->rank, c->ranks, c->library->error_text(result), some ? " (" : "", some ? detail : "",
+                   some ? ")" : "");
+}
+
+/* Comms that do not block answer "in progress" while they make connections. */
+static pith_status check(const nccl_carrier *c, int result, const char *operation) {
+  while (result == PITH_NCCL_IN_PROGRESS) {
+    int state = PITH_NCCL_SUCCESS, asked = c->library->async_error(c->comm, &state);
+    result = asked == PITH_NCCL_SUCCESS ? state : asked;
+    sched_yield();
+  }
+  return result == PITH_NCCL_SUCCESS ? PITH_OK : refuse(c, result, operation);
+}
+
+static pith_status check_ranks(void *self, double waited) {
+  const nccl_carrier *c = self;
+  int state = PITH_NCCL_SUCCESS, asked = c->library->async_error(c->comm, &state);
+  PITH_TRY(check(c, asked == PITH_NCCL_SUCCESS ? state : asked, "an exchange"));
+  PITH_REQUIRE(
+      !(c->timeout > 0) || waited < c->timeout, PITH_ERR_TIMEOUT,
+      "NCCL: rank %d of %d has waited %.0f s for a step to end; a rank may have stopped, and NCCL does not tell "
+      "which",
+      c->rank, c->ranks, waited);
+  return PITH_OK;
+}
+
+/* ---- Exchanges --------------------------------------------------------------------------------------------------- */
+
+static int send_and_receive(const nccl_carrier *c, int peer, const pith_exchange *x, size_t from, size_t to) {
+  size_t sent = x->send_bytes[peer], received = x->recv_bytes[peer];
+  const uint8_t *send = (const uint8_t *)x->send + from;
+  uint8_t *receive = (uint8_t *)x->recv + to;
+  int result = sent ? c->library->send(send, sent, PITH_NCCL_UINT8, peer, c->comm, x->stream) : PITH_NCCL_SUCCESS;
+  if (result == PITH_NCCL_SUCCESS && received) {
+    result = c->library->receive(receive, received, PITH_NCCL_UINT8, peer, c->comm, x->stream);
+  }
+  return result == PITH_NCCL_IN_PROGRESS ? PITH_NCCL_SUCCESS : result; /* the group's end tells */
+}
+
+static size_t sum_of(const size_t *bytes, int count) {
+  size_t sum = 0;
+  for (int p = 0; p < count; p++) {
+    sum += bytes[p];
+  }
+  return sum;
+}
+
+/* Each rank starts with itself, then its next neighbour: not all at rank 0. A group that was started is ended, come
+ * what may. */
+static pith_status all_to_all(const nccl_carrier *c, const pith_exchange *x) {
+  PITH_TRY(check(c, c->library->group_start(), "ncclGroupStart"));
+  int result = PITH_NCCL_SUCCESS;
+  for (int i = 0; i < c->ranks && result == PITH_NCCL_SUCCESS; i++) {
+    int peer = (c->rank + i) % c->ranks;
+    result = send_and_receive(c, peer, x, sum_of(x->send_bytes, peer), sum_of(x->recv_bytes, peer));
+  }
+  int ended = c->library->group_end();
+  PITH_TRY(check(c, result, "ncclSend and ncclRecv"));
+  return check(c, ended, "ncclGroupEnd after ncclSend and ncclRecv");
+}
+
+/* What NCCL calls our types and operations; -1: it has none. */
+static int type_of(pith_dtype dtype) {
+  static const int types[] = {[PITH_F32] = 7 + 1, [PITH_F16] = 6 + 1, [PITH_BF16] = 9 + 1, [PITH_F64] = 8 + 1,
+                              [PITH_U8] = 1 + 1,  [PITH_I8] = 0 + 1,  [PITH_I32] = 2 + 1,  [PITH_I64] = 4 + 1};
+  size_t at = (size_t)dtype;
+  return at < sizeof types / sizeof *types ? types[at] - 1 : -1;
+}
+
+static int op_of(pith_reduce_op op) {
+  static const int ops[] = {
+      [PITH_SUM] = 0 + 1, [PITH_PROD] = 1 + 1, [PITH_MAX] = 2 + 1, [PITH_MIN] = 3 + 1, [PITH_MEAN] = 4 + 1};
+  size_t at = (size_t)op;
+  return at < sizeof ops / sizeof *ops ? ops[at] - 1 : -1;
+}
+
+static pith_status allreduce(const nccl_carrier *c, const pith_exchange *x) {
+  int type = type_of(x->dtype), op = op_of(x->op);
+  PITH_REQUIRE(type >= 0 && op >= 0, PITH_ERR_UNSUPPORTED, "NCCL does not reduce %s by operation %d",
+               pith_dtype_name(x->dtype), (int)x->op);
+  return check(c, c->library->all_reduce(x->recv, x->recv, x->count, type, op, c->comm, x->stream), "ncclAllReduce");
+}
+
+static pith_status start(void *self, const pith_exchange *x, uint64_t *ticket) {
+  const nccl_carrier *c = self;
+  *ticket = 0;
+  switch (x->kind) {
+    case PITH_EXCHANGE_ALL_TO_ALL:
+      return all_to_all(c, x);
+    case PITH_EXCHANGE_ALL_GATHER:
+      return check(c, c->library->all_gather(x->send, x->recv, x->bytes, PITH_NCCL_UINT8, c->comm, x->stream),
+                   "ncclAllGather");
+    default:
+      return allreduce(c, x);
+  }
+}
+
+/* What is enqueued later comes later. */
+static pith_status wait(void *self, uint64_t ticket) {
+  (void)self, (void)ticket;
+  return PITH_OK;
+}
+
+/* ---- Making one -------------------------------------------------------------------------------------------------- */
+
+static pith_status look_at(nccl_carrier *c) {
+  const pith_cuda_module *gpu;
+  int device = 0, current = 0;
+  char text[256];
+  PITH_TRY(pith__nccl_library(&c->library));
+  PITH_TRY(check(c, c->library->ranks(c->comm, &c->ranks), "ncclCommCount"));
+  PITH_TRY(check(c, c->library->rank(c->comm, &c->rank), "ncclCommUserRank"));
+  PITH_TRY(check(c, c->library->device(c->comm, &device), "ncclCommCuDevice"));
+  PITH_REQUIRE(c->ranks > 0 && c->rank >= 0 && c->rank < c->ranks, PITH_ERR_ARGUMENT,
+               "NCCL says rank %d of %d: is this a comm?", c->rank, c->ranks);
+  PITH_TRY(pith__cuda_module(&gpu));
+  PITH_REQUIRE(!gpu->device(&current, text), PITH_ERR_SYSTEM, "CUDA: %s", text);
+  PITH_REQUIRE(device == current, PITH_ERR_ARGUMENT,
+               "the communicator is of device %d, and the calling thread's current device is %d", device, current);
+  return PITH_OK;
+}
+
+pith_status pith_nccl_carrier(void *comm, double timeout, pith_carrier *carrier) {
+  PITH_REQUIRE(comm && carrier, PITH_ERR_ARGUMENT, "pith_nccl_carrier: comm and carrier must not be NULL");
+  nccl_carrier *c = malloc(sizeof *c);
+  PITH_REQUIRE(c, PITH_ERR_MEMORY, "no memory for a carrier");
+  *c = (nccl_carrier){.comm = comm, .timeout = timeout, .rank = -1};
+  pith_status status = look_at(c);
+  pith_carrier made = {.size = sizeof made,
+                       .name = "NCCL",
+                       .self = c,
+                       .rank = c->rank,
+                       .ranks = c->ranks,
+                       .caps = PITH_CARRIER_THREADS | PITH_CARRIER_CUDA,
+                       .start = start,
+                       .wait = wait,
+                       .check = check_ranks,
+                       .release = free};
+  if (status == PITH_OK) {
+    status = PITH_STRUCT_WRITE(pith_carrier, &made, carrier);
+  }
+  if (status != PITH_OK) {
+    free(c);
+  }
+  return status;
+}

@@ -1,0 +1,214 @@
+/*
+ * Messages from the device of one rank to those of others through pinned memory: copied to the host, exchanged by the
+ * comm, copied back. A slot is the pinned memory of one exchange, from its start until the copy back has been executed.
+ */
+#include "device/staged_carrier.h"
+
+#include <stdlib.h>
+
+#include "base/size.h"
+#include "base/status.h"
+#include "comm/submit.h"
+#include "device/cuda_device.h"
+
+#define TEXT 256
+#define SLOTS_MOST 64
+#define ROOM_LEAST ((size_t)64 << 10)
+
+typedef struct staged_slot {
+  uint8_t *memory; /* what is sent, and behind it what is received */
+  size_t room;
+  void *event; /* behind the last copy */
+  int is_taken;
+  pith_request *request;
+  pith_exchange exchange;
+  size_t sent, received;
+} staged_slot;
+
+typedef struct staged_carrier {
+  const pith_cuda_module *gpu;
+  pith_comm *parent, *comm; /* the second is our own */
+  int rank, ranks;
+  size_t slot_count;
+  staged_slot slots[SLOTS_MOST];
+} staged_carrier;
+
+static pith_status refuse(const char *text) { return pith_fail(PITH_ERR_SYSTEM, "CUDA: %s", text); }
+
+/* ---- Slots ------------------------------------------------------------------------------------------------------- */
+
+static void release_memory(const staged_carrier *c, staged_slot *slot) {
+  if (slot->memory) {
+    c->gpu->unpin(slot->memory);
+  }
+  if (slot->event) {
+    c->gpu->event_destroy(slot->event);
+  }
+  slot->memory = NULL, slot->event = NULL;
+  slot->room = 0;
+}
+
+/* Free, and with the least room that is enough; else any that is free, or a new one. */
+static staged_slot *find_slot(staged_carrier *c, size_t room) {
+  staged_slot *best = NULL;
+  for (size_t i = 0; i < c->slot_count; i++) {
+    staged_slot *slot = &c->slots[i];
+    if (!slot->is_taken && (!best || (slot->room >= room && (best->room < room || slot->room < best->room)))) {
+      best = slot;
+    }
+  }
+  int is_enough = best && best->room >= room;
+  return is_enough || c->slot_count == SLOTS_MOST ? best : &c->slots[c->slot_count++];
+}
+
+static pith_status have_room(const staged_carrier *c, staged_slot *slot, size_t room) {
+  char text[TEXT];
+  if (slot->room >= room && slot->memory) {
+    return c->gpu->event_wait(slot->event, text) ? refuse(text) : PITH_OK; /* it is still read by the last copy */
+  }
+  release_memory(c, slot);
+  size_t size = ROOM_LEAST;
+  while (size < room) {
+    size += size / 2;
+  }
+  void *memory = NULL;
+  PITH_REQUIRE(!c->gpu->pin(size, &memory, text), PITH_ERR_MEMORY, "CUDA: %zu bytes of pinned memory: %s", size, text);
+  slot->memory = memory;
+  slot->room = size;
+  return c->gpu->event_create(&slot->event, text) ? refuse(text) : PITH_OK;
+}
+
+/* ---- Exchanges --------------------------------------------------------------------------------------------------- */
+
+static size_t sum_of(const size_t *bytes, int ranks) {
+  size_t sum = 0;
+  for (int p = 0; p < ranks; p++) {
+    sum += bytes[p];
+  }
+  return sum;
+}
+
+static void measure(const staged_carrier *c, staged_slot *slot, const pith_exchange *x) {
+  switch (x->kind) {
+    case PITH_EXCHANGE_ALL_TO_ALL:
+      slot->sent = sum_of(x->send_bytes, c->ranks);
+      slot->received = sum_of(x->recv_bytes, c->ranks);
+      break;
+    case PITH_EXCHANGE_ALL_GATHER:
+      slot->sent = x->bytes;
+      slot->received = x->bytes * (size_t)c->ranks;
+      break;
+    default: /* in place */
+      slot->sent = 0;
+      slot->received = x->count * pith_dtype_size(x->dtype);
+  }
+}
+
+static pith_status post(const staged_carrier *c, staged_slot *slot) {
+  const pith_exchange *x = &slot->exchange;
+  uint8_t *received = slot->memory + slot->sent;
+  pith_cspan src = {slot->memory, slot->sent, PITH_U8};
+  pith_span dst = {received, slot->received, PITH_U8};
+  pith_call call = PITH_CALL_INIT;
+  call.step = x->step; /* ranks that differ in it are told so before any value is summed */
+  switch (x->kind) {
+    case PITH_EXCHANGE_ALL_TO_ALL:
+      return pith__all_to_all_of(c->comm, src, x->send_bytes, dst, x->recv_bytes, &call, &slot->request);
+    case PITH_EXCHANGE_ALL_GATHER:
+      return pith_all_gather(c->comm, src, dst, NULL, &call, &slot->request);
+    default:
+      return pith_allreduce(c->comm, (pith_cspan){received, x->count, x->dtype},
+                            (pith_span){received, x->count, x->dtype}, x->op, &call, &slot->request);
+  }
+}
+
+static pith_status copy_and_post(const staged_carrier *c, staged_slot *slot) {
+  const pith_exchange *x = &slot->exchange;
+  size_t bytes = x->kind == PITH_EXCHANGE_ALLREDUCE ? slot->received : slot->sent;
+  char text[TEXT];
+  PITH_TRY(have_room(c, slot, slot->sent + slot->received));
+  if (c->gpu->to_host(slot->memory, x->send ? x->send : x->recv, bytes, x->stream, text) ||
+      c->gpu->event_record(slot->event, x->stream, text) || c->gpu->event_wait(slot->event, text)) {
+    return refuse(text);
+  }
+  return post(c, slot);
+}
+
+static pith_status start(void *self, const pith_exchange *x, uint64_t *ticket) {
+  staged_carrier *c = self;
+  PITH_TRY(c->comm ? PITH_OK : pith_comm_split(c->parent, 0, c->rank, &c->comm));
+  staged_slot wanted = {0};
+  measure(c, &wanted, x);
+  staged_slot *slot = find_slot(c, wanted.sent + wanted.received);
+  PITH_REQUIRE(slot, PITH_ERR_STATE, "more than %d exchanges at a time", SLOTS_MOST);
+  slot->sent = wanted.sent;
+  slot->received = wanted.received;
+  slot->exchange = *x;
+  PITH_TRY(copy_and_post(c, slot));
+  slot->is_taken = 1;
+  *ticket = (uint64_t)(slot - c->slots);
+  return PITH_OK;
+}
+
+static pith_status wait(void *self, uint64_t ticket) {
+  staged_carrier *c = self;
+  staged_slot *slot = &c->slots[ticket];
+  pith_request *request = slot->request;
+  char text[TEXT];
+  slot->request = NULL;
+  slot->is_taken = 0;
+  PITH_TRY(request ? pith_wait(request) : PITH_OK);
+  if (c->gpu->to_device(slot->exchange.recv, slot->memory + slot->sent, slot->received, slot->exchange.stream, text) ||
+      c->gpu->event_record(slot->event, slot->exchange.stream, text)) {
+    return refuse(text);
+  }
+  return PITH_OK;
+}
+
+/* ---- The rest ---------------------------------------------------------------------------------------------------- */
+
+static int interrupted(void *self) {
+  const staged_carrier *c = self;
+  return c->parent->interrupt.ask && pith__interrupt_is_possible(&c->parent->interrupt) &&
+         pith__interrupt_ask(&c->parent->interrupt);
+}
+
+/* The other ranks must not wait for us. */
+static void abort_comm(void *self, const char *why) {
+  const staged_carrier *c = self;
+  if (c->comm) {
+    pith_comm_abort(c->comm, why);
+  }
+}
+
+static void release(void *self) {
+  staged_carrier *c = self;
+  for (size_t i = 0; i < c->slot_count; i++) {
+    release_memory(c, &c->slots[i]);
+  }
+  pith_comm_destroy(c->comm);
+  free(c);
+}
+
+pith_status pith__staged_carrier(pith_comm *comm, pith_carrier *carrier) {
+  const pith_cuda_module *gpu;
+  PITH_TRY(pith__cuda_module(&gpu));
+  staged_carrier *c = calloc(1, sizeof *c);
+  PITH_REQUIRE(c, PITH_ERR_MEMORY, "no memory for a carrier");
+  c->gpu = gpu;
+  c->parent = comm;
+  c->rank = comm->rank;
+  c->ranks = comm->ranks;
+  *carrier = (pith_carrier){.size = sizeof *carrier,
+                            .name = "pith",
+                            .self = c,
+                            .rank = c->rank,
+                            .ranks = c->ranks,
+                            .caps = PITH_CARRIER_THREADS | PITH_CARRIER_CUDA,
+                            .start = start,
+                            .wait = wait,
+                            .interrupted = interrupted,
+                            .abort = abort_comm,
+                            .release = release};
+  return PITH_OK;
+}
