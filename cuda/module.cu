@@ -298,6 +298,22 @@ static int event_done(void *event, int *done, char *text) {
   return error == cudaSuccess || error == cudaErrorNotReady ? 0 : refuse(error, "the device failed", text);
 }
 
+static int stream_create(void **stream, char *text) {
+  int least, greatest;
+  cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+  if (error == cudaSuccess) {
+    error = cudaStreamCreateWithPriority((cudaStream_t *)stream, cudaStreamNonBlocking, greatest);
+  }
+  return error == cudaSuccess ? 0 : refuse(error, "no stream", text);
+}
+
+static void stream_destroy(void *stream) { cudaStreamDestroy((cudaStream_t)stream); }
+
+static int stream_wait(void *stream, void *event, char *text) {
+  cudaError_t error = cudaStreamWaitEvent((cudaStream_t)stream, (cudaEvent_t)event, 0);
+  return error == cudaSuccess ? 0 : refuse(error, "a stream cannot wait", text);
+}
+
 /* Why there is no device: what CUDA's runtime says of a missing driver and of one that is too old is the same. */
 static int refuse_device(cudaError_t error, char *text) {
   int driver = 0, runtime = 0;
@@ -352,6 +368,9 @@ static const pith_cuda_module module = {PITH_CUDA_ABI,
                                         event_record,
                                         event_wait,
                                         event_done,
+                                        stream_create,
+                                        stream_destroy,
+                                        stream_wait,
                                         use_device,
                                         move,
                                         clear};

@@ -4,10 +4,11 @@
 #include <pith/pith.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/log.h"
 
-static _Thread_local char error_text[768];
+static _Thread_local char error_text[sizeof(pith_kept_error)];
 
 const char *pith_version(void) {
 #define TEXT_(x) #x
@@ -39,6 +40,10 @@ pith_status pith_fail(pith_status status, const char *format, ...) {
   PITH_LOG_INFO("%s: %s", pith_status_string(status), error_text);
   return status;
 }
+
+void pith__error_keep(pith_kept_error *kept) { memcpy(kept->text, error_text, sizeof error_text); }
+
+void pith__error_restore(const pith_kept_error *kept) { memcpy(error_text, kept->text, sizeof error_text); }
 
 size_t pith_dtype_size(pith_dtype dtype) {
   switch (dtype) {

@@ -20,4 +20,12 @@
     }                                          \
   } while (0)
 
+/* The thread's last error, aside: destroying an object is no call whose errors anybody wants instead. */
+typedef struct pith_kept_error {
+  char text[768];
+} pith_kept_error;
+
+void pith__error_keep(pith_kept_error *kept);
+void pith__error_restore(const pith_kept_error *kept);
+
 #endif

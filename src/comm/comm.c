@@ -387,6 +387,8 @@ void pith_comm_destroy(pith_comm *comm) {
     destroy_copy(comm);
     return;
   }
+  pith_kept_error error;
+  pith__error_keep(&error);
   pith__comm_stop_thread(comm);
   pith__comm_lock(comm);
   if (comm->failed == PITH_OK) {
@@ -398,4 +400,5 @@ void pith_comm_destroy(pith_comm *comm) {
   disown_requests(comm);
   pthread_mutex_unlock(&comm->mutex);
   free_comm(comm);
+  pith__error_restore(&error);
 }

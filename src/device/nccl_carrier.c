@@ -1,4 +1,8 @@
-/* NCCL as a carrier: its operations are enqueued on the stream, so that nobody has to wait for them on the host. */
+/*
+ * NCCL as a carrier: its operations are enqueued, so that nobody has to wait for them on the host. They have a stream
+ * of their own, beside that of the reducer: while the messages of one group travel, others are encoded and decoded.
+ * Events put both in order.
+ */
 #include <pith/carrier.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -7,11 +11,20 @@
 #include "device/cuda_device.h"
 #include "device/nccl_library.h"
 
+#define TEXT 256
+#define TICKETS_MOST 64
+
 typedef struct nccl_carrier {
   const pith_nccl_library *library;
+  const pith_cuda_module *gpu;
   void *comm;
   int rank, ranks;
   double timeout;
+  void *stream, *ready; /* ready: what is sent has been written */
+  struct {
+    void *done, *waiting; /* an event behind the exchange, and the stream that will wait for it */
+    int is_taken;
+  } tickets[TICKETS_MOST];
 } nccl_carrier;
 
 /* ---- Errors ------------------------------------------------------------------------------------------------------ */
@@ -52,9 +65,9 @@ static int send_and_receive(const nccl_carrier *c, int peer, const pith_exchange
   size_t sent = x->send_bytes[peer], received = x->recv_bytes[peer];
   const uint8_t *send = (const uint8_t *)x->send + from;
   uint8_t *receive = (uint8_t *)x->recv + to;
-  int result = sent ? c->library->send(send, sent, PITH_NCCL_UINT8, peer, c->comm, x->stream) : PITH_NCCL_SUCCESS;
+  int result = sent ? c->library->send(send, sent, PITH_NCCL_UINT8, peer, c->comm, c->stream) : PITH_NCCL_SUCCESS;
   if (result == PITH_NCCL_SUCCESS && received) {
-    result = c->library->receive(receive, received, PITH_NCCL_UINT8, peer, c->comm, x->stream);
+    result = c->library->receive(receive, received, PITH_NCCL_UINT8, peer, c->comm, c->stream);
   }
   return result == PITH_NCCL_IN_PROGRESS ? PITH_NCCL_SUCCESS : result; /* the group's end tells */
 }
@@ -100,46 +113,94 @@ static pith_status allreduce(const nccl_carrier *c, const pith_exchange *x) {
   int type = type_of(x->dtype), op = op_of(x->op);
   PITH_REQUIRE(type >= 0 && op >= 0, PITH_ERR_UNSUPPORTED, "NCCL does not reduce %s by operation %d",
                pith_dtype_name(x->dtype), (int)x->op);
-  return check(c, c->library->all_reduce(x->recv, x->recv, x->count, type, op, c->comm, x->stream), "ncclAllReduce");
+  return check(c, c->library->all_reduce(x->recv, x->recv, x->count, type, op, c->comm, c->stream), "ncclAllReduce");
 }
 
-static pith_status start(void *self, const pith_exchange *x, uint64_t *ticket) {
-  const nccl_carrier *c = self;
-  *ticket = 0;
+static pith_status enqueue(const nccl_carrier *c, const pith_exchange *x) {
   switch (x->kind) {
     case PITH_EXCHANGE_ALL_TO_ALL:
       return all_to_all(c, x);
     case PITH_EXCHANGE_ALL_GATHER:
-      return check(c, c->library->all_gather(x->send, x->recv, x->bytes, PITH_NCCL_UINT8, c->comm, x->stream),
+      return check(c, c->library->all_gather(x->send, x->recv, x->bytes, PITH_NCCL_UINT8, c->comm, c->stream),
                    "ncclAllGather");
     default:
       return allreduce(c, x);
   }
 }
 
-/* What is enqueued later comes later. */
-static pith_status wait(void *self, uint64_t ticket) {
-  (void)self, (void)ticket;
+static pith_status refuse_cuda(const char *text) { return pith_fail(PITH_ERR_SYSTEM, "CUDA: %s", text); }
+
+/* One that is free, with an event. */
+static pith_status take_ticket(nccl_carrier *c, uint64_t *ticket) {
+  char text[TEXT];
+  uint64_t i = 0;
+  while (i < TICKETS_MOST && c->tickets[i].is_taken) {
+    i++;
+  }
+  PITH_REQUIRE(i < TICKETS_MOST, PITH_ERR_STATE, "more than %d exchanges at a time", TICKETS_MOST);
+  if (!c->tickets[i].done && c->gpu->event_create(&c->tickets[i].done, text)) {
+    return refuse_cuda(text);
+  }
+  *ticket = i;
   return PITH_OK;
+}
+
+static pith_status start(void *self, const pith_exchange *x, uint64_t *ticket) {
+  nccl_carrier *c = self;
+  char text[TEXT];
+  PITH_TRY(take_ticket(c, ticket));
+  if (c->gpu->event_record(c->ready, x->stream, text) || c->gpu->stream_wait(c->stream, c->ready, text)) {
+    return refuse_cuda(text);
+  }
+  PITH_TRY(enqueue(c, x));
+  if (c->gpu->event_record(c->tickets[*ticket].done, c->stream, text)) {
+    return refuse_cuda(text);
+  }
+  c->tickets[*ticket].waiting = x->stream;
+  c->tickets[*ticket].is_taken = 1;
+  return PITH_OK;
+}
+
+static pith_status wait(void *self, uint64_t ticket) {
+  nccl_carrier *c = self;
+  char text[TEXT];
+  c->tickets[ticket].is_taken = 0;
+  return c->gpu->stream_wait(c->tickets[ticket].waiting, c->tickets[ticket].done, text) ? refuse_cuda(text) : PITH_OK;
 }
 
 /* ---- Making one -------------------------------------------------------------------------------------------------- */
 
 static pith_status look_at(nccl_carrier *c) {
-  const pith_cuda_module *gpu;
   int device = 0, current = 0;
-  char text[256];
+  char text[TEXT];
   PITH_TRY(pith__nccl_library(&c->library));
   PITH_TRY(check(c, c->library->ranks(c->comm, &c->ranks), "ncclCommCount"));
   PITH_TRY(check(c, c->library->rank(c->comm, &c->rank), "ncclCommUserRank"));
   PITH_TRY(check(c, c->library->device(c->comm, &device), "ncclCommCuDevice"));
   PITH_REQUIRE(c->ranks > 0 && c->rank >= 0 && c->rank < c->ranks, PITH_ERR_ARGUMENT,
                "NCCL says rank %d of %d: is this a comm?", c->rank, c->ranks);
-  PITH_TRY(pith__cuda_module(&gpu));
-  PITH_REQUIRE(!gpu->device(&current, text), PITH_ERR_SYSTEM, "CUDA: %s", text);
+  PITH_TRY(pith__cuda_module(&c->gpu));
+  PITH_REQUIRE(!c->gpu->device(&current, text), PITH_ERR_SYSTEM, "CUDA: %s", text);
   PITH_REQUIRE(device == current, PITH_ERR_ARGUMENT,
                "the communicator is of device %d, and the calling thread's current device is %d", device, current);
-  return PITH_OK;
+  return c->gpu->stream_create(&c->stream, text) || c->gpu->event_create(&c->ready, text) ? refuse_cuda(text) : PITH_OK;
+}
+
+/* What is under way on the stream goes on; NCCL knows what it needs for that. */
+static void release(void *self) {
+  nccl_carrier *c = self;
+  for (size_t i = 0; i < TICKETS_MOST; i++) {
+    if (c->tickets[i].done) {
+      c->gpu->event_destroy(c->tickets[i].done);
+    }
+  }
+  if (c->ready) {
+    c->gpu->event_destroy(c->ready);
+  }
+  if (c->stream) {
+    c->gpu->stream_destroy(c->stream);
+  }
+  free(c);
 }
 
 pith_status pith_nccl_carrier(void *comm, double timeout, pith_carrier *carrier) {
@@ -157,12 +218,12 @@ pith_status pith_nccl_carrier(void *comm, double timeout, pith_carrier *carrier)
                        .start = start,
                        .wait = wait,
                        .check = check_ranks,
-                       .release = free};
+                       .release = release};
   if (status == PITH_OK) {
     status = PITH_STRUCT_WRITE(pith_carrier, &made, carrier);
   }
   if (status != PITH_OK) {
-    free(c);
+    release(c);
   }
   return status;
 }

@@ -228,7 +228,12 @@ typedef struct pith_cuda_module {
   int (*event_record)(void *event, void *stream, char *text);
   int (*event_wait)(void *event, char *text);            /* until the stream has come to where it was recorded */
   int (*event_done)(void *event, int *done, char *text); /* whether it has; waits for nothing */
-  int (*use_device)(int number, char *text);             /* by the calling thread, from now on */
+  /* A stream of the current device beside all others, whose work goes first; what is enqueued on it later comes behind
+   * an event. */
+  int (*stream_create)(void **stream, char *text);
+  void (*stream_destroy)(void *stream);
+  int (*stream_wait)(void *stream, void *event, char *text);
+  int (*use_device)(int number, char *text); /* by the calling thread, from now on */
   /* Both are enqueued. Copies are from anywhere to anywhere. */
   int (*move)(void *to, const void *from, size_t size, void *stream, char *text);
   int (*clear)(void *memory, size_t size, void *stream, char *text);

@@ -18,7 +18,8 @@
 #include "reducer/stages.h"
 
 #define LAYERS_MOST ((size_t)1 << 20)
-#define SMALL_ROOM 4096 /* bytes that any layer may take */
+#define SMALL_ROOM 4096                      /* bytes that any layer may take */
+#define STAGED_CHUNK_BYTES ((size_t)8 << 20) /* copies to and from the host overlap with messages: smaller chunks */
 
 /* ---- Life -------------------------------------------------------------------------------------------------------- */
 
@@ -27,8 +28,11 @@ static pith_status open_device(pith_reducer *r) {
   pith_cuda_space *space = NULL;
   PITH_TRY(pith__cuda_space_create(r->options.stream, r->options.allocator, &space));
   r->space = &space->base;
-  PITH_TRY(r->comm ? pith__staged_carrier(r->comm, &r->carrier) : PITH_OK);
-  r->comm = NULL;
+  if (r->comm) {
+    PITH_TRY(pith__staged_carrier(r->comm, &r->carrier));
+    r->comm = NULL;
+    r->options.chunk_bytes = r->options.chunk_bytes ? r->options.chunk_bytes : STAGED_CHUNK_BYTES;
+  }
   space->carrier = &r->carrier;
   return PITH_OK;
 }
@@ -130,6 +134,8 @@ void pith_reducer_destroy(pith_reducer *r) {
   if (!r) {
     return;
   }
+  pith_kept_error error;
+  pith__error_keep(&error);
   pith__stages_destroy(r->stages);
   pith__reducer_drop_flights(r);
   pith__reducer_drop_groups(r);
@@ -141,6 +147,7 @@ void pith_reducer_destroy(pith_reducer *r) {
   pith_rules_destroy(r->rules);
   pith__cuda_space_destroy((pith_cuda_space *)r->space);
   free(r);
+  pith__error_restore(&error);
 }
 
 /* ---- Layers ------------------------------------------------------------------------------------------------------ */
@@ -197,7 +204,8 @@ static pith_status check_space(const pith_reducer *r, const char *name, const pi
   }
   size_t most = pith_codec_bound(l->match.codec, l->n), values = pith__layer_bytes(l);
   PITH_REQUIRE(
-      !r->options.capturable || (l->match.codec->caps & (PITH_CAP_FIXED | PITH_CAP_ROUNDS)) || most <= values / 2 + SMALL_ROOM,
+      !r->options.capturable || (l->match.codec->caps & (PITH_CAP_FIXED | PITH_CAP_ROUNDS)) ||
+          most <= values / 2 + SMALL_ROOM,
       PITH_ERR_UNSUPPORTED,
       "layer %s: payloads of %s vary in size up to %zu bytes, and in a graph, where nobody waits for sizes, all "
       "of that would travel for %zu bytes of values; topk with a small ratio has a small bound",

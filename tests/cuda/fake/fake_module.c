@@ -403,6 +403,10 @@ static int event_done(void *event, int *done, char *text) {
   return *done ? event_wait(event, text) : 0;
 }
 
+static int stream_create(void **stream, char *text) { return (void)text, *stream = malloc(1), 0; }
+
+static int stream_wait(void *stream, void *event, char *text) { return (void)stream, (void)event, (void)text, 0; }
+
 /* ---- What it does not have
  * ---------------------------------------------------------------------------------------------- */
 
@@ -440,6 +444,9 @@ static const pith_cuda_module module = {
     .event_record = event_record,
     .event_wait = event_wait,
     .event_done = event_done,
+    .stream_create = stream_create,
+    .stream_destroy = free,
+    .stream_wait = stream_wait,
     .use_device = use_device,
     .move = move,
     .clear = clear,

@@ -6,21 +6,20 @@
  *   types.h    status codes, tensors, layers, and how structs grow
  *   codec.h    codecs, their state, encode and decode, rules, the list of methods
  *   comm.h     groups of ranks, collective operations, the reducer
+ *   carrier.h  a reducer over other collectives, or over NCCL
  *   plan.h     profiles of gradients, and plans made from them
  *   adapt.h    specs that change while a model is trained
  *   bucket.h   layers encoded for somebody else's exchange
  *   cuda.h     encode and decode on CUDA devices
- *   device.h   allreduce of device memory over a comm
- *   nccl.h     allreduce of device memory over NCCL
  *
  * Two headers are not included: mpi.h needs an MPI, and plugin.h is for those who write codecs. Nothing here needs the
  * headers of CUDA or NCCL.
  *
  * Conventions. A function that can fail returns a pith_status, writes its outputs only on success, and leaves a
  * sentence for people in pith_error(). Callers own every tensor and buffer; the library keeps no pointer to them after
- * it returns, unless the call says so. Objects are created and destroyed in pairs; destroying NULL is legal. A
- * pith_codec never changes after it was created and may be shared by threads; most other objects belong to one thread
- * at a time.
+ * it returns, unless the call says so. Objects are created and destroyed in pairs; destroying NULL is legal, and
+ * destroying leaves pith_error() as it was. A pith_codec never changes after it was created and may be shared by
+ * threads; most other objects belong to one thread at a time.
  */
 #ifndef PITH_PITH_H
 #define PITH_PITH_H
