@@ -42,7 +42,8 @@ static uint8_t *received_in(const pith_device_group *g, uint8_t *slot) { return 
 static pith_status average_parts(const pith_device_core *o, const pith_device_group *g, uint8_t *slot,
                                  const pith_ctx *ctx, void *stream) {
   float *sums = (float *)(void *)o->scratch;
-  PITH_TRY(pith__cuda_bucket_sum(g->bucket, received_in(g, slot), g->apart, ctx, sums, stream));
+  PITH_TRY(pith__cuda_bucket_sum(g->bucket, (const void *const *)o->tensors + g->first, o->memories + g->first,
+                                 received_in(g, slot), g->apart, ctx, sums, stream));
   PITH_TRY(pith_cuda_bucket_mean(g->bucket, sums, stream));
   return pith_cuda_bucket_result(g->bucket, sums, o->results + g->first, ctx, slot + g->at[o->rank], stream);
 }

@@ -16,6 +16,8 @@ static pith_status law_create(const law_world *w, const pith_layer *layers, size
   return pith_device_create(w->comm, layers, count, rules, seed, &law_options, object);
 }
 
+static size_t law_limit(void) { return law_options.group; }
+
 static inline int law_same(const law_world *w, uint64_t number) { return law_all_say(w->comm, number); }
 
 #endif

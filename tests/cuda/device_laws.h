@@ -36,6 +36,9 @@ static const law_memory law_device;
 static pith_status law_create(const law_world *w, const pith_layer *layers, size_t count, const char *rules,
                               uint64_t seed, law_object **object);
 
+/* Layers above so many bytes are cut; 0: none of those below is. */
+static size_t law_limit(void);
+
 /* For ranks of a comm of Pith's own. */
 static inline int law_all_say(pith_comm *comm, uint64_t number) {
   enum { MOST = 64 };
@@ -95,7 +98,14 @@ static float law_value(const void *values, size_t i, pith_dtype dtype) {
 /* ---- The same on the CPU, for all ranks
  * -------------------------------------------------------------------------------- */
 
-enum { LAW_RANKS = 8 };
+enum { LAW_RANKS = 8, LAW_UNITS = 64 };
+
+/* Layers of block codecs, cut into slices where they are larger than a group: each is as a layer of its own. */
+typedef struct law_unit {
+  size_t layer, first, n;
+  uint64_t number;
+  pith_state *state[LAW_RANKS];
+} law_unit;
 
 typedef struct law_model {
   int ranks;
@@ -104,7 +114,8 @@ typedef struct law_model {
   pith_match match[LAW_LAYERS];
   pith_state *state[LAW_RANKS][LAW_LAYERS];
   pith_bucket *bucket[LAW_RANKS];
-  size_t blocks[LAW_LAYERS], block_count;
+  law_unit unit[LAW_UNITS];
+  size_t units;
 } law_model;
 
 static int law_is_block(const pith_codec *codec) {
@@ -125,6 +136,32 @@ static pith_ctx law_ctx(const law_model *m, size_t layer, int rank, uint64_t ste
   return ctx;
 }
 
+static void law_cut(law_model *m, size_t layer) {
+  enum { STEP = 4096 }; /* slices begin at multiples of about so many values */
+  const pith_codec *codec = m->match[layer].codec;
+  size_t n = law_n(layer), bytes = n * pith_dtype_size(m->dtype), granule = pith_codec_granule(codec), each = n;
+  size_t slices = law_limit() && n ? (bytes - 1) / law_limit() + 1 : 1, first = 0;
+  if (slices > 1) {
+    size_t step = (STEP + granule - 1) / granule * granule;
+    each = ((n - 1) / slices + step) / step * step;
+  }
+  do {
+    law_unit *u = &m->unit[m->units++];
+    CHECK(m->units <= LAW_UNITS);
+    *u = (law_unit){.layer = layer, .first = first, .n = n - first < each ? n - first : each};
+    u->number = first ? pith__hash64(&first, sizeof first, law_number(layer)) : law_number(layer);
+    for (int r = 0; r < m->ranks; r++) {
+      CHECK_OK(pith_state_create(codec, u->n, 0, &u->state[r]));
+    }
+    first += u->n;
+  } while (first < n);
+}
+
+static void *law_unit_values(const law_model *m, size_t unit, void *const *layers) {
+  const law_unit *u = &m->unit[unit];
+  return (uint8_t *)layers[u->layer] + u->first * pith_dtype_size(m->dtype);
+}
+
 static void law_open(law_model *m, const char *rules, int ranks, pith_dtype dtype) {
   *m = (law_model){.ranks = ranks, .dtype = dtype};
   CHECK_OK(pith_rules_create(rules, &m->rules));
@@ -132,25 +169,25 @@ static void law_open(law_model *m, const char *rules, int ranks, pith_dtype dtyp
     m->match[i] = (pith_match)PITH_MATCH_INIT;
     CHECK_OK(pith_rules_find(m->rules, law_names[i], law_shapes[i][1] ? 2 : 1, law_n(i), &m->match[i]));
     if (law_is_block(m->match[i].codec)) {
-      m->blocks[m->block_count++] = i;
+      law_cut(m, i);
     }
   }
   for (int r = 0; r < ranks; r++) {
-    pith_bucket_item list[LAW_LAYERS];
+    pith_bucket_item list[LAW_UNITS];
     for (size_t i = 0; i < LAW_LAYERS; i++) {
       pith_ctx ctx = law_ctx(m, i, r, 0);
       CHECK_OK(pith_state_create(m->match[i].codec, law_n(i), ctx.rows <= law_n(i) ? ctx.rows : 0, &m->state[r][i]));
     }
-    for (size_t k = 0; k < m->block_count; k++) {
-      size_t i = m->blocks[k];
+    for (size_t k = 0; k < m->units; k++) {
+      const law_unit *u = &m->unit[k];
       list[k] = (pith_bucket_item){.size = sizeof(pith_bucket_item),
-                                   .codec = m->match[i].codec,
-                                   .state = m->state[r][i],
-                                   .layer = law_number(i),
-                                   .n = law_n(i),
+                                   .codec = m->match[u->layer].codec,
+                                   .state = u->state[r],
+                                   .layer = u->number,
+                                   .n = u->n,
                                    .dtype = dtype};
     }
-    CHECK_OK(pith_bucket_create(r, ranks, list, m->block_count, &m->bucket[r]));
+    CHECK_OK(pith_bucket_create(r, ranks, list, m->units, &m->bucket[r]));
   }
 }
 
@@ -158,6 +195,9 @@ static void law_close(law_model *m) {
   for (int r = 0; r < m->ranks; r++) {
     for (size_t i = 0; i < LAW_LAYERS; i++) {
       pith_state_destroy(m->state[r][i]);
+    }
+    for (size_t k = 0; k < m->units; k++) {
+      pith_state_destroy(m->unit[k].state[r]);
     }
     pith_bucket_destroy(m->bucket[r]);
   }
@@ -175,9 +215,9 @@ static void law_blocks(law_model *m, void *const inputs[][LAW_LAYERS], uint64_t 
   ctx.seed = LAW_SEED;
   ctx.step = step;
   for (int r = 0; r < m->ranks; r++) {
-    const void *src[LAW_LAYERS];
-    for (size_t k = 0; k < m->block_count; k++) {
-      src[k] = inputs[r][m->blocks[k]];
+    const void *src[LAW_UNITS];
+    for (size_t k = 0; k < m->units; k++) {
+      src[k] = law_unit_values(m, k, inputs[r]);
     }
     parts[r] = malloc(at[m->ranks] + 1);
     CHECK_OK(pith_bucket_encode(m->bucket[r], src, &ctx, parts[r]));
@@ -187,12 +227,16 @@ static void law_blocks(law_model *m, void *const inputs[][LAW_LAYERS], uint64_t 
     for (int r = 0; r < m->ranks; r++) {
       memcpy(mine + (size_t)r * size, parts[r] + at[p], size);
     }
-    CHECK_OK(pith_bucket_reduce(m->bucket[p], (pith_bytes){mine, size * (size_t)m->ranks}, PITH_MEAN, &ctx,
+    const void *src[LAW_UNITS];
+    for (size_t k = 0; k < m->units; k++) {
+      src[k] = law_unit_values(m, k, inputs[p]);
+    }
+    CHECK_OK(pith_bucket_reduce(m->bucket[p], src, (pith_bytes){mine, size * (size_t)m->ranks}, PITH_MEAN, &ctx,
                                 results + at[p]));
   }
-  void *dst[LAW_LAYERS];
-  for (size_t k = 0; k < m->block_count; k++) {
-    dst[k] = out[m->blocks[k]];
+  void *dst[LAW_UNITS];
+  for (size_t k = 0; k < m->units; k++) {
+    dst[k] = law_unit_values(m, k, out);
   }
   CHECK_OK(pith_bucket_decode(m->bucket[0], (pith_bytes){results, at[m->ranks]}, &ctx, dst));
   for (int r = 0; r < m->ranks; r++) {

@@ -14,6 +14,8 @@ static pith_status law_create(const law_world *w, const pith_layer *layers, size
   return pith_nccl_create(w->comm, layers, count, rules, seed, object);
 }
 
+static size_t law_limit(void) { return 0; }
+
 /* Nobody waits for sizes: payloads that may be large are refused. */
 static void law_rooms(const law_world *w) {
   law_refuses(w, "*=threshold:0.1", PITH_ERR_UNSUPPORTED, "vary in size");

@@ -60,11 +60,11 @@ static void check_same(const trial *t, const float *got, const float *wanted, in
 }
 
 /* What one rank sends of a FIXED block codec when no part needs a second chunk. */
-static uint64_t wire_bytes(const trial *t, const pith_codec *codec, int rank, int ranks) {
+static uint64_t wire_bytes(const trial *t, const pith_codec *codec, int rank, int ranks, uint64_t layer) {
   uint64_t sum = 0;
   for (int p = 0; p < ranks; p++) {
-    size_t theirs = pith__split(t->n, codec->granule, (size_t)ranks, (size_t)p).n;
-    size_t mine = pith__split(t->n, codec->granule, (size_t)ranks, (size_t)rank).n;
+    size_t theirs = pith__split_turned(t->n, codec->granule, (size_t)ranks, (size_t)p, layer).n;
+    size_t mine = pith__split_turned(t->n, codec->granule, (size_t)ranks, (size_t)rank, layer).n;
     sum += p != rank && theirs ? sizeof(pith_frame) + pith_codec_bound(codec, theirs) : 0;
     sum += p != rank && mine ? sizeof(pith_frame) + pith_codec_bound(codec, mine) : 0;
   }
@@ -74,7 +74,7 @@ static uint64_t wire_bytes(const trial *t, const pith_codec *codec, int rank, in
 static void check_wire(const trial *t, const pith_codec *codec, pith_comm *comm, uint64_t sent) {
   uint32_t caps = pith_codec_caps(codec);
   if ((caps & PITH_CAP_FIXED) && (caps & PITH_CAP_CHUNKED) && !(caps & PITH_CAP_ROUNDS)) {
-    CHECK_EQ(sent, wire_bytes(t, codec, pith_comm_rank(comm), pith_comm_size(comm)));
+    CHECK_EQ(sent, wire_bytes(t, codec, pith_comm_rank(comm), pith_comm_size(comm), ctx_of(0, 1, 0).layer));
   }
 }
 
