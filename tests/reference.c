@@ -191,7 +191,8 @@ static void tree(const reference *r, float *const *x, const pith_ctx *ctx, float
   pass_result(r, ctx, 0, result, (pith_range){0, r->n});
 }
 
-/* ---- Whole tensors ----------------------------------------------------------------------------------------------- */
+/* ---- Gathered payloads
+ * ----------------------------------------------------------------------------------------------- */
 
 static void gather(const reference *r, float *const *x, const pith_ctx *ctx, float *result) {
   hosts h = hosts_of(r);
@@ -284,7 +285,8 @@ void reference_allreduce(const reference *r, float *const *x, const pith_ctx *ct
     tree(r, x, ctx, result);
   } else if (strcmp(r->algorithm, "linear") == 0) {
     linear(r, x, ctx, result);
-  } else if (pith_codec_caps(r->codec) & PITH_CAP_CHUNKED) {
+  } else if (strcmp(r->algorithm, "gather") != 0 && (pith_codec_caps(r->codec) & PITH_CAP_CHUNKED) &&
+             !(pith_codec_caps(r->codec) & PITH_CAP_ONCE)) {
     blocks(r, x, ctx, result);
   } else {
     gather(r, x, ctx, result);

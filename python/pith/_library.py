@@ -663,7 +663,10 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         _STATUS,
         [_P, POINTER(c_void_p), POINTER(c_void_p), POINTER(Ctx), _P, _P],
     ),
-    "pith_cuda_bucket_sum": (_STATUS, [_P, POINTER(c_void_p), POINTER(c_void_p), _P, POINTER(Ctx), _P, _P]),
+    "pith_cuda_bucket_sum": (
+        _STATUS,
+        [_P, POINTER(c_void_p), POINTER(c_void_p), _P, POINTER(Ctx), _P, _P],
+    ),
     "pith_cuda_bucket_mean": (_STATUS, [_P, _P, _P]),
     "pith_cuda_bucket_result": (_STATUS, [_P, _P, POINTER(c_void_p), POINTER(Ctx), _P, _P]),
     "pith_cuda_bucket_decode": (_STATUS, [_P, _P, POINTER(Ctx), POINTER(c_void_p), _P]),

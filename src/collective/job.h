@@ -162,7 +162,7 @@ pith_status pith__allreduce_plain(pith_job *job);  /* uncompressed */
 pith_status pith__allreduce_blocks(pith_job *job); /* CHUNKED codecs: scatter, reduce, all-gather */
 pith_status pith__allreduce_ring(pith_job *job);   /* CHUNKED codecs: from neighbour to neighbour */
 pith_status pith__allreduce_tree(pith_job *job);   /* CHUNKED codecs: up and down a binomial tree */
-pith_status pith__allreduce_gather(pith_job *job); /* all other codecs: everybody gets all payloads */
+pith_status pith__allreduce_gather(pith_job *job); /* all codecs: everybody gets all payloads */
 pith_status pith__allreduce_ranges(pith_job *job); /* SPARSE codecs: scatter, reduce, all-gather of entries */
 pith_status pith__allreduce_linear(pith_job *job); /* LINEAR payloads: their plain sum */
 pith_status pith__allreduce_rounds(pith_job *job); /* ROUNDS codecs */

@@ -68,7 +68,8 @@ static pith_status choose_way(const pith_device_core *o, const pith_layer *l, pi
   int factors = pith__gpu_is_lowrank(m->codec);
   PITH_REQUIRE(factors || pith_codec_rounds(m->codec) == 0, PITH_ERR_UNSUPPORTED,
                "layer %s: there are no CUDA kernels for the rounds of %s", l->name, m->codec->spec);
-  m->way = factors ? PITH_DEVICE_FACTORS : pith__gpu_is_block(m->codec) ? PITH_DEVICE_BLOCKS : PITH_DEVICE_WHOLE;
+  int blocks = pith__gpu_is_block(m->codec) && !(m->codec->caps & PITH_CAP_ONCE);
+  m->way = factors ? PITH_DEVICE_FACTORS : blocks ? PITH_DEVICE_BLOCKS : PITH_DEVICE_WHOLE;
   PITH_REQUIRE(m->way == PITH_DEVICE_BLOCKS || m->n <= PITH_GPU_WHOLE_VALUES, PITH_ERR_RANGE,
                "layer %s: %zu values are too many for %s; a GPU takes %u", l->name, m->n, m->codec->spec,
                PITH_GPU_WHOLE_VALUES);

@@ -54,7 +54,7 @@ typedef struct pith_flight {
 /* How layers travel over a carrier. */
 typedef enum pith_way {
   PITH_WAY_BLOCKS, /* codecs of fixed size that can be cut, and exact layers: a part for each rank */
-  PITH_WAY_WHOLE,  /* other codecs: everybody gets all payloads */
+  PITH_WAY_WHOLE,  /* other codecs, and those that are to be encoded once: everybody gets all payloads */
   PITH_WAY_ROUNDS, /* methods of several rounds: a reduction for each */
   PITH_WAY_PLAIN,  /* types that no codec takes: one reduction */
 } pith_way;

@@ -166,11 +166,21 @@ static pith_status encode_items(pith_staged *f, pith_cuda_item *items, void *arg
   return pith_cuda_encode(items, f->count, f->sums.data, workspace, space_of(f)->stream);
 }
 
-/* The host must know how much travels. */
+static int sizes_vary(const pith_staged *f) {
+  for (size_t i = 0; i < f->count; i++) {
+    if (!(layer_of(f, i)->match.codec->caps & PITH_CAP_FIXED)) {
+      return 1;
+    }
+  }
+  return 0;
+}
+
+/* The host must know how much travels, and waits for that where it varies. */
 static pith_status fetch_sizes(pith_staged *f) {
   uint64_t *sizes = f->sizes + (size_t)f->reducer->rank * f->count;
   const uint64_t *there = (const uint64_t *)(const void *)f->more.data + (size_t)f->reducer->rank * f->count;
-  PITH_TRY(f->reducer->space->copy(f->reducer->space, sizes, there, f->count * sizeof *sizes));
+  PITH_TRY(sizes_vary(f) ? f->reducer->space->copy(f->reducer->space, sizes, there, f->count * sizeof *sizes)
+                         : PITH_OK);
   for (size_t i = 0; i < f->count; i++) {
     const pith_named *l = layer_of(f, i);
     size_t bound = pith_codec_bound(l->match.codec, l->n);

@@ -3,6 +3,7 @@
  * papers alone. bench/error_table.py has the errors of all methods.
  */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -193,5 +194,127 @@ TEST(gradients_are_means_and_what_is_kept) {
       }
       CHECK_NEAR(RANKS * accounts[0].means[i] + kept, sent, 1e-3);
     }
+  }
+}
+
+/* ---- A bound for every value --------------------------------------------------------------------------------------
+ */
+
+static double largest_error(const question *q, int ranks) {
+  double most = 0;
+  for (size_t i = 0; i < q->n; i++) {
+    double mean = 0;
+    for (int r = 0; r < ranks; r++) {
+      mean += (double)q->x[r][i] / ranks;
+    }
+    most = fmax(most, fabs(q->mean[i] - mean));
+  }
+  return most;
+}
+
+/* Encoded once, a mean of errors within the bound is within it; the owner's encoding adds its own. */
+TEST(inceptionn_keeps_its_bound_where_it_is_encoded_once) {
+  enum { N = 20000 };
+  static const double bounds[] = {0.1, 1e-2, 1e-3};
+  for (int ranks = 2; ranks <= 8; ranks *= 2) {
+    float **x = make_gradients(ranks, N), *got = malloc(N * sizeof *got);
+    for (size_t b = 0; b < sizeof bounds / sizeof *bounds; b++) {
+      char spec[64];
+      snprintf(spec, sizeof spec, "inceptionn:%g", bounds[b]);
+      question q = {.spec = spec, .algorithm = "gather", .n = N, .x = x, .mean = got};
+      ranks_run("inproc", ranks, 0, ask, &q);
+      double once = largest_error(&q, ranks), rounding = 1e-5;
+      CHECK_MSG(once <= bounds[b] + rounding && once > 0, "%s on %d ranks, gathered: %g", spec, ranks, once);
+      q.algorithm = "sra";
+      ranks_run("inproc", ranks, 0, ask, &q);
+      double twice = largest_error(&q, ranks);
+      CHECK_MSG(twice <= 2 * bounds[b] + rounding && twice > 0, "%s on %d ranks by sra: %g", spec, ranks, twice);
+    }
+    free_gradients(x, ranks);
+    free(got);
+  }
+}
+
+/* ---- No bias ------------------------------------------------------------------------------------------------------
+ */
+
+enum { DRAWS = 10000, DRAWN = 300 };
+
+typedef struct draws {
+  const char *spec, *algorithm;
+  double mean[DRAWN], squares[DRAWN]; /* of the error of the mean over ranks, by rank 0 */
+} draws;
+
+static float drawn_value(int rank, size_t i) {
+  return sinf((float)(i * 17 + (size_t)rank * 5 + 1)) * (1.0f + (float)(i % 5)) / 4;
+}
+
+/* The same gradients, drawn again and again: random numbers follow from the step. */
+static void draw(pith_comm *comm, void *argument) {
+  draws *d = argument;
+  int rank = pith_comm_rank(comm), ranks = pith_comm_size(comm);
+  float x[DRAWN], y[DRAWN];
+  pith_call call = PITH_CALL_INIT;
+  pith_codec *codec;
+  CHECK_OK(pith_codec_create(d->spec, &codec));
+  call.codec = codec, call.algorithm = d->algorithm, call.seed = 11;
+  for (size_t i = 0; i < DRAWN; i++) {
+    x[i] = drawn_value(rank, i);
+  }
+  for (uint64_t step = 0; step < DRAWS; step++) {
+    pith_span to = {y, DRAWN, PITH_F32};
+    call.step = step;
+    CHECK_OK(pith_allreduce(comm, (pith_cspan){x, DRAWN, PITH_F32}, to, PITH_MEAN, &call, NULL));
+    for (size_t i = 0; i < DRAWN && rank == 0; i++) {
+      double error = y[i];
+      for (int r = 0; r < ranks; r++) {
+        error -= (double)drawn_value(r, i) / ranks;
+      }
+      d->mean[i] += error / DRAWS;
+      d->squares[i] += error * error / DRAWS;
+    }
+  }
+  pith_codec_destroy(codec);
+}
+
+/* How far the means are from the truth, in sigmas: their sum, or the sum of their squares. Inputs and seed are fixed,
+ * so that what passes once passes always. */
+static double deviation(const draws *d) {
+  double sum = 0, squares = 0, count = 0;
+  for (size_t i = 0; i < DRAWN; i++) {
+    double spread = sqrt(d->squares[i] / DRAWS);
+    if (spread > 1e-7) { /* the others are not drawn */
+      sum += d->mean[i] / spread;
+      squares += d->mean[i] * d->mean[i] / (spread * spread);
+      count++;
+    }
+  }
+  CHECK(count > DRAWN / 2);
+  return fmax(fabs(sum) / sqrt(count), (squares - count) / sqrt(2 * count));
+}
+
+static double deviation_of(const char *spec, const char *algorithm) {
+  draws d = {.spec = spec, .algorithm = algorithm};
+  ranks_run("inproc", 3, 0, draw, &d);
+  return deviation(&d);
+}
+
+TEST_WITHIN(unbiased_methods_are_so_as_a_whole, 240) {
+  static const char *const specs[] = {"qsgd:8", "natural", "terngrad,clip=0", "q:2,round=stochastic"};
+  static const char *const algorithms[] = {"gather", "sra"};
+  for (size_t s = 0; s < sizeof specs / sizeof *specs; s++) {
+    for (size_t a = 0; a < sizeof algorithms / sizeof *algorithms; a++) {
+      double sigmas = deviation_of(specs[s], algorithms[a]);
+      CHECK_MSG(sigmas < 4.5, "%s by %s is off by %.1f sigmas", specs[s], algorithms[a], sigmas);
+    }
+  }
+}
+
+/* What docs/methods.md says is not unbiased would be found by the same number of draws. */
+TEST_WITHIN(clipping_and_rotations_are_biased, 240) {
+  static const char *const specs[] = {"terngrad,clip=1.5", "drive", "q:2"};
+  for (size_t s = 0; s < sizeof specs / sizeof *specs; s++) {
+    double sigmas = deviation_of(specs[s], "gather");
+    CHECK_MSG(sigmas > 20, "%s is off by %.1f sigmas only", specs[s], sigmas);
   }
 }
