@@ -4,6 +4,7 @@
 #   make demo       train a small model on four ranks, uncompressed and compressed, and show the difference
 #   make test       build everything and run every test
 #   make bench      measure every method on this machine
+#   make errors     the error of the mean over ranks, of every method by every algorithm, beside its paper
 #   make install PREFIX=/usr/local
 #   make wheel      a source distribution and a wheel for other machines, in dist; CUDA=1: a wheel with the module for GPUs
 #   make fuzz       look for inputs that break a decoder or a parser (clang; FUZZ_SECONDS for each target)
@@ -28,7 +29,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 SOURCES = $(shell find include src tests examples modules bench cuda tools -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
 PYTHON_SOURCES = python tests/python tests/cuda bench examples
 
-.PHONY: all demo cuda wheel test python-test sanitize threads builds fuzz chaos models bench format format-check lint packages install clean
+.PHONY: all demo cuda wheel test python-test sanitize threads builds fuzz chaos models bench errors format format-check lint packages install clean
 
 all: $(BUILD)/CMakeCache.txt
 	@cmake --build $(BUILD)
@@ -91,6 +92,10 @@ models:
 bench: all
 	@$(BUILD)/pith bench codec --json $(BUILD)/bench.json
 	@tools/bench-comm $(BUILD)
+
+errors: all
+	@tools/python-env || { echo "make errors needs Python 3.10 with pip: see above"; exit 1; }
+	@.venv/bin/python bench/error_table.py
 
 # One version of the formatter for everybody, from PyPI: others would disagree about a line here and there.
 format:

@@ -7,6 +7,7 @@
 #include "batch.cuh"
 #include "lowrank_host.h"
 #include "mean_host.h"
+#include "own_host.h"
 #include "sparse_host.h"
 
 #define TEXT 256
@@ -190,6 +191,11 @@ static int mean(const pith_gpu_mean *tasks, size_t count, void *stream, char *te
   return error == cudaSuccess ? 0 : refuse(error, "means could not be launched", text);
 }
 
+static int own(const pith_gpu_own *tasks, size_t count, void *stream, char *text) {
+  cudaError_t error = pith__own_run(tasks, count, (cudaStream_t)stream);
+  return error == cudaSuccess ? 0 : refuse(error, "sums could not be launched", text);
+}
+
 /* ---- Memory
  * ---------------------------------------------------------------------------------------------------------- */
 
@@ -355,6 +361,7 @@ static const pith_cuda_module module = {PITH_CUDA_ABI,
                                         pith__lowrank_space,
                                         lowrank,
                                         mean,
+                                        own,
                                         current_device,
                                         allocate,
                                         release,

@@ -226,6 +226,13 @@ static const char *const variants[] = {
     "ef/powersgd:2",
     "momentum:0.5/powersgd:1",
     "signum:0.5,bucket=64",
+    "q:4,encode=once",
+    "ef/q:2,bucket=128,encode=once",
+    "momentum/q:8,encode=once",
+    "ef/hadamard/q:2,encode=once",
+    "qsgd:16,bucket=128,encode=once",
+    "signsgd,encode=once",
+    "inceptionn:0.001,encode=once",
 };
 
 static char specs[SPECS_MAX][SPEC_SIZE];

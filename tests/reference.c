@@ -33,6 +33,23 @@ static void add(float *sum, const float *x, size_t n, int is_first) {
   }
 }
 
+/* What the owner of a range sums of its own: the values behind its memory, of which nothing is lost. Votes count what
+ * is encoded. */
+static void pass_own(const reference *r, pith_state *state, const pith_ctx *ctx, float *x, size_t n) {
+  const pith_memory_ops *memory = r->codec->memory;
+  size_t first = (size_t)ctx->offset;
+  if (pith_codec_caps(r->codec) & PITH_CAP_VOTE) {
+    pass(r->codec, state, ctx, x, n);
+    return;
+  }
+  for (size_t i = 0; i < n && memory; i++) {
+    pith_blend blend = memory->blend(r->codec->memory_args, ctx->gamma != 0 ? ctx->gamma : 1.0f);
+    float *kept = memory->carrier == PITH_KEEPS_RESIDUAL ? &state->residual[first + i] : &state->momentum[first + i];
+    x[i] = blend.beta * *kept + blend.gamma * x[i];
+    *kept = memory->after == PITH_AFTER_SUBTRACT ? 0.0f : x[i];
+  }
+}
+
 static void make_result(const reference *r, float *sum, size_t first, size_t n) {
   pith_ctx ctx = PITH_CTX_INIT;
   ctx.ranks = (uint32_t)r->ranks;
@@ -51,6 +68,16 @@ static void pass_result(const reference *r, const pith_ctx *ctx, int owner, floa
   make_result(r, sum, range.first, range.n);
   pith_ctx here = ctx_at(r, ctx, r->ranks, range.first);
   pass(feeds ? r->codec : &bare, feeds ? r->results[owner] : NULL, &here, sum + range.first, range.n);
+}
+
+/* The part of an owner: parts go to owners in turn, from owner `turn` on. */
+static pith_range turned(size_t n, size_t granule, int owners, int owner, uint64_t turn) {
+  for (int part = 0; part < owners; part++) {
+    if (((uint64_t)part + turn % (uint64_t)owners) % (uint64_t)owners == (uint64_t)owner) {
+      return pith__split(n, granule, (size_t)owners, (size_t)part);
+    }
+  }
+  return (pith_range){0, 0};
 }
 
 /* ---- Hosts: of one rank each where the algorithm does not mind them ---------------------------------------------- */
@@ -99,7 +126,11 @@ static void slice(const reference *r, const hosts *h, int leader, int owner, pit
     int rank = host * h->per_host + leader;
     pith_ctx here = ctx_at(r, ctx, rank, range.first);
     host_sum(r, h, host, rank, x, ctx, range, sum);
-    pass(r->codec, r->mine[rank], &here, sum, range.n);
+    if (rank == owner) {
+      pass_own(r, r->mine[rank], &here, sum, range.n);
+    } else {
+      pass(r->codec, r->mine[rank], &here, sum, range.n);
+    }
     add(result + range.first, sum, range.n, host == 0);
   }
   pass_result(r, ctx, owner, result, range);
@@ -110,9 +141,9 @@ static void blocks(const reference *r, float *const *x, const pith_ctx *ctx, flo
   hosts h = hosts_of(r);
   size_t granule = least_common(r->codec->granule, r->inside && h.per_host > 1 ? r->inside->granule : 1);
   for (int leader = 0; leader < h.leaders; leader++) {
-    pith_range part = pith__split(r->n, granule, (size_t)h.leaders, (size_t)leader);
+    pith_range part = turned(r->n, granule, h.leaders, leader, ctx->layer / (uint64_t)h.count);
     for (int host = 0; host < h.count; host++) {
-      pith_range range = pith__split(part.n, granule, (size_t)h.count, (size_t)host);
+      pith_range range = turned(part.n, granule, h.count, host, ctx->layer);
       range.first += part.first;
       if (range.n) {
         slice(r, &h, leader, host * h.per_host + leader, range, x, ctx, result);
@@ -123,7 +154,7 @@ static void blocks(const reference *r, float *const *x, const pith_ctx *ctx, flo
 
 static void ring(const reference *r, float *const *x, const pith_ctx *ctx, float *result) {
   for (int part = 0; part < r->ranks; part++) {
-    pith_range range = pith__split(r->n, r->codec->granule, (size_t)r->ranks, (size_t)part);
+    pith_range range = turned(r->n, r->codec->granule, r->ranks, part, ctx->layer);
     float *sum = result + range.first;
     for (int step = 1; step <= r->ranks && range.n; step++) {
       int rank = (part + step) % r->ranks;
@@ -160,7 +191,8 @@ static void tree(const reference *r, float *const *x, const pith_ctx *ctx, float
   pass_result(r, ctx, 0, result, (pith_range){0, r->n});
 }
 
-/* ---- Whole tensors ----------------------------------------------------------------------------------------------- */
+/* ---- Gathered payloads
+ * ----------------------------------------------------------------------------------------------- */
 
 static void gather(const reference *r, float *const *x, const pith_ctx *ctx, float *result) {
   hosts h = hosts_of(r);
@@ -253,7 +285,8 @@ void reference_allreduce(const reference *r, float *const *x, const pith_ctx *ct
     tree(r, x, ctx, result);
   } else if (strcmp(r->algorithm, "linear") == 0) {
     linear(r, x, ctx, result);
-  } else if (pith_codec_caps(r->codec) & PITH_CAP_CHUNKED) {
+  } else if (strcmp(r->algorithm, "gather") != 0 && (pith_codec_caps(r->codec) & PITH_CAP_CHUNKED) &&
+             !(pith_codec_caps(r->codec) & PITH_CAP_ONCE)) {
     blocks(r, x, ctx, result);
   } else {
     gather(r, x, ctx, result);

@@ -5,7 +5,7 @@
  *   pith_bucket_create(rank, ranks, items, count, &bucket);            // once
  *   pith_bucket_encode(bucket, gradients, &ctx, parts);                // every step: part p is for rank p
  *     … part p goes to rank p; every rank gets its part of all ranks, in rank order …
- *   pith_bucket_reduce(bucket, mine_of_all, PITH_MEAN, &ctx, result);
+ *   pith_bucket_reduce(bucket, gradients, mine_of_all, PITH_MEAN, &ctx, result);
  *     … results go to all, in rank order …
  *   pith_bucket_decode(bucket, results, &ctx, gradients);              // means now, with the same bits on all ranks
  *
@@ -45,12 +45,14 @@ PITH_API void pith_bucket_destroy(pith_bucket *bucket);
 /* Bytes of part `rank`: of what every rank sends there, and of its result. */
 PITH_API size_t pith_bucket_bytes(const pith_bucket *bucket, int rank);
 
-/* Encodes all layers, each with its memory: the parts for ranks 0, 1, … one after another. ctx: seed, step, gamma. */
+/* Encodes all layers, each with its memory: the parts for ranks 0, 1, … one after another. ctx: seed, step, gamma. In
+ * the part for this rank itself only layers that vote are encoded; the bytes of the others are not written. */
 PITH_API pith_status pith_bucket_encode(pith_bucket *bucket, const void *const *src, const pith_ctx *ctx, void *parts);
 
-/* Adds up the parts that ranks 0, 1, … sent to this rank, one after another, and encodes the sum or mean. */
-PITH_API pith_status pith_bucket_reduce(pith_bucket *bucket, pith_bytes received, pith_reduce_op op,
-                                        const pith_ctx *ctx, void *result);
+/* Adds up the parts that ranks 0, 1, … sent to this rank, one after another, and encodes the sum or mean. Its own
+ * values are added as they are, behind their memory: src is what was encoded, unchanged. */
+PITH_API pith_status pith_bucket_reduce(pith_bucket *bucket, const void *const *src, pith_bytes received,
+                                        pith_reduce_op op, const pith_ctx *ctx, void *result);
 
 /* Decodes the results of ranks 0, 1, …, one after another. */
 PITH_API pith_status pith_bucket_decode(pith_bucket *bucket, pith_bytes results, const pith_ctx *ctx, void *const *dst);

@@ -29,6 +29,7 @@ class Caps(IntFlag):
     VOTE = 1 << 5
     UNBIASED = 1 << 6
     SEEDED = 1 << 7
+    ONCE = 1 << 8
 
 
 def context(

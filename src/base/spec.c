@@ -64,9 +64,9 @@ static pith_status unexpected(const pith_cursor *cursor, const char *expected, c
 }
 
 static pith_status parse_pair(pith_cursor *cursor, pith_spec_stage *stage) {
-  PITH_REQUIRE(stage->pairs < PITH_PARAMS_MAX, PITH_ERR_SPEC,
+  PITH_REQUIRE(stage->pairs <= PITH_PARAMS_MAX, PITH_ERR_SPEC,
                "too many parameters at character %zu: a stage takes at most %d (spec \"%s\")",
-               (size_t)(cursor->at - cursor->text) + 1, PITH_PARAMS_MAX, cursor->text);
+               (size_t)(cursor->at - cursor->text) + 1, PITH_PARAMS_MAX + 1, cursor->text);
   pith_text key = take(cursor, is_name_character);
   if (key.size == 0) {
     return unexpected(cursor, "a parameter name", "write key=value after each comma, keys in lower case");
@@ -359,6 +359,8 @@ static pith_status check_param(const char *method, const pith_param *params, siz
   pith_value value;
   PITH_REQUIRE(is_name(param->key), PITH_ERR_ARGUMENT, "%s: \"%s\" cannot be the name of a parameter", method,
                param->key);
+  PITH_REQUIRE(strcmp(param->key, PITH_SPEC_ENCODE) != 0, PITH_ERR_ARGUMENT,
+               "%s: %s=once is a word of all specs, and cannot be the name of a parameter", method, param->key);
   for (size_t j = 0; j < i; j++) {
     PITH_REQUIRE(strcmp(params[j].key, param->key) != 0, PITH_ERR_ARGUMENT, "%s: two parameters are called %s", method,
                  param->key);

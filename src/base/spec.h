@@ -9,6 +9,7 @@
 
 #define PITH_SPEC_MAX 512 /* longest spec, canonical or not, with its final zero */
 #define PITH_STAGES_MAX 4
+#define PITH_SPEC_ENCODE "encode" /* a key of every spec's last stage, which no method has a parameter of */
 
 /* A piece of somebody else's string. */
 typedef struct pith_text {
@@ -21,7 +22,7 @@ typedef struct pith_spec_stage {
   size_t pairs;
   struct {
     pith_text key, value;
-  } pair[PITH_PARAMS_MAX];
+  } pair[PITH_PARAMS_MAX + 1];
 } pith_spec_stage;
 
 typedef struct pith_spec {

@@ -9,8 +9,8 @@ typedef struct pith_range {
   size_t first, n;
 } pith_range;
 
-/* Random numbers of the second encoding, of results, must not be those of the first: it counts as one more rank's. Who
- * owns a value makes no difference, so that bits do not depend on how a tensor was cut. */
+/* Random numbers of the second encoding, of results, must not be those of the first: it counts as one more rank's,
+ * whoever owns the value. */
 static inline uint32_t pith__result_rank(int ranks) { return (uint32_t)ranks; }
 
 /* Part `index` of n values cut into `parts` of nearly the same size, at multiples of the granule. Later parts may be
@@ -23,6 +23,11 @@ static inline pith_range pith__split(size_t n, size_t granule, size_t parts, siz
     return (pith_range){n, 0};
   }
   return (pith_range){first, count < n - first ? count : n - first};
+}
+
+/* The part of owner `index` where owners take turns, starting with owner `turn`. */
+static inline pith_range pith__split_turned(size_t n, size_t granule, size_t parts, size_t index, uint64_t turn) {
+  return pith__split(n, granule, parts, (index + parts - (size_t)(turn % parts)) % parts);
 }
 
 /* How many chunks of at most `chunk` values (a multiple of the granule) the largest part has: every rank cuts its part

@@ -106,6 +106,7 @@ static int print_all(int wide) {
       "bits: per value, of normally distributed values, with default parameters. ●: one of the sixteen methods of "
       "the GRACE survey.\n\n"
       "A spec is memory/transform/codec, the first two optional, as q:4, ef/topk:0.01,values=fp16 or ef/hadamard/q:2. "
+      "With ,encode=once at its end, payloads of all ranks are gathered and their sum is not encoded again. "
       "\"pith codecs SPEC\" explains one; --wide adds formulas, capabilities and parameters to this table.\n");
   return CLI_OK;
 }

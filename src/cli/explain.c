@@ -60,7 +60,8 @@ static void explain_bits(const pith_codec *codec) {
 /* How the contributions of ranks become one result. */
 static const char *aggregation_of(const pith_codec *codec) {
   uint32_t caps = pith_codec_caps(codec);
-  return caps & PITH_CAP_VOTE     ? "the majority of the ranks' signs, value by value"
+  return caps & PITH_CAP_VOTE   ? "the majority of the ranks' signs, value by value"
+         : caps & PITH_CAP_ONCE ? "payloads of all ranks go to all, are decoded and added in rank order; then the mean"
          : caps & PITH_CAP_ROUNDS ? "sums of what each exchange sends, inside any allreduce; then the mean is decoded"
          : caps & PITH_CAP_LINEAR ? "payloads add up without being decoded; then the mean"
          : caps & PITH_CAP_SPARSE ? "values are added at their places, in rank order; then the mean"

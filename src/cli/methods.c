@@ -13,6 +13,7 @@ const cli_cap cli_caps[] = {
     {PITH_CAP_VOTE, "VOTE", "ranks are joined by majority, not by mean"},
     {PITH_CAP_UNBIASED, "UNBIASED", "the expectation of the decoded value is the value"},
     {PITH_CAP_SEEDED, "SEEDED", "decoding needs the encoder's seed, step and layer"},
+    {PITH_CAP_ONCE, "ONCE", "payloads of all ranks are gathered, and sums not encoded"},
 };
 const size_t cli_cap_count = sizeof cli_caps / sizeof *cli_caps;
 

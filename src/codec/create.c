@@ -13,6 +13,8 @@
 #define GRANULE_MAX ((size_t)1 << 20)
 #define TILE_VALUES 4096 /* 16 KiB of f32: leaves room in a first-level cache of 32 KiB */
 
+#define ONCE "," PITH_SPEC_ENCODE "=once"
+
 #define FNV_START 0xcbf29ce484222325u
 #define FNV_PRIME 0x100000001b3u
 
@@ -21,6 +23,7 @@ typedef struct pith_draft {
   pith_codec *codec;
   const pith_entry *memory, *transform, *last;
   const pith_entry *preset; /* the one whose parts are being added */
+  int once;                 /* the spec says so */
 } pith_draft;
 
 /* ---- Texts and fingerprint --------------------------------------------------------------------------------------- */
@@ -248,6 +251,25 @@ static pith_status check_transform(const pith_draft *draft) {
   return PITH_OK;
 }
 
+/* Codecs that see the whole tensor are encoded once anyway, and need no word for it. */
+static pith_status settle_once(const pith_draft *draft) {
+  pith_codec *codec = draft->codec;
+  PITH_REQUIRE(!(codec->caps & PITH_CAP_ROUNDS), PITH_ERR_UNSUPPORTED,
+               "encode=once does not fit %s: its exchanges are sums, of which nothing is encoded again",
+               draft->last->info.name);
+  if (!(codec->caps & PITH_CAP_CHUNKED)) {
+    return PITH_OK;
+  }
+  codec->caps |= PITH_CAP_ONCE;
+  codec->fingerprint = hash_text(codec->fingerprint, ONCE);
+  PITH_REQUIRE(
+      strlen(codec->spec) + strlen(ONCE) < PITH_SPEC_MAX && strlen(codec->parts) + strlen(ONCE) < PITH_SPEC_MAX,
+      PITH_ERR_SPEC, "the spec is longer than %d characters when written out", PITH_SPEC_MAX - 1);
+  strcat(codec->spec, ONCE);
+  strcat(codec->parts, ONCE);
+  return PITH_OK;
+}
+
 static size_t greatest_common_divisor(size_t a, size_t b) { return b ? greatest_common_divisor(b, a % b) : a; }
 
 static pith_status choose_granule(const pith_draft *draft) {
@@ -277,8 +299,28 @@ static pith_status join_parts(const pith_draft *draft) {
   if (codec->memory) {
     PITH_TRY(check_memory(draft));
   }
+  PITH_TRY(draft->once ? settle_once(draft) : PITH_OK);
   codec->fingerprint = pith__mix64(codec->fingerprint);
   return choose_granule(draft);
+}
+
+/* encode=auto|once: of the last stage, whatever its method. It is about sums of ranks, not about the codec. */
+static pith_status take_encode(pith_spec *spec, int *once) {
+  pith_spec_stage *last = &spec->stage[spec->stages - 1];
+  size_t kept = 0, found = 0;
+  for (size_t i = 0; i < last->pairs; i++) {
+    if (!pith__text_is(last->pair[i].key, PITH_SPEC_ENCODE)) {
+      last->pair[kept++] = last->pair[i];
+      continue;
+    }
+    pith_text value = last->pair[i].value;
+    *once = pith__text_is(value, "once");
+    PITH_REQUIRE(*once || pith__text_is(value, "auto"), PITH_ERR_SPEC, "%.*s: encode=%.*s is not one of auto|once",
+                 (int)last->name.size, last->name.at, (int)value.size, value.at);
+    PITH_REQUIRE(found++ == 0, PITH_ERR_SPEC, "%.*s: encode is given twice", (int)last->name.size, last->name.at);
+  }
+  last->pairs = kept;
+  return PITH_OK;
 }
 
 static pith_status build(const char *text, pith_codec *codec) {
@@ -286,6 +328,7 @@ static pith_status build(const char *text, pith_codec *codec) {
   pith_spec spec;
   codec->fingerprint = FNV_START;
   PITH_TRY(pith__spec_parse(text, &spec));
+  PITH_TRY(take_encode(&spec, &draft.once));
   PITH_TRY(add_stages(&draft, &spec));
   return join_parts(&draft);
 }

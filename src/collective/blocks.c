@@ -3,7 +3,8 @@
  * gather" and "Hosts".
  *
  * The tensor is cut into a part for each leader of a host, a part into a slice for each host: leader l of host h owns
- * slice (l, h). Leader l of every host sends its host's sum of that slice, encoded, to the owner. The owner's result
+ * slice (l, h). Leader l of every other host sends its host's sum of that slice, encoded, to the owner, which adds its
+ * own as it is. The owner's result
  * comes back to the leaders, and from them, as the same bytes, to the other ranks of their hosts. In a flat layout
  * every rank is the only leader of its host, and there is no intra-host communication.
  *
@@ -11,6 +12,7 @@
  * WINDOW-th chunk, and no rank is further ahead than that.
  */
 #include "collective/job.h"
+#include "collective/parts.h"
 
 #define WINDOW 4
 
@@ -18,37 +20,27 @@ enum { PHASE_SCATTER, PHASE_GATHER, PHASE_UP, PHASE_DOWN };
 
 typedef struct plan {
   const pith_layout *layout;
-  int host, local_rank;          /* ours */
-  int crowded;                   /* our host has several ranks */
-  size_t granule, chunk, chunks; /* values, values, number */
-  float *buffer; /* WINDOW times: the sum of our own slice, then our host's sum of the slice of each host */
+  int host, local_rank; /* ours */
+  int crowded;          /* our host has several ranks */
+  pith_parts parts;     /* slices of all owners */
+  size_t chunk, chunks; /* values, number */
+  float *buffer;        /* WINDOW times: the sum of our own slice, then our host's sum of the slice of each host */
 } plan;
-
-/* Slices start where both codecs can start. */
-static size_t common_granule(const pith_job *job) {
-  size_t a = job->codec->granule, b = job->inside ? job->inside->granule : 1, x = a, y = b;
-  while (y) {
-    size_t rest = x % y;
-    x = y;
-    y = rest;
-  }
-  return a / x * b;
-}
 
 static size_t buffers_of(const plan *p) { return 1 + (p->crowded ? (size_t)p->layout->hosts : 0); }
 
 static plan make_plan(pith_job *job) {
   const pith_layout *layout = job->layout;
+  int is_flat = layout->hosts == job->ranks; /* then nothing is sent within hosts */
   plan p = {.layout = layout,
             .host = layout->host[job->rank],
             .local_rank = layout->local_rank[job->rank],
-            .granule = common_granule(job)};
-  size_t wanted = job->chunk / sizeof(float) / p.granule, part, slice;
+            .parts = pith__parts_make(job, pith__parts_granule(job->codec, is_flat ? NULL : job->inside),
+                                      layout->leaders, layout->hosts)};
+  size_t wanted = job->chunk / sizeof(float) / p.parts.granule, slice = pith__parts_largest(job, &p.parts);
   p.crowded = pith__layout_members(layout, p.host) > 1;
-  p.chunk = (wanted ? wanted : 1) * p.granule;
-  part = pith__split(job->src.n, p.granule, (size_t)layout->leaders, 0).n;
-  slice = pith__split(part, p.granule, (size_t)layout->hosts, 0).n;
-  p.chunks = pith__split_chunks(part, p.granule, (size_t)layout->hosts, p.chunk);
+  p.chunk = (wanted ? wanted : 1) * p.parts.granule;
+  p.chunks = slice / p.chunk + (slice % p.chunk != 0);
   p.chunk = p.chunk < slice ? p.chunk : slice;
   p.buffer = pith__schedule_take(&job->schedule, (p.chunks < WINDOW ? p.chunks : WINDOW) * buffers_of(&p),
                                  p.chunk * sizeof *p.buffer);
@@ -60,10 +52,7 @@ static float *buffer_of(const plan *p, size_t number, size_t index) {
 }
 
 static pith_range slice_of(const pith_job *job, const plan *p, int leader, int host, size_t number) {
-  pith_range part = pith__split(job->src.n, p->granule, (size_t)p->layout->leaders, (size_t)leader);
-  pith_range slice = pith__split(part.n, p->granule, (size_t)p->layout->hosts, (size_t)host);
-  slice.first += part.first;
-  return pith__split_chunk(slice, p->chunk, number);
+  return pith__split_chunk(pith__parts_of(job, &p->parts, leader, host), p->chunk, number);
 }
 
 /* Messages between a rank and a leader of its host. */
@@ -84,42 +73,56 @@ static uint32_t add_decode_result(pith_job *job, int owner, pith_piece *piece, p
 
 /* ---- A leader's slices ------------------------------------------------------------------------------------------- */
 
-/* Our host's values of a slice, encoded: src alone, or the sum of all ranks here. */
-static pith_piece *add_encoded(pith_job *job, const plan *p, int host, size_t number, pith_range range, uint32_t before,
-                               uint32_t *encoded) {
+/* Our host's values of a slice, and the task after which they are there: encoded, or as they are, which is for the
+ * slice that we sum ourselves. Then the piece is the sum of all ranks here, or NULL: src alone. */
+typedef struct host_values {
+  pith_piece *piece;
+  int is_exact;
+  uint32_t ready;
+} host_values;
+
+static host_values add_values(pith_job *job, const plan *p, int host, size_t number, pith_range range,
+                              uint32_t before) {
+  host_values v = {.is_exact = host == p->host && pith__own_is_exact(job->codec), .ready = before};
   float *sum = NULL;
   if (p->crowded) {
     sum = buffer_of(p, number, 1 + (size_t)host);
-    before = pith__add_intra_host_sum(job, range, intra_host_tag(p, PHASE_UP, host, number), sum, before);
+    v.ready = pith__add_intra_host_sum(job, range, intra_host_tag(p, PHASE_UP, host, number), sum, before);
   }
-  pith_piece *piece = pith__piece_for(job, range.n);
-  *encoded = pith__add_work(
-      job, (pith_task){.work = pith__work_encode, .piece = piece, .first = range.first, .n = range.n, .values = sum},
-      before);
-  return piece;
+  if (v.is_exact) {
+    v.piece = sum ? pith__schedule_piece_over(&job->schedule, sum, range.n * sizeof *sum) : NULL;
+    return v;
+  }
+  v.piece = pith__piece_for(job, range.n);
+  v.ready = pith__add_work(
+      job, (pith_task){.work = pith__work_encode, .piece = v.piece, .first = range.first, .n = range.n, .values = sum},
+      v.ready);
+  return v;
 }
 
 /* Receives all hosts' values of our slice and adds them up in the order of hosts. Returns the last addition. */
-static uint32_t add_sum(pith_job *job, const plan *p, pith_range range, size_t number, pith_piece *own,
-                        uint32_t encoded, float *sum, uint32_t before) {
+static uint32_t add_sum(pith_job *job, const plan *p, pith_range range, size_t number, host_values own, float *sum,
+                        uint32_t before) {
   pith_schedule *s = &job->schedule;
   uint32_t last = before;
   for (int h = 0; h < p->layout->hosts; h++) {
+    host_values v = own;
     int peer = pith__layout_rank(p->layout, h, p->local_rank);
-    pith_piece *piece = h == p->host ? own : pith__piece_for(job, range.n);
-    uint32_t arrived =
-        h == p->host ? encoded : pith__schedule_receive(s, peer, PITH_TAG(PHASE_SCATTER, number), piece, PITH_NO_TASK);
-    uint32_t decode = pith__add_work(job,
-                                     (pith_task){.work = pith__work_decode,
-                                                 .peer = peer,
-                                                 .piece = piece,
-                                                 .first = range.first,
-                                                 .n = range.n,
-                                                 .values = sum,
-                                                 .mode = h ? PITH_ADD : PITH_SET},
-                                     arrived);
-    pith__schedule_after(s, decode, last);
-    last = decode;
+    if (h != p->host) {
+      v = (host_values){.piece = pith__piece_for(job, range.n)};
+      v.ready = pith__schedule_receive(s, peer, PITH_TAG(PHASE_SCATTER, number), v.piece, PITH_NO_TASK);
+    }
+    uint32_t added = pith__add_work(job,
+                                    (pith_task){.work = v.is_exact ? pith__work_sum_own : pith__work_decode,
+                                                .peer = peer,
+                                                .piece = v.piece,
+                                                .first = range.first,
+                                                .n = range.n,
+                                                .values = sum,
+                                                .mode = h ? PITH_ADD : PITH_SET},
+                                    v.ready);
+    pith__schedule_after(s, added, last);
+    last = added;
   }
   return last;
 }
@@ -161,8 +164,7 @@ static void add_results_of_others(pith_job *job, const plan *p, size_t number) {
 /* One chunk of our slices. Returns the task after which its buffers are free. */
 static uint32_t add_leader_chunk(pith_job *job, const plan *p, size_t number, uint32_t before) {
   pith_schedule *s = &job->schedule;
-  uint32_t used = PITH_NO_TASK, encoded = PITH_NO_TASK;
-  pith_piece *own = NULL;
+  host_values own = {.ready = before};
   uint32_t free_again = pith__add_work(job, (pith_task){.work = pith__work_join}, before);
   for (int step = 1; step <= p->layout->hosts; step++) {
     int host = (p->host + step) % p->layout->hosts;
@@ -170,21 +172,21 @@ static uint32_t add_leader_chunk(pith_job *job, const plan *p, size_t number, ui
     if (range.n == 0) {
       continue;
     }
-    pith_piece *piece = add_encoded(job, p, host, number, range, before, &encoded);
-    pith__schedule_after(s, free_again, encoded);
+    host_values v = add_values(job, p, host, number, range, before);
     if (host == p->host) {
-      own = piece;
+      own = v;
     } else {
-      pith__schedule_send(s, pith__layout_rank(p->layout, host, p->local_rank), PITH_TAG(PHASE_SCATTER, number), piece,
-                          encoded);
+      pith__schedule_after(s, free_again, v.ready);
+      pith__schedule_send(s, pith__layout_rank(p->layout, host, p->local_rank), PITH_TAG(PHASE_SCATTER, number),
+                          v.piece, v.ready);
     }
   }
-  if (own) {
-    pith_range mine = slice_of(job, p, p->local_rank, p->host, number);
+  pith_range mine = slice_of(job, p, p->local_rank, p->host, number);
+  if (mine.n) {
     float *sum = buffer_of(p, number, 0);
-    used = add_result(job, p, mine, number, sum, add_sum(job, p, mine, number, own, encoded, sum, before));
+    uint32_t summed = add_sum(job, p, mine, number, own, sum, before);
+    pith__schedule_after(s, free_again, add_result(job, p, mine, number, sum, summed));
   }
-  pith__schedule_after(s, free_again, used);
   add_results_of_others(job, p, number);
   return free_again;
 }

@@ -92,7 +92,8 @@ static traffic traffic_of(pith_algorithm algorithm, const pith_cost_question *q)
       count_steps(l, 1, &t);
       t.messages = ranks - 1;
       spread(l, q->coded * (ranks - 1), &t);
-      t.values = 2 * n + ranks * n * q->coded / (q->raw > 0 ? q->raw : 1);
+      t.values = q->is_dense ? (2 + ranks) * n
+                             : 2 * n + ranks * n * q->coded / (q->raw > 0 ? q->raw : 1); /* encoded, decoded, divided */
       break;
     case PITH_ALGORITHM_RANGES: {
       double union_part = q->coded < q->raw / ranks ? q->coded : q->raw / ranks;
@@ -106,7 +107,7 @@ static traffic traffic_of(pith_algorithm algorithm, const pith_cost_question *q)
       count_steps(l, 2, &t);
       t.messages = 2 * (ranks - 1);
       spread(l, 2 * q->coded * share, &t);
-      t.values = 3 * n + n / ranks;
+      t.values = 3 * n;
   }
   return t;
 }

@@ -14,7 +14,7 @@
   X(HIERARCHICAL, "hierarchical", "sums within hosts first, then between hosts")                  \
   X(RING, "ring", "from neighbour to neighbour, encoded at each step")                            \
   X(TREE, "tree", "up and down a binomial tree, encoded at each step")                            \
-  X(GATHER, "gather", "all payloads to all")                                                      \
+  X(GATHER, "gather", "all payloads to all, encoded once")                                        \
   X(RANGES, "ranges", "entries of sparse payloads to the owners of index ranges, results to all") \
   X(LINEAR, "linear", "the plain sum of payloads")
 
@@ -44,6 +44,7 @@ typedef struct pith_cost_question {
   const pith_layout *layout; /* of hosts, also for algorithms that ignore them */
   size_t n;
   double raw, coded;
+  int is_dense; /* a payload has all values: decoding takes as long as encoding */
 } pith_cost_question;
 
 typedef struct pith_cost {

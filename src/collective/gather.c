@@ -1,86 +1,131 @@
 /*
- * Allreduce with codecs that need the whole tensor: every rank gets the payloads of all ranks and adds them up in
- * the same order.
+ * Allreduce by gathering: every rank gets the payloads of all ranks, decodes them and adds them up in the same order.
+ * What is encoded is encoded once. That suits codecs that need the whole tensor, few ranks, and methods whose promise
+ * (no bias, a bound) a second encoding would break.
+ *
+ * Tensors of block codecs go chunk after chunk, so that encoding, wire and decoding overlap; WINDOW of them are under
+ * way. All others are one chunk.
  *
  * Hierarchically, the first rank of each host is its leader: it adds up the values of its host, encodes the sum, and
  * passes the payloads of all hosts on.
  */
 #include "collective/job.h"
+#include "collective/parts.h"
+
+#define WINDOW 4
 
 enum { PHASE_GATHER, PHASE_UP, PHASE_DOWN };
 
-/* The sum of the payloads so far. */
-typedef struct running_sum {
-  float *sum;    /* dst itself if it can be: what is written there comes after all that is read from src */
-  uint32_t last; /* the last task that writes to it */
-} running_sum;
+/* One chunk. */
+typedef struct gathering {
+  pith_range range;
+  size_t number;
+  float *sum; /* of the payloads so far: dst itself if it can be, since all that is read from src there comes first */
+  uint32_t last; /* the last task that uses it */
+} gathering;
 
-static void add_decode(pith_job *job, running_sum *r, int host, int leader, pith_piece *piece, uint32_t arrived) {
+static uint32_t down_tag(const pith_job *job, const gathering *g, int host) {
+  return PITH_TAG(PHASE_DOWN, g->number * (size_t)job->layout->hosts + (size_t)host);
+}
+
+static void add_decode(pith_job *job, gathering *g, int host, int leader, pith_piece *piece, uint32_t arrived) {
   uint32_t decode = pith__add_work(job,
                                    (pith_task){.work = pith__work_decode,
                                                .peer = leader,
                                                .piece = piece,
-                                               .n = job->src.n,
-                                               .values = r->sum,
+                                               .first = g->range.first,
+                                               .n = g->range.n,
+                                               .values = g->sum,
                                                .mode = host ? PITH_ADD : PITH_SET},
                                    arrived);
-  pith__schedule_after(&job->schedule, decode, r->last);
-  r->last = decode;
+  pith__schedule_after(&job->schedule, decode, g->last);
+  g->last = decode;
 }
 
-static pith_piece *add_encoded(pith_job *job, int crowded, float *sum, uint32_t *encoded) {
-  pith_range all = {0, job->src.n};
-  pith_piece *own = pith__piece_for(job, all.n);
-  uint32_t summed =
-      crowded ? pith__add_intra_host_sum(job, all, PITH_TAG(PHASE_UP, 0), sum, PITH_NO_TASK) : PITH_NO_TASK;
-  *encoded = pith__add_work(
-      job, (pith_task){.work = pith__work_encode, .piece = own, .n = all.n, .values = crowded ? sum : NULL}, summed);
+/* Our values, or the sum of our host's. */
+static pith_piece *add_encoded(pith_job *job, gathering *g, int crowded) {
+  pith_piece *own = pith__piece_for(job, g->range.n);
+  if (crowded) {
+    g->last = pith__add_intra_host_sum(job, g->range, PITH_TAG(PHASE_UP, g->number), g->sum, g->last);
+  }
+  g->last = pith__add_work(job,
+                           (pith_task){.work = pith__work_encode,
+                                       .piece = own,
+                                       .first = g->range.first,
+                                       .n = g->range.n,
+                                       .values = crowded ? g->sum : NULL},
+                           g->last);
   return own;
 }
 
 /* The first rank of a host. */
-static void add_leader(pith_job *job, running_sum *r, int host) {
+static void add_leader(pith_job *job, gathering *g, int host) {
   pith_schedule *s = &job->schedule;
   const pith_layout *layout = job->layout;
-  uint32_t encoded;
-  pith_piece *own = add_encoded(job, pith__layout_members(layout, host) > 1, r->sum, &encoded);
+  pith_piece *own = add_encoded(job, g, pith__layout_members(layout, host) > 1);
+  uint32_t encoded = g->last, tag = PITH_TAG(PHASE_GATHER, g->number);
   for (int step = 1; step < layout->hosts; step++) {
-    pith__schedule_send(s, pith__layout_rank(layout, (host + step) % layout->hosts, 0), PITH_TAG(PHASE_GATHER, 0), own,
-                        encoded);
+    pith__schedule_send(s, pith__layout_rank(layout, (host + step) % layout->hosts, 0), tag, own, encoded);
   }
-  r->last = encoded;
   for (int h = 0; h < layout->hosts; h++) {
     int leader = pith__layout_rank(layout, h, 0);
-    pith_piece *piece = h == host ? own : pith__piece_for(job, job->src.n);
-    uint32_t arrived =
-        h == host ? encoded : pith__schedule_receive(s, leader, PITH_TAG(PHASE_GATHER, 0), piece, PITH_NO_TASK);
-    pith__add_intra_host_copies(job, PITH_TAG(PHASE_DOWN, h), piece, arrived);
-    add_decode(job, r, h, leader, piece, arrived);
+    pith_piece *piece = h == host ? own : pith__piece_for(job, g->range.n);
+    uint32_t arrived = h == host ? encoded : pith__schedule_receive(s, leader, tag, piece, PITH_NO_TASK);
+    pith__add_intra_host_copies(job, down_tag(job, g, h), piece, arrived);
+    add_decode(job, g, h, leader, piece, arrived);
   }
 }
 
-static void add_follower(pith_job *job, running_sum *r, int host) {
+static void add_follower(pith_job *job, gathering *g, int host) {
   const pith_layout *layout = job->layout;
   int first = pith__layout_rank(layout, host, 0);
-  r->last = pith__add_intra_host_send(job, first, (pith_range){0, job->src.n}, PITH_TAG(PHASE_UP, 0), PITH_NO_TASK);
+  g->last = pith__add_intra_host_send(job, first, g->range, PITH_TAG(PHASE_UP, g->number), g->last);
   for (int h = 0; h < layout->hosts; h++) {
-    pith_piece *piece = pith__piece_for(job, job->src.n);
-    uint32_t arrived = pith__schedule_receive(&job->schedule, first, PITH_TAG(PHASE_DOWN, h), piece, PITH_NO_TASK);
-    add_decode(job, r, h, pith__layout_rank(layout, h, 0), piece, arrived);
+    pith_piece *piece = pith__piece_for(job, g->range.n);
+    uint32_t arrived = pith__schedule_receive(&job->schedule, first, down_tag(job, g, h), piece, PITH_NO_TASK);
+    add_decode(job, g, h, pith__layout_rank(layout, h, 0), piece, arrived);
   }
+}
+
+/* One chunk, after `before`. Returns the task after which its sum is not needed. */
+static uint32_t add_chunk(pith_job *job, gathering g, uint32_t before) {
+  int host = job->layout->host[job->rank];
+  g.last = before;
+  if (job->layout->local_rank[job->rank] == 0) {
+    add_leader(job, &g, host);
+  } else {
+    add_follower(job, &g, host);
+  }
+  pith_task store = {.work = pith__work_store_result, .first = g.range.first, .n = g.range.n, .values = g.sum};
+  store.at = g.range.first;
+  return pith__add_work(job, store, g.last);
+}
+
+/* Values of a chunk of `n`. */
+static size_t chunk_of(const pith_job *job, int crowded, size_t n) {
+  if (!(job->codec->caps & PITH_CAP_CHUNKED)) {
+    return n;
+  }
+  size_t granule = pith__parts_granule(job->codec, crowded ? job->inside : NULL);
+  size_t wanted = job->chunk / sizeof(float) / granule, chunk = (wanted ? wanted : 1) * granule;
+  return chunk < n ? chunk : n;
 }
 
 pith_status pith__allreduce_gather(pith_job *job) {
-  int crowded = job->layout->hosts < job->ranks, in_dst = job->dst.dtype == PITH_F32 && !crowded;
-  running_sum r = {
-      in_dst ? job->dst.data : pith__schedule_take(&job->schedule, job->src.n ? job->src.n : 1, sizeof(float)),
-      PITH_NO_TASK};
-  int host = job->layout->host[job->rank];
-  if (job->layout->local_rank[job->rank] == 0) {
-    add_leader(job, &r, host);
-  } else {
-    add_follower(job, &r, host);
+  int crowded = job->layout->hosts < job->ranks;
+  size_t n = job->src.n, chunk = chunk_of(job, crowded, n), chunks = chunk ? (n - 1) / chunk + 1 : 1;
+  if (job->member_count) {
+    pith__parts_make(job, pith__parts_granule(job->codec, crowded ? job->inside : NULL), 1, 1);
   }
-  pith__add_work(job, (pith_task){.work = pith__work_store_result, .n = job->src.n, .values = r.sum}, r.last);
+  int in_dst = job->dst.dtype == PITH_F32 && !crowded && !job->member_count;
+  float *sums = in_dst ? job->dst.data
+                       : pith__schedule_take(&job->schedule, chunks < WINDOW ? chunks : WINDOW,
+                                             (chunk ? chunk : 1) * sizeof *sums);
+  uint32_t stored[WINDOW];
+  for (size_t c = 0; c < chunks && !job->schedule.failed; c++) {
+    gathering g = {.range = pith__split_chunk((pith_range){0, n}, chunk ? chunk : 1, c), .number = c};
+    g.sum = sums + (in_dst ? g.range.first : c % WINDOW * chunk);
+    stored[c % WINDOW] = add_chunk(job, g, c < WINDOW ? PITH_NO_TASK : stored[c % WINDOW]);
+  }
   return pith__schedule_finished(job);
 }

@@ -29,12 +29,33 @@ static pith_status work_encode_intra_host(pith_job *job, const pith_task *task) 
   double start = pith__now();
   pith_ctx ctx = intra_host_ctx(job, job->rank, task->first);
   pith_out out = {task->piece->data, task->piece->capacity, 0};
-  pith_cspan values = {(const uint8_t *)job->src.data + task->first * pith_dtype_size(job->src.dtype), task->n,
-                       job->src.dtype};
+  pith_cspan values = {task->values, task->n, job->src.dtype};
   PITH_TRY(pith__codec_encode(job->inside, values, &out, NULL, job->inside_chain, &ctx));
   task->piece->size = out.size;
   job->encode_seconds += pith__now() - start;
   return PITH_OK;
+}
+
+/* Our values of a range, one after another: those of joined layers lie apart. What is between layers is zero. */
+static pith_status work_collect(pith_job *job, const pith_task *task) {
+  size_t width = pith_dtype_size(job->src.dtype);
+  pith_segment s = {0};
+  memset(task->values, 0, task->n * width);
+  while (pith__next_segment(job, task->first, task->n, &s)) {
+    memcpy((uint8_t *)task->values + s.at * width, pith__segment_values(job, task->first, &s).data, s.n * width);
+  }
+  return PITH_OK;
+}
+
+static void *add_collected(pith_job *job, pith_range range, uint32_t *ready) {
+  size_t width = pith_dtype_size(job->src.dtype);
+  if (job->member_count == 0) {
+    return (uint8_t *)(uintptr_t)job->src.data + range.first * width;
+  }
+  void *values = pith__schedule_take(&job->schedule, range.n, width);
+  *ready = pith__add_work(job, (pith_task){.work = work_collect, .first = range.first, .n = range.n, .values = values},
+                          *ready);
+  return values;
 }
 
 static pith_piece *piece_for(pith_job *job, size_t n) {
@@ -44,15 +65,15 @@ static pith_piece *piece_for(pith_job *job, size_t n) {
 
 uint32_t pith__add_intra_host_send(pith_job *job, int leader, pith_range range, uint32_t tag, uint32_t before) {
   pith_schedule *s = &job->schedule;
+  void *values = add_collected(job, range, &before);
   if (job->inside) {
     pith_piece *piece = piece_for(job, range.n);
-    uint32_t encode = pith__add_work(
-        job, (pith_task){.work = work_encode_intra_host, .piece = piece, .first = range.first, .n = range.n}, before);
-    return pith__schedule_send(s, leader, tag, piece, encode);
+    pith_task task = {
+        .work = work_encode_intra_host, .piece = piece, .first = range.first, .n = range.n, .values = values};
+    return pith__schedule_send(s, leader, tag, piece, pith__add_work(job, task, before));
   }
-  size_t width = pith_dtype_size(job->src.dtype);
-  void *values = (uint8_t *)(uintptr_t)job->src.data + range.first * width;
-  return pith__schedule_send(s, leader, tag, pith__schedule_piece_over(s, values, range.n * width), before);
+  pith_piece *piece = pith__schedule_piece_over(s, values, range.n * pith_dtype_size(job->src.dtype));
+  return pith__schedule_send(s, leader, tag, piece, before);
 }
 
 void pith__sum_values(pith_cspan values, size_t first, float *sum, size_t n, int is_first) {
@@ -68,6 +89,16 @@ void pith__sum_values(pith_cspan values, size_t first, float *sum, size_t n, int
   }
 }
 
+static void sum_own_values(const pith_job *job, const pith_task *task, float *sum, int is_first) {
+  pith_segment s = {0};
+  if (is_first && job->member_count) {
+    memset(sum, 0, task->n * sizeof *sum); /* what is between layers */
+  }
+  while (pith__next_segment(job, task->first, task->n, &s)) {
+    pith__sum_values(pith__segment_values(job, task->first, &s), 0, sum + s.at, s.n, is_first);
+  }
+}
+
 static pith_status work_sum(pith_job *job, const pith_task *task) {
   const host_sum *all = task->values;
   double start = pith__now();
@@ -75,7 +106,7 @@ static pith_status work_sum(pith_job *job, const pith_task *task) {
   for (int i = 0; i < pith__layout_members(job->layout, host); i++) {
     const pith_piece *piece = all->piece[i];
     if (!piece) {
-      pith__sum_values(job->src, task->first, all->sum, task->n, i == 0);
+      sum_own_values(job, task, all->sum, i == 0);
     } else if (!job->inside) {
       pith__sum_values((pith_cspan){piece->data, task->n, job->src.dtype}, 0, all->sum, task->n, i == 0);
     } else {

@@ -8,18 +8,20 @@
 #include "collective/schedule.h"
 #include "memory/encode_threads.h"
 
-/* A layer of a joined tensor. Its values start at a multiple of the granule. */
+/* A layer of a joined tensor, or a piece of one. Its values stay where they are; in the joined tensor they have places
+ * from `first` on, a multiple of the granule. */
 typedef struct pith_member {
   size_t first, n;
   uint64_t layer;
   pith_state *state;
-  void *values; /* ROUNDS codecs: its own tensor, for they join only what they exchange */
+  void *values;  /* src and dst at once */
+  size_t offset; /* of values[0] in its layer */
 } pith_member;
 
 struct pith_job {
   pith_schedule schedule;
   int rank, ranks;
-  pith_cspan src;
+  pith_cspan src; /* of joined layers with a codec: their number and type alone */
   pith_span dst;
   pith_reduce_op reduce;
   const pith_codec *codec; /* NULL: uncompressed */
@@ -47,10 +49,14 @@ typedef struct pith_segment {
   size_t offset; /* in the layer */
   uint64_t layer;
   pith_state *state;
+  void *values; /* where they are; NULL: in the operation's own tensors */
 } pith_segment;
 
 /* The next segment of [first, first + n), or 0. Without members there is one segment, also of an empty range. */
 int pith__next_segment(const pith_job *job, size_t first, size_t n, pith_segment *s);
+
+/* Our values of a segment of [first, …). */
+pith_cspan pith__segment_values(const pith_job *job, size_t first, const pith_segment *s);
 
 /* ---- Work on values ---------------------------------------------------------------------------------------------- */
 
@@ -61,6 +67,10 @@ pith_status pith__work_encode(pith_job *job, const pith_task *task);
 
 /* task->values (n floats) += src[first, first + n), times gamma where there is a memory. */
 pith_status pith__work_add_own(pith_job *job, const pith_task *task);
+
+/* task->values (n floats) = or += src[first, first + n), or the n floats of the piece in their place, behind the memory
+ * and as they are: our own share of a part that we own. task->mode: PITH_SET or PITH_ADD. */
+pith_status pith__work_sum_own(pith_job *job, const pith_task *task);
 
 /* Decodes the piece, encoded by rank task->peer, into task->values (n floats): sets or adds, as task->mode says. */
 pith_status pith__work_decode(pith_job *job, const pith_task *task);
@@ -152,7 +162,7 @@ pith_status pith__allreduce_plain(pith_job *job);  /* uncompressed */
 pith_status pith__allreduce_blocks(pith_job *job); /* CHUNKED codecs: scatter, reduce, all-gather */
 pith_status pith__allreduce_ring(pith_job *job);   /* CHUNKED codecs: from neighbour to neighbour */
 pith_status pith__allreduce_tree(pith_job *job);   /* CHUNKED codecs: up and down a binomial tree */
-pith_status pith__allreduce_gather(pith_job *job); /* all other codecs: everybody gets all payloads */
+pith_status pith__allreduce_gather(pith_job *job); /* all codecs: everybody gets all payloads */
 pith_status pith__allreduce_ranges(pith_job *job); /* SPARSE codecs: scatter, reduce, all-gather of entries */
 pith_status pith__allreduce_linear(pith_job *job); /* LINEAR payloads: their plain sum */
 pith_status pith__allreduce_rounds(pith_job *job); /* ROUNDS codecs */

@@ -2,10 +2,12 @@
  * Allreduce with block codecs around a ring: every rank talks to its two neighbours only.
  *
  * Part p starts at rank p + 1 and travels up to rank p. Each rank on the way decodes the sum so far, adds its own
- * values and encodes the new sum; what that loses goes to the rank's own memory. Rank p then makes the result, which
- * travels once more around as the same bytes. Sums run in the order p + 1, p + 2, …, p.
+ * values and encodes the new sum; what that loses goes to the rank's own memory. Rank p adds its own values as they
+ * are, behind its memory, and makes the result, which travels once more around as the same bytes. Sums run in the order
+ * p + 1, p + 2, …, p.
  */
 #include "collective/job.h"
+#include "collective/parts.h"
 
 #define WINDOW 4
 
@@ -13,17 +15,19 @@ enum { PHASE_REDUCE, PHASE_GATHER };
 
 typedef struct ring {
   int next, previous;
-  size_t granule, chunk, chunks;
+  pith_parts parts;
+  size_t chunk, chunks;
   float *sums; /* WINDOW times one for each part */
 } ring;
 
 static ring make_ring(pith_job *job) {
-  size_t ranks = (size_t)job->ranks, wanted = job->chunk / sizeof(float) / job->codec->granule;
-  ring r = {
-      .next = pith__peer_at(job, 1), .previous = pith__peer_at(job, job->ranks - 1), .granule = job->codec->granule};
-  size_t part = pith__split(job->src.n, r.granule, ranks, 0).n;
-  r.chunk = (wanted ? wanted : 1) * r.granule;
-  r.chunks = pith__split_chunks(job->src.n, r.granule, ranks, r.chunk);
+  size_t granule = job->codec->granule, ranks = (size_t)job->ranks, wanted = job->chunk / sizeof(float) / granule;
+  ring r = {.next = pith__peer_at(job, 1),
+            .previous = pith__peer_at(job, job->ranks - 1),
+            .parts = pith__parts_make(job, granule, 1, job->ranks)};
+  size_t part = pith__parts_largest(job, &r.parts);
+  r.chunk = (wanted ? wanted : 1) * granule;
+  r.chunks = part / r.chunk + (part % r.chunk != 0);
   r.chunk = r.chunk < part ? r.chunk : part;
   r.sums =
       pith__schedule_take(&job->schedule, (r.chunks < WINDOW ? r.chunks : WINDOW) * ranks, r.chunk * sizeof *r.sums);
@@ -50,8 +54,9 @@ static uint32_t add_sum(pith_job *job, const ring *r, int part, size_t number, p
                                                .mode = PITH_SET},
                                    arrived);
   pith__schedule_after(&job->schedule, decode, before);
-  return pith__add_work(job, (pith_task){.work = pith__work_add_own, .first = range.first, .n = range.n, .values = sum},
-                        decode);
+  pith_work_fn add = job->rank == part ? pith__work_sum_own : pith__work_add_own;
+  return pith__add_work(
+      job, (pith_task){.work = add, .first = range.first, .n = range.n, .values = sum, .mode = PITH_ADD}, decode);
 }
 
 /* The result goes on to the next rank, unless that made it. */
@@ -73,8 +78,7 @@ static void add_result(pith_job *job, const ring *r, int part, size_t number, pi
 /* Our step of a part. Returns the task after which the sum is not needed. */
 static uint32_t add_part(pith_job *job, const ring *r, int part, size_t number, float *sum, uint32_t before) {
   pith_schedule *s = &job->schedule;
-  pith_range whole = pith__split(job->src.n, r->granule, (size_t)job->ranks, (size_t)part);
-  pith_range range = pith__split_chunk(whole, r->chunk, number);
+  pith_range range = pith__split_chunk(pith__parts_of(job, &r->parts, 0, part), r->chunk, number);
   if (range.n == 0) {
     return PITH_NO_TASK;
   }

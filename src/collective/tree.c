@@ -3,9 +3,10 @@
  *
  * The children of rank r are r + 1, r + 2, r + 4, … below the lowest bit of r. A rank decodes its children's sums, adds
  * its own values, and encodes the sum for its parent, in that order; what that loses goes to the rank's own memory.
- * Rank 0 makes the result, which comes down as the same bytes.
+ * Rank 0 adds its own as they are, behind its memory, and makes the result, which comes down as the same bytes.
  */
 #include "collective/job.h"
+#include "collective/parts.h"
 
 #define WINDOW 4
 
@@ -42,8 +43,9 @@ static uint32_t add_sum(pith_job *job, size_t number, pith_range range, float *s
     pith__schedule_after(&job->schedule, decode, last);
     last = decode;
   }
-  return pith__add_work(job, (pith_task){.work = pith__work_add_own, .first = range.first, .n = range.n, .values = sum},
-                        last);
+  pith_work_fn add = job->rank ? pith__work_add_own : pith__work_sum_own;
+  return pith__add_work(
+      job, (pith_task){.work = add, .first = range.first, .n = range.n, .values = sum, .mode = PITH_ADD}, last);
 }
 
 static void add_down(pith_job *job, size_t number, pith_range range, pith_piece *piece, uint32_t ready) {
@@ -87,7 +89,9 @@ static uint32_t add_chunk(pith_job *job, size_t number, pith_range range, float 
 }
 
 pith_status pith__allreduce_tree(pith_job *job) {
-  size_t granule = job->codec->granule, wanted = job->chunk / sizeof(float) / granule, n = job->src.n;
+  size_t granule = job->codec->granule, wanted = job->chunk / sizeof(float) / granule;
+  pith_parts one = pith__parts_make(job, granule, 1, 1);
+  size_t n = pith__parts_of(job, &one, 0, 0).n;
   size_t chunk = (wanted ? wanted : 1) * granule, chunks = n / chunk + (n % chunk != 0);
   chunk = chunk < n ? chunk : n;
   float *sums = pith__schedule_take(&job->schedule, chunks < WINDOW ? chunks : WINDOW, chunk * sizeof *sums);

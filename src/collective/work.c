@@ -12,27 +12,33 @@ static pith_ctx ctx_of(const pith_job *job, int rank, int is_result, size_t firs
   return ctx;
 }
 
-static pith_cspan values_of(const pith_job *job, const pith_task *task) {
-  if (task->values) {
-    return (pith_cspan){task->values, task->n, PITH_F32};
-  }
-  return (pith_cspan){(const uint8_t *)job->src.data + task->first * pith_dtype_size(job->src.dtype), task->n,
-                      job->src.dtype};
+pith_cspan pith__segment_values(const pith_job *job, size_t first, const pith_segment *s) {
+  pith_dtype dtype = job->src.dtype;
+  const void *data = s->values ? s->values : (const uint8_t *)job->src.data + (first + s->at) * pith_dtype_size(dtype);
+  return (pith_cspan){data, s->n, dtype};
+}
+
+/* Where its results go: dst[at, …). */
+static pith_span segment_results(const pith_job *job, size_t at, const pith_segment *s) {
+  pith_dtype dtype = job->dst.dtype;
+  void *data = s->values ? s->values : (uint8_t *)job->dst.data + (at + s->at) * pith_dtype_size(dtype);
+  return (pith_span){data, s->n, dtype};
 }
 
 /* Encodes into the task's piece layer by layer, each behind its own memory; the errors of results have one of their
- * own. `gamma` is the factor on the values. */
-static pith_status encode(pith_job *job, const pith_task *task, pith_cspan values, float gamma, int is_result) {
+ * own. `gamma` is the factor on the values: src, or task->values. */
+static pith_status encode(pith_job *job, const pith_task *task, float gamma, int is_result) {
   double start = pith__now();
   pith_encode_fn through_memory = is_result ? pith__memory_encode_result : pith__memory_encode;
   if (is_result) {
     pith__make_result(job, task->values, task->n, task->first);
   }
-  size_t width = pith_dtype_size(values.dtype), used = 0;
+  size_t used = 0;
   pith_segment s = {0};
-  while (pith__next_segment(job, task->first, values.n, &s)) {
+  while (pith__next_segment(job, task->first, task->n, &s)) {
     pith_ctx ctx = ctx_of(job, job->rank, is_result, s.offset);
-    pith_cspan part = {(const uint8_t *)values.data + s.at * width, s.n, values.dtype};
+    pith_cspan part = task->values ? (pith_cspan){(const float *)task->values + s.at, s.n, PITH_F32}
+                                   : pith__segment_values(job, task->first, &s);
     pith_out out = {(uint8_t *)task->piece->data + used, task->piece->capacity - used, 0};
     ctx.layer = s.layer;
     ctx.gamma = gamma;
@@ -49,22 +55,26 @@ static pith_status encode(pith_job *job, const pith_task *task, pith_cspan value
 }
 
 pith_status pith__work_encode(pith_job *job, const pith_task *task) {
-  return encode(job, task, values_of(job, task), task->mode == PITH_GATHERED ? 1.0f : job->ctx.gamma, 0);
+  return encode(job, task, task->mode == PITH_GATHERED ? 1.0f : job->ctx.gamma, 0);
 }
 
 #define TILE 1024
 
 pith_status pith__work_add_own(pith_job *job, const pith_task *task) {
-  float tile[TILE], *sum = task->values, gamma = job->codec->memory ? job->ctx.gamma : 1.0f;
-  for (size_t i = 0; i < task->n; i += TILE) {
-    size_t n = task->n - i < TILE ? task->n - i : TILE;
-    const float *x = pith__span_load(job->src, task->first + i, n, tile);
-    if (gamma != 1.0f) {
-      memmove(tile, x, n * sizeof *tile);
-      pith__values_scale(gamma, tile, n);
-      x = tile;
+  float tile[TILE], gamma = job->codec->memory ? job->ctx.gamma : 1.0f;
+  pith_segment s = {0};
+  while (pith__next_segment(job, task->first, task->n, &s)) {
+    pith_cspan own = pith__segment_values(job, task->first, &s);
+    for (size_t i = 0; i < s.n; i += TILE) {
+      size_t n = s.n - i < TILE ? s.n - i : TILE;
+      const float *x = pith__span_load(own, i, n, tile);
+      if (gamma != 1.0f) {
+        memmove(tile, x, n * sizeof *tile);
+        pith__values_scale(gamma, tile, n);
+        x = tile;
+      }
+      pith__values_add(x, (float *)task->values + s.at + i, n);
     }
-    pith__values_add(x, sum + i, n);
   }
   return PITH_OK;
 }
@@ -85,7 +95,7 @@ static size_t member_at(const pith_job *job, size_t value) {
 
 int pith__next_segment(const pith_job *job, size_t first, size_t n, pith_segment *s) {
   if (job->member_count == 0) {
-    *s = (pith_segment){s->number + 1, 0, n, first, job->ctx.layer, job->state};
+    *s = (pith_segment){s->number + 1, 0, n, first, job->ctx.layer, job->state, NULL};
     return s->number == 1;
   }
   size_t from = first + s->at + s->n, index = member_at(job, from);
@@ -94,18 +104,30 @@ int pith__next_segment(const pith_job *job, size_t first, size_t n, pith_segment
   }
   const pith_member *m = &job->members[index];
   from = m->first > from ? m->first : from;
-  size_t end = m->first + m->n < first + n ? m->first + m->n : first + n;
-  *s = (pith_segment){s->number + 1, from - first, end - from, from - m->first, m->layer, m->state};
+  size_t end = m->first + m->n < first + n ? m->first + m->n : first + n, skipped = from - m->first;
+  uint8_t *values = (uint8_t *)m->values + skipped * pith_dtype_size(job->src.dtype);
+  *s = (pith_segment){s->number + 1, from - first, end - from, m->offset + skipped, m->layer, m->state, values};
   return 1;
 }
 
-static pith_span range_of(pith_span span, size_t first, size_t n) {
-  return (pith_span){(uint8_t *)span.data + first * pith_dtype_size(span.dtype), n, span.dtype};
+pith_status pith__work_sum_own(pith_job *job, const pith_task *task) {
+  double start = pith__now();
+  pith_segment s = {0};
+  while (pith__next_segment(job, task->first, task->n, &s)) {
+    pith_ctx ctx = ctx_of(job, job->rank, 0, s.offset);
+    pith_cspan part = task->piece ? (pith_cspan){(const float *)task->piece->data + s.at, s.n, PITH_F32}
+                                  : pith__segment_values(job, task->first, &s);
+    ctx.layer = s.layer;
+    PITH_TRY(pith__sum_own_in_threads(job->threads, job->codec, s.state, part, (float *)task->values + s.at,
+                                      task->mode == PITH_ADD ? PITH_APPLY_ADD : PITH_APPLY_SET, &ctx));
+  }
+  job->decode_seconds += pith__now() - start;
+  return PITH_OK;
 }
 
 /* The payload of a range is those of its layers one after another: codecs of joined tensors are FIXED, so each is known
- * by its size. */
-static pith_status decode(pith_job *job, const pith_task *task, pith_span dst, int mode, int is_result) {
+ * by its size. Into `values`, or dst where that is NULL. */
+static pith_status decode(pith_job *job, const pith_task *task, float *values, int mode, int is_result) {
   double start = pith__now();
   pith_segment s = {0};
   const uint8_t *bytes = task->piece->data;
@@ -115,9 +137,9 @@ static pith_status decode(pith_job *job, const pith_task *task, pith_span dst, i
     size_t size = job->member_count ? pith_codec_bound(job->codec, s.n) : whole;
     ctx.layer = s.layer;
     PITH_REQUIRE(size <= whole - used, PITH_ERR_CORRUPT, "a payload of %zu bytes ends within one of its layers", whole);
-    PITH_TRY(pith__decode_in_threads(job->threads, job->codec, (pith_bytes){bytes + used, size},
-                                     range_of(dst, s.at, s.n), mode == PITH_ADD ? PITH_APPLY_ADD : PITH_APPLY_SET,
-                                     job->scratch, &ctx));
+    pith_span to = values ? (pith_span){values + s.at, s.n, PITH_F32} : segment_results(job, task->at, &s);
+    PITH_TRY(pith__decode_in_threads(job->threads, job->codec, (pith_bytes){bytes + used, size}, to,
+                                     mode == PITH_ADD ? PITH_APPLY_ADD : PITH_APPLY_SET, job->scratch, &ctx));
     used += size;
   }
   PITH_REQUIRE(used == whole, PITH_ERR_CORRUPT, "a payload has %zu bytes behind its last layer", whole - used);
@@ -126,15 +148,15 @@ static pith_status decode(pith_job *job, const pith_task *task, pith_span dst, i
 }
 
 pith_status pith__work_decode(pith_job *job, const pith_task *task) {
-  return decode(job, task, (pith_span){task->values, task->n, PITH_F32}, task->mode, 0);
+  return decode(job, task, task->values, task->mode, 0);
 }
 
 pith_status pith__work_decode_result(pith_job *job, const pith_task *task) {
-  return decode(job, task, range_of(job->dst, task->at, task->n), PITH_SET, 1);
+  return decode(job, task, NULL, PITH_SET, 1);
 }
 
 pith_status pith__work_decode_to_dst(pith_job *job, const pith_task *task) {
-  return decode(job, task, range_of(job->dst, task->at, task->n), PITH_SET, 0);
+  return decode(job, task, NULL, PITH_SET, 0);
 }
 
 void pith__make_result(const pith_job *job, float *x, size_t n, size_t first) {
@@ -145,19 +167,21 @@ void pith__make_result(const pith_job *job, float *x, size_t n, size_t first) {
   }
 }
 
-pith_status pith__work_encode_result(pith_job *job, const pith_task *task) {
-  return encode(job, task, (pith_cspan){task->values, task->n, PITH_F32}, 1.0f, 1);
-}
+pith_status pith__work_encode_result(pith_job *job, const pith_task *task) { return encode(job, task, 1.0f, 1); }
 
 pith_status pith__work_store_result(pith_job *job, const pith_task *task) {
   float buffer[TILE];
   pith__make_result(job, task->values, task->n, task->first);
-  if (task->values == job->dst.data && task->at == 0) {
+  if (task->values == (uint8_t *)job->dst.data + task->at * pith_dtype_size(job->dst.dtype)) {
     return PITH_OK; /* it was made there */
   }
-  for (size_t i = 0; i < task->n; i += TILE) {
-    size_t n = task->n - i < TILE ? task->n - i : TILE;
-    pith__span_store(job->dst, task->at + i, n, (const float *)task->values + i, PITH_SET, buffer);
+  pith_segment s = {0};
+  while (pith__next_segment(job, task->first, task->n, &s)) {
+    pith_span to = segment_results(job, task->at, &s);
+    for (size_t i = 0; i < s.n; i += TILE) {
+      size_t n = s.n - i < TILE ? s.n - i : TILE;
+      pith__span_store(to, i, n, (const float *)task->values + s.at + i, PITH_SET, buffer);
+    }
   }
   return PITH_OK;
 }

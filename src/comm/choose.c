@@ -34,12 +34,12 @@ static int takes_rounds(const pith_job *job) {
  * exchanges are the operation's. `crowded`: several hosts, some of them with several ranks. */
 static const char *objection(const pith_codec *codec, int rounds, int crowded, pith_algorithm algorithm) {
   uint32_t caps = codec ? codec->caps : 0;
-  int raw = !codec || rounds;
+  int raw = !codec || rounds, once = (caps & PITH_CAP_ONCE) != 0;
   int whole = codec && !rounds && !(caps & PITH_CAP_CHUNKED),
       linear = whole && (caps & PITH_CAP_LINEAR) && codec->ops->linear;
   switch (algorithm) {
     case PITH_ALGORITHM_SRA:
-      return raw || !whole ? NULL : "its payload is one piece";
+      return once ? "it encodes results again" : raw || !whole ? NULL : "its payload is one piece";
     case PITH_ALGORITHM_HIERARCHICAL:
       return !crowded               ? "it needs several hosts, one of them with several ranks"
              : caps & PITH_CAP_VOTE ? "a vote of hosts is not one of ranks"
@@ -47,12 +47,13 @@ static const char *objection(const pith_codec *codec, int rounds, int crowded, p
     case PITH_ALGORITHM_RING:
     case PITH_ALGORITHM_TREE:
       return raw || whole           ? "it needs a codec that encodes pieces of a tensor"
+             : once                 ? "it encodes sums again"
              : caps & PITH_CAP_VOTE ? "a vote needs the signs of all ranks"
              : codec->memory && codec->memory->after != PITH_AFTER_SUBTRACT
                  ? "its memory would see sums instead of gradients"
                  : NULL;
     case PITH_ALGORITHM_GATHER:
-      return whole ? NULL : "it is for codecs that need the whole tensor";
+      return !raw ? NULL : codec ? "its exchanges are sums" : "values that are not encoded need no single encoding";
     case PITH_ALGORITHM_RANGES:
       return whole && (caps & PITH_CAP_SPARSE) ? NULL : "it is for sparse payloads";
     case PITH_ALGORITHM_LINEAR:
@@ -80,9 +81,17 @@ pith_status pith_algorithm_suits(const char *name, const pith_codec *codec) {
   return PITH_OK;
 }
 
+/* The layers of a reducer are not gathered for their size: their bits should not depend on which of them travel
+ * together, and what owners keep of results must find its next result. */
+static int is_steady(const pith_comm *comm, const pith_job *job) {
+  uint32_t caps = job->codec ? job->codec->caps : 0;
+  int has_other = !(caps & PITH_CAP_ONCE) || !objection_here(comm, job, PITH_ALGORITHM_HIERARCHICAL);
+  return (job->state || job->member_count) && (caps & PITH_CAP_CHUNKED) && has_other;
+}
+
 static int is_candidate(const pith_comm *comm, const pith_job *job, pith_algorithm a) {
   return a != PITH_ALGORITHM_AUTO && a != PITH_ALGORITHM_RING && a != PITH_ALGORITHM_TREE &&
-         !objection_here(comm, job, a);
+         !(a == PITH_ALGORITHM_GATHER && is_steady(comm, job)) && !objection_here(comm, job, a);
 }
 
 static double bytes_of_rounds(const pith_job *job) {
@@ -108,6 +117,7 @@ static pith_cost_question question_of(const pith_comm *comm, const pith_job *job
       .coded = !job->codec ? raw
                : rounds    ? bytes_of_rounds(job)
                            : (double)pith_codec_bound(job->codec, job->src.n),
+      .is_dense = job->codec && (job->codec->caps & PITH_CAP_CHUNKED),
   };
 }
 

@@ -81,8 +81,11 @@ static pith_status schedule_by(pith_job *job, pith_algorithm algorithm) {
       return pith__allreduce_ranges(job);
     case PITH_ALGORITHM_LINEAR:
       return pith__allreduce_linear(job);
+    case PITH_ALGORITHM_GATHER:
+      return pith__allreduce_gather(job);
     default:
-      return job->codec->caps & PITH_CAP_CHUNKED ? pith__allreduce_blocks(job) : pith__allreduce_gather(job);
+      return (job->codec->caps & PITH_CAP_CHUNKED) && !(job->codec->caps & PITH_CAP_ONCE) ? pith__allreduce_blocks(job)
+                                                                                          : pith__allreduce_gather(job);
   }
 }
 

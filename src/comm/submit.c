@@ -10,6 +10,7 @@
 #include "base/forked.h"
 #include "base/log.h"
 #include "base/struct_size.h"
+#include "collective/parts.h"
 #include "memory/memory.h"
 
 #define NETWORK_MESSAGE ((size_t)32 << 10) /* bytes of uncompressed values */
@@ -151,6 +152,9 @@ pith_status pith__operation_make_joined(pith_comm *comm, pith_operation_kind kin
                                         size_t count, pith_operation **made) {
   pith_operation *op = calloc(1, sizeof(pith_request));
   PITH_REQUIRE(op, PITH_ERR_MEMORY, "no memory for an operation");
+  if (count && call->codec && !(call->codec->caps & PITH_CAP_ROUNDS)) {
+    src.n = dst.n = pith__parts_joined(members, count, pith__parts_granule(call->codec, comm->inside));
+  }
   op->comm = comm;
   op->job = (pith_job){
       .rank = comm->rank, .ranks = comm->ranks, .src = src, .dst = dst, .reduce = reduce, .chunk = comm->chunk};

@@ -131,6 +131,14 @@ static pith_cspan values_at(const void *data, const pith_bucket_item *l, pith_ra
   return (pith_cspan){(const uint8_t *)data + r.first * pith_dtype_size(l->dtype), r.n, l->dtype};
 }
 
+static pith_status check_values(const pith_bucket *b, const void *const *src) {
+  for (size_t i = 0; i < b->count; i++) {
+    PITH_REQUIRE(src[i] || b->layer[i].n == 0, PITH_ERR_ARGUMENT, "layer %zu of a bucket: %zu values at NULL", i,
+                 b->layer[i].n);
+  }
+  return PITH_OK;
+}
+
 pith_status pith_bucket_encode(pith_bucket *b, const void *const *src, const pith_ctx *given, void *parts) {
   pith_ctx step;
   PITH_REQUIRE(b && (src || b->count == 0) && parts, PITH_ERR_ARGUMENT,
@@ -138,13 +146,13 @@ pith_status pith_bucket_encode(pith_bucket *b, const void *const *src, const pit
   PITH_TRY(pith__bucket_read_ctx(given, &step));
   PITH_TRY(check_states(b));
   uint8_t *at = parts;
+  PITH_TRY(check_values(b, src));
   for (int p = 0; p < b->ranks; p++) {
     for (size_t i = 0; i < b->count; i++) {
       pith_range r = pith__bucket_piece(b, i, p);
       const pith_bucket_item *l = &b->layer[i];
       pith_out out = {at, pith__bucket_piece_bytes(b, i, r), 0};
-      PITH_REQUIRE(src[i] || l->n == 0, PITH_ERR_ARGUMENT, "layer %zu of a bucket: %zu values at NULL", i, l->n);
-      if (r.n) {
+      if (r.n && !pith__bucket_sums_as_is(b, i, p)) {
         pith_ctx ctx = pith__bucket_ctx(b, &step, i, (uint32_t)b->rank, r.first);
         PITH_TRY(pith__memory_encode(l->codec, l->state, values_at(src[i], l, r), &out, &b->scratch[i], &ctx));
       }
@@ -154,12 +162,17 @@ pith_status pith_bucket_encode(pith_bucket *b, const void *const *src, const pit
   return PITH_OK;
 }
 
-/* The sum of what all ranks sent of one piece of ours, at `at` in each rank's part. */
-static pith_status sum_piece(const pith_bucket *b, const uint8_t *received, size_t at, size_t index, pith_range r,
-                             const pith_ctx *given) {
+/* The sum of our own values and of what all other ranks sent of one piece of ours, at `at` in each rank's part. */
+static pith_status sum_piece(const pith_bucket *b, const void *const *src, const uint8_t *received, size_t at,
+                             size_t index, pith_range r, const pith_ctx *given) {
   const pith_bucket_item *l = &b->layer[index];
   for (int p = 0; p < b->ranks; p++) {
     pith_ctx ctx = pith__bucket_ctx(b, given, index, (uint32_t)p, r.first);
+    if (p == b->rank && pith__bucket_sums_as_is(b, index, p)) {
+      pith_apply apply = p ? PITH_APPLY_ADD : PITH_APPLY_SET;
+      pith__memory_sum_own(l->codec, l->state, values_at(src[index], l, r), b->sum, apply, &ctx);
+      continue;
+    }
     pith_bytes in = {received + (size_t)p * b->bytes[b->rank] + at, pith__bucket_piece_bytes(b, index, r)};
     PITH_TRY(pith__codec_decode(l->codec, in, (pith_span){b->sum, r.n, PITH_F32}, p ? PITH_APPLY_ADD : PITH_APPLY_SET,
                                 b->scratch[index].chain, &ctx));
@@ -175,15 +188,17 @@ static void make_result(const pith_bucket *b, const pith_codec *codec, pith_rang
   }
 }
 
-pith_status pith_bucket_reduce(pith_bucket *b, pith_bytes received, pith_reduce_op reduce, const pith_ctx *given,
-                               void *result) {
+pith_status pith_bucket_reduce(pith_bucket *b, const void *const *src, pith_bytes received, pith_reduce_op reduce,
+                               const pith_ctx *given, void *result) {
   pith_ctx step;
-  PITH_REQUIRE(b && (received.data || received.size == 0) && result, PITH_ERR_ARGUMENT,
-               "pith_bucket_reduce: bucket, received and result must not be NULL");
+  PITH_REQUIRE(b && (src || b->count == 0) && (received.data || received.size == 0) && result, PITH_ERR_ARGUMENT,
+               "pith_bucket_reduce: bucket, src, received and result must not be NULL");
   PITH_TRY(pith__bucket_read_ctx(given, &step));
   PITH_REQUIRE(reduce == PITH_SUM || reduce == PITH_MEAN, PITH_ERR_ARGUMENT, "buckets are summed or averaged");
   PITH_REQUIRE(received.size == b->bytes[b->rank] * (size_t)b->ranks, PITH_ERR_CORRUPT,
                "%zu bytes are not %d parts of %zu", received.size, b->ranks, b->bytes[b->rank]);
+  PITH_TRY(check_states(b));
+  PITH_TRY(check_values(b, src));
   size_t at = 0;
   for (size_t i = 0; i < b->count; i++) {
     pith_range r = pith__bucket_piece(b, i, b->rank);
@@ -191,7 +206,7 @@ pith_status pith_bucket_reduce(pith_bucket *b, pith_bytes received, pith_reduce_
     pith_out out = {(uint8_t *)result + at, pith__bucket_piece_bytes(b, i, r), 0};
     if (r.n) {
       pith_ctx ctx = pith__bucket_ctx(b, &step, i, pith__result_rank(b->ranks), r.first);
-      PITH_TRY(sum_piece(b, received.data, at, i, r, &step));
+      PITH_TRY(sum_piece(b, src, received.data, at, i, r, &step));
       make_result(b, l->codec, r, reduce);
       PITH_TRY(pith__memory_encode_result(l->codec, l->state, (pith_cspan){b->sum, r.n, PITH_F32}, &out, &b->scratch[i],
                                           &ctx));

@@ -23,8 +23,7 @@ struct pith_bucket {
 /* The values of a layer that belong to a part, … */
 static inline pith_range pith__bucket_part(const pith_bucket *b, size_t index, int part) {
   const pith_bucket_item *l = &b->layer[index];
-  size_t turned = ((size_t)part + (size_t)b->ranks - (size_t)(l->layer % (size_t)b->ranks)) % (size_t)b->ranks;
-  return pith__split(l->n, l->codec->granule, (size_t)b->ranks, turned);
+  return pith__split_turned(l->n, l->codec->granule, (size_t)b->ranks, (size_t)part, l->layer);
 }
 
 /* … and those of them that are in this bucket. */
@@ -36,6 +35,11 @@ static inline pith_range pith__bucket_piece(const pith_bucket *b, size_t index, 
 
 static inline size_t pith__bucket_piece_bytes(const pith_bucket *b, size_t index, pith_range piece) {
   return piece.n ? pith_codec_bound(b->layer[index].codec, piece.n) : 0;
+}
+
+/* Whether a part is our own, and we add our values of a layer in it as they are instead of encoding them. */
+static inline int pith__bucket_sums_as_is(const pith_bucket *b, size_t index, int part) {
+  return part == b->rank && pith__own_is_exact(b->layer[index].codec);
 }
 
 /* What a caller says of a step: seed, step, gamma. */

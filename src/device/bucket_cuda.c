@@ -5,6 +5,10 @@
 
 #include "device/bucket.h"
 #include "device/cuda_device.h"
+#include "device/cuda_tasks.h"
+
+#define TEXT 256
+#define TASKS 64 /* handed to the module at a time */
 
 typedef struct item_list {
   pith_cuda_item *item;
@@ -52,15 +56,20 @@ pith_status pith_bucket_piece(const pith_bucket *b, size_t layer, int rank, size
 }
 
 /* All pieces of all ranks, as they lie in parts and results. */
+typedef enum pieces { PARTS, RESULTS } pieces;
+
 static void list_all(item_list *list, const pith_bucket *b, const void *const *tensors, float *const *memories,
-                     const pith_ctx *ctx, const void *bytes, size_t stride, uint32_t rank) {
+                     const pith_ctx *ctx, const void *bytes, size_t stride, pieces what) {
+  uint32_t rank = what == RESULTS ? pith__result_rank(b->ranks) : (uint32_t)b->rank;
   uint8_t *at = (uint8_t *)(uintptr_t)bytes;
   for (int p = 0; p < b->ranks; p++) {
     at = stride ? (uint8_t *)(uintptr_t)bytes + (size_t)p * stride : at;
     for (size_t i = 0; i < b->count; i++) {
       pith_range piece = pith__bucket_piece(b, i, p);
       size_t before = list->count;
-      add_item(list, b, i, piece, value_at(b, i, tensors[i], piece.first), b->layer[i].dtype, at, ctx, rank);
+      if (what == RESULTS || !pith__bucket_sums_as_is(b, i, p)) {
+        add_item(list, b, i, piece, value_at(b, i, tensors[i], piece.first), b->layer[i].dtype, at, ctx, rank);
+      }
       if (list->count > before && memories && memories[i]) {
         list->item[before].memory = memories[i] + piece.first;
       }
@@ -73,7 +82,7 @@ pith_status pith__cuda_bucket_encode(const pith_bucket *b, const void *const *sr
                                      const pith_ctx *ctx, void *parts, size_t stride, void *stream) {
   item_list list;
   PITH_TRY(make_list(b, b ? b->count * (size_t)b->ranks : 0, &list));
-  list_all(&list, b, src, memories, ctx, parts, stride, (uint32_t)b->rank);
+  list_all(&list, b, src, memories, ctx, parts, stride, PARTS);
   pith_status status = pith_cuda_encode(list.item, list.count, NULL, 0, stream);
   free(list.item);
   return status;
@@ -90,7 +99,7 @@ pith_status pith__cuda_bucket_decode(const pith_bucket *b, const void *results, 
                                      void *const *dst, void *stream) {
   item_list list;
   PITH_TRY(make_list(b, b ? b->count * (size_t)b->ranks : 0, &list));
-  list_all(&list, b, (const void *const *)dst, NULL, ctx, results, stride, pith__result_rank(b->ranks));
+  list_all(&list, b, (const void *const *)dst, NULL, ctx, results, stride, RESULTS);
   pith_status status = pith_cuda_decode(list.item, list.count, PITH_SET, NULL, 0, stream);
   free(list.item);
   return status;
@@ -103,45 +112,89 @@ pith_status pith_cuda_bucket_decode(const pith_bucket *b, const void *results, c
   return pith__cuda_bucket_decode(b, results, 0, &ctx, dst, stream);
 }
 
-/* Our own pieces: `bytes` has their payloads one after another, `sums` their values. */
+/* Our own pieces: `bytes` has their payloads one after another, `sums` their values. Without those that are summed as
+ * they are where only payloads are asked for. */
 static void list_own(item_list *list, const pith_bucket *b, float *sums, const void *bytes, const pith_ctx *ctx,
-                     uint32_t rank) {
+                     uint32_t rank, int only_payloads) {
   uint8_t *at = (uint8_t *)(uintptr_t)bytes;
   list->count = 0;
   for (size_t i = 0; i < b->count; i++) {
     pith_range piece = pith__bucket_piece(b, i, b->rank);
-    add_item(list, b, i, piece, sums, PITH_F32, at, ctx, rank);
+    if (!only_payloads || !pith__bucket_sums_as_is(b, i, b->rank)) {
+      add_item(list, b, i, piece, sums, PITH_F32, at, ctx, rank);
+    }
     at += pith__bucket_piece_bytes(b, i, piece);
     sums += piece.n;
   }
 }
 
+static pith_status hand_over_own(const item_list *list, int add, void *stream) {
+  const pith_cuda_module *gpu;
+  pith_gpu_own tasks[TASKS];
+  char text[TEXT];
+  size_t used = 0;
+  PITH_TRY(pith__cuda_module(&gpu));
+  for (size_t i = 0; i <= list->count; i++) {
+    for (size_t first = 0; i < list->count && first < list->item[i].n;) {
+      first += pith__gpu_next_own(&list->item[i], add, first, &tasks[used++]);
+      if (used == TASKS) {
+        PITH_REQUIRE(!gpu->own(tasks, used, stream, text), PITH_ERR_SYSTEM, "CUDA: %s", text);
+        used = 0;
+      }
+    }
+  }
+  PITH_REQUIRE(!used || !gpu->own(tasks, used, stream, text), PITH_ERR_SYSTEM, "CUDA: %s", text);
+  return PITH_OK;
+}
+
+/* Our own values of our own pieces, behind their memories. */
+static pith_status sum_own(item_list *list, const pith_bucket *b, const void *const *src, float *const *memories,
+                           const pith_ctx *ctx, float *sums, void *stream) {
+  list->count = 0;
+  for (size_t i = 0; i < b->count; i++) {
+    pith_range piece = pith__bucket_piece(b, i, b->rank);
+    const pith_bucket_item *l = &b->layer[i];
+    if (piece.n && pith__bucket_sums_as_is(b, i, b->rank)) {
+      PITH_REQUIRE(src && src[i], PITH_ERR_ARGUMENT, "layer %zu of a bucket: %zu values at NULL", i, l->n);
+      PITH_REQUIRE(!l->codec->memory || (memories && memories[i]), PITH_ERR_STATE, "%s: needs its memory",
+                   l->codec->spec);
+      add_item(list, b, i, piece, value_at(b, i, src[i], piece.first), l->dtype, sums, ctx, (uint32_t)b->rank);
+      list->item[list->count - 1].memory = l->codec->memory ? memories[i] + piece.first : NULL;
+    }
+    sums += piece.n;
+  }
+  return hand_over_own(list, b->rank > 0, stream);
+}
+
 /* Rank after rank, as on the CPU: the sum has the same bits. */
-pith_status pith__cuda_bucket_sum(const pith_bucket *b, const void *received, size_t stride, const pith_ctx *ctx,
-                                  float *sums, void *stream) {
+pith_status pith__cuda_bucket_sum(const pith_bucket *b, const void *const *src, float *const *memories,
+                                  const void *received, size_t stride, const pith_ctx *ctx, float *sums, void *stream) {
   item_list list;
   PITH_TRY(make_list(b, b ? b->count : 0, &list));
   size_t apart = stride ? stride : b->bytes[b->rank];
   pith_status status = PITH_OK;
   for (int p = 0; p < b->ranks && status == PITH_OK; p++) {
-    list_own(&list, b, sums, (const uint8_t *)received + (size_t)p * apart, ctx, (uint32_t)p);
+    list_own(&list, b, sums, (const uint8_t *)received + (size_t)p * apart, ctx, (uint32_t)p, p == b->rank);
     status = pith_cuda_decode(list.item, list.count, p ? PITH_ADD : PITH_SET, NULL, 0, stream);
+    if (status == PITH_OK && p == b->rank) {
+      status = sum_own(&list, b, src, memories, ctx, sums, stream);
+    }
   }
   free(list.item);
   return status;
 }
 
-pith_status pith_cuda_bucket_sum(const pith_bucket *b, const void *received, const pith_ctx *given, float *sums,
-                                 void *stream) {
+pith_status pith_cuda_bucket_sum(const pith_bucket *b, const void *const *src, float *const *memories,
+                                 const void *received, const pith_ctx *given, float *sums, void *stream) {
   pith_ctx ctx;
   PITH_TRY(pith__bucket_read_ctx(given, &ctx));
-  return pith__cuda_bucket_sum(b, received, 0, &ctx, sums, stream);
+  return pith__cuda_bucket_sum(b, src, memories, received, 0, &ctx, sums, stream);
 }
 
 pith_status pith_cuda_bucket_mean(const pith_bucket *b, float *sums, void *stream) {
   item_list list;
   PITH_TRY(make_list(b, b ? b->count : 0, &list));
-  list_own(&list, b, sums, sums, NULL, (uint32_t)b->rank);
+  list_own(&list, b, sums, sums, NULL, (uint32_t)b->rank, 0);
   for (size_t k = 0; k < list.count; k++) {
     list.item[k].payload = list.item[k].values; /* in place */
   }
@@ -180,7 +233,7 @@ pith_status pith_cuda_bucket_result(const pith_bucket *b, float *sums, float *co
   pith_codec *plain = malloc((b->count + 1) * sizeof *plain);
   pith_status status = plain ? PITH_OK : pith_fail(PITH_ERR_MEMORY, "no memory for a bucket of %zu layers", b->count);
   if (status == PITH_OK) {
-    list_own(&list, b, sums, result, &ctx, pith__result_rank(b->ranks));
+    list_own(&list, b, sums, result, &ctx, pith__result_rank(b->ranks), 0);
     status = encode_results(b, &list, plain, memories, stream);
   }
   free(plain);

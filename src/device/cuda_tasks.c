@@ -81,6 +81,20 @@ size_t pith__gpu_next_task(const pith_cuda_item *item, int encode, size_t first,
   return n;
 }
 
+size_t pith__gpu_next_own(const pith_cuda_item *item, int add, size_t first, pith_gpu_own *task) {
+  size_t n = pith__least(item->n - first, PITH_GPU_TASK_VALUES);
+  *task = (pith_gpu_own){.values = (uint8_t *)item->values + first * pith_dtype_size(item->dtype),
+                         .sums = (float *)item->payload + first,
+                         .n = (uint32_t)n,
+                         .dtype = (uint8_t)item->dtype,
+                         .add = add != 0};
+  if (item->codec->memory) {
+    task->memory = item->memory + first;
+    describe_memory(item, &task->beta, &task->gamma, &task->keeps);
+  }
+  return n;
+}
+
 /* ---- Whole tensors ----------------------------------------------------------------------------------------------- */
 
 pith_gpu_sparse pith__gpu_sparse_task(const pith_cuda_item *item, int encode) {

@@ -18,6 +18,9 @@ int pith__gpu_is_lowrank(const pith_codec *codec);
 /* The first `first` values are done: the next task of an item. Returns how many values it takes. */
 size_t pith__gpu_next_task(const pith_cuda_item *item, int encode, size_t first, pith_gpu_task *task);
 
+/* Likewise, of an item whose values are added to item->payload, f32 sums, as they are. */
+size_t pith__gpu_next_own(const pith_cuda_item *item, int add, size_t first, pith_gpu_own *task);
+
 /* Both without workspace. The memory is left out where it has no part in what is done. */
 pith_gpu_sparse pith__gpu_sparse_task(const pith_cuda_item *item, int memory);
 pith_gpu_lowrank pith__gpu_lowrank_task(const pith_cuda_item *item, int memory);

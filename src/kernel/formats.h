@@ -194,6 +194,21 @@ typedef struct pith_gpu_mean {
 
 PITH_FORMAT_ASSERT(sizeof(pith_gpu_mean) == 40, "both compilers lay out means alike");
 
+/* Values that their owner adds to a sum as they are, behind a memory. */
+typedef struct pith_gpu_own {
+  const void *values;
+  float *memory; /* NULL: none */
+  float *sums;
+  uint32_t n;
+  uint32_t begin, end; /* work items: the module's own */
+  float beta, gamma;   /* beta · memory + gamma · value is what is added */
+  uint8_t dtype, keeps;
+  uint8_t add; /* 0: the sums are set */
+  uint8_t unused;
+} pith_gpu_own;
+
+PITH_FORMAT_ASSERT(sizeof(pith_gpu_own) == 48, "both compilers lay out own values alike");
+
 /* ---- The module -------------------------------------------------------------------------------------------------- */
 
 #define PITH_CUDA_ABI 6
@@ -212,6 +227,7 @@ typedef struct pith_cuda_module {
   size_t (*lowrank_space)(const pith_gpu_lowrank *task);
   int (*lowrank)(const pith_gpu_lowrank *tasks, size_t count, int what, void *stream, char *text);
   int (*mean)(const pith_gpu_mean *tasks, size_t count, void *stream, char *text);
+  int (*own)(const pith_gpu_own *tasks, size_t count, void *stream, char *text);
   /* Memory of the current device, for objects that keep some; these wait for all the device has been given. */
   int (*device)(int *number, char *text);                  /* the current one; waits for nothing */
   int (*allocate)(size_t size, void **memory, char *text); /* zeros */

@@ -19,7 +19,8 @@ typedef struct outcome {
 typedef struct threaded {
   unsigned parts;
   const pith_codec *codec;
-  pith_encode_fn encode; /* NULL: decoding */
+  pith_encode_fn encode; /* NULL: decoding, or … */
+  float *sum;            /* … adding our own values to this */
   pith_state *state;
   size_t n;
   pith_dtype dtype;
@@ -43,8 +44,13 @@ static pith_status run_part(const threaded *s, unsigned part) {
   }
   pith_ctx ctx = *s->ctx;
   ctx.offset += range.first;
-  uint8_t *values = s->values + range.first * pith_dtype_size(s->dtype),
-          *bytes = s->bytes + pith_codec_bound(s->codec, range.first);
+  uint8_t *values = s->values + range.first * pith_dtype_size(s->dtype);
+  if (s->sum) {
+    pith__memory_sum_own(s->codec, s->state, (pith_cspan){values, range.n, s->dtype}, s->sum + range.first, s->apply,
+                         &ctx);
+    return PITH_OK;
+  }
+  uint8_t *bytes = s->bytes + pith_codec_bound(s->codec, range.first);
   size_t size = pith_codec_bound(s->codec, range.n);
   if (s->encode) {
     pith_out out = {bytes, size, 0};
@@ -108,6 +114,24 @@ pith_status pith__decode_in_threads(pith_thread_pool *pool, const pith_codec *co
                 .ctx = ctx};
   if (s.parts == 1 || in.size != pith_codec_bound(codec, dst.n)) { /* the wrong size is told as ever */
     return pith__codec_decode(codec, in, dst, apply, scratch[0].chain, ctx);
+  }
+  return run_all(pool, &s);
+}
+
+pith_status pith__sum_own_in_threads(pith_thread_pool *pool, const pith_codec *codec, pith_state *state, pith_cspan src,
+                                     float *sum, pith_apply apply, const pith_ctx *ctx) {
+  threaded s = {.parts = parts_of(pool, codec, src.n),
+                .codec = codec,
+                .sum = sum,
+                .state = state,
+                .n = src.n,
+                .dtype = src.dtype,
+                .values = (uint8_t *)(uintptr_t)src.data,
+                .apply = apply,
+                .ctx = ctx};
+  if (s.parts == 1) {
+    pith__memory_sum_own(codec, state, src, sum, apply, ctx);
+    return PITH_OK;
   }
   return run_all(pool, &s);
 }

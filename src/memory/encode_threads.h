@@ -16,5 +16,8 @@ pith_status pith__encode_in_threads(pith_thread_pool *pool, pith_encode_fn encod
                                     const pith_encode_scratch *scratch, const pith_ctx *ctx);
 pith_status pith__decode_in_threads(pith_thread_pool *pool, const pith_codec *codec, pith_bytes in, pith_span dst,
                                     pith_apply apply, const pith_encode_scratch *scratch, const pith_ctx *ctx);
+/* pith__memory_sum_own(). */
+pith_status pith__sum_own_in_threads(pith_thread_pool *pool, const pith_codec *codec, pith_state *state, pith_cspan src,
+                                     float *sum, pith_apply apply, const pith_ctx *ctx);
 
 #endif

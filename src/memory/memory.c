@@ -110,6 +110,28 @@ static pith_status encode_blocks(const pith_codec *codec, pith_state *state, pit
   return PITH_OK;
 }
 
+void pith__memory_sum_own(const pith_codec *codec, pith_state *state, pith_cspan src, float *sum, pith_apply apply,
+                          const pith_ctx *ctx) {
+  static const float nothing[PITH_MEMORY_TILE];
+  float buffer[PITH_MEMORY_TILE], met[PITH_MEMORY_TILE];
+  float gamma = codec->memory ? gradient_factor(codec, src, PITH_MEMORY_TILE, buffer, ctx) : 1.0f;
+  for (size_t first = 0; first < src.n; first += PITH_MEMORY_TILE) {
+    size_t n = pith__least(PITH_MEMORY_TILE, src.n - first), at = (size_t)ctx->offset + first;
+    const float *own = pith__span_load(src, first, n, buffer);
+    if (codec->memory) {
+      codec->memory->meet(codec->memory_args, &(pith_kept){state->residual, state->momentum}, at, own, gamma, met, n);
+      const float *sent = codec->memory->after == PITH_AFTER_SUBTRACT ? met : nothing;
+      pith__kernels()->residual(met, sent, carrier(codec, state) + at, n);
+      own = met;
+    }
+    if (apply == PITH_APPLY_ADD) {
+      pith__values_add(own, sum + first, n);
+    } else {
+      memcpy(sum + first, own, n * sizeof *sum);
+    }
+  }
+}
+
 /* ---- Whole codecs ------------------------------------------------------------------------------------------------ */
 
 static void forget_not_finite(float *x, size_t n) {

@@ -40,6 +40,15 @@ void pith__memory_take_scratch(const pith_codec *codec, size_t n, pith_arena *ar
 pith_status pith__memory_encode(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
                                 const pith_encode_scratch *scratch, const pith_ctx *ctx);
 
+/* Whether the owner of a part sums its own values as they are. A vote counts signs: there, its own are encoded like
+ * those of the others. */
+static inline int pith__own_is_exact(const pith_codec *codec) { return !(codec->caps & PITH_CAP_VOTE); }
+
+/* sum = or += src (values at ctx->offset) behind the memory, as the owner of a part adds its own values: not encoded,
+ * so that nothing of them is lost and no residual stays. For block codecs. */
+void pith__memory_sum_own(const pith_codec *codec, pith_state *state, pith_cspan src, float *sum, pith_apply apply,
+                          const pith_ctx *ctx);
+
 /* Whether results that this rank encodes for all have a memory of their own in a state. */
 int pith__memory_keeps_results(const pith_codec *codec, const pith_state *state);
 

@@ -1,10 +1,10 @@
 /*
  * Layers joined to one operation: a message costs more than a small layer does.
  *
- * Block codecs work on a joined tensor in which every layer starts at a block; each layer keeps its own memory and
- * random numbers, so that it makes no difference to the result whether it was joined. Methods of several rounds keep
- * their tensors apart and join what they exchange. Uncompressed layers are simply joined. In each case the ranks
- * compare which layers are joined, in which order: a sum of different layers is an error, compressed or not.
+ * Layers with a codec stay where they are. Block codecs join what ranks send each other; each layer keeps its own
+ * memory, random numbers and owners (src/collective/parts.c), so that it makes no difference to the result whether it
+ * was joined. Methods of several rounds join what they exchange. Uncompressed layers are copied together. In each case
+ * the ranks compare which layers are joined, in which order: a sum of different layers is an error, compressed or not.
  */
 #include "base/hash.h"
 #include "comm/submit.h"

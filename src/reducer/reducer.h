@@ -45,8 +45,8 @@ typedef struct pith_flight {
   void **gradient;
   pith_member *member;
   size_t count, room;
-  uint8_t *buffer; /* … their values, one after another; NULL where they stay apart */
-  size_t n, bytes; /* values in the buffer; bytes of gradients */
+  uint8_t *buffer; /* … their values, one after another, where they are not compressed; else they stay apart */
+  size_t n, bytes; /* values with those between them; bytes of gradients */
 } pith_flight;
 
 #define PITH_OPEN_MOST 8
@@ -54,7 +54,7 @@ typedef struct pith_flight {
 /* How layers travel over a carrier. */
 typedef enum pith_way {
   PITH_WAY_BLOCKS, /* codecs of fixed size that can be cut, and exact layers: a part for each rank */
-  PITH_WAY_WHOLE,  /* other codecs: everybody gets all payloads */
+  PITH_WAY_WHOLE,  /* other codecs, and those that are to be encoded once: everybody gets all payloads */
   PITH_WAY_ROUNDS, /* methods of several rounds: a reduction for each */
   PITH_WAY_PLAIN,  /* types that no codec takes: one reduction */
 } pith_way;
@@ -152,9 +152,8 @@ pith_status pith__reducer_barrier(const pith_reducer *r);
 
 /* ---- bundle.c ---- */
 
-/* The mean over all ranks of layers that have the same codec, joined to one operation. `joined` is the tensor
- * that the members are places of, or for ROUNDS codecs only the sum of their sizes and their type. Without a codec the
- * values travel as they are. */
+/* The mean over all ranks of layers that have the same codec, joined to one operation and reduced in place. Without a
+ * codec `joined` has their values, one after another, which travel as they are; else only their number and type. */
 pith_status pith__allreduce_joined(pith_comm *comm, pith_span joined, const pith_call *call, const pith_member *members,
                                    size_t count, pith_request **request);
 

@@ -28,7 +28,8 @@ static pith_way way_of(const pith_named *l) {
   if (codec->caps & PITH_CAP_ROUNDS) {
     return PITH_WAY_ROUNDS;
   }
-  return (codec->caps & fixed_blocks) == fixed_blocks ? PITH_WAY_BLOCKS : PITH_WAY_WHOLE;
+  int in_blocks = (codec->caps & fixed_blocks) == fixed_blocks && !(codec->caps & PITH_CAP_ONCE);
+  return in_blocks ? PITH_WAY_BLOCKS : PITH_WAY_WHOLE;
 }
 
 /* Over a comm, layers of all kinds leave together, each its own way. */

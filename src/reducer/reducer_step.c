@@ -81,7 +81,7 @@ static pith_status make_room(pith_flight *f) {
 }
 
 static pith_status make_buffer(pith_flight *f) {
-  if (f->buffer || takes_rounds(f->codec)) {
+  if (f->buffer || f->codec) {
     return PITH_OK;
   }
   f->buffer = malloc(JOINT_BYTES);
@@ -96,9 +96,8 @@ static pith_status board(const pith_reducer *r, pith_flight *f, size_t index, vo
   PITH_TRY(make_buffer(f));
   f->layer[f->count] = index;
   f->gradient[f->count] = gradient;
-  f->member[f->count++] = (pith_member){start, l->n, l->number, l->state, gradient};
+  f->member[f->count++] = (pith_member){start, l->n, l->number, l->state, gradient, 0};
   if (f->buffer) {
-    memset(f->buffer + f->n * width, 0, (start - f->n) * width); /* what lies between two layers is zero */
     memcpy(f->buffer + start * width, gradient, l->n * width);
   }
   f->n = start + l->n;

@@ -32,12 +32,18 @@ static float *momentum_of(const pith_named *l) {
 
 /* ---- Blocks ------------------------------------------------------------------------------------------------------ */
 
-static pith_status encode_parts(pith_staged *f, const pith_ctx *ctx) {
-  float **memories = calloc(f->count, sizeof *memories);
-  PITH_REQUIRE(memories, PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
+static pith_status list_memories(const pith_staged *f, float ***memories) {
+  *memories = calloc(f->count, sizeof **memories);
+  PITH_REQUIRE(*memories, PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
   for (size_t i = 0; i < f->count; i++) {
-    memories[i] = memory_of(layer_of(f, i));
+    (*memories)[i] = memory_of(layer_of(f, i));
   }
+  return PITH_OK;
+}
+
+static pith_status encode_parts(pith_staged *f, const pith_ctx *ctx) {
+  float **memories;
+  PITH_TRY(list_memories(f, &memories));
   pith_status status = pith_cuda_bucket_encode(f->bucket, (const void *const *)f->gradient, memories, ctx, f->out.data,
                                                space_of(f)->stream);
   free((void *)memories);
@@ -69,8 +75,12 @@ static size_t own_values(const pith_staged *f) {
 
 static pith_status average(pith_staged *f, const pith_ctx *ctx, float *const *results) {
   void *stream = space_of(f)->stream;
-  float *sums = (float *)(void *)f->sums.data;
-  PITH_TRY(pith_cuda_bucket_sum(f->bucket, f->in.data, ctx, sums, stream));
+  float *sums = (float *)(void *)f->sums.data, **memories;
+  PITH_TRY(list_memories(f, &memories));
+  pith_status status =
+      pith_cuda_bucket_sum(f->bucket, (const void *const *)f->gradient, memories, f->in.data, ctx, sums, stream);
+  free((void *)memories);
+  PITH_TRY(status);
   PITH_TRY(pith_cuda_bucket_mean(f->bucket, sums, stream));
   return pith_cuda_bucket_result(f->bucket, sums, results, ctx, f->out.data, stream);
 }
@@ -156,11 +166,21 @@ static pith_status encode_items(pith_staged *f, pith_cuda_item *items, void *arg
   return pith_cuda_encode(items, f->count, f->sums.data, workspace, space_of(f)->stream);
 }
 
-/* The host must know how much travels. */
+static int sizes_vary(const pith_staged *f) {
+  for (size_t i = 0; i < f->count; i++) {
+    if (!(layer_of(f, i)->match.codec->caps & PITH_CAP_FIXED)) {
+      return 1;
+    }
+  }
+  return 0;
+}
+
+/* The host must know how much travels, and waits for that where it varies. */
 static pith_status fetch_sizes(pith_staged *f) {
   uint64_t *sizes = f->sizes + (size_t)f->reducer->rank * f->count;
   const uint64_t *there = (const uint64_t *)(const void *)f->more.data + (size_t)f->reducer->rank * f->count;
-  PITH_TRY(f->reducer->space->copy(f->reducer->space, sizes, there, f->count * sizeof *sizes));
+  PITH_TRY(sizes_vary(f) ? f->reducer->space->copy(f->reducer->space, sizes, there, f->count * sizeof *sizes)
+                         : PITH_OK);
   for (size_t i = 0; i < f->count; i++) {
     const pith_named *l = layer_of(f, i);
     size_t bound = pith_codec_bound(l->match.codec, l->n);

@@ -17,7 +17,7 @@ static pith_status encode_parts(pith_staged *f, const pith_ctx *ctx) {
 static pith_status reduce_parts(pith_staged *f, const pith_ctx *ctx) {
   size_t own = f->bytes[f->reducer->rank];
   pith_bytes received = {f->in.data, own * (size_t)f->reducer->ranks};
-  PITH_TRY(pith_bucket_reduce(f->bucket, received, PITH_MEAN, ctx, f->out.data));
+  PITH_TRY(pith_bucket_reduce(f->bucket, (const void *const *)f->gradient, received, PITH_MEAN, ctx, f->out.data));
   if (f->is_padded) {
     memset(f->out.data + own, 0, f->room - own);
     return PITH_OK;

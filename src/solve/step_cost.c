@@ -83,7 +83,7 @@ void pith__step_fini(pith_step *step) {
 /* What a rank sends for a payload of that many bytes: docs/algorithms.md. */
 static double sent_bytes(uint32_t caps, double bytes, double raw, double ranks) {
   double share = (ranks - 1) / ranks;
-  if (caps & (PITH_CAP_CHUNKED | PITH_CAP_LINEAR | PITH_CAP_ROUNDS)) {
+  if (!(caps & PITH_CAP_ONCE) && (caps & (PITH_CAP_CHUNKED | PITH_CAP_LINEAR | PITH_CAP_ROUNDS))) {
     return 2 * bytes * share;
   }
   double gather = bytes * (ranks - 1);

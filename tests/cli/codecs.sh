@@ -57,7 +57,7 @@ explains() {
 
 a_spec_is_explained() {
   explains q:4 'bits=4' 'bucket=512' 'round=nearest' '(nearest|stochastic)' 'bits per value  4.125' '7.8 times fewer' \
-    'sends: for each bucket its least value' 'nothing between steps' 'sra, hierarchical; ring, tree where they are asked for' \
+    'sends: for each bucket its least value' 'nothing between steps' 'sra, hierarchical, gather; ring, tree where they are asked for' \
     'there are kernels for it' 'use: the usual choice' 'in rank order'
   explains q:3,bucket=128,round=stochastic 'bits=3' 'bucket=128' 'round=stochastic' '3.500' UNBIASED
   explains ef/topk:0.01,values=fp16 'ef: error feedback' 'ratio=0.01' 'values=fp16' 'select=exact' 'keeps: one f32 for each value' \

@@ -220,7 +220,11 @@ static void law_blocks(law_model *m, void *const inputs[][LAW_LAYERS], uint64_t 
     for (int r = 0; r < m->ranks; r++) {
       memcpy(mine + (size_t)r * size, parts[r] + at[p], size);
     }
-    CHECK_OK(pith_bucket_reduce(m->bucket[p], (pith_bytes){mine, size * (size_t)m->ranks}, PITH_MEAN, &ctx,
+    const void *src[LAW_LAYERS];
+    for (size_t k = 0; k < m->block_count; k++) {
+      src[k] = inputs[p][m->blocks[k]];
+    }
+    CHECK_OK(pith_bucket_reduce(m->bucket[p], src, (pith_bytes){mine, size * (size_t)m->ranks}, PITH_MEAN, &ctx,
                                 results + at[p]));
   }
   void *dst[LAW_LAYERS];

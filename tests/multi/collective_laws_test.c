@@ -60,11 +60,11 @@ static void check_same(const trial *t, const float *got, const float *wanted, in
 }
 
 /* What one rank sends of a FIXED block codec when no part needs a second chunk. */
-static uint64_t wire_bytes(const trial *t, const pith_codec *codec, int rank, int ranks) {
+static uint64_t wire_bytes(const trial *t, const pith_codec *codec, int rank, int ranks, uint64_t layer) {
   uint64_t sum = 0;
   for (int p = 0; p < ranks; p++) {
-    size_t theirs = pith__split(t->n, codec->granule, (size_t)ranks, (size_t)p).n;
-    size_t mine = pith__split(t->n, codec->granule, (size_t)ranks, (size_t)rank).n;
+    size_t theirs = pith__split_turned(t->n, codec->granule, (size_t)ranks, (size_t)p, layer).n;
+    size_t mine = pith__split_turned(t->n, codec->granule, (size_t)ranks, (size_t)rank, layer).n;
     sum += p != rank && theirs ? sizeof(pith_frame) + pith_codec_bound(codec, theirs) : 0;
     sum += p != rank && mine ? sizeof(pith_frame) + pith_codec_bound(codec, mine) : 0;
   }
@@ -73,8 +73,8 @@ static uint64_t wire_bytes(const trial *t, const pith_codec *codec, int rank, in
 
 static void check_wire(const trial *t, const pith_codec *codec, pith_comm *comm, uint64_t sent) {
   uint32_t caps = pith_codec_caps(codec);
-  if ((caps & PITH_CAP_FIXED) && (caps & PITH_CAP_CHUNKED) && !(caps & PITH_CAP_ROUNDS)) {
-    CHECK_EQ(sent, wire_bytes(t, codec, pith_comm_rank(comm), pith_comm_size(comm)));
+  if ((caps & PITH_CAP_FIXED) && (caps & PITH_CAP_CHUNKED) && !(caps & (PITH_CAP_ROUNDS | PITH_CAP_ONCE))) {
+    CHECK_EQ(sent, wire_bytes(t, codec, pith_comm_rank(comm), pith_comm_size(comm), ctx_of(0, 1, 0).layer));
   }
 }
 
@@ -84,10 +84,11 @@ static uint64_t sent_by(pith_comm *comm) {
   return stats.sent_bytes;
 }
 
-/* One that every codec of its kind can take. Cost alone chooses between this, ranges, which give the same bits, and
- * linear. */
+/* One that every codec of its kind can take. Of codecs that need the whole tensor, cost alone chooses between this,
+ * ranges, which give the same bits, and linear. */
 static const char *usual_algorithm(const pith_codec *codec) {
-  return pith_codec_caps(codec) & (PITH_CAP_CHUNKED | PITH_CAP_ROUNDS) ? "sra" : "gather";
+  uint32_t caps = pith_codec_caps(codec);
+  return (caps & (PITH_CAP_CHUNKED | PITH_CAP_ROUNDS)) && !(caps & PITH_CAP_ONCE) ? "sra" : "gather";
 }
 
 static void make_states(const pith_codec *codec, size_t n, int ranks, pith_state **states) {
@@ -135,9 +136,8 @@ static void obey(pith_comm *comm, void *argument) {
     CHECK_OK(pith_codec_create(t->inside, &inside));
   }
   call.codec = codec;
-  call.algorithm = t->algorithm                               ? t->algorithm
-                   : pith_codec_caps(codec) & PITH_CAP_LINEAR ? usual_algorithm(codec)
-                                                              : NULL;
+  int is_named = (pith_codec_caps(codec) & (PITH_CAP_LINEAR | PITH_CAP_CHUNKED)) != 0;
+  call.algorithm = t->algorithm ? t->algorithm : is_named ? usual_algorithm(codec) : NULL;
   make_states(codec, t->n, ranks, mine);
   make_states(codec, t->n, ranks, results);
   reference expected = {
@@ -230,7 +230,9 @@ static int suits(const char *algorithm, const char *spec) {
   int whole = !(caps & (PITH_CAP_CHUNKED | PITH_CAP_ROUNDS)), steps = *algorithm == 'r' && algorithm[1] == 'i';
   int keeps_all = strstr(pith_codec_parts(codec), "momentum") != NULL;
   steps |= *algorithm == 't';
-  int result = steps                              ? !whole && !(caps & (PITH_CAP_ROUNDS | PITH_CAP_VOTE)) && !keeps_all
+  uint32_t never = PITH_CAP_ROUNDS | PITH_CAP_VOTE | PITH_CAP_ONCE;
+  int result = steps                              ? !whole && !(caps & never) && !keeps_all
+               : strcmp(algorithm, "gather") == 0 ? !(caps & PITH_CAP_ROUNDS)
                : strcmp(algorithm, "ranges") == 0 ? whole && (caps & PITH_CAP_SPARSE)
                : strcmp(algorithm, "linear") == 0 ? whole && (caps & PITH_CAP_LINEAR)
                                                   : !(caps & PITH_CAP_VOTE);
@@ -268,6 +270,8 @@ static void try_algorithm(const char *algorithm) {
 
 TEST_WITHIN(a_ring_is_what_its_codec_calls_say, 120) { try_algorithm("ring"); }
 TEST_WITHIN(a_tree_is_what_its_codec_calls_say, 120) { try_algorithm("tree"); }
+
+TEST_WITHIN(gathered_payloads_are_what_their_codec_calls_say, 120) { try_algorithm("gather"); }
 
 TEST_WITHIN(ranges_and_linear_sums_are_what_their_codec_calls_say, 120) {
   static const char *const specs[] = {

@@ -289,6 +289,17 @@ TEST_WITHIN(layers_are_reduced_to_the_same_bits_joined_or_alone, 60) {
     ranks_run("inproc", 2 + (int)(s % 3), s % 2 ? 4096 : 0, compare_joined, (void *)(uintptr_t)specs[s]);
   }
   ranks_run_hosts("inproc", 5, 2, 0, NULL, compare_joined, (void *)(uintptr_t)"ef/q:4");
+  ranks_run_hosts("inproc", 5, 2, 0, "q:8,bucket=1024", compare_joined, (void *)(uintptr_t)"ef/q:4");
+  ranks_run_hosts("inproc", 5, 2, 0, NULL, compare_joined, (void *)(uintptr_t)"ef/q:4,encode=once");
+}
+
+TEST_WITHIN(layers_are_reduced_to_the_same_bits_by_every_algorithm, 60) {
+  static const char *const algorithms[] = {"sra", "ring", "tree", "gather"};
+  for (size_t a = 0; a < sizeof algorithms / sizeof *algorithms; a++) {
+    setenv("PITH_ALGO", algorithms[a], 1);
+    ranks_run("inproc", 4, 0, compare_joined, (void *)(uintptr_t)"ef/q:2");
+  }
+  unsetenv("PITH_ALGO");
 }
 
 /* Rounds of joined layers travel together: no more messages than one layer alone would send. */

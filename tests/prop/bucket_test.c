@@ -88,8 +88,8 @@ static void step_once(model *m, const pith_ctx *ctx, float *x[RANKS_MOST][LAYERS
   swap_parts(m, parts, received);
   for (int r = 0; r < m->ranks; r++) {
     size_t size = pith_bucket_bytes(m->bucket[r], r);
-    CHECK_OK(pith_bucket_reduce(m->bucket[r], (pith_bytes){received[r], size * (size_t)m->ranks}, PITH_MEAN, ctx,
-                                results + at));
+    CHECK_OK(pith_bucket_reduce(m->bucket[r], (const void *const *)x[r],
+                                (pith_bytes){received[r], size * (size_t)m->ranks}, PITH_MEAN, ctx, results + at));
     at += size;
   }
   for (int r = 0; r < m->ranks; r++) {
@@ -146,12 +146,14 @@ TEST(a_rank_may_have_no_part_of_a_small_layer) {
   pith_codec *q;
   pith_bucket *b;
   uint8_t result[1];
+  float x[100] = {0};
+  const void *src = x;
   CHECK_OK(pith_codec_create("q:4", &q));
   CHECK_OK(
       pith_bucket_create(1, 2, &(pith_bucket_item){.size = sizeof(pith_bucket_item), .codec = q, .n = 100}, 1, &b));
   CHECK_EQ(pith_bucket_bytes(b, 1), 0);
-  CHECK_OK(pith_bucket_reduce(b, (pith_bytes){NULL, 0}, PITH_MEAN, NULL, result));
-  CHECK_STATUS(pith_bucket_reduce(b, (pith_bytes){NULL, 2}, PITH_MEAN, NULL, result), PITH_ERR_ARGUMENT);
+  CHECK_OK(pith_bucket_reduce(b, &src, (pith_bytes){NULL, 0}, PITH_MEAN, NULL, result));
+  CHECK_STATUS(pith_bucket_reduce(b, &src, (pith_bytes){NULL, 2}, PITH_MEAN, NULL, result), PITH_ERR_ARGUMENT);
   pith_bucket_destroy(b);
   pith_codec_destroy(q);
 }
@@ -179,9 +181,12 @@ TEST(what_cannot_be_in_a_bucket_is_refused) {
   CHECK_OK(
       pith_bucket_create(0, 2, &(pith_bucket_item){.size = sizeof(pith_bucket_item), .codec = q, .n = 1000}, 1, &b));
   size_t mine = pith_bucket_bytes(b, 0), all = mine + pith_bucket_bytes(b, 1);
-  CHECK_STATUS(pith_bucket_reduce(b, (pith_bytes){bytes, 2 * mine - 1}, PITH_SUM, NULL, bytes + 2048),
-               PITH_ERR_CORRUPT);
-  CHECK_STATUS(pith_bucket_reduce(b, (pith_bytes){bytes, 2 * mine}, PITH_MAX, NULL, bytes + 2048), PITH_ERR_ARGUMENT);
+  CHECK_STATUS(
+      pith_bucket_reduce(b, (const void *const *)&dst, (pith_bytes){bytes, 2 * mine - 1}, PITH_SUM, NULL, bytes + 2048),
+      PITH_ERR_CORRUPT);
+  CHECK_STATUS(
+      pith_bucket_reduce(b, (const void *const *)&dst, (pith_bytes){bytes, 2 * mine}, PITH_MAX, NULL, bytes + 2048),
+      PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_bucket_decode(b, (pith_bytes){bytes, all + 1}, NULL, (void *const *)&dst), PITH_ERR_CORRUPT);
   CHECK_EQ(pith_bucket_bytes(b, 2), 0);
   pith_bucket_destroy(b);

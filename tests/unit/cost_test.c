@@ -5,14 +5,18 @@
 
 #include "test.h"
 
-static double cost(pith_algorithm algorithm, const uint64_t *host, int ranks, size_t n, double bits) {
+static double cost_of(pith_algorithm algorithm, const uint64_t *host, int ranks, size_t n, double bits, int is_dense) {
   pith_layout *l;
   CHECK_OK(pith__layout_create(ranks, host, &l));
-  pith_cost_question q = {l, n, (double)n * 4, (double)n * bits / 8};
+  pith_cost_question q = {l, n, (double)n * 4, (double)n * bits / 8, is_dense};
   double seconds = pith__cost_total(pith__cost_of(algorithm, &q, &pith__cost_default));
   pith__layout_destroy(l);
   CHECK(seconds > 0 && seconds < 1e6);
   return seconds;
+}
+
+static double cost(pith_algorithm algorithm, const uint64_t *host, int ranks, size_t n, double bits) {
+  return cost_of(algorithm, host, ranks, n, bits, 0);
 }
 
 static const uint64_t two_of_four[] = {1, 1, 1, 1, 2, 2, 2, 2}, apart[] = {1, 2, 3, 4, 5, 6, 7, 8};
@@ -27,6 +31,15 @@ TEST(crowded_hosts_sum_inside_first) {
 TEST(sparse_payloads_are_gathered_and_dense_ones_split) {
   CHECK(cost(PITH_ALGORITHM_GATHER, apart, 8, 1 << 20, 0.4) < cost(PITH_ALGORITHM_RANGES, apart, 8, 1 << 20, 0.4));
   CHECK(cost(PITH_ALGORITHM_RANGES, apart, 8, 1 << 20, 20) < cost(PITH_ALGORITHM_GATHER, apart, 8, 1 << 20, 20));
+}
+
+/* With a block codec gathering saves a step, and costs work, and bytes on more than two ranks. */
+TEST(few_ranks_gather_short_tensors) {
+  CHECK(cost_of(PITH_ALGORITHM_GATHER, apart, 2, 1 << 15, 4, 1) < cost_of(PITH_ALGORITHM_SRA, apart, 2, 1 << 15, 4, 1));
+  CHECK(cost_of(PITH_ALGORITHM_SRA, apart, 2, 1 << 17, 4, 1) < cost_of(PITH_ALGORITHM_GATHER, apart, 2, 1 << 17, 4, 1));
+  CHECK(cost_of(PITH_ALGORITHM_GATHER, apart, 4, 1 << 10, 4, 1) < cost_of(PITH_ALGORITHM_SRA, apart, 4, 1 << 10, 4, 1));
+  CHECK(cost_of(PITH_ALGORITHM_SRA, apart, 4, 1 << 20, 4, 1) < cost_of(PITH_ALGORITHM_GATHER, apart, 4, 1 << 20, 4, 1));
+  CHECK(cost_of(PITH_ALGORITHM_SRA, apart, 8, 1 << 20, 4, 1) < cost_of(PITH_ALGORITHM_GATHER, apart, 8, 1 << 20, 4, 1));
 }
 
 TEST(payloads_that_add_up_are_summed_unless_they_are_tiny) {
@@ -57,11 +70,22 @@ TEST(algorithms_suit_codecs_by_what_they_can_do) {
   static const struct {
     const char *spec, *algorithm;
     int suits;
-  } cases[] = {{"q:4", "sra", 1},          {"q:4", "ring", 1},
-               {"q:4", "gather", 0},       {"topk:0.01", "sra", 0},
-               {"topk:0.01", "ranges", 1}, {"randomk:0.01", "linear", 1},
-               {"q:4", "linear", 0},       {"signsgd", "hierarchical", 0},
-               {"signsgd", "ring", 0},     {"ef/powersgd:4", "sra", 1}};
+  } cases[] = {{"q:4", "sra", 1},
+               {"q:4", "ring", 1},
+               {"q:4", "gather", 1},
+               {"topk:0.01", "sra", 0},
+               {"topk:0.01", "ranges", 1},
+               {"randomk:0.01", "linear", 1},
+               {"q:4", "linear", 0},
+               {"signsgd", "hierarchical", 0},
+               {"signsgd", "ring", 0},
+               {"ef/powersgd:4", "sra", 1},
+               {"ef/powersgd:4", "gather", 0},
+               {"q:4,encode=once", "gather", 1},
+               {"q:4,encode=once", "sra", 0},
+               {"q:4,encode=once", "ring", 0},
+               {"q:4,encode=once", "tree", 0},
+               {"q:4,encode=once", "hierarchical", 1}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     pith_codec *codec;
     CHECK_OK(pith_codec_create(cases[i].spec, &codec));

@@ -127,6 +127,9 @@ TEST_WITHIN(a_device_gives_the_bits_of_main_memory, 120) {
       "ef/topk:0.05",
       "threshold:0.4",
       "ef/topk:0.1,values=fp16",
+      "q:4,encode=once",
+      "ef/q:2,encode=once",
+      "signsgd,encode=once",
       "*2=topk:0.1;*5=q:8;*=ef/q:4"}; /* what the module has, but for low rank, whose products differ */
   setenv("PITH_MODULE_PATH", FAKE_MODULE, 1);
   for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {

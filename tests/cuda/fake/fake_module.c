@@ -307,6 +307,21 @@ static int lowrank(const pith_gpu_lowrank *tasks, size_t count, int what, void *
 /* ---- Means and memory ----------------------------------------------------------------------------------------------
  */
 
+static int own(const pith_gpu_own *tasks, size_t count, void *stream, char *text) {
+  (void)stream, (void)text;
+  for (size_t i = 0; i < count; i++) {
+    const pith_gpu_own *t = &tasks[i];
+    for (uint32_t j = 0; j < t->n; j++) {
+      float g = load(t->values, t->dtype, j), p = t->memory ? t->beta * t->memory[j] + t->gamma * g : g;
+      if (t->memory && isfinite(p)) {
+        t->memory[j] = t->keeps == PITH_GPU_KEEP_LOST ? 0.0f : p;
+      }
+      t->sums[j] = t->add ? t->sums[j] + p : p;
+    }
+  }
+  return 0;
+}
+
 static int mean(const pith_gpu_mean *tasks, size_t count, void *stream, char *text) {
   (void)stream, (void)text;
   for (size_t i = 0; i < count; i++) {
@@ -431,6 +446,7 @@ static const pith_cuda_module module = {
     .lowrank_space = lowrank_space,
     .lowrank = lowrank,
     .mean = mean,
+    .own = own,
     .device = device,
     .allocate = allocate,
     .release = free,

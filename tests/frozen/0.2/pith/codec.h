@@ -34,6 +34,7 @@ typedef enum pith_cap {
   PITH_CAP_VOTE = 1 << 5,     /* the result of several ranks is their majority, not their mean */
   PITH_CAP_UNBIASED = 1 << 6, /* the expectation of the decoded value is the value */
   PITH_CAP_SEEDED = 1 << 7,   /* bytes depend on seed, step, layer and rank; decoding needs those of the encoder */
+  PITH_CAP_ONCE = 1 << 8,     /* the spec says encode=once: payloads of all ranks are gathered, and sums not encoded */
 } pith_cap;
 
 /* A spec such as "ef/topk:0.01,values=fp16", parsed, validated and bound to its methods. */

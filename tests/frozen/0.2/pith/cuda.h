@@ -84,19 +84,19 @@ PITH_API pith_status pith_cuda_aggregate(const pith_cuda_item *items, size_t cou
 /*
  * The steps of bucket.h with all values and bytes in device memory, enqueued on a stream. The bucket itself is made as
  * for the CPU, without states. `memories` has, for each layer, the values of its codec's memory (NULL for codecs
- * without one): all n values for encoding, and those of this rank's piece for results. Zeros at the start.
+ * without one): all n values for encoding and summing, and those of this rank's piece for results. Zeros at the start.
  *
- * Reducing has three steps: pith_cuda_bucket_sum() adds up what was received, pith_cuda_bucket_mean() turns the sums
- * into means, or into the majority for VOTE codecs, and pith_cuda_bucket_result() encodes them. `sums` holds the pieces
- * of this rank one after another.
+ * Reducing has three steps: pith_cuda_bucket_sum() adds up what was received and this rank's own values, which src
+ * still has as they were encoded, pith_cuda_bucket_mean() turns the sums into means, or into the majority for VOTE
+ * codecs, and pith_cuda_bucket_result() encodes them. `sums` holds the pieces of this rank one after another.
  */
 /* The values of a layer that belong to a rank. */
 PITH_API pith_status pith_bucket_piece(const pith_bucket *bucket, size_t layer, int rank, size_t *first, size_t *n);
 
 PITH_API pith_status pith_cuda_bucket_encode(const pith_bucket *bucket, const void *const *src, float *const *memories,
                                              const pith_ctx *ctx, void *parts, void *stream);
-PITH_API pith_status pith_cuda_bucket_sum(const pith_bucket *bucket, const void *received, const pith_ctx *ctx,
-                                          float *sums, void *stream);
+PITH_API pith_status pith_cuda_bucket_sum(const pith_bucket *bucket, const void *const *src, float *const *memories,
+                                          const void *received, const pith_ctx *ctx, float *sums, void *stream);
 PITH_API pith_status pith_cuda_bucket_mean(const pith_bucket *bucket, float *sums, void *stream);
 PITH_API pith_status pith_cuda_bucket_result(const pith_bucket *bucket, float *sums, float *const *memories,
                                              const pith_ctx *ctx, void *result, void *stream);
