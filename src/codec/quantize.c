@@ -102,7 +102,7 @@ const pith_codec_ops pith__codec_q = {
 enum { QSGD_LEVELS, QSGD_NORM, QSGD_BUCKET }; /* head of a block: the norm */
 
 static const pith_param qsgd_params[] = {
-    {sizeof(pith_param), "levels", PITH_PARAM_INT, 1, 127, "64", NULL, "levels between 0 and the norm"},
+    {sizeof(pith_param), "levels", PITH_PARAM_INT, 1, 127, "127", NULL, "levels between 0 and the norm"},
     {sizeof(pith_param), "norm", PITH_PARAM_CHOICE, 0, 0, "l2", "l2|linf", "linf has the smaller error"},
     PITH_PARAM_BUCKET("512"),
     {0},

@@ -117,6 +117,7 @@ static void by_maximum(const char *spec, const float *x, const float *got, const
 
 TEST(qsgd_and_gq_are_within_a_level) {
   each_bucket("qsgd:1", 512, 1, qsgd_l2);
+  each_bucket("qsgd", 512, 127, qsgd_l2);
   each_bucket("qsgd:64", 512, 64, qsgd_l2);
   each_bucket("qsgd:127,bucket=64", 64, 127, qsgd_l2);
   each_bucket("qsgd:64,norm=linf", 512, 64, by_maximum);

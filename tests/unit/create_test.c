@@ -72,6 +72,7 @@ TEST(fingerprints_follow_the_meaning_not_the_spelling) {
   CHECK_EQ(fingerprint("q:4"), fingerprint("q,bits=4,round=nearest"));
   CHECK_EQ(fingerprint("signum:0.9"), fingerprint("momentum:0.9/sign"));
   CHECK_EQ(fingerprint("q:4"), fingerprint("q:04"));
+  CHECK_EQ(fingerprint("qsgd"), fingerprint("qsgd:127"));
 }
 
 TEST(different_meanings_have_different_fingerprints) {
