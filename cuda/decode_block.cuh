@@ -1,5 +1,5 @@
 /*
- * Decoding: a thread takes four values at a time, which lie in one block since buckets are multiples of 64. `Reader`s
+ * Decoding: a thread takes four values at a time, which lie in one block since buckets are multiples of 32. `Reader`s
  * know the payload; what becomes of the values (set, added, of which type) is the caller's. Any bytes are safe to
  * decode.
  */

@@ -8,13 +8,16 @@
 
 /* ---- q ----------------------------------------------------------------------------------------------------------- */
 
-enum { Q_BITS, Q_BUCKET, Q_ROUND }; /* head of a block: lo, unit */
+enum { Q_BITS, Q_BUCKET, Q_ROUND, Q_TAIL }; /* head of a block: lo, unit */
+enum { TAIL_QUANTIZED, TAIL_EXACT };
 
 static const pith_param q_params[] = {
     {sizeof(pith_param), "bits", PITH_PARAM_INT, 1, 8, "4", NULL, "bits of a level"},
     PITH_PARAM_BUCKET("512"),
     {sizeof(pith_param), "round", PITH_PARAM_CHOICE, 0, 0, "nearest", "nearest|stochastic",
      "stochastic is unbiased, with a larger error"},
+    {sizeof(pith_param), "tail", PITH_PARAM_CHOICE, 0, 0, "quantized", "quantized|exact",
+     "what becomes of the values of an incomplete last bucket; exact: they travel as f32"},
     {0},
 };
 
@@ -27,14 +30,22 @@ static uint32_t q_caps(const pith_value *a) {
 
 static size_t q_block(const pith_value *a) { return (size_t)a[Q_BUCKET].i; }
 
+static int is_exact_tail(const pith_value *a, size_t n) {
+  return a[Q_TAIL].i == TAIL_EXACT && n < (size_t)a[Q_BUCKET].i;
+}
+
 static size_t q_bound(const pith_value *a, size_t n) {
-  return PITH_HEAD_TWO + pith__packed_size(n, (size_t)a[Q_BITS].i);
+  return is_exact_tail(a, n) ? 4 * n : PITH_HEAD_TWO + pith__packed_size(n, (size_t)a[Q_BITS].i);
 }
 
 static size_t q_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index,
                        const pith_ctx *ctx) {
   const pith_kernels *kernels = pith__kernels();
   int bits = (int)a[Q_BITS].i;
+  if (is_exact_tail(a, n)) {
+    memcpy(out, x, 4 * n);
+    return 4 * n;
+  }
   float lo, hi, top = (float)((1 << bits) - 1);
   uint32_t most = kernels->range(x, n, &lo, &hi);
   float range = hi - lo;
@@ -57,6 +68,10 @@ static size_t q_encode(const pith_value *a, const float *x, size_t n, uint8_t *o
 static void q_decode(const pith_value *a, const uint8_t *in, size_t n, float *dst, pith_mode mode, uint64_t index,
                      const pith_ctx *ctx) {
   (void)index, (void)ctx;
+  if (is_exact_tail(a, n)) {
+    pith__get_values(in, n, dst, mode);
+    return;
+  }
   pith_dequantizer q = {.base = pith__get_f32(in), .unit = pith__get_f32(in + 4), .zero = 0};
   pith__kernels()->dequantize[a[Q_BITS].i](in + PITH_HEAD_TWO, n, &q, mode, dst);
 }
@@ -65,12 +80,16 @@ static void q_decode(const pith_value *a, const uint8_t *in, size_t n, float *ds
  */
 static const char *const q_variants[] = {"", ",bucket=128", ",bucket=256", ",bucket=1024", NULL};
 
+static int q_tail_apart(const pith_value *a) { return a[Q_TAIL].i == TAIL_EXACT; }
+
 static void q_gpu(const pith_value *a, pith_gpu_task *task) {
+  task->kind = is_exact_tail(a, task->n) ? PITH_WIRE_NONE : PITH_WIRE_Q;
   task->bits = (uint8_t)a[Q_BITS].i;
   task->choice = (uint8_t)a[Q_ROUND].i;
 }
 
-static const pith_codec_traits q_traits = {.variants = q_variants, .gpu = PITH_GPU_BLOCKS, .gpu_block = q_gpu};
+static const pith_codec_traits q_traits = {
+    .variants = q_variants, .gpu = PITH_GPU_BLOCKS, .gpu_tail_apart = q_tail_apart, .gpu_block = q_gpu};
 
 const pith_codec_ops pith__codec_q = {
     .size = sizeof(pith_codec_ops),
@@ -81,7 +100,7 @@ const pith_codec_ops pith__codec_q = {
     .origin = "Markov 2022 (CGX)",
     .detail =
         "for each bucket its least value and the step between levels, then a level of `bits` bits for each "
-        "value",
+        "value; with tail=exact the values of an incomplete last bucket as they are",
     .use =
         "the usual choice: q:4 trains like the uncompressed run in most settings; q:8 where its error is too "
         "large, ef/q:2 where its bytes are too many",

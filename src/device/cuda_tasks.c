@@ -51,6 +51,12 @@ static void describe_block(const pith_codec *codec, pith_gpu_task *task) {
   }
 }
 
+/* Whether an incomplete last block is left for a task of its own. */
+static int leaves_tail(const pith_codec *codec, size_t n) {
+  return codec->traits->gpu_tail_apart && codec->traits->gpu_tail_apart(codec->args) && n > codec->granule &&
+         n % codec->granule != 0;
+}
+
 /* The first `first` values are done: the next task of an item. Keys change where an index outgrows 32 bits, and tasks
  * end there. */
 size_t pith__gpu_next_task(const pith_cuda_item *item, int encode, size_t first, pith_gpu_task *task) {
@@ -59,6 +65,7 @@ size_t pith__gpu_next_task(const pith_cuda_item *item, int encode, size_t first,
   size_t granule = codec->granule, most = PITH_GPU_TASK_VALUES / granule * granule;
   size_t to_border = (size_t)((border - index + granule - 1) / granule * granule);
   size_t n = pith__least(item->n - first, pith__least(most, to_border));
+  n = leaves_tail(codec, n) ? n / granule * granule : n;
   pith_ctx ctx = ctx_of(item);
   pith_key round = pith__rng_key(&ctx, PITH_DOMAIN_ROUND, index),
            rotate = pith__rng_key(&ctx, PITH_DOMAIN_ROTATE, index);

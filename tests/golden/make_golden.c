@@ -93,6 +93,8 @@ int main(void) {
                                       "q:8",
                                       "q:4,round=stochastic",
                                       "q:2,bucket=64",
+                                      "q:3,bucket=96",
+                                      "q:4,bucket=32,tail=exact",
                                       "qsgd",
                                       "qsgd:7,norm=linf",
                                       "terngrad",

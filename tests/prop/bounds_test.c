@@ -85,6 +85,7 @@ static void q_stochastic(const char *spec, const float *x, const float *got, con
 
 TEST(q_is_within_half_a_unit_or_one_if_stochastic) {
   each_bucket("q:1", 512, 1, q_nearest);
+  each_bucket("q:2,bucket=32", 32, 3, q_nearest);
   each_bucket("q:2,bucket=64", 64, 3, q_nearest);
   each_bucket("q:3,bucket=192", 192, 7, q_nearest);
   each_bucket("q:4", 512, 15, q_nearest);
@@ -95,6 +96,23 @@ TEST(q_is_within_half_a_unit_or_one_if_stochastic) {
   each_bucket("q:1,round=stochastic", 512, 1, q_stochastic);
   each_bucket("q:4,round=stochastic", 512, 15, q_stochastic);
   each_bucket("q:8,round=stochastic", 512, 255, q_stochastic);
+}
+
+/* Full buckets travel as without the option; what follows the last of them travels as it is. */
+TEST(an_exact_tail_loses_nothing_and_changes_nothing_else) {
+  for (int round = 0; round < ROUNDS; round++) {
+    size_t n = 1 + law_length(MOST), full = n / 96 * 96;
+    pith_codec *exact = law_codec("q:3,bucket=96,tail=exact"), *plain = law_codec("q:3,bucket=96");
+    pith_span src = law_tensor((law_shape)(round % LAW_SHAPES), n, PITH_F32);
+    pith_bytes in = law_encode(exact, NULL, src, law_ctx(0)), other = law_encode(plain, NULL, src, law_ctx(0));
+    CHECK_EQ(in.size, full / 96 * 44 + 4 * (n - full));
+    CHECK_EQ(test_first_difference(in.data, other.data, full / 96 * 44), full / 96 * 44);
+    const float *got = law_decode(exact, in, n, law_ctx(0));
+    for (size_t i = full; i < n; i++) {
+      CHECK(law_same(got[i], law_at(src, i)));
+    }
+    law_sweep();
+  }
 }
 
 /* Within a level of x, never beyond the norm, never across zero. */
