@@ -107,6 +107,14 @@ INLINE void read_lloyd(const Task &t, const Head &h, float (&d)[4], const Lloyd 
   }
 }
 
+INLINE void read_powers(const Task &t, const Head &h, float (&d)[4]) {
+  uint32_t word = get_four(h, t.bits);
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    d[j] = h.a * power_value(field(word, j, t.bits), t.bits);
+  }
+}
+
 /* 2^16 / 3^digit, rounded up: (code · this) >> 16 is code / 3^digit for every byte. */
 INLINE uint32_t third_power(uint32_t digit) {
   return digit == 0 ? 65536 : digit == 1 ? 21846 : digit == 2 ? 7282 : digit == 3 ? 2428 : 810;
@@ -170,7 +178,7 @@ INLINE void read_casts_fast(const Task &t, const Head &h, float (&d)[4]) {
 }
 
 /* Codecs that read alike. */
-enum Group { GROUP_UNIFORM, GROUP_CAST, GROUP_TRIT, GROUP_BYTE, GROUP_SIGN, GROUP_LLOYD };
+enum Group { GROUP_UNIFORM, GROUP_CAST, GROUP_TRIT, GROUP_BYTE, GROUP_SIGN, GROUP_LLOYD, GROUP_POWER };
 
 INLINE Group group_of(const Task &t) {
   switch (t.kind) {
@@ -188,6 +196,8 @@ INLINE Group group_of(const Task &t) {
       return GROUP_SIGN;
     case PITH_WIRE_LLOYD:
       return GROUP_LLOYD;
+    case PITH_WIRE_NUQ:
+      return GROUP_POWER;
     default:
       return GROUP_UNIFORM;
   }
@@ -213,6 +223,9 @@ INLINE void decode_at(const Task &t, Group group, const Head &h, float (&d)[4], 
       break;
     case GROUP_LLOYD:
       read_lloyd(t, h, d, tables.lloyd[t.bits - 1]);
+      break;
+    case GROUP_POWER:
+      read_powers(t, h, d);
       break;
     case GROUP_UNIFORM:
       read_uniform(t, h, d);

@@ -193,7 +193,7 @@ template <class Source>
 INLINE Uniform around_zero(const Source &s, const Task &t, float (&v)[STEPS], bool *bad, float *head) {
   uint32_t most = 0;
   float squares = 0.0f;
-  bool l2 = t.kind == PITH_WIRE_QSGD && t.choice == PITH_NORM_L2;
+  bool l2 = t.kind != PITH_WIRE_GQ && t.norm == PITH_NORM_L2;
   for (uint32_t c = 0; c < chunks_of(t, CHUNK); c++) {
     s.template load<STEPS>(v, c * CHUNK, 0.0f);
     if (l2) {
@@ -268,6 +268,43 @@ INLINE void encode_uniform(const Source &s, const Task &t, uint8_t *out, uint8_t
     emit_uniform<false>(s, t, u, bad, v, out, stage);
   } else {
     emit_uniform<true>(s, t, u, bad, v, out, stage);
+  }
+}
+
+/* ---- nuq --------------------------------------------------------------------------------------------------------- */
+
+template <class Source>
+INLINE void encode_powers(const Source &s, const Task &t, uint8_t *out, uint8_t *stage) {
+  float v[STEPS], scale = 0.0f;
+  bool bad;
+  Uniform u = around_zero(s, t, v, &bad, &scale);
+  scale = bad ? nan_value() : scale;
+  if (s.m && lane16() == 0) {
+    put_f32(out, scale);
+  }
+  out += PITH_HEAD_ONE;
+  uint32_t chunks = chunks_of(t, CHUNK), start = (t.index + s.origin + lane16()) * RNG_WEYL + t.key0;
+  for (uint32_t c = 0; c < chunks; c++) {
+    uint32_t from = c * CHUNK, noise = start + from * RNG_WEYL;
+    if (chunks > 1) {
+      s.template load<STEPS>(v, from, 0.0f);
+    }
+    if (bad) {
+      forget(v);
+    }
+    EACH_STEP(k, STEPS) { /* places that do not exist are zeros, and so are their codes */
+      float unit = t.choice == PITH_ROUND_NEAREST ? 0.5f : unit_of(rng_from(noise + LANES * k * RNG_WEYL, t.key1));
+      stage[LANES * k + lane16()] = power_code(v[k] * u.inverse, t.bits, unit);
+    }
+    put_levels(stage, out + from / 8 * t.bits, count_from(s.m, from, CHUNK), t.bits);
+    if (s.keeps() && bad) {
+      keep_bad(s, from);
+    } else if (s.keeps()) {
+      EACH_STEP(k, STEPS) {
+        s.keep(from + LANES * k + lane16(), v[k], scale * power_value(stage[LANES * k + lane16()], t.bits));
+      }
+    }
+    __syncwarp();
   }
 }
 
@@ -609,6 +646,9 @@ INLINE void encode_rarer(const Source &s, const Task &t, uint8_t *out, uint8_t *
       break;
     case PITH_WIRE_LLOYD:
       encode_lloyd(s, t, out, stage, tables.lloyd[t.bits - 1]);
+      break;
+    case PITH_WIRE_NUQ:
+      encode_powers(s, t, out, stage);
       break;
     default:
       encode_byte(s, t, out, stage, tables.tree);

@@ -46,3 +46,7 @@ double pith__sum_abs(const float *x, size_t n) {
   }
   return sum;
 }
+
+float pith__norm_by(const float *x, size_t n, uint32_t most, int64_t choice) {
+  return most >= PITH_INF_BITS || choice == PITH_NORM_LINF ? pith__float_of(most) : (float)pith__norm(x, n);
+}

@@ -54,4 +54,7 @@ void pith__get_values(const uint8_t *in, size_t n, float *dst, pith_mode mode);
 double pith__norm(const float *x, size_t n);
 double pith__sum_abs(const float *x, size_t n);
 
+/* The norm of a choice l2|linf; `most` is that of absmax(). Not finite if any of x is not. */
+float pith__norm_by(const float *x, size_t n, uint32_t most, int64_t choice);
+
 #endif

@@ -32,6 +32,7 @@ enum {
   PITH_WIRE_LLOYD = 11,
   PITH_WIRE_INCEPTIONN = 12,
   PITH_WIRE_GQ = 13,
+  PITH_WIRE_NUQ = 14,
   PITH_WIRE_TOPK = 32,
   PITH_WIRE_RANDOMK = 33,
   PITH_WIRE_THRESHOLD = 34,
@@ -110,14 +111,14 @@ typedef struct pith_gpu_task {
   float beta, gamma;           /* values to send: beta · memory + gamma · values */
   uint32_t bucket, block_size; /* values and bytes of a full block */
   uint32_t begin, end;         /* work items: the module's own */
-  int32_t levels;              /* qsgd, gq */
+  int32_t levels;              /* qsgd, gq, nuq */
   uint32_t tile;               /* rotated: values worked on together */
   uint16_t kind;               /* wire id */
   uint8_t dtype, bits;
-  uint8_t choice; /* of rounding, norm or scale */
+  uint8_t choice; /* of rounding or scale */
   uint8_t keeps;
   uint8_t rotation; /* log2 of the rotated block; 0: none */
-  uint8_t unused[1];
+  uint8_t norm;     /* qsgd, nuq */
 } pith_gpu_task;
 
 PITH_FORMAT_ASSERT(sizeof(pith_gpu_task) == 96, "both compilers lay out tasks alike");
@@ -196,7 +197,7 @@ PITH_FORMAT_ASSERT(sizeof(pith_gpu_mean) == 40, "both compilers lay out means al
 
 /* ---- The module -------------------------------------------------------------------------------------------------- */
 
-#define PITH_CUDA_ABI 5
+#define PITH_CUDA_ABI 6
 #define PITH_CUDA_ENTRY "pith_cuda_module_entry"
 
 /* Functions return 0, or another number and a sentence in `text` (256 bytes). They only enqueue. */

@@ -79,6 +79,12 @@ typedef struct pith_kernels {
   void (*classify[5])(const float *x, size_t n, float inverse, const float *cuts, uint8_t *out);
   void (*lookup[5])(const uint8_t *in, size_t n, const float *levels, pith_mode mode, float *dst);
 
+  /* Powers of two relative to 1, by bits b = 2…8: of y = x · inverse in −1…1 a sign (bit b − 1) and L below it, for 0
+   * (L = 0) or 2^(L − top), top = 2^(b−1) − 1; to the nearest, or drawn without bias. Decoded values are scaled. */
+  void (*power_pack[9])(const float *x, size_t n, float inverse, int random, pith_key key, uint32_t index,
+                        uint8_t *out);
+  void (*power_unpack[9])(const uint8_t *in, size_t n, float scale, pith_mode mode, float *dst);
+
   /* Signs: bit 1 where x < 0; decoded to `plus` for 0 and `minus` for 1. */
   void (*sign_pack)(const float *x, size_t n, uint8_t *out);
   void (*sign_unpack)(const uint8_t *in, size_t n, float plus, float minus, pith_mode mode, float *dst);

@@ -108,6 +108,11 @@ DRIVER(classify) {
 }
 DRIVER(lookup) { return k->lookup[bits](t->bytes, t->n, t->y, t->mode, out), 4 * t->n; }
 
+DRIVER(power_pack) {
+  return k->power_pack[bits](t->x, t->n, t->scale, t->mode == PITH_ADD, t->key, t->index, out), packed(t->n, bits);
+}
+DRIVER(power_unpack) { return k->power_unpack[bits](t->bytes, t->n, t->scale, t->mode, out), 4 * t->n; }
+
 DRIVER(sign_pack) { return UNUSED, k->sign_pack(t->any, t->n, out), packed(t->n, 1); }
 DRIVER(sign_unpack) { return UNUSED, k->sign_unpack(t->bytes, t->n, t->scale, -0.5f, t->mode, out), 4 * t->n; }
 DRIVER(tern_pack) { return UNUSED, k->tern_pack(t->x, t->n, 1.5f, 1 / 1.5f, t->key, t->index, out), (t->n + 4) / 5; }
@@ -251,9 +256,10 @@ typedef struct slot {
 #define WIDTH(member, output, bits) {#member, PLACE(member) + (bits), drive_##member, output, bits}
 #define WIDTHS4(member, output) \
   WIDTH(member, output, 1), WIDTH(member, output, 2), WIDTH(member, output, 3), WIDTH(member, output, 4)
-#define WIDTHS8(member, output)                                                                          \
-  WIDTHS4(member, output), WIDTH(member, output, 5), WIDTH(member, output, 6), WIDTH(member, output, 7), \
-      WIDTH(member, output, 8)
+#define WIDTHS7(member, output)                                                                           \
+  WIDTH(member, output, 2), WIDTH(member, output, 3), WIDTH(member, output, 4), WIDTH(member, output, 5), \
+      WIDTH(member, output, 6), WIDTH(member, output, 7), WIDTH(member, output, 8)
+#define WIDTHS8(member, output) WIDTH(member, output, 1), WIDTHS7(member, output)
 
 static const slot slots[] = {
     ONE(f16_to_f32, FLOATS),
@@ -274,6 +280,8 @@ static const slot slots[] = {
     WIDTHS8(dequantize, FLOATS),
     WIDTHS4(classify, BYTES),
     WIDTHS4(lookup, FLOATS),
+    WIDTHS7(power_pack, BYTES),
+    WIDTHS7(power_unpack, FLOATS),
     ONE(sign_pack, BYTES),
     ONE(sign_unpack, FLOATS),
     ONE(tern_pack, BYTES),

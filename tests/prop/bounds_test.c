@@ -143,6 +143,73 @@ TEST(qsgd_and_gq_are_within_a_level) {
   each_bucket("gq:8", 512, 127, by_maximum);
 }
 
+/* Between 0 and the least power, or between two powers: nearest is within half of the gap, stochastic within all. */
+static void near_power(const char *spec, const float *x, const float *got, double norm, size_t n, double top) {
+  double least = norm * pow(2, 1 - top), share = strstr(spec, "nearest") ? 0.5 : 1;
+  for (size_t i = 0; i < n && norm > FLAT && norm < FLT_MAX; i++) { /* else it is sent as zero, or as NaN */
+    double size = fabs((double)x[i]), gap = size < least ? least : norm * pow(2, floor(log2(size / norm)));
+    check_error(spec, x[i], got[i], gap * share * (1 + LEVEL_SLACK) + FLAT);
+    CHECK_MSG(got[i] == 0 || got[i] * (double)x[i] > 0, "%s: %g becomes %g", spec, (double)x[i], (double)got[i]);
+    double power = got[i] != 0 ? log2(fabs((double)got[i]) / norm) : 0;
+    CHECK_MSG(fabs(power - round(power)) < 1e-4 || fabs((double)got[i]) < 1e-37, "%s: %g of %g is no power of two",
+              spec, (double)got[i], norm);
+  }
+}
+
+static void power_of_most(const char *spec, const float *x, const float *got, const sums *s, double top) {
+  near_power(spec, x, got, s->most, s->n, top);
+}
+
+static void power_of_norm(const char *spec, const float *x, const float *got, const sums *s, double top) {
+  near_power(spec, x, got, sqrt(s->squares), s->n, top);
+}
+
+TEST(nuq_is_a_neighbouring_power_of_two) {
+  each_bucket("nuq:2", 512, 1, power_of_most);
+  each_bucket("nuq:3,round=nearest,bucket=96", 96, 3, power_of_most);
+  each_bucket("nuq:4", 512, 7, power_of_most);
+  each_bucket("nuq:4,norm=l2,round=nearest,bucket=64", 64, 7, power_of_norm);
+  each_bucket("nuq:6,norm=l2", 512, 31, power_of_norm);
+  each_bucket("nuq:8,round=nearest", 512, 127, power_of_most);
+}
+
+/* The coding changes the bytes and nothing else; it is never larger but for the word that names it. */
+TEST(elias_codes_decode_to_the_levels_of_the_fixed_coding) {
+  static const char *const fixed[] = {"qsgd:1", "qsgd:3,bucket=96", "qsgd:16,norm=linf", "qsgd:127",
+                                      "qsgd:1,bucket=65536"};
+  static const size_t bucket[] = {512, 96, 512, 512, 65536};
+  size_t smaller[sizeof fixed / sizeof *fixed] = {0};
+  for (int round = 0; round < ROUNDS; round++) {
+    size_t k = (size_t)round % (sizeof fixed / sizeof *fixed), n = law_length(MOST);
+    char spec[64];
+    snprintf(spec, sizeof spec, "%s,coding=elias", fixed[k]);
+    pith_codec *plain = law_codec(fixed[k]), *elias = law_codec(spec);
+    pith_span src = law_tensor((law_shape)test_below(LAW_SHAPES), n, PITH_F32);
+    pith_ctx ctx = law_ctx((uint64_t)round);
+    pith_bytes in = law_encode(elias, NULL, src, ctx), other = law_encode(plain, NULL, src, ctx);
+    size_t heads = 4 * ((n + bucket[k] - 1) / bucket[k]);
+    CHECK_MSG(in.size <= other.size + heads, "%s: %zu bytes, not %zu", spec, in.size, other.size);
+    smaller[k] += in.size < other.size;
+    const float *got = law_decode(elias, in, n, ctx), *wanted = law_decode(plain, other, n, ctx);
+    for (size_t i = 0; i < n; i++) {
+      CHECK_MSG(law_same(got[i], wanted[i]), "%s: value %zu is %g, not %g", spec, i, (double)got[i], (double)wanted[i]);
+    }
+    law_sweep();
+  }
+  for (size_t k = 0; k < sizeof fixed / sizeof *fixed; k++) {
+    CHECK_MSG(smaller[k] > 0, "%s: never smaller in %d rounds", fixed[k], ROUNDS);
+  }
+}
+
+/* About √bucket of the values are not zero with one level: the size grows with those, as the paper promises. */
+TEST(elias_codes_of_few_levels_take_a_fraction_of_the_bits) {
+  size_t n = 1 << 18;
+  pith_codec *codec = law_codec("qsgd:1,coding=elias");
+  pith_bytes in = law_encode(codec, NULL, law_tensor(LAW_NORMAL, n, PITH_F32), law_ctx(0));
+  CHECK_MSG(8.0 * (double)in.size / (double)n < 0.6, "%g bits a value", 8.0 * (double)in.size / (double)n);
+  law_sweep();
+}
+
 TEST(a_norm_beyond_f32_is_not_a_number) {
   static const char *const specs[] = {"qsgd:64,bucket=4096", "lloyd:2"};
   for (size_t k = 0; k < 2; k++) {

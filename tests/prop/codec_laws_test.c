@@ -256,6 +256,8 @@ TEST(bits_per_value_are_those_of_the_formulas) {
       {"qsgd:64", 8 + 32.0 / 512, 0},
       {"qsgd:63", 7 + 32.0 / 512, 0},
       {"qsgd:1,bucket=1024", 2 + 32.0 / 1024, 0},
+      {"nuq:4", 4 + 32.0 / 512, 0},
+      {"nuq:2,bucket=64", 2.5, 0},
       {"terngrad", 1.6 + 32.0 / 1280, 1e-4},
       {"natural", 8 + 32.0 / 512, 0},
       {"signsgd", 1 + 32.0 / 4096, 0},
