@@ -200,6 +200,8 @@ static const char *const variants[] = {
     "sign:mean,bucket=32",
     "natural:96",
     "signmean:64",
+    "signmean,means=column",
+    "onebit:96,means=column",
     "tree8:128",
     "lloyd:1",
     "lloyd:3,bucket=64",

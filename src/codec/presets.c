@@ -15,6 +15,13 @@ static const pith_param sign_params[] = {SIGN_BUCKET, {0}};
 
 static const pith_param mean_params[] = {PITH_PARAM_BUCKET("512"), {0}};
 
+static const pith_param onebit_params[] = {
+    PITH_PARAM_BUCKET("512"),
+    {sizeof(pith_param), "means", PITH_PARAM_CHOICE, 0, 0, "bucket", "bucket|column",
+     "of which values the means are; column: all weights into one unit, where the shape is known"},
+    {0},
+};
+
 static const pith_param drive_params[] = {BLOCK, {0}};
 
 static const pith_param signum_params[] = {
@@ -84,9 +91,9 @@ static const pith_preset onebit = {
     .bits = "1 + 64/bucket",
     .origin = "Seide 2014",
     .use = "one bit a value with the step size of the uncompressed run",
-    .made_of = "ef/signmean,bucket={bucket}",
+    .made_of = "ef/signmean,bucket={bucket},means={means}",
     .survey = 1,
-    .params = mean_params,
+    .params = onebit_params,
 };
 
 static const pith_preset u8 = {

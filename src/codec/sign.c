@@ -1,10 +1,7 @@
 /*
- * One bit for each value. sign: ±scale, the scale being 1 (then ranks vote), the mean |x|, or DRIVE's unbiased one.
- * signmean: the mean of the negative values for those, the mean of the others for the others.
+ * sign: one bit for each value, ±scale, the scale being 1 (then ranks vote), the mean |x|, or that of DRIVE.
  */
 #include "codec/block.h"
-
-/* ---- sign -------------------------------------------------------------------------------------------------------- */
 
 enum { SIGN_SCALE, SIGN_BUCKET }; /* head of a block: the scale */
 
@@ -99,73 +96,4 @@ const pith_codec_ops pith__codec_sign = {
     .check_block = sign_check_block,
     .decode_block = sign_decode,
     .traits = &sign_traits,
-};
-
-/* ---- signmean ---------------------------------------------------------------------------------------------------- */
-
-enum { SIGNMEAN_BUCKET }; /* head of a block: mean of the negative values, mean of the others */
-
-static const pith_param signmean_params[] = {PITH_PARAM_BUCKET("512"), {0}};
-
-static pith_status signmean_check(const pith_value *a) { return pith__check_bucket("signmean", a[SIGNMEAN_BUCKET].i); }
-
-static size_t signmean_block(const pith_value *a) { return (size_t)a[SIGNMEAN_BUCKET].i; }
-
-static size_t signmean_bound(const pith_value *a, size_t n) {
-  (void)a;
-  return PITH_HEAD_TWO + pith__packed_size(n, 1);
-}
-
-/* The mean of the values on one side of zero; a slower sum where that of the kernel overflowed. */
-static float mean_of_side(const float *x, size_t n, int negative, float sum, size_t count) {
-  double total = sum;
-  if (!isfinite(sum)) {
-    total = 0;
-    for (size_t i = 0; i < n; i++) {
-      total += (x[i] < 0) == negative ? (double)x[i] : 0.0;
-    }
-  }
-  return count ? (float)(total / (double)count) : 0.0f;
-}
-
-static size_t signmean_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index,
-                              const pith_ctx *ctx) {
-  (void)index, (void)ctx;
-  pith_halves h;
-  if (pith__kernels()->absmax(x, n) >= PITH_INF_BITS) {
-    return pith__put_not_finite(out, 2, signmean_bound(a, n));
-  }
-  pith__kernels()->halves(x, n, &h);
-  pith__put_f32(out, mean_of_side(x, n, 1, h.sum_negative, h.negatives));
-  pith__put_f32(out + 4, mean_of_side(x, n, 0, h.sum_other, n - h.negatives));
-  pith__kernels()->sign_pack(x, n, out + PITH_HEAD_TWO);
-  return signmean_bound(a, n);
-}
-
-static void signmean_decode(const pith_value *a, const uint8_t *in, size_t n, float *dst, pith_mode mode,
-                            uint64_t index, const pith_ctx *ctx) {
-  (void)a, (void)index, (void)ctx;
-  pith__kernels()->sign_unpack(in + PITH_HEAD_TWO, n, pith__get_f32(in + 4), pith__get_f32(in), mode, dst);
-}
-
-static const pith_codec_traits signmean_traits = {.gpu = PITH_GPU_BLOCKS};
-
-const pith_codec_ops pith__codec_signmean = {
-    .size = sizeof(pith_codec_ops),
-    .name = "signmean",
-    .family = "quantization",
-    .summary = "the sign; decoded to the mean of the negative values or of the others",
-    .bits = "1 + 64/bucket",
-    .origin = "Seide 2014",
-    .detail = "for each bucket the means of its negative and of its other values, then one bit for each value",
-    .use = "one bit a value, behind ef (onebit)",
-    .wire_id = PITH_WIRE_SIGNMEAN,
-    .caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED,
-    .params = signmean_params,
-    .check = signmean_check,
-    .block = signmean_block,
-    .block_bound = signmean_bound,
-    .encode_block = signmean_encode,
-    .decode_block = signmean_decode,
-    .traits = &signmean_traits,
 };

@@ -108,6 +108,7 @@ int main(void) {
                                       "signum",
                                       "efsignsgd",
                                       "onebit",
+                                      "onebit,means=column",
                                       "u8",
                                       "inceptionn",
                                       "gq:4",

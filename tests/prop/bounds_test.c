@@ -326,6 +326,43 @@ TEST(signs_carry_exact_means) {
   each_bucket("sign,scale=unbiased", 4096, 0, unbiased_signs);
 }
 
+TEST(columns_have_means_of_their_own) {
+  for (int round = 0; round < ROUNDS; round++) {
+    size_t rows = 1 + test_below(40), cols = 32 + test_below(round % 8 ? 300 : 9000),
+           cut = test_below(cols < rows ? 1 : 9);
+    size_t n = rows * cols - (cut * rows < cols ? cut : 0); /* the last row may be short */
+    pith_codec *codec = law_codec("signmean,means=column");
+    pith_span src = law_tensor((law_shape)(round % LAW_SHAPES), n, PITH_F32);
+    pith_ctx ctx = law_ctx((uint64_t)round);
+    ctx.rows = rows;
+    pith_bytes in = law_encode(codec, NULL, src, ctx);
+    cols = (n - 1) / rows + 1;
+    const float *x = src.data, *got = law_decode(codec, in, n, law_ctx(0)); /* the payload says how many rows */
+    for (size_t first = 0; first < n; first += cols) {
+      sums s = sums_of(x + first, n - first < cols ? n - first : cols);
+      two_means("signmean,means=column", x + first, got + first, &s, 0);
+    }
+    law_sweep();
+  }
+}
+
+/* Vectors, and matrices whose rows are shorter than two means are worth, are sent as if nobody had asked for columns.
+ */
+TEST(without_a_shape_columns_are_buckets) {
+  static const uint64_t rows[] = {0, 1000, 33, 1001};
+  pith_codec *column = law_codec("signmean:96,means=column"), *bucket = law_codec("signmean:96");
+  pith_span src = law_tensor(LAW_NORMAL, 1000, PITH_F32);
+  pith_bytes wanted = law_encode(bucket, NULL, src, law_ctx(0));
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    pith_ctx ctx = law_ctx(0);
+    ctx.rows = rows[i];
+    pith_bytes in = law_encode(column, NULL, src, ctx);
+    CHECK_EQ(in.size, 8 + wanted.size);
+    CHECK_EQ(test_first_difference((const uint8_t *)in.data + 8, wanted.data, wanted.size), wanted.size);
+  }
+  law_sweep();
+}
+
 /* ---- tree8 ------------------------------------------------------------------------------------------------------- */
 
 /* The type as Dettmers defines it: all 127 magnitudes and 0. */

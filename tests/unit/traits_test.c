@@ -127,6 +127,9 @@ TEST(what_a_choice_lacks_on_gpus_is_said) {
   pith_codec *codec = law_codec("ef/topk:0.01,select=fit");
   CHECK_STATUS(pith_cuda_supports(codec), PITH_ERR_UNSUPPORTED);
   CHECK_ERROR_SAYS("select=fit has no CUDA kernel");
+  codec = law_codec("onebit,means=column");
+  CHECK_STATUS(pith_cuda_supports(codec), PITH_ERR_UNSUPPORTED);
+  CHECK_ERROR_SAYS("means=column has no CUDA kernel");
   codec = law_codec("qsgd:7,coding=elias");
   CHECK_STATUS(pith_cuda_supports(codec), PITH_ERR_UNSUPPORTED);
   CHECK_ERROR_SAYS("coding=elias has no CUDA kernel");
