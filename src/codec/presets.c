@@ -48,6 +48,11 @@ static const pith_param dgc_params[] = {
     {0},
 };
 
+static const pith_param adaq_params[] = {
+    {sizeof(pith_param), "ratio", PITH_PARAM_REAL, 1e-9, 1, "0.01", NULL, "share of either side's values that travels"},
+    {0},
+};
+
 static const pith_preset signsgd = {
     .name = "signsgd",
     .family = "quantization",
@@ -144,5 +149,16 @@ static const pith_preset dgc = {
     .params = dgc_params,
 };
 
+static const pith_preset adaq = {
+    .name = "adaq",
+    .family = "sparsification",
+    .summary = "adaptive as its authors have it: with error feedback",
+    .bits = "ratio*(log2(1/ratio)+2.5)",
+    .origin = "Dryden 2016",
+    .use = "fewer bytes than ef/topk at the same ratio, and a larger error",
+    .made_of = "ef/adaptive:{ratio}",
+    .params = adaq_params,
+};
+
 const pith_preset *const pith__builtin_presets[] = {&signsgd, &signum, &efsignsgd, &onebit, &u8,
-                                                    &drive,   &eden,   &dgc,       NULL};
+                                                    &drive,   &eden,   &dgc,       &adaq,   NULL};

@@ -73,6 +73,7 @@ TEST(fingerprints_follow_the_meaning_not_the_spelling) {
   CHECK_EQ(fingerprint("signum:0.9"), fingerprint("momentum:0.9/sign"));
   CHECK_EQ(fingerprint("q:4"), fingerprint("q:04"));
   CHECK_EQ(fingerprint("qsgd"), fingerprint("qsgd:127"));
+  CHECK_EQ(fingerprint("adaq:0.05"), fingerprint("ef/adaptive:0.05"));
 }
 
 TEST(different_meanings_have_different_fingerprints) {
