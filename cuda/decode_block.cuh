@@ -43,7 +43,7 @@ INLINE Head head_at(const Task &t, const uint8_t *in, uint32_t at, uint32_t coun
       break;
     default:
       h.a = read_f32<FAST>(in);
-      h.codes = in + PITH_HEAD_ONE;
+      h.codes = in + PITH_HEAD_ONE + (is_vote(t) ? PITH_VOTE_ZEROS_SIZE(count) : 0);
   }
   return h;
 }
@@ -83,6 +83,15 @@ INLINE void read_uniform(const Task &t, const Head &h, float (&d)[4]) {
 INLINE void read_signs(const Task &t, const Head &h, float (&d)[4]) {
   uint32_t word = get_four(h, 1);
   float minus = t.kind == PITH_WIRE_SIGN ? -h.a : h.a, plus = t.kind == PITH_WIRE_SIGN ? h.a : h.b;
+  if (is_vote(t)) {
+    uint32_t group = h.at / PITH_VOTE_GROUP;
+    const uint8_t *zeros = h.codes - PITH_VOTE_ZEROS_SIZE(h.count);
+    plus = minus = 0.0f;
+    if (!(zeros[group / 8] >> group % 8 & 1)) {
+      plus = h.a;
+      minus = -h.a;
+    }
+  }
 #pragma unroll
   for (int j = 0; j < 4; j++) {
     d[j] = word >> j & 1 ? minus : plus;

@@ -80,7 +80,8 @@ DEFINE_CAST(f16)
 DEFINE_CAST(bf16)
 
 /* There are no scales: any cut will do, and this one gives many threads work. */
-static void cast_gpu(const pith_value *a, pith_gpu_task *task) {
+static void cast_gpu(const pith_value *a, const pith_ctx *ctx, pith_gpu_task *task) {
+  (void)ctx;
   (void)a;
   task->bucket = CAST_GPU_BLOCK;
 }

@@ -115,6 +115,6 @@ void pith__span_put(pith_span span, size_t i, float value);
 /* Sums of f32 values and what becomes of them, for the layers above: they do not see the kernels. */
 void pith__values_add(const float *src, float *dst, size_t n);
 void pith__values_scale(float factor, float *x, size_t n);
-void pith__values_vote(uint64_t index, float *x, size_t n); /* the sign; ties by the parity of the index */
+void pith__values_vote(float *x, size_t n); /* the sign; 0 for a tie */
 
 #endif

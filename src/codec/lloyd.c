@@ -76,7 +76,10 @@ static void lloyd_decode(const pith_value *a, const uint8_t *in, size_t n, float
   pith__kernels()->lookup[a[LLOYD_BITS].i](in + PITH_HEAD_ONE, n, levels, mode, dst);
 }
 
-static void lloyd_gpu(const pith_value *a, pith_gpu_task *task) { task->bits = (uint8_t)a[LLOYD_BITS].i; }
+static void lloyd_gpu(const pith_value *a, const pith_ctx *ctx, pith_gpu_task *task) {
+  (void)ctx;
+  task->bits = (uint8_t)a[LLOYD_BITS].i;
+}
 
 static const pith_codec_traits lloyd_traits = {.gpu = PITH_GPU_BLOCKS, .gpu_block = lloyd_gpu};
 

@@ -53,7 +53,8 @@ static void nuq_decode(const pith_value *a, const uint8_t *in, size_t n, float *
   pith__kernels()->power_unpack[a[NUQ_BITS].i](in + PITH_HEAD_ONE, n, pith__get_f32(in), mode, dst);
 }
 
-static void nuq_gpu(const pith_value *a, pith_gpu_task *task) {
+static void nuq_gpu(const pith_value *a, const pith_ctx *ctx, pith_gpu_task *task) {
+  (void)ctx;
   task->levels = 1; /* values are scaled to −1…1 */
   task->bits = (uint8_t)a[NUQ_BITS].i;
   task->choice = (uint8_t)a[NUQ_ROUND].i;

@@ -196,7 +196,8 @@ static const char *qsgd_gpu_lacks(const pith_value *a) {
   return is_elias(a) ? "coding=elias has no CUDA kernel; use coding=fixed" : NULL;
 }
 
-static void qsgd_gpu(const pith_value *a, pith_gpu_task *task) {
+static void qsgd_gpu(const pith_value *a, const pith_ctx *ctx, pith_gpu_task *task) {
+  (void)ctx;
   task->levels = (int32_t)a[QSGD_LEVELS].i;
   task->bits = (uint8_t)qsgd_bits(a);
   task->norm = (uint8_t)a[QSGD_NORM].i;

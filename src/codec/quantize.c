@@ -80,7 +80,8 @@ static const char *const q_variants[] = {"", ",bucket=128", ",bucket=256", ",buc
 
 static int q_tail_apart(const pith_value *a) { return a[Q_TAIL].i == TAIL_EXACT; }
 
-static void q_gpu(const pith_value *a, pith_gpu_task *task) {
+static void q_gpu(const pith_value *a, const pith_ctx *ctx, pith_gpu_task *task) {
+  (void)ctx;
   task->kind = is_exact_tail(a, task->n) ? PITH_WIRE_NONE : PITH_WIRE_Q;
   task->bits = (uint8_t)a[Q_BITS].i;
   task->choice = (uint8_t)a[Q_ROUND].i;

@@ -57,7 +57,10 @@ static void tern_decode(const pith_value *a, const uint8_t *in, size_t n, float 
   pith__kernels()->tern_unpack(in + PITH_HEAD_ONE, n, pith__get_f32(in), mode, dst);
 }
 
-static void tern_gpu(const pith_value *a, pith_gpu_task *task) { task->clip = a[TERN_CLIP].f; }
+static void tern_gpu(const pith_value *a, const pith_ctx *ctx, pith_gpu_task *task) {
+  (void)ctx;
+  task->clip = a[TERN_CLIP].f;
+}
 
 static const pith_codec_traits tern_traits = {.gpu = PITH_GPU_BLOCKS, .gpu_block = tern_gpu};
 

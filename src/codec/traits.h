@@ -46,7 +46,7 @@ typedef struct pith_codec_traits {
   int (*gpu_tail_apart)(const pith_value *a);
   /* The codec's part of a task of its kind. Everything else, n among it, is filled in before. Blocks find `kind` = the
    * wire id, `bits` = 8 and `bucket` = block(); they may leave all three. */
-  void (*gpu_block)(const pith_value *a, pith_gpu_task *task);
+  void (*gpu_block)(const pith_value *a, const pith_ctx *ctx, pith_gpu_task *task);
   void (*gpu_sparse)(const pith_value *a, const pith_ctx *ctx, pith_gpu_sparse *task);
   void (*gpu_lowrank)(const pith_value *a, const pith_ctx *ctx, pith_gpu_lowrank *task);
 } pith_codec_traits;

@@ -448,7 +448,6 @@ static size_t next_mean(const pith_cuda_item *item, size_t first, pith_gpu_mean 
       .factor = 1.0f / (float)(item->ranks ? item->ranks : 1),
       .dtype = (uint8_t)item->dtype,
       .vote = (item->codec->caps & PITH_CAP_VOTE) != 0,
-      .odd = (item->offset + first) & 1,
   };
   return n;
 }

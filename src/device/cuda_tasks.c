@@ -36,12 +36,12 @@ static void describe_memory(const pith_cuda_item *item, float *beta, float *gamm
 
 /* ---- Blocks ------------------------------------------------------------------------------------------------------ */
 
-static void describe_block(const pith_codec *codec, pith_gpu_task *task) {
+static void describe_block(const pith_codec *codec, const pith_ctx *ctx, pith_gpu_task *task) {
   task->kind = codec->ops->wire_id;
   task->bits = 8;
   task->bucket = (uint32_t)codec->ops->block(codec->args);
   if (codec->traits->gpu_block) {
-    codec->traits->gpu_block(codec->args, task);
+    codec->traits->gpu_block(codec->args, ctx, task);
   }
   task->block_size = (uint32_t)codec->ops->block_bound(codec->args, task->bucket);
   if (codec->transform) {
@@ -80,7 +80,7 @@ size_t pith__gpu_next_task(const pith_cuda_item *item, int encode, size_t first,
       .rotate1 = rotate.k1,
       .dtype = (uint8_t)item->dtype,
   };
-  describe_block(codec, task);
+  describe_block(codec, &ctx, task);
   if (encode && codec->memory) {
     task->memory = item->memory + first;
     describe_memory(item, &task->beta, &task->gamma, &task->keeps);

@@ -130,6 +130,8 @@ const pith_kernels KERNEL_TABLE = {
                      k_power_unpack_6, k_power_unpack_7, k_power_unpack_8},
     .sign_pack = k_sign_pack,
     .sign_unpack = k_sign_unpack,
+    .vote_pack = k_vote_pack,
+    .vote_unpack = k_vote_unpack,
     .tern_pack = k_tern_pack,
     .tern_unpack = k_tern_unpack,
     .byte_max = k_byte_max,

@@ -130,7 +130,8 @@ PITH_API pith_status pith_encode(const pith_codec *codec, pith_state *state, pit
 PITH_API pith_status pith_decode(const pith_codec *codec, pith_bytes in, pith_span dst, pith_mode mode,
                                  const pith_ctx *ctx);
 
-/* Turns a sum of ctx->ranks decoded payloads into the result, in place: the mean, or the majority for VOTE codecs. */
+/* Turns a sum of ctx->ranks decoded payloads into the result, in place: the mean, or for VOTE codecs the majority: 1,
+ * −1, or 0 for a tie. */
 PITH_API pith_status pith_aggregate(const pith_codec *codec, pith_span sum, const pith_ctx *ctx);
 
 /* ---- Rounds: methods that need several exchanges ----------------------------------------------------------------- */
