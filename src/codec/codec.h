@@ -60,9 +60,11 @@ typedef struct pith_memory_ops {
   double (*limit)(const pith_value *a, const pith_ctx *ctx);
 } pith_memory_ops;
 
-/* A name for a combination. `made_of` is a spec with {key} for the values of its parameters. */
+/* A name for a combination. `made_of` is a spec with {key} for the values of its parameters. Where the first parameter
+ * is a choice between several combinations, `each` has one such spec for every choice, and `made_of` tells of them. */
 typedef struct pith_preset {
   const char *name, *family, *summary, *bits, *origin, *made_of, *use;
+  const char *const *each;
   int survey;
   const pith_param *params;
 } pith_preset;

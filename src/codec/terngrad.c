@@ -1,4 +1,4 @@
-/* terngrad: −1, 0 or 1 times a scale, drawn without bias after clipping; five trits in a byte. */
+/* terngrad: −1, 0 or 1 times a scale, drawn without bias from the clipped value; five trits in a byte. */
 #include "codec/block.h"
 
 enum { TERN_CLIP, TERN_BUCKET }; /* head of a block: the scale */
@@ -68,7 +68,7 @@ const pith_codec_ops pith__codec_terngrad = {
     .size = sizeof(pith_codec_ops),
     .name = "terngrad",
     .family = "quantization",
-    .summary = "−1, 0 or 1 times the clipped maximum, drawn without bias",
+    .summary = "−1, 0 or 1 times the clipped maximum, drawn without bias but for the clipping",
     .bits = "1.6 + 32/bucket",
     .origin = "Wen 2017",
     .detail = "for each bucket its scale, then −1, 0 or 1 for each value, five of them in a byte",
