@@ -19,7 +19,7 @@ struct Batch {
  */
 static inline __host__ __device__ bool is_common(const Task &t) {
   return t.kind != PITH_WIRE_TERNGRAD && t.kind != PITH_WIRE_LLOYD && t.kind != PITH_WIRE_NATURAL &&
-         t.kind != PITH_WIRE_TREE8;
+         t.kind != PITH_WIRE_TREE8 && t.kind != PITH_WIRE_NUQ;
 }
 
 /* The items start, start + step, … of a batch: `each` gets the task and the item's number in it. */

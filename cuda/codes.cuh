@@ -35,6 +35,10 @@ INLINE uint8_t level_byte(const Uniform &u, float x, uint32_t noise, uint32_t k1
   return (uint8_t)bits_of(level_value<true>(u, x, noise, k1) + ROUNDER);
 }
 
+/* ---- Signs ------------------------------------------------------------------------------------------------------- */
+
+INLINE bool is_vote(const Task &t) { return t.kind == PITH_WIRE_SIGN && t.choice == PITH_SCALE_ONE; }
+
 /* ---- Powers of two
  * --------------------------------------------------------------------------------------------------- */
 
@@ -67,6 +71,22 @@ INLINE uint8_t natural_byte(float x, int top, uint32_t random) {
 INLINE float natural_value(uint32_t byte, int top) {
   int code = byte & 0x7f, exponent = code + top - 127;
   return code == 0 || exponent < 1 ? 0.0f : float_of((uint32_t)exponent << 23 | byte >> 7 << 31);
+}
+
+/* Codes of nuq for y in −1…1: see power_level in src/kernel/body_quant.h. One more than the level at or below |y| where
+ * `unit` lies below its place between the two. */
+INLINE uint8_t power_code(float y, int bits, float unit) {
+  float size = fminf(fabsf(y), 1.0f);
+  int top = (1 << (bits - 1)) - 1, below = (int)(bits_of(size) >> 23) + top - 127;
+  float mantissa = float_of((bits_of(size) & 0x7fffffu) | 0x3f800000u) - 1.0f;
+  float place = below < 1 ? size * float_of((uint32_t)(top + 126) << 23) : mantissa;
+  int level = min(max(below, 0) + (unit < place ? 1 : 0), top);
+  return (uint8_t)(level == 0 ? 0 : level | (bits_of(y) >> 31 << (bits - 1)));
+}
+
+INLINE float power_value(uint32_t code, int bits) {
+  uint32_t top = (1u << (bits - 1)) - 1, level = code & top;
+  return float_of((level == 0 ? 0 : (level + 127 - top) << 23) | code >> (bits - 1) << 31);
 }
 
 /* ---- Trits

@@ -77,6 +77,8 @@ INLINE void decode_floats(const Task &t, uint32_t first, const Tables &tables) {
       return decode_floats<ADD, GROUP_SIGN>(t, first, tables);
     case GROUP_LLOYD:
       return decode_floats<ADD, GROUP_LLOYD>(t, first, tables);
+    case GROUP_POWER:
+      return decode_floats<ADD, GROUP_POWER>(t, first, tables);
     case GROUP_UNIFORM:
       return decode_floats<ADD, GROUP_UNIFORM>(t, first, tables);
   }

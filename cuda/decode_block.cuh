@@ -1,5 +1,5 @@
 /*
- * Decoding: a thread takes four values at a time, which lie in one block since buckets are multiples of 64. `Reader`s
+ * Decoding: a thread takes four values at a time, which lie in one block since buckets are multiples of 32. `Reader`s
  * know the payload; what becomes of the values (set, added, of which type) is the caller's. Any bytes are safe to
  * decode.
  */
@@ -43,7 +43,7 @@ INLINE Head head_at(const Task &t, const uint8_t *in, uint32_t at, uint32_t coun
       break;
     default:
       h.a = read_f32<FAST>(in);
-      h.codes = in + PITH_HEAD_ONE;
+      h.codes = in + PITH_HEAD_ONE + (is_vote(t) ? PITH_VOTE_ZEROS_SIZE(count) : 0);
   }
   return h;
 }
@@ -83,6 +83,15 @@ INLINE void read_uniform(const Task &t, const Head &h, float (&d)[4]) {
 INLINE void read_signs(const Task &t, const Head &h, float (&d)[4]) {
   uint32_t word = get_four(h, 1);
   float minus = t.kind == PITH_WIRE_SIGN ? -h.a : h.a, plus = t.kind == PITH_WIRE_SIGN ? h.a : h.b;
+  if (is_vote(t)) {
+    uint32_t group = h.at / PITH_VOTE_GROUP;
+    const uint8_t *zeros = h.codes - PITH_VOTE_ZEROS_SIZE(h.count);
+    plus = minus = 0.0f;
+    if (!(zeros[group / 8] >> group % 8 & 1)) {
+      plus = h.a;
+      minus = -h.a;
+    }
+  }
 #pragma unroll
   for (int j = 0; j < 4; j++) {
     d[j] = word >> j & 1 ? minus : plus;
@@ -104,6 +113,14 @@ INLINE void read_lloyd(const Task &t, const Head &h, float (&d)[4], const Lloyd 
 #pragma unroll
   for (int j = 0; j < 4; j++) {
     d[j] = h.a * lloyd.level(field(word, j, t.bits));
+  }
+}
+
+INLINE void read_powers(const Task &t, const Head &h, float (&d)[4]) {
+  uint32_t word = get_four(h, t.bits);
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    d[j] = h.a * power_value(field(word, j, t.bits), t.bits);
   }
 }
 
@@ -170,7 +187,7 @@ INLINE void read_casts_fast(const Task &t, const Head &h, float (&d)[4]) {
 }
 
 /* Codecs that read alike. */
-enum Group { GROUP_UNIFORM, GROUP_CAST, GROUP_TRIT, GROUP_BYTE, GROUP_SIGN, GROUP_LLOYD };
+enum Group { GROUP_UNIFORM, GROUP_CAST, GROUP_TRIT, GROUP_BYTE, GROUP_SIGN, GROUP_LLOYD, GROUP_POWER };
 
 INLINE Group group_of(const Task &t) {
   switch (t.kind) {
@@ -188,6 +205,8 @@ INLINE Group group_of(const Task &t) {
       return GROUP_SIGN;
     case PITH_WIRE_LLOYD:
       return GROUP_LLOYD;
+    case PITH_WIRE_NUQ:
+      return GROUP_POWER;
     default:
       return GROUP_UNIFORM;
   }
@@ -213,6 +232,9 @@ INLINE void decode_at(const Task &t, Group group, const Head &h, float (&d)[4], 
       break;
     case GROUP_LLOYD:
       read_lloyd(t, h, d, tables.lloyd[t.bits - 1]);
+      break;
+    case GROUP_POWER:
+      read_powers(t, h, d);
       break;
     case GROUP_UNIFORM:
       read_uniform(t, h, d);

@@ -193,7 +193,7 @@ template <class Source>
 INLINE Uniform around_zero(const Source &s, const Task &t, float (&v)[STEPS], bool *bad, float *head) {
   uint32_t most = 0;
   float squares = 0.0f;
-  bool l2 = t.kind == PITH_WIRE_QSGD && t.choice == PITH_NORM_L2;
+  bool l2 = t.kind != PITH_WIRE_GQ && t.norm == PITH_NORM_L2;
   for (uint32_t c = 0; c < chunks_of(t, CHUNK); c++) {
     s.template load<STEPS>(v, c * CHUNK, 0.0f);
     if (l2) {
@@ -271,6 +271,43 @@ INLINE void encode_uniform(const Source &s, const Task &t, uint8_t *out, uint8_t
   }
 }
 
+/* ---- nuq --------------------------------------------------------------------------------------------------------- */
+
+template <class Source>
+INLINE void encode_powers(const Source &s, const Task &t, uint8_t *out, uint8_t *stage) {
+  float v[STEPS], scale = 0.0f;
+  bool bad;
+  Uniform u = around_zero(s, t, v, &bad, &scale);
+  scale = bad ? nan_value() : scale;
+  if (s.m && lane16() == 0) {
+    put_f32(out, scale);
+  }
+  out += PITH_HEAD_ONE;
+  uint32_t chunks = chunks_of(t, CHUNK), start = (t.index + s.origin + lane16()) * RNG_WEYL + t.key0;
+  for (uint32_t c = 0; c < chunks; c++) {
+    uint32_t from = c * CHUNK, noise = start + from * RNG_WEYL;
+    if (chunks > 1) {
+      s.template load<STEPS>(v, from, 0.0f);
+    }
+    if (bad) {
+      forget(v);
+    }
+    EACH_STEP(k, STEPS) { /* places that do not exist are zeros, and so are their codes */
+      float unit = t.choice == PITH_ROUND_NEAREST ? 0.5f : unit_of(rng_from(noise + LANES * k * RNG_WEYL, t.key1));
+      stage[LANES * k + lane16()] = power_code(v[k] * u.inverse, t.bits, unit);
+    }
+    put_levels(stage, out + from / 8 * t.bits, count_from(s.m, from, CHUNK), t.bits);
+    if (s.keeps() && bad) {
+      keep_bad(s, from);
+    } else if (s.keeps()) {
+      EACH_STEP(k, STEPS) {
+        s.keep(from + LANES * k + lane16(), v[k], scale * power_value(stage[LANES * k + lane16()], t.bits));
+      }
+    }
+    __syncwarp();
+  }
+}
+
 /* ---- natural, tree8
  * -------------------------------------------------------------------------------------------------- */
 
@@ -340,6 +377,36 @@ INLINE uint32_t gather_signs(const float (&v)[STEPS], uint32_t *negatives) {
   return mine;
 }
 
+/* A chunk's votes, likewise, and which of its groups of 32 values are all zero: a bit each. Places that do not exist
+ * are zeros. */
+INLINE uint32_t gather_votes(const float (&v)[STEPS], uint32_t count, bool odd, uint32_t *groups) {
+  uint32_t mine = 0, some = 0;
+  bool minus = (lane16() + (odd ? 1 : 0)) & 1; /* where a zero votes so */
+  EACH_STEP(k, STEPS) {
+    uint32_t bits = __ballot_sync(FULL, v[k] < 0.0f || (v[k] == 0.0f && minus)) >> 16 * half_of_warp() & 0xffffu;
+    uint32_t not_zero = __ballot_sync(FULL, v[k] != 0.0f) >> 16 * half_of_warp() & 0xffffu;
+    mine |= lane16() == k / 2 ? bits << 16 * (k & 1) : 0;
+    some |= lane16() == k / 2 ? not_zero : 0;
+  }
+  uint32_t valid = count > PITH_VOTE_GROUP * lane16() ? least(PITH_VOTE_GROUP, count - PITH_VOTE_GROUP * lane16()) : 0;
+  *groups = __ballot_sync(FULL, valid > 0 && some == 0) >> 16 * half_of_warp() & 0xffffu;
+  return valid == PITH_VOTE_GROUP ? mine : mine & ((1u << valid) - 1);
+}
+
+INLINE void clear_bytes(uint8_t *out, uint32_t size) {
+  for (uint32_t i = lane16(); i < size; i += LANES) {
+    out[i] = 0;
+  }
+}
+
+/* The groups of chunk c: 16 of them. */
+INLINE void put_groups(uint8_t *zeros, uint32_t size, uint32_t c, uint32_t groups) {
+  if (lane16() == 0 && 2 * c < size) {
+    zeros[2 * c] = (uint8_t)groups;
+    zeros[2 * c + 1] = (uint8_t)(groups >> 8);
+  }
+}
+
 INLINE void put_signs(uint8_t *out, uint32_t word, uint32_t count) {
   uint32_t mine = count > 32 * lane16() ? least(32, count - 32 * lane16()) : 0;
   out += 4 * lane16();
@@ -379,14 +446,22 @@ INLINE float mean_of_side(const Source &s, bool negative, float sum, uint32_t co
 template <class Source>
 INLINE void encode_sign(const Source &s, const Task &t, uint8_t *out) {
   float v[STEPS];
-  bool means = t.kind == PITH_WIRE_SIGNMEAN;
-  uint8_t *signs = out + (means ? PITH_HEAD_TWO : PITH_HEAD_ONE);
-  uint32_t chunks = chunks_of(t, CHUNK);
+  bool means = t.kind == PITH_WIRE_SIGNMEAN, votes = is_vote(t);
+  uint32_t chunks = chunks_of(t, CHUNK), zeros_size = votes ? PITH_VOTE_ZEROS_SIZE(s.m) : 0;
+  uint8_t *zeros = out + PITH_HEAD_ONE, *signs = out + (means ? PITH_HEAD_TWO : PITH_HEAD_ONE) + zeros_size;
   SignSums sums = {0, 0, 0.0f, 0.0f, 0.0f, 0.0f};
+  clear_bytes(zeros, zeros_size);
+  __syncwarp();
   for (uint32_t c = 0; c < chunks; c++) { /* signs are written at once; the scale is known at the end */
+    uint32_t count = count_from(s.m, c * CHUNK, CHUNK), word, groups;
     s.template load<STEPS>(v, c * CHUNK, 0.0f);
-    uint32_t word = gather_signs(v, &sums.negatives);
-    put_signs(signs + c * CHUNK / 8, word, count_from(s.m, c * CHUNK, CHUNK));
+    if (votes) { /* the same for both halves of the warp */
+      word = gather_votes(v, count, t.levels != 0, &groups);
+      put_groups(zeros, zeros_size, c, groups);
+    } else {
+      word = gather_signs(v, &sums.negatives);
+    }
+    put_signs(signs + c * CHUNK / 8, word, count);
     EACH_STEP(k, STEPS) { sums.most = max(sums.most, magnitude(v[k])); }
     if (means) {
       EACH_STEP(k, STEPS) {
@@ -410,8 +485,10 @@ INLINE void encode_sign(const Source &s, const Task &t, uint8_t *out) {
     minus = -plus;
   }
   bool bad = sums.most >= INF_BITS || (!means && !is_finite(plus));
+  __syncwarp();
   if (bad) {
     plus = minus = nan_value();
+    clear_bytes(zeros, zeros_size);
     for (uint32_t from = 0; from < s.m; from += CHUNK) {
       put_signs(signs + from / 8, 0, count_from(s.m, from, CHUNK));
     }
@@ -609,6 +686,9 @@ INLINE void encode_rarer(const Source &s, const Task &t, uint8_t *out, uint8_t *
       break;
     case PITH_WIRE_LLOYD:
       encode_lloyd(s, t, out, stage, tables.lloyd[t.bits - 1]);
+      break;
+    case PITH_WIRE_NUQ:
+      encode_powers(s, t, out, stage);
       break;
     default:
       encode_byte(s, t, out, stage, tables.tree);

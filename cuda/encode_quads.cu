@@ -37,7 +37,7 @@ INLINE float norm_of_quads(const Task &t, uint32_t first, const Quads &q, float 
 }
 
 INLINE void encode_quads_around_zero(const Task &t, uint32_t first, const Quads &q, uint8_t *out, float *row) {
-  bool l2 = t.kind == PITH_WIRE_QSGD && t.choice == PITH_NORM_L2;
+  bool l2 = t.kind == PITH_WIRE_QSGD && t.norm == PITH_NORM_L2;
   float scale = l2 ? norm_of_quads(t, first, q, row) : largest_of(q), levels = (float)t.levels;
   bool bad = !is_finite(scale);
   scale = bad ? nan_value() : scale < PITH_SCALE_MIN ? 0.0f : scale;

@@ -23,10 +23,8 @@ INLINE const Mean &mean_of(const Means &batch, uint32_t item) {
   return batch.task[i];
 }
 
-/* A tie goes to + and − in turn; NaN stays NaN. */
-INLINE float vote_of(float x, uint32_t place) {
-  return magnitude(x) == 0 ? (place & 1 ? -1.0f : 1.0f) : x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x;
-}
+/* A tie is 0; NaN stays NaN. */
+INLINE float vote_of(float x) { return magnitude(x) == 0 ? 0.0f : x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x; }
 
 __global__ void __launch_bounds__(THREADS) mean_kernel(const __grid_constant__ Means batch) {
   for (uint32_t item = blockIdx.x; item < batch.items; item += gridDim.x) {
@@ -42,7 +40,7 @@ __global__ void __launch_bounds__(THREADS) mean_kernel(const __grid_constant__ M
     for (int j = 0; j < EACH; j++) {
       uint32_t i = first + j * THREADS;
       if (i < t.n) {
-        put_value(t.values, t.dtype, i, t.vote ? vote_of(x[j], i + t.odd) : x[j] * t.factor);
+        put_value(t.values, t.dtype, i, t.vote ? vote_of(x[j]) : x[j] * t.factor);
       }
     }
   }

@@ -33,6 +33,8 @@ from ._codec import (
     encode,
     load_plugin,
     methods,
+    minimal_size,
+    set_minimal_size,
 )
 from ._comm import Comm, Request, Stats, Traffic
 from ._errors import (
@@ -106,6 +108,8 @@ __all__ = [
     "launch",
     "load_plugin",
     "methods",
+    "minimal_size",
+    "set_minimal_size",
     "unique_id",
     "version",
 ]

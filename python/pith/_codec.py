@@ -256,6 +256,22 @@ def saved(size: Any, save: Any, pointer: Any) -> bytes:
 # ---- Rules -----------------------------------------------------------------------------------------------------------
 
 
+def minimal_size() -> int:
+    """The least number of values of a tensor that is compressed without being named by a rule: what was set, else
+    ``PITH_MINIMAL_SIZE``, else 1024."""
+    values = ctypes.c_size_t()
+    c.check(c.lib.pith_minimal_size(ctypes.byref(values)))
+    return values.value
+
+
+def set_minimal_size(values: int | None) -> None:
+    """Sets :func:`minimal_size` for what this process makes from now on, the same on all ranks; ``None`` takes it back."""
+    unset = ctypes.c_size_t(-1).value
+    c.lib.pith_minimal_size_set(
+        unset if values is None else c.whole(ctypes.c_size_t, values, "values")
+    )
+
+
 @dataclass(frozen=True)
 class Choice:
     """What the rules say about a layer."""
@@ -289,7 +305,7 @@ class Rules:
         return c.text(c.lib.pith_rules_text(self._pointer))
 
     def find(self, layer: str, shape: Sequence[int]) -> Choice:
-        """The spec of a layer. Tensors of one dimension or under 1024 values stay exact unless a rule names them."""
+        """The spec of a layer. Tensors of one dimension or under ``pith.minimal_size()`` values stay exact unless a rule names them."""
         match = c.Match()
         status = c.lib.pith_rules_find(
             self._pointer, layer.encode(), len(shape), count(shape), ctypes.byref(match)

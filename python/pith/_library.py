@@ -530,6 +530,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_round_describe": (_STATUS, [_P, _P, c_size_t, POINTER(Round)]),
     "pith_round_produce": (_STATUS, [_P, _P, c_size_t, Span, _P, POINTER(Ctx)]),
     "pith_round_consume": (_STATUS, [_P, _P, c_size_t, _P, Span, POINTER(Ctx)]),
+    "pith_minimal_size": (_STATUS, [POINTER(c_size_t)]),
+    "pith_minimal_size_set": (None, [c_size_t]),
     "pith_rules_create": (_STATUS, [c_char_p, POINTER(_P)]),
     "pith_rules_destroy": (None, [_P]),
     "pith_rules_text": (c_char_p, [_P]),

@@ -58,7 +58,7 @@ class Profile:
         plan = profile.plan("q:4")                      # the error of q:4, shared out among layers
         pith.torch.compress(model, plan)
 
-    Gradients of one dimension or under 1024 values travel uncompressed and are not measured.
+    Gradients of one dimension or under ``pith.minimal_size()`` values travel uncompressed and are not measured.
     """
 
     def __init__(

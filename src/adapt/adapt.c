@@ -158,7 +158,7 @@ const char *pith_adapter_reason(const pith_adapter *a, size_t layer) {
     return NULL;
   }
   const pith_profiled *l = &a->window->layer[layer];
-  return !l->fixed ? a->reason : l->dimensions <= 1 ? "one dimension" : "under 1024 values";
+  return !l->fixed ? a->reason : l->dimensions <= 1 ? "one dimension" : a->window->small.text;
 }
 
 const char *pith_adapter_candidate(const pith_adapter *a, size_t index) {

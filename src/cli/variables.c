@@ -23,6 +23,7 @@ static const cli_variable variables[] = {
      "0: pith.torch leaves the allocator of CPU training alone; unset: it keeps what a step frees for the next"},
     {"PITH_LIBRARY", "libpith.so for the Python package; unset: the one it was installed with"},
     {"PITH_LIVENESS", "seconds without an answer of a peer's host after which it counts as gone (tcp); unset: 15"},
+    {"PITH_MINIMAL_SIZE", "tensors under this many values stay uncompressed unless a rule names them; unset: 1024"},
     {"PITH_MODULE_PATH", "folders with modules (mpi, ucx, tls), separated by colons; unset: beside the library"},
     {"PITH_PLUGIN_PATH", "folders with plug-ins, separated by colons"},
     {"PITH_PLUGINS", "plug-ins to load, separated by commas: NAME is pith_NAME.so in those folders"},
@@ -87,6 +88,11 @@ static int is_rules(const char *text) {
   return good;
 }
 
+static int is_minimal_size(const char *text) {
+  size_t values;
+  return (void)text, pith_minimal_size(&values) == PITH_OK;
+}
+
 static int is_transport(const char *text) { return !strcmp(text, "auto") || pith_transport_probe(text) == PITH_OK; }
 
 static int is_tls(const char *text) { return !strcmp(text, "off") || pith_tls_probe(NULL, NULL) == PITH_OK; }
@@ -102,6 +108,7 @@ static const struct {
     {"PITH_DEBUG", "warn|info|trace", NULL, NULL},
     {"PITH_INSIDE", NULL, is_codec, NULL},
     {"PITH_LIVENESS", NULL, is_number, "a number"},
+    {"PITH_MINIMAL_SIZE", NULL, is_minimal_size, NULL},
     {"PITH_PORT", NULL, is_number, "a number"},
     {"PITH_SEED", NULL, is_number, "a number"},
     {"PITH_SPEC", NULL, is_rules, NULL},

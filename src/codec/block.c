@@ -2,8 +2,23 @@
 #include "codec/block.h"
 
 pith_status pith__check_bucket(const char *name, int64_t bucket) {
-  PITH_REQUIRE(bucket % 64 == 0, PITH_ERR_RANGE, "%s: bucket=%lld is not a multiple of 64", name, (long long)bucket);
+  PITH_REQUIRE(bucket % 32 == 0, PITH_ERR_RANGE, "%s: bucket=%lld is not a multiple of 32", name, (long long)bucket);
   return PITH_OK;
+}
+
+#define PIECE 256 /* values moved to an aligned place at a time */
+
+void pith__get_values(const uint8_t *in, size_t n, float *dst, pith_mode mode) {
+  if (mode == PITH_SET) {
+    memcpy(dst, in, 4 * n);
+    return;
+  }
+  float piece[PIECE];
+  for (size_t i = 0; i < n; i += PIECE) {
+    size_t m = pith__least(PIECE, n - i);
+    memcpy(piece, in + 4 * i, 4 * m);
+    pith__kernels()->add(piece, dst + i, m);
+  }
 }
 
 double pith__norm(const float *x, size_t n) {
@@ -30,4 +45,8 @@ double pith__sum_abs(const float *x, size_t n) {
     sum += fabs((double)x[i]);
   }
   return sum;
+}
+
+float pith__norm_by(const float *x, size_t n, uint32_t most, int64_t choice) {
+  return most >= PITH_INF_BITS || choice == PITH_NORM_LINF ? pith__float_of(most) : (float)pith__norm(x, n);
 }

@@ -21,8 +21,8 @@
 #endif
 
 #define PITH_PARAM_BUCKET(initial)                   \
-  {sizeof(pith_param), "bucket", PITH_PARAM_INT, 64, \
-   PITH_BLOCK_MAX,     initial,  NULL,           "values that share a scale; a multiple of 64"}
+  {sizeof(pith_param), "bucket", PITH_PARAM_INT, 32, \
+   PITH_BLOCK_MAX,     initial,  NULL,           "values that share a scale; a multiple of 32"}
 
 static inline float pith__usable_scale(float scale) { return scale < PITH_SCALE_MIN ? 0.0f : scale; }
 
@@ -47,8 +47,14 @@ static inline size_t pith__put_not_finite(uint8_t *out, size_t scales, size_t si
 
 pith_status pith__check_bucket(const char *name, int64_t bucket);
 
+/* n values that travel as they are, from any alignment. */
+void pith__get_values(const uint8_t *in, size_t n, float *dst, pith_mode mode);
+
 /* √Σx² and Σ|x|, with a slower sum where squares or sums leave the range of f32. x is finite. */
 double pith__norm(const float *x, size_t n);
 double pith__sum_abs(const float *x, size_t n);
+
+/* The norm of a choice l2|linf; `most` is that of absmax(). Not finite if any of x is not. */
+float pith__norm_by(const float *x, size_t n, uint32_t most, int64_t choice);
 
 #endif

@@ -10,6 +10,7 @@
   X(bf16)             \
   X(q)                \
   X(qsgd)             \
+  X(nuq)              \
   X(terngrad)         \
   X(natural)          \
   X(sign)             \

@@ -28,23 +28,14 @@ static size_t encode_none(const pith_value *a, const float *x, size_t n, uint8_t
   return 4 * n;
 }
 
-/* Payloads have any alignment; halves and floats are moved through the kernels a piece at a time. */
-#define PIECE 256
-
 static void decode_none(const pith_value *a, const uint8_t *in, size_t n, float *dst, pith_mode mode, uint64_t index,
                         const pith_ctx *ctx) {
   (void)a, (void)index, (void)ctx;
-  if (mode == PITH_SET) {
-    memcpy(dst, in, 4 * n);
-    return;
-  }
-  float piece[PIECE];
-  for (size_t i = 0; i < n; i += PIECE) {
-    size_t m = pith__least(PIECE, n - i);
-    memcpy(piece, in + 4 * i, 4 * m);
-    pith__kernels()->add(piece, dst + i, m);
-  }
+  pith__get_values(in, n, dst, mode);
 }
+
+/* Payloads have any alignment; halves are moved through the kernels a piece at a time. */
+#define PIECE 256
 
 typedef void (*narrow_fn)(const float *src, uint16_t *dst, size_t n);
 typedef void (*widen_fn)(const uint16_t *src, float *dst, size_t n);
@@ -89,7 +80,8 @@ DEFINE_CAST(f16)
 DEFINE_CAST(bf16)
 
 /* There are no scales: any cut will do, and this one gives many threads work. */
-static void cast_gpu(const pith_value *a, pith_gpu_task *task) {
+static void cast_gpu(const pith_value *a, const pith_ctx *ctx, pith_gpu_task *task) {
+  (void)ctx;
   (void)a;
   task->bucket = CAST_GPU_BLOCK;
 }

@@ -83,7 +83,7 @@ void pith__values_add(const float *src, float *dst, size_t n) { pith__kernels()-
 
 void pith__values_scale(float factor, float *x, size_t n) { pith__kernels()->scale(factor, x, n); }
 
-void pith__values_vote(uint64_t index, float *x, size_t n) { pith__kernels()->vote(index, x, n); }
+void pith__values_vote(float *x, size_t n) { pith__kernels()->vote(x, n); }
 
 /* ---- Sizes ------------------------------------------------------------------------------------------------------- */
 

@@ -60,9 +60,11 @@ typedef struct pith_memory_ops {
   double (*limit)(const pith_value *a, const pith_ctx *ctx);
 } pith_memory_ops;
 
-/* A name for a combination. `made_of` is a spec with {key} for the values of its parameters. */
+/* A name for a combination. `made_of` is a spec with {key} for the values of its parameters. Where the first parameter
+ * is a choice between several combinations, `each` has one such spec for every choice, and `made_of` tells of them. */
 typedef struct pith_preset {
   const char *name, *family, *summary, *bits, *origin, *made_of, *use;
+  const char *const *each;
   int survey;
   const pith_param *params;
 } pith_preset;
@@ -115,6 +117,6 @@ void pith__span_put(pith_span span, size_t i, float value);
 /* Sums of f32 values and what becomes of them, for the layers above: they do not see the kernels. */
 void pith__values_add(const float *src, float *dst, size_t n);
 void pith__values_scale(float factor, float *x, size_t n);
-void pith__values_vote(uint64_t index, float *x, size_t n); /* the sign; ties by the parity of the index */
+void pith__values_vote(float *x, size_t n); /* the sign; 0 for a tie */
 
 #endif

@@ -155,9 +155,24 @@ static size_t expand_key(const pith_entry *preset, const pith_value *values, con
   return pith__spec_print_value(param, values[param - preset->info.params], text, size);
 }
 
+/* What a combination has no place for cannot be asked of it. */
+static pith_status check_used(const pith_entry *preset, const pith_value *values, const char *made_of) {
+  const pith_param *params = preset->info.params;
+  for (size_t i = 1; preset->preset->each && params[i].key; i++) {
+    char value[PITH_SPEC_MAX] = "", key[PITH_SPEC_MAX];
+    pith__spec_print_value(&params[i], values[i], value, sizeof value);
+    snprintf(key, sizeof key, "{%s}", params[i].key);
+    PITH_REQUIRE(strstr(made_of, key) || strcmp(value, params[i].initial) == 0, PITH_ERR_SPEC,
+                 "%s: %s=%s means nothing to this method: it is %s", preset->info.name, params[i].key, value, made_of);
+  }
+  return PITH_OK;
+}
+
 static pith_status expand_preset(const pith_entry *preset, const pith_value *values, char text[PITH_SPEC_MAX]) {
   size_t used = 0;
-  for (const char *p = preset->info.made_of; *p;) {
+  const char *made_of = preset->preset->each ? preset->preset->each[values[0].i] : preset->info.made_of;
+  PITH_TRY(check_used(preset, values, made_of));
+  for (const char *p = made_of; *p;) {
     size_t length = 1;
     if (*p == '{') {
       length = expand_key(preset, values, &p, text + used, PITH_SPEC_MAX - used);
@@ -165,7 +180,7 @@ static pith_status expand_preset(const pith_entry *preset, const pith_value *val
       text[used] = *p++;
     }
     PITH_REQUIRE(length < PITH_SPEC_MAX - used, PITH_ERR_SPEC, "the preset %s cannot be written out: %s",
-                 preset->info.name, preset->info.made_of);
+                 preset->info.name, made_of);
     used += length;
   }
   text[used] = 0;

@@ -164,7 +164,8 @@ static void gq_own(const pith_value *a, const float *x, size_t n, uint64_t index
   }
 }
 
-static void gq_gpu(const pith_value *a, pith_gpu_task *task) {
+static void gq_gpu(const pith_value *a, const pith_ctx *ctx, pith_gpu_task *task) {
+  (void)ctx;
   task->bits = (uint8_t)a[GQ_BITS].i;
   task->levels = gq_levels(a, 1);
 }

@@ -1,6 +1,7 @@
 /*
- * lloyd: the best 2^bits levels for a normal distribution, scaled so that the decoded vector is unbiased when a random
- * rotation went before (EDEN): y = Rx, Q the levels of √n·y/‖y‖, decoded S·Q with S = ‖y‖²/⟨Q, y⟩.
+ * lloyd: the best 2^bits levels for a normal distribution, scaled so that the decoded vector is unbiased when a
+ * uniformly random rotation went before (EDEN; hadamard comes near it where many values count): y = Rx, Q the levels of
+ * √n·y/‖y‖, decoded S·Q with S = ‖y‖²/⟨Q, y⟩.
  */
 #include "codec/block.h"
 
@@ -76,7 +77,10 @@ static void lloyd_decode(const pith_value *a, const uint8_t *in, size_t n, float
   pith__kernels()->lookup[a[LLOYD_BITS].i](in + PITH_HEAD_ONE, n, levels, mode, dst);
 }
 
-static void lloyd_gpu(const pith_value *a, pith_gpu_task *task) { task->bits = (uint8_t)a[LLOYD_BITS].i; }
+static void lloyd_gpu(const pith_value *a, const pith_ctx *ctx, pith_gpu_task *task) {
+  (void)ctx;
+  task->bits = (uint8_t)a[LLOYD_BITS].i;
+}
 
 static const pith_codec_traits lloyd_traits = {.gpu = PITH_GPU_BLOCKS, .gpu_block = lloyd_gpu};
 
@@ -84,7 +88,7 @@ const pith_codec_ops pith__codec_lloyd = {
     .size = sizeof(pith_codec_ops),
     .name = "lloyd",
     .family = "quantization",
-    .summary = "Lloyd–Max levels of a normal distribution with an unbiased scale; meant to follow hadamard",
+    .summary = "Lloyd–Max levels of a normal distribution, scaled so that ⟨x, x̂⟩ = ‖x‖²; meant to follow hadamard",
     .bits = "bits + 32/bucket",
     .origin = "Vargaftik 2022",
     .detail = "for each bucket a scale, then a level of `bits` bits for each value",

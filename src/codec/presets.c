@@ -15,6 +15,13 @@ static const pith_param sign_params[] = {SIGN_BUCKET, {0}};
 
 static const pith_param mean_params[] = {PITH_PARAM_BUCKET("512"), {0}};
 
+static const pith_param onebit_params[] = {
+    PITH_PARAM_BUCKET("512"),
+    {sizeof(pith_param), "means", PITH_PARAM_CHOICE, 0, 0, "bucket", "bucket|column",
+     "of which values the means are; column: all weights into one unit, where the shape is known"},
+    {0},
+};
+
 static const pith_param drive_params[] = {BLOCK, {0}};
 
 static const pith_param signum_params[] = {
@@ -41,11 +48,16 @@ static const pith_param dgc_params[] = {
     {0},
 };
 
+static const pith_param adaq_params[] = {
+    {sizeof(pith_param), "ratio", PITH_PARAM_REAL, 1e-9, 1, "0.01", NULL, "share of either side's values that travels"},
+    {0},
+};
+
 static const pith_preset signsgd = {
     .name = "signsgd",
     .family = "quantization",
     .summary = "the sign of each value, joined by majority vote",
-    .bits = "1 + 32/bucket",
+    .bits = "1 + 1/32 + 32/bucket",
     .origin = "Bernstein 2018",
     .use = "one bit a value where the optimizer's step size is that of a sign method, about a hundredth of SGD's",
     .made_of = "sign,bucket={bucket}",
@@ -57,7 +69,7 @@ static const pith_preset signum = {
     .name = "signum",
     .family = "quantization",
     .summary = "the sign of the momentum, joined by majority vote",
-    .bits = "1 + 32/bucket",
+    .bits = "1 + 1/32 + 32/bucket",
     .origin = "Bernstein 2018",
     .use = "like signsgd, with less noise",
     .made_of = "momentum:{beta}/sign,bucket={bucket}",
@@ -84,9 +96,9 @@ static const pith_preset onebit = {
     .bits = "1 + 64/bucket",
     .origin = "Seide 2014",
     .use = "one bit a value with the step size of the uncompressed run",
-    .made_of = "ef/signmean,bucket={bucket}",
+    .made_of = "ef/signmean,bucket={bucket},means={means}",
     .survey = 1,
-    .params = mean_params,
+    .params = onebit_params,
 };
 
 static const pith_preset u8 = {
@@ -104,10 +116,10 @@ static const pith_preset u8 = {
 static const pith_preset drive = {
     .name = "drive",
     .family = "quantization",
-    .summary = "signs after a random rotation, scaled to be unbiased",
+    .summary = "signs after a random rotation, scaled so that ⟨x, x̂⟩ = ‖x‖²",
     .bits = "1 + 32/block",
     .origin = "Vargaftik 2021",
-    .use = "one bit a value without a memory, unbiased",
+    .use = "one bit a value without a memory; nearly unbiased where many values of a block count, not where a few do",
     .made_of = "hadamard:{block}/sign,scale=unbiased,bucket={block}",
     .params = drive_params,
 };
@@ -118,7 +130,8 @@ static const pith_preset eden = {
     .summary = "the best levels for a normal distribution, after a random rotation",
     .bits = "bits + 32/block",
     .origin = "Vargaftik 2022",
-    .use = "1 to 4 bits a value without a memory, unbiased",
+    .use =
+        "1 to 4 bits a value without a memory; nearly unbiased where many values of a block count, not where a few do",
     .made_of = "hadamard:{block}/lloyd:{bits},bucket={block}",
     .params = eden_params,
 };
@@ -137,5 +150,81 @@ static const pith_preset dgc = {
     .params = dgc_params,
 };
 
-const pith_preset *const pith__builtin_presets[] = {&signsgd, &signum, &efsignsgd, &onebit, &u8,
-                                                    &drive,   &eden,   &dgc,       NULL};
+static const pith_preset adaq = {
+    .name = "adaq",
+    .family = "sparsification",
+    .summary = "adaptive as its authors have it: with error feedback",
+    .bits = "ratio*(log2(1/ratio)+2.5)",
+    .origin = "Dryden 2016",
+    .use = "fewer bytes than ef/topk at the same ratio, and a larger error",
+    .made_of = "ef/adaptive:{ratio}",
+    .params = adaq_params,
+};
+
+/* ---- As others have them: docs/fidelity.md ------------------------------------------------------------------------
+ */
+
+/* Buckets as large as there are: GRACE takes one scale for a tensor. */
+static const pith_param grace_params[] = {
+    {sizeof(pith_param), "method", PITH_PARAM_CHOICE, 0, 0, "topk",
+     "topk|randomk|threshold|dgc|adaptive|sketchml|powersgd|qsgd|terngrad|natural|signsgd|signum|efsignsgd|onebit|u8|"
+     "inceptionn",
+     "of the survey"},
+    {sizeof(pith_param), "ratio", PITH_PARAM_REAL, 1e-6, 1, "0.01", NULL,
+     "topk, randomk, dgc, adaptive: share that travels"},
+    {sizeof(pith_param), "rank", PITH_PARAM_INT, 1, 256, "1", NULL, "powersgd: rank of the factors"},
+    {0},
+};
+
+static const char *const grace_each[] = {
+    "ef/topk:{ratio}",
+    "ef/randomk:{ratio}",
+    "ef/threshold:0.01",
+    "dgc:0.9/topk:{ratio},select=sampled",
+    "ef/adaptive:{ratio}",
+    "sketchml:64",
+    "ef/powersgd:{rank}",
+    "qsgd:127,bucket=128",
+    "terngrad:2.5,bucket=65536",
+    "natural",
+    "sign",
+    "momentum:0.9/sign",
+    "ef/sign,scale=mean,bucket=65536",
+    "ef/signmean,bucket=65536",
+    "ef/tree8,bucket=65536",
+    "inceptionn:0.0009765625",
+};
+
+static const pith_preset grace = {
+    .name = "grace",
+    .family = "as elsewhere",
+    .summary = "a method of the survey with the parameters that GRACE gives it",
+    .bits = "those of the method",
+    .origin = "Xu 2020 (GRACE)",
+    .use = "to compare with results of GRACE; the methods by their own names have better buckets",
+    .made_of = "what docs/fidelity.md says of the method",
+    .each = grace_each,
+    .params = grace_params,
+};
+
+static const pith_param cgx_params[] = {
+    {sizeof(pith_param), "bits", PITH_PARAM_INT, 1, 8, "4", NULL, "bits of a level"},
+    PITH_PARAM_BUCKET("512"),
+    {sizeof(pith_param), "tail", PITH_PARAM_CHOICE, 0, 0, "quantized", "quantized|exact",
+     "what becomes of the values of an incomplete last bucket; exact: they travel as f32"},
+    {0},
+};
+
+static const pith_preset cgx = {
+    .name = "cgx",
+    .family = "as elsewhere",
+    .summary = "max-min quantization with stochastic rounding, as CGX has it",
+    .bits = "bits + 64/bucket",
+    .origin = "Markov 2022 (CGX)",
+    .use = "to compare with results of CGX; q rounds to nearest, with a smaller error in each step",
+    .made_of = "q:{bits},bucket={bucket},round=stochastic,tail={tail}",
+    .params = cgx_params,
+};
+
+const pith_preset *const pith__builtin_presets[] = {&signsgd, &signum, &efsignsgd, &onebit, &u8,  &drive,
+                                                    &eden,    &dgc,    &adaq,      &grace,  &cgx, NULL};

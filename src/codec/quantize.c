@@ -1,20 +1,21 @@
 /*
- * Uniform levels between a bucket's borders: q (borders are its least and greatest value), qsgd (plus and minus its
- * norm, drawn without bias) and gq's plain form share block layout and kernels; only the borders differ.
+ * q: uniform levels between the least and the greatest value of a bucket. qsgd and gq's plain form have the same
+ * kernels and other borders.
  *
- * Block: scale numbers as f32, then one level of `bits` bits for each value, packed.
+ * Block: least value and unit as f32, then one level of `bits` bits for each value, packed.
  */
 #include "codec/block.h"
 
-/* ---- q ----------------------------------------------------------------------------------------------------------- */
-
-enum { Q_BITS, Q_BUCKET, Q_ROUND }; /* head of a block: lo, unit */
+enum { Q_BITS, Q_BUCKET, Q_ROUND, Q_TAIL }; /* head of a block: lo, unit */
+enum { TAIL_QUANTIZED, TAIL_EXACT };
 
 static const pith_param q_params[] = {
     {sizeof(pith_param), "bits", PITH_PARAM_INT, 1, 8, "4", NULL, "bits of a level"},
     PITH_PARAM_BUCKET("512"),
     {sizeof(pith_param), "round", PITH_PARAM_CHOICE, 0, 0, "nearest", "nearest|stochastic",
      "stochastic is unbiased, with a larger error"},
+    {sizeof(pith_param), "tail", PITH_PARAM_CHOICE, 0, 0, "quantized", "quantized|exact",
+     "what becomes of the values of an incomplete last bucket; exact: they travel as f32"},
     {0},
 };
 
@@ -27,14 +28,22 @@ static uint32_t q_caps(const pith_value *a) {
 
 static size_t q_block(const pith_value *a) { return (size_t)a[Q_BUCKET].i; }
 
+static int is_exact_tail(const pith_value *a, size_t n) {
+  return a[Q_TAIL].i == TAIL_EXACT && n < (size_t)a[Q_BUCKET].i;
+}
+
 static size_t q_bound(const pith_value *a, size_t n) {
-  return PITH_HEAD_TWO + pith__packed_size(n, (size_t)a[Q_BITS].i);
+  return is_exact_tail(a, n) ? 4 * n : PITH_HEAD_TWO + pith__packed_size(n, (size_t)a[Q_BITS].i);
 }
 
 static size_t q_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index,
                        const pith_ctx *ctx) {
   const pith_kernels *kernels = pith__kernels();
   int bits = (int)a[Q_BITS].i;
+  if (is_exact_tail(a, n)) {
+    memcpy(out, x, 4 * n);
+    return 4 * n;
+  }
   float lo, hi, top = (float)((1 << bits) - 1);
   uint32_t most = kernels->range(x, n, &lo, &hi);
   float range = hi - lo;
@@ -57,6 +66,10 @@ static size_t q_encode(const pith_value *a, const float *x, size_t n, uint8_t *o
 static void q_decode(const pith_value *a, const uint8_t *in, size_t n, float *dst, pith_mode mode, uint64_t index,
                      const pith_ctx *ctx) {
   (void)index, (void)ctx;
+  if (is_exact_tail(a, n)) {
+    pith__get_values(in, n, dst, mode);
+    return;
+  }
   pith_dequantizer q = {.base = pith__get_f32(in), .unit = pith__get_f32(in + 4), .zero = 0};
   pith__kernels()->dequantize[a[Q_BITS].i](in + PITH_HEAD_TWO, n, &q, mode, dst);
 }
@@ -65,12 +78,17 @@ static void q_decode(const pith_value *a, const uint8_t *in, size_t n, float *ds
  */
 static const char *const q_variants[] = {"", ",bucket=128", ",bucket=256", ",bucket=1024", NULL};
 
-static void q_gpu(const pith_value *a, pith_gpu_task *task) {
+static int q_tail_apart(const pith_value *a) { return a[Q_TAIL].i == TAIL_EXACT; }
+
+static void q_gpu(const pith_value *a, const pith_ctx *ctx, pith_gpu_task *task) {
+  (void)ctx;
+  task->kind = is_exact_tail(a, task->n) ? PITH_WIRE_NONE : PITH_WIRE_Q;
   task->bits = (uint8_t)a[Q_BITS].i;
   task->choice = (uint8_t)a[Q_ROUND].i;
 }
 
-static const pith_codec_traits q_traits = {.variants = q_variants, .gpu = PITH_GPU_BLOCKS, .gpu_block = q_gpu};
+static const pith_codec_traits q_traits = {
+    .variants = q_variants, .gpu = PITH_GPU_BLOCKS, .gpu_tail_apart = q_tail_apart, .gpu_block = q_gpu};
 
 const pith_codec_ops pith__codec_q = {
     .size = sizeof(pith_codec_ops),
@@ -81,7 +99,7 @@ const pith_codec_ops pith__codec_q = {
     .origin = "Markov 2022 (CGX)",
     .detail =
         "for each bucket its least value and the step between levels, then a level of `bits` bits for each "
-        "value",
+        "value; with tail=exact the values of an incomplete last bucket as they are",
     .use =
         "the usual choice: q:4 trains like the uncompressed run in most settings; q:8 where its error is too "
         "large, ef/q:2 where its bytes are too many",
@@ -95,86 +113,4 @@ const pith_codec_ops pith__codec_q = {
     .encode_block = q_encode,
     .decode_block = q_decode,
     .traits = &q_traits,
-};
-
-/* ---- qsgd -------------------------------------------------------------------------------------------------------- */
-
-enum { QSGD_LEVELS, QSGD_NORM, QSGD_BUCKET }; /* head of a block: the norm */
-
-static const pith_param qsgd_params[] = {
-    {sizeof(pith_param), "levels", PITH_PARAM_INT, 1, 127, "64", NULL, "levels between 0 and the norm"},
-    {sizeof(pith_param), "norm", PITH_PARAM_CHOICE, 0, 0, "l2", "l2|linf", "linf has the smaller error"},
-    PITH_PARAM_BUCKET("512"),
-    {0},
-};
-
-static pith_status qsgd_check(const pith_value *a) { return pith__check_bucket("qsgd", a[QSGD_BUCKET].i); }
-
-static size_t qsgd_block(const pith_value *a) { return (size_t)a[QSGD_BUCKET].i; }
-
-/* A sign and ⌈log2(levels + 1)⌉ bits: enough for −levels … levels. */
-static int qsgd_bits(const pith_value *a) {
-  int bits = 1;
-  while ((1 << (bits - 1)) < a[QSGD_LEVELS].i + 1) {
-    bits++;
-  }
-  return bits;
-}
-
-static size_t qsgd_bound(const pith_value *a, size_t n) {
-  return PITH_HEAD_ONE + pith__packed_size(n, (size_t)qsgd_bits(a));
-}
-
-static size_t qsgd_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index,
-                          const pith_ctx *ctx) {
-  uint32_t most = pith__kernels()->absmax(x, n);
-  int32_t levels = (int32_t)a[QSGD_LEVELS].i;
-  float norm =
-      most >= PITH_INF_BITS || a[QSGD_NORM].i == PITH_NORM_LINF ? pith__float_of(most) : (float)pith__norm(x, n);
-  if (pith__bits_of(norm) >= PITH_INF_BITS) {
-    return pith__put_not_finite(out, 1, qsgd_bound(a, n));
-  }
-  norm = pith__usable_scale(norm);
-  pith_quantizer q = {.inverse = norm > 0 ? (float)levels / norm : 0.0f, .zero = levels, .top = 2 * levels};
-  pith_key key = pith__rng_key(ctx, PITH_DOMAIN_ROUND, index);
-  pith__put_f32(out, norm);
-  pith__kernels()->quantize_random[qsgd_bits(a)](x, n, &q, key, (uint32_t)index, out + PITH_HEAD_ONE);
-  return qsgd_bound(a, n);
-}
-
-static void qsgd_decode(const pith_value *a, const uint8_t *in, size_t n, float *dst, pith_mode mode, uint64_t index,
-                        const pith_ctx *ctx) {
-  (void)index, (void)ctx;
-  int32_t levels = (int32_t)a[QSGD_LEVELS].i;
-  pith_dequantizer q = {.unit = pith__get_f32(in) / (float)levels, .zero = levels};
-  pith__kernels()->dequantize[qsgd_bits(a)](in + PITH_HEAD_ONE, n, &q, mode, dst);
-}
-
-static void qsgd_gpu(const pith_value *a, pith_gpu_task *task) {
-  task->levels = (int32_t)a[QSGD_LEVELS].i;
-  task->bits = (uint8_t)qsgd_bits(a);
-  task->choice = (uint8_t)a[QSGD_NORM].i;
-}
-
-static const pith_codec_traits qsgd_traits = {.gpu = PITH_GPU_BLOCKS, .gpu_block = qsgd_gpu};
-
-const pith_codec_ops pith__codec_qsgd = {
-    .size = sizeof(pith_codec_ops),
-    .name = "qsgd",
-    .family = "quantization",
-    .summary = "sign and a level drawn without bias between 0 and the norm of the bucket",
-    .bits = "1 + ceil(log2(levels + 1)) + 32/bucket",
-    .origin = "Alistarh 2017",
-    .detail = "for each bucket its norm, then a sign and a level for each value",
-    .use = "where an unbiased mean is needed without a memory; q has the smaller error at the same bits",
-    .wire_id = PITH_WIRE_QSGD,
-    .caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED | PITH_CAP_UNBIASED | PITH_CAP_SEEDED,
-    .survey = 1,
-    .params = qsgd_params,
-    .check = qsgd_check,
-    .block = qsgd_block,
-    .block_bound = qsgd_bound,
-    .encode_block = qsgd_encode,
-    .decode_block = qsgd_decode,
-    .traits = &qsgd_traits,
 };

@@ -9,10 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/minimal_size.h"
 #include "base/spec.h"
 #include "base/struct_size.h"
-
-#define SMALL 1024 /* tensors under this many values cost more to compress than to send */
 
 typedef struct pith_rule {
   char *reason;        /* "rule embed*" */
@@ -23,6 +22,8 @@ typedef struct pith_rule {
 struct pith_rules {
   char *text;
   pith_codec *none; /* for layers that no rule decides */
+  size_t minimal;   /* values of a layer that the rule for everything compresses */
+  pith_small_reason small;
   size_t count;
   pith_rule *rule;
 };
@@ -135,6 +136,8 @@ static pith_status write_text(pith_rules *rules) {
 }
 
 static pith_status build(pith_rules *rules, const char *text) {
+  PITH_TRY(pith_minimal_size(&rules->minimal));
+  rules->small = pith__small_reason(rules->minimal);
   PITH_TRY(pith_codec_create("none", &rules->none));
   PITH_TRY(has_patterns(text) ? read_rules(rules, text) : read_lone_spec(rules, text));
   return write_text(rules);
@@ -183,8 +186,8 @@ int pith_rules_matches(const pith_rules *rules, size_t index, const char *layer)
 }
 
 /* What a default has to say of a layer that only the rule for everything matches; NULL: nothing. */
-static const char *default_reason(size_t dimensions, size_t n) {
-  return dimensions <= 1 ? "one dimension" : n < SMALL ? "under 1024 values" : NULL;
+static const char *default_reason(const pith_rules *rules, size_t dimensions, size_t n) {
+  return dimensions <= 1 ? "one dimension" : n < rules->minimal ? rules->small.text : NULL;
 }
 
 pith_status pith_rules_find(const pith_rules *rules, const char *layer, size_t dimensions, size_t n,
@@ -196,7 +199,7 @@ pith_status pith_rules_find(const pith_rules *rules, const char *layer, size_t d
   }
   const char *reason = "no rule matches";
   if (i < rules->count) {
-    reason = strcmp(rules->rule[i].pattern, "*") == 0 ? default_reason(dimensions, n) : NULL;
+    reason = strcmp(rules->rule[i].pattern, "*") == 0 ? default_reason(rules, dimensions, n) : NULL;
   }
   pith_match found = {.codec = rules->none, .rule = SIZE_MAX, .reason = reason};
   if (!reason) {

@@ -1,10 +1,14 @@
 /*
- * One bit for each value. sign: ±scale, the scale being 1 (then ranks vote), the mean |x|, or DRIVE's unbiased one.
- * signmean: the mean of the negative values for those, the mean of the others for the others.
+ * sign: one bit for each value, ±scale, the scale being 1 (then ranks vote), the mean |x|, or that of DRIVE.
+ *
+ * A vote has a third answer, none, for values that are exactly zero: else the rows of an embedding that no rank has
+ * touched would all move by a step. A bit cannot say it for a single value, but one more bit for each group of 32
+ * values can: a group of zeros decodes to zeros. Zeros in other groups vote plus and minus in turn, by their place,
+ * rank and step, so that they cancel between two ranks or two steps.
+ *
+ * Block: the scale as f32; of votes, a bit for each group, filled up to whole words; the signs.
  */
 #include "codec/block.h"
-
-/* ---- sign -------------------------------------------------------------------------------------------------------- */
 
 enum { SIGN_SCALE, SIGN_BUCKET }; /* head of a block: the scale */
 
@@ -24,15 +28,16 @@ static uint32_t sign_caps(const pith_value *a) {
 
 static size_t sign_block(const pith_value *a) { return (size_t)a[SIGN_BUCKET].i; }
 
+static int is_vote(const pith_value *a) { return a[SIGN_SCALE].i == PITH_SCALE_ONE; }
+
+/* Bytes of the bits that tell groups of zeros. */
+static size_t zeros_size(const pith_value *a, size_t n) { return is_vote(a) ? PITH_VOTE_ZEROS_SIZE(n) : 0; }
+
 static size_t sign_bound(const pith_value *a, size_t n) {
-  (void)a;
-  return PITH_HEAD_ONE + pith__packed_size(n, 1);
+  return PITH_HEAD_ONE + zeros_size(a, n) + pith__packed_size(n, 1);
 }
 
 static float sign_scale(int64_t kind, const float *x, size_t n) {
-  if (kind == PITH_SCALE_ONE) {
-    return 1.0f;
-  }
   double sum_abs = pith__sum_abs(x, n);
   if (kind == PITH_SCALE_MEAN) {
     return (float)(sum_abs / (double)n);
@@ -41,9 +46,24 @@ static float sign_scale(int64_t kind, const float *x, size_t n) {
   return sum_abs > 0 ? (float)(norm * (norm / sum_abs)) : 0.0f;
 }
 
+/* Whether a zero at this place votes minus; the next one then votes plus. */
+static int is_odd(const pith_ctx *ctx, uint64_t index) { return (int)((index + ctx->rank + ctx->step) & 1); }
+
+/* Values are looked at once: whether all are finite shows when they are packed. */
+static size_t encode_votes(const pith_value *a, const float *x, size_t n, int odd, uint8_t *out) {
+  uint8_t *zeros = out + PITH_HEAD_ONE, *signs = zeros + zeros_size(a, n);
+  pith__put_f32(out, 1.0f);
+  memset(zeros, 0, zeros_size(a, n));
+  return pith__kernels()->vote_pack(x, n, odd, zeros, signs) < PITH_INF_BITS
+             ? sign_bound(a, n)
+             : pith__put_not_finite(out, 1, sign_bound(a, n));
+}
+
 static size_t sign_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index,
                           const pith_ctx *ctx) {
-  (void)index, (void)ctx;
+  if (is_vote(a)) {
+    return encode_votes(a, x, n, is_odd(ctx, index), out);
+  }
   if (pith__kernels()->absmax(x, n) >= PITH_INF_BITS) {
     return pith__put_not_finite(out, 1, sign_bound(a, n));
   }
@@ -63,17 +83,25 @@ static size_t sign_check_block(const pith_value *a, pith_bytes in, size_t n) {
     return 0;
   }
   float scale = pith__get_f32(in.data);
-  return a[SIGN_SCALE].i != PITH_SCALE_ONE || scale == 1.0f || scale != scale ? size : 0;
+  return !is_vote(a) || scale == 1.0f || scale != scale ? size : 0;
 }
 
 static void sign_decode(const pith_value *a, const uint8_t *in, size_t n, float *dst, pith_mode mode, uint64_t index,
                         const pith_ctx *ctx) {
-  (void)a, (void)index, (void)ctx;
+  (void)index, (void)ctx;
   float scale = pith__get_f32(in);
-  pith__kernels()->sign_unpack(in + PITH_HEAD_ONE, n, scale, -scale, mode, dst);
+  in += PITH_HEAD_ONE;
+  if (is_vote(a)) {
+    pith__kernels()->vote_unpack(in, in + zeros_size(a, n), n, scale, mode, dst);
+  } else {
+    pith__kernels()->sign_unpack(in, n, scale, -scale, mode, dst);
+  }
 }
 
-static void sign_gpu(const pith_value *a, pith_gpu_task *task) { task->choice = (uint8_t)a[SIGN_SCALE].i; }
+static void sign_gpu(const pith_value *a, const pith_ctx *ctx, pith_gpu_task *task) {
+  task->choice = (uint8_t)a[SIGN_SCALE].i;
+  task->levels = is_odd(ctx, task->index);
+}
 
 static const pith_codec_traits sign_traits = {.gpu = PITH_GPU_BLOCKS, .gpu_block = sign_gpu};
 
@@ -81,10 +109,13 @@ const pith_codec_ops pith__codec_sign = {
     .size = sizeof(pith_codec_ops),
     .name = "sign",
     .family = "quantization",
-    .summary = "the sign, times 1, the mean |x| or an unbiased scale",
-    .bits = "1 + 32/bucket",
+    .summary = "the sign, times 1 (a vote), the mean |x| or Σx²/Σ|x|",
+    .bits = "1 + 32/bucket, votes 1/32 more",
     .origin = "Bernstein 2018, Karimireddy 2019, Vargaftik 2021",
-    .detail = "for each bucket a scale, then one bit for each value",
+    .detail =
+        "for each bucket a scale, of votes a bit for each 32 values that says whether all are zero, then one bit for "
+        "each "
+        "value",
     .use =
         "one bit a value; as a vote (signsgd) it needs the step size of a sign method, with scale=mean it "
         "needs ef",
@@ -99,73 +130,4 @@ const pith_codec_ops pith__codec_sign = {
     .check_block = sign_check_block,
     .decode_block = sign_decode,
     .traits = &sign_traits,
-};
-
-/* ---- signmean ---------------------------------------------------------------------------------------------------- */
-
-enum { SIGNMEAN_BUCKET }; /* head of a block: mean of the negative values, mean of the others */
-
-static const pith_param signmean_params[] = {PITH_PARAM_BUCKET("512"), {0}};
-
-static pith_status signmean_check(const pith_value *a) { return pith__check_bucket("signmean", a[SIGNMEAN_BUCKET].i); }
-
-static size_t signmean_block(const pith_value *a) { return (size_t)a[SIGNMEAN_BUCKET].i; }
-
-static size_t signmean_bound(const pith_value *a, size_t n) {
-  (void)a;
-  return PITH_HEAD_TWO + pith__packed_size(n, 1);
-}
-
-/* The mean of the values on one side of zero; a slower sum where that of the kernel overflowed. */
-static float mean_of_side(const float *x, size_t n, int negative, float sum, size_t count) {
-  double total = sum;
-  if (!isfinite(sum)) {
-    total = 0;
-    for (size_t i = 0; i < n; i++) {
-      total += (x[i] < 0) == negative ? (double)x[i] : 0.0;
-    }
-  }
-  return count ? (float)(total / (double)count) : 0.0f;
-}
-
-static size_t signmean_encode(const pith_value *a, const float *x, size_t n, uint8_t *out, uint64_t index,
-                              const pith_ctx *ctx) {
-  (void)index, (void)ctx;
-  pith_halves h;
-  if (pith__kernels()->absmax(x, n) >= PITH_INF_BITS) {
-    return pith__put_not_finite(out, 2, signmean_bound(a, n));
-  }
-  pith__kernels()->halves(x, n, &h);
-  pith__put_f32(out, mean_of_side(x, n, 1, h.sum_negative, h.negatives));
-  pith__put_f32(out + 4, mean_of_side(x, n, 0, h.sum_other, n - h.negatives));
-  pith__kernels()->sign_pack(x, n, out + PITH_HEAD_TWO);
-  return signmean_bound(a, n);
-}
-
-static void signmean_decode(const pith_value *a, const uint8_t *in, size_t n, float *dst, pith_mode mode,
-                            uint64_t index, const pith_ctx *ctx) {
-  (void)a, (void)index, (void)ctx;
-  pith__kernels()->sign_unpack(in + PITH_HEAD_TWO, n, pith__get_f32(in + 4), pith__get_f32(in), mode, dst);
-}
-
-static const pith_codec_traits signmean_traits = {.gpu = PITH_GPU_BLOCKS};
-
-const pith_codec_ops pith__codec_signmean = {
-    .size = sizeof(pith_codec_ops),
-    .name = "signmean",
-    .family = "quantization",
-    .summary = "the sign; decoded to the mean of the negative values or of the others",
-    .bits = "1 + 64/bucket",
-    .origin = "Seide 2014",
-    .detail = "for each bucket the means of its negative and of its other values, then one bit for each value",
-    .use = "one bit a value, behind ef (onebit)",
-    .wire_id = PITH_WIRE_SIGNMEAN,
-    .caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED,
-    .params = signmean_params,
-    .check = signmean_check,
-    .block = signmean_block,
-    .block_bound = signmean_bound,
-    .encode_block = signmean_encode,
-    .decode_block = signmean_decode,
-    .traits = &signmean_traits,
 };

@@ -1,4 +1,4 @@
-/* terngrad: −1, 0 or 1 times a scale, drawn without bias after clipping; five trits in a byte. */
+/* terngrad: −1, 0 or 1 times a scale, drawn without bias from the clipped value; five trits in a byte. */
 #include "codec/block.h"
 
 enum { TERN_CLIP, TERN_BUCKET }; /* head of a block: the scale */
@@ -57,7 +57,10 @@ static void tern_decode(const pith_value *a, const uint8_t *in, size_t n, float 
   pith__kernels()->tern_unpack(in + PITH_HEAD_ONE, n, pith__get_f32(in), mode, dst);
 }
 
-static void tern_gpu(const pith_value *a, pith_gpu_task *task) { task->clip = a[TERN_CLIP].f; }
+static void tern_gpu(const pith_value *a, const pith_ctx *ctx, pith_gpu_task *task) {
+  (void)ctx;
+  task->clip = a[TERN_CLIP].f;
+}
 
 static const pith_codec_traits tern_traits = {.gpu = PITH_GPU_BLOCKS, .gpu_block = tern_gpu};
 
@@ -65,7 +68,7 @@ const pith_codec_ops pith__codec_terngrad = {
     .size = sizeof(pith_codec_ops),
     .name = "terngrad",
     .family = "quantization",
-    .summary = "−1, 0 or 1 times the clipped maximum, drawn without bias",
+    .summary = "−1, 0 or 1 times the clipped maximum, drawn without bias but for the clipping",
     .bits = "1.6 + 32/bucket",
     .origin = "Wen 2017",
     .detail = "for each bucket its scale, then −1, 0 or 1 for each value, five of them in a byte",

@@ -42,9 +42,11 @@ typedef struct pith_codec_traits {
   pith_gpu_kind gpu;
   /* What these arguments lack on GPUs, as the end of a sentence; NULL: nothing. */
   const char *(*gpu_lacks)(const pith_value *a);
-  /* The codec's part of a task of its kind. Everything else, n among it, is filled in before. Blocks find `bits` = 8
-   * and `bucket` = block(); they may leave both. */
-  void (*gpu_block)(const pith_value *a, pith_gpu_task *task);
+  /* Whether an incomplete last block is a task of its own, of another kind; not behind a rotation. NULL: never. */
+  int (*gpu_tail_apart)(const pith_value *a);
+  /* The codec's part of a task of its kind. Everything else, n among it, is filled in before. Blocks find `kind` = the
+   * wire id, `bits` = 8 and `bucket` = block(); they may leave all three. */
+  void (*gpu_block)(const pith_value *a, const pith_ctx *ctx, pith_gpu_task *task);
   void (*gpu_sparse)(const pith_value *a, const pith_ctx *ctx, pith_gpu_sparse *task);
   void (*gpu_lowrank)(const pith_value *a, const pith_ctx *ctx, pith_gpu_lowrank *task);
 } pith_codec_traits;

@@ -75,8 +75,8 @@ pith_status pith__work_sum_own(pith_job *job, const pith_task *task);
 /* Decodes the piece, encoded by rank task->peer, into task->values (n floats): sets or adds, as task->mode says. */
 pith_status pith__work_decode(pith_job *job, const pith_task *task);
 
-/* Sums become means where asked, or votes. `first` is the place of x in the tensor. */
-void pith__make_result(const pith_job *job, float *x, size_t n, size_t first);
+/* Sums become means where asked, or votes. */
+void pith__make_result(const pith_job *job, float *x, size_t n);
 
 /* Makes the result of the sum in task->values (n floats) and encodes it into the piece. */
 pith_status pith__work_encode_result(pith_job *job, const pith_task *task);

@@ -52,7 +52,7 @@ static pith_status work_pack(pith_job *job, const pith_task *task) {
 }
 
 static pith_status work_pack_result(pith_job *job, const pith_task *task) {
-  pith__make_result(job, task->values, task->n, task->first);
+  pith__make_result(job, task->values, task->n);
   return work_pack(job, task);
 }
 

@@ -31,7 +31,7 @@ static pith_status encode(pith_job *job, const pith_task *task, float gamma, int
   double start = pith__now();
   pith_encode_fn through_memory = is_result ? pith__memory_encode_result : pith__memory_encode;
   if (is_result) {
-    pith__make_result(job, task->values, task->n, task->first);
+    pith__make_result(job, task->values, task->n);
   }
   size_t used = 0;
   pith_segment s = {0};
@@ -159,9 +159,9 @@ pith_status pith__work_decode_to_dst(pith_job *job, const pith_task *task) {
   return decode(job, task, NULL, PITH_SET, 0);
 }
 
-void pith__make_result(const pith_job *job, float *x, size_t n, size_t first) {
+void pith__make_result(const pith_job *job, float *x, size_t n) {
   if (job->codec->caps & PITH_CAP_VOTE) {
-    pith__values_vote(first, x, n);
+    pith__values_vote(x, n);
   } else if (job->reduce == PITH_MEAN) {
     pith__values_scale(1.0f / (float)job->ranks, x, n);
   }
@@ -171,7 +171,7 @@ pith_status pith__work_encode_result(pith_job *job, const pith_task *task) { ret
 
 pith_status pith__work_store_result(pith_job *job, const pith_task *task) {
   float buffer[TILE];
-  pith__make_result(job, task->values, task->n, task->first);
+  pith__make_result(job, task->values, task->n);
   if (task->values == (uint8_t *)job->dst.data + task->at * pith_dtype_size(job->dst.dtype)) {
     return PITH_OK; /* it was made there */
   }

@@ -182,7 +182,7 @@ static pith_status sum_piece(const pith_bucket *b, const void *const *src, const
 
 static void make_result(const pith_bucket *b, const pith_codec *codec, pith_range r, pith_reduce_op reduce) {
   if (codec->caps & PITH_CAP_VOTE) {
-    pith__values_vote(r.first, b->sum, r.n);
+    pith__values_vote(b->sum, r.n);
   } else if (reduce == PITH_MEAN) {
     pith__values_scale(1.0f / (float)b->ranks, b->sum, r.n);
   }

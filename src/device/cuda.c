@@ -133,6 +133,9 @@ pith_status pith_cuda_supports(const pith_codec *codec) {
   PITH_REQUIRE(!codec->transform || codec->granule <= PITH_GPU_TILE_MAX, PITH_ERR_UNSUPPORTED,
                "%s: rotated granules of %zu values are too large for a GPU's shared memory; up to %d are not",
                codec->spec, codec->granule, PITH_GPU_TILE_MAX);
+  PITH_REQUIRE(!codec->transform || !traits->gpu_tail_apart || !traits->gpu_tail_apart(codec->args),
+               PITH_ERR_UNSUPPORTED, "%s: there are no CUDA kernels for an exact last bucket behind %s", codec->spec,
+               codec->transform->name);
   const char *lacks = traits->gpu_lacks ? traits->gpu_lacks(codec->args) : NULL;
   PITH_REQUIRE(!lacks, PITH_ERR_UNSUPPORTED, "%s: %s", codec->spec, lacks);
   return PITH_OK;
@@ -445,7 +448,6 @@ static size_t next_mean(const pith_cuda_item *item, size_t first, pith_gpu_mean 
       .factor = 1.0f / (float)(item->ranks ? item->ranks : 1),
       .dtype = (uint8_t)item->dtype,
       .vote = (item->codec->caps & PITH_CAP_VOTE) != 0,
-      .odd = (item->offset + first) & 1,
   };
   return n;
 }

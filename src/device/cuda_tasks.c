@@ -36,12 +36,12 @@ static void describe_memory(const pith_cuda_item *item, float *beta, float *gamm
 
 /* ---- Blocks ------------------------------------------------------------------------------------------------------ */
 
-static void describe_block(const pith_codec *codec, pith_gpu_task *task) {
+static void describe_block(const pith_codec *codec, const pith_ctx *ctx, pith_gpu_task *task) {
   task->kind = codec->ops->wire_id;
   task->bits = 8;
   task->bucket = (uint32_t)codec->ops->block(codec->args);
   if (codec->traits->gpu_block) {
-    codec->traits->gpu_block(codec->args, task);
+    codec->traits->gpu_block(codec->args, ctx, task);
   }
   task->block_size = (uint32_t)codec->ops->block_bound(codec->args, task->bucket);
   if (codec->transform) {
@@ -49,6 +49,12 @@ static void describe_block(const pith_codec *codec, pith_gpu_task *task) {
     codec->transform->gpu_block(codec->transform_args, task);
     task->tile = (uint32_t)(granule < TILE_VALUES ? TILE_VALUES / granule * granule : granule);
   }
+}
+
+/* Whether an incomplete last block is left for a task of its own. */
+static int leaves_tail(const pith_codec *codec, size_t n) {
+  return codec->traits->gpu_tail_apart && codec->traits->gpu_tail_apart(codec->args) && n > codec->granule &&
+         n % codec->granule != 0;
 }
 
 /* The first `first` values are done: the next task of an item. Keys change where an index outgrows 32 bits, and tasks
@@ -59,6 +65,7 @@ size_t pith__gpu_next_task(const pith_cuda_item *item, int encode, size_t first,
   size_t granule = codec->granule, most = PITH_GPU_TASK_VALUES / granule * granule;
   size_t to_border = (size_t)((border - index + granule - 1) / granule * granule);
   size_t n = pith__least(item->n - first, pith__least(most, to_border));
+  n = leaves_tail(codec, n) ? n / granule * granule : n;
   pith_ctx ctx = ctx_of(item);
   pith_key round = pith__rng_key(&ctx, PITH_DOMAIN_ROUND, index),
            rotate = pith__rng_key(&ctx, PITH_DOMAIN_ROTATE, index);
@@ -73,7 +80,7 @@ size_t pith__gpu_next_task(const pith_cuda_item *item, int encode, size_t first,
       .rotate1 = rotate.k1,
       .dtype = (uint8_t)item->dtype,
   };
-  describe_block(codec, task);
+  describe_block(codec, &ctx, task);
   if (encode && codec->memory) {
     task->memory = item->memory + first;
     describe_memory(item, &task->beta, &task->gamma, &task->keeps);

@@ -69,14 +69,12 @@ static void k_scale(float factor, float *x, size_t n) {
   STEPS(i, k, n) { put(x + i, v_mul(get(x + i, k), f), k); }
 }
 
-static void k_vote(uint64_t index, float *x, size_t n) {
+static void k_vote(float *x, size_t n) {
   vf plus = v_set(1.0f), minus = v_set(-1.0f), zero = v_set(0.0f);
-  vf even_first = v_select(m_from(0x5555), plus, minus), odd_first = v_select(m_from(0x5555), minus, plus);
-  vf tie = index & 1 ? odd_first : even_first;
   STEPS(i, k, n) {
     vf a = get(x + i, k);
     vf r = v_select(v_lt(zero, a), plus, v_select(v_lt(a, zero), minus, a)); /* NaN stays NaN */
-    put(x + i, v_select(i_eq(magnitude_bits(a), i_set(0)), tie, r), k);
+    put(x + i, v_select(i_eq(magnitude_bits(a), i_set(0)), zero, r), k);
   }
 }
 

@@ -19,6 +19,43 @@ static void k_sign_unpack(const uint8_t *in, size_t n, float plus, float minus, 
   }
 }
 
+/* A group is two steps of 16 values. */
+static uint32_t k_vote_pack(const float *x, size_t n, int odd, uint8_t *zeros, uint8_t *out) {
+  uint32_t minus = odd ? 0x5555 : 0xaaaa, all = 0xffff;
+  int before = 0; /* whether the step before was all zeros */
+  vi most = i_set(0);
+  STEPS(i, k, n) {
+    vf a = get(x + i, k); /* lanes that do not exist are zero */
+    vi size = magnitude_bits(a);
+    uint32_t none = m_bits(i_eq(size, i_set(0))), bits = m_bits(v_lt(a, v_set(0.0f)));
+    most = i_max(most, size);
+    if (none) { /* seldom */
+      int ends = i & LANES ? before : i + LANES >= n;
+      zeros[i / 256] |= (uint8_t)((uint32_t)(ends && none == all) << (i / 32 % 8));
+      bits = (bits | (none & minus)) & (all >> (LANES - k));
+    }
+    before = none == all;
+    out[i / 8] = (uint8_t)bits;
+    if (k > 8) {
+      out[i / 8 + 1] = (uint8_t)(bits >> 8);
+    }
+  }
+  return lane_max(most);
+}
+
+static void k_vote_unpack(const uint8_t *zeros, const uint8_t *in, size_t n, float scale, pith_mode mode, float *dst) {
+  for (size_t first = 0; first < n; first += 256) { /* those of a byte of `zeros` */
+    size_t m = n - first < 256 ? n - first : 256;
+    uint32_t none = zeros[first / 256];
+    for (size_t i = 0; none && i < m; i += 32) {
+      size_t count = m - i < 32 ? m - i : 32;
+      float plus = none >> (i / 32) & 1 ? 0.0f : scale;
+      k_sign_unpack(in + (first + i) / 8, count, plus, plus == 0.0f ? 0.0f : -scale, mode, dst + first + i);
+    }
+    k_sign_unpack(in + first / 8, none ? 0 : m, scale, -scale, mode, dst + first);
+  }
+}
+
 /*
  * Trits travel in groups of 80: byte j holds the trits of values j, j + 16, … j + 64, the first with weight 1, the next
  * with 3, 9, 27, 81. A last group of m < 80 values has w = ⌈m/5⌉ bytes and stride w in place of 16.

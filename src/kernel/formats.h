@@ -32,6 +32,7 @@ enum {
   PITH_WIRE_LLOYD = 11,
   PITH_WIRE_INCEPTIONN = 12,
   PITH_WIRE_GQ = 13,
+  PITH_WIRE_NUQ = 14,
   PITH_WIRE_TOPK = 32,
   PITH_WIRE_RANDOMK = 33,
   PITH_WIRE_THRESHOLD = 34,
@@ -45,6 +46,10 @@ enum { PITH_HEAD_ONE = 4, PITH_HEAD_TWO = 8 };
 
 /* Trits: groups of 80 values, 16 bytes of five trits each. */
 enum { PITH_TRIT_GROUP = 80, PITH_TRIT_STRIDE = 16, PITH_TRITS = 5 };
+
+/* Votes: bytes of the bits that say which groups of 32 values are all zero, in words of 32 of them. */
+enum { PITH_VOTE_GROUP = 32 };
+#define PITH_VOTE_ZEROS_SIZE(n) (((n) + 1023) / 1024 * 4)
 
 /* Choices of parameters, in the order of their texts. */
 enum { PITH_ROUND_NEAREST = 0, PITH_ROUND_STOCHASTIC = 1 };
@@ -110,14 +115,14 @@ typedef struct pith_gpu_task {
   float beta, gamma;           /* values to send: beta · memory + gamma · values */
   uint32_t bucket, block_size; /* values and bytes of a full block */
   uint32_t begin, end;         /* work items: the module's own */
-  int32_t levels;              /* qsgd, gq */
+  int32_t levels;              /* qsgd, gq, nuq; sign: whether zeros at even places vote minus */
   uint32_t tile;               /* rotated: values worked on together */
   uint16_t kind;               /* wire id */
   uint8_t dtype, bits;
-  uint8_t choice; /* of rounding, norm or scale */
+  uint8_t choice; /* of rounding or scale */
   uint8_t keeps;
   uint8_t rotation; /* log2 of the rotated block; 0: none */
-  uint8_t unused[1];
+  uint8_t norm;     /* qsgd, nuq */
 } pith_gpu_task;
 
 PITH_FORMAT_ASSERT(sizeof(pith_gpu_task) == 96, "both compilers lay out tasks alike");
@@ -188,8 +193,7 @@ typedef struct pith_gpu_mean {
   uint32_t begin, end; /* work items: the module's own */
   float factor;        /* on sums, unless they are votes */
   uint8_t dtype, vote;
-  uint8_t odd; /* whether the place of the first value in its layer is */
-  uint8_t unused[5];
+  uint8_t unused[6];
 } pith_gpu_mean;
 
 PITH_FORMAT_ASSERT(sizeof(pith_gpu_mean) == 40, "both compilers lay out means alike");

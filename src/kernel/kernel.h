@@ -61,7 +61,7 @@ typedef struct pith_kernels {
   void (*residual)(const float *p, const float *d, float *e, size_t n); /* e = p − d where that is finite; e may be p */
   void (*add)(const float *src, float *dst, size_t n);
   void (*scale)(float factor, float *x, size_t n);
-  void (*vote)(uint64_t index, float *x, size_t n); /* sign of x as ±1; 0 goes by the parity of its index */
+  void (*vote)(float *x, size_t n); /* the sign of x: −1, 0 or 1; NaN stays NaN */
 
   /* Reductions. absmax and range return the bits of the largest |x| (0 for n = 0). */
   uint32_t (*absmax)(const float *x, size_t n);
@@ -79,9 +79,21 @@ typedef struct pith_kernels {
   void (*classify[5])(const float *x, size_t n, float inverse, const float *cuts, uint8_t *out);
   void (*lookup[5])(const uint8_t *in, size_t n, const float *levels, pith_mode mode, float *dst);
 
+  /* Powers of two relative to 1, by bits b = 2…8: of y = x · inverse in −1…1 a sign (bit b − 1) and L below it, for 0
+   * (L = 0) or 2^(L − top), top = 2^(b−1) − 1; to the nearest, or drawn without bias. Decoded values are scaled. */
+  void (*power_pack[9])(const float *x, size_t n, float inverse, int random, pith_key key, uint32_t index,
+                        uint8_t *out);
+  void (*power_unpack[9])(const uint8_t *in, size_t n, float scale, pith_mode mode, float *dst);
+
   /* Signs: bit 1 where x < 0; decoded to `plus` for 0 and `minus` for 1. */
   void (*sign_pack)(const float *x, size_t n, uint8_t *out);
   void (*sign_unpack)(const uint8_t *in, size_t n, float plus, float minus, pith_mode mode, float *dst);
+
+  /* Votes: signs, those of zeros being 1 at odd places, or at even ones if `odd`; and in `zeros`, which the caller has
+   * cleared, a bit for each 32 values that are all zero. These decode to 0, others to ±scale. Returns what absmax()
+   * does. */
+  uint32_t (*vote_pack)(const float *x, size_t n, int odd, uint8_t *zeros, uint8_t *out);
+  void (*vote_unpack)(const uint8_t *zeros, const uint8_t *in, size_t n, float scale, pith_mode mode, float *dst);
 
   /* Trits, five in a byte: docs/format.md. x is clipped to ±clip, then −1, 0 or 1 is drawn for x · inverse. */
   void (*tern_pack)(const float *x, size_t n, float clip, float inverse, pith_key key, uint32_t index, uint8_t *out);

@@ -119,7 +119,7 @@ pith_status pith_aggregate(const pith_codec *codec, pith_span sum, const pith_ct
     float *x = sum.dtype == PITH_F32 ? (float *)sum.data + first : tile;
     pith__span_load((pith_cspan){sum.data, sum.n, sum.dtype}, first, n, x);
     if (codec->caps & PITH_CAP_VOTE) {
-      pith__kernels()->vote(ctx.offset + first, x, n);
+      pith__kernels()->vote(x, n);
     } else {
       pith__kernels()->scale(1.0f / (float)ctx.ranks, x, n);
     }

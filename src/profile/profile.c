@@ -64,7 +64,7 @@ static pith_status add_layer(pith_profile *p, const pith_layer *given) {
   l->name = strdup(given->name);
   PITH_REQUIRE(l->name, PITH_ERR_MEMORY, "no memory for layer %s", given->name);
   l->dimensions = given->dimensions;
-  l->fixed = given->dimensions <= 1 || l->n < PITH_PLAN_SMALL;
+  l->fixed = given->dimensions <= 1 || l->n < p->minimal;
   if (given->dimensions) {
     memcpy(l->shape, given->shape, given->dimensions * sizeof *l->shape);
   }
@@ -108,6 +108,8 @@ static pith_status add_candidates(pith_profile *p, const char *text) {
 /* ---- The object -------------------------------------------------------------------------------------------------- */
 
 static pith_status build(pith_profile *p, const pith_layer *layers, size_t count, const char *candidates) {
+  PITH_TRY(pith_minimal_size(&p->minimal));
+  p->small = pith__small_reason(p->minimal);
   PITH_TRY(add_candidates(p, candidates));
   p->layer = calloc(count + 1, sizeof *p->layer);
   PITH_REQUIRE(p->layer, PITH_ERR_MEMORY, "no memory for %zu layers", count);

@@ -9,11 +9,11 @@
 #include <pith/plan.h>
 #include <string.h>
 
+#include "base/minimal_size.h"
 #include "codec/codec.h"
 
 #define PITH_SHAPE_MAX 16
 #define PITH_CANDIDATES_MAX 250 /* a choice is a byte */
-#define PITH_PLAN_SMALL 1024    /* tensors under this many values travel uncompressed, as in rules */
 
 enum { PITH_SUM_SAMPLES, PITH_SUM_SKIPPED, PITH_SUM_NORM, PITH_SUM_TOP, PITH_SUM_BYTES };
 
@@ -26,6 +26,8 @@ typedef struct pith_profiled {
 
 struct pith_profile {
   size_t layers, candidates, stride;
+  size_t minimal; /* layers under this many values travel uncompressed, as in rules */
+  pith_small_reason small;
   pith_profiled *layer;
   pith_codec **codec;
   double *values;

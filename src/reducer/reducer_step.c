@@ -47,11 +47,17 @@ static int takes_rounds(const pith_codec *codec) { return codec && (codec->caps 
 
 /* ---- On board ---------------------------------------------------------------------------------------------------- */
 
+/* Whether a layer's last block, however short, fits into the bytes of a full one. */
+static int fits_granules(const pith_codec *codec) {
+  const uint32_t fixed_blocks = PITH_CAP_FIXED | PITH_CAP_CHUNKED;
+  return (codec->caps & fixed_blocks) == fixed_blocks &&
+         pith_codec_bound(codec, codec->granule - 1) <= pith_codec_bound(codec, codec->granule);
+}
+
 /* Joined where a message would cost more than the layer, and where all that is joined can be told apart again. */
 static int is_joined(const pith_reducer *r, const pith_named *l) {
   const pith_codec *codec = codec_of(l);
-  const uint32_t fixed_blocks = PITH_CAP_FIXED | PITH_CAP_CHUNKED;
-  int joinable = !codec || takes_rounds(codec) || (codec->caps & fixed_blocks) == fixed_blocks;
+  int joinable = !codec || takes_rounds(codec) || fits_granules(codec);
   return joinable && r->ranks > 1 && (takes_rounds(codec) || pith__layer_bytes(l) <= JOIN_MOST);
 }
 

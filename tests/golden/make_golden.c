@@ -93,14 +93,22 @@ int main(void) {
                                       "q:8",
                                       "q:4,round=stochastic",
                                       "q:2,bucket=64",
+                                      "q:3,bucket=96",
+                                      "q:4,bucket=32,tail=exact",
                                       "qsgd",
                                       "qsgd:7,norm=linf",
+                                      "qsgd:1,coding=elias",
+                                      "qsgd:15,coding=elias",
+                                      "qsgd:127,norm=linf,coding=elias",
+                                      "nuq:4",
+                                      "nuq:3,norm=l2,round=nearest",
                                       "terngrad",
                                       "natural",
                                       "signsgd",
                                       "signum",
                                       "efsignsgd",
                                       "onebit",
+                                      "onebit,means=column",
                                       "u8",
                                       "inceptionn",
                                       "gq:4",
@@ -139,19 +147,22 @@ int main(void) {
   print_decode("topk:0.01", 4000);
   print_decode("adaptive:0.01", 4000);
   print_decode("powersgd:2", 1300);
-  print_wrong_byte("terngrad", 150, 10, 243);   /* five trits make at most 242 */
-  print_wrong_byte("natural", 150, 1, 1);       /* the top is not a power of two */
-  print_wrong_byte("signsgd", 150, 3, 0x40);    /* a vote has the scale 1 */
-  print_wrong_byte("inceptionn", 150, 0, 0xff); /* tags ask for more than is there */
-  print_wrong_byte("topk:0.1", 150, 0, 9);      /* no such index coding */
-  print_wrong_byte("topk:0.1", 150, 1, 9);      /* no such value coding */
-  print_wrong_byte("topk:0.1", 150, 1, 1);      /* another value coding than the spec's */
-  print_wrong_byte("topk:0.1", 150, 2, 41);     /* no such Rice parameter */
-  print_wrong_byte("topk:0.1", 150, 3, 1);      /* reserved */
-  print_wrong_byte("topk:0.1", 150, 8, 14);     /* one value fewer than there are */
-  print_wrong_byte("topk:0.1", 150, 15, 0x80);  /* count beyond all bounds */
-  print_wrong_byte("sketchml:16", 150, 4, 0);   /* no levels */
-  print_wrong_byte("powersgd:1", 150, 0, 0);    /* factors called values */
-  print_wrong_byte("powersgd:1", 150, 7, 0xff); /* rows beyond all bounds */
+  print_wrong_byte("terngrad", 150, 10, 243);          /* five trits make at most 242 */
+  print_wrong_byte("natural", 150, 1, 1);              /* the top is not a power of two */
+  print_wrong_byte("qsgd:1,coding=elias", 150, 4, 3);  /* no such coding */
+  print_wrong_byte("qsgd:1,coding=elias", 150, 8, 0);  /* a run longer than the block */
+  print_wrong_byte("qsgd:15,coding=elias", 150, 7, 1); /* more bytes than there are */
+  print_wrong_byte("signsgd", 150, 3, 0x40);           /* a vote has the scale 1 */
+  print_wrong_byte("inceptionn", 150, 0, 0xff);        /* tags ask for more than is there */
+  print_wrong_byte("topk:0.1", 150, 0, 9);             /* no such index coding */
+  print_wrong_byte("topk:0.1", 150, 1, 9);             /* no such value coding */
+  print_wrong_byte("topk:0.1", 150, 1, 1);             /* another value coding than the spec's */
+  print_wrong_byte("topk:0.1", 150, 2, 41);            /* no such Rice parameter */
+  print_wrong_byte("topk:0.1", 150, 3, 1);             /* reserved */
+  print_wrong_byte("topk:0.1", 150, 8, 14);            /* one value fewer than there are */
+  print_wrong_byte("topk:0.1", 150, 15, 0x80);         /* count beyond all bounds */
+  print_wrong_byte("sketchml:16", 150, 4, 0);          /* no levels */
+  print_wrong_byte("powersgd:1", 150, 0, 0);           /* factors called values */
+  print_wrong_byte("powersgd:1", 150, 7, 0xff);        /* rows beyond all bounds */
   return 0;
 }

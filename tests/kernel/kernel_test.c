@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "base/half.h"
+#include "kernel/formats.h"
 #include "kernel/kernel.h"
 #include "test.h"
 
@@ -48,7 +49,7 @@ DRIVER(scale) { return UNUSED, k->scale(t->scale, out, t->n), 4 * t->n; }
 DRIVER(vote) {
   UNUSED;
   memcpy(out, t->any, 4 * t->n);
-  k->vote(t->index, out, t->n);
+  k->vote(out, t->n);
   return 4 * t->n;
 }
 
@@ -108,8 +109,24 @@ DRIVER(classify) {
 }
 DRIVER(lookup) { return k->lookup[bits](t->bytes, t->n, t->y, t->mode, out), 4 * t->n; }
 
+DRIVER(power_pack) {
+  return k->power_pack[bits](t->x, t->n, t->scale, t->mode == PITH_ADD, t->key, t->index, out), packed(t->n, bits);
+}
+DRIVER(power_unpack) { return k->power_unpack[bits](t->bytes, t->n, t->scale, t->mode, out), 4 * t->n; }
+
 DRIVER(sign_pack) { return UNUSED, k->sign_pack(t->any, t->n, out), packed(t->n, 1); }
 DRIVER(sign_unpack) { return UNUSED, k->sign_unpack(t->bytes, t->n, t->scale, -0.5f, t->mode, out), 4 * t->n; }
+DRIVER(vote_pack) {
+  UNUSED;
+  float x[MOST + 64] = {0}; /* a group of zeros, at least, where there are so many values */
+  size_t room = PITH_VOTE_ZEROS_SIZE(t->n), zeros = t->n < 64 ? 0 : 64;
+  memcpy(x + zeros, t->any, (t->n - zeros) * sizeof *x);
+  memset(out, 0, room);
+  uint32_t most = k->vote_pack(x, t->n, (int)t->index & 1, out, (uint8_t *)out + room);
+  memcpy((uint8_t *)out + room + packed(t->n, 1), &most, sizeof most);
+  return room + packed(t->n, 1) + sizeof most;
+}
+DRIVER(vote_unpack) { return UNUSED, k->vote_unpack(t->trits, t->bytes, t->n, t->scale, t->mode, out), 4 * t->n; }
 DRIVER(tern_pack) { return UNUSED, k->tern_pack(t->x, t->n, 1.5f, 1 / 1.5f, t->key, t->index, out), (t->n + 4) / 5; }
 DRIVER(tern_unpack) { return UNUSED, k->tern_unpack(t->trits, t->n, t->scale, t->mode, out), 4 * t->n; }
 DRIVER(byte_max) { return UNUSED, *(uint8_t *)out = k->byte_max(t->trits, t->n), (size_t)1; }
@@ -251,9 +268,10 @@ typedef struct slot {
 #define WIDTH(member, output, bits) {#member, PLACE(member) + (bits), drive_##member, output, bits}
 #define WIDTHS4(member, output) \
   WIDTH(member, output, 1), WIDTH(member, output, 2), WIDTH(member, output, 3), WIDTH(member, output, 4)
-#define WIDTHS8(member, output)                                                                          \
-  WIDTHS4(member, output), WIDTH(member, output, 5), WIDTH(member, output, 6), WIDTH(member, output, 7), \
-      WIDTH(member, output, 8)
+#define WIDTHS7(member, output)                                                                           \
+  WIDTH(member, output, 2), WIDTH(member, output, 3), WIDTH(member, output, 4), WIDTH(member, output, 5), \
+      WIDTH(member, output, 6), WIDTH(member, output, 7), WIDTH(member, output, 8)
+#define WIDTHS8(member, output) WIDTH(member, output, 1), WIDTHS7(member, output)
 
 static const slot slots[] = {
     ONE(f16_to_f32, FLOATS),
@@ -274,8 +292,12 @@ static const slot slots[] = {
     WIDTHS8(dequantize, FLOATS),
     WIDTHS4(classify, BYTES),
     WIDTHS4(lookup, FLOATS),
+    WIDTHS7(power_pack, BYTES),
+    WIDTHS7(power_unpack, FLOATS),
     ONE(sign_pack, BYTES),
     ONE(sign_unpack, FLOATS),
+    ONE(vote_pack, BYTES),
+    ONE(vote_unpack, FLOATS),
     ONE(tern_pack, BYTES),
     ONE(tern_unpack, FLOATS),
     ONE(byte_max, BYTES),
@@ -490,8 +512,24 @@ TEST(kernels_draw_the_random_numbers_of_the_base) {
   }
 }
 
-TEST(a_tie_goes_by_the_parity_of_its_index) {
-  float x[5] = {0, 0, -0.0f, 3, -2};
-  pith__kernels_scalar.vote(7, x, 5);
-  CHECK(x[0] == -1 && x[1] == 1 && x[2] == -1 && x[3] == 1 && x[4] == -1);
+TEST(a_vote_is_the_sign_and_a_tie_is_none) {
+  float x[5] = {0, 5, -0.0f, 3, -2};
+  pith__kernels_scalar.vote(x, 5);
+  CHECK(x[0] == 0 && x[1] == 1 && x[2] == 0 && x[3] == 1 && x[4] == -1);
+}
+
+TEST(groups_of_zeros_abstain_and_other_zeros_vote_in_turn) {
+  float x[100] = {0}, got[100];
+  uint8_t zeros[4] = {0}, out[13];
+  x[3] = -2, x[70] = 1; /* groups 0 and 2; 1 and the short last one are zeros */
+  for (int odd = 0; odd <= 1; odd++) {
+    memset(zeros, 0, sizeof zeros);
+    pith__kernels_scalar.vote_pack(x, 100, odd, zeros, out);
+    CHECK_EQ(zeros[0], 2 | 8);
+    pith__kernels_scalar.vote_unpack(zeros, out, 100, 1.0f, PITH_SET, got);
+    for (int i = 0; i < 100; i++) {
+      float in_turn = (i + odd) % 2 ? -1.0f : 1.0f, wanted = i / 32 == 1 || i / 32 == 3 ? 0.0f : in_turn;
+      CHECK(got[i] == (i == 3 ? -1.0f : i == 70 ? 1.0f : wanted));
+    }
+  }
 }

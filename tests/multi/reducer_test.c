@@ -284,7 +284,8 @@ static void compare_joined(pith_comm *comm, void *argument) {
 }
 
 TEST_WITHIN(layers_are_reduced_to_the_same_bits_joined_or_alone, 60) {
-  static const char *const specs[] = {"q:4", "ef/q:2", "onebit", "fp16", "ef/sign,scale=mean", "u8", "topk:0.1"};
+  static const char *const specs[] = {"q:4", "ef/q:2",   "onebit",           "fp16", "ef/sign,scale=mean",
+                                      "u8",  "topk:0.1", "ef/q:3,tail=exact", "onebit,means=column"};
   for (size_t s = 0; s < sizeof specs / sizeof *specs; s++) {
     ranks_run("inproc", 2 + (int)(s % 3), s % 2 ? 4096 : 0, compare_joined, (void *)(uintptr_t)specs[s]);
   }

@@ -85,6 +85,7 @@ static void q_stochastic(const char *spec, const float *x, const float *got, con
 
 TEST(q_is_within_half_a_unit_or_one_if_stochastic) {
   each_bucket("q:1", 512, 1, q_nearest);
+  each_bucket("q:2,bucket=32", 32, 3, q_nearest);
   each_bucket("q:2,bucket=64", 64, 3, q_nearest);
   each_bucket("q:3,bucket=192", 192, 7, q_nearest);
   each_bucket("q:4", 512, 15, q_nearest);
@@ -95,6 +96,23 @@ TEST(q_is_within_half_a_unit_or_one_if_stochastic) {
   each_bucket("q:1,round=stochastic", 512, 1, q_stochastic);
   each_bucket("q:4,round=stochastic", 512, 15, q_stochastic);
   each_bucket("q:8,round=stochastic", 512, 255, q_stochastic);
+}
+
+/* Full buckets travel as without the option; what follows the last of them travels as it is. */
+TEST(an_exact_tail_loses_nothing_and_changes_nothing_else) {
+  for (int round = 0; round < ROUNDS; round++) {
+    size_t n = 1 + law_length(MOST), full = n / 96 * 96;
+    pith_codec *exact = law_codec("q:3,bucket=96,tail=exact"), *plain = law_codec("q:3,bucket=96");
+    pith_span src = law_tensor((law_shape)(round % LAW_SHAPES), n, PITH_F32);
+    pith_bytes in = law_encode(exact, NULL, src, law_ctx(0)), other = law_encode(plain, NULL, src, law_ctx(0));
+    CHECK_EQ(in.size, full / 96 * 44 + 4 * (n - full));
+    CHECK_EQ(test_first_difference(in.data, other.data, full / 96 * 44), full / 96 * 44);
+    const float *got = law_decode(exact, in, n, law_ctx(0));
+    for (size_t i = full; i < n; i++) {
+      CHECK(law_same(got[i], law_at(src, i)));
+    }
+    law_sweep();
+  }
 }
 
 /* Within a level of x, never beyond the norm, never across zero. */
@@ -117,11 +135,79 @@ static void by_maximum(const char *spec, const float *x, const float *got, const
 
 TEST(qsgd_and_gq_are_within_a_level) {
   each_bucket("qsgd:1", 512, 1, qsgd_l2);
+  each_bucket("qsgd", 512, 127, qsgd_l2);
   each_bucket("qsgd:64", 512, 64, qsgd_l2);
   each_bucket("qsgd:127,bucket=64", 64, 127, qsgd_l2);
   each_bucket("qsgd:64,norm=linf", 512, 64, by_maximum);
   each_bucket("gq:4", 512, 7, by_maximum);
   each_bucket("gq:8", 512, 127, by_maximum);
+}
+
+/* Between 0 and the least power, or between two powers: nearest is within half of the gap, stochastic within all. */
+static void near_power(const char *spec, const float *x, const float *got, double norm, size_t n, double top) {
+  double least = norm * pow(2, 1 - top), share = strstr(spec, "nearest") ? 0.5 : 1;
+  for (size_t i = 0; i < n && norm > FLAT && norm < FLT_MAX; i++) { /* else it is sent as zero, or as NaN */
+    double size = fabs((double)x[i]), gap = size < least ? least : norm * pow(2, floor(log2(size / norm)));
+    check_error(spec, x[i], got[i], gap * share * (1 + LEVEL_SLACK) + FLAT);
+    CHECK_MSG(got[i] == 0 || got[i] * (double)x[i] > 0, "%s: %g becomes %g", spec, (double)x[i], (double)got[i]);
+    double power = got[i] != 0 ? log2(fabs((double)got[i]) / norm) : 0;
+    CHECK_MSG(fabs(power - round(power)) < 1e-4 || fabs((double)got[i]) < 1e-37, "%s: %g of %g is no power of two",
+              spec, (double)got[i], norm);
+  }
+}
+
+static void power_of_most(const char *spec, const float *x, const float *got, const sums *s, double top) {
+  near_power(spec, x, got, s->most, s->n, top);
+}
+
+static void power_of_norm(const char *spec, const float *x, const float *got, const sums *s, double top) {
+  near_power(spec, x, got, sqrt(s->squares), s->n, top);
+}
+
+TEST(nuq_is_a_neighbouring_power_of_two) {
+  each_bucket("nuq:2", 512, 1, power_of_most);
+  each_bucket("nuq:3,round=nearest,bucket=96", 96, 3, power_of_most);
+  each_bucket("nuq:4", 512, 7, power_of_most);
+  each_bucket("nuq:4,norm=l2,round=nearest,bucket=64", 64, 7, power_of_norm);
+  each_bucket("nuq:6,norm=l2", 512, 31, power_of_norm);
+  each_bucket("nuq:8,round=nearest", 512, 127, power_of_most);
+}
+
+/* The coding changes the bytes and nothing else; it is never larger but for the word that names it. */
+TEST(elias_codes_decode_to_the_levels_of_the_fixed_coding) {
+  static const char *const fixed[] = {"qsgd:1", "qsgd:3,bucket=96", "qsgd:16,norm=linf", "qsgd:127",
+                                      "qsgd:1,bucket=65536"};
+  static const size_t bucket[] = {512, 96, 512, 512, 65536};
+  size_t smaller[sizeof fixed / sizeof *fixed] = {0};
+  for (int round = 0; round < ROUNDS; round++) {
+    size_t k = (size_t)round % (sizeof fixed / sizeof *fixed), n = law_length(MOST);
+    char spec[64];
+    snprintf(spec, sizeof spec, "%s,coding=elias", fixed[k]);
+    pith_codec *plain = law_codec(fixed[k]), *elias = law_codec(spec);
+    pith_span src = law_tensor((law_shape)test_below(LAW_SHAPES), n, PITH_F32);
+    pith_ctx ctx = law_ctx((uint64_t)round);
+    pith_bytes in = law_encode(elias, NULL, src, ctx), other = law_encode(plain, NULL, src, ctx);
+    size_t heads = 4 * ((n + bucket[k] - 1) / bucket[k]);
+    CHECK_MSG(in.size <= other.size + heads, "%s: %zu bytes, not %zu", spec, in.size, other.size);
+    smaller[k] += in.size < other.size;
+    const float *got = law_decode(elias, in, n, ctx), *wanted = law_decode(plain, other, n, ctx);
+    for (size_t i = 0; i < n; i++) {
+      CHECK_MSG(law_same(got[i], wanted[i]), "%s: value %zu is %g, not %g", spec, i, (double)got[i], (double)wanted[i]);
+    }
+    law_sweep();
+  }
+  for (size_t k = 0; k < sizeof fixed / sizeof *fixed; k++) {
+    CHECK_MSG(smaller[k] > 0, "%s: never smaller in %d rounds", fixed[k], ROUNDS);
+  }
+}
+
+/* About √bucket of the values are not zero with one level: the size grows with those, as the paper promises. */
+TEST(elias_codes_of_few_levels_take_a_fraction_of_the_bits) {
+  size_t n = 1 << 18;
+  pith_codec *codec = law_codec("qsgd:1,coding=elias");
+  pith_bytes in = law_encode(codec, NULL, law_tensor(LAW_NORMAL, n, PITH_F32), law_ctx(0));
+  CHECK_MSG(8.0 * (double)in.size / (double)n < 0.6, "%g bits a value", 8.0 * (double)in.size / (double)n);
+  law_sweep();
 }
 
 TEST(a_norm_beyond_f32_is_not_a_number) {
@@ -201,7 +287,8 @@ static void check_close(const char *spec, double got, double wanted) {
 static void signs_of_one(const char *spec, const float *x, const float *got, const sums *s, double unused) {
   (void)unused;
   for (size_t i = 0; i < s->n; i++) {
-    CHECK_MSG(got[i] == (x[i] < 0 ? -1 : 1), "%s: %g becomes %g", spec, (double)x[i], (double)got[i]);
+    CHECK_MSG(x[i] == 0 ? fabs((double)got[i]) <= 1 : got[i] == (x[i] < 0 ? -1 : 1), "%s: %g becomes %g", spec,
+              (double)x[i], (double)got[i]);
   }
 }
 
@@ -238,6 +325,43 @@ TEST(signs_carry_exact_means) {
   each_bucket("signmean", 512, 0, two_means);
   each_bucket("signmean:4096", 4096, 0, two_means);
   each_bucket("sign,scale=unbiased", 4096, 0, unbiased_signs);
+}
+
+TEST(columns_have_means_of_their_own) {
+  for (int round = 0; round < ROUNDS; round++) {
+    size_t rows = 1 + test_below(40), cols = 32 + test_below(round % 8 ? 300 : 9000),
+           cut = test_below(cols < rows ? 1 : 9);
+    size_t n = rows * cols - (cut * rows < cols ? cut : 0); /* the last row may be short */
+    pith_codec *codec = law_codec("signmean,means=column");
+    pith_span src = law_tensor((law_shape)(round % LAW_SHAPES), n, PITH_F32);
+    pith_ctx ctx = law_ctx((uint64_t)round);
+    ctx.rows = rows;
+    pith_bytes in = law_encode(codec, NULL, src, ctx);
+    cols = (n - 1) / rows + 1;
+    const float *x = src.data, *got = law_decode(codec, in, n, law_ctx(0)); /* the payload says how many rows */
+    for (size_t first = 0; first < n; first += cols) {
+      sums s = sums_of(x + first, n - first < cols ? n - first : cols);
+      two_means("signmean,means=column", x + first, got + first, &s, 0);
+    }
+    law_sweep();
+  }
+}
+
+/* Vectors, and matrices whose rows are shorter than two means are worth, are sent as if nobody had asked for columns.
+ */
+TEST(without_a_shape_columns_are_buckets) {
+  static const uint64_t rows[] = {0, 1000, 33, 1001};
+  pith_codec *column = law_codec("signmean:96,means=column"), *bucket = law_codec("signmean:96");
+  pith_span src = law_tensor(LAW_NORMAL, 1000, PITH_F32);
+  pith_bytes wanted = law_encode(bucket, NULL, src, law_ctx(0));
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    pith_ctx ctx = law_ctx(0);
+    ctx.rows = rows[i];
+    pith_bytes in = law_encode(column, NULL, src, ctx);
+    CHECK_EQ(in.size, 8 + wanted.size);
+    CHECK_EQ(test_first_difference((const uint8_t *)in.data + 8, wanted.data, wanted.size), wanted.size);
+  }
+  law_sweep();
 }
 
 /* ---- tree8 ------------------------------------------------------------------------------------------------------- */

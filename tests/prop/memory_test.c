@@ -108,7 +108,7 @@ TEST(a_fading_residual_is_carried_on_by_its_share) {
 TEST(the_time_average_converges_to_the_gradient) {
   static const char *const specs[] = {
       "ef/topk:0.05",   "ef/q:2",        "efsignsgd",       "onebit",        "u8",
-      "ef/randomk:0.1", "ef/powersgd:2", "ef/adaptive:0.1", "ef/sketchml:4", "ef/threshold:2"};
+      "ef/randomk:0.1", "ef/powersgd:2", "adaq:0.1", "ef/sketchml:4", "ef/threshold:2"};
   const size_t n = 2500, steps = 300;
   for (size_t k = 0; k < sizeof specs / sizeof *specs; k++) {
     pith_codec *codec = law_codec(specs[k]);

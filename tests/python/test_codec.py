@@ -215,3 +215,21 @@ def test_slips_in_a_plan_file_are_named(change: Any, what: str, tmp_path: Path) 
     with pytest.raises(pith.SpecError, match=what) as caught:
         pith.Plan.load(path)
     assert "plan.json" in str(caught.value)
+
+
+def test_the_least_size_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pith.minimal_size() == 1024
+    monkeypatch.setenv("PITH_MINIMAL_SIZE", "64")
+    assert pith.minimal_size() == 64
+    try:
+        pith.set_minimal_size(16)
+        assert pith.Rules("q:4").find("a", (4, 4)).spec == "q:4"
+        assert pith.Rules("q:4").find("a", (3, 5)).reason == "under 16 values"
+    finally:
+        pith.set_minimal_size(None)
+    assert pith.Rules("q:4").find("a", (7, 9)).reason == "under 64 values"
+    monkeypatch.setenv("PITH_MINIMAL_SIZE", "few")
+    with pytest.raises(pith.ArgumentError, match="PITH_MINIMAL_SIZE=few is not a number"):
+        pith.Rules("q:4")
+    with pytest.raises(pith.ArgumentError):
+        pith.set_minimal_size(-1)

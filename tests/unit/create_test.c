@@ -1,4 +1,6 @@
 /* Codec objects: canonical texts, fingerprints, capabilities, and which parts fit together. */
+#include <stdio.h>
+
 #include "test.h"
 
 static pith_codec *make(const char *spec) {
@@ -72,6 +74,58 @@ TEST(fingerprints_follow_the_meaning_not_the_spelling) {
   CHECK_EQ(fingerprint("q:4"), fingerprint("q,bits=4,round=nearest"));
   CHECK_EQ(fingerprint("signum:0.9"), fingerprint("momentum:0.9/sign"));
   CHECK_EQ(fingerprint("q:4"), fingerprint("q:04"));
+  CHECK_EQ(fingerprint("qsgd"), fingerprint("qsgd:127"));
+  CHECK_EQ(fingerprint("adaq:0.05"), fingerprint("ef/adaptive:0.05"));
+}
+
+/* All sixteen methods of the survey, as GRACE has them; and what a method has no use for is refused. */
+TEST(every_method_of_the_survey_has_the_parameters_of_grace) {
+  static const struct {
+    const char *method, *parts;
+  } wanted[] = {
+      {"topk", "ef/topk:0.01"},
+      {"randomk", "ef/randomk:0.01"},
+      {"threshold", "ef/threshold:0.01"},
+      {"dgc", "dgc/topk:0.01,select=sampled"},
+      {"adaptive", "ef/adaptive:0.01"},
+      {"sketchml", "sketchml:64"},
+      {"powersgd", "ef/powersgd:1"},
+      {"qsgd", "qsgd:127,bucket=128"},
+      {"terngrad", "terngrad:2.5,bucket=65536"},
+      {"natural", "natural"},
+      {"signsgd", "sign"},
+      {"signum", "momentum:0.9/sign"},
+      {"efsignsgd", "ef/sign:mean,bucket=65536"},
+      {"onebit", "ef/signmean:65536"},
+      {"u8", "ef/tree8:65536"},
+      {"inceptionn", "inceptionn"},
+  };
+  size_t survey = 0;
+  for (size_t i = 0; i < pith_method_count(); i++) {
+    pith_method method = PITH_METHOD_INIT;
+    CHECK_OK(pith_method_get(i, &method));
+    for (size_t w = 0; method.survey && w < sizeof wanted / sizeof *wanted; w++) {
+      survey += strcmp(method.name, wanted[w].method) == 0;
+    }
+  }
+  CHECK_EQ(survey, sizeof wanted / sizeof *wanted);
+  CHECK_EQ(survey, 16);
+  for (size_t w = 0; w < survey; w++) {
+    char spec[64];
+    snprintf(spec, sizeof spec, "grace:%s", wanted[w].method);
+    CHECK_EQ(fingerprint(spec), fingerprint(wanted[w].parts));
+  }
+  CHECK_EQ(fingerprint("grace:topk,ratio=0.3"), fingerprint("ef/topk:0.3"));
+  CHECK_EQ(fingerprint("grace:powersgd,rank=4"), fingerprint("ef/powersgd:4"));
+  check_refused("grace:qsgd,ratio=0.3", PITH_ERR_SPEC, "ratio=0.3 means nothing to this method");
+  check_refused("grace:topk,rank=2", PITH_ERR_SPEC, "rank=2 means nothing");
+  check_refused("grace:fp16", PITH_ERR_SPEC, "is not one of");
+  check_refused("ef/grace:topk", PITH_ERR_UNSUPPORTED, "memory of its own");
+}
+
+TEST(cgx_is_q_with_its_rounding) {
+  CHECK_EQ(fingerprint("cgx"), fingerprint("q:4,round=stochastic"));
+  CHECK_EQ(fingerprint("cgx:3,bucket=1024,tail=exact"), fingerprint("q:3,bucket=1024,round=stochastic,tail=exact"));
 }
 
 TEST(different_meanings_have_different_fingerprints) {

@@ -1,5 +1,6 @@
 /* Rules: which layer gets which spec, and why. */
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "test.h"
 
@@ -86,6 +87,40 @@ TEST(small_and_flat_tensors_travel_uncompressed_by_default) {
   check_default(rules, "a", 0, 1, "one dimension");
   CHECK_EQ(find(rules, "a", 2, 1024).rule, 0);
   pith_rules_destroy(rules);
+}
+
+/* The setting of the process, or of its environment; rules keep what they were made with. */
+TEST(the_least_size_is_a_setting) {
+  pith_rules *before = make("q:4");
+  size_t values = 0;
+  CHECK_OK(pith_minimal_size(&values));
+  CHECK_EQ(values, 1024);
+  setenv("PITH_MINIMAL_SIZE", "16", 1);
+  pith_rules *smaller = make("q:4");
+  check_default(smaller, "a", 2, 15, "under 16 values");
+  CHECK_EQ(find(smaller, "a", 2, 16).rule, 0);
+  pith_minimal_size_set(5000);
+  pith_rules *larger = make("head*=q:8;*=q:4");
+  check_default(larger, "a", 2, 4999, "under 5000 values");
+  CHECK_EQ(find(larger, "a", 2, 5000).rule, 1);
+  CHECK_EQ(find(larger, "head", 2, 10).rule, 0);
+  check_default(before, "a", 2, 1023, "under 1024 values");
+  pith_minimal_size_set(0);
+  pith_rules *all = make("q:4");
+  CHECK_EQ(find(all, "a", 2, 1).rule, 0);
+  check_default(all, "a", 1, 5000, "one dimension");
+  pith_minimal_size_set(PITH_MINIMAL_SIZE_UNSET);
+  static const char *const wrong[] = {"many", "-1", "1k", " 5", "99999999999999999999999"};
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    setenv("PITH_MINIMAL_SIZE", wrong[i], 1);
+    check_refused("q:4", PITH_ERR_ARGUMENT, "is not a number of values");
+  }
+  unsetenv("PITH_MINIMAL_SIZE");
+  CHECK_STATUS(pith_minimal_size(NULL), PITH_ERR_ARGUMENT);
+  pith_rules_destroy(before);
+  pith_rules_destroy(smaller);
+  pith_rules_destroy(larger);
+  pith_rules_destroy(all);
 }
 
 TEST(a_pattern_that_names_a_small_tensor_overrides_the_default) {

@@ -46,7 +46,8 @@ TEST(a_row_for_gpus_is_complete) {
 }
 
 static void check_block_task(const pith_codec *codec, const pith_gpu_task *task) {
-  CHECK_EQ(task->kind, pith_codec_wire_id(codec));
+  int apart = codec->traits->gpu_tail_apart && codec->traits->gpu_tail_apart(codec->args) && task->n < task->bucket;
+  CHECK_EQ(task->kind, apart ? PITH_WIRE_NONE : pith_codec_wire_id(codec));
   CHECK_MSG(task->bits >= 1 && task->bits <= 8, "%s: %u bits", codec->spec, task->bits);
   CHECK_EQ(task->block_size, codec->ops->block_bound(codec->args, task->bucket));
   CHECK_EQ(task->rotation != 0, codec->transform != NULL);
@@ -84,9 +85,14 @@ TEST(every_spec_becomes_a_task_that_fits_its_codec) {
     pith_cuda_item item = item_of(codec, 5000, law_ctx(3));
     if (pith_cuda_supports(codec) == PITH_OK) {
       if (pith__gpu_is_block(codec)) {
-        pith_gpu_task task;
-        CHECK_EQ(pith__gpu_next_task(&item, 1, 0, &task), item.n);
-        check_block_task(codec, &task);
+        size_t first = 0;
+        for (pith_gpu_task task; first < item.n; first += task.n) {
+          CHECK_EQ(pith__gpu_next_task(&item, 1, first, &task), task.n);
+          CHECK_MSG(task.payload == (uint8_t *)NULL + pith_codec_bound(codec, first), "%s: task at %zu", codec->spec,
+                    first);
+          check_block_task(codec, &task);
+        }
+        CHECK_EQ(first, item.n);
       } else if (pith__gpu_is_sparse(codec)) {
         pith_gpu_sparse task = pith__gpu_sparse_task(&item, 1);
         check_sparse_task(codec, &task);
@@ -121,6 +127,15 @@ TEST(what_a_choice_lacks_on_gpus_is_said) {
   pith_codec *codec = law_codec("ef/topk:0.01,select=fit");
   CHECK_STATUS(pith_cuda_supports(codec), PITH_ERR_UNSUPPORTED);
   CHECK_ERROR_SAYS("select=fit has no CUDA kernel");
+  codec = law_codec("onebit,means=column");
+  CHECK_STATUS(pith_cuda_supports(codec), PITH_ERR_UNSUPPORTED);
+  CHECK_ERROR_SAYS("means=column has no CUDA kernel");
+  codec = law_codec("qsgd:7,coding=elias");
+  CHECK_STATUS(pith_cuda_supports(codec), PITH_ERR_UNSUPPORTED);
+  CHECK_ERROR_SAYS("coding=elias has no CUDA kernel");
+  codec = law_codec("hadamard/q:4,tail=exact");
+  CHECK_STATUS(pith_cuda_supports(codec), PITH_ERR_UNSUPPORTED);
+  CHECK_ERROR_SAYS("exact last bucket behind hadamard");
   law_sweep();
 }
 

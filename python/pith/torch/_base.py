@@ -23,7 +23,7 @@ from .. import _library as c
 from .._comm import Comm, Stats, make_call
 from .._errors import ArgumentError, Error, TimeoutError
 from . import _buffers as buffers
-from ._compression import SMALL, Compression, current, from_environment
+from ._compression import Compression, current, from_environment
 from ._meeting import is_connected_to, meet, port_of_rank_0
 from ._work import DoneWork, PithWork, SingleWaiter, Waiter, begin_event, seconds
 
@@ -332,8 +332,8 @@ class GroupBase(dist.ProcessGroup):
             return None
         if dtype not in buffers.COMPRESSIBLE or reduction not in (buffers.SUM, buffers.MEAN):
             reason = "exact: not a sum of f32, f16 or bf16"
-        elif n < SMALL:
-            reason = f"exact: under {SMALL} values"
+        elif n < chosen.minimal:
+            reason = f"exact: under {chosen.minimal} values"
         elif caps & ~chosen.caps:
             reason = f"exact: {chosen.spec} needs the whole tensor"
             self._warn(reason)

@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from .._codec import Codec, codec_of
+from .._codec import Codec, codec_of, minimal_size
 from .._errors import UnsupportedError
-
-SMALL = 1024  # tensors under this many values cost more to compress than to send
 
 
 @dataclass(frozen=True)
@@ -21,6 +19,7 @@ class Compression:
     seed: int
     spec: str  # of the codec, and its caps: asked for at every operation
     caps: int
+    minimal: int  # tensors under this many values stay exact
 
 
 _EXACT: Compression | None = None
@@ -38,7 +37,7 @@ def _make(spec: str | Codec | None, seed: int) -> Compression | None:
             f"{codec.spec} keeps something for each layer between steps, and a process group does not know layers: use a spec "
             f"without a memory here, or give layers to a pith.Reducer"
         )
-    return Compression(codec, seed, codec.spec, int(codec.caps))
+    return Compression(codec, seed, codec.spec, int(codec.caps), minimal_size())
 
 
 def from_environment() -> Compression | None:
@@ -55,7 +54,7 @@ def current(otherwise: Compression | None) -> Compression | None:
 def compression(spec: str | Codec | None, seed: int = 0) -> Iterator[Compression | None]:
     """Compresses sums and means of f32, f16 and bf16 tensors on all groups while it lasts; ``None`` or "none": exact.
 
-    Allreduce, reduce and reduce-scatter of at least 1024 values are compressed, all else stays exact; ``pith.torch.stats`` counts what was
+    Allreduce, reduce and reduce-scatter of at least ``pith.minimal_size()`` values are compressed, all else stays exact; ``pith.torch.stats`` counts what was
     not compressed, and why. All ranks enter and leave at the same operations. It holds for the whole process, for backward passes run
     in threads of their own.
     """

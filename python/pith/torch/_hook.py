@@ -52,7 +52,7 @@ def compress(
     layers so that they are smallest, and does so anew every few hundred steps (docs/planner.md). The default is ``"auto,budget=q:4"``
     for models on CPUs, and ``"q:4"`` for those on other devices and for sharded ones, whose specs cannot change.
     ``rules`` and ``plan`` (also the name of a plan's file) say the same by name. Layers are called what
-    ``model.module.named_parameters()`` calls them. Parameters of one dimension or under 1024 values stay exact unless a rule names them,
+    ``model.module.named_parameters()`` calls them. Parameters of one dimension or under ``pith.minimal_size()`` values stay exact unless a rule names them,
     and so do types other than f32, f16 and bf16; :func:`pith.torch.stats` says what travels how, and why.
 
     All ranks call it, with the same arguments. A misspelt spec, a rule that matches no layer, or ranks that disagree are an error here.

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from .._codec import minimal_size
 from .._errors import ArgumentError, StateError
 from .._profile import Profile
 from .._profile import candidates as candidates_around
@@ -263,5 +264,5 @@ def _recorded(model: torch.nn.Module) -> Named:
 def _check_layers(profile: Profile) -> None:
     if all(layer.fixed for layer in profile.layers):
         raise ArgumentError(
-            "no parameter has two dimensions and 1024 values or more: all travel uncompressed, and there is nothing to plan"
+            f"no parameter has two dimensions and {minimal_size()} values or more: all travel uncompressed, and there is nothing to plan"
         )

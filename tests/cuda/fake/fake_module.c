@@ -49,7 +49,7 @@ static void keep_lost(float *memory, const float *decoded, size_t n) {
 
 /* Encodes behind a memory, which may be NULL; 0 bytes: it failed. */
 static size_t encode_with(const char *spec, pith_cspan src, float *memory, float beta, float gamma, int keeps,
-                          uint8_t *payload) {
+                          const pith_ctx *ctx, uint8_t *payload) {
   pith_codec *codec;
   if (pith_codec_create(spec, &codec) != PITH_OK) {
     return 0;
@@ -59,7 +59,7 @@ static size_t encode_with(const char *spec, pith_cspan src, float *memory, float
     meet(src.data, (int)src.dtype, memory, beta, gamma, src.n);
     src = (pith_cspan){memory, src.n, PITH_F32};
   }
-  pith_status status = pith_encode(codec, NULL, src, &out, NULL);
+  pith_status status = pith_encode(codec, NULL, src, &out, ctx);
   if (status == PITH_OK && memory && keeps == PITH_GPU_KEEP_LOST) {
     float *decoded = malloc(src.n * sizeof *decoded + 1);
     status = pith_decode(codec, (pith_bytes){payload, out.size}, (pith_span){decoded, src.n, PITH_F32}, PITH_SET, NULL);
@@ -109,8 +109,10 @@ static int encode(const pith_gpu_task *tasks, size_t count, void *stream, char *
   for (size_t i = 0; i < count; i++) {
     const pith_gpu_task *t = &tasks[i];
     char spec[TEXT];
+    pith_ctx ctx = PITH_CTX_INIT;
+    ctx.step = t->kind == PITH_WIRE_SIGN && t->levels; /* which zeros vote minus follows from it */
     if (!block_spec(t, spec) || !encode_with(spec, (pith_cspan){t->values, t->n, (pith_dtype)t->dtype}, t->memory,
-                                             t->beta, t->gamma, t->keeps, t->payload)) {
+                                             t->beta, t->gamma, t->keeps, &ctx, t->payload)) {
       return refuse(text, "it cannot encode that");
     }
   }
@@ -155,7 +157,8 @@ static int sparse_encode(const pith_gpu_sparse *tasks, size_t count, void *strea
     char spec[TEXT];
     pith_cspan src = {t->values, t->n, (pith_dtype)t->dtype};
     memset(t->space, 0xee, SPACE); /* kernels would use it */
-    *t->size = sparse_spec(t, spec) ? encode_with(spec, src, t->memory, t->beta, t->gamma, t->keeps, t->payload) : 0;
+    *t->size =
+        sparse_spec(t, spec) ? encode_with(spec, src, t->memory, t->beta, t->gamma, t->keeps, NULL, t->payload) : 0;
     if (!*t->size || *t->size > t->capacity) {
       return refuse(text, "it cannot select that");
     }
@@ -326,10 +329,7 @@ static int mean(const pith_gpu_mean *tasks, size_t count, void *stream, char *te
   (void)stream, (void)text;
   for (size_t i = 0; i < count; i++) {
     for (uint32_t j = 0; j < tasks[i].n; j++) {
-      float x = tasks[i].sums[j], vote = x == 0  ? ((j + tasks[i].odd) & 1 ? -1.0f : 1.0f)
-                                         : x > 0 ? 1.0f
-                                         : x < 0 ? -1.0f
-                                                 : x;
+      float x = tasks[i].sums[j], vote = x > 0 ? 1.0f : x < 0 ? -1.0f : x == 0 ? 0.0f : x;
       store(tasks[i].values, tasks[i].dtype, j, tasks[i].vote ? vote : x * tasks[i].factor);
     }
   }

@@ -131,7 +131,8 @@ PITH_API pith_status pith_encode(const pith_codec *codec, pith_state *state, pit
 PITH_API pith_status pith_decode(const pith_codec *codec, pith_bytes in, pith_span dst, pith_mode mode,
                                  const pith_ctx *ctx);
 
-/* Turns a sum of ctx->ranks decoded payloads into the result, in place: the mean, or the majority for VOTE codecs. */
+/* Turns a sum of ctx->ranks decoded payloads into the result, in place: the mean, or for VOTE codecs the majority: 1,
+ * −1, or 0 for a tie. */
 PITH_API pith_status pith_aggregate(const pith_codec *codec, pith_span sum, const pith_ctx *ctx);
 
 /* ---- Rounds: methods that need several exchanges ----------------------------------------------------------------- */
@@ -183,14 +184,23 @@ typedef struct pith_match {
 
 #define PITH_MATCH_INIT {.size = sizeof(pith_match)}
 
-/* Finds the codec for a layer of n values. Tensors of one dimension or under 1024 values are not compressed unless a
- * rule with a pattern other than "*" names them. A layer that no rule matches is not compressed either. */
+/* Finds the codec for a layer of n values. Tensors of one dimension or under pith_minimal_size() values are not
+ * compressed unless a rule with a pattern other than "*" names them. A layer that no rule matches is not compressed
+ * either. */
 PITH_API pith_status pith_rules_find(const pith_rules *rules, const char *layer, size_t dimensions, size_t n,
                                      pith_match *match);
 
 /* 1 if the pattern of rule `index` matches the name, regardless of earlier rules and of defaults. Finds rules that
  * match no layer at all. */
 PITH_API int pith_rules_matches(const pith_rules *rules, size_t index, const char *layer);
+
+/* The least number of values of a tensor that is compressed without being named: what was set, else the environment
+ * variable PITH_MINIMAL_SIZE, else 1024. PITH_ERR_ARGUMENT if the variable is no number. Rules, profiles and adapters
+ * read it when they are made; all ranks must have the same. It is one for the process; PITH_MINIMAL_SIZE_UNSET takes a
+ * setting back. */
+#define PITH_MINIMAL_SIZE_UNSET SIZE_MAX
+PITH_API pith_status pith_minimal_size(size_t *values);
+PITH_API void pith_minimal_size_set(size_t values);
 
 /* ---- The list of methods ----------------------------------------------------------------------------------------- */
 
