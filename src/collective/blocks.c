@@ -4,9 +4,8 @@
  *
  * The tensor is cut into a part for each leader of a host, a part into a slice for each host: leader l of host h owns
  * slice (l, h). Leader l of every other host sends its host's sum of that slice, encoded, to the owner, which adds its
- * own as it is. The owner's result
- * comes back to the leaders, and from them, as the same bytes, to the other ranks of their hosts. In a flat layout
- * every rank is the only leader of its host, and there is no intra-host communication.
+ * own as it is. The owner's result comes back to the leaders, and from them, as the same bytes, to the other ranks of
+ * their hosts. In a flat layout every rank is the only leader of its host, and there is no intra-host communication.
  *
  * Chunks of slices follow each other through encoding, wire and decoding, so that these overlap. A buffer serves every
  * WINDOW-th chunk, and no rank is further ahead than that.

@@ -53,9 +53,20 @@ static size_t add_pieces(const pith_job *job, const pith_parts *p, int leader, i
   return at;
 }
 
+/* No layer has more pieces than owners, or than granules. */
+static size_t most_pieces(const pith_job *job, size_t granule, size_t owners) {
+  size_t count = 0;
+  for (size_t i = 0; i < job->member_count; i++) {
+    size_t granules = rounded_up(job->members[i].n, granule) / granule;
+    count += granules < owners ? granules : owners;
+  }
+  return count;
+}
+
 static void arrange(pith_job *job, pith_parts *p) {
   size_t owners = (size_t)p->leaders * (size_t)p->hosts, count = 0, at = 0;
-  pith_member *pieces = pith__schedule_take(&job->schedule, job->member_count * owners, sizeof *pieces);
+  size_t most = most_pieces(job, p->granule, owners);
+  pith_member *pieces = pith__schedule_take(&job->schedule, most ? most : 1, sizeof *pieces);
   size_t *bounds = pith__schedule_take(&job->schedule, owners + 1, sizeof *bounds);
   p->bounds = bounds;
   if (!pieces || !bounds) {

@@ -172,7 +172,8 @@ pith_status pith__work_encode_result(pith_job *job, const pith_task *task) { ret
 pith_status pith__work_store_result(pith_job *job, const pith_task *task) {
   float buffer[TILE];
   pith__make_result(job, task->values, task->n);
-  if (task->values == (uint8_t *)job->dst.data + task->at * pith_dtype_size(job->dst.dtype)) {
+  uint8_t *dst = job->dst.data; /* NULL for joined layers */
+  if (dst && task->values == dst + task->at * pith_dtype_size(job->dst.dtype)) {
     return PITH_OK; /* it was made there */
   }
   pith_segment s = {0};

@@ -142,7 +142,7 @@ typedef struct law_model {
 
 static int law_is_block(const pith_codec *codec) {
   uint32_t needed = PITH_CAP_FIXED | PITH_CAP_CHUNKED;
-  return (pith_codec_caps(codec) & needed) == needed;
+  return (pith_codec_caps(codec) & (needed | PITH_CAP_ONCE)) == needed;
 }
 
 static uint64_t law_number(size_t layer) { return pith__hash64(law_names[layer], strlen(law_names[layer]), 0); }

@@ -290,7 +290,9 @@ IN_PARTS = [
     "qsgd", "q:4,round=stochastic", "terngrad", "natural", "hadamard/q:2", "ef/q:2", "signsgd", "fp16",
 ]  # fmt: skip
 # Whole payloads, which have one algorithm.
-AS_A_WHOLE = ["ef/topk:0.05", "randomk:0.1", "dgc:0.05", "ef/threshold:0.01"]
+AS_A_WHOLE = [
+    "ef/topk:0.05", "randomk:0.1", "dgc:0.05", "ef/threshold:0.01", "qsgd,encode=once", "ef/q:2,encode=once",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("size", [2, 3])

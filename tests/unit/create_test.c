@@ -252,3 +252,28 @@ TEST(only_codecs_of_several_exchanges_have_rounds) {
   CHECK_EQ(pith_codec_rounds(codec), 0);
   pith_codec_destroy(codec);
 }
+
+/* ---- encode=once ---- */
+
+static void check_spec(const char *text, const char *spec, uint32_t once) {
+  pith_codec *codec = make(text);
+  CHECK_STR(pith_codec_spec(codec), spec);
+  CHECK_EQ(pith_codec_caps(codec) & PITH_CAP_ONCE, once);
+  pith_codec_destroy(codec);
+}
+
+TEST(encode_is_a_word_of_every_spec) {
+  check_spec("q:4,encode=once,bucket=128", "q:4,bucket=128,encode=once", PITH_CAP_ONCE);
+  check_spec("ef/hadamard/q:2,encode=once", "ef/hadamard/q:2,encode=once", PITH_CAP_ONCE);
+  check_spec("signsgd,encode=once", "signsgd,encode=once", PITH_CAP_ONCE);
+  check_spec("q:4,encode=auto", "q:4", 0);
+  check_spec("ef/topk:0.01,encode=once", "ef/topk:0.01", 0); /* it always is */
+  pith_codec *once = make("q:4,encode=once"), *plain = make("q:4");
+  CHECK(pith_codec_fingerprint(once) != pith_codec_fingerprint(plain));
+  pith_codec_destroy(once);
+  pith_codec_destroy(plain);
+  check_refused("q:4,encode=twice", PITH_ERR_SPEC, "auto|once");
+  check_refused("q:4,encode=once,encode=once", PITH_ERR_SPEC, "given twice");
+  check_refused("ef,encode=once/q:4", PITH_ERR_SPEC, "ef has no parameter");
+  check_refused("powersgd:4,encode=once", PITH_ERR_UNSUPPORTED, "its exchanges are sums");
+}

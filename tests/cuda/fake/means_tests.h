@@ -30,6 +30,12 @@ TEST(sparse_payloads_are_added_in_rank_order) {
   check_means("ef/topk:0.1,values=fp16");
 }
 
+TEST(block_codecs_can_be_gathered_and_encoded_once) {
+  check_means("*=q:4,encode=once");
+  check_means("*=ef/q:2,bucket=128,encode=once");
+  check_means("signsgd,encode=once");
+}
+
 TEST(low_rank_agrees_within_rounding) {
   check_means("powersgd:2");
   check_means("ef/powersgd:4");
