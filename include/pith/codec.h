@@ -109,6 +109,11 @@ PITH_API pith_status pith_state_load(pith_state *state, pith_bytes bytes);
 /* Multiplies everything the state keeps by `factor`, as after a change of the loss scale. */
 PITH_API pith_status pith_state_scale(pith_state *state, float factor);
 
+/* Multiplies what is pending by `factor`: the residual of `ef`, `v` of `dgc`, and what results lost. After a change of
+ * the learning rate from a to b, a factor of a/b keeps the update that is still owed. Momenta (of `momentum`, `u` of
+ * `dgc`) are means or sums of gradients, which do not depend on the rate, and stay as they are. */
+PITH_API pith_status pith_state_scale_residual(pith_state *state, float factor);
+
 /* The residual of `ef` (or `v` of `dgc`): n floats that belong to the state, NULL if it has none. For tests and
  * statistics. */
 PITH_API const float *pith_state_residual(const pith_state *state);

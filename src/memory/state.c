@@ -185,12 +185,16 @@ static float *results_of(const pith_state *state) {
   return state->result ? state->result + (state->result_first - state->result_base) : NULL;
 }
 
-pith_status pith_state_scale(pith_state *state, float factor) {
+pith_status pith_state_scale_residual(pith_state *state, float factor) {
   PITH_REQUIRE(state, PITH_ERR_ARGUMENT, "pith_state_scale: state must not be NULL");
   PITH_REQUIRE(isfinite(factor) && factor > 0, PITH_ERR_ARGUMENT, "a state cannot be scaled by %g", (double)factor);
   PITH_TRY(state->residual ? pith__space_scale(state->space, factor, state->residual, state->n) : PITH_OK);
-  PITH_TRY(state->momentum ? pith__space_scale(state->space, factor, state->momentum, state->n) : PITH_OK);
   return state->result ? pith__space_scale(state->space, factor, results_of(state), state->result_n) : PITH_OK;
+}
+
+pith_status pith_state_scale(pith_state *state, float factor) {
+  PITH_TRY(pith_state_scale_residual(state, factor));
+  return state->momentum ? pith__space_scale(state->space, factor, state->momentum, state->n) : PITH_OK;
 }
 
 const float *pith_state_residual(const pith_state *state) { return state ? state->residual : NULL; }
