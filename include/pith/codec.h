@@ -94,8 +94,8 @@ typedef struct pith_state pith_state;
 PITH_API pith_status pith_state_create(const pith_codec *codec, size_t n, size_t rows, pith_state **state);
 PITH_API void pith_state_destroy(pith_state *state);
 
-/* Changes the state to another spec. Residual and momentum are kept if the new spec has them too; everything else
- * starts from zero. */
+/* Changes the state to another spec. Residual and momentum are kept if the new spec has them too, and so are the
+ * columns that low rank of another rank has in common; everything else starts from zero. */
 PITH_API pith_status pith_state_adapt(pith_state *state, const pith_codec *codec);
 
 /* Checkpoints. pith_state_save() needs a buffer of pith_state_save_size() bytes. Loading checks the bytes: another

@@ -14,7 +14,7 @@ enum { CANDIDATES_TEXT = 16384, PROBE_VALUES = 1 << 15 };
 static pith_status make_profiles(pith_adapter *a, const pith_layer *layers) {
   char *text = malloc(CANDIDATES_TEXT);
   PITH_REQUIRE(text, PITH_ERR_MEMORY, "no memory for candidates");
-  pith_status status = pith__adapt_candidates(&a->options, text, CANDIDATES_TEXT);
+  pith_status status = pith__adapt_candidates(&a->options, a->ranks, text, CANDIDATES_TEXT);
   pith_profile **profile[] = {&a->window, &a->last, &a->before};
   for (size_t i = 0; i < 3 && status == PITH_OK; i++) {
     status = pith_profile_create(layers, a->layers, text, profile[i]);

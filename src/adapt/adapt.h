@@ -37,8 +37,8 @@ typedef struct pith_adapt_options {
 
 pith_status pith__adapt_parse(const char *text, pith_adapt_options *options);
 
-/* Specs that a profile measures for these options, with ';' between them. */
-pith_status pith__adapt_candidates(const pith_adapt_options *options, char *text, size_t size);
+/* Specs that a profile measures for these options, with ';' between them; none that cannot serve so many ranks. */
+pith_status pith__adapt_candidates(const pith_adapt_options *options, int ranks, char *text, size_t size);
 
 /* ---- Plans ------------------------------------------------------------------------------------------------------- */
 

@@ -83,6 +83,19 @@ TEST(mistakes_are_told) {
   CHECK_STATUS(pith_adapter_check(NULL), PITH_ERR_ARGUMENT);
 }
 
+static void check_candidates(const char *spec, int ranks, const char *wanted) {
+  char text[4096];
+  CHECK_OK(pith__adapt_parse(spec, &o));
+  CHECK_OK(pith__adapt_candidates(&o, ranks, text, sizeof text));
+  CHECK_STR(text, wanted);
+}
+
+TEST(candidates_serve_the_ranks_there_are) {
+  check_candidates("lgreco:gq:8", 7, "gq:4;gq:8;none");
+  check_candidates("lgreco:gq:8", 8, "gq:8;none");
+  check_candidates("lgreco:eden:2", 200, "eden:1;eden:2;eden:3;eden:4;none");
+}
+
 /* auto has to know how long exact steps take. */
 TEST(training_begins_with_the_spec_whose_error_is_the_budget) {
   static const char *const specs[] = {"auto",
