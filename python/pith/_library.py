@@ -409,6 +409,9 @@ class PlanRequest(Sized):
         ("critical", c_char_p),
         ("otherwise", c_char_p),
         ("floor", c_double),
+        ("metric", c_int),
+        ("cap", c_double),
+        ("tolerance", c_double),
     ]
 
 
@@ -437,6 +440,7 @@ class PlanInfo(Sized):
         ("bytes", c_double),
         ("error", c_double),
         ("layers", c_size_t),
+        ("metric", c_char_p),
     ]
 
 

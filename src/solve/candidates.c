@@ -7,6 +7,7 @@
 #include "base/size.h"
 #include "codec/shortlist.h"
 #include "profile/profile.h"
+#include "solve/methods.h"
 
 /* A spec around the value of its last stage: "ef/topk:" 0.01 ",values=fp16". */
 typedef struct frame {
@@ -122,6 +123,12 @@ static void add_magnitudes(list *l, const frame *f, double size) {
     snprintf(text, sizeof text, i ? "%.3g" : "%.9g", size * exp2(i / 4.0));
     add(l, f, text);
   }
+}
+
+double pith__generosity(const pith_codec *codec) {
+  frame f = frame_of(codec);
+  double value = f.before < f.after && codec->strength != PITH_STRENGTH_NONE ? strtod(f.spec + f.before, NULL) : 0;
+  return codec->strength == PITH_STRENGTH_MAGNITUDE && value > 0 ? 1 / value : value;
 }
 
 /* What the strength means decides; a spec that has none is its only candidate. */
