@@ -34,7 +34,7 @@ from ._layers import (
     rules_of,
     summary_of,
 )
-from ._rates import Rates
+from ._rates import Rates, followed
 from ._table import REDUCE_SCATTER, LayerStats, Meter, Table, ratio_of
 
 _CASTS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -420,6 +420,7 @@ class ShardedCompressor:
         coder_for(groups[0][1].device, 0, 1, seed)  # says so if the device is none of ours
 
         def look() -> tuple[tuple[list[Layer], list[Layer]], dict[str, Any]]:
+            followed(optimizer, follow_lr)  # a slip is an error here
             chosen = rules_of(spec, rules, plan)
             if isinstance(chosen, AdaptiveRules):
                 raise UnsupportedError(

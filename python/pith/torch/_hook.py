@@ -28,6 +28,7 @@ from ._group import PithGroup
 from ._group import stats as group_stats
 from ._layers import Layer, Spec, agree, default_spec, layers_of, plain_name, rules_of, summary_of
 from ._optimizer import DistributedOptimizer
+from ._rates import followed
 from ._reduction import Reduction
 from ._table import Table
 
@@ -358,6 +359,7 @@ class Compressor:
         spec = spec if spec is not None else default_spec(model.parameters())
 
         def look() -> tuple[tuple[Rules, list[Layer]], dict[str, Any]]:
+            followed(optimizer, follow_lr)  # a slip is an error here
             chosen = rules_of(spec, rules, plan)
             layers = layers_of(_parameters(model), chosen, _sparse(model.module))
             return (chosen, layers), summary_of(layers, chosen, seed)

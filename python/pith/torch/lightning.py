@@ -16,6 +16,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from torch.optim import Optimizer
+
 try:
     from lightning.pytorch import Callback
 except ImportError:
@@ -98,7 +100,8 @@ class PithCallback(Callback):
                 model.register_comm_hook(state, hook)
         elif not is_compressed(model):
             scaler = getattr(trainer.precision_plugin, "scaler", None)
-            compress(model, scaler=scaler, optimizer=trainer.optimizers, **self._settings)
+            known = [each for each in trainer.optimizers if isinstance(each, Optimizer)]
+            compress(model, scaler=scaler, optimizer=known, **self._settings)
         self._handle = compressor(model)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:

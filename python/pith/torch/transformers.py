@@ -106,7 +106,8 @@ class PithCallback(TrainerCallback):
         ):  # a second train() of the same trainer goes on with what the first one kept
             optimizer = shown.get("optimizer")
             scaler = getattr(optimizer, "scaler", None)
-            compress(model, scaler=scaler, optimizer=optimizer, **self._settings)
+            known = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
+            compress(model, scaler=scaler, optimizer=known, **self._settings)
         self._handle = compressor(model)
         if state.global_step > 0 and self._restore:
             self._load(args, state)
