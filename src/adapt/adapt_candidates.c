@@ -26,26 +26,26 @@ static pith_status add(char *text, size_t size, const char *spec) {
 }
 
 /* Whether a spec can serve so many ranks. */
-static int admits(const char *spec, int ranks) {
+static pith_status admits(const char *spec, int ranks, int *good) {
   pith_codec *codec;
   pith_ctx ctx = PITH_CTX_INIT;
   ctx.ranks = (uint32_t)ranks;
-  if (pith_codec_create(spec, &codec) != PITH_OK) {
-    return 0;
-  }
-  int good = !codec->ops->admit || codec->ops->admit(codec->args, &ctx) == PITH_OK;
+  PITH_TRY(pith_codec_create(spec, &codec));
+  *good = !codec->ops->admit || codec->ops->admit(codec->args, &ctx) == PITH_OK;
   pith_codec_destroy(codec);
-  return good;
+  return PITH_OK;
 }
 
-static void drop_refused(char *text, int ranks) {
+static pith_status drop_refused(char *text, int ranks) {
   char *to = text;
   for (char *at = text, *end; *at; at = end) {
     size_t length = strcspn(at, ";");
     char spec[PITH_SPEC_MAX];
+    int good;
     end = at + length + (at[length] == ';');
     snprintf(spec, sizeof spec, "%.*s", (int)length, at);
-    if (admits(spec, ranks)) {
+    PITH_TRY(admits(spec, ranks, &good));
+    if (good) {
       if (to > text) {
         *to++ = ';';
       }
@@ -54,6 +54,7 @@ static void drop_refused(char *text, int ranks) {
     }
   }
   *to = 0;
+  return PITH_OK;
 }
 
 pith_status pith__adapt_candidates(const pith_adapt_options *o, int ranks, char *text, size_t size) {
@@ -62,7 +63,7 @@ pith_status pith__adapt_candidates(const pith_adapt_options *o, int ranks, char 
     PITH_TRY(add(text, size, o->spec));
   } else {
     PITH_TRY(pith_plan_candidates(o->kind == PITH_ADAPT_AUTO ? PITH_MIX : o->spec, text, size));
-    drop_refused(text, ranks);
+    PITH_TRY(drop_refused(text, ranks));
   }
   PITH_TRY(add(text, size, PITH_UNCOMPRESSED));
   PITH_TRY(add(text, size, o->budget));
