@@ -3,6 +3,7 @@
     pith run --no-prefix -n 2 -- .venv/bin/python bench/parity.py                # the four methods that must end within 2%
     pith run --no-prefix -n 2 -- .venv/bin/python bench/parity.py --survey       # the sixteen methods of the survey, one seed
     pith run --no-prefix -n 2 -- .venv/bin/python bench/parity.py --adaptive     # adaptive specs beside the uniform ones whose error they keep
+    pith run --no-prefix -n 2 -- .venv/bin/python bench/parity.py --metrics --steps 1500  # lgreco by both metrics, in ten minutes
     pith lab --rate 100mbit --no-prefix -n 2 -- .venv/bin/python bench/parity.py --task text --adamw 0.001 --spec auto --spec auto,budget=q:4
 
 All runs of a seed start from the same weights and see the same batches. The loss is that of held-out samples after the last step; the
@@ -44,6 +45,11 @@ ADAPTIVE = [
     "q:4", "lgreco:q:4", "kmeans:q:4", "lgreco:mix,budget=q:4", "q:8", "accordion:q:4,q:8",
     "ef/topk:0.01", "lgreco:ef/topk:0.01", "ef/powersgd:4", "lgreco:ef/powersgd:4", "auto",
 ]  # fmt: skip
+METRICS = [
+    spec
+    for uniform in ("q:4", "ef/topk:0.01", "ef/powersgd:4")
+    for spec in (uniform, f"lgreco:{uniform},metric=l2sq", f"lgreco:{uniform},metric=l2")
+]
 SURVEY = {
     name: f"ef/{name}" for name in ("topk", "randomk", "threshold", "adaptive", "powersgd")
 }  # docs/methods.md: what is left out must come later
@@ -225,7 +231,9 @@ def train_all(a: argparse.Namespace) -> list[Run]:
 
 
 def specs_of(a: argparse.Namespace) -> list[str]:
-    specs = a.spec or (ADAPTIVE if a.adaptive else survey() if a.survey else PARITY)
+    specs = a.spec or (
+        ADAPTIVE if a.adaptive else METRICS if a.metrics else survey() if a.survey else PARITY
+    )
     return list(dict.fromkeys(specs if a.only else ["none", *specs]))
 
 
@@ -261,7 +269,10 @@ def merged(paths: list[str]) -> list[Run]:
 # ---- Comparing
 
 
-OPTIONS = ("period", "warmup", "alpha", "critical", "threshold")  # of adaptive specs, beside budget
+OPTIONS = (  # of adaptive specs, beside budget
+    "period", "warmup", "start", "accumulate", "alpha", "tolerance", "floor", "cap", "metric", "critical", "threshold",
+)  # fmt: skip
+KINDS = ("lgreco", "kmeans", "accordion", "cgxkmeans", "linear", "best", "bayes", "global")
 
 
 def reference_of(spec: str) -> str | None:
@@ -269,7 +280,7 @@ def reference_of(spec: str) -> str | None:
     if spec.split(",")[0] == "auto":
         return "none"
     kind, _, rest = spec.partition(":")
-    if kind not in ("lgreco", "kmeans", "accordion"):
+    if kind not in KINDS:
         return None
     first, *pieces = rest.split(",")
     if kind == "accordion":
@@ -366,14 +377,14 @@ def report(rows: list[Row]) -> None:
         f"# {', '.join(map(str, ranks))} ranks; losses of held-out samples, one for each seed, ± the standard error; bytes that a rank sends in a step"
     )
     print(
-        f"{'task':<8}{'spec':<26}{'ratio':>7}{'bytes':>9}{'fewer':>8}  {'of reference: loss':>18}{'bytes':>7}  {'':<22}{'before':>7}  after"
+        f"{'task':<8}{'spec':<36}{'ratio':>7}{'bytes':>9}{'fewer':>8}  {'of reference: loss':>18}{'bytes':>7}  {'':<22}{'before':>7}  after"
     )
     for row in rows:
         loss = f"{row.behind:.3f}" + ("" if math.isnan(row.doubt) else f" ± {row.doubt:.3f}")
         beside = f"{loss:>18}{row.share:>7.3f}  {row.verdict:<22}" if row.reference else " " * 49
         losses = " ".join(f"{run.after:.3f}" for run in row.runs)
         print(
-            f"{row.task:<8}{row.spec:<26}{row.ratio:>7.3f}{row.bytes:>9.0f}{row.fewer:>7.1f}×  {beside}{row.runs[0].before:>7.3f}  {losses}"
+            f"{row.task:<8}{row.spec:<36}{row.ratio:>7.3f}{row.bytes:>9.0f}{row.fewer:>7.1f}×  {beside}{row.runs[0].before:>7.3f}  {losses}"
         )
 
 
@@ -389,6 +400,7 @@ def main() -> None:
     parser.add_argument("--adamw", type=float, metavar="RATE", help="AdamW instead of plain SGD")
     parser.add_argument("--survey", action="store_true")
     parser.add_argument("--adaptive", action="store_true")
+    parser.add_argument("--metrics", action="store_true")
     parser.add_argument("--task", choices=["text", "digits"], action="append")
     parser.add_argument("--data", help="a text file, or a folder of them")
     parser.add_argument("--json", help="where rank 0 writes all runs, after each")

@@ -2,6 +2,7 @@
 
     python bench/plan_bytes.py                     # the table of docs/planner.md
     python bench/plan_bytes.py --json FILE
+    python bench/plan_bytes.py --methods           # all methods and both metrics beside each other
 
 Trains the models of examples/pytorch and a residual network, alone, and records statistics of their gradients at some steps. For the error of each
 uniform spec: bytes of all payloads of the spec itself, of the plan in its own family and of the plan in all families, as shares of the first;
@@ -275,6 +276,27 @@ def check(model: str, profile: pith.Profile, budget: str, own: Row, mix: Row) ->
     return broken
 
 
+METHODS = ("lgreco", "lgreco, l2", "kmeans", "cgxkmeans", "linear", "best", "bayes", "global")
+
+
+def compare_methods(model: str, profile: pith.Profile, budget: str) -> str:
+    """Bytes and squared error of each method's plan in the spec's own family, as shares of the uniform spec's."""
+    tables = Tables(profile)
+    uniform, allowed = tables.of(budget)
+    cells = []
+    for name in METHODS:
+        method, _, metric = name.partition(", ")
+        if method == "global" and "topk" not in budget:
+            cells.append("")
+            continue
+        plan = profile.plan(
+            budget, method=method, metric=metric or "l2sq", families=f"{FAMILIES[budget]},none"
+        )
+        size, error = tables.of_plan(plan)
+        cells.append(f"{size / uniform:.3f} ({error / allowed:.2f})")
+    return f"{model:<8}{budget:<16}" + "".join(f"{cell:>14}" for cell in cells)
+
+
 HEAD = f"{'model':<8}{'budget':<16}{'uniform':>9}  {'families':<10}{'plan':>9}{'ratio':>7}{'aim':>6}{'error':>8}  {'best possible':<24}{'plan/best':>9}"
 
 
@@ -309,8 +331,17 @@ def main() -> None:
     )
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--json")
+    parser.add_argument("--methods", action="store_true")
     a = parser.parse_args()
     torch.set_num_threads(1)
+    if a.methods:
+        print("# bytes, and in brackets squared errors, as shares of those of the uniform spec")
+        print(f"{'model':<8}{'budget':<16}" + "".join(f"{name:>14}" for name in METHODS))
+        for name in a.model or TRAININGS:
+            profile = recorded(TRAININGS[name], a.every, a.samples)
+            for budget in FAMILIES:
+                print(compare_methods(name, profile, budget), flush=True)
+        return
     print(
         f"# bytes of all payloads at the error of the uniform spec; gradients of {a.samples} steps, {a.every} apart"
     )

@@ -148,7 +148,7 @@ static pith_status take_step(pith_reducer *r, gradients *g, size_t turn) {
   return pith_reducer_finish(r);
 }
 
-static void compare(const gradients *a, const gradients *b, const char *spec, uint64_t step) {
+static inline void compare(const gradients *a, const gradients *b, const char *spec, uint64_t step) {
   for (size_t l = 0; l <= LAYERS; l++) {
     CHECK_MSG(memcmp(a->layer[l], b->layer[l], bytes_of(l)) == 0, "%s: layer %zu differs in step %d", spec, l,
               (int)step);

@@ -238,6 +238,10 @@ class State:
         """Multiplies all that is kept: gradients come in other units now, as after a change of the loss scale."""
         c.check(c.lib.pith_state_scale(self._pointer, factor))
 
+    def scale_residual(self, factor: float) -> None:
+        """Multiplies what is pending, as after a change of the learning rate from a to b by a/b. Momenta stay as they are."""
+        c.check(c.lib.pith_state_scale_residual(self._pointer, factor))
+
     @property
     def residual(self) -> list[float] | None:
         """A copy of what has not been sent yet; None if the state has no residual."""

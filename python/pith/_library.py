@@ -417,6 +417,9 @@ class PlanRequest(Sized):
         ("critical", c_char_p),
         ("otherwise", c_char_p),
         ("floor", c_double),
+        ("metric", c_int),
+        ("cap", c_double),
+        ("tolerance", c_double),
     ]
 
 
@@ -445,6 +448,7 @@ class PlanInfo(Sized):
         ("bytes", c_double),
         ("error", c_double),
         ("layers", c_size_t),
+        ("metric", c_char_p),
     ]
 
 
@@ -523,6 +527,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_state_save": (_STATUS, [_P, POINTER(Out)]),
     "pith_state_load": (_STATUS, [_P, Bytes]),
     "pith_state_scale": (_STATUS, [_P, c_float]),
+    "pith_state_scale_residual": (_STATUS, [_P, c_float]),
     "pith_state_residual": (POINTER(c_float), [_P]),
     "pith_encode": (_STATUS, [_P, _P, Span, POINTER(Out), POINTER(Ctx)]),
     "pith_decode": (_STATUS, [_P, Bytes, Span, c_int, POINTER(Ctx)]),
@@ -596,6 +601,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_reducer_finish": (_STATUS, [_P]),
     "pith_reducer_check": (_STATUS, [_P]),
     "pith_reducer_scale": (_STATUS, [_P, c_float]),
+    "pith_reducer_scale_residual": (_STATUS, [_P, c_size_t, c_float]),
     "pith_reducer_layers": (c_size_t, [_P]),
     "pith_reducer_layer_stats": (_STATUS, [_P, c_size_t, POINTER(LayerStats)]),
     "pith_reducer_layer_traffic": (_STATUS, [_P, c_size_t, POINTER(Traffic)]),

@@ -12,7 +12,7 @@ from ._codec import Rules, codec_of, tally
 from ._errors import ArgumentError, Error, SpecError
 
 _VERSION = 1
-_ABOUT = ("note", "method", "objective", "reference")  # texts of the head
+_ABOUT = ("note", "method", "objective", "reference", "metric")  # texts of the head
 _RESERVED = set("*?[]=,;\n")  # of the grammar of rules
 
 
@@ -53,6 +53,7 @@ class Plan:
     method: str = ""
     objective: str = ""
     reference: str = ""
+    metric: str = ""  # of errors; "" is l2sq
     budget: float | None = None
 
     def __repr__(self) -> str:
@@ -89,7 +90,7 @@ class Plan:
         unknown = set(data) - {"pith_plan", "default", "layers", *_ABOUT, "budget"}
         if unknown:
             raise SpecError(
-                f"a plan has no {', '.join(sorted(unknown))}: pith_plan, note, method, objective, reference, budget, "
+                f"a plan has no {', '.join(sorted(unknown))}: pith_plan, note, method, objective, reference, metric, budget, "
                 "default, layers"
             )
         layers = data.get("layers", [])

@@ -15,7 +15,13 @@ from ._errors import ArgumentError, StateError
 from ._plan import Plan
 from ._tensors import view_of
 
-_METHODS = {"lgreco": 0, "kmeans": 1, "accordion": 2, "uniform": 3}
+_METHODS = {
+    name: number
+    for number, name in enumerate(
+        ("lgreco", "kmeans", "accordion", "uniform", "cgxkmeans", "linear", "best", "bayes", "global")
+    )
+}
+_METRICS = {"l2sq": 0, "l2": 1}
 _OBJECTIVES = {"bytes": 0, "time": 1}
 _CANDIDATES_SIZE = 1 << 16
 
@@ -185,6 +191,9 @@ class Profile:
         alpha: float = 1.0,
         families: str | None = None,
         floor: float = 0.0,
+        metric: str = "l2sq",
+        cap: float = 0.0,
+        tolerance: float = 0.0,
         ranks: int = 2,
         bandwidth: float = 0.0,
         latency: float = 0.0,
@@ -193,12 +202,15 @@ class Profile:
         """The smallest plan (or by the objective "time" the fastest) that loses no more than ``uniform`` does on all layers.
 
         ``budget``: a sum of squared errors instead. ``families``: names of methods, "q,topk"; "mix" for all. ``floor``: no layer gets
-        less than this share of the bytes that ``uniform`` gives it. Bytes per second, seconds of
+        less than this share of the bytes that ``uniform`` gives it. ``metric``: what is added up over layers, squared errors ("l2sq") or
+        errors ("l2"). ``cap``: no layer gets more than this times the strength of ``uniform``. ``tolerance``: the share of a step's
+        progress that may be lost, in place of ``alpha``. Bytes per second, seconds of
         an exchange and of the backward pass are for the objective "time".
         """
         for what, value, known in (
             ("method", method, _METHODS),
             ("objective", objective, _OBJECTIVES),
+            ("metric", metric, _METRICS),
         ):
             if value not in known:
                 raise ArgumentError(f"there is no {what} {value!r}: {', '.join(known)}")
@@ -212,6 +224,9 @@ class Profile:
             families=families.encode() if families is not None else None,
             cost=ctypes.pointer(cost),
             floor=floor,
+            metric=_METRICS[metric],
+            cap=cap,
+            tolerance=tolerance,
         )
         pointer = ctypes.c_void_p()
         c.check(c.lib.pith_plan_make(self._pointer, ctypes.byref(request), ctypes.byref(pointer)))

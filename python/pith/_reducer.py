@@ -172,6 +172,10 @@ class Reducer:
         """Multiplies what all layers keep, between two steps: as after a change of the loss scale."""
         c.check(c.lib.pith_reducer_scale(self._open(), factor))
 
+    def scale_residual(self, number: int, factor: float) -> None:
+        """Multiplies what is pending of a layer, between two steps: after a change of its learning rate from a to b by a/b."""
+        c.check(c.lib.pith_reducer_scale_residual(self._open(), number, factor))
+
     @property
     def layers(self) -> list[Layer]:
         """The table of layers."""

@@ -14,7 +14,7 @@ enum { CANDIDATES_TEXT = 16384, PROBE_VALUES = 1 << 15 };
 static pith_status make_profiles(pith_adapter *a, const pith_layer *layers) {
   char *text = malloc(CANDIDATES_TEXT);
   PITH_REQUIRE(text, PITH_ERR_MEMORY, "no memory for candidates");
-  pith_status status = pith__adapt_candidates(&a->options, text, CANDIDATES_TEXT);
+  pith_status status = pith__adapt_candidates(&a->options, a->ranks, text, CANDIDATES_TEXT);
   pith_profile **profile[] = {&a->window, &a->last, &a->before};
   for (size_t i = 0; i < 3 && status == PITH_OK; i++) {
     status = pith_profile_create(layers, a->layers, text, profile[i]);
@@ -30,11 +30,13 @@ static pith_status make_rooms(pith_adapter *a) {
   a->room = pith__most(count, least);
   a->numbers = calloc(a->room, sizeof *a->numbers);
   a->place = calloc(a->layers + 1, sizeof *a->place);
+  a->sum = calloc(a->layers + 1, sizeof *a->sum);
+  a->summed = calloc(a->layers + 1, sizeof *a->summed);
   a->in_force = malloc(a->layers + 1);
   a->plans = malloc(PITH_PLANS * a->layers + 1);
   a->made.choice = malloc(PITH_PLANS * a->layers + 1);
-  PITH_REQUIRE(a->numbers && a->place && a->in_force && a->plans && a->made.choice, PITH_ERR_MEMORY,
-               "no memory to plan %zu layers", a->layers);
+  PITH_REQUIRE(a->numbers && a->place && a->sum && a->summed && a->in_force && a->plans && a->made.choice,
+               PITH_ERR_MEMORY, "no memory to plan %zu layers", a->layers);
   memset(a->in_force, (int)a->none, a->layers);
   memset(a->plans, (int)a->none, PITH_PLANS * a->layers);
   memset(a->made.choice, (int)a->none, PITH_PLANS * a->layers);
@@ -85,7 +87,7 @@ static pith_status build(pith_adapter *a, const char *spec, const pith_layer *la
   PITH_TRY(read_environment(a));
   place_layers(a);
   PITH_TRY(begin_warm_up(a));
-  a->s.target = a->options.warmup;
+  a->s.target = pith__most(a->options.warmup, a->options.start);
   pith__adapt_describe(a);
   return PITH_OK;
 }
@@ -120,6 +122,11 @@ void pith_adapter_destroy(pith_adapter *a) {
   pith_profile_destroy(a->window);
   pith_profile_destroy(a->last);
   pith_profile_destroy(a->before);
+  for (size_t l = 0; a->sum && l < a->layers; l++) {
+    free(a->sum[l]);
+  }
+  free(a->sum);
+  free(a->summed);
   free(a->place);
   free(a->in_force);
   free(a->plans);

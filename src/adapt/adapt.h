@@ -1,12 +1,14 @@
 /*
  * The adapter, inside. docs/planner.md, "In training", has the algorithm.
  *
- *   adapt_spec.c    adaptive specs: what a user may write
- *   adapt.c         the object, and what can be asked of it
- *   adapt_step.c    a step: sampling, what is added up when, the switch to a plan
- *   adapt_worker.c  the thread that makes error tables and plans
- *   adapt_plan.c    from sums to plans: one for lgreco, kmeans and accordion, all candidates of auto with their
- * predicted times adapt_trial.c   auto: which candidates are tried, and which one stays adapt_save.c    checkpoints
+ *   adapt_spec.c        adaptive specs: what a user may write
+ *   adapt_candidates.c  the specs that are measured for one
+ *   adapt.c             the object, and what can be asked of it
+ *   adapt_step.c        a step: sampling, what is added up when, the switch to a plan
+ *   adapt_worker.c      the thread that makes error tables and plans
+ *   adapt_plan.c        from sums to plans: one, or all candidates of auto with their predicted times
+ *   adapt_trial.c       auto: which candidates are tried, and which one stays
+ *   adapt_save.c        checkpoints
  */
 #ifndef PITH_ADAPT_ADAPT_H
 #define PITH_ADAPT_ADAPT_H
@@ -23,7 +25,12 @@ typedef enum pith_adapt_kind {
   PITH_ADAPT_AUTO,
   PITH_ADAPT_LGRECO,
   PITH_ADAPT_KMEANS,
-  PITH_ADAPT_ACCORDION
+  PITH_ADAPT_ACCORDION,
+  PITH_ADAPT_CGX,
+  PITH_ADAPT_LINEAR,
+  PITH_ADAPT_BEST,
+  PITH_ADAPT_BAYES,
+  PITH_ADAPT_GLOBAL
 } pith_adapt_kind;
 
 typedef struct pith_adapt_options {
@@ -31,14 +38,16 @@ typedef struct pith_adapt_options {
   char text[PITH_SPEC_MAX];                            /* as the user wrote it */
   char spec[PITH_SPEC_MAX];                            /* candidates are around it; PITH_MIX: all */
   char budget[PITH_SPEC_MAX], critical[PITH_SPEC_MAX]; /* "": none */
-  size_t period, warmup;
-  double alpha, threshold, floor;
+  size_t period, warmup, start;
+  size_t accumulate; /* steps whose mean gradient is measured */
+  double alpha, threshold, floor, cap, tolerance;
+  pith_plan_metric metric;
 } pith_adapt_options;
 
 pith_status pith__adapt_parse(const char *text, pith_adapt_options *options);
 
-/* Specs that a profile measures for these options, with ';' between them. */
-pith_status pith__adapt_candidates(const pith_adapt_options *options, char *text, size_t size);
+/* Specs that a profile measures for these options, with ';' between them; none that cannot serve so many ranks. */
+pith_status pith__adapt_candidates(const pith_adapt_options *options, int ranks, char *text, size_t size);
 
 /* ---- Plans ------------------------------------------------------------------------------------------------------- */
 
@@ -130,6 +139,8 @@ struct pith_adapter {
   uint64_t seed;
   pith_profile *window, *last, *before; /* being measured; added up for the last plan; for the one before it */
   pith_adapt_state s;
+  float **sum;       /* with `accumulate`: gradients added up so far, of each layer; NULL: none */
+  uint64_t *summed;  /* … and how many */
   double *place;     /* of each layer among all values that can be sampled, from 0 to 1 */
   uint8_t *in_force; /* candidates, for each layer */
   uint8_t *plans;    /* PITH_PLANS × layers: of the last plan */

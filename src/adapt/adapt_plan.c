@@ -62,6 +62,8 @@ static pith_plan_cost cost_of(const pith_adapter *a, double *codec) {
 
 static uint8_t *choice_of(const pith_adapter *a, size_t index) { return a->made.choice + index * a->layers; }
 
+static const pith_plan_origin unnamed = {.method = "", .objective = "", .budget = -1};
+
 /* A plan of candidates, as one that can be priced and compared. */
 static pith_status plan_in_force(const pith_adapter *a, pith_plan **plan) {
   size_t *choice = calloc(a->layers + 1, sizeof *choice);
@@ -69,7 +71,7 @@ static pith_status plan_in_force(const pith_adapter *a, pith_plan **plan) {
   for (size_t l = 0; l < a->layers; l++) {
     choice[l] = a->in_force[l];
   }
-  pith_status status = pith__plan_from_choice(a->last, choice, "", "", NULL, -1, plan);
+  pith_status status = pith__plan_from_choice(a->last, choice, &unnamed, plan);
   free(choice);
   return status;
 }
@@ -123,7 +125,7 @@ static pith_status price(const pith_adapter *a, size_t index, const pith_plan_co
     pith_profile_get(a->last, l, choice[l], &bytes, &e);
     *error += e;
   }
-  pith_status status = pith__plan_from_choice(a->last, choice, "", "", NULL, -1, &plan);
+  pith_status status = pith__plan_from_choice(a->last, choice, &unnamed, &plan);
   free(choice);
   PITH_TRY(status);
   status = pith_plan_seconds(plan, a->last, cost, seconds);
@@ -193,14 +195,23 @@ static void name_families(const pith_adapt_options *o, char *text, size_t size) 
   snprintf(text, size, "%.*s,none", (int)strcspn(stage, ":,"), stage);
 }
 
+static pith_plan_method method_of(pith_adapt_kind kind) {
+  static const pith_plan_method methods[] = {
+      [PITH_ADAPT_AUTO] = PITH_PLAN_LGRECO,   [PITH_ADAPT_LGRECO] = PITH_PLAN_LGRECO,
+      [PITH_ADAPT_KMEANS] = PITH_PLAN_KMEANS, [PITH_ADAPT_ACCORDION] = PITH_PLAN_ACCORDION,
+      [PITH_ADAPT_CGX] = PITH_PLAN_CGX,       [PITH_ADAPT_LINEAR] = PITH_PLAN_LINEAR,
+      [PITH_ADAPT_BEST] = PITH_PLAN_BEST,     [PITH_ADAPT_BAYES] = PITH_PLAN_BAYES,
+      [PITH_ADAPT_GLOBAL] = PITH_PLAN_GLOBAL,
+  };
+  return methods[kind];
+}
+
 static pith_status make_single(pith_adapter *a) {
   const pith_adapt_options *o = &a->options;
   char families[PITH_SPEC_MAX + 8];
   name_families(o, families, sizeof families);
   pith_plan_request request = {.size = sizeof request,
-                               .method = o->kind == PITH_ADAPT_KMEANS      ? PITH_PLAN_KMEANS
-                                         : o->kind == PITH_ADAPT_ACCORDION ? PITH_PLAN_ACCORDION
-                                                                           : PITH_PLAN_LGRECO,
+                               .method = method_of(o->kind),
                                .uniform = o->budget,
                                .alpha = o->alpha,
                                .families = strcmp(o->spec, PITH_MIX) ? families : PITH_MIX,
@@ -208,7 +219,10 @@ static pith_status make_single(pith_adapter *a) {
                                .threshold = o->threshold,
                                .critical = *o->critical ? o->critical : NULL,
                                .otherwise = *o->critical ? o->budget : NULL,
-                               .floor = o->floor};
+                               .floor = o->floor,
+                               .metric = o->metric,
+                               .cap = o->cap,
+                               .tolerance = o->tolerance};
   return make_one(a, 0, &request, NULL);
 }
 

@@ -75,6 +75,21 @@ static void move_sketch(walk *w, pith_adapter *a, size_t layer) {
   }
 }
 
+/* Gradients that are being added up; only adapters with that option have any. */
+static void move_sum(walk *w, pith_adapter *a, size_t layer) {
+  size_t n = a->window->layer[layer].n;
+  move(w, &a->summed[layer], sizeof *a->summed);
+  if (w->pass == READ && !w->broken && a->summed[layer]) {
+    w->broken =
+        a->window->layer[layer].fixed || a->summed[layer] > a->options.accumulate || w->left < n * sizeof(float);
+    a->sum[layer] = w->broken ? NULL : calloc(n, sizeof(float));
+    w->broken |= !a->sum[layer];
+  }
+  if (a->summed[layer] && !w->broken) {
+    move(w, a->sum[layer], n * sizeof(float));
+  }
+}
+
 static void move_all(walk *w, pith_adapter *a) {
   pith_profile *profile[] = {a->window, a->last, a->before};
   move(w, &a->s, sizeof a->s);
@@ -90,6 +105,9 @@ static void move_all(walk *w, pith_adapter *a) {
   }
   for (size_t l = 0; l < a->layers; l++) {
     move_sketch(w, a, l);
+  }
+  for (size_t l = 0; l < a->layers && a->options.accumulate > 1; l++) {
+    move_sum(w, a, l);
   }
 }
 
@@ -194,6 +212,8 @@ static void exchange(pith_adapter *a, pith_adapter *b) {
   SWAP(uint8_t *, in_force);
   SWAP(uint8_t *, plans);
   SWAP(pith_planned, made);
+  SWAP(float **, sum);
+  SWAP(uint64_t *, summed);
 #undef SWAP
 }
 

@@ -10,8 +10,9 @@
 
 #include "adapt/adapt.h"
 #include "base/struct_size.h"
+#include "solve/plan_object.h"
 
-enum { PERIOD_LEAST = 32, WARMUP_LEAST = 4 };
+enum { PERIOD_LEAST = 32, WARMUP_LEAST = 4, ACCUMULATE_MOST = 1024 };
 #define COUNT_MOST 1e9
 
 /* ---- What there is ----------------------------------------------------------------------------------------------- */
@@ -36,6 +37,39 @@ enum { PERIOD_LEAST = 32, WARMUP_LEAST = 4 };
 #define CRITICAL_OPTION \
   {sizeof(pith_param), "critical", PITH_PARAM_SPEC, 0, 0, NULL, NULL, "the spec for critical phases"}
 
+#define METRIC_OPTION  \
+  {sizeof(pith_param), \
+   "metric",           \
+   PITH_PARAM_CHOICE,  \
+   0,                  \
+   0,                  \
+   "l2sq",             \
+   "l2sq|l2",          \
+   "what is added up over layers: squared errors, or errors as the authors of L-GreCo do"}
+#define CAP_OPTION     \
+  {sizeof(pith_param), \
+   "cap",              \
+   PITH_PARAM_REAL,    \
+   0,                  \
+   1e6,                \
+   "0",                \
+   NULL,               \
+   "no layer gets more than this times the strength of the budget's spec; 0: no cap"}
+#define TOLERANCE_OPTION \
+  {sizeof(pith_param),   \
+   "tolerance",          \
+   PITH_PARAM_REAL,      \
+   0,                    \
+   1,                    \
+   "0",                  \
+   NULL,                 \
+   "the share of a step's progress that may be lost, in place of alpha; 0: alpha counts"}
+#define ACCUMULATE_OPTION                               \
+  {sizeof(pith_param), "accumulate", PITH_PARAM_INT, 1, \
+   ACCUMULATE_MOST,    "1",          NULL,           "errors are those of the mean gradient over this many steps"}
+#define START_OPTION {sizeof(pith_param), "start", PITH_PARAM_INT, 0, COUNT_MOST, "0", NULL, "no plan before this step"}
+#define SCHEDULE_OPTIONS PERIOD_OPTION, WARMUP_OPTION, START_OPTION, ACCUMULATE_OPTION
+
 static const pith_param auto_options[] = {
     BUDGET_OPTION("nothing is tried that loses more than this spec does on all layers; without it only speed counts"),
     PERIOD_OPTION,
@@ -46,18 +80,22 @@ static const pith_param lgreco_options[] = {
     ALPHA_OPTION,
     {sizeof(pith_param), "floor", PITH_PARAM_REAL, 0, 1, "0.5", NULL,
      "no layer gets less than this share of the bytes that the spec gives it"},
+    METRIC_OPTION,
+    CAP_OPTION,
+    TOLERANCE_OPTION,
     CRITICAL_OPTION,
     THRESHOLD_OPTION,
-    PERIOD_OPTION,
-    WARMUP_OPTION,
+    SCHEDULE_OPTIONS,
     {0}};
-static const pith_param kmeans_options[] = {
+static const pith_param assigner_options[] = {
     BUDGET_OPTION("the spec whose error on all layers may be lost; else the spec itself"),
     ALPHA_OPTION,
-    PERIOD_OPTION,
-    WARMUP_OPTION,
+    METRIC_OPTION,
+    CAP_OPTION,
+    TOLERANCE_OPTION,
+    SCHEDULE_OPTIONS,
     {0}};
-static const pith_param accordion_options[] = {CRITICAL_OPTION, THRESHOLD_OPTION, PERIOD_OPTION, WARMUP_OPTION, {0}};
+static const pith_param accordion_options[] = {CRITICAL_OPTION, THRESHOLD_OPTION, SCHEDULE_OPTIONS, {0}};
 
 /* In the order of pith_adapt_kind. */
 static const struct {
@@ -72,10 +110,20 @@ static const struct {
      "where a spec trains well and its bytes are too many; lgreco:mix,budget=q:4 chooses from all families",
      lgreco_options},
     {"kmeans", "kmeans:SPEC", "layers in groups of like size and norm, each group with a strength of its own",
-     "Markov 2022 (CGX)", "to compare with lgreco, which loses less at the same bytes", kmeans_options},
+     "Markov 2022 (CGX)", "to compare with lgreco, which loses less at the same bytes", assigner_options},
     {"accordion", "accordion:SPEC,CRITICAL",
      "a light spec while the gradient's norm changes fast, a strong one otherwise", "Agarwal 2021 (Accordion)",
      "where early epochs need more precision than later ones", accordion_options},
+    {"cgxkmeans", "cgxkmeans:SPEC", "layers in groups as CGX makes them: neighbouring strengths, by the norm alone",
+     "Markov 2022 (CGX)", "to compare with CGX; kmeans has fewer bytes at the same error", assigner_options},
+    {"linear", "linear:SPEC", "the strength of a layer follows the logarithm of its norm", "Markov 2022 (CGX)",
+     "to compare with CGX; lgreco has fewer bytes at the same error", assigner_options},
+    {"best", "best:SPEC", "each layer by itself weighs bits against the logarithm of its error", "Markov 2022 (CGX)",
+     "to compare with CGX; lgreco has fewer bytes at the same error", assigner_options},
+    {"bayes", "bayes:SPEC", "Bayesian optimization over the strengths of all layers", "Markov 2022 (CGX)",
+     "to compare with CGX; lgreco finds the optimum in less time", assigner_options},
+    {"global", "global:SPEC", "the largest values of the whole model: one threshold for all layers", "Aji 2017",
+     "for topk, where layers differ much in the size of their gradients", assigner_options},
 };
 enum { NAMES = sizeof kinds / sizeof *kinds };
 
@@ -100,7 +148,8 @@ typedef struct pieces {
   char *target; /* the one that the last piece went to */
   char value[PITH_SPEC_MAX];
   char alpha[PITH_SPEC_MAX], period[PITH_SPEC_MAX], warmup[PITH_SPEC_MAX], threshold[PITH_SPEC_MAX],
-      floor[PITH_SPEC_MAX];
+      floor[PITH_SPEC_MAX], metric[PITH_SPEC_MAX], cap[PITH_SPEC_MAX], tolerance[PITH_SPEC_MAX],
+      accumulate[PITH_SPEC_MAX], start[PITH_SPEC_MAX];
 } pieces;
 
 static int kind_of(const char *spec) {
@@ -127,8 +176,10 @@ static char *place_of(const char *piece, size_t key, pieces *p, pith_adapt_optio
   const struct {
     const char *name;
     char *place;
-  } known[] = {{"period", p->period},     {"warmup", p->warmup},       {"alpha", p->alpha}, {"budget", o->budget},
-               {"critical", o->critical}, {"threshold", p->threshold}, {"floor", p->floor}};
+  } known[] = {{"period", p->period},       {"warmup", p->warmup},         {"alpha", p->alpha},
+               {"budget", o->budget},       {"critical", o->critical},     {"threshold", p->threshold},
+               {"floor", p->floor},         {"metric", p->metric},         {"cap", p->cap},
+               {"tolerance", p->tolerance}, {"accumulate", p->accumulate}, {"start", p->start}};
   for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
     if (strlen(known[i].name) == key && !strncmp(piece, known[i].name, key)) {
       return known[i].place;
@@ -158,9 +209,8 @@ static pith_status take_piece(const char *piece, size_t size, pieces *p, pith_ad
     p->target = o->critical;
     append(o->critical, piece, size);
   } else {
-    PITH_REQUIRE(p->target && key < size, PITH_ERR_SPEC,
-                 "%s: \"%.*s\" is no option; there are period, warmup, alpha, budget, critical, threshold and floor",
-                 o->text, (int)size, piece);
+    PITH_REQUIRE(p->target && key < size, PITH_ERR_SPEC, "%s: \"%.*s\" is no option; pith codecs %s lists them",
+                 o->text, (int)size, piece, kinds[o->kind].name);
     append(p->target, piece, size);
   }
   return PITH_OK;
@@ -214,6 +264,37 @@ static double initial_of(const char *key) {
   return option->initial ? strtod(option->initial, NULL) : 0;
 }
 
+static pith_status read_metric(pith_adapt_options *o, const char *text) {
+  size_t i = 0;
+  while (*text && pith__metric_names[i] && strcmp(pith__metric_names[i], text) != 0) {
+    i++;
+  }
+  PITH_REQUIRE(pith__metric_names[i], PITH_ERR_SPEC, "%s: metric=%s is neither l2sq nor l2", o->text, text);
+  o->metric = (pith_plan_metric)i;
+  return PITH_OK;
+}
+
+/* Whether an option that was written is one of the kind. */
+static pith_status check_option(const pith_adapt_options *o, const char *key, const char *text) {
+  const pith_param *option = kinds[o->kind].options;
+  while (*text && option->key && strcmp(option->key, key) != 0) {
+    option++;
+  }
+  PITH_REQUIRE(!*text || option->key, PITH_ERR_SPEC, "%s: %s is no option of %s", o->text, key, kinds[o->kind].name);
+  return PITH_OK;
+}
+
+static pith_status check_options(const pieces *p, const pith_adapt_options *o) {
+  PITH_TRY(check_option(o, "metric", p->metric));
+  PITH_TRY(check_option(o, "cap", p->cap));
+  PITH_TRY(check_option(o, "tolerance", p->tolerance));
+  PITH_TRY(check_option(o, "accumulate", p->accumulate));
+  PITH_TRY(check_option(o, "start", p->start));
+  PITH_REQUIRE(!*p->tolerance || !*p->alpha, PITH_ERR_SPEC,
+               "%s: alpha and tolerance both say what the budget is: give one of them", o->text);
+  return PITH_OK;
+}
+
 static pith_status read_values(const pieces *p, pith_adapt_options *o) {
   o->period = (size_t)initial_of("period"), o->warmup = (size_t)initial_of("warmup");
   o->alpha = initial_of("alpha"), o->threshold = initial_of("threshold");
@@ -224,6 +305,14 @@ static pith_status read_values(const pieces *p, pith_adapt_options *o) {
   PITH_TRY(read_count(o, "warmup", p->warmup, WARMUP_LEAST, &o->warmup));
   PITH_TRY(read_number(o, "alpha", p->alpha, 1e-6, 1e6, &o->alpha));
   PITH_TRY(read_number(o, "floor", p->floor, 0, 1, &o->floor));
+  o->accumulate = 1;
+  PITH_TRY(read_count(o, "accumulate", p->accumulate, 1, &o->accumulate));
+  PITH_REQUIRE(o->accumulate <= ACCUMULATE_MOST, PITH_ERR_SPEC, "%s: accumulate is at most %d steps", o->text,
+               ACCUMULATE_MOST);
+  PITH_TRY(read_count(o, "start", p->start, 0, &o->start));
+  PITH_TRY(read_number(o, "cap", p->cap, 1, 1e6, &o->cap));
+  PITH_TRY(read_number(o, "tolerance", p->tolerance, 1e-9, 1, &o->tolerance));
+  PITH_TRY(read_metric(o, p->metric));
   return read_number(o, "threshold", p->threshold, 1e-6, 1e6, &o->threshold);
 }
 
@@ -236,12 +325,14 @@ static pith_status settle(const pith_adapt_options *o, const char *what, char *s
     snprintf(reason, sizeof reason, "%s", pith_error());
     return pith_fail(status, "%s: the %s: %s", o->text, what, reason);
   }
-  int exact = codec->traits->exact;
+  int exact = codec->traits->exact, largest = codec->traits->largest && !codec->transform;
   memcpy(spec, codec->spec, PITH_SPEC_MAX);
   pith_codec_destroy(codec);
   PITH_REQUIRE(!exact || !strcmp(what, "critical spec"), PITH_ERR_RANGE,
                "%s: the %s is " PITH_UNCOMPRESSED ", which loses nothing: there is nothing to share out", o->text,
                what);
+  PITH_REQUIRE(o->kind != PITH_ADAPT_GLOBAL || largest, PITH_ERR_SPEC,
+               "%s: global is for methods that send the largest values, as global:ef/topk:0.01", o->text);
   return PITH_OK;
 }
 
@@ -257,6 +348,7 @@ static pith_status check_specs(pith_adapt_options *o) {
   int mix = !strcmp(o->spec, PITH_MIX);
   PITH_REQUIRE(*o->spec, PITH_ERR_SPEC, "%s: a spec is missing, as in %s", o->text,
                o->kind == PITH_ADAPT_ACCORDION ? "accordion:q:4,q:8"
+               : o->kind == PITH_ADAPT_GLOBAL  ? "global:ef/topk:0.01"
                : o->kind == PITH_ADAPT_KMEANS  ? "kmeans:q:4"
                                                : "lgreco:q:4");
   PITH_REQUIRE(!mix || o->kind == PITH_ADAPT_LGRECO, PITH_ERR_SPEC, "%s: mix is for lgreco", o->text);
@@ -264,8 +356,10 @@ static pith_status check_specs(pith_adapt_options *o) {
   PITH_REQUIRE(o->kind != PITH_ADAPT_ACCORDION || *o->critical, PITH_ERR_SPEC,
                "%s: accordion needs two specs, the second for critical phases, as in accordion:q:4,q:8", o->text);
   PITH_REQUIRE(o->kind != PITH_ADAPT_ACCORDION || !*o->budget, PITH_ERR_SPEC, "%s: accordion has no budget", o->text);
-  PITH_REQUIRE(o->kind != PITH_ADAPT_KMEANS || !*o->critical, PITH_ERR_SPEC, "%s: kmeans knows no critical phases",
-               o->text);
+  PITH_REQUIRE(o->kind == PITH_ADAPT_LGRECO || o->kind == PITH_ADAPT_ACCORDION || !*o->critical, PITH_ERR_SPEC,
+               "%s: %s knows no critical phases", o->text, kinds[o->kind].name);
+  PITH_REQUIRE(o->cap == 0 || !*o->critical, PITH_ERR_SPEC,
+               "%s: a cap is a multiple of one spec's strength, and there are two", o->text);
   if (!mix) {
     PITH_TRY(settle(o, "spec", o->spec));
   }
@@ -289,47 +383,16 @@ pith_status pith__adapt_parse(const char *text, pith_adapt_options *o) {
   memcpy(o->text, text, size);
   int kind = kind_of(o->text);
   PITH_REQUIRE(kind >= 0, PITH_ERR_SPEC,
-               "\"%s\" is no adaptive spec; there are auto, lgreco:…, kmeans:… and accordion:…", o->text);
+               "\"%s\" is no adaptive spec; there are auto, lgreco:…, kmeans:…, accordion:… and others: pith codecs",
+               o->text);
   o->kind = (pith_adapt_kind)kind;
   PITH_TRY(cut(o->text + strlen(kinds[kind].name), &p, o));
   PITH_TRY(read_values(&p, o));
+  PITH_TRY(check_options(&p, o));
   return o->kind == PITH_ADAPT_AUTO ? check_auto(o) : check_specs(o);
 }
 
-/* ---- Candidates -------------------------------------------------------------------------------------------------- */
-
-static int is_listed(const char *list, const char *spec) {
-  size_t size = strlen(spec);
-  for (const char *at = list; at; at = strchr(at, ';')) {
-    at += *at == ';';
-    if (!strncmp(at, spec, size) && (at[size] == ';' || !at[size])) {
-      return 1;
-    }
-  }
-  return 0;
-}
-
-static pith_status add(char *text, size_t size, const char *spec) {
-  size_t used = strlen(text);
-  if (!*spec || is_listed(text, spec)) {
-    return PITH_OK;
-  }
-  PITH_REQUIRE(used + strlen(spec) + 2 <= size, PITH_ERR_SPEC, "there are too many candidates");
-  snprintf(text + used, size - used, "%s%s", used ? ";" : "", spec);
-  return PITH_OK;
-}
-
-pith_status pith__adapt_candidates(const pith_adapt_options *o, char *text, size_t size) {
-  *text = 0;
-  if (o->kind == PITH_ADAPT_ACCORDION) {
-    PITH_TRY(add(text, size, o->spec));
-  } else {
-    PITH_TRY(pith_plan_candidates(o->kind == PITH_ADAPT_AUTO ? PITH_MIX : o->spec, text, size));
-  }
-  PITH_TRY(add(text, size, PITH_UNCOMPRESSED));
-  PITH_TRY(add(text, size, o->budget));
-  return add(text, size, o->critical);
-}
+/* ---- Asking ------------------------------------------------------------------------------------------------------ */
 
 pith_status pith_adapter_check(const char *spec) {
   pith_adapt_options *o = malloc(sizeof *o);
@@ -354,7 +417,12 @@ pith_status pith_adapter_option(const char *spec, const char *key, char *text, s
                {"warmup", NULL, (double)o->warmup},
                {"alpha", NULL, o->alpha},
                {"threshold", NULL, o->threshold},
-               {"floor", NULL, o->floor}};
+               {"floor", NULL, o->floor},
+               {"metric", pith__metric_names[o->metric], 0},
+               {"cap", NULL, o->cap},
+               {"tolerance", NULL, o->tolerance},
+               {"accumulate", NULL, (double)o->accumulate},
+               {"start", NULL, (double)o->start}};
   size_t at = 0, count = sizeof known / sizeof *known;
   while (at < count && strcmp(known[at].key, key) != 0) {
     at++;

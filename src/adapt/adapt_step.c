@@ -12,16 +12,27 @@
 #include <string.h>
 
 #include "adapt/adapt.h"
+#include "base/size.h"
 #include "base/struct_size.h"
 
+enum { TILE = 1024 };
 #define MOVED 0.15
 
 /* ---- Sampling ---------------------------------------------------------------------------------------------------- */
+
+/* Whether gradients are added up in this step: the last ones in which sampling is possible. */
+static int accumulates(const pith_adapter *a) {
+  uint64_t end = a->s.target - PITH_ADAPT_SPARE + 1, steps = a->options.accumulate;
+  return steps > 1 && a->s.step < end && a->s.step + steps >= end;
+}
 
 /* Layers take turns by size, so that about as much is copied in each step; each comes twice. */
 int pith_adapter_wants(const pith_adapter *a, size_t layer) {
   if (a->idle || layer >= a->layers || a->window->layer[layer].fixed || !a->s.target) {
     return 0;
+  }
+  if (a->options.accumulate > 1) {
+    return accumulates(a);
   }
   uint64_t first = a->s.target > PITH_ADAPT_SAMPLED ? a->s.target - PITH_ADAPT_SAMPLED : 0;
   first = first > a->s.begun ? first : a->s.begun;
@@ -33,11 +44,42 @@ int pith_adapter_wants(const pith_adapter *a, size_t layer) {
   return now == turn || now == (turn + steps / 2) % steps;
 }
 
+static pith_status accumulate(pith_adapter *a, size_t layer, pith_cspan gradient) {
+  float tile[TILE];
+  a->sum[layer] = a->sum[layer] ? a->sum[layer] : calloc(gradient.n, sizeof **a->sum);
+  PITH_REQUIRE(a->sum[layer], PITH_ERR_MEMORY, "no memory to add up gradients of layer %s",
+               a->window->layer[layer].name);
+  for (size_t at = 0, n; at < gradient.n; at += n) {
+    n = pith__least(TILE, gradient.n - at);
+    pith__values_add(pith__span_load(gradient, at, n, tile), a->sum[layer] + at, n);
+  }
+  a->summed[layer]++;
+  return PITH_OK;
+}
+
+/* The last step in which gradients are added up is over: their means are measured. */
+static pith_status measure_means(pith_adapter *a) {
+  for (size_t l = 0; l < a->layers; l++) {
+    size_t n = a->window->layer[l].n;
+    if (a->summed[l]) {
+      pith__values_scale(1.0f / (float)a->summed[l], a->sum[l], n);
+      PITH_TRY(pith__worker_measure(a, l, (pith_cspan){a->sum[l], n, PITH_F32}));
+    }
+    free(a->sum[l]);
+    a->sum[l] = NULL;
+    a->summed[l] = 0;
+  }
+  return PITH_OK;
+}
+
 pith_status pith_adapter_observe(pith_adapter *a, size_t layer, pith_cspan gradient) {
   PITH_REQUIRE(a && layer < a->layers, PITH_ERR_ARGUMENT, "pith_adapter_observe: there is no layer %zu", layer);
   PITH_REQUIRE(gradient.n == a->window->layer[layer].n && (gradient.data || !gradient.n), PITH_ERR_ARGUMENT,
                "layer %s has %zu values, not %zu", a->window->layer[layer].name, a->window->layer[layer].n, gradient.n);
-  return pith_adapter_wants(a, layer) ? pith__worker_measure(a, layer, gradient) : PITH_OK;
+  if (!pith_adapter_wants(a, layer)) {
+    return PITH_OK;
+  }
+  return a->options.accumulate > 1 ? accumulate(a, layer, gradient) : pith__worker_measure(a, layer, gradient);
 }
 
 /* ---- Times ------------------------------------------------------------------------------------------------------- */
@@ -124,6 +166,9 @@ pith_status pith_adapter_finish(pith_adapter *a, const pith_adapter_step *given,
     return PITH_OK;
   }
   remember(a, &measured);
+  if (accumulates(a) && a->s.step + PITH_ADAPT_SPARE == a->s.target) {
+    PITH_TRY(measure_means(a));
+  }
   pith_due due = due_now(a);
   if (due == PITH_DUE_SUMS || due == PITH_DUE_MEASURES) {
     PITH_TRY(pith__worker_wait(a));

@@ -75,6 +75,9 @@ typedef enum pith_strength {
   PITH_STRENGTH_BITS,
   PITH_STRENGTH_RATIO,
   PITH_STRENGTH_RANK,
+  PITH_STRENGTH_LEVELS,    /* beside zero, for each sign: 2^k − 1 of them fill k bits */
+  PITH_STRENGTH_TABLE,     /* entries of a table: 2^k of them fill k bits */
+  PITH_STRENGTH_MAGNITUDE, /* a size of values or errors: the larger, the more is lost */
 } pith_strength;
 
 struct pith_codec {

@@ -111,7 +111,9 @@ static pith_strength strength_of(const pith_param *first) {
   static const struct {
     const char *key;
     pith_strength strength;
-  } known[] = {{"bits", PITH_STRENGTH_BITS}, {"ratio", PITH_STRENGTH_RATIO}, {"rank", PITH_STRENGTH_RANK}};
+  } known[] = {{"bits", PITH_STRENGTH_BITS},       {"ratio", PITH_STRENGTH_RATIO},   {"rank", PITH_STRENGTH_RANK},
+               {"levels", PITH_STRENGTH_LEVELS},   {"q", PITH_STRENGTH_TABLE},       {"v", PITH_STRENGTH_MAGNITUDE},
+               {"bound", PITH_STRENGTH_MAGNITUDE}, {"clip", PITH_STRENGTH_MAGNITUDE}};
   for (size_t i = 0; first->key && i < sizeof known / sizeof *known; i++) {
     if (strcmp(first->key, known[i].key) == 0) {
       return known[i].strength;

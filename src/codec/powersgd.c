@@ -372,6 +372,11 @@ static double powersgd_energy(const pith_value *a, size_t n, uint64_t rows, cons
   return sum;
 }
 
+static size_t powersgd_columns(const pith_value *a, size_t n, uint64_t rows) {
+  shape s = shape_of(a, n, rows);
+  return s.dense ? 0 : s.rank * s.cols * sizeof(float);
+}
+
 /* At the default rank, 4, half of the time goes with the rank. */
 static double powersgd_cost(const pith_value *a) { return (4 + (double)a[POWERSGD_RANK].i) / 8; }
 
@@ -384,7 +389,7 @@ static void powersgd_gpu(const pith_value *a, const pith_ctx *ctx, pith_gpu_lowr
   task->dense = (uint8_t)s.dense;
 }
 
-static const pith_nested powersgd_nested = {powersgd_rank, powersgd_energy};
+static const pith_nested powersgd_nested = {powersgd_rank, powersgd_energy, powersgd_columns};
 
 static const pith_codec_traits powersgd_traits = {
     .cost = powersgd_cost,

@@ -25,6 +25,8 @@ typedef struct pith_nested {
   size_t (*rank)(const pith_value *a);
   /* What column k takes off the squared norm of a layer of n values. `part` is what the codec keeps between steps. */
   double (*energy)(const pith_value *a, size_t n, uint64_t rows, const void *part, size_t k);
+  /* How many bytes at the beginning of the part are columns between steps, for a layer of n values. */
+  size_t (*columns)(const pith_value *a, size_t n, uint64_t rows);
 } pith_nested;
 
 typedef struct pith_codec_traits {

@@ -22,10 +22,12 @@ struct pith_state {
   size_t result_base;            /* … and result[0] is of this one: 0 in main memory */
   void *part;                    /* the codec's own */
   size_t part_size;
-  size_t round;         /* how many rounds of the current step are complete */
-  int produced;         /* the next one has been produced */
-  uint16_t rank, ranks; /* of the comm that last used it; ranks is 0 before the first operation */
-  int loaded;           /* from a checkpoint, and no operation has used it since */
+  const pith_nested *nested; /* where the first bytes of the part are columns of low rank; else NULL */
+  size_t columns;            /* so many bytes of them */
+  size_t round;              /* how many rounds of the current step are complete */
+  int produced;              /* the next one has been produced */
+  uint16_t rank, ranks;      /* of the comm that last used it; ranks is 0 before the first operation */
+  int loaded;                /* from a checkpoint, and no operation has used it since */
 };
 
 /* Scratch of encoding with or without memory. */

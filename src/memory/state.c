@@ -39,6 +39,8 @@ static pith_status make_floats(pith_space *space, size_t n, unsigned wanted, flo
 
 static pith_status make_part(const pith_codec *codec, pith_state *state) {
   state->part_size = part_size_of(codec, state->n, state->rows);
+  state->nested = codec->traits->nested;
+  state->columns = state->nested ? state->nested->columns(codec->args, state->n, state->rows) : 0;
   PITH_REQUIRE(state->part_size < SIZE_MAX, PITH_ERR_MEMORY, "no memory for the state of %s", codec->spec);
   return state->part_size ? pith__space_zeros(state->space, state->part_size, &state->part) : PITH_OK;
 }
@@ -91,10 +93,19 @@ static void hand_over(float **from, float **to) {
   }
 }
 
+/* Low rank of another rank goes on with the columns that both have; new ones are zero, and the codec draws them. */
+static pith_status keep_columns(const pith_state *state, pith_state *next) {
+  size_t both = state->columns < next->columns ? state->columns : next->columns;
+  return state->nested == next->nested ? pith__space_copy(state->space, next->part, state->part, both) : PITH_OK;
+}
+
 pith_status pith_state_adapt(pith_state *state, const pith_codec *codec) {
   PITH_REQUIRE(state && codec, PITH_ERR_ARGUMENT, "pith_state_adapt: state and codec must not be NULL");
   pith_state next;
   pith_status status = fill(state->space, codec, state->n, state->rows, &next);
+  if (status == PITH_OK) {
+    status = keep_columns(state, &next);
+  }
   if (status != PITH_OK) {
     release(&next);
     return status;
@@ -185,12 +196,16 @@ static float *results_of(const pith_state *state) {
   return state->result ? state->result + (state->result_first - state->result_base) : NULL;
 }
 
-pith_status pith_state_scale(pith_state *state, float factor) {
+pith_status pith_state_scale_residual(pith_state *state, float factor) {
   PITH_REQUIRE(state, PITH_ERR_ARGUMENT, "pith_state_scale: state must not be NULL");
   PITH_REQUIRE(isfinite(factor) && factor > 0, PITH_ERR_ARGUMENT, "a state cannot be scaled by %g", (double)factor);
   PITH_TRY(state->residual ? pith__space_scale(state->space, factor, state->residual, state->n) : PITH_OK);
-  PITH_TRY(state->momentum ? pith__space_scale(state->space, factor, state->momentum, state->n) : PITH_OK);
   return state->result ? pith__space_scale(state->space, factor, results_of(state), state->result_n) : PITH_OK;
+}
+
+pith_status pith_state_scale(pith_state *state, float factor) {
+  PITH_TRY(pith_state_scale_residual(state, factor));
+  return state->momentum ? pith__space_scale(state->space, factor, state->momentum, state->n) : PITH_OK;
 }
 
 const float *pith_state_residual(const pith_state *state) { return state ? state->residual : NULL; }

@@ -301,6 +301,13 @@ pith_status pith_reducer_scale(pith_reducer *r, float factor) {
   return PITH_OK;
 }
 
+pith_status pith_reducer_scale_residual(pith_reducer *r, size_t index, float factor) {
+  PITH_REQUIRE(r && index < r->count, PITH_ERR_ARGUMENT, "there is no layer number %zu", index);
+  PITH_REQUIRE(pith__reducer_is_idle(r), PITH_ERR_STATE, "a step is under way: finish it before scaling");
+  PITH_TRY(pith_state_scale_residual(r->layers[index].state, factor));
+  return pith__pending_scale(&r->layers[index], factor);
+}
+
 /* ---- Before the first step --------------------------------------------------------------------------------------- */
 
 static pith_status check_rules(const pith_reducer *r) {

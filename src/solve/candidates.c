@@ -7,6 +7,7 @@
 #include "base/size.h"
 #include "codec/shortlist.h"
 #include "profile/profile.h"
+#include "solve/methods.h"
 
 /* A spec around the value of its last stage: "ef/topk:" 0.01 ",values=fp16". */
 typedef struct frame {
@@ -14,23 +15,39 @@ typedef struct frame {
   size_t before, after;
 } frame;
 
+enum { POWERS_MOST = 16 };
+
 typedef struct list {
   char *text;
   size_t size, used;
   pith_status status; /* of the first that could not be added */
 } list;
 
-/* Values beyond what the method takes are left out. */
+static int is_listed(const list *l, const char *spec) {
+  size_t size = strlen(spec);
+  for (const char *at = l->used ? l->text : NULL; at; at = strchr(at, ';')) {
+    at += *at == ';';
+    if (!strncmp(at, spec, size) && (at[size] == ';' || !at[size])) {
+      return 1;
+    }
+  }
+  return 0;
+}
+
+/* Values that the method does not take are left out: the spec itself is a good one, so nothing else can be wrong. */
 static void add(list *l, const frame *f, const char *value) {
   char spec[2 * PITH_SPEC_MAX];
   pith_codec *codec;
   snprintf(spec, sizeof spec, "%.*s%s%s", (int)f->before, f->spec, value, f->spec + f->after);
   pith_status status = l->status == PITH_OK ? pith_codec_create(spec, &codec) : l->status;
   if (status != PITH_OK) {
-    l->status = status == PITH_ERR_RANGE ? PITH_OK : status;
+    l->status = status == PITH_ERR_MEMORY || l->status != PITH_OK ? status : PITH_OK;
     return;
   }
   pith_codec_destroy(codec);
+  if (is_listed(l, spec)) {
+    return;
+  }
   int size = snprintf(l->text + l->used, l->size - l->used, "%s%s", l->used ? ";" : "", spec);
   if (size < 0 || (size_t)size >= l->size - l->used) {
     l->status = pith_fail(PITH_ERR_BUFFER, "the candidates need more than %zu characters", l->size);
@@ -88,6 +105,32 @@ static void add_ranks(list *l, const frame *f, size_t rank) {
   }
 }
 
+/* 2^k of something, less `less`, for every number of bits that the method takes; and the number that was asked for. */
+static void add_powers(list *l, const frame *f, size_t value, size_t less) {
+  for (size_t k = 1; k <= POWERS_MOST; k++) {
+    size_t power = ((size_t)1 << k) - less;
+    if (value < power && value > power / 2) {
+      add_count(l, f, value);
+    }
+    add_count(l, f, power);
+  }
+}
+
+/* Four to an octave, a fourth to four times the size. */
+static void add_magnitudes(list *l, const frame *f, double size) {
+  for (int i = -8; i <= 8; i++) {
+    char text[24];
+    snprintf(text, sizeof text, i ? "%.3g" : "%.9g", size * exp2(i / 4.0));
+    add(l, f, text);
+  }
+}
+
+double pith__generosity(const pith_codec *codec) {
+  frame f = frame_of(codec);
+  double value = f.before < f.after && codec->strength != PITH_STRENGTH_NONE ? strtod(f.spec + f.before, NULL) : 0;
+  return codec->strength == PITH_STRENGTH_MAGNITUDE && value > 0 ? 1 / value : value;
+}
+
 /* What the strength means decides; a spec that has none is its only candidate. */
 static void add_around_codec(list *l, const pith_codec *codec) {
   frame f = frame_of(codec);
@@ -101,6 +144,15 @@ static void add_around_codec(list *l, const pith_codec *codec) {
       break;
     case PITH_STRENGTH_RANK:
       add_ranks(l, &f, (size_t)value);
+      break;
+    case PITH_STRENGTH_LEVELS:
+      add_powers(l, &f, (size_t)value, 1);
+      break;
+    case PITH_STRENGTH_TABLE:
+      add_powers(l, &f, (size_t)value, 0);
+      break;
+    case PITH_STRENGTH_MAGNITUDE:
+      add_magnitudes(l, &f, value);
       break;
     case PITH_STRENGTH_NONE:
       add(l, &(frame){.before = 0}, codec->spec);

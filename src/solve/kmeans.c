@@ -3,6 +3,10 @@
  * Clusters are put in order of sensitivity, norm against size. A ladder of candidates, from the smallest payload up, is
  * laid along that order: no cluster gets a smaller payload than one that is less sensitive. All such assignments are
  * tried, and the smallest within the budget is taken.
+ *
+ * As CGX has it, points are not in logarithms, the norm alone makes the order, and clusters get neighbouring rungs, one
+ * after another. CGX knows no budget: there the user says where the first rung is, here the lowest that keeps the
+ * budget is taken. Its centres begin at random places, ours at layers far from each other.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -19,17 +23,14 @@ typedef struct point {
   size_t layer, cluster;
 } point;
 
-typedef struct rung {
-  size_t candidate;
-  double bytes, error; /* of all layers */
-} rung;
-
 typedef struct clustering {
+  const pith_assignment *a;
   const pith_profile *p;
+  int as_cgx;
   point *point;
-  size_t points, clusters, rungs;
+  size_t points, clusters;
   double centre[CLUSTERS][2];
-  rung ladder[PITH_CANDIDATES_MAX];
+  pith_ladder ladder;
   double bytes[CLUSTERS][RUNGS], error[CLUSTERS][RUNGS];
   size_t current[CLUSTERS], best[CLUSTERS];
   double budget, best_bytes;
@@ -41,7 +42,9 @@ static void take_points(clustering *k) {
   for (size_t l = 0; l < k->p->layers; l++) {
     pith_profile_layer info = PITH_PROFILE_LAYER_INIT;
     if (!k->p->layer[l].fixed && pith_profile_layer_get(k->p, l, &info) == PITH_OK) {
-      k->point[k->points++] = (point){{log((double)info.n), 0.5 * log(fmax(info.top, 1e-300))}, l, 0};
+      double size = (double)info.n, norm = sqrt(info.top);
+      point at = {{size, norm}, l, 0};
+      k->point[k->points++] = k->as_cgx ? at : (point){{log(size), log(fmax(norm, 1e-150))}, l, 0};
     }
   }
 }
@@ -129,13 +132,17 @@ static void move_centres(clustering *k) {
   }
 }
 
+static double sensitivity(const clustering *k, size_t cluster) {
+  return k->centre[cluster][1] - (k->as_cgx ? 0 : k->centre[cluster][0]);
+}
+
 /* Numbers clusters from the least sensitive on: large layers of small norm first. */
 static void sort_clusters(clustering *k) {
   size_t place[CLUSTERS];
   for (size_t c = 0; c < k->clusters; c++) {
     place[c] = 0;
     for (size_t o = 0; o < k->clusters; o++) {
-      double mine = k->centre[c][1] - k->centre[c][0], other = k->centre[o][1] - k->centre[o][0];
+      double mine = sensitivity(k, c), other = sensitivity(k, o);
       place[c] += other < mine || (other == mine && o < c);
     }
   }
@@ -145,7 +152,7 @@ static void sort_clusters(clustering *k) {
 }
 
 static void make_clusters(clustering *k) {
-  place_centres(k, pith__least(CLUSTERS, pith__least(k->points, k->rungs)));
+  place_centres(k, pith__least(CLUSTERS, pith__least(k->points, k->ladder.rungs)));
   assign(k);
   for (int i = 0; i < ROUNDS; i++) {
     move_centres(k);
@@ -156,52 +163,13 @@ static void make_clusters(clustering *k) {
   sort_clusters(k);
 }
 
-/* ---- Ladder ------------------------------------------------------------------------------------------------------ */
-
-static int compare_rungs(const void *a, const void *b) {
-  const rung *x = a, *y = b;
-  if (x->bytes != y->bytes) {
-    return x->bytes < y->bytes ? -1 : 1;
-  }
-  return x->error != y->error ? (x->error < y->error ? -1 : 1)
-                              : (x->candidate > y->candidate) - (x->candidate < y->candidate);
-}
-
-static void add_rung(clustering *k, size_t candidate) {
-  rung r = {candidate, 0, 0};
-  for (size_t i = 0; i < k->points; i++) {
-    double bytes = 0, error = 0;
-    pith_profile_get(k->p, k->point[i].layer, candidate, &bytes, &error);
-    r.bytes += bytes;
-    r.error += error;
-  }
-  k->ladder[k->rungs++] = r;
-}
-
-/* Candidates by size; those that lose more than a smaller one are left out, and of too many every so-and-so-many-th is
- * taken. */
-static void make_ladder(clustering *k, const size_t *option, size_t options) {
-  for (size_t i = 0; i < options; i++) {
-    add_rung(k, option[i]);
-  }
-  qsort(k->ladder, k->rungs, sizeof *k->ladder, compare_rungs);
-  size_t kept = 0;
-  for (size_t i = 0; i < k->rungs; i++) {
-    if (!kept || k->ladder[i].error < k->ladder[kept - 1].error) {
-      k->ladder[kept++] = k->ladder[i];
-    }
-  }
-  k->rungs = pith__least(kept, RUNGS);
-  for (size_t i = 0; i < k->rungs && kept > RUNGS; i++) {
-    k->ladder[i] = k->ladder[i * (kept - 1) / (RUNGS - 1)];
-  }
-}
+/* ---- Rungs ------------------------------------------------------------------------------------------------------- */
 
 static void sum_clusters(clustering *k) {
   for (size_t i = 0; i < k->points; i++) {
-    for (size_t r = 0; r < k->rungs; r++) {
-      double bytes = 0, error = 0;
-      pith_profile_get(k->p, k->point[i].layer, k->ladder[r].candidate, &bytes, &error);
+    for (size_t r = 0; r < k->ladder.rungs; r++) {
+      double bytes, error;
+      pith__assignment_price(k->a, k->point[i].layer, k->ladder.rung[r].candidate, &bytes, &error);
       k->bytes[k->point[i].cluster][r] += bytes;
       k->error[k->point[i].cluster][r] += error;
     }
@@ -218,48 +186,64 @@ static void try_rungs(clustering *k, size_t cluster, size_t lowest, double bytes
     memcpy(k->best, k->current, sizeof k->best);
     return;
   }
-  for (size_t r = lowest; r < k->rungs; r++) {
+  for (size_t r = lowest; r < k->ladder.rungs; r++) {
     k->current[cluster] = r;
     try_rungs(k, cluster + 1, r, bytes + k->bytes[cluster][r], error + k->error[cluster][r]);
   }
 }
 
-static pith_status choose(clustering *k, const size_t *option, size_t options, size_t *choice) {
-  take_points(k);
-  for (size_t l = 0; l < k->p->layers; l++) {
-    choice[l] = option[0];
+/* Neighbouring rungs for clusters, the first as low as the budget allows. */
+static void try_neighbours(clustering *k) {
+  for (size_t lowest = 0; lowest + k->clusters <= k->ladder.rungs; lowest++) {
+    double bytes = 0, error = 0;
+    for (size_t c = 0; c < k->clusters; c++) {
+      k->current[c] = lowest + c;
+      bytes += k->bytes[c][lowest + c];
+      error += k->error[c][lowest + c];
+    }
+    if (error <= k->budget * (1 + ROUNDING) && bytes < k->best_bytes) {
+      k->best_bytes = bytes;
+      memcpy(k->best, k->current, sizeof k->best);
+    }
   }
-  if (!k->points) {
-    return PITH_OK; /* nothing to decide */
-  }
-  whiten(k);
-  make_ladder(k, option, options);
-  make_clusters(k);
-  sum_clusters(k);
-  try_rungs(k, 0, 0, 0, 0);
-  PITH_REQUIRE(
-      isfinite(k->best_bytes), PITH_ERR_RANGE,
-      "the budget cannot be kept: it is a squared error of %.6g, and the least that these candidates can do is %.6g",
-      k->budget, k->ladder[k->rungs - 1].error);
-  for (size_t i = 0; i < k->points; i++) {
-    choice[k->point[i].layer] = k->ladder[k->best[k->point[i].cluster]].candidate;
-  }
-  return PITH_OK;
 }
 
-pith_status pith__kmeans_choose(const pith_profile *p, const size_t *option, size_t options, double budget,
-                                size_t *choice) {
-  clustering *k = calloc(1, sizeof *k);
-  point *points = calloc(p->layers + 1, sizeof *points);
-  pith_status status = PITH_ERR_MEMORY;
-  if (k && points) {
-    k->p = p;
-    k->point = points;
-    k->budget = budget;
-    k->best_bytes = INFINITY;
-    status = choose(k, option, options, choice);
+static void choose(clustering *k, size_t *choice) {
+  pith__ladder_make(k->a, RUNGS, &k->ladder);
+  take_points(k);
+  for (size_t l = 0; l < k->p->layers; l++) {
+    choice[l] = k->ladder.rung[k->ladder.rungs - 1].candidate;
+  }
+  if (!k->points) {
+    return; /* nothing to decide */
+  }
+  whiten(k);
+  make_clusters(k);
+  sum_clusters(k);
+  if (k->as_cgx) {
+    try_neighbours(k);
   } else {
-    pith_fail(status, "no memory to cluster %zu layers", p->layers);
+    try_rungs(k, 0, 0, 0, 0);
+  }
+  for (size_t i = 0; i < k->points && isfinite(k->best_bytes); i++) {
+    choice[k->point[i].layer] = k->ladder.rung[k->best[k->point[i].cluster]].candidate;
+  }
+}
+
+pith_status pith__kmeans_choose(const pith_assignment *a, int as_cgx, size_t *choice) {
+  clustering *k = calloc(1, sizeof *k);
+  point *points = calloc(a->p->layers + 1, sizeof *points);
+  pith_status status = PITH_OK;
+  if (k && points) {
+    k->a = a;
+    k->p = a->p;
+    k->as_cgx = as_cgx;
+    k->point = points;
+    k->budget = a->budget;
+    k->best_bytes = INFINITY;
+    choose(k, choice);
+  } else {
+    status = pith_fail(PITH_ERR_MEMORY, "no memory to cluster %zu layers", a->p->layers);
   }
   free(points);
   free(k);

@@ -14,7 +14,8 @@
 #define THRESHOLD 0.5
 #define OUT_OF_THE_QUESTION 1e18
 
-static const char *const method_names[] = {"lgreco", "kmeans", "accordion", "uniform"};
+static const char *const method_names[] = {"lgreco", "kmeans", "accordion", "uniform", "cgxkmeans",
+                                           "linear", "best",   "bayes",     "global"};
 static const char *const objective_names[] = {"bytes", "time"};
 
 typedef struct maker {
@@ -98,25 +99,21 @@ static pith_status choose_options(maker *m) {
 
 /* ---- Budget ------------------------------------------------------------------------------------------------------ */
 
-static void add_up(const pith_profile *p, const size_t *choice, double *bytes, double *error) {
-  *bytes = *error = 0;
-  for (size_t l = 0; l < p->layers; l++) {
-    double b = 0, e = 0;
-    pith_profile_get(p, l, choice[l], &b, &e);
-    *bytes += b;
-    *error += e;
-  }
+static pith_assignment assignment_of(const maker *m) {
+  return (pith_assignment){m->p, m->option, m->options, m->r.metric, m->budget};
 }
 
-static double error_of(const pith_profile *p, const size_t *choice) {
+static double error_of(const maker *m, const size_t *choice) {
+  pith_assignment a = assignment_of(m);
   double bytes, error;
-  add_up(p, choice, &bytes, &error);
+  pith__assignment_total(&a, choice, &bytes, &error);
   return error;
 }
 
-static double bytes_of(const pith_profile *p, const size_t *choice) {
+static double bytes_of(const maker *m, const size_t *choice) {
+  pith_assignment a = assignment_of(m);
   double bytes, error;
-  add_up(p, choice, &bytes, &error);
+  pith__assignment_total(&a, choice, &bytes, &error);
   return bytes;
 }
 
@@ -128,6 +125,17 @@ static pith_status choose_accordion(const maker *m, size_t *choice) {
   PITH_TRY(pith__profile_find(m->p, m->r.otherwise, &otherwise));
   double threshold = m->r.threshold > 0 ? m->r.threshold : THRESHOLD;
   return pith__accordion_choose(m->p, m->r.before, threshold, critical, otherwise, choice);
+}
+
+/* A step of gradient descent with a gradient that is off by e makes at least 1 − ‖e‖²/‖g‖² of its progress. */
+static double tolerated(const maker *m) {
+  double norm = 0;
+  for (size_t l = 0; l < m->p->layers; l++) {
+    pith_profile_layer info = PITH_PROFILE_LAYER_INIT;
+    pith_profile_layer_get(m->p, l, &info);
+    norm += info.fixed ? 0 : info.norm;
+  }
+  return pith__metric_error(m->r.metric, m->r.tolerance * norm);
 }
 
 static pith_status find_budget(maker *m) {
@@ -144,12 +152,54 @@ static pith_status find_budget(maker *m) {
     }
   } else {
     PITH_REQUIRE(isfinite(m->r.budget) && m->r.budget >= 0, PITH_ERR_RANGE,
-                 "the budget is %g; it is a squared error, not below 0", m->r.budget);
+                 "the budget is %g; it is a sum of errors, not below 0", m->r.budget);
     m->has_reference = 0;
-    m->budget = m->r.budget;
+    m->budget = m->r.tolerance > 0 ? tolerated(m) : m->r.budget;
     return PITH_OK;
   }
-  m->budget = alpha * error_of(m->p, m->reference);
+  m->budget = m->r.tolerance > 0 ? tolerated(m) : alpha * error_of(m, m->reference);
+  return PITH_OK;
+}
+
+/* ---- Cap --------------------------------------------------------------------------------------------------------- */
+
+/* Whether these options can keep the budget. */
+static int can_keep_budget(const maker *m, const size_t *option, size_t options) {
+  double sum = 0;
+  for (size_t l = 0; l < m->p->layers; l++) {
+    double least = INFINITY;
+    for (size_t o = 0; o < options; o++) {
+      double bytes, error;
+      pith_profile_get(m->p, l, option[o], &bytes, &error);
+      least = fmin(least, pith__metric_error(m->r.metric, error));
+    }
+    sum += least;
+  }
+  return sum <= m->budget;
+}
+
+/* A candidate of the uniform spec's family with more than the cap times its strength. */
+static int is_above_cap(const maker *m, const pith_codec *uniform, const pith_codec *codec) {
+  int same = pith__text_same(pith__family_of(codec), pith__family_of(uniform)) && codec->strength == uniform->strength;
+  return same && pith__generosity(codec) > m->r.cap * pith__generosity(uniform) * (1 + 1e-9);
+}
+
+static pith_status apply_cap(maker *m) {
+  size_t uniform, kept[PITH_CANDIDATES_MAX], count = 0, below[PITH_CANDIDATES_MAX], lossy = 0;
+  PITH_REQUIRE(m->r.uniform, PITH_ERR_ARGUMENT, "a cap is a multiple of the uniform spec's strength: which spec?");
+  PITH_TRY(pith__profile_find(m->p, m->r.uniform, &uniform));
+  for (size_t o = 0; o < m->options; o++) {
+    const pith_codec *codec = m->p->codec[m->option[o]];
+    if (!is_above_cap(m, m->p->codec[uniform], codec)) {
+      kept[count++] = m->option[o];
+      if (!codec->traits->exact) {
+        below[lossy++] = m->option[o];
+      }
+    }
+  }
+  int without = can_keep_budget(m, below, lossy);
+  m->options = without ? lossy : count;
+  memcpy(m->option, without ? below : kept, m->options * sizeof *kept);
   return PITH_OK;
 }
 
@@ -197,6 +247,7 @@ static int fill_tables(const maker *m, const pith_step *step, tables *t) {
     for (size_t o = 0; o < m->options; o++) {
       double *cost = &t->cost[i * m->options + o], *error = &t->error[i * m->options + o];
       pith_profile_get(m->p, l, m->option[o], cost, error);
+      *error = pith__metric_error(m->r.metric, *error);
       if (is_below_floor(m, l, o, *cost, *error)) {
         *cost = *error = OUT_OF_THE_QUESTION; /* any other option beats it in both */
         continue;
@@ -241,15 +292,35 @@ static pith_status choose_lgreco(maker *m) {
   return status;
 }
 
-/* Clusters know no mercy with small models: the reference is taken where it is better, and where only rounding speaks
- * against it. */
-static pith_status choose_kmeans(maker *m) {
-  PITH_TRY(pith__kmeans_choose(m->p, m->option, m->options, m->budget, m->choice));
-  double error = error_of(m->p, m->choice);
-  if (m->has_reference && (error > m->budget || bytes_of(m->p, m->choice) > bytes_of(m->p, m->reference)) &&
-      error_of(m->p, m->reference) <= m->budget) {
-    memcpy(m->choice, m->reference, m->p->layers * sizeof *m->choice);
+/* Assigners have one way of sharing out, and know no mercy with small models: the reference is taken where it is
+ * better, and where only rounding speaks against it. */
+static pith_status choose_otherwise(maker *m) {
+  pith_assignment a = assignment_of(m);
+  switch (m->r.method) {
+    case PITH_PLAN_LINEAR:
+      PITH_TRY(pith__linear_choose(&a, m->choice));
+      break;
+    case PITH_PLAN_BEST:
+      PITH_TRY(pith__best_choose(&a, m->choice));
+      break;
+    case PITH_PLAN_BAYES:
+      PITH_TRY(pith__bayes_choose(&a, m->choice));
+      break;
+    case PITH_PLAN_GLOBAL:
+      PITH_TRY(pith__global_choose(&a, m->choice));
+      break;
+    default:
+      PITH_TRY(pith__kmeans_choose(&a, m->r.method == PITH_PLAN_CGX, m->choice));
   }
+  double error = error_of(m, m->choice);
+  if (m->has_reference && (error > m->budget || bytes_of(m, m->choice) > bytes_of(m, m->reference)) &&
+      error_of(m, m->reference) <= m->budget) {
+    memcpy(m->choice, m->reference, m->p->layers * sizeof *m->choice);
+    error = m->budget;
+  }
+  PITH_REQUIRE(error <= m->budget, PITH_ERR_RANGE,
+               "the budget cannot be kept: it is an error of %.6g, and the least that %s can do is %.6g", m->budget,
+               method_names[m->r.method], error);
   return PITH_OK;
 }
 
@@ -258,11 +329,18 @@ static pith_status choose_kmeans(maker *m) {
 static pith_status read_request(const pith_plan_request *given, pith_plan_request *r) {
   *r = (pith_plan_request)PITH_PLAN_REQUEST_INIT;
   PITH_TRY(PITH_STRUCT_READ(pith_plan_request, given, r));
-  PITH_REQUIRE((unsigned)r->method <= PITH_PLAN_UNIFORM && (unsigned)r->objective <= PITH_PLAN_TIME, PITH_ERR_ARGUMENT,
-               "there is no such method or objective of planning");
+  PITH_REQUIRE((unsigned)r->method <= PITH_PLAN_GLOBAL && (unsigned)r->objective <= PITH_PLAN_TIME &&
+                   (unsigned)r->metric <= PITH_PLAN_L2,
+               PITH_ERR_ARGUMENT, "there is no such method, objective or metric of planning");
   PITH_REQUIRE(r->method != PITH_PLAN_UNIFORM || r->uniform, PITH_ERR_ARGUMENT, "a uniform plan needs a spec");
   PITH_REQUIRE(r->floor >= 0 && r->floor <= 1, PITH_ERR_ARGUMENT, "the floor of a plan is a share from 0 to 1, not %g",
                r->floor);
+  PITH_REQUIRE(r->cap == 0 || (isfinite(r->cap) && r->cap >= 1), PITH_ERR_ARGUMENT,
+               "the cap of a plan is a factor of at least 1, not %g", r->cap);
+  PITH_REQUIRE(r->tolerance >= 0 && r->tolerance <= 1, PITH_ERR_ARGUMENT,
+               "a tolerated loss is a share from 0 to 1, not %g", r->tolerance);
+  PITH_REQUIRE(r->tolerance == 0 || r->alpha == 0 || r->alpha == 1, PITH_ERR_ARGUMENT,
+               "alpha and a tolerated loss both say what the budget is: give one of them");
   PITH_REQUIRE(r->objective == PITH_PLAN_BYTES || r->method == PITH_PLAN_LGRECO, PITH_ERR_ARGUMENT,
                "only lgreco plans for time; %s counts bytes", method_names[r->method]);
   return PITH_OK;
@@ -270,24 +348,21 @@ static pith_status read_request(const pith_plan_request *given, pith_plan_reques
 
 static pith_status choose(maker *m) {
   PITH_TRY(find_budget(m));
-  switch (m->r.method) {
-    case PITH_PLAN_LGRECO:
-      PITH_TRY(choose_options(m));
-      return choose_lgreco(m);
-    case PITH_PLAN_KMEANS:
-      PITH_TRY(choose_options(m));
-      return choose_kmeans(m);
-    default:
-      memcpy(m->choice, m->reference, m->p->layers * sizeof *m->choice);
-      return PITH_OK;
+  if (m->r.method == PITH_PLAN_ACCORDION || m->r.method == PITH_PLAN_UNIFORM) {
+    memcpy(m->choice, m->reference, m->p->layers * sizeof *m->choice);
+    return PITH_OK;
   }
+  PITH_TRY(choose_options(m));
+  PITH_TRY(m->r.cap > 0 ? apply_cap(m) : PITH_OK);
+  return m->r.method == PITH_PLAN_LGRECO ? choose_lgreco(m) : choose_otherwise(m);
 }
 
 static pith_status make(maker *m, pith_plan **plan) {
   PITH_TRY(pith__profile_complete(m->p));
   PITH_TRY(choose(m));
-  return pith__plan_from_choice(m->p, m->choice, method_names[m->r.method], objective_names[m->r.objective],
-                                m->r.uniform, m->budget, plan);
+  pith_plan_origin origin = {method_names[m->r.method], objective_names[m->r.objective], m->r.uniform, m->r.metric,
+                             m->budget};
+  return pith__plan_from_choice(m->p, m->choice, &origin, plan);
 }
 
 pith_status pith_plan_make(const pith_profile *profile, const pith_plan_request *request, pith_plan **plan) {

@@ -55,6 +55,7 @@ pith_status pith__plan_write(pith_plan *plan) {
   write_text(&w, "method", plan->method);
   write_text(&w, "objective", plan->objective);
   write_text(&w, "reference", plan->reference);
+  write_text(&w, "metric", plan->metric == PITH_PLAN_L2SQ ? NULL : pith__metric_names[plan->metric]);
   if (plan->budget >= 0) {
     pith__write(&w, ",\n  \"budget\": ");
     pith__write_number(&w, plan->budget);
@@ -156,19 +157,31 @@ static pith_status read_budget(draft *d) {
   return d->plan->budget < 0 ? pith__reader_fail(&d->r, "a budget is not negative", "") : PITH_OK;
 }
 
+static pith_status read_metric(draft *d) {
+  char *name = NULL;
+  PITH_TRY(pith__read_string(&d->r, &name));
+  size_t i = 0;
+  while (pith__metric_names[i] && strcmp(pith__metric_names[i], name) != 0) {
+    i++;
+  }
+  free(name);
+  d->plan->metric = (pith_plan_metric)i;
+  return pith__metric_names[i] ? PITH_OK : pith__reader_fail(&d->r, "a metric is l2sq or l2", "");
+}
+
 static pith_status read_head(draft *d, unsigned key) {
   pith_plan *plan = d->plan;
-  char **const texts[] = {NULL, &plan->note,     &plan->method, &plan->objective, &plan->reference,
-                          NULL, &plan->fallback, NULL};
+  char **const texts[] = {NULL, &plan->note, &plan->method, &plan->objective, &plan->reference, NULL, &plan->fallback,
+                          NULL, NULL};
   if (texts[key]) {
     return pith__read_string(&d->r, texts[key]);
   }
-  return key == 0 ? read_version(d) : key == 5 ? read_budget(d) : read_lines(d);
+  return key == 0 ? read_version(d) : key == 5 ? read_budget(d) : key == 7 ? read_lines(d) : read_metric(d);
 }
 
 static pith_status read_plan(draft *d) {
   static const char *const keys[] = {"pith_plan", "note",    "method", "objective", "reference",
-                                     "budget",    "default", "layers", NULL};
+                                     "budget",    "default", "layers", "metric",    NULL};
   int first = 1, more;
   unsigned seen = 0, key;
   PITH_TRY(pith__read_open(&d->r, '{'));

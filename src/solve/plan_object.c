@@ -9,6 +9,8 @@
 #include "profile/writer.h"
 #include "solve/step_cost.h"
 
+const char *const pith__metric_names[] = {"l2sq", "l2", NULL};
+
 /* ---- Making ------------------------------------------------------------------------------------------------------ */
 
 pith_status pith__plan_create(size_t count, pith_plan **plan) {
@@ -105,35 +107,44 @@ pith_status pith__plan_finish(pith_plan *plan) {
   return pith__plan_write(plan);
 }
 
-static pith_status fill_line(pith_plan_line *line, const pith_profile *p, size_t l, size_t candidate) {
+/* Bytes, and the error by the metric. */
+static pith_status price_line(pith_plan_line *line, pith_plan_metric metric, const pith_profile *p, size_t l,
+                              size_t candidate) {
+  PITH_TRY(pith_profile_get(p, l, candidate, &line->bytes, &line->error));
+  line->error = pith__metric_error(metric, line->error);
+  return PITH_OK;
+}
+
+static pith_status fill_line(pith_plan_line *line, pith_plan_metric metric, const pith_profile *p, size_t l,
+                             size_t candidate) {
   const pith_profiled *layer = &p->layer[l];
   PITH_TRY(pith__plan_put(&line->name, layer->name));
   PITH_TRY(pith__plan_put(&line->spec, layer->fixed ? PITH_UNCOMPRESSED : p->codec[candidate]->spec));
   memcpy(line->shape, layer->shape, sizeof line->shape);
   line->dimensions = layer->dimensions;
   line->has_shape = 1;
-  return pith_profile_get(p, l, candidate, &line->bytes, &line->error);
+  return price_line(line, metric, p, l, candidate);
 }
 
-static pith_status fill(pith_plan *plan, const pith_profile *p, const size_t *choice, const char *method,
-                        const char *objective, const char *reference) {
+static pith_status fill(pith_plan *plan, const pith_profile *p, const size_t *choice, const pith_plan_origin *origin) {
+  plan->metric = origin->metric;
+  plan->budget = origin->budget;
   for (size_t l = 0; l < p->layers; l++) {
-    PITH_TRY(fill_line(&plan->line[l], p, l, choice[l]));
+    PITH_TRY(fill_line(&plan->line[l], plan->metric, p, l, choice[l]));
   }
-  PITH_TRY(pith__plan_put(&plan->method, method));
-  PITH_TRY(pith__plan_put(&plan->objective, objective));
-  if (reference) {
-    PITH_TRY(pith__plan_put(&plan->reference, reference));
+  PITH_TRY(pith__plan_put(&plan->method, origin->method));
+  PITH_TRY(pith__plan_put(&plan->objective, origin->objective));
+  if (origin->reference) {
+    PITH_TRY(pith__plan_put(&plan->reference, origin->reference));
   }
   return pith__plan_finish(plan);
 }
 
-pith_status pith__plan_from_choice(const pith_profile *p, const size_t *choice, const char *method,
-                                   const char *objective, const char *reference, double budget, pith_plan **plan) {
+pith_status pith__plan_from_choice(const pith_profile *p, const size_t *choice, const pith_plan_origin *origin,
+                                   pith_plan **plan) {
   pith_plan *made;
   PITH_TRY(pith__plan_create(p->layers, &made));
-  made->budget = budget;
-  pith_status status = fill(made, p, choice, method, objective, reference);
+  pith_status status = fill(made, p, choice, origin);
   if (status != PITH_OK) {
     pith_plan_destroy(made);
     return status;
@@ -168,7 +179,8 @@ pith_status pith_plan_info_get(const pith_plan *plan, pith_plan_info *info) {
                           .budget = plan->budget,
                           .bytes = sum_of(plan, 0),
                           .error = sum_of(plan, 1),
-                          .layers = plan->count};
+                          .layers = plan->count,
+                          .metric = pith__metric_names[plan->metric]};
   return PITH_STRUCT_WRITE(pith_plan_info, &found, info);
 }
 
@@ -259,7 +271,7 @@ pith_status pith_plan_price(pith_plan *plan, const pith_profile *p) {
   PITH_TRY(choice_of(plan, p, &choice));
   for (size_t l = 0; l < p->layers; l++) {
     pith_plan_line *line = (pith_plan_line *)find_line(plan, p->layer[l].name, l);
-    pith_profile_get(p, l, choice[l], &line->bytes, &line->error); /* complete, so it cannot fail */
+    price_line(line, plan->metric, p, l, choice[l]); /* complete, so it cannot fail */
   }
   free(choice);
   return pith__plan_write(plan);
@@ -276,9 +288,22 @@ pith_status pith_plan_seconds(const pith_plan *plan, const pith_profile *p, cons
   return status;
 }
 
+/* The sum of errors by another plan's metric; negative: not known. */
+static double error_by(const pith_plan *plan, pith_plan_metric metric) {
+  double sum = 0;
+  for (size_t i = 0; i < plan->count; i++) {
+    double error = plan->line[i].error;
+    if (error < 0) {
+      return -1;
+    }
+    sum += plan->metric == metric ? error : metric == PITH_PLAN_L2 ? sqrt(error) : error * error;
+  }
+  return sum;
+}
+
 int pith_plan_gains(const pith_plan *old, const pith_plan *fresh, const pith_profile *p, const pith_plan_cost *cost,
                     double share) {
-  double before = sum_of(old, 0), after = sum_of(fresh, 0), error = sum_of(old, 1);
+  double before = sum_of(old, 0), after = sum_of(fresh, 0), error = error_by(old, fresh->metric);
   if (cost &&
       (pith_plan_seconds(old, p, cost, &before) != PITH_OK || pith_plan_seconds(fresh, p, cost, &after) != PITH_OK)) {
     return 1; /* old is none of this model, or has a spec that is not measured any more */

@@ -77,7 +77,26 @@ a_mix_is_no_larger_than_a_family() {
     python3 -c 'import json,sys; print(sum(l["bytes"] for l in json.load(sys.stdin)["layers"]))'; }
   [ "$(bytes --mix)" -le "$(bytes)" ]
   [ "$(bytes --mix)" -le "$(bytes --families q,powersgd)" ]
-  [ "$(bytes)" -le "$(bytes --method kmeans)" ]
+  for method in kmeans cgxkmeans linear best bayes; do
+    [ "$(bytes)" -le "$(bytes --method $method)" ]
+    [ "$(bytes --method $method)" -le "$(bytes --method uniform)" ]
+  done
+}
+
+a_plan_says_what_its_errors_are() {
+  measure
+  exits 0 "$pith" plan make "$temp/stats.json" --budget q:4 --metric l2 --cap 1.5 -o "$temp/plan.json"
+  says out 'of its error'
+  grep -q '"metric": "l2"' "$temp/plan.json"
+  exits 0 "$pith" plan show "$temp/plan.json" --stats "$temp/stats.json"
+  says out '% of the error budget used'
+  if grep -q '"q:[78]' "$temp/plan.json"; then return 1; fi
+  exits 0 "$pith" plan make "$temp/stats.json" --budget ef/topk:0.01 --method global -o "$temp/plan.json"
+  exits 0 "$pith" plan make "$temp/stats.json" --budget q:4 --tolerance 0.01
+  exits 2 "$pith" plan make "$temp/stats.json" --budget q:4 --tolerance 0.01 --alpha 2
+  says err 'give one of them'
+  exits 2 "$pith" plan make "$temp/stats.json" --budget q:4 --cap 0.5
+  says err 'at least 1'
 }
 
 a_plan_file_can_be_edited_and_shown() {
@@ -200,6 +219,6 @@ every_part_has_a_help_page() {
 }
 
 run_tests statistics_come_from_recorded_gradients candidates_can_be_chosen a_plan_is_smaller_than_its_reference_at_no_more_error \
-  a_mix_is_no_larger_than_a_family a_plan_file_can_be_edited_and_shown plans_can_be_drawn plans_and_specs_are_compared \
+  a_mix_is_no_larger_than_a_family a_plan_says_what_its_errors_are a_plan_file_can_be_edited_and_shown plans_can_be_drawn plans_and_specs_are_compared \
   time_can_be_the_objective accordion_takes_two_specs what_cannot_be_is_said lists_are_checked a_plan_for_another_model_is_refused \
   the_planner_is_timed every_part_has_a_help_page

@@ -120,7 +120,20 @@ TEST_WITHIN(ranks_change_to_the_same_specs_in_the_same_step, 120) {
   ranks_run("inproc", 3, 0, change_together, "lgreco:mix,budget=q:4,warmup=4,period=32");
   ranks_run("shm", 2, 0, change_together, "lgreco:ef/topk:0.01,warmup=5,period=32");
   ranks_run("inproc", 2, 4096, change_together, "lgreco:ef/powersgd:2,warmup=6,period=32,alpha=2");
-  ranks_run("inproc", 2, 0, change_together, "kmeans:q:4,warmup=4,period=32");
+  static const char *const others[] = {
+      "kmeans:q:4,warmup=4,period=32",
+      "cgxkmeans:q:4,warmup=4,period=32",
+      "linear:q:4,warmup=4,period=32,metric=l2",
+      "best:ef/topk:0.05,warmup=4,period=32",
+      "bayes:q:4,warmup=4,period=32,cap=2",
+      "global:ef/topk:0.05,warmup=4,period=32",
+      "lgreco:gq:8,warmup=4,period=32,alpha=4",
+      "lgreco:qsgd:63,warmup=4,period=32,accumulate=3",
+      "lgreco:ef/powersgd:2,warmup=4,period=32,tolerance=0.5,start=7",
+  };
+  for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+    ranks_run("inproc", 2, 0, change_together, (void *)(uintptr_t)others[i]);
+  }
   ranks_run("inproc", 2, 0, change_together, "layer0*=q:8;*=accordion:q:4,q:8,warmup=4,period=32");
 }
 

@@ -374,6 +374,9 @@ static void call_with_nothing(pith_comm *comm, void *argument) {
   CHECK_STATUS(pith_reducer_finish(NULL), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_reducer_check(NULL), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_reducer_scale(NULL, 1), PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith_reducer_scale_residual(NULL, 0, 1), PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith_reducer_scale_residual(r, 1, 1), PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith_reducer_scale_residual(r, 0, 0), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_reducer_layer_stats(NULL, 0, &layer), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_reducer_layer_stats(r, 9, &layer), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_reducer_layer_stats(r, 0, NULL), PITH_ERR_ARGUMENT);

@@ -208,6 +208,33 @@ TEST(a_warm_start_improves_over_steps) {
   }
 }
 
+/* The largest rank's columns are kept as far as they go, and what was learnt with them. */
+TEST(a_change_of_rank_keeps_the_columns_it_can_keep) {
+  enum { N = 96 * 64, BYTES = 4 * 64 * sizeof(float) };
+  group g = group_of("ef/powersgd:4", 1, N, 96, PITH_F32);
+  uint8_t before[BYTES];
+  g.src[0] = law_tensor(LAW_NORMAL, N, PITH_F32);
+  for (uint64_t step = 0; step < 3; step++) {
+    exchange(&g, 0, step);
+    exchange(&g, 1, step);
+  }
+  memcpy(before, g.state[0]->part, BYTES);
+  static const char *const next[] = {"ef/powersgd:6", "powersgd:4", "ef/powersgd:2", "ef/powersgd:5"};
+  static const size_t kept[] = {4, 4, 2, 2};
+  for (size_t i = 0; i < 4; i++) {
+    CHECK_OK(pith_state_adapt(g.state[0], law_codec(next[i])));
+    const uint8_t *part = g.state[0]->part;
+    CHECK(memcmp(part, before, kept[i] * 64 * sizeof(float)) == 0);
+    for (size_t at = kept[i] * 64 * sizeof(float); at < g.state[0]->part_size; at++) {
+      CHECK(part[at] == 0);
+    }
+  }
+  CHECK_OK(pith_state_adapt(g.state[0], law_codec("ef/q:4")));         /* another method */
+  CHECK_OK(pith_state_adapt(g.state[0], law_codec("ef/powersgd:40"))); /* not worth factoring */
+  CHECK(g.state[0]->part_size == 0);
+  CHECK_OK(pith_state_adapt(g.state[0], law_codec("ef/powersgd:1")));
+}
+
 TEST(the_residual_of_a_rank_is_what_the_mean_did_not_give) {
   group g = group_of("ef/powersgd:2", 3, 60 * 70, 60, PITH_F32);
   for (uint64_t step = 0; step < 4; step++) {

@@ -53,6 +53,30 @@ def test_a_profile_gives_a_plan_that_keeps_the_budget(tmp_path: Path) -> None:
         profile.update("three", gradients()["one"])
 
 
+@pytest.mark.parametrize("metric", ["l2sq", "l2"])
+def test_every_method_keeps_the_budget_by_its_metric(metric: str, tmp_path: Path) -> None:
+    profile = pith.Profile(LAYERS, [*pith.candidates("q:4"), "none"])
+    for name, gradient in gradients().items():
+        profile.update(name, gradient)
+
+    def error(layer: str, spec: str) -> float:
+        squared = profile.mean(layer, spec)[1]
+        return squared**0.5 if metric == "l2" else squared
+
+    allowed = sum(error(name, "q:4") for name in profile.names[:2])
+    for method in ("lgreco", "kmeans", "cgxkmeans", "linear", "best", "bayes"):
+        plan = profile.plan("q:4", method=method, metric=metric, cap=1.5)
+        assert (plan.method, plan.metric or "l2sq") == (method, metric)
+        assert sum(error(x.name, x.spec) for x in plan.layers[:2]) <= allowed * (1 + 1e-9)
+        assert all(int(x.spec.split(":")[1].split(",")[0]) <= 6 for x in plan.layers[:2])
+        plan.save(tmp_path / "plan.json")
+        assert pith.Plan.load(tmp_path / "plan.json") == plan
+    with pytest.raises(pith.ArgumentError, match="no metric"):
+        profile.plan("q:4", metric="l1")
+    with pytest.raises(pith.ArgumentError, match="give one of them"):
+        profile.plan("q:4", alpha=2, tolerance=0.1)
+
+
 def test_fast_links_want_other_plans_than_slow_ones() -> None:
     profile = pith.Profile(LAYERS)
     for name, gradient in gradients().items():

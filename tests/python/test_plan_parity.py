@@ -48,6 +48,9 @@ def test_adaptive_specs_have_references(parity: Any) -> None:
         ("lgreco:mix,budget=q:4", "q:4"),
         ("lgreco:ef/topk:0.01,alpha=2", "ef/topk:0.01"),
         ("kmeans:q:4", "q:4"),
+        ("lgreco:ef/topk:0.01,metric=l2,cap=2,accumulate=4", "ef/topk:0.01"),
+        ("best:q:4,bucket=256,tolerance=0.01", "q:4,bucket=256"),
+        ("global:ef/topk:0.01,start=100", "ef/topk:0.01"),
         ("accordion:q:4,q:8", "q:8"),
     ):
         assert parity.reference_of(spec) == reference, spec

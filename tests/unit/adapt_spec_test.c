@@ -71,6 +71,19 @@ static const struct {
     {"auto,budget=none", PITH_ERR_RANGE, "loses nothing"},
     {"auto,budget=quantum", PITH_ERR_SPEC, "the budget"},
     {"greedy:q:4", PITH_ERR_SPEC, "no adaptive spec"},
+    {"lgreco:q:4,metric=l3", PITH_ERR_SPEC, "neither l2sq nor l2"},
+    {"lgreco:q:4,cap=0.5", PITH_ERR_SPEC, "cap=0.5"},
+    {"lgreco:q:4,critical=q:8,cap=2", PITH_ERR_SPEC, "there are two"},
+    {"lgreco:q:4,tolerance=0", PITH_ERR_SPEC, "tolerance=0"},
+    {"lgreco:q:4,tolerance=0.1,alpha=2", PITH_ERR_SPEC, "give one of them"},
+    {"lgreco:q:4,accumulate=0", PITH_ERR_SPEC, "from 1"},
+    {"lgreco:q:4,accumulate=5000", PITH_ERR_SPEC, "at most"},
+    {"lgreco:q:4,start=-1", PITH_ERR_SPEC, "start=-1"},
+    {"auto,accumulate=4", PITH_ERR_SPEC, "no option of auto"},
+    {"accordion:q:4,q:8,metric=l2", PITH_ERR_SPEC, "no option of accordion"},
+    {"best:q:4,critical=q:8", PITH_ERR_SPEC, "best knows no critical"},
+    {"linear", PITH_ERR_SPEC, "a spec is missing"},
+    {"global:q:4", PITH_ERR_SPEC, "largest values"},
 };
 
 TEST(mistakes_are_told) {
@@ -81,6 +94,19 @@ TEST(mistakes_are_told) {
     CHECK_ERROR_SAYS(mistakes[i].says);
   }
   CHECK_STATUS(pith_adapter_check(NULL), PITH_ERR_ARGUMENT);
+}
+
+static void check_candidates(const char *spec, int ranks, const char *wanted) {
+  char text[4096];
+  CHECK_OK(pith__adapt_parse(spec, &o));
+  CHECK_OK(pith__adapt_candidates(&o, ranks, text, sizeof text));
+  CHECK_STR(text, wanted);
+}
+
+TEST(candidates_serve_the_ranks_there_are) {
+  check_candidates("lgreco:gq:8", 7, "gq:4;gq:8;none");
+  check_candidates("lgreco:gq:8", 8, "gq:8;none");
+  check_candidates("lgreco:eden:2", 200, "eden:1;eden:2;eden:3;eden:4;none");
 }
 
 /* auto has to know how long exact steps take. */
@@ -115,7 +141,13 @@ TEST(the_options_of_a_spec_can_be_asked_for) {
                {"lgreco:q:4", "floor", "0.5"},
                {"lgreco:q:4,alpha=2", "alpha", "2"},
                {"accordion:q:4,q:8", "critical", "q:8"},
-               {"auto,warmup=5", "warmup", "5"}};
+               {"auto,warmup=5", "warmup", "5"},
+               {"lgreco:q:4", "metric", "l2sq"},
+               {"best:q:4,metric=l2", "metric", "l2"},
+               {"lgreco:q:4,cap=2", "cap", "2"},
+               {"linear:q:4,tolerance=0.01", "tolerance", "0.01"},
+               {"accordion:q:4,q:8,accumulate=4", "accumulate", "4"},
+               {"lgreco:q:4,start=1000", "start", "1000"}};
   char text[64];
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     CHECK_OK(pith_adapter_option(cases[i].spec, cases[i].key, text, sizeof text));
@@ -127,7 +159,8 @@ TEST(the_options_of_a_spec_can_be_asked_for) {
 
 /* What is listed is what can be written: every option with its default is one that the parser knows. */
 TEST(every_adaptive_spec_is_listed_with_its_options) {
-  static const char *const whole[] = {"auto", "lgreco:q:4", "kmeans:q:4", "accordion:q:4,q:8"};
+  static const char *const whole[] = {"auto",       "lgreco:q:4", "kmeans:q:4", "accordion:q:4,q:8",  "cgxkmeans:q:4",
+                                      "linear:q:4", "best:q:4",   "bayes:q:4",  "global:ef/topk:0.01"};
   pith_method method = PITH_METHOD_INIT;
   size_t i = 0;
   for (; pith_adaptive_get(i, &method) == PITH_OK; i++) {

@@ -104,6 +104,9 @@ static void check_bits(pith_comm *comm, void *argument) {
     CHECK_OK(pith_reducer_scale(a, 0.5f));
     CHECK_OK(pith_reducer_scale(b, 0.5f));
     CHECK_OK(resumed ? pith_reducer_scale(resumed, 0.5f) : PITH_OK);
+    CHECK_OK(pith_reducer_scale_residual(a, 2, 10.0f));
+    CHECK_OK(pith_reducer_scale_residual(b, 2, 10.0f));
+    CHECK_OK(resumed ? pith_reducer_scale_residual(resumed, 2, 10.0f) : PITH_OK);
     release(&x);
     release(&y);
     release(&z);

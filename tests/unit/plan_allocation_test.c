@@ -57,13 +57,38 @@ static pith_status make(pith_plan_method method, pith_plan_objective objective) 
 
 static pith_status make_lgreco(void) { return make(PITH_PLAN_LGRECO, PITH_PLAN_BYTES); }
 static pith_status make_for_time(void) { return make(PITH_PLAN_LGRECO, PITH_PLAN_TIME); }
-static pith_status make_kmeans(void) { return make(PITH_PLAN_KMEANS, PITH_PLAN_BYTES); }
+static pith_plan_method method; /* that is made next */
+static pith_status make_next(void) { return make(method, PITH_PLAN_BYTES); }
 
 TEST(making_plans) {
   CHECK_OK(pith_profile_parse((pith_bytes){stats, strlen(stats)}, &profile));
   check_every_failure(make_lgreco);
   check_every_failure(make_for_time);
-  check_every_failure(make_kmeans);
+  static const pith_plan_method others[] = {PITH_PLAN_KMEANS, PITH_PLAN_CGX, PITH_PLAN_LINEAR, PITH_PLAN_BEST,
+                                            PITH_PLAN_BAYES};
+  for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+    method = others[i];
+    check_every_failure(make_next);
+  }
+  pith_profile_destroy(profile);
+}
+
+static pith_status make_global(void) {
+  pith_plan *plan = NULL;
+  pith_plan_request request = {.size = sizeof request, .method = PITH_PLAN_GLOBAL, .uniform = "topk:0.1"};
+  pith_status status = pith_plan_make(profile, &request, &plan);
+  CHECK((plan != NULL) == (status == PITH_OK));
+  pith_plan_destroy(plan);
+  return status;
+}
+
+TEST(making_plans_of_one_threshold) {
+  static const char sparse[] =
+      "{\"pith_statistics\": 1, \"candidates\": [\"topk:0.05\", \"topk:0.1\"], \"layers\": [\n"
+      "{\"name\": \"a\", \"shape\": [64, 64], \"samples\": 1, \"norm\": 8, \"top\": 1, \"bytes\": [1100, 2000], "
+      "\"errors\": [3, 1]}]}";
+  CHECK_OK(pith_profile_parse((pith_bytes){sparse, strlen(sparse)}, &profile));
+  check_every_failure(make_global);
   pith_profile_destroy(profile);
 }
 

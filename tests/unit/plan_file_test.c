@@ -51,6 +51,32 @@ TEST(a_plan_may_leave_out_what_it_does_not_know) {
   pith_plan_destroy(plan);
 }
 
+#define BY_ERRORS                                                \
+  "{\n"                                                          \
+  "  \"pith_plan\": 1,\n"                                        \
+  "  \"note\": \"\",\n"                                          \
+  "  \"metric\": \"l2\",\n"                                      \
+  "  \"budget\": 8,\n"                                           \
+  "  \"default\": \"none\",\n"                                   \
+  "  \"layers\": [\n"                                            \
+  "    {\"name\": \"a\", \"spec\": \"q:4\", \"share\": 0.25},\n" \
+  "    {\"name\": \"b\", \"spec\": \"q:2\", \"share\": 0.5}\n"   \
+  "  ]\n"                                                        \
+  "}\n"
+
+TEST(a_plan_keeps_its_metric) {
+  pith_plan *plan;
+  pith_plan_info info = PITH_PLAN_INFO_INIT;
+  CHECK_OK(parse_plan(BY_ERRORS, &plan));
+  CHECK_STR(pith_plan_text(plan), BY_ERRORS);
+  CHECK_OK(pith_plan_info_get(plan, &info));
+  CHECK_STR(info.metric, "l2");
+  CHECK(info.error == 6);
+  pith_plan_destroy(plan);
+  CHECK_STATUS(parse_plan("{\"pith_plan\": 1, \"metric\": \"l3\"}", &plan), PITH_ERR_CORRUPT);
+  CHECK_ERROR_SAYS("l2sq or l2");
+}
+
 TEST(escapes_and_foreign_letters_survive) {
   pith_plan *plan, *again;
   pith_plan_layer layer = PITH_PLAN_LAYER_INIT;

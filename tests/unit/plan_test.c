@@ -401,7 +401,20 @@ TEST(candidates_surround_a_spec) {
   check_candidates("ef/powersgd:2",
                    "ef/powersgd:1;ef/powersgd:2;ef/powersgd:3;ef/powersgd:4;ef/powersgd:5;ef/powersgd:6;"
                    "ef/powersgd:7;ef/powersgd:8");
-  check_candidates("terngrad", "terngrad:2.5");
+  check_candidates("gq:8", "gq:4;gq:8");
+  check_candidates("gq:4", "gq:4;gq:8");
+  check_candidates("qsgd:64", "qsgd:1;qsgd:3;qsgd:7;qsgd:15;qsgd:31;qsgd:63;qsgd:64;qsgd:127");
+  check_candidates("ef/qsgd:7,norm=linf",
+                   "ef/qsgd:1,norm=linf;ef/qsgd:3,norm=linf;ef/qsgd:7,norm=linf;ef/qsgd:15,norm=linf;"
+                   "ef/qsgd:31,norm=linf;ef/qsgd:63,norm=linf;ef/qsgd:127,norm=linf");
+  check_candidates("sketchml:64",
+                   "sketchml:2;sketchml:4;sketchml:8;sketchml:16;sketchml:32;sketchml:64;sketchml:128;sketchml:256");
+  check_candidates(
+      "terngrad",
+      "terngrad:0.625;terngrad:0.743;terngrad:0.884;terngrad:1.05;terngrad:1.25;terngrad:1.49;terngrad:1.77;"
+      "terngrad:2.1;terngrad:2.5;terngrad:2.97;terngrad:3.54;terngrad:4.2;terngrad:5;terngrad:5.95;"
+      "terngrad:7.07;terngrad:8.41;terngrad:10");
+  check_candidates("terngrad:0", "terngrad:0");
   check_candidates("none", "none");
   check_candidates("eden:2", "eden:1;eden:2;eden:3;eden:4");
   char text[4096];
@@ -413,8 +426,10 @@ TEST(candidates_surround_a_spec) {
 
 /* Whatever is offered as a candidate can be one. */
 TEST(all_candidates_can_be_measured) {
-  static const char *const specs[] = {"mix",    "q:4",          "ef/topk:0.01", "ef/powersgd:4",
-                                      "eden:2", "randomk:0.01", "dgc:0.01"};
+  static const char *const specs[] = {
+      "mix",     "q:4",   "ef/topk:0.01", "ef/powersgd:4", "eden:2",          "randomk:0.01",     "dgc:0.01",
+      "qsgd:64", "gq:8",  "sketchml:64",  "terngrad",      "inceptionn:0.01", "ef/threshold:0.5", "adaptive:0.01",
+      "natural", "drive", "ef/signmean"};
   for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
     char text[8192];
     pith_profile *profile;

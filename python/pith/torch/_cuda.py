@@ -59,6 +59,10 @@ class CudaState:
             if name != "part":
                 tensor.mul_(factor)
 
+    def scale_residual(self, factor: float) -> None:
+        if self.kind != "momentum" and "memory" in self.tensors:
+            self.tensors["memory"].mul_(factor)
+
     def save(self) -> dict[str, torch.Tensor]:
         return {name: tensor.cpu() for name, tensor in self.tensors.items()}
 

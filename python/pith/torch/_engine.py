@@ -118,6 +118,10 @@ class Engine:
     def scale(self, factor: float) -> None:
         self._reducer.scale(factor)
 
+    def scale_residual(self, index: int, factor: float) -> None:
+        if index in self._numbers:
+            self._reducer.scale_residual(self._numbers[index], factor)
+
     def sent(self) -> list[int]:
         found = [0] * len(self._layers)
         layers = self._reducer.layers

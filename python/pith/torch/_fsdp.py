@@ -34,6 +34,7 @@ from ._layers import (
     rules_of,
     summary_of,
 )
+from ._rates import Rates, followed
 from ._table import REDUCE_SCATTER, LayerStats, Meter, Table, ratio_of
 
 _CASTS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -95,6 +96,10 @@ class Shard:
     def scale(self, factor: float) -> None:
         for state in self._states or ():
             state.scale(factor)
+
+    def scale_residual(self, factor: float) -> None:
+        for state in self._states or ():
+            state.scale_residual(factor)
 
     def save(self) -> list[Any]:
         return [self._coder.saved(state) for state in self._states or ()]
@@ -202,7 +207,7 @@ class _ReduceScatter(_OfModule):
             return reduce_scatter_single(
                 output_tensor, input_tensor, op=op, group=group, async_op=async_op
             )
-        self._owner._follow_scale()
+        self._owner._follow()
         self._reduce(output_tensor, input_tensor, shards, group, bool(_is_mean(op)))
         return None
 
@@ -395,6 +400,8 @@ class ShardedCompressor:
         seed: int,
         scaler: Any,
         all_gather: str | Rules | None,
+        optimizer: Any,
+        follow_lr: bool | None,
     ) -> None:
         groups = _groups_of(model)
         if not groups:
@@ -413,6 +420,7 @@ class ShardedCompressor:
         coder_for(groups[0][1].device, 0, 1, seed)  # says so if the device is none of ours
 
         def look() -> tuple[tuple[list[Layer], list[Layer]], dict[str, Any]]:
+            followed(optimizer, follow_lr)  # a slip is an error here
             chosen = rules_of(spec, rules, plan)
             if isinstance(chosen, AdaptiveRules):
                 raise UnsupportedError(
@@ -429,6 +437,7 @@ class ShardedCompressor:
         self._layers = layers
         self._shards = self._attach(groups, layers, seed)
         self._parameters = self._attach(groups, gathered, seed, gather=True) if gathered else []
+        self._rates = Rates([shard.layer for shard in self._shards], optimizer, follow_lr)
 
     def _attach(
         self, groups: list[tuple[Any, Any]], layers: list[Layer], seed: int, gather: bool = False
@@ -483,6 +492,11 @@ class ShardedCompressor:
     def _count_exact(self, reason: str) -> None:
         self.exact[reason] = self.exact.get(reason, 0) + 1
 
+    def _follow(self) -> None:
+        """Before a message: what is kept follows the loss scale and the learning rate, which change between steps only."""
+        self._follow_scale()
+        self._rates.follow(lambda index, factor: self._shards[index].scale_residual(factor))
+
     def _follow_scale(self) -> None:
         """What is kept is in units of the loss scale."""
         if self._scaler is None or not self._scaler.is_enabled():
@@ -499,6 +513,7 @@ class ShardedCompressor:
         """What this rank keeps between steps, for its checkpoint: every rank saves its own."""
         return head_of(*self._owner) | {
             "scale": self._scale,
+            "rates": self._rates.save(),
             "layers": [(layer.name, layer.spec, list(layer.shape)) for layer in self._layers],
             "steps": [shard.steps for shard in self._shards],
             "states": [shard.save() for shard in self._shards],
@@ -517,6 +532,7 @@ class ShardedCompressor:
         for (shard, _), states, steps in zip(pairs, fresh, saved["steps"], strict=True):
             shard.load(states, steps)
         self._scale = saved["scale"]
+        self._rates.load(saved.get("rates"))
 
     def stats(self) -> Table:
         """The table of layers; with ``all_gather``, parameters follow, as "NAME (gathered)". Errors are those of this rank's part."""

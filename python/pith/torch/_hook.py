@@ -28,6 +28,7 @@ from ._group import PithGroup
 from ._group import stats as group_stats
 from ._layers import Layer, Spec, agree, default_spec, layers_of, plain_name, rules_of, summary_of
 from ._optimizer import DistributedOptimizer
+from ._rates import followed
 from ._reduction import Reduction
 from ._table import Table
 
@@ -42,6 +43,8 @@ def compress(
     plan: Plan | str | None = None,
     seed: int = 0,
     scaler: Any = None,
+    optimizer: Any = None,
+    follow_lr: bool | None = None,
     all_gather: str | Rules | None = None,
 ) -> Compressor | ShardedCompressor:
     """Compresses the gradients of a model in DistributedDataParallel, or sharded by ``fully_shard``, from the next step on.
@@ -58,7 +61,9 @@ def compress(
     All ranks call it, with the same arguments. A misspelt spec, a rule that matches no layer, or ranks that disagree are an error here.
 
     ``seed`` is for codecs with random numbers. ``scaler``: the torch.amp.GradScaler, if there is one; what memories keep then follows its
-    scale. ``all_gather``: for sharded models, a spec for the parameters when they are gathered.
+    scale. ``optimizer``: the optimizer of the model; residuals of ``ef`` and ``dgc`` then follow its learning rate, so that a schedule loses
+    nothing of what is pending. By default only those of SGD do, whose update is linear in the gradient; ``follow_lr`` switches it on or
+    off (docs/pytorch.md, Learning rates). ``all_gather``: for sharded models, a spec for the parameters when they are gathered.
 
     ``model`` may also be what a library has put around the distributed module: torch.compile, ``prepare()`` of accelerate, ``setup()`` of
     Lightning's Fabric.
@@ -73,7 +78,9 @@ def compress(
         )
     if not isinstance(found, DistributedDataParallel):
         spec = spec if spec is not None else "q:4"
-        made = ShardedCompressor(found, spec, rules, plan, seed, scaler, all_gather)
+        made = ShardedCompressor(
+            found, spec, rules, plan, seed, scaler, all_gather, optimizer, follow_lr
+        )
         made._forget = _forgetting(found)
         _compressors[found] = made
         return made
@@ -83,7 +90,16 @@ def compress(
     left = _removed_state(found)
     state = left if left is not None else HookState()
     handle = state._bind(
-        found, {"spec": spec, "rules": rules, "plan": plan, "seed": seed, "scaler": scaler}
+        found,
+        {
+            "spec": spec,
+            "rules": rules,
+            "plan": plan,
+            "seed": seed,
+            "scaler": scaler,
+            "optimizer": optimizer,
+            "follow_lr": follow_lr,
+        },
     )
     if left is None:
         make_smaller(found)
@@ -178,6 +194,8 @@ class HookState:
         plan: Plan | str | None = None,
         seed: int = 0,
         scaler: Any = None,
+        optimizer: Any = None,
+        follow_lr: bool | None = None,
     ) -> None:
         if spec is not None or rules is not None or plan is not None:
             rules_of(spec, rules, plan)  # a slip is an error here
@@ -187,6 +205,8 @@ class HookState:
             "plan": plan,
             "seed": seed,
             "scaler": scaler,
+            "optimizer": optimizer,
+            "follow_lr": follow_lr,
         }
         self._compressor: Compressor | None = None
         self._model: weakref.ref[DistributedDataParallel] | None = None
@@ -332,11 +352,14 @@ class Compressor:
         plan: Any,
         seed: int,
         scaler: Any,
+        optimizer: Any,
+        follow_lr: bool | None,
     ) -> None:
         self._group = model.process_group
         spec = spec if spec is not None else default_spec(model.parameters())
 
         def look() -> tuple[tuple[Rules, list[Layer]], dict[str, Any]]:
+            followed(optimizer, follow_lr)  # a slip is an error here
             chosen = rules_of(spec, rules, plan)
             layers = layers_of(_parameters(model), chosen, _sparse(model.module))
             return (chosen, layers), summary_of(layers, chosen, seed)
@@ -344,7 +367,11 @@ class Compressor:
         chosen, layers = agree(self._group, look)
         self._index = {id(layer.parameter): i for i, layer in enumerate(layers)}
         self._reduction = Reduction(
-            layers, engine_for(self._group, chosen, layers, seed), scaler=scaler
+            layers,
+            engine_for(self._group, chosen, layers, seed),
+            scaler=scaler,
+            optimizer=optimizer,
+            follow_lr=follow_lr,
         )
         self._seen: set[int] = set()  # layers in this step
         self._futures: list[tuple[torch.futures.Future, torch.Tensor]] = []

@@ -34,7 +34,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         optimizer.zero_grad(); loss.backward(); optimizer.step()
 
     Gradients start to travel while the backward pass goes on, and are means over all ranks when ``step`` begins. ``spec``, ``rules``,
-    ``plan``, ``seed`` and ``scaler`` are those of :func:`pith.torch.compress`. ``parameters`` is the model, or its ``named_parameters()``.
+    ``plan``, ``seed``, ``scaler`` and ``follow_lr`` are those of :func:`pith.torch.compress`. ``parameters`` is the model, or its
+    ``named_parameters()``.
 
     With ``backward_passes_per_step``, gradients of that many backward passes are added up before they travel. A parameter without a
     gradient counts as zero, since others may have one. To look at or clip the means before the step, call :meth:`synchronize`.
@@ -52,6 +53,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         plan: Plan | str | None = None,
         seed: int = 0,
         scaler: Any = None,
+        follow_lr: bool | None = None,
         backward_passes_per_step: int = 1,
         group: Any = None,
     ) -> None:
@@ -72,7 +74,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         chosen, self._layers = agree(group, look)
         engine = engine_for(group, chosen, self._layers, seed, in_order=True)
-        self._reduction = Reduction(self._layers, engine, scaler=scaler)
+        self._reduction = Reduction(
+            self._layers, engine, scaler=scaler, optimizer=optimizer, follow_lr=follow_lr
+        )
         self._counts = [0] * len(self._layers)  # backward passes since the last step
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._synchronized = False

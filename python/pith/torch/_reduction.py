@@ -13,17 +13,27 @@ from ._advice import Advice
 from ._checkpoint import check_head, head_of
 from ._engine import Engine
 from ._layers import Layer, described
+from ._rates import Rates
 from ._table import LayerStats, Meter, Table, ratio_of
 
 
 class Reduction:
     """Reduces the gradients of layers to their means, step after step."""
 
-    def __init__(self, layers: Sequence[Layer], engine: Engine, *, scaler: Any = None) -> None:
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        engine: Engine,
+        *,
+        scaler: Any = None,
+        optimizer: Any = None,
+        follow_lr: bool | None = None,
+    ) -> None:
         self.layers = layers
         self.engine = engine
         self._scaler = scaler
         self._scale: float | None = None
+        self._rates = Rates(layers, optimizer, follow_lr)
         self._present: set[int] = set()  # layers whose gradients have come in this step
         self._steps = [0] * len(layers)
         self._meter = Meter()
@@ -49,6 +59,7 @@ class Reduction:
             raise StateError(f"layer {layer.name} has two gradients in one step")
         if not self.under_way:
             self._follow_scale()
+            self._rates.follow(self.engine.scale_residual)
             self._meter.begin()
         self._meter.look(layer, gradient, layer.rows)
         self._present.add(index)
@@ -86,6 +97,7 @@ class Reduction:
         return head_of(self.engine.rank, self.engine.ranks) | {
             "backend": self.engine.name,
             "scale": self._scale,
+            "rates": self._rates.save(),
             "layers": [(layer.name, layer.declared, list(layer.shape)) for layer in self.layers],
             "engine": self.engine.save(),
         }
@@ -96,6 +108,7 @@ class Reduction:
         self._check_saved(saved)
         self.engine.load(saved["engine"])
         self._scale = saved["scale"]
+        self._rates.load(saved.get("rates"))
 
     def _check_saved(self, saved: dict[str, Any]) -> None:
         check_head(saved, self.engine.rank, self.engine.ranks)

@@ -16,6 +16,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from torch.optim import Optimizer
+
 try:
     from lightning.pytorch import Callback
 except ImportError:
@@ -56,6 +58,7 @@ class PithCallback(Callback):
         rules: str | Rules | None = None,
         plan: Plan | str | None = None,
         seed: int = 0,
+        follow_lr: bool | None = None,
         all_gather: str | Rules | None = None,
         restore: bool = True,
         folder: str | os.PathLike[str] | None = None,
@@ -65,6 +68,7 @@ class PithCallback(Callback):
             "rules": rules,
             "plan": plan,
             "seed": seed,
+            "follow_lr": follow_lr,
             "all_gather": all_gather,
         }
         self._restore, self._folder = restore, folder
@@ -96,7 +100,8 @@ class PithCallback(Callback):
                 model.register_comm_hook(state, hook)
         elif not is_compressed(model):
             scaler = getattr(trainer.precision_plugin, "scaler", None)
-            compress(model, scaler=scaler, **self._settings)
+            known = [each for each in trainer.optimizers if isinstance(each, Optimizer)]
+            compress(model, scaler=scaler, optimizer=known, **self._settings)
         self._handle = compressor(model)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:

@@ -67,6 +67,7 @@ class PithCallback(TrainerCallback):
         rules: str | Rules | None = None,
         plan: Plan | str | None = None,
         seed: int = 0,
+        follow_lr: bool | None = None,
         all_gather: str | Rules | None = None,
         restore: bool = True,
         checkpoint: str | os.PathLike[str] | None = None,
@@ -76,6 +77,7 @@ class PithCallback(TrainerCallback):
             "rules": rules,
             "plan": plan,
             "seed": seed,
+            "follow_lr": follow_lr,
             "all_gather": all_gather,
         }
         self._restore, self._checkpoint = restore, checkpoint
@@ -102,8 +104,10 @@ class PithCallback(TrainerCallback):
         if not is_compressed(
             model
         ):  # a second train() of the same trainer goes on with what the first one kept
-            scaler = getattr(shown.get("optimizer"), "scaler", None)
-            compress(model, scaler=scaler, **self._settings)
+            optimizer = shown.get("optimizer")
+            scaler = getattr(optimizer, "scaler", None)
+            known = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
+            compress(model, scaler=scaler, optimizer=known, **self._settings)
         self._handle = compressor(model)
         if state.global_step > 0 and self._restore:
             self._load(args, state)

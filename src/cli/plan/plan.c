@@ -140,7 +140,8 @@ void cli_plan_print(const pith_plan *plan) {
 
 typedef struct make_options {
   const char *budget, *alpha, *families, *rate, *before, *critical, *otherwise, *threshold, *floor, *output, *svg;
-  int method, objective, mix;
+  const char *cap, *tolerance;
+  int method, objective, metric, mix;
   cli_plan_link link;
 } make_options;
 
@@ -155,6 +156,14 @@ static int read_numbers(const make_options *o, pith_plan_request *r) {
   }
   if (o->floor && (!cli_real_parse(o->floor, 0, &r->floor) || r->floor < 0 || r->floor > 1)) {
     cli_fail(0, "plan make: --floor %s: expected a share from 0 to 1", o->floor);
+    return 0;
+  }
+  if (o->cap && (!cli_real_parse(o->cap, 0, &r->cap) || r->cap < 1)) {
+    cli_fail(0, "plan make: --cap %s: expected a factor of at least 1", o->cap);
+    return 0;
+  }
+  if (o->tolerance && (!cli_real_parse(o->tolerance, 0, &r->tolerance) || r->tolerance <= 0 || r->tolerance > 1)) {
+    cli_fail(0, "plan make: --tolerance %s: expected a share from 0 to 1", o->tolerance);
     return 0;
   }
   if (o->budget && !cli_real_parse(o->budget, 0, &r->budget)) {
@@ -177,8 +186,11 @@ static int is_spec(const char *text) {
 
 static int check_make(const make_options *o) {
   if (!o->budget && !o->critical) {
-    cli_fail(
-        0, "plan make: which budget? --budget q:4 (the error of that spec on all layers), or a sum of squared errors");
+    cli_fail(0, "plan make: which budget? --budget q:4 (the error of that spec on all layers), or a sum of errors");
+    return 0;
+  }
+  if (o->alpha && o->tolerance) {
+    cli_fail(0, "plan make: --alpha and --tolerance both say what the budget is: give one of them");
     return 0;
   }
   if (o->mix && o->families) {
@@ -193,11 +205,14 @@ static int check_make(const make_options *o) {
 }
 
 /* How the plan compares with the spec that gave its budget. */
-static void print_gain(const pith_plan *plan, const pith_profile *profile, const char *uniform) {
+static void print_gain(const pith_plan *plan, const pith_profile *profile, const pith_plan_request *made) {
   pith_plan *reference;
   pith_plan_info mine = PITH_PLAN_INFO_INIT, other = PITH_PLAN_INFO_INIT;
+  pith_plan_request request = {
+      .size = sizeof request, .method = PITH_PLAN_UNIFORM, .uniform = made->uniform, .metric = made->metric};
+  const char *uniform = made->uniform;
   char bytes[24];
-  if (!uniform || pith_plan_uniform(profile, uniform, &reference) != PITH_OK) {
+  if (!uniform || pith_plan_make(profile, &request, &reference) != PITH_OK) {
     return;
   }
   pith_plan_info_get(plan, &mine);
@@ -207,12 +222,13 @@ static void print_gain(const pith_plan *plan, const pith_profile *profile, const
   pith_plan_destroy(reference);
 }
 
-static int deliver(const make_options *o, const pith_plan *plan, const pith_profile *profile, const char *uniform) {
+static int deliver(const make_options *o, const pith_plan *plan, const pith_profile *profile,
+                   const pith_plan_request *request) {
   if (o->output && !strcmp(o->output, "-")) {
     fputs(pith_plan_text(plan), stdout);
   } else {
     cli_plan_print(plan);
-    print_gain(plan, profile, uniform);
+    print_gain(plan, profile, request);
   }
   if (o->output && strcmp(o->output, "-") != 0) {
     pith_status status = pith_plan_save(plan, o->output);
@@ -234,7 +250,7 @@ static int make_from(const make_options *o, pith_plan_request *r, const char *pa
   if (status == PITH_OK) {
     status = pith_plan_make(profile, r, &plan);
   }
-  int code = status == PITH_OK ? deliver(o, plan, profile, r->uniform) : cli_plan_failed("make", status);
+  int code = status == PITH_OK ? deliver(o, plan, profile, r) : cli_plan_failed("make", status);
   pith_plan_destroy(plan);
   pith_profile_destroy(before);
   pith_profile_destroy(profile);
@@ -246,11 +262,16 @@ int cli_plan_make(int argc, char **argv) {
   cli_list files = {.count = 0};
   const cli_option options[] = {
       {"--budget", CLI_TEXT, &o.budget, "SPEC|NUMBER",
-       "what may be lost: the error of a spec on all layers, or a sum of squared errors"},
+       "what may be lost: the error of a spec on all layers, or a sum of errors by the metric"},
       {"--alpha", CLI_TEXT, &o.alpha, "FACTOR", "factor on the error of the spec; 1"},
+      {"--tolerance", CLI_TEXT, &o.tolerance, "SHARE",
+       "in place of alpha: the share of a step's progress that may be lost, ‖e‖²/‖g‖²"},
+      {"--metric", CLI_CHOICE, &o.metric, "l2sq|l2", "what is added up over layers: ‖e‖² or ‖e‖; l2sq"},
+      {"--cap", CLI_TEXT, &o.cap, "FACTOR", "no layer gets more than this times the strength of the spec; no cap"},
       {"--floor", CLI_TEXT, &o.floor, "SHARE",
        "lgreco: no layer gets less than this share of the bytes the spec gives it; 0"},
-      {"--method", CLI_CHOICE, &o.method, "lgreco|kmeans|accordion", "who decides; lgreco"},
+      {"--method", CLI_CHOICE, &o.method, "lgreco|kmeans|accordion|uniform|cgxkmeans|linear|best|bayes|global",
+       "who decides; lgreco"},
       {"--families", CLI_TEXT, &o.families, "NAMES",
        "methods to choose from, separated by commas: q,topk; else that of the spec given"},
       {"--mix", CLI_FLAG, &o.mix, NULL, "choose from all candidates"},
@@ -281,6 +302,7 @@ int cli_plan_make(int argc, char **argv) {
   pith_plan_request r = {.size = sizeof r,
                          .method = (pith_plan_method)o.method,
                          .objective = (pith_plan_objective)o.objective,
+                         .metric = (pith_plan_metric)o.metric,
                          .families = o.mix ? "mix" : o.families,
                          .critical = o.critical,
                          .otherwise = o.otherwise};

@@ -103,16 +103,19 @@ static double exchange_seconds(const pith_profile *profile, const pith_plan_cost
 }
 
 static void bench_size(const cli_table *table, size_t layers) {
-  static const char *const names[] = {"lgreco, bytes", "lgreco, time", "lgreco, time, partly hidden", "kmeans"};
+  static const char *const names[] = {
+      "lgreco, bytes", "lgreco, time", "lgreco, time, partly hidden", "kmeans", "cgxkmeans", "linear", "best", "bayes"};
+  static const pith_plan_method methods[] = {PITH_PLAN_LGRECO, PITH_PLAN_LGRECO, PITH_PLAN_LGRECO, PITH_PLAN_KMEANS,
+                                             PITH_PLAN_CGX,    PITH_PLAN_LINEAR, PITH_PLAN_BEST,   PITH_PLAN_BAYES};
   pith_profile *profile = create(layers);
   invent(profile);
-  for (int i = 0; i < 4; i++) {
+  for (int i = 0; i < 8; i++) {
     pith_plan_cost cost = {.size = sizeof cost, .ranks = 4, .bandwidth = 1.25e8};
     pith_plan_request request = {.size = sizeof request, .uniform = "q:4", .families = "mix", .cost = &cost};
     char count[24], options[24], milliseconds[24], share[24];
     double gain = 0;
     cost.compute = i == 2 ? exchange_seconds(profile, &cost) : 0;
-    request.method = i == 3 ? PITH_PLAN_KMEANS : PITH_PLAN_LGRECO;
+    request.method = methods[i];
     request.objective = i == 1 || i == 2 ? PITH_PLAN_TIME : PITH_PLAN_BYTES;
     snprintf(milliseconds, sizeof milliseconds, "%.2f", 1e3 * time_plan(profile, &request, &gain));
     snprintf(count, sizeof count, "%zu", layers);

@@ -95,8 +95,8 @@ typedef struct pith_state pith_state;
 PITH_API pith_status pith_state_create(const pith_codec *codec, size_t n, size_t rows, pith_state **state);
 PITH_API void pith_state_destroy(pith_state *state);
 
-/* Changes the state to another spec. Residual and momentum are kept if the new spec has them too; everything else
- * starts from zero. */
+/* Changes the state to another spec. Residual and momentum are kept if the new spec has them too, and so are the
+ * columns that low rank of another rank has in common; everything else starts from zero. */
 PITH_API pith_status pith_state_adapt(pith_state *state, const pith_codec *codec);
 
 /* Checkpoints. pith_state_save() needs a buffer of pith_state_save_size() bytes. Loading checks the bytes: another
@@ -109,6 +109,11 @@ PITH_API pith_status pith_state_load(pith_state *state, pith_bytes bytes);
 
 /* Multiplies everything the state keeps by `factor`, as after a change of the loss scale. */
 PITH_API pith_status pith_state_scale(pith_state *state, float factor);
+
+/* Multiplies what is pending by `factor`: the residual of `ef`, `v` of `dgc`, and what results lost. After a change of
+ * the learning rate from a to b, a factor of a/b keeps the update that is still owed. Momenta (of `momentum`, `u` of
+ * `dgc`) are means or sums of gradients, which do not depend on the rate, and stay as they are. */
+PITH_API pith_status pith_state_scale_residual(pith_state *state, float factor);
 
 /* The residual of `ef` (or `v` of `dgc`): n floats that belong to the state, NULL if it has none. For tests and
  * statistics. */

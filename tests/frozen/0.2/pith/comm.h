@@ -268,6 +268,10 @@ PITH_API pith_status pith_reducer_check(pith_reducer *reducer);
  * scale. */
 PITH_API pith_status pith_reducer_scale(pith_reducer *reducer, float factor);
 
+/* Multiplies what is pending of one layer by `factor`, between two steps, as after a change of the learning rate:
+ * pith_state_scale_residual(), and residuals of a spec that the layer does not have any more. */
+PITH_API pith_status pith_reducer_scale_residual(pith_reducer *reducer, size_t index, float factor);
+
 /* Writes the statistics that the last plan of an adaptive spec was made from, for `pith plan`. PITH_ERR_STATE if there
  * are none. */
 PITH_API pith_status pith_reducer_profile(const pith_reducer *reducer, const char *path);

@@ -100,22 +100,33 @@ typedef struct pith_plan_cost {
 
 typedef struct pith_plan pith_plan;
 
-/* Files have these as words: "lgreco", "kmeans", "accordion", "uniform"; "bytes", "time". */
+/* Files have these as words: "lgreco", "kmeans", …; "bytes", "time"; "l2sq", "l2". */
 typedef enum pith_plan_method {
   PITH_PLAN_LGRECO = 0,    /* the fewest bytes or the least time within the budget */
   PITH_PLAN_KMEANS = 1,    /* layers in clusters by size and norm; the more sensitive a cluster, the less it loses */
   PITH_PLAN_ACCORDION = 2, /* `critical` where the norm changes fast, `otherwise` elsewhere */
   PITH_PLAN_UNIFORM = 3,
+  PITH_PLAN_CGX = 4,    /* clusters as CGX has them: one step of strength for each, by the norm alone */
+  PITH_PLAN_LINEAR = 5, /* strength follows the logarithm of the layer's norm */
+  PITH_PLAN_BEST = 6,   /* each layer by itself: bits against the logarithm of the error */
+  PITH_PLAN_BAYES = 7,  /* Bayesian optimization over strengths of all layers */
+  PITH_PLAN_GLOBAL = 8, /* of methods that send the largest values: one threshold for all layers */
 } pith_plan_method;
 
 typedef enum pith_plan_objective { PITH_PLAN_BYTES = 0, PITH_PLAN_TIME = 1 } pith_plan_objective;
+
+/* What is added up over layers, and stays within the budget. */
+typedef enum pith_plan_metric {
+  PITH_PLAN_L2SQ = 0, /* squared errors ‖e‖²: the squared error of the whole gradient */
+  PITH_PLAN_L2 = 1,   /* errors ‖e‖, as the authors of L-GreCo have it */
+} pith_plan_metric;
 
 typedef struct pith_plan_request {
   size_t size; /* sizeof(pith_plan_request) */
   pith_plan_method method;
   pith_plan_objective objective; /* of lgreco */
   const char *uniform;           /* the budget is this candidate's error on all layers … */
-  double budget;                 /* … or, if uniform is NULL, this sum of squared errors */
+  double budget;                 /* … or, if uniform is NULL, this sum of errors by the metric */
   double alpha;                  /* factor on the uniform error; 0 counts as 1 */
   const char *families;          /* names of methods, "q,topk"; "mix": all candidates; NULL: the family of the specs
                                     given, else all */
@@ -125,6 +136,13 @@ typedef struct pith_plan_request {
   double threshold;           /* relative change of the norm that makes a phase critical; 0 counts as 0.5 */
   const char *critical, *otherwise;
   double floor; /* of lgreco: no layer gets fewer bytes than this share of what the uniform spec gives it; 0: none */
+  pith_plan_metric metric;
+  /* No layer gets a strength (bits, levels, ratio, rank) of more than this times that of the uniform spec, nor is it
+   * uncompressed where the budget can be kept without; 0: no cap. At least 1. */
+  double cap;
+  /* In place of alpha: the budget is the error at which a step of gradient descent makes at least 1 − tolerance of its
+   * progress, Σ‖e‖² ≤ tolerance·Σ‖g‖² (for the metric l2 Σ‖e‖ ≤ √tolerance·‖g‖, which implies it); 0: alpha counts. */
+  double tolerance;
 } pith_plan_request;
 
 #define PITH_PLAN_REQUEST_INIT {.size = sizeof(pith_plan_request)}
@@ -140,7 +158,7 @@ typedef struct pith_plan_layer {
   const char *name, *spec;
   const size_t *shape;
   size_t dimensions, n; /* 0: the file does not say */
-  double bytes, error;  /* negative: not known */
+  double bytes, error;  /* error by the plan's metric; negative: not known */
 } pith_plan_layer;
 
 #define PITH_PLAN_LAYER_INIT {.size = sizeof(pith_plan_layer)}
@@ -150,9 +168,10 @@ typedef struct pith_plan_info {
   size_t size; /* sizeof(pith_plan_info) */
   const char *method, *objective, *reference, *note;
   const char *fallback; /* spec of all other layers */
-  double budget;        /* negative: none */
+  double budget;        /* by the metric; negative: none */
   double bytes, error;  /* sums; negative: not known for every layer */
   size_t layers;
+  const char *metric; /* "l2sq" or "l2" */
 } pith_plan_info;
 
 #define PITH_PLAN_INFO_INIT {.size = sizeof(pith_plan_info)}
