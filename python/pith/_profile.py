@@ -18,7 +18,17 @@ from ._tensors import view_of
 _METHODS = {
     name: number
     for number, name in enumerate(
-        ("lgreco", "kmeans", "accordion", "uniform", "cgxkmeans", "linear", "best", "bayes", "global")
+        (
+            "lgreco",
+            "kmeans",
+            "accordion",
+            "uniform",
+            "cgxkmeans",
+            "linear",
+            "best",
+            "bayes",
+            "global",
+        )
     )
 }
 _METRICS = {"l2sq": 0, "l2": 1}
