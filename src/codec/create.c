@@ -23,7 +23,7 @@ typedef struct pith_draft {
   pith_codec *codec;
   const pith_entry *memory, *transform, *last;
   const pith_entry *preset; /* the one whose parts are being added */
-  int once;                 /* the spec says so */
+  int once, preset_once;    /* the spec says so; so do the parts of its preset */
 } pith_draft;
 
 /* ---- Texts and fingerprint --------------------------------------------------------------------------------------- */
@@ -189,6 +189,25 @@ static pith_status expand_preset(const pith_entry *preset, const pith_value *val
   return PITH_OK;
 }
 
+/* encode=auto|once: of the last stage, whatever its method. It is about sums of ranks, not about the codec. */
+static pith_status take_encode(pith_spec *spec, int *once) {
+  pith_spec_stage *last = &spec->stage[spec->stages - 1];
+  size_t kept = 0, found = 0;
+  for (size_t i = 0; i < last->pairs; i++) {
+    if (!pith__text_is(last->pair[i].key, PITH_SPEC_ENCODE)) {
+      last->pair[kept++] = last->pair[i];
+      continue;
+    }
+    pith_text value = last->pair[i].value;
+    *once = pith__text_is(value, "once");
+    PITH_REQUIRE(*once || pith__text_is(value, "auto"), PITH_ERR_SPEC, "%.*s: encode=%.*s is not one of auto|once",
+                 (int)last->name.size, last->name.at, (int)value.size, value.at);
+    PITH_REQUIRE(found++ == 0, PITH_ERR_SPEC, "%.*s: encode is given twice", (int)last->name.size, last->name.at);
+  }
+  last->pairs = kept;
+  return PITH_OK;
+}
+
 static pith_status add_stages(pith_draft *draft, const pith_spec *spec);
 
 static pith_status add_preset(pith_draft *draft, const pith_entry *entry, const pith_value *values) {
@@ -197,6 +216,7 @@ static pith_status add_preset(pith_draft *draft, const pith_entry *entry, const 
   PITH_TRY(append_stage(draft->codec->spec, entry, values));
   PITH_TRY(expand_preset(entry, values, text));
   PITH_TRY(pith__spec_parse(text, &spec));
+  PITH_TRY(take_encode(&spec, &draft->preset_once));
   draft->preset = entry;
   return add_stages(draft, &spec);
 }
@@ -282,7 +302,7 @@ static pith_status settle_once(const pith_draft *draft) {
   PITH_REQUIRE(
       strlen(codec->spec) + strlen(ONCE) < PITH_SPEC_MAX && strlen(codec->parts) + strlen(ONCE) < PITH_SPEC_MAX,
       PITH_ERR_SPEC, "the spec is longer than %d characters when written out", PITH_SPEC_MAX - 1);
-  strcat(codec->spec, ONCE);
+  strcat(codec->spec, draft->once ? ONCE : "");
   strcat(codec->parts, ONCE);
   return PITH_OK;
 }
@@ -316,28 +336,9 @@ static pith_status join_parts(const pith_draft *draft) {
   if (codec->memory) {
     PITH_TRY(check_memory(draft));
   }
-  PITH_TRY(draft->once ? settle_once(draft) : PITH_OK);
+  PITH_TRY(draft->once || draft->preset_once ? settle_once(draft) : PITH_OK);
   codec->fingerprint = pith__mix64(codec->fingerprint);
   return choose_granule(draft);
-}
-
-/* encode=auto|once: of the last stage, whatever its method. It is about sums of ranks, not about the codec. */
-static pith_status take_encode(pith_spec *spec, int *once) {
-  pith_spec_stage *last = &spec->stage[spec->stages - 1];
-  size_t kept = 0, found = 0;
-  for (size_t i = 0; i < last->pairs; i++) {
-    if (!pith__text_is(last->pair[i].key, PITH_SPEC_ENCODE)) {
-      last->pair[kept++] = last->pair[i];
-      continue;
-    }
-    pith_text value = last->pair[i].value;
-    *once = pith__text_is(value, "once");
-    PITH_REQUIRE(*once || pith__text_is(value, "auto"), PITH_ERR_SPEC, "%.*s: encode=%.*s is not one of auto|once",
-                 (int)last->name.size, last->name.at, (int)value.size, value.at);
-    PITH_REQUIRE(found++ == 0, PITH_ERR_SPEC, "%.*s: encode is given twice", (int)last->name.size, last->name.at);
-  }
-  last->pairs = kept;
-  return PITH_OK;
 }
 
 static pith_status build(const char *text, pith_codec *codec) {

@@ -24,7 +24,7 @@ enum { CELL_MAX = 32, SIZES_MAX = 64 /* factors are at least 2 */ };
 static const char *const usual_specs[] = {
     "none",          "fp16",          "bf16",
     "q:8",           "q:4",           "q:4,round=stochastic",
-    "q:2",           "qsgd:64",       "terngrad",
+    "q:2",           "qsgd",          "terngrad",
     "natural",       "signsgd",       "signum:0.9",
     "efsignsgd",     "onebit",        "u8",
     "gq:8",          "drive",         "eden:2",
