@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import weakref
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .. import _library as c
 from .._carrier import Carrier, Cuda, NcclCarrier
 from .._errors import ArgumentError
 
@@ -136,7 +138,8 @@ class TorchNcclCarrier(NcclCarrier):
 
 def device_carrier(group: Any, device: torch.device, side: Side) -> TorchCarrier | TorchNcclCarrier:
     """NCCL in C where torch hands out the communicator; else the collectives of torch. All ranks call it."""
-    if dist.get_backend(group) != "nccl" or dist.get_world_size(group) == 1:
+    is_nccl = dist.get_backend(group) == "nccl" and dist.get_world_size(group) > 1
+    if not is_nccl or not _is_same_nccl():
         return TorchCarrier(group, device, side)
     own = taken_group(group)
     dist.all_reduce(torch.zeros(1, device=device), group=own)  # makes the communicator
@@ -146,6 +149,15 @@ def device_carrier(group: Any, device: torch.device, side: Side) -> TorchCarrier
         return TorchNcclCarrier(group, own, comm, side)
     give_group_back(group, own)
     return TorchCarrier(group, device, side)
+
+
+def _is_same_nccl() -> bool:
+    """Whether the library finds the NCCL that made torch's communicators: another one could not use them."""
+    found = ctypes.c_int()
+    if c.lib.pith_nccl_probe(ctypes.byref(found)):
+        return False
+    number = found.value
+    return (number // 10000, number // 100 % 100, number % 100) == tuple(torch.cuda.nccl.version())
 
 
 def nccl_backend(group: Any) -> Any:
