@@ -9,7 +9,6 @@
  *   carrier.h  a reducer over other collectives, or over NCCL
  *   plan.h     profiles of gradients, and plans made from them
  *   adapt.h    specs that change while a model is trained
- *   bucket.h   layers encoded for somebody else's exchange
  *   cuda.h     encode and decode on CUDA devices
  *
  * Two headers are not included: mpi.h needs an MPI, and plugin.h is for those who write codecs. Nothing here needs the
@@ -25,7 +24,6 @@
 #define PITH_PITH_H
 
 #include <pith/adapt.h>
-#include <pith/bucket.h>
 #include <pith/carrier.h>
 #include <pith/codec.h>
 #include <pith/comm.h>

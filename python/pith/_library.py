@@ -151,19 +151,6 @@ class Round(Sized):
     _fields_ = [("size", c_size_t), ("dtype", c_int), ("reduce", c_int), ("count", c_size_t)]
 
 
-class BucketItem(Sized):
-    _fields_ = [
-        ("size", c_size_t),
-        ("codec", c_void_p),
-        ("state", c_void_p),
-        ("layer", c_uint64),
-        ("n", c_size_t),
-        ("dtype", c_int),
-        ("chunk", c_size_t),
-        ("number", c_size_t),
-    ]
-
-
 class CudaItem(Sized):
     _fields_ = [
         ("size", c_size_t),
@@ -471,7 +458,6 @@ STRUCTURES: dict[str, type[Structure]] = {
     "pith_match": Match,
     "pith_param": Param,
     "pith_round": Round,
-    "pith_bucket_item": BucketItem,
     "pith_cuda_item": CudaItem,
     "pith_method": Method,
     "pith_unique_id": UniqueId,
@@ -609,12 +595,6 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_reducer_save_size": (c_size_t, [_P]),
     "pith_reducer_save": (_STATUS, [_P, POINTER(Out)]),
     "pith_reducer_load": (_STATUS, [_P, Bytes]),
-    "pith_bucket_create": (_STATUS, [c_int, c_int, POINTER(BucketItem), c_size_t, POINTER(_P)]),
-    "pith_bucket_destroy": (None, [_P]),
-    "pith_bucket_bytes": (c_size_t, [_P, c_int]),
-    "pith_bucket_encode": (_STATUS, [_P, POINTER(c_void_p), POINTER(Ctx), _P]),
-    "pith_bucket_reduce": (_STATUS, [_P, POINTER(c_void_p), Bytes, c_int, POINTER(Ctx), _P]),
-    "pith_bucket_decode": (_STATUS, [_P, Bytes, POINTER(Ctx), POINTER(c_void_p)]),
     "pith_profile_create": (_STATUS, [POINTER(Layer), c_size_t, c_char_p, POINTER(_P)]),
     "pith_profile_destroy": (None, [_P]),
     "pith_profile_update": (_STATUS, [_P, c_size_t, Span, POINTER(Ctx)]),
@@ -665,7 +645,6 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_adapter_save_size": (c_size_t, [_P]),
     "pith_adapter_save": (_STATUS, [_P, POINTER(Out)]),
     "pith_adapter_load": (_STATUS, [_P, Bytes]),
-    "pith_bucket_piece": (_STATUS, [_P, c_size_t, c_int, POINTER(c_size_t), POINTER(c_size_t)]),
     "pith_nccl_probe": (_STATUS, [POINTER(c_int)]),
     "pith_nccl_carrier": (_STATUS, [_P, c_double, POINTER(Carrier)]),
     "pith_cuda_probe": (_STATUS, [POINTER(c_char_p)]),
@@ -677,17 +656,6 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_cuda_encode": (_STATUS, [POINTER(CudaItem), c_size_t, _P, c_size_t, _P]),
     "pith_cuda_decode": (_STATUS, [POINTER(CudaItem), c_size_t, c_int, _P, c_size_t, _P]),
     "pith_cuda_aggregate": (_STATUS, [POINTER(CudaItem), c_size_t, _P]),
-    "pith_cuda_bucket_encode": (
-        _STATUS,
-        [_P, POINTER(c_void_p), POINTER(c_void_p), POINTER(Ctx), _P, _P],
-    ),
-    "pith_cuda_bucket_sum": (
-        _STATUS,
-        [_P, POINTER(c_void_p), POINTER(c_void_p), _P, POINTER(Ctx), _P, _P],
-    ),
-    "pith_cuda_bucket_mean": (_STATUS, [_P, _P, _P]),
-    "pith_cuda_bucket_result": (_STATUS, [_P, _P, POINTER(c_void_p), POINTER(Ctx), _P, _P]),
-    "pith_cuda_bucket_decode": (_STATUS, [_P, _P, POINTER(Ctx), POINTER(c_void_p), _P]),
 }
 
 # ---- Finding and loading ---------------------------------------------------------------------------------------------

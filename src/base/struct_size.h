@@ -22,7 +22,6 @@
 
 /* The smallest size there is of each struct: of version 0.2, where these fields were the last. */
 #define PITH_FIRST_pith_adapter_step PITH_SIZE_WITH(pith_adapter_step, waiting)
-#define PITH_FIRST_pith_bucket_item PITH_SIZE_WITH(pith_bucket_item, number)
 #define PITH_FIRST_pith_call PITH_SIZE_WITH(pith_call, algorithm)
 #define PITH_FIRST_pith_carrier PITH_SIZE_WITH(pith_carrier, release)
 #define PITH_FIRST_pith_codec_ops PITH_SIZE_WITH(pith_codec_ops, use)

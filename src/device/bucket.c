@@ -10,39 +10,8 @@
 
 #include "base/saturate.h"
 #include "base/size.h"
-#include "base/struct_size.h"
 
 /* ---- Life -------------------------------------------------------------------------------------------------------- */
-
-static pith_status check_layer(const pith_bucket_item *l) {
-  const uint32_t needed = PITH_CAP_FIXED | PITH_CAP_CHUNKED;
-  PITH_REQUIRE(l->codec, PITH_ERR_ARGUMENT, "a layer of a bucket has no codec");
-  PITH_REQUIRE((l->codec->caps & needed) == needed, PITH_ERR_UNSUPPORTED,
-               "%s cannot be in a bucket: that takes a codec of fixed size for pieces of a tensor", l->codec->spec);
-  PITH_REQUIRE(l->dtype == PITH_F32 || l->dtype == PITH_F16 || l->dtype == PITH_BF16, PITH_ERR_ARGUMENT,
-               "%s: %s values cannot be compressed", l->codec->spec, pith_dtype_name(l->dtype));
-  PITH_REQUIRE(l->n <= SIZE_MAX / 64, PITH_ERR_ARGUMENT, "%zu values do not fit any memory", l->n);
-  PITH_REQUIRE(l->chunk % l->codec->granule == 0, PITH_ERR_ARGUMENT, "a chunk of %zu values is no multiple of %zu",
-               l->chunk, l->codec->granule);
-  return l->state ? pith__state_fits(l->codec, l->state, l->n, &(pith_ctx)PITH_CTX_INIT) : PITH_OK;
-}
-
-static pith_status read_items(pith_bucket *b, const pith_bucket_item *items) {
-  for (size_t i = 0; i < b->count; i++) {
-    PITH_TRY(PITH_STRUCT_READ_AT(pith_bucket_item, items, i, &b->layer[i]));
-    PITH_TRY(check_layer(&b->layer[i]));
-  }
-  return PITH_OK;
-}
-
-/* Buckets for devices have no states; those for the CPU need them by now. */
-static pith_status check_states(const pith_bucket *b) {
-  for (size_t i = 0; i < b->count; i++) {
-    PITH_REQUIRE(!b->layer[i].codec->memory || b->layer[i].state, PITH_ERR_STATE,
-                 "layer %zu of a bucket: %s needs a state", i, b->layer[i].codec->spec);
-  }
-  return PITH_OK;
-}
 
 static size_t largest_piece(const pith_bucket *b) {
   size_t most = 0;
@@ -89,29 +58,23 @@ static pith_status fill(pith_bucket *b) {
   return measure_parts(b);
 }
 
-pith_status pith_bucket_create(int rank, int ranks, const pith_bucket_item *items, size_t count, pith_bucket **made) {
-  PITH_REQUIRE(made && (items || count == 0), PITH_ERR_ARGUMENT,
-               "pith_bucket_create: items and bucket must not be NULL");
-  PITH_REQUIRE(ranks > 0 && rank >= 0 && rank < ranks, PITH_ERR_ARGUMENT, "rank %d of %d is impossible", rank, ranks);
-  PITH_REQUIRE(count < SIZE_MAX / 1024, PITH_ERR_ARGUMENT, "%zu layers do not fit any memory", count);
+pith_status pith__bucket_create(int rank, int ranks, const pith_bucket_item *items, size_t count, pith_bucket **made) {
   pith_bucket *b = calloc(1, sizeof *b + count * sizeof *b->layer);
   PITH_REQUIRE(b, PITH_ERR_MEMORY, "no memory for a bucket of %zu layers", count);
   b->rank = rank;
   b->ranks = ranks;
   b->count = count;
-  pith_status status = read_items(b, items);
-  if (status == PITH_OK) {
-    status = fill(b);
-  }
+  memcpy(b->layer, items, count * sizeof *items);
+  pith_status status = fill(b);
   if (status != PITH_OK) {
-    pith_bucket_destroy(b);
+    pith__bucket_destroy(b);
     return status;
   }
   *made = b;
   return PITH_OK;
 }
 
-void pith_bucket_destroy(pith_bucket *b) {
+void pith__bucket_destroy(pith_bucket *b) {
   if (b) {
     free(b->bytes);
     free(b->scratch);
@@ -121,39 +84,21 @@ void pith_bucket_destroy(pith_bucket *b) {
   }
 }
 
-size_t pith_bucket_bytes(const pith_bucket *b, int rank) {
-  return b && rank >= 0 && rank < b->ranks ? b->bytes[rank] : 0;
-}
-
 /* ---- The three steps --------------------------------------------------------------------------------------------- */
 
 static pith_cspan values_at(const void *data, const pith_bucket_item *l, pith_range r) {
   return (pith_cspan){(const uint8_t *)data + r.first * pith_dtype_size(l->dtype), r.n, l->dtype};
 }
 
-static pith_status check_values(const pith_bucket *b, const void *const *src) {
-  for (size_t i = 0; i < b->count; i++) {
-    PITH_REQUIRE(src[i] || b->layer[i].n == 0, PITH_ERR_ARGUMENT, "layer %zu of a bucket: %zu values at NULL", i,
-                 b->layer[i].n);
-  }
-  return PITH_OK;
-}
-
-pith_status pith_bucket_encode(pith_bucket *b, const void *const *src, const pith_ctx *given, void *parts) {
-  pith_ctx step;
-  PITH_REQUIRE(b && (src || b->count == 0) && parts, PITH_ERR_ARGUMENT,
-               "pith_bucket_encode: bucket, src and parts must not be NULL");
-  PITH_TRY(pith__bucket_read_ctx(given, &step));
-  PITH_TRY(check_states(b));
+pith_status pith__bucket_encode(pith_bucket *b, const void *const *src, const pith_ctx *step, void *parts) {
   uint8_t *at = parts;
-  PITH_TRY(check_values(b, src));
   for (int p = 0; p < b->ranks; p++) {
     for (size_t i = 0; i < b->count; i++) {
       pith_range r = pith__bucket_piece(b, i, p);
       const pith_bucket_item *l = &b->layer[i];
       pith_out out = {at, pith__bucket_piece_bytes(b, i, r), 0};
       if (r.n && !pith__bucket_sums_as_is(b, i, p)) {
-        pith_ctx ctx = pith__bucket_ctx(b, &step, i, (uint32_t)b->rank, r.first);
+        pith_ctx ctx = pith__bucket_ctx(b, step, i, (uint32_t)b->rank, r.first);
         PITH_TRY(pith__memory_encode(l->codec, l->state, values_at(src[i], l, r), &out, &b->scratch[i], &ctx));
       }
       at += out.capacity;
@@ -164,11 +109,11 @@ pith_status pith_bucket_encode(pith_bucket *b, const void *const *src, const pit
 
 /* The sum of our own values and of what all other ranks sent of one piece of ours, at `at` in each rank's part. */
 static pith_status sum_piece(const pith_bucket *b, const void *const *src, const uint8_t *received, size_t at,
-                             size_t index, pith_range r, const pith_ctx *given) {
+                             size_t index, pith_range r, const pith_ctx *step) {
   const pith_bucket_item *l = &b->layer[index];
   for (int p = 0; p < b->ranks; p++) {
-    pith_ctx ctx = pith__bucket_ctx(b, given, index, (uint32_t)p, r.first);
-    if (p == b->rank && pith__bucket_sums_as_is(b, index, p)) {
+    pith_ctx ctx = pith__bucket_ctx(b, step, index, (uint32_t)p, r.first);
+    if (pith__bucket_sums_as_is(b, index, p)) {
       pith_apply apply = p ? PITH_APPLY_ADD : PITH_APPLY_SET;
       pith__memory_sum_own(l->codec, l->state, values_at(src[index], l, r), b->sum, apply, &ctx);
       continue;
@@ -180,34 +125,21 @@ static pith_status sum_piece(const pith_bucket *b, const void *const *src, const
   return PITH_OK;
 }
 
-static void make_result(const pith_bucket *b, const pith_codec *codec, pith_range r, pith_reduce_op reduce) {
-  if (codec->caps & PITH_CAP_VOTE) {
-    pith__values_vote(b->sum, r.n);
-  } else if (reduce == PITH_MEAN) {
-    pith__values_scale(1.0f / (float)b->ranks, b->sum, r.n);
-  }
-}
-
-pith_status pith_bucket_reduce(pith_bucket *b, const void *const *src, pith_bytes received, pith_reduce_op reduce,
-                               const pith_ctx *given, void *result) {
-  pith_ctx step;
-  PITH_REQUIRE(b && (src || b->count == 0) && (received.data || received.size == 0) && result, PITH_ERR_ARGUMENT,
-               "pith_bucket_reduce: bucket, src, received and result must not be NULL");
-  PITH_TRY(pith__bucket_read_ctx(given, &step));
-  PITH_REQUIRE(reduce == PITH_SUM || reduce == PITH_MEAN, PITH_ERR_ARGUMENT, "buckets are summed or averaged");
-  PITH_REQUIRE(received.size == b->bytes[b->rank] * (size_t)b->ranks, PITH_ERR_CORRUPT,
-               "%zu bytes are not %d parts of %zu", received.size, b->ranks, b->bytes[b->rank]);
-  PITH_TRY(check_states(b));
-  PITH_TRY(check_values(b, src));
+pith_status pith__bucket_reduce(pith_bucket *b, const void *const *src, const void *received, const pith_ctx *step,
+                                void *result) {
   size_t at = 0;
   for (size_t i = 0; i < b->count; i++) {
     pith_range r = pith__bucket_piece(b, i, b->rank);
     const pith_bucket_item *l = &b->layer[i];
     pith_out out = {(uint8_t *)result + at, pith__bucket_piece_bytes(b, i, r), 0};
     if (r.n) {
-      pith_ctx ctx = pith__bucket_ctx(b, &step, i, pith__result_rank(b->ranks), r.first);
-      PITH_TRY(sum_piece(b, src, received.data, at, i, r, &step));
-      make_result(b, l->codec, r, reduce);
+      pith_ctx ctx = pith__bucket_ctx(b, step, i, pith__result_rank(b->ranks), r.first);
+      PITH_TRY(sum_piece(b, src, received, at, i, r, step));
+      if (l->codec->caps & PITH_CAP_VOTE) {
+        pith__values_vote(b->sum, r.n);
+      } else {
+        pith__values_scale(1.0f / (float)b->ranks, b->sum, r.n);
+      }
       PITH_TRY(pith__memory_encode_result(l->codec, l->state, (pith_cspan){b->sum, r.n, PITH_F32}, &out, &b->scratch[i],
                                           &ctx));
     }
@@ -216,30 +148,17 @@ pith_status pith_bucket_reduce(pith_bucket *b, const void *const *src, pith_byte
   return PITH_OK;
 }
 
-pith_status pith_bucket_decode(pith_bucket *b, pith_bytes results, const pith_ctx *given, void *const *dst) {
-  pith_ctx step;
-  PITH_REQUIRE(b && (results.data || results.size == 0) && (dst || b->count == 0), PITH_ERR_ARGUMENT,
-               "pith_bucket_decode: bucket, results and dst must not be NULL");
-  PITH_TRY(pith__bucket_read_ctx(given, &step));
-  return pith__bucket_decode(b, results, 0, &step, dst);
-}
-
-pith_status pith__bucket_decode(pith_bucket *b, pith_bytes results, size_t stride, const pith_ctx *given,
+pith_status pith__bucket_decode(pith_bucket *b, const void *results, size_t stride, const pith_ctx *step,
                                 void *const *dst) {
-  size_t at = 0, total = stride * (size_t)b->ranks;
-  for (int p = 0; p < b->ranks && !stride; p++) {
-    total += b->bytes[p];
-  }
-  PITH_REQUIRE(results.size == total, PITH_ERR_CORRUPT, "the results of all ranks have %zu bytes, not %zu", total,
-               results.size);
+  size_t at = 0;
   for (int p = 0; p < b->ranks; p++) {
     at = stride ? (size_t)p * stride : at;
     for (size_t i = 0; i < b->count; i++) {
       pith_range r = pith__bucket_piece(b, i, p);
       const pith_bucket_item *l = &b->layer[i];
-      pith_bytes in = {(const uint8_t *)results.data + at, pith__bucket_piece_bytes(b, i, r)};
+      pith_bytes in = {(const uint8_t *)results + at, pith__bucket_piece_bytes(b, i, r)};
       if (r.n) {
-        pith_ctx ctx = pith__bucket_ctx(b, given, i, pith__result_rank(b->ranks), r.first);
+        pith_ctx ctx = pith__bucket_ctx(b, step, i, pith__result_rank(b->ranks), r.first);
         pith_span to = {(uint8_t *)dst[i] + r.first * pith_dtype_size(l->dtype), r.n, l->dtype};
         PITH_TRY(pith__codec_decode(l->codec, in, to, PITH_APPLY_SET, b->scratch[i].chain, &ctx));
       }

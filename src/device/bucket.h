@@ -1,16 +1,35 @@
-/* The inside of a bucket: whose which values are, and the contexts they are coded with. For buckets in main memory and
- * on devices. */
+/*
+ * Buckets: layers encoded for an exchange that a carrier makes, in main memory and on devices.
+ *
+ *   pith__bucket_encode(): part p is for rank p
+ *     … part p goes to rank p; every rank gets its part of all ranks, in rank order …
+ *   pith__bucket_reduce(): the mean of what this rank owns
+ *     … results go to all, in rank order …
+ *   pith__bucket_decode(): the same bits on all ranks
+ *
+ * Codecs are FIXED and CHUNKED, so that all sizes are known before anything is sent; they may differ between layers.
+ * Every layer is cut into a part for each rank. The means are those of pith_allreduce() with the algorithm "sra", bit
+ * by bit. The ctx of a call says seed, step and gamma. A bucket belongs to one thread at a time.
+ */
 #ifndef PITH_DEVICE_BUCKET_H
 #define PITH_DEVICE_BUCKET_H
 
-#include <pith/bucket.h>
-
 #include "base/split.h"
-#include "base/struct_size.h"
 #include "codec/codec.h"
 #include "memory/memory.h"
 
-struct pith_bucket {
+/* The values of a layer and what encodes them. */
+typedef struct pith_bucket_item {
+  const pith_codec *codec;
+  pith_state *state; /* NULL for codecs without memory, and on devices. Belongs to the caller and outlives the bucket */
+  uint64_t layer;    /* its number, the same on every rank */
+  size_t n;
+  pith_dtype dtype;
+  size_t chunk, number; /* 0: all values. Else only chunk `number` of every part, of `chunk` values, a multiple of the
+                           codec's granule: a large layer in several buckets, with the same bits as in one */
+} pith_bucket_item;
+
+typedef struct pith_bucket {
   int rank, ranks;
   size_t count;
   size_t *bytes;                /* of each part */
@@ -18,7 +37,7 @@ struct pith_bucket {
   void *memory;
   float *sum; /* as many values as the largest piece has */
   pith_bucket_item layer[];
-};
+} pith_bucket;
 
 /* The values of a layer that belong to a part, … */
 static inline pith_range pith__bucket_part(const pith_bucket *b, size_t index, int part) {
@@ -42,31 +61,54 @@ static inline int pith__bucket_sums_as_is(const pith_bucket *b, size_t index, in
   return part == b->rank && pith__own_is_exact(b->layer[index].codec);
 }
 
-/* What a caller says of a step: seed, step, gamma. */
-static inline pith_status pith__bucket_read_ctx(const pith_ctx *given, pith_ctx *ctx) {
-  *ctx = (pith_ctx)PITH_CTX_INIT;
-  return given ? PITH_STRUCT_READ(pith_ctx, given, ctx) : PITH_OK;
-}
-
-/* pith_bucket_decode() of results that begin at p · stride for rank p; 0: they lie one after another. */
-pith_status pith__bucket_decode(pith_bucket *b, pith_bytes results, size_t stride, const pith_ctx *given,
-                                void *const *dst);
-
 /* For what a rank encodes of a layer, from value `first` on; pith__result_rank() for results. */
 static inline pith_ctx pith__bucket_ctx(const pith_bucket *b, const pith_ctx *given, size_t index, uint32_t rank,
                                         size_t first) {
   pith_ctx ctx = PITH_CTX_INIT;
-  if (given) {
-    ctx.seed = given->seed;
-    ctx.step = given->step;
-    ctx.gamma = given->gamma;
-  }
-  ctx.gamma = ctx.gamma != 0 ? ctx.gamma : 1.0f;
+  ctx.seed = given->seed;
+  ctx.step = given->step;
+  ctx.gamma = given->gamma != 0 ? given->gamma : 1.0f;
   ctx.layer = b->layer[index].layer;
   ctx.rank = rank;
   ctx.ranks = (uint32_t)b->ranks;
   ctx.offset = first;
   return ctx;
 }
+
+/* ---- bucket.c ---------------------------------------------------------------------------------------------------- */
+
+pith_status pith__bucket_create(int rank, int ranks, const pith_bucket_item *items, size_t count, pith_bucket **bucket);
+void pith__bucket_destroy(pith_bucket *bucket);
+
+/* Encodes all layers, each with its memory: the parts for ranks 0, 1, … one after another. In the part for this rank
+ * itself only layers that vote are encoded; the bytes of the others are not written. */
+pith_status pith__bucket_encode(pith_bucket *bucket, const void *const *src, const pith_ctx *ctx, void *parts);
+
+/* Adds up the parts that ranks 0, 1, … sent to this rank, one after another, and encodes the mean. Its own values are
+ * added as they are, behind their memory: src is what was encoded, unchanged. */
+pith_status pith__bucket_reduce(pith_bucket *bucket, const void *const *src, const void *received, const pith_ctx *ctx,
+                                void *result);
+
+/* Decodes the results of ranks 0, 1, …: that of rank p begins at p · stride; 0: they lie one after another. */
+pith_status pith__bucket_decode(pith_bucket *bucket, const void *results, size_t stride, const pith_ctx *ctx,
+                                void *const *dst);
+
+/* ---- bucket_cuda.c ----------------------------------------------------------------------------------------------- */
+
+/*
+ * The same with all values and bytes in device memory, enqueued on a stream. `memories` has, for each layer, the values
+ * of its codec's memory (NULL for codecs without one): all n values for encoding and summing, and those of this rank's
+ * piece for results. Reducing has three steps: the sum of what was received and of this rank's own values; means of
+ * sums, or the majority for VOTE codecs; and encoding. `sums` holds the pieces of this rank one after another.
+ */
+pith_status pith__cuda_bucket_encode(const pith_bucket *bucket, const void *const *src, float *const *memories,
+                                     const pith_ctx *ctx, void *parts, void *stream);
+pith_status pith__cuda_bucket_sum(const pith_bucket *bucket, const void *const *src, float *const *memories,
+                                  const void *received, const pith_ctx *ctx, float *sums, void *stream);
+pith_status pith__cuda_bucket_mean(const pith_bucket *bucket, float *sums, void *stream);
+pith_status pith__cuda_bucket_result(const pith_bucket *bucket, float *sums, float *const *memories,
+                                     const pith_ctx *ctx, void *result, void *stream);
+pith_status pith__cuda_bucket_decode(const pith_bucket *bucket, const void *results, size_t stride, const pith_ctx *ctx,
+                                     void *const *dst, void *stream);
 
 #endif

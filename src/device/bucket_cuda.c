@@ -16,7 +16,6 @@ typedef struct item_list {
 } item_list;
 
 static pith_status make_list(const pith_bucket *b, size_t pieces, item_list *list) {
-  PITH_REQUIRE(b, PITH_ERR_ARGUMENT, "the bucket must not be NULL");
   *list = (item_list){malloc((pieces + 1) * sizeof *list->item), 0};
   PITH_REQUIRE(list->item, PITH_ERR_MEMORY, "no memory for a bucket of %zu layers", b->count);
   return PITH_OK;
@@ -46,15 +45,6 @@ static void *value_at(const pith_bucket *b, size_t index, const void *data, size
   return (uint8_t *)(uintptr_t)data + first * pith_dtype_size(b->layer[index].dtype);
 }
 
-pith_status pith_bucket_piece(const pith_bucket *b, size_t layer, int rank, size_t *first, size_t *n) {
-  PITH_REQUIRE(b && layer < b->count && rank >= 0 && rank < b->ranks && first && n, PITH_ERR_ARGUMENT,
-               "pith_bucket_piece: there is no such layer or rank");
-  pith_range piece = pith__bucket_piece(b, layer, rank);
-  *first = piece.first;
-  *n = piece.n;
-  return PITH_OK;
-}
-
 /* All pieces of all ranks, as they lie in parts and results. */
 typedef enum pieces { PARTS, RESULTS } pieces;
 
@@ -79,37 +69,23 @@ static void list_all(item_list *list, const pith_bucket *b, const void *const *t
 }
 
 pith_status pith__cuda_bucket_encode(const pith_bucket *b, const void *const *src, float *const *memories,
-                                     const pith_ctx *ctx, void *parts, size_t stride, void *stream) {
+                                     const pith_ctx *ctx, void *parts, void *stream) {
   item_list list;
-  PITH_TRY(make_list(b, b ? b->count * (size_t)b->ranks : 0, &list));
-  list_all(&list, b, src, memories, ctx, parts, stride, PARTS);
+  PITH_TRY(make_list(b, b->count * (size_t)b->ranks, &list));
+  list_all(&list, b, src, memories, ctx, parts, 0, PARTS);
   pith_status status = pith_cuda_encode(list.item, list.count, NULL, 0, stream);
   free(list.item);
   return status;
 }
 
-pith_status pith_cuda_bucket_encode(const pith_bucket *b, const void *const *src, float *const *memories,
-                                    const pith_ctx *given, void *parts, void *stream) {
-  pith_ctx ctx;
-  PITH_TRY(pith__bucket_read_ctx(given, &ctx));
-  return pith__cuda_bucket_encode(b, src, memories, &ctx, parts, 0, stream);
-}
-
 pith_status pith__cuda_bucket_decode(const pith_bucket *b, const void *results, size_t stride, const pith_ctx *ctx,
                                      void *const *dst, void *stream) {
   item_list list;
-  PITH_TRY(make_list(b, b ? b->count * (size_t)b->ranks : 0, &list));
+  PITH_TRY(make_list(b, b->count * (size_t)b->ranks, &list));
   list_all(&list, b, (const void *const *)dst, NULL, ctx, results, stride, RESULTS);
   pith_status status = pith_cuda_decode(list.item, list.count, PITH_SET, NULL, 0, stream);
   free(list.item);
   return status;
-}
-
-pith_status pith_cuda_bucket_decode(const pith_bucket *b, const void *results, const pith_ctx *given, void *const *dst,
-                                    void *stream) {
-  pith_ctx ctx;
-  PITH_TRY(pith__bucket_read_ctx(given, &ctx));
-  return pith__cuda_bucket_decode(b, results, 0, &ctx, dst, stream);
 }
 
 /* Our own pieces: `bytes` has their payloads one after another, `sums` their values. Without those that are summed as
@@ -155,9 +131,6 @@ static pith_status sum_own(item_list *list, const pith_bucket *b, const void *co
     pith_range piece = pith__bucket_piece(b, i, b->rank);
     const pith_bucket_item *l = &b->layer[i];
     if (piece.n && pith__bucket_sums_as_is(b, i, b->rank)) {
-      PITH_REQUIRE(src && src[i], PITH_ERR_ARGUMENT, "layer %zu of a bucket: %zu values at NULL", i, l->n);
-      PITH_REQUIRE(!l->codec->memory || (memories && memories[i]), PITH_ERR_STATE, "%s: needs its memory",
-                   l->codec->spec);
       add_item(list, b, i, piece, value_at(b, i, src[i], piece.first), l->dtype, sums, ctx, (uint32_t)b->rank);
       list->item[list->count - 1].memory = l->codec->memory ? memories[i] + piece.first : NULL;
     }
@@ -168,13 +141,12 @@ static pith_status sum_own(item_list *list, const pith_bucket *b, const void *co
 
 /* Rank after rank, as on the CPU: the sum has the same bits. */
 pith_status pith__cuda_bucket_sum(const pith_bucket *b, const void *const *src, float *const *memories,
-                                  const void *received, size_t stride, const pith_ctx *ctx, float *sums, void *stream) {
+                                  const void *received, const pith_ctx *ctx, float *sums, void *stream) {
   item_list list;
-  PITH_TRY(make_list(b, b ? b->count : 0, &list));
-  size_t apart = stride ? stride : b->bytes[b->rank];
+  PITH_TRY(make_list(b, b->count, &list));
   pith_status status = PITH_OK;
   for (int p = 0; p < b->ranks && status == PITH_OK; p++) {
-    list_own(&list, b, sums, (const uint8_t *)received + (size_t)p * apart, ctx, (uint32_t)p, p == b->rank);
+    list_own(&list, b, sums, (const uint8_t *)received + (size_t)p * b->bytes[b->rank], ctx, (uint32_t)p, p == b->rank);
     status = pith_cuda_decode(list.item, list.count, p ? PITH_ADD : PITH_SET, NULL, 0, stream);
     if (status == PITH_OK && p == b->rank) {
       status = sum_own(&list, b, src, memories, ctx, sums, stream);
@@ -184,17 +156,10 @@ pith_status pith__cuda_bucket_sum(const pith_bucket *b, const void *const *src, 
   return status;
 }
 
-pith_status pith_cuda_bucket_sum(const pith_bucket *b, const void *const *src, float *const *memories,
-                                 const void *received, const pith_ctx *given, float *sums, void *stream) {
-  pith_ctx ctx;
-  PITH_TRY(pith__bucket_read_ctx(given, &ctx));
-  return pith__cuda_bucket_sum(b, src, memories, received, 0, &ctx, sums, stream);
-}
-
-pith_status pith_cuda_bucket_mean(const pith_bucket *b, float *sums, void *stream) {
+pith_status pith__cuda_bucket_mean(const pith_bucket *b, float *sums, void *stream) {
   item_list list;
-  PITH_TRY(make_list(b, b ? b->count : 0, &list));
-  list_own(&list, b, sums, sums, NULL, (uint32_t)b->rank, 0);
+  PITH_TRY(make_list(b, b->count, &list));
+  list_own(&list, b, sums, sums, &(pith_ctx)PITH_CTX_INIT, (uint32_t)b->rank, 0);
   for (size_t k = 0; k < list.count; k++) {
     list.item[k].payload = list.item[k].values; /* in place */
   }
@@ -224,16 +189,14 @@ static pith_status encode_results(const pith_bucket *b, item_list *list, pith_co
   return pith_cuda_encode(list->item, list->count, NULL, 0, stream);
 }
 
-pith_status pith_cuda_bucket_result(const pith_bucket *b, float *sums, float *const *memories, const pith_ctx *given,
-                                    void *result, void *stream) {
+pith_status pith__cuda_bucket_result(const pith_bucket *b, float *sums, float *const *memories, const pith_ctx *ctx,
+                                     void *result, void *stream) {
   item_list list;
-  pith_ctx ctx;
-  PITH_TRY(pith__bucket_read_ctx(given, &ctx));
-  PITH_TRY(make_list(b, b ? b->count : 0, &list));
+  PITH_TRY(make_list(b, b->count, &list));
   pith_codec *plain = malloc((b->count + 1) * sizeof *plain);
   pith_status status = plain ? PITH_OK : pith_fail(PITH_ERR_MEMORY, "no memory for a bucket of %zu layers", b->count);
   if (status == PITH_OK) {
-    list_own(&list, b, sums, result, &ctx, pith__result_rank(b->ranks), 0);
+    list_own(&list, b, sums, result, ctx, pith__result_rank(b->ranks), 0);
     status = encode_results(b, &list, plain, memories, stream);
   }
   free(plain);

@@ -17,6 +17,7 @@
 #include <pith/carrier.h>
 
 #include "comm/comm.h"
+#include "device/bucket.h"
 
 /* A layer as the reducer knows it. */
 typedef struct pith_named {

@@ -119,7 +119,7 @@ pith_status pith__reducer_form_groups(pith_reducer *r) {
 
 void pith__reducer_drop_groups(pith_reducer *r) {
   for (size_t g = 0; g < r->group_count; g++) {
-    pith_bucket_destroy(r->groups[g].bucket);
+    pith__bucket_destroy(r->groups[g].bucket);
     free(r->groups[g].layer);
   }
   free(r->groups);

@@ -44,8 +44,8 @@ static pith_status list_memories(const pith_staged *f, float ***memories) {
 static pith_status encode_parts(pith_staged *f, const pith_ctx *ctx) {
   float **memories;
   PITH_TRY(list_memories(f, &memories));
-  pith_status status = pith_cuda_bucket_encode(f->bucket, (const void *const *)f->gradient, memories, ctx, f->out.data,
-                                               space_of(f)->stream);
+  pith_status status = pith__cuda_bucket_encode(f->bucket, (const void *const *)f->gradient, memories, ctx, f->out.data,
+                                                space_of(f)->stream);
   free((void *)memories);
   return status;
 }
@@ -78,11 +78,11 @@ static pith_status average(pith_staged *f, const pith_ctx *ctx, float *const *re
   float *sums = (float *)(void *)f->sums.data, **memories;
   PITH_TRY(list_memories(f, &memories));
   pith_status status =
-      pith_cuda_bucket_sum(f->bucket, (const void *const *)f->gradient, memories, f->in.data, ctx, sums, stream);
+      pith__cuda_bucket_sum(f->bucket, (const void *const *)f->gradient, memories, f->in.data, ctx, sums, stream);
   free((void *)memories);
   PITH_TRY(status);
-  PITH_TRY(pith_cuda_bucket_mean(f->bucket, sums, stream));
-  return pith_cuda_bucket_result(f->bucket, sums, results, ctx, f->out.data, stream);
+  PITH_TRY(pith__cuda_bucket_mean(f->bucket, sums, stream));
+  return pith__cuda_bucket_result(f->bucket, sums, results, ctx, f->out.data, stream);
 }
 
 static pith_status reduce_parts(pith_staged *f, const pith_ctx *ctx) {

@@ -11,13 +11,12 @@ static const pith_named *layer_of(const pith_staged *f, size_t i) { return &f->r
 /* ---- Blocks ------------------------------------------------------------------------------------------------------ */
 
 static pith_status encode_parts(pith_staged *f, const pith_ctx *ctx) {
-  return pith_bucket_encode(f->bucket, (const void *const *)f->gradient, ctx, f->out.data);
+  return pith__bucket_encode(f->bucket, (const void *const *)f->gradient, ctx, f->out.data);
 }
 
 static pith_status reduce_parts(pith_staged *f, const pith_ctx *ctx) {
   size_t own = f->bytes[f->reducer->rank];
-  pith_bytes received = {f->in.data, own * (size_t)f->reducer->ranks};
-  PITH_TRY(pith_bucket_reduce(f->bucket, (const void *const *)f->gradient, received, PITH_MEAN, ctx, f->out.data));
+  PITH_TRY(pith__bucket_reduce(f->bucket, (const void *const *)f->gradient, f->in.data, ctx, f->out.data));
   if (f->is_padded) {
     memset(f->out.data + own, 0, f->room - own);
     return PITH_OK;
@@ -29,12 +28,7 @@ static pith_status reduce_parts(pith_staged *f, const pith_ctx *ctx) {
 }
 
 static pith_status decode_parts(pith_staged *f, const pith_ctx *ctx) {
-  size_t ranks = (size_t)f->reducer->ranks, all = 0;
-  for (size_t p = 0; p < ranks; p++) {
-    all += f->bytes[p];
-  }
-  pith_bytes results = {f->in.data, f->is_padded ? f->room * ranks : all};
-  return pith__bucket_decode(f->bucket, results, f->is_padded ? f->room : 0, ctx, f->gradient);
+  return pith__bucket_decode(f->bucket, f->in.data, f->is_padded ? f->room : 0, ctx, f->gradient);
 }
 
 /* ---- Whole payloads ---------------------------------------------------------------------------------------------- */

@@ -66,17 +66,13 @@ static pith_status make_bucket(const pith_staged *f, pith_bucket **bucket) {
   pith_status status = layers ? PITH_OK : pith_fail(PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
   for (size_t i = 0; i < f->count && status == PITH_OK; i++) {
     const pith_named *l = layer_of(f, i);
-    layers[i] = (pith_bucket_item){.size = sizeof *layers,
-                                   .layer = l->number,
-                                   .n = l->n,
-                                   .dtype = l->dtype,
-                                   .chunk = f->chunk,
-                                   .number = f->number};
+    layers[i] =
+        (pith_bucket_item){.layer = l->number, .n = l->n, .dtype = l->dtype, .chunk = f->chunk, .number = f->number};
     status = wire_codec(f->reducer, l, &layers[i].codec);
     layers[i].state = status == PITH_OK && layers[i].codec->memory && !f->reducer->space ? l->state : NULL;
   }
   if (status == PITH_OK) {
-    status = pith_bucket_create(f->reducer->rank, f->reducer->ranks, layers, f->count, bucket);
+    status = pith__bucket_create(f->reducer->rank, f->reducer->ranks, layers, f->count, bucket);
   }
   free(layers);
   return status;
@@ -106,7 +102,7 @@ static void measure_parts(pith_staged *f) {
   int ranks = f->reducer->ranks;
   size_t most = 0;
   for (int p = 0; p < ranks; p++) {
-    f->bytes[p] = pith_bucket_bytes(f->bucket, p);
+    f->bytes[p] = f->bucket->bytes[p];
     most = pith__most(most, f->bytes[p]);
   }
   size_t sum = sum_of(f->bytes, ranks);
@@ -359,7 +355,7 @@ void pith__stage_release(pith_staged *f) {
     pith__stages_give_back(f->stages, buffers[i]);
   }
   if (f->owns_bucket) {
-    pith_bucket_destroy(f->bucket);
+    pith__bucket_destroy(f->bucket);
   }
   free(f->layer);
   free(f->gradient);

@@ -15,6 +15,7 @@
 
 #include "base/half.h"
 #include "base/hash.h"
+#include "device/bucket.h"
 #include "test.h"
 
 typedef struct law_world {
@@ -176,14 +177,10 @@ static void law_open(law_model *m, const char *rules, int ranks, pith_dtype dtyp
     }
     for (size_t k = 0; k < m->block_count; k++) {
       size_t i = m->blocks[k];
-      list[k] = (pith_bucket_item){.size = sizeof(pith_bucket_item),
-                                   .codec = m->match[i].codec,
-                                   .state = m->state[r][i],
-                                   .layer = law_number(i),
-                                   .n = law_n(i),
-                                   .dtype = dtype};
+      list[k] = (pith_bucket_item){
+          .codec = m->match[i].codec, .state = m->state[r][i], .layer = law_number(i), .n = law_n(i), .dtype = dtype};
     }
-    CHECK_OK(pith_bucket_create(r, ranks, list, m->block_count, &m->bucket[r]));
+    CHECK_OK(pith__bucket_create(r, ranks, list, m->block_count, &m->bucket[r]));
   }
 }
 
@@ -192,7 +189,7 @@ static void law_close(law_model *m) {
     for (size_t i = 0; i < LAW_LAYERS; i++) {
       pith_state_destroy(m->state[r][i]);
     }
-    pith_bucket_destroy(m->bucket[r]);
+    pith__bucket_destroy(m->bucket[r]);
   }
   pith_rules_destroy(m->rules);
 }
@@ -201,7 +198,7 @@ static void law_close(law_model *m) {
 static void law_blocks(law_model *m, void *const inputs[][LAW_LAYERS], uint64_t step, void *const *out) {
   size_t at[LAW_RANKS + 1] = {0};
   for (int p = 0; p < m->ranks; p++) {
-    at[p + 1] = at[p] + pith_bucket_bytes(m->bucket[0], p);
+    at[p + 1] = at[p] + m->bucket[0]->bytes[p];
   }
   uint8_t *parts[LAW_RANKS], *mine = malloc(at[m->ranks] * (size_t)m->ranks + 1), *results = malloc(at[m->ranks] + 1);
   pith_ctx ctx = PITH_CTX_INIT;
@@ -213,7 +210,7 @@ static void law_blocks(law_model *m, void *const inputs[][LAW_LAYERS], uint64_t 
       src[k] = inputs[r][m->blocks[k]];
     }
     parts[r] = malloc(at[m->ranks] + 1);
-    CHECK_OK(pith_bucket_encode(m->bucket[r], src, &ctx, parts[r]));
+    CHECK_OK(pith__bucket_encode(m->bucket[r], src, &ctx, parts[r]));
   }
   for (int p = 0; p < m->ranks; p++) {
     size_t size = at[p + 1] - at[p];
@@ -224,14 +221,13 @@ static void law_blocks(law_model *m, void *const inputs[][LAW_LAYERS], uint64_t 
     for (size_t k = 0; k < m->block_count; k++) {
       src[k] = inputs[p][m->blocks[k]];
     }
-    CHECK_OK(pith_bucket_reduce(m->bucket[p], src, (pith_bytes){mine, size * (size_t)m->ranks}, PITH_MEAN, &ctx,
-                                results + at[p]));
+    CHECK_OK(pith__bucket_reduce(m->bucket[p], src, mine, &ctx, results + at[p]));
   }
   void *dst[LAW_LAYERS];
   for (size_t k = 0; k < m->block_count; k++) {
     dst[k] = out[m->blocks[k]];
   }
-  CHECK_OK(pith_bucket_decode(m->bucket[0], (pith_bytes){results, at[m->ranks]}, &ctx, dst));
+  CHECK_OK(pith__bucket_decode(m->bucket[0], results, 0, &ctx, dst));
   for (int r = 0; r < m->ranks; r++) {
     free(parts[r]);
   }

@@ -182,17 +182,6 @@ static void use_arrays(void) {
   OK(pith_adapter_finish(adapter, &step, &numbers, &count));
   pith_adapter_destroy(adapter);
 
-  pith_codec *codec = NULL;
-  pith_bucket *bucket = NULL;
-  OK(pith_codec_create("q:8", &codec));
-  pith_bucket_item items[2] = {PITH_BUCKET_ITEM_INIT, PITH_BUCKET_ITEM_INIT};
-  for (int i = 0; i < 2; i++) {
-    items[i].codec = codec, items[i].n = (size_t)(i + 1) * 1024;
-  }
-  OK(pith_bucket_create(0, 1, items, 2, &bucket));
-  EXPECT(pith_bucket_bytes(bucket, 0) == pith_codec_bound(codec, 1024) + pith_codec_bound(codec, 2048));
-  pith_bucket_destroy(bucket);
-  pith_codec_destroy(codec);
   pith_plan_destroy(plan);
   pith_profile_destroy(profile);
 }

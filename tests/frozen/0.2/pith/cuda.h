@@ -19,7 +19,7 @@
 #ifndef PITH_CUDA_H
 #define PITH_CUDA_H
 
-#include <pith/bucket.h>
+#include <pith/codec.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -57,7 +57,8 @@ typedef struct pith_cuda_item {
   float gamma;
 } pith_cuda_item;
 
-#define PITH_CUDA_ITEM_INIT {.size = sizeof(pith_cuda_item)}
+#define PITH_CUDA_ITEM_INIT \
+  { .size = sizeof(pith_cuda_item) }
 
 /* Bytes of item.part for a layer of n values in `rows` rows; 0 for codecs without one. */
 PITH_API size_t pith_cuda_part(const pith_codec *codec, size_t n, size_t rows);
@@ -78,30 +79,6 @@ PITH_API pith_status pith_cuda_decode(const pith_cuda_item *items, size_t count,
 /* As pith_aggregate(): item.payload has the sum of decoded payloads of item.ranks ranks, f32 and aligned for it.
  * item.values becomes the mean, or the majority for VOTE codecs; it may be the sum itself if that is its type. */
 PITH_API pith_status pith_cuda_aggregate(const pith_cuda_item *items, size_t count, void *stream);
-
-/* ---- Buckets on a device ----------------------------------------------------------------------------------------- */
-
-/*
- * The steps of bucket.h with all values and bytes in device memory, enqueued on a stream. The bucket itself is made as
- * for the CPU, without states. `memories` has, for each layer, the values of its codec's memory (NULL for codecs
- * without one): all n values for encoding and summing, and those of this rank's piece for results. Zeros at the start.
- *
- * Reducing has three steps: pith_cuda_bucket_sum() adds up what was received and this rank's own values, which src
- * still has as they were encoded, pith_cuda_bucket_mean() turns the sums into means, or into the majority for VOTE
- * codecs, and pith_cuda_bucket_result() encodes them. `sums` holds the pieces of this rank one after another.
- */
-/* The values of a layer that belong to a rank. */
-PITH_API pith_status pith_bucket_piece(const pith_bucket *bucket, size_t layer, int rank, size_t *first, size_t *n);
-
-PITH_API pith_status pith_cuda_bucket_encode(const pith_bucket *bucket, const void *const *src, float *const *memories,
-                                             const pith_ctx *ctx, void *parts, void *stream);
-PITH_API pith_status pith_cuda_bucket_sum(const pith_bucket *bucket, const void *const *src, float *const *memories,
-                                          const void *received, const pith_ctx *ctx, float *sums, void *stream);
-PITH_API pith_status pith_cuda_bucket_mean(const pith_bucket *bucket, float *sums, void *stream);
-PITH_API pith_status pith_cuda_bucket_result(const pith_bucket *bucket, float *sums, float *const *memories,
-                                             const pith_ctx *ctx, void *result, void *stream);
-PITH_API pith_status pith_cuda_bucket_decode(const pith_bucket *bucket, const void *results, const pith_ctx *ctx,
-                                             void *const *dst, void *stream);
 
 /* One exchange of a method that takes several (powersgd), as pith_round_produce() and pith_round_consume().
  * item.payload is the buffer that pith_round_describe() describes, aligned for f32; the caller sums it over all ranks
