@@ -19,7 +19,7 @@ typedef struct schedule {
 } schedule;
 
 /* The mean over ranks of what is pending, and what the owner of results has pending, which is of the mean already. */
-static void add_pending(pith_comm *comm, const pith_named *l, double rate, double *sum) {
+static void add_pending(pith_comm *comm, const pith_reducer_layer *l, double rate, double *sum) {
   const pith_state *s = l->state;
   double *pending = calloc(l->n, sizeof *pending), ranks = pith_comm_size(comm);
   for (size_t i = 0; i < l->n; i++) {
