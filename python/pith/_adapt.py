@@ -15,7 +15,7 @@ from ._tensors import view_of
 
 
 def is_adaptive(spec: str) -> bool:
-    """Whether a text is meant as an adaptive spec: "auto", "lgreco:…", "kmeans:…", "accordion:…"."""
+    """Whether a text is meant as an adaptive spec: "auto", "lgreco:…", "accordion:…" and others."""
     return bool(c.lib.pith_adapter_is(spec.encode()))
 
 

@@ -357,7 +357,7 @@ static int explain_adaptive(const char *spec) {
   say("how",
       "gradients are measured while the model trains, and every plan gives each layer one of the candidates; leaving a "
       "layer "
-      "uncompressed is always one of them");
+      "uncompressed is one of them");
   if (good) {
     explain_candidates(spec, &method);
   }

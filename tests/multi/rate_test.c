@@ -125,3 +125,32 @@ TEST(momenta_stay_when_residuals_are_scaled) {
     pith_codec_destroy(codec);
   }
 }
+
+/* ---- After a change of spec -------------------------------------------------------------------------------------- */
+
+static void scale_pending(pith_comm *comm, void *argument) {
+  (void)argument;
+  pith_reducer *r;
+  pith_codec *exact;
+  CHECK_OK(pith_reducer_create(comm, "ef/topk:0.01", 5, &r));
+  CHECK_OK(pith_codec_create("q:8", &exact));
+  add_layers(r);
+  gradients g = make_gradients(pith_comm_rank(comm), 0);
+  CHECK_OK(take_step(r, &g, 0));
+  release(&g);
+  pith_named *l = &r->layers[LAYER];
+  size_t at = 0;
+  while (l->state->residual[at] == 0) {
+    at++;
+  }
+  float residual = l->state->residual[at], other = r->layers[0].state->residual[at];
+  CHECK_OK(pith__pending_move(l, exact, pith_comm_size(comm)));
+  CHECK(!l->state->residual && l->pending[at] == residual);
+  CHECK_OK(pith_reducer_scale_residual(r, LAYER, 10.0f));
+  CHECK(l->pending[at] == 10 * residual);
+  CHECK(r->layers[0].state->residual[at] == other); /* one layer only */
+  pith_reducer_destroy(r);
+  pith_codec_destroy(exact);
+}
+
+TEST(residuals_of_an_earlier_spec_are_scaled_too) { ranks_run("inproc", 2, 0, scale_pending, NULL); }

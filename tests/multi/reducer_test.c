@@ -284,8 +284,18 @@ static void compare_joined(pith_comm *comm, void *argument) {
 }
 
 TEST_WITHIN(layers_are_reduced_to_the_same_bits_joined_or_alone, 60) {
-  static const char *const specs[] = {"q:4", "ef/q:2",   "onebit",           "fp16", "ef/sign,scale=mean",
-                                      "u8",  "topk:0.1", "ef/q:3,tail=exact", "onebit,means=column"};
+  static const char *const specs[] = {"q:4",
+                                      "ef/q:2",
+                                      "onebit",
+                                      "fp16",
+                                      "ef/sign,scale=mean",
+                                      "u8",
+                                      "topk:0.1",
+                                      "ef/q:3,tail=exact",
+                                      "onebit,means=column",
+                                      "qsgd:7,coding=elias",
+                                      "nuq:4",
+                                      "signsgd"};
   for (size_t s = 0; s < sizeof specs / sizeof *specs; s++) {
     ranks_run("inproc", 2 + (int)(s % 3), s % 2 ? 4096 : 0, compare_joined, (void *)(uintptr_t)specs[s]);
   }
@@ -301,6 +311,36 @@ TEST_WITHIN(layers_are_reduced_to_the_same_bits_by_every_algorithm, 60) {
     ranks_run("inproc", 4, 0, compare_joined, (void *)(uintptr_t)"ef/q:2");
   }
   unsetenv("PITH_ALGO");
+}
+
+/* An embedding of which each rank touches some rows: what nobody touches stays where it is, whatever the step. */
+static void vote_on_rows(pith_comm *comm, void *argument) {
+  enum { ROWS = 60, WIDTH = 64, N = ROWS * WIDTH };
+  (void)argument;
+  pith_codec *codec;
+  CHECK_OK(pith_codec_create("signsgd", &codec));
+  for (uint64_t step = 0; step < 4; step++) {
+    float x[N] = {0};
+    for (size_t i = 0; i < N; i++) {
+      x[i] = i / WIDTH % 3 == 0 ? (i % 2 ? -0.5f : 2.0f) : 0.0f;
+    }
+    pith_call call = PITH_CALL_INIT;
+    call.codec = codec;
+    call.step = step;
+    CHECK_OK(pith_allreduce(comm, (pith_cspan){x, N, PITH_F32}, (pith_span){x, N, PITH_F32}, PITH_MEAN, &call, NULL));
+    for (size_t i = 0; i < N; i++) {
+      float wanted = i / WIDTH % 3 == 0 ? (i % 2 ? -1.0f : 1.0f) : 0.0f;
+      CHECK_MSG(x[i] == wanted, "step %llu: value %zu is %g, not %g", (unsigned long long)step, i, (double)x[i],
+                (double)wanted);
+    }
+  }
+  pith_codec_destroy(codec);
+}
+
+TEST(rows_that_no_rank_touches_do_not_move) {
+  for (int ranks = 1; ranks <= 4; ranks++) {
+    ranks_run("inproc", ranks, ranks % 2 ? 0 : 4096, vote_on_rows, NULL);
+  }
 }
 
 /* Rounds of joined layers travel together: no more messages than one layer alone would send. */

@@ -165,6 +165,26 @@ def test_adam_follows_where_it_is_asked() -> None:
         assert scales.step() == found
 
 
+class Wrapped(torch.optim.Optimizer):
+    """What libraries put around an optimizer."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+
+
+def test_an_optimizer_may_be_wrapped_and_change() -> None:
+    (a, b), layers = two_layers()
+    first, second = torch.optim.SGD([a], lr=0.4), torch.optim.SGD([b], lr=0.4)
+    scales = Scales([Wrapped(Wrapped(first)), second], None, layers)
+    assert scales.step() == []
+    second.param_groups[0]["lr"] = 0.2
+    assert scales.step() == [(1, 2.0)]
+    scales.rates.change(torch.optim.SGD([a, b], lr=0.1), None)
+    assert scales.step() == [(0, 4.0), (1, 2.0)]
+    scales.rates.change(None, None)
+    assert scales.step() == []
+
+
 def test_following_needs_an_optimizer() -> None:
     _, layers = two_layers()
     with pytest.raises(pith.ArgumentError, match="needs the optimizer"):

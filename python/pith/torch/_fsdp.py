@@ -480,6 +480,11 @@ class ShardedCompressor:
         """The parameters that get a gradient."""
         return self._layers
 
+    def follow(self, optimizer: Any, follow_lr: bool | None = None) -> None:
+        """Residuals follow the learning rates of this optimizer, or of several in a list, from the next step on, as with
+        ``compress(model, spec, optimizer=…)``: for an optimizer that is made later, or anew."""
+        self._rates.change(optimizer, follow_lr)
+
     def remove(self) -> None:
         """Ends compression: the model is reduced and gathered as before. All ranks call it, between steps."""
         for restore in self._restore:

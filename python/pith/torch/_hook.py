@@ -396,6 +396,12 @@ class Compressor:
         self._check_there()
         return self._reduction.stats()
 
+    def follow(self, optimizer: Any, follow_lr: bool | None = None) -> None:
+        """Residuals follow the learning rates of this optimizer, or of several in a list, from the next step on, as with
+        ``compress(model, spec, optimizer=…)``: for an optimizer that is made later, or anew."""
+        self._check_there()
+        self._reduction.rates.change(optimizer, follow_lr)
+
     def remove(self) -> None:
         """Ends compression: gradients are averaged exactly from now on, and compress() may be called again.
 

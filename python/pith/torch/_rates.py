@@ -56,6 +56,10 @@ class Rates:
         self._last: list[float | None] = [None] * len(layers)
         self._seen: list[float] = []  # the rates of all groups in the last step
 
+    def change(self, optimizer: Any, follow: bool | None) -> None:
+        """Another optimizer from the next step on. Its rates are compared with those of the one before."""
+        self._optimizers, self._seen = followed(optimizer, follow), []
+
     def follow(self, scale: Callable[[int, float], None]) -> None:
         """At the beginning of a step: ``scale(layer, factor)`` for layers whose rate has changed.
 

@@ -33,7 +33,7 @@ class Reduction:
         self.engine = engine
         self._scaler = scaler
         self._scale: float | None = None
-        self._rates = Rates(layers, optimizer, follow_lr)
+        self.rates = Rates(layers, optimizer, follow_lr)
         self._present: set[int] = set()  # layers whose gradients have come in this step
         self._steps = [0] * len(layers)
         self._meter = Meter()
@@ -59,7 +59,7 @@ class Reduction:
             raise StateError(f"layer {layer.name} has two gradients in one step")
         if not self.under_way:
             self._follow_scale()
-            self._rates.follow(self.engine.scale_residual)
+            self.rates.follow(self.engine.scale_residual)
             self._meter.begin()
         self._meter.look(layer, gradient, layer.rows)
         self._present.add(index)
@@ -97,7 +97,7 @@ class Reduction:
         return head_of(self.engine.rank, self.engine.ranks) | {
             "backend": self.engine.name,
             "scale": self._scale,
-            "rates": self._rates.save(),
+            "rates": self.rates.save(),
             "layers": [(layer.name, layer.declared, list(layer.shape)) for layer in self.layers],
             "engine": self.engine.save(),
         }
@@ -108,7 +108,7 @@ class Reduction:
         self._check_saved(saved)
         self.engine.load(saved["engine"])
         self._scale = saved["scale"]
-        self._rates.load(saved.get("rates"))
+        self.rates.load(saved.get("rates"))
 
     def _check_saved(self, saved: dict[str, Any]) -> None:
         check_head(saved, self.engine.rank, self.engine.ranks)

@@ -91,6 +91,8 @@ class PithCallback(Callback):
             warnings.warn("pith: there is one process only, and nothing to compress", stacklevel=2)
             return
         model, state = trainer.strategy.model, getattr(trainer.strategy, "_ddp_comm_state", None)
+        known = [each for each in trainer.optimizers if isinstance(each, Optimizer)]
+        follow_lr = self._settings["follow_lr"]
         if isinstance(state, HookState):
             if any(value for value in self._settings.values()):
                 raise ArgumentError(
@@ -98,11 +100,12 @@ class PithCallback(Callback):
                 )
             if not is_compressed(model):  # Lightning registers hooks for models on GPUs only
                 model.register_comm_hook(state, hook)
+            follow_lr = state._settings["follow_lr"]
         elif not is_compressed(model):
             scaler = getattr(trainer.precision_plugin, "scaler", None)
-            known = [each for each in trainer.optimizers if isinstance(each, Optimizer)]
             compress(model, scaler=scaler, optimizer=known, **self._settings)
         self._handle = compressor(model)
+        self._handle.follow(known, follow_lr)  # a second fit() has another optimizer
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Weights are loaded by now, with every strategy."""

@@ -101,14 +101,15 @@ class PithCallback(TrainerCallback):
             warnings.warn("pith: there is one process only, and nothing to compress", stacklevel=2)
             return
         model = _distributed(shown["model"])
-        if not is_compressed(
-            model
-        ):  # a second train() of the same trainer goes on with what the first one kept
-            optimizer = shown.get("optimizer")
+        optimizer = shown.get("optimizer")
+        known = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
+        if is_compressed(model):
+            # A second train() of the same trainer goes on with what the first one kept, and another optimizer.
+            self._handle = compressor(model)
+            self._handle.follow(known, self._settings["follow_lr"])
+        else:
             scaler = getattr(optimizer, "scaler", None)
-            known = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
-            compress(model, scaler=scaler, optimizer=known, **self._settings)
-        self._handle = compressor(model)
+            self._handle = compress(model, scaler=scaler, optimizer=known, **self._settings)
         if state.global_step > 0 and self._restore:
             self._load(args, state)
 

@@ -24,8 +24,8 @@ extern "C" {
 
 typedef struct pith_profile pith_profile;
 
-/* Candidates are specs separated by ';', the same for all layers. Layers of one dimension or under pith_minimal_size() values are
- * never measured: rules leave them uncompressed. Texts and shapes are copied. */
+/* Candidates are specs separated by ';', the same for all layers. Layers of one dimension or under pith_minimal_size()
+ * values are never measured: rules leave them uncompressed. Texts and shapes are copied. */
 PITH_API pith_status pith_profile_create(const pith_layer *layers, size_t count, const char *candidates,
                                          pith_profile **profile);
 PITH_API void pith_profile_destroy(pith_profile *profile);
