@@ -138,7 +138,7 @@ static void scale_pending(pith_comm *comm, void *argument) {
   gradients g = make_gradients(pith_comm_rank(comm), 0);
   CHECK_OK(take_step(r, &g, 0));
   release(&g);
-  pith_named *l = &r->layers[LAYER];
+  pith_reducer_layer *l = &r->layers[LAYER];
   size_t at = 0;
   while (l->state->residual[at] == 0) {
     at++;
