@@ -139,7 +139,7 @@ INLINE void put_u64(uint8_t *out, uint64_t x) {
 }
 
 enum Step {
-  MEET,
+  COMPENSATE,
   PUT_PAYLOAD,
   GET_PAYLOAD,
   PUT_P,
@@ -159,9 +159,9 @@ INLINE void settle_one(const Factor &f, size_t i) {
   f.memory[i] = is_finite(rest) ? rest : is_finite(p) ? p : 0.0f;
 }
 
-/* The tensor meets the memory, four values of a thread at a time. */
+/* The tensor is compensated in the memory, four values of a thread at a time. */
 template <class T>
-INLINE void meet_all(const Factor &f, uint32_t part, uint32_t parts) {
+INLINE void compensate_all(const Factor &f, uint32_t part, uint32_t parts) {
   const T *given = (const T *)f.given;
   size_t step = (size_t)parts * THREADS;
   for (size_t first = (size_t)part * THREADS + threadIdx.x; first < f.n; first += 4 * step) {
@@ -192,11 +192,11 @@ __global__ void __launch_bounds__(THREADS) step_kernel(const __grid_constant__ F
   size_t in_p = (size_t)f.rank * f.rows, in_q = (size_t)f.rank * f.cols;
   uint8_t *payload = f.payload;
   float *buffer = (float *)payload;
-  if (STEP == MEET && f.memory) {
+  if (STEP == COMPENSATE && f.memory) {
     if (f.type == PITH_GPU_F32) {
-      meet_all<float>(f, part, parts);
+      compensate_all<float>(f, part, parts);
     } else {
-      meet_all<uint16_t>(f, part, parts);
+      compensate_all<uint16_t>(f, part, parts);
     }
   } else if (STEP == SETTLE && f.memory) {
     each(part, parts, f.n, [&](size_t i) { settle_one(f, i); });
@@ -376,7 +376,7 @@ static void make_q(FactorRunner &r) {
 }
 
 static void encode(FactorRunner &r, const pith_gpu_lowrank *tasks) {
-  r.step<MEET>();
+  r.step<COMPENSATE>();
   clear_fresh(r, tasks);
   make_p(r);
   r.run(launch_orthonormalize_here, ONE);
@@ -402,7 +402,7 @@ static void run_batch(FactorRunner &r, const pith_gpu_lowrank *tasks, int what) 
       r.step<DENSE_ADD>();
       break;
     case PITH_GPU_LOWRANK_PRODUCE_P:
-      r.step<MEET>();
+      r.step<COMPENSATE>();
       make_p(r);
       r.step<PUT_P>();
       break;

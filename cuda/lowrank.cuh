@@ -12,7 +12,7 @@
 #define FACTORS 16 /* matrices of a launch */
 
 struct Factor {
-  const void *m; /* the tensor, or the memory once the tensor has met it */
+  const void *m; /* the tensor, or the memory, where it has been compensated */
   const void *given;
   void *dst;
   uint8_t *payload;

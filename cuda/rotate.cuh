@@ -194,7 +194,7 @@ INLINE void put_sixteen(float *p, const float (&x)[LANES]) {
   }
 }
 
-INLINE void meet_sixteen(const Task &t, uint32_t i, float (&x)[LANES]) {
+INLINE void compensate_sixteen(const Task &t, uint32_t i, float (&x)[LANES]) {
   get_sixteen((const float *)t.values + i, x);
   if (t.memory) {
     float e[LANES];
@@ -220,7 +220,7 @@ INLINE float rotate_in(const Task &t, uint32_t first, float *tile) {
 #pragma unroll 2
   for (uint32_t g = threadIdx.x; g < t.tile / LANES; g += blockDim.x) {
     float x[LANES];
-    meet_sixteen(t, first + LANES * g, x);
+    compensate_sixteen(t, first + LANES * g, x);
     flip_sixteen(t, t.index + first + LANES * g, scale, x);
     butterfly(x);
     float *p = tile + tile_place(LANES * g);

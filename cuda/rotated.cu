@@ -22,7 +22,7 @@ INLINE Tile tile_of(const Task &t, uint8_t *memory) {
 /* Any tile: odd lengths, other types. */
 INLINE void load_tile(const Task &t, uint32_t first, uint32_t n, Tile tile) {
   for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
-    tile.values[tile_place(i)] = meet(t, first + i, value_at(t.values, t.dtype, first + i));
+    tile.values[tile_place(i)] = compensate(t, first + i, value_at(t.values, t.dtype, first + i));
   }
   __syncthreads();
   each_run(t, n, [&](uint32_t at, uint32_t count, uint32_t power) {
@@ -38,7 +38,7 @@ INLINE void settle_tile(const Task &t, uint32_t first, uint32_t n, Tile tile) {
     });
   }
   for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
-    float p = meet(t, first + i, value_at(t.values, t.dtype, first + i));
+    float p = compensate(t, first + i, value_at(t.values, t.dtype, first + i));
     settle(t, first + i, p, tile.values[tile_place(i)]);
   }
   __syncthreads();
@@ -48,7 +48,7 @@ INLINE void settle_sixteens(const Task &t, uint32_t first, Tile tile) {
   scale_all(tile.values, 0, t.tile, rotation_scale(1u << t.rotation));
   rotate_out(t, first, tile.values, [&](uint32_t i, float(&d)[LANES]) {
     float p[LANES], rest[LANES], poison = 0.0f;
-    meet_sixteen(t, i, p);
+    compensate_sixteen(t, i, p);
 #pragma unroll
     for (int c = 0; c < LANES; c++) {
       rest[c] = p[c] - d[c];

@@ -1,7 +1,7 @@
 /*
  * Where the values of a block come from, and where a memory takes what stays of them. The encoders of encode_block.cuh
- * are written over this: blocks straight from the tensor, met by the memory on the way, or from a rotated tile in
- * shared memory.
+ * are written over this: blocks straight from the tensor, compensated by the memory on the way, or from a rotated tile
+ * in shared memory.
  *
  * Lane j of a half-warp holds values from + 16·k + j. Places that do not exist read as `pad`.
  */
@@ -9,7 +9,9 @@
 
 #include "device.cuh"
 
-INLINE float meet(const Task &t, uint32_t i, float g) { return t.memory ? t.beta * t.memory[i] + t.gamma * g : g; }
+INLINE float compensate(const Task &t, uint32_t i, float g) {
+  return t.memory ? t.beta * t.memory[i] + t.gamma * g : g;
+}
 
 /* What of a value p stays once d was sent in its place. Nothing that is not finite ever stays. */
 INLINE void settle(const Task &t, uint32_t i, float p, float d) {
@@ -84,7 +86,7 @@ struct TensorSource {
     }
   }
 
-  INLINE float one(uint32_t i) const { return meet(t, origin + i, value_at(t.values, t.dtype, origin + i)); }
+  INLINE float one(uint32_t i) const { return compensate(t, origin + i, value_at(t.values, t.dtype, origin + i)); }
 
   INLINE bool keeps() const { return t.memory != nullptr; }
 

@@ -164,18 +164,18 @@ static bool any_of(const Sections &batch, Test test) {
 }
 
 static bool has_memory(const Section &s) { return s.memory != nullptr; }
-static bool meets_before(const Section &s) { return s.memory && !s.fused; }
+static bool is_compensated_before(const Section &s) { return s.memory && !s.fused; }
 static bool gives_up(const Section &s) { return s.memory && s.keeps != PITH_GPU_KEEP_ALL; }
 static bool is_clipped(const Section &s) { return s.clip > 0; }
 static bool is_selected(const Section &s) { return s.select != PITH_GPU_SELECT_ABOVE; }
 
-static void meet(Runner &runner) {
+static void compensate(Runner &runner) {
   if (any_of(runner.batch, is_clipped)) {
     runner.together(launch_norm);
   }
   runner.alone(launch_begin);
-  if (any_of(runner.batch, meets_before)) {
-    runner.together(launch_meet);
+  if (any_of(runner.batch, is_compensated_before)) {
+    runner.together(launch_compensate);
   }
 }
 
@@ -206,7 +206,7 @@ static void select(Runner &runner) {
 }
 
 static void encode_sections(Runner &runner) {
-  meet(runner);
+  compensate(runner);
   select(runner);
   runner.alone(launch_tiles);
   runner.together(launch_values);
@@ -247,7 +247,7 @@ static void encode_drawing(Runner &runner, const pith_gpu_sparse &task) {
   Cutter cut = {(uint8_t *)task.space, 0};
   runner.batch.section[0] = section_of(task, 0, cut);
   runner.batch.count = 1;
-  meet(runner);
+  compensate(runner);
   if (runner.error == cudaSuccess) {
     runner.error = launch_drawing_encode(drawing_of(task, runner.batch.section[0]), runner.most, runner.stream);
   }

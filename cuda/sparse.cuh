@@ -46,7 +46,7 @@ struct Control {
 };
 
 struct Section {
-  const void *src;   /* what is selected from: the tensor, or the memory once the tensor has met it */
+  const void *src;   /* what is selected from: the tensor, or the memory, where it has been compensated */
   const void *given; /* the tensor */
   void *dst;
   uint8_t *payload;
@@ -71,7 +71,7 @@ struct Section {
   uint32_t begin, end; /* blocks of the launch */
   uint16_t kind;
   uint8_t src_type, type, coding, select, side, keeps;
-  uint8_t fused; /* the scan lets tensor and memory meet */
+  uint8_t fused; /* the scan compensates the tensor */
 };
 
 struct Sections {
@@ -107,8 +107,8 @@ INLINE int32_t key_of(float x, int side) {
 
 INLINE int32_t key_at(const Section &s, uint32_t i) { return key_of(value_at(s.src, s.src_type, i), s.side); }
 
-/* What is sent of values g once it has met the memory, which is told by the caller. */
-INLINE float met(const Section &s, float g, float e, float u, float gamma, float *next_u) {
+/* What is sent of a value g, compensated by the memory, which the caller passes. */
+INLINE float compensated(const Section &s, float g, float e, float u, float gamma, float *next_u) {
   if (s.keeps == PITH_GPU_KEEP_UNSENT) {
     *next_u = s.beta * u + gamma * g;
     return e + *next_u;
@@ -364,10 +364,10 @@ INLINE uint32_t walk_gap(const Walk &walk, const Section &s, uint32_t tile, uint
 /* ---- Launching: the host's side
  * ------------------------------------------------------------------------------------------------ */
 
-/* Values meet the memory; what is not finite is forgotten again. */
+/* Compensates values; what is not finite is forgotten again. */
 cudaError_t launch_norm(const Sections &batch, cudaStream_t stream);
 cudaError_t launch_begin(const Sections &batch, cudaStream_t stream);
-cudaError_t launch_meet(const Sections &batch, cudaStream_t stream);
+cudaError_t launch_compensate(const Sections &batch, cudaStream_t stream);
 cudaError_t launch_forget(const Sections &batch, cudaStream_t stream);
 
 cudaError_t launch_sample(const Sections &batch, cudaStream_t stream);

@@ -1,7 +1,7 @@
 /*
- * Memories of whole-tensor codecs: the tensor meets what was kept, in place, before anything is selected, as
- * src/memory/memory.c does it; what is sent is taken out where it is written or drawn (take_out). Values that are not
- * finite travel but never stay.
+ * Memories of whole-tensor codecs: the tensor is compensated by what was kept, in place, before anything is selected,
+ * as src/memory/memory.c does it; what is sent is taken out where it is written or drawn (take_out). Values that are
+ * not finite travel but never stay.
  */
 #include "sparse.cuh"
 
@@ -83,16 +83,16 @@ __global__ void __launch_bounds__(THREADS) begin_kernel(const __grid_constant__ 
   }
 }
 
-INLINE void meet_one(const Section &s, uint32_t i, float gamma) {
+INLINE void compensate_one(const Section &s, uint32_t i, float gamma) {
   bool second = s.keeps == PITH_GPU_KEEP_UNSENT;
   float u = second ? s.momentum[i] : 0.0f;
-  s.memory[i] = met(s, value_at(s.given, s.type, i), s.memory[i], u, gamma, &u);
+  s.memory[i] = compensated(s, value_at(s.given, s.type, i), s.memory[i], u, gamma, &u);
   if (second) {
     s.momentum[i] = u;
   }
 }
 
-INLINE float4 meet_four(float4 e, float4 g, float beta, float gamma) {
+INLINE float4 compensate_four(float4 e, float4 g, float beta, float gamma) {
   return make_float4(beta * e.x + gamma * g.x, beta * e.y + gamma * g.y, beta * e.z + gamma * g.z,
                      beta * e.w + gamma * g.w);
 }
@@ -102,8 +102,8 @@ INLINE bool fours_fit(const Section &s) {
   return s.type == PITH_GPU_F32 && (all & 15) == 0;
 }
 
-/* Only the first section of a tensor: then all of it has met. */
-__global__ void __launch_bounds__(THREADS) meet_kernel(const __grid_constant__ Sections batch) {
+/* Only the first section of a tensor: then all of it has been compensated. */
+__global__ void __launch_bounds__(THREADS) compensate_kernel(const __grid_constant__ Sections batch) {
   Share share = share_of(batch);
   const Section &s = share.s;
   if (!s.memory || s.before || s.fused) {
@@ -117,15 +117,15 @@ __global__ void __launch_bounds__(THREADS) meet_kernel(const __grid_constant__ S
   for (size_t i = first; i < fours; i += step) {
     float4 g = given[i], e = memory[i];
     if (s.keeps == PITH_GPU_KEEP_UNSENT) {
-      float4 u = meet_four(momentum[i], g, s.beta, gamma);
+      float4 u = compensate_four(momentum[i], g, s.beta, gamma);
       momentum[i] = u;
       memory[i] = make_float4(e.x + u.x, e.y + u.y, e.z + u.z, e.w + u.w);
     } else {
-      memory[i] = meet_four(e, g, s.beta, gamma);
+      memory[i] = compensate_four(e, g, s.beta, gamma);
     }
   }
   for (size_t i = 4 * fours + first; i < s.n; i += step) {
-    meet_one(s, (uint32_t)i, gamma);
+    compensate_one(s, (uint32_t)i, gamma);
   }
 }
 
@@ -155,8 +155,8 @@ cudaError_t launch_begin(const Sections &batch, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-cudaError_t launch_meet(const Sections &batch, cudaStream_t stream) {
-  meet_kernel<<<batch.blocks, THREADS, 0, stream>>>(batch);
+cudaError_t launch_compensate(const Sections &batch, cudaStream_t stream) {
+  compensate_kernel<<<batch.blocks, THREADS, 0, stream>>>(batch);
   return cudaGetLastError();
 }
 

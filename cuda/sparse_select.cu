@@ -24,10 +24,10 @@
 
 INLINE uint32_t rng(uint32_t key0, uint32_t key1, uint32_t index) { return rng_from(index * RNG_WEYL + key0, key1); }
 
-/* The key of a value that has not met the memory yet. */
+/* The key of a value that has not been compensated yet. */
 INLINE int32_t key_to_come(const Section &s, uint32_t i) {
   float u = s.keeps == PITH_GPU_KEEP_UNSENT ? s.momentum[i] : 0.0f;
-  return key_of(met(s, value_at(s.given, s.type, i), s.memory[i], u, s.control->gamma, &u), s.side);
+  return key_of(compensated(s, value_at(s.given, s.type, i), s.memory[i], u, s.control->gamma, &u), s.side);
 }
 
 INLINE void draw_sample(const Section &s) {
@@ -252,9 +252,9 @@ INLINE void read_values(const Section &s, const T *src, uint32_t at, bool full, 
   }
 }
 
-/* They meet the memory, which keeps what they become. */
+/* Compensates them; the memory keeps what they become. */
 template <int COUNT>
-INLINE void meet_values(const Section &s, float gamma, uint32_t at, bool full, float (&v)[COUNT]) {
+INLINE void compensate_values(const Section &s, float gamma, uint32_t at, bool full, float (&v)[COUNT]) {
   float e[COUNT], u[COUNT] = {};
   bool second = s.keeps == PITH_GPU_KEEP_UNSENT;
   read_values<float>(s, s.memory, at, full, e);
@@ -263,7 +263,7 @@ INLINE void meet_values(const Section &s, float gamma, uint32_t at, bool full, f
   }
 #pragma unroll
   for (int j = 0; j < COUNT; j++) {
-    v[j] = met(s, v[j], e[j], u[j], gamma, &u[j]);
+    v[j] = compensated(s, v[j], e[j], u[j], gamma, &u[j]);
     if (full || at + 32 * j < s.n) {
       s.memory[at + 32 * j] = v[j];
       if (second) {
@@ -275,11 +275,11 @@ INLINE void meet_values(const Section &s, float gamma, uint32_t at, bool full, f
 
 /* 1024 values by a warp. Nothing here depends on the values but for the candidates, so that many loads are under way
  * together. */
-template <class T, bool SIDED, bool MEETS>
+template <class T, bool SIDED, bool COMPENSATES>
 INLINE void scan_strip(const Section &s, uint32_t first, int32_t low, int32_t high, float gamma, Stage &stage,
                        Tally &tally) {
-  constexpr int COUNT = MEETS ? TOGETHER / 2 : TOGETHER;
-  const T *src = (const T *)(MEETS ? s.given : s.src);
+  constexpr int COUNT = COMPENSATES ? TOGETHER / 2 : TOGETHER;
+  const T *src = (const T *)(COMPENSATES ? s.given : s.src);
   const int side = SIDED ? (int)s.side : (int)SIDE_BOTH;
   uint32_t lane = threadIdx.x & 31, sure = 0, within = 0;
   bool full = first + STRIP <= s.n;
@@ -287,8 +287,8 @@ INLINE void scan_strip(const Section &s, uint32_t first, int32_t low, int32_t hi
   for (uint32_t at = first + lane, j0 = 0; j0 < 32; j0 += COUNT, at += 32 * COUNT) {
     float v[COUNT];
     read_values<T>(s, src, at, full, v);
-    if (MEETS) {
-      meet_values(s, gamma, at, full, v);
+    if (COMPENSATES) {
+      compensate_values(s, gamma, at, full, v);
     }
 #pragma unroll
     for (int j = 0; j < COUNT; j++) {
@@ -357,14 +357,14 @@ INLINE void decide(const Section &s, Control &c) {
   }
 }
 
-template <class T, bool SIDED, bool MEETS>
+template <class T, bool SIDED, bool COMPENSATES>
 INLINE void scan(const Share &share, Stage &stage) {
   const Section &s = share.s;
   Control &c = *s.control;
   int32_t low = c.low, high = c.high;
   Tally tally = {0, 0, 0, -2, 0};
   EACH_TILE(tile, share) {
-    scan_strip<T, SIDED, MEETS>(s, tile * TILE + STRIP * (threadIdx.x / 32), low, high, c.gamma, stage, tally);
+    scan_strip<T, SIDED, COMPENSATES>(s, tile * TILE + STRIP * (threadIdx.x / 32), low, high, c.gamma, stage, tally);
   }
   flush(s, stage, tally);
   uint32_t above = warp_sum(tally.above), equal = warp_sum(tally.equal);

@@ -8,7 +8,7 @@
  * pieces of one sender and tag in order. A greeting comes first and an empty message last.
  *
  * MPI moves bytes only while a thread calls it. Once the comm has given us its bytes it may not call again for long,
- * so a thread, the keeper, calls MPI while sends are in flight. One mutex guards every call of MPI.
+ * so a progress thread calls MPI while sends are in flight. One mutex guards every call of MPI.
  *
  * MPI itself decides what happens when a process dies: mpirun usually ends the whole job.
  */
@@ -182,9 +182,9 @@ typedef struct mpi_transport {
   uint64_t token, job;
   int in_flight;  /* pieces out, to all peers */
   unsigned calls; /* of the comm */
-  int resting;    /* the keeper waits to be told */
+  int resting;    /* the progress thread sleeps until it is woken */
   pthread_cond_t flying;
-  pthread_t keeper;
+  pthread_t progress_thread;
   mpi_peer peer[];
 } mpi_transport;
 
@@ -379,9 +379,9 @@ static int mpi_sleep(pith_transport *transport, int asleep) {
   return work;
 }
 
-/* Waking a thread costs more than a short message does. So the keeper does not rest as long as the comm calls, and
- * leaves the work to it then. */
-static void *keep(void *argument) {
+/* Waking a thread costs more than a short message does. So the progress thread does not rest as long as the comm calls,
+ * and leaves the work to it then. */
+static void *run_progress(void *argument) {
   mpi_transport *t = argument;
   unsigned calls = 0;
   lock();
@@ -420,7 +420,8 @@ static pith_status open_locked(mpi_transport *t, pith_address *address) {
   mpi_place place = {world, t->tag, t->token};
   *address = (pith_address){.size = sizeof place};
   memcpy(address->data, &place, sizeof place);
-  PITH_REQUIRE(pthread_create(&t->keeper, NULL, keep, t) == 0, PITH_ERR_SYSTEM, "mpi: cannot start a thread");
+  PITH_REQUIRE(pthread_create(&t->progress_thread, NULL, run_progress, t) == 0, PITH_ERR_SYSTEM,
+               "mpi: cannot start a thread");
   mpi.open++;
   return PITH_OK;
 }
@@ -608,7 +609,7 @@ static void mpi_close(pith_transport *transport) {
   t->closing = 1;
   pthread_cond_signal(&t->flying);
   unlock();
-  pthread_join(t->keeper, NULL);
+  pthread_join(t->progress_thread, NULL);
   lock();
   for (int p = 0; p < t->ranks; p++) {
     release(&t->peer[p]);

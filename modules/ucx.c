@@ -145,7 +145,8 @@ static pith_status open_all(ucx_transport *t, const char *interface, pith_addres
   PITH_TRY(open_worker(t));
   PITH_REQUIRE(getrandom(&t->token, sizeof t->token, 0) == sizeof t->token, PITH_ERR_SYSTEM, "ucx: no random numbers");
   PITH_TRY(write_address(t, address));
-  PITH_REQUIRE(pthread_create(&t->keeper, NULL, pith__ucx_keep, t) == 0, PITH_ERR_SYSTEM, "ucx: cannot start a thread");
+  PITH_REQUIRE(pthread_create(&t->progress_thread, NULL, pith__ucx_run_progress, t) == 0, PITH_ERR_SYSTEM,
+               "ucx: cannot start a thread");
   return PITH_OK;
 }
 
@@ -338,7 +339,7 @@ static void ucx_close(pith_transport *transport) {
   t->closing = 1;
   pthread_cond_signal(&t->flying);
   unlock(t);
-  pthread_join(t->keeper, NULL);
+  pthread_join(t->progress_thread, NULL);
   drop_pieces(t);
   release(t);
 }

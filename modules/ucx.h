@@ -8,7 +8,7 @@
  * how many it has taken. Every message carries the token of the listener it is meant for; others are dropped.
  *
  * UCX moves bytes only while a thread calls it. Once the comm has given us its bytes it may not call again for long,
- * so a thread, the keeper, calls UCX while sends are in flight. One mutex for each transport guards its worker.
+ * so a progress thread calls UCX while sends are in flight. One mutex for each transport guards its worker.
  *
  * UCX tells that a peer died where the network notices. Shared memory does not, so a peer on this machine is watched by
  * a descriptor of its process.
@@ -93,10 +93,10 @@ typedef struct ucx_transport {
   ucx_out *idle, *all;
   int in_flight;  /* messages that UCX has not sent yet */
   unsigned calls; /* of the comm */
-  int resting;    /* the keeper waits to be told */
+  int resting;    /* the progress thread sleeps until it is woken */
   pthread_mutex_t mutex;
   pthread_cond_t flying;
-  pthread_t keeper;
+  pthread_t progress_thread;
   ucx_peer peer[];
 } ucx_transport;
 
@@ -143,12 +143,12 @@ void pith__ucx_drop(ucx_transport *t); /* what came and was not taken, as far as
 ucs_status_t pith__ucx_on_message(void *transport, const void *header, size_t header_size, void *data, size_t size,
                                   const ucp_am_recv_param_t *param);
 
-/* ---- ucx_stream.c: operations of the transport, and the keeper's thread ------------------------------------------ */
+/* ---- ucx_stream.c: operations of the transport, and the progress thread ------------------------------------------ */
 
 pith_status pith__ucx_send(pith_transport *transport, int rank, const struct iovec *pieces, int count, size_t *taken);
 pith_status pith__ucx_receive(pith_transport *transport, int rank, void *buffer, size_t size, size_t *got);
 int pith__ucx_descriptors(pith_transport *transport, const uint8_t *sending, struct pollfd *fds, int most);
 int pith__ucx_sleep(pith_transport *transport, int asleep);
-void *pith__ucx_keep(void *transport);
+void *pith__ucx_run_progress(void *transport);
 
 #endif

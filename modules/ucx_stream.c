@@ -1,4 +1,4 @@
-/* The streams of ucx.h: sending and receiving pieces, waiting, and the keeper. */
+/* The streams of ucx.h: sending and receiving pieces, waiting, and the progress thread. */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -318,10 +318,10 @@ int pith__ucx_sleep(pith_transport *transport, int asleep) {
   return work;
 }
 
-/* Waking a thread costs more than a short message does. So the keeper does not rest as long as the comm calls, and
- * leaves the work to it then. Who sleeps is woken by UCX and calls it then; would the keeper call it meanwhile, it
- * would take the wake-up away. */
-void *pith__ucx_keep(void *argument) {
+/* Waking a thread costs more than a short message does. So the progress thread does not rest as long as the comm calls,
+ * and leaves the work to it then. Who sleeps is woken by UCX and calls it then; would the progress thread call it
+ * meanwhile, it would take the wake-up away. */
+void *pith__ucx_run_progress(void *argument) {
   ucx_transport *t = argument;
   unsigned calls = 0;
   lock(t);

@@ -44,7 +44,8 @@ static void pass_own(const reference *r, pith_state *state, const pith_ctx *ctx,
   }
   for (size_t i = 0; i < n && memory; i++) {
     pith_blend blend = memory->blend(r->codec->memory_args, ctx->gamma != 0 ? ctx->gamma : 1.0f);
-    float *kept = memory->carrier == PITH_KEEPS_RESIDUAL ? &state->residual[first + i] : &state->momentum[first + i];
+    float *kept =
+        memory->accumulator == PITH_KEEPS_RESIDUAL ? &state->residual[first + i] : &state->momentum[first + i];
     x[i] = blend.beta * *kept + blend.gamma * x[i];
     *kept = memory->after == PITH_AFTER_SUBTRACT ? 0.0f : x[i];
   }

@@ -86,16 +86,16 @@ typedef struct pith_allocator {
 } pith_allocator;
 
 /* How a reducer forms groups of layers. Layers of one kind are grouped from the last that was added to the first, the
- * order of a backward pass, until they have so many bytes. A group leaves when all its gradients have come. */
+ * order of a backward pass, until they have so many bytes. A group is sent when all its gradients are ready. */
 typedef struct pith_reducer_options {
   size_t size;        /* sizeof(pith_reducer_options) */
-  size_t group_bytes; /* 0: over a comm layers leave one by one as they come; over a carrier 8 MiB, or 16 MiB of methods
+  size_t group_bytes; /* 0: over a comm each layer is sent when it is ready; over a carrier 8 MiB, or 16 MiB of methods
                          that send little */
-  int in_order;       /* groups leave in one order on all ranks, in whatever order gradients come */
+  int in_order;       /* groups are sent in one order on all ranks, in whatever order gradients are ready */
   int cuda;           /* gradients, and all that is kept of them, are memory of the current CUDA device */
   void *stream;       /* CUDA: on which the reducer works. Gradients are read behind what is enqueued there at start,
                          and are means behind what is there when finish returns */
-  size_t chunk_bytes; /* CUDA: layers much larger travel in several exchanges; 0: 32 MiB */
+  size_t chunk_bytes; /* CUDA: layers much larger are sent in several exchanges; 0: 32 MiB */
   const pith_allocator *allocator; /* CUDA: whose memory; NULL: the reducer asks the device */
   int capturable; /* CUDA: calls enqueue a step and wait for nothing, so that a CUDA graph can capture it; see below */
 } pith_reducer_options;

@@ -107,8 +107,7 @@ PITH_API pith_status pith_unique_id_create(const pith_config *config, pith_uniqu
  * them `interrupted` is called several times a second while a call waits on the main thread of the process. It handles
  * pending signals and returns 0 to continue, anything else to end the wait with PITH_ERR_INTERRUPTED. No lock is held
  * meanwhile; it must not use the comm that waits. What an interrupted wait leaves behind:
- *  - pith_wait(), pith_wait_source(): the operation is still in flight. It can be waited for again; its tensors stay
- * lent.
+ *  - pith_wait(), pith_wait_source(): the operation is still in flight, and its tensors are lent. Wait again.
  *  - pith_comm_create(): nothing.
  *  - all other calls: an aborted comm. The operation cannot be taken back, so all ranks get an error.
  */
@@ -226,8 +225,8 @@ PITH_API pith_status pith_test(pith_request *request, int *done);
  *   pith_layer layer = {sizeof layer, "fc1.weight", (size_t[]){512, 784}, 2, PITH_F32};
  *   pith_reducer_add(reducer, &layer, &fc1);        // once for each layer
  *
- *   pith_reducer_start(reducer, fc1, gradient);     // every step: when a gradient is ready, in the same order on all
- * ranks pith_reducer_finish(reducer);                   // all gradients are means now
+ *   pith_reducer_start(reducer, fc1, gradient);     // every step: as gradients become ready; one order on all ranks
+ *   pith_reducer_finish(reducer);                   // all gradients are means now
  *
  * A reducer belongs to one thread at a time. Gradients stay lent from start to finish.
  *

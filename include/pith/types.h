@@ -6,12 +6,12 @@
  * has an initializer PITH_…_INIT that does so. A later version may add fields at the end, and programs and plug-ins
  * that were built with an older header keep working:
  *  - A struct that the program fills may be of any size from the one of version 0.2 on. Fields that it does not have
- * get their default. A struct from a newer header is accepted as long as the fields that this library does not know are
- *    zero; otherwise the call fails with PITH_ERR_ARGUMENT.
+ *    get their default. A struct from a newer header is accepted as long as the fields that this library does not
+ *    know are zero; otherwise the call fails with PITH_ERR_ARGUMENT.
  *  - In a struct that the library fills, only the first `size` bytes are written. Fields that the library does not know
  *    keep what they had.
- *  - In an array of such structs every element has its `size`, the same in all of them. It is also the distance from
- * one element to the next.
+ *  - In an array of such structs every element has its `size`, the same in all of them. It is also the distance
+ *    from one element to the next.
  *  - A struct that can grow never contains another one by value.
  * Structs without `size` (pith_span, pith_cspan, pith_bytes, pith_out, pith_value, pith_unique_id) never change.
  */

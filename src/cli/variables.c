@@ -27,7 +27,7 @@ static const cli_variable variables[] = {
     {"PITH_MODULE_PATH", "folders with modules (mpi, ucx, tls), separated by colons; unset: beside the library"},
     {"PITH_PLUGIN_PATH", "folders with plug-ins, separated by colons"},
     {"PITH_PLUGINS", "plug-ins to load, separated by commas: NAME is pith_NAME.so in those folders"},
-    {"PITH_PORT", "where ranks meet; unset: MASTER_PORT, or under torchrun one made of it"},
+    {"PITH_PORT", "port of the rendezvous at rank 0; unset: MASTER_PORT, or under torchrun one made of it"},
     {"PITH_PROFILE",
      "file for the statistics of adaptive specs, written by rank 0 at every plan, for pith plan; unset: none"},
     {"PITH_PYTHON",

@@ -49,13 +49,14 @@ typedef struct pith_memory_ops {
   const pith_param *params;
   uint32_t needs, refuses; /* pith_cap bits that the codec behind it must have, and must not have */
   unsigned keeps;          /* pith_keeps bits */
-  pith_keeps carrier;      /* the buffer that holds what the codec was given */
+  pith_keeps accumulator;  /* the buffer that holds what the codec was given */
   pith_after after;
   /* How a gradient, times gamma, joins what was kept: the momentum where there is one, else the residual. */
   pith_blend (*blend)(const pith_value *a, float gamma);
-  /* p = the values to send for gradient values g at `first`; p may be the carrier itself. gamma is the factor on g. */
-  void (*meet)(const pith_value *a, const pith_kept *kept, size_t first, const float *g, float gamma, float *p,
-               size_t n);
+  /* p = the values to send for gradient values g at `first`; p may be the accumulator itself. gamma is the factor on g.
+   */
+  void (*compensate)(const pith_value *a, const pith_kept *kept, size_t first, const float *g, float gamma, float *p,
+                     size_t n);
   /* Optional: the largest norm that the whole gradient may have, beyond which it is scaled down; 0: any. */
   double (*limit)(const pith_value *a, const pith_ctx *ctx);
 } pith_memory_ops;

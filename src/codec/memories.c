@@ -1,4 +1,4 @@
-/* The memories: ef, momentum, dgc. Each is how a gradient meets what was kept; src/memory does the rest. */
+/* The memories: ef, momentum, dgc. Each says how what was kept compensates a gradient; src/memory does the rest. */
 #include <math.h>
 
 #include "codec/codec.h"
@@ -15,8 +15,8 @@ static const pith_param ef_params[] = {
 
 static pith_blend ef_blend(const pith_value *a, float gamma) { return (pith_blend){(float)a[EF_BETA].f, gamma}; }
 
-static void ef_meet(const pith_value *a, const pith_kept *kept, size_t first, const float *g, float gamma, float *p,
-                    size_t n) {
+static void ef_compensate(const pith_value *a, const pith_kept *kept, size_t first, const float *g, float gamma,
+                          float *p, size_t n) {
   pith_blend blend = ef_blend(a, gamma);
   pith__kernels()->blend(kept->residual + first, g, blend.beta, blend.gamma, p, n);
 }
@@ -34,10 +34,10 @@ const pith_memory_ops pith__memory_ef = {
     .params = ef_params,
     .refuses = PITH_CAP_VOTE,
     .keeps = PITH_KEEPS_RESIDUAL,
-    .carrier = PITH_KEEPS_RESIDUAL,
+    .accumulator = PITH_KEEPS_RESIDUAL,
     .after = PITH_AFTER_SUBTRACT,
     .blend = ef_blend,
-    .meet = ef_meet,
+    .compensate = ef_compensate,
 };
 
 /* ---- momentum: the running mean of gradients is sent ------------------------------------------------------------ */
@@ -54,8 +54,8 @@ static pith_blend momentum_blend(const pith_value *a, float gamma) {
   return (pith_blend){beta, (1.0f - beta) * gamma};
 }
 
-static void momentum_meet(const pith_value *a, const pith_kept *kept, size_t first, const float *g, float gamma,
-                          float *p, size_t n) {
+static void momentum_compensate(const pith_value *a, const pith_kept *kept, size_t first, const float *g, float gamma,
+                                float *p, size_t n) {
   pith_blend blend = momentum_blend(a, gamma);
   pith__kernels()->blend(kept->momentum + first, g, blend.beta, blend.gamma, p, n);
 }
@@ -68,10 +68,10 @@ const pith_memory_ops pith__memory_momentum = {
     .use = "with votes (signum); the optimizer then needs no momentum of its own",
     .params = momentum_params,
     .keeps = PITH_KEEPS_MOMENTUM,
-    .carrier = PITH_KEEPS_MOMENTUM,
+    .accumulator = PITH_KEEPS_MOMENTUM,
     .after = PITH_AFTER_KEEP,
     .blend = momentum_blend,
-    .meet = momentum_meet,
+    .compensate = momentum_compensate,
 };
 
 /* ---- dgc: momentum correction and factor masking ---------------------------------------------------------------- */
@@ -87,8 +87,8 @@ static const pith_param dgc_params[] = {
 
 static pith_blend dgc_blend(const pith_value *a, float gamma) { return (pith_blend){(float)a[DGC_MOMENTUM].f, gamma}; }
 
-static void dgc_meet(const pith_value *a, const pith_kept *kept, size_t first, const float *g, float gamma, float *p,
-                     size_t n) {
+static void dgc_compensate(const pith_value *a, const pith_kept *kept, size_t first, const float *g, float gamma,
+                           float *p, size_t n) {
   float *u = kept->momentum + first, *v = kept->residual + first;
   pith_blend blend = dgc_blend(a, gamma);
   pith__kernels()->blend(u, g, blend.beta, blend.gamma, u, n);
@@ -108,9 +108,9 @@ const pith_memory_ops pith__memory_dgc = {
     .params = dgc_params,
     .needs = PITH_CAP_SPARSE,
     .keeps = PITH_KEEPS_RESIDUAL | PITH_KEEPS_MOMENTUM,
-    .carrier = PITH_KEEPS_RESIDUAL,
+    .accumulator = PITH_KEEPS_RESIDUAL,
     .after = PITH_AFTER_CLEAR,
     .blend = dgc_blend,
-    .meet = dgc_meet,
+    .compensate = dgc_compensate,
     .limit = dgc_limit,
 };

@@ -47,15 +47,15 @@ static shape shape_of(const pith_value *a, size_t n, uint64_t rows) {
 /* Rows of a strip, and those of the strip that begins at a value. */
 static size_t strip_rows(const shape *s) { return s->cols < STRIP ? STRIP / s->cols : 1; }
 
-typedef struct stretch {
+typedef struct row_range {
   size_t from, to;
-} stretch;
+} row_range;
 
-static stretch all_rows(const shape *s) { return (stretch){0, s->rows}; }
+static row_range all_rows(const shape *s) { return (row_range){0, s->rows}; }
 
-static stretch strip_at(const shape *s, uint64_t offset) {
+static row_range strip_at(const shape *s, uint64_t offset) {
   size_t from = (size_t)offset / s->cols;
-  return (stretch){from, pith__least(s->rows, from + strip_rows(s))};
+  return (row_range){from, pith__least(s->rows, from + strip_rows(s))};
 }
 
 static size_t row_length(const shape *s, size_t row) {
@@ -66,7 +66,7 @@ static size_t row_length(const shape *s, size_t row) {
 /* ---- Products ---------------------------------------------------------------------------------------------------- */
 
 /* P = MQ, some rows of it */
-static void multiply(const shape *s, stretch rows, pith_cspan m, const float *q, float *p) {
+static void multiply(const shape *s, row_range rows, pith_cspan m, const float *q, float *p) {
   float tile[TILE], sums[256];
   for (size_t row = rows.from; row < rows.to; row++) {
     memset(sums, 0, s->rank * sizeof *sums);
@@ -89,7 +89,7 @@ static void row_of(const shape *s, const float *p, size_t row, float *out) {
 
 /* Q += MᵀP over some rows. ROWS of them share one pass over Q; every value adds up in the order of rows all the same.
  */
-static void multiply_transposed(const shape *s, stretch rows, pith_cspan m, const float *p, float *q) {
+static void multiply_transposed(const shape *s, row_range rows, pith_cspan m, const float *p, float *q) {
   float tile[ROWS][TILE], factors[ROWS * 256];
   for (size_t row = rows.from, together; row < rows.to; row += together) {
     together = rows.to - row < ROWS || row_length(s, row + ROWS - 1) < s->cols ? 1 : ROWS;
@@ -231,7 +231,7 @@ static pith_status powersgd_encode(const pith_value *a, pith_cspan src, pith_out
 }
 
 /* dst (+ or −)= PQᵀ, some rows of it */
-static void expand(const shape *s, stretch rows, const float *p, const float *q, pith_span dst, pith_apply apply) {
+static void expand(const shape *s, row_range rows, const float *p, const float *q, pith_span dst, pith_apply apply) {
   float tile[TILE], more[TILE], factors[256];
   for (size_t row = rows.from; row < rows.to; row++) {
     row_of(s, p, row, factors);
@@ -318,7 +318,7 @@ static pith_status powersgd_produce(const pith_value *a, size_t index, pith_cspa
     return PITH_OK;
   }
   float *q = part, *p = q + s.rank * s.cols;
-  stretch rows = strip_at(&s, ctx->offset);
+  row_range rows = strip_at(&s, ctx->offset);
   if (index == 0) {
     if (rows.from == 0) {
       wake_columns(&s, q, ctx);

@@ -169,7 +169,7 @@ static pith_status check_buffer(const pith_codec *codec, const pith_state *state
   return PITH_OK;
 }
 
-/* ---- Strip by strip: each is met, multiplied, decoded and settled while it is in the cache ----------------------- */
+/* ---- Strip by strip: each is compensated, multiplied, decoded and settled while it is in the cache --------------- */
 
 typedef struct strips {
   size_t length, count;
@@ -189,15 +189,15 @@ static pith_extent strip_at(const strips *s, const pith_state *state, size_t num
 static pith_status produce_strips(const pith_codec *codec, pith_state *state, size_t index, pith_cspan src,
                                   void *buffer, pith_ctx *ctx) {
   float tile[PITH_MEMORY_TILE], factor = index == 0 ? pith__memory_factor(codec, src, tile, ctx) : 1.0f;
-  pith_cspan carried = pith__memory_carried(codec, state, src);
+  pith_cspan accumulated = pith__memory_accumulated(codec, state, src);
   strips all = strips_of(codec, state);
   for (size_t i = 0; i < all.count; i++) {
     pith_extent strip = strip_at(&all, state, i);
     ctx->offset = strip.first;
     if (index == 0) {
-      pith__memory_meet(codec, state, src, strip, factor, tile);
+      pith__memory_compensate(codec, state, src, strip, factor, tile);
     }
-    PITH_TRY(codec->ops->produce(codec->args, index, carried, buffer, state->part, ctx));
+    PITH_TRY(codec->ops->produce(codec->args, index, accumulated, buffer, state->part, ctx));
   }
   return PITH_OK;
 }

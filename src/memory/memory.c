@@ -5,7 +5,7 @@
  * what was lost, and the rest goes back to the state, all while they are in the first-level cache. The payload of the
  * whole is the payloads of the tiles one after another, so nobody can tell.
  *
- * Whole codecs work on the memory's own buffer in place: first every value meets its gradient, then the codec runs over
+ * Whole codecs work on the memory's own buffer in place: first every value is compensated, then the codec runs over
  * the buffer, then what was sent is taken out.
  *
  * Values that are not finite travel (the loss scaler must see them) but never stay: a memory with a NaN in it would
@@ -27,8 +27,8 @@ static size_t tile_of(const pith_codec *codec) {
   return granule < PITH_MEMORY_TILE ? PITH_MEMORY_TILE / granule * granule : granule;
 }
 
-static float *carrier(const pith_codec *codec, const pith_state *state) {
-  return codec->memory->carrier == PITH_KEEPS_MOMENTUM ? state->momentum : state->residual;
+static float *accumulator(const pith_codec *codec, const pith_state *state) {
+  return codec->memory->accumulator == PITH_KEEPS_MOMENTUM ? state->momentum : state->residual;
 }
 
 void pith__memory_take_scratch(const pith_codec *codec, size_t n, pith_arena *arena, pith_encode_scratch *scratch) {
@@ -79,8 +79,8 @@ static float gradient_factor(const pith_codec *codec, pith_cspan src, size_t til
 static pith_status encode_tile(const pith_codec *codec, pith_state *state, const float *g, float gamma, size_t n,
                                pith_out *out, const pith_encode_scratch *scratch, const pith_ctx *ctx) {
   size_t first = (size_t)ctx->offset;
-  codec->memory->meet(codec->memory_args, &(pith_kept){state->residual, state->momentum}, first, g, gamma,
-                      scratch->sent, n);
+  codec->memory->compensate(codec->memory_args, &(pith_kept){state->residual, state->momentum}, first, g, gamma,
+                            scratch->sent, n);
   PITH_TRY(pith__codec_encode(codec, (pith_cspan){scratch->sent, n, PITH_F32}, out, NULL, scratch->chain, ctx));
   if (codec->memory->after == PITH_AFTER_SUBTRACT) {
     pith_span decoded = {scratch->decoded, n, PITH_F32};
@@ -89,7 +89,7 @@ static pith_status encode_tile(const pith_codec *codec, pith_state *state, const
   } else {
     memset(scratch->decoded, 0, n * sizeof(float));
   }
-  pith__kernels()->residual(scratch->sent, scratch->decoded, carrier(codec, state) + first, n);
+  pith__kernels()->residual(scratch->sent, scratch->decoded, accumulator(codec, state) + first, n);
   return PITH_OK;
 }
 
@@ -113,16 +113,17 @@ static pith_status encode_blocks(const pith_codec *codec, pith_state *state, pit
 void pith__memory_sum_own(const pith_codec *codec, pith_state *state, pith_cspan src, float *sum, pith_apply apply,
                           const pith_ctx *ctx) {
   static const float nothing[PITH_MEMORY_TILE];
-  float buffer[PITH_MEMORY_TILE], met[PITH_MEMORY_TILE];
+  float buffer[PITH_MEMORY_TILE], compensated[PITH_MEMORY_TILE];
   float gamma = codec->memory ? gradient_factor(codec, src, PITH_MEMORY_TILE, buffer, ctx) : 1.0f;
   for (size_t first = 0; first < src.n; first += PITH_MEMORY_TILE) {
     size_t n = pith__least(PITH_MEMORY_TILE, src.n - first), at = (size_t)ctx->offset + first;
     const float *own = pith__span_load(src, first, n, buffer);
     if (codec->memory) {
-      codec->memory->meet(codec->memory_args, &(pith_kept){state->residual, state->momentum}, at, own, gamma, met, n);
-      const float *sent = codec->memory->after == PITH_AFTER_SUBTRACT ? met : nothing;
-      pith__kernels()->residual(met, sent, carrier(codec, state) + at, n);
-      own = met;
+      codec->memory->compensate(codec->memory_args, &(pith_kept){state->residual, state->momentum}, at, own, gamma,
+                                compensated, n);
+      const float *sent = codec->memory->after == PITH_AFTER_SUBTRACT ? compensated : nothing;
+      pith__kernels()->residual(compensated, sent, accumulator(codec, state) + at, n);
+      own = compensated;
     }
     if (apply == PITH_APPLY_ADD) {
       pith__values_add(own, sum + first, n);
@@ -143,23 +144,24 @@ static void forget_not_finite(float *x, size_t n) {
   }
 }
 
-pith_cspan pith__memory_carried(const pith_codec *codec, const pith_state *state, pith_cspan src) {
-  return codec->memory ? (pith_cspan){carrier(codec, state), state->n, PITH_F32} : src;
+pith_cspan pith__memory_accumulated(const pith_codec *codec, const pith_state *state, pith_cspan src) {
+  return codec->memory ? (pith_cspan){accumulator(codec, state), state->n, PITH_F32} : src;
 }
 
 float pith__memory_factor(const pith_codec *codec, pith_cspan src, float *buffer, const pith_ctx *ctx) {
   return codec->memory ? gradient_factor(codec, src, PITH_MEMORY_TILE, buffer, ctx) : 1.0f;
 }
 
-uint32_t pith__memory_meet(const pith_codec *codec, pith_state *state, pith_cspan src, pith_extent part, float factor,
-                           float *buffer) {
+uint32_t pith__memory_compensate(const pith_codec *codec, pith_state *state, pith_cspan src, pith_extent part,
+                                 float factor, float *buffer) {
   uint32_t most = 0;
   for (size_t at = part.first, end = part.first + part.n; codec->memory && at < end; at += PITH_MEMORY_TILE) {
     size_t n = pith__least(PITH_MEMORY_TILE, end - at);
     const float *g = pith__span_load(src, at, n, buffer);
-    float *met = carrier(codec, state) + at;
-    codec->memory->meet(codec->memory_args, &(pith_kept){state->residual, state->momentum}, at, g, factor, met, n);
-    uint32_t here = pith__kernels()->absmax(met, n);
+    float *compensated = accumulator(codec, state) + at;
+    codec->memory->compensate(codec->memory_args, &(pith_kept){state->residual, state->momentum}, at, g, factor,
+                              compensated, n);
+    uint32_t here = pith__kernels()->absmax(compensated, n);
     most = here > most ? here : most;
   }
   return most;
@@ -183,8 +185,8 @@ static pith_status take_out_sent(const pith_codec *codec, pith_state *state, pit
 static pith_status encode_whole(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
                                 const pith_encode_scratch *scratch, const pith_ctx *ctx) {
   float factor = pith__memory_factor(codec, src, scratch->gradient, ctx);
-  uint32_t most = pith__memory_meet(codec, state, src, (pith_extent){0, src.n}, factor, scratch->gradient);
-  pith_cspan sent = pith__memory_carried(codec, state, src);
+  uint32_t most = pith__memory_compensate(codec, state, src, (pith_extent){0, src.n}, factor, scratch->gradient);
+  pith_cspan sent = pith__memory_accumulated(codec, state, src);
   PITH_TRY(pith__codec_encode(codec, sent, out, state->part, scratch->chain, ctx));
   PITH_TRY(take_out_sent(codec, state, (pith_bytes){out->data, out->size}, scratch->chain, ctx));
   if (most >= TAME_BITS) {
@@ -196,7 +198,7 @@ static pith_status encode_whole(const pith_codec *codec, pith_state *state, pith
 
 static void settle_tile(const pith_codec *codec, pith_state *state, pith_cspan decoded, size_t first, size_t n,
                         float *buffer, const pith_ctx *ctx) {
-  float *p = carrier(codec, state) + first;
+  float *p = accumulator(codec, state) + first;
   const float *d = buffer;
   if (codec->ops->own) {
     codec->ops->own(codec->args, p, n, first, buffer, state->part, ctx);
@@ -213,7 +215,7 @@ void pith__memory_settle(const pith_codec *codec, pith_state *state, pith_cspan 
     if (codec->memory->after == PITH_AFTER_SUBTRACT) {
       settle_tile(codec, state, decoded, at, n, buffer, ctx);
     }
-    forget_not_finite(carrier(codec, state) + at, n);
+    forget_not_finite(accumulator(codec, state) + at, n);
   }
 }
 

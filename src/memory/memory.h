@@ -1,7 +1,8 @@
 /*
- * Memories: what a rank keeps of a layer between steps, and how it meets the next gradient.
+ * Memories: what a rank keeps of a layer between steps, and how it compensates the next gradient.
  *
- * A memory is a few lines in src/codec/memories.c: how the gradient and what was kept make the values to send ("meet"),
+ * A memory is a few lines in src/codec/memories.c: how the gradient and what was kept make the values to send
+ * ("compensate"),
  * and what stays of those once they are sent. memory.c runs this around the chain: tile by tile for block codecs, so
  * that gradient, residual and payload are each touched once; over the whole layer for the others.
  */
@@ -75,20 +76,20 @@ typedef struct pith_extent {
   size_t first, n;
 } pith_extent;
 
-/* The same in two halves for methods of several rounds, a stretch of the layer at a time. `buffer` holds
+/* The same in two halves for methods of several rounds, a range of the layer at a time. `buffer` holds
  * PITH_MEMORY_TILE values. What gradients are multiplied by, from all of them … */
 float pith__memory_factor(const pith_codec *codec, pith_cspan src, float *buffer, const pith_ctx *ctx);
-/* … then a stretch meets what was kept; gives the bits of the largest |value| … */
-uint32_t pith__memory_meet(const pith_codec *codec, pith_state *state, pith_cspan src, pith_extent part, float factor,
-                           float *buffer);
+/* … then a range of gradients is compensated by what was kept; gives the bits of the largest |value| … */
+uint32_t pith__memory_compensate(const pith_codec *codec, pith_state *state, pith_cspan src, pith_extent part,
+                                 float factor, float *buffer);
 /* … what to send, as f32: src itself without a memory … */
-pith_cspan pith__memory_carried(const pith_codec *codec, const pith_state *state, pith_cspan src);
-/* … and what stays of a stretch, once it is known what was decoded. */
+pith_cspan pith__memory_accumulated(const pith_codec *codec, const pith_state *state, pith_cspan src);
+/* … and what stays of a range, once it is known what was decoded. */
 void pith__memory_settle(const pith_codec *codec, pith_state *state, pith_cspan decoded, pith_extent part,
                          float *buffer, const pith_ctx *ctx);
 
 /* Adds one of `steps` equal parts of a pending residual to a gradient, and takes it from what is pending. */
-void pith__pending_pay(float *pending, size_t steps, pith_span gradient);
+void pith__residual_release(float *pending, size_t steps, pith_span gradient);
 
 /* A state whose values are in a space. */
 pith_status pith__state_create_in(pith_space *space, const pith_codec *codec, size_t n, size_t rows,

@@ -6,7 +6,7 @@
 
 enum { TILE = 1024 };
 
-void pith__pending_pay(float *pending, size_t steps, pith_span gradient) {
+void pith__residual_release(float *pending, size_t steps, pith_span gradient) {
   float part[TILE], buffer[TILE], share = 1.0f / (float)steps;
   for (size_t at = 0; at < gradient.n; at += TILE) {
     size_t n = gradient.n - at < TILE ? gradient.n - at : TILE;

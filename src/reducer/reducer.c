@@ -117,12 +117,12 @@ pith_status pith__reducer_check_process(const pith_reducer *r) {
 int pith__reducer_is_idle(const pith_reducer *r) {
   int waiting = 0;
   for (size_t g = 0; g < r->group_count; g++) {
-    waiting |= r->groups[g].has_left || r->groups[g].missing < r->groups[g].count;
+    waiting |= r->groups[g].is_sent || r->groups[g].missing < r->groups[g].count;
   }
-  return r->flight_count == 0 && r->open_count == 0 && !waiting;
+  return r->operation_count == 0 && r->open_count == 0 && !waiting;
 }
 
-static void release_layer(pith_named *l) {
+static void release_layer(pith_reducer_layer *l) {
   free(l->name);
   free(l->shape);
   free(l->exact);
@@ -137,7 +137,7 @@ void pith_reducer_destroy(pith_reducer *r) {
   pith_kept_error error;
   pith__error_keep(&error);
   pith__stages_destroy(r->stages);
-  pith__reducer_drop_flights(r);
+  pith__reducer_drop_operations(r);
   pith__reducer_drop_groups(r);
   for (size_t i = 0; i < r->count; i++) {
     release_layer(&r->layers[i]);
@@ -181,11 +181,11 @@ static pith_status check_name(const pith_reducer *r, const char *name) {
 }
 
 /* The last rule has the adaptive spec, if there is one; small layers are exact by default. */
-static int is_adapted(const pith_reducer *r, const pith_named *l) {
+static int is_adapted(const pith_reducer *r, const pith_reducer_layer *l) {
   return r->adaptive.text && !l->exact && l->match.rule + 1 == pith_rules_count(r->rules);
 }
 
-static pith_status find_codec(pith_reducer *r, const pith_layer *given, pith_named *l) {
+static pith_status find_codec(pith_reducer *r, const pith_layer *given, pith_reducer_layer *l) {
   if (!given->exact) {
     return pith_rules_find(r->rules, given->name, given->dimensions, l->n, &l->match);
   }
@@ -198,7 +198,7 @@ static pith_status find_codec(pith_reducer *r, const pith_layer *given, pith_nam
 uint64_t pith_layer_number(const char *name) { return name ? pith__hash64(name, strlen(name), 0) : 0; }
 
 /* Whether there are kernels for the layer's codec where its gradient is. */
-static pith_status check_space(const pith_reducer *r, const char *name, const pith_named *l) {
+static pith_status check_space(const pith_reducer *r, const char *name, const pith_reducer_layer *l) {
   if (r->space && pith_cuda_supports(l->match.codec) != PITH_OK) {
     return pith_fail(PITH_ERR_UNSUPPORTED, "layer %s: %s", name, pith_error());
   }
@@ -208,20 +208,20 @@ static pith_status check_space(const pith_reducer *r, const char *name, const pi
           most <= values / 2 + SMALL_ROOM,
       PITH_ERR_UNSUPPORTED,
       "layer %s: payloads of %s vary in size up to %zu bytes, and in a graph, where nobody waits for sizes, all "
-      "of that would travel for %zu bytes of values; topk with a small ratio has a small bound",
+      "of that would be sent for %zu bytes of values; topk with a small ratio has a small bound",
       name, l->match.codec->spec, most, values);
   return PITH_OK;
 }
 
-static pith_status fill_layer(pith_reducer *r, const pith_layer *given, pith_named *l) {
+static pith_status fill_layer(pith_reducer *r, const pith_layer *given, pith_reducer_layer *l) {
   const char *name = given->name;
   const size_t *shape = given->shape, dimensions = given->dimensions;
-  *l = (pith_named){.dtype = given->dtype,
-                    .match = PITH_MATCH_INIT,
-                    .rows = dimensions > 1 ? shape[0] : 0,
-                    .number = pith_layer_number(name),
-                    .dimensions = dimensions,
-                    .adapted = SIZE_MAX};
+  *l = (pith_reducer_layer){.dtype = given->dtype,
+                            .match = PITH_MATCH_INIT,
+                            .rows = dimensions > 1 ? shape[0] : 0,
+                            .number = pith_layer_number(name),
+                            .dimensions = dimensions,
+                            .adapted = SIZE_MAX};
   PITH_TRY(shape_size(name, shape, dimensions, &l->n));
   pith_status status = find_codec(r, given, l);
   if (status == PITH_OK) {
@@ -276,7 +276,7 @@ size_t pith_reducer_layers(const pith_reducer *r) { return r ? r->count : 0; }
 
 pith_status pith_reducer_layer_stats(const pith_reducer *r, size_t index, pith_layer_stats *stats) {
   PITH_REQUIRE(r && stats && index < r->count, PITH_ERR_ARGUMENT, "there is no layer number %zu", index);
-  const pith_named *l = &r->layers[index];
+  const pith_reducer_layer *l = &r->layers[index];
   pith_layer_stats found = {.name = l->name,
                             .spec = l->match.codec->spec,
                             .reason = l->match.reason,
@@ -323,7 +323,7 @@ static pith_status check_rules(const pith_reducer *r) {
 }
 
 static uint64_t layer_hash(const pith_reducer *r, size_t i) {
-  const pith_named *l = &r->layers[i];
+  const pith_reducer_layer *l = &r->layers[i];
   uint64_t facts[5] = {l->number, l->n, l->rows, (uint64_t)l->dtype, l->match.codec->fingerprint};
   return pith__hash64(facts, sizeof facts, 0);
 }
@@ -423,7 +423,7 @@ pith_status pith_reducer_check(pith_reducer *r) {
 pith_status pith_reducer_start(pith_reducer *r, size_t index, void *gradient) {
   PITH_REQUIRE(r && index < r->count, PITH_ERR_ARGUMENT, "there is no layer number %zu", index);
   PITH_TRY(pith__reducer_check_process(r));
-  pith_named *l = &r->layers[index];
+  pith_reducer_layer *l = &r->layers[index];
   PITH_REQUIRE(gradient || l->n == 0, PITH_ERR_ARGUMENT, "layer %s: the gradient is NULL", l->name);
   PITH_REQUIRE((uintptr_t)gradient % pith_dtype_size(l->dtype) == 0, PITH_ERR_ARGUMENT,
                "layer %s: the gradient is not aligned for %s", l->name, pith_dtype_name(l->dtype));
@@ -434,23 +434,23 @@ pith_status pith_reducer_start(pith_reducer *r, size_t index, void *gradient) {
   PITH_TRY(pith__pending_release(l, gradient));
   l->started = r->step + 1;
   l->steps++;
-  return pith__reducer_has_groups(r) ? pith__reducer_board(r, index, gradient) : pith__reducer_send(r, index, gradient);
+  return pith__reducer_has_groups(r) ? pith__reducer_put(r, index, gradient) : pith__reducer_send(r, index, gradient);
 }
 
 pith_status pith_reducer_flush(pith_reducer *r) {
   PITH_TRY(pith__reducer_check_process(r));
-  PITH_TRY(pith__reducer_leave_all(r));
-  return pith__reducer_send_joints(r);
+  PITH_TRY(pith__reducer_send_groups(r));
+  return pith__reducer_send_joined(r);
 }
 
 pith_status pith_reducer_finish(pith_reducer *r) {
   PITH_TRY(pith__reducer_check_process(r));
   double waited = pith__now();
   pith_status left = pith_reducer_flush(r),
-              arrived = r->stages ? pith__stages_finish(r->stages) : pith__reducer_arrive(r);
+              arrived = r->stages ? pith__stages_finish(r->stages) : pith__reducer_wait(r);
   for (size_t g = 0; g < r->group_count; g++) {
     r->groups[g].missing = r->groups[g].count;
-    r->groups[g].has_left = 0;
+    r->groups[g].is_sent = 0;
   }
   r->next_group = 0;
   r->step++;

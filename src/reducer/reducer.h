@@ -2,7 +2,7 @@
  * The inside of a reducer: layers with names, specs and states, and what is under way.
  *
  *   reducer.c          its life, its layers, its steps, what ranks must agree on
- *   reducer_group.c    which layers travel together, and when they leave
+ *   reducer_group.c    which layers are sent together, and when
  *   reducer_step.c     over a comm: operations, and layers joined to one (bundle.c)
  *   stages.c           over a carrier: groups that go through stages, with an exchange after each (stage_work.c)
  *   reducer_link.c     small exchanges between steps, over either
@@ -20,7 +20,7 @@
 #include "device/bucket.h"
 
 /* A layer as the reducer knows it. */
-typedef struct pith_named {
+typedef struct pith_reducer_layer {
   char *name;
   uint64_t number; /* from the name: the same on all ranks */
   size_t n, rows;
@@ -30,16 +30,16 @@ typedef struct pith_named {
   pith_state *state;
   pith_traffic traffic;
   uint64_t steps, started; /* started: the step it was last started in, plus one */
-  void *gradient;          /* of this step, where it waits for its group */
+  void *gradient;          /* of this step, while it waits for its group */
   char *exact;             /* why it is never compressed, whatever the rules say; NULL: they decide */
   size_t adapted;          /* its place in the adapter; SIZE_MAX: its spec never changes */
   float *pending;          /* a residual that its spec has no place for: added to the gradients of the next … */
   uint64_t pending_steps;  /* … so many steps */
-} pith_named;
+} pith_reducer_layer;
 
-/* Layers that travel together, or one that travels alone (with no members). */
-typedef struct pith_flight {
-  pith_request *request;   /* NULL: has not left yet */
+/* One allreduce over the comm: of layers that are joined, or of one alone (with no members). */
+typedef struct pith_reducer_operation {
+  pith_request *request;   /* NULL: not started yet */
   const pith_codec *codec; /* NULL: uncompressed */
   pith_dtype dtype;
   size_t *layer; /* `count` of them, with … */
@@ -48,27 +48,27 @@ typedef struct pith_flight {
   size_t count, room;
   uint8_t *buffer; /* … their values, one after another, where they are not compressed; else they stay apart */
   size_t n, bytes; /* values with those between them; bytes of gradients */
-} pith_flight;
+} pith_reducer_operation;
 
 #define PITH_OPEN_MOST 8
 
-/* How layers travel over a carrier. */
-typedef enum pith_way {
-  PITH_WAY_BLOCKS, /* codecs of fixed size that can be cut, and exact layers: a part for each rank */
-  PITH_WAY_WHOLE,  /* other codecs, and those that are to be encoded once: everybody gets all payloads */
-  PITH_WAY_ROUNDS, /* methods of several rounds: a reduction for each */
-  PITH_WAY_PLAIN,  /* types that no codec takes: one reduction */
-} pith_way;
+/* How layers are reduced over a carrier. */
+typedef enum pith_group_kind {
+  PITH_GROUP_BLOCKS, /* codecs of fixed size that can be cut, and exact layers: a part for each rank */
+  PITH_GROUP_WHOLE,  /* other codecs, and those that are to be encoded once: everybody gets all payloads */
+  PITH_GROUP_ROUNDS, /* methods of several rounds: a reduction for each */
+  PITH_GROUP_PLAIN,  /* types that no codec takes: one reduction */
+} pith_group_kind;
 
-/* Layers that leave together. */
+/* Layers that are sent together. */
 typedef struct pith_group {
-  pith_way way;
+  pith_group_kind kind;
   const pith_codec *codec; /* ROUNDS: the one of all its layers */
   size_t *layer, count, room;
   size_t chunk, number; /* of one large layer: this chunk of every part; 0: all of it */
   size_t bytes;         /* of gradients */
-  size_t missing;       /* gradients that have not come in this step */
-  int has_left;         /* in this step */
+  size_t missing;       /* gradients that are not ready in this step */
+  int is_sent;          /* in this step */
   pith_bucket *bucket;  /* BLOCKS: of all layers; NULL until it is needed */
 } pith_group;
 
@@ -97,22 +97,22 @@ struct pith_reducer {
   pith_adaptive adaptive;
   uint64_t seed, step;
   int checked;
-  pith_named *layers;
+  pith_reducer_layer *layers;
   size_t count, room;
-  pith_flight *flights; /* under way */
-  size_t flight_count, flight_room;
-  pith_flight open[PITH_OPEN_MOST]; /* still taking layers on board */
+  pith_reducer_operation *operations; /* under way */
+  size_t operation_count, operation_room;
+  pith_reducer_operation open[PITH_OPEN_MOST]; /* not started: layers can still be joined */
   size_t open_count;
   pith_group *groups; /* made before the first step, and when specs change */
   size_t group_count, group_room;
   size_t *group_of;  /* of each layer */
-  size_t next_group; /* that leaves, where groups leave in order */
+  size_t next_group; /* to be sent, where groups are sent in order */
 };
 
 /* Room for one more of `size` bytes each; arrays double. */
 pith_status pith__reducer_grow(void **array, size_t *room, size_t used, size_t size);
 
-static inline size_t pith__layer_bytes(const pith_named *l) { return l->n * pith_dtype_size(l->dtype); }
+static inline size_t pith__layer_bytes(const pith_reducer_layer *l) { return l->n * pith_dtype_size(l->dtype); }
 
 /* Not NULL, and not the copy of a forked child. */
 pith_status pith__reducer_check_process(const pith_reducer *r);
@@ -122,14 +122,14 @@ int pith__reducer_is_idle(const pith_reducer *r);
 
 /* ---- reducer_step.c ---- */
 
-/* Begins to reduce a layer over the comm. */
+/* Starts to reduce a layer over the comm, or joins it to others. */
 pith_status pith__reducer_send(pith_reducer *r, size_t index, void *gradient);
-/* Sends what is joined so far. */
-pith_status pith__reducer_send_joints(pith_reducer *r);
-/* Waits for all that is under way over the comm. */
-pith_status pith__reducer_arrive(pith_reducer *r);
-/* Waits for what is under way and drops the rest. */
-void pith__reducer_drop_flights(pith_reducer *r);
+/* Starts to reduce what is joined so far. */
+pith_status pith__reducer_send_joined(pith_reducer *r);
+/* Waits for all operations over the comm. */
+pith_status pith__reducer_wait(pith_reducer *r);
+/* Waits for those that are started and drops the others. */
+void pith__reducer_drop_operations(pith_reducer *r);
 
 /* ---- reducer_group.c ---- */
 
@@ -138,10 +138,10 @@ static inline int pith__reducer_has_groups(const pith_reducer *r) { return r->st
 /* Groups of the layers as they are; drops those from before. */
 pith_status pith__reducer_form_groups(pith_reducer *r);
 void pith__reducer_drop_groups(pith_reducer *r);
-/* A gradient has come: its group may leave. */
-pith_status pith__reducer_board(pith_reducer *r, size_t index, void *gradient);
-/* All groups leave, with the gradients that have come. */
-pith_status pith__reducer_leave_all(pith_reducer *r);
+/* A gradient is ready: its group is sent if it is complete. */
+pith_status pith__reducer_put(pith_reducer *r, size_t index, void *gradient);
+/* Sends all groups, with the gradients that are ready. */
+pith_status pith__reducer_send_groups(pith_reducer *r);
 
 /* ---- reducer_link.c: all ranks take part; returns when it is complete ---- */
 
@@ -154,7 +154,7 @@ pith_status pith__reducer_barrier(const pith_reducer *r);
 /* ---- bundle.c ---- */
 
 /* The mean over all ranks of layers that have the same codec, joined to one operation and reduced in place. Without a
- * codec `joined` has their values, one after another, which travel as they are; else only their number and type. */
+ * codec `joined` has their values, one after another, which are sent as they are; else only their number and type. */
 pith_status pith__allreduce_joined(pith_comm *comm, pith_span joined, const pith_call *call, const pith_member *members,
                                    size_t count, pith_request **request);
 
@@ -171,18 +171,18 @@ pith_status pith__reducer_adapter_ready(pith_reducer *r);
 /* A codec that lives as long as the reducer. */
 pith_status pith__reducer_codec(pith_reducer *r, const char *spec, const pith_codec **codec);
 
-/* A gradient has come. */
-pith_status pith__reducer_observe(pith_reducer *r, const pith_named *l, const void *gradient);
-/* All gradients of a step are means. `waited`: when the last one had come. */
+/* A gradient is ready. */
+pith_status pith__reducer_observe(pith_reducer *r, const pith_reducer_layer *l, const void *gradient);
+/* All gradients of a step are means. `waited`: when the last one was ready. */
 pith_status pith__reducer_adapt(pith_reducer *r, double waited);
 
 /* ---- reducer_pending.c ---- */
 
 /* The state of a layer moves to another codec. A residual that has no place there becomes pending; one that was pending
  * and has a place there becomes part of the state again. */
-pith_status pith__pending_move(pith_named *l, const pith_codec *codec, int ranks);
+pith_status pith__pending_move(pith_reducer_layer *l, const pith_codec *codec, int ranks);
 /* Adds a part of what is pending to a gradient. */
-pith_status pith__pending_release(pith_named *l, void *gradient);
-pith_status pith__pending_scale(pith_named *l, float factor);
+pith_status pith__pending_release(pith_reducer_layer *l, void *gradient);
+pith_status pith__pending_scale(pith_reducer_layer *l, float factor);
 
 #endif

@@ -112,7 +112,7 @@ pith_status pith__reducer_adapter_create(const pith_reducer *r, pith_adapter **a
   pith_layer *shapes = calloc(r->count + 1, sizeof *shapes);
   PITH_REQUIRE(shapes, PITH_ERR_MEMORY, "no memory for an adapter");
   for (size_t i = 0; i < r->count; i++) {
-    const pith_named *l = &r->layers[i];
+    const pith_reducer_layer *l = &r->layers[i];
     if (l->adapted != SIZE_MAX) {
       shapes[count++] =
           (pith_layer){.size = sizeof(pith_layer), .name = l->name, .shape = l->shape, .dimensions = l->dimensions};
@@ -143,7 +143,7 @@ pith_status pith__reducer_codec(pith_reducer *r, const char *spec, const pith_co
 
 static pith_status change_specs(pith_reducer *r) {
   for (size_t i = 0; i < r->count; i++) {
-    pith_named *l = &r->layers[i];
+    pith_reducer_layer *l = &r->layers[i];
     const char *spec =
         l->adapted == SIZE_MAX ? l->match.codec->spec : pith_adapter_spec(r->adaptive.adapter, l->adapted);
     if (strcmp(spec, l->match.codec->spec) != 0) {
@@ -158,7 +158,7 @@ static pith_status change_specs(pith_reducer *r) {
 
 static void give_reasons(pith_reducer *r) {
   for (size_t i = 0; i < r->count; i++) {
-    pith_named *l = &r->layers[i];
+    pith_reducer_layer *l = &r->layers[i];
     if (l->adapted != SIZE_MAX) {
       l->match.reason = pith_adapter_reason(r->adaptive.adapter, l->adapted);
     }
@@ -183,7 +183,7 @@ pith_status pith__reducer_adapter_ready(pith_reducer *r) {
   PITH_TRY(pith__reducer_adapter_create(r, &r->adaptive.adapter));
   PITH_TRY(check_candidates(r));
   for (size_t i = 0; i < r->count; i++) {
-    pith_named *l = &r->layers[i];
+    pith_reducer_layer *l = &r->layers[i];
     l->adapted = l->adapted == SIZE_MAX ? SIZE_MAX : place++;
   }
   give_reasons(r);
@@ -192,7 +192,7 @@ pith_status pith__reducer_adapter_ready(pith_reducer *r) {
 
 /* ---- A step ------------------------------------------------------------------------------------------------------ */
 
-pith_status pith__reducer_observe(pith_reducer *r, const pith_named *l, const void *gradient) {
+pith_status pith__reducer_observe(pith_reducer *r, const pith_reducer_layer *l, const void *gradient) {
   pith_adaptive *a = &r->adaptive;
   if (!a->adapter) {
     return PITH_OK;

@@ -1,8 +1,8 @@
 /*
- * Which layers of a reducer travel together, and when they leave. Groups follow from the layers and their specs alone:
+ * Which layers of a reducer are sent together, and when. Groups follow from the layers and their specs alone:
  * from the last layer to the first, the order of a backward pass, layers of one kind are grouped until they have enough
- * bytes. So they are the same on all ranks and in every step, in whatever order gradients come, and what the owner of a
- * part keeps between steps stays with it.
+ * bytes. So they are the same on all ranks and in every step, in whatever order gradients become ready, and what the
+ * owner of a part keeps between steps stays with it.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -19,61 +19,62 @@ enum { CUDA_ROUND_BYTES = 128 << 20, CHUNK_BYTES = 32 << 20 };
 
 /* ---- Forming them ------------------------------------------------------------------------------------------------ */
 
-static pith_way way_of(const pith_named *l) {
+static pith_group_kind kind_of(const pith_reducer_layer *l) {
   const uint32_t fixed_blocks = PITH_CAP_FIXED | PITH_CAP_CHUNKED;
   const pith_codec *codec = l->match.codec;
   if (l->dtype == PITH_F64) {
-    return PITH_WAY_PLAIN;
+    return PITH_GROUP_PLAIN;
   }
   if (codec->caps & PITH_CAP_ROUNDS) {
-    return PITH_WAY_ROUNDS;
+    return PITH_GROUP_ROUNDS;
   }
   int in_blocks = (codec->caps & fixed_blocks) == fixed_blocks && !(codec->caps & PITH_CAP_ONCE);
-  return in_blocks ? PITH_WAY_BLOCKS : PITH_WAY_WHOLE;
+  return in_blocks ? PITH_GROUP_BLOCKS : PITH_GROUP_WHOLE;
 }
 
-/* Over a comm, layers of all kinds leave together, each its own way. */
-static int takes(const pith_reducer *r, const pith_group *g, const pith_named *l) {
+/* Over a comm a group has layers of all kinds: each is an allreduce by its own codec. */
+static int takes(const pith_reducer *r, const pith_group *g, const pith_reducer_layer *l) {
   if (!r->stages) {
     return 1;
   }
-  return g->way == way_of(l) && (g->way != PITH_WAY_ROUNDS || g->codec->fingerprint == l->match.codec->fingerprint);
+  return g->kind == kind_of(l) &&
+         (g->kind != PITH_GROUP_ROUNDS || g->codec->fingerprint == l->match.codec->fingerprint);
 }
 
-static size_t limit_of(const pith_reducer *r, pith_way way) {
+static size_t limit_of(const pith_reducer *r, pith_group_kind kind) {
   if (r->options.group_bytes) {
     return r->options.group_bytes;
   }
-  int in_blocks = way == PITH_WAY_BLOCKS || way == PITH_WAY_PLAIN;
+  int in_blocks = kind == PITH_GROUP_BLOCKS || kind == PITH_GROUP_PLAIN;
   if (!r->space) {
     return in_blocks ? BLOCK_BYTES : WHOLE_BYTES;
   }
-  return in_blocks ? CUDA_BLOCK_BYTES : way == PITH_WAY_ROUNDS ? CUDA_ROUND_BYTES : CUDA_WHOLE_BYTES;
+  return in_blocks ? CUDA_BLOCK_BYTES : kind == PITH_GROUP_ROUNDS ? CUDA_ROUND_BYTES : CUDA_WHOLE_BYTES;
 }
 
-/* Values of a chunk of each part of a large layer; 0: it travels in one. */
-static size_t chunk_of(const pith_reducer *r, const pith_named *l) {
+/* Values of a chunk of each part of a large layer; 0: it is sent in one. */
+static size_t chunk_of(const pith_reducer *r, const pith_reducer_layer *l) {
   size_t limit = r->options.chunk_bytes ? r->options.chunk_bytes : CHUNK_BYTES, granule = l->match.codec->granule;
-  if (!r->space || way_of(l) != PITH_WAY_BLOCKS || pith__layer_bytes(l) <= 2 * limit) {
+  if (!r->space || kind_of(l) != PITH_GROUP_BLOCKS || pith__layer_bytes(l) <= 2 * limit) {
     return 0;
   }
   size_t values = limit / pith_dtype_size(l->dtype) / (size_t)r->ranks / granule * granule;
   return values ? values : granule;
 }
 
-static pith_status new_group(pith_reducer *r, const pith_named *l, size_t *made) {
+static pith_status new_group(pith_reducer *r, const pith_reducer_layer *l, size_t *made) {
   PITH_TRY(pith__reducer_grow((void **)&r->groups, &r->group_room, r->group_count, sizeof *r->groups));
   *made = r->group_count++;
-  r->groups[*made] = (pith_group){.way = way_of(l), .codec = l->match.codec};
+  r->groups[*made] = (pith_group){.kind = kind_of(l), .codec = l->match.codec};
   return PITH_OK;
 }
 
 /* The last group of the layer's kind, if it is not full; else a new one. */
-static pith_status find_group(pith_reducer *r, const pith_named *l, size_t *found) {
+static pith_status find_group(pith_reducer *r, const pith_reducer_layer *l, size_t *found) {
   for (size_t g = r->group_count; g-- > 0;) {
     if (!r->groups[g].chunk && takes(r, &r->groups[g], l)) {
       *found = g;
-      return r->groups[g].bytes < limit_of(r, r->groups[g].way) ? PITH_OK : new_group(r, l, found);
+      return r->groups[g].bytes < limit_of(r, r->groups[g].kind) ? PITH_OK : new_group(r, l, found);
     }
   }
   return new_group(r, l, found);
@@ -89,7 +90,7 @@ static pith_status add_layer(pith_group *g, size_t index, size_t bytes) {
 
 /* A group for each chunk, one after another. */
 static pith_status add_chunks(pith_reducer *r, size_t index, size_t chunk) {
-  const pith_named *l = &r->layers[index];
+  const pith_reducer_layer *l = &r->layers[index];
   size_t chunks = pith__split_chunks(l->n, l->match.codec->granule, (size_t)r->ranks, chunk);
   r->group_of[index] = r->group_count;
   for (size_t number = 0, at; number < chunks; number++) {
@@ -129,51 +130,51 @@ void pith__reducer_drop_groups(pith_reducer *r) {
   r->next_group = 0;
 }
 
-/* ---- Leaving ----------------------------------------------------------------------------------------------------- */
+/* ---- Sending ----------------------------------------------------------------------------------------------------- */
 
-static int has_come(const pith_reducer *r, size_t layer) { return r->layers[layer].started == r->step + 1; }
+static int is_ready(const pith_reducer *r, size_t layer) { return r->layers[layer].started == r->step + 1; }
 
 static pith_status send_over_comm(pith_reducer *r, const pith_group *g) {
   for (size_t i = 0; i < g->count; i++) {
-    if (has_come(r, g->layer[i])) {
+    if (is_ready(r, g->layer[i])) {
       PITH_TRY(pith__reducer_send(r, g->layer[i], r->layers[g->layer[i]].gradient));
     }
   }
-  return pith__reducer_send_joints(r);
+  return pith__reducer_send_joined(r);
 }
 
-/* Layers whose gradients did not come are left out, on all ranks alike. */
-static pith_status leave(pith_reducer *r, pith_group *g) {
-  if (g->has_left || g->missing == g->count) {
+/* Layers whose gradients are not ready are left out, on all ranks alike. */
+static pith_status send_group(pith_reducer *r, pith_group *g) {
+  if (g->is_sent || g->missing == g->count) {
     return PITH_OK;
   }
-  g->has_left = 1;
+  g->is_sent = 1;
   return r->stages ? pith__stages_put(r->stages, g) : send_over_comm(r, g);
 }
 
-pith_status pith__reducer_board(pith_reducer *r, size_t index, void *gradient) {
+pith_status pith__reducer_put(pith_reducer *r, size_t index, void *gradient) {
   size_t first = r->group_of[index], last = first;
   while (r->groups[first].chunk && last + 1 < r->group_count && r->groups[last + 1].number > r->groups[last].number) {
     last++; /* all chunks of the layer */
   }
   r->layers[index].gradient = gradient;
   for (size_t g = first; g <= last; g++) {
-    PITH_REQUIRE(!r->groups[g].has_left, PITH_ERR_STATE, "layer %s comes after the reducer was flushed",
+    PITH_REQUIRE(!r->groups[g].is_sent, PITH_ERR_STATE, "layer %s comes after the reducer was flushed",
                  r->layers[index].name);
     r->groups[g].missing--;
   }
   for (size_t g = first; g <= last && !r->options.in_order; g++) {
-    PITH_TRY(r->groups[g].missing ? PITH_OK : leave(r, &r->groups[g]));
+    PITH_TRY(r->groups[g].missing ? PITH_OK : send_group(r, &r->groups[g]));
   }
   while (r->options.in_order && r->next_group < r->group_count && r->groups[r->next_group].missing == 0) {
-    PITH_TRY(leave(r, &r->groups[r->next_group++]));
+    PITH_TRY(send_group(r, &r->groups[r->next_group++]));
   }
   return PITH_OK;
 }
 
-pith_status pith__reducer_leave_all(pith_reducer *r) {
+pith_status pith__reducer_send_groups(pith_reducer *r) {
   for (size_t g = 0; g < r->group_count; g++) {
-    PITH_TRY(leave(r, &r->groups[g]));
+    PITH_TRY(send_group(r, &r->groups[g]));
   }
   return PITH_OK;
 }

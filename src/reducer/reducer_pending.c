@@ -8,15 +8,15 @@
 
 enum { PENDING_STEPS = 16 }; /* suits optimizers that divide by the size of past gradients */
 
-static pith_space *space_of(const pith_named *l) { return l->state->space; }
+static pith_space *space_of(const pith_reducer_layer *l) { return l->state->space; }
 
-static void drop(pith_named *l) {
+static void drop(pith_reducer_layer *l) {
   pith__space_release(space_of(l), l->pending);
   l->pending = NULL;
   l->pending_steps = 0;
 }
 
-static pith_status make(pith_named *l) {
+static pith_status make(pith_reducer_layer *l) {
   void *memory = NULL;
   PITH_TRY(l->pending ? PITH_OK : pith__space_zeros(space_of(l), l->n * sizeof *l->pending, &memory));
   l->pending = l->pending ? l->pending : memory;
@@ -24,7 +24,7 @@ static pith_status make(pith_named *l) {
 }
 
 /* All that a state has pending: to its own gradients, and as the owner of results to the mean over all ranks. */
-static pith_status take_residuals(pith_named *l, int ranks) {
+static pith_status take_residuals(pith_reducer_layer *l, int ranks) {
   const pith_state *s = l->state;
   PITH_TRY(pith__space_add(s->space, s->residual, (pith_span){l->pending, l->n, PITH_F32}));
   if (!s->result_n) {
@@ -35,7 +35,7 @@ static pith_status take_residuals(pith_named *l, int ranks) {
   return pith__space_add(s->space, results, (pith_span){l->pending + s->result_first, s->result_n, PITH_F32});
 }
 
-pith_status pith__pending_move(pith_named *l, const pith_codec *codec, int ranks) {
+pith_status pith__pending_move(pith_reducer_layer *l, const pith_codec *codec, int ranks) {
   int had = l->state->residual != NULL, has = codec->memory && (codec->memory->keeps & PITH_KEEPS_RESIDUAL);
   if (had && !has) {
     PITH_TRY(make(l));
@@ -50,12 +50,12 @@ pith_status pith__pending_move(pith_named *l, const pith_codec *codec, int ranks
   return PITH_OK;
 }
 
-pith_status pith__pending_release(pith_named *l, void *gradient) {
+pith_status pith__pending_release(pith_reducer_layer *l, void *gradient) {
   if (!l->pending) {
     return PITH_OK;
   }
   if (!space_of(l)) {
-    pith__pending_pay(l->pending, l->pending_steps, (pith_span){gradient, l->n, l->dtype});
+    pith__residual_release(l->pending, l->pending_steps, (pith_span){gradient, l->n, l->dtype});
   } else {
     float share = 1.0f / (float)l->pending_steps;
     PITH_TRY(pith__space_scale(space_of(l), share, l->pending, l->n));
@@ -70,6 +70,6 @@ pith_status pith__pending_release(pith_named *l, void *gradient) {
   return PITH_OK;
 }
 
-pith_status pith__pending_scale(pith_named *l, float factor) {
+pith_status pith__pending_scale(pith_reducer_layer *l, float factor) {
   return l->pending ? pith__space_scale(space_of(l), factor, l->pending, l->n) : PITH_OK;
 }

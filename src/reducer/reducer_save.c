@@ -37,7 +37,9 @@ typedef struct layer_header {
 /* ---- Saving ------------------------------------------------------------------------------------------------------ */
 
 /* Behind a layer's state, if there is an adapter: how many steps, and the values. */
-static size_t pending_size(const pith_named *l) { return sizeof(uint64_t) + (l->pending ? l->n * sizeof(float) : 0); }
+static size_t pending_size(const pith_reducer_layer *l) {
+  return sizeof(uint64_t) + (l->pending ? l->n * sizeof(float) : 0);
+}
 
 /* Before the first step the adapter may not be there yet; a fresh one is saved then. */
 static size_t adapter_size(const pith_reducer *r) {
@@ -57,7 +59,7 @@ size_t pith_reducer_save_size(const pith_reducer *r) {
   return size;
 }
 
-static pith_status save_pending(const pith_named *l, uint8_t *to) {
+static pith_status save_pending(const pith_reducer_layer *l, uint8_t *to) {
   uint64_t steps = l->pending ? l->pending_steps : 0;
   memcpy(to, &steps, sizeof steps);
   return l->pending ? pith__space_copy(l->state->space, to + sizeof steps, l->pending, l->n * sizeof(float)) : PITH_OK;
@@ -65,7 +67,7 @@ static pith_status save_pending(const pith_named *l, uint8_t *to) {
 
 static pith_status save_layers(const pith_reducer *r, uint8_t *bytes, size_t size, size_t at) {
   for (size_t i = 0; i < r->count; i++) {
-    const pith_named *l = &r->layers[i];
+    const pith_reducer_layer *l = &r->layers[i];
     layer_header lh = {l->number, l->match.codec->fingerprint, pith_state_save_size(l->state)};
     memcpy(bytes + at, &lh, sizeof lh);
     pith_out piece = {bytes + at + sizeof lh, size - at - sizeof lh, 0};
@@ -130,7 +132,7 @@ static pith_status take(cursor *c, void *to, size_t size, const char *where) {
   return PITH_OK;
 }
 
-static pith_status load_pending(const pith_named *l, cursor *c, struct loaded_layer *to) {
+static pith_status load_pending(const pith_reducer_layer *l, cursor *c, struct loaded_layer *to) {
   PITH_TRY(take(c, &to->pending_steps, sizeof to->pending_steps, l->name));
   if (!to->pending_steps) {
     return PITH_OK;
@@ -146,7 +148,8 @@ static pith_status load_pending(const pith_named *l, cursor *c, struct loaded_la
   return PITH_OK;
 }
 
-static pith_status find_codec(pith_reducer *r, const loaded *new, const pith_named *l, const pith_codec **codec) {
+static pith_status find_codec(pith_reducer *r, const loaded *new, const pith_reducer_layer *l,
+                              const pith_codec **codec) {
   *codec = l->match.codec;
   return new->adapter && l->adapted != SIZE_MAX
              ? pith__reducer_codec(r, pith_adapter_spec(new->adapter, l->adapted), codec)
@@ -154,7 +157,7 @@ static pith_status find_codec(pith_reducer *r, const loaded *new, const pith_nam
 }
 
 static pith_status load_layer(pith_reducer *r, const loaded *new, size_t index, cursor *c) {
-  const pith_named *l = &r->layers[index];
+  const pith_reducer_layer *l = &r->layers[index];
   struct loaded_layer *to = &new->layer[index];
   layer_header lh;
   PITH_TRY(find_codec(r, new, l, &to->codec));
@@ -208,7 +211,7 @@ static void commit(pith_reducer *r, loaded *new, const reducer_header *head) {
   EXCHANGE(pith_adapter *, r->adaptive.adapter, new->adapter);
   r->adaptive.begun = r->adaptive.ended = 0;
   for (size_t i = 0; i < r->count; i++) {
-    pith_named *l = &r->layers[i];
+    pith_reducer_layer *l = &r->layers[i];
     struct loaded_layer *from = &new->layer[i];
     l->match.codec = from->codec;
     l->started = 0;

@@ -1,9 +1,9 @@
 /*
  * A step of the reducer over a comm.
  *
- * Large layers become an operation each, at once, so that they travel while the next gradients are computed. Small
- * ones, and all that are sent in rounds, are joined: uncompressed layers of one type, or layers of one codec. A joint
- * leaves when enough is on board, when it is flushed, or at the end of the step.
+ * Large layers become an operation each, at once, so that they are sent while the next gradients are computed. Small
+ * ones, and all that are sent in rounds, are joined: uncompressed layers of one type, or layers of one codec. An open
+ * operation starts when it has enough bytes, when it is flushed, or at the end of the step.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -12,40 +12,40 @@
 #include "comm/submit.h"
 #include "reducer/reducer.h"
 
-#define JOIN_MOST ((size_t)64 << 10)         /* layers up to this many bytes are joined … */
-#define JOINT_BYTES ((size_t)1 << 20)        /* … until they are this many */
-#define ROUNDS_JOINT_BYTES ((size_t)8 << 20) /* of gradients whose factors are sent together */
+#define JOIN_MOST ((size_t)64 << 10)          /* layers up to this many bytes are joined … */
+#define JOINED_BYTES ((size_t)1 << 20)        /* … until they are this many */
+#define ROUNDS_JOINED_BYTES ((size_t)8 << 20) /* of gradients whose factors are sent together */
 
-/* ---- Flights ----------------------------------------------------------------------------------------------------- */
+/* ---- Operations -------------------------------------------------------------------------------------------------- */
 
-static void release_flight(pith_flight *f) {
-  free(f->layer);
-  free(f->gradient);
-  free(f->member);
-  free(f->buffer);
-  *f = (pith_flight){0};
+static void release_operation(pith_reducer_operation *op) {
+  free(op->layer);
+  free(op->gradient);
+  free(op->member);
+  free(op->buffer);
+  *op = (pith_reducer_operation){0};
 }
 
-void pith__reducer_drop_flights(pith_reducer *r) {
-  for (size_t i = 0; i < r->flight_count; i++) {
-    if (r->flights[i].request) {
-      pith_wait(r->flights[i].request); /* tensors are lent until then, whatever comes of it */
+void pith__reducer_drop_operations(pith_reducer *r) {
+  for (size_t i = 0; i < r->operation_count; i++) {
+    if (r->operations[i].request) {
+      pith_wait(r->operations[i].request); /* tensors are lent until then, whatever comes of it */
     }
-    release_flight(&r->flights[i]);
+    release_operation(&r->operations[i]);
   }
   for (size_t i = 0; i < r->open_count; i++) {
-    release_flight(&r->open[i]);
+    release_operation(&r->open[i]);
   }
-  free(r->flights);
+  free(r->operations);
 }
 
-static const pith_codec *codec_of(const pith_named *l) {
+static const pith_codec *codec_of(const pith_reducer_layer *l) {
   return strcmp(l->match.codec->spec, "none") == 0 ? NULL : l->match.codec;
 }
 
 static int takes_rounds(const pith_codec *codec) { return codec && (codec->caps & PITH_CAP_ROUNDS); }
 
-/* ---- On board ---------------------------------------------------------------------------------------------------- */
+/* ---- Joining ----------------------------------------------------------------------------------------------------- */
 
 /* Whether a layer's last block, however short, fits into the bytes of a full one. */
 static int fits_granules(const pith_codec *codec) {
@@ -55,63 +55,63 @@ static int fits_granules(const pith_codec *codec) {
 }
 
 /* Joined where a message would cost more than the layer, and where all that is joined can be told apart again. */
-static int is_joined(const pith_reducer *r, const pith_named *l) {
+static int is_joined(const pith_reducer *r, const pith_reducer_layer *l) {
   const pith_codec *codec = codec_of(l);
   int joinable = !codec || takes_rounds(codec) || fits_granules(codec);
   return joinable && r->ranks > 1 && (takes_rounds(codec) || pith__layer_bytes(l) <= JOIN_MOST);
 }
 
-static int is_same_kind(const pith_flight *f, const pith_codec *codec, pith_dtype dtype) {
-  int same_codec = f->codec && codec ? f->codec->fingerprint == codec->fingerprint : f->codec == codec;
-  return same_codec && f->dtype == dtype;
+static int is_same_kind(const pith_reducer_operation *op, const pith_codec *codec, pith_dtype dtype) {
+  int same_codec = op->codec && codec ? op->codec->fingerprint == codec->fingerprint : op->codec == codec;
+  return same_codec && op->dtype == dtype;
 }
 
 /* Where the next layer starts, in values. */
-static size_t next_start(const pith_flight *f) {
-  size_t granule = f->codec && f->codec->granule ? f->codec->granule : 1;
-  return (f->n + granule - 1) / granule * granule;
+static size_t next_start(const pith_reducer_operation *op) {
+  size_t granule = op->codec && op->codec->granule ? op->codec->granule : 1;
+  return (op->n + granule - 1) / granule * granule;
 }
 
-static pith_status make_room(pith_flight *f) {
-  size_t room = f->room;
-  if (f->count < room) {
+static pith_status make_room(pith_reducer_operation *op) {
+  size_t room = op->room;
+  if (op->count < room) {
     return PITH_OK;
   }
-  PITH_TRY(pith__reducer_grow((void **)&f->layer, &room, f->count, sizeof *f->layer));
-  room = f->room;
-  PITH_TRY(pith__reducer_grow((void **)&f->gradient, &room, f->count, sizeof *f->gradient));
-  room = f->room;
-  PITH_TRY(pith__reducer_grow((void **)&f->member, &room, f->count, sizeof *f->member));
-  f->room = room;
+  PITH_TRY(pith__reducer_grow((void **)&op->layer, &room, op->count, sizeof *op->layer));
+  room = op->room;
+  PITH_TRY(pith__reducer_grow((void **)&op->gradient, &room, op->count, sizeof *op->gradient));
+  room = op->room;
+  PITH_TRY(pith__reducer_grow((void **)&op->member, &room, op->count, sizeof *op->member));
+  op->room = room;
   return PITH_OK;
 }
 
-static pith_status make_buffer(pith_flight *f) {
-  if (f->buffer || f->codec) {
+static pith_status make_buffer(pith_reducer_operation *op) {
+  if (op->buffer || op->codec) {
     return PITH_OK;
   }
-  f->buffer = malloc(JOINT_BYTES);
-  PITH_REQUIRE(f->buffer, PITH_ERR_MEMORY, "no memory to join layers");
+  op->buffer = malloc(JOINED_BYTES);
+  PITH_REQUIRE(op->buffer, PITH_ERR_MEMORY, "no memory to join layers");
   return PITH_OK;
 }
 
-static pith_status board(const pith_reducer *r, pith_flight *f, size_t index, void *gradient) {
-  const pith_named *l = &r->layers[index];
-  size_t start = next_start(f), width = pith_dtype_size(l->dtype);
-  PITH_TRY(make_room(f));
-  PITH_TRY(make_buffer(f));
-  f->layer[f->count] = index;
-  f->gradient[f->count] = gradient;
-  f->member[f->count++] = (pith_member){start, l->n, l->number, l->state, gradient, 0};
-  if (f->buffer) {
-    memcpy(f->buffer + start * width, gradient, l->n * width);
+static pith_status add_layer(const pith_reducer *r, pith_reducer_operation *op, size_t index, void *gradient) {
+  const pith_reducer_layer *l = &r->layers[index];
+  size_t start = next_start(op), width = pith_dtype_size(l->dtype);
+  PITH_TRY(make_room(op));
+  PITH_TRY(make_buffer(op));
+  op->layer[op->count] = index;
+  op->gradient[op->count] = gradient;
+  op->member[op->count++] = (pith_member){start, l->n, l->number, l->state, gradient, 0};
+  if (op->buffer) {
+    memcpy(op->buffer + start * width, gradient, l->n * width);
   }
-  f->n = start + l->n;
-  f->bytes += l->n * width;
+  op->n = start + l->n;
+  op->bytes += l->n * width;
   return PITH_OK;
 }
 
-/* ---- Leaving ----------------------------------------------------------------------------------------------------- */
+/* ---- Starting ---------------------------------------------------------------------------------------------------- */
 
 static pith_call call_for(const pith_reducer *r, const pith_codec *codec) {
   pith_call call = PITH_CALL_INIT;
@@ -121,94 +121,95 @@ static pith_call call_for(const pith_reducer *r, const pith_codec *codec) {
   return call;
 }
 
-static pith_status send_joint(const pith_reducer *r, pith_flight *f) {
-  pith_span span = {f->buffer, f->n, f->dtype};
-  pith_call call = call_for(r, f->codec);
-  return pith__allreduce_joined(r->comm, span, &call, f->member, f->count, &f->request);
+static pith_status start_joined(const pith_reducer *r, pith_reducer_operation *op) {
+  pith_span span = {op->buffer, op->n, op->dtype};
+  pith_call call = call_for(r, op->codec);
+  return pith__allreduce_joined(r->comm, span, &call, op->member, op->count, &op->request);
 }
 
-static pith_status add_flight(pith_reducer *r, pith_flight *f) {
-  pith_status status = pith__reducer_grow((void **)&r->flights, &r->flight_room, r->flight_count, sizeof *r->flights);
+static pith_status add_operation(pith_reducer *r, pith_reducer_operation *op) {
+  pith_status status =
+      pith__reducer_grow((void **)&r->operations, &r->operation_room, r->operation_count, sizeof *r->operations);
   if (status == PITH_OK) {
-    r->flights[r->flight_count++] = *f;
-  } else if (f->request) {
-    pith_wait(f->request);
+    r->operations[r->operation_count++] = *op;
+  } else if (op->request) {
+    pith_wait(op->request);
   }
   return status;
 }
 
-/* An open joint leaves; the others close up. */
-static pith_status leave(pith_reducer *r, size_t index) {
-  pith_flight f = r->open[index];
+/* Starts an open operation; the others close up. */
+static pith_status start_open(pith_reducer *r, size_t index) {
+  pith_reducer_operation op = r->open[index];
   memmove(&r->open[index], &r->open[index + 1], (--r->open_count - index) * sizeof *r->open);
-  pith_status status = send_joint(r, &f);
+  pith_status status = start_joined(r, &op);
   if (status == PITH_OK) {
-    status = add_flight(r, &f);
+    status = add_operation(r, &op);
   }
   if (status != PITH_OK) {
-    release_flight(&f);
+    release_operation(&op);
   }
   return status;
 }
 
-pith_status pith__reducer_send_joints(pith_reducer *r) {
+pith_status pith__reducer_send_joined(pith_reducer *r) {
   pith_status first = PITH_OK;
   while (r->open_count) {
-    pith_status status = leave(r, 0);
+    pith_status status = start_open(r, 0);
     first = first == PITH_OK ? status : first;
   }
   return first;
 }
 
-/* The open joint for a layer: one of its kind with room, or a new one. */
-static pith_status find_joint(pith_reducer *r, const pith_named *l, size_t *index) {
+/* The open operation for a layer: one of its kind with room, or a new one. */
+static pith_status find_open(pith_reducer *r, const pith_reducer_layer *l, size_t *index) {
   const pith_codec *codec = codec_of(l);
   size_t width = pith_dtype_size(l->dtype);
   for (*index = 0; *index < r->open_count; ++*index) {
-    pith_flight *f = &r->open[*index];
-    if (is_same_kind(f, codec, l->dtype)) {
-      if (takes_rounds(codec) || (next_start(f) + l->n) * width <= JOINT_BYTES) {
+    pith_reducer_operation *op = &r->open[*index];
+    if (is_same_kind(op, codec, l->dtype)) {
+      if (takes_rounds(codec) || (next_start(op) + l->n) * width <= JOINED_BYTES) {
         return PITH_OK;
       }
-      PITH_TRY(leave(r, *index));
+      PITH_TRY(start_open(r, *index));
       break;
     }
   }
   if (r->open_count == PITH_OPEN_MOST) {
-    PITH_TRY(leave(r, 0));
+    PITH_TRY(start_open(r, 0));
   }
   *index = r->open_count++;
-  r->open[*index] = (pith_flight){.codec = codec, .dtype = l->dtype};
+  r->open[*index] = (pith_reducer_operation){.codec = codec, .dtype = l->dtype};
   return PITH_OK;
 }
 
 static pith_status join(pith_reducer *r, size_t index, void *gradient) {
   size_t at;
-  PITH_TRY(find_joint(r, &r->layers[index], &at));
-  PITH_TRY(board(r, &r->open[at], index, gradient));
-  return takes_rounds(r->open[at].codec) && r->open[at].bytes >= ROUNDS_JOINT_BYTES ? leave(r, at) : PITH_OK;
+  PITH_TRY(find_open(r, &r->layers[index], &at));
+  PITH_TRY(add_layer(r, &r->open[at], index, gradient));
+  return takes_rounds(r->open[at].codec) && r->open[at].bytes >= ROUNDS_JOINED_BYTES ? start_open(r, at) : PITH_OK;
 }
 
 static pith_status send_alone(pith_reducer *r, size_t index, void *gradient) {
-  pith_named *l = &r->layers[index];
-  pith_flight f = {.codec = codec_of(l), .dtype = l->dtype};
-  pith_call call = call_for(r, f.codec);
-  call.state = f.codec ? l->state : NULL;
+  pith_reducer_layer *l = &r->layers[index];
+  pith_reducer_operation op = {.codec = codec_of(l), .dtype = l->dtype};
+  pith_call call = call_for(r, op.codec);
+  call.state = op.codec ? l->state : NULL;
   call.layer = l->number;
   pith_span span = {gradient, l->n, l->dtype};
-  pith_status status = make_room(&f);
+  pith_status status = make_room(&op);
   if (status == PITH_OK) {
-    f.layer[0] = index;
-    f.gradient[0] = gradient;
-    f.count = 1;
-    f.bytes = pith__layer_bytes(l);
-    status = pith_allreduce(r->comm, (pith_cspan){gradient, l->n, l->dtype}, span, PITH_MEAN, &call, &f.request);
+    op.layer[0] = index;
+    op.gradient[0] = gradient;
+    op.count = 1;
+    op.bytes = pith__layer_bytes(l);
+    status = pith_allreduce(r->comm, (pith_cspan){gradient, l->n, l->dtype}, span, PITH_MEAN, &call, &op.request);
   }
   if (status == PITH_OK) {
-    status = add_flight(r, &f);
+    status = add_operation(r, &op);
   }
   if (status != PITH_OK) {
-    release_flight(&f);
+    release_operation(&op);
   }
   return status;
 }
@@ -217,36 +218,36 @@ pith_status pith__reducer_send(pith_reducer *r, size_t index, void *gradient) {
   return is_joined(r, &r->layers[index]) ? join(r, index, gradient) : send_alone(r, index, gradient);
 }
 
-/* ---- Arriving ---------------------------------------------------------------------------------------------------- */
+/* ---- Waiting ----------------------------------------------------------------------------------------------------- */
 
-static void hand_back(const pith_reducer *r, const pith_flight *f) {
-  for (size_t i = 0; i < f->count && f->buffer; i++) {
-    const pith_named *l = &r->layers[f->layer[i]];
-    memcpy(f->gradient[i], f->buffer + f->member[i].first * pith_dtype_size(l->dtype), pith__layer_bytes(l));
+static void copy_back(const pith_reducer *r, const pith_reducer_operation *op) {
+  for (size_t i = 0; i < op->count && op->buffer; i++) {
+    const pith_reducer_layer *l = &r->layers[op->layer[i]];
+    memcpy(op->gradient[i], op->buffer + op->member[i].first * pith_dtype_size(l->dtype), pith__layer_bytes(l));
   }
 }
 
 /* Every layer has its share of what was moved for all of them. */
-static void share_traffic(pith_reducer *r, const pith_flight *f, const pith_traffic *traffic) {
-  for (size_t i = 0; i < f->count; i++) {
-    pith_named *l = &r->layers[f->layer[i]];
-    pith__traffic_add(&l->traffic, traffic, f->bytes ? (double)pith__layer_bytes(l) / (double)f->bytes : 0);
+static void share_traffic(pith_reducer *r, const pith_reducer_operation *op, const pith_traffic *traffic) {
+  for (size_t i = 0; i < op->count; i++) {
+    pith_reducer_layer *l = &r->layers[op->layer[i]];
+    pith__traffic_add(&l->traffic, traffic, op->bytes ? (double)pith__layer_bytes(l) / (double)op->bytes : 0);
   }
 }
 
-pith_status pith__reducer_arrive(pith_reducer *r) {
+pith_status pith__reducer_wait(pith_reducer *r) {
   pith_status first = PITH_OK;
-  for (size_t i = 0; i < r->flight_count; i++) {
-    pith_flight *f = &r->flights[i];
+  for (size_t i = 0; i < r->operation_count; i++) {
+    pith_reducer_operation *op = &r->operations[i];
     pith_traffic traffic = {0};
-    pith_status status = pith__wait(f->request, &traffic, NULL);
+    pith_status status = pith__wait(op->request, &traffic, NULL);
     if (status == PITH_OK) {
-      hand_back(r, f);
-      share_traffic(r, f, &traffic);
+      copy_back(r, op);
+      share_traffic(r, op, &traffic);
     }
     first = first == PITH_OK ? status : first;
-    release_flight(f);
+    release_operation(op);
   }
-  r->flight_count = 0;
+  r->operation_count = 0;
   return first;
 }

@@ -12,7 +12,7 @@
 
 #define ALIGNMENT 256
 
-static pith_named *layer_of(const pith_staged *f, size_t i) { return &f->reducer->layers[f->layer[i]]; }
+static pith_reducer_layer *layer_of(const pith_staged *f, size_t i) { return &f->reducer->layers[f->layer[i]]; }
 
 static pith_cuda_space *space_of(const pith_staged *f) { return (pith_cuda_space *)f->reducer->space; }
 
@@ -20,12 +20,12 @@ static size_t aligned(size_t size) { return (size + ALIGNMENT - 1) / ALIGNMENT *
 
 /* What kernels call the memory of a codec: what holds the values that the codec was given; and the second thing that is
  * kept where places which were sent start again. */
-static float *memory_of(const pith_named *l) {
+static float *memory_of(const pith_reducer_layer *l) {
   const pith_memory_ops *memory = l->match.codec->memory;
-  return !memory ? NULL : memory->carrier == PITH_KEEPS_RESIDUAL ? l->state->residual : l->state->momentum;
+  return !memory ? NULL : memory->accumulator == PITH_KEEPS_RESIDUAL ? l->state->residual : l->state->momentum;
 }
 
-static float *momentum_of(const pith_named *l) {
+static float *momentum_of(const pith_reducer_layer *l) {
   const pith_memory_ops *memory = l->match.codec->memory;
   return memory && memory->after == PITH_AFTER_CLEAR ? l->state->momentum : NULL;
 }
@@ -53,7 +53,7 @@ static pith_status encode_parts(pith_staged *f, const pith_ctx *ctx) {
 /* Where results of ours keep what they lost: that of the whole part, of which a chunk is a piece. */
 static pith_status find_results(const pith_staged *f, float **results) {
   for (size_t i = 0; i < f->count; i++) {
-    pith_named *l = layer_of(f, i);
+    pith_reducer_layer *l = layer_of(f, i);
     const pith_memory_ops *memory = l->match.codec->memory;
     pith_range own = pith__bucket_part(f->bucket, i, f->reducer->rank),
                piece = pith__bucket_piece(f->bucket, i, f->reducer->rank);
@@ -115,7 +115,7 @@ static pith_status with_items(pith_staged *f, int rank, items_fn use, void *argu
   pith_cuda_item *items = calloc(f->count + 1, sizeof *items);
   PITH_REQUIRE(items, PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
   for (size_t i = 0; i < f->count; i++) {
-    const pith_named *l = layer_of(f, i);
+    const pith_reducer_layer *l = layer_of(f, i);
     items[i] = (pith_cuda_item){.size = sizeof *items,
                                 .codec = l->match.codec,
                                 .dtype = l->dtype,
@@ -175,14 +175,14 @@ static int sizes_vary(const pith_staged *f) {
   return 0;
 }
 
-/* The host must know how much travels, and waits for that where it varies. */
+/* The host must know how much is sent, and waits for that where it varies. */
 static pith_status fetch_sizes(pith_staged *f) {
   uint64_t *sizes = f->sizes + (size_t)f->reducer->rank * f->count;
   const uint64_t *there = (const uint64_t *)(const void *)f->more.data + (size_t)f->reducer->rank * f->count;
   PITH_TRY(sizes_vary(f) ? f->reducer->space->copy(f->reducer->space, sizes, there, f->count * sizeof *sizes)
                          : PITH_OK);
   for (size_t i = 0; i < f->count; i++) {
-    const pith_named *l = layer_of(f, i);
+    const pith_reducer_layer *l = layer_of(f, i);
     size_t bound = pith_codec_bound(l->match.codec, l->n);
     sizes[i] = l->match.codec->caps & PITH_CAP_FIXED ? bound : sizes[i];
     PITH_REQUIRE(sizes[i] <= bound, PITH_ERR_CORRUPT, "layer %s: a payload of %llu bytes, and %zu is the most", l->name,

@@ -6,7 +6,7 @@
 #include "device/bucket.h"
 #include "reducer/stages.h"
 
-static const pith_named *layer_of(const pith_staged *f, size_t i) { return &f->reducer->layers[f->layer[i]]; }
+static const pith_reducer_layer *layer_of(const pith_staged *f, size_t i) { return &f->reducer->layers[f->layer[i]]; }
 
 /* ---- Blocks ------------------------------------------------------------------------------------------------------ */
 
@@ -41,7 +41,7 @@ static pith_status encode_payloads(pith_staged *f) {
   }
   PITH_TRY(pith__stages_buffer(f->stages, &f->out, room));
   for (size_t i = 0; i < f->count; i++) {
-    const pith_named *l = layer_of(f, i);
+    const pith_reducer_layer *l = layer_of(f, i);
     pith_ctx ctx = pith__stage_ctx(f, l, f->reducer->rank);
     pith_out out = {f->out.data + used, room - used, 0};
     PITH_TRY(pith_encode(l->match.codec, l->state, (pith_cspan){f->gradient[i], l->n, l->dtype}, &out, &ctx));
@@ -65,7 +65,7 @@ static pith_status pad_message(pith_staged *f, size_t own) {
 
 /* In f32, in rank order. `at`: where the layer's payload begins in the message of each rank. */
 static pith_status average_layer(pith_staged *f, size_t index, size_t *at, float *wide) {
-  const pith_named *l = layer_of(f, index);
+  const pith_reducer_layer *l = layer_of(f, index);
   const pith_codec *codec = l->match.codec;
   pith_span total = {l->dtype == PITH_F32 ? f->gradient[index] : wide, l->n, PITH_F32};
   pith_ctx ctx = pith__stage_ctx(f, l, 0);
@@ -101,7 +101,7 @@ static pith_status average_payloads(pith_staged *f) {
 static pith_status produce(pith_staged *f, size_t round, size_t width) {
   size_t at = 0;
   for (size_t i = 0; i < f->count; at += f->counts[i++]) {
-    const pith_named *l = layer_of(f, i);
+    const pith_reducer_layer *l = layer_of(f, i);
     pith_ctx ctx = pith__stage_ctx(f, l, f->reducer->rank);
     PITH_TRY(pith_round_produce(l->match.codec, l->state, round, (pith_cspan){f->gradient[i], l->n, l->dtype},
                                 f->in.data + at * width, &ctx));
@@ -112,7 +112,7 @@ static pith_status produce(pith_staged *f, size_t round, size_t width) {
 static pith_status consume(pith_staged *f, size_t round, size_t width) {
   size_t at = 0;
   for (size_t i = 0; i < f->count; at += f->counts[i++]) {
-    const pith_named *l = layer_of(f, i);
+    const pith_reducer_layer *l = layer_of(f, i);
     pith_ctx ctx = pith__stage_ctx(f, l, f->reducer->rank);
     PITH_TRY(pith_round_consume(l->match.codec, l->state, round, f->in.data + at * width,
                                 (pith_span){f->gradient[i], l->n, l->dtype}, &ctx));

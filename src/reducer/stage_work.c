@@ -15,9 +15,9 @@
 #include "codec/codec.h"
 #include "reducer/stages.h"
 
-static const pith_named *layer_of(const pith_staged *f, size_t i) { return &f->reducer->layers[f->layer[i]]; }
+static const pith_reducer_layer *layer_of(const pith_staged *f, size_t i) { return &f->reducer->layers[f->layer[i]]; }
 
-pith_ctx pith__stage_ctx(const pith_staged *f, const pith_named *l, int rank) {
+pith_ctx pith__stage_ctx(const pith_staged *f, const pith_reducer_layer *l, int rank) {
   pith_ctx ctx = PITH_CTX_INIT;
   ctx.seed = f->reducer->seed;
   ctx.step = f->reducer->step;
@@ -52,8 +52,8 @@ static void reduce(pith_staged *f, void *values, size_t count, pith_dtype dtype,
 
 /* ---- Blocks ------------------------------------------------------------------------------------------------------ */
 
-/* Exact halves travel as they are: "none" would send them as f32. */
-static pith_status wire_codec(pith_reducer *r, const pith_named *l, const pith_codec **codec) {
+/* Exact halves are sent as they are: "none" would send them as f32. */
+static pith_status wire_codec(pith_reducer *r, const pith_reducer_layer *l, const pith_codec **codec) {
   *codec = l->match.codec;
   if (strcmp(l->match.codec->spec, "none") != 0 || l->dtype == PITH_F32) {
     return PITH_OK;
@@ -65,7 +65,7 @@ static pith_status make_bucket(const pith_staged *f, pith_bucket **bucket) {
   pith_bucket_item *layers = calloc(f->count + 1, sizeof *layers);
   pith_status status = layers ? PITH_OK : pith_fail(PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
   for (size_t i = 0; i < f->count && status == PITH_OK; i++) {
-    const pith_named *l = layer_of(f, i);
+    const pith_reducer_layer *l = layer_of(f, i);
     layers[i] =
         (pith_bucket_item){.layer = l->number, .n = l->n, .dtype = l->dtype, .chunk = f->chunk, .number = f->number};
     status = wire_codec(f->reducer, l, &layers[i].codec);
@@ -174,7 +174,7 @@ static size_t message_of(const pith_staged *f, int rank) {
 /* Where nobody may wait for sizes, payloads have the room of the largest. */
 static void take_bounds(pith_staged *f) {
   for (size_t i = 0; i < f->count * (size_t)f->reducer->ranks; i++) {
-    const pith_named *l = layer_of(f, i % f->count);
+    const pith_reducer_layer *l = layer_of(f, i % f->count);
     f->sizes[i] = pith_codec_bound(l->match.codec, l->n);
   }
 }
@@ -182,7 +182,7 @@ static void take_bounds(pith_staged *f) {
 /* What ranks say is checked: no payload is larger than its bound. */
 static pith_status check_sizes(const pith_staged *f) {
   for (size_t i = 0; i < f->count * (size_t)f->reducer->ranks; i++) {
-    const pith_named *l = layer_of(f, i % f->count);
+    const pith_reducer_layer *l = layer_of(f, i % f->count);
     PITH_REQUIRE(f->sizes[i] <= pith_codec_bound(l->match.codec, l->n), PITH_ERR_CORRUPT,
                  "rank %zu says that the payload of layer %s has %llu bytes; %zu is the most", i / f->count, l->name,
                  (unsigned long long)f->sizes[i], pith_codec_bound(l->match.codec, l->n));
@@ -236,7 +236,7 @@ static pith_status work_whole(pith_staged *f) {
 static pith_status describe(const pith_staged *f, size_t round, pith_round *first, size_t *sum) {
   *sum = 0;
   for (size_t i = 0; i < f->count; i++) {
-    const pith_named *l = layer_of(f, i);
+    const pith_reducer_layer *l = layer_of(f, i);
     pith_round entry = PITH_ROUND_INIT;
     PITH_TRY(pith_round_describe(l->match.codec, l->state, round, &entry));
     f->counts[i] = entry.count;
@@ -305,11 +305,11 @@ pith_status pith__stage_prepare(pith_staged *f, pith_group *g) {
   f->gradient = calloc(g->count, sizeof *f->gradient);
   f->bytes = calloc(ranks, sizeof *f->bytes);
   f->counts = calloc(entries, sizeof *f->counts);
-  f->sizes = g->way == PITH_WAY_WHOLE ? calloc(g->count * ranks, sizeof *f->sizes) : NULL;
-  PITH_REQUIRE(f->layer && f->gradient && f->bytes && f->counts && (f->sizes || g->way != PITH_WAY_WHOLE),
+  f->sizes = g->kind == PITH_GROUP_WHOLE ? calloc(g->count * ranks, sizeof *f->sizes) : NULL;
+  PITH_REQUIRE(f->layer && f->gradient && f->bytes && f->counts && (f->sizes || g->kind != PITH_GROUP_WHOLE),
                PITH_ERR_MEMORY, "no memory for a group of %zu layers", g->count);
   for (size_t i = 0; i < g->count; i++) {
-    pith_named *l = &r->layers[g->layer[i]];
+    pith_reducer_layer *l = &r->layers[g->layer[i]];
     if (l->started == r->step + 1) {
       PITH_TRY(pith__state_claim(l->state, r->rank, r->ranks));
       f->layer[f->count] = g->layer[i];
@@ -318,16 +318,16 @@ pith_status pith__stage_prepare(pith_staged *f, pith_group *g) {
     }
   }
   f->traffic.operations = 1;
-  return g->way == PITH_WAY_BLOCKS ? find_bucket(f, g) : PITH_OK;
+  return g->kind == PITH_GROUP_BLOCKS ? find_bucket(f, g) : PITH_OK;
 }
 
 pith_status pith__stage_work(pith_staged *f) {
-  static pith_status (*const ways[])(pith_staged *) = {[PITH_WAY_BLOCKS] = work_blocks,
-                                                       [PITH_WAY_WHOLE] = work_whole,
-                                                       [PITH_WAY_ROUNDS] = work_rounds,
-                                                       [PITH_WAY_PLAIN] = work_plain};
+  static pith_status (*const by_kind[])(pith_staged *) = {[PITH_GROUP_BLOCKS] = work_blocks,
+                                                          [PITH_GROUP_WHOLE] = work_whole,
+                                                          [PITH_GROUP_ROUNDS] = work_rounds,
+                                                          [PITH_GROUP_PLAIN] = work_plain};
   double start = pith__now(), *seconds = f->stage == 0 ? &f->traffic.encode : &f->traffic.decode;
-  pith_status status = ways[f->way](f);
+  pith_status status = by_kind[f->kind](f);
   *seconds += pith__now() - start;
   return status;
 }
@@ -339,9 +339,9 @@ void pith__stage_account(pith_staged *f) {
     whole += (double)pith_codec_bound(layer_of(f, i)->match.codec, layer_of(f, i)->n);
   }
   for (size_t i = 0; i < f->count; i++) {
-    pith_named *l = &f->reducer->layers[f->layer[i]];
+    pith_reducer_layer *l = &f->reducer->layers[f->layer[i]];
     pith_traffic mine = f->traffic;
-    mine.raw_bytes = f->number ? 0 : pith__layer_bytes(l); /* once, where it travels in chunks */
+    mine.raw_bytes = f->number ? 0 : pith__layer_bytes(l); /* once, where it is sent in chunks */
     mine.uncompressed = strcmp(l->match.codec->spec, "none") == 0;
     double share = whole > 0 ? (double)pith_codec_bound(l->match.codec, l->n) / whole : 0;
     pith__traffic_add(&l->traffic, &mine, share);

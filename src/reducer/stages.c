@@ -1,7 +1,7 @@
 /*
- * Groups of a reducer on their way over a carrier.
+ * Groups of a reducer that are reduced over a carrier.
  *
- * Groups overlap: when one leaves, its first exchange is started; then the one before it goes an exchange further, and
+ * Groups overlap: when one is put, its first exchange is started; then the one before it goes an exchange further, and
  * so on. That order follows from the order of groups alone, never from time, so it is the same on all ranks. A thread
  * does this where the carrier allows it; else whoever calls the reducer.
  */
@@ -149,7 +149,7 @@ static void drop_all(pith_stages *s) {
   s->under_way = NULL;
 }
 
-/* Every group that is under way goes one exchange further; those that have arrived are left out. */
+/* Every group that is under way goes one exchange further; those that are complete are left out. */
 static void advance(pith_stages *s) {
   for (pith_staged **at = &s->under_way; *at && s->failed == PITH_OK;) {
     pith_staged *f = *at;
@@ -360,7 +360,7 @@ static pith_status make_staged(pith_stages *s, pith_group *g, pith_staged **made
   PITH_REQUIRE(f, PITH_ERR_MEMORY, "no memory for a group of %zu layers", g->count);
   f->reducer = s->reducer;
   f->stages = s;
-  f->way = g->way;
+  f->kind = g->kind;
   f->chunk = g->chunk;
   f->number = g->number;
   pith_status status = pith__stage_prepare(f, g);

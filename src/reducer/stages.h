@@ -7,7 +7,7 @@
 
 #include "reducer/reducer.h"
 
-/* Memory that flights use one after another. */
+/* Memory that groups use one after another. */
 typedef struct pith_stage_buffer {
   uint8_t *data;
   size_t room;
@@ -18,10 +18,10 @@ typedef struct pith_staged {
   struct pith_staged *next;
   pith_reducer *reducer;
   pith_stages *stages;
-  pith_way way;
+  pith_group_kind kind;
   size_t count, *layer;
   void **gradient;
-  size_t chunk, number; /* BLOCKS: of one layer that travels in chunks; 0: all of it */
+  size_t chunk, number; /* BLOCKS: of one layer that is sent in chunks; 0: all of it */
   size_t stage;
   pith_bucket *bucket;
   int owns_bucket;
@@ -64,13 +64,13 @@ struct pith_stage_ops {
 extern const pith_stage_ops pith__stage_host, pith__stage_cuda;
 
 pith_status pith__stages_create(pith_reducer *r, pith_stages **stages);
-/* Other ranks may never take part in what is in flight: a thread that waits for them is left behind, and releases it.
- */
+/* Other ranks may never take part in what is in flight: a thread that waits for them is left behind,
+ * and releases it. */
 void pith__stages_destroy(pith_stages *stages);
 
-/* A group leaves, with the gradients that have come. */
+/* Starts a group, with the gradients that are ready. */
 pith_status pith__stages_put(pith_stages *stages, pith_group *group);
-/* Waits until all of them have arrived. */
+/* Waits until all of them are complete. */
 pith_status pith__stages_finish(pith_stages *stages);
 
 /* ---- stage_work.c ---- */
@@ -83,7 +83,7 @@ pith_status pith__stage_work(pith_staged *f);
 void pith__stage_account(pith_staged *f);
 void pith__stage_release(pith_staged *f);
 
-pith_ctx pith__stage_ctx(const pith_staged *f, const pith_named *l, int rank);
+pith_ctx pith__stage_ctx(const pith_staged *f, const pith_reducer_layer *l, int rank);
 
 /* Memory of at least that size, from the stages' own; keeps what is there if it is large enough. */
 pith_status pith__stages_buffer(pith_stages *stages, pith_stage_buffer *buffer, size_t size);

@@ -162,7 +162,7 @@ static void move_along(pith_comm *comm, void *argument) {
   int rank = pith_comm_rank(comm), ranks = pith_comm_size(comm);
   gradients *g = calloc(1, sizeof *g);
   pith_reducer *r = make(comm, "none");
-  pith_named *l = &r->layers[1];
+  pith_reducer_layer *l = &r->layers[1];
   size_t n = size_of(1);
   double *given = calloc(n, sizeof *given), *got = calloc(n, sizeof *got);
   for (uint64_t step = 0; step < 48; step++) {

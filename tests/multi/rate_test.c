@@ -19,7 +19,7 @@ typedef struct schedule {
 } schedule;
 
 /* The mean over ranks of what is pending, and what the owner of results has pending, which is of the mean already. */
-static void add_pending(pith_comm *comm, const pith_named *l, double rate, double *sum) {
+static void add_pending(pith_comm *comm, const pith_reducer_layer *l, double rate, double *sum) {
   const pith_state *s = l->state;
   double *pending = calloc(l->n, sizeof *pending), ranks = pith_comm_size(comm);
   for (size_t i = 0; i < l->n; i++) {
@@ -138,7 +138,7 @@ static void scale_pending(pith_comm *comm, void *argument) {
   gradients g = make_gradients(pith_comm_rank(comm), 0);
   CHECK_OK(take_step(r, &g, 0));
   release(&g);
-  pith_named *l = &r->layers[LAYER];
+  pith_reducer_layer *l = &r->layers[LAYER];
   size_t at = 0;
   while (l->state->residual[at] == 0) {
     at++;

@@ -226,9 +226,9 @@ def missing(rank: int, size: int) -> None:
         time.sleep(6)
         return
     store = dist.HashStore()
-    from pith.torch._meeting import meet
+    from pith.torch._rendezvous import rendezvous
 
-    meet(store, 0, 2, 2.0, None)
+    rendezvous(store, 0, 2, 2.0, None)
 
 
 def test_a_rank_that_never_joins_is_named() -> None:

@@ -475,10 +475,10 @@ def test_a_monitored_barrier_names_the_ranks_that_did_not_come() -> None:
 
 
 def no_store(rank: int, size: int) -> None:
-    from pith.torch._meeting import meet
+    from pith.torch._rendezvous import rendezvous
 
     if rank == 1:
-        meet(dist.HashStore(), 1, 2, 0.3, None)
+        rendezvous(dist.HashStore(), 1, 2, 0.3, None)
 
 
 def test_a_rank_that_never_hears_from_rank_0_says_how_long_it_waited() -> None:

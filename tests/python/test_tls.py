@@ -122,12 +122,12 @@ def test_the_store_is_not_enough_to_join_a_job_with_a_secret(
 ) -> None:
     monkeypatch.setenv("PITH_SECRET", SECRET)
     needs.module("torch", "the backend needs torch")
-    from pith.torch._meeting import meet
+    from pith.torch._rendezvous import rendezvous
 
     store, comms = Store(), {}
 
     def be(rank: int) -> None:
-        comms[rank] = meet(store, rank, 2, 20, None)  # type: ignore[arg-type]
+        comms[rank] = rendezvous(store, rank, 2, 20, None)  # type: ignore[arg-type]
 
     first = threading.Thread(target=be, args=(0,))
     first.start()

@@ -24,7 +24,7 @@ from .._comm import Comm, Stats, make_call
 from .._errors import ArgumentError, Error, TimeoutError
 from . import _buffers as buffers
 from ._compression import Compression, current, from_environment
-from ._meeting import is_connected_to, meet, port_of_rank_0
+from ._rendezvous import is_connected_to, port_of_rank_0, rendezvous
 from ._work import DoneWork, PithWork, SingleWaiter, Waiter, begin_event, seconds
 
 _GRACE = 5.0  # seconds for operations that nobody waited for, when a group ends
@@ -81,7 +81,7 @@ class GroupBase(dist.ProcessGroup):
         self._monitored = 0  # monitored barriers so far
         self._compression = from_environment()
         spec = self._compression.spec if self._compression else None
-        self._comm: Comm | None = meet(store, rank, size, self._seconds, spec)
+        self._comm: Comm | None = rendezvous(store, rank, size, self._seconds, spec)
         self._waiter = Waiter("pith-futures")
         self._point_waiter = SingleWaiter("pith-message")
         self._sequence = 0

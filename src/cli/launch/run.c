@@ -200,7 +200,7 @@ int cli_run(int argc, char **argv) {
   const cli_option options[] = {
       {"-n", CLI_POSITIVE, &job.ranks, "RANKS", "how many; with --hosts, all their slots"},
       {"--hosts", CLI_TEXT, &hosts, "A,B:2,…", "machines, with their slots, to reach over ssh"},
-      {"--master-addr", CLI_TEXT, &job.master_addr, "A", "where ranks meet, MASTER_ADDR; else the first host"},
+      {"--master-addr", CLI_TEXT, &job.master_addr, "A", "host of the rendezvous, MASTER_ADDR; else the first"},
       CLI_JOB_OPTIONS(&job),
       {"--free-port", CLI_FLAG, &free_port, NULL, "only print a port that is free on this machine"},
       {.name = NULL}};

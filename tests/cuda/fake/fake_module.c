@@ -34,7 +34,7 @@ static void store(void *values, int dtype, size_t i, float x) {
   }
 }
 
-static void meet(const void *values, int dtype, float *memory, float beta, float gamma, size_t n) {
+static void compensate(const void *values, int dtype, float *memory, float beta, float gamma, size_t n) {
   for (size_t i = 0; i < n; i++) {
     memory[i] = beta * memory[i] + gamma * load(values, dtype, i);
   }
@@ -56,7 +56,7 @@ static size_t encode_with(const char *spec, pith_cspan src, float *memory, float
   }
   pith_out out = {payload, pith_codec_bound(codec, src.n), 0};
   if (memory) {
-    meet(src.data, (int)src.dtype, memory, beta, gamma, src.n);
+    compensate(src.data, (int)src.dtype, memory, beta, gamma, src.n);
     src = (pith_cspan){memory, src.n, PITH_F32};
   }
   pith_status status = pith_encode(codec, NULL, src, &out, ctx);
@@ -264,7 +264,7 @@ static void one_round(const pith_gpu_lowrank *t, int what) {
   switch (what) {
     case PITH_GPU_LOWRANK_PRODUCE_P:
       if (t->memory) {
-        meet(t->values, t->dtype, t->memory, t->beta, t->gamma, t->n);
+        compensate(t->values, t->dtype, t->memory, t->beta, t->gamma, t->n);
       }
       if (!t->dense) {
         wake(t);

@@ -1,7 +1,7 @@
 /*
  * Pith: compressed communication for distributed deep learning.
  *
- * This header includes the whole public API, in the order in which programs meet it:
+ * This header includes the whole public API, in the order in which programs use it:
  *
  *   types.h    status codes, tensors, layers, and how structs grow
  *   codec.h    codecs, their state, encode and decode, rules, the list of methods

@@ -1,7 +1,7 @@
-"""How the ranks of a process group meet: rank 0 opens a port and puts a unique id into torch's store.
+"""The rendezvous of the ranks of a process group: rank 0 opens a port and puts a unique id into torch's store.
 
 The port of torch's own store is not used: it is held, by rank 0 or by torchrun. Each group has a store of its own (a prefix), so any number
-of groups can meet at the same time.
+of groups can be formed at the same time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .._comm import Comm
 from .._errors import MismatchError, PeerError, TimeoutError
 from .._launch import unique_id
 
-_KEY = "pith/meeting"
+_KEY = "pith/rendezvous"
 
 
 def _tcp_store(store: dist.Store) -> dist.TCPStore | None:
@@ -74,15 +74,15 @@ def _read_invitation(store: dist.Store, timeout: float) -> dict[str, Any]:
         waited = time.monotonic() - started
         if waited < timeout:
             raise PeerError(
-                f"torch's store failed after {waited:.1f} s, before rank 0 of the group had said where to meet: {error}"
+                f"torch's store failed after {waited:.1f} s, before rank 0 of the group had published its address: {error}"
             ) from None
         raise TimeoutError(
-            f"Timed out waiting {waited:.1f} s for rank 0 of the group to say where to meet "
+            f"Timed out waiting {waited:.1f} s for rank 0 of the group to publish its address "
             f"(a timeout of {timeout:g} s, set by init_process_group(timeout=…)): {error}"
         ) from None
 
 
-def meet(store: dist.Store, rank: int, ranks: int, timeout: float, spec: str | None) -> Comm:
+def rendezvous(store: dist.Store, rank: int, ranks: int, timeout: float, spec: str | None) -> Comm:
     """A comm of the group's ranks. All must have the same spec in PITH_SPEC."""
     if ranks == 1:
         return Comm(0, 1, timeout=timeout)
@@ -104,7 +104,7 @@ def meet(store: dist.Store, rank: int, ranks: int, timeout: float, spec: str | N
 
 
 def _forget_invitation(store: dist.Store) -> None:
-    """Where torchrun starts ranks again, they meet in the same store: an old invitation would lead some of them astray."""
+    """Where torchrun starts ranks again, they use the same store: some of them would read an old invitation."""
     with contextlib.suppress(RuntimeError, NotImplementedError):  # not every store can forget
         store.delete_key(_KEY)
 
