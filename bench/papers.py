@@ -24,6 +24,7 @@ class Paper:
     origin: str
     encode: Encode | None = None  # one rank's values, there and back
     mean: Mean | None = None  # of all ranks, where that is no mean of what was encoded
+    result: Encode | None = None  # of that, where it is encoded again
     granule: int = 0  # pieces of so many values are encoded independently; 0: the whole tensor
 
 
@@ -97,6 +98,21 @@ def terngrad(clip: float) -> Callable[[Array, Random], Array]:
     return each
 
 
+def powers(bits: int) -> Callable[[Array, Random], Array]:
+    """0 or a power of two between 0 and the largest value, drawn without bias."""
+    levels = np.concatenate([[0.0], 2.0 ** -np.arange(2 ** (bits - 1) - 2, -1, -1.0)])
+
+    def each(x: Array, random: Random) -> Array:
+        norm = safe(np.abs(x).max(axis=1, keepdims=True))
+        share = np.abs(x) / norm
+        above = np.clip(np.searchsorted(levels, share), 1, len(levels) - 1)
+        low, high = levels[above - 1], levels[above]
+        up = random.random(x.shape) < (share - low) / (high - low)
+        return norm * np.sign(x) * np.where(up, high, low)
+
+    return each
+
+
 def natural(x: Array, random: Random) -> Array:
     """The power of two below, or that above with the probability that has no bias."""
     mantissa, exponent = np.frexp(np.abs(x))  # |x| = m·2^e, m in [1/2, 1)
@@ -105,9 +121,13 @@ def natural(x: Array, random: Random) -> Array:
 
 
 def majority(xs: Sequence[Array], random: Random) -> Array:
-    """A tie goes either way."""
-    votes = np.sum([np.where(x < 0, -1.0, 1.0) for x in xs], axis=0)
-    return np.where(votes == 0, random.choice([-1.0, 1.0], votes.shape), np.sign(votes))
+    """The sign of the sum of signs; that of a tie is 0."""
+    return np.sign(np.sum([np.sign(x) for x in xs], axis=0))
+
+
+def either_way(votes: Array, random: Random) -> Array:
+    """One bit has no room for a tie."""
+    return np.where(votes == 0, random.choice([-1.0, 1.0], votes.shape), votes)
 
 
 def scaled_sign(x: Array, random: Random) -> Array:
@@ -352,4 +372,7 @@ SCHEDULES: dict[str, Callable[[Sequence[Array], Paper, Random], Array]] = {
 
 def expected(paper: Paper, algorithm: str, xs: Sequence[Array], random: Random) -> Array:
     """The mean over ranks as the paper's method gives it by that schedule."""
-    return paper.mean(xs, random) if paper.mean else SCHEDULES[algorithm](xs, paper, random)
+    if not paper.mean:
+        return SCHEDULES[algorithm](xs, paper, random)
+    mean = paper.mean(xs, random)
+    return paper.result(mean, random) if paper.result and algorithm != "gather" else mean
