@@ -7,7 +7,6 @@
 #include "base/clock.h"
 #include "base/forked.h"
 #include "base/struct_size.h"
-#include "comm/choose.h"
 #include "comm/join.h"
 #include "comm/submit.h"
 #include "comm/trace.h"

@@ -73,7 +73,8 @@ int pith__trace_start(int rank) {
   return on;
 }
 
-void pith__trace(int rank, const char *kind, const char *name, const char *detail, double start, double end) {
+/* One event from `start` to `end` (pith__now()). Texts are plain. `detail` is shown as an argument. */
+static void trace(int rank, const char *kind, const char *name, const char *detail, double start, double end) {
   pthread_mutex_lock(&mutex);
   if (file) {
     fprintf(file,
@@ -93,7 +94,7 @@ static const char *work_name(pith_work_fn work) {
 void pith__trace_work(const pith_operation *op, const pith_task *task, double start) {
   char detail[64];
   snprintf(detail, sizeof detail, "%zu values from %zu", task->n, task->first);
-  pith__trace(op->comm->rank, "work", work_name(task->work), detail, start, pith__now());
+  trace(op->comm->rank, "work", work_name(task->work), detail, start, pith__now());
 }
 
 void pith__trace_operation(const pith_operation *op) {
@@ -102,5 +103,5 @@ void pith__trace_operation(const pith_operation *op) {
   snprintf(name, sizeof name, "%s %llu", pith__operation_name(op->frame.operation),
            (unsigned long long)op->frame.sequence);
   snprintf(detail, sizeof detail, "%zu values, %s", op->job.src.n, codec ? codec->spec : "uncompressed");
-  pith__trace(op->comm->rank, "operations", name, detail, op->started_at, pith__now());
+  trace(op->comm->rank, "operations", name, detail, op->started_at, pith__now());
 }
