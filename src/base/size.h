@@ -9,6 +9,14 @@ static inline size_t pith__least(size_t a, size_t b) { return a < b ? a : b; }
 
 static inline size_t pith__most(size_t a, size_t b) { return a > b ? a : b; }
 
+static inline size_t pith__sum(const size_t *sizes, int count) {
+  size_t sum = 0;
+  for (int i = 0; i < count; i++) {
+    sum += sizes[i];
+  }
+  return sum;
+}
+
 /* Bytes of n values of `bits` bits each. */
 static inline size_t pith__packed_size(size_t n, size_t bits) { return (n * bits + 7) / 8; }
 

@@ -53,7 +53,8 @@ static uint32_t add_scatter_chunk(pith_job *job, const pith_raw *raw, unsigned t
                : PITH_NO_TASK;
     r->sources[from] = into;
   }
-  uint32_t reduce = pith__add_work(job, (pith_task){.work = pith__work_reduce, .n = mine.n, .values = r}, before);
+  uint32_t reduce =
+      pith__schedule_work(&job->schedule, (pith_task){.work = pith__work_reduce, .n = mine.n, .values = r}, before);
   for (int p = 0; p < job->ranks; p++) {
     pith__schedule_after(s, reduce, received[p]);
   }
@@ -90,7 +91,8 @@ static uint32_t add_short_allreduce(pith_job *job, const pith_raw *raw, unsigned
     return PITH_NO_TASK;
   }
   r->sources[job->rank] = raw->src;
-  uint32_t reduce = pith__add_work(job, (pith_task){.work = pith__work_reduce, .n = raw->n, .values = r}, before);
+  uint32_t reduce =
+      pith__schedule_work(&job->schedule, (pith_task){.work = pith__work_reduce, .n = raw->n, .values = r}, before);
   pith_piece *own = pith__schedule_piece_over(s, (void *)(uintptr_t)raw->src, bytes);
   for (int step = 1; step < job->ranks; step++) {
     int to = pith__peer_at(job, step), from = pith__peer_at(job, job->ranks - step);
@@ -110,7 +112,8 @@ static uint32_t add_long_allreduce(pith_job *job, const pith_raw *raw, unsigned 
   size_t chunks = pith__split_chunks(raw->n, 1, (size_t)job->ranks, chunk),
          staged = (size_t)(job->ranks - 1) * chunk * width;
   uint8_t *staging = pith__schedule_take(s, chunks < WINDOW ? chunks : WINDOW, staged);
-  uint32_t end = pith__add_work(job, (pith_task){.work = pith__work_join}, before), reduced[WINDOW], sent[job->ranks];
+  uint32_t end = pith__schedule_work(&job->schedule, (pith_task){.work = pith__work_join}, before), reduced[WINDOW],
+           sent[job->ranks];
   for (size_t c = 0; c < chunks && !s->failed; c++) {
     uint32_t start = c < WINDOW ? before : reduced[c % WINDOW];
     uint32_t tag_scatter = PITH_TAG(phase, c), tag_gather = PITH_TAG(phase + 1, c);
@@ -155,9 +158,11 @@ pith_status pith__allreduce_linear(pith_job *job) {
     return pith__schedule_finished(job);
   }
   pith_raw raw = {own->data, sum->data, bytes / pith_dtype_size(dtype), dtype, job->reduce};
-  uint32_t encode = pith__add_work(job, (pith_task){.work = pith__work_encode, .piece = own, .n = n}, PITH_NO_TASK);
+  uint32_t encode =
+      pith__schedule_work(&job->schedule, (pith_task){.work = pith__work_encode, .piece = own, .n = n}, PITH_NO_TASK);
   uint32_t reduced = pith__add_allreduce(job, &raw, PHASE_SCATTER, encode);
-  pith__add_work(job, (pith_task){.work = pith__work_decode_to_dst, .peer = job->rank, .piece = sum, .n = n}, reduced);
+  pith__schedule_work(&job->schedule,
+                      (pith_task){.work = pith__work_decode_to_dst, .peer = job->rank, .piece = sum, .n = n}, reduced);
   return pith__schedule_finished(job);
 }
 
@@ -261,12 +266,12 @@ pith_status pith__allreduce_rounds(pith_job *job) {
     }
     PITH_TRY(prepare_round(job, i, b));
     pith_raw raw = {b->mine, b->reduced, b->count, b->dtype, b->reduce};
-    uint32_t produce = pith__add_work(job, (pith_task){.work = work_produce, .values = b}, last);
+    uint32_t produce = pith__schedule_work(&job->schedule, (pith_task){.work = work_produce, .values = b}, last);
     uint32_t reduced = pith__add_allreduce(job, &raw, PHASE_ROUND + PITH_RAW_PHASES * (unsigned)i, produce);
-    last = pith__add_work(job, (pith_task){.work = work_consume, .values = b}, reduced);
+    last = pith__schedule_work(&job->schedule, (pith_task){.work = work_consume, .values = b}, reduced);
   }
   if (job->reduce == PITH_SUM) {
-    pith__add_work(job, (pith_task){.work = work_mean_to_sum}, last);
+    pith__schedule_work(&job->schedule, (pith_task){.work = work_mean_to_sum}, last);
   }
   return pith__schedule_finished(job);
 }

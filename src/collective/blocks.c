@@ -60,14 +60,14 @@ static uint32_t intra_host_tag(const plan *p, int phase, int host, size_t number
 }
 
 static uint32_t add_decode_result(pith_job *job, int owner, pith_piece *piece, pith_range range, uint32_t arrived) {
-  return pith__add_work(job,
-                        (pith_task){.work = pith__work_decode_result,
-                                    .peer = owner,
-                                    .piece = piece,
-                                    .first = range.first,
-                                    .n = range.n,
-                                    .at = range.first},
-                        arrived);
+  return pith__schedule_work(&job->schedule,
+                             (pith_task){.work = pith__work_decode_result,
+                                         .peer = owner,
+                                         .piece = piece,
+                                         .first = range.first,
+                                         .n = range.n,
+                                         .at = range.first},
+                             arrived);
 }
 
 /* ---- A leader's slices ------------------------------------------------------------------------------------------- */
@@ -93,8 +93,9 @@ static host_values add_values(pith_job *job, const plan *p, int host, size_t num
     return v;
   }
   v.piece = pith__piece_for(job, range.n);
-  v.ready = pith__add_work(
-      job, (pith_task){.work = pith__work_encode, .piece = v.piece, .first = range.first, .n = range.n, .values = sum},
+  v.ready = pith__schedule_work(
+      &job->schedule,
+      (pith_task){.work = pith__work_encode, .piece = v.piece, .first = range.first, .n = range.n, .values = sum},
       v.ready);
   return v;
 }
@@ -111,15 +112,15 @@ static uint32_t add_sum(pith_job *job, const plan *p, pith_range range, size_t n
       v = (host_values){.piece = pith__piece_for(job, range.n)};
       v.ready = pith__schedule_receive(s, peer, PITH_TAG(PHASE_SCATTER, number), v.piece, PITH_NO_TASK);
     }
-    uint32_t added = pith__add_work(job,
-                                    (pith_task){.work = v.is_exact ? pith__work_sum_own : pith__work_decode,
-                                                .peer = peer,
-                                                .piece = v.piece,
-                                                .first = range.first,
-                                                .n = range.n,
-                                                .values = sum,
-                                                .mode = h ? PITH_ADD : PITH_SET},
-                                    v.ready);
+    uint32_t added = pith__schedule_work(&job->schedule,
+                                         (pith_task){.work = v.is_exact ? pith__work_sum_own : pith__work_decode,
+                                                     .peer = peer,
+                                                     .piece = v.piece,
+                                                     .first = range.first,
+                                                     .n = range.n,
+                                                     .values = sum,
+                                                     .mode = h ? PITH_ADD : PITH_SET},
+                                         v.ready);
     pith__schedule_after(s, added, last);
     last = added;
   }
@@ -130,8 +131,8 @@ static uint32_t add_sum(pith_job *job, const plan *p, pith_range range, size_t n
  * we. */
 static uint32_t add_result(pith_job *job, const plan *p, pith_range range, size_t number, float *sum, uint32_t summed) {
   pith_piece *result = pith__piece_for(job, range.n);
-  uint32_t encode = pith__add_work(
-      job,
+  uint32_t encode = pith__schedule_work(
+      &job->schedule,
       (pith_task){.work = pith__work_encode_result, .piece = result, .first = range.first, .n = range.n, .values = sum},
       summed);
   for (int step = 1; step < p->layout->hosts; step++) {
@@ -164,7 +165,7 @@ static void add_results_of_others(pith_job *job, const plan *p, size_t number) {
 static uint32_t add_leader_chunk(pith_job *job, const plan *p, size_t number, uint32_t before) {
   pith_schedule *s = &job->schedule;
   host_values own = {.ready = before};
-  uint32_t free_again = pith__add_work(job, (pith_task){.work = pith__work_join}, before);
+  uint32_t free_again = pith__schedule_work(&job->schedule, (pith_task){.work = pith__work_join}, before);
   for (int step = 1; step <= p->layout->hosts; step++) {
     int host = (p->host + step) % p->layout->hosts;
     pith_range range = slice_of(job, p, p->local_rank, host, number);

@@ -29,15 +29,15 @@ static uint32_t down_tag(const pith_job *job, const gathering *g, int host) {
 }
 
 static void add_decode(pith_job *job, gathering *g, int host, int leader, pith_piece *piece, uint32_t arrived) {
-  uint32_t decode = pith__add_work(job,
-                                   (pith_task){.work = pith__work_decode,
-                                               .peer = leader,
-                                               .piece = piece,
-                                               .first = g->range.first,
-                                               .n = g->range.n,
-                                               .values = g->sum,
-                                               .mode = host ? PITH_ADD : PITH_SET},
-                                   arrived);
+  uint32_t decode = pith__schedule_work(&job->schedule,
+                                        (pith_task){.work = pith__work_decode,
+                                                    .peer = leader,
+                                                    .piece = piece,
+                                                    .first = g->range.first,
+                                                    .n = g->range.n,
+                                                    .values = g->sum,
+                                                    .mode = host ? PITH_ADD : PITH_SET},
+                                        arrived);
   pith__schedule_after(&job->schedule, decode, g->last);
   g->last = decode;
 }
@@ -48,13 +48,13 @@ static pith_piece *add_encoded(pith_job *job, gathering *g, int crowded) {
   if (crowded) {
     g->last = pith__add_intra_host_sum(job, g->range, PITH_TAG(PHASE_UP, g->number), g->sum, g->last);
   }
-  g->last = pith__add_work(job,
-                           (pith_task){.work = pith__work_encode,
-                                       .piece = own,
-                                       .first = g->range.first,
-                                       .n = g->range.n,
-                                       .values = crowded ? g->sum : NULL},
-                           g->last);
+  g->last = pith__schedule_work(&job->schedule,
+                                (pith_task){.work = pith__work_encode,
+                                            .piece = own,
+                                            .first = g->range.first,
+                                            .n = g->range.n,
+                                            .values = crowded ? g->sum : NULL},
+                                g->last);
   return own;
 }
 
@@ -98,7 +98,7 @@ static uint32_t add_chunk(pith_job *job, gathering g, uint32_t before) {
   }
   pith_task store = {.work = pith__work_store_result, .first = g.range.first, .n = g.range.n, .values = g.sum};
   store.at = g.range.first;
-  return pith__add_work(job, store, g.last);
+  return pith__schedule_work(&job->schedule, store, g.last);
 }
 
 /* Values of a chunk of `n`. */

@@ -53,8 +53,8 @@ static void *add_collected(pith_job *job, pith_range range, uint32_t *ready) {
     return (uint8_t *)(uintptr_t)job->src.data + range.first * width;
   }
   void *values = pith__schedule_take(&job->schedule, range.n, width);
-  *ready = pith__add_work(job, (pith_task){.work = work_collect, .first = range.first, .n = range.n, .values = values},
-                          *ready);
+  *ready = pith__schedule_work(
+      &job->schedule, (pith_task){.work = work_collect, .first = range.first, .n = range.n, .values = values}, *ready);
   return values;
 }
 
@@ -70,7 +70,7 @@ uint32_t pith__add_intra_host_send(pith_job *job, int leader, pith_range range, 
     pith_piece *piece = piece_for(job, range.n);
     pith_task task = {
         .work = work_encode_intra_host, .piece = piece, .first = range.first, .n = range.n, .values = values};
-    return pith__schedule_send(s, leader, tag, piece, pith__add_work(job, task, before));
+    return pith__schedule_send(s, leader, tag, piece, pith__schedule_work(&job->schedule, task, before));
   }
   pith_piece *piece = pith__schedule_piece_over(s, values, range.n * pith_dtype_size(job->src.dtype));
   return pith__schedule_send(s, leader, tag, piece, before);
@@ -128,8 +128,8 @@ uint32_t pith__add_intra_host_sum(pith_job *job, pith_range range, uint32_t tag,
     return PITH_NO_TASK;
   }
   all->sum = sum;
-  uint32_t work =
-      pith__add_work(job, (pith_task){.work = work_sum, .first = range.first, .n = range.n, .values = all}, before);
+  uint32_t work = pith__schedule_work(
+      &job->schedule, (pith_task){.work = work_sum, .first = range.first, .n = range.n, .values = all}, before);
   for (int i = 0; i < members; i++) {
     int rank = pith__layout_rank(job->layout, host, i);
     all->piece[i] = NULL;

@@ -6,7 +6,7 @@
 #include "codec/codec.h"
 #include "collective/layout.h"
 #include "collective/schedule.h"
-#include "memory/encode_threads.h"
+#include "memory/memory.h"
 
 /* A layer of a joined tensor, or a piece of one. Its values stay where they are; in the joined tensor they have places
  * from `first` on, a multiple of the granule. */
@@ -129,9 +129,6 @@ pith_status pith__work_reduce(pith_job *job, const pith_task *task);
 pith_status pith__reduce_check(pith_dtype dtype, pith_reduce_op reduce);
 
 /* ---- Algorithms: each writes job->schedule; docs/algorithms.md has steps and bytes ------------------------------- */
-
-/* Adds a task of the kind WORK, after `before`. */
-uint32_t pith__add_work(pith_job *job, pith_task task, uint32_t before);
 
 /* A piece that can hold n encoded values. */
 pith_piece *pith__piece_for(pith_job *job, size_t n);

@@ -28,7 +28,8 @@ static pith_status work_copy(pith_job *job, const pith_task *task) {
 
 static void add_copy(pith_job *job, const void *from, pith_piece *to) {
   if (to && to->size && from != to->data) {
-    pith__add_work(job, (pith_task){.work = work_copy, .piece = to, .values = (void *)(uintptr_t)from}, PITH_NO_TASK);
+    pith__schedule_work(&job->schedule, (pith_task){.work = work_copy, .piece = to, .values = (void *)(uintptr_t)from},
+                        PITH_NO_TASK);
   }
 }
 
@@ -51,8 +52,8 @@ static void add_receive(pith_job *job, int peer, pith_piece *piece) {
 static void all_gather_encoded(pith_job *job, const size_t *counts) {
   pith_schedule *s = &job->schedule;
   pith_piece *own = pith__piece_for(job, job->src.n);
-  uint32_t encode =
-      pith__add_work(job, (pith_task){.work = pith__work_encode, .piece = own, .n = job->src.n}, PITH_NO_TASK);
+  uint32_t encode = pith__schedule_work(
+      &job->schedule, (pith_task){.work = pith__work_encode, .piece = own, .n = job->src.n}, PITH_NO_TASK);
   for (int step = 1; step < job->ranks; step++) {
     pith__schedule_send(s, pith__peer_at(job, step), PITH_TAG(PHASE_MOVE, 0), own, encode);
   }
@@ -60,8 +61,8 @@ static void all_gather_encoded(pith_job *job, const size_t *counts) {
     pith_piece *piece = p == job->rank ? own : pith__piece_for(job, counts[p]);
     uint32_t arrived =
         p == job->rank ? encode : pith__schedule_receive(s, p, PITH_TAG(PHASE_MOVE, 0), piece, PITH_NO_TASK);
-    uint32_t decode = pith__add_work(
-        job,
+    uint32_t decode = pith__schedule_work(
+        &job->schedule,
         (pith_task){
             .work = pith__work_decode_to_dst, .peer = p, .piece = piece, .n = counts[p], .at = offset_of(counts, p)},
         arrived);
@@ -114,13 +115,15 @@ static void broadcast_encoded(pith_job *job, int root) {
   pith_piece *piece = pith__piece_for(job, job->src.n);
   uint32_t tag = PITH_TAG(PHASE_MOVE, 0), ready;
   if (job->rank == root) {
-    ready = pith__add_work(job, (pith_task){.work = pith__work_encode, .piece = piece, .n = job->src.n}, PITH_NO_TASK);
+    ready = pith__schedule_work(&job->schedule, (pith_task){.work = pith__work_encode, .piece = piece, .n = job->src.n},
+                                PITH_NO_TASK);
   } else {
     ready = add_broadcast_arrival(job, root, tag, piece);
   }
   add_broadcast_piece(job, root, tag, piece, ready);
-  pith__add_work(job, (pith_task){.work = pith__work_decode_to_dst, .peer = root, .piece = piece, .n = job->src.n},
-                 ready);
+  pith__schedule_work(&job->schedule,
+                      (pith_task){.work = pith__work_decode_to_dst, .peer = root, .piece = piece, .n = job->src.n},
+                      ready);
 }
 
 pith_status pith__broadcast(pith_job *job, int root) {

@@ -68,8 +68,8 @@ static pith_status work_unpack(pith_job *job, const pith_task *task) {
 
 static uint32_t add_task(pith_job *job, pith_work_fn work, pith_piece *piece, pith_range range, float *values, int mode,
                          uint32_t before) {
-  return pith__add_work(
-      job,
+  return pith__schedule_work(
+      &job->schedule,
       (pith_task){.work = work, .piece = piece, .first = range.first, .n = range.n, .values = values, .mode = mode},
       before);
 }
@@ -102,8 +102,8 @@ pith_status pith__allreduce_ranges(pith_job *job) {
   size_t n = job->src.n;
   float *x = pith__schedule_take(s, n ? n : 1, sizeof *x);
   pith_piece *payload = pith__piece_for(job, n);
-  uint32_t decoded = pith__add_work(
-      job,
+  uint32_t decoded = pith__schedule_work(
+      &job->schedule,
       (pith_task){
           .work = work_encode_decode, .peer = job->rank, .piece = payload, .n = n, .values = x, .mode = PITH_SET},
       PITH_NO_TASK);

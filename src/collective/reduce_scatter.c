@@ -22,8 +22,9 @@ static part part_of(const size_t *counts, int rank) {
 
 static pith_piece *add_encoded_part(pith_job *job, int owner, part range, uint32_t *encoded) {
   pith_piece *piece = pith__piece_for(job, range.n);
-  *encoded = pith__add_work(
-      job, (pith_task){.work = pith__work_encode, .piece = piece, .first = range.first, .n = range.n}, PITH_NO_TASK);
+  *encoded = pith__schedule_work(
+      &job->schedule, (pith_task){.work = pith__work_encode, .piece = piece, .first = range.first, .n = range.n},
+      PITH_NO_TASK);
   if (owner != job->rank) {
     pith__schedule_send(&job->schedule, owner, PITH_TAG(PHASE_SCATTER, 0), piece, *encoded);
   }
@@ -38,26 +39,28 @@ static void add_encoded_sum(pith_job *job, part mine, pith_piece *own, uint32_t 
     pith_piece *piece = p == job->rank ? own : pith__piece_for(job, mine.n);
     uint32_t arrived =
         p == job->rank ? encoded : pith__schedule_receive(s, p, PITH_TAG(PHASE_SCATTER, 0), piece, PITH_NO_TASK);
-    uint32_t decode = pith__add_work(job,
-                                     (pith_task){.work = pith__work_decode,
-                                                 .peer = p,
-                                                 .piece = piece,
-                                                 .first = mine.first,
-                                                 .n = mine.n,
-                                                 .values = sum,
-                                                 .mode = p ? PITH_ADD : PITH_SET},
-                                     arrived);
+    uint32_t decode = pith__schedule_work(&job->schedule,
+                                          (pith_task){.work = pith__work_decode,
+                                                      .peer = p,
+                                                      .piece = piece,
+                                                      .first = mine.first,
+                                                      .n = mine.n,
+                                                      .values = sum,
+                                                      .mode = p ? PITH_ADD : PITH_SET},
+                                          arrived);
     pith__schedule_after(s, decode, last);
     last = decode;
   }
-  uint32_t store = pith__add_work(
-      job, (pith_task){.work = pith__work_store_result, .first = mine.first, .n = mine.n, .values = sum}, last);
+  uint32_t store = pith__schedule_work(
+      &job->schedule, (pith_task){.work = pith__work_store_result, .first = mine.first, .n = mine.n, .values = sum},
+      last);
   pith__schedule_after(s, store, all_encoded); /* dst may lie in src */
 }
 
 static void reduce_scatter_encoded(pith_job *job, const size_t *counts) {
   pith_piece *own = NULL;
-  uint32_t encoded = PITH_NO_TASK, all = pith__add_work(job, (pith_task){.work = pith__work_join}, PITH_NO_TASK);
+  uint32_t encoded = PITH_NO_TASK,
+           all = pith__schedule_work(&job->schedule, (pith_task){.work = pith__work_join}, PITH_NO_TASK);
   for (int step = 1; step <= job->ranks; step++) {
     int owner = pith__peer_at(job, step);
     if (counts[owner]) {
@@ -85,7 +88,8 @@ static void reduce_scatter_plain(pith_job *job, const size_t *counts) {
   if (!r) {
     return;
   }
-  uint32_t reduce = pith__add_work(job, (pith_task){.work = pith__work_reduce, .n = mine.n, .values = r}, PITH_NO_TASK);
+  uint32_t reduce = pith__schedule_work(&job->schedule,
+                                        (pith_task){.work = pith__work_reduce, .n = mine.n, .values = r}, PITH_NO_TASK);
   for (int step = 0; step < job->ranks; step++) {
     int peer = pith__peer_at(job, step);
     part theirs = part_of(counts, peer);

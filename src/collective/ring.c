@@ -44,19 +44,20 @@ static uint32_t add_sum(pith_job *job, const ring *r, int part, size_t number, p
   pith_piece *piece = pith__piece_for(job, range.n);
   uint32_t arrived =
       pith__schedule_receive(&job->schedule, r->previous, tag_of(job, PHASE_REDUCE, part, number), piece, PITH_NO_TASK);
-  uint32_t decode = pith__add_work(job,
-                                   (pith_task){.work = pith__work_decode,
-                                               .peer = r->previous,
-                                               .piece = piece,
-                                               .first = range.first,
-                                               .n = range.n,
-                                               .values = sum,
-                                               .mode = PITH_SET},
-                                   arrived);
+  uint32_t decode = pith__schedule_work(&job->schedule,
+                                        (pith_task){.work = pith__work_decode,
+                                                    .peer = r->previous,
+                                                    .piece = piece,
+                                                    .first = range.first,
+                                                    .n = range.n,
+                                                    .values = sum,
+                                                    .mode = PITH_SET},
+                                        arrived);
   pith__schedule_after(&job->schedule, decode, before);
   pith_work_fn add = job->rank == part ? pith__work_sum_own : pith__work_add_own;
-  return pith__add_work(
-      job, (pith_task){.work = add, .first = range.first, .n = range.n, .values = sum, .mode = PITH_ADD}, decode);
+  return pith__schedule_work(
+      &job->schedule, (pith_task){.work = add, .first = range.first, .n = range.n, .values = sum, .mode = PITH_ADD},
+      decode);
 }
 
 /* The result goes on to the next rank, unless that made it. */
@@ -65,14 +66,14 @@ static void add_result(pith_job *job, const ring *r, int part, size_t number, pi
   if (r->next != part) {
     pith__schedule_send(&job->schedule, r->next, tag_of(job, PHASE_GATHER, part, number), piece, ready);
   }
-  pith__add_work(job,
-                 (pith_task){.work = pith__work_decode_result,
-                             .peer = part,
-                             .piece = piece,
-                             .first = range.first,
-                             .n = range.n,
-                             .at = range.first},
-                 ready);
+  pith__schedule_work(&job->schedule,
+                      (pith_task){.work = pith__work_decode_result,
+                                  .peer = part,
+                                  .piece = piece,
+                                  .first = range.first,
+                                  .n = range.n,
+                                  .at = range.first},
+                      ready);
 }
 
 /* Our step of a part. Returns the task after which the sum is not needed. */
@@ -92,7 +93,7 @@ static uint32_t add_part(pith_job *job, const ring *r, int part, size_t number, 
     task.mode = PITH_GATHERED;
   }
   task.work = owns ? pith__work_encode_result : pith__work_encode;
-  uint32_t encode = pith__add_work(job, task, summed);
+  uint32_t encode = pith__schedule_work(&job->schedule, task, summed);
   if (owns) {
     add_result(job, r, part, number, range, piece, encode);
   } else {
@@ -110,7 +111,7 @@ pith_status pith__allreduce_ring(pith_job *job) {
   uint32_t free_again[WINDOW];
   for (size_t c = 0; c < r.chunks && !job->schedule.failed; c++) {
     uint32_t before = c < WINDOW ? PITH_NO_TASK : free_again[c % WINDOW];
-    uint32_t all = pith__add_work(job, (pith_task){.work = pith__work_join}, before);
+    uint32_t all = pith__schedule_work(&job->schedule, (pith_task){.work = pith__work_join}, before);
     for (int step = 1; step <= job->ranks;
          step++) { /* in the order in which parts come by: ours to start first, ours to own last */
       int part = pith__peer_at(job, job->ranks - step);

@@ -167,17 +167,23 @@ pith_piece *pith__schedule_piece(pith_schedule *s, size_t capacity) {
   return piece;
 }
 
+static uint32_t add_after(pith_schedule *s, pith_task task, uint32_t before) {
+  uint32_t added = pith__schedule_add(s, task);
+  pith__schedule_after(s, added, before);
+  return added;
+}
+
+uint32_t pith__schedule_work(pith_schedule *s, pith_task work, uint32_t before) {
+  work.kind = PITH_TASK_WORK;
+  return add_after(s, work, before);
+}
+
 uint32_t pith__schedule_send(pith_schedule *s, int peer, uint32_t tag, pith_piece *piece, uint32_t before) {
-  uint32_t task = pith__schedule_add(s, (pith_task){.kind = PITH_TASK_SEND, .peer = peer, .tag = tag, .piece = piece});
-  pith__schedule_after(s, task, before);
-  return task;
+  return add_after(s, (pith_task){.kind = PITH_TASK_SEND, .peer = peer, .tag = tag, .piece = piece}, before);
 }
 
 uint32_t pith__schedule_receive(pith_schedule *s, int peer, uint32_t tag, pith_piece *piece, uint32_t before) {
-  uint32_t task =
-      pith__schedule_add(s, (pith_task){.kind = PITH_TASK_RECEIVE, .peer = peer, .tag = tag, .piece = piece});
-  pith__schedule_after(s, task, before);
-  return task;
+  return add_after(s, (pith_task){.kind = PITH_TASK_RECEIVE, .peer = peer, .tag = tag, .piece = piece}, before);
 }
 
 void pith__schedule_fini(pith_schedule *s) {

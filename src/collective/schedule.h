@@ -63,7 +63,7 @@ typedef struct pith_schedule {
   uint32_t tasks, task_room;
   struct pith_edge {
     uint32_t to, next;
-  } *edge;
+  } * edge;
   uint32_t edges, edge_room;
   void *memory;    /* pieces and buffers, given back with the schedule */
   pith_pool *pool; /* NULL: memory comes from the system */
@@ -82,6 +82,8 @@ void *pith__schedule_take(pith_schedule *s, size_t count, size_t size);
 pith_piece *pith__schedule_piece(pith_schedule *s, size_t capacity);
 pith_piece *pith__schedule_piece_over(pith_schedule *s, void *data, size_t size);
 
+/* A task of each kind, after `before`. */
+uint32_t pith__schedule_work(pith_schedule *s, pith_task work, uint32_t before);
 uint32_t pith__schedule_send(pith_schedule *s, int peer, uint32_t tag, pith_piece *piece, uint32_t before);
 uint32_t pith__schedule_receive(pith_schedule *s, int peer, uint32_t tag, pith_piece *piece, uint32_t before);
 

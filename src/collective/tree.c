@@ -31,35 +31,36 @@ static uint32_t add_sum(pith_job *job, size_t number, pith_range range, float *s
   for (int bit = 1, child; (child = next_child(job, &bit)) >= 0; children++) {
     pith_piece *piece = pith__piece_for(job, range.n);
     uint32_t arrived = pith__schedule_receive(&job->schedule, child, PITH_TAG(PHASE_UP, number), piece, PITH_NO_TASK);
-    uint32_t decode = pith__add_work(job,
-                                     (pith_task){.work = pith__work_decode,
-                                                 .peer = child,
-                                                 .piece = piece,
-                                                 .first = range.first,
-                                                 .n = range.n,
-                                                 .values = sum,
-                                                 .mode = children ? PITH_ADD : PITH_SET},
-                                     arrived);
+    uint32_t decode = pith__schedule_work(&job->schedule,
+                                          (pith_task){.work = pith__work_decode,
+                                                      .peer = child,
+                                                      .piece = piece,
+                                                      .first = range.first,
+                                                      .n = range.n,
+                                                      .values = sum,
+                                                      .mode = children ? PITH_ADD : PITH_SET},
+                                          arrived);
     pith__schedule_after(&job->schedule, decode, last);
     last = decode;
   }
   pith_work_fn add = job->rank ? pith__work_add_own : pith__work_sum_own;
-  return pith__add_work(
-      job, (pith_task){.work = add, .first = range.first, .n = range.n, .values = sum, .mode = PITH_ADD}, last);
+  return pith__schedule_work(
+      &job->schedule, (pith_task){.work = add, .first = range.first, .n = range.n, .values = sum, .mode = PITH_ADD},
+      last);
 }
 
 static void add_down(pith_job *job, size_t number, pith_range range, pith_piece *piece, uint32_t ready) {
   for (int bit = 1, child; (child = next_child(job, &bit)) >= 0;) {
     pith__schedule_send(&job->schedule, child, PITH_TAG(PHASE_DOWN, number), piece, ready);
   }
-  pith__add_work(job,
-                 (pith_task){.work = pith__work_decode_result,
-                             .peer = 0,
-                             .piece = piece,
-                             .first = range.first,
-                             .n = range.n,
-                             .at = range.first},
-                 ready);
+  pith__schedule_work(&job->schedule,
+                      (pith_task){.work = pith__work_decode_result,
+                                  .peer = 0,
+                                  .piece = piece,
+                                  .first = range.first,
+                                  .n = range.n,
+                                  .at = range.first},
+                      ready);
 }
 
 /* One chunk. Returns the task after which its sum is not needed. */
@@ -76,7 +77,7 @@ static uint32_t add_chunk(pith_job *job, size_t number, pith_range range, float 
     task.values = sum;
     task.mode = PITH_GATHERED;
   }
-  uint32_t encode = pith__add_work(job, task, summed);
+  uint32_t encode = pith__schedule_work(&job->schedule, task, summed);
   if (job->rank == 0) {
     add_down(job, number, range, up, encode);
     return encode;

@@ -210,13 +210,6 @@ pith_status pith__work_reduce(pith_job *job, const pith_task *task) {
   return PITH_OK;
 }
 
-uint32_t pith__add_work(pith_job *job, pith_task task, uint32_t before) {
-  task.kind = PITH_TASK_WORK;
-  uint32_t added = pith__schedule_add(&job->schedule, task);
-  pith__schedule_after(&job->schedule, added, before);
-  return added;
-}
-
 pith_piece *pith__piece_for(pith_job *job, size_t n) {
   return pith__schedule_piece(&job->schedule, pith_codec_bound(job->codec, n));
 }

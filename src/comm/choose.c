@@ -4,13 +4,12 @@
  * Ring and tree encode sums again at every step, which a user may want but which nothing should choose for them: they
  * run only where they are asked for. With PITH_DEBUG=INFO a line for each new kind of operation gives the costs.
  */
-#include "comm/choose.h"
-
 #include <stdio.h>
 #include <string.h>
 
 #include "base/hash.h"
 #include "base/log.h"
+#include "comm/submit.h"
 #include "memory/memory.h"
 
 pith_status pith__algorithm_parse(const char *name, pith_algorithm *algorithm) {

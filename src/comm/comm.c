@@ -7,7 +7,6 @@
 #include "base/clock.h"
 #include "base/forked.h"
 #include "base/struct_size.h"
-#include "comm/choose.h"
 #include "comm/join.h"
 #include "comm/submit.h"
 #include "comm/trace.h"
@@ -332,6 +331,23 @@ pith_status pith_comm_stats(const pith_comm *comm, pith_stats *stats) {
   pith_stats found = comm->stats;
   pthread_mutex_unlock(&locked->mutex);
   return PITH_STRUCT_WRITE(pith_stats, &found, stats);
+}
+
+const char *pith__operation_name(unsigned kind) {
+  static const char *const names[] = {"?",          "allreduce", "reduce",  "reduce_scatter", "all_gather", "broadcast",
+                                      "all_to_all", "gather",    "scatter", "barrier",        "send"};
+  return kind < sizeof names / sizeof *names ? names[kind] : "?";
+}
+
+void pith__traffic_add(pith_traffic *sum, const pith_traffic *t, double share) {
+  sum->operations += t->operations;
+  sum->uncompressed += t->uncompressed;
+  sum->messages += t->messages;
+  sum->raw_bytes += (uint64_t)((double)t->raw_bytes * share);
+  sum->sent_bytes += (uint64_t)((double)t->sent_bytes * share);
+  sum->encode += t->encode * share;
+  sum->decode += t->decode * share;
+  sum->wire += t->wire * share;
 }
 
 pith_status pith_comm_traffic(const pith_comm *comm, const char *operation, pith_traffic *traffic) {

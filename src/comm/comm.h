@@ -2,11 +2,12 @@
  * The internals of a comm: links that frame messages over transports, operations that run schedules over links.
  *
  *   operations.c  public calls: check, write a schedule
- *   submit.c      making operations, handing them to the comm, waiting for them
+ *   submit.c      making operations of their arguments
  *   choose.c      which algorithm
- *   execute.c     runs schedules: which task is ready, what follows
- *   link.c        messages of one peer: link_send.c sends, link_receive.c checks headers and matches receives
- *   progress.c    drives all links and operations; sleeping, time-outs, threads
+ *   drive.c       submit and wait: runs schedules and drives all links; threads
+ *   link.c        messages of one peer: sends them; link_receive.c checks headers and matches receives
+ *   sleep.c       what a driver does while nothing moves
+ *   failure.c     failing, time-outs
  *   comm.c        create, split, abort, destroy
  *
  * One mutex guards everything. A thread that waits for an operation drives (one at a time); a background thread drives
@@ -206,26 +207,20 @@ struct pith_comm {
                       others */
   uint64_t moved_bytes;  /* in both directions */
   long nap;              /* nanoseconds that we last let bytes gather, where they trickle in; 0: they do not */
+  long displaced;        /* how often the system had given the driver's core to another thread when it last looked */
   int networked, modest; /* some ranks are elsewhere; sleeps during which we hardly spin, since the core is wanted */
   int wake;              /* an eventfd that ends the driver's sleep */
   pith_stats stats;
   pith_traffic traffic[PITH_OP_KINDS];
 };
 
-/* ---- execute.c --------------------------------------------------------------------------------------------------- */
-
-void pith__operation_start(pith_operation *op);
-void pith__operation_task_done(pith_operation *op, uint32_t task);
-/* Runs one piece of work of the oldest operation that has some; 0 if there is none. */
-int pith__operation_work(pith_comm *comm);
+/* ---- comm.c ------------------------------------------------------------------------------------------------------ */
 
 /* "allreduce" and so on. */
 const char *pith__operation_name(unsigned kind);
 
 /* sum += share of what is in traffic. */
 void pith__traffic_add(pith_traffic *sum, const pith_traffic *traffic, double share);
-/* pith_wait(), what the operation moved, and whom a receive was from; NULL: not wanted. */
-pith_status pith__wait(pith_request *request, pith_traffic *traffic, int *source);
 
 /* ---- frame.c ----------------------------------------------------------------------------------------------------- */
 
@@ -244,7 +239,7 @@ void pith__link_disagree(pith_link *link, const pith_frame *theirs, const pith_o
 /* Keeps the text of a spec that a peer uses, for such errors. Any bytes may have come. */
 void pith__spec_learn(pith_comm *comm, uint64_t fingerprint, const char *text);
 
-/* ---- link.c, link_send.c, link_receive.c ------------------------------------------------------------------------- */
+/* ---- link.c, link_receive.c -------------------------------------------------------------------------------------- */
 
 /* Bytes of early messages that a link stores. Beyond `pause` it reads on only while a receive from that peer is posted,
  * whose message comes after them; beyond `limit` (0: a quarter of the machine's memory) the comm fails. For tests to
@@ -277,22 +272,59 @@ void pith__link_clear(pith_link *link);
 /* Early messages of an operation that starts now must be of the same kind. */
 void pith__link_check_early(pith_link *link, const pith_operation *op);
 
-/* ---- progress.c -------------------------------------------------------------------------------------------------- */
+/* ---- drive.c ----------------------------------------------------------------------------------------------------- */
 
 /* The mutex, for all but the driver, which holds it most of the time. */
 void pith__comm_lock(pith_comm *comm);
 /* Ends the driver's sleep, if there is one. */
 void pith__comm_wake(pith_comm *comm);
-/* The comm is over: every operation ends with this, here and (by a notice) on the other ranks. */
-void pith__comm_fail(pith_comm *comm, pith_status status, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
 /* Drives until the operation is done; if that is interrupted, the comm fails. Called with the mutex held. */
 void pith__comm_drive(pith_comm *comm, const pith_operation *op);
-/* The same, but for an interruption: then it returns 0, and the operation goes on. */
-int pith__comm_drive_unless_interrupted(pith_comm *comm, const pith_operation *op);
-pith_status pith__comm_start_thread(pith_comm *comm);
+/* A task of an operation is done: those that waited for it start. */
+void pith__operation_task_done(pith_operation *op, uint32_t task);
+/* pith_wait(), what the operation moved, and whom a receive was from; NULL: not wanted. */
+pith_status pith__wait(pith_request *request, pith_traffic *traffic, int *source);
 void pith__comm_stop_thread(pith_comm *comm);
 /* Pushes out notices until there are none, or it is that late. */
 void pith__comm_flush(pith_comm *comm, double end);
+
+/* An operation enters and leaves the list of those that run. Early messages for it are compared with it. */
+static inline void pith__running_add(pith_comm *comm, pith_operation *op) {
+  *comm->running_end = op;
+  comm->running_end = &op->next;
+  for (int p = 0; p < comm->ranks && comm->failed == PITH_OK; p++) {
+    pith__link_check_early(&comm->link[p], op);
+  }
+}
+
+static inline void pith__running_remove(pith_comm *comm, const pith_operation *op) {
+  pith_operation **at = &comm->running;
+  while (*at != op) {
+    at = &(*at)->next;
+  }
+  *at = op->next;
+  if (!*at) {
+    comm->running_end = at;
+  }
+}
+
+/* ---- sleep.c ----------------------------------------------------------------------------------------------------- */
+
+/* A thread begins to drive. */
+void pith__comm_begin_spin(pith_comm *comm);
+/* How many turns without progress are worth it now. */
+int pith__comm_spin_turns(const pith_comm *comm);
+/* Sleeps until something happens, at most a while: the time-out is looked at then. */
+void pith__comm_sleep(pith_comm *comm);
+/* A turn moved so many bytes and computed nothing: waits a moment where more of them should gather. */
+void pith__comm_let_gather(pith_comm *comm, uint64_t bytes);
+
+/* ---- failure.c --------------------------------------------------------------------------------------------------- */
+
+/* The comm is over: every operation ends with this, here and (by a notice) on the other ranks. */
+void pith__comm_fail(pith_comm *comm, pith_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* Fails if a peer has let us wait for too long, or its host is gone; tells the others now and then that we wait. */
+void pith__comm_check_time(pith_comm *comm);
 
 #endif

@@ -1,8 +1,237 @@
 /*
- * A link: the messages to and from one peer, over whatever transport reaches it. Here is what drives it and what ends
- * it; link_send.c sends, link_receive.c receives.
+ * A link: the messages to and from one peer, over whatever transport reaches it. Here is what drives it, what ends it,
+ * and how it sends: a queue of messages, each a header of 128 bytes and a payload, of which the transport takes the
+ * first as it has room. link_receive.c receives.
  */
 #include "comm/link.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/copy.h"
+
+/* ---- Sending ----------------------------------------------------------------------------------------------------- */
+
+#define PIECES_MOST 32 /* of messages that are sent at once: a system call costs as much as some kilobytes */
+
+static void enqueue(pith_link *link, pith_outgoing *message) {
+  message->next = NULL;
+  *link->out_end = message;
+  link->out_end = &message->next;
+}
+
+static pith_outgoing *new_outgoing(pith_link *link) {
+  pith_outgoing *message = link->spare_out;
+  link->spare_out = NULL;
+  return message ? message : malloc(sizeof *message);
+}
+
+static void free_outgoing(pith_link *link, pith_outgoing *message) {
+  free(link->spare_out);
+  link->spare_out = message;
+}
+
+static pith_outgoing *queue_notice(pith_link *link, pith_frame_kind kind, const char *text) {
+  size_t length = strnlen(text, PITH_NOTICE_MOST);
+  pith_outgoing *message = link->transport && !link->left ? malloc(sizeof *message) : NULL;
+  char *copy = message ? malloc(length + 1) : NULL;
+  if (!copy) {
+    free(message);
+    return NULL; /* the link is closed soon, and the peer will notice that */
+  }
+  memcpy(copy, text, length);
+  *message = (pith_outgoing){.payload = (uint8_t *)copy};
+  message->frame =
+      (pith_frame){.magic = PITH_FRAME_MAGIC, .version = PITH_FRAME_VERSION, .kind = (uint16_t)kind, .length = length};
+  pith__frame_seal(&message->frame, copy, link->checked);
+  enqueue(link, message);
+  return message;
+}
+
+/* Another header for a notice that waits to be sent. */
+static void set_frame(const pith_link *link, pith_outgoing *notice, const pith_frame *frame, pith_frame_kind kind) {
+  uint64_t length = notice->frame.length;
+  notice->frame = *frame;
+  notice->frame.kind = (uint16_t)kind;
+  notice->frame.length = length;
+  pith__frame_seal(&notice->frame, notice->payload, link->checked);
+}
+
+void pith__link_notice(pith_link *link, pith_frame_kind kind, const char *text) { queue_notice(link, kind, text); }
+
+/* Before the first message with a spec, sends its text, so that the peer can name it if it expected another. */
+static void send_spec(pith_link *link, const pith_operation *op) {
+  uint64_t fingerprint = op->frame.fingerprint;
+  int at = 0;
+  while (at < link->told_count && link->told[at] != fingerprint) {
+    at++;
+  }
+  if (!fingerprint || !op->job.codec || at < link->told_count || at == PITH_SPECS_MOST) {
+    return;
+  }
+  pith_outgoing *notice = queue_notice(link, PITH_FRAME_SPEC, op->job.codec->spec);
+  if (notice) {
+    set_frame(link, notice, &op->frame, PITH_FRAME_SPEC);
+    link->told[link->told_count++] = fingerprint;
+  }
+}
+
+void pith__link_send(pith_link *link, pith_operation *op, uint32_t number) {
+  const pith_task *task = &op->job.schedule.task[number];
+  if (link->comm->failed != PITH_OK) {
+    return; /* nothing may point at an operation any more */
+  }
+  send_spec(link, op);
+  pith_outgoing *message = new_outgoing(link);
+  if (!message) {
+    pith__comm_fail(link->comm, PITH_ERR_MEMORY, "rank %d: no memory to send a message", link->comm->rank);
+    return;
+  }
+  pith__link_begin_wait(link);
+  *message = (pith_outgoing){.operation = op, .task = number, .frame = op->frame, .payload = task->piece->data};
+  message->frame.tag = task->tag;
+  message->frame.length = task->piece->size;
+  pith__frame_seal(&message->frame, message->payload, link->checked);
+  enqueue(link, message);
+}
+
+void pith__link_sign(pith_link *link) {
+  const pith_operation *op = link->comm->running;
+  while (op && (op->done || op->frame.operation == PITH_OP_POINT)) {
+    op = op->next;
+  }
+  if (!link->transport || link->left || link->out) {
+    return; /* a peer that takes nothing needs no more messages */
+  }
+  if (op) {
+    send_spec(link, op);
+  }
+  pith_outgoing *notice = queue_notice(link, PITH_FRAME_WAITING, "");
+  if (op && notice) {
+    set_frame(link, notice, &op->frame, PITH_FRAME_WAITING);
+  }
+}
+
+static void drop_first(pith_link *link) {
+  pith_outgoing *message = link->out;
+  link->out = message->next;
+  if (!link->out) {
+    link->out_end = &link->out;
+  }
+  if (!message->operation) {
+    free((void *)(uintptr_t)message->payload);
+  }
+  free_outgoing(link, message);
+}
+
+static size_t total_of(const pith_outgoing *message) { return sizeof message->frame + (size_t)message->frame.length; }
+
+/* What is left of the first messages, as many as there is room for; returns how many pieces, and their bytes. */
+static int gather_pieces(const pith_link *link, struct iovec *pieces, size_t *bytes) {
+  int count = 0;
+  *bytes = 0;
+  for (const pith_outgoing *m = link->out; m && count + 2 <= PIECES_MOST && *bytes < PITH_LINK_TURN_BYTES;
+       m = m->next) {
+    size_t head = sizeof m->frame, into = m->done > head ? m->done - head : 0;
+    if (m->done < head) {
+      pieces[count++] = (struct iovec){(uint8_t *)(uintptr_t)&m->frame + m->done, head - m->done};
+    }
+    if (m->frame.length > into) {
+      pieces[count++] = (struct iovec){(void *)(uintptr_t)(m->payload + into), (size_t)m->frame.length - into};
+    }
+    *bytes += total_of(m) - m->done;
+  }
+  return count;
+}
+
+/* The text of a spec is sent once and is no part of what operations cost: statistics leave it out. */
+static int is_counted(const pith_outgoing *message) { return message->frame.kind != PITH_FRAME_SPEC; }
+
+/* Counts bytes that were sent, for all messages before any of them is finished: finishing one may end the comm. */
+static void note_sent(pith_link *link, size_t bytes) {
+  for (pith_outgoing *m = link->out; m && bytes > 0; m = m->next) {
+    size_t rest = total_of(m) - m->done, n = rest < bytes ? rest : bytes;
+    m->done += n;
+    bytes -= n;
+    link->comm->stats.sent_bytes += is_counted(m) ? n : 0;
+    link->moved += m->operation != NULL;
+  }
+}
+
+/* Finishes the messages that were sent completely. */
+static void finish_sent(pith_link *link) {
+  while (link->out && link->out->done == total_of(link->out)) {
+    pith_operation *op = link->out->operation;
+    uint32_t task = link->out->task;
+    link->comm->stats.messages += is_counted(link->out);
+    if (op) {
+      op->traffic.messages++;
+      op->traffic.sent_bytes += total_of(link->out);
+    }
+    drop_first(link);
+    if (op) {
+      pith__operation_task_done(op, task);
+    }
+  }
+}
+
+static size_t push(pith_link *link) {
+  size_t moved = 0, taken = 0, wanted = 0;
+  while (link->out && moved < PITH_LINK_TURN_BYTES && taken == wanted) {
+    struct iovec pieces[PIECES_MOST];
+    int count = gather_pieces(link, pieces, &wanted);
+    taken = 0;
+    if (link->transport->ops->send(link->transport, link->peer, pieces, count, &taken) != PITH_OK) {
+      link->broken = 1; /* its last messages may still be unread: receiving decides */
+      break;
+    }
+    moved += taken;
+    note_sent(link, taken);
+    finish_sent(link);
+  }
+  link->comm->moved_bytes += moved;
+  return moved;
+}
+
+/* Queues the rest of a message, with a copy of its payload that the link owns. */
+static void queue_copy(pith_link *link, const pith_outgoing *message) {
+  pith_outgoing *rest = new_outgoing(link);
+  uint8_t *copy = malloc((size_t)message->frame.length + 1);
+  if (!rest || !copy) {
+    free(rest);
+    free(copy);
+    link->left |= message->done > 0; /* nothing can follow a message that has begun */
+    pith__comm_fail(link->comm, PITH_ERR_MEMORY, "rank %d: no memory to send a message", link->comm->rank);
+    return;
+  }
+  pith__copy(copy, message->payload, (size_t)message->frame.length);
+  *rest = *message;
+  rest->payload = copy;
+  enqueue(link, rest);
+}
+
+void pith__link_send_now(pith_link *link, const pith_frame *sealed, const void *payload) {
+  size_t done = 0, total = sizeof *sealed + (size_t)sealed->length;
+  pith_frame checked;
+  if (link->checked) {
+    checked = *sealed;
+    pith__frame_seal(&checked, payload, 1);
+    sealed = &checked;
+  }
+  struct iovec pieces[2] = {{(void *)(uintptr_t)sealed, sizeof *sealed},
+                            {(void *)(uintptr_t)payload, (size_t)sealed->length}};
+  if (!link->out && !link->broken && !link->left &&
+      link->transport->ops->send(link->transport, link->peer, pieces, 2, &done) != PITH_OK) {
+    link->broken = 1;
+  }
+  link->comm->stats.sent_bytes += done;
+  link->comm->stats.messages += done == total;
+  if (done < total && link->comm->failed == PITH_OK) {
+    queue_copy(link, &(pith_outgoing){.frame = *sealed, .payload = payload, .done = done});
+  }
+}
+
+/* ---- Driving ----------------------------------------------------------------------------------------------------- */
 
 /* Reads and discards what comes after a goodbye, up to the end: poll() would not sleep otherwise. */
 static void drain(pith_link *link) {
@@ -34,7 +263,7 @@ int pith__link_progress(pith_link *link) {
   if (!link->transport) {
     return 0;
   }
-  size_t moved = link->out && !link->left && !link->broken ? pith__link_push(link) : 0;
+  size_t moved = link->out && !link->left && !link->broken ? push(link) : 0;
   if (link->comm->failed == PITH_OK && may_pull(link)) {
     moved += pith__link_pull(link);
   } else if (link->left && !link->over) {
@@ -54,18 +283,59 @@ int pith__link_flush(pith_link *link) {
   if (!link->transport || !link->out || link->left) {
     return 0;
   }
-  pith__link_push(link);
+  push(link);
   link->left |= link->broken;
   return link->out && !link->left;
 }
 
+/* ---- The end ----------------------------------------------------------------------------------------------------- */
+
+/* A message that has begun must be completed, but its operation ends, and with it the payload: the rest is sent from a
+ * copy. A notice owns its text already. */
+static pith_outgoing *keep_begun(pith_link *link) {
+  pith_outgoing *message = link->out;
+  if (!message->operation) {
+    link->out = message->next;
+    return message;
+  }
+  uint8_t *copy = malloc((size_t)message->frame.length + 1);
+  if (!copy) {
+    link->left = 1; /* nothing can follow on this link */
+    return NULL;
+  }
+  if (message->frame.length) {
+    memcpy(copy, message->payload, (size_t)message->frame.length);
+  }
+  link->out = message->next;
+  message->payload = copy;
+  message->operation = NULL;
+  return message;
+}
+
+static void clear_sends(pith_link *link, int keep_begun_message) {
+  while (link->out && link->out->done == total_of(link->out)) { /* sent, though its operation does not know yet */
+    drop_first(link);
+  }
+  int has_begun = link->out && link->out->done > 0 && !link->left && !link->broken;
+  pith_outgoing *begun = keep_begun_message && has_begun ? keep_begun(link) : NULL;
+  while (link->out) {
+    drop_first(link);
+  }
+  link->out_end = &link->out;
+  free(link->spare_out);
+  link->spare_out = NULL;
+  if (begun) {
+    enqueue(link, begun);
+  }
+}
+
 void pith__link_fail(pith_link *link, const char *why) {
-  pith__link_clear_sends(link, 1);
+  clear_sends(link, 1);
   pith__link_clear_receives(link);
   pith__link_notice(link, PITH_FRAME_ABORT, why);
 }
 
 void pith__link_clear(pith_link *link) {
-  pith__link_clear_sends(link, 0);
+  clear_sends(link, 0);
   pith__link_clear_receives(link);
 }

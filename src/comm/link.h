@@ -1,5 +1,5 @@
 /*
- * What the files of a link share: link_send.c sends, link_receive.c receives, and link.c drives both and ends them.
+ * What link.c, which sends and drives, and link_receive.c share.
  * What other files use of links is in comm.h.
  */
 #ifndef PITH_COMM_LINK_H
@@ -18,12 +18,9 @@ static inline void pith__link_begin_wait(pith_link *link) {
   link->moved += !link->out && !link->posted && !link->match;
 }
 
-/* Move what can be moved now; return how many bytes. */
-size_t pith__link_push(pith_link *link);
+/* Receives what has come; returns how many bytes. */
 size_t pith__link_pull(pith_link *link);
 
-/* Forgets all messages to send. With `keep_begun` the rest of one that has begun is sent from a copy. */
-void pith__link_clear_sends(pith_link *link, int keep_begun);
 /* Forgets all receives and all early messages. */
 void pith__link_clear_receives(pith_link *link);
 

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/choose.h"
+#include "base/size.h"
 #include "comm/small.h"
 #include "comm/submit.h"
 #include "memory/memory.h"
@@ -21,13 +21,7 @@ static pith_status check_spans(pith_cspan src, pith_span dst) {
 }
 
 /* Where this rank's part begins. */
-static size_t own_place(const pith_operation *op) {
-  size_t first = 0;
-  for (int p = 0; p < op->job.rank; p++) {
-    first += op->counts[p];
-  }
-  return first;
-}
+static size_t own_place(const pith_operation *op) { return pith__sum(op->counts, op->job.rank); }
 
 /* ---- Reductions -------------------------------------------------------------------------------------------------- */
 
@@ -40,14 +34,9 @@ static int is_copied(const pith_job *job) {
 
 static pith_status work_copy(pith_job *job, const pith_task *task) {
   (void)task;
-  const void *source = job->src.data;
-  if (job->codec && (job->codec->caps & PITH_CAP_VOTE)) {
-    pith_ctx ctx = PITH_CTX_INIT;
-    memmove(job->dst.data, source, job->src.n * pith_dtype_size(job->src.dtype));
-    return pith_aggregate(job->codec, job->dst, &ctx);
-  }
-  memmove(job->dst.data, source, job->dst.n * pith_dtype_size(job->dst.dtype));
-  return PITH_OK;
+  memmove(job->dst.data, job->src.data, job->dst.n * pith_dtype_size(job->dst.dtype));
+  int is_vote = job->codec && (job->codec->caps & PITH_CAP_VOTE);
+  return is_vote ? pith_aggregate(job->codec, job->dst, &(pith_ctx)PITH_CTX_INIT) : PITH_OK;
 }
 
 static pith_status schedule_copy(pith_job *job) {
@@ -200,10 +189,6 @@ pith_status pith_all_gather(pith_comm *comm, pith_cspan src, pith_span dst, cons
   return pith__operation_submit(op, schedule_all_gather(op, counts), request);
 }
 
-static pith_status schedule_broadcast(pith_job *job, int root) {
-  return job->ranks == 1 ? pith__schedule_finished(job) : pith__broadcast(job, root);
-}
-
 pith_status pith_broadcast(pith_comm *comm, pith_span tensor, int root, const pith_call *call, pith_request **request) {
   pith_operation *op;
   PITH_TRY(pith__check_comm(comm));
@@ -212,7 +197,8 @@ pith_status pith_broadcast(pith_comm *comm, pith_span tensor, int root, const pi
   pith_cspan src = {tensor.data, tensor.n, tensor.dtype};
   PITH_TRY(pith__operation_make(comm, PITH_OP_BROADCAST, src, tensor, PITH_SUM, call, &op));
   op->frame.flags |= (uint32_t)root << 16;
-  return pith__operation_submit(op, schedule_broadcast(&op->job, root), request);
+  pith_status written = comm->ranks == 1 ? PITH_OK : pith__broadcast(&op->job, root);
+  return pith__operation_submit(op, written, request);
 }
 
 static pith_status schedule_all_to_all(pith_operation *op, const size_t *send, const size_t *receive) {

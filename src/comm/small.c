@@ -75,25 +75,6 @@ static void prepare(small *b, pith_comm *comm, pith_cspan src, size_t bytes) {
   b->op.job.schedule.tasks = b->op.unfinished = tasks;
 }
 
-static void enter(pith_comm *comm, pith_operation *op) {
-  *comm->running_end = op;
-  comm->running_end = &op->next;
-  for (int p = 0; p < comm->ranks && comm->failed == PITH_OK; p++) {
-    pith__link_check_early(&comm->link[p], op);
-  }
-}
-
-static void leave(pith_comm *comm, const pith_operation *op) {
-  pith_operation **at = &comm->running;
-  while (*at != op) {
-    at = &(*at)->next;
-  }
-  *at = op->next;
-  if (!*at) {
-    comm->running_end = at;
-  }
-}
-
 /* The peers in the order rank + 1, rank + 2, …: then no rank is the first peer of all others. */
 static void exchange(pith_comm *comm, small *b, const void *values) {
   for (int step = 1; step < comm->ranks; step++) {
@@ -120,11 +101,11 @@ static void count(pith_comm *comm, size_t bytes, double start) {
 /* With the mutex held. */
 static pith_status run(pith_comm *comm, small *b, pith_cspan src, size_t bytes) {
   double start = pith__now_rough();
-  enter(comm, &b->op);
+  pith__running_add(comm, &b->op);
   if (comm->failed == PITH_OK) {
     exchange(comm, b, src.data);
   }
-  leave(comm, &b->op);
+  pith__running_remove(comm, &b->op);
   count(comm, bytes, start);
   if (comm->failed != PITH_OK) {
     pith__comm_flush(comm, comm->failed_at + 0.2); /* the others should hear why */

@@ -1,14 +1,11 @@
-/*
- * From arguments to an operation of the comm, and back to its caller: operations.c checks what is its own and writes
- * the schedule, here is what all of them share.
- */
+/* From arguments to an operation: operations.c checks what is its own and writes the schedule, here is what all of them
+ * share. drive.c runs it. */
 #include "comm/submit.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/forked.h"
-#include "base/log.h"
 #include "base/struct_size.h"
 #include "collective/parts.h"
 #include "memory/memory.h"
@@ -185,142 +182,5 @@ pith_status pith__operation_make_joined(pith_comm *comm, pith_operation_kind kin
                            .seed = op->job.ctx.seed,
                            .epoch = PITH_FRAME_EPOCH};
   *made = op;
-  return PITH_OK;
-}
-
-/* ---- Handing it to the comm -------------------------------------------------------------------------------------- */
-
-static pith_status refuse_failed(const pith_comm *comm) { return pith_fail(comm->failed, "%s", comm->failure); }
-
-static void remove_running(pith_comm *comm, pith_operation *op) {
-  for (pith_operation **at = &comm->running; *at; at = &(*at)->next) {
-    if (*at == op) {
-      *at = op->next;
-      if (!*at) {
-        comm->running_end = at;
-      }
-      return;
-    }
-  }
-}
-
-/* With the mutex held. */
-static pith_status start(pith_comm *comm, pith_operation *op) {
-  if (comm->failed != PITH_OK) {
-    return refuse_failed(comm);
-  }
-  if (op->frame.operation != PITH_OP_POINT) {
-    op->frame.sequence = ++comm->sequence;
-  }
-  *comm->running_end = op;
-  comm->running_end = &op->next;
-  comm->stats.operations++;
-  comm->stats.raw_bytes += op->job.src.n * pith_dtype_size(op->job.src.dtype);
-  for (int p = 0; p < comm->ranks && comm->failed == PITH_OK; p++) {
-    pith__link_check_early(&comm->link[p], op);
-  }
-  if (comm->failed == PITH_OK) {
-    pith__operation_start(op);
-  }
-  return PITH_OK;
-}
-
-/* The operation is done, and no thread needs it any more. */
-static pith_status conclude(pith_operation *op) {
-  pith_comm *comm = op->comm;
-  remove_running(comm, op);
-  if (comm->failed != PITH_OK) {
-    pith__comm_flush(comm, comm->failed_at + 0.2); /* the others should hear why */
-  }
-  return op->status == PITH_OK ? PITH_OK : refuse_failed(comm);
-}
-
-pith_status pith__operation_submit(pith_operation *op, pith_status written, pith_request **request) {
-  pith_comm *comm = op->comm;
-  pith_status status = written;
-  if (status == PITH_OK) {
-    op->ready = pith__schedule_take(&op->job.schedule, op->job.schedule.tasks + 1, sizeof *op->ready);
-    status = op->ready ? PITH_OK : pith_fail(PITH_ERR_MEMORY, "no memory for an operation");
-  }
-  if (status != PITH_OK) {
-    pith__operation_release(op);
-    return status;
-  }
-  pith__comm_lock(comm);
-  status = request ? pith__comm_start_thread(comm) : PITH_OK;
-  if (status == PITH_OK) {
-    status = start(comm, op);
-  }
-  if (status == PITH_OK && request) {
-    pith__comm_wake(comm);
-  } else if (status == PITH_OK) {
-    pith__comm_drive(comm, op);
-    status = conclude(op);
-  }
-  pthread_mutex_unlock(&comm->mutex);
-  if (request && status == PITH_OK) {
-    *request = (pith_request *)op;
-  } else {
-    pith__operation_release(op);
-  }
-  return status;
-}
-
-/* Returns PITH_ERR_INTERRUPTED with the request in flight. */
-static pith_status wait_unless_interrupted(pith_request *request) {
-  pith_comm *comm = request ? request->operation.comm : NULL;
-  if (!comm || !comm->interrupt.ask || pith__check_comm(comm) != PITH_OK) {
-    return PITH_OK; /* pith__wait() says what is wrong */
-  }
-  pith__comm_lock(comm);
-  int is_done = pith__comm_drive_unless_interrupted(comm, &request->operation);
-  pthread_mutex_unlock(&comm->mutex);
-  PITH_REQUIRE(is_done, PITH_ERR_INTERRUPTED, "rank %d was interrupted while it waited for an operation, which goes on",
-               comm->rank);
-  return PITH_OK;
-}
-
-pith_status pith_wait(pith_request *request) {
-  PITH_TRY(wait_unless_interrupted(request));
-  return pith__wait(request, NULL, NULL);
-}
-
-pith_status pith_wait_source(pith_request *request, int *source) {
-  PITH_REQUIRE(source, PITH_ERR_ARGUMENT, "pith_wait_source: source must not be NULL");
-  PITH_REQUIRE(request && request->operation.frame.operation == PITH_OP_POINT, PITH_ERR_ARGUMENT,
-               "pith_wait_source: this is no request of pith_recv()");
-  PITH_TRY(wait_unless_interrupted(request));
-  return pith__wait(request, NULL, source);
-}
-
-pith_status pith__wait(pith_request *request, pith_traffic *traffic, int *source) {
-  PITH_REQUIRE(request, PITH_ERR_ARGUMENT, "pith_wait: request must not be NULL");
-  pith_operation *op = &request->operation;
-  pith_comm *comm = op->comm;
-  PITH_TRY(comm ? pith__check_comm(comm) : PITH_OK);
-  pith_status status;
-  if (comm) {
-    pith__comm_lock(comm);
-    pith__comm_drive(comm, op);
-    status = conclude(op);
-    pthread_mutex_unlock(&comm->mutex);
-  } else {
-    status = op->status == PITH_OK ? PITH_OK
-                                   : pith_fail(op->status, "the comm was destroyed while the operation was under way");
-  }
-  if (traffic) {
-    *traffic = op->traffic;
-  }
-  if (source && status == PITH_OK) {
-    *source = op->job.schedule.task[0].peer;
-  }
-  pith__operation_release(op);
-  return status;
-}
-
-pith_status pith_test(pith_request *request, int *done) {
-  PITH_REQUIRE(request && done, PITH_ERR_ARGUMENT, "pith_test: request and done must not be NULL");
-  PITH_TRY(request->operation.comm ? pith__check_comm(request->operation.comm) : PITH_OK);
-  *done = request->operation.done; /* without the mutex: threads that ask in a loop must not keep the driver from it */
   return PITH_OK;
 }

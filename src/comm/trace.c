@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/forked.h"
 #include "base/log.h"
 
@@ -72,7 +73,8 @@ int pith__trace_start(int rank) {
   return on;
 }
 
-void pith__trace(int rank, const char *kind, const char *name, const char *detail, double start, double end) {
+/* One event from `start` to `end` (pith__now()). Texts are plain. `detail` is shown as an argument. */
+static void trace(int rank, const char *kind, const char *name, const char *detail, double start, double end) {
   pthread_mutex_lock(&mutex);
   if (file) {
     fprintf(file,
@@ -81,4 +83,25 @@ void pith__trace(int rank, const char *kind, const char *name, const char *detai
             rank, kind, name, start * 1e6, (end - start) * 1e6, detail ? detail : "");
   }
   pthread_mutex_unlock(&mutex);
+}
+
+static const char *work_name(pith_work_fn work) {
+  return work == pith__work_encode || work == pith__work_encode_result                                       ? "encode"
+         : work == pith__work_decode || work == pith__work_decode_result || work == pith__work_decode_to_dst ? "decode"
+                                                                                                             : "reduce";
+}
+
+void pith__trace_work(const pith_operation *op, const pith_task *task, double start) {
+  char detail[64];
+  snprintf(detail, sizeof detail, "%zu values from %zu", task->n, task->first);
+  trace(op->comm->rank, "work", work_name(task->work), detail, start, pith__now());
+}
+
+void pith__trace_operation(const pith_operation *op) {
+  char name[64], detail[PITH_SPEC_MAX + 64];
+  const pith_codec *codec = op->job.codec;
+  snprintf(name, sizeof name, "%s %llu", pith__operation_name(op->frame.operation),
+           (unsigned long long)op->frame.sequence);
+  snprintf(detail, sizeof detail, "%zu values, %s", op->job.src.n, codec ? codec->spec : "uncompressed");
+  trace(op->comm->rank, "operations", name, detail, op->started_at, pith__now());
 }

@@ -5,10 +5,13 @@
 #ifndef PITH_COMM_TRACE_H
 #define PITH_COMM_TRACE_H
 
+#include "comm/comm.h"
+
 /* Opens the file at the first call of a process that has a name for one; whether there is one. */
 int pith__trace_start(int rank);
 
-/* One event from `start` to `end` (pith__now()). Texts are plain. `detail` is shown as an argument; NULL: none. */
-void pith__trace(int rank, const char *kind, const char *name, const char *detail, double start, double end);
+/* A piece of work that began then and ends now; an operation that ends now. */
+void pith__trace_work(const pith_operation *op, const pith_task *task, double start);
+void pith__trace_operation(const pith_operation *op);
 
 #endif

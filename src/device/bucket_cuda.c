@@ -7,7 +7,6 @@
 #include "device/cuda_device.h"
 #include "device/cuda_tasks.h"
 
-#define TEXT 256
 #define TASKS 64 /* handed to the module at a time */
 
 typedef struct item_list {
@@ -107,19 +106,20 @@ static void list_own(item_list *list, const pith_bucket *b, float *sums, const v
 static pith_status hand_over_own(const item_list *list, int add, void *stream) {
   const pith_cuda_module *gpu;
   pith_gpu_own tasks[TASKS];
-  char text[TEXT];
   size_t used = 0;
   PITH_TRY(pith__cuda_module(&gpu));
-  for (size_t i = 0; i <= list->count; i++) {
-    for (size_t first = 0; i < list->count && first < list->item[i].n;) {
+  for (size_t i = 0; i < list->count; i++) {
+    for (size_t first = 0; first < list->item[i].n;) {
       first += pith__gpu_next_own(&list->item[i], add, first, &tasks[used++]);
       if (used == TASKS) {
-        PITH_REQUIRE(!gpu->own(tasks, used, stream, text), PITH_ERR_SYSTEM, "CUDA: %s", text);
+        PITH_CUDA_TRY(gpu->own, tasks, used, stream);
         used = 0;
       }
     }
   }
-  PITH_REQUIRE(!used || !gpu->own(tasks, used, stream, text), PITH_ERR_SYSTEM, "CUDA: %s", text);
+  if (used) {
+    PITH_CUDA_TRY(gpu->own, tasks, used, stream);
+  }
   return PITH_OK;
 }
 

@@ -222,10 +222,11 @@ typedef enum way { ENCODE, DECODE_SET, DECODE_ADD } way;
 
 static pith_status hand_over(const pith_cuda_module *gpu, const pith_gpu_task *tasks, size_t count, way how,
                              void *stream) {
-  char text[TEXT];
-  int failed = how == ENCODE ? gpu->encode(tasks, count, stream, text)
-                             : gpu->decode(tasks, count, how == DECODE_ADD, stream, text);
-  PITH_REQUIRE(!failed, PITH_ERR_SYSTEM, "CUDA: %s", text);
+  if (how == ENCODE) {
+    PITH_CUDA_TRY(gpu->encode, tasks, count, stream);
+  } else {
+    PITH_CUDA_TRY(gpu->decode, tasks, count, how == DECODE_ADD, stream);
+  }
   return PITH_OK;
 }
 
@@ -247,10 +248,11 @@ static pith_status run_blocks(const pith_cuda_module *gpu, const pith_cuda_item 
 
 static pith_status hand_over_sparse(const pith_cuda_module *gpu, const pith_gpu_sparse *tasks, size_t count, way how,
                                     void *stream) {
-  char text[TEXT];
-  int failed = how == ENCODE ? gpu->sparse_encode(tasks, count, stream, text)
-                             : gpu->sparse_decode(tasks, count, how == DECODE_ADD, stream, text);
-  PITH_REQUIRE(!failed, PITH_ERR_SYSTEM, "CUDA: %s", text);
+  if (how == ENCODE) {
+    PITH_CUDA_TRY(gpu->sparse_encode, tasks, count, stream);
+  } else {
+    PITH_CUDA_TRY(gpu->sparse_decode, tasks, count, how == DECODE_ADD, stream);
+  }
   return PITH_OK;
 }
 
@@ -281,7 +283,6 @@ static pith_status run_sparse(const pith_cuda_module *gpu, const pith_cuda_item 
 static pith_status run_lowrank(const pith_cuda_module *gpu, const pith_cuda_item *items, size_t count, int what,
                                uint8_t *space, void *stream) {
   pith_gpu_lowrank tasks[TASKS];
-  char text[TEXT];
   size_t used = 0;
   for (size_t i = 0; i <= count; i++) {
     if (i < count && pith__gpu_is_lowrank(items[i].codec)) {
@@ -290,7 +291,7 @@ static pith_status run_lowrank(const pith_cuda_module *gpu, const pith_cuda_item
       space += gpu->lowrank_space(&tasks[used++]);
     }
     if (used == TASKS || (used && i == count)) {
-      PITH_REQUIRE(!gpu->lowrank(tasks, used, what, stream, text), PITH_ERR_SYSTEM, "CUDA: %s", text);
+      PITH_CUDA_TRY(gpu->lowrank, tasks, used, what, stream);
       used = 0;
     }
   }
@@ -455,7 +456,6 @@ static size_t next_mean(const pith_cuda_item *item, size_t first, pith_gpu_mean 
 static pith_status aggregate(const pith_cuda_item *items, size_t count, void *stream) {
   const pith_cuda_module *gpu;
   pith_gpu_mean tasks[TASKS];
-  char text[TEXT];
   for (size_t i = 0; i < count; i++) {
     PITH_TRY(check_sums(&items[i]));
   }
@@ -465,12 +465,14 @@ static pith_status aggregate(const pith_cuda_item *items, size_t count, void *st
     while (first < items[i].n) {
       first += next_mean(&items[i], first, &tasks[used++]);
       if (used == TASKS) {
-        PITH_REQUIRE(!gpu->mean(tasks, used, stream, text), PITH_ERR_SYSTEM, "CUDA: %s", text);
+        PITH_CUDA_TRY(gpu->mean, tasks, used, stream);
         used = 0;
       }
     }
   }
-  PITH_REQUIRE(!used || !gpu->mean(tasks, used, stream, text), PITH_ERR_SYSTEM, "CUDA: %s", text);
+  if (used) {
+    PITH_CUDA_TRY(gpu->mean, tasks, used, stream);
+  }
   return PITH_OK;
 }
 

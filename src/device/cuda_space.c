@@ -22,15 +22,13 @@ static pith_status refuse(const char *text) { return pith_fail(PITH_ERR_SYSTEM, 
 static pith_status await(const pith_cuda_space *s, void *event) {
   const pith_carrier *carrier = s->carrier && s->carrier->check ? s->carrier : NULL;
   double begun = pith__now(), asked = begun;
-  char text[TEXT];
   int is_done = 0;
   if (!carrier) {
-    return s->gpu->event_wait(event, text) ? refuse(text) : PITH_OK;
+    PITH_CUDA_TRY(s->gpu->event_wait, event);
+    return PITH_OK;
   }
   while (!is_done) {
-    if (s->gpu->event_done(event, &is_done, text)) {
-      return refuse(text);
-    }
+    PITH_CUDA_TRY(s->gpu->event_done, event, &is_done);
     double now = pith__now();
     if (!is_done && now - asked > ASK_SECONDS) {
       PITH_TRY(carrier->check(carrier->self, now - begun));
@@ -43,7 +41,8 @@ static pith_status await(const pith_cuda_space *s, void *event) {
   return PITH_OK;
 }
 
-pith_status pith__cuda_space_wait(pith_cuda_space *s) {
+/* Until all that was enqueued is done. */
+static pith_status wait_for_stream(pith_cuda_space *s) {
   char text[TEXT];
   pthread_mutex_lock(&s->mutex);
   pith_status status = s->gpu->event_record(s->event, s->stream, text) ? refuse(text) : await(s, s->event);
@@ -78,13 +77,13 @@ int pith__cuda_space_is_done(pith_cuda_space *s) {
 }
 
 pith_status pith__cuda_space_move(const pith_cuda_space *s, void *to, const void *from, size_t bytes) {
-  char text[TEXT];
-  return s->gpu->move(to, from, bytes, s->stream, text) ? refuse(text) : PITH_OK;
+  PITH_CUDA_TRY(s->gpu->move, to, from, bytes, s->stream);
+  return PITH_OK;
 }
 
 pith_status pith__cuda_space_enter(const pith_cuda_space *s) {
-  char text[TEXT];
-  return s->gpu->use_device(s->device, text) ? refuse(text) : PITH_OK;
+  PITH_CUDA_TRY(s->gpu->use_device, s->device);
+  return PITH_OK;
 }
 
 static pith_status allocate(pith_space *space, size_t bytes, void **memory) {
@@ -96,7 +95,8 @@ static pith_status allocate(pith_space *space, size_t bytes, void **memory) {
   }
   *memory = s->allocator.allocate(s->allocator.self, bytes);
   PITH_REQUIRE(*memory, PITH_ERR_MEMORY, "no %zu bytes of device memory", bytes);
-  return s->gpu->clear(*memory, bytes, s->stream, text) ? refuse(text) : PITH_OK;
+  PITH_CUDA_TRY(s->gpu->clear, *memory, bytes, s->stream);
+  return PITH_OK;
 }
 
 static void release(pith_space *space, void *memory) {
@@ -110,19 +110,16 @@ static void release(pith_space *space, void *memory) {
 
 static pith_status copy(pith_space *space, void *to, const void *from, size_t bytes) {
   PITH_TRY(pith__cuda_space_move(space_of(space), to, from, bytes));
-  return pith__cuda_space_wait(space_of(space));
+  return wait_for_stream(space_of(space));
 }
 
 static pith_status scale(pith_space *space, float factor, float *x, size_t n) {
   const pith_cuda_space *s = space_of(space);
-  char text[TEXT];
   for (size_t first = 0, some; first < n; first += some) {
     some = pith__least(n - first, PITH_GPU_TASK_VALUES);
     pith_gpu_mean task = {
         .sums = x + first, .values = x + first, .n = (uint32_t)some, .factor = factor, .dtype = PITH_GPU_F32};
-    if (s->gpu->mean(&task, 1, s->stream, text)) {
-      return refuse(text);
-    }
+    PITH_CUDA_TRY(s->gpu->mean, &task, 1, s->stream);
   }
   return PITH_OK;
 }

@@ -37,7 +37,5 @@ pith_status pith__cuda_space_end_step(pith_cuda_space *space);
 pith_status pith__cuda_space_keep_pace(const pith_cuda_space *space, int exact);
 /* Whether the device has come to the end of the last step; waits for nothing. */
 int pith__cuda_space_is_done(pith_cuda_space *space);
-/* Until all that was enqueued is done. */
-pith_status pith__cuda_space_wait(pith_cuda_space *space);
 
 #endif

@@ -7,11 +7,11 @@
 #include <sched.h>
 #include <stdlib.h>
 
+#include "base/size.h"
 #include "base/struct_size.h"
 #include "device/cuda_device.h"
 #include "device/nccl_library.h"
 
-#define TEXT 256
 #define TICKETS_MOST 64
 
 typedef struct nccl_carrier {
@@ -72,14 +72,6 @@ static int send_and_receive(const nccl_carrier *c, int peer, const pith_exchange
   return result == PITH_NCCL_IN_PROGRESS ? PITH_NCCL_SUCCESS : result; /* the group's end tells */
 }
 
-static size_t sum_of(const size_t *bytes, int count) {
-  size_t sum = 0;
-  for (int p = 0; p < count; p++) {
-    sum += bytes[p];
-  }
-  return sum;
-}
-
 /* Each rank starts with itself, then its next neighbour: not all at rank 0. A group that was started is ended, come
  * what may. */
 static pith_status all_to_all(const nccl_carrier *c, const pith_exchange *x) {
@@ -87,7 +79,7 @@ static pith_status all_to_all(const nccl_carrier *c, const pith_exchange *x) {
   int result = PITH_NCCL_SUCCESS;
   for (int i = 0; i < c->ranks && result == PITH_NCCL_SUCCESS; i++) {
     int peer = (c->rank + i) % c->ranks;
-    result = send_and_receive(c, peer, x, sum_of(x->send_bytes, peer), sum_of(x->recv_bytes, peer));
+    result = send_and_receive(c, peer, x, pith__sum(x->send_bytes, peer), pith__sum(x->recv_bytes, peer));
   }
   int ended = c->library->group_end();
   PITH_TRY(check(c, result, "ncclSend and ncclRecv"));
@@ -128,18 +120,15 @@ static pith_status enqueue(const nccl_carrier *c, const pith_exchange *x) {
   }
 }
 
-static pith_status refuse_cuda(const char *text) { return pith_fail(PITH_ERR_SYSTEM, "CUDA: %s", text); }
-
 /* One that is free, with an event. */
 static pith_status take_ticket(nccl_carrier *c, uint64_t *ticket) {
-  char text[TEXT];
   uint64_t i = 0;
   while (i < TICKETS_MOST && c->tickets[i].is_taken) {
     i++;
   }
   PITH_REQUIRE(i < TICKETS_MOST, PITH_ERR_STATE, "more than %d exchanges at a time", TICKETS_MOST);
-  if (!c->tickets[i].done && c->gpu->event_create(&c->tickets[i].done, text)) {
-    return refuse_cuda(text);
+  if (!c->tickets[i].done) {
+    PITH_CUDA_TRY(c->gpu->event_create, &c->tickets[i].done);
   }
   *ticket = i;
   return PITH_OK;
@@ -147,15 +136,11 @@ static pith_status take_ticket(nccl_carrier *c, uint64_t *ticket) {
 
 static pith_status start(void *self, const pith_exchange *x, uint64_t *ticket) {
   nccl_carrier *c = self;
-  char text[TEXT];
   PITH_TRY(take_ticket(c, ticket));
-  if (c->gpu->event_record(c->ready, x->stream, text) || c->gpu->stream_wait(c->stream, c->ready, text)) {
-    return refuse_cuda(text);
-  }
+  PITH_CUDA_TRY(c->gpu->event_record, c->ready, x->stream);
+  PITH_CUDA_TRY(c->gpu->stream_wait, c->stream, c->ready);
   PITH_TRY(enqueue(c, x));
-  if (c->gpu->event_record(c->tickets[*ticket].done, c->stream, text)) {
-    return refuse_cuda(text);
-  }
+  PITH_CUDA_TRY(c->gpu->event_record, c->tickets[*ticket].done, c->stream);
   c->tickets[*ticket].waiting = x->stream;
   c->tickets[*ticket].is_taken = 1;
   return PITH_OK;
@@ -163,16 +148,15 @@ static pith_status start(void *self, const pith_exchange *x, uint64_t *ticket) {
 
 static pith_status wait(void *self, uint64_t ticket) {
   nccl_carrier *c = self;
-  char text[TEXT];
   c->tickets[ticket].is_taken = 0;
-  return c->gpu->stream_wait(c->tickets[ticket].waiting, c->tickets[ticket].done, text) ? refuse_cuda(text) : PITH_OK;
+  PITH_CUDA_TRY(c->gpu->stream_wait, c->tickets[ticket].waiting, c->tickets[ticket].done);
+  return PITH_OK;
 }
 
 /* ---- Making one -------------------------------------------------------------------------------------------------- */
 
 static pith_status look_at(nccl_carrier *c) {
   int device = 0, current = 0;
-  char text[TEXT];
   PITH_TRY(pith__nccl_library(&c->library));
   PITH_TRY(check(c, c->library->ranks(c->comm, &c->ranks), "ncclCommCount"));
   PITH_TRY(check(c, c->library->rank(c->comm, &c->rank), "ncclCommUserRank"));
@@ -180,10 +164,12 @@ static pith_status look_at(nccl_carrier *c) {
   PITH_REQUIRE(c->ranks > 0 && c->rank >= 0 && c->rank < c->ranks, PITH_ERR_ARGUMENT,
                "NCCL says rank %d of %d: is this a comm?", c->rank, c->ranks);
   PITH_TRY(pith__cuda_module(&c->gpu));
-  PITH_REQUIRE(!c->gpu->device(&current, text), PITH_ERR_SYSTEM, "CUDA: %s", text);
+  PITH_CUDA_TRY(c->gpu->device, &current);
   PITH_REQUIRE(device == current, PITH_ERR_ARGUMENT,
                "the communicator is of device %d, and the calling thread's current device is %d", device, current);
-  return c->gpu->stream_create(&c->stream, text) || c->gpu->event_create(&c->ready, text) ? refuse_cuda(text) : PITH_OK;
+  PITH_CUDA_TRY(c->gpu->stream_create, &c->stream);
+  PITH_CUDA_TRY(c->gpu->event_create, &c->ready);
+  return PITH_OK;
 }
 
 /* What is under way on the stream goes on; NCCL knows what it needs for that. */

@@ -33,8 +33,6 @@ typedef struct staged_carrier {
   staged_slot slots[SLOTS_MOST];
 } staged_carrier;
 
-static pith_status refuse(const char *text) { return pith_fail(PITH_ERR_SYSTEM, "CUDA: %s", text); }
-
 /* ---- Slots ------------------------------------------------------------------------------------------------------- */
 
 static void release_memory(const staged_carrier *c, staged_slot *slot) {
@@ -62,9 +60,9 @@ static staged_slot *find_slot(staged_carrier *c, size_t room) {
 }
 
 static pith_status have_room(const staged_carrier *c, staged_slot *slot, size_t room) {
-  char text[TEXT];
   if (slot->room >= room && slot->memory) {
-    return c->gpu->event_wait(slot->event, text) ? refuse(text) : PITH_OK; /* it is still read by the last copy */
+    PITH_CUDA_TRY(c->gpu->event_wait, slot->event); /* it is still read by the last copy */
+    return PITH_OK;
   }
   release_memory(c, slot);
   size_t size = ROOM_LEAST;
@@ -72,27 +70,21 @@ static pith_status have_room(const staged_carrier *c, staged_slot *slot, size_t 
     size += size / 2;
   }
   void *memory = NULL;
+  char text[TEXT];
   PITH_REQUIRE(!c->gpu->pin(size, &memory, text), PITH_ERR_MEMORY, "CUDA: %zu bytes of pinned memory: %s", size, text);
   slot->memory = memory;
   slot->room = size;
-  return c->gpu->event_create(&slot->event, text) ? refuse(text) : PITH_OK;
+  PITH_CUDA_TRY(c->gpu->event_create, &slot->event);
+  return PITH_OK;
 }
 
 /* ---- Exchanges --------------------------------------------------------------------------------------------------- */
 
-static size_t sum_of(const size_t *bytes, int ranks) {
-  size_t sum = 0;
-  for (int p = 0; p < ranks; p++) {
-    sum += bytes[p];
-  }
-  return sum;
-}
-
 static void measure(const staged_carrier *c, staged_slot *slot, const pith_exchange *x) {
   switch (x->kind) {
     case PITH_EXCHANGE_ALL_TO_ALL:
-      slot->sent = sum_of(x->send_bytes, c->ranks);
-      slot->received = sum_of(x->recv_bytes, c->ranks);
+      slot->sent = pith__sum(x->send_bytes, c->ranks);
+      slot->received = pith__sum(x->recv_bytes, c->ranks);
       break;
     case PITH_EXCHANGE_ALL_GATHER:
       slot->sent = x->bytes;
@@ -125,12 +117,10 @@ static pith_status post(const staged_carrier *c, staged_slot *slot) {
 static pith_status copy_and_post(const staged_carrier *c, staged_slot *slot) {
   const pith_exchange *x = &slot->exchange;
   size_t bytes = x->kind == PITH_EXCHANGE_ALLREDUCE ? slot->received : slot->sent;
-  char text[TEXT];
   PITH_TRY(have_room(c, slot, slot->sent + slot->received));
-  if (c->gpu->to_host(slot->memory, x->send ? x->send : x->recv, bytes, x->stream, text) ||
-      c->gpu->event_record(slot->event, x->stream, text) || c->gpu->event_wait(slot->event, text)) {
-    return refuse(text);
-  }
+  PITH_CUDA_TRY(c->gpu->to_host, slot->memory, x->send ? x->send : x->recv, bytes, x->stream);
+  PITH_CUDA_TRY(c->gpu->event_record, slot->event, x->stream);
+  PITH_CUDA_TRY(c->gpu->event_wait, slot->event);
   return post(c, slot);
 }
 
@@ -154,14 +144,12 @@ static pith_status wait(void *self, uint64_t ticket) {
   staged_carrier *c = self;
   staged_slot *slot = &c->slots[ticket];
   pith_request *request = slot->request;
-  char text[TEXT];
   slot->request = NULL;
   slot->is_taken = 0;
   PITH_TRY(request ? pith_wait(request) : PITH_OK);
-  if (c->gpu->to_device(slot->exchange.recv, slot->memory + slot->sent, slot->received, slot->exchange.stream, text) ||
-      c->gpu->event_record(slot->event, slot->exchange.stream, text)) {
-    return refuse(text);
-  }
+  void *stream = slot->exchange.stream;
+  PITH_CUDA_TRY(c->gpu->to_device, slot->exchange.recv, slot->memory + slot->sent, slot->received, stream);
+  PITH_CUDA_TRY(c->gpu->event_record, slot->event, stream);
   return PITH_OK;
 }
 

@@ -9,6 +9,7 @@
 #ifndef PITH_MEMORY_MEMORY_H
 #define PITH_MEMORY_MEMORY_H
 
+#include "base/thread_pool.h"
 #include "codec/codec.h"
 #include "memory/space.h"
 
@@ -59,6 +60,24 @@ int pith__memory_keeps_results(const pith_codec *codec, const pith_state *state)
  * first result of a state makes room for that. */
 pith_status pith__memory_encode_result(const pith_codec *codec, pith_state *state, pith_cspan values, pith_out *out,
                                        const pith_encode_scratch *scratch, const pith_ctx *ctx);
+
+/* ---- By several threads: slices of a layer for each of them, with the bytes and sums that one thread would make ----
+ */
+
+typedef pith_status (*pith_encode_fn)(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
+                                      const pith_encode_scratch *scratch, const pith_ctx *ctx);
+
+/* Each thread has a scratch of its own, `scratch[0]` is the caller's. pool: NULL for the caller alone. */
+pith_status pith__encode_in_threads(pith_thread_pool *pool, pith_encode_fn encode, const pith_codec *codec,
+                                    pith_state *state, pith_cspan src, pith_out *out,
+                                    const pith_encode_scratch *scratch, const pith_ctx *ctx);
+pith_status pith__decode_in_threads(pith_thread_pool *pool, const pith_codec *codec, pith_bytes in, pith_span dst,
+                                    pith_apply apply, const pith_encode_scratch *scratch, const pith_ctx *ctx);
+/* pith__memory_sum_own(). */
+pith_status pith__sum_own_in_threads(pith_thread_pool *pool, const pith_codec *codec, pith_state *state, pith_cspan src,
+                                     float *sum, pith_apply apply, const pith_ctx *ctx);
+
+/* ---- States ------------------------------------------------------------------------------------------------------ */
 
 /* PITH_ERR_STATE unless the rank that saved a checkpoint is the one that loads it. `what` names the checkpoint in the
  * message. */

@@ -217,9 +217,7 @@ static pith_status read_sizes(pith_staged *f) {
 }
 
 static pith_status pad_message(pith_staged *f, size_t own) {
-  char text[256];
-  PITH_REQUIRE(!space_of(f)->gpu->clear(f->out.data + own, f->room - own, space_of(f)->stream, text), PITH_ERR_SYSTEM,
-               "CUDA: %s", text);
+  PITH_CUDA_TRY(space_of(f)->gpu->clear, f->out.data + own, f->room - own, space_of(f)->stream);
   return PITH_OK;
 }
 

@@ -89,14 +89,6 @@ static pith_status find_bucket(pith_staged *f, pith_group *g) {
   return PITH_OK;
 }
 
-static size_t sum_of(const size_t *bytes, int ranks) {
-  size_t sum = 0;
-  for (int p = 0; p < ranks; p++) {
-    sum += bytes[p];
-  }
-  return sum;
-}
-
 /* Parts of almost the same size are gathered as if they had one. */
 static void measure_parts(pith_staged *f) {
   int ranks = f->reducer->ranks;
@@ -105,7 +97,7 @@ static void measure_parts(pith_staged *f) {
     f->bytes[p] = f->bucket->bytes[p];
     most = pith__most(most, f->bytes[p]);
   }
-  size_t sum = sum_of(f->bytes, ranks);
+  size_t sum = pith__sum(f->bytes, ranks);
   f->is_padded = most * (size_t)ranks <= sum + sum / 10;
   f->room = f->is_padded ? most : f->bytes[f->reducer->rank];
 }
@@ -119,7 +111,7 @@ static void scatter(pith_staged *f, const size_t *send, const size_t *receive) {
   f->exchange.send_bytes = send;
   f->exchange.recv_bytes = receive;
   f->traffic.messages++;
-  f->traffic.sent_bytes += sum_of(send, f->reducer->ranks) - send[rank];
+  f->traffic.sent_bytes += pith__sum(send, f->reducer->ranks) - send[rank];
 }
 
 static pith_status work_blocks(pith_staged *f) {
@@ -129,7 +121,7 @@ static pith_status work_blocks(pith_staged *f) {
   switch (f->stage++) {
     case 0: {
       measure_parts(f);
-      size_t own = f->bytes[f->reducer->rank], all = sum_of(f->bytes, ranks);
+      size_t own = f->bytes[f->reducer->rank], all = pith__sum(f->bytes, ranks);
       for (int p = 0; p < ranks; p++) {
         f->counts[p] = own;
       }

@@ -10,7 +10,7 @@
 
 #include "base/clock.h"
 #include "base/thread_pool.h"
-#include "memory/encode_threads.h"
+#include "memory/memory.h"
 #include "ranks.h"
 #include "test.h"
 

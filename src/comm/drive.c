@@ -1,0 +1,487 @@
+/*
+ * Running operations: they are handed to the comm here, their tasks started, bytes moved and work done until all are
+ * finished, and their callers get the answer.
+ *
+ * The thread that waits for an operation drives all links and all operations, turn by turn (one thread at a time); a
+ * background thread does while there are requests that no thread waits for. sleep.c has what happens when nothing
+ * moves.
+ */
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "comm/submit.h"
+#include "comm/trace.h"
+
+#define SHORT_WORK 4096   /* values: takes no time worth noting */
+#define TURNS_TO_CHECK 64 /* between two looks at the clock while there is something to do */
+
+/* ---- The mutex --------------------------------------------------------------------------------------------------- */
+
+void pith__comm_lock(pith_comm *comm) {
+  if (pthread_mutex_trylock(&comm->mutex) == 0) {
+    return;
+  }
+  atomic_fetch_add(&comm->lock_requests, 1);
+  pthread_mutex_lock(&comm->gate);
+  pthread_mutex_lock(&comm->mutex);
+  atomic_fetch_add(&comm->lock_grants, 1);
+  pthread_mutex_unlock(&comm->gate);
+}
+
+/* A mutex is not fair: a driver that only unlocked it would have it back before another thread woke up. The driver
+ * waits until all threads have had it that requested it before; later requests do not keep it from driving. It waits at
+ * the gate, which is free again when the thread that waits there has the mutex: where cores are scarce, a driver that
+ * only yielded would take them from the very thread it waits for. */
+static void yield_lock(pith_comm *comm) {
+  unsigned requests = atomic_load(&comm->lock_requests);
+  if ((int)(requests - atomic_load(&comm->lock_grants)) > 0) {
+    pthread_mutex_unlock(&comm->mutex);
+    for (;;) {
+      pthread_mutex_lock(&comm->gate);
+      pthread_mutex_unlock(&comm->gate);
+      if ((int)(requests - atomic_load(&comm->lock_grants)) <= 0) {
+        break;
+      }
+      sched_yield(); /* it has requested the mutex, but is not at the gate yet */
+    }
+    pthread_mutex_lock(&comm->mutex);
+  }
+}
+
+void pith__comm_wake(pith_comm *comm) {
+  uint64_t one = 1;
+  pthread_cond_broadcast(&comm->changed);
+  if (comm->driving && write(comm->wake, &one, sizeof one) < 0 && errno != EAGAIN) {
+    PITH_LOG_WARN("cannot write an eventfd: %s", strerror(errno));
+  }
+}
+
+/* ---- Tasks: ready when what they wait for has finished; work runs lowest number first ---------------------------- */
+
+static void swap(uint32_t *a, uint32_t *b) {
+  uint32_t t = *a;
+  *a = *b;
+  *b = t;
+}
+
+static void heap_push(pith_operation *op, uint32_t task) {
+  uint32_t *heap = op->ready, at = op->ready_count++;
+  heap[at] = task;
+  for (; at && heap[at] < heap[(at - 1) / 2]; at = (at - 1) / 2) {
+    swap(&heap[at], &heap[(at - 1) / 2]);
+  }
+}
+
+static uint32_t heap_pop(pith_operation *op) {
+  uint32_t *heap = op->ready, top = heap[0], at = 0;
+  heap[0] = heap[--op->ready_count];
+  for (;;) {
+    uint32_t least = at, left = 2 * at + 1, right = 2 * at + 2;
+    least = left < op->ready_count && heap[left] < heap[least] ? left : least;
+    least = right < op->ready_count && heap[right] < heap[least] ? right : least;
+    if (least == at) {
+      return top;
+    }
+    swap(&heap[at], &heap[least]);
+    at = least;
+  }
+}
+
+static void make_ready(pith_operation *op, uint32_t number) {
+  pith_task *task = &op->job.schedule.task[number];
+  task->started = 1;
+  switch (task->kind) {
+    case PITH_TASK_SEND:
+      pith__link_send(&op->comm->link[task->peer], op, number);
+      break;
+    case PITH_TASK_RECEIVE:
+      if (task->peer == PITH_ANY_RANK) {
+        pith__link_receive_any(op->comm, op, number);
+      } else {
+        pith__link_receive(&op->comm->link[task->peer], op, number);
+      }
+      break;
+    case PITH_TASK_WORK:
+      heap_push(op, number);
+      break;
+  }
+}
+
+static void count(pith_operation *op) {
+  pith_traffic *t = &op->traffic;
+  const pith_job *job = &op->job;
+  double rest = pith__now() - op->started_at - job->encode_seconds - job->decode_seconds;
+  t->operations = 1;
+  t->uncompressed = !job->codec;
+  t->raw_bytes = job->src.n * pith_dtype_size(job->src.dtype);
+  t->encode = job->encode_seconds;
+  t->decode = job->decode_seconds;
+  t->wire = rest > 0 ? rest : 0;
+  pith__traffic_add(&op->comm->traffic[op->frame.operation], t, 1.0);
+}
+
+static void finish(pith_operation *op) {
+  if (op->comm->tracing) {
+    pith__trace_operation(op);
+  }
+  if (op->started_at > 0) { /* else it counts itself */
+    count(op);
+  }
+  op->comm->stats.encode += op->job.encode_seconds;
+  op->comm->stats.decode += op->job.decode_seconds;
+  op->done = 1;
+  pthread_cond_broadcast(&op->comm->changed); /* the thread that waits for it need not be the driver */
+}
+
+static void start_tasks(pith_operation *op) {
+  pith_schedule *s = &op->job.schedule;
+  op->unfinished = s->tasks;
+  op->started_at = pith__now();
+  for (uint32_t t = 0; t < s->tasks && !op->done; t++) {
+    if (s->task[t].waits == 0 && !s->task[t].started) { /* a message that came early may have started it */
+      make_ready(op, t);
+    }
+  }
+  if (s->tasks == 0) {
+    finish(op);
+  }
+}
+
+void pith__operation_task_done(pith_operation *op, uint32_t number) {
+  pith_schedule *s = &op->job.schedule;
+  for (uint32_t e = s->task[number].edges; e != PITH_NO_TASK; e = s->edge[e].next) {
+    uint32_t next = s->edge[e].to;
+    if (--s->task[next].waits == 0 && !op->done) { /* it is done early when the comm fails */
+      make_ready(op, next);
+    }
+  }
+  if (--op->unfinished == 0 && !op->done) {
+    finish(op);
+  }
+}
+
+/* Runs one piece of work of the oldest operation that has some; 0 if there is none. */
+static int work_once(pith_comm *comm) {
+  for (pith_operation *op = comm->running; op; op = op->next) {
+    if (op->done || op->ready_count == 0) {
+      continue;
+    }
+    uint32_t number = heap_pop(op);
+    const pith_task *task = &op->job.schedule.task[number];
+    int is_long = task->n == 0 || task->n > SHORT_WORK; /* 0: it does not say */
+    double start_at = comm->tracing ? pith__now() : 0, began = is_long ? pith__now_rough() : 0;
+    pith_status status = task->work(&op->job, task);
+    comm->busy += is_long ? pith__now_rough() - began : 0;
+    if (comm->tracing) {
+      pith__trace_work(op, task, start_at);
+    }
+    if (status != PITH_OK) {
+      char why[600];
+      snprintf(why, sizeof why, "%s", pith_error());
+      pith__comm_fail(comm, status, "rank %d: %s", comm->rank, why);
+    } else {
+      pith__operation_task_done(op, number);
+    }
+    return 1;
+  }
+  return 0;
+}
+
+/* ---- Driving ------------------------------------------------------------------------------------------------------
+ */
+
+/* *worked: something was computed. */
+static int take_turn(pith_comm *comm, int *worked) {
+  int moved = 0;
+  for (int p = 0; p < comm->ranks && comm->failed == PITH_OK; p++) {
+    moved |= pith__link_progress(&comm->link[p]);
+  }
+  if (++comm->turns % TURNS_TO_CHECK == 0 && comm->failed == PITH_OK) {
+    pith__comm_check_time(comm); /* others may keep us busy while one lets us wait */
+  }
+  *worked = comm->failed == PITH_OK && work_once(comm);
+  return *worked || moved;
+}
+
+static int is_over(const pith_comm *comm, const pith_operation *op) {
+  return op ? op->done : comm->closing || comm->waiters > 0;
+}
+
+static int has_work(const pith_comm *comm) {
+  for (const pith_operation *op = comm->running; op; op = op->next) {
+    if (!op->done) {
+      return 1;
+    }
+  }
+  return 0;
+}
+
+/* Whether the caller that waits here wants to stop waiting; asked now and then, without the mutex. */
+static int is_interrupted(pith_comm *comm) {
+  if (!comm->interrupt.ask || pith__now_rough() - comm->last_question < PITH_INTERRUPT_SECONDS) {
+    return 0;
+  }
+  if (!pith__interrupt_is_possible(&comm->interrupt)) {
+    return 0;
+  }
+  comm->last_question = pith__now_rough();
+  pthread_mutex_unlock(&comm->mutex);
+  int answer = pith__interrupt_ask(&comm->interrupt);
+  pthread_mutex_lock(&comm->mutex);
+  return answer;
+}
+
+/* Another thread drives. Signals do not end the wait for a condition: it ends by itself, now and then. */
+static void wait_for_change(pith_comm *comm) {
+  struct timespec until;
+  if (!pith__interrupt_is_possible(&comm->interrupt)) {
+    pthread_cond_wait(&comm->changed, &comm->mutex);
+    return;
+  }
+  clock_gettime(CLOCK_REALTIME, &until);
+  until.tv_nsec += (long)(PITH_INTERRUPT_SECONDS * 1e9);
+  until.tv_sec += until.tv_nsec / 1000000000;
+  until.tv_nsec %= 1000000000;
+  pthread_cond_timedwait(&comm->changed, &comm->mutex, &until);
+}
+
+/* Drives as the only driver. op == NULL: as long as there is work and no other thread wants to. 0: the caller that
+ * waits for the operation was interrupted. */
+static int drive(pith_comm *comm, const pith_operation *op) {
+  int idle = 0;
+  pith__comm_begin_spin(comm);
+  while (!is_over(comm, op) && (op || has_work(comm))) {
+    yield_lock(comm);
+    if (op && is_interrupted(comm)) {
+      return op->done;
+    }
+    uint64_t before = comm->moved_bytes;
+    int worked = 0;
+    if (take_turn(comm, &worked)) {
+      idle = 0;
+      if (!worked && !is_over(comm, op)) {
+        pith__comm_let_gather(comm, comm->moved_bytes - before);
+      }
+    } else if (++idle > pith__comm_spin_turns(comm)) {
+      pith__comm_check_time(comm);
+      if (!is_over(comm, op)) {
+        pith__comm_sleep(comm);
+        idle = pith__comm_spin_turns(comm) / 2;
+      }
+    } else if (idle % comm->yield == 0) {
+      sched_yield(); /* more ranks than cores: let the others work */
+    }
+  }
+  return 1;
+}
+
+/* pith__comm_drive(), but for an interruption: then it returns 0, and the operation goes on. */
+static int drive_unless_interrupted(pith_comm *comm, const pith_operation *op) {
+  int goes_on = 1;
+  if (op->done) {
+    return 1; /* and no thread is woken in vain */
+  }
+  double start = pith__now_rough(); /* adds up to the right sum over many waits */
+  comm->waiters++;
+  if (comm->driving && !op->done) { /* another thread does; it may be asleep and not know of us or our messages */
+    pith__comm_wake(comm);
+  }
+  while (!op->done && goes_on) {
+    if (comm->driving) {
+      wait_for_change(comm);
+      goes_on = op->done || !is_interrupted(comm);
+      continue;
+    }
+    comm->driving = 1;
+    goes_on = drive(comm, op);
+    comm->driving = 0;
+    pthread_cond_broadcast(&comm->changed);
+  }
+  comm->waiters--;
+  comm->stats.wait += pith__now_rough() - start;
+  pthread_cond_broadcast(&comm->changed);
+  return op->done;
+}
+
+void pith__comm_drive(pith_comm *comm, const pith_operation *op) {
+  if (!drive_unless_interrupted(comm, op)) {
+    pith__comm_fail(comm, PITH_ERR_INTERRUPTED, "rank %d was interrupted while it waited for the other ranks",
+                    comm->rank);
+  }
+}
+
+/* ---- The background thread --------------------------------------------------------------------------------------- */
+
+static void *run_in_background(void *argument) {
+  pith_comm *comm = argument;
+  pthread_mutex_lock(&comm->mutex);
+  while (!comm->closing) {
+    if (comm->driving || comm->waiters || !has_work(comm)) {
+      pthread_cond_wait(&comm->changed, &comm->mutex);
+      continue;
+    }
+    comm->driving = 1;
+    drive(comm, NULL);
+    comm->driving = 0;
+    pthread_cond_broadcast(&comm->changed);
+  }
+  pthread_mutex_unlock(&comm->mutex);
+  return NULL;
+}
+
+static pith_status start_thread(pith_comm *comm) {
+  if (comm->thread_started) {
+    return PITH_OK;
+  }
+  PITH_REQUIRE(pthread_create(&comm->thread, NULL, run_in_background, comm) == 0, PITH_ERR_SYSTEM,
+               "cannot start the thread that drives requests");
+  comm->thread_started = 1;
+  return PITH_OK;
+}
+
+void pith__comm_stop_thread(pith_comm *comm) {
+  pith__comm_lock(comm);
+  comm->closing = 1;
+  pith__comm_wake(comm);
+  pthread_mutex_unlock(&comm->mutex);
+  if (comm->thread_started) {
+    pthread_join(comm->thread, NULL);
+    comm->thread_started = 0;
+  }
+}
+
+void pith__comm_flush(pith_comm *comm, double end) {
+  for (int more = 1; more && pith__now() < end; sched_yield()) {
+    more = 0;
+    for (int p = 0; p < comm->ranks; p++) {
+      more |= pith__link_flush(&comm->link[p]);
+    }
+  }
+}
+
+/* ---- Handing it to the comm -------------------------------------------------------------------------------------- */
+
+static pith_status refuse_failed(const pith_comm *comm) { return pith_fail(comm->failed, "%s", comm->failure); }
+
+/* With the mutex held. */
+static pith_status start(pith_comm *comm, pith_operation *op) {
+  if (comm->failed != PITH_OK) {
+    return refuse_failed(comm);
+  }
+  if (op->frame.operation != PITH_OP_POINT) {
+    op->frame.sequence = ++comm->sequence;
+  }
+  comm->stats.operations++;
+  comm->stats.raw_bytes += op->job.src.n * pith_dtype_size(op->job.src.dtype);
+  pith__running_add(comm, op);
+  if (comm->failed == PITH_OK) {
+    start_tasks(op);
+  }
+  return PITH_OK;
+}
+
+/* The operation is done, and no thread needs it any more. */
+static pith_status conclude(pith_operation *op) {
+  pith_comm *comm = op->comm;
+  pith__running_remove(comm, op);
+  if (comm->failed != PITH_OK) {
+    pith__comm_flush(comm, comm->failed_at + 0.2); /* the others should hear why */
+  }
+  return op->status == PITH_OK ? PITH_OK : refuse_failed(comm);
+}
+
+pith_status pith__operation_submit(pith_operation *op, pith_status written, pith_request **request) {
+  pith_comm *comm = op->comm;
+  pith_status status = written;
+  if (status == PITH_OK) {
+    op->ready = pith__schedule_take(&op->job.schedule, op->job.schedule.tasks + 1, sizeof *op->ready);
+    status = op->ready ? PITH_OK : pith_fail(PITH_ERR_MEMORY, "no memory for an operation");
+  }
+  if (status != PITH_OK) {
+    pith__operation_release(op);
+    return status;
+  }
+  pith__comm_lock(comm);
+  status = request ? start_thread(comm) : PITH_OK;
+  if (status == PITH_OK) {
+    status = start(comm, op);
+  }
+  if (status == PITH_OK && request) {
+    pith__comm_wake(comm);
+  } else if (status == PITH_OK) {
+    pith__comm_drive(comm, op);
+    status = conclude(op);
+  }
+  pthread_mutex_unlock(&comm->mutex);
+  if (request && status == PITH_OK) {
+    *request = (pith_request *)op;
+  } else {
+    pith__operation_release(op);
+  }
+  return status;
+}
+
+/* Returns PITH_ERR_INTERRUPTED with the request in flight. */
+static pith_status wait_unless_interrupted(pith_request *request) {
+  pith_comm *comm = request ? request->operation.comm : NULL;
+  if (!comm || !comm->interrupt.ask || pith__check_comm(comm) != PITH_OK) {
+    return PITH_OK; /* pith__wait() says what is wrong */
+  }
+  pith__comm_lock(comm);
+  int is_done = drive_unless_interrupted(comm, &request->operation);
+  pthread_mutex_unlock(&comm->mutex);
+  PITH_REQUIRE(is_done, PITH_ERR_INTERRUPTED, "rank %d was interrupted while it waited for an operation, which goes on",
+               comm->rank);
+  return PITH_OK;
+}
+
+pith_status pith_wait(pith_request *request) {
+  PITH_TRY(wait_unless_interrupted(request));
+  return pith__wait(request, NULL, NULL);
+}
+
+pith_status pith_wait_source(pith_request *request, int *source) {
+  PITH_REQUIRE(source, PITH_ERR_ARGUMENT, "pith_wait_source: source must not be NULL");
+  PITH_REQUIRE(request && request->operation.frame.operation == PITH_OP_POINT, PITH_ERR_ARGUMENT,
+               "pith_wait_source: this is no request of pith_recv()");
+  PITH_TRY(wait_unless_interrupted(request));
+  return pith__wait(request, NULL, source);
+}
+
+pith_status pith__wait(pith_request *request, pith_traffic *traffic, int *source) {
+  PITH_REQUIRE(request, PITH_ERR_ARGUMENT, "pith_wait: request must not be NULL");
+  pith_operation *op = &request->operation;
+  pith_comm *comm = op->comm;
+  PITH_TRY(comm ? pith__check_comm(comm) : PITH_OK);
+  pith_status status;
+  if (comm) {
+    pith__comm_lock(comm);
+    pith__comm_drive(comm, op);
+    status = conclude(op);
+    pthread_mutex_unlock(&comm->mutex);
+  } else {
+    status = op->status == PITH_OK ? PITH_OK
+                                   : pith_fail(op->status, "the comm was destroyed while the operation was under way");
+  }
+  if (traffic) {
+    *traffic = op->traffic;
+  }
+  if (source && status == PITH_OK) {
+    *source = op->job.schedule.task[0].peer;
+  }
+  pith__operation_release(op);
+  return status;
+}
+
+pith_status pith_test(pith_request *request, int *done) {
+  PITH_REQUIRE(request && done, PITH_ERR_ARGUMENT, "pith_test: request and done must not be NULL");
+  PITH_TRY(request->operation.comm ? pith__check_comm(request->operation.comm) : PITH_OK);
+  *done = request->operation.done; /* without the mutex: threads that ask in a loop must not keep the driver from it */
+  return PITH_OK;
+}

@@ -1,0 +1,132 @@
+/* How a comm fails: what was noticed anywhere ends all its operations, and what is noticed here is that peers let us
+ * wait for too long, or that their hosts are gone. */
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "comm/comm.h"
+
+void pith__comm_fail(pith_comm *comm, pith_status status, const char *format, ...) {
+  if (comm->failed != PITH_OK) {
+    return; /* the first reason is the one that counts */
+  }
+  va_list args;
+  va_start(args, format);
+  vsnprintf(comm->failure, sizeof comm->failure, format, args);
+  va_end(args);
+  comm->failed = status;
+  comm->failed_at = pith__now();
+  PITH_LOG_WARN("rank %d: %s: %s", comm->rank, pith_status_string(status), comm->failure);
+  for (int p = 0; p < comm->ranks; p++) {
+    pith__link_fail(&comm->link[p], comm->failure);
+  }
+  for (pith_operation *op = comm->running; op; op = op->next) {
+    if (!op->done) {
+      op->status = status;
+      op->done = 1;
+    }
+  }
+  pith__comm_wake(comm);
+}
+
+/* ---- Time-outs: each peer that an operation waits for has its own clock ------------------------------------------ */
+
+/* Seconds of waiting after which we tell the others that we are alive, again and again. */
+static double patience(const pith_comm *comm) { return comm->timeout / 4 < 1 ? comm->timeout / 4 : 1; }
+
+/* Whether the peer has not said for long that it waits, too. */
+static int is_silent(const pith_link *link, double now) { return now - link->heard > 3 * patience(link->comm); }
+
+/* How long the peer has let us wait. Time in which we worked and did not listen does not count: the clock stands still.
+ */
+static double waited_for(pith_link *link, double now) {
+  double clock = now - link->comm->busy;
+  if (link->moved != link->seen || !pith__link_is_awaited(link)) {
+    link->seen = link->moved;
+    link->since = clock;
+  }
+  return clock - link->since;
+}
+
+/* Names the peers that let us wait for too long; `silent`: only those of which we have heard nothing. */
+static size_t name_missing(const pith_comm *comm, int silent, double now, char *text, size_t size) {
+  size_t used = 0;
+  for (int p = 0; p < comm->ranks && used + 24 < size; p++) {
+    pith_link *link = &comm->link[p];
+    if (waited_for(link, now) > comm->timeout && !(silent && !is_silent(link, now))) {
+      used += (size_t)snprintf(text + used, size - used, "%srank %d", used ? ", " : "", p);
+    }
+  }
+  return used;
+}
+
+static void send_signs(pith_comm *comm, double now) {
+  comm->last_sign = now;
+  for (int p = 0; p < comm->ranks; p++) {
+    pith__link_sign(&comm->link[p]);
+  }
+}
+
+static void fail_late(pith_comm *comm, double now, double waited) {
+  char missing[256] = "";
+  if (!name_missing(comm, 1, now, missing, sizeof missing)) {
+    name_missing(comm, 0, now, missing, sizeof missing);
+  }
+  pith__comm_fail(
+      comm, PITH_ERR_TIMEOUT,
+      "Timed out waiting %.1f s for %s without a sign of life, seen by rank %d (a timeout of %g s, set by %s)", waited,
+      missing, comm->rank, comm->timeout, comm->timeout_from);
+}
+
+/* ---- Hosts that are gone: known long before an operation's time-out, which may be half an hour ----------------- */
+
+/* Looks this often within the time in which a host must answer, and ends a little before it. */
+#define LOOKS 16
+
+/* Whether the peer's host has answered nothing for too long. A process that is stopped is none of this: its host
+ * answers.
+ */
+static int is_host_gone(const pith_comm *comm, pith_link *link, double now) {
+  const pith_transport_ops *ops = link->transport ? link->transport->ops : NULL;
+  int is_unanswered = ops && ops->is_unanswered && !link->left && ops->is_unanswered(link->transport, link->peer);
+  /* If we have not looked for long, or were stopped ourselves, the time begins again. */
+  int is_new = link->unanswered == 0 || now - comm->last_look > comm->liveness / 2;
+  link->unanswered = !is_unanswered ? 0 : is_new ? now : link->unanswered;
+  return is_unanswered && now - link->unanswered > comm->liveness * (1 - 3.0 / LOOKS);
+}
+
+static void check_hosts(pith_comm *comm, double now) {
+  if (now - comm->last_look < comm->liveness / LOOKS) {
+    return;
+  }
+  for (int p = 0; p < comm->ranks; p++) {
+    pith_link *link = &comm->link[p];
+    if (is_host_gone(comm, link, now)) {
+      pith__comm_fail(comm, PITH_ERR_PEER,
+                      "rank %d is gone (seen by rank %d): its host has not answered for %.1f s (PITH_LIVENESS is %g s)",
+                      p, comm->rank, now - link->unanswered, comm->liveness);
+      return;
+    }
+  }
+  comm->last_look = now;
+}
+
+/* ---- Time-outs, in all ------------------------------------------------------------------------------------------- */
+
+/* A peer that says that it waits, too, will tell us for whom: it gets a little longer. */
+void pith__comm_check_time(pith_comm *comm) {
+  double now = pith__now(), longest = 0, overdue = 0;
+  check_hosts(comm, now);
+  for (int p = 0; p < comm->ranks; p++) {
+    pith_link *link = &comm->link[p];
+    double waited = waited_for(link, now), late = waited - (is_silent(link, now) ? 0 : 2 * patience(comm));
+    longest = waited > longest ? waited : longest;
+    overdue = late > overdue ? late : overdue;
+  }
+  if (overdue > comm->timeout) {
+    fail_late(comm, now, longest);
+  } else if (longest > patience(comm) && now - comm->last_sign > patience(comm)) {
+    send_signs(comm, now);
+  }
+}
