@@ -54,7 +54,7 @@ sanitize:
 	@$(MAKE) --no-print-directory all BUILD=build-sanitize CMAKE_ARGS="-DPITH_SANITIZE=address,undefined"
 	@tests/run.sh build-sanitize
 
-# Those in which threads meet, with every data race an error. Modules are left out: their libraries are not watched, so nothing is required.
+# Those with several threads, with every data race an error. Modules are left out: their libraries are not watched, so nothing is required.
 THREAD_TESTS = inproc_test comm_test algorithm_test reducer_test fault_test threads_test adapt_test carrier_test cuda_reducer_test
 threads:
 	@$(MAKE) --no-print-directory build-threads/CMakeCache.txt BUILD=build-threads CMAKE_ARGS="-DPITH_SANITIZE=thread"

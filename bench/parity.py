@@ -141,7 +141,7 @@ class Run:
     bytes: float  # that a rank sent in a step, on average: the mean over ranks
     gradient_bytes: float  # of these, those of gradients
     seconds: float
-    losses: list[float]  # of training, the means of POINTS stretches
+    losses: list[float]  # of training, the means of POINTS intervals
 
     @property
     def key(self) -> tuple[str, str, int, int, int]:
@@ -171,7 +171,7 @@ def train(task, spec: str, seed: int, a: argparse.Namespace) -> Run:
         losses.append(loss.item())
     sent = bytes_sent() - sent
     size, gradients, *curve = means(
-        [sent / steps, pith.torch.stats(model).wire_bytes / steps, *stretches(losses)]
+        [sent / steps, pith.torch.stats(model).wire_bytes / steps, *intervals(losses)]
     )
     after, seconds = held_out_loss(task, model), time.perf_counter() - started
     return Run(
@@ -198,7 +198,7 @@ def bytes_sent() -> int:
     return pith.torch.stats().comm.sent_bytes
 
 
-def stretches(values: list[float]) -> list[float]:
+def intervals(values: list[float]) -> list[float]:
     size = math.ceil(len(values) / POINTS)
     return [
         sum(part) / len(part)

@@ -1,11 +1,11 @@
 /*
- * Which values travel: a radix select that reads the tensor once in the usual case, as src/codec/selection.c does it.
+ * Which values are sent: a radix select that reads the tensor once in the usual case, as src/codec/selection.c does it.
  *
  *   sample   a block draws a sample and finds a bracket around the cut
  *   scan     marks everything above the bracket in the bitmap, and lists what is within
  *   digit    (six times, most of them without work) finds the cut digit by digit among the candidates: first of keys,
- * then, since of equal keys those of lowest index travel, of places mark     adds the candidates that travel to the
- * bitmap
+ *            then, since of equal keys those of lowest index are sent, of places
+ *   mark     adds the candidates that are sent to the bitmap
  *
  * Where the bracket missed, candidates do not fit, or values that equal the bracket's lower end are needed too, `digit`
  * and `mark` go over the whole tensor. The result is the same: exactly the k first in the order of (|x|, index).

@@ -19,7 +19,7 @@ static int number_of(const char *const *names) {
   SKIP("not started by mpirun");
 }
 
-static void meet_once(world_rank *me) { world_barrier(me); }
+static void barrier_once(world_rank *me) { world_barrier(me); }
 
 /* All processes must have made a comm once, whatever the law needs of them. */
 static const transport_world *launched(void) {
@@ -31,7 +31,7 @@ static const transport_world *launched(void) {
   CHECK_OK(pith__transport_open("mpi", &world.ops));
   CHECK(getenv("LAWS_FOLDER") != NULL);
   world_join(number_of(rank), all, getenv("LAWS_FOLDER"));
-  world_run(&world, all, 0, meet_once, NULL);
+  world_run(&world, all, 0, barrier_once, NULL);
   return &world;
 }
 
@@ -40,7 +40,7 @@ TEST(no_wakeup_is_lost) { law_no_wakeup_is_lost(launched(), 300); }
 TEST(one_silent_reader_blocks_no_other) { law_one_silent_reader_blocks_no_other(launched()); }
 TEST(last_bytes_of_a_closed_peer_arrive) { law_last_bytes_of_a_closed_peer_arrive(launched()); }
 TEST(a_stopped_peer_only_waits) { law_a_stopped_peer_only_waits(launched()); }
-TEST(groups_do_not_meet) { law_groups_do_not_meet(launched()); }
+TEST(groups_do_not_mix) { law_groups_do_not_mix(launched()); }
 TEST(one_rank_alone_works) { law_one_rank_alone_works(launched()); }
 TEST(a_missing_rank_is_named) { law_a_missing_rank_is_named(launched()); }
 TEST(another_job_is_not_met) { law_another_job_is_not_met(launched()); }

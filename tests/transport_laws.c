@@ -568,7 +568,7 @@ static void connect_in_groups(world_rank *me) {
   world_barrier(me);
 }
 
-void law_groups_do_not_meet(const transport_world *world) {
+void law_groups_do_not_mix(const transport_world *world) {
   world_run_unconnected(world, 6, 0, connect_in_groups, NULL);
 }
 

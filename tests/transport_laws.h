@@ -74,7 +74,7 @@ void law_last_bytes_of_a_closed_peer_arrive(const transport_world *world);
 void law_last_bytes_of_a_killed_peer_arrive(const transport_world *world); /* processes only */
 void law_a_spinning_rank_notices_a_killed_peer(const transport_world *world);
 void law_a_stopped_peer_only_waits(const transport_world *world);
-void law_groups_do_not_meet(const transport_world *world);
+void law_groups_do_not_mix(const transport_world *world);
 void law_one_rank_alone_works(const transport_world *world);
 void law_a_missing_rank_is_named(const transport_world *world);
 void law_another_job_is_not_met(const transport_world *world);

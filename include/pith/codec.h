@@ -51,8 +51,7 @@ PITH_API const char *pith_codec_spec(const pith_codec *codec);
 /* The same with presets replaced by their parts ("signum:0.9" is "momentum:0.9/sign"). Lives as long as the codec. */
 PITH_API const char *pith_codec_parts(const pith_codec *codec);
 
-/* A number that is the same for two codecs exactly if they mean the same. Ranks compare it before they exchange data.
- */
+/* A number that two codecs share exactly if they mean the same. Ranks compare it before they exchange data. */
 PITH_API uint64_t pith_codec_fingerprint(const pith_codec *codec);
 
 PITH_API uint32_t pith_codec_caps(const pith_codec *codec); /* pith_cap bits */

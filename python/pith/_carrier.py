@@ -39,7 +39,7 @@ class Cuda:
     stream: int
     allocate: Callable[[int], int]
     release: Callable[[int], None]
-    chunk_bytes: int = 0  # layers much larger travel in several exchanges; 0: what is usual
+    chunk_bytes: int = 0  # layers much larger are sent in several exchanges; 0: what is usual
 
 
 class Carrier:

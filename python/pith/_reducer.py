@@ -44,8 +44,8 @@ class Reducer:
     layers change their specs between two steps. A reducer belongs to one thread at a time. Gradients stay lent from start to finish.
 
     Instead of a comm, a :class:`Carrier` moves the bytes by other means. ``group_bytes`` and ``in_order`` say how layers are grouped: groups of that
-    many bytes, from the last layer to the first, leave when all their gradients have come; ``in_order``, one after another in that order, whatever
-    order gradients come in. ``cuda``: gradients are on a device, and messages of a comm go through pinned memory; a carrier says so itself.
+    many bytes, from the last layer to the first, are sent when all their gradients are ready; ``in_order``, one after another in that order, whatever
+    order gradients become ready in. ``cuda``: gradients are on a device, and messages of a comm go through pinned memory; a carrier says so itself.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Reducer:
             raise ArgumentError(f"there is no layer {layer!r}: add it first") from None
 
     def flush(self) -> None:
-        """Sends what is joined so far on its way: when the next gradient will take a while. In the same places on all ranks."""
+        """Sends what is joined so far: when the next gradient will take a while. In the same places on all ranks."""
         self._check(c.lib.pith_reducer_flush(self._open()))
 
     def finish(self) -> None:

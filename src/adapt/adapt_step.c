@@ -99,8 +99,7 @@ static int compare(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-/* The lower quartile of what is remembered, for what disturbs a step only ever makes it longer; 0 if that is nothing.
- */
+/* The lower quartile of what is remembered, for what disturbs a step only makes it longer; 0 if that is nothing. */
 static double typical(const pith_adapter *a, const double *ring) {
   double sorted[PITH_ADAPT_RING];
   size_t count = a->s.own.count < PITH_ADAPT_RING ? (size_t)a->s.own.count : PITH_ADAPT_RING;
@@ -183,8 +182,7 @@ pith_status pith_adapter_finish(pith_adapter *a, const pith_adapter_step *given,
 
 /* ---- What was added up ------------------------------------------------------------------------------------------- */
 
-/* A layer that was not measured in this window has the numbers of the one before; if there are none it is to be exact.
- */
+/* A layer that was not measured in this window has the numbers of the one before; without any it is exact. */
 static void fill_gap(pith_adapter *a, size_t layer, const double *old) {
   double *sums = pith__sums(a->last, layer);
   if (old[PITH_SUM_SAMPLES] > 0) {

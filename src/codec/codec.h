@@ -53,8 +53,7 @@ typedef struct pith_memory_ops {
   pith_after after;
   /* How a gradient, times gamma, joins what was kept: the momentum where there is one, else the residual. */
   pith_blend (*blend)(const pith_value *a, float gamma);
-  /* p = the values to send for gradient values g at `first`; p may be the accumulator itself. gamma is the factor on g.
-   */
+  /* p = the values to send for gradient values g at `first`; p may be the accumulator. gamma: the factor on g. */
   void (*compensate)(const pith_value *a, const pith_kept *kept, size_t first, const float *g, float gamma, float *p,
                      size_t n);
   /* Optional: the largest norm that the whole gradient may have, beyond which it is scaled down; 0: any. */

@@ -87,8 +87,7 @@ static void row_of(const shape *s, const float *p, size_t row, float *out) {
   }
 }
 
-/* Q += MᵀP over some rows. ROWS of them share one pass over Q; every value adds up in the order of rows all the same.
- */
+/* Q += MᵀP over some rows. ROWS of them share one pass over Q; every value still adds up in the order of rows. */
 static void multiply_transposed(const shape *s, row_range rows, pith_cspan m, const float *p, float *q) {
   float tile[ROWS][TILE], factors[ROWS * 256];
   for (size_t row = rows.from, together; row < rows.to; row += together) {

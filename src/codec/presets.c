@@ -161,8 +161,7 @@ static const pith_preset adaq = {
     .params = adaq_params,
 };
 
-/* ---- As others have them: docs/fidelity.md ------------------------------------------------------------------------
- */
+/* ---- As others have them: docs/fidelity.md ----------------------------------------------------------------------- */
 
 /* Buckets as large as there are: GRACE takes one scale for a tensor. */
 static const pith_param grace_params[] = {

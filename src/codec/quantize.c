@@ -74,8 +74,7 @@ static void q_decode(const pith_value *a, const uint8_t *in, size_t n, float *ds
   pith__kernels()->dequantize[a[Q_BITS].i](in + PITH_HEAD_TWO, n, &q, mode, dst);
 }
 
-/* Smaller buckets cost a little and lose less where magnitudes differ from row to row: a finer ladder than bits alone.
- */
+/* Smaller buckets cost a little and lose less where magnitudes differ by row: a finer ladder than bits alone. */
 static const char *const q_variants[] = {"", ",bucket=128", ",bucket=256", ",bucket=1024", NULL};
 
 static int q_tail_apart(const pith_value *a) { return a[Q_TAIL].i == TAIL_EXACT; }

@@ -80,10 +80,10 @@ static int measure_largest(const pith_codec *c, const histogram *h, size_t n, do
 /* ---- Encode and decode ------------------------------------------------------------------------------------------- */
 
 /* Memory for pieces of up to n values. */
-typedef struct workshop {
+typedef struct buffers {
   void *payload, *scratch;
   float *decoded, *loaded;
-} workshop;
+} buffers;
 
 static double squared_difference(const float *a, const float *b, size_t n) {
   double sum = 0;
@@ -108,7 +108,7 @@ static double squared_difference(const float *a, const float *b, size_t n) {
   return sum;
 }
 
-static void workshop_fini(workshop *w) {
+static void buffers_fini(buffers *w) {
   free(w->payload);
   free(w->scratch);
   free(w->decoded);
@@ -122,22 +122,22 @@ static size_t scratch_need(const pith_codec *c, size_t n) {
 }
 
 /* Room for these codecs, on n values at a time. */
-static pith_status workshop_init(workshop *w, pith_codec *const *codec, size_t count, size_t n) {
+static pith_status buffers_init(buffers *w, pith_codec *const *codec, size_t count, size_t n) {
   size_t payload = 1, scratch = 1;
   for (size_t i = 0; i < count; i++) {
     payload = pith__most(payload, pith_codec_bound(codec[i], n));
     scratch = pith__most(scratch, scratch_need(codec[i], n));
   }
-  *w = (workshop){malloc(payload), malloc(scratch), malloc((n + 1) * sizeof(float)), malloc((n + 1) * sizeof(float))};
+  *w = (buffers){malloc(payload), malloc(scratch), malloc((n + 1) * sizeof(float)), malloc((n + 1) * sizeof(float))};
   if (!w->payload || !w->scratch || !w->decoded || !w->loaded) {
-    workshop_fini(w);
+    buffers_fini(w);
     return pith_fail(PITH_ERR_MEMORY, "no memory to measure %zu values", n);
   }
   return PITH_OK;
 }
 
 /* One piece of f32 values there and back. Adds to *bytes and *error. */
-static pith_status measure_piece(const pith_codec *c, workshop *w, const float *x, size_t n, const pith_ctx *ctx,
+static pith_status measure_piece(const pith_codec *c, buffers *w, const float *x, size_t n, const pith_ctx *ctx,
                                  double *bytes, double *error) {
   size_t bound = pith_codec_bound(c, n), need = scratch_need(c, n);
   pith_arena arena = pith__arena_over(w->scratch, need);
@@ -168,7 +168,7 @@ static int is_in_pieces(const pith_codec *c) {
 
 /* Every piece, or one of `stride`: others in other steps and on other ranks, so that all of them are seen by somebody.
  */
-static pith_status measure_pieces(measurement *m, workshop *w, size_t *measured) {
+static pith_status measure_pieces(measurement *m, buffers *w, size_t *measured) {
   size_t first = m->stride > 1 ? (m->ctx.step + m->ctx.step / 4 + 2 * m->ctx.rank) % m->stride : 0;
   for (size_t at = m->piece * first; at < m->x.n; at += m->piece * m->stride) {
     size_t n = pith__least(m->piece, m->x.n - at);
@@ -199,7 +199,7 @@ static void extrapolate(measurement *m, size_t measured) {
 }
 
 static pith_status measure_in_pieces(measurement *m) {
-  workshop w;
+  buffers w;
   size_t count = 0, measured = 0;
   pith_codec *used[PITH_CANDIDATES_MAX];
   for (size_t c = 0; c < m->p->candidates; c++) {
@@ -210,19 +210,19 @@ static pith_status measure_in_pieces(measurement *m) {
   if (!count) {
     return PITH_OK;
   }
-  PITH_TRY(workshop_init(&w, used, count, PIECE));
+  PITH_TRY(buffers_init(&w, used, count, PIECE));
   pith_status status = measure_pieces(m, &w, &measured);
-  workshop_fini(&w);
+  buffers_fini(&w);
   extrapolate(m, measured);
   return status;
 }
 
 static pith_status measure_whole(measurement *m, size_t c) {
-  workshop w;
-  PITH_TRY(workshop_init(&w, &m->p->codec[c], 1, m->x.n));
+  buffers w;
+  PITH_TRY(buffers_init(&w, &m->p->codec[c], 1, m->x.n));
   const float *x = pith__span_load(m->x, 0, m->x.n, w.loaded);
   pith_status status = measure_piece(m->p->codec[c], &w, x, m->x.n, &m->ctx, &m->table->bytes[c], &m->table->error[c]);
-  workshop_fini(&w);
+  buffers_fini(&w);
   return status;
 }
 
@@ -266,14 +266,14 @@ static size_t largest_rank(const measurement *m) {
 
 static pith_status iterate(measurement *m, size_t c, int times) {
   const pith_codec *codec = m->p->codec[c];
-  workshop w;
-  PITH_TRY(workshop_init(&w, &m->p->codec[c], 1, m->x.n));
+  buffers w;
+  PITH_TRY(buffers_init(&w, &m->p->codec[c], 1, m->x.n));
   pith_status status = PITH_OK;
   for (int i = 0; i < times && status == PITH_OK; i++) {
     pith_out out = {w.payload, pith_codec_bound(codec, m->x.n), 0};
     status = pith__codec_encode(codec, m->x, &out, m->layer->sketch, w.scratch, &m->ctx);
   }
-  workshop_fini(&w);
+  buffers_fini(&w);
   return status;
 }
 

@@ -1,5 +1,4 @@
-/* The reducer: layers with names, specs and states, reduced in the background; its life, and what ranks must agree on.
- */
+/* The reducer: layers with names, specs and states, reduced in the background. Its life, and what ranks agree on. */
 #include "reducer/reducer.h"
 
 #include <inttypes.h>

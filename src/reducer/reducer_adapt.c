@@ -34,8 +34,7 @@ static const char *last_rule(const char *text) {
   return last;
 }
 
-/* Only the last rule, for everything that is left, may be adaptive: the planner needs to know all that it may decide.
- */
+/* Only the last rule, for everything that is left, may be adaptive: the planner must know all that it decides. */
 static pith_status check_others(const char *text, const char *last) {
   for (const char *at = text; at && at < last; at = strchr(at, ';')) {
     size_t pattern;

@@ -1,5 +1,4 @@
-/* Accordion (Agarwal 2021): gradients whose norm changes fast are in a critical phase, in which losses do lasting harm.
- */
+/* Accordion (Agarwal 2021): gradients whose norm changes fast are in a critical phase, when losses do lasting harm. */
 #include <math.h>
 #include <string.h>
 

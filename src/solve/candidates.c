@@ -125,7 +125,7 @@ static void add_magnitudes(list *l, const frame *f, double size) {
   }
 }
 
-double pith__generosity(const pith_codec *codec) {
+double pith__strength_of(const pith_codec *codec) {
   frame f = frame_of(codec);
   double value = f.before < f.after && codec->strength != PITH_STRENGTH_NONE ? strtod(f.spec + f.before, NULL) : 0;
   return codec->strength == PITH_STRENGTH_MAGNITUDE && value > 0 ? 1 / value : value;

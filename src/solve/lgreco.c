@@ -2,11 +2,11 @@
  * The L-GreCo programme. Where the cost is a sum:
  *
  *  1. A greedy walk from the least error down the convex hulls of all layers gives a good choice, and the price of
- * error at which it stops (the dual of the relaxed problem).
+ *     error at which it stops (the dual of the relaxed problem).
  *  2. With that price, every option has a lower bound on the cost of any choice that contains it. Options that cannot
- * beat the greedy choice are out; in large models few layers are left undecided.
- *  3. Dynamic programming over PITH_LGRECO_STEPS steps of the budget that is left decides those. Errors are rounded up,
- * so the budget is kept whatever the rounding.
+ *     beat the greedy choice are out; in large models few layers are left undecided.
+ *  3. Dynamic programming over PITH_LGRECO_STEPS steps of the budget that is left decides those. Errors are rounded
+ *     up, so the budget is kept whatever the rounding.
  *  4. What rounding left over is spent, the largest saving first.
  *
  * Where the cost is the end of a queue, the walk is that of queue_walk.c, which has a price of time for each layer, and
@@ -86,17 +86,17 @@ static void offer(solver *s, const size_t *choice) {
 /* ---- Options that cannot be of use ------------------------------------------------------------------------------- */
 
 /* Whether option a makes b useless: no worse in both, and first of equals. */
-static int beats(const solver *s, size_t l, size_t a, size_t b) {
+static int dominates(const solver *s, size_t l, size_t a, size_t b) {
   double ca = cost_of(s, l, a), cb = cost_of(s, l, b), ea = error_of(s, l, a), eb = error_of(s, l, b);
   return ca <= cb && ea <= eb && (ca < cb || ea < eb || a < b);
 }
 
-static void drop_beaten(solver *s, size_t l) {
+static void drop_dominated(solver *s, size_t l) {
   uint8_t *live = s->live + l * s->p->options;
   for (size_t b = 0; b < s->p->options; b++) {
     live[b] = 1;
     for (size_t a = 0; a < s->p->options && live[b]; a++) {
-      live[b] = a == b || !beats(s, l, a, b);
+      live[b] = a == b || !dominates(s, l, a, b);
     }
   }
 }
@@ -233,17 +233,17 @@ static double waited(const solver *s, size_t l) {
 }
 
 /* What costs more than this is worse than the best: not by rounding, and not by less than anybody could measure. */
-static double hopeless_cost(const solver *s) { return s->best_cost * (1 + 1e-9 + (s->p->ready ? 2 * SAME_TIME : 0)); }
+static double pruned_cost(const solver *s) { return s->best_cost * (1 + 1e-9 + (s->p->ready ? 2 * SAME_TIME : 0)); }
 
 /* The most that a choice can have that is better than the best, in priced cost and error. Rounding must not drop one
  * too many: hence the margin. */
 static double most_priced(const solver *s, double error) {
   double weight = s->p->layers ? s->weight[s->p->layers - 1] : 0;
-  return weight * hopeless_cost(s) + s->price * error + 1e-9 * fabs(s->price * s->budget);
+  return weight * pruned_cost(s) + s->price * error + 1e-9 * fabs(s->price * s->budget);
 }
 
 /* Drops options with which no choice can be better than the best. */
-static void drop_hopeless(solver *s) {
+static void prune(solver *s) {
   double left = most_priced(s, s->budget);
   for (size_t l = 0; l < s->p->layers; l++) {
     s->least[l] = least_priced(s, l);
@@ -540,7 +540,7 @@ static pith_status solver_init(solver *s, const pith_problem *p) {
 /* The least error possible is a choice too: without it there is none. */
 static pith_status start(solver *s) {
   for (size_t l = 0; l < s->p->layers; l++) {
-    drop_beaten(s, l);
+    drop_dominated(s, l);
     s->trial[l] = least_error(s, l);
   }
   if (s->p->start) {
@@ -574,7 +574,7 @@ static void walk(solver *s) {
 static pith_status solve(solver *s) {
   PITH_TRY(start(s));
   walk(s);
-  drop_hopeless(s);
+  prune(s);
   PITH_TRY(decide(s));
   offer(s, s->trial);
   if (!s->p->ready) { /* what hides behind the queue need not be spent */

@@ -1,5 +1,4 @@
-/* From a profile and a request to a plan: which candidates may be used, what the budget is, and which method decides.
- */
+/* From a profile and a request to a plan: which candidates may be used, the budget, and the method that decides. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +11,7 @@
 #include "solve/step_cost.h"
 
 #define THRESHOLD 0.5
-#define OUT_OF_THE_QUESTION 1e18
+#define INFEASIBLE 1e18
 
 static const char *const method_names[] = {"lgreco", "kmeans", "accordion", "uniform", "cgxkmeans",
                                            "linear", "best",   "bayes",     "global"};
@@ -181,7 +180,7 @@ static int can_keep_budget(const maker *m, const size_t *option, size_t options)
 /* A candidate of the uniform spec's family with more than the cap times its strength. */
 static int is_above_cap(const maker *m, const pith_codec *uniform, const pith_codec *codec) {
   int same = pith__text_same(pith__family_of(codec), pith__family_of(uniform)) && codec->strength == uniform->strength;
-  return same && pith__generosity(codec) > m->r.cap * pith__generosity(uniform) * (1 + 1e-9);
+  return same && pith__strength_of(codec) > m->r.cap * pith__strength_of(uniform) * (1 + 1e-9);
 }
 
 static pith_status apply_cap(maker *m) {
@@ -249,7 +248,7 @@ static int fill_tables(const maker *m, const pith_step *step, tables *t) {
       pith_profile_get(m->p, l, m->option[o], cost, error);
       *error = pith__metric_error(m->r.metric, *error);
       if (is_below_floor(m, l, o, *cost, *error)) {
-        *cost = *error = OUT_OF_THE_QUESTION; /* any other option beats it in both */
+        *cost = *error = INFEASIBLE; /* any other option dominates it */
         continue;
       }
       *cost = time ? pith__step_service(step, m->p, l, m->option[o]) : *cost;
@@ -292,8 +291,8 @@ static pith_status choose_lgreco(maker *m) {
   return status;
 }
 
-/* Assigners have one way of sharing out, and know no mercy with small models: the reference is taken where it is
- * better, and where only rounding speaks against it. */
+/* Assigners follow one rule, which can be far off for small models: the reference is taken where it is better, and
+ * where only rounding speaks against it. */
 static pith_status choose_otherwise(maker *m) {
   pith_assignment a = assignment_of(m);
   switch (m->r.method) {

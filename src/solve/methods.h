@@ -51,7 +51,7 @@ pith_status pith__bayes_choose(const pith_assignment *a, size_t *choice);
 pith_status pith__global_choose(const pith_assignment *a, size_t *choice);
 
 /* candidates.c: a number that grows with what a codec of a family lets through; 0 for one without a strength. */
-double pith__generosity(const pith_codec *codec);
+double pith__strength_of(const pith_codec *codec);
 
 /* Accordion: `critical` where the norm has changed by `threshold` of itself since the window before, else `otherwise`.
  */

@@ -46,8 +46,7 @@ typedef struct pith_plan_origin {
   double budget;
 } pith_plan_origin;
 
-/* A plan from a choice of candidates for every layer of a profile; fixed layers travel uncompressed whatever it says.
- */
+/* A plan from a choice of candidates for every layer of a profile; fixed layers are never compressed. */
 pith_status pith__plan_from_choice(const pith_profile *p, const size_t *choice, const pith_plan_origin *origin,
                                    pith_plan **plan);
 

@@ -249,7 +249,7 @@ static void run_bench(contender *list, size_t count) {
 /* ---- From start to end
  * ------------------------------------------------------------------------------------------------------------------ */
 
-/* Meets the other ranks; 0: it is skipped, and why. `missing` is what the caller found. */
+/* Connects to the other ranks; 0: it is skipped, and why. `missing` is what the caller found. */
 static int program_start(const char *name, const char *(*missing)(void)) {
   pith_config config = PITH_CONFIG_INIT;
   config.rank = here.rank = rank_of("RANK", 0);

@@ -15,7 +15,7 @@ TEST(bytes_arrive_in_order_through_narrow_rings) {
 TEST(no_wakeup_is_lost) { law_no_wakeup_is_lost(&threads, 3000); }
 TEST(one_silent_reader_blocks_no_other) { law_one_silent_reader_blocks_no_other(&threads); }
 TEST(last_bytes_of_a_closed_peer_arrive) { law_last_bytes_of_a_closed_peer_arrive(&threads); }
-TEST(groups_do_not_meet) { law_groups_do_not_meet(&threads); }
+TEST(groups_do_not_mix) { law_groups_do_not_mix(&threads); }
 TEST(one_rank_alone_works) { law_one_rank_alone_works(&threads); }
 TEST(a_missing_rank_is_named) { law_a_missing_rank_is_named(&threads); }
 TEST(another_job_is_not_met) { law_another_job_is_not_met(&threads); }

@@ -133,11 +133,11 @@ static void check_numbers_of_ranks(const char *host) {
   CHECK_EQ(open_descriptors(), before);
 }
 
-TEST(one_to_nine_ranks_meet_on_ipv4) { check_numbers_of_ranks("127.0.0.1"); }
+TEST(one_to_nine_ranks_connect_on_ipv4) { check_numbers_of_ranks("127.0.0.1"); }
 
-TEST(one_to_nine_ranks_meet_on_ipv6) { check_numbers_of_ranks("::1"); }
+TEST(one_to_nine_ranks_connect_on_ipv6) { check_numbers_of_ranks("::1"); }
 
-TEST(ranks_meet_at_a_name) {
+TEST(ranks_connect_at_a_name) {
   prepare(3, "127.0.0.1", 40, 20);
   for (int i = 0; i < 3; i++) {
     participants[i].r.host = "localhost";
@@ -146,13 +146,13 @@ TEST(ranks_meet_at_a_name) {
   check_all_know_all(3);
 }
 
-TEST(ranks_meet_with_nothing_to_bring) {
+TEST(ranks_connect_with_nothing_to_bring) {
   prepare(4, "127.0.0.1", 0, 20);
   exchange_all(4);
   check_all_know_all(4);
 }
 
-TEST(ranks_meet_again_and_again_at_one_port) {
+TEST(ranks_connect_again_and_again_at_one_port) {
   prepare(4, "127.0.0.1", 100, 20);
   for (int round = 0; round < 20; round++) {
     uint64_t before = participants[0].job;
@@ -262,7 +262,7 @@ TEST(a_rank_that_died_at_the_door_may_come_again) {
   check_all_know_all(3);
 }
 
-TEST(who_has_another_secret_is_turned_away_and_the_others_meet) {
+TEST(who_has_another_secret_is_turned_away_and_the_others_connect) {
   prepare(3, "127.0.0.1", 64, 20);
   for (int i = 0; i < 3; i++) {
     participants[i].r.secret = "right";
@@ -585,7 +585,7 @@ static int come_as(int rank) {
   return fd;
 }
 
-TEST(many_ranks_meet) {
+TEST(many_ranks_connect) {
   prepare(RANKS_MOST, "127.0.0.1", 60, 60);
   for (int i = 0; i < RANKS_MOST; i++) {
     participants[i].r.secret = "for all of them";

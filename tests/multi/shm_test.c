@@ -44,7 +44,7 @@ TEST(last_bytes_of_a_closed_peer_arrive) { law_last_bytes_of_a_closed_peer_arriv
 TEST(last_bytes_of_a_killed_peer_arrive) { law_last_bytes_of_a_killed_peer_arrive(&processes); }
 TEST(a_spinning_rank_notices_a_killed_peer) { law_a_spinning_rank_notices_a_killed_peer(&processes); }
 TEST(a_stopped_peer_only_waits) { law_a_stopped_peer_only_waits(&processes); }
-TEST(groups_do_not_meet) { law_groups_do_not_meet(&processes); }
+TEST(groups_do_not_mix) { law_groups_do_not_mix(&processes); }
 TEST(one_rank_alone_works) { law_one_rank_alone_works(&processes); }
 TEST(a_missing_rank_is_named) { law_a_missing_rank_is_named(&processes); }
 TEST(another_job_is_not_met) { law_another_job_is_not_met(&processes); }
@@ -267,7 +267,7 @@ static int call_as_stranger(const pith_address *address) {
 }
 
 /* Before rank 1 comes, rank 0 has visitors that are silent, that leave, and that talk nonsense. */
-static void meet_among_strangers(world_rank *me) {
+static void connect_among_strangers(world_rank *me) {
   int strangers[90];
   world_listen(me, 10);
   world_barrier(me);
@@ -296,7 +296,7 @@ static void meet_among_strangers(world_rank *me) {
   }
 }
 
-TEST(strangers_are_ignored) { world_run_unconnected(&processes, 2, 0, meet_among_strangers, NULL); }
+TEST(strangers_are_ignored) { world_run_unconnected(&processes, 2, 0, connect_among_strangers, NULL); }
 
 /* As loaders of data do: a child of the killed rank lives on, with copies of its sockets. */
 static void die_with_a_child(world_rank *me) {

@@ -147,7 +147,7 @@ static void check_users(const char *transport) {
   ranks_wait(child, 2, -1);
 }
 
-TEST(ranks_of_different_users_meet_over_tcp) { check_users("auto"); }
+TEST(ranks_of_different_users_connect_over_tcp) { check_users("auto"); }
 TEST(ranks_of_different_users_do_not_share_memory) { check_users("shm"); }
 
 /* ---- Over tcp ---------------------------------------------------------------------------------------------------- */

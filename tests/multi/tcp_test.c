@@ -101,7 +101,7 @@ TEST(last_bytes_of_a_killed_peer_arrive_over_several_connections) {
 
 TEST(a_spinning_rank_notices_a_killed_peer) { law_a_spinning_rank_notices_a_killed_peer(&processes); }
 TEST(a_stopped_peer_only_waits) { law_a_stopped_peer_only_waits(&processes); }
-TEST(groups_do_not_meet) { law_groups_do_not_meet(&processes); }
+TEST(groups_do_not_mix) { law_groups_do_not_mix(&processes); }
 TEST(one_rank_alone_works) { law_one_rank_alone_works(&processes); }
 TEST(a_missing_rank_is_named) { law_a_missing_rank_is_named(&processes); }
 TEST(another_job_is_not_met) { law_another_job_is_not_met(&processes); }
@@ -272,7 +272,7 @@ static void say_nearly_right(int fd, world_rank *me, size_t wrong_byte) {
 }
 
 /* The last rank first harasses the others, silently, noisily and with forged hellos, then comes as it should. */
-static void meet_among_strangers(world_rank *me) {
+static void connect_among_strangers(world_rank *me) {
   int last = me->ranks - 1, fds[240];
   uint8_t wanted[WORLD_RANKS_MOST], noise[300];
   for (int p = 0; p < me->ranks; p++) {
@@ -312,12 +312,12 @@ static void meet_among_strangers(world_rank *me) {
 
 TEST(strangers_do_not_stop_the_job) {
   for (int round = 0; round < 3; round++) {
-    world_run_unconnected(&processes, 4, 0, meet_among_strangers, NULL);
+    world_run_unconnected(&processes, 4, 0, connect_among_strangers, NULL);
   }
 }
 
 /* An address with places that are wrong, or where nobody answers, before the right one. */
-static void meet_at_the_second_address(world_rank *me) {
+static void connect_at_the_second_address(world_rank *me) {
   pith_address address[2];
   tcp_place place;
   world_listen(me, 10);
@@ -334,12 +334,12 @@ static void meet_at_the_second_address(world_rank *me) {
 }
 
 TEST(an_address_that_does_not_answer_is_passed_by) {
-  world_run_unconnected(&processes, 2, 0, meet_at_the_second_address, "192.0.2.1"); /* for examples: nobody's */
+  world_run_unconnected(&processes, 2, 0, connect_at_the_second_address, "192.0.2.1"); /* for examples: nobody's */
 }
 
 TEST(an_address_that_refuses_is_passed_by) {
   interface = "127.0.0.1";
-  world_run_unconnected(&processes, 2, 0, meet_at_the_second_address, "127.0.0.2");
+  world_run_unconnected(&processes, 2, 0, connect_at_the_second_address, "127.0.0.2");
 }
 
 /* Rank 1 says the right words and hangs up, as one does that tries its next address; then it comes to stay. */

@@ -94,7 +94,7 @@ TEST(last_bytes_of_a_closed_peer_arrive) { law_last_bytes_of_a_closed_peer_arriv
 TEST(last_bytes_of_a_killed_peer_arrive) { law_last_bytes_of_a_killed_peer_arrive(PROCESSES); }
 TEST(a_spinning_rank_notices_a_killed_peer) { law_a_spinning_rank_notices_a_killed_peer(PROCESSES); }
 TEST(a_stopped_peer_only_waits) { law_a_stopped_peer_only_waits(PROCESSES); }
-TEST(groups_do_not_meet) { law_groups_do_not_meet(PROCESSES); }
+TEST(groups_do_not_mix) { law_groups_do_not_mix(PROCESSES); }
 TEST(one_rank_alone_works) { law_one_rank_alone_works(PROCESSES); }
 TEST(a_missing_rank_is_named) { law_a_missing_rank_is_named(PROCESSES); }
 TEST(another_job_is_not_met) { law_another_job_is_not_met(PROCESSES); }
@@ -521,7 +521,7 @@ static void be_stranger(world_rank *me, int fd, stranger how) {
 }
 
 /* Strangers come first, and stay; then rank 1 comes. Whatever they say, they hear no bytes of a hello. */
-static void meet_among_strangers(world_rank *me) {
+static void connect_among_strangers(world_rank *me) {
   int fds[STRANGERS], from = -1;
   world_listen(me, 10);
   world_barrier(me);
@@ -550,7 +550,7 @@ static void meet_among_strangers(world_rank *me) {
 TEST(strangers_and_recorded_bytes_do_not_become_a_rank) {
   world_run_unconnected(THREADS, 2, 0, keep_record, NULL);
   CHECK(replay_size > sizeof values);
-  world_run_unconnected(THREADS, 2, 0, meet_among_strangers, NULL);
+  world_run_unconnected(THREADS, 2, 0, connect_among_strangers, NULL);
 }
 
 /* Only the recorded bytes of rank 1 come, and rank 1 itself does not. */
@@ -655,7 +655,7 @@ TEST(a_comm_and_its_groups_are_encrypted_by_certificates) {
   forget_folder();
 }
 
-TEST(ranks_that_disagree_about_encryption_do_not_meet_in_clear) {
+TEST(ranks_that_disagree_about_encryption_do_not_connect_in_clear) {
   run_job(&(job){{"psk", "off"}, {SECRET, SECRET}, "tcp", 1, PITH_ERR_MISMATCH, "rank 1 has PITH_TLS=off"});
   run_job(&(job){{"off", "psk"}, {SECRET, SECRET}, "tcp", 1, PITH_ERR_MISMATCH, "rank 0 has PITH_TLS=off"});
 }

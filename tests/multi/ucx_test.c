@@ -46,7 +46,7 @@ TEST(last_bytes_of_a_killed_peer_arrive_over_tcp) { law_last_bytes_of_a_killed_p
 TEST(a_spinning_rank_notices_a_killed_peer) { law_a_spinning_rank_notices_a_killed_peer(PROCESSES); }
 TEST(a_stopped_peer_only_waits) { law_a_stopped_peer_only_waits(PROCESSES); }
 TEST(a_stopped_peer_only_waits_over_tcp) { law_a_stopped_peer_only_waits(OVER_TCP); }
-TEST(groups_do_not_meet) { law_groups_do_not_meet(PROCESSES); }
+TEST(groups_do_not_mix) { law_groups_do_not_mix(PROCESSES); }
 TEST(one_rank_alone_works) { law_one_rank_alone_works(PROCESSES); }
 TEST(a_missing_rank_is_named) { law_a_missing_rank_is_named(PROCESSES); }
 TEST(another_job_is_not_met) { law_another_job_is_not_met(PROCESSES); }

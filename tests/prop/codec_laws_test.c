@@ -132,7 +132,7 @@ static pith_span piece_of(pith_span span, size_t first, size_t n) {
   return (pith_span){(uint8_t *)span.data + first * pith_dtype_size(span.dtype), n, span.dtype};
 }
 
-/* Encodes src in pieces that start at random multiples of the granule; each must be a stretch of `whole`. */
+/* Encodes src in pieces that start at random multiples of the granule; each must be a slice of `whole`. */
 static void check_pieces(const pith_codec *codec, pith_state *state, pith_span src, pith_bytes whole,
                          const float *decoded, pith_ctx ctx) {
   size_t granule = pith_codec_granule(codec), used = 0;

@@ -46,7 +46,7 @@ static pith_profile *random_profile(const family *f) {
     sums[PITH_SUM_NORM] = norm;
     sums[PITH_SUM_TOP] = norm * (0.1 + 0.8 * test_uniform());
     for (size_t c = 0; c + 1 < p->candidates; c++) {
-      double strength = pith__generosity(p->codec[c]);
+      double strength = pith__strength_of(p->codec[c]);
       sums[PITH_SUM_BYTES + c] = ceil((double)p->layer[l].n * strength / 50 * (0.95 + 0.1 * test_uniform()));
       errors[c] = norm * exp(-decay * log1p(strength)) * (0.9 + 0.2 * test_uniform());
     }
@@ -73,8 +73,8 @@ static totals totals_of(const pith_profile *p, const pith_plan *plan, pith_plan_
     CHECK_OK(pith_profile_get(p, l, c, &bytes, &error));
     t.bytes += bytes;
     t.error += metric == PITH_PLAN_L2 ? sqrt(error) : error;
-    double strength = p->codec[c]->traits->exact ? INFINITY : pith__generosity(p->codec[c]);
-    t.largest = p->layer[l].fixed ? t.largest : fmax(t.largest, strength / pith__generosity(p->codec[reference]));
+    double strength = p->codec[c]->traits->exact ? INFINITY : pith__strength_of(p->codec[c]);
+    t.largest = p->layer[l].fixed ? t.largest : fmax(t.largest, strength / pith__strength_of(p->codec[reference]));
   }
   return t;
 }
@@ -196,9 +196,9 @@ TEST(one_threshold_for_all_layers) {
       CHECK_OK(pith__profile_find(p, layer.spec, &c));
       is_uniform &= p->layer[l].fixed || !strcmp(layer.spec, f->uniform);
       double size[2] = {INFINITY, 0}, before = INFINITY, last = 0;
-      size_t values = 0, taken = pith__ratio_count(pith__generosity(p->codec[c]), p->layer[l].n);
+      size_t values = 0, taken = pith__ratio_count(pith__strength_of(p->codec[c]), p->layer[l].n);
       for (size_t o = 0; o + 1 < p->candidates && !p->layer[l].fixed; o++) { /* ratios rise along the list */
-        size_t k = pith__ratio_count(pith__generosity(p->codec[o]), p->layer[l].n);
+        size_t k = pith__ratio_count(pith__strength_of(p->codec[o]), p->layer[l].n);
         double bytes, error;
         CHECK_OK(pith_profile_get(p, l, o, &bytes, &error));
         if (k > values) {

@@ -35,11 +35,11 @@ static int same_everywhere(const law_world *w, uint64_t number) {
   const fake_comm *comm = w->comm;
   int same = 1;
   said[w->rank] = number;
-  fake_meet(comm);
+  fake_barrier(comm);
   for (int p = 0; p < w->ranks; p++) {
     same = same && said[p] == number;
   }
-  fake_meet(comm);
+  fake_barrier(comm);
   return same;
 }
 
@@ -126,9 +126,9 @@ static void exchange_checkpoints(const law_world *w) {
     saved = malloc(saved_size);
     CHECK_OK(pith_reducer_save(reducer, &(pith_out){saved, saved_size, 0}));
   }
-  fake_meet(w->comm);
+  fake_barrier(w->comm);
   CHECK_STATUS(pith_reducer_load(reducer, (pith_bytes){saved, saved_size}), w->rank == 0 ? PITH_OK : PITH_ERR_STATE);
-  fake_meet(w->comm);
+  fake_barrier(w->comm);
   pith_reducer_destroy(reducer);
 }
 
@@ -192,7 +192,7 @@ static void failing(const law_world *w) {
   pith_reducer *reducer;
   void *gradient = calloc(1024 * 1024, sizeof(float));
   CHECK_OK(law_create(w, &one_layer, 1, "q:4", 0, &reducer));
-  fake_meet(w->comm);
+  fake_barrier(w->comm);
   fake_nccl_fault = fault;
   CHECK_STATUS(law_allreduce(reducer, &gradient), expected);
   CHECK_ERROR_SAYS(words);
@@ -216,10 +216,10 @@ static void hanging(const law_world *w) {
   void *gradient = calloc(1024 * 1024, sizeof(float));
   pith_status status = PITH_OK;
   CHECK_OK(law_create(w, &one_layer, 1, "q:4", 0, &reducer));
-  fake_meet(w->comm);
+  fake_barrier(w->comm);
   setenv("PITH_FAKE_HANG", "1", 1);
   CHECK_OK(law_allreduce(reducer, &gradient));
-  fake_meet(w->comm);
+  fake_barrier(w->comm);
   fake_nccl_async = expected == PITH_ERR_PEER ? 6 : 0;
   for (int tries = 0; tries < 10 && status == PITH_OK; tries++) {
     nanosleep(&(struct timespec){.tv_nsec = pause}, NULL);

@@ -157,7 +157,7 @@ TEST(candidates_of_every_spec_are_specs) {
       count++;
     }
     CHECK_MSG(found || asked->strength == PITH_STRENGTH_RATIO, "%s is not among its candidates", law_spec(i));
-    int has_strength = pith__generosity(asked) > 0; /* a size of nothing has no other sizes around it */
+    int has_strength = pith__strength_of(asked) > 0; /* a size of nothing has no other sizes around it */
     CHECK_MSG(count > 1 || !has_strength, "%s has a strength and one candidate", law_spec(i));
     several += count > 1;
   }

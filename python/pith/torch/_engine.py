@@ -24,8 +24,8 @@ def engine_for(
 ) -> Engine:
     """The engine for these layers, which are on one device.
 
-    ``in_order``: groups leave in one order on all ranks, whatever order gradients come in. Without it, gradients must come in the same order
-    on all ranks.
+    ``in_order``: groups are sent in one order on all ranks, whatever order gradients become ready in. Without it, they must become ready in
+    the same order on all ranks.
     """
     device = layers[0].parameter.device
     is_ours = isinstance(group, PithGroup)

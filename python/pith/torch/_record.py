@@ -133,7 +133,7 @@ class Recorder:
         )
 
     def _end(self) -> None:
-        """The backward pass is over: of all ranks, so they can meet here."""
+        """The backward pass is over: of all ranks, so they can communicate here."""
         wanted, self._under_way, self._wanted = self._wanted, False, False
         self.samples += wanted
         if wanted and self.samples == self._steps:

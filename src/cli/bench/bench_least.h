@@ -2,8 +2,8 @@
  * The least time an operation can take on a link and a machine, for the columns of `pith bench --link`: the larger of
  *
  *   what the link needs for the bytes that a rank sends, and
- *   what memory needs for what a rank must read and write, measured as copies of the tensor that all ranks make at
- * once.
+ *   what memory needs for what a rank must read and write, measured as copies of the tensor that all ranks
+ *   make at once.
  *
  * A tensor counts as one copy: the gradient is read, the result is written. A memory is read and written: one more. A
  * method that needs to have seen all values before it can choose among them reads them again: half of one. So does

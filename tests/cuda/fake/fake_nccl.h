@@ -42,7 +42,7 @@ static int fake_nccl_async;         /* what happened to operations that have beg
 
 static int fake_fails(const char *operation) { return fake_nccl_fault && strcmp(fake_nccl_fault, operation) == 0; }
 
-static void fake_meet(const fake_comm *comm) { pthread_barrier_wait(&comm->world->barrier); }
+static void fake_barrier(const fake_comm *comm) { pthread_barrier_wait(&comm->world->barrier); }
 
 FAKE_SHOWN int ncclGetVersion(int *version);
 FAKE_SHOWN const char *ncclGetErrorString(int result);
@@ -105,7 +105,7 @@ int ncclGroupEnd(void) {
   }
   comm->world->sent[comm->rank] = fake_group;
   comm->world->sizes[comm->rank] = fake_group_size;
-  fake_meet(comm);
+  fake_barrier(comm);
   for (size_t i = 0; i < fake_group_size; i++) {
     if (fake_group[i].receive) {
       const fake_message *found = fake_find(comm->world, fake_group[i].peer, comm->rank);
@@ -116,7 +116,7 @@ int ncclGroupEnd(void) {
       }
     }
   }
-  fake_meet(comm);
+  fake_barrier(comm);
   return result;
 }
 
@@ -128,7 +128,7 @@ int ncclAllGather(const void *from, void *to, size_t n, int type, void *c, void 
   }
   comm->world->given[comm->rank] = from;
   comm->world->sizes[comm->rank] = n;
-  fake_meet(comm);
+  fake_barrier(comm);
   int result = 0;
   for (int p = 0; p < comm->world->ranks; p++) {
     if (comm->world->sizes[p] != n) {
@@ -137,7 +137,7 @@ int ncclAllGather(const void *from, void *to, size_t n, int type, void *c, void 
       memcpy((char *)to + (size_t)p * n, comm->world->given[p], n);
     }
   }
-  fake_meet(comm);
+  fake_barrier(comm);
   return result;
 }
 
@@ -146,13 +146,13 @@ int ncclAllReduce(const void *from, void *to, size_t n, int type, int op, void *
   float *sums = calloc(n + 1, sizeof *sums);
   (void)stream;
   comm->world->given[comm->rank] = from;
-  fake_meet(comm);
+  fake_barrier(comm);
   for (int p = 0; p < comm->world->ranks; p++) {
     for (size_t i = 0; i < n; i++) {
       sums[i] += ((const float *)comm->world->given[p])[i];
     }
   }
-  fake_meet(comm);
+  fake_barrier(comm);
   memcpy(to, sums, n * sizeof *sums);
   free(sums);
   return type == 7 && op == 0 ? 0 : 4;
