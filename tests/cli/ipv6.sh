@@ -31,8 +31,8 @@ make_hosts() {
   done
 }
 
-# meet [VARIABLE=value…]: an allreduce of both, over tcp.
-meet() {
+# reduce [VARIABLE=value…]: an allreduce of both, over tcp.
+reduce() {
   for host in 0 1; do
     env "$@" RANK=$host MASTER_ADDR=fe80::77:0%link0 ip netns exec "$net-$host" \
       "$pith" bench allreduce -b 64K -e 64K -n 2 -w 0 >"$temp/out$host" 2>"$temp/err$host" &
@@ -42,10 +42,10 @@ meet() {
   wait "$rank0" && wait "$rank1" || { cat "$temp"/err? && return 1; }
 }
 
-ranks_meet_over_link_local_addresses() {
+ranks_connect_over_link_local_addresses() {
   make_hosts
-  meet A=b
-  meet PITH_IFNAME=link0
+  reduce A=b
+  reduce PITH_IFNAME=link0
 }
 
-run_tests ranks_meet_over_link_local_addresses
+run_tests ranks_connect_over_link_local_addresses

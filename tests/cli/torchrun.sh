@@ -1,5 +1,5 @@
 #!/bin/sh
-# Ranks started by torchrun, however it meets: its own store holds MASTER_PORT, and pith's ranks must find each other beside it.
+# Ranks started by torchrun, however it makes its rendezvous: its own store holds MASTER_PORT, and pith's ranks must find each other beside it.
 # PITH_VENV names a Python environment that has it; .venv and PATH are looked through too.
 # shellcheck disable=SC2016
 . "$(dirname "$0")/../shell.sh"
@@ -28,16 +28,16 @@ finds_nothing_wrong() {
 # Options of torchrun that come before the command.
 launch() { timeout -k 5 100 "$torchrun" "$@" --no-python "$pith" bench allreduce -b 64K -e 64K -n 3 --codec q:4; }
 
-meets() {
+connects() {
   need_torchrun
   exits 0 launch --nproc-per-node 2 "$@"
   finds_nothing_wrong "$temp/out"
 }
 
-ranks_meet() { meets; }
-ranks_meet_standalone() { meets --standalone; }
-ranks_meet_by_a_static_rendezvous() { meets --rdzv-backend static --master-addr 127.0.0.1 --master-port "$(free_port)"; }
-ranks_meet_by_a_c10d_rendezvous() { meets --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0 --rdzv-id some-job; }
+ranks_connect() { connects; }
+ranks_connect_standalone() { connects --standalone; }
+ranks_connect_by_a_static_rendezvous() { connects --rdzv-backend static --master-addr 127.0.0.1 --master-port "$(free_port)"; }
+ranks_connect_by_a_c10d_rendezvous() { connects --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0 --rdzv-id some-job; }
 
 several_jobs_at_once() {
   need_torchrun
@@ -75,5 +75,5 @@ END
   finds_nothing_wrong "$temp/both"
 }
 
-run_tests ranks_meet ranks_meet_standalone ranks_meet_by_a_static_rendezvous ranks_meet_by_a_c10d_rendezvous \
+run_tests ranks_connect ranks_connect_standalone ranks_connect_by_a_static_rendezvous ranks_connect_by_a_c10d_rendezvous \
   several_jobs_at_once a_restart_on_one_host_finds_the_other

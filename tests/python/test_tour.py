@@ -99,10 +99,9 @@ def test_the_map_has_every_layer() -> None:
 
 
 def test_the_check_finds_what_is_missing() -> None:
-    assert _defines("src/comm/submit.c", "pith__operation_submit")
-    assert not _defines(
-        "src/comm/submit.c", "pith__operation_work"
-    )  # called elsewhere, not defined here
-    assert not _defines("src/comm/submit.c", "pith__comm_drive")  # called here, defined elsewhere
+    assert _defines("src/codec/quantize.c", "q_encode")
+    assert not _defines("src/codec/quantize.c", "q_decodes")
+    assert not _defines("src/codec/quantize.c", "pith__kernels")  # called there, defined elsewhere
+    assert not _defines("src/kernel/kernel.h", "pith__kernels")  # declared there
     assert _defines("python/pith/_reducer.py", "Reducer.start_at")
     assert not _defines("python/pith/_reducer.py", "Reducer.begin")
