@@ -197,17 +197,17 @@ class LocalSteps:
             self._reduction.put(i, moved[i - part.start])
         self._reduction.flush()
 
-    def _complete(self, exchange: _Exchange) -> None:
-        if not exchange.complete:
+    def wait(self) -> None:
+        """Waits for the exchange that is under way, if any. The result is applied at its step nevertheless."""
+        if self._exchange is not None and not self._exchange.complete:
             self._reduction.finish()
-            exchange.complete = True
+            self._exchange.complete = True
 
     def _apply(self) -> None:
         """The outer step of the layers whose means have come; parameters go on from there."""
-        exchange = self._exchange
+        self.wait()
+        exchange, self._exchange = self._exchange, None
         assert exchange is not None
-        self._complete(exchange)
-        self._exchange = None
         for i, mean in zip(exchange.layers, exchange.means, strict=True):
             self._start[i].grad = mean
         self.outer.step()
@@ -227,9 +227,8 @@ class LocalSteps:
 
     def state_dict(self) -> dict[str, Any]:
         """The common start, the outer optimizer, residuals and counters, and what is under way. Every rank saves its own."""
+        self.wait()
         exchange = self._exchange
-        if exchange is not None:
-            self._complete(exchange)  # when it is applied does not depend on that
         return {
             "reduction": self._reduction.state_dict(),
             "settings": self._settings.summary(),
@@ -256,8 +255,7 @@ class LocalSteps:
                 "the state is of other weights than the model has: make LocalSteps first, which takes the weights of rank 0, then load model "
                 "and optimizer, which every rank saves and loads by itself, then this state"
             )
-        if self._exchange is not None:
-            self._complete(self._exchange)
+        self.wait()
         self.outer.load_state_dict(saved["outer"])
         self._reduction.load_state_dict(saved["reduction"])
         for start, value in zip(self._start, saved["start"], strict=True):
@@ -273,9 +271,8 @@ class LocalSteps:
         """Ends it: the optimizer's steps are each rank's own from now on. What is under way is dropped."""
         if self._hook is not None:
             self._hook.remove()
-        if self._exchange is not None:
-            self._complete(self._exchange)
-            self._exchange = None
+        self.wait()
+        self._exchange = None
         _in_use.discard(self._optimizer)
         self._reduction.engine.close()
 
