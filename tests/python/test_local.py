@@ -186,7 +186,7 @@ def conserved(rank: int, size: int) -> int:
                     model, optimizer, every=2, spec=spec, overlap=overlap, group=group
                 )
                 total = torch.zeros(64, 32, dtype=torch.float64)
-                for step in range(10 + 200):  # at first with gradients, then what is pending comes
+                for step in range(10 + 120):  # at first with gradients, then what is pending comes
                     each = [
                         torch.randn(64, 32, generator=torch.Generator().manual_seed(100 * step + r))
                         if step < 10
@@ -365,6 +365,37 @@ def test_scalers_clipping_and_accumulation_go_on_as_before() -> None:
     run(loops, 2)
 
 
+def two_optimizers(rank: int, size: int) -> list[bytes]:
+    dist.init_process_group("pith")
+    found = []
+    for shared in (False, True):
+        model = make()
+        weights, biases = (
+            [p for p in model.parameters() if (p.dim() > 1) == wanted] for wanted in (True, False)
+        )
+        optimizers = (
+            [torch.optim.SGD(part, lr=0.1) for part in (weights, biases)]
+            if shared
+            else [sgd(model)]
+        )
+        local = pith.torch.LocalSteps(model, optimizers, every=3, spec="ef/q:4")
+        for step in range(6):
+            model.zero_grad()
+            loss_of(model, rank, step).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        assert local.steps == 6
+        found.append(bits(model))
+    dist.destroy_process_group()
+    return found
+
+
+def test_several_optimizers_may_share_a_model() -> None:
+    found = run(two_optimizers, 2)
+    assert found[0] == found[1]
+    assert found[0][0] == found[0][1]
+
+
 # ---- Mistakes
 
 
@@ -390,6 +421,7 @@ def refused(rank: int, size: int) -> int:
         (pith.ArgumentError, (other, averaging), {}, "averages gradients in every step"),
         (pith.ArgumentError, (used, taken), {}, "already"),
         (pith.ArgumentError, (model, model), {}, "not an optimizer"),
+        (pith.ArgumentError, (model, []), {}, "needs an optimizer"),
         (pith.ArgumentError, (sparse, sgd(sparse)), {}, "0.weight has sparse gradients"),
         (pith.ArgumentError, (model, sgd(model)), {"every": 0}, "every=0"),
         (pith.ArgumentError, (model, sgd(model)), {"every": 2.5}, "every=2.5"),
@@ -428,4 +460,4 @@ def refused(rank: int, size: int) -> int:
 
 
 def test_wrong_use_is_refused_before_the_first_step() -> None:
-    assert run(refused, 2) == [27, 27]
+    assert run(refused, 2) == [28, 28]

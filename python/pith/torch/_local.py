@@ -23,7 +23,7 @@ from .._errors import ArgumentError, StateError, UnsupportedError
 from .._plan import Plan
 from ._engine import engine_for
 from ._find import distributed_modules
-from ._layers import Layer, Spec, agree, layers_of, rules_of, sparse_names, summary_of
+from ._layers import Spec, agree, layers_of, plain_name, rules_of, sparse_names, summary_of
 from ._optimizer import DistributedOptimizer, broadcast_parameters, optimized
 from ._outer import Outer, make_outer
 from ._rates import plain_optimizer
@@ -77,7 +77,8 @@ class LocalSteps:
         …
         local.synchronize()                                        # at the end
 
-    The model is in no DistributedDataParallel. All ranks begin with parameters and buffers of rank 0. Optimizer, scheduler and clipping
+    The model is in no DistributedDataParallel. If several optimizers share its parameters, ``optimizer`` is their list, with the one that
+    steps last at its end. All ranks begin with parameters and buffers of rank 0. Optimizer, scheduler and clipping
     are each rank's own and stay as they are.
 
     ``spec``, ``rules``, ``plan`` and ``seed`` are those of :func:`pith.torch.compress`, less adaptive specs; they are for the
@@ -96,7 +97,7 @@ class LocalSteps:
     def __init__(
         self,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         *,
         every: int,
         spec: Spec | None = None,
@@ -113,7 +114,8 @@ class LocalSteps:
         group = group if group is not None else dist.group.WORLD
 
         def look() -> tuple[Any, dict[str, Any]]:
-            named = _trained(model, optimizer)
+            optimizers = _optimizers(optimizer)
+            named = _trained(model, optimizers)
             settings = _settings(every, fragments, overlap, mix, len(named))
             chosen = rules_of(spec if spec is not None else "q:4", rules, plan)
             if isinstance(chosen, AdaptiveRules):
@@ -124,13 +126,13 @@ class LocalSteps:
             layers = layers_of(start, chosen)
             made = make_outer(outer, [s for _, s in start])
             more = {"outer": str(made), **settings.summary()}
-            found = (named, settings, chosen, layers, made)
+            found = (optimizers, named, settings, chosen, layers, made)
             return found, summary_of(layers, chosen, seed, **more)
 
-        named, self._settings, chosen, layers, self.outer = agree(group, look)
+        found = agree(group, look)
+        self._optimizers, named, self._settings, chosen, layers, self.outer = found
         _make_same(model, group)
         self._parameters = [p for _, p in named]
-        self._layers: list[Layer] = layers
         self._start = [layer.parameter for layer in layers]
         for parameter, start in zip(self._parameters, self._start, strict=True):
             start.data.copy_(parameter.detach())
@@ -142,10 +144,9 @@ class LocalSteps:
         self._left = [0] * fragments  # the step after which each was last sent
         self._steps = 0
         self._exchange: _Exchange | None = None
-        self._optimizer = plain_optimizer(optimizer)
-        _in_use.add(self._optimizer)
+        _in_use.update(self._optimizers)
         self._hook = (
-            self._optimizer.register_step_post_hook(lambda *_: self.step()) if hook else None
+            self._optimizers[-1].register_step_post_hook(lambda *_: self.step()) if hook else None
         )
 
     def __repr__(self) -> str:
@@ -273,7 +274,8 @@ class LocalSteps:
             self._hook.remove()
         self.wait()
         self._exchange = None
-        _in_use.discard(self._optimizer)
+        for optimizer in self._optimizers:
+            _in_use.discard(optimizer)
         self._reduction.engine.close()
 
 
@@ -341,20 +343,29 @@ def _settings(every: int, fragments: int, overlap: bool | int, mix: Any, layers:
     return _Settings(every, fragments, int(steps), mix)
 
 
-def _trained(model: torch.nn.Module, optimizer: Any) -> Named:
-    """The parameters of the model, which are those of the optimizer."""
+def _optimizers(given: Any) -> list[torch.optim.Optimizer]:
+    """One, or several that share the parameters of the model."""
+    found = list(given) if isinstance(given, (list, tuple)) else [given]
+    if not found:
+        raise ArgumentError("LocalSteps needs an optimizer")
+    for optimizer in found:
+        if isinstance(optimizer, DistributedOptimizer):
+            raise ArgumentError(
+                "DistributedOptimizer averages gradients in every step: give LocalSteps the optimizer in it"
+            )
+    plain = [plain_optimizer(optimizer) for optimizer in found]
+    if any(optimizer in _in_use for optimizer in plain):
+        raise ArgumentError("this optimizer is in LocalSteps already: remove() ends that")
+    return plain
+
+
+def _trained(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Named:
+    """The parameters of the model, in its order, which are those of the optimizers."""
     if not isinstance(model, torch.nn.Module):
         raise ArgumentError(f"{type(model).__name__} is no torch.nn.Module")
-    if isinstance(optimizer, DistributedOptimizer):
-        raise ArgumentError(
-            "DistributedOptimizer averages gradients in every step: give LocalSteps the optimizer in it"
-        )
-    plain = plain_optimizer(optimizer)
-    if plain in _in_use:
-        raise ArgumentError("this optimizer is in LocalSteps already: remove() ends that")
     _check_model(model)
-    named = optimized(plain, model)
-    mine = {id(p) for _, p in named}
+    mine = {id(p) for optimizer in optimizers for _, p in optimized(optimizer, model)}
+    named = [(plain_name(name), p) for name, p in model.named_parameters() if id(p) in mine]
     missing = [
         name for name, p in model.named_parameters() if p.requires_grad and id(p) not in mine
     ]
