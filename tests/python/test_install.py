@@ -22,7 +22,7 @@ from clean_venv import CleanVenv
 from pages import Block, blocks_of, commands_of
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/pytorch.md")
+PAGES = ("README.md", "docs/pytorch.md", "docs/optimizers.md")
 WITH_NUMPY = ("docs/python.md",)
 SOURCES = (
     "CMakeLists.txt",

@@ -15,7 +15,7 @@ asked, by ``PITH_SPEC=q:4`` in the environment or for a while::
         loss.backward()
 
 Specs with a memory (``ef/…``) belong to layers, which a process group does not know, and are refused there; ``compress`` takes them all.
-Scripts without DistributedDataParallel have :class:`DistributedOptimizer`. Callbacks for the trainers of Hugging Face and Lightning are in
+Scripts without DistributedDataParallel have :class:`DistributedOptimizer`, and for slow links :class:`LocalSteps`. Callbacks for the trainers of Hugging Face and Lightning are in
 ``pith.torch.transformers`` and ``pith.torch.lightning``, which are imported by themselves.
 """
 
@@ -30,6 +30,7 @@ from ._fsdp import ShardedCompressor
 from ._group import PithGroup, create
 from ._hook import Compressor, HookState, compress, compressor, hook, is_compressed, stats
 from ._launcher import adopt_launcher
+from ._local import LocalSteps
 from ._optimizer import (
     DistributedOptimizer,
     broadcast_optimizer_state,
@@ -45,6 +46,7 @@ __all__ = [
     "DistributedOptimizer",
     "HookState",
     "LayerStats",
+    "LocalSteps",
     "PithGroup",
     "Recorder",
     "ShardedCompressor",

@@ -93,6 +93,9 @@ class Engine:
             self._side.stream.wait_stream(torch.cuda.current_stream(gradient.device))
         self._reducer.start_at(self._numbers[index], values.data_ptr())
 
+    def flush(self) -> None:
+        self._reducer.flush()
+
     def finish(self) -> bool:
         try:
             self._reducer.finish()

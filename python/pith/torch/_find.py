@@ -25,7 +25,7 @@ def distributed_module(model: Any) -> torch.nn.Module:
     """The DistributedDataParallel module, or the outermost one that ``fully_shard`` was called for."""
     if not isinstance(model, torch.nn.Module):
         raise ArgumentError(f"{type(model).__name__} is no torch.nn.Module{_where_it_is(model)}")
-    found = _outermost(model)
+    found = distributed_modules(model)
     if not found:
         raise ArgumentError(
             f"{type(model).__name__} is neither in DistributedDataParallel nor sharded by fully_shard: {_hint(model)}"
@@ -45,12 +45,13 @@ def distributed_module(model: Any) -> torch.nn.Module:
     return found[0]
 
 
-def _outermost(model: torch.nn.Module) -> list[torch.nn.Module]:
+def distributed_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The outermost modules that reduce gradients; the model itself may be one."""
     if isinstance(model, DistributedDataParallel) or is_sharded(model):
         return [model]
     found: list[torch.nn.Module] = []
     for child in model.children():
-        found += [module for module in _outermost(child) if module not in found]
+        found += [module for module in distributed_modules(child) if module not in found]
     return found
 
 

@@ -26,7 +26,18 @@ from ._find import distributed_module
 from ._fsdp import ShardedCompressor
 from ._group import PithGroup
 from ._group import stats as group_stats
-from ._layers import Layer, Spec, agree, default_spec, layers_of, plain_name, rules_of, summary_of
+from ._layers import (
+    Layer,
+    Spec,
+    agree,
+    default_spec,
+    layers_of,
+    plain_name,
+    rules_of,
+    sparse_names,
+    summary_of,
+)
+from ._local import LocalSteps
 from ._optimizer import DistributedOptimizer
 from ._rates import followed
 from ._reduction import Reduction
@@ -128,8 +139,8 @@ def is_compressed(model: torch.nn.Module) -> bool:
 
 
 def stats(what: Any = None) -> Any:
-    """The table of layers of a compressed model or optimizer; or what a process group of the backend pith has done."""
-    if isinstance(what, (Compressor, ShardedCompressor, DistributedOptimizer)):
+    """The table of layers of a compressed model, an optimizer or local steps; or what a process group of the backend pith has done."""
+    if isinstance(what, (Compressor, ShardedCompressor, DistributedOptimizer, LocalSteps)):
         return what.stats()
     if isinstance(what, torch.nn.Module):
         return compressor(what).stats()
@@ -148,16 +159,6 @@ def _parameters(model: DistributedDataParallel) -> list[tuple[str, torch.nn.Para
         for name, parameter in model.module.named_parameters()
         if parameter.requires_grad and name not in ignored
     ]
-
-
-def _sparse(module: torch.nn.Module) -> set[str]:
-    """Names of parameters with sparse gradients, which DDP keeps in buckets of their own."""
-    return {
-        plain_name(f"{prefix}.{name}" if prefix else name)
-        for prefix, part in module.named_modules()
-        if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and part.sparse
-        for name, _ in part.named_parameters(recurse=False)
-    }
 
 
 def _forgetting(model: torch.nn.Module) -> Any:
@@ -361,7 +362,7 @@ class Compressor:
         def look() -> tuple[tuple[Rules, list[Layer]], dict[str, Any]]:
             followed(optimizer, follow_lr)  # a slip is an error here
             chosen = rules_of(spec, rules, plan)
-            layers = layers_of(_parameters(model), chosen, _sparse(model.module))
+            layers = layers_of(_parameters(model), chosen, sparse_names(model.module))
             return (chosen, layers), summary_of(layers, chosen, seed)
 
         chosen, layers = agree(self._group, look)

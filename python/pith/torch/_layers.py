@@ -154,6 +154,16 @@ def _layer(name: str, parameter: torch.nn.Parameter, rules: Rules, sparse: bool)
     return Layer(name, parameter, shape, dtype, spec, reason, sparse, adaptive)
 
 
+def sparse_names(module: torch.nn.Module) -> set[str]:
+    """Names of parameters with sparse gradients."""
+    return {
+        plain_name(f"{prefix}.{name}" if prefix else name)
+        for prefix, part in module.named_modules()
+        if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and part.sparse
+        for name, _ in part.named_parameters(recurse=False)
+    }
+
+
 # ---- Agreement -------------------------------------------------------------------------------------------------------
 
 T = TypeVar("T")

@@ -65,7 +65,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         def look() -> tuple[tuple[Rules, list[Layer]], dict[str, Any]]:
             if backward_passes_per_step < 1:
                 raise ArgumentError("backward_passes_per_step is at least 1")
-            named = _optimized(optimizer, parameters)
+            named = optimized(optimizer, parameters)
             wanted = spec if spec is not None else default_spec(p for _, p in named)
             chosen = rules_of(wanted, rules, plan)
             layers = layers_of(named, chosen)
@@ -200,7 +200,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._reduction.stats()
 
 
-def _optimized(
+def optimized(
     optimizer: torch.optim.Optimizer, parameters: torch.nn.Module | Named
 ) -> list[tuple[str, torch.nn.Parameter]]:
     """Names of the parameters that the optimizer has."""

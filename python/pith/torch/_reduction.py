@@ -79,6 +79,10 @@ class Reduction:
             self.engine.scale(scale / self._scale)
         self._scale = scale
 
+    def flush(self) -> None:
+        """No other gradient comes in this step: sends all that have come."""
+        self.engine.flush()
+
     def finish(self) -> None:
         """Waits until all gradients that came are means. Layers whose gradients did not come are left out, on all ranks alike."""
         try:
@@ -105,12 +109,13 @@ class Reduction:
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         if self.under_way:
             raise StateError("a step is under way: load between steps")
-        self._check_saved(saved)
+        self.check_saved(saved)
         self.engine.load(saved["engine"])
         self._scale = saved["scale"]
         self.rates.load(saved.get("rates"))
 
-    def _check_saved(self, saved: dict[str, Any]) -> None:
+    def check_saved(self, saved: dict[str, Any]) -> None:
+        """Raises if the state is not one of this rank, backend and these layers."""
         check_head(saved, self.engine.rank, self.engine.ranks)
         if saved["backend"] != self.engine.name:
             raise StateError(
