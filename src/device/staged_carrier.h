@@ -4,8 +4,7 @@
 
 #include <pith/carrier.h>
 
-/* The comm lives longer. For memory of a device another is split off from it at the first exchange: a thread uses it.
- */
+/* The comm lives longer. For a device another is split off from it at the first exchange, for a thread to use. */
 pith_status pith__comm_carrier(pith_comm *comm, int cuda, pith_carrier *carrier);
 
 #endif

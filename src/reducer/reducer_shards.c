@@ -40,18 +40,19 @@ static pith_status check_size(const char *what, const void *data, size_t n, size
   return PITH_OK;
 }
 
-/* The shards of owners from `first` on, for each in the order of `layers`, one after another from `values` on. */
-static pith_status make(pith_reducer *r, pith_way way, const size_t *layers, size_t count, int first, int owners,
-                        const void *values, pith_staged **made) {
-  size_t ranks = (size_t)r->ranks, all = count * (size_t)owners;
+/* SCATTER: all shards of the layers, owner by owner; GATHER: our own. They lie one after another from `values` on. */
+static pith_status make(pith_reducer *r, pith_way way, const size_t *layers, size_t count, const void *values,
+                        pith_staged **made) {
+  int is_scatter = way == PITH_WAY_SCATTER;
+  size_t ranks = (size_t)r->ranks, all = is_scatter ? count * ranks : count, first = is_scatter ? 0 : (size_t)r->rank;
   pith_staged *f = calloc(1, sizeof *f);
   PITH_REQUIRE(f, PITH_ERR_MEMORY, "no memory for a message of %zu shards", all);
   f->reducer = r;
   f->stages = r->stages;
   f->way = way;
   f->count = all;
-  f->table = way == PITH_WAY_SCATTER ? 2 * all : all * ranks;
-  f->own = way == PITH_WAY_SCATTER ? 0 : (size_t)r->rank * all;
+  f->table = is_scatter ? 2 * all : all * ranks; /* ours and theirs, or those of all */
+  f->own = first * all;
   f->layer = calloc(all + 1, sizeof *f->layer);
   f->gradient = calloc(all + 1, sizeof *f->gradient);
   f->bytes = calloc(ranks, sizeof *f->bytes);
@@ -64,7 +65,7 @@ static pith_status make(pith_reducer *r, pith_way way, const size_t *layers, siz
   }
   uint8_t *at = (uint8_t *)(uintptr_t)values;
   for (size_t i = 0; i < all; i++) {
-    f->layer[i] = layers[i % count] * ranks + (size_t)first + i / count;
+    f->layer[i] = layers[i % count] * ranks + first + i / count;
     f->gradient[i] = at;
     at += pith__layer_bytes(&r->layers[f->layer[i]]);
   }
@@ -86,7 +87,7 @@ pith_status pith_reducer_reduce_scatter(pith_reducer *r, const size_t *layers, s
   PITH_TRY(check(r, layers, count, src, dst, &whole));
   PITH_TRY(check_size("the gradients of all ranks' shards", src.data, src.n, whole * (size_t)r->ranks));
   PITH_TRY(check_size("the gradients of this rank's shards", dst.data, dst.n, whole));
-  PITH_TRY(make(r, PITH_WAY_SCATTER, layers, count, 0, r->ranks, src.data, &f));
+  PITH_TRY(make(r, PITH_WAY_SCATTER, layers, count, src.data, &f));
   f->op = op;
   f->target = dst.data;
   return run(r, f);
@@ -106,7 +107,7 @@ pith_status pith_reducer_all_gather(pith_reducer *r, const size_t *layers, size_
                  "layer %s: %s cannot be used for parameters: that takes a codec of fixed size without memory", l->name,
                  l->wire->spec);
   }
-  PITH_TRY(make(r, PITH_WAY_GATHER, layers, count, r->rank, 1, src.data, &f));
+  PITH_TRY(make(r, PITH_WAY_GATHER, layers, count, src.data, &f));
   for (size_t i = 0; i < count; i++) {
     const pith_named *l = &r->layers[f->layer[i]];
     f->sent[i] = pith_codec_bound(l->wire, l->n) * (size_t)(r->ranks - 1);

@@ -4,9 +4,10 @@
  *
  *   BLOCKS  encode a part for each rank · all-to-all · add up and encode our part · all-gather · decode
  *   WHOLE   encode · all-gather of sizes, where they vary · all-gather of payloads · decode and add up in rank order
- *   SCATTER encode for each owner · all-to-all of sizes, where they vary · of payloads · decode and add up in rank
- * order GATHER  encode · all-gather · decode ROUNDS  produce · allreduce · consume, for each round PLAIN   copy ·
- * allreduce · divide
+ *   ROUNDS  produce · allreduce · consume, for each round
+ *   PLAIN   copy · allreduce · divide
+ *   SCATTER encode for each owner · all-to-all of sizes, where they vary · and of payloads · decode and add up
+ *   GATHER  encode · all-gather · decode
  */
 #include <stdlib.h>
 #include <string.h>
@@ -22,8 +23,7 @@ pith_ctx pith__stage_ctx(const pith_staged *f, const pith_named *l, int rank) {
   pith_ctx ctx = PITH_CTX_INIT;
   ctx.seed = f->reducer->seed;
   ctx.step = f->reducer->step;
-  if (l &&
-      f->reducer->options.sharded) { /* every owner has steps of its own; parameters are always those of the first */
+  if (l && f->reducer->options.sharded) { /* every owner has steps of its own; parameters are always of the first */
     ctx.step = f->way == PITH_WAY_GATHER ? (uint64_t)rank : l->steps * (uint64_t)f->reducer->ranks + (uint64_t)l->owner;
   }
   ctx.layer = l ? l->number : 0;
@@ -250,8 +250,8 @@ static pith_status work_whole(pith_staged *f) {
 
 /* ---- Shards ------------------------------------------------------------------------------------------------------ */
 
-/* f->sizes has those of our payloads, owner by owner, and behind them those of what owners of the same layers sent us.
- * From now on it is our own shards that matter. */
+/* f->sizes has those of our payloads for each rank, and behind them those of what each rank has for us. From now on it
+ * is our own shards that matter. */
 static pith_status send_shards(pith_staged *f) {
   size_t ranks = (size_t)f->reducer->ranks, layers = f->count / ranks, rank = (size_t)f->reducer->rank;
   f->count = layers;
