@@ -335,6 +335,7 @@ class ReducerOptions(Sized):
         ("chunk_bytes", c_size_t),
         ("allocator", c_void_p),
         ("capturable", c_int),
+        ("sharded", c_int),
     ]
 
 
@@ -582,6 +583,9 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_reducer_destroy": (None, [_P]),
     "pith_layer_number": (c_uint64, [c_char_p]),
     "pith_reducer_add": (_STATUS, [_P, POINTER(Layer), _SIZES]),
+    "pith_reducer_add_shards": (_STATUS, [_P, POINTER(Layer), c_char_p, _SIZES]),
+    "pith_reducer_reduce_scatter": (_STATUS, [_P, _SIZES, c_size_t, Span, Span, c_int]),
+    "pith_reducer_all_gather": (_STATUS, [_P, _SIZES, c_size_t, Span, Span]),
     "pith_reducer_start": (_STATUS, [_P, c_size_t, _P]),
     "pith_reducer_flush": (_STATUS, [_P]),
     "pith_reducer_finish": (_STATUS, [_P]),

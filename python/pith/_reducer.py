@@ -16,6 +16,8 @@ from ._errors import ArgumentError
 from ._plan import Plan
 from ._tensors import NAMES, count, dtype_of, target_of, view_of
 
+_SUM, _MEAN = 0, 4  # pith_reduce_op
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -46,6 +48,7 @@ class Reducer:
     Instead of a comm, a :class:`Carrier` moves the bytes by other means. ``group_bytes`` and ``in_order`` say how layers are grouped: groups of that
     many bytes, from the last layer to the first, are sent when all their gradients are ready; ``in_order``, one after another in that order, whatever
     order gradients become ready in. ``cuda``: gradients are on a device, and messages of a comm go through pinned memory; a carrier says so itself.
+    ``sharded``: every rank owns a shard of each layer (:meth:`add_shards`, :meth:`reduce_scatter`, :meth:`all_gather`); rules are not used.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Reducer:
         group_bytes: int = 0,
         in_order: bool = False,
         cuda: Cuda | None = None,
+        sharded: bool = False,
     ) -> None:
         text = rules if isinstance(rules, str) else rules.text
         pointer = ctypes.c_void_p()
@@ -72,7 +76,7 @@ class Reducer:
             self._bridge = Bridge(comm)
             over = ctypes.byref(self._bridge.struct)
         self._options = Options(
-            group_bytes, in_order, cuda if isinstance(comm, Comm) else comm.cuda
+            group_bytes, in_order, cuda if isinstance(comm, Comm) else comm.cuda, sharded
         )
         options = ctypes.byref(self._options.struct)
         status = create(over, text.encode(), seed, options, ctypes.byref(pointer))
@@ -126,6 +130,27 @@ class Reducer:
         self._numbers[name] = number.value
         self._shapes.append((count(shape), kind))
         return number.value
+
+    def add_shards(self, name: str, shape: Sequence[int], spec: str) -> int:
+        """A layer of which every rank owns a shard of this shape. Gives its number."""
+        number = ctypes.c_size_t()
+        layer = c.Layer(c.encoded(name, "the name"), c.numbers(shape), len(shape), dtype_of("f32"))
+        add = c.lib.pith_reducer_add_shards
+        c.check(add(self._open(), ctypes.byref(layer), spec.encode(), ctypes.byref(number)))
+        return number.value
+
+    def reduce_scatter(
+        self, layers: Sequence[int], source: c.Span, target: c.Span, mean: bool
+    ) -> None:
+        """The sums or means of this rank's shards. ``source`` has for each rank its shards of these layers, one after another."""
+        reduce = c.lib.pith_reducer_reduce_scatter
+        numbers, op = c.numbers(layers), _MEAN if mean else _SUM
+        self._check(reduce(self._open(), numbers, len(layers), source, target, op))
+
+    def all_gather(self, layers: Sequence[int], source: c.Span, target: c.Span) -> None:
+        """The shards of all ranks; ``source`` has those of this rank. All ranks get what was encoded, the owner too."""
+        gather, numbers = c.lib.pith_reducer_all_gather, c.numbers(layers)
+        self._check(gather(self._open(), numbers, len(layers), source, target))
 
     def start(self, layer: str | int, gradient: Any) -> None:
         """Begins to reduce a layer's gradient."""

@@ -1,6 +1,7 @@
 /*
- * Messages from the device of one rank to those of others through pinned memory: copied to the host, exchanged by the
- * comm, copied back. A slot is the pinned memory of one exchange, from its start until the copy back has been executed.
+ * A comm as a carrier. Messages in main memory are exchanged as they are; those from the device of one rank to those of
+ * others through pinned memory: copied to the host, exchanged by the comm, copied back. A slot is one exchange, with
+ * its pinned memory, from its start until the copy back has been executed.
  */
 #include "device/staged_carrier.h"
 
@@ -16,7 +17,7 @@
 #define ROOM_LEAST ((size_t)64 << 10)
 
 typedef struct staged_slot {
-  uint8_t *memory; /* what is sent, and behind it what is received */
+  uint8_t *memory; /* pinned: what is sent, and behind it what is received */
   size_t room;
   void *event; /* behind the last copy */
   int is_taken;
@@ -26,8 +27,8 @@ typedef struct staged_slot {
 } staged_slot;
 
 typedef struct staged_carrier {
-  const pith_cuda_module *gpu;
-  pith_comm *parent, *comm; /* the second is our own */
+  const pith_cuda_module *gpu; /* NULL: main memory */
+  pith_comm *parent, *comm;    /* the second is our own, or in main memory the same */
   int rank, ranks;
   size_t slot_count;
   staged_slot slots[SLOTS_MOST];
@@ -98,8 +99,8 @@ static void measure(const staged_carrier *c, staged_slot *slot, const pith_excha
 
 static pith_status post(const staged_carrier *c, staged_slot *slot) {
   const pith_exchange *x = &slot->exchange;
-  uint8_t *received = slot->memory + slot->sent;
-  pith_cspan src = {slot->memory, slot->sent, PITH_U8};
+  void *received = c->gpu ? slot->memory + slot->sent : x->recv;
+  pith_cspan src = {c->gpu ? slot->memory : x->send, slot->sent, PITH_U8};
   pith_span dst = {received, slot->received, PITH_U8};
   pith_call call = PITH_CALL_INIT;
   call.step = x->step; /* ranks that differ in it are told so before any value is summed */
@@ -134,7 +135,7 @@ static pith_status start(void *self, const pith_exchange *x, uint64_t *ticket) {
   slot->sent = wanted.sent;
   slot->received = wanted.received;
   slot->exchange = *x;
-  PITH_TRY(copy_and_post(c, slot));
+  PITH_TRY(c->gpu ? copy_and_post(c, slot) : post(c, slot));
   slot->is_taken = 1;
   *ticket = (uint64_t)(slot - c->slots);
   return PITH_OK;
@@ -147,6 +148,9 @@ static pith_status wait(void *self, uint64_t ticket) {
   slot->request = NULL;
   slot->is_taken = 0;
   PITH_TRY(request ? pith_wait(request) : PITH_OK);
+  if (!c->gpu) {
+    return PITH_OK;
+  }
   void *stream = slot->exchange.stream;
   PITH_CUDA_TRY(c->gpu->to_device, slot->exchange.recv, slot->memory + slot->sent, slot->received, stream);
   PITH_CUDA_TRY(c->gpu->event_record, slot->event, stream);
@@ -174,17 +178,18 @@ static void release(void *self) {
   for (size_t i = 0; i < c->slot_count; i++) {
     release_memory(c, &c->slots[i]);
   }
-  pith_comm_destroy(c->comm);
+  pith_comm_destroy(c->comm == c->parent ? NULL : c->comm);
   free(c);
 }
 
-pith_status pith__staged_carrier(pith_comm *comm, pith_carrier *carrier) {
-  const pith_cuda_module *gpu;
-  PITH_TRY(pith__cuda_module(&gpu));
+pith_status pith__comm_carrier(pith_comm *comm, int cuda, pith_carrier *carrier) {
+  const pith_cuda_module *gpu = NULL;
+  PITH_TRY(cuda ? pith__cuda_module(&gpu) : PITH_OK);
   staged_carrier *c = calloc(1, sizeof *c);
   PITH_REQUIRE(c, PITH_ERR_MEMORY, "no memory for a carrier");
   c->gpu = gpu;
   c->parent = comm;
+  c->comm = cuda ? NULL : comm;
   c->rank = comm->rank;
   c->ranks = comm->ranks;
   *carrier = (pith_carrier){.size = sizeof *carrier,
@@ -192,7 +197,7 @@ pith_status pith__staged_carrier(pith_comm *comm, pith_carrier *carrier) {
                             .self = c,
                             .rank = c->rank,
                             .ranks = c->ranks,
-                            .caps = PITH_CARRIER_THREADS | PITH_CARRIER_CUDA,
+                            .caps = PITH_CARRIER_THREADS | (cuda ? PITH_CARRIER_CUDA : 0),
                             .start = start,
                             .wait = wait,
                             .interrupted = interrupted,

@@ -22,17 +22,21 @@
 
 /* ---- Life -------------------------------------------------------------------------------------------------------- */
 
-/* Over a comm, messages go through pinned memory. */
-static pith_status open_device(pith_reducer *r) {
+static pith_status open_space(pith_reducer *r) {
   pith_cuda_space *space = NULL;
   PITH_TRY(pith__cuda_space_create(r->options.stream, r->options.allocator, &space));
   r->space = &space->base;
-  if (r->comm) {
-    PITH_TRY(pith__staged_carrier(r->comm, &r->carrier));
+  space->carrier = &r->carrier;
+  return PITH_OK;
+}
+
+/* A comm reduces gradients in main memory by itself; memory of a device, and shards, go over it as over a carrier. */
+static pith_status open_carrier(pith_reducer *r) {
+  if (r->comm && (r->options.cuda || r->options.sharded)) {
+    PITH_TRY(pith__comm_carrier(r->comm, r->options.cuda, &r->carrier));
     r->comm = NULL;
     r->options.chunk_bytes = r->options.chunk_bytes ? r->options.chunk_bytes : STAGED_CHUNK_BYTES;
   }
-  space->carrier = &r->carrier;
   return PITH_OK;
 }
 
@@ -43,7 +47,7 @@ static pith_status create(pith_reducer from, const char *rules, uint64_t seed, c
   PITH_REQUIRE(from.comm || !read.cuda == !(from.carrier.caps & PITH_CARRIER_CUDA), PITH_ERR_ARGUMENT,
                "carrier %s moves memory of %s, and gradients are not there", from.carrier.name,
                read.cuda ? "the host" : "a CUDA device");
-  PITH_REQUIRE(!read.capturable || (read.cuda && !from.comm), PITH_ERR_ARGUMENT,
+  PITH_REQUIRE(!read.capturable || (read.cuda && !from.comm && !read.sharded), PITH_ERR_ARGUMENT,
                "a step can be captured only where a carrier enqueues it on a CUDA stream, as that of NCCL does");
   pith_reducer *r = malloc(sizeof *r);
   PITH_REQUIRE(r, PITH_ERR_MEMORY, "no memory for a reducer");
@@ -56,12 +60,15 @@ static pith_status create(pith_reducer from, const char *rules, uint64_t seed, c
   if (status == PITH_OK) {
     status = pith_rules_create(fixed, &r->rules);
   }
-  if (status == PITH_OK && r->adaptive.text && r->options.capturable) {
-    status =
-        pith_fail(PITH_ERR_UNSUPPORTED, "%s changes specs between steps, and a graph repeats one", r->adaptive.text);
+  if (status == PITH_OK && r->adaptive.text && (r->options.capturable || r->options.sharded)) {
+    status = pith_fail(PITH_ERR_UNSUPPORTED, "%s changes specs between steps, and %s", r->adaptive.text,
+                       r->options.sharded ? "those of shards cannot change" : "a graph repeats one");
   }
   if (status == PITH_OK && r->options.cuda) {
-    status = open_device(r);
+    status = open_space(r);
+  }
+  if (status == PITH_OK) {
+    status = open_carrier(r);
   }
   if (status == PITH_OK && !r->comm) {
     r->stage_ops = r->space ? &pith__stage_cuda : &pith__stage_host;
@@ -174,7 +181,8 @@ static pith_status shape_size(const char *name, const size_t *shape, size_t dime
 
 static pith_status check_name(const pith_reducer *r, const char *name) {
   for (size_t i = 0; i < r->count; i++) {
-    PITH_REQUIRE(strcmp(r->layers[i].name, name) != 0, PITH_ERR_ARGUMENT, "there is already a layer %s", name);
+    PITH_REQUIRE(r->layers[i].owner || strcmp(r->layers[i].name, name) != 0, PITH_ERR_ARGUMENT,
+                 "there is already a layer %s", name);
   }
   return PITH_OK;
 }
@@ -184,7 +192,11 @@ static int is_adapted(const pith_reducer *r, const pith_reducer_layer *l) {
   return r->adaptive.text && !l->exact && l->match.rule + 1 == pith_rules_count(r->rules);
 }
 
-static pith_status find_codec(pith_reducer *r, const pith_layer *given, pith_reducer_layer *l) {
+static pith_status find_codec(pith_reducer *r, const pith_layer *given, const char *spec, pith_reducer_layer *l) {
+  if (spec) {
+    l->match.reason = "its own spec";
+    return pith__reducer_codec(r, spec, &l->match.codec);
+  }
   if (!given->exact) {
     return pith_rules_find(r->rules, given->name, given->dimensions, l->n, &l->match);
   }
@@ -212,7 +224,7 @@ static pith_status check_space(const pith_reducer *r, const char *name, const pi
   return PITH_OK;
 }
 
-static pith_status fill_layer(pith_reducer *r, const pith_layer *given, pith_reducer_layer *l) {
+static pith_status fill_layer(pith_reducer *r, const pith_layer *given, const char *spec, pith_reducer_layer *l) {
   const char *name = given->name;
   const size_t *shape = given->shape, dimensions = given->dimensions;
   *l = (pith_reducer_layer){.dtype = given->dtype,
@@ -222,7 +234,7 @@ static pith_status fill_layer(pith_reducer *r, const pith_layer *given, pith_red
                             .dimensions = dimensions,
                             .adapted = SIZE_MAX};
   PITH_TRY(shape_size(name, shape, dimensions, &l->n));
-  pith_status status = find_codec(r, given, l);
+  pith_status status = find_codec(r, given, spec, l);
   if (status == PITH_OK) {
     status = check_space(r, name, l);
   }
@@ -248,7 +260,29 @@ static pith_status fill_layer(pith_reducer *r, const pith_layer *given, pith_red
   return PITH_OK;
 }
 
-pith_status pith_reducer_add(pith_reducer *r, const pith_layer *given, size_t *index) {
+/* One for each owner, who has a state of his own. */
+static pith_status add_entries(pith_reducer *r, const pith_layer *layer, const char *spec, size_t *index) {
+  size_t first = r->count, owners = pith__reducer_owners(r);
+  pith_status status = PITH_OK;
+  for (size_t owner = 0; owner < owners && status == PITH_OK; owner++) {
+    status = pith__reducer_grow((void **)&r->layers, &r->room, r->count, sizeof *r->layers);
+    if (status == PITH_OK) {
+      status = fill_layer(r, layer, spec, &r->layers[r->count]);
+    }
+    if (status == PITH_OK) {
+      r->layers[r->count++].owner = (int)owner;
+    }
+  }
+  while (status != PITH_OK && r->count > first) {
+    release_layer(&r->layers[--r->count]);
+  }
+  if (status == PITH_OK && index) {
+    *index = first / owners;
+  }
+  return status;
+}
+
+static pith_status add(pith_reducer *r, const pith_layer *given, const char *spec, size_t *index) {
   pith_layer layer = PITH_LAYER_INIT;
   PITH_REQUIRE(r && given, PITH_ERR_ARGUMENT, "pith_reducer_add: reducer and layer must not be NULL");
   PITH_TRY(PITH_STRUCT_READ(pith_layer, given, &layer));
@@ -260,22 +294,36 @@ pith_status pith_reducer_add(pith_reducer *r, const pith_layer *given, size_t *i
                    (layer.dtype == PITH_F64 && layer.exact),
                PITH_ERR_ARGUMENT, "layer %s: gradients are f32, f16 or bf16; of f64 only if the layer is exact",
                layer.name);
-  PITH_REQUIRE(r->count < LAYERS_MOST, PITH_ERR_ARGUMENT, "more than %zu layers", LAYERS_MOST);
+  PITH_REQUIRE(r->count / pith__reducer_owners(r) < LAYERS_MOST, PITH_ERR_ARGUMENT, "more than %zu layers",
+               LAYERS_MOST);
   PITH_TRY(check_name(r, layer.name));
-  PITH_TRY(pith__reducer_grow((void **)&r->layers, &r->room, r->count, sizeof *r->layers));
-  PITH_TRY(fill_layer(r, &layer, &r->layers[r->count]));
-  if (index) {
-    *index = r->count;
-  }
-  r->count++;
+  return add_entries(r, &layer, spec, index);
+}
+
+pith_status pith_reducer_add(pith_reducer *r, const pith_layer *given, size_t *index) {
+  PITH_REQUIRE(!r || !r->options.sharded, PITH_ERR_STATE, "a sharded reducer takes shards: pith_reducer_add_shards()");
+  return add(r, given, NULL, index);
+}
+
+pith_status pith_reducer_add_shards(pith_reducer *r, const pith_layer *shard, const char *spec, size_t *index) {
+  PITH_REQUIRE(r && spec, PITH_ERR_ARGUMENT, "pith_reducer_add_shards: reducer and spec must not be NULL");
+  PITH_REQUIRE(r->options.sharded, PITH_ERR_STATE, "the reducer is for whole gradients: options.sharded");
+  return add(r, shard, spec, index);
+}
+
+size_t pith_reducer_layers(const pith_reducer *r) { return r ? r->count / pith__reducer_owners(r) : 0; }
+
+/* The first entry of a layer. */
+static pith_status find_layer(const pith_reducer *r, size_t index, pith_reducer_layer **layer) {
+  PITH_REQUIRE(index < pith_reducer_layers(r), PITH_ERR_ARGUMENT, "there is no layer number %zu", index);
+  *layer = &r->layers[index * pith__reducer_owners(r)];
   return PITH_OK;
 }
 
-size_t pith_reducer_layers(const pith_reducer *r) { return r ? r->count : 0; }
-
 pith_status pith_reducer_layer_stats(const pith_reducer *r, size_t index, pith_layer_stats *stats) {
-  PITH_REQUIRE(r && stats && index < r->count, PITH_ERR_ARGUMENT, "there is no layer number %zu", index);
-  const pith_reducer_layer *l = &r->layers[index];
+  pith_reducer_layer *l = NULL;
+  PITH_REQUIRE(stats, PITH_ERR_ARGUMENT, "pith_reducer_layer_stats: stats must not be NULL");
+  PITH_TRY(find_layer(r, index, &l));
   pith_layer_stats found = {.name = l->name,
                             .spec = l->match.codec->spec,
                             .reason = l->match.reason,
@@ -286,8 +334,10 @@ pith_status pith_reducer_layer_stats(const pith_reducer *r, size_t index, pith_l
 }
 
 pith_status pith_reducer_layer_traffic(const pith_reducer *r, size_t index, pith_traffic *traffic) {
-  PITH_REQUIRE(r && traffic && index < r->count, PITH_ERR_ARGUMENT, "there is no layer number %zu", index);
-  return PITH_STRUCT_WRITE(pith_traffic, &r->layers[index].traffic, traffic);
+  pith_reducer_layer *l = NULL;
+  PITH_REQUIRE(traffic, PITH_ERR_ARGUMENT, "pith_reducer_layer_traffic: traffic must not be NULL");
+  PITH_TRY(find_layer(r, index, &l));
+  return PITH_STRUCT_WRITE(pith_traffic, &l->traffic, traffic);
 }
 
 pith_status pith_reducer_scale(pith_reducer *r, float factor) {
@@ -301,10 +351,14 @@ pith_status pith_reducer_scale(pith_reducer *r, float factor) {
 }
 
 pith_status pith_reducer_scale_residual(pith_reducer *r, size_t index, float factor) {
-  PITH_REQUIRE(r && index < r->count, PITH_ERR_ARGUMENT, "there is no layer number %zu", index);
+  pith_reducer_layer *l = NULL;
+  PITH_TRY(find_layer(r, index, &l));
   PITH_REQUIRE(pith__reducer_is_idle(r), PITH_ERR_STATE, "a step is under way: finish it before scaling");
-  PITH_TRY(pith_state_scale_residual(r->layers[index].state, factor));
-  return pith__pending_scale(&r->layers[index], factor);
+  for (size_t owner = 0; owner < pith__reducer_owners(r); owner++) {
+    PITH_TRY(pith_state_scale_residual(l[owner].state, factor));
+    PITH_TRY(pith__pending_scale(&l[owner], factor));
+  }
+  return PITH_OK;
 }
 
 /* ---- Before the first step --------------------------------------------------------------------------------------- */
@@ -396,7 +450,7 @@ pith_status pith_reducer_check(pith_reducer *r) {
   if (r->checked) {
     return PITH_OK;
   }
-  PITH_TRY(check_rules(r));
+  PITH_TRY(r->options.sharded ? PITH_OK : check_rules(r));
   PITH_TRY(pith__reducer_adapter_ready(r));
   int ranks = r->ranks;
   uint64_t mine = summary_of(r), *all = calloc((size_t)ranks, sizeof *all);
@@ -422,6 +476,7 @@ pith_status pith_reducer_check(pith_reducer *r) {
 pith_status pith_reducer_start(pith_reducer *r, size_t index, void *gradient) {
   PITH_REQUIRE(r && index < r->count, PITH_ERR_ARGUMENT, "there is no layer number %zu", index);
   PITH_TRY(pith__reducer_check_process(r));
+  PITH_REQUIRE(!r->options.sharded, PITH_ERR_STATE, "shards travel by pith_reducer_reduce_scatter()");
   pith_reducer_layer *l = &r->layers[index];
   PITH_REQUIRE(gradient || l->n == 0, PITH_ERR_ARGUMENT, "layer %s: the gradient is NULL", l->name);
   PITH_REQUIRE((uintptr_t)gradient % pith_dtype_size(l->dtype) == 0, PITH_ERR_ARGUMENT,

@@ -9,6 +9,7 @@
  *   reducer_adapt.c    adaptive specs: what the adapter sees, and the change to its plans
  *   reducer_pending.c  residuals of specs that layers do not have any more
  *   reducer_save.c     checkpoints
+ *   reducer_shards.c   models of which every rank owns a shard of each layer
  */
 #ifndef PITH_REDUCER_REDUCER_H
 #define PITH_REDUCER_REDUCER_H
@@ -35,6 +36,8 @@ typedef struct pith_reducer_layer {
   size_t adapted;          /* its place in the adapter; SIZE_MAX: its spec never changes */
   float *pending;          /* a residual that its spec has no place for: added to the gradients of the next … */
   uint64_t pending_steps;  /* … so many steps */
+  int owner;               /* sharded: whose shard it is; each has an entry, one behind the other */
+  const pith_codec *wire;  /* sharded: what travels: exact halves as halves */
 } pith_reducer_layer;
 
 /* One allreduce over the comm: of layers that are joined, or of one alone (with no members). */
@@ -52,12 +55,14 @@ typedef struct pith_reducer_operation {
 
 #define PITH_OPEN_MOST 8
 
-/* How layers are reduced over a carrier. */
+/* How layers travel over a carrier. */
 typedef enum pith_group_kind {
-  PITH_GROUP_BLOCKS, /* codecs of fixed size that can be cut, and exact layers: a part for each rank */
-  PITH_GROUP_WHOLE,  /* other codecs, and those that are to be encoded once: everybody gets all payloads */
-  PITH_GROUP_ROUNDS, /* methods of several rounds: a reduction for each */
-  PITH_GROUP_PLAIN,  /* types that no codec takes: one reduction */
+  PITH_GROUP_BLOCKS,  /* codecs of fixed size that can be cut, and exact layers: a part for each rank */
+  PITH_GROUP_WHOLE,   /* other codecs, and those that are to be encoded once: everybody gets all payloads */
+  PITH_GROUP_ROUNDS,  /* methods of several rounds: a reduction for each */
+  PITH_GROUP_PLAIN,   /* types that no codec takes: one reduction */
+  PITH_GROUP_SCATTER, /* shards for each owner, who adds them up */
+  PITH_GROUP_GATHER,  /* shards of this rank, for all */
 } pith_group_kind;
 
 /* Layers that are sent together. */
@@ -114,6 +119,13 @@ pith_status pith__reducer_grow(void **array, size_t *room, size_t used, size_t s
 
 static inline size_t pith__layer_bytes(const pith_reducer_layer *l) { return l->n * pith_dtype_size(l->dtype); }
 
+static inline const pith_codec *pith__layer_codec(const pith_reducer_layer *l) {
+  return l->wire ? l->wire : l->match.codec;
+}
+
+/* How many entries a layer has. */
+static inline size_t pith__reducer_owners(const pith_reducer *r) { return r->options.sharded ? (size_t)r->ranks : 1; }
+
 /* Not NULL, and not the copy of a forked child. */
 pith_status pith__reducer_check_process(const pith_reducer *r);
 
@@ -133,7 +145,9 @@ void pith__reducer_drop_operations(pith_reducer *r);
 
 /* ---- reducer_group.c ---- */
 
-static inline int pith__reducer_has_groups(const pith_reducer *r) { return r->stages || r->options.group_bytes; }
+static inline int pith__reducer_has_groups(const pith_reducer *r) {
+  return !r->options.sharded && (r->stages || r->options.group_bytes);
+}
 
 /* Groups of the layers as they are; drops those from before. */
 pith_status pith__reducer_form_groups(pith_reducer *r);

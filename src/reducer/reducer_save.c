@@ -36,9 +36,10 @@ typedef struct layer_header {
 
 /* ---- Saving ------------------------------------------------------------------------------------------------------ */
 
-/* Behind a layer's state, if there is an adapter: how many steps, and the values. */
-static size_t pending_size(const pith_reducer_layer *l) {
-  return sizeof(uint64_t) + (l->pending ? l->n * sizeof(float) : 0);
+/* What follows a layer's state: with an adapter what is pending, how many steps and the values; of shards their steps,
+ * which their random numbers come from. */
+static size_t tail_size(const pith_reducer *r, const pith_reducer_layer *l) {
+  return r->adaptive.adapter || r->options.sharded ? sizeof(uint64_t) + (l->pending ? l->n * sizeof(float) : 0) : 0;
 }
 
 /* Before the first step the adapter may not be there yet; a fresh one is saved then. */
@@ -54,13 +55,13 @@ size_t pith_reducer_save_size(const pith_reducer *r) {
   size_t size = pith__sat_add(sizeof(reducer_header), adapter_size(r));
   for (size_t i = 0; i < r->count; i++) {
     size = pith__sat_add(size, pith__sat_add(sizeof(layer_header), pith_state_save_size(r->layers[i].state)));
-    size = pith__sat_add(size, r->adaptive.adapter ? pending_size(&r->layers[i]) : 0);
+    size = pith__sat_add(size, tail_size(r, &r->layers[i]));
   }
   return size;
 }
 
-static pith_status save_pending(const pith_reducer_layer *l, uint8_t *to) {
-  uint64_t steps = l->pending ? l->pending_steps : 0;
+static pith_status save_tail(const pith_reducer *r, const pith_reducer_layer *l, uint8_t *to) {
+  uint64_t steps = r->options.sharded ? l->steps : l->pending ? l->pending_steps : 0;
   memcpy(to, &steps, sizeof steps);
   return l->pending ? pith__space_copy(l->state->space, to + sizeof steps, l->pending, l->n * sizeof(float)) : PITH_OK;
 }
@@ -73,9 +74,9 @@ static pith_status save_layers(const pith_reducer *r, uint8_t *bytes, size_t siz
     pith_out piece = {bytes + at + sizeof lh, size - at - sizeof lh, 0};
     PITH_TRY(pith_state_save(l->state, &piece));
     at += sizeof lh + piece.size;
-    if (r->adaptive.adapter) {
-      PITH_TRY(save_pending(l, bytes + at));
-      at += pending_size(l);
+    if (tail_size(r, l)) {
+      PITH_TRY(save_tail(r, l, bytes + at));
+      at += tail_size(r, l);
     }
   }
   return PITH_OK;
@@ -115,7 +116,7 @@ typedef struct loaded {
     const pith_codec *codec;
     pith_state *state;
     float *pending;
-    uint64_t pending_steps;
+    uint64_t steps; /* that are pending, or that shards have made */
   } *layer;
 } loaded;
 
@@ -132,9 +133,9 @@ static pith_status take(cursor *c, void *to, size_t size, const char *where) {
   return PITH_OK;
 }
 
-static pith_status load_pending(const pith_reducer_layer *l, cursor *c, struct loaded_layer *to) {
-  PITH_TRY(take(c, &to->pending_steps, sizeof to->pending_steps, l->name));
-  if (!to->pending_steps) {
+static pith_status load_tail(const pith_reducer *r, const pith_reducer_layer *l, cursor *c, struct loaded_layer *to) {
+  PITH_TRY(take(c, &to->steps, sizeof to->steps, l->name));
+  if (!to->steps || r->options.sharded) {
     return PITH_OK;
   }
   PITH_REQUIRE(c->left / sizeof(float) >= l->n, PITH_ERR_CORRUPT, "the checkpoint ends within layer %s", l->name);
@@ -171,7 +172,7 @@ static pith_status load_layer(pith_reducer *r, const loaded *new, size_t index, 
   PITH_TRY(pith_state_load(to->state, (pith_bytes){c->at, (size_t)lh.size}));
   c->at += lh.size;
   c->left -= (size_t)lh.size;
-  return new->adapter ? load_pending(l, c, to) : PITH_OK;
+  return new->adapter || r->options.sharded ? load_tail(r, l, c, to) : PITH_OK;
 }
 
 static pith_status load_all(pith_reducer *r, loaded *new, const reducer_header *head, cursor c) {
@@ -217,7 +218,7 @@ static void commit(pith_reducer *r, loaded *new, const reducer_header *head) {
     l->started = 0;
     EXCHANGE(pith_state *, l->state, from->state);
     EXCHANGE(float *, l->pending, from->pending);
-    l->pending_steps = from->pending_steps;
+    *(r->options.sharded ? &l->steps : &l->pending_steps) = from->steps;
     if (l->adapted != SIZE_MAX) {
       l->match.reason = pith_adapter_reason(r->adaptive.adapter, l->adapted);
     }

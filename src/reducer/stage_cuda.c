@@ -116,20 +116,21 @@ static pith_status with_items(pith_staged *f, int rank, items_fn use, void *argu
   PITH_REQUIRE(items, PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
   for (size_t i = 0; i < f->count; i++) {
     const pith_reducer_layer *l = layer_of(f, i);
+    pith_ctx ctx = pith__stage_ctx(f, l, rank);
     items[i] = (pith_cuda_item){.size = sizeof *items,
-                                .codec = l->match.codec,
+                                .codec = pith__layer_codec(l),
                                 .dtype = l->dtype,
                                 .n = l->n,
                                 .values = f->gradient[i],
                                 .memory = memory_of(l),
                                 .momentum = momentum_of(l),
                                 .part = l->state->part,
-                                .seed = f->reducer->seed,
-                                .step = f->reducer->step,
-                                .layer = l->number,
-                                .rank = (uint32_t)rank,
-                                .ranks = (uint32_t)f->reducer->ranks,
-                                .rows = l->state->rows,
+                                .seed = ctx.seed,
+                                .step = ctx.step,
+                                .layer = ctx.layer,
+                                .rank = ctx.rank,
+                                .ranks = ctx.ranks,
+                                .rows = ctx.rows,
                                 .gamma = 1.0f};
   }
   pith_status status = use(f, items, argument);
@@ -144,47 +145,52 @@ static pith_status take_workspace(pith_staged *f, const pith_cuda_item *items, s
 
 /* ---- Whole payloads ---------------------------------------------------------------------------------------------- */
 
-/* In `more`: the sizes of payloads, of all ranks, and the payloads themselves at their bounds. */
-static size_t table_bytes(const pith_staged *f) {
-  return aligned(f->count * (size_t)f->reducer->ranks * sizeof(uint64_t));
-}
+/* In `more`: the sizes of payloads, of all ranks, and where they vary the payloads themselves, at their bounds. */
+static size_t table_bytes(const pith_staged *f) { return aligned(f->table * sizeof(uint64_t)); }
 
-static pith_status encode_items(pith_staged *f, pith_cuda_item *items, void *argument) {
-  size_t room = 0, workspace, own = (size_t)f->reducer->rank * f->count;
-  (void)argument;
-  for (size_t i = 0; i < f->count; i++) {
-    room += aligned(pith_codec_bound(items[i].codec, items[i].n));
-  }
-  PITH_TRY(pith__stages_buffer(f->stages, &f->more, table_bytes(f) + room));
-  uint8_t *at = f->more.data + table_bytes(f);
-  for (size_t i = 0; i < f->count; i++) {
-    items[i].payload = at;
-    items[i].payload_size = (uint64_t *)(void *)f->more.data + own + i;
-    at += aligned(pith_codec_bound(items[i].codec, items[i].n));
-  }
-  PITH_TRY(take_workspace(f, items, &workspace));
-  return pith_cuda_encode(items, f->count, f->sums.data, workspace, space_of(f)->stream);
+static size_t bound_of(const pith_staged *f, size_t i) {
+  return pith_codec_bound(pith__layer_codec(layer_of(f, i)), layer_of(f, i)->n);
 }
 
 static int sizes_vary(const pith_staged *f) {
   for (size_t i = 0; i < f->count; i++) {
-    if (!(layer_of(f, i)->match.codec->caps & PITH_CAP_FIXED)) {
+    if (!(pith__layer_codec(layer_of(f, i))->caps & PITH_CAP_FIXED)) {
       return 1;
     }
   }
   return 0;
 }
 
-/* The host must know how much is sent, and waits for that where it varies. */
+static pith_status encode_items(pith_staged *f, pith_cuda_item *items, void *argument) {
+  size_t room = 0, message = 0, workspace;
+  int vary = sizes_vary(f);
+  (void)argument;
+  for (size_t i = 0; i < f->count; i++) {
+    room += vary ? aligned(bound_of(f, i)) : 0;
+    message += bound_of(f, i);
+  }
+  PITH_TRY(pith__stages_buffer(f->stages, &f->more, table_bytes(f) + room));
+  PITH_TRY(pith__stages_buffer(f->stages, &f->out, message));
+  uint8_t *at = vary ? f->more.data + table_bytes(f) : f->out.data;
+  for (size_t i = 0; i < f->count; i++) {
+    items[i].payload = at;
+    items[i].payload_size = (uint64_t *)(void *)f->more.data + f->own + i;
+    at += vary ? aligned(bound_of(f, i)) : bound_of(f, i);
+  }
+  PITH_TRY(take_workspace(f, items, &workspace));
+  return pith_cuda_encode(items, f->count, f->sums.data, workspace, space_of(f)->stream);
+}
+
+/* The host must know how much travels, and waits for that where it varies. */
 static pith_status fetch_sizes(pith_staged *f) {
-  uint64_t *sizes = f->sizes + (size_t)f->reducer->rank * f->count;
-  const uint64_t *there = (const uint64_t *)(const void *)f->more.data + (size_t)f->reducer->rank * f->count;
+  uint64_t *sizes = f->sizes + f->own;
+  const uint64_t *there = (const uint64_t *)(const void *)f->more.data + f->own;
   PITH_TRY(sizes_vary(f) ? f->reducer->space->copy(f->reducer->space, sizes, there, f->count * sizeof *sizes)
                          : PITH_OK);
   for (size_t i = 0; i < f->count; i++) {
     const pith_reducer_layer *l = layer_of(f, i);
-    size_t bound = pith_codec_bound(l->match.codec, l->n);
-    sizes[i] = l->match.codec->caps & PITH_CAP_FIXED ? bound : sizes[i];
+    size_t bound = bound_of(f, i);
+    sizes[i] = pith__layer_codec(l)->caps & PITH_CAP_FIXED ? bound : sizes[i];
     PITH_REQUIRE(sizes[i] <= bound, PITH_ERR_CORRUPT, "layer %s: a payload of %llu bytes, and %zu is the most", l->name,
                  (unsigned long long)sizes[i], bound);
   }
@@ -195,16 +201,11 @@ static pith_status encode_payloads(pith_staged *f) {
   size_t used = 0, at = table_bytes(f);
   PITH_TRY(with_items(f, f->reducer->rank, encode_items, NULL));
   PITH_TRY(f->reducer->options.capturable ? PITH_OK : fetch_sizes(f)); /* else they are bounds */
-  const uint64_t *sizes = f->sizes + (size_t)f->reducer->rank * f->count;
-  size_t room = 0;
-  for (size_t i = 0; i < f->count; i++) {
-    room += pith_codec_bound(layer_of(f, i)->match.codec, layer_of(f, i)->n);
-  }
-  PITH_TRY(pith__stages_buffer(f->stages, &f->out, room));
-  for (size_t i = 0; i < f->count; i++) {
+  const uint64_t *sizes = f->sizes + f->own;
+  for (size_t i = 0; i < f->count && sizes_vary(f); i++) {
     PITH_TRY(pith__cuda_space_move(space_of(f), f->out.data + used, f->more.data + at, (size_t)sizes[i]));
     used += (size_t)sizes[i];
-    at += aligned(pith_codec_bound(layer_of(f, i)->match.codec, layer_of(f, i)->n));
+    at += aligned(bound_of(f, i));
   }
   return PITH_OK;
 }
@@ -212,8 +213,7 @@ static pith_status encode_payloads(pith_staged *f) {
 static uint64_t *size_table(pith_staged *f) { return (uint64_t *)(void *)f->more.data; }
 
 static pith_status read_sizes(pith_staged *f) {
-  size_t bytes = f->count * (size_t)f->reducer->ranks * sizeof *f->sizes;
-  return f->reducer->space->copy(f->reducer->space, f->sizes, f->more.data, bytes);
+  return f->reducer->space->copy(f->reducer->space, f->sizes, f->more.data, f->table * sizeof *f->sizes);
 }
 
 static pith_status pad_message(pith_staged *f, size_t own) {
@@ -223,16 +223,18 @@ static pith_status pad_message(pith_staged *f, size_t own) {
 
 typedef struct message {
   int rank;
-  float **total;
+  void **values;
+  pith_dtype dtype;
+  pith_mode mode;
 } message;
 
-static pith_status add_items(pith_staged *f, pith_cuda_item *items, void *argument) {
+static pith_status decode_items(pith_staged *f, pith_cuda_item *items, void *argument) {
   const message *m = argument;
   size_t workspace, first = (size_t)m->rank * f->count;
-  uint8_t *at = f->in.data + (size_t)m->rank * f->room;
+  uint8_t *at = f->in.data + pith__stage_message_at(f, m->rank);
   for (size_t i = 0; i < f->count; i++) {
-    items[i].values = m->total[i];
-    items[i].dtype = PITH_F32;
+    items[i].values = m->values[i];
+    items[i].dtype = m->dtype;
     items[i].payload = at;
     items[i].payload_size = (uint64_t *)(void *)f->more.data + first + i;
     items[i].memory = items[i].momentum = NULL;
@@ -240,23 +242,40 @@ static pith_status add_items(pith_staged *f, pith_cuda_item *items, void *argume
     at += f->sizes[first + i];
   }
   PITH_TRY(take_workspace(f, items, &workspace));
-  return pith_cuda_decode(items, f->count, m->rank ? PITH_ADD : PITH_SET, f->sums.data, workspace, space_of(f)->stream);
+  return pith_cuda_decode(items, f->count, m->mode, f->sums.data, workspace, space_of(f)->stream);
+}
+
+/* A sum of votes is the majority times their number: whoever asked for a sum divides it. */
+static pith_status sum_votes(const pith_staged *f, pith_cuda_item item) {
+  item.values = item.payload;
+  item.dtype = PITH_F32;
+  PITH_TRY(pith_cuda_aggregate(&item, 1, space_of(f)->stream));
+  return pith__space_scale(f->reducer->space, (float)f->reducer->ranks, item.values, item.n);
 }
 
 static pith_status aggregate_items(pith_staged *f, pith_cuda_item *items, void *argument) {
   float **total = argument;
   for (size_t i = 0; i < f->count; i++) {
     items[i].payload = total[i];
+    if (f->op == PITH_SUM) { /* then nothing is divided */
+      PITH_TRY(items[i].codec->caps & PITH_CAP_VOTE ? sum_votes(f, items[i]) : PITH_OK);
+      items[i].codec = space_of(f)->raw;
+      items[i].ranks = 1;
+    }
   }
   return pith_cuda_aggregate(items, f->count, space_of(f)->stream);
 }
 
+/* To the device; in graphs it has them, and the host bounds. */
+static pith_status put_sizes(const pith_staged *f) {
+  size_t table = f->count * (size_t)f->reducer->ranks * sizeof *f->sizes;
+  return f->reducer->options.capturable ? PITH_OK : pith__cuda_space_move(space_of(f), f->more.data, f->sizes, table);
+}
+
 /* Rank after rank, in f32: in place, or in `out` where gradients are no f32. */
 static pith_status add_up(pith_staged *f, float **total) {
-  size_t wide = 0, table = f->count * (size_t)f->reducer->ranks * sizeof *f->sizes;
-  if (!f->reducer->options.capturable) { /* there the device has them, and the host bounds */
-    PITH_TRY(pith__cuda_space_move(space_of(f), f->more.data, f->sizes, table));
-  }
+  size_t wide = 0;
+  PITH_TRY(put_sizes(f));
   for (size_t i = 0; i < f->count; i++) {
     wide += layer_of(f, i)->dtype == PITH_F32 ? 0 : aligned(layer_of(f, i)->n * sizeof(float));
   }
@@ -268,7 +287,7 @@ static pith_status add_up(pith_staged *f, float **total) {
     at += is_wide ? aligned(layer_of(f, i)->n * sizeof(float)) : 0;
   }
   for (int p = 0; p < f->reducer->ranks; p++) {
-    PITH_TRY(with_items(f, p, add_items, &(message){p, total}));
+    PITH_TRY(with_items(f, p, decode_items, &(message){p, (void **)total, PITH_F32, p ? PITH_ADD : PITH_SET}));
   }
   return with_items(f, f->reducer->rank, aggregate_items, (void *)total);
 }
@@ -279,6 +298,19 @@ static pith_status average_payloads(pith_staged *f) {
   pith_status status = add_up(f, total);
   free((void *)total);
   return status;
+}
+
+static pith_status decode_payloads(pith_staged *f) {
+  uint8_t *to = f->target;
+  PITH_TRY(put_sizes(f));
+  for (int p = 0; p < f->reducer->ranks; p++) {
+    for (size_t i = 0; i < f->count; to += pith__layer_bytes(layer_of(f, i++))) {
+      f->gradient[i] = to;
+    }
+    message m = {p, f->gradient, f->count ? layer_of(f, 0)->dtype : PITH_F32, PITH_SET};
+    PITH_TRY(with_items(f, p, decode_items, &m));
+  }
+  return PITH_OK;
 }
 
 /* ---- Rounds ------------------------------------------------------------------------------------------------------ */
@@ -333,6 +365,7 @@ const pith_stage_ops pith__stage_cuda = {.encode_parts = encode_parts,
                                          .read_sizes = read_sizes,
                                          .pad_message = pad_message,
                                          .average_payloads = average_payloads,
+                                         .decode_payloads = decode_payloads,
                                          .produce = produce,
                                          .consume = consume,
                                          .pack = pack,

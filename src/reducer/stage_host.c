@@ -35,16 +35,16 @@ static pith_status decode_parts(pith_staged *f, const pith_ctx *ctx) {
 
 static pith_status encode_payloads(pith_staged *f) {
   size_t room = 0, used = 0;
-  uint64_t *sizes = f->sizes + (size_t)f->reducer->rank * f->count;
+  uint64_t *sizes = f->sizes + f->own;
   for (size_t i = 0; i < f->count; i++) {
-    room += pith_codec_bound(layer_of(f, i)->match.codec, layer_of(f, i)->n);
+    room += pith_codec_bound(pith__layer_codec(layer_of(f, i)), layer_of(f, i)->n);
   }
   PITH_TRY(pith__stages_buffer(f->stages, &f->out, room));
   for (size_t i = 0; i < f->count; i++) {
     const pith_reducer_layer *l = layer_of(f, i);
     pith_ctx ctx = pith__stage_ctx(f, l, f->reducer->rank);
     pith_out out = {f->out.data + used, room - used, 0};
-    PITH_TRY(pith_encode(l->match.codec, l->state, (pith_cspan){f->gradient[i], l->n, l->dtype}, &out, &ctx));
+    PITH_TRY(pith_encode(pith__layer_codec(l), l->state, (pith_cspan){f->gradient[i], l->n, l->dtype}, &out, &ctx));
     sizes[i] = out.size;
     used += out.size;
   }
@@ -63,20 +63,29 @@ static pith_status pad_message(pith_staged *f, size_t own) {
   return PITH_OK;
 }
 
-/* In f32, in rank order. `at`: where the layer's payload begins in the message of each rank. */
+/* A sum of votes is the majority times their number: whoever asked for a sum divides it. */
+static pith_status aggregate(const pith_staged *f, const pith_codec *codec, pith_span total, pith_ctx ctx) {
+  ctx.ranks = f->op == PITH_SUM ? 1 : ctx.ranks;
+  PITH_TRY(pith_aggregate(codec, total, &ctx));
+  if (f->op == PITH_SUM && codec->caps & PITH_CAP_VOTE) {
+    pith__values_scale((float)f->reducer->ranks, total.data, total.n);
+  }
+  return PITH_OK;
+}
+
+/* In f32, in rank order. `at`: where the layer's payload of each rank begins in `in`. */
 static pith_status average_layer(pith_staged *f, size_t index, size_t *at, float *wide) {
   const pith_reducer_layer *l = layer_of(f, index);
-  const pith_codec *codec = l->match.codec;
+  const pith_codec *codec = pith__layer_codec(l);
   pith_span total = {l->dtype == PITH_F32 ? f->gradient[index] : wide, l->n, PITH_F32};
   pith_ctx ctx = pith__stage_ctx(f, l, 0);
   for (int p = 0; p < f->reducer->ranks; p++) {
     size_t size = (size_t)f->sizes[(size_t)p * f->count + index];
     ctx.rank = (uint32_t)p;
-    PITH_TRY(pith_decode(codec, (pith_bytes){f->in.data + (size_t)p * f->room + at[p], size}, total,
-                         p ? PITH_ADD : PITH_SET, &ctx));
+    PITH_TRY(pith_decode(codec, (pith_bytes){f->in.data + at[p], size}, total, p ? PITH_ADD : PITH_SET, &ctx));
     at[p] += size;
   }
-  PITH_TRY(pith_aggregate(codec, total, &ctx));
+  PITH_TRY(aggregate(f, codec, total, ctx));
   if (total.data == wide) {
     pith__span_store((pith_span){f->gradient[index], l->n, l->dtype}, 0, l->n, wide, PITH_SET, NULL);
   }
@@ -89,9 +98,27 @@ static pith_status average_payloads(pith_staged *f) {
     most = pith__most(most, layer_of(f, i)->dtype == PITH_F32 ? 0 : layer_of(f, i)->n);
   }
   PITH_TRY(pith__stages_buffer(f->stages, &f->out, most * sizeof(float)));
-  memset(f->bytes, 0, (size_t)f->reducer->ranks * sizeof *f->bytes);
+  for (int p = 0; p < f->reducer->ranks; p++) {
+    f->bytes[p] = pith__stage_message_at(f, p);
+  }
   for (size_t i = 0; i < f->count; i++) {
     PITH_TRY(average_layer(f, i, f->bytes, (float *)(void *)f->out.data));
+  }
+  return PITH_OK;
+}
+
+static pith_status decode_payloads(pith_staged *f) {
+  uint8_t *to = f->target;
+  for (int p = 0; p < f->reducer->ranks; p++) {
+    const uint8_t *from = f->in.data + pith__stage_message_at(f, p);
+    for (size_t i = 0; i < f->count; to += pith__layer_bytes(layer_of(f, i++))) {
+      const pith_reducer_layer *l = layer_of(f, i);
+      size_t size = (size_t)f->sizes[(size_t)p * f->count + i];
+      pith_ctx ctx = pith__stage_ctx(f, l, p);
+      PITH_TRY(
+          pith_decode(pith__layer_codec(l), (pith_bytes){from, size}, (pith_span){to, l->n, l->dtype}, PITH_SET, &ctx));
+      from += size;
+    }
   }
   return PITH_OK;
 }
@@ -148,6 +175,7 @@ const pith_stage_ops pith__stage_host = {.encode_parts = encode_parts,
                                          .read_sizes = read_sizes,
                                          .pad_message = pad_message,
                                          .average_payloads = average_payloads,
+                                         .decode_payloads = decode_payloads,
                                          .produce = produce,
                                          .consume = consume,
                                          .pack = pack,

@@ -6,6 +6,8 @@
  *   WHOLE   encode · all-gather of sizes, where they vary · all-gather of payloads · decode and add up in rank order
  *   ROUNDS  produce · allreduce · consume, for each round
  *   PLAIN   copy · allreduce · divide
+ *   SCATTER encode for each owner · all-to-all of sizes, where they vary · and of payloads · decode and add up
+ *   GATHER  encode · all-gather · decode
  */
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +23,10 @@ pith_ctx pith__stage_ctx(const pith_staged *f, const pith_reducer_layer *l, int 
   pith_ctx ctx = PITH_CTX_INIT;
   ctx.seed = f->reducer->seed;
   ctx.step = f->reducer->step;
+  if (l && f->reducer->options.sharded) { /* every owner has steps of its own; parameters are always of the first */
+    ctx.step =
+        f->kind == PITH_GROUP_GATHER ? (uint64_t)rank : l->steps * (uint64_t)f->reducer->ranks + (uint64_t)l->owner;
+  }
   ctx.layer = l ? l->number : 0;
   ctx.rank = (uint32_t)rank;
   ctx.ranks = (uint32_t)f->reducer->ranks;
@@ -52,8 +58,7 @@ static void reduce(pith_staged *f, void *values, size_t count, pith_dtype dtype,
 
 /* ---- Blocks ------------------------------------------------------------------------------------------------------ */
 
-/* Exact halves are sent as they are: "none" would send them as f32. */
-static pith_status wire_codec(pith_reducer *r, const pith_reducer_layer *l, const pith_codec **codec) {
+pith_status pith__stage_wire_codec(pith_reducer *r, const pith_reducer_layer *l, const pith_codec **codec) {
   *codec = l->match.codec;
   if (strcmp(l->match.codec->spec, "none") != 0 || l->dtype == PITH_F32) {
     return PITH_OK;
@@ -68,7 +73,7 @@ static pith_status make_bucket(const pith_staged *f, pith_bucket **bucket) {
     const pith_reducer_layer *l = layer_of(f, i);
     layers[i] =
         (pith_bucket_item){.layer = l->number, .n = l->n, .dtype = l->dtype, .chunk = f->chunk, .number = f->number};
-    status = wire_codec(f->reducer, l, &layers[i].codec);
+    status = pith__stage_wire_codec(f->reducer, l, &layers[i].codec);
     layers[i].state = status == PITH_OK && layers[i].codec->memory && !f->reducer->space ? l->state : NULL;
   }
   if (status == PITH_OK) {
@@ -150,7 +155,7 @@ static pith_status work_blocks(pith_staged *f) {
 static int are_fixed(const pith_staged *f) {
   uint32_t caps = PITH_CAP_FIXED;
   for (size_t i = 0; i < f->count; i++) {
-    caps &= layer_of(f, i)->match.codec->caps;
+    caps &= pith__layer_codec(layer_of(f, i))->caps;
   }
   return caps != 0;
 }
@@ -161,6 +166,14 @@ static size_t message_of(const pith_staged *f, int rank) {
     sum += (size_t)f->sizes[(size_t)rank * f->count + i];
   }
   return sum;
+}
+
+size_t pith__stage_message_at(const pith_staged *f, int rank) {
+  size_t at = f->room * (size_t)rank;
+  for (int p = 0; p < rank && !f->room; p++) {
+    at += message_of(f, p);
+  }
+  return at;
 }
 
 /* Where nobody may wait for sizes, payloads have the room of the largest. */
@@ -175,9 +188,10 @@ static void take_bounds(pith_staged *f) {
 static pith_status check_sizes(const pith_staged *f) {
   for (size_t i = 0; i < f->count * (size_t)f->reducer->ranks; i++) {
     const pith_reducer_layer *l = layer_of(f, i % f->count);
-    PITH_REQUIRE(f->sizes[i] <= pith_codec_bound(l->match.codec, l->n), PITH_ERR_CORRUPT,
+    size_t bound = pith_codec_bound(pith__layer_codec(l), l->n);
+    PITH_REQUIRE(f->sizes[i] <= bound, PITH_ERR_CORRUPT,
                  "rank %zu says that the payload of layer %s has %llu bytes; %zu is the most", i / f->count, l->name,
-                 (unsigned long long)f->sizes[i], pith_codec_bound(l->match.codec, l->n));
+                 (unsigned long long)f->sizes[i], bound);
   }
   return PITH_OK;
 }
@@ -197,7 +211,6 @@ static pith_status gather_payloads(pith_staged *f) {
 }
 
 static pith_status work_whole(pith_staged *f) {
-  size_t own = (size_t)f->reducer->rank * f->count;
   if (f->stage == 0) {
     if (f->reducer->options.capturable) {
       take_bounds(f);
@@ -207,12 +220,12 @@ static pith_status work_whole(pith_staged *f) {
     if (!are_fixed(f)) {
       uint64_t *table = f->reducer->stage_ops->size_table(f);
       f->has_sizes = 0;
-      gather(f, table + own, table, f->count * sizeof *table);
+      gather(f, table + f->own, table, f->count * sizeof *table);
       return PITH_OK;
     }
     f->has_sizes = 1;
     for (int p = 0; p < f->reducer->ranks; p++) {
-      memmove(f->sizes + (size_t)p * f->count, f->sizes + own, f->count * sizeof *f->sizes);
+      memmove(f->sizes + (size_t)p * f->count, f->sizes + f->own, f->count * sizeof *f->sizes);
     }
   }
   if (f->stage++ == 1) {
@@ -220,7 +233,76 @@ static pith_status work_whole(pith_staged *f) {
     return gather_payloads(f);
   }
   end_stages(f);
-  return f->reducer->stage_ops->average_payloads(f);
+  return f->kind == PITH_GROUP_GATHER ? f->reducer->stage_ops->decode_payloads(f)
+                                      : f->reducer->stage_ops->average_payloads(f);
+}
+
+/* ---- Shards ------------------------------------------------------------------------------------------------------ */
+
+/* f->sizes has those of our payloads for each rank, and behind them those of what each rank has for us. From now on it
+ * is our own shards that matter. */
+static pith_status send_shards(pith_staged *f) {
+  size_t ranks = (size_t)f->reducer->ranks, layers = f->count / ranks, rank = (size_t)f->reducer->rank;
+  f->count = layers;
+  for (size_t p = 0; p < ranks; p++) {
+    f->bytes[p] = message_of(f, (int)p);
+    for (size_t i = 0; i < layers && p != rank; i++) {
+      f->sent[i] += (size_t)f->sizes[p * layers + i];
+    }
+  }
+  memmove(f->sizes, f->sizes + layers * ranks, layers * ranks * sizeof *f->sizes);
+  memmove(f->layer, f->layer + rank * layers, layers * sizeof *f->layer);
+  PITH_TRY(check_sizes(f));
+  uint8_t *to = f->target;
+  for (size_t i = 0; i < layers; to += pith__layer_bytes(layer_of(f, i++))) {
+    f->gradient[i] = to;
+  }
+  for (size_t p = 0; p < ranks; p++) {
+    f->counts[p] = message_of(f, (int)p);
+  }
+  PITH_TRY(pith__stages_buffer(f->stages, &f->in, sum_of(f->counts, (int)ranks)));
+  scatter(f, f->bytes, f->counts);
+  return PITH_OK;
+}
+
+static pith_status work_scatter(pith_staged *f) {
+  const pith_stage_ops *ops = f->reducer->stage_ops;
+  if (f->stage == 0) {
+    PITH_TRY(ops->encode_payloads(f));
+    f->stage = 1;
+    f->has_sizes = are_fixed(f);
+    if (!f->has_sizes) {
+      uint64_t *table = ops->size_table(f);
+      for (int p = 0; p < f->reducer->ranks; p++) {
+        f->bytes[p] = f->count / (size_t)f->reducer->ranks * sizeof *table;
+      }
+      scatter(f, f->bytes, f->bytes);
+      f->exchange.send = table;
+      f->exchange.recv = table + f->count;
+      return PITH_OK;
+    }
+    memcpy(f->sizes + f->count, f->sizes, f->count * sizeof *f->sizes); /* shards are as large on all ranks */
+  }
+  if (f->stage++ == 1) {
+    PITH_TRY(f->has_sizes ? PITH_OK : ops->read_sizes(f));
+    return send_shards(f);
+  }
+  end_stages(f);
+  return ops->average_payloads(f);
+}
+
+/* All of a layer is counted by its first entry. */
+static void account_shards(pith_staged *f) {
+  size_t ranks = (size_t)f->reducer->ranks;
+  for (size_t i = 0; i < f->count; i++) {
+    pith_reducer_layer *l = &f->reducer->layers[f->layer[i]] - f->reducer->rank;
+    l->traffic.operations++;
+    l->traffic.raw_bytes += pith__layer_bytes(l) * ranks;
+    l->traffic.sent_bytes += f->sent[i];
+    for (size_t p = 0; p < ranks; p++) {
+      l[p].steps++;
+    }
+  }
 }
 
 /* ---- Rounds ------------------------------------------------------------------------------------------------------ */
@@ -297,7 +379,8 @@ pith_status pith__stage_prepare(pith_staged *f, pith_group *g) {
   f->gradient = calloc(g->count, sizeof *f->gradient);
   f->bytes = calloc(ranks, sizeof *f->bytes);
   f->counts = calloc(entries, sizeof *f->counts);
-  f->sizes = g->kind == PITH_GROUP_WHOLE ? calloc(g->count * ranks, sizeof *f->sizes) : NULL;
+  f->table = g->count * ranks;
+  f->sizes = g->kind == PITH_GROUP_WHOLE ? calloc(f->table, sizeof *f->sizes) : NULL;
   PITH_REQUIRE(f->layer && f->gradient && f->bytes && f->counts && (f->sizes || g->kind != PITH_GROUP_WHOLE),
                PITH_ERR_MEMORY, "no memory for a group of %zu layers", g->count);
   for (size_t i = 0; i < g->count; i++) {
@@ -309,15 +392,15 @@ pith_status pith__stage_prepare(pith_staged *f, pith_group *g) {
       f->traffic.raw_bytes += pith__layer_bytes(l);
     }
   }
+  f->own = (size_t)r->rank * f->count;
   f->traffic.operations = 1;
   return g->kind == PITH_GROUP_BLOCKS ? find_bucket(f, g) : PITH_OK;
 }
 
 pith_status pith__stage_work(pith_staged *f) {
-  static pith_status (*const by_kind[])(pith_staged *) = {[PITH_GROUP_BLOCKS] = work_blocks,
-                                                          [PITH_GROUP_WHOLE] = work_whole,
-                                                          [PITH_GROUP_ROUNDS] = work_rounds,
-                                                          [PITH_GROUP_PLAIN] = work_plain};
+  static pith_status (*const by_kind[])(pith_staged *) = {
+      [PITH_GROUP_BLOCKS] = work_blocks, [PITH_GROUP_WHOLE] = work_whole,     [PITH_GROUP_ROUNDS] = work_rounds,
+      [PITH_GROUP_PLAIN] = work_plain,   [PITH_GROUP_SCATTER] = work_scatter, [PITH_GROUP_GATHER] = work_whole};
   double start = pith__now(), *seconds = f->stage == 0 ? &f->traffic.encode : &f->traffic.decode;
   pith_status status = by_kind[f->kind](f);
   *seconds += pith__now() - start;
@@ -327,6 +410,10 @@ pith_status pith__stage_work(pith_staged *f) {
 /* Every layer has its share of what was moved for all of them, by what its codec makes of it. */
 void pith__stage_account(pith_staged *f) {
   double whole = 0;
+  if (f->reducer->options.sharded) {
+    account_shards(f);
+    return;
+  }
   for (size_t i = 0; i < f->count; i++) {
     whole += (double)pith_codec_bound(layer_of(f, i)->match.codec, layer_of(f, i)->n);
   }
@@ -354,5 +441,6 @@ void pith__stage_release(pith_staged *f) {
   free(f->bytes);
   free(f->counts);
   free(f->sizes);
+  free(f->sent);
   free(f);
 }

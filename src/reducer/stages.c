@@ -361,6 +361,7 @@ static pith_status make_staged(pith_stages *s, pith_group *g, pith_staged **made
   f->reducer = s->reducer;
   f->stages = s;
   f->kind = g->kind;
+  f->op = PITH_MEAN;
   f->chunk = g->chunk;
   f->number = g->number;
   pith_status status = pith__stage_prepare(f, g);
@@ -370,6 +371,11 @@ static pith_status make_staged(pith_stages *s, pith_group *g, pith_staged **made
   }
   *made = f;
   return PITH_OK;
+}
+
+pith_status pith__stages_run(pith_stages *s, pith_staged *f) {
+  begin(s, f);
+  return pith__stages_finish(s);
 }
 
 pith_status pith__stages_put(pith_stages *s, pith_group *g) {

@@ -26,10 +26,14 @@ typedef struct pith_staged {
   pith_bucket *bucket;
   int owns_bucket;
   int is_padded;          /* BLOCKS: results of all ranks are gathered as if they had one size */
-  size_t room;            /* bytes that each rank sends to all */
+  size_t room;            /* bytes that each rank sends to all; 0: messages have the sizes they have */
   size_t *bytes, *counts; /* of each rank; of each layer */
   uint64_t *sizes;        /* WHOLE: of the payloads of all ranks, rank by rank, … */
+  size_t own, table;      /* … ours from there on, of so many in all; … */
   int has_sizes;          /* … which need no exchange */
+  pith_reduce_op op;      /* SCATTER: a sum or a mean; … */
+  void *target;           /* … SCATTER, GATHER: where results go, … */
+  size_t *sent;           /* … and what others were sent of each layer */
   pith_stage_buffer out, in;
   pith_stage_buffer more, sums; /* of the space's own */
   pith_exchange exchange;       /* what follows the stage; … */
@@ -52,6 +56,8 @@ struct pith_stage_ops {
   pith_status (*read_sizes)(pith_staged *f); /* … and from there to f->sizes */
   pith_status (*pad_message)(pith_staged *f, size_t own);
   pith_status (*average_payloads)(pith_staged *f);
+  /* GATHER: the messages of all ranks in `in` to values in f->target. */
+  pith_status (*decode_payloads)(pith_staged *f);
   /* ROUNDS: f->counts values of `width` bytes for each layer in `in`. */
   pith_status (*produce)(pith_staged *f, size_t round, size_t width);
   pith_status (*consume)(pith_staged *f, size_t round, size_t width);
@@ -72,6 +78,8 @@ void pith__stages_destroy(pith_stages *stages);
 pith_status pith__stages_put(pith_stages *stages, pith_group *group);
 /* Waits until all of them are complete. */
 pith_status pith__stages_finish(pith_stages *stages);
+/* One that was made elsewhere goes all the way, in the caller's thread; it is released. */
+pith_status pith__stages_run(pith_stages *stages, pith_staged *f);
 
 /* ---- stage_work.c ---- */
 
@@ -84,6 +92,10 @@ void pith__stage_account(pith_staged *f);
 void pith__stage_release(pith_staged *f);
 
 pith_ctx pith__stage_ctx(const pith_staged *f, const pith_reducer_layer *l, int rank);
+/* Where the message of a rank begins in `in`. */
+size_t pith__stage_message_at(const pith_staged *f, int rank);
+/* What values travel by: exact halves as they are; "none" would send them as f32. */
+pith_status pith__stage_wire_codec(pith_reducer *r, const pith_reducer_layer *l, const pith_codec **codec);
 
 /* Memory of at least that size, from the stages' own; keeps what is there if it is large enough. */
 pith_status pith__stages_buffer(pith_stages *stages, pith_stage_buffer *buffer, size_t size);

@@ -19,9 +19,9 @@ MODULE = library.NATIVE / "libpith_cuda.so"
 ASK = """
 import torch
 import pith
-from pith.torch._cuda import CudaCoder
+from pith.torch._engine import check_device
 try:
-    CudaCoder(torch.device("cuda:0"), 0, 1, 0)
+    check_device(torch.device("cuda:0"))
 except pith.UnsupportedError as error:
     print(error)
 """

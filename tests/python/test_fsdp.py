@@ -143,6 +143,13 @@ def resumed(rank: int, size: int) -> None:
         other = pith.torch.compress(sharded(mesh), "q:4")
         with pytest.raises(pith.StateError, match="other layers or specs"):
             other.load_state_dict(saved)
+        with pytest.raises(pith.StateError, match=r"saved by Pith 0\.1"):
+            other.load_state_dict({**saved, "states": []})
+        damaged = {**saved, "reducers": [saved["reducers"][0][:-1]]}
+        before = other.state_dict()["reducers"][0]
+        with pytest.raises(pith.StateError):
+            other.load_state_dict({**damaged, "layers": other.state_dict()["layers"]})
+        assert torch.equal(other.state_dict()["reducers"][0], before)
     dist.destroy_process_group()
 
 

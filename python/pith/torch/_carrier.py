@@ -46,16 +46,20 @@ class Side:
 class TorchCarrier(Carrier):
     """Moves a reducer's bytes over a group of its own, so that nobody else's collectives come between them.
 
-    For tensors of a device everything is enqueued on the side stream.
+    For tensors of a device everything is enqueued on the side stream. ``own=False``: over the group itself, for a reducer that is only called
+    where collectives of the group would be.
     """
 
     threads = True
 
-    def __init__(self, group: Any, device: torch.device, side: Side | None = None) -> None:
+    def __init__(
+        self, group: Any, device: torch.device, side: Side | None = None, own: bool = True
+    ) -> None:
         self.name = str(dist.get_backend(group))
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self._parent, self._device = group, device
-        self._group = taken_group(group) if self.ranks > 1 else None
+        self._own = own and self.ranks > 1
+        self._group = taken_group(group) if self._own else group
         self._stream = None if side is None else side.stream
         self.cuda = None if side is None else side.cuda
 
@@ -86,9 +90,9 @@ class TorchCarrier(Carrier):
 
     def close(self) -> None:
         """The group is there for the next one."""
-        if self._group is not None:
+        if self._own:
             give_group_back(self._parent, self._group)
-            self._group = None
+            self._own = False
 
     def _tensor(self, memory: Any) -> torch.Tensor:
         """The same memory."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
+from .. import _library as c
 from .._codec import Rules
 from .._comm import Comm
 from .._errors import StateError, UnsupportedError
 from .._reducer import Reducer
 from ._carrier import Side, TorchCarrier, TorchNcclCarrier, device_carrier
-from ._coder import to_tensor
 from ._group import PithGroup
 from ._layers import COMPRESSIBLE, Layer, texts_of
 from ._malloc import keep_memory
@@ -28,19 +29,45 @@ def engine_for(
     the same order on all ranks.
     """
     device = layers[0].parameter.device
+    over, side = carried(group, device)
+    with torch.cuda.device(device) if side is not None else nullcontext():
+        return Engine(over, rules, layers, seed, in_order, side)
+
+
+def check_device(device: torch.device) -> None:
+    """An error if gradients there cannot be compressed."""
+    why = "pith.torch.compress takes models on CPUs and CUDA devices"
+    if device.type == "cuda":
+        status = c.lib.pith_cuda_probe(None)
+        why = str(c.last_error(status)) if status else ""
+    if device.type != "cpu" and why:
+        raise UnsupportedError(f"gradients on {device} cannot be compressed: {why}")
+
+
+def carried(
+    group: Any, device: torch.device, own: bool = True
+) -> tuple[Comm | TorchCarrier | TorchNcclCarrier, Side | None]:
+    """What moves a reducer's bytes for tensors of a device, and where it works there.
+
+    ``own=False``: the bytes of a reducer that is only called where collectives of the group would be.
+    """
+    check_device(device)
     is_ours = isinstance(group, PithGroup)
     if device.type == "cpu":
         keep_memory()
-        over = group.comm if is_ours else TorchCarrier(group, device)
-        return Engine(over, rules, layers, seed, in_order)
-    if device.type != "cuda":
-        raise UnsupportedError(
-            f"gradients on {device} cannot be compressed: pith.torch.compress takes models on CPUs and CUDA devices"
-        )
+        return group.comm if is_ours else TorchCarrier(group, device, own=own), None
     with torch.cuda.device(device):
         side = Side(device)
-        over = group.comm if is_ours else device_carrier(group, device, side)
-        return Engine(over, rules, layers, seed, in_order, side)
+        if is_ours:
+            return group.comm, side
+        if not own:  # the watchdog of torch then knows of all exchanges
+            return TorchCarrier(group, device, side, own=False), side
+        return device_carrier(group, device, side), side
+
+
+def to_tensor(data: bytes) -> torch.Tensor:
+    """Bytes for a checkpoint: torch.load reads tensors without trusting anybody."""
+    return torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[: len(data)].clone()
 
 
 _COMM_GROUP_BYTES = 4 << 20  # enough to be worth a message, soon enough to overlap

@@ -1,8 +1,8 @@
 """Compressed communication for models sharded by fully_shard (FSDP2): its reduce-scatter, and if asked its all-gather.
 
 FSDP2 hands over one tensor for all parameters of a module: for each rank the rank's shards of all of them, one after another. Here every
-shard is encoded by itself with its layer's codec, so that any codec can be used, and payloads travel by the all-to-all or all-gather of
-the backend. The owner of a shard adds up in f32 in rank order; gradients are encoded once.
+shard is encoded by itself with its layer's codec, so that any codec can be used. A sharded reducer of the C library does that, and its
+payloads travel by the all-to-all or all-gather of the backend.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,11 +19,13 @@ import torch.distributed as dist
 
 from .. import _library as c
 from .._adapt import AdaptiveRules
-from .._codec import Caps, Codec, Rules, codec_of
-from .._errors import ArgumentError, StateError, UnsupportedError
+from .._codec import Caps, Rules
+from .._errors import ArgumentError, Error, StateError, UnsupportedError
+from .._reducer import Reducer
+from .._tensors import dtype_of
 from ._carrier import all_gather_single
 from ._checkpoint import check_head, head_of
-from ._coder import Piece, coder_for
+from ._engine import carried, check_device, to_tensor
 from ._layers import (
     COMPRESSIBLE,
     Layer,
@@ -37,7 +40,6 @@ from ._layers import (
 from ._rates import Rates, followed
 from ._table import REDUCE_SCATTER, LayerStats, Meter, Table, ratio_of
 
-_CASTS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
@@ -50,143 +52,72 @@ def is_sharded(model: torch.nn.Module) -> bool:
 # ---- Shards ----------------------------------------------------------------------------------------------------------
 
 
+class _Messages:
+    """What exchanges the shards of one process group: a reducer of the C library, on a stream of its own for tensors of a device."""
+
+    def __init__(self, group: Any, device: torch.device, seed: int) -> None:
+        over, self._side = carried(group, device, own=False)
+        self.ranks, self.rank = over.ranks, over.rank
+        with torch.cuda.device(device) if self._side is not None else nullcontext():
+            cuda = None if self._side is None else self._side.cuda
+            self.reducer = Reducer(over, "none", seed, cuda=cuda, sharded=True)
+
+    def run(
+        self,
+        call: Callable[..., None],
+        shards: Sequence[Shard],
+        source: torch.Tensor,
+        target: torch.Tensor,
+        *more: Any,
+    ) -> None:
+        """Behind what the current stream has been given; what it is given next comes behind the results."""
+        if self._side is not None:
+            self._side.stream.wait_stream(torch.cuda.current_stream(source.device))
+        call([shard.number for shard in shards], _span(source), _span(target), *more)
+        if self._side is not None:
+            torch.cuda.current_stream(source.device).wait_stream(self._side.stream)
+
+
+def _span(tensor: torch.Tensor) -> c.Span:
+    return c.Span(tensor.data_ptr(), tensor.numel(), dtype_of(tensor.dtype))
+
+
 class Shard:
     """A layer's part on each rank, as FSDP2 lays it out: as many values on every rank, padded."""
 
-    def __init__(self, layer: Layer, parameter: Any, coder: Any) -> None:
-        self.layer = layer
+    def __init__(self, layer: Layer, parameter: Any, messages: _Messages) -> None:
+        self.layer, self.messages = layer, messages
         self.parameter = parameter  # FSDP2's own object
-        self._coder, self._ranks = coder, coder.ranks
-        self._states: list[Any] | None = None
-        self.steps, self.raw, self.sent = 0, 0, 0  # raw: bytes of what was handed over
+        self.shape = list(parameter.padded_sharded_param_size)
+        self.n = math.prod(self.shape)
+        self.number = messages.reducer.add_shards(layer.name, self.shape, layer.spec)
         self.meter = Meter()
-
-    @property
-    def n(self) -> int:
-        return int(self.parameter.padded_sharded_param_size.numel())
-
-    @property
-    def rows(self) -> int:
-        shape = self.parameter.padded_sharded_param_size
-        return int(shape[0]) if len(shape) > 1 else 0
 
     @property
     def has_gradient(self) -> bool:
         return bool(self.parameter.sharded_param.requires_grad)
 
-    def codec(self, dtype: torch.dtype) -> Codec:
-        spec = self.layer.spec
-        return codec_of(_CASTS.get(dtype, "none") if spec == "none" else spec)
-
-    def states(self, dtype: torch.dtype) -> Sequence[Any]:
-        """What is kept of the gradients for each rank's shard."""
-        codec = self.codec(dtype)
-        if not codec.has_memory:
-            return [None] * self._ranks
-        if self._states is None:
-            self._states = [self._coder.keep(codec, self.n, self.rows) for _ in range(self._ranks)]
-        return self._states
-
-    def measure(self, values: torch.Tensor) -> None:
-        """A part of a new message: what encoding loses of it, now and then."""
-        self.raw += values.numel() * values.itemsize * self._ranks
-        self.meter.begin()
-        self.meter.look(self.layer, values, self.rows)
-
-    def scale(self, factor: float) -> None:
-        for state in self._states or ():
-            state.scale(factor)
-
     def scale_residual(self, factor: float) -> None:
-        for state in self._states or ():
-            state.scale_residual(factor)
-
-    def save(self) -> list[Any]:
-        return [self._coder.saved(state) for state in self._states or ()]
-
-    def read(self, saved: list[Any]) -> list[Any]:
-        """Saved states as objects; nothing changes yet."""
-        if saved and len(saved) != self._ranks:
-            raise StateError(
-                f"layer {self.layer.name}: {len(saved)} states for {self._ranks} ranks"
-            )
-        fresh = [self._coder.keep(self.layer.codec, self.n, self.rows) for _ in saved]
-        for state, data in zip(fresh, saved, strict=True):
-            state.load(data)
-        return fresh
-
-    def load(self, states: list[Any], steps: int) -> None:
-        self._states, self.steps = states or None, steps
+        self.messages.reducer.scale_residual(self.number, factor)
 
 
-def _pieces(tensor: torch.Tensor, shards: Sequence[Shard], ranks: int) -> list[list[torch.Tensor]]:
-    """For each rank, its shard of each layer."""
-    sizes = [shard.n for shard in shards]
-    return [list(row.split(sizes)) for row in tensor.view(ranks, -1)]
-
-
-class _Places:
-    """Encodes and decodes shards: which codec, and where random numbers come from."""
-
-    def __init__(self, coder: Any) -> None:
-        self.coder = coder
-        self.rank, self.ranks = coder.rank, coder.ranks
-
-    def _context(self, shard: Shard, step: int, encoder: int, owner: int) -> c.Ctx:
-        """Shards of one layer differ in their random numbers: each owner has steps of its own."""
-        ctx: c.Ctx = self.coder.context(step * self.ranks + owner, shard.layer, encoder)
-        ctx.rows = shard.rows
-        return ctx
-
-    def mine(
-        self,
-        shard: Shard,
-        values: torch.Tensor,
-        state: Any,
-        payload: torch.Tensor,
-        step: int,
-        owner: int,
-    ) -> Piece:
-        """Values that this rank encodes for the owner of a shard."""
-        return Piece(
-            shard.codec(values.dtype),
-            values,
-            payload,
-            self._context(shard, step, self.rank, owner),
-            state,
-        )
-
-    def theirs(
-        self,
-        shard: Shard,
-        codec: Codec,
-        payload: torch.Tensor,
-        values: torch.Tensor,
-        step: int,
-        encoder: int,
-        owner: int,
-    ) -> Piece:
-        """What another rank has encoded."""
-        return Piece(codec, values, payload, self._context(shard, step, encoder, owner))
-
-
-def _empty(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.empty(*size, dtype=dtype, device=device)
+def _measure(shards: Sequence[Shard], values: torch.Tensor) -> None:
+    """This rank's part of a new message: what encoding loses of it, now and then."""
+    for shard, part in zip(shards, values.split([shard.n for shard in shards]), strict=True):
+        shard.meter.begin()
+        shard.meter.look(shard.layer, part, shard.shape[0] if len(shard.shape) > 1 else 0)
 
 
 class _OfModule:
     """What FSDP2's two interfaces have in common: the shards of one module, and memory for what is exchanged."""
 
-    def __init__(self, owner: ShardedCompressor, shards: list[Shard], places: _Places) -> None:
-        self._owner, self._shards, self._places = owner, shards, places
+    def __init__(self, owner: ShardedCompressor, shards: list[Shard], messages: _Messages) -> None:
+        self._owner, self._shards, self._messages = owner, shards, messages
 
     def allocate(
         self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        return _empty(size, dtype, device)
-
-
-# ---- Reduce-scatter --------------------------------------------------------------------------------------------------
+        return torch.empty(*size, dtype=dtype, device=device)
 
 
 class _ReduceScatter(_OfModule):
@@ -208,7 +139,10 @@ class _ReduceScatter(_OfModule):
                 output_tensor, input_tensor, op=op, group=group, async_op=async_op
             )
         self._owner._follow()
-        self._reduce(output_tensor, input_tensor, shards, group, bool(_is_mean(op)))
+        messages = self._messages
+        _measure(shards, input_tensor.view(messages.ranks, -1)[messages.rank])
+        call = messages.reducer.reduce_scatter
+        messages.run(call, shards, input_tensor, output_tensor, bool(_is_mean(op)))
         return None
 
     def _why_not(self, output: torch.Tensor, shards: list[Shard], op: Any) -> str | None:
@@ -221,72 +155,6 @@ class _ReduceScatter(_OfModule):
             return "a divide factor of your own"
         return None
 
-    def _reduce(
-        self,
-        output: torch.Tensor,
-        source: torch.Tensor,
-        shards: list[Shard],
-        group: Any,
-        mean: bool,
-    ) -> None:
-        message, sizes = self._encode(source, shards)
-        received = _all_to_all(message, sizes, shards, output.dtype, group)
-        parts = output.split([shard.n for shard in shards])
-        totals = [
-            part if part.dtype == torch.float32 else torch.empty_like(part).float()
-            for part in parts
-        ]
-        for rank, payloads in enumerate(received):
-            self._add(shards, payloads, totals, output.dtype, rank)
-        for shard, total, part in zip(shards, totals, parts, strict=True):
-            self._divide(shard.codec(part.dtype), total, mean)
-            if total is not part:
-                part.copy_(total)
-            shard.steps += 1
-
-    def _encode(
-        self, source: torch.Tensor, shards: list[Shard]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Payloads for rank 0, 1, …, of each layer, without gaps; and their sizes."""
-        places, dtype = self._places, source.dtype
-        bounds = [shard.codec(dtype).bound(shard.n) for shard in shards] * places.ranks
-        rooms = places.coder.buffer(max(1, sum(bounds)))[: sum(bounds)].split(bounds)
-        pieces: list[Piece] = []
-        for rank, row in enumerate(_pieces(source, shards, places.ranks)):
-            for shard, values in zip(shards, row, strict=True):
-                if rank == places.rank:
-                    shard.measure(values)
-                state, room = shard.states(dtype)[rank], rooms[len(pieces)]
-                pieces.append(places.mine(shard, values, state, room, shard.steps, rank))
-        used = places.coder.encode_pieces(pieces)
-        sizes = torch.tensor(used, dtype=torch.int64).view(places.ranks, len(shards))
-        for index, shard in enumerate(shards):
-            shard.sent += int(sizes[:, index].sum() - sizes[places.rank, index])
-        return torch.cat([room[:size] for room, size in zip(rooms, used, strict=True)]), sizes
-
-    def _add(
-        self,
-        shards: list[Shard],
-        payloads: Sequence[torch.Tensor],
-        totals: list[torch.Tensor],
-        dtype: torch.dtype,
-        rank: int,
-    ) -> None:
-        """What a rank has sent, to the sums of those before it."""
-        places = self._places
-        pieces = [
-            places.theirs(shard, shard.codec(dtype), payload, total, shard.steps, rank, places.rank)
-            for shard, payload, total in zip(shards, payloads, totals, strict=True)
-        ]
-        places.coder.decode_pieces(pieces, rank > 0)
-
-    def _divide(self, codec: Codec, total: torch.Tensor, mean: bool) -> None:
-        votes = Caps.VOTE in codec.caps
-        if mean or votes:
-            self._places.coder.aggregate(codec, total)
-        if votes and not mean:
-            total *= self._places.ranks  # who asked for a sum divides it
-
 
 def _is_mean(op: Any) -> bool | None:
     """Whether it is a mean; None for anything but sums and means."""
@@ -294,32 +162,6 @@ def _is_mean(op: Any) -> bool | None:
         if op == kind:
             return mean
     return None
-
-
-def _all_to_all(
-    message: torch.Tensor,
-    sizes: torch.Tensor,
-    shards: Sequence[Shard],
-    dtype: torch.dtype,
-    group: Any,
-) -> list[list[torch.Tensor]]:
-    """From each rank, the payload of each layer for us."""
-    if all(Caps.FIXED in shard.codec(dtype).caps for shard in shards):
-        theirs = sizes  # shards have the same size on all ranks
-    else:
-        ours = sizes.to(message.device)
-        arrived = torch.empty_like(ours)
-        dist.all_to_all_single(arrived, ours, group=group)
-        theirs = arrived.cpu()
-    send, receive = sizes.sum(1).tolist(), theirs.sum(1).tolist()
-    received = torch.empty(sum(receive), dtype=torch.uint8, device=message.device)
-    dist.all_to_all_single(received, message, receive, send, group=group)
-    rows = received.split(receive)
-    table = theirs.tolist()
-    return [list(row.split(table[rank])) for rank, row in enumerate(rows)]
-
-
-# ---- All-gather ------------------------------------------------------------------------------------------------------
 
 
 class _AllGather(_OfModule):
@@ -336,35 +178,10 @@ class _AllGather(_OfModule):
         if input_tensor.dtype not in COMPRESSIBLE or input_tensor.numel() != whole:
             self._owner._count_exact(f"parameters of {input_tensor.dtype} in one message")
             return all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
-        self._gather(output_tensor, input_tensor, group)
+        _measure(self._shards, input_tensor)
+        call = self._messages.reducer.all_gather
+        self._messages.run(call, self._shards, input_tensor, output_tensor)
         return None
-
-    def _gather(self, output: torch.Tensor, source: torch.Tensor, group: Any) -> None:
-        shards, places, dtype = self._shards, self._places, source.dtype
-        bounds = [shard.codec(dtype).bound(shard.n) for shard in shards]
-        mine = places.coder.buffer(sum(bounds))
-        pieces = source.split([shard.n for shard in shards])
-        for shard, values, out in zip(shards, pieces, mine.split(bounds), strict=True):
-            shard.measure(values)
-            shard.steps += 1
-            shard.sent += out.numel() * (places.ranks - 1)
-        places.coder.encode_pieces(
-            [
-                places.mine(shard, values, None, out, 0, places.rank)
-                for shard, values, out in zip(shards, pieces, mine.split(bounds), strict=True)
-            ]
-        )
-        everything = places.coder.buffer(sum(bounds) * places.ranks)
-        all_gather_single(everything, mine, group=group)
-        rows = everything.view(places.ranks, -1)
-        for rank, row in enumerate(_pieces(output, shards, places.ranks)):
-            arrived = [
-                places.theirs(shard, shard.codec(dtype), payload, values, 0, rank, rank)
-                for shard, values, payload in zip(
-                    shards, row, rows[rank].split(bounds), strict=True
-                )
-            ]
-            places.coder.decode_pieces(arrived, add=False)
 
 
 # ---- The whole model -------------------------------------------------------------------------------------------------
@@ -417,7 +234,7 @@ class ShardedCompressor:
         self.exact: dict[str, int] = {}  # messages that were not compressed, and why
         self._restore: list[Callable[[], None]] = []  # each puts back what FSDP2 had before
         self._forget: Callable[[], None] = lambda: None
-        coder_for(groups[0][1].device, 0, 1, seed)  # says so if the device is none of ours
+        check_device(groups[0][1].device)
 
         def look() -> tuple[tuple[list[Layer], list[Layer]], dict[str, Any]]:
             followed(optimizer, follow_lr)  # a slip is an error here
@@ -435,6 +252,7 @@ class ShardedCompressor:
 
         layers, gathered = agree(self._group, look)
         self._layers = layers
+        self._messages: list[_Messages] = []  # of gradients
         self._shards = self._attach(groups, layers, seed)
         self._parameters = self._attach(groups, gathered, seed, gather=True) if gathered else []
         self._rates = Rates([shard.layer for shard in self._shards], optimizer, follow_lr)
@@ -444,26 +262,26 @@ class ShardedCompressor:
     ) -> list[Shard]:
         by_parameter = {id(layer.parameter): layer for layer in layers}
         found = []
+        made: dict[Any, _Messages] = {}
         for module, group in groups:
-            process_group = group._reduce_scatter_process_group
-            ranks = dist.get_world_size(process_group)
-            rank = dist.get_rank(process_group)
-            places = _Places(coder_for(group.device, rank, ranks, seed))
+            over = group._reduce_scatter_process_group
+            messages = made.get(over) or _Messages(over, group.device, seed)
+            made[over] = messages
             shards = [
-                Shard(by_parameter[id(entry.sharded_param)], entry, places.coder)
+                Shard(by_parameter[id(entry.sharded_param)], entry, messages)
                 for entry in group.fsdp_params
             ]
-            for shard in shards:
-                places.coder.admit(shard.layer, shard.layer.codec)
             if gather:
                 self._restore.append(partial(module.set_custom_all_gather, group._all_gather_comm))
-                module.set_custom_all_gather(_AllGather(self, shards, places))
+                module.set_custom_all_gather(_AllGather(self, shards, messages))
             else:
                 self._restore.append(
                     partial(module.set_custom_reduce_scatter, group._reduce_scatter_comm)
                 )
-                module.set_custom_reduce_scatter(_ReduceScatter(self, shards, places))
+                module.set_custom_reduce_scatter(_ReduceScatter(self, shards, messages))
             found += shards
+        if not gather:
+            self._messages = list(made.values())
         return found
 
     def __repr__(self) -> str:
@@ -508,8 +326,8 @@ class ShardedCompressor:
             return
         scale = float(self._scaler.get_scale())
         if self._scale is not None and scale != self._scale and math.isfinite(scale / self._scale):
-            for shard in self._shards:
-                shard.scale(scale / self._scale)
+            for messages in self._messages:
+                messages.reducer.scale(scale / self._scale)
         self._scale = scale
 
     # ---- Checkpoints and statistics
@@ -520,24 +338,34 @@ class ShardedCompressor:
             "scale": self._scale,
             "rates": self._rates.save(),
             "layers": [(layer.name, layer.spec, list(layer.shape)) for layer in self._layers],
-            "steps": [shard.steps for shard in self._shards],
-            "states": [shard.save() for shard in self._shards],
+            "reducers": [to_tensor(messages.reducer.save()) for messages in self._messages],
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """From a checkpoint of the same rank. Names, shapes, specs and ranks are checked before anything changes."""
         check_head(saved, *self._owner)
         mine = [(layer.name, layer.spec, list(layer.shape)) for layer in self._layers]
-        if "states" not in saved or [tuple(entry) for entry in saved["layers"]] != mine:
+        if "states" in saved:
+            raise StateError(
+                "the state was saved by Pith 0.1, which kept it in another form; train on without it"
+            )
+        same = "reducers" in saved and len(saved["reducers"]) == len(self._messages)
+        if not same or [tuple(entry) for entry in saved["layers"]] != mine:
             raise StateError(
                 "the state is of other layers or specs, or of a model that is not sharded"
             )
-        pairs = list(zip(self._shards, saved["states"], strict=True))
-        fresh = [shard.read(states) for shard, states in pairs]  # all of them, or nothing changes
-        for (shard, _), states, steps in zip(pairs, fresh, saved["steps"], strict=True):
-            shard.load(states, steps)
+        before = [messages.reducer.save() for messages in self._messages]
+        try:
+            self._load(saved["reducers"])
+        except Error:
+            self._load(before)  # all of them, or nothing changes
+            raise
         self._scale = saved["scale"]
         self._rates.load(saved.get("rates"))
+
+    def _load(self, states: Sequence[Any]) -> None:
+        for messages, state in zip(self._messages, states, strict=True):
+            messages.reducer.load(state)
 
     def stats(self) -> Table:
         """The table of layers; with ``all_gather``, parameters follow, as "NAME (gathered)". Errors are those of this rank's part."""
@@ -548,16 +376,18 @@ class ShardedCompressor:
         return Table(found, self._ranks, dist.get_backend(self._group), REDUCE_SCATTER)
 
     def _line(self, shard: Shard, suffix: str = "") -> LayerStats:
-        layer = shard.layer
+        layer, ranks = shard.layer, shard.messages.ranks
+        now = shard.messages.reducer.layer(shard.number)
+        raw, sent = now.traffic.raw_bytes, now.traffic.sent_bytes
         return LayerStats(
             layer.name + suffix,
             layer.spec,
             layer.reason,
             layer.n,
-            shard.steps,
-            shard.raw,
-            shard.sent,
-            ratio_of(shard.raw, shard.sent, shard._ranks, REDUCE_SCATTER),
+            now.steps,
+            raw,
+            sent,
+            ratio_of(raw, sent, ranks, REDUCE_SCATTER),
             shard.meter.error(layer),
         )
 

@@ -98,6 +98,7 @@ typedef struct pith_reducer_options {
   size_t chunk_bytes; /* CUDA: layers much larger are sent in several exchanges; 0: 32 MiB */
   const pith_allocator *allocator; /* CUDA: whose memory; NULL: the reducer asks the device */
   int capturable; /* CUDA: calls enqueue a step and wait for nothing, so that a CUDA graph can capture it; see below */
+  int sharded;    /* every rank owns a shard of each layer; see below */
 } pith_reducer_options;
 
 #define PITH_REDUCER_OPTIONS_INIT {.size = sizeof(pith_reducer_options)}
@@ -112,6 +113,35 @@ PITH_API pith_status pith_reducer_create_over(const pith_carrier *carrier, const
  * the reducer's own, which is split off at the first exchange. */
 PITH_API pith_status pith_reducer_create_with(pith_comm *comm, const char *rules, uint64_t seed,
                                               const pith_reducer_options *options, pith_reducer **reducer);
+
+/* ---- Sharded models ----------------------------------------------------------------------------------------------
+ *
+ * Where every rank owns a shard of each layer, as in FSDP, gradients are reduced to their owners, and parameters
+ * gathered from them. With options.sharded a reducer does both, for layers of which each rank's shard is encoded by
+ * itself: any codec can be used.
+ *
+ *   options.sharded = 1;
+ *   pith_reducer_create_over(&carrier, "none", seed, &options, &reducer);   // or _with(comm, …); rules are not used
+ *   pith_reducer_add_shards(reducer, &shard, "ef/q:4", &fc1);
+ *   pith_reducer_reduce_scatter(reducer, (size_t[]){fc1, fc2}, 2, all, own, PITH_MEAN);
+ *
+ * Calls return when results are there; with options.cuda, when they are enqueued. Checkpoints, scaling and statistics
+ * are those of all reducers, but there are no steps to finish: each layer counts its messages. */
+
+/* Adds a layer with its spec. The shape is that of one shard, and the same on all ranks. */
+PITH_API pith_status pith_reducer_add_shards(pith_reducer *reducer, const pith_layer *shard, const char *spec,
+                                             size_t *index);
+
+/* src has for each rank, one after another, its shards of these layers, in their order; dst gets the sums or means of
+ * this rank's, added up by their owner in f32 in rank order. Both are f32, f16 or bf16. What encoding loses is kept for
+ * each layer and owner. */
+PITH_API pith_status pith_reducer_reduce_scatter(pith_reducer *reducer, const size_t *layers, size_t count,
+                                                 pith_cspan src, pith_span dst, pith_reduce_op op);
+
+/* src has this rank's shards of these layers, dst gets those of rank 0, 1, …; all ranks decode the same bytes, the
+ * owner too. For codecs of fixed size without memory. */
+PITH_API pith_status pith_reducer_all_gather(pith_reducer *reducer, const size_t *layers, size_t count, pith_cspan src,
+                                             pith_span dst);
 
 /* ---- NCCL --------------------------------------------------------------------------------------------------------
  *

@@ -1,0 +1,117 @@
+/*
+ * Models of which every rank owns a shard of each layer (FSDP): the reduce-scatter of their gradients and the
+ * all-gather of their parameters. A layer has an entry in the reducer for each owner, with a state of its own; a
+ * message goes through the stages of a group (stage_work.c), at once.
+ */
+#include <stdlib.h>
+
+#include "codec/codec.h"
+#include "reducer/stages.h"
+
+/* Shards of one message have the type that is given now. */
+static pith_status describe(pith_reducer *r, const size_t *layers, size_t count, pith_dtype dtype, size_t *whole) {
+  *whole = 0;
+  for (size_t i = 0; i < count; i++) {
+    PITH_REQUIRE(layers[i] < pith_reducer_layers(r), PITH_ERR_ARGUMENT, "there is no layer number %zu", layers[i]);
+    pith_reducer_layer *l = &r->layers[layers[i] * (size_t)r->ranks];
+    for (int p = 0; p < r->ranks; p++) {
+      l[p].dtype = dtype;
+      PITH_TRY(pith__stage_wire_codec(r, &l[p], &l[p].wire));
+    }
+    *whole += l->n;
+  }
+  return PITH_OK;
+}
+
+static pith_status check(pith_reducer *r, const size_t *layers, size_t count, pith_cspan src, pith_span dst,
+                         size_t *whole) {
+  PITH_TRY(pith__reducer_check_process(r));
+  PITH_REQUIRE(r->options.sharded, PITH_ERR_STATE, "the reducer is for whole gradients: options.sharded");
+  PITH_REQUIRE(layers || count == 0, PITH_ERR_ARGUMENT, "%zu layers at NULL", count);
+  PITH_REQUIRE(src.dtype == dst.dtype && (src.dtype == PITH_F32 || src.dtype == PITH_F16 || src.dtype == PITH_BF16),
+               PITH_ERR_ARGUMENT, "shards are f32, f16 or bf16, and their results of the same type");
+  PITH_TRY(pith_reducer_check(r));
+  return describe(r, layers, count, src.dtype, whole);
+}
+
+static pith_status check_size(const char *what, const void *data, size_t n, size_t wanted) {
+  PITH_REQUIRE(n == wanted && (data || n == 0), PITH_ERR_ARGUMENT, "%s: %zu values, and the shards have %zu", what, n,
+               wanted);
+  return PITH_OK;
+}
+
+/* SCATTER: all shards of the layers, owner by owner; GATHER: our own. They lie one after another from `values` on. */
+static pith_status make(pith_reducer *r, pith_group_kind kind, const size_t *layers, size_t count, const void *values,
+                        pith_staged **made) {
+  int is_scatter = kind == PITH_GROUP_SCATTER;
+  size_t ranks = (size_t)r->ranks, all = is_scatter ? count * ranks : count, first = is_scatter ? 0 : (size_t)r->rank;
+  pith_staged *f = calloc(1, sizeof *f);
+  PITH_REQUIRE(f, PITH_ERR_MEMORY, "no memory for a message of %zu shards", all);
+  f->reducer = r;
+  f->stages = r->stages;
+  f->kind = kind;
+  f->count = all;
+  f->table = is_scatter ? 2 * all : all * ranks; /* ours and theirs, or those of all */
+  f->own = first * all;
+  f->layer = calloc(all + 1, sizeof *f->layer);
+  f->gradient = calloc(all + 1, sizeof *f->gradient);
+  f->bytes = calloc(ranks, sizeof *f->bytes);
+  f->counts = calloc(ranks, sizeof *f->counts);
+  f->sizes = calloc(f->table + 1, sizeof *f->sizes);
+  f->sent = calloc(count + 1, sizeof *f->sent);
+  if (!f->layer || !f->gradient || !f->bytes || !f->counts || !f->sizes || !f->sent) {
+    pith__stage_release(f);
+    return pith_fail(PITH_ERR_MEMORY, "no memory for a message of %zu shards", all);
+  }
+  uint8_t *at = (uint8_t *)(uintptr_t)values;
+  for (size_t i = 0; i < all; i++) {
+    f->layer[i] = layers[i % count] * ranks + first + i / count;
+    f->gradient[i] = at;
+    at += pith__layer_bytes(&r->layers[f->layer[i]]);
+  }
+  *made = f;
+  return PITH_OK;
+}
+
+static pith_status run(pith_reducer *r, pith_staged *f) {
+  PITH_TRY(pith__stages_run(r->stages, f));
+  r->step++; /* of messages: ranks that differ in it are told so */
+  return PITH_OK;
+}
+
+pith_status pith_reducer_reduce_scatter(pith_reducer *r, const size_t *layers, size_t count, pith_cspan src,
+                                        pith_span dst, pith_reduce_op op) {
+  size_t whole;
+  pith_staged *f;
+  PITH_REQUIRE(op == PITH_SUM || op == PITH_MEAN, PITH_ERR_ARGUMENT, "shards are reduced to sums or means");
+  PITH_TRY(check(r, layers, count, src, dst, &whole));
+  PITH_TRY(check_size("the gradients of all ranks' shards", src.data, src.n, whole * (size_t)r->ranks));
+  PITH_TRY(check_size("the gradients of this rank's shards", dst.data, dst.n, whole));
+  PITH_TRY(make(r, PITH_GROUP_SCATTER, layers, count, src.data, &f));
+  f->op = op;
+  f->target = dst.data;
+  return run(r, f);
+}
+
+pith_status pith_reducer_all_gather(pith_reducer *r, const size_t *layers, size_t count, pith_cspan src,
+                                    pith_span dst) {
+  size_t whole;
+  pith_staged *f;
+  PITH_TRY(check(r, layers, count, src, dst, &whole));
+  PITH_TRY(check_size("this rank's shards", src.data, src.n, whole));
+  PITH_TRY(check_size("the shards of all ranks", dst.data, dst.n, whole * (size_t)r->ranks));
+  for (size_t i = 0; i < count; i++) {
+    const pith_reducer_layer *l = &r->layers[layers[i] * (size_t)r->ranks];
+    PITH_REQUIRE(!l->wire->memory && !pith_codec_rounds(l->wire) && l->wire->caps & PITH_CAP_FIXED,
+                 PITH_ERR_UNSUPPORTED,
+                 "layer %s: %s cannot be used for parameters: that takes a codec of fixed size without memory", l->name,
+                 l->wire->spec);
+  }
+  PITH_TRY(make(r, PITH_GROUP_GATHER, layers, count, src.data, &f));
+  for (size_t i = 0; i < count; i++) {
+    const pith_reducer_layer *l = &r->layers[f->layer[i]];
+    f->sent[i] = pith_codec_bound(l->wire, l->n) * (size_t)(r->ranks - 1);
+  }
+  f->target = dst.data;
+  return run(r, f);
+}
