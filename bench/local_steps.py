@@ -178,9 +178,15 @@ def report(runs: list[Run]) -> None:
         loss = run.task.loss(run.model)
         alone = step if not run.way.spec else alone
         exact = loss if run.way.name == "DDP none" else exact
+        speed, ratio = cell(alone / step, ".0%"), cell(loss / exact, ".3f")
         print(
-            f"{run.way.name:<36}{1e3 * step:>10.1f}{alone / step:>7.0%}{run.bytes / run.steps / 1e3:>11.1f}{loss:>9.4f}{loss / exact:>8.3f}"
+            f"{run.way.name:<36}{cell(1e3 * step, '.1f'):>10}{speed:>7}{run.bytes / run.steps / 1e3:>11.1f}{loss:>9.4f}{ratio:>8}"
         )
+
+
+def cell(value: float, form: str) -> str:
+    """With ``--only`` there may be nothing to compare with."""
+    return "-" if math.isnan(value) else format(value, form)
 
 
 if __name__ == "__main__":

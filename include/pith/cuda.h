@@ -57,8 +57,7 @@ typedef struct pith_cuda_item {
   float gamma;
 } pith_cuda_item;
 
-#define PITH_CUDA_ITEM_INIT \
-  { .size = sizeof(pith_cuda_item) }
+#define PITH_CUDA_ITEM_INIT {.size = sizeof(pith_cuda_item)}
 
 /* Bytes of item.part for a layer of n values in `rows` rows; 0 for codecs without one. */
 PITH_API size_t pith_cuda_part(const pith_codec *codec, size_t n, size_t rows);

@@ -63,7 +63,7 @@ typedef struct pith_schedule {
   uint32_t tasks, task_room;
   struct pith_edge {
     uint32_t to, next;
-  } * edge;
+  } *edge;
   uint32_t edges, edge_room;
   void *memory;    /* pieces and buffers, given back with the schedule */
   pith_pool *pool; /* NULL: memory comes from the system */
