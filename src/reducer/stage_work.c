@@ -260,7 +260,7 @@ static pith_status send_shards(pith_staged *f) {
   for (size_t p = 0; p < ranks; p++) {
     f->counts[p] = message_of(f, (int)p);
   }
-  PITH_TRY(pith__stages_buffer(f->stages, &f->in, sum_of(f->counts, (int)ranks)));
+  PITH_TRY(pith__stages_buffer(f->stages, &f->in, pith__sum(f->counts, ranks)));
   scatter(f, f->bytes, f->counts);
   return PITH_OK;
 }
