@@ -22,6 +22,22 @@ static inline __host__ __device__ bool is_common(const Task &t) {
          t.kind != PITH_WIRE_TREE8 && t.kind != PITH_WIRE_NUQ;
 }
 
+/* Codecs that are seldom used, or cost others registers, have kernels of their own: those of a batch are taken if it
+ * has one of them. */
+static inline __host__ __device__ bool is_vote(const Task &t) {
+  return t.kind == PITH_WIRE_SIGN && t.choice == PITH_SCALE_ONE;
+}
+
+static inline __host__ __device__ bool is_power(const Task &t) { return t.kind == PITH_WIRE_NUQ; }
+
+static inline bool has_any(const Batch &batch, bool (*is)(const Task &)) {
+  bool found = false;
+  for (uint32_t i = 0; i < batch.count; i++) {
+    found |= is(batch.task[i]);
+  }
+  return found;
+}
+
 /* The items start, start + step, … of a batch: `each` gets the task and the item's number in it. */
 template <class Each>
 INLINE void each_item(const Batch &batch, uint32_t start, uint32_t step, Each each) {

@@ -35,10 +35,6 @@ INLINE uint8_t level_byte(const Uniform &u, float x, uint32_t noise, uint32_t k1
   return (uint8_t)bits_of(level_value<true>(u, x, noise, k1) + ROUNDER);
 }
 
-/* ---- Signs ------------------------------------------------------------------------------------------------------- */
-
-INLINE bool is_vote(const Task &t) { return t.kind == PITH_WIRE_SIGN && t.choice == PITH_SCALE_ONE; }
-
 /* ---- Powers of two
  * --------------------------------------------------------------------------------------------------- */
 

@@ -29,7 +29,7 @@ INLINE uint32_t halves_of(const Task &t, float low, float high) {
 
 /* Rows of 128 values, pairs of them in one block, which is full: block and head are found once for all lanes. The group
  * is a constant here, so that nothing stands between the loads of several rows. */
-template <bool ADD, Group GROUP>
+template <bool ADD, bool RARE, Group GROUP>
 INLINE void decode_floats(const Task &t, uint32_t first, const Tables &tables) {
   uint32_t lane = threadIdx.x % 32, block = first / t.bucket, at = first - block * t.bucket;
   const uint8_t *in = t.payload + (size_t)block * t.block_size;
@@ -47,9 +47,9 @@ INLINE void decode_floats(const Task &t, uint32_t first, const Tables &tables) {
 #pragma unroll
     for (int k = 0; k < TOGETHER; k += 2) {
       Head head = head_at<true>(t, in, at + 4 * lane, t.bucket);
-      decode_at(t, GROUP, head, d[k], tables);
+      decode_at<RARE>(t, GROUP, head, d[k], tables);
       head.at += ROW;
-      decode_at(t, GROUP, head, d[k + 1], tables);
+      decode_at<RARE>(t, GROUP, head, d[k + 1], tables);
       at += 2 * ROW;
       if (at == t.bucket) {
         at = 0;
@@ -64,33 +64,35 @@ INLINE void decode_floats(const Task &t, uint32_t first, const Tables &tables) {
   }
 }
 
-template <bool ADD>
+template <bool ADD, bool RARE>
 INLINE void decode_floats(const Task &t, uint32_t first, const Tables &tables) {
-  switch (group_of(t)) {
+  switch (group_of<RARE>(t)) {
     case GROUP_CAST:
-      return decode_floats<ADD, GROUP_CAST>(t, first, tables);
+      return decode_floats<ADD, RARE, GROUP_CAST>(t, first, tables);
     case GROUP_TRIT:
-      return decode_floats<ADD, GROUP_TRIT>(t, first, tables);
+      return decode_floats<ADD, RARE, GROUP_TRIT>(t, first, tables);
     case GROUP_BYTE:
-      return decode_floats<ADD, GROUP_BYTE>(t, first, tables);
+      return decode_floats<ADD, RARE, GROUP_BYTE>(t, first, tables);
     case GROUP_SIGN:
-      return decode_floats<ADD, GROUP_SIGN>(t, first, tables);
+      return decode_floats<ADD, RARE, GROUP_SIGN>(t, first, tables);
     case GROUP_LLOYD:
-      return decode_floats<ADD, GROUP_LLOYD>(t, first, tables);
+      return decode_floats<ADD, RARE, GROUP_LLOYD>(t, first, tables);
     case GROUP_POWER:
-      return decode_floats<ADD, GROUP_POWER>(t, first, tables);
+      return RARE ? decode_floats<ADD, RARE, GROUP_POWER>(t, first, tables) : void();
+    case GROUP_VOTE:
+      return RARE ? decode_floats<ADD, RARE, GROUP_VOTE>(t, first, tables) : void();
     case GROUP_UNIFORM:
-      return decode_floats<ADD, GROUP_UNIFORM>(t, first, tables);
+      return decode_floats<ADD, RARE, GROUP_UNIFORM>(t, first, tables);
   }
 }
 
-template <bool ADD>
+template <bool ADD, bool RARE>
 INLINE void decode_halves(const Task &t, uint32_t first, const Tables &tables) {
   uint2 *out = (uint2 *)((uint16_t *)t.values + first) + threadIdx.x % 32;
   for (int r = 0; r < FOURS; r++) {
     float d[4];
     uint2 x = ADD ? out[32 * r] : make_uint2(0, 0);
-    decode_four(t, group_of(t), first + 4 * (threadIdx.x % 32 + 32 * r), d, tables);
+    decode_four<RARE>(t, group_of<RARE>(t), first + 4 * (threadIdx.x % 32 + 32 * r), d, tables);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       d[j] = ADD ? half_at(t, x, j) + d[j] : d[j];
@@ -106,7 +108,7 @@ INLINE bool rows_fit(const Task &t, uint32_t first) {
   return t.bucket % (2 * ROW) == 0 && end <= t.n && aligned4(t.payload) && t.block_size % 4 == 0;
 }
 
-template <bool ADD>
+template <bool ADD, bool RARE>
 __global__ void __launch_bounds__(THREADS, 7) decode_kernel(const __grid_constant__ Batch batch) {
   __shared__ Tables tables;
   fill_tables(tables);
@@ -117,17 +119,20 @@ __global__ void __launch_bounds__(THREADS, 7) decode_kernel(const __grid_constan
     if (first + ITEM > t.n || ((uintptr_t)t.values & mask) || (floats && !rows_fit(t, first))) {
       for (uint32_t i = first + 4 * (threadIdx.x % 32); i < least(first + ITEM, t.n); i += ROW) {
         float d[4];
-        decode_four(t, group_of(t), i, d, tables);
+        decode_four<RARE>(t, group_of<RARE>(t), i, d, tables);
         store_slowly<ADD>(t, i, d);
       }
     } else if (floats) {
-      decode_floats<ADD>(t, first, tables);
+      decode_floats<ADD, RARE>(t, first, tables);
     } else {
-      decode_halves<ADD>(t, first, tables);
+      decode_halves<ADD, RARE>(t, first, tables);
     }
   });
 }
 
 cudaError_t launch_decode(const Batch &batch, bool add, cudaStream_t stream) {
-  return launch_batch(add ? decode_kernel<true> : decode_kernel<false>, THREADS, WARPS, 0, batch, stream);
+  bool rare = has_any(batch, is_vote) || has_any(batch, is_power);
+  auto kernel = add ? (rare ? decode_kernel<true, true> : decode_kernel<true, false>)
+                    : (rare ? decode_kernel<false, true> : decode_kernel<false, false>);
+  return launch_batch(kernel, THREADS, WARPS, 0, batch, stream);
 }

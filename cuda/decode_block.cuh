@@ -43,7 +43,7 @@ INLINE Head head_at(const Task &t, const uint8_t *in, uint32_t at, uint32_t coun
       break;
     default:
       h.a = read_f32<FAST>(in);
-      h.codes = in + PITH_HEAD_ONE + (is_vote(t) ? PITH_VOTE_ZEROS_SIZE(count) : 0);
+      h.codes = in + PITH_HEAD_ONE; /* of votes, first those of groups of zeros */
   }
   return h;
 }
@@ -83,18 +83,20 @@ INLINE void read_uniform(const Task &t, const Head &h, float (&d)[4]) {
 INLINE void read_signs(const Task &t, const Head &h, float (&d)[4]) {
   uint32_t word = get_four(h, 1);
   float minus = t.kind == PITH_WIRE_SIGN ? -h.a : h.a, plus = t.kind == PITH_WIRE_SIGN ? h.a : h.b;
-  if (is_vote(t)) {
-    uint32_t group = h.at / PITH_VOTE_GROUP;
-    const uint8_t *zeros = h.codes - PITH_VOTE_ZEROS_SIZE(h.count);
-    plus = minus = 0.0f;
-    if (!(zeros[group / 8] >> group % 8 & 1)) {
-      plus = h.a;
-      minus = -h.a;
-    }
-  }
 #pragma unroll
   for (int j = 0; j < 4; j++) {
     d[j] = word >> j & 1 ? minus : plus;
+  }
+}
+
+INLINE void read_votes(const Head &h, float (&d)[4]) {
+  Head signs = h;
+  signs.codes = h.codes + PITH_VOTE_ZEROS_SIZE(h.count);
+  uint32_t word = get_four(signs, 1), group = h.at / PITH_VOTE_GROUP;
+  float size = h.codes[group / 8] >> group % 8 & 1 ? 0.0f : h.a;
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    d[j] = word >> j & 1 ? -size : size;
   }
 }
 
@@ -187,8 +189,10 @@ INLINE void read_casts_fast(const Task &t, const Head &h, float (&d)[4]) {
 }
 
 /* Codecs that read alike. */
-enum Group { GROUP_UNIFORM, GROUP_CAST, GROUP_TRIT, GROUP_BYTE, GROUP_SIGN, GROUP_LLOYD, GROUP_POWER };
+enum Group { GROUP_UNIFORM, GROUP_CAST, GROUP_TRIT, GROUP_BYTE, GROUP_SIGN, GROUP_LLOYD, GROUP_POWER, GROUP_VOTE };
 
+/* Votes and powers of two only where RARE: they have kernels of their own. */
+template <bool RARE>
 INLINE Group group_of(const Task &t) {
   switch (t.kind) {
     case PITH_WIRE_NONE:
@@ -202,16 +206,17 @@ INLINE Group group_of(const Task &t) {
       return GROUP_BYTE;
     case PITH_WIRE_SIGN:
     case PITH_WIRE_SIGNMEAN:
-      return GROUP_SIGN;
+      return RARE && is_vote(t) ? GROUP_VOTE : GROUP_SIGN;
     case PITH_WIRE_LLOYD:
       return GROUP_LLOYD;
     case PITH_WIRE_NUQ:
-      return GROUP_POWER;
+      return RARE ? GROUP_POWER : GROUP_UNIFORM;
     default:
       return GROUP_UNIFORM;
   }
 }
 
+template <bool RARE>
 INLINE void decode_at(const Task &t, Group group, const Head &h, float (&d)[4], const Tables &tables) {
   switch (group) {
     case GROUP_CAST:
@@ -234,7 +239,14 @@ INLINE void decode_at(const Task &t, Group group, const Head &h, float (&d)[4], 
       read_lloyd(t, h, d, tables.lloyd[t.bits - 1]);
       break;
     case GROUP_POWER:
-      read_powers(t, h, d);
+      if (RARE) {
+        read_powers(t, h, d);
+      }
+      break;
+    case GROUP_VOTE:
+      if (RARE) {
+        read_votes(h, d);
+      }
       break;
     case GROUP_UNIFORM:
       read_uniform(t, h, d);
@@ -242,6 +254,7 @@ INLINE void decode_at(const Task &t, Group group, const Head &h, float (&d)[4], 
 }
 
 /* Values i … i + 3 of a task, i a multiple of 4; those that do not exist are anything. */
+template <bool RARE>
 INLINE void decode_four(const Task &t, Group group, uint32_t i, float (&d)[4], const Tables &tables) {
-  decode_at(t, group, head_of(t, i), d, tables);
+  decode_at<RARE>(t, group, head_of(t, i), d, tables);
 }

@@ -443,15 +443,17 @@ INLINE float mean_of_side(const Source &s, bool negative, float sum, uint32_t co
   return count ? (float)(total / (double)count) : 0.0f;
 }
 
-template <class Source>
+template <bool VOTES, class Source>
 INLINE void encode_sign(const Source &s, const Task &t, uint8_t *out) {
   float v[STEPS];
-  bool means = t.kind == PITH_WIRE_SIGNMEAN, votes = is_vote(t);
+  bool means = t.kind == PITH_WIRE_SIGNMEAN, votes = VOTES && is_vote(t);
   uint32_t chunks = chunks_of(t, CHUNK), zeros_size = votes ? PITH_VOTE_ZEROS_SIZE(s.m) : 0;
   uint8_t *zeros = out + PITH_HEAD_ONE, *signs = out + (means ? PITH_HEAD_TWO : PITH_HEAD_ONE) + zeros_size;
   SignSums sums = {0, 0, 0.0f, 0.0f, 0.0f, 0.0f};
-  clear_bytes(zeros, zeros_size);
-  __syncwarp();
+  if (VOTES) {
+    clear_bytes(zeros, zeros_size);
+    __syncwarp();
+  }
   for (uint32_t c = 0; c < chunks; c++) { /* signs are written at once; the scale is known at the end */
     uint32_t count = count_from(s.m, c * CHUNK, CHUNK), word, groups;
     s.template load<STEPS>(v, c * CHUNK, 0.0f);
@@ -485,10 +487,14 @@ INLINE void encode_sign(const Source &s, const Task &t, uint8_t *out) {
     minus = -plus;
   }
   bool bad = sums.most >= INF_BITS || (!means && !is_finite(plus));
-  __syncwarp();
+  if (VOTES) {
+    __syncwarp();
+  }
   if (bad) {
     plus = minus = nan_value();
-    clear_bytes(zeros, zeros_size);
+    if (VOTES) {
+      clear_bytes(zeros, zeros_size);
+    }
     for (uint32_t from = 0; from < s.m; from += CHUNK) {
       put_signs(signs + from / 8, 0, count_from(s.m, from, CHUNK));
     }
@@ -661,7 +667,7 @@ INLINE void encode_lloyd(const Source &s, const Task &t, uint8_t *out, uint8_t *
 /* ---- All
  * ------------------------------------------------------------------------------------------------------------------ */
 
-template <class Source>
+template <bool VOTES, class Source>
 INLINE void encode_common(const Source &s, const Task &t, uint8_t *out, uint8_t *stage) {
   switch (t.kind) {
     case PITH_WIRE_NONE:
@@ -671,7 +677,7 @@ INLINE void encode_common(const Source &s, const Task &t, uint8_t *out, uint8_t 
       break;
     case PITH_WIRE_SIGN:
     case PITH_WIRE_SIGNMEAN:
-      encode_sign(s, t, out);
+      encode_sign<VOTES>(s, t, out);
       break;
     default:
       encode_uniform(s, t, out, stage);
@@ -695,12 +701,12 @@ INLINE void encode_rarer(const Source &s, const Task &t, uint8_t *out, uint8_t *
   }
 }
 
-/* COMMON says which of the two a kernel is for (is_common() in batch.cuh): codecs that it does not have take no
- * registers from those it has, and two kernels compile in half the time of one. */
-template <bool COMMON, class Source>
+/* COMMON says which of the two a kernel is for (is_common() in batch.cuh), VOTES whether it has votes: codecs that it
+ * does not have take no registers from those it has, and two kernels compile in half the time of one. */
+template <bool COMMON, bool VOTES, class Source>
 INLINE void encode_block(const Source &s, const Task &t, uint8_t *out, uint8_t *stage, const Tables &tables) {
   if (COMMON) {
-    encode_common(s, t, out, stage);
+    encode_common<VOTES>(s, t, out, stage);
   } else {
     encode_rarer(s, t, out, stage, tables);
   }

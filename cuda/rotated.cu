@@ -81,7 +81,7 @@ INLINE void encode_tile(const Task &t, uint32_t first, Tile tile, uint8_t *stage
     TileSource source = {t, first + at, m, tile.values, at};
     uint8_t *out = t.payload + (size_t)(before + block) * t.block_size;
     if (is_common(t)) {
-      encode_common(source, t, out, stage);
+      encode_common<false>(source, t, out, stage); /* votes are not rotated */
     } else {
       encode_rarer(source, t, out, stage, tables);
     }
@@ -104,12 +104,13 @@ __global__ void __launch_bounds__(THREADS, 5) encode_rotated_kernel(const __grid
   });
 }
 
+template <bool RARE>
 INLINE void decode_tile(const Task &t, uint32_t first, uint32_t n, float scale, float *tile, const Tables &tables) {
-  Group group = group_of(t);
+  Group group = group_of<RARE>(t);
 #pragma unroll 4
   for (uint32_t i = 4 * threadIdx.x; i < n; i += 4 * THREADS) {
     float d[4];
-    decode_four(t, group, first + i, d, tables);
+    decode_four<RARE>(t, group, first + i, d, tables);
     for (uint32_t j = 0; j < 4 && i + j < n; j++) {
       tile[tile_place(i + j)] = d[j] * scale;
     }
@@ -117,7 +118,7 @@ INLINE void decode_tile(const Task &t, uint32_t first, uint32_t n, float scale, 
   __syncthreads();
 }
 
-template <bool ADD>
+template <bool ADD, bool RARE>
 __global__ void __launch_bounds__(THREADS) decode_rotated_kernel(const __grid_constant__ Batch batch) {
   extern __shared__ __align__(16) uint8_t memory[];
   __shared__ Tables tables;
@@ -127,7 +128,7 @@ __global__ void __launch_bounds__(THREADS) decode_rotated_kernel(const __grid_co
     uint32_t first = item * t.tile, n = least(t.tile, t.n - first);
     bool sixteens = sixteens_fit(t, n);
     float scale = sixteens ? rotation_scale(1u << t.rotation) : 1.0f;
-    decode_tile(t, first, n, scale, tile, tables);
+    decode_tile<RARE>(t, first, n, scale, tile, tables);
     if (sixteens) {
       rotate_out(t, first, tile, [&](uint32_t i, float(&d)[LANES]) {
         if (ADD) {
@@ -158,5 +159,8 @@ cudaError_t launch_encode_rotated(const Batch &batch, cudaStream_t stream) {
 }
 
 cudaError_t launch_decode_rotated(const Batch &batch, bool add, cudaStream_t stream) {
-  return launch_tiles(add ? decode_rotated_kernel<true> : decode_rotated_kernel<false>, THREADS, batch, stream);
+  bool rare = has_any(batch, is_power);
+  auto kernel = add ? (rare ? decode_rotated_kernel<true, true> : decode_rotated_kernel<true, false>)
+                    : (rare ? decode_rotated_kernel<false, true> : decode_rotated_kernel<false, false>);
+  return launch_tiles(kernel, THREADS, batch, stream);
 }

@@ -288,6 +288,14 @@ static pith_status check_transform(const pith_draft *draft) {
   return PITH_OK;
 }
 
+static pith_status append_text(char text[PITH_SPEC_MAX], const char *more) {
+  size_t used = strlen(text);
+  int length = snprintf(text + used, PITH_SPEC_MAX - used, "%s", more);
+  PITH_REQUIRE(length >= 0 && (size_t)length < PITH_SPEC_MAX - used, PITH_ERR_SPEC,
+               "the spec is longer than %d characters when written out", PITH_SPEC_MAX - 1);
+  return PITH_OK;
+}
+
 /* Codecs that see the whole tensor are encoded once anyway, and need no word for it. */
 static pith_status settle_once(const pith_draft *draft) {
   pith_codec *codec = draft->codec;
@@ -299,12 +307,8 @@ static pith_status settle_once(const pith_draft *draft) {
   }
   codec->caps |= PITH_CAP_ONCE;
   codec->fingerprint = hash_text(codec->fingerprint, ONCE);
-  PITH_REQUIRE(
-      strlen(codec->spec) + strlen(ONCE) < PITH_SPEC_MAX && strlen(codec->parts) + strlen(ONCE) < PITH_SPEC_MAX,
-      PITH_ERR_SPEC, "the spec is longer than %d characters when written out", PITH_SPEC_MAX - 1);
-  strcat(codec->spec, draft->once ? ONCE : "");
-  strcat(codec->parts, ONCE);
-  return PITH_OK;
+  PITH_TRY(draft->once ? append_text(codec->spec, ONCE) : PITH_OK);
+  return append_text(codec->parts, ONCE);
 }
 
 static size_t greatest_common_divisor(size_t a, size_t b) { return b ? greatest_common_divisor(b, a % b) : a; }

@@ -77,15 +77,16 @@ static void measure_norms(const pith_assignment *a, double *octaves) {
 
 pith_status pith__linear_choose(const pith_assignment *a, size_t *choice) {
   pith_ladder ladder;
-  double depth[PITH_CANDIDATES_MAX], best = INFINITY, *octaves = calloc(a->p->layers + 1, sizeof *octaves);
+  double depth[PITH_CANDIDATES_MAX] = {0}, best = INFINITY, *octaves = calloc(a->p->layers + 1, sizeof *octaves);
   size_t *trial = calloc(a->p->layers + 1, sizeof *trial);
   pith_status status = octaves && trial ? PITH_OK : pith_fail(PITH_ERR_MEMORY, "no memory to plan");
   if (status == PITH_OK) {
     pith__ladder_make(a, PITH_CANDIDATES_MAX, &ladder);
     measure_depths(a, &ladder, depth);
     measure_norms(a, octaves);
-    take_everywhere(a, ladder.rung[ladder.rungs - 1].candidate, choice);
-    for (double base = 0; base <= depth[ladder.rungs - 1] + SPREAD_OCTAVES; base += KNOB_STEP) {
+    size_t top = ladder.rungs ? ladder.rungs - 1 : 0;
+    take_everywhere(a, ladder.rung[top].candidate, choice);
+    for (double base = 0; base <= depth[top] + SPREAD_OCTAVES; base += KNOB_STEP) {
       set_linear(a, &ladder, depth, octaves, base, trial);
       offer(a, trial, choice, &best);
     }
