@@ -93,10 +93,11 @@ INLINE void read_votes(const Head &h, float (&d)[4]) {
   Head signs = h;
   signs.codes = h.codes + PITH_VOTE_ZEROS_SIZE(h.count);
   uint32_t word = get_four(signs, 1), group = h.at / PITH_VOTE_GROUP;
-  float size = h.codes[group / 8] >> group % 8 & 1 ? 0.0f : h.a;
+  bool zeros = h.codes[group / 8] >> group % 8 & 1;
+  float plus = zeros ? 0.0f : h.a, minus = zeros ? 0.0f : -h.a;
 #pragma unroll
   for (int j = 0; j < 4; j++) {
-    d[j] = word >> j & 1 ? -size : size;
+    d[j] = word >> j & 1 ? minus : plus;
   }
 }
 
