@@ -25,7 +25,7 @@ enum { FAMILIES = sizeof families / sizeof *families };
 
 /* Statistics as gradients would give them: less error for more bytes, in proportion to the norm, with some noise. */
 static pith_profile *random_profile(const family *f) {
-  char candidates[8192], names[LAYERS_MOST][16];
+  char candidates[8192], names[LAYERS_MOST][32];
   size_t layers = 1 + test_below(LAYERS_MOST), shapes[LAYERS_MOST][2], count;
   pith_layer layer[LAYERS_MOST];
   pith_profile *p;
