@@ -2,6 +2,7 @@
 #include "laws.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -28,12 +29,16 @@ typedef struct keepsake {
 static keepsake *kept;
 static size_t kept_count, kept_room;
 
+static pthread_mutex_t kept_mutex = PTHREAD_MUTEX_INITIALIZER; /* ranks may be threads */
+
 static void keep(keepsake thing) {
+  pthread_mutex_lock(&kept_mutex);
   if (kept_count == kept_room) {
     kept_room = kept_room ? 2 * kept_room : 64;
     kept = realloc(kept, kept_room * sizeof *kept);
   }
   kept[kept_count++] = thing;
+  pthread_mutex_unlock(&kept_mutex);
 }
 
 void *law_bytes(size_t size, size_t lead) {

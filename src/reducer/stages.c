@@ -431,15 +431,24 @@ static void keep_pace(pith_stages *s) {
   }
 }
 
+/* The thread may fail between steps, too. */
+static pith_status failure_of(pith_stages *s) {
+  pthread_mutex_lock(&s->mutex);
+  pith_status status = s->failed;
+  pthread_mutex_unlock(&s->mutex);
+  return status;
+}
+
 pith_status pith__stages_finish(pith_stages *s) {
   if (s->has_thread) {
     PITH_TRY(await_end(s));
   } else {
     end(s);
   }
-  if (s->space && !s->reducer->options.capturable && s->failed == PITH_OK) {
+  if (s->space && !s->reducer->options.capturable && failure_of(s) == PITH_OK) {
     keep_pace(s);
   }
   PITH_REQUIRE(!s->has_given_up, PITH_ERR_STATE, "the reducer was interrupted in the middle of a step: create it anew");
-  return s->failed == PITH_OK ? PITH_OK : pith_fail(s->failed, "%s", s->why);
+  pith_status status = failure_of(s);
+  return status == PITH_OK ? PITH_OK : pith_fail(status, "%s", s->why);
 }
