@@ -157,13 +157,14 @@ def test_ranks_with_fewer_batches_may_join() -> None:
 
 
 def test_other_devices_are_refused_with_the_reason() -> None:
-    from pith.torch._coder import coder_for
+    from pith.torch._engine import check_device
 
+    check_device(torch.device("cpu"))
     with pytest.raises(pith.UnsupportedError, match="meta.*models on CPUs and CUDA devices"):
-        coder_for(torch.device("meta"), 0, 1, 0)
+        check_device(torch.device("meta"))
     if not torch.cuda.is_available():
         with pytest.raises(pith.UnsupportedError, match="CUDA"):
-            coder_for(torch.device("cuda"), 0, 1, 0)
+            check_device(torch.device("cuda"))
 
 
 # ---- Methods ---------------------------------------------------------------------------------------------------------
