@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 8 bench/gpu_training.py                       # ranks with a GPU each
     bench/gpu_lab.sh 4 10gbit bench/gpu_training.py                         # ranks that share one GPU, each behind a link of its own
 
-All ways train the same model on the same data and take turns, a few steps each. The figure is the median time of a step on the slowest
-rank. Buffers are what Pith's own tensors take in a step at most, in % of the gradients' size; kept is what stays between steps (residuals, factors);
+All ways train the same model on the same data and take turns, a few steps each. The figure is the time of a step on the slowest rank: the median
+over rounds of their means, so that steps with and without an exchange both count. Update is what optimizer.step() takes of it on the device. Buffers are what Pith's own tensors take in a step at most, in % of the gradients' size; kept is what stays between steps (residuals, factors);
 outside is what the device has less after the first step that torch does not know of, as the communicator of a second group of NCCL. With --loss STEPS, each way then trains from the same start for as
 many steps on a text, and the losses at the end are compared. With --check as well, the means of every tenth step are compared with exact ones, and with
 what the other ranks have. Specs with "over pith" go by Pith's own transport, through pinned memory; other words behind a spec only tell two ways apart.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 import pathlib
 import statistics
@@ -51,15 +52,17 @@ def powersgd(ddp: DistributedDataParallel, rank: int) -> None:
 def ways(specs: list[str]) -> dict:
     """Name → what is done to the DDP model; gives what compresses it, if that is Pith."""
     found = {
-        "NCCL fp32": lambda ddp: None,
-        "no exchange": lambda ddp: ddp.register_comm_hook(None, nothing),
-        "NCCL bf16 hook": lambda ddp: ddp.register_comm_hook(
+        "NCCL fp32": lambda ddp, optimizer: None,
+        "no exchange": lambda ddp, optimizer: ddp.register_comm_hook(None, nothing),
+        "NCCL bf16 hook": lambda ddp, optimizer: ddp.register_comm_hook(
             None, default_hooks.bf16_compress_hook
         ),
-        "NCCL PowerSGD hook 4": lambda ddp: powersgd(ddp, 4),
+        "NCCL PowerSGD hook 4": lambda ddp, optimizer: powersgd(ddp, 4),
     }
     for spec in specs:
-        found[f"pith {spec}"] = lambda ddp, spec=spec: pith.torch.compress(ddp, spec.split()[0])
+        found[f"pith {spec}"] = lambda ddp, optimizer, spec=spec: pith.torch.compress(
+            ddp, spec.split()[0], optimizer=optimizer
+        )
     return found
 
 
@@ -167,6 +170,7 @@ class Way:
 
     def __init__(self, name: str, prepare, a: argparse.Namespace) -> None:
         self.name, self.times, self.loss, self.seconds = name, [], float("nan"), 0.0
+        self.updates: list[float] = []
         model = make_model(a)
         self.parameters, self.memory, self.kept, self.outside = (
             sum(p.numel() for p in model.parameters()),
@@ -179,14 +183,17 @@ class Way:
             model, process_group=group_for(name), gradient_as_bucket_view=True, init_sync=False
         )
         self.check = Check(self.model) if a.check else None
-        self.compressor = prepare(self.model)
+        self.before, self.after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.accumulate, kind = (
             a.accumulate,
             torch.optim.AdamW if a.optimizer == "adamw" else torch.optim.SGD,
         )
         self.optimizer = kind(
-            self.model.parameters(), lr=a.lr or (3e-4 if a.optimizer == "adamw" else 0.05)
+            self.model.parameters(),
+            lr=a.lr or (3e-4 if a.optimizer == "adamw" else 0.05),
+            fused=True,
         )
+        self.compressor = prepare(self.model, self.optimizer)
 
     def backward(self, batch) -> torch.Tensor:
         with torch.autocast("cuda", torch.bfloat16):
@@ -200,7 +207,9 @@ class Way:
             for _ in range(self.accumulate - 1):
                 self.backward(batch)
         loss = self.backward(batch)
+        self.before.record()
         self.optimizer.step()
+        self.after.record()
         return loss
 
     def measure_memory(self) -> None:
@@ -212,14 +221,18 @@ class Way:
         self.memory = sum(taken.values()) - self.kept
 
     def run(self, batch, steps: int, timed: bool) -> None:
+        times = []
         for _ in range(steps):
             dist.barrier()
             torch.cuda.synchronize()
             start = time.perf_counter()
             self.step(batch)
             torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
             if timed:
-                self.times.append(time.perf_counter() - start)
+                self.updates.append(self.before.elapsed_time(self.after))
+        if timed:
+            self.times.append(statistics.mean(times))
 
 
 def slowest(seconds: float) -> float:
@@ -264,7 +277,7 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=["sgd", "adamw"], default="sgd")
     parser.add_argument("--lr", type=float, help="0.05 for sgd, 0.0003 for adamw")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=3, help="in each round")
+    parser.add_argument("--steps", type=int, default=4, help="in each round")
     parser.add_argument(
         "--spec",
         action="append",
@@ -335,7 +348,8 @@ def outside() -> float:
 
 def train_afresh(old: Way, prepare, text: torch.Tensor, a: argparse.Namespace) -> Way:
     way = Way(old.name, prepare, a)
-    way.times, way.memory, way.kept, way.outside = old.times, old.memory, old.kept, old.outside
+    way.times, way.updates = old.times, old.updates
+    way.memory, way.kept, way.outside = old.memory, old.kept, old.outside
     begun = time.perf_counter()
     train(way, text, a)
     if dist.get_rank() == 0:
@@ -353,14 +367,14 @@ def report(running: list[Way], a: argparse.Namespace) -> None:
         f"\r# {base.parameters / 1e6:.1f} million parameters, {dist.get_world_size()} ranks, {a.accumulate} × {a.batch} × {a.context} tokens on each"
     )
     print(
-        f"{'way':<28}{'ms a step':>11}{'× NCCL fp32':>13}{'buffers':>9}{'kept':>9}{'outside':>9}{'loss':>9}{'× NCCL':>9}"
+        f"{'way':<36}{'ms a step':>11}{'× NCCL fp32':>13}{'update':>9}{'buffers':>9}{'kept':>9}{'outside':>9}{'loss':>9}{'× NCCL':>9}"
     )
     for way in running:
         buffers, kept_, more = (
             100 * size / gradients for size in (way.memory, way.kept, way.outside)
         )
         print(
-            f"{way.name:<28}{1e3 * way.seconds:>11.1f}{base.seconds / way.seconds:>13.2f}{buffers:>8.1f}%{kept_:>8.1f}%{more:>8.1f}%"
+            f"{way.name:<36}{1e3 * way.seconds:>11.1f}{base.seconds / way.seconds:>13.2f}{statistics.median(way.updates or [math.nan]):>9.2f}{buffers:>8.1f}%{kept_:>8.1f}%{more:>8.1f}%"
             f"{way.loss:>9.4f}{way.loss / base.loss:>9.4f}"
         )
     sys.stdout.flush()
