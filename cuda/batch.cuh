@@ -106,3 +106,46 @@ static inline cudaError_t launch_batch(BatchKernel kernel, int threads, uint32_t
   }
   return error;
 }
+
+/* ---- Tasks of other kinds: each value by itself ------------------------------------------------------------------ */
+
+/* A batch of them; begin and end are the task's items. */
+template <class T>
+struct Many {
+  uint32_t count, items;
+  T task[BATCH_TASKS];
+
+  INLINE const T &task_of(uint32_t item) const {
+    uint32_t i = 0;
+    while (item >= task[i].end) {
+      i++;
+    }
+    return task[i];
+  }
+};
+
+/* Blocks of threads take items of so many values. Tasks have at most PITH_GPU_TASK_VALUES values, so that the items of
+ * a batch can be counted. */
+template <class T>
+static cudaError_t launch_many(void (*kernel)(const Many<T>), int threads, uint32_t values, const T *tasks,
+                               size_t count, cudaStream_t stream) {
+  Many<T> batch;
+  cudaError_t error = cudaSuccess;
+  for (size_t first = 0; first < count && error == cudaSuccess; first += BATCH_TASKS) {
+    batch.count = (uint32_t)(count - first < BATCH_TASKS ? count - first : BATCH_TASKS);
+    batch.items = 0;
+    for (uint32_t i = 0; i < batch.count; i++) {
+      T &t = batch.task[i];
+      t = tasks[first + i];
+      t.begin = batch.items;
+      t.end = batch.items += ((uint32_t)t.n + values - 1) / values;
+    }
+    uint32_t blocks;
+    error = grid_for(kernel, threads, 0, batch.items, &blocks);
+    if (error == cudaSuccess && batch.items) {
+      kernel<<<blocks, threads, 0, stream>>>(batch);
+      error = cudaGetLastError();
+    }
+  }
+  return error;
+}

@@ -9,6 +9,7 @@
 #include "mean_host.h"
 #include "own_host.h"
 #include "sparse_host.h"
+#include "update_host.h"
 
 #define TEXT 256
 
@@ -196,6 +197,11 @@ static int own(const pith_gpu_own *tasks, size_t count, void *stream, char *text
   return error == cudaSuccess ? 0 : refuse(error, "sums could not be launched", text);
 }
 
+static int update(const pith_update_task *tasks, size_t count, void *stream, char *text) {
+  cudaError_t error = pith__update_run(tasks, count, (cudaStream_t)stream);
+  return error == cudaSuccess ? 0 : refuse(error, "updates could not be launched", text);
+}
+
 /* ---- Memory
  * ---------------------------------------------------------------------------------------------------------- */
 
@@ -362,6 +368,7 @@ static const pith_cuda_module module = {PITH_CUDA_ABI,
                                         lowrank,
                                         mean,
                                         own,
+                                        update,
                                         current_device,
                                         allocate,
                                         release,

@@ -6,27 +6,13 @@
 #define THREADS 256
 #define EACH 8 /* values of a thread */
 #define ITEM (THREADS * EACH)
-#define OWNS 64
 
 typedef pith_gpu_own Own;
 
-struct Owns {
-  uint32_t count, items;
-  Own task[OWNS];
-};
-
-INLINE const Own &own_of(const Owns &batch, uint32_t item) {
-  uint32_t i = 0;
-  while (item >= batch.task[i].end) {
-    i++;
-  }
-  return batch.task[i];
-}
-
 /* All loads come before all stores, so that they are under way together. */
-__global__ void __launch_bounds__(THREADS) own_kernel(const __grid_constant__ Owns batch) {
+__global__ void __launch_bounds__(THREADS) own_kernel(const __grid_constant__ Many<Own> batch) {
   for (uint32_t item = blockIdx.x; item < batch.items; item += gridDim.x) {
-    const Own &t = own_of(batch, item);
+    const Own &t = batch.task_of(item);
     uint32_t first = (item - t.begin) * ITEM + threadIdx.x;
     float x[EACH], sum[EACH], kept[EACH];
 #pragma unroll
@@ -51,30 +37,6 @@ __global__ void __launch_bounds__(THREADS) own_kernel(const __grid_constant__ Ow
   }
 }
 
-static cudaError_t launch_own(const Owns &batch, cudaStream_t stream) {
-  uint32_t blocks;
-  cudaError_t error = grid_for(own_kernel, THREADS, 0, batch.items, &blocks);
-  if (error != cudaSuccess || batch.items == 0) {
-    return error;
-  }
-  own_kernel<<<blocks, THREADS, 0, stream>>>(batch);
-  return cudaGetLastError();
-}
-
-/* Tasks have at most PITH_GPU_TASK_VALUES values, so that the items of a batch can be counted. */
 cudaError_t pith__own_run(const pith_gpu_own *tasks, size_t count, cudaStream_t stream) {
-  Owns batch;
-  cudaError_t error = cudaSuccess;
-  for (size_t first = 0; first < count && error == cudaSuccess; first += OWNS) {
-    batch.count = (uint32_t)(count - first < OWNS ? count - first : OWNS);
-    batch.items = 0;
-    for (uint32_t i = 0; i < batch.count; i++) {
-      Own &t = batch.task[i];
-      t = tasks[first + i];
-      t.begin = batch.items;
-      t.end = batch.items += (t.n + ITEM - 1) / ITEM;
-    }
-    error = launch_own(batch, stream);
-  }
-  return error;
+  return launch_many(own_kernel, THREADS, ITEM, tasks, count, stream);
 }

@@ -230,7 +230,7 @@ typedef struct pith_param {
   pith_param_type type;
   double min, max;
   const char *initial; /* default, as text; NULL: must be given */
-  const char *choices; /* "nearest|stochastic" for CHOICE */
+  const char *choices; /* "nearest|stochastic" for CHOICE; for REAL words for the numbers 0, 1, …, or NULL */
   const char *help;
 } pith_param;
 

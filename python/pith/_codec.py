@@ -54,6 +54,17 @@ def context(
     )
 
 
+@dataclass(frozen=True)
+class Moment:
+    """How momentum is sent: its weight of the past, when the variance is frozen (0: when it has settled; below 1: a share of the run; else a step),
+    one of how many steps is exchanged, and the bits of gradients before (0: exact)."""
+
+    beta: float
+    freeze: float
+    every: int
+    warm: int
+
+
 class Codec:
     """A method, made from a spec such as ``"q:4"`` or ``"ef/topk:0.01,values=fp16"``.
 
@@ -106,6 +117,14 @@ class Codec:
         """Whether a rank keeps something between steps (error feedback, momentum, low-rank factors)."""
         stages = {stage.partition(":")[0].partition(",")[0] for stage in self.parts.split("/")}
         return self.rounds > 0 or bool(stages & _memories())
+
+    @property
+    def moment(self) -> Moment | None:
+        """What a spec that sends momentum says about it; None for all others."""
+        found = c.Moment()
+        if not c.lib.pith_codec_moment(self._pointer, ctypes.byref(found)):
+            return None
+        return Moment(found.beta, found.freeze, found.every, found.warm)
 
     def bound(self, n: int) -> int:
         """The most bytes that n values can take."""

@@ -20,6 +20,7 @@ from ctypes import (
     c_int,
     c_size_t,
     c_ubyte,
+    c_uint,
     c_uint16,
     c_uint32,
     c_uint64,
@@ -449,6 +450,41 @@ class AdapterStep(Sized):
     ]
 
 
+class Moment(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("beta", c_double),
+        ("freeze", c_double),
+        ("every", c_uint),
+        ("warm", c_uint),
+    ]
+
+
+class Update(Sized):
+    """pith_update. Without values it changes nothing: decay, root and pass are 1."""
+
+    _fields_ = [
+        ("size", c_size_t),
+        ("index", c_size_t),
+        ("gradient", c_void_p),
+        ("moment", c_void_p),
+        ("variance", c_void_p),
+        ("parameter", c_void_p),
+        ("start", c_void_p),
+        ("keep", c_float),
+        ("take", c_float),
+        ("decay", c_float),
+        ("rate", c_float),
+        ("root", c_float),
+        ("epsilon", c_float),
+        ("pass", c_float),
+        ("fold", c_float),
+    ]
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**{"decay": 1.0, "root": 1.0, "pass": 1.0} | fields)
+
+
 # By their names in the header, for the test that compares them with it.
 STRUCTURES: dict[str, type[Structure]] = {
     "pith_span": Span,
@@ -479,6 +515,8 @@ STRUCTURES: dict[str, type[Structure]] = {
     "pith_plan_layer": PlanLayer,
     "pith_plan_info": PlanInfo,
     "pith_adapter_step": AdapterStep,
+    "pith_moment": Moment,
+    "pith_update": Update,
 }
 
 # ---- Functions -------------------------------------------------------------------------------------------------------
@@ -595,6 +633,10 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_reducer_layers": (c_size_t, [_P]),
     "pith_reducer_layer_stats": (_STATUS, [_P, c_size_t, POINTER(LayerStats)]),
     "pith_reducer_layer_traffic": (_STATUS, [_P, c_size_t, POINTER(Traffic)]),
+    "pith_codec_moment": (c_int, [_P, POINTER(Moment)]),
+    "pith_reducer_set_spec": (_STATUS, [_P, c_size_t, c_char_p]),
+    "pith_reducer_update": (_STATUS, [_P, POINTER(Update), c_size_t, _P]),
+    "pith_reducer_residual": (_STATUS, [_P, c_size_t, POINTER(_P)]),
     "pith_reducer_profile": (_STATUS, [_P, c_char_p]),
     "pith_reducer_save_size": (c_size_t, [_P]),
     "pith_reducer_save": (_STATUS, [_P, POINTER(Out)]),

@@ -201,6 +201,25 @@ class Reducer:
         """Multiplies what is pending of a layer, between two steps: after a change of its learning rate from a to b by a/b."""
         c.check(c.lib.pith_reducer_scale_residual(self._open(), number, factor))
 
+    def set_spec(self, number: int, spec: str) -> None:
+        """Gives a layer another spec, between two steps, on all ranks alike. What is left of momentum is dropped where the new spec sends gradients."""
+        c.check(c.lib.pith_reducer_set_spec(self._open(), number, c.encoded(spec, "the spec")))
+
+    def update(self, updates: Any, stream: int | None = None) -> None:
+        """An optimizer's step on layers, in place: an array, or a sequence, of ``_library.Update``, whose addresses somebody else checks and keeps.
+
+        ``stream``: of CUDA, for a reducer whose gradients are on a device.
+        """
+        if not isinstance(updates, ctypes.Array):
+            updates = (c.Update * len(updates))(*updates)
+        c.check(c.lib.pith_reducer_update(self._open(), updates, len(updates), stream))
+
+    def residual(self, number: int) -> int:
+        """The address of a layer's residual, f32 where its gradients are; 0 if its spec keeps none. Until the spec changes."""
+        address = ctypes.c_void_p()
+        c.check(c.lib.pith_reducer_residual(self._open(), number, ctypes.byref(address)))
+        return address.value or 0
+
     @property
     def layers(self) -> list[Layer]:
         """The table of layers."""

@@ -269,6 +269,11 @@ static pith_status read_value(pith_text method, const pith_param *param, pith_te
                  method.at, param->key, (int)text.size, text.at);
     x = (double)value->i;
   } else {
+    int64_t word;
+    if (param->choices && find_choice(text, param->choices, &word)) {
+      value->f = (double)word;
+      return PITH_OK;
+    }
     PITH_REQUIRE(read_real(text, &value->f), PITH_ERR_SPEC, "%.*s: %s=%.*s is not a finite number such as 0.01 or 1e-3",
                  (int)method.size, method.at, param->key, (int)text.size, text.at);
     x = value->f;
@@ -412,7 +417,7 @@ static int is_default(const pith_param *param, const char *printed) {
 
 /* Whether a first parameter is the strength of its method, which people want to see even when it is the default. */
 static int is_strength(const pith_param *param) {
-  int is_layout = !strcmp(param->key, "bucket") || !strcmp(param->key, "block");
+  int is_layout = !strcmp(param->key, "bucket") || !strcmp(param->key, "block") || !strcmp(param->key, "every");
   int is_factor_of_one = param->initial && !strcmp(param->initial, "1") && param->type == PITH_PARAM_REAL;
   return param->type != PITH_PARAM_CHOICE && !is_layout && !is_factor_of_one;
 }

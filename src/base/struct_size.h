@@ -33,6 +33,7 @@
 #define PITH_FIRST_pith_layer_stats PITH_SIZE_WITH(pith_layer_stats, steps)
 #define PITH_FIRST_pith_match PITH_SIZE_WITH(pith_match, reason)
 #define PITH_FIRST_pith_method PITH_SIZE_WITH(pith_method, params)
+#define PITH_FIRST_pith_moment PITH_SIZE_WITH(pith_moment, warm)
 #define PITH_FIRST_pith_param PITH_SIZE_WITH(pith_param, help)
 #define PITH_FIRST_pith_plan_cost PITH_SIZE_WITH(pith_plan_cost, codec)
 #define PITH_FIRST_pith_plan_info PITH_SIZE_WITH(pith_plan_info, layers)
@@ -44,6 +45,7 @@
 #define PITH_FIRST_pith_round PITH_SIZE_WITH(pith_round, count)
 #define PITH_FIRST_pith_stats PITH_SIZE_WITH(pith_stats, wait)
 #define PITH_FIRST_pith_traffic PITH_SIZE_WITH(pith_traffic, wire)
+#define PITH_FIRST_pith_update PITH_SIZE_WITH(pith_update, fold)
 
 /* Copies a program's struct to *full, which has the defaults. PITH_ERR_ARGUMENT: it is smaller than any version's, or a
  * newer one whose additional fields are not zero. */

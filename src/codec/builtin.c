@@ -30,12 +30,12 @@
 CODEC_LIST(DECLARE_CODEC)
 
 extern const pith_transform_ops pith__transform_hadamard;
-extern const pith_memory_ops pith__memory_ef, pith__memory_momentum, pith__memory_dgc;
+extern const pith_memory_ops pith__memory_ef, pith__memory_momentum, pith__memory_moment, pith__memory_dgc;
 
 #define LIST_CODEC(name) &pith__codec_##name,
 const pith_codec_ops *const pith__builtin_codecs[] = {CODEC_LIST(LIST_CODEC) NULL};
 
 const pith_transform_ops *const pith__builtin_transforms[] = {&pith__transform_hadamard, NULL};
 
-const pith_memory_ops *const pith__builtin_memories[] = {&pith__memory_ef, &pith__memory_momentum, &pith__memory_dgc,
-                                                         NULL};
+const pith_memory_ops *const pith__builtin_memories[] = {&pith__memory_ef, &pith__memory_momentum, &pith__memory_moment,
+                                                         &pith__memory_dgc, NULL};

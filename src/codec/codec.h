@@ -45,17 +45,22 @@ typedef struct pith_blend {
 
 /* A memory: which values it has encoded for a gradient, and what stays of them. src/memory runs it. */
 typedef struct pith_memory_ops {
+  const struct pith_memory_ops *in_place_of; /* the memory of presets that it can replace; NULL: none */
   const char *name, *summary, *origin, *detail, *use;
   const pith_param *params;
-  uint32_t needs, refuses; /* pith_cap bits that the codec behind it must have, and must not have */
-  unsigned keeps;          /* pith_keeps bits */
-  pith_keeps accumulator;  /* the buffer that holds what the codec was given */
+  pith_status (*check)(const pith_value *a); /* optional: what the single ranges cannot say */
+  uint32_t needs, refuses;                   /* pith_cap bits that the codec behind it must have, and must not have */
+  unsigned keeps;                            /* pith_keeps bits */
+  pith_keeps accumulator;                    /* the buffer that holds what the codec was given */
   pith_after after;
   /* How a gradient, times gamma, joins what was kept: the momentum where there is one, else the residual. */
   pith_blend (*blend)(const pith_value *a, float gamma);
   /* p = the values to send for gradient values g at `first`; p may be the accumulator. gamma: the factor on g. */
   void (*compensate)(const pith_value *a, const pith_kept *kept, size_t first, const float *g, float gamma, float *p,
                      size_t n);
+  /* Optional: the factor on gradients that a reducer gives as gamma. It is no part of blend(), which results and sums
+   * of several ranks go through, too. NULL: 1. */
+  float (*gain)(const pith_value *a);
   /* Optional: the largest norm that the whole gradient may have, beyond which it is scaled down; 0: any. */
   double (*limit)(const pith_value *a, const pith_ctx *ctx);
 } pith_memory_ops;
@@ -93,6 +98,11 @@ struct pith_codec {
   pith_strength strength;          /* of the codec or preset that the spec names last */
   pith_value memory_args[PITH_PARAMS_MAX], transform_args[PITH_PARAMS_MAX], args[PITH_PARAMS_MAX];
 };
+
+/* The gamma of gradients that a reducer sends by this codec. */
+static inline float pith__codec_gamma(const pith_codec *codec) {
+  return codec->memory && codec->memory->gain ? codec->memory->gain(codec->memory_args) : 1.0f;
+}
 
 /* Scratch of the chain for n values: takes it from the arena (or only measures). */
 void *pith__codec_take_scratch(const pith_codec *codec, size_t n, pith_arena *arena);

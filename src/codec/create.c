@@ -80,6 +80,9 @@ static pith_status refuse_second(const pith_draft *draft, const pith_entry *firs
 }
 
 static pith_status place_memory(pith_draft *draft, const pith_entry *entry, const pith_value *values) {
+  if (draft->preset && draft->memory && draft->memory->memory->in_place_of == entry->memory) {
+    return PITH_OK;
+  }
   if (draft->memory) {
     return refuse_second(draft, draft->memory, entry, "memory");
   }
@@ -88,6 +91,7 @@ static pith_status place_memory(pith_draft *draft, const pith_entry *entry, cons
                entry->info.name, draft->transform->info.name,
                draft->preset ? "; write out the parts of the preset: " : "",
                draft->preset ? draft->preset->info.made_of : "");
+  PITH_TRY(entry->memory->check ? entry->memory->check(values) : PITH_OK);
   draft->memory = entry;
   draft->codec->memory = entry->memory;
   memcpy(draft->codec->memory_args, values, sizeof draft->codec->memory_args);

@@ -1,6 +1,8 @@
-/* The memories: ef, momentum, dgc. Each says how what was kept compensates a gradient; src/memory does the rest. */
+/* The memories: ef, momentum, moment, dgc. Each says how what was kept compensates a gradient; src/memory does the
+ * rest. */
 #include <math.h>
 
+#include "base/struct_size.h"
 #include "codec/codec.h"
 #include "kernel/kernel.h"
 
@@ -73,6 +75,69 @@ const pith_memory_ops pith__memory_momentum = {
     .blend = momentum_blend,
     .compensate = momentum_compensate,
 };
+
+/* ---- moment: the optimizer's momentum is sent, and what was lost of it joins the next ---------------------------- */
+
+enum { MOMENT_EVERY, MOMENT_BETA, MOMENT_FREEZE, MOMENT_WARM };
+
+static const pith_param moment_params[] = {
+    {sizeof(pith_param), "every", PITH_PARAM_INT, 1, 1024, "1", NULL, "one of so many steps is exchanged"},
+    {sizeof(pith_param), "beta", PITH_PARAM_REAL, 0, 0.9999, "0.9", NULL, "weight of the past, as in the optimizer"},
+    {sizeof(pith_param), "freeze", PITH_PARAM_REAL, 0, 1e9, "auto", "auto",
+     "when the variance is frozen: auto, below 1 a share of the run, else a step"},
+    {sizeof(pith_param), "warm", PITH_PARAM_INT, 0, 8, "0", NULL, "bits of gradients before that; 0: they are exact"},
+    {0},
+};
+
+static pith_status moment_check(const pith_value *a) {
+  PITH_REQUIRE(a[MOMENT_WARM].i != 1, PITH_ERR_RANGE, "moment: warm=1 is out of range; it is 0, or goes from 2 to 8");
+  return PITH_OK;
+}
+
+static pith_blend moment_blend(const pith_value *a, float gamma) {
+  (void)a;
+  return (pith_blend){1.0f, gamma};
+}
+
+static void moment_compensate(const pith_value *a, const pith_kept *kept, size_t first, const float *g, float gamma,
+                              float *p, size_t n) {
+  (void)a;
+  pith__kernels()->blend(kept->residual + first, g, 1.0f, gamma, p, n);
+}
+
+static float moment_gain(const pith_value *a) { return (float)(1.0 - a[MOMENT_BETA].f); }
+
+const pith_memory_ops pith__memory_moment = {
+    .in_place_of = &pith__memory_ef,
+    .name = "moment",
+    .summary = "the momentum of the optimizer is sent in place of gradients, with error feedback",
+    .origin = "Tang 2021, Lu 2022",
+    .detail =
+        "one f32 for each value: the momentum that is to be sent next, apart from the next gradient, plus as much "
+        "of the results that this rank encodes for others",
+    .use = "with AdamW, whose variance is frozen after a warm-up: onebit, q:2, topk:0.05; needs the optimizer",
+    .params = moment_params,
+    .check = moment_check,
+    .refuses = PITH_CAP_VOTE,
+    .keeps = PITH_KEEPS_RESIDUAL,
+    .accumulator = PITH_KEEPS_RESIDUAL,
+    .after = PITH_AFTER_SUBTRACT,
+    .blend = moment_blend,
+    .compensate = moment_compensate,
+    .gain = moment_gain,
+};
+
+int pith_codec_moment(const pith_codec *codec, pith_moment *moment) {
+  if (!codec || codec->memory != &pith__memory_moment) {
+    return 0;
+  }
+  const pith_value *a = codec->memory_args;
+  pith_moment found = {.beta = a[MOMENT_BETA].f,
+                       .freeze = a[MOMENT_FREEZE].f,
+                       .every = (unsigned)a[MOMENT_EVERY].i,
+                       .warm = (unsigned)a[MOMENT_WARM].i};
+  return !moment || PITH_STRUCT_WRITE(pith_moment, &found, moment) == PITH_OK;
+}
 
 /* ---- dgc: momentum correction and factor masking ---------------------------------------------------------------- */
 

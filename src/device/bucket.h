@@ -67,7 +67,7 @@ static inline pith_ctx pith__bucket_ctx(const pith_bucket *b, const pith_ctx *gi
   pith_ctx ctx = PITH_CTX_INIT;
   ctx.seed = given->seed;
   ctx.step = given->step;
-  ctx.gamma = given->gamma != 0 ? given->gamma : 1.0f;
+  ctx.gamma = (given->gamma != 0 ? given->gamma : 1.0f) * pith__codec_gamma(b->layer[index].codec);
   ctx.layer = b->layer[index].layer;
   ctx.rank = rank;
   ctx.ranks = (uint32_t)b->ranks;

@@ -8,8 +8,10 @@
 #include "base/size.h"
 #include "base/status.h"
 #include "codec/codec.h"
+#include "memory/memory.h"
 
 #define TEXT 256
+#define UPDATES 64          /* tasks that the module launches together */
 #define ASK_SECONDS 0.01    /* between two questions to the carrier */
 #define SPIN_SECONDS 200e-6 /* after which a wait is a long one */
 #define SLEEP_NANOSECONDS 20000
@@ -134,6 +136,27 @@ static pith_status add(pith_space *space, const float *x, pith_span to) {
                          .values = to.data,
                          .payload = (void *)(uintptr_t)x};
   return pith_cuda_decode(&item, 1, PITH_ADD, NULL, 0, s->stream);
+}
+
+pith_status pith__cuda_space_update(const pith_cuda_space *s, const pith_update_task *tasks, size_t count,
+                                    void *stream) {
+  pith_update_task batch[UPDATES];
+  size_t used = 0;
+  for (size_t i = 0; i < count; i++) {
+    size_t n = (size_t)tasks[i].n;
+    for (size_t first = 0, some; first < n; first += some) {
+      some = pith__least(n - first, PITH_GPU_TASK_VALUES);
+      batch[used++] = pith__update_piece(&tasks[i], first, some);
+      if (used == UPDATES) {
+        PITH_CUDA_TRY(s->gpu->update, batch, used, stream);
+        used = 0;
+      }
+    }
+  }
+  if (used) {
+    PITH_CUDA_TRY(s->gpu->update, batch, used, stream);
+  }
+  return PITH_OK;
 }
 
 pith_status pith__cuda_space_create(void *stream, const pith_allocator *allocator, pith_cuda_space **made) {

@@ -6,6 +6,7 @@
 #include <pthread.h>
 
 #include "device/cuda_device.h"
+#include "kernel/formats.h"
 #include "memory/space.h"
 
 typedef struct pith_cuda_space {
@@ -31,6 +32,9 @@ pith_status pith__cuda_space_enter(const pith_cuda_space *space);
 
 /* Enqueues a copy; either end may be main memory, pinned or not. */
 pith_status pith__cuda_space_move(const pith_cuda_space *space, void *to, const void *from, size_t bytes);
+/* Enqueues an optimizer's step on layers, on a stream of the caller's. */
+pith_status pith__cuda_space_update(const pith_cuda_space *space, const pith_update_task *tasks, size_t count,
+                                    void *stream);
 /* All of a step is enqueued. */
 pith_status pith__cuda_space_end_step(pith_cuda_space *space);
 /* Waits for the device, so that the host is at most one step ahead of it; `exact`: not at all. */

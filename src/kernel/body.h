@@ -100,6 +100,7 @@ INLINE vi magnitude_bits(vf x) { return i_and(i_cast(x), i_set(0x7fffffff)); }
 #include "kernel/body_rotate.h"
 #include "kernel/body_select.h"
 #include "kernel/body_small.h"
+#include "kernel/body_update.h"
 #include "kernel/body_variable.h"
 
 const pith_kernels KERNEL_TABLE = {
@@ -112,6 +113,7 @@ const pith_kernels KERNEL_TABLE = {
     .add = k_add,
     .scale = k_scale,
     .vote = k_vote,
+    .update = k_update,
     .absmax = k_absmax,
     .range = k_range,
     .moments = k_moments,

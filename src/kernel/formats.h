@@ -213,9 +213,31 @@ typedef struct pith_gpu_own {
 
 PITH_FORMAT_ASSERT(sizeof(pith_gpu_own) == 48, "both compilers lay out own values alike");
 
+/* A layer's part of an optimizer's step (include/pith/optimizer.h), in main memory or on a device. All arithmetic is
+ * f32, without fused multiply-add:
+ *
+ *   moment = keep · before + take · gradient
+ *   parameter = start = decay · base − rate · moment / (root · √variance + epsilon)
+ *   residual = pass · residual + fold · moment
+ *
+ * What is NULL is left out: a term of the moment, a value that is not stored, the division. base is the parameter, or
+ * start if there is one. */
+typedef struct pith_update_task {
+  const void *gradient, *before, *variance;
+  void *moment, *parameter;
+  float *start, *residual;
+  uint64_t n;
+  float keep, take, decay, rate, root, epsilon, pass, fold;
+  uint32_t begin, end; /* work items: the module's own */
+  uint8_t dtype;       /* of all but start and residual */
+  uint8_t unused[7];
+} pith_update_task;
+
+PITH_FORMAT_ASSERT(sizeof(pith_update_task) == 112, "both compilers lay out updates alike");
+
 /* ---- The module -------------------------------------------------------------------------------------------------- */
 
-#define PITH_CUDA_ABI 6
+#define PITH_CUDA_ABI 7
 #define PITH_CUDA_ENTRY "pith_cuda_module_entry"
 
 /* Functions return 0, or another number and a sentence in `text` (256 bytes). They only enqueue. */
@@ -232,6 +254,7 @@ typedef struct pith_cuda_module {
   int (*lowrank)(const pith_gpu_lowrank *tasks, size_t count, int what, void *stream, char *text);
   int (*mean)(const pith_gpu_mean *tasks, size_t count, void *stream, char *text);
   int (*own)(const pith_gpu_own *tasks, size_t count, void *stream, char *text);
+  int (*update)(const pith_update_task *tasks, size_t count, void *stream, char *text);
   /* Memory of the current device, for objects that keep some; these wait for all the device has been given. */
   int (*device)(int *number, char *text);                  /* the current one; waits for nothing */
   int (*allocate)(size_t size, void **memory, char *text); /* zeros */

@@ -17,6 +17,7 @@
 #include <pith/pith.h>
 
 #include "base/rng.h"
+#include "kernel/formats.h"
 
 #define PITH_INF_BITS 0x7f800000u /* |x| as bits: at or above this, x is not finite */
 
@@ -62,6 +63,10 @@ typedef struct pith_kernels {
   void (*add)(const float *src, float *dst, size_t n);
   void (*scale)(float factor, float *x, size_t n);
   void (*vote)(float *x, size_t n); /* the sign of x: −1, 0 or 1; NaN stays NaN */
+
+  /* An optimizer's step on n f32 values; u->n and u->dtype are not looked at. Pointers are the same or do not overlap.
+   */
+  void (*update)(const pith_update_task *u, size_t n);
 
   /* Reductions. absmax and range return the bits of the largest |x| (0 for n = 0). */
   uint32_t (*absmax)(const float *x, size_t n);

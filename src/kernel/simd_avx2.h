@@ -20,6 +20,8 @@ typedef struct vm { /* all bits of a lane set, or none */
 INLINE vf v_add(vf x, vf y) { BOTH(vf, _mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)); }
 INLINE vf v_sub(vf x, vf y) { BOTH(vf, _mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)); }
 INLINE vf v_mul(vf x, vf y) { BOTH(vf, _mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)); }
+INLINE vf v_div(vf x, vf y) { BOTH(vf, _mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)); }
+INLINE vf v_sqrt(vf x) { BOTH(vf, _mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)); }
 INLINE vf v_min(vf x, vf y) { BOTH(vf, _mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)); }
 INLINE vf v_max(vf x, vf y) { BOTH(vf, _mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)); }
 INLINE vi i_add(vi x, vi y) { BOTH(vi, _mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)); }

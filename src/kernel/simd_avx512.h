@@ -11,6 +11,8 @@ typedef __mmask16 vm;
 INLINE vf v_add(vf a, vf b) { return _mm512_add_ps(a, b); }
 INLINE vf v_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
 INLINE vf v_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+INLINE vf v_div(vf a, vf b) { return _mm512_div_ps(a, b); }
+INLINE vf v_sqrt(vf a) { return _mm512_sqrt_ps(a); }
 INLINE vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); }
 INLINE vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); }
 INLINE vi i_add(vi a, vi b) { return _mm512_add_epi32(a, b); }

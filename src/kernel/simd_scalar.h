@@ -7,6 +7,7 @@
 #ifndef PITH_KERNEL_SIMD_H
 #define PITH_KERNEL_SIMD_H
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -49,6 +50,7 @@ typedef struct vm { /* -1 where true, 0 where not: what a compiler can turn into
 DEFINE_F2(v_add, a.v[j] + b.v[j])
 DEFINE_F2(v_sub, a.v[j] - b.v[j])
 DEFINE_F2(v_mul, a.v[j] * b.v[j])
+DEFINE_F2(v_div, a.v[j] / b.v[j])
 DEFINE_F2(v_min, a.v[j] < b.v[j] ? a.v[j] : b.v[j])
 DEFINE_F2(v_max, a.v[j] > b.v[j] ? a.v[j] : b.v[j])
 DEFINE_I2(i_add, UNSIGNED(a.v[j]) + UNSIGNED(b.v[j]))
@@ -68,6 +70,10 @@ INLINE vf v_set(float x) {
   vf r;
   EACH { r.v[j] = x; }
   return r;
+}
+INLINE vf v_sqrt(vf a) {
+  EACH { a.v[j] = sqrtf(a.v[j]); }
+  return a;
 }
 INLINE vi i_set(int32_t x) {
   vi r;

@@ -110,6 +110,12 @@ void pith__memory_settle(const pith_codec *codec, pith_state *state, pith_cspan 
 /* Adds one of `steps` equal parts of a pending residual to a gradient, and takes it from what is pending. */
 void pith__residual_release(float *pending, size_t steps, pith_span gradient);
 
+/* An optimizer's step on layers in main memory (update.c). The pool's threads take part; NULL: there are none. */
+void pith__update(pith_thread_pool *pool, const pith_update_task *tasks, size_t count);
+
+/* Values [first, first + n) of a task. */
+pith_update_task pith__update_piece(const pith_update_task *task, size_t first, size_t n);
+
 /* A state whose values are in a space. */
 pith_status pith__state_create_in(pith_space *space, const pith_codec *codec, size_t n, size_t rows,
                                   pith_state **state);

@@ -208,19 +208,20 @@ static pith_status find_codec(pith_reducer *r, const pith_layer *given, const ch
 
 uint64_t pith_layer_number(const char *name) { return name ? pith__hash64(name, strlen(name), 0) : 0; }
 
-/* Whether there are kernels for the layer's codec where its gradient is. */
-static pith_status check_space(const pith_reducer *r, const char *name, const pith_reducer_layer *l) {
-  if (r->space && pith_cuda_supports(l->match.codec) != PITH_OK) {
+pith_status pith__reducer_check_codec(const pith_reducer *r, const char *name, const pith_reducer_layer *l,
+                                      const pith_codec *codec) {
+  PITH_REQUIRE(!r->options.sharded || !pith_codec_moment(codec, NULL), PITH_ERR_UNSUPPORTED,
+               "layer %s: %s sends the momentum of whole layers, and the reducer is for shards", name, codec->spec);
+  if (r->space && pith_cuda_supports(codec) != PITH_OK) {
     return pith_fail(PITH_ERR_UNSUPPORTED, "layer %s: %s", name, pith_error());
   }
-  size_t most = pith_codec_bound(l->match.codec, l->n), values = pith__layer_bytes(l);
+  size_t most = pith_codec_bound(codec, l->n), values = pith__layer_bytes(l);
   PITH_REQUIRE(
-      !r->options.capturable || (l->match.codec->caps & (PITH_CAP_FIXED | PITH_CAP_ROUNDS)) ||
-          most <= values / 2 + SMALL_ROOM,
+      !r->options.capturable || (codec->caps & (PITH_CAP_FIXED | PITH_CAP_ROUNDS)) || most <= values / 2 + SMALL_ROOM,
       PITH_ERR_UNSUPPORTED,
       "layer %s: payloads of %s vary in size up to %zu bytes, and in a graph, where nobody waits for sizes, all "
       "of that would be sent for %zu bytes of values; topk with a small ratio has a small bound",
-      name, l->match.codec->spec, most, values);
+      name, codec->spec, most, values);
   return PITH_OK;
 }
 
@@ -236,7 +237,7 @@ static pith_status fill_layer(pith_reducer *r, const pith_layer *given, const ch
   PITH_TRY(shape_size(name, shape, dimensions, &l->n));
   pith_status status = find_codec(r, given, spec, l);
   if (status == PITH_OK) {
-    status = check_space(r, name, l);
+    status = pith__reducer_check_codec(r, name, l, l->match.codec);
   }
   if (status == PITH_OK) {
     status = pith__state_create_in(r->space, l->match.codec, l->n, l->rows <= l->n ? l->rows : 0, &l->state);
@@ -313,8 +314,7 @@ pith_status pith_reducer_add_shards(pith_reducer *r, const pith_layer *shard, co
 
 size_t pith_reducer_layers(const pith_reducer *r) { return r ? r->count / pith__reducer_owners(r) : 0; }
 
-/* The first entry of a layer. */
-static pith_status find_layer(const pith_reducer *r, size_t index, pith_reducer_layer **layer) {
+pith_status pith__reducer_find(const pith_reducer *r, size_t index, pith_reducer_layer **layer) {
   PITH_REQUIRE(index < pith_reducer_layers(r), PITH_ERR_ARGUMENT, "there is no layer number %zu", index);
   *layer = &r->layers[index * pith__reducer_owners(r)];
   return PITH_OK;
@@ -323,7 +323,7 @@ static pith_status find_layer(const pith_reducer *r, size_t index, pith_reducer_
 pith_status pith_reducer_layer_stats(const pith_reducer *r, size_t index, pith_layer_stats *stats) {
   pith_reducer_layer *l = NULL;
   PITH_REQUIRE(stats, PITH_ERR_ARGUMENT, "pith_reducer_layer_stats: stats must not be NULL");
-  PITH_TRY(find_layer(r, index, &l));
+  PITH_TRY(pith__reducer_find(r, index, &l));
   pith_layer_stats found = {.name = l->name,
                             .spec = l->match.codec->spec,
                             .reason = l->match.reason,
@@ -336,7 +336,7 @@ pith_status pith_reducer_layer_stats(const pith_reducer *r, size_t index, pith_l
 pith_status pith_reducer_layer_traffic(const pith_reducer *r, size_t index, pith_traffic *traffic) {
   pith_reducer_layer *l = NULL;
   PITH_REQUIRE(traffic, PITH_ERR_ARGUMENT, "pith_reducer_layer_traffic: traffic must not be NULL");
-  PITH_TRY(find_layer(r, index, &l));
+  PITH_TRY(pith__reducer_find(r, index, &l));
   return PITH_STRUCT_WRITE(pith_traffic, &l->traffic, traffic);
 }
 
@@ -352,7 +352,7 @@ pith_status pith_reducer_scale(pith_reducer *r, float factor) {
 
 pith_status pith_reducer_scale_residual(pith_reducer *r, size_t index, float factor) {
   pith_reducer_layer *l = NULL;
-  PITH_TRY(find_layer(r, index, &l));
+  PITH_TRY(pith__reducer_find(r, index, &l));
   PITH_REQUIRE(pith__reducer_is_idle(r), PITH_ERR_STATE, "a step is under way: finish it before scaling");
   for (size_t owner = 0; owner < pith__reducer_owners(r); owner++) {
     PITH_TRY(pith_state_scale_residual(l[owner].state, factor));
@@ -483,6 +483,7 @@ pith_status pith_reducer_start(pith_reducer *r, size_t index, void *gradient) {
                "layer %s: the gradient is not aligned for %s", l->name, pith_dtype_name(l->dtype));
   PITH_REQUIRE(l->started != r->step + 1, PITH_ERR_STATE, "layer %s was started twice in step %llu", l->name,
                (unsigned long long)r->step);
+  PITH_TRY(pith__reducer_check_moment(l));
   PITH_TRY(pith_reducer_check(r));
   PITH_TRY(pith__reducer_observe(r, l, gradient));
   PITH_TRY(pith__pending_release(l, gradient));

@@ -7,6 +7,7 @@
  *   stages.c           over a carrier: groups that go through stages, with an exchange after each (stage_work.c)
  *   reducer_link.c     small exchanges between steps, over either
  *   reducer_adapt.c    adaptive specs: what the adapter sees, and the change to its plans
+ *   reducer_moment.c   momentum in place of gradients: specs that are set, and the optimizer's step
  *   reducer_pending.c  residuals of specs that layers do not have any more
  *   reducer_save.c     checkpoints
  *   reducer_shards.c   models of which every rank owns a shard of each layer
@@ -16,6 +17,7 @@
 
 #include <pith/adapt.h>
 #include <pith/carrier.h>
+#include <pith/optimizer.h>
 
 #include "comm/comm.h"
 #include "device/bucket.h"
@@ -36,6 +38,8 @@ typedef struct pith_reducer_layer {
   size_t adapted;          /* its place in the adapter; SIZE_MAX: its spec never changes */
   float *pending;          /* a residual that its spec has no place for: added to the gradients of the next … */
   uint64_t pending_steps;  /* … so many steps */
+  int is_folded;           /* momentum: the residual has had its part of an optimizer's step */
+  uint64_t updated;        /* the update it was last a part of */
   int owner;               /* sharded: whose shard it is; each has an entry, one behind the other */
   const pith_codec *wire;  /* sharded: what travels: exact halves as halves */
 } pith_reducer_layer;
@@ -100,7 +104,7 @@ struct pith_reducer {
   unsigned made_in;  /* pith__fork_number() */
   pith_rules *rules; /* with *=none in place of an adaptive spec */
   pith_adaptive adaptive;
-  uint64_t seed, step;
+  uint64_t seed, step, updates;
   int checked;
   pith_reducer_layer *layers;
   size_t count, room;
@@ -125,6 +129,13 @@ static inline const pith_codec *pith__layer_codec(const pith_reducer_layer *l) {
 
 /* How many entries a layer has. */
 static inline size_t pith__reducer_owners(const pith_reducer *r) { return r->options.sharded ? (size_t)r->ranks : 1; }
+
+/* The first entry of a layer. */
+pith_status pith__reducer_find(const pith_reducer *r, size_t index, pith_reducer_layer **layer);
+
+/* Whether a layer can be sent by a codec: there are kernels for it where its gradient is. */
+pith_status pith__reducer_check_codec(const pith_reducer *r, const char *name, const pith_reducer_layer *l,
+                                      const pith_codec *codec);
 
 /* Not NULL, and not the copy of a forked child. */
 pith_status pith__reducer_check_process(const pith_reducer *r);
@@ -189,6 +200,11 @@ pith_status pith__reducer_codec(pith_reducer *r, const char *spec, const pith_co
 pith_status pith__reducer_observe(pith_reducer *r, const pith_reducer_layer *l, const void *gradient);
 /* All gradients of a step are means. `waited`: when the last one was ready. */
 pith_status pith__reducer_adapt(pith_reducer *r, double waited);
+
+/* ---- reducer_moment.c ---- */
+
+/* A layer that sends its momentum has one. */
+pith_status pith__reducer_check_moment(const pith_reducer_layer *l);
 
 /* ---- reducer_pending.c ---- */
 

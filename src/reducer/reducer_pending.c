@@ -1,6 +1,7 @@
 /*
  * Pending residuals: what a layer has not sent yet when it moves to a spec without a residual. It is released in equal
- * parts over the next steps, so that no single gradient is many times as large as the others.
+ * parts over the next steps, so that no single gradient is many times as large as the others. What is left of momentum
+ * is not a gradient: it goes to other momentum or is dropped.
  */
 #include "codec/codec.h"
 #include "memory/memory.h"
@@ -35,8 +36,21 @@ static pith_status take_residuals(pith_reducer_layer *l, int ranks) {
   return pith__space_add(s->space, results, (pith_span){l->pending + s->result_first, s->result_n, PITH_F32});
 }
 
+/* A fresh state in place of one whose residual means nothing to the codec. */
+static pith_status replace_state(pith_reducer_layer *l, const pith_codec *codec) {
+  pith_state *fresh = NULL;
+  PITH_TRY(pith__state_create_in(space_of(l), codec, l->n, l->state->rows, &fresh));
+  pith_state_destroy(l->state);
+  l->state = fresh;
+  return PITH_OK;
+}
+
 pith_status pith__pending_move(pith_reducer_layer *l, const pith_codec *codec, int ranks) {
+  int was_momentum = pith_codec_moment(l->match.codec, NULL), is_momentum = pith_codec_moment(codec, NULL);
   int had = l->state->residual != NULL, has = codec->memory && (codec->memory->keeps & PITH_KEEPS_RESIDUAL);
+  if (was_momentum && !is_momentum) {
+    return replace_state(l, codec);
+  }
   if (had && !has) {
     PITH_TRY(make(l));
     PITH_TRY(take_residuals(l, ranks));
@@ -46,6 +60,10 @@ pith_status pith__pending_move(pith_reducer_layer *l, const pith_codec *codec, i
   if (has && l->pending) {
     PITH_TRY(pith__space_add(space_of(l), l->pending, (pith_span){l->state->residual, l->n, PITH_F32}));
     drop(l);
+  }
+  if (is_momentum && !was_momentum) { /* what was not sent of gradients counts as a part of the next one */
+    PITH_TRY(pith_state_scale_residual(l->state, pith__codec_gamma(codec)));
+    l->is_folded = 0;
   }
   return PITH_OK;
 }

@@ -1,6 +1,6 @@
 /*
- * Checkpoints of a reducer: the step and every layer's state, and with an adaptive spec the adapter and what layers
- * have pending. A checkpoint belongs to the rank that saved it. docs/format.md has the bytes. Everything is read into
+ * Checkpoints of a reducer: the step and every layer's state, with an adaptive spec the adapter, and what layers have
+ * pending. A checkpoint belongs to the rank that saved it. docs/format.md has the bytes. Everything is read into
  * fresh objects first, and takes the place of the old ones when all of it is good.
  */
 #include <stddef.h>
@@ -14,8 +14,12 @@
 
 #define REDUCER_MAGIC 0x44524850u /* "PHRD" */
 
-/* Versions. The first two said whether there is an adapter, and not whose checkpoint it is. */
-enum { FIXED = 1, ADAPTIVE = 2, CURRENT = 3 };
+/* Versions. The first two said whether there is an adapter, and not whose checkpoint it is. Since the third, tails
+ * follow states where there is an adapter or shards; in the fourth, always: it is for layers that send momentum, and
+ * for residuals that wait for their release after a spec was set. */
+enum { FIXED = 1, ADAPTIVE = 2, OWNED = 3, TAILED = 4 };
+
+#define FOLDED ((uint64_t)1 << 63) /* in a tail's number of steps */
 
 typedef struct reducer_header {
   uint32_t magic, version;
@@ -27,7 +31,7 @@ typedef struct reducer_header {
 _Static_assert(sizeof(reducer_header) == 48, "the header has no holes");
 
 static size_t head_size(const reducer_header *head) {
-  return head->version == CURRENT ? sizeof *head : offsetof(reducer_header, rank);
+  return head->version >= OWNED ? sizeof *head : offsetof(reducer_header, rank);
 }
 
 typedef struct layer_header {
@@ -36,10 +40,22 @@ typedef struct layer_header {
 
 /* ---- Saving ------------------------------------------------------------------------------------------------------ */
 
-/* What follows a layer's state: with an adapter what is pending, how many steps and the values; of shards their steps,
- * which their random numbers come from. */
-static size_t tail_size(const pith_reducer *r, const pith_reducer_layer *l) {
-  return r->adaptive.adapter || r->options.sharded ? sizeof(uint64_t) + (l->pending ? l->n * sizeof(float) : 0) : 0;
+static uint32_t version_of(const pith_reducer *r) {
+  int needs_tails = 0;
+  for (size_t i = 0; i < r->count; i++) {
+    needs_tails |= (r->layers[i].pending && !r->adaptive.text) || pith_codec_moment(r->layers[i].match.codec, NULL);
+  }
+  return needs_tails ? TAILED : OWNED;
+}
+
+static int has_tails(const pith_reducer *r, uint32_t version) {
+  return version >= TAILED || r->adaptive.text || r->options.sharded;
+}
+
+/* What follows a layer's state: what is pending, how many steps and the values, and whether its momentum has been
+ * folded; of shards their steps, which their random numbers come from. */
+static size_t tail_size(const pith_reducer_layer *l) {
+  return sizeof(uint64_t) + (l->pending ? l->n * sizeof(float) : 0);
 }
 
 /* Before the first step the adapter may not be there yet; a fresh one is saved then. */
@@ -53,20 +69,22 @@ size_t pith_reducer_save_size(const pith_reducer *r) {
     return 0;
   }
   size_t size = pith__sat_add(sizeof(reducer_header), adapter_size(r));
+  int tails = has_tails(r, version_of(r));
   for (size_t i = 0; i < r->count; i++) {
     size = pith__sat_add(size, pith__sat_add(sizeof(layer_header), pith_state_save_size(r->layers[i].state)));
-    size = pith__sat_add(size, tail_size(r, &r->layers[i]));
+    size = pith__sat_add(size, tails ? tail_size(&r->layers[i]) : 0);
   }
   return size;
 }
 
 static pith_status save_tail(const pith_reducer *r, const pith_reducer_layer *l, uint8_t *to) {
   uint64_t steps = r->options.sharded ? l->steps : l->pending ? l->pending_steps : 0;
+  steps |= pith_codec_moment(l->match.codec, NULL) && l->is_folded ? FOLDED : 0;
   memcpy(to, &steps, sizeof steps);
   return l->pending ? pith__space_copy(l->state->space, to + sizeof steps, l->pending, l->n * sizeof(float)) : PITH_OK;
 }
 
-static pith_status save_layers(const pith_reducer *r, uint8_t *bytes, size_t size, size_t at) {
+static pith_status save_layers(const pith_reducer *r, int tails, uint8_t *bytes, size_t size, size_t at) {
   for (size_t i = 0; i < r->count; i++) {
     const pith_reducer_layer *l = &r->layers[i];
     layer_header lh = {l->number, l->match.codec->fingerprint, pith_state_save_size(l->state)};
@@ -74,9 +92,9 @@ static pith_status save_layers(const pith_reducer *r, uint8_t *bytes, size_t siz
     pith_out piece = {bytes + at + sizeof lh, size - at - sizeof lh, 0};
     PITH_TRY(pith_state_save(l->state, &piece));
     at += sizeof lh + piece.size;
-    if (tail_size(r, l)) {
+    if (tails) {
       PITH_TRY(save_tail(r, l, bytes + at));
-      at += tail_size(r, l);
+      at += tail_size(l);
     }
   }
   return PITH_OK;
@@ -91,7 +109,7 @@ pith_status pith_reducer_save(const pith_reducer *r, pith_out *out) {
                out->capacity);
   uint8_t *bytes = out->data;
   reducer_header head = {.magic = REDUCER_MAGIC,
-                         .version = CURRENT,
+                         .version = version_of(r),
                          .step = r->step,
                          .seed = r->seed,
                          .layers = r->count,
@@ -102,7 +120,7 @@ pith_status pith_reducer_save(const pith_reducer *r, pith_out *out) {
   if (adapter) {
     PITH_TRY(pith_adapter_save(r->adaptive.adapter, &(pith_out){bytes + sizeof head, adapter, 0}));
   }
-  PITH_TRY(save_layers(r, bytes, size, sizeof head + adapter));
+  PITH_TRY(save_layers(r, has_tails(r, head.version), bytes, size, sizeof head + adapter));
   out->size = size;
   return PITH_OK;
 }
@@ -117,6 +135,7 @@ typedef struct loaded {
     pith_state *state;
     float *pending;
     uint64_t steps; /* that are pending, or that shards have made */
+    int is_folded;
   } *layer;
 } loaded;
 
@@ -135,6 +154,8 @@ static pith_status take(cursor *c, void *to, size_t size, const char *where) {
 
 static pith_status load_tail(const pith_reducer *r, const pith_reducer_layer *l, cursor *c, struct loaded_layer *to) {
   PITH_TRY(take(c, &to->steps, sizeof to->steps, l->name));
+  to->is_folded = (to->steps & FOLDED) != 0;
+  to->steps &= ~FOLDED;
   if (!to->steps || r->options.sharded) {
     return PITH_OK;
   }
@@ -157,7 +178,7 @@ static pith_status find_codec(pith_reducer *r, const loaded *new, const pith_red
              : PITH_OK;
 }
 
-static pith_status load_layer(pith_reducer *r, const loaded *new, size_t index, cursor *c) {
+static pith_status load_layer(pith_reducer *r, const loaded *new, int tails, size_t index, cursor *c) {
   const pith_reducer_layer *l = &r->layers[index];
   struct loaded_layer *to = &new->layer[index];
   layer_header lh;
@@ -172,7 +193,7 @@ static pith_status load_layer(pith_reducer *r, const loaded *new, size_t index, 
   PITH_TRY(pith_state_load(to->state, (pith_bytes){c->at, (size_t)lh.size}));
   c->at += lh.size;
   c->left -= (size_t)lh.size;
-  return new->adapter || r->options.sharded ? load_tail(r, l, c, to) : PITH_OK;
+  return tails ? load_tail(r, l, c, to) : PITH_OK;
 }
 
 static pith_status load_all(pith_reducer *r, loaded *new, const reducer_header *head, cursor c) {
@@ -184,7 +205,7 @@ static pith_status load_all(pith_reducer *r, loaded *new, const reducer_header *
     c.left -= (size_t)head->adapter;
   }
   for (size_t i = 0; i < r->count; i++) {
-    PITH_TRY(load_layer(r, new, i, &c));
+    PITH_TRY(load_layer(r, new, has_tails(r, head->version), i, &c));
   }
   PITH_REQUIRE(c.left == 0, PITH_ERR_CORRUPT, "the checkpoint has %zu bytes behind its last layer", c.left);
   return PITH_OK;
@@ -219,6 +240,7 @@ static void commit(pith_reducer *r, loaded *new, const reducer_header *head) {
     EXCHANGE(pith_state *, l->state, from->state);
     EXCHANGE(float *, l->pending, from->pending);
     *(r->options.sharded ? &l->steps : &l->pending_steps) = from->steps;
+    l->is_folded = from->is_folded;
     if (l->adapted != SIZE_MAX) {
       l->match.reason = pith_adapter_reason(r->adaptive.adapter, l->adapted);
     }
@@ -230,14 +252,14 @@ static pith_status check_head(const pith_reducer *r, pith_bytes in, reducer_head
   PITH_REQUIRE(in.size >= least, PITH_ERR_CORRUPT, "a checkpoint has at least %zu bytes, not %zu", least, in.size);
   memcpy(head, in.data, least);
   PITH_REQUIRE(head->magic == REDUCER_MAGIC, PITH_ERR_CORRUPT, "these bytes are not a checkpoint of a reducer");
-  PITH_REQUIRE(head->version >= FIXED && head->version <= CURRENT, PITH_ERR_CORRUPT,
+  PITH_REQUIRE(head->version >= FIXED && head->version <= TAILED, PITH_ERR_CORRUPT,
                "the checkpoint was saved by version %u of the format, and this library reads %u to %u", head->version,
-               FIXED, CURRENT);
-  PITH_REQUIRE(head->version == CURRENT || (head->version == ADAPTIVE) == (head->adapter > 0), PITH_ERR_CORRUPT,
+               FIXED, TAILED);
+  PITH_REQUIRE(head->version >= OWNED || (head->version == ADAPTIVE) == (head->adapter > 0), PITH_ERR_CORRUPT,
                "the checkpoint is damaged: version %u with an adapter of %llu bytes", head->version,
                (unsigned long long)head->adapter);
   PITH_REQUIRE(in.size >= head_size(head), PITH_ERR_CORRUPT, "the checkpoint ends within its head");
-  if (head->version == CURRENT) {
+  if (head->version >= OWNED) {
     memcpy(head, in.data, sizeof *head);
     PITH_TRY(pith__check_owner("the checkpoint", head->rank, head->ranks, (uint32_t)r->rank, (uint32_t)r->ranks));
   }

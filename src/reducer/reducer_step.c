@@ -116,6 +116,7 @@ static pith_status add_layer(const pith_reducer *r, pith_reducer_operation *op, 
 static pith_call call_for(const pith_reducer *r, const pith_codec *codec) {
   pith_call call = PITH_CALL_INIT;
   call.codec = codec;
+  call.gamma = codec ? pith__codec_gamma(codec) : 1.0f;
   call.seed = r->seed;
   call.step = r->step;
   return call;

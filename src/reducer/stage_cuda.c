@@ -131,7 +131,7 @@ static pith_status with_items(pith_staged *f, int rank, items_fn use, void *argu
                                 .rank = ctx.rank,
                                 .ranks = ctx.ranks,
                                 .rows = ctx.rows,
-                                .gamma = 1.0f};
+                                .gamma = ctx.gamma};
   }
   pith_status status = use(f, items, argument);
   free(items);

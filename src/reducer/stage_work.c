@@ -31,6 +31,7 @@ pith_ctx pith__stage_ctx(const pith_staged *f, const pith_reducer_layer *l, int 
   ctx.rank = (uint32_t)rank;
   ctx.ranks = (uint32_t)f->reducer->ranks;
   ctx.rows = l ? l->state->rows : 0;
+  ctx.gamma = l ? pith__codec_gamma(pith__layer_codec(l)) : 1.0f;
   return ctx;
 }
 

@@ -325,6 +325,33 @@ static int own(const pith_gpu_own *tasks, size_t count, void *stream, char *text
   return 0;
 }
 
+static int update(const pith_update_task *tasks, size_t count, void *stream, char *text) {
+  (void)stream, (void)text;
+  for (size_t i = 0; i < count; i++) {
+    const pith_update_task *t = &tasks[i];
+    for (size_t j = 0; j < t->n; j++) {
+      float old = t->before ? t->keep * load(t->before, t->dtype, j) : 0.0f;
+      float more = t->gradient ? t->take * load(t->gradient, t->dtype, j) : 0.0f;
+      float m = t->before && t->gradient ? old + more : t->before ? old : more, step = t->rate * m;
+      if (t->variance) {
+        step = step / (t->root * sqrtf(load(t->variance, t->dtype, j)) + t->epsilon);
+      }
+      if (t->moment) {
+        store(t->moment, t->dtype, j, m);
+      }
+      if (t->parameter) {
+        float x = t->decay * (t->start ? t->start[j] : load(t->parameter, t->dtype, j)) - step;
+        store(t->parameter, t->dtype, j, x);
+        t->start ? t->start[j] = x : 0;
+      }
+      if (t->residual) {
+        t->residual[j] = t->pass * t->residual[j] + t->fold * m;
+      }
+    }
+  }
+  return 0;
+}
+
 static int mean(const pith_gpu_mean *tasks, size_t count, void *stream, char *text) {
   (void)stream, (void)text;
   for (size_t i = 0; i < count; i++) {
@@ -447,6 +474,7 @@ static const pith_cuda_module module = {
     .lowrank = lowrank,
     .mean = mean,
     .own = own,
+    .update = update,
     .device = device,
     .allocate = allocate,
     .release = free,

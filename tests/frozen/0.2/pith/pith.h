@@ -7,6 +7,7 @@
  *   codec.h    codecs, their state, encode and decode, rules, the list of methods
  *   comm.h     groups of ranks, collective operations, the reducer
  *   carrier.h  a reducer over other collectives, or over NCCL
+ *   optimizer.h  momentum in place of gradients, and the optimizer's step
  *   plan.h     profiles of gradients, and plans made from them
  *   adapt.h    specs that change while a model is trained
  *   cuda.h     encode and decode on CUDA devices
@@ -28,6 +29,7 @@
 #include <pith/codec.h>
 #include <pith/comm.h>
 #include <pith/cuda.h>
+#include <pith/optimizer.h>
 #include <pith/plan.h>
 #include <pith/types.h>
 
