@@ -38,11 +38,11 @@ import digits  # noqa: E402
 import gpt  # noqa: E402
 
 SPECS = [
-    "moment:every=1,freeze=F/sign:mean",
-    "moment:every=4,freeze=F/sign:mean",
-    "moment:every=8,freeze=F/sign:mean",
-    "moment:every=1,freeze=F/topk:0.05",
-    "moment:every=1,freeze=F/powersgd:16",
+    "moment,freeze=F/sign:mean",
+    "moment:4,freeze=F/sign:mean",
+    "moment:8,freeze=F/sign:mean",
+    "moment,freeze=F/topk:0.05",
+    "moment,freeze=F/powersgd:16",
     "ef/sign:mean",
     "ef/topk:0.05",
 ]

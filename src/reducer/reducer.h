@@ -35,7 +35,8 @@ typedef struct pith_reducer_layer {
   uint64_t steps, started; /* started: the step it was last started in, plus one */
   void *gradient;          /* of this step, while it waits for its group */
   char *exact;             /* why it is never compressed, whatever the rules say; NULL: they decide */
-  size_t adapted;          /* its place in the adapter; SIZE_MAX: its spec never changes */
+  size_t adapted;          /* its place in the adapter; SIZE_MAX: it has none */
+  int is_set;              /* its spec was set, and is the adapter's no more */
   float *pending;          /* a residual that its spec has no place for: added to the gradients of the next … */
   uint64_t pending_steps;  /* … so many steps */
   int is_folded;           /* momentum: the residual has had its part of an optimizer's step */
@@ -90,6 +91,7 @@ typedef struct pith_adaptive {
   pith_adapter *adapter;
   pith_codec **codec; /* of all specs that layers have had */
   size_t codecs, room;
+  size_t set;          /* so many of its layers have specs that were set; it rests meanwhile */
   double begun, ended; /* when the first gradient of this step came, and when the step before ended */
 } pith_adaptive;
 

@@ -193,7 +193,7 @@ pith_status pith__reducer_adapter_ready(pith_reducer *r) {
 
 pith_status pith__reducer_observe(pith_reducer *r, const pith_reducer_layer *l, const void *gradient) {
   pith_adaptive *a = &r->adaptive;
-  if (!a->adapter) {
+  if (!a->adapter || a->set) {
     return PITH_OK;
   }
   a->begun = a->begun > 0 ? a->begun : pith__now();
@@ -232,7 +232,8 @@ pith_status pith__reducer_adapt(pith_reducer *r, double waited) {
   double seconds = 0, *numbers;
   size_t count;
   int changed = 0;
-  if (!a->adapter) {
+  if (!a->adapter || a->set) {
+    a->begun = a->ended = 0;
     return PITH_OK;
   }
   if (r->space) { /* times are those of steps of the device */

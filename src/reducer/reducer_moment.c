@@ -22,11 +22,30 @@ pith_status pith__reducer_check_moment(const pith_reducer_layer *l) {
 
 /* ---- Specs ------------------------------------------------------------------------------------------------------- */
 
+/* The adapter rests while any of its layers has a spec that was set: the times of such steps are not those of its
+ * plans.
+ */
+static pith_status choose_codec(pith_reducer *r, pith_reducer_layer *l, const char *spec, const pith_codec **codec) {
+  if (spec) {
+    return pith__reducer_codec(r, spec, codec);
+  }
+  PITH_REQUIRE(l->adapted != SIZE_MAX, PITH_ERR_ARGUMENT,
+               "layer %s: there is no adaptive spec that its spec could be left to", l->name);
+  return pith__reducer_codec(r, pith_adapter_spec(r->adaptive.adapter, l->adapted), codec);
+}
+
+static void give_reason(pith_reducer *r, pith_reducer_layer *l, int is_set) {
+  if (l->adapted != SIZE_MAX && is_set != l->is_set) {
+    l->is_set = is_set;
+    r->adaptive.set += is_set ? 1 : (size_t)-1;
+  }
+  l->match.reason = is_set ? "its spec was set" : pith_adapter_reason(r->adaptive.adapter, l->adapted);
+}
+
 static pith_status check_settable(const pith_reducer *r, const pith_reducer_layer *l) {
   PITH_REQUIRE(!r->options.sharded, PITH_ERR_STATE, "layer %s: specs of shards cannot change", l->name);
   PITH_REQUIRE(pith__reducer_is_idle(r), PITH_ERR_STATE,
                "layer %s: a step is under way: finish it before its spec is set", l->name);
-  PITH_REQUIRE(l->adapted == SIZE_MAX, PITH_ERR_STATE, "layer %s: its spec is chosen by %s", l->name, r->adaptive.text);
   PITH_REQUIRE(!l->exact, PITH_ERR_STATE, "layer %s is never compressed: %s", l->name, l->exact);
   return PITH_OK;
 }
@@ -35,17 +54,17 @@ pith_status pith_reducer_set_spec(pith_reducer *r, size_t index, const char *spe
   pith_reducer_layer *l = NULL;
   const pith_codec *codec = NULL;
   PITH_TRY(pith__reducer_check_process(r));
-  PITH_REQUIRE(spec, PITH_ERR_ARGUMENT, "pith_reducer_set_spec: spec must not be NULL");
   PITH_TRY(pith__reducer_find(r, index, &l));
   PITH_TRY(check_settable(r, l));
-  PITH_TRY(pith__reducer_codec(r, spec, &codec));
+  PITH_TRY(pith__reducer_adapter_ready(r));
+  PITH_TRY(choose_codec(r, l, spec, &codec));
+  PITH_TRY(pith__reducer_check_codec(r, l->name, l, codec));
+  give_reason(r, l, spec != NULL);
   if (codec->fingerprint == l->match.codec->fingerprint) {
     return PITH_OK;
   }
-  PITH_TRY(pith__reducer_check_codec(r, l->name, l, codec));
   PITH_TRY(pith__pending_move(l, codec, r->ranks));
   l->match.codec = codec;
-  l->match.reason = "its spec was set";
   return r->checked && pith__reducer_has_groups(r) ? pith__reducer_form_groups(r) : PITH_OK;
 }
 

@@ -173,7 +173,7 @@ static pith_status load_tail(const pith_reducer *r, const pith_reducer_layer *l,
 static pith_status find_codec(pith_reducer *r, const loaded *new, const pith_reducer_layer *l,
                               const pith_codec **codec) {
   *codec = l->match.codec;
-  return new->adapter && l->adapted != SIZE_MAX
+  return new->adapter && l->adapted != SIZE_MAX && !l->is_set
              ? pith__reducer_codec(r, pith_adapter_spec(new->adapter, l->adapted), codec)
              : PITH_OK;
 }
@@ -241,7 +241,7 @@ static void commit(pith_reducer *r, loaded *new, const reducer_header *head) {
     EXCHANGE(float *, l->pending, from->pending);
     *(r->options.sharded ? &l->steps : &l->pending_steps) = from->steps;
     l->is_folded = from->is_folded;
-    if (l->adapted != SIZE_MAX) {
+    if (l->adapted != SIZE_MAX && !l->is_set) {
       l->match.reason = pith_adapter_reason(r->adaptive.adapter, l->adapted);
     }
   }

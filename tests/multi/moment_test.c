@@ -559,10 +559,10 @@ static void refuse(pith_comm *comm, void *argument) {
   CHECK_STATUS(pith_reducer_set_spec(r, index, "q:4"), PITH_ERR_STATE);
   CHECK_STATUS(pith_reducer_update(r, NULL, 0, NULL), PITH_ERR_STATE);
   pith_reducer_destroy(r);
-  CHECK_OK(pith_reducer_create(comm, "auto", 0, &r));
+  CHECK_OK(pith_reducer_create(comm, "none", 0, &r));
   CHECK_OK(pith_reducer_add(r, &layer, &index));
-  CHECK_STATUS(pith_reducer_set_spec(r, index, "q:4"), PITH_ERR_STATE);
-  CHECK_ERROR_SAYS("its spec is chosen by auto");
+  CHECK_STATUS(pith_reducer_set_spec(r, index, NULL), PITH_ERR_ARGUMENT);
+  CHECK_ERROR_SAYS("there is no adaptive spec");
   pith_reducer_destroy(r);
   CHECK_OK(pith_reducer_create(comm, "none", 0, &r));
   layer.exact = "a test says so";
@@ -573,6 +573,50 @@ static void refuse(pith_comm *comm, void *argument) {
 }
 
 TEST(layers_whose_specs_are_not_theirs_are_refused) { ranks_run("inproc", 1, 0, refuse, NULL); }
+
+/* ---- Beside an adapter ------------------------------------------------------------------------------------------- */
+
+enum { PERIOD = 32, PAUSE = 100 };
+
+static void reduce_for(pith_reducer *r, int steps) {
+  static _Thread_local float gradient[VALUES];
+  for (int i = 0; i < steps; i++) {
+    for (size_t k = 0; k < VALUES; k++) {
+      gradient[k] = (float)(k % 17) - 8;
+    }
+    CHECK_OK(pith_reducer_start(r, 0, gradient));
+    CHECK_OK(pith_reducer_finish(r));
+  }
+}
+
+static const char *reason_of(const pith_reducer *r) {
+  pith_layer_stats stats = {.size = sizeof stats};
+  CHECK_OK(pith_reducer_layer_stats(r, 0, &stats));
+  return stats.reason;
+}
+
+/* While a spec that was set is in force no plan is made; then the adapter goes on where it was. */
+static void rest(pith_comm *comm, void *argument) {
+  (void)argument;
+  size_t shape[] = {ROWS, COLUMNS}, index;
+  pith_layer layer = {sizeof(pith_layer), "layer", shape, 2, PITH_F32, NULL};
+  pith_reducer *r;
+  CHECK_OK(pith_reducer_create(comm, "lgreco:q:4,warmup=4,period=32", 0, &r));
+  CHECK_OK(pith_reducer_add(r, &layer, &index));
+  reduce_for(r, 2);
+  CHECK_OK(pith_reducer_set_spec(r, index, "q:8"));
+  uint64_t before = pith_adapter_step_number(r->adaptive.adapter);
+  reduce_for(r, PAUSE);
+  CHECK_EQ(pith_adapter_step_number(r->adaptive.adapter), before);
+  CHECK(strcmp(r->layers[0].match.codec->spec, "q:8") == 0 && strcmp(reason_of(r), "its spec was set") == 0);
+  CHECK_OK(pith_reducer_set_spec(r, index, NULL));
+  reduce_for(r, PERIOD);
+  CHECK_EQ(pith_adapter_step_number(r->adaptive.adapter), before + PERIOD);
+  CHECK(strcmp(reason_of(r), "its spec was set") != 0);
+  pith_reducer_destroy(r);
+}
+
+TEST(an_adapter_rests_while_a_spec_is_set) { ranks_run("inproc", 2, 0, rest, NULL); }
 
 /* ---- Checkpoints ------------------------------------------------------------------------------------------------- */
 

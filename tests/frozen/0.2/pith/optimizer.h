@@ -38,10 +38,9 @@ PITH_API int pith_codec_moment(const pith_codec *codec, pith_moment *moment);
 
 /* Gives a layer another spec, between two steps; every rank does the same. The residual of gradients moves along: into
  * momentum in its units, or, where the new spec keeps none, into the gradients of the next 16 steps. The residual of
- * momentum moves to another momentum alone, and is dropped otherwise. PITH_ERR_STATE: a step is under way, or specs of
- * this layer cannot be set, since it is exact, adaptive or a shard. A CUDA graph captured before must be captured
- * again.
- */
+ * momentum moves to another momentum alone, and is dropped otherwise. An adaptive spec rests while any of its layers
+ * has a spec that was set; NULL leaves the layer to it again. PITH_ERR_STATE: a step is under way, or specs of this
+ * layer cannot be set, since it is exact or a shard. A CUDA graph captured before must be captured again. */
 PITH_API pith_status pith_reducer_set_spec(pith_reducer *reducer, size_t index, const char *spec);
 
 /* One layer's part of an optimizer's step. Values are of the layer's type, except those of `start`, which are f32; all
