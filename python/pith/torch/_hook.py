@@ -39,8 +39,9 @@ from ._layers import (
     summary_of,
 )
 from ._local import LocalSteps
-from ._moments import Moments, check_sparse, plans_of
-from ._moments import Plan as MomentPlan
+from ._moment_plan import Plan as MomentPlan
+from ._moment_plan import check_sparse, plans_of
+from ._moments import Moments
 from ._optimizer import DistributedOptimizer
 from ._rates import followed
 from ._reduction import Reduction
