@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import warnings
@@ -239,7 +240,7 @@ def in_all_ways(rank: int, size: int) -> int:
     for way in WAYS:
         rate = float(way.get("lr", 3e-3))
         settings = {"lr": 3e-3, "betas": (0.9, 0.95), "weight_decay": 0.1} | way
-        made = Run(group, rank, "moment,freeze=6/none", lambda model: adamw(model, **settings))
+        made = Run(group, rank, "moment,freeze=6/none", functools.partial(adamw, **settings))
         made.scheduler = torch.optim.lr_scheduler.LambdaLR(made.optimizer, schedule)
         made.go(24)
         assert made.phase == "frozen at step 6", way
@@ -332,3 +333,641 @@ def with_local_steps(rank: int, size: int) -> int:
 
 def test_local_steps_do_what_the_formulas_say() -> None:
     assert run(with_local_steps, 2) == [5, 5]
+
+
+# ---- Replicas and bytes ----------------------------------------------------------------------------------------------
+
+SPECS = (
+    "moment,freeze=4/onebit",
+    "moment:4,freeze=6/onebit",
+    "moment,freeze=4/topk:0.05",
+    "moment,freeze=4/powersgd:2",
+    "0.*=none;2.*=moment:2,freeze=4,warm=4/q:2;*=moment:4,freeze=4/fp16",
+)
+
+
+def replicas(rank: int, size: int) -> dict[tuple[str, str], bytes]:
+    found = {}
+    for name, group in groups().items():
+        for spec in SPECS:
+            made = Run(group, rank, spec).go(12)
+            assert made.phase.startswith("frozen"), (name, spec)
+            assert made.compressor.is_common and made.step % 4 == 0
+            found[name, spec] = made.bits
+            if spec == SPECS[1]:
+                apart = made.go(2)
+                assert not apart.compressor.is_common
+                found[name, "in the middle"] = apart.bits
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_replicas_have_the_same_bits_after_each_exchange(size: int) -> None:
+    found = run(replicas, size)
+    for key in found[0]:
+        expected = size if key[1] == "in the middle" else 1
+        assert len({rank[key] for rank in found}) == expected, key
+    if size == 2:  # there is one order of addition only
+        for spec in SPECS:
+            assert found[0]["pith", spec] == found[0]["gloo", spec], spec
+
+
+def bytes_of(rank: int, size: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, group in groups().items():
+        for spec in (
+            "onebit",
+            "moment,freeze=4/onebit",
+            "moment:4,freeze=4/onebit",
+            "moment:8,freeze=16,warm=4/onebit",
+        ):
+            made = Run(group, rank, spec).go(8)
+            before = made.compressor.stats()
+            after = made.go(8).compressor.stats()
+            lines = {
+                a.name: a.wire_bytes - b.wire_bytes for a, b in zip(after, before, strict=True)
+            }
+            found[f"{name} {spec}"] = (lines["2.weight"], lines["2.bias"])
+            assert after["2.weight"].steps == 16
+    dist.destroy_process_group()
+    return found
+
+
+def test_a_layer_sends_its_momentum_and_nothing_else() -> None:
+    """Eight steps, all after the variance was frozen: as many bytes as gradients have with that codec, or their share of them."""
+    for rank in run(bytes_of, 2):
+        for name in BACKENDS:
+            whole, bias = rank[f"{name} onebit"]
+            assert rank[f"{name} moment,freeze=4/onebit"] == (whole, bias)
+            assert rank[f"{name} moment:4,freeze=4/onebit"] == (whole // 4, bias)
+            warm, other = rank[f"{name} moment:8,freeze=16,warm=4/onebit"]
+            assert 3 * whole < warm < 6 * whole and other == bias
+
+
+# ---- Losses ----------------------------------------------------------------------------------------------------------
+
+
+def learned(rank: int, size: int, specs: tuple[str, ...]) -> list[float]:
+    found = []
+    group = groups()["pith"]
+    for spec in specs:
+        made = Run(group, rank, spec, lambda model: adamw(model, lr=4e-3, weight_decay=0.0))
+        made.scheduler = torch.optim.lr_scheduler.LambdaLR(
+            made.optimizer, lambda step: 1 - step / 400
+        )
+        found.append(sum(made.go(400).losses[-40:]))
+    dist.destroy_process_group()
+    return found
+
+
+def test_momentum_trains_as_exact_gradients_do() -> None:
+    late = ("onebit", "ef/topk:0.05")
+    momentum = (
+        "moment,freeze=100/onebit",
+        "moment:4,freeze=100/onebit",
+        "moment,freeze=100/topk:0.05",
+        "moment/onebit",
+    )
+    specs = ("none", *late, *momentum)
+    ranks = run(learned, 2, specs)
+    losses = {spec: ranks[0][i] + ranks[1][i] for i, spec in enumerate(specs)}
+    for spec in momentum:
+        assert losses[spec] < 1.1 * losses["none"], losses
+    for spec in late:
+        assert losses[spec] > 1.2 * losses["none"], losses
+
+
+# ---- SGD and Muon ----------------------------------------------------------------------------------------------------
+
+
+def sgd(model: Any, **options: Any) -> Any:
+    return torch.optim.SGD(model.parameters(), **{"lr": 0.05, "momentum": 0.9} | options)
+
+
+def muon(model: Any) -> Any:
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    return torch.optim.Muon(matrices, lr=0.01, momentum=0.95)
+
+
+OWN: list[Any] = [
+    sgd,
+    lambda model: sgd(model, nesterov=True, weight_decay=0.01),
+    lambda model: sgd(model, dampening=0.3, foreach=True),
+    lambda model: sgd(model, maximize=True, lr=1e-4, weight_decay=0.01),
+    lambda model: sgd(model, fused=True),
+]
+if hasattr(torch.optim, "Muon"):
+    OWN.append(muon)
+
+
+def own_steps(rank: int, size: int) -> dict[Any, bytes]:
+    found = {}
+    for name, group in groups().items():
+        for which, optimizer in enumerate(OWN):
+            exact = Run(group, rank, "none", optimizer).go(12)
+            made = Run(group, rank, "moment/none", optimizer).go(12)
+            assert made.phase == "frozen at step 1"
+            room = 2e-3 if optimizer is muon else 1e-5  # its matrices are orthogonalized in bf16
+            for mine, wanted in zip(made.model.parameters(), exact.model.parameters(), strict=True):
+                assert torch.allclose(mine, wanted, rtol=1e-3, atol=room), (
+                    which,
+                    (mine - wanted).abs().max().item(),
+                )
+            found[name, which] = Run(group, rank, "moment/onebit", optimizer).go(12).bits
+    dist.destroy_process_group()
+    return found
+
+
+def test_sgd_and_muon_step_with_the_common_momentum() -> None:
+    found = run(own_steps, 2)
+    assert len(found[0]) == 2 * len(OWN)
+    assert found[0] == found[1]
+
+
+def two_optimizers(rank: int, size: int) -> str:
+    group = groups()["pith"]
+    model = DistributedDataParallel(make(), process_group=group)
+    first = sgd(model.module[0])
+    second = torch.optim.AdamW([*model.module[2].parameters(), *model.module[4].parameters()])
+    compressor = pith.torch.compress(model, "moment,freeze=3/onebit", optimizer=[first, second])
+    for step in range(6):
+        model.zero_grad()
+        loss_of(model, rank, step).backward()
+        first.step()
+        second.step()
+    found = compressor.stats().moments.phase
+    bits = [p.detach().numpy().tobytes() for p in model.parameters()]
+    dist.destroy_process_group()
+    return found, bits
+
+
+def test_a_model_may_have_two_optimizers() -> None:
+    found = run(two_optimizers, 2)
+    assert found[0] == found[1]
+    assert found[0][0] == "SGD frozen at step 3; AdamW frozen at step 3"
+
+
+# ---- Phases ----------------------------------------------------------------------------------------------------------
+
+
+def phases(rank: int, size: int) -> None:
+    group = groups()["gloo"]
+    quick = functools.partial(adamw, betas=(0.9, 0.8), lr=1e-3)
+    made = Run(group, rank, "moment/onebit", quick).go(19)
+    assert made.phase == "warm-up" and made.bits == Run(group, rank, "none", quick).go(19).bits
+    table = made.compressor.stats()
+    assert (table["2.weight"].spec, table["2.weight"].reason) == (
+        "none",
+        "warm-up of moment/onebit",
+    )
+    assert str(table).endswith("momentum: warm-up, now at step 19")
+    made.go(60)
+    assert made.phase.startswith("frozen at step "), made.phase
+    since = int(made.phase.split()[-1])
+    assert since % 5 == 0 and since >= 20
+    table = made.compressor.stats()
+    assert (table["2.weight"].spec, table["2.weight"].reason) == (
+        "moment/onebit",
+        f"momentum since step {since}",
+    )
+    assert table["2.bias"].spec == "none" and table.moments.every == 1 and table.moments.steps == 79
+    variance = made.optimizer.state[made.model.module[2].weight]["exp_avg_sq"].clone()
+    made.go(1)
+    assert torch.equal(variance, made.optimizer.state[made.model.module[2].weight]["exp_avg_sq"])
+
+    share = Run(group, rank, "moment,freeze=0.3/onebit", steps=20).go(6)
+    assert share.phase == "frozen at step 6"
+    # A plain optimizer's state says at which step a run is.
+    plain = Run(group, rank, "none").go(9)
+    resumed = Run(group, rank, "moment,freeze=10/onebit")
+    resumed.model.load_state_dict(plain.model.state_dict())
+    resumed.optimizer.load_state_dict(through_a_file(plain.optimizer.state_dict()))
+    resumed.step = 9
+    assert resumed.go(1).phase == "frozen at step 10"
+    assert resumed.bits == plain.go(1).bits
+    dist.destroy_process_group()
+
+
+def test_the_variance_is_frozen_when_it_has_settled_or_when_the_spec_says() -> None:
+    run(phases, 2)
+
+
+def runs_away(rank: int, size: int) -> list[Any]:
+    group = groups()["pith"]
+    quick = functools.partial(adamw, betas=(0.9, 0.5))
+    made = Run(group, rank, "moment,freeze=10/onebit", quick)
+    said: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(10 + 3 * PERIOD):
+            made.compressor.report(torch.tensor(1.0) if made.step < 10 + 2 * PERIOD else 1.7)
+            made.go(1)
+        said = [str(warning.message) for warning in caught]
+    phase = made.phase
+    again = made.go(8).phase
+    variance = made.optimizer.state[made.model.module[2].weight]["exp_avg_sq"]
+    assert torch.isfinite(variance).all()
+    bits = made.go(5).bits
+    dist.destroy_process_group()
+    return [said, phase, again, bits]
+
+
+def test_gradients_travel_again_when_the_loss_rises() -> None:
+    found = run(runs_away, 2)
+    assert found[0][1] == f"exact again since step {10 + 3 * PERIOD}: the loss rose from 1 to 1.7"
+    assert found[0][2] == f"frozen at step {18 + 3 * PERIOD}"
+    assert [len(rank[0]) for rank in found] == [1, 0] and "the loss rose" in found[0][0][0]
+    assert found[0][1:] == found[1][1:]
+
+
+# ---- In training loops -----------------------------------------------------------------------------------------------
+
+
+def scaled(group: Any, rank: int, scaler: Any, optimizer: Any, poison: int = -1) -> Run:
+    made = Run(group, rank, "moment,freeze=3/q:2", optimizer, scaler=scaler)
+    for step in range(12):
+        made.optimizer.zero_grad()
+        loss = loss_of(made.model, rank, step)
+        scaler.scale(loss * float("inf") if step == poison and rank == 1 else loss).backward()
+        scaler.step(made.optimizer)
+        scaler.update()
+    return made
+
+
+def with_a_scaler(rank: int, size: int) -> list[bytes]:
+    def scaler(**options: Any) -> Any:
+        return torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2, **options)
+
+    found = []
+    for name, group in groups().items():
+        for fused in (False, True):
+            optimizer = functools.partial(adamw, fused=fused)
+            plain = Run(group, rank, "moment,freeze=3/q:2", optimizer).go(12)
+            grown = scaled(group, rank, scaler(), optimizer)
+            if not fused:
+                assert grown.bits == plain.bits, name  # powers of two: nothing is rounded
+            for mine, wanted in zip(
+                grown.model.parameters(), plain.model.parameters(), strict=True
+            ):
+                assert torch.allclose(mine, wanted, rtol=1e-4, atol=1e-5), (name, fused)
+            poisoned = scaled(group, rank, scaler(), optimizer, poison=6)
+            assert all(torch.isfinite(p).all() for p in poisoned.model.parameters()), (name, fused)
+            assert poisoned.compressor.stats().moments.steps == 11
+            assert poisoned.bits != plain.bits
+            found.append(poisoned.bits)
+        momentum = scaled(group, rank, scaler(), lambda model: sgd(model, fused=True), poison=6)
+        assert all(torch.isfinite(p).all() for p in momentum.model.parameters())
+        found.append(momentum.bits)
+    dist.destroy_process_group()
+    return found
+
+
+def test_momentum_follows_the_loss_scale_and_skipped_steps_leave_it_as_it_was() -> None:
+    found = run(with_a_scaler, 2)
+    assert found[0] == found[1]
+
+
+def loops(rank: int, size: int) -> dict[str, bytes]:
+    found = {}
+    group = groups()["pith"]
+
+    def loop(
+        spec: str, step: Any, ddp: Any = None, optimizer: Any = adamw, dtype: Any = torch.float32
+    ) -> Run:
+        made = Run(group, rank, spec, optimizer, ddp=ddp, dtype=dtype)
+        for number in range(12):
+            made.optimizer.zero_grad()
+            step(made, number)
+            made.step += 1
+        return made
+
+    def plain(made: Run, number: int) -> None:
+        loss_of(made.model, rank, number).backward()
+        made.optimizer.step()
+
+    def closure(made: Run, number: int) -> None:
+        def backward() -> Any:
+            loss = loss_of(made.model, rank, number)
+            loss.backward()
+            return loss
+
+        assert float(made.optimizer.step(backward)) > 0
+
+    def accumulated(made: Run, number: int) -> None:
+        with made.model.no_sync():
+            (loss_of(made.model, rank, number) / 2).backward()
+        (loss_of(made.model, rank, number) / 2).backward()
+        made.optimizer.step()
+
+    def clipped(made: Run, number: int) -> None:
+        loss_of(made.model, rank, number).backward()
+        norm = torch.nn.utils.clip_grad_norm_(made.model.parameters(), 0.05)
+        matrices = [p for p in made.model.parameters() if p.dim() == 2]
+        wanted = [p.grad.clone() for p in matrices]
+        assert norm > 0.05
+        made.optimizer.step()
+        if made.phase.startswith("frozen") and number > 4 and made.compressor.is_common:
+            for parameter, momentum in zip(matrices, wanted, strict=True):
+                assert torch.equal(made.optimizer.state[parameter]["exp_avg"], momentum)
+            assert all(p.grad is not None for p in matrices)
+
+    for spec in ("moment,freeze=3/q:2", "moment:4,freeze=3/q:2"):
+        base = loop(spec, plain)
+        assert loop(spec, closure).bits == base.bits
+        assert loop(spec, plain, {"gradient_as_bucket_view": True}).bits == base.bits
+        assert loop(spec, plain, {"static_graph": True}).bits == base.bits
+        assert loop(spec, plain, {"bucket_cap_mb": 0.01}).bits == base.bits
+        halves = loop(spec, accumulated)
+        for mine, wanted in zip(halves.model.parameters(), base.model.parameters(), strict=True):
+            assert torch.allclose(mine, wanted, rtol=0.1, atol=0.02)
+        found[f"{spec} accumulated"] = halves.bits
+        found[f"{spec} narrow"] = loop(spec, plain, dtype=torch.bfloat16).bits
+    found["clipped"] = loop("moment,freeze=3/q:2", clipped).bits
+    found["base"] = base.bits
+    dist.destroy_process_group()
+    return found
+
+
+def test_closures_accumulation_clipping_and_every_kind_of_bucket() -> None:
+    found = run(loops, 2)
+    assert found[0] == found[1]
+
+
+class Switched(nn.Module):
+    """With a layer that no rank uses in some steps, and one that only one rank uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.often, self.apart = (nn.Linear(40, 40) for _ in range(3))
+
+    def forward(self, x: Any, step: int, rank: int) -> Any:
+        y = self.always(x).tanh()
+        if step % 3:
+            y = y + self.often(x)
+        if rank == 0 or step % 2:
+            y = y + self.apart(x)
+        return y
+
+
+def unused(rank: int, size: int) -> list[Any]:
+    found = []
+    group = groups()["gloo"]
+    for spec in ("moment,freeze=5/none", "moment,freeze=5/onebit", "moment:4,freeze=5/onebit"):
+        torch.manual_seed(0)
+        model = DistributedDataParallel(
+            Switched(), process_group=group, find_unused_parameters=True
+        )
+        optimizer = adamw(model)
+        pith.torch.compress(model, spec, optimizer=optimizer)
+        for step in range(16):
+            before = model.module.often.weight.detach().clone()
+            optimizer.zero_grad()
+            x = torch.randn(8, 40, generator=torch.Generator().manual_seed(10 * step + rank))
+            model(x, step, rank).pow(2).mean().backward()
+            optimizer.step()
+            if spec.startswith("moment,") and step % 3 == 0:
+                assert torch.equal(before, model.module.often.weight)
+        found.append([p.detach().numpy().tobytes() for p in model.parameters()])
+    dist.destroy_process_group()
+    return found
+
+
+def test_layers_without_gradients_keep_parameters_and_what_they_had_to_send() -> None:
+    found = run(unused, 2)
+    assert found[0] == found[1]
+
+
+def other_betas(rank: int, size: int) -> int:
+    """A scheduler changes beta from step to step: what an exact codec gives is what two runs of AdamW with these betas give."""
+    group = groups()["pith"]
+    made = Run(group, rank, "moment,freeze=4/none", lambda model: adamw(model, weight_decay=0.0))
+    betas = [0.9 - 0.02 * step for step in range(12)]
+    moments: dict[Any, Any] = {
+        p: torch.zeros_like(p) for p in made.model.parameters() if p.dim() == 2
+    }
+    for step, beta in enumerate(betas):
+        for entry in made.optimizer.param_groups:
+            entry["betas"] = (beta, 0.95)
+        made.optimizer.zero_grad()
+        gradients = {p: torch.zeros_like(p) for p in moments}
+        for r in range(size):
+            found = torch.autograd.grad(loss_of(made.model.module, r, step), list(moments))
+            for p, gradient in zip(moments, found, strict=True):
+                gradients[p] += gradient / size
+        loss_of(made.model, rank, step).backward()
+        made.optimizer.step()
+        for p in moments:
+            moments[p] = beta * moments[p] + (1 - beta) * gradients[p]
+            assert torch.allclose(
+                made.optimizer.state[p]["exp_avg"], moments[p], rtol=1e-3, atol=1e-6
+            ), step
+    dist.destroy_process_group()
+    return len(betas)
+
+
+def test_a_scheduler_may_change_beta() -> None:
+    assert run(other_betas, 2) == [12, 12]
+
+
+# ---- Checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def through_a_file(state: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+RESUMED: list[tuple[str, int, Any, Any]] = [
+    ("moment,freeze=10/onebit", 4, adamw, torch.float32),  # in the warm-up
+    ("moment,freeze=4/onebit", 9, adamw, torch.float32),
+    ("moment:4,freeze=4/onebit", 8, adamw, torch.float32),
+    ("moment:4,freeze=4/onebit", 10, adamw, torch.float32),  # in the middle of a round
+    ("moment:4,freeze=6,warm=4/topk:0.05", 6, adamw, torch.bfloat16),
+    ("moment:4,freeze=4/q:2", 9, adamw, torch.bfloat16),
+    ("moment/onebit", 5, sgd, torch.float32),
+]
+
+
+def resumed(rank: int, size: int) -> int:
+    checks = 0
+    for name, group in groups().items():
+        for spec, steps, optimizer, dtype in RESUMED:
+            made = Run(group, rank, spec, optimizer, dtype=dtype)
+            made.scheduler = torch.optim.lr_scheduler.LambdaLR(made.optimizer, schedule)
+            made.go(steps)
+            parts = (made.model.module, made.optimizer, made.scheduler, made.compressor)
+            saved = through_a_file([part.state_dict() for part in parts])
+            expected = made.go(7).losses[-7:]
+            again = Run(group, rank, spec, optimizer, dtype=dtype)
+            again.scheduler = torch.optim.lr_scheduler.LambdaLR(again.optimizer, schedule)
+            parts = (again.model.module, again.optimizer, again.scheduler, again.compressor)
+            order = range(4) if checks % 2 else reversed(range(4))  # any order will do
+            for at in order:
+                parts[at].load_state_dict(saved[at])
+            again.step = steps
+            assert again.go(7).losses == expected, (name, spec, steps)
+            assert again.bits == made.bits and again.phase == made.phase, (name, spec, steps)
+            checks += 1
+        other = Run(group, rank, RESUMED[0][0])
+        with pytest.raises(pith.StateError, match="saved with AdamW, and the optimizer is SGD"):
+            Run(group, rank, "moment,freeze=10/onebit", sgd).compressor.load_state_dict(
+                other.compressor.state_dict()
+            )
+    dist.destroy_process_group()
+    return checks
+
+
+def test_a_run_goes_on_from_a_checkpoint_with_the_same_bits() -> None:
+    assert run(resumed, 2) == [2 * len(RESUMED)] * 2
+
+
+# ---- Errors ----------------------------------------------------------------------------------------------------------
+
+
+def refused(rank: int, size: int) -> int:
+    group, checks = groups()["pith"], 0
+    other = adamw(make())
+    twins: list[tuple[Any, str, Any, Any, str]] = [
+        (
+            pith.ArgumentError,
+            "moment/onebit",
+            lambda m: None,
+            {},
+            "there is none: compress.*optimizer=",
+        ),
+        (pith.ArgumentError, "moment/onebit", lambda m: other, {}, "that of another model"),
+        (
+            pith.ArgumentError,
+            "moment/onebit",
+            lambda m: adamw(m.module[0]),
+            {},
+            "2 of 3 layers .* no group .*2.weight",
+        ),
+        (pith.UnsupportedError, "moment/onebit", lambda m: adamw(m, amsgrad=True), {}, "amsgrad"),
+        (
+            pith.UnsupportedError,
+            "moment/onebit",
+            lambda m: torch.optim.Adam(m.parameters(), weight_decay=0.1),
+            {},
+            "AdamW",
+        ),
+        (
+            pith.UnsupportedError,
+            "moment/onebit",
+            lambda m: torch.optim.RMSprop(m.parameters()),
+            {},
+            "not with RMSprop",
+        ),
+        (
+            pith.UnsupportedError,
+            "moment/onebit",
+            lambda m: sgd(m, momentum=0),
+            {},
+            "no momentum: ef/onebit",
+        ),
+        (pith.UnsupportedError, "moment:4/onebit", sgd, {}, "LocalSteps is for that"),
+        (pith.ArgumentError, "moment,freeze=0.2/onebit", adamw, {}, "share of the run.*steps="),
+        (
+            pith.ArgumentError,
+            "0.*=moment,freeze=2/onebit;*=moment,freeze=3/onebit",
+            adamw,
+            {},
+            "same freeze",
+        ),
+        (
+            pith.UnsupportedError,
+            "moment:4/onebit",
+            adamw,
+            {"scaler": torch.amp.GradScaler("cpu")},
+            "GradScaler",
+        ),
+        (
+            pith.MismatchError,
+            "moment,freeze=0.2/onebit",
+            adamw,
+            {"steps": 10 + rank},
+            "steps is 10 on rank 0 and 11 on rank 1",
+        ),
+    ]
+    for error, spec, optimizer, options, message in twins:
+        model = DistributedDataParallel(make(), process_group=group)
+        with pytest.raises(error, match=message):
+            pith.torch.compress(model, spec, optimizer=optimizer(model), **options)
+        checks += 1
+    sparse = DistributedDataParallel(
+        nn.Sequential(nn.Embedding(60, 32, sparse=True), nn.Linear(32, 40)), process_group=group
+    )
+    with pytest.raises(pith.UnsupportedError, match="0.weight is sparse.*0.weight=none"):
+        pith.torch.compress(
+            sparse, "moment/onebit", optimizer=torch.optim.SparseAdam(sparse.parameters())
+        )
+    model = DistributedDataParallel(make(), process_group=group)
+    model.register_comm_hook(pith.torch.HookState("moment/onebit"), pith.torch.hook)
+    with pytest.raises(pith.ArgumentError, match="optimizer="):
+        pith.torch.compressor(model)
+    plain = make()
+    with pytest.raises(pith.UnsupportedError, match="LocalSteps sends something else"):
+        pith.torch.LocalSteps(plain, adamw(plain), every=4, spec="moment/onebit")
+    with pytest.raises(pith.UnsupportedError, match="DistributedOptimizer sends something else"):
+        pith.torch.DistributedOptimizer(adamw(plain), plain, "moment/onebit")
+    unlike = outcome_of(
+        lambda: pith.torch.compress(
+            DistributedDataParallel(make(), process_group=group),
+            "moment/onebit",
+            optimizer=other if rank else None,
+        )
+    )
+    assert ("there is none" in unlike) == (rank == 0) and "Error" in unlike
+    dist.destroy_process_group()
+    return checks
+
+
+def outcome_of(call: Any) -> str:
+    try:
+        call()
+    except pith.Error as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def test_what_cannot_be_done_is_refused_before_the_first_step() -> None:
+    assert run(refused, 2) == [12, 12]
+
+
+def misused(rank: int, size: int) -> None:
+    group = groups()["pith"]
+    made = Run(group, rank, "moment:4,freeze=2/onebit").go(5)
+    with pytest.raises(pith.StateError, match="without an exchange"):
+        made.optimizer.step()
+    with pytest.raises(pith.StateError, match="wait for a common step"):
+        made.compressor.remove()
+    loss_of(made.model, rank, 5).backward()
+    with pytest.raises(pith.StateError, match="not followed by optimizer.step"):
+        loss_of(made.model, rank, 6).backward()
+    single = Run(group, rank, "moment,freeze=2/onebit").go(5)
+    loss_of(single.model, rank, 5).backward()
+    with pytest.warns(UserWarning, match="what it sent is dropped"):
+        single.go(1)
+    single.compressor.remove()
+    single.go(2)
+    plain = Run(group, rank, "none")
+    assert single.bits != plain.bits
+    dist.destroy_process_group()
+
+
+def test_steps_that_are_left_out_or_made_twice_are_noticed() -> None:
+    run(misused, 2)
+
+
+def alone(rank: int, size: int) -> None:
+    group = groups()["pith"]
+    made = Run(group, rank, "moment:4,freeze=2/onebit").go(10)
+    assert made.phase == "warm-up" and made.bits == Run(group, rank, "none").go(10).bits
+    dist.destroy_process_group()
+
+
+def test_one_rank_has_nothing_to_send() -> None:
+    run(alone, 1)
