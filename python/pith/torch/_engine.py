@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -152,6 +153,40 @@ class Engine:
         if index in self._numbers:
             self._reducer.scale_residual(self._numbers[index], factor)
 
+    # ---- Momentum
+
+    def set_spec(self, index: int, spec: str, reason: str) -> None:
+        """Another spec for a layer from the next step on, on all ranks alike."""
+        self._reducer.set_spec(self._numbers[index], spec)
+        now = self._reducer.layer(self._numbers[index]).spec
+        self._layers[index] = dataclasses.replace(self._layers[index], spec=now, reason=reason)
+
+    def number(self, index: int) -> int:
+        """What the reducer calls a layer."""
+        return self._numbers[index]
+
+    def update(self, updates: Any) -> None:
+        """An optimizer's step for an array of ``pith_update``, behind what the current stream has been given."""
+        if self._side is None:
+            self._reducer.update(updates)
+            return
+        side = self._side.stream
+        current = torch.cuda.current_stream(side.device)
+        current.wait_stream(side)
+        self._reducer.update(updates, current.cuda_stream)
+        side.wait_stream(current)
+
+    def residual(self, index: int) -> torch.Tensor:
+        """What is pending of a layer, as it is now; not a copy."""
+        address, n = self._reducer.residual(self._numbers[index]), self._layers[index].n
+        if not address:
+            raise StateError(f"layer {self._layers[index].name} keeps no residual")
+        if self._side is None:
+            return torch.frombuffer((ctypes.c_float * n).from_address(address), dtype=torch.float32)
+        return torch.as_tensor(_OnDevice(address, n), device=self._side.stream.device)
+
+    # ---- Statistics and checkpoints
+
     def sent(self) -> list[int]:
         found = [0] * len(self._layers)
         layers = self._reducer.layers
@@ -174,6 +209,18 @@ class Engine:
         self._reducer.close()
         if not isinstance(self._over, Comm):
             self._over.close()
+
+
+class _OnDevice:
+    """f32 values at an address of a CUDA device, as torch takes them."""
+
+    def __init__(self, address: int, n: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (n,),
+            "typestr": "<f4",
+            "data": (address, False),
+            "version": 2,
+        }
 
 
 def _rules_for(names: Sequence[str], rules: Rules) -> str:

@@ -34,6 +34,7 @@ from ._layers import (
     described,
     layers_of,
     plain_name,
+    refuse_moments,
     rules_of,
     summary_of,
 )
@@ -246,6 +247,7 @@ class ShardedCompressor:
                 )
             named = [(plain_name(name), p) for name, p in model.named_parameters()]
             layers = layers_of(named, chosen)
+            refuse_moments(layers, "a model sharded by fully_shard")
             gathered = _gathered(named, all_gather)
             more = {"all_gather": getattr(all_gather, "text", all_gather)}
             return (layers, gathered), summary_of(layers, chosen, seed, **more)

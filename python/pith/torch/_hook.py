@@ -7,6 +7,7 @@ replaced, or taken away: the hook then does what DDP does by itself.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import weakref
 from collections.abc import Sequence
@@ -38,6 +39,9 @@ from ._layers import (
     summary_of,
 )
 from ._local import LocalSteps
+from ._moment_plan import Plan as MomentPlan
+from ._moment_plan import check_sparse, plans_of
+from ._moments import Moments
 from ._optimizer import DistributedOptimizer
 from ._rates import followed
 from ._reduction import Reduction
@@ -56,6 +60,7 @@ def compress(
     scaler: Any = None,
     optimizer: Any = None,
     follow_lr: bool | None = None,
+    steps: int | None = None,
     all_gather: str | Rules | None = None,
 ) -> Compressor | ShardedCompressor:
     """Compresses the gradients of a model in DistributedDataParallel, or sharded by ``fully_shard``, from the next step on.
@@ -74,7 +79,8 @@ def compress(
     ``seed`` is for codecs with random numbers. ``scaler``: the torch.amp.GradScaler, if there is one; what memories keep then follows its
     scale. ``optimizer``: the optimizer of the model; residuals of ``ef`` and ``dgc`` then follow its learning rate, so that a schedule loses
     nothing of what is pending. By default only those of SGD do, whose update is linear in the gradient; ``follow_lr`` switches it on or
-    off (docs/pytorch.md, Learning rates). ``all_gather``: for sharded models, a spec for the parameters when they are gathered.
+    off (docs/pytorch.md, Learning rates). Specs that begin with ``moment`` (``"moment/onebit"``) send the optimizer's momentum and need it;
+    ``steps``: how many steps the run has, where such a spec names a share of it (docs/optimizers.md). ``all_gather``: for sharded models, a spec for the parameters when they are gathered.
 
     ``model`` may also be what a library has put around the distributed module: torch.compile, ``prepare()`` of accelerate, ``setup()`` of
     Lightning's Fabric.
@@ -110,6 +116,7 @@ def compress(
             "scaler": scaler,
             "optimizer": optimizer,
             "follow_lr": follow_lr,
+            "steps": steps,
         },
     )
     if left is None:
@@ -197,6 +204,7 @@ class HookState:
         scaler: Any = None,
         optimizer: Any = None,
         follow_lr: bool | None = None,
+        steps: int | None = None,
     ) -> None:
         if spec is not None or rules is not None or plan is not None:
             rules_of(spec, rules, plan)  # a slip is an error here
@@ -208,6 +216,7 @@ class HookState:
             "scaler": scaler,
             "optimizer": optimizer,
             "follow_lr": follow_lr,
+            "steps": steps,
         }
         self._compressor: Compressor | None = None
         self._model: weakref.ref[DistributedDataParallel] | None = None
@@ -355,17 +364,24 @@ class Compressor:
         scaler: Any,
         optimizer: Any,
         follow_lr: bool | None,
+        steps: int | None,
     ) -> None:
         self._group = model.process_group
         spec = spec if spec is not None else default_spec(model.parameters())
 
-        def look() -> tuple[tuple[Rules, list[Layer]], dict[str, Any]]:
+        def look() -> tuple[tuple[Rules, list[Layer], list[MomentPlan]], dict[str, Any]]:
             followed(optimizer, follow_lr)  # a slip is an error here
             chosen = rules_of(spec, rules, plan)
             layers = layers_of(_parameters(model), chosen, sparse_names(model.module))
-            return (chosen, layers), summary_of(layers, chosen, seed)
+            check_sparse(layers, chosen)
+            plans = plans_of(layers, optimizer, scaler, steps)
+            kinds = ", ".join(type(each.optimizer).__name__ for each in plans)
+            more = {"the optimizer": kinds, "steps": steps} if plans else {}
+            return (chosen, layers, plans), summary_of(layers, chosen, seed, **more)
 
-        chosen, layers = agree(self._group, look)
+        chosen, layers, plans = agree(self._group, look)
+        for index in [member.index for each in plans for member in each.members]:
+            layers[index] = dataclasses.replace(layers[index], moment=layers[index].spec)
         self._index = {id(layer.parameter): i for i, layer in enumerate(layers)}
         self._reduction = Reduction(
             layers,
@@ -374,6 +390,8 @@ class Compressor:
             optimizer=optimizer,
             follow_lr=follow_lr,
         )
+        self._scaler, self._steps = scaler, steps
+        self._moments = Moments(plans, self._reduction, self._group, scaler) if plans else None
         self._seen: set[int] = set()  # layers in this step
         self._futures: list[tuple[torch.futures.Future, torch.Tensor]] = []
         self._forget: Any = None
@@ -385,22 +403,38 @@ class Compressor:
     def state_dict(self) -> dict[str, Any]:
         """What this rank keeps between steps, for its checkpoint: every rank saves its own."""
         self._check_there()
-        return self._reduction.state_dict()
+        moments = {} if self._moments is None else {"moments": self._moments.save()}
+        return self._reduction.state_dict() | moments
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """From a checkpoint of the same rank. Names, shapes, specs and ranks are checked before anything changes."""
         self._check_there()
+        if self._moments is not None:
+            self._reduction.check_saved(saved)
+            self._moments.load(saved.get("moments"))
         self._reduction.load_state_dict(saved)
 
     def stats(self) -> Table:
         """The table of layers."""
         self._check_there()
-        return self._reduction.stats()
+        return self._reduction.stats(None if self._moments is None else self._moments.stats())
+
+    @property
+    def is_common(self) -> bool:
+        """Whether all ranks have the same parameters: not between local steps (``moment:every=4/…``). The time to evaluate and to save."""
+        return self._moments is None or self._moments.is_common
+
+    def report(self, loss: float | torch.Tensor) -> None:
+        """The loss of a step on this rank, if momentum is to stop travelling when the loss rises. All ranks report it, or none."""
+        if self._moments is not None:
+            self._moments.report(loss)
 
     def follow(self, optimizer: Any, follow_lr: bool | None = None) -> None:
         """Residuals follow the learning rates of this optimizer, or of several in a list, from the next step on, as with
         ``compress(model, spec, optimizer=…)``: for an optimizer that is made later, or anew."""
         self._check_there()
+        if self._moments is not None and not self._moments.serves(optimizer):
+            self._moments = self._moments.moved(optimizer, self._scaler, self._steps)
         self._reduction.rates.change(optimizer, follow_lr)
 
     def remove(self) -> None:
@@ -411,6 +445,8 @@ class Compressor:
         self._check_there()
         if self._reduction.under_way or self._futures:
             raise StateError("a step is under way: remove compression between steps")
+        if self._moments is not None:
+            self._moments.close()
         self._removed = True
         self._forget()
         self._reduction.engine.close()
@@ -452,6 +488,9 @@ class Compressor:
 
     def _reduce(self, bucket: dist.GradBucket) -> torch.futures.Future:
         """Gradients of a bucket are ready. The last bucket of a step waits for all."""
+        moments = self._moments
+        if moments is not None and not self._seen:
+            moments.begin()
         indices = [self._layer(parameter) for parameter in bucket.parameters()]
         self._seen.update(indices)
         buffer = bucket.buffer()
@@ -459,7 +498,10 @@ class Compressor:
             future = _exact_sparse(buffer, self._group)
         else:
             for index, gradient in zip(indices, _gradients(bucket), strict=True):
-                self._reduction.put(index, gradient)
+                if moments is not None and moments.keeps(index, gradient):
+                    self._reduction.keep(index)
+                else:
+                    self._reduction.put(index, gradient)
             future = _future_of(buffer)
             self._futures.append((future, buffer))
         # The first step of a static graph has its buckets all at once, and calls none of them the last.
@@ -480,6 +522,8 @@ class Compressor:
         futures, self._futures = self._futures, []
         self._seen.clear()
         self._reduction.finish()
+        if self._moments is not None:
+            self._moments.exchanged()
         for future, buffer in futures:
             future.set_result(buffer)
 

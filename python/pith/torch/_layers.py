@@ -15,7 +15,7 @@ import torch.distributed as dist
 from .. import _library as c
 from .._adapt import AdaptiveRules, rules_from
 from .._codec import Codec, Rules, codec_of, tally
-from .._errors import ArgumentError, Error, MismatchError, SpecError
+from .._errors import ArgumentError, Error, MismatchError, SpecError, UnsupportedError
 from .._plan import Plan
 from ._bytes import all_gather_bytes
 
@@ -39,11 +39,12 @@ class Layer:
     reason: str  # why it has this spec
     sparse: bool = False  # its gradient is, and torch reduces it
     adaptive: str = ""  # the adaptive spec, if that chooses the spec
+    moment: str = ""  # the spec with which its momentum travels after a warm-up
 
     @property
     def declared(self) -> str:
-        """What the user wrote: the spec, or the adaptive spec that chooses it."""
-        return self.adaptive or self.spec
+        """What the user wrote: the spec, or what chooses it."""
+        return self.adaptive or self.moment or self.spec
 
     @functools.cached_property
     def n(self) -> int:
@@ -152,6 +153,16 @@ def _layer(name: str, parameter: torch.nn.Parameter, rules: Rules, sparse: bool)
     elif isinstance(rules, AdaptiveRules) and rules.adapts(name, shape):
         reason = adaptive = rules.adaptive
     return Layer(name, parameter, shape, dtype, spec, reason, sparse, adaptive)
+
+
+def refuse_moments(layers: Iterable[Layer], who: str) -> None:
+    """An error if the momentum of a layer is to travel, for those that do not drive an optimizer of a whole model."""
+    for layer in layers:
+        if layer.codec.moment:
+            raise UnsupportedError(
+                f"{layer.spec} sends the momentum of an optimizer, and {who} sends something else: it is for pith.torch.compress() of a model "
+                "in DistributedDataParallel, with optimizer=…"
+            )
 
 
 def sparse_names(module: torch.nn.Module) -> set[str]:

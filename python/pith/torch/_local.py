@@ -23,7 +23,16 @@ from .._errors import ArgumentError, StateError, UnsupportedError
 from .._plan import Plan
 from ._engine import engine_for
 from ._find import distributed_modules
-from ._layers import Spec, agree, layers_of, plain_name, rules_of, sparse_names, summary_of
+from ._layers import (
+    Spec,
+    agree,
+    layers_of,
+    plain_name,
+    refuse_moments,
+    rules_of,
+    sparse_names,
+    summary_of,
+)
 from ._optimizer import DistributedOptimizer, broadcast_parameters, optimized
 from ._outer import Outer, make_outer
 from ._rates import plain_optimizer
@@ -124,6 +133,7 @@ class LocalSteps:
                 )
             start = [(name, _start_of(p)) for name, p in named]
             layers = layers_of(start, chosen)
+            refuse_moments(layers, "LocalSteps")
             made = make_outer(outer, [s for _, s in start])
             more = {"outer": str(made), **settings.summary()}
             found = (optimizers, named, settings, chosen, layers, made)

@@ -16,7 +16,17 @@ from .._errors import ArgumentError, StateError
 from .._plan import Plan
 from ._bytes import broadcast_bytes
 from ._engine import engine_for
-from ._layers import Layer, Spec, agree, default_spec, layers_of, plain_name, rules_of, summary_of
+from ._layers import (
+    Layer,
+    Spec,
+    agree,
+    default_spec,
+    layers_of,
+    plain_name,
+    refuse_moments,
+    rules_of,
+    summary_of,
+)
 from ._reduction import Reduction
 from ._table import Table
 
@@ -69,6 +79,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             wanted = spec if spec is not None else default_spec(p for _, p in named)
             chosen = rules_of(wanted, rules, plan)
             layers = layers_of(named, chosen)
+            refuse_moments(layers, "DistributedOptimizer")
             more = {"backward_passes_per_step": backward_passes_per_step}
             return (chosen, layers), summary_of(layers, chosen, seed, **more)
 

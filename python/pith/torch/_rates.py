@@ -52,7 +52,10 @@ class Rates:
 
     def __init__(self, layers: Sequence[Layer], optimizer: Any, follow: bool | None) -> None:
         self._optimizers = followed(optimizer, follow)
-        self._index = {id(layer.parameter): index for index, layer in enumerate(layers)}
+        # The residual of a layer that sends its momentum is not in units of gradients.
+        self._index = {
+            id(layer.parameter): index for index, layer in enumerate(layers) if not layer.moment
+        }
         self._last: list[float | None] = [None] * len(layers)
         self._seen: list[float] = []  # the rates of all groups in the last step
 

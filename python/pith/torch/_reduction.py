@@ -14,7 +14,7 @@ from ._checkpoint import check_head, head_of
 from ._engine import Engine
 from ._layers import Layer, described
 from ._rates import Rates
-from ._table import LayerStats, Meter, Table, ratio_of
+from ._table import LayerStats, Meter, MomentStats, Table, ratio_of
 
 
 class Reduction:
@@ -69,6 +69,15 @@ class Reduction:
     def has(self, index: int) -> bool:
         """Whether the layer's gradient has come in this step."""
         return index in self._present
+
+    def keep(self, index: int) -> None:
+        """A step in which the gradient of a layer stays the rank's own."""
+        self._steps[index] += 1
+
+    @property
+    def scale(self) -> float | None:
+        """The loss scale of what layers keep, if there is one."""
+        return self._scale
 
     def _follow_scale(self) -> None:
         """What is kept is in units of the loss scale."""
@@ -134,7 +143,7 @@ class Reduction:
 
     # ---- Statistics
 
-    def stats(self) -> Table:
+    def stats(self, moments: MomentStats | None = None) -> Table:
         sent = self.engine.sent()
         self._meter.ask()
         found = []
@@ -154,7 +163,7 @@ class Reduction:
                     self._meter.error(layer),
                 )
             )
-        return Table(found, self.engine.ranks, self.engine.name)
+        return Table(found, self.engine.ranks, self.engine.name, moments=moments)
 
 
 def _describe(name: str, spec: str, shape: Sequence[int]) -> str:

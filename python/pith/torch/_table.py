@@ -35,13 +35,28 @@ class LayerStats:
     )  # ‖x−x̂‖/‖x‖ of encoding its latest gradient once; None if there is no gradient now
 
 
+@dataclass(frozen=True)
+class MomentStats:
+    """Of layers whose specs begin with ``moment``."""
+
+    phase: str  # "warm-up", "frozen at step N", "exact again since step N: …"
+    every: int  # one of so many steps is exchanged, once frozen
+    steps: int  # of the optimizer
+
+
 class Table(Sequence[LayerStats]):
     """One line for each layer, by number or by name; as text, a table with the sums below."""
 
     def __init__(
-        self, layers: list[LayerStats], ranks: int, backend: str, passes: int = ALLREDUCE
+        self,
+        layers: list[LayerStats],
+        ranks: int,
+        backend: str,
+        passes: int = ALLREDUCE,
+        moments: MomentStats | None = None,
     ) -> None:
         self.layers, self.ranks, self.backend = layers, ranks, backend
+        self.moments = moments  # None: no layer sends its momentum
         self._passes = passes
 
     def __getitem__(self, key: int | str) -> LayerStats:  # type: ignore[override]
@@ -79,6 +94,10 @@ class Table(Sequence[LayerStats]):
         )
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         lines = ["  ".join(_pad(row[i], widths[i], i) for i in range(len(head))) for row in rows]
+        if self.moments is not None:
+            found = self.moments
+            how = f", every {found.every} steps" if found.every > 1 else ""
+            lines.append(f"momentum{how}: {found.phase}, now at step {found.steps}")
         return "\n".join(line.rstrip() for line in lines)
 
     __repr__ = __str__

@@ -1,0 +1,428 @@
+"""Layers whose specs begin with ``moment``: first their gradients travel, then the momentum of the optimizer.
+
+In the warm-up such a layer is like any other: its gradient travels, exactly or by ``q:N``, and the optimizer makes its own step. When the
+optimizer's variance is frozen, the layer gets its spec, and momentum travels (_moment_steps.py, _moment_adam.py). _freeze.py has the rules that say when, and
+when gradients travel again. All ranks decide the same: by the number of the step, or by figures of all ranks.
+
+What is to be done in a step is done by hooks of the optimizer, before and after its own step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .._errors import StateError
+from ._bytes import all_gather_bytes
+from ._freeze import PERIOD, Watch, earliest_again, is_settled
+from ._moment_plan import Plan, plans_of
+from ._moment_steps import Member, Scales
+from ._rates import plain_optimizer
+from ._reduction import Reduction
+from ._table import MomentStats
+
+# ---- One optimizer ---------------------------------------------------------------------------------------------------
+
+
+class Driver:
+    """The phases of an optimizer, and the hooks around its steps."""
+
+    def __init__(self, owner: Moments, plan: Plan) -> None:
+        self._owner, self._plan = owner, plan
+        self.optimizer, self.members = plan.optimizer, plan.members
+        self._steps = plan.kind(plan.optimizer, owner.engine)
+        self._watch = Watch()
+        self.step = 0  # that the optimizer has made
+        self.frozen = False
+        self._since, self._why = 0, ""  # the step of the last change, and its reason
+        self._earliest = 0  # the first step at which momentum may travel
+        self._norms: list[float] = []
+        self._looked = 0  # the step of the last look
+        self._fresh = False  # momentum has come and was not used yet
+        self._skips = False  # this step changes nothing
+        self._weights: dict[int, tuple[float, float]] = {}  # beta and carry of each group
+        self._hidden: list[tuple[dict[str, Any], list[Any]]] = []
+        self._warned = False
+        self.local: set[int] = set()  # layers that are not exchanged in this step
+        self._handles = [
+            self.optimizer.register_step_pre_hook(self._pre_hook),
+            self.optimizer.register_step_post_hook(self._post_hook),
+            self.optimizer.register_load_state_dict_post_hook(lambda _: self._steps.release()),
+        ]
+        self._set_warm_up("warm-up of {}")
+
+    def close(self) -> None:
+        """The optimizer goes on by itself."""
+        if self.frozen:
+            self._steps.thaw(self.step)
+        for handle in self._handles:
+            handle.remove()
+
+    @property
+    def phase(self) -> str:
+        if self.frozen:
+            return f"frozen at step {self._since}"
+        return f"exact again since step {self._since}: {self._why}" if self._why else "warm-up"
+
+    @property
+    def is_common(self) -> bool:
+        """Whether all ranks have the same parameters now."""
+        if not self.frozen or self.step == self._since:
+            return True
+        return all(member.is_common(self.step) for member in self._steps.members)
+
+    def report(self, loss: float | torch.Tensor) -> None:
+        self._watch.report(loss)
+
+    # ---- What the backward pass calls
+
+    def begin(self) -> None:
+        """Before the first gradient of a step."""
+        self.local = set()
+        if not self.frozen:
+            return
+        if self._fresh:
+            self._skip()
+        self._follow_weights()
+        self.local = {m.index for m in self._steps.members if not m.is_common(self.step + 1)}
+
+    def exchanged(self) -> None:
+        """Momentum has come, or a local gradient."""
+        self._fresh = self.frozen
+
+    def _skip(self) -> None:
+        """There was a backward pass, and no step followed. Momentum is what it was before."""
+        self._fresh = False
+        if any(m.moment.every > 1 for m in self._steps.members):
+            raise StateError(
+                "a backward pass was not followed by optimizer.step(), and with local steps every rank makes every step: accumulate gradients "
+                "within no_sync(), or use every=1"
+            )
+        self._steps.fold(lambda member, group: self._steps.carry(group), self._owner.kept)
+        if not self._owner.has_scaler and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "pith: a backward pass was not followed by optimizer.step(), and what it sent is dropped. To accumulate gradients, use no_sync(); with "
+                "a GradScaler, compress(…, scaler=scaler)",
+                stacklevel=2,
+            )
+
+    def _follow_weights(self) -> None:
+        """A scheduler may change the weight of the past, too."""
+        now = self._weights_now()
+        if now == self._weights:
+            return
+        before, self._weights = self._weights, now
+        for member in self._steps.members:
+            beta = now[member.group][0]
+            if beta != before[member.group][0]:
+                self._owner.engine.set_spec(member.index, member.spec(beta), self._reason)
+        common = self.step + 1
+        self._steps.fold(
+            lambda m, _: (now[m.group][1] - before[m.group][1]) * m.is_common(common),
+            self._owner.kept,
+        )
+
+    def _weights_now(self) -> dict[int, tuple[float, float]]:
+        groups = self.optimizer.param_groups
+        return {
+            number: (self._steps.beta(groups[number]), self._steps.carry(groups[number]))
+            for number in {m.group for m in self._steps.members or self.members}
+        }
+
+    # ---- What the optimizer calls
+
+    def _pre_hook(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Before the step. One with a closure makes its backward pass within the step."""
+        self._show()
+        given = args[1] if len(args) > 1 else kwargs.get("closure")
+        if given is None:
+            self._before()
+            return None
+
+        def closure() -> Any:
+            loss = given()
+            with torch.no_grad():
+                self._before()
+            return loss
+
+        if len(args) > 1:
+            return (args[0], closure, *args[2:]), kwargs
+        return args, kwargs | {"closure": closure}
+
+    def _before(self) -> None:
+        infinite = getattr(self.optimizer, "found_inf", None)  # of a GradScaler, for fused steps
+        self._skips = infinite is not None and bool(infinite > 0)
+        if not self.frozen or self._skips:
+            return
+        if not self._fresh:
+            self._check_nothing_there()
+            return
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise StateError("a step in which momentum travels cannot be captured in a CUDA graph")
+        self._steps.apply(self.step + 1, self._scales(), self._owner.sent)
+        if self._steps.passes_by:
+            self._hide()
+
+    def _check_nothing_there(self) -> None:
+        if any(m.parameter.grad is not None for m in self._steps.members):
+            raise StateError(
+                "optimizer.step() without an exchange since the last step: the last backward pass before it is outside of no_sync()"
+            )
+        self._skips = True
+
+    def _scales(self) -> Scales:
+        scale = getattr(self.optimizer, "grad_scale", None)
+        return Scales(self._owner.kept, 1.0 if scale is None else float(scale))
+
+    def _hide(self) -> None:
+        """The optimizer passes by layers whose step is made."""
+        done = {id(m.parameter) for m in self._steps.members}
+        for group in self.optimizer.param_groups:
+            parameters = group["params"]
+            self._hidden.append((group, parameters))
+            group["params"] = [p for p in parameters if id(p) not in done]
+
+    def _show(self) -> None:
+        for group, parameters in self._hidden:
+            group["params"] = parameters
+        self._hidden.clear()
+
+    @torch.no_grad()
+    def _post_hook(self, *_: Any) -> None:
+        self._show()
+        if self._skips:
+            return
+        if not self.frozen:
+            self._count()
+            self._consider()
+            return
+        self.step += 1
+        self._fresh = False
+        self._steps.after(self.step, self._scales(), self._owner.sent)
+        if self.step - self._looked >= PERIOD and self.is_common:
+            self._look()
+
+    # ---- Phases
+
+    def _count(self) -> None:
+        """Steps as the optimizer counts them, so that a run may begin with a plain optimizer's state."""
+        self.step = self._steps.count(self.members, self.step)
+        if self.step % PERIOD == 0:
+            self._watch.roll()
+
+    def _consider(self) -> None:
+        first, step = self._plan.first, self.step
+        if self._owner.engine.ranks == 1:
+            return  # nothing travels
+        if first is not None:
+            due = step >= first
+        else:
+            span = self._steps.span(self.members)
+            if step == 0 or step % span != 0:
+                return
+            norms = self._owner.gather(self._steps.variance_norm(self._ready()))
+            self._norms = [*self._norms[-1:], sum(norm for (norm,) in norms) / len(norms)]
+            due = is_settled(self._norms, step, span)
+        if due and step >= self._earliest and self._ready():
+            self._freeze()
+
+    def _ready(self) -> list[Member]:
+        """Members that the optimizer has momentum for: all that had a gradient."""
+        return [m for m in self.members if self._steps.momentum(m) is not None]
+
+    @property
+    def _reason(self) -> str:
+        return f"momentum since step {self._since}"
+
+    def _freeze(self) -> None:
+        members = self._ready()
+        self.frozen, self._since, self._why = True, self.step, ""
+        self._looked, self._fresh = self.step, False
+        self._weights = self._weights_now()
+        self._set_specs(members)
+        self._steps.freeze(members, self.step, self._owner.kept)
+        self._watch.start([(total, int(n)) for total, n in self._owner.gather(*self._watch.last)])
+
+    def _set_specs(self, members: Sequence[Member]) -> None:
+        for member in members:
+            spec = member.spec(self._weights[member.group][0])
+            self._owner.engine.set_spec(member.index, spec, self._reason)
+
+    def _set_warm_up(self, reason: str) -> None:
+        for member in self.members:
+            spec = member.codec.spec
+            self._owner.engine.set_spec(member.index, member.warm_up, reason.format(spec))
+
+    def _look(self) -> None:
+        self._looked = self.step
+        found = self._owner.gather(self._steps.ratio(self._owner.kept), *self._watch.take())
+        why = self._watch.why_not([f[0] for f in found], [(f[1], int(f[2])) for f in found])
+        if why:
+            self._go_back(why)
+
+    def _go_back(self, why: str) -> None:
+        """Gradients travel again, and the variance follows them."""
+        self._steps.thaw(self.step)
+        self.frozen, self._since, self._why = False, self.step, why
+        self._norms = []
+        self._earliest = earliest_again(self.step, self._steps.span(self.members))
+        self._set_warm_up(f"exact again since step {self.step}")
+        if self._owner.rank == 0:
+            warnings.warn(
+                f"pith: after step {self.step} gradients travel again in place of momentum: {why}. Momentum may travel again after step "
+                f"{self._earliest}. A longer warm-up (moment:freeze=…) or a milder codec may help (docs/optimizers.md)",
+                stacklevel=2,
+            )
+
+    # ---- Checkpoints
+
+    def save(self) -> dict[str, Any]:
+        return {
+            "optimizer": type(self.optimizer).__name__,
+            "frozen": self.frozen,
+            "step": self.step,
+            "since": self._since,
+            "why": self._why,
+            "earliest": self._earliest,
+            "norms": list(self._norms),
+            "looked": self._looked,
+            "fresh": self._fresh,
+            "weights": [[number, *pair] for number, pair in self._weights.items()],
+            "watch": self._watch.save(),
+            "steps": self._steps.save() if self.frozen else None,
+        }
+
+    def load(self, saved: Mapping[str, Any] | None) -> None:
+        """``None``: from a checkpoint without momentum; the warm-up begins."""
+        if saved is None:
+            saved = {
+                "frozen": False,
+                "step": 0,
+                "since": 0,
+                "why": "",
+                "earliest": 0,
+                "norms": [],
+                "looked": 0,
+            }
+            saved |= {"fresh": False, "weights": [], "watch": Watch().save()}
+        self.frozen, self.step = saved["frozen"], saved["step"]
+        self._since, self._why, self._earliest = saved["since"], saved["why"], saved["earliest"]
+        self._norms, self._looked, self._fresh = (
+            list(saved["norms"]),
+            saved["looked"],
+            saved["fresh"],
+        )
+        self._weights = {number: (beta, carry) for number, beta, carry in saved["weights"]}
+        self._watch.load(saved["watch"])
+        self._set_warm_up("warm-up of {}")
+        if self.frozen:
+            self._steps.load(saved["steps"], self.members)
+            self._set_specs(self._steps.members)
+
+
+# ---- All of them -----------------------------------------------------------------------------------------------------
+
+
+class Moments:
+    """The layers of a model whose momentum travels."""
+
+    def __init__(
+        self, plans: Sequence[Plan], reduction: Reduction, group: Any, scaler: Any = None
+    ) -> None:
+        self.engine = reduction.engine
+        self.rank, self.has_scaler = reduction.engine.rank, scaler is not None
+        self._reduction, self._group = reduction, group
+        self.sent: dict[int, torch.Tensor] = {}  # what layers had in the last exchange
+        self._drivers = [Driver(self, plan) for plan in plans]
+
+    @property
+    def kept(self) -> float:
+        """The loss scale of what layers keep."""
+        return self._reduction.scale or 1.0
+
+    def gather(self, *mine: float) -> list[tuple[float, ...]]:
+        """A few numbers of each rank."""
+        form = f"<{len(mine)}d"
+        return [
+            struct.unpack(form, found)
+            for found in all_gather_bytes(struct.pack(form, *mine), self._group)
+        ]
+
+    def serves(self, optimizer: Any) -> bool:
+        """Whether these are the optimizers already."""
+        given = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
+        known = {id(plain_optimizer(each)) for each in given if each is not None}
+        return known >= {id(driver.optimizer) for driver in self._drivers}
+
+    def begin(self) -> None:
+        """Before the first gradient of a step."""
+        self.sent.clear()
+        for driver in self._drivers:
+            driver.begin()
+
+    def keeps(self, index: int, gradient: torch.Tensor) -> bool:
+        """Whether a gradient stays the rank's own in this step."""
+        for driver in self._drivers:
+            if index in driver.local:
+                return True
+        self.sent[index] = gradient
+        return False
+
+    def exchanged(self) -> None:
+        """At the end of the exchange."""
+        for driver in self._drivers:
+            driver.exchanged()
+
+    @property
+    def is_common(self) -> bool:
+        return all(driver.is_common for driver in self._drivers)
+
+    def report(self, loss: float | torch.Tensor) -> None:
+        for driver in self._drivers:
+            driver.report(loss)
+
+    def moved(self, optimizer: Any, scaler: Any, steps: int | None) -> Moments:
+        """The same layers with another optimizer, whose warm-up begins."""
+        layers = [
+            dataclasses.replace(layer, spec=layer.declared) for layer in self._reduction.layers
+        ]
+        plans = plans_of(layers, optimizer, scaler, steps)
+        self.close()
+        return Moments(plans, self._reduction, self._group, scaler)
+
+    def close(self) -> None:
+        """Optimizers go on by themselves."""
+        if not self.is_common:
+            raise StateError(
+                "ranks have made local steps and have different parameters: wait for a common step (compressor.is_common)"
+            )
+        for driver in self._drivers:
+            driver.close()
+
+    def stats(self) -> MomentStats:
+        several = len(self._drivers) > 1
+        phases = [
+            f"{type(d.optimizer).__name__} {d.phase}" if several else d.phase for d in self._drivers
+        ]
+        every = max(m.moment.every for d in self._drivers for m in d.members)
+        return MomentStats("; ".join(phases), every, max(d.step for d in self._drivers))
+
+    def save(self) -> list[dict[str, Any]]:
+        return [driver.save() for driver in self._drivers]
+
+    def load(self, saved: Sequence[Mapping[str, Any]] | None) -> None:
+        """Before the reducer loads residuals, which belong to specs."""
+        kinds = [type(driver.optimizer).__name__ for driver in self._drivers]
+        theirs = kinds if saved is None else [entry["optimizer"] for entry in saved]
+        if kinds != theirs:
+            raise StateError(
+                f"the state was saved with {', '.join(theirs)}, and the optimizer is {', '.join(kinds)}"
+            )
+        for at, driver in enumerate(self._drivers):
+            driver.load(None if saved is None else saved[at])
