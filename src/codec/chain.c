@@ -177,16 +177,13 @@ static pith_status check_blocks(const pith_codec *codec, pith_bytes in, size_t n
   return PITH_OK;
 }
 
-/* Decodes n values from *in and moves it behind them. The payload has been checked: of codecs with blocks of a fixed
- * size, only that remains to be known. */
+/* Decodes n values from *in and moves it behind them. The payload has been checked. */
 static void decode_tile(const pith_codec *codec, pith_bytes *in, float *dst, size_t n, pith_mode mode, uint64_t index,
                         const pith_ctx *ctx) {
-  const pith_codec_ops *ops = codec->ops;
-  size_t block = ops->block(codec->args),
-         fixed = codec->caps & PITH_CAP_FIXED ? ops->block_bound(codec->args, block) : 0;
+  size_t block = codec->ops->block(codec->args);
   for (size_t i = 0; i < n; i += block) {
-    size_t m = pith__least(block, n - i), size = fixed && m == block ? fixed : block_size(codec, *in, m);
-    ops->decode_block(codec->args, in->data, m, dst + i, mode, index + i, ctx);
+    size_t m = pith__least(block, n - i), size = block_size(codec, *in, m);
+    codec->ops->decode_block(codec->args, in->data, m, dst + i, mode, index + i, ctx);
     *in = (pith_bytes){(const uint8_t *)in->data + size, in->size - size};
   }
 }

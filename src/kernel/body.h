@@ -12,6 +12,10 @@
   for (size_t i = 0, k, i##_whole = (n) / LANES * LANES; i < (n) && (k = i < i##_whole ? LANES : (n) - i, 1); \
        i += LANES)
 
+/* The same, not split, for loops that do little with values from memory: the split one asks for so many lines at once
+ * that the CPU's own prefetching falls behind. Measured on Zen 4, encoding with a memory is then a tenth slower. */
+#define STREAM(i, k, n) for (size_t i = 0, k; i < (n) && (k = (n) - i < LANES ? (n) - i : LANES, 1); i += LANES)
+
 INLINE vf get(const float *p, size_t k) { return k == LANES ? v_load(p) : v_loadn(p, k); }
 
 INLINE void put(float *p, vf x, size_t k) {
