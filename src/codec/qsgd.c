@@ -32,13 +32,7 @@ static uint32_t qsgd_caps(const pith_value *a) {
 static size_t qsgd_block(const pith_value *a) { return (size_t)a[QSGD_BUCKET].i; }
 
 /* A sign and ⌈log2(levels + 1)⌉ bits: enough for −levels … levels. */
-static int qsgd_bits(const pith_value *a) {
-  int bits = 1;
-  while ((1 << (bits - 1)) < a[QSGD_LEVELS].i + 1) {
-    bits++;
-  }
-  return bits;
-}
+static int qsgd_bits(const pith_value *a) { return 33 - __builtin_clz((uint32_t)a[QSGD_LEVELS].i); }
 
 static size_t packed(const pith_value *a, size_t n) { return pith__packed_size(n, (size_t)qsgd_bits(a)); }
 
@@ -122,7 +116,8 @@ static size_t qsgd_check_block(const pith_value *a, pith_bytes in, size_t n) {
   pith_level_coding coding;
   size_t size;
   if (!is_elias(a)) {
-    return in.size < qsgd_bound(a, n) ? 0 : qsgd_bound(a, n);
+    size_t bound = qsgd_bound(a, n);
+    return in.size < bound ? 0 : bound;
   }
   if (in.size < ELIAS_HEAD) {
     return 0;

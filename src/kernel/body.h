@@ -6,8 +6,15 @@
 
 /* ---- Shared by the parts ---------------------------------------------------------------------------------------- */
 
-/* Walks 0…n in steps of 16; k is how many lanes of the step exist. */
-#define STEPS(i, k, n) for (size_t i = 0, k; i < (n) && (k = (n) - i < LANES ? (n) - i : LANES, 1); i += LANES)
+/* Walks 0…n in steps of 16; k is how many lanes of the step exist. That only the last step can lack some is said in a
+ * way compilers see: they split the loop there, and the one over whole steps has no other branch than its own. */
+#define STEPS(i, k, n)                                                                                        \
+  for (size_t i = 0, k, i##_whole = (n) / LANES * LANES; i < (n) && (k = i < i##_whole ? LANES : (n) - i, 1); \
+       i += LANES)
+
+/* The same, not split, for loops that do little with values from memory: the split one asks for so many lines at once
+ * that the CPU's own prefetching falls behind. Measured on Zen 4, encoding with a memory is then a tenth slower. */
+#define STREAM(i, k, n) for (size_t i = 0, k; i < (n) && (k = (n) - i < LANES ? (n) - i : LANES, 1); i += LANES)
 
 INLINE vf get(const float *p, size_t k) { return k == LANES ? v_load(p) : v_loadn(p, k); }
 

@@ -49,7 +49,7 @@ static void k_f32_to_bf16(const float *src, uint16_t *dst, size_t n) {
 
 static void k_blend(const float *e, const float *g, float beta, float gamma, float *out, size_t n) {
   vf b = v_set(beta), c = v_set(gamma);
-  STEPS(i, k, n) { put(out + i, v_add(v_mul(b, get(e + i, k)), v_mul(c, get(g + i, k))), k); }
+  STREAM(i, k, n) { put(out + i, v_add(v_mul(b, get(e + i, k)), v_mul(c, get(g + i, k))), k); }
 }
 
 static void k_residual(const float *p, const float *d, float *e, size_t n) {
@@ -61,7 +61,7 @@ static void k_residual(const float *p, const float *d, float *e, size_t n) {
 }
 
 static void k_add(const float *src, float *dst, size_t n) {
-  STEPS(i, k, n) { put(dst + i, v_add(get(dst + i, k), get(src + i, k)), k); }
+  STREAM(i, k, n) { put(dst + i, v_add(get(dst + i, k), get(src + i, k)), k); }
 }
 
 static void k_scale(float factor, float *x, size_t n) {

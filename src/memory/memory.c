@@ -28,6 +28,9 @@
  * not be looked at. */
 #define TAME_BITS 0x47000000u
 
+#define PAGE 4096 /* bytes */
+#define LINE 64
+
 #define WORTH_SHARING 16384 /* values for each thread: less is done sooner than said */
 #define TEXT 256
 
@@ -47,6 +50,7 @@ void pith__memory_take_scratch(const pith_codec *codec, size_t n, pith_arena *ar
     scratch->gradient = pith__arena_take(arena, tile, sizeof(float));
     scratch->sent = pith__arena_take(arena, tile, sizeof(float));
     scratch->decoded = pith__arena_take(arena, tile, sizeof(float));
+    pith__arena_take(arena, PAGE, 1); /* behind them: see move_apart() */
   }
 }
 
@@ -102,17 +106,27 @@ static pith_status encode_tile(const pith_codec *codec, pith_state *state, const
   return PITH_OK;
 }
 
+/* CPUs tell a load from the stores before it by the place in a page, first of all: tiles that lie there just before
+ * what is kept make each step of residual() wait for the one before. They are moved to half a page from it. */
+static void move_apart(pith_encode_scratch *scratch, const float *kept) {
+  size_t skip = ((uintptr_t)kept + PAGE / 2 - (uintptr_t)scratch->sent) % PAGE / LINE * LINE;
+  scratch->sent += skip / sizeof(float);
+  scratch->decoded += skip / sizeof(float);
+}
+
 static pith_status encode_blocks(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
-                                 const pith_encode_scratch *scratch, const pith_ctx *ctx) {
+                                 const pith_encode_scratch *given, const pith_ctx *ctx) {
   size_t tile = tile_of(codec), used = 0;
-  float gamma = gradient_factor(codec, src, tile, scratch->gradient, ctx);
+  pith_encode_scratch scratch = *given;
+  move_apart(&scratch, accumulator(codec, state) + ctx->offset);
+  float gamma = gradient_factor(codec, src, tile, scratch.gradient, ctx);
   for (size_t first = 0; first < src.n; first += tile) {
     size_t n = pith__least(tile, src.n - first);
     pith_ctx here = *ctx;
     here.offset = ctx->offset + first;
     pith_out piece = {(uint8_t *)out->data + used, out->capacity - used, 0};
-    const float *g = pith__span_load(src, first, n, scratch->gradient);
-    PITH_TRY(encode_tile(codec, state, g, gamma, n, &piece, scratch, &here));
+    const float *g = pith__span_load(src, first, n, scratch.gradient);
+    PITH_TRY(encode_tile(codec, state, g, gamma, n, &piece, &scratch, &here));
     used += piece.size;
   }
   out->size = used;
