@@ -56,8 +56,7 @@ static pith_status make_comm(int rank, int ranks, const pith_settings *s, pith_c
                       .interrupt = s->rendezvous.interrupt,
                       .chunk = s->chunk,
                       .wake = -1,
-                      .cost = pith__cost_default,
-                      .algorithm = s->algorithm,
+                      .chooser = {.cost = pith__cost_default, .wish = s->algorithm},
                       .connections = s->connections,
                       .tls = s->tls.mode};
   comm->running_end = &comm->running;
@@ -107,7 +106,7 @@ static void free_comm(pith_comm *comm) {
   for (int i = 0; i < 3; i++) {
     free(comm->tls_files[i]);
   }
-  pith__layout_destroy(comm->hosts);
+  pith__layout_destroy(comm->chooser.hosts);
   pith__layout_destroy(comm->flat);
   pith_codec_destroy(comm->inside);
   pith_codec_destroy(comm->entries);
@@ -142,7 +141,7 @@ pith_status pith_comm_create(const pith_config *config, pith_comm **made) {
   PITH_TRY(pith__settings_read(config, &s));
   pith_status status = make_comm(s.rendezvous.rank, s.rendezvous.ranks, &s, &comm);
   if (status == PITH_OK && comm->ranks == 1) {
-    status = pith__layout_create(1, NULL, &comm->hosts);
+    status = pith__layout_create(1, NULL, &comm->chooser.hosts);
   }
   if (status == PITH_OK && comm->ranks > 1) {
     status = pith__comm_join(comm, &s, exchange_at_rendezvous, &s.rendezvous);
@@ -254,7 +253,7 @@ static pith_status join_group(pith_comm *parent, group *g, pith_comm **made) {
                      .timeout = parent->timeout,
                      .timeout_from = parent->timeout_from,
                      .liveness = parent->liveness,
-                     .algorithm = parent->algorithm,
+                     .algorithm = parent->chooser.wish,
                      .connections = parent->connections,
                      .threads = (int)pith__thread_pool_size(parent->threads),
                      .inside = parent->inside ? parent->inside->spec : "none",

@@ -3,7 +3,6 @@
  *
  *   operations.c  public calls: check, write a schedule
  *   submit.c      making operations of their arguments
- *   choose.c      which algorithm
  *   drive.c       submit and wait: runs schedules and drives all links; threads
  *   link.c        messages of one peer: sends them; link_receive.c checks headers and matches receives
  *   sleep.c       what a driver does while nothing moves
@@ -21,8 +20,7 @@
 #include <stdatomic.h>
 
 #include "base/thread_pool.h"
-#include "collective/cost.h"
-#include "collective/job.h"
+#include "collective/choose.h"
 #include "transport/transport.h"
 
 /* ---- Messages: docs/format.md, "Messages" ------------------------------------------------------------------------ */
@@ -156,7 +154,6 @@ typedef struct pith_link {
 } pith_link;
 
 #define PITH_TRANSPORTS_MOST 2
-#define PITH_LOGGED_MOST 64
 
 struct pith_comm {
   unsigned made_in; /* which process: base/forked.h; in children the comm can only be destroyed */
@@ -172,13 +169,11 @@ struct pith_comm {
   char *tls_files[3];                                /* certificate, key, authority */
   pith_tls_mode tls;
   int connections;
-  pith_thread_pool *threads;         /* help to encode and decode; NULL: there are none */
-  pith_layout *hosts, *flat;         /* which ranks share a host; and as if none did */
-  pith_cost_model cost;              /* what algorithms are chosen by */
-  pith_algorithm algorithm;          /* what the user wishes, where it suits */
-  pith_codec *inside;                /* the intra-host codec of hierarchical; NULL: uncompressed */
-  pith_codec *entries;               /* sparse and without loss */
-  uint64_t logged[PITH_LOGGED_MOST]; /* kinds of operations that were explained */
+  pith_thread_pool *threads; /* help to encode and decode; NULL: there are none */
+  pith_layout *flat;         /* as if no ranks shared a host */
+  pith_chooser chooser;
+  pith_codec *inside;  /* the intra-host codec of hierarchical; NULL: uncompressed */
+  pith_codec *entries; /* sparse and without loss */
   pith_transport *transport[PITH_TRANSPORTS_MOST];
   int transports;
   pith_link *link;

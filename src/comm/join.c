@@ -217,7 +217,7 @@ static pith_status lay_out(pith_comm *comm, const pith_address_record *records) 
   for (int p = 0; p < comm->ranks; p++) {
     host[p] = records[p].host;
   }
-  pith_status status = pith__layout_create(comm->ranks, host, &comm->hosts);
+  pith_status status = pith__layout_create(comm->ranks, host, &comm->chooser.hosts);
   free(host);
   return status;
 }

@@ -25,16 +25,6 @@ void pith__operation_release(pith_operation *op);
 /* Takes the operation over, whatever comes of it. `written` is the status of its schedule. */
 pith_status pith__operation_submit(pith_operation *op, pith_status written, pith_request **request);
 
-/* ---- choose.c ---------------------------------------------------------------------------------------------------- */
-
-/* The algorithm for a job, by name or by cost. `asked` is PITH_ALGORITHM_AUTO, or must suit the codec unless it is the
- * wish of the whole comm, which yields where it does not suit. */
-pith_status pith__choose(pith_comm *comm, const pith_job *job, pith_algorithm asked, int is_wish,
-                         pith_algorithm *chosen);
-
-/* The algorithm of that name, or an error that lists all. */
-pith_status pith__algorithm_parse(const char *name, pith_algorithm *algorithm);
-
 /* ---- operations.c ------------------------------------------------------------------------------------------------ */
 
 /* Writes the schedule of an allreduce: `asked` names an algorithm, or is NULL. */
