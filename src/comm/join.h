@@ -2,9 +2,9 @@
 #ifndef PITH_COMM_JOIN_H
 #define PITH_COMM_JOIN_H
 
-#include "comm/address_record.h"
 #include "comm/comm.h"
 #include "comm/settings.h"
+#include "transport/transport_choice.h"
 
 /* How the address records of all ranks are exchanged: at the rendezvous, or over the parent of a split. */
 typedef pith_status (*pith_exchange_fn)(void *how, const pith_address_record *mine, pith_address_record *all,

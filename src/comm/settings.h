@@ -6,7 +6,7 @@
 #define PITH_COMM_SETTINGS_H
 
 #include "collective/cost.h"
-#include "comm/launcher.h"
+#include "transport/launcher.h"
 #include "transport/rendezvous.h"
 #include "transport/tls.h"
 #include "transport/unique_id.h"
