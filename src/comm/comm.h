@@ -21,6 +21,7 @@
 
 #include "base/thread_pool.h"
 #include "collective/choose.h"
+#include "comm/settings.h"
 #include "transport/transport.h"
 
 /* ---- Messages: docs/format.md, "Messages" ------------------------------------------------------------------------ */
@@ -158,17 +159,11 @@ typedef struct pith_link {
 struct pith_comm {
   unsigned made_in; /* which process: base/forked.h; in children the comm can only be destroyed */
   int rank, ranks;
-  pith_link_key key; /* of its links, for splits */
-  double timeout;
-  const char *timeout_from;   /* what set it, for messages */
-  double liveness, last_look; /* seconds a host may not answer; when we last looked which ones do */
-  pith_interrupt interrupt;   /* pith_config.interrupted */
-  double last_question;       /* when it was last asked */
-  size_t chunk;
-  char *host, *transport_name, *interface, *host_id; /* settings, for splits */
-  char *tls_files[3];                                /* certificate, key, authority */
-  pith_tls_mode tls;
-  int connections;
+  pith_link_key key;         /* of its links, for splits */
+  pith_settings settings;    /* what it was made from, for splits too; its texts are copies */
+  pith_interrupt interrupt;  /* pith_config.interrupted */
+  double last_question;      /* when it was last asked */
+  double last_look;          /* when we last looked which hosts answer */
   pith_thread_pool *threads; /* help to encode and decode; NULL: there are none */
   pith_layout *flat;         /* as if no ranks shared a host */
   pith_chooser chooser;

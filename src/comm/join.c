@@ -35,7 +35,7 @@ static pith_status connect_kind(pith_comm *comm, pith_transport *transport, int 
       comm->link[p].transport = transport;
       comm->link[p].remote = kind == PITH_KIND_NETWORK && records[p].host != records[comm->rank].host;
       comm->link[p].checked = /* TLS finds damage by itself */
-          kind == PITH_KIND_NETWORK && comm->tls == PITH_TLS_OFF && !stays_here(comm, p);
+          kind == PITH_KIND_NETWORK && comm->settings.tls.mode == PITH_TLS_OFF && !stays_here(comm, p);
     }
   }
   return status;
@@ -45,7 +45,7 @@ static pith_status connect_kind(pith_comm *comm, pith_transport *transport, int 
  * else over the network. */
 static int kind_of(const pith_comm *comm, const pith_address_record *mine, const pith_address_record *theirs) {
   int together = (mine->host == theirs->host && mine->user == theirs->user) ||
-                 strcmp(comm->transport_name, pith__transport_inproc.name) == 0;
+                 strcmp(comm->settings.transport, pith__transport_inproc.name) == 0;
   int local = mine->address[PITH_KIND_LOCAL].size && theirs->address[PITH_KIND_LOCAL].size && together;
   int network = mine->address[PITH_KIND_NETWORK].size && theirs->address[PITH_KIND_NETWORK].size;
   return local ? PITH_KIND_LOCAL : network ? PITH_KIND_NETWORK : -1;
@@ -132,7 +132,8 @@ static pith_status lay_out(pith_comm *comm, const pith_address_record *records) 
   return status;
 }
 
-pith_status pith__comm_join(pith_comm *comm, const pith_settings *s, pith_exchange_fn exchange, void *how) {
+pith_status pith__comm_join(pith_comm *comm, pith_exchange_fn exchange, void *how) {
+  const pith_settings *s = &comm->settings;
   pith_transport *transport[PITH_KINDS] = {NULL, NULL};
   pith_address_record *records = calloc((size_t)comm->ranks, sizeof *records);
   PITH_REQUIRE(records, PITH_ERR_MEMORY, "no memory for the addresses of %d ranks", comm->ranks);

@@ -112,6 +112,34 @@ pith_status pith__settings_read(const pith_config *config, pith_settings *s) {
   return c.id ? use_id(c.id, s) : PITH_OK;
 }
 
+/* The text that is at one of these places. */
+static const size_t texts[] = {offsetof(pith_settings, rendezvous.host), offsetof(pith_settings, transport),
+                               offsetof(pith_settings, interface),       offsetof(pith_settings, host_id),
+                               offsetof(pith_settings, inside),          offsetof(pith_settings, tls.certificate),
+                               offsetof(pith_settings, tls.key),         offsetof(pith_settings, tls.authority)};
+enum { TEXTS = sizeof texts / sizeof *texts };
+
+static char **text_at(pith_settings *s, size_t place) { return (char **)(void *)((uint8_t *)s + place); }
+
+pith_status pith__settings_keep(const pith_settings *given, pith_settings *kept) {
+  int failed = 0;
+  *kept = *given;
+  kept->rendezvous.secret = NULL;
+  memset(&kept->id, 0, sizeof kept->id);
+  for (int i = 0; i < TEXTS; i++) {
+    char **text = text_at(kept, texts[i]);
+    failed |= *text && !(*text = strdup(*text));
+  }
+  PITH_REQUIRE(!failed, PITH_ERR_MEMORY, "no memory for the settings of a comm");
+  return PITH_OK;
+}
+
+void pith__settings_free(pith_settings *kept) {
+  for (int i = 0; i < TEXTS; i++) {
+    free(*text_at(kept, texts[i]));
+  }
+}
+
 pith_status pith_unique_id_create(const pith_config *config, pith_unique_id *id) {
   pith_config c;
   PITH_REQUIRE(id, PITH_ERR_ARGUMENT, "pith_unique_id_create: id must not be NULL");

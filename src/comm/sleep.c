@@ -137,7 +137,7 @@ static int must_poll(const pith_comm *comm) {
 
 /* Often enough to look at the time-out. */
 static int nap_milliseconds(const pith_comm *comm) {
-  double nap = comm->timeout / 8;
+  double nap = comm->settings.timeout / 8;
   return nap > 0.25 ? 250 : (int)(nap * 1000) + 1;
 }
 

@@ -136,7 +136,7 @@ static size_t message_of(const pith_comm *comm, size_t bytes) {
       return NETWORK_MESSAGE;
     }
   }
-  return bytes / (size_t)comm->ranks > LOCAL_PART ? LOCAL_MESSAGE : comm->chunk;
+  return bytes / (size_t)comm->ranks > LOCAL_PART ? LOCAL_MESSAGE : comm->settings.chunk;
 }
 
 pith_status pith__operation_make(pith_comm *comm, pith_operation_kind kind, pith_cspan src, pith_span dst,
@@ -153,8 +153,12 @@ pith_status pith__operation_make_joined(pith_comm *comm, pith_operation_kind kin
     src.n = dst.n = pith__parts_joined(members, count, pith__parts_granule(call->codec, comm->inside));
   }
   op->comm = comm;
-  op->job = (pith_job){
-      .rank = comm->rank, .ranks = comm->ranks, .src = src, .dst = dst, .reduce = reduce, .chunk = comm->chunk};
+  op->job = (pith_job){.rank = comm->rank,
+                       .ranks = comm->ranks,
+                       .src = src,
+                       .dst = dst,
+                       .reduce = reduce,
+                       .chunk = comm->settings.chunk};
   op->job.threads = comm->threads;
   op->job.layout = comm->flat;
   op->job.inside = comm->inside;
