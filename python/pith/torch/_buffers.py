@@ -133,20 +133,20 @@ def _memory(shape: Any, like: torch.Tensor) -> torch.Tensor:
     return torch.empty(shape, dtype=like.dtype, pin_memory=like.is_cuda)
 
 
-def in_place(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish | None]:
-    """Memory with the tensor's values, and how the result gets into the tensor if that is not its own."""
-    if _is_plain(tensor):
-        return tensor, None
-    copy = dense(tensor)
-    return copy, lambda: _assign(tensor, copy)
+def in_place(tensor: torch.Tensor, factor: Any = None) -> tuple[torch.Tensor, Finish | None]:
+    """Memory with the tensor's values, multiplied if there is a factor, and how the result gets into the tensor if that is not its own."""
+    memory = dense(tensor) if factor is None else dense(tensor).detach().clone().mul_(factor)
+    return memory, _back_to(tensor, memory)
 
 
 def output(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish | None]:
     """Memory for a result of the tensor's shape; old values do not matter."""
-    if _is_plain(tensor):
-        return tensor, None
-    fresh = _memory(tensor.shape, tensor)
-    return fresh, lambda: _assign(tensor, fresh)
+    memory = tensor if _is_plain(tensor) else _memory(tensor.shape, tensor)
+    return memory, _back_to(tensor, memory)
+
+
+def _back_to(tensor: torch.Tensor, memory: torch.Tensor) -> Finish | None:
+    return None if memory is tensor else lambda: _assign(tensor, memory)
 
 
 def _assign(tensor: torch.Tensor, values: torch.Tensor) -> None:

@@ -56,7 +56,7 @@ class PithWork(dist.Work):
         self,
         result: Sequence[torch.Tensor],
         requests: Sequence[Request],
-        finish: Callable[[], None] | None = None,
+        finishes: Sequence[Callable[[], None]] = (),
         *,
         timeout: float | None = None,
         waiter: Waiter | None = None,
@@ -65,7 +65,7 @@ class PithWork(dist.Work):
         super().__init__()
         self._result: Sequence[torch.Tensor] = tuple(result)
         self._requests: Sequence[Request] = tuple(requests)
-        self._finish = finish
+        self._finishes = finishes
         self._timeout = timeout
         self._waiter = waiter
         self._describe = describe
@@ -80,10 +80,11 @@ class PithWork(dist.Work):
 
     def _end(self) -> None:
         """What is left to do once the data are there: results that go elsewhere."""
-        finish, self._finish = self._finish, None
-        if finish and self._error is None:
+        finishes, self._finishes = self._finishes, ()
+        if self._error is None:
             with torch.no_grad():
-                finish()
+                for finish in finishes:
+                    finish()
 
     def _described(self, error: Error) -> BaseException:
         """The error with what the group knows about it; if that fails, at least the error."""
@@ -97,7 +98,7 @@ class PithWork(dist.Work):
         with self._lock:
             if not self._complete:
                 self._error = self._error or error
-                self._finish = None
+                self._finishes = ()
                 self._requests = ()
                 self._complete = True
 
@@ -157,8 +158,7 @@ class PithWork(dist.Work):
     def source_rank(self) -> int:
         return self._source
 
-    def _source_rank(self) -> int:
-        return self._source
+    _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future:
         """A future of the list of tensors. Errors are those of ``wait``, as a RuntimeError with the same text."""
