@@ -4,10 +4,7 @@
 #include <stdlib.h>
 
 #include "device/bucket.h"
-#include "device/cuda_device.h"
 #include "device/cuda_tasks.h"
-
-#define TASKS 64 /* handed to the module at a time */
 
 typedef struct item_list {
   pith_cuda_item *item;
@@ -103,26 +100,6 @@ static void list_own(item_list *list, const pith_bucket *b, float *sums, const v
   }
 }
 
-static pith_status hand_over_own(const item_list *list, int add, void *stream) {
-  const pith_cuda_module *gpu;
-  pith_gpu_own tasks[TASKS];
-  size_t used = 0;
-  PITH_TRY(pith__cuda_module(&gpu));
-  for (size_t i = 0; i < list->count; i++) {
-    for (size_t first = 0; first < list->item[i].n;) {
-      first += pith__gpu_next_own(&list->item[i], add, first, &tasks[used++]);
-      if (used == TASKS) {
-        PITH_CUDA_TRY(gpu->own, tasks, used, stream);
-        used = 0;
-      }
-    }
-  }
-  if (used) {
-    PITH_CUDA_TRY(gpu->own, tasks, used, stream);
-  }
-  return PITH_OK;
-}
-
 /* Our own values of our own pieces, behind their memories. */
 static pith_status sum_own(item_list *list, const pith_bucket *b, const void *const *src, float *const *memories,
                            const pith_ctx *ctx, float *sums, void *stream) {
@@ -136,7 +113,15 @@ static pith_status sum_own(item_list *list, const pith_bucket *b, const void *co
     }
     sums += piece.n;
   }
-  return hand_over_own(list, b->rank > 0, stream);
+  pith_gpu_batch batch = {.stream = stream, .kind = PITH_GPU_OWN_TASKS};
+  PITH_TRY(pith__cuda_module(&batch.gpu));
+  for (size_t i = 0; i < list->count; i++) {
+    for (size_t first = 0; first < list->item[i].n;) {
+      PITH_TRY(pith__gpu_make_room(&batch));
+      first += pith__gpu_next_own(&list->item[i], b->rank > 0, first, &batch.own[batch.used++]);
+    }
+  }
+  return pith__gpu_hand_over(&batch);
 }
 
 /* Rank after rank, as on the CPU: the sum has the same bits. */
