@@ -82,8 +82,7 @@ class GroupBase(dist.ProcessGroup):
     def getBackendName(self) -> str:
         return "pith"
 
-    def name(self) -> str:
-        return "pith"
+    name = getBackendName
 
     # torch keeps names of groups in their C++ backends, which a group of Python does not have.
 
@@ -99,13 +98,8 @@ class GroupBase(dist.ProcessGroup):
     def getGroupDesc(self) -> str:
         return self._description
 
-    @property
-    def group_name(self) -> str:
-        return self._name
-
-    @property
-    def group_desc(self) -> str:
-        return self._description
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
 
     @property
     def _device_types(self) -> list[torch.device]:

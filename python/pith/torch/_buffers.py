@@ -15,22 +15,13 @@ import torch.distributed as dist
 
 from .._errors import ArgumentError
 from .._library import Span
-from .._tensors import BF16, F16, F32, F64, I8, I16, I32, I64, U8
+from .._tensors import BF16, F16, F32, F64, U8, dtype_of
 
 Finish = Callable[[], None]
 
-_TYPES = {
-    torch.float32: (F32, 1),
-    torch.float16: (F16, 1),
-    torch.bfloat16: (BF16, 1),
-    torch.float64: (F64, 1),
-    torch.int8: (I8, 1),
-    torch.uint8: (U8, 1),
-    torch.int16: (I16, 1),
-    torch.int32: (I32, 1),
-    torch.int64: (I64, 1),
-    torch.bool: (U8, 1),
-}
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+_TYPES = {dtype: (dtype_of(dtype), 1) for dtype in _FLOATS + _INTEGERS} | {torch.bool: (U8, 1)}
 _PAIRS = {torch.complex32: (F16, 2), torch.complex64: (F32, 2), torch.complex128: (F64, 2)}
 COMPRESSIBLE = (F32, F16, BF16)
 
