@@ -5,11 +5,9 @@
  * and without GPUs. It knows nothing of specs: a task holds the numbers that a codec's parameters come down to
  * (kernel/formats.h).
  */
-#include <dlfcn.h>
 #include <limits.h>
 #include <pith/cuda.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,78 +29,48 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static const pith_cuda_module *module; /* under the lock until it is set */
 static char failure[1024], device_text[TEXT];
 
-/* Keeps the reason: later calls get the same answer. */
-__attribute__((format(printf, 1, 2))) static void *refuse(const char *format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(failure, sizeof failure, format, arguments);
-  va_end(arguments);
-  return NULL;
-}
-
-/* dlerror() without the path it may start with. */
-static const char *open_error(const char *path) {
-  const char *why = dlerror();
-  size_t size = strlen(path);
-  if (!why) {
-    return "unknown error";
+/* The first file found is the one: if it is broken, that is the reason, and no other is tried. Without one, there may
+ * be one where the system looks. */
+static pith_status find_entry(char path[PATH_MAX], pith_cuda_entry_fn *entry) {
+  static const char advice[] =
+      ". Build it again (make cuda, or pip install .), or set PITH_MODULE_PATH to the folder of another one";
+  if (pith__find_module((const char *[]){FILE_NAME, NULL}, path)) {
+    return pith__open_module(path, "CUDA module", advice, PITH_CUDA_ENTRY, entry);
   }
-  return strncmp(why, path, size) == 0 && strncmp(why + size, ": ", 2) == 0 ? why + size + 2 : why;
-}
-
-/* The first file found is the one: if it is broken, that is the reason, and no other is tried. */
-static void *open_file(char path[PATH_MAX]) {
-  int found = pith__find_module((const char *[]){FILE_NAME, NULL}, path);
-  if (!found) {
-    memcpy(path, FILE_NAME, sizeof FILE_NAME); /* wherever the system looks */
-  }
-  void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  if (handle) {
-    return handle;
-  }
-  if (found) {
-    return refuse(
-        "the CUDA module %s cannot be opened: %s. Build it again (make cuda, or pip install .), or set "
-        "PITH_MODULE_PATH to the folder of another one",
-        path, open_error(path));
+  memcpy(path, FILE_NAME, sizeof FILE_NAME);
+  if (pith__open_module(path, "CUDA module", "", PITH_CUDA_ENTRY, entry) == PITH_OK) {
+    return PITH_OK;
   }
   char places[512];
   pith__module_places(places, sizeof places);
-  return refuse(
-      "there is no CUDA module: %s was not found in %s (%s). Install a Pith package with CUDA (pip install . "
-      "where nvcc is installed), or run make cuda and set PITH_MODULE_PATH to its folder",
-      path, places, open_error(path));
+  return pith_fail(
+      PITH_ERR_UNSUPPORTED,
+      "there is no CUDA module: %s was not found in %s (%s). Install a Pith package with CUDA (pip install "
+      ". where nvcc is installed), or run make cuda and set PITH_MODULE_PATH to its folder",
+      path, places, pith_error());
 }
 
-static const pith_cuda_module *open_module(void) {
+static pith_status open_module(const pith_cuda_module **opened) {
   pith_cuda_entry_fn entry;
   char path[PATH_MAX], text[TEXT];
-  void *handle = open_file(path), *symbol = handle ? dlsym(handle, PITH_CUDA_ENTRY) : NULL;
-  if (!handle) {
-    return NULL;
-  }
-  if (!symbol) {
-    return refuse("%s is not Pith's CUDA module: it does not export %s()", path, PITH_CUDA_ENTRY);
-  }
-  memcpy(&entry, &symbol, sizeof entry); /* ISO C has no cast between the two kinds of pointers */
+  PITH_TRY(find_entry(path, &entry));
   const pith_cuda_module *found = entry();
-  if (found->abi != PITH_CUDA_ABI) {
-    return refuse(
-        "the CUDA module %s is of another version of Pith: it has ABI %u, this library %d; build both from one source",
-        path, found->abi, PITH_CUDA_ABI);
-  }
-  if (found->describe(text) != 0) {
-    return refuse("the CUDA module %s is in order, but %s", path, text);
-  }
+  PITH_REQUIRE(found->abi == PITH_CUDA_ABI, PITH_ERR_UNSUPPORTED,
+               "the CUDA module %s is of another version of Pith: it has ABI %u, this library %d; build both from one "
+               "source",
+               path, found->abi, PITH_CUDA_ABI);
+  PITH_REQUIRE(found->describe(text) == 0, PITH_ERR_UNSUPPORTED, "the CUDA module %s is in order, but %s", path, text);
   memcpy(device_text, text, sizeof device_text);
   PITH_LOG_INFO("CUDA: %s (%s)", device_text, path);
-  return found;
+  *opened = found;
+  return PITH_OK;
 }
 
+/* Keeps the reason of a failure: later calls get the same answer. */
 pith_status pith__cuda_module(const pith_cuda_module **found) {
   pthread_mutex_lock(&lock);
-  if (!module && !failure[0]) {
-    module = open_module();
+  if (!module && !failure[0] && open_module(&module) != PITH_OK) {
+    snprintf(failure, sizeof failure, "%s", pith_error());
   }
   *found = module;
   pthread_mutex_unlock(&lock);
