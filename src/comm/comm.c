@@ -94,6 +94,15 @@ static void free_comm(pith_comm *comm) {
   free(comm);
 }
 
+static pith_status hand_out(pith_status status, pith_comm *comm, pith_comm **made) {
+  if (status == PITH_OK) {
+    *made = comm;
+  } else {
+    free_comm(comm);
+  }
+  return status;
+}
+
 static pith_status exchange_at_rendezvous(void *how, const pith_address_record *mine, pith_address_record *all,
                                           pith_link_key *key) {
   pith_rendezvous *rendezvous = how, with_listener = *rendezvous;
@@ -126,12 +135,7 @@ pith_status pith_comm_create(const pith_config *config, pith_comm **made) {
   if (s.rendezvous.listener > 0) { /* of a unique id, and the rendezvous was not reached */
     pith__fd_close(s.rendezvous.listener);
   }
-  if (status != PITH_OK) {
-    free_comm(comm);
-    return status;
-  }
-  *made = comm;
-  return PITH_OK;
+  return hand_out(status, comm, made);
 }
 
 /* ---- Splitting --------------------------------------------------------------------------------------------------- */
@@ -237,12 +241,7 @@ pith_status pith_comm_split(pith_comm *parent, int color, int key, pith_comm **m
     status = join_group(parent, &g, &comm);
   }
   free(g.members);
-  if (status != PITH_OK) {
-    free_comm(comm);
-    return status;
-  }
-  *made = comm;
-  return PITH_OK;
+  return hand_out(status, comm, made);
 }
 
 /* ---- Asking and leaving ------------------------------------------------------------------------------------------ */

@@ -76,8 +76,7 @@ typedef struct pith_operation {
   pith_comm *comm;
   pith_job job;
   pith_frame frame; /* what its messages say */
-  uint32_t *ready;  /* a heap of work that can run, lowest number on top */
-  uint32_t ready_count, unfinished;
+  uint32_t unfinished;
   void *scratch;  /* of the codec */
   size_t *counts; /* copies of the caller's */
   pith_status status;
@@ -150,8 +149,7 @@ typedef struct pith_link {
   pith_early *stored;
   uint64_t told[PITH_SPECS_MOST]; /* fingerprints whose text the peer has from us */
   int told_count;
-  pith_outgoing *spare_out; /* one of each for the next message: short operations need no more */
-  pith_posted *spare_posted;
+  void *spare_out, *spare_posted; /* one of each for the next message: short operations need no more */
 } pith_link;
 
 #define PITH_TRANSPORTS_MOST 2
@@ -224,8 +222,9 @@ int pith__frame_payload_is_intact(const pith_frame *frame, const void *payload);
 
 /* Whether two messages are of the same operation with the same arguments. */
 int pith__frame_agrees(const pith_frame *a, const pith_frame *b);
-/* Fails the comm: the peer's message is not what the operation expects, and the error says in what they differ. */
-void pith__link_disagree(pith_link *link, const pith_frame *theirs, const pith_operation *op);
+/* Fails the comm: the peer's message is not what the operation expects, and the error says in what they differ. Returns
+ * 0. */
+int pith__link_disagree(pith_link *link, const pith_frame *theirs, const pith_operation *op);
 /* Keeps the text of a spec that a peer uses, for such errors. Any bytes may have come. */
 void pith__spec_learn(pith_comm *comm, uint64_t fingerprint, const char *text);
 
@@ -311,9 +310,9 @@ void pith__comm_let_gather(pith_comm *comm, uint64_t bytes);
 
 /* ---- failure.c --------------------------------------------------------------------------------------------------- */
 
-/* The comm is over: every operation ends with this, here and (by a notice) on the other ranks. */
-void pith__comm_fail(pith_comm *comm, pith_status status, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+/* The comm is over: every operation ends with this, here and (by a notice) on the other ranks. Returns 0, for functions
+ * that say whether there is a way on. */
+int pith__comm_fail(pith_comm *comm, pith_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* Fails if a peer has let us wait for too long, or its host is gone; tells the others now and then that we wait. */
 void pith__comm_check_time(pith_comm *comm);
 

@@ -7,9 +7,9 @@
 #include "base/log.h"
 #include "comm/comm.h"
 
-void pith__comm_fail(pith_comm *comm, pith_status status, const char *format, ...) {
+int pith__comm_fail(pith_comm *comm, pith_status status, const char *format, ...) {
   if (comm->failed != PITH_OK) {
-    return; /* the first reason is the one that counts */
+    return 0; /* the first reason is the one that counts */
   }
   va_list args;
   va_start(args, format);
@@ -28,6 +28,7 @@ void pith__comm_fail(pith_comm *comm, pith_status status, const char *format, ..
     }
   }
   pith__comm_wake(comm);
+  return 0;
 }
 
 /* ---- Time-outs: each peer that an operation waits for has its own clock ------------------------------------------ */

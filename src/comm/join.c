@@ -41,16 +41,6 @@ static pith_status connect_kind(pith_comm *comm, pith_transport *transport, int 
   return status;
 }
 
-/* A peer is reached locally if both can and share a host and a user (or, for threads, whatever they call their hosts),
- * else over the network. */
-static int kind_of(const pith_comm *comm, const pith_address_record *mine, const pith_address_record *theirs) {
-  int together = (mine->host == theirs->host && mine->user == theirs->user) ||
-                 strcmp(comm->settings.transport, pith__transport_inproc.name) == 0;
-  int local = mine->address[PITH_KIND_LOCAL].size && theirs->address[PITH_KIND_LOCAL].size && together;
-  int network = mine->address[PITH_KIND_NETWORK].size && theirs->address[PITH_KIND_NETWORK].size;
-  return local ? PITH_KIND_LOCAL : network ? PITH_KIND_NETWORK : -1;
-}
-
 /* After a failure within the host the ranks of other hosts are linked all the same: they must hear of it, and a rank
  * that cannot be reached there may be the cause. */
 static pith_status connect_kinds(pith_comm *comm, pith_transport **transport, const int *count,
@@ -82,7 +72,7 @@ static pith_status connect_all(pith_comm *comm, pith_transport **transport, cons
     if (p == comm->rank) {
       continue;
     }
-    int kind = kind_of(comm, &records[comm->rank], &records[p]);
+    int kind = pith__transports_kind(comm->settings.transport, &records[comm->rank], &records[p]);
     PITH_REQUIRE(kind >= 0, PITH_ERR_UNSUPPORTED,
                  "ranks %d and %d have no transport in common: they are on different hosts, run as different users, or "
                  "chose different ones",

@@ -19,6 +19,13 @@ static pith_status check_spans(pith_cspan src, pith_span dst) {
   return PITH_OK;
 }
 
+/* And where all values of one are reduced to the other: apart, or in place. */
+static pith_status check_alike(pith_cspan src, pith_span dst) {
+  PITH_TRY(check_spans(src, dst));
+  PITH_REQUIRE(src.n == dst.n, PITH_ERR_ARGUMENT, "src has %zu values, dst %zu", src.n, dst.n);
+  return pith__check_overlap(src, readable(dst), 0);
+}
+
 /* ---- Reductions -------------------------------------------------------------------------------------------------- */
 
 pith_status pith__schedule_allreduce(pith_operation *op, const char *asked) {
@@ -32,10 +39,8 @@ pith_status pith_allreduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_
                            pith_request **request) {
   pith_operation *op;
   PITH_TRY(pith__check_comm(comm));
-  PITH_TRY(check_spans(src, dst));
+  PITH_TRY(check_alike(src, dst));
   PITH_TRY(pith__reduce_check(src.dtype, reduce));
-  PITH_REQUIRE(src.n == dst.n, PITH_ERR_ARGUMENT, "src has %zu values, dst %zu", src.n, dst.n);
-  PITH_TRY(pith__check_overlap(src, readable(dst), 0));
   pith_status status;
   if (!request && pith__small_allreduce(comm, src, dst, reduce, call, &status)) {
     return status;
@@ -97,15 +102,10 @@ static pith_status schedule_reduce(pith_job *job, int root) {
 pith_status pith_reduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce_op reduce, int root,
                         const pith_call *call, pith_request **request) {
   pith_operation *op;
-  PITH_TRY(pith__check_comm(comm));
   PITH_TRY(pith__check_rank(comm, root, "root"));
   PITH_TRY(pith__check_span(src.data, src.n, src.dtype));
   PITH_TRY(pith__reduce_check(src.dtype, reduce));
-  if (comm->rank == root) {
-    PITH_TRY(check_spans(src, dst));
-    PITH_REQUIRE(src.n == dst.n, PITH_ERR_ARGUMENT, "src has %zu values, dst %zu", src.n, dst.n);
-    PITH_TRY(pith__check_overlap(src, readable(dst), 0));
-  }
+  PITH_TRY(comm->rank == root ? check_alike(src, dst) : PITH_OK);
   PITH_TRY(pith__operation_make(comm, PITH_OP_REDUCE, src, dst, reduce, call, &op));
   op->frame.flags |= (uint32_t)root << 16;
   return pith__operation_submit(op, schedule_reduce(&op->job, root), request);
@@ -130,7 +130,6 @@ pith_status pith_all_gather(pith_comm *comm, pith_cspan src, pith_span dst, cons
 
 pith_status pith_broadcast(pith_comm *comm, pith_span tensor, int root, const pith_call *call, pith_request **request) {
   pith_operation *op;
-  PITH_TRY(pith__check_comm(comm));
   PITH_TRY(pith__check_rank(comm, root, "root"));
   PITH_TRY(pith__check_span(tensor.data, tensor.n, tensor.dtype));
   PITH_TRY(pith__operation_make(comm, PITH_OP_BROADCAST, readable(tensor), tensor, PITH_SUM, call, &op));
@@ -180,7 +179,6 @@ static pith_status schedule_gather(pith_operation *op, const size_t *counts, int
 pith_status pith_gather(pith_comm *comm, pith_cspan src, pith_span dst, const size_t *counts, int root,
                         pith_request **request) {
   pith_operation *op;
-  PITH_TRY(pith__check_comm(comm));
   PITH_TRY(pith__check_rank(comm, root, "root"));
   PITH_TRY(comm->rank == root ? check_spans(src, dst) : pith__check_span(src.data, src.n, src.dtype));
   PITH_TRY(pith__operation_make(comm, PITH_OP_GATHER, src, dst, PITH_SUM, NULL, &op));
@@ -198,7 +196,6 @@ static pith_status schedule_scatter(pith_operation *op, const size_t *counts, in
 pith_status pith_scatter(pith_comm *comm, pith_cspan src, const size_t *counts, pith_span dst, int root,
                          pith_request **request) {
   pith_operation *op;
-  PITH_TRY(pith__check_comm(comm));
   PITH_TRY(pith__check_rank(comm, root, "root"));
   PITH_TRY(comm->rank == root ? check_spans(src, dst) : pith__check_span(dst.data, dst.n, dst.dtype));
   src.dtype = dst.dtype; /* of other ranks than the root it may be anything */

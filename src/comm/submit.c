@@ -62,6 +62,7 @@ pith_status pith__check_comm(const pith_comm *comm) {
 }
 
 pith_status pith__check_rank(const pith_comm *comm, int rank, const char *what) {
+  PITH_TRY(pith__check_comm(comm));
   PITH_REQUIRE(rank >= 0 && rank < comm->ranks, PITH_ERR_ARGUMENT, "%s %d is not one of %d ranks", what, rank,
                comm->ranks);
   return PITH_OK;

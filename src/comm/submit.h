@@ -6,6 +6,7 @@
 
 /* Not NULL, and not the copy of a forked child. */
 pith_status pith__check_comm(const pith_comm *comm);
+/* The same, and a rank of it. */
 pith_status pith__check_rank(const pith_comm *comm, int rank, const char *what);
 pith_status pith__check_span(const void *data, size_t n, pith_dtype dtype);
 #define PITH_NOWHERE SIZE_MAX

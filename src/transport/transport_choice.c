@@ -55,6 +55,16 @@ pith_status pith__transports_listen(const char *name, const pith_transport_confi
   return PITH_OK;
 }
 
+/* Locally if both can and share a host and a user (or, for threads, whatever they call their hosts), else over the
+ * network. */
+int pith__transports_kind(const char *name, const pith_address_record *mine, const pith_address_record *theirs) {
+  int together =
+      (mine->host == theirs->host && mine->user == theirs->user) || strcmp(name, pith__transport_inproc.name) == 0;
+  int local = mine->address[PITH_KIND_LOCAL].size && theirs->address[PITH_KIND_LOCAL].size && together;
+  int network = mine->address[PITH_KIND_NETWORK].size && theirs->address[PITH_KIND_NETWORK].size;
+  return local ? PITH_KIND_LOCAL : network ? PITH_KIND_NETWORK : -1;
+}
+
 void pith__transports_close(pith_transport *transport[PITH_KINDS]) {
   for (int k = 0; k < PITH_KINDS; k++) {
     if (transport[k]) {

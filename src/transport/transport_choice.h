@@ -9,6 +9,9 @@
 pith_status pith__transports_listen(const char *name, const pith_transport_config *config,
                                     pith_transport *transport[PITH_KINDS], pith_address_record *mine);
 
+/* By which kind of them two ranks reach each other; -1: they cannot. */
+int pith__transports_kind(const char *name, const pith_address_record *mine, const pith_address_record *theirs);
+
 /* All that are not NULL. */
 void pith__transports_close(pith_transport *transport[PITH_KINDS]);
 
