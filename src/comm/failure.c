@@ -64,13 +64,6 @@ static size_t name_missing(const pith_comm *comm, int silent, double now, char *
   return used;
 }
 
-static void send_signs(pith_comm *comm, double now) {
-  comm->last_sign = now;
-  for (int p = 0; p < comm->ranks; p++) {
-    pith__link_sign(&comm->link[p]);
-  }
-}
-
 static void fail_late(pith_comm *comm, double now, double waited) {
   char missing[256] = "";
   if (!name_missing(comm, 1, now, missing, sizeof missing)) {
@@ -130,6 +123,9 @@ void pith__comm_check_time(pith_comm *comm) {
   if (overdue > comm->settings.timeout) {
     fail_late(comm, now, longest);
   } else if (longest > patience(comm) && now - comm->last_sign > patience(comm)) {
-    send_signs(comm, now);
+    comm->last_sign = now;
+    for (int p = 0; p < comm->ranks; p++) {
+      pith__link_sign(&comm->link[p]);
+    }
   }
 }

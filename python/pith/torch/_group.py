@@ -116,21 +116,20 @@ class PithGroup(GroupBase):
         n = tensor.numel()
         call = self._call_for(n, unit, reduction, _ANY)
         memory = c.Span(tensor.data_ptr(), n, unit)
+        arguments = (memory, memory, reduction, call)
         self._sequence += 1
-        if opts.asyncOp:
-            return self._start(tensor, c.lib.pith_allreduce, memory, memory, reduction, call)
-        status = c.lib.pith_allreduce(self._comm._pointer, memory, memory, reduction, call, None)
-        if status:
-            error = c.last_error(status)
-            raise self._describe(error) if isinstance(error, Error) else error
-        return DoneWork((tensor,))
-
-    def _start(self, tensor: torch.Tensor, function: Any, *arguments: Any) -> PithWork:
         try:
-            request = self.comm.submit(function, *arguments, result=None, lent=tensor, wait=False)
+            if opts.asyncOp:
+                request = self._comm.submit(
+                    c.lib.pith_allreduce, *arguments, result=None, lent=tensor, wait=False
+                )
+                return PithWork((tensor,), (request,), waiter=self._waiter, describe=self._describe)
+            status = c.lib.pith_allreduce(self._comm._pointer, *arguments, None)
+            if status:
+                raise c.last_error(status)
         except Error as error:
             raise self._describe(error) from None
-        return PithWork((tensor,), (request,), waiter=self._waiter, describe=self._describe)
+        return DoneWork((tensor,))
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> PithWork:
         op = _reduce_op(opts)
