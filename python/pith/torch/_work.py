@@ -36,11 +36,6 @@ def begin_event(name: str) -> Any:
     return torch.ops.profiler._record_function_enter_new(name, None)
 
 
-def _end_with(event: Any, future: torch.futures.Future) -> torch.futures.Future:
-    """Ends the event with the future, whose thread knows nothing of the profiler: torch brings that along. A future that is complete after that."""
-    return torch.ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction(event, future)
-
-
 class PithWork(dist.Work):
     """An operation under way."""
 
@@ -167,8 +162,11 @@ class PithWork(dist.Work):
             done: torch.futures.Future = torch.futures.Future()
             # Only a callback that raises makes a future that C++ knows to have failed.
             self._future = done.then(self._outcome)
-            if self._event is not None:
-                self._future = _end_with(self._event, self._future)
+            if (
+                self._event is not None
+            ):  # ends with the future, whose thread knows nothing of the profiler: torch brings that along
+                end = torch.ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction
+                self._future = end(self._event, self._future)
             if self._complete or self._waiter is None:
                 self._settle(self._timeout)
                 done.set_result(None)
