@@ -16,6 +16,7 @@ from ._tensors import address_of, count, dtype_of, target_of, view_of
 
 _UNKNOWN = ctypes.c_size_t(-1).value  # SIZE_MAX
 _TALLIED = 4
+_WIDEST = 8  # bytes of a value of any type
 
 
 class Caps(IntFlag):
@@ -174,6 +175,23 @@ class Codec:
 def codec_of(spec: str | Codec) -> Codec:
     """A codec from a spec; the same object for the same text."""
     return spec if isinstance(spec, Codec) else Codec(spec)
+
+
+def through(codec: Codec, tensor: Any, dst: Any, *, rows: int = 0, **where: Any) -> Any:
+    """What others get of a tensor, with a fresh state: encoded and decoded into ``dst``, or by rounds of one rank."""
+    source, target, ctx = view_of(tensor), target_of(dst), context(rows=rows, **where)
+    state = codec.state(source.n, rows)
+    if not codec.rounds:
+        payload = codec.encode(tensor, state=state, rows=rows, **where)
+        return codec.decode(payload, dst, rows=rows, **where)
+    for index in range(codec.rounds):
+        which, entry = (codec._pointer, state._pointer, index), c.Round()
+        c.check(c.lib.pith_round_describe(*which, ctypes.byref(entry)))
+        buffer = ctypes.create_string_buffer(entry.count * _WIDEST + 1)
+        at, here = ctypes.addressof(buffer), ctypes.byref(ctx)
+        c.check(c.lib.pith_round_produce(*which, source.span, at, here))
+        c.check(c.lib.pith_round_consume(*which, at, target.span, here))
+    return dst
 
 
 def tally(specs: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ static FILE *sink;
 
 static const char *const level_names[] = {"OFF", "WARN", "INFO", "TRACE"};
 
-int pith__log_file_name(const char *pattern, char *name, unsigned long size) {
+int pith__log_file_name(const char *pattern, int rank, char *name, unsigned long size) {
   size_t used = 0;
   for (const char *p = pattern; *p; p++) {
     char piece[256] = {*p, 0};
@@ -24,6 +24,9 @@ int pith__log_file_name(const char *pattern, char *name, unsigned long size) {
       p++;
     } else if (*p == '%' && p[1] == 'p') {
       snprintf(piece, sizeof piece, "%ld", (long)getpid());
+      p++;
+    } else if (*p == '%' && p[1] == 'r' && rank >= 0) {
+      snprintf(piece, sizeof piece, "%d", rank);
       p++;
     }
     size_t length = strlen(piece);
@@ -44,7 +47,7 @@ static void open_sink(void) {
   if (!pattern || !*pattern) {
     return;
   }
-  if (!pith__log_file_name(pattern, name, sizeof name)) {
+  if (!pith__log_file_name(pattern, -1, name, sizeof name)) {
     fprintf(stderr, "pith: PITH_DEBUG_FILE is too long; logging to standard error\n");
     return;
   }

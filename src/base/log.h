@@ -25,7 +25,7 @@ void pith__log(pith_log_level level, const char *format, ...) __attribute__((for
 #define PITH_LOG_INFO(...) PITH_LOG_(PITH_LOG_INFO_, __VA_ARGS__)
 #define PITH_LOG_TRACE(...) PITH_LOG_(PITH_LOG_TRACE_, __VA_ARGS__)
 
-/* Expands %h and %p of a file name; exposed for its test. Returns 0 if the result does not fit. */
-int pith__log_file_name(const char *pattern, char *name, unsigned long size);
+/* Expands %h, %p and, where there is one, the rank %r of a file name. Returns 0 if the result does not fit. */
+int pith__log_file_name(const char *pattern, int rank, char *name, unsigned long size);
 
 #endif

@@ -62,6 +62,16 @@ int pith__find_module(const char *const *names, char path[PATH_MAX]) {
   return 0;
 }
 
+pith_status pith__open_module(const char *path, const char *what, const char *advice, const char *entry,
+                              void *function) {
+  void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE); /* a second time the same one */
+  PITH_REQUIRE(handle, PITH_ERR_UNSUPPORTED, "cannot open the %s: %s%s", what, dlerror(), advice);
+  void *symbol = dlsym(handle, entry);
+  PITH_REQUIRE(symbol, PITH_ERR_PLUGIN, "%s is not the %s: it does not export %s()", path, what, entry);
+  memcpy(function, &symbol, sizeof symbol); /* ISO C has no cast between the two kinds of pointers */
+  return PITH_OK;
+}
+
 void pith__module_places(char *text, int size) {
   const char *folders = secure_getenv("PITH_MODULE_PATH");
   snprintf(text, (size_t)size, "PITH_MODULE_PATH (%s), beside this library or in %s",

@@ -164,6 +164,9 @@ pith_status pith__allreduce_ranges(pith_job *job); /* SPARSE codecs: scatter, re
 pith_status pith__allreduce_linear(pith_job *job); /* LINEAR payloads: their plain sum */
 pith_status pith__allreduce_rounds(pith_job *job); /* ROUNDS codecs */
 
+/* On one rank: dst becomes src. */
+pith_status pith__schedule_copy(pith_job *job);
+
 /* counts[p]: the values of rank p's part. */
 pith_status pith__reduce_scatter(pith_job *job, const size_t *counts);
 pith_status pith__reduce_to(pith_job *job, int root);

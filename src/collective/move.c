@@ -1,18 +1,11 @@
 /* Operations that move values without reducing them: all-gather, broadcast, all-to-all, gather, scatter, barrier. */
 #include <string.h>
 
+#include "base/size.h"
 #include "base/split.h"
 #include "collective/job.h"
 
 enum { PHASE_MOVE };
-
-static size_t offset_of(const size_t *counts, int rank) {
-  size_t first = 0;
-  for (int p = 0; p < rank; p++) {
-    first += counts[p];
-  }
-  return first;
-}
 
 static pith_piece *piece_of(pith_job *job, const void *data, size_t first, size_t n, pith_dtype dtype) {
   size_t width = pith_dtype_size(dtype);
@@ -31,6 +24,20 @@ static void add_copy(pith_job *job, const void *from, pith_piece *to) {
     pith__schedule_work(&job->schedule, (pith_task){.work = work_copy, .piece = to, .values = (void *)(uintptr_t)from},
                         PITH_NO_TASK);
   }
+}
+
+static pith_status work_copy_all(pith_job *job, const pith_task *task) {
+  (void)task;
+  memmove(job->dst.data, job->src.data, job->dst.n * pith_dtype_size(job->dst.dtype));
+  int is_vote = job->codec && (job->codec->caps & PITH_CAP_VOTE);
+  return is_vote ? pith_aggregate(job->codec, job->dst, &(pith_ctx)PITH_CTX_INIT) : PITH_OK;
+}
+
+pith_status pith__schedule_copy(pith_job *job) {
+  if (job->src.n) {
+    pith__schedule_add(&job->schedule, (pith_task){.kind = PITH_TASK_WORK, .work = work_copy_all});
+  }
+  return pith__schedule_finished(job);
 }
 
 /* Empty messages are not sent: both sides know the counts. */
@@ -64,23 +71,26 @@ static void all_gather_encoded(pith_job *job, const size_t *counts) {
     uint32_t decode = pith__schedule_work(
         &job->schedule,
         (pith_task){
-            .work = pith__work_decode_to_dst, .peer = p, .piece = piece, .n = counts[p], .at = offset_of(counts, p)},
+            .work = pith__work_decode_to_dst, .peer = p, .piece = piece, .n = counts[p], .at = pith__sum(counts, p)},
         arrived);
     pith__schedule_after(s, decode, encode); /* src may lie in dst */
   }
 }
 
 pith_status pith__all_gather(pith_job *job, const size_t *counts) {
+  if (job->ranks == 1) {
+    return pith__schedule_copy(job);
+  }
   if (job->codec) {
     all_gather_encoded(job, counts);
     return pith__schedule_finished(job);
   }
   pith_dtype dtype = job->src.dtype;
-  add_copy(job, job->src.data, piece_of(job, job->dst.data, offset_of(counts, job->rank), job->src.n, dtype));
+  add_copy(job, job->src.data, piece_of(job, job->dst.data, pith__sum(counts, job->rank), job->src.n, dtype));
   for (int step = 1; step < job->ranks; step++) {
     int to = pith__peer_at(job, step), from = pith__peer_at(job, job->ranks - step);
     add_send(job, to, piece_of(job, job->src.data, 0, job->src.n, dtype));
-    add_receive(job, from, piece_of(job, job->dst.data, offset_of(counts, from), counts[from], dtype));
+    add_receive(job, from, piece_of(job, job->dst.data, pith__sum(counts, from), counts[from], dtype));
   }
   return pith__schedule_finished(job);
 }
@@ -147,12 +157,12 @@ pith_status pith__broadcast(pith_job *job, int root) {
 pith_status pith__all_to_all(pith_job *job, const size_t *send, const size_t *receive) {
   pith_dtype dtype = job->src.dtype;
   size_t width = pith_dtype_size(dtype);
-  const uint8_t *own = (const uint8_t *)job->src.data + offset_of(send, job->rank) * width;
-  add_copy(job, own, piece_of(job, job->dst.data, offset_of(receive, job->rank), receive[job->rank], dtype));
+  const uint8_t *own = (const uint8_t *)job->src.data + pith__sum(send, job->rank) * width;
+  add_copy(job, own, piece_of(job, job->dst.data, pith__sum(receive, job->rank), receive[job->rank], dtype));
   for (int step = 1; step < job->ranks; step++) {
     int to = pith__peer_at(job, step), from = pith__peer_at(job, job->ranks - step);
-    add_send(job, to, piece_of(job, job->src.data, offset_of(send, to), send[to], dtype));
-    add_receive(job, from, piece_of(job, job->dst.data, offset_of(receive, from), receive[from], dtype));
+    add_send(job, to, piece_of(job, job->src.data, pith__sum(send, to), send[to], dtype));
+    add_receive(job, from, piece_of(job, job->dst.data, pith__sum(receive, from), receive[from], dtype));
   }
   return pith__schedule_finished(job);
 }
@@ -164,7 +174,7 @@ pith_status pith__gather(pith_job *job, const size_t *counts, int root) {
     return pith__schedule_finished(job);
   }
   for (int p = 0; p < job->ranks; p++) {
-    pith_piece *piece = piece_of(job, job->dst.data, offset_of(counts, p), counts[p], dtype);
+    pith_piece *piece = piece_of(job, job->dst.data, pith__sum(counts, p), counts[p], dtype);
     if (p == root) {
       add_copy(job, job->src.data, piece);
     } else {
@@ -181,7 +191,7 @@ pith_status pith__scatter(pith_job *job, const size_t *counts, int root) {
     return pith__schedule_finished(job);
   }
   for (int p = 0; p < job->ranks; p++) {
-    pith_piece *piece = piece_of(job, job->src.data, offset_of(counts, p), counts[p], dtype);
+    pith_piece *piece = piece_of(job, job->src.data, pith__sum(counts, p), counts[p], dtype);
     if (p == root && piece) {
       add_copy(job, piece->data, piece_of(job, job->dst.data, 0, job->dst.n, dtype));
     } else {

@@ -2,25 +2,18 @@
  * Reduce-scatter, and reduce to one rank: the first half of an allreduce, with parts as the caller wants them. Results
  * are not encoded again: they stay where they are made.
  */
+#include "base/size.h"
 #include "collective/job.h"
 
 enum { PHASE_SCATTER };
 
-typedef struct part {
-  size_t first, n;
-} part;
-
-static part part_of(const size_t *counts, int rank) {
-  part found = {0, counts[rank]};
-  for (int p = 0; p < rank; p++) {
-    found.first += counts[p];
-  }
-  return found;
+static pith_range part_of(const size_t *counts, int rank) {
+  return (pith_range){pith__sum(counts, rank), counts[rank]};
 }
 
 /* ---- Encoded ----------------------------------------------------------------------------------------------------- */
 
-static pith_piece *add_encoded_part(pith_job *job, int owner, part range, uint32_t *encoded) {
+static pith_piece *add_encoded_part(pith_job *job, int owner, pith_range range, uint32_t *encoded) {
   pith_piece *piece = pith__piece_for(job, range.n);
   *encoded = pith__schedule_work(
       &job->schedule, (pith_task){.work = pith__work_encode, .piece = piece, .first = range.first, .n = range.n},
@@ -31,7 +24,7 @@ static pith_piece *add_encoded_part(pith_job *job, int owner, part range, uint32
   return piece;
 }
 
-static void add_encoded_sum(pith_job *job, part mine, pith_piece *own, uint32_t encoded, uint32_t all_encoded) {
+static void add_encoded_sum(pith_job *job, pith_range mine, pith_piece *own, uint32_t encoded, uint32_t all_encoded) {
   pith_schedule *s = &job->schedule;
   float *sum = pith__schedule_take(s, mine.n, sizeof *sum);
   uint32_t last = PITH_NO_TASK;
@@ -83,7 +76,7 @@ static void reduce_scatter_encoded(pith_job *job, const size_t *counts) {
 static void reduce_scatter_plain(pith_job *job, const size_t *counts) {
   pith_schedule *s = &job->schedule;
   size_t width = pith_dtype_size(job->src.dtype);
-  part mine = part_of(counts, job->rank);
+  pith_range mine = part_of(counts, job->rank);
   pith_reduction *r = pith__schedule_reduction(job, job->src.dtype, job->reduce, job->dst.data);
   if (!r) {
     return;
@@ -92,7 +85,7 @@ static void reduce_scatter_plain(pith_job *job, const size_t *counts) {
                                         (pith_task){.work = pith__work_reduce, .n = mine.n, .values = r}, PITH_NO_TASK);
   for (int step = 0; step < job->ranks; step++) {
     int peer = pith__peer_at(job, step);
-    part theirs = part_of(counts, peer);
+    pith_range theirs = part_of(counts, peer);
     uint8_t *values = (uint8_t *)(uintptr_t)job->src.data + theirs.first * width;
     if (peer == job->rank) {
       r->sources[peer] = values;
@@ -112,6 +105,9 @@ static void reduce_scatter_plain(pith_job *job, const size_t *counts) {
 }
 
 pith_status pith__reduce_scatter(pith_job *job, const size_t *counts) {
+  if (job->ranks == 1) {
+    return pith__schedule_copy(job);
+  }
   if (job->codec) {
     reduce_scatter_encoded(job, counts);
   } else {

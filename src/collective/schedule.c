@@ -186,6 +186,43 @@ uint32_t pith__schedule_receive(pith_schedule *s, int peer, uint32_t tag, pith_p
   return add_after(s, (pith_task){.kind = PITH_TASK_RECEIVE, .peer = peer, .tag = tag, .piece = piece}, before);
 }
 
+/* ---- What can run ------------------------------------------------------------------------------------------------ */
+
+pith_status pith__schedule_start(pith_schedule *s) {
+  s->ready = pith__schedule_take(s, s->tasks + 1, sizeof *s->ready);
+  PITH_REQUIRE(s->ready, PITH_ERR_MEMORY, "no memory for an operation");
+  return PITH_OK;
+}
+
+static void swap(uint32_t *a, uint32_t *b) {
+  uint32_t t = *a;
+  *a = *b;
+  *b = t;
+}
+
+void pith__schedule_push(pith_schedule *s, uint32_t task) {
+  uint32_t *heap = s->ready, at = s->ready_count++;
+  heap[at] = task;
+  for (; at && heap[at] < heap[(at - 1) / 2]; at = (at - 1) / 2) {
+    swap(&heap[at], &heap[(at - 1) / 2]);
+  }
+}
+
+uint32_t pith__schedule_pop(pith_schedule *s) {
+  uint32_t *heap = s->ready, top = heap[0], at = 0;
+  heap[0] = heap[--s->ready_count];
+  for (;;) {
+    uint32_t least = at, left = 2 * at + 1, right = 2 * at + 2;
+    least = left < s->ready_count && heap[left] < heap[least] ? left : least;
+    least = right < s->ready_count && heap[right] < heap[least] ? right : least;
+    if (least == at) {
+      return top;
+    }
+    swap(&heap[at], &heap[least]);
+    at = least;
+  }
+}
+
 void pith__schedule_fini(pith_schedule *s) {
   for (memory_block *block = s->memory, *next; block; block = next) {
     next = block->next;

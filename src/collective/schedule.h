@@ -68,6 +68,8 @@ typedef struct pith_schedule {
   void *memory;    /* pieces and buffers, given back with the schedule */
   pith_pool *pool; /* NULL: memory comes from the system */
   int failed;      /* memory ran out while it was written */
+  uint32_t *ready; /* a heap of the work that can run, lowest number on top */
+  uint32_t ready_count;
 } pith_schedule;
 
 uint32_t pith__schedule_add(pith_schedule *s, pith_task task);
@@ -86,6 +88,13 @@ pith_piece *pith__schedule_piece_over(pith_schedule *s, void *data, size_t size)
 uint32_t pith__schedule_work(pith_schedule *s, pith_task work, uint32_t before);
 uint32_t pith__schedule_send(pith_schedule *s, int peer, uint32_t tag, pith_piece *piece, uint32_t before);
 uint32_t pith__schedule_receive(pith_schedule *s, int peer, uint32_t tag, pith_piece *piece, uint32_t before);
+
+/* All tasks are added: there is room for those that can run. */
+pith_status pith__schedule_start(pith_schedule *s);
+
+/* A task can run; takes the lowest of those, of which there is one. */
+void pith__schedule_push(pith_schedule *s, uint32_t task);
+uint32_t pith__schedule_pop(pith_schedule *s);
 
 void pith__schedule_fini(pith_schedule *s);
 

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/forked.h"
+#include "base/size.h"
 #include "base/struct_size.h"
 #include "comm/join.h"
 #include "comm/submit.h"
@@ -37,31 +38,18 @@ static void init_links(pith_comm *comm) {
   }
 }
 
-/* A copy, for splits later; NULL stays NULL. */
-static pith_status keep_text(const char *text, char **copy) {
-  *copy = text ? strdup(text) : NULL;
-  PITH_REQUIRE(*copy || !text, PITH_ERR_MEMORY, "no memory for the settings of a comm");
-  return PITH_OK;
-}
-
-static pith_status make_comm(int rank, int ranks, const pith_settings *s, pith_comm **made) {
+static pith_status make_comm(const pith_settings *s, pith_comm **made) {
+  int ranks = s->rendezvous.ranks;
   pith_comm *comm = calloc(1, sizeof *comm);
   PITH_REQUIRE(comm, PITH_ERR_MEMORY, "no memory for a comm");
   *comm = (pith_comm){.made_in = pith__fork_number(),
-                      .rank = rank,
+                      .rank = s->rendezvous.rank,
                       .ranks = ranks,
-                      .timeout = s->timeout,
-                      .timeout_from = s->timeout_from,
-                      .liveness = s->liveness,
                       .interrupt = s->rendezvous.interrupt,
-                      .chunk = s->chunk,
                       .wake = -1,
-                      .cost = pith__cost_default,
-                      .algorithm = s->algorithm,
-                      .connections = s->connections,
-                      .tls = s->tls.mode};
+                      .chooser = {.cost = pith__cost_default, .wish = s->algorithm}};
   comm->running_end = &comm->running;
-  comm->tracing = pith__trace_start(rank);
+  comm->tracing = pith__trace_start(comm->rank);
   comm->link = calloc((size_t)ranks, sizeof *comm->link);
   comm->wake = pith__fd_keep(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   pith__pool_init(&comm->pool);
@@ -69,13 +57,7 @@ static pith_status make_comm(int rank, int ranks, const pith_settings *s, pith_c
   pthread_mutex_init(&comm->gate, NULL);
   pthread_cond_init(&comm->changed, NULL);
   *made = comm;
-  PITH_TRY(keep_text(s->rendezvous.host, &comm->host));
-  PITH_TRY(keep_text(s->transport, &comm->transport_name));
-  PITH_TRY(keep_text(s->interface, &comm->interface));
-  PITH_TRY(keep_text(s->host_id, &comm->host_id));
-  PITH_TRY(keep_text(s->tls.certificate, &comm->tls_files[0]));
-  PITH_TRY(keep_text(s->tls.key, &comm->tls_files[1]));
-  PITH_TRY(keep_text(s->tls.authority, &comm->tls_files[2]));
+  PITH_TRY(pith__settings_keep(s, &comm->settings));
   PITH_REQUIRE(comm->link, PITH_ERR_MEMORY, "no memory for the links to %d ranks", ranks);
   init_links(comm);
   PITH_TRY(pith__layout_create(ranks, NULL, &comm->flat));
@@ -100,14 +82,8 @@ static void free_comm(pith_comm *comm) {
   pthread_mutex_destroy(&comm->mutex);
   pthread_mutex_destroy(&comm->gate);
   pthread_cond_destroy(&comm->changed);
-  free(comm->host);
-  free(comm->transport_name);
-  free(comm->interface);
-  free(comm->host_id);
-  for (int i = 0; i < 3; i++) {
-    free(comm->tls_files[i]);
-  }
-  pith__layout_destroy(comm->hosts);
+  pith__settings_free(&comm->settings);
+  pith__layout_destroy(comm->chooser.hosts);
   pith__layout_destroy(comm->flat);
   pith_codec_destroy(comm->inside);
   pith_codec_destroy(comm->entries);
@@ -116,6 +92,15 @@ static void free_comm(pith_comm *comm) {
   }
   free(comm->link);
   free(comm);
+}
+
+static pith_status hand_out(pith_status status, pith_comm *comm, pith_comm **made) {
+  if (status == PITH_OK) {
+    *made = comm;
+  } else {
+    free_comm(comm);
+  }
+  return status;
 }
 
 static pith_status exchange_at_rendezvous(void *how, const pith_address_record *mine, pith_address_record *all,
@@ -140,22 +125,17 @@ pith_status pith_comm_create(const pith_config *config, pith_comm **made) {
   pith_comm *comm = NULL;
   PITH_REQUIRE(made, PITH_ERR_ARGUMENT, "pith_comm_create: comm must not be NULL");
   PITH_TRY(pith__settings_read(config, &s));
-  pith_status status = make_comm(s.rendezvous.rank, s.rendezvous.ranks, &s, &comm);
+  pith_status status = make_comm(&s, &comm);
   if (status == PITH_OK && comm->ranks == 1) {
-    status = pith__layout_create(1, NULL, &comm->hosts);
+    status = pith__layout_create(1, NULL, &comm->chooser.hosts);
   }
   if (status == PITH_OK && comm->ranks > 1) {
-    status = pith__comm_join(comm, &s, exchange_at_rendezvous, &s.rendezvous);
+    status = pith__comm_join(comm, exchange_at_rendezvous, &s.rendezvous);
   }
   if (s.rendezvous.listener > 0) { /* of a unique id, and the rendezvous was not reached */
     pith__fd_close(s.rendezvous.listener);
   }
-  if (status != PITH_OK) {
-    free_comm(comm);
-    return status;
-  }
-  *made = comm;
-  return PITH_OK;
+  return hand_out(status, comm, made);
 }
 
 /* ---- Splitting --------------------------------------------------------------------------------------------------- */
@@ -201,7 +181,7 @@ static pith_status find_group(pith_comm *parent, int color, int key, group *g) {
 /* What all ranks of the parent brought: how many bytes each, then the bytes. */
 static pith_status gather_records(pith_comm *parent, const uint8_t *mine, size_t size, size_t *counts,
                                   uint8_t **bytes) {
-  uint64_t own = size, total = 0, *sizes = calloc((size_t)parent->ranks, sizeof *sizes);
+  uint64_t own = size, *sizes = calloc((size_t)parent->ranks, sizeof *sizes);
   PITH_REQUIRE(sizes, PITH_ERR_MEMORY, "no memory to split %d ranks", parent->ranks);
   pith_status status =
       pith_all_gather(parent, (pith_cspan){&own, sizeof own, PITH_U8},
@@ -211,10 +191,10 @@ static pith_status gather_records(pith_comm *parent, const uint8_t *mine, size_t
                  ? PITH_OK
                  : pith_fail(PITH_ERR_CORRUPT, "rank %d's address record is malformed", p);
     counts[p] = (size_t)sizes[p];
-    total += sizes[p];
   }
   free(sizes);
   PITH_TRY(status);
+  size_t total = pith__sum(counts, parent->ranks);
   *bytes = malloc(total + 1);
   PITH_REQUIRE(*bytes, PITH_ERR_MEMORY, "no memory to split %d ranks", parent->ranks);
   return pith_all_gather(parent, (pith_cspan){mine, size, PITH_U8}, (pith_span){*bytes, total, PITH_U8}, counts, NULL,
@@ -225,45 +205,26 @@ static pith_status gather_records(pith_comm *parent, const uint8_t *mine, size_t
 static pith_status exchange_over_parent(void *how, const pith_address_record *mine, pith_address_record *all,
                                         pith_link_key *key) {
   group *g = how;
-  int ranks = g->parent->ranks;
   uint8_t bytes[PITH_ADDRESS_RECORD_MOST], *found = NULL;
-  size_t *counts = calloc((size_t)ranks + 1, sizeof *counts), *at = calloc((size_t)ranks + 1, sizeof *at);
-  pith_status status = counts && at
-                           ? gather_records(g->parent, bytes, pith__address_record_write(mine, bytes), counts, &found)
-                           : pith_fail(PITH_ERR_MEMORY, "no memory to split %d ranks", ranks);
-  for (int p = 0; p < ranks && status == PITH_OK; p++) {
-    at[p + 1] = at[p] + counts[p];
-  }
+  size_t *counts = calloc((size_t)g->parent->ranks, sizeof *counts);
+  PITH_REQUIRE(counts, PITH_ERR_MEMORY, "no memory to split %d ranks", g->parent->ranks);
+  pith_status status = gather_records(g->parent, bytes, pith__address_record_write(mine, bytes), counts, &found);
   for (int p = 0; p < g->ranks && status == PITH_OK && all; p++) {
     int rank = (int)g->members[p].rank;
-    status = pith__address_record_read(found + at[rank], counts[rank], rank, &all[p]);
+    status = pith__address_record_read(found + pith__sum(counts, rank), counts[rank], rank, &all[p]);
   }
   free(found);
   free(counts);
-  free(at);
   pith__link_key_split(&g->parent->key, ++g->parent->splits, key);
   return status;
 }
 
 static pith_status join_group(pith_comm *parent, group *g, pith_comm **made) {
-  pith_settings s = {.rendezvous = {.host = parent->host, .interrupt = parent->interrupt},
-                     .transport = parent->transport_name,
-                     .interface = parent->interface,
-                     .host_id = parent->host_id,
-                     .chunk = parent->chunk,
-                     .timeout = parent->timeout,
-                     .timeout_from = parent->timeout_from,
-                     .liveness = parent->liveness,
-                     .algorithm = parent->algorithm,
-                     .connections = parent->connections,
-                     .threads = (int)pith__thread_pool_size(parent->threads),
-                     .inside = parent->inside ? parent->inside->spec : "none",
-                     .tls = {.mode = parent->tls,
-                             .certificate = parent->tls_files[0],
-                             .key = parent->tls_files[1],
-                             .authority = parent->tls_files[2]}};
-  PITH_TRY(make_comm(g->rank, g->ranks, &s, made));
-  return pith__comm_join(*made, &s, exchange_over_parent, g);
+  pith_settings s = parent->settings;
+  s.rendezvous.rank = g->rank;
+  s.rendezvous.ranks = g->ranks;
+  PITH_TRY(make_comm(&s, made));
+  return pith__comm_join(*made, exchange_over_parent, g);
 }
 
 pith_status pith_comm_split(pith_comm *parent, int color, int key, pith_comm **made) {
@@ -280,12 +241,7 @@ pith_status pith_comm_split(pith_comm *parent, int color, int key, pith_comm **m
     status = join_group(parent, &g, &comm);
   }
   free(g.members);
-  if (status != PITH_OK) {
-    free_comm(comm);
-    return status;
-  }
-  *made = comm;
-  return PITH_OK;
+  return hand_out(status, comm, made);
 }
 
 /* ---- Asking and leaving ------------------------------------------------------------------------------------------ */
@@ -306,7 +262,7 @@ const char *pith_comm_transport(const pith_comm *comm, int peer) {
 double pith_comm_timeout(const pith_comm *comm) {
   pith_comm *locked = (pith_comm *)(uintptr_t)comm;
   pith__comm_lock(locked);
-  double seconds = comm->timeout;
+  double seconds = comm->settings.timeout;
   pthread_mutex_unlock(&locked->mutex);
   return seconds;
 }
@@ -316,8 +272,8 @@ pith_status pith_comm_set_timeout(pith_comm *comm, double seconds) {
   PITH_REQUIRE(seconds > 0 && seconds < 1e9, PITH_ERR_RANGE,
                "a time-out of %g s: more than 0 and less than 1e9 are expected", seconds);
   pith__comm_lock(comm);
-  comm->timeout = seconds;
-  comm->timeout_from = "pith_comm_set_timeout()";
+  comm->settings.timeout = seconds;
+  comm->settings.timeout_from = "pith_comm_set_timeout()";
   pith__comm_wake(comm); /* it may sleep for longer than that */
   pthread_mutex_unlock(&comm->mutex);
   return PITH_OK;

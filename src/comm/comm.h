@@ -3,7 +3,6 @@
  *
  *   operations.c  public calls: check, write a schedule
  *   submit.c      making operations of their arguments
- *   choose.c      which algorithm
  *   drive.c       submit and wait: runs schedules and drives all links; threads
  *   link.c        messages of one peer: sends them; link_receive.c checks headers and matches receives
  *   sleep.c       what a driver does while nothing moves
@@ -21,8 +20,8 @@
 #include <stdatomic.h>
 
 #include "base/thread_pool.h"
-#include "collective/cost.h"
-#include "collective/job.h"
+#include "collective/choose.h"
+#include "comm/settings.h"
 #include "transport/transport.h"
 
 /* ---- Messages: docs/format.md, "Messages" ------------------------------------------------------------------------ */
@@ -77,8 +76,7 @@ typedef struct pith_operation {
   pith_comm *comm;
   pith_job job;
   pith_frame frame; /* what its messages say */
-  uint32_t *ready;  /* a heap of work that can run, lowest number on top */
-  uint32_t ready_count, unfinished;
+  uint32_t unfinished;
   void *scratch;  /* of the codec */
   size_t *counts; /* copies of the caller's */
   pith_status status;
@@ -151,34 +149,24 @@ typedef struct pith_link {
   pith_early *stored;
   uint64_t told[PITH_SPECS_MOST]; /* fingerprints whose text the peer has from us */
   int told_count;
-  pith_outgoing *spare_out; /* one of each for the next message: short operations need no more */
-  pith_posted *spare_posted;
+  void *spare_out, *spare_posted; /* one of each for the next message: short operations need no more */
 } pith_link;
 
 #define PITH_TRANSPORTS_MOST 2
-#define PITH_LOGGED_MOST 64
 
 struct pith_comm {
   unsigned made_in; /* which process: base/forked.h; in children the comm can only be destroyed */
   int rank, ranks;
-  pith_link_key key; /* of its links, for splits */
-  double timeout;
-  const char *timeout_from;   /* what set it, for messages */
-  double liveness, last_look; /* seconds a host may not answer; when we last looked which ones do */
-  pith_interrupt interrupt;   /* pith_config.interrupted */
-  double last_question;       /* when it was last asked */
-  size_t chunk;
-  char *host, *transport_name, *interface, *host_id; /* settings, for splits */
-  char *tls_files[3];                                /* certificate, key, authority */
-  pith_tls_mode tls;
-  int connections;
-  pith_thread_pool *threads;         /* help to encode and decode; NULL: there are none */
-  pith_layout *hosts, *flat;         /* which ranks share a host; and as if none did */
-  pith_cost_model cost;              /* what algorithms are chosen by */
-  pith_algorithm algorithm;          /* what the user wishes, where it suits */
-  pith_codec *inside;                /* the intra-host codec of hierarchical; NULL: uncompressed */
-  pith_codec *entries;               /* sparse and without loss */
-  uint64_t logged[PITH_LOGGED_MOST]; /* kinds of operations that were explained */
+  pith_link_key key;         /* of its links, for splits */
+  pith_settings settings;    /* what it was made from, for splits too; its texts are copies */
+  pith_interrupt interrupt;  /* pith_config.interrupted */
+  double last_question;      /* when it was last asked */
+  double last_look;          /* when we last looked which hosts answer */
+  pith_thread_pool *threads; /* help to encode and decode; NULL: there are none */
+  pith_layout *flat;         /* as if no ranks shared a host */
+  pith_chooser chooser;
+  pith_codec *inside;  /* the intra-host codec of hierarchical; NULL: uncompressed */
+  pith_codec *entries; /* sparse and without loss */
   pith_transport *transport[PITH_TRANSPORTS_MOST];
   int transports;
   pith_link *link;
@@ -234,8 +222,9 @@ int pith__frame_payload_is_intact(const pith_frame *frame, const void *payload);
 
 /* Whether two messages are of the same operation with the same arguments. */
 int pith__frame_agrees(const pith_frame *a, const pith_frame *b);
-/* Fails the comm: the peer's message is not what the operation expects, and the error says in what they differ. */
-void pith__link_disagree(pith_link *link, const pith_frame *theirs, const pith_operation *op);
+/* Fails the comm: the peer's message is not what the operation expects, and the error says in what they differ. Returns
+ * 0. */
+int pith__link_disagree(pith_link *link, const pith_frame *theirs, const pith_operation *op);
 /* Keeps the text of a spec that a peer uses, for such errors. Any bytes may have come. */
 void pith__spec_learn(pith_comm *comm, uint64_t fingerprint, const char *text);
 
@@ -321,9 +310,9 @@ void pith__comm_let_gather(pith_comm *comm, uint64_t bytes);
 
 /* ---- failure.c --------------------------------------------------------------------------------------------------- */
 
-/* The comm is over: every operation ends with this, here and (by a notice) on the other ranks. */
-void pith__comm_fail(pith_comm *comm, pith_status status, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+/* The comm is over: every operation ends with this, here and (by a notice) on the other ranks. Returns 0, for functions
+ * that say whether there is a way on. */
+int pith__comm_fail(pith_comm *comm, pith_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* Fails if a peer has let us wait for too long, or its host is gone; tells the others now and then that we wait. */
 void pith__comm_check_time(pith_comm *comm);
 

@@ -8,7 +8,6 @@
  */
 #include <errno.h>
 #include <sched.h>
-#include <stdio.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -62,36 +61,7 @@ void pith__comm_wake(pith_comm *comm) {
   }
 }
 
-/* ---- Tasks: ready when what they wait for has finished; work runs lowest number first ---------------------------- */
-
-static void swap(uint32_t *a, uint32_t *b) {
-  uint32_t t = *a;
-  *a = *b;
-  *b = t;
-}
-
-static void heap_push(pith_operation *op, uint32_t task) {
-  uint32_t *heap = op->ready, at = op->ready_count++;
-  heap[at] = task;
-  for (; at && heap[at] < heap[(at - 1) / 2]; at = (at - 1) / 2) {
-    swap(&heap[at], &heap[(at - 1) / 2]);
-  }
-}
-
-static uint32_t heap_pop(pith_operation *op) {
-  uint32_t *heap = op->ready, top = heap[0], at = 0;
-  heap[0] = heap[--op->ready_count];
-  for (;;) {
-    uint32_t least = at, left = 2 * at + 1, right = 2 * at + 2;
-    least = left < op->ready_count && heap[left] < heap[least] ? left : least;
-    least = right < op->ready_count && heap[right] < heap[least] ? right : least;
-    if (least == at) {
-      return top;
-    }
-    swap(&heap[at], &heap[least]);
-    at = least;
-  }
-}
+/* ---- Tasks: ready when what they wait for has finished ----------------------------------------------------------- */
 
 static void make_ready(pith_operation *op, uint32_t number) {
   pith_task *task = &op->job.schedule.task[number];
@@ -108,7 +78,7 @@ static void make_ready(pith_operation *op, uint32_t number) {
       }
       break;
     case PITH_TASK_WORK:
-      heap_push(op, number);
+      pith__schedule_push(&op->job.schedule, number);
       break;
   }
 }
@@ -169,10 +139,10 @@ void pith__operation_task_done(pith_operation *op, uint32_t number) {
 /* Runs one piece of work of the oldest operation that has some; 0 if there is none. */
 static int work_once(pith_comm *comm) {
   for (pith_operation *op = comm->running; op; op = op->next) {
-    if (op->done || op->ready_count == 0) {
+    if (op->done || op->job.schedule.ready_count == 0) {
       continue;
     }
-    uint32_t number = heap_pop(op);
+    uint32_t number = pith__schedule_pop(&op->job.schedule);
     const pith_task *task = &op->job.schedule.task[number];
     int is_long = task->n == 0 || task->n > SHORT_WORK; /* 0: it does not say */
     double start_at = comm->tracing ? pith__now() : 0, began = is_long ? pith__now_rough() : 0;
@@ -182,9 +152,7 @@ static int work_once(pith_comm *comm) {
       pith__trace_work(op, task, start_at);
     }
     if (status != PITH_OK) {
-      char why[600];
-      snprintf(why, sizeof why, "%s", pith_error());
-      pith__comm_fail(comm, status, "rank %d: %s", comm->rank, why);
+      pith__comm_fail(comm, status, "rank %d: %s", comm->rank, pith_error());
     } else {
       pith__operation_task_done(op, number);
     }
@@ -398,11 +366,7 @@ static pith_status conclude(pith_operation *op) {
 
 pith_status pith__operation_submit(pith_operation *op, pith_status written, pith_request **request) {
   pith_comm *comm = op->comm;
-  pith_status status = written;
-  if (status == PITH_OK) {
-    op->ready = pith__schedule_take(&op->job.schedule, op->job.schedule.tasks + 1, sizeof *op->ready);
-    status = op->ready ? PITH_OK : pith_fail(PITH_ERR_MEMORY, "no memory for an operation");
-  }
+  pith_status status = written == PITH_OK ? pith__schedule_start(&op->job.schedule) : written;
   if (status != PITH_OK) {
     pith__operation_release(op);
     return status;
@@ -427,44 +391,23 @@ pith_status pith__operation_submit(pith_operation *op, pith_status written, pith
   return status;
 }
 
-/* Returns PITH_ERR_INTERRUPTED with the request in flight. */
-static pith_status wait_unless_interrupted(pith_request *request) {
-  pith_comm *comm = request ? request->operation.comm : NULL;
-  if (!comm || !comm->interrupt.ask || pith__check_comm(comm) != PITH_OK) {
-    return PITH_OK; /* pith__wait() says what is wrong */
-  }
-  pith__comm_lock(comm);
-  int is_done = drive_unless_interrupted(comm, &request->operation);
-  pthread_mutex_unlock(&comm->mutex);
-  PITH_REQUIRE(is_done, PITH_ERR_INTERRUPTED, "rank %d was interrupted while it waited for an operation, which goes on",
-               comm->rank);
-  return PITH_OK;
-}
-
-pith_status pith_wait(pith_request *request) {
-  PITH_TRY(wait_unless_interrupted(request));
-  return pith__wait(request, NULL, NULL);
-}
-
-pith_status pith_wait_source(pith_request *request, int *source) {
-  PITH_REQUIRE(source, PITH_ERR_ARGUMENT, "pith_wait_source: source must not be NULL");
-  PITH_REQUIRE(request && request->operation.frame.operation == PITH_OP_POINT, PITH_ERR_ARGUMENT,
-               "pith_wait_source: this is no request of pith_recv()");
-  PITH_TRY(wait_unless_interrupted(request));
-  return pith__wait(request, NULL, source);
-}
-
-pith_status pith__wait(pith_request *request, pith_traffic *traffic, int *source) {
+/* `may_go_on`: an interruption leaves the request in flight; else it ends the comm. */
+static pith_status wait_for(pith_request *request, int may_go_on, pith_traffic *traffic, int *source) {
   PITH_REQUIRE(request, PITH_ERR_ARGUMENT, "pith_wait: request must not be NULL");
   pith_operation *op = &request->operation;
   pith_comm *comm = op->comm;
-  PITH_TRY(comm ? pith__check_comm(comm) : PITH_OK);
   pith_status status;
   if (comm) {
+    PITH_TRY(pith__check_comm(comm));
     pith__comm_lock(comm);
-    pith__comm_drive(comm, op);
-    status = conclude(op);
+    int goes_on = may_go_on && !drive_unless_interrupted(comm, op);
+    if (!goes_on) {
+      pith__comm_drive(comm, op);
+      status = conclude(op);
+    }
     pthread_mutex_unlock(&comm->mutex);
+    PITH_REQUIRE(!goes_on, PITH_ERR_INTERRUPTED,
+                 "rank %d was interrupted while it waited for an operation, which goes on", comm->rank);
   } else {
     status = op->status == PITH_OK ? PITH_OK
                                    : pith_fail(op->status, "the comm was destroyed while the operation was under way");
@@ -477,6 +420,19 @@ pith_status pith__wait(pith_request *request, pith_traffic *traffic, int *source
   }
   pith__operation_release(op);
   return status;
+}
+
+pith_status pith__wait(pith_request *request, pith_traffic *traffic, int *source) {
+  return wait_for(request, 0, traffic, source);
+}
+
+pith_status pith_wait(pith_request *request) { return wait_for(request, 1, NULL, NULL); }
+
+pith_status pith_wait_source(pith_request *request, int *source) {
+  PITH_REQUIRE(source, PITH_ERR_ARGUMENT, "pith_wait_source: source must not be NULL");
+  PITH_REQUIRE(request && request->operation.frame.operation == PITH_OP_POINT, PITH_ERR_ARGUMENT,
+               "pith_wait_source: this is no request of pith_recv()");
+  return wait_for(request, 1, NULL, source);
 }
 
 pith_status pith_test(pith_request *request, int *done) {

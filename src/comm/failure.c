@@ -7,9 +7,9 @@
 #include "base/log.h"
 #include "comm/comm.h"
 
-void pith__comm_fail(pith_comm *comm, pith_status status, const char *format, ...) {
+int pith__comm_fail(pith_comm *comm, pith_status status, const char *format, ...) {
   if (comm->failed != PITH_OK) {
-    return; /* the first reason is the one that counts */
+    return 0; /* the first reason is the one that counts */
   }
   va_list args;
   va_start(args, format);
@@ -28,12 +28,15 @@ void pith__comm_fail(pith_comm *comm, pith_status status, const char *format, ..
     }
   }
   pith__comm_wake(comm);
+  return 0;
 }
 
 /* ---- Time-outs: each peer that an operation waits for has its own clock ------------------------------------------ */
 
 /* Seconds of waiting after which we tell the others that we are alive, again and again. */
-static double patience(const pith_comm *comm) { return comm->timeout / 4 < 1 ? comm->timeout / 4 : 1; }
+static double patience(const pith_comm *comm) {
+  return comm->settings.timeout / 4 < 1 ? comm->settings.timeout / 4 : 1;
+}
 
 /* Whether the peer has not said for long that it waits, too. */
 static int is_silent(const pith_link *link, double now) { return now - link->heard > 3 * patience(link->comm); }
@@ -54,18 +57,11 @@ static size_t name_missing(const pith_comm *comm, int silent, double now, char *
   size_t used = 0;
   for (int p = 0; p < comm->ranks && used + 24 < size; p++) {
     pith_link *link = &comm->link[p];
-    if (waited_for(link, now) > comm->timeout && !(silent && !is_silent(link, now))) {
+    if (waited_for(link, now) > comm->settings.timeout && !(silent && !is_silent(link, now))) {
       used += (size_t)snprintf(text + used, size - used, "%srank %d", used ? ", " : "", p);
     }
   }
   return used;
-}
-
-static void send_signs(pith_comm *comm, double now) {
-  comm->last_sign = now;
-  for (int p = 0; p < comm->ranks; p++) {
-    pith__link_sign(&comm->link[p]);
-  }
 }
 
 static void fail_late(pith_comm *comm, double now, double waited) {
@@ -76,7 +72,7 @@ static void fail_late(pith_comm *comm, double now, double waited) {
   pith__comm_fail(
       comm, PITH_ERR_TIMEOUT,
       "Timed out waiting %.1f s for %s without a sign of life, seen by rank %d (a timeout of %g s, set by %s)", waited,
-      missing, comm->rank, comm->timeout, comm->timeout_from);
+      missing, comm->rank, comm->settings.timeout, comm->settings.timeout_from);
 }
 
 /* ---- Hosts that are gone: known long before an operation's time-out, which may be half an hour ----------------- */
@@ -91,13 +87,13 @@ static int is_host_gone(const pith_comm *comm, pith_link *link, double now) {
   const pith_transport_ops *ops = link->transport ? link->transport->ops : NULL;
   int is_unanswered = ops && ops->is_unanswered && !link->left && ops->is_unanswered(link->transport, link->peer);
   /* If we have not looked for long, or were stopped ourselves, the time begins again. */
-  int is_new = link->unanswered == 0 || now - comm->last_look > comm->liveness / 2;
+  int is_new = link->unanswered == 0 || now - comm->last_look > comm->settings.liveness / 2;
   link->unanswered = !is_unanswered ? 0 : is_new ? now : link->unanswered;
-  return is_unanswered && now - link->unanswered > comm->liveness * (1 - 3.0 / LOOKS);
+  return is_unanswered && now - link->unanswered > comm->settings.liveness * (1 - 3.0 / LOOKS);
 }
 
 static void check_hosts(pith_comm *comm, double now) {
-  if (now - comm->last_look < comm->liveness / LOOKS) {
+  if (now - comm->last_look < comm->settings.liveness / LOOKS) {
     return;
   }
   for (int p = 0; p < comm->ranks; p++) {
@@ -105,7 +101,7 @@ static void check_hosts(pith_comm *comm, double now) {
     if (is_host_gone(comm, link, now)) {
       pith__comm_fail(comm, PITH_ERR_PEER,
                       "rank %d is gone (seen by rank %d): its host has not answered for %.1f s (PITH_LIVENESS is %g s)",
-                      p, comm->rank, now - link->unanswered, comm->liveness);
+                      p, comm->rank, now - link->unanswered, comm->settings.liveness);
       return;
     }
   }
@@ -124,9 +120,12 @@ void pith__comm_check_time(pith_comm *comm) {
     longest = waited > longest ? waited : longest;
     overdue = late > overdue ? late : overdue;
   }
-  if (overdue > comm->timeout) {
+  if (overdue > comm->settings.timeout) {
     fail_late(comm, now, longest);
   } else if (longest > patience(comm) && now - comm->last_sign > patience(comm)) {
-    send_signs(comm, now);
+    comm->last_sign = now;
+    for (int p = 0; p < comm->ranks; p++) {
+      pith__link_sign(&comm->link[p]);
+    }
   }
 }

@@ -1,106 +1,16 @@
 /* Links the ranks of a comm: which transports it uses, which peer each of them reaches, and what a failure tells. */
 #include "comm/join.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/clock.h"
-#include "base/hash.h"
-#include "transport/module.h"
 
 #define ABORT_SECONDS 0.5 /* to tell the others why a comm could not be made */
 #define HURRY_SECONDS 2.0 /* to make the links over which they are told */
 
 /* ---- Transports ------------------------------------------------------------------------------------------------- */
-
-static uint64_t hash_file(const char *path, uint64_t start) {
-  char text[256];
-  ssize_t size = readlink(path, text, sizeof text);
-  if (size < 0) {
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    do { /* a signal must not make another host of this one */
-      size = file >= 0 ? read(file, text, sizeof text) : 0;
-    } while (size < 0 && errno == EINTR);
-    if (file >= 0) {
-      close(file);
-    }
-  }
-  return pith__hash64(text, size > 0 ? (size_t)size : 0, start);
-}
-
-static uint64_t host_number(const char *host_id) {
-  if (host_id) {
-    return pith__hash64(host_id, strlen(host_id), 1);
-  }
-  return hash_file("/proc/self/ns/net", hash_file("/proc/sys/kernel/random/boot_id", 2));
-}
-
-/* Which transports a comm may use, by kind; NULL for none. */
-typedef struct choice {
-  const pith_transport_ops *kind[PITH_KINDS];
-} choice;
-
-static pith_status find_transport(const char *name, const pith_transport_ops **found) {
-  static const pith_transport_ops *const all[] = {&pith__transport_shm, &pith__transport_tcp, &pith__transport_inproc};
-  for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-    if (strcmp(all[i]->name, name) == 0) {
-      *found = all[i];
-      return PITH_OK;
-    }
-  }
-  PITH_REQUIRE(strcmp(name, "mpi") == 0 || strcmp(name, "ucx") == 0, PITH_ERR_ARGUMENT,
-               "there is no transport \"%s\": auto, shm, tcp, mpi, ucx or inproc", name);
-  return pith__transport_open(name, found);
-}
-
-pith_status pith_transport_probe(const char *name) {
-  PITH_REQUIRE(name, PITH_ERR_ARGUMENT, "pith_transport_probe: name must not be NULL");
-  const pith_transport_ops *transport = NULL;
-  PITH_TRY(find_transport(name, &transport));
-  return transport->probe();
-}
-
-static pith_status choose_transports(const char *name, pith_tls_mode tls, choice *chosen) {
-  *chosen = (choice){{NULL, NULL}};
-  if (strcmp(name, "auto") == 0) {
-    chosen->kind[PITH_KIND_LOCAL] = pith__transport_shm.probe() == PITH_OK ? &pith__transport_shm : NULL;
-    chosen->kind[PITH_KIND_NETWORK] = &pith__transport_tcp;
-    return PITH_OK;
-  }
-  PITH_REQUIRE(tls == PITH_TLS_OFF || (strcmp(name, "mpi") != 0 && strcmp(name, "ucx") != 0), PITH_ERR_UNSUPPORTED,
-               "PITH_TLS=%s cannot be kept: the %s transport sends in clear, and tcp is the one that encrypts",
-               pith__tls_mode_name(tls), name);
-  const pith_transport_ops *only = NULL;
-  PITH_TRY(find_transport(name, &only));
-  PITH_TRY(only->probe());
-  chosen->kind[only == &pith__transport_shm || only == &pith__transport_inproc ? PITH_KIND_LOCAL : PITH_KIND_NETWORK] =
-      only;
-  return PITH_OK;
-}
-
-static pith_status listen_all(const choice *chosen, const pith_transport_config *config, pith_transport **transport,
-                              pith_address_record *mine) {
-  for (int k = 0; k < PITH_KINDS; k++) {
-    transport[k] = NULL;
-    mine->address[k].size = 0;
-    if (chosen->kind[k]) {
-      PITH_TRY(chosen->kind[k]->listen(config, &transport[k], &mine->address[k]));
-    }
-  }
-  return PITH_OK;
-}
-
-static void close_all(pith_transport **transport) {
-  for (int k = 0; k < PITH_KINDS; k++) {
-    if (transport[k]) {
-      transport[k]->ops->close(transport[k]);
-    }
-  }
-}
 
 /* Whether bytes to the peer stay on this host for sure. That both call their host the same is not enough: machines that
  * were cloned do, too. Ranks that are connected by a loopback address cannot be on two hosts, unless a tunnel joins
@@ -125,20 +35,10 @@ static pith_status connect_kind(pith_comm *comm, pith_transport *transport, int 
       comm->link[p].transport = transport;
       comm->link[p].remote = kind == PITH_KIND_NETWORK && records[p].host != records[comm->rank].host;
       comm->link[p].checked = /* TLS finds damage by itself */
-          kind == PITH_KIND_NETWORK && comm->tls == PITH_TLS_OFF && !stays_here(comm, p);
+          kind == PITH_KIND_NETWORK && comm->settings.tls.mode == PITH_TLS_OFF && !stays_here(comm, p);
     }
   }
   return status;
-}
-
-/* A peer is reached locally if both can and share a host and a user (or, for threads, whatever they call their hosts),
- * else over the network. */
-static int kind_of(const pith_comm *comm, const pith_address_record *mine, const pith_address_record *theirs) {
-  int together = (mine->host == theirs->host && mine->user == theirs->user) ||
-                 strcmp(comm->transport_name, pith__transport_inproc.name) == 0;
-  int local = mine->address[PITH_KIND_LOCAL].size && theirs->address[PITH_KIND_LOCAL].size && together;
-  int network = mine->address[PITH_KIND_NETWORK].size && theirs->address[PITH_KIND_NETWORK].size;
-  return local ? PITH_KIND_LOCAL : network ? PITH_KIND_NETWORK : -1;
 }
 
 /* After a failure within the host the ranks of other hosts are linked all the same: they must hear of it, and a rank
@@ -172,7 +72,7 @@ static pith_status connect_all(pith_comm *comm, pith_transport **transport, cons
     if (p == comm->rank) {
       continue;
     }
-    int kind = kind_of(comm, &records[comm->rank], &records[p]);
+    int kind = pith__transports_kind(comm->settings.transport, &records[comm->rank], &records[p]);
     PITH_REQUIRE(kind >= 0, PITH_ERR_UNSUPPORTED,
                  "ranks %d and %d have no transport in common: they are on different hosts, run as different users, or "
                  "chose different ones",
@@ -217,19 +117,17 @@ static pith_status lay_out(pith_comm *comm, const pith_address_record *records) 
   for (int p = 0; p < comm->ranks; p++) {
     host[p] = records[p].host;
   }
-  pith_status status = pith__layout_create(comm->ranks, host, &comm->hosts);
+  pith_status status = pith__layout_create(comm->ranks, host, &comm->chooser.hosts);
   free(host);
   return status;
 }
 
-/* The codecs a comm itself needs. */
-
-pith_status pith__comm_join(pith_comm *comm, const pith_settings *s, pith_exchange_fn exchange, void *how) {
-  choice chosen;
+pith_status pith__comm_join(pith_comm *comm, pith_exchange_fn exchange, void *how) {
+  const pith_settings *s = &comm->settings;
   pith_transport *transport[PITH_KINDS] = {NULL, NULL};
   pith_address_record *records = calloc((size_t)comm->ranks, sizeof *records);
   PITH_REQUIRE(records, PITH_ERR_MEMORY, "no memory for the addresses of %d ranks", comm->ranks);
-  pith_address_record mine = {.host = host_number(s->host_id), .user = geteuid()};
+  pith_address_record mine = pith__address_record_here(s->host_id);
   pith_transport_config config = {.rank = comm->rank,
                                   .ranks = comm->ranks,
                                   .interface = s->interface,
@@ -239,10 +137,7 @@ pith_status pith__comm_join(pith_comm *comm, const pith_settings *s, pith_exchan
                                   .rendezvous_host = s->rendezvous.host,
                                   .interrupt = comm->interrupt,
                                   .tls = s->tls};
-  pith_status status = choose_transports(s->transport, s->tls.mode, &chosen);
-  if (status == PITH_OK) {
-    status = listen_all(&chosen, &config, transport, &mine);
-  }
+  pith_status status = pith__transports_listen(s->transport, &config, transport, &mine);
   if (status == PITH_OK) {
     status = exchange(how, &mine, records, &comm->key);
   }
@@ -253,7 +148,7 @@ pith_status pith__comm_join(pith_comm *comm, const pith_settings *s, pith_exchan
   if (status == PITH_OK) {
     status = lay_out(comm, records);
   }
-  close_all(transport);
+  pith__transports_close(transport);
   free(records);
   return status;
 }

@@ -2,9 +2,8 @@
 #ifndef PITH_COMM_JOIN_H
 #define PITH_COMM_JOIN_H
 
-#include "comm/address_record.h"
 #include "comm/comm.h"
-#include "comm/settings.h"
+#include "transport/transport_choice.h"
 
 /* How the address records of all ranks are exchanged: at the rendezvous, or over the parent of a split. */
 typedef pith_status (*pith_exchange_fn)(void *how, const pith_address_record *mine, pith_address_record *all,
@@ -12,6 +11,6 @@ typedef pith_status (*pith_exchange_fn)(void *how, const pith_address_record *mi
 
 /* Links the comm with all its peers, and lays out its hosts. If that fails, the peers that are linked already are told
  * why. */
-pith_status pith__comm_join(pith_comm *comm, const pith_settings *settings, pith_exchange_fn exchange, void *how);
+pith_status pith__comm_join(pith_comm *comm, pith_exchange_fn exchange, void *how);
 
 #endif

@@ -5,7 +5,6 @@
  */
 #include "comm/link.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/copy.h"
@@ -18,17 +17,6 @@ static void enqueue(pith_link *link, pith_outgoing *message) {
   message->next = NULL;
   *link->out_end = message;
   link->out_end = &message->next;
-}
-
-static pith_outgoing *new_outgoing(pith_link *link) {
-  pith_outgoing *message = link->spare_out;
-  link->spare_out = NULL;
-  return message ? message : malloc(sizeof *message);
-}
-
-static void free_outgoing(pith_link *link, pith_outgoing *message) {
-  free(link->spare_out);
-  link->spare_out = message;
 }
 
 static pith_outgoing *queue_notice(pith_link *link, pith_frame_kind kind, const char *text) {
@@ -82,7 +70,7 @@ void pith__link_send(pith_link *link, pith_operation *op, uint32_t number) {
     return; /* nothing may point at an operation any more */
   }
   send_spec(link, op);
-  pith_outgoing *message = new_outgoing(link);
+  pith_outgoing *message = pith__spare_take(&link->spare_out, sizeof(pith_outgoing));
   if (!message) {
     pith__comm_fail(link->comm, PITH_ERR_MEMORY, "rank %d: no memory to send a message", link->comm->rank);
     return;
@@ -121,7 +109,7 @@ static void drop_first(pith_link *link) {
   if (!message->operation) {
     free((void *)(uintptr_t)message->payload);
   }
-  free_outgoing(link, message);
+  pith__spare_give(&link->spare_out, message);
 }
 
 static size_t total_of(const pith_outgoing *message) { return sizeof message->frame + (size_t)message->frame.length; }
@@ -193,20 +181,30 @@ static size_t push(pith_link *link) {
   return moved;
 }
 
-/* Queues the rest of a message, with a copy of its payload that the link owns. */
+/* The message's payload is a copy from now on, which it owns; 0: there is no memory. */
+static int own_payload(pith_outgoing *message) {
+  size_t length = (size_t)message->frame.length;
+  uint8_t *copy = malloc(length + 1);
+  if (copy) {
+    pith__copy(copy, message->payload, length);
+  }
+  message->payload = copy;
+  message->operation = NULL;
+  return copy != NULL;
+}
+
+/* Queues the rest of a message. */
 static void queue_copy(pith_link *link, const pith_outgoing *message) {
-  pith_outgoing *rest = new_outgoing(link);
-  uint8_t *copy = malloc((size_t)message->frame.length + 1);
-  if (!rest || !copy) {
+  pith_outgoing *rest = pith__spare_take(&link->spare_out, sizeof(pith_outgoing));
+  if (rest) {
+    *rest = *message;
+  }
+  if (!rest || !own_payload(rest)) {
     free(rest);
-    free(copy);
     link->left |= message->done > 0; /* nothing can follow a message that has begun */
     pith__comm_fail(link->comm, PITH_ERR_MEMORY, "rank %d: no memory to send a message", link->comm->rank);
     return;
   }
-  pith__copy(copy, message->payload, (size_t)message->frame.length);
-  *rest = *message;
-  rest->payload = copy;
   enqueue(link, rest);
 }
 
@@ -294,21 +292,11 @@ int pith__link_flush(pith_link *link) {
  * copy. A notice owns its text already. */
 static pith_outgoing *keep_begun(pith_link *link) {
   pith_outgoing *message = link->out;
-  if (!message->operation) {
-    link->out = message->next;
-    return message;
-  }
-  uint8_t *copy = malloc((size_t)message->frame.length + 1);
-  if (!copy) {
+  if (message->operation && !own_payload(message)) {
     link->left = 1; /* nothing can follow on this link */
     return NULL;
   }
-  if (message->frame.length) {
-    memcpy(copy, message->payload, (size_t)message->frame.length);
-  }
   link->out = message->next;
-  message->payload = copy;
-  message->operation = NULL;
   return message;
 }
 

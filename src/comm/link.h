@@ -5,6 +5,8 @@
 #ifndef PITH_COMM_LINK_H
 #define PITH_COMM_LINK_H
 
+#include <stdlib.h>
+
 #include "comm/comm.h"
 
 #define PITH_NOTICE_MOST 700 /* bytes of a notice's text */
@@ -16,6 +18,18 @@
 /* If no operation waits for the peer yet, its time-out begins now. */
 static inline void pith__link_begin_wait(pith_link *link) {
   link->moved += !link->out && !link->posted && !link->match;
+}
+
+/* Memory for a message or a receive: the spare one, or new; and back. */
+static inline void *pith__spare_take(void **spare, size_t size) {
+  void *memory = *spare;
+  *spare = NULL;
+  return memory ? memory : malloc(size);
+}
+
+static inline void pith__spare_give(void **spare, void *memory) {
+  free(*spare);
+  *spare = memory;
 }
 
 /* Receives what has come; returns how many bytes. */

@@ -4,8 +4,6 @@
  * payload goes directly to the buffer of its receive, or is stored as an early message until that is posted.
  */
 #include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -19,16 +17,7 @@ pith_early_bounds pith__early_bounds = {.pause = (size_t)64 << 20};
 
 /* ---- Posted receives --------------------------------------------------------------------------------------------- */
 
-static pith_posted *new_posted(pith_link *link) {
-  pith_posted *posted = link->spare_posted;
-  link->spare_posted = NULL;
-  return posted ? posted : malloc(sizeof *posted);
-}
-
-static void free_posted(pith_link *link, pith_posted *posted) {
-  free(link->spare_posted);
-  link->spare_posted = posted;
-}
+static void free_posted(pith_link *link, pith_posted *posted) { pith__spare_give(&link->spare_posted, posted); }
 
 static int matches(const pith_posted *posted, const pith_frame *frame) {
   const pith_frame *ours = &posted->operation->frame;
@@ -102,43 +91,37 @@ static int check_data(pith_link *link, const pith_frame *frame) {
   }
   const pith_operation *op = operation_of(comm, frame->sequence);
   if (op && !pith__frame_agrees(frame, &op->frame)) {
-    pith__link_disagree(link, frame, op);
-    return 0;
+    return pith__link_disagree(link, frame, op);
   }
   if (!op && frame->sequence <= comm->sequence) {
-    pith__comm_fail(comm, PITH_ERR_MISMATCH,
-                    "ranks disagree: rank %d sent a message of %s number %" PRIu64
-                    ", and rank %d has finished its operation of that number. All "
-                    "ranks must make the same calls in the same order",
-                    link->peer, pith__operation_name(frame->operation), frame->sequence, comm->rank);
-    return 0;
+    return pith__comm_fail(comm, PITH_ERR_MISMATCH,
+                           "ranks disagree: rank %d sent a message of %s number %" PRIu64
+                           ", and rank %d has finished its operation of that number. All "
+                           "ranks must make the same calls in the same order",
+                           link->peer, pith__operation_name(frame->operation), frame->sequence, comm->rank);
   }
   return 1;
 }
 
 static int check_frame(pith_link *link, const pith_frame *frame) {
   if (frame->magic != PITH_FRAME_MAGIC || frame->version != PITH_FRAME_VERSION || frame->length > MESSAGE_MOST) {
-    pith__comm_fail(link->comm, PITH_ERR_CORRUPT, "rank %d sent rank %d something that is no message", link->peer,
-                    link->comm->rank);
-    return 0;
+    return pith__comm_fail(link->comm, PITH_ERR_CORRUPT, "rank %d sent rank %d something that is no message",
+                           link->peer, link->comm->rank);
   }
   if (!pith__frame_is_intact(frame)) {
-    pith__comm_fail(link->comm, PITH_ERR_CORRUPT, "the header of a message from rank %d to rank %d was damaged",
-                    link->peer, link->comm->rank);
-    return 0;
+    return pith__comm_fail(link->comm, PITH_ERR_CORRUPT, "the header of a message from rank %d to rank %d was damaged",
+                           link->peer, link->comm->rank);
   }
   if (frame->epoch != PITH_FRAME_EPOCH) {
-    pith__comm_fail(link->comm, PITH_ERR_MISMATCH, "rank %d is in epoch %u of the group, rank %d in epoch %u",
-                    link->peer, frame->epoch, link->comm->rank, PITH_FRAME_EPOCH);
-    return 0;
+    return pith__comm_fail(link->comm, PITH_ERR_MISMATCH, "rank %d is in epoch %u of the group, rank %d in epoch %u",
+                           link->peer, frame->epoch, link->comm->rank, PITH_FRAME_EPOCH);
   }
   if (frame->kind == PITH_FRAME_DATA) {
     return check_data(link, frame);
   }
   if (frame->kind < PITH_FRAME_ABORT || frame->kind > PITH_FRAME_SPEC || frame->length > PITH_NOTICE_MOST) {
-    pith__comm_fail(link->comm, PITH_ERR_CORRUPT, "rank %d sent rank %d a notice that is none", link->peer,
-                    link->comm->rank);
-    return 0;
+    return pith__comm_fail(link->comm, PITH_ERR_CORRUPT, "rank %d sent rank %d a notice that is none", link->peer,
+                           link->comm->rank);
   }
   return 1;
 }
@@ -210,8 +193,7 @@ static int aim(pith_link *link, pith_posted *posted) {
   pith_piece *piece = op->job.schedule.task[posted->task].piece;
   if (!fits(&link->frame, piece) ||
       (link->frame.operation == PITH_OP_POINT && !pith__frame_agrees(&link->frame, &op->frame))) {
-    pith__link_disagree(link, &link->frame, op);
-    return 0;
+    return pith__link_disagree(link, &link->frame, op);
   }
   link->match = posted;
   link->target = piece->data;
@@ -333,20 +315,14 @@ static void end_payload(pith_link *link) {
 
 /* ---- Pulling ----------------------------------------------------------------------------------------------------- */
 
-static void fail_peer(pith_link *link) {
-  char why[600];
-  snprintf(why, sizeof why, "%s", pith_error());
-  link->left = 1;
-  pith__comm_fail(link->comm, PITH_ERR_PEER, "rank %d is gone (seen by rank %d): %s", link->peer, link->comm->rank,
-                  why);
-}
-
 /* Receives up to `size` bytes to `to`; how many. */
 static size_t pull_bytes(pith_link *link, void *to, size_t size) {
   size_t got = 0;
   if (link->transport->ops->receive(link->transport, link->peer, to, size, &got) != PITH_OK) {
     if (!link->left) {
-      fail_peer(link);
+      link->left = 1;
+      pith__comm_fail(link->comm, PITH_ERR_PEER, "rank %d is gone (seen by rank %d): %s", link->peer, link->comm->rank,
+                      pith_error());
     }
     return 0;
   }
@@ -428,10 +404,9 @@ static int is_arriving(const pith_link *link, const pith_posted *posted) {
 
 /* Posts a receive on this link; whether its message has come, or is arriving. */
 static int post_receive(pith_link *link, pith_operation *op, uint32_t number) {
-  pith_posted *posted = new_posted(link);
+  pith_posted *posted = pith__spare_take(&link->spare_posted, sizeof(pith_posted));
   if (!posted) {
-    pith__comm_fail(link->comm, PITH_ERR_MEMORY, "rank %d: no memory to receive a message", link->comm->rank);
-    return 0;
+    return pith__comm_fail(link->comm, PITH_ERR_MEMORY, "rank %d: no memory to receive a message", link->comm->rank);
   }
   pith__link_begin_wait(link);
   *posted = (pith_posted){.operation = op, .task = number};

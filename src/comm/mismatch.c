@@ -95,18 +95,18 @@ static void find_differences(const pith_comm *comm, const pith_frame *theirs, co
   }
 }
 
-void pith__link_disagree(pith_link *link, const pith_frame *theirs, const pith_operation *op) {
+int pith__link_disagree(pith_link *link, const pith_frame *theirs, const pith_operation *op) {
   difference d = {.theirs = link->peer, .ours = link->comm->rank};
   find_differences(link->comm, theirs, op, &d);
   if (!*d.text) {
     snprintf(d.text, sizeof d.text, "rank %d sent %" PRIu64 " bytes, which are not what rank %d expects", d.theirs,
              theirs->length, d.ours);
   }
-  pith__comm_fail(link->comm, PITH_ERR_MISMATCH,
-                  "ranks disagree in %s number %" PRIu64 ", layer %" PRIu64
-                  ": %s. All ranks must make the same calls in the same order, with "
-                  "the same specs",
-                  pith__operation_name(op->frame.operation), op->frame.sequence, op->frame.layer, d.text);
+  return pith__comm_fail(link->comm, PITH_ERR_MISMATCH,
+                         "ranks disagree in %s number %" PRIu64 ", layer %" PRIu64
+                         ": %s. All ranks must make the same calls in the same order, with "
+                         "the same specs",
+                         pith__operation_name(op->frame.operation), op->frame.sequence, op->frame.layer, d.text);
 }
 
 void pith__spec_learn(pith_comm *comm, uint64_t fingerprint, const char *text) {

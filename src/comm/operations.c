@@ -5,7 +5,6 @@
 #include "base/size.h"
 #include "comm/small.h"
 #include "comm/submit.h"
-#include "memory/memory.h"
 
 /* ---- Checks ------------------------------------------------------------------------------------------------------ */
 
@@ -20,87 +19,28 @@ static pith_status check_spans(pith_cspan src, pith_span dst) {
   return PITH_OK;
 }
 
-/* Where this rank's part begins. */
-static size_t own_place(const pith_operation *op) { return pith__sum(op->counts, op->job.rank); }
+/* And where all values of one are reduced to the other: apart, or in place. */
+static pith_status check_alike(pith_cspan src, pith_span dst) {
+  PITH_TRY(check_spans(src, dst));
+  PITH_REQUIRE(src.n == dst.n, PITH_ERR_ARGUMENT, "src has %zu values, dst %zu", src.n, dst.n);
+  return pith__check_overlap(src, readable(dst), 0);
+}
 
 /* ---- Reductions -------------------------------------------------------------------------------------------------- */
 
-/* One rank: nothing travels and nothing is lost. But momentum that a method keeps is part of what it means, on one rank
- * too. */
-static int is_copied(const pith_job *job) {
-  const pith_memory_ops *memory = job->codec ? job->codec->memory : NULL;
-  return job->ranks == 1 && !(memory && (memory->keeps & PITH_KEEPS_MOMENTUM));
-}
-
-static pith_status work_copy(pith_job *job, const pith_task *task) {
-  (void)task;
-  memmove(job->dst.data, job->src.data, job->dst.n * pith_dtype_size(job->dst.dtype));
-  int is_vote = job->codec && (job->codec->caps & PITH_CAP_VOTE);
-  return is_vote ? pith_aggregate(job->codec, job->dst, &(pith_ctx)PITH_CTX_INIT) : PITH_OK;
-}
-
-static pith_status schedule_copy(pith_job *job) {
-  if (job->src.n) {
-    pith__schedule_add(&job->schedule, (pith_task){.kind = PITH_TASK_WORK, .work = work_copy});
-  }
-  return pith__schedule_finished(job);
-}
-
-static pith_status schedule_rounds(pith_job *job) {
-  pith_ctx ctx = job->ctx;
-  ctx.ranks = (uint32_t)job->ranks;
-  PITH_TRY(job->codec->ops->admit ? job->codec->ops->admit(job->codec->args, &ctx) : PITH_OK);
-  return pith__allreduce_rounds(job);
-}
-
-/* What an algorithm means for this codec; pith__choose has seen that it suits. */
-static pith_status schedule_by(pith_job *job, pith_algorithm algorithm) {
-  if (!job->codec) {
-    return pith__allreduce_plain(job);
-  }
-  if ((job->codec->caps & PITH_CAP_ROUNDS) && (job->state || job->member_count)) {
-    return schedule_rounds(job);
-  }
-  switch (algorithm) {
-    case PITH_ALGORITHM_RING:
-      return pith__allreduce_ring(job);
-    case PITH_ALGORITHM_TREE:
-      return pith__allreduce_tree(job);
-    case PITH_ALGORITHM_RANGES:
-      return pith__allreduce_ranges(job);
-    case PITH_ALGORITHM_LINEAR:
-      return pith__allreduce_linear(job);
-    case PITH_ALGORITHM_GATHER:
-      return pith__allreduce_gather(job);
-    default:
-      return (job->codec->caps & PITH_CAP_CHUNKED) && !(job->codec->caps & PITH_CAP_ONCE) ? pith__allreduce_blocks(job)
-                                                                                          : pith__allreduce_gather(job);
-  }
-}
-
 pith_status pith__schedule_allreduce(pith_operation *op, const char *asked) {
-  pith_job *job = &op->job;
-  pith_algorithm algorithm = op->comm->algorithm;
-  if (asked) {
-    PITH_TRY(pith__algorithm_parse(asked, &algorithm));
-  }
-  if (is_copied(job)) {
-    return schedule_copy(job);
-  }
-  PITH_TRY(pith__choose(op->comm, job, algorithm, !asked, &algorithm));
-  job->layout = algorithm == PITH_ALGORITHM_HIERARCHICAL ? op->comm->hosts : op->comm->flat;
-  op->frame.flags |= (uint32_t)algorithm << 16;
-  return schedule_by(job, algorithm);
+  pith_algorithm chosen;
+  PITH_TRY(pith__allreduce(&op->job, &op->comm->chooser, asked, &chosen));
+  op->frame.flags |= (uint32_t)chosen << 16;
+  return PITH_OK;
 }
 
 pith_status pith_allreduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce_op reduce, const pith_call *call,
                            pith_request **request) {
   pith_operation *op;
   PITH_TRY(pith__check_comm(comm));
-  PITH_TRY(check_spans(src, dst));
+  PITH_TRY(check_alike(src, dst));
   PITH_TRY(pith__reduce_check(src.dtype, reduce));
-  PITH_REQUIRE(src.n == dst.n, PITH_ERR_ARGUMENT, "src has %zu values, dst %zu", src.n, dst.n);
-  PITH_TRY(pith__check_overlap(src, readable(dst), 0));
   pith_status status;
   if (!request && pith__small_allreduce(comm, src, dst, reduce, call, &status)) {
     return status;
@@ -125,15 +65,22 @@ static pith_status copy_counts(pith_operation *op, const size_t *counts, size_t 
   return PITH_OK;
 }
 
+/* The same where all values, `whole`, are of all ranks and `own` is this rank's part of them: it has as many values as
+ * its count says, and if both overlap, it lies at its place. */
+static pith_status check_parts(pith_operation *op, const size_t *counts, pith_cspan own, pith_cspan whole,
+                               const char *name) {
+  PITH_TRY(copy_counts(op, counts, own.n, whole.n));
+  PITH_REQUIRE(op->counts[op->job.rank] == own.n, PITH_ERR_ARGUMENT, "%s has %zu values, the counts say %zu", name,
+               own.n, op->counts[op->job.rank]);
+  return pith__check_overlap(own, whole, pith__sum(op->counts, op->job.rank));
+}
+
 static pith_status schedule_reduce_scatter(pith_operation *op, const size_t *counts) {
   pith_job *job = &op->job;
-  PITH_TRY(copy_counts(op, counts, job->dst.n, job->src.n));
-  PITH_REQUIRE(op->counts[job->rank] == job->dst.n, PITH_ERR_ARGUMENT, "dst has %zu values, the counts say %zu",
-               job->dst.n, op->counts[job->rank]);
-  PITH_TRY(pith__check_overlap(readable(job->dst), job->src, own_place(op)));
+  PITH_TRY(check_parts(op, counts, readable(job->dst), job->src, "dst"));
   PITH_REQUIRE(!job->codec || (job->codec->caps & PITH_CAP_CHUNKED), PITH_ERR_UNSUPPORTED,
                "%s needs the whole tensor and cannot reduce parts of it", job->codec->spec);
-  return job->ranks == 1 ? schedule_copy(job) : pith__reduce_scatter(job, op->counts);
+  return pith__reduce_scatter(job, op->counts);
 }
 
 pith_status pith_reduce_scatter(pith_comm *comm, pith_cspan src, pith_span dst, const size_t *counts,
@@ -149,21 +96,16 @@ pith_status pith_reduce_scatter(pith_comm *comm, pith_cspan src, pith_span dst, 
 static pith_status schedule_reduce(pith_job *job, int root) {
   PITH_REQUIRE(!job->codec || (job->codec->caps & PITH_CAP_CHUNKED), PITH_ERR_UNSUPPORTED,
                "%s cannot be reduced to one rank", job->codec->spec);
-  return job->ranks == 1 ? schedule_copy(job) : pith__reduce_to(job, root);
+  return pith__reduce_to(job, root);
 }
 
 pith_status pith_reduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce_op reduce, int root,
                         const pith_call *call, pith_request **request) {
   pith_operation *op;
-  PITH_TRY(pith__check_comm(comm));
   PITH_TRY(pith__check_rank(comm, root, "root"));
   PITH_TRY(pith__check_span(src.data, src.n, src.dtype));
   PITH_TRY(pith__reduce_check(src.dtype, reduce));
-  if (comm->rank == root) {
-    PITH_TRY(check_spans(src, dst));
-    PITH_REQUIRE(src.n == dst.n, PITH_ERR_ARGUMENT, "src has %zu values, dst %zu", src.n, dst.n);
-    PITH_TRY(pith__check_overlap(src, readable(dst), 0));
-  }
+  PITH_TRY(comm->rank == root ? check_alike(src, dst) : PITH_OK);
   PITH_TRY(pith__operation_make(comm, PITH_OP_REDUCE, src, dst, reduce, call, &op));
   op->frame.flags |= (uint32_t)root << 16;
   return pith__operation_submit(op, schedule_reduce(&op->job, root), request);
@@ -172,11 +114,8 @@ pith_status pith_reduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_red
 /* ---- Moves ------------------------------------------------------------------------------------------------------- */
 
 static pith_status schedule_all_gather(pith_operation *op, const size_t *counts) {
-  PITH_TRY(copy_counts(op, counts, op->job.src.n, op->job.dst.n));
-  PITH_REQUIRE(op->counts[op->job.rank] == op->job.src.n, PITH_ERR_ARGUMENT, "src has %zu values, the counts say %zu",
-               op->job.src.n, op->counts[op->job.rank]);
-  PITH_TRY(pith__check_overlap(op->job.src, readable(op->job.dst), own_place(op)));
-  return op->job.ranks == 1 ? schedule_copy(&op->job) : pith__all_gather(&op->job, op->counts);
+  PITH_TRY(check_parts(op, counts, op->job.src, readable(op->job.dst), "src"));
+  return pith__all_gather(&op->job, op->counts);
 }
 
 pith_status pith_all_gather(pith_comm *comm, pith_cspan src, pith_span dst, const size_t *counts, const pith_call *call,
@@ -191,14 +130,11 @@ pith_status pith_all_gather(pith_comm *comm, pith_cspan src, pith_span dst, cons
 
 pith_status pith_broadcast(pith_comm *comm, pith_span tensor, int root, const pith_call *call, pith_request **request) {
   pith_operation *op;
-  PITH_TRY(pith__check_comm(comm));
   PITH_TRY(pith__check_rank(comm, root, "root"));
   PITH_TRY(pith__check_span(tensor.data, tensor.n, tensor.dtype));
-  pith_cspan src = {tensor.data, tensor.n, tensor.dtype};
-  PITH_TRY(pith__operation_make(comm, PITH_OP_BROADCAST, src, tensor, PITH_SUM, call, &op));
+  PITH_TRY(pith__operation_make(comm, PITH_OP_BROADCAST, readable(tensor), tensor, PITH_SUM, call, &op));
   op->frame.flags |= (uint32_t)root << 16;
-  pith_status written = comm->ranks == 1 ? PITH_OK : pith__broadcast(&op->job, root);
-  return pith__operation_submit(op, written, request);
+  return pith__operation_submit(op, comm->ranks == 1 ? PITH_OK : pith__broadcast(&op->job, root), request);
 }
 
 static pith_status schedule_all_to_all(pith_operation *op, const size_t *send, const size_t *receive) {
@@ -235,19 +171,14 @@ pith_status pith_all_to_all(pith_comm *comm, pith_cspan src, const size_t *send,
 }
 
 static pith_status schedule_gather(pith_operation *op, const size_t *counts, int root) {
-  if (op->job.rank == root) {
-    PITH_TRY(copy_counts(op, counts, op->job.src.n, op->job.dst.n));
-    PITH_REQUIRE(op->counts[root] == op->job.src.n, PITH_ERR_ARGUMENT, "src has %zu values, the counts say %zu",
-                 op->job.src.n, op->counts[root]);
-    PITH_TRY(pith__check_overlap(op->job.src, readable(op->job.dst), own_place(op)));
-  }
+  int is_root = op->job.rank == root;
+  PITH_TRY(is_root ? check_parts(op, counts, op->job.src, readable(op->job.dst), "src") : PITH_OK);
   return pith__gather(&op->job, op->counts, root);
 }
 
 pith_status pith_gather(pith_comm *comm, pith_cspan src, pith_span dst, const size_t *counts, int root,
                         pith_request **request) {
   pith_operation *op;
-  PITH_TRY(pith__check_comm(comm));
   PITH_TRY(pith__check_rank(comm, root, "root"));
   PITH_TRY(comm->rank == root ? check_spans(src, dst) : pith__check_span(src.data, src.n, src.dtype));
   PITH_TRY(pith__operation_make(comm, PITH_OP_GATHER, src, dst, PITH_SUM, NULL, &op));
@@ -257,19 +188,14 @@ pith_status pith_gather(pith_comm *comm, pith_cspan src, pith_span dst, const si
 }
 
 static pith_status schedule_scatter(pith_operation *op, const size_t *counts, int root) {
-  if (op->job.rank == root) {
-    PITH_TRY(copy_counts(op, counts, op->job.dst.n, op->job.src.n));
-    PITH_REQUIRE(op->counts[root] == op->job.dst.n, PITH_ERR_ARGUMENT, "dst has %zu values, the counts say %zu",
-                 op->job.dst.n, op->counts[root]);
-    PITH_TRY(pith__check_overlap(readable(op->job.dst), op->job.src, own_place(op)));
-  }
+  int is_root = op->job.rank == root;
+  PITH_TRY(is_root ? check_parts(op, counts, readable(op->job.dst), op->job.src, "dst") : PITH_OK);
   return pith__scatter(&op->job, op->counts, root);
 }
 
 pith_status pith_scatter(pith_comm *comm, pith_cspan src, const size_t *counts, pith_span dst, int root,
                          pith_request **request) {
   pith_operation *op;
-  PITH_TRY(pith__check_comm(comm));
   PITH_TRY(pith__check_rank(comm, root, "root"));
   PITH_TRY(comm->rank == root ? check_spans(src, dst) : pith__check_span(dst.data, dst.n, dst.dtype));
   src.dtype = dst.dtype; /* of other ranks than the root it may be anything */

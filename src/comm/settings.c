@@ -18,21 +18,6 @@ static const char *text_of(const char *given, const char *variable, const char *
   return value && *value ? value : otherwise;
 }
 
-/* The first of several variables that holds a number; -1 if none does. */
-static int number_of(int given, const char *const *variables) {
-  for (; given < 0 && *variables; variables++) {
-    const char *text = getenv(*variables);
-    char *end;
-    long value = text && *text ? strtol(text, &end, 10) : -1;
-    if (value >= 0 && value < INT32_MAX && *end == 0) {
-      return (int)value;
-    }
-  }
-  return given;
-}
-
-static const char *environment(const char *name) { return getenv(name); }
-
 static pith_status copy_config(const pith_config *given, pith_config *config) {
   *config = (pith_config)PITH_CONFIG_INIT;
   return given ? PITH_STRUCT_READ(pith_config, given, config) : PITH_OK;
@@ -40,9 +25,9 @@ static pith_status copy_config(const pith_config *given, pith_config *config) {
 
 /* Who we are and where rank 0 is: what the program says, and the launcher for the rest. */
 static pith_status find_place(const pith_config *c, pith_settings *s) {
-  pith_status status = pith__launch_read(environment, &s->launch);
+  pith_status status = pith__launch_read(pith__getenv, &s->launch);
   if (status != PITH_OK && c->rank >= 0 && c->ranks > 0) {
-    pith__launch_given(environment, c->rank, c->ranks, &s->launch);
+    pith__launch_given(pith__getenv, c->rank, c->ranks, &s->launch);
     status = PITH_OK;
   }
   PITH_TRY(status);
@@ -99,8 +84,6 @@ static pith_status read_tls(const pith_config *c, pith_settings *s) {
 }
 
 pith_status pith__settings_read(const pith_config *config, pith_settings *s) {
-  static const char *const connection_names[] = {"PITH_CONNECTIONS", NULL}, *const thread_names[] = {"PITH_THREADS",
-                                                                                                     NULL};
   pith_config c;
   const char *timeout = getenv("PITH_TIMEOUT"), *liveness = getenv("PITH_LIVENESS");
   memset(s, 0, sizeof *s);
@@ -119,14 +102,42 @@ pith_status pith__settings_read(const pith_config *config, pith_settings *s) {
   s->transport = text_of(c.transport, "PITH_TRANSPORT", "auto");
   s->interface = text_of(c.interface, "PITH_IFNAME", NULL);
   s->host_id = text_of(c.host_id, "PITH_HOSTID", NULL);
-  s->threads = c.threads ? c.threads : number_of(-1, thread_names);
+  s->threads = c.threads ? c.threads : pith__getenv_number(pith__getenv, "PITH_THREADS");
   s->threads = s->threads > 0 ? s->threads : 1;
   s->chunk = c.chunk ? c.chunk : DEFAULT_CHUNK * (size_t)s->threads;
   s->inside = text_of(c.inside, "PITH_INSIDE", "none");
-  s->connections = c.connections ? c.connections : number_of(-1, connection_names);
+  s->connections = c.connections ? c.connections : pith__getenv_number(pith__getenv, "PITH_CONNECTIONS");
   s->connections = s->connections > 0 ? s->connections : 0;
   PITH_TRY(pith__algorithm_parse(text_of(c.algorithm, "PITH_ALGO", "auto"), &s->algorithm));
   return c.id ? use_id(c.id, s) : PITH_OK;
+}
+
+/* The text that is at one of these places. */
+static const size_t texts[] = {offsetof(pith_settings, rendezvous.host), offsetof(pith_settings, transport),
+                               offsetof(pith_settings, interface),       offsetof(pith_settings, host_id),
+                               offsetof(pith_settings, inside),          offsetof(pith_settings, tls.certificate),
+                               offsetof(pith_settings, tls.key),         offsetof(pith_settings, tls.authority)};
+enum { TEXTS = sizeof texts / sizeof *texts };
+
+static char **text_at(pith_settings *s, size_t place) { return (char **)(void *)((uint8_t *)s + place); }
+
+pith_status pith__settings_keep(const pith_settings *given, pith_settings *kept) {
+  int failed = 0;
+  *kept = *given;
+  kept->rendezvous.secret = NULL;
+  memset(&kept->id, 0, sizeof kept->id);
+  for (int i = 0; i < TEXTS; i++) {
+    char **text = text_at(kept, texts[i]);
+    failed |= *text && !(*text = strdup(*text));
+  }
+  PITH_REQUIRE(!failed, PITH_ERR_MEMORY, "no memory for the settings of a comm");
+  return PITH_OK;
+}
+
+void pith__settings_free(pith_settings *kept) {
+  for (int i = 0; i < TEXTS; i++) {
+    free(*text_at(kept, texts[i]));
+  }
 }
 
 pith_status pith_unique_id_create(const pith_config *config, pith_unique_id *id) {

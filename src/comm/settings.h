@@ -6,7 +6,7 @@
 #define PITH_COMM_SETTINGS_H
 
 #include "collective/cost.h"
-#include "comm/launcher.h"
+#include "transport/launcher.h"
 #include "transport/rendezvous.h"
 #include "transport/tls.h"
 #include "transport/unique_id.h"
@@ -21,12 +21,16 @@ typedef struct pith_settings {
   pith_algorithm algorithm;
   int connections, threads;
   size_t chunk;
-  double timeout, liveness;
-  const char *timeout_from;
+  double timeout, liveness; /* liveness: seconds a host may not answer */
+  const char *timeout_from; /* what set it, for messages */
   pith_tls_config tls;
 } pith_settings;
 
 /* Texts are the caller's or the environment's: they are not copied. */
 pith_status pith__settings_read(const pith_config *config, pith_settings *settings);
+
+/* A copy with texts of its own, but for secrets, which are not kept; to be freed also after a failure. */
+pith_status pith__settings_keep(const pith_settings *given, pith_settings *kept);
+void pith__settings_free(pith_settings *kept);
 
 #endif

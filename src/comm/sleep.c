@@ -29,6 +29,7 @@
 #define MODEST_SLEEPS 100 /* so many of them until we look again whether it is */
 #define YIELD_TURNS 64    /* between two that let others in, where each rank can have a core */
 #define POLLING_NAP_NS 50000
+#define SLEEP_MOST 0.25 /* seconds */
 
 /* ---- Spinning -----------------------------------------------------------------------------------------------------
  */
@@ -108,54 +109,36 @@ static int collect_descriptors(pith_comm *comm, struct pollfd *fds) {
   return count;
 }
 
-static int fall_asleep(pith_comm *comm) {
-  int something = 0;
-  for (int t = 0; t < comm->transports; t++) {
-    something |= comm->transport[t]->ops->sleep(comm->transport[t], 1);
-  }
-  return something;
-}
-
-static void wake_up(pith_comm *comm, int was_woken) {
+/* Somebody wanted us awake, and we are. */
+static void clear_wake(const pith_comm *comm) {
   uint64_t count;
-  for (int t = 0; t < comm->transports; t++) {
-    comm->transport[t]->ops->sleep(comm->transport[t], 0);
-  }
-  if (was_woken && read(comm->wake, &count, sizeof count) < 0 && errno != EAGAIN && errno != EINTR) {
+  if (read(comm->wake, &count, sizeof count) < 0 && errno != EAGAIN && errno != EINTR) {
     PITH_LOG_WARN("cannot read an eventfd: %s", strerror(errno));
   }
-}
-
-/* Whether a transport has no descriptors that would wake us. */
-static int must_poll(const pith_comm *comm) {
-  int polls = 0;
-  for (int t = 0; t < comm->transports; t++) {
-    polls |= comm->transport[t]->ops->polls;
-  }
-  return polls;
-}
-
-/* Often enough to look at the time-out. */
-static int nap_milliseconds(const pith_comm *comm) {
-  double nap = comm->timeout / 8;
-  return nap > 0.25 ? 250 : (int)(nap * 1000) + 1;
 }
 
 void pith__comm_sleep(pith_comm *comm) {
   note_vain_spin(comm);
   struct pollfd *fds = malloc((size_t)descriptors_most(comm) * sizeof *fds);
-  int count = fds ? collect_descriptors(comm, fds) : 0;
-  int milliseconds = nap_milliseconds(comm);
-  if (!fall_asleep(comm)) {
+  int count = fds ? collect_descriptors(comm, fds) : 0, is_something = 0;
+  int must_poll = !fds; /* without memory we cannot know what to wait for */
+  for (int t = 0; t < comm->transports; t++) {
+    is_something |= comm->transport[t]->ops->sleep(comm->transport[t], 1);
+    must_poll |= comm->transport[t]->ops->polls; /* no descriptor of it would wake us */
+  }
+  if (!is_something) {
+    double share = comm->settings.timeout / 8; /* often enough to look at the time-out */
+    long nap = must_poll ? POLLING_NAP_NS : (long)((share < SLEEP_MOST ? share : SLEEP_MOST) * 1e9);
     pthread_mutex_unlock(&comm->mutex);
-    if (must_poll(comm) || !fds) { /* without memory we cannot know what to wait for */
-      ppoll(fds, (nfds_t)count, &(struct timespec){0, POLLING_NAP_NS}, NULL);
-    } else {
-      poll(fds, (nfds_t)count, milliseconds);
-    }
+    ppoll(fds, (nfds_t)count, &(struct timespec){0, nap}, NULL);
     pthread_mutex_lock(&comm->mutex);
   }
-  wake_up(comm, count > 0 && fds[0].revents);
+  for (int t = 0; t < comm->transports; t++) {
+    comm->transport[t]->ops->sleep(comm->transport[t], 0);
+  }
+  if (count > 0 && fds[0].revents) {
+    clear_wake(comm);
+  }
   free(fds);
 }
 
@@ -189,7 +172,6 @@ void pith__comm_let_gather(pith_comm *comm, uint64_t bytes) {
   ppoll(&wake, 1, &(struct timespec){0, comm->nap}, NULL); /* a thread that submits something ends it */
   pthread_mutex_lock(&comm->mutex);
   if (wake.revents) {
-    uint64_t count;
-    (void)!read(comm->wake, &count, sizeof count);
+    clear_wake(comm);
   }
 }

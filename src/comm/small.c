@@ -28,7 +28,7 @@ typedef struct small {
  * refused. */
 static int is_small(const pith_comm *comm, size_t bytes, const pith_call *call) {
   return bytes > 0 && bytes <= STAGED_MOST / (size_t)comm->ranks && comm->ranks > 1 && comm->ranks <= RANKS_MOST &&
-         comm->hosts->hosts == 1 && !comm->tracing && pith__log_level() < PITH_LOG_INFO_ &&
+         comm->chooser.hosts->hosts == 1 && !comm->tracing && pith__log_level() < PITH_LOG_INFO_ &&
          (!call || (call->size == sizeof *call && !call->codec && !call->algorithm));
 }
 

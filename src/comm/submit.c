@@ -62,6 +62,7 @@ pith_status pith__check_comm(const pith_comm *comm) {
 }
 
 pith_status pith__check_rank(const pith_comm *comm, int rank, const char *what) {
+  PITH_TRY(pith__check_comm(comm));
   PITH_REQUIRE(rank >= 0 && rank < comm->ranks, PITH_ERR_ARGUMENT, "%s %d is not one of %d ranks", what, rank,
                comm->ranks);
   return PITH_OK;
@@ -136,7 +137,7 @@ static size_t message_of(const pith_comm *comm, size_t bytes) {
       return NETWORK_MESSAGE;
     }
   }
-  return bytes / (size_t)comm->ranks > LOCAL_PART ? LOCAL_MESSAGE : comm->chunk;
+  return bytes / (size_t)comm->ranks > LOCAL_PART ? LOCAL_MESSAGE : comm->settings.chunk;
 }
 
 pith_status pith__operation_make(pith_comm *comm, pith_operation_kind kind, pith_cspan src, pith_span dst,
@@ -153,8 +154,12 @@ pith_status pith__operation_make_joined(pith_comm *comm, pith_operation_kind kin
     src.n = dst.n = pith__parts_joined(members, count, pith__parts_granule(call->codec, comm->inside));
   }
   op->comm = comm;
-  op->job = (pith_job){
-      .rank = comm->rank, .ranks = comm->ranks, .src = src, .dst = dst, .reduce = reduce, .chunk = comm->chunk};
+  op->job = (pith_job){.rank = comm->rank,
+                       .ranks = comm->ranks,
+                       .src = src,
+                       .dst = dst,
+                       .reduce = reduce,
+                       .chunk = comm->settings.chunk};
   op->job.threads = comm->threads;
   op->job.layout = comm->flat;
   op->job.inside = comm->inside;

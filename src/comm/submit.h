@@ -6,6 +6,7 @@
 
 /* Not NULL, and not the copy of a forked child. */
 pith_status pith__check_comm(const pith_comm *comm);
+/* The same, and a rank of it. */
 pith_status pith__check_rank(const pith_comm *comm, int rank, const char *what);
 pith_status pith__check_span(const void *data, size_t n, pith_dtype dtype);
 #define PITH_NOWHERE SIZE_MAX
@@ -24,16 +25,6 @@ void pith__operation_release(pith_operation *op);
 
 /* Takes the operation over, whatever comes of it. `written` is the status of its schedule. */
 pith_status pith__operation_submit(pith_operation *op, pith_status written, pith_request **request);
-
-/* ---- choose.c ---------------------------------------------------------------------------------------------------- */
-
-/* The algorithm for a job, by name or by cost. `asked` is PITH_ALGORITHM_AUTO, or must suit the codec unless it is the
- * wish of the whole comm, which yields where it does not suit. */
-pith_status pith__choose(pith_comm *comm, const pith_job *job, pith_algorithm asked, int is_wish,
-                         pith_algorithm *chosen);
-
-/* The algorithm of that name, or an error that lists all. */
-pith_status pith__algorithm_parse(const char *name, pith_algorithm *algorithm);
 
 /* ---- operations.c ------------------------------------------------------------------------------------------------ */
 

@@ -17,18 +17,6 @@ static FILE *file;
 static int decided;        /* whether the environment was looked at */
 static unsigned opened_in; /* which process: children write nothing */
 
-/* The name with %r replaced; appended where nothing tells ranks apart. */
-static void name_for(const char *pattern, int rank, char *name, size_t size) {
-  const char *at = strstr(pattern, "%r");
-  if (at) {
-    snprintf(name, size, "%.*s%d%s", (int)(at - pattern), pattern, rank, at + 2);
-  } else if (strstr(pattern, "%p")) {
-    snprintf(name, size, "%s", pattern);
-  } else {
-    snprintf(name, size, "%s.%d", pattern, rank);
-  }
-}
-
 static void close_file(void) {
   if (opened_in != pith__fork_number()) {
     return;
@@ -43,18 +31,19 @@ static void close_file(void) {
 }
 
 static void open_file(int rank) {
-  const char *pattern = secure_getenv("PITH_TRACE");
-  char name[1024], whole[1100];
+  const char *given = secure_getenv("PITH_TRACE");
+  char pattern[1024], name[1100];
   decided = 1;
-  if (!pattern || !*pattern) {
+  if (!given || !*given) {
     return;
   }
-  name_for(pattern, rank, name, sizeof name);
-  int fd = pith__log_file_name(name, whole, sizeof whole)
-               ? open(whole, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666)
+  int tells_ranks_apart = strstr(given, "%r") || strstr(given, "%p");
+  snprintf(pattern, sizeof pattern, "%s%s", given, tells_ranks_apart ? "" : ".%r");
+  int fd = pith__log_file_name(pattern, rank, name, sizeof name)
+               ? open(name, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666)
                : -1;
   if (!(file = fd >= 0 ? fdopen(fd, "w") : NULL)) {
-    fprintf(stderr, "pith: cannot write PITH_TRACE %s; nothing is traced\n", name);
+    fprintf(stderr, "pith: cannot write PITH_TRACE %s; nothing is traced\n", given);
     return;
   }
   setvbuf(file, NULL, _IOLBF, 0); /* nothing is left in the buffer that a forked child would write again */

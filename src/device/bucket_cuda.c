@@ -4,10 +4,7 @@
 #include <stdlib.h>
 
 #include "device/bucket.h"
-#include "device/cuda_device.h"
 #include "device/cuda_tasks.h"
-
-#define TASKS 64 /* handed to the module at a time */
 
 typedef struct item_list {
   pith_cuda_item *item;
@@ -44,47 +41,43 @@ static void *value_at(const pith_bucket *b, size_t index, const void *data, size
   return (uint8_t *)(uintptr_t)data + first * pith_dtype_size(b->layer[index].dtype);
 }
 
-/* All pieces of all ranks, as they lie in parts and results. */
+/* Encodes or decodes all pieces of all ranks, as they lie in parts and results. */
 typedef enum pieces { PARTS, RESULTS } pieces;
 
-static void list_all(item_list *list, const pith_bucket *b, const void *const *tensors, float *const *memories,
-                     const pith_ctx *ctx, const void *bytes, size_t stride, pieces what) {
+static pith_status run_all(const pith_bucket *b, const void *const *tensors, float *const *memories,
+                           const pith_ctx *ctx, const void *bytes, size_t stride, pieces what, void *stream) {
+  item_list list;
   uint32_t rank = what == RESULTS ? pith__result_rank(b->ranks) : (uint32_t)b->rank;
   uint8_t *at = (uint8_t *)(uintptr_t)bytes;
+  PITH_TRY(make_list(b, b->count * (size_t)b->ranks, &list));
   for (int p = 0; p < b->ranks; p++) {
     at = stride ? (uint8_t *)(uintptr_t)bytes + (size_t)p * stride : at;
     for (size_t i = 0; i < b->count; i++) {
       pith_range piece = pith__bucket_piece(b, i, p);
-      size_t before = list->count;
+      size_t before = list.count;
       if (what == RESULTS || !pith__bucket_sums_as_is(b, i, p)) {
-        add_item(list, b, i, piece, value_at(b, i, tensors[i], piece.first), b->layer[i].dtype, at, ctx, rank);
+        add_item(&list, b, i, piece, value_at(b, i, tensors[i], piece.first), b->layer[i].dtype, at, ctx, rank);
       }
-      if (list->count > before && memories && memories[i]) {
-        list->item[before].memory = memories[i] + piece.first;
+      if (list.count > before && memories && memories[i]) {
+        list.item[before].memory = memories[i] + piece.first;
       }
       at += pith__bucket_piece_bytes(b, i, piece);
     }
   }
+  pith_status status = what == PARTS ? pith_cuda_encode(list.item, list.count, NULL, 0, stream)
+                                     : pith_cuda_decode(list.item, list.count, PITH_SET, NULL, 0, stream);
+  free(list.item);
+  return status;
 }
 
 pith_status pith__cuda_bucket_encode(const pith_bucket *b, const void *const *src, float *const *memories,
                                      const pith_ctx *ctx, void *parts, void *stream) {
-  item_list list;
-  PITH_TRY(make_list(b, b->count * (size_t)b->ranks, &list));
-  list_all(&list, b, src, memories, ctx, parts, 0, PARTS);
-  pith_status status = pith_cuda_encode(list.item, list.count, NULL, 0, stream);
-  free(list.item);
-  return status;
+  return run_all(b, src, memories, ctx, parts, 0, PARTS, stream);
 }
 
 pith_status pith__cuda_bucket_decode(const pith_bucket *b, const void *results, size_t stride, const pith_ctx *ctx,
                                      void *const *dst, void *stream) {
-  item_list list;
-  PITH_TRY(make_list(b, b->count * (size_t)b->ranks, &list));
-  list_all(&list, b, (const void *const *)dst, NULL, ctx, results, stride, RESULTS);
-  pith_status status = pith_cuda_decode(list.item, list.count, PITH_SET, NULL, 0, stream);
-  free(list.item);
-  return status;
+  return run_all(b, (const void *const *)dst, NULL, ctx, results, stride, RESULTS, stream);
 }
 
 /* Our own pieces: `bytes` has their payloads one after another, `sums` their values. Without those that are summed as
@@ -103,26 +96,6 @@ static void list_own(item_list *list, const pith_bucket *b, float *sums, const v
   }
 }
 
-static pith_status hand_over_own(const item_list *list, int add, void *stream) {
-  const pith_cuda_module *gpu;
-  pith_gpu_own tasks[TASKS];
-  size_t used = 0;
-  PITH_TRY(pith__cuda_module(&gpu));
-  for (size_t i = 0; i < list->count; i++) {
-    for (size_t first = 0; first < list->item[i].n;) {
-      first += pith__gpu_next_own(&list->item[i], add, first, &tasks[used++]);
-      if (used == TASKS) {
-        PITH_CUDA_TRY(gpu->own, tasks, used, stream);
-        used = 0;
-      }
-    }
-  }
-  if (used) {
-    PITH_CUDA_TRY(gpu->own, tasks, used, stream);
-  }
-  return PITH_OK;
-}
-
 /* Our own values of our own pieces, behind their memories. */
 static pith_status sum_own(item_list *list, const pith_bucket *b, const void *const *src, float *const *memories,
                            const pith_ctx *ctx, float *sums, void *stream) {
@@ -136,7 +109,15 @@ static pith_status sum_own(item_list *list, const pith_bucket *b, const void *co
     }
     sums += piece.n;
   }
-  return hand_over_own(list, b->rank > 0, stream);
+  pith_gpu_batch batch = {.stream = stream, .kind = PITH_GPU_OWN_TASKS};
+  PITH_TRY(pith__cuda_module(&batch.gpu));
+  for (size_t i = 0; i < list->count; i++) {
+    for (size_t first = 0; first < list->item[i].n;) {
+      PITH_TRY(pith__gpu_make_room(&batch));
+      first += pith__gpu_next_own(&list->item[i], b->rank > 0, first, &batch.own[batch.used++]);
+    }
+  }
+  return pith__gpu_hand_over(&batch);
 }
 
 /* Rank after rank, as on the CPU: the sum has the same bits. */

@@ -102,6 +102,19 @@ size_t pith__gpu_next_own(const pith_cuda_item *item, int add, size_t first, pit
   return n;
 }
 
+size_t pith__gpu_next_mean(const pith_cuda_item *item, size_t first, pith_gpu_mean *task) {
+  size_t n = pith__least(item->n - first, PITH_GPU_TASK_VALUES);
+  *task = (pith_gpu_mean){
+      .sums = (const float *)item->payload + first,
+      .values = (uint8_t *)item->values + first * pith_dtype_size(item->dtype),
+      .n = (uint32_t)n,
+      .factor = 1.0f / (float)(item->ranks ? item->ranks : 1),
+      .dtype = (uint8_t)item->dtype,
+      .vote = (item->codec->caps & PITH_CAP_VOTE) != 0,
+  };
+  return n;
+}
+
 /* ---- Whole tensors ----------------------------------------------------------------------------------------------- */
 
 pith_gpu_sparse pith__gpu_sparse_task(const pith_cuda_item *item, int encode) {
@@ -153,4 +166,38 @@ pith_gpu_lowrank pith__gpu_lowrank_task(const pith_cuda_item *item, int memory) 
     describe_memory(item, &task.beta, &task.gamma, &task.keeps);
   }
   return task;
+}
+
+/* ---- Handing them to the module ---------------------------------------------------------------------------------- */
+
+pith_status pith__gpu_hand_over(pith_gpu_batch *b) {
+  const pith_cuda_module *gpu = b->gpu;
+  int encode = b->what == PITH_GPU_LOWRANK_ENCODE, add = b->what == PITH_GPU_LOWRANK_ADD;
+  size_t count = b->used;
+  char text[256];
+  b->used = 0;
+  if (count == 0) {
+    return PITH_OK;
+  }
+  int failed = 0;
+  switch (b->kind) {
+    case PITH_GPU_BLOCK_TASKS:
+      failed =
+          encode ? gpu->encode(b->block, count, b->stream, text) : gpu->decode(b->block, count, add, b->stream, text);
+      break;
+    case PITH_GPU_SPARSE_TASKS:
+      failed = encode ? gpu->sparse_encode(b->sparse, count, b->stream, text)
+                      : gpu->sparse_decode(b->sparse, count, add, b->stream, text);
+      break;
+    case PITH_GPU_LOWRANK_TASKS:
+      failed = gpu->lowrank(b->lowrank, count, b->what, b->stream, text);
+      break;
+    case PITH_GPU_MEAN_TASKS:
+      failed = gpu->mean(b->mean, count, b->stream, text);
+      break;
+    case PITH_GPU_OWN_TASKS:
+      failed = gpu->own(b->own, count, b->stream, text);
+  }
+  PITH_REQUIRE(!failed, PITH_ERR_SYSTEM, "CUDA: %s", text);
+  return PITH_OK;
 }

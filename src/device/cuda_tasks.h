@@ -8,7 +8,7 @@
 #include <pith/cuda.h>
 
 #include "codec/codec.h"
-#include "kernel/formats.h"
+#include "device/cuda_device.h"
 
 /* The three kinds of codecs that have kernels. */
 int pith__gpu_is_block(const pith_codec *codec);
@@ -21,8 +21,45 @@ size_t pith__gpu_next_task(const pith_cuda_item *item, int encode, size_t first,
 /* Likewise, of an item whose values are added to item->payload, f32 sums, as they are. */
 size_t pith__gpu_next_own(const pith_cuda_item *item, int add, size_t first, pith_gpu_own *task);
 
+/* Likewise, of an item whose sums, item->payload, become means. */
+size_t pith__gpu_next_mean(const pith_cuda_item *item, size_t first, pith_gpu_mean *task);
+
 /* Both without workspace. The memory is left out where it has no part in what is done. */
 pith_gpu_sparse pith__gpu_sparse_task(const pith_cuda_item *item, int memory);
 pith_gpu_lowrank pith__gpu_lowrank_task(const pith_cuda_item *item, int memory);
+
+/* ---- Handing them to the module ---------------------------------------------------------------------------------- */
+
+#define PITH_GPU_TASKS 64 /* at a time */
+
+/* Tasks of one kind. */
+typedef struct pith_gpu_batch {
+  const pith_cuda_module *gpu;
+  void *stream;
+  enum {
+    PITH_GPU_BLOCK_TASKS,
+    PITH_GPU_SPARSE_TASKS,
+    PITH_GPU_LOWRANK_TASKS,
+    PITH_GPU_MEAN_TASKS,
+    PITH_GPU_OWN_TASKS
+  } kind;
+  int what; /* of blocks, sparse payloads and low rank: PITH_GPU_LOWRANK_… */
+  size_t used;
+  union {
+    pith_gpu_task block[PITH_GPU_TASKS];
+    pith_gpu_sparse sparse[PITH_GPU_TASKS];
+    pith_gpu_lowrank lowrank[PITH_GPU_TASKS];
+    pith_gpu_mean mean[PITH_GPU_TASKS];
+    pith_gpu_own own[PITH_GPU_TASKS];
+  };
+} pith_gpu_batch;
+
+/* Enqueues all of them; there is room for as many again. */
+pith_status pith__gpu_hand_over(pith_gpu_batch *batch);
+
+/* For one more. */
+static inline pith_status pith__gpu_make_room(pith_gpu_batch *batch) {
+  return batch->used < PITH_GPU_TASKS ? PITH_OK : pith__gpu_hand_over(batch);
+}
 
 #endif

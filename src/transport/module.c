@@ -34,15 +34,6 @@ static int find_some_mpi(char path[PATH_MAX]) {
 
 /* ---- Opening it -------------------------------------------------------------------------------------------------- */
 
-static pith_status open_file(const char *path, const char *what, const char *entry, void *function) {
-  void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE); /* a second time the same one */
-  PITH_REQUIRE(handle, PITH_ERR_UNSUPPORTED, "cannot open the %s: %s", what, dlerror());
-  void *symbol = dlsym(handle, entry);
-  PITH_REQUIRE(symbol, PITH_ERR_PLUGIN, "%s is not the %s: it does not export %s()", path, what, entry);
-  memcpy(function, &symbol, sizeof symbol); /* ISO C has no cast between the two kinds of pointers */
-  return PITH_OK;
-}
-
 static pith_status missing(const char *file, const char *needs) {
   char places[512];
   pith__module_places(places, sizeof places);
@@ -54,7 +45,7 @@ static pith_status missing(const char *file, const char *needs) {
 pith_status pith__module_open(const char *file, const char *what, const char *needs, const char *entry,
                               char path[PATH_MAX], void *function) {
   const char *const names[] = {file, NULL};
-  return pith__find_module(names, path) ? open_file(path, what, entry, function) : missing(file, needs);
+  return pith__find_module(names, path) ? pith__open_module(path, what, "", entry, function) : missing(file, needs);
 }
 
 static pith_status open_transport(const char *name, char path[PATH_MAX], pith_transport_entry_fn *entry) {
@@ -62,7 +53,7 @@ static pith_status open_transport(const char *name, char path[PATH_MAX], pith_tr
   snprintf(file, sizeof file, "pith_transport_%s.so", name);
   snprintf(what, sizeof what, "%s transport", name);
   if (strcmp(name, "mpi") == 0) {
-    return find_some_mpi(path) ? open_file(path, what, PITH_TRANSPORT_ENTRY, entry) : missing(file, name);
+    return find_some_mpi(path) ? pith__open_module(path, what, "", PITH_TRANSPORT_ENTRY, entry) : missing(file, name);
   }
   return pith__module_open(file, what, name, PITH_TRANSPORT_ENTRY, path, entry);
 }

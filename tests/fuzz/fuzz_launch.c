@@ -2,8 +2,8 @@
  * Lines as the variables of a launcher, each NAME=value: an error, or a rank below the size and a host that ends. The
  * lists of Slurm come from there as well.
  */
-#include "comm/launcher.h"
 #include "fuzz/fuzz.h"
+#include "transport/launcher.h"
 
 enum { LINES_MOST = 64 };
 

@@ -17,9 +17,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "comm/address_record.h"
 #include "ranks.h"
 #include "test.h"
+#include "transport/address_record.h"
 #include "transport/rendezvous_wire.h"
 #include "transport/shm_link.h"
 #include "transport/tcp.h"

@@ -40,8 +40,8 @@ def works_that_fail(waiter: Waiter) -> list[PithWork]:
     odd: Any = Request(KeyError("odd"))
     known: Any = Request(pith.PeerError("rank 1 is gone"))
     return [
-        PithWork(tensor, [ok], lambda: raise_error(ValueError("finish")), waiter=waiter),
-        PithWork(tensor, [ok], lambda: raise_error(SystemExit("exit")), waiter=waiter),
+        PithWork(tensor, [ok], [lambda: raise_error(ValueError("finish"))], waiter=waiter),
+        PithWork(tensor, [ok], [lambda: raise_error(SystemExit("exit"))], waiter=waiter),
         PithWork(tensor, [odd], waiter=waiter),
         PithWork(
             tensor, [known], waiter=waiter, describe=lambda _: raise_error(TypeError("describe"))

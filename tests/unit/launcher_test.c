@@ -1,6 +1,6 @@
 /* What launchers say in the environment: every launcher, nested ones, Slurm's lists, and what is said when something is
  * missing. */
-#include "comm/launcher.h"
+#include "transport/launcher.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -12,7 +12,7 @@
 static const char *log_of_a_failure(const char *level) {
   static char text[4096];
   char pattern[] = "/tmp/pith_log_test_%p.txt", name[64];
-  CHECK(pith__log_file_name(pattern, name, sizeof name));
+  CHECK(pith__log_file_name(pattern, -1, name, sizeof name));
   setenv("PITH_DEBUG", level, 1);
   setenv("PITH_DEBUG_FILE", pattern, 1);
   CHECK_EQ(pith_fail(PITH_ERR_RANGE, "seven is %d", 7), PITH_ERR_RANGE);
@@ -41,19 +41,27 @@ TEST(without_the_variable_the_log_is_off) {
   CHECK_EQ(pith__log_level(), PITH_LOG_OFF);
 }
 
+TEST(file_names_take_the_rank_where_there_is_one) {
+  char name[16];
+  CHECK(pith__log_file_name("a.%r-%r", 12, name, sizeof name));
+  CHECK_STR(name, "a.12-12");
+  CHECK(pith__log_file_name("a.%r", -1, name, sizeof name));
+  CHECK_STR(name, "a.%r");
+}
+
 TEST(file_names_take_host_and_process) {
   char name[600], host[256] = "", wanted[600];
   gethostname(host, sizeof host - 1);
   snprintf(wanted, sizeof wanted, "a-%s-%ld-%%x%%", host, (long)getpid());
-  CHECK(pith__log_file_name("a-%h-%p-%x%", name, sizeof name));
+  CHECK(pith__log_file_name("a-%h-%p-%x%", -1, name, sizeof name));
   CHECK_STR(name, wanted);
 }
 
 TEST(file_names_that_do_not_fit_are_refused) {
   char name[8];
-  CHECK(pith__log_file_name("1234567", name, sizeof name));
-  CHECK(!pith__log_file_name("12345678", name, sizeof name));
-  CHECK(!pith__log_file_name("123456%p%p%p%p", name, sizeof name));
+  CHECK(pith__log_file_name("1234567", -1, name, sizeof name));
+  CHECK(!pith__log_file_name("12345678", -1, name, sizeof name));
+  CHECK(!pith__log_file_name("123456%p%p%p%p", -1, name, sizeof name));
 }
 
 TEST(a_message_may_quote_the_one_before) {

@@ -23,7 +23,7 @@ from .. import _library as c
 from .._comm import Comm, Stats, make_call
 from .._errors import ArgumentError, Error, TimeoutError
 from . import _buffers as buffers
-from ._compression import Compression, current, from_environment
+from ._compression import current, from_environment
 from ._rendezvous import is_connected_to, port_of_rank_0, rendezvous
 from ._work import DoneWork, PithWork, SingleWaiter, Waiter, begin_event, seconds
 
@@ -31,21 +31,9 @@ _GRACE = 5.0  # seconds for operations that nobody waited for, when a group ends
 _STORE_GRACE = 5.0  # seconds for rank 0 to close torch's store, when the world ends
 _LEAST_TIMEOUT = 1e-3  # a time-out of zero: whatever is not there at once is too late
 is_profiling = torch.autograd._profiler_enabled
-_EVENTS = {  # as gloo names its events
-    "pith_allreduce": "pith:all_reduce",
-    "pith_reduce": "pith:reduce",
-    "pith_reduce_scatter": "pith:reduce_scatter",
-    "pith_all_gather": "pith:all_gather",
-    "pith_broadcast": "pith:broadcast",
-    "pith_all_to_all": "pith:all_to_all",
-    "pith_gather": "pith:gather",
-    "pith_scatter": "pith:scatter",
-    "pith_barrier": "pith:barrier",
-    "pith_send": "pith:send",
-    "pith_recv": "pith:recv",
-}
-
 Tensors = Sequence[torch.Tensor]
+# A C function with its arguments, the memory lent to it, and how its result gets to its tensors.
+Part = tuple[tuple[Any, ...], Any, buffers.Finish | None]
 
 
 @dataclass(frozen=True)
@@ -94,8 +82,7 @@ class GroupBase(dist.ProcessGroup):
     def getBackendName(self) -> str:
         return "pith"
 
-    def name(self) -> str:
-        return "pith"
+    name = getBackendName
 
     # torch keeps names of groups in their C++ backends, which a group of Python does not have.
 
@@ -111,13 +98,8 @@ class GroupBase(dist.ProcessGroup):
     def getGroupDesc(self) -> str:
         return self._description
 
-    @property
-    def group_name(self) -> str:
-        return self._name
-
-    @property
-    def group_desc(self) -> str:
-        return self._description
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -212,68 +194,45 @@ class GroupBase(dist.ProcessGroup):
             error.status,
         )
 
-    def _is_now(self, opts: Any) -> bool:
-        """Whether the caller wants to wait, with no other time-out than the comm's."""
-        return not option(opts, "asyncOp", True) and self._timeout_of(opts) is None
-
     def _timeout_of(self, opts: Any) -> float | None:
         given = seconds(option(opts, "timeout", None))
         return given if given and given < self._seconds else None
 
     def _run(
-        self,
-        calls: Sequence[tuple[Any, ...]],
-        result: Tensors,
-        lent: Any,
-        opts: Any = None,
-        finishes: Sequence[buffers.Finish | None] = (),
-        waiter: Waiter | None = None,
+        self, parts: Sequence[Part], result: Tensors, opts: Any = None, waiter: Waiter | None = None
     ) -> PithWork:
-        """Calls C functions, given with their arguments, and makes them one Work."""
+        """Calls the C functions of all parts, and makes them one Work. Callers that want to wait get one that is done."""
         self._sequence += 1
         timeout = self._timeout_of(opts)
-        event = begin_event(_EVENTS[calls[0][0].__name__]) if calls and is_profiling() else None
+        event = begin_event(_event_of(parts[0][0][0])) if parts and is_profiling() else None
+        is_now = event is None and timeout is None and not option(opts, "asyncOp", True)
         try:
-            if opts is not None and event is None and self._is_now(opts):
-                return self._run_now(calls, result, lent, finishes)
+            if is_now and len(parts) == 1:
+                (function, *arguments), _, finish = parts[0]
+                c.check(function(self.comm.pointer, *arguments, None))
+                if finish is not None:
+                    with torch.no_grad():
+                        finish()
+                return DoneWork(result)
             requests = [
                 self.comm.submit(function, *arguments, result=None, lent=lent, wait=False)
-                for function, *arguments in calls
+                for (function, *arguments), lent, _ in parts
             ]
         except Error as error:
             raise self._describe(error) from None
         work = PithWork(
             result,
             requests,
-            _all_of(finishes),
+            [finish for _, _, finish in parts if finish is not None],
             timeout=timeout,
             waiter=waiter or self._waiter,
             describe=self._describe,
         )
+        if is_now:
+            work.wait()
         if event is not None:
             work.record(event)
         return work
-
-    def _run_now(
-        self,
-        calls: Sequence[tuple[Any, ...]],
-        result: Tensors,
-        lent: Any,
-        finishes: Sequence[buffers.Finish | None],
-    ) -> PithWork:
-        if len(calls) == 1:
-            function, *arguments = calls[0]
-            c.check(function(self.comm.pointer, *arguments, None))
-        else:  # together under way
-            for request in [
-                self.comm.submit(f, *a, result=None, lent=lent, wait=False) for f, *a in calls
-            ]:
-                request.wait()
-        finish = _all_of(finishes)
-        if finish is not None:
-            with torch.no_grad():
-                finish()
-        return DoneWork(result)
 
     # ---- A barrier that tells who is missing
 
@@ -324,8 +283,8 @@ class GroupBase(dist.ProcessGroup):
 
     # ---- Compression
 
-    def _choose(self, n: int, dtype: int, reduction: int, caps: int) -> Compression | None:
-        """Whether and how a reduction is compressed; counts what happens, and says once what cannot be done."""
+    def _call_for(self, n: int, dtype: int, reduction: int, caps: int) -> Any:
+        """How a reduction is compressed, None if it is not; counts what happens, and says once what cannot be done."""
         chosen = current(self._compression)
         if chosen is None:
             self._reductions["exact"] += 1
@@ -340,7 +299,7 @@ class GroupBase(dist.ProcessGroup):
         else:
             self._reductions[chosen.spec] += 1
             self._steps += 1
-            return chosen
+            return make_call(chosen.codec, seed=chosen.seed, step=self._steps)
         self._reductions[reason] += 1
         return None
 
@@ -349,17 +308,7 @@ class GroupBase(dist.ProcessGroup):
             self._warned.add(reason)
             warnings.warn(f"pith: reduce and reduce-scatter stay {reason}", stacklevel=2)
 
-    def _call(self, chosen: Compression | None) -> Any:
-        return make_call(chosen.codec, seed=chosen.seed, step=self._steps) if chosen else None
 
-
-def _all_of(finishes: Sequence[buffers.Finish | None]) -> buffers.Finish | None:
-    needed = [finish for finish in finishes if finish is not None]
-    if not needed:
-        return None
-
-    def run() -> None:
-        for finish in needed:
-            finish()
-
-    return run
+def _event_of(function: Any) -> str:
+    """As gloo names its events."""
+    return function.__name__.replace("pith_", "pith:").replace("allreduce", "all_reduce")

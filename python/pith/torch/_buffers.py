@@ -15,22 +15,13 @@ import torch.distributed as dist
 
 from .._errors import ArgumentError
 from .._library import Span
-from .._tensors import BF16, F16, F32, F64, I8, I16, I32, I64, U8
+from .._tensors import BF16, F16, F32, F64, U8, dtype_of
 
 Finish = Callable[[], None]
 
-_TYPES = {
-    torch.float32: (F32, 1),
-    torch.float16: (F16, 1),
-    torch.bfloat16: (BF16, 1),
-    torch.float64: (F64, 1),
-    torch.int8: (I8, 1),
-    torch.uint8: (U8, 1),
-    torch.int16: (I16, 1),
-    torch.int32: (I32, 1),
-    torch.int64: (I64, 1),
-    torch.bool: (U8, 1),
-}
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+_TYPES = {dtype: (dtype_of(dtype), 1) for dtype in _FLOATS + _INTEGERS} | {torch.bool: (U8, 1)}
 _PAIRS = {torch.complex32: (F16, 2), torch.complex64: (F32, 2), torch.complex128: (F64, 2)}
 COMPRESSIBLE = (F32, F16, BF16)
 
@@ -133,20 +124,20 @@ def _memory(shape: Any, like: torch.Tensor) -> torch.Tensor:
     return torch.empty(shape, dtype=like.dtype, pin_memory=like.is_cuda)
 
 
-def in_place(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish | None]:
-    """Memory with the tensor's values, and how the result gets into the tensor if that is not its own."""
-    if _is_plain(tensor):
-        return tensor, None
-    copy = dense(tensor)
-    return copy, lambda: _assign(tensor, copy)
+def in_place(tensor: torch.Tensor, factor: Any = None) -> tuple[torch.Tensor, Finish | None]:
+    """Memory with the tensor's values, multiplied if there is a factor, and how the result gets into the tensor if that is not its own."""
+    memory = dense(tensor) if factor is None else dense(tensor).detach().clone().mul_(factor)
+    return memory, _back_to(tensor, memory)
 
 
 def output(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish | None]:
     """Memory for a result of the tensor's shape; old values do not matter."""
-    if _is_plain(tensor):
-        return tensor, None
-    fresh = _memory(tensor.shape, tensor)
-    return fresh, lambda: _assign(tensor, fresh)
+    memory = tensor if _is_plain(tensor) else _memory(tensor.shape, tensor)
+    return memory, _back_to(tensor, memory)
+
+
+def _back_to(tensor: torch.Tensor, memory: torch.Tensor) -> Finish | None:
+    return None if memory is tensor else lambda: _assign(tensor, memory)
 
 
 def _assign(tensor: torch.Tensor, values: torch.Tensor) -> None:

@@ -112,6 +112,8 @@ def _measure(shards: Sequence[Shard], values: torch.Tensor) -> None:
 class _OfModule:
     """What FSDP2's two interfaces have in common: the shards of one module, and memory for what is exchanged."""
 
+    name = ""  # in the names of FSDP2's functions
+
     def __init__(self, owner: ShardedCompressor, shards: list[Shard], messages: _Messages) -> None:
         self._owner, self._shards, self._messages = owner, shards, messages
 
@@ -123,6 +125,8 @@ class _OfModule:
 
 class _ReduceScatter(_OfModule):
     """Of the gradients of one module: FSDP2's interface for a reduce-scatter of one's own."""
+
+    name = "reduce_scatter"
 
     def __call__(
         self,
@@ -167,6 +171,8 @@ def _is_mean(op: Any) -> bool | None:
 
 class _AllGather(_OfModule):
     """Of the parameters of one module, the same way. Everybody decodes the same bytes, the owner too."""
+
+    name = "all_gather"
 
     def __call__(
         self,
@@ -226,10 +232,8 @@ class ShardedCompressor:
             raise ArgumentError("fully_shard has found no parameters in this model")
         self._group = groups[0][1]._reduce_scatter_process_group
         self._ranks = dist.get_world_size(self._group)
-        self._owner = (
-            dist.get_rank(),
-            dist.get_world_size(),
-        )  # replicas of a shard have residuals of their own
+        # Of the world: replicas of a shard have residuals of their own.
+        self._owner = dist.get_rank(), dist.get_world_size()
         self._scaler = scaler
         self._scale: float | None = None
         self.exact: dict[str, int] = {}  # messages that were not compressed, and why
@@ -267,20 +271,15 @@ class ShardedCompressor:
         made: dict[Any, _Messages] = {}
         for module, group in groups:
             over = group._reduce_scatter_process_group
-            messages = made.get(over) or _Messages(over, group.device, seed)
-            made[over] = messages
+            messages = made[over] = made.get(over) or _Messages(over, group.device, seed)
             shards = [
                 Shard(by_parameter[id(entry.sharded_param)], entry, messages)
                 for entry in group.fsdp_params
             ]
-            if gather:
-                self._restore.append(partial(module.set_custom_all_gather, group._all_gather_comm))
-                module.set_custom_all_gather(_AllGather(self, shards, messages))
-            else:
-                self._restore.append(
-                    partial(module.set_custom_reduce_scatter, group._reduce_scatter_comm)
-                )
-                module.set_custom_reduce_scatter(_ReduceScatter(self, shards, messages))
+            kind = _AllGather if gather else _ReduceScatter
+            set_custom = getattr(module, f"set_custom_{kind.name}")
+            self._restore.append(partial(set_custom, getattr(group, f"_{kind.name}_comm")))
+            set_custom(kind(self, shards, messages))
             found += shards
         if not gather:
             self._messages = list(made.values())

@@ -20,7 +20,7 @@ from .._codec import Caps
 from .._comm import ANY_RANK, sizes
 from .._errors import ArgumentError, Error
 from . import _buffers as buffers
-from ._base import GroupBase, Tensors, Usage, is_profiling, option
+from ._base import GroupBase, Part, Tensors, Usage, is_profiling, option
 from ._work import DoneWork, PithWork
 
 _DEFAULT_TIMEOUT = dist.default_pg_timeout.total_seconds()
@@ -44,6 +44,16 @@ def _only(tensors: Any, operation: str) -> torch.Tensor:
     return tensors[0]
 
 
+def _listed(tensors: Any) -> Tensors:
+    """A tensor for each rank, which torch gives in a list or in a list of one list."""
+    return tensors if isinstance(tensors[0], torch.Tensor) else tensors[0]
+
+
+def _root(opts: Any) -> int:
+    """The root of options, or a rank given in their place."""
+    return opts if isinstance(opts, int) else option(opts, "rootRank", 0)
+
+
 def _reduce_op(opts: Any) -> Any:
     """The reduction of options, or a reduction given in their place."""
     if opts is None:
@@ -54,20 +64,25 @@ def _reduce_op(opts: Any) -> Any:
 class PithGroup(GroupBase):
     """A process group over a :class:`pith.Comm`."""
 
+    def _counts(self, counts: Sequence[int] | None, width: int) -> Any:
+        """How many values each rank has, for C; None: as many as any other."""
+        return sizes([count * width for count in counts], self.size()) if counts else None
+
     # ---- Reductions
 
-    def _allreduce_call(self, buffer: torch.Tensor, kind: Any) -> tuple[Any, ...]:
-        dtype, width, reduction = buffers.reduced(buffer.dtype, kind)
-        n = buffer.numel() * width
-        chosen = self._choose(n, dtype, reduction, _ANY)
-        memory = c.Span(buffer.data_ptr(), n, dtype)
-        return (
-            c.lib.pith_allreduce,
-            memory,
-            memory,
-            reduction,
-            self._call(chosen) if chosen else None,
-        )
+    def _reduction(
+        self, buffer: torch.Tensor, op: Any, caps: int
+    ) -> tuple[tuple[int, int], int, Any]:
+        """What C calls the values and the reduction, and how they are compressed, if they are."""
+        dtype, width, reduction = buffers.reduced(buffer.dtype, buffers.kind_of(op))
+        call = self._call_for(buffer.numel() * width, dtype, reduction, caps)
+        return (dtype, width), reduction, call
+
+    def _allreduce_part(self, tensor: torch.Tensor, op: Any) -> Part:
+        buffer, finish = buffers.in_place(tensor, buffers.factor_of(op))
+        unit, reduction, call = self._reduction(buffer, op, _ANY)
+        memory = buffers.span(buffer, unit)
+        return (c.lib.pith_allreduce, memory, memory, reduction, call), buffer, finish
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> PithWork:
         is_one = type(tensors) is list and len(tensors) == 1
@@ -79,10 +94,7 @@ class PithGroup(GroupBase):
         op = _reduce_op(opts)
         if tensor.is_sparse:
             return self._allreduce_sparse(tensor, op)
-        buffer, finish = buffers.in_place(tensor)
-        _scale(buffer, op)
-        call = self._allreduce_call(buffer, buffers.kind_of(op))
-        return self._run([call], [tensor], buffer, opts, [finish])
+        return self._run([self._allreduce_part(tensor, op)], [tensor], opts)
 
     def _allreduce_plain(self, tensor: torch.Tensor, opts: Any) -> PithWork | None:
         """An allreduce of a contiguous tensor: the same as below, in as few steps as can be, for after a long operation every step of
@@ -102,32 +114,26 @@ class PithGroup(GroupBase):
         ):
             return None
         n = tensor.numel()
-        chosen = self._choose(n, unit, reduction, _ANY)
-        call = self._call(chosen) if chosen is not None else None
+        call = self._call_for(n, unit, reduction, _ANY)
         memory = c.Span(tensor.data_ptr(), n, unit)
+        arguments = (memory, memory, reduction, call)
         self._sequence += 1
-        if opts.asyncOp:
-            return self._start(tensor, c.lib.pith_allreduce, memory, memory, reduction, call)
-        status = c.lib.pith_allreduce(self._comm._pointer, memory, memory, reduction, call, None)
-        if status:
-            error = c.last_error(status)
-            raise self._describe(error) if isinstance(error, Error) else error
-        return DoneWork((tensor,))
-
-    def _start(self, tensor: torch.Tensor, function: Any, *arguments: Any) -> PithWork:
         try:
-            request = self.comm.submit(function, *arguments, result=None, lent=tensor, wait=False)
+            if opts.asyncOp:
+                request = self._comm.submit(
+                    c.lib.pith_allreduce, *arguments, result=None, lent=tensor, wait=False
+                )
+                return PithWork((tensor,), (request,), waiter=self._waiter, describe=self._describe)
+            status = c.lib.pith_allreduce(self._comm._pointer, *arguments, None)
+            if status:
+                raise c.last_error(status)
         except Error as error:
             raise self._describe(error) from None
-        return PithWork((tensor,), (request,), waiter=self._waiter, describe=self._describe)
+        return DoneWork((tensor,))
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> PithWork:
         op = _reduce_op(opts)
-        parts = [buffers.in_place(tensor) for tensor in tensors]
-        for buffer, _ in parts:
-            _scale(buffer, op)
-        calls = [self._allreduce_call(buffer, buffers.kind_of(op)) for buffer, _ in parts]
-        return self._run(calls, tensors, parts, opts, [finish for _, finish in parts])
+        return self._run([self._allreduce_part(tensor, op) for tensor in tensors], tensors, opts)
 
     def _allreduce_sparse(self, tensor: torch.Tensor, op: Any) -> PithWork:
         """The sum of sparse tensors: everybody gets all indices and values, and adds them up in the order of ranks."""
@@ -150,43 +156,34 @@ class PithGroup(GroupBase):
         return DoneWork([tensor])
 
     def reduce(self, tensors: Any, opts: Any = None) -> PithWork:
-        op, root = _reduce_op(opts), option(opts, "rootRank", 0)
+        op, root = _reduce_op(opts), _root(opts)
         tensor = _only(tensors, "reduce")
-        buffer, finish = buffers.in_place(tensor)
-        if buffers.factor_of(op) is not None:
-            buffer, finish = _scaled(tensor, op, root == self.rank())
-        dtype, width, reduction = buffers.reduced(buffer.dtype, buffers.kind_of(op))
-        chosen = self._choose(buffer.numel() * width, dtype, reduction, _CHUNKED)
-        memory = buffers.span(buffer, (dtype, width))
-        call = (c.lib.pith_reduce, memory, memory, reduction, root, self._call(chosen))
-        return self._run([call], [tensor], buffer, opts, [finish if root == self.rank() else None])
+        buffer, finish = buffers.in_place(tensor, buffers.factor_of(op))
+        unit, reduction, call = self._reduction(buffer, op, _CHUNKED)
+        memory = buffers.span(buffer, unit)
+        whole = (c.lib.pith_reduce, memory, memory, reduction, root, call)
+        return self._run([(whole, buffer, finish if root == self.rank() else None)], [tensor], opts)
 
-    def _reduce_scatter_call(
-        self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[int] | None, op: Any
-    ) -> tuple[Any, ...]:
-        dtype, width, reduction = buffers.reduced(source.dtype, buffers.kind_of(op))
-        chosen = self._choose(source.numel() * width, dtype, reduction, _CHUNKED)
-        lengths = sizes([count * width for count in counts], self.size()) if counts else None
-        return (
-            c.lib.pith_reduce_scatter,
-            buffers.span(source, (dtype, width)),
-            buffers.span(target, (dtype, width)),
-            lengths,
-            reduction,
-            self._call(chosen),
-        )
+    def _reduce_scatter_part(
+        self, out: torch.Tensor, values: torch.Tensor, op: Any, counts: Sequence[int] | None = None
+    ) -> Part:
+        factor = buffers.factor_of(op)
+        source = values if factor is None else values * factor
+        target, finish = buffers.output(out)
+        unit, reduction, call = self._reduction(source, op, _CHUNKED)
+        spans = buffers.span(source, unit), buffers.span(target, unit)
+        lengths = self._counts(counts, unit[1])
+        whole = (c.lib.pith_reduce_scatter, *spans, lengths, reduction, call)
+        return whole, (source, target), finish
 
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
     ) -> PithWork:
-        op = _reduce_op(opts)
-        out = _only(outputs, "reduce_scatter")
-        parts = inputs if isinstance(inputs[0], torch.Tensor) else inputs[0]
+        out, parts = _only(outputs, "reduce_scatter"), _listed(inputs)
         buffers.same_type([out, *parts], "reduce_scatter")
-        source = _scaled_copy(buffers.joined(parts), op)
-        target, finish = buffers.output(out)
-        call = self._reduce_scatter_call(source, target, [part.numel() for part in parts], op)
-        return self._run([call], [out], (source, target), opts, [finish])
+        counts = [part.numel() for part in parts]
+        part = self._reduce_scatter_part(out, buffers.joined(parts), _reduce_op(opts), counts)
+        return self._run([part], [out], opts)
 
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
@@ -196,17 +193,11 @@ class PithGroup(GroupBase):
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> PithWork:
-        op = _reduce_op(opts)
-        calls, finishes, lent = [], [], []
+        op, parts = _reduce_op(opts), []
         for out, given in zip(outputs, inputs, strict=True):
-            buffers.same_type([out, given], "reduce_scatter_tensor")
-            _check_size("reduce_scatter_tensor", "input", given, out, self.size())
-            source = _scaled_copy(buffers.dense(given), op)
-            target, finish = buffers.output(out)
-            calls.append(self._reduce_scatter_call(source, target, None, op))
-            finishes.append(finish)
-            lent.append((source, target))
-        return self._run(calls, outputs, lent, opts, finishes)
+            _check_single("reduce_scatter_tensor", "input", given, out, self.size())
+            parts.append(self._reduce_scatter_part(out, buffers.dense(given), op))
+        return self._run(parts, outputs, opts)
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -214,32 +205,27 @@ class PithGroup(GroupBase):
     # ---- Moves
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> PithWork:
-        root = opts if isinstance(opts, int) else option(opts, "rootRank", 0)
-        tensor = _only(tensors, "broadcast")
+        root, tensor = _root(opts), _only(tensors, "broadcast")
         buffer, finish = buffers.in_place(tensor)
-        memory = buffers.span(buffer, buffers.moved(buffer.dtype))
-        call = (c.lib.pith_broadcast, memory, root, None)
-        return self._run([call], [tensor], buffer, opts, [finish if root != self.rank() else None])
+        call = (c.lib.pith_broadcast, buffers.span(buffer, buffers.moved(buffer.dtype)), root, None)
+        return self._run([(call, buffer, finish if root != self.rank() else None)], [tensor], opts)
 
-    def _allgather_call(
-        self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[int] | None = None
-    ) -> tuple[Any, ...]:
+    def _allgather_part(
+        self,
+        given: torch.Tensor,
+        into: tuple[torch.Tensor, buffers.Finish | None],
+        counts: Sequence[int] | None = None,
+    ) -> Part:
+        source, (target, finish) = buffers.dense(given), into
         unit = buffers.moved(source.dtype)
-        lengths = sizes([count * unit[1] for count in counts], self.size()) if counts else None
-        return (
-            c.lib.pith_all_gather,
-            buffers.span(source, unit),
-            buffers.span(target, unit),
-            lengths,
-            None,
-        )
+        spans = buffers.span(source, unit), buffers.span(target, unit)
+        call = (c.lib.pith_all_gather, *spans, self._counts(counts, unit[1]), None)
+        return call, (source, target), finish
 
     def allgather(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
     ) -> PithWork:
-        given = _only(inputs, "all_gather")
-        outs = outputs if isinstance(outputs[0], torch.Tensor) else outputs[0]
-        return self._allgather_lists([outs], [given], opts)
+        return self._allgather_lists([_listed(outputs)], [_only(inputs, "all_gather")], opts)
 
     def allgather_coalesced(
         self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None
@@ -261,20 +247,16 @@ class PithGroup(GroupBase):
         self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any
     ) -> PithWork:
         """A list of outputs for each input, with one for each rank."""
-        calls, finishes, lent = [], [], []
+        parts = []
         for outs, given in zip(output_lists, inputs, strict=True):
             buffers.same_type([given, *outs], "all_gather")
             if len(outs) != self.size():
                 raise ArgumentError(
                     f"all_gather: {len(outs)} output tensors for {self.size()} ranks"
                 )
-            source = buffers.dense(given)
-            target, finish = buffers.joined_output(outs)
-            calls.append(self._allgather_call(source, target, [out.numel() for out in outs]))
-            finishes.append(finish)
-            lent.append((source, target))
-        result = [out for outs in output_lists for out in outs]
-        return self._run(calls, result, lent, opts, finishes)
+            counts = [out.numel() for out in outs]
+            parts.append(self._allgather_part(given, buffers.joined_output(outs), counts))
+        return self._run(parts, [out for outs in output_lists for out in outs], opts)
 
     def all_gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
@@ -284,67 +266,39 @@ class PithGroup(GroupBase):
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> PithWork:
-        calls, finishes, lent = [], [], []
+        parts = []
         for out, given in zip(outputs, inputs, strict=True):
-            buffers.same_type([out, given], "all_gather_into_tensor")
-            _check_size("all_gather_into_tensor", "output", out, given, self.size())
-            source = buffers.dense(given)
-            target, finish = buffers.output(out)
-            calls.append(self._allgather_call(source, target))
-            finishes.append(finish)
-            lent.append((source, target))
-        return self._run(calls, outputs, lent, opts, finishes)
+            _check_single("all_gather_into_tensor", "output", out, given, self.size())
+            parts.append(self._allgather_part(given, buffers.output(out)))
+        return self._run(parts, outputs, opts)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> PithWork:
-        root = opts if isinstance(opts, int) else option(opts, "rootRank", 0)
-        given = _only(inputs, "gather")
-        source, unit = buffers.dense(given), buffers.moved(given.dtype)
-        empty = c.Span(None, 0, unit[0])
-        if self.rank() != root:
-            call = (c.lib.pith_gather, buffers.span(source, unit), empty, None, root)
-            return self._run([call], [], source, opts)
-        outs = outputs if isinstance(outputs[0], torch.Tensor) else outputs[0]
+        root, given = _root(opts), _only(inputs, "gather")
+        outs = _listed(outputs) if self.rank() == root else []
         buffers.same_type([given, *outs], "gather")
-        target, finish = buffers.joined_output(outs)
-        lengths = sizes([out.numel() * unit[1] for out in outs], self.size())
-        call = (
-            c.lib.pith_gather,
-            buffers.span(source, unit),
-            buffers.span(target, unit),
-            lengths,
-            root,
-        )
-        return self._run([call], outs, (source, target), opts, [finish])
+        source, unit = buffers.dense(given), buffers.moved(given.dtype)
+        target, finish = buffers.joined_output(outs) if outs else (given.new_empty(0), None)
+        spans = buffers.span(source, unit), buffers.span(target, unit)
+        lengths = self._counts([out.numel() for out in outs], unit[1])
+        call = (c.lib.pith_gather, *spans, lengths, root)
+        return self._run([(call, (source, target), finish)], outs, opts)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> PithWork:
-        root = opts if isinstance(opts, int) else option(opts, "rootRank", 0)
-        out = _only(outputs, "scatter")
-        target, finish = buffers.output(out)
-        unit = buffers.moved(out.dtype)
-        if self.rank() != root:
-            call = (
-                c.lib.pith_scatter,
-                c.Span(None, 0, unit[0]),
-                None,
-                buffers.span(target, unit),
-                root,
-            )
-            return self._run([call], [out], target, opts, [finish])
-        parts = inputs if isinstance(inputs[0], torch.Tensor) else inputs[0]
+        root, out = _root(opts), _only(outputs, "scatter")
+        parts = _listed(inputs) if self.rank() == root else []
         buffers.same_type([out, *parts], "scatter")
-        source = buffers.joined(parts)
-        lengths = sizes([part.numel() * unit[1] for part in parts], self.size())
-        call = (
-            c.lib.pith_scatter,
-            buffers.span(source, unit),
-            lengths,
-            buffers.span(target, unit),
-            root,
+        target, finish = buffers.output(out)
+        source, unit = (
+            buffers.joined(parts) if parts else out.new_empty(0),
+            buffers.moved(out.dtype),
         )
-        return self._run([call], [out], (source, target), opts, [finish])
+        lengths = self._counts([part.numel() for part in parts], unit[1])
+        spans = buffers.span(source, unit), lengths, buffers.span(target, unit)
+        call = (c.lib.pith_scatter, *spans, root)
+        return self._run([(call, (source, target), finish)], [out], opts)
 
     def all_to_all_single(
         self,
@@ -356,38 +310,25 @@ class PithGroup(GroupBase):
         timeout: Any = None,
     ) -> PithWork:
         buffers.same_type([output, input], "all_to_all_single")
-        source = buffers.dense(input)
-        target, finish = buffers.output(output)
-        unit = buffers.moved(input.dtype)
-        call = (
-            c.lib.pith_all_to_all,
-            buffers.span(source, unit),
-            _split_sizes("input", input, input_splits, self.size(), unit[1]),
-            buffers.span(target, unit),
-            _split_sizes("output", output, output_splits, self.size(), unit[1]),
-        )
-        return self._run([call], [output], (source, target), opts, [finish])
+        width = buffers.moved(input.dtype)[1]
+        send = _split_sizes("input", input, input_splits, self.size(), width)
+        receive = _split_sizes("output", output, output_splits, self.size(), width)
+        part = _all_to_all_part(buffers.dense(input), send, buffers.output(output), receive)
+        return self._run([part], [output], opts)
 
     alltoall_base = all_to_all_single
 
     def alltoall(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None, timeout: Any = None
     ) -> PithWork:
-        buffers.same_type([*outputs, *inputs], "all_to_all")
-        source = buffers.joined(inputs)
-        target, finish = buffers.joined_output(outputs)
-        unit = buffers.moved(source.dtype)
-        call = (
-            c.lib.pith_all_to_all,
-            buffers.span(source, unit),
-            sizes([tensor.numel() * unit[1] for tensor in inputs], self.size()),
-            buffers.span(target, unit),
-            sizes([tensor.numel() * unit[1] for tensor in outputs], self.size()),
-        )
-        return self._run([call], outputs, (source, target), opts, [finish])
+        width = buffers.moved(buffers.same_type([*outputs, *inputs], "all_to_all"))[1]
+        send, receive = (self._counts([t.numel() for t in all], width) for all in (inputs, outputs))
+        into = buffers.joined_output(outputs)
+        part = _all_to_all_part(buffers.joined(inputs), send, into, receive)
+        return self._run([part], outputs, opts)
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> PithWork:
-        return self._run([(c.lib.pith_barrier,)], [], None, opts)
+        return self._run([((c.lib.pith_barrier,), None, None)], [], opts)
 
     # ---- Between two ranks
 
@@ -395,13 +336,13 @@ class PithGroup(GroupBase):
         tensor = _only(tensors, "send")
         source = buffers.dense(tensor)
         call = (c.lib.pith_send, buffers.span(source, buffers.moved(source.dtype)), peer, tag)
-        return self._run([call], [tensor], source, waiter=self._point_waiter)
+        return self._run([(call, source, None)], [tensor], waiter=self._point_waiter)
 
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> PithWork:
         tensor = _only(tensors, "recv")
         target, finish = buffers.output(tensor)
         call = (c.lib.pith_recv, buffers.span(target, buffers.moved(target.dtype)), peer, tag)
-        return self._run([call], [tensor], target, finishes=[finish], waiter=self._point_waiter)
+        return self._run([(call, target, finish)], [tensor], waiter=self._point_waiter)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> PithWork:
         return self.recv(tensors, ANY_RANK, tag)
@@ -415,32 +356,19 @@ class PithGroup(GroupBase):
         return DoneWork([])
 
 
-def _scale(buffer: torch.Tensor, op: Any) -> None:
-    factor = buffers.factor_of(op)
-    if factor is not None:
-        buffer.detach().mul_(factor)
+def _all_to_all_part(
+    source: torch.Tensor, send: Any, into: tuple[torch.Tensor, buffers.Finish | None], receive: Any
+) -> Part:
+    (target, finish), unit = into, buffers.moved(source.dtype)
+    spans = buffers.span(source, unit), send, buffers.span(target, unit), receive
+    return (c.lib.pith_all_to_all, *spans), (source, target), finish
 
 
-def _scaled_copy(source: torch.Tensor, op: Any) -> torch.Tensor:
-    factor = buffers.factor_of(op)
-    return source if factor is None else source * factor
-
-
-def _scaled(
-    tensor: torch.Tensor, op: Any, is_root: bool
-) -> tuple[torch.Tensor, buffers.Finish | None]:
-    """A scaled copy, for operations that change the tensor on the root only."""
-    copy = _scaled_copy(buffers.dense(tensor), op)
-
-    def assign() -> None:
-        tensor.copy_(copy)
-
-    return copy, assign if is_root else None
-
-
-def _check_size(
+def _check_single(
     operation: str, what: str, large: torch.Tensor, small: torch.Tensor, ranks: int
 ) -> None:
+    """Two tensors of one type, of which one has a part for each rank as large as the other."""
+    buffers.same_type([large, small], operation)
     if large.numel() != small.numel() * ranks:
         raise ArgumentError(
             f"{operation}: the {what} has {large.numel()} values, not {ranks} × {small.numel()}: one part for each rank"

@@ -8,7 +8,7 @@ from .._errors import ArgumentError
 from .._launch import launch
 
 _TORCH_PORTS = (
-    8192  # above Pith's own range of ports that are made from job ids (src/comm/launcher.c)
+    8192  # above Pith's own range of ports that are made from job ids (src/transport/launcher.c)
 )
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import atexit
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +81,16 @@ class Recorder:
 
         def look() -> tuple[tuple[Named, Profile], dict[str, Any]]:
             _check_numbers(every, steps)
-            if self._rank == 0:
-                _check_path(self.path)
+            if self._rank == 0 and not self.path.parent.is_dir():
+                raise ArgumentError(
+                    f"{self.path} cannot be written: there is no folder {self.path.parent.resolve()}"
+                )
             named = _recorded(model)
             profile = Profile([(name, p.shape) for name, p in named], _listed(candidates))
-            _check_layers(profile)
+            if all(layer.fixed for layer in profile.layers):
+                raise ArgumentError(
+                    f"no parameter has two dimensions and {minimal_size()} values or more: all travel uncompressed, and there is nothing to plan"
+                )
             layers = [f"{name} {tuple(p.shape)}" for name, p in named]
             said = {"every": every, "steps": steps, "candidates": profile.candidates}
             return (named, profile), said | {"the list of layers": layers}
@@ -96,7 +102,9 @@ class Recorder:
         self._under_way = self._wanted = False
         self._seen: set[str] = set()
         fixed = {layer.name for layer in self._profile.layers if layer.fixed}
-        self._hooks = [p.register_hook(self._hook(n, p)) for n, p in named if n not in fixed]
+        self._hooks = [
+            p.register_hook(partial(self._see, n, p)) for n, p in named if n not in fixed
+        ]
         _unfinished.add(self)
 
     def __repr__(self) -> str:
@@ -106,31 +114,27 @@ class Recorder:
 
     # ---- A backward pass
 
-    def _hook(self, name: str, parameter: torch.nn.Parameter) -> Callable[[torch.Tensor], None]:
-        def hook(gradient: torch.Tensor) -> None:
-            self._see(name, gradient, parameter.grad)
-
-        return hook
-
-    def _see(self, name: str, gradient: torch.Tensor, before: torch.Tensor | None) -> None:
+    def _see(self, name: str, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
         """A gradient is about to be added to what passes before have left. (After that, it might be on its way to other ranks already.)"""
         if not self._under_way or name in self._seen:  # the pass before may have ended in an error
             self._begin()
         self._seen.add(name)
         if self._wanted and not gradient.is_sparse:
-            whole = gradient if before is None else before + gradient
-            self._measure(name, whole.detach().cpu().contiguous())
+            whole = gradient if parameter.grad is None else parameter.grad + gradient
+            self._profile.update(
+                name,
+                whole.detach().cpu().contiguous(),
+                seed=self._seed,
+                step=self._passes,
+                rank=self._rank,
+                ranks=self._ranks,
+            )
 
     def _begin(self) -> None:
         self._passes += 1
         self._under_way, self._wanted = True, self._passes % self._every == 0
         self._seen.clear()
         torch.autograd.Variable._execution_engine.queue_callback(self._end)  # type: ignore[attr-defined]
-
-    def _measure(self, name: str, gradient: torch.Tensor) -> None:
-        self._profile.update(
-            name, gradient, seed=self._seed, step=self._passes, rank=self._rank, ranks=self._ranks
-        )
 
     def _end(self) -> None:
         """The backward pass is over: of all ranks, so they can communicate here."""
@@ -148,7 +152,10 @@ class Recorder:
         )
         total.values[:] = self._profile.values[:]
         if self._ranks > 1:
-            self._add_up(total)
+            mine = torch.frombuffer(total.values, dtype=torch.float64)
+            sums = mine.to(self._device) if dist.get_backend(self._group) == "nccl" else mine
+            dist.all_reduce(sums, group=self._group)
+            mine.copy_(sums)
         try:
             return total.measured()
         except StateError:
@@ -156,13 +163,6 @@ class Recorder:
                 f"no gradient has been measured in {self._passes} backward passes; every={self._every} measures every "
                 f"{self._every}th: train longer, or measure more often"
             ) from None
-
-    def _add_up(self, profile: Profile) -> None:
-        mine = torch.frombuffer(profile.values, dtype=torch.float64)
-        values = mine.to(self._device) if dist.get_backend(self._group) == "nccl" else mine
-        dist.all_reduce(values, group=self._group)
-        if values is not mine:
-            mine.copy_(values)
 
     def save(self, path: str | os.PathLike[str] | None = None) -> None:
         """Writes what was measured so far, to another file if one is named. Recording goes on. All ranks call it; rank 0 writes."""
@@ -232,11 +232,6 @@ def _check_numbers(every: int, steps: int | None) -> None:
         )
 
 
-def _check_path(path: Path) -> None:
-    if not path.parent.is_dir():
-        raise ArgumentError(f"{path} cannot be written: there is no folder {path.parent.resolve()}")
-
-
 def _listed(candidates: str | Iterable[str]) -> list[str]:
     if not isinstance(candidates, str):
         return list(candidates)
@@ -259,10 +254,3 @@ def _recorded(model: torch.nn.Module) -> Named:
             "the model has no parameter of type f32, f16 or bf16 that gets a gradient"
         )
     return found
-
-
-def _check_layers(profile: Profile) -> None:
-    if all(layer.fixed for layer in profile.layers):
-        raise ArgumentError(
-            f"no parameter has two dimensions and {minimal_size()} values or more: all travel uncompressed, and there is nothing to plan"
-        )

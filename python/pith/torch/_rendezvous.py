@@ -31,11 +31,6 @@ def _tcp_store(store: dist.Store) -> dist.TCPStore | None:
     return store if isinstance(store, dist.TCPStore) else None
 
 
-def _store_host(store: dist.Store) -> str | None:
-    tcp = _tcp_store(store)
-    return tcp.host if tcp else None
-
-
 def port_of_rank_0(store: dist.Store) -> int | None:
     """The store's port where rank 0's process serves it, as with env://, and ends it with the group. torchrun's agent serves its own: None."""
     tcp = _tcp_store(store)
@@ -86,28 +81,20 @@ def rendezvous(store: dist.Store, rank: int, ranks: int, timeout: float, spec: s
     """A comm of the group's ranks. All must have the same spec in PITH_SPEC."""
     if ranks == 1:
         return Comm(0, 1, timeout=timeout)
-    if rank > 0:
+    if rank == 0:
+        host = getattr(_tcp_store(store), "host", None)
+        invitation: dict[str, Any] = {"id": unique_id(host).hex(), "spec": spec}
+        store.set(_KEY, json.dumps(invitation))
+    else:
         invitation = _read_invitation(store, timeout)
-        comm = _join(rank, ranks, timeout, invitation)
-        if invitation["spec"] != spec:
-            why = f"PITH_SPEC is {spec or 'not set'} on rank {rank} and {invitation['spec'] or 'not set'} on rank 0"
-            comm.abort(why)
-            raise MismatchError(why)
-        comm.barrier()
-        return comm
-    invitation = {"id": unique_id(_store_host(store)).hex(), "spec": spec}
-    store.set(_KEY, json.dumps(invitation))
-    comm = _join(rank, ranks, timeout, invitation)
+    comm = Comm(rank, ranks, id=bytes.fromhex(invitation["id"]), timeout=timeout)
+    if invitation["spec"] != spec:
+        why = f"PITH_SPEC is {spec or 'not set'} on rank {rank} and {invitation['spec'] or 'not set'} on rank 0"
+        comm.abort(why)
+        raise MismatchError(why)
     comm.barrier()  # others may have found that they disagree
-    _forget_invitation(store)
+    if rank == 0:
+        # Where torchrun starts ranks again, they use the same store: some of them would read an old invitation.
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # not every store can forget
+            store.delete_key(_KEY)
     return comm
-
-
-def _forget_invitation(store: dist.Store) -> None:
-    """Where torchrun starts ranks again, they use the same store: some of them would read an old invitation."""
-    with contextlib.suppress(RuntimeError, NotImplementedError):  # not every store can forget
-        store.delete_key(_KEY)
-
-
-def _join(rank: int, ranks: int, timeout: float, invitation: dict[str, Any]) -> Comm:
-    return Comm(rank, ranks, id=bytes.fromhex(invitation["id"]), timeout=timeout)

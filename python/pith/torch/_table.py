@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from .. import _library as c
-from .._codec import context
-from .._tensors import dtype_of
+from .._codec import through
 from ._layers import COMPRESSIBLE, Layer
 
 ALLREDUCE, REDUCE_SCATTER = 2, 1  # how often the bytes of a tensor, less a rank's own, leave it
@@ -30,9 +26,7 @@ class LayerStats:
     raw_bytes: int  # of its gradients
     wire_bytes: int  # that left this rank
     ratio: float  # bytes that exact gradients would have sent, to wire_bytes; nan before the first step
-    error: (
-        float | None
-    )  # ‖x−x̂‖/‖x‖ of encoding its latest gradient once; None if there is no gradient now
+    error: float | None  # ‖x−x̂‖/‖x‖ of encoding its latest gradient once; None: there is none now
 
 
 @dataclass(frozen=True)
@@ -130,9 +124,6 @@ def ratio_of(raw: int, wire: int, ranks: int, passes: int = ALLREDUCE) -> float:
     return exact / wire if wire else math.nan
 
 
-_WIDEST = 8  # bytes of a value of any type
-
-
 # ---- What is lost ----------------------------------------------------------------------------------------------------
 
 
@@ -168,28 +159,5 @@ def _error(layer: Layer, values: torch.Tensor, rows: int) -> float:
     whole = torch.linalg.vector_norm(values.float())
     if values.numel() == 0 or not whole:
         return 0.0
-    lost = torch.linalg.vector_norm(values.float() - _through(layer, values, rows).float())
-    return float(lost / whole)
-
-
-def _through(layer: Layer, values: torch.Tensor, rows: int) -> torch.Tensor:
-    """Encoded and decoded."""
-    codec, decoded = layer.codec, torch.empty_like(values)
-    state = codec.state(values.numel(), rows)
-    where: dict[str, Any] = {"layer": layer.number, "rows": rows}
-    if not codec.rounds:
-        return codec.decode(codec.encode(values, state=state, **where), decoded, **where)
-    source, target = (
-        c.Span(tensor.data_ptr(), tensor.numel(), dtype_of(tensor.dtype))
-        for tensor in (values, decoded)
-    )
-    ctx = context(**where)
-    for index in range(codec.rounds):
-        entry = c.Round()
-        object_, memory = codec._pointer, state._pointer
-        c.check(c.lib.pith_round_describe(object_, memory, index, ctypes.byref(entry)))
-        buffer = ctypes.create_string_buffer(entry.count * _WIDEST + 1)
-        at, here = ctypes.addressof(buffer), ctypes.byref(ctx)
-        c.check(c.lib.pith_round_produce(object_, memory, index, source, at, here))
-        c.check(c.lib.pith_round_consume(object_, memory, index, at, target, here))
-    return decoded
+    received = through(layer.codec, values, torch.empty_like(values), layer=layer.number, rows=rows)
+    return float(torch.linalg.vector_norm(values.float() - received.float()) / whole)

@@ -36,11 +36,6 @@ def begin_event(name: str) -> Any:
     return torch.ops.profiler._record_function_enter_new(name, None)
 
 
-def _end_with(event: Any, future: torch.futures.Future) -> torch.futures.Future:
-    """Ends the event with the future, whose thread knows nothing of the profiler: torch brings that along. A future that is complete after that."""
-    return torch.ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction(event, future)
-
-
 class PithWork(dist.Work):
     """An operation under way."""
 
@@ -56,7 +51,7 @@ class PithWork(dist.Work):
         self,
         result: Sequence[torch.Tensor],
         requests: Sequence[Request],
-        finish: Callable[[], None] | None = None,
+        finishes: Sequence[Callable[[], None]] = (),
         *,
         timeout: float | None = None,
         waiter: Waiter | None = None,
@@ -65,7 +60,7 @@ class PithWork(dist.Work):
         super().__init__()
         self._result: Sequence[torch.Tensor] = tuple(result)
         self._requests: Sequence[Request] = tuple(requests)
-        self._finish = finish
+        self._finishes = finishes
         self._timeout = timeout
         self._waiter = waiter
         self._describe = describe
@@ -80,10 +75,11 @@ class PithWork(dist.Work):
 
     def _end(self) -> None:
         """What is left to do once the data are there: results that go elsewhere."""
-        finish, self._finish = self._finish, None
-        if finish and self._error is None:
+        finishes, self._finishes = self._finishes, ()
+        if self._error is None:
             with torch.no_grad():
-                finish()
+                for finish in finishes:
+                    finish()
 
     def _described(self, error: Error) -> BaseException:
         """The error with what the group knows about it; if that fails, at least the error."""
@@ -97,7 +93,7 @@ class PithWork(dist.Work):
         with self._lock:
             if not self._complete:
                 self._error = self._error or error
-                self._finish = None
+                self._finishes = ()
                 self._requests = ()
                 self._complete = True
 
@@ -157,8 +153,7 @@ class PithWork(dist.Work):
     def source_rank(self) -> int:
         return self._source
 
-    def _source_rank(self) -> int:
-        return self._source
+    _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future:
         """A future of the list of tensors. Errors are those of ``wait``, as a RuntimeError with the same text."""
@@ -167,8 +162,11 @@ class PithWork(dist.Work):
             done: torch.futures.Future = torch.futures.Future()
             # Only a callback that raises makes a future that C++ knows to have failed.
             self._future = done.then(self._outcome)
-            if self._event is not None:
-                self._future = _end_with(self._event, self._future)
+            if (
+                self._event is not None
+            ):  # ends with the future, whose thread knows nothing of the profiler: torch brings that along
+                end = torch.ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction
+                self._future = end(self._event, self._future)
             if self._complete or self._waiter is None:
                 self._settle(self._timeout)
                 done.set_result(None)

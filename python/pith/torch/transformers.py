@@ -72,14 +72,8 @@ class PithCallback(TrainerCallback):
         restore: bool = True,
         checkpoint: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._settings: dict[str, Any] = {
-            "spec": spec,
-            "rules": rules,
-            "plan": plan,
-            "seed": seed,
-            "follow_lr": follow_lr,
-            "all_gather": all_gather,
-        }
+        self._settings: dict[str, Any] = {"spec": spec, "rules": rules, "plan": plan, "seed": seed}
+        self._settings |= {"follow_lr": follow_lr, "all_gather": all_gather}
         self._restore, self._checkpoint = restore, checkpoint
         self._handle: Any = None
         if not _noting:

@@ -1,16 +1,17 @@
 /*
- * Choosing an algorithm: the cheapest of those that suit the codec and do not lose more than the others.
+ * Choosing the algorithm of an allreduce: the cheapest of those that suit the codec and do not lose more than the
+ * others.
  *
  * Ring and tree encode sums again at every step, which a user may want but which nothing should choose for them: they
  * run only where they are asked for. With PITH_DEBUG=INFO a line for each new kind of operation gives the costs.
  */
+#include "collective/choose.h"
+
 #include <stdio.h>
 #include <string.h>
 
 #include "base/hash.h"
 #include "base/log.h"
-#include "comm/submit.h"
-#include "memory/memory.h"
 
 pith_status pith__algorithm_parse(const char *name, pith_algorithm *algorithm) {
   char list[256] = "";
@@ -62,8 +63,8 @@ static const char *objection(const pith_codec *codec, int rounds, int crowded, p
   }
 }
 
-static const char *objection_here(const pith_comm *comm, const pith_job *job, pith_algorithm algorithm) {
-  return objection(job->codec, takes_rounds(job), is_crowded(comm->hosts), algorithm);
+static const char *objection_here(const pith_chooser *c, const pith_job *job, pith_algorithm algorithm) {
+  return objection(job->codec, takes_rounds(job), is_crowded(c->hosts), algorithm);
 }
 
 const char *pith_algorithm_get(size_t index) {
@@ -82,15 +83,15 @@ pith_status pith_algorithm_suits(const char *name, const pith_codec *codec) {
 
 /* The layers of a reducer are not gathered for their size: their bits should not depend on which of them travel
  * together, and what owners keep of results must find its next result. */
-static int is_steady(const pith_comm *comm, const pith_job *job) {
+static int is_steady(const pith_chooser *c, const pith_job *job) {
   uint32_t caps = job->codec ? job->codec->caps : 0;
-  int has_other = !(caps & PITH_CAP_ONCE) || !objection_here(comm, job, PITH_ALGORITHM_HIERARCHICAL);
+  int has_other = !(caps & PITH_CAP_ONCE) || !objection_here(c, job, PITH_ALGORITHM_HIERARCHICAL);
   return (job->state || job->member_count) && (caps & PITH_CAP_CHUNKED) && has_other;
 }
 
-static int is_candidate(const pith_comm *comm, const pith_job *job, pith_algorithm a) {
+static int is_candidate(const pith_chooser *c, const pith_job *job, pith_algorithm a) {
   return a != PITH_ALGORITHM_AUTO && a != PITH_ALGORITHM_RING && a != PITH_ALGORITHM_TREE &&
-         !(a == PITH_ALGORITHM_GATHER && is_steady(comm, job)) && !objection_here(comm, job, a);
+         !(a == PITH_ALGORITHM_GATHER && is_steady(c, job)) && !objection_here(c, job, a);
 }
 
 static double bytes_of_rounds(const pith_job *job) {
@@ -106,11 +107,11 @@ static double bytes_of_rounds(const pith_job *job) {
   return bytes;
 }
 
-static pith_cost_question question_of(const pith_comm *comm, const pith_job *job) {
+static pith_cost_question question_of(const pith_chooser *c, const pith_job *job) {
   double raw = (double)job->src.n * (double)pith_dtype_size(job->src.dtype);
   int rounds = takes_rounds(job);
   return (pith_cost_question){
-      .layout = comm->hosts,
+      .layout = c->hosts,
       .n = job->src.n,
       .raw = raw,
       .coded = !job->codec ? raw
@@ -121,40 +122,35 @@ static pith_cost_question question_of(const pith_comm *comm, const pith_job *job
 }
 
 /* Whether the log has no line for this kind of operation yet. */
-static int is_new_kind(pith_comm *comm, const pith_job *job) {
+static int is_new_kind(pith_chooser *c, const pith_job *job) {
   uint64_t facts[4] = {job->src.n, (uint64_t)job->src.dtype, job->codec ? job->codec->fingerprint : 0,
                        (uint64_t)job->reduce};
-  uint64_t key = pith__hash64(facts, sizeof facts, 1) | 1, *seen = &comm->logged[key % PITH_LOGGED_MOST];
-  pith__comm_lock(comm);
-  int is_new = *seen != key;
-  *seen = key;
-  pthread_mutex_unlock(&comm->mutex);
-  return is_new;
+  uint64_t key = pith__hash64(facts, sizeof facts, 1) | 1;
+  return atomic_exchange(&c->explained[key % PITH_EXPLAINED_MOST], key) != key;
 }
 
-static void explain(pith_comm *comm, const pith_job *job, const pith_cost_question *q, pith_algorithm chosen) {
+static void explain(pith_chooser *c, const pith_job *job, const pith_cost_question *q, pith_algorithm chosen) {
   char line[512];
   int used = snprintf(line, sizeof line, "allreduce of %zu %s, %s, %d ranks on %d hosts:", job->src.n,
-                      pith_dtype_name(job->src.dtype), job->codec ? job->codec->spec : "uncompressed", comm->ranks,
-                      comm->hosts->hosts);
+                      pith_dtype_name(job->src.dtype), job->codec ? job->codec->spec : "uncompressed", job->ranks,
+                      c->hosts->hosts);
   for (int a = 1; a < PITH_ALGORITHMS && used > 0 && (size_t)used < sizeof line; a++) {
-    if (!objection_here(comm, job, (pith_algorithm)a)) {
-      pith_cost c = pith__cost_of((pith_algorithm)a, q, &comm->cost);
+    if (!objection_here(c, job, (pith_algorithm)a)) {
+      pith_cost cost = pith__cost_of((pith_algorithm)a, q, &c->cost);
       used += snprintf(line + used, sizeof line - (size_t)used, " %s %.0f us (%.0f steps, %.0f wire, %.0f work);",
-                       pith__algorithm_name((pith_algorithm)a), pith__cost_total(c) * 1e6, c.latency * 1e6,
-                       c.wire * 1e6, c.work * 1e6);
+                       pith__algorithm_name((pith_algorithm)a), pith__cost_total(cost) * 1e6, cost.latency * 1e6,
+                       cost.wire * 1e6, cost.work * 1e6);
     }
   }
   PITH_LOG_INFO("%s taken: %s", line, pith__algorithm_name(chosen));
 }
 
-static pith_algorithm cheapest(const pith_comm *comm, const pith_job *job, const pith_cost_question *q) {
+static pith_algorithm cheapest(const pith_chooser *c, const pith_job *job, const pith_cost_question *q) {
   pith_algorithm best = PITH_ALGORITHM_SRA;
   double least = -1;
   for (int a = 1; a < PITH_ALGORITHMS; a++) {
-    double cost = is_candidate(comm, job, (pith_algorithm)a)
-                      ? pith__cost_total(pith__cost_of((pith_algorithm)a, q, &comm->cost))
-                      : -1;
+    double cost =
+        is_candidate(c, job, (pith_algorithm)a) ? pith__cost_total(pith__cost_of((pith_algorithm)a, q, &c->cost)) : -1;
     if (cost >= 0 && (least < 0 || cost < least)) {
       least = cost;
       best = (pith_algorithm)a;
@@ -163,19 +159,74 @@ static pith_algorithm cheapest(const pith_comm *comm, const pith_job *job, const
   return best;
 }
 
-pith_status pith__choose(pith_comm *comm, const pith_job *job, pith_algorithm asked, int is_wish,
-                         pith_algorithm *chosen) {
-  const char *why_not = asked == PITH_ALGORITHM_AUTO ? NULL : objection_here(comm, job, asked);
+/* `asked` must suit the codec unless it is the wish for all operations, which yields where it does not suit. */
+static pith_status choose(pith_chooser *c, const pith_job *job, pith_algorithm asked, int is_wish,
+                          pith_algorithm *chosen) {
+  const char *why_not = asked == PITH_ALGORITHM_AUTO ? NULL : objection_here(c, job, asked);
   PITH_REQUIRE(!why_not || is_wish, PITH_ERR_UNSUPPORTED, "%s does not suit %s: %s", pith__algorithm_name(asked),
                job->codec ? job->codec->spec : "uncompressed values", why_not);
-  pith_cost_question q = question_of(comm, job);
-  *chosen = asked == PITH_ALGORITHM_AUTO || why_not ? cheapest(comm, job, &q) : asked;
-  if (pith__log_level() >= PITH_LOG_INFO_ && is_new_kind(comm, job)) {
+  pith_cost_question q = question_of(c, job);
+  *chosen = asked == PITH_ALGORITHM_AUTO || why_not ? cheapest(c, job, &q) : asked;
+  if (pith__log_level() >= PITH_LOG_INFO_ && is_new_kind(c, job)) {
     if (why_not) {
       PITH_LOG_INFO("%s was asked for, but does not suit %s: %s", pith__algorithm_name(asked),
                     job->codec ? job->codec->spec : "uncompressed values", why_not);
     }
-    explain(comm, job, &q, *chosen);
+    explain(c, job, &q, *chosen);
   }
   return PITH_OK;
+}
+
+/* ---- What an algorithm means for a codec ------------------------------------------------------------------------- */
+
+/* One rank: nothing travels and nothing is lost. But momentum that a method keeps is part of what it means, on one rank
+ * too. */
+static int is_copied(const pith_job *job) {
+  const pith_memory_ops *memory = job->codec ? job->codec->memory : NULL;
+  return job->ranks == 1 && !(memory && (memory->keeps & PITH_KEEPS_MOMENTUM));
+}
+
+static pith_status schedule_rounds(pith_job *job) {
+  pith_ctx ctx = job->ctx;
+  ctx.ranks = (uint32_t)job->ranks;
+  PITH_TRY(job->codec->ops->admit ? job->codec->ops->admit(job->codec->args, &ctx) : PITH_OK);
+  return pith__allreduce_rounds(job);
+}
+
+static pith_status schedule_by(pith_job *job, pith_algorithm algorithm) {
+  if (!job->codec) {
+    return pith__allreduce_plain(job);
+  }
+  if (takes_rounds(job)) {
+    return schedule_rounds(job);
+  }
+  switch (algorithm) {
+    case PITH_ALGORITHM_RING:
+      return pith__allreduce_ring(job);
+    case PITH_ALGORITHM_TREE:
+      return pith__allreduce_tree(job);
+    case PITH_ALGORITHM_RANGES:
+      return pith__allreduce_ranges(job);
+    case PITH_ALGORITHM_LINEAR:
+      return pith__allreduce_linear(job);
+    case PITH_ALGORITHM_GATHER:
+      return pith__allreduce_gather(job);
+    default:
+      return (job->codec->caps & PITH_CAP_CHUNKED) && !(job->codec->caps & PITH_CAP_ONCE) ? pith__allreduce_blocks(job)
+                                                                                          : pith__allreduce_gather(job);
+  }
+}
+
+pith_status pith__allreduce(pith_job *job, pith_chooser *c, const char *asked, pith_algorithm *chosen) {
+  pith_algorithm algorithm = c->wish;
+  if (asked) {
+    PITH_TRY(pith__algorithm_parse(asked, &algorithm));
+  }
+  *chosen = PITH_ALGORITHM_AUTO;
+  if (is_copied(job)) {
+    return pith__schedule_copy(job);
+  }
+  PITH_TRY(choose(c, job, algorithm, !asked, chosen));
+  job->layout = *chosen == PITH_ALGORITHM_HIERARCHICAL ? c->hosts : job->layout;
+  return schedule_by(job, *chosen);
 }

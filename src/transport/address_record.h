@@ -1,6 +1,6 @@
 /* What every rank tells the others before they connect, and its bytes: docs/format.md, "Rendezvous". */
-#ifndef PITH_COMM_ADDRESS_RECORD_H
-#define PITH_COMM_ADDRESS_RECORD_H
+#ifndef PITH_TRANSPORT_ADDRESS_RECORD_H
+#define PITH_TRANSPORT_ADDRESS_RECORD_H
 
 #include "transport/transport.h"
 
@@ -13,6 +13,9 @@ typedef struct pith_address_record {
 } pith_address_record;
 
 #define PITH_ADDRESS_RECORD_MOST (2 * sizeof(uint64_t) + PITH_KINDS * (sizeof(uint16_t) + PITH_ADDRESS_MAX))
+
+/* This process's, without addresses. `host_id`: what to call its host; NULL: hosts are told apart by themselves. */
+pith_address_record pith__address_record_here(const char *host_id);
 
 /* Returns how many bytes it wrote. */
 size_t pith__address_record_write(const pith_address_record *record, uint8_t bytes[PITH_ADDRESS_RECORD_MOST]);

@@ -1,11 +1,15 @@
 /* What the environment variables of launchers say: pith_launch_find() without the process's own environment. */
-#ifndef PITH_COMM_LAUNCHER_H
-#define PITH_COMM_LAUNCHER_H
+#ifndef PITH_TRANSPORT_LAUNCHER_H
+#define PITH_TRANSPORT_LAUNCHER_H
 
 #include <pith/comm.h>
 
 /* Like getenv(): the value of a variable, or NULL. Tests bring their own. */
 typedef const char *(*pith_getenv_fn)(const char *name);
+const char *pith__getenv(const char *name);
+
+/* A variable that holds a whole number; -1 if it does not. */
+int pith__getenv_number(pith_getenv_fn get, const char *name);
 
 pith_status pith__launch_read(pith_getenv_fn get, pith_launch *launch);
 

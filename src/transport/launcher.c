@@ -5,7 +5,7 @@
  * of those helpers. Therefore a rank and a size always come from the same launcher, the innermost one is asked first,
  * and Slurm only adds what another launcher left out if both agree about rank and size.
  */
-#include "comm/launcher.h"
+#include "transport/launcher.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -97,8 +97,9 @@ static const launcher launchers[] = {
 };
 enum { LAUNCHERS = sizeof launchers / sizeof *launchers, SLURM = LAUNCHERS - 1 };
 
-/* A variable that holds a whole number; -1 if it does not. */
-static int number(pith_getenv_fn get, const char *name) {
+const char *pith__getenv(const char *name) { return getenv(name); }
+
+int pith__getenv_number(pith_getenv_fn get, const char *name) {
   const char *text = name ? get(name) : NULL;
   char *end;
   long value = text && *text ? strtol(text, &end, 10) : -1;
@@ -106,8 +107,8 @@ static int number(pith_getenv_fn get, const char *name) {
 }
 
 static int number_of_ranks(pith_getenv_fn get, const launcher *from) {
-  int ranks = number(get, from->ranks);
-  return ranks < 0 ? number(get, from->ranks_too) : ranks;
+  int ranks = pith__getenv_number(get, from->ranks);
+  return ranks < 0 ? pith__getenv_number(get, from->ranks_too) : ranks;
 }
 
 static const char *text(pith_getenv_fn get, const char *name) {
@@ -117,7 +118,8 @@ static const char *text(pith_getenv_fn get, const char *name) {
 
 /* Whether the variables of srun are about this rank. */
 static int is_slurm(pith_getenv_fn get, const pith_launch *l) {
-  return number(get, launchers[SLURM].rank) == l->rank && number(get, launchers[SLURM].ranks) == l->ranks;
+  return pith__getenv_number(get, launchers[SLURM].rank) == l->rank &&
+         pith__getenv_number(get, launchers[SLURM].ranks) == l->ranks;
 }
 
 /* A number that all ranks of the job know, and no other job on these hosts; 0 if the launcher gives none. */
@@ -126,7 +128,7 @@ static uint64_t find_job(pith_getenv_fn get, const launcher *from, const pith_la
   job = job ? job : text(get, from->job_too);
   if (!job && is_slurm(get, l)) {
     job = text(get, "SLURM_JOB_ID");
-    return job ? pith__hash64(job, strlen(job), (uint64_t)number(get, "SLURM_STEP_ID") + 2) : 0;
+    return job ? pith__hash64(job, strlen(job), (uint64_t)pith__getenv_number(get, "SLURM_STEP_ID") + 2) : 0;
   }
   if (!job && from != launchers &&
       l->local_ranks == l->ranks) { /* MPICH names no job; ranks of one host have one parent */
@@ -138,7 +140,7 @@ static uint64_t find_job(pith_getenv_fn get, const launcher *from, const pith_la
 /* Under torchrun MASTER_PORT belongs to its own store, so the ranks make another port from it.
  * TORCHELASTIC_RESTART_COUNT is no part of it: every host counts its own restarts. */
 static int find_port(pith_getenv_fn get, const launcher *from, const pith_launch *l) {
-  int own = number(get, "PITH_PORT"), master = number(get, "MASTER_PORT");
+  int own = pith__getenv_number(get, "PITH_PORT"), master = pith__getenv_number(get, "MASTER_PORT");
   uint64_t job = find_job(get, from, l);
   int is_torchrun = from == launchers && job;
   if (own > 0 || (master > 0 && !is_torchrun)) {
@@ -157,12 +159,12 @@ static void find_host(pith_getenv_fn get, pith_launch *l) {
 }
 
 static void find_place_on_host(pith_getenv_fn get, const launcher *from, pith_launch *l) {
-  l->local_rank = number(get, from->local_rank);
-  l->local_ranks = number(get, from->local_ranks);
+  l->local_rank = pith__getenv_number(get, from->local_rank);
+  l->local_ranks = pith__getenv_number(get, from->local_ranks);
   const char *tasks = is_slurm(get, l) ? text(get, "SLURM_STEP_TASKS_PER_NODE") : NULL;
-  int node = number(get, "SLURM_NODEID");
+  int node = pith__getenv_number(get, "SLURM_NODEID");
   if (tasks && node >= 0) {
-    l->local_rank = l->local_rank < 0 ? number(get, launchers[SLURM].local_rank) : l->local_rank;
+    l->local_rank = l->local_rank < 0 ? pith__getenv_number(get, launchers[SLURM].local_rank) : l->local_rank;
     l->local_ranks = l->local_ranks < 0 ? pith__slurm_tasks(tasks, node) : l->local_ranks;
   }
 }
@@ -177,11 +179,11 @@ static void fill(pith_getenv_fn get, const launcher *from, pith_launch *l) {
 /* What is missing, in the words of the launcher whose variables are there. */
 static pith_status explain(pith_getenv_fn get) {
   for (const launcher *from = launchers; from < launchers + SLURM; from++) {
-    PITH_REQUIRE(number(get, from->rank) < 0, PITH_ERR_ARGUMENT,
-                 "%s says that this is rank %d, but of how many? Set %s", from->rank, number(get, from->rank),
-                 from->ranks);
+    PITH_REQUIRE(pith__getenv_number(get, from->rank) < 0, PITH_ERR_ARGUMENT,
+                 "%s says that this is rank %d, but of how many? Set %s", from->rank,
+                 pith__getenv_number(get, from->rank), from->ranks);
   }
-  PITH_REQUIRE(number(get, "SLURM_PROCID") < 0, PITH_ERR_ARGUMENT,
+  PITH_REQUIRE(pith__getenv_number(get, "SLURM_PROCID") < 0, PITH_ERR_ARGUMENT,
                "this is the script of a Slurm job, not one of its ranks: start the program with srun there");
   return pith_fail(
       PITH_ERR_ARGUMENT,
@@ -190,12 +192,12 @@ static pith_status explain(pith_getenv_fn get) {
 
 pith_status pith__launch_read(pith_getenv_fn get, pith_launch *launch) {
   for (const launcher *from = launchers; from < launchers + LAUNCHERS; from++) {
-    int rank = number(get, from->rank), ranks = number_of_ranks(get, from);
+    int rank = pith__getenv_number(get, from->rank), ranks = number_of_ranks(get, from);
     if (rank >= 0 && ranks > 0) {
       pith_launch found = {.size = sizeof found, .rank = rank, .ranks = ranks};
       fill(get, from, &found);
       PITH_REQUIRE(found.port <= PORT_MOST, PITH_ERR_ARGUMENT, "%s=%d is no port: 1 to %d are",
-                   number(get, "PITH_PORT") > 0 ? "PITH_PORT" : "MASTER_PORT", found.port, PORT_MOST);
+                   pith__getenv_number(get, "PITH_PORT") > 0 ? "PITH_PORT" : "MASTER_PORT", found.port, PORT_MOST);
       *launch = found;
       return PITH_OK;
     }
@@ -208,11 +210,9 @@ void pith__launch_given(pith_getenv_fn get, int rank, int ranks, pith_launch *la
   fill(get, launchers, launch);
 }
 
-static const char *of_process(const char *name) { return getenv(name); }
-
 pith_status pith_launch_find(pith_launch *launch) {
   PITH_REQUIRE(launch, PITH_ERR_ARGUMENT, "pith_launch_find: launch must not be NULL");
   pith_launch found;
-  PITH_TRY(pith__launch_read(of_process, &found));
+  PITH_TRY(pith__launch_read(pith__getenv, &found));
   return PITH_STRUCT_WRITE(pith_launch, &found, launch);
 }
