@@ -77,7 +77,21 @@ def _check_groups(layers: Sequence[Layer], groups: Mapping[int, Any]) -> None:
         )
 
 
+def takes_momentum(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its momentum can travel."""
+    return _steps_of(optimizer) is not None
+
+
 def _kind_of(optimizer: torch.optim.Optimizer) -> type[Steps]:
+    found = _steps_of(optimizer)
+    if found is None:
+        raise UnsupportedError(
+            f"momentum travels with AdamW, Adam, SGD and Muon of torch.optim, not with {type(optimizer).__name__}"
+        )
+    return found
+
+
+def _steps_of(optimizer: torch.optim.Optimizer) -> type[Steps] | None:
     muon: Any = getattr(torch.optim, "Muon", ())
     for kind, steps in (
         ((torch.optim.Adam, torch.optim.AdamW), AdamSteps),
@@ -86,9 +100,7 @@ def _kind_of(optimizer: torch.optim.Optimizer) -> type[Steps]:
     ):
         if isinstance(optimizer, kind):
             return steps
-    raise UnsupportedError(
-        f"momentum travels with AdamW, Adam, SGD and Muon of torch.optim, not with {type(optimizer).__name__}"
-    )
+    return None
 
 
 def _member(
