@@ -55,7 +55,7 @@ sanitize:
 	@tests/run.sh build-sanitize
 
 # Those with several threads, with every data race an error. Modules are left out: their libraries are not watched, so nothing is required.
-THREAD_TESTS = inproc_test comm_test algorithm_test reducer_test fault_test threads_test adapt_test carrier_test cuda_reducer_test
+THREAD_TESTS = inproc_test comm_test algorithm_test reducer_test fault_test threads_test adapt_test carrier_test cuda_reducer_test moment_test
 threads:
 	@$(MAKE) --no-print-directory build-threads/CMakeCache.txt BUILD=build-threads CMAKE_ARGS="-DPITH_SANITIZE=thread"
 	@cmake --build build-threads --target $(THREAD_TESTS)

@@ -1,9 +1,10 @@
 /*
  * An optimizer's step on many layers in one launch: the bits of k_update() in src/kernel/body_update.h.
  *
- * A thread takes four values that lie side by side, in one access of each tensor where all of them are aligned for
- * that, and QUADS of those at a time. All loads come before all stores, so that they are under way together: memory is
- * the limit, at 28 bytes for an f32 value whose moment arrives as the gradient.
+ * A thread takes four values that lie side by side, in one access of each tensor, and QUADS of those at a time. All
+ * loads come before anything is computed or stored, so that they are under way together: memory is the limit, at 28
+ * bytes for an f32 value whose moment arrives as the gradient. The last item of a layer, and layers of which a tensor
+ * is not aligned for four values, go value by value.
  */
 #include "batch.cuh"
 #include "update_host.h"
@@ -14,77 +15,7 @@
 
 typedef pith_update_task Update;
 
-struct Quad {
-  float x[4];
-};
-
-/* Four values of a tensor as they lie in memory. */
-INLINE Quad quad_at(const float *values, uint32_t i) {
-  float4 v = *(const float4 *)(values + i);
-  return {{v.x, v.y, v.z, v.w}};
-}
-
-INLINE void put_quad(float *values, uint32_t i, const Quad &q) {
-  *(float4 *)(values + i) = make_float4(q.x[0], q.x[1], q.x[2], q.x[3]);
-}
-
-template <int DTYPE>
-INLINE float widened(uint16_t h) {
-  return DTYPE == PITH_GPU_F16 ? f16_to_f32(h) : bf16_to_f32(h);
-}
-
-template <int DTYPE>
-INLINE uint32_t narrowed(float low, float high) {
-  return DTYPE == PITH_GPU_F16 ? f32_to_f16(low) | (uint32_t)f32_to_f16(high) << 16
-                               : f32_to_bf16(low) | (uint32_t)f32_to_bf16(high) << 16;
-}
-
-/* Those of [i, i + 4) that exist; zeros where there is no tensor. */
-template <int DTYPE>
-INLINE Quad load(const void *values, uint32_t i, uint32_t n, bool is_whole) {
-  Quad q = {{0.0f, 0.0f, 0.0f, 0.0f}};
-  if (!values) {
-    return q;
-  }
-  if (!is_whole) {
-    for (int j = 0; j < 4; j++) {
-      q.x[j] = i + j < n ? value_at(values, DTYPE, i + j) : 0.0f;
-    }
-    return q;
-  }
-  if (DTYPE == PITH_GPU_F32) {
-    return quad_at((const float *)values, i);
-  }
-  uint2 v = *(const uint2 *)((const uint16_t *)values + i);
-  return {{widened<DTYPE>((uint16_t)v.x), widened<DTYPE>((uint16_t)(v.x >> 16)), widened<DTYPE>((uint16_t)v.y),
-           widened<DTYPE>((uint16_t)(v.y >> 16))}};
-}
-
-template <int DTYPE>
-INLINE void store(void *values, uint32_t i, uint32_t n, bool is_whole, const Quad &q) {
-  if (!values) {
-    return;
-  }
-  if (!is_whole) {
-    for (int j = 0; j < 4; j++) {
-      if (i + j < n) {
-        put_value(values, DTYPE, i + j, q.x[j]);
-      }
-    }
-  } else if (DTYPE == PITH_GPU_F32) {
-    put_quad((float *)values, i, q);
-  } else {
-    *(uint2 *)((uint16_t *)values + i) = make_uint2(narrowed<DTYPE>(q.x[0], q.x[1]), narrowed<DTYPE>(q.x[2], q.x[3]));
-  }
-}
-
-/* Whether four values can be had at once from every tensor. NULL is aligned for anything. */
-INLINE bool is_aligned(const Update &t) {
-  uintptr_t values = (uintptr_t)t.gradient | (uintptr_t)t.before | (uintptr_t)t.variance | (uintptr_t)t.moment |
-                     (uintptr_t)t.parameter,
-            floats = (uintptr_t)t.start | (uintptr_t)t.residual;
-  return values % (t.dtype == PITH_GPU_F32 ? 16 : 8) == 0 && floats % 16 == 0;
-}
+/* ---- One value --------------------------------------------------------------------------------------------------- */
 
 INLINE float new_moment(const Update &t, float before, float gradient) {
   float old = t.keep * before, more = t.take * gradient;
@@ -99,36 +30,145 @@ INLINE float new_parameter(const Update &t, float base, float variance, float mo
   return t.decay * base - step;
 }
 
+INLINE float new_residual(const Update &t, float residual, float moment) { return t.pass * residual + t.fold * moment; }
+
+INLINE float value_or_zero(const void *values, int dtype, uint32_t i) {
+  return values ? value_at(values, dtype, i) : 0.0f;
+}
+
 template <int DTYPE>
-INLINE void update_item(const Update &t, uint32_t number) {
-  const uint32_t n = (uint32_t)t.n, first = number * ITEM + threadIdx.x * 4;
-  const bool vectors = is_aligned(t);
-  Quad gradient[QUADS], moment[QUADS], variance[QUADS], base[QUADS], residual[QUADS];
+INLINE void update_value(const Update &t, uint32_t i) {
+  float m = new_moment(t, value_or_zero(t.before, DTYPE, i), value_or_zero(t.gradient, DTYPE, i));
+  if (t.moment) {
+    put_value(t.moment, DTYPE, i, m);
+  }
+  if (t.parameter) {
+    float base = t.start ? t.start[i] : value_at(t.parameter, DTYPE, i);
+    float x = new_parameter(t, base, value_or_zero(t.variance, DTYPE, i), m);
+    put_value(t.parameter, DTYPE, i, x);
+    if (t.start) {
+      t.start[i] = x;
+    }
+  }
+  if (t.residual) {
+    t.residual[i] = new_residual(t, t.residual[i], m);
+  }
+}
+
+/* ---- Four values ------------------------------------------------------------------------------------------------- */
+
+struct Quad {
+  float x[4];
+};
+
+/* As they lie in memory. */
+template <int DTYPE>
+struct Raw {
+  typedef uint2 type;
+};
+template <>
+struct Raw<PITH_GPU_F32> {
+  typedef float4 type;
+};
+
+/* Quad number `i`; zeros where there is no tensor. */
+template <int DTYPE>
+INLINE typename Raw<DTYPE>::type load(const void *values, uint32_t i) {
+  typename Raw<DTYPE>::type raw = {};
+  if (values) {
+    raw = ((const typename Raw<DTYPE>::type *)values)[i];
+  }
+  return raw;
+}
+
+template <int DTYPE>
+INLINE float half_of(uint32_t halves, int shift) {
+  uint16_t h = (uint16_t)(halves >> shift);
+  return DTYPE == PITH_GPU_F16 ? f16_to_f32(h) : bf16_to_f32(h);
+}
+
+template <int DTYPE>
+INLINE Quad widened(float4 raw) {
+  return {{raw.x, raw.y, raw.z, raw.w}};
+}
+
+template <int DTYPE>
+INLINE Quad widened(uint2 raw) {
+  return {{half_of<DTYPE>(raw.x, 0), half_of<DTYPE>(raw.x, 16), half_of<DTYPE>(raw.y, 0), half_of<DTYPE>(raw.y, 16)}};
+}
+
+template <int DTYPE>
+INLINE uint32_t two_halves(float low, float high) {
+  return DTYPE == PITH_GPU_F16 ? f32_to_f16(low) | (uint32_t)f32_to_f16(high) << 16
+                               : f32_to_bf16(low) | (uint32_t)f32_to_bf16(high) << 16;
+}
+
+template <int DTYPE>
+INLINE void store(void *values, uint32_t i, const Quad &q) {
+  if (!values) {
+    return;
+  }
+  if (DTYPE == PITH_GPU_F32) {
+    ((float4 *)values)[i] = make_float4(q.x[0], q.x[1], q.x[2], q.x[3]);
+  } else {
+    ((uint2 *)values)[i] = make_uint2(two_halves<DTYPE>(q.x[0], q.x[1]), two_halves<DTYPE>(q.x[2], q.x[3]));
+  }
+}
+
+/* Whether four values can be had at once from every tensor. NULL is aligned for anything. */
+INLINE bool is_aligned(const Update &t) {
+  uintptr_t values = (uintptr_t)t.gradient | (uintptr_t)t.before | (uintptr_t)t.variance | (uintptr_t)t.moment |
+                     (uintptr_t)t.parameter,
+            floats = (uintptr_t)t.start | (uintptr_t)t.residual;
+  return values % (t.dtype == PITH_GPU_F32 ? 16 : 8) == 0 && floats % 16 == 0;
+}
+
+template <int DTYPE>
+INLINE void update_quads(const Update &t, uint32_t first) {
+  typename Raw<DTYPE>::type gradient[QUADS], before[QUADS], variance[QUADS], parameter[QUADS];
+  float4 start[QUADS], residual[QUADS];
+  const void *base = t.start ? NULL : t.parameter;
 #pragma unroll
   for (int q = 0; q < QUADS; q++) {
-    uint32_t i = first + q * THREADS * 4;
-    bool is_whole = vectors && i + 4 <= n;
-    gradient[q] = load<DTYPE>(t.gradient, i, n, is_whole);
-    moment[q] = load<DTYPE>(t.before, i, n, is_whole);
-    variance[q] = load<DTYPE>(t.variance, i, n, is_whole);
-    base[q] = t.start ? load<PITH_GPU_F32>(t.start, i, n, is_whole) : load<DTYPE>(t.parameter, i, n, is_whole);
-    residual[q] = load<PITH_GPU_F32>(t.residual, i, n, is_whole);
+    uint32_t i = first + q * THREADS;
+    gradient[q] = load<DTYPE>(t.gradient, i);
+    before[q] = load<DTYPE>(t.before, i);
+    variance[q] = load<DTYPE>(t.variance, i);
+    parameter[q] = load<DTYPE>(base, i);
+    start[q] = load<PITH_GPU_F32>(t.start, i);
+    residual[q] = load<PITH_GPU_F32>(t.residual, i);
   }
 #pragma unroll
   for (int q = 0; q < QUADS; q++) {
-    uint32_t i = first + q * THREADS * 4;
-    bool is_whole = vectors && i + 4 <= n;
+    uint32_t i = first + q * THREADS;
+    Quad g = widened<DTYPE>(gradient[q]), m = widened<DTYPE>(before[q]), v = widened<DTYPE>(variance[q]),
+         x = t.start ? widened<PITH_GPU_F32>(start[q]) : widened<DTYPE>(parameter[q]),
+         a = widened<PITH_GPU_F32>(residual[q]);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-      float m = new_moment(t, moment[q].x[j], gradient[q].x[j]);
-      moment[q].x[j] = m;
-      base[q].x[j] = new_parameter(t, base[q].x[j], variance[q].x[j], m);
-      residual[q].x[j] = t.pass * residual[q].x[j] + t.fold * m;
+      m.x[j] = new_moment(t, m.x[j], g.x[j]);
+      x.x[j] = new_parameter(t, x.x[j], v.x[j], m.x[j]);
+      a.x[j] = new_residual(t, a.x[j], m.x[j]);
     }
-    store<DTYPE>(t.moment, i, n, is_whole, moment[q]);
-    store<DTYPE>(t.parameter, i, n, is_whole, base[q]);
-    store<PITH_GPU_F32>(t.start, i, n, is_whole, base[q]);
-    store<PITH_GPU_F32>(t.residual, i, n, is_whole, residual[q]);
+    store<DTYPE>(t.moment, i, m);
+    store<DTYPE>(t.parameter, i, x);
+    store<PITH_GPU_F32>(t.start, i, x);
+    store<PITH_GPU_F32>(t.residual, i, a);
+  }
+}
+
+/* ---- Many layers ------------------------------------------------------------------------------------------------- */
+
+template <int DTYPE>
+INLINE void update_item(const Update &t, uint32_t number) {
+  uint32_t n = (uint32_t)t.n, first = number * ITEM;
+  if (n - first >= ITEM && is_aligned(t)) {
+    update_quads<DTYPE>(t, first / 4 + threadIdx.x);
+    return;
+  }
+  uint32_t end = n - first < ITEM ? n : first + ITEM;
+  for (uint32_t i = first + threadIdx.x; i < end; i += THREADS) {
+    update_value<DTYPE>(t, i);
   }
 }
 

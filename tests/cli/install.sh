@@ -19,6 +19,10 @@ the_examples_run() {
   says out 'step  9: 540672 bytes instead of 4194304'
   exits 0 "$pith" run -n 3 -- "$build/examples/example_allreduce"
   says out 'step 2: the mean of 3 ranks, relative error 0.0'
+  exits 0 "$pith" run -n 3 -- "$build/examples/example_adam" moment:4/onebit
+  grep -qE '(0\.99|1\.0[01])[0-9] times the loss of exact Adam' "$temp/out"
+  exits 0 "$pith" run -n 2 -- "$build/examples/example_adam" moment/topk:0.05
+  grep -qE '(0\.99|1\.0[01])[0-9] times the loss of exact Adam' "$temp/out"
 }
 
 # block PAGE N: the N-th block of C in it.

@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include <pith/pith.h>
+
 #include "gpu.h"
 
 enum { RUNS = 21, WARM = 4, PATTERN = 1 << 22, LAYERS = 64 };
@@ -20,8 +22,10 @@ static int compare(const void *a, const void *b) {
   return x < y ? -1 : x > y;
 }
 
-/* What is timed: a call with items (encoding or decoding), a copy, else a fill. */
+/* What is timed: a call with items (encoding or decoding), an update, a copy, else a fill. */
 typedef struct job {
+  pith_reducer *reducer;
+  const pith_update *updates; /* `count` of them */
   const pith_cuda_item *items;
   size_t count;
   int decode;
@@ -34,7 +38,9 @@ typedef struct job {
 
 static void start(const job *j) {
   pith_status status = PITH_OK;
-  if (!j->items && !j->from) {
+  if (j->updates) {
+    status = pith_reducer_update(j->reducer, j->updates, j->count, NULL);
+  } else if (!j->items && !j->from) {
     gpu_fill(j->to, 0, j->bytes);
   } else if (!j->items) {
     GPU_CHECK(gpu.copy((gpu_address)(uintptr_t)j->to, (gpu_address)(uintptr_t)j->from, j->bytes, NULL));
@@ -106,9 +112,9 @@ static int is_lowrank(const pith_codec *codec) {
 /* How many tensors of f32 a memory reads and writes for each value, the gradient included. */
 static int tensors_of(const pith_codec *codec) {
   const char *parts = pith_codec_parts(codec);
-  int memory = strncmp(parts, "dgc", 3) == 0                                        ? 5
-               : strncmp(parts, "ef", 2) == 0 || strncmp(parts, "momentum", 8) == 0 ? 3
-                                                                                    : 1;
+  int memory = strncmp(parts, "dgc", 3) == 0                                      ? 5
+               : strncmp(parts, "ef", 2) == 0 || strncmp(parts, "moment", 6) == 0 ? 3
+                                                                                  : 1;
   return memory + is_lowrank(codec); /* whose second product reads it again */
 }
 
@@ -190,6 +196,48 @@ static void measure_layers(device *d) {
              seconds(&one), d);
 }
 
+static void demand(pith_status status) {
+  if (status != PITH_OK) {
+    fprintf(stderr, "%s\n", pith_error());
+    exit(1);
+  }
+}
+
+/* The optimizer's step with momentum that has arrived as the gradient, in layers of `each` values: four tensors are
+ * read and three written. A local step reads the moment, too. */
+static void measure_update(device *d, pith_dtype dtype, size_t each, int is_local) {
+  size_t width = pith_dtype_size(dtype), count = 0;
+  pith_comm *comm;
+  pith_reducer *r;
+  pith_config config = PITH_CONFIG_INIT;
+  pith_reducer_options options = PITH_REDUCER_OPTIONS_INIT;
+  pith_update *updates = calloc(d->n / 2 / each + 1, sizeof *updates);
+  config.rank = 0, config.ranks = 1, options.cuda = 1;
+  demand(pith_comm_create(&config, &comm));
+  demand(pith_reducer_create_with(comm, "none", 0, &options, &r));
+  uint8_t *gradient = d->values, *moment = d->other, *variance = d->payload, *parameter = (uint8_t *)d->momentum;
+  for (size_t at = 0; at + each <= d->n / 2; at += each) {
+    char name[32];
+    pith_update u = PITH_UPDATE_INIT;
+    snprintf(name, sizeof name, "%zu", count);
+    demand(pith_reducer_add(r, &(pith_layer){sizeof(pith_layer), name, &each, 1, dtype, NULL}, &u.index));
+    demand(pith_reducer_set_spec(r, u.index, "moment/q:4"));
+    u.gradient = gradient + at * width, u.moment = moment + at * width, u.variance = variance + at * width;
+    u.parameter = parameter + at * width, u.take = is_local ? 0.1f : 1, u.keep = is_local ? 0.9f : 0;
+    u.decay = 0.999f, u.rate = 1e-3f, u.epsilon = 1e-8f, u.fold = 0.9f;
+    updates[count++] = u;
+  }
+  job update = {.reducer = r, .updates = updates, .count = count};
+  double values = (double)(count * each), bytes = values * (double)((is_local ? 6 : 5) * width + 2 * sizeof(float));
+  char text[64];
+  snprintf(text, sizeof text, "%zu × %zu Ki %s%s", count, each >> 10, pith_dtype_name(dtype),
+           is_local ? ", local" : "");
+  print_line("update", text, bytes, values * (double)width, seconds(&update), d);
+  free(updates);
+  pith_reducer_destroy(r);
+  pith_comm_destroy(comm);
+}
+
 static void measure_copy(device *d) {
   job copy = {.to = d->other, .from = d->values, .bytes = 4 * d->n};
   double time = seconds(&copy);
@@ -265,6 +313,10 @@ int main(int argc, char **argv) {
     measure(specs[i], &d);
   }
   if (argc <= 2) {
+    measure_update(&d, PITH_F32, d.n / 2, 0);
+    measure_update(&d, PITH_F32, d.n / 2, 1);
+    measure_update(&d, PITH_BF16, d.n / 2, 0);
+    measure_update(&d, PITH_F32, 640 << 10, 0);
     measure_layers(&d);
   }
   measure_copy(&d);

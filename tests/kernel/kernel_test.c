@@ -53,6 +53,33 @@ DRIVER(vote) {
   return 4 * t->n;
 }
 
+/* Two of the four outputs at a time are in `out`, and parts are left out by the bits of the index. */
+DRIVER(update) {
+  UNUSED;
+  float first[MOST], second[MOST], *one = out, *two = one + t->n;
+  memcpy(first, t->y, 4 * t->n);
+  memcpy(second, t->any, 4 * t->n);
+  pith_update_task u = {.gradient = t->index & 1 ? t->any : NULL,
+                        .variance = t->index & 2 ? t->x : NULL,
+                        .keep = 0.9f,
+                        .take = t->scale,
+                        .decay = 0.999f,
+                        .rate = 1e-3f,
+                        .root = 1.25f,
+                        .epsilon = t->index & 64 ? 0 : 1e-8f,
+                        .pass = 0.75f,
+                        .fold = 0.9f};
+  u.before = t->index & 4 ? t->x : NULL;
+  u.moment = t->index & 8 ? one : first;
+  u.parameter = t->index & 8 ? two : second;
+  u.start = t->index & 8 ? NULL : one;
+  u.residual = t->index & 8 ? second : two;
+  u.moment = t->index & 16 ? u.moment : NULL;
+  u.parameter = t->index & 32 || u.start ? u.parameter : NULL;
+  k->update(&u, t->n);
+  return 8 * t->n;
+}
+
 DRIVER(absmax) {
   UNUSED;
   uint32_t most = k->absmax(t->any, t->n);
@@ -283,6 +310,7 @@ static const slot slots[] = {
     ONE(add, FLOATS),
     ONE(scale, FLOATS),
     ONE(vote, FLOATS),
+    ONE(update, FLOATS),
     ONE(absmax, BYTES),
     ONE(range, FLOATS),
     ONE(moments, FLOATS),

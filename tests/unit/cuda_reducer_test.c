@@ -189,6 +189,68 @@ TEST_WITHIN(specs_change_as_in_main_memory, 120) {
   CHECK_EQ((int)lent, 0);
 }
 
+/* The optimizer's step on all layers but that of f64: `g` has what came back, or is NULL before the first step. */
+static void update_layers(pith_reducer *r, const gradients *g, const gradients *moment, const gradients *parameter) {
+  pith_update updates[LAYERS];
+  for (size_t l = 0; l < LAYERS; l++) {
+    pith_update u = PITH_UPDATE_INIT;
+    u.index = l, u.moment = moment->layer[l], u.keep = g ? 0 : 0.5f, u.fold = 0.9f;
+    if (g) {
+      u.gradient = g->layer[l], u.take = 1, u.parameter = parameter->layer[l], u.rate = 0.01f, u.decay = 0.99f;
+    }
+    updates[l] = u;
+  }
+  CHECK_OK(pith_reducer_update(r, updates, LAYERS, NULL));
+}
+
+/* Momentum, specs that are set, and the optimizer's step: as in main memory. */
+static void check_momentum(pith_comm *comm, void *argument) {
+  manner m = {argument, PITH_CARRIER_THREADS, 8192, &framework};
+  int rank = pith_comm_rank(comm);
+  wire host_wire = {.comm = comm}, cuda_wire = {.comm = comm, .is_there = is_there};
+  pith_carrier host = carrier_of(&host_wire, 0), cuda = carrier_of(&cuda_wire, m.caps | PITH_CARRIER_CUDA);
+  pith_reducer *a = make(&host, &m, 0), *b = make(&cuda, &m, 1);
+  gradients moment = make_gradients(0, 1), x = make_gradients(0, 2), device_moment = make_gradients(0, 1),
+            device_x = make_gradients(0, 2);
+  update_layers(a, NULL, &moment, &x);
+  update_layers(b, NULL, &device_moment, &device_x);
+  for (uint64_t step = 0; step < 6; step++) {
+    gradients ours = make_gradients(rank, step), theirs = make_gradients(rank, step);
+    CHECK_OK(take_step(a, &ours, 0));
+    CHECK_OK(take_step(b, &theirs, 0));
+    compare(&ours, &theirs, m.spec, step);
+    update_layers(a, &ours, &moment, &x);
+    update_layers(b, &theirs, &device_moment, &device_x);
+    compare(&x, &device_x, m.spec, step);
+    compare(&moment, &device_moment, m.spec, step);
+    if (step == 2) {
+      CHECK_OK(pith_reducer_set_spec(a, 2, "moment/q:4"));
+      CHECK_OK(pith_reducer_set_spec(b, 2, "moment/q:4"));
+    } else if (step == 4) {
+      CHECK_OK(pith_reducer_set_spec(a, 2, "bf16"));
+      CHECK_OK(pith_reducer_set_spec(b, 2, "bf16"));
+    }
+    release(&ours);
+    release(&theirs);
+  }
+  release(&moment);
+  release(&x);
+  release(&device_moment);
+  release(&device_x);
+  pith_reducer_destroy(a);
+  pith_reducer_destroy(b);
+}
+
+TEST(momentum_travels_as_in_main_memory) {
+  static const char *const specs[] = {"*=moment/efsignsgd", "*=moment/q:2", "*=moment/topk:0.05",
+                                      "*=moment/q:2,encode=once", "*5=none;*=moment/efsignsgd"};
+  setenv("PITH_MODULE_PATH", FAKE_MODULE, 1);
+  for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
+    ranks_run("inproc", 3, 0, check_momentum, (void *)(uintptr_t)specs[i]);
+    CHECK_EQ((int)lent, 0);
+  }
+}
+
 TEST(a_carrier_must_move_what_the_reducer_has) {
   wire w = {0};
   pith_reducer *r;

@@ -63,7 +63,8 @@ typedef struct pith_update {
 #define PITH_UPDATE_INIT {.size = sizeof(pith_update), .decay = 1, .root = 1, .pass = 1}
 
 /* Updates layers in place, between two steps, each at most once in a call. With options.cuda all values are memory of
- * the reducer's device, and the work is enqueued on `stream`; else `stream` is not used. The same bits on every CPU and
+ * the reducer's device, and the work is enqueued on `stream`, which the caller orders with the reducer's own if it is
+ * another; else `stream` is not used. The same bits on every CPU and
  * GPU. Does not communicate. */
 PITH_API pith_status pith_reducer_update(pith_reducer *reducer, const pith_update *updates, size_t count, void *stream);
 
