@@ -56,8 +56,11 @@ def test_optimizers_that_keep_moments_are_warned_of_gradients_that_come_late(
             assert (
                 f"{spec} for fc.weight" in said
                 and f"{name} keeps moments" in said
+                and '"moment/onebit", optimizer=' in said
                 and '"auto,budget=q:4"' in said
             )
+    (said,) = warned(monkeypatch, torch.optim.RMSprop, "ef/topk:0.01")
+    assert "moment/onebit" not in said and '"auto,budget=q:4"' in said
 
 
 @pytest.mark.parametrize(

@@ -494,6 +494,56 @@ def test_fabric_hands_out_a_model_that_is_found(fits: list[Any]) -> None:
     ] * 2
 
 
+# ---- Momentum --------------------------------------------------------------------------------------------------------
+
+
+def with_momentum(rank: int, size: int, folder: str, library: str) -> list[Any]:
+    """A run, and one that goes on from its middle, where momentum travels already: losses, bits and phases."""
+    begin(rank, size, folder, "pith")
+    if library == "transformers":
+        from pith.torch.transformers import PithCallback
+
+        def callback() -> Any:
+            return PithCallback("moment:2,freeze=0.25/onebit")
+
+        def go(callback: Any, resume: Any = None) -> tuple[list[float], bytes]:
+            trainer = trainer_of(tiny_gpt(), f"{folder}/trainer", callback)
+            trainer.train(resume_from_checkpoint=resume)
+            return losses_of(trainer)[-4:], bits(trainer.model)
+
+        half = f"{folder}/trainer/checkpoint-4"
+    else:
+        from lightning.pytorch.strategies import DDPStrategy
+
+        from pith.torch.lightning import PithCallback
+
+        def callback() -> Any:
+            return PithCallback("moment/onebit")
+
+        def go(callback: Any, resume: Any = None) -> tuple[list[float], bytes]:
+            model, _ = fit(DDPStrategy(), [callback], f"{folder}/fit", resume)
+            return model.losses[-4:], bits(model)
+
+        half = f"{folder}/fit/epoch=0.ckpt"
+    found: list[Any] = []
+    for resume in (None, half):
+        made = callback()
+        found.append((*go(made, resume), made.compressor.stats().moments.phase))
+        dist.barrier()
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.parametrize("library", ["transformers", "lightning"])
+def test_trainers_send_momentum_and_resume_with_the_same_bits(library: str, tmp_path: Path) -> None:
+    need(library)
+    found = run(with_momentum, 2, str(tmp_path), library, seconds=SECONDS)
+    for whole, resumed in found:
+        assert whole == resumed
+        assert whole[2] == ("frozen at step 2" if library == "transformers" else "frozen at step 1")
+    assert found[0][0][1] == found[1][0][1]
+
+
 # ---- The page --------------------------------------------------------------------------------------------------------
 
 LIBRARIES = {

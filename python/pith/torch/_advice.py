@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .._codec import Caps
 from ._layers import Layer
+from ._moment_plan import takes_momentum
 
 # What auto may choose and brings a part of the gradient, the rest later.
 _LATE = Caps.SPARSE | Caps.ROUNDS
@@ -77,9 +78,11 @@ class Advice:
         if is_plain(optimizer) or dist.get_rank() != 0:
             return
         layer = max(late, key=lambda layer: layer.n)
+        momentum = 'compress(model, "moment/onebit", optimizer=optimizer) sends its momentum instead, at one bit a value; '
         warnings.warn(
             f"auto has chosen {layer.spec} for {layer.name} and others, since it is fastest here. {type(optimizer).__name__} keeps moments of gradients, "
-            'and with these such methods can end at a higher loss: "auto,budget=q:4" chooses among what loses no more than q:4 '
-            "(docs/methods.md, Optimizers)",
+            "and with these such methods can end at a higher loss. What keeps the loss: "
+            f"{momentum if takes_momentum(optimizer) else ''}"
+            '"auto,budget=q:4" chooses among what loses no more than q:4 (docs/optimizers.md)',
             stacklevel=2,
         )

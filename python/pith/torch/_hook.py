@@ -498,9 +498,7 @@ class Compressor:
             future = _exact_sparse(buffer, self._group)
         else:
             for index, gradient in zip(indices, _gradients(bucket), strict=True):
-                if moments is not None and moments.keeps(index, gradient):
-                    self._reduction.keep(index)
-                else:
+                if moments is None or moments.travels(index, gradient):
                     self._reduction.put(index, gradient)
             future = _future_of(buffer)
             self._futures.append((future, buffer))
@@ -521,7 +519,8 @@ class Compressor:
     def _finish(self) -> None:
         futures, self._futures = self._futures, []
         self._seen.clear()
-        self._reduction.finish()
+        if self._moments is None or not self._moments.is_local:
+            self._reduction.finish()
         if self._moments is not None:
             self._moments.exchanged()
         for future, buffer in futures:

@@ -31,12 +31,14 @@ class Round:
     total: float = 0.0  # of the rates of local steps
     decay: float = 1.0  # of these steps together
     local: int = 0  # how many
+    peak: float = 0.0  # the largest rate so far
 
     def step(
         self, lr: float, rate: float, weight_decay: float, beta: float, number: int
     ) -> Factors:
         """The factors of a step of the optimizer. ``rate``: lr with Adam's correction of the momentum's bias."""
         following = beta if (number + 1) % self.every == 0 else 0.0
+        self.peak = max(self.peak, rate)
         decay = 1 - lr * weight_decay
         if number % self.every != 0:
             return self._local(rate, decay, beta, following)
@@ -146,6 +148,15 @@ class AdamSteps(Steps):
         if member.moment.every > 1:
             entry.start = self._starts[member.index].data_ptr()
 
+    def _unit(self, member: Member) -> float:
+        """Where steps are local, residuals are in units of the rate, and grow as that falls."""
+        if member.moment.every == 1:
+            return 1.0
+        self.bind()
+        key = member.group, member.moment.every, member.offset
+        round_ = next(r for r in self._rounds if (r.group, r.every, r.offset) == key)
+        return round_.unit / round_.peak if round_.peak else 1.0
+
     # ---- A step
 
     def apply(self, step: int, scales: Scales, sent: Mapping[int, torch.Tensor]) -> None:
@@ -153,7 +164,7 @@ class AdamSteps(Steps):
         borrowed: list[torch.Tensor] = []  # memory that C reads
         for round_, members in zip(self._rounds, self._of_round, strict=True):
             factors = self._factors(round_, step, scales)
-            is_common = step % round_.every == 0
+            raw, is_common = factors.raw(), step % round_.every == 0
             for at in members:
                 member, entry = self.members[at], self._entries[at]
                 parameter, gradient = member.parameter, member.parameter.grad
@@ -168,7 +179,7 @@ class AdamSteps(Steps):
                 entry.gradient, entry.parameter = gradient.data_ptr(), parameter.data_ptr()
                 if round_.every > 1:
                     entry.start = self._starts[member.index].data_ptr() if is_common else None
-                self._write(at, factors)
+                self._write(at, raw)
         self._engine.update(self._array)
         torch._foreach_add_(self._counts, 1)
         for at in self._left_out:
@@ -195,10 +206,10 @@ class AdamSteps(Steps):
         self._left_out.append(at)
         if sent is not None:
             entry.moment = sent.data_ptr()
-            self._write(at, Factors(fold=1))
+            self._write(at, Factors(fold=1).raw())
         else:  # of its momentum, only the part that the next exchange needs
             own = math.copysign(1.0, factors.take) if factors.rate else 0.0
-            self._write(at, Factors(pass_=factors.pass_, fold=factors.fold - own))
+            self._write(at, Factors(pass_=factors.pass_, fold=factors.fold - own).raw())
 
     # ---- Checkpoints
 

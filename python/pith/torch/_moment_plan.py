@@ -52,7 +52,28 @@ def plans_of(layers: Sequence[Layer], optimizer: Any, scaler: Any, steps: int | 
     used = [plan for plan in plans if plan.members]
     for plan in used:
         plan.first = _first_of(plan, steps)
+    _check_local(layers, used, optimizers)
     return used
+
+
+def _check_local(
+    layers: Sequence[Layer], plans: Sequence[Plan], optimizers: Sequence[torch.optim.Optimizer]
+) -> None:
+    """With local steps, all layers are exchanged in the same steps: a norm that they are clipped by is of all of them."""
+    times = {member.moment.every for plan in plans for member in plan.members}
+    if max(times) == 1:
+        return
+    if len(times) > 1:
+        raise ArgumentError(
+            f"local steps are those of all layers: say the same every=… in all rules with moment, not {' and '.join(map(str, sorted(times)))}"
+        )
+    known = {id(p) for group in plans[0].optimizer.param_groups for p in group["params"]}
+    others = [layer.name for layer in layers if id(layer.parameter) not in known]
+    if len(optimizers) > 1 or others:
+        found = f"{others[0]} is not in its groups" if others else f"there are {len(optimizers)}"
+        raise UnsupportedError(
+            f"local steps (every={times.pop()}) are for one optimizer with all parameters of the model: {found}"
+        )
 
 
 def check_sparse(layers: Sequence[Layer], rules: Rules) -> None:
@@ -77,7 +98,21 @@ def _check_groups(layers: Sequence[Layer], groups: Mapping[int, Any]) -> None:
         )
 
 
+def takes_momentum(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its momentum can travel."""
+    return _steps_of(optimizer) is not None
+
+
 def _kind_of(optimizer: torch.optim.Optimizer) -> type[Steps]:
+    found = _steps_of(optimizer)
+    if found is None:
+        raise UnsupportedError(
+            f"momentum travels with AdamW, Adam, SGD and Muon of torch.optim, not with {type(optimizer).__name__}"
+        )
+    return found
+
+
+def _steps_of(optimizer: torch.optim.Optimizer) -> type[Steps] | None:
     muon: Any = getattr(torch.optim, "Muon", ())
     for kind, steps in (
         ((torch.optim.Adam, torch.optim.AdamW), AdamSteps),
@@ -86,9 +121,7 @@ def _kind_of(optimizer: torch.optim.Optimizer) -> type[Steps]:
     ):
         if isinstance(optimizer, kind):
             return steps
-    raise UnsupportedError(
-        f"momentum travels with AdamW, Adam, SGD and Muon of torch.optim, not with {type(optimizer).__name__}"
-    )
+    return None
 
 
 def _member(

@@ -49,6 +49,9 @@ class Member:
         return step % self.moment.every == 0
 
 
+_Raw = ctypes.c_float * 8
+
+
 class Factors(NamedTuple):
     """Those of a ``pith_update``, in its order."""
 
@@ -61,9 +64,9 @@ class Factors(NamedTuple):
     pass_: float = 1
     fold: float = 0
 
-
-_FACTORS = c.Update.keep.offset
-_FACTORS_SIZE = ctypes.sizeof(ctypes.c_float) * len(Factors._fields)
+    def raw(self) -> Any:
+        """As they are in memory."""
+        return _Raw(*self)
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ class Steps:
         self.members: list[Member] = []
         self._array: Any = None
         self._entries: list[Any] = []
-        self._written: list[Factors | None] = []
+        self._places: list[int] = []  # of their factors
         self._seen: torch.Tensor | None = None  # a count on a device that was read
 
     # ---- What an optimizer calls things
@@ -124,7 +127,8 @@ class Steps:
             return
         self._array = c.array(c.Update, len(self.members))
         self._entries = list(self._array)
-        self._written = [None] * len(self.members)
+        first, size = ctypes.addressof(self._array) + c.Update.keep.offset, ctypes.sizeof(c.Update)
+        self._places = [first + at * size for at in range(len(self.members))]
         for entry, member in zip(self._entries, self.members, strict=True):
             entry.index = self._engine.number(member.index)
             entry.moment = self._address(member, self._there(member))
@@ -151,12 +155,9 @@ class Steps:
             )
         return tensor.data_ptr()
 
-    def _write(self, at: int, factors: Factors) -> None:
-        if self._written[at] == factors:
-            return
-        self._written[at] = factors
-        where = ctypes.addressof(self._array) + at * ctypes.sizeof(c.Update) + _FACTORS
-        ctypes.memmove(where, (ctypes.c_float * len(factors))(*factors), _FACTORS_SIZE)
+    def _write(self, at: int, raw: Any) -> None:
+        """The factors of a member's step."""
+        ctypes.memmove(self._places[at], raw, ctypes.sizeof(_Raw))
 
     # ---- Between steps
 
@@ -186,14 +187,17 @@ class Steps:
 
     def ratio(self, kept: float) -> float:
         """‖a‖/‖M‖ over all layers."""
-        pending, momenta = (
-            sum(float(torch.linalg.vector_norm(t, dtype=torch.float32)) ** 2 for t in tensors)
-            for tensors in (
-                [self._engine.residual(m.index) for m in self.members],
-                [self._there(m) for m in self.members],
-            )
-        )
+        pending = momenta = 0.0
+        for member in self.members:
+            residual = self._engine.residual(member.index)
+            pending += float(torch.linalg.vector_norm(residual) * self._unit(member)) ** 2
+            momentum = self._there(member)
+            momenta += float(torch.linalg.vector_norm(momentum, dtype=torch.float32)) ** 2
         return (pending / momenta) ** 0.5 / kept if momenta else 0.0
+
+    def _unit(self, member: Member) -> float:
+        """What the residual of a layer is multiplied by in updates, to what it was at most."""
+        return 1.0
 
     def variance_norm(self, members: Iterable[Member]) -> float:
         """‖v‖₁ over layers; 0 where there is none."""
@@ -250,14 +254,18 @@ class OwnSteps(Steps):
 
     def after(self, step: int, scales: Scales, sent: Mapping[int, torch.Tensor]) -> None:
         self.bind()
+        factors = {
+            number: Factors(fold=self.carry(group) * self.sign(group) * scales.kept).raw()
+            for number, group in enumerate(self.optimizer.param_groups)
+        }
         for at, member in enumerate(self.members):
-            group = self.optimizer.param_groups[member.group]
-            if member.parameter.grad is not None or member.index not in sent:
-                self._entries[at].moment = self._there(member).data_ptr()
-                self._write(at, Factors(fold=self.carry(group) * self.sign(group) * scales.kept))
-            else:
-                self._entries[at].moment = sent[member.index].data_ptr()
-                self._write(at, Factors(fold=1))
+            entry = self._entries[at]
+            if member.parameter.grad is not None:
+                entry.moment = self._there(member).data_ptr()
+                self._write(at, factors[member.group])
+            else:  # no step was made with it: what was sent goes back
+                entry.moment = sent[member.index].data_ptr()
+                self._write(at, Factors(fold=1).raw())
         self._engine.update(self._array)
 
 

@@ -48,7 +48,7 @@ class Driver:
         self._weights: dict[int, tuple[float, float]] = {}  # beta and carry of each group
         self._hidden: list[tuple[dict[str, Any], list[Any]]] = []
         self._warned = False
-        self.local: set[int] = set()  # layers that are not exchanged in this step
+        self.is_local = False  # whether this step is
         self._handles = [
             self.optimizer.register_step_pre_hook(self._pre_hook),
             self.optimizer.register_step_post_hook(self._post_hook),
@@ -83,13 +83,13 @@ class Driver:
 
     def begin(self) -> None:
         """Before the first gradient of a step."""
-        self.local = set()
+        self.is_local = False
         if not self.frozen:
             return
         if self._fresh:
             self._skip()
         self._follow_weights()
-        self.local = {m.index for m in self._steps.members if not m.is_common(self.step + 1)}
+        self.is_local = not all(m.is_common(self.step + 1) for m in self._steps.members)
 
     def exchanged(self) -> None:
         """Momentum has come, or a local gradient."""
@@ -165,6 +165,8 @@ class Driver:
             return
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise StateError("a step in which momentum travels cannot be captured in a CUDA graph")
+        if self.is_local:
+            self._owner.exchange_others({m.index for m in self._steps.members})
         self._steps.apply(self.step + 1, self._scales(), self._owner.sent)
         if self._steps.passes_by:
             self._hide()
@@ -339,6 +341,7 @@ class Moments:
         self.rank, self.has_scaler = reduction.engine.rank, scaler is not None
         self._reduction, self._group = reduction, group
         self.sent: dict[int, torch.Tensor] = {}  # what layers had in the last exchange
+        self.is_local = False  # whether this step is
         self._drivers = [Driver(self, plan) for plan in plans]
 
     @property
@@ -365,14 +368,25 @@ class Moments:
         self.sent.clear()
         for driver in self._drivers:
             driver.begin()
+        self.is_local = any(driver.is_local for driver in self._drivers)
 
-    def keeps(self, index: int, gradient: torch.Tensor) -> bool:
-        """Whether a gradient stays the rank's own in this step."""
-        for driver in self._drivers:
-            if index in driver.local:
-                return True
+    def travels(self, index: int, gradient: torch.Tensor) -> bool:
+        """Whether a gradient is exchanged in the backward pass; in a local step none is."""
         self.sent[index] = gradient
-        return False
+        return not self.is_local
+
+    def exchange_others(self, members: set[int]) -> None:
+        """In a local step: the gradients of layers that make none, once the training loop is done with them.
+
+        A rank clips by the norm of its own gradients. What it leaves is averaged then, so that these layers stay the same everywhere.
+        """
+        for index in reversed(range(len(self._reduction.layers))):
+            gradient = self._reduction.layers[index].parameter.grad
+            if index in members:
+                self._reduction.keep(index)
+            elif gradient is not None:
+                self._reduction.put(index, gradient)
+        self._reduction.finish()
 
     def exchanged(self) -> None:
         """At the end of the exchange."""

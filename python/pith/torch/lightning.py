@@ -97,7 +97,8 @@ class PithCallback(Callback):
             follow_lr = state._settings["follow_lr"]
         elif not is_compressed(model):
             scaler = getattr(trainer.precision_plugin, "scaler", None)
-            compress(model, scaler=scaler, optimizer=known, **self._settings)
+            steps = trainer.max_steps if trainer.max_steps > 0 else None
+            compress(model, scaler=scaler, optimizer=known, steps=steps, **self._settings)
         self._handle = compressor(model)
         self._handle.follow(known, follow_lr)  # a second fit() has another optimizer
 

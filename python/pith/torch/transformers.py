@@ -103,7 +103,9 @@ class PithCallback(TrainerCallback):
             self._handle.follow(known, self._settings["follow_lr"])
         else:
             scaler = getattr(optimizer, "scaler", None)
-            self._handle = compress(model, scaler=scaler, optimizer=known, **self._settings)
+            self._handle = compress(
+                model, scaler=scaler, optimizer=known, steps=state.max_steps, **self._settings
+            )
         if state.global_step > 0 and self._restore:
             self._load(args, state)
 
