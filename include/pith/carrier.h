@@ -99,6 +99,7 @@ typedef struct pith_reducer_options {
   const pith_allocator *allocator; /* CUDA: whose memory; NULL: the reducer asks the device */
   int capturable; /* CUDA: calls enqueue a step and wait for nothing, so that a CUDA graph can capture it; see below */
   int sharded;    /* every rank owns a shard of each layer; see below */
+  int lent;       /* what layers keep between steps is in arrays of the caller; see below */
 } pith_reducer_options;
 
 #define PITH_REDUCER_OPTIONS_INIT {.size = sizeof(pith_reducer_options)}
@@ -142,6 +143,40 @@ PITH_API pith_status pith_reducer_reduce_scatter(pith_reducer *reducer, const si
  * owner too. For codecs of fixed size without memory. */
 PITH_API pith_status pith_reducer_all_gather(pith_reducer *reducer, const size_t *layers, size_t count, pith_cspan src,
                                              pith_span dst);
+
+/* ---- States in the caller's memory -------------------------------------------------------------------------------
+ *
+ * With options.lent a reducer keeps nothing of a step but its statistics. What a layer keeps is in arrays that the
+ * caller lends it for each step, as programs do that make new arrays instead of changing old ones (JAX):
+ *
+ *   pith_reducer_array_sizes(reducer, fc1, bytes);          // once; the arrays start as zeros
+ *   pith_reducer_set_step(reducer, step);                   // every step
+ *   pith_reducer_lend(reducer, fc1, arrays);
+ *   pith_reducer_start(reducer, fc1, gradient);
+ *   pith_reducer_finish(reducer);                           // takes all arrays back
+ *
+ * The bits are those of a reducer that keeps its states. Checkpoints and scaling are the caller's; adaptive specs, and
+ * specs that send momentum, are refused. */
+
+typedef enum pith_state_array {
+  PITH_STATE_RESIDUAL = 0, /* f32, one for each value of the layer, as are the next two */
+  PITH_STATE_MOMENTUM = 1,
+  PITH_STATE_RESULT = 2, /* what the results that this rank encoded lost; zero where other ranks encode them */
+  PITH_STATE_CODEC = 3,  /* bytes of the codec's own, such as the factors of low rank */
+  PITH_STATE_ARRAYS = 4
+} pith_state_array;
+
+/* Bytes of each array of a layer; 0: its spec has none. */
+PITH_API pith_status pith_reducer_array_sizes(const pith_reducer *reducer, size_t index,
+                                              size_t bytes[PITH_STATE_ARRAYS]);
+
+/* The arrays of a layer for the step that comes, aligned for f32; they are read and written until finish. Those that
+ * its spec has not are ignored. */
+PITH_API pith_status pith_reducer_lend(pith_reducer *reducer, size_t index, void *const arrays[PITH_STATE_ARRAYS]);
+
+/* The number of the step that comes, the same on all ranks: random numbers follow from it. Between two steps, and for
+ * reducers with options.lent alone. */
+PITH_API pith_status pith_reducer_set_step(pith_reducer *reducer, uint64_t step);
 
 /* ---- NCCL --------------------------------------------------------------------------------------------------------
  *

@@ -11,9 +11,10 @@
  *   plan.h     profiles of gradients, and plans made from them
  *   adapt.h    specs that change while a model is trained
  *   cuda.h     encode and decode on CUDA devices
+ *   xla.h      calls from programs that XLA has compiled, as those of JAX are
  *
  * Two headers are not included: mpi.h needs an MPI, and plugin.h is for those who write codecs. Nothing here needs the
- * headers of CUDA or NCCL.
+ * headers of CUDA, NCCL or XLA.
  *
  * Conventions. A function that can fail returns a pith_status, writes its outputs only on success, and leaves a
  * sentence for people in pith_error(). Callers own every tensor and buffer; the library keeps no pointer to them after
@@ -32,6 +33,7 @@
 #include <pith/optimizer.h>
 #include <pith/plan.h>
 #include <pith/types.h>
+#include <pith/xla.h>
 
 /* Of this header. pith_version() is that of the library. */
 #define PITH_VERSION_MAJOR 0

@@ -108,8 +108,17 @@ def _view(address: int | None, size: int) -> memoryview:
 class Options:
     """Those of a reducer, with what they point to."""
 
-    def __init__(self, group_bytes: int, in_order: bool, cuda: Cuda | None, sharded: bool) -> None:
-        self.struct = c.ReducerOptions(group_bytes, int(in_order), sharded=int(sharded))
+    def __init__(
+        self,
+        group_bytes: int,
+        in_order: bool,
+        cuda: Cuda | None,
+        sharded: bool = False,
+        lent: bool = False,
+    ) -> None:
+        self.struct = c.ReducerOptions(
+            group_bytes, int(in_order), sharded=int(sharded), lent=int(lent)
+        )
         self.error: BaseException | None = None
         if cuda is not None:
             self._cuda = cuda

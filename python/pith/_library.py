@@ -337,6 +337,7 @@ class ReducerOptions(Sized):
         ("allocator", c_void_p),
         ("capturable", c_int),
         ("sharded", c_int),
+        ("lent", c_int),
     ]
 
 
@@ -624,6 +625,13 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_reducer_add_shards": (_STATUS, [_P, POINTER(Layer), c_char_p, _SIZES]),
     "pith_reducer_reduce_scatter": (_STATUS, [_P, _SIZES, c_size_t, Span, Span, c_int]),
     "pith_reducer_all_gather": (_STATUS, [_P, _SIZES, c_size_t, Span, Span]),
+    "pith_reducer_array_sizes": (_STATUS, [_P, c_size_t, _SIZES]),
+    "pith_reducer_lend": (_STATUS, [_P, c_size_t, POINTER(_P)]),
+    "pith_reducer_set_step": (_STATUS, [_P, c_uint64]),
+    "pith_xla_bind": (_STATUS, [c_uint64, _P, _P]),
+    "pith_xla_unbind": (None, [c_uint64]),
+    "pith_xla_allreduce_host": (_P, [_P]),
+    "pith_xla_version": (_STATUS, [POINTER(c_int), POINTER(c_int)]),
     "pith_reducer_start": (_STATUS, [_P, c_size_t, _P]),
     "pith_reducer_flush": (_STATUS, [_P]),
     "pith_reducer_finish": (_STATUS, [_P]),

@@ -49,6 +49,7 @@ class Reducer:
     many bytes, from the last layer to the first, are sent when all their gradients are ready; ``in_order``, one after another in that order, whatever
     order gradients become ready in. ``cuda``: gradients are on a device, and messages of a comm go through pinned memory; a carrier says so itself.
     ``sharded``: every rank owns a shard of each layer (:meth:`add_shards`, :meth:`reduce_scatter`, :meth:`all_gather`); rules are not used.
+    ``lent``: what layers keep between steps is in arrays of the caller's, which C code lends it (pith/carrier.h); ``pith.jax`` does.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Reducer:
         in_order: bool = False,
         cuda: Cuda | None = None,
         sharded: bool = False,
+        lent: bool = False,
     ) -> None:
         text = rules if isinstance(rules, str) else rules.text
         pointer = ctypes.c_void_p()
@@ -76,7 +78,7 @@ class Reducer:
             self._bridge = Bridge(comm)
             over = ctypes.byref(self._bridge.struct)
         self._options = Options(
-            group_bytes, in_order, cuda if isinstance(comm, Comm) else comm.cuda, sharded
+            group_bytes, in_order, cuda if isinstance(comm, Comm) else comm.cuda, sharded, lent
         )
         options = ctypes.byref(self._options.struct)
         status = create(over, text.encode(), seed, options, ctypes.byref(pointer))
@@ -219,6 +221,17 @@ class Reducer:
         address = ctypes.c_void_p()
         c.check(c.lib.pith_reducer_residual(self._open(), number, ctypes.byref(address)))
         return address.value or 0
+
+    def array_sizes(self, number: int) -> list[int]:
+        """Bytes of what a layer keeps between steps: residual, momentum, results, the codec's own; 0 where there is none."""
+        sizes = (ctypes.c_size_t * 4)()
+        c.check(c.lib.pith_reducer_array_sizes(self._open(), number, sizes))
+        return list(sizes)
+
+    @property
+    def pointer(self) -> ctypes.c_void_p:
+        """The pith_reducer of the C library."""
+        return self._open()
 
     @property
     def layers(self) -> list[Layer]:

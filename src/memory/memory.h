@@ -30,6 +30,7 @@ struct pith_state {
   int produced;              /* the next one has been produced */
   uint16_t rank, ranks;      /* of the comm that last used it; ranks is 0 before the first operation */
   int loaded;                /* from a checkpoint, and no operation has used it since */
+  int lent;                  /* the arrays are the caller's, and there only during a step */
 };
 
 /* Scratch of encoding with or without memory. */
@@ -119,6 +120,13 @@ pith_update_task pith__update_piece(const pith_update_task *task, size_t first, 
 /* A state whose values are in a space. */
 pith_status pith__state_create_in(pith_space *space, const pith_codec *codec, size_t n, size_t rows,
                                   pith_state **state);
+
+/* A state without arrays: the caller lends them for each step. Bytes of each (pith_state_array); 0: there is none. */
+pith_status pith__state_create_lent(pith_space *space, const pith_codec *codec, size_t n, size_t rows,
+                                    pith_state **state);
+void pith__state_array_sizes(const pith_codec *codec, const pith_state *state, size_t bytes[PITH_STATE_ARRAYS]);
+/* NULL: takes all of them back. */
+void pith__state_lend(pith_state *state, void *const arrays[PITH_STATE_ARRAYS]);
 
 /* Checks that a state was made for this codec (and for n values from ctx->offset). */
 pith_status pith__state_fits(const pith_codec *codec, const pith_state *state, size_t n, const pith_ctx *ctx);

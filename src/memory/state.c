@@ -37,45 +37,61 @@ static pith_status make_floats(pith_space *space, size_t n, unsigned wanted, flo
   return PITH_OK;
 }
 
-static pith_status make_part(const pith_codec *codec, pith_state *state) {
-  state->part_size = part_size_of(codec, state->n, state->rows);
-  state->nested = codec->traits->nested;
-  state->columns = state->nested ? state->nested->columns(codec->args, state->n, state->rows) : 0;
-  PITH_REQUIRE(state->part_size < SIZE_MAX, PITH_ERR_MEMORY, "no memory for the state of %s", codec->spec);
-  return state->part_size ? pith__space_zeros(state->space, state->part_size, &state->part) : PITH_OK;
-}
-
 static void release(pith_state *state) {
+  if (state->lent) {
+    return;
+  }
   pith__space_release(state->space, state->residual);
   pith__space_release(state->space, state->momentum);
   pith__space_release(state->space, state->result);
   pith__space_release(state->space, state->part);
 }
 
-static pith_status fill(pith_space *space, const pith_codec *codec, size_t n, uint64_t rows, pith_state *state) {
+/* What a state is without its arrays. */
+static pith_status describe(pith_space *space, const pith_codec *codec, size_t n, uint64_t rows, pith_state *state) {
   *state = (pith_state){.space = space, .n = n, .rows = rows, .keeps = keeps_of(codec)};
+  state->part_size = part_size_of(codec, n, rows);
+  state->nested = codec->traits->nested;
+  state->columns = state->nested ? state->nested->columns(codec->args, n, rows) : 0;
+  PITH_REQUIRE(state->part_size < SIZE_MAX, PITH_ERR_MEMORY, "no memory for the state of %s", codec->spec);
+  return PITH_OK;
+}
+
+static pith_status fill(pith_space *space, const pith_codec *codec, size_t n, uint64_t rows, pith_state *state) {
+  PITH_TRY(describe(space, codec, n, rows, state));
   PITH_TRY(make_floats(space, n, state->keeps & PITH_KEEPS_RESIDUAL, &state->residual));
   PITH_TRY(make_floats(space, n, state->keeps & PITH_KEEPS_MOMENTUM, &state->momentum));
-  return make_part(codec, state);
+  return state->part_size ? pith__space_zeros(space, state->part_size, &state->part) : PITH_OK;
 }
 
 pith_status pith_state_create(const pith_codec *codec, size_t n, size_t rows, pith_state **state) {
   return pith__state_create_in(NULL, codec, n, rows, state);
 }
 
-pith_status pith__state_create_in(pith_space *space, const pith_codec *codec, size_t n, size_t rows,
-                                  pith_state **state) {
+static pith_status create(pith_space *space, const pith_codec *codec, size_t n, size_t rows, int lent,
+                          pith_state **state) {
   PITH_REQUIRE(codec && state, PITH_ERR_ARGUMENT, "pith_state_create: codec and state must not be NULL");
   PITH_REQUIRE(rows <= n, PITH_ERR_ARGUMENT, "a layer of %zu values cannot have %zu rows", n, rows);
   pith_state *made = malloc(sizeof *made);
   PITH_REQUIRE(made, PITH_ERR_MEMORY, "no memory for a state");
-  pith_status status = fill(space, codec, n, rows, made);
+  pith_status status = (lent ? describe : fill)(space, codec, n, rows, made);
+  made->lent = lent;
   if (status != PITH_OK) {
     pith_state_destroy(made);
     return status;
   }
   *state = made;
   return PITH_OK;
+}
+
+pith_status pith__state_create_in(pith_space *space, const pith_codec *codec, size_t n, size_t rows,
+                                  pith_state **state) {
+  return create(space, codec, n, rows, 0, state);
+}
+
+pith_status pith__state_create_lent(pith_space *space, const pith_codec *codec, size_t n, size_t rows,
+                                    pith_state **state) {
+  return create(space, codec, n, rows, 1, state);
 }
 
 void pith_state_destroy(pith_state *state) {
@@ -125,6 +141,30 @@ pith_status pith_state_adapt(pith_state *state, const pith_codec *codec) {
   release(state);
   *state = next;
   return PITH_OK;
+}
+
+/* ---- Arrays of the caller ---------------------------------------------------------------------------------------- */
+
+void pith__state_array_sizes(const pith_codec *codec, const pith_state *state, size_t bytes[PITH_STATE_ARRAYS]) {
+  size_t floats = pith__sat_mul(state->n, sizeof(float));
+  bytes[PITH_STATE_RESIDUAL] = state->keeps & PITH_KEEPS_RESIDUAL ? floats : 0;
+  bytes[PITH_STATE_MOMENTUM] = state->keeps & PITH_KEEPS_MOMENTUM ? floats : 0;
+  bytes[PITH_STATE_RESULT] = pith__memory_keeps_results(codec, state) ? floats : 0;
+  bytes[PITH_STATE_CODEC] = state->part_size;
+}
+
+/* Results have room for the whole layer: which of them this rank encodes is found when they are. */
+void pith__state_lend(pith_state *state, void *const arrays[PITH_STATE_ARRAYS]) {
+  static void *const none[PITH_STATE_ARRAYS];
+  void *const *from = arrays ? arrays : none;
+  state->residual = from[PITH_STATE_RESIDUAL];
+  state->momentum = from[PITH_STATE_MOMENTUM];
+  state->result = from[PITH_STATE_RESULT];
+  state->result_first = state->result_base = 0;
+  state->result_n = state->result ? state->n : 0;
+  state->part = from[PITH_STATE_CODEC];
+  state->round = 0;
+  state->produced = 0;
 }
 
 /* ---- Owners ------------------------------------------------------------------------------------------------------ */

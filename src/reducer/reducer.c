@@ -49,6 +49,7 @@ static pith_status create(pith_reducer from, const char *rules, uint64_t seed, c
                read.cuda ? "the host" : "a CUDA device");
   PITH_REQUIRE(!read.capturable || (read.cuda && !from.comm && !read.sharded), PITH_ERR_ARGUMENT,
                "a step can be captured only where a carrier enqueues it on a CUDA stream, as that of NCCL does");
+  PITH_REQUIRE(!read.lent || !read.sharded, PITH_ERR_ARGUMENT, "states of shards cannot be lent");
   pith_reducer *r = malloc(sizeof *r);
   PITH_REQUIRE(r, PITH_ERR_MEMORY, "no memory for a reducer");
   *r = from;
@@ -60,9 +61,11 @@ static pith_status create(pith_reducer from, const char *rules, uint64_t seed, c
   if (status == PITH_OK) {
     status = pith_rules_create(fixed, &r->rules);
   }
-  if (status == PITH_OK && r->adaptive.text && (r->options.capturable || r->options.sharded)) {
+  if (status == PITH_OK && r->adaptive.text && (r->options.capturable || r->options.sharded || r->options.lent)) {
     status = pith_fail(PITH_ERR_UNSUPPORTED, "%s changes specs between steps, and %s", r->adaptive.text,
-                       r->options.sharded ? "those of shards cannot change" : "a graph repeats one");
+                       r->options.sharded ? "those of shards cannot change"
+                       : r->options.lent  ? "with them what layers keep, which is lent here"
+                                          : "a graph repeats one");
   }
   if (status == PITH_OK && r->options.cuda) {
     status = open_space(r);
@@ -212,6 +215,9 @@ pith_status pith__reducer_check_codec(const pith_reducer *r, const char *name, c
                                       const pith_codec *codec) {
   PITH_REQUIRE(!r->options.sharded || !pith_codec_moment(codec, NULL), PITH_ERR_UNSUPPORTED,
                "layer %s: %s sends the momentum of whole layers, and the reducer is for shards", name, codec->spec);
+  PITH_REQUIRE(!r->options.lent || !pith_codec_moment(codec, NULL), PITH_ERR_UNSUPPORTED,
+               "layer %s: %s sends the momentum of an optimizer that Pith drives, and here states are lent to it", name,
+               codec->spec);
   if (r->space && pith_cuda_supports(codec) != PITH_OK) {
     return pith_fail(PITH_ERR_UNSUPPORTED, "layer %s: %s", name, pith_error());
   }
@@ -240,7 +246,8 @@ static pith_status fill_layer(pith_reducer *r, const pith_layer *given, const ch
     status = pith__reducer_check_codec(r, name, l, l->match.codec);
   }
   if (status == PITH_OK) {
-    status = pith__state_create_in(r->space, l->match.codec, l->n, l->rows <= l->n ? l->rows : 0, &l->state);
+    status = (r->options.lent ? pith__state_create_lent : pith__state_create_in)(
+        r->space, l->match.codec, l->n, l->rows <= l->n ? l->rows : 0, &l->state);
   }
   l->name = strdup(name);
   l->shape = malloc((dimensions + 1) * sizeof *shape);
@@ -342,6 +349,7 @@ pith_status pith_reducer_layer_traffic(const pith_reducer *r, size_t index, pith
 
 pith_status pith_reducer_scale(pith_reducer *r, float factor) {
   PITH_REQUIRE(r, PITH_ERR_ARGUMENT, "pith_reducer_scale: reducer must not be NULL");
+  PITH_TRY(pith__reducer_check_owned(r, "scale"));
   PITH_REQUIRE(pith__reducer_is_idle(r), PITH_ERR_STATE, "a step is under way: finish it before scaling");
   for (size_t i = 0; i < r->count; i++) {
     PITH_TRY(pith_state_scale(r->layers[i].state, factor));
@@ -353,6 +361,7 @@ pith_status pith_reducer_scale(pith_reducer *r, float factor) {
 pith_status pith_reducer_scale_residual(pith_reducer *r, size_t index, float factor) {
   pith_reducer_layer *l = NULL;
   PITH_TRY(pith__reducer_find(r, index, &l));
+  PITH_TRY(pith__reducer_check_owned(r, "scale"));
   PITH_REQUIRE(pith__reducer_is_idle(r), PITH_ERR_STATE, "a step is under way: finish it before scaling");
   for (size_t owner = 0; owner < pith__reducer_owners(r); owner++) {
     PITH_TRY(pith_state_scale_residual(l[owner].state, factor));
@@ -364,7 +373,8 @@ pith_status pith_reducer_scale_residual(pith_reducer *r, size_t index, float fac
 /* ---- Before the first step --------------------------------------------------------------------------------------- */
 
 static pith_status check_rules(const pith_reducer *r) {
-  for (size_t rule = 0; rule < pith_rules_count(r->rules); rule++) {
+  int is_empty = r->options.lent && r->count == 0; /* as trees of a program may be */
+  for (size_t rule = 0; rule < pith_rules_count(r->rules) && !is_empty; rule++) {
     size_t matched = 0;
     for (size_t i = 0; i < r->count; i++) {
       matched += pith_rules_matches(r->rules, rule, r->layers[i].name) != 0;
@@ -484,6 +494,7 @@ pith_status pith_reducer_start(pith_reducer *r, size_t index, void *gradient) {
   PITH_REQUIRE(l->started != r->step + 1, PITH_ERR_STATE, "layer %s was started twice in step %llu", l->name,
                (unsigned long long)r->step);
   PITH_TRY(pith__reducer_check_moment(l));
+  PITH_TRY(pith__reducer_check_lent(r, l));
   PITH_TRY(pith_reducer_check(r));
   PITH_TRY(pith__reducer_observe(r, l, gradient));
   PITH_TRY(pith__pending_release(l, gradient));
@@ -509,6 +520,7 @@ pith_status pith_reducer_finish(pith_reducer *r) {
   }
   r->next_group = 0;
   r->step++;
+  pith__reducer_take_back(r);
   PITH_TRY(left);
   PITH_TRY(arrived);
   return pith__reducer_adapt(r, waited);

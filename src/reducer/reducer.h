@@ -11,6 +11,7 @@
  *   reducer_pending.c  residuals of specs that layers do not have any more
  *   reducer_save.c     checkpoints
  *   reducer_shards.c   models of which every rank owns a shard of each layer
+ *   reducer_lent.c     states in the caller's memory
  */
 #ifndef PITH_REDUCER_REDUCER_H
 #define PITH_REDUCER_REDUCER_H
@@ -33,6 +34,7 @@ typedef struct pith_reducer_layer {
   pith_state *state;
   pith_traffic traffic;
   uint64_t steps, started; /* started: the step it was last started in, plus one */
+  uint64_t lent;           /* the same for the step its arrays were lent for */
   void *gradient;          /* of this step, while it waits for its group */
   char *exact;             /* why it is never compressed, whatever the rules say; NULL: they decide */
   size_t adapted;          /* its place in the adapter; SIZE_MAX: it has none */
@@ -207,6 +209,15 @@ pith_status pith__reducer_adapt(pith_reducer *r, double waited);
 
 /* A layer that sends its momentum has one. */
 pith_status pith__reducer_check_moment(const pith_reducer_layer *l);
+
+/* ---- reducer_lent.c ---- */
+
+/* PITH_ERR_STATE if the states are lent: `what` is then the caller's to do. */
+pith_status pith__reducer_check_owned(const pith_reducer *r, const char *what);
+/* A layer that starts has been lent what it keeps. */
+pith_status pith__reducer_check_lent(const pith_reducer *r, const pith_reducer_layer *l);
+/* The step is over. */
+void pith__reducer_take_back(pith_reducer *r);
 
 /* ---- reducer_pending.c ---- */
 

@@ -44,6 +44,7 @@ static void give_reason(pith_reducer *r, pith_reducer_layer *l, int is_set) {
 
 static pith_status check_settable(const pith_reducer *r, const pith_reducer_layer *l) {
   PITH_REQUIRE(!r->options.sharded, PITH_ERR_STATE, "layer %s: specs of shards cannot change", l->name);
+  PITH_TRY(pith__reducer_check_owned(r, "change with its spec"));
   PITH_REQUIRE(pith__reducer_is_idle(r), PITH_ERR_STATE,
                "layer %s: a step is under way: finish it before its spec is set", l->name);
   PITH_REQUIRE(!l->exact, PITH_ERR_STATE, "layer %s is never compressed: %s", l->name, l->exact);

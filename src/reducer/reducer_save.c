@@ -102,6 +102,7 @@ static pith_status save_layers(const pith_reducer *r, int tails, uint8_t *bytes,
 
 pith_status pith_reducer_save(const pith_reducer *r, pith_out *out) {
   PITH_REQUIRE(r && out && out->data, PITH_ERR_ARGUMENT, "pith_reducer_save: reducer and out must not be NULL");
+  PITH_TRY(pith__reducer_check_owned(r, "save"));
   PITH_REQUIRE(pith__reducer_is_idle(r), PITH_ERR_STATE, "a step is under way: finish it before saving");
   size_t size = pith_reducer_save_size(r), adapter = adapter_size(r);
   PITH_REQUIRE(adapter || !r->adaptive.text, PITH_ERR_STATE, "the adapter cannot be saved: %s", pith_error());
@@ -273,6 +274,7 @@ static pith_status check_head(const pith_reducer *r, pith_bytes in, reducer_head
 pith_status pith_reducer_load(pith_reducer *r, pith_bytes in) {
   reducer_header head;
   PITH_REQUIRE(r && in.data, PITH_ERR_ARGUMENT, "pith_reducer_load: reducer and bytes must not be NULL");
+  PITH_TRY(pith__reducer_check_owned(r, "load"));
   PITH_REQUIRE(pith__reducer_is_idle(r), PITH_ERR_STATE, "a step is under way: finish it before loading");
   PITH_TRY(check_head(r, in, &head));
   PITH_TRY(pith__reducer_adapter_ready(r));

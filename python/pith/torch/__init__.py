@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import torch.distributed as _dist
 
+from .._table import LayerStats, Table
 from ._base import Usage
 from ._compression import Compression, compression
 from ._eager import keep_eager
@@ -38,7 +39,6 @@ from ._optimizer import (
 )
 from ._record import Recorder, record
 from ._reserved import open_to_pith
-from ._table import LayerStats, Table
 
 __all__ = [
     "Compression",

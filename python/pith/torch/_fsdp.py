@@ -22,6 +22,8 @@ from .._adapt import AdaptiveRules
 from .._codec import Caps, Rules
 from .._errors import ArgumentError, Error, StateError, UnsupportedError
 from .._reducer import Reducer
+from .._spec import Spec, rules_of
+from .._table import REDUCE_SCATTER, LayerStats, Table, ratio_of
 from .._tensors import dtype_of
 from ._carrier import all_gather_single
 from ._checkpoint import check_head, head_of
@@ -29,17 +31,15 @@ from ._engine import carried, check_device, to_tensor
 from ._layers import (
     COMPRESSIBLE,
     Layer,
-    Spec,
     agree,
     described,
     layers_of,
     plain_name,
     refuse_moments,
-    rules_of,
     summary_of,
 )
 from ._rates import Rates, followed
-from ._table import REDUCE_SCATTER, LayerStats, Meter, Table, ratio_of
+from ._table import Meter
 
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 

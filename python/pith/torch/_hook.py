@@ -20,6 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from .._codec import Rules
 from .._errors import ArgumentError, StateError
 from .._plan import Plan
+from .._spec import Spec, rules_of
+from .._table import Table
 from ._buckets import make_smaller
 from ._copies import Copied, allow_copies, forget_copied, refuse_copies
 from ._engine import engine_for
@@ -29,12 +31,10 @@ from ._group import PithGroup
 from ._group import stats as group_stats
 from ._layers import (
     Layer,
-    Spec,
     agree,
     default_spec,
     layers_of,
     plain_name,
-    rules_of,
     sparse_names,
     summary_of,
 )
@@ -45,7 +45,6 @@ from ._moments import Moments
 from ._optimizer import DistributedOptimizer
 from ._rates import followed
 from ._reduction import Reduction
-from ._table import Table
 
 _compressors: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictionary()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -13,18 +12,15 @@ import torch
 import torch.distributed as dist
 
 from .. import _library as c
-from .._adapt import AdaptiveRules, rules_from
+from .._adapt import AdaptiveRules
 from .._codec import Codec, Rules, codec_of, tally
 from .._errors import ArgumentError, Error, MismatchError, SpecError, UnsupportedError
-from .._plan import Plan
 from ._bytes import all_gather_bytes
 
 COMPRESSIBLE = (torch.float32, torch.float16, torch.bfloat16)
 
 # What torch.compile and activation checkpointing put into the names of parameters.
 _WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module"}
-
-Spec = str | Codec | Rules | Plan
 
 
 @dataclass(frozen=True)
@@ -87,25 +83,6 @@ def described(layers: Sequence[Layer], backend: str, rank: int, ranks: int) -> s
 
 
 # ---- From what a user wrote to rules ---------------------------------------------------------------------------------
-
-
-def rules_of(spec: Spec | None, rules: str | Rules | None, plan: Any) -> Rules:
-    """One of the three: a spec (or anything else that says it), rules, or a plan (or the name of its file)."""
-    given = [name for name, value in (("rules", rules), ("plan", plan)) if value is not None]
-    if len(given) > 1:
-        raise ArgumentError("rules and plan say the same thing: give one of them")
-    what: Any = rules if rules is not None else plan if plan is not None else spec
-    if isinstance(plan, (str, os.PathLike)):
-        what = Plan.load(plan)
-    if isinstance(what, Rules):
-        return what
-    if isinstance(what, Plan):
-        return Rules(what.text)
-    if isinstance(what, Codec):
-        return Rules(what.spec)
-    if isinstance(what, str):
-        return rules_from(what)
-    raise ArgumentError(f"{what!r} is no spec: a text such as 'q:4', pith.Rules or a pith.Plan is")
 
 
 def default_spec(parameters: Iterable[torch.nn.Parameter]) -> str:

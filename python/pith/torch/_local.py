@@ -21,15 +21,15 @@ from .._adapt import AdaptiveRules
 from .._codec import Rules
 from .._errors import ArgumentError, StateError, UnsupportedError
 from .._plan import Plan
+from .._spec import Spec, rules_of
+from .._table import Table
 from ._engine import engine_for
 from ._find import distributed_modules
 from ._layers import (
-    Spec,
     agree,
     layers_of,
     plain_name,
     refuse_moments,
-    rules_of,
     sparse_names,
     summary_of,
 )
@@ -38,7 +38,6 @@ from ._outer import Outer, make_outer
 from ._rates import plain_optimizer
 from ._reduction import Reduction
 from ._states import fingerprint
-from ._table import Table
 
 Named = list[tuple[str, torch.nn.Parameter]]
 

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 
 from .._errors import StateError
+from .._table import MomentStats
 from ._bytes import all_gather_bytes
 from ._freeze import PERIOD, Watch, earliest_again, is_settled
 from ._moment_plan import Plan, plans_of
 from ._moment_steps import Member, Scales
 from ._rates import plain_optimizer
 from ._reduction import Reduction
-from ._table import MomentStats
 
 # ---- One optimizer ---------------------------------------------------------------------------------------------------
 

@@ -14,21 +14,20 @@ import torch.distributed as dist
 from .._codec import Rules
 from .._errors import ArgumentError, StateError
 from .._plan import Plan
+from .._spec import Spec, rules_of
+from .._table import Table
 from ._bytes import broadcast_bytes
 from ._engine import engine_for
 from ._layers import (
     Layer,
-    Spec,
     agree,
     default_spec,
     layers_of,
     plain_name,
     refuse_moments,
-    rules_of,
     summary_of,
 )
 from ._reduction import Reduction
-from ._table import Table
 
 Named = Iterable[tuple[str, torch.nn.Parameter]]
 

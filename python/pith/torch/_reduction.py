@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from .._errors import ArgumentError, StateError
+from .._table import LayerStats, MomentStats, Table, ratio_of
 from ._advice import Advice
 from ._checkpoint import check_head, head_of
 from ._engine import Engine
 from ._layers import Layer, described
 from ._rates import Rates
-from ._table import LayerStats, Meter, MomentStats, Table, ratio_of
+from ._table import Meter
 
 
 class Reduction:

@@ -1,0 +1,134 @@
+"""The mean of a pytree over all ranks, and the state that goes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._comm import Comm
+from .._errors import ArgumentError
+from .._spec import Spec, rules_of
+from ._programs import TARGET, Leaf, Program, check_platform, leaves_of, program_for
+from ._ranks import the_comm
+
+
+class State(NamedTuple):
+    """What layers keep between steps, as pytrees of the shape of the gradients; None where the spec of a leaf keeps nothing.
+
+    Each rank has its own. ``token`` is the step (two numbers), the rank and the number of ranks: a call takes it and gives the next one, so
+    that calls are made in the order of their states.
+    """
+
+    token: Any
+    residual: Any  # f32: what was not sent yet (``ef/…``)
+    momentum: Any  # f32 (``momentum/…``, ``dgc/…``)
+    result: (
+        Any  # f32: what results that this rank encodes for all have lost (``ef/…`` of quantizers)
+    )
+    codec: Any  # bytes of the codec's own, such as the factors of ``powersgd``
+
+
+def _kinds(leaf: Leaf, sizes: Sequence[int]) -> list[Any]:
+    """Shape and type of each array that a leaf keeps; None where there is none."""
+    floats = [jax.ShapeDtypeStruct(leaf.shape, jnp.float32) if size else None for size in sizes[:3]]
+    return [*floats, jax.ShapeDtypeStruct((sizes[3],), jnp.uint8) if sizes[3] else None]
+
+
+def init(tree: Any, spec: Spec, *, seed: int = 0, comm: Comm | None = None) -> State:
+    """The state before the first step, full of zeros.
+
+    ``tree`` is of the shapes and types of the gradients: the parameters will do, or what ``jax.eval_shape`` gives.
+    """
+    found = the_comm(comm)
+    leaves, _, structure = leaves_of(tree)
+    program = program_for(found, rules_of(spec, None, None), seed, leaves)
+    kinds = [_kinds(leaf, sizes) for leaf, sizes in zip(leaves, program.sizes, strict=True)]
+    zeros = [
+        [None if kind is None else jnp.zeros(kind.shape, kind.dtype) for kind in of] for of in kinds
+    ]
+    token = jnp.asarray(np.array([0, 0, found.rank, found.ranks], np.uint32))
+    columns = [[of[i] for of in zeros] for i in range(4)]
+    return State(token, *(jax.tree.unflatten(structure, column) for column in columns))
+
+
+def allreduce(
+    tree: Any,
+    state: State,
+    spec: Spec,
+    *,
+    seed: int = 0,
+    comm: Comm | None = None,
+    after: State | None = None,
+) -> tuple[Any, State]:
+    """The mean of a pytree of gradients over all ranks, and the next state. For use inside ``jax.jit``; all ranks call it alike.
+
+    ``spec`` says how leaves travel: a spec such as "q:4", rules by path ("*bias=none;embed/*=ef/topk:0.01;*=q:4"; the names of nested dicts
+    are joined by "/"), a :class:`pith.Plan`. Leaves of one dimension, small ones and those of f64 are exact unless a rule names them.
+    ``seed`` is for stochastic codecs, the same on all ranks.
+
+    Calls that share a state, one after another, are made in that order on all ranks. If a program has calls with different states, give the
+    later one the new state of the earlier one as ``after``.
+
+    What goes wrong in a step is raised where JAX raises errors of compiled programs: where a result is used, as
+    ``jax.errors.JaxRuntimeError``, with a text that names the rank. What is wrong with the arguments is raised here, as :class:`pith.Error`.
+    """
+    check_platform()
+    leaves, values, structure = leaves_of(tree)
+    program = program_for(the_comm(comm), rules_of(spec, None, None), seed, leaves)
+    kept = _kept_of(state, structure, program)
+    operands = [state.token, *values, *(array for of in kept for array in of if array is not None)]
+    results = iter(_call(program, operands, () if after is None else (after.token,)))
+    token = next(results)
+    means = [next(results) for _ in leaves]
+    next_kept = [[None if array is None else next(results) for array in of] for of in kept]
+    columns = [[of[i] for of in next_kept] for i in range(4)]
+    return jax.tree.unflatten(structure, means), State(
+        token, *(jax.tree.unflatten(structure, column) for column in columns)
+    )
+
+
+def _call(program: Program, operands: list[Any], before: Sequence[Any]) -> Sequence[Any]:
+    """The foreign call. Results have the buffers of the operands; ``before`` is only waited for."""
+    operands = [jnp.asarray(operand) for operand in operands]
+    call = jax.ffi.ffi_call(
+        TARGET,
+        [jax.ShapeDtypeStruct(operand.shape, operand.dtype) for operand in operands],
+        has_side_effect=True,
+        input_output_aliases={i: i for i in range(len(operands))},
+    )
+    return call(*operands, *before, key=np.int64(program.key))
+
+
+def _kept_of(state: State, structure: Any, program: Program) -> list[list[Any]]:
+    """The arrays of each leaf in a state, which must be those that its spec keeps."""
+    if not isinstance(state, State):
+        raise ArgumentError(f"the state is a {type(state).__name__}: pith.jax.init() makes one")
+    try:
+        columns = [structure.flatten_up_to(part) for part in state[1:]]
+    except ValueError as error:
+        raise ArgumentError(
+            f"the state is of another tree than the gradients: make it by pith.jax.init() of such a tree ({error})"
+        ) from None
+    kept = [list(of) for of in zip(*columns, strict=True)] if program.leaves else []
+    for leaf, sizes, of in zip(program.leaves, program.sizes, kept, strict=True):
+        for name, kind, array in zip(State._fields[1:], _kinds(leaf, sizes), of, strict=True):
+            _check_array(leaf, name, kind, array)
+    return kept
+
+
+def _check_array(leaf: Leaf, name: str, kind: Any, array: Any) -> None:
+    wanted = None if kind is None else (tuple(kind.shape), str(kind.dtype))
+    found = None if array is None else (tuple(array.shape), str(array.dtype))
+    if wanted != found:
+        raise ArgumentError(
+            f"the state has for the {name} of leaf {leaf.name} {_said(found)}, and its spec keeps {_said(wanted)}: "
+            "make the state by pith.jax.init() with the same tree and spec"
+        )
+
+
+def _said(kind: tuple[tuple[int, ...], str] | None) -> str:
+    return "nothing" if kind is None else f"{kind[1]}{list(kind[0])}"

@@ -1,0 +1,38 @@
+"""Compression as a part of an optimizer of optax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._comm import Comm
+from .._spec import Spec, rules_of
+from ._allreduce import State, allreduce, init
+
+
+def compress(
+    spec: Spec = "q:4",
+    *,
+    rules: Any = None,
+    plan: Any = None,
+    seed: int = 0,
+    comm: Comm | None = None,
+) -> Any:
+    """An ``optax.GradientTransformation`` that makes gradients means over all ranks. Put it first::
+
+        optimizer = optax.chain(pith.jax.compress("ef/q:4"), optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
+
+    Its state is a part of the optimizer's: donated, saved and loaded with it, on each rank its own. The arguments are those of
+    :func:`allreduce`; rules and plan (or the name of its file) take the place of the spec.
+    """
+    import optax
+
+    chosen = rules_of(spec, rules, plan)
+
+    def begin(params: Any) -> State:
+        return init(params, chosen, seed=seed, comm=comm)
+
+    def update(updates: Any, state: State, params: Any = None) -> tuple[Any, State]:
+        del params
+        return allreduce(updates, state, chosen, seed=seed, comm=comm)
+
+    return optax.GradientTransformation(begin, update)

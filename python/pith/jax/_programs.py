@@ -1,0 +1,168 @@
+"""Trees as layers, and the reducers that foreign calls of traced programs use.
+
+A program carries the key of its reducer. The key is a hash of all that the reducer is made of, so that it is the same in the next process,
+where JAX may take the compiled program from its cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from .. import _library as c
+from .._adapt import AdaptiveRules
+from .._codec import Rules, minimal_size
+from .._comm import Comm
+from .._errors import ArgumentError, UnsupportedError
+from .._reducer import Reducer
+
+TARGET = "pith_allreduce"  # the name of the handler in XLA
+
+_TYPES = ("float32", "float16", "bfloat16", "float64")
+_ALONE = "array"  # the name of a tree that is a single leaf
+_EXACT_F64 = "float64 is not compressed"
+
+_lock = threading.RLock()
+_programs: dict[tuple[int, int], Program] = {}  # by comm and key
+_registered = False
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A leaf of a tree of gradients, as a layer."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def leaves_of(tree: Any) -> tuple[list[Leaf], list[Any], Any]:
+    """The leaves as layers, the leaves themselves, and the structure of a tree."""
+    found, structure = tree_flatten_with_path(tree)
+    values = [_array_of(value) for _, value in found]
+    names = [keystr(path, simple=True, separator="/") or _ALONE for path, _ in found]
+    return [_leaf(n, v) for n, v in zip(names, values, strict=True)], values, structure
+
+
+def _array_of(value: Any) -> Any:
+    return value if hasattr(value, "dtype") and hasattr(value, "shape") else jnp.asarray(value)
+
+
+def _leaf(name: str, value: Any) -> Leaf:
+    dtype = str(jax.dtypes.canonicalize_dtype(value.dtype)) if _is_plain(value) else "key"
+    if dtype not in _TYPES:
+        raise ArgumentError(
+            f"leaf {name} of the tree is {value.dtype}: gradients are {', '.join(_TYPES)}; take other leaves out "
+            "(jax.grad gives none for integers unless allow_int is set; optax.masked leaves some out)"
+        )
+    return Leaf(name, tuple(int(size) for size in value.shape), dtype)
+
+
+def _is_plain(value: Any) -> bool:
+    return not jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended)
+
+
+class Program:
+    """A reducer that foreign calls with its key use."""
+
+    def __init__(
+        self, key: int, comm: Comm, rules: Rules, seed: int, leaves: Sequence[Leaf]
+    ) -> None:
+        self.key, self.comm, self.leaves = key, comm, leaves
+        self.reducer = Reducer(comm, rules, seed, lent=True)
+        comm._dependents.discard(self.reducer)  # it ends with us
+        for leaf in leaves:
+            exact = _EXACT_F64 if leaf.dtype == "float64" else None
+            self.reducer.add(leaf.name, leaf.shape, leaf.dtype, exact=exact)
+        self.sizes = [self.reducer.array_sizes(i) for i in range(len(leaves))]
+        c.check(c.lib.pith_xla_bind(key, comm.pointer, self.reducer.pointer))
+        comm._dependents.add(self)
+
+    def close(self) -> None:
+        """Waits for a call under way, and ends."""
+        c.lib.pith_xla_unbind(self.key)
+        self.reducer.close()
+        with _lock:
+            _programs.pop((id(self.comm), self.key), None)
+
+
+def _key_of(comm: Comm, rules: Rules, seed: int, leaves: Sequence[Leaf]) -> int:
+    facts = (_number_of(comm), comm.ranks, rules.text, seed, minimal_size(), leaves)
+    digest = hashlib.blake2b(repr(facts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1  # XLA's attributes are signed
+
+
+_comms: weakref.WeakKeyDictionary[Comm, int] = weakref.WeakKeyDictionary()
+_counted = 0
+
+
+def _number_of(comm: Comm) -> int:
+    """Comms in the order in which programs first used them, which is the same in every run."""
+    global _counted
+    if comm not in _comms:
+        _comms[comm], _counted = _counted, _counted + 1
+    return _comms[comm]
+
+
+def program_for(comm: Comm, rules: Rules, seed: int, leaves: Sequence[Leaf]) -> Program:
+    """The program of a tree; made where it is the first time."""
+    if isinstance(rules, AdaptiveRules):
+        raise UnsupportedError(
+            f"{rules.text} changes specs while a model is trained, and the state of a compiled program cannot change its shape: "
+            "give a spec such as q:4, or a plan"
+        )
+    with _lock:
+        register()
+        seed = c.whole(ctypes.c_uint64, seed, "seed")
+        key = _key_of(comm, rules, seed, leaves)
+        found = _programs.get((id(comm), key))
+        if found is None:
+            found = _programs[id(comm), key] = Program(key, comm, rules, seed, leaves)
+        return found
+
+
+def programs() -> list[Program]:
+    """Those of all comms, in the order in which they were made."""
+    with _lock:
+        return list(_programs.values())
+
+
+def register() -> None:
+    """Makes the handler known to XLA, once; an error if it speaks a version that is not known."""
+    global _registered
+    if _registered:
+        return
+    function = ctypes.cast(c.lib.pith_xla_allreduce_host, ctypes.c_void_p)
+    refused = None
+    try:
+        jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(function.value), platform="cpu")
+    except Exception as error:
+        refused = error
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    c.check(c.lib.pith_xla_version(ctypes.byref(major), ctypes.byref(minor)))
+    if refused is not None:
+        raise UnsupportedError(
+            f"jaxlib {jax.lib.__version__}, whose interface for foreign calls is {major.value}.{minor.value}, refuses Pith's: {refused}"
+        ) from refused
+    _registered = True
+
+
+def check_platform() -> None:
+    """Programs for GPUs would find no handler."""
+    device = jax.config.jax_default_device
+    backend = device if isinstance(device, str) else getattr(device, "platform", None)
+    backend = backend or jax.default_backend()
+    if backend != "cpu":
+        raise UnsupportedError(
+            f"pith.jax reduces arrays of CPUs, and this program is for {backend}: set JAX_PLATFORMS=cpu, or "
+            "jax.config.update('jax_default_device', jax.devices('cpu')[0])"
+        )

@@ -1,0 +1,107 @@
+"""The ranks of this program: how they find each other, and how they part."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+from typing import Any
+
+import jax
+
+from .._comm import Comm
+from .._errors import ArgumentError
+from .._launch import launch, unique_id
+
+_KEY = "pith/comm/{}"  # in the key-value store of jax.distributed
+_SECONDS = 300  # to wait for rank 0's entry there
+
+_lock = threading.RLock()
+_comm: Comm | None = None
+_made = 0  # comms over the store so far: each has an entry of its own
+
+
+def initialize(comm: Comm | None = None) -> None:
+    """Joins the other ranks, or takes a comm that has. The first :func:`init` or :func:`allreduce` calls it by itself.
+
+    Without a comm: where ``jax.distributed`` is initialized, ranks are its processes and find each other by its store. Else rank, size and
+    address come from the launcher: ``pith run``, torchrun, mpirun or srun.
+    """
+    global _comm
+    with _lock:
+        if _comm is not None and not _comm.closed:
+            raise ArgumentError("pith.jax is initialized: pith.jax.shutdown() ends that")
+        _comm = comm if comm is not None else _join()
+
+
+def shutdown() -> None:
+    """Waits for steps under way, and leaves the other ranks. Programs that were traced before must be traced again."""
+    global _comm
+    with _lock:
+        comm, _comm = _comm, None
+    if comm is not None and not comm.closed:
+        jax.effects_barrier()
+        comm.close()
+
+
+def the_comm(given: Comm | None = None) -> Comm:
+    """The comm that is meant."""
+    with _lock:
+        if given is None and (_comm is None or _comm.closed):
+            initialize()
+        found = given if given is not None else _comm
+        assert found is not None
+        return found
+
+
+def rank() -> int:
+    """The number of this rank."""
+    return the_comm().rank
+
+
+def ranks() -> int:
+    """How many ranks there are."""
+    return the_comm().ranks
+
+
+def _join() -> Comm:
+    store = _store()
+    if store is None:
+        launch()  # an error that says what to set, where there is no launcher
+        return Comm()
+    return _join_by(store)
+
+
+def _store() -> Any:
+    """The client of jax.distributed's key-value store; None if that is not initialized. JAX has no public name for it."""
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
+def _join_by(store: Any) -> Comm:
+    global _made
+    from jax._src import distributed
+
+    state, key = distributed.global_state, _KEY.format(_made)
+    _made += 1
+    if state.process_id == 0:
+        host = str(state.coordinator_address).rsplit(":", 1)[0]
+        made = unique_id(host.strip("[]"))
+        store.key_value_set(key, made.hex())
+    else:
+        made = bytes.fromhex(store.blocking_key_value_get(key, 1000 * _SECONDS))
+    return Comm(state.process_id, state.num_processes, id=made)
+
+
+@atexit.register
+def _leave() -> None:
+    """Before JAX and the comm go: an exception that ends this rank is told to the others, which would wait; else steps under way end first."""
+    comm = _comm
+    if comm is None or comm.closed:
+        return
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if error is not None:
+        comm.abort(f"{type(error).__name__}: {error}")
+        return
+    jax.effects_barrier()

@@ -1,0 +1,226 @@
+/*
+ * The function that XLA calls in place of an allreduce, for memory of the host. It reads the call frame, and leaves the
+ * step to programs.c. A handler for CUDA differs in two places: it takes XLA's stream from the frame, and its reducer
+ * has options.cuda.
+ */
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/status.h"
+#include "xla/programs.h"
+#include "xla/xla_abi.h"
+
+#define HAS(object, type, field) ((object)->size >= offsetof(type, field) + sizeof((object)->field))
+
+/* ---- Versions ---------------------------------------------------------------------------------------------------- */
+
+/* 1 + major · 2¹⁶ + minor of the interface that asked last; 0: none has. */
+static atomic_uint version_seen;
+
+static int is_known(const xla_api *api) {
+  return HAS(api, xla_api, error_create) && api->version.major == XLA_MAJOR && api->version.minor >= XLA_MINOR_FIRST;
+}
+
+static pith_status fail_version(int major, int minor) {
+  return pith_fail(
+      PITH_ERR_UNSUPPORTED,
+      "this jaxlib calls foreign functions by version %d.%d of XLA's interface, and Pith %s knows %d.%d to "
+      "%d.%d, and later ones that XLA keeps compatible with these: install another jaxlib or Pith",
+      major, minor, pith_version(), XLA_MAJOR, XLA_MINOR_FIRST, XLA_MAJOR, XLA_MINOR_LAST);
+}
+
+pith_status pith_xla_version(int *major, int *minor) {
+  unsigned seen = atomic_load(&version_seen);
+  PITH_REQUIRE(major && minor, PITH_ERR_ARGUMENT, "pith_xla_version: major and minor must not be NULL");
+  PITH_REQUIRE(seen, PITH_ERR_STATE, "no handler of Pith has been registered with XLA");
+  int found[2] = {(int)((seen - 1) >> 16), (int)((seen - 1) & 0xffff)};
+  if (found[0] != XLA_MAJOR || found[1] < XLA_MINOR_FIRST) {
+    return fail_version(found[0], found[1]);
+  }
+  *major = found[0];
+  *minor = found[1];
+  return PITH_OK;
+}
+
+/* Answers what XLA asks when a handler is registered: by which version of the interface it is to be called. XLA decides
+ * whether it still does. */
+static void answer_metadata(const xla_frame *frame, const xla_metadata_extension *extension) {
+  const xla_api *api = frame->api;
+  xla_metadata *metadata = extension->metadata;
+  if (!api || !HAS(api, xla_api, version) || extension->base.size < sizeof *extension ||
+      !HAS(metadata, xla_metadata, traits)) {
+    return;
+  }
+  atomic_store(&version_seen, 1 + ((unsigned)api->version.major << 16 | (unsigned)api->version.minor));
+  metadata->version.size = sizeof metadata->version;
+  metadata->version.extensions = NULL;
+  metadata->version.major = XLA_MAJOR;
+  metadata->version.minor = api->version.minor < XLA_MINOR_LAST ? api->version.minor : XLA_MINOR_LAST;
+  metadata->traits = 0;
+}
+
+/* ---- Errors ------------------------------------------------------------------------------------------------------ */
+
+static int code_of(pith_status status) {
+  switch (status) {
+    case PITH_ERR_ARGUMENT:
+    case PITH_ERR_SPEC:
+    case PITH_ERR_RANGE:
+    case PITH_ERR_MISMATCH:
+      return XLA_INVALID_ARGUMENT;
+    case PITH_ERR_PEER:
+      return XLA_UNAVAILABLE;
+    case PITH_ERR_TIMEOUT:
+      return XLA_DEADLINE_EXCEEDED;
+    case PITH_ERR_MEMORY:
+      return XLA_RESOURCE_EXHAUSTED;
+    case PITH_ERR_STATE:
+      return XLA_FAILED_PRECONDITION;
+    case PITH_ERR_ABORTED:
+      return XLA_ABORTED;
+    case PITH_ERR_INTERRUPTED:
+      return XLA_CANCELLED;
+    case PITH_ERR_UNSUPPORTED:
+      return XLA_UNIMPLEMENTED;
+    default:
+      return XLA_INTERNAL;
+  }
+}
+
+static xla_error *error_of(const xla_frame *frame, pith_status status) {
+  char text[1024];
+  snprintf(text, sizeof text, "pith: %s", pith_error());
+  xla_error_request request = {.size = sizeof request, .message = text, .code = code_of(status)};
+  return frame->api->error_create(&request);
+}
+
+/* ---- The frame --------------------------------------------------------------------------------------------------- */
+
+static pith_status find_key(const xla_attributes *attributes, uint64_t *key) {
+  for (int64_t i = 0; i < attributes->count; i++) {
+    const xla_bytes *name = attributes->names[i];
+    if (name->size == 3 && memcmp(name->data, "key", 3) == 0 && attributes->kinds[i] == XLA_KIND_SCALAR) {
+      const xla_scalar *scalar = attributes->items[i];
+      PITH_REQUIRE(scalar->type == XLA_S64, PITH_ERR_ARGUMENT, "the attribute key of the foreign call is no s64");
+      memcpy(key, scalar->value, sizeof *key);
+      return PITH_OK;
+    }
+  }
+  return pith_fail(PITH_ERR_ARGUMENT, "the foreign call has no attribute key");
+}
+
+static size_t type_size(int type) {
+  switch (type) {
+    case XLA_U8:
+      return 1;
+    case XLA_F16:
+    case XLA_BF16:
+      return 2;
+    case XLA_U32:
+    case XLA_F32:
+      return 4;
+    case XLA_F64:
+      return 8;
+    default:
+      return 0;
+  }
+}
+
+static pith_status buffer_at(const xla_list *list, int64_t index, xla_buffer **buffer, size_t *bytes) {
+  xla_buffer *found = list->items[index];
+  PITH_REQUIRE(list->kinds[index] == XLA_KIND_BUFFER && HAS(found, xla_buffer, dims), PITH_ERR_ARGUMENT,
+               "operand %lld of the foreign call is no buffer", (long long)index);
+  *bytes = type_size(found->type);
+  PITH_REQUIRE(*bytes, PITH_ERR_ARGUMENT,
+               "operand %lld of the foreign call has XLA's type %d, which Pith does not take", (long long)index,
+               found->type);
+  for (int64_t d = 0; d < found->rank; d++) {
+    *bytes *= (size_t)found->dims[d];
+  }
+  *buffer = found;
+  return PITH_OK;
+}
+
+/* Results have the buffers of their arguments, unless somebody else needs those as they were: then XLA has made copies,
+ * or leaves them to us. Arguments without a result only order calls. */
+static pith_status read_operands(const xla_frame *frame, pith_xla_operand *operands, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    xla_buffer *from = NULL, *to = NULL;
+    size_t bytes = 0;
+    PITH_TRY(buffer_at(&frame->arguments, (int64_t)i, &from, &bytes));
+    PITH_TRY(buffer_at(&frame->results, (int64_t)i, &to, &operands[i].bytes));
+    PITH_REQUIRE(bytes == operands[i].bytes, PITH_ERR_ARGUMENT,
+                 "operand %zu of the foreign call has %zu bytes, and its result %zu", i, bytes, operands[i].bytes);
+    if (to->data != from->data && bytes) {
+      memcpy(to->data, from->data, bytes);
+    }
+    operands[i].from = from->data;
+    operands[i].to = to->data;
+  }
+  return PITH_OK;
+}
+
+/* 0 where XLA does not say. */
+static int ordinal_of(const xla_frame *frame) {
+  const xla_api *api = frame->api;
+  xla_ordinal_request request = {.size = sizeof request, .context = frame->context};
+  if (!HAS(api, xla_api, device_ordinal)) {
+    return 0;
+  }
+  xla_error *error = api->device_ordinal(&request);
+  if (error) {
+    xla_error_destroy_request gone = {.size = sizeof gone, .error = error};
+    api->error_destroy(&gone);
+    return 0;
+  }
+  return request.ordinal;
+}
+
+static pith_status run(const xla_frame *frame, pith_xla_program *program) {
+  PITH_REQUIRE(frame->results.count > 0 && frame->arguments.count >= frame->results.count, PITH_ERR_ARGUMENT,
+               "the foreign call has %lld arguments and %lld results", (long long)frame->arguments.count,
+               (long long)frame->results.count);
+  size_t count = (size_t)frame->results.count;
+  pith_xla_operand *operands = calloc(count, sizeof *operands);
+  PITH_REQUIRE(operands, PITH_ERR_MEMORY, "no memory for a foreign call");
+  pith_status status = read_operands(frame, operands, count);
+  if (status == PITH_OK) {
+    status = pith__xla_step(program, operands, count);
+  }
+  free(operands);
+  return status;
+}
+
+static pith_status call(const xla_frame *frame) {
+  pith_xla_program *program = NULL;
+  uint64_t key = 0;
+  PITH_REQUIRE(HAS(frame, xla_frame, attributes), PITH_ERR_UNSUPPORTED,
+               "the call frame of XLA has %zu bytes, and at least %zu are known", frame->size,
+               offsetof(xla_frame, attributes) + sizeof frame->attributes);
+  PITH_REQUIRE(frame->stage == XLA_STAGE_EXECUTE, PITH_ERR_UNSUPPORTED,
+               "the handler was called in stage %d of XLA, and works in stage %d", frame->stage, XLA_STAGE_EXECUTE);
+  PITH_TRY(find_key(&frame->attributes, &key));
+  PITH_TRY(pith__xla_enter(key, ordinal_of(frame), &program));
+  pith_status status = run(frame, program);
+  pith__xla_leave(program, status);
+  return status;
+}
+
+void *pith_xla_allreduce_host(void *given) {
+  const xla_frame *frame = given;
+  for (const xla_extension *e = frame->extensions; e; e = e->next) {
+    if (e->type == XLA_EXTENSION_METADATA) {
+      answer_metadata(frame, (const xla_metadata_extension *)(const void *)e);
+      return NULL;
+    }
+  }
+  pith_status status =
+      is_known(frame->api) ? call(frame) : fail_version(frame->api->version.major, frame->api->version.minor);
+  if (status != PITH_OK && !HAS(frame->api, xla_api, error_create)) {
+    fprintf(stderr, "pith: %s\n", pith_error()); /* no error could be returned, and no result may be */
+    abort();
+  }
+  return status == PITH_OK ? NULL : error_of(frame, status);
+}
