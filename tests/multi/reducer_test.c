@@ -485,3 +485,125 @@ TEST(an_older_checkpoint_on_one_rank_is_an_error) {
     ranks_run("inproc", 2, 0, resume_an_older_step, rules[i]);
   }
 }
+
+/* ---- States in the caller's memory ------------------------------------------------------------------------------- */
+
+typedef struct lent_arrays {
+  void *array[LAYERS][PITH_STATE_ARRAYS];
+} lent_arrays;
+
+static pith_reducer *make_lent(pith_comm *comm, const char *rules, lent_arrays *arrays) {
+  pith_reducer_options options = PITH_REDUCER_OPTIONS_INIT;
+  pith_reducer *r;
+  options.lent = 1;
+  CHECK_OK(pith_reducer_create_with(comm, rules, 5, &options, &r));
+  for (size_t l = 0; l < LAYERS; l++) {
+    char name[32];
+    size_t flat = size_of(l), bytes[PITH_STATE_ARRAYS];
+    name_layer(l, name);
+    CHECK_OK(pith_reducer_add(r,
+                              &(pith_layer){sizeof(pith_layer), name, shapes[l][0] == 1 ? &flat : shapes[l],
+                                            shapes[l][0] == 1 ? 1 : 2, PITH_F32, NULL},
+                              NULL));
+    CHECK_OK(pith_reducer_array_sizes(r, l, bytes));
+    for (size_t a = 0; a < PITH_STATE_ARRAYS; a++) {
+      arrays->array[l][a] = bytes[a] ? calloc(1, bytes[a]) : NULL;
+    }
+  }
+  return r;
+}
+
+static gradients take_lent_step(pith_reducer *r, lent_arrays *arrays, int rank, uint64_t step) {
+  CHECK_OK(pith_reducer_set_step(r, step));
+  for (size_t l = 0; l < LAYERS; l++) {
+    CHECK_OK(pith_reducer_lend(r, l, arrays->array[l]));
+  }
+  return take_step(r, rank, step);
+}
+
+static void check_same(const gradients *a, const gradients *b) {
+  for (size_t l = 0; l < LAYERS; l++) {
+    CHECK(memcmp(a->layer[l], b->layer[l], size_of(l) * sizeof(float)) == 0);
+  }
+}
+
+static void compare_lent(pith_comm *comm, void *argument) {
+  int rank = pith_comm_rank(comm);
+  lent_arrays arrays;
+  pith_reducer *owned = make(comm, argument), *lent = make_lent(comm, argument, &arrays);
+  for (uint64_t step = 0; step < 4; step++) {
+    gradients a = take_step(owned, rank, step), b = take_lent_step(lent, &arrays, rank, step);
+    check_same(&a, &b);
+    release(&a);
+    release(&b);
+  }
+  for (size_t l = 0; l < LAYERS; l++) {
+    for (size_t a = 0; a < PITH_STATE_ARRAYS; a++) {
+      free(arrays.array[l][a]);
+    }
+  }
+  pith_reducer_destroy(lent);
+  pith_reducer_destroy(owned);
+}
+
+TEST(lent_states_give_the_bits_of_kept_ones) {
+  const char *rules[] = {"q:4",
+                         "ef/q:4",
+                         "ef/topk:0.1",
+                         "dgc:0.1",
+                         "signum:0.9",
+                         "ef/powersgd:2",
+                         "powersgd:2",
+                         "ef/hadamard/q:2",
+                         "onebit",
+                         "ef/gq:8",
+                         "efsignsgd",
+                         "ef/natural",
+                         "ef/randomk:0.2",
+                         "u8",
+                         "none",
+                         "ef/q:2,encode=once"};
+  for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+    for (int ranks = 1; ranks <= 3; ranks++) {
+      ranks_run("inproc", ranks, 0, compare_lent, (void *)(uintptr_t)rules[i]);
+    }
+  }
+}
+
+static void refuse_lent(pith_comm *comm, void *argument) {
+  (void)argument;
+  lent_arrays arrays;
+  float values[8192] = {0};
+  pith_reducer *owned = make(comm, "ef/q:4"), *r = make_lent(comm, "ef/q:4", &arrays), *none;
+  uint8_t bytes[64];
+  CHECK_STATUS(pith_reducer_lend(owned, 0, arrays.array[0]), PITH_ERR_STATE);
+  CHECK_STATUS(pith_reducer_set_step(owned, 3), PITH_ERR_STATE);
+  CHECK_STATUS(pith_reducer_start(r, 0, values), PITH_ERR_STATE); /* nothing was lent */
+  CHECK(strstr(pith_error(), "layer0.weight starts without its arrays") != NULL);
+  CHECK_STATUS(pith_reducer_lend(r, 0, (void *[PITH_STATE_ARRAYS]){NULL}), PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith_reducer_scale(r, 2), PITH_ERR_STATE);
+  CHECK_STATUS(pith_reducer_set_spec(r, 0, "q:4"), PITH_ERR_STATE);
+  CHECK_STATUS(pith_reducer_save(r, &(pith_out){bytes, sizeof bytes, 0}), PITH_ERR_STATE);
+  CHECK_STATUS(pith_reducer_load(r, (pith_bytes){bytes, sizeof bytes}), PITH_ERR_STATE);
+  pith_reducer_options options = PITH_REDUCER_OPTIONS_INIT;
+  options.lent = 1;
+  CHECK_STATUS(pith_reducer_create_with(comm, "auto", 5, &options, &none), PITH_ERR_UNSUPPORTED);
+  CHECK_OK(pith_reducer_create_with(comm, "moment/onebit", 5, &options, &none));
+  pith_layer layer = {sizeof layer, "fc", shapes[2], 2, PITH_F32, NULL};
+  CHECK_STATUS(pith_reducer_add(none, &layer, NULL), PITH_ERR_UNSUPPORTED);
+  pith_reducer_destroy(none);
+  gradients g = take_lent_step(r, &arrays, 0, 7);
+  release(&g);
+  CHECK_STATUS(pith_reducer_start(r, 0, values), PITH_ERR_STATE); /* arrays are lent for one step */
+  g = take_lent_step(r, &arrays, 0, 7);                           /* a step may come again */
+  release(&g);
+  for (size_t l = 0; l < LAYERS; l++) {
+    for (size_t a = 0; a < PITH_STATE_ARRAYS; a++) {
+      free(arrays.array[l][a]);
+    }
+  }
+  pith_reducer_destroy(r);
+  pith_reducer_destroy(owned);
+}
+
+TEST(lent_states_are_the_callers_to_save_and_to_scale) { ranks_run("inproc", 1, 0, refuse_lent, NULL); }

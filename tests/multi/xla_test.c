@@ -1,0 +1,303 @@
+/* Foreign calls of XLA: the handler against an XLA of our own, so that it is tested without one.
+ * tests/python/test_jax.py has the real one. */
+#include "xla/xla_abi.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ranks.h"
+#include "test.h"
+#include "xla/programs.h"
+
+/* ---- An XLA ------------------------------------------------------------------------------------------------------ */
+
+enum { BUFFERS_MOST = 8 };
+
+typedef struct fake_error {
+  char text[1024];
+  int code;
+} fake_error;
+
+static xla_error *create_error(xla_error_request *request) {
+  fake_error *error = calloc(1, sizeof *error);
+  CHECK_EQ(request->size, sizeof *request);
+  snprintf(error->text, sizeof error->text, "%s", request->message);
+  error->code = request->code;
+  return (xla_error *)(void *)error;
+}
+
+static _Thread_local int32_t ordinal_now;
+
+static xla_error *get_ordinal(xla_ordinal_request *request) {
+  request->ordinal = ordinal_now;
+  return NULL;
+}
+
+static xla_api make_api(int major, int minor) {
+  return (xla_api){.size = sizeof(xla_api),
+                   .version = {.size = sizeof(xla_version), .major = major, .minor = minor},
+                   .error_create = create_error,
+                   .device_ordinal = get_ordinal};
+}
+
+typedef struct fake_call {
+  xla_api api;
+  xla_frame frame;
+  xla_buffer buffer[BUFFERS_MOST];
+  int64_t dims[BUFFERS_MOST];
+  int kinds[BUFFERS_MOST];
+  void *items[BUFFERS_MOST];
+  int64_t key;
+  xla_scalar scalar;
+  xla_bytes name, *names[1];
+  int attribute_kinds[1];
+  void *attributes[1];
+} fake_call;
+
+/* A call whose results have the buffers of its arguments. */
+static void begin_call(fake_call *c, int64_t key) {
+  memset(c, 0, sizeof *c);
+  c->api = make_api(0, 3);
+  c->key = key;
+  c->scalar = (xla_scalar){XLA_S64, &c->key};
+  c->name = (xla_bytes){"key", 3};
+  c->names[0] = &c->name;
+  c->attribute_kinds[0] = XLA_KIND_SCALAR;
+  c->attributes[0] = &c->scalar;
+  xla_list list = {.size = sizeof list, .kinds = c->kinds, .items = c->items};
+  c->frame = (xla_frame){.size = sizeof c->frame, .api = &c->api, .stage = XLA_STAGE_EXECUTE};
+  c->frame.arguments = c->frame.results = list;
+  c->frame.attributes = (xla_attributes){sizeof(xla_attributes), NULL, 1, c->attribute_kinds, c->names, c->attributes};
+}
+
+static void add_buffer(fake_call *c, int type, void *data, int64_t n) {
+  int64_t i = c->frame.arguments.count++;
+  c->frame.results.count++;
+  c->dims[i] = n;
+  c->kinds[i] = XLA_KIND_BUFFER;
+  c->buffer[i] = (xla_buffer){sizeof(xla_buffer), NULL, type, data, 1, &c->dims[i]};
+  c->items[i] = &c->buffer[i];
+}
+
+/* Makes the call; gives the error's code, 0 for none. */
+static int make_call(fake_call *c, const char *part) {
+  fake_error *error = pith_xla_allreduce_host(&c->frame);
+  int code = error ? error->code : 0;
+  if (error && part && !strstr(error->text, part)) {
+    test_fail(__FILE__, __LINE__, "\"%s\" is not in: %s", part, error->text);
+  }
+  free(error);
+  return code;
+}
+
+/* ---- Steps ------------------------------------------------------------------------------------------------------- */
+
+enum { N = 2048 };
+
+typedef struct rank_state {
+  uint32_t token[4];
+  float gradient[N], residual[N], result[N];
+} rank_state;
+
+static pith_reducer *make_reducer(pith_comm *comm, const char *spec, int lent) {
+  pith_reducer_options options = PITH_REDUCER_OPTIONS_INIT;
+  pith_reducer *r;
+  size_t shape[2] = {32, N / 32};
+  pith_layer layer = {sizeof layer, "fc", shape, 2, PITH_F32, NULL};
+  options.lent = lent;
+  CHECK_OK(pith_reducer_create_with(comm, spec, 1, &options, &r));
+  CHECK_OK(pith_reducer_add(r, &layer, NULL));
+  return r;
+}
+
+static rank_state *make_state(pith_comm *comm) {
+  rank_state *s = calloc(1, sizeof *s);
+  s->token[2] = (uint32_t)pith_comm_rank(comm);
+  s->token[3] = (uint32_t)pith_comm_size(comm);
+  return s;
+}
+
+static void fill(float *gradient, int rank, int step) {
+  for (int i = 0; i < N; i++) {
+    gradient[i] = (float)((i * 37 + rank * 11 + step * 5) % 101) - 50.0f;
+  }
+}
+
+static int64_t key_of(pith_comm *comm) { return 100 + pith_comm_rank(comm); } /* ranks are threads of one process */
+
+static void describe(fake_call *c, pith_comm *comm, rank_state *s) {
+  begin_call(c, key_of(comm));
+  add_buffer(c, XLA_U32, s->token, 4);
+  add_buffer(c, XLA_F32, s->gradient, N);
+  add_buffer(c, XLA_F32, s->residual, N);
+  add_buffer(c, XLA_F32, s->result, N);
+}
+
+static void take_steps(pith_comm *comm, void *argument) {
+  (void)argument;
+  int rank = pith_comm_rank(comm);
+  pith_reducer *kept = make_reducer(comm, "ef/q:4", 0), *lent = make_reducer(comm, "ef/q:4", 1);
+  rank_state *s = make_state(comm);
+  CHECK_OK(pith_xla_bind((uint64_t)key_of(comm), comm, lent));
+  CHECK_STATUS(pith_xla_bind((uint64_t)key_of(comm), comm, lent), PITH_ERR_ARGUMENT);
+  for (int step = 0; step < 4; step++) {
+    fake_call c;
+    float expected[N];
+    fill(expected, rank, step);
+    fill(s->gradient, rank, step);
+    CHECK_OK(pith_reducer_start(kept, 0, expected));
+    CHECK_OK(pith_reducer_finish(kept));
+    describe(&c, comm, s);
+    CHECK_EQ(make_call(&c, ""), 0);
+    CHECK(memcmp(expected, s->gradient, sizeof expected) == 0);
+    CHECK_EQ(s->token[0], (uint32_t)step + 1);
+  }
+  pith_xla_unbind((uint64_t)key_of(comm));
+  free(s);
+  pith_reducer_destroy(lent);
+  pith_reducer_destroy(kept);
+}
+
+TEST(a_call_takes_one_step_with_the_bits_of_the_reducer) { ranks_run("inproc", 2, 0, take_steps, NULL); }
+
+static void keep_arguments(pith_comm *comm, void *argument) {
+  (void)argument;
+  pith_reducer *lent = make_reducer(comm, "ef/q:4", 1);
+  rank_state *before = make_state(comm), *after = make_state(comm), *copy = make_state(comm);
+  fill(before->gradient, pith_comm_rank(comm), 0);
+  *copy = *before;
+  fake_call c, d;
+  CHECK_OK(pith_xla_bind((uint64_t)key_of(comm), comm, lent));
+  describe(&c, comm, before);
+  describe(&d, comm, after);
+  add_buffer(&c, XLA_U32, copy->token, 4); /* an argument that only orders calls */
+  c.frame.results = d.frame.results;
+  CHECK_EQ(make_call(&c, ""), 0);
+  CHECK(memcmp(before, copy, sizeof *copy) == 0);
+  CHECK(memcmp(after->gradient, copy->gradient, sizeof copy->gradient) != 0);
+  CHECK_EQ(after->token[0], 1);
+  pith_xla_unbind((uint64_t)key_of(comm));
+  pith_reducer_destroy(lent);
+  free(before);
+  free(after);
+  free(copy);
+}
+
+TEST(arguments_with_buffers_of_their_own_are_not_changed) { ranks_run("inproc", 2, 0, keep_arguments, NULL); }
+
+/* ---- What is refused --------------------------------------------------------------------------------------------- */
+
+typedef struct mistake {
+  void (*make)(fake_call *c, rank_state *s);
+  int code;
+  const char *text;
+} mistake;
+
+static void other_rank(fake_call *c, rank_state *s) { (void)c, s->token[2] = 3, s->token[3] = 1; }
+static void other_ranks(fake_call *c, rank_state *s) { (void)c, s->token[3] = 4; }
+static void other_size(fake_call *c, rank_state *s) { (void)s, c->dims[1]--; }
+static void other_type(fake_call *c, rank_state *s) { (void)s, c->buffer[1].type = 15; }
+static void other_count(fake_call *c, rank_state *s) { add_buffer(c, XLA_F32, s->result, N); }
+static void other_key(fake_call *c, rank_state *s) { (void)s, c->key = 77; }
+static void no_key(fake_call *c, rank_state *s) { (void)s, c->name.size = 2; }
+static void other_stage(fake_call *c, rank_state *s) { (void)s, c->frame.stage = 0; }
+static void short_frame(fake_call *c, rank_state *s) { (void)s, c->frame.size = 64; }
+static void other_major(fake_call *c, rank_state *s) { (void)s, c->api.version.major = 1; }
+static void older_minor(fake_call *c, rank_state *s) { (void)s, c->api.version.minor = 0; }
+
+static void refuse_call(pith_comm *comm, void *argument) {
+  const mistake *m = argument;
+  pith_reducer *lent = make_reducer(comm, "ef/q:4", 1);
+  rank_state *s = make_state(comm);
+  fake_call c;
+  CHECK_OK(pith_xla_bind((uint64_t)key_of(comm), comm, lent));
+  describe(&c, comm, s);
+  m->make(&c, s);
+  CHECK_EQ(make_call(&c, m->text), m->code);
+  pith_xla_unbind((uint64_t)key_of(comm));
+  pith_reducer_destroy(lent);
+  free(s);
+}
+
+TEST(calls_that_do_not_fit_are_errors) {
+  static const mistake mistakes[] = {
+      {other_rank, XLA_FAILED_PRECONDITION, "the state is of rank 3 of 1, and this is rank 0"},
+      {other_ranks, XLA_FAILED_PRECONDITION, "with another number of ranks"},
+      {other_size, XLA_INVALID_ARGUMENT, "operand 1 of the foreign call has 8188 bytes, and its layer 8192"},
+      {other_type, XLA_INVALID_ARGUMENT, "operand 1 of the foreign call has XLA's type 15"},
+      {other_count, XLA_INVALID_ARGUMENT, "has 5 operands, and its reducer takes 4"},
+      {other_key, XLA_FAILED_PRECONDITION, "there is no reducer for this program"},
+      {no_key, XLA_INVALID_ARGUMENT, "no attribute key"},
+      {other_stage, XLA_UNIMPLEMENTED, "stage 0"},
+      {short_frame, XLA_UNIMPLEMENTED, "call frame of XLA has 64 bytes"},
+      {other_major, XLA_UNIMPLEMENTED, "by version 1.3 of XLA's interface, and Pith"},
+      {older_minor, XLA_UNIMPLEMENTED, "knows 0.1 to 0.3"},
+  };
+  for (size_t i = 0; i < sizeof mistakes / sizeof *mistakes; i++) {
+    ranks_run("inproc", 1, 0, refuse_call, (void *)(uintptr_t)&mistakes[i]);
+  }
+}
+
+static void call_from_two_devices(pith_comm *comm, void *argument) {
+  (void)argument;
+  pith_reducer *lent = make_reducer(comm, "ef/q:4", 1);
+  rank_state *s = make_state(comm);
+  fake_call c;
+  CHECK_OK(pith_xla_bind((uint64_t)key_of(comm), comm, lent));
+  describe(&c, comm, s);
+  CHECK_EQ(make_call(&c, ""), 0);
+  ordinal_now = 1;
+  CHECK_EQ(make_call(&c, "devices 0 and 1 of one process"), XLA_UNIMPLEMENTED);
+  ordinal_now = 0;
+  CHECK_EQ(make_call(&c, "gave up"), XLA_ABORTED); /* all ranks know it */
+  pith_xla_unbind((uint64_t)key_of(comm));
+  pith_reducer_destroy(lent);
+  free(s);
+}
+
+TEST(a_second_device_is_an_error) { ranks_run("inproc", 1, 0, call_from_two_devices, NULL); }
+
+static void fail_alone(pith_comm *comm, void *argument) {
+  (void)argument;
+  pith_reducer *lent = make_reducer(comm, "ef/q:4", 1);
+  rank_state *s = make_state(comm);
+  fake_call c;
+  CHECK_OK(pith_xla_bind((uint64_t)key_of(comm), comm, lent));
+  describe(&c, comm, s);
+  if (pith_comm_rank(comm) == 1) {
+    s->token[2] = 0;
+    CHECK_EQ(make_call(&c, "the state is of rank 0 of 2, and this is rank 1"), XLA_FAILED_PRECONDITION);
+  } else {
+    CHECK_EQ(make_call(&c, "rank 1 gave up: the state is of rank 0 of 2"), XLA_ABORTED);
+  }
+  pith_xla_unbind((uint64_t)key_of(comm));
+  pith_reducer_destroy(lent);
+  free(s);
+}
+
+TEST(a_rank_that_fails_tells_the_others) { ranks_run("inproc", 2, 0, fail_alone, NULL); }
+
+/* ---- Versions ---------------------------------------------------------------------------------------------------- */
+
+static xla_version registered(int major, int minor) {
+  xla_api api = make_api(major, minor);
+  xla_metadata metadata = {.size = sizeof metadata, .traits = 9};
+  xla_metadata_extension extension = {{sizeof extension, XLA_EXTENSION_METADATA, NULL}, &metadata};
+  xla_frame frame = {.size = sizeof frame, .extensions = &extension.base, .api = &api};
+  CHECK(pith_xla_allreduce_host(&frame) == NULL);
+  CHECK_EQ(metadata.traits, 0);
+  return metadata.version;
+}
+
+TEST(a_handler_says_which_version_it_speaks) {
+  int major = -1, minor = -1;
+  CHECK_EQ(registered(0, 1).minor, 1);
+  CHECK_OK(pith_xla_version(&major, &minor));
+  CHECK_EQ(major, 0);
+  CHECK_EQ(minor, 1);
+  CHECK_EQ(registered(0, 9).minor, XLA_MINOR_LAST); /* XLA decides whether it still calls by that */
+  CHECK_OK(pith_xla_version(&major, &minor));
+  registered(1, 0);
+  CHECK_STATUS(pith_xla_version(&major, &minor), PITH_ERR_UNSUPPORTED);
+  CHECK(strstr(pith_error(), "version 1.0 of XLA's interface") != NULL);
+}
