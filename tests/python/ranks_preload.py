@@ -13,3 +13,9 @@ with contextlib.suppress(ImportError):
     import pith.torch  # noqa: F401
 
     torch.set_num_threads(1)
+
+with contextlib.suppress(ImportError):
+    import jax
+    import optax  # noqa: F401
+
+    import pith.jax  # noqa: F401

@@ -141,6 +141,7 @@ def register() -> None:
     global _registered
     if _registered:
         return
+    jax.local_devices(backend="cpu")  # before there is a backend, JAX only notes what is registered
     function = ctypes.cast(c.lib.pith_xla_allreduce_host, ctypes.c_void_p)
     refused = None
     try:
@@ -158,7 +159,7 @@ def register() -> None:
 
 def check_platform() -> None:
     """Programs for GPUs would find no handler."""
-    device = jax.config.jax_default_device
+    device = getattr(jax.config, "jax_default_device", None)
     backend = device if isinstance(device, str) else getattr(device, "platform", None)
     backend = backend or jax.default_backend()
     if backend != "cpu":

@@ -29,10 +29,10 @@ except ImportError:
 from .._codec import Rules
 from .._errors import ArgumentError, StateError
 from .._plan import Plan
+from .._spec import Spec
 from . import _states
 from ._bytes import broadcast_bytes
 from ._hook import HookState, compress, compressor, hook, is_compressed
-from ._layers import Spec
 
 __all__ = ["PithCallback"]
 

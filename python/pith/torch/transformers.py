@@ -32,10 +32,10 @@ except ImportError as error:
 from .._codec import Rules
 from .._errors import ArgumentError
 from .._plan import Plan
+from .._spec import Spec
 from . import _states
 from ._fsdp import is_sharded
 from ._hook import compress, compressor, is_compressed
-from ._layers import Spec
 
 __all__ = ["PithCallback"]
 
