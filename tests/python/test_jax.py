@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +15,7 @@ import numpy as np
 import pytest
 
 import needs
-from ranks import free_port, run
+from ranks import free_port, outcomes, run
 
 jax = needs.module("jax", "pith.jax needs JAX (pip install jax)")
 optax = needs.module("optax", "pith.jax.compress needs optax (pip install optax)")
@@ -20,6 +25,7 @@ import jax.numpy as jnp
 import pith
 import pith.jax
 from pith import _library as c
+from test_launchers import command
 
 ROOT = Path(__file__).resolve().parents[2]
 ONE_CORE = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
@@ -303,3 +309,339 @@ def test_an_optimizer_of_optax_trains_accumulates_and_resumes_with_the_same_bits
         }
         assert all(raw > 0 and wire > 0 for raw, wire in rank["bytes"])
         assert "layer/kernel  ef/q:4" in rank["table"]
+
+
+# ---- What is refused -------------------------------------------------------------------------------------------------
+
+
+def refused_at_once(rank: int, size: int) -> dict[str, str]:
+    """Mistakes that are told where they are made, before anything is sent."""
+    params = model_tree()
+    state = pith.jax.init(params, SPEC)
+    alone = pith.jax.init(1.0, "none")
+    texts: dict[str, str] = {}
+
+    def note(what: str, call: Any) -> None:
+        try:
+            jax.block_until_ready(call())
+            texts[what] = "no error"
+        except pith.Error as error:
+            texts[what] = f"{type(error).__name__}: {error}"
+
+    whole = {"n": jnp.arange(3)}
+    note("integer", lambda: pith.jax.init(whole, "q:4"))
+    note("float0", lambda: pith.jax.init(jax.grad(lambda t: 0.0, allow_int=True)(whole), "q:4"))
+    note("key", lambda: pith.jax.init({"k": jax.random.key(0)}, "q:4"))
+    note("complex", lambda: pith.jax.init({"z": jnp.zeros(3, jnp.complex64)}, "q:4"))
+    note("tree", lambda: pith.jax.allreduce({"other": jnp.zeros(3)}, state, SPEC))
+    note("spec", lambda: pith.jax.allreduce(params, state, "b*=none;*=q:4"))
+    note("shape", lambda: jax.jit(lambda t: pith.jax.allreduce(t, state, SPEC))(_wider(params)))
+    note("state", lambda: pith.jax.allreduce(params, None, SPEC))
+    note("rule", lambda: pith.jax.init(params, "q:44"))
+    note("auto", lambda: pith.jax.init(params, "auto"))
+    note("moment", lambda: pith.jax.init(params, "moment/onebit"))
+    note("vmap", lambda: jax.vmap(lambda g: pith.jax.allreduce(g, alone, "none")[0])(jnp.ones(3)))
+    note("grad", lambda: jax.grad(lambda g: pith.jax.allreduce(g, alone, "none")[0])(1.0))
+    note("twice", lambda: pith.jax.initialize())
+    return texts
+
+
+def _wider(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.concatenate([x, x]), tree)
+
+
+def test_mistakes_are_told_where_they_are_made() -> None:
+    expected = {
+        "integer": "ArgumentError: leaf n of the tree is int32: gradients are float32, float16, bfloat16",
+        "float0": "ArgumentError: leaf n of the tree is ",
+        "key": "ArgumentError: leaf k of the tree is key<fry>",
+        "complex": "ArgumentError: leaf z of the tree is complex64",
+        "tree": "ArgumentError: the state is of another tree than the gradients",
+        "spec": "ArgumentError: the state has for the residual of leaf layer/kernel float32[48, 64], and its spec keeps nothing",
+        "shape": "ArgumentError: the state has for the residual of leaf layer/kernel float32[48, 64], and its spec keeps float32[96, 64]",
+        "state": "ArgumentError: the state is a NoneType: pith.jax.init() makes one",
+        "rule": "RangeError: ",
+        "auto": "UnsupportedError: auto changes specs while a model is trained",
+        "moment": "UnsupportedError: layer layer/kernel: moment/onebit sends the momentum of an optimizer",
+        "vmap": "UnsupportedError: pith.jax.allreduce cannot be batched",
+        "grad": "UnsupportedError: pith.jax.allreduce cannot be differentiated",
+        "twice": "ArgumentError: pith.jax is initialized",
+    }
+    for texts in run(refused_at_once, 2, env=ONE_CORE):
+        for what, text in expected.items():
+            assert texts[what].startswith(text), (what, texts[what])
+        assert set(texts) == set(expected)
+
+
+def different(rank: int, size: int, what: str) -> None:
+    tree: Any = {"a": jnp.ones((64, 64)), "b": jnp.ones((64, 64))}
+    spec, seed = "ef/q:4", 0
+    if rank == 1:
+        if what == "shape":
+            tree["b"] = jnp.ones((64, 32))
+        elif what == "name":
+            tree = {"a": tree["a"], "c": tree["b"]}
+        elif what == "type":
+            tree["a"] = tree["a"].astype(jnp.bfloat16)
+        elif what == "number":
+            tree = {"a": tree["a"]}
+        elif what == "empty":
+            tree = {}
+        elif what == "spec":
+            spec = "ef/q:2"
+        elif what == "seed":
+            seed = 5
+    state = pith.jax.init(tree, spec, seed=seed)
+    if what == "rank":
+        state = state._replace(token=jnp.asarray([0, 0, 0, size], jnp.uint32))
+    if what == "step" and rank == 1:
+        state = state._replace(token=state.token.at[0].set(7))
+    jax.block_until_ready(pith.jax.allreduce(tree, state, spec, seed=seed))
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("shape", "layer 1, b on this rank, has another name, shape, type or spec on rank 1"),
+        ("name", "has another name, shape, type or spec on rank 1 than on rank 0"),
+        ("type", "layer 0, a on this rank, has another name, shape, type or spec on rank 1"),
+        ("number", "rank 0 has 2 layers, rank 1 has 1"),
+        ("empty", "rank 0 has 2 layers, rank 1 has 0"),
+        ("spec", "rank 0 has the spec *=ef/q:4, rank 1 has *=ef/q:2"),
+        ("seed", "rank 0 has the seed 0, rank 1 has 5"),
+        ("rank", "the state is of rank 0 of 2, and this is rank 1"),
+        ("step", "step"),
+    ],
+)
+def test_ranks_that_disagree_are_an_error_on_all_of_them(what: str, text: str) -> None:
+    for outcome in outcomes(different, 2, what, env=ONE_CORE):
+        assert outcome.error is not None
+        assert "JaxRuntimeError" in f"{type(outcome.error).__name__}: {outcome.error}"
+        assert text in str(outcome.error), outcome.error
+
+
+def on_two_devices(rank: int, size: int) -> None:
+    devices = jax.local_devices()
+    assert len(devices) == 2
+    over = jax.sharding.NamedSharding(jax.sharding.Mesh(devices, "x"), jax.P("x"))
+    tree = jax.device_put(jnp.ones((64, 64)), over)
+    state = pith.jax.init(tree, "q:4")
+    jax.block_until_ready(jax.jit(lambda t, s: pith.jax.allreduce(t, s, "q:4"))(tree, state))
+
+
+def test_more_than_one_device_of_a_process_is_an_error() -> None:
+    env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    for outcome in outcomes(on_two_devices, 2, env=env):
+        assert isinstance(outcome.error, pith.UnsupportedError)
+        assert "the program is for 2 devices" in str(outcome.error)
+
+
+def two_trees(rank: int, size: int) -> list[float]:
+    """Two states in one program: the one waits for the other."""
+    first, second = jnp.full((64, 64), rank + 1.0), jnp.full((32, 64), rank + 3.0)
+    states = pith.jax.init(first, "none"), pith.jax.init(second, "none")
+
+    @jax.jit
+    def step(states: Any) -> Any:
+        a, one = pith.jax.allreduce(first, states[0], "none")
+        b, two = pith.jax.allreduce(second, states[1], "none", after=one)
+        return (a[0, 0], b[0, 0]), (one._replace(token=one.token), two)
+
+    for _ in range(20):
+        means, states = step(states)
+        jax.block_until_ready(states)
+    return [float(mean) for mean in means]
+
+
+def test_calls_with_different_states_can_be_ordered() -> None:
+    assert run(two_trees, 2) == [[1.5, 3.5], [1.5, 3.5]]
+
+
+# ---- Ranks that end --------------------------------------------------------------------------------------------------
+
+
+def die_in_the_middle(rank: int, size: int) -> float:
+    params = model_tree()
+    state = pith.jax.init(params, SPEC)
+    step = jax.jit(lambda t, s: pith.jax.allreduce(t, s, SPEC))
+    for _ in range(3):
+        state = step(params, state)[1]
+    jax.block_until_ready(state)
+    if rank == 2:
+        time.sleep(0.5)  # the others wait for this rank
+        os.kill(os.getpid(), signal.SIGKILL)
+    begun = time.monotonic()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="rank 2"):
+        jax.block_until_ready(step(params, state))
+    waited = time.monotonic() - begun
+    with pytest.raises(jax.errors.JaxRuntimeError, match="rank 2"):  # and ever after
+        jax.block_until_ready(step(params, state))
+    return waited
+
+
+def test_a_rank_that_is_killed_is_an_exception_that_names_it_on_every_rank() -> None:
+    found = outcomes(die_in_the_middle, 3, env=ONE_CORE)
+    assert found[2].ended == -signal.SIGKILL
+    for outcome in found[:2]:
+        assert outcome.error is None, outcome.trace
+        assert outcome.value < 0.5 + 2
+
+
+SCRIPT = """
+import os, sys
+import jax, jax.numpy as jnp
+if "COORDINATOR" in os.environ:
+    jax.distributed.initialize(os.environ["COORDINATOR"], 2, int(os.environ["PROCESS"]))
+import pith.jax
+tree = {"w": jnp.full((64, 64), 1.0 + pith.jax.rank())}
+state = pith.jax.init(tree, "q:8")
+step = jax.jit(lambda t, s: pith.jax.allreduce(t, s, "q:8"))
+mean, state = step(tree, state)
+print(f"rank {pith.jax.rank()} of {pith.jax.ranks()}: {float(mean['w'][0, 0]):g}", flush=True)
+if sys.argv[1:] == ["raise"] and pith.jax.rank() == 1:
+    raise ValueError("no more data")
+for _ in range(5):
+    mean, state = step(tree, state)  # and nobody waits for it
+"""
+
+EXPECTED = ["rank 0 of 2: 1.5", "rank 1 of 2: 1.5"]
+_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC")
+
+
+def clean_environment() -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHERS)}
+    return kept | ONE_CORE
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def lines_of(started: list[Any]) -> list[str]:
+    """What all of them printed, where all of them end well and say nothing else."""
+    found = []
+    for process in started:
+        out, error = process.communicate(timeout=90)
+        assert process.returncode == 0 and "Traceback" not in error, out + error
+        found += [line[-len(EXPECTED[0]) :] for line in out.split("\n") if line]
+    return sorted(found)
+
+
+def start(*command: str, **env: str) -> Any:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, env=clean_environment() | env, **pipes)
+
+
+def test_ranks_of_pith_run_end_cleanly_with_steps_under_way(script: str) -> None:
+    assert lines_of([start(command(), "run", "-n", "2", "--", sys.executable, script)]) == EXPECTED
+
+
+def test_mpirun(script: str) -> None:
+    mpirun = shutil.which("mpirun")
+    if mpirun is None:
+        needs.lacks("mpi", "there is no mpirun")
+    found = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False)
+    is_open = "Open MPI" in found.stdout or "OpenRTE" in found.stdout
+    as_root = ["--allow-run-as-root", "--oversubscribe"] if is_open else []
+    assert lines_of([start(mpirun, *as_root, "-n", "2", sys.executable, script)]) == EXPECTED
+
+
+def test_variables_of_srun(script: str) -> None:
+    job = {
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_JOB_ID": str(free_port()),
+        "SLURM_STEP_NODELIST": "localhost",
+    }
+    job |= {"PITH_PORT": str(free_port()), "MASTER_ADDR": "127.0.0.1"}
+    ranks = [start(sys.executable, script, SLURM_PROCID=str(rank), **job) for rank in range(2)]
+    assert lines_of(ranks) == EXPECTED
+
+
+def test_processes_of_jax_distributed(script: str) -> None:
+    job = {"COORDINATOR": f"127.0.0.1:{free_port()}"}
+    ranks = [start(sys.executable, script, PROCESS=str(rank), **job) for rank in range(2)]
+    assert lines_of(ranks) == EXPECTED
+
+
+def test_without_a_launcher_the_error_says_what_to_do(script: str) -> None:
+    process = start(sys.executable, script)
+    _, error = process.communicate(timeout=90)
+    assert process.returncode == 1 and "pith run" in error
+
+
+def test_an_exception_of_one_rank_ends_the_others_and_is_told_to_them(script: str) -> None:
+    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "PITH_PORT": str(free_port())}
+    ranks = [start(sys.executable, script, "raise", RANK=str(rank), **job) for rank in range(2)]
+    texts = [process.communicate(timeout=90)[1] for process in ranks]
+    assert "ValueError: no more data" in texts[1]
+    assert "rank 1 gave up: ValueError: no more data" in texts[0]
+
+
+# ---- XLA's interface -------------------------------------------------------------------------------------------------
+
+FIELDS = {
+    ("xla_api", "XLA_FFI_Api"): {
+        "version": "api_version",
+        "error_create": "XLA_FFI_Error_Create",
+        "error_destroy": "XLA_FFI_Error_Destroy",
+        "device_ordinal": "XLA_FFI_DeviceOrdinal_Get",
+    },
+    ("xla_frame", "XLA_FFI_CallFrame"): {
+        "api": "api",
+        "context": "ctx",
+        "stage": "stage",
+        "arguments": "args",
+        "results": "rets",
+        "attributes": "attrs",
+    },
+    ("xla_buffer", "XLA_FFI_Buffer"): {f: f for f in ("data", "rank", "dims")} | {"type": "dtype"},
+    ("xla_list", "XLA_FFI_Args"): {"count": "size", "kinds": "types", "items": "args"},
+    ("xla_list", "XLA_FFI_Rets"): {"count": "size", "kinds": "types", "items": "rets"},
+    ("xla_attributes", "XLA_FFI_Attrs"): {"count": "size", "names": "names", "items": "attrs"},
+    ("xla_metadata", "XLA_FFI_Metadata"): {"version": "api_version", "traits": "traits"},
+    ("xla_metadata_extension", "XLA_FFI_Metadata_Extension"): {"metadata": "metadata"},
+    ("xla_error_request", "XLA_FFI_Error_Create_Args"): {"message": "message", "code": "errc"},
+    ("xla_error_destroy_request", "XLA_FFI_Error_Destroy_Args"): {"error": "error"},
+    ("xla_ordinal_request", "XLA_FFI_DeviceOrdinal_Get_Args"): {"ordinal": "device_ordinal"},
+    ("xla_scalar", "XLA_FFI_Scalar"): {"type": "dtype", "value": "value"},
+    ("xla_bytes", "XLA_FFI_ByteSpan"): {"data": "ptr", "size": "len"},
+    ("xla_version", "XLA_FFI_Api_Version"): {"major": "major_version", "minor": "minor_version"},
+}
+NUMBERS = {
+    "XLA_S64": "XLA_FFI_DataType_S64",
+    "XLA_U8": "XLA_FFI_DataType_U8",
+    "XLA_U32": "XLA_FFI_DataType_U32",
+    "XLA_F16": "XLA_FFI_DataType_F16",
+    "XLA_F32": "XLA_FFI_DataType_F32",
+    "XLA_F64": "XLA_FFI_DataType_F64",
+    "XLA_BF16": "XLA_FFI_DataType_BF16",
+    "XLA_STAGE_EXECUTE": "XLA_FFI_ExecutionStage_EXECUTE",
+    "XLA_KIND_BUFFER": "XLA_FFI_ArgType_BUFFER",
+    "XLA_KIND_SCALAR": "XLA_FFI_AttrType_SCALAR",
+    "XLA_EXTENSION_METADATA": "XLA_FFI_Extension_Metadata",
+    "XLA_MAJOR": "XLA_FFI_API_MAJOR",
+    "XLA_UNAVAILABLE": "XLA_FFI_Error_Code_UNAVAILABLE",
+    "XLA_UNIMPLEMENTED": "XLA_FFI_Error_Code_UNIMPLEMENTED",
+}
+
+
+def test_structs_of_the_handler_are_those_of_the_header_of_jaxlib(tmp_path: Path) -> None:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler to ask")
+    checks = [
+        f"offsetof({ours}, {a}) == offsetof({theirs}, {b})"
+        for (ours, theirs), fields in FIELDS.items()
+        for a, b in fields.items()
+    ]
+    checks += [f"(int){ours} == (int){theirs}" for ours, theirs in NUMBERS.items()]
+    checks += ["XLA_FFI_API_MINOR >= XLA_MINOR_FIRST"]
+    source = tmp_path / "check.c"
+    lines = [f'_Static_assert({check}, "{check}");' for check in checks]
+    headers = '#include "xla/ffi/api/c_api.h"\n#include "xla_abi.h"\n'
+    source.write_text(headers + "\n".join(lines))
+    folders = [f"-I{jax.ffi.include_dir()}", f"-I{ROOT / 'src' / 'xla'}"]
+    subprocess.run([compiler, "-std=c11", "-fsyntax-only", *folders, str(source)], check=True)

@@ -12,6 +12,7 @@ import numpy as np
 from .._comm import Comm
 from .._errors import ArgumentError
 from .._spec import Spec, rules_of
+from ._guard import guarded
 from ._programs import TARGET, Leaf, Program, check_platform, leaves_of, program_for
 from ._ranks import the_comm
 
@@ -93,7 +94,7 @@ def allreduce(
 
 def _call(program: Program, operands: list[Any], before: Sequence[Any]) -> Sequence[Any]:
     """The foreign call. Results have the buffers of the operands; ``before`` is only waited for."""
-    operands = [jnp.asarray(operand) for operand in operands]
+    operands = guarded([jnp.asarray(operand) for operand in operands])
     call = jax.ffi.ffi_call(
         TARGET,
         [jax.ShapeDtypeStruct(operand.shape, operand.dtype) for operand in operands],

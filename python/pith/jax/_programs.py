@@ -117,7 +117,7 @@ def program_for(comm: Comm, rules: Rules, seed: int, leaves: Sequence[Leaf]) -> 
     """The program of a tree; made where it is the first time."""
     if isinstance(rules, AdaptiveRules):
         raise UnsupportedError(
-            f"{rules.text} changes specs while a model is trained, and the state of a compiled program cannot change its shape: "
+            f"{rules.adaptive} changes specs while a model is trained, and the state of a compiled program cannot change its shape: "
             "give a spec such as q:4, or a plan"
         )
     with _lock:
