@@ -362,7 +362,7 @@ def test_mistakes_are_told_where_they_are_made() -> None:
         "state": "ArgumentError: the state is a NoneType: pith.jax.init() makes one",
         "rule": "RangeError: ",
         "auto": "UnsupportedError: auto changes specs while a model is trained",
-        "moment": "UnsupportedError: layer layer/kernel: moment/onebit sends the momentum of an optimizer",
+        "moment": "UnsupportedError: layer block/0: moment/onebit sends the momentum of an optimizer",
         "vmap": "UnsupportedError: pith.jax.allreduce cannot be batched",
         "grad": "UnsupportedError: pith.jax.allreduce cannot be differentiated",
         "twice": "ArgumentError: pith.jax is initialized",

@@ -24,10 +24,9 @@ def guarded(operands: list[Any]) -> list[Any]:
 
 
 def _lower(context: Any, *operands: Any) -> Any:
-    where = context.module_context.axis_context
-    devices = getattr(where, "num_devices", None) or getattr(
-        getattr(where, "mesh", None), "size", 1
-    )
+    where = context.module_context.axis_context  # of jit, or of shard_map
+    mesh = getattr(where, "mesh", None)
+    devices = int(getattr(where, "num_devices", None) or getattr(mesh, "size", None) or 1)
     if devices > 1:
         raise UnsupportedError(
             f"the program is for {devices} devices, and pith.jax.allreduce is for one: a rank is a process with one device; start a process "
