@@ -21,7 +21,8 @@ extern "C" {
 #endif
 
 /* Lends a comm and a reducer to calls with this key, which XLA passes as a signed number of 64 bits. The reducer must
- * have been made for this comm with options.lent, and have all its layers. PITH_ERR_ARGUMENT if the key is in use. */
+ * have been made for this comm, and have all its layers. Without options.lent it keeps states by itself, and takes only
+ * calls with the token of its next step: for adaptive specs. PITH_ERR_ARGUMENT if the key is in use. */
 PITH_API pith_status pith_xla_bind(uint64_t key, pith_comm *comm, pith_reducer *reducer);
 
 /* Takes them back. Waits for a call that uses them: abort the comm before if it should end. An unknown key is none. */

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/status.h"
+#include "reducer/reducer.h"
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t left = PTHREAD_COND_INITIALIZER;
@@ -50,7 +51,9 @@ static pith_status describe(pith_xla_program *p) {
     pith_layer_stats stats = PITH_LAYER_STATS_INIT;
     PITH_TRY(pith_reducer_layer_stats(p->reducer, i, &stats));
     p->bytes[i] = stats.bytes;
-    PITH_TRY(pith_reducer_array_sizes(p->reducer, i, &p->arrays[PITH_STATE_ARRAYS * i]));
+    if (p->reducer->options.lent) { /* else it keeps them by itself */
+      PITH_TRY(pith_reducer_array_sizes(p->reducer, i, &p->arrays[PITH_STATE_ARRAYS * i]));
+    }
     for (size_t a = 0; a < PITH_STATE_ARRAYS; a++) {
       p->buffers += p->arrays[PITH_STATE_ARRAYS * i + a] > 0;
     }
@@ -180,6 +183,20 @@ static pith_status read_token(const pith_xla_program *p, const void *from, pith_
   return PITH_OK;
 }
 
+/* A reducer with states of its own, as with an adaptive spec, is at one step only. */
+static pith_status begin_step(const pith_xla_program *p, const pith_xla_token *token) {
+  uint64_t step = token->step[0] | (uint64_t)token->step[1] << 32;
+  if (p->reducer->options.lent) {
+    return pith_reducer_set_step(p->reducer, step);
+  }
+  PITH_REQUIRE(
+      step == p->reducer->step, PITH_ERR_STATE,
+      "the state is of step %llu, and the reducer of its adaptive spec, which keeps residuals and plans, is at "
+      "step %llu: go on with the newest state, or load what pith.jax.save() gave with it",
+      (unsigned long long)step, (unsigned long long)p->reducer->step);
+  return PITH_OK;
+}
+
 static void write_token(pith_xla_token token, void *to) {
   token.step[1] += ++token.step[0] == 0;
   memcpy(to, &token, sizeof token);
@@ -193,7 +210,7 @@ static pith_status start_layers(const pith_xla_program *p, const pith_xla_operan
     for (size_t a = 0; a < PITH_STATE_ARRAYS; a++) {
       lent[a] = p->arrays[PITH_STATE_ARRAYS * i + a] ? array++->to : NULL;
     }
-    PITH_TRY(pith_reducer_lend(p->reducer, i, lent));
+    PITH_TRY(p->reducer->options.lent ? pith_reducer_lend(p->reducer, i, lent) : PITH_OK);
     PITH_TRY(pith_reducer_start(p->reducer, i, operands[1 + i].to));
   }
   return PITH_OK;
@@ -203,7 +220,7 @@ pith_status pith__xla_step(pith_xla_program *p, const pith_xla_operand *operands
   pith_xla_token token;
   PITH_TRY(check_operands(p, operands, count));
   PITH_TRY(read_token(p, operands[0].from, &token));
-  PITH_TRY(pith_reducer_set_step(p->reducer, token.step[0] | (uint64_t)token.step[1] << 32));
+  PITH_TRY(begin_step(p, &token));
   pith_status status = start_layers(p, operands);
   if (status != PITH_OK) { /* what has started uses the buffers of the call: wait until it has ended */
     pith_kept_error error;

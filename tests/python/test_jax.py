@@ -311,6 +311,74 @@ def test_an_optimizer_of_optax_trains_accumulates_and_resumes_with_the_same_bits
         assert "layer/kernel  ef/q:4" in rank["table"]
 
 
+ADAPTIVE = "block/*=none;*=lgreco:ef/q:4,warmup=4"
+
+
+def adapting(rank: int, size: int) -> dict[str, Any]:
+    """Layers change their specs in a program that was compiled once. It is saved in the middle, and resumed."""
+    shapes = {"large": (256, 64), "small": (32, 64), "block": [(48, 64)]}
+    numbered, structure = jax.tree.flatten(shapes, is_leaf=lambda x: isinstance(x, tuple))
+    trees = [
+        jax.tree.unflatten(
+            structure, [gradient(rank, n, i, shape) / 10**i for i, shape in enumerate(numbered)]
+        )
+        for n in range(16)
+    ]
+    comm, traces = pith.Comm(), []
+    pith.jax.initialize(comm)
+
+    @jax.jit
+    def step(tree: Any, state: Any) -> Any:
+        traces.append(tree)
+        return pith.jax.allreduce(tree, state, ADAPTIVE)
+
+    def train(state: Any, first: int, last: int) -> tuple[list[list[bytes]], Any]:
+        made = []
+        for number in range(first, last):
+            means, state = step(trees[number], state)
+            made.append(bits(means))
+        return made, state
+
+    first, state = train(pith.jax.init(trees[0], ADAPTIVE), 0, 12)
+    saved, kept = pith.jax.save(), state
+    last, state = train(state, 12, 16)
+    specs = {layer.name: layer.spec for layer in pith.jax.stats()}
+    pith.jax.init(trees[0], ADAPTIVE)  # as a new process would begin
+    pith.jax.load(saved)
+    resumed, _ = train(kept, 12, 16)
+    expected = reduced_by(pith.Reducer(comm, ADAPTIVE), trees)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="the state is of step 12, and the reduc"):
+        train(kept, 12, 13)
+    return {
+        "same": first + last == expected,
+        "resumed": resumed == last,
+        "specs": specs,
+        "traces": len(traces),
+    }
+
+
+def reduced_by(reducer: pith.Reducer, trees: list[Any]) -> list[list[bytes]]:
+    leaves, _, _ = pith.jax._programs.leaves_of(trees[0])
+    numbers = [reducer.add(leaf.name, leaf.shape, leaf.dtype) for leaf in leaves]
+    found = []
+    for tree in trees:
+        values = [np.array(leaf) for leaf in jax.tree.leaves(tree)]
+        for number, array in zip(numbers, values, strict=True):
+            reducer.start(number, array)
+        reducer.finish()
+        found.append([array.tobytes() for array in values])
+    return found
+
+
+def test_adaptive_specs_have_the_bits_of_the_reducer_and_resume() -> None:
+    found = run(adapting, 2, env=ONE_CORE)
+    assert found[0] == found[1]
+    assert found[0]["same"] and found[0]["resumed"] and found[0]["traces"] == 1
+    specs = found[0]["specs"]
+    assert specs["block/0"] == "none"
+    assert specs["large"] != specs["small"]  # the plan has come
+
+
 # ---- What is refused -------------------------------------------------------------------------------------------------
 
 
@@ -338,7 +406,6 @@ def refused_at_once(rank: int, size: int) -> dict[str, str]:
     note("shape", lambda: jax.jit(lambda t: pith.jax.allreduce(t, state, SPEC))(_wider(params)))
     note("state", lambda: pith.jax.allreduce(params, None, SPEC))
     note("rule", lambda: pith.jax.init(params, "q:44"))
-    note("auto", lambda: pith.jax.init(params, "auto"))
     note("moment", lambda: pith.jax.init(params, "moment/onebit"))
     note("vmap", lambda: jax.vmap(lambda g: pith.jax.allreduce(g, alone, "none")[0])(jnp.ones(3)))
     note("grad", lambda: jax.grad(lambda g: pith.jax.allreduce(g, alone, "none")[0])(1.0))
@@ -361,7 +428,6 @@ def test_mistakes_are_told_where_they_are_made() -> None:
         "shape": "ArgumentError: the state has for the residual of leaf layer/kernel float32[48, 64], and its spec keeps float32[96, 64]",
         "state": "ArgumentError: the state is a NoneType: pith.jax.init() makes one",
         "rule": "RangeError: ",
-        "auto": "UnsupportedError: auto changes specs while a model is trained",
         "moment": "UnsupportedError: layer block/0: moment/onebit sends the momentum of an optimizer",
         "vmap": "UnsupportedError: pith.jax.allreduce cannot be batched",
         "grad": "UnsupportedError: pith.jax.allreduce cannot be differentiated",

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from ._allreduce import State, allreduce, init
 from ._optax import compress
+from ._programs import load, save
 from ._ranks import initialize, rank, ranks, shutdown
 from ._stats import stats
 
@@ -31,8 +32,10 @@ __all__ = [
     "compress",
     "init",
     "initialize",
+    "load",
     "rank",
     "ranks",
+    "save",
     "shutdown",
     "stats",
 ]

@@ -46,7 +46,7 @@ def init(tree: Any, spec: Spec, *, seed: int = 0, comm: Comm | None = None) -> S
     """
     found = the_comm(comm)
     leaves, _, structure = leaves_of(tree)
-    program = program_for(found, rules_of(spec, None, None), seed, leaves)
+    program = program_for(found, rules_of(spec, None, None), seed, leaves, fresh=True)
     kinds = [_kinds(leaf, sizes) for leaf, sizes in zip(leaves, program.sizes, strict=True)]
     zeros = [
         [None if kind is None else jnp.zeros(kind.shape, kind.dtype) for kind in of] for of in kinds

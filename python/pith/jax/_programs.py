@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import struct
 import threading
 import weakref
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from .. import _library as c
 from .._adapt import AdaptiveRules
 from .._codec import Rules, minimal_size
 from .._comm import Comm
-from .._errors import ArgumentError, UnsupportedError
+from .._errors import ArgumentError, CorruptError, UnsupportedError
 from .._reducer import Reducer
 
 TARGET = "pith_allreduce"  # the name of the handler in XLA
@@ -33,6 +34,7 @@ _EXACT_F64 = "float64 is not compressed"
 
 _lock = threading.RLock()
 _programs: dict[tuple[int, int], Program] = {}  # by comm and key
+_loaded: dict[int, bytes] = {}  # by key: checkpoints of programs that are not made yet
 _registered = False
 
 
@@ -78,14 +80,27 @@ class Program:
         self, key: int, comm: Comm, rules: Rules, seed: int, leaves: Sequence[Leaf]
     ) -> None:
         self.key, self.comm, self.leaves = key, comm, leaves
-        self.reducer = Reducer(comm, rules, seed, lent=True)
+        self.adaptive = isinstance(rules, AdaptiveRules) and bool(leaves)
+        chosen = rules if self.adaptive or not isinstance(rules, AdaptiveRules) else "none"
+        self.reducer = Reducer(comm, chosen, seed, lent=not self.adaptive)
         comm._dependents.discard(self.reducer)  # it ends with us
         for leaf in leaves:
             exact = _EXACT_F64 if leaf.dtype == "float64" else None
             self.reducer.add(leaf.name, leaf.shape, leaf.dtype, exact=exact)
-        self.sizes = [self.reducer.array_sizes(i) for i in range(len(leaves))]
+        self.sizes = [self._sizes(number) for number in range(len(leaves))]
+        if saved := _loaded.pop(key, None):
+            self.reducer.load(saved)
         c.check(c.lib.pith_xla_bind(key, comm.pointer, self.reducer.pointer))
         comm._dependents.add(self)
+
+    def _sizes(self, number: int) -> list[int]:
+        """Bytes of the arrays of a leaf; none where the reducer keeps what it needs by itself, since that changes with its specs."""
+        return [0] * 4 if self.adaptive else self.reducer.array_sizes(number)
+
+    @property
+    def steps(self) -> int:
+        """How many it has made; of those before a checkpoint none."""
+        return max((layer.steps for layer in self.reducer.layers), default=0)
 
     def close(self) -> None:
         """Waits for a call under way, and ends."""
@@ -113,21 +128,58 @@ def _number_of(comm: Comm) -> int:
     return _comms[comm]
 
 
-def program_for(comm: Comm, rules: Rules, seed: int, leaves: Sequence[Leaf]) -> Program:
-    """The program of a tree; made where it is the first time."""
-    if isinstance(rules, AdaptiveRules):
-        raise UnsupportedError(
-            f"{rules.adaptive} changes specs while a model is trained, and the state of a compiled program cannot change its shape: "
-            "give a spec such as q:4, or a plan"
-        )
+def program_for(
+    comm: Comm, rules: Rules, seed: int, leaves: Sequence[Leaf], fresh: bool = False
+) -> Program:
+    """The program of a tree; made where it is the first time, or ``fresh`` where its reducer keeps something from earlier steps."""
     with _lock:
         register()
         seed = c.whole(ctypes.c_uint64, seed, "seed")
         key = _key_of(comm, rules, seed, leaves)
         found = _programs.get((id(comm), key))
+        if found is not None and fresh and found.adaptive and found.steps:
+            found.close()
+            found = None
         if found is None:
             found = _programs[id(comm), key] = Program(key, comm, rules, seed, leaves)
         return found
+
+
+# ---- Checkpoints of adaptive specs -----------------------------------------------------------------------------------
+
+_HEAD = struct.Struct("<QQ")  # key, and bytes of what follows
+
+
+def save() -> bytes:
+    """What reducers of adaptive specs ("auto", "lgreco:q:4") keep on this rank, for a checkpoint beside the state.
+
+    With other specs all that is kept is in the state, and nothing here. Waits for steps under way.
+    """
+    jax.effects_barrier()
+    kept = [p for p in programs() if p.adaptive and p.steps]
+    parts = [(p.key, p.reducer.save()) for p in kept]
+    return b"".join(_HEAD.pack(key, len(data)) + data for key, data in parts)
+
+
+def load(data: bytes) -> None:
+    """From :func:`save` of this rank, before the first step with the state that was saved with it."""
+    jax.effects_barrier()
+    found, at = {}, 0
+    while at < len(data):
+        if len(data) - at < _HEAD.size:
+            raise CorruptError("the checkpoint of pith.jax ends within a head")
+        key, size = _HEAD.unpack_from(data, at)
+        at += _HEAD.size
+        if len(data) - at < size:
+            raise CorruptError("the checkpoint of pith.jax ends within a reducer")
+        found[key] = data[at : at + size]
+        at += size
+    made = {program.key: program for program in programs()}
+    for key, saved in found.items():
+        if key in made:
+            made[key].reducer.load(saved)
+        else:
+            _loaded[key] = saved
 
 
 def programs() -> list[Program]:
