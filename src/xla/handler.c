@@ -45,19 +45,20 @@ pith_status pith_xla_version(int *major, int *minor) {
 }
 
 /* Answers what XLA asks when a handler is registered: by which version of the interface it is to be called. XLA decides
- * whether it still does. */
+ * whether it still does. Version 0.1 does not say which it is. */
 static void answer_metadata(const xla_frame *frame, const xla_metadata_extension *extension) {
   const xla_api *api = frame->api;
   xla_metadata *metadata = extension->metadata;
-  if (!api || !HAS(api, xla_api, version) || extension->base.size < sizeof *extension ||
+  if ((api && !HAS(api, xla_api, version)) || extension->base.size < sizeof *extension ||
       !HAS(metadata, xla_metadata, traits)) {
     return;
   }
-  atomic_store(&version_seen, 1 + ((unsigned)api->version.major << 16 | (unsigned)api->version.minor));
+  int major = api ? api->version.major : XLA_MAJOR, minor = api ? api->version.minor : XLA_MINOR_FIRST;
+  atomic_store(&version_seen, 1 + ((unsigned)major << 16 | (unsigned)minor));
   metadata->version.size = sizeof metadata->version;
   metadata->version.extensions = NULL;
   metadata->version.major = XLA_MAJOR;
-  metadata->version.minor = api->version.minor < XLA_MINOR_LAST ? api->version.minor : XLA_MINOR_LAST;
+  metadata->version.minor = minor < XLA_MINOR_LAST ? minor : XLA_MINOR_LAST;
   metadata->traits = 0;
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import needs
+from pages import blocks_of, commands_of
 from ranks import free_port, outcomes, run
 
 jax = needs.module("jax", "pith.jax needs JAX (pip install jax)")
@@ -711,3 +713,35 @@ def test_structs_of_the_handler_are_those_of_the_header_of_jaxlib(tmp_path: Path
     source.write_text(headers + "\n".join(lines))
     folders = [f"-I{jax.ffi.include_dir()}", f"-I{ROOT / 'src' / 'xla'}"]
     subprocess.run([compiler, "-std=c11", "-fsyntax-only", *folders, str(source)], check=True)
+
+
+# ---- As a user has it ------------------------------------------------------------------------------------------------
+
+
+def output_of(*arguments: str) -> str:
+    process = start(command(), "run", "-n", "2", "--", sys.executable, *arguments)
+    out, error = process.communicate(timeout=90)
+    assert process.returncode == 0, out + error
+    return out
+
+
+def test_the_lines_of_the_page_run(tmp_path: Path) -> None:
+    code, how = blocks_of("docs/jax.md", (ROOT / "docs" / "jax.md").read_text())
+    assert commands_of(how.code) == ["pith run -n 2 -- python train.py"]
+    program = tmp_path / "train.py"
+    program.write_text(code.code)
+    out = output_of(str(program))
+    assert "hidden/kernel  ef/q:4  rule *" in out
+    assert "out/bias       none    rule *bias" in out
+
+
+def test_the_gpt_of_the_examples_learns() -> None:
+    small = ["--width", "32", "--layers", "1", "--context", "16", "--steps", "20", "--lr", "1e-2"]
+    out = output_of(str(ROOT / "examples" / "jax" / "gpt.py"), *small)
+    found = re.search(
+        r"loss (\S+) → (\S+), .*\n.*  (\S+) MB sent by each rank instead of (\S+)", out
+    )
+    assert found, out
+    first, last, sent, exact = map(float, found.groups())
+    assert last < first - 0.3
+    assert exact > 3 * sent
