@@ -25,6 +25,10 @@ extern "C" {
  * calls with the token of its next step: for adaptive specs. PITH_ERR_ARGUMENT if the key is in use. */
 PITH_API pith_status pith_xla_bind(uint64_t key, pith_comm *comm, pith_reducer *reducer);
 
+/* The status of the first call over this comm that failed, with its text in pith_error(); PITH_OK if none has. For
+ * ranks that end: the results of a last step may be nobody's. */
+PITH_API pith_status pith_xla_check(const pith_comm *comm);
+
 /* Takes them back. Waits for a call that uses them: abort the comm before if it should end. An unknown key is none. */
 PITH_API void pith_xla_unbind(uint64_t key);
 

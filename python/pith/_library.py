@@ -629,6 +629,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_reducer_lend": (_STATUS, [_P, c_size_t, POINTER(_P)]),
     "pith_reducer_set_step": (_STATUS, [_P, c_uint64]),
     "pith_xla_bind": (_STATUS, [c_uint64, _P, _P]),
+    "pith_xla_check": (_STATUS, [_P]),
     "pith_xla_unbind": (None, [c_uint64]),
     "pith_xla_allreduce_host": (_P, [_P]),
     "pith_xla_version": (_STATUS, [POINTER(c_int), POINTER(c_int)]),

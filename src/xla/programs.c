@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/status.h"
 #include "reducer/reducer.h"
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -134,9 +133,26 @@ void pith__xla_leave(pith_xla_program *p, pith_status status) {
     tell_ranks(p->comm);
   }
   pthread_mutex_lock(&mutex);
+  if (status != PITH_OK && p->failed == PITH_OK) {
+    p->failed = status;
+    pith__error_keep(&p->error);
+  }
   p->is_busy = 0;
   pthread_cond_broadcast(&left);
   pthread_mutex_unlock(&mutex);
+}
+
+pith_status pith_xla_check(const pith_comm *comm) {
+  pith_status status = PITH_OK;
+  pthread_mutex_lock(&mutex);
+  for (const pith_xla_program *p = programs; p && status == PITH_OK; p = p->next) {
+    if (p->comm == comm && p->failed != PITH_OK) {
+      status = p->failed;
+      pith__error_restore(&p->error);
+    }
+  }
+  pthread_mutex_unlock(&mutex);
+  return status;
 }
 
 /* ---- A step ------------------------------------------------------------------------------------------------------ */

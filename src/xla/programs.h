@@ -4,16 +4,20 @@
 
 #include <pith/xla.h>
 
+#include "base/status.h"
+
 typedef struct pith_xla_program {
   uint64_t key;
   pith_comm *comm;
   pith_reducer *reducer;
-  int is_busy;    /* a call uses it */
-  int ordinal;    /* of the device that called it first; -1: none has yet */
-  size_t layers;  /* of the reducer */
-  size_t *bytes;  /* of each gradient, and … */
-  size_t *arrays; /* … PITH_STATE_ARRAYS numbers for each layer: bytes of what it keeps */
-  size_t buffers; /* of a call: the token, gradients, arrays */
+  int is_busy;           /* a call uses it */
+  int ordinal;           /* of the device that called it first; -1: none has yet */
+  pith_status failed;    /* of the first call that failed, and … */
+  pith_kept_error error; /* … what was wrong */
+  size_t layers;         /* of the reducer */
+  size_t *bytes;         /* of each gradient, and … */
+  size_t *arrays;        /* … PITH_STATE_ARRAYS numbers for each layer: bytes of what it keeps */
+  size_t buffers;        /* of a call: the token, gradients, arrays */
   struct pith_xla_program *next;
 } pith_xla_program;
 

@@ -246,10 +246,13 @@ static void call_from_two_devices(pith_comm *comm, void *argument) {
   CHECK_OK(pith_xla_bind((uint64_t)key_of(comm), comm, lent));
   describe(&c, comm, s);
   CHECK_EQ(make_call(&c, ""), 0);
+  CHECK_OK(pith_xla_check(comm));
   ordinal_now = 1;
   CHECK_EQ(make_call(&c, "devices 0 and 1 of one process"), XLA_UNIMPLEMENTED);
   ordinal_now = 0;
   CHECK_EQ(make_call(&c, "gave up"), XLA_ABORTED); /* all ranks know it */
+  CHECK_STATUS(pith_xla_check(comm), PITH_ERR_ABORTED);
+  CHECK(strstr(pith_error(), "devices 0 and 1 of one process") != NULL);
   pith_xla_unbind((uint64_t)key_of(comm));
   pith_reducer_destroy(lent);
   free(s);

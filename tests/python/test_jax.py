@@ -31,6 +31,8 @@ from test_launchers import command
 
 ROOT = Path(__file__).resolve().parents[2]
 ONE_CORE = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
+QUICK = ONE_CORE | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "true"}  # to compile
+FAILED = (jax.errors.JaxRuntimeError, ValueError)  # the latter where JAX runs a program at once
 
 
 def bits(tree: Any) -> list[bytes]:
@@ -250,7 +252,7 @@ def halves_and_corners(rank: int, size: int) -> dict[str, Any]:
 
 
 def test_halves_doubles_scalars_empty_trees_and_nan() -> None:
-    for found in run(halves_and_corners, 2, env=ONE_CORE):
+    for found in run(halves_and_corners, 2, env=QUICK):
         assert found == {
             "float16": True,
             "bfloat16": True,
@@ -300,7 +302,7 @@ def with_optax(rank: int, size: int, folder: str) -> dict[str, Any]:
 def test_an_optimizer_of_optax_trains_accumulates_and_resumes_with_the_same_bits(
     tmp_path: Path,
 ) -> None:
-    found = run(with_optax, 2, str(tmp_path), env=ONE_CORE)
+    found = run(with_optax, 2, str(tmp_path), env=QUICK)
     assert found[0]["parameters"] == found[1]["parameters"]
     for rank in found:
         assert rank["resumed"] and rank["steps"] == 3
@@ -349,7 +351,7 @@ def adapting(rank: int, size: int) -> dict[str, Any]:
     pith.jax.load(saved)
     resumed, _ = train(kept, 12, 16)
     expected = reduced_by(pith.Reducer(comm, ADAPTIVE), trees)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="the state is of step 12, and the reduc"):
+    with pytest.raises(FAILED, match="the state is of step 12, and the reduc"):
         train(kept, 12, 13)
     return {
         "same": first + last == expected,
@@ -435,7 +437,7 @@ def test_mistakes_are_told_where_they_are_made() -> None:
         "grad": "UnsupportedError: pith.jax.allreduce cannot be differentiated",
         "twice": "ArgumentError: pith.jax is initialized",
     }
-    for texts in run(refused_at_once, 2, env=ONE_CORE):
+    for texts in run(refused_at_once, 2, env=QUICK):
         for what, text in expected.items():
             assert texts[what].startswith(text), (what, texts[what])
         assert set(texts) == set(expected)
@@ -484,7 +486,7 @@ def different(rank: int, size: int, what: str) -> None:
 def test_ranks_that_disagree_are_an_error_on_all_of_them(what: str, text: str) -> None:
     for outcome in outcomes(different, 2, what, env=ONE_CORE):
         assert outcome.error is not None
-        assert "JaxRuntimeError" in f"{type(outcome.error).__name__}: {outcome.error}"
+        assert "pith: " in str(outcome.error)
         assert text in str(outcome.error), outcome.error
 
 
@@ -539,10 +541,10 @@ def die_in_the_middle(rank: int, size: int) -> float:
         time.sleep(0.5)  # the others wait for this rank
         os.kill(os.getpid(), signal.SIGKILL)
     begun = time.monotonic()
-    with pytest.raises(jax.errors.JaxRuntimeError, match="rank 2"):
+    with pytest.raises(FAILED, match="rank 2"):
         jax.block_until_ready(step(params, state))
     waited = time.monotonic() - begun
-    with pytest.raises(jax.errors.JaxRuntimeError, match="rank 2"):  # and ever after
+    with pytest.raises(FAILED, match="rank 2"):  # and ever after
         jax.block_until_ready(step(params, state))
     return waited
 
@@ -578,7 +580,7 @@ _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI", "SLURM_
 
 def clean_environment() -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHERS)}
-    return kept | ONE_CORE
+    return kept | QUICK
 
 
 @pytest.fixture

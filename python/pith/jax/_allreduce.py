@@ -12,8 +12,8 @@ import numpy as np
 from .._comm import Comm
 from .._errors import ArgumentError
 from .._spec import Spec, rules_of
-from ._guard import guarded
-from ._programs import TARGET, Leaf, Program, check_platform, leaves_of, program_for
+from ._primitive import call
+from ._programs import Leaf, Program, check_platform, leaves_of, program_for
 from ._ranks import the_comm
 
 
@@ -75,14 +75,16 @@ def allreduce(
     later one the new state of the earlier one as ``after``.
 
     What goes wrong in a step is raised where JAX raises errors of compiled programs: where a result is used, as
-    ``jax.errors.JaxRuntimeError``, with a text that names the rank. What is wrong with the arguments is raised here, as :class:`pith.Error`.
+    ``jax.errors.JaxRuntimeError`` (or here, as ValueError, where JAX runs a small program at once), with a text that names the rank. What is wrong with the arguments is raised here, as :class:`pith.Error`.
     """
     check_platform()
     leaves, values, structure = leaves_of(tree)
     program = program_for(the_comm(comm), rules_of(spec, None, None), seed, leaves)
     kept = _kept_of(state, structure, program)
-    operands = [state.token, *values, *(array for of in kept for array in of if array is not None)]
-    results = iter(_call(program, operands, () if after is None else (after.token,)))
+    arrays = [array for of in kept for array in of if array is not None]
+    operands = [jnp.asarray(array) for array in (state.token, *values, *arrays)]
+    before = [] if after is None else [jnp.asarray(after.token)]
+    results = iter(call(program.key, operands, before))
     token = next(results)
     means = [next(results) for _ in leaves]
     next_kept = [[None if array is None else next(results) for array in of] for of in kept]
@@ -90,18 +92,6 @@ def allreduce(
     return jax.tree.unflatten(structure, means), State(
         token, *(jax.tree.unflatten(structure, column) for column in columns)
     )
-
-
-def _call(program: Program, operands: list[Any], before: Sequence[Any]) -> Sequence[Any]:
-    """The foreign call. Results have the buffers of the operands; ``before`` is only waited for."""
-    operands = guarded([jnp.asarray(operand) for operand in operands])
-    call = jax.ffi.ffi_call(
-        TARGET,
-        [jax.ShapeDtypeStruct(operand.shape, operand.dtype) for operand in operands],
-        has_side_effect=True,
-        input_output_aliases={i: i for i in range(len(operands))},
-    )
-    return call(*operands, *before, key=np.int64(program.key))
 
 
 def _kept_of(state: State, structure: Any, program: Program) -> list[list[Any]]:

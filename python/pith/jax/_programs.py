@@ -25,8 +25,8 @@ from .._codec import Rules, minimal_size
 from .._comm import Comm
 from .._errors import ArgumentError, CorruptError, UnsupportedError
 from .._reducer import Reducer
-
-TARGET = "pith_allreduce"  # the name of the handler in XLA
+from ._primitive import TARGET
+from ._ranks import settle
 
 _TYPES = ("float32", "float16", "bfloat16", "float64")
 _ALONE = "array"  # the name of a tree that is a single leaf
@@ -155,7 +155,7 @@ def save() -> bytes:
 
     With other specs all that is kept is in the state, and nothing here. Waits for steps under way.
     """
-    jax.effects_barrier()
+    settle()
     kept = [p for p in programs() if p.adaptive and p.steps]
     parts = [(p.key, p.reducer.save()) for p in kept]
     return b"".join(_HEAD.pack(key, len(data)) + data for key, data in parts)
@@ -163,7 +163,7 @@ def save() -> bytes:
 
 def load(data: bytes) -> None:
     """From :func:`save` of this rank, before the first step with the state that was saved with it."""
-    jax.effects_barrier()
+    settle()
     found, at = {}, 0
     while at < len(data):
         if len(data) - at < _HEAD.size:

@@ -8,7 +8,9 @@ import threading
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from .. import _library as c
 from .._comm import Comm
 from .._errors import ArgumentError
 from .._launch import launch, unique_id
@@ -40,7 +42,7 @@ def shutdown() -> None:
     with _lock:
         comm, _comm = _comm, None
     if comm is not None and not comm.closed:
-        jax.effects_barrier()
+        settle()
         comm.close()
 
 
@@ -94,6 +96,11 @@ def _join_by(store: Any) -> Comm:
     return Comm(state.process_id, state.num_processes, id=made)
 
 
+def settle() -> None:
+    """Waits for what was dispatched: programs of a CPU run in the order in which a thread dispatched them."""
+    jax.block_until_ready(jnp.zeros(()) + 1)
+
+
 @atexit.register
 def _leave() -> None:
     """Before JAX and the comm go: an exception that ends this rank is told to the others, which would wait; else steps under way end first."""
@@ -104,4 +111,6 @@ def _leave() -> None:
     if error is not None:
         comm.abort(f"{type(error).__name__}: {error}")
         return
-    jax.effects_barrier()
+    settle()
+    if c.lib.pith_xla_check(comm.pointer):
+        print(f"pith: steps have failed: {c.text(c.lib.pith_error())}", file=sys.stderr)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import jax
-
 from .._comm import Comm
 from .._reducer import Layer
 from .._table import LayerStats, Table, ratio_of
 from ._programs import programs
-from ._ranks import the_comm
+from ._ranks import settle, the_comm
 
 
 def stats(comm: Comm | None = None) -> Table:
     """How each leaf travels, why, and what it cost, in all programs so far; printed, it is a table. Waits for steps under way."""
     found = the_comm(comm)
-    jax.effects_barrier()
+    settle()
     made = [program for program in programs() if program.comm is found]
     layers = [layer for program in made for layer in program.reducer.layers]
     used = [layer for layer in layers if layer.steps] or layers
