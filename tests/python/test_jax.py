@@ -31,7 +31,6 @@ from test_launchers import command
 
 ROOT = Path(__file__).resolve().parents[2]
 ONE_CORE = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
-QUICK = ONE_CORE | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "true"}  # to compile
 FAILED = (jax.errors.JaxRuntimeError, ValueError)  # the latter where JAX runs a program at once
 
 
@@ -252,7 +251,7 @@ def halves_and_corners(rank: int, size: int) -> dict[str, Any]:
 
 
 def test_halves_doubles_scalars_empty_trees_and_nan() -> None:
-    for found in run(halves_and_corners, 2, env=QUICK):
+    for found in run(halves_and_corners, 2, env=ONE_CORE):
         assert found == {
             "float16": True,
             "bfloat16": True,
@@ -302,7 +301,7 @@ def with_optax(rank: int, size: int, folder: str) -> dict[str, Any]:
 def test_an_optimizer_of_optax_trains_accumulates_and_resumes_with_the_same_bits(
     tmp_path: Path,
 ) -> None:
-    found = run(with_optax, 2, str(tmp_path), env=QUICK)
+    found = run(with_optax, 2, str(tmp_path), env=ONE_CORE)
     assert found[0]["parameters"] == found[1]["parameters"]
     for rank in found:
         assert rank["resumed"] and rank["steps"] == 3
@@ -313,6 +312,28 @@ def test_an_optimizer_of_optax_trains_accumulates_and_resumes_with_the_same_bits
         }
         assert all(raw > 0 and wire > 0 for raw, wire in rank["bytes"])
         assert "layer/kernel  ef/q:4" in rank["table"]
+
+
+def compiled_before(rank: int, size: int, folder: str) -> tuple[list[bytes], int]:
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    events: list[str] = []
+    jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
+    params = model_tree()
+    step = jax.jit(lambda tree, state: pith.jax.allreduce(tree, state, SPEC))
+    means, _ = step(noise(rank, 0, params), pith.jax.init(params, SPEC))
+    return bits(means), events.count("/jax/compilation_cache/cache_hits")
+
+
+def test_programs_of_the_compilation_cache_are_valid_in_the_next_process(tmp_path: Path) -> None:
+    first = run(compiled_before, 2, str(tmp_path), env=ONE_CORE)
+    kept = sorted(path.name for path in tmp_path.iterdir() if "-cache" in path.name)
+    second = run(compiled_before, 2, str(tmp_path), env=ONE_CORE)
+    assert any(name.startswith("jit__lambda") for name in kept)
+    assert sorted(path.name for path in tmp_path.iterdir() if "-cache" in path.name) == kept
+    for before, after in zip(first, second, strict=True):
+        assert before[0] == after[0] and after[1] > 0
 
 
 ADAPTIVE = "block/*=none;*=lgreco:ef/q:4,warmup=4"
@@ -437,7 +458,7 @@ def test_mistakes_are_told_where_they_are_made() -> None:
         "grad": "UnsupportedError: pith.jax.allreduce cannot be differentiated",
         "twice": "ArgumentError: pith.jax is initialized",
     }
-    for texts in run(refused_at_once, 2, env=QUICK):
+    for texts in run(refused_at_once, 2, env=ONE_CORE):
         for what, text in expected.items():
             assert texts[what].startswith(text), (what, texts[what])
         assert set(texts) == set(expected)
@@ -580,7 +601,7 @@ _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI", "SLURM_
 
 def clean_environment() -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHERS)}
-    return kept | QUICK
+    return kept | ONE_CORE | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "true"}  # to compile quickly
 
 
 @pytest.fixture

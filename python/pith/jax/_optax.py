@@ -26,7 +26,7 @@ def compress(
     """
     import optax
 
-    chosen = rules_of(spec, rules, plan)
+    chosen = rules_of(spec, rules, plan).text  # JAX may keep it longer than the library is there
 
     def begin(params: Any) -> State:
         return init(params, chosen, seed=seed, comm=comm)
