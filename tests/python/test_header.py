@@ -14,7 +14,17 @@ from pith import _comm, _errors, _library, _tensors
 from pith._codec import Caps
 
 INCLUDE = Path(__file__).resolve().parents[2] / "include"
-NAMES = ("types.h", "codec.h", "comm.h", "carrier.h", "cuda.h", "plan.h", "adapt.h", "optimizer.h", "xla.h")
+NAMES = (
+    "types.h",
+    "codec.h",
+    "comm.h",
+    "carrier.h",
+    "cuda.h",
+    "plan.h",
+    "adapt.h",
+    "optimizer.h",
+    "xla.h",
+)
 HEADERS = [INCLUDE / "pith" / name for name in NAMES]
 
 
