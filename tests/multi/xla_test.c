@@ -2,8 +2,11 @@
  * tests/python/test_jax.py has the real one. */
 #include "xla/xla_abi.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "ranks.h"
 #include "test.h"
@@ -259,6 +262,74 @@ static void call_from_two_devices(pith_comm *comm, void *argument) {
 }
 
 TEST(a_second_device_is_an_error) { ranks_run("inproc", 1, 0, call_from_two_devices, NULL); }
+
+static void call_two_at_once(pith_comm *comm, void *argument) {
+  (void)argument;
+  pith_reducer *lent = make_reducer(comm, "ef/q:4", 1), *other = make_reducer(comm, "ef/q:4", 1);
+  rank_state *s = make_state(comm);
+  fake_call c;
+  pith_xla_program *under_way = NULL;
+  CHECK_OK(pith_xla_bind((uint64_t)key_of(comm), comm, lent));
+  CHECK_OK(pith_xla_bind(7, comm, other));
+  CHECK_OK(pith__xla_enter(7, 0, &under_way));
+  describe(&c, comm, s);
+  CHECK_EQ(make_call(&c, "two allreduces of one comm are under way at once"), XLA_FAILED_PRECONDITION);
+  pith__xla_leave(under_way, PITH_OK);
+  pith_xla_unbind(7);
+  pith_xla_unbind((uint64_t)key_of(comm));
+  pith_reducer_destroy(other);
+  pith_reducer_destroy(lent);
+  free(s);
+}
+
+TEST(two_calls_at_once_are_an_error) { ranks_run("inproc", 1, 0, call_two_at_once, NULL); }
+
+static void *unbind(void *ended) {
+  pith_xla_unbind(8);
+  atomic_store((atomic_int *)ended, 1);
+  return NULL;
+}
+
+static void unbind_under_way(pith_comm *comm, void *argument) {
+  (void)argument;
+  pith_reducer *lent = make_reducer(comm, "ef/q:4", 1);
+  pith_xla_program *under_way = NULL;
+  atomic_int ended = 0;
+  pthread_t thread;
+  CHECK_OK(pith_xla_bind(8, comm, lent));
+  CHECK_OK(pith__xla_enter(8, 0, &under_way));
+  CHECK_EQ(pthread_create(&thread, NULL, unbind, &ended), 0);
+  nanosleep(&(struct timespec){0, 20000000}, NULL);
+  CHECK_EQ(atomic_load(&ended), 0);
+  pith__xla_leave(under_way, PITH_OK);
+  CHECK_EQ(pthread_join(thread, NULL), 0);
+  CHECK_EQ(atomic_load(&ended), 1);
+  CHECK_STATUS(pith__xla_enter(8, 0, &under_way), PITH_ERR_STATE);
+  pith_reducer_destroy(lent);
+}
+
+TEST(a_reducer_is_taken_back_when_no_call_uses_it) { ranks_run("inproc", 1, 0, unbind_under_way, NULL); }
+
+static void adapt_by_itself(pith_comm *comm, void *argument) {
+  (void)argument;
+  pith_reducer *kept = make_reducer(comm, "ef/q:4", 0); /* as those of adaptive specs */
+  rank_state *s = make_state(comm);
+  fake_call c;
+  CHECK_OK(pith_xla_bind((uint64_t)key_of(comm), comm, kept));
+  begin_call(&c, key_of(comm));
+  add_buffer(&c, XLA_U32, s->token, 4);
+  add_buffer(&c, XLA_F32, s->gradient, N);
+  CHECK_EQ(make_call(&c, ""), 0);
+  CHECK_EQ(make_call(&c, ""), 0);
+  CHECK_EQ(s->token[0], 2);
+  s->token[0] = 1;
+  CHECK_EQ(make_call(&c, "the state is of step 1, and the reducer"), XLA_FAILED_PRECONDITION);
+  pith_xla_unbind((uint64_t)key_of(comm));
+  pith_reducer_destroy(kept);
+  free(s);
+}
+
+TEST(a_reducer_that_keeps_its_states_takes_each_step_once) { ranks_run("inproc", 1, 0, adapt_by_itself, NULL); }
 
 static void fail_alone(pith_comm *comm, void *argument) {
   (void)argument;
