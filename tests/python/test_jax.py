@@ -314,6 +314,38 @@ def test_an_optimizer_of_optax_trains_accumulates_and_resumes_with_the_same_bits
         assert "layer/kernel  ef/q:4" in rank["table"]
 
 
+def shared_arguments(rank: int, size: int) -> dict[str, bool]:
+    """Arrays that the program uses elsewhere, too, or has in another order: the call has copies of its own."""
+    spec = "qsgd"  # random numbers differ from leaf to leaf
+    values = gradient(rank, 0, 0, (64, 64))
+    x, kept = jnp.asarray(values), pith.jax.init({"a": values, "b": values}, spec)
+    plain = jax.jit(lambda a, b: pith.jax.allreduce({"a": a, "b": b}, kept, spec)[0])
+
+    def same(made: Any, a: Any, b: Any) -> bool:
+        return bits(made) == bits(plain(jnp.array(a), jnp.array(b)))
+
+    twice = jax.jit(lambda x: pith.jax.allreduce({"a": x, "b": x}, kept, spec)[0])(x)
+    turned = jax.jit(lambda x: pith.jax.allreduce({"a": x.T, "b": x[::-1]}, kept, spec)[0])(x)
+    constant = jax.jit(lambda: pith.jax.allreduce({"a": x, "b": x}, kept, spec)[0])
+    found = {
+        "twice": same(twice, values, values),
+        "turned": same(turned, values.T.copy(), values[::-1].copy()),
+        "constant": same(constant(), values, values) and same(constant(), values, values),
+    }
+
+    def loss(w: Any) -> Any:
+        return jnp.sum(jax.checkpoint(lambda w: jnp.tanh(x @ w))(w) ** 2)
+
+    again = jax.jit(lambda w: pith.jax.allreduce({"a": jax.grad(loss)(w), "b": w}, kept, spec)[0])
+    found["checkpoint"] = same(again(x), jax.jit(jax.grad(loss))(x), values)
+    return found | {"unchanged": bits(x) == [values.tobytes()]}
+
+
+def test_arrays_that_are_used_elsewhere_are_not_changed() -> None:
+    for found in run(shared_arguments, 2, env=ONE_CORE):
+        assert list(found.values()) == 5 * [True], found
+
+
 def compiled_before(rank: int, size: int, folder: str) -> tuple[list[bytes], int]:
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
