@@ -20,6 +20,11 @@ between steps (residuals, momentum) is an explicit pytree, :class:`State`. docs/
 
 from __future__ import annotations
 
+import jax as _jax
+
+if not hasattr(_jax, "ffi"):
+    raise ImportError(f"pith.jax needs JAX 0.5 or later, and this is {_jax.__version__}")
+
 from ._allreduce import State, allreduce, init
 from ._optax import compress
 from ._programs import load, save

@@ -25,27 +25,27 @@ _primitive.multiple_results = True
 
 def call(key: int, operands: Sequence[Any], before: Sequence[Any]) -> list[Any]:
     """The results of a call, one for each operand. ``before`` is only waited for."""
-    return list(_primitive.bind(*operands, *before, key=key, results=len(operands)))
+    return list(_primitive.bind(*operands, *before, reducer=key, results=len(operands)))
 
 
 @_primitive.def_abstract_eval
-def _types(*operands: Any, key: int, results: int) -> list[Any]:
-    del key
+def _types(*operands: Any, reducer: int, results: int) -> list[Any]:
+    del reducer
     return list(operands[:results])
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled(key: int, results: int) -> Any:
-    return jax.jit(lambda *operands: _primitive.bind(*operands, key=key, results=results))
+def _compiled(reducer: int, results: int) -> Any:
+    return jax.jit(lambda *operands: _primitive.bind(*operands, reducer=reducer, results=results))
 
 
 @_primitive.def_impl
-def _run(*operands: Any, key: int, results: int) -> Any:
+def _run(*operands: Any, reducer: int, results: int) -> Any:
     """Outside of jit."""
-    return _compiled(key, results)(*operands)
+    return _compiled(reducer, results)(*operands)
 
 
-def _lower(context: Any, *operands: Any, key: int, results: int) -> Any:
+def _lower(context: Any, *operands: Any, reducer: int, results: int) -> Any:
     """Results have the buffers of their operands."""
     where = context.module_context.axis_context  # of jit, or of shard_map
     mesh = getattr(where, "mesh", None)
@@ -57,7 +57,7 @@ def _lower(context: Any, *operands: Any, key: int, results: int) -> Any:
         )
     aliases = {i: i for i in range(results)}
     lower = jax.ffi.ffi_lowering(TARGET, has_side_effect=True, operand_output_aliases=aliases)
-    return lower(context, *operands, key=np.int64(key))
+    return lower(context, *operands, key=np.int64(reducer))
 
 
 def _refuse(what: str) -> Any:
