@@ -1,13 +1,14 @@
-"""From what a user wrote to rules."""
+"""From what a user wrote to rules, and whether they fit the layers there are."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import Any
 
 from ._adapt import rules_from
 from ._codec import Codec, Rules
-from ._errors import ArgumentError
+from ._errors import ArgumentError, SpecError
 from ._plan import Plan
 
 Spec = str | Codec | Rules | Plan
@@ -30,3 +31,18 @@ def rules_of(spec: Spec | None, rules: str | Rules | None, plan: Any) -> Rules:
     if isinstance(what, str):
         return rules_from(what)
     raise ArgumentError(f"{what!r} is no spec: a text such as 'q:4', pith.Rules or a pith.Plan is")
+
+
+def texts_of(rules: Rules) -> list[str]:
+    """The rules one by one."""
+    return [text.strip() for text in rules.text.split(";") if text.strip()]
+
+
+def check_rules(rules: Rules, names: Collection[str]) -> None:
+    """A rule that matches no layer is probably a slip."""
+    for index, text in enumerate(texts_of(rules)):
+        if not any(rules.matches(index, name) for name in names):
+            some = ", ".join(list(names)[:3])
+            raise SpecError(
+                f'the rule "{text}" matches none of the {len(names)} layers of the model ({some}, …)'
+            )

@@ -15,7 +15,7 @@ with contextlib.suppress(ImportError):
     torch.set_num_threads(1)
 
 with contextlib.suppress(ImportError):
-    import jax
+    import jax  # noqa: F401
     import optax  # noqa: F401
 
     import pith.jax  # noqa: F401

@@ -402,6 +402,7 @@ def adapting(rank: int, size: int) -> dict[str, Any]:
     specs = {layer.name: layer.spec for layer in pith.jax.stats()}
     pith.jax.init(trees[0], ADAPTIVE)  # as a new process would begin
     pith.jax.load(saved)
+    assert pith.jax.save() == saved
     resumed, _ = train(kept, 12, 16)
     expected = reduced_by(pith.Reducer(comm, ADAPTIVE), trees)
     comm.barrier()  # the first rank that fails ends what the other is doing
@@ -459,11 +460,12 @@ def refused_at_once(rank: int, size: int) -> dict[str, str]:
     note("float0", lambda: pith.jax.init(jax.grad(lambda t: 0.0, allow_int=True)(whole), "q:4"))
     note("key", lambda: pith.jax.init({"k": jax.random.key(0)}, "q:4"))
     note("complex", lambda: pith.jax.init({"z": jnp.zeros(3, jnp.complex64)}, "q:4"))
-    note("tree", lambda: pith.jax.allreduce({"other": jnp.zeros(3)}, state, SPEC))
+    note("tree", lambda: pith.jax.allreduce({"block": jnp.zeros(3)}, state, SPEC))
     note("spec", lambda: pith.jax.allreduce(params, state, "b*=none;*=q:4"))
     note("shape", lambda: jax.jit(lambda t: pith.jax.allreduce(t, state, SPEC))(_wider(params)))
     note("state", lambda: pith.jax.allreduce(params, None, SPEC))
-    note("rule", lambda: pith.jax.init(params, "q:44"))
+    note("range", lambda: pith.jax.init(params, "q:44"))
+    note("rule", lambda: pith.jax.init(params, "kernel=none;*=q:4"))
     note("moment", lambda: pith.jax.init(params, "moment/onebit"))
     note("vmap", lambda: jax.vmap(lambda g: pith.jax.allreduce(g, alone, "none")[0])(jnp.ones(3)))
     note("grad", lambda: jax.grad(lambda g: pith.jax.allreduce(g, alone, "none")[0])(1.0))
@@ -485,7 +487,8 @@ def test_mistakes_are_told_where_they_are_made() -> None:
         "spec": "ArgumentError: the state has for the residual of leaf layer/kernel float32[48, 64], and its spec keeps nothing",
         "shape": "ArgumentError: the state has for the residual of leaf layer/kernel float32[48, 64], and its spec keeps float32[96, 64]",
         "state": "ArgumentError: the state is a NoneType: pith.jax.init() makes one",
-        "rule": "RangeError: ",
+        "range": "RangeError: ",
+        "rule": 'SpecError: the rule "kernel=none" matches none of the 3 layers',
         "moment": "UnsupportedError: layer block/0: moment/onebit sends the momentum of an optimizer",
         "vmap": "UnsupportedError: pith.jax.allreduce cannot be batched",
         "grad": "UnsupportedError: pith.jax.allreduce cannot be differentiated",

@@ -25,6 +25,7 @@ from .._codec import Rules, minimal_size
 from .._comm import Comm
 from .._errors import ArgumentError, CorruptError, UnsupportedError
 from .._reducer import Reducer
+from .._spec import check_rules
 from ._primitive import TARGET
 from ._ranks import settle
 
@@ -79,6 +80,8 @@ class Program:
     def __init__(
         self, key: int, comm: Comm, rules: Rules, seed: int, leaves: Sequence[Leaf]
     ) -> None:
+        if leaves:
+            check_rules(rules, [leaf.name for leaf in leaves])
         self.key, self.comm, self.leaves = key, comm, leaves
         self.adaptive = isinstance(rules, AdaptiveRules) and bool(leaves)
         chosen = rules if self.adaptive or not isinstance(rules, AdaptiveRules) else "none"
@@ -88,8 +91,9 @@ class Program:
             exact = _EXACT_F64 if leaf.dtype == "float64" else None
             self.reducer.add(leaf.name, leaf.shape, leaf.dtype, exact=exact)
         self.sizes = [self._sizes(number) for number in range(len(leaves))]
+        self.restored = False
         if saved := _loaded.pop(key, None):
-            self.reducer.load(saved)
+            self.load(saved)
         c.check(c.lib.pith_xla_bind(key, comm.pointer, self.reducer.pointer))
         comm._dependents.add(self)
 
@@ -101,6 +105,11 @@ class Program:
     def steps(self) -> int:
         """How many it has made; of those before a checkpoint none."""
         return max((layer.steps for layer in self.reducer.layers), default=0)
+
+    def load(self, saved: bytes) -> None:
+        """From a checkpoint of its reducer."""
+        self.reducer.load(saved)
+        self.restored = True
 
     def close(self) -> None:
         """Waits for a call under way, and ends."""
@@ -156,7 +165,7 @@ def save() -> bytes:
     With other specs all that is kept is in the state, and nothing here. Waits for steps under way.
     """
     settle()
-    kept = [p for p in programs() if p.adaptive and p.steps]
+    kept = [p for p in programs() if p.adaptive and (p.steps or p.restored)]
     parts = [(p.key, p.reducer.save()) for p in kept]
     return b"".join(_HEAD.pack(key, len(data)) + data for key, data in parts)
 
@@ -177,7 +186,7 @@ def load(data: bytes) -> None:
     made = {program.key: program for program in programs()}
     for key, saved in found.items():
         if key in made:
-            made[key].reducer.load(saved)
+            made[key].load(saved)
         else:
             _loaded[key] = saved
 

@@ -15,9 +15,10 @@ from .._codec import Rules
 from .._comm import Comm
 from .._errors import StateError, UnsupportedError
 from .._reducer import Reducer
+from .._spec import texts_of
 from ._carrier import Side, TorchCarrier, TorchNcclCarrier, device_carrier
 from ._group import PithGroup
-from ._layers import COMPRESSIBLE, Layer, texts_of
+from ._layers import COMPRESSIBLE, Layer
 from ._malloc import keep_memory
 
 

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from .. import _library as c
 from .._adapt import AdaptiveRules
 from .._codec import Codec, Rules, codec_of, tally
-from .._errors import ArgumentError, Error, MismatchError, SpecError, UnsupportedError
+from .._errors import ArgumentError, Error, MismatchError, UnsupportedError
+from .._spec import check_rules
 from ._bytes import all_gather_bytes
 
 COMPRESSIBLE = (torch.float32, torch.float16, torch.bfloat16)
@@ -89,21 +90,6 @@ def default_spec(parameters: Iterable[torch.nn.Parameter]) -> str:
     """What is taken where nothing is said: on CPUs what is fastest, by trial, among what any optimizer bears."""
     on_cpu = all(parameter.device.type == "cpu" for parameter in parameters)
     return "auto,budget=q:4" if on_cpu else "q:4"
-
-
-def texts_of(rules: Rules) -> list[str]:
-    """The rules one by one."""
-    return [text.strip() for text in rules.text.split(";") if text.strip()]
-
-
-def check_rules(rules: Rules, names: Collection[str]) -> None:
-    """A rule that matches no layer is probably a slip."""
-    for index, text in enumerate(texts_of(rules)):
-        if not any(rules.matches(index, name) for name in names):
-            some = ", ".join(list(names)[:3])
-            raise SpecError(
-                f'the rule "{text}" matches none of the {len(names)} layers of the model ({some}, …)'
-            )
 
 
 def layers_of(
