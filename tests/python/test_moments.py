@@ -196,6 +196,11 @@ def test_without_local_steps_a_round_is_a_step() -> None:
 # ---- Against formulas ------------------------------------------------------------------------------------------------
 
 
+def with_floor(variance: Any) -> Any:
+    """As it is frozen: no value is below a tenth of the mean."""
+    return variance.clamp(min=0.1 * variance.mean())
+
+
 def frozen_adamw(
     size: int, freeze: int, steps: int, sign: float, options: dict[str, Any]
 ) -> list[Any]:
@@ -217,6 +222,8 @@ def frozen_adamw(
             with torch.no_grad():
                 parameter.mul_(1 - rate * decay)
                 parameter.sub_(rate / (1 - beta ** (step + 1)) * entry[0] / below)
+            if parameter.dim() > 1 and step + 1 == freeze:
+                entry[1] = with_floor(entry[1])
     return [p.detach() for p in model.parameters()]
 
 
@@ -305,6 +312,8 @@ def local_adamw(size: int, freeze: int, every: int, steps: int, lr: float) -> li
                     for r in range(size):
                         parameters[r][n].copy_(start[n])
                         m[r][n], moved[r][n] = sum_ / (total + reference), 0.0
+                if number == freeze and parameters[0][n].dim() > 1:
+                    v[n] = with_floor(v[n])
         if not frozen or common:
             total, last, shrunk = 0.0, 0.0, 1.0
         else:
@@ -594,6 +603,30 @@ def phases(rank: int, size: int) -> None:
 
 def test_the_variance_is_frozen_when_it_has_settled_or_when_the_spec_says() -> None:
     run(phases, 2)
+
+
+def words(rank: int, size: int) -> list[float]:
+    """A layer of which every other row never has a gradient."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(256, 32), nn.Linear(32, 32))
+    ddp = DistributedDataParallel(model, process_group=groups()["pith"])
+    optimizer = adamw(ddp)
+    pith.torch.compress(ddp, "moment,freeze=10/onebit", optimizer=optimizer)
+    rare = model[0].weight[1::2].detach().clone()
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(60):
+        optimizer.zero_grad()
+        ddp(2 * torch.randint(128, (64,), generator=generator)).square().mean().backward()
+        optimizer.step()
+    variance = optimizer.state[model[0].weight]["exp_avg_sq"]
+    moved = (model[0].weight[1::2] - rare).abs().max().item()
+    dist.destroy_process_group()
+    return [variance.min().item() / variance.mean().item(), moved]
+
+
+def test_values_that_had_no_gradient_before_the_freeze_make_no_large_steps() -> None:
+    for share, moved in run(words, 2):
+        assert share > 0.05 and moved < 0.2, (share, moved)
 
 
 def runs_away(rank: int, size: int) -> list[Any]:

@@ -13,6 +13,7 @@ from ._engine import Engine
 from ._freeze import span_of
 from ._moment_steps import Factors, Member, Scales, Steps
 
+_FLOOR = 0.1  # of a layer's mean variance: what every value has at least once it is frozen
 _LEAST, _MOST = 1e-30, 1e30  # factors that an f32 can be multiplied by
 
 
@@ -108,10 +109,16 @@ class AdamSteps(Steps):
 
     # ---- Phases
 
+    @torch.no_grad()
     def freeze(self, members: list[Member], step: int, kept: float) -> None:
+        """A variance near zero, as that of a word that was seldom met, would make large steps of what compression adds to its momentum, and
+        would not grow any more. Each value gets a share of its layer's mean at least."""
         self._since = step
         for member in members:
-            member.offset = int(self.optimizer.state[member.parameter]["step"]) - step
+            state = self.optimizer.state[member.parameter]
+            member.offset = int(state["step"]) - step
+            variance = state["exp_avg_sq"]
+            variance.clamp_(min=_FLOOR * variance.mean(dtype=torch.float32).to(variance.dtype))
         self._rounds = []
         self._starts = {
             m.index: m.parameter.detach().to(torch.float32, copy=True)
