@@ -40,12 +40,12 @@ import digits  # noqa: E402
 import gpt  # noqa: E402
 
 SPECS = [
-    "moment,freeze=F/sign:mean",
-    "moment:4,freeze=F/sign:mean",
-    "moment:8,freeze=F/sign:mean",
+    "moment,freeze=F/onebit",
+    "moment:4,freeze=F/onebit",
     "moment,freeze=F/topk:0.05",
+    "moment:8,freeze=F/onebit",
     "moment,freeze=F/powersgd:16",
-    "ef/sign:mean",
+    "onebit",
     "ef/topk:0.05",
 ]
 
@@ -127,7 +127,7 @@ class Sentences(Bytes):
 
     def __init__(self, a: argparse.Namespace) -> None:
         words = re.findall(r"\w+|[^\w\s]", read(a.data).lower())
-        self.words, self.width, self.hidden = (1000, 32, 64) if a.small else (8000, 256, 512)
+        self.words, self.width, self.hidden = (8000, 64, 64) if a.small else (8000, 256, 512)
         known = [w for w, _ in collections.Counter(words).most_common(self.words - 1)]
         number = {word: i + 1 for i, word in enumerate(known)}
         encoded = torch.tensor([number.get(word, 0) for word in words])
