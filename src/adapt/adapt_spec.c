@@ -340,9 +340,12 @@ static pith_status settle(const pith_adapt_options *o, const char *what, char *s
     snprintf(reason, sizeof reason, "%s", pith_error());
     return pith_fail(status, "%s: the %s: %s", o->text, what, reason);
   }
-  int exact = codec->traits->exact, largest = codec->traits->largest && !codec->transform;
+  int moment = pith_codec_moment(codec, NULL), exact = codec->traits->exact,
+      largest = codec->traits->largest && !codec->transform;
   memcpy(spec, codec->spec, PITH_SPEC_MAX);
   pith_codec_destroy(codec);
+  PITH_REQUIRE(!moment, PITH_ERR_SPEC, "%s: the %s sends momentum, and adaptive specs choose specs for gradients",
+               o->text, what);
   PITH_REQUIRE(!exact || !strcmp(what, "critical spec"), PITH_ERR_RANGE,
                "%s: the %s is " PITH_UNCOMPRESSED ", which loses nothing: there is nothing to share out", o->text,
                what);

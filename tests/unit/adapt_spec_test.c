@@ -76,6 +76,7 @@ static const struct {
     {"auto,delayed=0,delayed=0", PITH_ERR_SPEC, "twice"},
     {"auto,delayed=0,budget=ef/topk:0.01", PITH_ERR_SPEC, "arrive late"},
     {"auto,delayed=0,budget=ef/powersgd:4", PITH_ERR_SPEC, "arrive late"},
+    {"lgreco:moment/onebit", PITH_ERR_SPEC, "for gradients"},
     {"lgreco:q:4,delayed=0", PITH_ERR_SPEC, "no option of lgreco"},
     {"greedy:q:4", PITH_ERR_SPEC, "no adaptive spec"},
     {"lgreco:q:4,metric=l3", PITH_ERR_SPEC, "neither l2sq nor l2"},

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .._codec import Rules
 from .._errors import ArgumentError, StateError
 from .._plan import Plan
+from ._auto import suited
 from ._buckets import make_smaller
 from ._copies import Copied, allow_copies, forget_copied, refuse_copies
 from ._engine import engine_for
@@ -39,8 +40,7 @@ from ._layers import (
     summary_of,
 )
 from ._local import LocalSteps
-from ._moment_plan import Plan as MomentPlan
-from ._moment_plan import check_sparse, plans_of
+from ._moment_plan import Plans, check_sparse, plans_of
 from ._moments import Moments
 from ._optimizer import DistributedOptimizer
 from ._rates import followed
@@ -369,18 +369,19 @@ class Compressor:
         self._group = model.process_group
         spec = spec if spec is not None else default_spec(model.parameters())
 
-        def look() -> tuple[tuple[Rules, list[Layer], list[MomentPlan]], dict[str, Any]]:
+        def look() -> tuple[tuple[Rules, list[Layer], Plans], dict[str, Any]]:
             followed(optimizer, follow_lr)  # a slip is an error here
-            chosen = rules_of(spec, rules, plan)
+            chosen = suited(rules_of(spec, rules, plan), optimizer)
             layers = layers_of(_parameters(model), chosen, sparse_names(model.module))
             check_sparse(layers, chosen)
             plans = plans_of(layers, optimizer, scaler, steps)
-            kinds = ", ".join(type(each.optimizer).__name__ for each in plans)
+            kinds = ", ".join(type(each.optimizer).__name__ for each in plans.made)
             more = {"the optimizer": kinds, "steps": steps} if plans else {}
             return (chosen, layers, plans), summary_of(layers, chosen, seed, **more)
 
         chosen, layers, plans = agree(self._group, look)
-        for index in [member.index for each in plans for member in each.members]:
+        demanded = [each for each in plans.made if not each.adaptive]
+        for index in [member.index for each in demanded for member in each.members]:
             layers[index] = dataclasses.replace(layers[index], moment=layers[index].spec)
         self._index = {id(layer.parameter): i for i, layer in enumerate(layers)}
         self._reduction = Reduction(
