@@ -66,7 +66,7 @@ def compress(
     """Compresses the gradients of a model in DistributedDataParallel, or sharded by ``fully_shard``, from the next step on.
 
     ``spec`` is a spec for all layers (``"q:4"``, ``"ef/powersgd:4"``), rules (``"*.bias=none;embed*=ef/topk:0.01;*=q:4"``), a
-    :class:`pith.Plan`, or an adaptive spec: ``"auto"`` measures and takes what is fastest here, no compression included, and
+    :class:`pith.Plan`, or an adaptive spec: ``"auto"`` measures and takes what is fastest here and suits the ``optimizer``, no compression included, and
     ``"auto,budget=q:4"`` what is fastest of all that loses no more than ``q:4``; ``"lgreco:q:4"`` shares the error of ``q:4`` out among
     layers so that they are smallest, and does so anew every few hundred steps (docs/planner.md). The default is ``"auto,budget=q:4"``
     for models on CPUs, and ``"q:4"`` for those on other devices and for sharded ones, whose specs cannot change.
