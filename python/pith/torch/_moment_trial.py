@@ -2,7 +2,8 @@
 
 Steps with gradients are timed while the adapter is at rest, then as many with momentum. The rule is that of the adapter's own trials
 (src/adapt/adapt_trial.c): the first steps after a change do not count, a time is the lower quartile of those of the steps, as mean over the
-ranks, for what disturbs a step only ever makes it longer; and what replaces the plan in force must gain a twentieth.
+ranks, for what disturbs a step only ever makes it longer; and what replaces the plan in force must gain a twentieth. Where it gains little more,
+the steps with gradients may just have been disturbed: they are timed once more, and the shorter time counts.
 
 A step lasts from the end of the optimizer's step to the end of the next one. On a device that end is waited for while steps are timed: the
 host runs ahead otherwise, and the exchange would not be in what it measures.
@@ -21,6 +22,7 @@ CANDIDATE = "moment/onebit"
 _STEPS = 24  # that are timed of each
 _SKIPPED = 2  # before them, after a change
 _GAIN = 0.05  # of the time of a step; less does not pay
+_CLEAR = 0.2  # a gain that needs no second look
 _WAIT = 4096  # steps after a trial that momentum has lost; twice as many after each further one
 
 WAITING, GRADIENTS, MOMENTUM, KEPT = "waiting", "gradients", "momentum", "kept"
@@ -33,11 +35,6 @@ def is_calm(reason: str) -> bool:
     return " since step " in reason
 
 
-def is_faster(momentum: float, gradients: float) -> bool:
-    """Whether momentum gains enough, by the mean times of all ranks."""
-    return momentum <= (1 - _GAIN) * gradients
-
-
 class Trial:
     """What is timed now, and what was found. The same on all ranks but for the times under way."""
 
@@ -45,6 +42,7 @@ class Trial:
         self._device = device
         self.stage = WAITING
         self.gradients = self.momentum = 0.0  # seconds of a step, as means over the ranks
+        self.confirms = False  # gradients are timed for the second time
         self._lost = 0  # trials in a row
         self._plan = ""  # what the adapter says of the plan that is timed
         self._times: list[float] = []
@@ -81,18 +79,28 @@ class Trial:
             torch.cuda.synchronize(self._device)
         return _now()
 
-    def decide(self, found: Sequence[float]) -> bool:
-        """Whether momentum stays, by its times on all ranks."""
-        self.momentum = mean(found)
-        if is_faster(self.momentum, self.gradients):
-            self.stage, self._lost = KEPT, 0
-            return True
-        self.stage, self._lost = WAITING, self._lost + 1
-        return False
+    def note(self, found: Sequence[float]) -> None:
+        """The times of what was timed, on all ranks."""
+        seconds = sum(found) / len(found)
+        if self.stage == MOMENTUM:
+            self.momentum = seconds
+        else:
+            self.gradients = min(self.gradients, seconds) if self.confirms else seconds
 
-    def give_up(self) -> None:
-        """Momentum was faster, and training did not go well."""
-        self.stage, self._lost = WAITING, self._lost + 1
+    def gains(self, share: float = _GAIN) -> bool:
+        return self.momentum <= (1 - share) * self.gradients
+
+    @property
+    def is_clear(self) -> bool:
+        return self.gains(_CLEAR)
+
+    def keep(self) -> None:
+        """Momentum stays."""
+        self.stage, self.confirms, self._lost = KEPT, False, 0
+
+    def lose(self) -> None:
+        """It does not: it is too slow, or training does not go well."""
+        self.stage, self.confirms, self._lost = WAITING, False, self._lost + 1
 
     @property
     def pause(self) -> int:
@@ -110,6 +118,7 @@ class Trial:
             "stage": self.stage,
             "gradients": self.gradients,
             "momentum": self.momentum,
+            "confirms": self.confirms,
             "lost": self._lost,
             "plan": self._plan,
             "times": list(self._times),
@@ -119,12 +128,8 @@ class Trial:
     def load(self, saved: Mapping[str, Any]) -> None:
         self.stage, self._plan = saved["stage"], saved["plan"]
         self.gradients, self.momentum = saved["gradients"], saved["momentum"]
-        self._lost, self._laps = saved["lost"], saved["laps"]
+        self._lost, self._laps, self.confirms = saved["lost"], saved["laps"], saved["confirms"]
         self._times, self._last = list(saved["times"]), None
-
-
-def mean(found: Sequence[float]) -> float:
-    return sum(found) / len(found)
 
 
 def _short(seconds: float) -> str:

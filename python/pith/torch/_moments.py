@@ -25,7 +25,7 @@ from ._bytes import all_gather_bytes
 from ._freeze import PERIOD, Watch, earliest_again, is_settled
 from ._moment_plan import Plan, Plans, plans_of
 from ._moment_steps import Member, Scales
-from ._moment_trial import CANDIDATE, GRADIENTS, MOMENTUM, Trial, is_calm, mean
+from ._moment_trial import CANDIDATE, GRADIENTS, MOMENTUM, Trial, is_calm
 from ._rates import plain_optimizers
 from ._reduction import Reduction
 from ._table import MomentStats
@@ -84,6 +84,8 @@ class Driver:
         return f"exact again since step {self._since}: {self._why}" if self._why else "warm-up"
 
     def _phase_of_trial(self, trial: Trial) -> str:
+        if trial.confirms:
+            return f"gradients are timed again since step {self._since}: {trial.times} so far"
         if trial.stage == GRADIENTS:
             return f"{CANDIDATE} is tried next; steps with gradients are timed before"
         if trial.stage == MOMENTUM:
@@ -276,18 +278,36 @@ class Driver:
         plan = self._owner.reason(self.members[0].index)
         if not is_calm(plan):
             trial.hold()
-        elif trial.lap(plan):
-            trial.gradients = mean([seconds for (seconds,) in self._owner.gather(trial.typical)])
+            return
+        if not trial.lap(plan):
+            return
+        trial.note([seconds for (seconds,) in self._owner.gather(trial.typical)])
+        if not trial.confirms:
             trial.begin(MOMENTUM)
             self._freeze()
+        elif trial.gains():
+            trial.keep()
+            self._freeze()
+        else:
+            self._lose(trial)
 
     def _time_momentum(self, trial: Trial) -> None:
         if not trial.lap():
             return
-        if trial.decide([seconds for (seconds,) in self._owner.gather(trial.typical)]):
+        trial.note([seconds for (seconds,) in self._owner.gather(trial.typical)])
+        if trial.is_clear:
+            trial.keep()
             self._set_specs(self._steps.members)  # they have another reason now
+        elif trial.gains():
+            self._return_to_gradients(trial.times, 0)
+            trial.confirms = True
+            trial.begin(GRADIENTS)
         else:
-            self._return_to_gradients(f"{trial.times}, which does not pay", trial.pause)
+            self._lose(trial)
+
+    def _lose(self, trial: Trial) -> None:
+        trial.lose()
+        self._return_to_gradients(f"{trial.times}, which does not pay", trial.pause)
 
     def _ready(self) -> list[Member]:
         """Members that the optimizer has momentum for: all that had a gradient."""
@@ -334,7 +354,7 @@ class Driver:
         """Training does not go well."""
         pause = 0
         if self._trial is not None:
-            self._trial.give_up()
+            self._trial.lose()
             pause = self._trial.pause
         self._return_to_gradients(why, pause)
         if self._owner.rank == 0:
@@ -347,7 +367,8 @@ class Driver:
 
     def _return_to_gradients(self, why: str, pause: int) -> None:
         """The variance follows them again. ``pause``: the least number of steps until momentum may travel."""
-        self._steps.thaw(self.step)
+        if self.frozen:
+            self._steps.thaw(self.step)
         self.frozen, self._since, self._why = False, self.step, why
         self._norms = []
         again = earliest_again(self.step, self._steps.span(self.members))
