@@ -403,8 +403,11 @@ def changes_its_mind(rank: int, size: int) -> int:
     made.go(45)
     assert made.sends_momentum
     plain = torch.optim.SGD(made.model.parameters(), lr=0.01, momentum=0.9)
+    saved = made.compressor.state_dict()
     made.compressor.follow(plain)
     assert not made.sends_momentum and "not tried: " in made.phase and "not with SGD" in made.phase
+    with pytest.raises(pith.StateError, match="momentum travels.*not with SGD"):
+        made.compressor.load_state_dict(saved)
     made.optimizer = plain
     made.go(5)
     made.check_replicas(group)

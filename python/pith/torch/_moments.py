@@ -535,6 +535,13 @@ class Moments:
 
     def load(self, saved: Sequence[Mapping[str, Any]] | None) -> None:
         """Before the reducer loads residuals, which belong to specs."""
+        saved = saved or None  # empty where ``auto`` could not try momentum
+        if not self._drivers:
+            if saved is not None and any(entry["frozen"] for entry in saved):
+                raise StateError(
+                    f"in the state momentum travels, which is not possible here: {self._why_not}"
+                )
+            return
         kinds = [type(driver.optimizer).__name__ for driver in self._drivers]
         theirs = kinds if saved is None else [entry["optimizer"] for entry in saved]
         if kinds != theirs:
