@@ -201,8 +201,11 @@ class Reducer:
         """Multiplies what is pending of a layer, between two steps: after a change of its learning rate from a to b by a/b."""
         c.check(c.lib.pith_reducer_scale_residual(self._open(), number, factor))
 
-    def set_spec(self, number: int, spec: str) -> None:
-        """Gives a layer another spec, between two steps, on all ranks alike. What is left of momentum is dropped where the new spec sends gradients."""
+    def set_spec(self, number: int, spec: str | None) -> None:
+        """Gives a layer another spec, between two steps, on all ranks alike. What is left of momentum is dropped where the new spec sends gradients.
+
+        None: the adaptive spec chooses again. It rests while any of its layers has a spec that was set.
+        """
         c.check(c.lib.pith_reducer_set_spec(self._open(), number, c.encoded(spec, "the spec")))
 
     def update(self, updates: Any, stream: int | None = None) -> None:

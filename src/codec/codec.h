@@ -104,6 +104,15 @@ static inline float pith__codec_gamma(const pith_codec *codec) {
   return codec->memory && codec->memory->gain ? codec->memory->gain(codec->memory_args) : 1.0f;
 }
 
+/* Whether gradients arrive late: a step brings some of their values, or a low rank of them, and error feedback the rest
+ * in later steps. */
+static inline int pith__codec_delays(const pith_codec *codec) {
+  int feeds_back = codec->memory && (codec->memory->keeps & PITH_KEEPS_RESIDUAL);
+  int is_part = (codec->caps & PITH_CAP_SPARSE) || codec->strength == PITH_STRENGTH_RATIO ||
+                codec->strength == PITH_STRENGTH_RANK;
+  return feeds_back && is_part;
+}
+
 /* Scratch of the chain for n values: takes it from the arena (or only measures). */
 void *pith__codec_take_scratch(const pith_codec *codec, size_t n, pith_arena *arena);
 
