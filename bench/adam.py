@@ -260,24 +260,38 @@ def held_out_loss(task, model: torch.nn.Module, a: argparse.Namespace) -> float:
     return torch.stack(losses).mean().item()
 
 
-def exact_runs(task, wanted: list[tuple[float, int]], a: argparse.Namespace) -> list[Run]:
+def found_in(
+    runs: list[Run], task, spec: str, rate: float, seed: int, a: argparse.Namespace
+) -> list[Run]:
+    """The run, if it is there already."""
+    wanted = (task.name, spec, rate, seed, a.steps)
+    return [r for r in runs if (r.task, r.spec, r.rate, r.seed, r.steps) == wanted]
+
+
+def exact_runs(
+    task, pairs: list[tuple[float, int]], runs: list[Run], a: argparse.Namespace
+) -> list[Run]:
     """Rates and seeds of exact AdamW, shared out between the ranks."""
+    there = [run for pair in pairs for run in found_in(runs, task, "none", *pair, a)]
+    wanted = [pair for pair in pairs if pair not in {(run.rate, run.seed) for run in there}]
     mine = wanted[dist.get_rank() :: dist.get_world_size()]
     made = [train_exactly(task, rate, seed, a) for rate, seed in mine]
     found: list[list[Run]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(found, made, group=a.waiting)
-    return sorted(
+    fresh = sorted(
         (run for part in found for run in part), key=lambda run: wanted.index((run.rate, run.seed))
     )
+    for run in fresh:
+        note(runs, run, a)
+    return there + fresh
 
 
 def best_rate(task, runs: list[Run], a: argparse.Namespace) -> float:
     """Exact AdamW at several rates; the one that ends lowest. Then with all seeds at that."""
     seeds, rates = a.seed or [1, 2, 3], [a.rate] if a.rate else list(task.rates)
-    tried = exact_runs(task, [(rate, seeds[0]) for rate in rates], a)
+    tried = exact_runs(task, [(rate, seeds[0]) for rate in rates], runs, a)
     best = min(tried, key=lambda run: run.loss).rate
-    for run in tried + exact_runs(task, [(best, seed) for seed in seeds[1:]], a):
-        note(runs, run, a)
+    exact_runs(task, [(best, seed) for seed in seeds[1:]], runs, a)
     return best
 
 
@@ -298,7 +312,9 @@ def note(runs: list[Run], run: Run, a: argparse.Namespace) -> Run:
 
 
 def train_all(a: argparse.Namespace) -> list[Run]:
-    runs: list[Run] = []
+    file = pathlib.Path(a.json or "")
+    runs = [Run(**run) for run in json.loads(file.read_text())] if file.is_file() else []
+    dist.barrier(group=a.waiting)  # before rank 0 writes it
     usual = [Bytes, Sentences, Digits]
     for kind in [kind for kind in [*usual, LargeBytes] if kind.name in (a.task or [k.name for k in usual])]:  # fmt: skip
         task = kind(a)
@@ -306,7 +322,8 @@ def train_all(a: argparse.Namespace) -> list[Run]:
         for spec in [] if a.exact else a.spec or SPECS:
             for seed in a.seed or [1, 2, 3]:
                 text = spec.replace("freeze=F", f"freeze={a.freeze}")
-                note(runs, train(task, text, rate, seed, a), a)
+                if not found_in(runs, task, text, rate, seed, a):
+                    note(runs, train(task, text, rate, seed, a), a)
     return runs
 
 
@@ -356,7 +373,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="small models, for CPUs")
     parser.add_argument("--fused", action="store_true", help="torch's fused AdamW")
     parser.add_argument("--data", help="a text file, or a folder of them")
-    parser.add_argument("--json", help="a file for the runs")
+    parser.add_argument("--json", help="a file for the runs; those in it are not made again")
     parser.add_argument("--merge", nargs="+", metavar="FILE", help="only print runs of these files")
     a = parser.parse_args()
     if a.merge:
