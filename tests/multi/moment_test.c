@@ -171,7 +171,7 @@ static void lost_together(model *m, double *lost) {
   CHECK(residual == s->residual && residual);
   for (size_t i = 0; i < VALUES; i++) {
     int owned = s->result && i >= s->result_first && i < s->result_first + s->result_n;
-    lost[i] = residual[i] / (double)m->ranks + (owned ? (double)s->result[i - s->result_base] : 0.0);
+    lost[i] = residual[i] / (double)m->ranks + (owned ? (double)((const float *)s->result)[i - s->result_base] : 0.0);
   }
   add_up(m, lost);
 }
