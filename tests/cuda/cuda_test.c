@@ -13,6 +13,7 @@ static const char *const specs[] = {
     "ef,store=8/topk:0.05",
     "ef,store=bf16/topk:0.01,values=fp16",
     "moment,store=8/efsignsgd",
+    "moment,store=bf16/onebit",
     "ef,store=8/hadamard/q:2",
     "none",
     "fp16",
