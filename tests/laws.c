@@ -181,7 +181,7 @@ static const char *const variants[] = {
     "ef,store=8/q:3,bucket=32,tail=exact",
     "ef,store=bf16/q:3,bucket=96",
     "ef:0.9,store=8/hadamard:256/natural",
-    "moment,store=8/onebit",
+    "ef,store=8/signmean",
     "ef,store=8/topk:0.02",
     "ef,store=bf16/threshold:0.5",
     "hadamard/q:4,tail=exact",

@@ -21,7 +21,8 @@ struct pith_state {
   unsigned keeps;
   pith_store store;              /* of residual and result */
   uint64_t changes;              /* how often a residual in fewer bits than 32 has changed between steps: what is drawn
-                                    then follows from it */
+                                    then follows from it, … */
+  int draws_as;                  /* … and from this rank */
   void *residual;                /* n values, or NULL */
   float *momentum;               /* likewise */
   void *result;                  /* what the results that this rank encoded lost; NULL until the first of them */
@@ -131,8 +132,8 @@ pith_status pith__state_add_residual(pith_state *state, const float *x);
 /* Adds to n f32 values what the state has pending: its residual, and `results` times what results lost. */
 pith_status pith__state_take_residual(const pith_state *state, float results, float *to);
 
-/* A state whose values are in a space. */
-pith_status pith__state_create_in(pith_space *space, const pith_codec *codec, size_t n, size_t rows,
+/* A state whose values are in a space, and that changes between steps with the random numbers of a rank. */
+pith_status pith__state_create_in(pith_space *space, const pith_codec *codec, size_t n, size_t rows, int rank,
                                   pith_state **state);
 
 /* Checks that a state was made for this codec (and for n values from ctx->offset). */

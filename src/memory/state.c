@@ -72,10 +72,10 @@ static pith_status fill(pith_space *space, const pith_codec *codec, size_t n, ui
 }
 
 pith_status pith_state_create(const pith_codec *codec, size_t n, size_t rows, pith_state **state) {
-  return pith__state_create_in(NULL, codec, n, rows, state);
+  return pith__state_create_in(NULL, codec, n, rows, 0, state);
 }
 
-pith_status pith__state_create_in(pith_space *space, const pith_codec *codec, size_t n, size_t rows,
+pith_status pith__state_create_in(pith_space *space, const pith_codec *codec, size_t n, size_t rows, int rank,
                                   pith_state **state) {
   PITH_REQUIRE(codec && state, PITH_ERR_ARGUMENT, "pith_state_create: codec and state must not be NULL");
   PITH_REQUIRE(rows <= n, PITH_ERR_ARGUMENT, "a layer of %zu values cannot have %zu rows", n, rows);
@@ -86,6 +86,7 @@ pith_status pith__state_create_in(pith_space *space, const pith_codec *codec, si
     pith_state_destroy(made);
     return status;
   }
+  made->draws_as = rank;
   *state = made;
   return PITH_OK;
 }
@@ -101,8 +102,9 @@ void pith_state_destroy(pith_state *state) {
 
 /* Nothing is drawn for f32. */
 pith_key pith__state_key(pith_state *state) {
-  return state->store == PITH_STORE_F32 ? (pith_key){0, 0}
-                                        : pith__rng_key_of(0, state->changes++, 0, state->rank, PITH_DOMAIN_STORE, 1);
+  return state->store == PITH_STORE_F32
+             ? (pith_key){0, 0}
+             : pith__rng_key_of(0, state->changes++, 0, (uint64_t)state->draws_as, PITH_DOMAIN_STORE, 1);
 }
 
 /* n values, from one of a state's to another's or in place; `index` is the place of the first in the layer. */
@@ -234,6 +236,7 @@ pith_status pith_state_adapt(pith_state *state, const pith_codec *codec) {
   next.rank = state->rank;
   next.ranks = state->ranks;
   next.loaded = state->loaded;
+  next.draws_as = state->draws_as;
   next.changes = next.store == PITH_STORE_F32 ? 0 : state->changes;
   if (status == PITH_OK) {
     status = keep_columns(state, &next);

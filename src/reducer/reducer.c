@@ -240,7 +240,7 @@ static pith_status fill_layer(pith_reducer *r, const pith_layer *given, const ch
     status = pith__reducer_check_codec(r, name, l, l->match.codec);
   }
   if (status == PITH_OK) {
-    status = pith__state_create_in(r->space, l->match.codec, l->n, l->rows <= l->n ? l->rows : 0, &l->state);
+    status = pith__state_create_in(r->space, l->match.codec, l->n, l->rows <= l->n ? l->rows : 0, r->rank, &l->state);
   }
   l->name = strdup(name);
   l->shape = malloc((dimensions + 1) * sizeof *shape);

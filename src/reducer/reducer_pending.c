@@ -27,7 +27,7 @@ static pith_status make(pith_reducer_layer *l) {
 /* A fresh state in place of one whose residual means nothing to the codec. */
 static pith_status replace_state(pith_reducer_layer *l, const pith_codec *codec) {
   pith_state *fresh = NULL;
-  PITH_TRY(pith__state_create_in(space_of(l), codec, l->n, l->state->rows, &fresh));
+  PITH_TRY(pith__state_create_in(space_of(l), codec, l->n, l->state->rows, l->state->draws_as, &fresh));
   pith_state_destroy(l->state);
   l->state = fresh;
   return PITH_OK;

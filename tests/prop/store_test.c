@@ -210,7 +210,7 @@ TEST(a_state_takes_two_bytes_or_one_a_value) {
     pith_state *state = NULL;
     size_t wanted = (size_t)(kept[i].bytes * (double)n);
     taken = 0;
-    CHECK_OK(pith__state_create_in(&space, codec, n, 0, &state));
+    CHECK_OK(pith__state_create_in(&space, codec, n, 0, 0, &state));
     CHECK_EQ(taken, wanted);
     CHECK_EQ(pith_codec_residual_size(codec, n), wanted);
     CHECK(pith_state_save_size(state) <= wanted + head);
