@@ -215,6 +215,10 @@ pith_status pith__reducer_check_codec(const pith_reducer *r, const char *name, c
   if (r->space && pith_cuda_supports(codec) != PITH_OK) {
     return pith_fail(PITH_ERR_UNSUPPORTED, "layer %s: %s", name, pith_error());
   }
+  PITH_REQUIRE(!r->options.capturable || pith__codec_store(codec) == PITH_STORE_F32, PITH_ERR_UNSUPPORTED,
+               "layer %s: %s rounds its residual by other random numbers in every step, and a graph would repeat those "
+               "of one: leave store out",
+               name, codec->spec);
   size_t most = pith_codec_bound(codec, l->n), values = pith__layer_bytes(l);
   PITH_REQUIRE(
       !r->options.capturable || (codec->caps & (PITH_CAP_FIXED | PITH_CAP_ROUNDS)) || most <= values / 2 + SMALL_ROOM,
