@@ -84,7 +84,7 @@ TEST(rounding_has_no_bias) {
     }
     for (size_t i = 0; i < N; i++) {
       double step = step_of(store, x[i], largest_in_block(x, N, i));
-      CHECK_MSG(fabs(sum[i] / DRAWS - (double)x[i]) < 0.04 * step, "%s: the mean of value %zu is %.9g, not %.9g",
+      CHECK_MSG(fabs(sum[i] / DRAWS - (double)x[i]) < 0.05 * step, "%s: the mean of value %zu is %.9g, not %.9g",
                 pith__store_name(store), i, sum[i] / DRAWS, (double)x[i]);
     }
   }
@@ -119,7 +119,8 @@ TEST(increments_far_below_a_step_add_up) {
   }
 }
 
-/* All that was sent in T steps is T·g, less what is still kept and what rounding has added up to. */
+/* All that was sent in T steps is T·g, less what is still kept and what rounding has added up to: T draws without bias,
+ * each of which moves a value by half a step at most in the square mean. */
 TEST(the_time_average_converges_to_the_gradient) {
   static const char *const specs[] = {"ef,store=bf16/topk:0.05", "ef,store=8/topk:0.05", "ef,store=8/q:2",
                                       "ef,store=bf16/q:2", "ef,store=8/signmean"};
@@ -128,20 +129,25 @@ TEST(the_time_average_converges_to_the_gradient) {
     pith_codec *codec = law_codec(specs[k]);
     pith_state *state = law_state(codec, n, 0);
     pith_span g = law_tensor(LAW_NORMAL, n, PITH_F32);
-    double off = 0, size = 0, *mean = calloc(n, sizeof *mean);
+    double off = 0, most = 0, *mean = calloc(n, sizeof *mean);
     for (size_t step = 0; step < steps; step++) {
       const float *decoded = law_decode(codec, law_encode(codec, state, g, law_ctx(step)), n, law_ctx(step));
       for (size_t i = 0; i < n; i++) {
         mean[i] += (double)decoded[i] / (double)steps;
+      }
+      const float *kept = law_residual(state, n);
+      for (size_t i = 0; i < n; i++) {
+        most = fmax(most, fabs((double)kept[i]));
       }
     }
     const float *residual = law_residual(state, n);
     for (size_t i = 0; i < n; i++) {
       double due = law_at(g, i) - (double)residual[i] / (double)steps;
       off += (mean[i] - due) * (mean[i] - due);
-      size += (double)law_at(g, i) * law_at(g, i);
     }
-    CHECK_MSG(sqrt(off / size) < 0.02, "%s: the mean of %zu steps is off by %g", specs[k], steps, sqrt(off / size));
+    double noise = 0.5 * step_of(state->store, most, most) / sqrt((double)steps);
+    CHECK_MSG(sqrt(off / (double)n) < 1.1 * noise + 1e-4, "%s: the mean of %zu steps is off by %g, and its noise is %g",
+              specs[k], steps, sqrt(off / (double)n), noise);
     free(mean);
     law_sweep();
   }
@@ -304,12 +310,16 @@ TEST(a_residual_keeps_its_value_in_another_store) {
       CHECK_OK(pith_state_adapt(state, other));
       const float *after = law_residual(state, N);
       CHECK_OK(pith__state_take_residual(state, 2, moved));
+      double most = 0;
+      for (size_t i = 0; i < N; i++) {
+        most = fmax(most, fabs((double)before[i]));
+      }
       for (size_t i = 0; i < N; i++) {
         double step =
             state->store == PITH_STORE_F32 ? 0 : step_of(state->store, before[i], largest_in_block(before, N, i));
         CHECK_MSG(fabs((double)after[i] - (double)before[i]) <= step, "%s to %s: value %zu was %g and is %g", specs[a],
                   specs[b], i, (double)before[i], (double)after[i]);
-        CHECK_MSG(fabs((double)moved[i] - (double)pending[i]) <= 5 * step_of(PITH_STORE_8, 0, 1),
+        CHECK_MSG(fabs((double)moved[i] - (double)pending[i]) <= 3 * step_of(PITH_STORE_8, 0, most),
                   "%s to %s: %g of value %zu is pending, and was %g", specs[a], specs[b], (double)moved[i], i,
                   (double)pending[i]);
       }
