@@ -217,11 +217,12 @@ class Reducer:
             updates = (c.Update * len(updates))(*updates)
         c.check(c.lib.pith_reducer_update(self._open(), updates, len(updates), stream))
 
-    def residual(self, number: int) -> int:
-        """The address of a layer's residual, f32 where its gradients are; 0 if its spec keeps none. Until the spec changes."""
-        address = ctypes.c_void_p()
-        c.check(c.lib.pith_reducer_residual(self._open(), number, ctypes.byref(address)))
-        return address.value or 0
+    def copy_residual(self, number: int, address: int, stream: int | None = None) -> None:
+        """Writes a layer's residual, however it is kept, to an address where its gradients are: as many f32 as it has values.
+
+        Somebody else checks and keeps the address. ``stream``: as for ``update``.
+        """
+        c.check(c.lib.pith_reducer_copy_residual(self._open(), number, address, stream))
 
     @property
     def layers(self) -> list[Layer]:

@@ -478,13 +478,14 @@ def test_momentum_trains_as_exact_gradients_do() -> None:
         "moment:4,freeze=100/onebit",
         "moment,freeze=100/topk:0.05",
         "moment/onebit",
+        "moment,freeze=100,store=bf16/onebit",
+        "moment,freeze=100,store=8/onebit",
     )
     ranks = run(learned, 2, specs)
-    exact, late, one_bit, local, sparse, settled = (
-        sum(pair) / 2 for pair in zip(*ranks, strict=True)
-    )
-    found = dict(zip(specs, (exact, late, one_bit, local, sparse, settled), strict=True))
-    assert max(one_bit, settled) < 1.03 * exact, found
+    losses = [sum(pair) / 2 for pair in zip(*ranks, strict=True)]
+    exact, late, one_bit, local, sparse, settled, half, byte = losses
+    found = dict(zip(specs, losses, strict=True))
+    assert max(one_bit, settled, half, byte) < 1.03 * exact, found
     assert local < 1.05 * exact, found
     assert late > 1.07 * exact, found  # gradients that come late
     assert sparse < 0.98 * late, found
@@ -869,6 +870,8 @@ RESUMED: list[tuple[str, int, Any, Any]] = [
     ("moment:4,freeze=4/onebit", 10, adamw, torch.float32),  # in the middle of a round
     ("moment:4,freeze=6,warm=4/topk:0.05", 6, adamw, torch.bfloat16),
     ("moment:4,freeze=4/q:2", 9, adamw, torch.bfloat16),
+    ("moment:4,freeze=4,store=8/onebit", 10, adamw, torch.float32),
+    ("moment,freeze=4,store=bf16/topk:0.05", 9, adamw, torch.bfloat16),
     ("moment/onebit", 5, sgd, torch.float32),
 ]
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -177,23 +176,28 @@ class Engine:
 
     def update(self, updates: Any) -> None:
         """An optimizer's step for an array of ``pith_update``, behind what the current stream has been given."""
+        with self._ordered() as stream:
+            self._reducer.update(updates, stream)
+
+    def residual(self, index: int) -> torch.Tensor:
+        """A copy of what is pending of a layer."""
+        device = None if self._side is None else self._side.stream.device
+        copy = torch.empty(self._layers[index].n, dtype=torch.float32, device=device)
+        with self._ordered() as stream:
+            self._reducer.copy_residual(self._numbers[index], copy.data_ptr(), stream)
+        return copy
+
+    @contextmanager
+    def _ordered(self) -> Iterator[int | None]:
+        """The current stream, behind what the reducer's has been given, which then waits for it in turn; None in main memory."""
         if self._side is None:
-            self._reducer.update(updates)
+            yield None
             return
         side = self._side.stream
         current = torch.cuda.current_stream(side.device)
         current.wait_stream(side)
-        self._reducer.update(updates, current.cuda_stream)
+        yield current.cuda_stream
         side.wait_stream(current)
-
-    def residual(self, index: int) -> torch.Tensor:
-        """What is pending of a layer, as it is now; not a copy."""
-        address, n = self._reducer.residual(self._numbers[index]), self._layers[index].n
-        if not address:
-            raise StateError(f"layer {self._layers[index].name} keeps no residual")
-        if self._side is None:
-            return torch.frombuffer((ctypes.c_float * n).from_address(address), dtype=torch.float32)
-        return torch.as_tensor(_OnDevice(address, n), device=self._side.stream.device)
 
     # ---- Statistics and checkpoints
 
@@ -219,18 +223,6 @@ class Engine:
         self._reducer.close()
         if not isinstance(self._over, Comm):
             self._over.close()
-
-
-class _OnDevice:
-    """f32 values at an address of a CUDA device, as torch takes them."""
-
-    def __init__(self, address: int, n: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (n,),
-            "typestr": "<f4",
-            "data": (address, False),
-            "version": 2,
-        }
 
 
 def _rules_for(names: Sequence[str], rules: Rules) -> str:

@@ -40,9 +40,12 @@ class Member:
         return f"q:{self.moment.warm}" if self.moment.warm else "none"
 
     def spec(self, beta: float) -> str:
-        """How its momentum travels. Only beta matters to the codec, and a memory is the first part of a spec, once presets are taken apart."""
-        text = self.codec.spec if self.codec.spec.startswith("moment") else self.codec.parts
-        return f"moment,beta={beta!r}/{text.partition('/')[2]}"
+        """How its momentum travels. Only beta and store matter to the codec, and a memory is the first part of a spec, once presets are taken apart."""
+        memory, _, rest = (
+            self.codec.spec if self.codec.spec.startswith("moment") else self.codec.parts
+        ).partition("/")
+        store = "".join(f",{pair}" for pair in memory.split(",") if pair.startswith("store="))
+        return f"moment,beta={beta!r}{store}/{rest}"
 
     def is_common(self, step: int) -> bool:
         """Whether it is exchanged in a step of the optimizer; else the step is local."""
