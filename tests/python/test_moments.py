@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 import pith.torch  # noqa: E402
 from pith.torch._freeze import (  # noqa: E402
     PERIOD,
+    Size,
     Watch,
     earliest_again,
     first_frozen,
@@ -82,6 +83,7 @@ class Run:
         **options: Any,
     ) -> None:
         self.rank, self.step = rank, 0
+        self.scale = 1.0  # of the loss
         self.model = DistributedDataParallel(make(dtype), process_group=group, **(ddp or {}))
         self.optimizer = make_optimizer(self.model)
         self.scheduler: Any = None
@@ -92,7 +94,7 @@ class Run:
     def go(self, steps: int) -> Run:
         for _ in range(steps):
             self.optimizer.zero_grad()
-            loss = loss_of(self.model, self.rank, self.step)
+            loss = self.scale * loss_of(self.model, self.rank, self.step)
             loss.backward()
             self.optimizer.step()
             if self.scheduler is not None:
@@ -153,6 +155,18 @@ def test_momentum_stops_where_residual_or_loss_run_away() -> None:
     assert watch.why_not([1.0], [(29.0, 10)]) == ""
     assert "rose from 2 to 3.1" in watch.why_not([1.0], [(31.0, 10)])
     assert "loss is not finite" in watch.why_not([1.0], [(math.nan, 10)])
+
+
+def test_a_frozen_variance_shrinks_with_the_gradients_and_does_not_grow() -> None:
+    size = Size()
+    assert size.factor == 1
+    for seen, factor in ((4.0, 1.0), (4.0, 1.0), (2.0, 0.75), (math.nan, 0.75), (90.0, 1.0)):
+        size.look(seen)
+        assert size.factor == factor
+    assert Size(*size.save()).save() == size.save()
+    for _ in range(60):
+        size.look(0.0)
+    assert size.factor == 1e-4
 
 
 def test_reported_losses_are_summed_between_two_looks() -> None:
@@ -628,6 +642,25 @@ def words(rank: int, size: int) -> list[float]:
 def test_values_that_had_no_gradient_before_the_freeze_make_no_large_steps() -> None:
     for share, moved in run(words, 2):
         assert share > 0.05 and moved < 0.2, (share, moved)
+
+
+def shrinking(rank: int, size: int) -> list[float]:
+    made = Run(groups()["gloo"], rank, "moment,freeze=10/onebit")
+    made.go(10 + PERIOD + 1)
+    weight = made.model.module[2].weight
+    before = made.optimizer.state[weight]["exp_avg_sq"].mean().item()
+    made.scale = 0.01
+    made.go(3 * PERIOD)
+    frozen = made.optimizer.state[weight]["exp_avg_sq"].mean().item()
+    made.compressor.remove()  # the optimizer gets a variance that is right for it
+    after = made.optimizer.state[weight]["exp_avg_sq"].mean().item()
+    dist.destroy_process_group()
+    return [frozen / before, after / before]
+
+
+def test_steps_do_not_become_too_short_when_gradients_shrink() -> None:
+    for frozen, after in run(shrinking, 2):
+        assert frozen == 1 and after < 0.5, (frozen, after)
 
 
 def runs_away(rank: int, size: int) -> list[Any]:

@@ -345,10 +345,14 @@ class Driver:
 
     def _look(self) -> None:
         self._looked = self.step
-        found = self._owner.gather(self._steps.ratio(self._owner.kept), *self._watch.take())
+        sizes = self._steps.sizes()
+        ratio = self._steps.ratio(self._owner.kept, sizes)
+        found = self._owner.gather(ratio, *self._watch.take(), *sizes)
         why = self._watch.why_not([f[0] for f in found], [(f[1], int(f[2])) for f in found])
         if why:
             self._go_back(why)
+        else:  # hosts may round a sum differently: those of the first rank are for all
+            self._steps.follow(found[0][3:])
 
     def _go_back(self, why: str) -> None:
         """Training does not go well."""
