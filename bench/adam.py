@@ -3,10 +3,12 @@
     pith run --no-prefix -n 4 -- python bench/adam.py --task digits                      # on CPUs, in minutes
     pith run --no-prefix -n 4 -- python bench/adam.py --small                            # all three tasks, with small models
     bench/gpu_lab.sh 4 none bench/adam.py --data shared/data                             # four ranks that share a GPU
+    bench/gpu_lab.sh 4 none bench/adam.py --task gpt124 --steps 1500 --data texts        # a GPT of 124 million parameters
     python bench/adam.py --merge gpt.json lstm.json                                      # runs of several files in one table
 
 First exact AdamW is trained at several learning rates (seed 1); all methods then have its best one. All runs of a seed start from the
-same weights and see the same batches. Rates rise for a tenth of the steps and fall with a cosine to a tenth. The loss is that of held-out samples
+same weights and see the same batches. Exact runs need no exchange: each is made by one rank, with the batches of all of them, and ranks share
+the runs out. Rates rise for a tenth of the steps and fall with a cosine to a tenth. The loss is that of held-out samples
 after the last step, and the ratio the geometric mean over seeds of loss / exact loss. Bytes are those of gradients or momentum that a rank
 sends in a step, as bits for each value of an allreduce; those of the warm-up count. "frozen" is the step from which the variance is.
 """
@@ -38,12 +40,12 @@ import digits  # noqa: E402
 import gpt  # noqa: E402
 
 SPECS = [
-    "moment,freeze=F/sign:mean",
-    "moment:4,freeze=F/sign:mean",
-    "moment:8,freeze=F/sign:mean",
+    "moment,freeze=F/onebit",
+    "moment:4,freeze=F/onebit",
     "moment,freeze=F/topk:0.05",
+    "moment:8,freeze=F/onebit",
     "moment,freeze=F/powersgd:16",
-    "ef/sign:mean",
+    "onebit",
     "ef/topk:0.05",
 ]
 
@@ -80,10 +82,31 @@ class Bytes:
         return gpt.batches(self.text, 8, self.context, generator)
 
     def samples(self):
-        source = gpt.batches(self.held_out, 64, self.context, torch.Generator().manual_seed(7))
+        count, context = 8192 // self.context, self.context
+        source = gpt.batches(self.held_out, count, context, torch.Generator().manual_seed(7))
         return [next(source) for _ in range(8)]
 
     loss_of = staticmethod(gpt.loss_of)
+
+
+class LargeBytes(Bytes):
+    """A GPT of 124 million parameters, as in bench/gpu_training.py; only if it is asked for."""
+
+    name, rates = "gpt124", (6e-4,)
+
+    def __init__(self, a: argparse.Namespace) -> None:
+        super().__init__(a)
+        self.width, self.layers, self.context = 768, 12, 512
+
+    def model(self) -> torch.nn.Module:
+        model = gpt.GPT(50304, self.width, self.layers, self.width // 64, self.context)
+        model.head.weight = model.token.weight
+        return model
+
+    @staticmethod
+    def loss_of(model: torch.nn.Module, batch) -> torch.Tensor:
+        with torch.autocast(batch[0].device.type, torch.bfloat16):
+            return gpt.loss_of(model, batch)
 
 
 class Words(torch.nn.Module):
@@ -104,7 +127,7 @@ class Sentences(Bytes):
 
     def __init__(self, a: argparse.Namespace) -> None:
         words = re.findall(r"\w+|[^\w\s]", read(a.data).lower())
-        self.words, self.width, self.hidden = (1000, 32, 64) if a.small else (8000, 256, 512)
+        self.words, self.width, self.hidden = (8000, 64, 64) if a.small else (8000, 256, 512)
         known = [w for w, _ in collections.Counter(words).most_common(self.words - 1)]
         number = {word: i + 1 for i, word in enumerate(known)}
         encoded = torch.tensor([number.get(word, 0) for word in words])
@@ -161,15 +184,57 @@ class Run:
 
 
 def train(task, spec: str, rate: float, seed: int, a: argparse.Namespace) -> Run:
-    started = time.perf_counter()
+    """By all ranks together."""
+    started, ranks = time.perf_counter(), dist.get_world_size()
     torch.manual_seed(seed)
     model = DistributedDataParallel(task.model().to(a.device), init_sync=False)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=task.betas, fused=a.fused)
+    optimizer = adamw(task, model, rate, a)
     handle = pith.torch.compress(model, spec, optimizer=optimizer, seed=seed, steps=a.steps)
+    fit(task, model, optimizer, source_of(task, seed, dist.get_rank()), spec, a)
+    table = handle.stats()
+    values = sum(layer.n for layer in table)
+    bits = 8 * table.wire_bytes / (a.steps * values * 2 * (ranks - 1) / ranks)
+    loss, frozen = held_out_loss(task, model.module, a), ""
+    if table.moments is not None:
+        frozen = table.moments.phase
+    mean = torch.tensor([loss], dtype=torch.float64, device=a.device)
+    dist.all_reduce(mean)  # they may be between two common steps
+    loss = mean.item() / ranks
+    return Run(
+        *(task.name, spec, rate, seed, a.steps, ranks, loss, bits, frozen),
+        time.perf_counter() - started,
+    )
+
+
+def train_exactly(task, rate: float, seed: int, a: argparse.Namespace) -> Run:
+    """By this rank alone."""
+    started, ranks = time.perf_counter(), dist.get_world_size()
+    torch.manual_seed(seed)
+    model = task.model().to(a.device)
+    sources = [source_of(task, seed, rank) for rank in range(ranks)]
+    batches = (
+        tuple(torch.cat(parts) for parts in zip(*each, strict=True))
+        for each in zip(*sources, strict=True)
+    )
+    fit(task, model, adamw(task, model, rate, a), batches, "exact", a)
+    return Run(
+        *(task.name, "none", rate, seed, a.steps, ranks, held_out_loss(task, model, a), 32.0, ""),
+        time.perf_counter() - started,
+    )
+
+
+def adamw(task, model: torch.nn.Module, rate: float, a: argparse.Namespace) -> torch.optim.AdamW:
+    return torch.optim.AdamW(model.parameters(), lr=rate, betas=task.betas, fused=a.fused)
+
+
+def source_of(task, seed: int, rank: int):
+    return task.batches(torch.Generator().manual_seed(1000 * seed + rank))
+
+
+def fit(task, model: torch.nn.Module, optimizer, source, name: str, a: argparse.Namespace) -> None:
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: rate_at((step + 1) / a.steps)
     )
-    source = task.batches(torch.Generator().manual_seed(1000 * seed + dist.get_rank()))
     for step, batch in zip(range(a.steps), source, strict=False):
         optimizer.zero_grad()
         task.loss_of(model, tuple(part.to(a.device) for part in batch)).backward()
@@ -178,16 +243,7 @@ def train(task, spec: str, rate: float, seed: int, a: argparse.Namespace) -> Run
         optimizer.step()
         schedule.step()
         if dist.get_rank() == 0 and (step + 1) % 100 == 0:
-            print(f"\r{task.name} {spec} {step + 1}/{a.steps} ", end="", file=sys.stderr)
-    table = handle.stats()
-    values = sum(layer.n for layer in table)
-    ranks = dist.get_world_size()
-    bits = 8 * table.wire_bytes / (a.steps * values * 2 * (ranks - 1) / ranks)
-    loss, frozen = held_out_loss(task, model, a), str(getattr(table, "phase", "") or "")
-    return Run(
-        *(task.name, spec, rate, seed, a.steps, ranks, loss, bits, frozen),
-        time.perf_counter() - started,
-    )
+            print(f"\r{task.name} {name} {step + 1}/{a.steps} ", end="", file=sys.stderr)
 
 
 def rate_at(share: float) -> float:
@@ -195,24 +251,48 @@ def rate_at(share: float) -> float:
     return share / 0.1 if share < 0.1 else 0.55 + 0.45 * math.cos(math.pi * (share - 0.1) / 0.9)
 
 
-def held_out_loss(task, model: DistributedDataParallel, a: argparse.Namespace) -> float:
-    """The mean over ranks: they may be between two common steps."""
+def held_out_loss(task, model: torch.nn.Module, a: argparse.Namespace) -> float:
     with torch.no_grad():
         losses = [
-            task.loss_of(model.module, tuple(part.to(a.device) for part in batch))
+            task.loss_of(model, tuple(part.to(a.device) for part in batch))
             for batch in task.samples()
         ]
-    mean = torch.stack(losses).mean()
-    dist.all_reduce(mean)
-    return mean.item() / dist.get_world_size()
+    return torch.stack(losses).mean().item()
+
+
+def found_in(
+    runs: list[Run], task, spec: str, rate: float, seed: int, a: argparse.Namespace
+) -> list[Run]:
+    """The run, if it is there already."""
+    wanted = (task.name, spec, rate, seed, a.steps)
+    return [r for r in runs if (r.task, r.spec, r.rate, r.seed, r.steps) == wanted]
+
+
+def exact_runs(
+    task, pairs: list[tuple[float, int]], runs: list[Run], a: argparse.Namespace
+) -> list[Run]:
+    """Rates and seeds of exact AdamW, shared out between the ranks."""
+    there = [run for pair in pairs for run in found_in(runs, task, "none", *pair, a)]
+    wanted = [pair for pair in pairs if pair not in {(run.rate, run.seed) for run in there}]
+    mine = wanted[dist.get_rank() :: dist.get_world_size()]
+    made = [train_exactly(task, rate, seed, a) for rate, seed in mine]
+    found: list[list[Run]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(found, made, group=a.waiting)
+    fresh = sorted(
+        (run for part in found for run in part), key=lambda run: wanted.index((run.rate, run.seed))
+    )
+    for run in fresh:
+        note(runs, run, a)
+    return there + fresh
 
 
 def best_rate(task, runs: list[Run], a: argparse.Namespace) -> float:
-    """Exact AdamW at several rates; the one that ends lowest."""
-    if a.rate:
-        return a.rate
-    tried = [note(runs, train(task, "none", rate, 1, a), a) for rate in task.rates]
-    return min(tried, key=lambda run: run.loss).rate
+    """Exact AdamW at several rates; the one that ends lowest. Then with all seeds at that."""
+    seeds, rates = a.seed or [1, 2, 3], [a.rate] if a.rate else list(task.rates)
+    tried = exact_runs(task, [(rate, seeds[0]) for rate in rates], runs, a)
+    best = min(tried, key=lambda run: run.loss).rate
+    exact_runs(task, [(best, seed) for seed in seeds[1:]], runs, a)
+    return best
 
 
 def note(runs: list[Run], run: Run, a: argparse.Namespace) -> Run:
@@ -232,16 +312,17 @@ def note(runs: list[Run], run: Run, a: argparse.Namespace) -> Run:
 
 
 def train_all(a: argparse.Namespace) -> list[Run]:
-    runs: list[Run] = []
-    for task in [
-        kind(a) for kind in (Bytes, Sentences, Digits) if not a.task or kind.name in a.task
-    ]:
+    file = pathlib.Path(a.json or "")
+    runs = [Run(**run) for run in json.loads(file.read_text())] if file.is_file() else []
+    dist.barrier(group=a.waiting)  # before rank 0 writes it
+    usual = [Bytes, Sentences, Digits]
+    for kind in [kind for kind in [*usual, LargeBytes] if kind.name in (a.task or [k.name for k in usual])]:  # fmt: skip
+        task = kind(a)
         rate = best_rate(task, runs, a)
-        for spec in ["none", *(a.spec or SPECS)]:
-            for seed in a.seed or (1, 2, 3):
-                made = [r for r in runs if (r.task, r.spec, r.rate, r.seed) == (task.name, spec, rate, seed)]  # fmt: skip
-                if not made:
-                    text = spec.replace("freeze=F", f"freeze={a.freeze}")
+        for spec in [] if a.exact else a.spec or SPECS:
+            for seed in a.seed or [1, 2, 3]:
+                text = spec.replace("freeze=F", f"freeze={a.freeze}")
+                if not found_in(runs, task, text, rate, seed, a):
                     note(runs, train(task, text, rate, seed, a), a)
     return runs
 
@@ -275,13 +356,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--task", action="append", choices=["gpt", "lstm", "digits"])
+    parser.add_argument("--task", action="append", choices=["gpt", "lstm", "digits", "gpt124"])
     parser.add_argument(
         "--spec",
         action="append",
         help="in place of those that are usually compared; freeze=F is that of --freeze",
     )
-    parser.add_argument("--freeze", default="0.15", help="auto, a share of the run, or a step")
+    parser.add_argument("--exact", action="store_true", help="only exact runs: which rate is best?")
+    parser.add_argument("--freeze", default="0.25", help="auto, a share of the run, or a step")
     parser.add_argument(
         "--rate", type=float, help="the learning rate, in place of the best of some"
     )
@@ -291,7 +373,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="small models, for CPUs")
     parser.add_argument("--fused", action="store_true", help="torch's fused AdamW")
     parser.add_argument("--data", help="a text file, or a folder of them")
-    parser.add_argument("--json", help="a file for the runs")
+    parser.add_argument("--json", help="a file for the runs; those in it are not made again")
     parser.add_argument("--merge", nargs="+", metavar="FILE", help="only print runs of these files")
     a = parser.parse_args()
     if a.merge:
@@ -302,6 +384,7 @@ def main() -> None:
     if a.device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     dist.init_process_group("nccl" if a.device == "cuda" else "pith")
+    a.waiting = dist.new_group(backend="pith")  # does not keep the GPU busy
     runs = train_all(a)
     if dist.get_rank() == 0:
         report(runs)

@@ -8,6 +8,7 @@
 #include "lowrank_host.h"
 #include "mean_host.h"
 #include "own_host.h"
+#include "repack_host.h"
 #include "sparse_host.h"
 #include "update_host.h"
 
@@ -202,6 +203,11 @@ static int update(const pith_update_task *tasks, size_t count, void *stream, cha
   return error == cudaSuccess ? 0 : refuse(error, "updates could not be launched", text);
 }
 
+static int repack(const pith_repack_task *tasks, size_t count, void *stream, char *text) {
+  cudaError_t error = pith__repack_run(tasks, count, (cudaStream_t)stream);
+  return error == cudaSuccess ? 0 : refuse(error, "residuals could not be launched", text);
+}
+
 /* ---- Memory
  * ---------------------------------------------------------------------------------------------------------- */
 
@@ -369,6 +375,7 @@ static const pith_cuda_module module = {PITH_CUDA_ABI,
                                         mean,
                                         own,
                                         update,
+                                        repack,
                                         current_device,
                                         allocate,
                                         release,

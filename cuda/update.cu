@@ -5,8 +5,11 @@
  * loads come before anything is computed or stored, so that they are under way together: memory is the limit, at 28
  * bytes for an f32 value whose moment arrives as the gradient. The last item of a layer, and layers of which a tensor
  * is not aligned for four values, go value by value.
+ *
+ * Layers whose residual is kept in fewer bits than 32 have a kernel of their own, in which a warp takes a block of it.
  */
 #include "batch.cuh"
+#include "store.cuh"
 #include "update_host.h"
 
 #define THREADS 256
@@ -36,8 +39,9 @@ INLINE float value_or_zero(const void *values, int dtype, uint32_t i) {
   return values ? value_at(values, dtype, i) : 0.0f;
 }
 
+/* All but the residual; gives the new moment. */
 template <int DTYPE>
-INLINE void update_value(const Update &t, uint32_t i) {
+INLINE float update_parameter(const Update &t, uint32_t i) {
   float m = new_moment(t, value_or_zero(t.before, DTYPE, i), value_or_zero(t.gradient, DTYPE, i));
   if (t.moment) {
     put_value(t.moment, DTYPE, i, m);
@@ -50,8 +54,14 @@ INLINE void update_value(const Update &t, uint32_t i) {
       t.start[i] = x;
     }
   }
-  if (t.residual) {
-    t.residual[i] = new_residual(t, t.residual[i], m);
+  return m;
+}
+
+template <int DTYPE>
+INLINE void update_value(const Update &t, uint32_t i) {
+  float m = update_parameter<DTYPE>(t, i), *residual = (float *)t.residual;
+  if (residual) {
+    residual[i] = new_residual(t, residual[i], m);
   }
 }
 
@@ -188,6 +198,58 @@ __global__ void __launch_bounds__(THREADS) update_kernel(const __grid_constant__
   }
 }
 
+/* ---- Packed residuals -------------------------------------------------------------------------------------------- */
+
+#define PACKED_ITEM (THREADS / 32 * PITH_STORE_BLOCK)
+
+INLINE float update_parameter_of(const Update &t, uint32_t i) {
+  switch (t.dtype) {
+    case PITH_GPU_F16:
+      return update_parameter<PITH_GPU_F16>(t, i);
+    case PITH_GPU_BF16:
+      return update_parameter<PITH_GPU_BF16>(t, i);
+    default:
+      return update_parameter<PITH_GPU_F32>(t, i);
+  }
+}
+
+__global__ void __launch_bounds__(THREADS) update_packed_kernel(const __grid_constant__ Many<Update> batch) {
+  for (uint32_t item = blockIdx.x; item < batch.items; item += gridDim.x) {
+    const Update &t = batch.task_of(item);
+    StoreBlock b = store_block(item - t.begin, (uint32_t)t.n);
+    float residual[STORE_EACH];
+    load_store(t.residual, t.store, b, residual);
+#pragma unroll
+    for (int j = 0; j < STORE_EACH; j++) {
+      uint32_t i = b.place(j);
+      residual[j] = i < b.m ? new_residual(t, residual[j], update_parameter_of(t, b.first + i)) : 0.0f;
+    }
+    save_store(t.residual, t.store, b, residual, t.index, t.key0, t.key1);
+  }
+}
+
+/* ---- Launches ---------------------------------------------------------------------------------------------------- */
+
+static cudaError_t launch_some(const pith_update_task *tasks, size_t count, bool packed, cudaStream_t stream) {
+  pith_update_task some[BATCH_TASKS];
+  size_t used = 0;
+  for (size_t i = 0; i < count; i++) {
+    if ((tasks[i].residual && tasks[i].store != PITH_STORE_F32) == packed) {
+      some[used++] = tasks[i];
+    }
+  }
+  return packed ? launch_many(update_packed_kernel, THREADS, PACKED_ITEM, some, used, stream)
+                : launch_many(update_kernel, THREADS, ITEM, some, used, stream);
+}
+
 cudaError_t pith__update_run(const pith_update_task *tasks, size_t count, cudaStream_t stream) {
-  return launch_many(update_kernel, THREADS, ITEM, tasks, count, stream);
+  cudaError_t error = cudaSuccess;
+  for (size_t first = 0; first < count && error == cudaSuccess; first += BATCH_TASKS) {
+    size_t some = count - first < BATCH_TASKS ? count - first : BATCH_TASKS;
+    error = launch_some(tasks + first, some, false, stream);
+    if (error == cudaSuccess) {
+      error = launch_some(tasks + first, some, true, stream);
+    }
+  }
+  return error;
 }

@@ -120,6 +120,18 @@ static void step_frozen(adam *a, int t) {
 
 /* ---- Training ---------------------------------------------------------------------------------------------------- */
 
+/* The last step was exchanged: all ranks have the same bits. */
+static void check_replicas(pith_comm *comm, const float *x, float *first) {
+  memcpy(first, x, N * sizeof *x);
+  check(pith_broadcast(comm, (pith_span){first, N, PITH_F32}, 0, NULL, NULL));
+  for (int i = 0; i < N; i++) {
+    if (x[i] != first[i]) {
+      fprintf(stderr, "rank %d has other parameters than rank 0\n", pith_comm_rank(comm));
+      exit(1);
+    }
+  }
+}
+
 /* Returns the mean loss of the last steps over all ranks. */
 static double train(pith_comm *comm, const char *spec) {
   int rank = pith_comm_rank(comm);
@@ -162,12 +174,7 @@ static double train(pith_comm *comm, const char *spec) {
   }
   check(pith_allreduce(comm, (pith_cspan){&loss, 1, PITH_F64}, (pith_span){&loss, 1, PITH_F64}, PITH_MEAN, NULL, NULL));
 
-  memcpy(teacher, a->x, sizeof a->x); /* the last step was exchanged: all ranks have the same bits */
-  check(pith_broadcast(comm, (pith_span){teacher, N, PITH_F32}, 0, NULL, NULL));
-  if (memcmp(teacher, a->x, sizeof a->x) != 0) {
-    fprintf(stderr, "rank %d has other parameters than rank 0\n", rank);
-    exit(1);
-  }
+  check_replicas(comm, a->x, teacher);
   check(pith_reducer_layer_traffic(a->reducer, index, &all));
   if (rank == 0) {
     printf("%-18s loss %.4f, %.2f MB sent by rank 0 after the first %d steps\n", spec, loss,

@@ -62,6 +62,11 @@ float *law_floats(size_t n) {
   return x;
 }
 
+const float *law_residual(const pith_state *state, size_t n) {
+  float *copy = law_floats(n);
+  return pith_state_copy_residual(state, copy) ? copy : NULL;
+}
+
 static void check_guards(const keepsake *thing) {
   const uint8_t *base = thing->object;
   for (size_t i = 0; i < thing->front; i++) {
@@ -173,6 +178,12 @@ static const char *const variants[] = {
     "q:5,bucket=96,round=stochastic",
     "q:4,tail=exact",
     "ef/q:3,bucket=96,tail=exact",
+    "ef,store=8/q:3,bucket=32,tail=exact",
+    "ef,store=bf16/q:3,bucket=96",
+    "ef:0.9,store=8/hadamard:256/natural",
+    "ef,store=8/signmean",
+    "ef,store=8/topk:0.02",
+    "ef,store=bf16/threshold:0.5",
     "hadamard/q:4,tail=exact",
     "q:3,bucket=192",
     "q:5",

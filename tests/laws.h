@@ -15,6 +15,9 @@
 /* Random bytes that start `lead` bytes behind an address aligned to 64. */
 void *law_bytes(size_t size, size_t lead);
 float *law_floats(size_t n); /* zeros, at any address a float may have */
+
+/* A copy of a state's residual, however it is kept; NULL if it has none. */
+const float *law_residual(const pith_state *state, size_t n);
 void law_sweep(void);
 
 /* ---- Inputs ------------------------------------------------------------------------------------------------------ */

@@ -42,13 +42,21 @@ static void pass_own(const reference *r, pith_state *state, const pith_ctx *ctx,
     pass(r->codec, state, ctx, x, n);
     return;
   }
-  for (size_t i = 0; i < n && memory; i++) {
-    pith_blend blend = memory->blend(r->codec->memory_args, ctx->gamma != 0 ? ctx->gamma : 1.0f);
-    float *kept =
-        memory->accumulator == PITH_KEEPS_RESIDUAL ? &state->residual[first + i] : &state->momentum[first + i];
-    x[i] = blend.beta * *kept + blend.gamma * x[i];
-    *kept = memory->after == PITH_AFTER_SUBTRACT ? 0.0f : x[i];
+  if (!memory) {
+    return;
   }
+  int is_residual = memory->accumulator == PITH_KEEPS_RESIDUAL;
+  pith_store store = is_residual ? state->store : PITH_STORE_F32;
+  void *place = pith__store_at(store, is_residual ? state->residual : state->momentum, first);
+  float *kept = malloc(n * sizeof *kept + 1);
+  pith__store_widen(store, place, n, kept);
+  for (size_t i = 0; i < n; i++) {
+    pith_blend blend = memory->blend(r->codec->memory_args, ctx->gamma != 0 ? ctx->gamma : 1.0f);
+    x[i] = blend.beta * kept[i] + blend.gamma * x[i];
+    kept[i] = memory->after == PITH_AFTER_SUBTRACT ? 0.0f : x[i];
+  }
+  pith__store_pack(store, kept, n, pith__store_key(ctx), first, place);
+  free(kept);
 }
 
 static void make_result(const reference *r, float *sum, size_t first, size_t n) {

@@ -159,7 +159,7 @@ PITH_API pith_status pith_reducer_all_gather(pith_reducer *reducer, const size_t
  * specs that send momentum, are refused. */
 
 typedef enum pith_state_array {
-  PITH_STATE_RESIDUAL = 0, /* f32, one for each value of the layer, as are the next two */
+  PITH_STATE_RESIDUAL = 0, /* one for each value of the layer, as are the next two: f32, or packed (store=bf16|8) */
   PITH_STATE_MOMENTUM = 1,
   PITH_STATE_RESULT = 2, /* what the results that this rank encoded lost; zero where other ranks encode them */
   PITH_STATE_CODEC = 3,  /* bytes of the codec's own, such as the factors of low rank */
@@ -196,7 +196,8 @@ PITH_API pith_status pith_reducer_set_step(pith_reducer *reducer, uint64_t step)
  * takes the memory and makes the connections. A graph repeats the step it was captured with: the same random numbers
  * every time, and the same ratio of a warm-up. It uses the reducer's memory and the communicator, which must outlive
  * it. Nobody waits for the sizes of payloads then: always as many bytes are sent as the largest can have, and codecs
- * whose payloads may grow to half of the gradient (threshold, topk:0.5) are refused, as are adaptive specs. */
+ * whose payloads may grow to half of the gradient (threshold, topk:0.5) are refused, as are adaptive specs, and
+ * residuals in fewer bits (ef,store=8), which need other random numbers in every step. */
 
 /* Whether NCCL can be used: it is there, and new enough. The error says why not. `version` (optional): NCCL's own
  * number, 22803 for 2.28.3. */

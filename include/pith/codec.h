@@ -114,9 +114,16 @@ PITH_API pith_status pith_state_scale(pith_state *state, float factor);
  * `dgc`) are means or sums of gradients, which do not depend on the rate, and stay as they are. */
 PITH_API pith_status pith_state_scale_residual(pith_state *state, float factor);
 
-/* The residual of `ef` (or `v` of `dgc`): n floats that belong to the state, NULL if it has none. For tests and
- * statistics. */
+/* The residual of `ef` (or `v` of `dgc`): n floats that belong to the state, NULL if it has none or keeps it in fewer
+ * bits (`ef,store=8`). For tests and statistics. */
 PITH_API const float *pith_state_residual(const pith_state *state);
+
+/* Writes the residual to n floats, however it is kept. Returns n, or 0 if the state has none. */
+PITH_API size_t pith_state_copy_residual(const pith_state *state, float *to);
+
+/* Bytes of the residual of n values by the codec's parameter `store`; 0 if its memory keeps none. A rank that encodes
+ * results for others keeps as much again for each value of those. */
+PITH_API size_t pith_codec_residual_size(const pith_codec *codec, size_t n);
 
 /* ---- Encode, decode, aggregate ----------------------------------------------------------------------------------- */
 

@@ -40,8 +40,10 @@ typedef struct pith_cuda_item {
   size_t n;
   void *values;           /* source (only read) or destination, aligned for its type */
   void *payload;          /* any alignment; multiples of 4 are fastest */
-  float *memory;          /* n values of the codec's memory: the residual of ef and dgc, the mean of momentum. Encoding
-                             reads and updates it; zeros at the start. NULL for decoding and without a memory */
+  void *memory;           /* n values of the codec's memory: the residual of ef and dgc, the mean of momentum. Encoding
+                             reads and updates it; zeros at the start. f32, or for `ef,store=…` as docs/format.md has
+                             it ("Residuals"), pith_codec_residual_size() bytes. NULL for decoding and without a
+                             memory */
   float *momentum;        /* the second array of dgc, likewise */
   uint64_t *payload_size; /* codecs of varying size: encoding writes the bytes of the payload here, decoding reads it.
                              In device memory, so that nothing has to wait for it */
@@ -62,8 +64,8 @@ typedef struct pith_cuda_item {
 /* Bytes of item.part for a layer of n values in `rows` rows; 0 for codecs without one. */
 PITH_API size_t pith_cuda_part(const pith_codec *codec, size_t n, size_t rows);
 
-/* Bytes of device memory, aligned to 256, that a call with these items needs as workspace; 0 for block codecs. The
- * pointers of the items, except for codecs, are not used. */
+/* Bytes of device memory, aligned to 256, that a call with these items needs as workspace; 0 for block codecs, unless
+ * they encode with a residual in fewer bits than 32. The pointers of the items, except for codecs, are not used. */
 PITH_API size_t pith_cuda_workspace(const pith_cuda_item *items, size_t count);
 
 PITH_API pith_status pith_cuda_encode(const pith_cuda_item *items, size_t count, void *workspace, size_t workspace_size,

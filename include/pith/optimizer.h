@@ -68,8 +68,14 @@ typedef struct pith_update {
 PITH_API pith_status pith_reducer_update(pith_reducer *reducer, const pith_update *updates, size_t count, void *stream);
 
 /* Where the residual of a layer is: as many floats as it has values, where its gradients are. NULL if its spec keeps
- * none. The reducer's, until the spec changes or a checkpoint is loaded. */
+ * none. The reducer's, until the spec changes or a checkpoint is loaded. PITH_ERR_UNSUPPORTED: it is kept in fewer bits
+ * (`moment,store=8`). */
 PITH_API pith_status pith_reducer_residual(pith_reducer *reducer, size_t index, float **residual);
+
+/* Writes the residual of a layer, however it is kept, to as many floats as it has values, between two steps. With
+ * options.cuda they are memory of the reducer's device, and the work is enqueued on `stream`, as with
+ * pith_reducer_update(). PITH_ERR_STATE: a step is under way, or the spec keeps none. */
+PITH_API pith_status pith_reducer_copy_residual(pith_reducer *reducer, size_t index, float *to, void *stream);
 
 #ifdef __cplusplus
 }

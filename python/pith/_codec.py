@@ -134,6 +134,10 @@ class Codec:
             raise ArgumentError(f"{n} values are too many for any buffer")
         return bytes_
 
+    def residual_size(self, n: int) -> int:
+        """Bytes that a state of n values keeps as its residual, by the parameter ``store``; 0 if the spec keeps none."""
+        return int(c.lib.pith_codec_residual_size(self._pointer, n))
+
     def state(self, n: int, rows: int = 0) -> State:
         """A fresh state for a layer of n values."""
         return State(self, n, rows)
@@ -282,8 +286,11 @@ class State:
     @property
     def residual(self) -> list[float] | None:
         """A copy of what has not been sent yet; None if the state has no residual."""
-        pointer = c.lib.pith_state_residual(self._pointer)
-        return pointer[: self.n] if pointer else None
+        if not self._codec.residual_size(1):
+            return None
+        copy = (ctypes.c_float * self.n)()
+        c.lib.pith_state_copy_residual(self._pointer, copy)
+        return list(copy)
 
 
 def saved(size: Any, save: Any, pointer: Any) -> bytes:

@@ -203,8 +203,11 @@ class Reducer:
         """Multiplies what is pending of a layer, between two steps: after a change of its learning rate from a to b by a/b."""
         c.check(c.lib.pith_reducer_scale_residual(self._open(), number, factor))
 
-    def set_spec(self, number: int, spec: str) -> None:
-        """Gives a layer another spec, between two steps, on all ranks alike. What is left of momentum is dropped where the new spec sends gradients."""
+    def set_spec(self, number: int, spec: str | None) -> None:
+        """Gives a layer another spec, between two steps, on all ranks alike. What is left of momentum is dropped where the new spec sends gradients.
+
+        None: the adaptive spec chooses again. It rests while any of its layers has a spec that was set.
+        """
         c.check(c.lib.pith_reducer_set_spec(self._open(), number, c.encoded(spec, "the spec")))
 
     def update(self, updates: Any, stream: int | None = None) -> None:
@@ -216,11 +219,12 @@ class Reducer:
             updates = (c.Update * len(updates))(*updates)
         c.check(c.lib.pith_reducer_update(self._open(), updates, len(updates), stream))
 
-    def residual(self, number: int) -> int:
-        """The address of a layer's residual, f32 where its gradients are; 0 if its spec keeps none. Until the spec changes."""
-        address = ctypes.c_void_p()
-        c.check(c.lib.pith_reducer_residual(self._open(), number, ctypes.byref(address)))
-        return address.value or 0
+    def copy_residual(self, number: int, address: int, stream: int | None = None) -> None:
+        """Writes a layer's residual, however it is kept, to an address where its gradients are: as many f32 as it has values.
+
+        Somebody else checks and keeps the address. ``stream``: as for ``update``.
+        """
+        c.check(c.lib.pith_reducer_copy_residual(self._open(), number, address, stream))
 
     def array_sizes(self, number: int) -> list[int]:
         """Bytes of what a layer keeps between steps: residual, momentum, results, the codec's own; 0 where there is none."""

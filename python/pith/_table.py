@@ -26,11 +26,11 @@ class LayerStats:
 
 @dataclass(frozen=True)
 class MomentStats:
-    """Of layers whose specs begin with ``moment``."""
+    """Of layers whose specs begin with ``moment``, and of those of ``auto`` where the optimizer was given."""
 
-    phase: str  # "warm-up", "frozen at step N", "exact again since step N: …"
+    phase: str  # "warm-up", "frozen at step N", "exact again since step N: …"; with auto, what was tried and found
     every: int  # one of so many steps is exchanged, once frozen
-    steps: int  # of the optimizer
+    steps: int  # of the optimizer; 0 where no momentum can travel
 
 
 class Table(Sequence[LayerStats]):
@@ -86,7 +86,8 @@ class Table(Sequence[LayerStats]):
         if self.moments is not None:
             found = self.moments
             how = f", every {found.every} steps" if found.every > 1 else ""
-            lines.append(f"momentum{how}: {found.phase}, now at step {found.steps}")
+            now = f", now at step {found.steps}" if found.steps else ""
+            lines.append(f"momentum{how}: {found.phase}{now}")
         return "\n".join(line.rstrip() for line in lines)
 
     __repr__ = __str__

@@ -40,11 +40,15 @@ typedef struct pith_adapt_options {
   char budget[PITH_SPEC_MAX], critical[PITH_SPEC_MAX]; /* "": none */
   size_t period, warmup, start;
   size_t accumulate; /* steps whose mean gradient is measured */
+  int delayed;       /* whether specs whose gradients arrive late are candidates */
   double alpha, threshold, floor, cap, tolerance;
   pith_plan_metric metric;
 } pith_adapt_options;
 
 pith_status pith__adapt_parse(const char *text, pith_adapt_options *options);
+
+/* Whether these options leave a spec out: delayed=0 one whose gradients arrive late. */
+pith_status pith__adapt_leaves_out(const pith_adapt_options *options, const char *spec, int *left_out);
 
 /* Specs that a profile measures for these options, with ';' between them; none that cannot serve so many ranks. */
 pith_status pith__adapt_candidates(const pith_adapt_options *options, int ranks, char *text, size_t size);
@@ -63,7 +67,7 @@ typedef struct pith_measures {
 
 enum { PITH_MEASURES = sizeof(pith_measures) / sizeof(double) };
 
-#define PITH_EXCLUDED 1e300 /* the error of what loses more than the budget of auto */
+#define PITH_EXCLUDED 1e300 /* the error of what the options of auto do not allow */
 
 /* What planning gives. */
 typedef struct pith_planned {

@@ -25,6 +25,14 @@ static pith_status add(char *text, size_t size, const char *spec) {
   return PITH_OK;
 }
 
+pith_status pith__adapt_leaves_out(const pith_adapt_options *o, const char *spec, int *left_out) {
+  pith_codec *codec;
+  PITH_TRY(pith_codec_create(spec, &codec));
+  *left_out = !o->delayed && pith__codec_delays(codec);
+  pith_codec_destroy(codec);
+  return PITH_OK;
+}
+
 /* Whether a spec can serve so many ranks. */
 static pith_status admits(const char *spec, int ranks, int *good) {
   pith_codec *codec;
@@ -36,16 +44,17 @@ static pith_status admits(const char *spec, int ranks, int *good) {
   return PITH_OK;
 }
 
-static pith_status drop_refused(char *text, int ranks) {
+static pith_status drop_refused(const pith_adapt_options *o, char *text, int ranks) {
   char *to = text;
   for (char *at = text, *end; *at; at = end) {
     size_t length = strcspn(at, ";");
     char spec[PITH_SPEC_MAX];
-    int good;
+    int good, left_out;
     end = at + length + (at[length] == ';');
     snprintf(spec, sizeof spec, "%.*s", (int)length, at);
     PITH_TRY(admits(spec, ranks, &good));
-    if (good) {
+    PITH_TRY(pith__adapt_leaves_out(o, spec, &left_out));
+    if (good && !left_out) {
       if (to > text) {
         *to++ = ';';
       }
@@ -63,7 +72,7 @@ pith_status pith__adapt_candidates(const pith_adapt_options *o, int ranks, char 
     PITH_TRY(add(text, size, o->spec));
   } else {
     PITH_TRY(pith_plan_candidates(o->kind == PITH_ADAPT_AUTO ? PITH_MIX : o->spec, text, size));
-    PITH_TRY(drop_refused(text, ranks));
+    PITH_TRY(drop_refused(o, text, ranks));
   }
   PITH_TRY(add(text, size, PITH_UNCOMPRESSED));
   PITH_TRY(add(text, size, o->budget));

@@ -148,12 +148,42 @@ static pith_status error_of_uniform(const pith_adapter *a, const char *spec, dou
 /* What may lose more than the user would: plans lose no more than the spec whose error they keep. */
 static pith_status exclude(pith_adapter *a, double limit) {
   for (size_t i = 0; i < PITH_PLANS; i++) {
-    double error;
-    PITH_TRY(error_of_uniform(a, pith__shortlist_plans[i].uniform, &error));
+    double error = PITH_EXCLUDED;
+    if (a->made.error[i] < PITH_EXCLUDED) {
+      PITH_TRY(error_of_uniform(a, pith__shortlist_plans[i].uniform, &error));
+    }
     if (error > limit) {
       a->made.error[i] = PITH_EXCLUDED;
     }
   }
+  return PITH_OK;
+}
+
+/* A plan within the error of a spec that is no candidate: layers stay exact in it, and it is never in force. */
+static void leave_out(pith_adapter *a, size_t index) {
+  memset(choice_of(a, index), (int)a->none, a->layers);
+  a->made.predicted[index] = a->s.measures.seconds;
+  a->made.error[index] = PITH_EXCLUDED;
+}
+
+static pith_status make_slot(pith_adapter *a, size_t index, const pith_plan_cost *cost) {
+  const pith_shortlist_plan *slot = &pith__shortlist_plans[index];
+  pith_plan_request request = {.size = sizeof request,
+                               .method = slot->method,
+                               .objective = slot->objective,
+                               .uniform = slot->uniform,
+                               .families = slot->families,
+                               .cost = cost};
+  double exchange;
+  int left_out;
+  PITH_TRY(pith__adapt_leaves_out(&a->options, slot->uniform, &left_out));
+  if (left_out) {
+    leave_out(a, index);
+    return PITH_OK;
+  }
+  PITH_TRY(make_one(a, index, &request, slot->objective == PITH_PLAN_TIME ? cost : NULL));
+  PITH_TRY(price(a, index, cost, &exchange, &a->made.error[index]));
+  a->made.predicted[index] = fmax(0, a->s.measures.seconds - a->s.measures.span) + exchange;
   return PITH_OK;
 }
 
@@ -169,17 +199,7 @@ static pith_status make_all(pith_adapter *a) {
                 a->s.measures.seconds, a->s.measures.span, a->s.measures.waiting, cost.bandwidth * 1e-6,
                 cost.latency * 1e6);
   for (size_t i = 0; i < PITH_PLANS; i++) {
-    const pith_shortlist_plan *slot = &pith__shortlist_plans[i];
-    pith_plan_request request = {.size = sizeof request,
-                                 .method = slot->method,
-                                 .objective = slot->objective,
-                                 .uniform = slot->uniform,
-                                 .families = slot->families,
-                                 .cost = &cost};
-    double exchange;
-    PITH_TRY(make_one(a, i, &request, slot->objective == PITH_PLAN_TIME ? &cost : NULL));
-    PITH_TRY(price(a, i, &cost, &exchange, &a->made.error[i]));
-    a->made.predicted[i] = fmax(0, a->s.measures.seconds - a->s.measures.span) + exchange;
+    PITH_TRY(make_slot(a, i, &cost));
   }
   if (!*a->options.budget) {
     return PITH_OK;

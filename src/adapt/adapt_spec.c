@@ -72,6 +72,8 @@ enum { PERIOD_LEAST = 32, WARMUP_LEAST = 4, ACCUMULATE_MOST = 1024 };
 
 static const pith_param auto_options[] = {
     BUDGET_OPTION("nothing is tried that loses more than this spec does on all layers; without it only speed counts"),
+    {sizeof(pith_param), "delayed", PITH_PARAM_INT, 0, 1, "1", NULL,
+     "0: without methods whose gradients arrive late, sparse and low-rank ones with error feedback"},
     PERIOD_OPTION,
     WARMUP_OPTION,
     {0}};
@@ -103,7 +105,9 @@ static const struct {
   const pith_param *options;
 } kinds[] = {
     {"auto", "auto", "the fastest of all methods and of no compression, by trial, layer by layer", "Pith",
-     "the default of pith.torch.compress(), with budget=q:4; without a budget for plain SGD only", auto_options},
+     "the default of pith.torch.compress(), with budget=q:4; without a budget for plain SGD, and with delayed=0 for "
+     "optimizers that keep moments",
+     auto_options},
     {"lgreco", "lgreco:SPEC",
      "the fewest bytes at the error that SPEC has on all layers: each layer gets a strength of its own",
      "Alimohammadi 2023 (L-GreCo)",
@@ -149,7 +153,7 @@ typedef struct pieces {
   char value[PITH_SPEC_MAX];
   char alpha[PITH_SPEC_MAX], period[PITH_SPEC_MAX], warmup[PITH_SPEC_MAX], threshold[PITH_SPEC_MAX],
       floor[PITH_SPEC_MAX], metric[PITH_SPEC_MAX], cap[PITH_SPEC_MAX], tolerance[PITH_SPEC_MAX],
-      accumulate[PITH_SPEC_MAX], start[PITH_SPEC_MAX];
+      accumulate[PITH_SPEC_MAX], start[PITH_SPEC_MAX], delayed[PITH_SPEC_MAX];
 } pieces;
 
 static int kind_of(const char *spec) {
@@ -179,7 +183,8 @@ static char *place_of(const char *piece, size_t key, pieces *p, pith_adapt_optio
   } known[] = {{"period", p->period},       {"warmup", p->warmup},         {"alpha", p->alpha},
                {"budget", o->budget},       {"critical", o->critical},     {"threshold", p->threshold},
                {"floor", p->floor},         {"metric", p->metric},         {"cap", p->cap},
-               {"tolerance", p->tolerance}, {"accumulate", p->accumulate}, {"start", p->start}};
+               {"tolerance", p->tolerance}, {"accumulate", p->accumulate}, {"start", p->start},
+               {"delayed", p->delayed}};
   for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
     if (strlen(known[i].name) == key && !strncmp(piece, known[i].name, key)) {
       return known[i].place;
@@ -274,6 +279,14 @@ static pith_status read_metric(pith_adapt_options *o, const char *text) {
   return PITH_OK;
 }
 
+static pith_status read_delayed(pith_adapt_options *o, const char *text) {
+  double value = 1;
+  PITH_TRY(read_number(o, "delayed", text, 0, 1, &value));
+  PITH_REQUIRE(value == floor(value), PITH_ERR_SPEC, "%s: delayed=%s is neither 0 nor 1", o->text, text);
+  o->delayed = value != 0;
+  return PITH_OK;
+}
+
 /* Whether an option that was written is one of the kind. */
 static pith_status check_option(const pith_adapt_options *o, const char *key, const char *text) {
   const pith_param *option = kinds[o->kind].options;
@@ -290,6 +303,7 @@ static pith_status check_options(const pieces *p, const pith_adapt_options *o) {
   PITH_TRY(check_option(o, "tolerance", p->tolerance));
   PITH_TRY(check_option(o, "accumulate", p->accumulate));
   PITH_TRY(check_option(o, "start", p->start));
+  PITH_TRY(check_option(o, "delayed", p->delayed));
   PITH_REQUIRE(!*p->tolerance || !*p->alpha, PITH_ERR_SPEC,
                "%s: alpha and tolerance both say what the budget is: give one of them", o->text);
   return PITH_OK;
@@ -313,6 +327,7 @@ static pith_status read_values(const pieces *p, pith_adapt_options *o) {
   PITH_TRY(read_number(o, "cap", p->cap, 1, 1e6, &o->cap));
   PITH_TRY(read_number(o, "tolerance", p->tolerance, 1e-9, 1, &o->tolerance));
   PITH_TRY(read_metric(o, p->metric));
+  PITH_TRY(read_delayed(o, p->delayed));
   return read_number(o, "threshold", p->threshold, 1e-6, 1e6, &o->threshold);
 }
 
@@ -325,9 +340,12 @@ static pith_status settle(const pith_adapt_options *o, const char *what, char *s
     snprintf(reason, sizeof reason, "%s", pith_error());
     return pith_fail(status, "%s: the %s: %s", o->text, what, reason);
   }
-  int exact = codec->traits->exact, largest = codec->traits->largest && !codec->transform;
+  int moment = pith_codec_moment(codec, NULL), exact = codec->traits->exact,
+      largest = codec->traits->largest && !codec->transform;
   memcpy(spec, codec->spec, PITH_SPEC_MAX);
   pith_codec_destroy(codec);
+  PITH_REQUIRE(!moment, PITH_ERR_SPEC, "%s: the %s sends momentum, and adaptive specs choose specs for gradients",
+               o->text, what);
   PITH_REQUIRE(!exact || !strcmp(what, "critical spec"), PITH_ERR_RANGE,
                "%s: the %s is " PITH_UNCOMPRESSED ", which loses nothing: there is nothing to share out", o->text,
                what);
@@ -340,8 +358,17 @@ static pith_status settle(const pith_adapt_options *o, const char *what, char *s
 
 static pith_status check_auto(pith_adapt_options *o) {
   PITH_REQUIRE(!*o->spec && !*o->critical && o->alpha == 1, PITH_ERR_SPEC,
-               "%s: auto chooses specs by itself; its options are budget, period and warmup", o->text);
-  return *o->budget ? settle(o, "budget", o->budget) : PITH_OK;
+               "%s: auto chooses specs by itself; its options are budget, delayed, period and warmup", o->text);
+  if (!*o->budget) {
+    return PITH_OK;
+  }
+  int left_out;
+  PITH_TRY(settle(o, "budget", o->budget));
+  PITH_TRY(pith__adapt_leaves_out(o, o->budget, &left_out));
+  PITH_REQUIRE(!left_out, PITH_ERR_SPEC,
+               "%s: gradients of %s arrive late, and delayed=0 leaves out what does: give another budget", o->text,
+               o->budget);
+  return PITH_OK;
 }
 
 static pith_status check_specs(pith_adapt_options *o) {
@@ -422,7 +449,8 @@ pith_status pith_adapter_option(const char *spec, const char *key, char *text, s
                {"cap", NULL, o->cap},
                {"tolerance", NULL, o->tolerance},
                {"accumulate", NULL, (double)o->accumulate},
-               {"start", NULL, (double)o->start}};
+               {"start", NULL, (double)o->start},
+               {"delayed", NULL, (double)o->delayed}};
   size_t at = 0, count = sizeof known / sizeof *known;
   while (at < count && strcmp(known[at].key, key) != 0) {
     at++;

@@ -52,7 +52,7 @@ static void learn(pith_adapter *a) {
 
 /* ---- What is tried ----------------------------------------------------------------------------------------------- */
 
-/* Whether it loses no more than the user allows. */
+/* Whether it loses no more than the user allows, and its gradients do not arrive late where they must not. */
 static int is_allowed(const pith_adapter *a, size_t slot) { return a->s.error[slot] < PITH_EXCLUDED; }
 
 static double least_expected(const pith_adapter *a) {
@@ -120,7 +120,7 @@ static void choose_trials(pith_adapter *a) {
                   order[i] == a->s.base     ? ", is in force"
                   : wanted && news          ? ", is tried"
                   : is_allowed(a, order[i]) ? ""
-                                            : ", loses too much");
+                                            : ", is not allowed");
     if (wanted && news) {
       a->s.order[a->s.tries++] = (uint32_t)order[i];
     }

@@ -84,6 +84,11 @@ static pith_status time_codec(const char *spec, pith_cspan x, double *each) {
 static pith_status time_codecs(pith_adapter *a, pith_cspan x) {
   x.n = x.n >= TIMED_VALUES ? TIMED_VALUES : x.n;
   for (size_t k = 0; k < PITH_SHORTLIST_TIMED; k++) {
+    int left_out;
+    PITH_TRY(pith__adapt_leaves_out(&a->options, pith__shortlist_timed[k], &left_out));
+    if (left_out) {
+      continue;
+    }
     PITH_TRY(time_codec(pith__shortlist_timed[k], x, &a->s.own.codec[k]));
   }
   return PITH_OK;

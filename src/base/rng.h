@@ -24,6 +24,7 @@ typedef enum pith_domain {
   PITH_DOMAIN_SAMPLE = 4,  /* sampled thresholds */
   PITH_DOMAIN_LOWRANK = 5, /* the first Q: the same on every rank and step */
   PITH_DOMAIN_SEARCH = 6,  /* plans to try: the same on every rank */
+  PITH_DOMAIN_STORE = 7,   /* rounding of residuals that are kept in fewer bits */
 } pith_domain;
 
 #define PITH_RNG_WEYL 0x9e3779b9u

@@ -305,17 +305,17 @@ static int same_family(const char *a, const char *b) {
 
 /* The specs that layers may get, in the order in which the planner has them: family by family. */
 static void explain_candidates(const char *spec, const pith_method *method) {
-  static char list[1 << 14];
-  char around[SPEC_SIZE], text[2 * SPEC_SIZE] = "", budget[SPEC_SIZE] = "", *rest = NULL;
-  const char *first = NULL, *last = NULL;
+  static const size_t shape[] = {64, 64};
+  const pith_layer layer = {.size = sizeof layer, .name = "layer", .shape = shape, .dimensions = 2};
+  char text[2 * SPEC_SIZE] = "", budget[SPEC_SIZE] = "";
+  const char *first = NULL, *last = NULL, *at;
   size_t count = 0;
-  pith_adapter_option(spec, "spec", around, sizeof around);
+  pith_adapter *adapter = NULL;
   pith_adapter_option(spec, "budget", budget, sizeof budget);
-  if (!strcmp(method->name, "accordion") ||
-      pith_plan_candidates(*around ? around : "mix", list, sizeof list) != PITH_OK) {
+  if (!strcmp(method->name, "accordion") || pith_adapter_create(spec, &layer, 1, 0, 2, 0, &adapter) != PITH_OK) {
     return;
   }
-  for (char *at = strtok_r(list, ";", &rest); at; at = strtok_r(NULL, ";", &rest)) {
+  for (size_t i = 0; (at = pith_adapter_candidate(adapter, i)); i++) {
     if (first && !same_family(first, at)) {
       add_family(first, last, count, text, sizeof text);
       first = NULL;
@@ -328,6 +328,7 @@ static void explain_candidates(const char *spec, const pith_method *method) {
   size_t used = strlen(text);
   snprintf(text + used, sizeof text - used, "%s%s", *budget ? "; together no more error than " : "", budget);
   say("candidates", text);
+  pith_adapter_destroy(adapter);
 }
 
 /* "lgreco" by itself lacks its spec: the page of the method still helps. */

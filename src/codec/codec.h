@@ -24,7 +24,8 @@ typedef struct pith_transform_ops {
   void (*gpu_block)(const pith_value *a, pith_gpu_task *task); /* as in traits.h; NULL: GPUs have no kernel */
 } pith_transform_ops;
 
-/* What a memory keeps of a layer between steps: one value for each of the layer, or NULL where it does not keep it. */
+/* What a memory keeps of some values of a layer between steps, from the first of them on; NULL where it does not keep
+ * it. */
 typedef struct pith_kept {
   float *residual, *momentum;
 } pith_kept;
@@ -55,9 +56,10 @@ typedef struct pith_memory_ops {
   pith_after after;
   /* How a gradient, times gamma, joins what was kept: the momentum where there is one, else the residual. */
   pith_blend (*blend)(const pith_value *a, float gamma);
-  /* p = the values to send for gradient values g at `first`; p may be the accumulator. gamma: the factor on g. */
-  void (*compensate)(const pith_value *a, const pith_kept *kept, size_t first, const float *g, float gamma, float *p,
-                     size_t n);
+  /* p = the values to send for gradient values g; p may be the accumulator. gamma: the factor on g. */
+  void (*compensate)(const pith_value *a, const pith_kept *kept, const float *g, float gamma, float *p, size_t n);
+  /* Optional: how the residual is kept. NULL: in f32. */
+  pith_store (*store)(const pith_value *a);
   /* Optional: the factor on gradients that a reducer gives as gamma. It is no part of blend(), which results and sums
    * of several ranks go through, too. NULL: 1. */
   float (*gain)(const pith_value *a);
@@ -99,9 +101,25 @@ struct pith_codec {
   pith_value memory_args[PITH_PARAMS_MAX], transform_args[PITH_PARAMS_MAX], args[PITH_PARAMS_MAX];
 };
 
+/* The parameter of memories that says how a residual is kept. */
+#define PITH_PARAM_STORE "store"
+
+static inline pith_store pith__codec_store(const pith_codec *codec) {
+  return codec->memory && codec->memory->store ? codec->memory->store(codec->memory_args) : PITH_STORE_F32;
+}
+
 /* The gamma of gradients that a reducer sends by this codec. */
 static inline float pith__codec_gamma(const pith_codec *codec) {
   return codec->memory && codec->memory->gain ? codec->memory->gain(codec->memory_args) : 1.0f;
+}
+
+/* Whether gradients arrive late: a step brings some of their values, or a low rank of them, and error feedback the rest
+ * in later steps. */
+static inline int pith__codec_delays(const pith_codec *codec) {
+  int feeds_back = codec->memory && (codec->memory->keeps & PITH_KEEPS_RESIDUAL);
+  int is_part = (codec->caps & PITH_CAP_SPARSE) || codec->strength == PITH_STRENGTH_RATIO ||
+                codec->strength == PITH_STRENGTH_RANK;
+  return feeds_back && is_part;
 }
 
 /* Scratch of the chain for n values: takes it from the arena (or only measures). */

@@ -54,6 +54,9 @@ static uint64_t hash_stage(uint64_t hash, const pith_entry *entry, const pith_va
   for (size_t i = 0; params[i].key; i++) {
     char value[PITH_SPEC_MAX] = "";
     pith__spec_print_value(&params[i], values[i], value, sizeof value);
+    if (entry->memory && strcmp(params[i].key, PITH_PARAM_STORE) == 0 && strcmp(value, params[i].initial) == 0) {
+      continue; /* f32, as all residuals were before there was a choice: their checkpoints still count */
+    }
     hash = hash_text(hash_text(hash, params[i].key), value);
   }
   return hash;
@@ -280,6 +283,17 @@ static pith_status check_memory(const pith_draft *draft) {
   return PITH_OK;
 }
 
+/* Between rounds the residual is what the method works on. */
+static pith_status check_store(const pith_draft *draft) {
+  PITH_REQUIRE(
+      pith__codec_store(draft->codec) == PITH_STORE_F32 || !(draft->codec->caps & PITH_CAP_ROUNDS),
+      PITH_ERR_UNSUPPORTED,
+      "%s: store does not fit %s: it works on the residual from one exchange to the next, and needs it in f32; "
+      "leave store out",
+      draft->memory->info.name, draft->last->info.name);
+  return PITH_OK;
+}
+
 static pith_status check_transform(const pith_draft *draft) {
   const char *transform = draft->transform->info.name, *codec = draft->last->info.name;
   uint32_t caps = draft->codec->caps;
@@ -317,6 +331,8 @@ static pith_status settle_once(const pith_draft *draft) {
 
 static size_t greatest_common_divisor(size_t a, size_t b) { return b ? greatest_common_divisor(b, a % b) : a; }
 
+static size_t least_common_multiple(size_t a, size_t b) { return a / greatest_common_divisor(a, b) * b; }
+
 static pith_status choose_granule(const pith_draft *draft) {
   pith_codec *codec = draft->codec;
   if (!(codec->caps & PITH_CAP_CHUNKED)) {
@@ -326,10 +342,13 @@ static pith_status choose_granule(const pith_draft *draft) {
   PITH_REQUIRE(block >= 1 && block <= PITH_BLOCK_MAX, PITH_ERR_RANGE,
                "%s works on blocks of %zu values, not of 1 to %d", draft->last->info.name, block, PITH_BLOCK_MAX);
   size_t other = codec->transform ? codec->transform->block(codec->transform_args) : 1;
-  codec->granule = block / greatest_common_divisor(block, other) * other;
+  codec->granule = least_common_multiple(block, other);
   PITH_REQUIRE(codec->granule <= GRANULE_MAX, PITH_ERR_RANGE,
                "blocks of %zu (%s) and %zu (%s) values meet only every %zu values; make one a multiple of the other",
                block, draft->last->info.name, other, draft->transform->info.name, codec->granule);
+  if (pith__codec_store(codec) == PITH_STORE_8) { /* pieces of a layer share no block of its residual either */
+    codec->granule = least_common_multiple(codec->granule, PITH_STORE_BLOCK);
+  }
   codec->tile = codec->granule < TILE_VALUES ? TILE_VALUES / codec->granule * codec->granule : codec->granule;
   return PITH_OK;
 }
@@ -343,6 +362,7 @@ static pith_status join_parts(const pith_draft *draft) {
   }
   if (codec->memory) {
     PITH_TRY(check_memory(draft));
+    PITH_TRY(check_store(draft));
   }
   PITH_TRY(draft->once || draft->preset_once ? settle_once(draft) : PITH_OK);
   codec->fingerprint = pith__mix64(codec->fingerprint);

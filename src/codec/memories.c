@@ -6,21 +6,34 @@
 #include "codec/codec.h"
 #include "kernel/kernel.h"
 
+/* Its choices are those of pith_store. */
+#define STORE_PARAM    \
+  {sizeof(pith_param), \
+   PITH_PARAM_STORE,   \
+   PITH_PARAM_CHOICE,  \
+   0,                  \
+   0,                  \
+   "f32",              \
+   "f32|bf16|8",       \
+   "how the residual is kept: 4, 2 or 1 byte a value; all but f32 round it, without bias"}
+
 /* ---- ef: what was lost last time is added to the next gradient -------------------------------------------------- */
 
-enum { EF_BETA };
+enum { EF_BETA, EF_STORE };
 
 static const pith_param ef_params[] = {
     {sizeof(pith_param), "beta", PITH_PARAM_REAL, 0, 1, "1", NULL, "how much of the residual is carried on"},
+    STORE_PARAM,
     {0},
 };
 
+static pith_store ef_store(const pith_value *a) { return (pith_store)a[EF_STORE].i; }
+
 static pith_blend ef_blend(const pith_value *a, float gamma) { return (pith_blend){(float)a[EF_BETA].f, gamma}; }
 
-static void ef_compensate(const pith_value *a, const pith_kept *kept, size_t first, const float *g, float gamma,
-                          float *p, size_t n) {
+static void ef_compensate(const pith_value *a, const pith_kept *kept, const float *g, float gamma, float *p, size_t n) {
   pith_blend blend = ef_blend(a, gamma);
-  pith__kernels()->blend(kept->residual + first, g, blend.beta, blend.gamma, p, n);
+  pith__kernels()->blend(kept->residual, g, blend.beta, blend.gamma, p, n);
 }
 
 const pith_memory_ops pith__memory_ef = {
@@ -28,8 +41,8 @@ const pith_memory_ops pith__memory_ef = {
     .summary = "error feedback: the residual of what was sent joins the next gradient",
     .origin = "Seide 2014, Karimireddy 2019",
     .detail =
-        "one f32 for each value: what was not sent of it, plus as much of the results that this rank "
-        "encodes for others",
+        "one f32 for each value, or fewer bits with store=: what was not sent of it, plus as much of the results that "
+        "this rank encodes for others",
     .use =
         "what makes topk, q:2, signmean and powersgd converge; seldom worth its memory for q:4 and more bits; "
         "not for votes and unbiased methods",
@@ -40,6 +53,7 @@ const pith_memory_ops pith__memory_ef = {
     .after = PITH_AFTER_SUBTRACT,
     .blend = ef_blend,
     .compensate = ef_compensate,
+    .store = ef_store,
 };
 
 /* ---- momentum: the running mean of gradients is sent ------------------------------------------------------------ */
@@ -56,10 +70,10 @@ static pith_blend momentum_blend(const pith_value *a, float gamma) {
   return (pith_blend){beta, (1.0f - beta) * gamma};
 }
 
-static void momentum_compensate(const pith_value *a, const pith_kept *kept, size_t first, const float *g, float gamma,
-                                float *p, size_t n) {
+static void momentum_compensate(const pith_value *a, const pith_kept *kept, const float *g, float gamma, float *p,
+                                size_t n) {
   pith_blend blend = momentum_blend(a, gamma);
-  pith__kernels()->blend(kept->momentum + first, g, blend.beta, blend.gamma, p, n);
+  pith__kernels()->blend(kept->momentum, g, blend.beta, blend.gamma, p, n);
 }
 
 const pith_memory_ops pith__memory_momentum = {
@@ -78,7 +92,7 @@ const pith_memory_ops pith__memory_momentum = {
 
 /* ---- moment: the optimizer's momentum is sent, and what was lost of it joins the next ---------------------------- */
 
-enum { MOMENT_EVERY, MOMENT_BETA, MOMENT_FREEZE, MOMENT_WARM };
+enum { MOMENT_EVERY, MOMENT_BETA, MOMENT_FREEZE, MOMENT_WARM, MOMENT_STORE };
 
 static const pith_param moment_params[] = {
     {sizeof(pith_param), "every", PITH_PARAM_INT, 1, 1024, "1", NULL, "one of so many steps is exchanged"},
@@ -86,8 +100,11 @@ static const pith_param moment_params[] = {
     {sizeof(pith_param), "freeze", PITH_PARAM_REAL, 0, 1e9, "auto", "auto",
      "when the variance is frozen: auto, below 1 a share of the run, else a step"},
     {sizeof(pith_param), "warm", PITH_PARAM_INT, 0, 8, "0", NULL, "bits of gradients before that; 0: they are exact"},
+    STORE_PARAM,
     {0},
 };
+
+static pith_store moment_store(const pith_value *a) { return (pith_store)a[MOMENT_STORE].i; }
 
 static pith_status moment_check(const pith_value *a) {
   PITH_REQUIRE(a[MOMENT_WARM].i != 1, PITH_ERR_RANGE, "moment: warm=1 is out of range; it is 0, or goes from 2 to 8");
@@ -99,10 +116,10 @@ static pith_blend moment_blend(const pith_value *a, float gamma) {
   return (pith_blend){1.0f, gamma};
 }
 
-static void moment_compensate(const pith_value *a, const pith_kept *kept, size_t first, const float *g, float gamma,
-                              float *p, size_t n) {
+static void moment_compensate(const pith_value *a, const pith_kept *kept, const float *g, float gamma, float *p,
+                              size_t n) {
   (void)a;
-  pith__kernels()->blend(kept->residual + first, g, 1.0f, gamma, p, n);
+  pith__kernels()->blend(kept->residual, g, 1.0f, gamma, p, n);
 }
 
 static float moment_gain(const pith_value *a) { return (float)(1.0 - a[MOMENT_BETA].f); }
@@ -113,8 +130,8 @@ const pith_memory_ops pith__memory_moment = {
     .summary = "the momentum of the optimizer is sent in place of gradients, with error feedback",
     .origin = "Tang 2021, Lu 2022",
     .detail =
-        "one f32 for each value: the momentum that is to be sent next, apart from the next gradient, plus as much "
-        "of the results that this rank encodes for others",
+        "one f32 for each value, or fewer bits with store=: the momentum that is to be sent next, apart from the next "
+        "gradient, plus as much of the results that this rank encodes for others",
     .use = "with AdamW, whose variance is frozen after a warm-up: onebit, q:2, topk:0.05; needs the optimizer",
     .params = moment_params,
     .check = moment_check,
@@ -124,6 +141,7 @@ const pith_memory_ops pith__memory_moment = {
     .after = PITH_AFTER_SUBTRACT,
     .blend = moment_blend,
     .compensate = moment_compensate,
+    .store = moment_store,
     .gain = moment_gain,
 };
 
@@ -152,9 +170,9 @@ static const pith_param dgc_params[] = {
 
 static pith_blend dgc_blend(const pith_value *a, float gamma) { return (pith_blend){(float)a[DGC_MOMENTUM].f, gamma}; }
 
-static void dgc_compensate(const pith_value *a, const pith_kept *kept, size_t first, const float *g, float gamma,
-                           float *p, size_t n) {
-  float *u = kept->momentum + first, *v = kept->residual + first;
+static void dgc_compensate(const pith_value *a, const pith_kept *kept, const float *g, float gamma, float *p,
+                           size_t n) {
+  float *u = kept->momentum, *v = kept->residual;
   pith_blend blend = dgc_blend(a, gamma);
   pith__kernels()->blend(u, g, blend.beta, blend.gamma, u, n);
   pith__kernels()->blend(v, u, 1.0f, 1.0f, p, n);

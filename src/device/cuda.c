@@ -217,8 +217,8 @@ static size_t space_of(const pith_cuda_module *gpu, const pith_cuda_item *item) 
   return 0;
 }
 
-/* Of items that the call itself will refuse, nothing. */
-static size_t workspace_of(const pith_cuda_item *items, size_t count) {
+/* Of items that the call itself will refuse, nothing. What kernels need comes first, widened memories behind it. */
+static size_t kernel_space(const pith_cuda_item *items, size_t count) {
   const pith_cuda_module *gpu;
   size_t size = 0;
   for (size_t i = 0; i < count; i++) {
@@ -230,13 +230,21 @@ static size_t workspace_of(const pith_cuda_item *items, size_t count) {
   return size;
 }
 
+static size_t wide_space(const pith_cuda_item *items, size_t count) {
+  size_t size = 0;
+  for (size_t i = 0; i < count; i++) {
+    size += pith_cuda_supports(items[i].codec) == PITH_OK ? pith__gpu_wide_bytes(&items[i], 1) : 0;
+  }
+  return size;
+}
+
 size_t pith_cuda_workspace(const pith_cuda_item *given, size_t count) {
-  const pith_cuda_item *items;
-  pith_cuda_item *copy;
+  const pith_cuda_item *items = NULL;
+  pith_cuda_item *copy = NULL;
   if (read_items(given, count, &items, &copy) != PITH_OK) {
     return 0; /* the call itself will say so */
   }
-  size_t size = workspace_of(items, count);
+  size_t size = kernel_space(items, count) + wide_space(items, count);
   free(copy);
   return size;
 }
@@ -303,19 +311,37 @@ static pith_status run_lowrank(pith_gpu_batch *b, const pith_cuda_item *items, s
   return pith__gpu_hand_over(b);
 }
 
-static pith_status run(const pith_cuda_item *items, size_t count, const cuda_call *c) {
-  pith_gpu_batch batch = {.stream = c->stream, .what = c->what};
-  for (size_t i = 0; i < count; i++) {
-    PITH_TRY(c->is_round ? check_round(&items[i], c->index) : check_item(&items[i], encodes(c)));
-  }
-  PITH_TRY(pith__cuda_module(&batch.gpu));
-  PITH_TRY(check_workspace(workspace_of(items, count), c->workspace, c->size));
-  batch.kind = PITH_GPU_BLOCK_TASKS;
+static pith_status run_kinds(const pith_cuda_module *gpu, const pith_cuda_item *items, size_t count,
+                             const cuda_call *c) {
+  pith_gpu_batch batch = {.gpu = gpu, .stream = c->stream, .what = c->what, .kind = PITH_GPU_BLOCK_TASKS};
   PITH_TRY(run_blocks(&batch, items, count, c));
   batch.kind = PITH_GPU_SPARSE_TASKS;
   PITH_TRY(run_sparse(&batch, items, count, c));
   batch.kind = PITH_GPU_LOWRANK_TASKS;
   return run_lowrank(&batch, items, count, c);
+}
+
+static pith_status run_widened(const pith_cuda_module *gpu, const pith_cuda_item *items, size_t count, void *wide,
+                               const cuda_call *c) {
+  pith_cuda_item *widened = malloc((count + 1) * sizeof *widened);
+  PITH_REQUIRE(widened, PITH_ERR_MEMORY, "no memory for %zu items", count);
+  pith_status status = pith__gpu_widen(gpu, items, count, wide, widened, c->stream);
+  if (status == PITH_OK) {
+    status = run_kinds(gpu, widened, count, c);
+  }
+  free(widened);
+  return status == PITH_OK ? pith__gpu_pack(gpu, items, count, wide, c->stream) : status;
+}
+
+static pith_status run(const pith_cuda_item *items, size_t count, const cuda_call *c) {
+  const pith_cuda_module *gpu;
+  for (size_t i = 0; i < count; i++) {
+    PITH_TRY(c->is_round ? check_round(&items[i], c->index) : check_item(&items[i], encodes(c)));
+  }
+  PITH_TRY(pith__cuda_module(&gpu));
+  size_t space = kernel_space(items, count), wide = encodes(c) ? wide_space(items, count) : 0;
+  PITH_TRY(check_workspace(space + wide, c->workspace, c->size));
+  return wide ? run_widened(gpu, items, count, (uint8_t *)c->workspace + space, c) : run_kinds(gpu, items, count, c);
 }
 
 /* Sums become means. */

@@ -159,11 +159,24 @@ pith_status pith__cuda_space_update(const pith_cuda_space *s, const pith_update_
   return PITH_OK;
 }
 
+pith_status pith__cuda_space_repack(const pith_cuda_space *s, const pith_repack_task *task, void *stream) {
+  for (size_t first = 0, some; first < task->n; first += some) {
+    some = pith__least((size_t)task->n - first, PITH_GPU_TASK_VALUES);
+    pith_repack_task piece = pith__repack_piece(task, first, some);
+    PITH_CUDA_TRY(s->gpu->repack, &piece, 1, stream);
+  }
+  return PITH_OK;
+}
+
+static pith_status repack(pith_space *space, const pith_repack_task *task) {
+  return pith__cuda_space_repack(space_of(space), task, space_of(space)->stream);
+}
+
 pith_status pith__cuda_space_create(void *stream, const pith_allocator *allocator, pith_cuda_space **made) {
   char text[TEXT];
   pith_cuda_space *s = calloc(1, sizeof *s);
   PITH_REQUIRE(s, PITH_ERR_MEMORY, "no memory for a reducer");
-  s->base = (pith_space){allocate, release, copy, scale, add};
+  s->base = (pith_space){allocate, release, copy, scale, add, repack};
   pthread_mutex_init(&s->mutex, NULL);
   s->stream = stream;
   if (allocator) {

@@ -35,6 +35,8 @@ pith_status pith__cuda_space_move(const pith_cuda_space *space, void *to, const 
 /* Enqueues an optimizer's step on layers, on a stream of the caller's. */
 pith_status pith__cuda_space_update(const pith_cuda_space *space, const pith_update_task *tasks, size_t count,
                                     void *stream);
+/* Likewise, a residual that goes to another store. */
+pith_status pith__cuda_space_repack(const pith_cuda_space *space, const pith_repack_task *task, void *stream);
 /* All of a step is enqueued. */
 pith_status pith__cuda_space_end_step(pith_cuda_space *space);
 /* Waits for the device, so that the host is at most one step ahead of it; `exact`: not at all. */

@@ -3,6 +3,7 @@
 
 #include "base/rng.h"
 #include "base/size.h"
+#include "memory/store.h"
 
 #define TILE_VALUES 4096
 
@@ -53,8 +54,8 @@ static void describe_block(const pith_codec *codec, const pith_ctx *ctx, pith_gp
 
 /* Whether an incomplete last block is left for a task of its own. */
 static int leaves_tail(const pith_codec *codec, size_t n) {
-  return codec->traits->gpu_tail_apart && codec->traits->gpu_tail_apart(codec->args) && n > codec->granule &&
-         n % codec->granule != 0;
+  size_t block = codec->ops->block(codec->args);
+  return codec->traits->gpu_tail_apart && codec->traits->gpu_tail_apart(codec->args) && n > block && n % block != 0;
 }
 
 /* The first `first` values are done: the next task of an item. Keys change where an index outgrows 32 bits, and tasks
@@ -65,7 +66,7 @@ size_t pith__gpu_next_task(const pith_cuda_item *item, int encode, size_t first,
   size_t granule = codec->granule, most = PITH_GPU_TASK_VALUES / granule * granule;
   size_t to_border = (size_t)((border - index + granule - 1) / granule * granule);
   size_t n = pith__least(item->n - first, pith__least(most, to_border));
-  n = leaves_tail(codec, n) ? n / granule * granule : n;
+  n -= leaves_tail(codec, n) ? n % codec->ops->block(codec->args) : 0;
   pith_ctx ctx = ctx_of(item);
   pith_key round = pith__rng_key(&ctx, PITH_DOMAIN_ROUND, index),
            rotate = pith__rng_key(&ctx, PITH_DOMAIN_ROTATE, index);
@@ -82,7 +83,7 @@ size_t pith__gpu_next_task(const pith_cuda_item *item, int encode, size_t first,
   };
   describe_block(codec, &ctx, task);
   if (encode && codec->memory) {
-    task->memory = item->memory + first;
+    task->memory = (float *)item->memory + first;
     describe_memory(item, &task->beta, &task->gamma, &task->keeps);
   }
   return n;
@@ -96,7 +97,7 @@ size_t pith__gpu_next_own(const pith_cuda_item *item, int add, size_t first, pit
                          .dtype = (uint8_t)item->dtype,
                          .add = add != 0};
   if (item->codec->memory) {
-    task->memory = item->memory + first;
+    task->memory = (float *)item->memory + first;
     describe_memory(item, &task->beta, &task->gamma, &task->keeps);
   }
   return n;
@@ -112,6 +113,23 @@ size_t pith__gpu_next_mean(const pith_cuda_item *item, size_t first, pith_gpu_me
       .dtype = (uint8_t)item->dtype,
       .vote = (item->codec->caps & PITH_CAP_VOTE) != 0,
   };
+  return n;
+}
+
+size_t pith__gpu_next_repack(const pith_cuda_item *item, float *wide, int pack, size_t first, pith_repack_task *task) {
+  pith_ctx ctx = ctx_of(item);
+  pith_key key = pith__store_key(&ctx);
+  pith_store store = pith__codec_store(item->codec);
+  pith_repack_task all = {.from = pack ? wide : item->memory,
+                          .to = pack ? item->memory : wide,
+                          .index = (uint32_t)item->offset,
+                          .key0 = key.k0,
+                          .key1 = key.k1,
+                          .factor = 1.0f,
+                          .from_store = (uint8_t)(pack ? PITH_STORE_F32 : store),
+                          .to_store = (uint8_t)(pack ? store : PITH_STORE_F32)};
+  size_t n = pith__least(item->n - first, PITH_GPU_TASK_VALUES);
+  *task = pith__repack_piece(&all, first, n);
   return n;
 }
 
@@ -197,7 +215,57 @@ pith_status pith__gpu_hand_over(pith_gpu_batch *b) {
       break;
     case PITH_GPU_OWN_TASKS:
       failed = gpu->own(b->own, count, b->stream, text);
+      break;
+    case PITH_GPU_REPACK_TASKS:
+      failed = gpu->repack(b->repack, count, b->stream, text);
   }
   PITH_REQUIRE(!failed, PITH_ERR_SYSTEM, "CUDA: %s", text);
   return PITH_OK;
+}
+
+/* ---- Packed memories --------------------------------------------------------------------------------------------- */
+
+#define WIDE_ALIGNMENT 256
+
+static size_t wide_bytes(const pith_cuda_item *item) {
+  size_t bytes = item->n * sizeof(float);
+  return pith__codec_store(item->codec) == PITH_STORE_F32
+             ? 0
+             : (bytes + WIDE_ALIGNMENT - 1) / WIDE_ALIGNMENT * WIDE_ALIGNMENT;
+}
+
+size_t pith__gpu_wide_bytes(const pith_cuda_item *items, size_t count) {
+  size_t bytes = 0;
+  for (size_t i = 0; i < count; i++) {
+    bytes += wide_bytes(&items[i]);
+  }
+  return bytes;
+}
+
+static pith_status repack(const pith_cuda_module *gpu, const pith_cuda_item *items, size_t count, void *wide, int pack,
+                          void *stream) {
+  pith_gpu_batch batch = {.gpu = gpu, .stream = stream, .kind = PITH_GPU_REPACK_TASKS};
+  uint8_t *at = wide;
+  for (size_t i = 0; i < count; at += wide_bytes(&items[i]), i++) {
+    for (size_t first = 0; wide_bytes(&items[i]) && first < items[i].n;) {
+      PITH_TRY(pith__gpu_make_room(&batch));
+      first += pith__gpu_next_repack(&items[i], (float *)(void *)at, pack, first, &batch.repack[batch.used++]);
+    }
+  }
+  return pith__gpu_hand_over(&batch);
+}
+
+pith_status pith__gpu_widen(const pith_cuda_module *gpu, const pith_cuda_item *items, size_t count, void *wide,
+                            pith_cuda_item *widened, void *stream) {
+  uint8_t *at = wide;
+  for (size_t i = 0; i < count; at += wide_bytes(&items[i]), i++) {
+    widened[i] = items[i];
+    widened[i].memory = wide_bytes(&items[i]) ? at : items[i].memory;
+  }
+  return repack(gpu, items, count, wide, 0, stream);
+}
+
+pith_status pith__gpu_pack(const pith_cuda_module *gpu, const pith_cuda_item *items, size_t count, void *wide,
+                           void *stream) {
+  return repack(gpu, items, count, wide, 1, stream);
 }

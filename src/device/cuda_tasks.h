@@ -28,6 +28,9 @@ size_t pith__gpu_next_mean(const pith_cuda_item *item, size_t first, pith_gpu_me
 pith_gpu_sparse pith__gpu_sparse_task(const pith_cuda_item *item, int memory);
 pith_gpu_lowrank pith__gpu_lowrank_task(const pith_cuda_item *item, int memory);
 
+/* Likewise, of an item whose memory is packed: from there to f32 values at `wide`, or back. */
+size_t pith__gpu_next_repack(const pith_cuda_item *item, float *wide, int pack, size_t first, pith_repack_task *task);
+
 /* ---- Handing them to the module ---------------------------------------------------------------------------------- */
 
 #define PITH_GPU_TASKS 64 /* at a time */
@@ -41,7 +44,8 @@ typedef struct pith_gpu_batch {
     PITH_GPU_SPARSE_TASKS,
     PITH_GPU_LOWRANK_TASKS,
     PITH_GPU_MEAN_TASKS,
-    PITH_GPU_OWN_TASKS
+    PITH_GPU_OWN_TASKS,
+    PITH_GPU_REPACK_TASKS
   } kind;
   int what; /* of blocks, sparse payloads and low rank: PITH_GPU_LOWRANK_… */
   size_t used;
@@ -51,6 +55,7 @@ typedef struct pith_gpu_batch {
     pith_gpu_lowrank lowrank[PITH_GPU_TASKS];
     pith_gpu_mean mean[PITH_GPU_TASKS];
     pith_gpu_own own[PITH_GPU_TASKS];
+    pith_repack_task repack[PITH_GPU_TASKS];
   };
 } pith_gpu_batch;
 
@@ -61,5 +66,18 @@ pith_status pith__gpu_hand_over(pith_gpu_batch *batch);
 static inline pith_status pith__gpu_make_room(pith_gpu_batch *batch) {
   return batch->used < PITH_GPU_TASKS ? PITH_OK : pith__gpu_hand_over(batch);
 }
+
+/* ---- Packed memories: kernels work on f32, so they are widened before and packed afterwards ---------------------- */
+
+/* Bytes of all that these items widen, a multiple of 256; 0: no memory is packed. */
+size_t pith__gpu_wide_bytes(const pith_cuda_item *items, size_t count);
+
+/* Enqueues the widening into `wide`, aligned to 256. `widened` becomes a copy of the items, which point there. */
+pith_status pith__gpu_widen(const pith_cuda_module *gpu, const pith_cuda_item *items, size_t count, void *wide,
+                            pith_cuda_item *widened, void *stream);
+
+/* Enqueues the packing. `items` are those that were widened, in the same order. */
+pith_status pith__gpu_pack(const pith_cuda_module *gpu, const pith_cuda_item *items, size_t count, void *wide,
+                           void *stream);
 
 #endif

@@ -115,6 +115,7 @@ const pith_kernels KERNEL_TABLE = {
     .bf16_to_f32 = k_bf16_to_f32,
     .f32_to_f16 = k_f32_to_f16,
     .f32_to_bf16 = k_f32_to_bf16,
+    .f32_to_bf16_random = k_f32_to_bf16_random,
     .blend = k_blend,
     .residual = k_residual,
     .add = k_add,

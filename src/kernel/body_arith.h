@@ -47,6 +47,26 @@ static void k_f32_to_bf16(const float *src, uint16_t *dst, size_t n) {
   }
 }
 
+/* What is cut off is the probability of the next magnitude, in 65536ths. */
+INLINE vi to_bf16_random(vf x, pith_key key, uint32_t index) {
+  vi size = magnitude_bits(x), sign = i_and(i_shr(i_cast(x), 16), i_set(0x8000));
+  vi up = i_min(i_add(size, i_shr(draw(key, index), 16)), i_set((int32_t)PITH_INF_BITS - 1));
+  return i_select(i_lt(size, i_set((int32_t)PITH_INF_BITS)), i_or(i_shr(up, 16), sign), i_set(0));
+}
+
+static void k_f32_to_bf16_random(const float *src, uint16_t *dst, size_t n, pith_key key, uint32_t index) {
+  STEPS(i, k, n) {
+    uint16_t h[LANES];
+    vi x = to_bf16_random(get(src + i, k), key, index + (uint32_t)i);
+    if (k == LANES) {
+      i_store16(dst + i, x);
+    } else {
+      i_store16(h, x);
+      memcpy(dst + i, h, k * sizeof *h);
+    }
+  }
+}
+
 static void k_blend(const float *e, const float *g, float beta, float gamma, float *out, size_t n) {
   vf b = v_set(beta), c = v_set(gamma);
   STREAM(i, k, n) { put(out + i, v_add(v_mul(b, get(e + i, k)), v_mul(c, get(g + i, k))), k); }

@@ -88,6 +88,22 @@ enum { PITH_RICE_MAX = 40, PITH_PERMUTE_ROUNDS = 6 }; /* of Rice codes the large
 #define PITH_LLOYD_4 \
   0.128395030f, 0.388048299f, 0.656759119f, 0.942340456f, 1.256231197f, 1.618046386f, 2.069017227f, 2.732589571f
 
+/* ---- Residuals --------------------------------------------------------------------------------------------------- */
+
+/* How a state keeps its residual: the choices of the parameter `store`. Saved with the state. Values are rounded to one
+ * of their two neighbours at random, by their distance, so that increments below a step are not lost; nothing that is
+ * not finite is kept in fewer bits than 32.
+ *
+ *   f32, bf16: the values, one after another
+ *   8: blocks of PITH_STORE_BLOCK values, counted from the start of the layer, the last of which may have fewer. A
+ *      block is a unit, f32, and a byte for each value: value = unit · (byte − PITH_STORE_ZERO). The unit is the
+ *      largest magnitude of the block (at most 2^127), divided by PITH_STORE_ZERO; 0 for blocks of zeros */
+typedef enum pith_store { PITH_STORE_F32 = 0, PITH_STORE_BF16 = 1, PITH_STORE_8 = 2 } pith_store;
+
+enum { PITH_STORE_BLOCK = 256, PITH_STORE_HEAD = 4, PITH_STORE_ZERO = 127 };
+
+#define PITH_STORE_MOST 0x1p127f
+
 /* ---- Tasks ------------------------------------------------------------------------------------------------------- */
 
 enum { PITH_GPU_F32 = 0, PITH_GPU_F16 = 1, PITH_GPU_BF16 = 2 }; /* as pith_dtype */
@@ -225,19 +241,39 @@ PITH_FORMAT_ASSERT(sizeof(pith_gpu_own) == 48, "both compilers lay out own value
 typedef struct pith_update_task {
   const void *gradient, *before, *variance;
   void *moment, *parameter;
-  float *start, *residual;
+  float *start;
+  void *residual;
   uint64_t n;
   float keep, take, decay, rate, root, epsilon, pass, fold;
   uint32_t begin, end; /* work items: the module's own */
-  uint8_t dtype;       /* of all but start and residual */
-  uint8_t unused[7];
+  uint32_t index;      /* these three: as in pith_repack_task */
+  uint32_t key0, key1;
+  uint8_t dtype; /* of all but start and residual */
+  uint8_t store; /* of the residual */
+  uint8_t unused[2];
 } pith_update_task;
 
-PITH_FORMAT_ASSERT(sizeof(pith_update_task) == 112, "both compilers lay out updates alike");
+PITH_FORMAT_ASSERT(sizeof(pith_update_task) == 120, "both compilers lay out updates alike");
+
+/* Residuals that go from one store to another: to = factor · from, or to + factor · from. */
+typedef struct pith_repack_task {
+  const void *from; /* blocks begin here, and at `to` */
+  void *to;         /* may be `from`, if both have one store */
+  uint64_t n;
+  uint32_t index;      /* low half of the place of the first value in its layer: what is drawn for a value follows from
+                          that, */
+  uint32_t key0, key1; /* and from these */
+  float factor;
+  uint32_t begin, end; /* work items: the module's own */
+  uint8_t from_store, to_store, add;
+  uint8_t unused[5];
+} pith_repack_task;
+
+PITH_FORMAT_ASSERT(sizeof(pith_repack_task) == 56, "both compilers lay out residuals alike");
 
 /* ---- The module -------------------------------------------------------------------------------------------------- */
 
-#define PITH_CUDA_ABI 7
+#define PITH_CUDA_ABI 8
 #define PITH_CUDA_ENTRY "pith_cuda_module_entry"
 
 /* Functions return 0, or another number and a sentence in `text` (256 bytes). They only enqueue. */
@@ -255,6 +291,7 @@ typedef struct pith_cuda_module {
   int (*mean)(const pith_gpu_mean *tasks, size_t count, void *stream, char *text);
   int (*own)(const pith_gpu_own *tasks, size_t count, void *stream, char *text);
   int (*update)(const pith_update_task *tasks, size_t count, void *stream, char *text);
+  int (*repack)(const pith_repack_task *tasks, size_t count, void *stream, char *text);
   /* Memory of the current device, for objects that keep some; these wait for all the device has been given. */
   int (*device)(int *number, char *text);                  /* the current one; waits for nothing */
   int (*allocate)(size_t size, void **memory, char *text); /* zeros */

@@ -56,6 +56,8 @@ typedef struct pith_kernels {
   void (*bf16_to_f32)(const uint16_t *src, float *dst, size_t n);
   void (*f32_to_f16)(const float *src, uint16_t *dst, size_t n);
   void (*f32_to_bf16)(const float *src, uint16_t *dst, size_t n);
+  /* Rounded up or down at random, without bias. Finite values stay finite; others become 0. */
+  void (*f32_to_bf16_random)(const float *src, uint16_t *dst, size_t n, pith_key key, uint32_t index);
 
   /* Element by element. blend is βe + γg; out may be e or g. */
   void (*blend)(const float *e, const float *g, float beta, float gamma, float *out, size_t n);
@@ -64,8 +66,8 @@ typedef struct pith_kernels {
   void (*scale)(float factor, float *x, size_t n);
   void (*vote)(float *x, size_t n); /* the sign of x: −1, 0 or 1; NaN stays NaN */
 
-  /* An optimizer's step on n f32 values; u->n and u->dtype are not looked at. Pointers are the same or do not overlap.
-   */
+  /* An optimizer's step on n f32 values, with a residual in f32; u->n, u->dtype and u->store are not looked at.
+   * Pointers are the same or do not overlap. */
   void (*update)(const pith_update_task *u, size_t n);
 
   /* Reductions. absmax and range return the bits of the largest |x| (0 for n = 0). */

@@ -8,6 +8,9 @@
  * Whole codecs work on the memory's own buffer in place: first every value is compensated, then the codec runs over
  * the buffer, then what was sent is taken out.
  *
+ * A residual that is kept in fewer bits than 32 is widened before and packed afterwards: a tile at a time, so that it
+ * costs no further pass over memory, or all of it for whole codecs, in scratch that lasts as long as the call.
+ *
  * Values that are not finite travel (the loss scaler must see them) but never stay: a memory with a NaN in it would
  * give nothing else for the rest of the training.
  *
@@ -39,13 +42,40 @@ static size_t tile_of(const pith_codec *codec) {
   return granule < PITH_MEMORY_TILE ? PITH_MEMORY_TILE / granule * granule : granule;
 }
 
+static int is_packed(const pith_state *state) { return state->store != PITH_STORE_F32; }
+
+/* In f32, which all memories have but those of pith__codec_store(). */
 static float *accumulator(const pith_codec *codec, const pith_state *state) {
-  return codec->memory->accumulator == PITH_KEEPS_MOMENTUM ? state->momentum : state->residual;
+  return codec->memory->accumulator == PITH_KEEPS_MOMENTUM ? state->momentum : (float *)state->residual;
+}
+
+/* What is kept of values from `first` on: where it is, or widened to `wide`. */
+static pith_kept open_tile(const pith_state *state, size_t first, size_t n, float *wide) {
+  float *momentum = state->momentum ? state->momentum + first : NULL;
+  if (!is_packed(state)) {
+    return (pith_kept){state->residual ? (float *)state->residual + first : NULL, momentum};
+  }
+  pith__store_widen(state->store, pith__store_at(state->store, state->residual, first), n, wide);
+  return (pith_kept){wide, momentum};
+}
+
+static void close_tile(const pith_state *state, const pith_kept *kept, size_t first, size_t n, const pith_ctx *ctx) {
+  if (is_packed(state)) {
+    void *to = pith__store_at(state->store, state->residual, first);
+    pith__store_pack(state->store, kept->residual, n, pith__store_key(ctx), first, to);
+  }
+}
+
+static float *accumulated_in(const pith_codec *codec, const pith_kept *kept) {
+  return codec->memory->accumulator == PITH_KEEPS_MOMENTUM ? kept->momentum : kept->residual;
 }
 
 void pith__memory_take_scratch(const pith_codec *codec, size_t n, pith_arena *arena, pith_encode_scratch *scratch) {
   size_t tile = pith__least(tile_of(codec), n);
   *scratch = (pith_encode_scratch){.chain = pith__codec_take_scratch(codec, n, arena)};
+  if (pith__codec_store(codec) != PITH_STORE_F32) {
+    scratch->wide = pith__arena_take(arena, codec->caps & PITH_CAP_CHUNKED ? tile : n, sizeof(float));
+  }
   if (codec->memory) {
     scratch->gradient = pith__arena_take(arena, tile, sizeof(float));
     scratch->sent = pith__arena_take(arena, tile, sizeof(float));
@@ -92,8 +122,8 @@ static float gradient_factor(const pith_codec *codec, pith_cspan src, size_t til
 static pith_status encode_tile(const pith_codec *codec, pith_state *state, const float *g, float gamma, size_t n,
                                pith_out *out, const pith_encode_scratch *scratch, const pith_ctx *ctx) {
   size_t first = (size_t)ctx->offset;
-  codec->memory->compensate(codec->memory_args, &(pith_kept){state->residual, state->momentum}, first, g, gamma,
-                            scratch->sent, n);
+  pith_kept kept = open_tile(state, first, n, scratch->wide);
+  codec->memory->compensate(codec->memory_args, &kept, g, gamma, scratch->sent, n);
   PITH_TRY(pith__codec_encode(codec, (pith_cspan){scratch->sent, n, PITH_F32}, out, NULL, scratch->chain, ctx));
   if (codec->memory->after == PITH_AFTER_SUBTRACT) {
     pith_span decoded = {scratch->decoded, n, PITH_F32};
@@ -102,7 +132,8 @@ static pith_status encode_tile(const pith_codec *codec, pith_state *state, const
   } else {
     memset(scratch->decoded, 0, n * sizeof(float));
   }
-  pith__kernels()->residual(scratch->sent, scratch->decoded, accumulator(codec, state) + first, n);
+  pith__kernels()->residual(scratch->sent, scratch->decoded, accumulated_in(codec, &kept), n);
+  close_tile(state, &kept, first, n, ctx);
   return PITH_OK;
 }
 
@@ -118,7 +149,7 @@ static pith_status encode_blocks(const pith_codec *codec, pith_state *state, pit
                                  const pith_encode_scratch *given, const pith_ctx *ctx) {
   size_t tile = tile_of(codec), used = 0;
   pith_encode_scratch scratch = *given;
-  move_apart(&scratch, accumulator(codec, state) + ctx->offset);
+  move_apart(&scratch, is_packed(state) ? scratch.wide : accumulator(codec, state) + ctx->offset);
   float gamma = gradient_factor(codec, src, tile, scratch.gradient, ctx);
   for (size_t first = 0; first < src.n; first += tile) {
     size_t n = pith__least(tile, src.n - first);
@@ -136,16 +167,17 @@ static pith_status encode_blocks(const pith_codec *codec, pith_state *state, pit
 void pith__memory_sum_own(const pith_codec *codec, pith_state *state, pith_cspan src, float *sum, pith_apply apply,
                           const pith_ctx *ctx) {
   static const float nothing[PITH_MEMORY_TILE];
-  float buffer[PITH_MEMORY_TILE], compensated[PITH_MEMORY_TILE];
+  float buffer[PITH_MEMORY_TILE], compensated[PITH_MEMORY_TILE], wide[PITH_MEMORY_TILE];
   float gamma = codec->memory ? gradient_factor(codec, src, PITH_MEMORY_TILE, buffer, ctx) : 1.0f;
   for (size_t first = 0; first < src.n; first += PITH_MEMORY_TILE) {
     size_t n = pith__least(PITH_MEMORY_TILE, src.n - first), at = (size_t)ctx->offset + first;
     const float *own = pith__span_load(src, first, n, buffer);
     if (codec->memory) {
-      codec->memory->compensate(codec->memory_args, &(pith_kept){state->residual, state->momentum}, at, own, gamma,
-                                compensated, n);
+      pith_kept kept = open_tile(state, at, n, wide);
+      codec->memory->compensate(codec->memory_args, &kept, own, gamma, compensated, n);
       const float *sent = codec->memory->after == PITH_AFTER_SUBTRACT ? compensated : nothing;
-      pith__kernels()->residual(compensated, sent, accumulator(codec, state) + at, n);
+      pith__kernels()->residual(compensated, sent, accumulated_in(codec, &kept), n);
+      close_tile(state, &kept, at, n, ctx);
       own = compensated;
     }
     if (apply == PITH_APPLY_ADD) {
@@ -181,9 +213,9 @@ uint32_t pith__memory_compensate(const pith_codec *codec, pith_state *state, pit
   for (size_t at = part.first, end = part.first + part.n; codec->memory && at < end; at += PITH_MEMORY_TILE) {
     size_t n = pith__least(PITH_MEMORY_TILE, end - at);
     const float *g = pith__span_load(src, at, n, buffer);
-    float *compensated = accumulator(codec, state) + at;
-    codec->memory->compensate(codec->memory_args, &(pith_kept){state->residual, state->momentum}, at, g, factor,
-                              compensated, n);
+    pith_kept kept = open_tile(state, at, n, NULL);
+    float *compensated = accumulated_in(codec, &kept);
+    codec->memory->compensate(codec->memory_args, &kept, g, factor, compensated, n);
     uint32_t here = pith__kernels()->absmax(compensated, n);
     most = here > most ? here : most;
   }
@@ -219,6 +251,18 @@ static pith_status encode_whole(const pith_codec *codec, pith_state *state, pith
   return PITH_OK;
 }
 
+/* On a copy of the residual in f32. */
+static pith_status encode_whole_packed(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
+                                       const pith_encode_scratch *scratch, const pith_ctx *ctx) {
+  pith_state wide = *state;
+  wide.store = PITH_STORE_F32;
+  wide.residual = scratch->wide;
+  pith__store_widen(state->store, state->residual, state->n, scratch->wide);
+  PITH_TRY(encode_whole(codec, &wide, src, out, scratch, ctx));
+  pith__store_pack(state->store, scratch->wide, state->n, pith__store_key(ctx), 0, state->residual);
+  return PITH_OK;
+}
+
 static void settle_tile(const pith_codec *codec, pith_state *state, pith_cspan decoded, size_t first, size_t n,
                         float *buffer, const pith_ctx *ctx) {
   float *p = accumulator(codec, state) + first;
@@ -250,7 +294,8 @@ pith_status pith__memory_encode(const pith_codec *codec, pith_state *state, pith
   if (codec->caps & PITH_CAP_CHUNKED) {
     return encode_blocks(codec, state, src, out, scratch, ctx);
   }
-  return encode_whole(codec, state, src, out, scratch, ctx);
+  return is_packed(state) ? encode_whole_packed(codec, state, src, out, scratch, ctx)
+                          : encode_whole(codec, state, src, out, scratch, ctx);
 }
 
 /* ---- Results ----------------------------------------------------------------------------------------------------- */
@@ -268,7 +313,8 @@ pith_status pith__memory_encode_result(const pith_codec *codec, pith_state *stat
     return pith__codec_encode(codec, values, out, NULL, scratch->chain, &ctx);
   }
   PITH_TRY(pith__state_own_results(state, (size_t)ctx.offset, values.n));
-  pith_state results = {.n = state->n, .rows = state->rows, .keeps = state->keeps, .residual = state->result};
+  pith_state results = {
+      .n = state->n, .rows = state->rows, .keeps = state->keeps, .store = state->store, .residual = state->result};
   return encode_blocks(codec, &results, values, out, scratch, &ctx);
 }
 

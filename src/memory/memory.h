@@ -12,16 +12,22 @@
 #include "base/thread_pool.h"
 #include "codec/codec.h"
 #include "memory/space.h"
+#include "memory/store.h"
 
 struct pith_state {
   pith_space *space; /* of all values; NULL: main memory */
   size_t n;
   uint64_t rows;
   unsigned keeps;
-  float *residual, *momentum;    /* n values each, or NULL */
-  float *result;                 /* what the results that this rank encoded lost; NULL until the first of them */
+  pith_store store;              /* of residual and result */
+  uint64_t changes;              /* how often a residual in fewer bits than 32 has changed between steps: what is drawn
+                                    then follows from it, … */
+  int draws_as;                  /* … and from this rank */
+  void *residual;                /* n values, or NULL */
+  float *momentum;               /* likewise */
+  void *result;                  /* what the results that this rank encoded lost; NULL until the first of them */
   size_t result_first, result_n; /* of these values of the layer … */
-  size_t result_base;            /* … and result[0] is of this one: 0 in main memory */
+  size_t result_base;            /* … and `result` begins with this one: 0 in main memory */
   void *part;                    /* the codec's own */
   size_t part_size;
   const pith_nested *nested; /* where the first bytes of the part are columns of low rank; else NULL */
@@ -37,6 +43,7 @@ struct pith_state {
 typedef struct pith_encode_scratch {
   void *chain;
   float *gradient, *sent, *decoded; /* a tile each; NULL without a memory */
+  float *wide; /* of a residual in fewer bits than 32: a tile, or all of it for codecs that need the whole; else NULL */
 } pith_encode_scratch;
 
 void pith__memory_take_scratch(const pith_codec *codec, size_t n, pith_arena *arena, pith_encode_scratch *scratch);
@@ -117,12 +124,21 @@ void pith__update(pith_thread_pool *pool, const pith_update_task *tasks, size_t 
 /* Values [first, first + n) of a task. */
 pith_update_task pith__update_piece(const pith_update_task *task, size_t first, size_t n);
 
-/* A state whose values are in a space. */
-pith_status pith__state_create_in(pith_space *space, const pith_codec *codec, size_t n, size_t rows,
+/* What is drawn when the residual changes between two steps. Each call is for another change. */
+pith_key pith__state_key(pith_state *state);
+
+/* Adds n f32 values, where those of the state are, to the residual. */
+pith_status pith__state_add_residual(pith_state *state, const float *x);
+
+/* Adds to n f32 values what the state has pending: its residual, and `results` times what results lost. */
+pith_status pith__state_take_residual(const pith_state *state, float results, float *to);
+
+/* A state whose values are in a space, and that changes between steps with the random numbers of a rank. */
+pith_status pith__state_create_in(pith_space *space, const pith_codec *codec, size_t n, size_t rows, int rank,
                                   pith_state **state);
 
 /* A state without arrays: the caller lends them for each step. Bytes of each (pith_state_array); 0: there is none. */
-pith_status pith__state_create_lent(pith_space *space, const pith_codec *codec, size_t n, size_t rows,
+pith_status pith__state_create_lent(pith_space *space, const pith_codec *codec, size_t n, size_t rows, int rank,
                                     pith_state **state);
 void pith__state_array_sizes(const pith_codec *codec, const pith_state *state, size_t bytes[PITH_STATE_ARRAYS]);
 /* NULL: takes all of them back. */

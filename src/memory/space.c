@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "codec/codec.h"
+#include "memory/store.h"
 
 enum { TILE = 1024 };
 
@@ -52,5 +53,13 @@ pith_status pith__space_add(pith_space *space, const float *x, pith_span to) {
     n = to.n - at < TILE ? to.n - at : TILE;
     pith__span_store(to, at, n, x + at, PITH_ADD, buffer);
   }
+  return PITH_OK;
+}
+
+pith_status pith__space_repack(pith_space *space, const pith_repack_task *task) {
+  if (space) {
+    return task->n ? space->repack(space, task) : PITH_OK;
+  }
+  pith__repack(task);
   return PITH_OK;
 }

@@ -1,6 +1,6 @@
 /*
  * An optimizer's step in main memory: the kernel `update` over tasks of any type. Values are updated one by one, so
- * that threads may cut tasks anywhere.
+ * that threads may cut tasks anywhere but within a block of a packed residual.
  */
 #include <string.h>
 
@@ -21,7 +21,8 @@ pith_update_task pith__update_piece(const pith_update_task *task, size_t first, 
   u.moment = u.moment ? (uint8_t *)u.moment + bytes : NULL;
   u.parameter = u.parameter ? (uint8_t *)u.parameter + bytes : NULL;
   u.start = u.start ? u.start + first : NULL;
-  u.residual = u.residual ? u.residual + first : NULL;
+  u.residual = pith__store_at((pith_store)u.store, u.residual, first);
+  u.index += (uint32_t)first;
   u.n = n;
   return u;
 }
@@ -57,15 +58,32 @@ static void update_tile(const pith_update_task *task) {
   store(task, task->parameter, parameter);
 }
 
+static void update_piece(const pith_update_task *task) {
+  if (task->dtype == PITH_F32) {
+    pith__kernels()->update(task, (size_t)task->n);
+  } else {
+    update_tile(task);
+  }
+}
+
+/* A tile with a residual in fewer bits than 32. */
+static void update_packed(const pith_update_task *task) {
+  float residual[TILE];
+  pith_update_task u = *task;
+  pith_store store = (pith_store)task->store;
+  u.residual = residual;
+  pith__store_widen(store, task->residual, (size_t)task->n, residual);
+  update_piece(&u);
+  pith__store_pack(store, residual, (size_t)task->n, (pith_key){task->key0, task->key1}, task->index, task->residual);
+}
+
+static int is_packed(const pith_update_task *task) { return task->residual && task->store != PITH_STORE_F32; }
+
 static void update_range(const pith_update_task *task, size_t first, size_t n) {
-  size_t tile = task->dtype == PITH_F32 ? n : TILE;
+  size_t tile = task->dtype == PITH_F32 && !is_packed(task) ? n : TILE;
   for (size_t at = 0; at < n; at += tile) {
     pith_update_task piece = pith__update_piece(task, first + at, pith__least(tile, n - at));
-    if (task->dtype == PITH_F32) {
-      pith__kernels()->update(&piece, n);
-    } else {
-      update_tile(&piece);
-    }
+    (is_packed(task) ? update_packed : update_piece)(&piece);
   }
 }
 
@@ -75,15 +93,22 @@ typedef struct shared_updates {
   unsigned parts;
 } shared_updates;
 
-/* The values of all tasks, one after another, in parts of the same size. */
+/* Where a task is cut: at or before a value. */
+static size_t cut_of(const pith_update_task *task, size_t value) {
+  return value < task->n && is_packed(task) ? value / PITH_STORE_BLOCK * PITH_STORE_BLOCK : value;
+}
+
+/* The values of all tasks, one after another, in parts of nearly the same size. */
 static void run_part(void *argument, unsigned part) {
   const shared_updates *s = argument;
   pith_range range = pith__split(s->total, 1, s->parts, part);
   size_t end = range.first + range.n, at = 0;
   for (size_t i = 0; i < s->count && at < end; i++) {
-    size_t n = (size_t)s->tasks[i].n, from = pith__most(range.first, at), to = pith__least(end, at + n);
+    const pith_update_task *task = &s->tasks[i];
+    size_t n = (size_t)task->n, from = cut_of(task, pith__most(range.first, at) - at),
+           to = cut_of(task, pith__least(end, at + n) - at);
     if (from < to) {
-      update_range(&s->tasks[i], from - at, to - from);
+      update_range(task, from, to - from);
     }
     at += n;
   }

@@ -221,6 +221,10 @@ pith_status pith__reducer_check_codec(const pith_reducer *r, const char *name, c
   if (r->space && pith_cuda_supports(codec) != PITH_OK) {
     return pith_fail(PITH_ERR_UNSUPPORTED, "layer %s: %s", name, pith_error());
   }
+  PITH_REQUIRE(!r->options.capturable || pith__codec_store(codec) == PITH_STORE_F32, PITH_ERR_UNSUPPORTED,
+               "layer %s: %s rounds its residual by other random numbers in every step, and a graph would repeat those "
+               "of one: leave store out",
+               name, codec->spec);
   size_t most = pith_codec_bound(codec, l->n), values = pith__layer_bytes(l);
   PITH_REQUIRE(
       !r->options.capturable || (codec->caps & (PITH_CAP_FIXED | PITH_CAP_ROUNDS)) || most <= values / 2 + SMALL_ROOM,
@@ -247,7 +251,7 @@ static pith_status fill_layer(pith_reducer *r, const pith_layer *given, const ch
   }
   if (status == PITH_OK) {
     status = (r->options.lent ? pith__state_create_lent : pith__state_create_in)(
-        r->space, l->match.codec, l->n, l->rows <= l->n ? l->rows : 0, &l->state);
+        r->space, l->match.codec, l->n, l->rows <= l->n ? l->rows : 0, r->rank, &l->state);
   }
   l->name = strdup(name);
   l->shape = malloc((dimensions + 1) * sizeof *shape);

@@ -74,8 +74,29 @@ pith_status pith_reducer_residual(pith_reducer *r, size_t index, float **residua
   PITH_REQUIRE(r && residual, PITH_ERR_ARGUMENT, "pith_reducer_residual: reducer and residual must not be NULL");
   PITH_TRY(pith__reducer_find(r, index, &l));
   PITH_REQUIRE(!r->options.sharded, PITH_ERR_STATE, "layer %s has a residual for each shard", l->name);
+  PITH_REQUIRE(l->state->store == PITH_STORE_F32, PITH_ERR_UNSUPPORTED,
+               "layer %s keeps its residual in %s (%s), so that there are no floats to point at: "
+               "pith_reducer_copy_residual() gives a copy",
+               l->name, pith__store_name(l->state->store), l->match.codec->spec);
   *residual = l->state->residual;
   return PITH_OK;
+}
+
+pith_status pith_reducer_copy_residual(pith_reducer *r, size_t index, float *to, void *stream) {
+  pith_reducer_layer *l = NULL;
+  PITH_TRY(pith__reducer_check_process(r));
+  PITH_TRY(pith__reducer_find(r, index, &l));
+  PITH_REQUIRE(!r->options.sharded, PITH_ERR_STATE, "layer %s has a residual for each shard", l->name);
+  PITH_REQUIRE(pith__reducer_is_idle(r), PITH_ERR_STATE, "a step is under way: finish it before residuals are copied");
+  PITH_REQUIRE(l->state->residual, PITH_ERR_STATE, "layer %s keeps no residual (%s)", l->name, l->match.codec->spec);
+  PITH_REQUIRE(to || !l->n, PITH_ERR_ARGUMENT, "pith_reducer_copy_residual: %zu values at NULL", l->n);
+  if (!r->space) {
+    pith_state_copy_residual(l->state, to);
+    return PITH_OK;
+  }
+  pith_repack_task task = {
+      .from = l->state->residual, .to = to, .n = l->n, .factor = 1.0f, .from_store = (uint8_t)l->state->store};
+  return pith__cuda_space_repack((pith_cuda_space *)r->space, &task, stream);
 }
 
 /* ---- The optimizer's step ---------------------------------------------------------------------------------------- */
@@ -100,6 +121,7 @@ static pith_status check_update(const pith_reducer *r, const pith_reducer_layer 
 static pith_update_task task_of(const pith_reducer_layer *l, const pith_update *u) {
   int changes_moment = u->take != 0 || u->keep != 1;
   int changes_residual = pith_codec_moment(l->match.codec, NULL) && (u->pass != 1 || u->fold != 0);
+  pith_key key = changes_residual ? pith__state_key(l->state) : (pith_key){0, 0};
   return (pith_update_task){.gradient = u->take != 0 ? u->gradient : NULL,
                             .before = u->keep != 0 ? u->moment : NULL,
                             .variance = u->variance,
@@ -116,7 +138,10 @@ static pith_update_task task_of(const pith_reducer_layer *l, const pith_update *
                             .epsilon = u->epsilon,
                             .pass = u->pass,
                             .fold = u->fold,
-                            .dtype = (uint8_t)l->dtype};
+                            .key0 = key.k0,
+                            .key1 = key.k1,
+                            .dtype = (uint8_t)l->dtype,
+                            .store = (uint8_t)l->state->store};
 }
 
 static pith_status make_tasks(pith_reducer *r, const pith_update *updates, size_t count, pith_update_task *tasks) {

@@ -24,22 +24,10 @@ static pith_status make(pith_reducer_layer *l) {
   return PITH_OK;
 }
 
-/* All that a state has pending: to its own gradients, and as the owner of results to the mean over all ranks. */
-static pith_status take_residuals(pith_reducer_layer *l, int ranks) {
-  const pith_state *s = l->state;
-  PITH_TRY(pith__space_add(s->space, s->residual, (pith_span){l->pending, l->n, PITH_F32}));
-  if (!s->result_n) {
-    return PITH_OK;
-  }
-  float *results = s->result + (s->result_first - s->result_base);
-  PITH_TRY(pith__space_scale(s->space, (float)ranks, results, s->result_n));
-  return pith__space_add(s->space, results, (pith_span){l->pending + s->result_first, s->result_n, PITH_F32});
-}
-
 /* A fresh state in place of one whose residual means nothing to the codec. */
 static pith_status replace_state(pith_reducer_layer *l, const pith_codec *codec) {
   pith_state *fresh = NULL;
-  PITH_TRY(pith__state_create_in(space_of(l), codec, l->n, l->state->rows, &fresh));
+  PITH_TRY(pith__state_create_in(space_of(l), codec, l->n, l->state->rows, l->state->draws_as, &fresh));
   pith_state_destroy(l->state);
   l->state = fresh;
   return PITH_OK;
@@ -53,12 +41,12 @@ pith_status pith__pending_move(pith_reducer_layer *l, const pith_codec *codec, i
   }
   if (had && !has) {
     PITH_TRY(make(l));
-    PITH_TRY(take_residuals(l, ranks));
+    PITH_TRY(pith__state_take_residual(l->state, (float)ranks, l->pending)); /* results are means over all ranks */
     l->pending_steps = PENDING_STEPS;
   }
   PITH_TRY(pith_state_adapt(l->state, codec));
   if (has && l->pending) {
-    PITH_TRY(pith__space_add(space_of(l), l->pending, (pith_span){l->state->residual, l->n, PITH_F32}));
+    PITH_TRY(pith__state_add_residual(l->state, l->pending));
     drop(l);
   }
   if (is_momentum && !was_momentum) { /* what was not sent of gradients counts as a part of the next one */

@@ -190,7 +190,7 @@ static pith_status load_layer(pith_reducer *r, const loaded *new, int tails, siz
   PITH_REQUIRE(lh.fingerprint == to->codec->fingerprint, PITH_ERR_STATE,
                "the checkpoint has another spec for layer %s than %s", l->name, to->codec->spec);
   PITH_REQUIRE(lh.size <= c->left, PITH_ERR_CORRUPT, "the checkpoint ends within layer %s", l->name);
-  PITH_TRY(pith__state_create_in(r->space, to->codec, l->n, l->state->rows, &to->state));
+  PITH_TRY(pith__state_create_in(r->space, to->codec, l->n, l->state->rows, r->rank, &to->state));
   PITH_TRY(pith_state_load(to->state, (pith_bytes){c->at, (size_t)lh.size}));
   c->at += lh.size;
   c->left -= (size_t)lh.size;

@@ -20,9 +20,9 @@ static size_t aligned(size_t size) { return (size + ALIGNMENT - 1) / ALIGNMENT *
 
 /* What kernels call the memory of a codec: what holds the values that the codec was given; and the second thing that is
  * kept where places which were sent start again. */
-static float *memory_of(const pith_reducer_layer *l) {
+static void *memory_of(const pith_reducer_layer *l) {
   const pith_memory_ops *memory = l->match.codec->memory;
-  return !memory ? NULL : memory->accumulator == PITH_KEEPS_RESIDUAL ? l->state->residual : l->state->momentum;
+  return !memory ? NULL : memory->accumulator == PITH_KEEPS_RESIDUAL ? l->state->residual : (void *)l->state->momentum;
 }
 
 static float *momentum_of(const pith_reducer_layer *l) {
@@ -32,7 +32,7 @@ static float *momentum_of(const pith_reducer_layer *l) {
 
 /* ---- Blocks ------------------------------------------------------------------------------------------------------ */
 
-static pith_status list_memories(const pith_staged *f, float ***memories) {
+static pith_status list_memories(const pith_staged *f, void ***memories) {
   *memories = calloc(f->count, sizeof **memories);
   PITH_REQUIRE(*memories, PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
   for (size_t i = 0; i < f->count; i++) {
@@ -42,16 +42,18 @@ static pith_status list_memories(const pith_staged *f, float ***memories) {
 }
 
 static pith_status encode_parts(pith_staged *f, const pith_ctx *ctx) {
-  float **memories;
+  void **memories;
+  size_t workspace = pith__cuda_bucket_workspace(f->bucket, 0);
+  PITH_TRY(workspace ? pith__stages_buffer(f->stages, &f->sums, workspace) : PITH_OK);
   PITH_TRY(list_memories(f, &memories));
   pith_status status = pith__cuda_bucket_encode(f->bucket, (const void *const *)f->gradient, memories, ctx, f->out.data,
-                                                space_of(f)->stream);
+                                                f->sums.data, space_of(f)->stream);
   free((void *)memories);
   return status;
 }
 
 /* Where results of ours keep what they lost: that of the whole part, of which a chunk is a piece. */
-static pith_status find_results(const pith_staged *f, float **results) {
+static pith_status find_results(const pith_staged *f, void **results) {
   for (size_t i = 0; i < f->count; i++) {
     pith_reducer_layer *l = layer_of(f, i);
     const pith_memory_ops *memory = l->match.codec->memory;
@@ -59,7 +61,7 @@ static pith_status find_results(const pith_staged *f, float **results) {
                piece = pith__bucket_piece(f->bucket, i, f->reducer->rank);
     if (memory && memory->after == PITH_AFTER_SUBTRACT && own.n) {
       PITH_TRY(pith__state_own_results(l->state, own.first, own.n));
-      results[i] = l->state->result + (piece.first - l->state->result_base);
+      results[i] = pith__store_at(l->state->store, l->state->result, piece.first - l->state->result_base);
     }
   }
   return PITH_OK;
@@ -73,22 +75,25 @@ static size_t own_values(const pith_staged *f) {
   return sum;
 }
 
-static pith_status average(pith_staged *f, const pith_ctx *ctx, float *const *results) {
-  void *stream = space_of(f)->stream;
-  float *sums = (float *)(void *)f->sums.data, **memories;
+/* Widened residuals lie behind the sums. */
+static size_t sum_bytes(const pith_staged *f) { return aligned(own_values(f) * sizeof(float)); }
+
+static pith_status average(pith_staged *f, const pith_ctx *ctx, void *const *results) {
+  void *stream = space_of(f)->stream, **memories, *workspace = f->sums.data + sum_bytes(f);
+  float *sums = (float *)(void *)f->sums.data;
   PITH_TRY(list_memories(f, &memories));
-  pith_status status =
-      pith__cuda_bucket_sum(f->bucket, (const void *const *)f->gradient, memories, f->in.data, ctx, sums, stream);
+  pith_status status = pith__cuda_bucket_sum(f->bucket, (const void *const *)f->gradient, memories, f->in.data, ctx,
+                                             sums, workspace, stream);
   free((void *)memories);
   PITH_TRY(status);
   PITH_TRY(pith__cuda_bucket_mean(f->bucket, sums, stream));
-  return pith__cuda_bucket_result(f->bucket, sums, results, ctx, f->out.data, stream);
+  return pith__cuda_bucket_result(f->bucket, sums, results, ctx, f->out.data, workspace, stream);
 }
 
 static pith_status reduce_parts(pith_staged *f, const pith_ctx *ctx) {
   size_t own = f->bytes[f->reducer->rank];
-  PITH_TRY(pith__stages_buffer(f->stages, &f->sums, own_values(f) * sizeof(float)));
-  float **results = calloc(f->count, sizeof *results);
+  PITH_TRY(pith__stages_buffer(f->stages, &f->sums, sum_bytes(f) + pith__cuda_bucket_workspace(f->bucket, 1)));
+  void **results = calloc(f->count, sizeof *results);
   PITH_REQUIRE(results, PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
   pith_status status = find_results(f, results);
   if (status == PITH_OK) {

@@ -69,6 +69,7 @@ a_spec_is_explained() {
 
 adaptive_specs_are_explained() {
   explains auto 'by trial' 'budget=(none)' 'period=256' 'warmup=20' 'candidates' 'uncompressed' 'plain SGD'
+  explains auto,delayed=0 'delayed=0' 'q:1' 'eden:1' 'arrive late'
   explains auto,budget=q:4,period=64 'budget=q:4' 'period=64' 'no more error than q:4'
   explains lgreco:q:4 'lgreco:SPEC' 'floor=0.5' 'budget=q:4' 'q:1 … q:8'
   explains lgreco:mix,budget=q:4 'ef/topk:0.001' 'ef/powersgd:1'

@@ -7,6 +7,14 @@
 #include "memory/memory.h"
 
 static const char *const specs[] = {
+    "ef,store=8/q:4",
+    "ef,store=bf16/q:2,bucket=96",
+    "ef,store=8/q:3,bucket=32,tail=exact",
+    "ef,store=8/topk:0.05",
+    "ef,store=bf16/topk:0.01,values=fp16",
+    "moment,store=8/efsignsgd",
+    "moment,store=bf16/onebit",
+    "ef,store=8/hadamard/q:2",
     "none",
     "fp16",
     "bf16",
@@ -274,8 +282,15 @@ static void check_payload(const round_of *r, int i, const uint8_t *expected, con
 static void check_memory(const round_of *r, int i, float *buffer) {
   const pith_state *state = r->layers[i].state;
   if (state->residual) {
-    gpu_get(buffer, r->layers[i].memory, 4 * r->n);
-    check_values(state->residual, buffer, r->n, PITH_F32, "the residual", specs[i], r->kind);
+    size_t size = pith_codec_residual_size(r->layers[i].codec, r->n);
+    uint8_t *packed = malloc(size + 1);
+    float *expected = malloc(4 * r->n + 4);
+    gpu_get(packed, r->layers[i].memory, size);
+    pith__store_widen(state->store, packed, r->n, buffer);
+    pith_state_copy_residual(state, expected);
+    check_values(expected, buffer, r->n, PITH_F32, "the residual", specs[i], r->kind);
+    free(packed);
+    free(expected);
   }
   if (state->momentum) {
     gpu_get(buffer, state->residual ? r->layers[i].momentum : r->layers[i].memory, 4 * r->n);

@@ -25,6 +25,8 @@ static void run_groups(void) {
       "none",
       "q:4,round=stochastic",
       "ef/q:4",
+      "ef,store=8/q:4",
+      "ef,store=bf16/topk:0.05",
       "ef/topk:0.05",
       "dgc:0.05",
       "ef/powersgd:4",

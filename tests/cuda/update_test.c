@@ -61,7 +61,15 @@ typedef struct pair {
   pith_reducer *host, *device;
 } pair;
 
-static pair make_pair(twin *twins, size_t count) {
+#define STORES 3
+
+/* How layer i keeps its residual. */
+static const char *spec_of(size_t i, size_t store) {
+  static const char *const specs[STORES] = {"moment/q:4", "moment,store=bf16/q:4", "moment,store=8/q:4"};
+  return specs[(store + i) % STORES];
+}
+
+static pair make_pair(twin *twins, size_t count, size_t store) {
   pair p;
   pith_config config = PITH_CONFIG_INIT;
   pith_reducer_options options = PITH_REDUCER_OPTIONS_INIT;
@@ -84,6 +92,8 @@ static pair make_pair(twin *twins, size_t count) {
     CHECK(host && device);
     fill(host, twins[i].n, NORMAL);
     gpu_put(device, host, twins[i].n * sizeof *host);
+    CHECK_OK(pith_reducer_set_spec(p.host, i, spec_of(i, store))); /* both pack what is there */
+    CHECK_OK(pith_reducer_set_spec(p.device, i, spec_of(i, store)));
   }
   return p;
 }
@@ -103,18 +113,21 @@ static void check_twin(const pair *p, const twin *t, size_t index, unsigned part
     snprintf(what, sizeof what, "the %s with parts 0x%x, %zu off", names[i], parts, t->shift);
     check_values(t->host[i], found, t->n, width_of(t, i) == 4 ? PITH_F32 : t->dtype, what, "update", kind);
   }
-  float *host, *device;
-  CHECK_OK(pith_reducer_residual(p->host, index, &host));
-  CHECK_OK(pith_reducer_residual(p->device, index, &device));
+  float *host = malloc(t->n * sizeof *host + 4), *device = gpu_memory(t->n * sizeof *device);
+  CHECK_OK(pith_reducer_copy_residual(p->host, index, host, NULL));
+  CHECK_OK(pith_reducer_copy_residual(p->device, index, device, NULL));
+  GPU_CHECK(gpu.wait());
   gpu_get(found, device, t->n * sizeof *device);
   check_values(host, found, t->n, PITH_F32, "the residual", "update", kind);
+  gpu_free(device);
+  free(host);
   free(found);
 }
 
-static void check_update(size_t n, pith_dtype dtype, size_t shift, unsigned parts, pattern kind) {
+static void check_update(size_t n, pith_dtype dtype, size_t shift, unsigned parts, pattern kind, size_t store) {
   twin t;
   make_twin(&t, n, dtype, shift, kind);
-  pair p = make_pair(&t, 1);
+  pair p = make_pair(&t, 1, store);
   pith_update host = update_of(t.host, 0, parts), device = update_of(t.device, 0, parts);
   for (int step = 0; step < 2; step++) {
     CHECK_OK(pith_reducer_update(p.host, &host, 1, NULL));
@@ -132,10 +145,27 @@ TEST(updates_have_the_bits_of_the_cpu) {
   for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
     for (int dtype = PITH_F32; dtype <= PITH_BF16; dtype++) {
       for (size_t shift = 0; shift < 3; shift++) {
-        check_update(lengths[i], (pith_dtype)dtype, shift, ALL - 1, NORMAL);
-        check_update(lengths[i], (pith_dtype)dtype, shift, GRADIENT | VARIANCE | PARAMETER | RESIDUAL, NORMAL);
+        check_update(lengths[i], (pith_dtype)dtype, shift, ALL - 1, NORMAL, 0);
+        check_update(lengths[i], (pith_dtype)dtype, shift, GRADIENT | VARIANCE | PARAMETER | RESIDUAL, NORMAL, 0);
       }
     }
+  }
+}
+
+TEST(updates_of_packed_residuals_have_the_bits_of_the_cpu) {
+  need_gpu();
+  static const size_t lengths[] = {1, 31, 255, 256, 257, 2048, 4099, 100000};
+  for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+    for (size_t store = 1; store < STORES; store++) {
+      for (int dtype = PITH_F32; dtype <= PITH_BF16; dtype++) {
+        check_update(lengths[i], (pith_dtype)dtype, i % 3, ALL - 1, NORMAL, store);
+        check_update(lengths[i], (pith_dtype)dtype, 0, GRADIENT | VARIANCE | PARAMETER | RESIDUAL, NORMAL, store);
+      }
+    }
+  }
+  for (int kind = 0; kind < PATTERNS; kind++) {
+    check_update(5000, PITH_F32, 0, ALL - 1, (pattern)kind, 1);
+    check_update(5000, PITH_F32, 0, ALL - 1, (pattern)kind, 2);
   }
 }
 
@@ -143,7 +173,7 @@ TEST(every_part_of_an_update_can_be_left_out) {
   need_gpu();
   for (unsigned parts = 0; parts < ALL; parts += quick() ? 7 : 1) {
     for (int dtype = PITH_F32; dtype <= PITH_BF16; dtype++) {
-      check_update(3001, (pith_dtype)dtype, 0, parts, NORMAL);
+      check_update(3001, (pith_dtype)dtype, 0, parts, NORMAL, parts % STORES);
     }
   }
 }
@@ -152,7 +182,7 @@ TEST(updates_of_any_values_have_the_bits_of_the_cpu) {
   need_gpu();
   for (int kind = 0; kind < PATTERNS; kind++) {
     for (int dtype = PITH_F32; dtype <= PITH_BF16; dtype++) {
-      check_update(5000, (pith_dtype)dtype, 0, ALL - 1, (pattern)kind);
+      check_update(5000, (pith_dtype)dtype, 0, ALL - 1, (pattern)kind, 0);
     }
   }
 }
@@ -168,7 +198,7 @@ TEST(many_layers_are_updated_in_one_call) {
     host[i] = update_of(twins[i].host, i, (unsigned)i % ALL);
     device[i] = update_of(twins[i].device, i, (unsigned)i % ALL);
   }
-  pair p = make_pair(twins, COUNT);
+  pair p = make_pair(twins, COUNT, 0);
   CHECK_OK(pith_reducer_update(p.host, host, COUNT, NULL));
   CHECK_OK(pith_reducer_update(p.device, device, COUNT, NULL));
   GPU_CHECK(gpu.wait());

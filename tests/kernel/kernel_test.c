@@ -41,6 +41,7 @@ DRIVER(f16_to_f32) { return UNUSED, k->f16_to_f32(t->halves, out, t->n), 4 * t->
 DRIVER(bf16_to_f32) { return UNUSED, k->bf16_to_f32(t->halves, out, t->n), 4 * t->n; }
 DRIVER(f32_to_f16) { return UNUSED, k->f32_to_f16(t->any, out, t->n), 2 * t->n; }
 DRIVER(f32_to_bf16) { return UNUSED, k->f32_to_bf16(t->any, out, t->n), 2 * t->n; }
+DRIVER(f32_to_bf16_random) { return UNUSED, k->f32_to_bf16_random(t->any, out, t->n, t->key, t->index), 2 * t->n; }
 DRIVER(blend) { return UNUSED, k->blend(t->any, t->x, 0.75f, t->scale, out, t->n), 4 * t->n; }
 DRIVER(residual) { return UNUSED, k->residual(t->any, t->y, out, t->n), 4 * t->n; }
 DRIVER(add) { return UNUSED, k->add(t->any, out, t->n), 4 * t->n; }
@@ -305,6 +306,7 @@ static const slot slots[] = {
     ONE(bf16_to_f32, FLOATS),
     ONE(f32_to_f16, BYTES),
     ONE(f32_to_bf16, BYTES),
+    ONE(f32_to_bf16_random, BYTES),
     ONE(blend, FLOATS),
     ONE(residual, FLOATS),
     ONE(add, FLOATS),

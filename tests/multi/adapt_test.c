@@ -180,10 +180,10 @@ static void move_along(pith_comm *comm, void *argument) {
   }
   for (size_t i = 0; i < n; i++) { /* what this rank still owes to the mean */
     given[i] -= l->pending ? l->pending[i] / ranks : 0;
-    given[i] -= l->state->residual ? l->state->residual[i] / ranks : 0;
+    given[i] -= l->state->residual ? ((const float *)l->state->residual)[i] / ranks : 0;
   }
   for (size_t i = 0; i < l->state->result_n; i++) {
-    given[l->state->result_first + i] -= l->state->result[l->state->result_first + i];
+    given[l->state->result_first + i] -= ((const float *)l->state->result)[l->state->result_first + i];
   }
   pith_span span = {given, n, PITH_F64};
   CHECK_OK(pith_allreduce(comm, (pith_cspan){given, n, PITH_F64}, span, PITH_SUM, NULL, NULL));

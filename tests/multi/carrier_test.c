@@ -101,7 +101,13 @@ static void check_manner(pith_comm *comm, void *argument) {
 }
 
 TEST(a_thread_and_any_order_of_gradients_change_no_bit) {
-  static const char *const specs[] = {"ef/q:4", "ef/topk:0.05", "ef/powersgd:2", "*2=topk:0.1;*5=q:8;*=powersgd:2"};
+  static const char *const specs[] = {"ef/q:4",
+                                      "ef/topk:0.05",
+                                      "ef,store=8/q:2",
+                                      "ef,store=bf16/topk:0.05",
+                                      "ef/powersgd:2",
+                                      "ef,store=bf16/q:2,bucket=96",
+                                      "*2=topk:0.1;*5=q:8;*=powersgd:2"};
   for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
     for (int k = 0; k < 4; k++) {
       manner m = {.spec = specs[i], .caps = k & 1 ? PITH_CARRIER_THREADS : 0, .turns = k & 2, .leaves = k == 1};
@@ -146,6 +152,7 @@ static void check_resume(pith_comm *comm, void *argument) {
 
 TEST(a_checkpoint_resumes_over_a_carrier) {
   ranks_run("inproc", 3, 0, check_resume, "ef/q:2");
+  ranks_run("inproc", 3, 0, check_resume, "*2=ef,store=8/topk:0.05;*5=ef,store=8/q:2,bucket=32;*=ef,store=bf16/q:2");
   ranks_run("inproc", 2, 0, check_resume, "ef/powersgd:2");
 }
 

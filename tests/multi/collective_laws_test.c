@@ -212,7 +212,8 @@ TEST_WITHIN(and_so_over_ucx, 120) {
 
 /* Tensors of many chunks. */
 TEST_WITHIN(and_so_for_large_tensors, 120) {
-  static const char *const specs[] = {"ef/q:4", "terngrad", "ef/topk:0.01", "signsgd", "ef/powersgd:2"};
+  static const char *const specs[] = {"ef/q:4",        "terngrad",       "ef/topk:0.01",           "signsgd",
+                                      "ef/powersgd:2", "ef,store=8/q:4", "ef,store=bf16/topk:0.01"};
   for (size_t s = 0; s < sizeof specs / sizeof *specs; s++) {
     trial t = random_trial(0, NULL);
     t.spec = specs[s];

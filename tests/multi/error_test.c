@@ -170,11 +170,12 @@ static void keep(pith_comm *comm, void *argument) {
     }
   }
   const pith_state *s = call.state;
+  const float *residual = s->residual, *result = s->result;
   for (size_t i = 0; i < KEPT_VALUES; i++) {
     int owned = s->result && i >= s->result_first && i < s->result_first + s->result_n;
-    CHECK_MSG(!owned || s->residual[i] == 0, "%s: rank %d owns value %zu and keeps %g of its own", a->algorithm, rank,
-              i, (double)s->residual[i]);
-    a->kept[i] = (double)s->residual[i] + (owned ? (double)ranks * (double)s->result[i] : 0);
+    CHECK_MSG(!owned || residual[i] == 0, "%s: rank %d owns value %zu and keeps %g of its own", a->algorithm, rank, i,
+              (double)residual[i]);
+    a->kept[i] = (double)residual[i] + (owned ? (double)ranks * (double)result[i] : 0);
   }
   CHECK(s->result_n > 0 || rank > 0);
   pith_state_destroy(call.state);

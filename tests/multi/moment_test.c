@@ -171,7 +171,7 @@ static void lost_together(model *m, double *lost) {
   CHECK(residual == s->residual && residual);
   for (size_t i = 0; i < VALUES; i++) {
     int owned = s->result && i >= s->result_first && i < s->result_first + s->result_n;
-    lost[i] = residual[i] / (double)m->ranks + (owned ? (double)s->result[i - s->result_base] : 0.0);
+    lost[i] = residual[i] / (double)m->ranks + (owned ? (double)((const float *)s->result)[i - s->result_base] : 0.0);
   }
   add_up(m, lost);
 }
@@ -419,6 +419,112 @@ TEST(threads_update_every_value_once) {
   ranks_run("inproc", 1, 0, update_in_threads, NULL);
 }
 
+/* ---- Residuals in fewer bits ------------------------------------------------------------------------------------- */
+
+/* Copies of the residuals of layers of several sizes after some updates, one after another. */
+enum { PACKED_VALUES = 150000 };
+
+static void update_packed(pith_comm *comm, void *argument) {
+  static const size_t sizes[] = {70001, 255, 60000, 1, 513};
+  static const char *const stores[] = {"moment,store=8/q:4", "moment,store=bf16/q:4", "moment,store=8/topk:0.1",
+                                       "moment,store=8/onebit", "moment/onebit"};
+  enum { COUNT = sizeof sizes / sizeof *sizes };
+  float *to = argument, *x = malloc(PACKED_VALUES * sizeof *x);
+  pith_update updates[COUNT];
+  pith_reducer *r;
+  CHECK_OK(pith_reducer_create(comm, "none", 0, &r));
+  for (size_t l = 0, at = 0; l < COUNT; at += sizes[l++]) {
+    char name[16];
+    snprintf(name, sizeof name, "%zu", l);
+    CHECK_OK(pith_reducer_add(r, &(pith_layer){sizeof(pith_layer), name, &sizes[l], 1, PITH_F32, NULL}, NULL));
+    CHECK_OK(pith_reducer_set_spec(r, l, stores[l]));
+    for (size_t i = 0; i < sizes[l]; i++) {
+      x[at + i] = noise(l, i);
+    }
+    updates[l] = (pith_update)PITH_UPDATE_INIT;
+    updates[l].index = l, updates[l].moment = x + at, updates[l].keep = 0.9f, updates[l].pass = 0.7f;
+    updates[l].fold = 0.3f;
+  }
+  for (int step = 0; step < 3; step++) {
+    CHECK_OK(pith_reducer_update(r, updates, COUNT, NULL));
+  }
+  for (size_t l = 0, at = 0; l < COUNT && pith_comm_rank(comm) == 0; at += sizes[l++]) {
+    CHECK_OK(pith_reducer_copy_residual(r, l, to + at, NULL));
+  }
+  pith_reducer_destroy(r);
+  free(x);
+}
+
+TEST(threads_update_packed_residuals_with_the_same_bits) {
+  size_t bytes = PACKED_VALUES * sizeof(float);
+  float *one = calloc(1, bytes), *many = calloc(1, bytes);
+  setenv("PITH_THREADS", "1", 1);
+  ranks_run("inproc", 2, 0, update_packed, one);
+  setenv("PITH_THREADS", "3", 1);
+  ranks_run("inproc", 2, 0, update_packed, many);
+  unsetenv("PITH_THREADS");
+  CHECK(one[0] != 0 && one[70000] != 0);
+  CHECK_BYTES(one, many, bytes);
+  free(one), free(many);
+}
+
+typedef struct lesson {
+  run run;
+  double distance; /* from the solution at the end, relative to the start */
+} lesson;
+
+/* Each rank pulls towards a point of its own; together they know the way to the mean of all. */
+static void learn(pith_comm *comm, void *argument) {
+  lesson *given = argument;
+  model *m = make_model(comm, &given->run);
+  double distance = 0, start = 0;
+  fold_first(m);
+  for (int step = 0; step < given->run.steps; step++) {
+    for (size_t i = 0; i < VALUES; i++) {
+      float own = noise(20 + (uint64_t)m->rank, i) - noise(21 - (uint64_t)m->rank, i); /* of two ranks: 0 together */
+      m->gradient[i] = m->parameter[i] - noise(9, i) + own + 0.2f * noise(50 + (uint64_t)(2 * step + m->rank), i);
+    }
+    exchange(m);
+    pith_update u = update_of(m);
+    u.take = u.decay = 1;
+    u.fold = (float)beta;
+    CHECK_OK(pith_reducer_update(m->reducer, &u, 1, NULL));
+  }
+  for (size_t i = 0; i < VALUES; i++) {
+    double off = (double)m->parameter[i] - noise(9, i), before = (double)noise(4, i) - noise(9, i);
+    distance += off * off;
+    start += before * before;
+  }
+  if (m->rank == 0) {
+    given->distance = sqrt(distance / start);
+  }
+  check_alike(m);
+  destroy_model(m);
+}
+
+static double distance_with(const char *spec, uint32_t carrier) {
+  lesson l = {.run = {.spec = spec, .steps = 200, .carrier = carrier}};
+  ranks_run("inproc", 2, 0, learn, &l);
+  return l.distance;
+}
+
+/* Ranks that differ as much as these keep much, and momentum is a tenth of that: 8 bits are then a noise one can see.
+ */
+TEST(packed_momentum_ends_where_f32_does) {
+  double exact = distance_with("*=moment/onebit", 0), half = distance_with("*=moment,store=bf16/onebit", 0),
+         byte = distance_with("*=moment,store=8/onebit", 0);
+  CHECK_MSG(exact < 0.2, "f32 ends at %g", exact);
+  CHECK_MSG(half < 1.1 * exact && byte < 1.6 * exact, "f32 ends at %g, bf16 at %g, 8 bits at %g", exact, half, byte);
+  for (size_t i = 0; i < 3; i++) {
+    static const char *const stores[] = {"*=moment/onebit", "*=moment,store=bf16/onebit", "*=moment,store=8/onebit"};
+    setenv("PITH_ALGO", "sra", 1);
+    double comm = distance_with(stores[i], 0), carrier = distance_with(stores[i], 1);
+    unsetenv("PITH_ALGO");
+    CHECK_MSG(memcmp(&comm, &carrier, sizeof comm) == 0, "%s: a carrier ends at %.17g, a comm at %.17g", stores[i],
+              carrier, comm);
+  }
+}
+
 /* ---- Specs that are set ------------------------------------------------------------------------------------------ */
 
 static const char *spec_of(const model *m) {
@@ -521,6 +627,15 @@ static void slip(pith_comm *comm, void *argument) {
   CHECK_STATUS(pith_reducer_set_spec(r, 0, NULL), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_reducer_set_spec(r, 1, "none"), PITH_ERR_ARGUMENT);
   CHECK_STATUS(pith_reducer_residual(r, 1, &residual), PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith_reducer_copy_residual(r, 1, m->moment, NULL), PITH_ERR_ARGUMENT);
+  CHECK_STATUS(pith_reducer_copy_residual(r, 0, NULL, NULL), PITH_ERR_ARGUMENT);
+  CHECK_OK(pith_reducer_set_spec(r, 0, "moment,store=8/onebit"));
+  CHECK_STATUS(pith_reducer_residual(r, 0, &residual), PITH_ERR_UNSUPPORTED);
+  CHECK_ERROR_SAYS("layer layer keeps its residual in 8 bits");
+  CHECK_OK(pith_reducer_set_spec(r, 0, "none"));
+  CHECK_STATUS(pith_reducer_copy_residual(r, 0, m->moment, NULL), PITH_ERR_STATE);
+  CHECK_ERROR_SAYS("layer layer keeps no residual (none)");
+  CHECK_OK(pith_reducer_set_spec(r, 0, "moment/onebit"));
   pith_update u[2] = {update_of(m), update_of(m)};
   u[0].take = 1;
   CHECK_STATUS(pith_reducer_update(r, u, 2, NULL), PITH_ERR_ARGUMENT);
@@ -641,16 +756,21 @@ static void resume(pith_comm *comm, void *argument) {
     step_locally(resumed, given->every);
     CHECK_BYTES(resumed->parameter, m->parameter, sizeof m->parameter);
     CHECK_BYTES(resumed->moment, m->moment, sizeof m->moment);
-    CHECK_BYTES(resumed->reducer->layers[0].state->residual, m->reducer->layers[0].state->residual, sizeof m->start);
+    const pith_reducer_layer *l = &m->reducer->layers[0];
+    CHECK_BYTES(resumed->reducer->layers[0].state->residual, l->state->residual,
+                pith_codec_residual_size(l->match.codec, l->n));
   }
   destroy_model(m);
   destroy_model(resumed);
 }
 
 TEST(a_checkpoint_in_the_middle_goes_on_with_the_same_bits) {
-  for (size_t i = 0; i < 4; i++) {
+  static const char *const kept[] = {"*=moment/onebit",           "*=moment/topk:0.05",      "*=moment/q:2",
+                                     "*=moment/powersgd:4",       "*=moment,store=8/onebit", "*=moment,store=bf16/q:2",
+                                     "*=moment,store=8/topk:0.05"};
+  for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
     for (uint32_t carrier = 0; carrier < 2; carrier++) {
-      run given = {.spec = specs[i], .steps = 6, .every = 4, .carrier = carrier};
+      run given = {.spec = kept[i], .steps = 6, .every = 4, .carrier = carrier};
       ranks_run("inproc", 2, 0, resume, &given);
     }
   }

@@ -25,8 +25,8 @@ static void add_pending(pith_comm *comm, const pith_reducer_layer *l, double rat
   for (size_t i = 0; i < l->n; i++) {
     size_t at = i - s->result_base;
     int owns = s->result && i >= s->result_first && i < s->result_first + s->result_n;
-    pending[i] = (s->residual ? (double)s->residual[i] / ranks : 0) + (owns ? (double)s->result[at] : 0) +
-                 (l->pending ? (double)l->pending[i] / ranks : 0);
+    pending[i] = (s->residual ? (double)((float *)s->residual)[i] / ranks : 0) +
+                 (owns ? (double)((float *)s->result)[at] : 0) + (l->pending ? (double)l->pending[i] / ranks : 0);
   }
   CHECK_OK(pith_allreduce(comm, (pith_cspan){pending, l->n, PITH_F64}, (pith_span){pending, l->n, PITH_F64}, PITH_SUM,
                           NULL, NULL));
@@ -114,11 +114,11 @@ TEST(momenta_stay_when_residuals_are_scaled) {
       x[i] = (float)i - 100;
     }
     CHECK_OK(pith_encode(codec, state, (pith_cspan){x, N, PITH_F32}, &out, NULL));
-    float momentum = state->momentum[100 + 3], residual = state->residual ? state->residual[100 + 3] : 0;
+    float momentum = state->momentum[100 + 3], residual = state->residual ? ((float *)state->residual)[100 + 3] : 0;
     CHECK(momentum != 0 && (s || residual != 0));
     CHECK_OK(pith_state_scale_residual(state, 10.0f));
     CHECK(state->momentum[100 + 3] == momentum);
-    CHECK(!state->residual || state->residual[100 + 3] == 10 * residual);
+    CHECK(!state->residual || ((float *)state->residual)[100 + 3] == 10 * residual);
     CHECK_OK(pith_state_scale(state, 10.0f));
     CHECK(state->momentum[100 + 3] == 10 * momentum);
     pith_state_destroy(state);
@@ -140,15 +140,15 @@ static void scale_pending(pith_comm *comm, void *argument) {
   release(&g);
   pith_reducer_layer *l = &r->layers[LAYER];
   size_t at = 0;
-  while (l->state->residual[at] == 0) {
+  while (((float *)l->state->residual)[at] == 0) {
     at++;
   }
-  float residual = l->state->residual[at], other = r->layers[0].state->residual[at];
+  float residual = ((float *)l->state->residual)[at], other = ((float *)r->layers[0].state->residual)[at];
   CHECK_OK(pith__pending_move(l, exact, pith_comm_size(comm)));
   CHECK(!l->state->residual && l->pending[at] == residual);
   CHECK_OK(pith_reducer_scale_residual(r, LAYER, 10.0f));
   CHECK(l->pending[at] == 10 * residual);
-  CHECK(r->layers[0].state->residual[at] == other); /* one layer only */
+  CHECK(((float *)r->layers[0].state->residual)[at] == other); /* one layer only */
   pith_reducer_destroy(r);
   pith_codec_destroy(exact);
 }

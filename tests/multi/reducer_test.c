@@ -562,7 +562,9 @@ TEST(lent_states_give_the_bits_of_kept_ones) {
                          "ef/randomk:0.2",
                          "u8",
                          "none",
-                         "ef/q:2,encode=once"};
+                         "ef/q:2,encode=once",
+                         "ef,store=8/q:4",
+                         "ef,store=bf16/topk:0.1"};
   for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
     for (int ranks = 1; ranks <= 3; ranks++) {
       ranks_run("inproc", ranks, 0, compare_lent, (void *)(uintptr_t)rules[i]);

@@ -219,9 +219,20 @@ static void reduce_some(pith_comm *comm, void *argument) {
 
 /* Chunks must be long enough to be shared. */
 TEST(threads_make_the_same_bits) {
-  static const char *const specs[] = {
-      "q:4",          "q:3,round=stochastic", "ef/q:2", "terngrad",     "signsgd",      "efsignsgd",
-      "hadamard/q:4", "momentum/q:8",         "bf16",   "ef/topk:0.01", "ef/powersgd:2"};
+  static const char *const specs[] = {"q:4",
+                                      "q:3,round=stochastic",
+                                      "ef/q:2",
+                                      "terngrad",
+                                      "signsgd",
+                                      "efsignsgd",
+                                      "hadamard/q:4",
+                                      "momentum/q:8",
+                                      "bf16",
+                                      "ef/topk:0.01",
+                                      "ef/powersgd:2",
+                                      "ef,store=8/q:2",
+                                      "ef,store=bf16/q:2",
+                                      "ef,store=8/topk:0.01"};
   size_t bytes = STEPS * VALUES * sizeof(float);
   float *one = mmap(NULL, 2 * bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0),
         *many = one + STEPS * VALUES;

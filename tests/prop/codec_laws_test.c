@@ -51,8 +51,8 @@ TEST(encoding_twice_gives_the_same_bytes_and_residual) {
                        law_encode(codec, other, again, law_ctx(step)));
       CHECK(memcmp(src.data, again.data, n * pith_dtype_size(src.dtype)) == 0); /* the gradient is only read */
     }
-    if (pith_state_residual(one)) {
-      CHECK_BYTES(pith_state_residual(one), pith_state_residual(other), n * sizeof(float));
+    if (law_residual(one, n)) {
+      CHECK_BYTES(law_residual(one, n), law_residual(other, n), n * sizeof(float));
     }
     law_sweep();
   }
@@ -73,7 +73,7 @@ static outcome outcome_on(pith_isa isa, const pith_codec *codec, const pith_span
     o.payload[step] = law_encode(codec, state, src[step], law_ctx(step));
     o.decoded[step] = law_decode(codec, o.payload[step], n, law_ctx(step));
   }
-  o.residual = pith_state_residual(state);
+  o.residual = law_residual(state, n);
   return o;
 }
 
@@ -161,8 +161,8 @@ TEST(the_payload_of_a_tensor_is_the_payloads_of_its_pieces) {
         pith_bytes whole = law_encode(codec, together, src, law_ctx(step));
         check_pieces(codec, apart, src, whole, law_decode(codec, whole, n, law_ctx(step)), law_ctx(step));
       }
-      if (pith_state_residual(together)) {
-        check_same_floats(law_spec(s), pith_state_residual(together), pith_state_residual(apart), n);
+      if (law_residual(together, n)) {
+        check_same_floats(law_spec(s), law_residual(together, n), law_residual(apart, n), n);
       }
     }
     law_sweep();
@@ -305,12 +305,14 @@ TEST(bounds_grow_with_the_length_and_saturate) {
   }
 }
 
-/* Of a tensor of 64 MiB, error-feedback state aside. */
+/* Of a tensor of 64 MiB, error-feedback state aside: a packed residual of which all is needed at once is widened. */
 TEST(scratch_is_at_most_a_twentieth_of_the_input) {
   size_t n = (size_t)16 << 20;
   for (size_t s = 0; s < law_spec_count(); s++) {
-    size_t scratch = pith_codec_scratch(law_codec(law_spec(s)), n);
-    CHECK_MSG(scratch <= n * sizeof(float) / 20, "%s: %zu bytes of scratch", law_spec(s), scratch);
+    const pith_codec *codec = law_codec(law_spec(s));
+    int is_widened = strstr(law_spec(s), "store=") && !has(codec, PITH_CAP_CHUNKED);
+    size_t scratch = pith_codec_scratch(codec, n), most = n * sizeof(float) / 20 + (is_widened ? n * sizeof(float) : 0);
+    CHECK_MSG(scratch <= most, "%s: %zu bytes of scratch", law_spec(s), scratch);
     law_sweep();
   }
 }
@@ -359,7 +361,7 @@ static void check_finite(const char *spec, const char *what, const float *x, siz
 
 static void check_heals(const pith_codec *codec, pith_state *state, uint64_t step) {
   const char *spec = pith_codec_spec(codec);
-  check_finite(spec, "residual", state->residual, state->n);
+  check_finite(spec, "residual", law_residual(state, state->n), state->n);
   check_finite(spec, "momentum", state->momentum, state->n);
   pith_span clean = law_tensor(LAW_NORMAL, state->n, PITH_F32);
   pith_bytes in = law_encode(codec, state, clean, law_ctx(step));

@@ -202,7 +202,7 @@ static double clipped_norm(float scale, uint32_t ranks, size_t n) {
   float *sum = law_floats(n);
   double along = 0;
   for (size_t i = 0; i < n; i++) {
-    sum[i] = decoded[i] + state->residual[i];
+    sum[i] = decoded[i] + ((float *)state->residual)[i];
     along += (double)sum[i] * law_at(g, i);
   }
   double norm = norm_of(sum, n), full = norm_of(g.data, n);

@@ -133,6 +133,23 @@ def test_error_feedback_keeps_what_was_not_sent(gradient: np.ndarray) -> None:
         codec.encode(gradient[:100], state=state)
 
 
+@pytest.mark.parametrize(
+    ("store", "size", "step"), [("f32", 4, 0), ("bf16", 2, 2**-7), ("8", 1.016, 0.01)]
+)
+def test_a_residual_can_be_kept_in_fewer_bits(
+    store: str, size: float, step: float, gradient: np.ndarray
+) -> None:
+    codec = pith.Codec(f"ef,store={store}/topk:0.01")
+    state = codec.state(N)
+    sent = np.zeros(N, np.float32)
+    codec.decode(codec.encode(gradient, state=state), sent)
+    left = gradient - sent
+    assert np.abs(np.array(state.residual) - left).max() <= step * np.abs(left).max()
+    assert codec.residual_size(N) <= len(state.save()) <= size * N + 100
+    assert pith.Codec("q:4").residual_size(N) == 0
+    assert pith.Codec("q:4").state(N).residual is None
+
+
 def test_a_saved_state_continues_with_the_same_bytes(gradient: np.ndarray) -> None:
     codec = pith.Codec("ef/q:2,round=stochastic")
     state = codec.state(N)

@@ -250,7 +250,10 @@ def sharded(rank: int, size: int) -> str:
     fully_shard(model)
     callback = PithCallback("q:4", all_gather="q:8")
     callback.on_train_begin(
-        SimpleNamespace(world_size=size), SimpleNamespace(global_step=0), None, model=model
+        SimpleNamespace(world_size=size),
+        SimpleNamespace(global_step=0, max_steps=1),
+        None,
+        model=model,
     )
     tokens = torch.arange(16).expand(2, 16)
     model(input_ids=tokens, labels=tokens).loss.backward()
@@ -503,8 +506,8 @@ def with_momentum(rank: int, size: int, folder: str, library: str) -> list[Any]:
     if library == "transformers":
         from pith.torch.transformers import PithCallback
 
-        def callback() -> Any:
-            return PithCallback("moment:2,freeze=0.25/onebit")
+        def callback(spec: str = "moment:2,freeze=0.25/onebit") -> Any:
+            return PithCallback(spec)
 
         def go(callback: Any, resume: Any = None) -> tuple[list[float], bytes]:
             trainer = trainer_of(tiny_gpt(), f"{folder}/trainer", callback)
@@ -517,8 +520,8 @@ def with_momentum(rank: int, size: int, folder: str, library: str) -> list[Any]:
 
         from pith.torch.lightning import PithCallback
 
-        def callback() -> Any:
-            return PithCallback("moment/onebit")
+        def callback(spec: str = "moment/onebit") -> Any:
+            return PithCallback(spec)
 
         def go(callback: Any, resume: Any = None) -> tuple[list[float], bytes]:
             model, _ = fit(DDPStrategy(), [callback], f"{folder}/fit", resume)
@@ -530,6 +533,10 @@ def with_momentum(rank: int, size: int, folder: str, library: str) -> list[Any]:
         made = callback()
         found.append((*go(made, resume), made.compressor.stats().moments.phase))
         dist.barrier()
+    made = callback("auto")
+    go(made)
+    table = made.compressor.stats()
+    found.append((max(table, key=lambda line: line.n).reason, table.moments.phase))
     dist.destroy_process_group()
     return found
 
@@ -538,8 +545,10 @@ def with_momentum(rank: int, size: int, folder: str, library: str) -> list[Any]:
 def test_trainers_send_momentum_and_resume_with_the_same_bits(library: str, tmp_path: Path) -> None:
     need(library)
     found = run(with_momentum, 2, str(tmp_path), library, seconds=SECONDS)
-    for whole, resumed in found:
+    for whole, resumed, (reason, phase) in found:
         assert whole == resumed
+        assert reason.startswith("auto,delayed=0"), "auto knows the optimizer of the trainer"
+        assert ("is tried when" if library == "transformers" else "not with SGD") in phase
         assert whole[2] == ("frozen at step 2" if library == "transformers" else "frozen at step 1")
     assert found[0][0][1] == found[1][0][1]
 

@@ -58,7 +58,15 @@ def whole(model: nn.Module) -> bytes:
     return b"".join(p.full_tensor().detach().float().numpy().tobytes() for p in model.parameters())
 
 
-SPECS = ("q:4", "ef/topk:0.05", "ef/powersgd:2", "2.*=terngrad;*=ef/q:2", "gq:8", "ef/randomk:0.2")
+SPECS = (
+    "q:4",
+    "ef/topk:0.05",
+    "ef,store=8/q:2",
+    "ef/powersgd:2",
+    "2.*=terngrad;*=ef/q:2",
+    "gq:8",
+    "ef/randomk:0.2",
+)
 
 
 def trained(rank: int, size: int) -> list[tuple[float, bytes]]:

@@ -51,7 +51,7 @@ def specs() -> list[str]:
     for method in pith.methods():
         if method.kind not in ("codec", "preset"):
             continue
-        for before in ("", "ef/", "momentum/", "dgc/"):
+        for before in ("", "ef/", "ef,store=8/", "ef,store=bf16/", "momentum/", "dgc/"):
             name = {"topk": "topk:0.1", "randomk": "randomk:0.1", "dgc": "dgc:0.1"}.get(method.name)
             spec = before + (name or method.name)
             try:

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 import pith.torch  # noqa: E402
 from pith.torch._freeze import (  # noqa: E402
     PERIOD,
+    Size,
     Watch,
     earliest_again,
     first_frozen,
@@ -82,6 +83,7 @@ class Run:
         **options: Any,
     ) -> None:
         self.rank, self.step = rank, 0
+        self.scale = 1.0  # of the loss
         self.model = DistributedDataParallel(make(dtype), process_group=group, **(ddp or {}))
         self.optimizer = make_optimizer(self.model)
         self.scheduler: Any = None
@@ -92,7 +94,7 @@ class Run:
     def go(self, steps: int) -> Run:
         for _ in range(steps):
             self.optimizer.zero_grad()
-            loss = loss_of(self.model, self.rank, self.step)
+            loss = self.scale * loss_of(self.model, self.rank, self.step)
             loss.backward()
             self.optimizer.step()
             if self.scheduler is not None:
@@ -155,6 +157,18 @@ def test_momentum_stops_where_residual_or_loss_run_away() -> None:
     assert "loss is not finite" in watch.why_not([1.0], [(math.nan, 10)])
 
 
+def test_a_frozen_variance_shrinks_with_the_gradients_and_does_not_grow() -> None:
+    size = Size()
+    assert size.factor == 1
+    for seen, factor in ((4.0, 1.0), (4.0, 1.0), (2.0, 0.75), (math.nan, 0.75), (90.0, 1.0)):
+        size.look(seen)
+        assert size.factor == factor
+    assert Size(*size.save()).save() == size.save()
+    for _ in range(60):
+        size.look(0.0)
+    assert size.factor == 1e-4
+
+
 def test_reported_losses_are_summed_between_two_looks() -> None:
     watch = Watch()
     for loss in (1.0, torch.tensor(2.0, requires_grad=True), 3):
@@ -196,6 +210,11 @@ def test_without_local_steps_a_round_is_a_step() -> None:
 # ---- Against formulas ------------------------------------------------------------------------------------------------
 
 
+def with_floor(variance: Any) -> Any:
+    """As it is frozen: no value is below a tenth of the mean."""
+    return variance.clamp(min=0.1 * variance.mean())
+
+
 def frozen_adamw(
     size: int, freeze: int, steps: int, sign: float, options: dict[str, Any]
 ) -> list[Any]:
@@ -217,6 +236,8 @@ def frozen_adamw(
             with torch.no_grad():
                 parameter.mul_(1 - rate * decay)
                 parameter.sub_(rate / (1 - beta ** (step + 1)) * entry[0] / below)
+            if parameter.dim() > 1 and step + 1 == freeze:
+                entry[1] = with_floor(entry[1])
     return [p.detach() for p in model.parameters()]
 
 
@@ -305,6 +326,8 @@ def local_adamw(size: int, freeze: int, every: int, steps: int, lr: float) -> li
                     for r in range(size):
                         parameters[r][n].copy_(start[n])
                         m[r][n], moved[r][n] = sum_ / (total + reference), 0.0
+                if number == freeze and parameters[0][n].dim() > 1:
+                    v[n] = with_floor(v[n])
         if not frozen or common:
             total, last, shrunk = 0.0, 0.0, 1.0
         else:
@@ -469,13 +492,14 @@ def test_momentum_trains_as_exact_gradients_do() -> None:
         "moment:4,freeze=100/onebit",
         "moment,freeze=100/topk:0.05",
         "moment/onebit",
+        "moment,freeze=100,store=bf16/onebit",
+        "moment,freeze=100,store=8/onebit",
     )
     ranks = run(learned, 2, specs)
-    exact, late, one_bit, local, sparse, settled = (
-        sum(pair) / 2 for pair in zip(*ranks, strict=True)
-    )
-    found = dict(zip(specs, (exact, late, one_bit, local, sparse, settled), strict=True))
-    assert max(one_bit, settled) < 1.03 * exact, found
+    losses = [sum(pair) / 2 for pair in zip(*ranks, strict=True)]
+    exact, late, one_bit, local, sparse, settled, half, byte = losses
+    found = dict(zip(specs, losses, strict=True))
+    assert max(one_bit, settled, half, byte) < 1.03 * exact, found
     assert local < 1.05 * exact, found
     assert late > 1.07 * exact, found  # gradients that come late
     assert sparse < 0.98 * late, found
@@ -594,6 +618,49 @@ def phases(rank: int, size: int) -> None:
 
 def test_the_variance_is_frozen_when_it_has_settled_or_when_the_spec_says() -> None:
     run(phases, 2)
+
+
+def words(rank: int, size: int) -> list[float]:
+    """A layer of which every other row never has a gradient."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(256, 32), nn.Linear(32, 32))
+    ddp = DistributedDataParallel(model, process_group=groups()["pith"])
+    optimizer = adamw(ddp)
+    pith.torch.compress(ddp, "moment,freeze=10/onebit", optimizer=optimizer)
+    rare = model[0].weight[1::2].detach().clone()
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(60):
+        optimizer.zero_grad()
+        ddp(2 * torch.randint(128, (64,), generator=generator)).square().mean().backward()
+        optimizer.step()
+    variance = optimizer.state[model[0].weight]["exp_avg_sq"]
+    moved = (model[0].weight[1::2] - rare).abs().max().item()
+    dist.destroy_process_group()
+    return [variance.min().item() / variance.mean().item(), moved]
+
+
+def test_values_that_had_no_gradient_before_the_freeze_make_no_large_steps() -> None:
+    for share, moved in run(words, 2):
+        assert share > 0.05 and moved < 0.2, (share, moved)
+
+
+def shrinking(rank: int, size: int) -> list[float]:
+    made = Run(groups()["gloo"], rank, "moment,freeze=10/onebit")
+    made.go(10 + PERIOD + 1)
+    weight = made.model.module[2].weight
+    before = made.optimizer.state[weight]["exp_avg_sq"].mean().item()
+    made.scale = 0.01
+    made.go(3 * PERIOD)
+    frozen = made.optimizer.state[weight]["exp_avg_sq"].mean().item()
+    made.compressor.remove()  # the optimizer gets a variance that is right for it
+    after = made.optimizer.state[weight]["exp_avg_sq"].mean().item()
+    dist.destroy_process_group()
+    return [frozen / before, after / before]
+
+
+def test_steps_do_not_become_too_short_when_gradients_shrink() -> None:
+    for frozen, after in run(shrinking, 2):
+        assert frozen == 1 and after < 0.5, (frozen, after)
 
 
 def runs_away(rank: int, size: int) -> list[Any]:
@@ -836,6 +903,8 @@ RESUMED: list[tuple[str, int, Any, Any]] = [
     ("moment:4,freeze=4/onebit", 10, adamw, torch.float32),  # in the middle of a round
     ("moment:4,freeze=6,warm=4/topk:0.05", 6, adamw, torch.bfloat16),
     ("moment:4,freeze=4/q:2", 9, adamw, torch.bfloat16),
+    ("moment:4,freeze=4,store=8/onebit", 10, adamw, torch.float32),
+    ("moment,freeze=4,store=bf16/topk:0.05", 9, adamw, torch.bfloat16),
     ("moment/onebit", 5, sgd, torch.float32),
 ]
 

@@ -307,6 +307,29 @@ TEST(auto_keeps_a_budget) {
   destroy(&f), destroy(&free_to_choose);
 }
 
+/* However slow the link, no layer has a spec whose gradients arrive late for a single step: not in a trial, not in a
+ * mix, not after the link has changed. */
+TEST(auto_without_delayed_gradients_never_chooses_what_arrives_late) {
+  static const char *const specs[] = {"auto,delayed=0", "auto,delayed=0,budget=q:4"};
+  for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
+    fleet f = make(specs[i]);
+    int compressed = 0;
+    while (f.step < 700) {
+      f.bandwidth = f.step < 350 ? 1e4 : 1e6;
+      take_step(&f);
+      for (size_t l = 0; l < LAYERS; l++) {
+        int left_out;
+        CHECK_OK(pith__adapt_leaves_out(&f.a[0]->options, pith_adapter_spec(f.a[0], l), &left_out));
+        CHECK_MSG(!left_out, "%s in step %d", pith_adapter_reason(f.a[0], l), (int)f.step);
+        compressed += strcmp(pith_adapter_spec(f.a[0], l), "none") != 0;
+      }
+    }
+    CHECK(compressed > 1500);
+    CHECK(strstr(pith_adapter_reason(f.a[0], 0), "delayed=0"));
+    destroy(&f);
+  }
+}
+
 TEST(plans_come_when_they_are_due_and_keep_the_budget) {
   static const struct {
     const char *spec, *uniform;

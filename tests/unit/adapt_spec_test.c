@@ -70,6 +70,14 @@ static const struct {
     {"auto,alpha=2", PITH_ERR_SPEC, "by itself"},
     {"auto,budget=none", PITH_ERR_RANGE, "loses nothing"},
     {"auto,budget=quantum", PITH_ERR_SPEC, "the budget"},
+    {"auto,delayed=2", PITH_ERR_SPEC, "delayed=2"},
+    {"auto,delayed=0.5", PITH_ERR_SPEC, "neither 0 nor 1"},
+    {"auto,delayed=no", PITH_ERR_SPEC, "delayed=no"},
+    {"auto,delayed=0,delayed=0", PITH_ERR_SPEC, "twice"},
+    {"auto,delayed=0,budget=ef/topk:0.01", PITH_ERR_SPEC, "arrive late"},
+    {"auto,delayed=0,budget=ef/powersgd:4", PITH_ERR_SPEC, "arrive late"},
+    {"lgreco:moment/onebit", PITH_ERR_SPEC, "for gradients"},
+    {"lgreco:q:4,delayed=0", PITH_ERR_SPEC, "no option of lgreco"},
     {"greedy:q:4", PITH_ERR_SPEC, "no adaptive spec"},
     {"lgreco:q:4,metric=l3", PITH_ERR_SPEC, "neither l2sq nor l2"},
     {"lgreco:q:4,cap=0.5", PITH_ERR_SPEC, "cap=0.5"},
@@ -107,6 +115,32 @@ TEST(candidates_serve_the_ranks_there_are) {
   check_candidates("lgreco:gq:8", 7, "gq:4;gq:8;none");
   check_candidates("lgreco:gq:8", 8, "gq:8;none");
   check_candidates("lgreco:eden:2", 200, "eden:1;eden:2;eden:3;eden:4;none");
+}
+
+/* What error feedback sends later are parts of sparse and low-rank gradients; quantizers send all of it at once. */
+TEST(without_delayed_gradients_sparse_and_low_rank_specs_are_no_candidates) {
+  static const char *const late[] = {"ef/topk:0.01", "dgc:0.01", "ef/randomk:0.1", "ef/threshold:0.1", "ef/powersgd:4"};
+  static const char *const at_once[] = {"none",      "bf16",   "q:4",        "ef/q:2",      "efsignsgd", "ef/gq:8",
+                                        "topk:0.01", "eden:2", "powersgd:4", "randomk:0.1", "onebit"};
+  int left_out;
+  CHECK_OK(pith__adapt_parse("auto,delayed=0", &o));
+  for (size_t i = 0; i < sizeof late / sizeof *late; i++) {
+    CHECK_OK(pith__adapt_leaves_out(&o, late[i], &left_out));
+    CHECK_MSG(left_out, "%s", late[i]);
+  }
+  for (size_t i = 0; i < sizeof at_once / sizeof *at_once; i++) {
+    CHECK_OK(pith__adapt_leaves_out(&o, at_once[i], &left_out));
+    CHECK_MSG(!left_out, "%s", at_once[i]);
+  }
+  char text[8192], all[8192];
+  CHECK_OK(pith__adapt_candidates(&o, 2, text, sizeof text));
+  CHECK(strstr(text, "q:4") && strstr(text, "eden:2") && strstr(text, "bf16") && strstr(text, "none"));
+  CHECK(!strstr(text, "topk") && !strstr(text, "powersgd"));
+  CHECK_OK(pith__adapt_parse("auto,delayed=1", &o));
+  CHECK_OK(pith__adapt_candidates(&o, 2, all, sizeof all));
+  CHECK(strstr(all, "ef/topk:0.01") && strstr(all, "ef/powersgd:4"));
+  CHECK_OK(pith__adapt_leaves_out(&o, "ef/topk:0.01", &left_out));
+  CHECK(!left_out);
 }
 
 /* auto has to know how long exact steps take. */
@@ -147,7 +181,10 @@ TEST(the_options_of_a_spec_can_be_asked_for) {
                {"lgreco:q:4,cap=2", "cap", "2"},
                {"linear:q:4,tolerance=0.01", "tolerance", "0.01"},
                {"accordion:q:4,q:8,accumulate=4", "accumulate", "4"},
-               {"lgreco:q:4,start=1000", "start", "1000"}};
+               {"lgreco:q:4,start=1000", "start", "1000"},
+               {"auto", "delayed", "1"},
+               {"auto,budget=q:4,delayed=0", "delayed", "0"},
+               {"auto,delayed=0", "budget", ""}};
   char text[64];
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     CHECK_OK(pith_adapter_option(cases[i].spec, cases[i].key, text, sizeof text));

@@ -132,6 +132,12 @@ TEST_WITHIN(a_device_gives_the_bits_of_main_memory, 120) {
       "ef/topk:0.1,values=fp16",
       "q:4,encode=once",
       "ef/q:2,encode=once",
+      "ef,store=8/q:2",
+      "ef,store=8/q:2,bucket=96",
+      "ef,store=bf16/q:2",
+      "ef,store=8/topk:0.05",
+      "ef,store=bf16/topk:0.1,values=fp16",
+      "*2=ef,store=bf16/topk:0.1;*5=q:8;*=ef,store=8/q:4",
       "signsgd,encode=once",
       "*2=topk:0.1;*5=q:8;*=ef/q:4"}; /* what the module has, but for low rank, whose products differ */
   setenv("PITH_MODULE_PATH", FAKE_MODULE, 1);
@@ -242,8 +248,10 @@ static void check_momentum(pith_comm *comm, void *argument) {
 }
 
 TEST(momentum_travels_as_in_main_memory) {
-  static const char *const specs[] = {"*=moment/efsignsgd", "*=moment/q:2", "*=moment/topk:0.05",
-                                      "*=moment/q:2,encode=once", "*5=none;*=moment/efsignsgd"};
+  static const char *const specs[] = {"*=moment/efsignsgd",         "*=moment/q:2",
+                                      "*=moment/topk:0.05",         "*=moment/q:2,encode=once",
+                                      "*5=none;*=moment/efsignsgd", "*=moment,store=8/efsignsgd",
+                                      "*=moment,store=bf16/q:2",    "*=moment,store=8/topk:0.05"};
   setenv("PITH_MODULE_PATH", FAKE_MODULE, 1);
   for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
     ranks_run("inproc", 3, 0, check_momentum, (void *)(uintptr_t)specs[i]);

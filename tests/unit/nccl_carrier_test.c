@@ -179,6 +179,7 @@ static void rooms(const law_world *w) {
   law_refuses(w, "*=threshold:0.1", PITH_ERR_UNSUPPORTED, "vary in size");
   law_refuses(w, "*=topk:0.9", PITH_ERR_UNSUPPORTED, "vary in size");
   law_refuses(w, "lgreco:q:4", PITH_ERR_UNSUPPORTED, "a graph repeats one");
+  law_refuses(w, "*=ef,store=8/q:4", PITH_ERR_UNSUPPORTED, "leave store out");
 }
 TEST(what_a_graph_cannot_hold_is_refused) { on_ranks(1, rooms); }
 

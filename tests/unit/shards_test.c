@@ -244,7 +244,8 @@ TEST_WITHIN(shards_are_reduced_to_their_owners, 120) {
       {"signum", NULL, PITH_F32, PITH_MEAN, 1},        {"ef/topk:0.05", NULL, PITH_F32, PITH_MEAN, 1},
       {"threshold:0.4", "q:4", PITH_F16, PITH_SUM, 1}, {"terngrad", NULL, PITH_F32, PITH_MEAN, 0},
       {"ef/powersgd:2", NULL, PITH_F32, PITH_MEAN, 0}, {"powersgd:2", "gq:8", PITH_F32, PITH_SUM, 0},
-      {"sketchml", NULL, PITH_F32, PITH_MEAN, 0},      {"ef/randomk:0.2", NULL, PITH_BF16, PITH_MEAN, 0}};
+      {"sketchml", NULL, PITH_F32, PITH_MEAN, 0},      {"ef/randomk:0.2", NULL, PITH_BF16, PITH_MEAN, 0},
+      {"ef,store=8/q:2", NULL, PITH_F32, PITH_SUM, 1}, {"ef,store=bf16/topk:0.05", NULL, PITH_F32, PITH_MEAN, 1}};
   setenv("PITH_MODULE_PATH", FAKE_MODULE, 1);
   for (size_t i = 0; i < sizeof trials / sizeof *trials; i++) {
     ranks_run("inproc", i % 3 == 2 ? 1 : i % 3 + 2, 0, check_scatter, (void *)(uintptr_t)&trials[i]);

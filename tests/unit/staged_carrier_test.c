@@ -62,6 +62,11 @@ static void check_means(const char *text) {
   }
 }
 
+TEST(residuals_in_fewer_bits_are_those_of_main_memory) {
+  check_means("*=ef,store=8/q:2");
+  check_means("*=ef,store=bf16/topk:0.05");
+}
+
 TEST(payloads_of_any_size_travel) {
   check_means("*=threshold:2");
   check_means("*=topk:0.9");

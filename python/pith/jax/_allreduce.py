@@ -12,6 +12,7 @@ import numpy as np
 from .._comm import Comm
 from .._errors import ArgumentError
 from .._spec import Spec, rules_of
+from .._tensors import count
 from ._primitive import call
 from ._programs import Leaf, Program, check_platform, leaves_of, program_for
 from ._ranks import the_comm
@@ -25,7 +26,9 @@ class State(NamedTuple):
     """
 
     token: Any
-    residual: Any  # f32: what was not sent yet (``ef/…``)
+    residual: (
+        Any  # f32: what was not sent yet (``ef/…``); bytes where it is packed (``ef,store=8/…``)
+    )
     momentum: Any  # f32 (``momentum/…``, ``dgc/…``)
     result: (
         Any  # f32: what results that this rank encodes for all have lost (``ef/…`` of quantizers)
@@ -35,8 +38,16 @@ class State(NamedTuple):
 
 def _kinds(leaf: Leaf, sizes: Sequence[int]) -> list[Any]:
     """Shape and type of each array that a leaf keeps; None where there is none."""
-    floats = [jax.ShapeDtypeStruct(leaf.shape, jnp.float32) if size else None for size in sizes[:3]]
-    return [*floats, jax.ShapeDtypeStruct((sizes[3],), jnp.uint8) if sizes[3] else None]
+    floats = 4 * count(leaf.shape)
+
+    def kind(size: int, is_value: bool) -> Any:
+        if not size:
+            return None
+        if is_value and size == floats:
+            return jax.ShapeDtypeStruct(leaf.shape, jnp.float32)
+        return jax.ShapeDtypeStruct((size,), jnp.uint8)  # packed (store=8), or the codec's own
+
+    return [kind(size, number < 3) for number, size in enumerate(sizes)]
 
 
 def init(tree: Any, spec: Spec, *, seed: int = 0, comm: Comm | None = None) -> State:

@@ -1,4 +1,4 @@
-"""A word to those whose optimizer does not go well with what ``auto`` has chosen."""
+"""A word to those who have not said which optimizer they have, where it does not go well with what ``auto`` has chosen."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .._codec import Caps
+from ._auto import is_open, is_plain
 from ._layers import Layer
-from ._moment_plan import takes_momentum
+from ._moment_plan import is_tried
 
 # What auto may choose and brings a part of the gradient, the rest later.
 _LATE = Caps.SPARSE | Caps.ROUNDS
@@ -31,13 +32,6 @@ def _watch() -> None:
                 lambda optimizer, args, kwargs: _stepped.add(optimizer)
             )
         )
-
-
-def is_plain(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it takes gradients as they come, and keeps nothing of them."""
-    return isinstance(optimizer, torch.optim.SGD) and all(
-        group.get("momentum", 0) == 0 for group in optimizer.param_groups
-    )
 
 
 def optimizer_of(layers: Iterable[Layer]) -> torch.optim.Optimizer | None:
@@ -58,9 +52,7 @@ class Advice:
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self._steps = 0
-        self._done = not any(
-            layer.adaptive.startswith("auto") and "budget" not in layer.adaptive for layer in layers
-        )
+        self._done = not any(is_open(layer.adaptive) for layer in layers)
         if not self._done:
             _watch()
 
@@ -78,11 +70,11 @@ class Advice:
         if is_plain(optimizer) or dist.get_rank() != 0:
             return
         layer = max(late, key=lambda layer: layer.n)
-        momentum = 'compress(model, "moment/onebit", optimizer=optimizer) sends its momentum instead, at one bit a value; '
+        momentum = ", and tries its momentum at one bit a value" if is_tried(optimizer) else ""
         warnings.warn(
-            f"auto has chosen {layer.spec} for {layer.name} and others, since it is fastest here. {type(optimizer).__name__} keeps moments of gradients, "
-            "and with these such methods can end at a higher loss. What keeps the loss: "
-            f"{momentum if takes_momentum(optimizer) else ''}"
-            '"auto,budget=q:4" chooses among what loses no more than q:4 (docs/optimizers.md)',
+            f"auto has chosen {layer.spec} for {layer.name} and others, since it is fastest here. Such gradients arrive late, and "
+            f"{type(optimizer).__name__}, which keeps moments of them, can end at a higher loss. "
+            f'compress(model, "auto", optimizer=optimizer) leaves these methods out{momentum}; "auto,delayed=1" keeps them without this '
+            "warning (docs/optimizers.md)",
             stacklevel=2,
         )

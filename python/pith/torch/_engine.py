@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -91,6 +90,7 @@ class Engine:
         self.name = "pith" if isinstance(over, Comm) else over.name
         self.rank, self.ranks = over.rank, over.ranks
         self._side = side
+        self._set: set[int] = set()  # layers whose specs were set
         self._adapted = [i for i, layer in enumerate(layers) if layer.adaptive]
         self._lent: list[torch.Tensor] = []
         inside = [i for i, layer in enumerate(layers) if not layer.sparse]
@@ -136,13 +136,13 @@ class Engine:
         return self._follow()
 
     def _follow(self) -> bool:
-        """Layers as the adapter of the reducer has them, if that has changed: the reason of any of them tells."""
-        if not self._adapted:
+        """Layers as the adapter of the reducer has them, if that has changed: the reason of any of them tells. Others have specs that were set."""
+        led = [i for i in self._adapted if i not in self._set] if self._set else self._adapted
+        if not led:
             return False
-        first = self._adapted[0]
-        if self._reducer.layer(self._numbers[first]).reason == self._layers[first].reason:
+        if self._reducer.layer(self._numbers[led[0]]).reason == self._layers[led[0]].reason:
             return False
-        for i in self._adapted:
+        for i in led:
             now = self._reducer.layer(self._numbers[i])
             self._layers[i] = dataclasses.replace(self._layers[i], spec=now.spec, reason=now.reason)
         return True
@@ -151,16 +151,25 @@ class Engine:
         self._reducer.scale(factor)
 
     def scale_residual(self, index: int, factor: float) -> None:
-        if index in self._numbers:
+        """What is pending of a layer's gradients; that of momentum is not in units of these."""
+        if index in self._numbers and not self._layers[index].codec.moment:
             self._reducer.scale_residual(self._numbers[index], factor)
 
     # ---- Momentum
 
     def set_spec(self, index: int, spec: str, reason: str) -> None:
-        """Another spec for a layer from the next step on, on all ranks alike."""
+        """Another spec for a layer from the next step on, on all ranks alike. The adapter rests while any of its layers has one."""
         self._reducer.set_spec(self._numbers[index], spec)
         now = self._reducer.layer(self._numbers[index]).spec
         self._layers[index] = dataclasses.replace(self._layers[index], spec=now, reason=reason)
+        self._set.add(index)
+
+    def leave_to_adapter(self, indices: Iterable[int]) -> None:
+        """Layers have the specs of the adapter again."""
+        for index in self._set.intersection(indices):
+            self._reducer.set_spec(self._numbers[index], None)
+            self._set.remove(index)
+        self._follow()
 
     def number(self, index: int) -> int:
         """What the reducer calls a layer."""
@@ -168,23 +177,28 @@ class Engine:
 
     def update(self, updates: Any) -> None:
         """An optimizer's step for an array of ``pith_update``, behind what the current stream has been given."""
+        with self._ordered() as stream:
+            self._reducer.update(updates, stream)
+
+    def residual(self, index: int) -> torch.Tensor:
+        """A copy of what is pending of a layer."""
+        device = None if self._side is None else self._side.stream.device
+        copy = torch.empty(self._layers[index].n, dtype=torch.float32, device=device)
+        with self._ordered() as stream:
+            self._reducer.copy_residual(self._numbers[index], copy.data_ptr(), stream)
+        return copy
+
+    @contextmanager
+    def _ordered(self) -> Iterator[int | None]:
+        """The current stream, behind what the reducer's has been given, which then waits for it in turn; None in main memory."""
         if self._side is None:
-            self._reducer.update(updates)
+            yield None
             return
         side = self._side.stream
         current = torch.cuda.current_stream(side.device)
         current.wait_stream(side)
-        self._reducer.update(updates, current.cuda_stream)
+        yield current.cuda_stream
         side.wait_stream(current)
-
-    def residual(self, index: int) -> torch.Tensor:
-        """What is pending of a layer, as it is now; not a copy."""
-        address, n = self._reducer.residual(self._numbers[index]), self._layers[index].n
-        if not address:
-            raise StateError(f"layer {self._layers[index].name} keeps no residual")
-        if self._side is None:
-            return torch.frombuffer((ctypes.c_float * n).from_address(address), dtype=torch.float32)
-        return torch.as_tensor(_OnDevice(address, n), device=self._side.stream.device)
 
     # ---- Statistics and checkpoints
 
@@ -210,18 +224,6 @@ class Engine:
         self._reducer.close()
         if not isinstance(self._over, Comm):
             self._over.close()
-
-
-class _OnDevice:
-    """f32 values at an address of a CUDA device, as torch takes them."""
-
-    def __init__(self, address: int, n: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (n,),
-            "typestr": "<f4",
-            "data": (address, False),
-            "version": 2,
-        }
 
 
 def _rules_for(names: Sequence[str], rules: Rules) -> str:

@@ -19,6 +19,7 @@ _MOST_PENDING = (
     100.0  # times the momentum; it is 20 where topk sends a thousandth of it, 1.2 with one bit
 )
 _WORSE = 1.5  # times the best loss
+_LEAST = 1e-4  # of a frozen variance
 
 
 def span_of(beta: float) -> int:
@@ -50,6 +51,31 @@ def first_frozen(freeze: float, steps: int | None) -> int | None:
 def earliest_again(step: int, span: int) -> int:
     """After momentum has stopped: the step before which it does not travel again."""
     return step + _SPANS * span
+
+
+class Size:
+    """How much smaller a layer's variance would be now than it was when it was frozen: as the square of the momentum, which is looked at now
+    and then, to that of the first look. The mean of the last looks counts, each half as much as the one after.
+
+    Towards the end of a run, gradients may be a fraction of what they were, and steps would be as much too short. Where gradients have grown the
+    variance stays: to make steps shorter there ended at a higher loss (docs/optimizers.md)."""
+
+    def __init__(self, first: float = 0.0, mean: float = 0.0) -> None:
+        self._first, self._mean = first, mean
+
+    def look(self, size: float) -> None:
+        if not math.isfinite(size):
+            return
+        self._mean = (self._mean + size) / 2 if self._first else size
+        self._first = self._first or size
+
+    @property
+    def factor(self) -> float:
+        """On the frozen variance."""
+        return min(max(self._mean / self._first, _LEAST), 1.0) if self._first else 1.0
+
+    def save(self) -> list[float]:
+        return [self._first, self._mean]
 
 
 class Watch:

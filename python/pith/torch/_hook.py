@@ -22,6 +22,7 @@ from .._errors import ArgumentError, StateError
 from .._plan import Plan
 from .._spec import Spec, rules_of
 from .._table import Table
+from ._auto import suited
 from ._buckets import make_smaller
 from ._copies import Copied, allow_copies, forget_copied, refuse_copies
 from ._engine import engine_for
@@ -39,8 +40,7 @@ from ._layers import (
     summary_of,
 )
 from ._local import LocalSteps
-from ._moment_plan import Plan as MomentPlan
-from ._moment_plan import check_sparse, plans_of
+from ._moment_plan import Plans, check_sparse, plans_of
 from ._moments import Moments
 from ._optimizer import DistributedOptimizer
 from ._rates import followed
@@ -65,7 +65,7 @@ def compress(
     """Compresses the gradients of a model in DistributedDataParallel, or sharded by ``fully_shard``, from the next step on.
 
     ``spec`` is a spec for all layers (``"q:4"``, ``"ef/powersgd:4"``), rules (``"*.bias=none;embed*=ef/topk:0.01;*=q:4"``), a
-    :class:`pith.Plan`, or an adaptive spec: ``"auto"`` measures and takes what is fastest here, no compression included, and
+    :class:`pith.Plan`, or an adaptive spec: ``"auto"`` measures and takes what is fastest here and suits the ``optimizer``, no compression included, and
     ``"auto,budget=q:4"`` what is fastest of all that loses no more than ``q:4``; ``"lgreco:q:4"`` shares the error of ``q:4`` out among
     layers so that they are smallest, and does so anew every few hundred steps (docs/planner.md). The default is ``"auto,budget=q:4"``
     for models on CPUs, and ``"q:4"`` for those on other devices and for sharded ones, whose specs cannot change.
@@ -368,18 +368,19 @@ class Compressor:
         self._group = model.process_group
         spec = spec if spec is not None else default_spec(model.parameters())
 
-        def look() -> tuple[tuple[Rules, list[Layer], list[MomentPlan]], dict[str, Any]]:
+        def look() -> tuple[tuple[Rules, list[Layer], Plans], dict[str, Any]]:
             followed(optimizer, follow_lr)  # a slip is an error here
-            chosen = rules_of(spec, rules, plan)
+            chosen = suited(rules_of(spec, rules, plan), optimizer)
             layers = layers_of(_parameters(model), chosen, sparse_names(model.module))
             check_sparse(layers, chosen)
             plans = plans_of(layers, optimizer, scaler, steps)
-            kinds = ", ".join(type(each.optimizer).__name__ for each in plans)
+            kinds = ", ".join(type(each.optimizer).__name__ for each in plans.made)
             more = {"the optimizer": kinds, "steps": steps} if plans else {}
             return (chosen, layers, plans), summary_of(layers, chosen, seed, **more)
 
         chosen, layers, plans = agree(self._group, look)
-        for index in [member.index for each in plans for member in each.members]:
+        demanded = [each for each in plans.made if not each.adaptive]
+        for index in [member.index for each in demanded for member in each.members]:
             layers[index] = dataclasses.replace(layers[index], moment=layers[index].spec)
         self._index = {id(layer.parameter): i for i, layer in enumerate(layers)}
         self._reduction = Reduction(

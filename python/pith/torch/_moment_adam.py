@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from ._engine import Engine
-from ._freeze import span_of
+from ._freeze import Size, span_of
 from ._moment_steps import Factors, Member, Scales, Steps
 
+_FLOOR = 0.1  # of a layer's mean variance: what every value has at least once it is frozen
 _LEAST, _MOST = 1e-30, 1e30  # factors that an f32 can be multiplied by
 
 
@@ -61,13 +62,15 @@ class Round:
 
 
 class AdamSteps(Steps):
-    """x = (1 − lr·wd)·x − lr/(1−β₁ᵗ) · M/(√(v/(1−β₂ᵀ)) + ε), with v as it was at step T."""
+    """x = (1 − lr·wd)·x − lr/(1−β₁ᵗ) · M/(√(s·v/(1−β₂ᵀ)) + ε), with v as it was at step T, and s ≤ 1, one number for a layer, as
+    gradients have shrunk since."""
 
     passes_by = True
 
     def __init__(self, optimizer: torch.optim.Optimizer, engine: Engine) -> None:
         super().__init__(optimizer, engine)
         self._since = 0  # T
+        self._sizes: list[Size] = []  # s, of members
         self._rounds: list[Round] = []
         self._of_round: list[list[int]] = []  # the members of each
         self._starts: dict[int, torch.Tensor] = {}  # common parameters, where steps are local
@@ -108,11 +111,17 @@ class AdamSteps(Steps):
 
     # ---- Phases
 
+    @torch.no_grad()
     def freeze(self, members: list[Member], step: int, kept: float) -> None:
+        """A variance near zero, as that of a word that was seldom met, would make large steps of what compression adds to its momentum, and
+        would not grow any more. Each value gets a share of its layer's mean at least."""
         self._since = step
         for member in members:
-            member.offset = int(self.optimizer.state[member.parameter]["step"]) - step
-        self._rounds = []
+            state = self.optimizer.state[member.parameter]
+            member.offset = int(state["step"]) - step
+            variance = state["exp_avg_sq"]
+            variance.clamp_(min=_FLOOR * variance.mean(dtype=torch.float32).to(variance.dtype))
+        self._rounds, self._sizes = [], [Size() for _ in members]
         self._starts = {
             m.index: m.parameter.detach().to(torch.float32, copy=True)
             for m in members
@@ -122,11 +131,11 @@ class AdamSteps(Steps):
 
     def thaw(self, step: int) -> None:
         """The variance goes on from what it was with its bias corrected: then, not by the steps made since."""
-        for member in self.members:
+        for member, size in zip(self.members, self._sizes, strict=True):
             beta = float(self.optimizer.param_groups[member.group]["betas"][1])
             then, now = (1 - beta ** (at + member.offset) for at in (self._since, step))
-            self.optimizer.state[member.parameter]["exp_avg_sq"].mul_(now / then)
-        self._starts, self._rounds = {}, []
+            self.optimizer.state[member.parameter]["exp_avg_sq"].mul_(size.factor * now / then)
+        self._starts, self._rounds, self._sizes = {}, [], []
         super().thaw(step)
 
     def bind(self) -> None:
@@ -157,6 +166,10 @@ class AdamSteps(Steps):
         round_ = next(r for r in self._rounds if (r.group, r.every, r.offset) == key)
         return round_.unit / round_.peak if round_.peak else 1.0
 
+    def follow(self, sizes: Sequence[float]) -> None:
+        for mine, size in zip(self._sizes, sizes, strict=True):
+            mine.look(size)
+
     # ---- A step
 
     def apply(self, step: int, scales: Scales, sent: Mapping[int, torch.Tensor]) -> None:
@@ -180,6 +193,7 @@ class AdamSteps(Steps):
                 if round_.every > 1:
                     entry.start = self._starts[member.index].data_ptr() if is_common else None
                 self._write(at, raw)
+                entry.root = factors.root * self._sizes[at].factor ** 0.5
         self._engine.update(self._array)
         torch._foreach_add_(self._counts, 1)
         for at in self._left_out:
@@ -216,6 +230,7 @@ class AdamSteps(Steps):
     def save(self) -> dict[str, Any]:
         return super().save() | {
             "since": self._since,
+            "sizes": [size.save() for size in self._sizes],
             "rounds": [dict(vars(round_)) for round_ in self._rounds],
             "starts": {
                 m.name: self._starts[m.index].clone()
@@ -227,6 +242,7 @@ class AdamSteps(Steps):
     def load(self, saved: Mapping[str, Any], members: list[Member]) -> None:
         super().load(saved, members)
         self._since = saved["since"]
+        self._sizes = [Size(*pair) for pair in saved["sizes"]]
         self._rounds = [Round(**entry) for entry in saved["rounds"]]
         self._starts = {
             m.index: saved["starts"][m.name].to(m.parameter.device, copy=True)

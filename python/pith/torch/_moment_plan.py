@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +11,13 @@ import torch
 
 from .._codec import Rules, codec_of
 from .._errors import ArgumentError, UnsupportedError
+from ._auto import is_free, is_plain
 from ._freeze import first_frozen
 from ._layers import Layer
 from ._moment_adam import AdamSteps
 from ._moment_steps import Member, MuonSteps, SgdSteps, Steps
-from ._rates import plain_optimizer
+from ._moment_trial import CANDIDATE
+from ._rates import plain_optimizers
 
 
 @dataclass
@@ -25,25 +28,87 @@ class Plan:
     kind: type[Steps]
     members: list[Member]
     first: int | None  # the step after which it does; None: when the variance has settled
+    adaptive: str = ""  # the adaptive spec that tries it
 
 
-def plans_of(layers: Sequence[Layer], optimizer: Any, scaler: Any, steps: int | None) -> list[Plan]:
-    """For the layers with ``moment`` in their specs; an error if it cannot be done."""
-    found = [(index, layer) for index, layer in enumerate(layers) if layer.codec.moment]
-    if not found:
-        return []
-    given = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
-    optimizers = [plain_optimizer(each) for each in given if each is not None]
-    if not optimizers:
-        raise ArgumentError(
-            f"{found[0][1].spec} sends the momentum of an optimizer, and there is none: compress(…, optimizer=optimizer)"
+@dataclass
+class Plans:
+    """All of them, and why momentum is no candidate of ``auto``, where it might be."""
+
+    made: list[Plan]
+    why_not: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.made or self.why_not)
+
+
+def plans_of(layers: Sequence[Layer], optimizer: Any, scaler: Any, steps: int | None) -> Plans:
+    """For the layers with ``moment`` in their specs, where it is an error if it cannot be done; else for those of ``auto``, which may try it."""
+    optimizers = plain_optimizers(optimizer)
+    found = [(index, layer) for index, layer in enumerate(layers) if _sends_momentum(layer)]
+    if found:
+        return Plans(_demanded(layers, found, optimizers, scaler, steps))
+    tried = [(index, layer) for index, layer in enumerate(layers) if is_free(layer.adaptive)]
+    if not tried or all(map(is_plain, optimizers)):
+        return Plans([])
+    try:
+        return Plans([_tried(tried, optimizers, scaler)])
+    except (ArgumentError, UnsupportedError) as error:
+        return Plans([], str(error))
+
+
+def _sends_momentum(layer: Layer) -> bool:
+    return not layer.adaptive and layer.codec.moment is not None
+
+
+def _tried(
+    found: Sequence[tuple[int, Layer]], optimizers: Sequence[torch.optim.Optimizer], scaler: Any
+) -> Plan:
+    """Momentum as a candidate of ``auto``; an error if it cannot be one."""
+    optimizer = optimizers[0]
+    if len(optimizers) > 1:
+        raise UnsupportedError(f"it is tried with one optimizer, and there are {len(optimizers)}")
+    if not is_tried(optimizer):
+        raise UnsupportedError(
+            f"it is tried with AdamW and Adam of torch.optim, not with {type(optimizer).__name__}"
         )
-    groups = {
+    groups = _groups_of(optimizers)
+    _check_groups([layer for _, layer in found], groups)
+    members = [
+        _member(
+            index,
+            dataclasses.replace(layer, spec=CANDIDATE),
+            groups[id(layer.parameter)][1],
+            optimizer,
+            scaler,
+        )
+        for index, layer in found
+    ]
+    return Plan(optimizer, AdamSteps, members, None, found[0][1].adaptive)
+
+
+def _groups_of(optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, tuple[int, int]]:
+    """Which optimizer has a parameter, and in which of its groups."""
+    return {
         id(parameter): (which, number)
         for which, each in enumerate(optimizers)
         for number, group in enumerate(each.param_groups)
         for parameter in group["params"]
     }
+
+
+def _demanded(
+    layers: Sequence[Layer],
+    found: Sequence[tuple[int, Layer]],
+    optimizers: Sequence[torch.optim.Optimizer],
+    scaler: Any,
+    steps: int | None,
+) -> list[Plan]:
+    if not optimizers:
+        raise ArgumentError(
+            f"{found[0][1].spec} sends the momentum of an optimizer, and there is none: compress(…, optimizer=optimizer)"
+        )
+    groups = _groups_of(optimizers)
     _check_groups([layer for _, layer in found], groups)
     plans = [Plan(each, _kind_of(each), [], None) for each in optimizers]
     for index, layer in found:
@@ -98,9 +163,9 @@ def _check_groups(layers: Sequence[Layer], groups: Mapping[int, Any]) -> None:
         )
 
 
-def takes_momentum(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its momentum can travel."""
-    return _steps_of(optimizer) is not None
+def is_tried(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether ``auto`` tries its momentum."""
+    return _steps_of(optimizer) is AdamSteps
 
 
 def _kind_of(optimizer: torch.optim.Optimizer) -> type[Steps]:
@@ -131,8 +196,6 @@ def _member(
     assert moment is not None
     group, name = optimizer.param_groups[number], type(optimizer).__name__
     is_adam = isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW))
-    if layer.adaptive:
-        raise UnsupportedError(f"{layer.adaptive}: adaptive specs choose specs for gradients only")
     if moment.every > 1 and not is_adam:
         raise UnsupportedError(
             f"{layer.spec}: local steps (every={moment.every}) are for AdamW and Adam; with {name}, pith.torch.LocalSteps is for that"

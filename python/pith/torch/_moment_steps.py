@@ -40,9 +40,12 @@ class Member:
         return f"q:{self.moment.warm}" if self.moment.warm else "none"
 
     def spec(self, beta: float) -> str:
-        """How its momentum travels. Only beta matters to the codec, and a memory is the first part of a spec, once presets are taken apart."""
-        text = self.codec.spec if self.codec.spec.startswith("moment") else self.codec.parts
-        return f"moment,beta={beta!r}/{text.partition('/')[2]}"
+        """How its momentum travels. Only beta and store matter to the codec, and a memory is the first part of a spec, once presets are taken apart."""
+        memory, _, rest = (
+            self.codec.spec if self.codec.spec.startswith("moment") else self.codec.parts
+        ).partition("/")
+        store = "".join(f",{pair}" for pair in memory.split(",") if pair.startswith("store="))
+        return f"moment,beta={beta!r}{store}/{rest}"
 
     def is_common(self, step: int) -> bool:
         """Whether it is exchanged in a step of the optimizer; else the step is local."""
@@ -185,15 +188,24 @@ class Steps:
 
     # ---- Sizes
 
-    def ratio(self, kept: float) -> float:
+    def sizes(self) -> list[float]:
+        """‖M‖² of each layer."""
+        norms = [
+            torch.linalg.vector_norm(self._there(m), dtype=torch.float32) for m in self.members
+        ]
+        return torch.stack(norms).double().square().tolist() if norms else []
+
+    def ratio(self, kept: float, sizes: Iterable[float]) -> float:
         """‖a‖/‖M‖ over all layers."""
-        pending = momenta = 0.0
-        for member in self.members:
-            residual = self._engine.residual(member.index)
-            pending += float(torch.linalg.vector_norm(residual) * self._unit(member)) ** 2
-            momentum = self._there(member)
-            momenta += float(torch.linalg.vector_norm(momentum, dtype=torch.float32)) ** 2
+        pending = sum(
+            float(torch.linalg.vector_norm(self._engine.residual(m.index)) * self._unit(m)) ** 2
+            for m in self.members
+        )
+        momenta = sum(sizes)
         return (pending / momenta) ** 0.5 / kept if momenta else 0.0
+
+    def follow(self, sizes: Sequence[float]) -> None:
+        """How large the momentum of each layer is now; the same numbers on all ranks."""
 
     def _unit(self, member: Member) -> float:
         """What the residual of a layer is multiplied by in updates, to what it was at most."""

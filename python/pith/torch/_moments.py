@@ -4,6 +4,9 @@ In the warm-up such a layer is like any other: its gradient travels, exactly or 
 optimizer's variance is frozen, the layer gets its spec, and momentum travels (_moment_steps.py, _moment_adam.py). _freeze.py has the rules that say when, and
 when gradients travel again. All ranks decide the same: by the number of the step, or by figures of all ranks.
 
+Layers of ``auto`` have the specs of the adapter until then. Their momentum travels for a trial of some steps, and stays if that is faster
+(_moment_trial.py); else the adapter goes on.
+
 What is to be done in a step is done by hooks of the optimizer, before and after its own step.
 """
 
@@ -21,10 +24,16 @@ from .._errors import StateError
 from .._table import MomentStats
 from ._bytes import all_gather_bytes
 from ._freeze import PERIOD, Watch, earliest_again, is_settled
-from ._moment_plan import Plan, plans_of
+from ._moment_plan import Plan, Plans, plans_of
 from ._moment_steps import Member, Scales
-from ._rates import plain_optimizer
+from ._moment_trial import CANDIDATE, GRADIENTS, MOMENTUM, Trial, is_calm
+from ._rates import plain_optimizers
 from ._reduction import Reduction
+
+
+def _is_capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
 
 # ---- One optimizer ---------------------------------------------------------------------------------------------------
 
@@ -37,6 +46,7 @@ class Driver:
         self.optimizer, self.members = plan.optimizer, plan.members
         self._steps = plan.kind(plan.optimizer, owner.engine)
         self._watch = Watch()
+        self._trial = Trial(plan.members[0].parameter.device) if plan.adaptive else None
         self.step = 0  # that the optimizer has made
         self.frozen = False
         self._since, self._why = 0, ""  # the step of the last change, and its reason
@@ -60,14 +70,31 @@ class Driver:
         """The optimizer goes on by itself."""
         if self.frozen:
             self._steps.thaw(self.step)
+        if self._trial is not None:
+            self._owner.engine.leave_to_adapter(member.index for member in self.members)
         for handle in self._handles:
             handle.remove()
 
     @property
     def phase(self) -> str:
+        if self._trial is not None:
+            return self._phase_of_trial(self._trial)
         if self.frozen:
             return f"frozen at step {self._since}"
         return f"exact again since step {self._since}: {self._why}" if self._why else "warm-up"
+
+    def _phase_of_trial(self, trial: Trial) -> str:
+        if trial.confirms:
+            return f"gradients are timed again since step {self._since}: {trial.times} so far"
+        if trial.stage == GRADIENTS:
+            return f"{CANDIDATE} is tried next; steps with gradients are timed before"
+        if trial.stage == MOMENTUM:
+            return f"trial of {CANDIDATE} since step {self._since}"
+        if self.frozen:
+            return f"{CANDIDATE}, frozen at step {self._since}: {trial.times}"
+        if self._why:
+            return f"gradients since step {self._since}: {self._why}; {CANDIDATE} is tried again after step {self._earliest} at the earliest"
+        return f"{CANDIDATE} is tried when the variance has settled"
 
     @property
     def is_common(self) -> bool:
@@ -163,7 +190,7 @@ class Driver:
         if not self._fresh:
             self._check_nothing_there()
             return
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        if _is_capturing():
             raise StateError("a step in which momentum travels cannot be captured in a CUDA graph")
         if self.is_local:
             self._owner.exchange_others({m.index for m in self._steps.members})
@@ -198,6 +225,9 @@ class Driver:
     @torch.no_grad()
     def _post_hook(self, *_: Any) -> None:
         self._show()
+        if self._trial is not None and (self._skips or _is_capturing()):
+            self._trial.hold()
+            return
         if self._skips:
             return
         if not self.frozen:
@@ -207,7 +237,9 @@ class Driver:
         self.step += 1
         self._fresh = False
         self._steps.after(self.step, self._scales(), self._owner.sent)
-        if self.step - self._looked >= PERIOD and self.is_common:
+        if self._trial is not None and self._trial.stage == MOMENTUM:
+            self._time_momentum(self._trial)
+        elif self.step - self._looked >= PERIOD and self.is_common:
             self._look()
 
     # ---- Phases
@@ -222,6 +254,9 @@ class Driver:
         first, step = self._plan.first, self.step
         if self._owner.engine.ranks == 1:
             return  # nothing travels
+        if self._trial is not None and self._trial.stage == GRADIENTS:
+            self._time_gradients(self._trial)
+            return
         if first is not None:
             due = step >= first
         else:
@@ -231,8 +266,48 @@ class Driver:
             norms = self._owner.gather(self._steps.variance_norm(self._ready()))
             self._norms = [*self._norms[-1:], sum(norm for (norm,) in norms) / len(norms)]
             due = is_settled(self._norms, step, span)
-        if due and step >= self._earliest and self._ready():
+        if not due or step < self._earliest or not self._ready():
+            return
+        if self._trial is None:
             self._freeze()
+        else:
+            self._trial.begin(GRADIENTS)
+
+    def _time_gradients(self, trial: Trial) -> None:
+        """What the plan in force takes, which the adapter must have settled on."""
+        plan = self._owner.reason(self.members[0].index)
+        if not is_calm(plan):
+            trial.hold()
+            return
+        if not trial.lap(plan):
+            return
+        trial.note([seconds for (seconds,) in self._owner.gather(trial.typical)])
+        if not trial.confirms:
+            trial.begin(MOMENTUM)
+            self._freeze()
+        elif trial.gains():
+            trial.keep()
+            self._freeze()
+        else:
+            self._lose(trial)
+
+    def _time_momentum(self, trial: Trial) -> None:
+        if not trial.lap():
+            return
+        trial.note([seconds for (seconds,) in self._owner.gather(trial.typical)])
+        if trial.is_clear:
+            trial.keep()
+            self._set_specs(self._steps.members)  # they have another reason now
+        elif trial.gains():
+            self._return_to_gradients(trial.times, 0)
+            trial.confirms = True
+            trial.begin(GRADIENTS)
+        else:
+            self._lose(trial)
+
+    def _lose(self, trial: Trial) -> None:
+        trial.lose()
+        self._return_to_gradients(f"{trial.times}, which does not pay", trial.pause)
 
     def _ready(self) -> list[Member]:
         """Members that the optimizer has momentum for: all that had a gradient."""
@@ -240,7 +315,11 @@ class Driver:
 
     @property
     def _reason(self) -> str:
-        return f"momentum since step {self._since}"
+        if self._trial is None:
+            return f"momentum since step {self._since}"
+        if self._trial.stage == MOMENTUM:
+            return f"{self._plan.adaptive}, trial of {CANDIDATE}"
+        return f"{self._plan.adaptive}, {CANDIDATE} since step {self._since}: {self._trial.times}"
 
     def _freeze(self) -> None:
         members = self._ready()
@@ -257,30 +336,48 @@ class Driver:
             self._owner.engine.set_spec(member.index, spec, self._reason)
 
     def _set_warm_up(self, reason: str) -> None:
+        if self._trial is not None:
+            self._owner.engine.leave_to_adapter(member.index for member in self.members)
+            return
         for member in self.members:
             spec = member.codec.spec
             self._owner.engine.set_spec(member.index, member.warm_up, reason.format(spec))
 
     def _look(self) -> None:
         self._looked = self.step
-        found = self._owner.gather(self._steps.ratio(self._owner.kept), *self._watch.take())
+        sizes = self._steps.sizes()
+        ratio = self._steps.ratio(self._owner.kept, sizes)
+        found = self._owner.gather(ratio, *self._watch.take(), *sizes)
         why = self._watch.why_not([f[0] for f in found], [(f[1], int(f[2])) for f in found])
         if why:
             self._go_back(why)
+        else:  # hosts may round a sum differently: those of the first rank are for all
+            self._steps.follow(found[0][3:])
 
     def _go_back(self, why: str) -> None:
-        """Gradients travel again, and the variance follows them."""
-        self._steps.thaw(self.step)
-        self.frozen, self._since, self._why = False, self.step, why
-        self._norms = []
-        self._earliest = earliest_again(self.step, self._steps.span(self.members))
-        self._set_warm_up(f"exact again since step {self.step}")
+        """Training does not go well."""
+        pause = 0
+        if self._trial is not None:
+            self._trial.lose()
+            pause = self._trial.pause
+        self._return_to_gradients(why, pause)
         if self._owner.rank == 0:
+            help_ = " A longer warm-up (moment:freeze=…) or a milder codec may help (docs/optimizers.md)"
             warnings.warn(
                 f"pith: after step {self.step} gradients travel again in place of momentum: {why}. Momentum may travel again after step "
-                f"{self._earliest}. A longer warm-up (moment:freeze=…) or a milder codec may help (docs/optimizers.md)",
+                f"{self._earliest}.{help_ if self._trial is None else ''}",
                 stacklevel=2,
             )
+
+    def _return_to_gradients(self, why: str, pause: int) -> None:
+        """The variance follows them again. ``pause``: the least number of steps until momentum may travel."""
+        if self.frozen:
+            self._steps.thaw(self.step)
+        self.frozen, self._since, self._why = False, self.step, why
+        self._norms = []
+        again = earliest_again(self.step, self._steps.span(self.members))
+        self._earliest = max(again, self.step + pause)
+        self._set_warm_up(f"exact again since step {self.step}")
 
     # ---- Checkpoints
 
@@ -298,6 +395,7 @@ class Driver:
             "weights": [[number, *pair] for number, pair in self._weights.items()],
             "watch": self._watch.save(),
             "steps": self._steps.save() if self.frozen else None,
+            "trial": None if self._trial is None else self._trial.save(),
         }
 
     def load(self, saved: Mapping[str, Any] | None) -> None:
@@ -312,7 +410,7 @@ class Driver:
                 "norms": [],
                 "looked": 0,
             }
-            saved |= {"fresh": False, "weights": [], "watch": Watch().save()}
+            saved |= {"fresh": False, "weights": [], "watch": Watch().save(), "trial": None}
         self.frozen, self.step = saved["frozen"], saved["step"]
         self._since, self._why, self._earliest = saved["since"], saved["why"], saved["earliest"]
         self._norms, self._looked, self._fresh = (
@@ -322,6 +420,9 @@ class Driver:
         )
         self._weights = {number: (beta, carry) for number, beta, carry in saved["weights"]}
         self._watch.load(saved["watch"])
+        if self._trial is not None:
+            device = self.members[0].parameter.device
+            self._trial.load(saved["trial"] or Trial(device).save())
         self._set_warm_up("warm-up of {}")
         if self.frozen:
             self._steps.load(saved["steps"], self.members)
@@ -334,20 +435,23 @@ class Driver:
 class Moments:
     """The layers of a model whose momentum travels."""
 
-    def __init__(
-        self, plans: Sequence[Plan], reduction: Reduction, group: Any, scaler: Any = None
-    ) -> None:
+    def __init__(self, plans: Plans, reduction: Reduction, group: Any, scaler: Any = None) -> None:
         self.engine = reduction.engine
         self.rank, self.has_scaler = reduction.engine.rank, scaler is not None
         self._reduction, self._group = reduction, group
         self.sent: dict[int, torch.Tensor] = {}  # what layers had in the last exchange
         self.is_local = False  # whether this step is
-        self._drivers = [Driver(self, plan) for plan in plans]
+        self._why_not = plans.why_not
+        self._drivers = [Driver(self, plan) for plan in plans.made]
 
     @property
     def kept(self) -> float:
         """The loss scale of what layers keep."""
         return self._reduction.scale or 1.0
+
+    def reason(self, index: int) -> str:
+        """Why a layer has its spec."""
+        return self._reduction.layers[index].reason
 
     def gather(self, *mine: float) -> list[tuple[float, ...]]:
         """A few numbers of each rank."""
@@ -359,9 +463,9 @@ class Moments:
 
     def serves(self, optimizer: Any) -> bool:
         """Whether these are the optimizers already."""
-        given = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
-        known = {id(plain_optimizer(each)) for each in given if each is not None}
-        return known >= {id(driver.optimizer) for driver in self._drivers}
+        known = {id(each) for each in plain_optimizers(optimizer)}
+        mine = {id(driver.optimizer) for driver in self._drivers}
+        return bool(mine) and known >= mine
 
     def begin(self) -> None:
         """Before the first gradient of a step."""
@@ -404,7 +508,8 @@ class Moments:
     def moved(self, optimizer: Any, scaler: Any, steps: int | None) -> Moments:
         """The same layers with another optimizer, whose warm-up begins."""
         layers = [
-            dataclasses.replace(layer, spec=layer.declared) for layer in self._reduction.layers
+            layer if layer.adaptive else dataclasses.replace(layer, spec=layer.declared)
+            for layer in self._reduction.layers
         ]
         plans = plans_of(layers, optimizer, scaler, steps)
         self.close()
@@ -419,7 +524,9 @@ class Moments:
         for driver in self._drivers:
             driver.close()
 
-    def stats(self) -> MomentStats:
+    def stats(self) -> MomentStats | None:
+        if not self._drivers:
+            return MomentStats(f"not tried: {self._why_not}", 1, 0) if self._why_not else None
         several = len(self._drivers) > 1
         phases = [
             f"{type(d.optimizer).__name__} {d.phase}" if several else d.phase for d in self._drivers
@@ -432,6 +539,13 @@ class Moments:
 
     def load(self, saved: Sequence[Mapping[str, Any]] | None) -> None:
         """Before the reducer loads residuals, which belong to specs."""
+        saved = saved or None  # empty where ``auto`` could not try momentum
+        if not self._drivers:
+            if saved is not None and any(entry["frozen"] for entry in saved):
+                raise StateError(
+                    f"in the state momentum travels, which is not possible here: {self._why_not}"
+                )
+            return
         kinds = [type(driver.optimizer).__name__ for driver in self._drivers]
         theirs = kinds if saved is None else [entry["optimizer"] for entry in saved]
         if kinds != theirs:

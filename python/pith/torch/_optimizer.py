@@ -16,6 +16,7 @@ from .._errors import ArgumentError, StateError
 from .._plan import Plan
 from .._spec import Spec, rules_of
 from .._table import Table
+from ._auto import suited
 from ._bytes import broadcast_bytes
 from ._engine import engine_for
 from ._layers import (
@@ -76,7 +77,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 raise ArgumentError("backward_passes_per_step is at least 1")
             named = optimized(optimizer, parameters)
             wanted = spec if spec is not None else default_spec(p for _, p in named)
-            chosen = rules_of(wanted, rules, plan)
+            chosen = suited(rules_of(wanted, rules, plan), optimizer)
             layers = layers_of(named, chosen)
             refuse_moments(layers, "DistributedOptimizer")
             more = {"backward_passes_per_step": backward_passes_per_step}

@@ -38,10 +38,15 @@ def plain_optimizer(optimizer: Any) -> torch.optim.Optimizer:
     return found
 
 
+def plain_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
+    """The optimizers of torch in what a user gave: one, several in a list, or None."""
+    given = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
+    return [plain_optimizer(each) for each in given if each is not None]
+
+
 def followed(optimizer: Any, follow: bool | None) -> list[torch.optim.Optimizer]:
     """Optimizers whose rates residuals follow. ``optimizer``: one, several in a list, or None. ``follow``: None for those that are linear."""
-    given = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
-    plain = [plain_optimizer(each) for each in given if each is not None]
+    plain = plain_optimizers(optimizer)
     if follow and not plain:
         raise ArgumentError("follow_lr=True needs the optimizer: optimizer=…")
     return [each for each in plain if follow or (follow is None and is_linear(each))]
@@ -52,10 +57,7 @@ class Rates:
 
     def __init__(self, layers: Sequence[Layer], optimizer: Any, follow: bool | None) -> None:
         self._optimizers = followed(optimizer, follow)
-        # The residual of a layer that sends its momentum is not in units of gradients.
-        self._index = {
-            id(layer.parameter): index for index, layer in enumerate(layers) if not layer.moment
-        }
+        self._index = {id(layer.parameter): index for index, layer in enumerate(layers)}
         self._last: list[float | None] = [None] * len(layers)
         self._seen: list[float] = []  # the rates of all groups in the last step
 

@@ -325,10 +325,83 @@ static int own(const pith_gpu_own *tasks, size_t count, void *stream, char *text
   return 0;
 }
 
+/* ---- Residuals, value by value: docs/format.md, "Residuals" -------------------------------------------------------
+ */
+
+enum { BLOCK = 256, BLOCK_BYTES = 260 };
+
+static float widened(const void *values, int kind, size_t i) {
+  const uint8_t *block = (const uint8_t *)values + i / BLOCK * BLOCK_BYTES;
+  float unit;
+  if (kind != PITH_STORE_8) {
+    return load(values, kind == PITH_STORE_BF16 ? PITH_GPU_BF16 : PITH_GPU_F32, i);
+  }
+  memcpy(&unit, block, sizeof unit);
+  return unit * (float)((int)block[4 + i % BLOCK] - 127) + 0.0f;
+}
+
+static uint16_t random_bf16(float x, uint32_t random) {
+  uint32_t bits, up;
+  memcpy(&bits, &x, sizeof bits);
+  up = (bits & 0x7fffffffu) + (random >> 16);
+  up = up < 0x7f7fffffu ? up : 0x7f7fffffu;
+  return isfinite(x) ? (uint16_t)(up >> 16 | (bits >> 16 & 0x8000u)) : 0;
+}
+
+/* A block of values that are there as f32. */
+static void pack(const float *x, size_t n, int kind, pith_key key, uint32_t index, void *values, size_t first) {
+  uint8_t *block = (uint8_t *)values + first / BLOCK * BLOCK_BYTES;
+  float most = 0;
+  for (size_t i = 0; i < n; i++) {
+    most = isfinite(x[i]) && fabsf(x[i]) > most ? fabsf(x[i]) : most;
+  }
+  most = most < 0x1p-119f ? 0.0f : most > 0x1p127f ? 0x1p127f : most;
+  float unit = most / 127.0f, inverse = most > 0 ? 127.0f / most : 0.0f;
+  for (size_t i = 0; i < n; i++) {
+    uint32_t place = index + (uint32_t)i;
+    float t = (isfinite(x[i]) ? x[i] : 0.0f) * inverse, whole = floorf(t);
+    float level = whole + (pith__rng_unit(key, place) < t - whole ? 128.0f : 127.0f);
+    if (kind == PITH_STORE_F32) {
+      ((float *)values)[first + i] = x[i];
+    } else if (kind == PITH_STORE_BF16) {
+      ((uint16_t *)values)[first + i] = random_bf16(x[i], pith__rng32(key, place));
+    } else {
+      memcpy(block, &unit, sizeof unit);
+      block[4 + i] = (uint8_t)(level < 0 ? 0 : level > 254 ? 254 : level);
+    }
+  }
+}
+
+static int repack(const pith_repack_task *tasks, size_t count, void *stream, char *text) {
+  (void)stream, (void)text;
+  for (size_t i = 0; i < count; i++) {
+    const pith_repack_task *t = &tasks[i];
+    for (size_t first = 0; first < t->n; first += BLOCK) {
+      float x[BLOCK];
+      size_t n = t->n - first < BLOCK ? t->n - first : BLOCK;
+      for (size_t j = 0; j < n; j++) {
+        x[j] = t->factor * widened(t->from, t->from_store, first + j);
+        x[j] = t->add ? widened(t->to, t->to_store, first + j) + x[j] : x[j];
+      }
+      pack(x, n, t->to_store, (pith_key){t->key0, t->key1}, t->index + (uint32_t)first, t->to, first);
+    }
+  }
+  return 0;
+}
+
+static void fold(const pith_update_task *t, size_t j, float m, float *kept) {
+  kept[j % BLOCK] = t->pass * widened(t->residual, t->store, j) + t->fold * m;
+  if (j % BLOCK == BLOCK - 1 || j + 1 == t->n) {
+    size_t first = j / BLOCK * BLOCK;
+    pack(kept, j + 1 - first, t->store, (pith_key){t->key0, t->key1}, t->index + (uint32_t)first, t->residual, first);
+  }
+}
+
 static int update(const pith_update_task *tasks, size_t count, void *stream, char *text) {
   (void)stream, (void)text;
   for (size_t i = 0; i < count; i++) {
     const pith_update_task *t = &tasks[i];
+    float kept[BLOCK];
     for (size_t j = 0; j < t->n; j++) {
       float old = t->before ? t->keep * load(t->before, t->dtype, j) : 0.0f;
       float more = t->gradient ? t->take * load(t->gradient, t->dtype, j) : 0.0f;
@@ -345,7 +418,7 @@ static int update(const pith_update_task *tasks, size_t count, void *stream, cha
         t->start ? t->start[j] = x : 0;
       }
       if (t->residual) {
-        t->residual[j] = t->pass * t->residual[j] + t->fold * m;
+        fold(t, j, m, kept);
       }
     }
   }
@@ -475,6 +548,7 @@ static const pith_cuda_module module = {
     .mean = mean,
     .own = own,
     .update = update,
+    .repack = repack,
     .device = device,
     .allocate = allocate,
     .release = free,
