@@ -35,7 +35,7 @@ def measure(comm: pith.Comm, size: int, spec: str, rounds: int) -> list[float]:
     """Seconds through jit, through scan, and through C."""
     values = np.ones((size // 1024, 256), np.float32)
     span = c.Span(values.ctypes.data, values.size, 0)
-    codec = pith.Codec(spec)
+    codec = None if spec == "none" else pith.Codec(spec)
     array, state = jnp.asarray(values), pith.jax.init(values, spec)
 
     def step(array: jax.Array, state: pith.jax.State) -> tuple[jax.Array, pith.jax.State]:
