@@ -123,7 +123,7 @@ class Words(torch.nn.Module):
 class Sentences(Bytes):
     """An LSTM of two layers on the words that are most frequent."""
 
-    name, betas, rates = "lstm", (0.9, 0.99), (1e-3, 2e-3, 4e-3)
+    name, betas, rates = "lstm", (0.9, 0.99), (1e-3, 2e-3, 4e-3, 8e-3)
 
     def __init__(self, a: argparse.Namespace) -> None:
         words = re.findall(r"\w+|[^\w\s]", read(a.data).lower())
@@ -141,7 +141,7 @@ class Sentences(Bytes):
 class Digits:
     """A CNN on handwritten digits. Smoothed labels: a loss near zero would make a ratio of nothing but noise."""
 
-    name, betas, rates = "digits", (0.9, 0.99), (5e-4, 1e-3, 2e-3)
+    name, betas, rates = "digits", (0.9, 0.99), (1e-3, 2e-3, 4e-3, 8e-3)
 
     def __init__(self, a: argparse.Namespace) -> None:
         x, y = digits.read_digits()

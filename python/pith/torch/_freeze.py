@@ -54,8 +54,8 @@ def earliest_again(step: int, span: int) -> int:
 
 
 class Size:
-    """How much smaller a layer's variance would be now than it was when it was frozen: as the square of the momentum, which is looked at now
-    and then, to that of the first look. The mean of the last looks counts, each half as much as the one after.
+    """How much smaller a layer's variance would be now than it was when it was frozen: as the squares of gradients, which are looked at now
+    and then, to those of the first look. The mean of the last looks counts, each half as much as the one after.
 
     Towards the end of a run, gradients may be a fraction of what they were, and steps would be as much too short. Where gradients have grown the
     variance stays: to make steps shorter there ended at a higher loss (docs/optimizers.md)."""

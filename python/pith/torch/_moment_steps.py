@@ -188,24 +188,18 @@ class Steps:
 
     # ---- Sizes
 
-    def sizes(self) -> list[float]:
-        """‖M‖² of each layer."""
-        norms = [
-            torch.linalg.vector_norm(self._there(m), dtype=torch.float32) for m in self.members
-        ]
-        return torch.stack(norms).double().square().tolist() if norms else []
-
-    def ratio(self, kept: float, sizes: Iterable[float]) -> float:
+    def ratio(self, kept: float) -> float:
         """‖a‖/‖M‖ over all layers."""
-        pending = sum(
-            float(torch.linalg.vector_norm(self._engine.residual(m.index)) * self._unit(m)) ** 2
-            for m in self.members
-        )
-        momenta = sum(sizes)
+        pending = momenta = 0.0
+        for member in self.members:
+            residual = self._engine.residual(member.index)
+            pending += float(torch.linalg.vector_norm(residual) * self._unit(member)) ** 2
+            momentum = self._there(member)
+            momenta += float(torch.linalg.vector_norm(momentum, dtype=torch.float32)) ** 2
         return (pending / momenta) ** 0.5 / kept if momenta else 0.0
 
     def follow(self, sizes: Sequence[float]) -> None:
-        """How large the momentum of each layer is now; the same numbers on all ranks."""
+        """The mean ‖g‖² of each layer over all ranks; NaN where a rank had none."""
 
     def _unit(self, member: Member) -> float:
         """What the residual of a layer is multiplied by in updates, to what it was at most."""

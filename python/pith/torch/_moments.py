@@ -13,6 +13,7 @@ What is to be done in a step is done by hooks of the optimizer, before and after
 from __future__ import annotations
 
 import dataclasses
+import math
 import struct
 import warnings
 from collections.abc import Mapping, Sequence
@@ -59,6 +60,7 @@ class Driver:
         self._hidden: list[tuple[dict[str, Any], list[Any]]] = []
         self._warned = False
         self.is_local = False  # whether this step is
+        self.measures = False  # whether there is a look after it, for which gradients are measured
         self._handles = [
             self.optimizer.register_step_pre_hook(self._pre_hook),
             self.optimizer.register_step_post_hook(self._post_hook),
@@ -110,13 +112,14 @@ class Driver:
 
     def begin(self) -> None:
         """Before the first gradient of a step."""
-        self.is_local = False
+        self.is_local = self.measures = False
         if not self.frozen:
             return
         if self._fresh:
             self._skip()
         self._follow_weights()
         self.is_local = not all(m.is_common(self.step + 1) for m in self._steps.members)
+        self.measures = self._looks_after(self.step + 1)
 
     def exchanged(self) -> None:
         """Momentum has come, or a local gradient."""
@@ -239,7 +242,7 @@ class Driver:
         self._steps.after(self.step, self._scales(), self._owner.sent)
         if self._trial is not None and self._trial.stage == MOMENTUM:
             self._time_momentum(self._trial)
-        elif self.step - self._looked >= PERIOD and self.is_common:
+        elif self._looks_after(self.step):
             self._look()
 
     # ---- Phases
@@ -343,16 +346,20 @@ class Driver:
             spec = member.codec.spec
             self._owner.engine.set_spec(member.index, member.warm_up, reason.format(spec))
 
+    def _looks_after(self, step: int) -> bool:
+        is_common = all(member.is_common(step) for member in self._steps.members)
+        return self.frozen and step - self._looked >= PERIOD and is_common
+
     def _look(self) -> None:
         self._looked = self.step
-        sizes = self._steps.sizes()
-        ratio = self._steps.ratio(self._owner.kept, sizes)
+        sizes = [self._owner.size_of(member.index) for member in self._steps.members]
+        ratio = self._steps.ratio(self._owner.kept)
         found = self._owner.gather(ratio, *self._watch.take(), *sizes)
         why = self._watch.why_not([f[0] for f in found], [(f[1], int(f[2])) for f in found])
         if why:
             self._go_back(why)
-        else:  # hosts may round a sum differently: those of the first rank are for all
-            self._steps.follow(found[0][3:])
+        else:
+            self._steps.follow([sum(s) / len(s) for s in zip(*(f[3:] for f in found), strict=True)])
 
     def _go_back(self, why: str) -> None:
         """Training does not go well."""
@@ -441,6 +448,8 @@ class Moments:
         self._reduction, self._group = reduction, group
         self.sent: dict[int, torch.Tensor] = {}  # what layers had in the last exchange
         self.is_local = False  # whether this step is
+        self._measures = False  # whether gradients are measured in this step …
+        self._norms: dict[int, torch.Tensor] = {}  # … and what was found
         self._why_not = plans.why_not
         self._drivers = [Driver(self, plan) for plan in plans.made]
 
@@ -452,6 +461,11 @@ class Moments:
     def reason(self, index: int) -> str:
         """Why a layer has its spec."""
         return self._reduction.layers[index].reason
+
+    def size_of(self, index: int) -> float:
+        """‖g‖² of a layer on this rank, in a step in which gradients are measured; NaN without a gradient."""
+        norm = self._norms.get(index)
+        return math.nan if norm is None else (float(norm) / self.kept) ** 2
 
     def gather(self, *mine: float) -> list[tuple[float, ...]]:
         """A few numbers of each rank."""
@@ -470,12 +484,16 @@ class Moments:
     def begin(self) -> None:
         """Before the first gradient of a step."""
         self.sent.clear()
+        self._norms.clear()
         for driver in self._drivers:
             driver.begin()
         self.is_local = any(driver.is_local for driver in self._drivers)
+        self._measures = any(driver.measures for driver in self._drivers)
 
     def travels(self, index: int, gradient: torch.Tensor) -> bool:
         """Whether a gradient is exchanged in the backward pass; in a local step none is."""
+        if self._measures:
+            self._norms[index] = torch.linalg.vector_norm(gradient, dtype=torch.float32)
         self.sent[index] = gradient
         return not self.is_local
 
