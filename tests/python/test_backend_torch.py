@@ -174,7 +174,9 @@ def inductor(rank: int, size: int) -> None:
     start()
     world = dist.group.WORLD
 
-    @torch.compile(fullgraph=True)
+    scalar = {"cpp.vec_isa_ok": False}  # else torch tries the C++ compiler for each instruction set
+
+    @torch.compile(fullgraph=True, options=scalar)
     def several(x: Any) -> Any:
         total = functional.all_reduce(2 * x, "sum", world)
         gathered = functional.all_gather_tensor(total + 1, 0, world)
