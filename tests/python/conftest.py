@@ -28,12 +28,14 @@ for name in list(os.environ):
 LONG = (
     "test_torch_suite.py",
     "test_install.py",
-    "test_frameworks.py",
-    "test_moments.py",
     "test_backend_torch.py",
+    "test_moments.py",
+    "test_frameworks.py",
     "test_carrier.py",
+    "test_launchers.py",
     "test_hook.py",
-    "test_backend_errors.py",
+    "test_local.py",
+    "test_adapt.py",
 )
 
 
