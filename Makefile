@@ -61,10 +61,10 @@ threads:
 	@cmake --build build-threads --target $(THREAD_TESTS)
 	@PITH_TEST_REQUIRE= tests/run.sh build-threads $(THREAD_TESTS)
 
-# The package as a user installs it, in a virtual environment, on two processes that take a file each. Where it cannot be made the tests are
-# skipped, and the reason is given.
+# The package as a user installs it, in a virtual environment, on two processes that take a file each, in the order of conftest.py. Where it
+# cannot be made the tests are skipped, and the reason is given.
 python-test:
-	@tools/python-env; status=$$?; [ $$status = 77 ] || { [ $$status = 0 ] && .venv/bin/python -m pytest -q -n 2 --dist loadfile; }
+	@tools/python-env; status=$$?; [ $$status = 77 ] || { [ $$status = 0 ] && .venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder; }
 
 # Trains a small model uncompressed and compressed, and shows what that changes.
 demo: all
@@ -115,8 +115,7 @@ lint: all format-check
 	@tools/check-symbols $(BUILD)
 	@tools/check-scripts
 	@.venv/bin/ruff check $(PYTHON_SOURCES)
-	@.venv/bin/mypy
-	@tools/check-code $(BUILD)
+	@.venv/bin/mypy & mypy=$$!; tools/check-code $(BUILD); code=$$?; wait $$mypy && exit $$code # mypy has one thread
 
 packages:
 	@tools/test-packages

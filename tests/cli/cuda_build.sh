@@ -3,7 +3,8 @@
 # built, one line says why.
 . "$(dirname "$0")/../shell.sh"
 nvcc=$(command -v nvcc) || nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
-module=$root/build-cuda/libpith_cuda.so
+folder=$root/build-python # that of the Python package: nvcc takes minutes, and its objects are the same
+module=$folder/libpith_cuda.so
 
 need_nvcc() {
   need_plain_build
@@ -22,14 +23,15 @@ lines_about_cuda() { grep -c "CUDA module" "$temp/out" || true; }
 make_cuda_builds_the_module() {
   need_nvcc
   cd "$root"
-  exits 0 make cuda BUILD=build-cuda
+  rm -f "$module" # whoever made it: it is linked and opened here
+  exits 0 make cuda BUILD=build-python
   says out "CUDA module: sm_"
   [ -s "$module" ]
 }
 
 it_opens_without_a_gpu() {
   need_nvcc
-  exits 0 "$root/build-cuda/open_cuda_module" "$module"
+  exits 0 "$folder/open_cuda_module" "$module"
 }
 
 it_needs_libc_alone() {
@@ -48,16 +50,16 @@ it_exports_its_entry_alone() {
 
 the_library_finds_it_in_order() {
   need_nvcc
-  exits 0 env PITH_MODULE_PATH="$root/build-cuda" "$pith" doctor
+  exits 0 env PITH_MODULE_PATH="$folder" "$pith" doctor
   tr -s ' \n' '  ' <"$temp/out" >"$temp/err" # however it was wrapped
   grep -Eq "compute capability|is in order, but" "$temp/err" || { cat "$temp/out" && return 1; }
 }
 
 a_build_does_not_end_with_a_module_that_cannot_be_opened() {
   need_nvcc
-  exits 1 "$root/build-cuda/open_cuda_module" "$build/tests/broken/symbol/libpith_cuda.so"
+  exits 1 "$folder/open_cuda_module" "$build/tests/broken/symbol/libpith_cuda.so"
   says err "undefined symbol: pith_symbol_that_nobody_defines"
-  exits 1 "$root/build-cuda/open_cuda_module" "$build/tests/broken/abi/libpith_cuda.so"
+  exits 1 "$folder/open_cuda_module" "$build/tests/broken/abi/libpith_cuda.so"
   says err "ABI"
 }
 

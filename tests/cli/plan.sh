@@ -203,7 +203,7 @@ a_plan_for_another_model_is_refused() {
 }
 
 the_planner_is_timed() {
-  exits 0 "$pith" plan bench
+  exits 0 "$pith" plan bench -n 1
   [ "$(grep -c '^lgreco, bytes' "$temp/out")" = 2 ]
 }
 

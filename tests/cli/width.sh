@@ -124,7 +124,7 @@ plans_fit() {
   says out transformer.blocks
   out_fits "$pith" plan show "$temp/plan/plan.json"
   out_fits "$pith" plan compare "$temp/plan/plan.json" q:4 --stats "$temp/plan/stats.json" --rate 1gbit --rate 100mbit
-  out_fits "$pith" plan bench
+  out_fits "$pith" plan bench -n 1
 }
 
 a_lab_says_what_it_is_in_100_columns() {

@@ -1,10 +1,12 @@
-"""Every test sees this folder, and an environment without settings of Pith."""
+"""Every test sees this folder, and an environment without settings of Pith. The files that take longest come first."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
+
+import pytest
 
 FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER))
@@ -21,3 +23,22 @@ for name in list(os.environ):
         "PITH_TEST_REQUIRE",
     ):
         del os.environ[name]
+
+# Processes that take a file each end together only if the last files are short.
+LONG = (
+    "test_torch_suite.py",
+    "test_install.py",
+    "test_backend_torch.py",
+    "test_moments.py",
+    "test_frameworks.py",
+    "test_carrier.py",
+    "test_launchers.py",
+    "test_hook.py",
+    "test_local.py",
+    "test_adapt.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.path.name, len(LONG)))

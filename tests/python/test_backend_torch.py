@@ -174,7 +174,10 @@ def inductor(rank: int, size: int) -> None:
     start()
     world = dist.group.WORLD
 
-    @torch.compile(fullgraph=True)
+    # Otherwise torch precompiles its headers and tries the C++ compiler for each instruction set, which takes a minute.
+    plain = {"cpp_cache_precompile_headers": False, "cpp.vec_isa_ok": False}
+
+    @torch.compile(fullgraph=True, options=plain)
     def several(x: Any) -> Any:
         total = functional.all_reduce(2 * x, "sum", world)
         gathered = functional.all_gather_tensor(total + 1, 0, world)

@@ -8,7 +8,7 @@
 #include "cli/base/table.h"
 #include "cli/plan/plan_command.h"
 
-enum { CANDIDATES = 10, REPEATS = 7, HEAD = 4 };
+enum { CANDIDATES = 10, HEAD = 4 };
 static const char candidates[] = "q:1;q:2;q:3;q:4;q:5;q:6;q:7;q:8;bf16;none";
 
 static double now(void) {
@@ -68,10 +68,10 @@ static int compare_times(const void *a, const void *b) {
   return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
 }
 
-/* The median of several runs, and what the plan gains over uniform q:4. */
-static double time_plan(const pith_profile *profile, const pith_plan_request *request, double *gain) {
-  double times[REPEATS];
-  for (int i = 0; i < REPEATS; i++) {
+/* The median of several runs, whose times are kept in `times`, and what the plan gains over uniform q:4. */
+static double time_plan(const pith_profile *profile, const pith_plan_request *request, double *times,
+                        size_t repetitions, double *gain) {
+  for (size_t i = 0; i < repetitions; i++) {
     pith_plan *plan, *uniform;
     pith_plan_info mine = PITH_PLAN_INFO_INIT, other = PITH_PLAN_INFO_INIT;
     double start = now();
@@ -87,8 +87,8 @@ static double time_plan(const pith_profile *profile, const pith_plan_request *re
     }
     pith_plan_destroy(plan);
   }
-  qsort(times, REPEATS, sizeof *times, compare_times);
-  return times[REPEATS / 2];
+  qsort(times, repetitions, sizeof *times, compare_times);
+  return times[repetitions / 2];
 }
 
 /* How long the exchange of uniform q:4 takes by itself: a backward pass of that length hides about half of it. */
@@ -102,7 +102,7 @@ static double exchange_seconds(const pith_profile *profile, const pith_plan_cost
   return seconds;
 }
 
-static void bench_size(const cli_table *table, size_t layers) {
+static void bench_size(const cli_table *table, size_t layers, double *times, size_t repetitions) {
   static const char *const names[] = {
       "lgreco, bytes", "lgreco, time", "lgreco, time, partly hidden", "kmeans", "cgxkmeans", "linear", "best", "bayes"};
   static const pith_plan_method methods[] = {PITH_PLAN_LGRECO, PITH_PLAN_LGRECO, PITH_PLAN_LGRECO, PITH_PLAN_KMEANS,
@@ -117,7 +117,7 @@ static void bench_size(const cli_table *table, size_t layers) {
     cost.compute = i == 2 ? exchange_seconds(profile, &cost) : 0;
     request.method = methods[i];
     request.objective = i == 1 || i == 2 ? PITH_PLAN_TIME : PITH_PLAN_BYTES;
-    snprintf(milliseconds, sizeof milliseconds, "%.2f", 1e3 * time_plan(profile, &request, &gain));
+    snprintf(milliseconds, sizeof milliseconds, "%.2f", 1e3 * time_plan(profile, &request, times, repetitions, &gain));
     snprintf(count, sizeof count, "%zu", layers);
     snprintf(options, sizeof options, "%d", CANDIDATES);
     snprintf(share, sizeof share, "%.3f", gain);
@@ -127,12 +127,19 @@ static void bench_size(const cli_table *table, size_t layers) {
 }
 
 int cli_plan_bench(int argc, char **argv) {
-  const cli_option options[] = {{.name = NULL}};
-  const cli_usage usage = {"plan bench", NULL, "Times the planner on made-up models; the median of some runs.",
-                           options};
+  size_t repetitions = 7;
+  const cli_option options[] = {
+      {"-n", CLI_POSITIVE, &repetitions, "COUNT", "repetitions (7); medians are printed"},
+      {.name = NULL},
+  };
+  const cli_usage usage = {"plan bench", NULL, "Times the planner on made-up models.", options};
   cli_parsed parsed = cli_options_parse(&usage, argc, argv, NULL);
   if (parsed != CLI_PARSED) {
     return parsed == CLI_PARSED_HELP ? CLI_OK : CLI_USAGE;
+  }
+  double *times = calloc(repetitions, sizeof *times);
+  if (!times) {
+    return cli_fail(CLI_FAILED, "plan bench: out of memory for %zu repetitions", repetitions);
   }
   cli_table table = {.columns = 5,
                      .column = {{.title = "method", .width = 27},
@@ -141,7 +148,8 @@ int cli_plan_bench(int argc, char **argv) {
                                 {.title = "ms", .right = 1, .width = 8},
                                 {.title = "bytes/uniform", .right = 1}}};
   cli_table_head(&table);
-  bench_size(&table, 100);
-  bench_size(&table, 1000);
+  bench_size(&table, 100, times, repetitions);
+  bench_size(&table, 1000, times, repetitions);
+  free(times);
   return CLI_OK;
 }
