@@ -12,6 +12,7 @@ import pytest
 
 import needs
 import pith
+from pith._spec import rules_of
 from ranks import run
 
 torch = needs.module("torch", "the tests here use it")
@@ -22,7 +23,7 @@ import pith.torch  # noqa: E402
 from pith.torch import _moment_trial, _moments  # noqa: E402
 from pith.torch._auto import suited  # noqa: E402
 from pith.torch._bytes import all_gather_bytes  # noqa: E402
-from pith.torch._layers import layers_of, rules_of  # noqa: E402
+from pith.torch._layers import layers_of  # noqa: E402
 from pith.torch._moment_plan import plans_of  # noqa: E402
 from pith.torch._moment_trial import Trial, is_calm  # noqa: E402
 from test_moments import Run, adamw, groups, make  # noqa: E402
