@@ -519,8 +519,7 @@ class Compressor:
     def _finish(self) -> None:
         futures, self._futures = self._futures, []
         self._seen.clear()
-        if self._moments is None or not self._moments.is_local:
-            self._reduction.finish()
+        self._reduction.finish()
         if self._moments is not None:
             self._moments.exchanged()
         for future, buffer in futures:

@@ -99,6 +99,11 @@ class Driver:
         return f"{CANDIDATE} is tried when the variance has settled"
 
     @property
+    def travelling(self) -> list[Member]:
+        """Layers whose momentum travels now."""
+        return self._steps.members
+
+    @property
     def is_common(self) -> bool:
         """Whether all ranks have the same parameters now."""
         if not self.frozen or self.step == self._since:
@@ -196,7 +201,7 @@ class Driver:
         if _is_capturing():
             raise StateError("a step in which momentum travels cannot be captured in a CUDA graph")
         if self.is_local:
-            self._owner.exchange_others({m.index for m in self._steps.members})
+            self._owner.restore_others()
         self._steps.apply(self.step + 1, self._scales(), self._owner.sent)
         if self._steps.passes_by:
             self._hide()
@@ -448,6 +453,8 @@ class Moments:
         self._reduction, self._group = reduction, group
         self.sent: dict[int, torch.Tensor] = {}  # what layers had in the last exchange
         self.is_local = False  # whether this step is
+        self._own: set[int] = set()  # layers whose gradients stay the rank's own in this step
+        self._means: dict[int, torch.Tensor] = {}  # of the others
         self._measures = False  # whether gradients are measured in this step …
         self._norms: dict[int, torch.Tensor] = {}  # … and what was found
         self._why_not = plans.why_not
@@ -488,32 +495,42 @@ class Moments:
         for driver in self._drivers:
             driver.begin()
         self.is_local = any(driver.is_local for driver in self._drivers)
+        self._own = {m.index for d in self._drivers if d.is_local for m in d.travelling}
         self._measures = any(driver.measures for driver in self._drivers)
 
     def travels(self, index: int, gradient: torch.Tensor) -> bool:
-        """Whether a gradient is exchanged in the backward pass; in a local step none is."""
+        """Whether a gradient is exchanged in the backward pass; in a local step those of layers that stay exact are."""
         if self._measures:
             self._norms[index] = torch.linalg.vector_norm(gradient, dtype=torch.float32)
         self.sent[index] = gradient
-        return not self.is_local
+        if index in self._own:
+            self._reduction.keep(index)
+            return False
+        return True
 
-    def exchange_others(self, members: set[int]) -> None:
-        """In a local step: the gradients of layers that make none, once the training loop is done with them.
-
-        A rank clips by the norm of its own gradients. What it leaves is averaged then, so that these layers stay the same everywhere.
-        """
-        for index in reversed(range(len(self._reduction.layers))):
-            gradient = self._reduction.layers[index].parameter.grad
-            if index in members:
-                self._reduction.keep(index)
-            elif gradient is not None:
-                self._reduction.put(index, gradient)
-        self._reduction.finish()
+    def restore_others(self) -> None:
+        """In a local step, when the training loop is done with gradients: a rank clips by the norm of its own, and layers that stay exact must
+        have the same mean everywhere."""
+        found = [
+            (self._reduction.layers[i].parameter.grad, mean) for i, mean in self._means.items()
+        ]
+        there = [(gradient, mean) for gradient, mean in found if gradient is not None]
+        if there:
+            torch._foreach_copy_([gradient for gradient, _ in there], [mean for _, mean in there])
 
     def exchanged(self) -> None:
         """At the end of the exchange."""
+        if self.is_local:
+            self._keep_means()
         for driver in self._drivers:
             driver.exchanged()
+
+    def _keep_means(self) -> None:
+        others = [index for index in self.sent if index not in self._own]
+        if list(self._means) != others:
+            self._means = {index: torch.empty_like(self.sent[index]) for index in others}
+        if others:
+            torch._foreach_copy_(list(self._means.values()), [self.sent[i] for i in others])
 
     @property
     def is_common(self) -> bool:
