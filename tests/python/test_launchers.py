@@ -20,6 +20,7 @@ torch = needs.module("torch", "the backend needs torch")
 import torch.distributed as dist  # noqa: E402
 
 import pith._library  # noqa: E402
+import pith.torch  # noqa: E402  registers the backend
 
 SCRIPT = """
 import torch, pith.torch

@@ -127,7 +127,8 @@ class Scales:
 
 
 def two_layers() -> tuple[list[Any], list[Any]]:
-    from pith.torch._layers import layers_of, rules_of
+    from pith._spec import rules_of
+    from pith.torch._layers import layers_of
 
     parameters = [nn.Parameter(torch.zeros(40, 40)), nn.Parameter(torch.zeros(50, 50))]
     named = [("a", parameters[0]), ("b", parameters[1])]
