@@ -13,7 +13,7 @@ static void k_sign_pack(const float *x, size_t n, uint8_t *out) {
 
 static void k_sign_unpack(const uint8_t *in, size_t n, float plus, float minus, pith_mode mode, float *dst) {
   vf p = v_set(plus), m = v_set(minus);
-  STEPS(i, k, n) {
+  STREAM(i, k, n) {
     uint32_t bits = in[i / 8] | (k > 8 ? (uint32_t)in[i / 8 + 1] << 8 : 0);
     apply(dst + i, v_select(m_from(bits), m, p), k, mode);
   }
