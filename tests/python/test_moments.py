@@ -305,7 +305,7 @@ def local_adamw(size: int, freeze: int, every: int, steps: int, lr: float) -> li
         with torch.no_grad():
             for n in names:
                 mean = sum(p[n].grad for p in parameters) / size
-                exact = not frozen or parameters[0][n].dim() == 1
+                exact = not frozen
                 if exact:
                     v[n] = second * v[n] + (1 - second) * mean**2
                 below = (v[n] / (1 - second ** (number if exact else freeze))).sqrt() + 1e-8
@@ -326,7 +326,7 @@ def local_adamw(size: int, freeze: int, every: int, steps: int, lr: float) -> li
                     for r in range(size):
                         parameters[r][n].copy_(start[n])
                         m[r][n], moved[r][n] = sum_ / (total + reference), 0.0
-                if number == freeze and parameters[0][n].dim() > 1:
+                if number == freeze:
                     v[n] = with_floor(v[n])
         if not frozen or common:
             total, last, shrunk = 0.0, 0.0, 1.0
@@ -424,7 +424,8 @@ def test_a_layer_sends_its_momentum_and_nothing_else() -> None:
         for name in BACKENDS:
             whole, bias = rank[f"{name} onebit"]
             assert rank[f"{name} moment,freeze=4/onebit"] == (whole, bias)
-            assert rank[f"{name} moment:4,freeze=4/onebit"] == (whole // 4, bias)
+            local = rank[f"{name} moment:4,freeze=4/onebit"]
+            assert local[0] == whole // 4 and local[1] < 0.3 * bias  # exact layers, too
             warm, other = rank[f"{name} moment:8,freeze=16,warm=4/onebit"]
             assert 3 * whole < warm < 6 * whole and other == bias
 

@@ -13,7 +13,7 @@ from .._codec import Rules, codec_of
 from .._errors import ArgumentError, UnsupportedError
 from ._auto import is_free, is_plain
 from ._freeze import first_frozen
-from ._layers import Layer
+from ._layers import COMPRESSIBLE, Layer
 from ._moment_adam import AdamSteps
 from ._moment_steps import Member, MuonSteps, SgdSteps, Steps
 from ._moment_trial import CANDIDATE
@@ -111,34 +111,47 @@ def _demanded(
     groups = _groups_of(optimizers)
     _check_groups([layer for _, layer in found], groups)
     plans = [Plan(each, _kind_of(each), [], None) for each in optimizers]
-    for index, layer in found:
+    for index, layer in [*found, *_others(layers, found, optimizers)]:
         which, number = groups[id(layer.parameter)]
         plans[which].members.append(_member(index, layer, number, optimizers[which], scaler))
     used = [plan for plan in plans if plan.members]
     for plan in used:
         plan.first = _first_of(plan, steps)
-    _check_local(layers, used, optimizers)
     return used
 
 
-def _check_local(
-    layers: Sequence[Layer], plans: Sequence[Plan], optimizers: Sequence[torch.optim.Optimizer]
-) -> None:
-    """With local steps, all layers are exchanged in the same steps: a norm that they are clipped by is of all of them."""
-    times = {member.moment.every for plan in plans for member in plan.members}
+def _others(
+    layers: Sequence[Layer],
+    found: Sequence[tuple[int, Layer]],
+    optimizers: Sequence[torch.optim.Optimizer],
+) -> list[tuple[int, Layer]]:
+    """With local steps, the layers that are not compressed: they are exchanged in the same steps as all others, exactly, so that nobody waits
+    for anybody in between, and a norm that gradients are clipped by is of all of them."""
+    moments = [moment for _, layer in found if (moment := layer.codec.moment) is not None]
+    times = {moment.every for moment in moments}
     if max(times) == 1:
-        return
+        return []
     if len(times) > 1:
         raise ArgumentError(
             f"local steps are those of all layers: say the same every=… in all rules with moment, not {' and '.join(map(str, sorted(times)))}"
         )
-    known = {id(p) for group in plans[0].optimizer.param_groups for p in group["params"]}
-    others = [layer.name for layer in layers if id(layer.parameter) not in known]
-    if len(optimizers) > 1 or others:
-        found = f"{others[0]} is not in its groups" if others else f"there are {len(optimizers)}"
+    every, freeze = moments[0].every, moments[0].freeze
+    known = {id(p) for group in optimizers[0].param_groups for p in group["params"]}
+    strange = [layer.name for layer in layers if id(layer.parameter) not in known]
+    if len(optimizers) > 1 or strange:
+        why = f"{strange[0]} is not in its groups" if strange else f"there are {len(optimizers)}"
         raise UnsupportedError(
-            f"local steps (every={times.pop()}) are for one optimizer with all parameters of the model: {found}"
+            f"local steps (every={every}) are for one optimizer with all parameters of the model: {why}"
         )
+    spec = f"moment,every={every},freeze={freeze or 'auto'}/none"
+    here = {index for index, _ in found}
+    others = [(index, layer) for index, layer in enumerate(layers) if index not in here]
+    for _, layer in others:
+        if layer.sparse or layer.dtype not in COMPRESSIBLE:
+            raise UnsupportedError(
+                f"local steps (every={every}) are those of all layers, and {layer.name} cannot make them: {layer.reason}"
+            )
+    return [(index, dataclasses.replace(layer, spec=spec)) for index, layer in others]
 
 
 def check_sparse(layers: Sequence[Layer], rules: Rules) -> None:

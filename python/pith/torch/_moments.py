@@ -499,7 +499,7 @@ class Moments:
         self._measures = any(driver.measures for driver in self._drivers)
 
     def travels(self, index: int, gradient: torch.Tensor) -> bool:
-        """Whether a gradient is exchanged in the backward pass; in a local step those of layers that stay exact are."""
+        """Whether a gradient is exchanged in the backward pass; in a local step those of layers that had none before the freeze are."""
         if self._measures:
             self._norms[index] = torch.linalg.vector_norm(gradient, dtype=torch.float32)
         self.sent[index] = gradient
@@ -509,8 +509,8 @@ class Moments:
         return True
 
     def restore_others(self) -> None:
-        """In a local step, when the training loop is done with gradients: a rank clips by the norm of its own, and layers that stay exact must
-        have the same mean everywhere."""
+        """In a local step, when the training loop is done with gradients: a rank clips by the norm of its own, and layers that are exchanged
+        in every step must have the same mean everywhere."""
         found = [
             (self._reduction.layers[i].parameter.grad, mean) for i, mean in self._means.items()
         ]
