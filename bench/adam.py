@@ -123,7 +123,7 @@ class Words(torch.nn.Module):
 class Sentences(Bytes):
     """An LSTM of two layers on the words that are most frequent."""
 
-    name, betas, rates = "lstm", (0.9, 0.99), (1e-3, 2e-3, 4e-3, 8e-3)
+    name, betas, rates = "lstm", (0.9, 0.99), (2e-3, 4e-3, 8e-3, 16e-3)
 
     def __init__(self, a: argparse.Namespace) -> None:
         words = re.findall(r"\w+|[^\w\s]", read(a.data).lower())

@@ -95,7 +95,7 @@ typedef struct pith_reducer_options {
   int cuda;           /* gradients, and all that is kept of them, are memory of the current CUDA device */
   void *stream;       /* CUDA: on which the reducer works. Gradients are read behind what is enqueued there at start,
                          and are means behind what is there when finish returns */
-  size_t chunk_bytes; /* CUDA: layers much larger are sent in several exchanges; 0: 32 MiB */
+  size_t chunk_bytes; /* CUDA: layers much larger are sent in several exchanges; 0: 32 MiB, or more at few bits */
   const pith_allocator *allocator; /* CUDA: whose memory; NULL: the reducer asks the device */
   int capturable; /* CUDA: calls enqueue a step and wait for nothing, so that a CUDA graph can capture it; see below */
   int sharded;    /* every rank owns a shard of each layer; see below */

@@ -78,7 +78,7 @@ typedef struct pith_group {
   const pith_codec *codec; /* ROUNDS: the one of all its layers */
   size_t *layer, count, room;
   size_t chunk, number; /* of one large layer: this chunk of every part; 0: all of it */
-  size_t bytes;         /* of gradients */
+  size_t bytes;         /* of gradients, as limits count them */
   size_t missing;       /* gradients that are not ready in this step */
   int is_sent;          /* in this step */
   pith_bucket *bucket;  /* BLOCKS: of all layers; NULL until it is needed */

@@ -52,13 +52,28 @@ static size_t limit_of(const pith_reducer *r, pith_group_kind kind) {
   return in_blocks ? CUDA_BLOCK_BYTES : kind == PITH_GROUP_ROUNDS ? CUDA_ROUND_BYTES : CUDA_WHOLE_BYTES;
 }
 
+/* A layer's bytes as limits count them. On devices these are meant for messages of about 4 bits a value: layers that
+ * send less count less, so that they do not travel in messages that cost more to begin than to send. */
+static size_t counted_bytes(const pith_reducer *r, const pith_reducer_layer *l) {
+  enum { SAMPLE = 1 << 20, FEWEST = 4 };
+  size_t bytes = pith__layer_bytes(l), usual = SAMPLE / 2;
+  if (!r->space || kind_of(l) != PITH_GROUP_BLOCKS) {
+    return bytes;
+  }
+  size_t payload = pith_codec_bound(l->match.codec, SAMPLE);
+  payload = payload > usual ? usual : payload < usual / FEWEST ? usual / FEWEST : payload;
+  return (size_t)((double)bytes * (double)payload / (double)usual);
+}
+
 /* Values of a chunk of each part of a large layer; 0: it is sent in one. */
 static size_t chunk_of(const pith_reducer *r, const pith_reducer_layer *l) {
-  size_t limit = r->options.chunk_bytes ? r->options.chunk_bytes : CHUNK_BYTES, granule = l->match.codec->granule;
-  if (!r->space || kind_of(l) != PITH_GROUP_BLOCKS || pith__layer_bytes(l) <= 2 * limit) {
+  size_t asked = r->options.chunk_bytes, limit = asked ? asked : CHUNK_BYTES, granule = l->match.codec->granule;
+  size_t counted = asked ? pith__layer_bytes(l) : counted_bytes(r, l);
+  if (!r->space || kind_of(l) != PITH_GROUP_BLOCKS || counted <= 2 * limit) {
     return 0;
   }
-  size_t values = limit / pith_dtype_size(l->dtype) / (size_t)r->ranks / granule * granule;
+  double share = (double)limit / (double)counted;
+  size_t values = (size_t)(share * (double)l->n) / (size_t)r->ranks / granule * granule;
   return values ? values : granule;
 }
 
@@ -97,7 +112,7 @@ static pith_status add_chunks(pith_reducer *r, size_t index, size_t chunk) {
     PITH_TRY(new_group(r, l, &at));
     r->groups[at].chunk = chunk;
     r->groups[at].number = number;
-    PITH_TRY(add_layer(&r->groups[at], index, pith__layer_bytes(l) / chunks));
+    PITH_TRY(add_layer(&r->groups[at], index, counted_bytes(r, l) / chunks));
   }
   return PITH_OK;
 }
@@ -112,7 +127,7 @@ pith_status pith__reducer_form_groups(pith_reducer *r) {
       PITH_TRY(add_chunks(r, i, chunk));
     } else {
       PITH_TRY(find_group(r, &r->layers[i], &r->group_of[i]));
-      PITH_TRY(add_layer(&r->groups[r->group_of[i]], i, pith__layer_bytes(&r->layers[i])));
+      PITH_TRY(add_layer(&r->groups[r->group_of[i]], i, counted_bytes(r, &r->layers[i])));
     }
   }
   return PITH_OK;
