@@ -16,6 +16,8 @@
   X(sign)             \
   X(signmean)         \
   X(tree8)            \
+  X(mx)               \
+  X(nvfp4)            \
   X(inceptionn)       \
   X(gq)               \
   X(lloyd)            \

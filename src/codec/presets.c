@@ -53,6 +53,51 @@ static const pith_param adaq_params[] = {
     {0},
 };
 
+static const pith_param mxfp8_params[] = {
+    {sizeof(pith_param), "type", PITH_PARAM_CHOICE, 0, 0, "e4m3", "e4m3|e5m2", "bits of exponent and mantissa"},
+    {0},
+};
+
+static const pith_param mxfp6_params[] = {
+    {sizeof(pith_param), "type", PITH_PARAM_CHOICE, 0, 0, "e2m3", "e2m3|e3m2", "bits of exponent and mantissa"},
+    {0},
+};
+
+static const pith_param mxfp4_params[] = {{0}};
+
+static const pith_preset mxfp8 = {
+    .name = "mxfp8",
+    .family = "quantization",
+    .summary = "floats of 8 bits; 32 values share a power of two",
+    .bits = "8 + 8/32",
+    .origin = "OCP Microscaling Formats 1.0 (2023)",
+    .use = "8 bits for values that differ by orders of magnitude",
+    .made_of = "mx:{type}",
+    .params = mxfp8_params,
+};
+
+static const pith_preset mxfp6 = {
+    .name = "mxfp6",
+    .family = "quantization",
+    .summary = "floats of 6 bits; 32 values share a power of two",
+    .bits = "6 + 8/32",
+    .origin = "OCP Microscaling Formats 1.0 (2023)",
+    .use = "6 bits for values that differ by orders of magnitude",
+    .made_of = "mx:{type}",
+    .params = mxfp6_params,
+};
+
+static const pith_preset mxfp4 = {
+    .name = "mxfp4",
+    .family = "quantization",
+    .summary = "floats of 4 bits; 32 values share a power of two",
+    .bits = "4 + 8/32",
+    .origin = "OCP Microscaling Formats 1.0 (2023)",
+    .use = "4 bits for values that differ by orders of magnitude",
+    .made_of = "mx:e2m1",
+    .params = mxfp4_params,
+};
+
 static const pith_preset signsgd = {
     .name = "signsgd",
     .family = "quantization",
@@ -225,5 +270,6 @@ static const pith_preset cgx = {
     .params = cgx_params,
 };
 
-const pith_preset *const pith__builtin_presets[] = {&signsgd, &signum, &efsignsgd, &onebit, &u8,  &drive,
-                                                    &eden,    &dgc,    &adaq,      &grace,  &cgx, NULL};
+const pith_preset *const pith__builtin_presets[] = {&signsgd, &signum, &efsignsgd, &onebit, &u8,
+                                                    &mxfp8,   &mxfp6,  &mxfp4,     &drive,  &eden,
+                                                    &dgc,     &adaq,   &grace,     &cgx,    NULL};

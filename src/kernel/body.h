@@ -103,6 +103,7 @@ INLINE vi magnitude_bits(vf x) { return i_and(i_cast(x), i_set(0x7fffffff)); }
 
 #include "kernel/body_arith.h"
 #include "kernel/body_lowrank.h"
+#include "kernel/body_mini.h"
 #include "kernel/body_quant.h"
 #include "kernel/body_rotate.h"
 #include "kernel/body_select.h"
@@ -149,6 +150,10 @@ const pith_kernels KERNEL_TABLE = {
     .natural_unpack = k_natural_unpack,
     .tree8_pack = k_tree8_pack,
     .tree8_unpack = k_tree8_unpack,
+    .mx_pack = {k_mx_pack_e4m3, k_mx_pack_e5m2, k_mx_pack_e2m3, k_mx_pack_e3m2, k_mx_pack_e2m1},
+    .mx_unpack = {k_mx_unpack_e4m3, k_mx_unpack_e5m2, k_mx_unpack_e2m3, k_mx_unpack_e3m2, k_mx_unpack_e2m1},
+    .nv_pack = k_nv_pack,
+    .nv_unpack = k_nv_unpack,
     .pack = {NULL, k_pack_1, k_pack_2, k_pack_3, k_pack_4, k_pack_5, k_pack_6, k_pack_7, k_pack_8},
     .bounded_pack = k_bounded_pack,
     .bounded_unpack = k_bounded_unpack,

@@ -98,14 +98,7 @@ static void k_vote(float *x, size_t n) {
   }
 }
 
-INLINE uint32_t lane_max(vi x) {
-  uint32_t lane[LANES], most = 0;
-  memcpy(lane, &x, sizeof lane);
-  for (int j = 0; j < LANES; j++) {
-    most = lane[j] > most ? lane[j] : most;
-  }
-  return most;
-}
+INLINE uint32_t lane_max(vi x) { return (uint32_t)i_most(x); }
 
 static uint32_t k_absmax(const float *x, size_t n) {
   vi most = i_set(0);

@@ -33,6 +33,8 @@ enum {
   PITH_WIRE_INCEPTIONN = 12,
   PITH_WIRE_GQ = 13,
   PITH_WIRE_NUQ = 14,
+  PITH_WIRE_MX = 15,
+  PITH_WIRE_NVFP4 = 16,
   PITH_WIRE_TOPK = 32,
   PITH_WIRE_RANDOMK = 33,
   PITH_WIRE_THRESHOLD = 34,
@@ -50,6 +52,19 @@ enum { PITH_TRIT_GROUP = 80, PITH_TRIT_STRIDE = 16, PITH_TRITS = 5 };
 /* Votes: bytes of the bits that say which groups of 32 values are all zero, in words of 32 of them. */
 enum { PITH_VOTE_GROUP = 32 };
 #define PITH_VOTE_ZEROS_SIZE(n) (((n) + 1023) / 1024 * 4)
+
+/* Small floats, by bits of exponent and mantissa: the choices of mx. Rows of them share a scale: in mx an exponent, of
+ * which one means NaN, in nvfp4 a number in E4M3. Blocks have several rows: first all scales, then all values. */
+enum {
+  PITH_MINI_E4M3 = 0,
+  PITH_MINI_E5M2 = 1,
+  PITH_MINI_E2M3 = 2,
+  PITH_MINI_E3M2 = 3,
+  PITH_MINI_E2M1 = 4,
+  PITH_MINI_TYPES = 5
+};
+enum { PITH_MX_ROW = 32, PITH_MX_NAN = 255, PITH_NV_ROW = 16, PITH_MINI_BLOCK = 512 };
+#define PITH_NV_LARGEST 2688.0f /* of a block: 6, the largest E2M1, times 448, the largest E4M3 */
 
 /* Choices of parameters, in the order of their texts. */
 enum { PITH_ROUND_NEAREST = 0, PITH_ROUND_STOCHASTIC = 1 };

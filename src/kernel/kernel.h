@@ -115,6 +115,13 @@ typedef struct pith_kernels {
   void (*tree8_pack)(const float *x, size_t n, float inverse, uint8_t *out);
   void (*tree8_unpack)(const uint8_t *in, size_t n, float scale, pith_mode mode, float *dst);
 
+  /* Small floats in rows that share a scale, by type. x may be anything: a row that is not all finite becomes NaN. */
+  void (*mx_pack[PITH_MINI_TYPES])(const float *x, size_t n, uint8_t *scales, uint8_t *out);
+  void (*mx_unpack[PITH_MINI_TYPES])(const uint8_t *scales, const uint8_t *in, size_t n, pith_mode mode, float *dst);
+  /* Rows of E2M1, each with a scale in E4M3 times `scale`. inverse is 1/(6·scale), or 0; no |x| is above 2688·scale. */
+  void (*nv_pack)(const float *x, size_t n, float scale, float inverse, uint8_t *scales, uint8_t *out);
+  void (*nv_unpack)(const uint8_t *scales, const uint8_t *in, size_t n, float scale, pith_mode mode, float *dst);
+
   /* Bytes below 2^b to b bits each, b = 1…8, as quantize packs its levels. */
   void (*pack[9])(const uint8_t *in, size_t n, uint8_t *out);
 

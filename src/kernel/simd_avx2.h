@@ -104,6 +104,13 @@ INLINE void v_to_f16(uint16_t *p, vf x) {
   _mm_storeu_si128((__m128i *)(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
 }
 
+INLINE int32_t i_most(vi x) {
+  __m256i eight = _mm256_max_epi32(x.a, x.b);
+  __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+}
+
 INLINE uint32_t m_bits(vm m) {
   return (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(m.a)) | (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(m.b))
                                                                       << 8;

@@ -54,6 +54,8 @@ INLINE void v_to_f16(uint16_t *p, vf a) {
   _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
+INLINE int32_t i_most(vi a) { return _mm512_reduce_max_epi32(a); }
+
 INLINE uint32_t m_bits(vm m) { return m; }
 INLINE vm m_from(uint32_t bits) { return (vm)bits; }
 INLINE vf v_select(vm m, vf yes, vf no) { return _mm512_mask_blend_ps(m, no, yes); }

@@ -170,6 +170,13 @@ INLINE void v_to_f16(uint16_t *p, vf a) {
   memcpy(p, h, sizeof h);
 }
 
+/* The greatest lane; none is below zero. */
+INLINE int32_t i_most(vi a) {
+  int32_t most = 0;
+  EACH { most = a.v[j] > most ? a.v[j] : most; }
+  return most;
+}
+
 INLINE uint32_t m_bits(vm m) {
   uint32_t bits = 0;
   EACH { bits |= (uint32_t)(m.v[j] & 1) << j; }

@@ -165,6 +165,23 @@ DRIVER(natural_unpack) {
 DRIVER(tree8_pack) { return UNUSED, k->tree8_pack(t->x, t->n, 0.125f, out), t->n; }
 DRIVER(tree8_unpack) { return UNUSED, k->tree8_unpack(t->bytes, t->n, t->scale, t->mode, out), 4 * t->n; }
 
+static int bits_of_type(int type) { return type < PITH_MINI_E2M3 ? 8 : type < PITH_MINI_E2M1 ? 6 : 4; }
+
+DRIVER(mx_pack) { /* bits: the type */
+  size_t rows = (t->n + PITH_MX_ROW - 1) / PITH_MX_ROW;
+  k->mx_pack[bits](t->any, t->n, out, (uint8_t *)out + rows);
+  return rows + packed(t->n, bits_of_type(bits));
+}
+DRIVER(mx_unpack) { return k->mx_unpack[bits](t->trits, t->bytes, t->n, t->mode, out), 4 * t->n; }
+DRIVER(nv_pack) {
+  UNUSED;
+  size_t rows = (t->n + PITH_NV_ROW - 1) / PITH_NV_ROW;
+  float scale = pith__float_of(k->absmax(t->x, t->n)) / PITH_NV_LARGEST;
+  k->nv_pack(t->x, t->n, scale, scale > 0 ? 1.0f / (6.0f * scale) : 0.0f, out, (uint8_t *)out + rows);
+  return rows + packed(t->n, 4);
+}
+DRIVER(nv_unpack) { return UNUSED, k->nv_unpack(t->trits, t->bytes, t->n, t->scale, t->mode, out), 4 * t->n; }
+
 DRIVER(pack) {
   uint8_t below[MOST];
   for (size_t i = 0; i < t->n; i++) {
@@ -301,6 +318,8 @@ typedef struct slot {
       WIDTH(member, output, 6), WIDTH(member, output, 7), WIDTH(member, output, 8)
 #define WIDTHS8(member, output) WIDTH(member, output, 1), WIDTHS7(member, output)
 
+#define TYPES(member, output) WIDTH(member, output, 0), WIDTHS4(member, output)
+
 static const slot slots[] = {
     ONE(f16_to_f32, FLOATS),
     ONE(bf16_to_f32, FLOATS),
@@ -335,6 +354,10 @@ static const slot slots[] = {
     ONE(natural_unpack, FLOATS),
     ONE(tree8_pack, BYTES),
     ONE(tree8_unpack, FLOATS),
+    TYPES(mx_pack, BYTES),
+    TYPES(mx_unpack, FLOATS),
+    ONE(nv_pack, BYTES),
+    ONE(nv_unpack, FLOATS),
     WIDTHS8(pack, BYTES),
     ONE(bounded_pack, BYTES),
     ONE(bounded_unpack, FLOATS),

@@ -13,7 +13,8 @@
 
 /* The codecs that have no kernels, and say so. */
 static int is_without_kernels(uint16_t wire_id) {
-  return wire_id == PITH_WIRE_INCEPTIONN || wire_id == PITH_WIRE_SKETCHML;
+  return wire_id == PITH_WIRE_INCEPTIONN || wire_id == PITH_WIRE_SKETCHML || wire_id == PITH_WIRE_MX ||
+         wire_id == PITH_WIRE_NVFP4;
 }
 
 TEST(every_codec_has_kernels_or_says_so) {
