@@ -7,7 +7,9 @@
  *   link.c        messages of one peer: sends them; link_receive.c checks headers and matches receives
  *   sleep.c       what a driver does while nothing moves
  *   failure.c     failing, time-outs
- *   comm.c        create, split, abort, destroy
+ *   comm.c        create, split, abort, destroy; join.c links the ranks
+ *   small.c       small allreduces of one host, without a schedule
+ *   trace.c       PITH_TRACE
  *
  * One mutex guards everything. A thread that waits for an operation drives (one at a time); a background thread drives
  * while there are requests that no thread waits for.
@@ -23,6 +25,7 @@
 #include "collective/choose.h"
 #include "comm/settings.h"
 #include "transport/transport.h"
+#include "transport/transport_choice.h"
 
 /* ---- Messages: docs/format.md, "Messages" ------------------------------------------------------------------------ */
 
@@ -209,6 +212,31 @@ const char *pith__operation_name(unsigned kind);
 
 /* sum += share of what is in traffic. */
 void pith__traffic_add(pith_traffic *sum, const pith_traffic *traffic, double share);
+
+/* ---- join.c ------------------------------------------------------------------------------------------------------ */
+
+/* How the address records of all ranks are exchanged: at the rendezvous, or over the parent of a split. */
+typedef pith_status (*pith_exchange_fn)(void *how, const pith_address_record *mine, pith_address_record *all,
+                                        pith_link_key *key);
+
+/* Links the comm with all its peers, and lays out its hosts. If that fails, the peers that are linked already are told
+ * why. */
+pith_status pith__comm_join(pith_comm *comm, pith_exchange_fn exchange, void *how);
+
+/* ---- small.c ----------------------------------------------------------------------------------------------------- */
+
+/* Does an allreduce whose arguments were checked, if it is small enough and the caller asks for no more than its
+ * result; else returns 0 and has done nothing. Ranks that go this way understand those that do not. */
+int pith__small_allreduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce_op reduce, const pith_call *call,
+                          pith_status *status);
+
+/* ---- trace.c ----------------------------------------------------------------------------------------------------- */
+
+/* Opens the file at the first call of a process that has a name for one; whether there is one. */
+int pith__trace_start(int rank);
+/* A piece of work that began then and ends now; an operation that ends now. */
+void pith__trace_work(const pith_operation *op, const pith_task *task, double start);
+void pith__trace_operation(const pith_operation *op);
 
 /* ---- frame.c ----------------------------------------------------------------------------------------------------- */
 

@@ -15,7 +15,6 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "comm/submit.h"
-#include "comm/trace.h"
 
 #define SHORT_WORK 4096   /* values: takes no time worth noting */
 #define TURNS_TO_CHECK 64 /* between two looks at the clock while there is something to do */
@@ -303,12 +302,9 @@ static void *run_in_background(void *argument) {
   return NULL;
 }
 
-static pith_status start_thread(pith_comm *comm) {
-  if (comm->thread_started) {
-    return PITH_OK;
-  }
-  PITH_REQUIRE(pthread_create(&comm->thread, NULL, run_in_background, comm) == 0, PITH_ERR_SYSTEM,
-               "cannot start the thread that drives requests");
+static pith_status have_thread(pith_comm *comm) {
+  PITH_REQUIRE(comm->thread_started || pthread_create(&comm->thread, NULL, run_in_background, comm) == 0,
+               PITH_ERR_SYSTEM, "cannot start the thread that drives requests");
   comm->thread_started = 1;
   return PITH_OK;
 }
@@ -372,10 +368,8 @@ pith_status pith__operation_submit(pith_operation *op, pith_status written, pith
     return status;
   }
   pith__comm_lock(comm);
-  status = request ? start_thread(comm) : PITH_OK;
-  if (status == PITH_OK) {
-    status = start(comm, op);
-  }
+  status = request ? have_thread(comm) : PITH_OK;
+  status = status == PITH_OK ? start(comm, op) : status;
   if (status == PITH_OK && request) {
     pith__comm_wake(comm);
   } else if (status == PITH_OK) {

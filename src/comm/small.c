@@ -5,12 +5,11 @@
  * messages, time-outs, dead peers and other threads are the comm's as usual. The messages are the same, so ranks need
  * not agree on which of them do this.
  */
-#include "comm/small.h"
-
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "comm/comm.h"
 
 #define RANKS_MOST 8
 #define STAGED_MOST \

@@ -1,6 +1,8 @@
-/* Events are written one a line as they end; the array is closed when the process exits. */
-#include "comm/trace.h"
-
+/*
+ * PITH_TRACE=FILE: what every rank does when, for chrome://tracing or ui.perfetto.dev. %r is the rank, %h the host, %p
+ * the process; without %r or %p each rank adds its number to the name. Costs nothing when it is off. Events are written
+ * one a line as they end; the array is closed when the process exits.
+ */
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -11,6 +13,7 @@
 #include "base/clock.h"
 #include "base/forked.h"
 #include "base/log.h"
+#include "comm/comm.h"
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static FILE *file;

@@ -52,12 +52,6 @@ static void describe_block(const pith_codec *codec, const pith_ctx *ctx, pith_gp
   }
 }
 
-/* Whether an incomplete last block is left for a task of its own. */
-static int leaves_tail(const pith_codec *codec, size_t n) {
-  size_t block = codec->ops->block(codec->args);
-  return codec->traits->gpu_tail_apart && codec->traits->gpu_tail_apart(codec->args) && n > block && n % block != 0;
-}
-
 /* The first `first` values are done: the next task of an item. Keys change where an index outgrows 32 bits, and tasks
  * end there. */
 size_t pith__gpu_next_task(const pith_cuda_item *item, int encode, size_t first, pith_gpu_task *task) {
@@ -66,7 +60,10 @@ size_t pith__gpu_next_task(const pith_cuda_item *item, int encode, size_t first,
   size_t granule = codec->granule, most = PITH_GPU_TASK_VALUES / granule * granule;
   size_t to_border = (size_t)((border - index + granule - 1) / granule * granule);
   size_t n = pith__least(item->n - first, pith__least(most, to_border));
-  n -= leaves_tail(codec, n) ? n % codec->ops->block(codec->args) : 0;
+  size_t block = codec->ops->block(codec->args);
+  if (n > block && codec->traits->gpu_tail_apart && codec->traits->gpu_tail_apart(codec->args)) {
+    n -= n % block; /* an incomplete last block has a task of its own */
+  }
   pith_ctx ctx = ctx_of(item);
   pith_key round = pith__rng_key(&ctx, PITH_DOMAIN_ROUND, index),
            rotate = pith__rng_key(&ctx, PITH_DOMAIN_ROTATE, index);

@@ -42,14 +42,12 @@ static pith_status list_memories(const pith_staged *f, void ***memories) {
 }
 
 static pith_status encode_parts(pith_staged *f, const pith_ctx *ctx) {
-  void **memories;
+  PITH_FREED void **memories = NULL;
   size_t workspace = pith__cuda_bucket_workspace(f->bucket, 0);
   PITH_TRY(workspace ? pith__stages_buffer(f->stages, &f->sums, workspace) : PITH_OK);
   PITH_TRY(list_memories(f, &memories));
-  pith_status status = pith__cuda_bucket_encode(f->bucket, (const void *const *)f->gradient, memories, ctx, f->out.data,
-                                                f->sums.data, space_of(f)->stream);
-  free((void *)memories);
-  return status;
+  return pith__cuda_bucket_encode(f->bucket, (const void *const *)f->gradient, memories, ctx, f->out.data, f->sums.data,
+                                  space_of(f)->stream);
 }
 
 /* Where results of ours keep what they lost: that of the whole part, of which a chunk is a piece. */
@@ -67,43 +65,30 @@ static pith_status find_results(const pith_staged *f, void **results) {
   return PITH_OK;
 }
 
-static size_t own_values(const pith_staged *f) {
-  size_t sum = 0;
-  for (size_t i = 0; i < f->count; i++) {
-    sum += pith__bucket_piece(f->bucket, i, f->reducer->rank).n;
-  }
-  return sum;
-}
-
 /* Widened residuals lie behind the sums. */
-static size_t sum_bytes(const pith_staged *f) { return aligned(own_values(f) * sizeof(float)); }
-
-static pith_status average(pith_staged *f, const pith_ctx *ctx, void *const *results) {
-  void *stream = space_of(f)->stream, **memories, *workspace = f->sums.data + sum_bytes(f);
-  float *sums = (float *)(void *)f->sums.data;
-  PITH_TRY(list_memories(f, &memories));
-  pith_status status = pith__cuda_bucket_sum(f->bucket, (const void *const *)f->gradient, memories, f->in.data, ctx,
-                                             sums, workspace, stream);
-  free((void *)memories);
-  PITH_TRY(status);
-  PITH_TRY(pith__cuda_bucket_mean(f->bucket, sums, stream));
-  return pith__cuda_bucket_result(f->bucket, sums, results, ctx, f->out.data, workspace, stream);
-}
-
 static pith_status reduce_parts(pith_staged *f, const pith_ctx *ctx) {
-  size_t own = f->bytes[f->reducer->rank];
-  PITH_TRY(pith__stages_buffer(f->stages, &f->sums, sum_bytes(f) + pith__cuda_bucket_workspace(f->bucket, 1)));
-  void **results = calloc(f->count, sizeof *results);
+  const void *const *gradients = (const void *const *)f->gradient;
+  void *stream = space_of(f)->stream;
+  size_t own = f->bytes[f->reducer->rank], values = 0;
+  for (size_t i = 0; i < f->count; i++) {
+    values += pith__bucket_piece(f->bucket, i, f->reducer->rank).n;
+  }
+  size_t sum_bytes = aligned(values * sizeof(float));
+  PITH_TRY(pith__stages_buffer(f->stages, &f->sums, sum_bytes + pith__cuda_bucket_workspace(f->bucket, 1)));
+  float *sums = (float *)(void *)f->sums.data;
+  void *workspace = f->sums.data + sum_bytes;
+  PITH_FREED void **memories = NULL;
+  PITH_FREED void **results = calloc(f->count, sizeof *results);
   PITH_REQUIRE(results, PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
-  pith_status status = find_results(f, results);
-  if (status == PITH_OK) {
-    status = average(f, ctx, results);
+  PITH_TRY(find_results(f, results));
+  PITH_TRY(list_memories(f, &memories));
+  PITH_TRY(pith__cuda_bucket_sum(f->bucket, gradients, memories, f->in.data, ctx, sums, workspace, stream));
+  PITH_TRY(pith__cuda_bucket_mean(f->bucket, sums, stream));
+  PITH_TRY(pith__cuda_bucket_result(f->bucket, sums, results, ctx, f->out.data, workspace, stream));
+  for (int p = 1; p < f->reducer->ranks && !f->is_padded; p++) {
+    PITH_TRY(pith__cuda_space_move(space_of(f), f->out.data + (size_t)p * own, f->out.data, own));
   }
-  free((void *)results);
-  for (int p = 1; p < f->reducer->ranks && status == PITH_OK && !f->is_padded; p++) {
-    status = pith__cuda_space_move(space_of(f), f->out.data + (size_t)p * own, f->out.data, own);
-  }
-  return status;
+  return PITH_OK;
 }
 
 static pith_status decode_parts(pith_staged *f, const pith_ctx *ctx) {
@@ -113,11 +98,9 @@ static pith_status decode_parts(pith_staged *f, const pith_ctx *ctx) {
 
 /* ---- Many layers in one call ------------------------------------------------------------------------------------- */
 
-typedef pith_status (*items_fn)(pith_staged *f, pith_cuda_item *items, void *argument);
-
-/* Items of all layers, with what encoding needs; `use` adds the rest. */
-static pith_status with_items(pith_staged *f, int rank, items_fn use, void *argument) {
-  pith_cuda_item *items = calloc(f->count + 1, sizeof *items);
+/* Items of all layers, with what encoding needs; the caller adds the rest, and frees them. */
+static pith_status make_items(const pith_staged *f, int rank, pith_cuda_item **made) {
+  pith_cuda_item *items = *made = calloc(f->count + 1, sizeof *items);
   PITH_REQUIRE(items, PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
   for (size_t i = 0; i < f->count; i++) {
     const pith_reducer_layer *l = layer_of(f, i);
@@ -138,9 +121,7 @@ static pith_status with_items(pith_staged *f, int rank, items_fn use, void *argu
                                 .rows = ctx.rows,
                                 .gamma = ctx.gamma};
   }
-  pith_status status = use(f, items, argument);
-  free(items);
-  return status;
+  return PITH_OK;
 }
 
 static pith_status take_workspace(pith_staged *f, const pith_cuda_item *items, size_t *size) {
@@ -166,10 +147,11 @@ static int sizes_vary(const pith_staged *f) {
   return 0;
 }
 
-static pith_status encode_items(pith_staged *f, pith_cuda_item *items, void *argument) {
+static pith_status encode_items(pith_staged *f) {
   size_t room = 0, message = 0, workspace;
   int vary = sizes_vary(f);
-  (void)argument;
+  PITH_FREED pith_cuda_item *items = NULL;
+  PITH_TRY(make_items(f, f->reducer->rank, &items));
   for (size_t i = 0; i < f->count; i++) {
     room += vary ? aligned(bound_of(f, i)) : 0;
     message += bound_of(f, i);
@@ -204,7 +186,7 @@ static pith_status fetch_sizes(pith_staged *f) {
 
 static pith_status encode_payloads(pith_staged *f) {
   size_t used = 0, at = table_bytes(f);
-  PITH_TRY(with_items(f, f->reducer->rank, encode_items, NULL));
+  PITH_TRY(encode_items(f));
   PITH_TRY(f->reducer->options.capturable ? PITH_OK : fetch_sizes(f)); /* else they are bounds */
   const uint64_t *sizes = f->sizes + f->own;
   for (size_t i = 0; i < f->count && sizes_vary(f); i++) {
@@ -215,31 +197,19 @@ static pith_status encode_payloads(pith_staged *f) {
   return PITH_OK;
 }
 
-static uint64_t *size_table(pith_staged *f) { return (uint64_t *)(void *)f->more.data; }
-
-static pith_status read_sizes(pith_staged *f) {
-  return f->reducer->space->copy(f->reducer->space, f->sizes, f->more.data, f->table * sizeof *f->sizes);
-}
-
 static pith_status pad_message(pith_staged *f, size_t own) {
   PITH_CUDA_TRY(space_of(f)->gpu->clear, f->out.data + own, f->room - own, space_of(f)->stream);
   return PITH_OK;
 }
 
-typedef struct message {
-  int rank;
-  void **values;
-  pith_dtype dtype;
-  pith_mode mode;
-} message;
-
-static pith_status decode_items(pith_staged *f, pith_cuda_item *items, void *argument) {
-  const message *m = argument;
-  size_t workspace, first = (size_t)m->rank * f->count;
-  uint8_t *at = f->in.data + pith__stage_message_at(f, m->rank);
+static pith_status decode_message(pith_staged *f, int rank, void **values, pith_dtype dtype, pith_mode mode) {
+  size_t workspace, first = (size_t)rank * f->count;
+  uint8_t *at = f->in.data + pith__stage_message_at(f, rank);
+  PITH_FREED pith_cuda_item *items = NULL;
+  PITH_TRY(make_items(f, rank, &items));
   for (size_t i = 0; i < f->count; i++) {
-    items[i].values = m->values[i];
-    items[i].dtype = m->dtype;
+    items[i].values = values[i];
+    items[i].dtype = dtype;
     items[i].payload = at;
     items[i].payload_size = (uint64_t *)(void *)f->more.data + first + i;
     items[i].memory = items[i].momentum = NULL;
@@ -247,7 +217,7 @@ static pith_status decode_items(pith_staged *f, pith_cuda_item *items, void *arg
     at += f->sizes[first + i];
   }
   PITH_TRY(take_workspace(f, items, &workspace));
-  return pith_cuda_decode(items, f->count, m->mode, f->sums.data, workspace, space_of(f)->stream);
+  return pith_cuda_decode(items, f->count, mode, f->sums.data, workspace, space_of(f)->stream);
 }
 
 /* A sum of votes is the majority times their number: whoever asked for a sum divides it. */
@@ -258,8 +228,9 @@ static pith_status sum_votes(const pith_staged *f, pith_cuda_item item) {
   return pith__space_scale(f->reducer->space, (float)f->reducer->ranks, item.values, item.n);
 }
 
-static pith_status aggregate_items(pith_staged *f, pith_cuda_item *items, void *argument) {
-  float **total = argument;
+static pith_status aggregate(pith_staged *f, float **total) {
+  PITH_FREED pith_cuda_item *items = NULL;
+  PITH_TRY(make_items(f, f->reducer->rank, &items));
   for (size_t i = 0; i < f->count; i++) {
     items[i].payload = total[i];
     if (f->op == PITH_SUM) { /* then nothing is divided */
@@ -278,8 +249,10 @@ static pith_status put_sizes(const pith_staged *f) {
 }
 
 /* Rank after rank, in f32: in place, or in `out` where gradients are no f32. */
-static pith_status add_up(pith_staged *f, float **total) {
+static pith_status average_payloads(pith_staged *f) {
   size_t wide = 0;
+  PITH_FREED float **total = calloc(f->count + 1, sizeof *total);
+  PITH_REQUIRE(total, PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
   PITH_TRY(put_sizes(f));
   for (size_t i = 0; i < f->count; i++) {
     wide += layer_of(f, i)->dtype == PITH_F32 ? 0 : aligned(layer_of(f, i)->n * sizeof(float));
@@ -292,17 +265,9 @@ static pith_status add_up(pith_staged *f, float **total) {
     at += is_wide ? aligned(layer_of(f, i)->n * sizeof(float)) : 0;
   }
   for (int p = 0; p < f->reducer->ranks; p++) {
-    PITH_TRY(with_items(f, p, decode_items, &(message){p, (void **)total, PITH_F32, p ? PITH_ADD : PITH_SET}));
+    PITH_TRY(decode_message(f, p, (void **)total, PITH_F32, p ? PITH_ADD : PITH_SET));
   }
-  return with_items(f, f->reducer->rank, aggregate_items, (void *)total);
-}
-
-static pith_status average_payloads(pith_staged *f) {
-  float **total = calloc(f->count + 1, sizeof *total);
-  PITH_REQUIRE(total, PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
-  pith_status status = add_up(f, total);
-  free((void *)total);
-  return status;
+  return aggregate(f, total);
 }
 
 static pith_status decode_payloads(pith_staged *f) {
@@ -312,52 +277,33 @@ static pith_status decode_payloads(pith_staged *f) {
     for (size_t i = 0; i < f->count; to += pith__layer_bytes(layer_of(f, i++))) {
       f->gradient[i] = to;
     }
-    message m = {p, f->gradient, f->count ? layer_of(f, 0)->dtype : PITH_F32, PITH_SET};
-    PITH_TRY(with_items(f, p, decode_items, &m));
+    PITH_TRY(decode_message(f, p, f->gradient, f->count ? layer_of(f, 0)->dtype : PITH_F32, PITH_SET));
   }
   return PITH_OK;
 }
 
 /* ---- Rounds ------------------------------------------------------------------------------------------------------ */
 
-typedef struct round_call {
-  size_t round, width;
-  pith_status (*call)(const pith_cuda_item *items, size_t count, size_t index, void *workspace, size_t workspace_size,
-                      void *stream);
-} round_call;
-
-static pith_status run_round(pith_staged *f, pith_cuda_item *items, void *argument) {
-  const round_call *c = argument;
-  size_t at = 0, workspace;
-  for (size_t i = 0; i < f->count; at += f->counts[i++]) {
-    items[i].payload = f->in.data + at * c->width;
+static pith_status run_round(pith_staged *f, size_t round, size_t width, int consumes) {
+  size_t workspace;
+  uint8_t *at = f->in.data;
+  PITH_FREED pith_cuda_item *items = NULL;
+  PITH_TRY(make_items(f, f->reducer->rank, &items));
+  for (size_t i = 0; i < f->count; at += f->counts[i++] * width) {
+    items[i].payload = at;
   }
   PITH_TRY(take_workspace(f, items, &workspace));
-  return c->call(items, f->count, c->round, f->sums.data, workspace, space_of(f)->stream);
-}
-
-static pith_status produce(pith_staged *f, size_t round, size_t width) {
-  return with_items(f, f->reducer->rank, run_round, &(round_call){round, width, pith_cuda_produce});
-}
-
-static pith_status consume(pith_staged *f, size_t round, size_t width) {
-  return with_items(f, f->reducer->rank, run_round, &(round_call){round, width, pith_cuda_consume});
+  return (consumes ? pith_cuda_consume : pith_cuda_produce)(items, f->count, round, f->sums.data, workspace,
+                                                            space_of(f)->stream);
 }
 
 /* ---- Types that no codec takes ----------------------------------------------------------------------------------- */
 
-static pith_status pack(pith_staged *f) {
+static pith_status copy_plain(pith_staged *f, int back) {
   uint8_t *at = f->in.data;
   for (size_t i = 0; i < f->count; at += pith__layer_bytes(layer_of(f, i++))) {
-    PITH_TRY(pith__cuda_space_move(space_of(f), at, f->gradient[i], pith__layer_bytes(layer_of(f, i))));
-  }
-  return PITH_OK;
-}
-
-static pith_status unpack(pith_staged *f) {
-  const uint8_t *at = f->in.data;
-  for (size_t i = 0; i < f->count; at += pith__layer_bytes(layer_of(f, i++))) {
-    PITH_TRY(pith__cuda_space_move(space_of(f), f->gradient[i], at, pith__layer_bytes(layer_of(f, i))));
+    void *from = back ? (void *)at : f->gradient[i], *to = back ? f->gradient[i] : (void *)at;
+    PITH_TRY(pith__cuda_space_move(space_of(f), to, from, pith__layer_bytes(layer_of(f, i))));
   }
   return PITH_OK;
 }
@@ -366,13 +312,9 @@ const pith_stage_ops pith__stage_cuda = {.encode_parts = encode_parts,
                                          .reduce_parts = reduce_parts,
                                          .decode_parts = decode_parts,
                                          .encode_payloads = encode_payloads,
-                                         .size_table = size_table,
-                                         .read_sizes = read_sizes,
                                          .pad_message = pad_message,
                                          .average_payloads = average_payloads,
                                          .decode_payloads = decode_payloads,
-                                         .produce = produce,
-                                         .consume = consume,
-                                         .pack = pack,
-                                         .unpack = unpack,
+                                         .run_round = run_round,
+                                         .copy_plain = copy_plain,
                                          .plain_op = PITH_MEAN};

@@ -51,13 +51,6 @@ static pith_status encode_payloads(pith_staged *f) {
   return PITH_OK;
 }
 
-static uint64_t *size_table(pith_staged *f) { return f->sizes; }
-
-static pith_status read_sizes(pith_staged *f) {
-  (void)f;
-  return PITH_OK;
-}
-
 static pith_status pad_message(pith_staged *f, size_t own) {
   memset(f->out.data + own, 0, f->room - own);
   return PITH_OK;
@@ -125,42 +118,29 @@ static pith_status decode_payloads(pith_staged *f) {
 
 /* ---- Rounds ------------------------------------------------------------------------------------------------------ */
 
-static pith_status produce(pith_staged *f, size_t round, size_t width) {
-  size_t at = 0;
-  for (size_t i = 0; i < f->count; at += f->counts[i++]) {
+static pith_status run_round(pith_staged *f, size_t round, size_t width, int consumes) {
+  uint8_t *at = f->in.data;
+  for (size_t i = 0; i < f->count; at += f->counts[i++] * width) {
     const pith_reducer_layer *l = layer_of(f, i);
     pith_ctx ctx = pith__stage_ctx(f, l, f->reducer->rank);
-    PITH_TRY(pith_round_produce(l->match.codec, l->state, round, (pith_cspan){f->gradient[i], l->n, l->dtype},
-                                f->in.data + at * width, &ctx));
-  }
-  return PITH_OK;
-}
-
-static pith_status consume(pith_staged *f, size_t round, size_t width) {
-  size_t at = 0;
-  for (size_t i = 0; i < f->count; at += f->counts[i++]) {
-    const pith_reducer_layer *l = layer_of(f, i);
-    pith_ctx ctx = pith__stage_ctx(f, l, f->reducer->rank);
-    PITH_TRY(pith_round_consume(l->match.codec, l->state, round, f->in.data + at * width,
-                                (pith_span){f->gradient[i], l->n, l->dtype}, &ctx));
+    pith_span values = {f->gradient[i], l->n, l->dtype};
+    PITH_TRY(consumes ? pith_round_consume(l->match.codec, l->state, round, at, values, &ctx)
+                      : pith_round_produce(l->match.codec, l->state, round,
+                                           (pith_cspan){values.data, values.n, values.dtype}, at, &ctx));
   }
   return PITH_OK;
 }
 
 /* ---- Types that no codec takes ----------------------------------------------------------------------------------- */
 
-static pith_status pack(pith_staged *f) {
-  uint8_t *at = f->in.data;
-  for (size_t i = 0; i < f->count; at += pith__layer_bytes(layer_of(f, i++))) {
-    memcpy(at, f->gradient[i], pith__layer_bytes(layer_of(f, i)));
-  }
-  return PITH_OK;
-}
-
-static pith_status unpack(pith_staged *f) {
+static pith_status copy_plain(pith_staged *f, int back) {
   double *at = (double *)(void *)f->in.data;
   for (size_t i = 0; i < f->count; at += layer_of(f, i++)->n) {
-    for (size_t k = 0; k < layer_of(f, i)->n; k++) {
+    size_t n = layer_of(f, i)->n;
+    if (!back) {
+      memcpy(at, f->gradient[i], n * sizeof *at);
+    }
+    for (size_t k = 0; k < n && back; k++) {
       ((double *)f->gradient[i])[k] = at[k] / f->reducer->ranks;
     }
   }
@@ -171,12 +151,8 @@ const pith_stage_ops pith__stage_host = {.encode_parts = encode_parts,
                                          .reduce_parts = reduce_parts,
                                          .decode_parts = decode_parts,
                                          .encode_payloads = encode_payloads,
-                                         .size_table = size_table,
-                                         .read_sizes = read_sizes,
                                          .pad_message = pad_message,
                                          .average_payloads = average_payloads,
                                          .decode_payloads = decode_payloads,
-                                         .produce = produce,
-                                         .consume = consume,
-                                         .pack = pack,
-                                         .unpack = unpack};
+                                         .run_round = run_round,
+                                         .copy_plain = copy_plain};

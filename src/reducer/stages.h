@@ -49,21 +49,17 @@ struct pith_stage_ops {
   pith_status (*encode_parts)(pith_staged *f, const pith_ctx *ctx);
   pith_status (*reduce_parts)(pith_staged *f, const pith_ctx *ctx);
   pith_status (*decode_parts)(pith_staged *f, const pith_ctx *ctx);
-  /* WHOLE: payloads to `out`, one after another, and their sizes; what follows the `own` bytes of them up to f->room;
-   * the messages of all ranks in `in` to means. */
+  /* WHOLE: payloads to `out`, one after another, and their sizes, on a device also to the beginning of `more`; what
+   * follows the `own` bytes of payloads up to f->room; the messages of all ranks in `in` to means. */
   pith_status (*encode_payloads)(pith_staged *f);
-  uint64_t *(*size_table)(pith_staged *f);   /* where f->sizes are exchanged: in the space; … */
-  pith_status (*read_sizes)(pith_staged *f); /* … and from there to f->sizes */
   pith_status (*pad_message)(pith_staged *f, size_t own);
   pith_status (*average_payloads)(pith_staged *f);
   /* GATHER: the messages of all ranks in `in` to values in f->target. */
   pith_status (*decode_payloads)(pith_staged *f);
-  /* ROUNDS: f->counts values of `width` bytes for each layer in `in`. */
-  pith_status (*produce)(pith_staged *f, size_t round, size_t width);
-  pith_status (*consume)(pith_staged *f, size_t round, size_t width);
-  /* PLAIN: gradients to `in`, and their sums or means to gradients. */
-  pith_status (*pack)(pith_staged *f);
-  pith_status (*unpack)(pith_staged *f);
+  /* ROUNDS: produces or consumes f->counts values of `width` bytes for each layer in `in`. */
+  pith_status (*run_round)(pith_staged *f, size_t round, size_t width, int consumes);
+  /* PLAIN: gradients to `in`, or back: their sums or means to gradients. */
+  pith_status (*copy_plain)(pith_staged *f, int back);
   pith_reduce_op plain_op;
 };
 
@@ -83,8 +79,10 @@ pith_status pith__stages_run(pith_stages *stages, pith_staged *f);
 
 /* ---- stage_work.c ---- */
 
-/* What it needs to know before its first stage. */
-pith_status pith__stage_prepare(pith_staged *f, pith_group *group);
+/* One with room for so many layers, and for a table of so many sizes; … */
+pith_status pith__stage_make(pith_reducer *r, pith_group_kind kind, size_t layers, size_t table, pith_staged **made);
+/* … of a group, with the gradients that are ready. */
+pith_status pith__stage_make_of(pith_reducer *r, pith_group *group, pith_staged **made);
 /* The work of its stage; sets the exchange that follows. */
 pith_status pith__stage_work(pith_staged *f);
 /* Shares of what was moved, and what it holds. */
