@@ -94,7 +94,7 @@ class PithCallback(Callback):
                 )
             if not is_compressed(model):  # Lightning registers hooks for models on GPUs only
                 model.register_comm_hook(state, hook)
-            follow_lr = state._settings["follow_lr"]
+            follow_lr = state._settings.follow_lr
         elif not is_compressed(model):
             scaler = getattr(trainer.precision_plugin, "scaler", None)
             steps = trainer.max_steps if trainer.max_steps > 0 else None
