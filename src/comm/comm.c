@@ -8,23 +8,10 @@
 #include "base/forked.h"
 #include "base/size.h"
 #include "base/struct_size.h"
-#include "comm/submit.h"
+#include "comm/comm.h"
 #include "transport/link_key.h"
 
 /* ---- The object -------------------------------------------------------------------------------------------------- */
-
-static pith_status make_codecs(pith_comm *comm, const char *inside) {
-  PITH_TRY(pith_codec_create("threshold:1e-45", &comm->entries));
-  if (strcmp(inside, "none") == 0) {
-    return PITH_OK;
-  }
-  PITH_TRY(pith_codec_create(inside, &comm->inside));
-  PITH_REQUIRE(
-      (comm->inside->caps & PITH_CAP_CHUNKED) && !comm->inside->memory && !(comm->inside->caps & PITH_CAP_VOTE),
-      PITH_ERR_UNSUPPORTED, "%s cannot be used inside hosts: that takes a codec for pieces, without memory or vote",
-      inside);
-  return PITH_OK;
-}
 
 static pith_status make_comm(const pith_settings *s, pith_comm **made) {
   int ranks = s->rendezvous.ranks;
@@ -55,7 +42,12 @@ static pith_status make_comm(const pith_settings *s, pith_comm **made) {
     link->early_end = &link->early;
   }
   PITH_TRY(pith__layout_create(ranks, NULL, &comm->flat));
-  PITH_TRY(make_codecs(comm, s->inside));
+  PITH_TRY(pith_codec_create("threshold:1e-45", &comm->entries));
+  PITH_TRY(strcmp(s->inside, "none") ? pith_codec_create(s->inside, &comm->inside) : PITH_OK);
+  const pith_codec *inside = comm->inside;
+  PITH_REQUIRE(!inside || ((inside->caps & PITH_CAP_CHUNKED) && !inside->memory && !(inside->caps & PITH_CAP_VOTE)),
+               PITH_ERR_UNSUPPORTED,
+               "%s cannot be used inside hosts: that takes a codec for pieces, without memory or vote", s->inside);
   PITH_REQUIRE(comm->wake >= 0, PITH_ERR_SYSTEM, "eventfd: %s", strerror(errno));
   return s->threads > 1 ? pith__thread_pool_create((unsigned)s->threads, &comm->threads) : PITH_OK;
 }

@@ -64,17 +64,6 @@ static size_t name_missing(const pith_comm *comm, int silent, double now, char *
   return used;
 }
 
-static void fail_late(pith_comm *comm, double now, double waited) {
-  char missing[256] = "";
-  if (!name_missing(comm, 1, now, missing, sizeof missing)) {
-    name_missing(comm, 0, now, missing, sizeof missing);
-  }
-  pith__comm_fail(
-      comm, PITH_ERR_TIMEOUT,
-      "Timed out waiting %.1f s for %s without a sign of life, seen by rank %d (a timeout of %g s, set by %s)", waited,
-      missing, comm->rank, comm->settings.timeout, comm->settings.timeout_from);
-}
-
 /* ---- Hosts that are gone: known long before an operation's time-out, which may be half an hour ----------------- */
 
 /* Looks this often within the time in which a host must answer, and ends a little before it. */
@@ -116,7 +105,14 @@ void pith__comm_check_time(pith_comm *comm) {
     overdue = late > overdue ? late : overdue;
   }
   if (overdue > comm->settings.timeout) {
-    fail_late(comm, now, longest);
+    char missing[256] = "";
+    if (!name_missing(comm, 1, now, missing, sizeof missing)) {
+      name_missing(comm, 0, now, missing, sizeof missing);
+    }
+    pith__comm_fail(
+        comm, PITH_ERR_TIMEOUT,
+        "Timed out waiting %.1f s for %s without a sign of life, seen by rank %d (a timeout of %g s, set by %s)",
+        longest, missing, comm->rank, comm->settings.timeout, comm->settings.timeout_from);
   } else if (longest > patience(comm) && now - comm->last_sign > patience(comm)) {
     comm->last_sign = now;
     for (int p = 0; p < comm->ranks; p++) {

@@ -36,8 +36,21 @@ static pith_status connect_kind(pith_comm *comm, pith_transport *transport, int 
 
 /* After a failure within the host the ranks of other hosts are linked all the same: they must hear of it, and a rank
  * that cannot be reached there may be the cause. */
-static pith_status connect_kinds(pith_comm *comm, pith_transport **transport, const int *count,
-                                 const pith_address_record *records, uint8_t (*wanted)[PITH_RANKS_MOST]) {
+static pith_status connect_all(pith_comm *comm, pith_transport **transport, const pith_address_record *records) {
+  uint8_t wanted[PITH_KINDS][PITH_RANKS_MOST] = {{0}};
+  int count[PITH_KINDS] = {0};
+  for (int p = 0; p < comm->ranks; p++) {
+    if (p == comm->rank) {
+      continue;
+    }
+    int kind = pith__transports_kind(comm->settings.transport, &records[comm->rank], &records[p]);
+    PITH_REQUIRE(kind >= 0, PITH_ERR_UNSUPPORTED,
+                 "ranks %d and %d have no transport in common: they are on different hosts, run as different users, or "
+                 "chose different ones",
+                 comm->rank, p);
+    wanted[kind][p] = 1;
+    count[kind]++;
+  }
   pith_status status = PITH_OK;
   char why[sizeof comm->failure] = "";
   for (int k = 0; k < PITH_KINDS; k++) {
@@ -56,24 +69,6 @@ static pith_status connect_kinds(pith_comm *comm, pith_transport **transport, co
     }
   }
   return status == PITH_OK ? PITH_OK : pith_fail(status, "%s", why);
-}
-
-static pith_status connect_all(pith_comm *comm, pith_transport **transport, const pith_address_record *records) {
-  uint8_t wanted[PITH_KINDS][PITH_RANKS_MOST] = {{0}};
-  int count[PITH_KINDS] = {0};
-  for (int p = 0; p < comm->ranks; p++) {
-    if (p == comm->rank) {
-      continue;
-    }
-    int kind = pith__transports_kind(comm->settings.transport, &records[comm->rank], &records[p]);
-    PITH_REQUIRE(kind >= 0, PITH_ERR_UNSUPPORTED,
-                 "ranks %d and %d have no transport in common: they are on different hosts, run as different users, or "
-                 "chose different ones",
-                 comm->rank, p);
-    wanted[kind][p] = 1;
-    count[kind]++;
-  }
-  return connect_kinds(comm, transport, count, records, wanted);
 }
 
 /* Not all links could be made. Those that are established tell more than which ranks are missing: a rank that gave up

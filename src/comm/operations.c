@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/size.h"
-#include "comm/submit.h"
+#include "comm/comm.h"
 
 /* ---- Checks ------------------------------------------------------------------------------------------------------ */
 

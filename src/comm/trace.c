@@ -77,16 +77,13 @@ static void trace(int rank, const char *kind, const char *name, const char *deta
   pthread_mutex_unlock(&mutex);
 }
 
-static const char *work_name(pith_work_fn work) {
-  return work == pith__work_encode || work == pith__work_encode_result                                       ? "encode"
-         : work == pith__work_decode || work == pith__work_decode_result || work == pith__work_decode_to_dst ? "decode"
-                                                                                                             : "reduce";
-}
-
 void pith__trace_work(const pith_operation *op, const pith_task *task, double start) {
   char detail[64];
+  pith_work_fn w = task->work;
+  int encodes = w == pith__work_encode || w == pith__work_encode_result;
+  int decodes = w == pith__work_decode || w == pith__work_decode_result || w == pith__work_decode_to_dst;
   snprintf(detail, sizeof detail, "%zu values from %zu", task->n, task->first);
-  trace(op->comm->rank, "work", work_name(task->work), detail, start, pith__now());
+  trace(op->comm->rank, "work", encodes ? "encode" : decodes ? "decode" : "reduce", detail, start, pith__now());
 }
 
 void pith__trace_operation(const pith_operation *op) {

@@ -7,6 +7,8 @@
 #include "device/cuda_tasks.h"
 #include "memory/store.h"
 
+#define ALIGNMENT 256 /* of a workspace */
+
 typedef struct item_list {
   pith_cuda_item *item;
   size_t count;
@@ -23,19 +25,8 @@ static void add_item(item_list *list, const pith_bucket *b, size_t index, pith_r
                      pith_dtype dtype, void *payload, const pith_ctx *ctx, uint32_t rank) {
   if (piece.n) {
     pith_ctx at = pith__bucket_ctx(b, ctx, index, rank, piece.first);
-    list->item[list->count++] = (pith_cuda_item){.size = sizeof(pith_cuda_item),
-                                                 .codec = b->layer[index].codec,
-                                                 .dtype = dtype,
-                                                 .n = piece.n,
-                                                 .values = values,
-                                                 .payload = payload,
-                                                 .seed = at.seed,
-                                                 .step = at.step,
-                                                 .layer = at.layer,
-                                                 .rank = at.rank,
-                                                 .ranks = at.ranks,
-                                                 .offset = at.offset,
-                                                 .gamma = at.gamma};
+    list->item[list->count] = pith__gpu_item(b->layer[index].codec, (pith_span){values, piece.n, dtype}, &at);
+    list->item[list->count++].payload = payload;
   }
 }
 
@@ -73,8 +64,16 @@ static pith_status run_all(const pith_bucket *b, const void *const *tensors, voi
   return pith_cuda_encode(items, list.count, workspace, pith__gpu_wide_bytes(items, list.count), stream);
 }
 
+static size_t sum_bytes(const pith_bucket *b) {
+  size_t values = 0;
+  for (size_t i = 0; i < b->count; i++) {
+    values += pith__bucket_piece(b, i, b->rank).n;
+  }
+  return (values * sizeof(float) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
 size_t pith__cuda_bucket_workspace(const pith_bucket *b, int own) {
-  size_t bytes = 0;
+  size_t bytes = own ? sum_bytes(b) : 0;
   for (int p = own ? b->rank : 0; p < (own ? b->rank + 1 : b->ranks); p++) {
     for (size_t i = 0; i < b->count; i++) {
       pith_cuda_item item = {.codec = b->layer[i].codec, .n = pith__bucket_piece(b, i, p).n};
@@ -139,40 +138,28 @@ static pith_status sum_own(item_list *list, const pith_bucket *b, const void *co
   return pith__gpu_pack(batch.gpu, list->item, list->count, workspace, stream);
 }
 
-/* Rank after rank, as on the CPU: the sum has the same bits. */
-pith_status pith__cuda_bucket_sum(const pith_bucket *b, const void *const *src, void *const *memories,
-                                  const void *received, const pith_ctx *ctx, float *sums, void *workspace,
-                                  void *stream) {
+/* The sum rank after rank, as on the CPU, so that it has the same bits; its mean; and the result, encoded. Results go
+ * through a memory of their own where one keeps what was lost; any other memory is for gradients alone. */
+pith_status pith__cuda_bucket_reduce(const pith_bucket *b, const void *const *src, void *const *memories,
+                                     void *const *result_memories, const void *received, const pith_ctx *ctx,
+                                     void *result, void *workspace, void *stream) {
+  float *sums = workspace;
+  void *wide = (uint8_t *)workspace + sum_bytes(b);
+  PITH_FREED pith_codec *plain = malloc((b->count + 1) * sizeof *plain);
   PITH_FREED pith_cuda_item *items = NULL;
+  PITH_REQUIRE(plain, PITH_ERR_MEMORY, "no memory for a bucket of %zu layers", b->count);
   PITH_TRY(make_items(b, b->count, &items));
   item_list list = {items, 0};
   for (int p = 0; p < b->ranks; p++) {
     list_own(&list, b, sums, (const uint8_t *)received + (size_t)p * b->bytes[b->rank], ctx, (uint32_t)p, p == b->rank);
     PITH_TRY(pith_cuda_decode(items, list.count, p ? PITH_ADD : PITH_SET, NULL, 0, stream));
-    PITH_TRY(p == b->rank ? sum_own(&list, b, src, memories, ctx, sums, workspace, stream) : PITH_OK);
+    PITH_TRY(p == b->rank ? sum_own(&list, b, src, memories, ctx, sums, wide, stream) : PITH_OK);
   }
-  return PITH_OK;
-}
-
-pith_status pith__cuda_bucket_mean(const pith_bucket *b, float *sums, void *stream) {
-  PITH_FREED pith_cuda_item *items = NULL;
-  PITH_TRY(make_items(b, b->count, &items));
-  item_list list = {items, 0};
   list_own(&list, b, sums, sums, &(pith_ctx)PITH_CTX_INIT, (uint32_t)b->rank, 0);
   for (size_t k = 0; k < list.count; k++) {
     items[k].payload = items[k].values; /* in place */
   }
-  return pith_cuda_aggregate(items, list.count, stream);
-}
-
-/* Results go through a memory of their own where one keeps what was lost; any other memory is for gradients alone. */
-pith_status pith__cuda_bucket_result(const pith_bucket *b, float *sums, void *const *memories, const pith_ctx *ctx,
-                                     void *result, void *workspace, void *stream) {
-  PITH_FREED pith_cuda_item *items = NULL;
-  PITH_FREED pith_codec *plain = malloc((b->count + 1) * sizeof *plain);
-  PITH_REQUIRE(plain, PITH_ERR_MEMORY, "no memory for a bucket of %zu layers", b->count);
-  PITH_TRY(make_items(b, b->count, &items));
-  item_list list = {items, 0};
+  PITH_TRY(pith_cuda_aggregate(items, list.count, stream));
   list_own(&list, b, sums, result, ctx, pith__result_rank(b->ranks), 0);
   pith_cuda_item *item = items;
   for (size_t i = 0; i < b->count; i++) {
@@ -182,7 +169,7 @@ pith_status pith__cuda_bucket_result(const pith_bucket *b, float *sums, void *co
     }
     item->gamma = 1.0f;
     if (codec->memory && codec->memory->after == PITH_AFTER_SUBTRACT) {
-      item->memory = memories ? memories[i] : NULL;
+      item->memory = result_memories[i];
     } else {
       plain[i] = *codec;
       plain[i].memory = NULL;
@@ -190,5 +177,5 @@ pith_status pith__cuda_bucket_result(const pith_bucket *b, float *sums, void *co
     }
     item++;
   }
-  return pith_cuda_encode(items, list.count, workspace, pith__gpu_wide_bytes(items, list.count), stream);
+  return pith_cuda_encode(items, list.count, wide, pith__gpu_wide_bytes(items, list.count), stream);
 }

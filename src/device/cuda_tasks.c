@@ -13,6 +13,22 @@ int pith__gpu_is_block(const pith_codec *codec) { return codec->traits->gpu == P
 int pith__gpu_is_sparse(const pith_codec *codec) { return codec->traits->gpu == PITH_GPU_SPARSE; }
 int pith__gpu_is_lowrank(const pith_codec *codec) { return codec->traits->gpu == PITH_GPU_LOWRANK; }
 
+pith_cuda_item pith__gpu_item(const pith_codec *codec, pith_span values, const pith_ctx *ctx) {
+  return (pith_cuda_item){.size = sizeof(pith_cuda_item),
+                          .codec = codec,
+                          .dtype = values.dtype,
+                          .n = values.n,
+                          .values = values.data,
+                          .seed = ctx->seed,
+                          .step = ctx->step,
+                          .layer = ctx->layer,
+                          .rank = ctx->rank,
+                          .ranks = ctx->ranks,
+                          .offset = ctx->offset,
+                          .rows = ctx->rows,
+                          .gamma = ctx->gamma};
+}
+
 /* What random numbers, and the parts of a method that depend on the place of a value, follow from. */
 static pith_ctx ctx_of(const pith_cuda_item *item) {
   return (pith_ctx){.size = sizeof(pith_ctx),

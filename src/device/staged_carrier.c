@@ -9,7 +9,7 @@
 
 #include "base/size.h"
 #include "base/status.h"
-#include "comm/submit.h"
+#include "comm/comm.h"
 #include "device/cuda_device.h"
 
 #define TEXT 256

@@ -131,6 +131,11 @@ static inline const pith_codec *pith__layer_codec(const pith_reducer_layer *l) {
   return l->wire ? l->wire : l->match.codec;
 }
 
+/* The most bytes that it travels as. */
+static inline size_t pith__layer_bound(const pith_reducer_layer *l) {
+  return pith_codec_bound(pith__layer_codec(l), l->n);
+}
+
 /* How many entries a layer has. */
 static inline size_t pith__reducer_owners(const pith_reducer *r) { return r->options.sharded ? (size_t)r->ranks : 1; }
 

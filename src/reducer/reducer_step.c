@@ -16,7 +16,6 @@
 
 #include "base/hash.h"
 #include "codec/codec.h"
-#include "comm/submit.h"
 #include "reducer/reducer.h"
 
 #define JOIN_MOST ((size_t)64 << 10)          /* layers up to this many bytes are joined … */

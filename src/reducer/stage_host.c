@@ -6,8 +6,6 @@
 #include "device/bucket.h"
 #include "reducer/stages.h"
 
-static const pith_reducer_layer *layer_of(const pith_staged *f, size_t i) { return &f->reducer->layers[f->layer[i]]; }
-
 /* ---- Blocks ------------------------------------------------------------------------------------------------------ */
 
 static pith_status encode_parts(pith_staged *f, const pith_ctx *ctx) {
@@ -37,11 +35,11 @@ static pith_status encode_payloads(pith_staged *f) {
   size_t room = 0, used = 0;
   uint64_t *sizes = f->sizes + f->own;
   for (size_t i = 0; i < f->count; i++) {
-    room += pith_codec_bound(pith__layer_codec(layer_of(f, i)), layer_of(f, i)->n);
+    room += pith__layer_bound(pith__stage_layer(f, i));
   }
   PITH_TRY(pith__stages_buffer(f->stages, &f->out, room));
   for (size_t i = 0; i < f->count; i++) {
-    const pith_reducer_layer *l = layer_of(f, i);
+    const pith_reducer_layer *l = pith__stage_layer(f, i);
     pith_ctx ctx = pith__stage_ctx(f, l, f->reducer->rank);
     pith_out out = {f->out.data + used, room - used, 0};
     PITH_TRY(pith_encode(pith__layer_codec(l), l->state, (pith_cspan){f->gradient[i], l->n, l->dtype}, &out, &ctx));
@@ -68,7 +66,7 @@ static pith_status aggregate(const pith_staged *f, const pith_codec *codec, pith
 
 /* In f32, in rank order. `at`: where the layer's payload of each rank begins in `in`. */
 static pith_status average_layer(pith_staged *f, size_t index, size_t *at, float *wide) {
-  const pith_reducer_layer *l = layer_of(f, index);
+  const pith_reducer_layer *l = pith__stage_layer(f, index);
   const pith_codec *codec = pith__layer_codec(l);
   pith_span total = {l->dtype == PITH_F32 ? f->gradient[index] : wide, l->n, PITH_F32};
   pith_ctx ctx = pith__stage_ctx(f, l, 0);
@@ -88,7 +86,7 @@ static pith_status average_layer(pith_staged *f, size_t index, size_t *at, float
 static pith_status average_payloads(pith_staged *f) {
   size_t most = 0;
   for (size_t i = 0; i < f->count; i++) {
-    most = pith__most(most, layer_of(f, i)->dtype == PITH_F32 ? 0 : layer_of(f, i)->n);
+    most = pith__most(most, pith__stage_layer(f, i)->dtype == PITH_F32 ? 0 : pith__stage_layer(f, i)->n);
   }
   PITH_TRY(pith__stages_buffer(f->stages, &f->out, most * sizeof(float)));
   for (int p = 0; p < f->reducer->ranks; p++) {
@@ -104,8 +102,8 @@ static pith_status decode_payloads(pith_staged *f) {
   uint8_t *to = f->target;
   for (int p = 0; p < f->reducer->ranks; p++) {
     const uint8_t *from = f->in.data + pith__stage_message_at(f, p);
-    for (size_t i = 0; i < f->count; to += pith__layer_bytes(layer_of(f, i++))) {
-      const pith_reducer_layer *l = layer_of(f, i);
+    for (size_t i = 0; i < f->count; to += pith__layer_bytes(pith__stage_layer(f, i++))) {
+      const pith_reducer_layer *l = pith__stage_layer(f, i);
       size_t size = (size_t)f->sizes[(size_t)p * f->count + i];
       pith_ctx ctx = pith__stage_ctx(f, l, p);
       PITH_TRY(
@@ -121,7 +119,7 @@ static pith_status decode_payloads(pith_staged *f) {
 static pith_status run_round(pith_staged *f, size_t round, size_t width, int consumes) {
   uint8_t *at = f->in.data;
   for (size_t i = 0; i < f->count; at += f->counts[i++] * width) {
-    const pith_reducer_layer *l = layer_of(f, i);
+    const pith_reducer_layer *l = pith__stage_layer(f, i);
     pith_ctx ctx = pith__stage_ctx(f, l, f->reducer->rank);
     pith_span values = {f->gradient[i], l->n, l->dtype};
     PITH_TRY(consumes ? pith_round_consume(l->match.codec, l->state, round, at, values, &ctx)
@@ -135,8 +133,8 @@ static pith_status run_round(pith_staged *f, size_t round, size_t width, int con
 
 static pith_status copy_plain(pith_staged *f, int back) {
   double *at = (double *)(void *)f->in.data;
-  for (size_t i = 0; i < f->count; at += layer_of(f, i++)->n) {
-    size_t n = layer_of(f, i)->n;
+  for (size_t i = 0; i < f->count; at += pith__stage_layer(f, i++)->n) {
+    size_t n = pith__stage_layer(f, i)->n;
     if (!back) {
       memcpy(at, f->gradient[i], n * sizeof *at);
     }

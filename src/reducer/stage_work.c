@@ -17,8 +17,6 @@
 #include "codec/codec.h"
 #include "reducer/stages.h"
 
-static const pith_reducer_layer *layer_of(const pith_staged *f, size_t i) { return &f->reducer->layers[f->layer[i]]; }
-
 pith_ctx pith__stage_ctx(const pith_staged *f, const pith_reducer_layer *l, int rank) {
   pith_ctx ctx = PITH_CTX_INIT;
   ctx.seed = f->reducer->seed;
@@ -71,7 +69,7 @@ static pith_status make_bucket(const pith_staged *f, pith_bucket **bucket) {
   PITH_FREED pith_bucket_item *layers = calloc(f->count + 1, sizeof *layers);
   PITH_REQUIRE(layers, PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
   for (size_t i = 0; i < f->count; i++) {
-    const pith_reducer_layer *l = layer_of(f, i);
+    const pith_reducer_layer *l = pith__stage_layer(f, i);
     layers[i] =
         (pith_bucket_item){.layer = l->number, .n = l->n, .dtype = l->dtype, .chunk = f->chunk, .number = f->number};
     PITH_TRY(pith__stage_wire_codec(f->reducer, l, &layers[i].codec));
@@ -149,10 +147,10 @@ static pith_status work_blocks(pith_staged *f) {
 
 /* ---- Whole payloads ---------------------------------------------------------------------------------------------- */
 
-static int are_fixed(const pith_staged *f) {
+int pith__stage_is_fixed(const pith_staged *f) {
   uint32_t caps = PITH_CAP_FIXED;
   for (size_t i = 0; i < f->count; i++) {
-    caps &= pith__layer_codec(layer_of(f, i))->caps;
+    caps &= pith__layer_codec(pith__stage_layer(f, i))->caps;
   }
   return caps != 0;
 }
@@ -185,8 +183,8 @@ static pith_status read_sizes(pith_staged *f) {
 /* What ranks say is checked: no payload is larger than its bound. */
 static pith_status check_sizes(const pith_staged *f) {
   for (size_t i = 0; i < f->count * (size_t)f->reducer->ranks; i++) {
-    const pith_reducer_layer *l = layer_of(f, i % f->count);
-    size_t bound = pith_codec_bound(pith__layer_codec(l), l->n);
+    const pith_reducer_layer *l = pith__stage_layer(f, i % f->count);
+    size_t bound = pith__layer_bound(l);
     PITH_REQUIRE(f->sizes[i] <= bound, PITH_ERR_CORRUPT,
                  "rank %zu says that the payload of layer %s has %llu bytes; %zu is the most", i / f->count, l->name,
                  (unsigned long long)f->sizes[i], bound);
@@ -213,12 +211,12 @@ static pith_status work_whole(pith_staged *f) {
   int is_capturable = f->reducer->options.capturable;
   if (f->stage == 0) {
     for (size_t i = 0; i < f->count * (size_t)f->reducer->ranks && is_capturable; i++) {
-      const pith_reducer_layer *l = layer_of(f, i % f->count);
+      const pith_reducer_layer *l = pith__stage_layer(f, i % f->count);
       f->sizes[i] = pith_codec_bound(l->match.codec, l->n); /* nobody may wait for sizes: all have the largest */
     }
     PITH_TRY(ops->encode_payloads(f));
     f->stage = 1;
-    if (!are_fixed(f)) {
+    if (!pith__stage_is_fixed(f)) {
       uint64_t *table = size_table(f);
       f->has_sizes = 0;
       gather(f, table + f->own, table, f->count * sizeof *table);
@@ -254,7 +252,7 @@ static pith_status send_shards(pith_staged *f) {
   memmove(f->layer, f->layer + rank * layers, layers * sizeof *f->layer);
   PITH_TRY(check_sizes(f));
   uint8_t *to = f->target;
-  for (size_t i = 0; i < layers; to += pith__layer_bytes(layer_of(f, i++))) {
+  for (size_t i = 0; i < layers; to += pith__layer_bytes(pith__stage_layer(f, i++))) {
     f->gradient[i] = to;
   }
   for (size_t p = 0; p < ranks; p++) {
@@ -270,7 +268,7 @@ static pith_status work_scatter(pith_staged *f) {
   if (f->stage == 0) {
     PITH_TRY(ops->encode_payloads(f));
     f->stage = 1;
-    f->has_sizes = are_fixed(f);
+    f->has_sizes = pith__stage_is_fixed(f);
     if (!f->has_sizes) {
       uint64_t *table = size_table(f);
       for (int p = 0; p < f->reducer->ranks; p++) {
@@ -310,7 +308,7 @@ static void account_shards(pith_staged *f) {
 static pith_status describe(const pith_staged *f, size_t round, pith_round *first, size_t *sum) {
   *sum = 0;
   for (size_t i = 0; i < f->count; i++) {
-    const pith_reducer_layer *l = layer_of(f, i);
+    const pith_reducer_layer *l = pith__stage_layer(f, i);
     pith_round entry = PITH_ROUND_INIT;
     PITH_TRY(pith_round_describe(l->match.codec, l->state, round, &entry));
     f->counts[i] = entry.count;
@@ -324,7 +322,7 @@ static pith_status describe(const pith_staged *f, size_t round, pith_round *firs
 static pith_status work_rounds(pith_staged *f) {
   const pith_stage_ops *ops = f->reducer->stage_ops;
   pith_round kind = PITH_ROUND_INIT;
-  size_t rounds = pith_codec_rounds(layer_of(f, 0)->match.codec), sum = 0;
+  size_t rounds = pith_codec_rounds(pith__stage_layer(f, 0)->match.codec), sum = 0;
   while (sum == 0) {
     if (f->stage) {
       PITH_TRY(describe(f, f->stage - 1, &kind, &sum));
@@ -348,7 +346,7 @@ static pith_status work_plain(pith_staged *f) {
   const pith_stage_ops *ops = f->reducer->stage_ops;
   size_t n = 0;
   for (size_t i = 0; i < f->count; i++) {
-    n += layer_of(f, i)->n;
+    n += pith__stage_layer(f, i)->n;
   }
   if (f->stage++ == 0 && n) {
     PITH_TRY(pith__stages_buffer(f->stages, &f->in, n * sizeof(double)));
@@ -427,7 +425,7 @@ void pith__stage_account(pith_staged *f) {
     return;
   }
   for (size_t i = 0; i < f->count; i++) {
-    whole += (double)pith_codec_bound(layer_of(f, i)->match.codec, layer_of(f, i)->n);
+    whole += (double)pith_codec_bound(pith__stage_layer(f, i)->match.codec, pith__stage_layer(f, i)->n);
   }
   for (size_t i = 0; i < f->count; i++) {
     pith_reducer_layer *l = &f->reducer->layers[f->layer[i]];

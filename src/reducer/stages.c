@@ -304,8 +304,7 @@ pith_status pith__stages_create(pith_reducer *r, pith_stages **made) {
   return PITH_OK;
 }
 
-/* Other ranks may never take part in what is under way: the thread is not waited for then, and releases it all when the
- * carrier lets go. */
+/* Whether the thread is left behind, and releases it all when the carrier lets go. */
 static int end_thread(pith_stages *s) {
   pthread_mutex_lock(&s->mutex);
   s->is_closing = s->is_ending = 1;

@@ -42,6 +42,10 @@ typedef struct pith_staged {
   pith_traffic traffic;
 } pith_staged;
 
+static inline pith_reducer_layer *pith__stage_layer(const pith_staged *f, size_t i) {
+  return &f->reducer->layers[f->layer[i]];
+}
+
 /* What a space does to values in the stages of a group: out and in are buffers there. */
 struct pith_stage_ops {
   /* BLOCKS: gradients to `out`, a part for each rank; `in`, what ranks sent of our part, to its mean in `out`, padded
@@ -90,6 +94,8 @@ void pith__stage_account(pith_staged *f);
 void pith__stage_release(pith_staged *f);
 
 pith_ctx pith__stage_ctx(const pith_staged *f, const pith_reducer_layer *l, int rank);
+/* Whether the sizes of its payloads are known before they are encoded. */
+int pith__stage_is_fixed(const pith_staged *f);
 /* Where the message of a rank begins in `in`. */
 size_t pith__stage_message_at(const pith_staged *f, int rank);
 /* What values travel by: exact halves as they are; "none" would send them as f32. */

@@ -240,14 +240,18 @@ class GroupBase(dist.ProcessGroup):
         limit = self._seconds if timeout is None else timeout.total_seconds()
         self._monitored += 1
         key = f"pith/monitored/{self._monitored}"
-        if self.rank() == 0:
-            self._monitor(key, limit, wait_all_ranks)
-        else:
-            self._pass_monitor(key, limit)
-
-    def _monitor(self, key: str, limit: float, wait_all_ranks: bool) -> None:
         store, milliseconds = self._store, round(1000 * limit)
         assert store is not None
+        if self.rank() != 0:
+            store.set(f"{key}/{self.rank()}", "here")
+            with contextlib.suppress(RuntimeError):  # nothing from rank 0 in time
+                store.wait([f"{key}/end"], timedelta(seconds=max(limit, _LEAST_TIMEOUT)))
+                if not json.loads(store.get(f"{key}/end")):
+                    return
+            raise TimeoutError(
+                f"Rank {self.rank()} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0. "
+                "Please check rank 0 logs for faulty rank."
+            )
         if limit <= 0:
             raise TimeoutError(f"Rank 0 timed out in monitoredBarrier after {milliseconds} ms.")
         end = time.monotonic() + limit
@@ -262,19 +266,6 @@ class GroupBase(dist.ProcessGroup):
             raise TimeoutError(
                 f"Rank{several} {named} failed to pass monitoredBarrier in {milliseconds} ms"
             )
-
-    def _pass_monitor(self, key: str, limit: float) -> None:
-        store = self._store
-        assert store is not None
-        store.set(f"{key}/{self.rank()}", "here")
-        with contextlib.suppress(RuntimeError):  # nothing from rank 0 in time
-            store.wait([f"{key}/end"], timedelta(seconds=max(limit, _LEAST_TIMEOUT)))
-            if not json.loads(store.get(f"{key}/end")):
-                return
-        raise TimeoutError(
-            f"Rank {self.rank()} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0. "
-            "Please check rank 0 logs for faulty rank."
-        )
 
     # ---- Compression
 

@@ -28,7 +28,6 @@ from .._spec import rules_of
 from .._table import REDUCE_SCATTER, LayerStats, Table
 from .._tensors import dtype_of
 from ._carrier import all_gather_single
-from ._checkpoint import check_head, head_of
 from ._engine import carried, check_device, to_tensor
 from ._layers import (
     COMPRESSIBLE,
@@ -42,6 +41,7 @@ from ._layers import (
     summary_of,
 )
 from ._rates import LossScale, Rates, followed
+from ._states import check_head, head_of
 from ._table import Meter
 
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

@@ -80,7 +80,14 @@ class Recorder:
         self._rank = dist.get_rank(group) if self._ranks > 1 else 0
 
         def look() -> tuple[tuple[Named, Profile], dict[str, Any]]:
-            _check_numbers(every, steps)
+            if every < 1:
+                raise ArgumentError(
+                    f"every={every}: gradients of every n-th backward pass, n being at least 1"
+                )
+            if steps is not None and steps < 1:
+                raise ArgumentError(
+                    f"steps={steps}: gradients are measured at least once; None: until close()"
+                )
             if self._rank == 0 and not self.path.parent.is_dir():
                 raise ArgumentError(
                     f"{self.path} cannot be written: there is no folder {self.path.parent.resolve()}"
@@ -216,17 +223,6 @@ def _give_up() -> None:
 
 
 # ---- What is asked for -----------------------------------------------------------------------------------------------
-
-
-def _check_numbers(every: int, steps: int | None) -> None:
-    if every < 1:
-        raise ArgumentError(
-            f"every={every}: gradients of every n-th backward pass, n being at least 1"
-        )
-    if steps is not None and steps < 1:
-        raise ArgumentError(
-            f"steps={steps}: gradients are measured at least once; None: until close()"
-        )
 
 
 def _listed(candidates: str | Iterable[str]) -> list[str]:

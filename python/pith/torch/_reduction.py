@@ -10,10 +10,10 @@ import torch
 from .._errors import ArgumentError, StateError
 from .._table import MomentStats, Table
 from ._advice import Advice
-from ._checkpoint import check_head, head_of
 from ._engine import Engine
 from ._layers import Layer, described
 from ._rates import LossScale, Rates
+from ._states import check_head, head_of
 from ._table import Meter
 
 
