@@ -23,8 +23,8 @@ def make_smaller(ddp: DistributedDataParallel) -> bool:
     """
     model: Any = ddp  # its own affairs, of which types say little
     config: Any = getattr(model, "_bucket_config", None)
-    first = getattr(config, "first_bucket_bytes_cap", None)
-    others = getattr(config, "bucket_bytes_cap", None)
+    first: Any = getattr(config, "first_bucket_bytes_cap", None)
+    others: Any = getattr(config, "bucket_bytes_cap", None)
     is_known = dataclasses.is_dataclass(config) and first is not None and others is not None
     if not is_known:
         return False
