@@ -136,16 +136,18 @@ static int make_room(pith_link *link, size_t room) {
     limit = pages > 0 && size > 0 ? (size_t)pages / 4 * (size_t)size : SIZE_MAX;
   }
   if (bytes > limit) {
-    return pith__comm_fail(
+    pith__comm_fail(
         comm, PITH_ERR_MEMORY,
         "rank %d sent rank %d more than %zu bytes that it does not wait for yet: receive messages in the order "
         "in which they are sent, or start fewer operations at once",
         link->peer, comm->rank, limit);
+    return 0;
   }
   pith_early *larger = realloc(link->stored, sizeof *larger + room + 1);
   if (!larger) {
-    return pith__comm_fail(comm, PITH_ERR_MEMORY, "rank %d: no memory for a message of %" PRIu64 " bytes from rank %d",
-                           comm->rank, link->frame.length, link->peer);
+    pith__comm_fail(comm, PITH_ERR_MEMORY, "rank %d: no memory for a message of %" PRIu64 " bytes from rank %d",
+                    comm->rank, link->frame.length, link->peer);
+    return 0;
   }
   link->stored = larger;
   link->stored_room = room;
