@@ -3,6 +3,8 @@
 #define PITH_BASE_STATUS_H
 
 #include <pith/plugin.h>
+#include <stdlib.h>
+#include <string.h>
 
 #define PITH_TRY(call)                    \
   do {                                    \
@@ -19,6 +21,16 @@
       return pith_fail((status), __VA_ARGS__); \
     }                                          \
   } while (0)
+
+/* Memory that is freed at the end of the block it is declared in, on every way out:
+ * PITH_FREED float *sums = malloc(…); */
+#define PITH_FREED __attribute__((cleanup(pith__free_at)))
+
+static inline void pith__free_at(void *pointer) {
+  void *memory;
+  memcpy(&memory, pointer, sizeof memory);
+  free(memory);
+}
 
 /* The thread's last error, aside: destroying an object is no call whose errors anybody wants instead. */
 typedef struct pith_kept_error {

@@ -8,35 +8,10 @@
 #include "base/forked.h"
 #include "base/size.h"
 #include "base/struct_size.h"
-#include "comm/join.h"
-#include "comm/submit.h"
-#include "comm/trace.h"
+#include "comm/comm.h"
 #include "transport/link_key.h"
 
 /* ---- The object -------------------------------------------------------------------------------------------------- */
-
-static pith_status make_codecs(pith_comm *comm, const char *inside) {
-  PITH_TRY(pith_codec_create("threshold:1e-45", &comm->entries));
-  if (strcmp(inside, "none") == 0) {
-    return PITH_OK;
-  }
-  PITH_TRY(pith_codec_create(inside, &comm->inside));
-  PITH_REQUIRE(
-      (comm->inside->caps & PITH_CAP_CHUNKED) && !comm->inside->memory && !(comm->inside->caps & PITH_CAP_VOTE),
-      PITH_ERR_UNSUPPORTED, "%s cannot be used inside hosts: that takes a codec for pieces, without memory or vote",
-      inside);
-  return PITH_OK;
-}
-
-static void init_links(pith_comm *comm) {
-  for (int p = 0; p < comm->ranks; p++) {
-    pith_link *link = &comm->link[p];
-    *link = (pith_link){.comm = comm, .peer = p};
-    link->out_end = &link->out;
-    link->posted_end = &link->posted;
-    link->early_end = &link->early;
-  }
-}
 
 static pith_status make_comm(const pith_settings *s, pith_comm **made) {
   int ranks = s->rendezvous.ranks;
@@ -59,9 +34,20 @@ static pith_status make_comm(const pith_settings *s, pith_comm **made) {
   *made = comm;
   PITH_TRY(pith__settings_keep(s, &comm->settings));
   PITH_REQUIRE(comm->link, PITH_ERR_MEMORY, "no memory for the links to %d ranks", ranks);
-  init_links(comm);
+  for (int p = 0; p < ranks; p++) {
+    pith_link *link = &comm->link[p];
+    *link = (pith_link){.comm = comm, .peer = p};
+    link->out_end = &link->out;
+    link->posted_end = &link->posted;
+    link->early_end = &link->early;
+  }
   PITH_TRY(pith__layout_create(ranks, NULL, &comm->flat));
-  PITH_TRY(make_codecs(comm, s->inside));
+  PITH_TRY(pith_codec_create("threshold:1e-45", &comm->entries));
+  PITH_TRY(strcmp(s->inside, "none") ? pith_codec_create(s->inside, &comm->inside) : PITH_OK);
+  const pith_codec *inside = comm->inside;
+  PITH_REQUIRE(!inside || ((inside->caps & PITH_CAP_CHUNKED) && !inside->memory && !(inside->caps & PITH_CAP_VOTE)),
+               PITH_ERR_UNSUPPORTED,
+               "%s cannot be used inside hosts: that takes a codec for pieces, without memory or vote", s->inside);
   PITH_REQUIRE(comm->wake >= 0, PITH_ERR_SYSTEM, "eventfd: %s", strerror(errno));
   return s->threads > 1 ? pith__thread_pool_create((unsigned)s->threads, &comm->threads) : PITH_OK;
 }
@@ -159,10 +145,9 @@ static int by_key(const void *a, const void *b) {
 }
 
 /* Gathers the colours and keys of all ranks of the parent; keeps those of our colour, sorted. */
-static pith_status find_group(pith_comm *parent, int color, int key, group *g) {
+static pith_status find_group(group *g, int color, int key) {
+  pith_comm *parent = g->parent;
   member mine = {color, key, parent->rank};
-  g->parent = parent;
-  g->members = calloc((size_t)parent->ranks, sizeof *g->members);
   PITH_REQUIRE(g->members, PITH_ERR_MEMORY, "no memory to split %d ranks", parent->ranks);
   PITH_TRY(pith_all_gather(parent, (pith_cspan){&mine, sizeof mine, PITH_U8},
                            (pith_span){g->members, (size_t)parent->ranks * sizeof mine, PITH_U8}, NULL, NULL, NULL));
@@ -181,19 +166,15 @@ static pith_status find_group(pith_comm *parent, int color, int key, group *g) {
 /* What all ranks of the parent brought: how many bytes each, then the bytes. */
 static pith_status gather_records(pith_comm *parent, const uint8_t *mine, size_t size, size_t *counts,
                                   uint8_t **bytes) {
-  uint64_t own = size, *sizes = calloc((size_t)parent->ranks, sizeof *sizes);
+  uint64_t own = size;
+  PITH_FREED uint64_t *sizes = calloc((size_t)parent->ranks, sizeof *sizes);
   PITH_REQUIRE(sizes, PITH_ERR_MEMORY, "no memory to split %d ranks", parent->ranks);
-  pith_status status =
-      pith_all_gather(parent, (pith_cspan){&own, sizeof own, PITH_U8},
-                      (pith_span){sizes, (size_t)parent->ranks * sizeof *sizes, PITH_U8}, NULL, NULL, NULL);
-  for (int p = 0; p < parent->ranks && status == PITH_OK; p++) {
-    status = sizes[p] <= PITH_ADDRESS_RECORD_MOST
-                 ? PITH_OK
-                 : pith_fail(PITH_ERR_CORRUPT, "rank %d's address record is malformed", p);
+  PITH_TRY(pith_all_gather(parent, (pith_cspan){&own, sizeof own, PITH_U8},
+                           (pith_span){sizes, (size_t)parent->ranks * sizeof *sizes, PITH_U8}, NULL, NULL, NULL));
+  for (int p = 0; p < parent->ranks; p++) {
+    PITH_REQUIRE(sizes[p] <= PITH_ADDRESS_RECORD_MOST, PITH_ERR_CORRUPT, "rank %d's address record is malformed", p);
     counts[p] = (size_t)sizes[p];
   }
-  free(sizes);
-  PITH_TRY(status);
   size_t total = pith__sum(counts, parent->ranks);
   *bytes = malloc(total + 1);
   PITH_REQUIRE(*bytes, PITH_ERR_MEMORY, "no memory to split %d ranks", parent->ranks);
@@ -205,42 +186,35 @@ static pith_status gather_records(pith_comm *parent, const uint8_t *mine, size_t
 static pith_status exchange_over_parent(void *how, const pith_address_record *mine, pith_address_record *all,
                                         pith_link_key *key) {
   group *g = how;
-  uint8_t bytes[PITH_ADDRESS_RECORD_MOST], *found = NULL;
-  size_t *counts = calloc((size_t)g->parent->ranks, sizeof *counts);
+  uint8_t bytes[PITH_ADDRESS_RECORD_MOST];
+  PITH_FREED uint8_t *found = NULL;
+  PITH_FREED size_t *counts = calloc((size_t)g->parent->ranks, sizeof *counts);
+  pith__link_key_split(&g->parent->key, ++g->parent->splits, key); /* whatever comes: all ranks count alike */
   PITH_REQUIRE(counts, PITH_ERR_MEMORY, "no memory to split %d ranks", g->parent->ranks);
-  pith_status status = gather_records(g->parent, bytes, pith__address_record_write(mine, bytes), counts, &found);
-  for (int p = 0; p < g->ranks && status == PITH_OK && all; p++) {
+  PITH_TRY(gather_records(g->parent, bytes, pith__address_record_write(mine, bytes), counts, &found));
+  for (int p = 0; p < g->ranks && all; p++) {
     int rank = (int)g->members[p].rank;
-    status = pith__address_record_read(found + pith__sum(counts, rank), counts[rank], rank, &all[p]);
+    PITH_TRY(pith__address_record_read(found + pith__sum(counts, rank), counts[rank], rank, &all[p]));
   }
-  free(found);
-  free(counts);
-  pith__link_key_split(&g->parent->key, ++g->parent->splits, key);
-  return status;
-}
-
-static pith_status join_group(pith_comm *parent, group *g, pith_comm **made) {
-  pith_settings s = parent->settings;
-  s.rendezvous.rank = g->rank;
-  s.rendezvous.ranks = g->ranks;
-  PITH_TRY(make_comm(&s, made));
-  return pith__comm_join(*made, exchange_over_parent, g);
+  return PITH_OK;
 }
 
 pith_status pith_comm_split(pith_comm *parent, int color, int key, pith_comm **made) {
   PITH_REQUIRE(parent && made, PITH_ERR_ARGUMENT, "pith_comm_split: comm and group must not be NULL");
   PITH_TRY(pith__check_comm(parent));
-  group g = {0};
+  PITH_FREED member *members = calloc((size_t)parent->ranks, sizeof *members);
+  group g = {.parent = parent, .members = members};
   pith_comm *comm = NULL;
-  pith_status status = find_group(parent, color, key, &g);
-  if (status == PITH_OK && color < 0) {
-    pith_address_record nothing = {0};
+  PITH_TRY(find_group(&g, color, key));
+  if (color < 0) {
     pith_link_key unused;
-    status = exchange_over_parent(&g, &nothing, NULL, &unused);
-  } else if (status == PITH_OK) {
-    status = join_group(parent, &g, &comm);
+    return hand_out(exchange_over_parent(&g, &(pith_address_record){0}, NULL, &unused), NULL, made);
   }
-  free(g.members);
+  pith_settings s = parent->settings;
+  s.rendezvous.rank = g.rank;
+  s.rendezvous.ranks = g.ranks;
+  pith_status status = make_comm(&s, &comm);
+  status = status == PITH_OK ? pith__comm_join(comm, exchange_over_parent, &g) : status;
   return hand_out(status, comm, made);
 }
 
@@ -332,31 +306,17 @@ void pith_comm_abort(pith_comm *comm, const char *why) {
   pthread_mutex_unlock(&comm->mutex);
 }
 
-/* Requests outlive the comm until the program waits for them. */
-static void disown_requests(pith_comm *comm) {
-  for (pith_operation *op = comm->running; op; op = op->next) {
-    op->status = op->done ? op->status : PITH_ERR_ABORTED;
-    op->comm = NULL;
-    op->job.schedule.pool = NULL;
-    op->done = 1;
-  }
-}
-
-/* In a child. No thread is there to drive, mutexes and lists may be in any state, and requests may still point at the
- * comm: only what the transports hold goes, above all shared memory. Nothing is sent. */
-static void destroy_copy(pith_comm *comm) {
-  while (comm->transports > 0) {
-    pith_transport *transport = comm->transport[--comm->transports];
-    transport->ops->close(transport);
-  }
-}
-
 void pith_comm_destroy(pith_comm *comm) {
   if (!comm) {
     return;
   }
+  /* In a child no thread is there to drive, mutexes and lists may be in any state, and requests may still point at the
+   * comm: only what the transports hold goes, above all shared memory. Nothing is sent. */
   if (is_forked(comm)) {
-    destroy_copy(comm);
+    while (comm->transports > 0) {
+      pith_transport *transport = comm->transport[--comm->transports];
+      transport->ops->close(transport);
+    }
     return;
   }
   pith_kept_error error;
@@ -369,7 +329,12 @@ void pith_comm_destroy(pith_comm *comm) {
     }
   }
   pith__comm_flush(comm, (comm->failed == PITH_OK ? pith__now() : comm->failed_at) + 1.0);
-  disown_requests(comm);
+  for (pith_operation *op = comm->running; op; op = op->next) { /* requests live until the program waits for them */
+    op->status = op->done ? op->status : PITH_ERR_ABORTED;
+    op->comm = NULL;
+    op->job.schedule.pool = NULL;
+    op->done = 1;
+  }
   pthread_mutex_unlock(&comm->mutex);
   free_comm(comm);
   pith__error_restore(&error);

@@ -7,7 +7,9 @@
  *   link.c        messages of one peer: sends them; link_receive.c checks headers and matches receives
  *   sleep.c       what a driver does while nothing moves
  *   failure.c     failing, time-outs
- *   comm.c        create, split, abort, destroy
+ *   comm.c        create, split, abort, destroy; join.c links the ranks
+ *   small.c       small allreduces of one host, without a schedule
+ *   trace.c       PITH_TRACE
  *
  * One mutex guards everything. A thread that waits for an operation drives (one at a time); a background thread drives
  * while there are requests that no thread waits for.
@@ -23,6 +25,7 @@
 #include "collective/choose.h"
 #include "comm/settings.h"
 #include "transport/transport.h"
+#include "transport/transport_choice.h"
 
 /* ---- Messages: docs/format.md, "Messages" ------------------------------------------------------------------------ */
 
@@ -210,6 +213,31 @@ const char *pith__operation_name(unsigned kind);
 /* sum += share of what is in traffic. */
 void pith__traffic_add(pith_traffic *sum, const pith_traffic *traffic, double share);
 
+/* ---- join.c ------------------------------------------------------------------------------------------------------ */
+
+/* How the address records of all ranks are exchanged: at the rendezvous, or over the parent of a split. */
+typedef pith_status (*pith_exchange_fn)(void *how, const pith_address_record *mine, pith_address_record *all,
+                                        pith_link_key *key);
+
+/* Links the comm with all its peers, and lays out its hosts. If that fails, the peers that are linked already are told
+ * why. */
+pith_status pith__comm_join(pith_comm *comm, pith_exchange_fn exchange, void *how);
+
+/* ---- small.c ----------------------------------------------------------------------------------------------------- */
+
+/* Does an allreduce whose arguments were checked, if it is small enough and the caller asks for no more than its
+ * result; else returns 0 and has done nothing. Ranks that go this way understand those that do not. */
+int pith__small_allreduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce_op reduce, const pith_call *call,
+                          pith_status *status);
+
+/* ---- trace.c ----------------------------------------------------------------------------------------------------- */
+
+/* Opens the file at the first call of a process that has a name for one; whether there is one. */
+int pith__trace_start(int rank);
+/* A piece of work that began then and ends now; an operation that ends now. */
+void pith__trace_work(const pith_operation *op, const pith_task *task, double start);
+void pith__trace_operation(const pith_operation *op);
+
 /* ---- frame.c ----------------------------------------------------------------------------------------------------- */
 
 /* Writes both checksums; that of the payload only if it is `checked`. */
@@ -261,6 +289,40 @@ void pith__link_clear(pith_link *link);
 /* Early messages of an operation that starts now must be of the same kind. */
 void pith__link_check_early(pith_link *link, const pith_operation *op);
 
+/* ---- submit.c ---------------------------------------------------------------------------------------------------- */
+
+/* Not NULL, and not the copy of a forked child. */
+pith_status pith__check_comm(const pith_comm *comm);
+/* The same, and a rank of it. */
+pith_status pith__check_rank(const pith_comm *comm, int rank, const char *what);
+pith_status pith__check_span(const void *data, size_t n, pith_dtype dtype);
+#define PITH_NOWHERE SIZE_MAX
+/* Two tensors of an operation, of which one may lie in the other only at that place (in values), if they overlap. */
+pith_status pith__check_overlap(pith_cspan inner, pith_cspan outer, size_t place);
+
+/* A new operation with its tensors; nothing is known to the comm yet. */
+pith_status pith__operation_make(pith_comm *comm, pith_operation_kind kind, pith_cspan src, pith_span dst,
+                                 pith_reduce_op reduce, const pith_call *call, pith_operation **made);
+/* The same for layers joined to one tensor, or (ROUNDS codecs) to one exchange: src and dst then have their values in
+ * all, and the members live as long as the operation. */
+pith_status pith__operation_make_joined(pith_comm *comm, pith_operation_kind kind, pith_cspan src, pith_span dst,
+                                        pith_reduce_op reduce, const pith_call *call, const pith_member *members,
+                                        size_t count, pith_operation **made);
+void pith__operation_release(pith_operation *op);
+
+/* Takes the operation over, whatever comes of it. `written` is the status of its schedule. */
+pith_status pith__operation_submit(pith_operation *op, pith_status written, pith_request **request);
+
+/* ---- operations.c ------------------------------------------------------------------------------------------------ */
+
+/* Writes the schedule of an allreduce: `asked` names an algorithm, or is NULL. */
+pith_status pith__schedule_allreduce(pith_operation *op, const char *asked);
+
+/* pith_all_to_all() for values of a step, seed and layer, which all ranks must have in common; the call has no codec.
+ */
+pith_status pith__all_to_all_of(pith_comm *comm, pith_cspan src, const size_t *send, pith_span dst,
+                                const size_t *receive, const pith_call *call, pith_request **request);
+
 /* ---- drive.c ----------------------------------------------------------------------------------------------------- */
 
 /* The mutex, for all but the driver, which holds it most of the time. */
@@ -277,7 +339,7 @@ void pith__comm_stop_thread(pith_comm *comm);
 /* Pushes out notices until there are none, or it is that late. */
 void pith__comm_flush(pith_comm *comm, double end);
 
-/* An operation enters and leaves the list of those that run. Early messages for it are compared with it. */
+/* An operation enters the list of those that run. Early messages for it are compared with it. */
 static inline void pith__running_add(pith_comm *comm, pith_operation *op) {
   *comm->running_end = op;
   comm->running_end = &op->next;
@@ -286,16 +348,8 @@ static inline void pith__running_add(pith_comm *comm, pith_operation *op) {
   }
 }
 
-static inline void pith__running_remove(pith_comm *comm, const pith_operation *op) {
-  pith_operation **at = &comm->running;
-  while (*at != op) {
-    at = &(*at)->next;
-  }
-  *at = op->next;
-  if (!*at) {
-    comm->running_end = at;
-  }
-}
+/* It is done, and no thread needs it any more: it leaves the list, and its status is that of the call. */
+pith_status pith__operation_conclude(pith_operation *op);
 
 /* ---- sleep.c ----------------------------------------------------------------------------------------------------- */
 

@@ -14,8 +14,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "comm/submit.h"
-#include "comm/trace.h"
+#include "comm/comm.h"
 
 #define SHORT_WORK 4096   /* values: takes no time worth noting */
 #define TURNS_TO_CHECK 64 /* between two looks at the clock while there is something to do */
@@ -223,11 +222,12 @@ static void wait_for_change(pith_comm *comm) {
  * waits for the operation was interrupted. */
 static int drive(pith_comm *comm, const pith_operation *op) {
   int idle = 0;
+  comm->driving = 1;
   pith__comm_begin_spin(comm);
   while (!is_over(comm, op) && (op || has_work(comm))) {
     yield_lock(comm);
     if (op && is_interrupted(comm)) {
-      return op->done;
+      break;
     }
     uint64_t before = comm->moved_bytes;
     int worked = 0;
@@ -246,7 +246,9 @@ static int drive(pith_comm *comm, const pith_operation *op) {
       sched_yield(); /* more ranks than cores: let the others work */
     }
   }
-  return 1;
+  comm->driving = 0;
+  pthread_cond_broadcast(&comm->changed);
+  return !op || op->done;
 }
 
 /* pith__comm_drive(), but for an interruption: then it returns 0, and the operation goes on. */
@@ -264,12 +266,9 @@ static int drive_unless_interrupted(pith_comm *comm, const pith_operation *op) {
     if (comm->driving) {
       wait_for_change(comm);
       goes_on = op->done || !is_interrupted(comm);
-      continue;
+    } else {
+      goes_on = drive(comm, op);
     }
-    comm->driving = 1;
-    goes_on = drive(comm, op);
-    comm->driving = 0;
-    pthread_cond_broadcast(&comm->changed);
   }
   comm->waiters--;
   comm->stats.wait += pith__now_rough() - start;
@@ -292,23 +291,17 @@ static void *run_in_background(void *argument) {
   while (!comm->closing) {
     if (comm->driving || comm->waiters || !has_work(comm)) {
       pthread_cond_wait(&comm->changed, &comm->mutex);
-      continue;
+    } else {
+      drive(comm, NULL);
     }
-    comm->driving = 1;
-    drive(comm, NULL);
-    comm->driving = 0;
-    pthread_cond_broadcast(&comm->changed);
   }
   pthread_mutex_unlock(&comm->mutex);
   return NULL;
 }
 
-static pith_status start_thread(pith_comm *comm) {
-  if (comm->thread_started) {
-    return PITH_OK;
-  }
-  PITH_REQUIRE(pthread_create(&comm->thread, NULL, run_in_background, comm) == 0, PITH_ERR_SYSTEM,
-               "cannot start the thread that drives requests");
+static pith_status have_thread(pith_comm *comm) {
+  PITH_REQUIRE(comm->thread_started || pthread_create(&comm->thread, NULL, run_in_background, comm) == 0,
+               PITH_ERR_SYSTEM, "cannot start the thread that drives requests");
   comm->thread_started = 1;
   return PITH_OK;
 }
@@ -354,10 +347,16 @@ static pith_status start(pith_comm *comm, pith_operation *op) {
   return PITH_OK;
 }
 
-/* The operation is done, and no thread needs it any more. */
-static pith_status conclude(pith_operation *op) {
+pith_status pith__operation_conclude(pith_operation *op) {
   pith_comm *comm = op->comm;
-  pith__running_remove(comm, op);
+  pith_operation **at = &comm->running;
+  while (*at != op) {
+    at = &(*at)->next;
+  }
+  *at = op->next;
+  if (!*at) {
+    comm->running_end = at;
+  }
   if (comm->failed != PITH_OK) {
     pith__comm_flush(comm, comm->failed_at + 0.2); /* the others should hear why */
   }
@@ -372,15 +371,13 @@ pith_status pith__operation_submit(pith_operation *op, pith_status written, pith
     return status;
   }
   pith__comm_lock(comm);
-  status = request ? start_thread(comm) : PITH_OK;
-  if (status == PITH_OK) {
-    status = start(comm, op);
-  }
+  status = request ? have_thread(comm) : PITH_OK;
+  status = status == PITH_OK ? start(comm, op) : status;
   if (status == PITH_OK && request) {
     pith__comm_wake(comm);
   } else if (status == PITH_OK) {
     pith__comm_drive(comm, op);
-    status = conclude(op);
+    status = pith__operation_conclude(op);
   }
   pthread_mutex_unlock(&comm->mutex);
   if (request && status == PITH_OK) {
@@ -403,7 +400,7 @@ static pith_status wait_for(pith_request *request, int may_go_on, pith_traffic *
     int goes_on = may_go_on && !drive_unless_interrupted(comm, op);
     if (!goes_on) {
       pith__comm_drive(comm, op);
-      status = conclude(op);
+      status = pith__operation_conclude(op);
     }
     pthread_mutex_unlock(&comm->mutex);
     PITH_REQUIRE(!goes_on, PITH_ERR_INTERRUPTED,

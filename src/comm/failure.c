@@ -64,44 +64,28 @@ static size_t name_missing(const pith_comm *comm, int silent, double now, char *
   return used;
 }
 
-static void fail_late(pith_comm *comm, double now, double waited) {
-  char missing[256] = "";
-  if (!name_missing(comm, 1, now, missing, sizeof missing)) {
-    name_missing(comm, 0, now, missing, sizeof missing);
-  }
-  pith__comm_fail(
-      comm, PITH_ERR_TIMEOUT,
-      "Timed out waiting %.1f s for %s without a sign of life, seen by rank %d (a timeout of %g s, set by %s)", waited,
-      missing, comm->rank, comm->settings.timeout, comm->settings.timeout_from);
-}
-
 /* ---- Hosts that are gone: known long before an operation's time-out, which may be half an hour ----------------- */
 
 /* Looks this often within the time in which a host must answer, and ends a little before it. */
 #define LOOKS 16
 
-/* Whether the peer's host has answered nothing for too long. A process that is stopped is none of this: its host
- * answers.
- */
-static int is_host_gone(const pith_comm *comm, pith_link *link, double now) {
-  const pith_transport_ops *ops = link->transport ? link->transport->ops : NULL;
-  int is_unanswered = ops && ops->is_unanswered && !link->left && ops->is_unanswered(link->transport, link->peer);
-  /* If we have not looked for long, or were stopped ourselves, the time begins again. */
-  int is_new = link->unanswered == 0 || now - comm->last_look > comm->settings.liveness / 2;
-  link->unanswered = !is_unanswered ? 0 : is_new ? now : link->unanswered;
-  return is_unanswered && now - link->unanswered > comm->settings.liveness * (1 - 3.0 / LOOKS);
-}
-
+/* Fails if a peer's host has answered nothing for too long. A process that is stopped is none of this: its host
+ * answers. */
 static void check_hosts(pith_comm *comm, double now) {
-  if (now - comm->last_look < comm->settings.liveness / LOOKS) {
+  double liveness = comm->settings.liveness;
+  if (now - comm->last_look < liveness / LOOKS) {
     return;
   }
+  int is_late = now - comm->last_look > liveness / 2; /* or we were stopped ourselves: the time begins again */
   for (int p = 0; p < comm->ranks; p++) {
     pith_link *link = &comm->link[p];
-    if (is_host_gone(comm, link, now)) {
+    const pith_transport_ops *ops = link->transport ? link->transport->ops : NULL;
+    int is_unanswered = ops && ops->is_unanswered && !link->left && ops->is_unanswered(link->transport, p);
+    link->unanswered = !is_unanswered ? 0 : link->unanswered == 0 || is_late ? now : link->unanswered;
+    if (is_unanswered && now - link->unanswered > liveness * (1 - 3.0 / LOOKS)) {
       pith__comm_fail(comm, PITH_ERR_PEER,
                       "rank %d is gone (seen by rank %d): its host has not answered for %.1f s (PITH_LIVENESS is %g s)",
-                      p, comm->rank, now - link->unanswered, comm->settings.liveness);
+                      p, comm->rank, now - link->unanswered, liveness);
       return;
     }
   }
@@ -121,7 +105,14 @@ void pith__comm_check_time(pith_comm *comm) {
     overdue = late > overdue ? late : overdue;
   }
   if (overdue > comm->settings.timeout) {
-    fail_late(comm, now, longest);
+    char missing[256] = "";
+    if (!name_missing(comm, 1, now, missing, sizeof missing)) {
+      name_missing(comm, 0, now, missing, sizeof missing);
+    }
+    pith__comm_fail(
+        comm, PITH_ERR_TIMEOUT,
+        "Timed out waiting %.1f s for %s without a sign of life, seen by rank %d (a timeout of %g s, set by %s)",
+        longest, missing, comm->rank, comm->settings.timeout, comm->settings.timeout_from);
   } else if (longest > patience(comm) && now - comm->last_sign > patience(comm)) {
     comm->last_sign = now;
     for (int p = 0; p < comm->ranks; p++) {

@@ -1,41 +1,34 @@
 /* Links the ranks of a comm: which transports it uses, which peer each of them reaches, and what a failure tells. */
-#include "comm/join.h"
-
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
+#include "comm/comm.h"
 
 #define ABORT_SECONDS 0.5 /* to tell the others why a comm could not be made */
 #define HURRY_SECONDS 2.0 /* to make the links over which they are told */
 
 /* ---- Transports ------------------------------------------------------------------------------------------------- */
 
-/* Whether bytes to the peer stay on this host for sure. That both call their host the same is not enough: machines that
- * were cloned do, too. Ranks that are connected by a loopback address cannot be on two hosts, unless a tunnel joins
- * them: hence both. A transport that does not tell finds damage itself. */
-static int stays_here(const pith_comm *comm, int peer) {
-  const pith_link *link = &comm->link[peer];
-  const pith_transport_ops *ops = link->transport->ops;
-  return !link->remote && (!ops->is_loopback || ops->is_loopback(link->transport, peer));
-}
-
+/* Payloads have a checksum unless bytes stay on this host for sure. That both call their host the same is not enough:
+ * machines that were cloned do, too. Ranks that are connected by a loopback address cannot be on two hosts, unless a
+ * tunnel joins them: hence both. A transport that does not tell finds damage itself, and so does TLS. */
 static pith_status connect_kind(pith_comm *comm, pith_transport *transport, int kind,
                                 const pith_address_record *records, const uint8_t *wanted) {
-  pith_address *address = calloc((size_t)comm->ranks, sizeof *address);
+  const pith_transport_ops *ops = transport->ops;
+  PITH_FREED pith_address *address = calloc((size_t)comm->ranks, sizeof *address);
   PITH_REQUIRE(address, PITH_ERR_MEMORY, "no memory for the addresses of %d ranks", comm->ranks);
   for (int p = 0; p < comm->ranks; p++) {
     address[p] = records[p].address[kind];
   }
-  pith_status status = transport->ops->connect(transport, address, wanted, &comm->key);
-  free(address);
+  pith_status status = ops->connect(transport, address, wanted, &comm->key);
   for (int p = 0; p < comm->ranks; p++) { /* also after a failure: those that are established tell the peers of it */
     if (wanted[p]) {
-      comm->link[p].transport = transport;
-      comm->link[p].remote = kind == PITH_KIND_NETWORK && records[p].host != records[comm->rank].host;
-      comm->link[p].checked = /* TLS finds damage by itself */
-          kind == PITH_KIND_NETWORK && comm->settings.tls.mode == PITH_TLS_OFF && !stays_here(comm, p);
+      pith_link *link = &comm->link[p];
+      link->transport = transport;
+      link->remote = kind == PITH_KIND_NETWORK && records[p].host != records[comm->rank].host;
+      int stays_here = !link->remote && (!ops->is_loopback || ops->is_loopback(transport, p));
+      link->checked = kind == PITH_KIND_NETWORK && comm->settings.tls.mode == PITH_TLS_OFF && !stays_here;
     }
   }
   return status;
@@ -43,8 +36,21 @@ static pith_status connect_kind(pith_comm *comm, pith_transport *transport, int 
 
 /* After a failure within the host the ranks of other hosts are linked all the same: they must hear of it, and a rank
  * that cannot be reached there may be the cause. */
-static pith_status connect_kinds(pith_comm *comm, pith_transport **transport, const int *count,
-                                 const pith_address_record *records, uint8_t (*wanted)[PITH_RANKS_MOST]) {
+static pith_status connect_all(pith_comm *comm, pith_transport **transport, const pith_address_record *records) {
+  uint8_t wanted[PITH_KINDS][PITH_RANKS_MOST] = {{0}};
+  int count[PITH_KINDS] = {0};
+  for (int p = 0; p < comm->ranks; p++) {
+    if (p == comm->rank) {
+      continue;
+    }
+    int kind = pith__transports_kind(comm->settings.transport, &records[comm->rank], &records[p]);
+    PITH_REQUIRE(kind >= 0, PITH_ERR_UNSUPPORTED,
+                 "ranks %d and %d have no transport in common: they are on different hosts, run as different users, or "
+                 "chose different ones",
+                 comm->rank, p);
+    wanted[kind][p] = 1;
+    count[kind]++;
+  }
   pith_status status = PITH_OK;
   char why[sizeof comm->failure] = "";
   for (int k = 0; k < PITH_KINDS; k++) {
@@ -63,24 +69,6 @@ static pith_status connect_kinds(pith_comm *comm, pith_transport **transport, co
     }
   }
   return status == PITH_OK ? PITH_OK : pith_fail(status, "%s", why);
-}
-
-static pith_status connect_all(pith_comm *comm, pith_transport **transport, const pith_address_record *records) {
-  uint8_t wanted[PITH_KINDS][PITH_RANKS_MOST] = {{0}};
-  int count[PITH_KINDS] = {0};
-  for (int p = 0; p < comm->ranks; p++) {
-    if (p == comm->rank) {
-      continue;
-    }
-    int kind = pith__transports_kind(comm->settings.transport, &records[comm->rank], &records[p]);
-    PITH_REQUIRE(kind >= 0, PITH_ERR_UNSUPPORTED,
-                 "ranks %d and %d have no transport in common: they are on different hosts, run as different users, or "
-                 "chose different ones",
-                 comm->rank, p);
-    wanted[kind][p] = 1;
-    count[kind]++;
-  }
-  return connect_kinds(comm, transport, count, records, wanted);
 }
 
 /* Not all links could be made. Those that are established tell more than which ranks are missing: a rank that gave up
@@ -112,20 +100,18 @@ static pith_status give_up(pith_comm *comm, pith_status status) {
 /* ---- Hosts ------------------------------------------------------------------------------------------------------- */
 
 static pith_status lay_out(pith_comm *comm, const pith_address_record *records) {
-  uint64_t *host = calloc((size_t)comm->ranks, sizeof *host);
+  PITH_FREED uint64_t *host = calloc((size_t)comm->ranks, sizeof *host);
   PITH_REQUIRE(host, PITH_ERR_MEMORY, "no memory for the hosts of %d ranks", comm->ranks);
   for (int p = 0; p < comm->ranks; p++) {
     host[p] = records[p].host;
   }
-  pith_status status = pith__layout_create(comm->ranks, host, &comm->chooser.hosts);
-  free(host);
-  return status;
+  return pith__layout_create(comm->ranks, host, &comm->chooser.hosts);
 }
 
 pith_status pith__comm_join(pith_comm *comm, pith_exchange_fn exchange, void *how) {
   const pith_settings *s = &comm->settings;
   pith_transport *transport[PITH_KINDS] = {NULL, NULL};
-  pith_address_record *records = calloc((size_t)comm->ranks, sizeof *records);
+  PITH_FREED pith_address_record *records = calloc((size_t)comm->ranks, sizeof *records);
   PITH_REQUIRE(records, PITH_ERR_MEMORY, "no memory for the addresses of %d ranks", comm->ranks);
   pith_address_record mine = pith__address_record_here(s->host_id);
   pith_transport_config config = {.rank = comm->rank,
@@ -138,17 +124,11 @@ pith_status pith__comm_join(pith_comm *comm, pith_exchange_fn exchange, void *ho
                                   .interrupt = comm->interrupt,
                                   .tls = s->tls};
   pith_status status = pith__transports_listen(s->transport, &config, transport, &mine);
-  if (status == PITH_OK) {
-    status = exchange(how, &mine, records, &comm->key);
-  }
+  status = status == PITH_OK ? exchange(how, &mine, records, &comm->key) : status;
   if (status == PITH_OK) {
     status = connect_all(comm, transport, records);
-    status = status == PITH_OK ? PITH_OK : give_up(comm, status);
-  }
-  if (status == PITH_OK) {
-    status = lay_out(comm, records);
+    status = status == PITH_OK ? lay_out(comm, records) : give_up(comm, status);
   }
   pith__transports_close(transport);
-  free(records);
   return status;
 }

@@ -242,13 +242,6 @@ static void drain(pith_link *link) {
   }
 }
 
-/* A peer may run ahead, but not further than this. What we wait for may come after early messages, though: then we read
- * on. */
-static int may_pull(const pith_link *link) {
-  size_t kept = link->early_bytes + (link->stored ? link->payload_done : 0);
-  return !link->left && (link->posted || link->match || kept < pith__early_bounds.pause);
-}
-
 int pith__link_is_awaited(const pith_link *link) {
   const pith_outgoing *message = link->out;
   while (message && !message->operation) {
@@ -262,7 +255,11 @@ int pith__link_progress(pith_link *link) {
     return 0;
   }
   size_t moved = link->out && !link->left && !link->broken ? push(link) : 0;
-  if (link->comm->failed == PITH_OK && may_pull(link)) {
+  /* A peer may run ahead, but not further than this. What we wait for may come after early messages, though: then we
+   * read on. */
+  size_t kept = link->early_bytes + (link->stored ? link->payload_done : 0);
+  int may_pull = !link->left && (link->posted || link->match || kept < pith__early_bounds.pause);
+  if (link->comm->failed == PITH_OK && may_pull) {
     moved += pith__link_pull(link);
   } else if (link->left && !link->over) {
     drain(link);
@@ -290,22 +287,17 @@ int pith__link_flush(pith_link *link) {
 
 /* A message that has begun must be completed, but its operation ends, and with it the payload: the rest is sent from a
  * copy. A notice owns its text already. */
-static pith_outgoing *keep_begun(pith_link *link) {
-  pith_outgoing *message = link->out;
-  if (message->operation && !own_payload(message)) {
-    link->left = 1; /* nothing can follow on this link */
-    return NULL;
-  }
-  link->out = message->next;
-  return message;
-}
-
-static void clear_sends(pith_link *link, int keep_begun_message) {
+static void clear_sends(pith_link *link, int keep_begun) {
   while (link->out && link->out->done == total_of(link->out)) { /* sent, though its operation does not know yet */
     drop_first(link);
   }
-  int has_begun = link->out && link->out->done > 0 && !link->left && !link->broken;
-  pith_outgoing *begun = keep_begun_message && has_begun ? keep_begun(link) : NULL;
+  pith_outgoing *begun = keep_begun && !link->left && !link->broken ? link->out : NULL;
+  if (begun && begun->done > 0 && (!begun->operation || own_payload(begun))) {
+    link->out = begun->next;
+  } else {
+    link->left |= begun && begun->done > 0; /* nothing can follow on this link */
+    begun = NULL;
+  }
   while (link->out) {
     drop_first(link);
   }

@@ -36,27 +36,20 @@ static pith_posted *unlink_posted(pith_link *link, pith_posted **at) {
   return posted;
 }
 
-static int is_any(const pith_posted *posted) {
-  return posted->operation->job.schedule.task[posted->task].peer == PITH_ANY_RANK;
-}
-
-/* Removes what a receive from any rank has posted on a link; whether there was something. */
-static int withdraw(pith_link *link, const pith_operation *op) {
-  for (pith_posted **at = &link->posted; *at; at = &(*at)->next) {
-    if ((*at)->operation == op) {
-      free_posted(link, unlink_posted(link, at));
-      return 1;
-    }
-  }
-  return 0;
-}
-
-/* A message of this link is for the operation: if it receives from any rank, the source is this one from now on. */
+/* A message of this link is for the operation: if it receives from any rank, the source is this one from now on, and
+ * what it has posted on other links is removed. */
 static void settle_source(pith_link *link, pith_operation *op, uint32_t number) {
-  if (op->job.schedule.task[number].peer == PITH_ANY_RANK) {
-    op->job.schedule.task[number].peer = link->peer;
-    for (int p = 0; p < link->comm->ranks; p++) {
-      withdraw(&link->comm->link[p], op);
+  if (op->job.schedule.task[number].peer != PITH_ANY_RANK) {
+    return;
+  }
+  op->job.schedule.task[number].peer = link->peer;
+  for (pith_link *each = link->comm->link; each < link->comm->link + link->comm->ranks; each++) {
+    pith_posted **at = &each->posted;
+    while (*at && (*at)->operation != op) {
+      at = &(*at)->next;
+    }
+    if (*at) {
+      free_posted(each, unlink_posted(each, at));
     }
   }
 }
@@ -134,18 +127,14 @@ static int fits(const pith_frame *frame, const pith_piece *piece) {
 
 /* ---- Payloads ---------------------------------------------------------------------------------------------------- */
 
-static size_t early_limit(size_t bytes) {
-  if (pith__early_bounds.limit || bytes <= pith__early_bounds.pause) {
-    return pith__early_bounds.limit ? pith__early_bounds.limit : SIZE_MAX; /* asking the system takes long */
-  }
-  long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGE_SIZE);
-  return pages > 0 && size > 0 ? (size_t)pages / 4 * (size_t)size : SIZE_MAX;
-}
-
 /* Allocates memory for so many bytes of the payload of an early message; 0 if the comm failed. */
 static int make_room(pith_link *link, size_t room) {
   pith_comm *comm = link->comm;
-  size_t bytes = link->early_bytes + room, limit = early_limit(bytes);
+  size_t bytes = link->early_bytes + room, limit = pith__early_bounds.limit ? pith__early_bounds.limit : SIZE_MAX;
+  if (!pith__early_bounds.limit && bytes > pith__early_bounds.pause) { /* asking the system takes long */
+    long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGE_SIZE);
+    limit = pages > 0 && size > 0 ? (size_t)pages / 4 * (size_t)size : SIZE_MAX;
+  }
   if (bytes > limit) {
     pith__comm_fail(
         comm, PITH_ERR_MEMORY,
@@ -163,17 +152,6 @@ static int make_room(pith_link *link, size_t room) {
   link->stored = larger;
   link->stored_room = room;
   link->target = larger->payload;
-  return 1;
-}
-
-/* Begins to store an early message. Memory grows with what comes of it: a header may claim any length. */
-static int store(pith_link *link) {
-  uint64_t length = link->frame.length;
-  if (!make_room(link, length < EARLY_STEP ? (size_t)length : EARLY_STEP)) {
-    return 0;
-  }
-  link->stored->frame = link->frame;
-  link->stored->next = NULL;
   return 1;
 }
 
@@ -209,34 +187,35 @@ static int begin_payload(pith_link *link) {
   link->payload_done = 0;
   link->stored = NULL;
   pith_posted *posted = frame->kind == PITH_FRAME_DATA ? take_posted(link, frame) : NULL;
-  if (!posted) {
-    return store(link);
+  if (posted && aim(link, posted)) {
+    return 1;
   }
-  if (!aim(link, posted)) {
+  if (posted) {
     free_posted(link, posted);
     return 0;
   }
+  /* It is stored. Memory grows with what comes of it: a header may claim any length. */
+  if (!make_room(link, frame->length < EARLY_STEP ? (size_t)frame->length : EARLY_STEP)) {
+    return 0;
+  }
+  link->stored->frame = *frame;
+  link->stored->next = NULL;
   return 1;
 }
 
 /* ---- Complete messages ------------------------------------------------------------------------------------------- */
 
-static void take_sign(pith_link *link, const pith_frame *frame) {
-  const pith_operation *op = frame->sequence ? operation_of(link->comm, frame->sequence) : NULL;
-  link->heard = pith__now();
-  if (op && !op->done && !pith__frame_agrees(frame, &op->frame)) {
-    pith__link_disagree(link, frame, op);
-  }
-}
-
 static void take_notice(pith_link *link, pith_early *notice) {
-  notice->payload[notice->frame.length] = 0;
-  switch ((pith_frame_kind)notice->frame.kind) {
+  const pith_frame *frame = &notice->frame;
+  const char *text = (const char *)notice->payload;
+  const pith_operation *op;
+  notice->payload[frame->length] = 0;
+  switch ((pith_frame_kind)frame->kind) {
     case PITH_FRAME_DATA:
       break;
     case PITH_FRAME_ABORT:
-      if (notice->payload[0]) {
-        pith__comm_fail(link->comm, PITH_ERR_ABORTED, "%s", (const char *)notice->payload);
+      if (*text) {
+        pith__comm_fail(link->comm, PITH_ERR_ABORTED, "%s", text);
       } else {
         pith__comm_fail(link->comm, PITH_ERR_ABORTED, "rank %d gave up and did not say why", link->peer);
       }
@@ -246,10 +225,14 @@ static void take_notice(pith_link *link, pith_early *notice) {
       link->left = 1;
       break;
     case PITH_FRAME_WAITING:
-      take_sign(link, &notice->frame);
+      op = frame->sequence ? operation_of(link->comm, frame->sequence) : NULL;
+      link->heard = pith__now();
+      if (op && !op->done && !pith__frame_agrees(frame, &op->frame)) {
+        pith__link_disagree(link, frame, op);
+      }
       break;
     case PITH_FRAME_SPEC:
-      pith__spec_learn(link->comm, notice->frame.fingerprint, (const char *)notice->payload);
+      pith__spec_learn(link->comm, frame->fingerprint, text);
       break;
   }
   free(notice);
@@ -398,10 +381,6 @@ static void adopt(pith_link *link, pith_posted *posted) {
   free(stored);
 }
 
-static int is_arriving(const pith_link *link, const pith_posted *posted) {
-  return link->stored && link->stored->frame.kind == PITH_FRAME_DATA && matches(posted, &link->stored->frame);
-}
-
 /* Posts a receive on this link; whether its message has come, or is arriving. */
 static int post_receive(pith_link *link, pith_operation *op, uint32_t number) {
   pith_posted *posted = pith__spare_take(&link->spare_posted, sizeof(pith_posted));
@@ -417,8 +396,8 @@ static int post_receive(pith_link *link, pith_operation *op, uint32_t number) {
     accept_early(link, early, op, number);
     return 1;
   }
-  if (is_arriving(link, posted)) {
-    adopt(link, posted);
+  if (link->stored && link->stored->frame.kind == PITH_FRAME_DATA && matches(posted, &link->stored->frame)) {
+    adopt(link, posted); /* it is arriving */
     return 1;
   }
   *link->posted_end = posted;
@@ -466,7 +445,7 @@ void pith__link_release_any(pith_link *link) {
     others += other != link && other->transport && !other->left;
   }
   for (pith_posted **at = &link->posted; others && *at;) {
-    if (is_any(*at)) {
+    if ((*at)->operation->job.schedule.task[(*at)->task].peer == PITH_ANY_RANK) {
       free_posted(link, unlink_posted(link, at));
     } else {
       at = &(*at)->next;

@@ -3,8 +3,7 @@
 #include <string.h>
 
 #include "base/size.h"
-#include "comm/small.h"
-#include "comm/submit.h"
+#include "comm/comm.h"
 
 /* ---- Checks ------------------------------------------------------------------------------------------------------ */
 
@@ -75,12 +74,9 @@ static pith_status check_parts(pith_operation *op, const size_t *counts, pith_cs
   return pith__check_overlap(own, whole, pith__sum(op->counts, op->job.rank));
 }
 
-static pith_status schedule_reduce_scatter(pith_operation *op, const size_t *counts) {
-  pith_job *job = &op->job;
-  PITH_TRY(check_parts(op, counts, readable(job->dst), job->src, "dst"));
-  PITH_REQUIRE(!job->codec || (job->codec->caps & PITH_CAP_CHUNKED), PITH_ERR_UNSUPPORTED,
-               "%s needs the whole tensor and cannot reduce parts of it", job->codec->spec);
-  return pith__reduce_scatter(job, op->counts);
+static pith_status check_chunked(const pith_codec *codec, const char *why) {
+  PITH_REQUIRE(!codec || (codec->caps & PITH_CAP_CHUNKED), PITH_ERR_UNSUPPORTED, "%s %s", codec->spec, why);
+  return PITH_OK;
 }
 
 pith_status pith_reduce_scatter(pith_comm *comm, pith_cspan src, pith_span dst, const size_t *counts,
@@ -90,13 +86,10 @@ pith_status pith_reduce_scatter(pith_comm *comm, pith_cspan src, pith_span dst, 
   PITH_TRY(check_spans(src, dst));
   PITH_TRY(pith__reduce_check(src.dtype, reduce));
   PITH_TRY(pith__operation_make(comm, PITH_OP_REDUCE_SCATTER, src, dst, reduce, call, &op));
-  return pith__operation_submit(op, schedule_reduce_scatter(op, counts), request);
-}
-
-static pith_status schedule_reduce(pith_job *job, int root) {
-  PITH_REQUIRE(!job->codec || (job->codec->caps & PITH_CAP_CHUNKED), PITH_ERR_UNSUPPORTED,
-               "%s cannot be reduced to one rank", job->codec->spec);
-  return pith__reduce_to(job, root);
+  pith_status status = check_parts(op, counts, readable(dst), src, "dst");
+  status =
+      status == PITH_OK ? check_chunked(op->job.codec, "needs the whole tensor and cannot reduce parts of it") : status;
+  return pith__operation_submit(op, status == PITH_OK ? pith__reduce_scatter(&op->job, op->counts) : status, request);
 }
 
 pith_status pith_reduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce_op reduce, int root,
@@ -108,15 +101,11 @@ pith_status pith_reduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_red
   PITH_TRY(comm->rank == root ? check_alike(src, dst) : PITH_OK);
   PITH_TRY(pith__operation_make(comm, PITH_OP_REDUCE, src, dst, reduce, call, &op));
   op->frame.flags |= (uint32_t)root << 16;
-  return pith__operation_submit(op, schedule_reduce(&op->job, root), request);
+  pith_status status = check_chunked(op->job.codec, "cannot be reduced to one rank");
+  return pith__operation_submit(op, status == PITH_OK ? pith__reduce_to(&op->job, root) : status, request);
 }
 
 /* ---- Moves ------------------------------------------------------------------------------------------------------- */
-
-static pith_status schedule_all_gather(pith_operation *op, const size_t *counts) {
-  PITH_TRY(check_parts(op, counts, op->job.src, readable(op->job.dst), "src"));
-  return pith__all_gather(&op->job, op->counts);
-}
 
 pith_status pith_all_gather(pith_comm *comm, pith_cspan src, pith_span dst, const size_t *counts, const pith_call *call,
                             pith_request **request) {
@@ -125,7 +114,8 @@ pith_status pith_all_gather(pith_comm *comm, pith_cspan src, pith_span dst, cons
   PITH_TRY(check_spans(src, dst));
   PITH_TRY(pith__operation_make(comm, PITH_OP_ALL_GATHER, src, dst, PITH_SUM, call, &op));
   op->frame.count = dst.n; /* src may differ between ranks */
-  return pith__operation_submit(op, schedule_all_gather(op, counts), request);
+  pith_status status = check_parts(op, counts, src, readable(dst), "src");
+  return pith__operation_submit(op, status == PITH_OK ? pith__all_gather(&op->job, op->counts) : status, request);
 }
 
 pith_status pith_broadcast(pith_comm *comm, pith_span tensor, int root, const pith_call *call, pith_request **request) {
@@ -138,20 +128,11 @@ pith_status pith_broadcast(pith_comm *comm, pith_span tensor, int root, const pi
 }
 
 static pith_status schedule_all_to_all(pith_operation *op, const size_t *send, const size_t *receive) {
-  size_t ranks = (size_t)op->job.ranks, *both = malloc(2 * ranks * sizeof *both);
-  PITH_REQUIRE(both, PITH_ERR_MEMORY, "no memory for an operation");
-  pith_status status = copy_counts(op, send, op->job.src.n / ranks, op->job.src.n);
-  if (status == PITH_OK) {
-    memcpy(both, op->counts, ranks * sizeof *both);
-    free(op->counts);
-    status = copy_counts(op, receive, op->job.dst.n / ranks, op->job.dst.n);
-  }
-  if (status == PITH_OK) {
-    memcpy(both + ranks, op->counts, ranks * sizeof *both);
-    status = pith__all_to_all(&op->job, both, both + ranks);
-  }
-  free(both);
-  return status;
+  size_t ranks = (size_t)op->job.ranks;
+  PITH_TRY(copy_counts(op, send, op->job.src.n / ranks, op->job.src.n));
+  PITH_FREED size_t *sent = op->counts;
+  PITH_TRY(copy_counts(op, receive, op->job.dst.n / ranks, op->job.dst.n));
+  return pith__all_to_all(&op->job, sent, op->counts);
 }
 
 pith_status pith__all_to_all_of(pith_comm *comm, pith_cspan src, const size_t *send, pith_span dst,
@@ -170,12 +151,6 @@ pith_status pith_all_to_all(pith_comm *comm, pith_cspan src, const size_t *send,
   return pith__all_to_all_of(comm, src, send, dst, receive, NULL, request);
 }
 
-static pith_status schedule_gather(pith_operation *op, const size_t *counts, int root) {
-  int is_root = op->job.rank == root;
-  PITH_TRY(is_root ? check_parts(op, counts, op->job.src, readable(op->job.dst), "src") : PITH_OK);
-  return pith__gather(&op->job, op->counts, root);
-}
-
 pith_status pith_gather(pith_comm *comm, pith_cspan src, pith_span dst, const size_t *counts, int root,
                         pith_request **request) {
   pith_operation *op;
@@ -184,13 +159,8 @@ pith_status pith_gather(pith_comm *comm, pith_cspan src, pith_span dst, const si
   PITH_TRY(pith__operation_make(comm, PITH_OP_GATHER, src, dst, PITH_SUM, NULL, &op));
   op->frame.count = 0;
   op->frame.flags |= (uint32_t)root << 16;
-  return pith__operation_submit(op, schedule_gather(op, counts, root), request);
-}
-
-static pith_status schedule_scatter(pith_operation *op, const size_t *counts, int root) {
-  int is_root = op->job.rank == root;
-  PITH_TRY(is_root ? check_parts(op, counts, readable(op->job.dst), op->job.src, "dst") : PITH_OK);
-  return pith__scatter(&op->job, op->counts, root);
+  pith_status status = comm->rank == root ? check_parts(op, counts, src, readable(dst), "src") : PITH_OK;
+  return pith__operation_submit(op, status == PITH_OK ? pith__gather(&op->job, op->counts, root) : status, request);
 }
 
 pith_status pith_scatter(pith_comm *comm, pith_cspan src, const size_t *counts, pith_span dst, int root,
@@ -202,7 +172,8 @@ pith_status pith_scatter(pith_comm *comm, pith_cspan src, const size_t *counts, 
   PITH_TRY(pith__operation_make(comm, PITH_OP_SCATTER, src, dst, PITH_SUM, NULL, &op));
   op->frame.count = 0;
   op->frame.flags |= (uint32_t)root << 16;
-  return pith__operation_submit(op, schedule_scatter(op, counts, root), request);
+  pith_status status = comm->rank == root ? check_parts(op, counts, readable(dst), src, "dst") : PITH_OK;
+  return pith__operation_submit(op, status == PITH_OK ? pith__scatter(&op->job, op->counts, root) : status, request);
 }
 
 pith_status pith_barrier(pith_comm *comm, pith_request **request) {

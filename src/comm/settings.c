@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/struct_size.h"
-#include "comm/submit.h"
+#include "comm/comm.h"
 
 #define DEFAULT_PORT 29499
 #define DEFAULT_TIMEOUT 300.0

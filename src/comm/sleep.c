@@ -92,12 +92,9 @@ static void note_vain_spin(pith_comm *comm) {
 /* ---- Sleeping -----------------------------------------------------------------------------------------------------
  */
 
-/* A transport has at most one descriptor of its own and two for each peer. */
-static int descriptors_most(const pith_comm *comm) { return 1 + comm->transports * (1 + 2 * comm->ranks); }
-
-static int collect_descriptors(pith_comm *comm, struct pollfd *fds) {
+static int collect_descriptors(pith_comm *comm, struct pollfd *fds, int most) {
   uint8_t sending[comm->ranks];
-  int count = 1, most = descriptors_most(comm);
+  int count = 1;
   fds[0] = (struct pollfd){.fd = comm->wake, .events = POLLIN};
   for (int t = 0; t < comm->transports; t++) {
     pith_transport *transport = comm->transport[t];
@@ -119,8 +116,9 @@ static void clear_wake(const pith_comm *comm) {
 
 void pith__comm_sleep(pith_comm *comm) {
   note_vain_spin(comm);
-  struct pollfd *fds = malloc((size_t)descriptors_most(comm) * sizeof *fds);
-  int count = fds ? collect_descriptors(comm, fds) : 0, is_something = 0;
+  int most = 1 + comm->transports * (1 + 2 * comm->ranks); /* one of a transport's own, and two for each peer */
+  PITH_FREED struct pollfd *fds = malloc((size_t)most * sizeof *fds);
+  int count = fds ? collect_descriptors(comm, fds, most) : 0, is_something = 0;
   int must_poll = !fds; /* without memory we cannot know what to wait for */
   for (int t = 0; t < comm->transports; t++) {
     is_something |= comm->transport[t]->ops->sleep(comm->transport[t], 1);
@@ -139,7 +137,6 @@ void pith__comm_sleep(pith_comm *comm) {
   if (count > 0 && fds[0].revents) {
     clear_wake(comm);
   }
-  free(fds);
 }
 
 static int is_sending(const pith_comm *comm) {

@@ -5,12 +5,11 @@
  * messages, time-outs, dead peers and other threads are the comm's as usual. The messages are the same, so ranks need
  * not agree on which of them do this.
  */
-#include "comm/small.h"
-
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "comm/comm.h"
 
 #define RANKS_MOST 8
 #define STAGED_MOST \
@@ -75,17 +74,6 @@ static void prepare(small *b, pith_comm *comm, pith_cspan src, size_t bytes) {
   b->op.job.schedule.tasks = b->op.unfinished = tasks;
 }
 
-/* The peers in the order rank + 1, rank + 2, …: then no rank is the first peer of all others. */
-static void exchange(pith_comm *comm, small *b, const void *values) {
-  for (int step = 1; step < comm->ranks; step++) {
-    pith__link_send_now(&comm->link[(comm->rank + step) % comm->ranks], &b->op.frame, values);
-  }
-  for (uint32_t t = 0; t < b->op.job.schedule.tasks; t++) {
-    pith__link_receive(&comm->link[b->task[t].peer], &b->op, t);
-  }
-  pith__comm_drive(comm, &b->op);
-}
-
 static void count(pith_comm *comm, size_t bytes, double start) {
   pith_traffic *t = &comm->traffic[PITH_OP_ALLREDUCE];
   uint64_t messages = (uint64_t)comm->ranks - 1;
@@ -98,19 +86,21 @@ static void count(pith_comm *comm, size_t bytes, double start) {
   t->wire += pith__now_rough() - start; /* of many, the sum is right */
 }
 
-/* With the mutex held. */
+/* With the mutex held. The peers in the order rank + 1, rank + 2, …: then no rank is the first peer of all others. */
 static pith_status run(pith_comm *comm, small *b, pith_cspan src, size_t bytes) {
   double start = pith__now_rough();
   pith__running_add(comm, &b->op);
   if (comm->failed == PITH_OK) {
-    exchange(comm, b, src.data);
+    for (int step = 1; step < comm->ranks; step++) {
+      pith__link_send_now(&comm->link[(comm->rank + step) % comm->ranks], &b->op.frame, src.data);
+    }
+    for (uint32_t t = 0; t < b->op.job.schedule.tasks; t++) {
+      pith__link_receive(&comm->link[b->task[t].peer], &b->op, t);
+    }
+    pith__comm_drive(comm, &b->op);
   }
-  pith__running_remove(comm, &b->op);
   count(comm, bytes, start);
-  if (comm->failed != PITH_OK) {
-    pith__comm_flush(comm, comm->failed_at + 0.2); /* the others should hear why */
-  }
-  return b->op.status == PITH_OK ? PITH_OK : pith_fail(comm->failed, "%s", comm->failure);
+  return pith__operation_conclude(&b->op);
 }
 
 int pith__small_allreduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce_op reduce, const pith_call *call,

@@ -1,6 +1,6 @@
 /* From arguments to an operation: operations.c checks what is its own and writes the schedule, here is what all of them
  * share. drive.c runs it. */
-#include "comm/submit.h"
+#include "comm/comm.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -84,20 +84,6 @@ pith_status pith__check_overlap(pith_cspan inner, pith_cspan outer, size_t place
   return PITH_OK;
 }
 
-static pith_status check_codec(const pith_operation *op, const pith_call *call) {
-  const pith_codec *codec = call->codec;
-  pith_dtype dtype = op->job.src.dtype;
-  PITH_REQUIRE(dtype == PITH_F32 || dtype == PITH_F16 || dtype == PITH_BF16, PITH_ERR_ARGUMENT,
-               "%s: %s values cannot be compressed", codec->spec, pith_dtype_name(dtype));
-  PITH_REQUIRE(op->job.reduce == PITH_SUM || op->job.reduce == PITH_MEAN, PITH_ERR_ARGUMENT,
-               "%s: only sums and means are compressed", codec->spec);
-  if (op->job.member_count) {
-    return PITH_OK; /* the reducer made every layer's state for its codec */
-  }
-  PITH_TRY(pith__state_fits(codec, call->state, op->job.src.n, &op->job.ctx));
-  return call->state ? pith__state_claim(call->state, op->comm->rank, op->comm->ranks) : PITH_OK;
-}
-
 static pith_status read_call(pith_operation *op, const pith_call *given) {
   pith_call full = PITH_CALL_INIT, *call = &full;
   op->job.ctx = (pith_ctx){.size = sizeof(pith_ctx), .gamma = 1.0f};
@@ -110,15 +96,24 @@ static pith_status read_call(pith_operation *op, const pith_call *given) {
   op->job.ctx.layer = call->layer;
   op->job.ctx.rows = call->rows;
   op->job.ctx.gamma = call->gamma != 0 ? call->gamma : 1.0f;
-  if (call->codec) {
-    PITH_TRY(check_codec(op, call));
-    op->job.codec = call->codec;
-    op->job.state = call->state;
-    op->job.ctx.rows = call->state ? call->state->rows : call->rows;
-    int rounds = (call->codec->caps & PITH_CAP_ROUNDS) && (call->state || op->job.member_count);
-    PITH_TRY(rounds ? PITH_OK : take_scratch(op)); /* rounds work in their states */
+  const pith_codec *codec = call->codec;
+  pith_dtype dtype = op->job.src.dtype;
+  if (!codec) {
+    return PITH_OK;
   }
-  return PITH_OK;
+  PITH_REQUIRE(dtype == PITH_F32 || dtype == PITH_F16 || dtype == PITH_BF16, PITH_ERR_ARGUMENT,
+               "%s: %s values cannot be compressed", codec->spec, pith_dtype_name(dtype));
+  PITH_REQUIRE(op->job.reduce == PITH_SUM || op->job.reduce == PITH_MEAN, PITH_ERR_ARGUMENT,
+               "%s: only sums and means are compressed", codec->spec);
+  if (!op->job.member_count) { /* else the reducer made every layer's state for its codec */
+    PITH_TRY(pith__state_fits(codec, call->state, op->job.src.n, &op->job.ctx));
+    PITH_TRY(call->state ? pith__state_claim(call->state, op->comm->rank, op->comm->ranks) : PITH_OK);
+  }
+  op->job.codec = codec;
+  op->job.state = call->state;
+  op->job.ctx.rows = call->state ? call->state->rows : call->rows;
+  int rounds = (codec->caps & PITH_CAP_ROUNDS) && (call->state || op->job.member_count);
+  return rounds ? PITH_OK : take_scratch(op); /* rounds work in their states */
 }
 
 void pith__operation_release(pith_operation *op) {

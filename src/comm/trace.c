@@ -1,6 +1,8 @@
-/* Events are written one a line as they end; the array is closed when the process exits. */
-#include "comm/trace.h"
-
+/*
+ * PITH_TRACE=FILE: what every rank does when, for chrome://tracing or ui.perfetto.dev. %r is the rank, %h the host, %p
+ * the process; without %r or %p each rank adds its number to the name. Costs nothing when it is off. Events are written
+ * one a line as they end; the array is closed when the process exits.
+ */
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -11,6 +13,7 @@
 #include "base/clock.h"
 #include "base/forked.h"
 #include "base/log.h"
+#include "comm/comm.h"
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static FILE *file;
@@ -74,16 +77,13 @@ static void trace(int rank, const char *kind, const char *name, const char *deta
   pthread_mutex_unlock(&mutex);
 }
 
-static const char *work_name(pith_work_fn work) {
-  return work == pith__work_encode || work == pith__work_encode_result                                       ? "encode"
-         : work == pith__work_decode || work == pith__work_decode_result || work == pith__work_decode_to_dst ? "decode"
-                                                                                                             : "reduce";
-}
-
 void pith__trace_work(const pith_operation *op, const pith_task *task, double start) {
   char detail[64];
+  pith_work_fn w = task->work;
+  int encodes = w == pith__work_encode || w == pith__work_encode_result;
+  int decodes = w == pith__work_decode || w == pith__work_decode_result || w == pith__work_decode_to_dst;
   snprintf(detail, sizeof detail, "%zu values from %zu", task->n, task->first);
-  trace(op->comm->rank, "work", work_name(task->work), detail, start, pith__now());
+  trace(op->comm->rank, "work", encodes ? "encode" : decodes ? "decode" : "reduce", detail, start, pith__now());
 }
 
 void pith__trace_operation(const pith_operation *op) {

@@ -13,14 +13,6 @@
 
 /* ---- Life -------------------------------------------------------------------------------------------------------- */
 
-static size_t largest_piece(const pith_bucket *b) {
-  size_t most = 0;
-  for (size_t i = 0; i < b->count; i++) {
-    most = pith__most(most, pith__split(b->layer[i].n, b->layer[i].codec->granule, (size_t)b->ranks, 0).n);
-  }
-  return most;
-}
-
 /* Layers are worked on one after another, so their scratch may overlap. */
 static pith_status take_scratch(pith_bucket *b) {
   size_t need = 0;
@@ -38,7 +30,16 @@ static pith_status take_scratch(pith_bucket *b) {
   return PITH_OK;
 }
 
-static pith_status measure_parts(pith_bucket *b) {
+static pith_status fill(pith_bucket *b) {
+  size_t largest = 0;
+  for (size_t i = 0; i < b->count; i++) {
+    largest = pith__most(largest, pith__split(b->layer[i].n, b->layer[i].codec->granule, (size_t)b->ranks, 0).n);
+  }
+  b->bytes = calloc((size_t)b->ranks, sizeof *b->bytes);
+  b->scratch = calloc(b->count + 1, sizeof *b->scratch);
+  b->sum = calloc(largest + 1, sizeof *b->sum);
+  PITH_REQUIRE(b->bytes && b->scratch && b->sum, PITH_ERR_MEMORY, "no memory for a bucket of %zu layers", b->count);
+  PITH_TRY(take_scratch(b));
   for (int p = 0; p < b->ranks; p++) {
     for (size_t i = 0; i < b->count; i++) {
       b->bytes[p] = pith__sat_add(b->bytes[p], pith__bucket_piece_bytes(b, i, pith__bucket_piece(b, i, p)));
@@ -47,15 +48,6 @@ static pith_status measure_parts(pith_bucket *b) {
                  "the bucket is too large for any memory");
   }
   return PITH_OK;
-}
-
-static pith_status fill(pith_bucket *b) {
-  b->bytes = calloc((size_t)b->ranks, sizeof *b->bytes);
-  b->scratch = calloc(b->count + 1, sizeof *b->scratch);
-  b->sum = calloc(largest_piece(b) + 1, sizeof *b->sum);
-  PITH_REQUIRE(b->bytes && b->scratch && b->sum, PITH_ERR_MEMORY, "no memory for a bucket of %zu layers", b->count);
-  PITH_TRY(take_scratch(b));
-  return measure_parts(b);
 }
 
 pith_status pith__bucket_create(int rank, int ranks, const pith_bucket_item *items, size_t count, pith_bucket **made) {

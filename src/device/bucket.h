@@ -97,19 +97,15 @@ pith_status pith__bucket_decode(pith_bucket *bucket, const void *results, size_t
 
 /*
  * The same with all values and bytes in device memory, enqueued on a stream. `memories` has, for each layer, the values
- * of its codec's memory (NULL for codecs without one): all n values for encoding and summing, and those of this rank's
- * piece for results. Residuals in fewer bits than 32 are widened in a workspace: of all pieces for encoding, of our own
- * for the other two. Reducing has three steps: the sum of what was received and of this rank's own values; means of
- * sums, or the majority for VOTE codecs; and encoding. `sums` holds the pieces of this rank one after another.
+ * of its codec's memory (NULL for codecs without one): all n values for encoding and summing, and `result_memories`
+ * those of this rank's piece for results. Residuals in fewer bits than 32 are widened in a workspace: of all pieces for
+ * encoding, of our `own` for reducing, which also keeps its sums there.
  */
 size_t pith__cuda_bucket_workspace(const pith_bucket *bucket, int own);
 pith_status pith__cuda_bucket_encode(const pith_bucket *bucket, const void *const *src, void *const *memories,
                                      const pith_ctx *ctx, void *parts, void *workspace, void *stream);
-pith_status pith__cuda_bucket_sum(const pith_bucket *bucket, const void *const *src, void *const *memories,
-                                  const void *received, const pith_ctx *ctx, float *sums, void *workspace,
-                                  void *stream);
-pith_status pith__cuda_bucket_mean(const pith_bucket *bucket, float *sums, void *stream);
-pith_status pith__cuda_bucket_result(const pith_bucket *bucket, float *sums, void *const *memories, const pith_ctx *ctx,
+pith_status pith__cuda_bucket_reduce(const pith_bucket *bucket, const void *const *src, void *const *memories,
+                                     void *const *result_memories, const void *received, const pith_ctx *ctx,
                                      void *result, void *workspace, void *stream);
 pith_status pith__cuda_bucket_decode(const pith_bucket *bucket, const void *results, size_t stride, const pith_ctx *ctx,
                                      void *const *dst, void *stream);

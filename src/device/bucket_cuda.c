@@ -7,14 +7,17 @@
 #include "device/cuda_tasks.h"
 #include "memory/store.h"
 
+#define ALIGNMENT 256 /* of a workspace */
+
 typedef struct item_list {
   pith_cuda_item *item;
   size_t count;
 } item_list;
 
-static pith_status make_list(const pith_bucket *b, size_t pieces, item_list *list) {
-  *list = (item_list){malloc((pieces + 1) * sizeof *list->item), 0};
-  PITH_REQUIRE(list->item, PITH_ERR_MEMORY, "no memory for a bucket of %zu layers", b->count);
+/* The caller frees the items. */
+static pith_status make_items(const pith_bucket *b, size_t pieces, pith_cuda_item **items) {
+  *items = malloc((pieces + 1) * sizeof **items);
+  PITH_REQUIRE(*items, PITH_ERR_MEMORY, "no memory for a bucket of %zu layers", b->count);
   return PITH_OK;
 }
 
@@ -22,19 +25,8 @@ static void add_item(item_list *list, const pith_bucket *b, size_t index, pith_r
                      pith_dtype dtype, void *payload, const pith_ctx *ctx, uint32_t rank) {
   if (piece.n) {
     pith_ctx at = pith__bucket_ctx(b, ctx, index, rank, piece.first);
-    list->item[list->count++] = (pith_cuda_item){.size = sizeof(pith_cuda_item),
-                                                 .codec = b->layer[index].codec,
-                                                 .dtype = dtype,
-                                                 .n = piece.n,
-                                                 .values = values,
-                                                 .payload = payload,
-                                                 .seed = at.seed,
-                                                 .step = at.step,
-                                                 .layer = at.layer,
-                                                 .rank = at.rank,
-                                                 .ranks = at.ranks,
-                                                 .offset = at.offset,
-                                                 .gamma = at.gamma};
+    list->item[list->count] = pith__gpu_item(b->layer[index].codec, (pith_span){values, piece.n, dtype}, &at);
+    list->item[list->count++].payload = payload;
   }
 }
 
@@ -47,10 +39,11 @@ typedef enum pieces { PARTS, RESULTS } pieces;
 
 static pith_status run_all(const pith_bucket *b, const void *const *tensors, void *const *memories, const pith_ctx *ctx,
                            const void *bytes, size_t stride, pieces what, void *workspace, void *stream) {
-  item_list list;
   uint32_t rank = what == RESULTS ? pith__result_rank(b->ranks) : (uint32_t)b->rank;
   uint8_t *at = (uint8_t *)(uintptr_t)bytes;
-  PITH_TRY(make_list(b, b->count * (size_t)b->ranks, &list));
+  PITH_FREED pith_cuda_item *items = NULL;
+  PITH_TRY(make_items(b, b->count * (size_t)b->ranks, &items));
+  item_list list = {items, 0};
   for (int p = 0; p < b->ranks; p++) {
     at = stride ? (uint8_t *)(uintptr_t)bytes + (size_t)p * stride : at;
     for (size_t i = 0; i < b->count; i++) {
@@ -65,15 +58,22 @@ static pith_status run_all(const pith_bucket *b, const void *const *tensors, voi
       at += pith__bucket_piece_bytes(b, i, piece);
     }
   }
-  size_t size = what == PARTS ? pith__gpu_wide_bytes(list.item, list.count) : 0;
-  pith_status status = what == PARTS ? pith_cuda_encode(list.item, list.count, workspace, size, stream)
-                                     : pith_cuda_decode(list.item, list.count, PITH_SET, NULL, 0, stream);
-  free(list.item);
-  return status;
+  if (what == RESULTS) {
+    return pith_cuda_decode(items, list.count, PITH_SET, NULL, 0, stream);
+  }
+  return pith_cuda_encode(items, list.count, workspace, pith__gpu_wide_bytes(items, list.count), stream);
+}
+
+static size_t sum_bytes(const pith_bucket *b) {
+  size_t values = 0;
+  for (size_t i = 0; i < b->count; i++) {
+    values += pith__bucket_piece(b, i, b->rank).n;
+  }
+  return (values * sizeof(float) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
 size_t pith__cuda_bucket_workspace(const pith_bucket *b, int own) {
-  size_t bytes = 0;
+  size_t bytes = own ? sum_bytes(b) : 0;
   for (int p = own ? b->rank : 0; p < (own ? b->rank + 1 : b->ranks); p++) {
     for (size_t i = 0; i < b->count; i++) {
       pith_cuda_item item = {.codec = b->layer[i].codec, .n = pith__bucket_piece(b, i, p).n};
@@ -109,22 +109,11 @@ static void list_own(item_list *list, const pith_bucket *b, float *sums, const v
   }
 }
 
-static pith_status run_own(const pith_cuda_module *gpu, const item_list *list, int add, void *stream) {
-  pith_gpu_batch batch = {.gpu = gpu, .stream = stream, .kind = PITH_GPU_OWN_TASKS};
-  for (size_t i = 0; i < list->count; i++) {
-    for (size_t first = 0; first < list->item[i].n;) {
-      PITH_TRY(pith__gpu_make_room(&batch));
-      first += pith__gpu_next_own(&list->item[i], add, first, &batch.own[batch.used++]);
-    }
-  }
-  return pith__gpu_hand_over(&batch);
-}
-
-/* Our own values of our own pieces, behind their memories. */
+/* Our own values of our own pieces, behind their memories, which are widened where they are packed. */
 static pith_status sum_own(item_list *list, const pith_bucket *b, const void *const *src, void *const *memories,
                            const pith_ctx *ctx, float *sums, void *workspace, void *stream) {
-  const pith_cuda_module *gpu;
-  item_list widened;
+  pith_gpu_batch batch = {.stream = stream, .kind = PITH_GPU_OWN_TASKS};
+  PITH_FREED pith_cuda_item *widened = NULL;
   list->count = 0;
   for (size_t i = 0; i < b->count; i++) {
     pith_range piece = pith__bucket_piece(b, i, b->rank);
@@ -136,82 +125,57 @@ static pith_status sum_own(item_list *list, const pith_bucket *b, const void *co
     }
     sums += piece.n;
   }
-  PITH_TRY(pith__cuda_module(&gpu));
-  if (!pith__gpu_wide_bytes(list->item, list->count)) {
-    return run_own(gpu, list, b->rank > 0, stream);
-  }
-  PITH_TRY(make_list(b, list->count, &widened));
-  widened.count = list->count;
-  pith_status status = pith__gpu_widen(gpu, list->item, list->count, workspace, widened.item, stream);
-  if (status == PITH_OK) {
-    status = run_own(gpu, &widened, b->rank > 0, stream);
-  }
-  free(widened.item);
-  return status == PITH_OK ? pith__gpu_pack(gpu, list->item, list->count, workspace, stream) : status;
-}
-
-/* Rank after rank, as on the CPU: the sum has the same bits. */
-pith_status pith__cuda_bucket_sum(const pith_bucket *b, const void *const *src, void *const *memories,
-                                  const void *received, const pith_ctx *ctx, float *sums, void *workspace,
-                                  void *stream) {
-  item_list list;
-  PITH_TRY(make_list(b, b->count, &list));
-  pith_status status = PITH_OK;
-  for (int p = 0; p < b->ranks && status == PITH_OK; p++) {
-    list_own(&list, b, sums, (const uint8_t *)received + (size_t)p * b->bytes[b->rank], ctx, (uint32_t)p, p == b->rank);
-    status = pith_cuda_decode(list.item, list.count, p ? PITH_ADD : PITH_SET, NULL, 0, stream);
-    if (status == PITH_OK && p == b->rank) {
-      status = sum_own(&list, b, src, memories, ctx, sums, workspace, stream);
+  PITH_TRY(pith__cuda_module(&batch.gpu));
+  PITH_TRY(make_items(b, list->count, &widened));
+  PITH_TRY(pith__gpu_widen(batch.gpu, list->item, list->count, workspace, widened, stream));
+  for (size_t i = 0; i < list->count; i++) {
+    for (size_t first = 0; first < widened[i].n;) {
+      PITH_TRY(pith__gpu_make_room(&batch));
+      first += pith__gpu_next_own(&widened[i], b->rank > 0, first, &batch.own[batch.used++]);
     }
   }
-  free(list.item);
-  return status;
+  PITH_TRY(pith__gpu_hand_over(&batch));
+  return pith__gpu_pack(batch.gpu, list->item, list->count, workspace, stream);
 }
 
-pith_status pith__cuda_bucket_mean(const pith_bucket *b, float *sums, void *stream) {
-  item_list list;
-  PITH_TRY(make_list(b, b->count, &list));
+/* The sum rank after rank, as on the CPU, so that it has the same bits; its mean; and the result, encoded. Results go
+ * through a memory of their own where one keeps what was lost; any other memory is for gradients alone. */
+pith_status pith__cuda_bucket_reduce(const pith_bucket *b, const void *const *src, void *const *memories,
+                                     void *const *result_memories, const void *received, const pith_ctx *ctx,
+                                     void *result, void *workspace, void *stream) {
+  float *sums = workspace;
+  void *wide = (uint8_t *)workspace + sum_bytes(b);
+  PITH_FREED pith_codec *plain = malloc((b->count + 1) * sizeof *plain);
+  PITH_FREED pith_cuda_item *items = NULL;
+  PITH_REQUIRE(plain, PITH_ERR_MEMORY, "no memory for a bucket of %zu layers", b->count);
+  PITH_TRY(make_items(b, b->count, &items));
+  item_list list = {items, 0};
+  for (int p = 0; p < b->ranks; p++) {
+    list_own(&list, b, sums, (const uint8_t *)received + (size_t)p * b->bytes[b->rank], ctx, (uint32_t)p, p == b->rank);
+    PITH_TRY(pith_cuda_decode(items, list.count, p ? PITH_ADD : PITH_SET, NULL, 0, stream));
+    PITH_TRY(p == b->rank ? sum_own(&list, b, src, memories, ctx, sums, wide, stream) : PITH_OK);
+  }
   list_own(&list, b, sums, sums, &(pith_ctx)PITH_CTX_INIT, (uint32_t)b->rank, 0);
   for (size_t k = 0; k < list.count; k++) {
-    list.item[k].payload = list.item[k].values; /* in place */
+    items[k].payload = items[k].values; /* in place */
   }
-  pith_status status = pith_cuda_aggregate(list.item, list.count, stream);
-  free(list.item);
-  return status;
-}
-
-/* Results go through a memory of their own where one keeps what was lost; any other memory is for gradients alone. */
-static pith_status encode_results(const pith_bucket *b, item_list *list, pith_codec *plain, void *const *memories,
-                                  void *workspace, void *stream) {
-  for (size_t i = 0, k = 0; i < b->count; i++) {
+  PITH_TRY(pith_cuda_aggregate(items, list.count, stream));
+  list_own(&list, b, sums, result, ctx, pith__result_rank(b->ranks), 0);
+  pith_cuda_item *item = items;
+  for (size_t i = 0; i < b->count; i++) {
     const pith_codec *codec = b->layer[i].codec;
     if (pith__bucket_piece(b, i, b->rank).n == 0) {
       continue;
     }
-    list->item[k].gamma = 1.0f;
+    item->gamma = 1.0f;
     if (codec->memory && codec->memory->after == PITH_AFTER_SUBTRACT) {
-      list->item[k].memory = memories ? memories[i] : NULL;
+      item->memory = result_memories[i];
     } else {
       plain[i] = *codec;
       plain[i].memory = NULL;
-      list->item[k].codec = &plain[i];
+      item->codec = &plain[i];
     }
-    k++;
+    item++;
   }
-  return pith_cuda_encode(list->item, list->count, workspace, pith__gpu_wide_bytes(list->item, list->count), stream);
-}
-
-pith_status pith__cuda_bucket_result(const pith_bucket *b, float *sums, void *const *memories, const pith_ctx *ctx,
-                                     void *result, void *workspace, void *stream) {
-  item_list list;
-  PITH_TRY(make_list(b, b->count, &list));
-  pith_codec *plain = malloc((b->count + 1) * sizeof *plain);
-  pith_status status = plain ? PITH_OK : pith_fail(PITH_ERR_MEMORY, "no memory for a bucket of %zu layers", b->count);
-  if (status == PITH_OK) {
-    list_own(&list, b, sums, result, ctx, pith__result_rank(b->ranks), 0);
-    status = encode_results(b, &list, plain, memories, workspace, stream);
-  }
-  free(plain);
-  free(list.item);
-  return status;
+  return pith_cuda_encode(items, list.count, wide, pith__gpu_wide_bytes(items, list.count), stream);
 }

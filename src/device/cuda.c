@@ -107,13 +107,11 @@ pith_status pith_cuda_supports(const pith_codec *codec) {
   return PITH_OK;
 }
 
-/* Items as this library has them: the caller's own, or *copy, which must be freed, if it was built with another
- * header. */
-static pith_status read_items(const pith_cuda_item *given, size_t count, const pith_cuda_item **items,
-                              pith_cuda_item **copy) {
+/* Makes *items those that this library has: the caller's own, or *copy, which the caller frees, if it was built with
+ * another header. */
+static pith_status read_items(const pith_cuda_item **items, size_t count, pith_cuda_item **copy) {
+  const pith_cuda_item *given = *items;
   PITH_REQUIRE(given || count == 0, PITH_ERR_ARGUMENT, "%zu items at NULL", count);
-  *items = given;
-  *copy = NULL;
   size_t same = 0;
   while (same < count && given[same].size == sizeof *given) {
     same++;
@@ -121,17 +119,12 @@ static pith_status read_items(const pith_cuda_item *given, size_t count, const p
   if (same == count) {
     return PITH_OK;
   }
-  *copy = calloc(count, sizeof **copy);
+  *items = *copy = calloc(count, sizeof **copy);
   PITH_REQUIRE(*copy, PITH_ERR_MEMORY, "no memory for %zu items", count);
-  pith_status status = PITH_OK;
-  for (size_t i = 0; i < count && status == PITH_OK; i++) {
-    status = PITH_STRUCT_READ_AT(pith_cuda_item, given, i, &(*copy)[i]);
+  for (size_t i = 0; i < count; i++) {
+    PITH_TRY(PITH_STRUCT_READ_AT(pith_cuda_item, given, i, &(*copy)[i]));
   }
-  if (status != PITH_OK) {
-    free(*copy);
-  }
-  *items = *copy;
-  return status;
+  return PITH_OK;
 }
 
 static pith_status check_place(const pith_cuda_item *item) {
@@ -152,16 +145,6 @@ static pith_status check_place(const pith_cuda_item *item) {
   return PITH_OK;
 }
 
-static pith_status check_memory(const pith_cuda_item *item) {
-  const pith_codec *codec = item->codec;
-  if (codec->memory && item->n) {
-    PITH_REQUIRE(item->memory, PITH_ERR_STATE, "%s: needs its memory", codec->spec);
-    PITH_REQUIRE(codec->memory->after != PITH_AFTER_CLEAR || item->momentum, PITH_ERR_STATE, "%s: needs its momentum",
-                 codec->spec);
-  }
-  return PITH_OK;
-}
-
 static pith_status check_values(const pith_cuda_item *item) {
   const char *spec = item->codec->spec;
   PITH_REQUIRE(item->dtype == PITH_F32 || item->dtype == PITH_F16 || item->dtype == PITH_BF16, PITH_ERR_ARGUMENT,
@@ -174,9 +157,14 @@ static pith_status check_values(const pith_cuda_item *item) {
 }
 
 static pith_status check_item(const pith_cuda_item *item, int encode) {
-  PITH_TRY(pith_cuda_supports(item->codec));
+  const pith_codec *codec = item->codec;
+  PITH_TRY(pith_cuda_supports(codec));
   PITH_TRY(check_values(item));
-  PITH_TRY(encode ? check_memory(item) : PITH_OK);
+  if (encode && codec->memory && item->n) {
+    PITH_REQUIRE(item->memory, PITH_ERR_STATE, "%s: needs its memory", codec->spec);
+    PITH_REQUIRE(codec->memory->after != PITH_AFTER_CLEAR || item->momentum, PITH_ERR_STATE, "%s: needs its momentum",
+                 codec->spec);
+  }
   return check_place(item);
 }
 
@@ -190,14 +178,6 @@ static pith_status check_round(const pith_cuda_item *item, size_t index) {
                "%s: needs its part", spec);
   PITH_REQUIRE((uintptr_t)item->payload % sizeof(float) == 0, PITH_ERR_ARGUMENT,
                "%s: the buffer of a round is not aligned", spec);
-  return PITH_OK;
-}
-
-static pith_status check_sums(const pith_cuda_item *item) {
-  PITH_REQUIRE(item->codec, PITH_ERR_ARGUMENT, "pith_cuda_aggregate: an item has no codec");
-  PITH_TRY(check_values(item));
-  PITH_REQUIRE((uintptr_t)item->payload % sizeof(float) == 0, PITH_ERR_ARGUMENT, "%s: sums are not aligned",
-               item->codec->spec);
   return PITH_OK;
 }
 
@@ -238,23 +218,10 @@ static size_t wide_space(const pith_cuda_item *items, size_t count) {
   return size;
 }
 
-size_t pith_cuda_workspace(const pith_cuda_item *given, size_t count) {
-  const pith_cuda_item *items = NULL;
-  pith_cuda_item *copy = NULL;
-  if (read_items(given, count, &items, &copy) != PITH_OK) {
-    return 0; /* the call itself will say so */
-  }
-  size_t size = kernel_space(items, count) + wide_space(items, count);
-  free(copy);
-  return size;
-}
-
-static pith_status check_workspace(size_t needed, const void *workspace, size_t size) {
-  PITH_REQUIRE(needed <= size && (needed == 0 || workspace), PITH_ERR_BUFFER,
-               "these items need a workspace of %zu bytes (pith_cuda_workspace), not %zu", needed, size);
-  PITH_REQUIRE(needed == 0 || (uintptr_t)workspace % WORKSPACE_ALIGNMENT == 0, PITH_ERR_ARGUMENT,
-               "the workspace must start at a multiple of %d bytes", WORKSPACE_ALIGNMENT);
-  return PITH_OK;
+size_t pith_cuda_workspace(const pith_cuda_item *items, size_t count) {
+  PITH_FREED pith_cuda_item *copy = NULL;
+  int is_good = read_items(&items, count, &copy) == PITH_OK; /* else the call itself will say so */
+  return is_good ? kernel_space(items, count) + wide_space(items, count) : 0;
 }
 
 /* ---- Calls ------------------------------------------------------------------------------------------------------- */
@@ -282,14 +249,11 @@ static pith_status run_blocks(pith_gpu_batch *b, const pith_cuda_item *items, si
 }
 
 /* An item without values still has a payload, unless its size is fixed: that of no values. */
-static int has_work(const pith_cuda_item *item) {
-  return pith__gpu_is_sparse(item->codec) && (item->n || (item->payload && !(item->codec->caps & PITH_CAP_FIXED)));
-}
-
 static pith_status run_sparse(pith_gpu_batch *b, const pith_cuda_item *items, size_t count, const cuda_call *c) {
   uint8_t *space = c->workspace;
   for (size_t i = 0; i < count; space += space_of(b->gpu, &items[i]), i++) {
-    if (has_work(&items[i])) {
+    int has_work = items[i].n || (items[i].payload && !(items[i].codec->caps & PITH_CAP_FIXED));
+    if (has_work && pith__gpu_is_sparse(items[i].codec)) {
       PITH_TRY(pith__gpu_make_room(b));
       b->sparse[b->used] = pith__gpu_sparse_task(&items[i], encodes(c));
       b->sparse[b->used++].space = space;
@@ -321,34 +285,62 @@ static pith_status run_kinds(const pith_cuda_module *gpu, const pith_cuda_item *
   return run_lowrank(&batch, items, count, c);
 }
 
-static pith_status run_widened(const pith_cuda_module *gpu, const pith_cuda_item *items, size_t count, void *wide,
-                               const cuda_call *c) {
-  pith_cuda_item *widened = malloc((count + 1) * sizeof *widened);
-  PITH_REQUIRE(widened, PITH_ERR_MEMORY, "no memory for %zu items", count);
-  pith_status status = pith__gpu_widen(gpu, items, count, wide, widened, c->stream);
-  if (status == PITH_OK) {
-    status = run_kinds(gpu, widened, count, c);
-  }
-  free(widened);
-  return status == PITH_OK ? pith__gpu_pack(gpu, items, count, wide, c->stream) : status;
-}
-
 static pith_status run(const pith_cuda_item *items, size_t count, const cuda_call *c) {
   const pith_cuda_module *gpu;
+  PITH_FREED pith_cuda_item *copy = NULL;
+  PITH_TRY(read_items(&items, count, &copy));
   for (size_t i = 0; i < count; i++) {
     PITH_TRY(c->is_round ? check_round(&items[i], c->index) : check_item(&items[i], encodes(c)));
   }
   PITH_TRY(pith__cuda_module(&gpu));
-  size_t space = kernel_space(items, count), wide = encodes(c) ? wide_space(items, count) : 0;
-  PITH_TRY(check_workspace(space + wide, c->workspace, c->size));
-  return wide ? run_widened(gpu, items, count, (uint8_t *)c->workspace + space, c) : run_kinds(gpu, items, count, c);
+  size_t space = kernel_space(items, count), wide = encodes(c) ? wide_space(items, count) : 0, needed = space + wide;
+  PITH_REQUIRE(needed <= c->size && (needed == 0 || c->workspace), PITH_ERR_BUFFER,
+               "these items need a workspace of %zu bytes (pith_cuda_workspace), not %zu", needed, c->size);
+  PITH_REQUIRE(needed == 0 || (uintptr_t)c->workspace % WORKSPACE_ALIGNMENT == 0, PITH_ERR_ARGUMENT,
+               "the workspace must start at a multiple of %d bytes", WORKSPACE_ALIGNMENT);
+  if (!wide) {
+    return run_kinds(gpu, items, count, c);
+  }
+  PITH_FREED pith_cuda_item *widened = malloc((count + 1) * sizeof *widened);
+  PITH_REQUIRE(widened, PITH_ERR_MEMORY, "no memory for %zu items", count);
+  void *behind = (uint8_t *)c->workspace + space;
+  PITH_TRY(pith__gpu_widen(gpu, items, count, behind, widened, c->stream));
+  PITH_TRY(run_kinds(gpu, widened, count, c));
+  return pith__gpu_pack(gpu, items, count, behind, c->stream);
 }
 
-/* Sums become means. */
-static pith_status aggregate(const pith_cuda_item *items, size_t count, const cuda_call *c) {
-  pith_gpu_batch batch = {.stream = c->stream, .kind = PITH_GPU_MEAN_TASKS};
+pith_status pith_cuda_encode(const pith_cuda_item *items, size_t count, void *workspace, size_t workspace_size,
+                             void *stream) {
+  return run(items, count, &(cuda_call){PITH_GPU_LOWRANK_ENCODE, 0, 0, workspace, workspace_size, stream});
+}
+
+pith_status pith_cuda_decode(const pith_cuda_item *items, size_t count, pith_mode mode, void *workspace,
+                             size_t workspace_size, void *stream) {
+  int what = mode == PITH_ADD ? PITH_GPU_LOWRANK_ADD : PITH_GPU_LOWRANK_SET;
+  return run(items, count, &(cuda_call){what, 0, 0, workspace, workspace_size, stream});
+}
+
+pith_status pith_cuda_produce(const pith_cuda_item *items, size_t count, size_t index, void *workspace,
+                              size_t workspace_size, void *stream) {
+  int what = index ? PITH_GPU_LOWRANK_PRODUCE_Q : PITH_GPU_LOWRANK_PRODUCE_P;
+  return run(items, count, &(cuda_call){what, 1, index, workspace, workspace_size, stream});
+}
+
+pith_status pith_cuda_consume(const pith_cuda_item *items, size_t count, size_t index, void *workspace,
+                              size_t workspace_size, void *stream) {
+  int what = index ? PITH_GPU_LOWRANK_CONSUME_Q : PITH_GPU_LOWRANK_CONSUME_P;
+  return run(items, count, &(cuda_call){what, 1, index, workspace, workspace_size, stream});
+}
+
+pith_status pith_cuda_aggregate(const pith_cuda_item *items, size_t count, void *stream) {
+  pith_gpu_batch batch = {.stream = stream, .kind = PITH_GPU_MEAN_TASKS};
+  PITH_FREED pith_cuda_item *copy = NULL;
+  PITH_TRY(read_items(&items, count, &copy));
   for (size_t i = 0; i < count; i++) {
-    PITH_TRY(check_sums(&items[i]));
+    PITH_REQUIRE(items[i].codec, PITH_ERR_ARGUMENT, "pith_cuda_aggregate: an item has no codec");
+    PITH_TRY(check_values(&items[i]));
+    PITH_REQUIRE((uintptr_t)items[i].payload % sizeof(float) == 0, PITH_ERR_ARGUMENT, "%s: sums are not aligned",
+                 items[i].codec->spec);
   }
   PITH_TRY(pith__cuda_module(&batch.gpu));
   for (size_t i = 0; i < count; i++) {
@@ -358,42 +350,4 @@ static pith_status aggregate(const pith_cuda_item *items, size_t count, const cu
     }
   }
   return pith__gpu_hand_over(&batch);
-}
-
-static pith_status read_and(pith_status (*call)(const pith_cuda_item *, size_t, const cuda_call *),
-                            const pith_cuda_item *given, size_t count, const cuda_call *c) {
-  const pith_cuda_item *items;
-  pith_cuda_item *copy;
-  PITH_TRY(read_items(given, count, &items, &copy));
-  pith_status status = call(items, count, c);
-  free(copy);
-  return status;
-}
-
-pith_status pith_cuda_encode(const pith_cuda_item *items, size_t count, void *workspace, size_t workspace_size,
-                             void *stream) {
-  cuda_call c = {PITH_GPU_LOWRANK_ENCODE, 0, 0, workspace, workspace_size, stream};
-  return read_and(run, items, count, &c);
-}
-
-pith_status pith_cuda_decode(const pith_cuda_item *items, size_t count, pith_mode mode, void *workspace,
-                             size_t workspace_size, void *stream) {
-  int what = mode == PITH_ADD ? PITH_GPU_LOWRANK_ADD : PITH_GPU_LOWRANK_SET;
-  return read_and(run, items, count, &(cuda_call){what, 0, 0, workspace, workspace_size, stream});
-}
-
-pith_status pith_cuda_produce(const pith_cuda_item *items, size_t count, size_t index, void *workspace,
-                              size_t workspace_size, void *stream) {
-  int what = index ? PITH_GPU_LOWRANK_PRODUCE_Q : PITH_GPU_LOWRANK_PRODUCE_P;
-  return read_and(run, items, count, &(cuda_call){what, 1, index, workspace, workspace_size, stream});
-}
-
-pith_status pith_cuda_consume(const pith_cuda_item *items, size_t count, size_t index, void *workspace,
-                              size_t workspace_size, void *stream) {
-  int what = index ? PITH_GPU_LOWRANK_CONSUME_Q : PITH_GPU_LOWRANK_CONSUME_P;
-  return read_and(run, items, count, &(cuda_call){what, 1, index, workspace, workspace_size, stream});
-}
-
-pith_status pith_cuda_aggregate(const pith_cuda_item *items, size_t count, void *stream) {
-  return read_and(aggregate, items, count, &(cuda_call){.stream = stream});
 }

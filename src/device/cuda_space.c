@@ -43,15 +43,6 @@ static pith_status await(const pith_cuda_space *s, void *event) {
   return PITH_OK;
 }
 
-/* Until all that was enqueued is done. */
-static pith_status wait_for_stream(pith_cuda_space *s) {
-  char text[TEXT];
-  pthread_mutex_lock(&s->mutex);
-  pith_status status = s->gpu->event_record(s->event, s->stream, text) ? refuse(text) : await(s, s->event);
-  pthread_mutex_unlock(&s->mutex);
-  return status;
-}
-
 pith_status pith__cuda_space_end_step(pith_cuda_space *s) {
   char text[TEXT];
   pthread_mutex_lock(&s->mutex);
@@ -110,9 +101,15 @@ static void release(pith_space *space, void *memory) {
   }
 }
 
+/* Returns when all that was enqueued is done. */
 static pith_status copy(pith_space *space, void *to, const void *from, size_t bytes) {
-  PITH_TRY(pith__cuda_space_move(space_of(space), to, from, bytes));
-  return wait_for_stream(space_of(space));
+  pith_cuda_space *s = space_of(space);
+  char text[TEXT];
+  PITH_TRY(pith__cuda_space_move(s, to, from, bytes));
+  pthread_mutex_lock(&s->mutex);
+  pith_status status = s->gpu->event_record(s->event, s->stream, text) ? refuse(text) : await(s, s->event);
+  pthread_mutex_unlock(&s->mutex);
+  return status;
 }
 
 static pith_status scale(pith_space *space, float factor, float *x, size_t n) {

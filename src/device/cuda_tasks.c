@@ -13,6 +13,22 @@ int pith__gpu_is_block(const pith_codec *codec) { return codec->traits->gpu == P
 int pith__gpu_is_sparse(const pith_codec *codec) { return codec->traits->gpu == PITH_GPU_SPARSE; }
 int pith__gpu_is_lowrank(const pith_codec *codec) { return codec->traits->gpu == PITH_GPU_LOWRANK; }
 
+pith_cuda_item pith__gpu_item(const pith_codec *codec, pith_span values, const pith_ctx *ctx) {
+  return (pith_cuda_item){.size = sizeof(pith_cuda_item),
+                          .codec = codec,
+                          .dtype = values.dtype,
+                          .n = values.n,
+                          .values = values.data,
+                          .seed = ctx->seed,
+                          .step = ctx->step,
+                          .layer = ctx->layer,
+                          .rank = ctx->rank,
+                          .ranks = ctx->ranks,
+                          .offset = ctx->offset,
+                          .rows = ctx->rows,
+                          .gamma = ctx->gamma};
+}
+
 /* What random numbers, and the parts of a method that depend on the place of a value, follow from. */
 static pith_ctx ctx_of(const pith_cuda_item *item) {
   return (pith_ctx){.size = sizeof(pith_ctx),
@@ -52,12 +68,6 @@ static void describe_block(const pith_codec *codec, const pith_ctx *ctx, pith_gp
   }
 }
 
-/* Whether an incomplete last block is left for a task of its own. */
-static int leaves_tail(const pith_codec *codec, size_t n) {
-  size_t block = codec->ops->block(codec->args);
-  return codec->traits->gpu_tail_apart && codec->traits->gpu_tail_apart(codec->args) && n > block && n % block != 0;
-}
-
 /* The first `first` values are done: the next task of an item. Keys change where an index outgrows 32 bits, and tasks
  * end there. */
 size_t pith__gpu_next_task(const pith_cuda_item *item, int encode, size_t first, pith_gpu_task *task) {
@@ -66,7 +76,10 @@ size_t pith__gpu_next_task(const pith_cuda_item *item, int encode, size_t first,
   size_t granule = codec->granule, most = PITH_GPU_TASK_VALUES / granule * granule;
   size_t to_border = (size_t)((border - index + granule - 1) / granule * granule);
   size_t n = pith__least(item->n - first, pith__least(most, to_border));
-  n -= leaves_tail(codec, n) ? n % codec->ops->block(codec->args) : 0;
+  size_t block = codec->ops->block(codec->args);
+  if (n > block && codec->traits->gpu_tail_apart && codec->traits->gpu_tail_apart(codec->args)) {
+    n -= n % block; /* an incomplete last block has a task of its own */
+  }
   pith_ctx ctx = ctx_of(item);
   pith_key round = pith__rng_key(&ctx, PITH_DOMAIN_ROUND, index),
            rotate = pith__rng_key(&ctx, PITH_DOMAIN_ROTATE, index);

@@ -15,6 +15,9 @@ int pith__gpu_is_block(const pith_codec *codec);
 int pith__gpu_is_sparse(const pith_codec *codec);
 int pith__gpu_is_lowrank(const pith_codec *codec);
 
+/* An item of values, with what a ctx says of them. */
+pith_cuda_item pith__gpu_item(const pith_codec *codec, pith_span values, const pith_ctx *ctx);
+
 /* The first `first` values are done: the next task of an item. Returns how many values it takes. */
 size_t pith__gpu_next_task(const pith_cuda_item *item, int encode, size_t first, pith_gpu_task *task);
 

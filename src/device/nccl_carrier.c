@@ -29,14 +29,6 @@ typedef struct nccl_carrier {
 
 /* ---- Errors ------------------------------------------------------------------------------------------------------ */
 
-static pith_status refuse(const nccl_carrier *c, int result, const char *operation) {
-  const char *detail = c->library->last_error ? c->library->last_error(c->comm) : NULL;
-  int some = detail && *detail;
-  return pith_fail(result == PITH_NCCL_REMOTE ? PITH_ERR_PEER : PITH_ERR_SYSTEM, "NCCL: %s on rank %d of %d: %s%s%s%s",
-                   operation, c->rank, c->ranks, c->library->error_text(result), some ? " (" : "", some ? detail : "",
-                   some ? ")" : "");
-}
-
 /* Comms that do not block answer "in progress" while they make connections. */
 static pith_status check(const nccl_carrier *c, int result, const char *operation) {
   while (result == PITH_NCCL_IN_PROGRESS) {
@@ -44,7 +36,14 @@ static pith_status check(const nccl_carrier *c, int result, const char *operatio
     result = asked == PITH_NCCL_SUCCESS ? state : asked;
     sched_yield();
   }
-  return result == PITH_NCCL_SUCCESS ? PITH_OK : refuse(c, result, operation);
+  if (result == PITH_NCCL_SUCCESS) {
+    return PITH_OK;
+  }
+  const char *detail = c->library->last_error ? c->library->last_error(c->comm) : NULL;
+  int some = detail && *detail;
+  return pith_fail(result == PITH_NCCL_REMOTE ? PITH_ERR_PEER : PITH_ERR_SYSTEM, "NCCL: %s on rank %d of %d: %s%s%s%s",
+                   operation, c->rank, c->ranks, c->library->error_text(result), some ? " (" : "", some ? detail : "",
+                   some ? ")" : "");
 }
 
 static pith_status check_ranks(void *self, double waited) {
@@ -86,26 +85,17 @@ static pith_status all_to_all(const nccl_carrier *c, const pith_exchange *x) {
   return check(c, ended, "ncclGroupEnd after ncclSend and ncclRecv");
 }
 
-/* What NCCL calls our types and operations; -1: it has none. */
-static int type_of(pith_dtype dtype) {
+static pith_status allreduce(const nccl_carrier *c, const pith_exchange *x) {
+  /* What NCCL calls our types and operations, plus one; 0: it has none. */
   static const int types[] = {[PITH_F32] = 7 + 1, [PITH_F16] = 6 + 1, [PITH_BF16] = 9 + 1, [PITH_F64] = 8 + 1,
                               [PITH_U8] = 1 + 1,  [PITH_I8] = 0 + 1,  [PITH_I32] = 2 + 1,  [PITH_I64] = 4 + 1};
-  size_t at = (size_t)dtype;
-  return at < sizeof types / sizeof *types ? types[at] - 1 : -1;
-}
-
-static int op_of(pith_reduce_op op) {
   static const int ops[] = {
       [PITH_SUM] = 0 + 1, [PITH_PROD] = 1 + 1, [PITH_MAX] = 2 + 1, [PITH_MIN] = 3 + 1, [PITH_MEAN] = 4 + 1};
-  size_t at = (size_t)op;
-  return at < sizeof ops / sizeof *ops ? ops[at] - 1 : -1;
-}
-
-static pith_status allreduce(const nccl_carrier *c, const pith_exchange *x) {
-  int type = type_of(x->dtype), op = op_of(x->op);
-  PITH_REQUIRE(type >= 0 && op >= 0, PITH_ERR_UNSUPPORTED, "NCCL does not reduce %s by operation %d",
-               pith_dtype_name(x->dtype), (int)x->op);
-  return check(c, c->library->all_reduce(x->recv, x->recv, x->count, type, op, c->comm, c->stream), "ncclAllReduce");
+  size_t type = (size_t)x->dtype, op = (size_t)x->op;
+  PITH_REQUIRE(type < sizeof types / sizeof *types && types[type] && op < sizeof ops / sizeof *ops && ops[op],
+               PITH_ERR_UNSUPPORTED, "NCCL does not reduce %s by operation %d", pith_dtype_name(x->dtype), (int)x->op);
+  return check(c, c->library->all_reduce(x->recv, x->recv, x->count, types[type] - 1, ops[op] - 1, c->comm, c->stream),
+               "ncclAllReduce");
 }
 
 static pith_status enqueue(const nccl_carrier *c, const pith_exchange *x) {

@@ -9,7 +9,7 @@
 
 #include "base/size.h"
 #include "base/status.h"
-#include "comm/submit.h"
+#include "comm/comm.h"
 #include "device/cuda_device.h"
 
 #define TEXT 256
@@ -115,16 +115,6 @@ static pith_status post(const staged_carrier *c, staged_slot *slot) {
   }
 }
 
-static pith_status copy_and_post(const staged_carrier *c, staged_slot *slot) {
-  const pith_exchange *x = &slot->exchange;
-  size_t bytes = x->kind == PITH_EXCHANGE_ALLREDUCE ? slot->received : slot->sent;
-  PITH_TRY(have_room(c, slot, slot->sent + slot->received));
-  PITH_CUDA_TRY(c->gpu->to_host, slot->memory, x->send ? x->send : x->recv, bytes, x->stream);
-  PITH_CUDA_TRY(c->gpu->event_record, slot->event, x->stream);
-  PITH_CUDA_TRY(c->gpu->event_wait, slot->event);
-  return post(c, slot);
-}
-
 static pith_status start(void *self, const pith_exchange *x, uint64_t *ticket) {
   staged_carrier *c = self;
   PITH_TRY(c->comm ? PITH_OK : pith_comm_split(c->parent, 0, c->rank, &c->comm));
@@ -135,7 +125,14 @@ static pith_status start(void *self, const pith_exchange *x, uint64_t *ticket) {
   slot->sent = wanted.sent;
   slot->received = wanted.received;
   slot->exchange = *x;
-  PITH_TRY(c->gpu ? copy_and_post(c, slot) : post(c, slot));
+  if (c->gpu) {
+    size_t bytes = x->kind == PITH_EXCHANGE_ALLREDUCE ? slot->received : slot->sent;
+    PITH_TRY(have_room(c, slot, slot->sent + slot->received));
+    PITH_CUDA_TRY(c->gpu->to_host, slot->memory, x->send ? x->send : x->recv, bytes, x->stream);
+    PITH_CUDA_TRY(c->gpu->event_record, slot->event, x->stream);
+    PITH_CUDA_TRY(c->gpu->event_wait, slot->event);
+  }
+  PITH_TRY(post(c, slot));
   slot->is_taken = 1;
   *ticket = (uint64_t)(slot - c->slots);
   return PITH_OK;

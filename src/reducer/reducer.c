@@ -22,22 +22,33 @@
 
 /* ---- Life -------------------------------------------------------------------------------------------------------- */
 
-static pith_status open_space(pith_reducer *r) {
-  pith_cuda_space *space = NULL;
-  PITH_TRY(pith__cuda_space_create(r->options.stream, r->options.allocator, &space));
-  r->space = &space->base;
-  space->carrier = &r->carrier;
-  return PITH_OK;
-}
-
 /* A comm reduces gradients in main memory by itself; memory of a device, and shards, go over it as over a carrier. */
-static pith_status open_carrier(pith_reducer *r) {
-  if (r->comm && (r->options.cuda || r->options.sharded)) {
-    PITH_TRY(pith__comm_carrier(r->comm, r->options.cuda, &r->carrier));
-    r->comm = NULL;
-    r->options.chunk_bytes = r->options.chunk_bytes ? r->options.chunk_bytes : STAGED_CHUNK_BYTES;
+static pith_status open_with(pith_reducer *r, const char *rules) {
+  pith_reducer_options *options = &r->options;
+  PITH_FREED char *fixed = NULL;
+  PITH_TRY(pith__reducer_split(rules, &fixed, &r->adaptive.text));
+  PITH_TRY(pith_rules_create(fixed, &r->rules));
+  PITH_REQUIRE(!r->adaptive.text || !(options->capturable || options->sharded || options->lent), PITH_ERR_UNSUPPORTED,
+               "%s changes specs between steps, and %s", r->adaptive.text,
+               options->sharded ? "those of shards cannot change"
+               : options->lent  ? "with them what layers keep, which is lent here"
+                                : "a graph repeats one");
+  if (options->cuda) {
+    pith_cuda_space *space = NULL;
+    PITH_TRY(pith__cuda_space_create(options->stream, options->allocator, &space));
+    r->space = &space->base;
+    space->carrier = &r->carrier;
   }
-  return PITH_OK;
+  if (r->comm && !options->cuda && !options->sharded) {
+    return PITH_OK;
+  }
+  if (r->comm) {
+    PITH_TRY(pith__comm_carrier(r->comm, options->cuda, &r->carrier));
+    r->comm = NULL;
+    options->chunk_bytes = options->chunk_bytes ? options->chunk_bytes : STAGED_CHUNK_BYTES;
+  }
+  r->stage_ops = r->space ? &pith__stage_cuda : &pith__stage_host;
+  return pith__stages_create(r, &r->stages);
 }
 
 static pith_status create(pith_reducer from, const char *rules, uint64_t seed, const pith_reducer_options *options,
@@ -56,28 +67,7 @@ static pith_status create(pith_reducer from, const char *rules, uint64_t seed, c
   r->seed = seed;
   r->made_in = pith__fork_number();
   r->options = read;
-  char *fixed = NULL;
-  pith_status status = pith__reducer_split(rules, &fixed, &r->adaptive.text);
-  if (status == PITH_OK) {
-    status = pith_rules_create(fixed, &r->rules);
-  }
-  if (status == PITH_OK && r->adaptive.text && (r->options.capturable || r->options.sharded || r->options.lent)) {
-    status = pith_fail(PITH_ERR_UNSUPPORTED, "%s changes specs between steps, and %s", r->adaptive.text,
-                       r->options.sharded ? "those of shards cannot change"
-                       : r->options.lent  ? "with them what layers keep, which is lent here"
-                                          : "a graph repeats one");
-  }
-  if (status == PITH_OK && r->options.cuda) {
-    status = open_space(r);
-  }
-  if (status == PITH_OK) {
-    status = open_carrier(r);
-  }
-  if (status == PITH_OK && !r->comm) {
-    r->stage_ops = r->space ? &pith__stage_cuda : &pith__stage_host;
-    status = pith__stages_create(r, &r->stages);
-  }
-  free(fixed);
+  pith_status status = open_with(r, rules);
   if (status != PITH_OK) {
     if (from.comm && r->carrier.release) {
       r->carrier.release(r->carrier.self); /* that of a caller stays his */
@@ -173,28 +163,6 @@ pith_status pith__reducer_grow(void **array, size_t *room, size_t used, size_t s
   return PITH_OK;
 }
 
-static pith_status shape_size(const char *name, const size_t *shape, size_t dimensions, size_t *n) {
-  *n = 1;
-  for (size_t d = 0; d < dimensions; d++) {
-    PITH_REQUIRE(!__builtin_mul_overflow(*n, shape[d], n) && *n <= SIZE_MAX / 64, PITH_ERR_ARGUMENT,
-                 "layer %s is too large", name);
-  }
-  return PITH_OK;
-}
-
-static pith_status check_name(const pith_reducer *r, const char *name) {
-  for (size_t i = 0; i < r->count; i++) {
-    PITH_REQUIRE(r->layers[i].owner || strcmp(r->layers[i].name, name) != 0, PITH_ERR_ARGUMENT,
-                 "there is already a layer %s", name);
-  }
-  return PITH_OK;
-}
-
-/* The last rule has the adaptive spec, if there is one; small layers are exact by default. */
-static int is_adapted(const pith_reducer *r, const pith_reducer_layer *l) {
-  return r->adaptive.text && !l->exact && l->match.rule + 1 == pith_rules_count(r->rules);
-}
-
 static pith_status find_codec(pith_reducer *r, const pith_layer *given, const char *spec, pith_reducer_layer *l) {
   if (spec) {
     l->match.reason = "its own spec";
@@ -235,37 +203,34 @@ pith_status pith__reducer_check_codec(const pith_reducer *r, const char *name, c
   return PITH_OK;
 }
 
-static pith_status fill_layer(pith_reducer *r, const pith_layer *given, const char *spec, pith_reducer_layer *l) {
+static pith_status fill_layer(pith_reducer *r, const pith_layer *given, const char *spec, size_t owner,
+                              pith_reducer_layer *l) {
   const char *name = given->name;
   const size_t *shape = given->shape, dimensions = given->dimensions;
-  *l = (pith_reducer_layer){.dtype = given->dtype,
+  *l = (pith_reducer_layer){.n = 1,
+                            .dtype = given->dtype,
                             .match = PITH_MATCH_INIT,
                             .rows = dimensions > 1 ? shape[0] : 0,
                             .number = pith_layer_number(name),
                             .dimensions = dimensions,
-                            .adapted = SIZE_MAX};
-  PITH_TRY(shape_size(name, shape, dimensions, &l->n));
-  pith_status status = find_codec(r, given, spec, l);
-  if (status == PITH_OK) {
-    status = pith__reducer_check_codec(r, name, l, l->match.codec);
+                            .adapted = SIZE_MAX,
+                            .owner = (int)owner};
+  for (size_t d = 0; d < dimensions; d++) {
+    PITH_REQUIRE(!__builtin_mul_overflow(l->n, shape[d], &l->n) && l->n <= SIZE_MAX / 64, PITH_ERR_ARGUMENT,
+                 "layer %s is too large", name);
   }
-  if (status == PITH_OK) {
-    status = (r->options.lent ? pith__state_create_lent : pith__state_create_in)(
-        r->space, l->match.codec, l->n, l->rows <= l->n ? l->rows : 0, r->rank, &l->state);
-  }
+  PITH_TRY(find_codec(r, given, spec, l));
+  PITH_TRY(pith__reducer_check_codec(r, name, l, l->match.codec));
+  PITH_TRY((r->options.lent ? pith__state_create_lent : pith__state_create_in)(
+      r->space, l->match.codec, l->n, l->rows <= l->n ? l->rows : 0, r->rank, &l->state));
   l->name = strdup(name);
   l->shape = malloc((dimensions + 1) * sizeof *shape);
-  if (status == PITH_OK && (!l->name || !l->shape)) {
-    status = pith_fail(PITH_ERR_MEMORY, "no memory for layer %s", name);
-  }
-  if (status != PITH_OK) {
-    release_layer(l);
-    return status;
-  }
+  PITH_REQUIRE(l->name && l->shape, PITH_ERR_MEMORY, "no memory for layer %s", name);
   if (dimensions) {
     memcpy(l->shape, shape, dimensions * sizeof *shape);
   }
-  if (is_adapted(r, l)) {
+  /* The last rule has the adaptive spec, if there is one; small layers are exact by default. */
+  if (r->adaptive.text && !l->exact && l->match.rule + 1 == pith_rules_count(r->rules)) {
     l->adapted = 0; /* counted when all layers are there */
     l->match.reason = r->adaptive.text;
   }
@@ -278,12 +243,7 @@ static pith_status add_entries(pith_reducer *r, const pith_layer *layer, const c
   pith_status status = PITH_OK;
   for (size_t owner = 0; owner < owners && status == PITH_OK; owner++) {
     status = pith__reducer_grow((void **)&r->layers, &r->room, r->count, sizeof *r->layers);
-    if (status == PITH_OK) {
-      status = fill_layer(r, layer, spec, &r->layers[r->count]);
-    }
-    if (status == PITH_OK) {
-      r->layers[r->count++].owner = (int)owner;
-    }
+    status = status == PITH_OK ? fill_layer(r, layer, spec, owner, &r->layers[r->count++]) : status;
   }
   while (status != PITH_OK && r->count > first) {
     release_layer(&r->layers[--r->count]);
@@ -308,7 +268,10 @@ static pith_status add(pith_reducer *r, const pith_layer *given, const char *spe
                layer.name);
   PITH_REQUIRE(r->count / pith__reducer_owners(r) < LAYERS_MOST, PITH_ERR_ARGUMENT, "more than %zu layers",
                LAYERS_MOST);
-  PITH_TRY(check_name(r, layer.name));
+  for (size_t i = 0; i < r->count; i++) {
+    PITH_REQUIRE(r->layers[i].owner || strcmp(r->layers[i].name, layer.name) != 0, PITH_ERR_ARGUMENT,
+                 "there is already a layer %s", layer.name);
+  }
   return add_entries(r, &layer, spec, index);
 }
 
@@ -395,17 +358,6 @@ static uint64_t layer_hash(const pith_reducer *r, size_t i) {
   return pith__hash64(facts, sizeof facts, 0);
 }
 
-/* What all ranks must have in common. */
-static uint64_t summary_of(const pith_reducer *r) {
-  const char *text = r->adaptive.text ? r->adaptive.text : "";
-  uint64_t hash = pith__hash64(text, strlen(text), r->seed);
-  for (size_t i = 0; i < r->count; i++) {
-    uint64_t layer = layer_hash(r, i);
-    hash = pith__hash64(&layer, sizeof layer, hash);
-  }
-  return hash;
-}
-
 /* What ranks tell each other once their summaries differ: all of them know that, and take part. */
 typedef struct reducer_facts {
   char rules[256];
@@ -414,40 +366,31 @@ typedef struct reducer_facts {
 
 /* Finds the first layer that rank p has otherwise than rank 0. */
 static pith_status fail_layer(pith_reducer *r, int p) {
-  int ranks = r->ranks;
-  uint64_t *mine = calloc(r->count, sizeof *mine), *all = calloc(r->count * (size_t)ranks, sizeof *all);
-  pith_status status = mine && all ? PITH_OK : pith_fail(PITH_ERR_MEMORY, "no memory for a reducer");
-  for (size_t i = 0; i < r->count && status == PITH_OK; i++) {
+  PITH_FREED uint64_t *mine = calloc(r->count, sizeof *mine);
+  PITH_FREED uint64_t *all = calloc(r->count * (size_t)r->ranks, sizeof *all);
+  PITH_REQUIRE(mine && all, PITH_ERR_MEMORY, "no memory for a reducer");
+  for (size_t i = 0; i < r->count; i++) {
     mine[i] = layer_hash(r, i);
   }
-  if (status == PITH_OK) {
-    status = pith__reducer_gather(r, mine, r->count * sizeof *mine, all);
-  }
+  PITH_TRY(pith__reducer_gather(r, mine, r->count * sizeof *mine, all));
   size_t i = 0;
-  while (status == PITH_OK && i + 1 < r->count && all[i] == all[(size_t)p * r->count + i]) {
+  while (i + 1 < r->count && all[i] == all[(size_t)p * r->count + i]) {
     i++;
   }
-  if (status == PITH_OK) {
-    status = pith_fail(
-        PITH_ERR_MISMATCH,
-        "ranks disagree: layer %zu, %s on this rank, has another name, shape, type or spec on rank %d than on rank 0",
-        i, r->layers[i].name, p);
-  }
-  free(mine);
-  free(all);
-  return status;
+  return pith_fail(
+      PITH_ERR_MISMATCH,
+      "ranks disagree: layer %zu, %s on this rank, has another name, shape, type or spec on rank %d than on rank 0", i,
+      r->layers[i].name, p);
 }
 
 /* Rank p is the first whose summary is another than rank 0's: says in what. */
 static pith_status fail_difference(pith_reducer *r, int p) {
-  int ranks = r->ranks;
-  reducer_facts mine = {.seed = r->seed, .count = r->count}, *all = calloc((size_t)ranks, sizeof *all);
+  reducer_facts mine = {.seed = r->seed, .count = r->count};
+  PITH_FREED reducer_facts *all = calloc((size_t)r->ranks, sizeof *all);
   PITH_REQUIRE(all, PITH_ERR_MEMORY, "no memory for a reducer");
   snprintf(mine.rules, sizeof mine.rules, "%s", r->adaptive.text ? r->adaptive.text : pith_rules_text(r->rules));
-  pith_status status = pith__reducer_gather(r, &mine, sizeof mine, all);
+  PITH_TRY(pith__reducer_gather(r, &mine, sizeof mine, all));
   reducer_facts first = all[0], other = all[p];
-  free(all);
-  PITH_TRY(status);
   first.rules[sizeof first.rules - 1] = other.rules[sizeof other.rules - 1] = 0;
   PITH_REQUIRE(!strcmp(first.rules, other.rules), PITH_ERR_MISMATCH,
                "ranks disagree: rank 0 has the spec %s, rank %d has %s; give all ranks the same", first.rules, p,
@@ -466,23 +409,21 @@ pith_status pith_reducer_check(pith_reducer *r) {
   }
   PITH_TRY(r->options.sharded ? PITH_OK : check_rules(r));
   PITH_TRY(pith__reducer_adapter_ready(r));
-  int ranks = r->ranks;
-  uint64_t mine = summary_of(r), *all = calloc((size_t)ranks, sizeof *all);
+  const char *text = r->adaptive.text ? r->adaptive.text : "";
+  uint64_t mine = pith__hash64(text, strlen(text), r->seed); /* of what all ranks must have in common */
+  for (size_t i = 0; i < r->count; i++) {
+    uint64_t layer = layer_hash(r, i);
+    mine = pith__hash64(&layer, sizeof layer, mine);
+  }
+  PITH_FREED uint64_t *all = calloc((size_t)r->ranks, sizeof *all);
   PITH_REQUIRE(all, PITH_ERR_MEMORY, "no memory for a reducer");
-  pith_status status = pith__reducer_gather(r, &mine, sizeof mine, all);
-  int other = 0;
-  for (int p = ranks - 1; p > 0 && status == PITH_OK; p--) {
-    other = all[p] != all[0] ? p : other;
+  PITH_TRY(pith__reducer_gather(r, &mine, sizeof mine, all));
+  for (int p = 1; p < r->ranks; p++) {
+    PITH_TRY(all[p] == all[0] ? PITH_OK : fail_difference(r, p));
   }
-  free(all);
-  if (status == PITH_OK && other) {
-    status = fail_difference(r, other);
-  }
-  if (status == PITH_OK && pith__reducer_has_groups(r)) {
-    status = pith__reducer_form_groups(r);
-  }
-  r->checked = status == PITH_OK;
-  return status;
+  PITH_TRY(pith__reducer_has_groups(r) ? pith__reducer_form_groups(r) : PITH_OK);
+  r->checked = 1;
+  return PITH_OK;
 }
 
 /* ---- A step ------------------------------------------------------------------------------------------------------ */
@@ -497,8 +438,12 @@ pith_status pith_reducer_start(pith_reducer *r, size_t index, void *gradient) {
                "layer %s: the gradient is not aligned for %s", l->name, pith_dtype_name(l->dtype));
   PITH_REQUIRE(l->started != r->step + 1, PITH_ERR_STATE, "layer %s was started twice in step %llu", l->name,
                (unsigned long long)r->step);
-  PITH_TRY(pith__reducer_check_moment(l));
-  PITH_TRY(pith__reducer_check_lent(r, l));
+  PITH_REQUIRE(l->is_folded || !pith_codec_moment(l->match.codec, NULL), PITH_ERR_STATE,
+               "layer %s sends its momentum (%s), which needs an optimizer: pith_reducer_update() (in PyTorch "
+               "compress(…, optimizer=…))",
+               l->name, l->match.codec->spec);
+  PITH_REQUIRE(!r->options.lent || l->lent == r->step + 1, PITH_ERR_STATE,
+               "layer %s starts without its arrays: pith_reducer_lend()", l->name);
   PITH_TRY(pith_reducer_check(r));
   PITH_TRY(pith__reducer_observe(r, l, gradient));
   PITH_TRY(pith__pending_release(l, gradient));

@@ -3,7 +3,7 @@
  *
  *   reducer.c          its life, its layers, its steps, what ranks must agree on
  *   reducer_group.c    which layers are sent together, and when
- *   reducer_step.c     over a comm: operations, and layers joined to one (bundle.c)
+ *   reducer_step.c     over a comm: operations, and layers joined to one
  *   stages.c           over a carrier: groups that go through stages, with an exchange after each (stage_work.c)
  *   reducer_link.c     small exchanges between steps, over either
  *   reducer_adapt.c    adaptive specs: what the adapter sees, and the change to its plans
@@ -131,6 +131,11 @@ static inline const pith_codec *pith__layer_codec(const pith_reducer_layer *l) {
   return l->wire ? l->wire : l->match.codec;
 }
 
+/* The most bytes that it travels as. */
+static inline size_t pith__layer_bound(const pith_reducer_layer *l) {
+  return pith_codec_bound(pith__layer_codec(l), l->n);
+}
+
 /* How many entries a layer has. */
 static inline size_t pith__reducer_owners(const pith_reducer *r) { return r->options.sharded ? (size_t)r->ranks : 1; }
 
@@ -180,13 +185,6 @@ pith_status pith__reducer_gather(const pith_reducer *r, const void *mine, size_t
 pith_status pith__reducer_sum(const pith_reducer *r, double *numbers, size_t count);
 pith_status pith__reducer_barrier(const pith_reducer *r);
 
-/* ---- bundle.c ---- */
-
-/* The mean over all ranks of layers that have the same codec, joined to one operation and reduced in place. Without a
- * codec `joined` has their values, one after another, which are sent as they are; else only their number and type. */
-pith_status pith__allreduce_joined(pith_comm *comm, pith_span joined, const pith_call *call, const pith_member *members,
-                                   size_t count, pith_request **request);
-
 /* ---- reducer_adapt.c ---- */
 
 /* Cuts an adaptive spec off a text: *rules is what is left, *adaptive the spec or NULL. Both are the caller's. */
@@ -205,17 +203,10 @@ pith_status pith__reducer_observe(pith_reducer *r, const pith_reducer_layer *l, 
 /* All gradients of a step are means. `waited`: when the last one was ready. */
 pith_status pith__reducer_adapt(pith_reducer *r, double waited);
 
-/* ---- reducer_moment.c ---- */
-
-/* A layer that sends its momentum has one. */
-pith_status pith__reducer_check_moment(const pith_reducer_layer *l);
-
 /* ---- reducer_lent.c ---- */
 
 /* PITH_ERR_STATE if the states are lent: `what` is then the caller's to do. */
 pith_status pith__reducer_check_owned(const pith_reducer *r, const char *what);
-/* A layer that starts has been lent what it keeps. */
-pith_status pith__reducer_check_lent(const pith_reducer *r, const pith_reducer_layer *l);
 /* The step is over. */
 void pith__reducer_take_back(pith_reducer *r);
 

@@ -15,8 +15,6 @@ enum { TIMED = 32 }; /* steps before a plan whose times count */
 
 /* ---- Text -------------------------------------------------------------------------------------------------------- */
 
-static int has_patterns(const char *text) { return text[strcspn(text, "=,")] == '='; }
-
 /* Whether "pattern=spec" has an adaptive spec; *pattern is then the size of the pattern. */
 static int is_adaptive_rule(const char *rule, size_t *pattern) {
   *pattern = strcspn(rule, "=,;");
@@ -66,33 +64,25 @@ static pith_status take_spec(const char *spec, char **adaptive) {
   return status;
 }
 
-static pith_status split_rules(const char *text, char **rules, char **adaptive) {
-  const char *last = last_rule(text);
-  size_t pattern;
-  PITH_TRY(check_others(text, last));
-  if (!is_adaptive_rule(last, &pattern)) {
-    return copy(rules, text, strlen(text), "");
-  }
-  const char *name = last + strspn(last, " \t\r\n");
-  PITH_REQUIRE(*name == '*' && strspn(name + 1, " \t") == (size_t)(last + pattern - name - 1), PITH_ERR_SPEC,
-               "\"%s\": an adaptive spec is for all layers that no other rule names; write *=%s", last,
-               last + pattern + 1);
-  PITH_TRY(take_spec(last + pattern + 1, adaptive));
-  return copy(rules, text, (size_t)(last - text), "*=none");
-}
-
 pith_status pith__reducer_split(const char *text, char **rules, char **adaptive) {
+  int has_patterns = text[strcspn(text, "=,")] == '=';
+  const char *last = has_patterns ? last_rule(text) : text, *name = last + strspn(last, " \t\r\n");
+  size_t pattern = 0;
   *adaptive = NULL;
-  if (has_patterns(text)) {
-    return split_rules(text, rules, adaptive);
-  }
-  if (!pith_adapter_is(text)) {
+  PITH_TRY(has_patterns ? check_others(text, last) : PITH_OK);
+  if (!(has_patterns ? is_adaptive_rule(last, &pattern) : pith_adapter_is(text))) {
     return copy(rules, text, strlen(text), "");
   }
-  PITH_REQUIRE(!text[strcspn(text, ";")] || !text[strcspn(text, ";") + 1], PITH_ERR_SPEC,
-               "several specs need patterns: write pattern=spec;pattern=spec, as in embed*=none;*=auto");
-  PITH_TRY(take_spec(text, adaptive));
-  return copy(rules, "*=none", strlen("*=none"), "");
+  if (has_patterns) {
+    PITH_REQUIRE(*name == '*' && strspn(name + 1, " \t") == (size_t)(last + pattern - name - 1), PITH_ERR_SPEC,
+                 "\"%s\": an adaptive spec is for all layers that no other rule names; write *=%s", last,
+                 last + pattern + 1);
+  } else {
+    PITH_REQUIRE(!text[strcspn(text, ";")] || !text[strcspn(text, ";") + 1], PITH_ERR_SPEC,
+                 "several specs need patterns: write pattern=spec;pattern=spec, as in embed*=none;*=auto");
+  }
+  PITH_TRY(take_spec(last + pattern + has_patterns, adaptive));
+  return copy(rules, text, (size_t)(last - text), "*=none");
 }
 
 /* ---- Life -------------------------------------------------------------------------------------------------------- */
@@ -108,7 +98,7 @@ void pith__reducer_adapt_fini(pith_reducer *r) {
 
 pith_status pith__reducer_adapter_create(const pith_reducer *r, pith_adapter **adapter) {
   size_t count = 0;
-  pith_layer *shapes = calloc(r->count + 1, sizeof *shapes);
+  PITH_FREED pith_layer *shapes = calloc(r->count + 1, sizeof *shapes);
   PITH_REQUIRE(shapes, PITH_ERR_MEMORY, "no memory for an adapter");
   for (size_t i = 0; i < r->count; i++) {
     const pith_reducer_layer *l = &r->layers[i];
@@ -117,9 +107,7 @@ pith_status pith__reducer_adapter_create(const pith_reducer *r, pith_adapter **a
           (pith_layer){.size = sizeof(pith_layer), .name = l->name, .shape = l->shape, .dimensions = l->dimensions};
     }
   }
-  pith_status status = pith_adapter_create(r->adaptive.text, shapes, count, r->rank, r->ranks, r->seed, adapter);
-  free(shapes);
-  return status;
+  return pith_adapter_create(r->adaptive.text, shapes, count, r->rank, r->ranks, r->seed, adapter);
 }
 
 pith_status pith__reducer_codec(pith_reducer *r, const char *spec, const pith_codec **codec) {
@@ -155,37 +143,24 @@ static pith_status change_specs(pith_reducer *r) {
   return PITH_OK;
 }
 
-static void give_reasons(pith_reducer *r) {
-  for (size_t i = 0; i < r->count; i++) {
-    pith_reducer_layer *l = &r->layers[i];
-    if (l->adapted != SIZE_MAX) {
-      l->match.reason = pith_adapter_reason(r->adaptive.adapter, l->adapted);
-    }
-  }
-}
-
-/* An error now if the device has no kernels for a spec that a plan may choose. */
-static pith_status check_candidates(pith_reducer *r) {
-  const char *spec;
-  for (size_t i = 0; r->space && (spec = pith_adapter_candidate(r->adaptive.adapter, i)); i++) {
-    const pith_codec *codec;
-    PITH_TRY(pith__reducer_codec(r, spec, &codec));
-  }
-  return PITH_OK;
-}
-
 pith_status pith__reducer_adapter_ready(pith_reducer *r) {
+  const char *spec;
+  const pith_codec *codec;
   size_t place = 0;
   if (!r->adaptive.text || r->adaptive.adapter) {
     return PITH_OK;
   }
   PITH_TRY(pith__reducer_adapter_create(r, &r->adaptive.adapter));
-  PITH_TRY(check_candidates(r));
+  for (size_t i = 0; r->space && (spec = pith_adapter_candidate(r->adaptive.adapter, i)); i++) {
+    PITH_TRY(pith__reducer_codec(r, spec, &codec)); /* an error now if the device has no kernels for it */
+  }
   for (size_t i = 0; i < r->count; i++) {
     pith_reducer_layer *l = &r->layers[i];
-    l->adapted = l->adapted == SIZE_MAX ? SIZE_MAX : place++;
+    if (l->adapted != SIZE_MAX) {
+      l->adapted = place++;
+      l->match.reason = pith_adapter_reason(r->adaptive.adapter, l->adapted);
+    }
   }
-  give_reasons(r);
   return change_specs(r); /* to those of the warm-up */
 }
 
@@ -203,28 +178,10 @@ pith_status pith__reducer_observe(pith_reducer *r, const pith_reducer_layer *l, 
   if (!r->space) {
     return pith_adapter_observe(a->adapter, l->adapted, (pith_cspan){gradient, l->n, l->dtype});
   }
-  void *copied = malloc(pith__layer_bytes(l) + 1);
+  PITH_FREED void *copied = malloc(pith__layer_bytes(l) + 1);
   PITH_REQUIRE(copied, PITH_ERR_MEMORY, "no memory for the gradient of layer %s", l->name);
-  pith_status status = pith__space_copy(r->space, copied, gradient, pith__layer_bytes(l));
-  if (status == PITH_OK) {
-    status = pith_adapter_observe(a->adapter, l->adapted, (pith_cspan){copied, l->n, l->dtype});
-  }
-  free(copied);
-  return status;
-}
-
-/* Ranks start the exchange of many numbers together, so that its time is that of the link. */
-static pith_status add_up(pith_reducer *r, double *numbers, size_t count, double *seconds) {
-  if (!count) {
-    return PITH_OK;
-  }
-  if (count > MANY) {
-    PITH_TRY(pith__reducer_barrier(r));
-  }
-  double start = pith__now();
-  PITH_TRY(pith__reducer_sum(r, numbers, count));
-  *seconds = pith__now() - start;
-  return PITH_OK;
+  PITH_TRY(pith__space_copy(r->space, copied, gradient, pith__layer_bytes(l)));
+  return pith_adapter_observe(a->adapter, l->adapted, (pith_cspan){copied, l->n, l->dtype});
 }
 
 pith_status pith__reducer_adapt(pith_reducer *r, double waited) {
@@ -246,7 +203,13 @@ pith_status pith__reducer_adapt(pith_reducer *r, double waited) {
                             .span = a->begun > 0 ? now - a->begun : 0,
                             .waiting = a->begun > 0 ? now - waited : 0};
   PITH_TRY(pith_adapter_finish(a->adapter, &step, &numbers, &count));
-  PITH_TRY(add_up(r, numbers, count, &seconds));
+  if (count) {
+    /* Ranks start the exchange of many numbers together, so that its time is that of the link. */
+    PITH_TRY(count > MANY ? pith__reducer_barrier(r) : PITH_OK);
+    double start = pith__now();
+    PITH_TRY(pith__reducer_sum(r, numbers, count));
+    seconds = pith__now() - start;
+  }
   PITH_TRY(pith_adapter_advance(a->adapter, seconds, &changed));
   if (changed) {
     PITH_TRY(change_specs(r));

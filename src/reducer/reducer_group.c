@@ -32,15 +32,6 @@ static pith_group_kind kind_of(const pith_reducer_layer *l) {
   return in_blocks ? PITH_GROUP_BLOCKS : PITH_GROUP_WHOLE;
 }
 
-/* Over a comm a group has layers of all kinds: each is an allreduce by its own codec. */
-static int takes(const pith_reducer *r, const pith_group *g, const pith_reducer_layer *l) {
-  if (!r->stages) {
-    return 1;
-  }
-  return g->kind == kind_of(l) &&
-         (g->kind != PITH_GROUP_ROUNDS || g->codec->fingerprint == l->match.codec->fingerprint);
-}
-
 static size_t limit_of(const pith_reducer *r, pith_group_kind kind) {
   if (r->options.group_bytes) {
     return r->options.group_bytes;
@@ -84,12 +75,16 @@ static pith_status new_group(pith_reducer *r, const pith_reducer_layer *l, size_
   return PITH_OK;
 }
 
-/* The last group of the layer's kind, if it is not full; else a new one. */
+/* The last group of the layer's kind, if it is not full; else a new one. Over a comm a group has layers of all kinds:
+ * each is an allreduce by its own codec. */
 static pith_status find_group(pith_reducer *r, const pith_reducer_layer *l, size_t *found) {
   for (size_t g = r->group_count; g-- > 0;) {
-    if (!r->groups[g].chunk && takes(r, &r->groups[g], l)) {
+    const pith_group *group = &r->groups[g];
+    int is_same = group->kind == kind_of(l) &&
+                  (group->kind != PITH_GROUP_ROUNDS || group->codec->fingerprint == l->match.codec->fingerprint);
+    if (!group->chunk && (!r->stages || is_same)) {
       *found = g;
-      return r->groups[g].bytes < limit_of(r, r->groups[g].kind) ? PITH_OK : new_group(r, l, found);
+      return group->bytes < limit_of(r, group->kind) ? PITH_OK : new_group(r, l, found);
     }
   }
   return new_group(r, l, found);
@@ -147,24 +142,20 @@ void pith__reducer_drop_groups(pith_reducer *r) {
 
 /* ---- Sending ----------------------------------------------------------------------------------------------------- */
 
-static int is_ready(const pith_reducer *r, size_t layer) { return r->layers[layer].started == r->step + 1; }
-
-static pith_status send_over_comm(pith_reducer *r, const pith_group *g) {
-  for (size_t i = 0; i < g->count; i++) {
-    if (is_ready(r, g->layer[i])) {
-      PITH_TRY(pith__reducer_send(r, g->layer[i], r->layers[g->layer[i]].gradient));
-    }
-  }
-  return pith__reducer_send_joined(r);
-}
-
 /* Layers whose gradients are not ready are left out, on all ranks alike. */
 static pith_status send_group(pith_reducer *r, pith_group *g) {
   if (g->is_sent || g->missing == g->count) {
     return PITH_OK;
   }
   g->is_sent = 1;
-  return r->stages ? pith__stages_put(r->stages, g) : send_over_comm(r, g);
+  if (r->stages) {
+    return pith__stages_put(r->stages, g);
+  }
+  for (size_t i = 0; i < g->count; i++) {
+    const pith_reducer_layer *l = &r->layers[g->layer[i]];
+    PITH_TRY(l->started == r->step + 1 ? pith__reducer_send(r, g->layer[i], l->gradient) : PITH_OK);
+  }
+  return pith__reducer_send_joined(r);
 }
 
 pith_status pith__reducer_put(pith_reducer *r, size_t index, void *gradient) {

@@ -46,12 +46,6 @@ pith_status pith_reducer_set_step(pith_reducer *r, uint64_t step) {
   return PITH_OK;
 }
 
-pith_status pith__reducer_check_lent(const pith_reducer *r, const pith_reducer_layer *l) {
-  PITH_REQUIRE(!r->options.lent || l->lent == r->step + 1, PITH_ERR_STATE,
-               "layer %s starts without its arrays: pith_reducer_lend()", l->name);
-  return PITH_OK;
-}
-
 /* The same step may come again. */
 void pith__reducer_take_back(pith_reducer *r) {
   for (size_t i = 0; i < r->count && r->options.lent; i++) {

@@ -14,24 +14,19 @@ static pith_status run(const pith_reducer *r, pith_exchange x) {
 }
 
 /* Over a carrier that moves memory of another space: by way of there. The first `sent` bytes are ours, at `send`. */
-static pith_status run_in_space(const pith_reducer *r, pith_exchange x, size_t sent, size_t received) {
+static pith_status exchange(const pith_reducer *r, pith_exchange x, size_t sent, size_t received) {
   void *there = NULL, *result = x.recv;
+  if (!r->space) {
+    return run(r, x);
+  }
   PITH_TRY(pith__space_zeros(r->space, sent + received, &there));
   pith_status status = pith__space_copy(r->space, there, x.send ? x.send : x.recv, sent);
   x.recv = x.send ? (uint8_t *)there + sent : there;
   x.send = x.send ? there : NULL;
-  if (status == PITH_OK) {
-    status = run(r, x);
-  }
-  if (status == PITH_OK) {
-    status = pith__space_copy(r->space, result, x.recv, received);
-  }
+  status = status == PITH_OK ? run(r, x) : status;
+  status = status == PITH_OK ? pith__space_copy(r->space, result, x.recv, received) : status;
   pith__space_release(r->space, there);
   return status;
-}
-
-static pith_status exchange(const pith_reducer *r, pith_exchange x, size_t sent, size_t received) {
-  return r->space ? run_in_space(r, x, sent, received) : run(r, x);
 }
 
 pith_status pith__reducer_gather(const pith_reducer *r, const void *mine, size_t bytes, void *all) {

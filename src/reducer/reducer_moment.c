@@ -12,55 +12,33 @@
 #include "memory/memory.h"
 #include "reducer/reducer.h"
 
-pith_status pith__reducer_check_moment(const pith_reducer_layer *l) {
-  PITH_REQUIRE(l->is_folded || !pith_codec_moment(l->match.codec, NULL), PITH_ERR_STATE,
-               "layer %s sends its momentum (%s), which needs an optimizer: pith_reducer_update() (in PyTorch "
-               "compress(…, optimizer=…))",
-               l->name, l->match.codec->spec);
-  return PITH_OK;
-}
-
 /* ---- Specs ------------------------------------------------------------------------------------------------------- */
 
 /* The adapter rests while any of its layers has a spec that was set: the times of such steps are not those of its
- * plans.
- */
-static pith_status choose_codec(pith_reducer *r, pith_reducer_layer *l, const char *spec, const pith_codec **codec) {
-  if (spec) {
-    return pith__reducer_codec(r, spec, codec);
-  }
-  PITH_REQUIRE(l->adapted != SIZE_MAX, PITH_ERR_ARGUMENT,
-               "layer %s: there is no adaptive spec that its spec could be left to", l->name);
-  return pith__reducer_codec(r, pith_adapter_spec(r->adaptive.adapter, l->adapted), codec);
-}
-
-static void give_reason(pith_reducer *r, pith_reducer_layer *l, int is_set) {
-  if (l->adapted != SIZE_MAX && is_set != l->is_set) {
-    l->is_set = is_set;
-    r->adaptive.set += is_set ? 1 : (size_t)-1;
-  }
-  l->match.reason = is_set ? "its spec was set" : pith_adapter_reason(r->adaptive.adapter, l->adapted);
-}
-
-static pith_status check_settable(const pith_reducer *r, const pith_reducer_layer *l) {
+ * plans. */
+pith_status pith_reducer_set_spec(pith_reducer *r, size_t index, const char *spec) {
+  pith_reducer_layer *l = NULL;
+  const pith_codec *codec = NULL;
+  const pith_adapter *adapter;
+  int is_set = spec != NULL;
+  PITH_TRY(pith__reducer_check_process(r));
+  PITH_TRY(pith__reducer_find(r, index, &l));
   PITH_REQUIRE(!r->options.sharded, PITH_ERR_STATE, "layer %s: specs of shards cannot change", l->name);
   PITH_TRY(pith__reducer_check_owned(r, "change with its spec"));
   PITH_REQUIRE(pith__reducer_is_idle(r), PITH_ERR_STATE,
                "layer %s: a step is under way: finish it before its spec is set", l->name);
   PITH_REQUIRE(!l->exact, PITH_ERR_STATE, "layer %s is never compressed: %s", l->name, l->exact);
-  return PITH_OK;
-}
-
-pith_status pith_reducer_set_spec(pith_reducer *r, size_t index, const char *spec) {
-  pith_reducer_layer *l = NULL;
-  const pith_codec *codec = NULL;
-  PITH_TRY(pith__reducer_check_process(r));
-  PITH_TRY(pith__reducer_find(r, index, &l));
-  PITH_TRY(check_settable(r, l));
   PITH_TRY(pith__reducer_adapter_ready(r));
-  PITH_TRY(choose_codec(r, l, spec, &codec));
+  PITH_REQUIRE(is_set || l->adapted != SIZE_MAX, PITH_ERR_ARGUMENT,
+               "layer %s: there is no adaptive spec that its spec could be left to", l->name);
+  adapter = r->adaptive.adapter;
+  PITH_TRY(pith__reducer_codec(r, is_set ? spec : pith_adapter_spec(adapter, l->adapted), &codec));
   PITH_TRY(pith__reducer_check_codec(r, l->name, l, codec));
-  give_reason(r, l, spec != NULL);
+  if (l->adapted != SIZE_MAX && is_set != l->is_set) {
+    l->is_set = is_set;
+    r->adaptive.set += is_set ? 1 : (size_t)-1;
+  }
+  l->match.reason = is_set ? "its spec was set" : pith_adapter_reason(adapter, l->adapted);
   if (codec->fingerprint == l->match.codec->fingerprint) {
     return PITH_OK;
   }
@@ -144,20 +122,6 @@ static pith_update_task task_of(const pith_reducer_layer *l, const pith_update *
                             .store = (uint8_t)l->state->store};
 }
 
-static pith_status make_tasks(pith_reducer *r, const pith_update *updates, size_t count, pith_update_task *tasks) {
-  r->updates++;
-  for (size_t i = 0; i < count; i++) {
-    pith_update u = PITH_UPDATE_INIT;
-    pith_reducer_layer *l = NULL;
-    PITH_TRY(PITH_STRUCT_READ_AT(pith_update, updates, i, &u));
-    PITH_TRY(pith__reducer_find(r, u.index, &l));
-    PITH_TRY(check_update(r, l, &u));
-    l->updated = r->updates;
-    tasks[i] = task_of(l, &u);
-  }
-  return PITH_OK;
-}
-
 /* The pool is the comm's, and another thread may drive that: its mutex says whose turn it is. */
 static pith_status run_tasks(pith_reducer *r, const pith_update_task *tasks, size_t count, void *stream) {
   pith_thread_pool *pool = r->comm ? r->comm->threads : NULL;
@@ -179,15 +143,21 @@ pith_status pith_reducer_update(pith_reducer *r, const pith_update *updates, siz
   PITH_REQUIRE(updates || !count, PITH_ERR_ARGUMENT, "pith_reducer_update: updates must not be NULL");
   PITH_REQUIRE(!r->options.sharded, PITH_ERR_STATE, "an update is of whole layers, and the reducer is for shards");
   PITH_REQUIRE(pith__reducer_is_idle(r), PITH_ERR_STATE, "a step is under way: finish it before the update");
-  pith_update_task *tasks = malloc((count + 1) * sizeof *tasks);
+  PITH_FREED pith_update_task *tasks = malloc((count + 1) * sizeof *tasks);
   PITH_REQUIRE(tasks, PITH_ERR_MEMORY, "no memory for an update of %zu layers", count);
-  pith_status status = make_tasks(r, updates, count, tasks);
-  if (status == PITH_OK) {
-    status = run_tasks(r, tasks, count, stream);
+  r->updates++;
+  for (size_t i = 0; i < count; i++) {
+    pith_update u = PITH_UPDATE_INIT;
+    pith_reducer_layer *l = NULL;
+    PITH_TRY(PITH_STRUCT_READ_AT(pith_update, updates, i, &u));
+    PITH_TRY(pith__reducer_find(r, u.index, &l));
+    PITH_TRY(check_update(r, l, &u));
+    l->updated = r->updates;
+    tasks[i] = task_of(l, &u);
   }
-  for (size_t i = 0; i < r->count && status == PITH_OK; i++) {
+  PITH_TRY(run_tasks(r, tasks, count, stream));
+  for (size_t i = 0; i < r->count; i++) {
     r->layers[i].is_folded |= r->layers[i].updated == r->updates;
   }
-  free(tasks);
-  return status;
+  return PITH_OK;
 }

@@ -17,30 +17,20 @@ static void drop(pith_reducer_layer *l) {
   l->pending_steps = 0;
 }
 
-static pith_status make(pith_reducer_layer *l) {
-  void *memory = NULL;
-  PITH_TRY(l->pending ? PITH_OK : pith__space_zeros(space_of(l), l->n * sizeof *l->pending, &memory));
-  l->pending = l->pending ? l->pending : memory;
-  return PITH_OK;
-}
-
-/* A fresh state in place of one whose residual means nothing to the codec. */
-static pith_status replace_state(pith_reducer_layer *l, const pith_codec *codec) {
-  pith_state *fresh = NULL;
-  PITH_TRY(pith__state_create_in(space_of(l), codec, l->n, l->state->rows, l->state->draws_as, &fresh));
-  pith_state_destroy(l->state);
-  l->state = fresh;
-  return PITH_OK;
-}
-
 pith_status pith__pending_move(pith_reducer_layer *l, const pith_codec *codec, int ranks) {
   int was_momentum = pith_codec_moment(l->match.codec, NULL), is_momentum = pith_codec_moment(codec, NULL);
   int had = l->state->residual != NULL, has = codec->memory && (codec->memory->keeps & PITH_KEEPS_RESIDUAL);
-  if (was_momentum && !is_momentum) {
-    return replace_state(l, codec);
+  if (was_momentum && !is_momentum) { /* the residual means nothing to the codec */
+    pith_state *fresh = NULL;
+    PITH_TRY(pith__state_create_in(space_of(l), codec, l->n, l->state->rows, l->state->draws_as, &fresh));
+    pith_state_destroy(l->state);
+    l->state = fresh;
+    return PITH_OK;
   }
   if (had && !has) {
-    PITH_TRY(make(l));
+    void *memory = l->pending;
+    PITH_TRY(memory ? PITH_OK : pith__space_zeros(space_of(l), l->n * sizeof *l->pending, &memory));
+    l->pending = memory;
     PITH_TRY(pith__state_take_residual(l->state, (float)ranks, l->pending)); /* results are means over all ranks */
     l->pending_steps = PENDING_STEPS;
   }

@@ -77,13 +77,6 @@ size_t pith_reducer_save_size(const pith_reducer *r) {
   return size;
 }
 
-static pith_status save_tail(const pith_reducer *r, const pith_reducer_layer *l, uint8_t *to) {
-  uint64_t steps = r->options.sharded ? l->steps : l->pending ? l->pending_steps : 0;
-  steps |= pith_codec_moment(l->match.codec, NULL) && l->is_folded ? FOLDED : 0;
-  memcpy(to, &steps, sizeof steps);
-  return l->pending ? pith__space_copy(l->state->space, to + sizeof steps, l->pending, l->n * sizeof(float)) : PITH_OK;
-}
-
 static pith_status save_layers(const pith_reducer *r, int tails, uint8_t *bytes, size_t size, size_t at) {
   for (size_t i = 0; i < r->count; i++) {
     const pith_reducer_layer *l = &r->layers[i];
@@ -93,8 +86,14 @@ static pith_status save_layers(const pith_reducer *r, int tails, uint8_t *bytes,
     PITH_TRY(pith_state_save(l->state, &piece));
     at += sizeof lh + piece.size;
     if (tails) {
-      PITH_TRY(save_tail(r, l, bytes + at));
-      at += tail_size(l);
+      uint64_t steps = r->options.sharded ? l->steps : l->pending ? l->pending_steps : 0;
+      steps |= pith_codec_moment(l->match.codec, NULL) && l->is_folded ? FOLDED : 0;
+      memcpy(bytes + at, &steps, sizeof steps);
+      at += sizeof steps;
+      if (l->pending) {
+        PITH_TRY(pith__space_copy(l->state->space, bytes + at, l->pending, l->n * sizeof(float)));
+        at += l->n * sizeof(float);
+      }
     }
   }
   return PITH_OK;
@@ -145,65 +144,60 @@ typedef struct cursor {
   size_t left;
 } cursor;
 
-static pith_status take(cursor *c, void *to, size_t size, const char *where) {
-  PITH_REQUIRE(c->left >= size, PITH_ERR_CORRUPT, "the checkpoint ends within %s", where);
-  memcpy(to, c->at, size);
+/* The next bytes, where they lie: of a layer, or of the adapter. */
+static pith_status take(cursor *c, uint64_t size, const pith_reducer_layer *l, const void **taken) {
+  PITH_REQUIRE(c->left >= size, PITH_ERR_CORRUPT, "the checkpoint ends within %s%s", l ? "layer " : "the adapter",
+               l ? l->name : "");
+  *taken = c->at;
   c->at += size;
-  c->left -= size;
+  c->left -= (size_t)size;
   return PITH_OK;
 }
 
 static pith_status load_tail(const pith_reducer *r, const pith_reducer_layer *l, cursor *c, struct loaded_layer *to) {
-  PITH_TRY(take(c, &to->steps, sizeof to->steps, l->name));
+  const void *taken = NULL;
+  void *memory = NULL;
+  PITH_TRY(take(c, sizeof to->steps, l, &taken));
+  memcpy(&to->steps, taken, sizeof to->steps);
   to->is_folded = (to->steps & FOLDED) != 0;
   to->steps &= ~FOLDED;
   if (!to->steps || r->options.sharded) {
     return PITH_OK;
   }
-  PITH_REQUIRE(c->left / sizeof(float) >= l->n, PITH_ERR_CORRUPT, "the checkpoint ends within layer %s", l->name);
-  void *memory = NULL;
   size_t size = l->n * sizeof *to->pending;
+  PITH_TRY(take(c, size, l, &taken));
   PITH_TRY(pith__space_zeros(l->state->space, size, &memory));
   to->pending = memory;
-  PITH_TRY(pith__space_copy(l->state->space, memory, c->at, size));
-  c->at += size;
-  c->left -= size;
-  return PITH_OK;
-}
-
-static pith_status find_codec(pith_reducer *r, const loaded *new, const pith_reducer_layer *l,
-                              const pith_codec **codec) {
-  *codec = l->match.codec;
-  return new->adapter && l->adapted != SIZE_MAX && !l->is_set
-             ? pith__reducer_codec(r, pith_adapter_spec(new->adapter, l->adapted), codec)
-             : PITH_OK;
+  return pith__space_copy(l->state->space, memory, taken, size);
 }
 
 static pith_status load_layer(pith_reducer *r, const loaded *new, int tails, size_t index, cursor *c) {
   const pith_reducer_layer *l = &r->layers[index];
   struct loaded_layer *to = &new->layer[index];
   layer_header lh;
-  PITH_TRY(find_codec(r, new, l, &to->codec));
+  const void *taken = NULL;
+  to->codec = l->match.codec;
+  if (new->adapter && l->adapted != SIZE_MAX && !l->is_set) {
+    PITH_TRY(pith__reducer_codec(r, pith_adapter_spec(new->adapter, l->adapted), &to->codec));
+  }
   PITH_REQUIRE(c->left >= sizeof lh, PITH_ERR_CORRUPT, "the checkpoint ends before layer %s", l->name);
-  PITH_TRY(take(c, &lh, sizeof lh, l->name));
+  PITH_TRY(take(c, sizeof lh, l, &taken));
+  memcpy(&lh, taken, sizeof lh);
   PITH_REQUIRE(lh.number == l->number, PITH_ERR_STATE, "the checkpoint has another layer where %s should be", l->name);
   PITH_REQUIRE(lh.fingerprint == to->codec->fingerprint, PITH_ERR_STATE,
                "the checkpoint has another spec for layer %s than %s", l->name, to->codec->spec);
-  PITH_REQUIRE(lh.size <= c->left, PITH_ERR_CORRUPT, "the checkpoint ends within layer %s", l->name);
+  PITH_TRY(take(c, lh.size, l, &taken));
   PITH_TRY(pith__state_create_in(r->space, to->codec, l->n, l->state->rows, r->rank, &to->state));
-  PITH_TRY(pith_state_load(to->state, (pith_bytes){c->at, (size_t)lh.size}));
-  c->at += lh.size;
-  c->left -= (size_t)lh.size;
+  PITH_TRY(pith_state_load(to->state, (pith_bytes){taken, (size_t)lh.size}));
   return tails ? load_tail(r, l, c, to) : PITH_OK;
 }
 
 static pith_status load_all(pith_reducer *r, loaded *new, const reducer_header *head, cursor c) {
   if (r->adaptive.adapter) {
-    PITH_REQUIRE(c.left >= head->adapter, PITH_ERR_CORRUPT, "the checkpoint ends within the adapter");
+    const void *taken = NULL;
+    PITH_TRY(take(&c, head->adapter, NULL, &taken));
     PITH_TRY(pith__reducer_adapter_create(r, &new->adapter));
-    PITH_TRY(pith_adapter_load(new->adapter, (pith_bytes){c.at, (size_t)head->adapter}));
-    c.at += head->adapter;
-    c.left -= (size_t)head->adapter;
+    PITH_TRY(pith_adapter_load(new->adapter, (pith_bytes){taken, (size_t)head->adapter}));
   }
   for (size_t i = 0; i < r->count; i++) {
     PITH_TRY(load_layer(r, new, has_tails(r, head->version), i, &c));

@@ -9,20 +9,6 @@
 #include "reducer/stages.h"
 
 /* Shards of one message have the type that is given now. */
-static pith_status describe(pith_reducer *r, const size_t *layers, size_t count, pith_dtype dtype, size_t *whole) {
-  *whole = 0;
-  for (size_t i = 0; i < count; i++) {
-    PITH_REQUIRE(layers[i] < pith_reducer_layers(r), PITH_ERR_ARGUMENT, "there is no layer number %zu", layers[i]);
-    pith_reducer_layer *l = &r->layers[layers[i] * (size_t)r->ranks];
-    for (int p = 0; p < r->ranks; p++) {
-      l[p].dtype = dtype;
-      PITH_TRY(pith__stage_wire_codec(r, &l[p], &l[p].wire));
-    }
-    *whole += l->n;
-  }
-  return PITH_OK;
-}
-
 static pith_status check(pith_reducer *r, const size_t *layers, size_t count, pith_cspan src, pith_span dst,
                          size_t *whole) {
   PITH_TRY(pith__reducer_check_process(r));
@@ -31,7 +17,17 @@ static pith_status check(pith_reducer *r, const size_t *layers, size_t count, pi
   PITH_REQUIRE(src.dtype == dst.dtype && (src.dtype == PITH_F32 || src.dtype == PITH_F16 || src.dtype == PITH_BF16),
                PITH_ERR_ARGUMENT, "shards are f32, f16 or bf16, and their results of the same type");
   PITH_TRY(pith_reducer_check(r));
-  return describe(r, layers, count, src.dtype, whole);
+  *whole = 0;
+  for (size_t i = 0; i < count; i++) {
+    pith_reducer_layer *l;
+    PITH_TRY(pith__reducer_find(r, layers[i], &l));
+    for (int p = 0; p < r->ranks; p++) {
+      l[p].dtype = src.dtype;
+      PITH_TRY(pith__stage_wire_codec(r, &l[p], &l[p].wire));
+    }
+    *whole += l->n;
+  }
+  return PITH_OK;
 }
 
 static pith_status check_size(const char *what, const void *data, size_t n, size_t wanted) {
@@ -45,24 +41,10 @@ static pith_status make(pith_reducer *r, pith_group_kind kind, const size_t *lay
                         pith_staged **made) {
   int is_scatter = kind == PITH_GROUP_SCATTER;
   size_t ranks = (size_t)r->ranks, all = is_scatter ? count * ranks : count, first = is_scatter ? 0 : (size_t)r->rank;
-  pith_staged *f = calloc(1, sizeof *f);
-  PITH_REQUIRE(f, PITH_ERR_MEMORY, "no memory for a message of %zu shards", all);
-  f->reducer = r;
-  f->stages = r->stages;
-  f->kind = kind;
+  pith_staged *f;
+  PITH_TRY(pith__stage_make(r, kind, all, is_scatter ? 2 * all : all * ranks, &f)); /* ours and theirs, or all */
   f->count = all;
-  f->table = is_scatter ? 2 * all : all * ranks; /* ours and theirs, or those of all */
   f->own = first * all;
-  f->layer = calloc(all + 1, sizeof *f->layer);
-  f->gradient = calloc(all + 1, sizeof *f->gradient);
-  f->bytes = calloc(ranks, sizeof *f->bytes);
-  f->counts = calloc(ranks, sizeof *f->counts);
-  f->sizes = calloc(f->table + 1, sizeof *f->sizes);
-  f->sent = calloc(count + 1, sizeof *f->sent);
-  if (!f->layer || !f->gradient || !f->bytes || !f->counts || !f->sizes || !f->sent) {
-    pith__stage_release(f);
-    return pith_fail(PITH_ERR_MEMORY, "no memory for a message of %zu shards", all);
-  }
   uint8_t *at = (uint8_t *)(uintptr_t)values;
   for (size_t i = 0; i < all; i++) {
     f->layer[i] = layers[i % count] * ranks + first + i / count;

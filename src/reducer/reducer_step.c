@@ -4,12 +4,18 @@
  * Large layers become an operation each, at once, so that they are sent while the next gradients are computed. Small
  * ones, and all that are sent in rounds, are joined: uncompressed layers of one type, or layers of one codec. An open
  * operation starts when it has enough bytes, when it is flushed, or at the end of the step.
+ *
+ * Joined layers with a codec stay where they are. Block codecs join what ranks send each other; each layer keeps its
+ * own memory, random numbers and owners (src/collective/parts.c), so that it makes no difference to the result whether
+ * it was joined. Methods of several rounds join what they exchange. Uncompressed layers are copied together. In each
+ * case the ranks compare which layers are joined, in which order: a sum of different layers is an error, compressed or
+ * not.
  */
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "codec/codec.h"
-#include "comm/submit.h"
 #include "reducer/reducer.h"
 
 #define JOIN_MOST ((size_t)64 << 10)          /* layers up to this many bytes are joined … */
@@ -61,11 +67,6 @@ static int is_joined(const pith_reducer *r, const pith_reducer_layer *l) {
   return joinable && r->ranks > 1 && (takes_rounds(codec) || pith__layer_bytes(l) <= JOIN_MOST);
 }
 
-static int is_same_kind(const pith_reducer_operation *op, const pith_codec *codec, pith_dtype dtype) {
-  int same_codec = op->codec && codec ? op->codec->fingerprint == codec->fingerprint : op->codec == codec;
-  return same_codec && op->dtype == dtype;
-}
-
 /* Where the next layer starts, in values. */
 static size_t next_start(const pith_reducer_operation *op) {
   size_t granule = op->codec && op->codec->granule ? op->codec->granule : 1;
@@ -86,20 +87,12 @@ static pith_status make_room(pith_reducer_operation *op) {
   return PITH_OK;
 }
 
-static pith_status make_buffer(pith_reducer_operation *op) {
-  if (op->buffer || op->codec) {
-    return PITH_OK;
-  }
-  op->buffer = malloc(JOINED_BYTES);
-  PITH_REQUIRE(op->buffer, PITH_ERR_MEMORY, "no memory to join layers");
-  return PITH_OK;
-}
-
 static pith_status add_layer(const pith_reducer *r, pith_reducer_operation *op, size_t index, void *gradient) {
   const pith_reducer_layer *l = &r->layers[index];
   size_t start = next_start(op), width = pith_dtype_size(l->dtype);
   PITH_TRY(make_room(op));
-  PITH_TRY(make_buffer(op));
+  op->buffer = op->buffer || op->codec ? op->buffer : malloc(JOINED_BYTES);
+  PITH_REQUIRE(op->buffer || op->codec, PITH_ERR_MEMORY, "no memory to join layers");
   op->layer[op->count] = index;
   op->gradient[op->count] = gradient;
   op->member[op->count++] = (pith_member){start, l->n, l->number, l->state, gradient, 0};
@@ -122,20 +115,37 @@ static pith_call call_for(const pith_reducer *r, const pith_codec *codec) {
   return call;
 }
 
+/* Ranks compare a number of all members instead of one layer's. Without a codec the buffer has their values; else only
+ * their number and type matter. */
 static pith_status start_joined(const pith_reducer *r, pith_reducer_operation *op) {
-  pith_span span = {op->buffer, op->n, op->dtype};
+  pith_operation *made;
   pith_call call = call_for(r, op->codec);
-  return pith__allreduce_joined(r->comm, span, &call, op->member, op->count, &op->request);
+  call.layer = op->count;
+  for (size_t i = 0; i < op->count; i++) {
+    uint64_t facts[2] = {op->member[i].layer, op->member[i].n};
+    call.layer = pith__hash64(facts, sizeof facts, call.layer);
+  }
+  pith_span dst = {op->buffer, op->n, op->dtype};
+  pith_cspan src = {op->buffer, op->n, op->dtype};
+  PITH_TRY(pith__operation_make_joined(r->comm, PITH_OP_ALLREDUCE, src, dst, PITH_MEAN, &call, op->member, op->count,
+                                       &made));
+  return pith__operation_submit(made, pith__schedule_allreduce(made, NULL), &op->request);
 }
 
-static pith_status add_operation(pith_reducer *r, pith_reducer_operation *op) {
-  pith_status status =
-      pith__reducer_grow((void **)&r->operations, &r->operation_room, r->operation_count, sizeof *r->operations);
+/* Keeps an operation, if it was started. */
+static pith_status add_operation(pith_reducer *r, pith_reducer_operation *op, pith_status started) {
+  pith_status status = started;
+  if (status == PITH_OK) {
+    status = pith__reducer_grow((void **)&r->operations, &r->operation_room, r->operation_count, sizeof *r->operations);
+  }
   if (status == PITH_OK) {
     r->operations[r->operation_count++] = *op;
-  } else if (op->request) {
+    return PITH_OK;
+  }
+  if (op->request) {
     pith_wait(op->request);
   }
+  release_operation(op);
   return status;
 }
 
@@ -143,14 +153,7 @@ static pith_status add_operation(pith_reducer *r, pith_reducer_operation *op) {
 static pith_status start_open(pith_reducer *r, size_t index) {
   pith_reducer_operation op = r->open[index];
   memmove(&r->open[index], &r->open[index + 1], (--r->open_count - index) * sizeof *r->open);
-  pith_status status = start_joined(r, &op);
-  if (status == PITH_OK) {
-    status = add_operation(r, &op);
-  }
-  if (status != PITH_OK) {
-    release_operation(&op);
-  }
-  return status;
+  return add_operation(r, &op, start_joined(r, &op));
 }
 
 pith_status pith__reducer_send_joined(pith_reducer *r) {
@@ -168,7 +171,8 @@ static pith_status find_open(pith_reducer *r, const pith_reducer_layer *l, size_
   size_t width = pith_dtype_size(l->dtype);
   for (*index = 0; *index < r->open_count; ++*index) {
     pith_reducer_operation *op = &r->open[*index];
-    if (is_same_kind(op, codec, l->dtype)) {
+    int same_codec = op->codec && codec ? op->codec->fingerprint == codec->fingerprint : op->codec == codec;
+    if (same_codec && op->dtype == l->dtype) {
       if (takes_rounds(codec) || (next_start(op) + l->n) * width <= JOINED_BYTES) {
         return PITH_OK;
       }
@@ -206,13 +210,7 @@ static pith_status send_alone(pith_reducer *r, size_t index, void *gradient) {
     op.bytes = pith__layer_bytes(l);
     status = pith_allreduce(r->comm, (pith_cspan){gradient, l->n, l->dtype}, span, PITH_MEAN, &call, &op.request);
   }
-  if (status == PITH_OK) {
-    status = add_operation(r, &op);
-  }
-  if (status != PITH_OK) {
-    release_operation(&op);
-  }
-  return status;
+  return add_operation(r, &op, status);
 }
 
 pith_status pith__reducer_send(pith_reducer *r, size_t index, void *gradient) {
@@ -221,18 +219,14 @@ pith_status pith__reducer_send(pith_reducer *r, size_t index, void *gradient) {
 
 /* ---- Waiting ----------------------------------------------------------------------------------------------------- */
 
-static void copy_back(const pith_reducer *r, const pith_reducer_operation *op) {
-  for (size_t i = 0; i < op->count && op->buffer; i++) {
-    const pith_reducer_layer *l = &r->layers[op->layer[i]];
-    memcpy(op->gradient[i], op->buffer + op->member[i].first * pith_dtype_size(l->dtype), pith__layer_bytes(l));
-  }
-}
-
-/* Every layer has its share of what was moved for all of them. */
-static void share_traffic(pith_reducer *r, const pith_reducer_operation *op, const pith_traffic *traffic) {
+/* Values that were copied together go back to their gradients; every layer has its share of what was moved for all. */
+static void hand_out(pith_reducer *r, const pith_reducer_operation *op, const pith_traffic *traffic) {
   for (size_t i = 0; i < op->count; i++) {
     pith_reducer_layer *l = &r->layers[op->layer[i]];
     pith__traffic_add(&l->traffic, traffic, op->bytes ? (double)pith__layer_bytes(l) / (double)op->bytes : 0);
+    if (op->buffer) {
+      memcpy(op->gradient[i], op->buffer + op->member[i].first * pith_dtype_size(l->dtype), pith__layer_bytes(l));
+    }
   }
 }
 
@@ -243,8 +237,7 @@ pith_status pith__reducer_wait(pith_reducer *r) {
     pith_traffic traffic = {0};
     pith_status status = pith__wait(op->request, &traffic, NULL);
     if (status == PITH_OK) {
-      copy_back(r, op);
-      share_traffic(r, op, &traffic);
+      hand_out(r, op, &traffic);
     }
     first = first == PITH_OK ? status : first;
     release_operation(op);

@@ -7,27 +7,21 @@
 #include "codec/codec.h"
 #include "device/bucket.h"
 #include "device/cuda_space.h"
+#include "device/cuda_tasks.h"
 #include "memory/memory.h"
 #include "reducer/stages.h"
 
 #define ALIGNMENT 256
 
-static pith_reducer_layer *layer_of(const pith_staged *f, size_t i) { return &f->reducer->layers[f->layer[i]]; }
-
 static pith_cuda_space *space_of(const pith_staged *f) { return (pith_cuda_space *)f->reducer->space; }
 
 static size_t aligned(size_t size) { return (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
-/* What kernels call the memory of a codec: what holds the values that the codec was given; and the second thing that is
- * kept where places which were sent start again. */
+/* What kernels call the memory of a codec: what holds the values that the codec was given. (Their momentum is the
+ * second thing that is kept where places which were sent start again.) */
 static void *memory_of(const pith_reducer_layer *l) {
   const pith_memory_ops *memory = l->match.codec->memory;
   return !memory ? NULL : memory->accumulator == PITH_KEEPS_RESIDUAL ? l->state->residual : (void *)l->state->momentum;
-}
-
-static float *momentum_of(const pith_reducer_layer *l) {
-  const pith_memory_ops *memory = l->match.codec->memory;
-  return memory && memory->after == PITH_AFTER_CLEAR ? l->state->momentum : NULL;
 }
 
 /* ---- Blocks ------------------------------------------------------------------------------------------------------ */
@@ -36,26 +30,24 @@ static pith_status list_memories(const pith_staged *f, void ***memories) {
   *memories = calloc(f->count, sizeof **memories);
   PITH_REQUIRE(*memories, PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
   for (size_t i = 0; i < f->count; i++) {
-    (*memories)[i] = memory_of(layer_of(f, i));
+    (*memories)[i] = memory_of(pith__stage_layer(f, i));
   }
   return PITH_OK;
 }
 
 static pith_status encode_parts(pith_staged *f, const pith_ctx *ctx) {
-  void **memories;
+  PITH_FREED void **memories = NULL;
   size_t workspace = pith__cuda_bucket_workspace(f->bucket, 0);
   PITH_TRY(workspace ? pith__stages_buffer(f->stages, &f->sums, workspace) : PITH_OK);
   PITH_TRY(list_memories(f, &memories));
-  pith_status status = pith__cuda_bucket_encode(f->bucket, (const void *const *)f->gradient, memories, ctx, f->out.data,
-                                                f->sums.data, space_of(f)->stream);
-  free((void *)memories);
-  return status;
+  return pith__cuda_bucket_encode(f->bucket, (const void *const *)f->gradient, memories, ctx, f->out.data, f->sums.data,
+                                  space_of(f)->stream);
 }
 
 /* Where results of ours keep what they lost: that of the whole part, of which a chunk is a piece. */
 static pith_status find_results(const pith_staged *f, void **results) {
   for (size_t i = 0; i < f->count; i++) {
-    pith_reducer_layer *l = layer_of(f, i);
+    pith_reducer_layer *l = pith__stage_layer(f, i);
     const pith_memory_ops *memory = l->match.codec->memory;
     pith_range own = pith__bucket_part(f->bucket, i, f->reducer->rank),
                piece = pith__bucket_piece(f->bucket, i, f->reducer->rank);
@@ -67,43 +59,20 @@ static pith_status find_results(const pith_staged *f, void **results) {
   return PITH_OK;
 }
 
-static size_t own_values(const pith_staged *f) {
-  size_t sum = 0;
-  for (size_t i = 0; i < f->count; i++) {
-    sum += pith__bucket_piece(f->bucket, i, f->reducer->rank).n;
-  }
-  return sum;
-}
-
-/* Widened residuals lie behind the sums. */
-static size_t sum_bytes(const pith_staged *f) { return aligned(own_values(f) * sizeof(float)); }
-
-static pith_status average(pith_staged *f, const pith_ctx *ctx, void *const *results) {
-  void *stream = space_of(f)->stream, **memories, *workspace = f->sums.data + sum_bytes(f);
-  float *sums = (float *)(void *)f->sums.data;
-  PITH_TRY(list_memories(f, &memories));
-  pith_status status = pith__cuda_bucket_sum(f->bucket, (const void *const *)f->gradient, memories, f->in.data, ctx,
-                                             sums, workspace, stream);
-  free((void *)memories);
-  PITH_TRY(status);
-  PITH_TRY(pith__cuda_bucket_mean(f->bucket, sums, stream));
-  return pith__cuda_bucket_result(f->bucket, sums, results, ctx, f->out.data, workspace, stream);
-}
-
 static pith_status reduce_parts(pith_staged *f, const pith_ctx *ctx) {
   size_t own = f->bytes[f->reducer->rank];
-  PITH_TRY(pith__stages_buffer(f->stages, &f->sums, sum_bytes(f) + pith__cuda_bucket_workspace(f->bucket, 1)));
-  void **results = calloc(f->count, sizeof *results);
+  PITH_FREED void **memories = NULL;
+  PITH_FREED void **results = calloc(f->count, sizeof *results);
   PITH_REQUIRE(results, PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
-  pith_status status = find_results(f, results);
-  if (status == PITH_OK) {
-    status = average(f, ctx, results);
+  PITH_TRY(find_results(f, results));
+  PITH_TRY(list_memories(f, &memories));
+  PITH_TRY(pith__stages_buffer(f->stages, &f->sums, pith__cuda_bucket_workspace(f->bucket, 1)));
+  PITH_TRY(pith__cuda_bucket_reduce(f->bucket, (const void *const *)f->gradient, memories, results, f->in.data, ctx,
+                                    f->out.data, f->sums.data, space_of(f)->stream));
+  for (int p = 1; p < f->reducer->ranks && !f->is_padded; p++) {
+    PITH_TRY(pith__cuda_space_move(space_of(f), f->out.data + (size_t)p * own, f->out.data, own));
   }
-  free((void *)results);
-  for (int p = 1; p < f->reducer->ranks && status == PITH_OK && !f->is_padded; p++) {
-    status = pith__cuda_space_move(space_of(f), f->out.data + (size_t)p * own, f->out.data, own);
-  }
-  return status;
+  return PITH_OK;
 }
 
 static pith_status decode_parts(pith_staged *f, const pith_ctx *ctx) {
@@ -113,34 +82,20 @@ static pith_status decode_parts(pith_staged *f, const pith_ctx *ctx) {
 
 /* ---- Many layers in one call ------------------------------------------------------------------------------------- */
 
-typedef pith_status (*items_fn)(pith_staged *f, pith_cuda_item *items, void *argument);
-
-/* Items of all layers, with what encoding needs; `use` adds the rest. */
-static pith_status with_items(pith_staged *f, int rank, items_fn use, void *argument) {
-  pith_cuda_item *items = calloc(f->count + 1, sizeof *items);
+/* Items of all layers, with what encoding needs; the caller adds the rest, and frees them. */
+static pith_status make_items(const pith_staged *f, int rank, pith_cuda_item **made) {
+  pith_cuda_item *items = *made = calloc(f->count + 1, sizeof *items);
   PITH_REQUIRE(items, PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
   for (size_t i = 0; i < f->count; i++) {
-    const pith_reducer_layer *l = layer_of(f, i);
+    const pith_reducer_layer *l = pith__stage_layer(f, i);
     pith_ctx ctx = pith__stage_ctx(f, l, rank);
-    items[i] = (pith_cuda_item){.size = sizeof *items,
-                                .codec = pith__layer_codec(l),
-                                .dtype = l->dtype,
-                                .n = l->n,
-                                .values = f->gradient[i],
-                                .memory = memory_of(l),
-                                .momentum = momentum_of(l),
-                                .part = l->state->part,
-                                .seed = ctx.seed,
-                                .step = ctx.step,
-                                .layer = ctx.layer,
-                                .rank = ctx.rank,
-                                .ranks = ctx.ranks,
-                                .rows = ctx.rows,
-                                .gamma = ctx.gamma};
+    const pith_memory_ops *memory = l->match.codec->memory;
+    items[i] = pith__gpu_item(pith__layer_codec(l), (pith_span){f->gradient[i], l->n, l->dtype}, &ctx);
+    items[i].memory = memory_of(l);
+    items[i].momentum = memory && memory->after == PITH_AFTER_CLEAR ? l->state->momentum : NULL;
+    items[i].part = l->state->part;
   }
-  pith_status status = use(f, items, argument);
-  free(items);
-  return status;
+  return PITH_OK;
 }
 
 static pith_status take_workspace(pith_staged *f, const pith_cuda_item *items, size_t *size) {
@@ -153,26 +108,14 @@ static pith_status take_workspace(pith_staged *f, const pith_cuda_item *items, s
 /* In `more`: the sizes of payloads, of all ranks, and where they vary the payloads themselves, at their bounds. */
 static size_t table_bytes(const pith_staged *f) { return aligned(f->table * sizeof(uint64_t)); }
 
-static size_t bound_of(const pith_staged *f, size_t i) {
-  return pith_codec_bound(pith__layer_codec(layer_of(f, i)), layer_of(f, i)->n);
-}
-
-static int sizes_vary(const pith_staged *f) {
-  for (size_t i = 0; i < f->count; i++) {
-    if (!(pith__layer_codec(layer_of(f, i))->caps & PITH_CAP_FIXED)) {
-      return 1;
-    }
-  }
-  return 0;
-}
-
-static pith_status encode_items(pith_staged *f, pith_cuda_item *items, void *argument) {
+static pith_status encode_items(pith_staged *f) {
   size_t room = 0, message = 0, workspace;
-  int vary = sizes_vary(f);
-  (void)argument;
+  int vary = !pith__stage_is_fixed(f);
+  PITH_FREED pith_cuda_item *items = NULL;
+  PITH_TRY(make_items(f, f->reducer->rank, &items));
   for (size_t i = 0; i < f->count; i++) {
-    room += vary ? aligned(bound_of(f, i)) : 0;
-    message += bound_of(f, i);
+    room += vary ? aligned(pith__layer_bound(pith__stage_layer(f, i))) : 0;
+    message += pith__layer_bound(pith__stage_layer(f, i));
   }
   PITH_TRY(pith__stages_buffer(f->stages, &f->more, table_bytes(f) + room));
   PITH_TRY(pith__stages_buffer(f->stages, &f->out, message));
@@ -180,7 +123,7 @@ static pith_status encode_items(pith_staged *f, pith_cuda_item *items, void *arg
   for (size_t i = 0; i < f->count; i++) {
     items[i].payload = at;
     items[i].payload_size = (uint64_t *)(void *)f->more.data + f->own + i;
-    at += vary ? aligned(bound_of(f, i)) : bound_of(f, i);
+    at += vary ? aligned(pith__layer_bound(pith__stage_layer(f, i))) : pith__layer_bound(pith__stage_layer(f, i));
   }
   PITH_TRY(take_workspace(f, items, &workspace));
   return pith_cuda_encode(items, f->count, f->sums.data, workspace, space_of(f)->stream);
@@ -190,11 +133,11 @@ static pith_status encode_items(pith_staged *f, pith_cuda_item *items, void *arg
 static pith_status fetch_sizes(pith_staged *f) {
   uint64_t *sizes = f->sizes + f->own;
   const uint64_t *there = (const uint64_t *)(const void *)f->more.data + f->own;
-  PITH_TRY(sizes_vary(f) ? f->reducer->space->copy(f->reducer->space, sizes, there, f->count * sizeof *sizes)
-                         : PITH_OK);
+  PITH_TRY(pith__stage_is_fixed(f) ? PITH_OK
+                                   : pith__space_copy(f->reducer->space, sizes, there, f->count * sizeof *sizes));
   for (size_t i = 0; i < f->count; i++) {
-    const pith_reducer_layer *l = layer_of(f, i);
-    size_t bound = bound_of(f, i);
+    const pith_reducer_layer *l = pith__stage_layer(f, i);
+    size_t bound = pith__layer_bound(l);
     sizes[i] = pith__layer_codec(l)->caps & PITH_CAP_FIXED ? bound : sizes[i];
     PITH_REQUIRE(sizes[i] <= bound, PITH_ERR_CORRUPT, "layer %s: a payload of %llu bytes, and %zu is the most", l->name,
                  (unsigned long long)sizes[i], bound);
@@ -204,21 +147,15 @@ static pith_status fetch_sizes(pith_staged *f) {
 
 static pith_status encode_payloads(pith_staged *f) {
   size_t used = 0, at = table_bytes(f);
-  PITH_TRY(with_items(f, f->reducer->rank, encode_items, NULL));
+  PITH_TRY(encode_items(f));
   PITH_TRY(f->reducer->options.capturable ? PITH_OK : fetch_sizes(f)); /* else they are bounds */
   const uint64_t *sizes = f->sizes + f->own;
-  for (size_t i = 0; i < f->count && sizes_vary(f); i++) {
+  for (size_t i = 0; i < f->count && !pith__stage_is_fixed(f); i++) {
     PITH_TRY(pith__cuda_space_move(space_of(f), f->out.data + used, f->more.data + at, (size_t)sizes[i]));
     used += (size_t)sizes[i];
-    at += aligned(bound_of(f, i));
+    at += aligned(pith__layer_bound(pith__stage_layer(f, i)));
   }
   return PITH_OK;
-}
-
-static uint64_t *size_table(pith_staged *f) { return (uint64_t *)(void *)f->more.data; }
-
-static pith_status read_sizes(pith_staged *f) {
-  return f->reducer->space->copy(f->reducer->space, f->sizes, f->more.data, f->table * sizeof *f->sizes);
 }
 
 static pith_status pad_message(pith_staged *f, size_t own) {
@@ -226,20 +163,14 @@ static pith_status pad_message(pith_staged *f, size_t own) {
   return PITH_OK;
 }
 
-typedef struct message {
-  int rank;
-  void **values;
-  pith_dtype dtype;
-  pith_mode mode;
-} message;
-
-static pith_status decode_items(pith_staged *f, pith_cuda_item *items, void *argument) {
-  const message *m = argument;
-  size_t workspace, first = (size_t)m->rank * f->count;
-  uint8_t *at = f->in.data + pith__stage_message_at(f, m->rank);
+static pith_status decode_message(pith_staged *f, int rank, void **values, pith_dtype dtype, pith_mode mode) {
+  size_t workspace, first = (size_t)rank * f->count;
+  uint8_t *at = f->in.data + pith__stage_message_at(f, rank);
+  PITH_FREED pith_cuda_item *items = NULL;
+  PITH_TRY(make_items(f, rank, &items));
   for (size_t i = 0; i < f->count; i++) {
-    items[i].values = m->values[i];
-    items[i].dtype = m->dtype;
+    items[i].values = values[i];
+    items[i].dtype = dtype;
     items[i].payload = at;
     items[i].payload_size = (uint64_t *)(void *)f->more.data + first + i;
     items[i].memory = items[i].momentum = NULL;
@@ -247,23 +178,23 @@ static pith_status decode_items(pith_staged *f, pith_cuda_item *items, void *arg
     at += f->sizes[first + i];
   }
   PITH_TRY(take_workspace(f, items, &workspace));
-  return pith_cuda_decode(items, f->count, m->mode, f->sums.data, workspace, space_of(f)->stream);
+  return pith_cuda_decode(items, f->count, mode, f->sums.data, workspace, space_of(f)->stream);
 }
 
-/* A sum of votes is the majority times their number: whoever asked for a sum divides it. */
-static pith_status sum_votes(const pith_staged *f, pith_cuda_item item) {
-  item.values = item.payload;
-  item.dtype = PITH_F32;
-  PITH_TRY(pith_cuda_aggregate(&item, 1, space_of(f)->stream));
-  return pith__space_scale(f->reducer->space, (float)f->reducer->ranks, item.values, item.n);
-}
-
-static pith_status aggregate_items(pith_staged *f, pith_cuda_item *items, void *argument) {
-  float **total = argument;
+static pith_status aggregate(pith_staged *f, float **total) {
+  PITH_FREED pith_cuda_item *items = NULL;
+  PITH_TRY(make_items(f, f->reducer->rank, &items));
   for (size_t i = 0; i < f->count; i++) {
     items[i].payload = total[i];
+    if (f->op == PITH_SUM && items[i].codec->caps & PITH_CAP_VOTE) {
+      /* A sum of votes is the majority times their number: whoever asked for a sum divides it. */
+      pith_cuda_item votes = items[i];
+      votes.values = votes.payload;
+      votes.dtype = PITH_F32;
+      PITH_TRY(pith_cuda_aggregate(&votes, 1, space_of(f)->stream));
+      PITH_TRY(pith__space_scale(f->reducer->space, (float)f->reducer->ranks, votes.values, votes.n));
+    }
     if (f->op == PITH_SUM) { /* then nothing is divided */
-      PITH_TRY(items[i].codec->caps & PITH_CAP_VOTE ? sum_votes(f, items[i]) : PITH_OK);
       items[i].codec = space_of(f)->raw;
       items[i].ranks = 1;
     }
@@ -278,86 +209,61 @@ static pith_status put_sizes(const pith_staged *f) {
 }
 
 /* Rank after rank, in f32: in place, or in `out` where gradients are no f32. */
-static pith_status add_up(pith_staged *f, float **total) {
+static pith_status average_payloads(pith_staged *f) {
   size_t wide = 0;
+  PITH_FREED float **total = calloc(f->count + 1, sizeof *total);
+  PITH_REQUIRE(total, PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
   PITH_TRY(put_sizes(f));
   for (size_t i = 0; i < f->count; i++) {
-    wide += layer_of(f, i)->dtype == PITH_F32 ? 0 : aligned(layer_of(f, i)->n * sizeof(float));
+    wide += pith__stage_layer(f, i)->dtype == PITH_F32 ? 0 : aligned(pith__stage_layer(f, i)->n * sizeof(float));
   }
   PITH_TRY(pith__stages_buffer(f->stages, &f->out, wide));
   uint8_t *at = f->out.data;
   for (size_t i = 0; i < f->count; i++) {
-    int is_wide = layer_of(f, i)->dtype != PITH_F32;
+    int is_wide = pith__stage_layer(f, i)->dtype != PITH_F32;
     total[i] = is_wide ? (float *)(void *)at : f->gradient[i];
-    at += is_wide ? aligned(layer_of(f, i)->n * sizeof(float)) : 0;
+    at += is_wide ? aligned(pith__stage_layer(f, i)->n * sizeof(float)) : 0;
   }
   for (int p = 0; p < f->reducer->ranks; p++) {
-    PITH_TRY(with_items(f, p, decode_items, &(message){p, (void **)total, PITH_F32, p ? PITH_ADD : PITH_SET}));
+    PITH_TRY(decode_message(f, p, (void **)total, PITH_F32, p ? PITH_ADD : PITH_SET));
   }
-  return with_items(f, f->reducer->rank, aggregate_items, (void *)total);
-}
-
-static pith_status average_payloads(pith_staged *f) {
-  float **total = calloc(f->count + 1, sizeof *total);
-  PITH_REQUIRE(total, PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
-  pith_status status = add_up(f, total);
-  free((void *)total);
-  return status;
+  return aggregate(f, total);
 }
 
 static pith_status decode_payloads(pith_staged *f) {
   uint8_t *to = f->target;
   PITH_TRY(put_sizes(f));
   for (int p = 0; p < f->reducer->ranks; p++) {
-    for (size_t i = 0; i < f->count; to += pith__layer_bytes(layer_of(f, i++))) {
+    for (size_t i = 0; i < f->count; to += pith__layer_bytes(pith__stage_layer(f, i++))) {
       f->gradient[i] = to;
     }
-    message m = {p, f->gradient, f->count ? layer_of(f, 0)->dtype : PITH_F32, PITH_SET};
-    PITH_TRY(with_items(f, p, decode_items, &m));
+    PITH_TRY(decode_message(f, p, f->gradient, f->count ? pith__stage_layer(f, 0)->dtype : PITH_F32, PITH_SET));
   }
   return PITH_OK;
 }
 
 /* ---- Rounds ------------------------------------------------------------------------------------------------------ */
 
-typedef struct round_call {
-  size_t round, width;
-  pith_status (*call)(const pith_cuda_item *items, size_t count, size_t index, void *workspace, size_t workspace_size,
-                      void *stream);
-} round_call;
-
-static pith_status run_round(pith_staged *f, pith_cuda_item *items, void *argument) {
-  const round_call *c = argument;
-  size_t at = 0, workspace;
-  for (size_t i = 0; i < f->count; at += f->counts[i++]) {
-    items[i].payload = f->in.data + at * c->width;
+static pith_status run_round(pith_staged *f, size_t round, size_t width, int consumes) {
+  size_t workspace;
+  uint8_t *at = f->in.data;
+  PITH_FREED pith_cuda_item *items = NULL;
+  PITH_TRY(make_items(f, f->reducer->rank, &items));
+  for (size_t i = 0; i < f->count; at += f->counts[i++] * width) {
+    items[i].payload = at;
   }
   PITH_TRY(take_workspace(f, items, &workspace));
-  return c->call(items, f->count, c->round, f->sums.data, workspace, space_of(f)->stream);
-}
-
-static pith_status produce(pith_staged *f, size_t round, size_t width) {
-  return with_items(f, f->reducer->rank, run_round, &(round_call){round, width, pith_cuda_produce});
-}
-
-static pith_status consume(pith_staged *f, size_t round, size_t width) {
-  return with_items(f, f->reducer->rank, run_round, &(round_call){round, width, pith_cuda_consume});
+  return (consumes ? pith_cuda_consume : pith_cuda_produce)(items, f->count, round, f->sums.data, workspace,
+                                                            space_of(f)->stream);
 }
 
 /* ---- Types that no codec takes ----------------------------------------------------------------------------------- */
 
-static pith_status pack(pith_staged *f) {
+static pith_status copy_plain(pith_staged *f, int back) {
   uint8_t *at = f->in.data;
-  for (size_t i = 0; i < f->count; at += pith__layer_bytes(layer_of(f, i++))) {
-    PITH_TRY(pith__cuda_space_move(space_of(f), at, f->gradient[i], pith__layer_bytes(layer_of(f, i))));
-  }
-  return PITH_OK;
-}
-
-static pith_status unpack(pith_staged *f) {
-  const uint8_t *at = f->in.data;
-  for (size_t i = 0; i < f->count; at += pith__layer_bytes(layer_of(f, i++))) {
-    PITH_TRY(pith__cuda_space_move(space_of(f), f->gradient[i], at, pith__layer_bytes(layer_of(f, i))));
+  for (size_t i = 0; i < f->count; at += pith__layer_bytes(pith__stage_layer(f, i++))) {
+    void *from = back ? (void *)at : f->gradient[i], *to = back ? f->gradient[i] : (void *)at;
+    PITH_TRY(pith__cuda_space_move(space_of(f), to, from, pith__layer_bytes(pith__stage_layer(f, i))));
   }
   return PITH_OK;
 }
@@ -366,13 +272,9 @@ const pith_stage_ops pith__stage_cuda = {.encode_parts = encode_parts,
                                          .reduce_parts = reduce_parts,
                                          .decode_parts = decode_parts,
                                          .encode_payloads = encode_payloads,
-                                         .size_table = size_table,
-                                         .read_sizes = read_sizes,
                                          .pad_message = pad_message,
                                          .average_payloads = average_payloads,
                                          .decode_payloads = decode_payloads,
-                                         .produce = produce,
-                                         .consume = consume,
-                                         .pack = pack,
-                                         .unpack = unpack,
+                                         .run_round = run_round,
+                                         .copy_plain = copy_plain,
                                          .plain_op = PITH_MEAN};

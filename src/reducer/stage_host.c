@@ -6,8 +6,6 @@
 #include "device/bucket.h"
 #include "reducer/stages.h"
 
-static const pith_reducer_layer *layer_of(const pith_staged *f, size_t i) { return &f->reducer->layers[f->layer[i]]; }
-
 /* ---- Blocks ------------------------------------------------------------------------------------------------------ */
 
 static pith_status encode_parts(pith_staged *f, const pith_ctx *ctx) {
@@ -37,24 +35,17 @@ static pith_status encode_payloads(pith_staged *f) {
   size_t room = 0, used = 0;
   uint64_t *sizes = f->sizes + f->own;
   for (size_t i = 0; i < f->count; i++) {
-    room += pith_codec_bound(pith__layer_codec(layer_of(f, i)), layer_of(f, i)->n);
+    room += pith__layer_bound(pith__stage_layer(f, i));
   }
   PITH_TRY(pith__stages_buffer(f->stages, &f->out, room));
   for (size_t i = 0; i < f->count; i++) {
-    const pith_reducer_layer *l = layer_of(f, i);
+    const pith_reducer_layer *l = pith__stage_layer(f, i);
     pith_ctx ctx = pith__stage_ctx(f, l, f->reducer->rank);
     pith_out out = {f->out.data + used, room - used, 0};
     PITH_TRY(pith_encode(pith__layer_codec(l), l->state, (pith_cspan){f->gradient[i], l->n, l->dtype}, &out, &ctx));
     sizes[i] = out.size;
     used += out.size;
   }
-  return PITH_OK;
-}
-
-static uint64_t *size_table(pith_staged *f) { return f->sizes; }
-
-static pith_status read_sizes(pith_staged *f) {
-  (void)f;
   return PITH_OK;
 }
 
@@ -75,7 +66,7 @@ static pith_status aggregate(const pith_staged *f, const pith_codec *codec, pith
 
 /* In f32, in rank order. `at`: where the layer's payload of each rank begins in `in`. */
 static pith_status average_layer(pith_staged *f, size_t index, size_t *at, float *wide) {
-  const pith_reducer_layer *l = layer_of(f, index);
+  const pith_reducer_layer *l = pith__stage_layer(f, index);
   const pith_codec *codec = pith__layer_codec(l);
   pith_span total = {l->dtype == PITH_F32 ? f->gradient[index] : wide, l->n, PITH_F32};
   pith_ctx ctx = pith__stage_ctx(f, l, 0);
@@ -95,7 +86,7 @@ static pith_status average_layer(pith_staged *f, size_t index, size_t *at, float
 static pith_status average_payloads(pith_staged *f) {
   size_t most = 0;
   for (size_t i = 0; i < f->count; i++) {
-    most = pith__most(most, layer_of(f, i)->dtype == PITH_F32 ? 0 : layer_of(f, i)->n);
+    most = pith__most(most, pith__stage_layer(f, i)->dtype == PITH_F32 ? 0 : pith__stage_layer(f, i)->n);
   }
   PITH_TRY(pith__stages_buffer(f->stages, &f->out, most * sizeof(float)));
   for (int p = 0; p < f->reducer->ranks; p++) {
@@ -111,8 +102,8 @@ static pith_status decode_payloads(pith_staged *f) {
   uint8_t *to = f->target;
   for (int p = 0; p < f->reducer->ranks; p++) {
     const uint8_t *from = f->in.data + pith__stage_message_at(f, p);
-    for (size_t i = 0; i < f->count; to += pith__layer_bytes(layer_of(f, i++))) {
-      const pith_reducer_layer *l = layer_of(f, i);
+    for (size_t i = 0; i < f->count; to += pith__layer_bytes(pith__stage_layer(f, i++))) {
+      const pith_reducer_layer *l = pith__stage_layer(f, i);
       size_t size = (size_t)f->sizes[(size_t)p * f->count + i];
       pith_ctx ctx = pith__stage_ctx(f, l, p);
       PITH_TRY(
@@ -125,42 +116,29 @@ static pith_status decode_payloads(pith_staged *f) {
 
 /* ---- Rounds ------------------------------------------------------------------------------------------------------ */
 
-static pith_status produce(pith_staged *f, size_t round, size_t width) {
-  size_t at = 0;
-  for (size_t i = 0; i < f->count; at += f->counts[i++]) {
-    const pith_reducer_layer *l = layer_of(f, i);
+static pith_status run_round(pith_staged *f, size_t round, size_t width, int consumes) {
+  uint8_t *at = f->in.data;
+  for (size_t i = 0; i < f->count; at += f->counts[i++] * width) {
+    const pith_reducer_layer *l = pith__stage_layer(f, i);
     pith_ctx ctx = pith__stage_ctx(f, l, f->reducer->rank);
-    PITH_TRY(pith_round_produce(l->match.codec, l->state, round, (pith_cspan){f->gradient[i], l->n, l->dtype},
-                                f->in.data + at * width, &ctx));
-  }
-  return PITH_OK;
-}
-
-static pith_status consume(pith_staged *f, size_t round, size_t width) {
-  size_t at = 0;
-  for (size_t i = 0; i < f->count; at += f->counts[i++]) {
-    const pith_reducer_layer *l = layer_of(f, i);
-    pith_ctx ctx = pith__stage_ctx(f, l, f->reducer->rank);
-    PITH_TRY(pith_round_consume(l->match.codec, l->state, round, f->in.data + at * width,
-                                (pith_span){f->gradient[i], l->n, l->dtype}, &ctx));
+    pith_span values = {f->gradient[i], l->n, l->dtype};
+    PITH_TRY(consumes ? pith_round_consume(l->match.codec, l->state, round, at, values, &ctx)
+                      : pith_round_produce(l->match.codec, l->state, round,
+                                           (pith_cspan){values.data, values.n, values.dtype}, at, &ctx));
   }
   return PITH_OK;
 }
 
 /* ---- Types that no codec takes ----------------------------------------------------------------------------------- */
 
-static pith_status pack(pith_staged *f) {
-  uint8_t *at = f->in.data;
-  for (size_t i = 0; i < f->count; at += pith__layer_bytes(layer_of(f, i++))) {
-    memcpy(at, f->gradient[i], pith__layer_bytes(layer_of(f, i)));
-  }
-  return PITH_OK;
-}
-
-static pith_status unpack(pith_staged *f) {
+static pith_status copy_plain(pith_staged *f, int back) {
   double *at = (double *)(void *)f->in.data;
-  for (size_t i = 0; i < f->count; at += layer_of(f, i++)->n) {
-    for (size_t k = 0; k < layer_of(f, i)->n; k++) {
+  for (size_t i = 0; i < f->count; at += pith__stage_layer(f, i++)->n) {
+    size_t n = pith__stage_layer(f, i)->n;
+    if (!back) {
+      memcpy(at, f->gradient[i], n * sizeof *at);
+    }
+    for (size_t k = 0; k < n && back; k++) {
       ((double *)f->gradient[i])[k] = at[k] / f->reducer->ranks;
     }
   }
@@ -171,12 +149,8 @@ const pith_stage_ops pith__stage_host = {.encode_parts = encode_parts,
                                          .reduce_parts = reduce_parts,
                                          .decode_parts = decode_parts,
                                          .encode_payloads = encode_payloads,
-                                         .size_table = size_table,
-                                         .read_sizes = read_sizes,
                                          .pad_message = pad_message,
                                          .average_payloads = average_payloads,
                                          .decode_payloads = decode_payloads,
-                                         .produce = produce,
-                                         .consume = consume,
-                                         .pack = pack,
-                                         .unpack = unpack};
+                                         .run_round = run_round,
+                                         .copy_plain = copy_plain};

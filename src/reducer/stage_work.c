@@ -17,8 +17,6 @@
 #include "codec/codec.h"
 #include "reducer/stages.h"
 
-static const pith_reducer_layer *layer_of(const pith_staged *f, size_t i) { return &f->reducer->layers[f->layer[i]]; }
-
 pith_ctx pith__stage_ctx(const pith_staged *f, const pith_reducer_layer *l, int rank) {
   pith_ctx ctx = PITH_CTX_INIT;
   ctx.seed = f->reducer->seed;
@@ -68,20 +66,16 @@ pith_status pith__stage_wire_codec(pith_reducer *r, const pith_reducer_layer *l,
 }
 
 static pith_status make_bucket(const pith_staged *f, pith_bucket **bucket) {
-  pith_bucket_item *layers = calloc(f->count + 1, sizeof *layers);
-  pith_status status = layers ? PITH_OK : pith_fail(PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
-  for (size_t i = 0; i < f->count && status == PITH_OK; i++) {
-    const pith_reducer_layer *l = layer_of(f, i);
+  PITH_FREED pith_bucket_item *layers = calloc(f->count + 1, sizeof *layers);
+  PITH_REQUIRE(layers, PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
+  for (size_t i = 0; i < f->count; i++) {
+    const pith_reducer_layer *l = pith__stage_layer(f, i);
     layers[i] =
         (pith_bucket_item){.layer = l->number, .n = l->n, .dtype = l->dtype, .chunk = f->chunk, .number = f->number};
-    status = pith__stage_wire_codec(f->reducer, l, &layers[i].codec);
-    layers[i].state = status == PITH_OK && layers[i].codec->memory && !f->reducer->space ? l->state : NULL;
+    PITH_TRY(pith__stage_wire_codec(f->reducer, l, &layers[i].codec));
+    layers[i].state = layers[i].codec->memory && !f->reducer->space ? l->state : NULL;
   }
-  if (status == PITH_OK) {
-    status = pith__bucket_create(f->reducer->rank, f->reducer->ranks, layers, f->count, bucket);
-  }
-  free(layers);
-  return status;
+  return pith__bucket_create(f->reducer->rank, f->reducer->ranks, layers, f->count, bucket);
 }
 
 /* The bucket of a whole group stays for the next steps. */
@@ -153,10 +147,10 @@ static pith_status work_blocks(pith_staged *f) {
 
 /* ---- Whole payloads ---------------------------------------------------------------------------------------------- */
 
-static int are_fixed(const pith_staged *f) {
+int pith__stage_is_fixed(const pith_staged *f) {
   uint32_t caps = PITH_CAP_FIXED;
   for (size_t i = 0; i < f->count; i++) {
-    caps &= pith__layer_codec(layer_of(f, i))->caps;
+    caps &= pith__layer_codec(pith__stage_layer(f, i))->caps;
   }
   return caps != 0;
 }
@@ -177,19 +171,20 @@ size_t pith__stage_message_at(const pith_staged *f, int rank) {
   return at;
 }
 
-/* Where nobody may wait for sizes, payloads have the room of the largest. */
-static void take_bounds(pith_staged *f) {
-  for (size_t i = 0; i < f->count * (size_t)f->reducer->ranks; i++) {
-    const pith_reducer_layer *l = layer_of(f, i % f->count);
-    f->sizes[i] = pith_codec_bound(l->match.codec, l->n);
-  }
+/* Where sizes are exchanged: in the space; … */
+static uint64_t *size_table(pith_staged *f) { return f->reducer->space ? (uint64_t *)(void *)f->more.data : f->sizes; }
+
+/* … and from there to f->sizes. */
+static pith_status read_sizes(pith_staged *f) {
+  pith_space *space = f->reducer->space;
+  return space ? space->copy(space, f->sizes, f->more.data, f->table * sizeof *f->sizes) : PITH_OK;
 }
 
 /* What ranks say is checked: no payload is larger than its bound. */
 static pith_status check_sizes(const pith_staged *f) {
   for (size_t i = 0; i < f->count * (size_t)f->reducer->ranks; i++) {
-    const pith_reducer_layer *l = layer_of(f, i % f->count);
-    size_t bound = pith_codec_bound(pith__layer_codec(l), l->n);
+    const pith_reducer_layer *l = pith__stage_layer(f, i % f->count);
+    size_t bound = pith__layer_bound(l);
     PITH_REQUIRE(f->sizes[i] <= bound, PITH_ERR_CORRUPT,
                  "rank %zu says that the payload of layer %s has %llu bytes; %zu is the most", i / f->count, l->name,
                  (unsigned long long)f->sizes[i], bound);
@@ -212,14 +207,17 @@ static pith_status gather_payloads(pith_staged *f) {
 }
 
 static pith_status work_whole(pith_staged *f) {
+  const pith_stage_ops *ops = f->reducer->stage_ops;
+  int is_capturable = f->reducer->options.capturable;
   if (f->stage == 0) {
-    if (f->reducer->options.capturable) {
-      take_bounds(f);
+    for (size_t i = 0; i < f->count * (size_t)f->reducer->ranks && is_capturable; i++) {
+      const pith_reducer_layer *l = pith__stage_layer(f, i % f->count);
+      f->sizes[i] = pith_codec_bound(l->match.codec, l->n); /* nobody may wait for sizes: all have the largest */
     }
-    PITH_TRY(f->reducer->stage_ops->encode_payloads(f));
+    PITH_TRY(ops->encode_payloads(f));
     f->stage = 1;
-    if (!are_fixed(f)) {
-      uint64_t *table = f->reducer->stage_ops->size_table(f);
+    if (!pith__stage_is_fixed(f)) {
+      uint64_t *table = size_table(f);
       f->has_sizes = 0;
       gather(f, table + f->own, table, f->count * sizeof *table);
       return PITH_OK;
@@ -230,12 +228,11 @@ static pith_status work_whole(pith_staged *f) {
     }
   }
   if (f->stage++ == 1) {
-    PITH_TRY(f->has_sizes || f->reducer->options.capturable ? PITH_OK : f->reducer->stage_ops->read_sizes(f));
+    PITH_TRY(f->has_sizes || is_capturable ? PITH_OK : read_sizes(f));
     return gather_payloads(f);
   }
   end_stages(f);
-  return f->kind == PITH_GROUP_GATHER ? f->reducer->stage_ops->decode_payloads(f)
-                                      : f->reducer->stage_ops->average_payloads(f);
+  return f->kind == PITH_GROUP_GATHER ? ops->decode_payloads(f) : ops->average_payloads(f);
 }
 
 /* ---- Shards ------------------------------------------------------------------------------------------------------ */
@@ -255,7 +252,7 @@ static pith_status send_shards(pith_staged *f) {
   memmove(f->layer, f->layer + rank * layers, layers * sizeof *f->layer);
   PITH_TRY(check_sizes(f));
   uint8_t *to = f->target;
-  for (size_t i = 0; i < layers; to += pith__layer_bytes(layer_of(f, i++))) {
+  for (size_t i = 0; i < layers; to += pith__layer_bytes(pith__stage_layer(f, i++))) {
     f->gradient[i] = to;
   }
   for (size_t p = 0; p < ranks; p++) {
@@ -271,9 +268,9 @@ static pith_status work_scatter(pith_staged *f) {
   if (f->stage == 0) {
     PITH_TRY(ops->encode_payloads(f));
     f->stage = 1;
-    f->has_sizes = are_fixed(f);
+    f->has_sizes = pith__stage_is_fixed(f);
     if (!f->has_sizes) {
-      uint64_t *table = ops->size_table(f);
+      uint64_t *table = size_table(f);
       for (int p = 0; p < f->reducer->ranks; p++) {
         f->bytes[p] = f->count / (size_t)f->reducer->ranks * sizeof *table;
       }
@@ -285,7 +282,7 @@ static pith_status work_scatter(pith_staged *f) {
     memcpy(f->sizes + f->count, f->sizes, f->count * sizeof *f->sizes); /* shards are as large on all ranks */
   }
   if (f->stage++ == 1) {
-    PITH_TRY(f->has_sizes ? PITH_OK : ops->read_sizes(f));
+    PITH_TRY(f->has_sizes ? PITH_OK : read_sizes(f));
     return send_shards(f);
   }
   end_stages(f);
@@ -311,7 +308,7 @@ static void account_shards(pith_staged *f) {
 static pith_status describe(const pith_staged *f, size_t round, pith_round *first, size_t *sum) {
   *sum = 0;
   for (size_t i = 0; i < f->count; i++) {
-    const pith_reducer_layer *l = layer_of(f, i);
+    const pith_reducer_layer *l = pith__stage_layer(f, i);
     pith_round entry = PITH_ROUND_INIT;
     PITH_TRY(pith_round_describe(l->match.codec, l->state, round, &entry));
     f->counts[i] = entry.count;
@@ -321,35 +318,25 @@ static pith_status describe(const pith_staged *f, size_t round, pith_round *firs
   return PITH_OK;
 }
 
-static pith_status produce(pith_staged *f, size_t round, size_t *sum) {
-  pith_round kind = PITH_ROUND_INIT;
-  PITH_TRY(describe(f, round, &kind, sum));
-  PITH_TRY(pith__stages_buffer(f->stages, &f->in, *sum * pith_dtype_size(kind.dtype)));
-  PITH_TRY(f->reducer->stage_ops->produce(f, round, pith_dtype_size(kind.dtype)));
-  if (*sum) {
-    reduce(f, f->in.data, *sum, kind.dtype, kind.reduce);
-  }
-  return PITH_OK;
-}
-
-static pith_status consume(pith_staged *f, size_t round) {
-  pith_round kind = PITH_ROUND_INIT;
-  size_t sum;
-  PITH_TRY(describe(f, round, &kind, &sum));
-  return f->reducer->stage_ops->consume(f, round, pith_dtype_size(kind.dtype));
-}
-
 /* Where all layers of a round have nothing to say, on all ranks alike, the next one follows at once. */
 static pith_status work_rounds(pith_staged *f) {
-  size_t rounds = pith_codec_rounds(layer_of(f, 0)->match.codec), sum = 0;
+  const pith_stage_ops *ops = f->reducer->stage_ops;
+  pith_round kind = PITH_ROUND_INIT;
+  size_t rounds = pith_codec_rounds(pith__stage_layer(f, 0)->match.codec), sum = 0;
   while (sum == 0) {
-    PITH_TRY(f->stage ? consume(f, f->stage - 1) : PITH_OK);
+    if (f->stage) {
+      PITH_TRY(describe(f, f->stage - 1, &kind, &sum));
+      PITH_TRY(ops->run_round(f, f->stage - 1, pith_dtype_size(kind.dtype), 1));
+    }
     if (f->stage == rounds) {
       end_stages(f);
       return PITH_OK;
     }
-    PITH_TRY(produce(f, f->stage++, &sum));
+    PITH_TRY(describe(f, f->stage, &kind, &sum));
+    PITH_TRY(pith__stages_buffer(f->stages, &f->in, sum * pith_dtype_size(kind.dtype)));
+    PITH_TRY(ops->run_round(f, f->stage++, pith_dtype_size(kind.dtype), 0));
   }
+  reduce(f, f->in.data, sum, kind.dtype, kind.reduce);
   return PITH_OK;
 }
 
@@ -359,43 +346,65 @@ static pith_status work_plain(pith_staged *f) {
   const pith_stage_ops *ops = f->reducer->stage_ops;
   size_t n = 0;
   for (size_t i = 0; i < f->count; i++) {
-    n += layer_of(f, i)->n;
+    n += pith__stage_layer(f, i)->n;
   }
   if (f->stage++ == 0 && n) {
     PITH_TRY(pith__stages_buffer(f->stages, &f->in, n * sizeof(double)));
-    PITH_TRY(ops->pack(f));
+    PITH_TRY(ops->copy_plain(f, 0));
     reduce(f, f->in.data, n, PITH_F64, ops->plain_op);
     return PITH_OK;
   }
   end_stages(f);
-  return n ? ops->unpack(f) : PITH_OK;
+  return n ? ops->copy_plain(f, 1) : PITH_OK;
 }
 
 /* ---- All of them ------------------------------------------------------------------------------------------------- */
 
-pith_status pith__stage_prepare(pith_staged *f, pith_group *g) {
-  pith_reducer *r = f->reducer;
-  size_t ranks = (size_t)r->ranks, entries = pith__most(ranks, g->count);
-  f->layer = calloc(g->count, sizeof *f->layer);
-  f->gradient = calloc(g->count, sizeof *f->gradient);
+pith_status pith__stage_make(pith_reducer *r, pith_group_kind kind, size_t layers, size_t table, pith_staged **made) {
+  size_t ranks = (size_t)r->ranks;
+  pith_staged *f = calloc(1, sizeof *f);
+  PITH_REQUIRE(f, PITH_ERR_MEMORY, "no memory for a group of %zu layers", layers);
+  *f = (pith_staged){.reducer = r, .stages = r->stages, .kind = kind, .op = PITH_MEAN, .table = table};
+  f->layer = calloc(layers + 1, sizeof *f->layer);
+  f->gradient = calloc(layers + 1, sizeof *f->gradient);
   f->bytes = calloc(ranks, sizeof *f->bytes);
-  f->counts = calloc(entries, sizeof *f->counts);
-  f->table = g->count * ranks;
-  f->sizes = g->kind == PITH_GROUP_WHOLE ? calloc(f->table, sizeof *f->sizes) : NULL;
-  PITH_REQUIRE(f->layer && f->gradient && f->bytes && f->counts && (f->sizes || g->kind != PITH_GROUP_WHOLE),
-               PITH_ERR_MEMORY, "no memory for a group of %zu layers", g->count);
-  for (size_t i = 0; i < g->count; i++) {
+  f->counts = calloc(pith__most(ranks, layers), sizeof *f->counts);
+  f->sizes = calloc(table + 1, sizeof *f->sizes);
+  f->sent = calloc(layers + 1, sizeof *f->sent);
+  if (!f->layer || !f->gradient || !f->bytes || !f->counts || !f->sizes || !f->sent) {
+    pith__stage_release(f);
+    return pith_fail(PITH_ERR_MEMORY, "no memory for a group of %zu layers", layers);
+  }
+  *made = f;
+  return PITH_OK;
+}
+
+pith_status pith__stage_make_of(pith_reducer *r, pith_group *g, pith_staged **made) {
+  pith_staged *f;
+  PITH_TRY(pith__stage_make(r, g->kind, g->count, g->kind == PITH_GROUP_WHOLE ? g->count * (size_t)r->ranks : 0, &f));
+  pith_status status = PITH_OK;
+  for (size_t i = 0; i < g->count && status == PITH_OK; i++) {
     pith_reducer_layer *l = &r->layers[g->layer[i]];
     if (l->started == r->step + 1) {
-      PITH_TRY(pith__state_claim(l->state, r->rank, r->ranks));
+      status = pith__state_claim(l->state, r->rank, r->ranks);
       f->layer[f->count] = g->layer[i];
       f->gradient[f->count++] = l->gradient;
       f->traffic.raw_bytes += pith__layer_bytes(l);
     }
   }
+  f->chunk = g->chunk;
+  f->number = g->number;
   f->own = (size_t)r->rank * f->count;
   f->traffic.operations = 1;
-  return g->kind == PITH_GROUP_BLOCKS ? find_bucket(f, g) : PITH_OK;
+  if (status == PITH_OK && g->kind == PITH_GROUP_BLOCKS) {
+    status = find_bucket(f, g);
+  }
+  if (status != PITH_OK) {
+    pith__stage_release(f);
+    return status;
+  }
+  *made = f;
+  return PITH_OK;
 }
 
 pith_status pith__stage_work(pith_staged *f) {
@@ -416,7 +425,7 @@ void pith__stage_account(pith_staged *f) {
     return;
   }
   for (size_t i = 0; i < f->count; i++) {
-    whole += (double)pith_codec_bound(layer_of(f, i)->match.codec, layer_of(f, i)->n);
+    whole += (double)pith_codec_bound(pith__stage_layer(f, i)->match.codec, pith__stage_layer(f, i)->n);
   }
   for (size_t i = 0; i < f->count; i++) {
     pith_reducer_layer *l = &f->reducer->layers[f->layer[i]];

@@ -154,9 +154,7 @@ static void advance(pith_stages *s) {
   for (pith_staged **at = &s->under_way; *at && s->failed == PITH_OK;) {
     pith_staged *f = *at;
     pith_status status = await(s, f);
-    if (status == PITH_OK) {
-      status = go_on(s, f);
-    }
+    status = status == PITH_OK ? go_on(s, f) : status;
     if (status != PITH_OK) {
       fail(s, status);
     } else if (f->stage == SIZE_MAX) {
@@ -193,12 +191,6 @@ static void begin(pith_stages *s, pith_staged *f) {
   } else {
     f->next = s->under_way;
     s->under_way = f;
-  }
-}
-
-static void end(pith_stages *s) {
-  while (s->under_way) {
-    advance(s);
   }
 }
 
@@ -273,8 +265,9 @@ static void *run(void *argument) {
     pthread_mutex_unlock(&s->mutex);
     if (f) {
       begin(s, f);
-    } else {
-      end(s);
+    }
+    while (!f && s->under_way) {
+      advance(s);
     }
     pthread_mutex_lock(&s->mutex);
     s->is_ending = f ? s->is_ending : 0;
@@ -286,15 +279,6 @@ static void *run(void *argument) {
     release(s);
   }
   return NULL;
-}
-
-static pith_status have_thread(pith_stages *s) {
-  if (!s->has_thread && (s->carrier.caps & PITH_CARRIER_THREADS) && !s->reducer->options.capturable) {
-    PITH_REQUIRE(pthread_create(&s->thread, NULL, run, s) == 0, PITH_ERR_SYSTEM, "rank %d cannot start a thread",
-                 s->reducer->rank);
-    s->has_thread = 1;
-  }
-  return PITH_OK;
 }
 
 /* With the mutex held: from now on the thread touches nothing of the reducer. */
@@ -320,8 +304,7 @@ pith_status pith__stages_create(pith_reducer *r, pith_stages **made) {
   return PITH_OK;
 }
 
-/* Other ranks may never take part in what is under way: the thread is not waited for then, and releases it all when the
- * carrier lets go. */
+/* Whether the thread is left behind, and releases it all when the carrier lets go. */
 static int end_thread(pith_stages *s) {
   pthread_mutex_lock(&s->mutex);
   s->is_closing = s->is_ending = 1;
@@ -355,24 +338,6 @@ void pith__stages_destroy(pith_stages *s) {
   release(s);
 }
 
-static pith_status make_staged(pith_stages *s, pith_group *g, pith_staged **made) {
-  pith_staged *f = calloc(1, sizeof *f);
-  PITH_REQUIRE(f, PITH_ERR_MEMORY, "no memory for a group of %zu layers", g->count);
-  f->reducer = s->reducer;
-  f->stages = s;
-  f->kind = g->kind;
-  f->op = PITH_MEAN;
-  f->chunk = g->chunk;
-  f->number = g->number;
-  pith_status status = pith__stage_prepare(f, g);
-  if (status != PITH_OK) {
-    pith__stage_release(f);
-    return status;
-  }
-  *made = f;
-  return PITH_OK;
-}
-
 pith_status pith__stages_run(pith_stages *s, pith_staged *f) {
   begin(s, f);
   return pith__stages_finish(s);
@@ -383,8 +348,12 @@ pith_status pith__stages_put(pith_stages *s, pith_group *g) {
   if (s->reducer->ranks == 1) {
     return PITH_OK; /* its gradients are the means */
   }
-  PITH_TRY(have_thread(s));
-  PITH_TRY(make_staged(s, g, &f));
+  if (!s->has_thread && (s->carrier.caps & PITH_CARRIER_THREADS) && !s->reducer->options.capturable) {
+    PITH_REQUIRE(pthread_create(&s->thread, NULL, run, s) == 0, PITH_ERR_SYSTEM, "rank %d cannot start a thread",
+                 s->reducer->rank);
+    s->has_thread = 1;
+  }
+  PITH_TRY(pith__stage_make_of(s->reducer, g, &f));
   if (!s->has_thread) {
     begin(s, f);
     return s->failed == PITH_OK ? PITH_OK : pith_fail(s->failed, "%s", s->why);
@@ -440,10 +409,9 @@ static pith_status failure_of(pith_stages *s) {
 }
 
 pith_status pith__stages_finish(pith_stages *s) {
-  if (s->has_thread) {
-    PITH_TRY(await_end(s));
-  } else {
-    end(s);
+  PITH_TRY(s->has_thread ? await_end(s) : PITH_OK);
+  while (!s->has_thread && s->under_way) {
+    advance(s);
   }
   if (s->space && !s->reducer->options.capturable && failure_of(s) == PITH_OK) {
     keep_pace(s);

@@ -42,6 +42,10 @@ typedef struct pith_staged {
   pith_traffic traffic;
 } pith_staged;
 
+static inline pith_reducer_layer *pith__stage_layer(const pith_staged *f, size_t i) {
+  return &f->reducer->layers[f->layer[i]];
+}
+
 /* What a space does to values in the stages of a group: out and in are buffers there. */
 struct pith_stage_ops {
   /* BLOCKS: gradients to `out`, a part for each rank; `in`, what ranks sent of our part, to its mean in `out`, padded
@@ -49,21 +53,17 @@ struct pith_stage_ops {
   pith_status (*encode_parts)(pith_staged *f, const pith_ctx *ctx);
   pith_status (*reduce_parts)(pith_staged *f, const pith_ctx *ctx);
   pith_status (*decode_parts)(pith_staged *f, const pith_ctx *ctx);
-  /* WHOLE: payloads to `out`, one after another, and their sizes; what follows the `own` bytes of them up to f->room;
-   * the messages of all ranks in `in` to means. */
+  /* WHOLE: payloads to `out`, one after another, and their sizes, on a device also to the beginning of `more`; what
+   * follows the `own` bytes of payloads up to f->room; the messages of all ranks in `in` to means. */
   pith_status (*encode_payloads)(pith_staged *f);
-  uint64_t *(*size_table)(pith_staged *f);   /* where f->sizes are exchanged: in the space; … */
-  pith_status (*read_sizes)(pith_staged *f); /* … and from there to f->sizes */
   pith_status (*pad_message)(pith_staged *f, size_t own);
   pith_status (*average_payloads)(pith_staged *f);
   /* GATHER: the messages of all ranks in `in` to values in f->target. */
   pith_status (*decode_payloads)(pith_staged *f);
-  /* ROUNDS: f->counts values of `width` bytes for each layer in `in`. */
-  pith_status (*produce)(pith_staged *f, size_t round, size_t width);
-  pith_status (*consume)(pith_staged *f, size_t round, size_t width);
-  /* PLAIN: gradients to `in`, and their sums or means to gradients. */
-  pith_status (*pack)(pith_staged *f);
-  pith_status (*unpack)(pith_staged *f);
+  /* ROUNDS: produces or consumes f->counts values of `width` bytes for each layer in `in`. */
+  pith_status (*run_round)(pith_staged *f, size_t round, size_t width, int consumes);
+  /* PLAIN: gradients to `in`, or back: their sums or means to gradients. */
+  pith_status (*copy_plain)(pith_staged *f, int back);
   pith_reduce_op plain_op;
 };
 
@@ -83,8 +83,10 @@ pith_status pith__stages_run(pith_stages *stages, pith_staged *f);
 
 /* ---- stage_work.c ---- */
 
-/* What it needs to know before its first stage. */
-pith_status pith__stage_prepare(pith_staged *f, pith_group *group);
+/* One with room for so many layers, and for a table of so many sizes; … */
+pith_status pith__stage_make(pith_reducer *r, pith_group_kind kind, size_t layers, size_t table, pith_staged **made);
+/* … of a group, with the gradients that are ready. */
+pith_status pith__stage_make_of(pith_reducer *r, pith_group *group, pith_staged **made);
 /* The work of its stage; sets the exchange that follows. */
 pith_status pith__stage_work(pith_staged *f);
 /* Shares of what was moved, and what it holds. */
@@ -92,6 +94,8 @@ void pith__stage_account(pith_staged *f);
 void pith__stage_release(pith_staged *f);
 
 pith_ctx pith__stage_ctx(const pith_staged *f, const pith_reducer_layer *l, int rank);
+/* Whether the sizes of its payloads are known before they are encoded. */
+int pith__stage_is_fixed(const pith_staged *f);
 /* Where the message of a rank begins in `in`. */
 size_t pith__stage_message_at(const pith_staged *f, int rank);
 /* What values travel by: exact halves as they are; "none" would send them as f32. */

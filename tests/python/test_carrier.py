@@ -431,7 +431,7 @@ if rank == 1:
 
 def fail(gradient):
     # In the middle of the backward pass, when those of later layers are on their way: the reducer's thread waits.
-    in_flight = pith.torch.compressor(model)._reduction.engine._reducer._bridge._handles
+    in_flight = pith.torch.compressor(model)._reduction.engine.reducer._bridge._handles
     while not in_flight:
         time.sleep(0.01)
     raise ZeroDivisionError

@@ -75,7 +75,6 @@ class GroupBase(dist.ProcessGroup):
         self._sequence = 0
         self._steps = 0  # of compressed reductions: the same on all ranks
         self._reductions: Counter[str] = Counter()
-        self._warned: set[str] = set()
 
     # ---- What torch asks about a group
 
@@ -160,17 +159,14 @@ class GroupBase(dist.ProcessGroup):
             )
         self._waiter.close()
         comm.close()
-        if dist.group.WORLD is self and comm.rank > 0:
-            self._let_store_close()
-        self._store = None  # rank 0's process holds its port as long as somebody holds the store
-
-    def _let_store_close(self) -> None:
-        """Waits for a moment until rank 0 has closed torch's store, where it serves it. A rank that initialized a group again before that would
-        find the old store, which then ends under its hands."""
-        port = port_of_rank_0(self._store) if self._store is not None else None
+        # Waits for a moment until rank 0 has closed torch's store, where it serves it. A rank that initialized a group again before that
+        # would find the old store, which then ends under its hands.
+        waits = dist.group.WORLD is self and comm.rank > 0
+        port = port_of_rank_0(self._store) if waits and self._store is not None else None
         end = time.monotonic() + _STORE_GRACE
         while port is not None and is_connected_to(port) and time.monotonic() < end:
             time.sleep(2e-3)
+        self._store = None  # rank 0's process holds its port as long as somebody holds the store
 
     def abort(self) -> None:
         """Ends what is under way on every rank."""
@@ -194,17 +190,16 @@ class GroupBase(dist.ProcessGroup):
             error.status,
         )
 
-    def _timeout_of(self, opts: Any) -> float | None:
-        given = seconds(option(opts, "timeout", None))
-        return given if given and given < self._seconds else None
-
     def _run(
         self, parts: Sequence[Part], result: Tensors, opts: Any = None, waiter: Waiter | None = None
     ) -> PithWork:
         """Calls the C functions of all parts, and makes them one Work. Callers that want to wait get one that is done."""
         self._sequence += 1
-        timeout = self._timeout_of(opts)
-        event = begin_event(_event_of(parts[0][0][0])) if parts and is_profiling() else None
+        given, event = seconds(option(opts, "timeout", None)), None
+        timeout = given if given and given < self._seconds else None
+        if parts and is_profiling():  # events have the names that gloo gives them
+            name = parts[0][0][0].__name__.replace("pith_", "pith:")
+            event = begin_event(name.replace("allreduce", "all_reduce"))
         is_now = event is None and timeout is None and not option(opts, "asyncOp", True)
         try:
             if is_now and len(parts) == 1:
@@ -245,14 +240,18 @@ class GroupBase(dist.ProcessGroup):
         limit = self._seconds if timeout is None else timeout.total_seconds()
         self._monitored += 1
         key = f"pith/monitored/{self._monitored}"
-        if self.rank() == 0:
-            self._monitor(key, limit, wait_all_ranks)
-        else:
-            self._pass_monitor(key, limit)
-
-    def _monitor(self, key: str, limit: float, wait_all_ranks: bool) -> None:
         store, milliseconds = self._store, round(1000 * limit)
         assert store is not None
+        if self.rank() != 0:
+            store.set(f"{key}/{self.rank()}", "here")
+            with contextlib.suppress(RuntimeError):  # nothing from rank 0 in time
+                store.wait([f"{key}/end"], timedelta(seconds=max(limit, _LEAST_TIMEOUT)))
+                if not json.loads(store.get(f"{key}/end")):
+                    return
+            raise TimeoutError(
+                f"Rank {self.rank()} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0. "
+                "Please check rank 0 logs for faulty rank."
+            )
         if limit <= 0:
             raise TimeoutError(f"Rank 0 timed out in monitoredBarrier after {milliseconds} ms.")
         end = time.monotonic() + limit
@@ -268,19 +267,6 @@ class GroupBase(dist.ProcessGroup):
                 f"Rank{several} {named} failed to pass monitoredBarrier in {milliseconds} ms"
             )
 
-    def _pass_monitor(self, key: str, limit: float) -> None:
-        store = self._store
-        assert store is not None
-        store.set(f"{key}/{self.rank()}", "here")
-        with contextlib.suppress(RuntimeError):  # nothing from rank 0 in time
-            store.wait([f"{key}/end"], timedelta(seconds=max(limit, _LEAST_TIMEOUT)))
-            if not json.loads(store.get(f"{key}/end")):
-                return
-        raise TimeoutError(
-            f"Rank {self.rank()} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0. "
-            "Please check rank 0 logs for faulty rank."
-        )
-
     # ---- Compression
 
     def _call_for(self, n: int, dtype: int, reduction: int, caps: int) -> Any:
@@ -295,20 +281,11 @@ class GroupBase(dist.ProcessGroup):
             reason = f"exact: under {chosen.minimal} values"
         elif caps & ~chosen.caps:
             reason = f"exact: {chosen.spec} needs the whole tensor"
-            self._warn(reason)
+            if reason not in self._reductions:
+                warnings.warn(f"pith: reduce and reduce-scatter stay {reason}", stacklevel=2)
         else:
             self._reductions[chosen.spec] += 1
             self._steps += 1
             return make_call(chosen.codec, seed=chosen.seed, step=self._steps)
         self._reductions[reason] += 1
         return None
-
-    def _warn(self, reason: str) -> None:
-        if reason not in self._warned:
-            self._warned.add(reason)
-            warnings.warn(f"pith: reduce and reduce-scatter stay {reason}", stacklevel=2)
-
-
-def _event_of(function: Any) -> str:
-    """As gloo names its events."""
-    return function.__name__.replace("pith_", "pith:").replace("allreduce", "all_reduce")

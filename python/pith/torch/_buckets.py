@@ -23,7 +23,14 @@ def make_smaller(ddp: DistributedDataParallel) -> bool:
     """
     model: Any = ddp  # its own affairs, of which types say little
     config: Any = getattr(model, "_bucket_config", None)
-    if not _is_default(config) or not all(hasattr(model, name) for name in _NEEDED):
+    first: Any = getattr(config, "first_bucket_bytes_cap", None)
+    others: Any = getattr(config, "bucket_bytes_cap", None)
+    is_known = dataclasses.is_dataclass(config) and first is not None and others is not None
+    if not is_known:
+        return False
+    if first >= others or others <= BUCKET_BYTES:
+        return False  # only by default the first bucket is smaller than the others
+    if not all(hasattr(model, name) for name in _NEEDED):
         return False
     if model.mixed_precision is not None or getattr(model, "_use_python_reducer", False):
         return False  # there, DDP has done more with its buckets than it would do again
@@ -36,12 +43,3 @@ def make_smaller(ddp: DistributedDataParallel) -> bool:
         model.reducer._set_static_graph()
         model.logger._set_static_graph()
     return True
-
-
-def _is_default(config: Any) -> bool:
-    """Only by default the first bucket is smaller than the others."""
-    if not dataclasses.is_dataclass(config):
-        return False
-    first = getattr(config, "first_bucket_bytes_cap", None)
-    others = getattr(config, "bucket_bytes_cap", None)
-    return first is not None and others is not None and first < others and others > BUCKET_BYTES

@@ -22,15 +22,13 @@ class Compression:
     minimal: int  # tensors under this many values stay exact
 
 
-_EXACT: Compression | None = None
-active: list[
-    Compression | None
-] = []  # of the whole process: backward passes run in threads of their own
+# Of the whole process: backward passes run in threads of their own.
+active: list[Compression | None] = []
 
 
 def _make(spec: str | Codec | None, seed: int) -> Compression | None:
     if spec is None or spec == "" or spec == "none":
-        return _EXACT
+        return None
     codec = codec_of(spec)
     if codec.has_memory:
         raise UnsupportedError(

@@ -94,7 +94,7 @@ class Engine:
         self._adapted = [i for i, layer in enumerate(layers) if layer.adaptive]
         self._lent: list[torch.Tensor] = []
         inside = [i for i, layer in enumerate(layers) if not layer.sparse]
-        self._reducer = Reducer(
+        self.reducer = Reducer(
             over,
             _rules_for([layers[i].name for i in inside], rules),
             seed,
@@ -102,32 +102,27 @@ class Engine:
             in_order=in_order,
             cuda=None if side is None else side.cuda,
         )
-        self._numbers = {i: self._add(layers[i]) for i in inside}
+        self._numbers: dict[int, int] = {}
+        for i in inside:
+            layer, shape, dtype = layers[i], layers[i].shape, layers[i].dtype
+            exact = None if dtype in COMPRESSIBLE else layer.reason
+            if dtype.is_complex:
+                shape, dtype = (*shape, 2), dtype.to_real()
+            self._numbers[i] = self.reducer.add(layer.name, shape, dtype, exact=exact)
         if inside:
-            self._reducer.check()
+            self.reducer.check()
         self._follow()
-
-    def _add(self, layer: Layer) -> int:
-        if layer.dtype in COMPRESSIBLE:
-            return self._reducer.add(layer.name, layer.shape, layer.dtype)
-        shape, dtype = layer.shape, layer.dtype
-        if dtype.is_complex:
-            shape, dtype = (*shape, 2), dtype.to_real()
-        return self._reducer.add(layer.name, shape, dtype, exact=layer.reason)
 
     def put(self, index: int, gradient: torch.Tensor) -> None:
         values = torch.view_as_real(gradient) if gradient.is_complex() else gradient
         self._lent.append(values)
         if self._side is not None:  # its work comes behind what has made the gradient
             self._side.stream.wait_stream(torch.cuda.current_stream(gradient.device))
-        self._reducer.start_at(self._numbers[index], values.data_ptr())
-
-    def flush(self) -> None:
-        self._reducer.flush()
+        self.reducer.start_at(self._numbers[index], values.data_ptr())
 
     def finish(self) -> bool:
         try:
-            self._reducer.finish()
+            self.reducer.finish()
         finally:
             if self._side is not None:  # the caller's work comes behind the means
                 stream = self._side.stream
@@ -140,34 +135,31 @@ class Engine:
         led = [i for i in self._adapted if i not in self._set] if self._set else self._adapted
         if not led:
             return False
-        if self._reducer.layer(self._numbers[led[0]]).reason == self._layers[led[0]].reason:
+        if self.reducer.layer(self._numbers[led[0]]).reason == self._layers[led[0]].reason:
             return False
         for i in led:
-            now = self._reducer.layer(self._numbers[i])
+            now = self.reducer.layer(self._numbers[i])
             self._layers[i] = dataclasses.replace(self._layers[i], spec=now.spec, reason=now.reason)
         return True
-
-    def scale(self, factor: float) -> None:
-        self._reducer.scale(factor)
 
     def scale_residual(self, index: int, factor: float) -> None:
         """What is pending of a layer's gradients; that of momentum is not in units of these."""
         if index in self._numbers and not self._layers[index].codec.moment:
-            self._reducer.scale_residual(self._numbers[index], factor)
+            self.reducer.scale_residual(self._numbers[index], factor)
 
     # ---- Momentum
 
     def set_spec(self, index: int, spec: str, reason: str) -> None:
         """Another spec for a layer from the next step on, on all ranks alike. The adapter rests while any of its layers has one."""
-        self._reducer.set_spec(self._numbers[index], spec)
-        now = self._reducer.layer(self._numbers[index]).spec
+        self.reducer.set_spec(self._numbers[index], spec)
+        now = self.reducer.layer(self._numbers[index]).spec
         self._layers[index] = dataclasses.replace(self._layers[index], spec=now, reason=reason)
         self._set.add(index)
 
     def leave_to_adapter(self, indices: Iterable[int]) -> None:
         """Layers have the specs of the adapter again."""
         for index in self._set.intersection(indices):
-            self._reducer.set_spec(self._numbers[index], None)
+            self.reducer.set_spec(self._numbers[index], None)
             self._set.remove(index)
         self._follow()
 
@@ -178,14 +170,14 @@ class Engine:
     def update(self, updates: Any) -> None:
         """An optimizer's step for an array of ``pith_update``, behind what the current stream has been given."""
         with self._ordered() as stream:
-            self._reducer.update(updates, stream)
+            self.reducer.update(updates, stream)
 
     def residual(self, index: int) -> torch.Tensor:
         """A copy of what is pending of a layer."""
         device = None if self._side is None else self._side.stream.device
         copy = torch.empty(self._layers[index].n, dtype=torch.float32, device=device)
         with self._ordered() as stream:
-            self._reducer.copy_residual(self._numbers[index], copy.data_ptr(), stream)
+            self.reducer.copy_residual(self._numbers[index], copy.data_ptr(), stream)
         return copy
 
     @contextmanager
@@ -204,24 +196,24 @@ class Engine:
 
     def sent(self) -> list[int]:
         found = [0] * len(self._layers)
-        layers = self._reducer.layers
+        layers = self.reducer.layers
         for index, number in self._numbers.items():
             found[index] = layers[number].traffic.sent_bytes
         return found
 
     def save(self) -> dict[str, Any]:
-        return {"reducer": to_tensor(self._reducer.save())}
+        return {"reducer": to_tensor(self.reducer.save())}
 
     def load(self, saved: dict[str, Any]) -> None:
         if "reducer" not in saved:
             raise StateError(
                 f"the state was saved over {self.name} by Pith 0.1, which kept it in another form; train on without it"
             )
-        self._reducer.load(saved["reducer"])
+        self.reducer.load(saved["reducer"])
         self._follow()
 
     def close(self) -> None:
-        self._reducer.close()
+        self.reducer.close()
         if not isinstance(self._over, Comm):
             self._over.close()
 

@@ -7,8 +7,10 @@ payloads travel by the all-to-all or all-gather of the backend.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -22,15 +24,15 @@ from .._adapt import AdaptiveRules
 from .._codec import Caps, Rules
 from .._errors import ArgumentError, Error, StateError, UnsupportedError
 from .._reducer import Reducer
-from .._spec import Spec, rules_of
-from .._table import REDUCE_SCATTER, LayerStats, Table, ratio_of
+from .._spec import rules_of
+from .._table import REDUCE_SCATTER, LayerStats, Table
 from .._tensors import dtype_of
 from ._carrier import all_gather_single
-from ._checkpoint import check_head, head_of
 from ._engine import carried, check_device, to_tensor
 from ._layers import (
     COMPRESSIBLE,
     Layer,
+    Settings,
     agree,
     described,
     layers_of,
@@ -38,7 +40,8 @@ from ._layers import (
     refuse_moments,
     summary_of,
 )
-from ._rates import Rates, followed
+from ._rates import LossScale, Rates, followed
+from ._states import check_head, head_of
 from ._table import Meter
 
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -94,13 +97,6 @@ class Shard:
         self.number = messages.reducer.add_shards(layer.name, self.shape, layer.spec)
         self.meter = Meter()
 
-    @property
-    def has_gradient(self) -> bool:
-        return bool(self.parameter.sharded_param.requires_grad)
-
-    def scale_residual(self, factor: float) -> None:
-        self.messages.reducer.scale_residual(self.number, factor)
-
 
 def _measure(shards: Sequence[Shard], values: torch.Tensor) -> None:
     """This rank's part of a new message: what encoding loses of it, now and then."""
@@ -136,10 +132,10 @@ class _ReduceScatter(_OfModule):
         op: Any,
         async_op: bool = False,
     ) -> Any:
-        shards = [shard for shard in self._shards if shard.has_gradient]
+        shards = [s for s in self._shards if s.parameter.sharded_param.requires_grad]
         reason = self._why_not(output_tensor, shards, op)
         if reason is not None:
-            self._owner._count_exact(reason)
+            self._owner.exact[reason] += 1
             return reduce_scatter_single(
                 output_tensor, input_tensor, op=op, group=group, async_op=async_op
             )
@@ -183,7 +179,7 @@ class _AllGather(_OfModule):
     ) -> Any:
         whole = sum(shard.n for shard in self._shards)
         if input_tensor.dtype not in COMPRESSIBLE or input_tensor.numel() != whole:
-            self._owner._count_exact(f"parameters of {input_tensor.dtype} in one message")
+            self._owner.exact[f"parameters of {input_tensor.dtype} in one message"] += 1
             return all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
         _measure(self._shards, input_tensor)
         call = self._messages.reducer.all_gather
@@ -215,18 +211,8 @@ def _groups_of(model: torch.nn.Module) -> list[tuple[Any, Any]]:
 class ShardedCompressor:
     """What :func:`pith.torch.compress` gives for a model sharded by ``fully_shard``."""
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        spec: Spec,
-        rules: str | Rules | None,
-        plan: Any,
-        seed: int,
-        scaler: Any,
-        all_gather: str | Rules | None,
-        optimizer: Any,
-        follow_lr: bool | None,
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, settings: Settings) -> None:
+        seed, optimizer, all_gather = settings.seed, settings.optimizer, settings.all_gather
         groups = _groups_of(model)
         if not groups:
             raise ArgumentError("fully_shard has found no parameters in this model")
@@ -234,16 +220,15 @@ class ShardedCompressor:
         self._ranks = dist.get_world_size(self._group)
         # Of the world: replicas of a shard have residuals of their own.
         self._owner = dist.get_rank(), dist.get_world_size()
-        self._scaler = scaler
-        self._scale: float | None = None
-        self.exact: dict[str, int] = {}  # messages that were not compressed, and why
+        self._scale = LossScale(settings.scaler)
+        self.exact: Counter[str] = Counter()  # messages that were not compressed, and why
         self._restore: list[Callable[[], None]] = []  # each puts back what FSDP2 had before
         self._forget: Callable[[], None] = lambda: None
         check_device(groups[0][1].device)
 
         def look() -> tuple[tuple[list[Layer], list[Layer]], dict[str, Any]]:
-            followed(optimizer, follow_lr)  # a slip is an error here
-            chosen = rules_of(spec, rules, plan)
+            followed(optimizer, settings.follow_lr)  # a slip is an error here
+            chosen = settings.rules_or("q:4")
             if isinstance(chosen, AdaptiveRules):
                 raise UnsupportedError(
                     f"{chosen.adaptive} is for DistributedDataParallel and DistributedOptimizer: specs of models sharded by fully_shard "
@@ -261,7 +246,8 @@ class ShardedCompressor:
         self._messages: list[_Messages] = []  # of gradients
         self._shards = self._attach(groups, layers, seed)
         self._parameters = self._attach(groups, gathered, seed, gather=True) if gathered else []
-        self._rates = Rates([shard.layer for shard in self._shards], optimizer, follow_lr)
+        layers = [shard.layer for shard in self._shards]
+        self._rates = Rates(layers, optimizer, settings.follow_lr)
 
     def _attach(
         self, groups: list[tuple[Any, Any]], layers: list[Layer], seed: int, gather: bool = False
@@ -313,30 +299,26 @@ class ShardedCompressor:
 
     # ---- What the messages report
 
-    def _count_exact(self, reason: str) -> None:
-        self.exact[reason] = self.exact.get(reason, 0) + 1
-
     def _follow(self) -> None:
         """Before a message: what is kept follows the loss scale and the learning rate, which change between steps only."""
-        self._follow_scale()
-        self._rates.follow(lambda index, factor: self._shards[index].scale_residual(factor))
 
-    def _follow_scale(self) -> None:
-        """What is kept is in units of the loss scale."""
-        if self._scaler is None or not self._scaler.is_enabled():
-            return
-        scale = float(self._scaler.get_scale())
-        if self._scale is not None and scale != self._scale and math.isfinite(scale / self._scale):
+        def scale(factor: float) -> None:
             for messages in self._messages:
-                messages.reducer.scale(scale / self._scale)
-        self._scale = scale
+                messages.reducer.scale(factor)
+
+        def scale_residual(index: int, factor: float) -> None:
+            shard = self._shards[index]
+            shard.messages.reducer.scale_residual(shard.number, factor)
+
+        self._scale.follow(scale)
+        self._rates.follow(scale_residual)
 
     # ---- Checkpoints and statistics
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank keeps between steps, for its checkpoint: every rank saves its own."""
         return head_of(*self._owner) | {
-            "scale": self._scale,
+            "scale": self._scale.value,
             "rates": self._rates.save(),
             "layers": [(layer.name, layer.spec, list(layer.shape)) for layer in self._layers],
             "reducers": [to_tensor(messages.reducer.save()) for messages in self._messages],
@@ -361,7 +343,7 @@ class ShardedCompressor:
         except Error:
             self._load(before)  # all of them, or nothing changes
             raise
-        self._scale = saved["scale"]
+        self._scale.value = saved["scale"]
         self._rates.load(saved.get("rates"))
 
     def _load(self, states: Sequence[Any]) -> None:
@@ -377,20 +359,10 @@ class ShardedCompressor:
         return Table(found, self._ranks, dist.get_backend(self._group), REDUCE_SCATTER)
 
     def _line(self, shard: Shard, suffix: str = "") -> LayerStats:
-        layer, ranks = shard.layer, shard.messages.ranks
-        now = shard.messages.reducer.layer(shard.number)
+        now, ranks = shard.messages.reducer.layer(shard.number), shard.messages.ranks
         raw, sent = now.traffic.raw_bytes, now.traffic.sent_bytes
-        return LayerStats(
-            layer.name + suffix,
-            layer.spec,
-            layer.reason,
-            layer.n,
-            now.steps,
-            raw,
-            sent,
-            ratio_of(raw, sent, ranks, REDUCE_SCATTER),
-            shard.meter.error(layer),
-        )
+        found = shard.meter.line(shard.layer, now.steps, raw, sent, ranks, REDUCE_SCATTER)
+        return dataclasses.replace(found, name=found.name + suffix)
 
 
 def _gathered(named: list[Any], spec: str | Rules | None) -> list[Layer]:

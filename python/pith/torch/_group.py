@@ -406,14 +406,8 @@ def _timeout(given: Any) -> tuple[float, str]:
 def create(options: Any, backend_options: Any = None) -> PithGroup:
     """Called by torch for init_process_group("pith") and new_group."""
     timeout, set_by = _timeout(options.timeout)
-    return PithGroup(
-        options.store,
-        options.group_rank,
-        options.group_size,
-        timeout,
-        options.global_ranks_in_group,
-        set_by,
-    )
+    place = options.store, options.group_rank, options.group_size
+    return PithGroup(*place, timeout, options.global_ranks_in_group, set_by)
 
 
 def stats(group: Any = None) -> Usage:

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .._codec import Rules
 from .._errors import ArgumentError, StateError
 from .._plan import Plan
-from .._spec import Spec, rules_of
+from .._spec import Spec
 from .._table import Table
 from ._auto import suited
 from ._buckets import make_smaller
@@ -32,6 +32,7 @@ from ._group import PithGroup
 from ._group import stats as group_stats
 from ._layers import (
     Layer,
+    Settings,
     agree,
     default_spec,
     layers_of,
@@ -92,11 +93,9 @@ def compress(
         raise ArgumentError(
             "this model is compressed already: compress() is called once; pith.torch.compressor(model).remove() ends it"
         )
+    settings = Settings(spec, rules, plan, seed, scaler, optimizer, follow_lr, steps, all_gather)
     if not isinstance(found, DistributedDataParallel):
-        spec = spec if spec is not None else "q:4"
-        made = ShardedCompressor(
-            found, spec, rules, plan, seed, scaler, all_gather, optimizer, follow_lr
-        )
+        made = ShardedCompressor(found, settings)
         made._forget = _forgetting(found)
         _compressors[found] = made
         return made
@@ -105,19 +104,7 @@ def compress(
     forget_copied(found)
     left = _removed_state(found)
     state = left if left is not None else HookState()
-    handle = state._bind(
-        found,
-        {
-            "spec": spec,
-            "rules": rules,
-            "plan": plan,
-            "seed": seed,
-            "scaler": scaler,
-            "optimizer": optimizer,
-            "follow_lr": follow_lr,
-            "steps": steps,
-        },
-    )
+    handle = state._bind(found, settings)
     if left is None:
         make_smaller(found)
         found.register_comm_hook(state, hook)
@@ -205,18 +192,8 @@ class HookState:
         follow_lr: bool | None = None,
         steps: int | None = None,
     ) -> None:
-        if spec is not None or rules is not None or plan is not None:
-            rules_of(spec, rules, plan)  # a slip is an error here
-        self._settings: dict[str, Any] = {
-            "spec": spec,
-            "rules": rules,
-            "plan": plan,
-            "seed": seed,
-            "scaler": scaler,
-            "optimizer": optimizer,
-            "follow_lr": follow_lr,
-            "steps": steps,
-        }
+        self._settings = Settings(spec, rules, plan, seed, scaler, optimizer, follow_lr, steps)
+        self._settings.rules_or("none")  # a slip is an error here
         self._compressor: Compressor | None = None
         self._model: weakref.ref[DistributedDataParallel] | None = None
         self._removed_from: Any = None  # the process group, after remove()
@@ -235,15 +212,12 @@ class HookState:
         """In a copy of a model, or one from a file, DDP does not call its hooks. States without a model travel to processes as they are."""
         if self._compressor is not None or self.removed:
             return Copied, ()
-        return _state_from, (self._settings,)
+        return HookState, (), {"_settings": self._settings}
 
-    def _bind(
-        self, model: DistributedDataParallel, settings: dict[str, Any] | None = None
-    ) -> Compressor:
+    def _bind(self, model: DistributedDataParallel, settings: Settings) -> Compressor:
         """Makes the compressor of a model. All ranks do it at the same time; nothing changes if one of them cannot."""
-        chosen = settings if settings is not None else self._settings
-        made = Compressor(model, **chosen)
-        self._settings, self._compressor, self._removed_from = chosen, made, None
+        made = Compressor(model, settings)
+        self._settings, self._compressor, self._removed_from = settings, made, None
         self._model = weakref.ref(model)
         made._forget = self._remove
         refuse_copies(model)
@@ -255,7 +229,7 @@ class HookState:
         bound = self._compressor
         if bound is None or not bound._serves(model):
             self._leave_model()
-            return self._bind(model)
+            return self._bind(model, self._settings)
         self._model = weakref.ref(model)
         refuse_copies(model)
         _compressors[model] = bound
@@ -292,10 +266,6 @@ class HookState:
 def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations, and ours are texts
     """The communication hook for :class:`HookState`."""
     return state._reduce(bucket)
-
-
-def _state_from(settings: dict[str, Any]) -> HookState:
-    return HookState(**settings)
 
 
 def _removed_state(model: DistributedDataParallel) -> HookState | None:
@@ -353,24 +323,14 @@ def _exact(bucket: dist.GradBucket, group: Any) -> torch.futures.Future:
 class Compressor:
     """What :func:`compress` gives for a DistributedDataParallel model."""
 
-    def __init__(
-        self,
-        model: DistributedDataParallel,
-        spec: Spec | None,
-        rules: str | Rules | None,
-        plan: Any,
-        seed: int,
-        scaler: Any,
-        optimizer: Any,
-        follow_lr: bool | None,
-        steps: int | None,
-    ) -> None:
-        self._group = model.process_group
-        spec = spec if spec is not None else default_spec(model.parameters())
+    def __init__(self, model: DistributedDataParallel, settings: Settings) -> None:
+        self._group, self._settings = model.process_group, settings
+        seed, scaler, steps = settings.seed, settings.scaler, settings.steps
+        optimizer, follow_lr = settings.optimizer, settings.follow_lr
 
         def look() -> tuple[tuple[Rules, list[Layer], Plans], dict[str, Any]]:
             followed(optimizer, follow_lr)  # a slip is an error here
-            chosen = suited(rules_of(spec, rules, plan), optimizer)
+            chosen = suited(settings.rules_or(default_spec(model.parameters())), optimizer)
             layers = layers_of(_parameters(model), chosen, sparse_names(model.module))
             check_sparse(layers, chosen)
             plans = plans_of(layers, optimizer, scaler, steps)
@@ -390,7 +350,6 @@ class Compressor:
             optimizer=optimizer,
             follow_lr=follow_lr,
         )
-        self._scaler, self._steps = scaler, steps
         self._moments = Moments(plans, self._reduction, self._group, scaler) if plans else None
         self._seen: set[int] = set()  # layers in this step
         self._futures: list[tuple[torch.futures.Future, torch.Tensor]] = []
@@ -434,7 +393,8 @@ class Compressor:
         ``compress(model, spec, optimizer=…)``: for an optimizer that is made later, or anew."""
         self._check_there()
         if self._moments is not None and not self._moments.serves(optimizer):
-            self._moments = self._moments.moved(optimizer, self._scaler, self._steps)
+            s = self._settings
+            self._moments = self._moments.moved(optimizer, s.scaler, s.steps)
         self._reduction.rates.change(optimizer, follow_lr)
 
     def remove(self) -> None:
@@ -500,7 +460,8 @@ class Compressor:
             for index, gradient in zip(indices, _gradients(bucket), strict=True):
                 if moments is None or moments.travels(index, gradient):
                     self._reduction.put(index, gradient)
-            future = _future_of(buffer)
+            # Where the buffer is on a device, streams wait for it.
+            future = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
             self._futures.append((future, buffer))
         # The first step of a static graph has its buckets all at once, and calls none of them the last.
         if bucket.is_last() or len(self._seen) == len(self._index):
@@ -533,11 +494,6 @@ def _gradients(bucket: dist.GradBucket) -> Sequence[torch.Tensor]:
         return bucket.gradients()
     values = torch.view_as_complex(bucket.buffer().view(-1, 2))
     return values.split([parameter.numel() for parameter in parameters])
-
-
-def _future_of(buffer: torch.Tensor) -> torch.futures.Future:
-    """One that makes streams wait for the buffer, where it is on a device."""
-    return torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
 
 
 def _exact_sparse(gradient: torch.Tensor, group: Any) -> torch.futures.Future:

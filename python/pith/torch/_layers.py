@@ -15,7 +15,8 @@ from .. import _library as c
 from .._adapt import AdaptiveRules
 from .._codec import Codec, Rules, codec_of, tally
 from .._errors import ArgumentError, Error, MismatchError, UnsupportedError
-from .._spec import check_rules
+from .._plan import Plan
+from .._spec import Spec, check_rules, rules_of
 from ._bytes import all_gather_bytes
 
 COMPRESSIBLE = (torch.float32, torch.float16, torch.bfloat16)
@@ -84,6 +85,25 @@ def described(layers: Sequence[Layer], backend: str, rank: int, ranks: int) -> s
 
 
 # ---- From what a user wrote to rules ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of :func:`pith.torch.compress` beside the model."""
+
+    spec: Spec | None = None
+    rules: str | Rules | None = None
+    plan: Plan | str | None = None
+    seed: int = 0
+    scaler: Any = None
+    optimizer: Any = None
+    follow_lr: bool | None = None
+    steps: int | None = None
+    all_gather: str | Rules | None = None
+
+    def rules_or(self, default: str) -> Rules:
+        """What they say of specs; an error if that is a slip."""
+        return rules_of(self.spec if self.spec is not None else default, self.rules, self.plan)
 
 
 def default_spec(parameters: Iterable[torch.nn.Parameter]) -> str:

@@ -372,7 +372,19 @@ def _trained(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]
     """The parameters of the model, in its order, which are those of the optimizers."""
     if not isinstance(model, torch.nn.Module):
         raise ArgumentError(f"{type(model).__name__} is no torch.nn.Module")
-    _check_model(model)
+    inside, sparse = distributed_modules(model), sorted(sparse_names(model))
+    if inside:
+        raise ArgumentError(
+            f"{type(inside[0]).__name__} exchanges in every step, which local steps are to avoid: give LocalSteps the plain model"
+        )
+    if any(hasattr(p, "device_mesh") for p in model.parameters()):
+        raise ArgumentError(
+            "parameters of the model are sharded (DTensor): local steps need whole ones"
+        )
+    if sparse:
+        raise ArgumentError(
+            f"{', '.join(sparse[:3])} has sparse gradients, and what it has moved would travel as a whole: make the embedding with sparse=False"
+        )
     mine = {id(p) for optimizer in optimizers for _, p in optimized(optimizer, model)}
     named = [(plain_name(name), p) for name, p in model.named_parameters() if id(p) in mine]
     missing = [
@@ -387,20 +399,3 @@ def _trained(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]
     if len(devices) > 1:
         raise UnsupportedError(f"the model is on several devices ({', '.join(devices)})")
     return named
-
-
-def _check_model(model: torch.nn.Module) -> None:
-    inside = distributed_modules(model)
-    if inside:
-        raise ArgumentError(
-            f"{type(inside[0]).__name__} exchanges in every step, which local steps are to avoid: give LocalSteps the plain model"
-        )
-    if any(hasattr(p, "device_mesh") for p in model.parameters()):
-        raise ArgumentError(
-            "parameters of the model are sharded (DTensor): local steps need whole ones"
-        )
-    sparse = sorted(sparse_names(model))
-    if sparse:
-        raise ArgumentError(
-            f"{', '.join(sparse[:3])} has sparse gradients, and what it has moved would travel as a whole: make the embedding with sparse=False"
-        )

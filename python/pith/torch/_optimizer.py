@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -251,49 +252,46 @@ def broadcast_optimizer_state(
 ) -> None:
     """Hyperparameters and state of an optimizer as ``root`` has them. Memories of codecs stay each rank's own."""
     inner = optimizer.optimizer if isinstance(optimizer, DistributedOptimizer) else optimizer
-    tensors: list[torch.Tensor] = []
-    mine = pickle.dumps(_taken_apart(inner.state_dict(), tensors))
-    source = _global(root, group)
-    skeleton = pickle.loads(broadcast_bytes(mine, source, group))
-    is_root = dist.get_rank() == source
-    if not is_root:
-        tensors = []
-    joined = _joined(skeleton, tensors, fresh=not is_root)
-    _broadcast(tensors, root, group)
-    if not is_root:
-        inner.load_state_dict(joined)
+    source, mine = _global(root, group), _Skeleton()
+    sent = broadcast_bytes(mine.of(inner.state_dict()), source, group)
+    if dist.get_rank() == source:
+        _broadcast(mine.tensors, root, group)
+        return
+    theirs = _Joined(io.BytesIO(sent))
+    state = theirs.load()
+    _broadcast(theirs.tensors, root, group)
+    inner.load_state_dict(state)
 
 
-class _Place:
-    """Where a tensor was."""
+class _Skeleton(pickle.Pickler):
+    """Anything but its tensors, which are listed: bytes have shapes and types in their places."""
 
-    def __init__(self, index: int, tensor: torch.Tensor) -> None:
-        self.index, self.shape, self.dtype = index, tuple(tensor.shape), tensor.dtype
+    def __init__(self) -> None:
+        self._file, self.tensors = io.BytesIO(), list[torch.Tensor]()
+        super().__init__(self._file)
+
+    def of(self, value: Any) -> bytes:
+        self.dump(value)
+        return self._file.getvalue()
+
+    def persistent_id(self, thing: Any) -> Any:
+        if not isinstance(thing, torch.Tensor):
+            return None
+        self.tensors.append(thing)
+        return tuple(thing.shape), thing.dtype
 
 
-def _taken_apart(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """The same with places for tensors, which are added to the list."""
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return _Place(len(tensors) - 1, value)
-    if isinstance(value, dict):
-        return {key: _taken_apart(entry, tensors) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)([_taken_apart(entry, tensors) for entry in value])
-    return value
+class _Joined(pickle.Unpickler):
+    """The inverse, with new tensors."""
 
+    def __init__(self, file: io.BytesIO) -> None:
+        self.tensors = list[torch.Tensor]()
+        super().__init__(file)
 
-def _joined(value: Any, tensors: list[torch.Tensor], *, fresh: bool) -> Any:
-    """The inverse; ``fresh``: with new tensors, which are added to the list."""
-    if isinstance(value, _Place):
-        if fresh:
-            tensors.append(torch.empty(value.shape, dtype=value.dtype))
-        return tensors[value.index]
-    if isinstance(value, dict):
-        return {key: _joined(entry, tensors, fresh=fresh) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)([_joined(entry, tensors, fresh=fresh) for entry in value])
-    return value
+    def persistent_load(self, place: Any) -> torch.Tensor:
+        shape, dtype = place
+        self.tensors.append(torch.empty(shape, dtype=dtype))
+        return self.tensors[-1]
 
 
 def _global(root: int, group: Any) -> int:
@@ -303,8 +301,6 @@ def _global(root: int, group: Any) -> int:
 
 def _broadcast(tensors: list[torch.Tensor], root: int, group: Any) -> None:
     source = _global(root, group)
-    works = []
-    for tensor in tensors:
-        works.append(dist.broadcast(tensor.detach(), source, group=group, async_op=True))
+    works = [dist.broadcast(t.detach(), source, group=group, async_op=True) for t in tensors]
     for work in works:
         work.wait()

@@ -19,15 +19,6 @@ from ._layers import Layer
 _LEAST, _MOST = 1e-30, 1e30  # factors that an f32 can be multiplied by
 
 
-def is_linear(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an update is the rate times gradients, those of earlier steps included.
-
-    Others, as Adam, divide by the size of past gradients: a residual ten times as large would not be an update ten times as large, and it
-    would make later updates smaller.
-    """
-    return isinstance(optimizer, torch.optim.SGD)
-
-
 def plain_optimizer(optimizer: Any) -> torch.optim.Optimizer:
     """The optimizer of torch in what accelerate and others put around it."""
     found = optimizer
@@ -45,11 +36,33 @@ def plain_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
 
 
 def followed(optimizer: Any, follow: bool | None) -> list[torch.optim.Optimizer]:
-    """Optimizers whose rates residuals follow. ``optimizer``: one, several in a list, or None. ``follow``: None for those that are linear."""
+    """Optimizers whose rates residuals follow. ``optimizer``: one, several in a list, or None. ``follow``: None for those whose update is
+    the rate times gradients, those of earlier steps included: SGD.
+
+    Others, as Adam, divide by the size of past gradients: a residual ten times as large would not be an update ten times as large, and it
+    would make later updates smaller.
+    """
     plain = plain_optimizers(optimizer)
     if follow and not plain:
         raise ArgumentError("follow_lr=True needs the optimizer: optimizer=…")
-    return [each for each in plain if follow or (follow is None and is_linear(each))]
+    linear = torch.optim.SGD
+    return [each for each in plain if follow or (follow is None and isinstance(each, linear))]
+
+
+class LossScale:
+    """The loss scale of a GradScaler, in units of which layers keep what they keep."""
+
+    def __init__(self, scaler: Any) -> None:
+        self._scaler = scaler
+        self.value: float | None = None  # of the last step; None without a scaler
+
+    def follow(self, scale: Callable[[float], None]) -> None:
+        """At the beginning of a step: ``scale(factor)`` if it has changed."""
+        if self._scaler is None or not self._scaler.is_enabled():
+            return
+        last, self.value = self.value, float(self._scaler.get_scale())
+        if last is not None and last != self.value and math.isfinite(self.value / last):
+            scale(self.value / last)
 
 
 class Rates:
@@ -78,15 +91,11 @@ class Rates:
         for group, rate in zip(groups, rates, strict=True):
             if rate == 0 or not math.isfinite(rate):
                 continue
-            for parameter in group["params"]:
-                index = self._index.get(id(parameter))
-                if index is not None:
-                    self._change(index, rate, scale)
-
-    def _change(self, index: int, rate: float, scale: Callable[[int, float], None]) -> None:
-        last, self._last[index] = self._last[index], rate
-        if last is not None and last != rate:
-            scale(index, min(max(last / rate, _LEAST), _MOST))
+            known = [self._index.get(id(parameter)) for parameter in group["params"]]
+            for index in (index for index in known if index is not None):
+                last, self._last[index] = self._last[index], rate
+                if last is not None and last != rate:
+                    scale(index, min(max(last / rate, _LEAST), _MOST))
 
     def save(self) -> list[float | None]:
         return list(self._last)

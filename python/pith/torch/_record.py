@@ -80,7 +80,14 @@ class Recorder:
         self._rank = dist.get_rank(group) if self._ranks > 1 else 0
 
         def look() -> tuple[tuple[Named, Profile], dict[str, Any]]:
-            _check_numbers(every, steps)
+            if every < 1:
+                raise ArgumentError(
+                    f"every={every}: gradients of every n-th backward pass, n being at least 1"
+                )
+            if steps is not None and steps < 1:
+                raise ArgumentError(
+                    f"steps={steps}: gradients are measured at least once; None: until close()"
+                )
             if self._rank == 0 and not self.path.parent.is_dir():
                 raise ArgumentError(
                     f"{self.path} cannot be written: there is no folder {self.path.parent.resolve()}"
@@ -196,40 +203,26 @@ class Recorder:
         else:
             self._detach()
 
-    def _give_up(self) -> None:
-        """The program ends. Alone, what there is can be written; otherwise nobody waits for the others."""
-        if self._ranks == 1 and self.samples:
-            self.close()
-        elif self._rank == 0:
-            self._detach()
-            warnings.warn(
-                f"{self.path} was not written: gradients were measured {self.samples} times in {self._passes} backward passes, and "
-                f"close() was not called (every={self._every}, steps={self._steps})",
-                stacklevel=2,
-            )
-
 
 _unfinished: set[Recorder] = set()
 
 
 @atexit.register
-def _give_up_all() -> None:
-    for recorder in list(_unfinished):
-        recorder._give_up()
+def _give_up() -> None:
+    """The program ends. Alone, what there is can be written; otherwise nobody waits for the others."""
+    for r in list(_unfinished):
+        if r._ranks == 1 and r.samples:
+            r.close()
+        elif r._rank == 0:
+            r._detach()
+            warnings.warn(
+                f"{r.path} was not written: gradients were measured {r.samples} times in {r._passes} backward passes, and "
+                f"close() was not called (every={r._every}, steps={r._steps})",
+                stacklevel=2,
+            )
 
 
 # ---- What is asked for -----------------------------------------------------------------------------------------------
-
-
-def _check_numbers(every: int, steps: int | None) -> None:
-    if every < 1:
-        raise ArgumentError(
-            f"every={every}: gradients of every n-th backward pass, n being at least 1"
-        )
-    if steps is not None and steps < 1:
-        raise ArgumentError(
-            f"steps={steps}: gradients are measured at least once; None: until close()"
-        )
 
 
 def _listed(candidates: str | Iterable[str]) -> list[str]:

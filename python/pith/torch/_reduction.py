@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from .._errors import ArgumentError, StateError
-from .._table import LayerStats, MomentStats, Table, ratio_of
+from .._table import MomentStats, Table
 from ._advice import Advice
-from ._checkpoint import check_head, head_of
 from ._engine import Engine
 from ._layers import Layer, described
-from ._rates import Rates
+from ._rates import LossScale, Rates
+from ._states import check_head, head_of
 from ._table import Meter
 
 
@@ -32,8 +31,7 @@ class Reduction:
     ) -> None:
         self.layers = layers
         self.engine = engine
-        self._scaler = scaler
-        self._scale: float | None = None
+        self._scale = LossScale(scaler)
         self.rates = Rates(layers, optimizer, follow_lr)
         self._present: set[int] = set()  # layers whose gradients have come in this step
         self._steps = [0] * len(layers)
@@ -59,7 +57,7 @@ class Reduction:
         if index in self._present:
             raise StateError(f"layer {layer.name} has two gradients in one step")
         if not self.under_way:
-            self._follow_scale()
+            self._scale.follow(self.engine.reducer.scale)
             self.rates.follow(self.engine.scale_residual)
             self._meter.begin()
         self._meter.look(layer, gradient, layer.rows)
@@ -78,20 +76,11 @@ class Reduction:
     @property
     def scale(self) -> float | None:
         """The loss scale of what layers keep, if there is one."""
-        return self._scale
-
-    def _follow_scale(self) -> None:
-        """What is kept is in units of the loss scale."""
-        if self._scaler is None or not self._scaler.is_enabled():
-            return
-        scale = float(self._scaler.get_scale())
-        if self._scale is not None and scale != self._scale and math.isfinite(scale / self._scale):
-            self.engine.scale(scale / self._scale)
-        self._scale = scale
+        return self._scale.value
 
     def flush(self) -> None:
         """No other gradient comes in this step: sends all that have come."""
-        self.engine.flush()
+        self.engine.reducer.flush()
 
     def finish(self) -> None:
         """Waits until all gradients that came are means. Layers whose gradients did not come are left out, on all ranks alike."""
@@ -110,7 +99,7 @@ class Reduction:
             raise StateError("a step is under way: save between steps")
         return head_of(self.engine.rank, self.engine.ranks) | {
             "backend": self.engine.name,
-            "scale": self._scale,
+            "scale": self.scale,
             "rates": self.rates.save(),
             "layers": [(layer.name, layer.declared, list(layer.shape)) for layer in self.layers],
             "engine": self.engine.save(),
@@ -121,7 +110,7 @@ class Reduction:
             raise StateError("a step is under way: load between steps")
         self.check_saved(saved)
         self.engine.load(saved["engine"])
-        self._scale = saved["scale"]
+        self._scale.value = saved["scale"]
         self.rates.load(saved.get("rates"))
 
     def check_saved(self, saved: dict[str, Any]) -> None:
@@ -145,26 +134,13 @@ class Reduction:
     # ---- Statistics
 
     def stats(self, moments: MomentStats | None = None) -> Table:
-        sent = self.engine.sent()
         self._meter.ask()
-        found = []
-        for layer, steps, wire in zip(self.layers, self._steps, sent, strict=True):
-            raw = layer.bytes * steps
-            ratio = ratio_of(raw, wire, self.engine.ranks)
-            found.append(
-                LayerStats(
-                    layer.name,
-                    layer.spec,
-                    layer.reason,
-                    layer.n,
-                    steps,
-                    raw,
-                    wire,
-                    ratio,
-                    self._meter.error(layer),
-                )
-            )
-        return Table(found, self.engine.ranks, self.engine.name, moments=moments)
+        ranks = self.engine.ranks
+        found = [
+            self._meter.line(layer, steps, layer.bytes * steps, wire, ranks)
+            for layer, steps, wire in zip(self.layers, self._steps, self.engine.sent(), strict=True)
+        ]
+        return Table(found, ranks, self.engine.name, moments=moments)
 
 
 def _describe(name: str, spec: str, shape: Sequence[int]) -> str:

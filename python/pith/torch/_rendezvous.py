@@ -46,18 +46,15 @@ def is_connected_to(port: int) -> bool:
             if not stat.S_ISSOCK(os.stat(int(name)).st_mode):
                 continue
             with socket.socket(fileno=os.dup(int(name))) as end:
-                if end.getpeername()[1] == port and _is_open(end):
+                if end.getpeername()[1] != port:
+                    continue
+                if end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
                     return True
+        except BlockingIOError:  # open, and there is nothing to read
+            return True
         except (OSError, IndexError):  # closed meanwhile, or of another kind
             continue
     return False
-
-
-def _is_open(end: socket.socket) -> bool:
-    try:
-        return bool(end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-    except BlockingIOError:
-        return True
 
 
 def _read_invitation(store: dist.Store, timeout: float) -> dict[str, Any]:

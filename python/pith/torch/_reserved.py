@@ -16,15 +16,11 @@ from torch.distributed import distributed_c10d as c10d
 from ._group import PithGroup
 
 
-def _group_of(group: Any) -> Any:
-    return dist.group.WORLD if group is None else group
-
-
 @functools.wraps(c10d.monitored_barrier)
 def _monitored_barrier(
     group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
 ) -> None:
-    found = _group_of(group)
+    found = dist.group.WORLD if group is None else group
     if not isinstance(found, PithGroup):
         return _torch_monitored_barrier(group, timeout, wait_all_ranks)
     if isinstance(timeout, (int, float)):
@@ -34,7 +30,7 @@ def _monitored_barrier(
 
 @functools.wraps(c10d._set_pg_timeout)
 def _set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
-    found = _group_of(group)
+    found = dist.group.WORLD if group is None else group
     if not isinstance(found, PithGroup):
         return _torch_set_pg_timeout(timeout, group)
     found.set_timeout(timeout)

@@ -20,6 +20,37 @@ from ._bytes import broadcast_bytes, to_bytes
 from ._layers import agree
 
 _CHUNK = 64 << 20  # bytes in one message: what a device holds of other ranks' states at a time
+_VERSION = 2
+_WITHOUT_RANK = 1  # a version that does not say which rank has saved it
+
+
+def head_of(rank: int, ranks: int) -> dict[str, int]:
+    """The entries that every state begins with: what codecs keep between steps belongs to one rank of so many."""
+    return {"version": _VERSION, "rank": rank, "ranks": ranks}
+
+
+def check_head(saved: Any, rank: int, ranks: int) -> None:
+    """Raises unless this rank has saved the state."""
+    version = saved.get("version") if isinstance(saved, dict) else None
+    if not isinstance(version, int):
+        raise StateError("this is no state of pith.torch")
+    if version not in (_VERSION, _WITHOUT_RANK):
+        raise StateError(
+            f"the state was saved in version {version} of its format, and this package reads {_WITHOUT_RANK} and {_VERSION}: "
+            "load it with the version of Pith that saved it"
+        )
+    if saved["ranks"] != ranks:
+        raise StateError(
+            f"the state was saved with {saved['ranks']} ranks, and now there are {ranks}: go on without it; residuals then start at zero"
+        )
+    if version != _WITHOUT_RANK and saved["rank"] != rank:
+        raise StateError(
+            f"the state was saved by rank {saved['rank']}, and rank {rank} loads it. Residuals differ from rank to rank: let every rank "
+            "save and load a file of its own, or go on without the state; residuals then start at zero"
+        )
+
+
+# ---- With the weights it belongs to ----------------------------------------------------------------------------------
 
 
 def saved_state(compressor: Any) -> dict[str, Any]:
@@ -92,24 +123,17 @@ def gather_states(compressor: Any) -> list[torch.Tensor]:
     """The states of all ranks, as bytes, on rank 0; elsewhere an empty list. All ranks call it."""
     file = io.BytesIO()
     torch.save(saved_state(compressor), file)
-    mine = file.getvalue()
-    found = []
+    found, own, keeps = [], dist.get_rank(), dist.get_rank() == 0
     for rank in range(dist.get_world_size()):
-        data = _send_to_first(mine if rank == dist.get_rank() else b"", rank)
-        if dist.get_rank() == 0:
-            found.append(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        # Chunk by chunk to all: NCCL has no messages between two ranks without a communicator of their own.
+        mine, data = file.getvalue() if rank == own else b"", bytearray()
+        length = broadcast_bytes(len(mine).to_bytes(8, "little"), rank, None)
+        for start in range(0, int.from_bytes(length, "little"), _CHUNK):
+            part = broadcast_bytes(mine[start : start + _CHUNK], rank, None)
+            data += part if keeps else b""
+        if keeps:
+            found.append(torch.frombuffer(data, dtype=torch.uint8))
     return found
-
-
-def _send_to_first(mine: bytes, source: int) -> bytes:
-    """The bytes of a rank, chunk by chunk: NCCL has no messages between two ranks without a communicator of their own."""
-    size = int.from_bytes(broadcast_bytes(len(mine).to_bytes(8, "little"), source, None), "little")
-    keep, found = dist.get_rank() == 0, bytearray()
-    for start in range(0, size, _CHUNK):
-        part = broadcast_bytes(mine[start : start + _CHUNK], source, None)
-        if keep:
-            found += part
-    return bytes(found)
 
 
 def load_gathered(compressor: Any, states: list[torch.Tensor], origin: str) -> bool:

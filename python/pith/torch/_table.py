@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from .._codec import through
+from .._table import ALLREDUCE, LayerStats, ratio_of
 from ._layers import COMPRESSIBLE, Layer
 
 
@@ -31,8 +32,14 @@ class Meter:
         if measures and layer.spec != "none" and values.dtype in COMPRESSIBLE:
             self._errors[layer.name] = _error(layer, values.detach().cpu().contiguous(), rows)
 
-    def error(self, layer: Layer) -> float | None:
-        return 0.0 if layer.spec == "none" else self._errors.get(layer.name)
+    def line(
+        self, layer: Layer, steps: int, raw: int, wire: int, ranks: int, passes: int = ALLREDUCE
+    ) -> LayerStats:
+        """A line of the table."""
+        error = 0.0 if layer.spec == "none" else self._errors.get(layer.name)
+        ratio = ratio_of(raw, wire, ranks, passes)
+        about = layer.name, layer.spec, layer.reason, layer.n
+        return LayerStats(*about, steps, raw, wire, ratio, error)
 
 
 def _error(layer: Layer, values: torch.Tensor, rows: int) -> float:

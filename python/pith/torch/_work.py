@@ -81,13 +81,6 @@ class PithWork(dist.Work):
                 for finish in finishes:
                     finish()
 
-    def _described(self, error: Error) -> BaseException:
-        """The error with what the group knows about it; if that fails, at least the error."""
-        try:
-            return self._describe(error) if self._describe else error
-        except Exception:
-            return error
-
     def fail(self, error: BaseException) -> None:
         """Ends it with an error that nobody expected: whoever waits must hear of it."""
         with self._lock:
@@ -106,7 +99,12 @@ class PithWork(dist.Work):
                 try:
                     request.wait(timeout, set_by=set_by)
                 except Error as error:
-                    self._error = self._error or self._described(error)
+                    self._error = self._error or error
+                    if (
+                        self._error is error and self._describe
+                    ):  # with what the group knows about it
+                        with contextlib.suppress(Exception):
+                            self._error = self._describe(error)
                 if request.source >= 0:
                     self._source = request.source
             try:

@@ -94,7 +94,7 @@ class PithCallback(Callback):
                 )
             if not is_compressed(model):  # Lightning registers hooks for models on GPUs only
                 model.register_comm_hook(state, hook)
-            follow_lr = state._settings["follow_lr"]
+            follow_lr = state._settings.follow_lr
         elif not is_compressed(model):
             scaler = getattr(trainer.precision_plugin, "scaler", None)
             steps = trainer.max_steps if trainer.max_steps > 0 else None
@@ -127,21 +127,17 @@ class PithCallback(Callback):
     def _load(self, loaded: dict[str, Any]) -> None:
         if "states" in loaded:
             _states.load_gathered(self._handle, loaded["states"], "the checkpoint")
-        elif "folder" in loaded:
-            self._load_files(loaded["folder"])
-        else:
+        elif "folder" not in loaded:
             warnings.warn(
                 "pith: the checkpoint has no states of compressors: residuals start at zero",
                 stacklevel=2,
             )
-
-    def _load_files(self, name: str) -> None:
-        if self._folder is None:
+        elif self._folder is None:
             raise StateError(
-                f"the states of compressors are in files: give PithCallback(folder=…), the folder that has {name}"
+                f"the states of compressors are in files: give PithCallback(folder=…), the folder that has {loaded['folder']}"
             )
-        if not _states.load_file(self._handle, Path(self._folder) / name):
+        elif not _states.load_file(self._handle, Path(self._folder) / loaded["folder"]):
             raise StateError(
-                f"{Path(self._folder) / name} has no states of compressors: give the folder that the checkpoint was saved with, or go on "
-                "without them (restore=False); residuals then start at zero"
+                f"{Path(self._folder) / loaded['folder']} has no states of compressors: give the folder that the checkpoint was saved "
+                "with, or go on without them (restore=False); residuals then start at zero"
             )
