@@ -12,7 +12,7 @@ import numpy as np
 
 from .. import jax as pith_jax
 from .._errors import StateError
-from .._models import pack, unpack, unique
+from .._models import pack, unique, unpack
 from ..jax import initialize, shutdown, stats
 from ..jax._ranks import the_comm
 from ._options import Options

@@ -38,7 +38,11 @@ class DistributedGradientTape:
         comm: Comm | None = None,
     ) -> None:
         self._tape, self._rules = tape, rules_of(spec, rules, plan)
-        self._options = {"seed": seed, "sparse_as_dense": sparse_as_dense, "comm": comm}
+        self._options: dict[str, Any] = {
+            "seed": seed,
+            "sparse_as_dense": sparse_as_dense,
+            "comm": comm,
+        }
 
     def gradient(
         self,

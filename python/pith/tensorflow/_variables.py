@@ -22,6 +22,10 @@ def is_variable(value: Any) -> bool:
 
 def name_of(variable: Any) -> str:
     """Its path in a model of Keras ("dense/kernel"), or its name."""
+    if not is_variable(variable):
+        raise ArgumentError(
+            f"{type(variable).__name__} is no variable: gradients of variables are averaged; take those of tensors with the tape itself"
+        )
     return str(getattr(variable, "path", None) or variable.name.split(":")[0])
 
 
@@ -32,10 +36,6 @@ def described(variables: Sequence[Any]) -> list[Variable]:
 
 
 def _described(name: str, variable: Any) -> Variable:
-    if not is_variable(variable):
-        raise ArgumentError(
-            f"{type(variable).__name__} is no variable: gradients of variables are averaged; take those of tensors with the tape itself"
-        )
     shape = tf.TensorShape(variable.shape)
     if not shape.is_fully_defined():
         raise ArgumentError(f"variable {name} has the shape {shape}: all sizes must be known")
