@@ -6,6 +6,7 @@ TensorFlow takes seconds to import, so a few processes check many things each.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,12 +18,11 @@ import numpy as np
 import pytest
 
 import needs
+import pith
 from pages import blocks_of, commands_of
+from pith import _library as c
 from ranks import free_port, outcomes, run
 from test_launchers import command
-
-import pith
-from pith import _library as c
 
 ROOT = Path(__file__).resolve().parents[2]
 QUIET = {
@@ -83,7 +83,7 @@ def product_of(names: list[str]) -> Any:
     return DistributedDataParallel(Product())
 
 
-def against_others(rank: int, size: int, with_torch: bool) -> list[tuple[str, bool, bool]]:
+def against_others(comm: pith.Comm, with_torch: bool) -> list[tuple[str, bool, bool]]:
     """A gradient for each spec in one call, single allreduces of a comm, and gradients that DDP has reduced."""
     import tensorflow as tf
 
@@ -92,10 +92,9 @@ def against_others(rank: int, size: int, with_torch: bool) -> list[tuple[str, bo
     all_specs = [spec for spec in specs() if pith.Codec(spec).spec != "none" or not with_torch]
     names = [f"leaf{i}" for i in range(len(all_specs))]
     rules = ";".join(f"{name}={spec}" for name, spec in zip(names, all_specs, strict=True))
-    comm = pith.Comm()
-    pith.tensorflow.initialize(comm)
     variables = [tf.Variable(tf.zeros((48, 64)), name=name) for name in names]
-    step = tf.function(lambda g: pith.tensorflow.allreduce(g, variables, rules, seed=3))
+    options: dict[str, Any] = {"rules": rules, "seed": 3, "comm": comm}
+    step = tf.function(lambda g: pith.tensorflow.allreduce(g, variables, **options))
     kept = {spec: pith.State(pith.Codec(spec), 48 * 64, 48) for spec in all_specs}
     model = None
     if with_torch:
@@ -103,13 +102,13 @@ def against_others(rank: int, size: int, with_torch: bool) -> list[tuple[str, bo
 
         import pith.torch
 
-        os.environ["MASTER_PORT"] = os.environ["OTHER_PORT"]
+        os.environ |= {"WORLD_SIZE": str(comm.ranks), "MASTER_PORT": os.environ["OTHER_PORT"]}
         torch.distributed.init_process_group("pith")
         model = product_of(names)
         pith.torch.compress(model, rules=rules, seed=3)
     same = {spec: [True, True] for spec in all_specs}
     for number in range(3):
-        arrays = [gradient(rank, number, i) for i in range(len(names))]
+        arrays = [gradient(comm.rank, number, i) for i in range(len(names))]
         means = [mean.numpy().tobytes() for mean in step([tf.constant(a) for a in arrays])]
         if model is not None:
             model.zero_grad()
@@ -126,14 +125,23 @@ def against_others(rank: int, size: int, with_torch: bool) -> list[tuple[str, bo
     return [(spec, *found) for spec, found in same.items()]
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_means_of_every_codec_with_and_without_memory_are_those_of_a_comm_and_of_torch(
-    size: int,
-) -> None:
-    env = QUIET | {"OTHER_PORT": str(free_port())}
-    for rank in run(against_others, size, size == 2, env=env):
-        assert len(rank) > 40
-        assert [spec for spec, as_comm, as_torch in rank if not (as_comm and as_torch)] == []
+def on_fewer_and_fewer_ranks(rank: int, size: int) -> dict[int, list[tuple[str, bool, bool]]]:
+    comm, found = pith.Comm(), {}
+    for ranks in (4, 3, 2):
+        part = comm.split(int(rank >= ranks), rank)
+        if rank < ranks:
+            found[ranks] = against_others(part, with_torch=ranks == 2)
+    comm.barrier()
+    return found
+
+
+def test_means_of_every_codec_with_and_without_memory_are_those_of_a_comm_and_of_torch() -> None:
+    ranks = run(on_fewer_and_fewer_ranks, 4, env=QUIET | {"OTHER_PORT": str(free_port())})
+    assert sorted(ranks[0]) == [2, 3, 4]
+    for found in ranks:
+        for size, outcome in found.items():
+            assert len(outcome) > 40
+            assert [(size, spec) for spec, *same in outcome if not all(same)] == []
 
 
 # ---- Tapes -----------------------------------------------------------------------------------------------------------
@@ -224,9 +232,7 @@ def tapes_and_corners(rank: int, size: int) -> dict[str, Any]:
             lambda t, net=net: pith.tensorflow.allreduce(t, net.variables, SPEC, seed=0)
         )(net.tables(rank, 0))
         arrays = [np.array(table) for table in net.tables(rank, 0)]
-        for variable, name, array in zip(
-            net.variables, ("layer/w", "layer/b", "out/w"), arrays, strict=True
-        ):
+        for variable, name in zip(net.variables, ("layer/w", "layer/b", "out/w"), strict=True):
             exact = "float64" if dtype == "float64" else None
             reducer.add(name, variable.shape, dtype, exact=exact)
         for number, array in enumerate(arrays):
@@ -450,3 +456,23 @@ def output_of(*arguments: str) -> str:
     )
     assert process.returncode == 0, process.stdout + process.stderr
     return process.stdout
+
+
+def test_the_lines_of_the_page_run(tmp_path: Path) -> None:
+    code, how = blocks_of("docs/tensorflow.md", (ROOT / "docs" / "tensorflow.md").read_text())
+    assert commands_of(how.code) == ["pith run -n 2 -- python train.py"]
+    program = tmp_path / "train.py"
+    program.write_text(code.code)
+    out = output_of(str(program))
+    assert "layer/kernel  ef/q:4  rule *" in out
+    assert "layer/bias    none    rule *bias" in out
+
+
+def test_the_digits_of_the_examples_are_learned() -> None:
+    needs.module("sklearn", "the digits come with scikit-learn")
+    example = ROOT / "examples" / "tensorflow" / "digits.py"
+    out = output_of(str(example), "--steps", "60", "--width", "128")
+    found = re.search(r"loss (\S+) → (\S+), (\S+)% of .*\n.*\n.* (\S+) times less", out)
+    assert found, out
+    first, last, right, less = map(float, found.groups())
+    assert last < first / 3 and right > 80 and less > 5
