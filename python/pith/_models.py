@@ -73,11 +73,14 @@ class Model:
         self.facts = repr(facts)
         self._rows: dict[int, list[int]] = {}  # by variable: steps, raw bytes, bytes sent
 
-    def reduce(self, numbers: Sequence[int], arrays: Sequence[Any]) -> None:
-        """Makes the gradients of these variables means, in place. Those of all others are not there in this step, on any rank."""
+    def reduce_at(self, numbers: Sequence[int], addresses: Iterable[int]) -> None:
+        """Makes the gradients of these variables means, in place; the caller has checked their memory, and keeps it.
+
+        Those of all others are not there in this step, on any rank.
+        """
         with self._lock:
-            for number, array in zip(numbers, arrays, strict=True):
-                self.reducer.start(number, array)
+            for number, address in zip(numbers, addresses, strict=True):
+                self.reducer.start_at(number, address)
             self.reducer.finish()
 
     def note_rows(self, number: int, raw: int, sent: int) -> None:

@@ -48,7 +48,7 @@ class Means:
         found = list(gradients)
         for k in there:
             found[k] = _in_memory(gradients[k])
-        model.reduce(there, [found[k] for k in there])
+        model.reduce_at(there, [found[k].data_ptr() for k in there])
         return found
 
 

@@ -7,7 +7,9 @@ once, to where its mean will be. In eager mode it is a plain call, and TensorFlo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+import weakref
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from .._models import Model, Models
 from .._plan import Plan
 from .._spec import Spec, rules_of
 from .._table import Table
+from .._tensors import count
 from ._ranks import the_comm
 from ._variables import described
 
@@ -89,14 +92,12 @@ class _Step:
         return found
 
     def _eagerly(self, dense: list[Any], rows: list[Any]) -> list[Any]:
-        copies = [_copy(tensor) for tensor in dense]
-        gathered = self._run(copies, [np.asarray(part) for part in rows])
-        return [tf.convert_to_tensor(array) for array in copies + gathered]
+        found = self._run([np.asarray(t) for t in dense], [np.asarray(part) for part in rows])
+        return [tf.convert_to_tensor(array) for array in found]
 
     def _graph(self, dense: list[Any], rows: list[Any]) -> list[Any]:
         def call(*arrays: Any) -> list[Any]:
-            copies = [_copy(array) for array in arrays[: len(dense)]]
-            return copies + self._run(copies, arrays[len(dense) :])
+            return self._run(arrays[: len(dense)], arrays[len(dense) :])
 
         if not dense and not rows:
             return []
@@ -108,19 +109,66 @@ class _Step:
         return results
 
     def _run(self, dense: Sequence[Any], rows: Sequence[Any]) -> list[Any]:
-        """Makes dense gradients means, in place, and gives the rows of all ranks."""
-        self.model.reduce(self.dense, dense)
-        return _gather(self.model, self.rows, rows) if self.rows else []
+        """The means of dense gradients, in memory of ours, and the rows of all ranks."""
+        means, addresses = _buffers_of(self.model).take(self.dense)
+
+        def copied() -> Iterator[int]:
+            """Each is sent when it is there, while the next one is copied."""
+            for mean, array, address in zip(means, dense, addresses, strict=True):
+                np.copyto(mean, array)
+                yield address
+
+        self.model.reduce_at(self.dense, copied())
+        return means + (_gather(self.model, self.rows, rows) if self.rows else [])
 
 
-def _copy(array: Any) -> Any:
-    """An array that TensorFlow takes as it is. A scalar comes as a number of numpy's."""
-    array = np.asarray(array)
-    memory = np.empty(array.nbytes + _ALIGNED, np.uint8)
-    begin = -memory.ctypes.data % _ALIGNED
-    copy = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
-    np.copyto(copy, array)
-    return copy
+# ---- Memory of means -------------------------------------------------------------------------------------------------
+
+
+class _Buffers:
+    """Memory for the means of a model, which TensorFlow uses as its own. What it no longer uses is taken again: new memory would cost the
+    system a page fault for every 4 KiB, in every step."""
+
+    def __init__(self, model: Model) -> None:
+        self._kinds = [(v.shape, _dtype(v.dtype)) for v in model.variables]
+        self._offsets, end = [], 0
+        for shape, dtype in self._kinds:
+            self._offsets.append(end)
+            end += -(-count(shape) * dtype.itemsize // _ALIGNED) * _ALIGNED
+        self._size = end + _ALIGNED
+        self._made: list[np.ndarray] = []
+
+    def take(self, numbers: Sequence[int]) -> tuple[list[Any], list[int]]:
+        """An array for each of these variables, and its address."""
+        buffer = next((b for b in self._made if sys.getrefcount(b) <= _UNUSED), None)
+        if buffer is None:
+            buffer = np.empty(self._size, np.uint8)
+            self._made = [*self._made[-2:], buffer]  # three are used in turn
+        address = buffer.ctypes.data
+        begin = -address % _ALIGNED
+        offsets = [begin + self._offsets[n] for n in numbers]
+        kinds = [self._kinds[n] for n in numbers]
+        arrays = [
+            np.ndarray(shape, dtype, buffer, offset)
+            for (shape, dtype), offset in zip(kinds, offsets, strict=True)
+        ]
+        return arrays, [address + offset for offset in offsets]
+
+
+_UNUSED = 3  # references: the list's, the loop's, and that of getrefcount itself
+
+_buffers: weakref.WeakKeyDictionary[Model, _Buffers] = weakref.WeakKeyDictionary()
+
+
+def _buffers_of(model: Model) -> _Buffers:
+    found = _buffers.get(model)
+    if found is None:
+        found = _buffers[model] = _Buffers(model)
+    return found
+
+
+def _dtype(name: str) -> Any:
+    return np.dtype(tf.as_dtype(name).as_numpy_dtype)
 
 
 # ---- Rows ------------------------------------------------------------------------------------------------------------
