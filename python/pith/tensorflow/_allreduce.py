@@ -155,7 +155,8 @@ class _Buffers:
         return arrays, [address + offset for offset in offsets]
 
 
-_UNUSED = 3  # references: the list's, the loop's, and that of getrefcount itself
+# References to an array that only a list has, counted as take() does: how many these are depends on the version of Python.
+_UNUSED = next(sys.getrefcount(b) for b in [np.empty(0, np.uint8)])
 
 _buffers: weakref.WeakKeyDictionary[Model, _Buffers] = weakref.WeakKeyDictionary()
 
