@@ -29,6 +29,7 @@ LONG = (
     "test_torch_suite.py",
     "test_install.py",
     "test_backend_torch.py",
+    "test_tensorflow.py",
     "test_moments.py",
     "test_frameworks.py",
     "test_carrier.py",

@@ -707,6 +707,95 @@ def test_an_exception_of_one_rank_ends_the_others_and_is_told_to_them(script: st
     assert "rank 1 gave up: ValueError: no more data" in texts[0]
 
 
+# ---- Momentum in place of gradients ----------------------------------------------------------------------------------
+
+MOMENT = "*bias=none;*=moment,freeze=2/q:4"
+
+
+def lost(state: pith.jax.State, name: str) -> np.ndarray:
+    """What all ranks together have not sent yet of a layer: the mean of residuals, and what results have lost."""
+    residual, result = np.array(state.residual[name]), np.array(state.result[name])
+    comm = pith.jax._ranks.the_comm()
+    comm.allreduce(residual, "mean")
+    comm.allreduce(result, "sum")
+    return residual + result
+
+
+def momentum_travels(rank: int, size: int) -> dict[str, Any]:
+    params = model_tree()
+    sends = pith.jax.adamw(1e-2, MOMENT)
+    plain = optax.chain(pith.jax.compress("none"), optax.adamw(1e-2))
+    means = jax.jit(lambda g, s: pith.jax.allreduce(g, s, "none"))
+    found: dict[str, Any] = {"conserved": [], "frozen": []}
+
+    def step(optimizer: Any, params: Any, state: Any, number: Any) -> Any:
+        updates, state = optimizer.update(noise(rank, number, params), state, params)
+        return optax.apply_updates(params, updates), state
+
+    ours, exact = (jax.jit(lambda p, s, n, o=o: step(o, p, s, n)) for o in (sends, plain))
+    p, s = params, sends.init(params)
+    q, t, u = params, plain.init(params), pith.jax.init(params, "none")
+    for number in range(STEPS):
+        before, had = s, lost(s.sent, "layer/kernel")
+        p, s = ours(p, s, number)
+        if number < 2:
+            q, t = exact(q, t, number)
+        mean, u = means(noise(rank, number, params), u)
+        found["frozen"].append(int(s.frozen))
+        if number >= 2:
+            kernel = 0.9 * before.mu["layer"]["kernel"] + 0.1 * mean["layer"]["kernel"]
+            expected = kernel + had - lost(s.sent, "layer/kernel")
+            found["conserved"].append(
+                bool(jnp.allclose(s.mu["layer"]["kernel"], expected, atol=1e-5))
+            )
+            found["constant"] = bits(s.nu["layer"]["kernel"]) == bits(before.nu["layer"]["kernel"])
+        if number == 1:
+            flat = zip(jax.tree.leaves(p), jax.tree.leaves(q), strict=True)
+            found["adamw before"] = all(bool(jnp.allclose(a, b, atol=1e-6)) for a, b in flat)
+            nu = s.nu["layer"]["kernel"]
+            found["floor"] = bool(nu.min() >= 0.09 * nu.mean())
+    found["parameters"] = bits(p)
+
+    def scanned(params: Any, state: Any) -> Any:
+        return jax.lax.scan(
+            lambda c, n: (step(sends, *c, n), None), (params, state), jnp.arange(STEPS)
+        )[0]
+
+    found["scan"] = bits(jax.jit(scanned)(params, sends.init(params))[0]) == bits(p)
+
+    settles = pith.jax.adamw(1e-2, "*=moment/onebit", b2=0.5)  # v looks back two steps
+    state, same = settles.init(params), jax.jit(lambda s: settles.update(params, s, params)[1])
+    for _ in range(12):
+        state = same(state)
+    found["settled after"] = int(state.frozen)
+    texts = []
+    for spec in ("moment:4/onebit", "moment,freeze=0.5/onebit", "q:4"):
+        with pytest.raises(pith.Error) as raised:
+            pith.jax.adamw(1e-2, spec).init(params)
+        texts.append(str(raised.value))
+    found["refused"] = texts
+    return found
+
+
+def test_momentum_travels_once_the_variance_is_frozen_and_nothing_of_it_is_lost() -> None:
+    ranks = run(momentum_travels, 2, env=ONE_CORE)
+    assert ranks[0].pop("parameters") == ranks[1].pop("parameters")
+    for found in ranks:
+        every, share, none = found.pop("refused")
+        assert "exchanges in every step" in every
+        assert "say how many steps that has" in share
+        assert "no leaf has a spec that begins with moment" in none
+        assert found == {
+            "conserved": [True] * 4,
+            "frozen": [0, 2, 2, 2, 2, 2],
+            "constant": True,
+            "adamw before": True,
+            "floor": True,
+            "scan": True,
+            "settled after": 9,
+        }
+
+
 # ---- XLA's interface -------------------------------------------------------------------------------------------------
 
 FIELDS = {

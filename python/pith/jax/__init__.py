@@ -25,6 +25,7 @@ import jax as _jax
 if not hasattr(_jax, "ffi"):
     raise ImportError(f"pith.jax needs JAX 0.5 or later, and this is {_jax.__version__}")
 
+from ._adamw import MomentState, adamw
 from ._allreduce import State, allreduce, init
 from ._optax import compress
 from ._programs import load, save
@@ -32,7 +33,9 @@ from ._ranks import initialize, rank, ranks, shutdown
 from ._stats import stats
 
 __all__ = [
+    "MomentState",
     "State",
+    "adamw",
     "allreduce",
     "compress",
     "init",

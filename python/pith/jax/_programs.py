@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import struct
 import threading
 import weakref
 from collections.abc import Sequence
@@ -23,7 +22,8 @@ from .. import _library as c
 from .._adapt import AdaptiveRules
 from .._codec import Rules, minimal_size
 from .._comm import Comm
-from .._errors import ArgumentError, CorruptError, UnsupportedError
+from .._errors import ArgumentError, UnsupportedError
+from .._models import pack, unpack
 from .._reducer import Reducer
 from .._spec import check_rules
 from ._primitive import TARGET
@@ -156,8 +156,6 @@ def program_for(
 
 # ---- Checkpoints of adaptive specs -----------------------------------------------------------------------------------
 
-_HEAD = struct.Struct("<QQ")  # key, and bytes of what follows
-
 
 def save() -> bytes:
     """What reducers of adaptive specs ("auto", "lgreco:q:4") keep on this rank, for a checkpoint beside the state.
@@ -166,23 +164,13 @@ def save() -> bytes:
     """
     settle()
     kept = [p for p in programs() if p.adaptive and (p.steps or p.restored)]
-    parts = [(p.key, p.reducer.save()) for p in kept]
-    return b"".join(_HEAD.pack(key, len(data)) + data for key, data in parts)
+    return pack({p.key: p.reducer.save() for p in kept})
 
 
 def load(data: bytes) -> None:
     """From :func:`save` of this rank, before the first step with the state that was saved with it."""
     settle()
-    found, at = {}, 0
-    while at < len(data):
-        if len(data) - at < _HEAD.size:
-            raise CorruptError("the checkpoint of pith.jax ends within a head")
-        key, size = _HEAD.unpack_from(data, at)
-        at += _HEAD.size
-        if len(data) - at < size:
-            raise CorruptError("the checkpoint of pith.jax ends within a reducer")
-        found[key] = data[at : at + size]
-        at += size
+    found = unpack(data, "pith.jax")
     made = {program.key: program for program in programs()}
     for key, saved in found.items():
         if key in made:

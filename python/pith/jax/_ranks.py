@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import sys
-import threading
 from typing import Any
 
 import jax
@@ -12,66 +10,18 @@ import jax.numpy as jnp
 
 from .. import _library as c
 from .._comm import Comm
-from .._errors import ArgumentError
-from .._launch import launch, unique_id
+from .._launch import unique_id
+from .._ranks import Ranks, join
 
 _KEY = "pith/comm/{}"  # in the key-value store of jax.distributed
 _SECONDS = 300  # to wait for rank 0's entry there
 
-_lock = threading.RLock()
-_comm: Comm | None = None
 _made = 0  # comms over the store so far: each has an entry of its own
-
-
-def initialize(comm: Comm | None = None) -> None:
-    """Joins the other ranks, or takes a comm that has. The first :func:`init` or :func:`allreduce` calls it by itself.
-
-    Without a comm: where ``jax.distributed`` is initialized, ranks are its processes and find each other by its store. Else rank, size and
-    address come from the launcher: ``pith run``, torchrun, mpirun or srun.
-    """
-    global _comm
-    with _lock:
-        if _comm is not None and not _comm.closed:
-            raise ArgumentError("pith.jax is initialized: pith.jax.shutdown() ends that")
-        _comm = comm if comm is not None else _join()
-
-
-def shutdown() -> None:
-    """Waits for steps under way, and leaves the other ranks. Programs that were traced before must be traced again."""
-    global _comm
-    with _lock:
-        comm, _comm = _comm, None
-    if comm is not None and not comm.closed:
-        settle()
-        comm.close()
-
-
-def the_comm(given: Comm | None = None) -> Comm:
-    """The comm that is meant."""
-    with _lock:
-        if given is None and (_comm is None or _comm.closed):
-            initialize()
-        found = given if given is not None else _comm
-        assert found is not None
-        return found
-
-
-def rank() -> int:
-    """The number of this rank."""
-    return the_comm().rank
-
-
-def ranks() -> int:
-    """How many ranks there are."""
-    return the_comm().ranks
 
 
 def _join() -> Comm:
     store = _store()
-    if store is None:
-        launch()  # an error that says what to set, where there is no launcher
-        return Comm()
-    return _join_by(store)
+    return join() if store is None else _join_by(store)
 
 
 def _store() -> Any:
@@ -101,16 +51,40 @@ def settle() -> None:
     jax.block_until_ready(jnp.zeros(()) + 1)
 
 
-@atexit.register
-def _leave() -> None:
-    """Before JAX and the comm go: an exception that ends this rank is told to the others, which would wait; else steps under way end first."""
-    comm = _comm
-    if comm is None or comm.closed:
-        return
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    if error is not None:
-        comm.abort(f"{type(error).__name__}: {error}")
-        return
+def _end(comm: Comm) -> None:
+    """Before JAX and the comm go: steps under way end first, and one that failed is told."""
     settle()
     if c.lib.pith_xla_check(comm.pointer):
         print(f"pith: steps have failed: {c.text(c.lib.pith_error())}", file=sys.stderr)
+
+
+_ranks = Ranks("pith.jax", _join, _end)
+
+
+def initialize(comm: Comm | None = None) -> None:
+    """Joins the other ranks, or takes a comm that has. The first :func:`init` or :func:`allreduce` calls it by itself.
+
+    Without a comm: where ``jax.distributed`` is initialized, ranks are its processes and find each other by its store. Else rank, size and
+    address come from the launcher: ``pith run``, torchrun, mpirun or srun.
+    """
+    _ranks.initialize(comm)
+
+
+def shutdown() -> None:
+    """Waits for steps under way, and leaves the other ranks. Programs that were traced before must be traced again."""
+    _ranks.shutdown()
+
+
+def the_comm(given: Comm | None = None) -> Comm:
+    """The comm that is meant."""
+    return _ranks.the_comm(given)
+
+
+def rank() -> int:
+    """The number of this rank."""
+    return the_comm().rank
+
+
+def ranks() -> int:
+    """How many ranks there are."""
+    return the_comm().ranks
