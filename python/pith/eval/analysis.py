@@ -1,0 +1,284 @@
+"""From runs to what the report says: the rate of each method, means over seeds, targets, Pareto lines, break-even bandwidths.
+
+The rules are fixed before anything is run (docs/evaluation.md):
+
+- The rate of a method is the one of its tuning runs that ended best. Every method has as many.
+- The target of a task is what runs of ``bf16`` (else of no compression) reached on average, less 2% of what they gained since their first look.
+- A run that diverged or failed has no quality. It is shown, and counts as never having reached the target.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, field
+from typing import Any
+
+from .grid import COMPUTE, FINAL, TUNE
+
+_MARGIN = 0.02
+HIGHER = {"text": False, "words": False}  # the others: more is better
+BASELINES = ("bf16", "none", "torch:bf16", "torch:none")
+UNCOMPRESSED = ("none", "torch:none")
+
+
+def is_higher(task: str) -> bool:
+    return HIGHER.get(task, True)
+
+
+# ---- Rates -----------------------------------------------------------------------------------------------------------
+
+_SAME = ("task", "size", "optimizer", "ranks", "device", "spec", "backend", "label", "steps")
+
+
+def _is_same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return all(a[key] == b[key] for key in _SAME)
+
+
+def chosen_rate(cell: dict[str, Any], runs: list[dict[str, Any]]) -> tuple[float, float]:
+    """Rate and multiplier for a final run: the best of the tuning runs; of equals, the lower."""
+    base = cell["rate"] / cell["rates"][0]
+    if len(cell["rates"]) == 1:
+        return base * cell["rates"][0], cell["rates"][0]
+    tuned = [
+        (run["result"].get("metric"), run["cell"]["multiplier"], run["cell"]["rate"])
+        for run in runs
+        if run["cell"]["phase"] == TUNE and _is_same(run["cell"], cell)
+    ]
+    good = [entry for entry in tuned if entry[0] is not None and math.isfinite(entry[0])]
+    if not good:  # all have diverged: so will this, and it shows
+        return base * min(cell["rates"]), min(cell["rates"])
+    sign = -1 if is_higher(cell["task"]) else 1
+    _, multiplier, rate = min(good, key=lambda entry: (sign * entry[0], entry[1]))
+    return rate, multiplier
+
+
+# ---- Entries: one method in one setting, over its seeds --------------------------------------------------------------
+
+
+@dataclass
+class Entry:
+    """What a method did in a setting: means over seeds, and their spread."""
+
+    task: str
+    optimizer: str
+    link: str
+    ranks: int
+    label: str
+    spec: str
+    backend: str
+    runs: list[dict[str, Any]]
+    tuned: list[dict[str, Any]]
+    compute: float | None  # seconds of a step without an exchange
+    free_step: float | None = None  # seconds of a step without a limit of the link
+    target: float | None = None
+    reached: list[float] = field(default_factory=list)  # seconds to the target, of the runs that reached it
+
+    @property
+    def good(self) -> list[dict[str, Any]]:
+        return [r["result"] for r in self.runs if r["result"]["status"] == "ok"]
+
+    def values(self, key: str) -> list[float]:
+        return [v for r in self.good if (v := r.get(key)) is not None]
+
+    def mean(self, key: str) -> float | None:
+        values = self.values(key)
+        return statistics.fmean(values) if values else None
+
+    def spread(self, key: str) -> float:
+        """Half of the range over seeds."""
+        values = self.values(key)
+        return (max(values) - min(values)) / 2 if len(values) > 1 else 0.0
+
+    @property
+    def status(self) -> str:
+        """What became of the runs, where not all is well."""
+        bad = [r["result"] for r in self.runs if r["result"]["status"] != "ok"]
+        if not bad:
+            return "ok"
+        kinds = sorted({r["status"] for r in bad})
+        return f"{' and '.join(kinds)}: {len(bad)} of {len(self.runs)}"
+
+    @property
+    def rate(self) -> float:
+        return float(self.runs[0]["cell"]["rate"])
+
+    @property
+    def is_edge(self) -> bool:
+        """Whether the best rate was the least or the greatest that was tried."""
+        rates = self.runs[0]["cell"].get("rates", [1.0])
+        return len(rates) > 1 and self.runs[0]["cell"].get("multiplier") in (min(rates), max(rates))
+
+    @property
+    def bytes(self) -> float | None:
+        """That a rank sends in a step: counted by the link, where it has one of its own, else by Pith."""
+        counted = self.mean("link_bytes")
+        return counted if counted is not None else self.mean("wire_bytes")
+
+    @property
+    def split(self) -> dict[str, float] | None:
+        """Seconds of a step: computing, encoding, decoding, and what is left."""
+        step = self.mean("step")
+        if step is None or self.compute is None:
+            return None
+        compute = min(self.compute, step)
+        left = step - compute
+        known = all(r.get("coded_known") for r in self.good)
+        encode = min(self.mean("encode") or 0.0, left) if known else 0.0
+        decode = min(self.mean("decode") or 0.0, left - encode) if known else 0.0
+        return {
+            "compute": compute,
+            "encode": encode,
+            "decode": decode,
+            "wire" if known else "exchange": left - encode - decode,
+        }
+
+    @property
+    def time_to_target(self) -> float | None:
+        return (
+            statistics.fmean(self.reached)
+            if self.reached and len(self.reached) == len(self.runs)
+            else None
+        )
+
+
+@dataclass
+class Panel:
+    """All methods of a task in one setting: what a figure shows."""
+
+    task: str
+    optimizer: str
+    link: str
+    ranks: int
+    entries: list[Entry]
+    target: float | None = None
+    target_from: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        return self.task, self.optimizer, self.link, self.ranks
+
+    @property
+    def title(self) -> str:
+        where = "no limit of the link" if self.link == "none" else spoken_rate(self.link)
+        return f"{self.task}, {self.optimizer}, {self.ranks} ranks, {where}"
+
+    def find(self, *names: str) -> Entry | None:
+        """The first of these labels that has an entry."""
+        by_label = {entry.label: entry for entry in self.entries}
+        return next((by_label[name] for name in names if name in by_label), None)
+
+
+def spoken_rate(link: str) -> str:
+    for short, unit in (("gbit", "Gbit/s"), ("mbit", "Mbit/s"), ("kbit", "kbit/s")):
+        if link.endswith(short):
+            return f"{link.removesuffix(short)} {unit}"
+    return "no limit"
+
+
+def panels_of(runs: list[dict[str, Any]]) -> list[Panel]:
+    """Settings in the order in which they come in the results; methods likewise."""
+    final: dict[tuple[str, str, str, int], dict[str, list[dict[str, Any]]]] = {}
+    for run in runs:
+        cell = run["cell"]
+        if cell["phase"] == FINAL:
+            key = (cell["task"], cell["optimizer"], cell["link"], cell["ranks"])
+            final.setdefault(key, {}).setdefault(cell["label"], []).append(run)
+    panels = []
+    for (task, optimizer, link, ranks), methods in final.items():
+        entries = [_entry(found, runs) for found in methods.values()]
+        panel = Panel(task, optimizer, link, ranks, entries)
+        _set_target(panel)
+        panels.append(panel)
+    return panels
+
+
+def _entry(found: list[dict[str, Any]], runs: list[dict[str, Any]]) -> Entry:
+    found = sorted(found, key=lambda run: run["cell"]["seed"])
+    cell = found[0]["cell"]
+    tuned = [r for r in runs if r["cell"]["phase"] == TUNE and _is_same(r["cell"], cell)]
+    alone = [
+        r["result"].get("step")
+        for r in runs
+        if r["cell"]["phase"] == COMPUTE
+        and all(r["cell"][k] == cell[k] for k in ("task", "size", "optimizer", "ranks", "device"))
+    ]
+    free = [s for r in tuned if (s := r["result"].get("step")) is not None]
+    return Entry(
+        cell["task"],
+        cell["optimizer"],
+        cell["link"],
+        cell["ranks"],
+        cell["label"],
+        cell["spec"],
+        cell["backend"],
+        found,
+        sorted(tuned, key=lambda run: run["cell"]["multiplier"]),
+        alone[0] if alone else None,
+        statistics.median(free) if free else None,
+    )
+
+
+# ---- Targets ---------------------------------------------------------------------------------------------------------
+
+
+def _set_target(panel: Panel) -> None:
+    base = panel.find(*BASELINES)
+    if base is None or not base.good:
+        return
+    end = base.mean("metric")
+    starts = [
+        r["curve"][0][3] for r in base.good if r.get("curve") and r["curve"][0][3] is not None
+    ]
+    if end is None or not starts:
+        return
+    panel.target = end + _MARGIN * (statistics.fmean(starts) - end)
+    panel.target_from = base.label
+    better = is_higher(panel.task)
+    for entry in panel.entries:
+        entry.target = panel.target
+        for run in entry.good:
+            seconds = next(
+                (
+                    at
+                    for _, at, _, metric in run["curve"]
+                    if metric is not None
+                    and (metric >= panel.target if better else metric <= panel.target)
+                ),
+                None,
+            )
+            if seconds is not None:
+                entry.reached.append(seconds)
+
+
+# ---- What pays -------------------------------------------------------------------------------------------------------
+
+
+def pareto(entries: list[Entry]) -> list[Entry]:
+    """Those that no other one beats in both throughput and quality, from the slowest to the fastest."""
+    known = [e for e in entries if e.mean("throughput") is not None and e.mean("metric") is not None]
+    if not known:
+        return []
+    sign = 1 if is_higher(known[0].task) else -1
+    best: list[Entry] = []
+    for entry in sorted(
+        known, key=lambda e: (-(e.mean("throughput") or 0), -sign * (e.mean("metric") or 0))
+    ):
+        if not best or sign * (entry.mean("metric") or 0) > sign * (best[-1].mean("metric") or 0):
+            best.append(entry)
+    return best[::-1]
+
+
+def break_even(entry: Entry, base: Entry) -> float | None:
+    """Bits a second below which a method's step is shorter than that of ``base``.
+
+    By what both send and by the time that the method takes longer where the link has no limit. Infinite: it takes no longer even there. None: it
+    sends no less, or it was not measured.
+    """
+    mine, theirs = entry.bytes, base.bytes
+    if mine is None or theirs is None or mine >= theirs:
+        return None
+    if entry.free_step is None or base.free_step is None:
+        return None
+    longer = entry.free_step - base.free_step
+    return math.inf if longer <= 0 else 8 * (theirs - mine) / longer

@@ -1,0 +1,2 @@
+def write_report(paths, out, title=""):
+    return out
