@@ -358,9 +358,7 @@ class _Method:
                 found = found.detach().float().cpu().numpy()
             decoded = numpy.asarray(found, numpy.float32).reshape(-1)
             if decoded.size != dst.n:
-                raise PluginError(
-                    f"decode returned {decoded.size} values for a tensor of {dst.n}"
-                )
+                raise PluginError(f"decode returned {decoded.size} values for a tensor of {dst.n}")
             if not numpy.isfinite(decoded).all():
                 raise PluginError("decode returned NaN or infinite values for finite ones")
             _stored(dst, decoded, apply)

@@ -173,7 +173,9 @@ def test_parameters_are_checked() -> None:
         pith.method("half")(type("Half", (), {"encode": lambda self, x: x}))
 
 
-@pytest.mark.parametrize("payload", [b"", b"\2", b"\2\0\2", b"\7" * 40, b"\2\0\1\x0c" + b"\xff" * 8])
+@pytest.mark.parametrize(
+    "payload", [b"", b"\2", b"\2\0\2", b"\7" * 40, b"\2\0\1\x0c" + b"\xff" * 8]
+)
 def test_bytes_from_elsewhere_are_refused(payload: bytes) -> None:
     x = values()
     before = x.copy()

@@ -72,7 +72,9 @@ class Entry:
     compute: float | None  # seconds of a step without an exchange
     free_step: float | None = None  # seconds of a step without a limit of the link
     target: float | None = None
-    reached: list[float] = field(default_factory=list)  # seconds to the target, of the runs that reached it
+    reached: list[float] = field(
+        default_factory=list
+    )  # seconds to the target, of the runs that reached it
 
     @property
     def good(self) -> list[dict[str, Any]]:
@@ -256,7 +258,9 @@ def _set_target(panel: Panel) -> None:
 
 def pareto(entries: list[Entry]) -> list[Entry]:
     """Those that no other one beats in both throughput and quality, from the slowest to the fastest."""
-    known = [e for e in entries if e.mean("throughput") is not None and e.mean("metric") is not None]
+    known = [
+        e for e in entries if e.mean("throughput") is not None and e.mean("metric") is not None
+    ]
     if not known:
         return []
     sign = 1 if is_higher(known[0].task) else -1

@@ -79,9 +79,7 @@ def _check_line(entry: Any, place: str) -> None:
     cell, result = entry.get("cell"), entry.get("result")
     if not isinstance(cell, dict) or not isinstance(result, dict):
         raise ResultsError(f"{place}: neither a run nor a machine")
-    missing = [
-        k for k in ("id", "task", "spec", "link", "ranks", "seed", "phase") if k not in cell
-    ]
+    missing = [k for k in ("id", "task", "spec", "link", "ranks", "seed", "phase") if k not in cell]
     if missing or "status" not in result:
         raise ResultsError(f"{place}: a run without {missing[0] if missing else 'status'}")
 

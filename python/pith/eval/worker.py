@@ -6,6 +6,8 @@ that breaks the connection between ranks ends the job, and the driver writes its
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import math
 import os
@@ -49,7 +51,9 @@ def _link_bytes() -> int | None:
 
 
 def _forget_peak() -> None:
-    """The peak of this process's memory is from now on."""
+    """The peak of this process's memory is from now on, and what earlier runs have freed belongs to no run."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

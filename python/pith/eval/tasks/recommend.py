@@ -93,5 +93,7 @@ class Recommend(Task):
         items, scores = torch.arange(self.items, device=device), []
         for first in range(0, self.users, 250):
             users = torch.arange(first, min(self.users, first + 250), device=device)
-            scores.append(model(users[:, None].expand(-1, self.items), items.expand(len(users), -1)))
+            scores.append(
+                model(users[:, None].expand(-1, self.items), items.expand(len(users), -1))
+            )
         return self._hits(torch.cat(scores))
