@@ -14,12 +14,13 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
-from .grid import COMPUTE, FINAL, TUNE
+from .grid import FINAL, SPEED, TUNE
 
 _MARGIN = 0.02
 HIGHER = {"text": False, "words": False}  # the others: more is better
 BASELINES = ("bf16", "none", "torch:bf16", "torch:none")
 UNCOMPRESSED = ("none", "torch:none")
+ADAPTIVE = ("auto", "lgreco", "kmeans", "accordion", "bayes", "threshold_plan")
 
 
 def is_higher(task: str) -> bool:
@@ -69,8 +70,10 @@ class Entry:
     backend: str
     runs: list[dict[str, Any]]
     tuned: list[dict[str, Any]]
-    compute: float | None  # seconds of a step without an exchange
-    free_step: float | None = None  # seconds of a step without a limit of the link
+    batch: int  # samples of all ranks in a step
+    speed: dict[str, Any]  # in turns with the others, at this link
+    free: dict[str, Any]  # the same where the link has no limit
+    local: dict[str, Any]  # the same without an exchange
     target: float | None = None
     reached: list[float] = field(
         default_factory=list
@@ -109,25 +112,58 @@ class Entry:
     def is_edge(self) -> bool:
         """Whether the best rate was the least or the greatest that was tried."""
         rates = self.runs[0]["cell"].get("rates", [1.0])
-        return len(rates) > 1 and self.runs[0]["cell"].get("multiplier") in (min(rates), max(rates))
+        return len(rates) > 2 and self.runs[0]["cell"].get("multiplier") in (min(rates), max(rates))
+
+    @property
+    def step(self) -> float | None:
+        """Seconds of a step: in turns with all others. What adapts has had no time to in there, and counts by the end of its runs."""
+        if self.is_adaptive or not self.speed.get("step"):
+            return self.mean("late_step")
+        return float(self.speed["step"])
+
+    @property
+    def free_step(self) -> float | None:
+        """The same where the link has no limit."""
+        return None if self.is_adaptive else self.free.get("step")
+
+    @property
+    def compute(self) -> float | None:
+        """The same without an exchange."""
+        return self.local.get("step")
+
+    @property
+    def is_adaptive(self) -> bool:
+        return self.spec.split(":")[0].split(",")[0] in ADAPTIVE or self.spec.startswith("moment")
+
+    @property
+    def throughput(self) -> float | None:
+        return self.batch / self.step if self.step else None
+
+    @property
+    def throughput_error(self) -> float:
+        """Half of the range of the middle half of all steps."""
+        low, high = self.speed.get("low"), self.speed.get("high")
+        if self.is_adaptive or not low or not high:
+            return 0.0
+        return self.batch * (1 / low - 1 / high) / 2
 
     @property
     def bytes(self) -> float | None:
         """That a rank sends in a step: counted by the link, where it has one of its own, else by Pith."""
-        counted = self.mean("link_bytes")
-        return counted if counted is not None else self.mean("wire_bytes")
+        sources = (self.mean("link_bytes"), self.mean("wire_bytes"), self.speed.get("link_bytes"))
+        return next((size for size in sources if size is not None), None)
 
     @property
     def split(self) -> dict[str, float] | None:
         """Seconds of a step: computing, encoding, decoding, and what is left."""
-        step = self.mean("step")
+        step = self.step
         if step is None or self.compute is None:
             return None
         compute = min(self.compute, step)
         left = step - compute
-        known = all(r.get("coded_known") for r in self.good)
-        encode = min(self.mean("encode") or 0.0, left) if known else 0.0
-        decode = min(self.mean("decode") or 0.0, left - encode) if known else 0.0
+        known = bool(self.speed.get("coded_known")) and not self.is_adaptive
+        encode = min(self.speed.get("encode") or 0.0, left) if known else 0.0
+        decode = min(self.speed.get("decode") or 0.0, left - encode) if known else 0.0
         return {
             "compute": compute,
             "encode": encode,
@@ -199,13 +235,19 @@ def _entry(found: list[dict[str, Any]], runs: list[dict[str, Any]]) -> Entry:
     found = sorted(found, key=lambda run: run["cell"]["seed"])
     cell = found[0]["cell"]
     tuned = [r for r in runs if r["cell"]["phase"] == TUNE and _is_same(r["cell"], cell)]
-    alone = [
-        r["result"].get("step")
+    same = [
+        r
         for r in runs
-        if r["cell"]["phase"] == COMPUTE
+        if r["cell"]["phase"] == SPEED
+        and r["result"]["status"] == "ok"
         and all(r["cell"][k] == cell[k] for k in ("task", "size", "optimizer", "ranks", "device"))
+        and cell["label"] in r["result"]["ways"]
     ]
-    free = [s for r in tuned if (s := r["result"].get("step")) is not None]
+
+    def at(link: str, label: str) -> dict[str, Any]:
+        of_link = [r["result"]["ways"] for r in same if r["cell"]["link"] == link]
+        return of_link[0].get(label, {}) if of_link else {}
+
     return Entry(
         cell["task"],
         cell["optimizer"],
@@ -216,8 +258,10 @@ def _entry(found: list[dict[str, Any]], runs: list[dict[str, Any]]) -> Entry:
         cell["backend"],
         found,
         sorted(tuned, key=lambda run: run["cell"]["multiplier"]),
-        alone[0] if alone else None,
-        statistics.median(free) if free else None,
+        cell["batch"] * cell["ranks"],
+        at(cell["link"], cell["label"]),
+        at("none", cell["label"]),
+        at(cell["link"], "local") or at("none", "local"),
     )
 
 
@@ -258,15 +302,13 @@ def _set_target(panel: Panel) -> None:
 
 def pareto(entries: list[Entry]) -> list[Entry]:
     """Those that no other one beats in both throughput and quality, from the slowest to the fastest."""
-    known = [
-        e for e in entries if e.mean("throughput") is not None and e.mean("metric") is not None
-    ]
+    known = [e for e in entries if e.throughput is not None and e.mean("metric") is not None]
     if not known:
         return []
     sign = 1 if is_higher(known[0].task) else -1
     best: list[Entry] = []
     for entry in sorted(
-        known, key=lambda e: (-(e.mean("throughput") or 0), -sign * (e.mean("metric") or 0))
+        known, key=lambda e: (-(e.throughput or 0), -sign * (e.mean("metric") or 0))
     ):
         if not best or sign * (entry.mean("metric") or 0) > sign * (best[-1].mean("metric") or 0):
             best.append(entry)

@@ -16,7 +16,7 @@ def _cell(value: float | None, digits: int = 4) -> str:
 
 
 def _row(a: Entry, b: Entry) -> list[str]:
-    one, two = a.mean("step"), b.mean("step")
+    one, two = a.step, b.step
     return [
         a.label,
         _cell(a.mean("metric")),

@@ -193,7 +193,7 @@ class Driver:
         self._progress = Progress(left, len(self.grid.cells) - len(left))
         try:
             for of_final in (False, True):
-                part = [cell for cell in left if (cell["phase"] == FINAL) == of_final]
+                part = [cell for cell in left if _comes_last(cell) == of_final]
                 while part and self._is_time():
                     jobs: dict[tuple[str, int], list[dict[str, Any]]] = {}
                     for cell in part:
@@ -255,6 +255,11 @@ class Driver:
         result = {"status": "failed", "error": error, "began": time.time()}
         append_line(self.path, {"cell": cell, "result": result})
         self._progress.finish(cell["id"], 0.0)
+
+
+def _comes_last(cell: dict[str, Any]) -> bool:
+    """Behind a link, or with a rate that has to be tuned first."""
+    return bool(cell["phase"] == FINAL or cell["link"] != "none")
 
 
 def without_links(grid: Grid) -> Grid:

@@ -1,7 +1,8 @@
 """Grids: which runs there are. A grid is a small TOML file (docs/evaluation.md); ``quick``, ``grace`` and ``full`` come with the package.
 
-A grid becomes *cells*, one for each run. Cells of phase ``tune`` try learning rates, those of phase ``final`` take the best of them, and those of phase
-``compute`` train without an exchange, for the time of computing alone. The id of a cell follows from what it is, so that a grid can go on where it was
+A grid becomes *cells*, one for each run. Cells of phase ``tune`` try learning rates, and those of phase ``final`` take the best of them. In a cell of
+phase ``speed`` all methods of a task take turns, a few steps each, so that a machine that is slow for a while is slow for all of them; training without an
+exchange is one of them. The id of a cell follows from what it is, so that a grid can go on where it was
 killed, and results of several machines can be put together.
 """
 
@@ -17,8 +18,8 @@ from typing import Any
 from .tasks import TASKS
 
 GRIDS = Path(__file__).resolve().parent / "grids"
-TUNE, FINAL, COMPUTE = "tune", "final", "compute"
-_COMPUTE_STEPS = 60
+TUNE, FINAL, SPEED = "tune", "final", "speed"
+_TURNS, _TURN_STEPS = 6, 5  # of each method in a run of phase speed
 _DEFAULTS: dict[str, Any] = {
     "optimizer": ["sgd"],
     "link": ["1gbit"],
@@ -168,7 +169,8 @@ def _estimate(cell: dict[str, Any], cores: int) -> float:
     sent = 2 * megabytes * (cell["ranks"] - 1) / cell["ranks"] * factor
     wire = 8e6 * sent / rate if rate else 0.0
     share = max(1.0, cell["ranks"] / cores)
-    return 0.3 + cell["steps"] * (share * (1e-3 * compute * 1.2 + 1e-3) + wire)
+    cell_ways = len(cell.get("ways", [0]))
+    return 0.3 + cell_ways * cell["steps"] * (share * (1e-3 * compute * 1.2 + 1e-3) + wire)
 
 
 def _cells_of(settings: dict[str, Any], ways: list[Way], cores: int) -> list[dict[str, Any]]:
@@ -190,21 +192,32 @@ def _cells_of(settings: dict[str, Any], ways: list[Way], cores: int) -> list[dic
                     "steps": steps,
                 }
                 rate = task.rates[optimizer]
-                local = {
-                    "spec": "local",
-                    "backend": "pith",
-                    "label": "local",
-                    "link": "none",
-                    "seed": 1,
-                    "phase": COMPUTE,
-                    "steps": min(steps, _COMPUTE_STEPS),
-                }
-                cells.append(common | local | {"centre": 1.0, "multiplier": 1.0, "rate": rate})
+                for link in dict.fromkeys(["none", *settings["link"]]):
+                    cells.append(_speed_cell(common, ways, rate, link))
                 for way in ways:
                     cells += _cells_of_way(common, way, rate, settings)
     for cell in cells:
         cell["estimate"] = _estimate(cell, cores)
     return cells
+
+
+def _speed_cell(common: dict[str, Any], ways: list[Way], rate: float, link: str) -> dict[str, Any]:
+    local = {"spec": "local", "backend": "pith", "label": "local"}
+    found = [{"spec": way.spec, "backend": way.backend, "label": way.label} for way in ways]
+    return common | {
+        "spec": "in turns",
+        "backend": "",
+        "label": "in turns",
+        "centre": 1.0,
+        "multiplier": 1.0,
+        "rate": 0.1 * rate,  # small, so that nothing diverges: it is about time
+        "link": link,
+        "seed": 1,
+        "phase": SPEED,
+        "steps": _TURNS * _TURN_STEPS,
+        "turns": _TURNS,
+        "ways": [local, *found],
+    }
 
 
 def _cells_of_way(

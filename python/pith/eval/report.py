@@ -82,16 +82,16 @@ def _marks(panel: Panel) -> list[tuple[float, str]]:
 def _quality_figure(panel: Panel) -> str:
     def point(entry: Entry) -> svg.Point:
         return svg.Point(
-            entry.mean("throughput") or 0.0,
+            entry.throughput or 0.0,
             entry.mean("metric") or 0.0,
             entry.label,
             family(entry.spec),
-            entry.spread("throughput"),
+            entry.throughput_error,
             entry.spread("metric"),
             _is_strong(entry),
         )
 
-    known = [e for e in panel.entries if e.mean("metric") is not None]
+    known = [e for e in panel.entries if e.mean("metric") is not None and e.throughput]
     if not known:
         return ""
     return svg.scatter(
@@ -284,8 +284,8 @@ def _sentences(panel: Panel) -> list[str]:
     bad = [f"{e.label} ({e.status})" for e in panel.entries if e.status != "ok"]
     if bad:
         found.append(f"Diverged or failed: {', '.join(bad)}.")
-    if base is not None and (step := base.mean("step")):
-        slower = [e for e in panel.entries if (e.mean("step") or 0) > step and e is not base]
+    if base is not None and (step := base.step):
+        slower = [e for e in panel.entries if (e.step or 0) > step and e is not base]
         if slower:
             names = ", ".join(e.label for e in slower)
             found.append(f"Slower than {base.label} in a step here: {names}.")
@@ -326,7 +326,7 @@ def _summary_rows(panel: Panel) -> list[list[str]]:
         return (entry.time_to_target or math.inf, sign * metric if metric is not None else math.inf)
 
     for e in sorted(panel.entries, key=order):
-        step, base_step = e.mean("step"), base.mean("step") if base else None
+        step, base_step = e.step, base.step if base else None
         even = break_even(e, base) if base is not None and e is not base else None
         metric, size, memory = e.mean("metric"), e.bytes, e.mean("memory")
         rows.append(

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 import pith.torch
 
+from .grid import SPEED
 from .results import append_line
 from .tasks import Task, task_of
 from .ways import LOCAL, Groups, distributed, is_rival, prepare
@@ -171,6 +172,7 @@ def _measured(run: Run, before: dict[str, Any]) -> dict[str, Any]:
     raw = sum(p.numel() * p.element_size() for p in run.model.parameters())
     found = {
         "step": statistics.median(run.times),
+        "late_step": statistics.median(run.times[-max(1, len(run.times) // 4) :]),
         "throughput": run.task.batch * ranks / statistics.median(run.times),
         "encode": (encode - before["coded"][0]) / steps,
         "decode": (decode - before["coded"][1]) / steps,
@@ -217,6 +219,79 @@ def carry_out(cell: dict[str, Any], task: Task, group: Any, device: torch.device
             run.handle.remove()
         del run
     return result
+
+
+# ---- Speed, in turns -------------------------------------------------------------------------------------------------
+
+
+class Turns:
+    """One method of a run of phase speed."""
+
+    def __init__(self, cell: dict[str, Any], task: Task, group: Any, device: torch.device) -> None:
+        self._run = Run(cell, task, group, device)
+        self._batches = task.batches(torch.Generator().manual_seed(dist.get_rank()))
+        self._task, self.times, self._sums = task, [], [0.0, 0.0, 0.0]
+
+    def take(self, steps: int, warm: bool) -> None:
+        """Some steps; all ranks begin at the same time."""
+        run = self._run
+        run._set_rate(run.steps // 4)
+        dist.barrier(run.group)
+        before = (*_coded(run.group), float(_link_bytes() or 0))
+        for _ in range(steps):
+            batch = next(self._batches)
+            start = time.perf_counter()
+            run.optimizer.zero_grad(set_to_none=True)
+            self._task.loss(run.model, batch).backward()
+            run.optimizer.step()
+            run._finish_step()
+            if not warm:
+                self.times.append(time.perf_counter() - start)
+        after = (*_coded(run.group), float(_link_bytes() or 0))
+        if not warm:
+            self._sums = [s + b - a for s, a, b in zip(self._sums, before, after, strict=True)]
+
+    def result(self) -> dict[str, Any]:
+        run, steps = self._run, len(self.times)
+        quarters = statistics.quantiles(self.times, n=4)
+        encode, decode, link = (value / steps for value in self._sums)
+        found = {
+            "step": statistics.median(self.times),
+            "low": quarters[0],
+            "high": quarters[2],
+            "encode": encode,
+            "decode": decode,
+            "coded_known": hasattr(run.group, "comm") and not is_rival(run.cell["spec"]),
+            "link_bytes": None if _link_bytes() is None else link,
+            "wire_bytes": None,
+        }
+        if run.handle is not None:
+            table = run.handle.stats()
+            found["wire_bytes"] = table.wire_bytes / max(1, table[0].steps)
+            run.handle.remove()
+        return found
+
+
+def take_turns(cell: dict[str, Any], task: Task, groups: Groups, device: Any) -> dict[str, Any]:
+    """All methods of a cell of phase speed."""
+    ways: dict[str, Turns] = {}
+    found: dict[str, Any] = {}
+    for way in cell["ways"]:
+        try:
+            ways[way["label"]] = Turns(cell | way, task, groups.get(way["backend"]), device)
+        except (
+            pith.ArgumentError,
+            pith.SpecError,
+            pith.RangeError,
+            pith.UnsupportedError,
+        ) as error:
+            found[way["label"]] = {"error": str(error)}
+    each = cell["steps"] // cell["turns"]
+    for turn in range(cell["turns"] + 1):
+        for way in ways.values():
+            way.take(each, warm=turn == 0)
+    found |= {label: way.result() for label, way in ways.items()}
+    return {"status": "ok", "error": "", "ways": found}
 
 
 # ---- Log lines in the manner of MLPerf -------------------------------------------------------------------------------
@@ -282,12 +357,15 @@ def main(path: str) -> None:
         if key not in tasks:
             tasks[key] = task_of(*key)
             tasks[key].to(device)
-        group = groups.get(cell["backend"])
+        group = groups.get(cell["backend"] or "pith")
         if (key, cell["backend"]) not in warm:  # what libraries load at first use belongs to no run
             warm.add((key, cell["backend"]))
             carry_out(cell | {"spec": LOCAL, "steps": _WARM_STEPS}, tasks[key], group, device)
         began = time.time()
-        result = carry_out(cell, tasks[key], group, device)
+        if cell["phase"] == SPEED:
+            result = take_turns(cell, tasks[key], groups, device)
+        else:
+            result = carry_out(cell, tasks[key], group, device)
         if rank == 0:
             result |= {"threads": threads, "wall": time.time() - began, "began": began}
             append_line(Path(job["results"]), {"cell": cell, "result": result})
