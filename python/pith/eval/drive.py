@@ -6,6 +6,8 @@ Cells are taken in two rounds, tuning before what depends on it. Those with the 
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import json
 import os
 import shutil
@@ -84,6 +86,11 @@ def lab_problem() -> str:
     return "" if found.returncode == 0 else (found.stderr.strip() or "pith lab failed")
 
 
+def _end_with_parent() -> None:
+    """In a new process: it is told to end when the driver dies, however that happens."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
 def _launcher(link: str, ranks: int) -> list[str]:
     start = ["run"] if link == "none" else ["lab", "--rate", link]
     return [program(), start[0], "-n", str(ranks), *start[1:], "--no-prefix", "--"]
@@ -116,7 +123,11 @@ class Job:
         command += [sys.executable, "-m", "pith.eval.worker", str(self._folder / "job.json")]
         with self._said.open("wb") as said:
             self.process = subprocess.Popen(
-                command, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
         return self
 
@@ -156,6 +167,11 @@ class Driver:
         self.grid, self.out, self.path = grid, out, out / "results.jsonl"
         self._deadline = None if seconds is None else time.monotonic() + seconds
         (out / "logs").mkdir(parents=True, exist_ok=True)
+        self._lock = (out / "lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise GridError(f"another pith eval works in {out}") from None
         if drop_unfinished(self.path):
             print("pith eval: a run was cut short; it is done again", file=sys.stderr)
         if not self.path.exists():
@@ -225,14 +241,16 @@ class Driver:
         seen = set(self.finished().runs)
         cells = self._with_rates(cells)
         by_id = {cell["id"]: cell for cell in cells}
-        heard = time.monotonic()
+        heard, size = time.monotonic(), -1
         with Job(self, cells) as job:
             while True:
                 ended = job.process.poll() is not None
-                for key in [k for k in self.finished().runs if k not in seen]:
-                    seen.add(key)
-                    self._progress.finish(key, time.monotonic() - heard)
-                    heard = time.monotonic()
+                if self.path.stat().st_size != size:
+                    size = self.path.stat().st_size
+                    for key in [k for k in self.finished().runs if k not in seen]:
+                        seen.add(key)
+                        self._progress.finish(key, time.monotonic() - heard)
+                        heard = time.monotonic()
                 current = by_id.get(job.current(), cells[0])
                 self._progress.show(
                     f"{current['task']}, {current['label']}, {current['link']}, {current['phase']}"

@@ -385,7 +385,13 @@ def _html_table(head: Sequence[str], rows: Sequence[Sequence[str]], style: str =
     )
 
 
-def _run_cell(value: Any) -> str:
+def _run_cell(name: str, value: Any) -> str:
+    if value == "" or not isinstance(value, (int, float)):
+        return str(value)
+    if name.endswith("_bytes") or name == "memory":
+        return svg.with_unit(value, svg.BYTES)
+    if name in ("step", "seconds"):
+        return svg.with_unit(value, svg.SECONDS)
     return svg.number(value, 4) if isinstance(value, float) else str(value)
 
 
@@ -415,7 +421,7 @@ figure{margin:0;background:var(--card);border:1px solid var(--line);border-radiu
 figcaption{font-size:.9rem;margin-bottom:.3rem}figcaption b{display:block}
 svg{width:100%;height:auto;display:block;font:12px system-ui,sans-serif}
 text{fill:var(--ink)}.tick,.note{fill:var(--soft);font-size:11px}.name{fill:var(--soft);font-size:12px}.value{font-size:11px}
-.label{font-size:12px}.strong{font-weight:700}.grid{stroke:var(--line)}.axis{stroke:var(--soft)}.leader{stroke:var(--soft);stroke-width:.6}
+.label{font-size:12px}.strong{font-weight:700}.grid{stroke:var(--line)}.axis{stroke:var(--soft)}.leader{stroke:var(--soft);stroke-width:.6}.faint{opacity:.4;stroke-dasharray:1 3}
 .mark{stroke:var(--soft);stroke-dasharray:5 4}.pareto{fill:none;stroke:var(--soft);stroke-width:1.4}
 .curve{fill:none;stroke-width:1.8}.bold{stroke-width:3}.dashed{stroke-dasharray:5 3}.error{stroke-width:1.3;opacity:.7}
 .dot{stroke:var(--card);stroke-width:1}
@@ -484,7 +490,7 @@ def to_html(results: Results, title: str) -> str:
         if i in used
     )
     machines = "".join(f"<li>{escape(_machine_text(m))}</li>" for m in results.machines)
-    rows = [[_run_cell(row[name]) for name in _SHOWN] for row in run_rows(results)]
+    rows = [[_run_cell(name, row[name]) for name in _SHOWN] for row in run_rows(results)]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
         f'<meta name="color-scheme" content="light dark"><title>pith eval: {escape(title)}</title><style>{_STYLE}{_COLOURS}</style></head>'

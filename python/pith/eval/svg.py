@@ -216,10 +216,11 @@ def scatter(
     height = 250 + 9 * len(points)
     ys = sorted((p.y for p in points), reverse=higher)
     best, middle = ys[0], ys[len(ys) * 2 // 3]
-    far = best + 1.6 * (middle - best) if middle != best else ys[-1]
+    least = -0.04 * abs(best) if higher else 0.04 * abs(best)  # differences below are noise
+    far = best + 1.6 * (middle - best) if abs(1.6 * (middle - best)) > abs(least) else best + least
     shown = [y for y in ys if (y >= far if higher else y <= far)]
     shown += [y for y, _ in marks if (y >= far if higher else y <= far)]
-    low, high = _limits(shown)
+    low, high = _limits([*shown, far])
     x_low, x_high = _limits([p.x for p in points])
     frame = _Frame((max(0.0, x_low), x_high), (low, high), height)
     parts = frame.axes(x_title, y_title)
@@ -240,11 +241,11 @@ def scatter(
             (frame.bottom - 5 if p.y < low else frame.top + 5) if outside else frame.y(p.y),
         )
         if p.x_error:
-            parts.append(
-                _line(
-                    frame.x(p.x - p.x_error), y, frame.x(p.x + p.x_error), y, f"error c{p.colour}"
-                )
+            ends = (
+                max(frame.left, frame.x(p.x - p.x_error)),
+                min(frame.right, frame.x(p.x + p.x_error)),
             )
+            parts.append(_line(ends[0], y, ends[1], y, f"error c{p.colour}"))
         if p.y_error and not outside:
             ends = (frame.y(max(low, p.y - p.y_error)), frame.y(min(high, p.y + p.y_error)))
             parts.append(_line(x, ends[0], x, ends[1], f"error c{p.colour}"))
@@ -300,7 +301,7 @@ def lines(
     at = frame.top
     for y, x, curve in wanted:
         at = max(at, min(frame.bottom, y) + 4)
-        parts.append(_line(x, min(frame.bottom, y), frame.right + 4, at - 4, "leader"))
+        parts.append(_line(x, min(frame.bottom, y), frame.right + 4, at - 4, "leader faint"))
         style = f"label t{curve.colour}{' strong' if curve.strong else ''}"
         parts.append(_text(frame.right + 6, at, curve.label, style))
         at += _HEIGHT
@@ -334,7 +335,7 @@ def bars(
         return left + share * (right - left)
 
     parts = [_text(4, 14, x_title, "name")]
-    at = left
+    at = 4.0
     for name, colour in legend:
         parts.append(f'<rect x="{at:.1f}" y="22" width="10" height="10" class="bar c{colour}"/>')
         parts.append(_text(at + 14, 31, name, "tick"))
