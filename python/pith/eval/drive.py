@@ -277,14 +277,15 @@ class Driver:
 
 def _comes_last(cell: dict[str, Any]) -> bool:
     """Behind a link, or with a rate that has to be tuned first."""
-    return bool(cell["phase"] == FINAL or cell["link"] != "none")
+    is_tuned = cell["phase"] == FINAL and len(cell["rates"]) > 1
+    return bool(is_tuned or cell["link"] != "none")
 
 
 def without_links(grid: Grid) -> Grid:
     """The same runs with no link between ranks, for machines that cannot have a lab."""
     from .grid import _identified
 
-    cells = {}
+    cells: dict[str, dict[str, Any]] = {}
     for cell in grid.cells:
         plain = {k: v for k, v in cell.items() if k != "id"} | {"link": "none"}
         made = _identified(plain)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .tasks import TASKS
+from .tasks import TASKS, class_of
 
 GRIDS = Path(__file__).resolve().parent / "grids"
 TUNE, FINAL, SPEED = "tune", "final", "speed"
@@ -174,11 +174,9 @@ def _estimate(cell: dict[str, Any], cores: int) -> float:
 
 
 def _cells_of(settings: dict[str, Any], ways: list[Way], cores: int) -> list[dict[str, Any]]:
-    from .tasks import task_of
-
     cells = []
     for name in settings["task"]:
-        task = task_of(name)
+        task = class_of(name)
         steps = max(1, round(task.steps * settings["steps"]))
         for optimizer in settings["optimizer"]:
             for ranks in settings["ranks"]:
@@ -188,7 +186,7 @@ def _cells_of(settings: dict[str, Any], ways: list[Way], cores: int) -> list[dic
                     "optimizer": optimizer,
                     "ranks": ranks,
                     "device": settings["device"],
-                    "batch": task.batch,
+                    "batch": task.batches_of[settings["size"]],
                     "steps": steps,
                 }
                 rate = task.rates[optimizer]

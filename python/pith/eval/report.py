@@ -242,7 +242,7 @@ def _even_figure(panel: Panel) -> str:
             rows.append((rate, bar))
     rows.sort(key=lambda entry: -entry[0])
     title = f"Break-even bandwidth: {panel.title}"
-    if not any(bar.parts for _, bar in rows):
+    if not rows:
         return ""
     return svg.bars(
         [bar for _, bar in rows],

@@ -342,6 +342,7 @@ def bars(
         at += 26 + _CHARACTER * len(name)
     bottom = top + step * len(rows)
     places = decades(low, high) if log else ticks(0, high, 4)
+    places = places if totals else []
     for value in places[:: max(1, (len(places) + 4) // 5)]:
         parts.append(_line(x(value), top - 4, x(value), bottom, "grid"))
         parts.append(_text(x(value), bottom + 15, format_tick(value), "tick", "middle"))

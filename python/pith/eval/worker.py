@@ -230,7 +230,8 @@ class Turns:
     def __init__(self, cell: dict[str, Any], task: Task, group: Any, device: torch.device) -> None:
         self._run = Run(cell, task, group, device)
         self._batches = task.batches(torch.Generator().manual_seed(dist.get_rank()))
-        self._task, self.times, self._sums = task, [], [0.0, 0.0, 0.0]
+        self._task, self._sums = task, [0.0, 0.0, 0.0]
+        self.times: list[float] = []
 
     def take(self, steps: int, warm: bool) -> None:
         """Some steps; all ranks begin at the same time."""

@@ -6,7 +6,8 @@ and only weights and the order of batches depend on the run's seed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import importlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,12 +24,13 @@ class Task:
     unit = ""
     higher = True  # whether a greater metric is better
     steps = 300
-    batch = 16  # samples of a rank in a step
+    batches_of = {"small": 16, "gpu": 64}  # samples of a rank in a step, by size
     rates = {"sgd": 0.1, "adamw": 1e-3}  # in the middle of those that are tried
     ceiling: float | None = None  # what no model can exceed, where that is known
 
     def __init__(self, size: str = "small", data: str | None = None) -> None:
         self.size, self.data = size, data
+        self.batch = self.batches_of[size]
 
     def model(self) -> torch.nn.Module:
         raise NotImplementedError
@@ -66,50 +68,15 @@ def drawn(
         yield tuple(part[at] for part in data)
 
 
-def _text(size: str, data: str | None) -> Task:
-    from .text import Text
-
-    return Text(size, data)
-
-
-def _words(size: str, data: str | None) -> Task:
-    from .text import Words
-
-    return Words(size, data)
-
-
-def _digits(size: str, data: str | None) -> Task:
-    from .images import Digits
-
-    return Digits(size, data)
-
-
-def _images(size: str, data: str | None) -> Task:
-    from .images import Images
-
-    return Images(size, data)
-
-
-def _recommend(size: str, data: str | None) -> Task:
-    from .recommend import Recommend
-
-    return Recommend(size, data)
-
-
-def _defects(size: str, data: str | None) -> Task:
-    from .defects import Defects
-
-    return Defects(size, data)
-
-
-TASKS: dict[str, Callable[[str, str | None], Task]] = {
-    "text": _text,
-    "words": _words,
-    "digits": _digits,
-    "images": _images,
-    "recommend": _recommend,
-    "defects": _defects,
+_CLASSES = {
+    "text": ("text", "Text"),
+    "words": ("text", "Words"),
+    "digits": ("images", "Digits"),
+    "images": ("images", "Images"),
+    "recommend": ("recommend", "Recommend"),
+    "defects": ("defects", "Defects"),
 }
+TASKS = tuple(_CLASSES)
 
 SUMMARIES = {
     "text": "a GPT on bytes of text: bits per byte",
@@ -121,7 +88,14 @@ SUMMARIES = {
 }
 
 
-def task_of(name: str, size: str = "small", data: str | None = None) -> Task:
-    if name not in TASKS:
+def class_of(name: str) -> type[Task]:
+    """What is known of a task without making its data."""
+    if name not in _CLASSES:
         raise ValueError(f"there is no task {name!r}; there are {', '.join(TASKS)}")
-    return TASKS[name](size, data)
+    module, kind = _CLASSES[name]
+    found: type[Task] = getattr(importlib.import_module(f".{module}", __name__), kind)
+    return found
+
+
+def task_of(name: str, size: str = "small", data: str | None = None) -> Task:
+    return class_of(name)(size, data)

@@ -58,13 +58,12 @@ class UNet(nn.Module):
 
 class Defects(Task):
     name, title, metric, unit, higher = "defects", "U-Net on defects", "IoU", "%", True
-    steps, batch = 200, 8
+    steps, batches_of = 200, {"small": 8, "gpu": 64}
     rates = {"sgd": 0.08, "adamw": 5e-3}
 
     def __init__(self, size: str = "small", data: str | None = None) -> None:
         super().__init__(size, data)
         self.width = {"small": 8, "gpu": 64}[size]
-        self.batch = {"small": 8, "gpu": 64}[size]
         self.train = generated_defects(1500, generator(6))
         self.held_out = generated_defects(200, generator(7))
 

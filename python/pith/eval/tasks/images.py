@@ -24,7 +24,7 @@ def _accuracy(model: nn.Module, held_out: tuple[torch.Tensor, ...]) -> float:
 
 class Digits(Task):
     name, title, metric, unit, higher = "digits", "CNN on digits", "accuracy", "%", True
-    steps, batch = 250, 16
+    steps, batches_of = 250, {"small": 16, "gpu": 64}
     rates = {"sgd": 0.04, "adamw": 4e-3}
 
     def __init__(self, size: str = "small", data: str | None = None) -> None:
@@ -136,13 +136,12 @@ def read_cifar(folder: str) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tenso
 
 class Images(Task):
     name, title, metric, unit, higher = "images", "ResNet-9 on images", "accuracy", "%", True
-    steps, batch = 200, 16
+    steps, batches_of = 200, {"small": 16, "gpu": 128}
     rates = {"sgd": 0.03, "adamw": 1.5e-3}
 
     def __init__(self, size: str = "small", data: str | None = None) -> None:
         super().__init__(size, data)
         self.width = {"small": 8, "gpu": 64}[size]
-        self.batch = {"small": 16, "gpu": 128}[size]
         if data:
             self.train, self.held_out = read_cifar(data)
             self.held_out = tuple(part[:2000] for part in self.held_out)

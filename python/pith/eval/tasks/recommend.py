@@ -40,7 +40,7 @@ class NeuMF(nn.Module):
 
 class Recommend(Task):
     name, title, metric, unit, higher = "recommend", "Recommender", "hit rate at 10", "%", True
-    steps, batch = 400, 128
+    steps, batches_of = 400, {"small": 128, "gpu": 4096}
     rates = {"sgd": 10.0, "adamw": 2e-2}
 
     def __init__(self, size: str = "small", data: str | None = None) -> None:

@@ -77,14 +77,13 @@ class GPT(nn.Module):
 
 class Text(Task):
     name, title, metric, unit, higher = "text", "GPT on text", "bits per byte", "bit", False
-    steps, batch = 300, 8
+    steps, batches_of = 300, {"small": 8, "gpu": 16}
     rates = {"sgd": 0.06, "adamw": 1.5e-3}
 
     def __init__(self, size: str = "small", data: str | None = None) -> None:
         super().__init__(size, data)
         shapes = {"small": (96, 2, 3, 48), "gpu": (768, 12, 12, 256)}
         self.shape = shapes[size]
-        self.batch = {"small": 8, "gpu": 16}[size]
         encoded = torch.frombuffer(bytearray(read_text(data)), dtype=torch.uint8).long()
         held_out = len(encoded) // 10
         self.train, rest = encoded[:-held_out], encoded[-held_out:]
@@ -118,13 +117,13 @@ class LSTM(nn.Module):
 
 class Words(Task):
     name, title, metric, unit, higher = "words", "LSTM on words", "perplexity", "", False
-    steps, batch = 300, 16
+    steps, batches_of = 300, {"small": 16, "gpu": 32}
     rates = {"sgd": 2.0, "adamw": 1e-2}
 
     def __init__(self, size: str = "small", data: str | None = None) -> None:
         super().__init__(size, data)
         self.words, self.width, self.layers = {"small": (2000, 96, 1), "gpu": (10000, 650, 2)}[size]
-        self.batch, self.context = {"small": (16, 16), "gpu": (32, 35)}[size]
+        self.context = {"small": 16, "gpu": 35}[size]
         words = read_text(data).decode("utf-8", "replace").split()
         common = [word for word, _ in Counter(words).most_common(self.words - 1)]
         numbers = {word: i + 1 for i, word in enumerate(common)}  # 0: any other word
