@@ -344,8 +344,11 @@ def main(path: str) -> None:
     threads = max(1, (os.cpu_count() or 1) // int(os.environ["WORLD_SIZE"]))
     torch.set_num_threads(threads)
     pith.import_methods(",".join(job["import"]))
-    if job["device"] == "cuda" and os.environ.get("PITH_IFNAME"):  # hosts that share a GPU
-        os.environ["NCCL_HOSTID"] = f"host{rank}"
+    if job["device"] == "cuda" and torch.cuda.device_count() < int(os.environ["WORLD_SIZE"]):
+        os.environ["NCCL_HOSTID"] = (
+            f"host{rank}"  # ranks that share a GPU: NCCL takes them for hosts
+        )
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", os.environ.get("PITH_IFNAME", "lo"))
     device = _device(job["device"])
     dist.init_process_group("pith")
     groups = Groups()
