@@ -98,7 +98,7 @@ def _quality_figure(panel: Panel) -> str:
         [point(e) for e in known],
         [point(e) for e in pareto(panel.entries)],
         "samples a second →",
-        f"{metric_name(panel.task)} {'↑' if is_higher(panel.task) else '(less is better)'}",
+        f"{metric_name(panel.task)} {'↑' if is_higher(panel.task) else '(less is better, so upwards)'}",
         f"Throughput and quality: {panel.title}",
         is_higher(panel.task),
         _marks(panel),
@@ -421,7 +421,7 @@ figure{margin:0;background:var(--card);border:1px solid var(--line);border-radiu
 figcaption{font-size:.9rem;margin-bottom:.3rem}figcaption b{display:block}
 svg{width:100%;height:auto;display:block;font:12px system-ui,sans-serif}
 text{fill:var(--ink)}.tick,.note{fill:var(--soft);font-size:11px}.name{fill:var(--soft);font-size:12px}.value{font-size:11px}
-.label{font-size:12px}.strong{font-weight:700}.grid{stroke:var(--line)}.axis{stroke:var(--soft)}.leader{stroke:var(--soft);stroke-width:.6}.faint{opacity:.4;stroke-dasharray:1 3}
+.label{font-size:12px;paint-order:stroke;stroke:var(--card);stroke-width:3px;stroke-linejoin:round}.strong{font-weight:700}.grid{stroke:var(--line)}.axis{stroke:var(--soft)}.leader{stroke:var(--soft);stroke-width:.6}.faint{opacity:.4;stroke-dasharray:1 3}
 .mark{stroke:var(--soft);stroke-dasharray:5 4}.pareto{fill:none;stroke:var(--soft);stroke-width:1.4}
 .curve{fill:none;stroke-width:1.8}.bold{stroke-width:3}.dashed{stroke-dasharray:5 3}.error{stroke-width:1.3;opacity:.7}
 .dot{stroke:var(--card);stroke-width:1}
@@ -437,8 +437,8 @@ _COLOURS = "".join(
     for i in range(13)
 )
 _CAPTIONS = (
-    ("Throughput and quality", "Upper right is better where quality grows upwards. The line joins methods that none beats in both. "
-     "Bars are the range over seeds; triangles lie beyond the edge.", _quality_figure),
+    ("Throughput and quality", "Better is up and to the right. The line joins methods that none beats in both. "
+     "Bars: the range over seeds, the middle half of all steps. Triangles lie beyond the edge.", _quality_figure),
     ("Quality against time", "Of held-out samples, without the time to evaluate. Dashed: not over Pith's backend.", _time_figure),
     ("Time to target", "Means over seeds; all seeds must reach it.", _target_figure),
     ("Step times", "Computing alone was timed without an exchange. Where encoding cannot be told apart, the rest is one part.", _step_figure),

@@ -132,7 +132,7 @@ class _Frame:
 
     def axes(self, x_title: str, y_title: str) -> list[str]:
         parts = []
-        for value in ticks(*self._y):
+        for value in ticks(*sorted(self._y)):
             y = self.y(value)
             parts += [_line(self.left, y, self.right, y, "grid")]
             parts += [_text(self.left - 5, y + 4, number(value), "tick", "end")]
@@ -203,6 +203,39 @@ def _limits(values: Sequence[float], share: float = 0.08) -> tuple[float, float]
     return low - room, high + room
 
 
+def _worth_showing(
+    points: Sequence[Point], marks: Sequence[tuple[float, str]], higher: bool
+) -> tuple[float, float]:
+    """The range of y: the better two thirds and some room; differences below 4% are not blown up."""
+    ys = sorted((p.y for p in points), reverse=higher)
+    best, middle = ys[0], ys[len(ys) * 2 // 3]
+    far = best + 1.6 * (middle - best)
+    least = best + (-0.04 if higher else 0.04) * abs(best)
+    far = min(far, least) if higher else max(far, least)
+    shown = [y for y in (*ys, *(y for y, _ in marks)) if (y >= far if higher else y <= far)]
+    return _limits([*shown, far])
+
+
+def _dot(frame: _Frame, p: Point, low: float, high: float) -> tuple[list[str], float, float]:
+    """A point with its error bars, and where it is. One that is far behind is a triangle at the lower edge."""
+    x, style = frame.x(p.x), f"error c{p.colour}"
+    outside = not low <= p.y <= high
+    y = frame.bottom - 5 if outside else frame.y(p.y)
+    parts = []
+    if p.x_error:
+        left, right = frame.x(p.x - p.x_error), frame.x(p.x + p.x_error)
+        parts.append(_line(max(frame.left, left), y, min(frame.right, right), y, style))
+    if outside:
+        shape = f"{x - 5:.1f},{y - 5:.1f} {x + 5:.1f},{y - 5:.1f} {x:.1f},{y + 5:.1f}"
+        parts.append(f'<polygon points="{shape}" class="dot c{p.colour}"/>')
+        return parts, x, y
+    if p.y_error:
+        ends = (frame.y(max(low, p.y - p.y_error)), frame.y(min(high, p.y + p.y_error)))
+        parts.append(_line(x, ends[0], x, ends[1], style))
+    parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" class="dot c{p.colour}"/>')
+    return parts, x, y
+
+
 def scatter(
     points: Sequence[Point],
     line: Sequence[Point],
@@ -212,54 +245,31 @@ def scatter(
     higher: bool,
     marks: Sequence[tuple[float, str]] = (),
 ) -> str:
-    """Points with error bars, the Pareto line, and a name at each. Points far behind stand at the edge, with their value."""
+    """Points with error bars, the Pareto line, and a name at each; better is always up and to the right."""
     height = 250 + 9 * len(points)
-    ys = sorted((p.y for p in points), reverse=higher)
-    best, middle = ys[0], ys[len(ys) * 2 // 3]
-    least = -0.04 * abs(best) if higher else 0.04 * abs(best)  # differences below are noise
-    far = best + 1.6 * (middle - best) if abs(1.6 * (middle - best)) > abs(least) else best + least
-    shown = [y for y in ys if (y >= far if higher else y <= far)]
-    shown += [y for y, _ in marks if (y >= far if higher else y <= far)]
-    low, high = _limits([*shown, far])
+    low, high = _worth_showing(points, marks, higher)
     x_low, x_high = _limits([p.x for p in points])
-    frame = _Frame((max(0.0, x_low), x_high), (low, high), height)
+    ends = (low, high) if higher else (high, low)
+    frame = _Frame((max(0.0, x_low), x_high), ends, height)
     parts = frame.axes(x_title, y_title)
     for value, name in marks:
         if low <= value <= high:
             parts.append(_line(frame.left, frame.y(value), frame.right, frame.y(value), "mark"))
             parts.append(_text(frame.right, frame.y(value) - 4, name, "tick", "end"))
-    if len(line) > 1:
-        path = " ".join(
-            f"{frame.x(p.x):.1f},{frame.y(p.y):.1f}" for p in line if low <= p.y <= high
-        )
+    seen = [p for p in line if low <= p.y <= high]
+    if len(seen) > 1:
+        path = " ".join(f"{frame.x(p.x):.1f},{frame.y(p.y):.1f}" for p in seen)
         parts.append(f'<polyline points="{path}" class="pareto"/>')
     named, taken = [], []
     for p in points:
-        outside = p.y < low or p.y > high
-        x, y = (
-            frame.x(p.x),
-            (frame.bottom - 5 if p.y < low else frame.top + 5) if outside else frame.y(p.y),
-        )
-        if p.x_error:
-            ends = (
-                max(frame.left, frame.x(p.x - p.x_error)),
-                min(frame.right, frame.x(p.x + p.x_error)),
-            )
-            parts.append(_line(ends[0], y, ends[1], y, f"error c{p.colour}"))
-        if p.y_error and not outside:
-            ends = (frame.y(max(low, p.y - p.y_error)), frame.y(min(high, p.y + p.y_error)))
-            parts.append(_line(x, ends[0], x, ends[1], f"error c{p.colour}"))
-        if outside:
-            tip = 5 if p.y < low else -5
-            shape = f"{x - 5:.1f},{y - tip:.1f} {x + 5:.1f},{y - tip:.1f} {x:.1f},{y + tip:.1f}"
-            parts.append(f'<polygon points="{shape}" class="dot c{p.colour}"/>')
-        else:
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" class="dot c{p.colour}"/>')
+        drawn, x, y = _dot(frame, p, low, high)
+        parts += drawn
         taken.append((x - 5, y - 5, x + 5, y + 5))
-        named.append((x, y, f"{p.label} ({number(p.y)})" if outside else p.label, p.strong))
+        label = p.label if low <= p.y <= high else f"{p.label} ({number(p.y)})"
+        named.append((x, y, label, p.strong))
     area = (frame.left + 2, frame.top - 8, frame.right + 8, frame.bottom - 2)
     named.sort(key=lambda entry: (not entry[3], entry[1]))
-    return _wrap(parts + labels(named, area, list(taken)), height, title)
+    return _wrap(parts + labels(named, area, taken), height, title)
 
 
 def lines(
