@@ -34,6 +34,7 @@ LONG = (
     "test_carrier.py",
     "test_launchers.py",
     "test_hook.py",
+    "test_eval.py",
     "test_local.py",
     "test_adapt.py",
 )

@@ -187,7 +187,7 @@ def test_bytes_from_elsewhere_are_refused(payload: bytes) -> None:
 # ---- Training
 
 
-def _train(rank: int, size: int, spec: str, backend: str) -> Any:
+def _train(rank: int, size: int, spec: str, backend: str, through_host: bool = False) -> Any:
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -195,6 +195,11 @@ def _train(rank: int, size: int, spec: str, backend: str) -> Any:
     import pith.torch
 
     register_all()
+    if through_host:  # as models on GPUs do it
+        from pith.torch import _hook
+        from pith.torch._host_engine import HostEngine
+
+        _hook.engine_for = lambda *given: HostEngine(*given, in_order=False)
     dist.init_process_group(backend)
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(64, 64))
@@ -217,6 +222,13 @@ def test_two_ranks_train_behind_error_feedback(backend: str) -> None:
     needs.module("torch", "training needs torch")
     (one, loss, spec), (two, _, _) = run(_train, 2, "ef/cut:4", backend)
     assert (one == two).all() and loss < 0.7 and spec == "ef/cut:4"
+
+
+def test_the_way_of_gpu_gradients_through_main_memory_gives_the_same_bits() -> None:
+    needs.module("torch", "training needs torch")
+    (plain, _, _), _ = run(_train, 2, "ef/cut:4", "gloo")
+    (copied, _, _), _ = run(_train, 2, "ef/cut:4", "gloo", True)
+    assert (plain == copied).all()
 
 
 def test_a_mistake_in_training_is_an_error_that_names_it() -> None:

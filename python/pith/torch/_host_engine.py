@@ -32,7 +32,7 @@ class HostEngine(Engine):
         super().__init__(over, rules, layers, seed, in_order)
 
     def put(self, index: int, gradient: torch.Tensor) -> None:
-        copy = gradient.to(_CPU)
+        copy = gradient.to(_CPU, copy=True)
         self._copies.append((gradient, copy))
         super().put(index, copy)
 
