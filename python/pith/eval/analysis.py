@@ -2,7 +2,7 @@
 
 The rules are fixed before anything is run (docs/evaluation.md):
 
-- The rate of a method is the one of its tuning runs that ended best. Every method has as many.
+- The rate of a method is the one of its tuning runs that ended best, or the lowest within 1% of it. Every method has as many.
 - The target of a task is what runs of ``bf16`` (else of no compression) reached on average, less 2% of what they gained since their first look.
 - A run that diverged or failed has no quality. It is shown, and counts as never having reached the target.
 """
@@ -17,6 +17,7 @@ from typing import Any
 from .grid import FINAL, SPEED, TUNE
 
 _MARGIN = 0.02
+_EQUAL = 0.01
 HIGHER = {"text": False, "words": False}  # the others: more is better
 BASELINES = ("bf16", "none", "torch:bf16", "torch:none")
 UNCOMPRESSED = ("none", "torch:none")
@@ -37,7 +38,7 @@ def _is_same(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 
 def chosen_rate(cell: dict[str, Any], runs: list[dict[str, Any]]) -> tuple[float, float]:
-    """Rate and multiplier for a final run: the best of the tuning runs; of equals, the lower."""
+    """Rate and multiplier for a final run: the best of the tuning runs; of those within 1% of it, the lowest."""
     base = cell["rate"] / cell["rates"][0]
     if len(cell["rates"]) == 1:
         return base * cell["rates"][0], cell["rates"][0]
@@ -49,8 +50,9 @@ def chosen_rate(cell: dict[str, Any], runs: list[dict[str, Any]]) -> tuple[float
     good = [entry for entry in tuned if entry[0] is not None and math.isfinite(entry[0])]
     if not good:  # all have diverged: so will this, and it shows
         return base * min(cell["rates"]), min(cell["rates"])
-    sign = -1 if is_higher(cell["task"]) else 1
-    _, multiplier, rate = min(good, key=lambda entry: (sign * entry[0], entry[1]))
+    best = (max if is_higher(cell["task"]) else min)(entry[0] for entry in good)
+    equal = [entry for entry in good if abs(entry[0] - best) <= _EQUAL * abs(best)]
+    _, multiplier, rate = min(equal, key=lambda entry: entry[1])
     return rate, multiplier
 
 
