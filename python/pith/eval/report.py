@@ -119,13 +119,13 @@ def _mean_curve(entry: Entry) -> tuple[list[float], list[float]]:
 
 
 def _told(panel: Panel) -> list[Entry]:
-    """Methods whose curves are drawn: baselines, the Pareto line, then the fastest to the target."""
+    """Methods whose curves are drawn: baselines, the fastest to the target, then the Pareto line."""
     wanted = [e for e in panel.entries if e.label in (*_BASE, *UNCOMPRESSED)]
-    wanted += pareto(panel.entries)[::-1]
     wanted += sorted(
         (e for e in panel.entries if e.time_to_target is not None),
         key=lambda e: e.time_to_target or 0.0,
     )
+    wanted += pareto(panel.entries)
     found: list[Entry] = []
     for entry in wanted:
         if entry.good and entry not in found and len(_mean_curve(entry)[0]) > 1:

@@ -132,7 +132,7 @@ class _Frame:
 
     def axes(self, x_title: str, y_title: str) -> list[str]:
         parts = []
-        for value in ticks(*sorted(self._y)):
+        for value in ticks(min(self._y), max(self._y)):
             y = self.y(value)
             parts += [_line(self.left, y, self.right, y, "grid")]
             parts += [_text(self.left - 5, y + 4, number(value), "tick", "end")]
@@ -288,7 +288,8 @@ def lines(
     edge = best + 2.2 * (worst - best) if worst != best else (min if higher else max)(all_y)
     low, high = (max(edge, min(all_y)), best) if higher else (best, min(edge, max(all_y)))
     low, high = _limits([low, high, *(y for y, _ in marks)], 0.06)
-    frame = _Frame((0.0, max(x for c in curves for x in c.xs) * 1.02), (low, high), height, 110)
+    right = 14 + _CHARACTER * 1.05 * max(len(curve.label) for curve in curves)
+    frame = _Frame((0.0, max(x for c in curves for x in c.xs) * 1.02), (low, high), height, right)
     parts = frame.axes(x_title, y_title)
     parts.append(
         f'<clipPath id="{_clip_id(title)}"><rect x="{frame.left}" y="{frame.top}" '
