@@ -4,6 +4,7 @@
 #   make demo       train a small model on four ranks, uncompressed and compressed, and show the difference
 #   make test       build everything and run every test
 #   make bench      measure every method on this machine
+#   make eval       train with every method under the same rules, and report what each is worth (minutes)
 #   make errors     the error of the mean over ranks, of every method by every algorithm, beside its paper
 #   make install PREFIX=/usr/local
 #   make wheel      a source distribution and a wheel for other machines, in dist; CUDA=1: a wheel with the module for GPUs
@@ -29,7 +30,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 SOURCES = $(shell find include src tests examples modules bench cuda tools -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
 PYTHON_SOURCES = python tests/python tests/cuda bench examples
 
-.PHONY: all demo cuda wheel test python-test sanitize threads builds fuzz chaos models bench errors format format-check lint packages install clean
+.PHONY: all demo eval cuda wheel test python-test sanitize threads builds fuzz chaos models bench errors format format-check lint packages install clean
 
 all: $(BUILD)/CMakeCache.txt
 	@cmake --build $(BUILD)
@@ -70,6 +71,11 @@ python-test:
 demo: all
 	@tools/python-env || { echo "make demo needs Python 3.10 with pip, and torch: see above"; exit 1; }
 	@.venv/bin/python examples/pytorch/demo.py --pith $(BUILD)/pith --out $(BUILD)/demo
+
+# Goes on where it was stopped. The report is build/eval/index.html.
+eval: all
+	@tools/python-env || { echo "make eval needs Python 3.10 with pip, and torch: see above"; exit 1; }
+	@.venv/bin/pith eval run quick -o $(BUILD)/eval
 
 # Every compiler and instruction set that must work, each with all tests.
 builds:

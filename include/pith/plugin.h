@@ -17,6 +17,8 @@
  *
  * The functions of the table may be called from several threads at a time. They must not allocate, keep pointers to
  * their arguments, or have state of their own.
+ *
+ * A program that has codecs of its own adds them by pith_plugin_add(); methods written in Python are added so.
  */
 #ifndef PITH_PLUGIN_H
 #define PITH_PLUGIN_H
@@ -120,6 +122,11 @@ typedef struct pith_plugin {
   const pith_codec_ops *const *codecs;
   size_t codec_count;
 } pith_plugin;
+
+/* Adds the codecs of a program's own tables: what pith_plugin_load() does, without a shared object. The tables are
+ * copied; their functions and texts must stay for as long as the process runs. `plugin->name` becomes the origin that
+ * `pith codecs` shows. PITH_ERR_PLUGIN if a name or a wire id is taken; nothing is added then. Any thread. */
+PITH_API pith_status pith_plugin_add(const pith_plugin *plugin);
 
 typedef const pith_plugin *(*pith_plugin_entry_fn)(void);
 #define PITH_PLUGIN_ENTRY "pith_plugin_entry"

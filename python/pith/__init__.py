@@ -57,6 +57,7 @@ from ._errors import (
 )
 from ._launch import Launch, launch, unique_id
 from ._library import version
+from ._methods import Where, import_methods, import_wanted, method, register
 from ._plan import Plan, PlanLayer
 from ._profile import Profile, candidates
 from ._reducer import Layer, Reducer
@@ -99,16 +100,20 @@ __all__ = [
     "TimeoutError",
     "Traffic",
     "UnsupportedError",
+    "Where",
     "candidates",
     "decode",
     "doctor",
     "encode",
     "get_include",
     "get_library",
+    "import_methods",
     "launch",
     "load_plugin",
+    "method",
     "methods",
     "minimal_size",
+    "register",
     "set_minimal_size",
     "unique_id",
     "version",
@@ -160,3 +165,6 @@ def doctor() -> dict[str, Any]:
         ],
         "transports": transports,
     }
+
+
+import_wanted()

@@ -78,7 +78,7 @@ class Codec:
         self._pointer = pointer
 
     def __del__(self) -> None:
-        if getattr(self, "_pointer", None):
+        if getattr(self, "_pointer", None) and c is not None:  # at the end of the process it may be
             c.lib.pith_codec_destroy(self._pointer)
 
     def __repr__(self) -> str:
@@ -252,7 +252,7 @@ class State:
         self.n = n
 
     def __del__(self) -> None:
-        if getattr(self, "_pointer", None):
+        if getattr(self, "_pointer", None) and c is not None:  # at the end of the process it may be
             c.lib.pith_state_destroy(self._pointer)
 
     def __repr__(self) -> str:
@@ -338,7 +338,7 @@ class Rules:
         self._pointer = pointer
 
     def __del__(self) -> None:
-        if getattr(self, "_pointer", None):
+        if getattr(self, "_pointer", None) and c is not None:  # at the end of the process it may be
             c.lib.pith_rules_destroy(self._pointer)
 
     def __len__(self) -> int:

@@ -486,6 +486,62 @@ class Update(Sized):
         super().__init__(**{"decay": 1.0, "root": 1.0, "pass": 1.0} | fields)
 
 
+# Functions of a codec table that Python fills in; the others are NULL.
+CODEC_CHECK = ctypes.CFUNCTYPE(c_int, c_void_p)
+CODEC_SIZE = ctypes.CFUNCTYPE(c_size_t, c_void_p, c_size_t)
+CODEC_ENCODE = ctypes.CFUNCTYPE(c_int, c_void_p, Span, POINTER(Out), c_void_p, POINTER(Ctx))
+CODEC_DECODE = ctypes.CFUNCTYPE(c_int, c_void_p, Bytes, Span, c_int, POINTER(Ctx))
+
+
+class CodecOps(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("name", c_char_p),
+        ("family", c_char_p),
+        ("summary", c_char_p),
+        ("bits", c_char_p),
+        ("origin", c_char_p),
+        ("wire_id", c_uint16),
+        ("caps", c_uint32),
+        ("survey", c_int),
+        ("params", POINTER(Param)),
+        ("check", CODEC_CHECK),
+        ("caps_of", c_void_p),
+        ("block", c_void_p),
+        ("block_bound", c_void_p),
+        ("encode_block", c_void_p),
+        ("check_block", c_void_p),
+        ("decode_block", c_void_p),
+        ("bound", CODEC_SIZE),
+        ("scratch", CODEC_SIZE),
+        ("encode", CODEC_ENCODE),
+        ("decode", CODEC_DECODE),
+        ("part_size", c_void_p),
+        ("rounds", c_void_p),
+        ("admit", c_void_p),
+        ("describe", c_void_p),
+        ("produce", c_void_p),
+        ("consume", c_void_p),
+        ("own", c_void_p),
+        ("linear", c_void_p),
+        ("strip", c_void_p),
+        ("detail", c_char_p),
+        ("use", c_char_p),
+        ("traits", c_void_p),
+    ]
+
+
+class Plugin(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("abi", c_uint32),
+        ("name", c_char_p),
+        ("version", c_char_p),
+        ("codecs", POINTER(POINTER(CodecOps))),
+        ("codec_count", c_size_t),
+    ]
+
+
 # By their names in the header, for the test that compares them with it.
 STRUCTURES: dict[str, type[Structure]] = {
     "pith_span": Span,
@@ -518,6 +574,8 @@ STRUCTURES: dict[str, type[Structure]] = {
     "pith_adapter_step": AdapterStep,
     "pith_moment": Moment,
     "pith_update": Update,
+    "pith_codec_ops": CodecOps,
+    "pith_plugin": Plugin,
 }
 
 # ---- Functions -------------------------------------------------------------------------------------------------------
@@ -578,6 +636,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_algorithm_suits": (_STATUS, [c_char_p, c_void_p]),
     "pith_algorithm_get": (c_char_p, [c_size_t]),
     "pith_plugin_load": (_STATUS, [c_char_p]),
+    "pith_plugin_add": (_STATUS, [POINTER(Plugin)]),
     "pith_isa_name": (c_char_p, [c_int]),
     "pith_isa_available": (c_int, [c_int]),
     "pith_isa_current": (c_int, []),

@@ -5,6 +5,7 @@
 #include "cli/base/nearest.h"
 #include "cli/bench/bench.h"
 #include "cli/commands.h"
+#include "cli/interpreter.h"
 #include "cli/launch/run.h"
 #include "cli/plan/plan_command.h"
 
@@ -16,6 +17,7 @@ static const cli_command commands[] = {
     {"run", cli_run, "start the ranks of a job, on this machine or over ssh", NULL},
     {"lab", cli_lab, "the same, with a network of links of a given rate between the ranks", NULL},
     {"plan", cli_plan, "which layer gets which spec: make, show and compare plans", cli_plan_part},
+    {"eval", cli_eval, "train with many methods under the same rules, and report what each is worth", NULL},
     {"doctor", cli_doctor, "what this machine can do, which settings are in force, and why not more", NULL},
     {"completion", cli_completion, "completion of commands, options and specs for a shell", NULL},
     {"man", cli_man, "the manual page, for man", NULL},
@@ -91,6 +93,15 @@ static int help(int argc, char **argv) {
   return found ? found->run(names.count > 1 ? 2 : 1, ask) : unknown(names.item[0]);
 }
 
+/* Methods in Python are measured where they can be called. */
+static int is_for_python(int argc, char **argv) {
+  int found = 0;
+  for (int i = 1; i < argc && !strcmp(argv[0], "bench"); i++) {
+    found |= !strcmp(argv[i], "--import") || !strncmp(argv[i], "--import=", strlen("--import="));
+  }
+  return found;
+}
+
 int cli_dispatch(int argc, char **argv) {
   if (argc == 0) {
     print_commands(stderr);
@@ -99,6 +110,9 @@ int cli_dispatch(int argc, char **argv) {
   if (!strcmp(argv[0], "--help") || !strcmp(argv[0], "-h")) {
     print_commands(stdout);
     return CLI_OK;
+  }
+  if (is_for_python(argc, argv)) {
+    return cli_python_run(argv[0], argc - 1, argv + 1);
   }
   const cli_command *found = cli_command_find(argv[0]);
   return found ? found->run(argc - 1, argv + 1) : unknown(argv[0]);

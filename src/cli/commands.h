@@ -25,6 +25,7 @@ void cli_commands_present(cli_presenter *presenter, void *context);
 int cli_codecs(int argc, char **argv);
 int cli_completion(int argc, char **argv);
 int cli_doctor(int argc, char **argv);
+int cli_eval(int argc, char **argv);
 int cli_man(int argc, char **argv);
 
 #endif

@@ -15,6 +15,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cli/base/cli.h"
+
 enum { SECONDS_MOST = 60, ANSWER_SIZE = 8192 };
 
 /* Errors become one line. The folder of the caller is no place to import from. */
@@ -86,6 +88,28 @@ static int find_python(char *path) {
     at += length + (at[length] == ':');
   }
   return 0;
+}
+
+/* ---- Becoming it ------------------------------------------------------------------------------------------------- */
+
+int cli_python_run(const char *command, int argc, char **argv) {
+  char path[CLI_PYTHON_TEXT];
+  if (!find_python(path)) {
+    return cli_fail(CLI_FAILED, "%s: there is no python3 in PATH; PITH_PYTHON names one that has the package pith",
+                    command);
+  }
+  char **all = calloc((size_t)argc + 5, sizeof *all);
+  if (!all) {
+    return cli_fail(CLI_FAILED, "%s: no memory", command);
+  }
+  char module[] = "-m", package[] = "pith";
+  memcpy(all, (char *[]){path, module, package, (char *)command}, 4 * sizeof *all);
+  for (int i = 0; i < argc; i++) {
+    all[4 + i] = argv[i];
+  }
+  execvp(path, all);
+  free(all);
+  return cli_fail(CLI_FAILED, "%s: cannot start %s: %s", command, path, strerror(errno));
 }
 
 /* ---- Asking ------------------------------------------------------------------------------------------------------ */

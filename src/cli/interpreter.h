@@ -21,4 +21,8 @@ typedef struct cli_python {
  * minute. Returns 0 if there is no Python at all. */
 int cli_python_ask(cli_python *python);
 
+/* Becomes that interpreter, with the command of the Python package and these arguments. Returns an exit code if it
+ * cannot. */
+int cli_python_run(const char *command, int argc, char **argv);
+
 #endif

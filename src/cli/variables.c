@@ -23,6 +23,8 @@ static const cli_variable variables[] = {
      "0: pith.torch leaves the allocator of CPU training alone; unset: it keeps what a step frees for the next"},
     {"PITH_LIBRARY", "libpith.so for the Python package; unset: the one it was installed with"},
     {"PITH_LIVENESS", "seconds without an answer of a peer's host after which it counts as gone (tcp); unset: 15"},
+    {"PITH_METHODS",
+     "modules, or files with .py, that `import pith` imports for the methods in them, separated by commas; unset: none"},
     {"PITH_MINIMAL_SIZE", "tensors under this many values stay uncompressed unless a rule names them; unset: 1024"},
     {"PITH_MODULE_PATH", "folders with modules (mpi, ucx, tls), separated by colons; unset: beside the library"},
     {"PITH_PLUGIN_PATH", "folders with plug-ins, separated by colons"},

@@ -97,12 +97,20 @@ size_t pith_codec_bound(const pith_codec *codec, size_t n) {
   return pith__sat_add(full, rest ? ops->block_bound(codec->args, rest) : 0);
 }
 
-/* Block codecs need one tile for converted or rotated values and one to add half types in. */
+/* Bytes of one buffer of n values in the scratch of a whole codec, whose own scratch behind it must be aligned. */
+static size_t rotated_size(size_t n) {
+  const size_t line = 64;
+  return pith__sat_mul(pith__sat_add(pith__sat_mul(n, sizeof(float)), line - 1) / line, line);
+}
+
+/* Block codecs need one tile for converted or rotated values and one to add half types in. Whole codecs behind a
+ * transform need the same for the whole tensor, before their own scratch. */
 void *pith__codec_take_scratch(const pith_codec *codec, size_t n, pith_arena *arena) {
   if (is_block_codec(codec)) {
     return pith__arena_take(arena, 2 * pith__least(codec->tile, n), sizeof(float));
   }
-  return pith__arena_take(arena, codec->ops->scratch(codec->args, n), 1);
+  size_t rotated = codec->transform ? pith__sat_mul(rotated_size(n), 2) : 0;
+  return pith__arena_take(arena, pith__sat_add(rotated, codec->ops->scratch(codec->args, n)), 1);
 }
 
 /* ---- Transforms -------------------------------------------------------------------------------------------------- */
@@ -207,6 +215,49 @@ static void decode_blocks(const pith_codec *codec, pith_bytes in, pith_span dst,
   }
 }
 
+/* ---- Whole codecs ------------------------------------------------------------------------------------------------ */
+
+static pith_status encode_whole(const pith_codec *codec, pith_cspan src, pith_out *out, void *part, void *scratch,
+                                const pith_ctx *ctx) {
+  pith_ctx here = *ctx;
+  here.scratch = scratch;
+  here.scratch_size = codec->ops->scratch(codec->args, src.n);
+  if (codec->transform) {
+    float *buffer = scratch;
+    const float *x = pith__span_load(src, 0, src.n, buffer);
+    if (x != buffer) {
+      memcpy(buffer, x, src.n * sizeof *x);
+    }
+    transform_tile(codec, codec->transform->forward, buffer, src.n, ctx->offset, ctx);
+    src = (pith_cspan){buffer, src.n, PITH_F32};
+    here.scratch = (uint8_t *)scratch + 2 * rotated_size(src.n);
+  }
+  return codec->ops->encode(codec->args, src, out, part, &here);
+}
+
+static pith_status decode_whole(const pith_codec *codec, pith_bytes in, pith_span dst, pith_apply apply, void *scratch,
+                                const pith_ctx *ctx) {
+  pith_ctx here = *ctx;
+  here.scratch = scratch;
+  here.scratch_size = codec->ops->scratch(codec->args, dst.n);
+  if (!codec->transform) {
+    return codec->ops->decode(codec->args, in, dst, apply, &here);
+  }
+  PITH_REQUIRE(apply != PITH_APPLY_CLEAR, PITH_ERR_UNSUPPORTED, "%s: rotated values have no places to clear",
+               codec->spec);
+  size_t size = rotated_size(dst.n);
+  float *buffer = scratch, *half = (float *)(void *)((uint8_t *)scratch + size);
+  here.scratch = (uint8_t *)scratch + 2 * size;
+  pith_span rotated = {buffer, dst.n, PITH_F32};
+  PITH_TRY(codec->ops->decode(codec->args, in, rotated, PITH_APPLY_SET, &here));
+  transform_tile(codec, codec->transform->inverse, buffer, dst.n, ctx->offset, ctx);
+  if (apply == PITH_APPLY_SUB) {
+    pith__values_scale(-1.0f, buffer, dst.n);
+  }
+  pith__span_store(dst, 0, dst.n, buffer, apply == PITH_APPLY_SET ? PITH_SET : PITH_ADD, half);
+  return PITH_OK;
+}
+
 /* ---- The chain --------------------------------------------------------------------------------------------------- */
 
 pith_status pith__codec_encode(const pith_codec *codec, pith_cspan src, pith_out *out, void *part, void *scratch,
@@ -215,19 +266,13 @@ pith_status pith__codec_encode(const pith_codec *codec, pith_cspan src, pith_out
     encode_blocks(codec, src, out, scratch, ctx);
     return PITH_OK;
   }
-  pith_ctx with_scratch = *ctx;
-  with_scratch.scratch = scratch;
-  with_scratch.scratch_size = codec->ops->scratch(codec->args, src.n);
-  return codec->ops->encode(codec->args, src, out, part, &with_scratch);
+  return encode_whole(codec, src, out, part, scratch, ctx);
 }
 
 pith_status pith__codec_decode(const pith_codec *codec, pith_bytes in, pith_span dst, pith_apply apply, void *scratch,
                                const pith_ctx *ctx) {
   if (!is_block_codec(codec)) {
-    pith_ctx with_scratch = *ctx;
-    with_scratch.scratch = scratch;
-    with_scratch.scratch_size = codec->ops->scratch(codec->args, dst.n);
-    return codec->ops->decode(codec->args, in, dst, apply, &with_scratch);
+    return decode_whole(codec, in, dst, apply, scratch, ctx);
   }
   PITH_REQUIRE(apply == PITH_APPLY_SET || apply == PITH_APPLY_ADD, PITH_ERR_UNSUPPORTED,
                "%s: blocks are only set or added", codec->spec);

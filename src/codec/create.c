@@ -297,7 +297,10 @@ static pith_status check_store(const pith_draft *draft) {
 static pith_status check_transform(const pith_draft *draft) {
   const char *transform = draft->transform->info.name, *codec = draft->last->info.name;
   uint32_t caps = draft->codec->caps;
-  PITH_REQUIRE((caps & PITH_CAP_CHUNKED) && !(caps & PITH_CAP_ROUNDS), PITH_ERR_UNSUPPORTED,
+  int is_foreign = draft->codec->ops->wire_id >= PITH_WIRE_FOREIGN; /* a whole codec from outside sees rotated values */
+  PITH_REQUIRE(((caps & PITH_CAP_CHUNKED) || (is_foreign && !(caps & (PITH_CAP_SPARSE | PITH_CAP_LINEAR)))) &&
+                   !(caps & PITH_CAP_ROUNDS),
+               PITH_ERR_UNSUPPORTED,
                "the transform %s does not fit %s: it works on blocks, and %s takes the tensor as a whole", transform,
                codec, codec);
   PITH_REQUIRE(!(caps & PITH_CAP_VOTE), PITH_ERR_UNSUPPORTED,

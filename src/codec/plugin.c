@@ -1,6 +1,6 @@
 /*
- * Codecs from shared objects. A plug-in is never unloaded: its tables, and the codecs made from them, point into it.
- * The same file loaded twice is the same handle, which the list of handles tells.
+ * Codecs from shared objects, and from the program itself. A plug-in is never unloaded: its tables, and the codecs made
+ * from them, point into it. The same file loaded twice is the same handle, which the list of handles tells.
  */
 #include <dlfcn.h>
 #include <limits.h>
@@ -64,13 +64,7 @@ static pith_status find_file(const char *name, char path[PATH_MAX]) {
 
 /* ---- What is in it ----------------------------------------------------------------------------------------------- */
 
-static pith_status read_entry(void *handle, const char *path, pith_plugin *plugin) {
-  pith_plugin_entry_fn entry;
-  void *symbol = dlsym(handle, PITH_PLUGIN_ENTRY);
-  PITH_REQUIRE(symbol, PITH_ERR_PLUGIN, "%s is not a plug-in: it does not export %s()", path, PITH_PLUGIN_ENTRY);
-  memcpy(&entry, &symbol, sizeof entry); /* ISO C has no cast between the two kinds of pointers */
-  const pith_plugin *given = entry();
-  PITH_REQUIRE(given, PITH_ERR_PLUGIN, "%s: %s() returned NULL", path, PITH_PLUGIN_ENTRY);
+static pith_status read_plugin(const pith_plugin *given, const char *path, pith_plugin *plugin) {
   PITH_REQUIRE(PITH_STRUCT_READ(pith_plugin, given, plugin) == PITH_OK, PITH_ERR_PLUGIN,
                "%s was built for another version of Pith, or before 0.2: %s", path, pith_error());
   PITH_REQUIRE(plugin->abi == PITH_PLUGIN_ABI, PITH_ERR_PLUGIN,
@@ -79,6 +73,16 @@ static pith_status read_entry(void *handle, const char *path, pith_plugin *plugi
   PITH_REQUIRE(plugin->name && *plugin->name && plugin->version, PITH_ERR_PLUGIN, "%s has no name or version", path);
   PITH_REQUIRE(plugin->codecs && plugin->codec_count, PITH_ERR_PLUGIN, "%s (%s) has no codecs", path, plugin->name);
   return PITH_OK;
+}
+
+static pith_status read_entry(void *handle, const char *path, pith_plugin *plugin) {
+  pith_plugin_entry_fn entry;
+  void *symbol = dlsym(handle, PITH_PLUGIN_ENTRY);
+  PITH_REQUIRE(symbol, PITH_ERR_PLUGIN, "%s is not a plug-in: it does not export %s()", path, PITH_PLUGIN_ENTRY);
+  memcpy(&entry, &symbol, sizeof entry); /* ISO C has no cast between the two kinds of pointers */
+  const pith_plugin *given = entry();
+  PITH_REQUIRE(given, PITH_ERR_PLUGIN, "%s: %s() returned NULL", path, PITH_PLUGIN_ENTRY);
+  return read_plugin(given, path, plugin);
 }
 
 static int is_loaded(const void *handle) {
@@ -130,4 +134,11 @@ pith_status pith_plugin_load(const char *name) {
   pith_status status = load_file(path);
   pith__registry_unlock();
   return status;
+}
+
+pith_status pith_plugin_add(const pith_plugin *given) {
+  PITH_REQUIRE(given, PITH_ERR_ARGUMENT, "pith_plugin_add: plugin is NULL");
+  pith_plugin plugin = {.size = sizeof plugin};
+  PITH_TRY(read_plugin(given, "the program's plug-in", &plugin));
+  return pith__registry_add(plugin.codecs, plugin.codec_count, plugin.name);
 }

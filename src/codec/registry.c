@@ -17,7 +17,6 @@
 #include "base/struct_size.h"
 
 #define ENTRIES_MAX 256
-#define FIRST_FOREIGN_ID 0x8000u
 
 typedef enum pith_opening { CLOSED = 0, OPENING = 1, OPEN = 2 } pith_opening;
 
@@ -82,7 +81,7 @@ static pith_status check_table(const pith_codec_ops *ops, int foreign) {
   PITH_REQUIRE(ops->name, PITH_ERR_PLUGIN, "a codec table has no name");
   PITH_REQUIRE(ops->family && ops->summary && ops->bits, PITH_ERR_PLUGIN, "%s: family, summary or bits is NULL",
                ops->name);
-  PITH_REQUIRE(ops->wire_id != 0 && (ops->wire_id >= FIRST_FOREIGN_ID) == foreign, PITH_ERR_PLUGIN,
+  PITH_REQUIRE(ops->wire_id != 0 && (ops->wire_id >= PITH_WIRE_FOREIGN) == foreign, PITH_ERR_PLUGIN,
                "%s: wire id 0x%x is not allowed; codecs from outside take 0x8000 to 0xffff", ops->name, ops->wire_id);
   const char *missing = missing_function(ops);
   PITH_REQUIRE(!missing, PITH_ERR_PLUGIN, "%s: a function is missing: %s", ops->name, missing);

@@ -4,6 +4,8 @@
 
 #include "codec/codec.h"
 
+#define PITH_WIRE_FOREIGN 0x8000u /* wire ids from here on are those of codecs from outside */
+
 /* One entry: exactly one of the pointers is set, as `info.kind` says. */
 typedef struct pith_entry {
   pith_method info;

@@ -24,6 +24,7 @@ NAMES = (
     "adapt.h",
     "optimizer.h",
     "xla.h",
+    "plugin.h",
 )
 HEADERS = [INCLUDE / "pith" / name for name in NAMES]
 
@@ -41,7 +42,7 @@ def ask(compiler: str, folder: Path, expressions: list[str]) -> list[int]:
     lines = "\n".join(f'  printf("%lld\\n", (long long)({e}));' for e in expressions)
     source = folder / "ask.c"
     source.write_text(
-        f"#include <pith/pith.h>\n#include <stdio.h>\nint main(void) {{\n{lines}\n}}\n"
+        f"#include <pith/pith.h>\n#include <pith/plugin.h>\n#include <stdio.h>\nint main(void) {{\n{lines}\n}}\n"
     )
     subprocess.run(
         [compiler, "-std=c11", f"-I{INCLUDE}", str(source), "-o", str(folder / "ask")], check=True

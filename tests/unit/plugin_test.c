@@ -1,6 +1,9 @@
 /* Plug-ins: the example loads and works, broken ones are refused and leave nothing behind. */
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
+
+#include <pith/plugin.h>
 
 #include "test.h"
 
@@ -62,6 +65,83 @@ TEST(a_value_survives_the_way_through_a_plugin) {
     CHECK_NEAR(out[i], in[i], 0.0626 * fabs((double)in[i]) + 0.01); /* three bits of mantissa */
   }
   pith_codec_destroy(codec);
+}
+
+/* A codec of the program's own, which sees the tensor as a whole: a copy. */
+static size_t copy_bound(const pith_value *a, size_t n) {
+  (void)a;
+  return n * sizeof(float);
+}
+
+static size_t copy_scratch(const pith_value *a, size_t n) {
+  (void)a;
+  return n;
+}
+
+static pith_status copy_encode(const pith_value *a, pith_cspan src, pith_out *out, void *part, const pith_ctx *ctx) {
+  (void)a;
+  (void)part;
+  memset(ctx->scratch, 1, ctx->scratch_size);
+  out->size = src.n * sizeof(float);
+  memcpy(out->data, src.data, out->size);
+  return PITH_OK;
+}
+
+static pith_status copy_decode(const pith_value *a, pith_bytes in, pith_span dst, pith_apply apply,
+                               const pith_ctx *ctx) {
+  (void)a;
+  memset(ctx->scratch, 1, ctx->scratch_size);
+  for (size_t i = 0; i < in.size / sizeof(float); i++) {
+    float x = ((const float *)in.data)[i], *y = (float *)dst.data + i;
+    *y = apply == PITH_APPLY_SET ? x : apply == PITH_APPLY_ADD ? *y + x : *y - x;
+  }
+  return PITH_OK;
+}
+
+static void check_copy_of(const char *spec, int is_plain) {
+  enum { N = 777 };
+  pith_codec *codec;
+  pith_state *state;
+  float in[N], out[N], bytes[N];
+  CHECK_OK(pith_codec_create(spec, &codec));
+  CHECK_OK(pith_state_create(codec, N, 0, &state));
+  for (int i = 0; i < N; i++) {
+    in[i] = test_normal();
+    out[i] = 1;
+  }
+  pith_out written = {bytes, sizeof bytes, 0};
+  CHECK_OK(pith_encode(codec, state, (pith_cspan){in, N, PITH_F32}, &written, NULL));
+  CHECK_EQ(memcmp(bytes, in, sizeof in) == 0, is_plain);
+  CHECK_OK(pith_decode(codec, (pith_bytes){bytes, written.size}, (pith_span){out, N, PITH_F32}, PITH_ADD, NULL));
+  for (int i = 0; i < N; i++) {
+    CHECK_NEAR(out[i], in[i] + 1, 1e-5);
+  }
+  pith_state_destroy(state);
+  pith_codec_destroy(codec);
+}
+
+TEST(a_program_adds_codecs_of_its_own_and_transforms_fit_them) {
+  const pith_param none[] = {{.size = sizeof(pith_param)}};
+  const pith_codec_ops copy = {.size = sizeof copy,
+                               .name = "copy",
+                               .family = "test",
+                               .summary = "a copy",
+                               .bits = "32",
+                               .wire_id = 0x9000,
+                               .params = none,
+                               .bound = copy_bound,
+                               .scratch = copy_scratch,
+                               .encode = copy_encode,
+                               .decode = copy_decode};
+  const pith_codec_ops *const codecs[] = {&copy};
+  const pith_plugin plugin = {sizeof plugin, PITH_PLUGIN_ABI, "this test", "1", codecs, 1};
+  CHECK_OK(pith_plugin_add(&plugin));
+  CHECK_STATUS(pith_plugin_add(&plugin), PITH_ERR_PLUGIN);
+  CHECK_ERROR_SAYS("already a method");
+  CHECK_STATUS(pith_plugin_add(NULL), PITH_ERR_ARGUMENT);
+  check_copy_of("copy", 1);
+  check_copy_of("hadamard/copy", 0);
+  check_copy_of("ef/hadamard/copy", 0);
 }
 
 TEST(broken_plugins_are_refused_and_leave_nothing_behind) {

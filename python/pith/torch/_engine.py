@@ -13,6 +13,7 @@ from .. import _library as c
 from .._codec import Rules
 from .._comm import Comm
 from .._errors import StateError, UnsupportedError
+from .._methods import in_python
 from .._reducer import Reducer
 from .._spec import texts_of
 from ._carrier import Side, TorchCarrier, TorchNcclCarrier, device_carrier
@@ -30,6 +31,10 @@ def engine_for(
     the same order on all ranks.
     """
     device = layers[0].parameter.device
+    if device.type == "cuda" and any(in_python(layer.spec) for layer in layers):
+        from ._host_engine import HostEngine
+
+        return HostEngine(group, rules, layers, seed, in_order)
     over, side = carried(group, device)
     with torch.cuda.device(device) if side is not None else nullcontext():
         return Engine(over, rules, layers, seed, in_order, side)

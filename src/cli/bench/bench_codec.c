@@ -37,7 +37,7 @@ static const char *const usual_specs[] = {
 typedef struct settings {
   size_t from, to, factor, repetitions, warmup;
   int dtype, dist, isa, wide;
-  const char *json;
+  const char *json, *import;
   cli_list specs;
 } settings;
 
@@ -62,6 +62,8 @@ static cli_parsed parse(int argc, char **argv, settings *set) {
       {"-n", CLI_POSITIVE, &set->repetitions, "COUNT", "repetitions (20); medians are printed"},
       {"-w", CLI_COUNT, &set->warmup, "COUNT", "repetitions before those (5)"},
       {"--codec", CLI_LIST, &set->specs, "SPEC", "a method to measure; may be repeated (a selection of all)"},
+      {"--import", CLI_TEXT, &set->import, "MODULE",
+       "a module, or a file with .py, with methods written in Python; the Python package then does the measuring"},
       {"--dtype", CLI_CHOICE, &set->dtype, "f32|f16|bf16", "type of the tensor (f32)"},
       {"--dist", CLI_CHOICE, &set->dist, CLI_DIST_NAMES, "distribution of its values, of variance 1 (normal)"},
       {"--cpu", CLI_CHOICE, &set->isa, "scalar|avx2|avx512", "instruction set (the best there is, or PITH_CPU)"},
