@@ -98,7 +98,8 @@ static inline void *gpu_memory(size_t size) {
 }
 
 static inline void gpu_free(void *p) { GPU_CHECK(gpu.release((gpu_address)(uintptr_t)p)); }
-/* Copies of ordinary memory may still be under way when the call returns, and streams of our own do not wait for them. */
+/* Copies of ordinary memory may still be under way when the call returns, and streams of our own do not wait for them.
+ */
 static inline void gpu_put(void *to, const void *from, size_t size) {
   GPU_CHECK(gpu.to_device((gpu_address)(uintptr_t)to, from, size));
   GPU_CHECK(gpu.wait());
