@@ -160,6 +160,40 @@ def nearest(values: Array, x: Array) -> Array:
     return values[np.searchsorted((values[1:] + values[:-1]) / 2, x)]
 
 
+def small_float(y: Array, mantissa: int, bias: int, largest: float) -> Array:
+    """To the nearest float with so many bits of mantissa, ties to even, at most the largest."""
+    exponent = np.maximum(np.floor(np.log2(safe(np.abs(y)))), 1 - bias)
+    step = np.exp2(exponent - mantissa)
+    return np.clip(np.round(y / step) * step, -largest, largest)
+
+
+def microscaling(mantissa: int, bias: int, largest: float) -> Callable[[Array, Random], Array]:
+    """Rows of 32 values that share a power of two: the exponent of their largest becomes that of the largest code."""
+
+    def encode(x: Array, random: Random) -> Array:
+        found = np.empty_like(x)
+        for first in range(0, x.shape[1], 32):
+            row = x[:, first : first + 32]
+            most = safe(np.abs(row).max(axis=1, keepdims=True))
+            scale = np.exp2(np.floor(np.log2(most)) - math.floor(math.log2(largest)))
+            found[:, first : first + 32] = small_float(row / scale, mantissa, bias, largest) * scale
+        return found
+
+    return encode
+
+
+def nvfp4(x: Array, random: Random) -> Array:
+    """Rows of 16 values in E2M1 that share a scale in E4M3, and all of them one more."""
+    found = np.empty_like(x)
+    whole = safe(np.abs(x).max(axis=1, keepdims=True)) / (6 * 448)
+    for first in range(0, x.shape[1], 16):
+        row = x[:, first : first + 16]
+        own = small_float(np.abs(row).max(axis=1, keepdims=True) / 6 / whole, 3, 7, 448)
+        scale = own * whole
+        found[:, first : first + 16] = small_float(row / safe(scale), 1, 1, 6) * scale
+    return found
+
+
 def dynamic_tree(x: Array, random: Random) -> Array:
     scale = safe(np.abs(x).max(axis=1, keepdims=True))
     return scale * nearest(tree_values(), x / scale)

@@ -28,7 +28,20 @@ def bench() -> Any:
     return module
 
 
-EXACT = ["bf16", "q:4", "signmean", "tree8", "inceptionn:0.01", "lloyd:2", "topk:0.01", "onebit"]
+EXACT = [
+    "bf16",
+    "q:4",
+    "mx",
+    "mxfp6",
+    "mxfp4",
+    "nvfp4",
+    "signmean",
+    "tree8",
+    "inceptionn:0.01",
+    "lloyd:2",
+    "topk:0.01",
+    "onebit",
+]
 RANDOM = ["qsgd:127", "terngrad", "natural", "gq:8", "eden:2", "randomk:0.01", "signsgd"]
 
 
