@@ -59,7 +59,7 @@ def command(folder: Path) -> list[str]:
 
 
 def finish(folder: Path) -> Results:
-    done = subprocess.run(command(folder), capture_output=True, text=True, timeout=90)
+    done = subprocess.run(command(folder), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return read_all([folder])
 
@@ -81,7 +81,7 @@ def killed(whole: Path) -> Path:
     """The same grid, killed after some runs, and then done to the end."""
     folder = whole.parent / "killed"
     process = subprocess.Popen(command(folder), stderr=subprocess.DEVNULL)
-    end = time.monotonic() + 60
+    end = time.monotonic() + 200
     while count_runs(folder) < 3 and time.monotonic() < end:
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGKILL)
