@@ -8,6 +8,8 @@
  *   pith_xla_bind(key, comm, reducer);                                // calls with the attribute "key" use it
  *   register the handler pith_xla_allreduce_host with XLA, for the platform Host
  *
+ * For programs of a GPU the reducer is pith_xla_cuda_reducer()'s, and the handler pith_xla_allreduce_cuda.
+ *
  * The library needs nothing of XLA to be built or loaded. A handler checks at run time which version of XLA's interface
  * it is called by, and returns an error where it does not know it.
  */
@@ -35,6 +37,16 @@ PITH_API void pith_xla_unbind(uint64_t key);
 /* The handler for the platform Host: a function of XLA's type for handlers, which takes a call frame and returns NULL
  * or an error object of XLA's. */
 PITH_API void *pith_xla_allreduce_host(void *frame);
+
+/* The handler for the platform CUDA. Calls with its key need a reducer of pith_xla_cuda_reducer(). */
+PITH_API void *pith_xla_allreduce_cuda(void *frame);
+
+/* Creates a reducer for calls from programs of a CUDA device, by its number in this process. It works on a stream of
+ * its own. `carrier` says how messages travel: "auto" is NCCL where all ranks can make a communicator of it, else
+ * pinned memory and the comm; "nccl" and "comm" are one of them alone. Ranks agree on it at the first step. `lent` as
+ * in pith_reducer_options. The comm must outlive the reducer. */
+PITH_API pith_status pith_xla_cuda_reducer(pith_comm *comm, int device, const char *carrier, const char *rules,
+                                           uint64_t seed, int lent, pith_reducer **reducer);
 
 /* The version of XLA's interface that a handler was registered with in this process, and the versions that are known.
  * PITH_ERR_STATE before the first registration; PITH_ERR_UNSUPPORTED for a version that is not known. */

@@ -21,7 +21,7 @@ static pith_cuda_space *space_of(pith_space *space) { return (pith_cuda_space *)
 static pith_status refuse(const char *text) { return pith_fail(PITH_ERR_SYSTEM, "CUDA: %s", text); }
 
 /* The carrier's own operations are part of what is waited for, and may hang. */
-static pith_status await(const pith_cuda_space *s, void *event) {
+pith_status pith__cuda_space_await(const pith_cuda_space *s, void *event) {
   const pith_carrier *carrier = s->carrier && s->carrier->check ? s->carrier : NULL;
   double begun = pith__now(), asked = begun;
   int is_done = 0;
@@ -57,7 +57,7 @@ pith_status pith__cuda_space_keep_pace(const pith_cuda_space *s, int exact) {
   if (!exact && s->turn < 2) {
     return PITH_OK; /* there was no step before */
   }
-  return await(s, exact ? last_end(s) : s->ends[s->turn % 2]);
+  return pith__cuda_space_await(s, exact ? last_end(s) : s->ends[s->turn % 2]);
 }
 
 int pith__cuda_space_is_done(pith_cuda_space *s) {
@@ -107,7 +107,8 @@ static pith_status copy(pith_space *space, void *to, const void *from, size_t by
   char text[TEXT];
   PITH_TRY(pith__cuda_space_move(s, to, from, bytes));
   pthread_mutex_lock(&s->mutex);
-  pith_status status = s->gpu->event_record(s->event, s->stream, text) ? refuse(text) : await(s, s->event);
+  pith_status status =
+      s->gpu->event_record(s->event, s->stream, text) ? refuse(text) : pith__cuda_space_await(s, s->event);
   pthread_mutex_unlock(&s->mutex);
   return status;
 }

@@ -37,6 +37,8 @@ pith_status pith__cuda_space_update(const pith_cuda_space *space, const pith_upd
                                     void *stream);
 /* Likewise, a residual that goes to another store. */
 pith_status pith__cuda_space_repack(const pith_cuda_space *space, const pith_repack_task *task, void *stream);
+/* Waits for an event; the carrier is asked now and then whether that makes sense. */
+pith_status pith__cuda_space_await(const pith_cuda_space *space, void *event);
 /* All of a step is enqueued. */
 pith_status pith__cuda_space_end_step(pith_cuda_space *space);
 /* Waits for the device, so that the host is at most one step ahead of it; `exact`: not at all. */

@@ -55,6 +55,9 @@ static const char *take_symbols(void *handle) {
     }
   }
   take_symbol(handle, "ncclGetLastError", &library.last_error);
+  take_symbol(handle, "ncclGetUniqueId", &library.unique_id);
+  take_symbol(handle, "ncclCommInitRank", &library.init_rank);
+  take_symbol(handle, "ncclCommAbort", &library.comm_abort);
   return NULL;
 }
 

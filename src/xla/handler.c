@@ -1,7 +1,7 @@
 /*
- * The function that XLA calls in place of an allreduce, for memory of the host. It reads the call frame, and leaves the
- * step to programs.c. A handler for CUDA differs in two places: it takes XLA's stream from the frame, and its reducer
- * has options.cuda.
+ * The functions that XLA calls in place of an allreduce, for memory of the host and of a CUDA device. They read the
+ * call frame, and leave the step to programs.c. That for CUDA differs in two places: it takes XLA's stream from the
+ * frame, and its reducer has options.cuda.
  */
 #include <stdatomic.h>
 #include <stdio.h>
@@ -145,7 +145,7 @@ static pith_status buffer_at(const xla_list *list, int64_t index, xla_buffer **b
 }
 
 /* Results have the buffers of their arguments, unless somebody else needs those as they were: then XLA has made copies,
- * or leaves them to us. Arguments without a result only order calls. */
+ * or leaves them to the step. Arguments without a result only order calls. */
 static pith_status read_operands(const xla_frame *frame, pith_xla_operand *operands, size_t count) {
   for (size_t i = 0; i < count; i++) {
     xla_buffer *from = NULL, *to = NULL;
@@ -154,9 +154,6 @@ static pith_status read_operands(const xla_frame *frame, pith_xla_operand *opera
     PITH_TRY(buffer_at(&frame->results, (int64_t)i, &to, &operands[i].bytes));
     PITH_REQUIRE(bytes == operands[i].bytes, PITH_ERR_ARGUMENT,
                  "operand %zu of the foreign call has %zu bytes, and its result %zu", i, bytes, operands[i].bytes);
-    if (to->data != from->data && bytes) {
-      memcpy(to->data, from->data, bytes);
-    }
     operands[i].from = from->data;
     operands[i].to = to->data;
   }
@@ -179,22 +176,42 @@ static int ordinal_of(const xla_frame *frame) {
   return request.ordinal;
 }
 
+static pith_status find_stream(const xla_frame *frame, void **stream) {
+  const xla_api *api = frame->api;
+  xla_stream_request request = {.size = sizeof request, .context = frame->context};
+  PITH_REQUIRE(HAS(api, xla_api, stream), PITH_ERR_UNSUPPORTED, "this XLA gives no streams to foreign calls");
+  xla_error *error = api->stream(&request);
+  if (error) {
+    xla_error_message_request message = {.size = sizeof message, .error = error};
+    xla_error_destroy_request gone = {.size = sizeof gone, .error = error};
+    api->error_message(&message);
+    pith_status status =
+        pith_fail(PITH_ERR_SYSTEM, "XLA has no stream for the call: %s", message.message ? message.message : "");
+    api->error_destroy(&gone);
+    return status;
+  }
+  *stream = request.stream;
+  return PITH_OK;
+}
+
 static pith_status run(const xla_frame *frame, pith_xla_program *program) {
+  void *stream = NULL;
   PITH_REQUIRE(frame->results.count > 0 && frame->arguments.count >= frame->results.count, PITH_ERR_ARGUMENT,
                "the foreign call has %lld arguments and %lld results", (long long)frame->arguments.count,
                (long long)frame->results.count);
+  PITH_TRY(program->cuda ? find_stream(frame, &stream) : PITH_OK);
   size_t count = (size_t)frame->results.count;
   pith_xla_operand *operands = calloc(count, sizeof *operands);
   PITH_REQUIRE(operands, PITH_ERR_MEMORY, "no memory for a foreign call");
   pith_status status = read_operands(frame, operands, count);
   if (status == PITH_OK) {
-    status = pith__xla_step(program, operands, count);
+    status = pith__xla_step(program, operands, count, stream);
   }
   free(operands);
   return status;
 }
 
-static pith_status call(const xla_frame *frame) {
+static pith_status call(const xla_frame *frame, int cuda) {
   pith_xla_program *program = NULL;
   uint64_t key = 0;
   PITH_REQUIRE(HAS(frame, xla_frame, attributes), PITH_ERR_UNSUPPORTED,
@@ -203,14 +220,13 @@ static pith_status call(const xla_frame *frame) {
   PITH_REQUIRE(frame->stage == XLA_STAGE_EXECUTE, PITH_ERR_UNSUPPORTED,
                "the handler was called in stage %d of XLA, and works in stage %d", frame->stage, XLA_STAGE_EXECUTE);
   PITH_TRY(find_key(&frame->attributes, &key));
-  PITH_TRY(pith__xla_enter(key, ordinal_of(frame), &program));
+  PITH_TRY(pith__xla_enter(key, cuda, ordinal_of(frame), &program));
   pith_status status = run(frame, program);
   pith__xla_leave(program, status);
   return status;
 }
 
-void *pith_xla_allreduce_host(void *given) {
-  const xla_frame *frame = given;
+static xla_error *handle(const xla_frame *frame, int cuda) {
   for (const xla_extension *e = frame->extensions; e; e = e->next) {
     if (e->type == XLA_EXTENSION_METADATA) {
       answer_metadata(frame, (const xla_metadata_extension *)(const void *)e);
@@ -218,10 +234,14 @@ void *pith_xla_allreduce_host(void *given) {
     }
   }
   pith_status status =
-      is_known(frame->api) ? call(frame) : fail_version(frame->api->version.major, frame->api->version.minor);
+      is_known(frame->api) ? call(frame, cuda) : fail_version(frame->api->version.major, frame->api->version.minor);
   if (status != PITH_OK && !HAS(frame->api, xla_api, error_create)) {
     fprintf(stderr, "pith: %s\n", pith_error()); /* no error could be returned, and no result may be */
     abort();
   }
   return status == PITH_OK ? NULL : error_of(frame, status);
 }
+
+void *pith_xla_allreduce_host(void *frame) { return handle(frame, 0); }
+
+void *pith_xla_allreduce_cuda(void *frame) { return handle(frame, 1); }

@@ -23,11 +23,14 @@ static pith_xla_program **find(uint64_t key) {
   return at;
 }
 
-/* The other ranks wait for this one, which takes part no more. */
-static void tell_ranks(pith_comm *comm) {
+/* The other ranks wait for this one, which takes part no more; on a device they may wait for its carrier. */
+static void tell_ranks(const pith_xla_program *p) {
   pith_kept_error error;
   pith__error_keep(&error);
-  pith_comm_abort(comm, error.text);
+  pith_comm_abort(p->comm, error.text);
+  if (p->cuda && p->reducer->carrier.abort) {
+    p->reducer->carrier.abort(p->reducer->carrier.self, error.text);
+  }
   pith__error_restore(&error);
 }
 
@@ -35,6 +38,7 @@ static void release(pith_xla_program *p) {
   if (p) {
     free(p->bytes);
     free(p->arrays);
+    pith__xla_cuda_destroy(p->cuda);
     free(p);
   }
 }
@@ -66,6 +70,9 @@ pith_status pith_xla_bind(uint64_t key, pith_comm *comm, pith_reducer *reducer) 
   PITH_REQUIRE(p, PITH_ERR_MEMORY, "no memory for a program of XLA");
   p->key = key, p->comm = comm, p->reducer = reducer, p->ordinal = -1;
   pith_status status = describe(p);
+  if (status == PITH_OK && reducer->options.cuda) {
+    status = pith__xla_cuda_create(reducer, &p->cuda);
+  }
   pthread_mutex_lock(&mutex);
   if (status == PITH_OK && *find(key)) {
     status = pith_fail(PITH_ERR_ARGUMENT, "pith_xla_bind: key %016llx is in use", (unsigned long long)key);
@@ -94,7 +101,7 @@ void pith_xla_unbind(uint64_t key) {
 }
 
 /* Several devices of a process would each be a rank, and there is one rank for each process. */
-static pith_status check_entry(const pith_xla_program *p, uint64_t key, int ordinal) {
+static pith_status check_entry(const pith_xla_program *p, uint64_t key, int cuda, int ordinal) {
   int is_busy = 0;
   for (const pith_xla_program *other = programs; other && p; other = other->next) {
     is_busy |= other->is_busy && other->comm == p->comm;
@@ -103,6 +110,13 @@ static pith_status check_entry(const pith_xla_program *p, uint64_t key, int ordi
                "there is no reducer for this program (key %016llx): its comm was closed, or it was traced in another "
                "process; trace it again (jax.clear_caches())",
                (unsigned long long)key);
+  PITH_REQUIRE(!p->cuda == !cuda, PITH_ERR_UNSUPPORTED,
+               "the allreduce was traced for a %s and runs on a %s: choose the device before, by jax_default_device or "
+               "JAX_PLATFORMS",
+               p->cuda ? "GPU" : "CPU", cuda ? "GPU" : "CPU");
+  PITH_REQUIRE(!cuda || ordinal == pith__xla_cuda_device(p->cuda), PITH_ERR_UNSUPPORTED,
+               "the allreduce was traced for device %d and runs on device %d: a rank is a process with one device",
+               pith__xla_cuda_device(p->cuda), ordinal);
   PITH_REQUIRE(p->ordinal < 0 || p->ordinal == ordinal, PITH_ERR_UNSUPPORTED,
                "devices %d and %d of one process call the same allreduce: a rank is a process with one device; start a "
                "process for each device, or keep the arrays of the step on one",
@@ -113,16 +127,16 @@ static pith_status check_entry(const pith_xla_program *p, uint64_t key, int ordi
   return PITH_OK;
 }
 
-pith_status pith__xla_enter(uint64_t key, int ordinal, pith_xla_program **program) {
+pith_status pith__xla_enter(uint64_t key, int cuda, int ordinal, pith_xla_program **program) {
   pthread_mutex_lock(&mutex);
   pith_xla_program *p = *find(key);
-  pith_status status = check_entry(p, key, ordinal);
+  pith_status status = check_entry(p, key, cuda, ordinal);
   if (status == PITH_OK) {
     p->is_busy = 1;
     p->ordinal = ordinal;
     *program = p;
   } else if (p) {
-    tell_ranks(p->comm);
+    tell_ranks(p);
   }
   pthread_mutex_unlock(&mutex);
   return status;
@@ -130,7 +144,7 @@ pith_status pith__xla_enter(uint64_t key, int ordinal, pith_xla_program **progra
 
 void pith__xla_leave(pith_xla_program *p, pith_status status) {
   if (status != PITH_OK) {
-    tell_ranks(p->comm);
+    tell_ranks(p);
   }
   pthread_mutex_lock(&mutex);
   if (status != PITH_OK && p->failed == PITH_OK) {
@@ -185,8 +199,7 @@ static pith_status check_operands(const pith_xla_program *p, const pith_xla_oper
   return PITH_OK;
 }
 
-static pith_status read_token(const pith_xla_program *p, const void *from, pith_xla_token *token) {
-  memcpy(token, from, sizeof *token);
+static pith_status check_token(const pith_xla_program *p, const pith_xla_token *token) {
   uint32_t rank = (uint32_t)pith_comm_rank(p->comm), ranks = (uint32_t)pith_comm_size(p->comm);
   PITH_REQUIRE(token->ranks == ranks, PITH_ERR_STATE,
                "the state is of rank %u of %u, and this is rank %u of %u: with another number of ranks, start from "
@@ -213,9 +226,34 @@ static pith_status begin_step(const pith_xla_program *p, const pith_xla_token *t
   return PITH_OK;
 }
 
-static void write_token(pith_xla_token token, void *to) {
+/* Results that have buffers of their own get the values of their arguments, and the token comes to the host. */
+static pith_status take_operands(const pith_xla_program *p, const pith_xla_operand *operands, size_t count,
+                                 void *stream, pith_xla_token *token) {
+  if (p->cuda) {
+    PITH_TRY(pith__xla_cuda_begin(p->cuda, stream));
+  }
+  for (size_t i = 0; i < count; i++) {
+    if (operands[i].to != operands[i].from && operands[i].bytes && p->cuda) {
+      PITH_TRY(pith__xla_cuda_copy(p->cuda, operands[i].to, operands[i].from, operands[i].bytes));
+    } else if (operands[i].to != operands[i].from && operands[i].bytes) {
+      memcpy(operands[i].to, operands[i].from, operands[i].bytes);
+    }
+  }
+  if (p->cuda) {
+    return pith__xla_cuda_fetch(p->cuda, token, operands[0].from, sizeof *token);
+  }
+  memcpy(token, operands[0].from, sizeof *token);
+  return PITH_OK;
+}
+
+/* The step is over: the next token. */
+static pith_status give_token(const pith_xla_program *p, pith_xla_token token, void *to) {
   token.step[1] += ++token.step[0] == 0;
+  if (p->cuda) {
+    return pith__xla_cuda_end(p->cuda, to, &token, sizeof token);
+  }
   memcpy(to, &token, sizeof token);
+  return PITH_OK;
 }
 
 static pith_status start_layers(const pith_xla_program *p, const pith_xla_operand *operands) {
@@ -232,21 +270,25 @@ static pith_status start_layers(const pith_xla_program *p, const pith_xla_operan
   return PITH_OK;
 }
 
-pith_status pith__xla_step(pith_xla_program *p, const pith_xla_operand *operands, size_t count) {
+pith_status pith__xla_step(pith_xla_program *p, const pith_xla_operand *operands, size_t count, void *stream) {
   pith_xla_token token;
+  if (p->cuda && p->failed != PITH_OK) { /* the comm may not know it */
+    pith__error_restore(&p->error);
+    return p->failed;
+  }
   PITH_TRY(check_operands(p, operands, count));
-  PITH_TRY(read_token(p, operands[0].from, &token));
+  PITH_TRY(take_operands(p, operands, count, stream, &token));
+  PITH_TRY(check_token(p, &token));
   PITH_TRY(begin_step(p, &token));
   pith_status status = start_layers(p, operands);
   if (status != PITH_OK) { /* what has started uses the buffers of the call: wait until it has ended */
     pith_kept_error error;
-    tell_ranks(p->comm);
+    tell_ranks(p);
     pith__error_keep(&error);
     pith_reducer_finish(p->reducer);
     pith__error_restore(&error);
     return status;
   }
   PITH_TRY(pith_reducer_finish(p->reducer));
-  write_token(token, operands[0].to);
-  return PITH_OK;
+  return give_token(p, token, operands[0].to);
 }

@@ -5,6 +5,7 @@
 #include <pith/xla.h>
 
 #include "base/status.h"
+#include "xla/cuda_step.h"
 
 typedef struct pith_xla_program {
   uint64_t key;
@@ -18,6 +19,7 @@ typedef struct pith_xla_program {
   size_t *bytes;         /* of each gradient, and … */
   size_t *arrays;        /* … PITH_STATE_ARRAYS numbers for each layer: bytes of what it keeps */
   size_t buffers;        /* of a call: the token, gradients, arrays */
+  pith_xla_cuda *cuda;   /* NULL: for memory of the host */
   struct pith_xla_program *next;
 } pith_xla_program;
 
@@ -28,9 +30,9 @@ typedef struct pith_xla_operand {
   size_t bytes;
 } pith_xla_operand;
 
-/* The program of a key, for this call alone. PITH_ERR_STATE if there is none, if another call uses it, or if another
- * device does. */
-pith_status pith__xla_enter(uint64_t key, int ordinal, pith_xla_program **program);
+/* The program of a key, for this call alone; `cuda`: the call is for memory of a CUDA device. PITH_ERR_STATE if there
+ * is none, or if another call uses it; PITH_ERR_UNSUPPORTED if another device does. */
+pith_status pith__xla_enter(uint64_t key, int cuda, int ordinal, pith_xla_program **program);
 /* The end of the call. If it failed, all ranks are told: they wait for this one. */
 void pith__xla_leave(pith_xla_program *program, pith_status status);
 
@@ -40,7 +42,8 @@ typedef struct pith_xla_token {
   uint32_t rank, ranks;
 } pith_xla_token;
 
-/* Gradients become means, and what layers keep goes on: results have the values of the arguments at first. */
-pith_status pith__xla_step(pith_xla_program *program, const pith_xla_operand *operands, size_t count);
+/* Gradients become means, and what layers keep goes on. Results have the buffers of their arguments, or get their
+ * values. `stream`: of XLA, for memory of a CUDA device. */
+pith_status pith__xla_step(pith_xla_program *program, const pith_xla_operand *operands, size_t count, void *stream);
 
 #endif

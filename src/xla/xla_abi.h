@@ -65,11 +65,25 @@ typedef struct xla_error_request {
   int code;
 } xla_error_request;
 
+typedef struct xla_error_message_request {
+  size_t size;
+  xla_extension *extensions;
+  xla_error *error;
+  const char *message; /* out */
+} xla_error_message_request;
+
 typedef struct xla_error_destroy_request {
   size_t size;
   xla_extension *extensions;
   xla_error *error;
 } xla_error_destroy_request;
+
+typedef struct xla_stream_request {
+  size_t size;
+  xla_extension *extensions;
+  xla_context *context;
+  void *stream; /* out: a CUstream */
+} xla_stream_request;
 
 typedef struct xla_ordinal_request {
   size_t size;
@@ -85,9 +99,11 @@ typedef struct xla_api {
   xla_version version;
   const void *internal;
   xla_error *(*error_create)(xla_error_request *request);
-  void (*error_message)(void);
+  void (*error_message)(xla_error_message_request *request);
   void (*error_destroy)(xla_error_destroy_request *request);
-  void (*others[14])(void);
+  void (*handler_register)(void);
+  xla_error *(*stream)(xla_stream_request *request);
+  void (*others[12])(void);
   xla_error *(*device_ordinal)(xla_ordinal_request *request);
 } xla_api;
 

@@ -1,97 +1,16 @@
 /* Foreign calls of XLA: the handler against an XLA of our own, so that it is tested without one.
  * tests/python/test_jax.py has the real one. */
-#include "xla/xla_abi.h"
-
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
+#include "fake_xla.h"
 #include "ranks.h"
 #include "test.h"
 #include "xla/programs.h"
 
-/* ---- An XLA ------------------------------------------------------------------------------------------------------ */
-
-enum { BUFFERS_MOST = 8 };
-
-typedef struct fake_error {
-  char text[1024];
-  int code;
-} fake_error;
-
-static xla_error *create_error(xla_error_request *request) {
-  fake_error *error = calloc(1, sizeof *error);
-  CHECK_EQ(request->size, sizeof *request);
-  snprintf(error->text, sizeof error->text, "%s", request->message);
-  error->code = request->code;
-  return (xla_error *)(void *)error;
-}
-
-static _Thread_local int32_t ordinal_now;
-
-static xla_error *get_ordinal(xla_ordinal_request *request) {
-  request->ordinal = ordinal_now;
-  return NULL;
-}
-
-static xla_api make_api(int major, int minor) {
-  return (xla_api){.size = sizeof(xla_api),
-                   .version = {.size = sizeof(xla_version), .major = major, .minor = minor},
-                   .error_create = create_error,
-                   .device_ordinal = get_ordinal};
-}
-
-typedef struct fake_call {
-  xla_api api;
-  xla_frame frame;
-  xla_buffer buffer[BUFFERS_MOST];
-  int64_t dims[BUFFERS_MOST];
-  int kinds[BUFFERS_MOST];
-  void *items[BUFFERS_MOST];
-  int64_t key;
-  xla_scalar scalar;
-  xla_bytes name, *names[1];
-  int attribute_kinds[1];
-  void *attributes[1];
-} fake_call;
-
-/* A call whose results have the buffers of its arguments. */
-static void begin_call(fake_call *c, int64_t key) {
-  memset(c, 0, sizeof *c);
-  c->api = make_api(0, 3);
-  c->key = key;
-  c->scalar = (xla_scalar){XLA_S64, &c->key};
-  c->name = (xla_bytes){"key", 3};
-  c->names[0] = &c->name;
-  c->attribute_kinds[0] = XLA_KIND_SCALAR;
-  c->attributes[0] = &c->scalar;
-  xla_list list = {.size = sizeof list, .kinds = c->kinds, .items = c->items};
-  c->frame = (xla_frame){.size = sizeof c->frame, .api = &c->api, .stage = XLA_STAGE_EXECUTE};
-  c->frame.arguments = c->frame.results = list;
-  c->frame.attributes = (xla_attributes){sizeof(xla_attributes), NULL, 1, c->attribute_kinds, c->names, c->attributes};
-}
-
-static void add_buffer(fake_call *c, int type, void *data, int64_t n) {
-  int64_t i = c->frame.arguments.count++;
-  c->frame.results.count++;
-  c->dims[i] = n;
-  c->kinds[i] = XLA_KIND_BUFFER;
-  c->buffer[i] = (xla_buffer){sizeof(xla_buffer), NULL, type, data, 1, &c->dims[i]};
-  c->items[i] = &c->buffer[i];
-}
-
-/* Makes the call; gives the error's code, 0 for none. */
-static int make_call(fake_call *c, const char *part) {
-  fake_error *error = pith_xla_allreduce_host(&c->frame);
-  int code = error ? error->code : 0;
-  if (error && part && !strstr(error->text, part)) {
-    test_fail(__FILE__, __LINE__, "\"%s\" is not in: %s", part, error->text);
-  }
-  free(error);
-  return code;
-}
+static int make_call(fake_call *c, const char *part) { return make_call_by(pith_xla_allreduce_host, c, part); }
 
 /* ---- Steps ------------------------------------------------------------------------------------------------------- */
 
@@ -271,7 +190,7 @@ static void call_two_at_once(pith_comm *comm, void *argument) {
   pith_xla_program *under_way = NULL;
   CHECK_OK(pith_xla_bind((uint64_t)key_of(comm), comm, lent));
   CHECK_OK(pith_xla_bind(7, comm, other));
-  CHECK_OK(pith__xla_enter(7, 0, &under_way));
+  CHECK_OK(pith__xla_enter(7, 0, 0, &under_way));
   describe(&c, comm, s);
   CHECK_EQ(make_call(&c, "two allreduces of one comm are under way at once"), XLA_FAILED_PRECONDITION);
   pith__xla_leave(under_way, PITH_OK);
@@ -297,14 +216,14 @@ static void unbind_under_way(pith_comm *comm, void *argument) {
   atomic_int ended = 0;
   pthread_t thread;
   CHECK_OK(pith_xla_bind(8, comm, lent));
-  CHECK_OK(pith__xla_enter(8, 0, &under_way));
+  CHECK_OK(pith__xla_enter(8, 0, 0, &under_way));
   CHECK_EQ(pthread_create(&thread, NULL, unbind, &ended), 0);
   nanosleep(&(struct timespec){0, 20000000}, NULL);
   CHECK_EQ(atomic_load(&ended), 0);
   pith__xla_leave(under_way, PITH_OK);
   CHECK_EQ(pthread_join(thread, NULL), 0);
   CHECK_EQ(atomic_load(&ended), 1);
-  CHECK_STATUS(pith__xla_enter(8, 0, &under_way), PITH_ERR_STATE);
+  CHECK_STATUS(pith__xla_enter(8, 0, 0, &under_way), PITH_ERR_STATE);
   pith_reducer_destroy(lent);
 }
 

@@ -34,6 +34,11 @@ typedef struct fake_comm {
   int rank, device;
 } fake_comm;
 
+/* ncclUniqueId: the address of a world. */
+typedef struct fake_id {
+  char bytes[128];
+} fake_id;
+
 static _Thread_local fake_message fake_group[4 * FAKE_RANKS];
 static _Thread_local size_t fake_group_size;
 static _Thread_local fake_comm *fake_group_comm;
@@ -51,6 +56,9 @@ FAKE_SHOWN int ncclCommGetAsyncError(void *comm, int *result);
 FAKE_SHOWN int ncclCommCount(const void *comm, int *ranks);
 FAKE_SHOWN int ncclCommUserRank(const void *comm, int *rank);
 FAKE_SHOWN int ncclCommCuDevice(const void *comm, int *device);
+FAKE_SHOWN int ncclGetUniqueId(fake_id *id);
+FAKE_SHOWN int ncclCommInitRank(void **comm, int ranks, fake_id id, int rank);
+FAKE_SHOWN int ncclCommAbort(void *comm);
 FAKE_SHOWN int ncclGroupStart(void);
 FAKE_SHOWN int ncclGroupEnd(void);
 FAKE_SHOWN int ncclSend(const void *from, size_t n, int type, int peer, void *comm, void *stream);
@@ -65,6 +73,30 @@ int ncclCommGetAsyncError(void *comm, int *result) { return (void)comm, *result 
 int ncclCommCount(const void *comm, int *ranks) { return *ranks = ((const fake_comm *)comm)->world->ranks, 0; }
 int ncclCommUserRank(const void *comm, int *rank) { return *rank = ((const fake_comm *)comm)->rank, 0; }
 int ncclCommCuDevice(const void *comm, int *device) { return *device = ((const fake_comm *)comm)->device, 0; }
+
+int ncclGetUniqueId(fake_id *id) {
+  fake_world *world = calloc(1, sizeof *world);
+  memcpy(id->bytes, &world, sizeof world);
+  return fake_fails("id") ? (free(world), 2) : 0;
+}
+
+/* Worlds that were made so live as long as the process. */
+int ncclCommInitRank(void **made, int ranks, fake_id id, int rank) {
+  static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+  fake_comm *comm = calloc(1, sizeof *comm);
+  memcpy(&comm->world, id.bytes, sizeof comm->world);
+  comm->rank = rank;
+  pthread_mutex_lock(&mutex);
+  if (!comm->world->ranks) {
+    pthread_barrier_init(&comm->world->barrier, NULL, (unsigned)ranks);
+    comm->world->ranks = ranks;
+  }
+  pthread_mutex_unlock(&mutex);
+  *made = comm;
+  return fake_fails("init") && rank == 1 ? (free(comm), 2) : 0;
+}
+
+int ncclCommAbort(void *comm) { return free(comm), 0; }
 
 int ncclGroupStart(void) { return fake_group_size = 0, fake_group_comm = NULL, 0; }
 
