@@ -48,6 +48,10 @@ PITH_API void *pith_xla_allreduce_cuda(void *frame);
 PITH_API pith_status pith_xla_cuda_reducer(pith_comm *comm, int device, const char *carrier, const char *rules,
                                            uint64_t seed, int lent, pith_reducer **reducer);
 
+/* How its messages travel: "NCCL", or "pith" through pinned memory. NULL before its first step, and for other reducers.
+ */
+PITH_API const char *pith_xla_carrier(const pith_reducer *reducer);
+
 /* The version of XLA's interface that a handler was registered with in this process, and the versions that are known.
  * PITH_ERR_STATE before the first registration; PITH_ERR_UNSUPPORTED for a version that is not known. */
 PITH_API pith_status pith_xla_version(int *major, int *minor);

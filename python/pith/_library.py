@@ -693,6 +693,12 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_xla_check": (_STATUS, [_P]),
     "pith_xla_unbind": (None, [c_uint64]),
     "pith_xla_allreduce_host": (_P, [_P]),
+    "pith_xla_allreduce_cuda": (_P, [_P]),
+    "pith_xla_cuda_reducer": (
+        _STATUS,
+        [_P, c_int, c_char_p, c_char_p, c_uint64, c_int, POINTER(_P)],
+    ),
+    "pith_xla_carrier": (c_char_p, [_P]),
     "pith_xla_version": (_STATUS, [POINTER(c_int), POINTER(c_int)]),
     "pith_reducer_start": (_STATUS, [_P, c_size_t, _P]),
     "pith_reducer_flush": (_STATUS, [_P]),

@@ -310,6 +310,11 @@ static void release(void *self) {
   free(c);
 }
 
+const char *pith__comm_nccl_name(const pith_carrier *carrier) {
+  const comm_nccl *c = carrier->start == start ? carrier->self : NULL;
+  return !c || !c->inner.start ? NULL : c->shared ? "NCCL" : "pith";
+}
+
 pith_status pith__comm_nccl_carrier(pith_comm *comm, pith_nccl_choice choice, pith_carrier *carrier, void **stream) {
   const pith_cuda_module *gpu = NULL;
   PITH_TRY(pith__cuda_module(&gpu));

@@ -15,4 +15,7 @@ typedef enum pith_nccl_choice {
  * dies while NCCL waits for it is an error that names it. */
 pith_status pith__comm_nccl_carrier(pith_comm *comm, pith_nccl_choice choice, pith_carrier *carrier, void **stream);
 
+/* What it found at its first exchange: "NCCL" or "pith"; NULL before, and for other carriers. */
+const char *pith__comm_nccl_name(const pith_carrier *carrier);
+
 #endif

@@ -112,6 +112,10 @@ static pith_status create(pith_comm *comm, pith_nccl_choice choice, const char *
   return status;
 }
 
+const char *pith_xla_carrier(const pith_reducer *reducer) {
+  return reducer ? pith__comm_nccl_name(&reducer->carrier) : NULL;
+}
+
 pith_status pith_xla_cuda_reducer(pith_comm *comm, int device, const char *carrier, const char *rules, uint64_t seed,
                                   int lent, pith_reducer **reducer) {
   pith_nccl_choice choice = PITH_NCCL_IF_POSSIBLE;

@@ -802,7 +802,9 @@ FIELDS = {
     ("xla_api", "XLA_FFI_Api"): {
         "version": "api_version",
         "error_create": "XLA_FFI_Error_Create",
+        "error_message": "XLA_FFI_Error_GetMessage",
         "error_destroy": "XLA_FFI_Error_Destroy",
+        "stream": "XLA_FFI_Stream_Get",
         "device_ordinal": "XLA_FFI_DeviceOrdinal_Get",
     },
     ("xla_frame", "XLA_FFI_CallFrame"): {
@@ -820,6 +822,8 @@ FIELDS = {
     ("xla_metadata", "XLA_FFI_Metadata"): {"version": "api_version", "traits": "traits"},
     ("xla_metadata_extension", "XLA_FFI_Metadata_Extension"): {"metadata": "metadata"},
     ("xla_error_request", "XLA_FFI_Error_Create_Args"): {"message": "message", "code": "errc"},
+    ("xla_error_message_request", "XLA_FFI_Error_GetMessage_Args"): {"message": "message"},
+    ("xla_stream_request", "XLA_FFI_Stream_Get_Args"): {"context": "ctx", "stream": "stream"},
     ("xla_error_destroy_request", "XLA_FFI_Error_Destroy_Args"): {"error": "error"},
     ("xla_ordinal_request", "XLA_FFI_DeviceOrdinal_Get_Args"): {"ordinal": "device_ordinal"},
     ("xla_scalar", "XLA_FFI_Scalar"): {"type": "dtype", "value": "value"},

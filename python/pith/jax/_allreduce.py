@@ -14,7 +14,7 @@ from .._errors import ArgumentError
 from .._spec import Spec, rules_of
 from .._tensors import count
 from ._primitive import call
-from ._programs import Leaf, Program, check_platform, leaves_of, program_for
+from ._programs import Leaf, Program, leaves_of, program_for
 from ._ranks import the_comm
 
 
@@ -88,7 +88,6 @@ def allreduce(
     What goes wrong in a step is raised where JAX raises errors of compiled programs: where a result is used, as
     ``jax.errors.JaxRuntimeError`` (or here, as ValueError, where JAX runs a small program at once), with a text that names the rank. What is wrong with the arguments is raised here, as :class:`pith.Error`.
     """
-    check_platform()
     leaves, values, structure = leaves_of(tree)
     program = program_for(the_comm(comm), rules_of(spec, None, None), seed, leaves)
     kept = _kept_of(state, structure, program)

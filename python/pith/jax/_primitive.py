@@ -68,5 +68,6 @@ def _refuse(what: str) -> Any:
 
 
 mlir.register_lowering(_primitive, _lower, platform="cpu")
+mlir.register_lowering(_primitive, _lower, platform="cuda")
 batching.primitive_batchers[_primitive] = _refuse("batched (jax.vmap)")
 ad.primitive_jvps[_primitive] = _refuse("differentiated (jax.grad)")

@@ -26,6 +26,7 @@ from .._errors import ArgumentError, UnsupportedError
 from .._models import pack, unpack
 from .._reducer import Reducer
 from .._spec import check_rules
+from ._devices import CudaReducer, Target, target
 from ._primitive import TARGET
 from ._ranks import settle
 
@@ -36,7 +37,7 @@ _EXACT_F64 = "float64 is not compressed"
 _lock = threading.RLock()
 _programs: dict[tuple[int, int], Program] = {}  # by comm and key
 _loaded: dict[int, bytes] = {}  # by key: checkpoints of programs that are not made yet
-_registered = False
+_registered: set[str] = set()  # platforms
 
 
 @dataclass(frozen=True)
@@ -78,15 +79,25 @@ class Program:
     """A reducer that foreign calls with its key use."""
 
     def __init__(
-        self, key: int, comm: Comm, rules: Rules, seed: int, leaves: Sequence[Leaf]
+        self,
+        key: int,
+        comm: Comm,
+        rules: Rules,
+        seed: int,
+        leaves: Sequence[Leaf],
+        where: Target,
     ) -> None:
         if leaves:
             check_rules(rules, [leaf.name for leaf in leaves])
         self.key, self.comm, self.leaves = key, comm, leaves
         self.adaptive = isinstance(rules, AdaptiveRules) and bool(leaves)
         chosen = rules if self.adaptive or not isinstance(rules, AdaptiveRules) else "none"
-        self.reducer = Reducer(comm, chosen, seed, lent=not self.adaptive)
-        comm._dependents.discard(self.reducer)  # it ends with us
+        self.reducer: Reducer
+        if where.platform == "cuda":
+            self.reducer = CudaReducer(comm, chosen, seed, where.device, not self.adaptive)
+        else:
+            self.reducer = Reducer(comm, chosen, seed, lent=not self.adaptive)
+            comm._dependents.discard(self.reducer)  # it ends with us
         for leaf in leaves:
             exact = _EXACT_F64 if leaf.dtype == "float64" else None
             self.reducer.add(leaf.name, leaf.shape, leaf.dtype, exact=exact)
@@ -119,8 +130,17 @@ class Program:
             _programs.pop((id(self.comm), self.key), None)
 
 
-def _key_of(comm: Comm, rules: Rules, seed: int, leaves: Sequence[Leaf]) -> int:
-    facts = (_number_of(comm), comm.ranks, rules.text, seed, minimal_size(), leaves)
+def _key_of(comm: Comm, rules: Rules, seed: int, leaves: Sequence[Leaf], where: Target) -> int:
+    facts: tuple[Any, ...] = (
+        _number_of(comm),
+        comm.ranks,
+        rules.text,
+        seed,
+        minimal_size(),
+        leaves,
+    )
+    if where.platform != "cpu":
+        facts += (where,)
     digest = hashlib.blake2b(repr(facts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1  # XLA's attributes are signed
 
@@ -142,15 +162,16 @@ def program_for(
 ) -> Program:
     """The program of a tree; made where it is the first time, or ``fresh`` where its reducer keeps something from earlier steps."""
     with _lock:
-        register()
+        where = target()
+        register(where.platform)
         seed = c.whole(ctypes.c_uint64, seed, "seed")
-        key = _key_of(comm, rules, seed, leaves)
+        key = _key_of(comm, rules, seed, leaves, where)
         found = _programs.get((id(comm), key))
         if found is not None and fresh and found.adaptive and found.steps:
             found.close()
             found = None
         if found is None:
-            found = _programs[id(comm), key] = Program(key, comm, rules, seed, leaves)
+            found = _programs[id(comm), key] = Program(key, comm, rules, seed, leaves, where)
         return found
 
 
@@ -185,16 +206,19 @@ def programs() -> list[Program]:
         return list(_programs.values())
 
 
-def register() -> None:
-    """Makes the handler known to XLA, once; an error if it speaks a version that is not known."""
-    global _registered
-    if _registered:
+def register(platform: str) -> None:
+    """Makes the handler of a platform known to XLA, once; an error if XLA speaks a version that is not known."""
+    if platform in _registered:
         return
-    jax.local_devices(backend="cpu")  # before there is a backend, JAX only notes what is registered
-    function = ctypes.cast(c.lib.pith_xla_allreduce_host, ctypes.c_void_p)
+    jax.local_devices(
+        backend=platform
+    )  # before there is a backend, JAX only notes what is registered
+    handlers = {"cpu": c.lib.pith_xla_allreduce_host, "cuda": c.lib.pith_xla_allreduce_cuda}
+    function = ctypes.cast(handlers[platform], ctypes.c_void_p)
+    name = "CUDA" if platform == "cuda" else platform  # as XLA calls it
     refused = None
     try:
-        jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(function.value), platform="cpu")
+        jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(function.value), platform=name)
     except Exception as error:
         refused = error
     major, minor = ctypes.c_int(), ctypes.c_int()
@@ -203,16 +227,4 @@ def register() -> None:
         raise UnsupportedError(
             f"jaxlib {jax.lib.__version__}, whose interface for foreign calls is {major.value}.{minor.value}, refuses Pith's: {refused}"
         ) from refused
-    _registered = True
-
-
-def check_platform() -> None:
-    """Programs for GPUs would find no handler."""
-    device = getattr(jax.config, "jax_default_device", None)
-    backend = device if isinstance(device, str) else getattr(device, "platform", None)
-    backend = backend or jax.default_backend()
-    if backend != "cpu":
-        raise UnsupportedError(
-            f"pith.jax reduces arrays of CPUs, and this program is for {backend}: set JAX_PLATFORMS=cpu, or "
-            "jax.config.update('jax_default_device', jax.devices('cpu')[0])"
-        )
+    _registered.add(platform)

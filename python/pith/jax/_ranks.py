@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -10,12 +11,16 @@ import jax.numpy as jnp
 
 from .. import _library as c
 from .._comm import Comm
+from .._errors import ArgumentError
 from .._launch import unique_id
 from .._ranks import Ranks, join
 
 _KEY = "pith/comm/{}"  # in the key-value store of jax.distributed
 _SECONDS = 300  # to wait for rank 0's entry there
 
+_CARRIERS = ("auto", "nccl", "comm")
+
+_carrier: str | None = None  # chosen by initialize()
 _made = 0  # comms over the store so far: each has an entry of its own
 
 
@@ -61,13 +66,30 @@ def _end(comm: Comm) -> None:
 _ranks = Ranks("pith.jax", _join, _end)
 
 
-def initialize(comm: Comm | None = None) -> None:
+def initialize(comm: Comm | None = None, *, carrier: str | None = None) -> None:
     """Joins the other ranks, or takes a comm that has. The first :func:`init` or :func:`allreduce` calls it by itself.
 
     Without a comm: where ``jax.distributed`` is initialized, ranks are its processes and find each other by its store. Else rank, size and
     address come from the launcher: ``pith run``, torchrun, mpirun or srun.
+
+    ``carrier`` says how messages travel from GPUs, on all ranks alike: "auto" is NCCL where all ranks can use it, else through pinned memory;
+    "nccl" and "comm" are one of them alone. Without it the variable PITH_JAX_CARRIER decides.
     """
+    global _carrier
+    _known(carrier or "auto", "carrier")
     _ranks.initialize(comm)
+    _carrier = carrier
+
+
+def carrier() -> str:
+    """How messages are to travel from GPUs."""
+    return _carrier or _known(os.environ.get("PITH_JAX_CARRIER") or "auto", "PITH_JAX_CARRIER")
+
+
+def _known(name: str, where: str) -> str:
+    if name not in _CARRIERS:
+        raise ArgumentError(f"{where} is {name!r}: {', '.join(_CARRIERS)} are known")
+    return name
 
 
 def shutdown() -> None:

@@ -16,4 +16,6 @@ def stats(comm: Comm | None = None) -> Table:
     made = [program for program in programs() if program.comm is found]
     layers = [layer for program in made for layer in program.reducer.layers]
     used = [layer for layer in layers if layer.steps] or layers
-    return Table([line_of(layer, found.ranks) for layer in used], found.ranks, "pith")
+    carriers = [getattr(program.reducer, "carrier", None) for program in made]
+    backend = next((name for name in carriers if name), "pith")
+    return Table([line_of(layer, found.ranks) for layer in used], found.ranks, backend)
