@@ -1,18 +1,18 @@
 #!/bin/sh
 # Everything about CUDA from an installed wheel, on a machine with a GPU and no network:
 #
-#   tests/cuda/wheel.sh WHEEL [train|torch|fault|frameworks|programs]…        all of them by default
+#   tests/cuda/wheel.sh WHEEL [train|torch|fault|jax|frameworks|programs]…        all of them by default
 #
 # The wheel (pip wheel . where nvcc is) goes into a virtual environment that sees the system's torch, and everything runs outside
 # the source tree, on ranks that share the GPU: `train` trains a small model over NCCL, `torch` compares GPU and CPU bit for bit
-# (torch_test.py), `fault` lets a rank die (torch_fault.py), `frameworks` trains with transformers and Lightning, and `programs` builds the C tests, which open the wheel's
+# (torch_test.py), `fault` lets a rank die (torch_fault.py), `jax` compares GPU and CPU in JAX and lets a rank die (jax_test.py), `frameworks` trains with transformers and Lightning, and `programs` builds the C tests, which open the wheel's
 # module. PYTHON names another Python than python3. Ends with 1 if anything failed.
 set -eu
 [ -f "${1:-}" ] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2 && exit 2; }
 root=$(cd "$(dirname "$0")/../.." && pwd)
 wheel=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
 shift
-[ $# -gt 0 ] || set -- train torch fault frameworks programs
+[ $# -gt 0 ] || set -- train torch fault jax frameworks programs
 python=${PYTHON:-python3}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -52,9 +52,10 @@ for what in "$@"; do
     train) on_two_ranks wheel_training.py || failed=1 ;;
     torch) on_two_ranks torch_test.py || failed=1 ;;
     fault) on_two_ranks torch_fault.py | tee fault.log && grep -q "^ok " fault.log || failed=1 ;;
+    jax) on_two_ranks jax_test.py | tee jax.log && grep -q "^ok   a killed rank" jax.log && ! grep -q "^FAIL" jax.log || failed=1 ;;
     frameworks) cp "$root/tests/cuda/frameworks.py" "$work" && "$work/venv/bin/python" "$work/frameworks.py" || failed=1 ;;
     programs) PITH_MODULE_PATH=$installed/_native RANKS=2 "$root/tests/cuda/run.sh" "$work/build" test nccl device || failed=1 ;;
-    *) echo "there is no \"$what\": train, torch, fault, frameworks or programs" && failed=1 ;;
+    *) echo "there is no \"$what\": train, torch, fault, jax, frameworks or programs" && failed=1 ;;
   esac
 done
 [ $failed = 0 ] && echo "all passed, from the installed wheel" || echo "something failed: see above"
