@@ -27,6 +27,7 @@ typedef struct fake_world {
   const void *given[FAKE_RANKS];
   const fake_message *sent[FAKE_RANKS];
   size_t sizes[FAKE_RANKS];
+  struct fake_world *next; /* of those that ncclGetUniqueId made, which live as long as the process */
 } fake_world;
 
 typedef struct fake_comm {
@@ -74,24 +75,32 @@ int ncclCommCount(const void *comm, int *ranks) { return *ranks = ((const fake_c
 int ncclCommUserRank(const void *comm, int *rank) { return *rank = ((const fake_comm *)comm)->rank, 0; }
 int ncclCommCuDevice(const void *comm, int *device) { return *device = ((const fake_comm *)comm)->device, 0; }
 
+static pthread_mutex_t fake_mutex = PTHREAD_MUTEX_INITIALIZER;
+static fake_world *fake_worlds;
+
 int ncclGetUniqueId(fake_id *id) {
+  if (fake_fails("id")) {
+    return 2;
+  }
   fake_world *world = calloc(1, sizeof *world);
   memcpy(id->bytes, &world, sizeof world);
-  return fake_fails("id") ? (free(world), 2) : 0;
+  pthread_mutex_lock(&fake_mutex);
+  world->next = fake_worlds;
+  fake_worlds = world;
+  pthread_mutex_unlock(&fake_mutex);
+  return 0;
 }
 
-/* Worlds that were made so live as long as the process. */
 int ncclCommInitRank(void **made, int ranks, fake_id id, int rank) {
-  static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
   fake_comm *comm = calloc(1, sizeof *comm);
   memcpy(&comm->world, id.bytes, sizeof comm->world);
   comm->rank = rank;
-  pthread_mutex_lock(&mutex);
+  pthread_mutex_lock(&fake_mutex);
   if (!comm->world->ranks) {
     pthread_barrier_init(&comm->world->barrier, NULL, (unsigned)ranks);
     comm->world->ranks = ranks;
   }
-  pthread_mutex_unlock(&mutex);
+  pthread_mutex_unlock(&fake_mutex);
   *made = comm;
   return fake_fails("init") && rank == 1 ? (free(comm), 2) : 0;
 }
