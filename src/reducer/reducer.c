@@ -138,6 +138,7 @@ void pith_reducer_destroy(pith_reducer *r) {
   pith__stages_destroy(r->stages);
   pith__reducer_drop_operations(r);
   pith__reducer_drop_groups(r);
+  free(r->order);
   for (size_t i = 0; i < r->count; i++) {
     release_layer(&r->layers[i]);
   }
@@ -421,6 +422,7 @@ pith_status pith_reducer_check(pith_reducer *r) {
   for (int p = 1; p < r->ranks; p++) {
     PITH_TRY(all[p] == all[0] ? PITH_OK : fail_difference(r, p));
   }
+  PITH_TRY(r->is_ordered ? pith__reducer_agree_order(r) : PITH_OK);
   PITH_TRY(pith__reducer_has_groups(r) ? pith__reducer_form_groups(r) : PITH_OK);
   r->checked = 1;
   return PITH_OK;

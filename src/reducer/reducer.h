@@ -110,6 +110,8 @@ struct pith_reducer {
   pith_adaptive adaptive;
   uint64_t seed, step, updates;
   int checked;
+  int is_ordered;  /* groups are formed and sent in the order that rank 0 has of layers, with options.in_order */
+  uint32_t *order; /* in which layers become ready; NULL: from the last to the first */
   pith_reducer_layer *layers;
   size_t count, room;
   pith_reducer_operation *operations; /* under way */
@@ -169,6 +171,10 @@ static inline int pith__reducer_has_groups(const pith_reducer *r) {
   return !r->options.sharded && (r->stages || r->options.group_bytes);
 }
 
+/* Before the first step: all layers, in the order in which their gradients become ready. */
+pith_status pith__reducer_set_order(pith_reducer *r, const uint32_t *layers);
+/* All ranks take rank 0's order, or from the last layer to the first where it has none. */
+pith_status pith__reducer_agree_order(pith_reducer *r);
 /* Groups of the layers as they are; drops those from before. */
 pith_status pith__reducer_form_groups(pith_reducer *r);
 void pith__reducer_drop_groups(pith_reducer *r);

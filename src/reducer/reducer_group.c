@@ -2,7 +2,8 @@
  * Which layers of a reducer are sent together, and when. Groups follow from the layers and their specs alone:
  * from the last layer to the first, the order of a backward pass, layers of one kind are grouped until they have enough
  * bytes. So they are the same on all ranks and in every step, in whatever order gradients become ready, and what the
- * owner of a part keeps between steps stays with it.
+ * owner of a part keeps between steps stays with it. Who knows the order of the backward pass can say it before the
+ * first step; the ranks then take that of rank 0.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +17,41 @@
  * messages than CPUs. */
 enum { BLOCK_BYTES = 8 << 20, WHOLE_BYTES = 16 << 20, CUDA_BLOCK_BYTES = 32 << 20, CUDA_WHOLE_BYTES = 64 << 20 };
 enum { CUDA_ROUND_BYTES = 128 << 20, CHUNK_BYTES = 32 << 20 };
+
+/* ---- Their order ------------------------------------------------------------------------------------------------- */
+
+/* Layers that come from a caller or from the network are an order if each is there once. */
+static pith_status take_order(pith_reducer *r, const uint32_t *layers) {
+  PITH_FREED uint32_t *order = calloc(r->count + 1, sizeof *order);
+  PITH_FREED uint8_t *seen = calloc(r->count + 1, 1);
+  PITH_REQUIRE(order && seen, PITH_ERR_MEMORY, "no memory for a reducer");
+  for (size_t k = 0; k < r->count; k++) {
+    PITH_REQUIRE(layers[k] < r->count && !seen[layers[k]], PITH_ERR_ARGUMENT,
+                 "the order of layers has number %u, which is twice in it or no layer", layers[k]);
+    seen[layers[k]] = 1;
+    order[k] = layers[k];
+  }
+  free(r->order);
+  r->order = order;
+  order = NULL;
+  return PITH_OK;
+}
+
+pith_status pith__reducer_set_order(pith_reducer *r, const uint32_t *layers) {
+  PITH_REQUIRE(!r->checked, PITH_ERR_STATE, "the order of layers is set before the first step");
+  return take_order(r, layers);
+}
+
+pith_status pith__reducer_agree_order(pith_reducer *r) {
+  PITH_FREED uint32_t *all = calloc((r->count + 1) * (size_t)r->ranks, sizeof *all);
+  PITH_FREED uint32_t *mine = calloc(r->count + 1, sizeof *mine);
+  PITH_REQUIRE(all && mine, PITH_ERR_MEMORY, "no memory for a reducer");
+  for (size_t k = 0; k < r->count; k++) {
+    mine[k] = r->order ? r->order[k] : (uint32_t)(r->count - 1 - k);
+  }
+  PITH_TRY(pith__reducer_gather(r, mine, (r->count + 1) * sizeof *mine, all));
+  return take_order(r, all);
+}
 
 /* ---- Forming them ------------------------------------------------------------------------------------------------ */
 
@@ -116,8 +152,8 @@ pith_status pith__reducer_form_groups(pith_reducer *r) {
   pith__reducer_drop_groups(r);
   r->group_of = calloc(r->count + 1, sizeof *r->group_of);
   PITH_REQUIRE(r->group_of, PITH_ERR_MEMORY, "no memory for a reducer");
-  for (size_t i = r->count; i-- > 0;) {
-    size_t chunk = chunk_of(r, &r->layers[i]);
+  for (size_t k = 0; k < r->count; k++) {
+    size_t i = r->order ? r->order[k] : r->count - 1 - k, chunk = chunk_of(r, &r->layers[i]);
     if (chunk) {
       PITH_TRY(add_chunks(r, i, chunk));
     } else {

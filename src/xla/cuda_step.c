@@ -67,10 +67,15 @@ pith_status pith__xla_cuda_copy(const pith_xla_cuda *c, void *to, const void *fr
   return PITH_OK;
 }
 
+pith_status pith__xla_cuda_follow(pith_xla_cuda *c) {
+  PITH_CUDA_TRY(c->gpu->event_record, c->ready, c->stream);
+  PITH_CUDA_TRY(c->gpu->stream_wait, c->space->stream, c->ready);
+  return PITH_OK;
+}
+
 pith_status pith__xla_cuda_fetch(pith_xla_cuda *c, void *token, const void *from, size_t bytes) {
   PITH_CUDA_TRY(c->gpu->to_host, c->pinned, from, bytes, c->stream);
   PITH_CUDA_TRY(c->gpu->event_record, c->ready, c->stream);
-  PITH_CUDA_TRY(c->gpu->stream_wait, c->space->stream, c->ready);
   PITH_TRY(pith__cuda_space_await(c->space, c->ready));
   memcpy(token, c->pinned, bytes);
   return PITH_OK;

@@ -15,7 +15,9 @@ int pith__xla_cuda_device(const pith_xla_cuda *cuda);
 pith_status pith__xla_cuda_begin(pith_xla_cuda *cuda, void *stream);
 /* Enqueues a copy on XLA's stream. */
 pith_status pith__xla_cuda_copy(const pith_xla_cuda *cuda, void *to, const void *from, size_t bytes);
-/* Puts the reducer's stream behind XLA's, and brings the token to the host, for which it waits. */
+/* Puts the reducer's stream behind XLA's. */
+pith_status pith__xla_cuda_follow(pith_xla_cuda *cuda);
+/* Brings the token to the host, for which it waits. */
 pith_status pith__xla_cuda_fetch(pith_xla_cuda *cuda, void *token, const void *from, size_t bytes);
 /* All of the step is enqueued. Writes the next token and waits for the end, so that an error is of the step in which it
  * happened. */

@@ -99,17 +99,44 @@ static xla_error *error_of(const xla_frame *frame, pith_status status) {
 
 /* ---- The frame --------------------------------------------------------------------------------------------------- */
 
-static pith_status find_key(const xla_attributes *attributes, uint64_t *key) {
+static int is_named(const xla_bytes *name, const char *text) {
+  return name->size == strlen(text) && memcmp(name->data, text, name->size) == 0;
+}
+
+/* The item of an attribute; NULL: there is none. */
+static pith_status find_attribute(const xla_attributes *attributes, const char *name, int kind, const void **item) {
+  *item = NULL;
   for (int64_t i = 0; i < attributes->count; i++) {
-    const xla_bytes *name = attributes->names[i];
-    if (name->size == 3 && memcmp(name->data, "key", 3) == 0 && attributes->kinds[i] == XLA_KIND_SCALAR) {
-      const xla_scalar *scalar = attributes->items[i];
-      PITH_REQUIRE(scalar->type == XLA_S64, PITH_ERR_ARGUMENT, "the attribute key of the foreign call is no s64");
-      memcpy(key, scalar->value, sizeof *key);
-      return PITH_OK;
+    if (is_named(attributes->names[i], name)) {
+      PITH_REQUIRE(attributes->kinds[i] == kind, PITH_ERR_ARGUMENT,
+                   "the attribute %s of the foreign call is of kind %d", name, attributes->kinds[i]);
+      *item = attributes->items[i];
     }
   }
-  return pith_fail(PITH_ERR_ARGUMENT, "the foreign call has no attribute key");
+  return PITH_OK;
+}
+
+static pith_status read_number(const xla_attributes *attributes, const char *name, int is_needed, int64_t *number) {
+  const void *item = NULL;
+  PITH_TRY(find_attribute(attributes, name, XLA_KIND_SCALAR, &item));
+  const xla_scalar *scalar = item;
+  PITH_REQUIRE(scalar || !is_needed, PITH_ERR_ARGUMENT, "the foreign call has no attribute %s", name);
+  PITH_REQUIRE(!scalar || scalar->type == XLA_S64, PITH_ERR_ARGUMENT, "the attribute %s of the foreign call is no s64",
+               name);
+  if (scalar) {
+    memcpy(number, scalar->value, sizeof *number);
+  }
+  return PITH_OK;
+}
+
+static pith_status read_numbers(const xla_attributes *attributes, const char *name, xla_array *numbers) {
+  const void *item = NULL;
+  PITH_TRY(find_attribute(attributes, name, XLA_KIND_ARRAY, &item));
+  if (item) {
+    *numbers = *(const xla_array *)item;
+    PITH_REQUIRE(numbers->type == XLA_S64, PITH_ERR_ARGUMENT, "the attribute %s of the foreign call has no s64", name);
+  }
+  return PITH_OK;
 }
 
 static size_t type_size(int type) {
@@ -194,35 +221,41 @@ static pith_status find_stream(const xla_frame *frame, void **stream) {
   return PITH_OK;
 }
 
-static pith_status run(const xla_frame *frame, pith_xla_program *program) {
-  void *stream = NULL;
+/* Without the attribute part it is a whole step. */
+static pith_status read_call(const xla_frame *frame, pith_xla_call *call) {
+  int64_t key = 0;
+  PITH_TRY(read_number(&frame->attributes, "key", 1, &key));
+  PITH_TRY(read_number(&frame->attributes, "part", 0, &call->part));
+  call->key = (uint64_t)key;
+  PITH_TRY(read_numbers(&frame->attributes, "layers", &call->layers));
+  PITH_TRY(read_numbers(&frame->attributes, "order", &call->order));
+  call->ordinal = ordinal_of(frame);
+  return call->cuda ? find_stream(frame, &call->stream) : PITH_OK;
+}
+
+static pith_status run(const xla_frame *frame, const pith_xla_call *call, pith_xla_program *program) {
   PITH_REQUIRE(frame->results.count > 0 && frame->arguments.count >= frame->results.count, PITH_ERR_ARGUMENT,
                "the foreign call has %lld arguments and %lld results", (long long)frame->arguments.count,
                (long long)frame->results.count);
-  PITH_TRY(program->cuda ? find_stream(frame, &stream) : PITH_OK);
   size_t count = (size_t)frame->results.count;
-  pith_xla_operand *operands = calloc(count, sizeof *operands);
+  PITH_FREED pith_xla_operand *operands = calloc(count, sizeof *operands);
   PITH_REQUIRE(operands, PITH_ERR_MEMORY, "no memory for a foreign call");
-  pith_status status = read_operands(frame, operands, count);
-  if (status == PITH_OK) {
-    status = pith__xla_step(program, operands, count, stream);
-  }
-  free(operands);
-  return status;
+  PITH_TRY(read_operands(frame, operands, count));
+  return pith__xla_step(program, call, operands, count);
 }
 
-static pith_status call(const xla_frame *frame, int cuda) {
+static pith_status call_by(const xla_frame *frame, int cuda) {
   pith_xla_program *program = NULL;
-  uint64_t key = 0;
+  pith_xla_call call = {.part = PITH_XLA_WHOLE, .cuda = cuda};
   PITH_REQUIRE(HAS(frame, xla_frame, attributes), PITH_ERR_UNSUPPORTED,
                "the call frame of XLA has %zu bytes, and at least %zu are known", frame->size,
                offsetof(xla_frame, attributes) + sizeof frame->attributes);
   PITH_REQUIRE(frame->stage == XLA_STAGE_EXECUTE, PITH_ERR_UNSUPPORTED,
                "the handler was called in stage %d of XLA, and works in stage %d", frame->stage, XLA_STAGE_EXECUTE);
-  PITH_TRY(find_key(&frame->attributes, &key));
-  PITH_TRY(pith__xla_enter(key, cuda, ordinal_of(frame), &program));
-  pith_status status = run(frame, program);
-  pith__xla_leave(program, status);
+  PITH_TRY(read_call(frame, &call));
+  PITH_TRY(pith__xla_enter(&call, &program));
+  pith_status status = run(frame, &call, program);
+  pith__xla_leave(program, &call, status);
   return status;
 }
 
@@ -234,7 +267,7 @@ static xla_error *handle(const xla_frame *frame, int cuda) {
     }
   }
   pith_status status =
-      is_known(frame->api) ? call(frame, cuda) : fail_version(frame->api->version.major, frame->api->version.minor);
+      is_known(frame->api) ? call_by(frame, cuda) : fail_version(frame->api->version.major, frame->api->version.minor);
   if (status != PITH_OK && !HAS(frame->api, xla_api, error_create)) {
     fprintf(stderr, "pith: %s\n", pith_error()); /* no error could be returned, and no result may be */
     abort();

@@ -1,7 +1,7 @@
 /*
- * Reducers that foreign calls use, by key, and one step of a reducer whose gradients and states are buffers of such a
- * call. One call at a time uses a reducer: a program orders its steps by the token, so a second one at the same time
- * means that ranks may make them in different orders.
+ * Reducers that foreign calls use, by key, and steps of a reducer whose gradients and states are buffers of such calls.
+ * A step is one call, or several that start layers and one that finishes. One step at a time uses a comm: a program
+ * orders its steps by the token, so a second one at the same time means that ranks may make them in different orders.
  */
 #include "xla/programs.h"
 
@@ -38,28 +38,36 @@ static void release(pith_xla_program *p) {
   if (p) {
     free(p->bytes);
     free(p->arrays);
+    free(p->place);
     pith__xla_cuda_destroy(p->cuda);
     free(p);
   }
 }
 
-/* What the operands of a call must be. */
+/* Numbers the buffers of a step: the token, gradients, then what layers keep. */
 static pith_status describe(pith_xla_program *p) {
+  size_t most = 1 + (1 + PITH_STATE_ARRAYS) * pith_reducer_layers(p->reducer), sizes[PITH_STATE_ARRAYS] = {0};
   p->layers = pith_reducer_layers(p->reducer);
-  p->bytes = calloc(p->layers + 1, sizeof *p->bytes);
-  p->arrays = calloc(p->layers + 1, PITH_STATE_ARRAYS * sizeof *p->arrays);
-  PITH_REQUIRE(p->bytes && p->arrays, PITH_ERR_MEMORY, "no memory for a program of XLA");
+  p->bytes = calloc(most, sizeof *p->bytes);
+  p->place = calloc(most, sizeof *p->place);
+  p->arrays = calloc(most, sizeof *p->arrays);
+  PITH_REQUIRE(p->bytes && p->place && p->arrays, PITH_ERR_MEMORY, "no memory for a program of XLA");
+  p->bytes[0] = sizeof(pith_xla_token);
   p->buffers = 1 + p->layers;
   for (size_t i = 0; i < p->layers; i++) {
     pith_layer_stats stats = PITH_LAYER_STATS_INIT;
     PITH_TRY(pith_reducer_layer_stats(p->reducer, i, &stats));
-    p->bytes[i] = stats.bytes;
+    p->bytes[1 + i] = stats.bytes;
     if (p->reducer->options.lent) { /* else it keeps them by itself */
-      PITH_TRY(pith_reducer_array_sizes(p->reducer, i, &p->arrays[PITH_STATE_ARRAYS * i]));
+      PITH_TRY(pith_reducer_array_sizes(p->reducer, i, sizes));
     }
     for (size_t a = 0; a < PITH_STATE_ARRAYS; a++) {
-      p->buffers += p->arrays[PITH_STATE_ARRAYS * i + a] > 0;
+      p->bytes[p->buffers] = sizes[a];
+      p->arrays[PITH_STATE_ARRAYS * i + a] = sizes[a] ? p->buffers++ : 0;
     }
+  }
+  if (p->reducer->stages) { /* over a comm, messages say which layer they are of */
+    p->reducer->is_ordered = p->reducer->options.in_order = 1;
   }
   return PITH_OK;
 }
@@ -89,7 +97,7 @@ pith_status pith_xla_bind(uint64_t key, pith_comm *comm, pith_reducer *reducer) 
 
 void pith_xla_unbind(uint64_t key) {
   pthread_mutex_lock(&mutex);
-  while (*find(key) && (*find(key))->is_busy) {
+  while (*find(key) && (*find(key))->in_call) {
     pthread_cond_wait(&left, &mutex);
   }
   pith_xla_program **at = find(key), *found = *at;
@@ -101,57 +109,87 @@ void pith_xla_unbind(uint64_t key) {
 }
 
 /* Several devices of a process would each be a rank, and there is one rank for each process. */
-static pith_status check_entry(const pith_xla_program *p, uint64_t key, int cuda, int ordinal) {
-  int is_busy = 0;
-  for (const pith_xla_program *other = programs; other && p; other = other->next) {
-    is_busy |= other->is_busy && other->comm == p->comm;
-  }
-  PITH_REQUIRE(p, PITH_ERR_STATE,
-               "there is no reducer for this program (key %016llx): its comm was closed, or it was traced in another "
-               "process; trace it again (jax.clear_caches())",
-               (unsigned long long)key);
-  PITH_REQUIRE(!p->cuda == !cuda, PITH_ERR_UNSUPPORTED,
+static pith_status check_device(const pith_xla_program *p, const pith_xla_call *call) {
+  PITH_REQUIRE(!p->cuda == !call->cuda, PITH_ERR_UNSUPPORTED,
                "the allreduce was traced for a %s and runs on a %s: choose the device before, by jax_default_device or "
                "JAX_PLATFORMS",
-               p->cuda ? "GPU" : "CPU", cuda ? "GPU" : "CPU");
-  PITH_REQUIRE(!cuda || ordinal == pith__xla_cuda_device(p->cuda), PITH_ERR_UNSUPPORTED,
+               p->cuda ? "GPU" : "CPU", call->cuda ? "GPU" : "CPU");
+  PITH_REQUIRE(!call->cuda || call->ordinal == pith__xla_cuda_device(p->cuda), PITH_ERR_UNSUPPORTED,
                "the allreduce was traced for device %d and runs on device %d: a rank is a process with one device",
-               pith__xla_cuda_device(p->cuda), ordinal);
-  PITH_REQUIRE(p->ordinal < 0 || p->ordinal == ordinal, PITH_ERR_UNSUPPORTED,
+               pith__xla_cuda_device(p->cuda), call->ordinal);
+  PITH_REQUIRE(p->ordinal < 0 || p->ordinal == call->ordinal, PITH_ERR_UNSUPPORTED,
                "devices %d and %d of one process call the same allreduce: a rank is a process with one device; start a "
                "process for each device, or keep the arrays of the step on one",
-               p->ordinal, ordinal);
-  PITH_REQUIRE(!is_busy, PITH_ERR_STATE,
-               "two allreduces of one comm are under way at once, and ranks might make them in different orders: give "
-               "the later one the state that the earlier one returned, as its state or as after=");
+               p->ordinal, call->ordinal);
   return PITH_OK;
 }
 
-pith_status pith__xla_enter(uint64_t key, int cuda, int ordinal, pith_xla_program **program) {
+static int begins_step(const pith_xla_call *call) { return call->part == PITH_XLA_WHOLE || call->part == 0; }
+
+static pith_status check_turn(const pith_xla_program *p, const pith_xla_call *call) {
+  int is_busy = 0;
+  for (const pith_xla_program *other = programs; other; other = other->next) {
+    is_busy |= other->is_busy && other->comm == p->comm;
+  }
+  PITH_REQUIRE(!p->in_call && (!is_busy || !begins_step(call)), PITH_ERR_STATE,
+               "two allreduces of one comm are under way at once, and ranks might make them in different orders: give "
+               "the later one the state that the earlier one returned, as its state or as after=");
+  PITH_REQUIRE(begins_step(call) || (p->is_busy && p->parts && (call->part < 0 || (size_t)call->part == p->parts)),
+               PITH_ERR_STATE, "part %lld of an allreduce comes after %zu others", (long long)call->part, p->parts);
+  return PITH_OK;
+}
+
+static pith_status check_entry(const pith_xla_program *p, const pith_xla_call *call) {
+  PITH_REQUIRE(p, PITH_ERR_STATE,
+               "there is no reducer for this program (key %016llx): its comm was closed, or it was traced in another "
+               "process; trace it again (jax.clear_caches())",
+               (unsigned long long)call->key);
+  PITH_TRY(check_device(p, call));
+  return check_turn(p, call);
+}
+
+/* What has started uses buffers of XLA, which go when the call has failed: waits until it has ended. */
+static void end_layers(pith_xla_program *p) {
+  pith_kept_error error;
+  pith__error_keep(&error);
+  if (!pith__reducer_is_idle(p->reducer)) {
+    pith_reducer_finish(p->reducer);
+  }
+  pith__error_restore(&error);
+}
+
+pith_status pith__xla_enter(const pith_xla_call *call, pith_xla_program **program) {
   pthread_mutex_lock(&mutex);
-  pith_xla_program *p = *find(key);
-  pith_status status = check_entry(p, key, cuda, ordinal);
+  pith_xla_program *p = *find(call->key);
+  pith_status status = check_entry(p, call);
   if (status == PITH_OK) {
-    p->is_busy = 1;
-    p->ordinal = ordinal;
+    p->is_busy = p->in_call = 1;
+    p->ordinal = call->ordinal;
+    p->parts = begins_step(call) ? 0 : p->parts;
     *program = p;
   } else if (p) {
     tell_ranks(p);
+    if (p->is_busy && !p->in_call) {
+      end_layers(p);
+      p->is_busy = 0;
+    }
   }
   pthread_mutex_unlock(&mutex);
   return status;
 }
 
-void pith__xla_leave(pith_xla_program *p, pith_status status) {
+void pith__xla_leave(pith_xla_program *p, const pith_xla_call *call, pith_status status) {
   if (status != PITH_OK) {
     tell_ranks(p);
+    end_layers(p);
   }
   pthread_mutex_lock(&mutex);
   if (status != PITH_OK && p->failed == PITH_OK) {
     p->failed = status;
     pith__error_keep(&p->error);
   }
-  p->is_busy = 0;
+  p->is_busy = status == PITH_OK && call->part >= 0;
+  p->in_call = 0;
   pthread_cond_broadcast(&left);
   pthread_mutex_unlock(&mutex);
 }
@@ -171,30 +209,41 @@ pith_status pith_xla_check(const pith_comm *comm) {
 
 /* ---- A step ------------------------------------------------------------------------------------------------------ */
 
-static pith_status check_size(const pith_xla_operand *operand, size_t index, size_t bytes) {
-  PITH_REQUIRE(operand->bytes == bytes, PITH_ERR_ARGUMENT,
-               "operand %zu of the foreign call has %zu bytes, and its layer %zu: the program was traced for another "
-               "tree or spec",
-               index, operand->bytes, bytes);
+/* Which buffers of a step the operands of a call are: the token, gradients of its layers, and what they keep. */
+static pith_status number_operands(const pith_xla_program *p, const pith_xla_call *call, size_t *number,
+                                   size_t *count) {
+  const int64_t *layers = call->layers.data;
+  size_t called = call->part < 0 ? p->layers : call->layers.size;
+  PITH_REQUIRE(called <= p->layers, PITH_ERR_ARGUMENT, "the foreign call starts %zu layers, and there are %zu", called,
+               p->layers);
+  number[0] = 0;
+  *count = 1 + called;
+  for (size_t k = 0; k < called; k++) {
+    size_t layer = call->part < 0 ? k : (size_t)layers[k];
+    PITH_REQUIRE(layer < p->layers, PITH_ERR_ARGUMENT, "the foreign call starts layer %zu, and there are %zu", layer,
+                 p->layers);
+    number[1 + k] = 1 + layer;
+    for (size_t a = 0; a < PITH_STATE_ARRAYS; a++) {
+      size_t array = p->arrays[PITH_STATE_ARRAYS * layer + a];
+      if (array) {
+        number[(*count)++] = array;
+      }
+    }
+  }
   return PITH_OK;
 }
 
-static pith_status check_operands(const pith_xla_program *p, const pith_xla_operand *operands, size_t count) {
-  PITH_REQUIRE(count == p->buffers, PITH_ERR_ARGUMENT,
+static pith_status check_operands(const pith_xla_program *p, const size_t *number, size_t wanted,
+                                  const pith_xla_operand *operands, size_t count) {
+  PITH_REQUIRE(count == wanted, PITH_ERR_ARGUMENT,
                "the foreign call has %zu operands, and its reducer takes %zu: the program was traced for another tree "
                "or spec",
-               count, p->buffers);
-  size_t at = 0;
-  PITH_TRY(check_size(&operands[at], at, sizeof(pith_xla_token)));
-  for (size_t i = 0; i < p->layers; i++) {
-    at++;
-    PITH_TRY(check_size(&operands[at], at, p->bytes[i]));
-  }
-  for (size_t a = 0; a < PITH_STATE_ARRAYS * p->layers; a++) {
-    if (p->arrays[a]) {
-      at++;
-      PITH_TRY(check_size(&operands[at], at, p->arrays[a]));
-    }
+               count, wanted);
+  for (size_t i = 0; i < count; i++) {
+    PITH_REQUIRE(operands[i].bytes == p->bytes[number[i]], PITH_ERR_ARGUMENT,
+                 "operand %zu of the foreign call has %zu bytes, and its layer %zu: the program was traced for another "
+                 "tree or spec",
+                 i, operands[i].bytes, p->bytes[number[i]]);
   }
   return PITH_OK;
 }
@@ -213,7 +262,7 @@ static pith_status check_token(const pith_xla_program *p, const pith_xla_token *
 }
 
 /* A reducer with states of its own, as with an adaptive spec, is at one step only. */
-static pith_status begin_step(const pith_xla_program *p, const pith_xla_token *token) {
+static pith_status set_step(const pith_xla_program *p, const pith_xla_token *token) {
   uint64_t step = token->step[0] | (uint64_t)token->step[1] << 32;
   if (p->reducer->options.lent) {
     return pith_reducer_set_step(p->reducer, step);
@@ -226,12 +275,8 @@ static pith_status begin_step(const pith_xla_program *p, const pith_xla_token *t
   return PITH_OK;
 }
 
-/* Results that have buffers of their own get the values of their arguments, and the token comes to the host. */
-static pith_status take_operands(const pith_xla_program *p, const pith_xla_operand *operands, size_t count,
-                                 void *stream, pith_xla_token *token) {
-  if (p->cuda) {
-    PITH_TRY(pith__xla_cuda_begin(p->cuda, stream));
-  }
+/* Results that have buffers of their own get the values of their arguments. */
+static pith_status copy_operands(const pith_xla_program *p, const pith_xla_operand *operands, size_t count) {
   for (size_t i = 0; i < count; i++) {
     if (operands[i].to != operands[i].from && operands[i].bytes && p->cuda) {
       PITH_TRY(pith__xla_cuda_copy(p->cuda, operands[i].to, operands[i].from, operands[i].bytes));
@@ -239,56 +284,97 @@ static pith_status take_operands(const pith_xla_program *p, const pith_xla_opera
       memcpy(operands[i].to, operands[i].from, operands[i].bytes);
     }
   }
-  if (p->cuda) {
-    return pith__xla_cuda_fetch(p->cuda, token, operands[0].from, sizeof *token);
-  }
-  memcpy(token, operands[0].from, sizeof *token);
   return PITH_OK;
 }
 
-/* The step is over: the next token. */
-static pith_status give_token(const pith_xla_program *p, pith_xla_token token, void *to) {
-  token.step[1] += ++token.step[0] == 0;
+/* The token comes to the host, and says which step it is. */
+static pith_status begin_step(pith_xla_program *p, const pith_xla_call *call, const void *token) {
+  const int64_t *order = call->order.data;
   if (p->cuda) {
-    return pith__xla_cuda_end(p->cuda, to, &token, sizeof token);
+    PITH_TRY(pith__xla_cuda_fetch(p->cuda, &p->token, token, sizeof p->token));
+  } else {
+    memcpy(&p->token, token, sizeof p->token);
   }
-  memcpy(to, &token, sizeof token);
-  return PITH_OK;
-}
-
-static pith_status start_layers(const pith_xla_program *p, const pith_xla_operand *operands) {
-  const pith_xla_operand *array = operands + 1 + p->layers;
-  PITH_TRY(pith_reducer_check(p->reducer)); /* the first start does that too, and a tree may be empty */
-  for (size_t i = 0; i < p->layers; i++) {
-    void *lent[PITH_STATE_ARRAYS] = {NULL};
-    for (size_t a = 0; a < PITH_STATE_ARRAYS; a++) {
-      lent[a] = p->arrays[PITH_STATE_ARRAYS * i + a] ? array++->to : NULL;
+  PITH_TRY(check_token(p, &p->token));
+  PITH_TRY(set_step(p, &p->token));
+  memset(p->place, 0, p->buffers * sizeof *p->place);
+  if (p->reducer->is_ordered && !p->reducer->checked && call->order.size) {
+    PITH_FREED uint32_t *layers = calloc(p->layers + 1, sizeof *layers);
+    PITH_REQUIRE(layers, PITH_ERR_MEMORY, "no memory for a program of XLA");
+    PITH_REQUIRE(call->order.size == p->layers, PITH_ERR_ARGUMENT, "the order is of %zu layers, and there are %zu",
+                 call->order.size, p->layers);
+    for (size_t k = 0; k < p->layers; k++) {
+      layers[k] = order[k] >= 0 && order[k] < UINT32_MAX ? (uint32_t)order[k] : UINT32_MAX;
     }
-    PITH_TRY(p->reducer->options.lent ? pith_reducer_lend(p->reducer, i, lent) : PITH_OK);
-    PITH_TRY(pith_reducer_start(p->reducer, i, operands[1 + i].to));
+    PITH_TRY(pith__reducer_set_order(p->reducer, layers));
+  }
+  return pith_reducer_check(p->reducer); /* the first start does that too, and a tree may be empty */
+}
+
+static pith_status start_layer(const pith_xla_program *p, size_t layer) {
+  void *lent[PITH_STATE_ARRAYS] = {NULL};
+  for (size_t a = 0; a < PITH_STATE_ARRAYS; a++) {
+    size_t array = p->arrays[PITH_STATE_ARRAYS * layer + a];
+    lent[a] = array ? p->place[array] : NULL;
+  }
+  PITH_TRY(p->reducer->options.lent ? pith_reducer_lend(p->reducer, layer, lent) : PITH_OK);
+  return pith_reducer_start(p->reducer, layer, p->place[1 + layer]);
+}
+
+static pith_status start_part(pith_xla_program *p, const pith_xla_call *call, const size_t *number,
+                              const pith_xla_operand *operands, size_t count) {
+  PITH_TRY(copy_operands(p, operands, count));
+  PITH_TRY(p->cuda ? pith__xla_cuda_follow(p->cuda) : PITH_OK);
+  PITH_TRY(begins_step(call) ? begin_step(p, call, operands[0].from) : PITH_OK);
+  for (size_t i = 0; i < count; i++) {
+    p->place[number[i]] = operands[i].to;
+  }
+  p->parts++;
+  for (size_t i = 1; i < count && number[i] <= p->layers; i++) {
+    PITH_TRY(start_layer(p, number[i] - 1));
   }
   return PITH_OK;
 }
 
-pith_status pith__xla_step(pith_xla_program *p, const pith_xla_operand *operands, size_t count, void *stream) {
-  pith_xla_token token;
+/* What the parts have started must not have been moved since: the values of a copy would be those of some moment. */
+static pith_status check_places(const pith_xla_program *p, const pith_xla_operand *operands) {
+  for (size_t i = 0; i < p->buffers; i++) {
+    PITH_REQUIRE(p->place[i] || !p->bytes[i], PITH_ERR_STATE, "an allreduce ends, and buffer %zu has not started", i);
+    PITH_REQUIRE(p->place[i] == operands[i].from || !p->bytes[i], PITH_ERR_STATE,
+                 "XLA moved buffer %zu of an allreduce that was under way: set PITH_JAX_PART_BYTES=0 and report this", i);
+  }
+  return PITH_OK;
+}
+
+/* The step is over: means, what layers keep, and the next token. */
+static pith_status finish_step(const pith_xla_program *p, void *token) {
+  pith_xla_token next = p->token;
+  PITH_TRY(pith_reducer_finish(p->reducer));
+  next.step[1] += ++next.step[0] == 0;
+  if (p->cuda) {
+    return pith__xla_cuda_end(p->cuda, token, &next, sizeof next);
+  }
+  memcpy(token, &next, sizeof next);
+  return PITH_OK;
+}
+
+pith_status pith__xla_step(pith_xla_program *p, const pith_xla_call *call, const pith_xla_operand *operands,
+                           size_t count) {
+  size_t wanted = 0;
   if (p->cuda && p->failed != PITH_OK) { /* the comm may not know it */
     pith__error_restore(&p->error);
     return p->failed;
   }
-  PITH_TRY(check_operands(p, operands, count));
-  PITH_TRY(take_operands(p, operands, count, stream, &token));
-  PITH_TRY(check_token(p, &token));
-  PITH_TRY(begin_step(p, &token));
-  pith_status status = start_layers(p, operands);
-  if (status != PITH_OK) { /* what has started uses the buffers of the call: wait until it has ended */
-    pith_kept_error error;
-    tell_ranks(p);
-    pith__error_keep(&error);
-    pith_reducer_finish(p->reducer);
-    pith__error_restore(&error);
-    return status;
+  PITH_FREED size_t *number = calloc(1 + (1 + PITH_STATE_ARRAYS) * p->layers, sizeof *number);
+  PITH_REQUIRE(number, PITH_ERR_MEMORY, "no memory for a foreign call");
+  PITH_TRY(number_operands(p, call, number, &wanted));
+  PITH_TRY(check_operands(p, number, wanted, operands, count));
+  PITH_TRY(p->cuda ? pith__xla_cuda_begin(p->cuda, call->stream) : PITH_OK);
+  if (call->part != PITH_XLA_FINISH) {
+    PITH_TRY(start_part(p, call, number, operands, count));
+    return call->part == PITH_XLA_WHOLE ? finish_step(p, operands[0].to) : PITH_OK;
   }
-  PITH_TRY(pith_reducer_finish(p->reducer));
-  return give_token(p, token, operands[0].to);
+  PITH_TRY(check_places(p, operands));
+  PITH_TRY(finish_step(p, p->place[0]));
+  return copy_operands(p, operands, count);
 }

@@ -15,7 +15,8 @@ enum { XLA_MAJOR = 0, XLA_MINOR_FIRST = 1, XLA_MINOR_LAST = 3 }; /* versions of 
 
 enum { XLA_EXTENSION_METADATA = 1 };
 enum { XLA_STAGE_EXECUTE = 3 };
-enum { XLA_KIND_BUFFER = 1, XLA_KIND_SCALAR = 3 }; /* of arguments and results; of attributes */
+enum { XLA_KIND_BUFFER = 1 };                     /* of arguments and results */
+enum { XLA_KIND_ARRAY = 1, XLA_KIND_SCALAR = 3 }; /* of attributes */
 enum { XLA_S64 = 5, XLA_U8 = 6, XLA_U32 = 8, XLA_F16 = 10, XLA_F32 = 11, XLA_F64 = 12, XLA_BF16 = 16 };
 
 /* Codes of errors. */
@@ -134,6 +135,12 @@ typedef struct xla_scalar {
   int type;
   void *value;
 } xla_scalar;
+
+typedef struct xla_array {
+  int type;
+  size_t size;
+  void *data;
+} xla_array;
 
 typedef struct xla_attributes {
   size_t size;

@@ -10,7 +10,7 @@
 #include "test.h"
 #include "xla/xla_abi.h"
 
-enum { BUFFERS_MOST = 8 };
+enum { BUFFERS_MOST = 16, ATTRIBUTES_MOST = 4 };
 
 typedef struct fake_error {
   char text[1024];
@@ -56,27 +56,48 @@ typedef struct fake_call {
   int64_t dims[BUFFERS_MOST];
   int kinds[BUFFERS_MOST];
   void *items[BUFFERS_MOST];
-  int64_t key;
-  xla_scalar scalar;
-  xla_bytes name, *names[1];
-  int attribute_kinds[1];
-  void *attributes[1];
+  int64_t key, part;
+  xla_scalar scalar[2];
+  xla_array array[2];
+  xla_bytes name[ATTRIBUTES_MOST], *names[ATTRIBUTES_MOST];
+  int attribute_kinds[ATTRIBUTES_MOST];
+  void *attributes[ATTRIBUTES_MOST];
 } fake_call;
+
+static void add_attribute(fake_call *c, const char *name, int kind, void *item) {
+  int64_t i = c->frame.attributes.count++;
+  c->name[i] = (xla_bytes){name, strlen(name)};
+  c->names[i] = &c->name[i];
+  c->attribute_kinds[i] = kind;
+  c->attributes[i] = item;
+}
 
 /* A call whose results have the buffers of its arguments. */
 static void begin_call(fake_call *c, int64_t key) {
   memset(c, 0, sizeof *c);
   c->api = make_api(0, 3);
   c->key = key;
-  c->scalar = (xla_scalar){XLA_S64, &c->key};
-  c->name = (xla_bytes){"key", 3};
-  c->names[0] = &c->name;
-  c->attribute_kinds[0] = XLA_KIND_SCALAR;
-  c->attributes[0] = &c->scalar;
   xla_list list = {.size = sizeof list, .kinds = c->kinds, .items = c->items};
   c->frame = (xla_frame){.size = sizeof c->frame, .api = &c->api, .stage = XLA_STAGE_EXECUTE};
   c->frame.arguments = c->frame.results = list;
-  c->frame.attributes = (xla_attributes){sizeof(xla_attributes), NULL, 1, c->attribute_kinds, c->names, c->attributes};
+  c->frame.attributes = (xla_attributes){sizeof(xla_attributes), NULL, 0, c->attribute_kinds, c->names, c->attributes};
+  c->scalar[0] = (xla_scalar){XLA_S64, &c->key};
+  add_attribute(c, "key", XLA_KIND_SCALAR, &c->scalar[0]);
+}
+
+/* The call is a part of a step: it starts these layers, or finishes. `order` in part 0. */
+static inline void set_part(fake_call *c, int64_t part, int64_t *layers, size_t count, int64_t *order, size_t all) {
+  c->part = part;
+  c->scalar[1] = (xla_scalar){XLA_S64, &c->part};
+  c->array[0] = (xla_array){XLA_S64, count, layers};
+  c->array[1] = (xla_array){XLA_S64, all, order};
+  add_attribute(c, "part", XLA_KIND_SCALAR, &c->scalar[1]);
+  if (layers) {
+    add_attribute(c, "layers", XLA_KIND_ARRAY, &c->array[0]);
+  }
+  if (order) {
+    add_attribute(c, "order", XLA_KIND_ARRAY, &c->array[1]);
+  }
 }
 
 static void add_buffer(fake_call *c, int type, void *data, int64_t n) {

@@ -121,7 +121,7 @@ static void other_size(fake_call *c, rank_state *s) { (void)s, c->dims[1]--; }
 static void other_type(fake_call *c, rank_state *s) { (void)s, c->buffer[1].type = 15; }
 static void other_count(fake_call *c, rank_state *s) { add_buffer(c, XLA_F32, s->result, N); }
 static void other_key(fake_call *c, rank_state *s) { (void)s, c->key = 77; }
-static void no_key(fake_call *c, rank_state *s) { (void)s, c->name.size = 2; }
+static void no_key(fake_call *c, rank_state *s) { (void)s, c->name[0].size = 2; }
 static void other_stage(fake_call *c, rank_state *s) { (void)s, c->frame.stage = 0; }
 static void short_frame(fake_call *c, rank_state *s) { (void)s, c->frame.size = 64; }
 static void other_major(fake_call *c, rank_state *s) { (void)s, c->api.version.major = 1; }
@@ -190,10 +190,10 @@ static void call_two_at_once(pith_comm *comm, void *argument) {
   pith_xla_program *under_way = NULL;
   CHECK_OK(pith_xla_bind((uint64_t)key_of(comm), comm, lent));
   CHECK_OK(pith_xla_bind(7, comm, other));
-  CHECK_OK(pith__xla_enter(7, 0, 0, &under_way));
+  CHECK_OK(pith__xla_enter(&(pith_xla_call){.key = 7, .part = PITH_XLA_WHOLE}, &under_way));
   describe(&c, comm, s);
   CHECK_EQ(make_call(&c, "two allreduces of one comm are under way at once"), XLA_FAILED_PRECONDITION);
-  pith__xla_leave(under_way, PITH_OK);
+  pith__xla_leave(under_way, &(pith_xla_call){.part = PITH_XLA_WHOLE}, PITH_OK);
   pith_xla_unbind(7);
   pith_xla_unbind((uint64_t)key_of(comm));
   pith_reducer_destroy(other);
@@ -212,18 +212,19 @@ static void *unbind(void *ended) {
 static void unbind_under_way(pith_comm *comm, void *argument) {
   (void)argument;
   pith_reducer *lent = make_reducer(comm, "ef/q:4", 1);
+  const pith_xla_call whole = {.key = 8, .part = PITH_XLA_WHOLE};
   pith_xla_program *under_way = NULL;
   atomic_int ended = 0;
   pthread_t thread;
   CHECK_OK(pith_xla_bind(8, comm, lent));
-  CHECK_OK(pith__xla_enter(8, 0, 0, &under_way));
+  CHECK_OK(pith__xla_enter(&whole, &under_way));
   CHECK_EQ(pthread_create(&thread, NULL, unbind, &ended), 0);
   nanosleep(&(struct timespec){0, 20000000}, NULL);
   CHECK_EQ(atomic_load(&ended), 0);
-  pith__xla_leave(under_way, PITH_OK);
+  pith__xla_leave(under_way, &whole, PITH_OK);
   CHECK_EQ(pthread_join(thread, NULL), 0);
   CHECK_EQ(atomic_load(&ended), 1);
-  CHECK_STATUS(pith__xla_enter(8, 0, 0, &under_way), PITH_ERR_STATE);
+  CHECK_STATUS(pith__xla_enter(&whole, &under_way), PITH_ERR_STATE);
   pith_reducer_destroy(lent);
 }
 

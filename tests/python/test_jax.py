@@ -31,6 +31,7 @@ from test_launchers import command
 
 ROOT = Path(__file__).resolve().parents[2]
 ONE_CORE = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
+IN_PARTS = ONE_CORE | {"PITH_JAX_PART_BYTES": "9000"}  # leaves of these tests in calls of their own
 FAILED = (jax.errors.JaxRuntimeError, ValueError)  # the latter where JAX runs a program at once
 
 
@@ -85,9 +86,13 @@ def against_comm(rank: int, size: int) -> list[tuple[str, bool]]:
     return list(same.items())
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_means_of_every_codec_with_and_without_memory_are_those_of_a_comm(size: int) -> None:
-    found = run(against_comm, size, env=ONE_CORE)
+@pytest.mark.parametrize(
+    ("size", "env"), [(2, ONE_CORE), (3, ONE_CORE), (4, ONE_CORE), (2, IN_PARTS)]
+)
+def test_means_of_every_codec_with_and_without_memory_are_those_of_a_comm(
+    size: int, env: dict[str, str]
+) -> None:
+    found = run(against_comm, size, env=env)
     assert len(found[0]) > 40
     for rank in found:
         assert [spec for spec, same in rank if not same] == []
@@ -204,12 +209,42 @@ def kinds_of_programs(rank: int, size: int) -> dict[str, list[bytes]]:
 
 def test_a_program_has_the_same_bits_however_it_is_written() -> None:
     found = run(kinds_of_programs, 2, env=ONE_CORE)
+    assert run(kinds_of_programs, 2, env=IN_PARTS) == found
     for rank in found:
         for kind, outcome in rank.items():
             assert outcome == rank["jit"], kind
     parameters = len(jax.tree.leaves(model_tree()))
     assert found[0]["jit"][:parameters] == found[1]["jit"][:parameters]
     assert found[0]["jit"][parameters:] != found[1]["jit"][parameters:]  # residuals differ
+
+
+def parts_of_a_tied_model(rank: int, size: int) -> list[list[str]]:
+    """Names of the leaves that each call of a step starts. The embedding comes first and last in the model."""
+    params = {f"layer{i}": jnp.zeros((64, 64)) for i in range(3)} | {"token": jnp.zeros((64, 64))}
+
+    def loss(params: Any, x: Any) -> Any:
+        halves = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
+        h = x @ halves["token"]
+        for i in range(3):
+            h = jnp.tanh(h @ halves[f"layer{i}"])
+        return jnp.sum(h @ halves["token"].T)
+
+    def step(params: Any, state: Any, x: Any) -> Any:
+        return pith.jax.allreduce(jax.grad(loss)(params, x), state, "q:4")
+
+    state, x = pith.jax.init(params, "q:4"), jnp.ones((8, 64), jnp.bfloat16)
+    text = jax.jit(step).lower(params, state, x).as_text()
+    names = list(params)
+    calls = re.findall(r"@pith_allreduce.*?layers = dense<\[?([\d, ]+)\]?>", text)
+    return [[names[int(number)] for number in call.split(",")] for call in calls]
+
+
+def test_layers_that_are_ready_first_start_first() -> None:
+    env = ONE_CORE | {"PITH_JAX_PART_BYTES": str(64 * 64 * 4)}
+    assert run(parts_of_a_tied_model, 1, env=env) == [
+        [["layer2"], ["layer1"], ["layer0"], ["token"]]
+    ]
+    assert run(parts_of_a_tied_model, 1, env=ONE_CORE) == [[]]  # too small: one call
 
 
 def halves_and_corners(rank: int, size: int) -> dict[str, Any]:
@@ -341,8 +376,9 @@ def shared_arguments(rank: int, size: int) -> dict[str, bool]:
     return found | {"unchanged": bits(x) == [values.tobytes()]}
 
 
-def test_arrays_that_are_used_elsewhere_are_not_changed() -> None:
-    for found in run(shared_arguments, 2, env=ONE_CORE):
+@pytest.mark.parametrize("env", [ONE_CORE, IN_PARTS])
+def test_arrays_that_are_used_elsewhere_are_not_changed(env: dict[str, str]) -> None:
+    for found in run(shared_arguments, 2, env=env):
         assert list(found.values()) == 5 * [True], found
 
 
@@ -606,8 +642,11 @@ def die_in_the_middle(rank: int, size: int) -> float:
     return waited
 
 
-def test_a_rank_that_is_killed_is_an_exception_that_names_it_on_every_rank() -> None:
-    found = outcomes(die_in_the_middle, 3, env=ONE_CORE)
+@pytest.mark.parametrize("env", [ONE_CORE, IN_PARTS])
+def test_a_rank_that_is_killed_is_an_exception_that_names_it_on_every_rank(
+    env: dict[str, str],
+) -> None:
+    found = outcomes(die_in_the_middle, 3, env=env)
     assert found[2].ended == -signal.SIGKILL
     for outcome in found[:2]:
         assert outcome.error is None, outcome.trace

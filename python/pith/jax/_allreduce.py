@@ -91,13 +91,13 @@ def allreduce(
     leaves, values, structure = leaves_of(tree)
     program = program_for(the_comm(comm), rules_of(spec, None, None), seed, leaves)
     kept = _kept_of(state, structure, program)
-    arrays = [array for of in kept for array in of if array is not None]
-    operands = [jnp.asarray(array) for array in (state.token, *values, *arrays)]
+    arrays = [[jnp.asarray(array) for array in of if array is not None] for of in kept]
     before = [] if after is None else [jnp.asarray(after.token)]
-    results = iter(call(program.key, operands, before))
-    token = next(results)
-    means = [next(results) for _ in leaves]
-    next_kept = [[None if array is None else next(results) for array in of] for of in kept]
+    token, means, given = call(
+        program.key, jnp.asarray(state.token), [jnp.asarray(v) for v in values], arrays, before
+    )
+    rest = iter(array for of in given for array in of)
+    next_kept = [[None if array is None else next(rest) for array in of] for of in kept]
     columns = [[of[i] for of in next_kept] for i in range(4)]
     return jax.tree.unflatten(structure, means), State(
         token, *(jax.tree.unflatten(structure, column) for column in columns)
