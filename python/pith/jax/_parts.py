@@ -57,7 +57,7 @@ def parts_of(values: Sequence[Any], avals: Sequence[Any], number: Operands) -> l
     least = max(_part_bytes(), -(-sum(sizes) // _PARTS_MOST))
     if _part_bytes() == 0 or sum(sizes) < 2 * least:
         return [list(range(number.leaves))]
-    ready = _moments([values[1 + leaf] for leaf in range(number.leaves)])
+    ready = _depths([values[1 + leaf] for leaf in range(number.leaves)])
     order = sorted(range(number.leaves), key=lambda leaf: (ready[leaf], -leaf))
     parts: list[list[int]] = [[]]
     held = 0
@@ -70,16 +70,16 @@ def parts_of(values: Sequence[Any], avals: Sequence[Any], number: Operands) -> l
     return parts
 
 
-def _moments(values: Sequence[Any]) -> list[int]:
-    """For each value the place, in the program so far, of the last long operation that it depends on."""
-    block = next(
-        (v.owner.block for v in values if hasattr(v.owner, "block")), None
-    )  # else all are arguments
-    if block is None:
-        return [0] * len(values)
-    moment: dict[Any, int] = {}
-    for place, operation in enumerate(block.operations):
-        found = max((moment.get(operand, 0) for operand in operation.operands), default=0)
-        found = place if operation.operation.name in _LONG else found
-        moment.update(dict.fromkeys(operation.results, found))
-    return [moment.get(value, 0) for value in values]
+def _depths(values: Sequence[Any]) -> list[int]:
+    """For each value how many long operations, one after another, must come before it: in this order gradients become ready."""
+    depth: dict[Any, int] = {}
+    stack = list(values)
+    while stack:
+        value = stack[-1]
+        needed = getattr(value.owner, "operands", ())  # none of a function's argument
+        missing = [v for v in needed if v not in depth]
+        stack.extend(missing)
+        if not missing:
+            before = max((depth[v] for v in needed), default=0)
+            depth[stack.pop()] = before + (getattr(value.owner, "name", "") in _LONG)
+    return [depth[value] for value in values]
