@@ -8,7 +8,10 @@ from typing import Any
 
 from .._errors import ArgumentError
 
-_PART_BYTES = 32 << 20  # of gradients, at least: about what the reducer sends in one group
+_PART_BYTES = {
+    "cpu": 8 << 20,
+    "cuda": 32 << 20,
+}  # of gradients, at least: about a group of the reducer
 _PARTS_MOST = 16
 
 # Operations that take time. What lies between them (casts, sums over a batch) does not change the order in which gradients are ready.
@@ -44,18 +47,21 @@ class Operands:
         ]
 
 
-def _part_bytes() -> int:
-    text = os.environ.get("PITH_JAX_PART_BYTES", str(_PART_BYTES))
+def _part_bytes(platform: str) -> int:
+    text = os.environ.get("PITH_JAX_PART_BYTES", str(_PART_BYTES[platform]))
     if not text.isdecimal():
         raise ArgumentError(f'PITH_JAX_PART_BYTES is "{text}": a number of bytes, or 0')
     return int(text)
 
 
-def parts_of(values: Sequence[Any], avals: Sequence[Any], number: Operands) -> list[list[int]]:
+def parts_of(
+    values: Sequence[Any], avals: Sequence[Any], number: Operands, platform: str
+) -> list[list[int]]:
     """The leaves of each part, in order. ``values`` are the operands in the program that is lowered."""
     sizes = [avals[1 + leaf].size * avals[1 + leaf].dtype.itemsize for leaf in range(number.leaves)]
-    least = max(_part_bytes(), -(-sum(sizes) // _PARTS_MOST))
-    if _part_bytes() == 0 or sum(sizes) < 2 * least:
+    asked = _part_bytes(platform)
+    least = max(asked, -(-sum(sizes) // _PARTS_MOST))
+    if asked == 0 or sum(sizes) < 2 * least:
         return [list(range(number.leaves))]
     ready = _depths([values[1 + leaf] for leaf in range(number.leaves)])
     order = sorted(range(number.leaves), key=lambda leaf: (ready[leaf], -leaf))

@@ -69,7 +69,9 @@ def _emit(
     return list(lower(inside, *operands, **attributes))
 
 
-def _lower(context: Any, *operands: Any, reducer: int, counts: tuple[int, ...]) -> Any:
+def _lower(
+    context: Any, *operands: Any, platform: str, reducer: int, counts: tuple[int, ...]
+) -> Any:
     """One call for the whole step; or several that start leaves as soon as their gradients are there, and one that finishes.
 
     Each call gives what it was given, and only the next one takes that: nobody else sees values that are under way.
@@ -77,7 +79,7 @@ def _lower(context: Any, *operands: Any, reducer: int, counts: tuple[int, ...]) 
     _refuse_several_devices(context)
     number = Operands(counts)
     values, avals, key = list(operands), list(context.avals_in), np.int64(reducer)
-    parts = parts_of(operands, avals, number)
+    parts = parts_of(operands, avals, number, platform)
     if len(parts) == 1:
         return _emit(context, values, avals, number.total, key=key)
     order = np.array([leaf for part in parts for leaf in part], np.int64)
@@ -132,6 +134,7 @@ _in_place: dict[str, Any] = (
     else {}
 )
 for _platform in ("cpu", "cuda"):
-    mlir.register_lowering(_primitive, _lower, platform=_platform, **_in_place)
+    _rule = functools.partial(_lower, platform=_platform)
+    mlir.register_lowering(_primitive, _rule, platform=_platform, **_in_place)
 batching.primitive_batchers[_primitive] = _refuse("batched (jax.vmap)")
 ad.primitive_jvps[_primitive] = _refuse("differentiated (jax.grad)")
