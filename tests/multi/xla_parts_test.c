@@ -162,7 +162,7 @@ static void refuse_parts(pith_comm *comm, void *argument) {
       describe_part(&c, comm, s, 0, order, 0, 4);
       CHECK_EQ(make_call(&c, ""), 0);
       describe_end(&c, comm, moved);
-      CHECK_EQ(make_call(&c, "XLA moved buffer 0 of an allreduce"), XLA_FAILED_PRECONDITION);
+      CHECK_EQ(make_call(&c, "XLA moved 12 of 12 buffers of an allreduce"), XLA_FAILED_PRECONDITION);
       break;
     case 4:
       describe_part(&c, comm, s, 0, order, 0, 1);

@@ -776,10 +776,10 @@ def momentum_travels(rank: int, size: int) -> dict[str, Any]:
     q, t, u = params, plain.init(params), pith.jax.init(params, "none")
     for number in range(STEPS):
         before, had = s, lost(s.sent, "layer/kernel")
-        p, s = ours(p, s, number)
+        p, s = jax.block_until_ready(ours(p, s, number))  # programs with other states have no order
         if number < 2:
-            q, t = exact(q, t, number)
-        mean, u = means(noise(rank, number, params), u)
+            q, t = jax.block_until_ready(exact(q, t, number))
+        mean, u = jax.block_until_ready(means(noise(rank, number, params), u))
         found["frozen"].append(int(s.frozen))
         if number >= 2:
             kernel = 0.9 * before.mu["layer"]["kernel"] + 0.1 * mean["layer"]["kernel"]
