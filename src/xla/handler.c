@@ -226,6 +226,7 @@ static pith_status read_call(const xla_frame *frame, pith_xla_call *call) {
   int64_t key = 0;
   PITH_TRY(read_number(&frame->attributes, "key", 1, &key));
   PITH_TRY(read_number(&frame->attributes, "part", 0, &call->part));
+  PITH_TRY(read_number(&frame->attributes, "site", 0, &call->site));
   call->key = (uint64_t)key;
   PITH_TRY(read_numbers(&frame->attributes, "layers", &call->layers));
   PITH_TRY(read_numbers(&frame->attributes, "order", &call->order));

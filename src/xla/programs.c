@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "reducer/reducer.h"
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -39,6 +40,8 @@ static void release(pith_xla_program *p) {
     free(p->bytes);
     free(p->arrays);
     free(p->place);
+    free(p->order);
+    free(p->sites);
     pith__xla_cuda_destroy(p->cuda);
     free(p);
   }
@@ -51,7 +54,8 @@ static pith_status describe(pith_xla_program *p) {
   p->bytes = calloc(most, sizeof *p->bytes);
   p->place = calloc(most, sizeof *p->place);
   p->arrays = calloc(most, sizeof *p->arrays);
-  PITH_REQUIRE(p->bytes && p->place && p->arrays, PITH_ERR_MEMORY, "no memory for a program of XLA");
+  p->order = calloc(most, sizeof *p->order);
+  PITH_REQUIRE(p->bytes && p->place && p->arrays && p->order, PITH_ERR_MEMORY, "no memory for a program of XLA");
   p->bytes[0] = sizeof(pith_xla_token);
   p->buffers = 1 + p->layers;
   for (size_t i = 0; i < p->layers; i++) {
@@ -287,9 +291,35 @@ static pith_status copy_operands(const pith_xla_program *p, const pith_xla_opera
   return PITH_OK;
 }
 
+/* All layers, in the order in which they start. */
+static pith_status take_order(pith_xla_program *p, const pith_xla_call *call) {
+  const int64_t *order = call->order.data;
+  PITH_REQUIRE(call->part < 0 || call->order.size == p->layers, PITH_ERR_ARGUMENT,
+               "the order is of %zu layers, and there are %zu", call->order.size, p->layers);
+  for (size_t k = 0; k < p->layers; k++) {
+    int64_t layer = call->part < 0 ? (int64_t)k : order[k];
+    PITH_REQUIRE(layer >= 0 && (size_t)layer < p->layers, PITH_ERR_ARGUMENT,
+                 "the order has layer %lld, and there are %zu", (long long)layer, p->layers);
+    p->order[k] = (uint32_t)layer;
+  }
+  return PITH_OK;
+}
+
+static pith_status find_site(pith_xla_program *p, int64_t number) {
+  size_t i = 0;
+  while (i < p->site_count && p->sites[i].number != number) {
+    i++;
+  }
+  if (i == p->site_count) {
+    PITH_TRY(pith__reducer_grow((void **)&p->sites, &p->site_room, p->site_count, sizeof *p->sites));
+    p->sites[p->site_count++] = (pith_xla_site){.number = number};
+  }
+  p->site = &p->sites[i];
+  return PITH_OK;
+}
+
 /* The token comes to the host, and says which step it is. */
 static pith_status begin_step(pith_xla_program *p, const pith_xla_call *call, const void *token) {
-  const int64_t *order = call->order.data;
   if (p->cuda) {
     PITH_TRY(pith__xla_cuda_fetch(p->cuda, &p->token, token, sizeof p->token));
   } else {
@@ -298,15 +328,10 @@ static pith_status begin_step(pith_xla_program *p, const pith_xla_call *call, co
   PITH_TRY(check_token(p, &p->token));
   PITH_TRY(set_step(p, &p->token));
   memset(p->place, 0, p->buffers * sizeof *p->place);
-  if (p->reducer->is_ordered && !p->reducer->checked && call->order.size) {
-    PITH_FREED uint32_t *layers = calloc(p->layers + 1, sizeof *layers);
-    PITH_REQUIRE(layers, PITH_ERR_MEMORY, "no memory for a program of XLA");
-    PITH_REQUIRE(call->order.size == p->layers, PITH_ERR_ARGUMENT, "the order is of %zu layers, and there are %zu",
-                 call->order.size, p->layers);
-    for (size_t k = 0; k < p->layers; k++) {
-      layers[k] = order[k] >= 0 && order[k] < UINT32_MAX ? (uint32_t)order[k] : UINT32_MAX;
-    }
-    PITH_TRY(pith__reducer_set_order(p->reducer, layers));
+  PITH_TRY(take_order(p, call));
+  PITH_TRY(call->part == 0 ? find_site(p, call->site) : PITH_OK);
+  if (p->reducer->is_ordered && !p->reducer->checked && call->part == 0) {
+    PITH_TRY(pith__reducer_set_order(p->reducer, p->order));
   }
   return pith_reducer_check(p->reducer); /* the first start does that too, and a tree may be empty */
 }
@@ -321,34 +346,62 @@ static pith_status start_layer(const pith_xla_program *p, size_t layer) {
   return pith_reducer_start(p->reducer, layer, p->place[1 + layer]);
 }
 
-static pith_status start_part(pith_xla_program *p, const pith_xla_call *call, const size_t *number,
-                              const pith_xla_operand *operands, size_t count) {
+/* Layers that come in a part start if their buffers stay where they are; else they wait for the others. */
+static pith_status take_part(pith_xla_program *p, const pith_xla_call *call, const size_t *number,
+                             const pith_xla_operand *operands, size_t count) {
   PITH_TRY(copy_operands(p, operands, count));
-  PITH_TRY(p->cuda ? pith__xla_cuda_follow(p->cuda) : PITH_OK);
   PITH_TRY(begins_step(call) ? begin_step(p, call, operands[0].from) : PITH_OK);
+  PITH_TRY(p->cuda ? pith__xla_cuda_follow(p->cuda) : PITH_OK);
   for (size_t i = 0; i < count; i++) {
     p->place[number[i]] = operands[i].to;
   }
   p->parts++;
-  for (size_t i = 1; i < count && number[i] <= p->layers; i++) {
+  for (size_t i = 1; i < count && number[i] <= p->layers && p->site->habit == PITH_XLA_STAYS; i++) {
     PITH_TRY(start_layer(p, number[i] - 1));
   }
   return PITH_OK;
 }
 
-/* What the parts have started must not have been moved since: the values of a copy would be those of some moment. The
- * token is not written to before the end, and may be anywhere. */
-static pith_status check_places(const pith_xla_program *p, const pith_xla_operand *operands) {
-  size_t moved = 0;
-  for (size_t i = 1; i < p->buffers; i++) {
-    PITH_REQUIRE(p->place[i] || !p->bytes[i], PITH_ERR_STATE, "an allreduce ends, and buffer %zu has not started", i);
-    moved += p->place[i] != operands[i].from && p->bytes[i];
+static pith_status take_whole(pith_xla_program *p, const pith_xla_operand *operands, size_t count) {
+  PITH_TRY(copy_operands(p, operands, count));
+  PITH_TRY(p->cuda ? pith__xla_cuda_follow(p->cuda) : PITH_OK);
+  for (size_t i = 0; i < count; i++) {
+    p->place[i] = operands[i].to;
   }
-  PITH_REQUIRE(!moved, PITH_ERR_STATE,
-               "XLA moved %zu of %zu buffers of an allreduce that was under way: set PITH_JAX_PART_BYTES=0 and report "
-               "this",
-               moved, p->buffers - 1);
+  for (size_t k = 0; k < p->layers; k++) {
+    PITH_TRY(start_layer(p, p->order[k]));
+  }
   return PITH_OK;
+}
+
+/* How many buffers are elsewhere than where the parts have left them; the token may be. */
+static pith_status count_moved(const pith_xla_program *p, const pith_xla_operand *operands, size_t *moved) {
+  *moved = 0;
+  for (size_t i = 1; i < p->buffers; i++) {
+    PITH_REQUIRE(p->place[i] || !p->bytes[i], PITH_ERR_STATE, "an allreduce ends, and buffer %zu has not come", i);
+    *moved += p->place[i] != operands[i].from && p->bytes[i];
+  }
+  return PITH_OK;
+}
+
+/* What has started must not have been moved: the values of a copy would be those of some moment. */
+static pith_status end_parts(pith_xla_program *p, const pith_xla_operand *operands, size_t count) {
+  size_t moved = 0;
+  PITH_TRY(count_moved(p, operands, &moved));
+  if (p->site->habit == PITH_XLA_STAYS) {
+    PITH_REQUIRE(!moved, PITH_ERR_STATE,
+                 "XLA moved %zu of %zu buffers of an allreduce that was under way: set PITH_JAX_PART_BYTES=0 and "
+                 "report this",
+                 moved, p->buffers - 1);
+    return PITH_OK;
+  }
+  if (p->site->habit == PITH_XLA_UNKNOWN) {
+    p->site->habit = moved ? PITH_XLA_MOVES : PITH_XLA_STAYS;
+    PITH_LOG_INFO("xla: this program's layers %s (XLA moves %zu of %zu buffers)",
+                  moved ? "start when all gradients are ready" : "start as their gradients are ready", moved,
+                  p->buffers - 1);
+  }
+  return take_whole(p, operands, count);
 }
 
 /* The step is over: means, what layers keep, and the next token. */
@@ -375,11 +428,16 @@ pith_status pith__xla_step(pith_xla_program *p, const pith_xla_call *call, const
   PITH_TRY(number_operands(p, call, number, &wanted));
   PITH_TRY(check_operands(p, number, wanted, operands, count));
   PITH_TRY(p->cuda ? pith__xla_cuda_begin(p->cuda, call->stream) : PITH_OK);
-  if (call->part != PITH_XLA_FINISH) {
-    PITH_TRY(start_part(p, call, number, operands, count));
-    return call->part == PITH_XLA_WHOLE ? finish_step(p, operands[0].to) : PITH_OK;
+  if (call->part >= 0) {
+    return take_part(p, call, number, operands, count);
   }
-  PITH_TRY(check_places(p, operands));
+  if (call->part == PITH_XLA_WHOLE) {
+    PITH_TRY(begin_step(p, call, operands[0].from));
+    PITH_TRY(take_whole(p, operands, count));
+    return finish_step(p, operands[0].to);
+  }
+  int is_under_way = p->site->habit == PITH_XLA_STAYS;
+  PITH_TRY(end_parts(p, operands, count));
   PITH_TRY(finish_step(p, operands[0].to));
-  return copy_operands(p, operands + 1, count - 1);
+  return is_under_way ? copy_operands(p, operands + 1, count - 1) : PITH_OK;
 }

@@ -14,20 +14,32 @@ typedef struct pith_xla_token {
   uint32_t rank, ranks;
 } pith_xla_token;
 
+/* A program that XLA has compiled, which makes steps in parts. Where XLA moves buffers between them, which is so in all
+ * steps or in none, layers cannot start in parts; the first step finds out. */
+typedef enum pith_xla_habit { PITH_XLA_UNKNOWN, PITH_XLA_STAYS, PITH_XLA_MOVES } pith_xla_habit;
+typedef struct pith_xla_site {
+  int64_t number;
+  pith_xla_habit habit;
+} pith_xla_site;
+
 typedef struct pith_xla_program {
   uint64_t key;
   pith_comm *comm;
   pith_reducer *reducer;
-  int is_busy;           /* a step is under way, which may be several calls */
-  int in_call;           /* one of them is */
-  size_t parts;          /* of the step under way: so many calls have started layers */
+  int is_busy;          /* a step is under way, which may be several calls */
+  int in_call;          /* one of them is */
+  size_t parts;         /* of the step under way: so many calls have come */
+  pith_xla_site *site;  /* of the step under way, one of … */
+  pith_xla_site *sites; /* … those that have been seen */
+  size_t site_count, site_room;
   int ordinal;           /* of the device that called it first; -1: none has yet */
   pith_status failed;    /* of the first call that failed, and … */
   pith_kept_error error; /* … what was wrong */
   size_t layers;         /* of the reducer */
   size_t buffers;        /* of a step: the token, gradients, arrays */
   size_t *bytes;         /* of each */
-  void **place;          /* where the step under way has each; NULL: not started */
+  void **place;          /* where the step under way has each; NULL: not yet */
+  uint32_t *order;       /* of layers, in the step under way */
   size_t *arrays;        /* PITH_STATE_ARRAYS for each layer: which buffer it is; 0: none */
   pith_xla_token token;  /* of the step under way */
   pith_xla_cuda *cuda;   /* NULL: for memory of the host */
@@ -48,6 +60,7 @@ typedef struct pith_xla_call {
   int64_t part;     /* one of the above, or the number of a call that starts layers: 0, 1, … */
   xla_array layers; /* s64: that it starts */
   xla_array order;  /* s64, in part 0: all layers, in the order of the parts */
+  int64_t site;     /* in part 0: which of the programs that use the key */
   int cuda;         /* for memory of a CUDA device */
   int ordinal;      /* of the device */
   void *stream;     /* of XLA, for memory of a CUDA device */

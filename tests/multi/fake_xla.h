@@ -10,7 +10,7 @@
 #include "test.h"
 #include "xla/xla_abi.h"
 
-enum { BUFFERS_MOST = 16, ATTRIBUTES_MOST = 4 };
+enum { BUFFERS_MOST = 16, ATTRIBUTES_MOST = 5 };
 
 typedef struct fake_error {
   char text[1024];
@@ -56,8 +56,8 @@ typedef struct fake_call {
   int64_t dims[BUFFERS_MOST];
   int kinds[BUFFERS_MOST];
   void *items[BUFFERS_MOST];
-  int64_t key, part;
-  xla_scalar scalar[2];
+  int64_t key, part, site;
+  xla_scalar scalar[3];
   xla_array array[2];
   xla_bytes name[ATTRIBUTES_MOST], *names[ATTRIBUTES_MOST];
   int attribute_kinds[ATTRIBUTES_MOST];
@@ -96,7 +96,9 @@ static inline void set_part(fake_call *c, int64_t part, int64_t *layers, size_t 
     add_attribute(c, "layers", XLA_KIND_ARRAY, &c->array[0]);
   }
   if (order) {
+    c->scalar[2] = (xla_scalar){XLA_S64, &c->site};
     add_attribute(c, "order", XLA_KIND_ARRAY, &c->array[1]);
+    add_attribute(c, "site", XLA_KIND_SCALAR, &c->scalar[2]);
   }
 }
 

@@ -92,6 +92,21 @@ static void describe_end(fake_call *c, pith_comm *comm, rank_state *s) {
   add_layer_buffers(c, s, all, LAYERS);
 }
 
+static int moves; /* XLA copies everything before the last call, and goes on with the copies */
+
+static void finish_elsewhere(pith_comm *comm, rank_state **s, rank_state **other) {
+  fake_call c;
+  if (moves) {
+    rank_state *before = *s;
+    **other = **s;
+    memset(*s, 0xff, sizeof **s);
+    *s = *other;
+    *other = before;
+  }
+  describe_end(&c, comm, *s);
+  CHECK_EQ(make_call(&c, ""), 0);
+}
+
 /* Orders that differ from rank to rank are no error on a device, where groups are sent in that of rank 0; over a comm
  * each message names its layer. */
 static void take_steps(pith_comm *comm, void *argument) {
@@ -99,7 +114,7 @@ static void take_steps(pith_comm *comm, void *argument) {
   int rank = pith_comm_rank(comm);
   int64_t orders[2][LAYERS] = {{2, 0, 3, 1}, {1, 2, 3, 0}}, *order = orders[on_device ? rank % 2 : 0];
   pith_reducer *kept = NULL, *lent = bind_reducer(comm);
-  rank_state *s = make_state(comm);
+  rank_state *s = make_state(comm), *other = make_state(comm);
   float(*expected)[N] = calloc(LAYERS, sizeof *expected);
   CHECK_OK(pith_reducer_create(comm, "ef/q:4", 1, &kept));
   add_layers(kept);
@@ -116,21 +131,59 @@ static void take_steps(pith_comm *comm, void *argument) {
     describe_part(&c, comm, s, 1, order, 1, 3);
     CHECK_EQ(make_call(&c, ""), 0);
     CHECK_EQ(s->token[0], (uint32_t)step);
-    describe_end(&c, comm, s);
-    CHECK_EQ(make_call(&c, ""), 0);
+    finish_elsewhere(comm, &s, &other);
     CHECK(memcmp(expected, s->gradient, LAYERS * sizeof *expected) == 0);
     CHECK_EQ(s->token[0], (uint32_t)step + 1);
   }
   free(s);
+  free(other);
   free(expected);
   pith_reducer_destroy(kept);
   close_reducer(comm, lent);
 }
 
 TEST(steps_in_parts_have_the_bits_of_whole_ones) {
+  moves = 0;
   for (int device = 0; device < 2; device++) {
     use_device(device);
     ranks_run("inproc", 3, 0, take_steps, NULL);
+  }
+}
+
+TEST(steps_whose_buffers_are_moved_between_parts_have_the_same_bits) {
+  moves = 1;
+  for (int device = 0; device < 2; device++) {
+    use_device(device);
+    ranks_run("inproc", 2, 0, take_steps, NULL);
+  }
+}
+
+/* The first step shows whether buffers stay: in the second one layers start with their part. */
+static void start_early(pith_comm *comm, void *argument) {
+  (void)argument;
+  int64_t order[LAYERS] = {3, 2, 1, 0};
+  pith_reducer *lent = bind_reducer(comm);
+  rank_state *s = make_state(comm);
+  for (int step = 0; step < 2; step++) {
+    fake_call c;
+    pith_layer_stats stats = PITH_LAYER_STATS_INIT;
+    describe_part(&c, comm, s, 0, order, 0, 2);
+    CHECK_EQ(make_call(&c, ""), 0);
+    CHECK_OK(pith_reducer_layer_stats(lent, 3, &stats));
+    CHECK_EQ(stats.steps, (uint64_t)(step ? 2 : 0));
+    describe_part(&c, comm, s, 1, order, 2, 2);
+    CHECK_EQ(make_call(&c, ""), 0);
+    describe_end(&c, comm, s);
+    CHECK_EQ(make_call(&c, ""), 0);
+  }
+  close_reducer(comm, lent);
+  free(s);
+}
+
+TEST(layers_start_with_their_part_from_the_second_step_on) {
+  for (int device = 0; device < 2; device++) {
+    use_device(device);
+    ranks_run("inproc", 1, 0, start_early, NULL);
   }
 }
 
@@ -156,12 +209,16 @@ static void refuse_parts(pith_comm *comm, void *argument) {
       describe_part(&c, comm, s, 0, order, 0, 1);
       CHECK_EQ(make_call(&c, ""), 0);
       describe_end(&c, comm, s);
-      CHECK_EQ(make_call(&c, "an allreduce ends, and buffer 1 has not started"), XLA_FAILED_PRECONDITION);
+      CHECK_EQ(make_call(&c, "an allreduce ends, and buffer 1 has not come"), XLA_FAILED_PRECONDITION);
       break;
     case 3:
       describe_part(&c, comm, s, 0, order, 0, 4);
       CHECK_EQ(make_call(&c, ""), 0);
-      describe_end(&c, comm, moved);
+      describe_end(&c, comm, s); /* they stay in the first step … */
+      CHECK_EQ(make_call(&c, ""), 0);
+      describe_part(&c, comm, s, 0, order, 0, 4);
+      CHECK_EQ(make_call(&c, ""), 0);
+      describe_end(&c, comm, moved); /* … and do not in the second */
       CHECK_EQ(make_call(&c, "XLA moved 12 of 12 buffers of an allreduce"), XLA_FAILED_PRECONDITION);
       break;
     case 4:
@@ -198,8 +255,16 @@ static void fail_between(pith_comm *comm, void *argument) {
   pith_reducer *lent = bind_reducer(comm);
   rank_state *s = make_state(comm);
   fake_call c;
-  describe_part(&c, comm, s, 0, order, 0, 2);
-  CHECK_EQ(make_call(&c, ""), 0);
+  for (int step = 0; step < 2; step++) {
+    describe_part(&c, comm, s, 0, order, 0, 2);
+    CHECK_EQ(make_call(&c, ""), 0);
+    if (step == 0) {
+      describe_part(&c, comm, s, 1, order, 2, 2);
+      CHECK_EQ(make_call(&c, ""), 0);
+      describe_end(&c, comm, s);
+      CHECK_EQ(make_call(&c, ""), 0);
+    }
+  }
   describe_part(&c, comm, s, 1, order, 2, 2);
   c.dims[1] -= rank; /* the wrong size on rank 1 */
   int code = make_call(&c, rank ? "operand 1 of the foreign call has 8188 bytes" : NULL);

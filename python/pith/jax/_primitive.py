@@ -6,6 +6,7 @@ and programs with effects are dispatched by Python, which takes milliseconds for
 
 from __future__ import annotations
 
+import collections
 import functools
 import inspect
 from collections.abc import Sequence
@@ -86,7 +87,7 @@ def _lower(
     for at, part in enumerate(parts):
         taken = number.of(part)
         waited = list(range(number.total, len(values))) if at == 0 else []
-        attributes = {"order": order} if at == 0 else {}
+        attributes = {"order": order, "site": np.int64(_next_site(reducer))} if at == 0 else {}
         given = _emit(
             context,
             [values[i] for i in taken + waited],
@@ -107,6 +108,14 @@ def _lower(
         key=key,
         part=np.int64(FINISH),
     )
+
+
+_sites: collections.Counter[int] = collections.Counter()  # by reducer: programs that were lowered
+
+
+def _next_site(reducer: int) -> int:
+    _sites[reducer] += 1
+    return _sites[reducer]
 
 
 def _refuse_several_devices(context: Any) -> None:
