@@ -236,6 +236,11 @@ def parts_of_a_tied_model(rank: int, size: int) -> list[list[str]]:
     text = jax.jit(step).lower(params, state, x).as_text()
     names = list(params)
     calls = re.findall(r"@pith_allreduce.*?layers = dense<\[?([\d, ]+)\]?>", text)
+
+    def many(params: Any, state: Any) -> Any:
+        return jax.lax.scan(lambda s, _: (step(params, s, x)[1], None), state, jnp.arange(3))
+
+    assert jax.jit(many).lower(params, state).as_text().count("@pith_allreduce") == 1  # in loops
     return [[names[int(number)] for number in call.split(",")] for call in calls]
 
 

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jaxlib.mlir import ir
 
 from .._errors import UnsupportedError
 from ._parts import Operands, parts_of
@@ -80,8 +81,8 @@ def _lower(
     _refuse_several_devices(context)
     number = Operands(counts)
     values, avals, key = list(operands), list(context.avals_in), np.int64(reducer)
-    parts = parts_of(operands, avals, number, platform)
-    if len(parts) == 1:
+    parts = parts_of(operands, avals, number, platform) if _in_main() else []
+    if len(parts) < 2:
         return _emit(context, values, avals, number.total, key=key)
     order = np.array([leaf for part in parts for leaf in part], np.int64)
     for at, part in enumerate(parts):
@@ -108,6 +109,15 @@ def _lower(
         key=key,
         part=np.int64(FINISH),
     )
+
+
+def _in_main() -> bool:
+    """Whether the call stands in the program itself. In loops XLA moves buffers that are under way; functions may be called in loops."""
+    try:
+        around = ir.InsertionPoint.current.block.owner
+        return str(around.attributes["sym_name"]) == '"main"'
+    except (KeyError, AttributeError, ValueError):
+        return False
 
 
 _sites: collections.Counter[int] = collections.Counter()  # by reducer: programs that were lowered
