@@ -9,6 +9,7 @@
 #define TERN_BUCKET 1280 /* of encode_tern.cu */
 #define SIGN_BUCKET 4096 /* of encode_signs.cu */
 #define DECODE_ITEM 1024 /* values of an item of decode.cu */
+#define ROTATED_TILE 4096 /* of rotate_quads.cuh */
 
 struct Batch {
   uint32_t count, items; /* items: of all tasks together */
@@ -72,6 +73,8 @@ cudaError_t launch_encode(const Batch &batch, bool common,
 cudaError_t launch_decode(const Batch &batch, bool add, cudaStream_t stream);
 cudaError_t launch_encode_rotated(const Batch &batch, cudaStream_t stream);
 cudaError_t launch_encode_rotated_quads(const Batch &batch, cudaStream_t stream);
+cudaError_t launch_encode_rotated_sums(const Batch &batch, cudaStream_t stream);
+cudaError_t launch_decode_rotated_quads(const Batch &batch, bool add, cudaStream_t stream);
 cudaError_t launch_decode_rotated(const Batch &batch, bool add, cudaStream_t stream);
 
 /* As many blocks as the device runs at a time, or fewer. */

@@ -98,25 +98,12 @@ INLINE float draw_trit(float x, float clip, float inverse, uint32_t noise, uint3
 /* ---- The 8-bit dynamic tree: tables as in src/kernel/body_small.h
  * ------------------------------------------------------- */
 
-INLINE uint8_t tree8_byte(float y) {
-  float size = fabsf(y), gain = 1e6f, shift = 0.0f, power = 1.0f;
-#define DECADE(border, g, s, p) \
-  if (border < size) {          \
-    gain = g;                   \
-    shift = s;                  \
-    power = p;                  \
-  }
-  DECADE(1e-6f, 1e5f * (2 / 0.9f), 0.2f / 0.9f, 2.0f)
-  DECADE(1e-5f, 1e4f * (4 / 0.9f), 0.4f / 0.9f, 4.0f)
-  DECADE(1e-4f, 1e3f * (8 / 0.9f), 0.8f / 0.9f, 8.0f)
-  DECADE(1e-3f, 1e2f * (16 / 0.9f), 1.6f / 0.9f, 16.0f)
-  DECADE(1e-2f, 1e1f * (32 / 0.9f), 3.2f / 0.9f, 32.0f)
-  DECADE(1e-1f, 64 / 0.9f, 6.4f / 0.9f, 64.0f)
-#undef DECADE
-  float place = size * gain - shift;
-  int number = (int)((place + power + ROUNDER) - ROUNDER) - 1;
-  return (uint8_t)(min(max(number, 0), 127) | (bits_of(y) >> 31 << 7));
-}
+/* Where decades end, and what makes a number of a size in one: number + 1 = round(size · gain − shift + 2^decade). */
+static __constant__ const float tree8_ends[6] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f};
+static __constant__ const float tree8_gain[7] = {
+    1e6f, 1e5f * (2 / 0.9f), 1e4f * (4 / 0.9f), 1e3f * (8 / 0.9f), 1e2f * (16 / 0.9f), 1e1f * (32 / 0.9f), 64 / 0.9f};
+static __constant__ const float tree8_shift[7] = {0.0f,        0.2f / 0.9f, 0.4f / 0.9f, 0.8f / 0.9f,
+                                                  1.6f / 0.9f, 3.2f / 0.9f, 6.4f / 0.9f};
 
 static __constant__ const float tree8_base[7] = {1e-6f * 0.1f, 1e-5f * 0.1f, 1e-4f * 0.1f, 1e-3f * 0.1f,
                                                  1e-2f * 0.1f, 1e-1f * 0.1f, 0.1f};
@@ -158,10 +145,26 @@ INLINE uint32_t lloyd_number(float y, const Lloyd &lloyd) {
 /* ---- Tables in shared memory
  * ------------------------------------------------------------------------------------------------- */
 
+struct Tree8Power { /* sizes from a power of two up to the next: decades are longer, so that one at most ends there */
+  float end;        /* infinite: none does */
+  uint32_t decade;  /* of those up to the end */
+};
+
 struct Tables {
   float tree[128];
   Lloyd lloyd[4];
+  Tree8Power tree_powers[256]; /* by the exponent of a float */
+  float4 tree_lines[7];        /* of decades: gain, shift, 2^decade */
 };
+
+/* The number of y in −1…1, in the low byte. */
+INLINE uint32_t tree8_word(float y, const Tables &tables) {
+  float size = fabsf(y);
+  Tree8Power power = tables.tree_powers[bits_of(size) >> 23];
+  float4 line = tables.tree_lines[power.decade + (power.end < size ? 1 : 0)];
+  float whole = size * line.x - line.y + line.z + ROUNDER;
+  return ((bits_of(whole) - 1) & 0x7fu) | (bits_of(y) >> 24 & 0x80u);
+}
 
 static __constant__ const float lloyd_positive[4][8] = {{PITH_LLOYD_1}, {PITH_LLOYD_2}, {PITH_LLOYD_3}, {PITH_LLOYD_4}};
 
@@ -175,6 +178,18 @@ INLINE void fill_tables(Tables &tables) {
   uint32_t i = threadIdx.x;
   if (i < 128) {
     tables.tree[i] = tree8_number(i);
+  }
+  for (uint32_t e = i; e < 256; e += blockDim.x) {
+    float low = float_of(e << 23), high = float_of((e < 254 ? e + 1 : 255) << 23);
+    uint32_t decade = 0;
+    while (decade < 6 && tree8_ends[decade] < low) {
+      decade++;
+    }
+    bool ends = decade < 6 && tree8_ends[decade] < high;
+    tables.tree_powers[e] = Tree8Power{ends ? tree8_ends[decade] : INFINITY, decade};
+  }
+  if (i < 7) {
+    tables.tree_lines[i] = make_float4(tree8_gain[i], tree8_shift[i], (float)(1 << i), 0.0f);
   }
   if (i < 64) {
     int bits = (int)(i / 16) + 1, number = (int)(i % 16), count = 1 << bits;

@@ -5,7 +5,7 @@
 #define THREADS 128
 #define WARPS (THREADS / 32)
 #define ITEM DECODE_ITEM
-#define ROW 128
+#define ROW DECODE_ROW
 #define FOURS (ITEM / ROW) /* of a thread */
 
 template <bool ADD>
@@ -27,13 +27,10 @@ INLINE uint32_t halves_of(const Task &t, float low, float high) {
   return a | b << 16;
 }
 
-/* Rows of 128 values, pairs of them in one block, which is full: block and head are found once for all lanes. The group
- * is a constant here, so that nothing stands between the loads of several rows. */
 template <bool ADD, bool RARE, Group GROUP>
 INLINE void decode_floats(const Task &t, uint32_t first, const Tables &tables) {
-  uint32_t lane = threadIdx.x % 32, block = first / t.bucket, at = first - block * t.bucket;
-  const uint8_t *in = t.payload + (size_t)block * t.block_size;
-  float4 *out = (float4 *)((float *)t.values + first) + lane;
+  Cursor cursor = cursor_at(t, first);
+  float4 *out = (float4 *)((float *)t.values + first) + threadIdx.x % 32;
   constexpr int TOGETHER = ADD ? 4 : 8; /* rows that are read before the first is used, as registers allow */
   for (int r = 0; r < FOURS; r += TOGETHER) {
     float4 x[TOGETHER];
@@ -44,45 +41,12 @@ INLINE void decode_floats(const Task &t, uint32_t first, const Tables &tables) {
         x[k] = out[32 * (r + k)];
       }
     }
-#pragma unroll
-    for (int k = 0; k < TOGETHER; k += 2) {
-      Head head = head_at<true>(t, in, at + 4 * lane, t.bucket);
-      decode_at<RARE>(t, GROUP, head, d[k], tables);
-      head.at += ROW;
-      decode_at<RARE>(t, GROUP, head, d[k + 1], tables);
-      at += 2 * ROW;
-      if (at == t.bucket) {
-        at = 0;
-        in += t.block_size;
-      }
-    }
+    decode_rows<RARE, GROUP>(t, cursor, d, tables);
 #pragma unroll
     for (int k = 0; k < TOGETHER; k++) {
       out[32 * (r + k)] = ADD ? make_float4(x[k].x + d[k][0], x[k].y + d[k][1], x[k].z + d[k][2], x[k].w + d[k][3])
                               : make_float4(d[k][0], d[k][1], d[k][2], d[k][3]);
     }
-  }
-}
-
-template <bool ADD, bool RARE>
-INLINE void decode_floats(const Task &t, uint32_t first, const Tables &tables) {
-  switch (group_of<RARE>(t)) {
-    case GROUP_CAST:
-      return decode_floats<ADD, RARE, GROUP_CAST>(t, first, tables);
-    case GROUP_TRIT:
-      return decode_floats<ADD, RARE, GROUP_TRIT>(t, first, tables);
-    case GROUP_BYTE:
-      return decode_floats<ADD, RARE, GROUP_BYTE>(t, first, tables);
-    case GROUP_SIGN:
-      return decode_floats<ADD, RARE, GROUP_SIGN>(t, first, tables);
-    case GROUP_LLOYD:
-      return decode_floats<ADD, RARE, GROUP_LLOYD>(t, first, tables);
-    case GROUP_POWER:
-      return RARE ? decode_floats<ADD, RARE, GROUP_POWER>(t, first, tables) : void();
-    case GROUP_VOTE:
-      return RARE ? decode_floats<ADD, RARE, GROUP_VOTE>(t, first, tables) : void();
-    case GROUP_UNIFORM:
-      return decode_floats<ADD, RARE, GROUP_UNIFORM>(t, first, tables);
   }
 }
 
@@ -123,7 +87,7 @@ __global__ void __launch_bounds__(THREADS, 7) decode_kernel(const __grid_constan
         store_slowly<ADD>(t, i, d);
       }
     } else if (floats) {
-      decode_floats<ADD, RARE>(t, first, tables);
+      with_group<RARE>(t, [&](auto group) { decode_floats<ADD, RARE, group.value>(t, first, tables); });
     } else {
       decode_halves<ADD, RARE>(t, first, tables);
     }

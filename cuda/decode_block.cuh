@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include "batch.cuh"
 #include "codes.cuh"
 
 /* The head of a block, in whatever way its codec reads it, and where the codes start. */
@@ -183,9 +184,11 @@ INLINE void read_casts_fast(const Task &t, const Head &h, float (&d)[4]) {
   }
   const uint32_t *words = (const uint32_t *)(h.codes + 2 * h.at);
 #pragma unroll
-  for (int j = 0; j < 4; j++) {
-    uint16_t half = (uint16_t)(words[j / 2] >> 16 * (j % 2));
-    d[j] = t.kind == PITH_WIRE_FP16 ? f16_to_f32(half) : bf16_to_f32(half);
+  for (int j = 0; j < 4; j += 2) {
+    uint32_t word = words[j / 2];
+    float2 x = t.kind == PITH_WIRE_FP16 ? f16x2_to_f32(word)
+                                        : make_float2(float_of(word << 16), float_of(word & 0xffff0000u));
+    d[j] = x.x, d[j + 1] = x.y;
   }
 }
 
@@ -258,4 +261,63 @@ INLINE void decode_at(const Task &t, Group group, const Head &h, float (&d)[4], 
 template <bool RARE>
 INLINE void decode_four(const Task &t, Group group, uint32_t i, float (&d)[4], const Tables &tables) {
   decode_at<RARE>(t, group, head_of(t, i), d, tables);
+}
+
+#define DECODE_ROW 128 /* values of a row, of which a lane has four */
+
+/* A place in the payload: a block, and a value of it. */
+struct Cursor {
+  const uint8_t *in;
+  uint32_t at;
+};
+
+INLINE Cursor cursor_at(const Task &t, uint32_t i) {
+  uint32_t block = i / t.bucket;
+  return Cursor{t.payload + (size_t)block * t.block_size, i - block * t.bucket};
+}
+
+/* Rows of values, pairs of them in one block, which is full: block and head are found once for all lanes. The group is
+ * a constant, so that nothing stands between the loads of several rows. */
+template <bool RARE, Group GROUP, int ROWS>
+INLINE void decode_rows(const Task &t, Cursor &cursor, float (&d)[ROWS][4], const Tables &tables) {
+#pragma unroll
+  for (int r = 0; r < ROWS; r += 2) {
+    Head head = head_at<true>(t, cursor.in, cursor.at + 4 * (threadIdx.x % 32), t.bucket);
+    decode_at<RARE>(t, GROUP, head, d[r], tables);
+    head.at += DECODE_ROW;
+    decode_at<RARE>(t, GROUP, head, d[r + 1], tables);
+    cursor.at += 2 * DECODE_ROW;
+    if (cursor.at == t.bucket) {
+      cursor.at = 0;
+      cursor.in += t.block_size;
+    }
+  }
+}
+
+template <Group GROUP>
+struct GroupTag {
+  static constexpr Group value = GROUP;
+};
+
+/* Calls `with` for the group of a task, which is a constant there. */
+template <bool RARE, class With>
+INLINE void with_group(const Task &t, With with) {
+  switch (group_of<RARE>(t)) {
+    case GROUP_CAST:
+      return with(GroupTag<GROUP_CAST>());
+    case GROUP_TRIT:
+      return with(GroupTag<GROUP_TRIT>());
+    case GROUP_BYTE:
+      return with(GroupTag<GROUP_BYTE>());
+    case GROUP_SIGN:
+      return with(GroupTag<GROUP_SIGN>());
+    case GROUP_LLOYD:
+      return with(GroupTag<GROUP_LLOYD>());
+    case GROUP_POWER:
+      return RARE ? with(GroupTag<GROUP_POWER>()) : void();
+    case GROUP_VOTE:
+      return RARE ? with(GroupTag<GROUP_VOTE>()) : void();
+    case GROUP_UNIFORM:
+      return with(GroupTag<GROUP_UNIFORM>());
+  }
 }
