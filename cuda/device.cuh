@@ -7,6 +7,7 @@
  */
 #pragma once
 
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <stdint.h>
@@ -92,6 +93,16 @@ INLINE uint16_t f32_to_bf16(float x) {
     return (uint16_t)(u >> 16 | 0x40u);
   }
   return (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
+}
+
+INLINE float2 bf16x2_to_f32(uint32_t word) { return make_float2(float_of(word << 16), float_of(word & 0xffff0000u)); }
+
+INLINE uint32_t f32_to_bf16x2(float low, float high) {
+  if (is_unordered(low, high)) {
+    return f32_to_bf16(low) | (uint32_t)f32_to_bf16(high) << 16;
+  }
+  __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+  return __bfloat16_as_ushort(__low2bfloat16(both)) | (uint32_t)__bfloat16_as_ushort(__high2bfloat16(both)) << 16;
 }
 
 INLINE float value_at(const void *values, int dtype, uint32_t i) {

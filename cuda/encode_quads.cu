@@ -96,10 +96,7 @@ INLINE void encode_quads_bytes(const Task &t, uint32_t first, const Quads &q, ui
 }
 
 INLINE uint32_t join_halves(const Task &t, float low, float high) {
-  if (t.kind == PITH_WIRE_FP16) {
-    return f32_to_f16x2(low, high);
-  }
-  return f32_to_bf16(low) | (uint32_t)f32_to_bf16(high) << 16;
+  return t.kind == PITH_WIRE_FP16 ? f32_to_f16x2(low, high) : f32_to_bf16x2(low, high);
 }
 
 INLINE float half_value(const Task &t, uint32_t half) {

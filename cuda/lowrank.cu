@@ -65,36 +65,90 @@ INLINE double block_sum(double x, double *warps) {
   return x;
 }
 
+#define ORTHO_AHEAD 8 /* values of a thread that are read before the first is used */
+
+/* `some` gets the place of the first of ORTHO_AHEAD values, ORTHO_THREADS apart, of which some may not exist. */
+template <class Some>
+INLINE void each_ahead(uint32_t n, Some some) {
+  for (uint32_t first = threadIdx.x; first < n; first += ORTHO_AHEAD * ORTHO_THREADS) {
+    some(first);
+  }
+}
+
+INLINE void read_ahead(const float *x, uint32_t first, uint32_t n, float (&v)[ORTHO_AHEAD]) {
+#pragma unroll
+  for (int j = 0; j < ORTHO_AHEAD; j++) {
+    v[j] = first + j * ORTHO_THREADS < n ? x[first + j * ORTHO_THREADS] : 0.0f;
+  }
+}
+
+INLINE void write_behind(float *x, uint32_t first, uint32_t n, const float (&v)[ORTHO_AHEAD]) {
+#pragma unroll
+  for (int j = 0; j < ORTHO_AHEAD; j++) {
+    if (first + j * ORTHO_THREADS < n) {
+      x[first + j * ORTHO_THREADS] = v[j];
+    }
+  }
+}
+
 INLINE double column_norm(const float *x, uint32_t n, double *warps) {
   double sum = 0;
-  for (uint32_t i = threadIdx.x; i < n; i += ORTHO_THREADS) {
-    sum += (double)x[i] * (double)x[i];
-  }
+  each_ahead(n, [&](uint32_t first) {
+    float v[ORTHO_AHEAD];
+    read_ahead(x, first, n, v);
+#pragma unroll
+    for (int j = 0; j < ORTHO_AHEAD; j++) {
+      sum += (double)v[j] * (double)v[j];
+    }
+  });
   return sqrt(block_sum(sum, warps));
 }
 
 /* Takes the directions of `count` ≤ GROUP columns out of another. */
 INLINE void project_out(const float *columns, uint32_t count, float *column, uint32_t n, double *warps) {
   double dot[GROUP] = {};
-  for (uint32_t i = threadIdx.x; i < n; i += ORTHO_THREADS) {
-    double x = column[i];
+  each_ahead(n, [&](uint32_t first) {
+    float x[ORTHO_AHEAD], y[ORTHO_AHEAD];
+    read_ahead(column, first, n, x);
 #pragma unroll
-    for (uint32_t j = 0; j < GROUP; j++) {
-      dot[j] += j < count ? (double)columns[(size_t)j * n + i] * x : 0.0;
+    for (uint32_t k = 0; k < GROUP; k++) {
+      if (k < count) {
+        read_ahead(columns + (size_t)k * n, first, n, y);
+#pragma unroll
+        for (int j = 0; j < ORTHO_AHEAD; j++) {
+          dot[k] += (double)y[j] * (double)x[j];
+        }
+      }
     }
-  }
+  });
 #pragma unroll
-  for (uint32_t j = 0; j < GROUP; j++) {
-    dot[j] = j < count ? block_sum(dot[j], warps) : 0.0;
+  for (uint32_t k = 0; k < GROUP; k++) {
+    dot[k] = k < count ? block_sum(dot[k], warps) : 0.0;
   }
-  for (uint32_t i = threadIdx.x; i < n; i += ORTHO_THREADS) {
-    double x = column[i];
+  each_ahead(n, [&](uint32_t first) {
+    float x[ORTHO_AHEAD], y[ORTHO_AHEAD];
+    double rest[ORTHO_AHEAD];
+    read_ahead(column, first, n, x);
 #pragma unroll
-    for (uint32_t j = 0; j < GROUP; j++) {
-      x -= j < count ? dot[j] * (double)columns[(size_t)j * n + i] : 0.0;
+    for (int j = 0; j < ORTHO_AHEAD; j++) {
+      rest[j] = x[j];
     }
-    column[i] = (float)x;
-  }
+#pragma unroll
+    for (uint32_t k = 0; k < GROUP; k++) {
+      if (k < count) {
+        read_ahead(columns + (size_t)k * n, first, n, y);
+#pragma unroll
+        for (int j = 0; j < ORTHO_AHEAD; j++) {
+          rest[j] -= dot[k] * (double)y[j];
+        }
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < ORTHO_AHEAD; j++) {
+      x[j] = (float)rest[j];
+    }
+    write_behind(column, first, n, x);
+  });
   __syncthreads();
 }
 
@@ -114,9 +168,15 @@ __global__ void __launch_bounds__(ORTHO_THREADS) orthonormalize_kernel(const __g
     float after = (float)column_norm(column, f.rows, warps);
     bool dependent = after <= 1e-5f * (float)before || after < PITH_SCALE_MIN;
     float scale = dependent ? 0.0f : 1.0f / after;
-    for (uint32_t i = threadIdx.x; i < f.rows; i += ORTHO_THREADS) {
-      column[i] *= scale;
-    }
+    each_ahead(f.rows, [&](uint32_t first) {
+      float x[ORTHO_AHEAD];
+      read_ahead(column, first, f.rows, x);
+#pragma unroll
+      for (int j = 0; j < ORTHO_AHEAD; j++) {
+        x[j] *= scale;
+      }
+      write_behind(column, first, f.rows, x);
+    });
     __syncthreads();
   }
 }
@@ -159,7 +219,8 @@ INLINE void settle_one(const Factor &f, size_t i) {
   f.memory[i] = is_finite(rest) ? rest : is_finite(p) ? p : 0.0f;
 }
 
-/* The tensor is compensated in the memory, four values of a thread at a time. */
+/* The tensor is compensated in the memory, four values of a thread at a time; where it is factored, multiply_kernel
+ * does. */
 template <class T>
 INLINE void compensate_all(const Factor &f, uint32_t part, uint32_t parts) {
   const T *given = (const T *)f.given;
@@ -192,7 +253,7 @@ __global__ void __launch_bounds__(THREADS) step_kernel(const __grid_constant__ F
   size_t in_p = (size_t)f.rank * f.rows, in_q = (size_t)f.rank * f.cols;
   uint8_t *payload = f.payload;
   float *buffer = (float *)payload;
-  if (STEP == COMPENSATE && f.memory) {
+  if (STEP == COMPENSATE && f.memory && f.dense) {
     if (f.type == PITH_GPU_F32) {
       compensate_all<float>(f, part, parts);
     } else {
@@ -249,15 +310,16 @@ __global__ void __launch_bounds__(THREADS) step_kernel(const __grid_constant__ F
 
 static size_t round_up(size_t size) { return (size + 255) / 256 * 256; }
 
-/* Slices give a device enough to do even where rows or columns are few. */
+/* Slices give a device enough to do even where rows or columns are few, and are short enough that the last ones do not
+ * keep it waiting. */
 static void cut_sums(Factor &f) {
-  const uint32_t warps = 132 * 32, blocks = 132 * 8;
+  const uint32_t warps = 132 * 32, blocks = 132 * 16;
   uint32_t groups = (f.rows + P_ROWS - 1) / P_ROWS, across = (f.cols + Q_COLS - 1) / Q_COLS;
-  uint32_t p_most = (f.cols + 255) / 256, q_most = (f.rows + 31) / 32;
+  uint32_t p_least = (f.cols + P_SLICE - 1) / P_SLICE, p_most = (f.cols + 255) / 256, q_most = (f.rows + 31) / 32;
   uint32_t p = warps / groups, q = blocks / across;
-  p = p < 1 ? 1 : p > p_most ? p_most : p;
+  p = p < p_least ? p_least : p > p_most ? p_most : p;
   q = q < 1 ? 1 : q > q_most ? q_most : q;
-  f.p_slice = (f.cols + p - 1) / p;
+  f.p_slice = ((f.cols + p - 1) / p + 3) / 4 * 4; /* packs of four columns */
   f.q_slice = (f.rows + q - 1) / q;
   f.p_slices = (f.cols + f.p_slice - 1) / f.p_slice;
   f.q_slices = (f.rows + f.q_slice - 1) / f.q_slice;
@@ -310,13 +372,31 @@ size_t pith__lowrank_space(const pith_gpu_lowrank *task) {
 /* ---- The order of kernels
  * ------------------------------------------------------------------------------------------------------------------ */
 
-enum Blocks { ONE, RANK, MANY };
+enum Blocks { ONE, RANK, MANY, P_ITEMS, Q_ITEMS, EXPAND_ITEMS }; /* the last three: a block for each of them */
 
 struct FactorRunner {
   Factors &batch;
   cudaStream_t stream;
   uint32_t most;
   cudaError_t error;
+
+  uint32_t blocks_of(const Factor &f, Blocks blocks) const {
+    uint32_t wanted = f.n / 4096 + 1;
+    switch (blocks) {
+      case ONE:
+        return 1;
+      case RANK:
+        return f.rank;
+      case P_ITEMS:
+        return f.dense ? 1 : (p_items(f) + P_WARPS - 1) / P_WARPS;
+      case Q_ITEMS:
+        return f.dense ? 1 : q_items(f);
+      case EXPAND_ITEMS:
+        return f.dense ? 1 : expand_items(f);
+      default:
+        return wanted < most ? wanted : most;
+    }
+  }
 
   void run(FactorLaunch launch, Blocks blocks) {
     if (error != cudaSuccess || batch.count == 0) {
@@ -325,10 +405,8 @@ struct FactorRunner {
     batch.blocks = 0;
     for (uint32_t i = 0; i < batch.count; i++) {
       Factor &f = batch.factor[i];
-      uint32_t wanted = f.n / 4096 + 1;
       f.begin = batch.blocks;
-      batch.blocks += blocks == ONE ? 1 : blocks == RANK ? f.rank : wanted < most ? wanted : most;
-      f.end = batch.blocks;
+      f.end = batch.blocks += blocks_of(f, blocks);
     }
     error = launch(batch, stream);
   }
@@ -366,12 +444,12 @@ static void clear_fresh(FactorRunner &r, const pith_gpu_lowrank *tasks) {
 
 static void make_p(FactorRunner &r) {
   r.run(launch_wake_here, RANK);
-  r.run(launch_multiply, MANY);
+  r.run(launch_multiply, P_ITEMS);
   r.run(launch_add_slices_p, MANY);
 }
 
 static void make_q(FactorRunner &r) {
-  r.run(launch_multiply_transposed, MANY);
+  r.run(launch_multiply_transposed, Q_ITEMS);
   r.run(launch_add_slices_q, MANY);
 }
 
@@ -382,7 +460,7 @@ static void encode(FactorRunner &r, const pith_gpu_lowrank *tasks) {
   r.run(launch_orthonormalize_here, ONE);
   make_q(r);
   r.step<PUT_PAYLOAD>();
-  r.run(launch_expand_out, MANY);
+  r.run(launch_expand_out, EXPAND_ITEMS);
   r.step<FORGET>();
 }
 
@@ -393,12 +471,12 @@ static void run_batch(FactorRunner &r, const pith_gpu_lowrank *tasks, int what) 
       break;
     case PITH_GPU_LOWRANK_SET:
       r.step<GET_PAYLOAD>();
-      r.run(launch_expand_set, MANY);
+      r.run(launch_expand_set, EXPAND_ITEMS);
       r.step<DENSE_SET>();
       break;
     case PITH_GPU_LOWRANK_ADD:
       r.step<GET_PAYLOAD>();
-      r.run(launch_expand_add, MANY);
+      r.run(launch_expand_add, EXPAND_ITEMS);
       r.step<DENSE_ADD>();
       break;
     case PITH_GPU_LOWRANK_PRODUCE_P:
@@ -417,7 +495,7 @@ static void run_batch(FactorRunner &r, const pith_gpu_lowrank *tasks, int what) 
       break;
     default:
       r.step<GET_Q>();
-      r.run(launch_expand_set, MANY);
+      r.run(launch_expand_set, EXPAND_ITEMS);
       r.step<DENSE_MEAN>();
       r.step<SETTLE>();
   }

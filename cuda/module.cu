@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "batch.cuh"
+#include "decode_block.cuh"
 #include "lowrank_host.h"
 #include "mean_host.h"
 #include "own_host.h"
@@ -69,7 +70,7 @@ static bool tiles_turn(const Task &t) {
 
 static bool rotated_quads_fit(const Task &t, Way way) {
   if (way != ENCODE) {
-    return tiles_turn(t) && t.bucket % 256 == 0 && t.block_size % 4 == 0;
+    return tiles_turn(t) && rows_fit(t);
   }
   bool width = t.bits == 8 || t.bits == 4 || t.bits == 2;
   return tiles_turn(t) && t.kind == PITH_WIRE_Q && width && t.bucket == QUAD_BUCKET;

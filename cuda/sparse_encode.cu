@@ -63,29 +63,33 @@ INLINE uint32_t count_ones(uint32_t gap) {
   return mine;
 }
 
-INLINE void put_values(const Section &s, ValuesTile &t, uint32_t tile, double *sum, uint32_t *most) {
-  uint32_t count = walk_open(t.walk, s.bitmap, tile), rank = s.tile_rank[tile], ones = 0;
+INLINE void put_values(const Section &s, ValuesTile &t, uint32_t tile, uint32_t word, double *sum, uint32_t *most) {
+  uint32_t rank = s.tile_rank[tile], prev = s.tile_prev[tile], ones = 0, count = walk_open(t.walk, word);
   uint32_t rounds = (count + THREADS - 1) / THREADS;
   uint8_t *values = s.payload + PITH_SPARSE_HEAD;
   for (uint32_t r = 0; r < rounds; r++) {
     uint32_t i = r * THREADS + threadIdx.x;
-    ones += count_ones(i < count ? walk_gap(t.walk, s, tile, i) : 0);
+    ones += count_ones(i < count ? walk_gap(t.walk, prev, tile, i) : 0);
     if (i < count) {
-      float x = value_at(s.src, s.src_type, tile * TILE + t.walk.place[i]);
+      uint32_t place = tile * TILE + t.walk.place[i];
+      float x = value_at(s.src, s.src_type, place);
       if (s.coding == PITH_VALUES_MEAN) {
         *sum += x;
         *most = max(*most, magnitude(x));
       } else if (s.coding == PITH_VALUES_Q8) {
         s.list[rank + i] = x;
       } else {
-        put_coded(values, s.coding, rank + i, x);
+        float d = put_coded(values, s.coding, rank + i, x);
+        if (takes_out_at_once(s)) {
+          take_out(s, place, x, d);
+        }
       }
     }
   }
   atomicAdd(&t.ones[threadIdx.x & 31], ones);
 }
 
-__global__ void __launch_bounds__(THREADS) values_kernel(const __grid_constant__ Sections batch) {
+__global__ void __launch_bounds__(THREADS, 4) values_kernel(const __grid_constant__ Sections batch) {
   __shared__ ValuesTile t;
   Share share = share_of(batch);
   const Section &s = share.s;
@@ -96,8 +100,11 @@ __global__ void __launch_bounds__(THREADS) values_kernel(const __grid_constant__
     t.ones[threadIdx.x] = 0;
   }
   __syncthreads();
+  uint32_t ahead = walk_word(s, share.part);
   EACH_TILE(tile, share) {
-    put_values(s, t, tile, &sum, &most);
+    uint32_t word = ahead;
+    ahead = walk_word(s, tile + share.parts);
+    put_values(s, t, tile, word, &sum, &most);
     __syncthreads();
     if (threadIdx.x < 32) {
       uint32_t ones = t.ones[threadIdx.x];
@@ -314,12 +321,14 @@ INLINE void put_code(uint64_t at, uint64_t code, Or put) {
 }
 
 /* The codes of a tile that lie close together are joined in shared memory first. */
-INLINE void put_codes(const Section &s, CodesTile &t, uint32_t tile, uint32_t rice, uint64_t stream_bits) {
+INLINE void put_codes(const Section &s, CodesTile &t, uint32_t tile, uint32_t word, uint32_t rice,
+                      uint64_t stream_bits) {
+  uint32_t prev = s.tile_prev[tile];
   uint64_t start = s.tile_bits[tile], end = tile + 1 < s.tiles ? s.tile_bits[tile + 1] : stream_bits;
   if (start == end) {
     return; /* nothing in this tile: all threads see that */
   }
-  uint32_t count = walk_open(t.walk, s.bitmap, tile);
+  uint32_t count = walk_open(t.walk, word);
   uint64_t word0 = start >> 5, words = (end >> 5) - word0 + 1, bits = start;
   bool joined = words <= STREAM_WORDS;
   for (uint32_t i = threadIdx.x; joined && i < words + 1; i += THREADS) {
@@ -327,7 +336,7 @@ INLINE void put_codes(const Section &s, CodesTile &t, uint32_t tile, uint32_t ri
   }
   __syncthreads();
   for (uint32_t first = 0; first < count; first += THREADS) {
-    uint32_t i = first + threadIdx.x, gap = i < count ? walk_gap(t.walk, s, tile, i) : 0;
+    uint32_t i = first + threadIdx.x, gap = i < count ? walk_gap(t.walk, prev, tile, i) : 0;
     uint32_t zeros = rice < 32 ? gap >> rice : 0,
              total; /* of a tile 32 bits hold all codes: gaps sum up to n at most */
     uint64_t at = bits + block_before<uint32_t>(i < count ? zeros + 1 + rice : 0, t.warps, &total) + zeros;
@@ -356,7 +365,7 @@ INLINE void put_u32(uint8_t *out, uint32_t x) { put_f32(out, float_of(x)); }
 
 INLINE uint64_t section_start(const Section &s) { return s.before ? s.before->total : 0; }
 
-__global__ void __launch_bounds__(THREADS) write_kernel(const __grid_constant__ Sections batch) {
+__global__ void __launch_bounds__(THREADS, 4) write_kernel(const __grid_constant__ Sections batch) {
   __shared__ CodesTile t;
   Share share = share_of(batch);
   const Section &s = share.s;
@@ -367,11 +376,16 @@ __global__ void __launch_bounds__(THREADS) write_kernel(const __grid_constant__ 
       bits = 2 * bits + c.ones[b];
     }
     bits += (uint64_t)c.count * (c.rice + 1);
-    EACH_TILE(tile, share) { put_codes(s, t, tile, c.rice, bits); }
+    uint32_t ahead = walk_word(s, share.part);
+    EACH_TILE(tile, share) {
+      uint32_t word = ahead;
+      ahead = walk_word(s, tile + share.parts);
+      put_codes(s, t, tile, word, c.rice, bits);
+    }
   } else if (c.coding == PITH_INDEX_RAW) {
     uint8_t *out = s.payload + section_start(s) + c.total - c.index_bytes;
     EACH_TILE(tile, share) {
-      uint32_t count = walk_open(t.walk, s.bitmap, tile), rank = s.tile_rank[tile];
+      uint32_t count = walk_open(t.walk, walk_word(s, tile)), rank = s.tile_rank[tile];
       for (uint32_t i = threadIdx.x; i < count; i += THREADS) {
         put_u32(out + 4ull * (rank + i), tile * TILE + t.walk.place[i]);
       }
@@ -429,20 +443,21 @@ __global__ void __launch_bounds__(THREADS) keep_kernel(const __grid_constant__ S
   Share share = share_of(batch);
   const Section &s = share.s;
   const Control &c = *s.control;
-  if (!s.memory || s.keeps == PITH_GPU_KEEP_ALL) {
+  if (!s.memory || s.keeps == PITH_GPU_KEEP_ALL || takes_out_at_once(s)) {
     return;
   }
   const uint8_t *values = s.payload + section_start(s) + PITH_SPARSE_HEAD;
   if (c.coding == PITH_INDEX_DENSE) {
     for (size_t i = (size_t)share.part * THREADS + threadIdx.x; i < s.n; i += (size_t)share.parts * THREADS) {
-      take_out(s, (uint32_t)i, get_coded(values, s.coding, i));
+      take_out(s, (uint32_t)i, s.memory[i], get_coded(values, s.coding, i));
     }
     return;
   }
   EACH_TILE(tile, share) {
-    uint32_t count = walk_open(walk, s.bitmap, tile), rank = s.tile_rank[tile];
+    uint32_t count = walk_open(walk, walk_word(s, tile)), rank = s.tile_rank[tile];
     for (uint32_t i = threadIdx.x; i < count; i += THREADS) {
-      take_out(s, tile * TILE + walk.place[i], get_coded(values, s.coding, rank + i));
+      uint32_t place = tile * TILE + walk.place[i];
+      take_out(s, place, s.memory[place], get_coded(values, s.coding, rank + i));
     }
     __syncthreads();
   }
