@@ -54,18 +54,8 @@ INLINE double tile_norm(const WholeTile &tile, float squares) {
   return norm_of(tile, squares, most_of(tile.tile, !fine));
 }
 
-/* Words of 32 bits from rows of bits: bit 4·r + c is that of value 128·r + 4·lane + c. Eight lanes exchange their
- * nibbles, so that lane j of them has those of row j. */
-INLINE void put_bits(uint8_t *out, uint32_t word) {
-  uint32_t lane = threadIdx.x % 32, other = __shfl_xor_sync(FULL, word, 4);
-  word = __byte_perm(word, other, lane & 4 ? 0x3276 : 0x5410);
-  other = __shfl_xor_sync(FULL, word, 2);
-  word = __byte_perm(word, other, lane & 2 ? 0x3715 : 0x6240);
-  other = __shfl_xor_sync(FULL, word, 1);
-  word = lane & 1 ? (other >> 4 & 0x0f0f0f0fu) | (word & 0xf0f0f0f0u)
-                  : (word & 0x0f0f0f0fu) | (other & 0x0f0f0f0fu) << 4;
-  ((uint32_t *)out)[4 * (lane % 8) + lane / 8] = word;
-}
+/* Bits of this warp's rows, as exchange_nibbles takes them. */
+INLINE void put_bits(uint8_t *out, uint32_t word) { ((uint32_t *)out)[quad_word()] = exchange_nibbles(word); }
 
 /* ---- drive ------------------------------------------------------------------------------------------------------- */
 
@@ -74,7 +64,7 @@ INLINE void encode_tile_signs(uint32_t item, const float (&v)[QUAD_ROWS][4], boo
   uint32_t word = 0;
 #pragma unroll
   for (int i = 4 * QUAD_ROWS - 1; i >= 0; i--) {
-    word = __funnelshift_l(bits_of(v[i / 4][i % 4] + 0.0f), word, 1); /* −0 is not negative */
+    word = push_sign(word, bits_of(v[i / 4][i % 4] + 0.0f)); /* −0 is not negative */
   }
   put_bits(signs, word);
   bool bad = odd;
