@@ -1,7 +1,7 @@
 /* Codes of single values, both ways: what src/kernel/body_quant.h and body_small.h do for 16 lanes. */
 #pragma once
 
-#include "device.cuh"
+#include "batch.cuh"
 
 /* ---- Uniform levels ------------------------------------------------------------------------------------------------
  */
@@ -99,7 +99,7 @@ INLINE float draw_trit(float x, float clip, float inverse, uint32_t noise, uint3
  * ------------------------------------------------------- */
 
 /* Where decades end, and what makes a number of a size in one: number + 1 = round(size · gain − shift + 2^decade). */
-static __constant__ const float tree8_ends[6] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f};
+#define TREE8_ENDS 1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f
 static __constant__ const float tree8_gain[7] = {
     1e6f, 1e5f * (2 / 0.9f), 1e4f * (4 / 0.9f), 1e3f * (8 / 0.9f), 1e2f * (16 / 0.9f), 1e1f * (32 / 0.9f), 64 / 0.9f};
 static __constant__ const float tree8_shift[7] = {0.0f,        0.2f / 0.9f, 0.4f / 0.9f, 0.8f / 0.9f,
@@ -173,31 +173,43 @@ INLINE float lloyd_level(int bits, int number) {
   return number >= half ? lloyd_positive[bits - 1][number - half] : -lloyd_positive[bits - 1][half - 1 - number];
 }
 
-/* By all threads of a block, at least 128. */
-INLINE void fill_tables(Tables &tables) {
+INLINE void fill_lloyd(Lloyd &lloyd, int bits, uint32_t number) {
+  uint32_t count = 1u << bits;
+  float level = number < count ? lloyd_level(bits, (int)number) : 0.0f;
+  lloyd.bits = bits;
+  lloyd.levels[number] = level;
+  lloyd.cuts[number] = number + 1 < count ? 0.5f * (level + lloyd_level(bits, (int)number + 1)) : INFINITY;
+}
+
+INLINE void fill_tree8(Tables &tables) {
   uint32_t i = threadIdx.x;
+  const float ends[6] = {TREE8_ENDS};
   if (i < 128) {
     tables.tree[i] = tree8_number(i);
   }
   for (uint32_t e = i; e < 256; e += blockDim.x) {
-    float low = float_of(e << 23), high = float_of((e < 254 ? e + 1 : 255) << 23);
-    uint32_t decade = 0;
-    while (decade < 6 && tree8_ends[decade] < low) {
-      decade++;
+    Tree8Power power = {INFINITY, 0};
+#pragma unroll
+    for (int d = 0; d < 6; d++) { /* no end is a power of two */
+      power.decade += bits_of(ends[d]) >> 23 < e ? 1 : 0;
+      power.end = bits_of(ends[d]) >> 23 == e ? ends[d] : power.end;
     }
-    bool ends = decade < 6 && tree8_ends[decade] < high;
-    tables.tree_powers[e] = Tree8Power{ends ? tree8_ends[decade] : INFINITY, decade};
+    tables.tree_powers[e] = power;
   }
   if (i < 7) {
     tables.tree_lines[i] = make_float4(tree8_gain[i], tree8_shift[i], (float)(1 << i), 0.0f);
   }
-  if (i < 64) {
-    int bits = (int)(i / 16) + 1, number = (int)(i % 16), count = 1 << bits;
-    Lloyd &lloyd = tables.lloyd[bits - 1];
-    lloyd.bits = bits;
-    lloyd.levels[number] = number < count ? lloyd_level(bits, number) : 0.0f;
-    lloyd.cuts[number] =
-        number + 1 < count ? 0.5f * (lloyd_level(bits, number) + lloyd_level(bits, number + 1)) : INFINITY;
+}
+
+/* By all threads of a block, at least 128: what the batch needs. */
+INLINE void fill_tables(const Batch &batch, Tables &tables) {
+  if (batch.tables & TABLE_TREE8) {
+    fill_tree8(tables);
   }
-  __syncthreads();
+  if ((batch.tables & TABLE_LLOYD) && threadIdx.x < 64) {
+    fill_lloyd(tables.lloyd[threadIdx.x / 16], (int)(threadIdx.x / 16) + 1, threadIdx.x % 16);
+  }
+  if (batch.tables) {
+    __syncthreads();
+  }
 }

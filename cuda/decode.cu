@@ -47,13 +47,7 @@ INLINE void write_rows(const Task &t, uint32_t i, const float (&x)[ROWS][4]) {
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
       float4 *out = (float4 *)((float *)t.values + i + DECODE_ROW * r);
-#if defined(VARIANT_CS)
-      __stcs(out, make_float4(x[r][0], x[r][1], x[r][2], x[r][3]));
-#elif defined(VARIANT_WT)
-      __stwt(out, make_float4(x[r][0], x[r][1], x[r][2], x[r][3]));
-#else
       *out = make_float4(x[r][0], x[r][1], x[r][2], x[r][3]);
-#endif
     }
     return;
   }
@@ -107,7 +101,7 @@ INLINE bool blocks_are_full(const Task &t, uint32_t first) {
 template <bool ADD, bool RARE>
 __global__ void __launch_bounds__(THREADS, DECODE_RESIDENT) decode_kernel(const __grid_constant__ Batch batch) {
   __shared__ Tables tables;
-  fill_tables(tables);
+  fill_tables(batch, tables);
   each_item_of_warp(batch, [&](const Task &t, uint32_t item) {
     uint32_t first = item * ITEM;
     bool aligned = ((uintptr_t)t.values & (t.dtype == PITH_GPU_F32 ? 15 : 7)) == 0;
@@ -123,10 +117,5 @@ cudaError_t launch_decode(const Batch &batch, bool add, cudaStream_t stream) {
   bool rare = has_any(batch, is_vote) || has_any(batch, is_power);
   auto kernel = add ? (rare ? decode_kernel<true, true> : decode_kernel<true, false>)
                     : (rare ? decode_kernel<false, true> : decode_kernel<false, false>);
-#ifdef VARIANT_GRID
-  uint32_t blocks = (batch.items + VARIANT_GRID * WARPS - 1) / (VARIANT_GRID * WARPS);
-  kernel<<<blocks, THREADS, 0, stream>>>(batch);
-  return cudaGetLastError();
-#endif
   return launch_batch(kernel, THREADS, WARPS, 0, batch, stream);
 }

@@ -13,7 +13,7 @@ __global__ void __launch_bounds__(TURN_THREADS, TURN_BACK_RESIDENT)
     decode_rotated_quads_kernel(const __grid_constant__ Batch batch) {
   __shared__ Exchange all;
   __shared__ Tables tables;
-  fill_tables(tables);
+  fill_tables(batch, tables);
   each_item_of_block(batch, [&](const Task &t, uint32_t item) {
     uint32_t i = lane_start(item);
     float *values = (float *)t.values + i, v[QUAD_ROWS][4], scale = rotation_scale(1u << t.rotation);

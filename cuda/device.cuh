@@ -200,25 +200,23 @@ INLINE bool lane_any(bool x) { return (__ballot_sync(FULL, x) >> 16 * half_of_wa
 
 INLINE double lane_first(double x) { return __shfl_sync(FULL, x, 0, LANES); }
 
-/* ---- Bits of quads ----------------------------------------------------------------------------------------------- */
-
-/* A lane's bits of eight rows of 128 values, bit 4·r + c that of value 128·r + 4·lane + c, become words of 32
- * neighbouring values: eight lanes exchange nibbles, so that lane j of them has those of row j. The lane's word is
- * number quad_word() of the 32. */
-INLINE uint32_t exchange_nibbles(uint32_t word) {
-  uint32_t lane = threadIdx.x % 32, other = __shfl_xor_sync(FULL, word, 4);
-  word = __byte_perm(word, other, lane & 4 ? 0x3276 : 0x5410);
-  other = __shfl_xor_sync(FULL, word, 2);
-  word = __byte_perm(word, other, lane & 2 ? 0x3715 : 0x6240);
-  other = __shfl_xor_sync(FULL, word, 1);
-  return lane & 1 ? (other >> 4 & 0x0f0f0f0fu) | (word & 0xf0f0f0f0u)
-                  : (word & 0x0f0f0f0fu) | (other & 0x0f0f0f0fu) << 4;
-}
-
-INLINE uint32_t quad_word() { return 4 * (threadIdx.x % 8) + threadIdx.x % 32 / 8; }
+/* ---- Bits of a warp ---------------------------------------------------------------------------------------------- */
 
 /* The sign of x goes to the lowest bit, all others one up. */
-INLINE uint32_t push_sign(uint32_t word, uint32_t x) { return __funnelshift_l(x, word, 1); }
+INLINE uint32_t push_sign(uint32_t word, float x) { return __funnelshift_l(bits_of(x), word, 1); }
+
+/* Bit j of lane i becomes bit i of lane j. */
+INLINE uint32_t transpose_bits(uint32_t word) {
+  const uint32_t low[] = {0x55555555u, 0x33333333u, 0x0f0f0f0fu, 0x00ff00ffu, 0x0000ffffu};
+#pragma unroll
+  for (int step = 4; step >= 0; step--) {
+    int h = 1 << step;
+    uint32_t other = __shfl_xor_sync(FULL, word, h);
+    word = threadIdx.x & h ? (other >> h & low[step]) | (word & ~low[step])
+                           : (word & low[step]) | (other & low[step]) << h;
+  }
+  return word;
+}
 
 /* ---- Reductions over a warp; devices before 8.0 have no instruction for them
  * ------------------------------------------ */

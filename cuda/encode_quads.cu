@@ -133,7 +133,7 @@ INLINE void encode_quads(const Task &t, uint32_t first, uint8_t *out, float *row
     case PITH_WIRE_BF16:
       return encode_quads_cast(t, first, q, out);
     case PITH_WIRE_Q:
-      return encode_quads_q<LANES>(t, first, q.v, has_odd<LANES>(q.v), out, settle_rows(t, first, q));
+      return encode_quads_q<LANES, true>(t, first, q.v, false, out, settle_rows(t, first, q));
     case PITH_WIRE_NATURAL:
     case PITH_WIRE_TREE8:
       return encode_quads_bytes(t, first, q, out, tables);
@@ -146,7 +146,7 @@ INLINE void encode_quads(const Task &t, uint32_t first, uint8_t *out, float *row
 __global__ void __launch_bounds__(THREADS, QUAD_RESIDENT) encode_quads_kernel(const __grid_constant__ Batch batch) {
   __shared__ __align__(16) float rows[THREADS / LANES][QUAD_BUCKET + LANES];
   __shared__ Tables tables;
-  fill_tables(tables);
+  fill_tables(batch, tables);
   float *row = rows[threadIdx.x / LANES];
   each_item_of_warp(batch, [&](const Task &t, uint32_t pair) {
     uint32_t block = 2 * pair + half_of_warp();

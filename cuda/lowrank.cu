@@ -5,7 +5,7 @@
 #include "lowrank_host.h"
 
 #define THREADS 256
-#define ORTHO_THREADS 1024
+#define ORTHO_THREADS 512
 #define HEAD 8
 #define GROUP 8 /* columns that are projected out together */
 
@@ -29,6 +29,7 @@ __global__ void __launch_bounds__(THREADS) wake_kernel(const __grid_constant__ F
   }
   float *column = f.q + (size_t)k * f.cols;
   bool some = false, bad = false;
+#pragma unroll 8
   for (uint32_t i = threadIdx.x; i < f.cols; i += THREADS) {
     some |= magnitude(column[i]) != 0;
     bad |= !is_finite(column[i]);
@@ -57,7 +58,7 @@ INLINE double block_sum(double x, double *warps) {
     warps[threadIdx.x / 32] = x;
   }
   __syncthreads();
-  x = warps[threadIdx.x & 31];
+  x = (threadIdx.x & 31) < ORTHO_THREADS / 32 ? warps[threadIdx.x & 31] : 0.0;
   for (int h = 16; h; h /= 2) {
     x += __shfl_xor_sync(FULL, x, h);
   }
@@ -65,99 +66,44 @@ INLINE double block_sum(double x, double *warps) {
   return x;
 }
 
-#define ORTHO_AHEAD 8 /* values of a thread that are read before the first is used */
-
-/* `some` gets the place of the first of ORTHO_AHEAD values, ORTHO_THREADS apart, of which some may not exist. */
-template <class Some>
-INLINE void each_ahead(uint32_t n, Some some) {
-  for (uint32_t first = threadIdx.x; first < n; first += ORTHO_AHEAD * ORTHO_THREADS) {
-    some(first);
-  }
-}
-
-INLINE void read_ahead(const float *x, uint32_t first, uint32_t n, float (&v)[ORTHO_AHEAD]) {
-#pragma unroll
-  for (int j = 0; j < ORTHO_AHEAD; j++) {
-    v[j] = first + j * ORTHO_THREADS < n ? x[first + j * ORTHO_THREADS] : 0.0f;
-  }
-}
-
-INLINE void write_behind(float *x, uint32_t first, uint32_t n, const float (&v)[ORTHO_AHEAD]) {
-#pragma unroll
-  for (int j = 0; j < ORTHO_AHEAD; j++) {
-    if (first + j * ORTHO_THREADS < n) {
-      x[first + j * ORTHO_THREADS] = v[j];
-    }
-  }
-}
-
 INLINE double column_norm(const float *x, uint32_t n, double *warps) {
   double sum = 0;
-  each_ahead(n, [&](uint32_t first) {
-    float v[ORTHO_AHEAD];
-    read_ahead(x, first, n, v);
-#pragma unroll
-    for (int j = 0; j < ORTHO_AHEAD; j++) {
-      sum += (double)v[j] * (double)v[j];
-    }
-  });
+  for (uint32_t i = threadIdx.x; i < n; i += ORTHO_THREADS) {
+    sum += (double)x[i] * (double)x[i];
+  }
   return sqrt(block_sum(sum, warps));
 }
 
 /* Takes the directions of `count` ≤ GROUP columns out of another. */
 INLINE void project_out(const float *columns, uint32_t count, float *column, uint32_t n, double *warps) {
   double dot[GROUP] = {};
-  each_ahead(n, [&](uint32_t first) {
-    float x[ORTHO_AHEAD], y[ORTHO_AHEAD];
-    read_ahead(column, first, n, x);
+  for (uint32_t i = threadIdx.x; i < n; i += ORTHO_THREADS) {
+    double x = column[i];
 #pragma unroll
-    for (uint32_t k = 0; k < GROUP; k++) {
-      if (k < count) {
-        read_ahead(columns + (size_t)k * n, first, n, y);
-#pragma unroll
-        for (int j = 0; j < ORTHO_AHEAD; j++) {
-          dot[k] += (double)y[j] * (double)x[j];
-        }
-      }
+    for (uint32_t j = 0; j < GROUP; j++) {
+      dot[j] += j < count ? (double)columns[(size_t)j * n + i] * x : 0.0;
     }
-  });
-#pragma unroll
-  for (uint32_t k = 0; k < GROUP; k++) {
-    dot[k] = k < count ? block_sum(dot[k], warps) : 0.0;
   }
-  each_ahead(n, [&](uint32_t first) {
-    float x[ORTHO_AHEAD], y[ORTHO_AHEAD];
-    double rest[ORTHO_AHEAD];
-    read_ahead(column, first, n, x);
 #pragma unroll
-    for (int j = 0; j < ORTHO_AHEAD; j++) {
-      rest[j] = x[j];
+  for (uint32_t j = 0; j < GROUP; j++) {
+    dot[j] = j < count ? block_sum(dot[j], warps) : 0.0;
+  }
+  for (uint32_t i = threadIdx.x; i < n; i += ORTHO_THREADS) {
+    double x = column[i];
+#pragma unroll
+    for (uint32_t j = 0; j < GROUP; j++) {
+      x -= j < count ? dot[j] * (double)columns[(size_t)j * n + i] : 0.0;
     }
-#pragma unroll
-    for (uint32_t k = 0; k < GROUP; k++) {
-      if (k < count) {
-        read_ahead(columns + (size_t)k * n, first, n, y);
-#pragma unroll
-        for (int j = 0; j < ORTHO_AHEAD; j++) {
-          rest[j] -= dot[k] * (double)y[j];
-        }
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < ORTHO_AHEAD; j++) {
-      x[j] = (float)rest[j];
-    }
-    write_behind(column, first, n, x);
-  });
+    column[i] = (float)x;
+  }
   __syncthreads();
 }
 
+INLINE bool is_dependent(float after, float before) { return after <= 1e-5f * before || after < PITH_SCALE_MIN; }
+
 /* Gram–Schmidt, twice over the columns before. One that depends on the others becomes zero. */
-__global__ void __launch_bounds__(ORTHO_THREADS) orthonormalize_kernel(const __grid_constant__ Factors batch) {
-  __shared__ double warps[32];
-  uint32_t part, parts;
-  const Factor &f = factor_of(batch, &part, &parts);
-  for (uint32_t k = 0; !f.dense && k < f.rank; k++) {
+INLINE void orthonormalize_many(const Factor &f, double *warps) {
+  for (uint32_t k = 0; k < f.rank; k++) {
     float *column = f.p + (size_t)k * f.rows;
     double before = column_norm(column, f.rows, warps);
     for (int pass = 0; pass < 2; pass++) {
@@ -166,18 +112,149 @@ __global__ void __launch_bounds__(ORTHO_THREADS) orthonormalize_kernel(const __g
       }
     }
     float after = (float)column_norm(column, f.rows, warps);
-    bool dependent = after <= 1e-5f * (float)before || after < PITH_SCALE_MIN;
-    float scale = dependent ? 0.0f : 1.0f / after;
-    each_ahead(f.rows, [&](uint32_t first) {
-      float x[ORTHO_AHEAD];
-      read_ahead(column, first, f.rows, x);
-#pragma unroll
-      for (int j = 0; j < ORTHO_AHEAD; j++) {
-        x[j] *= scale;
-      }
-      write_behind(column, first, f.rows, x);
-    });
+    float scale = is_dependent(after, (float)before) ? 0.0f : 1.0f / after;
+    for (uint32_t i = threadIdx.x; i < f.rows; i += ORTHO_THREADS) {
+      column[i] *= scale;
+    }
     __syncthreads();
+  }
+}
+
+/* Of few columns, the same from their inner products alone, so that they are read and written once: column k becomes
+ * Σ w[j][k] · column j, j ≤ k. Inner products are sums of doubles, in which nothing of a float is lost. */
+struct Gram {
+  double warps[ORTHO_THREADS / 32][GROUP * (GROUP + 1) / 2];
+  double products[GROUP][GROUP], w[GROUP][GROUP];
+};
+
+template <int K>
+INLINE void read_row(const Factor &f, uint32_t row, float (&x)[K]) {
+#pragma unroll
+  for (int k = 0; k < K; k++) {
+    x[k] = k < f.rank ? f.p[(size_t)k * f.rows + row] : 0.0f;
+  }
+}
+
+template <int K>
+INLINE void inner_products(const Factor &f, Gram &gram) {
+  constexpr int PAIRS = K * (K + 1) / 2;
+  double sum[PAIRS] = {};
+#pragma unroll 4
+  for (uint32_t row = threadIdx.x; row < f.rows; row += ORTHO_THREADS) {
+    float x[K];
+    read_row<K>(f, row, x);
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+#pragma unroll
+      for (int j = 0; j <= k; j++) {
+        sum[k * (k + 1) / 2 + j] += (double)x[k] * (double)x[j];
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < PAIRS; i++) {
+    for (int h = 16; h; h /= 2) {
+      sum[i] += __shfl_xor_sync(FULL, sum[i], h);
+    }
+    if ((threadIdx.x & 31) == 0) {
+      gram.warps[threadIdx.x / 32][i] = sum[i];
+    }
+  }
+  __syncthreads();
+  uint32_t k = threadIdx.x / K, j = threadIdx.x % K;
+  if (k < K && j <= k) {
+    double total = 0;
+    for (int warp = 0; warp < ORTHO_THREADS / 32; warp++) {
+      total += gram.warps[warp][k * (k + 1) / 2 + j];
+    }
+    gram.products[k][j] = gram.products[j][k] = total;
+  }
+  __syncthreads();
+}
+
+/* ⟨Σ a[j] · column j, column k⟩ over j ≤ last: later columns, which may be NaN, play no part. */
+template <int K>
+INLINE double product_with(const Gram &gram, const double (&a)[K], uint32_t k, uint32_t last) {
+  double sum = 0;
+#pragma unroll
+  for (uint32_t j = 0; j < K; j++) {
+    sum += j <= last ? a[j] * gram.products[j][k] : 0.0;
+  }
+  return sum;
+}
+
+/* Gram–Schmidt on coefficients, by one thread. */
+template <int K>
+INLINE void find_weights(const Factor &f, Gram &gram) {
+  for (uint32_t k = 0; k < K; k++) {
+    double a[K] = {}, norm = 0;
+#pragma unroll
+    for (uint32_t j = 0; j < K; j++) {
+      a[j] = j == k ? 1.0 : 0.0;
+    }
+    for (uint32_t i = 0; i < k; i++) {
+      double b[K], along;
+#pragma unroll
+      for (int j = 0; j < K; j++) {
+        b[j] = gram.w[j][i];
+      }
+      along = product_with<K>(gram, b, k, i);
+#pragma unroll
+      for (int j = 0; j < K; j++) {
+        a[j] -= along * b[j];
+      }
+    }
+#pragma unroll
+    for (uint32_t j = 0; j < K; j++) {
+      norm += j <= k ? a[j] * product_with<K>(gram, a, j, k) : 0.0;
+    }
+    float before = (float)sqrt(gram.products[k][k]), after = (float)sqrt(norm < 0 ? 0.0 : norm);
+    bool dependent = k >= f.rank || is_dependent(after, before);
+#pragma unroll
+    for (int j = 0; j < K; j++) {
+      gram.w[j][k] = dependent ? 0.0 : a[j] / (double)after;
+    }
+  }
+}
+
+template <int K>
+INLINE void orthonormalize_few(const Factor &f, Gram &gram) {
+  inner_products<K>(f, gram);
+  if (threadIdx.x == 0) {
+    find_weights<K>(f, gram);
+  }
+  __syncthreads();
+#pragma unroll 4
+  for (uint32_t row = threadIdx.x; row < f.rows; row += ORTHO_THREADS) {
+    float x[K];
+    read_row<K>(f, row, x);
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+      double sum = 0;
+#pragma unroll
+      for (int j = 0; j <= k; j++) {
+        sum += gram.w[j][k] * (double)x[j];
+      }
+      if (k < f.rank) {
+        f.p[(size_t)k * f.rows + row] = (float)sum;
+      }
+    }
+  }
+}
+
+__global__ void __launch_bounds__(ORTHO_THREADS) orthonormalize_kernel(const __grid_constant__ Factors batch) {
+  __shared__ Gram gram;
+  uint32_t part, parts;
+  const Factor &f = factor_of(batch, &part, &parts);
+  if (f.dense) {
+    return;
+  }
+  if (f.rank <= 4) {
+    orthonormalize_few<4>(f, gram);
+  } else if (f.rank <= GROUP) {
+    orthonormalize_few<GROUP>(f, gram);
+  } else {
+    orthonormalize_many(f, &gram.warps[0][0]);
   }
 }
 

@@ -158,7 +158,7 @@ static cudaError_t launch(Kernel kernel, Way way, const Batch &batch, cudaStream
 
 static cudaError_t run_kernel(Kernel kernel, Way way, const Task *tasks, size_t count, cudaStream_t stream) {
   Batch batch;
-  batch.count = batch.items = 0;
+  batch.count = batch.items = batch.tables = 0;
   for (size_t i = 0; i < count; i++) {
     Task t = part_for(kernel, way, tasks[i]);
     if (t.n == 0) {
@@ -167,12 +167,13 @@ static cudaError_t run_kernel(Kernel kernel, Way way, const Task *tasks, size_t 
     t.begin = batch.items;
     t.end = batch.items += items_of(kernel, way, t);
     batch.task[batch.count++] = t;
+    batch.tables |= tables_of(t);
     if (batch.count == BATCH_TASKS || batch.items > 1u << 30) {
       cudaError_t error = launch(kernel, way, batch, stream);
       if (error != cudaSuccess) {
         return error;
       }
-      batch.count = batch.items = 0;
+      batch.count = batch.items = batch.tables = 0;
     }
   }
   return launch(kernel, way, batch, stream);

@@ -156,21 +156,22 @@ INLINE bool has_odd(const float (*v)[4]) {
   return any_of<W>(poison != poison);
 }
 
-/* `odd`: has_odd(). */
-template <int W, class Sent>
+/* CHECKS: whether anything is not finite is found out here; else `odd` says so. */
+template <int W, bool CHECKS, class Sent>
 INLINE void encode_quads_q(const Task &t, uint32_t first, const float (*v)[4], bool odd, uint8_t *out, Sent sent) {
-  float lo = v[0][0], hi = lo;
+  float lo = v[0][0], hi = lo, poison = 0.0f;
 #pragma unroll
   for (int r = 0; r < QUAD_BUCKET / 4 / W; r++) {
     EACH_OF_FOUR(c) {
       lo = fminf(lo, v[r][c]);
       hi = fmaxf(hi, v[r][c]);
+      poison = CHECKS ? __fmaf_rn(v[r][c], 0.0f, poison) : poison;
     }
   }
   lo = least_of<W>(lo) + 0.0f;
   hi = greatest_of<W>(hi) + 0.0f;
   float range = hi - lo, top = (float)((1 << t.bits) - 1);
-  bool bad = odd || !is_finite(range), flat = range < PITH_SCALE_MIN;
+  bool bad = (CHECKS ? any_of<W>(poison != poison) : odd) || !is_finite(range), flat = range < PITH_SCALE_MIN;
   Uniform u = {lo,  flat ? 0.0f : top / range, 0.0f,
                top, bad ? nan_value() : lo,    bad ? nan_value() : flat ? 0.0f : range / top};
   uint32_t lane = threadIdx.x % W;

@@ -29,10 +29,10 @@ INLINE void load_rows(const float *from, float (&v)[QUAD_ROWS][4]) {
 
 /* Four lanes have their rows' values in the same groups of 16, which share a word of signs: each lane draws those of
  * two rows. The signs of a row's four values are the upper four bits of signs[r]. `index` is that of the lane's first
- * value. */
-INLINE void draw_signs(const Task &t, uint32_t index, uint32_t (&signs)[QUAD_ROWS]) {
+ * value; rows are `step` values apart. */
+INLINE void draw_signs(const Task &t, uint32_t index, uint32_t step, uint32_t (&signs)[QUAD_ROWS]) {
   uint32_t row = threadIdx.x % 4, up = 28 - 4 * row;
-  uint32_t low = sign_bits(t, index + 128 * row), high = sign_bits(t, index + 128 * (row + 4));
+  uint32_t low = sign_bits(t, index + step * row), high = sign_bits(t, index + step * (row + 4));
   EACH_ROW(r) { signs[r] = __shfl_sync(FULL, r < 4 ? low : high, r % 4, 4) << up; }
 }
 
@@ -125,7 +125,7 @@ INLINE void spread_rows(const Task &t, float (&v)[QUAD_ROWS][4]) {
 INLINE bool turn(const Task &t, uint32_t i, float (&v)[QUAD_ROWS][4], Exchange &all) {
   uint32_t signs[QUAD_ROWS];
   float scale = rotation_scale(1u << t.rotation);
-  draw_signs(t, t.index + i, signs);
+  draw_signs(t, t.index + i, 128, signs);
   EACH_ROW(r) {
     EACH_OF_FOUR(c) { v[r][c] = flip_by(v[r][c], signs[r], c) * scale; }
     butterfly(v[r]);
@@ -154,7 +154,7 @@ INLINE void turn_back(const Task &t, uint32_t i, float (&v)[QUAD_ROWS][4], Excha
   EACH_ROW(r) { butterfly(v[r]); }
   butterfly_lanes(v, 1);
   butterfly_lanes(v, 2);
-  draw_signs(t, t.index + i, signs);
+  draw_signs(t, t.index + i, 128, signs);
   EACH_ROW(r) {
     EACH_OF_FOUR(c) { v[r][c] = flip_by(v[r][c], signs[r], c); }
   }

@@ -30,12 +30,24 @@ INLINE int32_t key_to_come(const Section &s, uint32_t i) {
   return key_of(compensated(s, value_at(s.given, s.type, i), s.memory[i], u, s.control->gamma, &u), s.side);
 }
 
+#define DRAWN 8 /* of a thread at a time: they are far apart in memory */
+
 INLINE void draw_sample(const Section &s) {
   uint32_t runs = s.samples / SAMPLE_RUN, stratum = s.n / runs;
-  for (uint32_t i = threadIdx.x; i < s.samples; i += SAMPLERS) {
-    uint32_t run = i / SAMPLE_RUN;
-    uint32_t first = run * stratum + rng(s.key0, s.key1, run) % (stratum - SAMPLE_RUN + 1);
-    s.sample[i] = (uint32_t)(s.fused ? key_to_come(s, first + i % SAMPLE_RUN) : key_at(s, first + i % SAMPLE_RUN));
+  for (uint32_t first = threadIdx.x; first < s.samples; first += DRAWN * SAMPLERS) {
+    int32_t key[DRAWN];
+#pragma unroll
+    for (int j = 0; j < DRAWN; j++) {
+      uint32_t i = least(first + j * SAMPLERS, s.samples - 1), run = i / SAMPLE_RUN;
+      uint32_t place = run * stratum + rng(s.key0, s.key1, run) % (stratum - SAMPLE_RUN + 1) + i % SAMPLE_RUN;
+      key[j] = s.fused ? key_to_come(s, place) : key_at(s, place);
+    }
+#pragma unroll
+    for (int j = 0; j < DRAWN; j++) {
+      if (first + j * SAMPLERS < s.samples) {
+        s.sample[first + j * SAMPLERS] = (uint32_t)key[j];
+      }
+    }
   }
   __syncthreads();
 }
@@ -133,7 +145,7 @@ INLINE void bracket(const Section &s, Sampler &m) {
   }
 }
 
-__global__ void __launch_bounds__(SAMPLERS) sample_kernel(const __grid_constant__ Sections batch) {
+__global__ void __launch_bounds__(SAMPLERS, 1) sample_kernel(const __grid_constant__ Sections batch) {
   __shared__ Sampler m;
   const Section &s = share_of(batch).s;
   if (s.select == PITH_GPU_SELECT_ABOVE) {
@@ -242,7 +254,11 @@ INLINE void read_values(const Section &s, const T *src, uint32_t at, bool full, 
   T raw[COUNT];
 #pragma unroll
   for (int j = 0; j < COUNT; j++) {
+#ifdef SCAN_CS
+    raw[j] = full || at + 32 * j < s.n ? __ldcs(src + at + 32 * j) : T(0);
+#else
     raw[j] = full || at + 32 * j < s.n ? src[at + 32 * j] : T(0);
+#endif
   }
 #pragma unroll
   for (int j = 0; j < COUNT; j++) {
@@ -265,7 +281,11 @@ INLINE void compensate_values(const Section &s, float gamma, uint32_t at, bool f
   for (int j = 0; j < COUNT; j++) {
     v[j] = compensated(s, v[j], e[j], u[j], gamma, &u[j]);
     if (full || at + 32 * j < s.n) {
+#ifdef SCAN_CS
+      __stcs(s.memory + at + 32 * j, v[j]);
+#else
       s.memory[at + 32 * j] = v[j];
+#endif
       if (second) {
         s.momentum[at + 32 * j] = u[j];
       }
@@ -495,17 +515,35 @@ __global__ void __launch_bounds__(THREADS) digit_kernel(const __grid_constant__ 
 /* ---- Marking
  * ------------------------------------------------------------------------------------------------------------- */
 
+#define MARKED 4 /* candidates of a thread that are read before the first is marked */
+
+/* Neighbours in the list are often of one tile, whose count goes up once for all of them in a warp. */
+INLINE void mark_one(const Section &s, bool is_sent, uint32_t place) {
+  uint32_t tile = is_sent ? place / TILE : ~0u, same = __match_any_sync(FULL, tile);
+  if (is_sent) {
+    atomicOr(&s.bitmap[place / 32], 1u << (place & 31));
+    atomicMax(&s.tile_last[tile], place + 1);
+    if ((uint32_t)__ffs((int)same) - 1 == (threadIdx.x & 31)) {
+      atomicAdd(&s.tile_count[tile], (uint32_t)__popc(same));
+    }
+  }
+}
+
 INLINE void mark_candidates(const Share &share) {
   const Section &s = share.s;
-  const Control &c = *s.control;
-  const int32_t cut = c.cut;
-  const uint32_t last = c.last;
-  for (size_t i = (size_t)share.part * THREADS + threadIdx.x; i < c.within; i += (size_t)share.parts * THREADS) {
-    uint2 x = s.candidates[i];
-    if (travels(cut, last, (int32_t)x.x, x.y)) {
-      atomicOr(&s.bitmap[x.y / 32], 1u << (x.y & 31));
-      atomicAdd(&s.tile_count[x.y / TILE], 1u);
-      atomicMax(&s.tile_last[x.y / TILE], x.y + 1);
+  const int32_t cut = s.control->cut;
+  const uint32_t last = s.control->last, within = s.control->within, step = share.parts * THREADS;
+  for (uint32_t first = share.part * THREADS; first < within; first += MARKED * step) { /* the same for a whole warp */
+    uint2 x[MARKED];
+#pragma unroll
+    for (int j = 0; j < MARKED; j++) {
+      uint32_t i = first + j * step + threadIdx.x;
+      x[j] = i < within ? s.candidates[i] : make_uint2(0, 0);
+    }
+#pragma unroll
+    for (int j = 0; j < MARKED; j++) {
+      bool there = first + j * step + threadIdx.x < within;
+      mark_one(s, there && travels(cut, last, (int32_t)x[j].x, x[j].y), x[j].y);
     }
   }
 }
