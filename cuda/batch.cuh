@@ -5,10 +5,10 @@
 #include "device.cuh"
 
 #define BATCH_TASKS 64
-#define QUAD_BUCKET 512  /* of encode_quads.cu */
-#define TERN_BUCKET 1280 /* of encode_tern.cu */
-#define SIGN_BUCKET 4096 /* of encode_signs.cu */
-#define DECODE_ITEM 1024 /* values of an item of decode.cu */
+#define QUAD_BUCKET 512   /* of encode_quads.cu */
+#define TERN_BUCKET 1280  /* of encode_tern.cu */
+#define SIGN_BUCKET 4096  /* of encode_signs.cu */
+#define DECODE_ITEM 1024  /* values of an item of decode.cu */
 #define ROTATED_TILE 4096 /* of rotate_quads.cuh */
 
 struct Batch {

@@ -101,14 +101,17 @@ INLINE void finish_head(const Task &t, Group group, Head &h) {
 
 INLINE Head head_of(const Task &t, Group group, uint32_t i) {
   uint32_t block = i / t.bucket, at = i - block * t.bucket;
-  Head h = head_at<false>(t, group, t.payload + (size_t)block * t.block_size, at, least(t.bucket, t.n - block * t.bucket));
+  Head h =
+      head_at<false>(t, group, t.payload + (size_t)block * t.block_size, at, least(t.bucket, t.n - block * t.bucket));
   finish_head(t, group, h);
   return h;
 }
 
 /* How many bits a code has, in groups that use get_four. */
 INLINE int code_bits(const Task &t, Group group) {
-  return group == GROUP_NATURAL || group == GROUP_TREE8 ? 8 : group == GROUP_SIGN || group == GROUP_SIGNMEAN ? 1 : t.bits;
+  return group == GROUP_NATURAL || group == GROUP_TREE8   ? 8
+         : group == GROUP_SIGN || group == GROUP_SIGNMEAN ? 1
+                                                          : t.bits;
 }
 
 INLINE bool has_codes(Group group) { return group > GROUP_BF16 && group != GROUP_TRIT && group != GROUP_VOTE; }

@@ -45,9 +45,9 @@ INLINE void encode_tile(const Task &t, uint32_t item, Exchange &all) {
     float(*rows)[4] = v + half * QUAD_ROWS / 2;
     uint32_t start = first + half * QUAD_BUCKET;
     encode_quads_q<32, false>(t, start, rows, odd && has_odd<32>(rows),
-                       t.payload + (size_t)(start / QUAD_BUCKET) * t.block_size, [&](int r, const float(&d)[4]) {
-                         EACH_OF_FOUR(c) { rows[r][c] = MEMORY ? d[c] * scale : 0.0f; }
-                       });
+                              t.payload + (size_t)(start / QUAD_BUCKET) * t.block_size, [&](int r, const float(&d)[4]) {
+                                EACH_OF_FOUR(c) { rows[r][c] = MEMORY ? d[c] * scale : 0.0f; }
+                              });
   }
   if (kept) {
     settle_rows(t, i, p, v, all);

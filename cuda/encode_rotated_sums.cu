@@ -1,7 +1,7 @@
 /*
  * Codecs of one scale behind a rotation, faster: sign with an unbiased scale, and lloyd, in blocks of 4096 values that
- * are those of the rotation (drive, eden). Full blocks of f32 values at aligned addresses, no memory; module.cu decides,
- * and gives the rest to rotated.cu.
+ * are those of the rotation (drive, eden). Full blocks of f32 values at aligned addresses, no memory; module.cu
+ * decides, and gives the rest to rotated.cu.
  *
  * A thread has 32 values in registers, three times others: strides 1 and 2 of quads as they are read, strides 4 to 64,
  * then 128 to 2048. In between and for sums they go through shared memory, which takes less time than shuffles. Sums

@@ -22,7 +22,8 @@ struct __align__(sizeof(T) * V) Pack {
 
 /* Whether rows can be read in packs of four; whole rows of them, that is: their ends go one by one. */
 INLINE bool packs_fit(const Factor &f) {
-  uintptr_t narrow = (uintptr_t)f.m | (uintptr_t)f.given | (uintptr_t)f.dst, wide = (uintptr_t)f.memory | (uintptr_t)f.q;
+  uintptr_t narrow = (uintptr_t)f.m | (uintptr_t)f.given | (uintptr_t)f.dst,
+            wide = (uintptr_t)f.memory | (uintptr_t)f.q;
   bool floats = f.m_type == PITH_GPU_F32 && f.type == PITH_GPU_F32;
   return f.cols % 4 == 0 && (narrow & (floats ? 15 : 7)) == 0 && (wide & 15) == 0;
 }

@@ -120,8 +120,8 @@ INLINE void emit_quads(const Task &t, uint32_t first, const float (*v)[4], const
 }
 
 template <bool RANDOM, int W, class Sent>
-INLINE void emit_quads_by_bits(const Task &t, uint32_t first, const float (*v)[4], const Uniform &u, bool bad, uint8_t *out,
-                               Sent sent) {
+INLINE void emit_quads_by_bits(const Task &t, uint32_t first, const float (*v)[4], const Uniform &u, bool bad,
+                               uint8_t *out, Sent sent) {
   switch (t.bits) {
     case 8:
       return emit_quads<8, RANDOM, W>(t, first, v, u, bad, out, sent);

@@ -36,9 +36,7 @@ INLINE void draw_signs(const Task &t, uint32_t index, uint32_t step, uint32_t (&
   EACH_ROW(r) { signs[r] = __shfl_sync(FULL, r < 4 ? low : high, r % 4, 4) << up; }
 }
 
-INLINE float flip_by(float x, uint32_t signs, int c) {
-  return float_of(bits_of(x) ^ (signs << (3 - c) & 0x80000000u));
-}
+INLINE float flip_by(float x, uint32_t signs, int c) { return float_of(bits_of(x) ^ (signs << (3 - c) & 0x80000000u)); }
 
 /* The upper lane of a pair takes the difference. A product by ±1 is exact: there is one rounding, that of the sum. */
 INLINE void butterfly_lanes(float (&v)[QUAD_ROWS][4], int h) {

@@ -293,15 +293,19 @@ INLINE void compensate_values(const Section &s, float gamma, uint32_t at, bool f
   }
 }
 
-/* 1024 values by a warp. Nothing here depends on the values but for the candidates, so that many loads are under way
- * together. */
+/* Which values of a strip have keys above `high`, and which above `low`: lane j has those of 32 values from 32·j on. */
+struct Marks {
+  uint32_t above, hits;
+};
+
+/* Any strip. Nothing here depends on the values, so that many loads are under way together. */
 template <class T, bool SIDED, bool COMPENSATES>
-INLINE void scan_strip(const Section &s, uint32_t first, int32_t low, int32_t high, float gamma, Stage &stage,
-                       Tally &tally) {
+INLINE Marks mark_strip(const Section &s, uint32_t first, int32_t low, int32_t high, float gamma, Tally &tally) {
   constexpr int COUNT = COMPENSATES ? TOGETHER / 2 : TOGETHER;
   const T *src = (const T *)(COMPENSATES ? s.given : s.src);
   const int side = SIDED ? (int)s.side : (int)SIDE_BOTH;
-  uint32_t lane = threadIdx.x & 31, sure = 0, within = 0;
+  uint32_t lane = threadIdx.x & 31;
+  Marks marks = {0, 0};
   bool full = first + STRIP <= s.n;
 #pragma unroll 1
   for (uint32_t at = first + lane, j0 = 0; j0 < 32; j0 += COUNT, at += 32 * COUNT) {
@@ -320,13 +324,90 @@ INLINE void scan_strip(const Section &s, uint32_t first, int32_t low, int32_t hi
         tally.nonzero += key > 0;
       }
       if (lane == j0 + j) {
-        sure = above;
-        within = hits & ~above;
+        marks = Marks{above, hits};
       }
     }
   }
-  tally.above += __popc(sure);
-  put_strip(s, first, sure);
+  return marks;
+}
+
+/* A lane's bits of eight rows of 128 values, bit 4·r + c that of value 128·r + 4·lane + c, become those of 32
+ * neighbours: eight lanes exchange nibbles, so that lane j of them has those of row j, and words find their lanes. */
+INLINE uint32_t words_of_quads(uint32_t word) {
+  uint32_t lane = threadIdx.x & 31, other = __shfl_xor_sync(FULL, word, 4);
+  word = __byte_perm(word, other, lane & 4 ? 0x3276 : 0x5410);
+  other = __shfl_xor_sync(FULL, word, 2);
+  word = __byte_perm(word, other, lane & 2 ? 0x3715 : 0x6240);
+  other = __shfl_xor_sync(FULL, word, 1);
+  word = lane & 1 ? (other >> 4 & 0x0f0f0f0fu) | (word & 0xf0f0f0f0u)
+                  : (word & 0x0f0f0f0fu) | (other & 0x0f0f0f0fu) << 4;
+  return __shfl_sync(FULL, word, (int)(lane % 4 * 8 + lane / 4));
+}
+
+#define QUAD_ROWS 8
+#define QUADS_TOGETHER 4 /* rows that are read before the first is used */
+
+/* A full strip of f32 values at aligned addresses, behind one memory or none, four neighbours in a lane: half the
+ * instructions. */
+template <bool COMPENSATES>
+INLINE Marks mark_quads(const Section &s, uint32_t first, int32_t low, int32_t high, float gamma, Tally &tally) {
+  const float4 *src = (const float4 *)((const float *)(COMPENSATES ? s.given : s.src) + first) + (threadIdx.x & 31);
+  float4 *memory = (float4 *)(s.memory + first) + (threadIdx.x & 31);
+  Marks marks = {0, 0};
+#pragma unroll 1
+  for (int r0 = QUAD_ROWS - QUADS_TOGETHER; r0 >= 0; r0 -= QUADS_TOGETHER) { /* the last bits first */
+    float4 v[QUADS_TOGETHER], e[QUADS_TOGETHER];
+#pragma unroll
+    for (int r = 0; r < QUADS_TOGETHER; r++) {
+#ifdef SCAN_CS
+      v[r] = __ldcs(src + 32 * (r0 + r));
+      if (COMPENSATES) {
+        e[r] = __ldcs(memory + 32 * (r0 + r));
+      }
+#else
+      v[r] = src[32 * (r0 + r)];
+      if (COMPENSATES) {
+        e[r] = memory[32 * (r0 + r)];
+      }
+#endif
+    }
+#pragma unroll
+    for (int r = QUADS_TOGETHER - 1; r >= 0; r--) {
+      if (COMPENSATES) {
+        v[r] = make_float4(s.beta * e[r].x + gamma * v[r].x, s.beta * e[r].y + gamma * v[r].y,
+                           s.beta * e[r].z + gamma * v[r].z, s.beta * e[r].w + gamma * v[r].w);
+#ifdef SCAN_CS
+        __stcs(memory + 32 * (r0 + r), v[r]);
+#else
+        memory[32 * (r0 + r)] = v[r];
+#endif
+      }
+      const float four[4] = {v[r].x, v[r].y, v[r].z, v[r].w};
+#pragma unroll
+      for (int c = 3; c >= 0; c--) {
+        int32_t key = key_of(four[c], SIDE_BOTH);
+        marks.above = __funnelshift_l((uint32_t)(high - key), marks.above, 1); /* the sign of the difference */
+        marks.hits = __funnelshift_l((uint32_t)(low - key), marks.hits, 1);
+        tally.equal += key == low;
+        tally.most = max(tally.most, key);
+      }
+    }
+  }
+  return Marks{words_of_quads(marks.above), words_of_quads(marks.hits)};
+}
+
+/* 1024 values by a warp. */
+template <class T, bool SIDED, bool COMPENSATES>
+INLINE void scan_strip(const Section &s, uint32_t first, int32_t low, int32_t high, float gamma, Stage &stage,
+                       Tally &tally) {
+  uintptr_t all = (uintptr_t)(COMPENSATES ? s.given : s.src) | (COMPENSATES ? (uintptr_t)s.memory : 0);
+  bool quads = sizeof(T) == 4 && !SIDED && first + STRIP <= s.n && (all & 15) == 0 &&
+               !(COMPENSATES && s.keeps == PITH_GPU_KEEP_UNSENT);
+  Marks marks = quads ? mark_quads<COMPENSATES>(s, first, low, high, gamma, tally)
+                      : mark_strip<T, SIDED, COMPENSATES>(s, first, low, high, gamma, tally);
+  uint32_t within = marks.hits & ~marks.above;
+  tally.above += __popc(marks.above);
+  put_strip(s, first, marks.above);
   if (__any_sync(FULL, within != 0)) {
     __syncwarp();
     list_candidates(s, stage, tally, within, first, [&](uint32_t place) { return key_at(s, place); });
