@@ -5,15 +5,23 @@
 #include "device.cuh"
 
 #define BATCH_TASKS 64
-#define QUAD_BUCKET 512  /* of encode_quads.cu */
-#define TERN_BUCKET 1280 /* of encode_tern.cu */
-#define SIGN_BUCKET 4096 /* of encode_signs.cu */
-#define DECODE_ITEM 1024 /* values of an item of decode.cu */
+#define QUAD_BUCKET 512   /* of encode_quads.cu */
+#define TERN_BUCKET 1280  /* of encode_tern.cu */
+#define SIGN_BUCKET 4096  /* of encode_signs.cu */
+#define DECODE_ITEM 1024  /* values of an item of decode.cu */
+#define ROTATED_TILE 4096 /* of rotate_quads.cuh */
 
 struct Batch {
   uint32_t count, items; /* items: of all tasks together */
+  uint32_t tables;       /* of codes.cuh: those that a task needs */
   Task task[BATCH_TASKS];
 };
+
+enum { TABLE_TREE8 = 1, TABLE_LLOYD = 2 };
+
+static inline uint32_t tables_of(const Task &t) {
+  return t.kind == PITH_WIRE_TREE8 ? TABLE_TREE8 : t.kind == PITH_WIRE_LLOYD ? TABLE_LLOYD : 0;
+}
 
 /* Block codecs are encoded by one of two sets of code (encode_block.cuh): casts, uniform levels and signs, or the rest.
  */
@@ -38,15 +46,21 @@ static inline bool has_any(const Batch &batch, bool (*is)(const Task &)) {
   return found;
 }
 
+/* The task that has an item: the first that ends behind it. */
+INLINE uint32_t task_of(const Batch &batch, uint32_t item) {
+  uint32_t task = 0;
+  for (uint32_t step = batch.count > 1 ? BATCH_TASKS / 2 : 0; step; step /= 2) {
+    task += task + step < batch.count && batch.task[task + step - 1].end <= item ? step : 0;
+  }
+  return task;
+}
+
 /* The items start, start + step, … of a batch: `each` gets the task and the item's number in it. */
 template <class Each>
 INLINE void each_item(const Batch &batch, uint32_t start, uint32_t step, Each each) {
-  uint32_t task = 0;
   for (uint32_t item = start; item < batch.items; item += step) {
-    while (item >= batch.task[task].end) {
-      task++;
-    }
-    each(batch.task[task], item - batch.task[task].begin);
+    const Task &t = batch.task[task_of(batch, item)];
+    each(t, item - t.begin);
   }
 }
 
@@ -72,6 +86,8 @@ cudaError_t launch_encode(const Batch &batch, bool common,
 cudaError_t launch_decode(const Batch &batch, bool add, cudaStream_t stream);
 cudaError_t launch_encode_rotated(const Batch &batch, cudaStream_t stream);
 cudaError_t launch_encode_rotated_quads(const Batch &batch, cudaStream_t stream);
+cudaError_t launch_encode_rotated_sums(const Batch &batch, cudaStream_t stream);
+cudaError_t launch_decode_rotated_quads(const Batch &batch, bool add, cudaStream_t stream);
 cudaError_t launch_decode_rotated(const Batch &batch, bool add, cudaStream_t stream);
 
 /* As many blocks as the device runs at a time, or fewer. */
@@ -93,18 +109,15 @@ static cudaError_t grid_for(Kernel kernel, int threads, size_t shared, uint32_t 
   return cudaSuccess;
 }
 
-/* `at_once`: items that a block of threads takes at a time. */
+/* A block of threads for each `at_once` items. Blocks begin in the order of their numbers, so that what is read and
+ * written at a time lies close together; a grid that stays and takes items in turn drifts apart, which costs memory a
+ * tenth of its speed. */
 typedef void (*BatchKernel)(const Batch);
 
 static inline cudaError_t launch_batch(BatchKernel kernel, int threads, uint32_t at_once, size_t shared,
                                        const Batch &batch, cudaStream_t stream) {
-  uint32_t blocks;
-  cudaError_t error = grid_for(kernel, threads, shared, (batch.items + at_once - 1) / at_once, &blocks);
-  if (error == cudaSuccess) {
-    kernel<<<blocks, threads, shared, stream>>>(batch);
-    error = cudaGetLastError();
-  }
-  return error;
+  kernel<<<(batch.items + at_once - 1) / at_once, threads, shared, stream>>>(batch);
+  return cudaGetLastError();
 }
 
 /* ---- Tasks of other kinds: each value by itself ------------------------------------------------------------------ */

@@ -1,7 +1,7 @@
 /* Codes of single values, both ways: what src/kernel/body_quant.h and body_small.h do for 16 lanes. */
 #pragma once
 
-#include "device.cuh"
+#include "batch.cuh"
 
 /* ---- Uniform levels ------------------------------------------------------------------------------------------------
  */
@@ -98,25 +98,12 @@ INLINE float draw_trit(float x, float clip, float inverse, uint32_t noise, uint3
 /* ---- The 8-bit dynamic tree: tables as in src/kernel/body_small.h
  * ------------------------------------------------------- */
 
-INLINE uint8_t tree8_byte(float y) {
-  float size = fabsf(y), gain = 1e6f, shift = 0.0f, power = 1.0f;
-#define DECADE(border, g, s, p) \
-  if (border < size) {          \
-    gain = g;                   \
-    shift = s;                  \
-    power = p;                  \
-  }
-  DECADE(1e-6f, 1e5f * (2 / 0.9f), 0.2f / 0.9f, 2.0f)
-  DECADE(1e-5f, 1e4f * (4 / 0.9f), 0.4f / 0.9f, 4.0f)
-  DECADE(1e-4f, 1e3f * (8 / 0.9f), 0.8f / 0.9f, 8.0f)
-  DECADE(1e-3f, 1e2f * (16 / 0.9f), 1.6f / 0.9f, 16.0f)
-  DECADE(1e-2f, 1e1f * (32 / 0.9f), 3.2f / 0.9f, 32.0f)
-  DECADE(1e-1f, 64 / 0.9f, 6.4f / 0.9f, 64.0f)
-#undef DECADE
-  float place = size * gain - shift;
-  int number = (int)((place + power + ROUNDER) - ROUNDER) - 1;
-  return (uint8_t)(min(max(number, 0), 127) | (bits_of(y) >> 31 << 7));
-}
+/* Where decades end, and what makes a number of a size in one: number + 1 = round(size · gain − shift + 2^decade). */
+#define TREE8_ENDS 1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f
+static __constant__ const float tree8_gain[7] = {
+    1e6f, 1e5f * (2 / 0.9f), 1e4f * (4 / 0.9f), 1e3f * (8 / 0.9f), 1e2f * (16 / 0.9f), 1e1f * (32 / 0.9f), 64 / 0.9f};
+static __constant__ const float tree8_shift[7] = {0.0f,        0.2f / 0.9f, 0.4f / 0.9f, 0.8f / 0.9f,
+                                                  1.6f / 0.9f, 3.2f / 0.9f, 6.4f / 0.9f};
 
 static __constant__ const float tree8_base[7] = {1e-6f * 0.1f, 1e-5f * 0.1f, 1e-4f * 0.1f, 1e-3f * 0.1f,
                                                  1e-2f * 0.1f, 1e-1f * 0.1f, 0.1f};
@@ -158,10 +145,26 @@ INLINE uint32_t lloyd_number(float y, const Lloyd &lloyd) {
 /* ---- Tables in shared memory
  * ------------------------------------------------------------------------------------------------- */
 
+struct Tree8Power { /* sizes from a power of two up to the next: decades are longer, so that one at most ends there */
+  float end;        /* infinite: none does */
+  uint32_t decade;  /* of those up to the end */
+};
+
 struct Tables {
   float tree[128];
   Lloyd lloyd[4];
+  Tree8Power tree_powers[256]; /* by the exponent of a float */
+  float4 tree_lines[7];        /* of decades: gain, shift, 2^decade */
 };
+
+/* The number of y in −1…1, in the low byte. */
+INLINE uint32_t tree8_word(float y, const Tables &tables) {
+  float size = fabsf(y);
+  Tree8Power power = tables.tree_powers[bits_of(size) >> 23];
+  float4 line = tables.tree_lines[power.decade + (power.end < size ? 1 : 0)];
+  float whole = size * line.x - line.y + line.z + ROUNDER;
+  return ((bits_of(whole) - 1) & 0x7fu) | (bits_of(y) >> 24 & 0x80u);
+}
 
 static __constant__ const float lloyd_positive[4][8] = {{PITH_LLOYD_1}, {PITH_LLOYD_2}, {PITH_LLOYD_3}, {PITH_LLOYD_4}};
 
@@ -170,19 +173,43 @@ INLINE float lloyd_level(int bits, int number) {
   return number >= half ? lloyd_positive[bits - 1][number - half] : -lloyd_positive[bits - 1][half - 1 - number];
 }
 
-/* By all threads of a block, at least 128. */
-INLINE void fill_tables(Tables &tables) {
+INLINE void fill_lloyd(Lloyd &lloyd, int bits, uint32_t number) {
+  uint32_t count = 1u << bits;
+  float level = number < count ? lloyd_level(bits, (int)number) : 0.0f;
+  lloyd.bits = bits;
+  lloyd.levels[number] = level;
+  lloyd.cuts[number] = number + 1 < count ? 0.5f * (level + lloyd_level(bits, (int)number + 1)) : INFINITY;
+}
+
+INLINE void fill_tree8(Tables &tables) {
   uint32_t i = threadIdx.x;
+  const float ends[6] = {TREE8_ENDS};
   if (i < 128) {
     tables.tree[i] = tree8_number(i);
   }
-  if (i < 64) {
-    int bits = (int)(i / 16) + 1, number = (int)(i % 16), count = 1 << bits;
-    Lloyd &lloyd = tables.lloyd[bits - 1];
-    lloyd.bits = bits;
-    lloyd.levels[number] = number < count ? lloyd_level(bits, number) : 0.0f;
-    lloyd.cuts[number] =
-        number + 1 < count ? 0.5f * (lloyd_level(bits, number) + lloyd_level(bits, number + 1)) : INFINITY;
+  for (uint32_t e = i; e < 256; e += blockDim.x) {
+    Tree8Power power = {INFINITY, 0};
+#pragma unroll
+    for (int d = 0; d < 6; d++) { /* no end is a power of two */
+      power.decade += bits_of(ends[d]) >> 23 < e ? 1 : 0;
+      power.end = bits_of(ends[d]) >> 23 == e ? ends[d] : power.end;
+    }
+    tables.tree_powers[e] = power;
   }
-  __syncthreads();
+  if (i < 7) {
+    tables.tree_lines[i] = make_float4(tree8_gain[i], tree8_shift[i], (float)(1 << i), 0.0f);
+  }
+}
+
+/* By all threads of a block, at least 128: what the batch needs. */
+INLINE void fill_tables(const Batch &batch, Tables &tables) {
+  if (batch.tables & TABLE_TREE8) {
+    fill_tree8(tables);
+  }
+  if ((batch.tables & TABLE_LLOYD) && threadIdx.x < 64) {
+    fill_lloyd(tables.lloyd[threadIdx.x / 16], (int)(threadIdx.x / 16) + 1, threadIdx.x % 16);
+  }
+  if (batch.tables) {
+    __syncthreads();
+  }
 }

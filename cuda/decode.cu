@@ -5,8 +5,9 @@
 #define THREADS 128
 #define WARPS (THREADS / 32)
 #define ITEM DECODE_ITEM
-#define ROW 128
-#define FOURS (ITEM / ROW) /* of a thread */
+#ifndef DECODE_RESIDENT
+#define DECODE_RESIDENT 7 /* blocks of threads on a processor at least */
+#endif
 
 template <bool ADD>
 INLINE void store_slowly(const Task &t, uint32_t i, const float (&d)[4]) {
@@ -15,117 +16,99 @@ INLINE void store_slowly(const Task &t, uint32_t i, const float (&d)[4]) {
   }
 }
 
-/* Four values of a 16-bit type in two words. */
-INLINE float half_at(const Task &t, uint2 words, int j) {
-  uint16_t h = (uint16_t)((j < 2 ? words.x : words.y) >> 16 * (j % 2));
-  return t.dtype == PITH_GPU_F16 ? f16_to_f32(h) : bf16_to_f32(h);
+/* Rows of a tensor of any type, from this lane's first value on. */
+template <int ROWS>
+INLINE void read_rows(const Task &t, uint32_t i, float (&x)[ROWS][4]) {
+  if (t.dtype == PITH_GPU_F32) {
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+      float4 four = *(const float4 *)((const float *)t.values + i + DECODE_ROW * r);
+      x[r][0] = four.x, x[r][1] = four.y, x[r][2] = four.z, x[r][3] = four.w;
+    }
+    return;
+  }
+  uint2 words[ROWS];
+#pragma unroll
+  for (int r = 0; r < ROWS; r++) {
+    words[r] = *(const uint2 *)((const uint16_t *)t.values + i + DECODE_ROW * r);
+  }
+#pragma unroll
+  for (int r = 0; r < ROWS; r++) {
+    bool half = t.dtype == PITH_GPU_F16;
+    float2 low = half ? f16x2_to_f32(words[r].x) : bf16x2_to_f32(words[r].x);
+    float2 high = half ? f16x2_to_f32(words[r].y) : bf16x2_to_f32(words[r].y);
+    x[r][0] = low.x, x[r][1] = low.y, x[r][2] = high.x, x[r][3] = high.y;
+  }
 }
 
-INLINE uint32_t halves_of(const Task &t, float low, float high) {
-  uint32_t a = t.dtype == PITH_GPU_F16 ? f32_to_f16(low) : f32_to_bf16(low);
-  uint32_t b = t.dtype == PITH_GPU_F16 ? f32_to_f16(high) : f32_to_bf16(high);
-  return a | b << 16;
+template <int ROWS>
+INLINE void write_rows(const Task &t, uint32_t i, const float (&x)[ROWS][4]) {
+  if (t.dtype == PITH_GPU_F32) {
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+      float4 *out = (float4 *)((float *)t.values + i + DECODE_ROW * r);
+      *out = make_float4(x[r][0], x[r][1], x[r][2], x[r][3]);
+    }
+    return;
+  }
+  bool half = t.dtype == PITH_GPU_F16;
+#pragma unroll
+  for (int r = 0; r < ROWS; r++) {
+    *(uint2 *)((uint16_t *)t.values + i + DECODE_ROW * r) =
+        make_uint2(half ? f32_to_f16x2(x[r][0], x[r][1]) : f32_to_bf16x2(x[r][0], x[r][1]),
+                   half ? f32_to_f16x2(x[r][2], x[r][3]) : f32_to_bf16x2(x[r][2], x[r][3]));
+  }
 }
 
-/* Rows of 128 values, pairs of them in one block, which is full: block and head are found once for all lanes. The group
- * is a constant here, so that nothing stands between the loads of several rows. */
-template <bool ADD, bool RARE, Group GROUP>
-INLINE void decode_floats(const Task &t, uint32_t first, const Tables &tables) {
-  uint32_t lane = threadIdx.x % 32, block = first / t.bucket, at = first - block * t.bucket;
-  const uint8_t *in = t.payload + (size_t)block * t.block_size;
-  float4 *out = (float4 *)((float *)t.values + first) + lane;
+template <bool ADD, bool RARE>
+INLINE void decode_item(const Task &t, uint32_t first, const Tables &tables) {
+  Cursor cursor = cursor_at(t, first);
   constexpr int TOGETHER = ADD ? 4 : 8; /* rows that are read before the first is used, as registers allow */
-  for (int r = 0; r < FOURS; r += TOGETHER) {
-    float4 x[TOGETHER];
-    float d[TOGETHER][4];
+#pragma unroll 1
+  for (uint32_t i = first + 4 * (threadIdx.x % 32), end = first + ITEM; i < end; i += TOGETHER * DECODE_ROW) {
+    float x[TOGETHER][4], d[TOGETHER][4];
     if (ADD) {
+      read_rows(t, i, x);
+    }
+    with_group<RARE>(t, [&](auto group) { decode_rows<RARE, group.value>(t, cursor, d, tables); });
 #pragma unroll
-      for (int k = 0; k < TOGETHER; k++) {
-        x[k] = out[32 * (r + k)];
+    for (int r = 0; ADD && r < TOGETHER; r++) {
+#pragma unroll
+      for (int c = 0; c < 4; c++) {
+        d[r][c] = x[r][c] + d[r][c];
       }
     }
-#pragma unroll
-    for (int k = 0; k < TOGETHER; k += 2) {
-      Head head = head_at<true>(t, in, at + 4 * lane, t.bucket);
-      decode_at<RARE>(t, GROUP, head, d[k], tables);
-      head.at += ROW;
-      decode_at<RARE>(t, GROUP, head, d[k + 1], tables);
-      at += 2 * ROW;
-      if (at == t.bucket) {
-        at = 0;
-        in += t.block_size;
-      }
-    }
-#pragma unroll
-    for (int k = 0; k < TOGETHER; k++) {
-      out[32 * (r + k)] = ADD ? make_float4(x[k].x + d[k][0], x[k].y + d[k][1], x[k].z + d[k][2], x[k].w + d[k][3])
-                              : make_float4(d[k][0], d[k][1], d[k][2], d[k][3]);
-    }
+    write_rows(t, i, d);
   }
 }
 
+/* Any item: odd lengths, blocks and addresses. */
 template <bool ADD, bool RARE>
-INLINE void decode_floats(const Task &t, uint32_t first, const Tables &tables) {
-  switch (group_of<RARE>(t)) {
-    case GROUP_CAST:
-      return decode_floats<ADD, RARE, GROUP_CAST>(t, first, tables);
-    case GROUP_TRIT:
-      return decode_floats<ADD, RARE, GROUP_TRIT>(t, first, tables);
-    case GROUP_BYTE:
-      return decode_floats<ADD, RARE, GROUP_BYTE>(t, first, tables);
-    case GROUP_SIGN:
-      return decode_floats<ADD, RARE, GROUP_SIGN>(t, first, tables);
-    case GROUP_LLOYD:
-      return decode_floats<ADD, RARE, GROUP_LLOYD>(t, first, tables);
-    case GROUP_POWER:
-      return RARE ? decode_floats<ADD, RARE, GROUP_POWER>(t, first, tables) : void();
-    case GROUP_VOTE:
-      return RARE ? decode_floats<ADD, RARE, GROUP_VOTE>(t, first, tables) : void();
-    case GROUP_UNIFORM:
-      return decode_floats<ADD, RARE, GROUP_UNIFORM>(t, first, tables);
-  }
-}
-
-template <bool ADD, bool RARE>
-INLINE void decode_halves(const Task &t, uint32_t first, const Tables &tables) {
-  uint2 *out = (uint2 *)((uint16_t *)t.values + first) + threadIdx.x % 32;
-  for (int r = 0; r < FOURS; r++) {
+INLINE void decode_slowly(const Task &t, uint32_t first, const Tables &tables) {
+#pragma unroll 1
+  for (uint32_t i = first + 4 * (threadIdx.x % 32); i < least(first + ITEM, t.n); i += DECODE_ROW) {
     float d[4];
-    uint2 x = ADD ? out[32 * r] : make_uint2(0, 0);
-    decode_four<RARE>(t, group_of<RARE>(t), first + 4 * (threadIdx.x % 32 + 32 * r), d, tables);
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-      d[j] = ADD ? half_at(t, x, j) + d[j] : d[j];
-    }
-    out[32 * r] = make_uint2(halves_of(t, d[0], d[1]), halves_of(t, d[2], d[3]));
+    decode_four<RARE>(t, group_of<RARE>(t), i, d, tables);
+    store_slowly<ADD>(t, i, d);
   }
 }
 
-/* Whether pairs of rows lie within blocks, the last block of the item is full, and all words of the payload are
- * aligned. */
-INLINE bool rows_fit(const Task &t, uint32_t first) {
-  uint32_t end = ((first + ITEM - 1) / t.bucket + 1) * t.bucket;
-  return t.bucket % (2 * ROW) == 0 && end <= t.n && aligned4(t.payload) && t.block_size % 4 == 0;
+/* Whether the last block of an item is full. */
+INLINE bool blocks_are_full(const Task &t, uint32_t first) {
+  return ((first + ITEM - 1) / t.bucket + 1) * t.bucket <= t.n;
 }
 
 template <bool ADD, bool RARE>
-__global__ void __launch_bounds__(THREADS, 7) decode_kernel(const __grid_constant__ Batch batch) {
+__global__ void __launch_bounds__(THREADS, DECODE_RESIDENT) decode_kernel(const __grid_constant__ Batch batch) {
   __shared__ Tables tables;
-  fill_tables(tables);
+  fill_tables(batch, tables);
   each_item_of_warp(batch, [&](const Task &t, uint32_t item) {
     uint32_t first = item * ITEM;
-    uintptr_t mask = t.dtype == PITH_GPU_F32 ? 15 : 7;
-    bool floats = t.dtype == PITH_GPU_F32;
-    if (first + ITEM > t.n || ((uintptr_t)t.values & mask) || (floats && !rows_fit(t, first))) {
-      for (uint32_t i = first + 4 * (threadIdx.x % 32); i < least(first + ITEM, t.n); i += ROW) {
-        float d[4];
-        decode_four<RARE>(t, group_of<RARE>(t), i, d, tables);
-        store_slowly<ADD>(t, i, d);
-      }
-    } else if (floats) {
-      decode_floats<ADD, RARE>(t, first, tables);
+    bool aligned = ((uintptr_t)t.values & (t.dtype == PITH_GPU_F32 ? 15 : 7)) == 0;
+    if (first + ITEM > t.n || !aligned || !rows_fit(t) || !blocks_are_full(t, first)) {
+      decode_slowly<ADD, RARE>(t, first, tables);
     } else {
-      decode_halves<ADD, RARE>(t, first, tables);
+      decode_item<ADD, RARE>(t, first, tables);
     }
   });
 }

@@ -5,7 +5,56 @@
  */
 #pragma once
 
+#include "batch.cuh"
 #include "codes.cuh"
+
+/* Codecs that read alike. */
+enum Group {
+  GROUP_NONE,
+  GROUP_FP16,
+  GROUP_BF16,
+  GROUP_Q,
+  GROUP_AROUND_ZERO,
+  GROUP_TRIT,
+  GROUP_NATURAL,
+  GROUP_TREE8,
+  GROUP_SIGN,
+  GROUP_SIGNMEAN,
+  GROUP_LLOYD,
+  GROUP_POWER,
+  GROUP_VOTE
+};
+
+/* Votes and powers of two only where RARE: they have kernels of their own. */
+template <bool RARE>
+INLINE Group group_of(const Task &t) {
+  switch (t.kind) {
+    case PITH_WIRE_NONE:
+      return GROUP_NONE;
+    case PITH_WIRE_FP16:
+      return GROUP_FP16;
+    case PITH_WIRE_BF16:
+      return GROUP_BF16;
+    case PITH_WIRE_Q:
+      return GROUP_Q;
+    case PITH_WIRE_TERNGRAD:
+      return GROUP_TRIT;
+    case PITH_WIRE_NATURAL:
+      return GROUP_NATURAL;
+    case PITH_WIRE_TREE8:
+      return GROUP_TREE8;
+    case PITH_WIRE_SIGN:
+      return RARE && is_vote(t) ? GROUP_VOTE : GROUP_SIGN;
+    case PITH_WIRE_SIGNMEAN:
+      return GROUP_SIGNMEAN;
+    case PITH_WIRE_LLOYD:
+      return GROUP_LLOYD;
+    case PITH_WIRE_NUQ:
+      return RARE ? GROUP_POWER : GROUP_AROUND_ZERO;
+    default:
+      return GROUP_AROUND_ZERO; /* qsgd, gq */
+  }
+}
 
 /* The head of a block, in whatever way its codec reads it, and where the codes start. */
 struct Head {
@@ -13,6 +62,7 @@ struct Head {
   const uint8_t *codes;
   uint32_t at, count; /* place of the first of the four in the block; values of the block */
   bool fast;          /* words may be read: aligned, and the block is full */
+  uint32_t low, high; /* where FAST: the words that the four codes are in */
 };
 
 /* FAST: everything is known to be aligned, and no alternative stands in the way of loads. */
@@ -23,23 +73,18 @@ INLINE float read_f32(const uint8_t *in) {
 
 /* The head of the block that starts at `in` and has `count` values, for those at `at`. */
 template <bool FAST>
-INLINE Head head_at(const Task &t, const uint8_t *in, uint32_t at, uint32_t count) {
-  Head h = {0.0f, 0.0f, in, at, count, FAST || (aligned4(in) && count == t.bucket)};
-  switch (t.kind) {
-    case PITH_WIRE_Q:
-    case PITH_WIRE_SIGNMEAN:
+INLINE Head head_at(const Task &t, Group group, const uint8_t *in, uint32_t at, uint32_t count) {
+  Head h = {0.0f, 0.0f, in, at, count, FAST || (aligned4(in) && count == t.bucket), 0, 0};
+  switch (group) {
+    case GROUP_Q:
+    case GROUP_SIGNMEAN:
       h.a = read_f32<FAST>(in);
       h.b = read_f32<FAST>(in + 4);
       h.codes = in + PITH_HEAD_TWO;
       break;
-    case PITH_WIRE_QSGD:
-    case PITH_WIRE_GQ:
-      h.b = read_f32<FAST>(in) / (float)t.levels;
-      h.codes = in + PITH_HEAD_ONE;
-      break;
-    case PITH_WIRE_NONE:
-    case PITH_WIRE_FP16:
-    case PITH_WIRE_BF16:
+    case GROUP_NONE:
+    case GROUP_FP16:
+    case GROUP_BF16:
       break;
     default:
       h.a = read_f32<FAST>(in);
@@ -48,18 +93,47 @@ INLINE Head head_at(const Task &t, const uint8_t *in, uint32_t at, uint32_t coun
   return h;
 }
 
-INLINE Head head_of(const Task &t, uint32_t i) {
+/* What a head's numbers become, behind all loads: a division is slow. */
+INLINE void finish_head(const Task &t, Group group, Head &h) {
+  h.b = group == GROUP_AROUND_ZERO ? h.a / (float)t.levels : h.b;
+  h.a = group == GROUP_AROUND_ZERO ? 0.0f : h.a;
+}
+
+INLINE Head head_of(const Task &t, Group group, uint32_t i) {
   uint32_t block = i / t.bucket, at = i - block * t.bucket;
-  return head_at<false>(t, t.payload + (size_t)block * t.block_size, at, least(t.bucket, t.n - block * t.bucket));
+  Head h =
+      head_at<false>(t, group, t.payload + (size_t)block * t.block_size, at, least(t.bucket, t.n - block * t.bucket));
+  finish_head(t, group, h);
+  return h;
+}
+
+/* How many bits a code has, in groups that use get_four. */
+INLINE int code_bits(const Task &t, Group group) {
+  return group == GROUP_NATURAL || group == GROUP_TREE8   ? 8
+         : group == GROUP_SIGN || group == GROUP_SIGNMEAN ? 1
+                                                          : t.bits;
+}
+
+INLINE bool has_codes(Group group) { return group > GROUP_BF16 && group != GROUP_TRIT && group != GROUP_VOTE; }
+
+/* Reads the words of four codes, long before get_four takes them apart. */
+INLINE void fetch_four(const Task &t, Group group, Head &h) {
+  uint32_t bit = h.at * code_bits(t, group);
+  const uint32_t *words = (const uint32_t *)h.codes + bit / 32;
+  h.low = words[0];
+  h.high = bit % 32 + 4 * code_bits(t, group) > 32 ? words[1] : 0;
 }
 
 /* Four fields of `bits` bits from the stream, as many as exist. */
+template <bool FAST>
 INLINE uint32_t get_four(const Head &h, int bits) {
   uint32_t bit = h.at * bits;
+  if (FAST) {
+    return __funnelshift_r(h.low, h.high, bit % 32);
+  }
   if (h.fast) {
     const uint32_t *words = (const uint32_t *)h.codes + bit / 32;
-    uint32_t low = words[0], shift = bit % 32;
-    return __funnelshift_r(low, shift + 4 * bits > 32 ? words[1] : 0, shift);
+    return __funnelshift_r(words[0], bit % 32 + 4 * bits > 32 ? words[1] : 0, bit % 32);
   }
   uint32_t first = bit / 8, bytes = (h.count * bits + 7) / 8;
   uint64_t word = 0;
@@ -71,18 +145,18 @@ INLINE uint32_t get_four(const Head &h, int bits) {
 
 INLINE uint32_t field(uint32_t word, int j, int bits) { return word >> j * bits & ((1u << bits) - 1); }
 
-INLINE void read_uniform(const Task &t, const Head &h, float (&d)[4]) {
-  uint32_t word = get_four(h, t.bits);
-  int zero = t.kind == PITH_WIRE_Q ? 0 : t.levels;
+template <bool FAST>
+INLINE void read_uniform(const Task &t, const Head &h, int zero, float (&d)[4]) {
+  uint32_t word = get_four<FAST>(h, t.bits);
 #pragma unroll
   for (int j = 0; j < 4; j++) {
     d[j] = h.a + h.b * (float)((int)field(word, j, t.bits) - zero);
   }
 }
 
-INLINE void read_signs(const Task &t, const Head &h, float (&d)[4]) {
-  uint32_t word = get_four(h, 1);
-  float minus = t.kind == PITH_WIRE_SIGN ? -h.a : h.a, plus = t.kind == PITH_WIRE_SIGN ? h.a : h.b;
+template <bool FAST>
+INLINE void read_signs(const Head &h, float minus, float plus, float (&d)[4]) {
+  uint32_t word = get_four<FAST>(h, 1);
 #pragma unroll
   for (int j = 0; j < 4; j++) {
     d[j] = word >> j & 1 ? minus : plus;
@@ -92,7 +166,7 @@ INLINE void read_signs(const Task &t, const Head &h, float (&d)[4]) {
 INLINE void read_votes(const Head &h, float (&d)[4]) {
   Head signs = h;
   signs.codes = h.codes + PITH_VOTE_ZEROS_SIZE(h.count);
-  uint32_t word = get_four(signs, 1), group = h.at / PITH_VOTE_GROUP;
+  uint32_t word = get_four<false>(signs, 1), group = h.at / PITH_VOTE_GROUP;
   bool zeros = h.codes[group / 8] >> group % 8 & 1;
   float plus = zeros ? 0.0f : h.a, minus = zeros ? 0.0f : -h.a;
 #pragma unroll
@@ -101,26 +175,37 @@ INLINE void read_votes(const Head &h, float (&d)[4]) {
   }
 }
 
-INLINE void read_bytes(const Task &t, const Head &h, float (&d)[4], const float *tree) {
-  uint32_t word = get_four(h, 8);
+template <bool FAST>
+INLINE void read_natural(const Head &h, float (&d)[4]) {
+  uint32_t word = get_four<FAST>(h, 8);
   int top = (int)(bits_of(h.a) >> 23 & 0xff);
 #pragma unroll
   for (int j = 0; j < 4; j++) {
-    uint32_t byte = field(word, j, 8);
-    d[j] = t.kind == PITH_WIRE_TREE8 ? h.a * tree8_value(byte, tree) : h.a != h.a ? h.a : natural_value(byte, top);
+    d[j] = h.a != h.a ? h.a : natural_value(field(word, j, 8), top);
   }
 }
 
+template <bool FAST>
+INLINE void read_tree8(const Head &h, float (&d)[4], const float *tree) {
+  uint32_t word = get_four<FAST>(h, 8);
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    d[j] = h.a * tree8_value(field(word, j, 8), tree);
+  }
+}
+
+template <bool FAST>
 INLINE void read_lloyd(const Task &t, const Head &h, float (&d)[4], const Lloyd &lloyd) {
-  uint32_t word = get_four(h, t.bits);
+  uint32_t word = get_four<FAST>(h, t.bits);
 #pragma unroll
   for (int j = 0; j < 4; j++) {
     d[j] = h.a * lloyd.level(field(word, j, t.bits));
   }
 }
 
+template <bool FAST>
 INLINE void read_powers(const Task &t, const Head &h, float (&d)[4]) {
-  uint32_t word = get_four(h, t.bits);
+  uint32_t word = get_four<FAST>(h, t.bits);
 #pragma unroll
   for (int j = 0; j < 4; j++) {
     d[j] = h.a * power_value(field(word, j, t.bits), t.bits);
@@ -138,110 +223,102 @@ INLINE float trit_of(uint32_t code, uint32_t factor, float scale) {
 }
 
 /* In a full group four neighbours are in four neighbouring bytes, at the same digit. */
+INLINE void read_full_trits(const Head &h, uint32_t place, const uint8_t *codes, float (&d)[4]) {
+  uint32_t word = *(const uint32_t *)(codes + place % PITH_TRIT_STRIDE), factor = third_power(place / PITH_TRIT_STRIDE);
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    d[j] = trit_of(word >> 8 * j & 0xff, factor, h.a);
+  }
+}
+
+/* FAST: all groups are full. */
+template <bool FAST>
 INLINE void read_trits(const Head &h, float (&d)[4]) {
   uint32_t group = h.at / PITH_TRIT_GROUP, place = h.at - group * PITH_TRIT_GROUP;
   uint32_t r = least(PITH_TRIT_GROUP, h.count - group * PITH_TRIT_GROUP);
   const uint8_t *codes = h.codes + group * PITH_TRIT_STRIDE;
   uint32_t width = (r + PITH_TRITS - 1) / PITH_TRITS;
-  if (h.fast && r == PITH_TRIT_GROUP) {
-    uint32_t word = *(const uint32_t *)(codes + place % PITH_TRIT_STRIDE),
-             factor = third_power(place / PITH_TRIT_STRIDE);
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-      d[j] = trit_of(word >> 8 * j & 0xff, factor, h.a);
+  if (FAST || (h.fast && r == PITH_TRIT_GROUP)) {
+    read_full_trits(h, place, codes, d);
+  } else {
+    for (uint32_t j = 0; j < 4; j++) {
+      d[j] = place + j < r ? trit_of(codes[(place + j) % width], third_power((place + j) / width), h.a) : 0.0f;
     }
-    return;
-  }
-  for (uint32_t j = 0; j < 4; j++) {
-    d[j] = place + j < r ? trit_of(codes[(place + j) % width], third_power((place + j) / width), h.a) : 0.0f;
   }
 }
 
-INLINE void read_casts(const Task &t, const Head &h, float (&d)[4]) {
+INLINE void read_casts(const Head &h, Group group, float (&d)[4]) {
 #pragma unroll
   for (uint32_t j = 0; j < 4; j++) {
     uint32_t i = h.at + j;
     if (i >= h.count) {
       d[j] = 0.0f;
-    } else if (t.kind == PITH_WIRE_NONE) {
+    } else if (group == GROUP_NONE) {
       d[j] = get_f32(h.codes + 4 * i);
     } else {
       uint16_t half = (uint16_t)(h.codes[2 * i] | h.codes[2 * i + 1] << 8);
-      d[j] = t.kind == PITH_WIRE_FP16 ? f16_to_f32(half) : bf16_to_f32(half);
+      d[j] = group == GROUP_FP16 ? f16_to_f32(half) : bf16_to_f32(half);
     }
   }
 }
 
-INLINE void read_casts_fast(const Task &t, const Head &h, float (&d)[4]) {
-  if (t.kind == PITH_WIRE_NONE) {
-    const uint32_t *words = (const uint32_t *)h.codes + h.at;
+INLINE void read_casts_fast(const Head &h, Group group, float (&d)[4]) {
+  const uint32_t *words = (const uint32_t *)(h.codes + (group == GROUP_NONE ? 4 : 2) * h.at);
+  if (group == GROUP_NONE) {
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       d[j] = float_of(words[j]);
     }
     return;
   }
-  const uint32_t *words = (const uint32_t *)(h.codes + 2 * h.at);
 #pragma unroll
-  for (int j = 0; j < 4; j++) {
-    uint16_t half = (uint16_t)(words[j / 2] >> 16 * (j % 2));
-    d[j] = t.kind == PITH_WIRE_FP16 ? f16_to_f32(half) : bf16_to_f32(half);
+  for (int j = 0; j < 4; j += 2) {
+    uint32_t word = words[j / 2];
+    float2 x = group == GROUP_FP16 ? f16x2_to_f32(word) : bf16x2_to_f32(word);
+    d[j] = x.x, d[j + 1] = x.y;
   }
 }
 
-/* Codecs that read alike. */
-enum Group { GROUP_UNIFORM, GROUP_CAST, GROUP_TRIT, GROUP_BYTE, GROUP_SIGN, GROUP_LLOYD, GROUP_POWER, GROUP_VOTE };
-
-/* Votes and powers of two only where RARE: they have kernels of their own. */
-template <bool RARE>
-INLINE Group group_of(const Task &t) {
-  switch (t.kind) {
-    case PITH_WIRE_NONE:
-    case PITH_WIRE_FP16:
-    case PITH_WIRE_BF16:
-      return GROUP_CAST;
-    case PITH_WIRE_TERNGRAD:
-      return GROUP_TRIT;
-    case PITH_WIRE_NATURAL:
-    case PITH_WIRE_TREE8:
-      return GROUP_BYTE;
-    case PITH_WIRE_SIGN:
-    case PITH_WIRE_SIGNMEAN:
-      return RARE && is_vote(t) ? GROUP_VOTE : GROUP_SIGN;
-    case PITH_WIRE_LLOYD:
-      return GROUP_LLOYD;
-    case PITH_WIRE_NUQ:
-      return RARE ? GROUP_POWER : GROUP_UNIFORM;
-    default:
-      return GROUP_UNIFORM;
-  }
-}
-
-template <bool RARE>
+/* FAST: aligned, in a full block. */
+template <bool RARE, bool FAST>
 INLINE void decode_at(const Task &t, Group group, const Head &h, float (&d)[4], const Tables &tables) {
   switch (group) {
-    case GROUP_CAST:
+    case GROUP_NONE:
+    case GROUP_FP16:
+    case GROUP_BF16:
       if (h.fast) {
-        read_casts_fast(t, h, d);
+        read_casts_fast(h, group, d);
       } else {
-        read_casts(t, h, d);
+        read_casts(h, group, d);
       }
       break;
-    case GROUP_TRIT:
-      read_trits(h, d);
+    case GROUP_Q:
+      read_uniform<FAST>(t, h, 0, d);
       break;
-    case GROUP_BYTE:
-      read_bytes(t, h, d, tables.tree);
+    case GROUP_AROUND_ZERO:
+      read_uniform<FAST>(t, h, t.levels, d);
+      break;
+    case GROUP_TRIT:
+      read_trits<FAST>(h, d);
+      break;
+    case GROUP_NATURAL:
+      read_natural<FAST>(h, d);
+      break;
+    case GROUP_TREE8:
+      read_tree8<FAST>(h, d, tables.tree);
       break;
     case GROUP_SIGN:
-      read_signs(t, h, d);
+      read_signs<FAST>(h, -h.a, h.a, d);
+      break;
+    case GROUP_SIGNMEAN:
+      read_signs<FAST>(h, h.a, h.b, d);
       break;
     case GROUP_LLOYD:
-      read_lloyd(t, h, d, tables.lloyd[t.bits - 1]);
+      read_lloyd<FAST>(t, h, d, tables.lloyd[t.bits - 1]);
       break;
     case GROUP_POWER:
       if (RARE) {
-        read_powers(t, h, d);
+        read_powers<FAST>(t, h, d);
       }
       break;
     case GROUP_VOTE:
@@ -249,13 +326,98 @@ INLINE void decode_at(const Task &t, Group group, const Head &h, float (&d)[4], 
         read_votes(h, d);
       }
       break;
-    case GROUP_UNIFORM:
-      read_uniform(t, h, d);
   }
 }
 
 /* Values i … i + 3 of a task, i a multiple of 4; those that do not exist are anything. */
 template <bool RARE>
 INLINE void decode_four(const Task &t, Group group, uint32_t i, float (&d)[4], const Tables &tables) {
-  decode_at<RARE>(t, group, head_of(t, i), d, tables);
+  decode_at<RARE, false>(t, group, head_of(t, group, i), d, tables);
+}
+
+#define DECODE_ROW 128 /* values of a row, of which a lane has four */
+
+/* A place in the payload: a block, and a value of it. */
+struct Cursor {
+  const uint8_t *in;
+  uint32_t at;
+};
+
+INLINE Cursor cursor_at(const Task &t, uint32_t i) {
+  uint32_t block = i / t.bucket;
+  return Cursor{t.payload + (size_t)block * t.block_size, i - block * t.bucket};
+}
+
+/* Whether decode_rows can take a task: pairs of rows lie within blocks, words of the payload are aligned, and there are
+ * no short groups of trits. */
+static inline __host__ __device__ bool rows_fit(const Task &t) {
+  return t.bucket % (2 * DECODE_ROW) == 0 && ((uintptr_t)t.payload & 3) == 0 && t.block_size % 4 == 0 &&
+         (t.kind != PITH_WIRE_TERNGRAD || t.bucket % PITH_TRIT_GROUP == 0);
+}
+
+/* Rows of values, pairs of them in one block, which is full: block and head are found once for all lanes. The group is
+ * a constant, so that nothing stands between the loads of several rows. */
+template <bool RARE, Group GROUP, int ROWS>
+INLINE void decode_rows(const Task &t, Cursor &cursor, float (&d)[ROWS][4], const Tables &tables) {
+  Head heads[ROWS];
+#pragma unroll
+  for (int r = 0; r < ROWS; r += 2) {
+    heads[r] = head_at<true>(t, GROUP, cursor.in, cursor.at + 4 * (threadIdx.x % 32), t.bucket);
+    heads[r + 1] = heads[r];
+    heads[r + 1].at += DECODE_ROW;
+    if (has_codes(GROUP)) {
+      fetch_four(t, GROUP, heads[r]);
+      fetch_four(t, GROUP, heads[r + 1]);
+    }
+    cursor.at += 2 * DECODE_ROW;
+    if (cursor.at == t.bucket) {
+      cursor.at = 0;
+      cursor.in += t.block_size;
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < ROWS; r += 2) {
+    finish_head(t, GROUP, heads[r]);
+    heads[r + 1].a = heads[r].a, heads[r + 1].b = heads[r].b;
+    decode_at<RARE, true>(t, GROUP, heads[r], d[r], tables);
+    decode_at<RARE, true>(t, GROUP, heads[r + 1], d[r + 1], tables);
+  }
+}
+
+template <Group GROUP>
+struct GroupTag {
+  static constexpr Group value = GROUP;
+};
+
+/* Calls `with` for the group of a task, which is a constant there. */
+template <bool RARE, class With>
+INLINE void with_group(const Task &t, With with) {
+  switch (group_of<RARE>(t)) {
+    case GROUP_NONE:
+      return with(GroupTag<GROUP_NONE>());
+    case GROUP_FP16:
+      return with(GroupTag<GROUP_FP16>());
+    case GROUP_BF16:
+      return with(GroupTag<GROUP_BF16>());
+    case GROUP_Q:
+      return with(GroupTag<GROUP_Q>());
+    case GROUP_AROUND_ZERO:
+      return with(GroupTag<GROUP_AROUND_ZERO>());
+    case GROUP_TRIT:
+      return with(GroupTag<GROUP_TRIT>());
+    case GROUP_NATURAL:
+      return with(GroupTag<GROUP_NATURAL>());
+    case GROUP_TREE8:
+      return with(GroupTag<GROUP_TREE8>());
+    case GROUP_SIGN:
+      return with(GroupTag<GROUP_SIGN>());
+    case GROUP_SIGNMEAN:
+      return with(GroupTag<GROUP_SIGNMEAN>());
+    case GROUP_LLOYD:
+      return with(GroupTag<GROUP_LLOYD>());
+    case GROUP_POWER:
+      return RARE ? with(GroupTag<GROUP_POWER>()) : void();
+    case GROUP_VOTE:
+      return RARE ? with(GroupTag<GROUP_VOTE>()) : void();
+  }
 }

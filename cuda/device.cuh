@@ -7,6 +7,7 @@
  */
 #pragma once
 
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <stdint.h>
@@ -66,6 +67,24 @@ INLINE uint16_t f32_to_f16(float x) {
   return __half_as_ushort(__float2half_rn(x));
 }
 
+/* Whether one of them is NaN: one comparison. */
+INLINE bool is_unordered(float a, float b) { return !(a < b) && !(a >= b); }
+
+/* Two at a time, the first in the low half: one instruction where neither is NaN. */
+INLINE uint32_t f32_to_f16x2(float low, float high) {
+  if (is_unordered(low, high)) {
+    return f32_to_f16(low) | (uint32_t)f32_to_f16(high) << 16;
+  }
+  __half2 both = __floats2half2_rn(low, high);
+  return __half_as_ushort(__low2half(both)) | (uint32_t)__half_as_ushort(__high2half(both)) << 16;
+}
+
+INLINE float2 f16x2_to_f32(uint32_t word) {
+  __half2 both = __halves2half2(__ushort_as_half((uint16_t)word), __ushort_as_half((uint16_t)(word >> 16)));
+  float2 x = __half22float2(both);
+  return is_unordered(x.x, x.y) ? make_float2(f16_to_f32((uint16_t)word), f16_to_f32((uint16_t)(word >> 16))) : x;
+}
+
 INLINE float bf16_to_f32(uint16_t h) { return float_of((uint32_t)h << 16); }
 
 INLINE uint16_t f32_to_bf16(float x) {
@@ -74,6 +93,16 @@ INLINE uint16_t f32_to_bf16(float x) {
     return (uint16_t)(u >> 16 | 0x40u);
   }
   return (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
+}
+
+INLINE float2 bf16x2_to_f32(uint32_t word) { return make_float2(float_of(word << 16), float_of(word & 0xffff0000u)); }
+
+INLINE uint32_t f32_to_bf16x2(float low, float high) {
+  if (is_unordered(low, high)) {
+    return f32_to_bf16(low) | (uint32_t)f32_to_bf16(high) << 16;
+  }
+  __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+  return __bfloat16_as_ushort(__low2bfloat16(both)) | (uint32_t)__bfloat16_as_ushort(__high2bfloat16(both)) << 16;
 }
 
 INLINE float value_at(const void *values, int dtype, uint32_t i) {
@@ -170,6 +199,24 @@ INLINE float lane_greatest(float x) {
 INLINE bool lane_any(bool x) { return (__ballot_sync(FULL, x) >> 16 * half_of_warp() & 0xffffu) != 0; }
 
 INLINE double lane_first(double x) { return __shfl_sync(FULL, x, 0, LANES); }
+
+/* ---- Bits of a warp ---------------------------------------------------------------------------------------------- */
+
+/* The sign of x goes to the lowest bit, all others one up. */
+INLINE uint32_t push_sign(uint32_t word, float x) { return __funnelshift_l(bits_of(x), word, 1); }
+
+/* Bit j of lane i becomes bit i of lane j. */
+INLINE uint32_t transpose_bits(uint32_t word) {
+  const uint32_t low[] = {0x55555555u, 0x33333333u, 0x0f0f0f0fu, 0x00ff00ffu, 0x0000ffffu};
+#pragma unroll
+  for (int step = 4; step >= 0; step--) {
+    int h = 1 << step;
+    uint32_t other = __shfl_xor_sync(FULL, word, h);
+    word = threadIdx.x & h ? (other >> h & low[step]) | (word & ~low[step])
+                           : (word & low[step]) | (other & low[step]) << h;
+  }
+  return word;
+}
 
 /* ---- Reductions over a warp; devices before 8.0 have no instruction for them
  * ------------------------------------------ */

@@ -10,7 +10,7 @@ template <bool COMMON, bool VOTES>
 __global__ void __launch_bounds__(THREADS, 6) encode_kernel(const __grid_constant__ Batch batch) {
   __shared__ __align__(16) uint8_t stages[2 * WARPS][STAGE];
   __shared__ Tables tables;
-  fill_tables(tables);
+  fill_tables(batch, tables);
   uint8_t *stage = stages[threadIdx.x / LANES];
   each_item_of_warp(batch, [&](const Task &t, uint32_t pair) {
     uint32_t block = 2 * pair + half_of_warp();

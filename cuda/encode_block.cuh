@@ -312,7 +312,7 @@ INLINE void encode_powers(const Source &s, const Task &t, uint8_t *out, uint8_t 
  * -------------------------------------------------------------------------------------------------- */
 
 template <class Source>
-INLINE void encode_byte(const Source &s, const Task &t, uint8_t *out, uint8_t *stage, const float *tree) {
+INLINE void encode_byte(const Source &s, const Task &t, uint8_t *out, uint8_t *stage, const Tables &tables) {
   float v[STEPS];
   uint32_t most = 0, chunks = chunks_of(t, CHUNK), start = (t.index + s.origin + lane16()) * RNG_WEYL + t.key0;
   bool natural = t.kind == PITH_WIRE_NATURAL;
@@ -342,7 +342,7 @@ INLINE void encode_byte(const Source &s, const Task &t, uint8_t *out, uint8_t *s
         stage[LANES * k + lane16()] = natural_byte(v[k], top, rng_from(noise + LANES * k * RNG_WEYL, t.key1));
       }
     } else {
-      EACH_STEP(k, STEPS) { stage[LANES * k + lane16()] = tree8_byte(v[k] * inverse); }
+      EACH_STEP(k, STEPS) { stage[LANES * k + lane16()] = (uint8_t)tree8_word(v[k] * inverse, tables); }
     }
     __syncwarp();
     copy_out(stage, out + from, count_from(s.m, from, CHUNK));
@@ -351,7 +351,8 @@ INLINE void encode_byte(const Source &s, const Task &t, uint8_t *out, uint8_t *s
     } else if (s.keeps()) {
       EACH_STEP(k, STEPS) {
         uint32_t byte = stage[LANES * k + lane16()];
-        s.keep(from + LANES * k + lane16(), v[k], natural ? natural_value(byte, top) : scale * tree8_value(byte, tree));
+        s.keep(from + LANES * k + lane16(), v[k],
+               natural ? natural_value(byte, top) : scale * tree8_value(byte, tables.tree));
       }
     }
     __syncwarp();
@@ -697,7 +698,7 @@ INLINE void encode_rarer(const Source &s, const Task &t, uint8_t *out, uint8_t *
       encode_powers(s, t, out, stage);
       break;
     default:
-      encode_byte(s, t, out, stage, tables.tree);
+      encode_byte(s, t, out, stage, tables);
   }
 }
 

@@ -11,6 +11,15 @@
 #define THREADS 128
 #define WARPS (THREADS / 32)
 
+/* What stays of a row in the memory once d was sent in its place. */
+INLINE auto settle_rows(const Task &t, uint32_t first, const Quads &q) {
+  return [&t, &q, first](int r, const float(&d)[4]) {
+    float rest[4];
+    EACH_OF_FOUR(c) { rest[c] = t.keeps == PITH_GPU_KEEP_LOST ? q.v[r][c] - d[c] : q.v[r][c]; }
+    settle_quad(t, first + 64 * r + 4 * lane16(), rest);
+  };
+}
+
 /* Σx² in the order of all sums: lane j adds values j, j + 16, … */
 INLINE float ordered_squares(const Quads &q, float *row) {
   EACH_ROW(r) { ((float4 *)row)[LANES * r + lane16()] = make_float4(q.v[r][0], q.v[r][1], q.v[r][2], q.v[r][3]); }
@@ -45,7 +54,7 @@ INLINE void encode_quads_around_zero(const Task &t, uint32_t first, const Quads 
   if (lane16() == 0) {
     *(float *)out = scale;
   }
-  emit_quads_by_bits<true>(t, first, q, u, bad, out + PITH_HEAD_ONE);
+  emit_quads_by_bits<true, LANES>(t, first, q.v, u, bad, out + PITH_HEAD_ONE, settle_rows(t, first, q));
 }
 
 INLINE void emit_natural(const Task &t, uint32_t start, const Quads &q, Natural n, bool bad, uint8_t *out) {
@@ -53,11 +62,11 @@ INLINE void emit_natural(const Task &t, uint32_t start, const Quads &q, Natural 
     uint32_t w[4];
     EACH_OF_FOUR(c) { w[c] = natural_word(q.v[r][c], n, rng_from(start + (64 * r + c) * RNG_WEYL, t.key1)); }
     uint32_t word = __byte_perm(__byte_perm(w[0], w[1], 0x0073), __byte_perm(w[2], w[3], 0x0073), 0x5410);
-    put_quad<8>(out, r, bad ? 0 : word);
+    put_quad<8, LANES>(out, r, bad ? 0 : word);
   }
 }
 
-INLINE void encode_quads_bytes(const Task &t, uint32_t first, const Quads &q, uint8_t *out, const float *tree) {
+INLINE void encode_quads_bytes(const Task &t, uint32_t first, const Quads &q, uint8_t *out, const Tables &tables) {
   float most = largest_of(q);
   bool bad = most != most, natural = t.kind == PITH_WIRE_NATURAL;
   int top = (int)least((bits_of(most) >> 23) + 1, 254);
@@ -73,24 +82,21 @@ INLINE void encode_quads_bytes(const Task &t, uint32_t first, const Quads &q, ui
     uint32_t byte[4];
     EACH_OF_FOUR(c) {
       byte[c] = natural ? natural_byte(q.v[r][c], top, rng_from(start + (64 * r + c) * RNG_WEYL, t.key1))
-                        : tree8_byte(q.v[r][c] * inverse);
+                        : tree8_word(q.v[r][c] * inverse, tables);
     }
-    put_quad<8>(out + PITH_HEAD_ONE, r, bad ? 0 : join_four<8>(byte));
+    put_quad<8, LANES>(out + PITH_HEAD_ONE, r, bad ? 0 : join_four<8>(byte));
     if (t.memory) {
-      float rest[4];
+      float d[4];
       EACH_OF_FOUR(c) {
-        float d = bad ? nan_value() : natural ? natural_value(byte[c], top) : scale * tree8_value(byte[c], tree);
-        rest[c] = t.keeps == PITH_GPU_KEEP_LOST ? q.v[r][c] - d : q.v[r][c];
+        d[c] = bad ? nan_value() : natural ? natural_value(byte[c], top) : scale * tree8_value(byte[c], tables.tree);
       }
-      settle_quad(t, first + 64 * r + 4 * lane16(), rest);
+      settle_rows(t, first, q)(r, d);
     }
   }
 }
 
 INLINE uint32_t join_halves(const Task &t, float low, float high) {
-  uint32_t a = t.kind == PITH_WIRE_FP16 ? f32_to_f16(low) : f32_to_bf16(low);
-  uint32_t b = t.kind == PITH_WIRE_FP16 ? f32_to_f16(high) : f32_to_bf16(high);
-  return a | b << 16;
+  return t.kind == PITH_WIRE_FP16 ? f32_to_f16x2(low, high) : f32_to_bf16x2(low, high);
 }
 
 INLINE float half_value(const Task &t, uint32_t half) {
@@ -100,19 +106,20 @@ INLINE float half_value(const Task &t, uint32_t half) {
 INLINE void encode_quads_cast(const Task &t, uint32_t first, const Quads &q, uint8_t *out) {
   EACH_ROW(r) {
     const float(&v)[4] = q.v[r];
-    float d[4] = {v[0], v[1], v[2], v[3]};
+    uint2 words = make_uint2(0, 0);
     if (t.kind == PITH_WIRE_NONE) {
       ((float4 *)out)[LANES * r + lane16()] = make_float4(v[0], v[1], v[2], v[3]);
     } else {
-      uint2 words = make_uint2(join_halves(t, v[0], v[1]), join_halves(t, v[2], v[3]));
+      words = make_uint2(join_halves(t, v[0], v[1]), join_halves(t, v[2], v[3]));
       ((uint2 *)out)[LANES * r + lane16()] = words;
-      d[0] = half_value(t, words.x), d[1] = half_value(t, words.x >> 16);
-      d[2] = half_value(t, words.y), d[3] = half_value(t, words.y >> 16);
     }
     if (t.memory) {
-      float rest[4];
-      EACH_OF_FOUR(c) { rest[c] = t.keeps == PITH_GPU_KEEP_LOST ? v[c] - d[c] : v[c]; }
-      settle_quad(t, first + 64 * r + 4 * lane16(), rest);
+      float d[4] = {v[0], v[1], v[2], v[3]};
+      if (t.kind != PITH_WIRE_NONE) {
+        d[0] = half_value(t, words.x), d[1] = half_value(t, words.x >> 16);
+        d[2] = half_value(t, words.y), d[3] = half_value(t, words.y >> 16);
+      }
+      settle_rows(t, first, q)(r, d);
     }
   }
 }
@@ -126,10 +133,10 @@ INLINE void encode_quads(const Task &t, uint32_t first, uint8_t *out, float *row
     case PITH_WIRE_BF16:
       return encode_quads_cast(t, first, q, out);
     case PITH_WIRE_Q:
-      return encode_quads_q(t, first, q, out);
+      return encode_quads_q<LANES, true>(t, first, q.v, false, out, settle_rows(t, first, q));
     case PITH_WIRE_NATURAL:
     case PITH_WIRE_TREE8:
-      return encode_quads_bytes(t, first, q, out, tables.tree);
+      return encode_quads_bytes(t, first, q, out, tables);
     default:
       return encode_quads_around_zero(t, first, q, out, row);
   }
@@ -139,7 +146,7 @@ INLINE void encode_quads(const Task &t, uint32_t first, uint8_t *out, float *row
 __global__ void __launch_bounds__(THREADS, QUAD_RESIDENT) encode_quads_kernel(const __grid_constant__ Batch batch) {
   __shared__ __align__(16) float rows[THREADS / LANES][QUAD_BUCKET + LANES];
   __shared__ Tables tables;
-  fill_tables(tables);
+  fill_tables(batch, tables);
   float *row = rows[threadIdx.x / LANES];
   each_item_of_warp(batch, [&](const Task &t, uint32_t pair) {
     uint32_t block = 2 * pair + half_of_warp();

@@ -5,7 +5,7 @@
 #include "lowrank_host.h"
 
 #define THREADS 256
-#define ORTHO_THREADS 1024
+#define ORTHO_THREADS 512
 #define HEAD 8
 #define GROUP 8 /* columns that are projected out together */
 
@@ -29,6 +29,7 @@ __global__ void __launch_bounds__(THREADS) wake_kernel(const __grid_constant__ F
   }
   float *column = f.q + (size_t)k * f.cols;
   bool some = false, bad = false;
+#pragma unroll 8
   for (uint32_t i = threadIdx.x; i < f.cols; i += THREADS) {
     some |= magnitude(column[i]) != 0;
     bad |= !is_finite(column[i]);
@@ -57,7 +58,7 @@ INLINE double block_sum(double x, double *warps) {
     warps[threadIdx.x / 32] = x;
   }
   __syncthreads();
-  x = warps[threadIdx.x & 31];
+  x = (threadIdx.x & 31) < ORTHO_THREADS / 32 ? warps[threadIdx.x & 31] : 0.0;
   for (int h = 16; h; h /= 2) {
     x += __shfl_xor_sync(FULL, x, h);
   }
@@ -98,12 +99,11 @@ INLINE void project_out(const float *columns, uint32_t count, float *column, uin
   __syncthreads();
 }
 
+INLINE bool is_dependent(float after, float before) { return after <= 1e-5f * before || after < PITH_SCALE_MIN; }
+
 /* Gram–Schmidt, twice over the columns before. One that depends on the others becomes zero. */
-__global__ void __launch_bounds__(ORTHO_THREADS) orthonormalize_kernel(const __grid_constant__ Factors batch) {
-  __shared__ double warps[32];
-  uint32_t part, parts;
-  const Factor &f = factor_of(batch, &part, &parts);
-  for (uint32_t k = 0; !f.dense && k < f.rank; k++) {
+INLINE void orthonormalize_many(const Factor &f, double *warps) {
+  for (uint32_t k = 0; k < f.rank; k++) {
     float *column = f.p + (size_t)k * f.rows;
     double before = column_norm(column, f.rows, warps);
     for (int pass = 0; pass < 2; pass++) {
@@ -112,12 +112,149 @@ __global__ void __launch_bounds__(ORTHO_THREADS) orthonormalize_kernel(const __g
       }
     }
     float after = (float)column_norm(column, f.rows, warps);
-    bool dependent = after <= 1e-5f * (float)before || after < PITH_SCALE_MIN;
-    float scale = dependent ? 0.0f : 1.0f / after;
+    float scale = is_dependent(after, (float)before) ? 0.0f : 1.0f / after;
     for (uint32_t i = threadIdx.x; i < f.rows; i += ORTHO_THREADS) {
       column[i] *= scale;
     }
     __syncthreads();
+  }
+}
+
+/* Of few columns, the same from their inner products alone, so that they are read and written once: column k becomes
+ * Σ w[j][k] · column j, j ≤ k. Inner products are sums of doubles, in which nothing of a float is lost. */
+struct Gram {
+  double warps[ORTHO_THREADS / 32][GROUP * (GROUP + 1) / 2];
+  double products[GROUP][GROUP], w[GROUP][GROUP];
+};
+
+template <int K>
+INLINE void read_row(const Factor &f, uint32_t row, float (&x)[K]) {
+#pragma unroll
+  for (int k = 0; k < K; k++) {
+    x[k] = k < f.rank ? f.p[(size_t)k * f.rows + row] : 0.0f;
+  }
+}
+
+template <int K>
+INLINE void inner_products(const Factor &f, Gram &gram) {
+  constexpr int PAIRS = K * (K + 1) / 2;
+  double sum[PAIRS] = {};
+#pragma unroll 4
+  for (uint32_t row = threadIdx.x; row < f.rows; row += ORTHO_THREADS) {
+    float x[K];
+    read_row<K>(f, row, x);
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+#pragma unroll
+      for (int j = 0; j <= k; j++) {
+        sum[k * (k + 1) / 2 + j] += (double)x[k] * (double)x[j];
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < PAIRS; i++) {
+    for (int h = 16; h; h /= 2) {
+      sum[i] += __shfl_xor_sync(FULL, sum[i], h);
+    }
+    if ((threadIdx.x & 31) == 0) {
+      gram.warps[threadIdx.x / 32][i] = sum[i];
+    }
+  }
+  __syncthreads();
+  uint32_t k = threadIdx.x / K, j = threadIdx.x % K;
+  if (k < K && j <= k) {
+    double total = 0;
+    for (int warp = 0; warp < ORTHO_THREADS / 32; warp++) {
+      total += gram.warps[warp][k * (k + 1) / 2 + j];
+    }
+    gram.products[k][j] = gram.products[j][k] = total;
+  }
+  __syncthreads();
+}
+
+/* ⟨Σ a[j] · column j, column k⟩ over j ≤ last: later columns, which may be NaN, play no part. */
+template <int K>
+INLINE double product_with(const Gram &gram, const double (&a)[K], uint32_t k, uint32_t last) {
+  double sum = 0;
+#pragma unroll
+  for (uint32_t j = 0; j < K; j++) {
+    sum += j <= last ? a[j] * gram.products[j][k] : 0.0;
+  }
+  return sum;
+}
+
+/* Gram–Schmidt on coefficients, by one thread. */
+template <int K>
+INLINE void find_weights(const Factor &f, Gram &gram) {
+  for (uint32_t k = 0; k < K; k++) {
+    double a[K] = {}, norm = 0;
+#pragma unroll
+    for (uint32_t j = 0; j < K; j++) {
+      a[j] = j == k ? 1.0 : 0.0;
+    }
+    for (uint32_t i = 0; i < k; i++) {
+      double b[K], along;
+#pragma unroll
+      for (int j = 0; j < K; j++) {
+        b[j] = gram.w[j][i];
+      }
+      along = product_with<K>(gram, b, k, i);
+#pragma unroll
+      for (int j = 0; j < K; j++) {
+        a[j] -= along * b[j];
+      }
+    }
+#pragma unroll
+    for (uint32_t j = 0; j < K; j++) {
+      norm += j <= k ? a[j] * product_with<K>(gram, a, j, k) : 0.0;
+    }
+    float before = (float)sqrt(gram.products[k][k]), after = (float)sqrt(norm < 0 ? 0.0 : norm);
+    bool dependent = k >= f.rank || is_dependent(after, before);
+#pragma unroll
+    for (int j = 0; j < K; j++) {
+      gram.w[j][k] = dependent ? 0.0 : a[j] / (double)after;
+    }
+  }
+}
+
+template <int K>
+INLINE void orthonormalize_few(const Factor &f, Gram &gram) {
+  inner_products<K>(f, gram);
+  if (threadIdx.x == 0) {
+    find_weights<K>(f, gram);
+  }
+  __syncthreads();
+#pragma unroll 4
+  for (uint32_t row = threadIdx.x; row < f.rows; row += ORTHO_THREADS) {
+    float x[K];
+    read_row<K>(f, row, x);
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+      double sum = 0;
+#pragma unroll
+      for (int j = 0; j <= k; j++) {
+        sum += gram.w[j][k] * (double)x[j];
+      }
+      if (k < f.rank) {
+        f.p[(size_t)k * f.rows + row] = (float)sum;
+      }
+    }
+  }
+}
+
+__global__ void __launch_bounds__(ORTHO_THREADS) orthonormalize_kernel(const __grid_constant__ Factors batch) {
+  __shared__ Gram gram;
+  uint32_t part, parts;
+  const Factor &f = factor_of(batch, &part, &parts);
+  if (f.dense) {
+    return;
+  }
+  if (f.rank <= 4) {
+    orthonormalize_few<4>(f, gram);
+  } else if (f.rank <= GROUP) {
+    orthonormalize_few<GROUP>(f, gram);
+  } else {
+    orthonormalize_many(f, &gram.warps[0][0]);
   }
 }
 
@@ -159,7 +296,8 @@ INLINE void settle_one(const Factor &f, size_t i) {
   f.memory[i] = is_finite(rest) ? rest : is_finite(p) ? p : 0.0f;
 }
 
-/* The tensor is compensated in the memory, four values of a thread at a time. */
+/* The tensor is compensated in the memory, four values of a thread at a time; where it is factored, multiply_kernel
+ * does. */
 template <class T>
 INLINE void compensate_all(const Factor &f, uint32_t part, uint32_t parts) {
   const T *given = (const T *)f.given;
@@ -192,7 +330,7 @@ __global__ void __launch_bounds__(THREADS) step_kernel(const __grid_constant__ F
   size_t in_p = (size_t)f.rank * f.rows, in_q = (size_t)f.rank * f.cols;
   uint8_t *payload = f.payload;
   float *buffer = (float *)payload;
-  if (STEP == COMPENSATE && f.memory) {
+  if (STEP == COMPENSATE && f.memory && f.dense) {
     if (f.type == PITH_GPU_F32) {
       compensate_all<float>(f, part, parts);
     } else {
@@ -249,15 +387,16 @@ __global__ void __launch_bounds__(THREADS) step_kernel(const __grid_constant__ F
 
 static size_t round_up(size_t size) { return (size + 255) / 256 * 256; }
 
-/* Slices give a device enough to do even where rows or columns are few. */
+/* Slices give a device enough to do even where rows or columns are few, and are short enough that the last ones do not
+ * keep it waiting. */
 static void cut_sums(Factor &f) {
-  const uint32_t warps = 132 * 32, blocks = 132 * 8;
+  const uint32_t warps = 132 * 32, blocks = 132 * 16;
   uint32_t groups = (f.rows + P_ROWS - 1) / P_ROWS, across = (f.cols + Q_COLS - 1) / Q_COLS;
-  uint32_t p_most = (f.cols + 255) / 256, q_most = (f.rows + 31) / 32;
+  uint32_t p_least = (f.cols + P_SLICE - 1) / P_SLICE, p_most = (f.cols + 255) / 256, q_most = (f.rows + 31) / 32;
   uint32_t p = warps / groups, q = blocks / across;
-  p = p < 1 ? 1 : p > p_most ? p_most : p;
+  p = p < p_least ? p_least : p > p_most ? p_most : p;
   q = q < 1 ? 1 : q > q_most ? q_most : q;
-  f.p_slice = (f.cols + p - 1) / p;
+  f.p_slice = ((f.cols + p - 1) / p + 3) / 4 * 4; /* packs of four columns */
   f.q_slice = (f.rows + q - 1) / q;
   f.p_slices = (f.cols + f.p_slice - 1) / f.p_slice;
   f.q_slices = (f.rows + f.q_slice - 1) / f.q_slice;
@@ -310,13 +449,31 @@ size_t pith__lowrank_space(const pith_gpu_lowrank *task) {
 /* ---- The order of kernels
  * ------------------------------------------------------------------------------------------------------------------ */
 
-enum Blocks { ONE, RANK, MANY };
+enum Blocks { ONE, RANK, MANY, P_ITEMS, Q_ITEMS, EXPAND_ITEMS }; /* the last three: a block for each of them */
 
 struct FactorRunner {
   Factors &batch;
   cudaStream_t stream;
   uint32_t most;
   cudaError_t error;
+
+  uint32_t blocks_of(const Factor &f, Blocks blocks) const {
+    uint32_t wanted = f.n / 4096 + 1;
+    switch (blocks) {
+      case ONE:
+        return 1;
+      case RANK:
+        return f.rank;
+      case P_ITEMS:
+        return f.dense ? 1 : (p_items(f) + P_WARPS - 1) / P_WARPS;
+      case Q_ITEMS:
+        return f.dense ? 1 : q_items(f);
+      case EXPAND_ITEMS:
+        return f.dense ? 1 : expand_items(f);
+      default:
+        return wanted < most ? wanted : most;
+    }
+  }
 
   void run(FactorLaunch launch, Blocks blocks) {
     if (error != cudaSuccess || batch.count == 0) {
@@ -325,10 +482,8 @@ struct FactorRunner {
     batch.blocks = 0;
     for (uint32_t i = 0; i < batch.count; i++) {
       Factor &f = batch.factor[i];
-      uint32_t wanted = f.n / 4096 + 1;
       f.begin = batch.blocks;
-      batch.blocks += blocks == ONE ? 1 : blocks == RANK ? f.rank : wanted < most ? wanted : most;
-      f.end = batch.blocks;
+      f.end = batch.blocks += blocks_of(f, blocks);
     }
     error = launch(batch, stream);
   }
@@ -366,12 +521,12 @@ static void clear_fresh(FactorRunner &r, const pith_gpu_lowrank *tasks) {
 
 static void make_p(FactorRunner &r) {
   r.run(launch_wake_here, RANK);
-  r.run(launch_multiply, MANY);
+  r.run(launch_multiply, P_ITEMS);
   r.run(launch_add_slices_p, MANY);
 }
 
 static void make_q(FactorRunner &r) {
-  r.run(launch_multiply_transposed, MANY);
+  r.run(launch_multiply_transposed, Q_ITEMS);
   r.run(launch_add_slices_q, MANY);
 }
 
@@ -382,7 +537,7 @@ static void encode(FactorRunner &r, const pith_gpu_lowrank *tasks) {
   r.run(launch_orthonormalize_here, ONE);
   make_q(r);
   r.step<PUT_PAYLOAD>();
-  r.run(launch_expand_out, MANY);
+  r.run(launch_expand_out, EXPAND_ITEMS);
   r.step<FORGET>();
 }
 
@@ -393,12 +548,12 @@ static void run_batch(FactorRunner &r, const pith_gpu_lowrank *tasks, int what) 
       break;
     case PITH_GPU_LOWRANK_SET:
       r.step<GET_PAYLOAD>();
-      r.run(launch_expand_set, MANY);
+      r.run(launch_expand_set, EXPAND_ITEMS);
       r.step<DENSE_SET>();
       break;
     case PITH_GPU_LOWRANK_ADD:
       r.step<GET_PAYLOAD>();
-      r.run(launch_expand_add, MANY);
+      r.run(launch_expand_add, EXPAND_ITEMS);
       r.step<DENSE_ADD>();
       break;
     case PITH_GPU_LOWRANK_PRODUCE_P:
@@ -417,7 +572,7 @@ static void run_batch(FactorRunner &r, const pith_gpu_lowrank *tasks, int what) 
       break;
     default:
       r.step<GET_Q>();
-      r.run(launch_expand_set, MANY);
+      r.run(launch_expand_set, EXPAND_ITEMS);
       r.step<DENSE_MEAN>();
       r.step<SETTLE>();
   }

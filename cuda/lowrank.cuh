@@ -31,21 +31,38 @@ struct Factors {
   Factor factor[FACTORS];
 };
 
-#define P_ROWS 8 /* of a warp in P = MQ, at up to 4 columns; half of that beyond */
+#define P_ROWS 4 /* of a warp in P = MQ */
 #define P_WARPS 4
+#define P_SLICE 2048 /* columns that a warp takes at most */
 #define Q_THREADS 128
-#define Q_COLS (2 * Q_THREADS) /* of a block in Q = MᵀP */
+#define Q_COLS (4 * Q_THREADS) /* of a block in Q = MᵀP */
 #define Q_ROWS_MOST 256        /* of P in shared memory */
+#define EXPAND_THREADS 128
+#define EXPAND_COLS (4 * EXPAND_THREADS) /* of a block in PQᵀ */
+#define EXPAND_ROWS 32
 
 typedef cudaError_t (*FactorLaunch)(const Factors &batch, cudaStream_t stream);
 
-cudaError_t launch_multiply(const Factors &batch, cudaStream_t stream);
+cudaError_t launch_multiply(const Factors &batch, cudaStream_t stream); /* compensates first where there is a memory */
 cudaError_t launch_multiply_transposed(const Factors &batch, cudaStream_t stream);
 cudaError_t launch_add_slices_p(const Factors &batch, cudaStream_t stream);
 cudaError_t launch_add_slices_q(const Factors &batch, cudaStream_t stream);
 cudaError_t launch_expand_set(const Factors &batch, cudaStream_t stream);
 cudaError_t launch_expand_add(const Factors &batch, cudaStream_t stream);
 cudaError_t launch_expand_out(const Factors &batch, cudaStream_t stream); /* out of the memory */
+
+/* Items of a matrix: a warp's in P = MQ, a block's in the others. */
+static inline __host__ __device__ uint32_t p_items(const Factor &f) {
+  return (f.rows + P_ROWS - 1) / P_ROWS * f.p_slices;
+}
+
+static inline __host__ __device__ uint32_t q_items(const Factor &f) {
+  return (f.cols + Q_COLS - 1) / Q_COLS * f.q_slices;
+}
+
+static inline __host__ __device__ uint32_t expand_items(const Factor &f) {
+  return ((f.cols + EXPAND_COLS - 1) / EXPAND_COLS) * ((f.rows + EXPAND_ROWS - 1) / EXPAND_ROWS);
+}
 
 INLINE const Factor &factor_of(const Factors &batch, uint32_t *part, uint32_t *parts) {
   uint32_t i = 0;

@@ -11,43 +11,76 @@ INLINE float widened(T x, int dtype) {
   return sizeof(T) == 4 ? (float)x : dtype == PITH_GPU_F16 ? f16_to_f32((uint16_t)x) : bf16_to_f32((uint16_t)x);
 }
 
+#define FEW 4 /* columns of P and Q, for which there are kernels that take fewer registers; others hold eight */
+#define MORE 8
+
+/* V neighbours, read and written together. */
+template <class T, int V>
+struct __align__(sizeof(T) * V) Pack {
+  T x[V];
+};
+
+/* Whether rows can be read in packs of four; whole rows of them, that is: their ends go one by one. */
+INLINE bool packs_fit(const Factor &f) {
+  uintptr_t narrow = (uintptr_t)f.m | (uintptr_t)f.given | (uintptr_t)f.dst,
+            wide = (uintptr_t)f.memory | (uintptr_t)f.q;
+  bool floats = f.m_type == PITH_GPU_F32 && f.type == PITH_GPU_F32;
+  return f.cols % 4 == 0 && (narrow & (floats ? 15 : 7)) == 0 && (wide & 15) == 0;
+}
+
 /* ---- P = MQ: a warp takes some rows and K columns of Q
  * ----------------------------------------------------------------- */
 
-template <class T, int ROWS, int K>
+/* WHOLE: all values of the rows exist. T is the type of M, or where the tensor is compensated that of the tensor. */
+template <class T, int V, int K, bool WHOLE, bool COMPENSATES>
 INLINE void multiply(const Factor &f, uint32_t row, uint32_t slice, uint32_t k0) {
   uint32_t lane = threadIdx.x & 31, from = slice * f.p_slice, to = slice_end(from, f.p_slice, f.cols);
-  const T *m = (const T *)f.m + (size_t)row * f.cols;
+  size_t start = (size_t)row * f.cols, left = start < f.n ? f.n - start : 0; /* values from this row on */
+  const T *m = (const T *)(COMPENSATES ? f.given : f.m) + start;
+  float *memory = f.memory + start;
   const float *q = f.q + (size_t)k0 * f.cols;
-  size_t left = (size_t)row * f.cols < f.n ? f.n - (size_t)row * f.cols : 0; /* values from this row on */
+  const int type = COMPENSATES ? f.type : f.m_type;
   uint32_t columns = least(K, f.rank - k0);
-  bool full = (size_t)ROWS * f.cols <= left;
-  float sum[ROWS][K] = {};
-#pragma unroll 2
-  for (uint32_t col = from + lane; col < to; col += 32) {
-    T x[ROWS];
-    float y[K];
+  float sum[P_ROWS][K] = {};
+#pragma unroll(V == 1 ? 4 : 1)
+  for (uint32_t col = from + V * lane; col < to; col += 32 * V) {
+    Pack<T, V> x[P_ROWS];
+    Pack<float, V> e[P_ROWS], y[K];
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
+    for (int r = 0; r < P_ROWS; r++) {
       size_t at = (size_t)r * f.cols + col;
-      x[r] = full || at < left ? m[at] : T(0);
+      bool there = WHOLE || at < left;
+      x[r] = there ? *(const Pack<T, V> *)(m + at) : Pack<T, V>{};
+      if (COMPENSATES) {
+        e[r] = there ? *(const Pack<float, V> *)(memory + at) : Pack<float, V>{};
+      }
     }
 #pragma unroll
     for (int k = 0; k < K; k++) {
-      y[k] = k < columns ? q[(size_t)k * f.cols + col] : 0.0f;
+      y[k] = k < columns ? *(const Pack<float, V> *)(q + (size_t)k * f.cols + col) : Pack<float, V>{};
     }
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-      float value = widened(x[r], f.m_type);
+    for (int r = 0; r < P_ROWS; r++) {
+      size_t at = (size_t)r * f.cols + col;
 #pragma unroll
-      for (int k = 0; k < K; k++) {
-        sum[r][k] = __fmaf_rn(value, y[k], sum[r][k]);
+      for (int j = 0; j < V; j++) {
+        float value = widened(x[r].x[j], type);
+        if (COMPENSATES) {
+          value = e[r].x[j] = f.beta * e[r].x[j] + f.gamma * value;
+        }
+#pragma unroll
+        for (int k = 0; k < K; k++) {
+          sum[r][k] = __fmaf_rn(value, y[k].x[j], sum[r][k]);
+        }
+      }
+      if (COMPENSATES && (WHOLE || at < left)) {
+        *(Pack<float, V> *)(memory + at) = e[r];
       }
     }
   }
   float *out = f.p_slices == 1 ? f.p : f.partial + (size_t)slice * f.rank * f.rows;
 #pragma unroll
-  for (int r = 0; r < ROWS; r++) {
+  for (int r = 0; r < P_ROWS; r++) {
 #pragma unroll
     for (int k = 0; k < K; k++) {
       float x = sum[r][k];
@@ -61,46 +94,93 @@ INLINE void multiply(const Factor &f, uint32_t row, uint32_t slice, uint32_t k0)
   }
 }
 
-/* Rows of a warp: what registers hold of rows times columns. */
-template <class T, int ROWS, int K>
+template <class T, int K, bool COMPENSATES>
+INLINE void multiply_rows(const Factor &f, uint32_t row, uint32_t slice, uint32_t k0, bool packs) {
+  if (packs && (size_t)(row + P_ROWS) * f.cols <= f.n) {
+    multiply<T, 4, K, true, COMPENSATES>(f, row, slice, k0);
+  } else {
+    multiply<T, 1, K, false, COMPENSATES>(f, row, slice, k0);
+  }
+}
+
+/* Columns beyond the first K find the tensor compensated. */
+template <class T, int K, bool COMPENSATES>
 INLINE void multiply_all(const Factor &f, uint32_t part, uint32_t parts) {
-  uint32_t groups = (f.rows + ROWS - 1) / ROWS, items = groups * f.p_slices;
+  uint32_t groups = (f.rows + P_ROWS - 1) / P_ROWS, items = p_items(f);
+  bool packs = packs_fit(f);
   for (uint32_t item = part * P_WARPS + threadIdx.x / 32; item < items; item += parts * P_WARPS) {
-    for (uint32_t k = 0; k < f.rank; k += K) {
-      multiply<T, ROWS, K>(f, item % groups * ROWS, item / groups, k);
+    uint32_t row = item % groups * P_ROWS, slice = item / groups;
+    multiply_rows<T, K, COMPENSATES>(f, row, slice, 0, packs);
+    for (uint32_t k = K; k < f.rank; k += K) {
+      if (COMPENSATES) {
+        __syncwarp();
+        multiply_rows<float, K, false>(f, row, slice, k, packs);
+      } else {
+        multiply_rows<T, K, false>(f, row, slice, k, packs);
+      }
     }
   }
 }
 
-template <class T>
-INLINE void multiply_any(const Factor &f, uint32_t part, uint32_t parts) {
-  if (f.rank <= 2) {
-    multiply_all<T, P_ROWS, 2>(f, part, parts);
-  } else if (f.rank <= 4) {
-    multiply_all<T, P_ROWS, 4>(f, part, parts);
-  } else {
-    multiply_all<T, P_ROWS / 2, 8>(f, part, parts);
-  }
-}
-
-__global__ void __launch_bounds__(32 * P_WARPS, 5) multiply_kernel(const __grid_constant__ Factors batch) {
+/* Kernels for K columns at a time: more take more registers. */
+template <int K>
+__global__ void __launch_bounds__(32 * P_WARPS, K == FEW ? 6 : 4)
+    multiply_kernel(const __grid_constant__ Factors batch) {
   uint32_t part, parts;
   const Factor &f = factor_of(batch, &part, &parts);
-  if (f.m_type == PITH_GPU_F32) {
-    multiply_any<float>(f, part, parts);
+  if (f.memory) {
+    f.type == PITH_GPU_F32 ? multiply_all<float, K, true>(f, part, parts)
+                           : multiply_all<uint16_t, K, true>(f, part, parts);
   } else {
-    multiply_any<uint16_t>(f, part, parts);
+    f.type == PITH_GPU_F32 ? multiply_all<float, K, false>(f, part, parts)
+                           : multiply_all<uint16_t, K, false>(f, part, parts);
   }
 }
 
-/* ---- Q = MᵀP: a thread takes two columns of M, and rows of a slice
+/* ---- Q = MᵀP: a thread takes four columns of M, and rows of a slice
  * -------------------------------------------------------- */
+
+/* Four columns: neighbours, or where single values may be missing as far apart as there are threads. */
+template <class T, bool WHOLE>
+INLINE void four_of_row(const T *row, uint32_t col, size_t left, uint32_t cols, T (&x)[4]) {
+  Pack<T, 4> pack = {};
+  if (WHOLE) {
+    pack = *(const Pack<T, 4> *)(row + col);
+  }
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    uint32_t c = col + j * Q_THREADS;
+    x[j] = WHOLE ? pack.x[j] : c < cols && c < left ? row[c] : T(0);
+  }
+}
+
+template <class T, int K, bool WHOLE>
+INLINE void add_rows(const Factor &f, uint32_t first, uint32_t rows, uint32_t col, const float (*p)[K],
+                     float (&sum)[4][K]) {
+  size_t start = (size_t)first * f.cols, left = start < f.n ? f.n - start : 0;
+  const T *m = (const T *)f.m + start;
+#pragma unroll 8
+  for (uint32_t r = 0; r < rows; r++) {
+    size_t at = (size_t)r * f.cols;
+    T x[4];
+    four_of_row<T, WHOLE>(m + at, col, left > at ? left - at : 0, f.cols, x);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      float value = widened(x[j], f.m_type);
+#pragma unroll
+      for (int k = 0; k < K; k++) {
+        sum[j][k] = __fmaf_rn(value, p[r][k], sum[j][k]);
+      }
+    }
+  }
+}
 
 template <class T, int K>
 INLINE void multiply_transposed(const Factor &f, uint32_t block, uint32_t slice, uint32_t k0, float (*p)[K]) {
-  uint32_t from = slice * f.q_slice, to = slice_end(from, f.q_slice, f.rows);
-  uint32_t col0 = block * Q_COLS + threadIdx.x, col1 = col0 + Q_THREADS, columns = least(K, f.rank - k0);
-  float sum[2][K] = {};
+  uint32_t from = slice * f.q_slice, to = slice_end(from, f.q_slice, f.rows), columns = least(K, f.rank - k0);
+  bool full = packs_fit(f) && (block + 1) * Q_COLS <= f.cols && (size_t)to * f.cols <= f.n;
+  uint32_t step = full ? 1 : Q_THREADS, col = block * Q_COLS + threadIdx.x * (full ? 4 : 1);
+  float sum[4][K] = {};
   for (uint32_t first = from; first < to; first += Q_ROWS_MOST) {
     uint32_t rows = slice_end(first, Q_ROWS_MOST, to) - first;
     __syncthreads();
@@ -109,55 +189,38 @@ INLINE void multiply_transposed(const Factor &f, uint32_t block, uint32_t slice,
       p[r][k] = k < columns ? f.p[(size_t)(k0 + k) * f.rows + first + r] : 0.0f;
     }
     __syncthreads();
-    size_t start = (size_t)first * f.cols, left = start < f.n ? f.n - start : 0;
-    const T *m = (const T *)f.m + start;
-    bool full = (size_t)rows * f.cols <= left && (block + 1) * Q_COLS <= f.cols;
-#pragma unroll 8
-    for (uint32_t r = 0; r < rows; r++) {
-      size_t at = (size_t)r * f.cols;
-      T a = full || (col0 < f.cols && at + col0 < left) ? m[at + col0] : T(0);
-      T b = full || (col1 < f.cols && at + col1 < left) ? m[at + col1] : T(0);
-      float x = widened(a, f.m_type), y = widened(b, f.m_type);
-#pragma unroll
-      for (int k = 0; k < K; k++) {
-        sum[0][k] = __fmaf_rn(x, p[r][k], sum[0][k]);
-        sum[1][k] = __fmaf_rn(y, p[r][k], sum[1][k]);
-      }
+    if (full) {
+      add_rows<T, K, true>(f, first, rows, col, p, sum);
+    } else {
+      add_rows<T, K, false>(f, first, rows, col, p, sum);
     }
   }
   float *out = f.q_slices == 1 ? f.q : f.partial + (size_t)slice * f.rank * f.cols;
 #pragma unroll
-  for (int k = 0; k < K; k++) {
-    if (k < columns && col0 < f.cols) {
-      out[(size_t)(k0 + k) * f.cols + col0] = sum[0][k];
-    }
-    if (k < columns && col1 < f.cols) {
-      out[(size_t)(k0 + k) * f.cols + col1] = sum[1][k];
+  for (int j = 0; j < 4; j++) {
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+      if (k < columns && col + j * step < f.cols) {
+        out[(size_t)(k0 + k) * f.cols + col + j * step] = sum[j][k];
+      }
     }
   }
 }
 
-template <class T>
-INLINE void multiply_transposed_any(const Factor &f, uint32_t block, uint32_t slice, float *p) {
-  if (f.rank <= 4) {
-    multiply_transposed<T, 4>(f, block, slice, 0, (float(*)[4])p);
-    return;
-  }
-  for (uint32_t k = 0; k < f.rank; k += 8) {
-    multiply_transposed<T, 8>(f, block, slice, k, (float(*)[8])p);
-  }
-}
-
-__global__ void __launch_bounds__(Q_THREADS, 8) multiply_transposed_kernel(const __grid_constant__ Factors batch) {
-  __shared__ __align__(16) float p[Q_ROWS_MOST * 8];
+template <int K>
+__global__ void __launch_bounds__(Q_THREADS, K == FEW ? 7 : 5)
+    multiply_transposed_kernel(const __grid_constant__ Factors batch) {
+  __shared__ __align__(16) float p[Q_ROWS_MOST][K];
   uint32_t part, parts;
   const Factor &f = factor_of(batch, &part, &parts);
-  uint32_t blocks = (f.cols + Q_COLS - 1) / Q_COLS, items = blocks * f.q_slices;
+  uint32_t blocks = (f.cols + Q_COLS - 1) / Q_COLS, items = q_items(f);
   for (uint32_t item = part; item < items; item += parts) {
-    if (f.m_type == PITH_GPU_F32) {
-      multiply_transposed_any<float>(f, item % blocks, item / blocks, p);
-    } else {
-      multiply_transposed_any<uint16_t>(f, item % blocks, item / blocks, p);
+    for (uint32_t k = 0; k < f.rank; k += K) {
+      if (f.m_type == PITH_GPU_F32) {
+        multiply_transposed<float, K>(f, item % blocks, item / blocks, k, p);
+      } else {
+        multiply_transposed<uint16_t, K>(f, item % blocks, item / blocks, k, p);
+      }
     }
   }
 }
@@ -187,10 +250,7 @@ __global__ void __launch_bounds__(256) add_slices_kernel(const __grid_constant__
 
 enum Expand { EXPAND_SET, EXPAND_ADD, EXPAND_OUT };
 
-#define EXPAND_THREADS 256
-#define EXPAND_ROWS 32 /* that a block takes at a time */
-#define EXPAND_TOGETHER 8
-#define HELD 8 /* columns of Q in registers; the others come from the cache */
+#define EXPAND_TOGETHER 4 /* rows that are read before the first is written */
 
 /* What becomes of a value x in whose place d is decoded. */
 template <int HOW, class T>
@@ -203,75 +263,98 @@ INLINE T expanded(const Factor &f, T x, float d) {
   return sizeof(T) == 4 ? (T)y : (T)(f.type == PITH_GPU_F16 ? f32_to_f16(y) : f32_to_bf16(y));
 }
 
-/* Sums in the order of columns, nothing fused. Some rows at a time, so that what is there is read ahead of what is
- * written. */
-template <int HOW, class T>
-INLINE void expand_tile(const Factor &f, T *dst, uint32_t col, uint32_t row0, float (*p)[HELD]) {
-  uint32_t rows = least(EXPAND_ROWS, f.rows - row0), held = least(HELD, f.rank);
-  __syncthreads();
-  for (uint32_t i = threadIdx.x; i < rows * HELD; i += EXPAND_THREADS) {
-    uint32_t k = i / rows, r = i % rows;
-    p[r][k] = k < held ? f.p[(size_t)k * f.rows + row0 + r] : 0.0f;
-  }
-  __syncthreads();
-  if (col >= f.cols) {
-    return;
-  }
-  float q[HELD];
+/* Some rows of V neighbouring columns. Sums run in the order of columns of P and Q, nothing fused; HELD of these are in
+ * registers, the others come from the cache. Zeros are added for those that do not exist, which changes nothing: a sum
+ * that begins with 0 is never −0. WHOLE: all values exist. */
+template <int HOW, class T, int V, int HELD, bool WHOLE>
+INLINE void expand_rows(const Factor &f, T *dst, uint32_t col, uint32_t row0, uint32_t rows, const float (*p)[HELD]) {
+  Pack<float, V> q[HELD];
 #pragma unroll
   for (int k = 0; k < HELD; k++) {
-    q[k] = k < held ? f.q[(size_t)k * f.cols + col] : 0.0f;
+    q[k] = k < f.rank ? *(const Pack<float, V> *)(f.q + (size_t)k * f.cols + col) : Pack<float, V>{};
   }
+#pragma unroll 1
   for (uint32_t r0 = 0; r0 < rows; r0 += EXPAND_TOGETHER) {
-    T x[EXPAND_TOGETHER];
-    float sum[EXPAND_TOGETHER];
+    Pack<T, V> x[EXPAND_TOGETHER];
     size_t at = (size_t)(row0 + r0) * f.cols + col;
 #pragma unroll
     for (int j = 0; j < EXPAND_TOGETHER; j++) {
-      bool there = HOW != EXPAND_SET && r0 + j < rows && at + (size_t)j * f.cols < f.n;
-      x[j] = there ? dst[at + (size_t)j * f.cols] : T(0);
+      bool there = HOW != EXPAND_SET && (WHOLE || (r0 + j < rows && at + (size_t)j * f.cols < f.n));
+      x[j] = there ? *(const Pack<T, V> *)(dst + at + (size_t)j * f.cols) : Pack<T, V>{};
     }
+    float sum[EXPAND_TOGETHER][V] = {};
 #pragma unroll
-    for (int j = 0; j < EXPAND_TOGETHER; j++) {
-      sum[j] = 0.0f;
-#pragma unroll
-      for (int k = 0; k < HELD; k++) {
-        sum[j] = k < held ? sum[j] + p[(r0 + j) % EXPAND_ROWS][k] * q[k] : sum[j];
-      }
-    }
-    for (uint32_t k = HELD; k < f.rank; k++) {
-      float y = f.q[(size_t)k * f.cols + col];
+    for (int k = 0; k < HELD; k++) {
 #pragma unroll
       for (int j = 0; j < EXPAND_TOGETHER; j++) {
-        sum[j] = sum[j] + f.p[(size_t)k * f.rows + least(row0 + r0 + j, f.rows - 1)] * y;
+#pragma unroll
+        for (int c = 0; c < V; c++) {
+          sum[j][c] = sum[j][c] + p[r0 + j][k] * q[k].x[c];
+        }
+      }
+    }
+    for (uint32_t k = HELD; HELD > FEW && k < f.rank; k++) {
+      Pack<float, V> y = *(const Pack<float, V> *)(f.q + (size_t)k * f.cols + col);
+#pragma unroll
+      for (int j = 0; j < EXPAND_TOGETHER; j++) {
+        float x = f.p[(size_t)k * f.rows + least(row0 + r0 + j, f.rows - 1)];
+#pragma unroll
+        for (int c = 0; c < V; c++) {
+          sum[j][c] = sum[j][c] + x * y.x[c];
+        }
       }
     }
 #pragma unroll
     for (int j = 0; j < EXPAND_TOGETHER; j++) {
-      if (r0 + j < rows && at + (size_t)j * f.cols < f.n) {
-        dst[at + (size_t)j * f.cols] = expanded<HOW>(f, x[j], sum[j]);
+#pragma unroll
+      for (int c = 0; c < V; c++) {
+        x[j].x[c] = expanded<HOW>(f, x[j].x[c], sum[j][c]);
+      }
+      if (WHOLE || (r0 + j < rows && at + (size_t)j * f.cols < f.n)) {
+        *(Pack<T, V> *)(dst + at + (size_t)j * f.cols) = x[j];
       }
     }
   }
 }
 
-template <int HOW>
-__global__ void __launch_bounds__(EXPAND_THREADS) expand_kernel(const __grid_constant__ Factors batch) {
-  __shared__ float p[EXPAND_ROWS][HELD];
+template <int HOW, class T, int HELD>
+INLINE void expand_tile(const Factor &f, T *dst, uint32_t col0, uint32_t row0, float (*p)[HELD]) {
+  uint32_t rows = least(EXPAND_ROWS, f.rows - row0);
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < rows * HELD; i += EXPAND_THREADS) {
+    uint32_t k = i / rows, r = i % rows;
+    p[r][k] = k < f.rank ? f.p[(size_t)k * f.rows + row0 + r] : 0.0f;
+  }
+  __syncthreads();
+  bool full = rows == EXPAND_ROWS && col0 + EXPAND_COLS <= f.cols && (size_t)(row0 + rows) * f.cols <= f.n;
+  if (full && packs_fit(f)) {
+    expand_rows<HOW, T, 4, HELD, true>(f, dst, col0 + 4 * threadIdx.x, row0, rows, p);
+    return;
+  }
+#pragma unroll 1
+  for (uint32_t col = col0 + threadIdx.x; col < least(f.cols, col0 + EXPAND_COLS); col += EXPAND_THREADS) {
+    expand_rows<HOW, T, 1, HELD, false>(f, dst, col, row0, rows, p);
+  }
+}
+
+template <int HOW, int HELD>
+__global__ void __launch_bounds__(EXPAND_THREADS, HELD == FEW ? 8 : 5)
+    expand_kernel(const __grid_constant__ Factors batch) {
+  __shared__ __align__(16) float p[EXPAND_ROWS][HELD];
   uint32_t part, parts;
   const Factor &f = factor_of(batch, &part, &parts);
   if (f.dense || (HOW == EXPAND_OUT && (!f.memory || f.keeps != PITH_GPU_KEEP_LOST))) {
     return;
   }
-  uint32_t across = (f.cols + EXPAND_THREADS - 1) / EXPAND_THREADS, down = (f.rows + EXPAND_ROWS - 1) / EXPAND_ROWS;
-  for (uint32_t item = part; item < across * down; item += parts) {
-    uint32_t col = item % across * EXPAND_THREADS + threadIdx.x, row = item / across * EXPAND_ROWS;
+  uint32_t across = (f.cols + EXPAND_COLS - 1) / EXPAND_COLS, items = expand_items(f);
+  for (uint32_t item = part; item < items; item += parts) {
+    uint32_t col = item % across * EXPAND_COLS, row = item / across * EXPAND_ROWS;
     if (HOW == EXPAND_OUT) {
-      expand_tile<HOW>(f, f.memory, col, row, p);
+      expand_tile<HOW, float, HELD>(f, f.memory, col, row, p);
     } else if (f.type == PITH_GPU_F32) {
-      expand_tile<HOW>(f, (float *)f.dst, col, row, p);
+      expand_tile<HOW, float, HELD>(f, (float *)f.dst, col, row, p);
     } else {
-      expand_tile<HOW>(f, (uint16_t *)f.dst, col, row, p);
+      expand_tile<HOW, uint16_t, HELD>(f, (uint16_t *)f.dst, col, row, p);
     }
   }
 }
@@ -280,14 +363,26 @@ __global__ void __launch_bounds__(EXPAND_THREADS) expand_kernel(const __grid_con
  * -----------------------------------------------------------------------------------------------------------------------
  */
 
-cudaError_t launch_multiply(const Factors &batch, cudaStream_t stream) {
-  multiply_kernel<<<batch.blocks, 32 * P_WARPS, 0, stream>>>(batch);
+static bool are_few(const Factors &batch) {
+  bool few = true;
+  for (uint32_t i = 0; i < batch.count; i++) {
+    few &= batch.factor[i].rank <= FEW;
+  }
+  return few;
+}
+
+static cudaError_t launch(void (*few)(const Factors), void (*many)(const Factors), int threads, const Factors &batch,
+                          cudaStream_t stream) {
+  (are_few(batch) ? few : many)<<<batch.blocks, threads, 0, stream>>>(batch);
   return cudaGetLastError();
 }
 
+cudaError_t launch_multiply(const Factors &batch, cudaStream_t stream) {
+  return launch(multiply_kernel<FEW>, multiply_kernel<MORE>, 32 * P_WARPS, batch, stream);
+}
+
 cudaError_t launch_multiply_transposed(const Factors &batch, cudaStream_t stream) {
-  multiply_transposed_kernel<<<batch.blocks, Q_THREADS, 0, stream>>>(batch);
-  return cudaGetLastError();
+  return launch(multiply_transposed_kernel<FEW>, multiply_transposed_kernel<MORE>, Q_THREADS, batch, stream);
 }
 
 cudaError_t launch_add_slices_p(const Factors &batch, cudaStream_t stream) {
@@ -301,16 +396,13 @@ cudaError_t launch_add_slices_q(const Factors &batch, cudaStream_t stream) {
 }
 
 cudaError_t launch_expand_set(const Factors &batch, cudaStream_t stream) {
-  expand_kernel<EXPAND_SET><<<batch.blocks, EXPAND_THREADS, 0, stream>>>(batch);
-  return cudaGetLastError();
+  return launch(expand_kernel<EXPAND_SET, FEW>, expand_kernel<EXPAND_SET, MORE>, EXPAND_THREADS, batch, stream);
 }
 
 cudaError_t launch_expand_add(const Factors &batch, cudaStream_t stream) {
-  expand_kernel<EXPAND_ADD><<<batch.blocks, EXPAND_THREADS, 0, stream>>>(batch);
-  return cudaGetLastError();
+  return launch(expand_kernel<EXPAND_ADD, FEW>, expand_kernel<EXPAND_ADD, MORE>, EXPAND_THREADS, batch, stream);
 }
 
 cudaError_t launch_expand_out(const Factors &batch, cudaStream_t stream) {
-  expand_kernel<EXPAND_OUT><<<batch.blocks, EXPAND_THREADS, 0, stream>>>(batch);
-  return cudaGetLastError();
+  return launch(expand_kernel<EXPAND_OUT, FEW>, expand_kernel<EXPAND_OUT, MORE>, EXPAND_THREADS, batch, stream);
 }

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "batch.cuh"
+#include "decode_block.cuh"
 #include "lowrank_host.h"
 #include "mean_host.h"
 #include "own_host.h"
@@ -30,6 +31,7 @@ enum Kernel {
   PLAIN,
   PLAIN_RARER,
   ROTATED_QUADS,
+  ROTATED_SUMS,
   ROTATED,
   KERNELS
 }; /* PLAIN_RARER: see is_common() */
@@ -59,11 +61,26 @@ static bool signs_fit(const Task &t) {
          ((uintptr_t)t.payload & 3) == 0;
 }
 
+/* What rotate_quads.cuh takes: full tiles of f32 values at aligned addresses. */
+static bool tiles_turn(const Task &t) {
+  bool aligned = (((uintptr_t)t.values | (uintptr_t)t.memory) & 15) == 0 && ((uintptr_t)t.payload & 3) == 0;
+  bool rotation = t.rotation && (t.rotation <= 10 || t.rotation == 12);
+  return rotation && aligned && t.tile == ROTATED_TILE && t.dtype == PITH_GPU_F32;
+}
+
 static bool rotated_quads_fit(const Task &t, Way way) {
+  if (way != ENCODE) {
+    return tiles_turn(t) && rows_fit(t);
+  }
   bool width = t.bits == 8 || t.bits == 4 || t.bits == 2;
-  bool aligned = ((uintptr_t)t.values & 15) == 0 && ((uintptr_t)t.payload & 3) == 0;
-  return way == ENCODE && t.rotation && t.kind == PITH_WIRE_Q && width && aligned && t.dtype == PITH_GPU_F32 &&
-         t.bucket == QUAD_BUCKET && !t.memory;
+  return tiles_turn(t) && t.kind == PITH_WIRE_Q && width && t.bucket == QUAD_BUCKET;
+}
+
+static bool rotated_sums_fit(const Task &t, Way way) {
+  bool signs = t.kind == PITH_WIRE_SIGN && t.choice == PITH_SCALE_UNBIASED;
+  bool levels = t.kind == PITH_WIRE_LLOYD && t.bits != 3;
+  return way == ENCODE && tiles_turn(t) && (signs || levels) && t.rotation == 12 && t.bucket == ROTATED_TILE &&
+         !t.memory;
 }
 
 /* The special kernel that takes pairs of full blocks at the start of a task; PLAIN if there is none. */
@@ -86,14 +103,17 @@ static Task piece_of(const Task &whole, uint32_t first, uint32_t n) {
 static Task part_for(Kernel kernel, Way way, const Task &t) {
   Kernel special = special_for(t, way);
   uint32_t taken = special == PLAIN ? 0 : t.n / (2 * t.bucket) * (2 * t.bucket);
-  uint32_t tiled = rotated_quads_fit(t, way) ? t.n / t.tile * t.tile : 0;
+  bool quads = rotated_quads_fit(t, way), sums = rotated_sums_fit(t, way);
+  uint32_t tiled = quads || sums ? t.n / t.tile * t.tile : 0;
   bool rarer = way == ENCODE && !is_common(t);
   switch (kernel) {
     case PLAIN:
     case PLAIN_RARER:
       return piece_of(t, taken, t.rotation || rarer != (kernel == PLAIN_RARER) ? 0 : t.n - taken);
     case ROTATED_QUADS:
-      return piece_of(t, 0, tiled);
+      return piece_of(t, 0, quads ? tiled : 0);
+    case ROTATED_SUMS:
+      return piece_of(t, 0, sums ? tiled : 0);
     case ROTATED:
       return piece_of(t, tiled, t.rotation ? t.n - tiled : 0);
     default:
@@ -126,7 +146,10 @@ static cudaError_t launch(Kernel kernel, Way way, const Batch &batch, cudaStream
     case PLAIN_RARER:
       return launch_encode(batch, false, stream);
     case ROTATED_QUADS:
-      return launch_encode_rotated_quads(batch, stream);
+      return way == ENCODE ? launch_encode_rotated_quads(batch, stream)
+                           : launch_decode_rotated_quads(batch, way == DECODE_ADD, stream);
+    case ROTATED_SUMS:
+      return launch_encode_rotated_sums(batch, stream);
     default:
       return way == ENCODE ? launch_encode_rotated(batch, stream)
                            : launch_decode_rotated(batch, way == DECODE_ADD, stream);
@@ -135,7 +158,7 @@ static cudaError_t launch(Kernel kernel, Way way, const Batch &batch, cudaStream
 
 static cudaError_t run_kernel(Kernel kernel, Way way, const Task *tasks, size_t count, cudaStream_t stream) {
   Batch batch;
-  batch.count = batch.items = 0;
+  batch.count = batch.items = batch.tables = 0;
   for (size_t i = 0; i < count; i++) {
     Task t = part_for(kernel, way, tasks[i]);
     if (t.n == 0) {
@@ -144,12 +167,13 @@ static cudaError_t run_kernel(Kernel kernel, Way way, const Task *tasks, size_t 
     t.begin = batch.items;
     t.end = batch.items += items_of(kernel, way, t);
     batch.task[batch.count++] = t;
+    batch.tables |= tables_of(t);
     if (batch.count == BATCH_TASKS || batch.items > 1u << 30) {
       cudaError_t error = launch(kernel, way, batch, stream);
       if (error != cudaSuccess) {
         return error;
       }
-      batch.count = batch.items = 0;
+      batch.count = batch.items = batch.tables = 0;
     }
   }
   return launch(kernel, way, batch, stream);

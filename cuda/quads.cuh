@@ -1,7 +1,8 @@
 /*
- * Blocks of 512 values in the registers of a half-warp: lane j holds values 64·r + 4·j + c. Least and greatest values
- * do not depend on an order, so that a lane can take four neighbours at a time, and levels pack without leaving their
- * lane. Used for blocks straight from a tensor (encode_quads.cu) and for blocks of a rotated tile (rotated.cu).
+ * Blocks of 512 values in the registers of W lanes, half a warp or a warp: lane j holds values 4·W·r + 4·j + c of rows
+ * r. Least and greatest values do not depend on an order, so that a lane can take four neighbours at a time, and levels
+ * pack without leaving their lane. Used for blocks straight from a tensor (encode_quads.cu, half a warp) and for
+ * rotated ones (encode_rotated_quads.cu, a warp).
  */
 #pragma once
 
@@ -15,6 +16,28 @@
 struct Quads {
   float v[QUAD_ROWS][4];
 };
+
+/* Of W lanes. */
+template <int W>
+INLINE float least_of(float x) {
+  for (int h = W / 2; h; h /= 2) {
+    x = fminf(x, __shfl_xor_sync(FULL, x, h));
+  }
+  return x;
+}
+
+template <int W>
+INLINE float greatest_of(float x) {
+  for (int h = W / 2; h; h /= 2) {
+    x = fmaxf(x, __shfl_xor_sync(FULL, x, h));
+  }
+  return x;
+}
+
+template <int W>
+INLINE bool any_of(bool x) {
+  return W == 32 ? __any_sync(FULL, x) != 0 : lane_any(x);
+}
 
 INLINE void load_quads(const Task &t, uint32_t first, Quads &q) {
   const float4 *p = (const float4 *)((const float *)t.values + first) + lane16();
@@ -54,9 +77,9 @@ INLINE uint32_t join_four(const uint32_t (&w)[4]) {
   return ((w[3] * (1u << BITS) + w[2]) * (1u << BITS) + w[1]) * (1u << BITS) + w[0];
 }
 
-template <int BITS>
+template <int BITS, int W>
 INLINE void put_quad(uint8_t *out, int r, uint32_t word) {
-  uint32_t at = LANES * r + lane16();
+  uint32_t at = W * r + threadIdx.x % W;
   if (BITS == 8) {
     ((uint32_t *)out)[at] = word;
   } else if (BITS == 4) {
@@ -77,35 +100,35 @@ INLINE float raised_level(const Uniform &u, float x, uint32_t noise, uint32_t k1
   return fminf(fmaxf(whole + (u.zero + ROUNDER) + more, ROUNDER), u.top + ROUNDER);
 }
 
-template <int BITS, bool RANDOM>
-INLINE void emit_quads(const Task &t, uint32_t first, const Quads &q, const Uniform &u, bool bad, uint8_t *out) {
-  uint32_t start = (t.index + first + 4 * lane16()) * RNG_WEYL + t.key0;
-  EACH_ROW(r) {
+/* Levels of a block of rows `v`. Where there is a memory, `sent` gets what a row decodes to. */
+template <int BITS, bool RANDOM, int W, class Sent>
+INLINE void emit_quads(const Task &t, uint32_t first, const float (*v)[4], const Uniform &u, bool bad, uint8_t *out,
+                       Sent sent) {
+  uint32_t start = (t.index + first + 4 * (threadIdx.x % W)) * RNG_WEYL + t.key0;
+#pragma unroll
+  for (int r = 0; r < QUAD_BUCKET / 4 / W; r++) {
     float level[4];
-    EACH_OF_FOUR(c) { level[c] = raised_level<RANDOM>(u, q.v[r][c], start + (64 * r + c) * RNG_WEYL, t.key1); }
+    EACH_OF_FOUR(c) { level[c] = raised_level<RANDOM>(u, v[r][c], start + (4 * W * r + c) * RNG_WEYL, t.key1); }
     uint32_t word[4] = {bits_of(level[0]), bits_of(level[1]), bits_of(level[2]), bits_of(level[3])};
-    put_quad<BITS>(out, r, bad ? 0 : join_four<BITS>(word));
+    put_quad<BITS, W>(out, r, bad ? 0 : join_four<BITS>(word));
     if (t.memory) {
-      float rest[4];
-      EACH_OF_FOUR(c) {
-        float d = u.base + u.unit * (level[c] - ROUNDER - u.zero);
-        rest[c] = t.keeps == PITH_GPU_KEEP_LOST ? q.v[r][c] - d : q.v[r][c];
-      }
-      settle_quad(t, first + 64 * r + 4 * lane16(), rest);
+      float d[4];
+      EACH_OF_FOUR(c) { d[c] = u.base + u.unit * (level[c] - ROUNDER - u.zero); }
+      sent(r, d);
     }
   }
 }
 
-template <bool RANDOM>
-INLINE void emit_quads_by_bits(const Task &t, uint32_t first, const Quads &q, const Uniform &u, bool bad,
-                               uint8_t *out) {
+template <bool RANDOM, int W, class Sent>
+INLINE void emit_quads_by_bits(const Task &t, uint32_t first, const float (*v)[4], const Uniform &u, bool bad,
+                               uint8_t *out, Sent sent) {
   switch (t.bits) {
     case 8:
-      return emit_quads<8, RANDOM>(t, first, q, u, bad, out);
+      return emit_quads<8, RANDOM, W>(t, first, v, u, bad, out, sent);
     case 4:
-      return emit_quads<4, RANDOM>(t, first, q, u, bad, out);
+      return emit_quads<4, RANDOM, W>(t, first, v, u, bad, out, sent);
     default:
-      return emit_quads<2, RANDOM>(t, first, q, u, bad, out);
+      return emit_quads<2, RANDOM, W>(t, first, v, u, bad, out, sent);
   }
 }
 
@@ -122,27 +145,42 @@ INLINE float largest_of(const Quads &q) {
   return lane_any(poison != poison) ? nan_value() : most;
 }
 
-INLINE void encode_quads_q(const Task &t, uint32_t first, const Quads &q, uint8_t *out) {
-  float lo = q.v[0][0], hi = lo, poison = 0.0f;
-  EACH_ROW(r) {
+/* Whether anything of a block is not finite. */
+template <int W>
+INLINE bool has_odd(const float (*v)[4]) {
+  float poison = 0.0f; /* NaN from the first value that is not finite */
+#pragma unroll
+  for (int r = 0; r < QUAD_BUCKET / 4 / W; r++) {
+    EACH_OF_FOUR(c) { poison = __fmaf_rn(v[r][c], 0.0f, poison); }
+  }
+  return any_of<W>(poison != poison);
+}
+
+/* CHECKS: whether anything is not finite is found out here; else `odd` says so. */
+template <int W, bool CHECKS, class Sent>
+INLINE void encode_quads_q(const Task &t, uint32_t first, const float (*v)[4], bool odd, uint8_t *out, Sent sent) {
+  float lo = v[0][0], hi = lo, poison = 0.0f;
+#pragma unroll
+  for (int r = 0; r < QUAD_BUCKET / 4 / W; r++) {
     EACH_OF_FOUR(c) {
-      lo = fminf(lo, q.v[r][c]);
-      hi = fmaxf(hi, q.v[r][c]);
-      poison = __fmaf_rn(q.v[r][c], 0.0f, poison);
+      lo = fminf(lo, v[r][c]);
+      hi = fmaxf(hi, v[r][c]);
+      poison = CHECKS ? __fmaf_rn(v[r][c], 0.0f, poison) : poison;
     }
   }
-  lo = lane_least(lo) + 0.0f;
-  hi = lane_greatest(hi) + 0.0f;
+  lo = least_of<W>(lo) + 0.0f;
+  hi = greatest_of<W>(hi) + 0.0f;
   float range = hi - lo, top = (float)((1 << t.bits) - 1);
-  bool bad = lane_any(poison != poison) || !is_finite(range), flat = range < PITH_SCALE_MIN;
+  bool bad = (CHECKS ? any_of<W>(poison != poison) : odd) || !is_finite(range), flat = range < PITH_SCALE_MIN;
   Uniform u = {lo,  flat ? 0.0f : top / range, 0.0f,
                top, bad ? nan_value() : lo,    bad ? nan_value() : flat ? 0.0f : range / top};
-  if (lane16() < 2) {
-    ((float *)out)[lane16()] = lane16() ? u.unit : u.base;
+  uint32_t lane = threadIdx.x % W;
+  if (lane < 2) {
+    ((float *)out)[lane] = lane ? u.unit : u.base;
   }
   if (t.choice == PITH_ROUND_NEAREST) {
-    emit_quads_by_bits<false>(t, first, q, u, bad, out + PITH_HEAD_TWO);
+    emit_quads_by_bits<false, W>(t, first, v, u, bad, out + PITH_HEAD_TWO, sent);
   } else {
-    emit_quads_by_bits<true>(t, first, q, u, bad, out + PITH_HEAD_TWO);
+    emit_quads_by_bits<true, W>(t, first, v, u, bad, out + PITH_HEAD_TWO, sent);
   }
 }

@@ -70,7 +70,8 @@ __global__ void __launch_bounds__(THREADS) draw_kernel(const __grid_constant__ D
 
 __global__ void __launch_bounds__(THREADS) take_out_kernel(const __grid_constant__ Drawing d) {
   for (size_t j = (size_t)blockIdx.x * THREADS + threadIdx.x; j < d.s.k; j += (size_t)gridDim.x * THREADS) {
-    take_out(d.s, place_of(d, (uint32_t)j), get_coded(d.s.payload, d.s.coding, j) * d.factor);
+    uint32_t place = place_of(d, (uint32_t)j);
+    take_out(d.s, place, d.s.memory[place], get_coded(d.s.payload, d.s.coding, j) * d.factor);
   }
 }
 
@@ -90,7 +91,7 @@ template <bool ADD>
 __global__ void __launch_bounds__(THREADS) scatter_kernel(const __grid_constant__ Drawing d) {
   for (size_t j = (size_t)blockIdx.x * THREADS + threadIdx.x; j < d.s.k; j += (size_t)gridDim.x * THREADS) {
     float x = get_coded(d.s.payload, d.s.coding, j) * d.factor;
-    apply_value(d.s.dst, d.s.type, place_of(d, (uint32_t)j), x, ADD ? APPLY_ADD : APPLY_SET);
+    apply_value(d.s.dst, d.s.type, place_of(d, (uint32_t)j), x, ADD);
   }
 }
 

@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(THREADS, 5) encode_rotated_kernel(const __grid
   extern __shared__ __align__(16) uint8_t memory[];
   __shared__ __align__(16) uint8_t stages[THREADS / LANES][STAGE];
   __shared__ Tables tables;
-  fill_tables(tables);
+  fill_tables(batch, tables);
   each_item_of_block(batch, [&](const Task &t, uint32_t item) {
     encode_tile(t, item * t.tile, tile_of(t, memory), stages[threadIdx.x / LANES], tables);
   });
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(THREADS) decode_rotated_kernel(const __grid_co
   extern __shared__ __align__(16) uint8_t memory[];
   __shared__ Tables tables;
   float *tile = (float *)memory;
-  fill_tables(tables);
+  fill_tables(batch, tables);
   each_item_of_block(batch, [&](const Task &t, uint32_t item) {
     uint32_t first = item * t.tile, n = least(t.tile, t.n - first);
     bool sixteens = sixteens_fit(t, n);

@@ -165,7 +165,9 @@ static bool any_of(const Sections &batch, Test test) {
 
 static bool has_memory(const Section &s) { return s.memory != nullptr; }
 static bool is_compensated_before(const Section &s) { return s.memory && !s.fused; }
-static bool gives_up(const Section &s) { return s.memory && s.keeps != PITH_GPU_KEEP_ALL; }
+static bool gives_up_later(const Section &s) {
+  return s.memory && s.keeps != PITH_GPU_KEEP_ALL && !takes_out_at_once(s);
+}
 static bool is_clipped(const Section &s) { return s.clip > 0; }
 static bool is_selected(const Section &s) { return s.select != PITH_GPU_SELECT_ABOVE; }
 
@@ -196,7 +198,11 @@ static void select(Runner &runner) {
   if (selected) {
     runner.alone(launch_sample);
   }
+#ifdef SCAN_TIMES
+  runner.run(launch_scan, false, SCAN_TIMES * runner.most);
+#else
   runner.together(launch_scan);
+#endif
   if (selected) {
     for (int i = 0; i < DIGITS; i++) {
       runner.together(launch_digit);
@@ -214,7 +220,7 @@ static void encode_sections(Runner &runner) {
   runner.together(launch_dense);
   runner.together(launch_write);
   runner.together(launch_finish);
-  if (any_of(runner.batch, gives_up)) {
+  if (any_of(runner.batch, gives_up_later)) {
     runner.together(launch_keep);
   }
   if (any_of(runner.batch, has_memory)) {

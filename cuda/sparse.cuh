@@ -153,14 +153,17 @@ INLINE uint64_t coded_size(int coding, uint64_t count) {
   }
 }
 
-/* Not for blocks of q8. */
-INLINE void put_coded(uint8_t *values, int coding, uint64_t rank, float x) {
+/* Not for blocks of q8. Returns what is decoded. */
+INLINE float put_coded(uint8_t *values, int coding, uint64_t rank, float x) {
   x = tame(x, coding);
   if (coding == PITH_VALUES_FP32) {
     put_f32(values + 4 * rank, x);
-  } else {
-    put_u16(values + 2 * rank, coding == PITH_VALUES_FP16 ? f32_to_f16(x) : f32_to_bf16(x));
+    return x;
   }
+  bool half = coding == PITH_VALUES_FP16;
+  uint16_t h = half ? f32_to_f16(x) : f32_to_bf16(x);
+  put_u16(values + 2 * rank, h);
+  return half ? f16_to_f32(h) : bf16_to_f32(h);
 }
 
 INLINE float get_coded(const uint8_t *values, int coding, uint64_t rank) {
@@ -224,32 +227,29 @@ INLINE void put_q8_block(uint8_t *out, uint32_t m, At at) {
 /* ---- What becomes of decoded values
  * ----------------------------------------------------------------------------------- */
 
-enum Apply { APPLY_SET, APPLY_ADD, APPLY_SUBTRACT, APPLY_CLEAR };
-
-/* Returns whether the result is finite. */
-INLINE bool apply_value(void *dst, int dtype, uint32_t place, float d, int apply) {
-  float x = d;
-  if (apply == APPLY_ADD) {
-    x = value_at(dst, dtype, place) + d;
-  } else if (apply == APPLY_SUBTRACT) {
-    x = value_at(dst, dtype, place) - d;
-  } else if (apply == APPLY_CLEAR) {
-    x = 0.0f;
-  }
-  put_value(dst, dtype, place, x);
-  return is_finite(x);
+/* Sets or adds. */
+INLINE void apply_value(void *dst, int dtype, uint32_t place, float d, bool add) {
+  put_value(dst, dtype, place, add ? value_at(dst, dtype, place) + d : d);
 }
 
-/* What is sent is taken out of the memories. */
-INLINE void take_out(const Section &s, uint32_t place, float d) {
+/* What is sent of a value x of the memory is taken out of the memories. */
+INLINE void take_out(const Section &s, uint32_t place, float x, float d) {
   if (s.keeps == PITH_GPU_KEEP_LOST) {
-    if (!apply_value(s.memory, PITH_GPU_F32, place, d, APPLY_SUBTRACT)) {
+    float rest = x - d;
+    s.memory[place] = rest;
+    if (!is_finite(rest)) {
       s.control->not_finite = 1;
     }
   } else {
     s.memory[place] = 0.0f;
     s.momentum[place] = 0.0f;
   }
+}
+
+/* Whether values are taken out as they are written: nothing that is chosen later asks for them again, and they are
+ * coded one by one. */
+static inline __host__ __device__ bool takes_out_at_once(const Section &s) {
+  return s.memory && s.keeps != PITH_GPU_KEEP_ALL && s.kind == PITH_WIRE_TOPK && s.coding <= PITH_VALUES_BF16;
 }
 
 /* ---- Blocks of threads
@@ -334,9 +334,14 @@ struct Walk {
   uint32_t warps[TILE_WORDS / 32];
 };
 
+/* This thread's word of a tile, if there is such a tile: read while the tile before is worked on. */
+INLINE uint32_t walk_word(const Section &s, uint32_t tile) {
+  return tile < s.tiles ? s.bitmap[(size_t)tile * TILE_WORDS + threadIdx.x] : 0;
+}
+
 /* Before the next tile there must be a barrier. */
-INLINE uint32_t walk_open(Walk &walk, const uint32_t *bitmap, uint32_t tile) {
-  uint32_t word = bitmap[(size_t)tile * TILE_WORDS + threadIdx.x], lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+INLINE uint32_t walk_open(Walk &walk, uint32_t word) {
+  uint32_t lane = threadIdx.x & 31, warp = threadIdx.x / 32;
   uint32_t mine = __popc(word), sum = mine;
   for (int h = 1; h < 32; h *= 2) {
     uint32_t other = __shfl_up_sync(FULL, sum, h);
@@ -355,10 +360,10 @@ INLINE uint32_t walk_open(Walk &walk, const uint32_t *bitmap, uint32_t tile) {
   return count;
 }
 
-/* How many values stand between the i-th place of the tile and the one before. */
-INLINE uint32_t walk_gap(const Walk &walk, const Section &s, uint32_t tile, uint32_t i) {
+/* How many values stand between the i-th place of the tile and the one before, which `prev` is for the first. */
+INLINE uint32_t walk_gap(const Walk &walk, uint32_t prev, uint32_t tile, uint32_t i) {
   uint32_t place = tile * TILE + walk.place[i];
-  return place - (i ? tile * TILE + walk.place[i - 1] + 1 : s.tile_prev[tile]);
+  return place - (i ? tile * TILE + walk.place[i - 1] + 1 : prev);
 }
 
 /* ---- Launching: the host's side

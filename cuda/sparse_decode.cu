@@ -319,7 +319,7 @@ INLINE void apply_listed(const Section &s, const Places &list, uint32_t rank, ui
   }
   for (uint32_t i = threadIdx.x; i < count; i += RICE_THREADS) {
     if (list.place[i] < s.n) {
-      apply_value(s.dst, s.type, list.place[i], get_coded(values, s.coding, rank + i), ADD ? APPLY_ADD : APPLY_SET);
+      apply_value(s.dst, s.type, list.place[i], get_coded(values, s.coding, rank + i), ADD);
     }
   }
 }
@@ -346,7 +346,7 @@ INLINE void apply_stream(const Share &share, Stream &stream, Places &list) {
                 if (rank - start < LISTED) {
                   list.place[rank - start] = place;
                 } else if (rank < count && place < s.n) {
-                  apply_value(s.dst, s.type, place, get_coded(values, s.coding, rank), ADD ? APPLY_ADD : APPLY_SET);
+                  apply_value(s.dst, s.type, place, get_coded(values, s.coding, rank), ADD);
                 }
                 if (rank + 1 == count) {
                   c.end = c.indices + (uint64_t)block * STREAM_BLOCK + (at + 7) / 8;
@@ -414,20 +414,19 @@ __global__ void __launch_bounds__(THREADS) apply_kernel(const __grid_constant__ 
   const Section &s = share.s;
   const Control &c = *s.control;
   const uint8_t *values = s.payload + c.values;
-  const int how = ADD ? APPLY_ADD : APPLY_SET;
   size_t step = (size_t)share.parts * THREADS, first = (size_t)share.part * THREADS + threadIdx.x;
   if (c.coding == PITH_INDEX_RAW || c.coding == PITH_INDEX_DENSE) {
     for (size_t i = first; i < c.count; i += step) {
       uint32_t place = c.coding == PITH_INDEX_RAW ? get_u32(s.payload + c.indices + 4 * i) : (uint32_t)i;
       if (place < s.n) {
-        apply_value(s.dst, s.type, place, get_coded(values, s.coding, i), how);
+        apply_value(s.dst, s.type, place, get_coded(values, s.coding, i), ADD);
       }
     }
   } else if (c.coding == PITH_INDEX_BITMAP) {
     EACH_TILE(tile, share) {
-      uint32_t count = walk_open(walk, s.bitmap, tile), rank = s.tile_rank[tile];
+      uint32_t count = walk_open(walk, walk_word(s, tile)), rank = s.tile_rank[tile];
       for (uint32_t i = threadIdx.x; i < count && rank + i < c.count; i += THREADS) {
-        apply_value(s.dst, s.type, tile * TILE + walk.place[i], get_coded(values, s.coding, rank + i), how);
+        apply_value(s.dst, s.type, tile * TILE + walk.place[i], get_coded(values, s.coding, rank + i), ADD);
       }
       __syncthreads();
     }

@@ -7,7 +7,8 @@
 #define THREADS TILE_WORDS
 #define WARPS (THREADS / 32)
 #define PLANNERS 1024
-#define EACH 4            /* tiles of a thread at a time */
+#define EACH 16           /* tiles of a thread at a time */
+#define PLACED 4          /* tiles of a thread whose codes are placed at a time */
 #define STREAM_WORDS 1024 /* of a tile that are put together in shared memory */
 
 /* ---- Ranks of tiles
@@ -22,18 +23,34 @@ __global__ void __launch_bounds__(PLANNERS) tiles_kernel(const __grid_constant__
     return; /* decoding another coding */
   }
   for (uint32_t first = 0; first < s.tiles; first += PLANNERS * EACH) {
-    uint32_t at = first + threadIdx.x * EACH, count[EACH], last[EACH], sum = 0, most = 0, total, all;
+    uint32_t at = first + threadIdx.x * EACH, sum = 0, most = 0, total, all;
+    __align__(16) uint32_t count[EACH], last[EACH];
+    if (at + EACH <= s.tiles) {
+#pragma unroll
+      for (int j = 0; j < EACH; j += 4) {
+        *(uint4 *)(count + j) = *(const uint4 *)(s.tile_count + at + j);
+        *(uint4 *)(last + j) = *(const uint4 *)(s.tile_last + at + j);
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < EACH; j++) {
+        count[j] = at + j < s.tiles ? s.tile_count[at + j] : 0;
+        last[j] = at + j < s.tiles ? s.tile_last[at + j] : 0;
+      }
+    }
+#pragma unroll
     for (int j = 0; j < EACH; j++) {
-      count[j] = at + j < s.tiles ? s.tile_count[at + j] : 0;
-      last[j] = at + j < s.tiles ? s.tile_last[at + j] : 0;
       sum += count[j];
       most = max(most, last[j]);
     }
     uint32_t before = rank + block_before<uint32_t>(sum, warps, &total);
     uint32_t prev = max(end, block_most_before(most, warps, &all));
-    for (int j = 0; j < EACH && at + j < s.tiles; j++) {
-      s.tile_rank[at + j] = before;
-      s.tile_prev[at + j] = prev;
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+      if (at + j < s.tiles) {
+        s.tile_rank[at + j] = before;
+        s.tile_prev[at + j] = prev;
+      }
       before += count[j];
       prev = max(prev, last[j]);
     }
@@ -63,29 +80,45 @@ INLINE uint32_t count_ones(uint32_t gap) {
   return mine;
 }
 
-INLINE void put_values(const Section &s, ValuesTile &t, uint32_t tile, double *sum, uint32_t *most) {
-  uint32_t count = walk_open(t.walk, s.bitmap, tile), rank = s.tile_rank[tile], ones = 0;
-  uint32_t rounds = (count + THREADS - 1) / THREADS;
+/* What is known of a tile, read while the one before is worked on. */
+struct Ahead {
+  uint32_t word, rank, prev;
+};
+
+INLINE Ahead read_ahead(const Section &s, uint32_t tile) {
+  bool there = tile < s.tiles;
+  return Ahead{walk_word(s, tile), there ? s.tile_rank[tile] : 0, there ? s.tile_prev[tile] : 0};
+}
+
+INLINE void put_values(const Section &s, ValuesTile &t, uint32_t tile, const Ahead &known, double *sum,
+                       uint32_t *most) {
+  uint32_t ones = 0, count = walk_open(t.walk, known.word), rounds = (count + THREADS - 1) / THREADS;
   uint8_t *values = s.payload + PITH_SPARSE_HEAD;
   for (uint32_t r = 0; r < rounds; r++) {
-    uint32_t i = r * THREADS + threadIdx.x;
-    ones += count_ones(i < count ? walk_gap(t.walk, s, tile, i) : 0);
-    if (i < count) {
-      float x = value_at(s.src, s.src_type, tile * TILE + t.walk.place[i]);
-      if (s.coding == PITH_VALUES_MEAN) {
-        *sum += x;
-        *most = max(*most, magnitude(x));
-      } else if (s.coding == PITH_VALUES_Q8) {
-        s.list[rank + i] = x;
-      } else {
-        put_coded(values, s.coding, rank + i, x);
+    uint32_t i = r * THREADS + threadIdx.x, place = i < count ? tile * TILE + t.walk.place[i] : 0;
+    float x = i < count ? value_at(s.src, s.src_type, place) : 0.0f;
+    ones += count_ones(i < count ? walk_gap(t.walk, known.prev, tile, i) : 0); /* while x is on its way */
+    if (i >= count) {
+      continue;
+    }
+    if (s.coding == PITH_VALUES_MEAN) {
+      *sum += x;
+      *most = max(*most, magnitude(x));
+    } else if (s.coding == PITH_VALUES_Q8) {
+      s.list[known.rank + i] = x;
+    } else {
+      float d = put_coded(values, s.coding, known.rank + i, x);
+      if (takes_out_at_once(s)) {
+        take_out(s, place, x, d);
       }
     }
   }
-  atomicAdd(&t.ones[threadIdx.x & 31], ones);
+  if (ones) {
+    atomicAdd(&t.ones[threadIdx.x & 31], ones);
+  }
 }
 
-__global__ void __launch_bounds__(THREADS) values_kernel(const __grid_constant__ Sections batch) {
+__global__ void __launch_bounds__(THREADS, 4) values_kernel(const __grid_constant__ Sections batch) {
   __shared__ ValuesTile t;
   Share share = share_of(batch);
   const Section &s = share.s;
@@ -96,8 +129,11 @@ __global__ void __launch_bounds__(THREADS) values_kernel(const __grid_constant__
     t.ones[threadIdx.x] = 0;
   }
   __syncthreads();
+  Ahead ahead = read_ahead(s, share.part);
   EACH_TILE(tile, share) {
-    put_values(s, t, tile, &sum, &most);
+    Ahead known = ahead;
+    ahead = read_ahead(s, tile + share.parts);
+    put_values(s, t, tile, known, &sum, &most);
     __syncthreads();
     if (threadIdx.x < 32) {
       uint32_t ones = t.ones[threadIdx.x];
@@ -150,8 +186,8 @@ INLINE void consider(Control &c, int coding, uint32_t rice, uint64_t bytes) {
   }
 }
 
-/* As pith__index_choose. */
-INLINE void choose_coding(const Section &s, Control &c) {
+/* As pith__index_choose. `ones` are those of the section. */
+INLINE void choose_coding(const Section &s, Control &c, const uint64_t *ones) {
   if (c.count == s.n) {
     c.coding = PITH_INDEX_DENSE;
     c.rice = 0;
@@ -161,7 +197,7 @@ INLINE void choose_coding(const Section &s, Control &c) {
   uint64_t quotients = 0, best = ~0ull;
   uint32_t rice = 0;
   for (int r = PITH_RICE_MAX; r >= 0; r--) {
-    quotients = 2 * quotients + (r < 32 ? c.ones[r] : 0);
+    quotients = 2 * quotients + (r < 32 ? ones[r] : 0);
     uint64_t bytes = bytes_of(quotients + (uint64_t)c.count * (uint64_t)(r + 1));
     if (bytes < best) {
       best = bytes;
@@ -209,47 +245,62 @@ INLINE void find_mean(const Section &s, Control &c) {
   }
 }
 
-/* Where the codes of each tile begin. Bits of gaps below the parameter, or that no gap has, are not looked at. */
-INLINE void place_codes(const Section &s, const Control &c, uint64_t *warps) {
+/* How many bits the codes of a tile take. Bits of gaps below the parameter, or that no gap has, are not looked at. */
+INLINE uint64_t tile_code_bits(const Section &s, uint32_t tile, uint32_t rice, int top) {
   uint64_t bits = 0;
-  uint32_t rice = c.rice;
+  const uint4 *p = (const uint4 *)(s.tile_ones + 32 * (size_t)tile);
+  for (int q = top / 8; q >= (int)rice / 8; q--) { /* from the highest bits down */
+    uint4 four = p[q];
+    uint32_t words[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int b = 7; b >= 0; b--) {
+      uint32_t bit = 8 * q + b, ones = words[b / 2] >> 16 * (b & 1) & 0xffff;
+      bits = bit >= rice ? 2 * bits + ones : bits;
+    }
+  }
+  return bits + (uint64_t)s.tile_count[tile] * (rice + 1);
+}
+
+/* Where the codes of each tile begin. */
+INLINE void place_codes(const Section &s, uint32_t rice, const uint64_t *ones, uint64_t *warps) {
+  uint64_t bits = 0;
   int top = 31;
-  while (top > 0 && c.ones[top] == 0) {
+  while (top > 0 && ones[top] == 0) {
     top--;
   }
-  for (uint32_t first = 0; first < s.tiles; first += PLANNERS) {
-    uint32_t tile = first + threadIdx.x;
-    uint64_t mine = 0, total;
-    if (tile < s.tiles) {
-      const uint4 *p = (const uint4 *)(s.tile_ones + 32 * (size_t)tile);
-      for (int q = top / 8; q >= (int)rice / 8; q--) { /* from the highest bits down */
-        uint4 four = p[q];
-        uint32_t words[4] = {four.x, four.y, four.z, four.w};
+  for (uint32_t first = 0; first < s.tiles; first += PLANNERS * PLACED) {
+    uint32_t tile = first + threadIdx.x * PLACED;
+    uint64_t mine[PLACED], sum = 0, total;
 #pragma unroll
-        for (int b = 7; b >= 0; b--) {
-          uint32_t bit = 8 * q + b, ones = words[b / 2] >> 16 * (b & 1) & 0xffff;
-          mine = bit >= rice ? 2 * mine + ones : mine;
-        }
-      }
-      mine += (uint64_t)s.tile_count[tile] * (rice + 1);
+    for (int j = 0; j < PLACED; j++) {
+      mine[j] = tile + j < s.tiles ? tile_code_bits(s, tile + j, rice, top) : 0;
+      sum += mine[j];
     }
-    uint64_t before = block_before<uint64_t>(mine, warps, &total);
-    if (tile < s.tiles) {
-      s.tile_bits[tile] = bits + before;
+    uint64_t before = bits + block_before<uint64_t>(sum, warps, &total);
+#pragma unroll
+    for (int j = 0; j < PLACED; j++) {
+      if (tile + j < s.tiles) {
+        s.tile_bits[tile + j] = before;
+      }
+      before += mine[j];
     }
     bits += total;
   }
 }
 
-__global__ void __launch_bounds__(PLANNERS) plan_kernel(const __grid_constant__ Sections batch) {
-  __shared__ uint64_t warps[32];
+__global__ void __launch_bounds__(PLANNERS, 1) plan_kernel(const __grid_constant__ Sections batch) {
+  __shared__ uint64_t warps[32], ones[32];
   const Section &s = share_of(batch).s;
   Control &c = *s.control;
+  if (threadIdx.x < 32) {
+    ones[threadIdx.x] = c.ones[threadIdx.x];
+  }
   if (s.coding == PITH_VALUES_MEAN && threadIdx.x < 32) {
     find_mean(s, c);
   }
+  __syncthreads();
   if (threadIdx.x == 0) {
-    choose_coding(s, c);
+    choose_coding(s, c, ones);
     c.total = PITH_SPARSE_HEAD + coded_size(s.coding, c.count) + c.index_bytes;
     uint64_t dense = PITH_SPARSE_HEAD + coded_size(s.coding, s.n);
     if (s.kind == PITH_WIRE_THRESHOLD && c.total > dense) {
@@ -263,7 +314,7 @@ __global__ void __launch_bounds__(PLANNERS) plan_kernel(const __grid_constant__ 
   }
   __syncthreads();
   if (c.coding == PITH_INDEX_RICE) {
-    place_codes(s, c, warps);
+    place_codes(s, c.rice, ones, warps);
   }
 }
 
@@ -313,13 +364,25 @@ INLINE void put_code(uint64_t at, uint64_t code, Or put) {
   }
 }
 
+/* What is known of a tile's codes, read while the tile before is worked on. */
+struct CodesAhead {
+  uint32_t word, prev;
+  uint64_t start, end;
+};
+
+INLINE CodesAhead read_codes_ahead(const Section &s, uint32_t tile, uint64_t stream_bits) {
+  bool there = tile < s.tiles;
+  return CodesAhead{walk_word(s, tile), there ? s.tile_prev[tile] : 0, there ? s.tile_bits[tile] : stream_bits,
+                    tile + 1 < s.tiles ? s.tile_bits[tile + 1] : stream_bits};
+}
+
 /* The codes of a tile that lie close together are joined in shared memory first. */
-INLINE void put_codes(const Section &s, CodesTile &t, uint32_t tile, uint32_t rice, uint64_t stream_bits) {
-  uint64_t start = s.tile_bits[tile], end = tile + 1 < s.tiles ? s.tile_bits[tile + 1] : stream_bits;
+INLINE void put_codes(const Section &s, CodesTile &t, uint32_t tile, const CodesAhead &known, uint32_t rice) {
+  uint64_t start = known.start, end = known.end;
   if (start == end) {
     return; /* nothing in this tile: all threads see that */
   }
-  uint32_t count = walk_open(t.walk, s.bitmap, tile);
+  uint32_t count = walk_open(t.walk, known.word), prev = known.prev;
   uint64_t word0 = start >> 5, words = (end >> 5) - word0 + 1, bits = start;
   bool joined = words <= STREAM_WORDS;
   for (uint32_t i = threadIdx.x; joined && i < words + 1; i += THREADS) {
@@ -327,7 +390,7 @@ INLINE void put_codes(const Section &s, CodesTile &t, uint32_t tile, uint32_t ri
   }
   __syncthreads();
   for (uint32_t first = 0; first < count; first += THREADS) {
-    uint32_t i = first + threadIdx.x, gap = i < count ? walk_gap(t.walk, s, tile, i) : 0;
+    uint32_t i = first + threadIdx.x, gap = i < count ? walk_gap(t.walk, prev, tile, i) : 0;
     uint32_t zeros = rice < 32 ? gap >> rice : 0,
              total; /* of a tile 32 bits hold all codes: gaps sum up to n at most */
     uint64_t at = bits + block_before<uint32_t>(i < count ? zeros + 1 + rice : 0, t.warps, &total) + zeros;
@@ -356,7 +419,7 @@ INLINE void put_u32(uint8_t *out, uint32_t x) { put_f32(out, float_of(x)); }
 
 INLINE uint64_t section_start(const Section &s) { return s.before ? s.before->total : 0; }
 
-__global__ void __launch_bounds__(THREADS) write_kernel(const __grid_constant__ Sections batch) {
+__global__ void __launch_bounds__(THREADS, 4) write_kernel(const __grid_constant__ Sections batch) {
   __shared__ CodesTile t;
   Share share = share_of(batch);
   const Section &s = share.s;
@@ -367,11 +430,17 @@ __global__ void __launch_bounds__(THREADS) write_kernel(const __grid_constant__ 
       bits = 2 * bits + c.ones[b];
     }
     bits += (uint64_t)c.count * (c.rice + 1);
-    EACH_TILE(tile, share) { put_codes(s, t, tile, c.rice, bits); }
+    uint32_t rice = c.rice;
+    CodesAhead ahead = read_codes_ahead(s, share.part, bits);
+    EACH_TILE(tile, share) {
+      CodesAhead known = ahead;
+      ahead = read_codes_ahead(s, tile + share.parts, bits);
+      put_codes(s, t, tile, known, rice);
+    }
   } else if (c.coding == PITH_INDEX_RAW) {
     uint8_t *out = s.payload + section_start(s) + c.total - c.index_bytes;
     EACH_TILE(tile, share) {
-      uint32_t count = walk_open(t.walk, s.bitmap, tile), rank = s.tile_rank[tile];
+      uint32_t count = walk_open(t.walk, walk_word(s, tile)), rank = s.tile_rank[tile];
       for (uint32_t i = threadIdx.x; i < count; i += THREADS) {
         put_u32(out + 4ull * (rank + i), tile * TILE + t.walk.place[i]);
       }
@@ -429,20 +498,21 @@ __global__ void __launch_bounds__(THREADS) keep_kernel(const __grid_constant__ S
   Share share = share_of(batch);
   const Section &s = share.s;
   const Control &c = *s.control;
-  if (!s.memory || s.keeps == PITH_GPU_KEEP_ALL) {
+  if (!s.memory || s.keeps == PITH_GPU_KEEP_ALL || takes_out_at_once(s)) {
     return;
   }
   const uint8_t *values = s.payload + section_start(s) + PITH_SPARSE_HEAD;
   if (c.coding == PITH_INDEX_DENSE) {
     for (size_t i = (size_t)share.part * THREADS + threadIdx.x; i < s.n; i += (size_t)share.parts * THREADS) {
-      take_out(s, (uint32_t)i, get_coded(values, s.coding, i));
+      take_out(s, (uint32_t)i, s.memory[i], get_coded(values, s.coding, i));
     }
     return;
   }
   EACH_TILE(tile, share) {
-    uint32_t count = walk_open(walk, s.bitmap, tile), rank = s.tile_rank[tile];
+    uint32_t count = walk_open(walk, walk_word(s, tile)), rank = s.tile_rank[tile];
     for (uint32_t i = threadIdx.x; i < count; i += THREADS) {
-      take_out(s, tile * TILE + walk.place[i], get_coded(values, s.coding, rank + i));
+      uint32_t place = tile * TILE + walk.place[i];
+      take_out(s, place, s.memory[place], get_coded(values, s.coding, rank + i));
     }
     __syncthreads();
   }

@@ -30,12 +30,24 @@ INLINE int32_t key_to_come(const Section &s, uint32_t i) {
   return key_of(compensated(s, value_at(s.given, s.type, i), s.memory[i], u, s.control->gamma, &u), s.side);
 }
 
+#define DRAWN 8 /* of a thread at a time: they are far apart in memory */
+
 INLINE void draw_sample(const Section &s) {
   uint32_t runs = s.samples / SAMPLE_RUN, stratum = s.n / runs;
-  for (uint32_t i = threadIdx.x; i < s.samples; i += SAMPLERS) {
-    uint32_t run = i / SAMPLE_RUN;
-    uint32_t first = run * stratum + rng(s.key0, s.key1, run) % (stratum - SAMPLE_RUN + 1);
-    s.sample[i] = (uint32_t)(s.fused ? key_to_come(s, first + i % SAMPLE_RUN) : key_at(s, first + i % SAMPLE_RUN));
+  for (uint32_t first = threadIdx.x; first < s.samples; first += DRAWN * SAMPLERS) {
+    int32_t key[DRAWN];
+#pragma unroll
+    for (int j = 0; j < DRAWN; j++) {
+      uint32_t i = least(first + j * SAMPLERS, s.samples - 1), run = i / SAMPLE_RUN;
+      uint32_t place = run * stratum + rng(s.key0, s.key1, run) % (stratum - SAMPLE_RUN + 1) + i % SAMPLE_RUN;
+      key[j] = s.fused ? key_to_come(s, place) : key_at(s, place);
+    }
+#pragma unroll
+    for (int j = 0; j < DRAWN; j++) {
+      if (first + j * SAMPLERS < s.samples) {
+        s.sample[first + j * SAMPLERS] = (uint32_t)key[j];
+      }
+    }
   }
   __syncthreads();
 }
@@ -133,7 +145,7 @@ INLINE void bracket(const Section &s, Sampler &m) {
   }
 }
 
-__global__ void __launch_bounds__(SAMPLERS) sample_kernel(const __grid_constant__ Sections batch) {
+__global__ void __launch_bounds__(SAMPLERS, 1) sample_kernel(const __grid_constant__ Sections batch) {
   __shared__ Sampler m;
   const Section &s = share_of(batch).s;
   if (s.select == PITH_GPU_SELECT_ABOVE) {
@@ -242,7 +254,11 @@ INLINE void read_values(const Section &s, const T *src, uint32_t at, bool full, 
   T raw[COUNT];
 #pragma unroll
   for (int j = 0; j < COUNT; j++) {
+#ifdef SCAN_CS
+    raw[j] = full || at + 32 * j < s.n ? __ldcs(src + at + 32 * j) : T(0);
+#else
     raw[j] = full || at + 32 * j < s.n ? src[at + 32 * j] : T(0);
+#endif
   }
 #pragma unroll
   for (int j = 0; j < COUNT; j++) {
@@ -265,7 +281,11 @@ INLINE void compensate_values(const Section &s, float gamma, uint32_t at, bool f
   for (int j = 0; j < COUNT; j++) {
     v[j] = compensated(s, v[j], e[j], u[j], gamma, &u[j]);
     if (full || at + 32 * j < s.n) {
+#ifdef SCAN_CS
+      __stcs(s.memory + at + 32 * j, v[j]);
+#else
       s.memory[at + 32 * j] = v[j];
+#endif
       if (second) {
         s.momentum[at + 32 * j] = u[j];
       }
@@ -273,15 +293,19 @@ INLINE void compensate_values(const Section &s, float gamma, uint32_t at, bool f
   }
 }
 
-/* 1024 values by a warp. Nothing here depends on the values but for the candidates, so that many loads are under way
- * together. */
+/* Which values of a strip have keys above `high`, and which above `low`: lane j has those of 32 values from 32·j on. */
+struct Marks {
+  uint32_t above, hits;
+};
+
+/* Any strip. Nothing here depends on the values, so that many loads are under way together. */
 template <class T, bool SIDED, bool COMPENSATES>
-INLINE void scan_strip(const Section &s, uint32_t first, int32_t low, int32_t high, float gamma, Stage &stage,
-                       Tally &tally) {
+INLINE Marks mark_strip(const Section &s, uint32_t first, int32_t low, int32_t high, float gamma, Tally &tally) {
   constexpr int COUNT = COMPENSATES ? TOGETHER / 2 : TOGETHER;
   const T *src = (const T *)(COMPENSATES ? s.given : s.src);
   const int side = SIDED ? (int)s.side : (int)SIDE_BOTH;
-  uint32_t lane = threadIdx.x & 31, sure = 0, within = 0;
+  uint32_t lane = threadIdx.x & 31;
+  Marks marks = {0, 0};
   bool full = first + STRIP <= s.n;
 #pragma unroll 1
   for (uint32_t at = first + lane, j0 = 0; j0 < 32; j0 += COUNT, at += 32 * COUNT) {
@@ -300,13 +324,90 @@ INLINE void scan_strip(const Section &s, uint32_t first, int32_t low, int32_t hi
         tally.nonzero += key > 0;
       }
       if (lane == j0 + j) {
-        sure = above;
-        within = hits & ~above;
+        marks = Marks{above, hits};
       }
     }
   }
-  tally.above += __popc(sure);
-  put_strip(s, first, sure);
+  return marks;
+}
+
+/* A lane's bits of eight rows of 128 values, bit 4·r + c that of value 128·r + 4·lane + c, become those of 32
+ * neighbours: eight lanes exchange nibbles, so that lane j of them has those of row j, and words find their lanes. */
+INLINE uint32_t words_of_quads(uint32_t word) {
+  uint32_t lane = threadIdx.x & 31, other = __shfl_xor_sync(FULL, word, 4);
+  word = __byte_perm(word, other, lane & 4 ? 0x3276 : 0x5410);
+  other = __shfl_xor_sync(FULL, word, 2);
+  word = __byte_perm(word, other, lane & 2 ? 0x3715 : 0x6240);
+  other = __shfl_xor_sync(FULL, word, 1);
+  word = lane & 1 ? (other >> 4 & 0x0f0f0f0fu) | (word & 0xf0f0f0f0u)
+                  : (word & 0x0f0f0f0fu) | (other & 0x0f0f0f0fu) << 4;
+  return __shfl_sync(FULL, word, (int)(lane % 4 * 8 + lane / 4));
+}
+
+#define QUAD_ROWS 8
+#define QUADS_TOGETHER 4 /* rows that are read before the first is used */
+
+/* A full strip of f32 values at aligned addresses, behind one memory or none, four neighbours in a lane: half the
+ * instructions. */
+template <bool COMPENSATES>
+INLINE Marks mark_quads(const Section &s, uint32_t first, int32_t low, int32_t high, float gamma, Tally &tally) {
+  const float4 *src = (const float4 *)((const float *)(COMPENSATES ? s.given : s.src) + first) + (threadIdx.x & 31);
+  float4 *memory = (float4 *)(s.memory + first) + (threadIdx.x & 31);
+  Marks marks = {0, 0};
+#pragma unroll 1
+  for (int r0 = QUAD_ROWS - QUADS_TOGETHER; r0 >= 0; r0 -= QUADS_TOGETHER) { /* the last bits first */
+    float4 v[QUADS_TOGETHER], e[QUADS_TOGETHER];
+#pragma unroll
+    for (int r = 0; r < QUADS_TOGETHER; r++) {
+#ifdef SCAN_CS
+      v[r] = __ldcs(src + 32 * (r0 + r));
+      if (COMPENSATES) {
+        e[r] = __ldcs(memory + 32 * (r0 + r));
+      }
+#else
+      v[r] = src[32 * (r0 + r)];
+      if (COMPENSATES) {
+        e[r] = memory[32 * (r0 + r)];
+      }
+#endif
+    }
+#pragma unroll
+    for (int r = QUADS_TOGETHER - 1; r >= 0; r--) {
+      if (COMPENSATES) {
+        v[r] = make_float4(s.beta * e[r].x + gamma * v[r].x, s.beta * e[r].y + gamma * v[r].y,
+                           s.beta * e[r].z + gamma * v[r].z, s.beta * e[r].w + gamma * v[r].w);
+#ifdef SCAN_CS
+        __stcs(memory + 32 * (r0 + r), v[r]);
+#else
+        memory[32 * (r0 + r)] = v[r];
+#endif
+      }
+      const float four[4] = {v[r].x, v[r].y, v[r].z, v[r].w};
+#pragma unroll
+      for (int c = 3; c >= 0; c--) {
+        int32_t key = key_of(four[c], SIDE_BOTH);
+        marks.above = __funnelshift_l((uint32_t)(high - key), marks.above, 1); /* the sign of the difference */
+        marks.hits = __funnelshift_l((uint32_t)(low - key), marks.hits, 1);
+        tally.equal += key == low;
+        tally.most = max(tally.most, key);
+      }
+    }
+  }
+  return Marks{words_of_quads(marks.above), words_of_quads(marks.hits)};
+}
+
+/* 1024 values by a warp. */
+template <class T, bool SIDED, bool COMPENSATES>
+INLINE void scan_strip(const Section &s, uint32_t first, int32_t low, int32_t high, float gamma, Stage &stage,
+                       Tally &tally) {
+  uintptr_t all = (uintptr_t)(COMPENSATES ? s.given : s.src) | (COMPENSATES ? (uintptr_t)s.memory : 0);
+  bool quads = sizeof(T) == 4 && !SIDED && first + STRIP <= s.n && (all & 15) == 0 &&
+               !(COMPENSATES && s.keeps == PITH_GPU_KEEP_UNSENT);
+  Marks marks = quads ? mark_quads<COMPENSATES>(s, first, low, high, gamma, tally)
+                      : mark_strip<T, SIDED, COMPENSATES>(s, first, low, high, gamma, tally);
+  uint32_t within = marks.hits & ~marks.above;
+  tally.above += __popc(marks.above);
+  put_strip(s, first, marks.above);
   if (__any_sync(FULL, within != 0)) {
     __syncwarp();
     list_candidates(s, stage, tally, within, first, [&](uint32_t place) { return key_at(s, place); });
@@ -495,17 +596,35 @@ __global__ void __launch_bounds__(THREADS) digit_kernel(const __grid_constant__ 
 /* ---- Marking
  * ------------------------------------------------------------------------------------------------------------- */
 
+#define MARKED 4 /* candidates of a thread that are read before the first is marked */
+
+/* Neighbours in the list are often of one tile, whose count goes up once for all of them in a warp. */
+INLINE void mark_one(const Section &s, bool is_sent, uint32_t place) {
+  uint32_t tile = is_sent ? place / TILE : ~0u, same = __match_any_sync(FULL, tile);
+  if (is_sent) {
+    atomicOr(&s.bitmap[place / 32], 1u << (place & 31));
+    atomicMax(&s.tile_last[tile], place + 1);
+    if ((uint32_t)__ffs((int)same) - 1 == (threadIdx.x & 31)) {
+      atomicAdd(&s.tile_count[tile], (uint32_t)__popc(same));
+    }
+  }
+}
+
 INLINE void mark_candidates(const Share &share) {
   const Section &s = share.s;
-  const Control &c = *s.control;
-  const int32_t cut = c.cut;
-  const uint32_t last = c.last;
-  for (size_t i = (size_t)share.part * THREADS + threadIdx.x; i < c.within; i += (size_t)share.parts * THREADS) {
-    uint2 x = s.candidates[i];
-    if (travels(cut, last, (int32_t)x.x, x.y)) {
-      atomicOr(&s.bitmap[x.y / 32], 1u << (x.y & 31));
-      atomicAdd(&s.tile_count[x.y / TILE], 1u);
-      atomicMax(&s.tile_last[x.y / TILE], x.y + 1);
+  const int32_t cut = s.control->cut;
+  const uint32_t last = s.control->last, within = s.control->within, step = share.parts * THREADS;
+  for (uint32_t first = share.part * THREADS; first < within; first += MARKED * step) { /* the same for a whole warp */
+    uint2 x[MARKED];
+#pragma unroll
+    for (int j = 0; j < MARKED; j++) {
+      uint32_t i = first + j * step + threadIdx.x;
+      x[j] = i < within ? s.candidates[i] : make_uint2(0, 0);
+    }
+#pragma unroll
+    for (int j = 0; j < MARKED; j++) {
+      bool there = first + j * step + threadIdx.x < within;
+      mark_one(s, there && travels(cut, last, (int32_t)x[j].x, x[j].y), x[j].y);
     }
   }
 }
