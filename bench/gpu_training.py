@@ -328,6 +328,11 @@ def main() -> None:
         action="append",
         help="the ways whose names contain this; NCCL fp32 is always there",
     )
+    parser.add_argument(
+        "--no-baseline",
+        action="store_true",
+        help="NCCL fp32 is not there, as on links where its steps take seconds: the first of --only or --spec is in its place",
+    )
     parser.add_argument("--settle", type=int, default=0, metavar="STEPS")
     parser.add_argument("--excess", type=int, default=0, metavar="STEPS")
     parser.add_argument("--loss", type=int, default=0, metavar="STEPS")
@@ -338,10 +343,13 @@ def main() -> None:
     a = parser.parse_args()
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     dist.init_process_group("nccl")
+    if a.no_baseline and not a.only:
+        a.only = ["pith"]
     chosen = {
         name: prepare
         for name, prepare in ways(a.spec or ["q:4", "ef/powersgd:4", "ef/topk:0.01"]).items()
-        if not a.only or name == "NCCL fp32" or any(part in name for part in a.only)
+        if any(part in name for part in a.only or [""])
+        or (name == "NCCL fp32" and not a.no_baseline)
     }
     running = [made(name, prepare, a) for name, prepare in chosen.items()]
     for way in running:
@@ -413,7 +421,7 @@ def report(running: list[Way], a: argparse.Namespace) -> None:
         f"\r# {base.parameters / 1e6:.1f} million parameters, {dist.get_world_size()} ranks, {a.accumulate} × {a.batch} × {a.context} tokens on each"
     )
     print(
-        f"{'way':<36}{'ms a step':>11}{'× NCCL fp32':>13}{'update':>9}{'buffers':>9}{'kept':>9}{'outside':>9}{'excess':>9}{'loss':>9}{'× NCCL':>9}"
+        f"{'way':<36}{'ms a step':>11}{'× the first':>13}{'update':>9}{'buffers':>9}{'kept':>9}{'outside':>9}{'excess':>9}{'loss':>9}{'× first':>9}"
     )
     for way in running:
         buffers, kept_, more = (
