@@ -254,10 +254,10 @@ class Way:
         return times
 
     def reason(self) -> str:
-        """Why the largest layer has its spec, if specs adapt."""
+        """Why the largest layer has its spec, if specs adapt. (The table of stats() would have the next step measure errors.)"""
         if self.compressor is None:
             return ""
-        layer = max(self.compressor.stats(), key=lambda layer: layer.n)
+        layer = max(self.compressor.layers, key=lambda layer: layer.n)
         adapts = (
             "since step" in layer.reason or "warm-up" in layer.reason or "trial" in layer.reason
         )
