@@ -132,7 +132,7 @@ INLINE double energy_of(uint32_t bin, unsigned long long count, unsigned long lo
 }
 
 /* The k largest: whole bins, and a share of the last. */
-INLINE double energy_of_top(const Bins &b, uint64_t k, double norm) {
+INLINE double energy_of_top(const Bins &b, uint64_t k) {
   uint32_t low = 0, high = BINS; /* the first bin with as many or fewer is in (low, high] unless it is 0 */
   if (b.counts_above[0] <= k) {
     return b.energy_above[0];
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     t.numbers[1] = norm;
   }
   for (uint32_t i = threadIdx.x; i < t.tops; i += THREADS) {
-    t.numbers[2 + i] = energy_of_top(b, t.top[i], norm);
+    t.numbers[2 + i] = energy_of_top(b, t.top[i]);
   }
 }
 
