@@ -1,6 +1,6 @@
 /*
  * Squared errors for the planner. Uniform levels of all widths are measured in one pass, without encoding: a warp holds
- * 1024 values in registers, which are whole buckets of every size. Any other codec encodes and decodes a sample, and
+ * 1024 values in registers, which are whole buckets of each size. Any other codec encodes and decodes a sample, and
  * the difference is squared. Sums are made in a fixed order: each block of threads writes its own, and one kernel joins
  * them.
  */
@@ -55,91 +55,95 @@ __global__ void __launch_bounds__(THREADS) join_kernel(const __grid_constant__ J
 
 /* ---- Uniform levels ---------------------------------------------------------------------------------------------- */
 
+/* Values of a group, then their places in the range of their bucket, from 0 to 1. */
 struct Group {
   float v[ROWS][4];
-  uint32_t left; /* values from here to the end of the tensor */
 };
 
 #define EACH_ROW(r) _Pragma("unroll") for (int r = 0; r < ROWS; r++)
 #define EACH_OF_FOUR(c) _Pragma("unroll") for (int c = 0; c < 4; c++)
 
-INLINE bool is_there(const Group &g, int r, int c) { return 128 * r + 4 * (threadIdx.x & 31) + c < g.left; }
+/* Those beyond the end are not a number, which neither fminf nor fmaxf takes. */
+INLINE void load_group(const float *values, uint32_t left, Group &g) {
+  uint32_t lane = threadIdx.x & 31;
+  if (left == GROUP) {
+    const float4 *p = (const float4 *)values + lane;
+    EACH_ROW(r) {
+      float4 x = p[32 * r];
+      g.v[r][0] = x.x, g.v[r][1] = x.y, g.v[r][2] = x.z, g.v[r][3] = x.w;
+    }
+  } else {
+    EACH_ROW(r) {
+      EACH_OF_FOUR(c) {
+        uint32_t at = 128 * r + 4 * lane + c;
+        g.v[r][c] = at < left ? values[at] : nan_value();
+      }
+    }
+  }
+}
 
-/* Buckets of 128 · WIDTH values; WHOLE: all values of the group are there. */
-template <int WIDTH, bool WHOLE>
-INLINE void add_errors(const Group &g, uint32_t wanted, float *sums) {
-  float y[ROWS][4], inverse[ROWS / WIDTH], range[ROWS / WIDTH];
+/* Squared ranges of buckets of WIDTH rows; values become places. Where there is no range, or no value, they are 0. */
+template <int WIDTH>
+INLINE void find_places(Group &g, bool is_whole, float (&squares)[ROWS / WIDTH]) {
 #pragma unroll
   for (int b = 0; b < ROWS / WIDTH; b++) {
     float lo = float_of(INF_BITS), hi = -lo;
 #pragma unroll
     for (int r = b * WIDTH; r < (b + 1) * WIDTH; r++) {
       EACH_OF_FOUR(c) {
-        bool there = WHOLE || is_there(g, r, c);
-        lo = there ? fminf(lo, g.v[r][c]) : lo;
-        hi = there ? fmaxf(hi, g.v[r][c]) : hi;
+        lo = fminf(lo, g.v[r][c]);
+        hi = fmaxf(hi, g.v[r][c]);
       }
     }
     for (int h = 16; h; h /= 2) {
       lo = fminf(lo, __shfl_xor_sync(FULL, lo, h));
       hi = fmaxf(hi, __shfl_xor_sync(FULL, hi, h));
     }
-    bool flat = hi - lo < PITH_SCALE_MIN;
-    range[b] = flat ? 0.0f : hi - lo;
-    inverse[b] = flat ? 0.0f : __frcp_rn(hi - lo);
+    float range = hi - lo;
+    bool flat = range < PITH_SCALE_MIN;
+    float inverse = flat ? 0.0f : __frcp_rn(range);
+    squares[b] = flat ? 0.0f : range * range;
 #pragma unroll
     for (int r = b * WIDTH; r < (b + 1) * WIDTH; r++) {
-      EACH_OF_FOUR(c) { y[r][c] = WHOLE || is_there(g, r, c) ? g.v[r][c] - lo : 0.0f; }
+      EACH_OF_FOUR(c) {
+        float place = (g.v[r][c] - lo) * inverse;
+        g.v[r][c] = is_whole || place == place ? place : 0.0f;
+      }
     }
   }
-#pragma unroll 1
+}
+
+/* What a value loses of a step between levels is what its place, in steps, is away from a whole number. */
+template <int WIDTH>
+INLINE void add_errors(const float *values, uint32_t left, uint32_t wanted, float *sums) {
+  Group g;
+  float squares[ROWS / WIDTH];
+  load_group(values, left, g);
+  find_places<WIDTH>(g, left == GROUP, squares);
+#pragma unroll
   for (int bits = 1; bits <= 8; bits++) {
     if (!(wanted >> (bits - 1) & 1)) {
       continue;
     }
-    float top = (float)((1 << bits) - 1), share = __frcp_rn(top), sum = 0.0f;
-    EACH_ROW(r) {
-      float factor = top * inverse[r / WIDTH], unit = range[r / WIDTH] * share;
-      EACH_OF_FOUR(c) {
-        float level = __fmaf_rn(y[r][c], factor, ROUNDER) - ROUNDER, rest = __fmaf_rn(-unit, level, y[r][c]);
-        sum = __fmaf_rn(rest, rest, sum);
+    const float top = (float)((1 << bits) - 1), step = 1.0f / top;
+    float sum = 0.0f;
+#pragma unroll
+    for (int b = 0; b < ROWS / WIDTH; b++) {
+      float part = 0.0f;
+#pragma unroll
+      for (int r = b * WIDTH; r < (b + 1) * WIDTH; r++) {
+        EACH_OF_FOUR(c) {
+          float level = __fmaf_rn(g.v[r][c], top, ROUNDER) - ROUNDER, rest = __fmaf_rn(g.v[r][c], top, -level);
+          part = __fmaf_rn(rest, rest, part);
+        }
       }
+      sum = __fmaf_rn(part, squares[b], sum);
     }
-    sums[(bits - 1) * THREADS] += sum;
+    sums[(bits - 1) * THREADS] += sum * (step * step);
   }
 }
 
-template <bool WHOLE>
-INLINE void add_all_errors(const Group &g, uint32_t wanted, float *sums) {
-  if (wanted & 0xffu) {
-    add_errors<1, WHOLE>(g, wanted, sums);
-  }
-  if (wanted >> 8 & 0xffu) {
-    add_errors<2, WHOLE>(g, wanted >> 8, sums + 8 * THREADS);
-  }
-  if (wanted >> 16 & 0xffu) {
-    add_errors<4, WHOLE>(g, wanted >> 16, sums + 16 * THREADS);
-  }
-  if (wanted >> 24) {
-    add_errors<8, WHOLE>(g, wanted >> 24, sums + 24 * THREADS);
-  }
-}
-
-INLINE void load_group(const float *values, Group &g) {
-  const float4 *p = (const float4 *)values + (threadIdx.x & 31);
-  EACH_ROW(r) {
-    float4 x = p[32 * r];
-    g.v[r][0] = x.x, g.v[r][1] = x.y, g.v[r][2] = x.z, g.v[r][3] = x.w;
-  }
-}
-
-INLINE void load_some(const float *values, Group &g) {
-  EACH_ROW(r) {
-    EACH_OF_FOUR(c) { g.v[r][c] = is_there(g, r, c) ? values[128 * r + 4 * (threadIdx.x & 31) + c] : 0.0f; }
-  }
-}
-
-__global__ void __launch_bounds__(THREADS, 4)
+__global__ void __launch_bounds__(THREADS, 7)
     uniform_kernel(const __grid_constant__ pith_gpu_uniform t, double *partial) {
   __shared__ float sums[SUMS][THREADS];
   __shared__ double parts[WARPS][SUMS];
@@ -148,15 +152,19 @@ __global__ void __launch_bounds__(THREADS, 4)
     sums[i][threadIdx.x] = 0.0f;
   }
   for (uint64_t i = (uint64_t)blockIdx.x * WARPS + threadIdx.x / 32; i < groups; i += (uint64_t)gridDim.x * WARPS) {
-    Group g;
-    uint64_t left = t.n - i * GROUP;
-    g.left = (uint32_t)(left < GROUP ? left : GROUP);
-    if (g.left == GROUP) {
-      load_group(t.values + i * GROUP, g);
-      add_all_errors<true>(g, t.wanted, &sums[0][threadIdx.x]);
-    } else {
-      load_some(t.values + i * GROUP, g);
-      add_all_errors<false>(g, t.wanted, &sums[0][threadIdx.x]);
+    const float *values = t.values + i * GROUP;
+    uint32_t left = (uint32_t)(t.n - i * GROUP < GROUP ? t.n - i * GROUP : GROUP);
+    if (t.wanted & 0xffu) {
+      add_errors<1>(values, left, t.wanted, &sums[0][threadIdx.x]);
+    }
+    if (t.wanted >> 8 & 0xffu) { /* what was read is in the cache */
+      add_errors<2>(values, left, t.wanted >> 8, &sums[8][threadIdx.x]);
+    }
+    if (t.wanted >> 16 & 0xffu) {
+      add_errors<4>(values, left, t.wanted >> 16, &sums[16][threadIdx.x]);
+    }
+    if (t.wanted >> 24) {
+      add_errors<8>(values, left, t.wanted >> 24, &sums[24][threadIdx.x]);
     }
   }
   __syncthreads();

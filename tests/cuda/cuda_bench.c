@@ -285,11 +285,15 @@ static pith_status run_layers(void *of) {
   return PITH_OK;
 }
 
-static void measure_layers_of(statistics *s, const char *text, const pith_layer *layers, size_t count) {
+/* `around`: what the candidates are around. */
+static void measure_layers_of(statistics *s, const char *around, const char *model, const pith_layer *layers,
+                              size_t count) {
   static char candidates[16384];
+  char text[64];
   struct timespec from, to;
   job all = {.run = run_layers, .of = s};
-  demand(pith_plan_candidates("mix", candidates, sizeof candidates));
+  demand(pith_plan_candidates(around, candidates, sizeof candidates));
+  snprintf(text, sizeof text, "%s, %s", around, model);
   demand(pith_profile_create(layers, count, candidates, &s->profile));
   s->profile->space = s->measurer->space;
   start(&all); /* takes memory */
@@ -310,7 +314,10 @@ static void measure_gpt(statistics *s) {
     snprintf(names[l], sizeof names[l], "%zu", l);
     layers[l] = (pith_layer){sizeof(pith_layer), names[l], shapes[l < 48 ? l % 4 : l - 44], 2, PITH_F32, NULL};
   }
-  measure_layers_of(s, "all of mix, GPT of 124 M", layers, 50);
+  static const char *const around[] = {"q:4", "eden:2", "ef/topk:0.01", "ef/powersgd:4", "mix"};
+  for (size_t i = 0; i < sizeof around / sizeof *around; i++) {
+    measure_layers_of(s, around[i], "GPT of 124 M", layers, 50);
+  }
 }
 
 static void measure_statistics(device *d) {
@@ -330,7 +337,7 @@ static void measure_statistics(device *d) {
   s.magnitudes = (pith_gpu_magnitudes){.values = d->values, .numbers = numbers, .space = room, .n = d->n, .tops = 22};
   print_line("magnitudes", "", n, n, seconds(&magnitudes), d);
   size_t shape[2] = {d->n >> 14, 1 << 14};
-  measure_layers_of(&s, "all of mix, one layer", &(pith_layer){sizeof(pith_layer), "0", shape, 2, PITH_F32, NULL}, 1);
+  measure_layers_of(&s, "mix", "one layer", &(pith_layer){sizeof(pith_layer), "0", shape, 2, PITH_F32, NULL}, 1);
   if (d->n >= (size_t)128 << 20) {
     measure_gpt(&s);
   }
