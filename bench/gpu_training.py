@@ -6,9 +6,9 @@
 All ways train the same model on the same data and take turns, a few steps each. The figure is the time of a step on the slowest rank: the median
 over rounds of their means, so that steps with and without an exchange both count. Update is what optimizer.step() takes of it on the device. Buffers are what Pith's own tensors take in a step at most, in % of the gradients' size; kept is what stays between steps (residuals, factors);
 outside is what the device has less after the first step that torch does not know of, as the communicator of a second group of NCCL. With --data, batches are
-of a text. With --settle STEPS, ways whose specs adapt train first, until their trials are over or for as many steps. With --excess STEPS, each way
-then trains for as many steps in a row: what they take beyond as many of the median, of all their time, is what steps cost that are not like the others,
-as those in which gradients are measured and plans made. With --loss STEPS, each way then trains from the same start for as
+of a text. With --settle STEPS, ways whose specs adapt train first, until their trials are over or for as many steps. With --excess STEPS, they
+then train for as many steps in a row: what these take beyond as many of the median, of all their time, is what steps cost that are not like the others,
+as those in which gradients are measured, plans made and tried. With --loss STEPS, each way then trains from the same start for as
 many steps on a text, and the losses at the end are compared. With --check as well, the means of every tenth step are compared with exact ones, and with
 what the other ranks have. Specs with "over pith" go by Pith's own transport, through pinned memory; other words behind a spec only tell two ways apart.
 """
@@ -365,7 +365,7 @@ def main() -> None:
                 )
     for way in running:
         way.measure_memory()
-        if a.excess:
+        if a.excess and way.reason():
             way.measure_excess(a.excess)
     if a.loss:
         text = torch.tensor(list(gpt.read_text(a.data).encode()))

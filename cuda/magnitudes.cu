@@ -20,11 +20,12 @@
 #define CHUNK_LEAST (1u << 14)
 #define CHUNK_MOST (1u << 20) /* values of a block of threads: times LOW_MASK they fit 32 bits */
 #define NORMS 4096            /* blocks of threads */
+#define PER_WARP (BINS * 32 / THREADS)
 
 /* The workspace. */
 struct Bins {
   unsigned long long count[BINS], low[BINS];
-  unsigned long long counts_above[BINS]; /* of a bin and all above it */
+  unsigned long long counts_above[BINS]; /* of a bin and those above it that are of the same warp … */
   double energy_above[BINS], norm[NORMS];
 };
 static_assert(sizeof(Bins) <= PITH_GPU_STATISTICS_SPACE, "the workspace has room for all bins");
@@ -131,73 +132,98 @@ INLINE double energy_of(uint32_t bin, unsigned long long count, unsigned long lo
   return number * (mean * mean + spread) * width * width;
 }
 
-/* The k largest: whole bins, and a share of the last. */
-INLINE double energy_of_top(const Bins &b, uint64_t k) {
-  uint32_t low = 0, high = BINS; /* the first bin with as many or fewer is in (low, high] unless it is 0 */
-  if (b.counts_above[0] <= k) {
-    return b.energy_above[0];
+/* What is above the bins of each warp. */
+struct Above {
+  unsigned long long count[THREADS / 32 + 1];
+  double energy[THREADS / 32 + 1];
+};
+
+struct Top {
+  const Bins &b;
+  const Above &above;
+  INLINE unsigned long long count(uint32_t bin) const {
+    return bin < BINS ? b.counts_above[bin] + above.count[bin / PER_WARP + 1] : 0;
   }
-  while (high - low > 1) {
-    uint32_t middle = (low + high) / 2;
-    (b.counts_above[middle] <= k ? high : low) = middle;
+  INLINE double energy(uint32_t bin) const {
+    return bin < BINS ? b.energy_above[bin] + above.energy[bin / PER_WARP + 1] : 0.0;
   }
-  uint64_t beyond = high < BINS ? b.counts_above[high] : 0;
-  double energy = high < BINS ? b.energy_above[high] : 0.0;
-  double part = (double)(k - beyond) / (double)(b.counts_above[low] - beyond);
-  return energy + part * (b.energy_above[low] - energy);
+
+  /* The k largest: whole bins, and a share of the last. */
+  INLINE double of(uint64_t k) const {
+    uint32_t low = 0, high = BINS; /* the first bin with as many or fewer is in (low, high] unless it is 0 */
+    if (count(0) <= k) {
+      return energy(0);
+    }
+    while (high - low > 1) {
+      uint32_t middle = (low + high) / 2;
+      (count(middle) <= k ? high : low) = middle;
+    }
+    double part = (double)(k - count(high)) / (double)(count(low) - count(high));
+    return energy(high) + part * (energy(low) - energy(high));
+  }
+};
+
+/* A warp adds up its bins from the highest down, a row of 32 at a time; rows without values are most. */
+INLINE void add_up(Bins &b, uint32_t first, bool is_bf16, unsigned long long *count, double *energy) {
+  uint32_t lane = threadIdx.x & 31;
+  *count = 0, *energy = 0;
+#pragma unroll 4
+  for (uint32_t row = PER_WARP; row > 0; row -= 32) {
+    uint32_t bin = first + row - 1 - lane; /* the first lane has the highest */
+    unsigned long long here = b.count[bin];
+    double more = 0;
+    if (__any_sync(FULL, here != 0)) {
+      more = energy_of(bin, here, b.low[bin], is_bf16);
+      for (int h = 1; h < 32; h *= 2) {
+        unsigned long long other = __shfl_up_sync(FULL, here, h);
+        double other_energy = __shfl_up_sync(FULL, more, h);
+        here += lane >= (uint32_t)h ? other : 0;
+        more += lane >= (uint32_t)h ? other_energy : 0.0;
+      }
+    }
+    b.counts_above[bin] = *count + here;
+    b.energy_above[bin] = *energy + more;
+    *count += __shfl_sync(FULL, here, 31);
+    *energy += __shfl_sync(FULL, more, 31);
+  }
 }
 
-/* One block of threads, each with 32 neighbouring bins. */
+/* One block of threads, each warp of which has 1024 neighbouring bins. */
 __global__ void __launch_bounds__(THREADS, 1)
     tops_kernel(const __grid_constant__ pith_gpu_magnitudes t, uint32_t norms) {
-  enum { EACH = BINS / THREADS };
-  __shared__ unsigned long long counts[THREADS];
-  __shared__ double energies[THREADS];
+  __shared__ Above above;
   __shared__ double all;
   Bins &b = *(Bins *)t.space;
-  uint32_t first = threadIdx.x * EACH;
-  unsigned long long count = 0;
-  double energy = 0, norm = 0;
+  uint32_t warp = threadIdx.x / 32;
+  unsigned long long count;
+  double energy, norm = 0;
   for (uint32_t i = threadIdx.x; i < norms; i += THREADS) {
     norm += b.norm[i];
   }
   norm = block_sum_double(norm);
-  if (threadIdx.x == 0) {
-    all = norm;
-  }
-  for (uint32_t bin = first + EACH; bin-- > first;) {
-    count += b.count[bin];
-    energy += energy_of(bin, b.count[bin], b.low[bin], t.dtype == PITH_GPU_BF16);
-    b.counts_above[bin] = count;
-    b.energy_above[bin] = energy;
-  }
-  counts[threadIdx.x] = count;
-  energies[threadIdx.x] = energy;
-  __syncthreads();
-  norm = all;
-  for (uint32_t step = 1; step < THREADS; step *= 2) {
-    bool has = threadIdx.x + step < THREADS;
-    unsigned long long more = has ? counts[threadIdx.x + step] : 0;
-    double more_energy = has ? energies[threadIdx.x + step] : 0.0;
-    __syncthreads();
-    counts[threadIdx.x] += more;
-    energies[threadIdx.x] += more_energy;
-    __syncthreads();
-  }
-  unsigned long long beyond = threadIdx.x + 1 < THREADS ? counts[threadIdx.x + 1] : 0;
-  double energy_beyond = threadIdx.x + 1 < THREADS ? energies[threadIdx.x + 1] : 0.0;
-  double scale = energies[0] > 0 ? norm / energies[0] : 1.0; /* so that all bins together are the norm */
-  for (uint32_t bin = first; bin < first + EACH; bin++) {
-    b.counts_above[bin] += beyond;
-    b.energy_above[bin] = scale * (b.energy_above[bin] + energy_beyond);
+  add_up(b, warp * PER_WARP, t.dtype == PITH_GPU_BF16, &count, &energy);
+  if ((threadIdx.x & 31) == 0) {
+    above.count[warp] = count;
+    above.energy[warp] = energy;
   }
   __syncthreads();
   if (threadIdx.x == 0) {
-    t.numbers[0] = b.counts_above[BIN_INF] == 0 ? 1.0 : 0.0;
+    above.count[THREADS / 32] = 0;
+    above.energy[THREADS / 32] = 0;
+    for (int w = THREADS / 32; w-- > 0;) {
+      above.count[w] += above.count[w + 1];
+      above.energy[w] += above.energy[w + 1];
+    }
+    all = above.energy[0] > 0 ? norm / above.energy[0] : 1.0; /* so that all bins together are the norm */
     t.numbers[1] = norm;
   }
+  __syncthreads();
+  Top top = {b, above};
+  if (threadIdx.x == 0) {
+    t.numbers[0] = top.count(BIN_INF) == 0 ? 1.0 : 0.0;
+  }
   for (uint32_t i = threadIdx.x; i < t.tops; i += THREADS) {
-    t.numbers[2 + i] = energy_of_top(b, t.top[i]);
+    t.numbers[2 + i] = all * top.of(t.top[i]);
   }
 }
 

@@ -28,7 +28,9 @@
 #define TIMED_VALUES ((size_t)1 << 21) /* most that are encoded to time a codec */
 #define TIMED_ROWS 1024
 #define NUMBERS (NAMED + UNIFORM + 2 * PITH_CANDIDATES_MAX + PITH_COLUMNS_MAX + TIMED_MOST * TIMED_RUNS * 3)
-#define SLAB 32 /* tickets that are made at a time */
+#define SLAB 32                           /* tickets that are made at a time */
+#define TOGETHER 8                        /* codecs that encode a small sample in one call, … */
+#define TOGETHER_VALUES ((size_t)1 << 21) /* … of as many values in all */
 
 /* Where what is in a table. */
 typedef struct ticket {
@@ -61,6 +63,7 @@ typedef struct places {
   double *numbers;
   float *sample, *wide, *decoded, *memory;
   size_t workspace_size, used;
+  size_t together; /* codecs that encode the sample in one call */
 } places;
 
 /* What is being enqueued. */
@@ -120,16 +123,22 @@ static pith_cuda_item item_of(const pith_codec *codec, const void *values, size_
   return pith__gpu_item(codec, (pith_span){(void *)(uintptr_t)values, n, dtype}, ctx);
 }
 
-/* What encoding and decoding by a codec needs, at most. */
-static void need_trip(const pith_codec *codec, size_t n, const pith_ctx *ctx, size_t *payload, size_t *workspace) {
+static size_t aligned(size_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
+
+/* How many codecs encode n values in one call. */
+static size_t together(size_t n) { return n ? pith__most(1, pith__least(TOGETHER, TOGETHER_VALUES / n)) : 1; }
+
+/* What encoding and decoding by `count` codecs like this one needs, at most. */
+static void need_trips(const pith_codec *codec, size_t n, const pith_ctx *ctx, size_t count, size_t *payload,
+                       size_t *workspace) {
   pith_cuda_item item = item_of(codec, NULL, n, PITH_F32, ctx);
-  *payload = pith__most(*payload, pith_codec_bound(codec, n));
-  *workspace = pith__most(*workspace, pith_cuda_workspace(&item, 1));
+  *payload = pith__most(*payload, count * aligned(pith_codec_bound(codec, n)));
+  *workspace = pith__most(*workspace, count * pith_cuda_workspace(&item, 1));
 }
 
 static void *take_place(places *p, void *memory, size_t bytes) {
   void *at = memory ? (uint8_t *)memory + p->used : NULL;
-  p->used += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+  p->used += aligned(bytes);
   return bytes ? at : NULL;
 }
 
@@ -147,11 +156,11 @@ static places lay_out(const job *j, void *memory) {
   for (size_t c = 0; c < m->candidates; c++) {
     pith_codec plain = without_memory(m->codec[c]);
     if (m->by[c] == PITH_BY_PIECES && uniform_place(m->codec[c]) < 0) {
-      need_trip(&plain, sample, &m->ctx, &payload, &workspace);
-      decoded = pith__most(decoded, sample);
+      need_trips(&plain, sample, &m->ctx, together(sample), &payload, &workspace);
+      decoded = pith__most(decoded, together(sample) * sample);
     } else if (m->by[c] == PITH_BY_ENCODING) {
-      need_trip(&plain, m->x.n, &m->ctx, &payload, &workspace);
-      decoded = m->x.n;
+      need_trips(&plain, m->x.n, &m->ctx, 1, &payload, &workspace);
+      decoded = pith__most(decoded, m->x.n + ALIGNMENT);
       wide = m->x.dtype == PITH_F32 ? 0 : m->x.n;
     }
   }
@@ -164,12 +173,12 @@ static places lay_out(const job *j, void *memory) {
   for (size_t k = 0; k < j->timed_count; k++) {
     pith_ctx ctx = timed_ctx(j);
     if (j->timed[k]) {
-      need_trip(j->timed[k], timed, &ctx, &payload, &workspace);
+      need_trips(j->timed[k], timed, &ctx, 1, &payload, &workspace);
       decoded = pith__most(decoded, timed);
       part = pith__most(part, pith_cuda_part(j->timed[k], timed, ctx.rows));
     }
   }
-  places p = {.workspace_size = workspace};
+  places p = {.workspace_size = workspace, .together = together(sample)};
   p.statistics = take_place(&p, memory, PITH_GPU_STATISTICS_SPACE);
   p.numbers = take_place(&p, memory, NUMBERS * sizeof(double));
   p.workspace = take_place(&p, memory, workspace);
@@ -283,21 +292,31 @@ static pith_status copy_values(job *j, size_t piece, size_t stride, size_t first
   return PITH_OK;
 }
 
-/* f32 values there and back. */
-static pith_status measure_trip(job *j, size_t c, const float *x, size_t n) {
-  pith_codec plain = without_memory(j->m->codec[c]);
-  pith_cuda_item item = item_of(&plain, x, n, PITH_F32, &j->m->ctx);
-  double *size = next_numbers(j, 1), *error = next_numbers(j, 1);
-  int is_fixed = (plain.caps & PITH_CAP_FIXED) != 0;
-  item.payload = j->p.payload;
-  item.payload_size = is_fixed ? NULL : (uint64_t *)(void *)size;
-  j->ticket->size[c] = is_fixed ? 0 : place_of(j, size);
-  j->ticket->at[c] = place_of(j, error);
-  PITH_TRY(pith_cuda_encode(&item, 1, j->p.workspace, j->p.workspace_size, j->stream));
-  item.values = j->p.decoded;
-  PITH_TRY(pith_cuda_decode(&item, 1, PITH_SET, j->p.workspace, j->p.workspace_size, j->stream));
-  pith_gpu_difference task = {x, j->p.decoded, error, n};
-  PITH_CUDA_TRY(j->gpu->differences, &task, 1, j->p.statistics, j->stream);
+/* f32 values there and back, by some candidates. */
+static pith_status measure_trips(job *j, const size_t *which, size_t count, const float *x, size_t n) {
+  pith_codec plain[TOGETHER];
+  pith_cuda_item items[TOGETHER] = {{0}};
+  pith_gpu_difference tasks[TOGETHER];
+  uint8_t *payload = j->p.payload;
+  float *decoded = j->p.decoded;
+  size_t stride = aligned(n * sizeof(float)) / sizeof(float);
+  for (size_t i = 0; i < count; payload += aligned(pith_codec_bound(&plain[i], n)), i++) {
+    double *size = next_numbers(j, 1), *error = next_numbers(j, 1);
+    plain[i] = without_memory(j->m->codec[which[i]]);
+    int is_fixed = (plain[i].caps & PITH_CAP_FIXED) != 0;
+    items[i] = item_of(&plain[i], x, n, PITH_F32, &j->m->ctx);
+    items[i].payload = payload;
+    items[i].payload_size = is_fixed ? NULL : (uint64_t *)(void *)size;
+    tasks[i] = (pith_gpu_difference){x, decoded + i * stride, error, n};
+    j->ticket->size[which[i]] = is_fixed ? 0 : place_of(j, size);
+    j->ticket->at[which[i]] = place_of(j, error);
+  }
+  PITH_TRY(pith_cuda_encode(items, count, j->p.workspace, j->p.workspace_size, j->stream));
+  for (size_t i = 0; i < count; i++) {
+    items[i].values = decoded + i * stride;
+  }
+  PITH_TRY(pith_cuda_decode(items, count, PITH_SET, j->p.workspace, j->p.workspace_size, j->stream));
+  PITH_CUDA_TRY(j->gpu->differences, tasks, count, j->p.statistics, j->stream);
   return PITH_OK;
 }
 
@@ -314,13 +333,18 @@ static pith_status measure_sample(job *j) {
     return PITH_OK;
   }
   double *errors = next_numbers(j, wanted ? UNIFORM : 0);
+  size_t which[TOGETHER], count = 0;
   PITH_TRY(copy_values(j, m->piece, m->stride, m->first, n, j->p.sample));
   for (size_t c = 0; c < m->candidates; c++) {
     int place = m->by[c] == PITH_BY_PIECES ? uniform_place(m->codec[c]) : -1;
     if (place >= 0) {
       j->ticket->at[c] = place_of(j, errors + place);
     } else if (m->by[c] == PITH_BY_PIECES) {
-      PITH_TRY(measure_trip(j, c, j->p.sample, n));
+      which[count++] = c;
+    }
+    if (count == j->p.together || (count && c + 1 == m->candidates)) {
+      PITH_TRY(measure_trips(j, which, count, j->p.sample, n));
+      count = 0;
     }
   }
   if (wanted) {
@@ -336,7 +360,7 @@ static pith_status measure_whole(job *j) {
   const float *x = j->p.wide ? j->p.wide : m->x.data;
   PITH_TRY(j->p.wide ? copy_values(j, PITH_GPU_TASK_VALUES, 1, 0, m->x.n, j->p.wide) : PITH_OK);
   for (size_t c = 0; c < m->candidates; c++) {
-    PITH_TRY(m->by[c] == PITH_BY_ENCODING ? measure_trip(j, c, x, m->x.n) : PITH_OK);
+    PITH_TRY(m->by[c] == PITH_BY_ENCODING ? measure_trips(j, &c, 1, x, m->x.n) : PITH_OK);
   }
   return PITH_OK;
 }
