@@ -5,7 +5,10 @@
 
 All ways train the same model on the same data and take turns, a few steps each. The figure is the time of a step on the slowest rank: the median
 over rounds of their means, so that steps with and without an exchange both count. Update is what optimizer.step() takes of it on the device. Buffers are what Pith's own tensors take in a step at most, in % of the gradients' size; kept is what stays between steps (residuals, factors);
-outside is what the device has less after the first step that torch does not know of, as the communicator of a second group of NCCL. With --loss STEPS, each way then trains from the same start for as
+outside is what the device has less after the first step that torch does not know of, as the communicator of a second group of NCCL. With --data, batches are
+of a text. With --settle STEPS, ways whose specs adapt train first, until their trials are over or for as many steps. With --excess STEPS, they
+then train for as many steps in a row: what these take beyond as many of the median, of all their time, is what steps cost that are not like the others,
+as those in which gradients are measured, plans made and tried. With --loss STEPS, each way then trains from the same start for as
 many steps on a text, and the losses at the end are compared. With --check as well, the means of every tenth step are compared with exact ones, and with
 what the other ranks have. Specs with "over pith" go by Pith's own transport, through pinned memory; other words behind a spec only tell two ways apart.
 """
@@ -165,12 +168,26 @@ def make_model(a: argparse.Namespace) -> gpt.GPT:
     return model.cuda()
 
 
+def source_of(a: argparse.Namespace):
+    """Batches: of a text, or one of random symbols again and again."""
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    if a.data:
+        text = torch.tensor(list(gpt.read_text(a.data).encode()))
+        for x, y in gpt.batches(text, a.batch, a.context, generator):
+            yield x.cuda(), y.cuda()
+    window = torch.randint(SYMBOLS, (a.batch, a.context + 1), generator=generator).cuda()
+    while True:
+        yield window[:, :-1], window[:, 1:]
+
+
 class Way:
     """One model in training, and how long its steps took."""
 
     def __init__(self, name: str, prepare, a: argparse.Namespace) -> None:
         self.name, self.times, self.loss, self.seconds = name, [], float("nan"), 0.0
         self.updates: list[float] = []
+        self.settled, self.excess = 0, math.nan
+        self.source = source_of(a)
         model = make_model(a)
         self.parameters, self.memory, self.kept, self.outside = (
             sum(p.numel() for p in model.parameters()),
@@ -220,9 +237,10 @@ class Way:
         taken = self.compressor._reduction.engine._side.taken
         self.memory = sum(taken.values()) - self.kept
 
-    def run(self, batch, steps: int, timed: bool) -> None:
+    def run(self, steps: int, timed: bool) -> list[float]:
         times = []
         for _ in range(steps):
+            batch = next(self.source)
             dist.barrier()
             torch.cuda.synchronize()
             start = time.perf_counter()
@@ -233,6 +251,28 @@ class Way:
                 self.updates.append(self.before.elapsed_time(self.after))
         if timed:
             self.times.append(statistics.mean(times))
+        return times
+
+    def reason(self) -> str:
+        """Why the largest layer has its spec, if specs adapt. (The table of stats() would have the next step measure errors.)"""
+        if self.compressor is None:
+            return ""
+        layer = max(self.compressor.layers, key=lambda layer: layer.n)
+        adapts = (
+            "since step" in layer.reason or "warm-up" in layer.reason or "trial" in layer.reason
+        )
+        return layer.reason if adapts else ""
+
+    def settle(self, most: int) -> None:
+        """Until the trials of an adaptive spec are over. All ranks see the same reasons."""
+        while self.settled < most and self.reason() and "since step" not in self.reason():
+            self.run(1, timed=False)
+            self.settled += 1
+
+    def measure_excess(self, steps: int) -> None:
+        times = self.run(steps, timed=False)
+        median = statistics.median(times)
+        self.excess = 1 - median * len(times) / sum(times)
 
 
 def slowest(seconds: float) -> float:
@@ -288,6 +328,13 @@ def main() -> None:
         action="append",
         help="the ways whose names contain this; NCCL fp32 is always there",
     )
+    parser.add_argument(
+        "--no-baseline",
+        action="store_true",
+        help="NCCL fp32 is not there, as on links where its steps take seconds: the first of --only or --spec is in its place",
+    )
+    parser.add_argument("--settle", type=int, default=0, metavar="STEPS")
+    parser.add_argument("--excess", type=int, default=0, metavar="STEPS")
     parser.add_argument("--loss", type=int, default=0, metavar="STEPS")
     parser.add_argument(
         "--check", action="store_true", help="compare means of the steps of --loss with exact ones"
@@ -296,24 +343,30 @@ def main() -> None:
     a = parser.parse_args()
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     dist.init_process_group("nccl")
+    if a.no_baseline and not a.only:
+        a.only = ["pith"]
     chosen = {
         name: prepare
         for name, prepare in ways(a.spec or ["q:4", "ef/powersgd:4", "ef/topk:0.01"]).items()
-        if not a.only or name == "NCCL fp32" or any(part in name for part in a.only)
+        if any(part in name for part in a.only or [""])
+        or (name == "NCCL fp32" and not a.no_baseline)
     }
-    generator = torch.Generator().manual_seed(dist.get_rank())
-    window = torch.randint(SYMBOLS, (a.batch, a.context + 1), generator=generator).cuda()
-    batch = window[:, :-1], window[:, 1:]
-    running = [made(name, prepare, batch, a) for name, prepare in chosen.items()]
+    running = [made(name, prepare, a) for name, prepare in chosen.items()]
+    for way in running:
+        way.settle(a.settle)
+        if dist.get_rank() == 0 and way.reason():
+            print(f"{way.name}: {way.reason()}", file=sys.stderr, flush=True)
     for turn in range(a.rounds + 1):
         for way in running:
-            way.run(batch, a.steps, timed=turn > 0)
+            way.run(a.steps, timed=turn > 0)
             if dist.get_rank() == 0:
                 print(
                     f"\rround {turn}/{a.rounds} {way.name:<24}", end="", file=sys.stderr, flush=True
                 )
     for way in running:
         way.measure_memory()
+        if a.excess and way.reason():
+            way.measure_excess(a.excess)
     if a.loss:
         text = torch.tensor(list(gpt.read_text(a.data).encode()))
         names = [way for way in running if way.name != "no exchange"]
@@ -327,11 +380,11 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def made(name: str, prepare, batch, a: argparse.Namespace) -> Way:
+def made(name: str, prepare, a: argparse.Namespace) -> Way:
     """A way after its first step, and what that took of the device's memory besides torch's own."""
     before = outside()
     way = Way(name, prepare, a)
-    way.run(batch, 1, timed=False)
+    way.run(1, timed=False)
     way.outside = outside() - before
     return way
 
@@ -350,6 +403,7 @@ def train_afresh(old: Way, prepare, text: torch.Tensor, a: argparse.Namespace) -
     way = Way(old.name, prepare, a)
     way.times, way.updates = old.times, old.updates
     way.memory, way.kept, way.outside = old.memory, old.kept, old.outside
+    way.excess = old.excess
     begun = time.perf_counter()
     train(way, text, a)
     if dist.get_rank() == 0:
@@ -367,14 +421,14 @@ def report(running: list[Way], a: argparse.Namespace) -> None:
         f"\r# {base.parameters / 1e6:.1f} million parameters, {dist.get_world_size()} ranks, {a.accumulate} × {a.batch} × {a.context} tokens on each"
     )
     print(
-        f"{'way':<36}{'ms a step':>11}{'× NCCL fp32':>13}{'update':>9}{'buffers':>9}{'kept':>9}{'outside':>9}{'loss':>9}{'× NCCL':>9}"
+        f"{'way':<36}{'ms a step':>11}{'× the first':>13}{'update':>9}{'buffers':>9}{'kept':>9}{'outside':>9}{'excess':>9}{'loss':>9}{'× first':>9}"
     )
     for way in running:
         buffers, kept_, more = (
             100 * size / gradients for size in (way.memory, way.kept, way.outside)
         )
         print(
-            f"{way.name:<36}{1e3 * way.seconds:>11.1f}{base.seconds / way.seconds:>13.2f}{statistics.median(way.updates or [math.nan]):>9.2f}{buffers:>8.1f}%{kept_:>8.1f}%{more:>8.1f}%"
+            f"{way.name:<36}{1e3 * way.seconds:>11.1f}{base.seconds / way.seconds:>13.2f}{statistics.median(way.updates or [math.nan]):>9.2f}{buffers:>8.1f}%{kept_:>8.1f}%{more:>8.1f}%{100 * way.excess:>8.1f}%"
             f"{way.loss:>9.4f}{way.loss / base.loss:>9.4f}"
         )
     sys.stdout.flush()

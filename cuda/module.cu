@@ -11,6 +11,7 @@
 #include "own_host.h"
 #include "repack_host.h"
 #include "sparse_host.h"
+#include "statistics_host.h"
 #include "update_host.h"
 
 #define TEXT 256
@@ -232,6 +233,37 @@ static int repack(const pith_repack_task *tasks, size_t count, void *stream, cha
   return error == cudaSuccess ? 0 : refuse(error, "residuals could not be launched", text);
 }
 
+/* ---- Statistics
+ * ------------------------------------------------------------------------------------------------------ */
+
+static int statistics(cudaError_t error, char *text) {
+  return error == cudaSuccess ? 0 : refuse(error, "statistics could not be launched", text);
+}
+
+static int sample(const pith_gpu_sample *task, void *stream, char *text) {
+  return statistics(pith__sample_run(task, (cudaStream_t)stream), text);
+}
+
+static int magnitudes(const pith_gpu_magnitudes *task, void *stream, char *text) {
+  return statistics(pith__magnitudes_run(task, (cudaStream_t)stream), text);
+}
+
+static int uniform_errors(const pith_gpu_uniform *task, void *stream, char *text) {
+  return statistics(pith__uniform_run(task, (cudaStream_t)stream), text);
+}
+
+static int differences(const pith_gpu_difference *tasks, size_t count, void *space, void *stream, char *text) {
+  return statistics(pith__differences_run(tasks, count, space, (cudaStream_t)stream), text);
+}
+
+static int keep_if(const double *flag, float *to, const float *from, size_t n, void *stream, char *text) {
+  return statistics(pith__keep_run(flag, to, from, n, (cudaStream_t)stream), text);
+}
+
+static int stamp(double *nanoseconds, void *stream, char *text) {
+  return statistics(pith__stamp_run(nanoseconds, (cudaStream_t)stream), text);
+}
+
 /* ---- Memory
  * ---------------------------------------------------------------------------------------------------------- */
 
@@ -400,6 +432,12 @@ static const pith_cuda_module module = {PITH_CUDA_ABI,
                                         own,
                                         update,
                                         repack,
+                                        sample,
+                                        magnitudes,
+                                        uniform_errors,
+                                        differences,
+                                        keep_if,
+                                        stamp,
                                         current_device,
                                         allocate,
                                         release,

@@ -52,6 +52,7 @@ static void place_layers(pith_adapter *a) {
     double n = a->window->layer[l].fixed ? 0 : (double)a->window->layer[l].n;
     a->place[l] = total > 0 ? (before + n / 2) / total : 0;
     before += n;
+    a->largest = n > (double)a->window->layer[a->largest].n || a->window->layer[a->largest].fixed ? l : a->largest;
   }
   a->idle = a->ranks < 2 || total == 0;
 }
@@ -114,16 +115,24 @@ pith_status pith_adapter_create(const char *spec, const pith_layer *layers, size
   return PITH_OK;
 }
 
+void pith__adapter_measure_by(pith_adapter *a, pith_measurer *measurer) {
+  a->measurer = measurer;
+  a->window->space = measurer->space;
+}
+
 void pith_adapter_destroy(pith_adapter *a) {
   if (!a) {
     return;
   }
-  pith__worker_fini(&a->worker);
+  pith__worker_fini(a);
+  for (size_t l = 0; a->sum && l < a->layers; l++) {
+    pith__space_release(a->window->space, a->sum[l]);
+  }
   pith_profile_destroy(a->window);
   pith_profile_destroy(a->last);
   pith_profile_destroy(a->before);
-  for (size_t l = 0; a->sum && l < a->layers; l++) {
-    free(a->sum[l]);
+  if (a->measurer) {
+    a->measurer->destroy(a->measurer);
   }
   free(a->sum);
   free(a->summed);

@@ -143,24 +143,31 @@ struct pith_adapter {
   uint64_t seed;
   pith_profile *window, *last, *before; /* being measured; added up for the last plan; for the one before it */
   pith_adapt_state s;
-  float **sum;       /* with `accumulate`: gradients added up so far, of each layer; NULL: none */
-  uint64_t *summed;  /* … and how many */
-  double *place;     /* of each layer among all values that can be sampled, from 0 to 1 */
-  uint8_t *in_force; /* candidates, for each layer */
-  uint8_t *plans;    /* PITH_PLANS × layers: of the last plan */
-  pith_planned made; /* of the plan that is being made */
-  double *numbers;   /* to be added up */
+  float **sum;             /* with `accumulate`: gradients added up so far, of each layer; NULL: none */
+  uint64_t *summed;        /* … and how many */
+  double *place;           /* of each layer among all values that can be sampled, from 0 to 1 */
+  size_t largest;          /* the layer on which codecs are timed, with … */
+  pith_measurer *measurer; /* … where gradients are not in main memory; NULL: they are */
+  uint8_t *in_force;       /* candidates, for each layer */
+  uint8_t *plans;          /* PITH_PLANS × layers: of the last plan */
+  pith_planned made;       /* of the plan that is being made */
+  double *numbers;         /* to be added up */
   size_t room;
   pith_due due;
   char reason[PITH_SPEC_MAX + 64], *profile_path;
   pith_adapt_worker worker;
 };
 
+/* ---- adapt.c ---- */
+
+/* Gradients are in the measurer's space, not in main memory. Before the first step; the adapter destroys it. */
+void pith__adapter_measure_by(pith_adapter *a, pith_measurer *measurer);
+
 /* ---- adapt_worker.c ---- */
 
 pith_status pith__worker_init(pith_adapt_worker *w);
-void pith__worker_fini(pith_adapt_worker *w);
-/* Hands over a copy of a gradient, to be measured. */
+void pith__worker_fini(pith_adapter *a);
+/* Hands over a copy of a gradient, to be measured; or has the measurer begin, and hands over its ticket. */
 pith_status pith__worker_measure(pith_adapter *a, size_t layer, pith_cspan gradient);
 /* Asks for a plan from what is in `last`. */
 pith_status pith__worker_plan(pith_adapter *a);

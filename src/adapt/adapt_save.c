@@ -42,7 +42,8 @@ static uint64_t model_of(const pith_adapter *a) {
   return hash;
 }
 
-static void move(walk *w, void *data, size_t size) {
+/* Data may be in a space. */
+static void move_from(walk *w, pith_space *space, void *data, size_t size) {
   w->size += size;
   if (w->pass == COUNT || w->broken) {
     return;
@@ -51,27 +52,25 @@ static void move(walk *w, void *data, size_t size) {
     w->broken = 1;
     return;
   }
-  if (w->pass == READ) {
-    memcpy(data, w->at, size);
-    w->left -= size;
-  } else {
-    memcpy(w->at, data, size);
-  }
+  w->broken = pith__space_copy(space, w->pass == READ ? data : w->at, w->pass == READ ? w->at : data, size) != PITH_OK;
+  w->left -= w->pass == READ ? size : 0;
   w->at += size;
 }
+
+static void move(walk *w, void *data, size_t size) { move_from(w, NULL, data, size); }
 
 /* What low rank keeps for the tables: there from a layer's first sample on. */
 static void move_sketch(walk *w, pith_adapter *a, size_t layer) {
   pith_profiled *l = &a->window->layer[layer];
-  uint64_t size = l->sketch ? pith__sketch_size(a->window, layer) : 0;
+  pith_space *space = a->window->space;
+  uint64_t size = l->sketch && l->warm ? pith__sketch_size(a->window, layer) : 0;
   move(w, &size, sizeof size);
   if (w->pass == READ && !w->broken && size) {
-    w->broken = size != pith__sketch_size(a->window, layer);
-    l->sketch = w->broken ? NULL : calloc(1, size);
-    w->broken |= !l->sketch;
+    w->broken = size != pith__sketch_size(a->window, layer) || pith__space_zeros(space, size, &l->sketch) != PITH_OK;
+    l->warm = 1;
   }
   if (size && !w->broken) {
-    move(w, l->sketch, size);
+    move_from(w, space, l->sketch, size);
   }
 }
 
@@ -80,13 +79,12 @@ static void move_sum(walk *w, pith_adapter *a, size_t layer) {
   size_t n = a->window->layer[layer].n;
   move(w, &a->summed[layer], sizeof *a->summed);
   if (w->pass == READ && !w->broken && a->summed[layer]) {
-    w->broken =
-        a->window->layer[layer].fixed || a->summed[layer] > a->options.accumulate || w->left < n * sizeof(float);
-    a->sum[layer] = w->broken ? NULL : calloc(n, sizeof(float));
-    w->broken |= !a->sum[layer];
+    w->broken = a->window->layer[layer].fixed || a->summed[layer] > a->options.accumulate ||
+                w->left < n * sizeof(float) ||
+                pith__space_zeros(a->window->space, n * sizeof(float), (void **)&a->sum[layer]) != PITH_OK;
   }
   if (a->summed[layer] && !w->broken) {
-    move(w, a->sum[layer], n * sizeof(float));
+    move_from(w, a->window->space, a->sum[layer], n * sizeof(float));
   }
 }
 
@@ -128,6 +126,7 @@ pith_status pith_adapter_save(pith_adapter *a, pith_out *out) {
   uint8_t *bytes = out->data;
   walk w = {.pass = WRITE, .at = bytes + sizeof(adapter_header)};
   move_all(&w, a);
+  PITH_REQUIRE(!w.broken, PITH_ERR_SYSTEM, "the adapter cannot be saved: %s", pith_error());
   adapter_header head = {ADAPTER_MAGIC, ADAPTER_VERSION, model_of(a), size, 0};
   head.checksum = pith__hash64(bytes + sizeof head, size - sizeof head, 0);
   memcpy(bytes, &head, sizeof head);
@@ -228,6 +227,7 @@ pith_status pith_adapter_load(pith_adapter *a, pith_bytes in) {
   pith_status status = pith_adapter_create(a->options.text, shapes, a->layers, a->rank, a->ranks, a->seed, &fresh);
   free(shapes);
   PITH_TRY(status);
+  fresh->window->space = a->window->space;
   status = read_into(fresh, in);
   if (status == PITH_OK) {
     exchange(a, fresh);

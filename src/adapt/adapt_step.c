@@ -46,10 +46,11 @@ int pith_adapter_wants(const pith_adapter *a, size_t layer) {
 
 static pith_status accumulate(pith_adapter *a, size_t layer, pith_cspan gradient) {
   float tile[TILE];
-  a->sum[layer] = a->sum[layer] ? a->sum[layer] : calloc(gradient.n, sizeof **a->sum);
-  PITH_REQUIRE(a->sum[layer], PITH_ERR_MEMORY, "no memory to add up gradients of layer %s",
-               a->window->layer[layer].name);
-  for (size_t at = 0, n; at < gradient.n; at += n) {
+  if (!a->sum[layer]) {
+    PITH_TRY(pith__space_zeros(a->window->space, gradient.n * sizeof(float), (void **)&a->sum[layer]));
+  }
+  PITH_TRY(a->measurer ? a->measurer->add(a->measurer, gradient, a->sum[layer]) : PITH_OK);
+  for (size_t at = 0, n; !a->measurer && at < gradient.n; at += n) {
     n = pith__least(TILE, gradient.n - at);
     pith__values_add(pith__span_load(gradient, at, n, tile), a->sum[layer] + at, n);
   }
@@ -62,10 +63,10 @@ static pith_status measure_means(pith_adapter *a) {
   for (size_t l = 0; l < a->layers; l++) {
     size_t n = a->window->layer[l].n;
     if (a->summed[l]) {
-      pith__values_scale(1.0f / (float)a->summed[l], a->sum[l], n);
+      PITH_TRY(pith__space_scale(a->window->space, 1.0f / (float)a->summed[l], a->sum[l], n));
       PITH_TRY(pith__worker_measure(a, l, (pith_cspan){a->sum[l], n, PITH_F32}));
     }
-    free(a->sum[l]);
+    pith__space_release(a->window->space, a->sum[l]);
     a->sum[l] = NULL;
     a->summed[l] = 0;
   }

@@ -1,6 +1,6 @@
 /*
- * The adapter's thread: it makes error tables of gradients that were copied for it, and plans. The caller touches
- * neither profiles nor plans before it has waited; so one mutex for the list of jobs is enough.
+ * The adapter's thread: it makes error tables of gradients that were copied for it, or waits for a measurer's, and
+ * plans. The caller touches neither sums nor plans before it has waited; so one mutex for the list of jobs is enough.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,11 +13,13 @@
 
 struct pith_adapt_job {
   pith_adapt_job *next;
-  size_t layer, n;
-  uint64_t step;
-  pith_dtype dtype;
-  _Alignas(16) uint8_t data[];
+  pith_measurement measurement;
+  void *ticket; /* of the measurer; NULL: it has none … */
+  int is_timed;
+  _Alignas(16) uint8_t data[]; /* … and the values are here */
 };
+
+#define POLL_NANOSECONDS 100000
 
 /* ---- How fast codecs are ----------------------------------------------------------------------------------------- */
 
@@ -96,16 +98,76 @@ static pith_status time_codecs(pith_adapter *a, pith_cspan x) {
 
 /* ---- Jobs -------------------------------------------------------------------------------------------------------- */
 
+/* Codecs that are timed on a device, NULL for those that are left out. */
+static pith_status make_timed(const pith_adapter *a, pith_codec *codec[PITH_SHORTLIST_TIMED]) {
+  for (size_t k = 0; k < PITH_SHORTLIST_TIMED; k++) {
+    int left_out;
+    PITH_TRY(pith__adapt_leaves_out(&a->options, pith__shortlist_timed[k], &left_out));
+    PITH_TRY(left_out ? PITH_OK : pith_codec_create(pith__shortlist_timed[k], &codec[k]));
+  }
+  return PITH_OK;
+}
+
+static pith_status begin(pith_adapter *a, pith_adapt_job *job) {
+  pith_codec *timed[PITH_SHORTLIST_TIMED] = {NULL};
+  job->is_timed = a->options.kind == PITH_ADAPT_AUTO && job->measurement.layer == a->largest;
+  pith_status status = job->is_timed ? make_timed(a, timed) : PITH_OK;
+  if (status == PITH_OK) {
+    status = a->measurer->begin(a->measurer, &job->measurement, timed, job->is_timed ? PITH_SHORTLIST_TIMED : 0,
+                                &job->ticket);
+  }
+  for (size_t k = 0; k < PITH_SHORTLIST_TIMED; k++) {
+    pith_codec_destroy(timed[k]);
+  }
+  return status;
+}
+
+static void release_job(pith_adapter *a, pith_adapt_job *job) {
+  if (job && job->ticket) {
+    a->measurer->drop(a->measurer, job->ticket);
+  }
+  free(job);
+}
+
+/* Until the measurer is done, or the adapter is destroyed. */
+static pith_status await(pith_adapter *a, void *ticket, int *is_done) {
+  int closing = 0;
+  PITH_TRY(a->measurer->poll(a->measurer, ticket, is_done));
+  while (!*is_done && !closing) {
+    nanosleep(&(struct timespec){.tv_nsec = POLL_NANOSECONDS}, NULL);
+    PITH_TRY(a->measurer->poll(a->measurer, ticket, is_done));
+    pthread_mutex_lock(&a->worker.mutex);
+    closing = a->worker.closing;
+    pthread_mutex_unlock(&a->worker.mutex);
+  }
+  return PITH_OK;
+}
+
+static pith_status take(pith_adapter *a, const pith_adapt_job *job) {
+  pith_measured measured;
+  double seconds[PITH_SHORTLIST_TIMED] = {0};
+  int is_done;
+  PITH_TRY(await(a, job->ticket, &is_done));
+  if (!is_done) {
+    return PITH_OK;
+  }
+  a->measurer->take(a->measurer, job->ticket, &job->measurement, &measured, seconds);
+  if (job->is_timed) {
+    memcpy(a->s.own.codec, seconds, sizeof seconds);
+  }
+  return pith__profile_add(a->window, &job->measurement, &measured);
+}
+
 static pith_status measure(pith_adapter *a, const pith_adapt_job *job) {
-  pith_ctx ctx = PITH_CTX_INIT;
-  pith_cspan x = {job->data, job->n, job->dtype};
-  ctx.seed = a->seed;
-  ctx.step = job->step;
-  ctx.rank = (uint32_t)a->rank;
-  ctx.ranks = (uint32_t)a->ranks;
-  PITH_TRY(pith__profile_sample(a->window, job->layer, x, &ctx));
-  int untimed = a->options.kind == PITH_ADAPT_AUTO && a->s.own.codec[0] == 0 && job->n >= TIMED_LEAST;
-  return untimed ? time_codecs(a, x) : PITH_OK;
+  const pith_measurement *m = &job->measurement;
+  pith_measured measured;
+  if (job->ticket) {
+    return take(a, job);
+  }
+  PITH_TRY(pith__measure(m, &measured));
+  PITH_TRY(pith__profile_add(a->window, m, &measured));
+  int untimed = a->options.kind == PITH_ADAPT_AUTO && a->s.own.codec[0] == 0 && m->x.n >= TIMED_LEAST;
+  return untimed ? time_codecs(a, m->x) : PITH_OK;
 }
 
 static void note_failure(pith_adapt_worker *w, pith_status status) {
@@ -141,11 +203,11 @@ static void *work(void *argument) {
   while (next_job(w, &job)) {
     pthread_mutex_unlock(&w->mutex);
     pith_status status = job ? measure(a, job) : pith__adapt_make_plans(a);
-    free(job);
+    release_job(a, job);
     pthread_mutex_lock(&w->mutex);
     note_failure(w, status);
   }
-  free(job);
+  release_job(a, job);
   w->busy = 0;
   pthread_mutex_unlock(&w->mutex);
   return NULL;
@@ -161,7 +223,8 @@ pith_status pith__worker_init(pith_adapt_worker *w) {
   return PITH_OK;
 }
 
-void pith__worker_fini(pith_adapt_worker *w) {
+void pith__worker_fini(pith_adapter *a) {
+  pith_adapt_worker *w = &a->worker;
   if (w->made_in != pith__fork_number()) {
     return; /* a child has neither the thread nor a mutex it could trust */
   }
@@ -175,7 +238,7 @@ void pith__worker_fini(pith_adapt_worker *w) {
   while (w->first) {
     pith_adapt_job *job = w->first;
     w->first = job->next;
-    free(job);
+    release_job(a, job);
   }
   pthread_cond_destroy(&w->changed);
   pthread_mutex_destroy(&w->mutex);
@@ -200,18 +263,34 @@ static pith_status post(pith_adapter *a, pith_adapt_job *job) {
   int started = w->started;
   pthread_mutex_unlock(&w->mutex);
   if (!started) {
-    free(job);
+    release_job(a, job);
     return pith_fail(PITH_ERR_SYSTEM, "no thread for the planner can be started");
   }
   return PITH_OK;
 }
 
 pith_status pith__worker_measure(pith_adapter *a, size_t layer, pith_cspan gradient) {
-  size_t size = gradient.n * pith_dtype_size(gradient.dtype);
+  size_t size = a->measurer ? 0 : gradient.n * pith_dtype_size(gradient.dtype);
   pith_adapt_job *job = malloc(sizeof *job + size);
   PITH_REQUIRE(job, PITH_ERR_MEMORY, "no memory to look at layer %s", a->window->layer[layer].name);
-  *job = (pith_adapt_job){.layer = layer, .n = gradient.n, .step = a->s.step, .dtype = gradient.dtype};
-  memcpy(job->data, gradient.data, size);
+  *job = (pith_adapt_job){.next = NULL};
+  if (!a->measurer) {
+    memcpy(job->data, gradient.data, size);
+    gradient.data = job->data;
+  }
+  pith_ctx ctx = PITH_CTX_INIT;
+  ctx.seed = a->seed;
+  ctx.step = a->s.step;
+  ctx.rank = (uint32_t)a->rank;
+  ctx.ranks = (uint32_t)a->ranks;
+  pith_status status = pith__measurement_init(a->window, layer, gradient, &ctx, 1, &job->measurement);
+  if (status == PITH_OK && a->measurer) {
+    status = begin(a, job);
+  }
+  if (status != PITH_OK) {
+    release_job(a, job);
+    return status;
+  }
   return post(a, job);
 }
 

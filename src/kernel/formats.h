@@ -286,9 +286,66 @@ typedef struct pith_repack_task {
 
 PITH_FORMAT_ASSERT(sizeof(pith_repack_task) == 56, "both compilers lay out residuals alike");
 
+/* ---- Statistics for the planner ---------------------------------------------------------------------------------- */
+
+/* Results are doubles in device memory. `space`: PITH_GPU_STATISTICS_SPACE bytes, aligned to 256, which what is
+ * enqueued on one stream can share. */
+#define PITH_GPU_STATISTICS_SPACE ((size_t)5 << 18)
+enum { PITH_GPU_TOPS = 256, PITH_GPU_DIFFERENCES = 64 }; /* most of a call */
+
+/* A sample of a tensor, as f32: pieces that begin at piece · (first + i · stride), one behind the other. */
+typedef struct pith_gpu_sample {
+  const void *values;
+  float *sample;
+  uint64_t n, count; /* values of the tensor, and of the sample */
+  uint32_t piece, stride, first;
+  uint8_t dtype;
+  uint8_t unused[3];
+} pith_gpu_sample;
+
+PITH_FORMAT_ASSERT(sizeof(pith_gpu_sample) == 48, "both compilers lay out samples alike");
+
+/* How the magnitudes of a tensor of at most 2^32 values are spread. Numbers: whether all values are finite, 1 or 0;
+ * Σx²; and for each top Σx² of that many of the largest |x|, in which those of one bin (exponent and seven bits of the
+ * fraction) count alike. */
+typedef struct pith_gpu_magnitudes {
+  const void *values;
+  double *numbers; /* 2 + tops */
+  void *space;     /* begins with the number of values in each of 32768 bins, uint64_t */
+  uint64_t n;
+  uint32_t tops;
+  uint8_t dtype;
+  uint8_t unused[3];
+  uint64_t top[PITH_GPU_TOPS];
+} pith_gpu_magnitudes;
+
+PITH_FORMAT_ASSERT(sizeof(pith_gpu_magnitudes) == 40 + 8 * PITH_GPU_TOPS, "both compilers lay out magnitudes alike");
+
+/* Squared errors of uniform levels, rounded to the nearest (the codec q), of all widths in one pass: error 8 · b + w −
+ * 1 is that of w bits in buckets of 128 << b values. */
+typedef struct pith_gpu_uniform {
+  const float *values;
+  double *errors; /* 32 */
+  void *space;
+  uint64_t n;
+  uint32_t wanted; /* a bit for each error; the others are left as they are */
+  uint32_t unused;
+} pith_gpu_uniform;
+
+PITH_FORMAT_ASSERT(sizeof(pith_gpu_uniform) == 40, "both compilers lay out uniform levels alike");
+
+/* Σ(a − b)². */
+typedef struct pith_gpu_difference {
+  const float *a, *b; /* b is NULL: zeros */
+  double *sum;
+  uint64_t n;
+} pith_gpu_difference;
+
+PITH_FORMAT_ASSERT(sizeof(pith_gpu_difference) == 32, "both compilers lay out differences alike");
+
 /* ---- The module -------------------------------------------------------------------------------------------------- */
 
-#define PITH_CUDA_ABI 8
+#define PITH_CUDA_ABI 9
 #define PITH_CUDA_ENTRY "pith_cuda_module_entry"
 
 /* Functions return 0, or another number and a sentence in `text` (256 bytes). They only enqueue. */
@@ -307,6 +364,12 @@ typedef struct pith_cuda_module {
   int (*own)(const pith_gpu_own *tasks, size_t count, void *stream, char *text);
   int (*update)(const pith_update_task *tasks, size_t count, void *stream, char *text);
   int (*repack)(const pith_repack_task *tasks, size_t count, void *stream, char *text);
+  int (*sample)(const pith_gpu_sample *task, void *stream, char *text);
+  int (*magnitudes)(const pith_gpu_magnitudes *task, void *stream, char *text);
+  int (*uniform_errors)(const pith_gpu_uniform *task, void *stream, char *text);
+  int (*differences)(const pith_gpu_difference *tasks, size_t count, void *space, void *stream, char *text);
+  int (*keep_if)(const double *flag, float *to, const float *from, size_t n, void *stream, char *text); /* to = from */
+  int (*stamp)(double *nanoseconds, void *stream, char *text); /* the device's clock, modulo 2^52 */
   /* Memory of the current device, for objects that keep some; these wait for all the device has been given. */
   int (*device)(int *number, char *text);                  /* the current one; waits for nothing */
   int (*allocate)(size_t size, void **memory, char *text); /* zeros */

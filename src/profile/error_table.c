@@ -1,5 +1,6 @@
 /*
- * The error of every candidate on one gradient, in few passes over it:
+ * The error of every candidate on one gradient, in few passes over it (here for main memory; on devices the same is
+ * done by kernels, src/device/cuda_statistics.c):
  *
  *  - a histogram of magnitudes gives the norm and, for all numbers of largest values at once, the energy of what is
  *    left out;
@@ -18,7 +19,8 @@
 #include "profile/profile.h"
 
 enum { PIECE = 16384, SAMPLE = 4096, TILE = 4096, BINS = 0x8000, KEY_SHIFT = 16, KEY_INF = 0x7f80, LANES = 16 };
-enum { FIRST_ITERATIONS = 3 }; /* of low rank when there is no sketch yet: near to where training would be */
+enum { SAMPLE_MOST = 1 << 21 }; /* values of a sample: so that large layers cost no more than that */
+enum { FIRST_ITERATIONS = 3 };  /* of low rank when there is no sketch yet: near to where training would be */
 #define TOP_SHARE 0.01
 
 /* ---- Magnitudes -------------------------------------------------------------------------------------------------- */
@@ -65,16 +67,6 @@ static double energy_of_top(const histogram *h, size_t k) {
   uint64_t inside = h->count[low] - h->count[high];
   double part = (double)(k - h->count[high]) / (double)inside;
   return h->energy[high] + part * (h->energy[low] - h->energy[high]);
-}
-
-/* Whether a codec sends the largest values as they are, and no other; what that means for n values. */
-static int measure_largest(const pith_codec *c, const histogram *h, size_t n, double *bytes, double *error) {
-  size_t k;
-  if (c->transform || !c->traits->largest || !c->traits->largest(c->args, n, &k, bytes)) {
-    return 0;
-  }
-  *error = fmax(0, h->energy[0] - energy_of_top(h, k));
-  return 1;
 }
 
 /* ---- Encode and decode ------------------------------------------------------------------------------------------- */
@@ -153,239 +145,288 @@ static pith_status measure_piece(const pith_codec *c, buffers *w, const float *x
 
 /* ---- Kinds of candidates ----------------------------------------------------------------------------------------- */
 
-typedef struct measurement {
-  pith_profile *p;
-  pith_profiled *layer;
-  pith_cspan x;
-  pith_ctx ctx;
-  size_t piece, stride; /* values of a piece; of `stride` of them one is measured */
-  pith_error_table *table;
-} measurement;
-
 static int is_in_pieces(const pith_codec *c) {
   return (c->caps & PITH_CAP_CHUNKED) && PIECE % c->granule == 0 && !c->traits->exact;
 }
 
-/* Every piece, or one of `stride`: others in other steps and on other ranks, so that all of them are seen by somebody.
- */
-static pith_status measure_pieces(measurement *m, buffers *w, size_t *measured) {
-  size_t first = m->stride > 1 ? (m->ctx.step + m->ctx.step / 4 + 2 * m->ctx.rank) % m->stride : 0;
-  for (size_t at = m->piece * first; at < m->x.n; at += m->piece * m->stride) {
+/* Whether a codec sends the largest values as they are, and no other; how many of n. */
+static int is_largest(const pith_codec *c, size_t n, size_t *k, double *bytes) {
+  return !c->transform && c->traits->largest && c->traits->largest(c->args, n, k, bytes);
+}
+
+static size_t part_size(const pith_measurement *m, size_t c) {
+  const pith_codec *codec = m->codec[c];
+  return codec->ops->part_size(codec->args, m->x.n, m->ctx.rows);
+}
+
+/* Its rank; 0: the codec is not of this kind, or the layer is not worth factoring. */
+static size_t rank_of(const pith_measurement *m, size_t c) {
+  const pith_codec *codec = m->codec[c];
+  return codec->traits->nested && part_size(m, c) ? codec->traits->nested->rank(codec->args) : 0;
+}
+
+static void sort_candidates(pith_measurement *m) {
+  m->run = m->candidates;
+  for (size_t c = 0; c < m->candidates; c++) {
+    const pith_codec *codec = m->codec[c];
+    m->by[c] = codec->traits->exact                                              ? PITH_BY_NOTHING
+               : is_in_pieces(codec)                                             ? PITH_BY_PIECES
+               : codec->traits->nested                                           ? PITH_BY_COLUMNS
+               : is_largest(codec, m->x.n, &m->largest[c], &m->largest_bytes[c]) ? PITH_BY_LARGEST
+                                                                                 : PITH_BY_ENCODING;
+    if (rank_of(m, c) > m->columns) {
+      m->run = c;
+      m->columns = rank_of(m, c);
+    }
+  }
+}
+
+/* Large layers are sampled: two samples of every rank make up the whole, unless that is more than SAMPLE_MOST. At least
+ * eight pieces; others in other steps and on other ranks, so that all of them are seen by somebody. */
+static void choose_samples(pith_measurement *m, size_t ranks) {
+  size_t piece = SAMPLE;
+  for (size_t c = 0; c < m->candidates; c++) {
+    piece = m->by[c] == PITH_BY_PIECES && SAMPLE % m->codec[c]->granule ? PIECE : piece;
+  }
+  size_t pieces = m->x.n / piece;
+  if (pieces >= 16) {
+    m->piece = piece;
+    m->stride = pith__least(2 * pith__most(1, ranks), pieces / 8);
+    m->stride = pith__most(m->stride, pieces / (SAMPLE_MOST / piece));
+    m->first = (m->ctx.step + m->ctx.step / 4 + 2 * m->ctx.rank) % m->stride;
+  }
+}
+
+/* The sketch of a layer that has none yet is zeros. */
+static pith_status find_sketch(pith_profile *p, pith_measurement *m) {
+  pith_profiled *l = &p->layer[m->layer];
+  if (m->run < m->candidates && !l->sketch && !l->fixed) {
+    PITH_TRY(pith__space_zeros(p->space, part_size(m, m->run), &l->sketch));
+  }
+  m->sketch = l->sketch;
+  m->iterations = l->warm ? 1 : FIRST_ITERATIONS;
+  l->warm = 1;
+  return PITH_OK;
+}
+
+static pith_measurement measurement_of(const pith_profile *p, size_t layer, pith_cspan x) {
+  const pith_profiled *l = &p->layer[layer];
+  pith_measurement m = {.layer = layer,
+                        .name = l->name,
+                        .x = x,
+                        .ctx = PITH_CTX_INIT,
+                        .candidates = p->candidates,
+                        .codec = p->codec,
+                        .top = pith__ratio_count(TOP_SHARE, x.n),
+                        .piece = PIECE,
+                        .stride = 1};
+  m.ctx.layer = layer;
+  m.ctx.ranks = 1;
+  m.ctx.gamma = 1;
+  m.ctx.rows = l->shape[0];
+  sort_candidates(&m);
+  return m;
+}
+
+pith_status pith__measurement_init(pith_profile *p, size_t layer, pith_cspan x, const pith_ctx *ctx, int sampled,
+                                   pith_measurement *m) {
+  PITH_REQUIRE(x.dtype == PITH_F32 || x.dtype == PITH_F16 || x.dtype == PITH_BF16, PITH_ERR_ARGUMENT,
+               "layer %s: gradients are f32, f16 or bf16, not %s", p->layer[layer].name, pith_dtype_name(x.dtype));
+  *m = measurement_of(p, layer, x);
+  if (ctx) {
+    m->ctx.seed = ctx->seed;
+    m->ctx.step = ctx->step;
+    m->ctx.rank = ctx->rank;
+  }
+  if (sampled) {
+    choose_samples(m, ctx ? ctx->ranks : 1);
+  }
+  return find_sketch(p, m);
+}
+
+size_t pith__sketch_size(pith_profile *p, size_t layer) {
+  pith_measurement m = measurement_of(p, layer, (pith_cspan){NULL, p->layer[layer].n, PITH_F32});
+  return p->layer[layer].fixed || m.run == m.candidates ? 0 : part_size(&m, m.run);
+}
+
+size_t pith__measured_values(const pith_measurement *m) {
+  size_t n = m->x.n, step = m->piece * m->stride, begin = m->piece * m->first;
+  size_t whole = begin < n ? (n - begin - 1) / step : 0, last = begin + whole * step;
+  return begin < n ? whole * m->piece + pith__least(m->piece, n - last) : 0;
+}
+
+double pith__measured_bytes(const pith_measurement *m, size_t candidate) {
+  size_t n = pith__measured_values(m), whole = n / m->piece, rest = n % m->piece;
+  const pith_codec *codec = m->codec[candidate];
+  return (double)whole * (double)pith_codec_bound(codec, m->piece) + (rest ? (double)pith_codec_bound(codec, rest) : 0);
+}
+
+/* ---- Measuring in main memory ------------------------------------------------------------------------------------ */
+
+static pith_status measure_pieces(const pith_measurement *m, buffers *w, pith_measured *found) {
+  size_t measured = 0;
+  for (size_t at = m->piece * m->first; at < m->x.n; at += m->piece * m->stride) {
     size_t n = pith__least(m->piece, m->x.n - at);
     const float *x = pith__span_load(m->x, at, n, w->loaded);
-    *measured += n;
     pith_ctx ctx = m->ctx;
-    ctx.offset = at;
-    for (size_t c = 0; c < m->p->candidates; c++) {
-      if (is_in_pieces(m->p->codec[c])) {
-        PITH_TRY(measure_piece(m->p->codec[c], w, x, n, &ctx, &m->table->bytes[c], &m->table->error[c]));
+    ctx.offset = measured;
+    measured += n;
+    for (size_t c = 0; c < m->candidates; c++) {
+      if (m->by[c] == PITH_BY_PIECES) {
+        PITH_TRY(measure_piece(m->codec[c], w, x, n, &ctx, &found->bytes[c], &found->error[c]));
       }
     }
   }
   return PITH_OK;
 }
 
-/* From the pieces that were measured to the whole. */
-static void extrapolate(measurement *m, size_t measured) {
-  double factor = measured ? (double)m->x.n / (double)measured : 0;
-  for (size_t c = 0; c < m->p->candidates && measured < m->x.n; c++) {
-    const pith_codec *codec = m->p->codec[c];
-    if (is_in_pieces(codec)) {
-      m->table->error[c] *= factor;
-      m->table->bytes[c] =
-          codec->caps & PITH_CAP_FIXED ? (double)pith_codec_bound(codec, m->x.n) : m->table->bytes[c] * factor;
-    }
-  }
-}
-
-static pith_status measure_in_pieces(measurement *m) {
+static pith_status measure_in_pieces(const pith_measurement *m, pith_measured *found) {
   buffers w;
-  size_t count = 0, measured = 0;
+  size_t count = 0;
   pith_codec *used[PITH_CANDIDATES_MAX];
-  for (size_t c = 0; c < m->p->candidates; c++) {
-    if (is_in_pieces(m->p->codec[c])) {
-      used[count++] = m->p->codec[c];
+  for (size_t c = 0; c < m->candidates; c++) {
+    if (m->by[c] == PITH_BY_PIECES) {
+      used[count++] = m->codec[c];
     }
   }
   if (!count) {
     return PITH_OK;
   }
   PITH_TRY(buffers_init(&w, used, count, PIECE));
-  pith_status status = measure_pieces(m, &w, &measured);
+  pith_status status = measure_pieces(m, &w, found);
   buffers_fini(&w);
-  extrapolate(m, measured);
   return status;
 }
 
-static pith_status measure_whole(measurement *m, size_t c) {
+static pith_status measure_whole(const pith_measurement *m, size_t c, pith_measured *found) {
   buffers w;
-  PITH_TRY(buffers_init(&w, &m->p->codec[c], 1, m->x.n));
+  PITH_TRY(buffers_init(&w, &m->codec[c], 1, m->x.n));
   const float *x = pith__span_load(m->x, 0, m->x.n, w.loaded);
-  pith_status status = measure_piece(m->p->codec[c], &w, x, m->x.n, &m->ctx, &m->table->bytes[c], &m->table->error[c]);
+  pith_status status = measure_piece(m->codec[c], &w, x, m->x.n, &m->ctx, &found->bytes[c], &found->error[c]);
   buffers_fini(&w);
   return status;
+}
+
+static pith_status measure_lowrank(const pith_measurement *m, pith_measured *found) {
+  if (m->run == m->candidates) {
+    return PITH_OK; /* the values travel as they are, if there are such candidates at all */
+  }
+  const pith_codec *codec = m->codec[m->run];
+  buffers w;
+  PITH_TRY(buffers_init(&w, &m->codec[m->run], 1, m->x.n));
+  pith_status status = PITH_OK;
+  for (int i = 0; i < m->iterations && status == PITH_OK; i++) {
+    pith_out out = {w.payload, pith_codec_bound(codec, m->x.n), 0};
+    status = pith__codec_encode(codec, m->x, &out, m->sketch, w.scratch, &m->ctx);
+  }
+  buffers_fini(&w);
+  for (size_t k = 0; k < m->columns; k++) {
+    found->energy[k] = codec->traits->nested->energy(codec->args, m->x.n, m->ctx.rows, m->sketch, k);
+  }
+  return status;
+}
+
+static pith_status measure_all(const pith_measurement *m, histogram *h, pith_measured *found) {
+  count_values(h, m->x);
+  accumulate(h);
+  found->finite = h->count[KEY_INF] == 0;
+  if (!found->finite) {
+    return PITH_OK;
+  }
+  found->norm = h->energy[0];
+  found->top = energy_of_top(h, m->top);
+  PITH_TRY(measure_in_pieces(m, found));
+  PITH_TRY(measure_lowrank(m, found));
+  for (size_t c = 0; c < m->candidates; c++) {
+    if (m->by[c] == PITH_BY_LARGEST) {
+      found->error[c] = energy_of_top(h, m->largest[c]);
+    } else if (m->by[c] == PITH_BY_ENCODING) {
+      PITH_TRY(measure_whole(m, c, found));
+    }
+  }
+  return PITH_OK;
+}
+
+pith_status pith__measure(const pith_measurement *m, pith_measured *found) {
+  histogram *h = calloc(1, sizeof *h);
+  PITH_REQUIRE(h, PITH_ERR_MEMORY, "no memory to measure layer %s", m->name);
+  memset(found, 0, sizeof *found);
+  pith_status status = measure_all(m, h, found);
+  free(h);
+  return status;
+}
+
+/* ---- What follows ------------------------------------------------------------------------------------------------ */
+
+/* What low rank leaves over: the columns before take their energy off the norm. */
+static double left_by(const pith_measurement *m, const pith_measured *found, size_t rank) {
+  double left = found->norm;
+  for (size_t k = 0; k < rank && k < m->columns; k++) {
+    left = fmax(0, left - found->energy[k]);
+  }
+  return rank ? left : 0;
+}
+
+static void conclude(const pith_measurement *m, const pith_measured *found, size_t c, double *bytes, double *error) {
+  const pith_codec *codec = m->codec[c];
+  size_t n = m->x.n, sampled = pith__measured_values(m);
+  *bytes = *error = 0;
+  switch (m->by[c]) {
+    case PITH_BY_NOTHING:
+      *bytes = (double)(n * pith_dtype_size(m->x.dtype));
+      break;
+    case PITH_BY_PIECES: { /* from the sample to the whole */
+      double factor = sampled ? (double)n / (double)sampled : 0;
+      int is_all = sampled == n;
+      *error = is_all ? found->error[c] : found->error[c] * factor;
+      *bytes = is_all                         ? found->bytes[c]
+               : codec->caps & PITH_CAP_FIXED ? (double)pith_codec_bound(codec, n)
+                                              : found->bytes[c] * factor;
+      break;
+    }
+    case PITH_BY_LARGEST:
+      *bytes = m->largest_bytes[c];
+      *error = fmax(0, found->norm - found->error[c]);
+      break;
+    case PITH_BY_COLUMNS:
+      *error = left_by(m, found, rank_of(m, c));
+      break;
+    default:
+      *bytes = found->bytes[c];
+      *error = found->error[c];
+  }
 }
 
 /* What ROUNDS codecs exchange, in place of what they encode alone. */
-static pith_status count_rounds(const measurement *m, size_t c) {
-  const pith_codec *codec = m->p->codec[c];
-  double bytes = 0;
+static pith_status count_rounds(const pith_measurement *m, size_t c, double *bytes) {
+  const pith_codec *codec = m->codec[c];
+  *bytes = 0;
   for (size_t i = 0; i < codec->ops->rounds(codec->args); i++) {
     pith_round round = PITH_ROUND_INIT;
     PITH_TRY(codec->ops->describe(codec->args, m->x.n, m->ctx.rows, i, &round));
-    bytes += (double)round.count * (double)pith_dtype_size(round.dtype);
-  }
-  m->table->bytes[c] = bytes;
-  return PITH_OK;
-}
-
-/* ---- Low rank ---------------------------------------------------------------------------------------------------- */
-
-static size_t part_size(const measurement *m, size_t c) {
-  const pith_codec *codec = m->p->codec[c];
-  return codec->ops->part_size(codec->args, m->x.n, m->ctx.rows);
-}
-
-/* Its rank; 0: the codec is not of this kind, or the layer is not worth factoring. */
-static size_t rank_of(const measurement *m, size_t c) {
-  const pith_codec *codec = m->p->codec[c];
-  return codec->traits->nested && part_size(m, c) ? codec->traits->nested->rank(codec->args) : 0;
-}
-
-/* The candidate of the largest rank; `candidates` if there is none. */
-static size_t largest_rank(const measurement *m) {
-  size_t best = m->p->candidates, most = 0;
-  for (size_t c = 0; c < m->p->candidates; c++) {
-    if (rank_of(m, c) > most) {
-      best = c;
-      most = rank_of(m, c);
-    }
-  }
-  return best;
-}
-
-static pith_status iterate(measurement *m, size_t c, int times) {
-  const pith_codec *codec = m->p->codec[c];
-  buffers w;
-  PITH_TRY(buffers_init(&w, &m->p->codec[c], 1, m->x.n));
-  pith_status status = PITH_OK;
-  for (int i = 0; i < times && status == PITH_OK; i++) {
-    pith_out out = {w.payload, pith_codec_bound(codec, m->x.n), 0};
-    status = pith__codec_encode(codec, m->x, &out, m->layer->sketch, w.scratch, &m->ctx);
-  }
-  buffers_fini(&w);
-  return status;
-}
-
-/* From one run to the error of every rank. */
-static void share_out(measurement *m, const pith_codec *run) {
-  const pith_nested *nested = run->traits->nested;
-  double left = m->table->norm;
-  for (size_t k = 0; k < nested->rank(run->args); k++) {
-    left = fmax(0, left - nested->energy(run->args, m->x.n, m->ctx.rows, m->layer->sketch, k));
-    for (size_t c = 0; c < m->p->candidates; c++) {
-      if (rank_of(m, c) == k + 1) {
-        m->table->error[c] = left;
-      }
-    }
-  }
-}
-
-static pith_status measure_lowrank(measurement *m) {
-  size_t c = largest_rank(m);
-  if (c == m->p->candidates) {
-    return PITH_OK; /* the values travel as they are, if there are such candidates at all */
-  }
-  int fresh = !m->layer->sketch;
-  if (fresh) {
-    m->layer->sketch = calloc(1, part_size(m, c));
-    PITH_REQUIRE(m->layer->sketch, PITH_ERR_MEMORY, "no memory for a sketch of layer %s", m->layer->name);
-  }
-  pith_status status = iterate(m, c, fresh ? FIRST_ITERATIONS : 1);
-  if (status != PITH_OK && fresh) {
-    free(m->layer->sketch);
-    m->layer->sketch = NULL;
-  }
-  PITH_TRY(status);
-  share_out(m, m->p->codec[c]);
-  return PITH_OK;
-}
-
-/* ---- All together ------------------------------------------------------------------------------------------------ */
-
-static pith_status measure_rest(measurement *m, const histogram *h) {
-  for (size_t c = 0; c < m->p->candidates; c++) {
-    const pith_codec *codec = m->p->codec[c];
-    if (codec->traits->exact) {
-      m->table->bytes[c] = (double)(m->x.n * pith_dtype_size(m->x.dtype));
-    } else if (!is_in_pieces(codec) && !codec->traits->nested &&
-               !measure_largest(codec, h, m->x.n, &m->table->bytes[c], &m->table->error[c])) {
-      PITH_TRY(measure_whole(m, c));
-    }
-    if (codec->caps & PITH_CAP_ROUNDS) {
-      PITH_TRY(count_rounds(m, c));
-    }
+    *bytes += (double)round.count * (double)pith_dtype_size(round.dtype);
   }
   return PITH_OK;
 }
 
-static pith_status measure_all(measurement *m, histogram *h) {
-  count_values(h, m->x);
-  accumulate(h);
-  m->table->finite = h->count[KEY_INF] == 0;
-  if (!m->table->finite) {
+pith_status pith__profile_add(pith_profile *p, const pith_measurement *m, const pith_measured *found) {
+  double *sums = pith__sums(p, m->layer), *errors = pith__sum_errors(p, m->layer);
+  double bytes[PITH_CANDIDATES_MAX], error[PITH_CANDIDATES_MAX];
+  if (!found->finite) {
+    sums[PITH_SUM_SKIPPED]++;
+    p->layer[m->layer].warm = m->iterations == 1; /* a first run that did not count is no first one */
     return PITH_OK;
   }
-  m->table->norm = h->energy[0];
-  m->table->top = energy_of_top(h, pith__ratio_count(TOP_SHARE, m->x.n));
-  PITH_TRY(measure_in_pieces(m));
-  PITH_TRY(measure_lowrank(m));
-  return measure_rest(m, h);
-}
-
-size_t pith__sketch_size(pith_profile *p, size_t layer) {
-  pith_profiled *l = &p->layer[layer];
-  measurement m = {.p = p, .layer = l, .x = {NULL, l->n, PITH_F32}, .ctx = PITH_CTX_INIT};
-  m.ctx.rows = l->shape[0];
-  size_t c = l->fixed ? p->candidates : largest_rank(&m);
-  return c == p->candidates ? 0 : part_size(&m, c);
-}
-
-/* Large layers are sampled: two samples of every rank make up the whole. At least eight pieces. */
-static void choose_samples(measurement *m, size_t ranks) {
-  size_t piece = SAMPLE;
-  for (size_t c = 0; c < m->p->candidates; c++) {
-    const pith_codec *codec = m->p->codec[c];
-    piece = is_in_pieces(codec) && SAMPLE % codec->granule ? PIECE : piece;
+  for (size_t c = 0; c < m->candidates; c++) {
+    conclude(m, found, c, &bytes[c], &error[c]);
+    PITH_TRY(m->codec[c]->caps & PITH_CAP_ROUNDS ? count_rounds(m, c, &bytes[c]) : PITH_OK);
   }
-  size_t pieces = m->x.n / piece;
-  if (pieces >= 16) {
-    m->piece = piece;
-    m->stride = pith__least(2 * pith__most(1, ranks), pieces / 8);
+  sums[PITH_SUM_SAMPLES]++;
+  sums[PITH_SUM_NORM] += found->norm;
+  sums[PITH_SUM_TOP] += found->top;
+  for (size_t c = 0; c < m->candidates; c++) {
+    sums[PITH_SUM_BYTES + c] += bytes[c];
+    errors[c] += error[c];
   }
-}
-
-pith_status pith__error_table(pith_profile *p, size_t layer, pith_cspan x, const pith_ctx *ctx, int sampled,
-                              pith_error_table *table) {
-  pith_profiled *l = &p->layer[layer];
-  measurement m = {.p = p, .layer = l, .x = x, .ctx = PITH_CTX_INIT, .piece = PIECE, .stride = 1, .table = table};
-  if (ctx) {
-    m.ctx.seed = ctx->seed;
-    m.ctx.step = ctx->step;
-    m.ctx.rank = ctx->rank;
-  }
-  m.ctx.layer = layer;
-  m.ctx.ranks = 1;
-  m.ctx.gamma = 1;
-  m.ctx.rows = l->shape[0];
-  if (sampled) {
-    choose_samples(&m, ctx ? ctx->ranks : 1);
-  }
-  histogram *h = calloc(1, sizeof *h);
-  PITH_REQUIRE(h, PITH_ERR_MEMORY, "no memory to measure layer %s", l->name);
-  memset(table->bytes, 0, p->candidates * sizeof *table->bytes);
-  memset(table->error, 0, p->candidates * sizeof *table->error);
-  pith_status status = measure_all(&m, h);
-  free(h);
-  return status;
+  return PITH_OK;
 }

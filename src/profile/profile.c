@@ -146,7 +146,7 @@ void pith_profile_destroy(pith_profile *p) {
   }
   for (size_t i = 0; i < p->layers; i++) {
     free(p->layer[i].name);
-    free(p->layer[i].sketch);
+    pith__space_release(p->space, p->layer[i].sketch);
   }
   for (size_t c = 0; c < p->candidates; c++) {
     pith_codec_destroy(p->codec[c]);
@@ -166,36 +166,19 @@ double *pith_profile_values(pith_profile *p, size_t *count) {
 
 /* ---- Measuring --------------------------------------------------------------------------------------------------- */
 
-static void add_table(pith_profile *p, size_t layer, const pith_error_table *table) {
-  double *sums = pith__sums(p, layer), *errors = pith__sum_errors(p, layer);
-  if (!table->finite) {
-    sums[PITH_SUM_SKIPPED]++;
-    return;
-  }
-  sums[PITH_SUM_SAMPLES]++;
-  sums[PITH_SUM_NORM] += table->norm;
-  sums[PITH_SUM_TOP] += table->top;
-  for (size_t c = 0; c < p->candidates; c++) {
-    sums[PITH_SUM_BYTES + c] += table->bytes[c];
-    errors[c] += table->error[c];
-  }
-}
-
 static pith_status update(pith_profile *p, size_t layer, pith_cspan x, const pith_ctx *ctx, int sampled) {
   PITH_REQUIRE(p && layer < p->layers, PITH_ERR_ARGUMENT, "pith_profile_update: there is no layer %zu", layer);
-  pith_profiled *l = &p->layer[layer];
-  PITH_REQUIRE(x.dtype == PITH_F32 || x.dtype == PITH_F16 || x.dtype == PITH_BF16, PITH_ERR_ARGUMENT,
-               "layer %s: gradients are f32, f16 or bf16, not %s", l->name, pith_dtype_name(x.dtype));
+  const pith_profiled *l = &p->layer[layer];
   PITH_REQUIRE(x.n == l->n && (x.data || !x.n), PITH_ERR_ARGUMENT, "layer %s has %zu values, not %zu", l->name, l->n,
                x.n);
+  pith_measurement m;
+  pith_measured measured;
+  PITH_TRY(pith__measurement_init(p, layer, x, ctx, sampled, &m));
   if (l->fixed) {
     return PITH_OK;
   }
-  double numbers[2 * PITH_CANDIDATES_MAX];
-  pith_error_table table = {.bytes = numbers, .error = numbers + PITH_CANDIDATES_MAX};
-  PITH_TRY(pith__error_table(p, layer, x, ctx, sampled, &table));
-  add_table(p, layer, &table);
-  return PITH_OK;
+  PITH_TRY(pith__measure(&m, &measured));
+  return pith__profile_add(p, &m, &measured);
 }
 
 pith_status pith_profile_update(pith_profile *p, size_t layer, pith_cspan x, const pith_ctx *given) {

@@ -11,9 +11,9 @@
 
 #include "base/minimal_size.h"
 #include "codec/codec.h"
+#include "profile/measure.h"
 
 #define PITH_SHAPE_MAX 16
-#define PITH_CANDIDATES_MAX 250 /* a choice is a byte */
 
 enum { PITH_SUM_SAMPLES, PITH_SUM_SKIPPED, PITH_SUM_NORM, PITH_SUM_TOP, PITH_SUM_BYTES };
 
@@ -21,7 +21,8 @@ typedef struct pith_profiled {
   char *name;
   size_t shape[PITH_SHAPE_MAX], dimensions, n;
   int fixed;
-  void *sketch; /* what low rank keeps between updates; NULL before the first */
+  void *sketch;     /* what low rank keeps between updates, in the profile's space; NULL before the first */
+  _Atomic int warm; /* whether there is anything in it */
 } pith_profiled;
 
 struct pith_profile {
@@ -31,6 +32,7 @@ struct pith_profile {
   pith_profiled *layer;
   pith_codec **codec;
   double *values;
+  pith_space *space; /* where gradients and sketches are; NULL: main memory */
 };
 
 /* The sums of one layer; errors are behind the bytes. */
@@ -39,18 +41,18 @@ static inline double *pith__sum_errors(const pith_profile *p, size_t layer) {
   return pith__sums(p, layer) + PITH_SUM_BYTES + p->candidates;
 }
 
-/* What one gradient says; arrays of `candidates` numbers. */
-typedef struct pith_error_table {
-  int finite; /* nothing else is set otherwise */
-  double norm, top, *bytes, *error;
-} pith_error_table;
+/* What is to be measured on a gradient of a layer that is not fixed: error_table.c. `sampled`: block codecs on some
+ * blocks of large layers, others for each rank of ctx->ranks and in steps that are 4 apart. */
+pith_status pith__measurement_init(pith_profile *p, size_t layer, pith_cspan x, const pith_ctx *ctx, int sampled,
+                                   pith_measurement *m);
 
-/* Measures all candidates on one gradient: error_table.c. `sampled`: block codecs on some blocks of large layers. */
-pith_status pith__error_table(pith_profile *p, size_t layer, pith_cspan x, const pith_ctx *ctx, int sampled,
-                              pith_error_table *table);
+/* Measures in main memory. */
+pith_status pith__measure(const pith_measurement *m, pith_measured *measured);
 
-/* pith_profile_update() by samples of large layers, others for each rank of ctx->ranks and in steps that are 4 apart.
- */
+/* What follows for the profile: it is added to its sums. */
+pith_status pith__profile_add(pith_profile *p, const pith_measurement *m, const pith_measured *measured);
+
+/* pith_profile_update() by samples. */
 pith_status pith__profile_sample(pith_profile *p, size_t layer, pith_cspan x, const pith_ctx *ctx);
 
 /* Bytes of what low rank keeps for a layer; 0: nothing. */

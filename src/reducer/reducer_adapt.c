@@ -5,9 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "adapt/adapt.h"
 #include "base/clock.h"
 #include "codec/codec.h"
-#include "device/cuda_space.h"
+#include "device/cuda_statistics.h"
 #include "reducer/reducer.h"
 
 enum { MANY = 64 };  /* numbers whose exchange is timed to learn the bandwidth */
@@ -107,7 +108,19 @@ pith_status pith__reducer_adapter_create(const pith_reducer *r, pith_adapter **a
           (pith_layer){.size = sizeof(pith_layer), .name = l->name, .shape = l->shape, .dimensions = l->dimensions};
     }
   }
-  return pith_adapter_create(r->adaptive.text, shapes, count, r->rank, r->ranks, r->seed, adapter);
+  PITH_TRY(pith_adapter_create(r->adaptive.text, shapes, count, r->rank, r->ranks, r->seed, adapter));
+  if (!r->space) {
+    return PITH_OK;
+  }
+  pith_measurer *measurer;
+  pith_status status = pith__cuda_measurer_create((pith_cuda_space *)r->space, &measurer);
+  if (status != PITH_OK) {
+    pith_adapter_destroy(*adapter);
+    *adapter = NULL;
+    return status;
+  }
+  pith__adapter_measure_by(*adapter, measurer);
+  return PITH_OK;
 }
 
 pith_status pith__reducer_codec(pith_reducer *r, const char *spec, const pith_codec **codec) {
@@ -175,13 +188,7 @@ pith_status pith__reducer_observe(pith_reducer *r, const pith_reducer_layer *l, 
   if (l->adapted == SIZE_MAX || !pith_adapter_wants(a->adapter, l->adapted)) {
     return PITH_OK;
   }
-  if (!r->space) {
-    return pith_adapter_observe(a->adapter, l->adapted, (pith_cspan){gradient, l->n, l->dtype});
-  }
-  PITH_FREED void *copied = malloc(pith__layer_bytes(l) + 1);
-  PITH_REQUIRE(copied, PITH_ERR_MEMORY, "no memory for the gradient of layer %s", l->name);
-  PITH_TRY(pith__space_copy(r->space, copied, gradient, pith__layer_bytes(l)));
-  return pith_adapter_observe(a->adapter, l->adapted, (pith_cspan){copied, l->n, l->dtype});
+  return pith_adapter_observe(a->adapter, l->adapted, (pith_cspan){gradient, l->n, l->dtype});
 }
 
 pith_status pith__reducer_adapt(pith_reducer *r, double waited) {

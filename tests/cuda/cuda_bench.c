@@ -3,15 +3,18 @@
  * device memory at least (each input read once, each output written once), the time a copy that moves as many takes,
  * and the share of that speed which is reached. Medians.
  *
- *   cuda_bench [MEBI-VALUES] [SPEC…]      256 Mi values and a list of specs by default
+ *   cuda_bench [MEBI-VALUES] [SPEC…]      256 Mi values and a list of specs by default; "statistics": for the planner
  */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include <pith/pith.h>
+#include <time.h>
 
+#include "device/cuda_statistics.h"
 #include "gpu.h"
+#include "profile/profile.h"
 
 enum { RUNS = 21, WARM = 4, PATTERN = 1 << 22, LAYERS = 64 };
 
@@ -22,8 +25,10 @@ static int compare(const void *a, const void *b) {
   return x < y ? -1 : x > y;
 }
 
-/* What is timed: a call with items (encoding or decoding), an update, a copy, else a fill. */
+/* What is timed: a function, a call with items (encoding or decoding), an update, a copy, else a fill. */
 typedef struct job {
+  pith_status (*run)(void *of);
+  void *of;
   pith_reducer *reducer;
   const pith_update *updates; /* `count` of them */
   const pith_cuda_item *items;
@@ -38,7 +43,9 @@ typedef struct job {
 
 static void start(const job *j) {
   pith_status status = PITH_OK;
-  if (j->updates) {
+  if (j->run) {
+    status = j->run(j->of);
+  } else if (j->updates) {
     status = pith_reducer_update(j->reducer, j->updates, j->count, NULL);
   } else if (!j->items && !j->from) {
     gpu_fill(j->to, 0, j->bytes);
@@ -238,6 +245,108 @@ static void measure_update(device *d, pith_dtype dtype, size_t each, int is_loca
   pith_comm_destroy(comm);
 }
 
+/* ---- Statistics for the planner ---------------------------------------------------------------------------------- */
+
+typedef struct statistics {
+  const pith_cuda_space *space;
+  pith_measurer *measurer;
+  pith_gpu_uniform uniform;
+  pith_gpu_magnitudes magnitudes;
+  pith_profile *profile;
+  const float *values;
+  uint64_t step;
+} statistics;
+
+static pith_status run_uniform(void *of) {
+  statistics *s = of;
+  PITH_CUDA_TRY(s->space->gpu->uniform_errors, &s->uniform, NULL);
+  return PITH_OK;
+}
+
+static pith_status run_magnitudes(void *of) {
+  statistics *s = of;
+  PITH_CUDA_TRY(s->space->gpu->magnitudes, &s->magnitudes, NULL);
+  return PITH_OK;
+}
+
+/* All layers of a model, as one of four ranks measures them in a step of its own. */
+static pith_status run_layers(void *of) {
+  statistics *s = of;
+  const float *x = s->values;
+  pith_ctx ctx = PITH_CTX_INIT;
+  ctx.ranks = 4, ctx.step = s->step++;
+  for (size_t l = 0; l < s->profile->layers; x += s->profile->layer[l++].n) {
+    pith_measurement m;
+    void *ticket;
+    PITH_TRY(pith__measurement_init(s->profile, l, (pith_cspan){x, s->profile->layer[l].n, PITH_F32}, &ctx, 1, &m));
+    PITH_TRY(s->measurer->begin(s->measurer, &m, NULL, 0, &ticket));
+    s->measurer->drop(s->measurer, ticket); /* nobody wants to know */
+  }
+  return PITH_OK;
+}
+
+/* `around`: what the candidates are around. */
+static void measure_layers_of(statistics *s, const char *around, const char *model, const pith_layer *layers,
+                              size_t count) {
+  static char candidates[16384];
+  char text[64];
+  struct timespec from, to;
+  job all = {.run = run_layers, .of = s};
+  demand(pith_plan_candidates(around, candidates, sizeof candidates));
+  snprintf(text, sizeof text, "%s, %s", around, model);
+  demand(pith_profile_create(layers, count, candidates, &s->profile));
+  s->profile->space = s->measurer->space;
+  start(&all); /* takes memory */
+  GPU_CHECK(gpu.wait());
+  clock_gettime(CLOCK_MONOTONIC, &from);
+  start(&all);
+  clock_gettime(CLOCK_MONOTONIC, &to);
+  double host = (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec);
+  printf("%-12s %-28s %8.3f ms, of the host %.3f ms\n", "statistics", text, seconds(&all) * 1e3, host * 1e3);
+  pith_profile_destroy(s->profile);
+}
+
+static void measure_gpt(statistics *s) {
+  static const size_t shapes[][2] = {{2304, 768}, {768, 768}, {3072, 768}, {768, 3072}, {50304, 768}, {1024, 768}};
+  static char names[50][16];
+  pith_layer layers[50];
+  for (size_t l = 0; l < 50; l++) {
+    snprintf(names[l], sizeof names[l], "%zu", l);
+    layers[l] = (pith_layer){sizeof(pith_layer), names[l], shapes[l < 48 ? l % 4 : l - 44], 2, PITH_F32, NULL};
+  }
+  static const char *const around[] = {"q:4", "eden:2", "ef/topk:0.01", "ef/powersgd:4", "mix"};
+  for (size_t i = 0; i < sizeof around / sizeof *around; i++) {
+    measure_layers_of(s, around[i], "GPT of 124 M", layers, 50);
+  }
+}
+
+static void measure_statistics(device *d) {
+  pith_cuda_space *space;
+  statistics s = {.values = d->values};
+  demand(pith__cuda_space_create(NULL, NULL, &space));
+  demand(pith__cuda_measurer_create(space, &s.measurer));
+  s.space = space;
+  void *room = gpu_memory(PITH_GPU_STATISTICS_SPACE);
+  double *numbers = gpu_memory(4096), n = (double)d->n * sizeof(float);
+  s.uniform =
+      (pith_gpu_uniform){.values = d->values, .errors = numbers, .space = room, .n = d->n, .wanted = 0xffu << 16};
+  job uniform = {.run = run_uniform, .of = &s}, magnitudes = {.run = run_magnitudes, .of = &s};
+  print_line("errors", "q:1 … q:8, one pass", n, n, seconds(&uniform), d);
+  s.uniform.wanted = 0xffffffffu;
+  print_line("errors", "and four buckets", n, n, seconds(&uniform), d);
+  s.magnitudes = (pith_gpu_magnitudes){.values = d->values, .numbers = numbers, .space = room, .n = d->n, .tops = 22};
+  print_line("magnitudes", "", n, n, seconds(&magnitudes), d);
+  size_t shape[2] = {d->n >> 14, 1 << 14};
+  measure_layers_of(&s, "mix", "one layer", &(pith_layer){sizeof(pith_layer), "0", shape, 2, PITH_F32, NULL}, 1);
+  if (d->n >= (size_t)128 << 20) {
+    measure_gpt(&s);
+  }
+  s.measurer->destroy(s.measurer);
+  pith__cuda_space_destroy(space);
+  gpu_free(room);
+  gpu_free(numbers);
+}
+
 static void measure_copy(device *d) {
   job copy = {.to = d->other, .from = d->values, .bytes = 4 * d->n};
   double time = seconds(&copy);
@@ -307,7 +416,7 @@ int main(int argc, char **argv) {
   printf("%s, %zu Mi values of f32\n", text, d.n >> 20);
   measure_copy(&d);
   for (int i = 2; i < argc; i++) {
-    measure(argv[i], &d);
+    strcmp(argv[i], "statistics") ? measure(argv[i], &d) : measure_statistics(&d);
   }
   for (size_t i = 0; argc <= 2 && i < sizeof specs / sizeof *specs; i++) {
     measure(specs[i], &d);
@@ -318,6 +427,7 @@ int main(int argc, char **argv) {
     measure_update(&d, PITH_BF16, d.n / 2, 0);
     measure_update(&d, PITH_F32, 640 << 10, 0);
     measure_layers(&d);
+    measure_statistics(&d);
   }
   measure_copy(&d);
   return 0;

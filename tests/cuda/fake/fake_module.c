@@ -1,14 +1,16 @@
 /*
  * A CUDA module for tests without a GPU: device memory is main memory, and tasks are done by the CPU before the call
- * returns. It has the block codecs without random numbers, exact topk, threshold, ef and momentum, and powersgd in
- * rounds: enough to try what is built on the module, not the kernels. Functions of the library are those of the program
- * that opens it.
+ * returns. It has the block codecs without random numbers, exact topk, threshold, ef and momentum, and powersgd; what
+ * is rotated it encodes as it is. Enough to try what is built on the module, not the kernels. Functions of the library
+ * are those of the program that opens it.
  */
 #include <math.h>
 #include <pith/pith.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/half.h"
 #include "base/rng.h"
@@ -85,10 +87,12 @@ static int decode_with(const char *spec, pith_bytes in, pith_span dst, int add) 
 
 static int block_spec(const pith_gpu_task *t, char *spec) {
   static const char *const scales[] = {"one", "mean", "unbiased"};
-  if (t->rotation || (t->kind == PITH_WIRE_Q && t->choice != PITH_ROUND_NEAREST)) {
+  if ((t->rotation && t->kind != PITH_WIRE_LLOYD) || (t->kind == PITH_WIRE_Q && t->choice != PITH_ROUND_NEAREST)) {
     return 0;
   }
   switch (t->kind) {
+    case PITH_WIRE_LLOYD:
+      return snprintf(spec, TEXT, "lloyd:%u,bucket=%u", (unsigned)t->bits, t->bucket);
     case PITH_WIRE_NONE:
       return snprintf(spec, TEXT, "none");
     case PITH_WIRE_FP16:
@@ -258,6 +262,41 @@ static void finish(const pith_gpu_lowrank *t, const float *q, const float *p, co
   }
 }
 
+/* Without a part Q starts anew, in the payload, where P comes first. */
+static void encode_lowrank(const pith_gpu_lowrank *t) {
+  size_t in_p = (size_t)t->rank * t->rows, in_q = (size_t)t->rank * t->cols;
+  float *p = malloc((in_p + in_q) * sizeof *p), *q = t->part ? t->part : p + in_p;
+  uint64_t rows = t->dense ? 0 : t->rows;
+  memset(p, 0, (in_p + in_q) * sizeof *p);
+  if (t->memory) {
+    compensate(t->values, t->dtype, t->memory, t->beta, t->gamma, t->n);
+  }
+  memcpy(t->payload, &rows, 8);
+  for (size_t i = 0; t->dense && i < t->n; i++) {
+    float x = t->memory ? t->memory[i] : load(t->values, t->dtype, i);
+    memcpy(t->payload + 8 + 4 * i, &x, 4);
+  }
+  if (!t->dense) {
+    pith_gpu_lowrank woken = *t;
+    woken.part = q;
+    wake(&woken);
+    multiply(t, q, p, 0);
+    orthonormalize(p, t->rank, t->rows);
+    multiply(t, p, q, 1);
+    memcpy(t->payload + 8, p, in_p * sizeof *p);
+    memcpy(t->payload + 8 + in_p * sizeof *p, q, in_q * sizeof *q);
+  }
+  free(p);
+}
+
+static int decode_lowrank(const pith_gpu_lowrank *t, int add) {
+  char spec[TEXT];
+  size_t values = t->dense ? t->n : (size_t)t->rank * (t->rows + t->cols);
+  snprintf(spec, TEXT, "powersgd:%u", t->rank);
+  return decode_with(spec, (pith_bytes){t->payload, 8 + 4 * values}, (pith_span){t->values, t->n, (pith_dtype)t->dtype},
+                     add);
+}
+
 static void one_round(const pith_gpu_lowrank *t, int what) {
   float *q = t->part, *p = q ? q + (size_t)t->rank * t->cols : NULL, *buffer = (float *)(void *)t->payload;
   size_t in_p = t->dense ? 0 : (size_t)t->rank * t->rows, in_q = t->dense ? 0 : (size_t)t->rank * t->cols;
@@ -296,15 +335,19 @@ static void one_round(const pith_gpu_lowrank *t, int what) {
 }
 
 static int lowrank(const pith_gpu_lowrank *tasks, size_t count, int what, void *stream, char *text) {
+  int failed = 0;
   (void)stream;
-  if (what < PITH_GPU_LOWRANK_PRODUCE_P) {
-    return refuse(text, "it has low rank in rounds alone");
-  }
   for (size_t i = 0; i < count; i++) {
     memset(tasks[i].space, 0xee, SPACE);
-    one_round(&tasks[i], what);
+    if (what == PITH_GPU_LOWRANK_ENCODE) {
+      encode_lowrank(&tasks[i]);
+    } else if (what < PITH_GPU_LOWRANK_PRODUCE_P) {
+      failed |= decode_lowrank(&tasks[i], what == PITH_GPU_LOWRANK_ADD);
+    } else {
+      one_round(&tasks[i], what);
+    }
   }
-  return 0;
+  return failed ? refuse(text, "it cannot decode that") : 0;
 }
 
 /* ---- Means and memory ----------------------------------------------------------------------------------------------
@@ -436,6 +479,108 @@ static int mean(const pith_gpu_mean *tasks, size_t count, void *stream, char *te
   return 0;
 }
 
+/* ---- Statistics --------------------------------------------------------------------------------------------------
+ */
+
+static int sample(const pith_gpu_sample *t, void *stream, char *text) {
+  (void)stream, (void)text;
+  for (uint64_t i = 0; i < t->count; i++) {
+    uint64_t from = (t->first + i / t->piece * t->stride) * t->piece + i % t->piece;
+    t->sample[i] = from < t->n ? load(t->values, t->dtype, from) : NAN;
+  }
+  return 0;
+}
+
+enum { BINS = 0x8000, BIN_INF = 0x7f80 };
+
+/* The k largest: whole bins, and a share of the last. */
+static double energy_of_top(const uint64_t *count, const double *energy, uint64_t k) {
+  double sum = 0;
+  for (size_t bin = BINS; bin-- > 0;) {
+    if (count[bin] >= k) {
+      return sum + (count[bin] ? (double)k / (double)count[bin] * energy[bin] : 0);
+    }
+    k -= count[bin];
+    sum += energy[bin];
+  }
+  return sum;
+}
+
+static int magnitudes(const pith_gpu_magnitudes *t, void *stream, char *text) {
+  uint64_t *count = t->space;
+  double *energy = (double *)(count + BINS);
+  (void)stream, (void)text;
+  memset(t->space, 0, 16 * BINS);
+  t->numbers[0] = 1, t->numbers[1] = 0;
+  for (uint64_t i = 0; i < t->n; i++) {
+    float x = load(t->values, t->dtype, i);
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    size_t bin = bits >> 16 & (BINS - 1);
+    count[bin]++;
+    energy[bin] += (double)x * (double)x;
+    t->numbers[0] = bin >= BIN_INF ? 0 : t->numbers[0];
+    t->numbers[1] += (double)x * (double)x;
+  }
+  for (uint32_t i = 0; i < t->tops; i++) {
+    t->numbers[2 + i] = energy_of_top(count, energy, t->top[i]);
+  }
+  return 0;
+}
+
+static double squares(const float *a, const float *b, uint64_t n) {
+  double sum = 0;
+  for (uint64_t i = 0; i < n; i++) {
+    double x = (double)a[i] - (b ? (double)b[i] : 0);
+    sum += x * x;
+  }
+  return sum;
+}
+
+static int differences(const pith_gpu_difference *tasks, size_t count, void *space, void *stream, char *text) {
+  (void)stream, (void)text;
+  memset(space, 0xee, PITH_GPU_STATISTICS_SPACE);
+  for (size_t i = 0; i < count; i++) {
+    *tasks[i].sum = squares(tasks[i].a, tasks[i].b, tasks[i].n);
+  }
+  return 0;
+}
+
+static int uniform_errors(const pith_gpu_uniform *t, void *stream, char *text) {
+  uint8_t *payload = malloc(5 * t->n + 4096);
+  float *decoded = malloc(4 * t->n + 4);
+  int failed = 0;
+  (void)stream;
+  for (uint32_t i = 0; i < 32; i++) {
+    char spec[TEXT];
+    snprintf(spec, TEXT, "q:%u,bucket=%u", i % 8 + 1, 128u << i / 8);
+    if (t->wanted >> i & 1) {
+      size_t size =
+          encode_with(spec, (pith_cspan){t->values, t->n, PITH_F32}, NULL, 0, 0, PITH_GPU_KEEP_ALL, NULL, payload);
+      failed |= decode_with(spec, (pith_bytes){payload, size}, (pith_span){decoded, t->n, PITH_F32}, 0);
+      t->errors[i] = squares(t->values, decoded, t->n);
+    }
+  }
+  free(payload);
+  free(decoded);
+  return failed ? refuse(text, "it cannot measure that") : 0;
+}
+
+static int keep_if(const double *flag, float *to, const float *from, size_t n, void *stream, char *text) {
+  (void)stream, (void)text;
+  if (*flag != 0) {
+    memcpy(to, from, n * sizeof *to);
+  }
+  return 0;
+}
+
+static int stamp(double *nanoseconds, void *stream, char *text) {
+  struct timespec now;
+  (void)stream, (void)text;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return *nanoseconds = 1e9 * (double)now.tv_sec + (double)now.tv_nsec, 0;
+}
+
 static int describe(char *text) { return snprintf(text, TEXT, "a fake device"), 0; }
 
 static int device(int *number, char *text) { return (void)text, *number = 0, 0; }
@@ -465,21 +610,50 @@ typedef struct delayed {
   struct delayed *next;
 } delayed;
 
-static _Thread_local delayed *under_way;
-static _Thread_local uint64_t turns;
+/* Of the thread that enqueued them; others may wait for their events. Never freed. */
+typedef struct queue {
+  pthread_mutex_t mutex;
+  delayed *under_way;
+  uint64_t turns;
+  struct queue *next;
+} queue;
+
+typedef struct event {
+  queue *queue;
+  uint64_t turn;
+} event;
+
+static queue *queues; /* so that all can be reached */
+static pthread_mutex_t queues_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static queue *own_queue(void) {
+  static _Thread_local queue *mine;
+  if (!mine) {
+    mine = calloc(1, sizeof *mine);
+    pthread_mutex_init(&mine->mutex, NULL);
+    pthread_mutex_lock(&queues_mutex);
+    mine->next = queues;
+    queues = mine;
+    pthread_mutex_unlock(&queues_mutex);
+  }
+  return mine;
+}
 
 static int pin(size_t size, void **memory, char *text) { return allocate(size, memory, text); }
 
 static int to_host(void *to, const void *from, size_t size, void *stream, char *text) {
-  delayed *d = malloc(sizeof *d), **end = &under_way;
+  queue *q = own_queue();
+  delayed *d = malloc(sizeof *d), **end = &q->under_way;
   (void)stream, (void)text;
-  *d = (delayed){to, malloc(size + 1), size, ++turns, NULL};
+  pthread_mutex_lock(&q->mutex);
+  *d = (delayed){to, malloc(size + 1), size, ++q->turns, NULL};
   memcpy(d->bytes, from, size);
   memset(to, 0xee, size);
   while (*end) {
     end = &(*end)->next;
   }
   *end = d;
+  pthread_mutex_unlock(&q->mutex);
   return 0;
 }
 
@@ -487,40 +661,48 @@ static int to_device(void *to, const void *from, size_t size, void *stream, char
   return (void)stream, copy(to, from, size, text);
 }
 
-static int event_create(void **event, char *text) { return (void)text, *event = calloc(1, sizeof(uint64_t)), 0; }
+static int event_create(void **made, char *text) { return (void)text, *made = calloc(1, sizeof(event)), 0; }
 
 /* PITH_FAKE_FAULT: this event of a thread, counted from one, cannot be recorded. */
-static int event_record(void *event, void *stream, char *text) {
+static int event_record(void *given, void *stream, char *text) {
   static _Thread_local uint64_t count;
   const char *fault = getenv("PITH_FAKE_FAULT");
   (void)stream;
   if (fault && ++count == strtoull(fault, NULL, 10)) {
     return refuse(text, "a made-up error");
   }
-  return *(uint64_t *)event = turns, 0;
+  queue *q = own_queue();
+  return *(event *)given = (event){q, q->turns}, 0;
 }
 
-static int event_wait(void *event, char *text) {
+static int event_wait(void *given, char *text) {
+  const event *e = given;
+  queue *q = e->queue;
   (void)text;
-  while (under_way && under_way->turn <= *(uint64_t *)event) {
-    delayed *d = under_way;
+  if (!q) {
+    return 0; /* it was never recorded */
+  }
+  pthread_mutex_lock(&q->mutex);
+  while (q->under_way && q->under_way->turn <= e->turn) {
+    delayed *d = q->under_way;
     memcpy(d->to, d->bytes, d->size);
-    under_way = d->next;
+    q->under_way = d->next;
     free(d->bytes);
     free(d);
   }
+  pthread_mutex_unlock(&q->mutex);
   return 0;
 }
 
 /* PITH_FAKE_HANG: the device never comes to the end of anything. */
-static int event_done(void *event, int *done, char *text) {
+static int event_done(void *given, int *done, char *text) {
   *done = !getenv("PITH_FAKE_HANG");
-  return *done ? event_wait(event, text) : 0;
+  return *done ? event_wait(given, text) : 0;
 }
 
 static int stream_create(void **stream, char *text) { return (void)text, *stream = malloc(1), 0; }
 
-static int stream_wait(void *stream, void *event, char *text) { return (void)stream, (void)event, (void)text, 0; }
+static int stream_wait(void *stream, void *given, char *text) { return (void)stream, (void)given, (void)text, 0; }
 
 /* ---- What it does not have
  * ---------------------------------------------------------------------------------------------- */
@@ -549,6 +731,12 @@ static const pith_cuda_module module = {
     .own = own,
     .update = update,
     .repack = repack,
+    .sample = sample,
+    .magnitudes = magnitudes,
+    .uniform_errors = uniform_errors,
+    .differences = differences,
+    .keep_if = keep_if,
+    .stamp = stamp,
     .device = device,
     .allocate = allocate,
     .release = free,
