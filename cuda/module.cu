@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "batch.cuh"
+#include "ipc_host.h"
 #include "lowrank_host.h"
 #include "mean_host.h"
 #include "own_host.h"
@@ -208,6 +209,24 @@ static int repack(const pith_repack_task *tasks, size_t count, void *stream, cha
   return error == cudaSuccess ? 0 : refuse(error, "residuals could not be launched", text);
 }
 
+/* ---- Messages between GPUs
+ * --------------------------------------------------------------------------------------------- */
+
+static int ipc_wait(const pith_ipc_wait *task, void *stream, char *text) {
+  cudaError_t error = pith__ipc_wait(task, (cudaStream_t)stream);
+  return error == cudaSuccess ? 0 : refuse(error, "a wait could not be launched", text);
+}
+
+static int ipc_copy(const pith_ipc_copy *task, void *stream, char *text) {
+  cudaError_t error = pith__ipc_copy(task, (cudaStream_t)stream);
+  return error == cudaSuccess ? 0 : refuse(error, "a message could not be launched", text);
+}
+
+static int ipc_combine(const pith_ipc_combine *task, void *stream, char *text) {
+  cudaError_t error = pith__ipc_combine(task, (cudaStream_t)stream);
+  return error == cudaSuccess ? 0 : refuse(error, "sums could not be launched", text);
+}
+
 /* ---- Memory
  * ---------------------------------------------------------------------------------------------------------- */
 
@@ -394,7 +413,13 @@ static const pith_cuda_module module = {PITH_CUDA_ABI,
                                         stream_wait,
                                         use_device,
                                         move,
-                                        clear};
+                                        clear,
+                                        pith__ipc_share,
+                                        pith__ipc_map,
+                                        pith__ipc_unmap,
+                                        ipc_wait,
+                                        ipc_copy,
+                                        ipc_combine};
 
 extern "C" __attribute__((visibility("default"))) const pith_cuda_module *pith_cuda_module_entry(void) {
   return &module;

@@ -394,6 +394,7 @@ static void keep_pace(pith_stages *s) {
   pith_status status = pith__cuda_space_end_step(space);
   if (status == PITH_OK && s->carrier.check) {
     status = pith__cuda_space_keep_pace(space, 0);
+    status = status == PITH_OK ? s->carrier.check(s->carrier.self, 0) : status;
   }
   if (status != PITH_OK) {
     fail(s, status);

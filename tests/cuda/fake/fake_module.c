@@ -6,9 +6,14 @@
  */
 #include <math.h>
 #include <pith/pith.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "base/half.h"
 #include "base/rng.h"
@@ -522,6 +527,99 @@ static int stream_create(void **stream, char *text) { return (void)text, *stream
 
 static int stream_wait(void *stream, void *event, char *text) { return (void)stream, (void)event, (void)text, 0; }
 
+/* ---- Messages between devices: memory without a name, which other processes map -----------------------------------
+ */
+
+static int map(int descriptor, size_t size, void **memory, char *text) {
+  *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  return *memory == MAP_FAILED ? refuse(text, "that memory cannot be mapped") : 0;
+}
+
+/* PITH_FAKE_NO_IPC: there is none. */
+static int share(size_t size, void **memory, int *descriptor, char *text) {
+  if (getenv("PITH_FAKE_NO_IPC")) {
+    return refuse(text, "it shares nothing");
+  }
+  int fd = memfd_create("fake", MFD_CLOEXEC);
+  if (fd < 0 || ftruncate(fd, (off_t)size) != 0 || map(fd, size, memory, text)) {
+    return refuse(text, "out of shared memory");
+  }
+  *descriptor = fd;
+  return 0;
+}
+
+static void unmap(void *memory, size_t size) { munmap(memory, size); }
+
+static _Atomic uint32_t *word(uint32_t *at) { return (_Atomic uint32_t *)at; }
+
+static uint64_t nanoseconds(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static int ipc_wait(const pith_ipc_wait *w, void *stream, char *text) {
+  uint64_t begun = nanoseconds();
+  (void)stream, (void)text;
+  for (uint32_t i = 0; i < w->count; i++) {
+    while (!atomic_load(word(w->broken)) && !atomic_load(word(w->flag[i]))) {
+      int aborts = atomic_load(word(&w->report->abort)) != 0;
+      if (aborts || nanoseconds() - begun > w->limit) {
+        w->report->rank = w->rank[i];
+        atomic_store(word(w->broken), 1);
+        atomic_store(word(&w->report->failed), aborts ? PITH_IPC_ABORTED : PITH_IPC_LATE);
+      }
+      sched_yield();
+    }
+    if (!atomic_load(word(w->broken))) {
+      atomic_store(word(w->flag[i]), 0);
+    }
+  }
+  return 0;
+}
+
+static int ipc_copy(const pith_ipc_copy *c, void *stream, char *text) {
+  int broken = atomic_load(word(c->broken)) != 0;
+  (void)stream;
+  if (c->pieces > PITH_IPC_RANKS || c->flags > PITH_IPC_RANKS || *c->blocks) {
+    return refuse(text, "that is no copy");
+  }
+  for (uint32_t i = 0; i < c->pieces; i++) {
+    if (!broken) {
+      memcpy(c->piece[i].to, c->piece[i].from, c->piece[i].size);
+    } else if (c->spoils) {
+      memset(c->piece[i].to, 0xff, c->piece[i].size);
+    }
+  }
+  for (uint32_t i = 0; i < c->flags && !broken; i++) {
+    if (atomic_exchange(word(c->flag[i]), 1)) {
+      return refuse(text, "a flag was set twice");
+    }
+  }
+  return 0;
+}
+
+static int ipc_combine(const pith_ipc_combine *c, void *stream, char *text) {
+  int broken = atomic_load(word(c->broken)) != 0;
+  (void)stream, (void)text;
+  for (uint64_t i = 0; i < c->n; i++) {
+    if (c->is_f64) {
+      double sum = ((const double *)c->from[0])[i];
+      for (uint32_t p = 1; p < c->count; p++) {
+        sum += ((const double *)c->from[p])[i];
+      }
+      ((double *)c->to)[i] = broken ? NAN : c->is_mean ? sum / c->count : sum;
+    } else {
+      float sum = ((const float *)c->from[0])[i];
+      for (uint32_t p = 1; p < c->count; p++) {
+        sum += ((const float *)c->from[p])[i];
+      }
+      ((float *)c->to)[i] = broken ? NAN : c->is_mean ? sum * (1.0f / (float)c->count) : sum;
+    }
+  }
+  return 0;
+}
+
 /* ---- What it does not have
  * ---------------------------------------------------------------------------------------------- */
 
@@ -568,6 +666,12 @@ static const pith_cuda_module module = {
     .use_device = use_device,
     .move = move,
     .clear = clear,
+    .share = share,
+    .map = map,
+    .unmap = unmap,
+    .ipc_wait = ipc_wait,
+    .ipc_copy = ipc_copy,
+    .ipc_combine = ipc_combine,
 };
 
 __attribute__((visibility("default"))) const pith_cuda_module *pith_cuda_module_entry(void);
