@@ -9,6 +9,7 @@
 #include "lowrank_host.h"
 #include "mean_host.h"
 #include "own_host.h"
+#include "reduce_host.h"
 #include "repack_host.h"
 #include "sparse_host.h"
 #include "update_host.h"
@@ -196,6 +197,11 @@ static int mean(const pith_gpu_mean *tasks, size_t count, void *stream, char *te
 
 static int own(const pith_gpu_own *tasks, size_t count, void *stream, char *text) {
   cudaError_t error = pith__own_run(tasks, count, (cudaStream_t)stream);
+  return error == cudaSuccess ? 0 : refuse(error, "sums could not be launched", text);
+}
+
+static int reduce(const pith_gpu_reduce *tasks, size_t count, void *stream, char *text) {
+  cudaError_t error = pith__reduce_run(tasks, count, (cudaStream_t)stream);
   return error == cudaSuccess ? 0 : refuse(error, "sums could not be launched", text);
 }
 
@@ -419,7 +425,8 @@ static const pith_cuda_module module = {PITH_CUDA_ABI,
                                         pith__ipc_unmap,
                                         ipc_wait,
                                         ipc_copy,
-                                        ipc_combine};
+                                        ipc_combine,
+                                        reduce};
 
 extern "C" __attribute__((visibility("default"))) const pith_cuda_module *pith_cuda_module_entry(void) {
   return &module;

@@ -244,6 +244,27 @@ typedef struct pith_gpu_own {
 
 PITH_FORMAT_ASSERT(sizeof(pith_gpu_own) == 48, "both compilers lay out own values alike");
 
+/* All that the owner of a part does to it, for whole blocks of f32 values: decodes what the others sent, adds it up in
+ * rank order with its own values as they are, behind their memory, and encodes the mean. */
+typedef struct pith_gpu_reduce {
+  pith_gpu_task result;    /* the mean, without values: payload, keys and the memory of results */
+  const uint8_t *received; /* of rank 0; that of rank p is p · stride behind it, and that of the own rank is not read */
+  uint64_t stride;
+  const float *own;
+  float *memory;       /* of own values; NULL: none */
+  uint32_t n;          /* a multiple of PITH_GPU_REDUCE_VALUES */
+  uint32_t begin, end; /* work items: the module's own */
+  float beta, gamma;   /* of own values */
+  float factor;        /* on sums */
+  uint8_t rank, ranks;
+  uint8_t keeps;
+  uint8_t unused[5];
+} pith_gpu_reduce;
+
+enum { PITH_GPU_REDUCE_BUCKET = 512, PITH_GPU_REDUCE_VALUES = 1024 };
+
+PITH_FORMAT_ASSERT(sizeof(pith_gpu_reduce) == 160, "both compilers lay out an owner's work alike");
+
 /* A layer's part of an optimizer's step (include/pith/optimizer.h), in main memory or on a device. All arithmetic is
  * f32, without fused multiply-add:
  *
@@ -401,6 +422,7 @@ typedef struct pith_cuda_module {
   int (*ipc_wait)(const pith_ipc_wait *task, void *stream, char *text);
   int (*ipc_copy)(const pith_ipc_copy *task, void *stream, char *text);
   int (*ipc_combine)(const pith_ipc_combine *task, void *stream, char *text);
+  int (*reduce)(const pith_gpu_reduce *tasks, size_t count, void *stream, char *text);
 } pith_cuda_module;
 
 typedef const pith_cuda_module *(*pith_cuda_entry_fn)(void);

@@ -441,6 +441,31 @@ static int mean(const pith_gpu_mean *tasks, size_t count, void *stream, char *te
   return 0;
 }
 
+/* Step by step, in memory of its own. */
+static int reduce(const pith_gpu_reduce *tasks, size_t count, void *stream, char *text) {
+  int failed = 0;
+  for (size_t i = 0; i < count && !failed; i++) {
+    const pith_gpu_reduce *t = &tasks[i];
+    pith_gpu_task task = t->result;
+    float *sums = malloc(t->n * sizeof *sums + 1);
+    if (t->n == 0 || t->n % PITH_GPU_REDUCE_VALUES || t->result.n != t->n ||
+        t->result.bucket != PITH_GPU_REDUCE_BUCKET) {
+      failed = refuse(text, "these are no pairs of blocks");
+    }
+    for (uint32_t p = 0; p < t->ranks && !failed; p++) {
+      task.values = sums, task.payload = (uint8_t *)(uintptr_t)(t->received + p * t->stride), task.dtype = PITH_GPU_F32;
+      pith_gpu_own mine = {t->own, t->memory, sums, t->n, 0, 0, t->beta, t->gamma, PITH_GPU_F32, t->keeps, p > 0, 0};
+      failed = p == t->rank ? own(&mine, 1, stream, text) : decode(&task, 1, p > 0, stream, text);
+    }
+    task.payload = t->result.payload;
+    failed = failed ||
+             mean(&(pith_gpu_mean){.sums = sums, .values = sums, .n = t->n, .factor = t->factor}, 1, stream, text) ||
+             encode(&task, 1, stream, text);
+    free(sums);
+  }
+  return failed;
+}
+
 static int describe(char *text) { return snprintf(text, TEXT, "a fake device"), 0; }
 
 static int device(int *number, char *text) { return (void)text, *number = 0, 0; }
@@ -672,6 +697,7 @@ static const pith_cuda_module module = {
     .ipc_wait = ipc_wait,
     .ipc_copy = ipc_copy,
     .ipc_combine = ipc_combine,
+    .reduce = reduce,
 };
 
 __attribute__((visibility("default"))) const pith_cuda_module *pith_cuda_module_entry(void);
