@@ -6,6 +6,7 @@
 #include "kernel/formats.h"
 
 /* Functions that return an error as text have room for 256 bytes of it. */
+int pith__ipc_identify(pith_ipc_device *device, char *text);
 int pith__ipc_share(size_t size, void **memory, int *descriptor, char *text);
 int pith__ipc_map(int descriptor, size_t size, void **memory, char *text);
 void pith__ipc_unmap(void *memory, size_t size);

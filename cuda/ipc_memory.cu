@@ -5,6 +5,7 @@
  */
 #include <cuda.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "ipc_host.h"
 
@@ -23,6 +24,7 @@ typedef struct Driver {
   decltype(&cuMemGetAllocationGranularity) granularity;
   decltype(&cuDeviceGet) device;
   decltype(&cuDeviceGetAttribute) attribute;
+  decltype(&cuDeviceGetUuid) uuid;
   decltype(&cuGetErrorString) error_text;
 } Driver;
 
@@ -46,7 +48,7 @@ static bool open_driver(Driver *d, char *text) {
                find("cuMemUnmap", &d->unmap) && find("cuMemSetAccess", &d->set_access) &&
                find("cuMemRelease", &d->release) && find("cuMemGetAllocationGranularity", &d->granularity) &&
                find("cuDeviceGet", &d->device) && find("cuDeviceGetAttribute", &d->attribute) &&
-               find("cuGetErrorString", &d->error_text);
+               find("cuDeviceGetUuid", &d->uuid) && find("cuGetErrorString", &d->error_text);
   if (!found) {
     cudaGetLastError();
     snprintf(text, TEXT, "this driver has no memory that processes can share");
@@ -118,6 +120,28 @@ static int current_device(const Driver &d, int *device, char *text) {
     snprintf(text, TEXT, "the device has no memory that processes can share by descriptors");
     return 1;
   }
+  return 0;
+}
+
+/* Drivers that do not know of the service's attribute have none that matters. */
+int pith__ipc_identify(pith_ipc_device *found, char *text) {
+  Driver d;
+  int device = 0, mps = 0;
+  CUdevice handle = 0;
+  CUuuid uuid;
+  if (!open_driver(&d, text) || current_device(d, &device, text)) {
+    return 1;
+  }
+  CUresult error = d.device(&handle, device);
+  error = error == CUDA_SUCCESS ? d.uuid(&uuid, handle) : error;
+  if (error != CUDA_SUCCESS) {
+    return refuse(d, error, "the device cannot be told from others", text);
+  }
+#if CUDA_VERSION >= 12050
+  mps = d.attribute(&mps, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, handle) == CUDA_SUCCESS ? mps : 0;
+#endif
+  memcpy(found->uuid, uuid.bytes, sizeof found->uuid);
+  found->has_mps = mps != 0;
   return 0;
 }
 

@@ -338,6 +338,7 @@ class ReducerOptions(Sized):
         ("capturable", c_int),
         ("sharded", c_int),
         ("lent", c_int),
+        ("carrier", c_char_p),
     ]
 
 

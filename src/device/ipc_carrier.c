@@ -52,6 +52,7 @@ typedef struct ipc_carrier {
   const pith_cuda_module *gpu;
   pith_comm *parent, *comm; /* the second is our own */
   int rank, ranks, device;
+  pith_ipc_device identity;
   size_t region, size;                                     /* bytes of a region and of a window */
   uint8_t *window[PITH_IPC_RANKS];                         /* device memory: our own, and all others' */
   uint32_t sent[PITH_IPC_RANKS], received[PITH_IPC_RANKS]; /* messages to and from each rank: tell the slot */
@@ -419,12 +420,28 @@ static int interrupted(void *self) {
 /* What each rank tells the others before a step that all of them must be able to take. */
 typedef struct ipc_offer {
   uint32_t is_able, required;
+  int32_t process;
+  pith_ipc_device device;
   char why[PITH_IPC_WHY - 64]; /* not */
 } ipc_offer;
 
+/* Kernels of processes that use a GPU in turns, without MPS, wait for each other for whole turns: milliseconds. */
+static void look_for_turns(const ipc_offer *all, int ranks, char why[PITH_IPC_WHY]) {
+  for (int p = 1; p < ranks; p++) {
+    for (int q = 0; q < p && !all[p].device.has_mps; q++) {
+      if (all[p].process != all[q].process &&
+          memcmp(all[p].device.uuid, all[q].device.uuid, sizeof all[p].device.uuid) == 0) {
+        snprintf(why, PITH_IPC_WHY, "ranks %d and %d share a GPU without MPS, and would use it in turns", q, p);
+        return;
+      }
+    }
+  }
+}
+
 /* Whether all ranks are able, on all of them alike; else why not. */
 static pith_status compare(const ipc_carrier *c, const char *refusal, int required, char why[PITH_IPC_WHY]) {
-  ipc_offer mine = {.is_able = !refusal, .required = required != 0};
+  ipc_offer mine = {
+      .is_able = !refusal, .required = required != 0, .process = (int32_t)getpid(), .device = c->identity};
   pith_call call = PITH_CALL_INIT;
   PITH_FREED ipc_offer *all = calloc((size_t)c->ranks, sizeof *all);
   PITH_REQUIRE(all, PITH_ERR_MEMORY, "no memory for a carrier");
@@ -434,6 +451,11 @@ static pith_status compare(const ipc_carrier *c, const char *refusal, int requir
   int needs = -1;
   for (int p = c->ranks - 1; p >= 0; p--) {
     needs = all[p].required ? p : needs;
+  }
+  if (needs < 0) {
+    look_for_turns(all, c->ranks, why);
+  }
+  for (int p = c->ranks - 1; p >= 0; p--) {
     if (!all[p].is_able) {
       all[p].why[sizeof all[p].why - 1] = 0;
       snprintf(why, PITH_IPC_WHY, "rank %d: %s", p, all[p].why);
@@ -454,7 +476,7 @@ static const char *make_window(ipc_carrier *c, int *descriptor, char text[256]) 
     }
   }
   void *memory = NULL, *report = NULL;
-  if (c->gpu->share(c->size, &memory, descriptor, text)) {
+  if (c->gpu->identify(&c->identity, text) || c->gpu->share(c->size, &memory, descriptor, text)) {
     return text;
   }
   c->window[c->rank] = memory;

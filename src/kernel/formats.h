@@ -312,6 +312,12 @@ PITH_FORMAT_ASSERT(sizeof(pith_repack_task) == 56, "both compilers lay out resid
 enum { PITH_IPC_RANKS = 16 };                     /* most of a host */
 enum { PITH_IPC_ABORTED = 1, PITH_IPC_LATE = 2 }; /* how a wait failed */
 
+/* Which device this is, for all processes alike. */
+typedef struct pith_ipc_device {
+  uint8_t uuid[16];
+  uint32_t has_mps; /* processes that use it run at the same time, by CUDA's multi-process service; else in turns */
+} pith_ipc_device;
+
 /* What kernels that wait and their host tell each other: pinned memory that both see. */
 typedef struct pith_ipc_report {
   uint32_t abort;  /* by the host: whoever is waited for is gone */
@@ -413,9 +419,10 @@ typedef struct pith_cuda_module {
   /* Both are enqueued. Copies are from anywhere to anywhere. */
   int (*move)(void *to, const void *from, size_t size, void *stream, char *text);
   int (*clear)(void *memory, size_t size, void *stream, char *text);
-  /* Memory of the current device that other processes can map: zeros, with a descriptor that is the only way to it and
-   * that the caller closes. The memory lives until the last process has unmapped it. Those who unmap it have waited for
-   * all that uses it. */
+  int (*identify)(pith_ipc_device *device, char *text); /* the current one */
+  /* Memory of the current device that other processes can map, with a descriptor that is the only way to it and that
+   * the caller closes. The memory lives until the last process has unmapped it. Those who unmap it have waited for all
+   * that uses it. */
   int (*share)(size_t size, void **memory, int *descriptor, char *text);
   int (*map)(int descriptor, size_t size, void **memory, char *text); /* another's, for the current device */
   void (*unmap)(void *memory, size_t size);                           /* both kinds */

@@ -172,13 +172,14 @@ static void measure(void) {
   contender list[2 * SPECS] = {{0}};
   for (size_t i = 0; i < 2 * SPECS; i++) {
     list[i].spec = specs[i / 2];
-    list[i].carrier = i % 2 ? "staged" : "auto";
+    list[i].carrier = i % 2 ? "staged" : "ipc";
+    list[i].enqueues = i % 2 == 0;
   }
   double rate = copy_rate();
   run_bench(list, sizeof list / sizeof *list);
   if (here.rank == 0 && here.ranks > 1) {
-    printf("over %s; auto is %s\ncopies of the device: %.2f TB/s, read and written\n", pith_comm_transport(host, 1),
-           getenv("PITH_CUDA_CARRIER") ? getenv("PITH_CUDA_CARRIER") : "ipc where possible", rate / 1e12);
+    printf("staged over %s\ncopies of the device: %.2f TB/s, read and written\n", pith_comm_transport(host, 1),
+           rate / 1e12);
     for (size_t i = 0; i < 5; i++) {
       printf("%-8s moves %8.1f MiB of device memory by ipc, %.3f ms at that rate\n", specs[i],
              moved_bytes(specs[i]) / (1 << 20), 1e3 * moved_bytes(specs[i]) / rate);
@@ -224,6 +225,7 @@ int main(int argc, char **argv) {
     measure();
   } else if (strcmp(what, "killed") == 0 || strcmp(what, "killed-graph") == 0) {
     run_killed(strcmp(what, "killed") != 0);
+    fflush(stdout);
     _exit(0); /* rank 1 is gone: a barrier would fail */
   } else if (strcmp(what, "quick") == 0) {
     run_quick();

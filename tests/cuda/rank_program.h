@@ -153,6 +153,7 @@ enum { ROUNDS = 15, SIDE = 4096, VALUES = SIDE * SIDE };
 typedef struct contender {
   const char *spec;    /* NULL: somebody else's sum of f32 */
   const char *carrier; /* of a comm: options.carrier */
+  int enqueues;        /* options.capturable: a call waits for nothing, as NCCL's own does */
   pith_reducer *object;
   double time[ROUNDS], enqueue[ROUNDS];
 } contender;
@@ -230,6 +231,7 @@ static void run_bench(contender *list, size_t count) {
   for (size_t i = 0; i < count; i++) {
     if (list[i].spec) {
       law_options.carrier = list[i].carrier;
+      law_options.capturable = list[i].enqueues;
       CHECK_OK(law_create(&here, &layer, 1, list[i].spec, 1, &list[i].object));
     }
   }

@@ -217,6 +217,12 @@ TEST(all_go_through_pinned_memory_if_one_cannot_share) {
   on_processes(3, 20, one_that_cannot, -1);
 }
 
+TEST(ranks_that_use_one_gpu_in_turns_go_through_pinned_memory_unless_told_otherwise) {
+  setenv("PITH_FAKE_TURNS", "1", 1);
+  check_way(NULL, "", "staged");
+  check_way(NULL, "ipc", "ipc");
+}
+
 TEST(ranks_of_several_hosts_go_through_pinned_memory) {
   wanted = NULL;
   expected = "staged";

@@ -560,6 +560,13 @@ static int map(int descriptor, size_t size, void **memory, char *text) {
   return *memory == MAP_FAILED ? refuse(text, "that memory cannot be mapped") : 0;
 }
 
+/* One device for all; PITH_FAKE_TURNS: its processes run in turns. */
+static int identify(pith_ipc_device *found, char *text) {
+  (void)text;
+  *found = (pith_ipc_device){.has_mps = !getenv("PITH_FAKE_TURNS")};
+  return 0;
+}
+
 /* PITH_FAKE_NO_IPC: there is none. */
 static int share(size_t size, void **memory, int *descriptor, char *text) {
   if (getenv("PITH_FAKE_NO_IPC")) {
@@ -691,6 +698,7 @@ static const pith_cuda_module module = {
     .use_device = use_device,
     .move = move,
     .clear = clear,
+    .identify = identify,
     .share = share,
     .map = map,
     .unmap = unmap,
