@@ -140,8 +140,15 @@ int pith__ipc_identify(pith_ipc_device *found, char *text) {
 #if CUDA_VERSION >= 12050
   mps = d.attribute(&mps, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, handle) == CUDA_SUCCESS ? mps : 0;
 #endif
+  *found = pith_ipc_device{};
   memcpy(found->uuid, uuid.bytes, sizeof found->uuid);
   found->has_mps = mps != 0;
+  int count = 0;
+  for (int other = 0; cudaGetDeviceCount(&count) == cudaSuccess && other < count; other++) {
+    int reached = 0;
+    found->others += other != device;
+    found->reached += other != device && cudaDeviceCanAccessPeer(&reached, device, other) == cudaSuccess && reached;
+  }
   return 0;
 }
 

@@ -13,8 +13,8 @@
  */
 #include "device/ipc_carrier.h"
 
-#include <errno.h>
 #include <fcntl.h>
+#include <pith/cuda.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -413,6 +413,27 @@ static int interrupted(void *self) {
   const ipc_carrier *c = self;
   return c->parent->interrupt.ask && pith__interrupt_is_possible(&c->parent->interrupt) &&
          pith__interrupt_ask(&c->parent->interrupt);
+}
+
+/* ---- What a machine has ------------------------------------------------------------------------------------------ */
+
+pith_status pith_cuda_ipc_probe(const char **how) {
+  static _Thread_local char text[256];
+  const pith_cuda_module *gpu = NULL;
+  pith_ipc_device device;
+  void *memory = NULL;
+  int descriptor = -1;
+  PITH_TRY(pith__cuda_module(&gpu));
+  PITH_CUDA_TRY(gpu->identify, &device);
+  PITH_CUDA_TRY(gpu->share, HEADER, &memory, &descriptor);
+  gpu->unmap(memory, HEADER);
+  close(descriptor);
+  snprintf(text, sizeof text, "%u of %u other GPUs can be reached; ranks that share a GPU %s", device.reached,
+           device.others, device.has_mps ? "run at the same time (MPS)" : "go through pinned memory (MPS is off)");
+  if (how) {
+    *how = text;
+  }
+  return PITH_OK;
 }
 
 /* ---- Making one -------------------------------------------------------------------------------------------------- */

@@ -316,6 +316,7 @@ enum { PITH_IPC_ABORTED = 1, PITH_IPC_LATE = 2 }; /* how a wait failed */
 typedef struct pith_ipc_device {
   uint8_t uuid[16];
   uint32_t has_mps; /* processes that use it run at the same time, by CUDA's multi-process service; else in turns */
+  uint32_t others, reached; /* other devices that the process sees, and those of them that this one can reach */
 } pith_ipc_device;
 
 /* What kernels that wait and their host tell each other: pinned memory that both see. */

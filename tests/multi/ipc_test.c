@@ -249,6 +249,16 @@ TEST(a_way_that_does_not_exist_is_refused) {
   on_ranks("inproc", 2, unknown);
 }
 
+TEST(what_a_machine_has_for_it_can_be_asked) {
+  const char *how = NULL;
+  prepare();
+  CHECK_OK(pith_cuda_ipc_probe(&how));
+  CHECK_MSG(strstr(how, "0 of 0 other GPUs can be reached; ranks that share a GPU run at the same time"), "%s", how);
+  setenv("PITH_FAKE_NO_IPC", "1", 1);
+  CHECK_STATUS(pith_cuda_ipc_probe(NULL), PITH_ERR_SYSTEM);
+  CHECK_ERROR_SAYS("it shares nothing");
+}
+
 /* ---- Ranks that fail -----------------------------------------------------------------------------------------------
  */
 
