@@ -40,7 +40,9 @@ class Cuda:
     allocate: Callable[[int], int]
     release: Callable[[int], None]
     chunk_bytes: int = 0  # layers much larger are sent in several exchanges; 0: what is usual
-    carrier: str | None = None  # over a comm: "ipc", "staged"; None: PITH_CUDA_CARRIER, else ipc where all ranks can
+    carrier: str | None = (
+        None  # over a comm: "ipc", "staged"; None: PITH_CUDA_CARRIER, else ipc where all ranks can
+    )
 
 
 class Carrier:
