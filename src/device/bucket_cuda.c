@@ -39,7 +39,7 @@ typedef enum pieces { PARTS, RESULTS } pieces;
 
 static pith_status run_all(const pith_bucket *b, const void *const *tensors, void *const *memories, const pith_ctx *ctx,
                            const void *bytes, size_t stride, pieces what, void *workspace, void *stream) {
-  uint32_t rank = what == RESULTS ? pith__result_rank(b->ranks) : (uint32_t)b->rank;
+  uint32_t rank = what == RESULTS ? pith__result_rank(b->all) : pith__bucket_name(b, b->rank);
   uint8_t *at = (uint8_t *)(uintptr_t)bytes;
   PITH_FREED pith_cuda_item *items = NULL;
   PITH_TRY(make_items(b, b->count * (size_t)b->ranks, &items));
@@ -53,7 +53,8 @@ static pith_status run_all(const pith_bucket *b, const void *const *tensors, voi
         add_item(&list, b, i, piece, value_at(b, i, tensors[i], piece.first), b->layer[i].dtype, at, ctx, rank);
       }
       if (list.count > before && memories && memories[i]) {
-        list.item[before].memory = pith__store_at(pith__codec_store(b->layer[i].codec), memories[i], piece.first);
+        list.item[before].memory =
+            pith__store_at(pith__codec_store(b->layer[i].codec), memories[i], b->layer[i].base + piece.first);
       }
       at += pith__bucket_piece_bytes(b, i, piece);
     }
@@ -135,8 +136,8 @@ static void list_own(item_list *list, const own_pieces *o, float *sums, const vo
 
 /* The memory of our own values of a layer, from one of them on; NULL: there is none. */
 static void *own_memory(const own_pieces *o, size_t index, size_t first) {
-  const pith_codec *codec = o->b->layer[index].codec;
-  return codec->memory ? pith__store_at(pith__codec_store(codec), o->memories[index], first) : NULL;
+  const pith_bucket_item *l = &o->b->layer[index];
+  return l->codec->memory ? pith__store_at(pith__codec_store(l->codec), o->memories[index], l->base + first) : NULL;
 }
 
 /* Our own values of the rests, behind their memories, which are widened where they are packed. */
@@ -149,7 +150,7 @@ static pith_status sum_own(item_list *list, const own_pieces *o, float *sums, vo
     pith_range rest = rest_of(o, i);
     if (rest.n && pith__bucket_sums_as_is(b, i, b->rank)) {
       add_item(list, b, i, rest, value_at(b, i, o->src[i], rest.first), b->layer[i].dtype, sums, o->ctx,
-               (uint32_t)b->rank);
+               pith__bucket_name(b, b->rank));
       list->item[list->count - 1].memory = own_memory(o, i, rest.first);
     }
     sums += rest.n;
@@ -196,8 +197,8 @@ static void fuse_layer(own_pieces *o, size_t index, size_t at, pith_cuda_item *o
   if (!n || b->ranks > UINT8_MAX) {
     return;
   }
-  pith_ctx mine = pith__bucket_ctx(b, o->ctx, index, (uint32_t)b->rank, piece.first),
-           mean = pith__bucket_ctx(b, o->ctx, index, pith__result_rank(b->ranks), piece.first);
+  pith_ctx mine = pith__bucket_ctx(b, o->ctx, index, pith__bucket_name(b, b->rank), piece.first),
+           mean = pith__bucket_ctx(b, o->ctx, index, pith__result_rank(b->all), piece.first);
   pith_span values = {value_at(b, index, o->src[index], piece.first), n, l->dtype};
   *own = pith__gpu_item(l->codec, values, &mine);
   *result = pith__gpu_item(l->codec, values, &mean);
@@ -225,6 +226,7 @@ static pith_status reduce_at_once(own_pieces *o, void *stream) {
       size_t some = pith__gpu_next_reduce(&own, &result, first, task);
       task->received = (const uint8_t *)own.payload + pith_codec_bound(own.codec, first);
       task->stride = b->bytes[b->rank];
+      task->rank = (uint8_t)b->rank, task->ranks = (uint8_t)b->ranks;
       first += some;
     }
     at += pith__bucket_piece_bytes(b, i, pith__bucket_piece(b, i, b->rank));
@@ -235,23 +237,31 @@ static pith_status reduce_at_once(own_pieces *o, void *stream) {
 /* ---- Step by step --------------------------------------------------------------------------------------------------
  */
 
-/* The sum rank after rank, as on the CPU, so that it has the same bits; its mean; and the result, encoded. */
+/* The sum rank after rank, as on the CPU, so that it has the same bits. */
+static pith_status sum_rests(own_pieces *o, item_list list, float *sums, void *wide, void *stream) {
+  const pith_bucket *b = o->b;
+  for (int p = 0; p < b->ranks; p++) {
+    list_own(&list, o, sums, o->received + (size_t)p * b->bytes[b->rank], o->ctx, pith__bucket_name(b, p),
+             p == b->rank);
+    PITH_TRY(pith_cuda_decode(list.item, list.count, p ? PITH_ADD : PITH_SET, NULL, 0, stream));
+    PITH_TRY(p == b->rank ? sum_own(&list, o, sums, wide, stream) : PITH_OK);
+  }
+  return PITH_OK;
+}
+
+/* The sum, its mean, and the result, encoded. */
 static pith_status reduce_rests(own_pieces *o, pith_cuda_item *items, void *workspace, void *stream) {
   const pith_bucket *b = o->b;
   float *sums = workspace;
   void *wide = (uint8_t *)workspace + sum_bytes(b);
   item_list list = {items, 0};
-  for (int p = 0; p < b->ranks; p++) {
-    list_own(&list, o, sums, o->received + (size_t)p * b->bytes[b->rank], o->ctx, (uint32_t)p, p == b->rank);
-    PITH_TRY(pith_cuda_decode(items, list.count, p ? PITH_ADD : PITH_SET, NULL, 0, stream));
-    PITH_TRY(p == b->rank ? sum_own(&list, o, sums, wide, stream) : PITH_OK);
-  }
-  list_own(&list, o, sums, sums, &(pith_ctx)PITH_CTX_INIT, (uint32_t)b->rank, 0);
+  PITH_TRY(sum_rests(o, list, sums, wide, stream));
+  list_own(&list, o, sums, sums, &(pith_ctx)PITH_CTX_INIT, pith__bucket_name(b, b->rank), 0);
   for (size_t k = 0; k < list.count; k++) {
     items[k].payload = items[k].values; /* in place */
   }
   PITH_TRY(pith_cuda_aggregate(items, list.count, stream));
-  list_own(&list, o, sums, o->result, o->ctx, pith__result_rank(b->ranks), 0);
+  list_own(&list, o, sums, o->result, o->ctx, pith__result_rank(b->all), 0);
   pith_cuda_item *item = items;
   for (size_t i = 0; i < b->count; i++) {
     if (rest_of(o, i).n) {
@@ -276,4 +286,14 @@ pith_status pith__cuda_bucket_reduce(const pith_bucket *b, const void *const *sr
     rest += rest_of(&o, i).n;
   }
   return rest ? reduce_rests(&o, items, workspace, stream) : PITH_OK;
+}
+
+pith_status pith__cuda_bucket_sum(const pith_bucket *b, const void *const *src, const void *received,
+                                  const pith_ctx *ctx, float *sums, void *stream) {
+  PITH_FREED size_t *fused = calloc(b->count + 1, sizeof *fused);
+  PITH_FREED pith_cuda_item *items = NULL;
+  own_pieces o = {.b = b, .src = src, .received = received, .ctx = ctx, .fused = fused};
+  PITH_REQUIRE(fused, PITH_ERR_MEMORY, "no memory for a bucket of %zu layers", b->count);
+  PITH_TRY(make_items(b, b->count, &items));
+  return sum_rests(&o, (item_list){items, 0}, sums, NULL, stream);
 }

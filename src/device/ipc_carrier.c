@@ -30,8 +30,10 @@
 #include "device/rank_watch.h"
 
 #define SLOTS 2
-#define HEADER 4096        /* bytes of flags at the beginning of a window */
-#define ALIGNMENT 256      /* of regions */
+#define HEADER 4096                   /* bytes of flags at the beginning of a window */
+#define SMALL_SUM ((size_t)256 << 10) /* bytes that go to all ranks as they are: one turn of messages instead of two \
+                                       */
+#define ALIGNMENT 256                 /* of regions */
 #define GRACE_SECONDS 0.3  /* a rank that has sent its last message may leave while others still receive it */
 #define LINGER_SECONDS 1.0 /* for which release() waits for the device; the thread waits for the rest */
 #define NAMING_SECONDS 1.5 /* a wait has failed: until then the comm may say which rank was the cause */
@@ -345,19 +347,47 @@ static pith_status all_gather(ipc_carrier *c, const pith_exchange *x) {
   return transfer(c, &t);
 }
 
-/* At most as many values as make a region for each rank: every rank adds up its part in rank order, and sends it to
- * all. */
+static pith_ipc_combine new_sum(const ipc_carrier *c, void *to, size_t n, size_t width, int is_mean) {
+  return (pith_ipc_combine){.to = to,
+                            .broken = &header_of(c, c->rank)->broken,
+                            .n = n,
+                            .count = (uint32_t)c->ranks,
+                            .is_mean = is_mean != 0,
+                            .is_f64 = width == sizeof(double)};
+}
+
+/* Adds up, in rank order, what all ranks have sent, `own` in our place. */
+static pith_status add_up(ipc_carrier *c, pith_ipc_combine sum, const uint8_t **where, const uint8_t *own,
+                          const size_t *received) {
+  where[c->rank] = own;
+  for (int p = 0; p < c->ranks; p++) {
+    sum.from[p] = where[p];
+  }
+  if (sum.n) {
+    PITH_CUDA_TRY(c->gpu->ipc_combine, &sum, c->way.stream);
+  }
+  return take(c, where, NULL, received, (pith_ipc_piece){0});
+}
+
+/* Few values: every rank gets all of them, and adds up by itself. */
+static pith_status reduce_few(ipc_carrier *c, uint8_t *values, size_t count, size_t width, int is_mean) {
+  const uint8_t *from[PITH_IPC_RANKS], *where[PITH_IPC_RANKS];
+  size_t bytes[PITH_IPC_RANKS];
+  for (int p = 0; p < c->ranks; p++) {
+    from[p] = values;
+    bytes[p] = count * width;
+  }
+  PITH_TRY(push(c, from, bytes));
+  PITH_TRY(await_messages(c, bytes, where));
+  return add_up(c, new_sum(c, values, count, width, is_mean), where, values, bytes);
+}
+
+/* At most as many values as make a region for each rank: every rank adds up its part, and sends it to all. */
 static pith_status reduce_some(ipc_carrier *c, uint8_t *values, size_t count, size_t width, int is_mean) {
   ipc_transfer t;
   const uint8_t *where[PITH_IPC_RANKS];
   size_t first = count * (size_t)c->rank / (size_t)c->ranks, end = count * ((size_t)c->rank + 1) / (size_t)c->ranks;
   uint8_t *mine = values + first * width;
-  pith_ipc_combine sum = {.to = mine,
-                          .broken = &header_of(c, c->rank)->broken,
-                          .n = end - first,
-                          .count = (uint32_t)c->ranks,
-                          .is_mean = is_mean != 0,
-                          .is_f64 = width == sizeof(double)};
   for (int p = 0; p < c->ranks; p++) {
     size_t theirs = count * (size_t)p / (size_t)c->ranks, behind = count * ((size_t)p + 1) / (size_t)c->ranks;
     t.from[p] = t.to[p] = values + theirs * width;
@@ -366,18 +396,11 @@ static pith_status reduce_some(ipc_carrier *c, uint8_t *values, size_t count, si
   }
   PITH_TRY(push(c, t.from, t.sent));
   PITH_TRY(await_messages(c, t.received, where));
-  where[c->rank] = mine;
-  for (int p = 0; p < c->ranks; p++) {
-    sum.from[p] = where[p];
-  }
-  if (sum.n) {
-    PITH_CUDA_TRY(c->gpu->ipc_combine, &sum, c->way.stream);
-  }
-  PITH_TRY(take(c, where, NULL, t.received, (pith_ipc_piece){0}));
+  PITH_TRY(add_up(c, new_sum(c, mine, end - first, width, is_mean), where, mine, t.received));
   for (int p = 0; p < c->ranks; p++) {
     t.from[p] = mine;
     t.received[p] = t.sent[p];
-    t.sent[p] = sum.n * width;
+    t.sent[p] = (end - first) * width;
   }
   return transfer(c, &t);
 }
@@ -386,6 +409,9 @@ static pith_status allreduce(ipc_carrier *c, const pith_exchange *x) {
   PITH_REQUIRE((x->dtype == PITH_F32 || x->dtype == PITH_F64) && (x->op == PITH_SUM || x->op == PITH_MEAN),
                PITH_ERR_UNSUPPORTED, "ipc does not reduce %s by operation %d", pith_dtype_name(x->dtype), (int)x->op);
   size_t width = pith_dtype_size(x->dtype), most = (c->region / width - 1) * (size_t)c->ranks;
+  if (x->count * width <= pith__least(SMALL_SUM, c->region)) {
+    return x->count ? reduce_few(c, x->recv, x->count, width, x->op == PITH_MEAN) : PITH_OK;
+  }
   for (size_t first = 0, some; first < x->count; first += some) {
     some = pith__least(x->count - first, most);
     PITH_TRY(reduce_some(c, (uint8_t *)x->recv + first * width, some, width, x->op == PITH_MEAN));

@@ -13,6 +13,7 @@
 #include "codec/codec.h"
 #include "device/cuda_space.h"
 #include "device/device_carrier.h"
+#include "device/hosts_carrier.h"
 #include "device/staged_carrier.h"
 #include "memory/memory.h"
 #include "reducer/stages.h"
@@ -48,8 +49,10 @@ static pith_status open_with(pith_reducer *r, const char *rules) {
     PITH_TRY(options->cuda ? pith__device_way(options->carrier, &way) : PITH_OK);
     PITH_REQUIRE(!options->capturable || way != PITH_DEVICE_STAGED, PITH_ERR_ARGUMENT,
                  "a step can be captured only where a carrier enqueues it, and not through pinned memory (staged)");
-    PITH_TRY(options->cuda ? pith__device_carrier(r->comm, way, options->capturable, &r->carrier)
-                           : pith__comm_carrier(r->comm, &r->carrier));
+    int in_levels = options->cuda && !options->sharded && !options->capturable && pith__hosts_fit(r->comm);
+    PITH_TRY(in_levels       ? pith__hosts_carrier(r->comm, way, &r->carrier)
+             : options->cuda ? pith__device_carrier(r->comm, way, options->capturable, &r->carrier)
+                             : pith__comm_carrier(r->comm, &r->carrier));
     r->comm = NULL;
   }
   r->stage_ops = r->space ? &pith__stage_cuda : &pith__stage_host;

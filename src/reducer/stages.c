@@ -102,7 +102,8 @@ static pith_status go_on(pith_stages *s, pith_staged *f) {
   }
   f->exchange.stream = s->reducer->options.stream;
   f->exchange.step = s->reducer->step;
-  PITH_TRY(carrier->start(carrier->self, &f->exchange, &f->ticket));
+  PITH_TRY(f->level ? pith__hosts_start(carrier, f->level, &f->exchange, &f->ticket)
+                    : carrier->start(carrier->self, &f->exchange, &f->ticket));
   f->has_exchange = 1;
   return PITH_OK;
 }

@@ -6,6 +6,7 @@
  *   pith run -n 4 -- device_test bench                                 a table of times
  *   pith run -n 4 -- device_test killed                                rank 1 is killed between two steps
  *   pith run -n 4 -- device_test killed-graph                          … which are replays of a graph
+ *   PITH_ALGO=hierarchical … device_test hosts                         sums of hosts first; hosts-bench: its times
  *   pith run -n 2 -- device_test quick                                 a few laws, for a memory checker
  *
  * Ranks find each other as the environment says: PITH_TRANSPORT, or shm within a host and tcp between hosts; and
@@ -15,6 +16,7 @@
 #include <signal.h>
 
 #include "base/clock.h"
+#include "cuda/hosts_laws.h"
 #include "device/device_carrier.h"
 #include "reducer/reducer.h"
 
@@ -206,6 +208,16 @@ static void run_all_laws(void) {
   }
 }
 
+/* Where the comm asks for it (PITH_ALGO=hierarchical) and ranks call themselves hosts (PITH_HOSTID). */
+static void run_levels(void) {
+  static const char *const list[] = {"none", "q:4", "ef/q:4", "*.bias=q:8;embed*=q:3;*=ef/q:4", "hadamard/q:4"};
+  for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+    law_levels(&here, list[i], PITH_F32);
+    law_levels(&here, list[i], PITH_BF16);
+    tell("hosts are summed first with the bits of main memory", list[i]);
+  }
+}
+
 /* Enough for a memory checker. */
 static void run_quick(void) {
   static const char *const list[] = {"none", "ef/q:4", "ef/topk:0.05", "ef/powersgd:4"};
@@ -227,6 +239,11 @@ int main(int argc, char **argv) {
     run_killed(strcmp(what, "killed") != 0);
     fflush(stdout);
     _exit(0); /* rank 1 is gone: a barrier would fail */
+  } else if (strcmp(what, "hosts") == 0) {
+    run_levels();
+  } else if (strcmp(what, "hosts-bench") == 0) {
+    contender list[] = {{.spec = "none"}, {.spec = "q:8"}, {.spec = "q:4"}, {.spec = "ef/q:4"}};
+    run_bench(list, sizeof list / sizeof *list);
   } else if (strcmp(what, "quick") == 0) {
     run_quick();
   } else {

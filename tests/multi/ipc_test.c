@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "cuda/device_laws.h"
 #include "cuda/fake/means_tests.h"
+#include "cuda/hosts_laws.h"
 #include "device/device_carrier.h"
 #include "device/ipc_carrier.h"
 #include "ranks.h"
@@ -164,6 +165,33 @@ TEST(steps_can_be_captured) {
     rules = list[i];
     on_ranks("inproc", 3, captured);
   }
+}
+
+/* ---- Hosts ------------------------------------------------------------------------------------------------------- */
+
+static void levels(const law_world *w) { law_levels(w, rules, dtype); }
+
+TEST(hosts_are_summed_first_with_the_bits_of_main_memory) {
+  static const struct {
+    const char *rules, *inside;
+    pith_dtype dtype;
+  } list[] = {{"none", NULL, PITH_F32},
+              {"q:4", NULL, PITH_F32},
+              {"q:4", "q:8", PITH_F32},
+              {"ef/q:4", "q:8", PITH_F32},
+              {"q:4", NULL, PITH_BF16},
+              {"ef/q:2,bucket=128", "q:8", PITH_F16},
+              {"*.bias=q:8;embed*=q:3;*=ef/q:4", "bf16", PITH_F32}};
+  setenv("PITH_ALGO", "hierarchical", 1);
+  wanted = NULL;
+  for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+    rules = list[i].rules, dtype = list[i].dtype;
+    prepare();
+    ranks_run_hosts("auto", 4, 2, 0, list[i].inside, run_law, &(law_run){levels});
+  }
+  rules = "ef/q:4", dtype = PITH_F32;
+  ranks_run_hosts("auto", 6, 3, 0, "q:8", run_law, &(law_run){levels});
+  ranks_run_hosts("auto", 6, 2, 0, "q:8", run_law, &(law_run){levels});
 }
 
 /* ---- Which way -----------------------------------------------------------------------------------------------------
