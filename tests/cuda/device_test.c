@@ -6,6 +6,7 @@
  *   pith run -n 4 -- device_test bench                                 a table of times
  *   pith run -n 4 -- device_test killed                                rank 1 is killed between two steps
  *   pith run -n 4 -- device_test killed-graph                          … which are replays of a graph
+ *   pith run -n 4 -- device_test stalled                               rank 1 is late by more than the time-out
  *   PITH_ALGO=hierarchical … device_test hosts                         sums of hosts first; hosts-bench: its times
  *   pith run -n 2 -- device_test quick                                 a few laws, for a memory checker
  *
@@ -89,6 +90,29 @@ static void await_error(pith_reducer *reducer, const law_set *set, const char *w
   if (here.rank == 0) {
     printf("ok   a rank that is killed is named after %.2f s, %s: %s\n", took, what, pith_error());
   }
+}
+
+/* Rank 1 is late by more than the time-out, which is one second: the others name it, and it learns of them. */
+static void run_stalled(void) {
+  const char *way = NULL;
+  law_set set = law_take(PITH_F32);
+  CHECK_OK(pith_comm_set_timeout(host, 1));
+  pith_reducer *reducer = make_reducer(&way);
+  law_blind_step(&here, reducer, &set, 0);
+  CHECK_OK(pith_barrier(host, NULL));
+  if (here.rank == 1) {
+    sleep(4);
+  }
+  double begun = pith__now();
+  while (law_allreduce(reducer, set.device) == PITH_OK) {
+    CHECK_MSG(pith__now() - begun < 10, "no error after %.1f s", pith__now() - begun);
+  }
+  CHECK_MSG(here.rank == 1 || strstr(pith_error(), "rank 1"), "the error does not name rank 1: %s", pith_error());
+  if (here.rank < 2) {
+    printf("ok   rank %d, after %.2f s: %s\n", here.rank, pith__now() - begun, pith_error());
+  }
+  pith_reducer_destroy(reducer);
+  law_give(&set);
 }
 
 /* The means of a graph whose peer is gone are none: NaN, and the device does not hang. */
@@ -239,6 +263,8 @@ int main(int argc, char **argv) {
     run_killed(strcmp(what, "killed") != 0);
     fflush(stdout);
     _exit(0); /* rank 1 is gone: a barrier would fail */
+  } else if (strcmp(what, "stalled") == 0) {
+    run_stalled();
   } else if (strcmp(what, "hosts") == 0) {
     run_levels();
   } else if (strcmp(what, "hosts-bench") == 0) {
