@@ -183,8 +183,9 @@ struct pith_comm {
   pith_status failed; /* PITH_OK until something went wrong for good */
   char failure[768];
   double failed_at;
-  int tracing; /* PITH_TRACE */
-  double busy; /* seconds of work in which no link was read */
+  int is_watch; /* it is there to tell when ranks leave: that one does is no warning */
+  int tracing;  /* PITH_TRACE */
+  double busy;  /* seconds of work in which no link was read */
   uint32_t turns;
   double last_sign; /* when we last told the others that we wait */
   pthread_mutex_t mutex,

@@ -30,10 +30,11 @@
 #include "device/rank_watch.h"
 
 #define SLOTS 2
-#define HEADER 4096                   /* bytes of flags at the beginning of a window */
-#define SMALL_SUM ((size_t)256 << 10) /* bytes that go to all ranks as they are: one turn of messages instead of two \
-                                       */
-#define ALIGNMENT 256                 /* of regions */
+#define HEADER 4096 /* bytes of flags at the beginning of a window */
+#define SMALL_SUM                                                                                         \
+  ((size_t)256 << 10)      /* bytes that go to all ranks as they are: one turn of messages instead of two \
+                            */
+#define ALIGNMENT 256      /* of regions */
 #define GRACE_SECONDS 0.3  /* a rank that has sent its last message may leave while others still receive it */
 #define LINGER_SECONDS 1.0 /* for which release() waits for the device; the thread waits for the rest */
 #define NAMING_SECONDS 1.5 /* a wait has failed: until then the comm may say which rank was the cause */
@@ -65,7 +66,8 @@ typedef struct ipc_carrier {
   pthread_t thread;
   pthread_mutex_t mutex; /* of what follows */
   pthread_cond_t changed;
-  int has_thread, is_closing, is_idle, is_abandoned, has_given_up;
+  int is_closing, is_idle, is_abandoned;
+  atomic_int has_given_up;
 } ipc_carrier;
 
 static _Atomic uint32_t *shared_word(uint32_t *word) { return (_Atomic uint32_t *)word; }

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
-#include "base/status.h"
+#include "comm/comm.h"
 
 #define WATCH_TAG 0x70697468u
 #define WATCH_TIMEOUT 9e8 /* seconds: for ever */
@@ -28,6 +28,7 @@ struct pith_rank_watch {
 pith_status pith__rank_watch_start(pith_comm *comm, pith_rank_watch **made) {
   int ranks = pith_comm_size(comm);
   PITH_TRY(pith_comm_set_timeout(comm, WATCH_TIMEOUT));
+  comm->is_watch = 1;
   pith_rank_watch *w = calloc(1, sizeof *w + (size_t)ranks * sizeof *w->rank);
   PITH_REQUIRE(w, PITH_ERR_MEMORY, "no memory for a carrier");
   w->ranks = ranks;
