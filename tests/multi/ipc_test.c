@@ -155,12 +155,10 @@ static void disagreement(const law_world *w) { law_disagreement(w); }
 TEST(ranks_that_disagree_are_named) { on_ranks("inproc", 3, disagreement); }
 
 /* A step that is enqueued by its calls alone; what a graph would repeat. */
-static void captured(const law_world *w) {
-  law_options.capturable = 1;
-  law_means(w, rules, PITH_F32);
-}
+static void captured(const law_world *w) { law_means(w, rules, PITH_F32); }
 TEST(steps_can_be_captured) {
   static const char *const list[] = {"none", "q:4", "ef/q:4", "ef/topk:0.02", "ef/powersgd:2"};
+  law_options.capturable = 1;
   for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
     rules = list[i];
     on_ranks("inproc", 3, captured);
