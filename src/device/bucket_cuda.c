@@ -137,7 +137,9 @@ static void list_own(item_list *list, const own_pieces *o, float *sums, const vo
 /* The memory of our own values of a layer, from one of them on; NULL: there is none. */
 static void *own_memory(const own_pieces *o, size_t index, size_t first) {
   const pith_bucket_item *l = &o->b->layer[index];
-  return l->codec->memory ? pith__store_at(pith__codec_store(l->codec), o->memories[index], l->base + first) : NULL;
+  return l->codec->memory && o->memories
+             ? pith__store_at(pith__codec_store(l->codec), o->memories[index], l->base + first)
+             : NULL;
 }
 
 /* Our own values of the rests, behind their memories, which are widened where they are packed. */

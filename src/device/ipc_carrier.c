@@ -314,7 +314,7 @@ static pith_status transfer(ipc_carrier *c, const ipc_transfer *t) {
   for (size_t first = 0; first < most; first += c->region, own.size = 0) {
     const uint8_t *from[PITH_IPC_RANKS], *where[PITH_IPC_RANKS];
     uint8_t *to[PITH_IPC_RANKS];
-    size_t sent[PITH_IPC_RANKS], received[PITH_IPC_RANKS];
+    size_t sent[PITH_IPC_RANKS] = {0}, received[PITH_IPC_RANKS] = {0};
     for (int p = 0; p < c->ranks; p++) {
       sent[p] = t->sent[p] > first ? pith__least(t->sent[p] - first, c->region) : 0;
       received[p] = t->received[p] > first ? pith__least(t->received[p] - first, c->region) : 0;
@@ -329,7 +329,7 @@ static pith_status transfer(ipc_carrier *c, const ipc_transfer *t) {
 }
 
 static pith_status all_to_all(ipc_carrier *c, const pith_exchange *x) {
-  ipc_transfer t;
+  ipc_transfer t = {{0}};
   const uint8_t *from = x->send;
   uint8_t *to = x->recv;
   for (int p = 0; p < c->ranks; p++) {
@@ -341,7 +341,7 @@ static pith_status all_to_all(ipc_carrier *c, const pith_exchange *x) {
 }
 
 static pith_status all_gather(ipc_carrier *c, const pith_exchange *x) {
-  ipc_transfer t;
+  ipc_transfer t = {{0}};
   for (int p = 0; p < c->ranks; p++) {
     t.from[p] = x->send, t.to[p] = (uint8_t *)x->recv + (size_t)p * x->bytes;
     t.sent[p] = t.received[p] = x->bytes;
@@ -374,7 +374,7 @@ static pith_status add_up(ipc_carrier *c, pith_ipc_combine sum, const uint8_t **
 /* Few values: every rank gets all of them, and adds up by itself. */
 static pith_status reduce_few(ipc_carrier *c, uint8_t *values, size_t count, size_t width, int is_mean) {
   const uint8_t *from[PITH_IPC_RANKS], *where[PITH_IPC_RANKS];
-  size_t bytes[PITH_IPC_RANKS];
+  size_t bytes[PITH_IPC_RANKS] = {0};
   for (int p = 0; p < c->ranks; p++) {
     from[p] = values;
     bytes[p] = count * width;
@@ -386,7 +386,7 @@ static pith_status reduce_few(ipc_carrier *c, uint8_t *values, size_t count, siz
 
 /* At most as many values as make a region for each rank: every rank adds up its part, and sends it to all. */
 static pith_status reduce_some(ipc_carrier *c, uint8_t *values, size_t count, size_t width, int is_mean) {
-  ipc_transfer t;
+  ipc_transfer t = {{0}};
   const uint8_t *where[PITH_IPC_RANKS];
   size_t first = count * (size_t)c->rank / (size_t)c->ranks, end = count * ((size_t)c->rank + 1) / (size_t)c->ranks;
   uint8_t *mine = values + first * width;

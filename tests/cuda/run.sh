@@ -52,7 +52,7 @@ on_ranks_of() { # command…
 on_comms() {
   for way in ipc:shm staged:shm staged:tcp; do
     echo "by ${way%:*} over ${way#*:}"
-    (export PITH_CUDA_CARRIER="${way%:*}" PITH_TRANSPORT="${way#*:}" && on_ranks device_test "$@") || return 1
+    (export PITH_CUDA_CARRIER="${way%:*}" PITH_TRANSPORT="${way#*:}" && on_ranks device_test) || return 1
   done
 }
 
