@@ -155,7 +155,8 @@ endif()
 # build folder's root, beside the module.
 if(PITH_TESTS)
   add_executable(cuda_test tests/cuda/cuda_test.c tests/cuda/lowrank_test.c tests/cuda/mean_test.c
-                 tests/cuda/statistics_test.c tests/cuda/update_test.c tests/cuda/whole_test.c tests/test.c)
+                 tests/cuda/reduce_test.c tests/cuda/statistics_test.c tests/cuda/update_test.c tests/cuda/whole_test.c
+                 tests/test.c)
   add_executable(cuda_bench tests/cuda/cuda_bench.c)
   add_executable(nccl_test tests/cuda/nccl_test.c) # one process for each rank: tests/cuda/run.sh FOLDER nccl device
   add_executable(device_test tests/cuda/device_test.c)

@@ -6,9 +6,11 @@
 
 #include "batch.cuh"
 #include "decode_block.cuh"
+#include "ipc_host.h"
 #include "lowrank_host.h"
 #include "mean_host.h"
 #include "own_host.h"
+#include "reduce_host.h"
 #include "repack_host.h"
 #include "sparse_host.h"
 #include "statistics_host.h"
@@ -223,6 +225,11 @@ static int own(const pith_gpu_own *tasks, size_t count, void *stream, char *text
   return error == cudaSuccess ? 0 : refuse(error, "sums could not be launched", text);
 }
 
+static int reduce(const pith_gpu_reduce *tasks, size_t count, void *stream, char *text) {
+  cudaError_t error = pith__reduce_run(tasks, count, (cudaStream_t)stream);
+  return error == cudaSuccess ? 0 : refuse(error, "sums could not be launched", text);
+}
+
 static int update(const pith_update_task *tasks, size_t count, void *stream, char *text) {
   cudaError_t error = pith__update_run(tasks, count, (cudaStream_t)stream);
   return error == cudaSuccess ? 0 : refuse(error, "updates could not be launched", text);
@@ -262,6 +269,24 @@ static int keep_if(const double *flag, float *to, const float *from, size_t n, v
 
 static int stamp(double *nanoseconds, void *stream, char *text) {
   return statistics(pith__stamp_run(nanoseconds, (cudaStream_t)stream), text);
+}
+
+/* ---- Messages between GPUs
+ * --------------------------------------------------------------------------------------------- */
+
+static int ipc_wait(const pith_ipc_wait *task, void *stream, char *text) {
+  cudaError_t error = pith__ipc_wait(task, (cudaStream_t)stream);
+  return error == cudaSuccess ? 0 : refuse(error, "a wait could not be launched", text);
+}
+
+static int ipc_copy(const pith_ipc_copy *task, void *stream, char *text) {
+  cudaError_t error = pith__ipc_copy(task, (cudaStream_t)stream);
+  return error == cudaSuccess ? 0 : refuse(error, "a message could not be launched", text);
+}
+
+static int ipc_combine(const pith_ipc_combine *task, void *stream, char *text) {
+  cudaError_t error = pith__ipc_combine(task, (cudaStream_t)stream);
+  return error == cudaSuccess ? 0 : refuse(error, "sums could not be launched", text);
 }
 
 /* ---- Memory
@@ -456,7 +481,15 @@ static const pith_cuda_module module = {PITH_CUDA_ABI,
                                         stream_wait,
                                         use_device,
                                         move,
-                                        clear};
+                                        clear,
+                                        pith__ipc_identify,
+                                        pith__ipc_share,
+                                        pith__ipc_map,
+                                        pith__ipc_unmap,
+                                        ipc_wait,
+                                        ipc_copy,
+                                        ipc_combine,
+                                        reduce};
 
 extern "C" __attribute__((visibility("default"))) const pith_cuda_module *pith_cuda_module_entry(void) {
   return &module;

@@ -100,6 +100,8 @@ typedef struct pith_reducer_options {
   int capturable; /* CUDA: calls enqueue a step and wait for nothing, so that a CUDA graph can capture it; see below */
   int sharded;    /* every rank owns a shard of each layer; see below */
   int lent;       /* what layers keep between steps is in arrays of the caller; see below */
+  const char *carrier; /* CUDA, over a comm: "ipc", from GPU to GPU within a host, or "staged", through pinned memory;
+                          NULL or "auto": PITH_CUDA_CARRIER, else ipc where all ranks can (docs/gpu.md) */
 } pith_reducer_options;
 
 #define PITH_REDUCER_OPTIONS_INIT {.size = sizeof(pith_reducer_options)}
@@ -110,8 +112,9 @@ typedef struct pith_reducer_options {
 PITH_API pith_status pith_reducer_create_over(const pith_carrier *carrier, const char *rules, uint64_t seed,
                                               const pith_reducer_options *options, pith_reducer **reducer);
 
-/* pith_reducer_create() with options; NULL: the defaults. With `cuda`, messages go through pinned memory, in a comm of
- * the reducer's own, which is split off at the first exchange. */
+/* pith_reducer_create() with options; NULL: the defaults. With `cuda`, messages go from GPU to GPU where all ranks are
+ * on one host and can reach each other's GPUs, else through pinned memory. Ranks find out at the first exchange, where
+ * a comm of the reducer's own is split off. */
 PITH_API pith_status pith_reducer_create_with(pith_comm *comm, const char *rules, uint64_t seed,
                                               const pith_reducer_options *options, pith_reducer **reducer);
 
@@ -192,12 +195,13 @@ PITH_API pith_status pith_reducer_set_step(pith_reducer *reducer, uint64_t step)
  * The communicator must outlive the reducer, be of the calling thread's current device, and be used by nobody else
  * between the first start of a step and its finish.
  *
- * Graphs. With options.capturable a step (all starts and finish) can be captured: after one step that was not, which
- * takes the memory and makes the connections. A graph repeats the step it was captured with: the same random numbers
- * every time, and the same ratio of a warm-up. It uses the reducer's memory and the communicator, which must outlive
- * it. Nobody waits for the sizes of payloads then: always as many bytes are sent as the largest can have, and codecs
- * whose payloads may grow to half of the gradient (threshold, topk:0.5) are refused, as are adaptive specs, and
- * residuals in fewer bits (ef,store=8), which need other random numbers in every step. */
+ * Graphs. With options.capturable a step (all starts and finish) can be captured, over NCCL and over a comm from GPU to
+ * GPU (ipc): after one step that was not, which takes the memory and makes the connections. A graph repeats the step it
+ * was captured with: the same random numbers every time, and the same ratio of a warm-up. It uses the reducer's memory
+ * and the communicator, which must outlive it. Nobody waits for the sizes of payloads then: always as many bytes are
+ * sent as the largest can have, and codecs whose payloads may grow to half of the gradient (threshold, topk:0.5) are
+ * refused, as are adaptive specs, and residuals in fewer bits (ef,store=8), which need other random numbers in every
+ * step. */
 
 /* Whether NCCL can be used: it is there, and new enough. The error says why not. `version` (optional): NCCL's own
  * number, 22803 for 2.28.3. */

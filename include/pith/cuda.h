@@ -29,6 +29,11 @@ extern "C" {
  * (optional) becomes a description of the current device that lives as long as the process. */
 PITH_API pith_status pith_cuda_probe(const char **device);
 
+/* Whether messages can go from GPU to GPU within a host (ipc, docs/gpu.md): the current device has memory that
+ * processes can share. The error says why not. *how (optional) becomes a sentence on what this machine has for that,
+ * valid until the thread's next call. */
+PITH_API pith_status pith_cuda_ipc_probe(const char **how);
+
 /* Whether there are kernels for this codec. The error says what is missing. */
 PITH_API pith_status pith_cuda_supports(const pith_codec *codec);
 

@@ -40,6 +40,9 @@ class Cuda:
     allocate: Callable[[int], int]
     release: Callable[[int], None]
     chunk_bytes: int = 0  # layers much larger are sent in several exchanges; 0: what is usual
+    carrier: str | None = (
+        None  # over a comm: "ipc", "staged"; None: PITH_CUDA_CARRIER, else ipc where all ranks can
+    )
 
 
 class Carrier:
@@ -129,6 +132,7 @@ class Options:
             )
             self.struct.cuda, self.struct.stream = 1, cuda.stream
             self.struct.chunk_bytes = cuda.chunk_bytes
+            self.struct.carrier = cuda.carrier.encode() if cuda.carrier else None
             self.struct.allocator = ctypes.addressof(self._allocator)
 
     def _allocate(self, _self: Any, size: int) -> int:

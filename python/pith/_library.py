@@ -338,6 +338,7 @@ class ReducerOptions(Sized):
         ("capturable", c_int),
         ("sharded", c_int),
         ("lent", c_int),
+        ("carrier", c_char_p),
     ]
 
 
@@ -769,6 +770,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_adapter_save": (_STATUS, [_P, POINTER(Out)]),
     "pith_adapter_load": (_STATUS, [_P, Bytes]),
     "pith_nccl_probe": (_STATUS, [POINTER(c_int)]),
+    "pith_cuda_ipc_probe": (_STATUS, [POINTER(c_char_p)]),
     "pith_nccl_carrier": (_STATUS, [_P, c_double, POINTER(Carrier)]),
     "pith_cuda_probe": (_STATUS, [POINTER(c_char_p)]),
     "pith_cuda_supports": (_STATUS, [_P]),

@@ -47,7 +47,7 @@ class Reducer:
 
     Instead of a comm, a :class:`Carrier` moves the bytes by other means. ``group_bytes`` and ``in_order`` say how layers are grouped: groups of that
     many bytes, from the last layer to the first, are sent when all their gradients are ready; ``in_order``, one after another in that order, whatever
-    order gradients become ready in. ``cuda``: gradients are on a device, and messages of a comm go through pinned memory; a carrier says so itself.
+    order gradients become ready in. ``cuda``: gradients are on a device; over a comm ``cuda.carrier`` says how messages travel, a carrier says so itself.
     ``sharded``: every rank owns a shard of each layer (:meth:`add_shards`, :meth:`reduce_scatter`, :meth:`all_gather`); rules are not used.
     ``lent``: what layers keep between steps is in arrays of the caller's, which C code lends it (pith/carrier.h); ``pith.jax`` does.
     """

@@ -17,6 +17,17 @@ static inline size_t pith__sum(const size_t *sizes, int count) {
   return sum;
 }
 
+/* Neither is 0. */
+static inline size_t pith__least_common_multiple(size_t a, size_t b) {
+  size_t x = a, y = b;
+  while (y) {
+    size_t rest = x % y;
+    x = y;
+    y = rest;
+  }
+  return a / x * b;
+}
+
 /* Bytes of n values of `bits` bits each. */
 static inline size_t pith__packed_size(size_t n, size_t bits) { return (n * bits + 7) / 8; }
 

@@ -43,8 +43,9 @@ typedef struct report {
   cli_machine machine;
   int has_python, without_python;
   cli_python python;
-  int can_run_kernels, has_nccl;
+  int can_run_kernels, has_nccl, has_ipc;
   char kernels[FINDING_SIZE], nccl[FINDING_SIZE]; /* the device or NCCL's version; or why there is none */
+  char ipc[FINDING_SIZE];                         /* what there is for messages from GPU to GPU, or why not */
   findings found;
 } report;
 
@@ -92,6 +93,9 @@ static void look_at_gpu(report *r) {
   } else {
     snprintf(r->nccl, sizeof r->nccl, "%s", pith_error());
   }
+  const char *how = NULL;
+  r->has_ipc = r->can_run_kernels && pith_cuda_ipc_probe(&how) == PITH_OK;
+  snprintf(r->ipc, sizeof r->ipc, "%s", r->has_ipc ? how : r->can_run_kernels ? pith_error() : "no kernels can run");
 }
 
 /* Whether an entry of the environment, "NAME=value", is of that name. */
@@ -214,6 +218,7 @@ static void print_gpu(const report *r) {
   print_field("gpu", "%s", gpu_state(&r->machine));
   print_field("", "kernels %s%s", r->can_run_kernels ? "can run: " : "cannot run: ", r->kernels);
   print_field("", "%s%s", r->has_nccl ? "NCCL " : "", r->nccl);
+  print_field("", "messages from GPU to GPU (ipc) %s: %s", r->has_ipc ? "are possible" : "are not possible", r->ipc);
 }
 
 static void print_python(const report *r) {
@@ -392,6 +397,10 @@ static void write_gpu(cli_json *json, const report *r) {
   cli_json_object(json, "nccl");
   cli_json_string(json, "version", r->has_nccl ? r->nccl : NULL);
   cli_json_string(json, "reason", r->has_nccl ? NULL : r->nccl);
+  cli_json_object_end(json);
+  cli_json_object(json, "ipc");
+  cli_json_bool(json, "available", r->has_ipc);
+  cli_json_string(json, r->has_ipc ? "found" : "reason", r->ipc);
   cli_json_object_end(json);
 }
 

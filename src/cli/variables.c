@@ -14,6 +14,9 @@ static const cli_variable variables[] = {
     {"PITH_COMMAND", "program that the Python package's pith command starts; unset: the one it was installed with"},
     {"PITH_CONNECTIONS", "of tcp to each peer; unset: one"},
     {"PITH_CPU", "instruction set of the kernels: scalar, avx2 or avx512; unset: the best there is"},
+    {"PITH_CUDA_CARRIER",
+     "how messages of GPUs travel over a comm: ipc from GPU to GPU of one host, staged through pinned memory; unset: ipc "
+     "where all ranks can"},
     {"PITH_DEBUG", "messages: WARN, INFO or TRACE; unset: none"},
     {"PITH_DEBUG_FILE", "file for them, %h is the host and %p the process; unset: standard error"},
     {"PITH_HOSTID", "ranks with the same one share a host; unset: the machine; run and lab set it"},
@@ -111,6 +114,7 @@ static const struct {
 } kinds[] = {
     {"PITH_ALGO", "auto|sra|hierarchical|ring|tree|gather|ranges|linear", NULL, NULL},
     {"PITH_CONNECTIONS", NULL, is_number, "a number"},
+    {"PITH_CUDA_CARRIER", "auto|ipc|staged", NULL, NULL},
     {"PITH_DEBUG", "warn|info|trace", NULL, NULL},
     {"PITH_INSIDE", NULL, is_codec, NULL},
     {"PITH_JAX_CARRIER", "auto|nccl|comm", NULL, NULL},

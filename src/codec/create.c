@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/rng.h"
+#include "base/size.h"
 #include "codec/registry.h"
 
 #define GRANULE_MAX ((size_t)1 << 20)
@@ -332,10 +333,6 @@ static pith_status settle_once(const pith_draft *draft) {
   return append_text(codec->parts, ONCE);
 }
 
-static size_t greatest_common_divisor(size_t a, size_t b) { return b ? greatest_common_divisor(b, a % b) : a; }
-
-static size_t least_common_multiple(size_t a, size_t b) { return a / greatest_common_divisor(a, b) * b; }
-
 static pith_status choose_granule(const pith_draft *draft) {
   pith_codec *codec = draft->codec;
   if (!(codec->caps & PITH_CAP_CHUNKED)) {
@@ -345,12 +342,12 @@ static pith_status choose_granule(const pith_draft *draft) {
   PITH_REQUIRE(block >= 1 && block <= PITH_BLOCK_MAX, PITH_ERR_RANGE,
                "%s works on blocks of %zu values, not of 1 to %d", draft->last->info.name, block, PITH_BLOCK_MAX);
   size_t other = codec->transform ? codec->transform->block(codec->transform_args) : 1;
-  codec->granule = least_common_multiple(block, other);
+  codec->granule = pith__least_common_multiple(block, other);
   PITH_REQUIRE(codec->granule <= GRANULE_MAX, PITH_ERR_RANGE,
                "blocks of %zu (%s) and %zu (%s) values meet only every %zu values; make one a multiple of the other",
                block, draft->last->info.name, other, draft->transform->info.name, codec->granule);
   if (pith__codec_store(codec) == PITH_STORE_8) { /* pieces of a layer share no block of its residual either */
-    codec->granule = least_common_multiple(codec->granule, PITH_STORE_BLOCK);
+    codec->granule = pith__least_common_multiple(codec->granule, PITH_STORE_BLOCK);
   }
   codec->tile = codec->granule < TILE_VALUES ? TILE_VALUES / codec->granule * codec->granule : codec->granule;
   return PITH_OK;

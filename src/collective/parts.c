@@ -10,6 +10,8 @@
  */
 #include "collective/parts.h"
 
+#include "base/size.h"
+
 static pith_range slice_of(size_t n, size_t granule, uint64_t layer, const pith_parts *p, int leader, int host) {
   uint64_t hosts = (uint64_t)p->hosts;
   pith_range part = pith__split_turned(n, granule, (size_t)p->leaders, (size_t)leader, layer / hosts);
@@ -19,13 +21,7 @@ static pith_range slice_of(size_t n, size_t granule, uint64_t layer, const pith_
 }
 
 size_t pith__parts_granule(const pith_codec *codec, const pith_codec *inside) {
-  size_t a = codec->granule, b = inside ? inside->granule : 1, x = a, y = b;
-  while (y) {
-    size_t rest = x % y;
-    x = y;
-    y = rest;
-  }
-  return a / x * b;
+  return pith__least_common_multiple(codec->granule, inside ? inside->granule : 1);
 }
 
 static size_t rounded_up(size_t n, size_t granule) { return n / granule * granule + (n % granule ? granule : 0); }

@@ -9,6 +9,7 @@
  *   failure.c     failing, time-outs
  *   comm.c        create, split, abort, destroy; join.c links the ranks
  *   small.c       small allreduces of one host, without a schedule
+ *   descriptors.c descriptors of memory, from rank to rank of one host
  *   trace.c       PITH_TRACE
  *
  * One mutex guards everything. A thread that waits for an operation drives (one at a time); a background thread drives
@@ -182,8 +183,9 @@ struct pith_comm {
   pith_status failed; /* PITH_OK until something went wrong for good */
   char failure[768];
   double failed_at;
-  int tracing; /* PITH_TRACE */
-  double busy; /* seconds of work in which no link was read */
+  int is_watch; /* it is there to tell when ranks leave: that one does is no warning */
+  int tracing;  /* PITH_TRACE */
+  double busy;  /* seconds of work in which no link was read */
   uint32_t turns;
   double last_sign; /* when we last told the others that we wait */
   pthread_mutex_t mutex,
@@ -229,6 +231,13 @@ pith_status pith__comm_join(pith_comm *comm, pith_exchange_fn exchange, void *ho
  * result; else returns 0 and has done nothing. Ranks that go this way understand those that do not. */
 int pith__small_allreduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce_op reduce, const pith_call *call,
                           pith_status *status);
+
+/* ---- descriptors.c ----------------------------------------------------------------------------------------------- */
+
+/* All ranks are on one host: each hands a descriptor to all others, and gets theirs, by rank; -1 for its own. The
+ * caller closes them all. An error is this rank's alone, and names the rank it is about; others may have what they
+ * need. */
+pith_status pith__comm_swap_descriptors(pith_comm *comm, int mine, int *theirs);
 
 /* ---- trace.c ----------------------------------------------------------------------------------------------------- */
 

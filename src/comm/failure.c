@@ -17,7 +17,8 @@ int pith__comm_fail(pith_comm *comm, pith_status status, const char *format, ...
   va_end(args);
   comm->failed = status;
   comm->failed_at = pith__now();
-  PITH_LOG_WARN("rank %d: %s: %s", comm->rank, pith_status_string(status), comm->failure);
+  PITH_LOG_(comm->is_watch ? PITH_LOG_INFO_ : PITH_LOG_WARN_, "rank %d: %s: %s", comm->rank, pith_status_string(status),
+            comm->failure);
   for (int p = 0; p < comm->ranks; p++) {
     pith__link_fail(&comm->link[p], comm->failure);
   }

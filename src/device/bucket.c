@@ -33,7 +33,9 @@ static pith_status take_scratch(pith_bucket *b) {
 static pith_status fill(pith_bucket *b) {
   size_t largest = 0;
   for (size_t i = 0; i < b->count; i++) {
-    largest = pith__most(largest, pith__split(b->layer[i].n, b->layer[i].codec->granule, (size_t)b->ranks, 0).n);
+    for (int p = 0; p < b->ranks; p++) {
+      largest = pith__most(largest, pith__bucket_part(b, i, p).n);
+    }
   }
   b->bytes = calloc((size_t)b->ranks, sizeof *b->bytes);
   b->scratch = calloc(b->count + 1, sizeof *b->scratch);
@@ -54,7 +56,7 @@ pith_status pith__bucket_create(int rank, int ranks, const pith_bucket_item *ite
   pith_bucket *b = calloc(1, sizeof *b + count * sizeof *b->layer);
   PITH_REQUIRE(b, PITH_ERR_MEMORY, "no memory for a bucket of %zu layers", count);
   b->rank = rank;
-  b->ranks = ranks;
+  b->ranks = b->all = ranks;
   b->count = count;
   memcpy(b->layer, items, count * sizeof *items);
   pith_status status = fill(b);
@@ -90,7 +92,7 @@ pith_status pith__bucket_encode(pith_bucket *b, const void *const *src, const pi
       const pith_bucket_item *l = &b->layer[i];
       pith_out out = {at, pith__bucket_piece_bytes(b, i, r), 0};
       if (r.n && !pith__bucket_sums_as_is(b, i, p)) {
-        pith_ctx ctx = pith__bucket_ctx(b, step, i, (uint32_t)b->rank, r.first);
+        pith_ctx ctx = pith__bucket_ctx(b, step, i, pith__bucket_name(b, b->rank), r.first);
         PITH_TRY(pith__memory_encode(l->codec, l->state, values_at(src[i], l, r), &out, &b->scratch[i], &ctx));
       }
       at += out.capacity;
@@ -104,7 +106,7 @@ static pith_status sum_piece(const pith_bucket *b, const void *const *src, const
                              size_t index, pith_range r, const pith_ctx *step) {
   const pith_bucket_item *l = &b->layer[index];
   for (int p = 0; p < b->ranks; p++) {
-    pith_ctx ctx = pith__bucket_ctx(b, step, index, (uint32_t)p, r.first);
+    pith_ctx ctx = pith__bucket_ctx(b, step, index, pith__bucket_name(b, p), r.first);
     if (pith__bucket_sums_as_is(b, index, p)) {
       pith_apply apply = p ? PITH_APPLY_ADD : PITH_APPLY_SET;
       pith__memory_sum_own(l->codec, l->state, values_at(src[index], l, r), b->sum, apply, &ctx);
@@ -125,12 +127,12 @@ pith_status pith__bucket_reduce(pith_bucket *b, const void *const *src, const vo
     const pith_bucket_item *l = &b->layer[i];
     pith_out out = {(uint8_t *)result + at, pith__bucket_piece_bytes(b, i, r), 0};
     if (r.n) {
-      pith_ctx ctx = pith__bucket_ctx(b, step, i, pith__result_rank(b->ranks), r.first);
+      pith_ctx ctx = pith__bucket_ctx(b, step, i, pith__result_rank(b->all), r.first);
       PITH_TRY(sum_piece(b, src, received, at, i, r, step));
       if (l->codec->caps & PITH_CAP_VOTE) {
         pith__values_vote(b->sum, r.n);
       } else {
-        pith__values_scale(1.0f / (float)b->ranks, b->sum, r.n);
+        pith__values_scale(1.0f / (float)b->all, b->sum, r.n);
       }
       PITH_TRY(pith__memory_encode_result(l->codec, l->state, (pith_cspan){b->sum, r.n, PITH_F32}, &out, &b->scratch[i],
                                           &ctx));
@@ -150,7 +152,7 @@ pith_status pith__bucket_decode(pith_bucket *b, const void *results, size_t stri
       const pith_bucket_item *l = &b->layer[i];
       pith_bytes in = {(const uint8_t *)results + at, pith__bucket_piece_bytes(b, i, r)};
       if (r.n) {
-        pith_ctx ctx = pith__bucket_ctx(b, step, i, pith__result_rank(b->ranks), r.first);
+        pith_ctx ctx = pith__bucket_ctx(b, step, i, pith__result_rank(b->all), r.first);
         pith_span to = {(uint8_t *)dst[i] + r.first * pith_dtype_size(l->dtype), r.n, l->dtype};
         PITH_TRY(pith__codec_decode(l->codec, in, to, PITH_APPLY_SET, b->scratch[i].chain, &ctx));
       }

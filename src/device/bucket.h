@@ -27,10 +27,15 @@ typedef struct pith_bucket_item {
   pith_dtype dtype;
   size_t chunk, number; /* 0: all values. Else only chunk `number` of every part, of `chunk` values, a multiple of the
                            codec's granule: a large layer in several buckets, with the same bits as in one */
+  size_t base;          /* the n values are those of a layer from this one on */
+  size_t granule;       /* parts begin at multiples of it; 0: the codec's */
+  uint64_t turns;       /* parts are turned by layer / turns, where layers are cut twice; 0: by layer */
 } pith_bucket_item;
 
 typedef struct pith_bucket {
-  int rank, ranks;
+  int rank, ranks;  /* owner of our part, and how many there are; … */
+  int all;          /* … ranks whose values the sums have, … */
+  const int *names; /* … and what each owner is called among these; NULL: as here */
   size_t count;
   size_t *bytes;                /* of each part */
   pith_encode_scratch *scratch; /* of each layer; all share one memory */
@@ -42,7 +47,13 @@ typedef struct pith_bucket {
 /* The values of a layer that belong to a part, … */
 static inline pith_range pith__bucket_part(const pith_bucket *b, size_t index, int part) {
   const pith_bucket_item *l = &b->layer[index];
-  return pith__split_turned(l->n, l->codec->granule, (size_t)b->ranks, (size_t)part, l->layer);
+  return pith__split_turned(l->n, l->granule ? l->granule : l->codec->granule, (size_t)b->ranks, (size_t)part,
+                            l->turns ? l->layer / l->turns : l->layer);
+}
+
+/* What random numbers know an owner by. */
+static inline uint32_t pith__bucket_name(const pith_bucket *b, int owner) {
+  return (uint32_t)(b->names ? b->names[owner] : owner);
 }
 
 /* … and those of them that are in this bucket. */
@@ -70,8 +81,9 @@ static inline pith_ctx pith__bucket_ctx(const pith_bucket *b, const pith_ctx *gi
   ctx.gamma = (given->gamma != 0 ? given->gamma : 1.0f) * pith__codec_gamma(b->layer[index].codec);
   ctx.layer = b->layer[index].layer;
   ctx.rank = rank;
-  ctx.ranks = (uint32_t)b->ranks;
-  ctx.offset = first;
+  ctx.ranks = (uint32_t)b->all;
+  ctx.offset = b->layer[index].base + first;
+  ctx.offset -= ctx.offset % b->layer[index].codec->granule; /* casts may begin within one, and do not mind */
   return ctx;
 }
 
@@ -107,6 +119,9 @@ pith_status pith__cuda_bucket_encode(const pith_bucket *bucket, const void *cons
 pith_status pith__cuda_bucket_reduce(const pith_bucket *bucket, const void *const *src, void *const *memories,
                                      void *const *result_memories, const void *received, const pith_ctx *ctx,
                                      void *result, void *workspace, void *stream);
+/* The sums of our part alone, f32, layer after layer; for codecs without memory that do not vote. */
+pith_status pith__cuda_bucket_sum(const pith_bucket *bucket, const void *const *src, const void *received,
+                                  const pith_ctx *ctx, float *sums, void *stream);
 pith_status pith__cuda_bucket_decode(const pith_bucket *bucket, const void *results, size_t stride, const pith_ctx *ctx,
                                      void *const *dst, void *stream);
 

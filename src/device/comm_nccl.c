@@ -1,7 +1,6 @@
 /*
- * NCCL for the ranks of a comm. NCCL says neither which rank is gone nor, for long, that one is. So beside it there is
- * a comm of the carrier's own, on which every rank waits for a message of each other one that never comes: what ends
- * such a wait is the end of a rank, or its last words.
+ * NCCL for the ranks of a comm. NCCL says neither which rank is gone nor, for long, that one is: beside it there is a
+ * comm of the carrier's own, on which ranks watch each other (rank_watch.h).
  */
 #include "device/comm_nccl.h"
 
@@ -15,11 +14,10 @@
 #include "base/log.h"
 #include "comm/comm.h"
 #include "device/cuda_device.h"
+#include "device/device_carrier.h"
 #include "device/nccl_library.h"
-#include "device/staged_carrier.h"
+#include "device/rank_watch.h"
 
-#define WATCH_TAG 0x70697468u
-#define WATCH_TIMEOUT 9e8  /* seconds: for ever */
 #define GRACE_SECONDS 0.3  /* a rank that has done its part may leave while others still copy */
 #define NAMING_SECONDS 1.5 /* NCCL has noticed something: until then the comm may say which rank */
 #define NAP_NANOSECONDS 5000000
@@ -35,11 +33,6 @@ typedef struct shared_nccl {
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static shared_nccl *all_shared;
 
-typedef struct nccl_watch {
-  pith_request *request;
-  uint8_t byte;
-} nccl_watch;
-
 typedef struct comm_nccl {
   const pith_cuda_module *gpu;
   const pith_nccl_library *library;
@@ -48,11 +41,7 @@ typedef struct comm_nccl {
   void *stream;
   pith_carrier inner; /* without functions before the first exchange */
   shared_nccl *shared;
-  nccl_watch *watches;   /* one for each rank */
-  pthread_mutex_t looks; /* of the next three: the caller and the reducer's thread may both ask */
-  double lost_at;        /* when a rank was found to be gone; 0: none is */
-  pith_status lost;
-  char why[512];
+  pith_rank_watch *watch;
 } comm_nccl;
 
 /* ---- The communicator -------------------------------------------------------------------------------------------- */
@@ -121,7 +110,7 @@ static pith_status make_communicator(comm_nccl *c, void **made) {
     all[unable].why[sizeof all[unable].why - 1] = 0;
     PITH_REQUIRE(c->choice != PITH_NCCL_REQUIRED, PITH_ERR_UNSUPPORTED, "rank %d cannot use NCCL: %s", unable,
                  all[unable].why);
-    PITH_LOG_INFO("rank %d: messages go through pinned memory: rank %d does not use NCCL: %s", c->parent->rank, unable,
+    PITH_LOG_INFO("rank %d: messages go over pith: rank %d does not use NCCL: %s", c->parent->rank, unable,
                   all[unable].why);
     comm = NULL;
   }
@@ -177,36 +166,6 @@ static void leave_communicator(comm_nccl *c) {
 
 /* ---- Ranks that are gone ----------------------------------------------------------------------------------------- */
 
-static pith_status watch_ranks(comm_nccl *c) {
-  c->watches = calloc((size_t)c->parent->ranks, sizeof *c->watches);
-  PITH_REQUIRE(c->watches, PITH_ERR_MEMORY, "no memory for a carrier");
-  PITH_TRY(pith_comm_set_timeout(c->comm, WATCH_TIMEOUT));
-  for (int p = 0; p < c->parent->ranks; p++) {
-    nccl_watch *w = &c->watches[p];
-    PITH_TRY(p == c->parent->rank ? PITH_OK
-                                  : pith_recv(c->comm, (pith_span){&w->byte, 1, PITH_U8}, p, WATCH_TAG, &w->request));
-  }
-  return PITH_OK;
-}
-
-/* Remembers the first rank that is gone. Returns when that was; 0: none is. */
-static double look_for_ranks(comm_nccl *c) {
-  pthread_mutex_lock(&c->looks);
-  for (int p = 0; p < c->parent->ranks && c->watches && !c->lost_at; p++) {
-    int is_done = 0;
-    if (c->watches[p].request && pith_test(c->watches[p].request, &is_done) == PITH_OK && is_done) {
-      c->lost = pith_wait(c->watches[p].request);
-      c->watches[p].request = NULL;
-      c->lost = c->lost == PITH_OK ? PITH_ERR_PEER : c->lost;
-      snprintf(c->why, sizeof c->why, "%s", pith_error());
-      c->lost_at = pith__now();
-    }
-  }
-  double lost_at = c->lost_at;
-  pthread_mutex_unlock(&c->looks);
-  return lost_at;
-}
-
 /* By this carrier, or by another that has the same communicator. */
 static int is_given_up(const comm_nccl *c) {
   pthread_mutex_lock(&mutex);
@@ -217,10 +176,10 @@ static int is_given_up(const comm_nccl *c) {
 
 static pith_status check_ranks(void *self, double waited) {
   comm_nccl *c = self;
-  if (!c->shared) {
-    return PITH_OK; /* over the comm: whoever waits for a message hears of it */
+  if (!c->shared) { /* over the comm */
+    return c->inner.check ? c->inner.check(c->inner.self, waited) : PITH_OK;
   }
-  double lost_at = look_for_ranks(c);
+  double lost_at = pith__rank_watch_look(c->watch);
   int is_aborted = is_given_up(c);
   pith_status status = is_aborted ? pith_fail(PITH_ERR_STATE, "NCCL's communicator was given up after an error")
                                   : c->inner.check(c->inner.self, waited);
@@ -228,10 +187,10 @@ static pith_status check_ranks(void *self, double waited) {
   pith__error_keep(&error);
   for (double since = pith__now(); status != PITH_OK && !lost_at && pith__now() - since < NAMING_SECONDS;) {
     nanosleep(&(struct timespec){.tv_nsec = NAP_NANOSECONDS}, NULL);
-    lost_at = look_for_ranks(c);
+    lost_at = pith__rank_watch_look(c->watch);
   }
   if (lost_at && (status != PITH_OK || pith__now() - lost_at > GRACE_SECONDS)) {
-    return pith_fail(c->lost, "%s", c->why);
+    return pith__rank_watch_fail(c->watch);
   }
   pith__error_restore(&error);
   return status;
@@ -263,10 +222,12 @@ static pith_status open_inner(comm_nccl *c) {
   PITH_TRY(c->comm ? PITH_OK : pith_comm_split(c->parent, 0, c->parent->rank, &c->comm));
   PITH_TRY(take_communicator(c));
   if (c->shared) {
-    PITH_TRY(watch_ranks(c));
+    PITH_TRY(pith__rank_watch_start(c->comm, &c->watch));
     PITH_TRY(pith_nccl_carrier(c->shared->comm, 0, &inner));
   } else {
-    PITH_TRY(pith__comm_carrier(c->parent, 1, &inner));
+    pith_device_way way = PITH_DEVICE_AUTO;
+    PITH_TRY(pith__device_way(NULL, &way));
+    PITH_TRY(pith__device_carrier(c->parent, way, 0, &inner));
   }
   PITH_LOG_INFO("rank %d: gradients of the device travel over %s", c->parent->rank, c->shared ? "NCCL" : "pith");
   c->inner = inner;
@@ -297,16 +258,10 @@ static void release(void *self) {
   }
   leave_communicator(c);
   pith_comm_destroy(c->comm);
-  for (int p = 0; c->watches && p < c->parent->ranks; p++) {
-    if (c->watches[p].request) {
-      pith_wait(c->watches[p].request); /* the comm is gone: nobody waits */
-    }
-  }
+  pith__rank_watch_end(c->watch);
   if (c->stream) {
     c->gpu->stream_destroy(c->stream);
   }
-  pthread_mutex_destroy(&c->looks);
-  free(c->watches);
   free(c);
 }
 
@@ -321,7 +276,6 @@ pith_status pith__comm_nccl_carrier(pith_comm *comm, pith_nccl_choice choice, pi
   comm_nccl *c = calloc(1, sizeof *c);
   PITH_REQUIRE(c, PITH_ERR_MEMORY, "no memory for a carrier");
   *c = (comm_nccl){.gpu = gpu, .parent = comm, .choice = choice};
-  pthread_mutex_init(&c->looks, NULL);
   char text[256];
   if (gpu->stream_create(&c->stream, text)) {
     free(c);

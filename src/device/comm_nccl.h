@@ -1,11 +1,12 @@
-/* A carrier for ranks that share a comm and have a CUDA device each: NCCL where all can use it, else pinned memory. */
+/* A carrier for ranks that share a comm and have a CUDA device each: NCCL where all can use it, else the comm
+ * (device_carrier.h). */
 #ifndef PITH_DEVICE_COMM_NCCL_H
 #define PITH_DEVICE_COMM_NCCL_H
 
 #include <pith/carrier.h>
 
 typedef enum pith_nccl_choice {
-  PITH_NCCL_IF_POSSIBLE, /* else messages go through pinned memory, over the comm */
+  PITH_NCCL_IF_POSSIBLE, /* else messages go over the comm */
   PITH_NCCL_REQUIRED,    /* an error where it is not possible */
   PITH_NCCL_NEVER,
 } pith_nccl_choice;

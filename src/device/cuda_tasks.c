@@ -116,6 +116,35 @@ size_t pith__gpu_next_own(const pith_cuda_item *item, int add, size_t first, pit
   return n;
 }
 
+size_t pith__gpu_reducible(const pith_codec *codec, pith_dtype dtype, size_t n) {
+  int is_uniform = codec->ops->wire_id >= PITH_WIRE_NONE && codec->ops->wire_id <= PITH_WIRE_QSGD;
+  if (!pith__gpu_is_block(codec) || !is_uniform || codec->transform || dtype != PITH_F32 ||
+      pith__codec_store(codec) != PITH_STORE_F32) {
+    return 0;
+  }
+  pith_gpu_task task = {.bucket = 0};
+  size_t unit = pith__most(codec->granule, PITH_GPU_REDUCE_VALUES); /* what is left begins a granule */
+  describe_block(codec, &(pith_ctx)PITH_CTX_INIT, &task);
+  int fits = task.bucket == PITH_GPU_REDUCE_BUCKET && unit % codec->granule == 0 && unit % PITH_GPU_REDUCE_VALUES == 0;
+  return fits ? n / unit * unit : 0;
+}
+
+size_t pith__gpu_next_reduce(const pith_cuda_item *own, const pith_cuda_item *result, size_t first,
+                             pith_gpu_reduce *task) {
+  *task = (pith_gpu_reduce){.own = (const float *)own->values + first,
+                            .factor = 1.0f / (float)own->ranks,
+                            .rank = (uint8_t)own->rank,
+                            .ranks = (uint8_t)own->ranks};
+  size_t n = pith__gpu_next_task(result, 1, first, &task->result);
+  task->result.values = NULL;
+  task->n = (uint32_t)n;
+  if (own->codec->memory) {
+    task->memory = (float *)own->memory + first;
+    describe_memory(own, &task->beta, &task->gamma, &task->keeps);
+  }
+  return n;
+}
+
 size_t pith__gpu_next_mean(const pith_cuda_item *item, size_t first, pith_gpu_mean *task) {
   size_t n = pith__least(item->n - first, PITH_GPU_TASK_VALUES);
   *task = (pith_gpu_mean){
@@ -231,6 +260,9 @@ pith_status pith__gpu_hand_over(pith_gpu_batch *b) {
       break;
     case PITH_GPU_REPACK_TASKS:
       failed = gpu->repack(b->repack, count, b->stream, text);
+      break;
+    case PITH_GPU_REDUCE_TASKS:
+      failed = gpu->reduce(b->reduce, count, b->stream, text);
   }
   PITH_REQUIRE(!failed, PITH_ERR_SYSTEM, "CUDA: %s", text);
   return PITH_OK;

@@ -27,6 +27,14 @@ size_t pith__gpu_next_own(const pith_cuda_item *item, int add, size_t first, pit
 /* Likewise, of an item whose sums, item->payload, become means. */
 size_t pith__gpu_next_mean(const pith_cuda_item *item, size_t first, pith_gpu_mean *task);
 
+/* How many of the first n values of a layer of that type one kernel can decode, add up and encode again; 0: none. */
+size_t pith__gpu_reducible(const pith_codec *codec, pith_dtype dtype, size_t n);
+
+/* Likewise, of an item whose values are the owner's own: `result` is where their mean goes. The caller adds what was
+ * received. */
+size_t pith__gpu_next_reduce(const pith_cuda_item *own, const pith_cuda_item *result, size_t first,
+                             pith_gpu_reduce *task);
+
 /* Both without workspace. The memory is left out where it has no part in what is done. */
 pith_gpu_sparse pith__gpu_sparse_task(const pith_cuda_item *item, int memory);
 pith_gpu_lowrank pith__gpu_lowrank_task(const pith_cuda_item *item, int memory);
@@ -48,7 +56,8 @@ typedef struct pith_gpu_batch {
     PITH_GPU_LOWRANK_TASKS,
     PITH_GPU_MEAN_TASKS,
     PITH_GPU_OWN_TASKS,
-    PITH_GPU_REPACK_TASKS
+    PITH_GPU_REPACK_TASKS,
+    PITH_GPU_REDUCE_TASKS
   } kind;
   int what; /* of blocks, sparse payloads and low rank: PITH_GPU_LOWRANK_… */
   size_t used;
@@ -59,6 +68,7 @@ typedef struct pith_gpu_batch {
     pith_gpu_mean mean[PITH_GPU_TASKS];
     pith_gpu_own own[PITH_GPU_TASKS];
     pith_repack_task repack[PITH_GPU_TASKS];
+    pith_gpu_reduce reduce[PITH_GPU_TASKS];
   };
 } pith_gpu_batch;
 

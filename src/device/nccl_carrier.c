@@ -1,7 +1,4 @@
-/*
- * NCCL as a carrier: its operations are enqueued, so that nobody has to wait for them on the host. They have a stream
- * of their own, beside that of the reducer: while the messages of one group travel, others are encoded and decoded.
- * Events put both in order.
+/* NCCL as a carrier: its operations are enqueued (exchange_stream.h), so that nobody has to wait for them on the host.
  */
 #include <pith/carrier.h>
 #include <sched.h>
@@ -9,10 +6,8 @@
 
 #include "base/size.h"
 #include "base/struct_size.h"
-#include "device/cuda_device.h"
+#include "device/exchange_stream.h"
 #include "device/nccl_library.h"
-
-#define TICKETS_MOST 64
 
 typedef struct nccl_carrier {
   const pith_nccl_library *library;
@@ -20,11 +15,7 @@ typedef struct nccl_carrier {
   void *comm;
   int rank, ranks;
   double timeout;
-  void *stream, *ready; /* ready: what is sent has been written */
-  struct {
-    void *done, *waiting; /* an event behind the exchange, and the stream that will wait for it */
-    int is_taken;
-  } tickets[TICKETS_MOST];
+  pith_exchange_stream way;
 } nccl_carrier;
 
 /* ---- Errors ------------------------------------------------------------------------------------------------------ */
@@ -64,9 +55,9 @@ static int send_and_receive(const nccl_carrier *c, int peer, const pith_exchange
   size_t sent = x->send_bytes[peer], received = x->recv_bytes[peer];
   const uint8_t *send = (const uint8_t *)x->send + from;
   uint8_t *receive = (uint8_t *)x->recv + to;
-  int result = sent ? c->library->send(send, sent, PITH_NCCL_UINT8, peer, c->comm, c->stream) : PITH_NCCL_SUCCESS;
+  int result = sent ? c->library->send(send, sent, PITH_NCCL_UINT8, peer, c->comm, c->way.stream) : PITH_NCCL_SUCCESS;
   if (result == PITH_NCCL_SUCCESS && received) {
-    result = c->library->receive(receive, received, PITH_NCCL_UINT8, peer, c->comm, c->stream);
+    result = c->library->receive(receive, received, PITH_NCCL_UINT8, peer, c->comm, c->way.stream);
   }
   return result == PITH_NCCL_IN_PROGRESS ? PITH_NCCL_SUCCESS : result; /* the group's end tells */
 }
@@ -94,7 +85,8 @@ static pith_status allreduce(const nccl_carrier *c, const pith_exchange *x) {
   size_t type = (size_t)x->dtype, op = (size_t)x->op;
   PITH_REQUIRE(type < sizeof types / sizeof *types && types[type] && op < sizeof ops / sizeof *ops && ops[op],
                PITH_ERR_UNSUPPORTED, "NCCL does not reduce %s by operation %d", pith_dtype_name(x->dtype), (int)x->op);
-  return check(c, c->library->all_reduce(x->recv, x->recv, x->count, types[type] - 1, ops[op] - 1, c->comm, c->stream),
+  return check(c,
+               c->library->all_reduce(x->recv, x->recv, x->count, types[type] - 1, ops[op] - 1, c->comm, c->way.stream),
                "ncclAllReduce");
 }
 
@@ -103,44 +95,23 @@ static pith_status enqueue(const nccl_carrier *c, const pith_exchange *x) {
     case PITH_EXCHANGE_ALL_TO_ALL:
       return all_to_all(c, x);
     case PITH_EXCHANGE_ALL_GATHER:
-      return check(c, c->library->all_gather(x->send, x->recv, x->bytes, PITH_NCCL_UINT8, c->comm, c->stream),
+      return check(c, c->library->all_gather(x->send, x->recv, x->bytes, PITH_NCCL_UINT8, c->comm, c->way.stream),
                    "ncclAllGather");
     default:
       return allreduce(c, x);
   }
 }
 
-/* One that is free, with an event. */
-static pith_status take_ticket(nccl_carrier *c, uint64_t *ticket) {
-  uint64_t i = 0;
-  while (i < TICKETS_MOST && c->tickets[i].is_taken) {
-    i++;
-  }
-  PITH_REQUIRE(i < TICKETS_MOST, PITH_ERR_STATE, "more than %d exchanges at a time", TICKETS_MOST);
-  if (!c->tickets[i].done) {
-    PITH_CUDA_TRY(c->gpu->event_create, &c->tickets[i].done);
-  }
-  *ticket = i;
-  return PITH_OK;
-}
-
 static pith_status start(void *self, const pith_exchange *x, uint64_t *ticket) {
   nccl_carrier *c = self;
-  PITH_TRY(take_ticket(c, ticket));
-  PITH_CUDA_TRY(c->gpu->event_record, c->ready, x->stream);
-  PITH_CUDA_TRY(c->gpu->stream_wait, c->stream, c->ready);
+  PITH_TRY(pith__exchange_stream_begin(&c->way, x->stream, ticket));
   PITH_TRY(enqueue(c, x));
-  PITH_CUDA_TRY(c->gpu->event_record, c->tickets[*ticket].done, c->stream);
-  c->tickets[*ticket].waiting = x->stream;
-  c->tickets[*ticket].is_taken = 1;
-  return PITH_OK;
+  return pith__exchange_stream_end(&c->way, x->stream, *ticket);
 }
 
 static pith_status wait(void *self, uint64_t ticket) {
   nccl_carrier *c = self;
-  c->tickets[ticket].is_taken = 0;
-  PITH_CUDA_TRY(c->gpu->stream_wait, c->tickets[ticket].waiting, c->tickets[ticket].done);
-  return PITH_OK;
+  return pith__exchange_stream_join(&c->way, ticket);
 }
 
 /* ---- Making one -------------------------------------------------------------------------------------------------- */
@@ -157,25 +128,13 @@ static pith_status look_at(nccl_carrier *c) {
   PITH_CUDA_TRY(c->gpu->device, &current);
   PITH_REQUIRE(device == current, PITH_ERR_ARGUMENT,
                "the communicator is of device %d, and the calling thread's current device is %d", device, current);
-  PITH_CUDA_TRY(c->gpu->stream_create, &c->stream);
-  PITH_CUDA_TRY(c->gpu->event_create, &c->ready);
-  return PITH_OK;
+  return pith__exchange_stream_open(c->gpu, &c->way);
 }
 
 /* What is under way on the stream goes on; NCCL knows what it needs for that. */
 static void release(void *self) {
   nccl_carrier *c = self;
-  for (size_t i = 0; i < TICKETS_MOST; i++) {
-    if (c->tickets[i].done) {
-      c->gpu->event_destroy(c->tickets[i].done);
-    }
-  }
-  if (c->ready) {
-    c->gpu->event_destroy(c->ready);
-  }
-  if (c->stream) {
-    c->gpu->stream_destroy(c->stream);
-  }
+  pith__exchange_stream_close(&c->way);
   free(c);
 }
 

@@ -117,7 +117,6 @@ static pith_status post(const staged_carrier *c, staged_slot *slot) {
 
 static pith_status start(void *self, const pith_exchange *x, uint64_t *ticket) {
   staged_carrier *c = self;
-  PITH_TRY(c->comm ? PITH_OK : pith_comm_split(c->parent, 0, c->rank, &c->comm));
   staged_slot wanted = {0};
   measure(c, &wanted, x);
   staged_slot *slot = find_slot(c, wanted.sent + wanted.received);
@@ -165,9 +164,7 @@ static int interrupted(void *self) {
 /* The other ranks must not wait for us. */
 static void abort_comm(void *self, const char *why) {
   const staged_carrier *c = self;
-  if (c->comm) {
-    pith_comm_abort(c->comm, why);
-  }
+  pith_comm_abort(c->comm, why);
 }
 
 static void release(void *self) {
@@ -179,14 +176,12 @@ static void release(void *self) {
   free(c);
 }
 
-pith_status pith__comm_carrier(pith_comm *comm, int cuda, pith_carrier *carrier) {
-  const pith_cuda_module *gpu = NULL;
-  PITH_TRY(cuda ? pith__cuda_module(&gpu) : PITH_OK);
+static pith_status make(const pith_cuda_module *gpu, pith_comm *parent, pith_comm *comm, pith_carrier *carrier) {
   staged_carrier *c = calloc(1, sizeof *c);
   PITH_REQUIRE(c, PITH_ERR_MEMORY, "no memory for a carrier");
   c->gpu = gpu;
-  c->parent = comm;
-  c->comm = cuda ? NULL : comm;
+  c->parent = parent;
+  c->comm = comm;
   c->rank = comm->rank;
   c->ranks = comm->ranks;
   *carrier = (pith_carrier){.size = sizeof *carrier,
@@ -194,11 +189,19 @@ pith_status pith__comm_carrier(pith_comm *comm, int cuda, pith_carrier *carrier)
                             .self = c,
                             .rank = c->rank,
                             .ranks = c->ranks,
-                            .caps = PITH_CARRIER_THREADS | (cuda ? PITH_CARRIER_CUDA : 0),
+                            .caps = PITH_CARRIER_THREADS | (gpu ? PITH_CARRIER_CUDA : 0),
                             .start = start,
                             .wait = wait,
                             .interrupted = interrupted,
                             .abort = abort_comm,
                             .release = release};
   return PITH_OK;
+}
+
+pith_status pith__comm_carrier(pith_comm *comm, pith_carrier *carrier) { return make(NULL, comm, comm, carrier); }
+
+pith_status pith__staged_carrier(pith_comm *parent, pith_comm *own, pith_carrier *carrier) {
+  const pith_cuda_module *gpu = NULL;
+  PITH_TRY(pith__cuda_module(&gpu));
+  return make(gpu, parent, own, carrier);
 }

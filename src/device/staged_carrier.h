@@ -4,7 +4,11 @@
 
 #include <pith/carrier.h>
 
-/* The comm lives longer. For a device another is split off from it at the first exchange, for a thread to use. */
-pith_status pith__comm_carrier(pith_comm *comm, int cuda, pith_carrier *carrier);
+/* Main memory: exchanges of the comm, which lives longer. */
+pith_status pith__comm_carrier(pith_comm *comm, pith_carrier *carrier);
+
+/* Memory of the calling thread's current device. `own` is a comm of the same ranks as the parent, for a thread to use;
+ * the carrier takes it over. */
+pith_status pith__staged_carrier(pith_comm *parent, pith_comm *own, pith_carrier *carrier);
 
 #endif

@@ -244,6 +244,27 @@ typedef struct pith_gpu_own {
 
 PITH_FORMAT_ASSERT(sizeof(pith_gpu_own) == 48, "both compilers lay out own values alike");
 
+/* All that the owner of a part does to it, for whole blocks of f32 values: decodes what the others sent, adds it up in
+ * rank order with its own values as they are, behind their memory, and encodes the mean. */
+typedef struct pith_gpu_reduce {
+  pith_gpu_task result;    /* the mean, without values: payload, keys and the memory of results */
+  const uint8_t *received; /* of rank 0; that of rank p is p · stride behind it, and that of the own rank is not read */
+  uint64_t stride;
+  const float *own;
+  float *memory;       /* of own values; NULL: none */
+  uint32_t n;          /* a multiple of PITH_GPU_REDUCE_VALUES */
+  uint32_t begin, end; /* work items: the module's own */
+  float beta, gamma;   /* of own values */
+  float factor;        /* on sums */
+  uint8_t rank, ranks;
+  uint8_t keeps;
+  uint8_t unused[5];
+} pith_gpu_reduce;
+
+enum { PITH_GPU_REDUCE_BUCKET = 512, PITH_GPU_REDUCE_VALUES = 1024 };
+
+PITH_FORMAT_ASSERT(sizeof(pith_gpu_reduce) == 160, "both compilers lay out an owner's work alike");
+
 /* A layer's part of an optimizer's step (include/pith/optimizer.h), in main memory or on a device. All arithmetic is
  * f32, without fused multiply-add:
  *
@@ -343,6 +364,73 @@ typedef struct pith_gpu_difference {
 
 PITH_FORMAT_ASSERT(sizeof(pith_gpu_difference) == 32, "both compilers lay out differences alike");
 
+/* ---- Messages between the GPUs of one host: docs/gpu.md ---------------------------------------------------------- */
+
+enum { PITH_IPC_RANKS = 16 };                     /* most of a host */
+enum { PITH_IPC_ABORTED = 1, PITH_IPC_LATE = 2 }; /* how a wait failed */
+
+/* Which device this is, for all processes alike. */
+typedef struct pith_ipc_device {
+  uint8_t uuid[16];
+  uint32_t has_mps; /* processes that use it run at the same time, by CUDA's multi-process service; else in turns */
+  uint32_t others, reached; /* other devices that the process sees, and those of them that this one can reach */
+} pith_ipc_device;
+
+/* What kernels that wait and their host tell each other: pinned memory that both see. */
+typedef struct pith_ipc_report {
+  uint32_t abort;  /* by the host: whoever is waited for is gone */
+  uint32_t failed; /* by the device, once: how a wait ended, … */
+  int32_t rank;    /* … which was for this rank */
+  uint32_t unused[13];
+} pith_ipc_report;
+
+/* Waits until all flags, words of the own device, are 1, and makes them 0. Where the host aborts, or that takes longer
+ * than the limit, *broken becomes 1, and the report tells. From then on nothing is waited for. */
+typedef struct pith_ipc_wait {
+  uint32_t *flag[PITH_IPC_RANKS];
+  uint32_t *broken;
+  pith_ipc_report *report;
+  uint64_t limit; /* nanoseconds */
+  uint32_t count;
+  uint8_t rank[PITH_IPC_RANKS]; /* that sets the flag */
+  uint8_t unused[4];
+} pith_ipc_wait;
+
+PITH_FORMAT_ASSERT(sizeof(pith_ipc_wait) == 176, "both compilers lay out waits alike");
+
+typedef struct pith_ipc_piece {
+  const void *from;
+  void *to;
+  uint64_t size;
+} pith_ipc_piece;
+
+/* Copies pieces, and behind all of them makes flags 1, which may be words of other devices. If *broken is not 0, it
+ * does neither, but with `spoils` fills the pieces with ones: what no rank has sent must not look like values. */
+typedef struct pith_ipc_copy {
+  pith_ipc_piece piece[PITH_IPC_RANKS];
+  uint32_t *flag[PITH_IPC_RANKS];
+  uint32_t *broken;
+  uint32_t *blocks; /* a word that is 0 before and afterwards; no two copies at a time use it */
+  uint32_t pieces, flags;
+  uint32_t spoils, unused;
+} pith_ipc_copy;
+
+PITH_FORMAT_ASSERT(sizeof(pith_ipc_copy) == 544, "both compilers lay out copies alike");
+
+/* to = from[0] + from[1] + …, in that order, value by value, or the mean. NaN if *broken is not 0. */
+typedef struct pith_ipc_combine {
+  const void *from[PITH_IPC_RANKS];
+  void *to; /* may be one of them */
+  uint32_t *broken;
+  uint64_t n;
+  uint32_t count;
+  uint8_t is_mean;
+  uint8_t is_f64; /* else f32 */
+  uint8_t unused[2];
+} pith_ipc_combine;
+
+PITH_FORMAT_ASSERT(sizeof(pith_ipc_combine) == 160, "both compilers lay out sums alike");
+
 /* ---- The module -------------------------------------------------------------------------------------------------- */
 
 #define PITH_CUDA_ABI 9
@@ -395,6 +483,17 @@ typedef struct pith_cuda_module {
   /* Both are enqueued. Copies are from anywhere to anywhere. */
   int (*move)(void *to, const void *from, size_t size, void *stream, char *text);
   int (*clear)(void *memory, size_t size, void *stream, char *text);
+  int (*identify)(pith_ipc_device *device, char *text); /* the current one */
+  /* Memory of the current device that other processes can map, with a descriptor that is the only way to it and that
+   * the caller closes. The memory lives until the last process has unmapped it. Those who unmap it have waited for all
+   * that uses it. */
+  int (*share)(size_t size, void **memory, int *descriptor, char *text);
+  int (*map)(int descriptor, size_t size, void **memory, char *text); /* another's, for the current device */
+  void (*unmap)(void *memory, size_t size);                           /* both kinds */
+  int (*ipc_wait)(const pith_ipc_wait *task, void *stream, char *text);
+  int (*ipc_copy)(const pith_ipc_copy *task, void *stream, char *text);
+  int (*ipc_combine)(const pith_ipc_combine *task, void *stream, char *text);
+  int (*reduce)(const pith_gpu_reduce *tasks, size_t count, void *stream, char *text);
 } pith_cuda_module;
 
 typedef const pith_cuda_module *(*pith_cuda_entry_fn)(void);

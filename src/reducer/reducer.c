@@ -12,6 +12,8 @@
 #include "base/struct_size.h"
 #include "codec/codec.h"
 #include "device/cuda_space.h"
+#include "device/device_carrier.h"
+#include "device/hosts_carrier.h"
 #include "device/staged_carrier.h"
 #include "memory/memory.h"
 #include "reducer/stages.h"
@@ -43,9 +45,15 @@ static pith_status open_with(pith_reducer *r, const char *rules) {
     return PITH_OK;
   }
   if (r->comm) {
-    PITH_TRY(pith__comm_carrier(r->comm, options->cuda, &r->carrier));
+    pith_device_way way = PITH_DEVICE_AUTO;
+    PITH_TRY(options->cuda ? pith__device_way(options->carrier, &way) : PITH_OK);
+    PITH_REQUIRE(!options->capturable || way != PITH_DEVICE_STAGED, PITH_ERR_ARGUMENT,
+                 "a step can be captured only where a carrier enqueues it, and not through pinned memory (staged)");
+    int in_levels = options->cuda && !options->sharded && !options->capturable && pith__hosts_fit(r->comm);
+    PITH_TRY(in_levels       ? pith__hosts_carrier(r->comm, way, &r->carrier)
+             : options->cuda ? pith__device_carrier(r->comm, way, options->capturable, &r->carrier)
+                             : pith__comm_carrier(r->comm, &r->carrier));
     r->comm = NULL;
-    options->chunk_bytes = options->chunk_bytes ? options->chunk_bytes : STAGED_CHUNK_BYTES;
   }
   r->stage_ops = r->space ? &pith__stage_cuda : &pith__stage_host;
   return pith__stages_create(r, &r->stages);
@@ -58,7 +66,7 @@ static pith_status create(pith_reducer from, const char *rules, uint64_t seed, c
   PITH_REQUIRE(from.comm || !read.cuda == !(from.carrier.caps & PITH_CARRIER_CUDA), PITH_ERR_ARGUMENT,
                "carrier %s moves memory of %s, and gradients are not there", from.carrier.name,
                read.cuda ? "the host" : "a CUDA device");
-  PITH_REQUIRE(!read.capturable || (read.cuda && !from.comm && !read.sharded), PITH_ERR_ARGUMENT,
+  PITH_REQUIRE(!read.capturable || (read.cuda && !read.sharded), PITH_ERR_ARGUMENT,
                "a step can be captured only where a carrier enqueues it on a CUDA stream, as that of NCCL does");
   PITH_REQUIRE(!read.lent || !read.sharded, PITH_ERR_ARGUMENT, "states of shards cannot be lent");
   pith_reducer *r = malloc(sizeof *r);
@@ -423,6 +431,10 @@ pith_status pith_reducer_check(pith_reducer *r) {
     PITH_TRY(all[p] == all[0] ? PITH_OK : fail_difference(r, p));
   }
   PITH_TRY(r->is_ordered ? pith__reducer_agree_order(r) : PITH_OK);
+  const char *way = pith__device_carrier_way(&r->carrier);
+  if (way && strcmp(way, "staged") == 0 && !r->options.chunk_bytes) {
+    r->options.chunk_bytes = STAGED_CHUNK_BYTES;
+  }
   PITH_TRY(pith__reducer_has_groups(r) ? pith__reducer_form_groups(r) : PITH_OK);
   r->checked = 1;
   return PITH_OK;

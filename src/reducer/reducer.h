@@ -70,6 +70,7 @@ typedef enum pith_group_kind {
   PITH_GROUP_PLAIN,   /* types that no codec takes: one reduction */
   PITH_GROUP_SCATTER, /* shards for each owner, who adds them up */
   PITH_GROUP_GATHER,  /* shards of this rank, for all */
+  PITH_GROUP_HOSTS,   /* BLOCKS, summed within hosts first */
 } pith_group_kind;
 
 /* Layers that are sent together. */
@@ -81,7 +82,8 @@ typedef struct pith_group {
   size_t bytes;         /* of gradients, as limits count them */
   size_t missing;       /* gradients that are not ready in this step */
   int is_sent;          /* in this step */
-  pith_bucket *bucket;  /* BLOCKS: of all layers; NULL until it is needed */
+  pith_bucket *bucket;  /* BLOCKS: of all layers; NULL until it is needed; … */
+  pith_bucket *across;  /* … HOSTS: of our part of them, among hosts */
 } pith_group;
 
 typedef struct pith_stages pith_stages;

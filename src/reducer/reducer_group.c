@@ -10,6 +10,7 @@
 
 #include "base/split.h"
 #include "codec/codec.h"
+#include "device/hosts_carrier.h"
 #include "reducer/reducer.h"
 #include "reducer/stages.h"
 
@@ -55,7 +56,7 @@ pith_status pith__reducer_agree_order(pith_reducer *r) {
 
 /* ---- Forming them ------------------------------------------------------------------------------------------------ */
 
-static pith_group_kind kind_of(const pith_reducer_layer *l) {
+static pith_group_kind kind_of(const pith_reducer *r, const pith_reducer_layer *l) {
   const uint32_t fixed_blocks = PITH_CAP_FIXED | PITH_CAP_CHUNKED;
   const pith_codec *codec = l->match.codec;
   if (l->dtype == PITH_F64) {
@@ -65,14 +66,15 @@ static pith_group_kind kind_of(const pith_reducer_layer *l) {
     return PITH_GROUP_ROUNDS;
   }
   int in_blocks = (codec->caps & fixed_blocks) == fixed_blocks && !(codec->caps & PITH_CAP_ONCE);
-  return in_blocks ? PITH_GROUP_BLOCKS : PITH_GROUP_WHOLE;
+  int in_levels = in_blocks && !(codec->caps & PITH_CAP_VOTE) && pith__hosts_of(&r->carrier);
+  return in_levels ? PITH_GROUP_HOSTS : in_blocks ? PITH_GROUP_BLOCKS : PITH_GROUP_WHOLE;
 }
 
 static size_t limit_of(const pith_reducer *r, pith_group_kind kind) {
   if (r->options.group_bytes) {
     return r->options.group_bytes;
   }
-  int in_blocks = kind == PITH_GROUP_BLOCKS || kind == PITH_GROUP_PLAIN;
+  int in_blocks = kind == PITH_GROUP_BLOCKS || kind == PITH_GROUP_HOSTS || kind == PITH_GROUP_PLAIN;
   if (!r->space) {
     return in_blocks ? BLOCK_BYTES : WHOLE_BYTES;
   }
@@ -84,7 +86,7 @@ static size_t limit_of(const pith_reducer *r, pith_group_kind kind) {
 static size_t counted_bytes(const pith_reducer *r, const pith_reducer_layer *l) {
   enum { SAMPLE = 1 << 20, FEWEST = 4 };
   size_t bytes = pith__layer_bytes(l), usual = SAMPLE / 2;
-  if (!r->space || kind_of(l) != PITH_GROUP_BLOCKS) {
+  if (!r->space || kind_of(r, l) != PITH_GROUP_BLOCKS) {
     return bytes;
   }
   size_t payload = pith_codec_bound(l->match.codec, SAMPLE);
@@ -96,7 +98,7 @@ static size_t counted_bytes(const pith_reducer *r, const pith_reducer_layer *l) 
 static size_t chunk_of(const pith_reducer *r, const pith_reducer_layer *l) {
   size_t asked = r->options.chunk_bytes, limit = asked ? asked : CHUNK_BYTES, granule = l->match.codec->granule;
   size_t counted = asked ? pith__layer_bytes(l) : counted_bytes(r, l);
-  if (!r->space || kind_of(l) != PITH_GROUP_BLOCKS || counted <= 2 * limit) {
+  if (!r->space || kind_of(r, l) != PITH_GROUP_BLOCKS || counted <= 2 * limit) {
     return 0;
   }
   double share = (double)limit / (double)counted;
@@ -107,7 +109,7 @@ static size_t chunk_of(const pith_reducer *r, const pith_reducer_layer *l) {
 static pith_status new_group(pith_reducer *r, const pith_reducer_layer *l, size_t *made) {
   PITH_TRY(pith__reducer_grow((void **)&r->groups, &r->group_room, r->group_count, sizeof *r->groups));
   *made = r->group_count++;
-  r->groups[*made] = (pith_group){.kind = kind_of(l), .codec = l->match.codec};
+  r->groups[*made] = (pith_group){.kind = kind_of(r, l), .codec = l->match.codec};
   return PITH_OK;
 }
 
@@ -116,7 +118,7 @@ static pith_status new_group(pith_reducer *r, const pith_reducer_layer *l, size_
 static pith_status find_group(pith_reducer *r, const pith_reducer_layer *l, size_t *found) {
   for (size_t g = r->group_count; g-- > 0;) {
     const pith_group *group = &r->groups[g];
-    int is_same = group->kind == kind_of(l) &&
+    int is_same = group->kind == kind_of(r, l) &&
                   (group->kind != PITH_GROUP_ROUNDS || group->codec->fingerprint == l->match.codec->fingerprint);
     if (!group->chunk && (!r->stages || is_same)) {
       *found = g;
@@ -167,6 +169,7 @@ pith_status pith__reducer_form_groups(pith_reducer *r) {
 void pith__reducer_drop_groups(pith_reducer *r) {
   for (size_t g = 0; g < r->group_count; g++) {
     pith__bucket_destroy(r->groups[g].bucket);
+    pith__bucket_destroy(r->groups[g].across);
     free(r->groups[g].layer);
   }
   free(r->groups);

@@ -8,6 +8,7 @@
  *   PLAIN   copy · allreduce · divide
  *   SCATTER encode for each owner · all-to-all of sizes, where they vary · and of payloads · decode and add up
  *   GATHER  encode · all-gather · decode
+ *   HOSTS   stage_hosts.c
  */
 #include <stdlib.h>
 #include <string.h>
@@ -80,12 +81,14 @@ static pith_status make_bucket(const pith_staged *f, pith_bucket **bucket) {
 
 /* The bucket of a whole group stays for the next steps. */
 static pith_status find_bucket(pith_staged *f, pith_group *g) {
+  pith_bucket **bucket = f->count < g->count ? &f->bucket : &g->bucket, **across = &g->across;
   f->owns_bucket = f->count < g->count;
-  if (f->owns_bucket) {
-    return make_bucket(f, &f->bucket);
+  across = f->owns_bucket ? &f->across : across;
+  if (!*bucket) {
+    PITH_TRY(g->kind == PITH_GROUP_HOSTS ? pith__stage_make_levels(f, bucket, across) : make_bucket(f, bucket));
   }
-  PITH_TRY(g->bucket ? PITH_OK : make_bucket(f, &g->bucket));
-  f->bucket = g->bucket;
+  f->bucket = *bucket;
+  f->across = *across;
   return PITH_OK;
 }
 
@@ -396,7 +399,7 @@ pith_status pith__stage_make_of(pith_reducer *r, pith_group *g, pith_staged **ma
   f->number = g->number;
   f->own = (size_t)r->rank * f->count;
   f->traffic.operations = 1;
-  if (status == PITH_OK && g->kind == PITH_GROUP_BLOCKS) {
+  if (status == PITH_OK && (g->kind == PITH_GROUP_BLOCKS || g->kind == PITH_GROUP_HOSTS)) {
     status = find_bucket(f, g);
   }
   if (status != PITH_OK) {
@@ -409,8 +412,10 @@ pith_status pith__stage_make_of(pith_reducer *r, pith_group *g, pith_staged **ma
 
 pith_status pith__stage_work(pith_staged *f) {
   static pith_status (*const by_kind[])(pith_staged *) = {
-      [PITH_GROUP_BLOCKS] = work_blocks, [PITH_GROUP_WHOLE] = work_whole,     [PITH_GROUP_ROUNDS] = work_rounds,
-      [PITH_GROUP_PLAIN] = work_plain,   [PITH_GROUP_SCATTER] = work_scatter, [PITH_GROUP_GATHER] = work_whole};
+      [PITH_GROUP_BLOCKS] = work_blocks,          [PITH_GROUP_WHOLE] = work_whole,
+      [PITH_GROUP_ROUNDS] = work_rounds,          [PITH_GROUP_PLAIN] = work_plain,
+      [PITH_GROUP_SCATTER] = work_scatter,        [PITH_GROUP_GATHER] = work_whole,
+      [PITH_GROUP_HOSTS] = pith__stage_work_hosts};
   double start = pith__now(), *seconds = f->stage == 0 ? &f->traffic.encode : &f->traffic.decode;
   pith_status status = by_kind[f->kind](f);
   *seconds += pith__now() - start;
@@ -445,6 +450,7 @@ void pith__stage_release(pith_staged *f) {
   }
   if (f->owns_bucket) {
     pith__bucket_destroy(f->bucket);
+    pith__bucket_destroy(f->across);
   }
   free(f->layer);
   free(f->gradient);

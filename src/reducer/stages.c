@@ -102,7 +102,8 @@ static pith_status go_on(pith_stages *s, pith_staged *f) {
   }
   f->exchange.stream = s->reducer->options.stream;
   f->exchange.step = s->reducer->step;
-  PITH_TRY(carrier->start(carrier->self, &f->exchange, &f->ticket));
+  PITH_TRY(f->level ? pith__hosts_start(carrier, f->level, &f->exchange, &f->ticket)
+                    : carrier->start(carrier->self, &f->exchange, &f->ticket));
   f->has_exchange = 1;
   return PITH_OK;
 }
@@ -394,6 +395,7 @@ static void keep_pace(pith_stages *s) {
   pith_status status = pith__cuda_space_end_step(space);
   if (status == PITH_OK && s->carrier.check) {
     status = pith__cuda_space_keep_pace(space, 0);
+    status = status == PITH_OK ? s->carrier.check(s->carrier.self, 0) : status;
   }
   if (status != PITH_OK) {
     fail(s, status);

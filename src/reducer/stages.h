@@ -5,6 +5,7 @@
 #ifndef PITH_REDUCER_STAGES_H
 #define PITH_REDUCER_STAGES_H
 
+#include "device/hosts_carrier.h"
 #include "reducer/reducer.h"
 
 /* Memory that groups use one after another. */
@@ -24,7 +25,9 @@ typedef struct pith_staged {
   size_t chunk, number; /* BLOCKS: of one layer that is sent in chunks; 0: all of it */
   size_t stage;
   pith_bucket *bucket;
+  pith_bucket *across; /* HOSTS: of our part, among hosts */
   int owns_bucket;
+  pith_level level;       /* whom the exchange is with */
   int is_padded;          /* BLOCKS: results of all ranks are gathered as if they had one size */
   size_t room;            /* bytes that each rank sends to all; 0: messages have the sizes they have */
   size_t *bytes, *counts; /* of each rank; of each layer */
@@ -100,6 +103,13 @@ int pith__stage_is_fixed(const pith_staged *f);
 size_t pith__stage_message_at(const pith_staged *f, int rank);
 /* What values travel by: exact halves as they are; "none" would send them as f32. */
 pith_status pith__stage_wire_codec(pith_reducer *r, const pith_reducer_layer *l, const pith_codec **codec);
+
+/* ---- stage_hosts.c ---- */
+
+/* HOSTS: its two buckets, … */
+pith_status pith__stage_make_levels(const pith_staged *f, pith_bucket **inside, pith_bucket **across);
+/* … and the work of its stage. */
+pith_status pith__stage_work_hosts(pith_staged *f);
 
 /* Memory of at least that size, from the stages' own; keeps what is there if it is large enough. */
 pith_status pith__stages_buffer(pith_stages *stages, pith_stage_buffer *buffer, size_t size);

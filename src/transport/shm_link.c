@@ -23,10 +23,8 @@
 #include "base/log.h"
 #include "transport/rank_list.h"
 #include "transport/sockets.h"
+#include "transport/unix_socket.h"
 
-#define NAME_PREFIX "pith-"
-#define NAME_SIZE (sizeof NAME_PREFIX - 1 + 32)
-#define SEND_TRIES 100
 #define INCOMING_MOST 64 /* accepted and not a link yet; the oldest is dropped for the next */
 #define ACCEPTS_MOST 8   /* at a time */
 
@@ -40,116 +38,9 @@ typedef struct handshake {
   double lost_at;   /* caller: when the first connection was lost; 0: none was */
 } handshake;
 
-/* ---- Addresses --------------------------------------------------------------------------------------------------- */
-
-static pith_status make_name(char name[NAME_SIZE + 1]) {
-  uint64_t random[2];
-  PITH_TRY(pith__random_bytes(random, sizeof random));
-  snprintf(name, NAME_SIZE + 1, NAME_PREFIX "%016llx%016llx", (unsigned long long)random[0],
-           (unsigned long long)random[1]);
-  return PITH_OK;
-}
-
-/* The abstract name space starts with a zero byte; the name then is what the length says. */
-static socklen_t make_socket_address(const void *name, struct sockaddr_un *address) {
-  *address = (struct sockaddr_un){.sun_family = AF_UNIX};
-  memcpy(address->sun_path + 1, name, NAME_SIZE);
-  return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + NAME_SIZE);
-}
-
-static int open_socket(void) {
-  return pith__fd_keep(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-}
-
 pith_status pith__shm_link_listen(int *listener, pith_address *address) {
-  char name[NAME_SIZE + 1];
-  PITH_TRY(make_name(name));
-  int fd = open_socket();
-  PITH_REQUIRE(fd >= 0, PITH_ERR_SYSTEM, "shm: cannot open a Unix socket: %s", strerror(errno));
-  struct sockaddr_un where;
-  socklen_t size = make_socket_address(name, &where);
-  if (bind(fd, (struct sockaddr *)&where, size) != 0 || listen(fd, SOMAXCONN) != 0) {
-    int error = errno;
-    pith__fd_close(fd);
-    return pith_fail(PITH_ERR_SYSTEM, "shm: cannot listen at a Unix socket: %s", strerror(error));
-  }
-  *address = (pith_address){.size = NAME_SIZE};
-  memcpy(address->data, name, NAME_SIZE);
-  *listener = fd;
-  return PITH_OK;
-}
-
-/* ---- Packets ----------------------------------------------------------------------------------------------------- */
-
-typedef union descriptor_room { /* for one descriptor, aligned as the system wants it */
-  struct cmsghdr header;
-  char bytes[CMSG_SPACE(sizeof(int))];
-} descriptor_room;
-
-/* memory -1: without a descriptor. */
-static int send_packet(int socket, const void *data, size_t size, int memory) {
-  struct iovec piece = {(void *)(uintptr_t)data, size};
-  descriptor_room room = {0};
-  struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1};
-  if (memory >= 0) {
-    message.msg_control = &room;
-    message.msg_controllen = sizeof room;
-    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-    *header = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
-    memcpy(CMSG_DATA(header), &memory, sizeof(int));
-  }
-  ssize_t sent;
-  for (int i = 0; (sent = sendmsg(socket, &message, MSG_NOSIGNAL)) < 0; i++) {
-    if (errno == EAGAIN && i < SEND_TRIES) { /* a packet or two always have room: whatever it is, it passes */
-      poll(NULL, 0, 1);
-    } else if (errno != EINTR) {
-      break;
-    }
-  }
-  return sent == (ssize_t)size;
-}
-
-/* The one descriptor of a message; a stranger may send several, of which none must stay open. */
-static int take_descriptor(struct msghdr *message) {
-  int taken = -1;
-  for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header; header = CMSG_NXTHDR(message, header)) {
-    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) {
-      continue;
-    }
-    for (size_t at = CMSG_LEN(0); at + sizeof(int) <= header->cmsg_len; at += sizeof(int)) {
-      int fd;
-      memcpy(&fd, (char *)header + at, sizeof fd);
-      if (taken >= 0) {
-        close(taken);
-      }
-      taken = fd;
-    }
-  }
-  return taken;
-}
-
-typedef enum packet_state { PACKET_NONE, PACKET_VALID, PACKET_INVALID } packet_state;
-
-/* Reads a packet of exactly that size, with a descriptor if `memory` is not NULL, else without. */
-static packet_state receive_packet(int socket, void *data, size_t size, int *memory) {
-  struct iovec piece = {data, size};
-  descriptor_room room;
-  struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = &room, .msg_controllen = sizeof room};
-  ssize_t got = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
-    return PACKET_NONE;
-  }
-  int fd = got < 0 ? -1 : take_descriptor(&message);
-  if (got == (ssize_t)size && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) && (fd >= 0) == (memory != NULL)) {
-    if (memory) {
-      *memory = fd;
-    }
-    return PACKET_VALID;
-  }
-  if (fd >= 0) {
-    close(fd);
-  }
-  return PACKET_INVALID;
+  *address = (pith_address){.size = PITH_UNIX_NAME};
+  return pith__unix_listen(listener, (char *)address->data);
 }
 
 /* ---- Messages ---------------------------------------------------------------------------------------------------- */
@@ -174,32 +65,23 @@ static void prove(const pith_shm_setup *setup, const handshake *h, const char *r
 static int send_offer(const pith_shm_setup *setup, int index, int socket, const handshake *h, const char *role) {
   pith_shm_offer offer = {.inbox = (uint32_t)index, .shape = setup->shape};
   prove(setup, h, role, &offer, offer.proof);
-  return send_packet(socket, &offer, sizeof offer, setup->memory);
+  return pith__packet_send(socket, &offer, sizeof offer, setup->memory);
 }
 
-/* On PACKET_VALID the offer is proven, and the calling function owns the descriptor. */
-static packet_state receive_offer(const pith_shm_setup *setup, int socket, const handshake *h, const char *role,
-                                  pith_shm_offer *offer, int *memory) {
+/* On PITH_PACKET_VALID the offer is proven, and the calling function owns the descriptor. */
+static pith_packet_state receive_offer(const pith_shm_setup *setup, int socket, const handshake *h, const char *role,
+                                       pith_shm_offer *offer, int *memory) {
   uint8_t proof[PITH_SHA256_SIZE];
-  packet_state state = receive_packet(socket, offer, sizeof *offer, memory);
-  if (state != PACKET_VALID) {
+  pith_packet_state state = pith__packet_receive(socket, offer, sizeof *offer, memory);
+  if (state != PITH_PACKET_VALID) {
     return state;
   }
   prove(setup, h, role, offer, proof);
   if (!pith__digest_equal(proof, offer->proof) || offer->inbox >= offer->shape.inboxes) {
     close(*memory);
-    return PACKET_INVALID;
+    return PITH_PACKET_INVALID;
   }
-  return PACKET_VALID;
-}
-
-/* Ranks that share memory must run as one user: no other user gets the memory, even with the job's key. */
-static int is_same_user(int socket, unsigned *user) {
-  struct ucred peer;
-  socklen_t size = sizeof peer;
-  int is_known = getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0;
-  *user = is_known ? peer.uid : UINT32_MAX;
-  return is_known && peer.uid == geteuid();
+  return PITH_PACKET_VALID;
 }
 
 /* A pidfd, which tells when the process ends. The socket may not: a child that the process forked may hold it open. */
@@ -232,23 +114,21 @@ static pith_status dial(pith_shm_setup *setup, int index, int socket, handshake 
   unsigned user;
   int rank = setup->links[index].rank;
   const pith_address *to = &setup->address[rank];
-  PITH_REQUIRE(to->size == NAME_SIZE && memcmp(to->data, NAME_PREFIX, sizeof NAME_PREFIX - 1) == 0, PITH_ERR_PEER,
+  PITH_REQUIRE(pith__unix_is_name(to->data, to->size), PITH_ERR_PEER,
                "shm: rank %d gave an address that is none of shared memory: do all ranks use the same transport?",
                rank);
-  struct sockaddr_un where;
-  socklen_t size = make_socket_address(to->data, &where);
-  while (connect(socket, (struct sockaddr *)&where, size) != 0) {
+  while (pith__unix_connect(socket, to->data) != 0) {
     PITH_REQUIRE(errno == EAGAIN || errno == EINTR, PITH_ERR_PEER,
                  "shm: cannot reach rank %d: %s (is it on this host, in the same container, and alive?)", rank,
                  strerror(errno));
     PITH_REQUIRE(remaining_ms(setup->end) > 0, PITH_ERR_TIMEOUT, "shm: rank %d did not answer in time", rank);
     poll(NULL, 0, 1);
   }
-  PITH_REQUIRE(is_same_user(socket, &user), PITH_ERR_PEER,
+  PITH_REQUIRE(pith__unix_same_user(socket, &user), PITH_ERR_PEER,
                "shm: rank %d runs as user %u, rank %d as user %u: ranks that share memory must run as one user", rank,
                user, setup->config->rank, (unsigned)geteuid());
   PITH_TRY(make_hello(setup, rank, &h->hellos.caller));
-  send_packet(socket, &h->hellos.caller, sizeof h->hellos.caller, -1); /* if that fails, no answer comes either */
+  pith__packet_send(socket, &h->hellos.caller, sizeof h->hellos.caller, -1); /* if that fails, no answer comes either */
   return PITH_OK;
 }
 
@@ -262,11 +142,11 @@ static pith_status receive_answer(pith_shm_setup *setup, int index, int socket, 
   pith_shm_answer answer;
   uint8_t proof[PITH_SHA256_SIZE];
   int rank = setup->links[index].rank;
-  packet_state state = receive_packet(socket, &answer, sizeof answer, NULL);
-  if (state == PACKET_NONE) {
+  pith_packet_state state = pith__packet_receive(socket, &answer, sizeof answer, NULL);
+  if (state == PITH_PACKET_NONE) {
     return PITH_OK;
   }
-  if (state == PACKET_INVALID || !is_for_us(setup, &answer.hello)) {
+  if (state == PITH_PACKET_INVALID || !is_for_us(setup, &answer.hello)) {
     return rejected(rank);
   }
   PITH_REQUIRE(answer.hello.from == rank, PITH_ERR_PEER, "shm: at the address of rank %d, rank %d answers", rank,
@@ -285,11 +165,11 @@ static pith_status handle_outgoing(pith_shm_setup *setup, int index, int *socket
   if (!h->is_answered) {
     return receive_answer(setup, index, *socket, h);
   }
-  packet_state state = receive_offer(setup, *socket, h, PITH_SHM_ROLE_LISTENER, &offer, &memory);
-  if (state == PACKET_INVALID) {
+  pith_packet_state state = receive_offer(setup, *socket, h, PITH_SHM_ROLE_LISTENER, &offer, &memory);
+  if (state == PITH_PACKET_INVALID) {
     return rejected(setup->links[index].rank);
   }
-  if (state == PACKET_VALID) {
+  if (state == PITH_PACKET_VALID) {
     establish(&setup->links[index], *socket, &offer, memory);
     *socket = -1;
   }
@@ -317,17 +197,17 @@ static int claimed_link(const pith_shm_setup *setup, const handshake *h) {
  */
 static int receive_hello(const pith_shm_setup *setup, int socket, handshake *h) {
   pith_shm_answer answer;
-  packet_state state = receive_packet(socket, &h->hellos.caller, sizeof h->hellos.caller, NULL);
-  if (state == PACKET_NONE) {
+  pith_packet_state state = pith__packet_receive(socket, &h->hellos.caller, sizeof h->hellos.caller, NULL);
+  if (state == PITH_PACKET_NONE) {
     return 0;
   }
-  if (state == PACKET_INVALID || !is_for_us(setup, &h->hellos.caller) || claimed_link(setup, h) < 0 ||
+  if (state == PITH_PACKET_INVALID || !is_for_us(setup, &h->hellos.caller) || claimed_link(setup, h) < 0 ||
       make_hello(setup, h->hellos.caller.from, &h->hellos.listener) != PITH_OK) {
     return 1;
   }
   answer.hello = h->hellos.listener;
   prove(setup, h, PITH_SHM_ROLE_ANSWER, NULL, answer.proof);
-  h->is_answered = send_packet(socket, &answer, sizeof answer, -1);
+  h->is_answered = pith__packet_send(socket, &answer, sizeof answer, -1);
   return !h->is_answered;
 }
 
@@ -337,11 +217,11 @@ static int handle_incoming(pith_shm_setup *setup, int *socket, handshake *h) {
   if (!h->is_answered) {
     return receive_hello(setup, *socket, h);
   }
-  packet_state state = receive_offer(setup, *socket, h, PITH_SHM_ROLE_CALLER, &offer, &memory);
-  if (state == PACKET_NONE) {
+  pith_packet_state state = receive_offer(setup, *socket, h, PITH_SHM_ROLE_CALLER, &offer, &memory);
+  if (state == PITH_PACKET_NONE) {
     return 0;
   }
-  if (state == PACKET_INVALID) {
+  if (state == PITH_PACKET_INVALID) {
     PITH_LOG_WARN("shm: rejected a process that claims to be rank %d and is not of this job",
                   (int)h->hellos.caller.from);
     return 1;
@@ -410,7 +290,7 @@ static void accept_incoming(pending *p, int listener) {
     if (socket < 0) {
       return;
     }
-    if (!is_same_user(socket, &user)) {
+    if (!pith__unix_same_user(socket, &user)) {
       PITH_LOG_WARN("shm: rejected a process of user %u", user);
       pith__fd_close(socket);
       continue;
@@ -459,7 +339,7 @@ static pith_status note_lost(pith_shm_setup *setup, pending *p, int index, pith_
 
 static pith_status dial_one(pith_shm_setup *setup, pending *p, int index) {
   handshake *h = &p->handshakes[FIRST_OUTGOING + index];
-  int socket = open_socket();
+  int socket = pith__unix_open();
   PITH_REQUIRE(socket >= 0, PITH_ERR_SYSTEM, "shm: cannot open a Unix socket: %s", strerror(errno));
   p->fds[FIRST_OUTGOING + index] = (struct pollfd){socket, POLLIN, 0};
   h->redial_at = 0;

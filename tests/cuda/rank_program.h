@@ -151,7 +151,9 @@ static void run_laws(void) {
 enum { ROUNDS = 15, SIDE = 4096, VALUES = SIDE * SIDE };
 
 typedef struct contender {
-  const char *spec; /* NULL: somebody else's sum of f32 */
+  const char *spec;    /* NULL: somebody else's sum of f32 */
+  const char *carrier; /* of a comm: options.carrier */
+  int enqueues;        /* options.capturable: a call waits for nothing, as NCCL's own does */
   pith_reducer *object;
   double time[ROUNDS], enqueue[ROUNDS];
 } contender;
@@ -200,15 +202,16 @@ static size_t sent_in_a_step(const pith_reducer *reducer) {
 
 static void print_times(contender *list, size_t count) {
   double plain = 0;
-  printf("\n64 MiB of f32, %d ranks, median of %d\n%-24s %10s %10s %12s %8s\n", here.ranks, ROUNDS, "spec", "ms",
-         "call ms", "sent MiB", "speed");
+  printf("\n64 MiB of f32, %d ranks, median of %d\n%-24s %-8s %10s %10s %12s %8s\n", here.ranks, ROUNDS, "spec", "",
+         "ms", "call ms", "sent MiB", "speed");
   for (size_t i = 0; i < count; i++) {
     size_t sent = list[i].spec ? sent_in_a_step(list[i].object)
                                : 2 * sizeof(float) * VALUES * (size_t)(here.ranks - 1) / (size_t)here.ranks;
     double time = median(list[i].time);
     plain = i ? plain : time;
-    printf("%-24s %10.3f %10.3f %12.2f %7.2fx\n", list[i].spec ? list[i].spec : plain_name, 1e3 * time,
-           1e3 * median(list[i].enqueue), (double)sent / (1 << 20), plain / time);
+    printf("%-24s %-8s %10.3f %10.3f %12.2f %7.2fx\n", list[i].spec ? list[i].spec : plain_name,
+           list[i].carrier ? list[i].carrier : "", 1e3 * time, 1e3 * median(list[i].enqueue), (double)sent / (1 << 20),
+           plain / time);
   }
 }
 
@@ -227,6 +230,8 @@ static void run_bench(contender *list, size_t count) {
   free(x);
   for (size_t i = 0; i < count; i++) {
     if (list[i].spec) {
+      law_options.carrier = list[i].carrier;
+      law_options.capturable = list[i].enqueues;
       CHECK_OK(law_create(&here, &layer, 1, list[i].spec, 1, &list[i].object));
     }
   }

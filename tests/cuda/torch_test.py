@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pith
 import pith.torch
-from pith.torch import _engine
+from pith.torch import _carrier, _engine
 
 SAME_BITS = [
     "none",
@@ -94,6 +94,16 @@ def means_of(
 
 def compare_over_pith(spec: str, groups) -> str:
     return compare_bits(spec.split()[0], {"cpu": groups["cpu"], "cuda": groups["pith"]})
+
+
+def compare_asked(name: str, groups) -> str:
+    """A group of NCCL whose payloads go from GPU to GPU, because the environment says so."""
+    os.environ["PITH_CUDA_CARRIER"] = "ipc"
+    try:
+        wrong = compare_bits(name.split()[0], groups)
+        return wrong or ("" if _carrier._over_pith else "it went over NCCL")
+    finally:
+        del os.environ["PITH_CUDA_CARRIER"]
 
 
 def compare_bits(spec: str, groups) -> str:
@@ -240,6 +250,7 @@ def main() -> None:
     tests = [("collectives over pith", compare_backend)]
     tests += [(spec, compare_bits) for spec in SAME_BITS]
     tests += [(f"{spec} over pith", compare_over_pith) for spec in ("q:4", "ef/topk:0.01")]
+    tests += [(f"{spec} asked for ipc", compare_asked) for spec in ("q:4", "ef/topk:0.01")]
     tests += [(f"{spec} in chunks", compare_chunks) for spec in ("none", "q:4", "ef/q:4", "signum")]
     tests += [
         (f"{spec} sharded", compare_sharded)

@@ -38,6 +38,7 @@ static void run_law(pith_comm *comm, void *argument) {
 
 static void on_ranks(const char *transport, int ranks, law_fn run) {
   setenv("PITH_MODULE_PATH", FAKE_MODULE, 1);
+  law_options.carrier = "staged";
   ranks_run(transport, ranks, 0, run_law, &(law_run){run});
 }
 
@@ -176,6 +177,7 @@ static void fail_twice(pith_reducer *reducer, law_set *set, const char *says) {
 static void on_processes(int ranks, law_fn run, int but) {
   pid_t child[MOST];
   setenv("PITH_MODULE_PATH", FAKE_MODULE, 1);
+  law_options.carrier = "staged";
   law_options.group_bytes = 20 << 10;
   ranks_start("shm", ranks, 20, run_law, &(law_run){run}, child);
   ranks_wait(child, ranks, but);

@@ -185,9 +185,22 @@ def give_group_back(parent: Any, group: Any) -> None:
     _spare.setdefault(parent, []).append(group)
 
 
-def own_group(group: Any) -> Any:
-    """A second group of the same ranks and backend."""
-    backend = dist.get_backend(group)
+# By the group that they were made from; they live as long.
+_over_pith: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def over_pith(group: Any) -> Any:
+    """A group of NCCL's ranks over the backend ``pith``, for payloads that go from GPU to GPU without NCCL; other groups as they are."""
+    if dist.get_backend(group) != "nccl":
+        return group
+    if group not in _over_pith:
+        _over_pith[group] = own_group(group, "pith")
+    return _over_pith[group]
+
+
+def own_group(group: Any, backend: str | None = None) -> Any:
+    """A second group of the same ranks and backend, or of another one."""
+    backend = backend or dist.get_backend(group)
     ranks = dist.get_process_group_ranks(group)
     local = backend != "mpi"
     if not local and len(ranks) != dist.get_world_size():

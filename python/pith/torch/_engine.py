@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -16,7 +17,7 @@ from .._errors import StateError, UnsupportedError
 from .._methods import in_python
 from .._reducer import Reducer
 from .._spec import texts_of
-from ._carrier import Side, TorchCarrier, TorchNcclCarrier, device_carrier
+from ._carrier import Side, TorchCarrier, TorchNcclCarrier, device_carrier, over_pith
 from ._group import PithGroup
 from ._layers import COMPRESSIBLE, Layer
 from ._malloc import keep_memory
@@ -58,6 +59,8 @@ def carried(
     ``own=False``: the bytes of a reducer that is only called where collectives of the group would be.
     """
     check_device(device)
+    if device.type == "cuda" and own and os.environ.get("PITH_CUDA_CARRIER") == "ipc":
+        group = over_pith(group)
     is_ours = isinstance(group, PithGroup)
     if device.type == "cpu":
         keep_memory()

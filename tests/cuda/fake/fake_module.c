@@ -7,10 +7,14 @@
 #include <math.h>
 #include <pith/pith.h>
 #include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/half.h"
 #include "base/rng.h"
@@ -581,6 +585,31 @@ static int stamp(double *nanoseconds, void *stream, char *text) {
   return *nanoseconds = 1e9 * (double)now.tv_sec + (double)now.tv_nsec, 0;
 }
 
+/* Step by step, in memory of its own. */
+static int reduce(const pith_gpu_reduce *tasks, size_t count, void *stream, char *text) {
+  int failed = 0;
+  for (size_t i = 0; i < count && !failed; i++) {
+    const pith_gpu_reduce *t = &tasks[i];
+    pith_gpu_task task = t->result;
+    float *sums = malloc(t->n * sizeof *sums + 1);
+    if (t->n == 0 || t->n % PITH_GPU_REDUCE_VALUES || t->result.n != t->n ||
+        t->result.bucket != PITH_GPU_REDUCE_BUCKET) {
+      failed = refuse(text, "these are no pairs of blocks");
+    }
+    for (uint32_t p = 0; p < t->ranks && !failed; p++) {
+      task.values = sums, task.payload = (uint8_t *)(uintptr_t)(t->received + p * t->stride), task.dtype = PITH_GPU_F32;
+      pith_gpu_own mine = {t->own, t->memory, sums, t->n, 0, 0, t->beta, t->gamma, PITH_GPU_F32, t->keeps, p > 0, 0};
+      failed = p == t->rank ? own(&mine, 1, stream, text) : decode(&task, 1, p > 0, stream, text);
+    }
+    task.payload = t->result.payload;
+    failed = failed ||
+             mean(&(pith_gpu_mean){.sums = sums, .values = sums, .n = t->n, .factor = t->factor}, 1, stream, text) ||
+             encode(&task, 1, stream, text);
+    free(sums);
+  }
+  return failed;
+}
+
 static int describe(char *text) { return snprintf(text, TEXT, "a fake device"), 0; }
 
 static int device(int *number, char *text) { return (void)text, *number = 0, 0; }
@@ -704,6 +733,106 @@ static int stream_create(void **stream, char *text) { return (void)text, *stream
 
 static int stream_wait(void *stream, void *given, char *text) { return (void)stream, (void)given, (void)text, 0; }
 
+/* ---- Messages between devices: memory without a name, which other processes map -----------------------------------
+ */
+
+static int map(int descriptor, size_t size, void **memory, char *text) {
+  *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  return *memory == MAP_FAILED ? refuse(text, "that memory cannot be mapped") : 0;
+}
+
+/* One device for all; PITH_FAKE_TURNS: its processes run in turns. */
+static int identify(pith_ipc_device *found, char *text) {
+  (void)text;
+  *found = (pith_ipc_device){.has_mps = !getenv("PITH_FAKE_TURNS")};
+  return 0;
+}
+
+/* PITH_FAKE_NO_IPC: there is none. */
+static int share(size_t size, void **memory, int *descriptor, char *text) {
+  if (getenv("PITH_FAKE_NO_IPC")) {
+    return refuse(text, "it shares nothing");
+  }
+  int fd = memfd_create("fake", MFD_CLOEXEC);
+  if (fd < 0 || ftruncate(fd, (off_t)size) != 0 || map(fd, size, memory, text)) {
+    return refuse(text, "out of shared memory");
+  }
+  *descriptor = fd;
+  return 0;
+}
+
+static void unmap(void *memory, size_t size) { munmap(memory, size); }
+
+static _Atomic uint32_t *word(uint32_t *at) { return (_Atomic uint32_t *)at; }
+
+static uint64_t nanoseconds(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static int ipc_wait(const pith_ipc_wait *w, void *stream, char *text) {
+  uint64_t begun = nanoseconds();
+  (void)stream, (void)text;
+  for (uint32_t i = 0; i < w->count; i++) {
+    while (!atomic_load(word(w->broken)) && !atomic_load(word(w->flag[i]))) {
+      int aborts = atomic_load(word(&w->report->abort)) != 0;
+      if (aborts || nanoseconds() - begun > w->limit) {
+        w->report->rank = w->rank[i];
+        atomic_store(word(w->broken), 1);
+        atomic_store(word(&w->report->failed), aborts ? PITH_IPC_ABORTED : PITH_IPC_LATE);
+      }
+      sched_yield();
+    }
+    if (!atomic_load(word(w->broken))) {
+      atomic_store(word(w->flag[i]), 0);
+    }
+  }
+  return 0;
+}
+
+static int ipc_copy(const pith_ipc_copy *c, void *stream, char *text) {
+  int broken = atomic_load(word(c->broken)) != 0;
+  (void)stream;
+  if (c->pieces > PITH_IPC_RANKS || c->flags > PITH_IPC_RANKS || *c->blocks) {
+    return refuse(text, "that is no copy");
+  }
+  for (uint32_t i = 0; i < c->pieces; i++) {
+    if (!broken) {
+      memcpy(c->piece[i].to, c->piece[i].from, c->piece[i].size);
+    } else if (c->spoils) {
+      memset(c->piece[i].to, 0xff, c->piece[i].size);
+    }
+  }
+  for (uint32_t i = 0; i < c->flags && !broken; i++) {
+    if (atomic_exchange(word(c->flag[i]), 1)) {
+      return refuse(text, "a flag was set twice");
+    }
+  }
+  return 0;
+}
+
+static int ipc_combine(const pith_ipc_combine *c, void *stream, char *text) {
+  int broken = atomic_load(word(c->broken)) != 0;
+  (void)stream, (void)text;
+  for (uint64_t i = 0; i < c->n; i++) {
+    if (c->is_f64) {
+      double sum = ((const double *)c->from[0])[i];
+      for (uint32_t p = 1; p < c->count; p++) {
+        sum += ((const double *)c->from[p])[i];
+      }
+      ((double *)c->to)[i] = broken ? NAN : c->is_mean ? sum / c->count : sum;
+    } else {
+      float sum = ((const float *)c->from[0])[i];
+      for (uint32_t p = 1; p < c->count; p++) {
+        sum += ((const float *)c->from[p])[i];
+      }
+      ((float *)c->to)[i] = broken ? NAN : c->is_mean ? sum * (1.0f / (float)c->count) : sum;
+    }
+  }
+  return 0;
+}
+
 /* ---- What it does not have
  * ---------------------------------------------------------------------------------------------- */
 
@@ -756,6 +885,14 @@ static const pith_cuda_module module = {
     .use_device = use_device,
     .move = move,
     .clear = clear,
+    .identify = identify,
+    .share = share,
+    .map = map,
+    .unmap = unmap,
+    .ipc_wait = ipc_wait,
+    .ipc_copy = ipc_copy,
+    .ipc_combine = ipc_combine,
+    .reduce = reduce,
 };
 
 __attribute__((visibility("default"))) const pith_cuda_module *pith_cuda_module_entry(void);
