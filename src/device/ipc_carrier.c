@@ -329,7 +329,7 @@ static pith_status transfer(ipc_carrier *c, const ipc_transfer *t) {
 }
 
 static pith_status all_to_all(ipc_carrier *c, const pith_exchange *x) {
-  ipc_transfer t = {{0}};
+  ipc_transfer t = {.sent = {0}};
   const uint8_t *from = x->send;
   uint8_t *to = x->recv;
   for (int p = 0; p < c->ranks; p++) {
@@ -341,7 +341,7 @@ static pith_status all_to_all(ipc_carrier *c, const pith_exchange *x) {
 }
 
 static pith_status all_gather(ipc_carrier *c, const pith_exchange *x) {
-  ipc_transfer t = {{0}};
+  ipc_transfer t = {.sent = {0}};
   for (int p = 0; p < c->ranks; p++) {
     t.from[p] = x->send, t.to[p] = (uint8_t *)x->recv + (size_t)p * x->bytes;
     t.sent[p] = t.received[p] = x->bytes;
@@ -386,7 +386,7 @@ static pith_status reduce_few(ipc_carrier *c, uint8_t *values, size_t count, siz
 
 /* At most as many values as make a region for each rank: every rank adds up its part, and sends it to all. */
 static pith_status reduce_some(ipc_carrier *c, uint8_t *values, size_t count, size_t width, int is_mean) {
-  ipc_transfer t = {{0}};
+  ipc_transfer t = {.sent = {0}};
   const uint8_t *where[PITH_IPC_RANKS];
   size_t first = count * (size_t)c->rank / (size_t)c->ranks, end = count * ((size_t)c->rank + 1) / (size_t)c->ranks;
   uint8_t *mine = values + first * width;
