@@ -329,7 +329,7 @@ static pith_status transfer(ipc_carrier *c, const ipc_transfer *t) {
 }
 
 static pith_status all_to_all(ipc_carrier *c, const pith_exchange *x) {
-  ipc_transfer t = {{0}};
+  ipc_transfer t = {.sent = {0}};
   const uint8_t *from = x->send;
   uint8_t *to = x->recv;
   for (int p = 0; p < c->ranks; p++) {
@@ -341,7 +341,7 @@ static pith_status all_to_all(ipc_carrier *c, const pith_exchange *x) {
 }
 
 static pith_status all_gather(ipc_carrier *c, const pith_exchange *x) {
-  ipc_transfer t = {{0}};
+  ipc_transfer t = {.sent = {0}};
   for (int p = 0; p < c->ranks; p++) {
     t.from[p] = x->send, t.to[p] = (uint8_t *)x->recv + (size_t)p * x->bytes;
     t.sent[p] = t.received[p] = x->bytes;
@@ -386,7 +386,7 @@ static pith_status reduce_few(ipc_carrier *c, uint8_t *values, size_t count, siz
 
 /* At most as many values as make a region for each rank: every rank adds up its part, and sends it to all. */
 static pith_status reduce_some(ipc_carrier *c, uint8_t *values, size_t count, size_t width, int is_mean) {
-  ipc_transfer t = {{0}};
+  ipc_transfer t = {.sent = {0}};
   const uint8_t *where[PITH_IPC_RANKS];
   size_t first = count * (size_t)c->rank / (size_t)c->ranks, end = count * ((size_t)c->rank + 1) / (size_t)c->ranks;
   uint8_t *mine = values + first * width;
@@ -568,6 +568,46 @@ static const char *exchange_windows(ipc_carrier *c, int descriptor, char text[25
   return refusal;
 }
 
+/* ---- A first message: what is mapped may still not work, as over links that a hypervisor or an IOMMU redirects ----
+ */
+
+enum { SAMPLE = 256 };
+
+static void make_sample(int rank, uint8_t sample[SAMPLE]) {
+  for (int i = 0; i < SAMPLE; i++) {
+    sample[i] = (uint8_t)(37 * rank + 11 * i + 1);
+  }
+}
+
+/* Writes a sample to the windows of all others, by a kernel as messages are; … */
+static const char *send_samples(const ipc_carrier *c, char text[256]) {
+  uint8_t sample[SAMPLE], *from = region_of(c, c->rank, c->rank, 0); /* which nobody else uses */
+  pith_ipc_copy copy = new_copy(c);
+  make_sample(c->rank, sample);
+  for (int p = 0; p < c->ranks; p++) {
+    add_piece(&copy, from, region_of(c, p, c->rank, 0), SAMPLE);
+  }
+  int failed = c->gpu->copy(from, sample, SAMPLE, text) || c->gpu->ipc_copy(&copy, NULL, text) ||
+               c->gpu->copy(sample, from, SAMPLE, text); /* waits for the device */
+  return failed ? text : NULL;
+}
+
+/* … and looks for those of the others. */
+static const char *check_samples(const ipc_carrier *c, char text[256]) {
+  for (int p = 0; p < c->ranks; p++) {
+    uint8_t sample[SAMPLE], found[SAMPLE];
+    make_sample(p, sample);
+    if (c->gpu->copy(found, region_of(c, c->rank, p, 0), SAMPLE, text)) {
+      return text;
+    }
+    if (memcmp(sample, found, SAMPLE) != 0) {
+      snprintf(text, 256, "what rank %d writes to its GPU does not arrive", p);
+      return text;
+    }
+  }
+  return NULL;
+}
+
 static pith_status open_windows(ipc_carrier *c, const char *refusal, int required, char why[PITH_IPC_WHY]) {
   char text[256];
   int descriptor = -1;
@@ -575,6 +615,12 @@ static pith_status open_windows(ipc_carrier *c, const char *refusal, int require
   pith_status status = compare(c, refusal, required, why);
   if (status == PITH_OK && !*why) {
     status = compare(c, exchange_windows(c, descriptor, text), required, why);
+  }
+  if (status == PITH_OK && !*why) {
+    status = compare(c, send_samples(c, text), required, why);
+  }
+  if (status == PITH_OK && !*why) {
+    status = compare(c, check_samples(c, text), required, why);
   }
   if (descriptor >= 0) {
     close(descriptor);

@@ -206,7 +206,7 @@ static void measure(void) {
   if (here.rank == 0 && here.ranks > 1) {
     printf("staged over %s\ncopies of the device: %.2f TB/s, read and written\n", pith_comm_transport(host, 1),
            rate / 1e12);
-    for (size_t i = 0; i < 5; i++) {
+    for (size_t i = 0; i < 4; i++) { /* those without a memory */
       printf("%-8s moves %8.1f MiB of device memory by ipc, %.3f ms at that rate\n", specs[i],
              moved_bytes(specs[i]) / (1 << 20), 1e3 * moved_bytes(specs[i]) / rate);
     }

@@ -243,6 +243,11 @@ TEST(all_go_through_pinned_memory_if_one_cannot_share) {
   on_processes(3, 20, one_that_cannot, -1);
 }
 
+TEST(all_go_through_pinned_memory_if_nothing_arrives) {
+  setenv("PITH_FAKE_DEAF", "1", 1);
+  check_way(NULL, "", "staged");
+}
+
 TEST(ranks_that_use_one_gpu_in_turns_go_through_pinned_memory_unless_told_otherwise) {
   setenv("PITH_FAKE_TURNS", "1", 1);
   check_way(NULL, "", "staged");
