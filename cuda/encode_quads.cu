@@ -11,15 +11,6 @@
 #define THREADS 128
 #define WARPS (THREADS / 32)
 
-/* What stays of a row in the memory once d was sent in its place. */
-INLINE auto settle_rows(const Task &t, uint32_t first, const Quads &q) {
-  return [&t, &q, first](int r, const float(&d)[4]) {
-    float rest[4];
-    EACH_OF_FOUR(c) { rest[c] = t.keeps == PITH_GPU_KEEP_LOST ? q.v[r][c] - d[c] : q.v[r][c]; }
-    settle_quad(t, first + 64 * r + 4 * lane16(), rest);
-  };
-}
-
 /* Σx² in the order of all sums: lane j adds values j, j + 16, … */
 INLINE float ordered_squares(const Quads &q, float *row) {
   EACH_ROW(r) { ((float4 *)row)[LANES * r + lane16()] = make_float4(q.v[r][0], q.v[r][1], q.v[r][2], q.v[r][3]); }

@@ -67,6 +67,15 @@ INLINE void settle_quad(const Task &t, uint32_t i, const float (&rest)[4]) {
   }
 }
 
+/* What stays of a row in the memory once d was sent in its place. */
+INLINE auto settle_rows(const Task &t, uint32_t first, const Quads &q) {
+  return [&t, &q, first](int r, const float(&d)[4]) {
+    float rest[4];
+    EACH_OF_FOUR(c) { rest[c] = t.keeps == PITH_GPU_KEEP_LOST ? q.v[r][c] - d[c] : q.v[r][c]; }
+    settle_quad(t, first + 64 * r + 4 * lane16(), rest);
+  };
+}
+
 /* The low bits of four words, next to each other. Words of levels are those of level + ROUNDER, whose 22 lowest bits
  * are the level. */
 template <int BITS>

@@ -67,11 +67,19 @@ INLINE void add_ranks(const Reduce &t, uint32_t block, Quads &q, const Tables &t
       continue;
     }
     const uint8_t *in = t.received + p * t.stride + (size_t)block * t.result.block_size;
-    Head head = head_at<true>(t.result, in, 4 * lane16(), QUAD_BUCKET);
+    Head head = head_at<true>(t.result, GROUP, in, 4 * lane16(), QUAD_BUCKET), heads[QUAD_ROWS];
+    EACH_ROW(r) {
+      heads[r] = head;
+      heads[r].at += 64 * r;
+      if (has_codes(GROUP)) {
+        fetch_four(t.result, GROUP, heads[r]);
+      }
+    }
+    finish_head(t.result, GROUP, head);
     float d[QUAD_ROWS][4];
     EACH_ROW(r) {
-      decode_at<false>(t.result, GROUP, head, d[r], tables);
-      head.at += 64;
+      heads[r].a = head.a, heads[r].b = head.b;
+      decode_at<false, true>(t.result, GROUP, heads[r], d[r], tables);
     }
     EACH_ROW(r) {
       EACH_OF_FOUR(c) { q.v[r][c] = p ? q.v[r][c] + d[r][c] : d[r][c]; }
@@ -99,14 +107,25 @@ INLINE void reduce_block(const Reduce &t, uint32_t block, float *row, uint8_t *s
   uint32_t first = block * QUAD_BUCKET;
   uint8_t *out = result.payload + (size_t)block * result.block_size;
   Quads q;
-  if (group_of<false>(result) == GROUP_CAST) {
-    add_ranks<GROUP_CAST>(t, block, q, tables);
-  } else {
-    add_ranks<GROUP_UNIFORM>(t, block, q, tables);
+  switch (group_of<false>(result)) {
+    case GROUP_NONE:
+      add_ranks<GROUP_NONE>(t, block, q, tables);
+      break;
+    case GROUP_FP16:
+      add_ranks<GROUP_FP16>(t, block, q, tables);
+      break;
+    case GROUP_BF16:
+      add_ranks<GROUP_BF16>(t, block, q, tables);
+      break;
+    case GROUP_Q:
+      add_ranks<GROUP_Q>(t, block, q, tables);
+      break;
+    default: /* qsgd */
+      add_ranks<GROUP_AROUND_ZERO>(t, block, q, tables);
   }
   finish_mean(t, first, q);
   if (packs_quads(result)) {
-    encode_quads_q(result, first, q, out);
+    encode_quads_q<LANES, true>(result, first, q.v, false, out, settle_rows(result, first, q));
     return;
   }
   EACH_ROW(r) { ((float4 *)row)[LANES * r + lane16()] = make_float4(q.v[r][0], q.v[r][1], q.v[r][2], q.v[r][3]); }
@@ -118,8 +137,7 @@ INLINE void reduce_block(const Reduce &t, uint32_t block, float *row, uint8_t *s
 __global__ void __launch_bounds__(THREADS, 5) reduce_kernel(const __grid_constant__ Many<Reduce> batch) {
   __shared__ __align__(16) float rows[2 * WARPS][QUAD_BUCKET];
   __shared__ __align__(16) uint8_t stages[2 * WARPS][STAGE];
-  __shared__ Tables tables;
-  fill_tables(tables);
+  __shared__ Tables tables; /* none of these codecs has any */
   uint32_t half = threadIdx.x / LANES;
   for (uint32_t item = blockIdx.x; item < batch.items; item += gridDim.x) {
     const Reduce &t = batch.task_of(item);

@@ -123,7 +123,7 @@ static pith_status begin(pith_adapter *a, pith_adapt_job *job) {
 }
 
 static void release_job(pith_adapter *a, pith_adapt_job *job) {
-  if (job && job->ticket) {
+  if (job && job->ticket && a->measurer) {
     a->measurer->drop(a->measurer, job->ticket);
   }
   free(job);

@@ -10,6 +10,7 @@
 #include "codec/codec.h"
 #include "device/cuda_statistics.h"
 #include "reducer/reducer.h"
+#include "reducer/stages.h"
 
 enum { MANY = 64 };  /* numbers whose exchange is timed to learn the bandwidth */
 enum { TIMED = 32 }; /* steps before a plan whose times count */
@@ -221,6 +222,9 @@ pith_status pith__reducer_adapt(pith_reducer *r, double waited) {
   if (changed) {
     PITH_TRY(change_specs(r));
     PITH_TRY(pith__reducer_has_groups(r) ? pith__reducer_form_groups(r) : PITH_OK);
+    if (r->stages) {
+      pith__stages_release_kept(r->stages);
+    }
   }
   a->begun = 0;
   a->ended = pith__now();

@@ -79,6 +79,13 @@ void pith__stages_give_back(pith_stages *s, pith_stage_buffer *buffer) {
   *buffer = (pith_stage_buffer){0};
 }
 
+void pith__stages_release_kept(pith_stages *s) {
+  for (size_t i = 0; i < s->kept_count; i++) {
+    pith__space_release(s->space, s->kept[i].data);
+  }
+  s->kept_count = 0;
+}
+
 /* ---- Stages ------------------------------------------------------------------------------------------------------ */
 
 /* Returns whether the caller has given up. */
@@ -198,9 +205,7 @@ static void begin(pith_stages *s, pith_staged *f) {
 /* ---- The thread -------------------------------------------------------------------------------------------------- */
 
 static void release(pith_stages *s) {
-  for (size_t i = 0; i < s->kept_count; i++) {
-    pith__space_release(s->space, s->kept[i].data);
-  }
+  pith__stages_release_kept(s);
   pthread_mutex_destroy(&s->mutex);
   pthread_cond_destroy(&s->changed);
   if (s->carrier.release) {

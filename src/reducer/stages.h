@@ -114,5 +114,7 @@ pith_status pith__stage_work_hosts(pith_staged *f);
 /* Memory of at least that size, from the stages' own; keeps what is there if it is large enough. */
 pith_status pith__stages_buffer(pith_stages *stages, pith_stage_buffer *buffer, size_t size);
 void pith__stages_give_back(pith_stages *stages, pith_stage_buffer *buffer);
+/* Between two steps: groups are others from now on, and may need much less. */
+void pith__stages_release_kept(pith_stages *stages);
 
 #endif
