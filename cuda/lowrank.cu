@@ -29,7 +29,6 @@ __global__ void __launch_bounds__(THREADS) wake_kernel(const __grid_constant__ F
   }
   float *column = f.q + (size_t)k * f.cols;
   bool some = false, bad = false;
-#pragma unroll 8
   for (uint32_t i = threadIdx.x; i < f.cols; i += THREADS) {
     some |= magnitude(column[i]) != 0;
     bad |= !is_finite(column[i]);
