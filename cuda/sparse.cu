@@ -46,10 +46,10 @@ static void cut_section(const pith_gpu_sparse &task, Cutter &cut, Section &s) {
   s.stream = cut.take<uint32_t>(words + 4);
   s.tile_count = cut.take<uint32_t>(s.tiles);
   s.tile_last = cut.take<uint32_t>(s.tiles);
-  s.tile_ones = cut.take<uint16_t>(32 * (size_t)s.tiles);
   s.tile_rank = cut.take<uint32_t>(s.tiles);
   s.tile_prev = cut.take<uint32_t>(s.tiles);
   s.tile_bits = cut.take<uint64_t>(s.tiles);
+  s.tile_ones = cut.take<uint16_t>(32 * (size_t)s.tiles);
   s.maps = cut.take<uint64_t>((size_t)s.stream_blocks * RICE_STATES);
   if (s.select != PITH_GPU_SELECT_ABOVE) {
     s.room = task.n < SAMPLED_FROM ? task.n : task.n / 32 + 4096;
@@ -186,8 +186,7 @@ static void clear_tiles(Runner &runner) {
   for (uint32_t i = 0; i < runner.batch.count && runner.error == cudaSuccess; i++) {
     const Section &s = runner.batch.section[i];
     if (s.tiles) {
-      size_t bytes =
-          (size_t)((uint8_t *)(s.tile_ones + 32 * (size_t)s.tiles) - (uint8_t *)s.tile_count); /* side by side */
+      size_t bytes = (size_t)((uint8_t *)(s.tile_last + s.tiles) - (uint8_t *)s.tile_count); /* both lie side by side */
       runner.error = cudaMemsetAsync(s.tile_count, 0, bytes, runner.stream);
     }
   }

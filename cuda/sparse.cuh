@@ -269,14 +269,21 @@ INLINE T block_before(T x, T *warps, T *total) {
     warps[warp] = sum;
   }
   __syncthreads();
-  T part = lane < count ? warps[lane] : T(0), before = lane < warp ? part : T(0); /* every warp adds for itself */
-  for (int h = 16; h; h /= 2) {
-    part += __shfl_xor_sync(FULL, part, h);
-    before += __shfl_xor_sync(FULL, before, h);
+  if (warp == 0) {
+    T mine = lane < count ? warps[lane] : T(0), part = mine;
+    for (int h = 1; h < 32; h *= 2) {
+      T other = __shfl_up_sync(FULL, part, h);
+      part += lane >= (uint32_t)h ? other : T(0);
+    }
+    if (lane < count) {
+      warps[lane] = part;
+    }
   }
-  *total = part;
   __syncthreads();
-  return sum - x + before;
+  T before = sum - x + (warp ? warps[warp - 1] : T(0));
+  *total = warps[count - 1];
+  __syncthreads();
+  return before;
 }
 
 /* The greatest of all threads before this one, 0 for the first; `all` is the greatest of all. */

@@ -65,6 +65,11 @@ __global__ void __launch_bounds__(PLANNERS) tiles_kernel(const __grid_constant__
 /* ---- Values
  * ---------------------------------------------------------------------------------------------------------------- */
 
+struct ValuesTile {
+  Walk walk;
+  uint32_t ones[32];
+};
+
 /* Lane b counts how often bit b is set in the gaps of a warp. */
 INLINE uint32_t count_ones(uint32_t gap) {
   uint32_t bits = 32 - __clz((int)warp_or(gap)), mine = 0, lane = threadIdx.x & 31;
@@ -75,60 +80,24 @@ INLINE uint32_t count_ones(uint32_t gap) {
   return mine;
 }
 
-#define STRIP (TILE / WARPS) /* values of a warp: a word of the bitmap for each lane */
-
-/* The selected places of a strip, in order, relative to the strip. Warps do not wait for each other. */
-struct StripWalk {
-  uint16_t place[STRIP];
+/* What is known of a tile, read while the one before is worked on. */
+struct Ahead {
+  uint32_t word, rank, prev;
 };
 
-/* What stands before a strip: how many selected values of its tile, and where the last of the tensor's ends. */
-struct StripStart {
-  uint32_t rank, prev;
-};
-
-INLINE StripStart strip_start(const Section &s, uint32_t tile) {
-  const uint32_t *words = s.bitmap + (size_t)tile * TILE_WORDS + (threadIdx.x & 31);
-  uint32_t count = 0, last = 0, warp = threadIdx.x / 32;
-#pragma unroll 4
-  for (uint32_t w = 0; w < warp; w++) {
-    uint32_t word = words[32 * w];
-    count += __popc(word);
-    last = word ? STRIP * w + 32 * (threadIdx.x & 31) + 32 - __clz((int)word) : last;
-  }
-  last = warp_most(last);
-  return StripStart{s.tile_rank[tile] + warp_sum(count), last ? tile * TILE + last : s.tile_prev[tile]};
+INLINE Ahead read_ahead(const Section &s, uint32_t tile) {
+  bool there = tile < s.tiles;
+  return Ahead{walk_word(s, tile), there ? s.tile_rank[tile] : 0, there ? s.tile_prev[tile] : 0};
 }
 
-/* Lists the places of a strip, of which lane j has word j; returns how many there are. */
-INLINE uint32_t open_strip(StripWalk &walk, uint32_t word) {
-  uint32_t lane = threadIdx.x & 31, mine = __popc(word), sum = mine;
-  for (int h = 1; h < 32; h *= 2) {
-    uint32_t other = __shfl_up_sync(FULL, sum, h);
-    sum += lane >= (uint32_t)h ? other : 0;
-  }
-  __syncwarp(); /* the strip before has been read */
-  for (uint32_t at = sum - mine; word; word &= word - 1) {
-    walk.place[at++] = (uint16_t)(32 * lane + __ffs((int)word) - 1);
-  }
-  __syncwarp();
-  return __shfl_sync(FULL, sum, 31);
-}
-
-/* Returns how often each bit is set in the gaps of a strip, as count_ones. */
-INLINE uint32_t put_values(const Section &s, StripWalk &walk, uint32_t tile, uint32_t word, double *sum,
-                           uint32_t *most) {
-  uint32_t ones = 0, count = open_strip(walk, word), first = tile * TILE + STRIP * (threadIdx.x / 32);
-  if (count == 0) {
-    return 0;
-  }
-  StripStart start = strip_start(s, tile);
+INLINE void put_values(const Section &s, ValuesTile &t, uint32_t tile, const Ahead &known, double *sum,
+                       uint32_t *most) {
+  uint32_t ones = 0, count = walk_open(t.walk, known.word), rounds = (count + THREADS - 1) / THREADS;
   uint8_t *values = s.payload + PITH_SPARSE_HEAD;
-  for (uint32_t from = 0; from < count; from += 32) {
-    uint32_t i = from + (threadIdx.x & 31), place = i < count ? first + walk.place[i] : 0;
+  for (uint32_t r = 0; r < rounds; r++) {
+    uint32_t i = r * THREADS + threadIdx.x, place = i < count ? tile * TILE + t.walk.place[i] : 0;
     float x = i < count ? value_at(s.src, s.src_type, place) : 0.0f;
-    uint32_t before = i == 0 ? start.prev : i < count ? first + walk.place[i - 1] + 1 : 0;
-    ones += count_ones(place - before); /* while x is on its way */
+    ones += count_ones(i < count ? walk_gap(t.walk, known.prev, tile, i) : 0); /* while x is on its way */
     if (i >= count) {
       continue;
     }
@@ -136,53 +105,53 @@ INLINE uint32_t put_values(const Section &s, StripWalk &walk, uint32_t tile, uin
       *sum += x;
       *most = max(*most, magnitude(x));
     } else if (s.coding == PITH_VALUES_Q8) {
-      s.list[start.rank + i] = x;
+      s.list[known.rank + i] = x;
     } else {
-      float d = put_coded(values, s.coding, start.rank + i, x);
+      float d = put_coded(values, s.coding, known.rank + i, x);
       if (takes_out_at_once(s)) {
         take_out(s, place, x, d);
       }
     }
   }
-  return ones;
+  if (ones) {
+    atomicAdd(&t.ones[threadIdx.x & 31], ones);
+  }
 }
 
 __global__ void __launch_bounds__(THREADS, 4) values_kernel(const __grid_constant__ Sections batch) {
-  __shared__ StripWalk walks[WARPS];
-  __shared__ unsigned long long all[32];
+  __shared__ ValuesTile t;
   Share share = share_of(batch);
   const Section &s = share.s;
   double sum = 0;
-  uint32_t most = 0, lane = threadIdx.x & 31;
+  uint32_t most = 0;
   uint64_t total = 0;
   if (threadIdx.x < 32) {
-    all[threadIdx.x] = 0;
+    t.ones[threadIdx.x] = 0;
   }
   __syncthreads();
-  uint32_t ahead = walk_word(s, share.part);
+  Ahead ahead = read_ahead(s, share.part);
   EACH_TILE(tile, share) {
-    uint32_t word = ahead;
-    ahead = walk_word(s, tile + share.parts);
-    uint32_t ones = put_values(s, walks[threadIdx.x / 32], tile, word, &sum, &most);
-    uint32_t pair = ones | __shfl_down_sync(FULL, ones, 1) << 16; /* in half words: tiles have few enough values */
-    if (lane % 2 == 0 && pair) {
-      atomicAdd((uint32_t *)(s.tile_ones + 32 * (size_t)tile) + lane / 2, pair);
+    Ahead known = ahead;
+    ahead = read_ahead(s, tile + share.parts);
+    put_values(s, t, tile, known, &sum, &most);
+    __syncthreads();
+    if (threadIdx.x < 32) {
+      uint32_t ones = t.ones[threadIdx.x];
+      s.tile_ones[32 * (size_t)tile + threadIdx.x] = (uint16_t)ones;
+      total += ones;
+      t.ones[threadIdx.x] = 0;
     }
-    total += ones;
+    __syncthreads();
   }
-  if (total) {
-    atomicAdd(&all[lane], (unsigned long long)total);
-  }
-  __syncthreads();
-  if (threadIdx.x < 32 && all[threadIdx.x]) {
-    atomicAdd((unsigned long long *)&s.control->ones[threadIdx.x], all[threadIdx.x]);
+  if (threadIdx.x < 32 && total) {
+    atomicAdd((unsigned long long *)&s.control->ones[threadIdx.x], (unsigned long long)total);
   }
   if (s.coding == PITH_VALUES_MEAN) {
     for (int h = 16; h; h /= 2) {
       sum += __shfl_xor_sync(FULL, sum, h);
     }
     most = warp_most(most);
-    if (lane == 0) {
+    if ((threadIdx.x & 31) == 0) {
       atomicAdd(&s.control->sum, sum);
       atomicMax(&s.control->most, most);
     }
@@ -413,12 +382,13 @@ INLINE void put_codes(const Section &s, CodesTile &t, uint32_t tile, const Codes
   if (start == end) {
     return; /* nothing in this tile: all threads see that */
   }
+  uint32_t count = walk_open(t.walk, known.word), prev = known.prev;
   uint64_t word0 = start >> 5, words = (end >> 5) - word0 + 1, bits = start;
   bool joined = words <= STREAM_WORDS;
   for (uint32_t i = threadIdx.x; joined && i < words + 1; i += THREADS) {
     t.words[i] = 0;
   }
-  uint32_t count = walk_open(t.walk, known.word), prev = known.prev; /* has barriers */
+  __syncthreads();
   for (uint32_t first = 0; first < count; first += THREADS) {
     uint32_t i = first + threadIdx.x, gap = i < count ? walk_gap(t.walk, prev, tile, i) : 0;
     uint32_t zeros = rice < 32 ? gap >> rice : 0,
