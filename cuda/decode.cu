@@ -5,9 +5,7 @@
 #define THREADS 128
 #define WARPS (THREADS / 32)
 #define ITEM DECODE_ITEM
-#ifndef DECODE_RESIDENT
-#define DECODE_RESIDENT 7 /* blocks of threads on a processor at least */
-#endif
+#define RESIDENT 8 /* blocks of threads on a processor at least */
 
 template <bool ADD>
 INLINE void store_slowly(const Task &t, uint32_t i, const float (&d)[4]) {
@@ -41,13 +39,19 @@ INLINE void read_rows(const Task &t, uint32_t i, float (&x)[ROWS][4]) {
   }
 }
 
-template <int ROWS>
+/* SOON: what is written leaves the cache first, which makes writing alone a little faster. */
+template <bool SOON, int ROWS>
 INLINE void write_rows(const Task &t, uint32_t i, const float (&x)[ROWS][4]) {
   if (t.dtype == PITH_GPU_F32) {
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
       float4 *out = (float4 *)((float *)t.values + i + DECODE_ROW * r);
-      *out = make_float4(x[r][0], x[r][1], x[r][2], x[r][3]);
+      float4 four = make_float4(x[r][0], x[r][1], x[r][2], x[r][3]);
+      if (SOON) {
+        __stcs(out, four);
+      } else {
+        *out = four;
+      }
     }
     return;
   }
@@ -78,7 +82,7 @@ INLINE void decode_item(const Task &t, uint32_t first, const Tables &tables) {
         d[r][c] = x[r][c] + d[r][c];
       }
     }
-    write_rows(t, i, d);
+    write_rows<!ADD>(t, i, d);
   }
 }
 
@@ -99,7 +103,7 @@ INLINE bool blocks_are_full(const Task &t, uint32_t first) {
 }
 
 template <bool ADD, bool RARE>
-__global__ void __launch_bounds__(THREADS, DECODE_RESIDENT) decode_kernel(const __grid_constant__ Batch batch) {
+__global__ void __launch_bounds__(THREADS, RESIDENT) decode_kernel(const __grid_constant__ Batch batch) {
   __shared__ Tables tables;
   fill_tables(batch, tables);
   each_item_of_warp(batch, [&](const Task &t, uint32_t item) {

@@ -3,13 +3,11 @@
 #include "decode_block.cuh"
 #include "rotate_quads.cuh"
 
-#ifndef TURN_BACK_RESIDENT
-#define TURN_BACK_RESIDENT 6 /* blocks of threads on a processor at least */
-#endif
+#define RESIDENT 8 /* blocks of threads on a processor at least */
 
 /* Items are tiles, all of them full. */
 template <bool ADD, bool RARE>
-__global__ void __launch_bounds__(TURN_THREADS, TURN_BACK_RESIDENT)
+__global__ void __launch_bounds__(TURN_THREADS, RESIDENT)
     decode_rotated_quads_kernel(const __grid_constant__ Batch batch) {
   __shared__ Exchange all;
   __shared__ Tables tables;

@@ -5,9 +5,7 @@
  */
 #include "quads.cuh"
 
-#ifndef QUAD_RESIDENT
-#define QUAD_RESIDENT 7 /* blocks of threads on a processor at least: leaves 72 registers each */
-#endif
+#define RESIDENT 8 /* blocks of threads on a processor at least: leaves 64 registers each */
 #define THREADS 128
 #define WARPS (THREADS / 32)
 
@@ -134,7 +132,7 @@ INLINE void encode_quads(const Task &t, uint32_t first, uint8_t *out, float *row
 }
 
 /* Items are pairs of blocks, all of them full. */
-__global__ void __launch_bounds__(THREADS, QUAD_RESIDENT) encode_quads_kernel(const __grid_constant__ Batch batch) {
+__global__ void __launch_bounds__(THREADS, RESIDENT) encode_quads_kernel(const __grid_constant__ Batch batch) {
   __shared__ __align__(16) float rows[THREADS / LANES][QUAD_BUCKET + LANES];
   __shared__ Tables tables;
   fill_tables(batch, tables);

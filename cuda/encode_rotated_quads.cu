@@ -5,12 +5,8 @@
  */
 #include "rotate_quads.cuh"
 
-#ifndef TURN_RESIDENT
-#define TURN_RESIDENT 6 /* blocks of threads on a processor at least */
-#endif
-#ifndef TURN_RESIDENT_MEMORY
-#define TURN_RESIDENT_MEMORY 4
-#endif
+#define RESIDENT 8 /* blocks of threads on a processor at least */
+#define RESIDENT_MEMORY 4
 
 /* What of a tile p stays once what rotates back to d was sent in its place. */
 INLINE void settle_rows(const Task &t, uint32_t i, const float (&p)[QUAD_ROWS][4], float (&d)[QUAD_ROWS][4],
@@ -56,7 +52,7 @@ INLINE void encode_tile(const Task &t, uint32_t item, Exchange &all) {
 
 /* Items are tiles, all of them full. */
 template <bool MEMORY>
-__global__ void __launch_bounds__(TURN_THREADS, MEMORY ? TURN_RESIDENT_MEMORY : TURN_RESIDENT)
+__global__ void __launch_bounds__(TURN_THREADS, MEMORY ? RESIDENT_MEMORY : RESIDENT)
     encode_rotated_quads_kernel(const __grid_constant__ Batch batch) {
   __shared__ Exchange all;
   each_item_of_block(batch, [&](const Task &t, uint32_t item) { encode_tile<MEMORY>(t, item, all); });

@@ -9,11 +9,9 @@
  */
 #include "rotate_quads.cuh"
 
-#ifndef SUMS_RESIDENT
-#define SUMS_RESIDENT 7
-#endif
-#define VALUES 32 /* of a thread */
-#define PIECE 256 /* of a block, whose products are summed together */
+#define RESIDENT 8 /* blocks of threads on a processor at least */
+#define VALUES 32  /* of a thread */
+#define PIECE 256  /* of a block, whose products are summed together */
 
 /* Places of values in shared memory: where threads take every fourth value, where lanes add every sixteenth, two at a
  * time, and where they add those of a piece. No two threads of a warp meet in a bank. */
@@ -32,8 +30,8 @@ INLINE bool is_summing(uint32_t item) { return threadIdx.x / 32 == item * RNG_WE
 
 #define EACH_VALUE(j) _Pragma("unroll") for (int j = 0; j < VALUES; j++)
 
-/* From the tensor to a rotated block: value 128·j + threadIdx.x in v[j]. Returns whether all of it is finite. */
-INLINE bool turn_block(const Task &t, uint32_t first, float (&v)[VALUES], float *shared) {
+/* From the tensor to a rotated block: value 128·j + threadIdx.x in v[j]. In shared memory it is where lanes add. */
+INLINE void turn_block(const Task &t, uint32_t first, float (&v)[VALUES], float *shared) {
   uint32_t at = 4 * threadIdx.x, signs[QUAD_ROWS];
   const float *from = (const float *)t.values + first + at;
   float scale = rotation_scale(ROTATED_TILE), quads[QUAD_ROWS][4];
@@ -52,9 +50,9 @@ INLINE bool turn_block(const Task &t, uint32_t first, float (&v)[VALUES], float 
   __syncthreads();
   EACH_VALUE(j) { v[j] = shared[turning_place(128 * j) + threadIdx.x]; }
   butterfly(v);
-  float poison = 0.0f;
-  EACH_VALUE(j) { poison = __fmaf_rn(v[j], 0.0f, poison); }
-  return !__syncthreads_or(poison != poison);
+  __syncthreads();
+  EACH_VALUE(j) { shared[lane_place(threadIdx.x) + 128 / LANES * j] = v[j]; }
+  __syncthreads();
 }
 
 /* ---- Sums -------------------------------------------------------------------------------------------------------- */
@@ -95,10 +93,12 @@ INLINE uint32_t most_of(const WholeBlock &block, bool needed) {
   return warp_most(most);
 }
 
-/* By a whole warp. */
-INLINE double block_norm(const WholeBlock &block, float squares) {
+/* By a whole warp. Squares within the range of f32 tell that all values are finite; else that is looked for. */
+INLINE double block_norm(const WholeBlock &block, float squares, bool *odd) {
   bool fine = squares > 0x1p-80f && squares < 0x1p+126f;
-  return norm_of(block, squares, most_of(block, !fine));
+  uint32_t most = most_of(block, !fine);
+  *odd = !fine && most >= INF_BITS;
+  return norm_of(block, squares, most);
 }
 
 /* ---- drive ------------------------------------------------------------------------------------------------------- */
@@ -108,19 +108,19 @@ INLINE void put_signs(uint8_t *out, uint32_t word) {
   ((uint32_t *)out)[4 * (threadIdx.x % 32) + threadIdx.x / 32] = word;
 }
 
-INLINE void encode_block_signs(uint32_t item, const float (&v)[VALUES], bool finite, uint8_t *out, Shared &shared) {
+INLINE void encode_block_signs(uint32_t item, const float (&v)[VALUES], uint8_t *out, Shared &shared) {
   uint32_t word = 0;
 #pragma unroll
   for (int j = VALUES - 1; j >= 0; j--) {
     word = push_sign(word, v[j] + 0.0f); /* −0 is not negative */
   }
   put_signs(out + PITH_HEAD_ONE, transpose_bits(word));
-  bool bad = !finite;
+  bool bad = false;
   if (is_summing(item)) {
     WholeBlock block = {shared.values, ROTATED_TILE};
     float squares, sizes;
     ordered_sums<true>(shared.values, &squares, &sizes);
-    double norm = block_norm(block, squares);
+    double norm = block_norm(block, squares, &bad);
     double sum_abs = sum_abs_of(block, sizes, most_of(block, !is_finite(sizes)));
     float scale = sum_abs > 0 ? (float)(norm * (norm / sum_abs)) : 0.0f;
     bad |= !is_finite(scale);
@@ -135,18 +135,19 @@ INLINE void encode_block_signs(uint32_t item, const float (&v)[VALUES], bool fin
 
 /* ---- eden -------------------------------------------------------------------------------------------------------- */
 
-/* Which number y has, a bit of each plane: how many cuts lie at or below it. Returns its level times `shrink`, a power
- * of two. Cuts and levels of few bits are in registers, those of more in shared memory. */
+/* Which number y has: how many cuts lie at or below it. A bit of each plane says for every digit whether it is 0, the
+ * sign of a difference. Returns the level times `shrink`, a power of two. Cuts and levels of few bits are in registers,
+ * those of more in shared memory. */
 template <int BITS>
 struct Numbers {
-  float cuts[4], levels[4], shrink;
+  float cuts[4], levels[4], shrink; /* cuts with the other sign, none of them −0 */
   const Lloyd &lloyd;
   uint32_t planes[BITS];
 
   INLINE Numbers(const Lloyd &given, float by) : shrink(by), lloyd(given) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      cuts[i] = given.cuts[i];
+      cuts[i] = 0.0f - given.cuts[i];
       levels[i] = by * given.levels[i];
     }
 #pragma unroll
@@ -155,23 +156,24 @@ struct Numbers {
     }
   }
 
-  INLINE bool push(int bit, bool above) {
-    planes[bit] = planes[bit] * 2 + (above ? 1 : 0);
-    return above;
+  INLINE bool is_above(int bit, float y, float cut) {
+    float over = y + cut;
+    planes[bit] = push_sign(planes[bit], over);
+    return over >= 0.0f;
   }
 
   INLINE float put(float y) {
     if (BITS == 1) {
-      return push(0, cuts[0] <= y) ? levels[1] : levels[0];
+      return is_above(0, y, cuts[0]) ? levels[1] : levels[0];
     }
     if (BITS == 2) {
-      bool upper = push(1, cuts[1] <= y), high = push(0, (upper ? cuts[2] : cuts[0]) <= y);
+      bool upper = is_above(1, y, cuts[1]), high = is_above(0, y, upper ? cuts[2] : cuts[0]);
       return upper ? (high ? levels[3] : levels[2]) : (high ? levels[1] : levels[0]);
     }
     uint32_t number = 0;
 #pragma unroll
     for (int bit = BITS - 1; bit >= 0; bit--) {
-      number += push(bit, lloyd.cuts[number + (1 << bit) - 1] <= y) ? 1 << bit : 0;
+      number += is_above(bit, y, 0.0f - lloyd.cuts[number + (1 << bit) - 1]) ? 1 << bit : 0;
     }
     return shrink * lloyd.level(number);
   }
@@ -220,7 +222,7 @@ INLINE void put_numbers(const float (&v)[VALUES], bool bad, float inverse, float
   }
 #pragma unroll
   for (int bit = 0; bit < BITS; bit++) {
-    numbers.planes[bit] = transpose_bits(numbers.planes[bit]);
+    numbers.planes[bit] = ~transpose_bits(numbers.planes[bit]);
   }
   put_planes<BITS>(out, numbers.planes, bad);
 }
@@ -238,31 +240,22 @@ INLINE void sum_pieces(Shared &shared) {
   }
 }
 
-INLINE void encode_block_lloyd(const Task &t, uint32_t item, const float (&v)[VALUES], bool finite, uint8_t *out,
-                               Shared &shared) {
+template <int BITS>
+INLINE void encode_block_lloyd(uint32_t item, const float (&v)[VALUES], uint8_t *out, Shared &shared) {
   if (is_summing(item)) {
     float squares, none;
+    bool odd;
     ordered_sums<false>(shared.values, &squares, &none);
-    float norm = (float)block_norm(WholeBlock{shared.values, ROTATED_TILE}, squares);
+    float norm = (float)block_norm(WholeBlock{shared.values, ROTATED_TILE}, squares, &odd);
     if (threadIdx.x % 32 == 0) {
-      shared.norm = norm;
+      shared.norm = odd ? nan_value() : norm;
     }
   }
   __syncthreads();
   float norm = shared.norm, shrink = norm > 1.0f ? 0x1p-8f : 1.0f;
-  bool bad = !finite || !is_finite(norm);
+  bool bad = !is_finite(norm);
   float inverse = bad || norm < PITH_SCALE_MIN ? 0.0f : sqrtf((float)ROTATED_TILE) / norm;
-  const Lloyd &lloyd = shared.lloyd;
-  switch (t.bits) {
-    case 1:
-      put_numbers<1>(v, bad, inverse, shrink, lloyd, out + PITH_HEAD_ONE, shared.values);
-      break;
-    case 2:
-      put_numbers<2>(v, bad, inverse, shrink, lloyd, out + PITH_HEAD_ONE, shared.values);
-      break;
-    default:
-      put_numbers<4>(v, bad, inverse, shrink, lloyd, out + PITH_HEAD_ONE, shared.values);
-  }
+  put_numbers<BITS>(v, bad, inverse, shrink, shared.lloyd, out + PITH_HEAD_ONE, shared.values);
   __syncthreads();
   sum_pieces(shared);
   __syncthreads();
@@ -274,28 +267,43 @@ INLINE void encode_block_lloyd(const Task &t, uint32_t item, const float (&v)[VA
   }
 }
 
-/* Items are blocks, all of them full. */
-__global__ void __launch_bounds__(TURN_THREADS, SUMS_RESIDENT)
+/* Of a number; 0: signs. */
+static inline __host__ __device__ int number_bits(const Task &t) { return t.kind == PITH_WIRE_SIGN ? 0 : t.bits; }
+
+/* Items are blocks, all of them full. Those whose numbers have other than BITS bits are left to another kernel:
+ * together they would take each other's registers. */
+template <int BITS>
+__global__ void __launch_bounds__(TURN_THREADS, RESIDENT)
     encode_rotated_sums_kernel(const __grid_constant__ Batch batch) {
   __shared__ Shared shared;
   each_item_of_block(batch, [&](const Task &t, uint32_t item) {
+    if (number_bits(t) != BITS) {
+      return;
+    }
     uint8_t *out = t.payload + (size_t)item * t.block_size;
     float v[VALUES];
-    if (t.kind == PITH_WIRE_LLOYD && threadIdx.x < 16) {
-      fill_lloyd(shared.lloyd, t.bits, threadIdx.x);
+    if (BITS > 0 && threadIdx.x < 16) {
+      fill_lloyd(shared.lloyd, BITS, threadIdx.x);
     }
-    bool finite = turn_block(t, item * ROTATED_TILE, v, shared.values);
-    EACH_VALUE(j) { shared.values[lane_place(128 * j + threadIdx.x)] = v[j]; }
-    __syncthreads();
-    if (t.kind == PITH_WIRE_SIGN) {
-      encode_block_signs(item, v, finite, out, shared);
+    turn_block(t, item * ROTATED_TILE, v, shared.values);
+    if constexpr (BITS > 0) {
+      encode_block_lloyd<BITS>(item, v, out, shared);
     } else {
-      encode_block_lloyd(t, item, v, finite, out, shared);
+      encode_block_signs(item, v, out, shared);
     }
     __syncthreads();
   });
 }
 
+template <int BITS>
+static cudaError_t launch_bits(const Batch &batch, cudaStream_t stream) {
+  bool any = has_any(batch, [](const Task &t) { return number_bits(t) == BITS; });
+  return any ? launch_batch(encode_rotated_sums_kernel<BITS>, TURN_THREADS, 1, 0, batch, stream) : cudaSuccess;
+}
+
 cudaError_t launch_encode_rotated_sums(const Batch &batch, cudaStream_t stream) {
-  return launch_batch(encode_rotated_sums_kernel, TURN_THREADS, 1, 0, batch, stream);
+  cudaError_t error = launch_bits<0>(batch, stream);
+  error = error == cudaSuccess ? launch_bits<1>(batch, stream) : error;
+  error = error == cudaSuccess ? launch_bits<2>(batch, stream) : error;
+  return error == cudaSuccess ? launch_bits<4>(batch, stream) : error;
 }

@@ -29,7 +29,6 @@ __global__ void __launch_bounds__(THREADS) wake_kernel(const __grid_constant__ F
   }
   float *column = f.q + (size_t)k * f.cols;
   bool some = false, bad = false;
-#pragma unroll 8
   for (uint32_t i = threadIdx.x; i < f.cols; i += THREADS) {
     some |= magnitude(column[i]) != 0;
     bad |= !is_finite(column[i]);
@@ -208,11 +207,11 @@ INLINE void find_weights(const Factor &f, Gram &gram) {
     for (uint32_t j = 0; j < K; j++) {
       norm += j <= k ? a[j] * product_with<K>(gram, a, j, k) : 0.0;
     }
-    float before = (float)sqrt(gram.products[k][k]), after = (float)sqrt(norm < 0 ? 0.0 : norm);
-    bool dependent = k >= f.rank || is_dependent(after, before);
+    double before = sqrt(gram.products[k][k]), after = sqrt(norm < 0 ? 0.0 : norm); /* in f32, errors would grow */
+    bool dependent = k >= f.rank || is_dependent((float)after, (float)before);
 #pragma unroll
     for (int j = 0; j < K; j++) {
-      gram.w[j][k] = dependent ? 0.0 : a[j] / (double)after;
+      gram.w[j][k] = dependent ? 0.0 : a[j] / after;
     }
   }
 }

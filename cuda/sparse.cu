@@ -198,11 +198,7 @@ static void select(Runner &runner) {
   if (selected) {
     runner.alone(launch_sample);
   }
-#ifdef SCAN_TIMES
-  runner.run(launch_scan, false, SCAN_TIMES * runner.most);
-#else
   runner.together(launch_scan);
-#endif
   if (selected) {
     for (int i = 0; i < DIGITS; i++) {
       runner.together(launch_digit);

@@ -254,11 +254,7 @@ INLINE void read_values(const Section &s, const T *src, uint32_t at, bool full, 
   T raw[COUNT];
 #pragma unroll
   for (int j = 0; j < COUNT; j++) {
-#ifdef SCAN_CS
-    raw[j] = full || at + 32 * j < s.n ? __ldcs(src + at + 32 * j) : T(0);
-#else
     raw[j] = full || at + 32 * j < s.n ? src[at + 32 * j] : T(0);
-#endif
   }
 #pragma unroll
   for (int j = 0; j < COUNT; j++) {
@@ -281,11 +277,7 @@ INLINE void compensate_values(const Section &s, float gamma, uint32_t at, bool f
   for (int j = 0; j < COUNT; j++) {
     v[j] = compensated(s, v[j], e[j], u[j], gamma, &u[j]);
     if (full || at + 32 * j < s.n) {
-#ifdef SCAN_CS
-      __stcs(s.memory + at + 32 * j, v[j]);
-#else
       s.memory[at + 32 * j] = v[j];
-#endif
       if (second) {
         s.momentum[at + 32 * j] = u[j];
       }
@@ -339,8 +331,8 @@ INLINE uint32_t words_of_quads(uint32_t word) {
   other = __shfl_xor_sync(FULL, word, 2);
   word = __byte_perm(word, other, lane & 2 ? 0x3715 : 0x6240);
   other = __shfl_xor_sync(FULL, word, 1);
-  word = lane & 1 ? (other >> 4 & 0x0f0f0f0fu) | (word & 0xf0f0f0f0u)
-                  : (word & 0x0f0f0f0fu) | (other & 0x0f0f0f0fu) << 4;
+  word =
+      lane & 1 ? (other >> 4 & 0x0f0f0f0fu) | (word & 0xf0f0f0f0u) : (word & 0x0f0f0f0fu) | (other & 0x0f0f0f0fu) << 4;
   return __shfl_sync(FULL, word, (int)(lane % 4 * 8 + lane / 4));
 }
 
@@ -359,28 +351,17 @@ INLINE Marks mark_quads(const Section &s, uint32_t first, int32_t low, int32_t h
     float4 v[QUADS_TOGETHER], e[QUADS_TOGETHER];
 #pragma unroll
     for (int r = 0; r < QUADS_TOGETHER; r++) {
-#ifdef SCAN_CS
-      v[r] = __ldcs(src + 32 * (r0 + r));
-      if (COMPENSATES) {
-        e[r] = __ldcs(memory + 32 * (r0 + r));
-      }
-#else
       v[r] = src[32 * (r0 + r)];
       if (COMPENSATES) {
         e[r] = memory[32 * (r0 + r)];
       }
-#endif
     }
 #pragma unroll
     for (int r = QUADS_TOGETHER - 1; r >= 0; r--) {
       if (COMPENSATES) {
         v[r] = make_float4(s.beta * e[r].x + gamma * v[r].x, s.beta * e[r].y + gamma * v[r].y,
                            s.beta * e[r].z + gamma * v[r].z, s.beta * e[r].w + gamma * v[r].w);
-#ifdef SCAN_CS
-        __stcs(memory + 32 * (r0 + r), v[r]);
-#else
         memory[32 * (r0 + r)] = v[r];
-#endif
       }
       const float four[4] = {v[r].x, v[r].y, v[r].z, v[r].w};
 #pragma unroll

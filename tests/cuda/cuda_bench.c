@@ -382,6 +382,7 @@ int main(int argc, char **argv) {
                                       "ef/q:4,round=stochastic",
                                       "onebit",
                                       "efsignsgd",
+                                      "u8",
                                       "ef/hadamard/q:4",
                                       "topk:0.01",
                                       "topk:0.01,values=q8",
