@@ -14,7 +14,6 @@
 struct Batch {
   uint32_t count, items; /* items: of all tasks together */
   uint32_t tables;       /* of codes.cuh: those that a task needs */
-  uint32_t rounds;       /* items that a warp, or a block of threads, takes one after another */
   Task task[BATCH_TASKS];
 };
 
@@ -56,33 +55,27 @@ INLINE uint32_t task_of(const Batch &batch, uint32_t item) {
   return task;
 }
 
-/* Those items of a batch that are number `slot` of `slots` that a block of threads takes at a time: `each` gets the
- * task and the item's number in it. */
+/* The items start, start + step, … of a batch: `each` gets the task and the item's number in it. */
 template <class Each>
-INLINE void each_item(const Batch &batch, uint32_t slot, uint32_t slots, Each each) {
-  uint32_t item = blockIdx.x * batch.rounds * slots + slot, task = task_of(batch, item);
-  for (uint32_t round = 0; round < batch.rounds && item < batch.items; round++, item += slots) {
-    while (item >= batch.task[task].end) {
-      task++;
-    }
-    each(batch.task[task], item - batch.task[task].begin);
+INLINE void each_item(const Batch &batch, uint32_t start, uint32_t step, Each each) {
+  for (uint32_t item = start; item < batch.items; item += step) {
+    const Task &t = batch.task[task_of(batch, item)];
+    each(t, item - t.begin);
   }
 }
 
 /* Every warp takes an item at a time. */
 template <class Each>
 INLINE void each_item_of_warp(const Batch &batch, Each each) {
-  each_item(batch, threadIdx.x / 32, blockDim.x / 32, each);
+  uint32_t warps = blockDim.x / 32;
+  each_item(batch, blockIdx.x * warps + threadIdx.x / 32, gridDim.x * warps, each);
 }
 
 /* Every block of threads does. */
 template <class Each>
 INLINE void each_item_of_block(const Batch &batch, Each each) {
-  each_item(batch, 0, 1, each);
+  each_item(batch, blockIdx.x, gridDim.x, each);
 }
-
-/* Looking for a task takes time: where there are several tasks and many items, once for four of them. */
-static inline uint32_t rounds_of(const Batch &batch) { return batch.count > 1 && batch.items >= 1u << 14 ? 4 : 1; }
 
 /* Launchers of the kernels; each takes tasks with begin and end set. */
 cudaError_t launch_encode_quads(const Batch &batch, cudaStream_t stream);
@@ -116,15 +109,14 @@ static cudaError_t grid_for(Kernel kernel, int threads, size_t shared, uint32_t 
   return cudaSuccess;
 }
 
-/* A block of threads for `at_once` items, or a few rounds of them. Blocks begin in the order of their numbers, so that
- * what is read and written at a time lies close together; in a grid that stays and takes items in turn blocks drift
- * apart, which costs memory a tenth of its speed. */
+/* A block of threads for each `at_once` items. Blocks begin in the order of their numbers, so that what is read and
+ * written at a time lies close together; a grid that stays and takes items in turn drifts apart, which costs memory a
+ * tenth of its speed. */
 typedef void (*BatchKernel)(const Batch);
 
 static inline cudaError_t launch_batch(BatchKernel kernel, int threads, uint32_t at_once, size_t shared,
                                        const Batch &batch, cudaStream_t stream) {
-  uint32_t each = at_once * batch.rounds;
-  kernel<<<(batch.items + each - 1) / each, threads, shared, stream>>>(batch);
+  kernel<<<(batch.items + at_once - 1) / at_once, threads, shared, stream>>>(batch);
   return cudaGetLastError();
 }
 

@@ -133,11 +133,10 @@ static uint32_t items_of(Kernel kernel, Way way, const Task &t) {
 /* ---- Launching -----------------------------------------------------------------------------------------------------
  */
 
-static cudaError_t launch(Kernel kernel, Way way, Batch &batch, cudaStream_t stream) {
+static cudaError_t launch(Kernel kernel, Way way, const Batch &batch, cudaStream_t stream) {
   if (batch.count == 0) {
     return cudaSuccess;
   }
-  batch.rounds = rounds_of(batch);
   switch (kernel) {
     case QUADS:
       return launch_encode_quads(batch, stream);
