@@ -63,7 +63,8 @@ static int fits_granules(const pith_codec *codec) {
 /* Joined where a message would cost more than the layer, and where all that is joined can be told apart again. */
 static int is_joined(const pith_reducer *r, const pith_reducer_layer *l) {
   const pith_codec *codec = codec_of(l);
-  int joinable = !codec || takes_rounds(codec) || fits_granules(codec);
+  /* Codecs for the inside of hosts see what is joined as one: bits would depend on it. */
+  int joinable = !codec || takes_rounds(codec) || (fits_granules(codec) && !r->comm->inside);
   return joinable && r->ranks > 1 && (takes_rounds(codec) || pith__layer_bytes(l) <= JOIN_MOST);
 }
 

@@ -179,7 +179,8 @@ TEST(hosts_are_summed_first_with_the_bits_of_main_memory) {
               {"ef/q:4", "q:8", PITH_F32},
               {"q:4", NULL, PITH_BF16},
               {"ef/q:2,bucket=128", "q:8", PITH_F16},
-              {"*.bias=q:8;embed*=q:3;*=ef/q:4", "bf16", PITH_F32}};
+              {"*.bias=q:8;embed*=q:3;*=ef/q:4", "bf16", PITH_F32},
+              {"*.bias=q:8;embed*=q:3;*=ef/q:4", "q:8", PITH_F32}};
   setenv("PITH_ALGO", "hierarchical", 1);
   wanted = NULL;
   for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
