@@ -174,26 +174,31 @@ static int is_given_up(const comm_nccl *c) {
   return is_aborted;
 }
 
+/* NCCL has failed, and says neither why nor where: soon the comm may say which rank is gone. */
+static pith_status named(const comm_nccl *c, pith_status status) {
+  double lost_at = pith__rank_watch_look(c->watch);
+  pith_kept_error error;
+  pith__error_keep(&error);
+  for (double since = pith__now(); !lost_at && pith__now() - since < NAMING_SECONDS;) {
+    nanosleep(&(struct timespec){.tv_nsec = NAP_NANOSECONDS}, NULL);
+    lost_at = pith__rank_watch_look(c->watch);
+  }
+  pith__error_restore(&error);
+  return lost_at ? pith__rank_watch_fail(c->watch) : status;
+}
+
 static pith_status check_ranks(void *self, double waited) {
   comm_nccl *c = self;
   if (!c->shared) { /* over the comm */
     return c->inner.check ? c->inner.check(c->inner.self, waited) : PITH_OK;
   }
   double lost_at = pith__rank_watch_look(c->watch);
-  int is_aborted = is_given_up(c);
-  pith_status status = is_aborted ? pith_fail(PITH_ERR_STATE, "NCCL's communicator was given up after an error")
-                                  : c->inner.check(c->inner.self, waited);
-  pith_kept_error error;
-  pith__error_keep(&error);
-  for (double since = pith__now(); status != PITH_OK && !lost_at && pith__now() - since < NAMING_SECONDS;) {
-    nanosleep(&(struct timespec){.tv_nsec = NAP_NANOSECONDS}, NULL);
-    lost_at = pith__rank_watch_look(c->watch);
+  pith_status status = is_given_up(c) ? pith_fail(PITH_ERR_STATE, "NCCL's communicator was given up after an error")
+                                      : c->inner.check(c->inner.self, waited);
+  if (status != PITH_OK) {
+    return named(c, status);
   }
-  if (lost_at && (status != PITH_OK || pith__now() - lost_at > GRACE_SECONDS)) {
-    return pith__rank_watch_fail(c->watch);
-  }
-  pith__error_restore(&error);
-  return status;
+  return lost_at && pith__now() - lost_at > GRACE_SECONDS ? pith__rank_watch_fail(c->watch) : PITH_OK;
 }
 
 /* What hangs in NCCL ends, and other ranks hear why. */
@@ -238,7 +243,8 @@ static pith_status start(void *self, const pith_exchange *x, uint64_t *ticket) {
   comm_nccl *c = self;
   PITH_TRY(c->inner.start ? PITH_OK : open_inner(c));
   PITH_TRY(is_given_up(c) ? check_ranks(c, 0) : PITH_OK);
-  return c->inner.start(c->inner.self, x, ticket);
+  pith_status status = c->inner.start(c->inner.self, x, ticket);
+  return status != PITH_OK && c->shared ? named(c, status) : status;
 }
 
 static pith_status wait(void *self, uint64_t ticket) {
