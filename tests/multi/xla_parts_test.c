@@ -265,6 +265,7 @@ static void fail_between(pith_comm *comm, void *argument) {
       CHECK_EQ(make_call(&c, ""), 0);
     }
   }
+  CHECK_OK(pith_barrier(comm, NULL)); /* the first part has come on both */
   describe_part(&c, comm, s, 1, order, 2, 2);
   c.dims[1] -= rank; /* the wrong size on rank 1 */
   int code = make_call(&c, rank ? "operand 1 of the foreign call has 8188 bytes" : NULL);
