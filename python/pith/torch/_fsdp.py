@@ -1,4 +1,5 @@
-"""Compressed communication for models sharded by fully_shard (FSDP2): its reduce-scatter, and if asked its all-gather.
+"""Compressed communication for models sharded by fully_shard (FSDP2): its reduce-scatter, its allreduce between replicas where there are
+any (_replicas.py), and if asked its all-gather.
 
 FSDP2 hands over one tensor for all parameters of a module: for each rank the rank's shards of all of them, one after another. Here every
 shard is encoded by itself with its layer's codec, so that any codec can be used. A sharded reducer of the C library does that, and its
@@ -8,27 +9,23 @@ payloads travel by the all-to-all or all-gather of the backend.
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from .. import _library as c
 from .._adapt import AdaptiveRules
 from .._codec import Caps, Rules
 from .._errors import ArgumentError, Error, StateError, UnsupportedError
 from .._reducer import Reducer
 from .._spec import rules_of
-from .._table import REDUCE_SCATTER, LayerStats, Table
-from .._tensors import dtype_of
+from .._table import ALLREDUCE, REDUCE_SCATTER, LayerStats, Table
 from ._carrier import all_gather_single
-from ._engine import carried, check_device, to_tensor
+from ._engine import check_device, to_tensor
 from ._layers import (
     COMPRESSIBLE,
     Layer,
@@ -41,8 +38,16 @@ from ._layers import (
     summary_of,
 )
 from ._rates import LossScale, Rates, followed
+from ._replicas import (
+    Between,
+    ReplicaGroup,
+    ReplicaShard,
+    gradient_dtype,
+    replicas_of,
+    take_place,
+)
+from ._shards import Messages, Shard, is_mean, measure, why_exact
 from ._states import check_head, head_of
-from ._table import Meter
 
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -53,56 +58,7 @@ def is_sharded(model: torch.nn.Module) -> bool:
     return isinstance(model, getattr(fsdp, "FSDPModule", ()))
 
 
-# ---- Shards ----------------------------------------------------------------------------------------------------------
-
-
-class _Messages:
-    """What exchanges the shards of one process group: a reducer of the C library, on a stream of its own for tensors of a device."""
-
-    def __init__(self, group: Any, device: torch.device, seed: int) -> None:
-        over, self._side = carried(group, device, own=False)
-        self.ranks, self.rank = over.ranks, over.rank
-        with torch.cuda.device(device) if self._side is not None else nullcontext():
-            cuda = None if self._side is None else self._side.cuda
-            self.reducer = Reducer(over, "none", seed, cuda=cuda, sharded=True)
-
-    def run(
-        self,
-        call: Callable[..., None],
-        shards: Sequence[Shard],
-        source: torch.Tensor,
-        target: torch.Tensor,
-        *more: Any,
-    ) -> None:
-        """Behind what the current stream has been given; what it is given next comes behind the results."""
-        if self._side is not None:
-            self._side.stream.wait_stream(torch.cuda.current_stream(source.device))
-        call([shard.number for shard in shards], _span(source), _span(target), *more)
-        if self._side is not None:
-            torch.cuda.current_stream(source.device).wait_stream(self._side.stream)
-
-
-def _span(tensor: torch.Tensor) -> c.Span:
-    return c.Span(tensor.data_ptr(), tensor.numel(), dtype_of(tensor.dtype))
-
-
-class Shard:
-    """A layer's part on each rank, as FSDP2 lays it out: as many values on every rank, padded."""
-
-    def __init__(self, layer: Layer, parameter: Any, messages: _Messages) -> None:
-        self.layer, self.messages = layer, messages
-        self.parameter = parameter  # FSDP2's own object
-        self.shape = list(parameter.padded_sharded_param_size)
-        self.n = math.prod(self.shape)
-        self.number = messages.reducer.add_shards(layer.name, self.shape, layer.spec)
-        self.meter = Meter()
-
-
-def _measure(shards: Sequence[Shard], values: torch.Tensor) -> None:
-    """This rank's part of a new message: what encoding loses of it, now and then."""
-    for shard, part in zip(shards, values.split([shard.n for shard in shards]), strict=True):
-        shard.meter.begin()
-        shard.meter.look(shard.layer, part, shard.shape[0] if len(shard.shape) > 1 else 0)
+# ---- What FSDP2 calls ------------------------------------------------------------------------------------------------
 
 
 class _OfModule:
@@ -110,7 +66,7 @@ class _OfModule:
 
     name = ""  # in the names of FSDP2's functions
 
-    def __init__(self, owner: ShardedCompressor, shards: list[Shard], messages: _Messages) -> None:
+    def __init__(self, owner: ShardedCompressor, shards: list[Shard], messages: Messages) -> None:
         self._owner, self._shards, self._messages = owner, shards, messages
 
     def allocate(
@@ -133,7 +89,7 @@ class _ReduceScatter(_OfModule):
         async_op: bool = False,
     ) -> Any:
         shards = [s for s in self._shards if s.parameter.sharded_param.requires_grad]
-        reason = self._why_not(output_tensor, shards, op)
+        reason = why_exact(output_tensor, shards, op)
         if reason is not None:
             self._owner.exact[reason] += 1
             return reduce_scatter_single(
@@ -141,28 +97,10 @@ class _ReduceScatter(_OfModule):
             )
         self._owner._follow()
         messages = self._messages
-        _measure(shards, input_tensor.view(messages.ranks, -1)[messages.rank])
+        measure(shards, input_tensor.view(messages.ranks, -1)[messages.rank])
         call = messages.reducer.reduce_scatter
-        messages.run(call, shards, input_tensor, output_tensor, bool(_is_mean(op)))
+        messages.run(call, shards, input_tensor, output_tensor, bool(is_mean(op)))
         return None
-
-    def _why_not(self, output: torch.Tensor, shards: list[Shard], op: Any) -> str | None:
-        """Why these gradients are reduced exactly, if they are."""
-        if output.dtype not in COMPRESSIBLE:
-            return f"{output.dtype} is not compressed"
-        if output.numel() != sum(shard.n for shard in shards):
-            return "some parameters of a module had no gradient"
-        if _is_mean(op) is None:
-            return "a divide factor of your own"
-        return None
-
-
-def _is_mean(op: Any) -> bool | None:
-    """Whether it is a mean; None for anything but sums and means."""
-    for kind, mean in ((dist.ReduceOp.AVG, True), (dist.ReduceOp.SUM, False)):
-        if op == kind:
-            return mean
-    return None
 
 
 class _AllGather(_OfModule):
@@ -181,7 +119,7 @@ class _AllGather(_OfModule):
         if input_tensor.dtype not in COMPRESSIBLE or input_tensor.numel() != whole:
             self._owner.exact[f"parameters of {input_tensor.dtype} in one message"] += 1
             return all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
-        _measure(self._shards, input_tensor)
+        measure(self._shards, input_tensor)
         call = self._messages.reducer.all_gather
         self._messages.run(call, self._shards, input_tensor, output_tensor)
         return None
@@ -212,7 +150,8 @@ class ShardedCompressor:
     """What :func:`pith.torch.compress` gives for a model sharded by ``fully_shard``."""
 
     def __init__(self, model: torch.nn.Module, settings: Settings) -> None:
-        seed, optimizer, all_gather = settings.seed, settings.optimizer, settings.all_gather
+        seed, optimizer = settings.seed, settings.optimizer
+        all_gather, replicas = settings.all_gather, settings.replicas
         groups = _groups_of(model)
         if not groups:
             raise ArgumentError("fully_shard has found no parameters in this model")
@@ -226,7 +165,7 @@ class ShardedCompressor:
         self._forget: Callable[[], None] = lambda: None
         check_device(groups[0][1].device)
 
-        def look() -> tuple[tuple[list[Layer], list[Layer]], dict[str, Any]]:
+        def look() -> tuple[tuple[list[Layer], ...], dict[str, Any]]:
             followed(optimizer, settings.follow_lr)  # a slip is an error here
             chosen = settings.rules_or("q:4")
             if isinstance(chosen, AdaptiveRules):
@@ -237,14 +176,33 @@ class ShardedCompressor:
             named = [(plain_name(name), p) for name, p in model.named_parameters()]
             layers = layers_of(named, chosen)
             refuse_moments(layers, "a model sharded by fully_shard")
+            between = _between(named, chosen, replicas) if replicated else []
             gathered = _gathered(named, all_gather)
-            more = {"all_gather": getattr(all_gather, "text", all_gather)}
-            return (layers, gathered), summary_of(layers, chosen, seed, **more)
+            more = {
+                "all_gather": getattr(all_gather, "text", all_gather),
+                "replicas": getattr(replicas, "text", replicas),
+            }
+            summary.update(summary_of(layers, chosen, seed, **more))
+            return (layers, between, gathered), summary
 
-        layers, gathered = agree(self._group, look)
+        found = [replicas_of(group) for _, group in groups]
+        replicated = [over for over in found if over is not None]
+        summary: dict[str, Any] = {}
+        look_here = partial(agree, self._group, look)
+        if replicated:  # what shard groups have agreed on, replicas compare
+            layers, between, gathered = agree(replicated[0], lambda: (look_here(), summary))
+        elif replicas is not None:
+            raise ArgumentError(
+                "replicas is for models that fully_shard has sharded over a mesh of two dimensions: here there is one replica only"
+            )
+        else:
+            layers, between, gathered = look_here()
         self._layers = layers
-        self._messages: list[_Messages] = []  # of gradients
+        self._messages: list[Messages] = []  # of gradients
         self._shards = self._attach(groups, layers, seed)
+        self._between: list[Between] = []
+        self._replicas = self._attach_replicas(groups, between, seed) if between else []
+        self._replica = {shard.parameter: shard for shard in self._replicas}
         self._parameters = self._attach(groups, gathered, seed, gather=True) if gathered else []
         layers = [shard.layer for shard in self._shards]
         self._rates = Rates(layers, optimizer, settings.follow_lr)
@@ -254,10 +212,10 @@ class ShardedCompressor:
     ) -> list[Shard]:
         by_parameter = {id(layer.parameter): layer for layer in layers}
         found = []
-        made: dict[Any, _Messages] = {}
+        made: dict[Any, Messages] = {}
         for module, group in groups:
             over = group._reduce_scatter_process_group
-            messages = made[over] = made.get(over) or _Messages(over, group.device, seed)
+            messages = made[over] = made.get(over) or Messages(over, group.device, seed)
             shards = [
                 Shard(by_parameter[id(entry.sharded_param)], entry, messages)
                 for entry in group.fsdp_params
@@ -269,6 +227,33 @@ class ShardedCompressor:
             found += shards
         if not gather:
             self._messages = list(made.values())
+        return found
+
+    def _attach_replicas(
+        self, groups: list[tuple[Any, Any]], layers: list[Layer], seed: int
+    ) -> list[ReplicaShard]:
+        by_parameter = {id(layer.parameter): layer for layer in layers}
+        found = []
+        made: dict[Any, Between] = {}
+        for _, group in groups:
+            over = replicas_of(group)
+            if over is None:
+                continue
+            between = made[over] = made.get(over) or Between(over, group.device, seed)
+            shards = [
+                ReplicaShard(
+                    by_parameter[id(entry.sharded_param)],
+                    entry,
+                    gradient_dtype(group, entry),
+                    between,
+                )
+                for entry in group.fsdp_params
+            ]
+            self._restore.append(take_place(group, ReplicaGroup(self, over, shards)))
+            found += shards
+        self._between = list(made.values())
+        for between in self._between:
+            between.reducer.check()
         return found
 
     def __repr__(self) -> str:
@@ -303,41 +288,58 @@ class ShardedCompressor:
         """Before a message: what is kept follows the loss scale and the learning rate, which change between steps only."""
 
         def scale(factor: float) -> None:
-            for messages in self._messages:
-                messages.reducer.scale(factor)
+            for reducer in self._kept():
+                reducer.scale(factor)
 
         def scale_residual(index: int, factor: float) -> None:
             shard = self._shards[index]
             shard.messages.reducer.scale_residual(shard.number, factor)
+            replica = self._replica.get(shard.parameter)
+            if replica is not None:
+                replica.messages.reducer.scale_residual(replica.number, factor)
 
         self._scale.follow(scale)
         self._rates.follow(scale_residual)
 
     # ---- Checkpoints and statistics
 
+    def _kept(self) -> list[Reducer]:
+        own: list[Messages | Between] = [*self._messages, *self._between]
+        return [each.reducer for each in own]
+
+    def _head(self) -> dict[str, Any]:
+        """What a state must have in common with this compressor."""
+        found = {"layers": [(x.name, x.spec, list(x.shape)) for x in self._layers]}
+        if self._replicas:
+            found["replicas"] = [(x.layer.name, x.layer.spec, x.shape) for x in self._replicas]
+        return found
+
     def state_dict(self) -> dict[str, Any]:
         """What this rank keeps between steps, for its checkpoint: every rank saves its own."""
-        return head_of(*self._owner) | {
-            "scale": self._scale.value,
-            "rates": self._rates.save(),
-            "layers": [(layer.name, layer.spec, list(layer.shape)) for layer in self._layers],
-            "reducers": [to_tensor(messages.reducer.save()) for messages in self._messages],
-        }
+        return (
+            head_of(*self._owner)
+            | {"scale": self._scale.value, "rates": self._rates.save()}
+            | self._head()
+            | {"reducers": [to_tensor(reducer.save()) for reducer in self._kept()]}
+        )
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """From a checkpoint of the same rank. Names, shapes, specs and ranks are checked before anything changes."""
         check_head(saved, *self._owner)
-        mine = [(layer.name, layer.spec, list(layer.shape)) for layer in self._layers]
         if "states" in saved:
             raise StateError(
                 "the state was saved by Pith 0.1, which kept it in another form; train on without it"
             )
-        same = "reducers" in saved and len(saved["reducers"]) == len(self._messages)
-        if not same or [tuple(entry) for entry in saved["layers"]] != mine:
+        same = "reducers" in saved and len(saved["reducers"]) == len(self._kept())
+        mine = self._head()
+        for level in ("layers", "replicas"):
+            theirs = [tuple(entry) for entry in saved.get(level, [])]
+            same = same and theirs == mine.get(level, [])
+        if not same:
             raise StateError(
                 "the state is of other layers or specs, or of a model that is not sharded"
             )
-        before = [messages.reducer.save() for messages in self._messages]
+        before = [reducer.save() for reducer in self._kept()]
         try:
             self._load(saved["reducers"])
         except Error:
@@ -347,22 +349,39 @@ class ShardedCompressor:
         self._rates.load(saved.get("rates"))
 
     def _load(self, states: Sequence[Any]) -> None:
-        for messages, state in zip(self._messages, states, strict=True):
-            messages.reducer.load(state)
+        for reducer, state in zip(self._kept(), states, strict=True):
+            reducer.load(state)
 
     def stats(self) -> Table:
-        """The table of layers; with ``all_gather``, parameters follow, as "NAME (gathered)". Errors are those of this rank's part."""
+        """The table of layers. The allreduce between replicas follows, as "NAME (replicas)", and with ``all_gather`` parameters, as
+        "NAME (gathered)". Errors are those of this rank's part."""
         found = [self._line(shard) for shard in self._shards]
+        found += [self._line(shard, " (replicas)", ALLREDUCE) for shard in self._replicas]
         found += [self._line(shard, " (gathered)") for shard in self._parameters]
-        for shard in self._shards + self._parameters:
+        all_shards: list[Shard | ReplicaShard] = [*self._shards, *self._replicas, *self._parameters]
+        for shard in all_shards:
             shard.meter.ask()
-        return Table(found, self._ranks, dist.get_backend(self._group), REDUCE_SCATTER)
+        exact = sum(x.ratio * x.wire_bytes for x in found if x.wire_bytes)
+        backend = dist.get_backend(self._group)
+        return Table(found, self._ranks, backend, REDUCE_SCATTER, exact_bytes=exact)
 
-    def _line(self, shard: Shard, suffix: str = "") -> LayerStats:
+    def _line(
+        self, shard: Shard | ReplicaShard, suffix: str = "", passes: int = REDUCE_SCATTER
+    ) -> LayerStats:
         now, ranks = shard.messages.reducer.layer(shard.number), shard.messages.ranks
         raw, sent = now.traffic.raw_bytes, now.traffic.sent_bytes
-        found = shard.meter.line(shard.layer, now.steps, raw, sent, ranks, REDUCE_SCATTER)
+        found = shard.meter.line(shard.layer, now.steps, raw, sent, ranks, passes)
         return dataclasses.replace(found, name=found.name + suffix)
+
+
+def _between(named: list[Any], gradients: Rules, spec: str | Rules | None) -> list[Layer]:
+    """The layers of the allreduce between replicas, if any of them is compressed: as gradients are, if nothing else is said."""
+    chosen = gradients if spec is None else rules_of(spec, None, None)
+    if isinstance(chosen, AdaptiveRules):
+        raise UnsupportedError(f"replicas: {chosen.adaptive} is for DistributedDataParallel")
+    layers = layers_of(named, chosen)
+    refuse_moments(layers, "a model sharded by fully_shard")
+    return layers if any(layer.spec != "none" for layer in layers) else []
 
 
 def _gathered(named: list[Any], spec: str | Rules | None) -> list[Layer]:
