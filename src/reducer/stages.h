@@ -34,6 +34,7 @@ typedef struct pith_staged {
   pith_reduce_op op;      /* SCATTER: a sum or a mean; … */
   void *target;           /* … SCATTER, GATHER: where results go, … */
   size_t *sent;           /* … and what others were sent of each layer */
+  int restores;           /* GATHER: references travel, which only their owners have after a load */
   pith_stage_buffer out, in;
   pith_stage_buffer more, sums; /* of the space's own */
   pith_exchange exchange;       /* what follows the stage; … */
@@ -100,6 +101,12 @@ int pith__stage_is_fixed(const pith_staged *f);
 size_t pith__stage_message_at(const pith_staged *f, int rank);
 /* What values travel by: exact halves as they are; "none" would send them as f32. */
 pith_status pith__stage_wire_codec(pith_reducer *r, const pith_reducer_layer *l, const pith_codec **codec);
+
+/* What travels of a shard that is gathered as a difference; `buffer` has room for its values. … */
+pith_cspan pith__reference_source(const pith_staged *f, const pith_reducer_layer *l, pith_cspan src, float *buffer);
+/* … and what becomes of it: the owner's reference, and from it the parameters. */
+pith_status pith__reference_decode(const pith_staged *f, pith_reducer_layer *l, pith_bytes in, pith_span to,
+                                   const pith_ctx *ctx);
 
 /* Memory of at least that size, from the stages' own; keeps what is there if it is large enough. */
 pith_status pith__stages_buffer(pith_stages *stages, pith_stage_buffer *buffer, size_t size);
