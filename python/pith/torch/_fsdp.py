@@ -9,6 +9,7 @@ payloads travel by the all-to-all or all-gather of the backend.
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -46,7 +47,7 @@ from ._replicas import (
     replicas_of,
     take_place,
 )
-from ._shards import Messages, Shard, is_mean, measure, why_exact
+from ._shards import Messages, Shard, compare, copy_to_compare, is_mean, measure, why_exact
 from ._states import check_head, head_of
 
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -66,8 +67,9 @@ class _OfModule:
 
     name = ""  # in the names of FSDP2's functions
 
-    def __init__(self, owner: ShardedCompressor, shards: list[Shard], messages: Messages) -> None:
-        self._owner, self._shards, self._messages = owner, shards, messages
+    def __init__(self, owner: ShardedCompressor, shards: list[Shard], group: Any) -> None:
+        self._owner, self._shards, self._messages = owner, shards, shards[0].messages
+        self._group = group  # what FSDP2 keeps of the module
 
     def allocate(
         self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device
@@ -104,9 +106,14 @@ class _ReduceScatter(_OfModule):
 
 
 class _AllGather(_OfModule):
-    """Of the parameters of one module, the same way. Everybody decodes the same bytes, the owner too."""
+    """Of the parameters of one module, the same way. Everybody decodes the same bytes, the owner too.
+
+    As differences from what all ranks have, parameters travel in the forward pass. The backward pass gets what the forward pass was given:
+    parameters do not change in between.
+    """
 
     name = "all_gather"
+    _is_kept = False
 
     def __call__(
         self,
@@ -119,10 +126,29 @@ class _AllGather(_OfModule):
         if input_tensor.dtype not in COMPRESSIBLE or input_tensor.numel() != whole:
             self._owner.exact[f"parameters of {input_tensor.dtype} in one message"] += 1
             return all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
-        measure(self._shards, input_tensor)
-        call = self._messages.reducer.all_gather
-        self._messages.run(call, self._shards, input_tensor, output_tensor)
+        reducer, shards = self._messages.reducer, self._shards
+        if not shards[0].delta:
+            measure(shards, input_tensor)
+            self._messages.run(reducer.all_gather, shards, input_tensor, output_tensor)
+        elif self._is_kept and self._is_backward():
+            self._messages.run(_given_again(reducer), shards, input_tensor, output_tensor)
+        else:
+            copy = copy_to_compare(shards, input_tensor)
+            self._messages.run(reducer.all_gather, shards, input_tensor, output_tensor)
+            if copy is not None:
+                compare(
+                    shards, copy, output_tensor.view(self._messages.ranks, -1)[self._messages.rank]
+                )
+            self._is_kept = True
         return None
+
+    def _is_backward(self) -> bool:
+        """As FSDP2 says; where it does not, differences travel again."""
+        return getattr(getattr(self._group, "_training_state", None), "name", "") == "PRE_BACKWARD"
+
+
+def _given_again(reducer: Reducer) -> Callable[..., None]:
+    return lambda numbers, source, target: reducer.gathered(numbers, target)
 
 
 # ---- The whole model -------------------------------------------------------------------------------------------------
@@ -152,6 +178,7 @@ class ShardedCompressor:
     def __init__(self, model: torch.nn.Module, settings: Settings) -> None:
         seed, optimizer = settings.seed, settings.optimizer
         all_gather, replicas = settings.all_gather, settings.replicas
+        delta, rules_gathered = _split_delta(all_gather)
         groups = _groups_of(model)
         if not groups:
             raise ArgumentError("fully_shard has found no parameters in this model")
@@ -177,7 +204,7 @@ class ShardedCompressor:
             layers = layers_of(named, chosen)
             refuse_moments(layers, "a model sharded by fully_shard")
             between = _between(named, chosen, replicas) if replicated else []
-            gathered = _gathered(named, all_gather)
+            gathered = _gathered(named, rules_gathered)
             more = {
                 "all_gather": getattr(all_gather, "text", all_gather),
                 "replicas": getattr(replicas, "text", replicas),
@@ -199,16 +226,26 @@ class ShardedCompressor:
             layers, between, gathered = look_here()
         self._layers = layers
         self._messages: list[Messages] = []  # of gradients
-        self._shards = self._attach(groups, layers, seed)
+        self._gathering: list[Messages] = []  # of parameters, where anything is kept of them
         self._between: list[Between] = []
-        self._replicas = self._attach_replicas(groups, between, seed) if between else []
+        try:
+            self._shards = self._attach(groups, layers, seed)
+            self._replicas = self._attach_replicas(groups, between, seed) if between else []
+            self._parameters = self._attach(groups, gathered, seed, True, delta) if gathered else []
+        except Error:  # on all ranks: they have agreed on what is wrong
+            self.remove()
+            raise
         self._replica = {shard.parameter: shard for shard in self._replicas}
-        self._parameters = self._attach(groups, gathered, seed, gather=True) if gathered else []
         layers = [shard.layer for shard in self._shards]
         self._rates = Rates(layers, optimizer, settings.follow_lr)
 
     def _attach(
-        self, groups: list[tuple[Any, Any]], layers: list[Layer], seed: int, gather: bool = False
+        self,
+        groups: list[tuple[Any, Any]],
+        layers: list[Layer],
+        seed: int,
+        gather: bool = False,
+        delta: str = "",
     ) -> list[Shard]:
         by_parameter = {id(layer.parameter): layer for layer in layers}
         found = []
@@ -217,16 +254,18 @@ class ShardedCompressor:
             over = group._reduce_scatter_process_group
             messages = made[over] = made.get(over) or Messages(over, group.device, seed)
             shards = [
-                Shard(by_parameter[id(entry.sharded_param)], entry, messages)
+                Shard(by_parameter[id(entry.sharded_param)], entry, messages, delta)
                 for entry in group.fsdp_params
             ]
             kind = _AllGather if gather else _ReduceScatter
             set_custom = getattr(module, f"set_custom_{kind.name}")
             self._restore.append(partial(set_custom, getattr(group, f"_{kind.name}_comm")))
-            set_custom(kind(self, shards, messages))
+            set_custom(kind(self, shards, group))
             found += shards
         if not gather:
             self._messages = list(made.values())
+        elif delta:
+            self._gathering = list(made.values())
         return found
 
     def _attach_replicas(
@@ -288,7 +327,7 @@ class ShardedCompressor:
         """Before a message: what is kept follows the loss scale and the learning rate, which change between steps only."""
 
         def scale(factor: float) -> None:
-            for reducer in self._kept():
+            for reducer in self._of_gradients():
                 reducer.scale(factor)
 
         def scale_residual(index: int, factor: float) -> None:
@@ -303,15 +342,24 @@ class ShardedCompressor:
 
     # ---- Checkpoints and statistics
 
-    def _kept(self) -> list[Reducer]:
+    def _of_gradients(self) -> list[Reducer]:
         own: list[Messages | Between] = [*self._messages, *self._between]
         return [each.reducer for each in own]
+
+    def _kept(self) -> list[Reducer]:
+        """Those that a checkpoint has."""
+        return self._of_gradients() + [each.reducer for each in self._gathering]
 
     def _head(self) -> dict[str, Any]:
         """What a state must have in common with this compressor."""
         found = {"layers": [(x.name, x.spec, list(x.shape)) for x in self._layers]}
         if self._replicas:
             found["replicas"] = [(x.layer.name, x.layer.spec, x.shape) for x in self._replicas]
+        if self._gathering:
+            parameters = self._parameters
+            found["gathered"] = [
+                (x.layer.name, x.delta + x.layer.spec, x.shape) for x in parameters
+            ]
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -332,25 +380,25 @@ class ShardedCompressor:
             )
         same = "reducers" in saved and len(saved["reducers"]) == len(self._kept())
         mine = self._head()
-        for level in ("layers", "replicas"):
+        for level in ("layers", "replicas", "gathered"):
             theirs = [tuple(entry) for entry in saved.get(level, [])]
             same = same and theirs == mine.get(level, [])
         if not same:
             raise StateError(
                 "the state is of other layers or specs, or of a model that is not sharded"
             )
-        before = [reducer.save() for reducer in self._kept()]
+        changed: list[tuple[Reducer, bytes]] = []
         try:
-            self._load(saved["reducers"])
+            for reducer, state in zip(self._kept(), saved["reducers"], strict=True):
+                before = reducer.save()
+                reducer.load(state)
+                changed.append((reducer, before))
         except Error:
-            self._load(before)  # all of them, or nothing changes
+            for reducer, before in changed:  # all of them, or nothing changes
+                reducer.load(before)
             raise
         self._scale.value = saved["scale"]
         self._rates.load(saved.get("rates"))
-
-    def _load(self, states: Sequence[Any]) -> None:
-        for reducer, state in zip(self._kept(), states, strict=True):
-            reducer.load(state)
 
     def stats(self) -> Table:
         """The table of layers. The allreduce between replicas follows, as "NAME (replicas)", and with ``all_gather`` parameters, as
@@ -371,7 +419,8 @@ class ShardedCompressor:
         now, ranks = shard.messages.reducer.layer(shard.number), shard.messages.ranks
         raw, sent = now.traffic.raw_bytes, now.traffic.sent_bytes
         found = shard.meter.line(shard.layer, now.steps, raw, sent, ranks, passes)
-        return dataclasses.replace(found, name=found.name + suffix)
+        spec = now.spec if isinstance(shard, Shard) and shard.delta else found.spec
+        return dataclasses.replace(found, name=found.name + suffix, spec=spec)
 
 
 def _between(named: list[Any], gradients: Rules, spec: str | Rules | None) -> list[Layer]:
@@ -382,6 +431,14 @@ def _between(named: list[Any], gradients: Rules, spec: str | Rules | None) -> li
     layers = layers_of(named, chosen)
     refuse_moments(layers, "a model sharded by fully_shard")
     return layers if any(layer.spec != "none" for layer in layers) else []
+
+
+def _split_delta(spec: str | Rules | None) -> tuple[str, str | Rules | None]:
+    """What says that parameters travel as differences ("delta:64/"), and the spec or rules of these."""
+    if not isinstance(spec, str):
+        return "", spec
+    found = re.match(r"\s*(delta(?:[:,][^/;]*)?/)", spec)
+    return (found[1], spec[found.end() :]) if found else ("", spec)
 
 
 def _gathered(named: list[Any], spec: str | Rules | None) -> list[Layer]:

@@ -51,12 +51,12 @@ def span_of(tensor: torch.Tensor) -> c.Span:
 class Shard:
     """A layer's part on each rank, as FSDP2 lays it out: as many values on every rank, padded."""
 
-    def __init__(self, layer: Layer, parameter: Any, messages: Messages) -> None:
-        self.layer, self.messages = layer, messages
+    def __init__(self, layer: Layer, parameter: Any, messages: Messages, delta: str = "") -> None:
+        self.layer, self.messages, self.delta = layer, messages, delta
         self.parameter = parameter  # FSDP2's own object
         self.shape = list(parameter.padded_sharded_param_size)
         self.n = math.prod(self.shape)
-        self.number = messages.reducer.add_shards(layer.name, self.shape, layer.spec)
+        self.number = messages.reducer.add_shards(layer.name, self.shape, delta + layer.spec)
         self.meter = Meter()
 
 
@@ -65,6 +65,20 @@ def measure(shards: Sequence[Any], values: torch.Tensor) -> None:
     for shard, part in zip(shards, values.split([shard.n for shard in shards]), strict=True):
         shard.meter.begin()
         shard.meter.look(shard.layer, part, shard.shape[0] if len(shard.shape) > 1 else 0)
+
+
+def copy_to_compare(shards: Sequence[Shard], values: torch.Tensor) -> torch.Tensor | None:
+    """This rank's part of a new message, if it is to be compared with what all ranks receive, which takes its place."""
+    for shard in shards:
+        shard.meter.begin()
+    looks = any(shard.meter.looks_at(shard.layer, values) for shard in shards)
+    return values.clone() if looks else None
+
+
+def compare(shards: Sequence[Shard], values: torch.Tensor, received: torch.Tensor) -> None:
+    sizes = [shard.n for shard in shards]
+    for shard, x, y in zip(shards, values.split(sizes), received.split(sizes), strict=True):
+        shard.meter.compare(shard.layer, x, y)
 
 
 def why_exact(values: torch.Tensor, shards: Sequence[Any], op: Any) -> str | None:
