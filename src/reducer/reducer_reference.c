@@ -61,11 +61,12 @@ pith_status pith__reference_create(pith_reducer *r, pith_reducer_layer *l, const
   made->every = (uint64_t)values[EVERY].i;
   made->fresh = values[FRESH].i ? "q:8" : "none";
   size_t used = pith__spec_print(NAME, params, values, made->spec, sizeof made->spec);
-  PITH_REQUIRE(used < sizeof made->spec && strlen(codec->spec) + 2 <= sizeof made->spec - used, PITH_ERR_SPEC,
+  size_t length = strlen(codec->spec);
+  PITH_REQUIRE(used < sizeof made->spec && length + 2 <= sizeof made->spec - used, PITH_ERR_SPEC,
                "the spec is longer than %d characters when written out", PITH_SPEC_MAX - 1);
   made->spec[used] = '/';
-  strcpy(made->spec + used + 1, codec->spec);
-  made->fingerprint = pith__hash64(made->spec, strlen(made->spec), codec->fingerprint);
+  memcpy(made->spec + used + 1, codec->spec, length + 1);
+  made->fingerprint = pith__hash64(made->spec, used + 1 + length, codec->fingerprint);
   made->values = calloc(l->n + 1, pith_dtype_size(made->dtype));
   PITH_REQUIRE(made->values, PITH_ERR_MEMORY, "no memory for the reference of layer %s", name);
   return PITH_OK;

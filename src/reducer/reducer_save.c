@@ -259,9 +259,9 @@ static void commit(pith_reducer *r, loaded *new, const reducer_header *head) {
     l->is_folded = from->is_folded;
     if (l->reference) {
       l->reference->is_stale = 1;
-    }
-    if (from->reference) {
-      EXCHANGE(void *, l->reference->values, from->reference);
+      if (from->reference) {
+        EXCHANGE(void *, l->reference->values, from->reference);
+      }
     }
     if (l->adapted != SIZE_MAX && !l->is_set) {
       l->match.reason = pith_adapter_reason(r->adaptive.adapter, l->adapted);

@@ -81,7 +81,8 @@ def compress(
     scale. ``optimizer``: the optimizer of the model; residuals of ``ef`` and ``dgc`` then follow its learning rate, so that a schedule loses
     nothing of what is pending. By default only those of SGD do, whose update is linear in the gradient; ``follow_lr`` switches it on or
     off (docs/pytorch.md, Learning rates). Specs that begin with ``moment`` (``"moment/onebit"``) send the optimizer's momentum and need it;
-    ``steps``: how many steps the run has, where such a spec names a share of it (docs/optimizers.md). ``all_gather``: for sharded models, a spec for the parameters when they are gathered.
+    ``steps``: how many steps the run has, where such a spec names a share of it (docs/optimizers.md). ``all_gather``: for sharded models, a spec for the parameters when they are gathered,
+    with ``delta/`` before it as differences from what all ranks have.
     ``replicas``: for models sharded over a mesh of two dimensions, a spec for the allreduce between replicas; without it, that of the gradients.
 
     ``model`` may also be what a library has put around the distributed module: torch.compile, ``prepare()`` of accelerate, ``setup()`` of
