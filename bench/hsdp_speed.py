@@ -1,10 +1,11 @@
 """Steps of HSDP (fully_shard on a mesh of replicas × shards) over gloo, and with Pith, side by side in one run.
 
     pith lab --no-prefix -n 4 --per-host 2 --rate 1gbit -- python bench/hsdp_speed.py      # two hosts of two ranks
+    pith lab --no-prefix -n 4 --rate 1gbit -- python bench/hsdp_speed.py --shards 4        # FSDP2: one replica on four hosts
 
 A replica is sharded over the ranks of a host, so that its reduce-scatter and all-gather stay inside, and the allreduce between replicas
-is all that the links carry. All ways train the same model on the same data, and take turns of a few steps. The figure is the median
-time of a step on the slowest rank. "no exchange" leaves out the allreduce between replicas. The last column is the loss after all
+is all that the links carry. With one replica they carry parameters and gradients instead, and other ways are compared. All ways train the same model on the same data, and take turns of a few steps. The figure is the median
+time of a step on the slowest rank. "gloo, replicas alone" leaves out the allreduce between replicas. The last column is the loss after all
 steps, of which every way makes as many.
 """
 
@@ -24,15 +25,24 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 import pith.torch
 
 # Name → (backend, spec inside a shard group, spec between replicas); no spec: as FSDP2 does it.
-WAYS = {
+HSDP = {
     "gloo fp32": ("gloo", None, None),
-    "no exchange": ("gloo", None, None),
+    "gloo, replicas alone": ("gloo", None, None),
     "gloo bf16": ("gloo", None, None),
     "pith q:4": ("pith", "none", "q:4"),
     "pith q:4, q:4 inside": ("pith", "q:4", "q:4"),
-    "pith ef/q:2": ("pith", "none", "ef/q:2"),
-    "pith ef/topk:0.01": ("pith", "none", "ef/topk:0.01"),
+    "pith ef/q:2, q:4 inside": ("pith", "q:4", "ef/q:2"),
     "pith q:4 over gloo": ("gloo", "none", "q:4"),
+}
+
+# Name → (backend, spec of gradients, spec of parameters).
+FSDP = {
+    "gloo fp32": ("gloo", None, None),
+    "gloo bf16": ("gloo", None, None),
+    "pith q:4, parameters exact": ("pith", "q:4", None),
+    "pith q:4, q:8": ("pith", "q:4", "q:8"),
+    "pith q:4, q:4": ("pith", "q:4", "q:4"),
+    "pith q:4, delta/q:4": ("pith", "q:4", "delta/q:4"),
 }
 
 
@@ -43,6 +53,8 @@ def mesh_of(backend: str, shards: int) -> DeviceMesh:
     for rows in (every.T.tolist(), every.tolist()):
         made = [dist.new_group(ranks, backend=backend) for ranks in rows]
         groups.append(next(g for g, r in zip(made, rows, strict=True) if dist.get_rank() in r))
+    if len(every) == 1:
+        return DeviceMesh.from_group(groups[1], "cpu")
     return DeviceMesh.from_group(groups, "cpu", mesh=every, mesh_dim_names=("replicate", "shard"))
 
 
@@ -50,7 +62,8 @@ class Way:
     """One model in training, and how long its steps took."""
 
     def __init__(self, name: str, a: argparse.Namespace) -> None:
-        backend, inside, between = WAYS[name]
+        is_flat = a.shards == dist.get_world_size()
+        backend, inside, other = (FSDP if is_flat else HSDP)[name]
         self.name, self.times = name, []
         torch.manual_seed(1)
         layers: list[torch.nn.Module] = [torch.nn.Linear(64, a.width)]
@@ -59,14 +72,17 @@ class Way:
         self.model = torch.nn.Sequential(*layers, torch.nn.ReLU(), torch.nn.Linear(a.width, 10))
         self.parameters = sum(p.numel() for p in self.model.parameters())
         mesh = mesh_of(backend, a.shards)
-        policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16 if "bf16" in name else None)
+        half = torch.bfloat16 if "bf16" in name else None
+        policy = MixedPrecisionPolicy(param_dtype=half if is_flat else None, reduce_dtype=half)
         for module in self.model:
             if isinstance(module, torch.nn.Linear):
                 fully_shard(module, mesh=mesh, mp_policy=policy)
         fully_shard(self.model, mesh=mesh, mp_policy=policy)
         if inside is not None:
-            pith.torch.compress(self.model, inside, replicas=between)
-        if name == "no exchange":
+            pith.torch.compress(
+                self.model, inside, **{"all_gather" if is_flat else "replicas": other}
+            )
+        if name == "gloo, replicas alone":
             self.model.set_requires_all_reduce(False)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
         generator = torch.Generator().manual_seed(dist.get_rank())
@@ -111,7 +127,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     names = [
         name
-        for name in WAYS
+        for name in (FSDP if a.shards == dist.get_world_size() else HSDP)
         if not a.only or name == "gloo fp32" or any(part in name for part in a.only)
     ]
     running = [Way(name, a) for name in names]
@@ -131,9 +147,9 @@ def main() -> None:
         print(
             f"\r# MLP of {millions:.1f} million parameters, {ranks // a.shards} replicas × {a.shards} shards"
         )
-        print(f"{'way':<24}{'ms a step':>11}{'× gloo fp32':>13}{'loss':>9}")
+        print(f"{'way':<30}{'ms a step':>11}{'× gloo fp32':>13}{'loss':>9}")
         for name, seconds, loss in rows:
-            print(f"{name:<24}{1e3 * seconds:>11.1f}{rows[0][1] / seconds:>13.2f}{loss:>9.4f}")
+            print(f"{name:<30}{1e3 * seconds:>11.1f}{rows[0][1] / seconds:>13.2f}{loss:>9.4f}")
         sys.stdout.flush()
     dist.barrier()
     os._exit(0)  # gloo's threads may outlive what they need

@@ -346,3 +346,47 @@ def wrong(rank: int, size: int) -> int:
 
 def test_wrong_use_is_an_error_on_all_ranks() -> None:
     assert run(wrong, RANKS) == [12] * RANKS
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down = nn.Linear(20, 96), nn.Linear(96, 20)
+
+    def forward(self, x: Any) -> Any:
+        return self.down(torch.tanh(self.up(x)))
+
+
+def tensor_parallel(rank: int, size: int) -> list[float]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    dist.init_process_group("pith")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    found = []
+    for spec in (None, "none", "q:4", "ef/q:4"):
+        model = Block()
+        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        parallelize_module(model, mesh["tensor"], plan)
+        fully_shard(model, mesh=mesh["data"])
+        if spec is not None:
+            compressor = pith.torch.compress(model, spec, all_gather="delta/q:8")
+        losses = steps(model, rank // 2, 0, 12)
+        if spec is not None:
+            assert compressor.exact == {}
+            assert pith.torch.stats(model)["up.weight"].spec == spec
+        found.append(losses[-1])
+    dist.destroy_process_group()
+    return found
+
+
+def test_tensor_parallel_layers_are_sharded_and_compressed() -> None:
+    for plain, *compressed in run(tensor_parallel, RANKS):
+        for loss in compressed:
+            assert abs(loss - plain) < 0.1 * plain
