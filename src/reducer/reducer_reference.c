@@ -83,9 +83,10 @@ void pith__reference_destroy(pith_reference *reference) {
 
 static int is_exact(const pith_reducer_layer *l) { return strcmp(l->match.codec->spec, "none") == 0; }
 
+/* Layers take turns, so that no step has all of them whole. */
 int pith__reference_is_fresh(const pith_reducer_layer *l) {
   uint64_t every = l->reference->every;
-  return is_exact(l) || l->steps == 0 || (every && l->steps % every == 0);
+  return is_exact(l) || l->steps == 0 || (every && (l->steps + l->number % every) % every == 0);
 }
 
 pith_status pith__reference_wire(pith_reducer *r, pith_reducer_layer *l, int restores) {
