@@ -288,7 +288,7 @@ class ShardedCompressor:
                 )
                 for entry in group.fsdp_params
             ]
-            self._restore.append(take_place(group, ReplicaGroup(self, over, shards)))
+            self._restore.append(take_place(group, ReplicaGroup(self, group, over, shards)))
             found += shards
         self._between = list(made.values())
         for between in self._between:

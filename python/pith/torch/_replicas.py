@@ -4,6 +4,9 @@ FSDP2 reduces a module's gradients inside a shard group first. Then each rank ho
 ranks that own the same shards makes it that of all replicas. That allreduce goes to the process group which FSDP2 has for replicas, and
 has no hook that could take its place: ``set_all_reduce_hook`` comes behind it. So a module gets a process group of its own there, which
 reduces what it is given by a reducer of the C library. What that keeps between steps is as large as this rank's shards.
+
+On CPUs FSDP2 waits for each allreduce. Where it does nothing to the result but keep it as the gradient, the reducer works on in the
+background, and the end of the backward pass waits for all of them.
 """
 
 from __future__ import annotations
@@ -34,20 +37,48 @@ class Between:
         with torch.cuda.device(device) if self._side is not None else nullcontext():
             cuda = None if self._side is None else self._side.cuda
             self.reducer = Reducer(over, "none", seed, cuda=cuda)
+        self._lent: dict[int, torch.Tensor] = {}  # by layer, what is under way
 
-    def reduce(self, shards: Sequence[ReplicaShard], values: torch.Tensor) -> None:
-        """To means, in place. Behind what the current stream has been given; what it is given next comes behind the results."""
+    def reduce(self, shards: Sequence[ReplicaShard], values: torch.Tensor, later: bool) -> None:
+        """To means, in place. Behind what the current stream has been given; what it is given next comes behind the results.
+
+        ``later``: the results may come when the backward pass ends.
+        """
+        if any(shard.number in self._lent for shard in shards):
+            self.finish()  # a backward pass that did not end, or a second one
+        waits = not later or self._side is not None or not _at_the_end(self.finish)
         if self._side is not None:
             self._side.stream.wait_stream(torch.cuda.current_stream(values.device))
         address = values.data_ptr()
         try:
             for shard in shards:
+                self._lent[shard.number] = values
                 self.reducer.start_at(shard.number, address)
                 address += shard.n * values.element_size()
         finally:
+            if waits:
+                self.finish()
+
+    def finish(self) -> None:
+        """Waits for what is under way."""
+        if not self._lent:
+            return
+        try:
             self.reducer.finish()
+        finally:
             if self._side is not None:
-                torch.cuda.current_stream(values.device).wait_stream(self._side.stream)
+                stream = self._side.stream
+                torch.cuda.current_stream(stream.device).wait_stream(stream)
+            self._lent.clear()
+
+
+def _at_the_end(call: Callable[[], None]) -> bool:
+    """Whether it will be called when the backward pass ends; False outside of one."""
+    try:
+        torch.autograd.Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]
+    except (AttributeError, RuntimeError):
+        return False
+    return True
 
 
 class ReplicaShard:
@@ -67,9 +98,10 @@ class ReplicaShard:
 class ReplicaGroup(dist.ProcessGroup):
     """The replicas of one module, as FSDP2 sees them."""
 
-    def __init__(self, owner: Any, exact: Any, shards: list[ReplicaShard]) -> None:
+    def __init__(self, owner: Any, group: Any, exact: Any, shards: list[ReplicaShard]) -> None:
         super().__init__(exact.rank(), exact.size())  # type: ignore[call-arg]
         self._owner, self._exact, self._shards = owner, exact, shards
+        self._group = group  # what FSDP2 keeps of the module
 
     def getBackendName(self) -> str:
         return str(dist.get_backend(self._exact))
@@ -83,14 +115,26 @@ class ReplicaGroup(dist.ProcessGroup):
             reason = f"{values.dtype} was not to be expected of this module"
         if reason is not None:
             self._owner.exact[f"replicas: {reason}"] += 1
+            self._shards[0].messages.finish()  # nothing else is on the wire then
             return self._exact.allreduce([values], opts)
         self._owner._follow()
         measure(shards, values)
         if shards:
-            shards[0].messages.reduce(shards, values)
+            later = bool(is_mean(op)) and self._is_kept_as_it_is(shards, values)
+            shards[0].messages.reduce(shards, values, later)
         if not is_mean(op):
             values.mul_(self.size())
         return DoneWork([values])
+
+    def _is_kept_as_it_is(self, shards: Sequence[ReplicaShard], values: torch.Tensor) -> bool:
+        """Whether FSDP2 only makes gradients of the result: it does not add it to others, convert it, or call anybody."""
+        parameters = [shard.parameter.sharded_param for shard in shards]
+        return (
+            getattr(self._group, "_orig_dtype", None) == values.dtype
+            and getattr(self._group, "_all_reduce_hook", None) is None
+            and all(p.grad is None and p.dtype == values.dtype for p in parameters)
+            and not any(getattr(p, "_post_accumulate_grad_hooks", None) for p in parameters)
+        )
 
 
 def replicas_of(group: Any) -> Any:
