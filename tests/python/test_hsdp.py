@@ -390,3 +390,33 @@ def test_tensor_parallel_layers_are_sharded_and_compressed() -> None:
     for plain, *compressed in run(tensor_parallel, RANKS):
         for loss in compressed:
             assert abs(loss - plain) < 0.1 * plain
+
+
+def in_time(rank: int, size: int) -> None:
+    """Results are there when FSDP2 adds them to gradients, and when it calls somebody with them."""
+
+    def backward(model: nn.Module, step: int) -> None:
+        x = torch.randn(16, 20, generator=torch.Generator().manual_seed(100 * step + rank))
+        ((model(x) - x[:, :1]) ** 2).mean().backward()
+
+    for name, mesh in meshes().items():
+        exact, added, hooked = made(mesh), made(mesh), made(mesh)
+        for model in (added, hooked):
+            pith.torch.compress(model, "none", replicas="q:8")
+        seen: dict[str, torch.Tensor] = {}
+        for key, p in hooked.named_parameters():
+            p.register_post_accumulate_grad_hook(
+                lambda p, key=key, seen=seen: seen.update({key: p.grad.to_local().clone()})
+            )
+        for step in range(3):
+            for model in (exact, added, hooked):
+                backward(model, step)  # without zero_grad
+        for p, q in zip(exact.parameters(), added.parameters(), strict=True):
+            torch.testing.assert_close(q.grad.to_local(), p.grad.to_local(), rtol=0.05, atol=0.02)
+        for key, p in hooked.named_parameters():
+            assert torch.equal(seen[key], p.grad.to_local()), (name, key)
+    dist.destroy_process_group()
+
+
+def test_results_are_there_when_they_are_used() -> None:
+    run(in_time, RANKS)
