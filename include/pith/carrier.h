@@ -143,9 +143,18 @@ PITH_API pith_status pith_reducer_reduce_scatter(pith_reducer *reducer, const si
                                                  pith_cspan src, pith_span dst, pith_reduce_op op);
 
 /* src has this rank's shards of these layers, dst gets those of rank 0, 1, …; all ranks decode the same bytes, the
- * owner too. For codecs of fixed size without memory. */
+ * owner too. For codecs of fixed size without memory.
+ *
+ * With the spec delta/… ("delta:256,store=bf16/q:4") of a layer every rank keeps a reference: the values it was given
+ * last, for all ranks' shards. What travels is the difference from it, and all ranks add that to their references,
+ * which dst gets. One of `every` messages (0: the first alone) has whole parameters, exact or with fresh=8 by q:8. In
+ * main memory only. */
 PITH_API pith_status pith_reducer_all_gather(pith_reducer *reducer, const size_t *layers, size_t count, pith_cspan src,
                                              pith_span dst);
+
+/* dst gets what the last pith_reducer_all_gather() of these layers gave, of any type. All of them have specs with
+ * delta/. Nothing travels, unless a checkpoint was loaded since: all ranks call it alike. */
+PITH_API pith_status pith_reducer_gathered(pith_reducer *reducer, const size_t *layers, size_t count, pith_span dst);
 
 /* ---- States in the caller's memory -------------------------------------------------------------------------------
  *

@@ -687,6 +687,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_reducer_add_shards": (_STATUS, [_P, POINTER(Layer), c_char_p, _SIZES]),
     "pith_reducer_reduce_scatter": (_STATUS, [_P, _SIZES, c_size_t, Span, Span, c_int]),
     "pith_reducer_all_gather": (_STATUS, [_P, _SIZES, c_size_t, Span, Span]),
+    "pith_reducer_gathered": (_STATUS, [_P, _SIZES, c_size_t, Span]),
     "pith_reducer_array_sizes": (_STATUS, [_P, c_size_t, _SIZES]),
     "pith_reducer_lend": (_STATUS, [_P, c_size_t, POINTER(_P)]),
     "pith_reducer_set_step": (_STATUS, [_P, c_uint64]),

@@ -154,6 +154,11 @@ class Reducer:
         gather, numbers = c.lib.pith_reducer_all_gather, c.numbers(layers)
         self._check(gather(self._open(), numbers, len(layers), source, target))
 
+    def gathered(self, layers: Sequence[int], target: c.Span) -> None:
+        """What the last ``all_gather`` of these layers gave, whose specs begin with ``delta``. Nothing travels."""
+        numbers = c.numbers(layers)
+        self._check(c.lib.pith_reducer_gathered(self._open(), numbers, len(layers), target))
+
     def start(self, layer: str | int, gradient: Any) -> None:
         """Begins to reduce a layer's gradient."""
         number = self._number(layer)

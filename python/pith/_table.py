@@ -43,10 +43,12 @@ class Table(Sequence[LayerStats]):
         backend: str,
         passes: int = ALLREDUCE,
         moments: MomentStats | None = None,
+        exact_bytes: float | None = None,
     ) -> None:
         self.layers, self.ranks, self.backend = layers, ranks, backend
         self.moments = moments  # None: no layer sends its momentum
         self._passes = passes
+        self._exact_bytes = exact_bytes  # that exact gradients would have sent, where lines differ in passes or ranks
 
     def __getitem__(self, key: int | str) -> LayerStats:  # type: ignore[override]
         if isinstance(key, str):
@@ -72,6 +74,8 @@ class Table(Sequence[LayerStats]):
 
     @property
     def ratio(self) -> float:
+        if self._exact_bytes is not None:
+            return self._exact_bytes / self.wire_bytes if self.wire_bytes else math.nan
         return ratio_of(self.raw_bytes, self.wire_bytes, self.ranks, self._passes)
 
     def __str__(self) -> str:

@@ -133,6 +133,7 @@ static void release_layer(pith_reducer_layer *l) {
   free(l->name);
   free(l->shape);
   free(l->exact);
+  pith__reference_destroy(l->reference);
   pith__space_release(l->state ? l->state->space : NULL, l->pending);
   pith_state_destroy(l->state);
 }
@@ -175,6 +176,7 @@ pith_status pith__reducer_grow(void **array, size_t *room, size_t used, size_t s
 static pith_status find_codec(pith_reducer *r, const pith_layer *given, const char *spec, pith_reducer_layer *l) {
   if (spec) {
     l->match.reason = "its own spec";
+    PITH_TRY(pith__reference_create(r, l, given->name, spec, &spec));
     return pith__reducer_codec(r, spec, &l->match.codec);
   }
   if (!given->exact) {
@@ -308,7 +310,7 @@ pith_status pith_reducer_layer_stats(const pith_reducer *r, size_t index, pith_l
   PITH_REQUIRE(stats, PITH_ERR_ARGUMENT, "pith_reducer_layer_stats: stats must not be NULL");
   PITH_TRY(pith__reducer_find(r, index, &l));
   pith_layer_stats found = {.name = l->name,
-                            .spec = l->match.codec->spec,
+                            .spec = pith__layer_spec(l),
                             .reason = l->match.reason,
                             .n = l->n,
                             .bytes = pith__layer_bytes(l),
@@ -363,7 +365,7 @@ static pith_status check_rules(const pith_reducer *r) {
 
 static uint64_t layer_hash(const pith_reducer *r, size_t i) {
   const pith_reducer_layer *l = &r->layers[i];
-  uint64_t facts[5] = {l->number, l->n, l->rows, (uint64_t)l->dtype, l->match.codec->fingerprint};
+  uint64_t facts[5] = {l->number, l->n, l->rows, (uint64_t)l->dtype, pith__layer_fingerprint(l)};
   return pith__hash64(facts, sizeof facts, 0);
 }
 

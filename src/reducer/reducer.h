@@ -11,6 +11,7 @@
  *   reducer_pending.c  residuals of specs that layers do not have any more
  *   reducer_save.c     checkpoints
  *   reducer_shards.c   models of which every rank owns a shard of each layer
+ *   reducer_reference.c  their parameters as differences from what all ranks have
  *   reducer_lent.c     states in the caller's memory
  */
 #ifndef PITH_REDUCER_REDUCER_H
@@ -20,8 +21,20 @@
 #include <pith/carrier.h>
 #include <pith/optimizer.h>
 
+#include "base/spec.h"
 #include "comm/comm.h"
 #include "device/bucket.h"
+
+/* What all ranks were given last of a shard, with the same bits on each of them. */
+typedef struct pith_reference {
+  void *values;
+  pith_dtype dtype;  /* f32 or bf16 */
+  uint64_t every;    /* one of so many messages has whole parameters; 0: the first alone; … */
+  const char *fresh; /* … by this spec */
+  int is_stale;      /* after a load: only the owner has it */
+  uint64_t fingerprint;
+  char spec[PITH_SPEC_MAX]; /* with that of the differences */
+} pith_reference;
 
 /* A layer as the reducer knows it. */
 typedef struct pith_reducer_layer {
@@ -33,18 +46,19 @@ typedef struct pith_reducer_layer {
   pith_match match;
   pith_state *state;
   pith_traffic traffic;
-  uint64_t steps, started; /* started: the step it was last started in, plus one */
-  uint64_t lent;           /* the same for the step its arrays were lent for */
-  void *gradient;          /* of this step, while it waits for its group */
-  char *exact;             /* why it is never compressed, whatever the rules say; NULL: they decide */
-  size_t adapted;          /* its place in the adapter; SIZE_MAX: it has none */
-  int is_set;              /* its spec was set, and is the adapter's no more */
-  float *pending;          /* a residual that its spec has no place for: added to the gradients of the next … */
-  uint64_t pending_steps;  /* … so many steps */
-  int is_folded;           /* momentum: the residual has had its part of an optimizer's step */
-  uint64_t updated;        /* the update it was last a part of */
-  int owner;               /* sharded: whose shard it is; each has an entry, one behind the other */
-  const pith_codec *wire;  /* sharded: what travels: exact halves as halves */
+  uint64_t steps, started;   /* started: the step it was last started in, plus one */
+  uint64_t lent;             /* the same for the step its arrays were lent for */
+  void *gradient;            /* of this step, while it waits for its group */
+  char *exact;               /* why it is never compressed, whatever the rules say; NULL: they decide */
+  size_t adapted;            /* its place in the adapter; SIZE_MAX: it has none */
+  int is_set;                /* its spec was set, and is the adapter's no more */
+  float *pending;            /* a residual that its spec has no place for: added to the gradients of the next … */
+  uint64_t pending_steps;    /* … so many steps */
+  int is_folded;             /* momentum: the residual has had its part of an optimizer's step */
+  uint64_t updated;          /* the update it was last a part of */
+  int owner;                 /* sharded: whose shard it is; each has an entry, one behind the other */
+  const pith_codec *wire;    /* sharded: what travels: exact halves as halves */
+  pith_reference *reference; /* sharded: parameters are gathered as differences from it; NULL: as they are */
 } pith_reducer_layer;
 
 /* One allreduce over the comm: of layers that are joined, or of one alone (with no members). */
@@ -140,6 +154,14 @@ static inline size_t pith__layer_bound(const pith_reducer_layer *l) {
   return pith_codec_bound(pith__layer_codec(l), l->n);
 }
 
+static inline const char *pith__layer_spec(const pith_reducer_layer *l) {
+  return l->reference ? l->reference->spec : l->match.codec->spec;
+}
+
+static inline uint64_t pith__layer_fingerprint(const pith_reducer_layer *l) {
+  return l->reference ? l->reference->fingerprint : l->match.codec->fingerprint;
+}
+
 /* How many entries a layer has. */
 static inline size_t pith__reducer_owners(const pith_reducer *r) { return r->options.sharded ? (size_t)r->ranks : 1; }
 
@@ -210,6 +232,19 @@ pith_status pith__reducer_codec(pith_reducer *r, const char *spec, const pith_co
 pith_status pith__reducer_observe(pith_reducer *r, const pith_reducer_layer *l, const void *gradient);
 /* All gradients of a step are means. `waited`: when the last one was ready. */
 pith_status pith__reducer_adapt(pith_reducer *r, double waited);
+
+/* ---- reducer_reference.c ---- */
+
+/* Of a spec that begins with "delta": *rest is what follows, for the differences. Of others *rest is the spec. */
+pith_status pith__reference_create(pith_reducer *r, pith_reducer_layer *l, const char *name, const char *spec,
+                                   const char **rest);
+void pith__reference_destroy(pith_reference *reference);
+/* Whether the next message has whole parameters. */
+int pith__reference_is_fresh(const pith_reducer_layer *l);
+/* Sets the codec of the next message. `restores`: it has references, after a load. */
+pith_status pith__reference_wire(pith_reducer *r, pith_reducer_layer *l, int restores);
+/* Writes what was gathered last. */
+void pith__reference_give(const pith_reducer *r, const size_t *layers, size_t count, pith_span dst);
 
 /* ---- reducer_lent.c ---- */
 

@@ -16,8 +16,8 @@
 
 /* Versions. The first two said whether there is an adapter, and not whose checkpoint it is. Since the third, tails
  * follow states where there is an adapter or shards; in the fourth, always: it is for layers that send momentum, and
- * for residuals that wait for their release after a spec was set. */
-enum { FIXED = 1, ADAPTIVE = 2, OWNED = 3, TAILED = 4 };
+ * for residuals that wait for their release after a spec was set. The fifth has references in tails of shards. */
+enum { FIXED = 1, ADAPTIVE = 2, OWNED = 3, TAILED = 4, REFERENCED = 5 };
 
 #define FOLDED ((uint64_t)1 << 63) /* in a tail's number of steps */
 
@@ -43,6 +43,9 @@ typedef struct layer_header {
 static uint32_t version_of(const pith_reducer *r) {
   int needs_tails = 0;
   for (size_t i = 0; i < r->count; i++) {
+    if (r->layers[i].reference) {
+      return REFERENCED;
+    }
     needs_tails |= (r->layers[i].pending && !r->adaptive.text) || pith_codec_moment(r->layers[i].match.codec, NULL);
   }
   return needs_tails ? TAILED : OWNED;
@@ -52,10 +55,15 @@ static int has_tails(const pith_reducer *r, uint32_t version) {
   return version >= TAILED || r->adaptive.text || r->options.sharded;
 }
 
+/* Of a reference: the owner saves it. */
+static size_t reference_size(const pith_reducer *r, const pith_reducer_layer *l) {
+  return l->reference && l->owner == r->rank ? l->n * pith_dtype_size(l->reference->dtype) : 0;
+}
+
 /* What follows a layer's state: what is pending, how many steps and the values, and whether its momentum has been
- * folded; of shards their steps, which their random numbers come from. */
-static size_t tail_size(const pith_reducer_layer *l) {
-  return sizeof(uint64_t) + (l->pending ? l->n * sizeof(float) : 0);
+ * folded; of shards their steps, which their random numbers come from, and the owner's reference. */
+static size_t tail_size(const pith_reducer *r, const pith_reducer_layer *l) {
+  return sizeof(uint64_t) + (l->pending ? l->n * sizeof(float) : 0) + reference_size(r, l);
 }
 
 /* Before the first step the adapter may not be there yet; a fresh one is saved then. */
@@ -72,7 +80,7 @@ size_t pith_reducer_save_size(const pith_reducer *r) {
   int tails = has_tails(r, version_of(r));
   for (size_t i = 0; i < r->count; i++) {
     size = pith__sat_add(size, pith__sat_add(sizeof(layer_header), pith_state_save_size(r->layers[i].state)));
-    size = pith__sat_add(size, tails ? tail_size(&r->layers[i]) : 0);
+    size = pith__sat_add(size, tails ? tail_size(r, &r->layers[i]) : 0);
   }
   return size;
 }
@@ -80,7 +88,7 @@ size_t pith_reducer_save_size(const pith_reducer *r) {
 static pith_status save_layers(const pith_reducer *r, int tails, uint8_t *bytes, size_t size, size_t at) {
   for (size_t i = 0; i < r->count; i++) {
     const pith_reducer_layer *l = &r->layers[i];
-    layer_header lh = {l->number, l->match.codec->fingerprint, pith_state_save_size(l->state)};
+    layer_header lh = {l->number, pith__layer_fingerprint(l), pith_state_save_size(l->state)};
     memcpy(bytes + at, &lh, sizeof lh);
     pith_out piece = {bytes + at + sizeof lh, size - at - sizeof lh, 0};
     PITH_TRY(pith_state_save(l->state, &piece));
@@ -93,6 +101,10 @@ static pith_status save_layers(const pith_reducer *r, int tails, uint8_t *bytes,
       if (l->pending) {
         PITH_TRY(pith__space_copy(l->state->space, bytes + at, l->pending, l->n * sizeof(float)));
         at += l->n * sizeof(float);
+      }
+      if (reference_size(r, l)) {
+        memcpy(bytes + at, l->reference->values, reference_size(r, l));
+        at += reference_size(r, l);
       }
     }
   }
@@ -134,7 +146,8 @@ typedef struct loaded {
     const pith_codec *codec;
     pith_state *state;
     float *pending;
-    uint64_t steps; /* that are pending, or that shards have made */
+    void *reference; /* the owner's */
+    uint64_t steps;  /* that are pending, or that shards have made */
     int is_folded;
   } *layer;
 } loaded;
@@ -161,6 +174,12 @@ static pith_status load_tail(const pith_reducer *r, const pith_reducer_layer *l,
   memcpy(&to->steps, taken, sizeof to->steps);
   to->is_folded = (to->steps & FOLDED) != 0;
   to->steps &= ~FOLDED;
+  if (reference_size(r, l)) {
+    PITH_TRY(take(c, reference_size(r, l), l, &taken));
+    to->reference = malloc(reference_size(r, l));
+    PITH_REQUIRE(to->reference, PITH_ERR_MEMORY, "no memory to load a checkpoint");
+    memcpy(to->reference, taken, reference_size(r, l));
+  }
   if (!to->steps || r->options.sharded) {
     return PITH_OK;
   }
@@ -184,8 +203,9 @@ static pith_status load_layer(pith_reducer *r, const loaded *new, int tails, siz
   PITH_TRY(take(c, sizeof lh, l, &taken));
   memcpy(&lh, taken, sizeof lh);
   PITH_REQUIRE(lh.number == l->number, PITH_ERR_STATE, "the checkpoint has another layer where %s should be", l->name);
-  PITH_REQUIRE(lh.fingerprint == to->codec->fingerprint, PITH_ERR_STATE,
-               "the checkpoint has another spec for layer %s than %s", l->name, to->codec->spec);
+  uint64_t fingerprint = l->reference ? l->reference->fingerprint : to->codec->fingerprint;
+  PITH_REQUIRE(lh.fingerprint == fingerprint, PITH_ERR_STATE, "the checkpoint has another spec for layer %s than %s",
+               l->name, l->reference ? l->reference->spec : to->codec->spec);
   PITH_TRY(take(c, lh.size, l, &taken));
   PITH_TRY(pith__state_create_in(r->space, to->codec, l->n, l->state->rows, r->rank, &to->state));
   PITH_TRY(pith_state_load(to->state, (pith_bytes){taken, (size_t)lh.size}));
@@ -210,6 +230,7 @@ static void release(const pith_reducer *r, loaded *new, size_t count) {
   for (size_t i = 0; i < count; i++) {
     pith_state_destroy(new->layer[i].state);
     pith__space_release(r->space, new->layer[i].pending);
+    free(new->layer[i].reference);
   }
   free(new->layer);
   pith_adapter_destroy(new->adapter);
@@ -236,6 +257,12 @@ static void commit(pith_reducer *r, loaded *new, const reducer_header *head) {
     EXCHANGE(float *, l->pending, from->pending);
     *(r->options.sharded ? &l->steps : &l->pending_steps) = from->steps;
     l->is_folded = from->is_folded;
+    if (l->reference) {
+      l->reference->is_stale = 1;
+      if (from->reference) {
+        EXCHANGE(void *, l->reference->values, from->reference);
+      }
+    }
     if (l->adapted != SIZE_MAX && !l->is_set) {
       l->match.reason = pith_adapter_reason(r->adaptive.adapter, l->adapted);
     }
@@ -247,9 +274,9 @@ static pith_status check_head(const pith_reducer *r, pith_bytes in, reducer_head
   PITH_REQUIRE(in.size >= least, PITH_ERR_CORRUPT, "a checkpoint has at least %zu bytes, not %zu", least, in.size);
   memcpy(head, in.data, least);
   PITH_REQUIRE(head->magic == REDUCER_MAGIC, PITH_ERR_CORRUPT, "these bytes are not a checkpoint of a reducer");
-  PITH_REQUIRE(head->version >= FIXED && head->version <= TAILED, PITH_ERR_CORRUPT,
+  PITH_REQUIRE(head->version >= FIXED && head->version <= REFERENCED, PITH_ERR_CORRUPT,
                "the checkpoint was saved by version %u of the format, and this library reads %u to %u", head->version,
-               FIXED, TAILED);
+               FIXED, REFERENCED);
   PITH_REQUIRE(head->version >= OWNED || (head->version == ADAPTIVE) == (head->adapter > 0), PITH_ERR_CORRUPT,
                "the checkpoint is damaged: version %u with an adapter of %llu bytes", head->version,
                (unsigned long long)head->adapter);

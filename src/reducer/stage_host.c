@@ -32,17 +32,24 @@ static pith_status decode_parts(pith_staged *f, const pith_ctx *ctx) {
 /* ---- Whole payloads ---------------------------------------------------------------------------------------------- */
 
 static pith_status encode_payloads(pith_staged *f) {
-  size_t room = 0, used = 0;
+  size_t room = 0, used = 0, most = 0;
   uint64_t *sizes = f->sizes + f->own;
   for (size_t i = 0; i < f->count; i++) {
-    room += pith__layer_bound(pith__stage_layer(f, i));
+    const pith_reducer_layer *l = pith__stage_layer(f, i);
+    room += pith__layer_bound(l);
+    most = pith__most(most, l->reference ? l->n : 0);
   }
   PITH_TRY(pith__stages_buffer(f->stages, &f->out, room));
+  PITH_TRY(most ? pith__stages_buffer(f->stages, &f->sums, most * sizeof(float)) : PITH_OK);
   for (size_t i = 0; i < f->count; i++) {
     const pith_reducer_layer *l = pith__stage_layer(f, i);
     pith_ctx ctx = pith__stage_ctx(f, l, f->reducer->rank);
     pith_out out = {f->out.data + used, room - used, 0};
-    PITH_TRY(pith_encode(pith__layer_codec(l), l->state, (pith_cspan){f->gradient[i], l->n, l->dtype}, &out, &ctx));
+    pith_cspan values = {f->gradient[i], l->n, l->dtype};
+    if (l->reference) {
+      values = pith__reference_source(f, l, values, (float *)(void *)f->sums.data);
+    }
+    PITH_TRY(pith_encode(pith__layer_codec(l), l->state, values, &out, &ctx));
     sizes[i] = out.size;
     used += out.size;
   }
@@ -102,13 +109,15 @@ static pith_status decode_payloads(pith_staged *f) {
   uint8_t *to = f->target;
   for (int p = 0; p < f->reducer->ranks; p++) {
     const uint8_t *from = f->in.data + pith__stage_message_at(f, p);
-    for (size_t i = 0; i < f->count; to += pith__layer_bytes(pith__stage_layer(f, i++))) {
-      const pith_reducer_layer *l = pith__stage_layer(f, i);
-      size_t size = (size_t)f->sizes[(size_t)p * f->count + i];
+    for (size_t i = 0; i < f->count; i++) {
+      pith_reducer_layer *l = pith__stage_layer(f, i) - f->reducer->rank + p; /* the entry of its owner */
+      pith_bytes in = {from, (size_t)f->sizes[(size_t)p * f->count + i]};
+      pith_span values = {to, l->n, l->dtype};
       pith_ctx ctx = pith__stage_ctx(f, l, p);
-      PITH_TRY(
-          pith_decode(pith__layer_codec(l), (pith_bytes){from, size}, (pith_span){to, l->n, l->dtype}, PITH_SET, &ctx));
-      from += size;
+      PITH_TRY(l->reference ? pith__reference_decode(f, l, in, values, &ctx)
+                            : pith_decode(pith__layer_codec(l), in, values, PITH_SET, &ctx));
+      from += in.size;
+      to = f->restores ? NULL : to + pith__layer_bytes(l);
     }
   }
   return PITH_OK;

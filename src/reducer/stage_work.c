@@ -23,8 +23,8 @@ pith_ctx pith__stage_ctx(const pith_staged *f, const pith_reducer_layer *l, int 
   ctx.seed = f->reducer->seed;
   ctx.step = f->reducer->step;
   if (l && f->reducer->options.sharded) { /* every owner has steps of its own; parameters are always of the first */
-    ctx.step =
-        f->kind == PITH_GROUP_GATHER ? (uint64_t)rank : l->steps * (uint64_t)f->reducer->ranks + (uint64_t)l->owner;
+    int is_first = f->kind == PITH_GROUP_GATHER && !l->reference;
+    ctx.step = is_first ? (uint64_t)rank : l->steps * (uint64_t)f->reducer->ranks + (uint64_t)l->owner;
   }
   ctx.layer = l ? l->number : 0;
   ctx.rank = (uint32_t)rank;
@@ -297,9 +297,12 @@ static void account_shards(pith_staged *f) {
   size_t ranks = (size_t)f->reducer->ranks;
   for (size_t i = 0; i < f->count; i++) {
     pith_reducer_layer *l = &f->reducer->layers[f->layer[i]] - f->reducer->rank;
+    l->traffic.sent_bytes += f->sent[i];
+    if (f->restores) {
+      continue;
+    }
     l->traffic.operations++;
     l->traffic.raw_bytes += pith__layer_bytes(l) * ranks;
-    l->traffic.sent_bytes += f->sent[i];
     for (size_t p = 0; p < ranks; p++) {
       l[p].steps++;
     }

@@ -37,6 +37,7 @@ typedef struct pith_staged {
   pith_reduce_op op;      /* SCATTER: a sum or a mean; … */
   void *target;           /* … SCATTER, GATHER: where results go, … */
   size_t *sent;           /* … and what others were sent of each layer */
+  int restores;           /* GATHER: references travel, which only their owners have after a load */
   pith_stage_buffer out, in;
   pith_stage_buffer more, sums; /* of the space's own */
   pith_exchange exchange;       /* what follows the stage; … */
@@ -110,6 +111,14 @@ pith_status pith__stage_wire_codec(pith_reducer *r, const pith_reducer_layer *l,
 pith_status pith__stage_make_levels(const pith_staged *f, pith_bucket **inside, pith_bucket **across);
 /* … and the work of its stage. */
 pith_status pith__stage_work_hosts(pith_staged *f);
+
+/* ---- reducer_reference.c ---- */
+
+/* What travels of a shard that is gathered as a difference; `buffer` has room for its values. … */
+pith_cspan pith__reference_source(const pith_staged *f, const pith_reducer_layer *l, pith_cspan src, float *buffer);
+/* … and what becomes of it: the owner's reference, and from it the parameters. */
+pith_status pith__reference_decode(const pith_staged *f, pith_reducer_layer *l, pith_bytes in, pith_span to,
+                                   const pith_ctx *ctx);
 
 /* Memory of at least that size, from the stages' own; keeps what is there if it is large enough. */
 pith_status pith__stages_buffer(pith_stages *stages, pith_stage_buffer *buffer, size_t size);

@@ -200,9 +200,9 @@ static void load_old(pith_comm *comm, void *argument) {
   ((uint32_t *)saved.data)[1] = 1;
   memmove(bytes + 40, bytes + 48, saved.size - 48);
   CHECK_OK(pith_reducer_load(r, (pith_bytes){bytes, saved.size - 8}));
-  ((uint32_t *)saved.data)[1] = 5;
+  ((uint32_t *)saved.data)[1] = 6;
   CHECK_STATUS(pith_reducer_load(r, (pith_bytes){bytes, saved.size - 8}), PITH_ERR_CORRUPT);
-  CHECK_ERROR_SAYS("saved by version 5 of the format");
+  CHECK_ERROR_SAYS("saved by version 6 of the format");
   free(saved.data);
   pith_reducer_destroy(r);
 }

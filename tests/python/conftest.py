@@ -35,6 +35,7 @@ LONG = (
     "test_carrier.py",
     "test_launchers.py",
     "test_hook.py",
+    "test_hsdp.py",
     "test_eval.py",
     "test_local.py",
     "test_adapt.py",

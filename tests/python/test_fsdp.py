@@ -127,6 +127,105 @@ def test_parameters_are_gathered_with_eight_bits() -> None:
     run(gathered, 2)
 
 
+DELTAS = ("delta/q:4", "delta:3,fresh=8/q:4", "delta:0,store=bf16/0.*=q:8;*=q:4")
+
+
+def differences(rank: int, size: int) -> list[tuple[float, ...]]:
+    """Of each kind of gather: the largest error of a gathered parameter in the last steps, and the last losses."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    from pith.torch._fsdp import _AllGather
+
+    found = []
+    by_name = meshes(size)
+    for spec in (None, "q:4", *DELTAS):
+        both = []
+        for name, mesh in by_name.items():
+            with pytest.MonkeyPatch.context() as monkeypatch:
+                messages: list[tuple[torch.Tensor, torch.Tensor]] = []
+                gather = _AllGather.__call__
+
+                def seen(
+                    self: Any,
+                    output_tensor: Any,
+                    input_tensor: Any,
+                    messages: Any = messages,
+                    gather: Any = gather,
+                    **options: Any,
+                ) -> Any:
+                    source = input_tensor.clone()  # FSDP2 has it in the place of its results
+                    gather(self, output_tensor, input_tensor, **options)
+                    messages.append((source, output_tensor.clone()))
+
+                monkeypatch.setattr(_AllGather, "__call__", seen)
+                model = sharded(mesh)
+                compressor = pith.torch.compress(model, "none", all_gather=spec)
+                losses = steps(model, rank, 0, 20)
+            assert compressor.exact == {}, name
+            error, every_rank = 0.0, []
+            for source, output in messages[-10:]:
+                ours = output.view(size, -1)[rank]
+                error = max(error, float((ours - source).abs().max()))
+                every_rank.append(output)
+            both.append((error, *losses[-3:], *(float(x.double().sum()) for x in every_rank)))
+            if spec in DELTAS:
+                line = pith.torch.stats(model)["0.weight (gathered)"]
+                assert line.spec.startswith("delta") and line.spec.endswith(("/q:4", "/q:8"))
+                assert line.steps == 20  # the backward pass is given what the forward pass had
+                assert 0 < line.error < 0.02 and line.ratio > 2, line
+                assert pith.torch.stats(model)["2.bias (gathered)"].error == 0
+        assert both[0] == both[1], spec
+        found.append(both[0])
+    low = sharded(by_name["gloo"], mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+    pith.torch.compress(low, "q:4", all_gather="delta,store=bf16/q:4")
+    losses = steps(low, rank, 0, 12)
+    assert losses[-1] < 0.5 * losses[0]
+    dist.destroy_process_group()
+    return found
+
+
+def test_parameters_are_gathered_as_differences() -> None:
+    for of_ranks in zip(*run(differences, 2), strict=True):
+        assert of_ranks[0][4:] == of_ranks[1][4:]  # the same bits on all ranks
+    exact, plain, *deltas = run(differences, 2)[0]
+    for delta in deltas:
+        assert delta[0] < 0.2 * plain[0]
+        for loss, wanted in zip(delta[1:4], exact[1:4], strict=True):
+            assert abs(loss - wanted) < 0.02 * wanted + 1e-3
+
+
+def resumed_differences(rank: int, size: int) -> None:
+    for name, mesh in meshes(size).items():
+        for spec in DELTAS:
+            model = sharded(mesh)
+            compressor = pith.torch.compress(model, "ef/q:4", all_gather=spec)
+            steps(model, rank, 0, 4)
+            file = io.BytesIO()
+            torch.save(compressor.state_dict(), file)
+            file.seek(0)
+            saved = torch.load(file, weights_only=True)
+            values = sum(p.numel() for p in model.parameters())
+            assert saved["reducers"][1].numel() < 4 * values / size + 4096  # of its own shards
+            weights = [p.to_local().clone() for p in model.parameters()]
+            expected = steps(model, rank, 4, 8)
+            again = sharded(mesh)
+            fresh = pith.torch.compress(again, "ef/q:4", all_gather=spec)
+            with torch.no_grad():
+                for p, w in zip(again.parameters(), weights, strict=True):
+                    p.to_local().copy_(w)
+            fresh.load_state_dict(saved)
+            assert steps(again, rank, 4, 8) == expected, (name, spec)
+            for other in ("delta:9/q:4", "q:4", None):
+                compressed = pith.torch.compress(sharded(mesh), "ef/q:4", all_gather=other)
+                with pytest.raises(pith.StateError, match="other layers or specs"):
+                    compressed.load_state_dict(saved)
+    dist.destroy_process_group()
+
+
+def test_a_run_with_differences_goes_on_with_the_same_bits() -> None:
+    run(resumed_differences, 2)
+
+
 def resumed(rank: int, size: int) -> None:
     spec = "0.*=ef/q:2;*=ef/topk:0.05"
     for name, mesh in meshes(size).items():
@@ -224,6 +323,10 @@ def odd(rank: int, size: int) -> int:
             (pith.UnsupportedError, {"all_gather": "ef/q:8"}, "without memory"),
             (pith.UnsupportedError, {"all_gather": "topk:0.1"}, "fixed size"),
             (pith.MismatchError, {"all_gather": f"q:{4 + rank}"}, "all_gather is q:4 on rank 0"),
+            (pith.MismatchError, {"all_gather": f"delta:{4 + rank}/q:4"}, "delta:4/q:4 on rank 0"),
+            (pith.UnsupportedError, {"all_gather": "delta/ef/q:8"}, "without memory"),
+            (pith.SpecError, {"all_gather": "delta,store=8/q:8"}, "store"),
+            (pith.SpecError, {"all_gather": "delta"}, "delta"),
         ]
         for error, arguments, message in cases:
             with pytest.raises(error, match=message):
@@ -237,4 +340,4 @@ def odd(rank: int, size: int) -> int:
 
 
 def test_odd_models_and_wrong_use() -> None:
-    assert run(odd, 2) == [10, 10]
+    assert run(odd, 2) == [18, 18]

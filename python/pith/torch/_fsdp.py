@@ -1,4 +1,5 @@
-"""Compressed communication for models sharded by fully_shard (FSDP2): its reduce-scatter, and if asked its all-gather.
+"""Compressed communication for models sharded by fully_shard (FSDP2): its reduce-scatter, its allreduce between replicas where there are
+any (_replicas.py), and if asked its all-gather.
 
 FSDP2 hands over one tensor for all parameters of a module: for each rank the rank's shards of all of them, one after another. Here every
 shard is encoded by itself with its layer's codec, so that any codec can be used. A sharded reducer of the C library does that, and its
@@ -8,27 +9,24 @@ payloads travel by the all-to-all or all-gather of the backend.
 from __future__ import annotations
 
 import dataclasses
-import math
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from .. import _library as c
 from .._adapt import AdaptiveRules
 from .._codec import Caps, Rules
 from .._errors import ArgumentError, Error, StateError, UnsupportedError
 from .._reducer import Reducer
 from .._spec import rules_of
-from .._table import REDUCE_SCATTER, LayerStats, Table
-from .._tensors import dtype_of
+from .._table import ALLREDUCE, REDUCE_SCATTER, LayerStats, Table
 from ._carrier import all_gather_single
-from ._engine import carried, check_device, to_tensor
+from ._engine import check_device, to_tensor
 from ._layers import (
     COMPRESSIBLE,
     Layer,
@@ -41,8 +39,16 @@ from ._layers import (
     summary_of,
 )
 from ._rates import LossScale, Rates, followed
+from ._replicas import (
+    Between,
+    ReplicaGroup,
+    ReplicaShard,
+    gradient_dtype,
+    replicas_of,
+    take_place,
+)
+from ._shards import Messages, Shard, compare, copy_to_compare, is_mean, measure, why_exact
 from ._states import check_head, head_of
-from ._table import Meter
 
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -53,56 +59,7 @@ def is_sharded(model: torch.nn.Module) -> bool:
     return isinstance(model, getattr(fsdp, "FSDPModule", ()))
 
 
-# ---- Shards ----------------------------------------------------------------------------------------------------------
-
-
-class _Messages:
-    """What exchanges the shards of one process group: a reducer of the C library, on a stream of its own for tensors of a device."""
-
-    def __init__(self, group: Any, device: torch.device, seed: int) -> None:
-        over, self._side = carried(group, device, own=False)
-        self.ranks, self.rank = over.ranks, over.rank
-        with torch.cuda.device(device) if self._side is not None else nullcontext():
-            cuda = None if self._side is None else self._side.cuda
-            self.reducer = Reducer(over, "none", seed, cuda=cuda, sharded=True)
-
-    def run(
-        self,
-        call: Callable[..., None],
-        shards: Sequence[Shard],
-        source: torch.Tensor,
-        target: torch.Tensor,
-        *more: Any,
-    ) -> None:
-        """Behind what the current stream has been given; what it is given next comes behind the results."""
-        if self._side is not None:
-            self._side.stream.wait_stream(torch.cuda.current_stream(source.device))
-        call([shard.number for shard in shards], _span(source), _span(target), *more)
-        if self._side is not None:
-            torch.cuda.current_stream(source.device).wait_stream(self._side.stream)
-
-
-def _span(tensor: torch.Tensor) -> c.Span:
-    return c.Span(tensor.data_ptr(), tensor.numel(), dtype_of(tensor.dtype))
-
-
-class Shard:
-    """A layer's part on each rank, as FSDP2 lays it out: as many values on every rank, padded."""
-
-    def __init__(self, layer: Layer, parameter: Any, messages: _Messages) -> None:
-        self.layer, self.messages = layer, messages
-        self.parameter = parameter  # FSDP2's own object
-        self.shape = list(parameter.padded_sharded_param_size)
-        self.n = math.prod(self.shape)
-        self.number = messages.reducer.add_shards(layer.name, self.shape, layer.spec)
-        self.meter = Meter()
-
-
-def _measure(shards: Sequence[Shard], values: torch.Tensor) -> None:
-    """This rank's part of a new message: what encoding loses of it, now and then."""
-    for shard, part in zip(shards, values.split([shard.n for shard in shards]), strict=True):
-        shard.meter.begin()
-        shard.meter.look(shard.layer, part, shard.shape[0] if len(shard.shape) > 1 else 0)
+# ---- What FSDP2 calls ------------------------------------------------------------------------------------------------
 
 
 class _OfModule:
@@ -110,8 +67,9 @@ class _OfModule:
 
     name = ""  # in the names of FSDP2's functions
 
-    def __init__(self, owner: ShardedCompressor, shards: list[Shard], messages: _Messages) -> None:
-        self._owner, self._shards, self._messages = owner, shards, messages
+    def __init__(self, owner: ShardedCompressor, shards: list[Shard], group: Any) -> None:
+        self._owner, self._shards, self._messages = owner, shards, shards[0].messages
+        self._group = group  # what FSDP2 keeps of the module
 
     def allocate(
         self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device
@@ -133,7 +91,7 @@ class _ReduceScatter(_OfModule):
         async_op: bool = False,
     ) -> Any:
         shards = [s for s in self._shards if s.parameter.sharded_param.requires_grad]
-        reason = self._why_not(output_tensor, shards, op)
+        reason = why_exact(output_tensor, shards, op)
         if reason is not None:
             self._owner.exact[reason] += 1
             return reduce_scatter_single(
@@ -141,34 +99,21 @@ class _ReduceScatter(_OfModule):
             )
         self._owner._follow()
         messages = self._messages
-        _measure(shards, input_tensor.view(messages.ranks, -1)[messages.rank])
+        measure(shards, input_tensor.view(messages.ranks, -1)[messages.rank])
         call = messages.reducer.reduce_scatter
-        messages.run(call, shards, input_tensor, output_tensor, bool(_is_mean(op)))
+        messages.run(call, shards, input_tensor, output_tensor, bool(is_mean(op)))
         return None
-
-    def _why_not(self, output: torch.Tensor, shards: list[Shard], op: Any) -> str | None:
-        """Why these gradients are reduced exactly, if they are."""
-        if output.dtype not in COMPRESSIBLE:
-            return f"{output.dtype} is not compressed"
-        if output.numel() != sum(shard.n for shard in shards):
-            return "some parameters of a module had no gradient"
-        if _is_mean(op) is None:
-            return "a divide factor of your own"
-        return None
-
-
-def _is_mean(op: Any) -> bool | None:
-    """Whether it is a mean; None for anything but sums and means."""
-    for kind, mean in ((dist.ReduceOp.AVG, True), (dist.ReduceOp.SUM, False)):
-        if op == kind:
-            return mean
-    return None
 
 
 class _AllGather(_OfModule):
-    """Of the parameters of one module, the same way. Everybody decodes the same bytes, the owner too."""
+    """Of the parameters of one module, the same way. Everybody decodes the same bytes, the owner too.
+
+    As differences from what all ranks have, parameters travel in the forward pass. The backward pass gets what the forward pass was given:
+    parameters do not change in between.
+    """
 
     name = "all_gather"
+    _is_kept = False
 
     def __call__(
         self,
@@ -181,10 +126,29 @@ class _AllGather(_OfModule):
         if input_tensor.dtype not in COMPRESSIBLE or input_tensor.numel() != whole:
             self._owner.exact[f"parameters of {input_tensor.dtype} in one message"] += 1
             return all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
-        _measure(self._shards, input_tensor)
-        call = self._messages.reducer.all_gather
-        self._messages.run(call, self._shards, input_tensor, output_tensor)
+        reducer, shards = self._messages.reducer, self._shards
+        if not shards[0].delta:
+            measure(shards, input_tensor)
+            self._messages.run(reducer.all_gather, shards, input_tensor, output_tensor)
+        elif self._is_kept and self._is_backward():
+            self._messages.run(_given_again(reducer), shards, input_tensor, output_tensor)
+        else:
+            copy = copy_to_compare(shards, input_tensor)
+            self._messages.run(reducer.all_gather, shards, input_tensor, output_tensor)
+            if copy is not None:
+                compare(
+                    shards, copy, output_tensor.view(self._messages.ranks, -1)[self._messages.rank]
+                )
+            self._is_kept = True
         return None
+
+    def _is_backward(self) -> bool:
+        """As FSDP2 says; where it does not, differences travel again."""
+        return getattr(getattr(self._group, "_training_state", None), "name", "") == "PRE_BACKWARD"
+
+
+def _given_again(reducer: Reducer) -> Callable[..., None]:
+    return lambda numbers, source, target: reducer.gathered(numbers, target)
 
 
 # ---- The whole model -------------------------------------------------------------------------------------------------
@@ -212,7 +176,9 @@ class ShardedCompressor:
     """What :func:`pith.torch.compress` gives for a model sharded by ``fully_shard``."""
 
     def __init__(self, model: torch.nn.Module, settings: Settings) -> None:
-        seed, optimizer, all_gather = settings.seed, settings.optimizer, settings.all_gather
+        seed, optimizer = settings.seed, settings.optimizer
+        all_gather, replicas = settings.all_gather, settings.replicas
+        delta, rules_gathered = _split_delta(all_gather)
         groups = _groups_of(model)
         if not groups:
             raise ArgumentError("fully_shard has found no parameters in this model")
@@ -226,7 +192,7 @@ class ShardedCompressor:
         self._forget: Callable[[], None] = lambda: None
         check_device(groups[0][1].device)
 
-        def look() -> tuple[tuple[list[Layer], list[Layer]], dict[str, Any]]:
+        def look() -> tuple[tuple[list[Layer], ...], dict[str, Any]]:
             followed(optimizer, settings.follow_lr)  # a slip is an error here
             chosen = settings.rules_or("q:4")
             if isinstance(chosen, AdaptiveRules):
@@ -237,38 +203,96 @@ class ShardedCompressor:
             named = [(plain_name(name), p) for name, p in model.named_parameters()]
             layers = layers_of(named, chosen)
             refuse_moments(layers, "a model sharded by fully_shard")
-            gathered = _gathered(named, all_gather)
-            more = {"all_gather": getattr(all_gather, "text", all_gather)}
-            return (layers, gathered), summary_of(layers, chosen, seed, **more)
+            between = _between(named, chosen, replicas) if replicated else []
+            gathered = _gathered(named, rules_gathered)
+            more = {
+                "all_gather": getattr(all_gather, "text", all_gather),
+                "replicas": getattr(replicas, "text", replicas),
+            }
+            summary.update(summary_of(layers, chosen, seed, **more))
+            return (layers, between, gathered), summary
 
-        layers, gathered = agree(self._group, look)
+        found = [replicas_of(group) for _, group in groups]
+        replicated = [over for over in found if over is not None]
+        summary: dict[str, Any] = {}
+        look_here = partial(agree, self._group, look)
+        if replicated:  # what shard groups have agreed on, replicas compare
+            layers, between, gathered = agree(replicated[0], lambda: (look_here(), summary))
+        elif replicas is not None:
+            raise ArgumentError(
+                "replicas is for models that fully_shard has sharded over a mesh of two dimensions: here there is one replica only"
+            )
+        else:
+            layers, between, gathered = look_here()
         self._layers = layers
-        self._messages: list[_Messages] = []  # of gradients
-        self._shards = self._attach(groups, layers, seed)
-        self._parameters = self._attach(groups, gathered, seed, gather=True) if gathered else []
+        self._messages: list[Messages] = []  # of gradients
+        self._gathering: list[Messages] = []  # of parameters, where anything is kept of them
+        self._between: list[Between] = []
+        try:
+            self._shards = self._attach(groups, layers, seed)
+            self._replicas = self._attach_replicas(groups, between, seed) if between else []
+            self._parameters = self._attach(groups, gathered, seed, True, delta) if gathered else []
+        except Error:  # on all ranks: they have agreed on what is wrong
+            self.remove()
+            raise
+        self._replica = {shard.parameter: shard for shard in self._replicas}
         layers = [shard.layer for shard in self._shards]
         self._rates = Rates(layers, optimizer, settings.follow_lr)
 
     def _attach(
-        self, groups: list[tuple[Any, Any]], layers: list[Layer], seed: int, gather: bool = False
+        self,
+        groups: list[tuple[Any, Any]],
+        layers: list[Layer],
+        seed: int,
+        gather: bool = False,
+        delta: str = "",
     ) -> list[Shard]:
         by_parameter = {id(layer.parameter): layer for layer in layers}
         found = []
-        made: dict[Any, _Messages] = {}
+        made: dict[Any, Messages] = {}
         for module, group in groups:
             over = group._reduce_scatter_process_group
-            messages = made[over] = made.get(over) or _Messages(over, group.device, seed)
+            messages = made[over] = made.get(over) or Messages(over, group.device, seed)
             shards = [
-                Shard(by_parameter[id(entry.sharded_param)], entry, messages)
+                Shard(by_parameter[id(entry.sharded_param)], entry, messages, delta)
                 for entry in group.fsdp_params
             ]
             kind = _AllGather if gather else _ReduceScatter
             set_custom = getattr(module, f"set_custom_{kind.name}")
             self._restore.append(partial(set_custom, getattr(group, f"_{kind.name}_comm")))
-            set_custom(kind(self, shards, messages))
+            set_custom(kind(self, shards, group))
             found += shards
         if not gather:
             self._messages = list(made.values())
+        elif delta:
+            self._gathering = list(made.values())
+        return found
+
+    def _attach_replicas(
+        self, groups: list[tuple[Any, Any]], layers: list[Layer], seed: int
+    ) -> list[ReplicaShard]:
+        by_parameter = {id(layer.parameter): layer for layer in layers}
+        found = []
+        made: dict[Any, Between] = {}
+        for _, group in groups:
+            over = replicas_of(group)
+            if over is None:
+                continue
+            between = made[over] = made.get(over) or Between(over, group.device, seed)
+            shards = [
+                ReplicaShard(
+                    by_parameter[id(entry.sharded_param)],
+                    entry,
+                    gradient_dtype(group, entry),
+                    between,
+                )
+                for entry in group.fsdp_params
+            ]
+            self._restore.append(take_place(group, ReplicaGroup(self, group, over, shards)))
+            found += shards
+        self._between = list(made.values())
+        for between in self._between:
+            between.reducer.check()
         return found
 
     def __repr__(self) -> str:
@@ -303,66 +327,118 @@ class ShardedCompressor:
         """Before a message: what is kept follows the loss scale and the learning rate, which change between steps only."""
 
         def scale(factor: float) -> None:
-            for messages in self._messages:
-                messages.reducer.scale(factor)
+            for reducer in self._of_gradients():
+                reducer.scale(factor)
 
         def scale_residual(index: int, factor: float) -> None:
             shard = self._shards[index]
             shard.messages.reducer.scale_residual(shard.number, factor)
+            replica = self._replica.get(shard.parameter)
+            if replica is not None:
+                replica.messages.reducer.scale_residual(replica.number, factor)
 
         self._scale.follow(scale)
         self._rates.follow(scale_residual)
 
     # ---- Checkpoints and statistics
 
+    def _of_gradients(self) -> list[Reducer]:
+        own: list[Messages | Between] = [*self._messages, *self._between]
+        return [each.reducer for each in own]
+
+    def _kept(self) -> list[Reducer]:
+        """Those that a checkpoint has."""
+        return self._of_gradients() + [each.reducer for each in self._gathering]
+
+    def _head(self) -> dict[str, Any]:
+        """What a state must have in common with this compressor."""
+        found = {"layers": [(x.name, x.spec, list(x.shape)) for x in self._layers]}
+        if self._replicas:
+            found["replicas"] = [(x.layer.name, x.layer.spec, x.shape) for x in self._replicas]
+        if self._gathering:
+            parameters = self._parameters
+            found["gathered"] = [
+                (x.layer.name, x.delta + x.layer.spec, x.shape) for x in parameters
+            ]
+        return found
+
     def state_dict(self) -> dict[str, Any]:
         """What this rank keeps between steps, for its checkpoint: every rank saves its own."""
-        return head_of(*self._owner) | {
-            "scale": self._scale.value,
-            "rates": self._rates.save(),
-            "layers": [(layer.name, layer.spec, list(layer.shape)) for layer in self._layers],
-            "reducers": [to_tensor(messages.reducer.save()) for messages in self._messages],
-        }
+        return (
+            head_of(*self._owner)
+            | {"scale": self._scale.value, "rates": self._rates.save()}
+            | self._head()
+            | {"reducers": [to_tensor(reducer.save()) for reducer in self._kept()]}
+        )
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """From a checkpoint of the same rank. Names, shapes, specs and ranks are checked before anything changes."""
         check_head(saved, *self._owner)
-        mine = [(layer.name, layer.spec, list(layer.shape)) for layer in self._layers]
         if "states" in saved:
             raise StateError(
                 "the state was saved by Pith 0.1, which kept it in another form; train on without it"
             )
-        same = "reducers" in saved and len(saved["reducers"]) == len(self._messages)
-        if not same or [tuple(entry) for entry in saved["layers"]] != mine:
+        same = "reducers" in saved and len(saved["reducers"]) == len(self._kept())
+        mine = self._head()
+        for level in ("layers", "replicas", "gathered"):
+            theirs = [tuple(entry) for entry in saved.get(level, [])]
+            same = same and theirs == mine.get(level, [])
+        if not same:
             raise StateError(
                 "the state is of other layers or specs, or of a model that is not sharded"
             )
-        before = [messages.reducer.save() for messages in self._messages]
+        changed: list[tuple[Reducer, bytes]] = []
         try:
-            self._load(saved["reducers"])
+            for reducer, state in zip(self._kept(), saved["reducers"], strict=True):
+                before = reducer.save()
+                reducer.load(state)
+                changed.append((reducer, before))
         except Error:
-            self._load(before)  # all of them, or nothing changes
+            for reducer, before in changed:  # all of them, or nothing changes
+                reducer.load(before)
             raise
         self._scale.value = saved["scale"]
         self._rates.load(saved.get("rates"))
 
-    def _load(self, states: Sequence[Any]) -> None:
-        for messages, state in zip(self._messages, states, strict=True):
-            messages.reducer.load(state)
-
     def stats(self) -> Table:
-        """The table of layers; with ``all_gather``, parameters follow, as "NAME (gathered)". Errors are those of this rank's part."""
+        """The table of layers. The allreduce between replicas follows, as "NAME (replicas)", and with ``all_gather`` parameters, as
+        "NAME (gathered)". Errors are those of this rank's part."""
         found = [self._line(shard) for shard in self._shards]
+        found += [self._line(shard, " (replicas)", ALLREDUCE) for shard in self._replicas]
         found += [self._line(shard, " (gathered)") for shard in self._parameters]
-        for shard in self._shards + self._parameters:
+        all_shards: list[Shard | ReplicaShard] = [*self._shards, *self._replicas, *self._parameters]
+        for shard in all_shards:
             shard.meter.ask()
-        return Table(found, self._ranks, dist.get_backend(self._group), REDUCE_SCATTER)
+        exact = sum(x.ratio * x.wire_bytes for x in found if x.wire_bytes)
+        backend = dist.get_backend(self._group)
+        return Table(found, self._ranks, backend, REDUCE_SCATTER, exact_bytes=exact)
 
-    def _line(self, shard: Shard, suffix: str = "") -> LayerStats:
+    def _line(
+        self, shard: Shard | ReplicaShard, suffix: str = "", passes: int = REDUCE_SCATTER
+    ) -> LayerStats:
         now, ranks = shard.messages.reducer.layer(shard.number), shard.messages.ranks
         raw, sent = now.traffic.raw_bytes, now.traffic.sent_bytes
-        found = shard.meter.line(shard.layer, now.steps, raw, sent, ranks, REDUCE_SCATTER)
-        return dataclasses.replace(found, name=found.name + suffix)
+        found = shard.meter.line(shard.layer, now.steps, raw, sent, ranks, passes)
+        spec = now.spec if isinstance(shard, Shard) and shard.delta else found.spec
+        return dataclasses.replace(found, name=found.name + suffix, spec=spec)
+
+
+def _between(named: list[Any], gradients: Rules, spec: str | Rules | None) -> list[Layer]:
+    """The layers of the allreduce between replicas, if any of them is compressed: as gradients are, if nothing else is said."""
+    chosen = gradients if spec is None else rules_of(spec, None, None)
+    if isinstance(chosen, AdaptiveRules):
+        raise UnsupportedError(f"replicas: {chosen.adaptive} is for DistributedDataParallel")
+    layers = layers_of(named, chosen)
+    refuse_moments(layers, "a model sharded by fully_shard")
+    return layers if any(layer.spec != "none" for layer in layers) else []
+
+
+def _split_delta(spec: str | Rules | None) -> tuple[str, str | Rules | None]:
+    """What says that parameters travel as differences ("delta:64/"), and the spec or rules of these."""
+    if not isinstance(spec, str):
+        return "", spec
+    found = re.match(r"\s*(delta(?:[:,][^/;]*)?/)", spec)
+    return (found[1], spec[found.end() :]) if found else ("", spec)
 
 
 def _gathered(named: list[Any], spec: str | Rules | None) -> list[Layer]:

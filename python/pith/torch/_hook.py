@@ -62,6 +62,7 @@ def compress(
     follow_lr: bool | None = None,
     steps: int | None = None,
     all_gather: str | Rules | None = None,
+    replicas: str | Rules | None = None,
 ) -> Compressor | ShardedCompressor:
     """Compresses the gradients of a model in DistributedDataParallel, or sharded by ``fully_shard``, from the next step on.
 
@@ -80,7 +81,9 @@ def compress(
     scale. ``optimizer``: the optimizer of the model; residuals of ``ef`` and ``dgc`` then follow its learning rate, so that a schedule loses
     nothing of what is pending. By default only those of SGD do, whose update is linear in the gradient; ``follow_lr`` switches it on or
     off (docs/pytorch.md, Learning rates). Specs that begin with ``moment`` (``"moment/onebit"``) send the optimizer's momentum and need it;
-    ``steps``: how many steps the run has, where such a spec names a share of it (docs/optimizers.md). ``all_gather``: for sharded models, a spec for the parameters when they are gathered.
+    ``steps``: how many steps the run has, where such a spec names a share of it (docs/optimizers.md). ``all_gather``: for sharded models, a spec for the parameters when they are gathered,
+    with ``delta/`` before it as differences from what all ranks have.
+    ``replicas``: for models sharded over a mesh of two dimensions, a spec for the allreduce between replicas; without it, that of the gradients.
 
     ``model`` may also be what a library has put around the distributed module: torch.compile, ``prepare()`` of accelerate, ``setup()`` of
     Lightning's Fabric.
@@ -93,7 +96,9 @@ def compress(
         raise ArgumentError(
             "this model is compressed already: compress() is called once; pith.torch.compressor(model).remove() ends it"
         )
-    settings = Settings(spec, rules, plan, seed, scaler, optimizer, follow_lr, steps, all_gather)
+    settings = Settings(
+        spec, rules, plan, seed, scaler, optimizer, follow_lr, steps, all_gather, replicas
+    )
     if not isinstance(found, DistributedDataParallel):
         made = ShardedCompressor(found, settings)
         made._forget = _forgetting(found)
@@ -101,6 +106,10 @@ def compress(
         return made
     if all_gather is not None:
         raise ArgumentError("all_gather is for models sharded by fully_shard; DDP gathers nothing")
+    if replicas is not None:
+        raise ArgumentError(
+            "replicas is for models sharded by fully_shard over a mesh of two dimensions"
+        )
     forget_copied(found)
     left = _removed_state(found)
     state = left if left is not None else HookState()

@@ -100,6 +100,7 @@ class Settings:
     follow_lr: bool | None = None
     steps: int | None = None
     all_gather: str | Rules | None = None
+    replicas: str | Rules | None = None
 
     def rules_or(self, default: str) -> Rules:
         """What they say of specs; an error if that is a slip."""

@@ -28,9 +28,17 @@ class Meter:
         self._asked = True
 
     def look(self, layer: Layer, values: torch.Tensor, rows: int) -> None:
-        measures = self._wanted if values.is_cuda else self._measures
-        if measures and layer.spec != "none" and values.dtype in COMPRESSIBLE:
+        if self.looks_at(layer, values):
             self._errors[layer.name] = _error(layer, values.detach().cpu().contiguous(), rows)
+
+    def compare(self, layer: Layer, values: torch.Tensor, received: torch.Tensor) -> None:
+        """The same where it is known what others received."""
+        if self.looks_at(layer, values):
+            self._errors[layer.name] = _difference(values, received)
+
+    def looks_at(self, layer: Layer, values: torch.Tensor) -> bool:
+        measures = self._wanted if values.is_cuda else self._measures
+        return measures and layer.spec != "none" and values.dtype in COMPRESSIBLE
 
     def line(
         self, layer: Layer, steps: int, raw: int, wire: int, ranks: int, passes: int = ALLREDUCE
@@ -44,8 +52,14 @@ class Meter:
 
 def _error(layer: Layer, values: torch.Tensor, rows: int) -> float:
     """The relative error of encoding values once, with a fresh memory."""
-    whole = torch.linalg.vector_norm(values.float())
-    if values.numel() == 0 or not whole:
+    if values.numel() == 0:
         return 0.0
     received = through(layer.codec, values, torch.empty_like(values), layer=layer.number, rows=rows)
+    return _difference(values, received)
+
+
+def _difference(values: torch.Tensor, received: torch.Tensor) -> float:
+    whole = torch.linalg.vector_norm(values.float())
+    if not whole:
+        return 0.0
     return float(torch.linalg.vector_norm(values.float() - received.float()) / whole)

@@ -60,11 +60,13 @@ class PithCallback(Callback):
         seed: int = 0,
         follow_lr: bool | None = None,
         all_gather: str | Rules | None = None,
+        replicas: str | Rules | None = None,
         restore: bool = True,
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
         self._settings: dict[str, Any] = {"spec": spec, "rules": rules, "plan": plan, "seed": seed}
         self._settings |= {"follow_lr": follow_lr, "all_gather": all_gather}
+        self._settings |= {"replicas": replicas}
         self._restore, self._folder = restore, folder
         self._handle: Any = None
         self._loaded: dict[str, Any] | None = None  # from a checkpoint, until the model is there

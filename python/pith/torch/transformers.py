@@ -69,11 +69,13 @@ class PithCallback(TrainerCallback):
         seed: int = 0,
         follow_lr: bool | None = None,
         all_gather: str | Rules | None = None,
+        replicas: str | Rules | None = None,
         restore: bool = True,
         checkpoint: str | os.PathLike[str] | None = None,
     ) -> None:
         self._settings: dict[str, Any] = {"spec": spec, "rules": rules, "plan": plan, "seed": seed}
         self._settings |= {"follow_lr": follow_lr, "all_gather": all_gather}
+        self._settings |= {"replicas": replicas}
         self._restore, self._checkpoint = restore, checkpoint
         self._handle: Any = None
         if not _noting:

@@ -1,0 +1,158 @@
+/*
+ * Parameters as differences. Every rank keeps a reference of what it was given last of each shard; the owner encodes
+ * how its parameters differ from it, and all ranks, the owner too, add what they decode. So references have the same
+ * bits on all ranks, and what one message loses is a part of the next difference: the error of a gathered parameter is
+ * that of encoding one difference, whatever came before. docs/reducer.md, "Parameters as differences".
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "base/spec.h"
+#include "codec/codec.h"
+#include "reducer/stages.h"
+
+#define NAME "delta"
+
+enum { EVERY, FRESH, STORE };
+enum { TILE = 1024 };
+
+static const pith_param params[] = {
+    {sizeof(pith_param), "every", PITH_PARAM_INT, 0, 1e9, "256", NULL,
+     "one of so many messages has whole parameters; 0: the first alone"},
+    {sizeof(pith_param), "fresh", PITH_PARAM_CHOICE, 0, 0, "none", "none|8", "how these travel: exactly, or by q:8"},
+    {sizeof(pith_param), "store", PITH_PARAM_CHOICE, 0, 0, "f32", "f32|bf16", "how references are kept"},
+    {0},
+};
+
+/* ---- Life -------------------------------------------------------------------------------------------------------- */
+
+static pith_status read_spec(const char *text, pith_value values[PITH_PARAMS_MAX], const char **rest) {
+  pith_spec spec;
+  *rest = NULL;
+  if (strncmp(text, NAME, strlen(NAME)) != 0 || !strchr(":,/", text[strlen(NAME)])) {
+    return PITH_OK;
+  }
+  *rest = strchr(text, '/');
+  PITH_REQUIRE(*rest, PITH_ERR_SPEC, "\"%s\": " NAME " needs a codec for the differences, as in " NAME "/q:4", text);
+  ++*rest;
+  PITH_TRY(pith__spec_parse(text, &spec));
+  return pith__spec_bind(&spec.stage[0], params, values);
+}
+
+pith_status pith__reference_create(pith_reducer *r, pith_reducer_layer *l, const char *name, const char *spec,
+                                   const char **rest) {
+  pith_value values[PITH_PARAMS_MAX];
+  const pith_codec *codec;
+  PITH_TRY(read_spec(spec, values, rest));
+  if (!*rest) {
+    *rest = spec;
+    return PITH_OK;
+  }
+  PITH_REQUIRE(!r->space, PITH_ERR_UNSUPPORTED,
+               "layer %s: %s keeps references in main memory, and its parameters are on a CUDA device: leave " NAME
+               " out",
+               name, spec);
+  PITH_TRY(pith__reducer_codec(r, *rest, &codec));
+  pith_reference *made = calloc(1, sizeof *made);
+  PITH_REQUIRE(made, PITH_ERR_MEMORY, "no memory for layer %s", name);
+  l->reference = made;
+  made->dtype = values[STORE].i ? PITH_BF16 : PITH_F32;
+  made->every = (uint64_t)values[EVERY].i;
+  made->fresh = values[FRESH].i ? "q:8" : "none";
+  size_t used = pith__spec_print(NAME, params, values, made->spec, sizeof made->spec);
+  size_t length = strlen(codec->spec);
+  PITH_REQUIRE(used < sizeof made->spec && length + 2 <= sizeof made->spec - used, PITH_ERR_SPEC,
+               "the spec is longer than %d characters when written out", PITH_SPEC_MAX - 1);
+  made->spec[used] = '/';
+  memcpy(made->spec + used + 1, codec->spec, length + 1);
+  made->fingerprint = pith__hash64(made->spec, used + 1 + length, codec->fingerprint);
+  made->values = calloc(l->n + 1, pith_dtype_size(made->dtype));
+  PITH_REQUIRE(made->values, PITH_ERR_MEMORY, "no memory for the reference of layer %s", name);
+  return PITH_OK;
+}
+
+void pith__reference_destroy(pith_reference *reference) {
+  if (reference) {
+    free(reference->values);
+    free(reference);
+  }
+}
+
+/* ---- Messages ---------------------------------------------------------------------------------------------------- */
+
+static int is_exact(const pith_reducer_layer *l) { return strcmp(l->match.codec->spec, "none") == 0; }
+
+/* Layers take turns, so that no step has all of them whole. */
+int pith__reference_is_fresh(const pith_reducer_layer *l) {
+  uint64_t every = l->reference->every;
+  return is_exact(l) || l->steps == 0 || (every && (l->steps + l->number % every) % every == 0);
+}
+
+pith_status pith__reference_wire(pith_reducer *r, pith_reducer_layer *l, int restores) {
+  const pith_reference *kept = l->reference;
+  const char *spec = l->match.codec->spec;
+  pith_dtype dtype = kept->dtype == PITH_BF16 || restores ? kept->dtype : l->dtype;
+  if (restores || pith__reference_is_fresh(l)) { /* exact are the values that references can have */
+    const char *exact = dtype == PITH_F32 ? "none" : dtype == PITH_F16 ? "fp16" : "bf16";
+    spec = restores || is_exact(l) || strcmp(kept->fresh, "none") == 0 ? exact : kept->fresh;
+  }
+  return pith__reducer_codec(r, spec, &l->wire);
+}
+
+static pith_span kept_values(const pith_reducer_layer *l) {
+  return (pith_span){l->reference->values, l->n, l->reference->dtype};
+}
+
+static size_t tile_at(size_t n, size_t at) { return n - at < TILE ? n - at : TILE; }
+
+pith_cspan pith__reference_source(const pith_staged *f, const pith_reducer_layer *l, pith_cspan src, float *buffer) {
+  pith_span kept = kept_values(l);
+  pith_cspan before = {kept.data, kept.n, kept.dtype};
+  if (f->restores || pith__reference_is_fresh(l)) {
+    return f->restores ? before : src;
+  }
+  float wide[TILE];
+  for (size_t at = 0, n; at < l->n; at += n) {
+    n = tile_at(l->n, at);
+    const float *from = pith__span_load(before, at, n, buffer + at);
+    if (from != buffer + at) {
+      memcpy(buffer + at, from, n * sizeof *buffer);
+    }
+    pith__values_scale(-1.0f, buffer + at, n);
+    pith__values_add(pith__span_load(src, at, n, wide), buffer + at, n);
+  }
+  return (pith_cspan){buffer, l->n, PITH_F32};
+}
+
+static void copy_out(const pith_reducer_layer *l, pith_span to) {
+  pith_span kept = kept_values(l);
+  float wide[TILE];
+  for (size_t at = 0, n; at < l->n; at += n) {
+    n = tile_at(l->n, at);
+    const float *from = pith__span_load((pith_cspan){kept.data, kept.n, kept.dtype}, at, n, wide);
+    pith__span_store(to, at, n, from, PITH_SET, NULL);
+  }
+}
+
+pith_status pith__reference_decode(const pith_staged *f, pith_reducer_layer *l, pith_bytes in, pith_span to,
+                                   const pith_ctx *ctx) {
+  int is_whole = f->restores || pith__reference_is_fresh(l);
+  PITH_TRY(pith_decode(pith__layer_codec(l), in, kept_values(l), is_whole ? PITH_SET : PITH_ADD, ctx));
+  l->reference->is_stale = 0;
+  if (!f->restores) {
+    copy_out(l, to);
+  }
+  return PITH_OK;
+}
+
+void pith__reference_give(const pith_reducer *r, const size_t *layers, size_t count, pith_span dst) {
+  uint8_t *to = dst.data;
+  for (size_t p = 0; p < (size_t)r->ranks; p++) {
+    for (size_t i = 0; i < count; i++) {
+      const pith_reducer_layer *l = &r->layers[layers[i] * (size_t)r->ranks + p];
+      copy_out(l, (pith_span){to, l->n, dst.dtype});
+      to += l->n * pith_dtype_size(dst.dtype);
+    }
+  }
+}
