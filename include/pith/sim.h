@@ -70,6 +70,7 @@ typedef struct pith_sim_topology {
 typedef struct pith_sim_result {
   size_t size;            /* sizeof(pith_sim_result) */
   const char *algorithm;  /* that was taken */
+  int may_be_chosen;      /* the library takes it by itself where it is the cheapest; else it must be asked for */
   double seconds;         /* until the last rank is done */
   uint64_t messages;      /* of all ranks */
   uint64_t rank_bytes;    /* sent by the rank that sends most, headers included */
@@ -85,10 +86,16 @@ typedef struct pith_sim_result {
 #define PITH_SIM_RESULT_INIT {.size = sizeof(pith_sim_result)}
 
 /* Simulates an allreduce of n values. `codec` NULL: uncompressed. `algorithm` NULL: the one that the library would
- * choose. The same arguments give the same result. PITH_ERR_UNSUPPORTED: the algorithm does not suit the codec, or
- * there are more tasks than most_tasks. PITH_ERR_ARGUMENT: the message says which field of the topology is wrong. */
+ * choose. The same arguments give the same result. PITH_ERR_ARGUMENT: the message says which field of the topology is
+ * wrong. PITH_ERR_UNSUPPORTED: the algorithm does not suit the codec. PITH_ERR_RANGE: there are more tasks than
+ * most_tasks. */
 PITH_API pith_status pith_sim_allreduce(const pith_sim_topology *topology, const pith_codec *codec, size_t n,
                                         pith_dtype dtype, const char *algorithm, pith_sim_result *result);
+
+/* The algorithm that the library would choose, by its model of costs, which knows hosts and ranks of the topology and
+ * none of its rates. */
+PITH_API pith_status pith_sim_choose(const pith_sim_topology *topology, const pith_codec *codec, size_t n,
+                                     pith_dtype dtype, const char **algorithm);
 
 #ifdef __cplusplus
 }

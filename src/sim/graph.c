@@ -20,7 +20,7 @@ static pith_status class_of(pith_sim_classes *all, pith_sim_class wanted, uint16
       return PITH_OK;
     }
   }
-  PITH_REQUIRE(all->count < CLASSES_MOST, PITH_ERR_UNSUPPORTED, "the schedule has too many kinds of tasks");
+  PITH_REQUIRE(all->count < CLASSES_MOST, PITH_ERR_RANGE, "the schedule has too many kinds of tasks");
   if (all->count == all->room) {
     uint32_t room = all->room ? 2 * all->room : 64;
     pith_sim_class *larger = realloc(all->of, room * sizeof *larger);
@@ -57,8 +57,8 @@ static pith_status classify(const pith_task *t, const pith_sim_costs *costs, pit
       *class = PITH_SIM_RECEIVE;
       return PITH_OK;
     case PITH_TASK_SEND:
-      PITH_REQUIRE(t->piece->size < MESSAGE_MOST, PITH_ERR_UNSUPPORTED,
-                   "a message of %zu bytes is too long to simulate", t->piece->size);
+      PITH_REQUIRE(t->piece->size < MESSAGE_MOST, PITH_ERR_RANGE, "a message of %zu bytes is too long to simulate",
+                   t->piece->size);
       wanted.amount = t->piece->size;
       break;
     case PITH_TASK_WORK:

@@ -131,20 +131,21 @@ static uint64_t memory_of(const pith_schedule *s) {
 }
 
 static pith_status make_graph(simulation *s, int rank, size_t chunk, pith_sim_result *result) {
-  pith_job job;
-  pith_algorithm taken;
+  pith_job job = {.rank = 0};
+  pith_algorithm taken = PITH_ALGORITHM_AUTO;
   pith_status status = write_schedule(s, rank, chunk, &job, &taken);
   const pith_sim_topology *t = s->topology;
   uint64_t tasks = job.schedule.tasks, memory = memory_of(&job.schedule);
   if (status == PITH_OK && tasks * (uint64_t)t->ranks > t->most_tasks) {
     status =
-        pith_fail(PITH_ERR_UNSUPPORTED, "%s on %d ranks has about %.0f million tasks, more than %.0f million",
+        pith_fail(PITH_ERR_RANGE, "%s on %d ranks has about %.0f million tasks, more than %.0f million",
                   pith__algorithm_name(taken), t->ranks, 1e-6 * (double)tasks * t->ranks, 1e-6 * (double)t->most_tasks);
   }
   status =
       status == PITH_OK ? pith__sim_graph_make(&job.schedule, &s->costs.costs, &s->classes, &s->graph[rank]) : status;
   pith__schedule_fini(&job.schedule);
   result->algorithm = pith__algorithm_name(taken);
+  result->may_be_chosen = status == PITH_OK && pith__allreduce_may_take(&s->chooser, &job, taken);
   result->tasks += tasks;
   result->rank_memory = memory > result->rank_memory ? memory : result->rank_memory;
   return status;
@@ -194,8 +195,8 @@ static pith_status run(simulation *s, size_t chunk, pith_sim_result *result, pit
 
 /* Whether several chunks follow each other. Their buffers are used again, and chains of messages become longer. */
 static pith_status has_chunks(simulation *s, int *has) {
-  pith_job job;
-  pith_algorithm taken;
+  pith_job job = {.rank = 0};
+  pith_algorithm taken = PITH_ALGORITHM_AUTO;
   pith_status status = write_schedule(s, 0, s->topology->chunk, &job, &taken);
   uint32_t chunked = job.schedule.tasks;
   pith__schedule_fini(&job.schedule);
@@ -250,21 +251,44 @@ static pith_status prepare(simulation *s) {
   return PITH_OK;
 }
 
-pith_status pith_sim_allreduce(const pith_sim_topology *topology, const pith_codec *codec, size_t n, pith_dtype dtype,
-                               const char *algorithm, pith_sim_result *result) {
-  pith_sim_topology full = PITH_SIM_TOPOLOGY_INIT;
-  pith_sim_result found = PITH_SIM_RESULT_INIT;
-  PITH_REQUIRE(topology && result, PITH_ERR_ARGUMENT, "pith_sim_allreduce: topology and result must not be NULL");
-  PITH_TRY(PITH_STRUCT_READ(pith_sim_topology, topology, &full));
-  PITH_TRY(check(&full));
+/* What both calls begin with. `full` lives as long as the simulation. */
+static pith_status begin(const pith_sim_topology *given, const pith_codec *codec, size_t n, pith_dtype dtype,
+                         const char *asked, pith_sim_topology *full, simulation *s) {
+  *full = (pith_sim_topology)PITH_SIM_TOPOLOGY_INIT;
+  PITH_TRY(PITH_STRUCT_READ(pith_sim_topology, given, full));
+  PITH_TRY(check(full));
   PITH_REQUIRE(n > 0 && n < VALUES_MOST, PITH_ERR_ARGUMENT, "%zu values: 1 to %zu can be simulated", n,
                VALUES_MOST - 1);
   PITH_REQUIRE(dtype == PITH_F32 || dtype == PITH_F16 || dtype == PITH_BF16, PITH_ERR_ARGUMENT,
                "only f32, f16 and bf16 values can be simulated");
-  simulation s = {.topology = &full, .codec = codec, .n = n, .dtype = dtype, .asked = algorithm};
-  pith_status status = prepare(&s);
+  *s = (simulation){.topology = full, .codec = codec, .n = n, .dtype = dtype, .asked = asked};
+  return prepare(s);
+}
+
+pith_status pith_sim_allreduce(const pith_sim_topology *topology, const pith_codec *codec, size_t n, pith_dtype dtype,
+                               const char *algorithm, pith_sim_result *result) {
+  pith_sim_topology full;
+  pith_sim_result found = PITH_SIM_RESULT_INIT;
+  simulation s = {.n = 0};
+  PITH_REQUIRE(topology && result, PITH_ERR_ARGUMENT, "pith_sim_allreduce: topology and result must not be NULL");
+  pith_status status = begin(topology, codec, n, dtype, algorithm, &full, &s);
   status = status == PITH_OK ? simulate(&s, &found) : status;
   destroy(&s);
+  return status == PITH_OK ? PITH_STRUCT_WRITE(pith_sim_result, &found, result) : status;
+}
+
+pith_status pith_sim_choose(const pith_sim_topology *topology, const pith_codec *codec, size_t n, pith_dtype dtype,
+                            const char **algorithm) {
+  pith_sim_topology full;
+  simulation s = {.n = 0};
+  pith_job job = {.rank = 0};
+  pith_algorithm taken = PITH_ALGORITHM_AUTO;
+  PITH_REQUIRE(topology && algorithm, PITH_ERR_ARGUMENT, "pith_sim_choose: topology and algorithm must not be NULL");
+  pith_status status = begin(topology, codec, n, dtype, NULL, &full, &s);
+  status = status == PITH_OK ? write_schedule(&s, 0, full.chunk, &job, &taken) : status;
+  pith__schedule_fini(&job.schedule);
+  destroy(&s);
   PITH_TRY(status);
-  return PITH_STRUCT_WRITE(pith_sim_result, &found, result);
+  *algorithm = pith__algorithm_name(taken);
+  return PITH_OK;
 }
