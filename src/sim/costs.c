@@ -11,6 +11,8 @@
 
 #include "base/rng.h"
 
+#define PARTS_MOST 16
+
 /* ---- Sizes ------------------------------------------------------------------------------------------------------- */
 
 static pith_status make_values(pith_sim_codec_costs *c) {
@@ -60,23 +62,36 @@ static pith_status make_decoded(pith_sim_codec_costs *c) {
   return try_codec(c->codec, c->values, c->n, c->decoded, &bytes);
 }
 
-static pith_status entries_of(pith_sim_codec_costs *c, size_t n, int is_result, size_t *bytes) {
+/* Of all ranks together. */
+static pith_status make_union(pith_sim_codec_costs *c) {
   const pith_key key = {0x5eed, 2};
   size_t nonzero = 0;
-  PITH_TRY(make_decoded(c));
-  if (!is_result) {
-    return try_codec(c->entries, c->decoded, n, NULL, bytes);
+  if (c->joint) {
+    return PITH_OK;
   }
+  c->joint = malloc((c->n + 1) * sizeof *c->joint);
+  PITH_REQUIRE(c->joint, PITH_ERR_MEMORY, "no memory for %zu values", c->n);
   for (size_t i = 0; i < c->n; i++) {
     nonzero += c->decoded[i] != 0;
   }
   double missing = pow(1 - (double)nonzero / (double)c->n, c->topology->ranks);
-  PITH_FREED float *sum = malloc((n + 1) * sizeof *sum);
-  PITH_REQUIRE(sum, PITH_ERR_MEMORY, "no memory for %zu values", n);
-  for (size_t i = 0; i < n; i++) {
-    sum[i] = pith__rng_unit(key, (uint32_t)i) < missing ? 0 : c->values[i];
+  for (size_t i = 0; i < c->n; i++) {
+    c->joint[i] = pith__rng_unit(key, (uint32_t)i) < missing ? 0 : c->values[i];
   }
-  return try_codec(c->entries, sum, n, NULL, bytes);
+  return PITH_OK;
+}
+
+/* The mean of several parts of the tensor: one of them may have more entries than others. */
+static pith_status entries_of(pith_sim_codec_costs *c, size_t n, int is_result, size_t *bytes) {
+  size_t parts = c->n / n < PARTS_MOST ? c->n / n : PARTS_MOST, sum = 0;
+  PITH_TRY(make_decoded(c));
+  PITH_TRY(is_result ? make_union(c) : PITH_OK);
+  for (size_t p = 0; p < parts; p++) {
+    PITH_TRY(try_codec(c->entries, (is_result ? c->joint : c->decoded) + p * (c->n / parts), n, NULL, bytes));
+    sum += *bytes;
+  }
+  *bytes = (sum + parts / 2) / parts;
+  return PITH_OK;
 }
 
 static pith_status measure(pith_sim_codec_costs *c, pith_effort effort, size_t n, size_t *bytes) {
@@ -159,4 +174,5 @@ void pith__sim_costs_init(pith_sim_codec_costs *c, const pith_sim_topology *topo
 void pith__sim_costs_fini(pith_sim_codec_costs *c) {
   free(c->values);
   free(c->decoded);
+  free(c->joint);
 }

@@ -15,6 +15,7 @@ typedef struct pith_sim_codec_costs {
   size_t n;       /* values of the tensor */
   float *values;  /* made up, for payloads whose size depends on them; NULL until one is needed */
   float *decoded; /* what is left of them by a sparse codec */
+  float *joint;   /* and what is left by one of the ranks at least */
   struct pith_sim_known {
     pith_effort effort;
     size_t n, bytes;
