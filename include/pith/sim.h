@@ -31,6 +31,8 @@ typedef struct pith_sim_topology {
   double encode_call, encode_value; /* of a processor, to encode: for each call and value */
   double decode_call, decode_value; /* and to decode and add to a sum */
   double sum_value;                 /* and to add a value as it is to a sum */
+  double pack_value, pack_entry;    /* and to find the entries of a sparse payload: for each value, and each entry */
+  double unpack_entry;              /* and to add an entry to a sum */
   int straggler;                    /* a rank whose processor is slower, or PITH_SIM_NONE … */
   double straggler_factor;          /* … by this factor */
   int slow_host;                    /* a host with a slower link, or PITH_SIM_NONE … */
@@ -59,6 +61,9 @@ typedef struct pith_sim_topology {
    .decode_call = 0.2e-6,             \
    .decode_value = 0.4e-9,            \
    .sum_value = 0.3e-9,               \
+   .pack_value = 0.2e-9,              \
+   .pack_entry = 3e-9,                \
+   .unpack_entry = 5e-9,              \
    .straggler = PITH_SIM_NONE,        \
    .straggler_factor = 1,             \
    .slow_host = PITH_SIM_NONE,        \

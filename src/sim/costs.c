@@ -59,24 +59,26 @@ static pith_status make_decoded(pith_sim_codec_costs *c) {
   PITH_TRY(make_values(c));
   c->decoded = malloc((c->n + 1) * sizeof *c->decoded);
   PITH_REQUIRE(c->decoded, PITH_ERR_MEMORY, "no memory for %zu values", c->n);
-  return try_codec(c->codec, c->values, c->n, c->decoded, &bytes);
+  PITH_TRY(try_codec(c->codec, c->values, c->n, c->decoded, &bytes));
+  size_t entries = 0;
+  for (size_t i = 0; i < c->n; i++) {
+    entries += c->decoded[i] != 0;
+  }
+  c->density = (double)entries / (double)c->n;
+  c->joint_density = 1 - pow(1 - c->density, c->topology->ranks);
+  return PITH_OK;
 }
 
 /* Of all ranks together. */
 static pith_status make_union(pith_sim_codec_costs *c) {
   const pith_key key = {0x5eed, 2};
-  size_t nonzero = 0;
   if (c->joint) {
     return PITH_OK;
   }
   c->joint = malloc((c->n + 1) * sizeof *c->joint);
   PITH_REQUIRE(c->joint, PITH_ERR_MEMORY, "no memory for %zu values", c->n);
   for (size_t i = 0; i < c->n; i++) {
-    nonzero += c->decoded[i] != 0;
-  }
-  double missing = pow(1 - (double)nonzero / (double)c->n, c->topology->ranks);
-  for (size_t i = 0; i < c->n; i++) {
-    c->joint[i] = pith__rng_unit(key, (uint32_t)i) < missing ? 0 : c->values[i];
+    c->joint[i] = pith__rng_unit(key, (uint32_t)i) < 1 - c->joint_density ? 0 : c->values[i];
   }
   return PITH_OK;
 }
@@ -155,11 +157,15 @@ static double seconds(const pith_sim_costs *costs, pith_effort effort, int mode,
       return t->decode_call + all * t->decode_value / rounds;
     case PITH_EFFORT_NONE:
       return 0;
-    case PITH_EFFORT_SUM:
     case PITH_EFFORT_PACK:
+      return values * (t->pack_value + c->density * t->pack_entry);
     case PITH_EFFORT_PACK_RESULT:
+      return values * (t->pack_value + c->joint_density * t->pack_entry);
     case PITH_EFFORT_UNPACK:
+      return values * (c->density * t->unpack_entry + (mode == PITH_ADD ? 0 : t->sum_value));
     case PITH_EFFORT_UNPACK_RESULT:
+      return values * (c->joint_density * t->unpack_entry + t->sum_value);
+    case PITH_EFFORT_SUM:
       break;
   }
   return values * passes * t->sum_value;

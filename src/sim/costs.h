@@ -12,10 +12,11 @@ typedef struct pith_sim_codec_costs {
   pith_sim_costs costs;
   const pith_sim_topology *topology;
   const pith_codec *codec, *entries;
-  size_t n;       /* values of the tensor */
-  float *values;  /* made up, for payloads whose size depends on them; NULL until one is needed */
-  float *decoded; /* what is left of them by a sparse codec */
-  float *joint;   /* and what is left by one of the ranks at least */
+  size_t n;                      /* values of the tensor */
+  float *values;                 /* made up, for payloads whose size depends on them; NULL until one is needed */
+  float *decoded;                /* what is left of them by a sparse codec */
+  float *joint;                  /* and what is left by one of the ranks at least */
+  double density, joint_density; /* of those: entries for each value */
   struct pith_sim_known {
     pith_effort effort;
     size_t n, bytes;

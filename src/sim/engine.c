@@ -330,7 +330,7 @@ static void end_cpu(engine *e, uint32_t who) {
   end_turn(e, who, r->current);
   r->is_busy = 0;
   p->free++;
-  if (p->waiting.count) {
+  while (p->free && p->waiting.count) { /* what takes no time leaves the core to the next */
     uint32_t next = queue_take(&p->waiting);
     e->rank[next].is_queued = 0;
     serve_rank(e, next);

@@ -54,7 +54,10 @@ static pith_status check_costs(const pith_sim_topology *t) {
   PITH_TRY(check_seconds(t->encode_value, "encode_value"));
   PITH_TRY(check_seconds(t->decode_call, "decode_call"));
   PITH_TRY(check_seconds(t->decode_value, "decode_value"));
-  return check_seconds(t->sum_value, "sum_value");
+  PITH_TRY(check_seconds(t->sum_value, "sum_value"));
+  PITH_TRY(check_seconds(t->pack_value, "pack_value"));
+  PITH_TRY(check_seconds(t->pack_entry, "pack_entry"));
+  return check_seconds(t->unpack_entry, "unpack_entry");
 }
 
 static pith_status check(const pith_sim_topology *t) {

@@ -291,3 +291,16 @@ TEST(events_come_in_order_whatever_the_order_they_are_added_in) {
   }
   free(events.heap);
 }
+
+/* Ranks that wait for a core and then need it for nothing leave it to others. */
+TEST(a_core_that_is_not_needed_is_passed_on) {
+  world w;
+  make_world(&w, 4, 1);
+  w.network.pools = 1;
+  for (int r = 0; r < 4; r++) {
+    w.pool[r] = 0;
+    uint32_t first = work(&w, r, r == 0 ? 3 : 0, PITH_NO_TASK);
+    work(&w, r, r == 3 ? 2 : 0, first);
+  }
+  CHECK(is_near(time_of(&w), 5));
+}

@@ -3,10 +3,12 @@
  * taken from a file that `pith bench codec -b … -e … --json` has written; with one size there is no time for a call.
  */
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/base/machine.h"
 #include "cli/bench/measure.h"
 #include "cli/sim/sim.h"
 
@@ -43,31 +45,146 @@ static void set_speed(cli_sim_setup *setup, const pith_codec *codec, const sampl
   }
 }
 
-/* ---- Measured ---------------------------------------------------------------------------------------------------- */
+/* ---- Measured: by all cores at once, as ranks do it, which share the memory of a machine --------------------------
+ */
 
-static int measure(const pith_codec *codec, size_t n, sample *s) {
+enum { THREADS_MOST = 16 };
+
+typedef struct measurement {
+  const pith_codec *codec;
+  size_t n;
+  cli_dist dist;
+  pthread_t thread;
+  pith_status status;
+  char error[256];
+  cli_measurement found;
+} measurement;
+
+/* Methods of several rounds: what all of them take, without the sums between them. */
+static pith_status run_rounds(const pith_codec *codec, pith_state *state, const cli_workload *work, void *buffer,
+                              double *produce, double *consume) {
+  pith_ctx ctx = PITH_CTX_INIT;
+  ctx.gamma = 1;
+  ctx.ranks = 1;
+  *produce = *consume = 0;
+  for (size_t i = 0; i < pith_codec_rounds(codec); i++) {
+    double start = cli_now();
+    pith_status status = pith_round_produce(codec, state, i, (pith_cspan){work->src, work->n, PITH_F32}, buffer, &ctx);
+    double middle = cli_now();
+    if (status == PITH_OK) {
+      status = pith_round_consume(codec, state, i, buffer, (pith_span){work->dst, work->n, PITH_F32}, &ctx);
+    }
+    if (status != PITH_OK) {
+      return status;
+    }
+    *produce += middle - start;
+    *consume += cli_now() - middle;
+  }
+  return PITH_OK;
+}
+
+static pith_status measure_rounds(const pith_codec *codec, const cli_workload *work, cli_measurement *found) {
+  double produce[REPETITIONS], consume[REPETITIONS], ignored;
+  pith_state *state = NULL;
+  void *buffer = malloc(work->bytes * 2 + 4096); /* no round has more values than the tensor */
+  pith_status status = pith_state_create(codec, work->n, 0, &state);
+  for (size_t i = 0; i < WARMUP && buffer && status == PITH_OK; i++) {
+    status = run_rounds(codec, state, work, buffer, &ignored, &ignored);
+  }
+  for (size_t i = 0; i < REPETITIONS && buffer && status == PITH_OK; i++) {
+    status = run_rounds(codec, state, work, buffer, &produce[i], &consume[i]);
+  }
+  if (buffer && status == PITH_OK) {
+    found->encode_time = cli_median(produce, REPETITIONS);
+    found->decode_time = cli_median(consume, REPETITIONS);
+  }
+  free(buffer);
+  pith_state_destroy(state);
+  return status;
+}
+
+static void *run_measurement(void *argument) {
+  measurement *m = argument;
   cli_workload work;
-  cli_measurement m;
-  pith_codec *none = NULL;
-  pith_status status = codec ? PITH_OK : pith_codec_create("none", &none);
-  status = status == PITH_OK ? cli_workload_create(PITH_F32, CLI_DIST_NORMAL, n * sizeof(float), &work) : status;
-  if (status == PITH_OK) {
-    status = cli_measure(codec ? codec : none, &work, REPETITIONS, WARMUP, &m);
+  m->status = cli_workload_create(PITH_F32, m->dist, m->n * sizeof(float), &work);
+  if (m->status == PITH_OK) {
+    m->status = cli_measure(m->codec, &work, REPETITIONS, WARMUP, &m->found);
+    if (m->status == PITH_OK && (pith_codec_caps(m->codec) & PITH_CAP_ROUNDS)) {
+      m->status = measure_rounds(m->codec, &work, &m->found);
+    }
     cli_workload_destroy(&work);
   }
-  pith_codec_destroy(none);
-  *s = (sample){(double)n, m.encode_time, m.decode_time, m.copy_time};
-  return status == PITH_OK ? CLI_OK : cli_fail(CLI_FAILED, "%s", pith_error());
+  snprintf(m->error, sizeof m->error, "%s", m->status == PITH_OK ? "" : pith_error());
+  return NULL;
+}
+
+static int measure(const pith_codec *codec, size_t n, cli_dist dist, sample *s) {
+  measurement m[THREADS_MOST];
+  cli_machine machine;
+  cli_machine_look(&machine);
+  size_t threads = machine.usable_cores < THREADS_MOST ? machine.usable_cores : THREADS_MOST, started = 1;
+  for (size_t i = 0; i < threads || i == 0; i++) {
+    m[i] = (measurement){.codec = codec, .n = n, .dist = dist};
+  }
+  while (started < threads && pthread_create(&m[started].thread, NULL, run_measurement, &m[started]) == 0) {
+    started++;
+  }
+  run_measurement(&m[0]);
+  *s = (sample){.values = (double)n};
+  int code = CLI_OK;
+  for (size_t i = 0; i < started; i++) {
+    if (i) {
+      pthread_join(m[i].thread, NULL);
+    }
+    if (m[i].status != PITH_OK && code == CLI_OK) {
+      code = cli_fail(CLI_FAILED, "%s", m[i].error);
+    }
+    s->encode += m[i].found.encode_time / (double)started;
+    s->decode += m[i].found.decode_time / (double)started;
+    s->copy += m[i].found.copy_time / (double)started;
+  }
+  return code;
+}
+
+/* Entries of sparse payloads travel by a codec of their own, without loss. Its time is a line over their density. */
+static int measure_entries(cli_sim_setup *setup, size_t n) {
+  const double few = 0.00932, many = 0.1; /* of normal values beyond 2.6; of sparse ones */
+  pith_codec *first = NULL, *second = NULL;
+  sample a, b;
+  if (pith_codec_create("threshold:2.6", &first) != PITH_OK ||
+      pith_codec_create("threshold:1e-45", &second) != PITH_OK) {
+    pith_codec_destroy(first);
+    return cli_fail(CLI_FAILED, "%s", pith_error());
+  }
+  int code = measure(first, n, CLI_DIST_NORMAL, &a);
+  code = code == CLI_OK ? measure(second, n, CLI_DIST_SPARSE, &b) : code;
+  pith_codec_destroy(first);
+  pith_codec_destroy(second);
+  if (code == CLI_OK) {
+    double ignored;
+    pith_sim_topology *t = &setup->topology;
+    fit(few * a.values, a.encode, many * b.values, b.encode, &t->pack_value, &t->pack_entry);
+    fit(few * a.values, a.decode, many * b.values, b.decode, &ignored, &t->unpack_entry);
+    t->pack_value /= (double)n;
+  }
+  return code;
 }
 
 /* Block codecs work on chunks, the others on the whole tensor. */
 int cli_sim_speed_measure(cli_sim_setup *setup, const pith_codec *codec, size_t n) {
   size_t chunk = setup->topology.chunk / sizeof(float);
-  size_t most = codec && !(pith_codec_caps(codec) & PITH_CAP_CHUNKED) ? n : n < chunk ? n : chunk;
+  uint32_t caps = codec ? pith_codec_caps(codec) : PITH_CAP_CHUNKED;
+  size_t most = !(caps & PITH_CAP_CHUNKED) ? n : n < chunk ? n : chunk;
   size_t least = most / 16 < 1024 ? (most < 1024 ? most : 1024) : most / 16;
+  pith_codec *none = NULL;
   sample small, large;
-  int code = measure(codec, most, &large);
-  code = code == CLI_OK ? measure(codec, least, &small) : code;
+  if (!codec && pith_codec_create("none", &none) != PITH_OK) {
+    return cli_fail(CLI_FAILED, "%s", pith_error());
+  }
+  int code = measure(codec ? codec : none, most, CLI_DIST_NORMAL, &large);
+  code = code == CLI_OK ? measure(codec ? codec : none, least, CLI_DIST_NORMAL, &small) : code;
+  code = code == CLI_OK && (caps & PITH_CAP_SPARSE) ? measure_entries(setup, n) : code;
+  pith_codec_destroy(none);
   if (code == CLI_OK) {
     set_speed(setup, codec, &small, &large);
   }

@@ -1,0 +1,93 @@
+"""Does `pith sim` tell the truth? The same allreduces in the lab and simulated, and the ratio of their times.
+
+    python bench/sim_lab.py [--pith build/pith] [--ranks 2 4 8 16] [--rate 1gbit] [--bytes 16M] [--per-host 1]
+
+Every spec by every algorithm that suits. The lab's hosts are namespaces of this machine, whose cores all ranks share; the
+simulation is told so, and measures the codecs itself. Nothing else should run beside it. A link that is much faster than the
+cores can fill measures the model of the processor, a slow one that of the network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+SPECS = ["none", "q:4", "ef/topk:0.01", "ef/powersgd:4"]
+ALGORITHMS = ["sra", "hierarchical", "ring", "tree", "gather", "ranges"]
+
+
+def topology(folder: Path, given: argparse.Namespace) -> Path:
+    path = folder / "lab.topology"
+    path.write_text(
+        f"rate = {given.rate}\nper_host = {given.per_host}\nlatency = {given.latency}\n"
+        f"cores = {len(os.sched_getaffinity(0))}\nshared_cores = true\n" + "".join(f"{line}\n" for line in given.set)
+    )
+    return path
+
+
+def options(given: argparse.Namespace, spec: str) -> list[str]:
+    return [] if spec == "none" else ["--codec", spec]
+
+
+def in_lab(folder: Path, given: argparse.Namespace, ranks: int, specs: list[str]) -> dict[tuple[str, str], float]:
+    """Seconds by spec and algorithm."""
+    out = folder / "lab.json"
+    command = [given.pith, "lab", "-n", str(ranks), "--per-host", str(given.per_host), "--rate", given.rate, "--"]
+    command += [given.pith, "bench", "allreduce", "-b", given.bytes, "-e", given.bytes, "-n", str(given.repetitions)]
+    command += ["-w", "2", "-c", "0", "--json", str(out)]
+    for spec in specs:
+        command += options(given, spec)
+    suitable = [a for a in ALGORITHMS if a != "hierarchical" or 1 < given.per_host < ranks]
+    for algorithm in suitable:
+        command += ["--algo", algorithm]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if not out.exists():
+        raise SystemExit(done.stdout + done.stderr)
+    rows = json.loads(out.read_text())
+    rows = rows["results"] if isinstance(rows, dict) else rows
+    out.unlink()
+    return {(row["codec"] or "none", row["algorithm"]): row["seconds"] for row in rows}
+
+
+def simulated(given: argparse.Namespace, file: Path, ranks: int, specs: list[str]) -> dict[tuple[str, str], float]:
+    command = [given.pith, "sim", "allreduce", "-n", str(ranks), "-b", given.bytes, "--topology", str(file)]
+    command += ["--algo", "all", "--json", "-"]
+    for spec in specs:
+        command += ["--codec", spec]
+    rows = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["results"]
+    return {(row["codec"], row["algorithm"]): row["seconds"] for row in rows if "seconds" in row}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pith", default="build/pith")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8, 16])
+    parser.add_argument("--rate", default="1gbit")
+    parser.add_argument("--bytes", default="16M")
+    parser.add_argument("--per-host", type=int, default=1)
+    parser.add_argument("--latency", default="40us", help="of the lab, which adds none of its own")
+    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--spec", nargs="+", default=SPECS)
+    parser.add_argument("--set", nargs="*", default=[], help="further lines of the topology, as 'message = 3us'")
+    given = parser.parse_args()
+    ratios = []
+    print(f"{'ranks':>5}  {'codec':14} {'algorithm':13} {'lab ms':>9} {'sim ms':>9} {'sim/lab':>8}")
+    with tempfile.TemporaryDirectory() as name:
+        file = topology(Path(name), given)
+        for ranks in given.ranks:
+            lab = in_lab(Path(name), given, ranks, given.spec)
+            sim = simulated(given, file, ranks, given.spec)
+            for key in sorted(lab.keys() & sim.keys(), key=lambda k: (given.spec.index(k[0]), k[1])):
+                ratios.append(sim[key] / lab[key])
+                spec, algorithm = key
+                print(f"{ranks:5}  {spec:14} {algorithm:13} {1e3 * lab[key]:9.2f} {1e3 * sim[key]:9.2f} {ratios[-1]:8.2f}", flush=True)
+    near = sum(1 / 1.15 <= r <= 1.15 for r in ratios)
+    print(f"{near} of {len(ratios)} within 15%; from {min(ratios):.2f} to {max(ratios):.2f}")
+
+
+if __name__ == "__main__":
+    main()
