@@ -39,6 +39,7 @@ typedef struct sim {
   size_t rank_counts;
   const char *algorithm[CLI_LIST_MAX]; /* to simulate; NULL: what the library takes */
   size_t algorithm_count;
+  int is_wide;
   int is_all;  /* algorithms: those that do not suit are left out */
   int is_auto; /* one line for what the library takes, beside the best */
   cli_sim_rows rows;
@@ -52,11 +53,13 @@ static const char about[] =
     "and how near it comes.\n"
     "  pith sim allreduce -n 64 --hosts 8 --rate 10gbit --latency 50us -b 16M --codec q:4 --algo all\n"
     "\n"
-    "time is that of the last rank. inside and switch are all bytes within hosts and between hosts, NIC those of the "
-    "busiest host in its busier direction. steps is the longest chain of messages that wait for each other, encodings "
-    "how often a value is encoded on its way at most, memory the buffers and the schedule of a rank. With auto, best "
+    "time is that of the last rank. NIC is the bytes of the busiest host in its busier direction, inside all bytes "
+    "within hosts; with --wide, switch is all bytes between hosts. steps is the longest chain of messages that wait "
+    "for "
+    "each other, encoded how often a value is encoded on its way at most, memory the buffers and the schedule of a "
+    "rank. With auto, best "
     "is "
-    "the fastest of the algorithms that the library may take by itself, and worse by how much it misses that.\n"
+    "the fastest of the algorithms that the library may take by itself, and worse by what it misses that by.\n"
     "\n"
     "A topology file has lines KEY = VALUE, which options override. Its keys:\n";
 
@@ -88,6 +91,7 @@ static cli_parsed parse(int argc, char **argv, sim *s) {
       {"--speed", CLI_TEXT, &s->speed, "FILE", "takes both from what pith bench codec --json has written"},
       {"--straggler", CLI_TEXT, &g[9].value, "RANK:FACTOR", "a rank whose processor is so many times slower"},
       {"--slow-link", CLI_TEXT, &g[10].value, "HOST:RATE", "a host with another rate"},
+      {"--wide", CLI_FLAG, &s->is_wide, NULL, "all columns, however wide the table becomes"},
       {"--plot", CLI_TEXT, &s->plot, "FILE", "writes an SVG of time over ranks"},
       {"--json", CLI_TEXT, &s->json, "FILE", "writes JSON too; - for standard output in place of the table"},
       {.name = NULL},
@@ -242,7 +246,7 @@ static void compare(sim *s, size_t first, const char *taken) {
     }
     chosen = !strcmp(row->result.algorithm, taken) ? row : chosen;
   }
-  if (best) {
+  if (best && s->is_all) {
     best->is_best = 1;
   }
   if (chosen) {
@@ -305,7 +309,7 @@ static int run(sim *s) {
     return code;
   }
   if (!s->json || strcmp(s->json, "-") != 0) {
-    cli_sim_print(&s->setup, s->bytes, &s->rows, s->is_auto);
+    cli_sim_print(&s->setup, s->bytes, &s->rows, s->is_auto, s->is_wide);
   }
   code = s->json ? cli_sim_write_json(&s->setup, s->bytes, &s->rows, s->json) : CLI_OK;
   return code == CLI_OK && s->plot ? cli_sim_plot(&s->rows, s->plot) : code;

@@ -51,7 +51,7 @@ typedef struct cli_sim_rows {
   size_t count;
 } cli_sim_rows;
 
-void cli_sim_print(const cli_sim_setup *setup, size_t bytes, const cli_sim_rows *rows, int is_auto);
+void cli_sim_print(const cli_sim_setup *setup, size_t bytes, const cli_sim_rows *rows, int is_auto, int is_wide);
 int cli_sim_write_json(const cli_sim_setup *setup, size_t bytes, const cli_sim_rows *rows, const char *path);
 /* Time over ranks, a line for each codec and algorithm. */
 int cli_sim_plot(const cli_sim_rows *rows, const char *path);

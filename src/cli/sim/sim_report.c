@@ -8,13 +8,32 @@
 #include "cli/base/table.h"
 #include "cli/sim/sim.h"
 
-enum { RANKS, HOSTS, CODEC, ALGORITHM, TIME, INSIDE, NIC, SWITCH, STEPS, ENCODINGS, MEMORY, CHOICE, COLUMN_COUNT };
+enum {
+  RANKS,
+  HOSTS,
+  CODEC,
+  ALGORITHM,
+  TIME,
+  INSIDE,
+  NIC,
+  SWITCH,
+  STEPS,
+  ENCODINGS,
+  MEMORY,
+  CHOICE,
+  WORSE,
+  COLUMN_COUNT
+};
 enum { CELL_MAX = 64 };
 
 static const char *time_text(double seconds, char *text) {
   const char *unit = seconds < 1e-3 ? "us" : seconds < 1 ? "ms" : "s";
   double scale = seconds < 1e-3 ? 1e6 : seconds < 1 ? 1e3 : 1;
-  snprintf(text, CELL_MAX, "%.*f %s", seconds * scale < 10 ? 2 : seconds * scale < 100 ? 1 : 0, seconds * scale, unit);
+  snprintf(text, CELL_MAX, "%.*f %s",
+           seconds * scale < 9.995   ? 2
+           : seconds * scale < 99.95 ? 1
+                                     : 0,
+           seconds * scale, unit);
   return text;
 }
 
@@ -43,13 +62,9 @@ static const cli_sim_row *best_of(const cli_sim_rows *rows, const cli_sim_row *r
 /* With auto there is one row, and it names the best. */
 static void choice_text(const cli_sim_rows *rows, const cli_sim_row *row, int is_auto, char *text) {
   const cli_sim_row *best = best_of(rows, row);
-  char seconds[CELL_MAX];
   *text = 0;
-  if (is_auto && best && best != row) {
-    snprintf(text, CELL_MAX, "%s %s, worse by %.0f%%", best->result.algorithm, time_text(best->result.seconds, seconds),
-             100 * row->worse);
-  } else if (is_auto) {
-    snprintf(text, CELL_MAX, "%s", best ? "is the best" : "");
+  if (is_auto) {
+    snprintf(text, CELL_MAX, "%s", best ? best->result.algorithm : "");
   } else if (row->is_auto || row->is_best) {
     snprintf(text, CELL_MAX, "%s%s%s", row->is_auto ? "auto" : "", row->is_auto && row->is_best ? ", " : "",
              row->is_best ? "best" : "");
@@ -70,8 +85,9 @@ static void print_row(const cli_table *table, const cli_sim_rows *rows, const cl
   bytes_text(r->switch_bytes, text[SWITCH]);
   bytes_text(r->rank_memory, text[MEMORY]);
   choice_text(rows, row, is_auto, text[CHOICE]);
+  snprintf(text[WORSE], CELL_MAX, "%.0f%%", 100 * row->worse);
   for (size_t i = 0; i < COLUMN_COUNT; i++) {
-    cells[i] = *row->why_not && i >= TIME ? "-" : text[i];
+    cells[i] = *row->why_not && i >= TIME && i < CHOICE ? "-" : text[i];
   }
   cells[CODEC] = row->spec;
   cells[ALGORITHM] = r->algorithm;
@@ -80,7 +96,7 @@ static void print_row(const cli_table *table, const cli_sim_rows *rows, const cl
 
 static int is_shown(const cli_sim_row *row, int is_auto) { return !is_auto || row->is_auto || row->ranks == 1; }
 
-void cli_sim_print(const cli_sim_setup *setup, size_t bytes, const cli_sim_rows *rows, int is_auto) {
+void cli_sim_print(const cli_sim_setup *setup, size_t bytes, const cli_sim_rows *rows, int is_auto, int is_wide) {
   const pith_sim_topology *t = &setup->topology;
   cli_table table = {.columns = COLUMN_COUNT,
                      .column = {[RANKS] = {.title = "ranks", .right = 1},
@@ -88,14 +104,15 @@ void cli_sim_print(const cli_sim_setup *setup, size_t bytes, const cli_sim_rows 
                                 [CODEC] = {.title = "codec"},
                                 [ALGORITHM] = {.title = "algorithm"},
                                 [TIME] = {.title = "time", .right = 1, .width = 7},
-                                [INSIDE] = {.title = "inside", .right = 1, .width = 7},
+                                [INSIDE] = {.title = "inside", .right = 1, .width = 7, .hidden = is_auto && !is_wide},
                                 [NIC] = {.title = "NIC", .right = 1, .width = 7},
-                                [SWITCH] = {.title = "switch", .right = 1, .width = 7},
+                                [SWITCH] = {.title = "switch", .right = 1, .width = 7, .hidden = !is_wide},
                                 [STEPS] = {.title = "steps", .right = 1},
-                                [ENCODINGS] = {.title = "encodings", .right = 1},
-                                [MEMORY] = {.title = "memory", .right = 1, .width = 7},
-                                [CHOICE] = {.title = is_auto ? "best" : ""}},
-                     .wide = 1};
+                                [ENCODINGS] = {.title = "encoded", .right = 1},
+                                [MEMORY] = {.title = "memory", .right = 1, .width = 7, .hidden = is_auto && !is_wide},
+                                [CHOICE] = {.title = is_auto ? "best" : "choice"},
+                                [WORSE] = {.title = "worse by", .right = 1, .hidden = !is_auto}},
+                     .wide = is_wide};
   char size[24], latency[CELL_MAX], choice[CELL_MAX];
   for (size_t i = 0; i < rows->count; i++) {
     cli_table_fit(&table, CODEC, rows->row[i].spec);
