@@ -24,7 +24,8 @@ def topology(folder: Path, given: argparse.Namespace) -> Path:
     path = folder / "lab.topology"
     path.write_text(
         f"rate = {given.rate}\nper_host = {given.per_host}\nlatency = {given.latency}\n"
-        f"cores = {len(os.sched_getaffinity(0))}\nshared_cores = true\n" + "".join(f"{line}\n" for line in given.set)
+        f"cores = {len(os.sched_getaffinity(0))}\nshared_cores = true\n"
+        + "".join(f"{line}\n" for line in given.set)
     )
     return path
 
@@ -33,11 +34,33 @@ def options(given: argparse.Namespace, spec: str) -> list[str]:
     return [] if spec == "none" else ["--codec", spec]
 
 
-def in_lab(folder: Path, given: argparse.Namespace, ranks: int, specs: list[str]) -> dict[tuple[str, str], float]:
+def in_lab(
+    folder: Path, given: argparse.Namespace, ranks: int, specs: list[str]
+) -> dict[tuple[str, str], float]:
     """Seconds by spec and algorithm."""
     out = folder / "lab.json"
-    command = [given.pith, "lab", "-n", str(ranks), "--per-host", str(given.per_host), "--rate", given.rate, "--"]
-    command += [given.pith, "bench", "allreduce", "-b", given.bytes, "-e", given.bytes, "-n", str(given.repetitions)]
+    command = [
+        given.pith,
+        "lab",
+        "-n",
+        str(ranks),
+        "--per-host",
+        str(given.per_host),
+        "--rate",
+        given.rate,
+        "--",
+    ]
+    command += [
+        given.pith,
+        "bench",
+        "allreduce",
+        "-b",
+        given.bytes,
+        "-e",
+        given.bytes,
+        "-n",
+        str(given.repetitions),
+    ]
     command += ["-w", "2", "-c", "0", "--json", str(out)]
     for spec in specs:
         command += options(given, spec)
@@ -53,17 +76,33 @@ def in_lab(folder: Path, given: argparse.Namespace, ranks: int, specs: list[str]
     return {(row["codec"] or "none", row["algorithm"]): row["seconds"] for row in rows}
 
 
-def simulated(given: argparse.Namespace, file: Path, ranks: int, specs: list[str]) -> dict[tuple[str, str], float]:
-    command = [given.pith, "sim", "allreduce", "-n", str(ranks), "-b", given.bytes, "--topology", str(file)]
+def simulated(
+    given: argparse.Namespace, file: Path, ranks: int, specs: list[str]
+) -> dict[tuple[str, str], float]:
+    command = [
+        given.pith,
+        "sim",
+        "allreduce",
+        "-n",
+        str(ranks),
+        "-b",
+        given.bytes,
+        "--topology",
+        str(file),
+    ]
     command += ["--algo", "all", "--json", "-"]
     for spec in specs:
         command += ["--codec", spec]
-    rows = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["results"]
+    rows = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)[
+        "results"
+    ]
     return {(row["codec"], row["algorithm"]): row["seconds"] for row in rows if "seconds" in row}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pith", default="build/pith")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8, 16])
     parser.add_argument("--rate", default="1gbit")
@@ -72,7 +111,9 @@ def main() -> None:
     parser.add_argument("--latency", default="40us", help="of the lab, which adds none of its own")
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--spec", nargs="+", default=SPECS)
-    parser.add_argument("--set", nargs="*", default=[], help="further lines of the topology, as 'message = 3us'")
+    parser.add_argument(
+        "--set", nargs="*", default=[], help="further lines of the topology, as 'message = 3us'"
+    )
     given = parser.parse_args()
     ratios = []
     print(f"{'ranks':>5}  {'codec':14} {'algorithm':13} {'lab ms':>9} {'sim ms':>9} {'sim/lab':>8}")
@@ -81,10 +122,15 @@ def main() -> None:
         for ranks in given.ranks:
             lab = in_lab(Path(name), given, ranks, given.spec)
             sim = simulated(given, file, ranks, given.spec)
-            for key in sorted(lab.keys() & sim.keys(), key=lambda k: (given.spec.index(k[0]), k[1])):
+            for key in sorted(
+                lab.keys() & sim.keys(), key=lambda k: (given.spec.index(k[0]), k[1])
+            ):
                 ratios.append(sim[key] / lab[key])
                 spec, algorithm = key
-                print(f"{ranks:5}  {spec:14} {algorithm:13} {1e3 * lab[key]:9.2f} {1e3 * sim[key]:9.2f} {ratios[-1]:8.2f}", flush=True)
+                print(
+                    f"{ranks:5}  {spec:14} {algorithm:13} {1e3 * lab[key]:9.2f} {1e3 * sim[key]:9.2f} {ratios[-1]:8.2f}",
+                    flush=True,
+                )
     near = sum(1 / 1.15 <= r <= 1.15 for r in ratios)
     print(f"{near} of {len(ratios)} within 15%; from {min(ratios):.2f} to {max(ratios):.2f}")
 
