@@ -3,8 +3,8 @@
     python bench/sim_lab.py [--pith build/pith] [--ranks 2 4 8 16] [--rate 1gbit] [--bytes 16M] [--per-host 1]
 
 Every spec by every algorithm that suits. The lab's hosts are namespaces of this machine, whose cores all ranks share; the
-simulation is told so, and measures the codecs itself. Nothing else should run beside it. A link that is much faster than the
-cores can fill measures the model of the processor, a slow one that of the network.
+simulation is told so, and measures the codecs itself. How fast a core moves bytes through the lab is measured once, over a
+link that is never full. Nothing else should run beside it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,35 @@ SPECS = ["none", "q:4", "ef/topk:0.01", "ef/powersgd:4"]
 ALGORITHMS = ["sra", "hierarchical", "ring", "tree", "gather", "ranges"]
 
 
-def topology(folder: Path, given: argparse.Namespace) -> Path:
-    path = folder / "lab.topology"
-    path.write_text(
-        f"rate = {given.rate}\nper_host = {given.per_host}\nlatency = {given.latency}\n"
-        f"cores = {len(os.sched_getaffinity(0))}\nshared_cores = true\n"
-        + "".join(f"{line}\n" for line in given.set)
+def copy_speed(given: argparse.Namespace, folder: Path, cores: int) -> float:
+    """GB/s at which a core moves bytes through TCP and the lab's devices: one rank for each core, a link that is never full."""
+    fast = argparse.Namespace(**{**vars(given), "rate": "100gbit", "per_host": 1})
+    seconds = in_lab(folder, fast, cores, ["none"])["none", "sra"]
+    sent = 2 * size_of(given.bytes) * (cores - 1) / cores
+    return 2 * sent / seconds / 1e9  # each byte is sent and received
+
+
+def size_of(text: str) -> int:
+    return (
+        int(text[:-1]) << {"K": 10, "M": 20, "G": 30}[text[-1]] if text[-1] in "KMG" else int(text)
     )
+
+
+def topology(folder: Path, given: argparse.Namespace) -> Path:
+    cores = len(os.sched_getaffinity(0))
+    path = folder / "lab.topology"
+    lines = [
+        f"rate = {given.rate}",
+        f"per_host = {given.per_host}",
+        f"latency = {given.latency}",
+        f"cores = {cores}",
+    ]
+    lines += ["shared_cores = true"]
+    if cores > 1:
+        lines += [f"copy = {copy_speed(given, folder, cores):.3f}"]
+    lines += given.set
+    path.write_text("".join(f"{line}\n" for line in lines))
+    print("# " + "; ".join(lines))
     return path
 
 
