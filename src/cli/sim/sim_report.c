@@ -102,7 +102,7 @@ void cli_sim_print(const cli_sim_setup *setup, size_t bytes, const cli_sim_rows 
                      .column = {[RANKS] = {.title = "ranks", .right = 1},
                                 [HOSTS] = {.title = "hosts", .right = 1},
                                 [CODEC] = {.title = "codec"},
-                                [ALGORITHM] = {.title = "algorithm"},
+                                [ALGORITHM] = {.title = "algorithm", .right = 1},
                                 [TIME] = {.title = "time", .right = 1, .width = 7},
                                 [INSIDE] = {.title = "inside", .right = 1, .width = 7, .hidden = is_auto && !is_wide},
                                 [NIC] = {.title = "NIC", .right = 1, .width = 7},
@@ -110,7 +110,7 @@ void cli_sim_print(const cli_sim_setup *setup, size_t bytes, const cli_sim_rows 
                                 [STEPS] = {.title = "steps", .right = 1},
                                 [ENCODINGS] = {.title = "encoded", .right = 1},
                                 [MEMORY] = {.title = "memory", .right = 1, .width = 7, .hidden = is_auto && !is_wide},
-                                [CHOICE] = {.title = is_auto ? "best" : "choice"},
+                                [CHOICE] = {.title = is_auto ? "best" : "choice", .right = 1},
                                 [WORSE] = {.title = "worse by", .right = 1, .hidden = !is_auto}},
                      .wide = is_wide};
   char size[24], latency[CELL_MAX], choice[CELL_MAX];
