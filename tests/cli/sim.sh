@@ -121,7 +121,7 @@ wrong_options_are_refused() {
   says err allreduce
   exits 2 "$pith" sim allreduse
   says err 'did you mean allreduce'
-  for ranks in 0 -1 4x 4..2 40000 , 2,; do
+  for ranks in 0 -1 4x 4..2 40000 ',' '2,'; do
     exits 2 "$pith" sim allreduce -n "$ranks"
   done
   exits 2 "$pith" sim allreduce -n 4 --algo zigzag
