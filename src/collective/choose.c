@@ -149,8 +149,9 @@ static pith_algorithm cheapest(const pith_chooser *c, const pith_job *job, const
   pith_algorithm best = PITH_ALGORITHM_SRA;
   double least = -1;
   for (int a = 1; a < PITH_ALGORITHMS; a++) {
-    double cost =
-        pith__allreduce_may_take(c, job, (pith_algorithm)a) ? pith__cost_total(pith__cost_of((pith_algorithm)a, q, &c->cost)) : -1;
+    double cost = pith__allreduce_may_take(c, job, (pith_algorithm)a)
+                      ? pith__cost_total(pith__cost_of((pith_algorithm)a, q, &c->cost))
+                      : -1;
     if (cost >= 0 && (least < 0 || cost < least)) {
       least = cost;
       best = (pith_algorithm)a;
