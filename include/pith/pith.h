@@ -10,6 +10,7 @@
  *   optimizer.h  momentum in place of gradients, and the optimizer's step
  *   plan.h     profiles of gradients, and plans made from them
  *   adapt.h    specs that change while a model is trained
+ *   sim.h      collectives in virtual time, on networks that are not there
  *   cuda.h     encode and decode on CUDA devices
  *   xla.h      calls from programs that XLA has compiled, as those of JAX are
  *
@@ -32,6 +33,7 @@
 #include <pith/cuda.h>
 #include <pith/optimizer.h>
 #include <pith/plan.h>
+#include <pith/sim.h>
 #include <pith/types.h>
 #include <pith/xla.h>
 

@@ -237,6 +237,59 @@ class Launch(Sized):
     ]
 
 
+class SimTopology(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("ranks", c_int),
+        ("hosts", c_int),
+        ("rate", c_double),
+        ("latency", c_double),
+        ("inside_rate", c_double),
+        ("inside_latency", c_double),
+        ("oversubscription", c_double),
+        ("mtu", c_size_t),
+        ("cores", c_size_t),
+        ("shared_cores", c_int),
+        ("message", c_double),
+        ("inside_message", c_double),
+        ("byte", c_double),
+        ("inside_byte", c_double),
+        ("encode_call", c_double),
+        ("encode_value", c_double),
+        ("decode_call", c_double),
+        ("decode_value", c_double),
+        ("sum_value", c_double),
+        ("pack_value", c_double),
+        ("pack_entry", c_double),
+        ("unpack_entry", c_double),
+        ("straggler", c_int),
+        ("straggler_factor", c_double),
+        ("slow_host", c_int),
+        ("slow_rate", c_double),
+        ("chunk", c_size_t),
+        ("most_tasks", c_uint64),
+    ]
+
+
+class SimResult(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("algorithm", c_char_p),
+        ("may_be_chosen", c_int),
+        ("seconds", c_double),
+        ("messages", c_uint64),
+        ("rank_bytes", c_uint64),
+        ("inside_bytes", c_uint64),
+        ("nic_bytes", c_uint64),
+        ("switch_bytes", c_uint64),
+        ("steps", c_uint),
+        ("encodings", c_uint),
+        ("rank_memory", c_uint64),
+        ("tasks", c_uint64),
+        ("events", c_uint64),
+    ]
+
+
 class Call(Sized):
     _fields_ = [
         ("size", c_size_t),
@@ -555,6 +608,8 @@ STRUCTURES: dict[str, type[Structure]] = {
     "pith_round": Round,
     "pith_cuda_item": CudaItem,
     "pith_method": Method,
+    "pith_sim_topology": SimTopology,
+    "pith_sim_result": SimResult,
     "pith_unique_id": UniqueId,
     "pith_config": Config,
     "pith_launch": Launch,
@@ -642,6 +697,11 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_isa_available": (c_int, [c_int]),
     "pith_isa_current": (c_int, []),
     "pith_isa_select": (_STATUS, [c_int]),
+    "pith_sim_allreduce": (
+        _STATUS,
+        [POINTER(SimTopology), _P, c_size_t, c_int, c_char_p, POINTER(SimResult)],
+    ),
+    "pith_sim_choose": (_STATUS, [POINTER(SimTopology), _P, c_size_t, c_int, POINTER(c_char_p)]),
     "pith_launch_find": (_STATUS, [POINTER(Launch)]),
     "pith_unique_id_create": (_STATUS, [POINTER(Config), POINTER(UniqueId)]),
     "pith_tls_probe": (_STATUS, [POINTER(Config), POINTER(c_char_p)]),

@@ -8,6 +8,7 @@
 #include "cli/interpreter.h"
 #include "cli/launch/run.h"
 #include "cli/plan/plan_command.h"
+#include "cli/sim/sim.h"
 
 static int help(int argc, char **argv);
 
@@ -16,6 +17,7 @@ static const cli_command commands[] = {
     {"bench", cli_bench, "measure methods on this machine, or operations between ranks", cli_bench_part},
     {"run", cli_run, "start the ranks of a job, on this machine or over ssh", NULL},
     {"lab", cli_lab, "the same, with a network of links of a given rate between the ranks", NULL},
+    {"sim", cli_sim, "simulate collectives of any number of ranks, on any network", cli_sim_part},
     {"plan", cli_plan, "which layer gets which spec: make, show and compare plans", cli_plan_part},
     {"eval", cli_eval, "train with many methods under the same rules, and report what each is worth", NULL},
     {"doctor", cli_doctor, "what this machine can do, which settings are in force, and why not more", NULL},

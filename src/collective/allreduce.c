@@ -53,8 +53,10 @@ static uint32_t add_scatter_chunk(pith_job *job, const pith_raw *raw, unsigned t
                : PITH_NO_TASK;
     r->sources[from] = into;
   }
-  uint32_t reduce =
-      pith__schedule_work(&job->schedule, (pith_task){.work = pith__work_reduce, .n = mine.n, .values = r}, before);
+  uint32_t reduce = pith__schedule_work(
+      &job->schedule,
+      (pith_task){.work = pith__work_reduce, .effort = PITH_EFFORT_SUM, .passes = job->ranks, .n = mine.n, .values = r},
+      before);
   for (int p = 0; p < job->ranks; p++) {
     pith__schedule_after(s, reduce, received[p]);
   }
@@ -86,13 +88,15 @@ static uint32_t add_short_allreduce(pith_job *job, const pith_raw *raw, unsigned
   pith_schedule *s = &job->schedule;
   size_t bytes = raw->n * pith_dtype_size(raw->dtype);
   pith_reduction *r = pith__schedule_reduction(job, raw->dtype, raw->reduce, raw->dst);
-  uint8_t *staging = pith__schedule_take(s, (size_t)job->ranks, bytes);
+  uint8_t *staging = pith__schedule_buffer(s, (size_t)job->ranks, bytes);
   if (!r || !staging) {
     return PITH_NO_TASK;
   }
   r->sources[job->rank] = raw->src;
-  uint32_t reduce =
-      pith__schedule_work(&job->schedule, (pith_task){.work = pith__work_reduce, .n = raw->n, .values = r}, before);
+  uint32_t reduce = pith__schedule_work(
+      &job->schedule,
+      (pith_task){.work = pith__work_reduce, .effort = PITH_EFFORT_SUM, .passes = job->ranks, .n = raw->n, .values = r},
+      before);
   pith_piece *own = pith__schedule_piece_over(s, (void *)(uintptr_t)raw->src, bytes);
   for (int step = 1; step < job->ranks; step++) {
     int to = pith__peer_at(job, step), from = pith__peer_at(job, job->ranks - step);
@@ -111,7 +115,7 @@ static uint32_t add_long_allreduce(pith_job *job, const pith_raw *raw, unsigned 
   size_t width = pith_dtype_size(raw->dtype), chunk = larger(smaller(job->chunk, job->message) / width, 1);
   size_t chunks = pith__split_chunks(raw->n, 1, (size_t)job->ranks, chunk),
          staged = (size_t)(job->ranks - 1) * chunk * width;
-  uint8_t *staging = pith__schedule_take(s, chunks < WINDOW ? chunks : WINDOW, staged);
+  uint8_t *staging = pith__schedule_buffer(s, chunks < WINDOW ? chunks : WINDOW, staged);
   uint32_t end = pith__schedule_work(&job->schedule, (pith_task){.work = pith__work_join}, before), reduced[WINDOW],
            sent[job->ranks];
   for (size_t c = 0; c < chunks && !s->failed; c++) {
@@ -137,6 +141,16 @@ uint32_t pith__add_allreduce(pith_job *job, const pith_raw *raw, unsigned phase,
                                       : add_long_allreduce(job, raw, phase, before);
 }
 
+#define NETWORK_MESSAGE ((size_t)32 << 10)
+#define LOCAL_MESSAGE ((size_t)64 << 10) /* of tensors whose parts are long; short parts travel in one piece */
+#define LOCAL_PART ((size_t)512 << 10)
+
+/* On a network short messages keep the streams that share a link abreast. In memory one message costs least, but of
+ * long parts the bytes should still be in the caches when they are summed. */
+size_t pith__message_size(int is_networked, size_t bytes, int ranks, size_t chunk) {
+  return is_networked ? NETWORK_MESSAGE : bytes / (size_t)ranks > LOCAL_PART ? LOCAL_MESSAGE : chunk;
+}
+
 static pith_raw raw_of(const pith_job *job) {
   return (pith_raw){job->src.data, job->dst.data, job->src.n, job->src.dtype, job->reduce};
 }
@@ -158,11 +172,15 @@ pith_status pith__allreduce_linear(pith_job *job) {
     return pith__schedule_finished(job);
   }
   pith_raw raw = {own->data, sum->data, bytes / pith_dtype_size(dtype), dtype, job->reduce};
-  uint32_t encode =
-      pith__schedule_work(&job->schedule, (pith_task){.work = pith__work_encode, .piece = own, .n = n}, PITH_NO_TASK);
+  uint32_t encode = pith__schedule_work(
+      &job->schedule, (pith_task){.work = pith__work_encode, .effort = PITH_EFFORT_ENCODE, .piece = own, .n = n},
+      PITH_NO_TASK);
   uint32_t reduced = pith__add_allreduce(job, &raw, PHASE_SCATTER, encode);
-  pith__schedule_work(&job->schedule,
-                      (pith_task){.work = pith__work_decode_to_dst, .peer = job->rank, .piece = sum, .n = n}, reduced);
+  pith__schedule_work(
+      &job->schedule,
+      (pith_task){
+          .work = pith__work_decode_to_dst, .effort = PITH_EFFORT_DECODE, .peer = job->rank, .piece = sum, .n = n},
+      reduced);
   return pith__schedule_finished(job);
 }
 
@@ -251,8 +269,8 @@ static pith_status prepare_round(pith_job *job, size_t index, round_buffers *b) 
     b->reduce = round.reduce;
     b->count += round.count;
   }
-  b->mine = pith__schedule_take(&job->schedule, b->count + 1, pith_dtype_size(b->dtype));
-  b->reduced = pith__schedule_take(&job->schedule, b->count + 1, pith_dtype_size(b->dtype));
+  b->mine = pith__schedule_buffer(&job->schedule, b->count + 1, pith_dtype_size(b->dtype));
+  b->reduced = pith__schedule_buffer(&job->schedule, b->count + 1, pith_dtype_size(b->dtype));
   return PITH_OK;
 }
 
@@ -266,12 +284,15 @@ pith_status pith__allreduce_rounds(pith_job *job) {
     }
     PITH_TRY(prepare_round(job, i, b));
     pith_raw raw = {b->mine, b->reduced, b->count, b->dtype, b->reduce};
-    uint32_t produce = pith__schedule_work(&job->schedule, (pith_task){.work = work_produce, .values = b}, last);
+    uint32_t produce = pith__schedule_work(
+        &job->schedule, (pith_task){.work = work_produce, .effort = PITH_EFFORT_PRODUCE, .values = b}, last);
     uint32_t reduced = pith__add_allreduce(job, &raw, PHASE_ROUND + PITH_RAW_PHASES * (unsigned)i, produce);
-    last = pith__schedule_work(&job->schedule, (pith_task){.work = work_consume, .values = b}, reduced);
+    last = pith__schedule_work(&job->schedule,
+                               (pith_task){.work = work_consume, .effort = PITH_EFFORT_CONSUME, .values = b}, reduced);
   }
   if (job->reduce == PITH_SUM) {
-    pith__schedule_work(&job->schedule, (pith_task){.work = work_mean_to_sum}, last);
+    pith__schedule_work(&job->schedule,
+                        (pith_task){.work = work_mean_to_sum, .effort = PITH_EFFORT_SUM, .n = job->dst.n}, last);
   }
   return pith__schedule_finished(job);
 }

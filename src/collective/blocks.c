@@ -41,8 +41,8 @@ static plan make_plan(pith_job *job) {
   p.chunk = (wanted ? wanted : 1) * p.parts.granule;
   p.chunks = slice / p.chunk + (slice % p.chunk != 0);
   p.chunk = p.chunk < slice ? p.chunk : slice;
-  p.buffer = pith__schedule_take(&job->schedule, (p.chunks < WINDOW ? p.chunks : WINDOW) * buffers_of(&p),
-                                 p.chunk * sizeof *p.buffer);
+  p.buffer = pith__schedule_buffer(&job->schedule, (p.chunks < WINDOW ? p.chunks : WINDOW) * buffers_of(&p),
+                                   p.chunk * sizeof *p.buffer);
   return p;
 }
 
@@ -62,6 +62,7 @@ static uint32_t intra_host_tag(const plan *p, int phase, int host, size_t number
 static uint32_t add_decode_result(pith_job *job, int owner, pith_piece *piece, pith_range range, uint32_t arrived) {
   return pith__schedule_work(&job->schedule,
                              (pith_task){.work = pith__work_decode_result,
+                                         .effort = PITH_EFFORT_DECODE,
                                          .peer = owner,
                                          .piece = piece,
                                          .first = range.first,
@@ -93,10 +94,14 @@ static host_values add_values(pith_job *job, const plan *p, int host, size_t num
     return v;
   }
   v.piece = pith__piece_for(job, range.n);
-  v.ready = pith__schedule_work(
-      &job->schedule,
-      (pith_task){.work = pith__work_encode, .piece = v.piece, .first = range.first, .n = range.n, .values = sum},
-      v.ready);
+  v.ready = pith__schedule_work(&job->schedule,
+                                (pith_task){.work = pith__work_encode,
+                                            .effort = PITH_EFFORT_ENCODE,
+                                            .piece = v.piece,
+                                            .first = range.first,
+                                            .n = range.n,
+                                            .values = sum},
+                                v.ready);
   return v;
 }
 
@@ -114,6 +119,7 @@ static uint32_t add_sum(pith_job *job, const plan *p, pith_range range, size_t n
     }
     uint32_t added = pith__schedule_work(&job->schedule,
                                          (pith_task){.work = v.is_exact ? pith__work_sum_own : pith__work_decode,
+                                                     .effort = v.is_exact ? PITH_EFFORT_SUM : PITH_EFFORT_DECODE,
                                                      .peer = peer,
                                                      .piece = v.piece,
                                                      .first = range.first,
@@ -131,10 +137,14 @@ static uint32_t add_sum(pith_job *job, const plan *p, pith_range range, size_t n
  * we. */
 static uint32_t add_result(pith_job *job, const plan *p, pith_range range, size_t number, float *sum, uint32_t summed) {
   pith_piece *result = pith__piece_for(job, range.n);
-  uint32_t encode = pith__schedule_work(
-      &job->schedule,
-      (pith_task){.work = pith__work_encode_result, .piece = result, .first = range.first, .n = range.n, .values = sum},
-      summed);
+  uint32_t encode = pith__schedule_work(&job->schedule,
+                                        (pith_task){.work = pith__work_encode_result,
+                                                    .effort = PITH_EFFORT_ENCODE,
+                                                    .piece = result,
+                                                    .first = range.first,
+                                                    .n = range.n,
+                                                    .values = sum},
+                                        summed);
   for (int step = 1; step < p->layout->hosts; step++) {
     int peer = pith__layout_rank(p->layout, (p->host + step) % p->layout->hosts, p->local_rank);
     pith__schedule_send(&job->schedule, peer, PITH_TAG(PHASE_GATHER, number), result, encode);

@@ -89,7 +89,7 @@ static int is_steady(const pith_chooser *c, const pith_job *job) {
   return (job->state || job->member_count) && (caps & PITH_CAP_CHUNKED) && has_other;
 }
 
-static int is_candidate(const pith_chooser *c, const pith_job *job, pith_algorithm a) {
+int pith__allreduce_may_take(const pith_chooser *c, const pith_job *job, pith_algorithm a) {
   return a != PITH_ALGORITHM_AUTO && a != PITH_ALGORITHM_RING && a != PITH_ALGORITHM_TREE &&
          !(a == PITH_ALGORITHM_GATHER && is_steady(c, job)) && !objection_here(c, job, a);
 }
@@ -149,8 +149,9 @@ static pith_algorithm cheapest(const pith_chooser *c, const pith_job *job, const
   pith_algorithm best = PITH_ALGORITHM_SRA;
   double least = -1;
   for (int a = 1; a < PITH_ALGORITHMS; a++) {
-    double cost =
-        is_candidate(c, job, (pith_algorithm)a) ? pith__cost_total(pith__cost_of((pith_algorithm)a, q, &c->cost)) : -1;
+    double cost = pith__allreduce_may_take(c, job, (pith_algorithm)a)
+                      ? pith__cost_total(pith__cost_of((pith_algorithm)a, q, &c->cost))
+                      : -1;
     if (cost >= 0 && (least < 0 || cost < least)) {
       least = cost;
       best = (pith_algorithm)a;

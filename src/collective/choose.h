@@ -20,6 +20,9 @@ typedef struct pith_chooser {
 /* The algorithm of that name, or an error that lists all. */
 pith_status pith__algorithm_parse(const char *name, pith_algorithm *algorithm);
 
+/* Whether an allreduce may take the algorithm without being asked to. */
+int pith__allreduce_may_take(const pith_chooser *chooser, const pith_job *job, pith_algorithm algorithm);
+
 /* Writes the schedule of an allreduce. `asked` names an algorithm, which must suit the codec; NULL: the cheapest, or
  * the wish where it suits. */
 pith_status pith__allreduce(pith_job *job, pith_chooser *chooser, const char *asked, pith_algorithm *chosen);

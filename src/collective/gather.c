@@ -31,6 +31,7 @@ static uint32_t down_tag(const pith_job *job, const gathering *g, int host) {
 static void add_decode(pith_job *job, gathering *g, int host, int leader, pith_piece *piece, uint32_t arrived) {
   uint32_t decode = pith__schedule_work(&job->schedule,
                                         (pith_task){.work = pith__work_decode,
+                                                    .effort = PITH_EFFORT_DECODE,
                                                     .peer = leader,
                                                     .piece = piece,
                                                     .first = g->range.first,
@@ -50,6 +51,7 @@ static pith_piece *add_encoded(pith_job *job, gathering *g, int crowded) {
   }
   g->last = pith__schedule_work(&job->schedule,
                                 (pith_task){.work = pith__work_encode,
+                                            .effort = PITH_EFFORT_ENCODE,
                                             .piece = own,
                                             .first = g->range.first,
                                             .n = g->range.n,
@@ -96,7 +98,11 @@ static uint32_t add_chunk(pith_job *job, gathering g, uint32_t before) {
   } else {
     add_follower(job, &g, host);
   }
-  pith_task store = {.work = pith__work_store_result, .first = g.range.first, .n = g.range.n, .values = g.sum};
+  pith_task store = {.work = pith__work_store_result,
+                     .effort = PITH_EFFORT_SUM,
+                     .first = g.range.first,
+                     .n = g.range.n,
+                     .values = g.sum};
   store.at = g.range.first;
   return pith__schedule_work(&job->schedule, store, g.last);
 }
@@ -119,8 +125,8 @@ pith_status pith__allreduce_gather(pith_job *job) {
   }
   int in_dst = job->dst.dtype == PITH_F32 && !crowded && !job->member_count;
   float *sums = in_dst ? job->dst.data
-                       : pith__schedule_take(&job->schedule, chunks < WINDOW ? chunks : WINDOW,
-                                             (chunk ? chunk : 1) * sizeof *sums);
+                       : pith__schedule_buffer(&job->schedule, chunks < WINDOW ? chunks : WINDOW,
+                                               (chunk ? chunk : 1) * sizeof *sums);
   uint32_t stored[WINDOW];
   for (size_t c = 0; c < chunks && !job->schedule.failed; c++) {
     gathering g = {.range = pith__split_chunk((pith_range){0, n}, chunk ? chunk : 1, c), .number = c};

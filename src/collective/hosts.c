@@ -161,8 +161,10 @@ static uint32_t add_host_sum(pith_job *job, const plan *p, int host, size_t numb
   if (!from) {
     return PITH_NO_TASK;
   }
-  uint32_t work =
-      pith__schedule_work(&job->schedule, (pith_task){.work = work_sum_host, .n = range.n, .values = from}, before);
+  uint32_t work = pith__schedule_work(
+      &job->schedule,
+      (pith_task){.work = work_sum_host, .effort = PITH_EFFORT_SUM, .passes = p->members, .n = range.n, .values = from},
+      before);
   for (int i = 0; i < p->members; i++) {
     int rank = pith__layout_rank(p->layout, p->host, i);
     if (rank == job->rank) {
@@ -186,8 +188,14 @@ static uint32_t add_own_slice(pith_job *job, const plan *p, size_t number, pith_
   if (!from) {
     return PITH_NO_TASK;
   }
-  uint32_t finish = pith__schedule_work(
-      &job->schedule, (pith_task){.work = work_finish, .first = range.first, .n = range.n, .values = from}, summed);
+  uint32_t finish = pith__schedule_work(&job->schedule,
+                                        (pith_task){.work = work_finish,
+                                                    .effort = PITH_EFFORT_SUM,
+                                                    .passes = p->layout->hosts,
+                                                    .first = range.first,
+                                                    .n = range.n,
+                                                    .values = from},
+                                        summed);
   for (int h = 0; h < p->layout->hosts; h++) {
     from->of[h] = h == p->host ? own_sum(p, number, h) : other_sum(p, number, h);
     if (h != p->host) {
@@ -276,7 +284,7 @@ static plan *make_plan(pith_job *job, const pith_raw *raw, unsigned phase, uint3
   p->chunk = p->chunk ? p->chunk : 1;
   p->chunks =
       pith__split_chunks(pith__split(raw->n, 1, (size_t)layout->leaders, 0).n, 1, (size_t)layout->hosts, p->chunk);
-  p->slots = pith__schedule_take(&job->schedule, p->chunks < WINDOW ? p->chunks : WINDOW, slot_bytes(p));
+  p->slots = pith__schedule_buffer(&job->schedule, p->chunks < WINDOW ? p->chunks : WINDOW, slot_bytes(p));
   p->end = pith__schedule_work(&job->schedule, (pith_task){.work = pith__work_join}, before);
   return p;
 }

@@ -52,9 +52,12 @@ static void *add_collected(pith_job *job, pith_range range, uint32_t *ready) {
   if (job->member_count == 0) {
     return (uint8_t *)(uintptr_t)job->src.data + range.first * width;
   }
-  void *values = pith__schedule_take(&job->schedule, range.n, width);
+  void *values = pith__schedule_buffer(&job->schedule, range.n, width);
   *ready = pith__schedule_work(
-      &job->schedule, (pith_task){.work = work_collect, .first = range.first, .n = range.n, .values = values}, *ready);
+      &job->schedule,
+      (pith_task){
+          .work = work_collect, .effort = PITH_EFFORT_SUM, .first = range.first, .n = range.n, .values = values},
+      *ready);
   return values;
 }
 
@@ -68,8 +71,12 @@ uint32_t pith__add_intra_host_send(pith_job *job, int leader, pith_range range, 
   void *values = add_collected(job, range, &before);
   if (job->inside) {
     pith_piece *piece = piece_for(job, range.n);
-    pith_task task = {
-        .work = work_encode_intra_host, .piece = piece, .first = range.first, .n = range.n, .values = values};
+    pith_task task = {.work = work_encode_intra_host,
+                      .effort = PITH_EFFORT_ENCODE,
+                      .piece = piece,
+                      .first = range.first,
+                      .n = range.n,
+                      .values = values};
     return pith__schedule_send(s, leader, tag, piece, pith__schedule_work(&job->schedule, task, before));
   }
   pith_piece *piece = pith__schedule_piece_over(s, values, range.n * pith_dtype_size(job->src.dtype));
@@ -128,8 +135,14 @@ uint32_t pith__add_intra_host_sum(pith_job *job, pith_range range, uint32_t tag,
     return PITH_NO_TASK;
   }
   all->sum = sum;
-  uint32_t work = pith__schedule_work(
-      &job->schedule, (pith_task){.work = work_sum, .first = range.first, .n = range.n, .values = all}, before);
+  uint32_t work = pith__schedule_work(&job->schedule,
+                                      (pith_task){.work = work_sum,
+                                                  .effort = PITH_EFFORT_SUM,
+                                                  .passes = members,
+                                                  .first = range.first,
+                                                  .n = range.n,
+                                                  .values = all},
+                                      before);
   for (int i = 0; i < members; i++) {
     int rank = pith__layout_rank(job->layout, host, i);
     all->piece[i] = NULL;

@@ -133,6 +133,9 @@ pith_status pith__reduce_check(pith_dtype dtype, pith_reduce_op reduce);
 /* A piece that can hold n encoded values. */
 pith_piece *pith__piece_for(pith_job *job, size_t n);
 
+/* Bytes of an uncompressed message at most, for tensors of so many bytes. */
+size_t pith__message_size(int is_networked, size_t bytes, int ranks, size_t chunk);
+
 /* PITH_OK, unless memory ran out while the schedule was written. */
 pith_status pith__schedule_finished(const pith_job *job);
 

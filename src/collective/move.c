@@ -35,7 +35,9 @@ static pith_status work_copy_all(pith_job *job, const pith_task *task) {
 
 pith_status pith__schedule_copy(pith_job *job) {
   if (job->src.n) {
-    pith__schedule_add(&job->schedule, (pith_task){.kind = PITH_TASK_WORK, .work = work_copy_all});
+    pith__schedule_add(
+        &job->schedule,
+        (pith_task){.kind = PITH_TASK_WORK, .work = work_copy_all, .n = job->src.n, .effort = PITH_EFFORT_SUM});
   }
   return pith__schedule_finished(job);
 }

@@ -67,52 +67,61 @@ static pith_status work_unpack(pith_job *job, const pith_task *task) {
 }
 
 static uint32_t add_task(pith_job *job, pith_work_fn work, pith_piece *piece, pith_range range, float *values, int mode,
-                         uint32_t before) {
-  return pith__schedule_work(
-      &job->schedule,
-      (pith_task){.work = work, .piece = piece, .first = range.first, .n = range.n, .values = values, .mode = mode},
-      before);
+                         pith_effort effort, uint32_t before) {
+  return pith__schedule_work(&job->schedule,
+                             (pith_task){.work = work,
+                                         .piece = piece,
+                                         .first = range.first,
+                                         .n = range.n,
+                                         .values = values,
+                                         .mode = mode,
+                                         .effort = effort},
+                             before);
 }
 
 /* Adds up the entries of our part from all ranks in rank order, and sends the result to all. */
 static void add_own_part(pith_job *job, float *x, uint32_t decoded) {
   pith_schedule *s = &job->schedule;
   pith_range mine = part_of(job, job->rank);
-  float *sum = pith__schedule_take(s, mine.n, sizeof *sum);
+  float *sum = pith__schedule_buffer(s, mine.n, sizeof *sum);
   pith_piece *own = piece_for(job, mine.n), *result = piece_for(job, mine.n);
-  uint32_t last = add_task(job, work_pack, own, mine, x ? x + mine.first : NULL, 0, decoded);
+  uint32_t last = add_task(job, work_pack, own, mine, x ? x + mine.first : NULL, 0, PITH_EFFORT_PACK, decoded);
   uint32_t packed = last;
   for (int p = 0; p < job->ranks; p++) {
     pith_piece *piece = p == job->rank ? own : piece_for(job, mine.n);
     uint32_t arrived =
         p == job->rank ? packed : pith__schedule_receive(s, p, PITH_TAG(PHASE_SCATTER, 0), piece, PITH_NO_TASK);
-    uint32_t add = add_task(job, work_add, piece, mine, sum, p ? PITH_ADD : PITH_SET, arrived);
+    uint32_t add = add_task(job, work_add, piece, mine, sum, p ? PITH_ADD : PITH_SET, PITH_EFFORT_UNPACK, arrived);
     pith__schedule_after(s, add, last);
     last = add;
   }
-  uint32_t ready = add_task(job, work_pack_result, result, mine, sum, 0, last);
+  uint32_t ready = add_task(job, work_pack_result, result, mine, sum, 0, PITH_EFFORT_PACK_RESULT, last);
   for (int step = 1; step < job->ranks; step++) {
     pith__schedule_send(s, pith__peer_at(job, step), PITH_TAG(PHASE_GATHER, 0), result, ready);
   }
-  add_task(job, work_unpack, result, mine, NULL, 0, ready);
+  add_task(job, work_unpack, result, mine, NULL, 0, PITH_EFFORT_UNPACK_RESULT, ready);
 }
 
 pith_status pith__allreduce_ranges(pith_job *job) {
   pith_schedule *s = &job->schedule;
   size_t n = job->src.n;
-  float *x = pith__schedule_take(s, n ? n : 1, sizeof *x);
+  float *x = pith__schedule_buffer(s, n ? n : 1, sizeof *x);
   pith_piece *payload = pith__piece_for(job, n);
-  uint32_t decoded = pith__schedule_work(
-      &job->schedule,
-      (pith_task){
-          .work = work_encode_decode, .peer = job->rank, .piece = payload, .n = n, .values = x, .mode = PITH_SET},
-      PITH_NO_TASK);
+  uint32_t decoded = pith__schedule_work(&job->schedule,
+                                         (pith_task){.work = work_encode_decode,
+                                                     .effort = PITH_EFFORT_ENCODE_DECODE,
+                                                     .peer = job->rank,
+                                                     .piece = payload,
+                                                     .n = n,
+                                                     .values = x,
+                                                     .mode = PITH_SET},
+                                         PITH_NO_TASK);
   for (int step = 1; step < job->ranks && !s->failed; step++) {
     int owner = pith__peer_at(job, step);
     pith_range part = part_of(job, owner);
     if (part.n) {
       pith_piece *piece = piece_for(job, part.n);
-      uint32_t packed = add_task(job, work_pack, piece, part, x + part.first, 0, decoded);
+      uint32_t packed = add_task(job, work_pack, piece, part, x + part.first, 0, PITH_EFFORT_PACK, decoded);
       pith__schedule_send(s, owner, PITH_TAG(PHASE_SCATTER, 0), piece, packed);
     }
   }
@@ -125,7 +134,7 @@ pith_status pith__allreduce_ranges(pith_job *job) {
     if (part.n) {
       pith_piece *piece = piece_for(job, part.n);
       uint32_t arrived = pith__schedule_receive(s, owner, PITH_TAG(PHASE_GATHER, 0), piece, PITH_NO_TASK);
-      add_task(job, work_unpack, piece, part, NULL, 0, arrived);
+      add_task(job, work_unpack, piece, part, NULL, 0, PITH_EFFORT_UNPACK_RESULT, arrived);
     }
   }
   return pith__schedule_finished(job);

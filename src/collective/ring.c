@@ -30,7 +30,7 @@ static ring make_ring(pith_job *job) {
   r.chunks = part / r.chunk + (part % r.chunk != 0);
   r.chunk = r.chunk < part ? r.chunk : part;
   r.sums =
-      pith__schedule_take(&job->schedule, (r.chunks < WINDOW ? r.chunks : WINDOW) * ranks, r.chunk * sizeof *r.sums);
+      pith__schedule_buffer(&job->schedule, (r.chunks < WINDOW ? r.chunks : WINDOW) * ranks, r.chunk * sizeof *r.sums);
   return r;
 }
 
@@ -46,6 +46,7 @@ static uint32_t add_sum(pith_job *job, const ring *r, int part, size_t number, p
       pith__schedule_receive(&job->schedule, r->previous, tag_of(job, PHASE_REDUCE, part, number), piece, PITH_NO_TASK);
   uint32_t decode = pith__schedule_work(&job->schedule,
                                         (pith_task){.work = pith__work_decode,
+                                                    .effort = PITH_EFFORT_DECODE,
                                                     .peer = r->previous,
                                                     .piece = piece,
                                                     .first = range.first,
@@ -56,7 +57,9 @@ static uint32_t add_sum(pith_job *job, const ring *r, int part, size_t number, p
   pith__schedule_after(&job->schedule, decode, before);
   pith_work_fn add = job->rank == part ? pith__work_sum_own : pith__work_add_own;
   return pith__schedule_work(
-      &job->schedule, (pith_task){.work = add, .first = range.first, .n = range.n, .values = sum, .mode = PITH_ADD},
+      &job->schedule,
+      (pith_task){
+          .work = add, .effort = PITH_EFFORT_SUM, .first = range.first, .n = range.n, .values = sum, .mode = PITH_ADD},
       decode);
 }
 
@@ -68,6 +71,7 @@ static void add_result(pith_job *job, const ring *r, int part, size_t number, pi
   }
   pith__schedule_work(&job->schedule,
                       (pith_task){.work = pith__work_decode_result,
+                                  .effort = PITH_EFFORT_DECODE,
                                   .peer = part,
                                   .piece = piece,
                                   .first = range.first,
@@ -85,7 +89,8 @@ static uint32_t add_part(pith_job *job, const ring *r, int part, size_t number, 
   }
   int starts = job->rank == (part + 1) % job->ranks, owns = job->rank == part;
   pith_piece *piece = pith__piece_for(job, range.n);
-  pith_task task = {.piece = piece, .first = range.first, .n = range.n, .work = pith__work_encode};
+  pith_task task = {
+      .piece = piece, .first = range.first, .n = range.n, .work = pith__work_encode, .effort = PITH_EFFORT_ENCODE};
   uint32_t summed = before;
   if (!starts) {
     summed = add_sum(job, r, part, number, range, sum, before);

@@ -150,6 +150,22 @@ void *pith__schedule_take(pith_schedule *s, size_t count, size_t size) {
   return taken;
 }
 
+#define DRY_ADDRESS ((uintptr_t)1 << 32) /* of the first buffer of a dry schedule */
+
+void *pith__schedule_buffer(pith_schedule *s, size_t count, size_t size) {
+  size_t bytes;
+  if (!s->is_dry) {
+    return pith__schedule_take(s, count, size);
+  }
+  if (__builtin_mul_overflow(count, size, &bytes) || __builtin_add_overflow(s->buffers, bytes, &bytes)) {
+    s->failed = 1;
+    return NULL;
+  }
+  void *taken = (void *)(DRY_ADDRESS + s->buffers);
+  s->buffers = bytes;
+  return taken;
+}
+
 pith_piece *pith__schedule_piece_over(pith_schedule *s, void *data, size_t size) {
   pith_piece *piece = pith__schedule_take(s, 1, sizeof *piece);
   if (piece) {
@@ -159,7 +175,7 @@ pith_piece *pith__schedule_piece_over(pith_schedule *s, void *data, size_t size)
 }
 
 pith_piece *pith__schedule_piece(pith_schedule *s, size_t capacity) {
-  void *data = pith__schedule_take(s, capacity ? capacity : 1, 1);
+  void *data = pith__schedule_buffer(s, capacity ? capacity : 1, 1);
   pith_piece *piece = data ? pith__schedule_piece_over(s, data, capacity) : NULL;
   if (piece) {
     piece->least = 0;

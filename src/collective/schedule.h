@@ -28,6 +28,21 @@ typedef pith_status (*pith_work_fn)(pith_job *job, const pith_task *task);
 
 typedef enum pith_task_kind { PITH_TASK_SEND, PITH_TASK_RECEIVE, PITH_TASK_WORK } pith_task_kind;
 
+/* What work costs, for who does not run it: src/sim. `n` values of the task, `passes` times. */
+typedef enum pith_effort {
+  PITH_EFFORT_NONE,          /* pith__work_join alone */
+  PITH_EFFORT_ENCODE,        /* fills the piece */
+  PITH_EFFORT_DECODE,        /* reads the piece */
+  PITH_EFFORT_ENCODE_DECODE, /* both */
+  PITH_EFFORT_SUM,           /* of values as they are: `passes` sources */
+  PITH_EFFORT_PRODUCE,       /* the values of a round, from all of the tensor */
+  PITH_EFFORT_CONSUME,       /* takes what they were reduced to */
+  PITH_EFFORT_PACK,          /* fills the piece with the entries of one rank … */
+  PITH_EFFORT_PACK_RESULT,   /* … and of a result */
+  PITH_EFFORT_UNPACK,        /* reads the piece: entries of one rank … */
+  PITH_EFFORT_UNPACK_RESULT, /* … and of a result */
+} pith_effort;
+
 #define PITH_NO_TASK UINT32_MAX
 
 struct pith_task {
@@ -40,6 +55,8 @@ struct pith_task {
   size_t at;       /* and in dst */
   void *values;    /* where they are, for work that is not on the operation's own tensors */
   int mode;        /* the work's own */
+  pith_effort effort;
+  int passes; /* 0 means 1 */
   /* The executor's: */
   uint32_t waits; /* tasks that must finish first */
   uint32_t edges; /* first of the tasks that wait for this one */
@@ -68,6 +85,8 @@ typedef struct pith_schedule {
   void *memory;    /* pieces and buffers, given back with the schedule */
   pith_pool *pool; /* NULL: memory comes from the system */
   int failed;      /* memory ran out while it was written */
+  int is_dry;      /* nobody runs it: buffers have addresses, but no memory */
+  size_t buffers;  /* of a dry schedule: bytes that they would have */
   uint32_t *ready; /* a heap of the work that can run, lowest number on top */
   uint32_t ready_count;
 } pith_schedule;
@@ -79,6 +98,9 @@ void pith__schedule_after(pith_schedule *s, uint32_t task, uint32_t before);
 
 /* Memory that lives as long as the schedule, whatever its contents; NULL marks the schedule as failed. */
 void *pith__schedule_take(pith_schedule *s, size_t count, size_t size);
+
+/* The same for values and payloads. Those of a dry schedule must not be touched. */
+void *pith__schedule_buffer(pith_schedule *s, size_t count, size_t size);
 
 /* A piece with room for up to `capacity` bytes, or exactly over memory that is there. */
 pith_piece *pith__schedule_piece(pith_schedule *s, size_t capacity);

@@ -33,6 +33,7 @@ static uint32_t add_sum(pith_job *job, size_t number, pith_range range, float *s
     uint32_t arrived = pith__schedule_receive(&job->schedule, child, PITH_TAG(PHASE_UP, number), piece, PITH_NO_TASK);
     uint32_t decode = pith__schedule_work(&job->schedule,
                                           (pith_task){.work = pith__work_decode,
+                                                      .effort = PITH_EFFORT_DECODE,
                                                       .peer = child,
                                                       .piece = piece,
                                                       .first = range.first,
@@ -45,7 +46,9 @@ static uint32_t add_sum(pith_job *job, size_t number, pith_range range, float *s
   }
   pith_work_fn add = job->rank ? pith__work_add_own : pith__work_sum_own;
   return pith__schedule_work(
-      &job->schedule, (pith_task){.work = add, .first = range.first, .n = range.n, .values = sum, .mode = PITH_ADD},
+      &job->schedule,
+      (pith_task){
+          .work = add, .effort = PITH_EFFORT_SUM, .first = range.first, .n = range.n, .values = sum, .mode = PITH_ADD},
       last);
 }
 
@@ -55,6 +58,7 @@ static void add_down(pith_job *job, size_t number, pith_range range, pith_piece 
   }
   pith__schedule_work(&job->schedule,
                       (pith_task){.work = pith__work_decode_result,
+                                  .effort = PITH_EFFORT_DECODE,
                                   .peer = 0,
                                   .piece = piece,
                                   .first = range.first,
@@ -72,7 +76,8 @@ static uint32_t add_chunk(pith_job *job, size_t number, pith_range range, float 
   pith_task task = {.piece = up,
                     .first = range.first,
                     .n = range.n,
-                    .work = job->rank ? pith__work_encode : pith__work_encode_result};
+                    .work = job->rank ? pith__work_encode : pith__work_encode_result,
+                    .effort = PITH_EFFORT_ENCODE};
   if (!leaf) {
     task.values = sum;
     task.mode = PITH_GATHERED;
@@ -95,7 +100,7 @@ pith_status pith__allreduce_tree(pith_job *job) {
   size_t n = pith__parts_of(job, &one, 0, 0).n;
   size_t chunk = (wanted ? wanted : 1) * granule, chunks = n / chunk + (n % chunk != 0);
   chunk = chunk < n ? chunk : n;
-  float *sums = pith__schedule_take(&job->schedule, chunks < WINDOW ? chunks : WINDOW, chunk * sizeof *sums);
+  float *sums = pith__schedule_buffer(&job->schedule, chunks < WINDOW ? chunks : WINDOW, chunk * sizeof *sums);
   uint32_t used[WINDOW];
   for (size_t c = 0; c < chunks && !job->schedule.failed; c++) {
     pith_range range = pith__split_chunk((pith_range){0, n}, chunk, c);

@@ -10,10 +10,6 @@
 #include "collective/parts.h"
 #include "memory/memory.h"
 
-#define NETWORK_MESSAGE ((size_t)32 << 10) /* bytes of uncompressed values */
-#define LOCAL_MESSAGE ((size_t)64 << 10)   /* of tensors whose parts are long; short parts travel in one piece */
-#define LOCAL_PART ((size_t)512 << 10)
-
 /* ---- Scratch of the codecs --------------------------------------------------------------------------------------- */
 
 typedef struct operation_scratch {
@@ -123,16 +119,13 @@ void pith__operation_release(pith_operation *op) {
   free(op); /* the request it is the only member of */
 }
 
-/* On a network short messages keep the streams that share a link abreast. In memory one message costs least, but of
- * long parts the bytes should still be in the caches when they are summed. Either all ranks have a link over a network,
- * or none: they agree. */
+/* Either all ranks have a link over a network, or none: they agree. */
 static size_t message_of(const pith_comm *comm, size_t bytes) {
-  for (int p = 0; p < comm->ranks; p++) {
-    if (comm->link[p].transport && comm->link[p].remote) {
-      return NETWORK_MESSAGE;
-    }
+  int is_networked = 0;
+  for (int p = 0; p < comm->ranks && !is_networked; p++) {
+    is_networked = comm->link[p].transport && comm->link[p].remote;
   }
-  return bytes / (size_t)comm->ranks > LOCAL_PART ? LOCAL_MESSAGE : comm->settings.chunk;
+  return pith__message_size(is_networked, bytes, comm->ranks, comm->settings.chunk);
 }
 
 pith_status pith__operation_make(pith_comm *comm, pith_operation_kind kind, pith_cspan src, pith_span dst,

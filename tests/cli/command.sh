@@ -4,7 +4,7 @@
 
 help_names_every_command() {
   exits 0 "$pith" help
-  for command in codecs bench run lab plan doctor completion man help; do
+  for command in codecs bench run lab sim plan doctor completion man help; do
     says out "  $command"
     exits 0 "$pith" help "$command"
     exits 0 "$pith" help

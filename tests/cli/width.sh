@@ -127,6 +127,14 @@ plans_fit() {
   out_fits "$pith" plan bench -n 1
 }
 
+simulations_fit() {
+  for algorithm in auto all; do
+    out_fits "$pith" sim allreduce -n 2..32 --per-host 4 -b 1M --encode 8 --decode 10 --algo $algorithm --codec q:4 \
+      --codec ef/topk:0.01,values=fp16,select=sampled
+    says out hierarchical
+  done
+}
+
 a_lab_says_what_it_is_in_100_columns() {
   "$pith" lab -n 2 --rate 1gbit -- true >"$temp/out" 2>"$temp/err" || lacks lab "pith lab cannot run here: $(cat "$temp/err")"
   fits "$temp/err"
@@ -154,5 +162,5 @@ tables_fit_a_narrow_terminal() {
 }
 
 run_tests the_ruler_counts_characters every_help_page_fits help_is_aligned the_list_of_methods_fits every_explanation_fits \
-  doctor_fits a_benchmark_of_codecs_fits every_benchmark_of_an_operation_fits wide_benchmarks_have_all_columns plans_fit \
+  doctor_fits a_benchmark_of_codecs_fits every_benchmark_of_an_operation_fits wide_benchmarks_have_all_columns plans_fit simulations_fit \
   a_lab_says_what_it_is_in_100_columns messages_fit_a_terminal tables_fit_a_narrow_terminal

@@ -21,6 +21,7 @@ NAMES = (
     "carrier.h",
     "cuda.h",
     "plan.h",
+    "sim.h",
     "adapt.h",
     "optimizer.h",
     "xla.h",
