@@ -86,6 +86,7 @@ static pith_status make_union(pith_sim_codec_costs *c) {
 /* The mean of several parts of the tensor: one of them may have more entries than others. */
 static pith_status entries_of(pith_sim_codec_costs *c, size_t n, int is_result, size_t *bytes) {
   size_t parts = c->n / n < PARTS_MOST ? c->n / n : PARTS_MOST, sum = 0;
+  PITH_REQUIRE(parts > 0, PITH_ERR_ARGUMENT, "a part has %zu values, and the tensor %zu", n, c->n);
   PITH_TRY(make_decoded(c));
   PITH_TRY(is_result ? make_union(c) : PITH_OK);
   for (size_t p = 0; p < parts; p++) {

@@ -365,7 +365,7 @@ static pith_status make_engine(engine *e, pith_sim_graph *graphs) {
   int hosts = n->layout->hosts;
   e->ranks = n->layout->ranks;
   e->rank = calloc((size_t)e->ranks, sizeof *e->rank);
-  e->port = calloc((size_t)(hosts + e->ranks), sizeof *e->port);
+  e->port = calloc((size_t)hosts + (size_t)e->ranks, sizeof *e->port);
   e->pool = calloc((size_t)n->pools, sizeof *e->pool);
   PITH_REQUIRE(e->rank && e->port && e->pool, PITH_ERR_MEMORY, "no memory for the simulation");
   for (int i = 0; i < hosts + e->ranks; i++) {

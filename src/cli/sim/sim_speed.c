@@ -53,11 +53,11 @@ enum { THREADS_MOST = 16 };
 typedef struct measurement {
   const pith_codec *codec;
   size_t n;
-  cli_dist dist;
   pthread_t thread;
+  cli_measurement found;
+  cli_dist dist;
   pith_status status;
   char error[256];
-  cli_measurement found;
 } measurement;
 
 /* Methods of several rounds: what all of them take, without the sums between them. */
