@@ -457,7 +457,9 @@ def two_ranks(what: str) -> Iterator[subprocess.Popen]:
         }
         command = [sys.executable, "-c", SCRIPT, what]
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job ignores it
         jobs.append(subprocess.Popen(command, env=env, **pipes))
+        signal.signal(signal.SIGINT, before)
     try:
         for job in jobs:
             assert job.stdout is not None and job.stdout.readline() == "ready\n", job.communicate()
