@@ -220,8 +220,8 @@ TEST(without_nccl_messages_go_through_pinned_memory_unless_it_is_required) {
   fake_nccl_fault = NULL;
 }
 
-static void lose_a_rank(pith_comm *comm, void *argument) {
-  (void)argument;
+/* `fault`: an operation that NCCL refuses at once, without saying why; NULL: the device waits for ever. */
+static void lose_a_rank(pith_comm *comm, void *fault) {
   pith_reducer *device = open_reducer(comm, 1);
   rank_state *s = make_state(comm, device);
   fake_call c;
@@ -229,11 +229,15 @@ static void lose_a_rank(pith_comm *comm, void *argument) {
   CHECK_EQ(make_call(&c, ""), 0);
   CHECK_OK(pith_barrier(comm, NULL));
   if (pith_comm_rank(comm) == 0) {
-    setenv("PITH_FAKE_HANG", "1", 1);
+    fake_nccl_fault = fault;
+    if (!fault) {
+      setenv("PITH_FAKE_HANG", "1", 1);
+    }
     CHECK_EQ(make_call(&c, "rank 1"), XLA_UNAVAILABLE);
     CHECK_EQ(make_call(&c, "rank 1"), XLA_UNAVAILABLE); /* for good */
     CHECK_STATUS(pith_xla_check(comm), PITH_ERR_PEER);
     unsetenv("PITH_FAKE_HANG");
+    fake_nccl_fault = NULL;
   }
   free_state(s);
   close_reducer(comm, device);
@@ -244,27 +248,9 @@ TEST(a_rank_that_leaves_is_named_while_the_device_waits) {
   ranks_run("inproc", 2, 0, lose_a_rank, NULL);
 }
 
-/* NCCL refuses an operation before anybody waits for it, and does not say why. */
-static void lose_a_rank_at_once(pith_comm *comm, void *argument) {
-  (void)argument;
-  pith_reducer *device = open_reducer(comm, 1);
-  rank_state *s = make_state(comm, device);
-  fake_call c;
-  describe(&c, comm, s);
-  CHECK_EQ(make_call(&c, ""), 0);
-  CHECK_OK(pith_barrier(comm, NULL));
-  if (pith_comm_rank(comm) == 0) {
-    fake_nccl_fault = "send";
-    CHECK_EQ(make_call(&c, "rank 1"), XLA_UNAVAILABLE);
-    fake_nccl_fault = NULL;
-  }
-  free_state(s);
-  close_reducer(comm, device);
-}
-
 TEST(a_rank_that_leaves_is_named_where_nccl_fails_at_once) {
   spec = "q:4", carrier = "nccl";
-  ranks_run("inproc", 2, 0, lose_a_rank_at_once, NULL);
+  ranks_run("inproc", 2, 0, lose_a_rank, "send");
 }
 
 static void mistake(pith_comm *comm, void *argument) {
