@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The front door. CMake does the work; this names the few things people want and obtains CMake where it is missing.
 #
 #   make            build/pith, build/libpith.so, build/libpith.a
@@ -6,6 +7,8 @@
 #   make bench      measure every method on this machine
 #   make eval       train with every method under the same rules, and report what each is worth (minutes)
 #   make errors     the error of the mean over ranks, of every method by every algorithm, beside its paper
+#   make site       the documentation with the reference as a site that works offline: build/site/index.html
+#   make specs      docs/specs.md, from the list of methods
 #   make install PREFIX=/usr/local
 #   make wheel      a source distribution and a wheel for other machines, in dist; CUDA=1: a wheel with the module for GPUs
 #   make fuzz       look for inputs that break a decoder or a parser (clang; FUZZ_SECONDS for each target)
@@ -28,9 +31,9 @@ CMAKE_ARGS ?=
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 SOURCES = $(shell find include src tests examples modules bench cuda tools -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
-PYTHON_SOURCES = python tests/python tests/cuda bench examples
+PYTHON_SOURCES = python tests/python tests/cuda bench examples tools/site tools/check-look tools/check-licences tools/record-demo
 
-.PHONY: all demo eval cuda wheel test python-test sanitize threads builds fuzz chaos models bench errors format format-check lint packages install clean
+.PHONY: all demo eval cuda wheel test python-test sanitize threads builds fuzz chaos models bench errors format format-check lint packages site specs install clean
 
 all: $(BUILD)/CMakeCache.txt
 	@cmake --build $(BUILD)
@@ -120,8 +123,19 @@ lint: all format-check
 	@tools/check-layers $(BUILD)
 	@tools/check-symbols $(BUILD)
 	@tools/check-scripts
+	@tools/check-licences
 	@.venv/bin/ruff check $(PYTHON_SOURCES)
+	@.venv/bin/python tools/site --check
 	@.venv/bin/mypy & mypy=$$!; tools/check-code $(BUILD); code=$$?; wait $$mypy && exit $$code # mypy has one thread
+
+# Also says what is wrong: dead links, public names without a comment, blocks of code that nothing tests.
+site:
+	@tools/python-env --site || { echo "make site needs Python 3.10 with pip: see above"; exit 1; }
+	@.venv/bin/python tools/site --out $(BUILD)/site
+
+specs:
+	@tools/python-env || { echo "make specs needs Python 3.10 with pip: see above"; exit 1; }
+	@.venv/bin/python tools/site --specs
 
 packages:
 	@tools/test-packages

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Does strong compression keep the loss of AdamW? A GPT on bytes, an LSTM on words and a CNN on digits, several seeds, beside exact AdamW.
 
     pith run --no-prefix -n 4 -- python bench/adam.py --task digits                      # on CPUs, in minutes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Does `auto` follow a link that changes? Steps and times before the change, just after it, and with the new plan.
 
     pith lab --no-prefix -n 4 --rate 1gbit --control build/link -- python bench/auto_link.py --control build/link --to 100mbit

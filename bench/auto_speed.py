@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Does `auto` find the fastest way? Its samples per second beside those of six uniform specs, in one run.
 
     pith lab --no-prefix -n 4 --rate 100mbit -- python bench/auto_speed.py             # also 1gbit, 5gbit

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Sets pith's uncompressed allreduce beside Open MPI's and gloo's on this machine: pith over shared memory against both, pith over
 # tcp on loopback against gloo. All take turns, so that whatever else runs here disturbs all of them; of each size the best of all
 # rounds counts. A ratio above 1: pith is faster. Who is not installed is named and left out.

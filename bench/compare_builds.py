@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Whether one build of Pith is slower than another: allreduce over shm and tcp, in pairs of adjacent runs whose order alternates.
 
     bench/compare_builds.py OLD NEW [--pairs 40]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What does the mean over ranks lose? Every method by every algorithm it allows, on 2, 4 and 8 ranks, beside the paper.
 
     python bench/error_table.py                  # every method
@@ -53,6 +54,9 @@ METHODS: dict[str, Paper] = {
     "natural": Paper("Horváth 2019", papers.natural, granule=512),
     "sign,scale=mean": Paper("Karimireddy 2019", by_bucket(4096, papers.scaled_sign), granule=4096),
     "signmean": Paper("Seide 2014", by_bucket(512, papers.one_bit), granule=512),
+    "lossless": Paper("the values themselves", papers.exact, granule=1),
+    "fp8": Paper("OCP 2023", by_bucket(512, papers.eight_bits(3, 7, 448)), granule=512),
+    "fp8:e5m2": Paper("OCP 2023", by_bucket(512, papers.eight_bits(2, 15, 57344)), granule=512),
     "mx": Paper("OCP 2023", by_bucket(512, papers.microscaling(3, 7, 448)), granule=512),
     "mxfp8:e5m2": Paper("OCP 2023", by_bucket(512, papers.microscaling(2, 15, 57344)), granule=512),
     "mxfp6": Paper("OCP 2023", by_bucket(512, papers.microscaling(3, 1, 7.5)), granule=512),
@@ -120,7 +124,9 @@ def algorithms_of(spec: str, ranks: int) -> list[str]:
     names, index, codec = [], 1, pith.Codec(spec)  # 0 is auto
     while name := c.lib.pith_algorithm_get(index):
         suits = c.lib.pith_algorithm_suits(name, codec._pointer) == 0
-        if suits and (ranks > 2 or name != b"hierarchical"):
+        has_hosts = ranks > 2 or name != b"hierarchical"
+        has_grid = papers.rack_of(ranks // 2) > 0 or name != b"grid"
+        if suits and has_hosts and has_grid:
             names.append(name.decode())
         index += 1
     return names

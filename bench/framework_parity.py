@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The same network, data and seeds in PyTorch, JAX and TensorFlow: held-out losses with exact and with compressed gradients.
 
     pith run --no-prefix -n 4 -- python bench/framework_parity.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps of JAX and of TensorFlow behind a slow link: their own allreduce, and Pith, in turns in one run.
 
     pith lab --no-prefix -n 4 --rate 1gbit -- python bench/framework_speed.py --framework jax

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Allreduce of floats by gloo (torch.distributed on CPUs), with the columns of `pith bench allreduce`, to set the two side by side.
 
 Usage: gloo_allreduce.py [from to factor repetitions warmup], sizes in bytes, as one rank among several: RANK, WORLD_SIZE, MASTER_ADDR

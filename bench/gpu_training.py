@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DDP training of a GPT of 124 million parameters on GPUs: NCCL, NCCL with PyTorch's own hooks, and Pith over NCCL, side by side in one run.
 
     torchrun --nproc-per-node 8 bench/gpu_training.py                       # ranks with a GPU each
@@ -7,8 +8,10 @@ All ways train the same model on the same data and take turns, a few steps each.
 over rounds of their means, so that steps with and without an exchange both count. Update is what optimizer.step() takes of it on the device. Buffers are what Pith's own tensors take in a step at most, in % of the gradients' size; kept is what stays between steps (residuals, factors);
 outside is what the device has less after the first step that torch does not know of, as the communicator of a second group of NCCL. With --data, batches are
 of a text. With --settle STEPS, ways whose specs adapt train first, until their trials are over or for as many steps. With --excess STEPS, they
-then train for as many steps in a row: what these take beyond as many of the median, of all their time, is what steps cost that are not like the others,
-as those in which gradients are measured, plans made and tried. With --loss STEPS, each way then trains from the same start for as
+and all other ways of Pith then train for as many steps in a row: what these take beyond as many of the median, of all their time, is what steps cost that
+are not like the others, as those in which gradients are measured, plans made and tried; that of specs that stay is the machine's own. A line says what
+share of it is in the first two steps after a change of specs, in further steps of trials, and in others; --trace FILE has every step, and with
+PITH_DEBUG=INFO what the planner did in it. With --loss STEPS, each way then trains from the same start for as
 many steps on a text, and the losses at the end are compared. With --check as well, the means of every tenth step are compared with exact ones, and with
 what the other ranks have. Specs with "over pith" go by Pith's own transport, through pinned memory; other words behind a spec only tell two ways apart.
 """
@@ -186,7 +189,8 @@ class Way:
     def __init__(self, name: str, prepare, a: argparse.Namespace) -> None:
         self.name, self.times, self.loss, self.seconds = name, [], float("nan"), 0.0
         self.updates: list[float] = []
-        self.settled, self.excess = 0, math.nan
+        self.settled, self.settling, self.excess = 0, 0.0, math.nan
+        self.trace: list[tuple[float, str, str]] = []  # seconds, kind and reason of every step
         self.source = source_of(a)
         model = make_model(a)
         self.parameters, self.memory, self.kept, self.outside = (
@@ -266,13 +270,43 @@ class Way:
     def settle(self, most: int) -> None:
         """Until the trials of an adaptive spec are over. All ranks see the same reasons."""
         while self.settled < most and self.reason() and "since step" not in self.reason():
-            self.run(1, timed=False)
+            self.settling += sum(self.run(1, timed=False))
             self.settled += 1
 
     def measure_excess(self, steps: int) -> None:
-        times = self.run(steps, timed=False)
-        median = statistics.median(times)
-        self.excess = 1 - median * len(times) / sum(times)
+        """What steps in a row take beyond their median, and which of them."""
+        since = 2
+        for _ in range(steps):
+            reason = self.reason()
+            (seconds,) = self.run(1, timed=False)
+            kind = "change" if since < 2 else "trial" if "trial" in reason else "other"
+            self.trace.append((seconds, kind, reason))
+            since = since + 1 if self.reason() == reason else 0
+        self.excess = sum(self.shares().values())
+
+    def shares(self) -> dict[str, float]:
+        """Of each kind of steps: what they take beyond the median of all, of the time of all."""
+        times = [seconds for seconds, _, _ in self.trace]
+        median, total = statistics.median(times), sum(times)
+        return {
+            kind: sum(seconds - median for seconds, k, _ in self.trace if k == kind) / total
+            for kind in ("change", "trial", "other")
+        }
+
+    def tell_excess(self) -> None:
+        median = 1e3 * statistics.median(seconds for seconds, _, _ in self.trace)
+        counts = {kind: sum(k == kind for _, k, _ in self.trace) for kind in self.shares()}
+        parts = ", ".join(
+            f"{100 * share:.2f}% in {counts[kind]} steps ({kind})"
+            for kind, share in self.shares().items()
+        )
+        print(
+            f"# {self.name}: {len(self.trace)} steps, median {median:.1f} ms, {100 * self.excess:.2f}% of their time beyond it: {parts}"
+        )
+        if self.settled:
+            print(
+                f"# before that {self.settled} steps of warm-up and trials in {self.settling:.1f} s"
+            )
 
 
 def slowest(seconds: float) -> float:
@@ -335,6 +369,7 @@ def main() -> None:
     )
     parser.add_argument("--settle", type=int, default=0, metavar="STEPS")
     parser.add_argument("--excess", type=int, default=0, metavar="STEPS")
+    parser.add_argument("--trace", metavar="FILE", help="the steps of --excess, a line for each")
     parser.add_argument("--loss", type=int, default=0, metavar="STEPS")
     parser.add_argument(
         "--check", action="store_true", help="compare means of the steps of --loss with exact ones"
@@ -365,8 +400,11 @@ def main() -> None:
                 )
     for way in running:
         way.measure_memory()
-        if a.excess and way.reason():
+        if a.excess and way.compressor is not None:
             way.measure_excess(a.excess)
+            if dist.get_rank() == 0:
+                way.tell_excess()
+                write_trace(way, a.trace)
     if a.loss:
         text = torch.tensor(list(gpt.read_text(a.data).encode()))
         names = [way for way in running if way.name != "no exchange"]
@@ -378,6 +416,13 @@ def main() -> None:
     if dist.get_rank() == 0:
         report(running, a)
     dist.destroy_process_group()
+
+
+def write_trace(way: Way, path: str | None) -> None:
+    if path:
+        with open(path, "a") as file:
+            for number, (seconds, kind, reason) in enumerate(way.trace):
+                file.write(f"{way.name}\t{number}\t{1e3 * seconds:.2f}\t{kind}\t{reason}\n")
 
 
 def made(name: str, prepare, a: argparse.Namespace) -> Way:
@@ -403,7 +448,7 @@ def train_afresh(old: Way, prepare, text: torch.Tensor, a: argparse.Namespace) -
     way = Way(old.name, prepare, a)
     way.times, way.updates = old.times, old.updates
     way.memory, way.kept, way.outside = old.memory, old.kept, old.outside
-    way.excess = old.excess
+    way.excess, way.trace = old.excess, old.trace
     begun = time.perf_counter()
     train(way, text, a)
     if dist.get_rank() == 0:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training a GPT of 124 million parameters in JAX on GPUs: JAX's own mean over NCCL, and Pith, in turns in one run.
 
     bench/gpu_lab.sh 4 10gbit bench/jax_gpu_training.py              # ranks that share one GPU, each behind a link of its own
@@ -161,6 +162,16 @@ def first_step(name: str, make: Callable[[], Step], comm: pith.Comm) -> Step | N
     return step if is_there else None
 
 
+def sent_again() -> int:
+    """Segments of TCP that this rank's network has lost so far: what disturbs a round on a busy link."""
+    names, values = (
+        line.split()
+        for line in pathlib.Path("/proc/net/snmp").read_text().splitlines()
+        if line.startswith("Tcp:")
+    )
+    return int(values[names.index("RetransSegs")])
+
+
 def slowest(comm: pith.Comm, seconds: float) -> float:
     return max(float(text) for text in everyones(comm, f"{seconds:.9f}"))
 
@@ -201,7 +212,7 @@ def main() -> None:
     for turn in range(a.rounds + 1):
         faulthandler.dump_traceback_later(PATIENCE, exit=True)
         for name, step in steps.items():
-            found = []
+            found, before = [], sent_again()
             for _ in range(a.steps if turn else 1):
                 comm.barrier()
                 begun = time.perf_counter()
@@ -209,8 +220,11 @@ def main() -> None:
                 found.append(time.perf_counter() - begun)
             if turn:
                 times[name].append(statistics.mean(found))
+            again = sent_again()
             if comm.rank == 0:
-                print(f"# round {turn} of {a.rounds}, {name}: {1e3 * found[-1]:.1f} ms", flush=True)
+                steps_ms = " ".join(f"{1e3 * seconds:.1f}" for seconds in found)
+                lost = f"; TCP has sent {again - before} segments again" if again > before else ""
+                print(f"# round {turn} of {a.rounds}, {name}: {steps_ms} ms{lost}", flush=True)
     seconds = {name: slowest(comm, statistics.median(found)) for name, found in times.items()}
     if comm.rank == 0:
         report(seconds, steps, comm, a)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Local steps beside DDP, behind slow links: how long a step takes, and where the loss ends.
 
     pith lab --no-prefix -n 4 --rate 100mbit -- python bench/local_steps.py

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * MPI_Allreduce of floats with the columns, inputs and repetitions of `pith bench allreduce`, to set the two side by
  * side (bench/compare-allreduce.sh). Usage: mpi_allreduce [from to factor repetitions warmup], sizes in bytes.

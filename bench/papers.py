@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Methods and schedules as their papers have them, in f64 and numpy alone: what bench/error_table.py compares Pith with.
 
 A method is what values become once they are encoded and decoded; a few (`gq`, `powersgd`, `randomk`, votes) are only defined for the values of
@@ -178,6 +179,16 @@ def microscaling(mantissa: int, bias: int, largest: float) -> Callable[[Array, R
             scale = np.exp2(np.floor(np.log2(most)) - math.floor(math.log2(largest)))
             found[:, first : first + 32] = small_float(row / scale, mantissa, bias, largest) * scale
         return found
+
+    return encode
+
+
+def eight_bits(mantissa: int, bias: int, largest: float) -> Callable[[Array, Random], Array]:
+    """Small floats of which the largest stands for the largest value of a bucket."""
+
+    def encode(x: Array, random: Random) -> Array:
+        scale = safe(np.abs(x).max(axis=1, keepdims=True)) / largest
+        return small_float(x / scale, mantissa, bias, largest) * scale
 
     return encode
 
@@ -393,6 +404,28 @@ def hierarchical(xs: Sequence[Array], paper: Paper, random: Random) -> Array:
     return schedule(hosts, paper, random, len(xs))
 
 
+def rack_of(hosts: int) -> int:
+    """Hosts of a group: the smallest divisor whose square is four times their number, or the largest there is."""
+    divisors = [d for d in range(2, hosts) if hosts % d == 0]
+    return next((d for d in divisors if d * d >= 4 * hosts), max(divisors, default=0))
+
+
+def grid(xs: Sequence[Array], paper: Paper, random: Random) -> Array:
+    """Hosts of two ranks, in groups: their sums go to the owners of their group, encoded, and from there as they are."""
+    if not paper.granule:
+        return gather(xs, paper, random)
+    assert paper.encode
+    hosts = [xs[i] + xs[i + 1] for i in range(0, len(xs), 2)]
+    rack, result = rack_of(len(hosts)), np.empty_like(xs[0])
+    for owner, part in enumerate(cut(len(result), paper.granule, len(hosts))):
+        shares = [
+            x[part] if h % rack == owner % rack else paper.encode(x[part], random)
+            for h, x in enumerate(hosts)
+        ]
+        result[part] = paper.encode(np.sum(shares, axis=0) / len(xs), random)
+    return result
+
+
 SCHEDULES: dict[str, Callable[[Sequence[Array], Paper, Random], Array]] = {
     "sra": scatter_reduce_gather,
     "hierarchical": hierarchical,
@@ -401,6 +434,7 @@ SCHEDULES: dict[str, Callable[[Sequence[Array], Paper, Random], Array]] = {
     "gather": gather,
     "ranges": gather,
     "linear": gather,
+    "grid": grid,
 }
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Does compressed training end at the same loss, and what did it send? Text and digits, several seeds, every method beside the uncompressed run.
 
     pith run --no-prefix -n 2 -- .venv/bin/python bench/parity.py                # the four methods that must end within 2%

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page of bench/parity.py: loss against bytes, curves of losses, and the table. One file of HTML, its pictures in it."""
 
 from __future__ import annotations
@@ -7,14 +8,15 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import demo  # of examples/pytorch: the same look
+from pith.eval import svg
 
-WIDTH, HEIGHT, LEFT, BOTTOM, RIGHT, TOP = 640, 420, 56, 44, 150, 12
-LINE = 13  # height of a label
-COLOURS = [*demo.COLOURS, "#db2777", "#0891b2", "#65a30d"]
+WIDTH, HEIGHT, LEFT, BOTTOM, RIGHT, TOP = 560, 400, 48, 44, 152, 24
+RING = ".ring{fill:var(--card);stroke-width:2}"
+LINE = 14  # height of a label
+COLOURS = [0, 2, 3, 4, 5, 6, 7, 1]  # of the style of pith.eval.svg
 
 
-def colour_of(row: Any, rows: Sequence[Any]) -> str:
+def colour_of(row: Any, rows: Sequence[Any]) -> int:
     """Adaptive specs have the colour of their reference."""
     uniform = ["none", *dict.fromkeys(r.spec for r in rows if r.spec != "none" and not r.reference)]
     spec = row.reference.spec if row.reference and row.reference.spec != "none" else row.spec
@@ -40,26 +42,25 @@ class Frame:
         return TOP + (self.most - value) / (self.most - self.least) * (HEIGHT - BOTTOM - TOP)
 
     def axes(self) -> str:
-        parts = [
-            f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" fill="none" stroke="#9ca3af"/>'
-        ]
-        for k in range(5):
-            value = self.least + k / 4 * (self.most - self.least)
+        bottom = HEIGHT - BOTTOM
+        parts = [f'<path d="M{LEFT} {bottom}H{WIDTH - RIGHT}" fill="none" class="axis"/>']
+        for value in svg.ticks(self.least, self.most):
+            y = self.y(value)
+            parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" fill="none" class="grid"/>')
             parts.append(
-                f'<text x="{LEFT - 6}" y="{self.y(value) + 4:.0f}" text-anchor="end">{value:.3f}</text>'
+                f'<text x="{LEFT - 6}" y="{y + 4:.0f}" class="tick" text-anchor="end">{svg.number(value, 4)}</text>'
             )
         for power in range(math.floor(self.low), math.ceil(self.high) + 1):
             for digit in (1, 2, 5):
                 value = digit * 10.0**power
                 if self.low <= math.log10(value) <= self.high:
                     parts.append(
-                        f'<text x="{self.x(value):.0f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{short(value)}</text>'
+                        f'<text x="{self.x(value):.0f}" y="{bottom + 16}" class="tick" text-anchor="middle">{short(value)}</text>'
                     )
-        middle = (LEFT + WIDTH - RIGHT) / 2
-        parts.append(f'<text x="{LEFT + 6}" y="{TOP + 6}">loss of held-out samples</text>')
+        parts.append('<text x="4" y="14" class="name">loss of held-out samples</text>')
         return (
             "".join(parts)
-            + f'<text x="{middle:.0f}" y="{HEIGHT - 6}" text-anchor="middle">bytes that a rank sends in a step</text>'
+            + f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 8}" class="name" text-anchor="end">bytes that a rank sends in a step</text>'
         )
 
 
@@ -73,16 +74,16 @@ def short(size: float) -> str:
     )
 
 
-def labels(places: list[tuple[float, float, str, str]]) -> str:
+def labels(places: list[tuple[float, float, str, int]]) -> str:
     """Names beside dots, moved apart where they would lie on each other."""
     parts, last = [], -math.inf
     for x, y, name, colour in sorted(places, key=lambda place: place[1]):
         last = max(y, last + LINE)
         parts.append(
-            f'<path d="M{x + 6:.1f} {y:.1f}L{WIDTH - RIGHT + 6} {last:.1f}" stroke="{colour}" stroke-opacity=".25"/>'
+            f'<path d="M{x + 6:.1f} {y:.1f}L{WIDTH - RIGHT + 6} {last:.1f}" class="curve c{colour}" style="stroke-width:.7;opacity:.5"/>'
         )
         parts.append(
-            f'<text x="{WIDTH - RIGHT + 9}" y="{last + 4:.1f}" fill="{colour}">{html.escape(name)}</text>'
+            f'<text x="{WIDTH - RIGHT + 9}" y="{last + 4:.1f}" class="label t{colour}">{html.escape(name)}</text>'
         )
     return "".join(parts)
 
@@ -108,18 +109,16 @@ def scatter(rows: Sequence[Any]) -> str:
         places.append((x, y, row.spec, colour))
         for run in row.runs if len(row.runs) > 1 else []:
             parts.append(
-                f'<circle cx="{frame.x(run.bytes):.1f}" cy="{frame.y(run.after):.1f}" r="2.5" fill="{colour}" fill-opacity=".35"/>'
+                f'<circle cx="{frame.x(run.bytes):.1f}" cy="{frame.y(run.after):.1f}" r="2.5" class="bar c{colour}" fill-opacity=".35"/>'
             )
         if row.reference in rows:
             end = f"{frame.x(row.reference.bytes):.1f} {frame.y(loss_of(row.reference)):.1f}"
-            parts.append(f'<path d="M{x:.1f} {y:.1f}L{end}" stroke="{colour}" stroke-width="1.5"/>')
-        inside = "#fff" if row.reference else colour
+            parts.append(f'<path d="M{x:.1f} {y:.1f}L{end}" fill="none" class="curve c{colour}"/>')
+        inside = f"error c{colour} ring" if row.reference else f"bar c{colour}"
         title = (
             f"<title>{html.escape(row.spec)}: loss {loss_of(row):.3f}, {short(row.bytes)}</title>"
         )
-        parts.append(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{inside}" stroke="{colour}" stroke-width="2">{title}</circle>'
-        )
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" class="{inside}">{title}</circle>')
     return "".join(parts) + labels(places)
 
 
@@ -129,18 +128,19 @@ def panel(drawing: str, what: str) -> str:
 
 def picture(rows: Sequence[Any]) -> str:
     """Loss against bytes as a file of SVG, a panel for each task."""
-    rows, top = drawable(rows), 25
+    rows, top = drawable(rows), 30
     tasks = list(dict.fromkeys(row.task for row in rows))
-    width, height = WIDTH * len(tasks), HEIGHT + top
+    width, height = WIDTH, (HEIGHT + top) * len(tasks)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="system-ui, sans-serif" font-size="12" fill="#4b5563">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">',
         "<title>Loss against bytes that a rank sends in a step; adaptive runs are joined to the uniform spec whose error they keep</title>",
-        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+        f"<style>{svg.STYLE}{RING}.paper{{fill:var(--card)}}</style>",
+        f'<rect class="paper" width="{width}" height="{height}"/>',
     ]
     for place, task in enumerate(tasks):
         drawing = scatter([row for row in rows if row.task == task])
         parts.append(
-            f'<g transform="translate({WIDTH * place} {top})"><text x="{LEFT}" y="-5" font-size="15">{html.escape(task)}</text>{drawing}</g>'
+            f'<g transform="translate(0 {(HEIGHT + top) * place + top})"><text x="4" y="-8" class="strong">{html.escape(task)}</text>{drawing}</g>'
         )
     return "\n".join([*parts, "</svg>", ""])
 
@@ -149,41 +149,16 @@ def picture(rows: Sequence[Any]) -> str:
 
 
 def curves(rows: Sequence[Any]) -> str:
-    """Losses in training, the mean over seeds; adaptive ones dashed. The first tenth is cut off: it would hide the differences."""
-    lines = [(row, mean_curve(row)) for row in rows]
-    skip = max(1, len(lines[0][1]) // 10)
-    values = [y for _, curve in lines for y in curve[skip:]]
-    if not values:
-        return ""
-    steps = lines[0][0].runs[0].steps
-    low, high = min(values), max(values)
-    parts = [
-        f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - 24}" fill="none" stroke="#9ca3af"/>'
-    ]
-    for k in range(5):
-        y = HEIGHT - BOTTOM - k / 4 * (HEIGHT - BOTTOM - TOP)
-        x = LEFT + k / 4 * (WIDTH - LEFT - 24)
-        parts.append(
-            f'<text x="{LEFT - 6}" y="{y + 4:.0f}" text-anchor="end">{low + k / 4 * (high - low):.2f}</text>'
-        )
-        parts.append(
-            f'<text x="{x:.0f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{steps * k / 4:.0f}</text>'
-        )
-    for row, curve in lines:
-        points = " ".join(
-            f"{LEFT + i / len(curve) * (WIDTH - LEFT - 24):.1f},{HEIGHT - BOTTOM - (y - low) / (high - low or 1) * (HEIGHT - BOTTOM - TOP):.1f}"
-            for i, y in enumerate(curve, 1)
-            if i > skip
-        )
-        dash = ' stroke-dasharray="5 3"' if row.reference else ""
-        parts.append(
-            f'<polyline fill="none" stroke="{colour_of(row, rows)}" stroke-width="1.5"{dash} points="{points}"/>'
-        )
-    middle = (LEFT + WIDTH) / 2
-    parts.append(
-        f'<text x="{middle:.0f}" y="{HEIGHT - 6}" text-anchor="middle">steps; loss of training</text>'
-    )
-    return "".join(parts)
+    """Losses in training, the mean over seeds; adaptive ones dashed."""
+    lines = []
+    for row in rows:
+        curve = mean_curve(row)
+        steps = [row.runs[0].steps * (i + 1) / len(curve) for i in range(len(curve))]
+        if curve:
+            lines.append(
+                svg.Line(steps, curve, row.spec, colour_of(row, rows), False, bool(row.reference))
+            )
+    return svg.lines(lines, "steps", "loss of training", "loss over steps", False) if lines else ""
 
 
 def mean_curve(row: Any) -> list[float]:
@@ -194,6 +169,16 @@ def mean_curve(row: Any) -> list[float]:
 # ---- The page
 
 
+STYLE = (
+    svg.STYLE
+    + RING
+    + """
+body{font:16px/1.5 system-ui,sans-serif;margin:0 auto;max-width:76rem;padding:1rem;background:var(--paper);color:var(--ink)}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:1rem;align-items:start}
+table{border-collapse:collapse}td,th{padding:.3rem .9rem;text-align:right;border-bottom:1px solid var(--line)}td:first-child,th:first-child{text-align:left}
+.key{display:inline-block;width:.8em;height:.8em;border-radius:50%;margin-right:.5em}
+"""
+)
 HEADS = [
     "gradients",
     "loss",
@@ -227,7 +212,7 @@ def table(rows: Sequence[Any]) -> str:
     heads = "".join(f"<th>{html.escape(head)}</th>" for head in HEADS)
     body = ""
     for row in rows:
-        dot = f'<span class="dot" style="background:{colour_of(row, rows)}"></span>'
+        dot = f'<span class="key" style="background:var(--c{colour_of(row, rows)})"></span>'
         body += (
             "<tr>"
             + "".join(
@@ -244,7 +229,7 @@ def pictures(rows: Sequence[Any]) -> str:
     drawn = drawable(rows)
     if not drawn:
         return ""
-    return f'<div class="charts"><div>{panel(scatter(drawn), "loss against bytes")}</div><div>{panel(curves(drawn), "loss over steps")}</div></div>'
+    return f'<div class="charts"><div>{panel(scatter(drawn), "loss against bytes")}</div><div>{curves(drawn)}</div></div>'
 
 
 def section(task: str, rows: Sequence[Any]) -> str:
@@ -261,7 +246,7 @@ def page(rows: Sequence[Any]) -> str:
     ]
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Pith: loss and bytes</title>'
-        f"<style>{demo.STYLE}</style><h1>What is sent, and what is lost</h1>"
+        f"<style>{STYLE}</style><h1>What is sent, and what is lost</h1>"
         "<p>Loss of held-out samples after the last step, against the bytes that a rank sends in a step. Rings and dashed lines are adaptive specs, each "
         "joined to the uniform spec whose error it keeps.</p>" + "".join(parts) + "</html>"
     )

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many bytes does a plan save at the same error? Gradients of real trainings, and every plan beside the best one possible.
 
     python bench/plan_bytes.py                     # the table of docs/planner.md

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What do statistics and plans cost in training? Adaptive specs over two periods, in the time of steps and of the processor.
 
     pith run --no-prefix -n 2 -- python bench/plan_cost.py

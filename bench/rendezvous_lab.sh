@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # How long a rendezvous of many ranks takes behind a slow link: rank 0 in one network namespace, all others in another, and between
 # them a link of RATE each way. Prints the seconds. Needs root, ip and tc.
 #

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How long a rendezvous of many ranks takes: rank 0 as one process, the others as threads of another one, which may be
  * in another network namespace (bench/rendezvous_lab.sh). Each rank brings what a comm's address record has with

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Does a schedule that divides the learning rate by 10, twice, lose what error feedback has pending?
 
     pith run --no-prefix -n 2 -- .venv/bin/python bench/schedule.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the loss of a sharded model (fully_shard) ends with compressed gradients and parameters.
 
     pith run --no-prefix -n 2 -- python bench/sharded_loss.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Does `pith sim` tell the truth? The same allreduces in the lab and simulated, and the ratio of their times.
 
     python bench/sim_lab.py [--pith build/pith] [--ranks 2 4 8 16] [--rate 1gbit] [--bytes 16M] [--per-host 1]

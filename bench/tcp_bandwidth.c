@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How much of a plain socket's bandwidth the tcp transport keeps on loopback: one process sends, one receives, in turns
  * over a bare connection (blocking send and recv) and over a link. Prints the best of some runs of each, in time and in

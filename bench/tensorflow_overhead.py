@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What calling Python from TensorFlow costs beside the C library below it: the same allreduce through both, in turn, in one run.
 
     pith run -n 2 -- python bench/tensorflow_overhead.py [--sizes 4M,16M] [--spec q:4] [--layers 1,100]

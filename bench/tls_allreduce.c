@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What encryption costs: the same ranks have two comms over tcp, one in clear and one with TLS, and allreduce over them
  * in turns, so that whatever else the machine does disturbs both alike. Rank 0 prints medians of the time, and the CPU

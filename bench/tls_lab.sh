@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # What encryption costs: q:4 allreduce of 16 MiB on 4 hosts of pith lab, in clear and with TLS in turns, behind links of each rate.
 #
 #   bench/tls_lab.sh [BUILD]

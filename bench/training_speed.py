@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Samples per second of DDP training: gloo, gloo with PyTorch's own hooks, and Pith, side by side in one run.
 
     pith lab --no-prefix -n 4 --rate 1gbit -- python bench/training_speed.py                # a small GPT

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an optimizer's step takes on a GPU: torch's fused AdamW beside the step in which momentum has travelled, in turns, on one process.
 
     python bench/update_speed.py                      # the layers of a GPT of 124 million parameters

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The CUDA module, libpith_cuda.so: the kernels and CUDA's runtime in one file, opened at run time (src/device/cuda.c). It does not link to
 # the library, and needs libc alone: host code has no exceptions, so that no C++ library is asked for. One line of the configuration
 # says what is built, or why it is not.
@@ -154,7 +155,7 @@ endif()
 # Tests and benchmark open the driver at run time: they compile everywhere, and say why they are skipped where no GPU is. In the
 # build folder's root, beside the module.
 if(PITH_TESTS)
-  add_executable(cuda_test tests/cuda/cuda_test.c tests/cuda/lowrank_test.c tests/cuda/mean_test.c
+  add_executable(cuda_test tests/cuda/cuda_test.c tests/cuda/lossless_test.c tests/cuda/lowrank_test.c tests/cuda/mean_test.c
                  tests/cuda/reduce_test.c tests/cuda/statistics_test.c tests/cuda/update_test.c tests/cuda/whole_test.c
                  tests/test.c)
   add_executable(cuda_bench tests/cuda/cuda_bench.c)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What `make install` puts where: headers, libraries, the command, its manual page and completions, a CMake package and a
 # pkg-config file. Both of the latter find the prefix from their own place, so that an installed tree can be moved.
 include(GNUInstallDirs)

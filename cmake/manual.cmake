@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The manual page and the completions of shells: written by the command itself, from its tables of options.
 set(PITH_MANUAL_DIR ${CMAKE_BINARY_DIR}/manual)
 set(PITH_MANUAL ${PITH_MANUAL_DIR}/pith.1 ${PITH_MANUAL_DIR}/pith ${PITH_MANUAL_DIR}/_pith ${PITH_MANUAL_DIR}/pith.fish)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Transport modules: each is built if what it stands on is installed, and opened by name at run time (src/transport/module.c, src/base/module_file.c).
 # They see src/ for the contract and do not link to the library.
 include(GNUInstallDirs)

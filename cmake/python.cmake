@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What the Python package carries: the library, the command, the transport modules and, if it is built, the CUDA module, in one folder, where
 # each finds the others (src/base/module_file.c), and the C headers. pyproject.toml builds the target pith_python and installs the
 # component python.

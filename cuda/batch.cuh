@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Many tasks in one launch: they travel as an argument of the kernel, so that nothing has to be copied to the device
  * before, and a captured graph holds them. */
 #pragma once
@@ -27,7 +28,8 @@ static inline uint32_t tables_of(const Task &t) {
  */
 static inline __host__ __device__ bool is_common(const Task &t) {
   return t.kind != PITH_WIRE_TERNGRAD && t.kind != PITH_WIRE_LLOYD && t.kind != PITH_WIRE_NATURAL &&
-         t.kind != PITH_WIRE_TREE8 && t.kind != PITH_WIRE_NUQ;
+         t.kind != PITH_WIRE_TREE8 && t.kind != PITH_WIRE_NUQ && t.kind != PITH_WIRE_MX && t.kind != PITH_WIRE_NVFP4 &&
+         t.kind != PITH_WIRE_FP8;
 }
 
 /* Codecs that are seldom used, or cost others registers, have kernels of their own: those of a batch are taken if it
@@ -38,12 +40,23 @@ static inline __host__ __device__ bool is_vote(const Task &t) {
 
 static inline __host__ __device__ bool is_power(const Task &t) { return t.kind == PITH_WIRE_NUQ; }
 
+static inline __host__ __device__ bool is_mini(const Task &t) {
+  return t.kind == PITH_WIRE_MX || t.kind == PITH_WIRE_NVFP4 || t.kind == PITH_WIRE_FP8;
+}
+
+/* Which of them a kernel has beside the usual ones: none, the first two, or all. */
+enum Rare { USUAL, RARE_ONES, ALL };
+
 static inline bool has_any(const Batch &batch, bool (*is)(const Task &)) {
   bool found = false;
   for (uint32_t i = 0; i < batch.count; i++) {
     found |= is(batch.task[i]);
   }
   return found;
+}
+
+static inline Rare rare_of(const Batch &batch) {
+  return has_any(batch, is_mini) ? ALL : has_any(batch, is_vote) || has_any(batch, is_power) ? RARE_ONES : USUAL;
 }
 
 /* The task that has an item: the first that ends behind it. */
@@ -79,6 +92,7 @@ INLINE void each_item_of_block(const Batch &batch, Each each) {
 
 /* Launchers of the kernels; each takes tasks with begin and end set. */
 cudaError_t launch_encode_quads(const Batch &batch, cudaStream_t stream);
+cudaError_t launch_encode_minis(const Batch &batch, cudaStream_t stream);
 cudaError_t launch_encode_tern(const Batch &batch, cudaStream_t stream);
 cudaError_t launch_encode_signs(const Batch &batch, cudaStream_t stream);
 cudaError_t launch_encode(const Batch &batch, bool common,

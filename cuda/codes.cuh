@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Codes of single values, both ways: what src/kernel/body_quant.h and body_small.h do for 16 lanes. */
 #pragma once
 
@@ -84,6 +85,110 @@ INLINE float power_value(uint32_t code, int bits) {
   uint32_t top = (1u << (bits - 1)) - 1, level = code & top;
   return float_of((level == 0 ? 0 : (level + 127 - top) << 23) | code >> (bits - 1) << 31);
 }
+
+/* ---- Small floats: src/kernel/body_mini.h --------------------------------------------------------------------------
+ */
+
+/* A type (PITH_MINI_…): bits of a code, of its mantissa, the exponent's bias, the code of the largest finite value. */
+template <int TYPE>
+struct Mini {
+  static constexpr int bits = TYPE < PITH_MINI_E2M3 ? 8 : TYPE < PITH_MINI_E2M1 ? 6 : 4;
+  static constexpr int mantissa = TYPE == PITH_MINI_E4M3 || TYPE == PITH_MINI_E2M3   ? 3
+                                  : TYPE == PITH_MINI_E5M2 || TYPE == PITH_MINI_E3M2 ? 2
+                                                                                     : 1;
+  static constexpr int bias = TYPE == PITH_MINI_E4M3 ? 7 : TYPE == PITH_MINI_E5M2 ? 15 : TYPE == PITH_MINI_E3M2 ? 3 : 1;
+  static constexpr uint32_t top = TYPE == PITH_MINI_E4M3   ? 0x7e
+                                  : TYPE == PITH_MINI_E5M2 ? 0x7b
+                                  : TYPE == PITH_MINI_E2M1 ? 0x07
+                                                           : 0x1f;
+  static constexpr uint32_t exponent = (top >> mantissa) - bias; /* of the largest value */
+};
+
+INLINE constexpr uint32_t power_bits(int exponent) { return (uint32_t)(exponent + 127) << 23; }
+
+/* y is finite. */
+template <int TYPE>
+INLINE uint32_t mini_code(float y) {
+  typedef Mini<TYPE> M;
+  uint32_t size = magnitude(y), odd = size >> (23 - M::mantissa) & 1;
+  uint32_t rounded = size + ((1u << (22 - M::mantissa)) - 1) + odd;
+  uint32_t normal = (rounded >> (23 - M::mantissa)) - ((uint32_t)(127 - M::bias) << M::mantissa);
+  const uint32_t rounder = power_bits(24 - M::bias - M::mantissa);
+  uint32_t tiny = bits_of(float_of(size) + float_of(rounder)) - rounder;
+  uint32_t code = size < (uint32_t)(128 - M::bias) << 23 ? tiny : normal;
+  return least(code, M::top) | bits_of(y) >> 31 << (M::bits - 1);
+}
+
+template <int TYPE>
+INLINE float mini_value(uint32_t code) {
+  typedef Mini<TYPE> M;
+  uint32_t size = code & ((1u << (M::bits - 1)) - 1);
+  uint32_t normal = (size << (23 - M::mantissa)) + ((uint32_t)(127 - M::bias) << 23);
+  float tiny = (float)size * float_of(power_bits(1 - M::bias - M::mantissa));
+  uint32_t value = size < 1u << M::mantissa ? bits_of(tiny) : normal;
+  if (M::bits == 8) {
+    value = size > M::top ? INF_BITS | size << (23 - M::mantissa) : value;
+  }
+  return float_of(value | code >> (M::bits - 1) << 31);
+}
+
+/* Calls `with` for a type, which is a constant there. */
+template <int TYPE>
+struct MiniTag {
+  static constexpr int type = TYPE;
+};
+
+template <class With>
+INLINE void with_mini(int type, With with) {
+  switch (type) {
+    case PITH_MINI_E4M3:
+      return with(MiniTag<PITH_MINI_E4M3>());
+    case PITH_MINI_E5M2:
+      return with(MiniTag<PITH_MINI_E5M2>());
+    case PITH_MINI_E2M3:
+      return with(MiniTag<PITH_MINI_E2M3>());
+    case PITH_MINI_E3M2:
+      return with(MiniTag<PITH_MINI_E3M2>());
+    default:
+      return with(MiniTag<PITH_MINI_E2M1>());
+  }
+}
+
+/* Of fp8. */
+INLINE float fp8_largest(const Task &t) {
+  return t.choice == PITH_MINI_E4M3 ? PITH_FP8_LARGEST_E4M3 : PITH_FP8_LARGEST_E5M2;
+}
+
+INLINE uint32_t fp8_code(const Task &t, float y) {
+  return t.choice == PITH_MINI_E4M3 ? mini_code<PITH_MINI_E4M3>(y) : mini_code<PITH_MINI_E5M2>(y);
+}
+
+INLINE float fp8_value(const Task &t, uint32_t code) {
+  return t.choice == PITH_MINI_E4M3 ? mini_value<PITH_MINI_E4M3>(code) : mini_value<PITH_MINI_E5M2>(code);
+}
+
+/* The scale of a row of mx from its largest |x|, and what it makes of values, both ways. */
+template <int TYPE>
+INLINE uint32_t mx_scale(uint32_t most) {
+  uint32_t field = most >> 23;
+  return most >= INF_BITS ? PITH_MX_NAN : field > Mini<TYPE>::exponent ? field - Mini<TYPE>::exponent : 0;
+}
+
+INLINE float mx_inverse(uint32_t scale) { return float_of((PITH_MX_NAN - 1 - least(scale, PITH_MX_NAN - 1)) << 23); }
+
+INLINE float mx_factor(uint32_t scale) {
+  return scale == PITH_MX_NAN ? nan_value() : float_of(scale ? scale << 23 : 1u << 22);
+}
+
+/* The scales of nvfp4: of a block from its largest |x|; what a row's largest |x| is multiplied by; a row's values. */
+INLINE float nv_scale(uint32_t most) {
+  float scale = float_of(most) / PITH_NV_LARGEST;
+  return scale < PITH_SCALE_MIN ? 0.0f : scale;
+}
+
+INLINE float nv_inverse(float scale) { return scale > 0 ? 1.0f / (6.0f * scale) : 0.0f; }
+
+INLINE float nv_factor(float row) { return row > 0 ? 1.0f / row : 0.0f; }
 
 /* ---- Trits
  * -------------------------------------------------------------------------------------------------------------- */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Decoding of block codecs straight into tensors: each warp takes 1024 values of a task at a time. */
 #include "batch.cuh"
 #include "decode_block.cuh"
@@ -64,7 +65,7 @@ INLINE void write_rows(const Task &t, uint32_t i, const float (&x)[ROWS][4]) {
   }
 }
 
-template <bool ADD, bool RARE>
+template <bool ADD, Rare RARE>
 INLINE void decode_item(const Task &t, uint32_t first, const Tables &tables) {
   Cursor cursor = cursor_at(t, first);
   constexpr int TOGETHER = ADD ? 4 : 8; /* rows that are read before the first is used, as registers allow */
@@ -87,7 +88,7 @@ INLINE void decode_item(const Task &t, uint32_t first, const Tables &tables) {
 }
 
 /* Any item: odd lengths, blocks and addresses. */
-template <bool ADD, bool RARE>
+template <bool ADD, Rare RARE>
 INLINE void decode_slowly(const Task &t, uint32_t first, const Tables &tables) {
 #pragma unroll 1
   for (uint32_t i = first + 4 * (threadIdx.x % 32); i < least(first + ITEM, t.n); i += DECODE_ROW) {
@@ -102,7 +103,7 @@ INLINE bool blocks_are_full(const Task &t, uint32_t first) {
   return ((first + ITEM - 1) / t.bucket + 1) * t.bucket <= t.n;
 }
 
-template <bool ADD, bool RARE>
+template <bool ADD, Rare RARE>
 __global__ void __launch_bounds__(THREADS, RESIDENT) decode_kernel(const __grid_constant__ Batch batch) {
   __shared__ Tables tables;
   fill_tables(batch, tables);
@@ -118,8 +119,8 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) decode_kernel(const __grid_
 }
 
 cudaError_t launch_decode(const Batch &batch, bool add, cudaStream_t stream) {
-  bool rare = has_any(batch, is_vote) || has_any(batch, is_power);
-  auto kernel = add ? (rare ? decode_kernel<true, true> : decode_kernel<true, false>)
-                    : (rare ? decode_kernel<false, true> : decode_kernel<false, false>);
-  return launch_batch(kernel, THREADS, WARPS, 0, batch, stream);
+  static const BatchKernel kernels[2][3] = {
+      {decode_kernel<false, USUAL>, decode_kernel<false, RARE_ONES>, decode_kernel<false, ALL>},
+      {decode_kernel<true, USUAL>, decode_kernel<true, RARE_ONES>, decode_kernel<true, ALL>}};
+  return launch_batch(kernels[add][rare_of(batch)], THREADS, WARPS, 0, batch, stream);
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Decoding: a thread takes four values at a time, which lie in one block since buckets are multiples of 32. `Reader`s
  * know the payload; what becomes of the values (set, added, of which type) is the caller's. Any bytes are safe to
@@ -22,11 +23,15 @@ enum Group {
   GROUP_SIGNMEAN,
   GROUP_LLOYD,
   GROUP_POWER,
-  GROUP_VOTE
+  GROUP_VOTE,
+  GROUP_E4M3, /* fp8 and mx by type, in the order of these */
+  GROUP_E5M2,
+  GROUP_MX,
+  GROUP_NV = GROUP_MX + PITH_MINI_TYPES
 };
 
-/* Votes and powers of two only where RARE: they have kernels of their own. */
-template <bool RARE>
+/* What is not usual only where RARE says so. */
+template <Rare RARE>
 INLINE Group group_of(const Task &t) {
   switch (t.kind) {
     case PITH_WIRE_NONE:
@@ -44,13 +49,19 @@ INLINE Group group_of(const Task &t) {
     case PITH_WIRE_TREE8:
       return GROUP_TREE8;
     case PITH_WIRE_SIGN:
-      return RARE && is_vote(t) ? GROUP_VOTE : GROUP_SIGN;
+      return RARE >= RARE_ONES && is_vote(t) ? GROUP_VOTE : GROUP_SIGN;
     case PITH_WIRE_SIGNMEAN:
       return GROUP_SIGNMEAN;
     case PITH_WIRE_LLOYD:
       return GROUP_LLOYD;
     case PITH_WIRE_NUQ:
-      return RARE ? GROUP_POWER : GROUP_AROUND_ZERO;
+      return RARE >= RARE_ONES ? GROUP_POWER : GROUP_AROUND_ZERO;
+    case PITH_WIRE_FP8:
+      return RARE == ALL ? (Group)(GROUP_E4M3 + t.choice) : GROUP_AROUND_ZERO;
+    case PITH_WIRE_MX:
+      return RARE == ALL ? (Group)(GROUP_MX + t.choice) : GROUP_AROUND_ZERO;
+    case PITH_WIRE_NVFP4:
+      return RARE == ALL ? GROUP_NV : GROUP_AROUND_ZERO;
     default:
       return GROUP_AROUND_ZERO; /* qsgd, gq */
   }
@@ -65,11 +76,27 @@ struct Head {
   uint32_t low, high; /* where FAST: the words that the four codes are in */
 };
 
+/* A word of a payload, which nobody writes meanwhile. Payloads are read in small pieces between many writes: memory
+ * gives more of them at a time, so that it turns from writing to reading less often. */
+INLINE uint32_t load_word(const void *from) {
+#if __CUDA_ARCH__ >= 800
+  uint32_t word;
+  asm volatile("ld.global.nc.L2::256B.b32 %0, [%1];" : "=r"(word) : "l"(from));
+  return word;
+#else
+  return *(const uint32_t *)from;
+#endif
+}
+
 /* FAST: everything is known to be aligned, and no alternative stands in the way of loads. */
 template <bool FAST>
 INLINE float read_f32(const uint8_t *in) {
-  return FAST ? *(const float *)in : get_f32(in);
+  return FAST ? float_of(load_word(in)) : get_f32(in);
 }
+
+INLINE constexpr bool is_mx(Group group) { return group >= GROUP_MX && group < GROUP_NV; }
+
+INLINE constexpr bool has_rows(Group group) { return group >= GROUP_MX; }
 
 /* The head of the block that starts at `in` and has `count` values, for those at `at`. */
 template <bool FAST>
@@ -86,10 +113,21 @@ INLINE Head head_at(const Task &t, Group group, const uint8_t *in, uint32_t at, 
     case GROUP_FP16:
     case GROUP_BF16:
       break;
+    case GROUP_NV:
+      h.a = read_f32<FAST>(in);
+      h.b = float_of(in[PITH_HEAD_ONE + at / PITH_NV_ROW]); /* a byte: see read_nv */
+      h.codes = in + PITH_HEAD_ONE + (count + PITH_NV_ROW - 1) / PITH_NV_ROW;
+      break;
     default:
+      if (is_mx(group)) {
+        h.a = float_of(in[at / PITH_MX_ROW]);
+        h.codes = in + (count + PITH_MX_ROW - 1) / PITH_MX_ROW;
+        break;
+      }
       h.a = read_f32<FAST>(in);
       h.codes = in + PITH_HEAD_ONE; /* of votes, first those of groups of zeros */
   }
+  h.fast = FAST || (h.fast && aligned4(h.codes));
   return h;
 }
 
@@ -109,9 +147,9 @@ INLINE Head head_of(const Task &t, Group group, uint32_t i) {
 
 /* How many bits a code has, in groups that use get_four. */
 INLINE int code_bits(const Task &t, Group group) {
-  return group == GROUP_NATURAL || group == GROUP_TREE8   ? 8
-         : group == GROUP_SIGN || group == GROUP_SIGNMEAN ? 1
-                                                          : t.bits;
+  return group == GROUP_NATURAL || group == GROUP_TREE8 || group == GROUP_E4M3 || group == GROUP_E5M2 ? 8
+         : group == GROUP_SIGN || group == GROUP_SIGNMEAN                                             ? 1
+                                                                                                      : t.bits;
 }
 
 INLINE bool has_codes(Group group) { return group > GROUP_BF16 && group != GROUP_TRIT && group != GROUP_VOTE; }
@@ -120,8 +158,8 @@ INLINE bool has_codes(Group group) { return group > GROUP_BF16 && group != GROUP
 INLINE void fetch_four(const Task &t, Group group, Head &h) {
   uint32_t bit = h.at * code_bits(t, group);
   const uint32_t *words = (const uint32_t *)h.codes + bit / 32;
-  h.low = words[0];
-  h.high = bit % 32 + 4 * code_bits(t, group) > 32 ? words[1] : 0;
+  h.low = load_word(words);
+  h.high = bit % 32 + 4 * code_bits(t, group) > 32 ? load_word(words + 1) : 0;
 }
 
 /* Four fields of `bits` bits from the stream, as many as exist. */
@@ -224,7 +262,7 @@ INLINE float trit_of(uint32_t code, uint32_t factor, float scale) {
 
 /* In a full group four neighbours are in four neighbouring bytes, at the same digit. */
 INLINE void read_full_trits(const Head &h, uint32_t place, const uint8_t *codes, float (&d)[4]) {
-  uint32_t word = *(const uint32_t *)(codes + place % PITH_TRIT_STRIDE), factor = third_power(place / PITH_TRIT_STRIDE);
+  uint32_t word = load_word(codes + place % PITH_TRIT_STRIDE), factor = third_power(place / PITH_TRIT_STRIDE);
 #pragma unroll
   for (int j = 0; j < 4; j++) {
     d[j] = trit_of(word >> 8 * j & 0xff, factor, h.a);
@@ -245,6 +283,20 @@ INLINE void read_trits(const Head &h, float (&d)[4]) {
       d[j] = place + j < r ? trit_of(codes[(place + j) % width], third_power((place + j) / width), h.a) : 0.0f;
     }
   }
+}
+
+template <bool FAST, int TYPE>
+INLINE void read_minis(const Head &h, float factor, float (&d)[4]) {
+  uint32_t word = get_four<FAST>(h, Mini<TYPE>::bits);
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    d[j] = mini_value<TYPE>(field(word, j, Mini<TYPE>::bits)) * factor;
+  }
+}
+
+template <bool FAST>
+INLINE void read_nv(const Head &h, float (&d)[4]) {
+  read_minis<FAST, PITH_MINI_E2M1>(h, mini_value<PITH_MINI_E4M3>(bits_of(h.b)) * h.a, d);
 }
 
 INLINE void read_casts(const Head &h, Group group, float (&d)[4]) {
@@ -279,8 +331,30 @@ INLINE void read_casts_fast(const Head &h, Group group, float (&d)[4]) {
   }
 }
 
+template <bool FAST>
+INLINE void decode_mini(Group group, const Head &h, float (&d)[4]) {
+  switch ((int)group) {
+    case GROUP_E4M3:
+      return read_minis<FAST, PITH_MINI_E4M3>(h, h.a, d);
+    case GROUP_E5M2:
+      return read_minis<FAST, PITH_MINI_E5M2>(h, h.a, d);
+    case GROUP_NV:
+      return read_nv<FAST>(h, d);
+    case GROUP_MX + PITH_MINI_E4M3:
+      return read_minis<FAST, PITH_MINI_E4M3>(h, mx_factor(bits_of(h.a)), d);
+    case GROUP_MX + PITH_MINI_E5M2:
+      return read_minis<FAST, PITH_MINI_E5M2>(h, mx_factor(bits_of(h.a)), d);
+    case GROUP_MX + PITH_MINI_E2M3:
+      return read_minis<FAST, PITH_MINI_E2M3>(h, mx_factor(bits_of(h.a)), d);
+    case GROUP_MX + PITH_MINI_E3M2:
+      return read_minis<FAST, PITH_MINI_E3M2>(h, mx_factor(bits_of(h.a)), d);
+    default:
+      return read_minis<FAST, PITH_MINI_E2M1>(h, mx_factor(bits_of(h.a)), d);
+  }
+}
+
 /* FAST: aligned, in a full block. */
-template <bool RARE, bool FAST>
+template <Rare RARE, bool FAST>
 INLINE void decode_at(const Task &t, Group group, const Head &h, float (&d)[4], const Tables &tables) {
   switch (group) {
     case GROUP_NONE:
@@ -317,20 +391,24 @@ INLINE void decode_at(const Task &t, Group group, const Head &h, float (&d)[4], 
       read_lloyd<FAST>(t, h, d, tables.lloyd[t.bits - 1]);
       break;
     case GROUP_POWER:
-      if (RARE) {
+      if (RARE >= RARE_ONES) {
         read_powers<FAST>(t, h, d);
       }
       break;
     case GROUP_VOTE:
-      if (RARE) {
+      if (RARE >= RARE_ONES) {
         read_votes(h, d);
       }
       break;
+    default:
+      if (RARE == ALL) {
+        decode_mini<FAST>(group, h, d);
+      }
   }
 }
 
 /* Values i … i + 3 of a task, i a multiple of 4; those that do not exist are anything. */
-template <bool RARE>
+template <Rare RARE>
 INLINE void decode_four(const Task &t, Group group, uint32_t i, float (&d)[4], const Tables &tables) {
   decode_at<RARE, false>(t, group, head_of(t, group, i), d, tables);
 }
@@ -357,7 +435,7 @@ static inline __host__ __device__ bool rows_fit(const Task &t) {
 
 /* Rows of values, pairs of them in one block, which is full: block and head are found once for all lanes. The group is
  * a constant, so that nothing stands between the loads of several rows. */
-template <bool RARE, Group GROUP, int ROWS>
+template <Rare RARE, Group GROUP, int ROWS>
 INLINE void decode_rows(const Task &t, Cursor &cursor, float (&d)[ROWS][4], const Tables &tables) {
   Head heads[ROWS];
 #pragma unroll
@@ -365,6 +443,9 @@ INLINE void decode_rows(const Task &t, Cursor &cursor, float (&d)[ROWS][4], cons
     heads[r] = head_at<true>(t, GROUP, cursor.in, cursor.at + 4 * (threadIdx.x % 32), t.bucket);
     heads[r + 1] = heads[r];
     heads[r + 1].at += DECODE_ROW;
+    if (has_rows(GROUP)) { /* which have scales of their own */
+      heads[r + 1] = head_at<true>(t, GROUP, cursor.in, heads[r + 1].at, t.bucket);
+    }
     if (has_codes(GROUP)) {
       fetch_four(t, GROUP, heads[r]);
       fetch_four(t, GROUP, heads[r + 1]);
@@ -378,7 +459,9 @@ INLINE void decode_rows(const Task &t, Cursor &cursor, float (&d)[ROWS][4], cons
 #pragma unroll
   for (int r = 0; r < ROWS; r += 2) {
     finish_head(t, GROUP, heads[r]);
-    heads[r + 1].a = heads[r].a, heads[r + 1].b = heads[r].b;
+    if (!has_rows(GROUP)) {
+      heads[r + 1].a = heads[r].a, heads[r + 1].b = heads[r].b;
+    }
     decode_at<RARE, true>(t, GROUP, heads[r], d[r], tables);
     decode_at<RARE, true>(t, GROUP, heads[r + 1], d[r + 1], tables);
   }
@@ -389,8 +472,19 @@ struct GroupTag {
   static constexpr Group value = GROUP;
 };
 
+template <class With>
+INLINE void with_mini_group(const Task &t, With with) {
+  if (t.kind == PITH_WIRE_NVFP4) {
+    return with(GroupTag<GROUP_NV>());
+  }
+  if (t.kind == PITH_WIRE_FP8) {
+    return t.choice == PITH_MINI_E4M3 ? with(GroupTag<GROUP_E4M3>()) : with(GroupTag<GROUP_E5M2>());
+  }
+  with_mini(t.choice, [&](auto mini) { with(GroupTag<(Group)(GROUP_MX + mini.type)>()); });
+}
+
 /* Calls `with` for the group of a task, which is a constant there. */
-template <bool RARE, class With>
+template <Rare RARE, class With>
 INLINE void with_group(const Task &t, With with) {
   switch (group_of<RARE>(t)) {
     case GROUP_NONE:
@@ -416,8 +510,10 @@ INLINE void with_group(const Task &t, With with) {
     case GROUP_LLOYD:
       return with(GroupTag<GROUP_LLOYD>());
     case GROUP_POWER:
-      return RARE ? with(GroupTag<GROUP_POWER>()) : void();
+      return RARE >= RARE_ONES ? with(GroupTag<GROUP_POWER>()) : void();
     case GROUP_VOTE:
-      return RARE ? with(GroupTag<GROUP_VOTE>()) : void();
+      return RARE >= RARE_ONES ? with(GroupTag<GROUP_VOTE>()) : void();
+    default:
+      return RARE == ALL ? with_mini_group(t, with) : void();
   }
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Decoding of block codecs behind a rotation, faster: full tiles of f32 values at aligned addresses, in registers;
  * module.cu decides, and gives the rest to rotated.cu. */
 #include "decode_block.cuh"
@@ -6,7 +7,7 @@
 #define RESIDENT 8 /* blocks of threads on a processor at least */
 
 /* Items are tiles, all of them full. */
-template <bool ADD, bool RARE>
+template <bool ADD, Rare RARE>
 __global__ void __launch_bounds__(TURN_THREADS, RESIDENT)
     decode_rotated_quads_kernel(const __grid_constant__ Batch batch) {
   __shared__ Exchange all;
@@ -34,7 +35,8 @@ __global__ void __launch_bounds__(TURN_THREADS, RESIDENT)
 
 cudaError_t launch_decode_rotated_quads(const Batch &batch, bool add, cudaStream_t stream) {
   bool rare = has_any(batch, is_power);
-  auto kernel = add ? (rare ? decode_rotated_quads_kernel<true, true> : decode_rotated_quads_kernel<true, false>)
-                    : (rare ? decode_rotated_quads_kernel<false, true> : decode_rotated_quads_kernel<false, false>);
+  auto kernel =
+      add ? (rare ? decode_rotated_quads_kernel<true, RARE_ONES> : decode_rotated_quads_kernel<true, USUAL>)
+          : (rare ? decode_rotated_quads_kernel<false, RARE_ONES> : decode_rotated_quads_kernel<false, USUAL>);
   return launch_batch(kernel, TURN_THREADS, 1, 0, batch, stream);
 }

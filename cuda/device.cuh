@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What all kernels share: random numbers, conversions and reductions with the very bits of src/kernel and src/base.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Encoding of block codecs straight from tensors: each warp takes two blocks at a time, of whatever task is next.
  * Codecs that are often used together share a kernel, so that a bucket of layers usually takes one launch. */
 #include "batch.cuh"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The block codecs: each function encodes a block for each half of a warp. The payload is that of src/codec and
  * docs/format.md, byte for byte. A block of up to 512 values is read once and stays in registers; larger ones are read
@@ -308,14 +309,14 @@ INLINE void encode_powers(const Source &s, const Task &t, uint8_t *out, uint8_t 
   }
 }
 
-/* ---- natural, tree8
+/* ---- natural, tree8, fp8
  * -------------------------------------------------------------------------------------------------- */
 
 template <class Source>
 INLINE void encode_byte(const Source &s, const Task &t, uint8_t *out, uint8_t *stage, const Tables &tables) {
   float v[STEPS];
   uint32_t most = 0, chunks = chunks_of(t, CHUNK), start = (t.index + s.origin + lane16()) * RNG_WEYL + t.key0;
-  bool natural = t.kind == PITH_WIRE_NATURAL;
+  bool natural = t.kind == PITH_WIRE_NATURAL, fp8 = t.kind == PITH_WIRE_FP8;
   for (uint32_t c = 0; c < chunks; c++) {
     s.template load<STEPS>(v, c * CHUNK, 0.0f);
     EACH_STEP(k, STEPS) { most = max(most, magnitude(v[k])); }
@@ -323,7 +324,8 @@ INLINE void encode_byte(const Source &s, const Task &t, uint8_t *out, uint8_t *s
   most = lane_max(most);
   bool bad = most >= INF_BITS;
   int top = (int)least((most >> 23) + 1, 254);
-  float scale = usable_scale(float_of(most)), inverse = scale > 0 ? 1.0f / scale : 0.0f;
+  float scale = usable_scale(fp8 ? float_of(most) / fp8_largest(t) : float_of(most)),
+        inverse = scale > 0 ? 1.0f / scale : 0.0f;
   scale = bad ? nan_value() : scale;
   if (s.m && lane16() == 0) {
     put_f32(out, natural && !bad ? float_of((uint32_t)top << 23) : scale);
@@ -341,6 +343,8 @@ INLINE void encode_byte(const Source &s, const Task &t, uint8_t *out, uint8_t *s
       EACH_STEP(k, STEPS) {
         stage[LANES * k + lane16()] = natural_byte(v[k], top, rng_from(noise + LANES * k * RNG_WEYL, t.key1));
       }
+    } else if (fp8) {
+      EACH_STEP(k, STEPS) { stage[LANES * k + lane16()] = bad ? 0 : (uint8_t)fp8_code(t, v[k] * inverse); }
     } else {
       EACH_STEP(k, STEPS) { stage[LANES * k + lane16()] = (uint8_t)tree8_word(v[k] * inverse, tables); }
     }
@@ -352,11 +356,77 @@ INLINE void encode_byte(const Source &s, const Task &t, uint8_t *out, uint8_t *s
       EACH_STEP(k, STEPS) {
         uint32_t byte = stage[LANES * k + lane16()];
         s.keep(from + LANES * k + lane16(), v[k],
-               natural ? natural_value(byte, top) : scale * tree8_value(byte, tables.tree));
+               natural ? natural_value(byte, top)
+               : fp8   ? scale * fp8_value(t, byte)
+                       : scale * tree8_value(byte, tables.tree));
       }
     }
     __syncwarp();
   }
+}
+
+/* ---- mx, nvfp4 ----------------------------------------------------------------------------------------------------
+ */
+
+/* Row r is in steps 2r and 2r + 1. Rows that are not finite are NaN, and the others as usual. */
+template <int TYPE, class Source>
+INLINE void encode_mx(const Source &s, const Task &t, uint8_t *out, uint8_t *stage) {
+  const int ROWS = STEPS * LANES / PITH_MX_ROW;
+  float v[STEPS];
+  uint32_t mine = 0, rows = (s.m + PITH_MX_ROW - 1) / PITH_MX_ROW;
+  s.template load<STEPS>(v, 0, 0.0f);
+  EACH_STEP(r, ROWS) {
+    uint32_t scale = mx_scale<TYPE>(lane_max(max(magnitude(v[2 * r]), magnitude(v[2 * r + 1]))));
+    float inverse = mx_inverse(scale), factor = mx_factor(scale);
+    mine = lane16() == r ? scale : mine;
+    EACH_STEP(h, 2) {
+      uint32_t at = LANES * (2 * r + h) + lane16();
+      uint32_t code = scale == PITH_MX_NAN ? 0 : mini_code<TYPE>(v[2 * r + h] * inverse);
+      stage[at] = (uint8_t)code;
+      if (s.keeps()) {
+        s.keep(at, v[2 * r + h], mini_value<TYPE>(code) * factor);
+      }
+    }
+  }
+  if (lane16() < rows) {
+    out[lane16()] = (uint8_t)mine;
+  }
+  put_levels(stage, out + rows, s.m, t.bits);
+}
+
+/* Row r is step r. */
+template <class Source>
+INLINE void encode_nv(const Source &s, const Task &t, uint8_t *out, uint8_t *stage) {
+  float v[STEPS];
+  uint32_t most = 0, low = 0, high = 0, rows = (s.m + PITH_NV_ROW - 1) / PITH_NV_ROW;
+  s.template load<STEPS>(v, 0, 0.0f);
+  EACH_STEP(k, STEPS) { most = max(most, magnitude(v[k])); }
+  most = lane_max(most);
+  bool bad = most >= INF_BITS;
+  float scale = bad ? nan_value() : nv_scale(most), inverse = bad ? 0.0f : nv_inverse(scale);
+  EACH_STEP(k, STEPS) {
+    uint32_t row_most = lane_max(magnitude(v[k]));
+    uint32_t byte = bad ? 0 : mini_code<PITH_MINI_E4M3>(float_of(row_most) * inverse);
+    float row = mini_value<PITH_MINI_E4M3>(byte) * scale;
+    uint32_t code = bad ? 0 : mini_code<PITH_MINI_E2M1>(v[k] * nv_factor(row));
+    low = lane16() == k ? byte : low;
+    high = lane16() + LANES == k ? byte : high;
+    stage[LANES * k + lane16()] = (uint8_t)code;
+    if (s.keeps()) {
+      s.keep(LANES * k + lane16(), v[k], mini_value<PITH_MINI_E2M1>(code) * row);
+    }
+  }
+  if (s.m && lane16() == 0) {
+    put_f32(out, scale);
+  }
+  out += PITH_HEAD_ONE;
+  if (lane16() < rows) {
+    out[lane16()] = (uint8_t)low;
+  }
+  if (lane16() + LANES < rows) {
+    out[lane16() + LANES] = (uint8_t)high;
+  }
+  put_levels(stage, out + rows, s.m, t.bits);
 }
 
 /* ---- sign, signmean
@@ -696,6 +766,12 @@ INLINE void encode_rarer(const Source &s, const Task &t, uint8_t *out, uint8_t *
       break;
     case PITH_WIRE_NUQ:
       encode_powers(s, t, out, stage);
+      break;
+    case PITH_WIRE_MX:
+      with_mini(t.choice, [&](auto mini) { encode_mx<mini.type>(s, t, out, stage); });
+      break;
+    case PITH_WIRE_NVFP4:
+      encode_nv(s, t, out, stage);
       break;
     default:
       encode_byte(s, t, out, stage, tables);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The common case, faster: full blocks of 512 f32 values at aligned addresses, of casts, q, gq, qsgd, natural and
  * tree8; module.cu decides, and gives the rest to encode.cu. Where a sum is needed (qsgd by the norm), values go by way

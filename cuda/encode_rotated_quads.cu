@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The common codec behind a rotation, faster: q in blocks of 512 values, full tiles of f32 values at aligned addresses,
  * with or without a memory; module.cu decides, and gives the rest to rotated.cu. The tile stays in registers, for a

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Codecs of one scale behind a rotation, faster: sign with an unbiased scale, and lloyd, in blocks of 4096 values that
  * are those of the rotation (drive, eden). Full blocks of f32 values at aligned addresses, no memory; module.cu

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Error feedback with signs and their mean magnitude (`efsignsgd`) in full blocks of 4096 f32 values: too many for half
  * a warp's registers, so that 128 threads share a block, 32 values each, and tensor and residual are read once. The sum

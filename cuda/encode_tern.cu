@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * terngrad with its usual block of 1280 values, full ones of f32 at aligned payloads: a warp takes one, 40 values of a
  * lane stay in registers, so that memory is read once. The upper half of the warp has the later half of each of the

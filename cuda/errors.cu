@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Squared errors for the planner. Uniform levels of all widths are measured in one pass, without encoding: a warp holds
  * 1024 values in registers, which are whole buckets of each size. Any other codec encodes and decodes a sample, and

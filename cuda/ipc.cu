@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Messages between the GPUs of one host: a kernel that waits for flags, one that copies and then sets flags, and one
  * that adds up what came (docs/gpu.md has the protocol).

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the module's table calls for messages between the GPUs of one host. */
 #pragma once
 

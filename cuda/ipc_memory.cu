@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Memory that processes share: physical memory of the driver (cuMemCreate), whose only handle is a descriptor. A
  * process that was not handed the descriptor cannot map it, and the memory goes when the last process that maps it

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Low rank besides the products: starting, orthonormalizing, payloads, memories, and the order of kernels. See
  * lowrank.cuh. */
 #include "lowrank.cuh"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * powersgd on the device: a matrix M of rows × cols, its factors P (rank columns of `rows`) and Q (rank columns of
  * `cols`). At low ranks the products are limited by reading M, and plain kernels with a few columns in registers will

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the module's table calls for low rank. */
 #pragma once
 

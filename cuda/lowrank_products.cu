@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The products of low rank, both ways, and decoding. See lowrank.cuh. */
 #include "lowrank.cuh"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How the magnitudes of a tensor are spread: a bin for each exponent and seven bits of the fraction, as
  * src/profile/error_table.c has them. From these follow, for every ratio of top-k at once, what travels.

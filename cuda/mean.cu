@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Sums over ranks become means or votes, in the tensor's own type: the bits of `scale` and `vote` in
  * src/kernel/body_arith.h. */
 #include "batch.cuh"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The module's table: sorts the tasks it is given by kernel and launches each kernel once for up to BATCH_TASKS of
  * them. Nothing here waits, allocates or copies, but for the functions under "Memory" and "Events".
@@ -7,6 +8,7 @@
 #include "batch.cuh"
 #include "decode_block.cuh"
 #include "ipc_host.h"
+#include "lossless_host.h"
 #include "lowrank_host.h"
 #include "mean_host.h"
 #include "own_host.h"
@@ -31,6 +33,7 @@ enum Kernel {
   QUADS,
   TERN,
   SIGNS,
+  MINIS,
   PLAIN,
   PLAIN_RARER,
   ROTATED_QUADS,
@@ -64,6 +67,11 @@ static bool signs_fit(const Task &t) {
          ((uintptr_t)t.payload & 3) == 0;
 }
 
+static bool minis_fit(const Task &t) {
+  bool aligned = (((uintptr_t)t.values | (uintptr_t)t.memory) & 15) == 0 && ((uintptr_t)t.payload & 3) == 0;
+  return is_mini(t) && aligned && t.dtype == PITH_GPU_F32 && t.bucket == QUAD_BUCKET && !t.rotation;
+}
+
 /* What rotate_quads.cuh takes: full tiles of f32 values at aligned addresses. */
 static bool tiles_turn(const Task &t) {
   bool aligned = (((uintptr_t)t.values | (uintptr_t)t.memory) & 15) == 0 && ((uintptr_t)t.payload & 3) == 0;
@@ -73,7 +81,7 @@ static bool tiles_turn(const Task &t) {
 
 static bool rotated_quads_fit(const Task &t, Way way) {
   if (way != ENCODE) {
-    return tiles_turn(t) && rows_fit(t);
+    return tiles_turn(t) && rows_fit(t) && !is_mini(t);
   }
   bool width = t.bits == 8 || t.bits == 4 || t.bits == 2;
   return tiles_turn(t) && t.kind == PITH_WIRE_Q && width && t.bucket == QUAD_BUCKET;
@@ -88,7 +96,12 @@ static bool rotated_sums_fit(const Task &t, Way way) {
 
 /* The special kernel that takes pairs of full blocks at the start of a task; PLAIN if there is none. */
 static Kernel special_for(const Task &t, Way way) {
-  return way != ENCODE ? PLAIN : quads_fit(t) ? QUADS : tern_fits(t) ? TERN : signs_fit(t) ? SIGNS : PLAIN;
+  return way != ENCODE  ? PLAIN
+         : quads_fit(t) ? QUADS
+         : tern_fits(t) ? TERN
+         : signs_fit(t) ? SIGNS
+         : minis_fit(t) ? MINIS
+                        : PLAIN;
 }
 
 /* Values first … first + n − 1, which start a block. */
@@ -144,6 +157,8 @@ static cudaError_t launch(Kernel kernel, Way way, const Batch &batch, cudaStream
       return launch_encode_tern(batch, stream);
     case SIGNS:
       return launch_encode_signs(batch, stream);
+    case MINIS:
+      return launch_encode_minis(batch, stream);
     case PLAIN:
       return way == ENCODE ? launch_encode(batch, true, stream) : launch_decode(batch, way == DECODE_ADD, stream);
     case PLAIN_RARER:
@@ -228,6 +243,16 @@ static int own(const pith_gpu_own *tasks, size_t count, void *stream, char *text
 static int reduce(const pith_gpu_reduce *tasks, size_t count, void *stream, char *text) {
   cudaError_t error = pith__reduce_run(tasks, count, (cudaStream_t)stream);
   return error == cudaSuccess ? 0 : refuse(error, "sums could not be launched", text);
+}
+
+static int lossless_encode(const pith_gpu_lossless *tasks, size_t count, void *stream, char *text) {
+  cudaError_t error = pith__lossless_encode(tasks, count, (cudaStream_t)stream);
+  return error == cudaSuccess ? 0 : refuse(error, "lossless could not be launched", text);
+}
+
+static int lossless_decode(const pith_gpu_lossless *tasks, size_t count, int add, void *stream, char *text) {
+  cudaError_t error = pith__lossless_decode(tasks, count, add != 0, (cudaStream_t)stream);
+  return error == cudaSuccess ? 0 : refuse(error, "lossless could not be launched", text);
 }
 
 static int update(const pith_update_task *tasks, size_t count, void *stream, char *text) {
@@ -489,7 +514,9 @@ static const pith_cuda_module module = {PITH_CUDA_ABI,
                                         ipc_wait,
                                         ipc_copy,
                                         ipc_combine,
-                                        reduce};
+                                        reduce,
+                                        lossless_encode,
+                                        lossless_decode};
 
 extern "C" __attribute__((visibility("default"))) const pith_cuda_module *pith_cuda_module_entry(void) {
   return &module;

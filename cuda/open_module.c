@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Opens a CUDA module as the library does, with every symbol resolved at once, and asks for its table: the last step of
  * a build, so that a module that cannot be opened is never packed. Needs no GPU.

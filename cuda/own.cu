@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The owner of a part adds its own values to the sum as they are, behind its memory: the bits of pith__memory_sum_own()
  * in src/memory/memory.c. */
 #include "batch.cuh"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Blocks of 512 values in the registers of W lanes, half a warp or a warp: lane j holds values 4·W·r + 4·j + c of rows
  * r. Least and greatest values do not depend on an order, so that a lane can take four neighbours at a time, and levels

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * randomk: values at places that follow from keys alone, so that every thread finds its own (src/codec/randomk.c). No
  * indices travel. A tensor with anything in it that is not finite is sent as NaN throughout: it is read once to know.

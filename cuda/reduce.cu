@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The owner's step in one kernel: what all ranks sent of a block is decoded and added up in registers, with the owner's
  * own values in their place, and the mean encoded at once. Sums are in rank order, and all arithmetic is that of
@@ -79,7 +80,7 @@ INLINE void add_ranks(const Reduce &t, uint32_t block, Quads &q, const Tables &t
     float d[QUAD_ROWS][4];
     EACH_ROW(r) {
       heads[r].a = head.a, heads[r].b = head.b;
-      decode_at<false, true>(t.result, GROUP, heads[r], d[r], tables);
+      decode_at<USUAL, true>(t.result, GROUP, heads[r], d[r], tables);
     }
     EACH_ROW(r) {
       EACH_OF_FOUR(c) { q.v[r][c] = p ? q.v[r][c] + d[r][c] : d[r][c]; }
@@ -107,7 +108,7 @@ INLINE void reduce_block(const Reduce &t, uint32_t block, float *row, uint8_t *s
   uint32_t first = block * QUAD_BUCKET;
   uint8_t *out = result.payload + (size_t)block * result.block_size;
   Quads q;
-  switch (group_of<false>(result)) {
+  switch (group_of<USUAL>(result)) {
     case GROUP_NONE:
       add_ranks<GROUP_NONE>(t, block, q, tables);
       break;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Residuals that go from one store to another: the bits of pith__repack() in src/memory/store.c. */
 #include "batch.cuh"
 #include "repack_host.h"

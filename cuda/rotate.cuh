@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The seeded Hadamard rotation of a tile in shared memory, by all threads of a block: the plain radix-2 butterflies of
  * src/kernel/body_rotate.h, bit for bit, four strides at a time in registers.

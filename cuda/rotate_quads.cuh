@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The seeded rotation of full tiles in registers: 128 threads hold 4096 f32 values, warp w and lane j the quads
  * 1024·w + 128·r + 4·j + c of rows r. Butterflies of strides 1, 2 and 128 to 512 stay within a lane, those of 4 to 64

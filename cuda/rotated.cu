@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Codecs behind a rotation. A block of threads takes a tile: as many whole granules (blocks of the rotation and of the
  * codec that end together) as make a few thousand values. The tile is rotated in shared memory and encoded from there;
@@ -104,7 +105,7 @@ __global__ void __launch_bounds__(THREADS, 5) encode_rotated_kernel(const __grid
   });
 }
 
-template <bool RARE>
+template <Rare RARE>
 INLINE void decode_tile(const Task &t, uint32_t first, uint32_t n, float scale, float *tile, const Tables &tables) {
   Group group = group_of<RARE>(t);
 #pragma unroll 4
@@ -118,7 +119,7 @@ INLINE void decode_tile(const Task &t, uint32_t first, uint32_t n, float scale, 
   __syncthreads();
 }
 
-template <bool ADD, bool RARE>
+template <bool ADD, Rare RARE>
 __global__ void __launch_bounds__(THREADS) decode_rotated_kernel(const __grid_constant__ Batch batch) {
   extern __shared__ __align__(16) uint8_t memory[];
   __shared__ Tables tables;
@@ -159,8 +160,8 @@ cudaError_t launch_encode_rotated(const Batch &batch, cudaStream_t stream) {
 }
 
 cudaError_t launch_decode_rotated(const Batch &batch, bool add, cudaStream_t stream) {
-  bool rare = has_any(batch, is_power);
-  auto kernel = add ? (rare ? decode_rotated_kernel<true, true> : decode_rotated_kernel<true, false>)
-                    : (rare ? decode_rotated_kernel<false, true> : decode_rotated_kernel<false, false>);
-  return launch_tiles(kernel, THREADS, batch, stream);
+  static const BatchKernel kernels[2][3] = {
+      {decode_rotated_kernel<false, USUAL>, decode_rotated_kernel<false, RARE_ONES>, decode_rotated_kernel<false, ALL>},
+      {decode_rotated_kernel<true, USUAL>, decode_rotated_kernel<true, RARE_ONES>, decode_rotated_kernel<true, ALL>}};
+  return launch_tiles(kernels[add][rare_of(batch)], THREADS, batch, stream);
 }

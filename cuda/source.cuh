@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Where the values of a block come from, and where a memory takes what stays of them. The encoders of encode_block.cuh
  * are written over this: blocks straight from the tensor, compensated by the memory on the way, or from a rotated tile

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The order of kernels that sparsifiers take, and how the workspace is cut. All sections of a call go through each
  * kernel together, so that a bucket of layers takes as many launches as one layer. Which kernels have work to do is

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the kernels of sparsifiers share. A *section* is a selection of values of a tensor and the part of a payload
  * they travel in; most codecs have one, `adaptive` two. Between selecting and writing, a selection is a bitmap in the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * From a sparse payload to a tensor. Any bytes are safe: offsets stay within the payload, places within the tensor.
  *

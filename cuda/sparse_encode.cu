@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * From a selection to a payload: values and the statistics of gaps, then the choice of the smallest index coding, then
  * the indices; at last the memory gives up what was sent. The bytes are those of src/codec/sparse.c.

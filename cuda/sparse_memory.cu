@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Memories of whole-tensor codecs: the tensor is compensated by what was kept, in place, before anything is selected,
  * as src/memory/memory.c does it; what is sent is taken out where it is written or drawn (take_out). Values that are

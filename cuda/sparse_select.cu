@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Which values are sent: a radix select that reads the tensor once in the usual case, as src/codec/selection.c does it.
  *

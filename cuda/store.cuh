@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Residuals as states keep them (kernel/formats.h, "Residuals"): the bits of src/memory/store.c. A warp takes a block
  * of them; lane j holds values j, j + 32, … of it.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * An optimizer's step on many layers in one launch: the bits of k_update() in src/kernel/body_update.h.
  *

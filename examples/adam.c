@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Adam whose momentum travels at one bit a value, once its variance is frozen; with moment:4 in every fourth step only.
  * A layer is fitted to a teacher, each rank with data of its own, exactly and as the spec says. Start it with

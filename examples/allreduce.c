@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Every rank has a gradient; all of them end with its mean, compressed to 4 bits a value on the way. Start it with
  *

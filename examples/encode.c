@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Compresses a made-up gradient to 4 bits a value and adds it up again. */
 #include <math.h>
 #include <stdio.h>

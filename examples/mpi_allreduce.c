@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * In a program that uses MPI already: a Pith comm of the ranks of an MPI communicator, and a compressed allreduce
  * beside MPI_Allreduce. Build it with   mpicc mpi_allreduce.c $(pkg-config --cflags --libs pith) -lm

@@ -1,11 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * mpi: the streams of bytes as MPI messages, so that ranks started by mpirun or srun use whatever network their MPI
  * knows.
  *
- * All links of a process share one duplicate of MPI_COMM_WORLD; a listener has a tag of its own there, which its
- * address names, so that making a comm or splitting one needs no collective call of MPI. A stream travels in pieces:
- * the receiver keeps some receives posted for each peer, the sender copies into a few buffers of its own. MPI delivers
- * pieces of one sender and tag in order. A greeting comes first and an empty message last.
+ * All links of a process share one duplicate of MPI_COMM_WORLD; a listener has two tags of its own there, which its
+ * address names, so that making a comm or splitting one needs no collective call of MPI. Who wants a link sends a
+ * greeting to the second tag, where one receive from anybody is posted, and who gets one answers with its own: the link
+ * is established on the side that has sent one and got one. A stream travels in pieces to the first tag: the receiver
+ * keeps some receives posted for each peer, the sender copies into a few buffers of its own. MPI delivers pieces of one
+ * sender and tag in order. An empty message comes last.
  *
  * MPI moves bytes only while a thread calls it. Once the comm has given us its bytes it may not call again for long,
  * so a progress thread calls MPI while sends are in flight. One mutex guards every call of MPI.
@@ -164,11 +167,19 @@ typedef struct slot {
   size_t size, at;     /* bytes that came, and how many of them were given */
 } slot;
 
+typedef struct mpi_greeting {
+  uint64_t token; /* the receiver's, and the job: it proves that the sender means this very listener */
+  uint64_t rank;
+} mpi_greeting;
+
 typedef struct mpi_peer {
+  int rank;
   int world, tag; /* where our bytes for it go; its come to our own tag */
-  uint8_t linked, greeted, starving;
-  uint8_t ended, told; /* no more bytes come; the sleeper knows */
-  int error;           /* MPI's, from a send */
+  mpi_greeting greeting;
+  MPI_Request greeting_sent;
+  uint8_t greeted, starving; /* greeted: it has greeted us, so that the link is established */
+  uint8_t ended, told;       /* no more bytes come; the sleeper knows */
+  int error;                 /* MPI's, from a send */
   unsigned in_first, out_first, out_used;
   slot in[SLOTS], out[SLOTS];
   uint8_t *memory; /* SLOTS pieces in, then SLOTS out */
@@ -180,12 +191,21 @@ typedef struct mpi_transport {
   int rank, ranks, tag, closing;
   double timeout;
   uint64_t token, job;
+  pith_directory directory;
+  uint8_t *wanted;       /* PITH_LINK_… */
+  int later;             /* peers that may be linked later */
+  mpi_greeting greeting; /* the next one that comes */
+  MPI_Request greeting_came;
+  mpi_peer **peers; /* those in `peer`, in the order in which they were made */
+  int peer_count;
+  int *linked;
+  int linked_count, told;
   int in_flight;  /* pieces out, to all peers */
   unsigned calls; /* of the comm */
   int resting;    /* the progress thread sleeps until it is woken */
   pthread_cond_t flying;
   pthread_t progress_thread;
-  mpi_peer peer[];
+  mpi_peer *peer[]; /* of every rank; NULL: nothing of a link is there */
 } mpi_transport;
 
 /* What an address holds. Ranks of one MPI job run the same build of MPI on one kind of machine. */
@@ -193,11 +213,6 @@ typedef struct mpi_place {
   int32_t world, tag;
   uint64_t token;
 } mpi_place;
-
-typedef struct mpi_greeting {
-  uint64_t token; /* the receiver's, and the job: it proves that the sender means this very listener */
-  uint64_t rank;
-} mpi_greeting;
 
 static const pith_transport_ops ops; /* at the end */
 
@@ -226,7 +241,7 @@ static int post(const mpi_transport *t, mpi_peer *peer, unsigned i) {
 /* The first piece that came from a peer; NULL if none has. */
 static slot *arrived(mpi_peer *peer) {
   slot *s = &peer->in[peer->in_first];
-  if (!peer->linked || peer->ended) {
+  if (peer->ended) {
     return NULL;
   }
   if (s->request == MPI_REQUEST_NULL) {
@@ -268,8 +283,8 @@ static void reap(mpi_transport *t, mpi_peer *peer) {
 }
 
 static void reap_all(mpi_transport *t) {
-  for (int p = 0; p < t->ranks && t->in_flight > 0; p++) {
-    reap(t, &t->peer[p]);
+  for (int i = 0; i < t->peer_count && t->in_flight > 0; i++) {
+    reap(t, t->peers[i]);
   }
 }
 
@@ -297,7 +312,7 @@ static size_t total_of(const struct iovec *pieces, int count) {
 }
 
 static pith_status send_locked(mpi_transport *t, int rank, const struct iovec *pieces, int count, size_t *taken) {
-  mpi_peer *peer = &t->peer[rank];
+  mpi_peer *peer = t->peer[rank];
   size_t piece = total_of(pieces, count) <= SHORT_MOST ? PIECE_SHORT : PIECE;
   t->calls++;
   reap(t, peer);
@@ -332,7 +347,7 @@ static pith_status mpi_send(pith_transport *transport, int rank, const struct io
 }
 
 static pith_status receive_locked(mpi_transport *t, int rank, uint8_t *buffer, size_t size, size_t *got) {
-  mpi_peer *peer = &t->peer[rank];
+  mpi_peer *peer = t->peer[rank];
   *got = 0;
   t->calls++;
   for (slot *s; *got < size && (s = arrived(peer));) {
@@ -369,8 +384,8 @@ static int mpi_sleep(pith_transport *transport, int asleep) {
   }
   lock();
   reap_all(t);
-  for (int p = 0; p < t->ranks; p++) {
-    mpi_peer *peer = &t->peer[p];
+  for (int i = 0; i < t->peer_count; i++) {
+    mpi_peer *peer = t->peers[i];
     work |= arrived(peer) != NULL || (peer->ended && !peer->told) || (peer->starving && peer->out_used < SLOTS);
     peer->told = peer->ended;
     peer->starving &= peer->out_used == SLOTS;
@@ -416,7 +431,7 @@ static pith_status open_locked(mpi_transport *t, pith_address *address) {
                "mpi: a comm of %d ranks, but MPI was started with %d: start all of them with one mpirun", t->ranks,
                size);
   PITH_REQUIRE(getrandom(&t->token, sizeof t->token, 0) == sizeof t->token, PITH_ERR_SYSTEM, "mpi: no random numbers");
-  t->tag = mpi.tags++ % mpi.tags_most;
+  t->tag = 2 * (mpi.tags++ % (mpi.tags_most / 2));
   mpi_place place = {world, t->tag, t->token};
   *address = (pith_address){.size = sizeof place};
   memcpy(address->data, &place, sizeof place);
@@ -424,6 +439,17 @@ static pith_status open_locked(mpi_transport *t, pith_address *address) {
                "mpi: cannot start a thread");
   mpi.open++;
   return PITH_OK;
+}
+
+static void free_transport(mpi_transport *t) {
+  pthread_cond_destroy(&t->flying);
+  for (int p = 0; p < t->ranks; p++) {
+    free(t->peer[p]);
+  }
+  free(t->wanted);
+  free(t->peers);
+  free(t->linked);
+  free(t);
 }
 
 static pith_status mpi_listen(const pith_transport_config *config, pith_transport **transport, pith_address *address) {
@@ -434,75 +460,138 @@ static pith_status mpi_listen(const pith_transport_config *config, pith_transpor
   t->ranks = config->ranks;
   t->timeout = config->timeout;
   pthread_cond_init(&t->flying, NULL);
-  for (int p = 0; p < t->ranks; p++) {
-    t->peer[p].end = MPI_REQUEST_NULL;
+  t->greeting_came = MPI_REQUEST_NULL;
+  t->wanted = calloc((size_t)t->ranks, 1);
+  t->peers = calloc((size_t)t->ranks, sizeof *t->peers);
+  t->linked = calloc((size_t)t->ranks, sizeof *t->linked);
+  pith_status status = PITH_OK;
+  if (t->wanted && t->peers && t->linked) {
+    lock();
+    status = open_locked(t, address);
+    unlock();
+  } else {
+    status = pith_fail(PITH_ERR_MEMORY, "mpi: no memory for %d peers", config->ranks);
   }
-  lock();
-  pith_status status = open_locked(t, address);
-  unlock();
   if (status != PITH_OK) {
-    pthread_cond_destroy(&t->flying);
-    free(t);
+    free_transport(t);
     return status;
   }
   *transport = &t->base;
   return PITH_OK;
 }
 
-static pith_status link_peer(mpi_transport *t, int rank, const pith_address *address) {
-  mpi_peer *peer = &t->peer[rank];
-  mpi_place place;
+/* Where a rank listens. */
+static pith_status find_place(const mpi_transport *t, int rank, mpi_place *place) {
+  pith_address address;
   int size = 0;
+  PITH_TRY(pith__directory_find(&t->directory, rank, &address));
   MPI_TRY(MPI_Comm_size(mpi.comm, &size));
-  PITH_REQUIRE(address->size == sizeof place, PITH_ERR_PEER, "mpi: the address of rank %d is not one of MPI", rank);
-  memcpy(&place, address->data, sizeof place);
-  PITH_REQUIRE(place.world >= 0 && place.world < size && place.tag >= 0 && place.tag < mpi.tags_most, PITH_ERR_PEER,
-               "mpi: the address of rank %d is impossible here: rank %d of %d in MPI", rank, place.world, size);
-  peer->memory = malloc(2 * SLOTS * PIECE);
-  PITH_REQUIRE(peer->memory, PITH_ERR_MEMORY, "mpi: no memory for pieces from and to rank %d", rank);
-  peer->world = place.world;
-  peer->tag = place.tag;
+  PITH_REQUIRE(address.size == sizeof *place, PITH_ERR_PEER, "mpi: the address of rank %d is not one of MPI", rank);
+  memcpy(place, address.data, sizeof *place);
+  PITH_REQUIRE(place->world >= 0 && place->world < size && place->tag >= 0 && place->tag < mpi.tags_most - 1,
+               PITH_ERR_PEER, "mpi: the address of rank %d is impossible here: rank %d of %d in MPI", rank,
+               place->world, size);
+  return PITH_OK;
+}
+
+/* Gets ready for bytes of a peer, and greets it, unless that is done. */
+static pith_status reach(mpi_transport *t, int rank) {
+  mpi_place place;
+  if (t->peer[rank]) {
+    return PITH_OK;
+  }
+  PITH_TRY(find_place(t, rank, &place));
+  mpi_peer *peer = calloc(1, sizeof *peer);
+  uint8_t *memory = peer ? malloc(2 * SLOTS * PIECE) : NULL;
+  if (!memory) {
+    free(peer);
+    return pith_fail(PITH_ERR_MEMORY, "mpi: no memory for pieces from and to rank %d", rank);
+  }
+  *peer = (mpi_peer){.rank = rank, .world = place.world, .tag = place.tag, .memory = memory, .end = MPI_REQUEST_NULL};
   for (unsigned i = 0; i < SLOTS; i++) {
     peer->in[i].request = MPI_REQUEST_NULL;
   }
+  peer->greeting = (mpi_greeting){place.token ^ t->job, (uint64_t)t->rank};
+  peer->greeting_sent = MPI_REQUEST_NULL;
+  t->peer[rank] = peer;
+  t->peers[t->peer_count++] = peer;
   for (unsigned i = 0; i < SLOTS; i++) {
     MPI_TRY(post(t, peer, i));
   }
-  peer->linked = 1;
-  mpi_greeting greeting = {place.token ^ t->job, (uint64_t)t->rank};
-  size_t taken;
-  return send_locked(t, rank, &(struct iovec){&greeting, sizeof greeting}, 1, &taken);
+  MPI_TRY(MPI_Isend(&peer->greeting, sizeof peer->greeting, MPI_BYTE, place.world, place.tag + 1, mpi.comm,
+                    &peer->greeting_sent));
+  return PITH_OK;
 }
 
-/* *missing: a rank that has not greeted yet, or -1. */
-static pith_status take_greetings(mpi_transport *t, int *missing) {
+static pith_status expect_greeting(mpi_transport *t) {
+  MPI_TRY(
+      MPI_Irecv(&t->greeting, sizeof t->greeting, MPI_BYTE, MPI_ANY_SOURCE, t->tag + 1, mpi.comm, &t->greeting_came));
+  return PITH_OK;
+}
+
+/* The greeting of a process of the same MPI job: if it is wrong, something is. */
+static pith_status take_greeting(mpi_transport *t, int world, int size) {
+  int rank = size == sizeof t->greeting && t->greeting.rank < (uint64_t)t->ranks ? (int)t->greeting.rank : -1;
+  mpi_place place = {0};
+  PITH_REQUIRE(rank >= 0 && t->wanted[rank], PITH_ERR_PEER, "mpi: what came from process %d of MPI is no greeting",
+               world);
+  PITH_TRY(find_place(t, rank, &place));
+  PITH_REQUIRE(t->greeting.token == (t->token ^ t->job) && world == place.world, PITH_ERR_PEER,
+               "mpi: what came from rank %d is no greeting: it is another rank, or of another job", rank);
+  PITH_TRY(reach(t, rank));
+  if (!t->peer[rank]->greeted) {
+    t->peer[rank]->greeted = 1;
+    t->linked[t->linked_count++] = rank;
+    t->later -= t->wanted[rank] == PITH_LINK_LATER;
+  }
+  return PITH_OK;
+}
+
+static pith_status take_greetings(mpi_transport *t) {
+  for (;;) {
+    MPI_Status status;
+    int done = 0, size = 0;
+    MPI_TRY(MPI_Test(&t->greeting_came, &done, &status));
+    if (!done || t->greeting_came != MPI_REQUEST_NULL) {
+      return PITH_OK;
+    }
+    MPI_TRY(MPI_Get_count(&status, MPI_BYTE, &size));
+    pith_status taken = take_greeting(t, status.MPI_SOURCE, size);
+    PITH_TRY(expect_greeting(t));
+    PITH_TRY(taken);
+  }
+}
+
+/* A rank that connect waits for and that has not greeted yet, or -1. */
+static pith_status find_missing(mpi_transport *t, int *missing) {
   *missing = -1;
-  for (int p = 0; p < t->ranks; p++) {
-    mpi_peer *peer = &t->peer[p];
-    if (!peer->linked || peer->greeted) {
-      continue;
+  PITH_TRY(take_greetings(t));
+  for (int i = 0; i < t->peer_count; i++) {
+    mpi_peer *peer = t->peers[i];
+    if (!peer->greeted && t->wanted[peer->rank] == PITH_LINK_NOW) {
+      (void)arrived(peer);
+      PITH_REQUIRE(!peer->ended, PITH_ERR_PEER, "mpi: rank %d is gone: it closed before it had connected", peer->rank);
+      *missing = peer->rank;
     }
-    mpi_greeting expected = {t->token ^ t->job, (uint64_t)p};
-    if (!arrived(peer)) {
-      PITH_REQUIRE(!peer->ended, PITH_ERR_PEER, "mpi: rank %d is gone: it closed before it had connected", p);
-      *missing = p;
-      continue;
-    }
-    PITH_REQUIRE(peer->in[0].size == sizeof expected && memcmp(in_bytes(peer, 0), &expected, sizeof expected) == 0,
-                 PITH_ERR_PEER, "mpi: what came from rank %d is no greeting: it is another rank, or of another job", p);
-    MPI_TRY(consume(t, peer));
-    peer->greeted = 1;
   }
   return PITH_OK;
 }
 
-static pith_status link_all(mpi_transport *t, const pith_address *address, const uint8_t *wanted) {
+static pith_status reach_all(mpi_transport *t) {
   for (int p = 0; p < t->ranks; p++) {
-    if (wanted[p]) {
-      PITH_TRY(link_peer(t, p, &address[p]));
-    }
+    PITH_TRY(t->wanted[p] == PITH_LINK_NOW ? reach(t, p) : PITH_OK);
+    t->later += t->wanted[p] == PITH_LINK_LATER;
   }
   return PITH_OK;
+}
+
+/* No greeting is expected any more. */
+static void stop_greetings(mpi_transport *t) {
+  if (t->greeting_came != MPI_REQUEST_NULL) {
+    MPI_Cancel(&t->greeting_came);
+    MPI_Wait(&t->greeting_came, MPI_STATUS_IGNORE);
+  }
+  t->base.is_open = 0;
 }
 
 static void breathe(void) {
@@ -511,7 +600,7 @@ static void breathe(void) {
   lock();
 }
 
-static pith_status connect_locked(mpi_transport *t, const pith_address *address, const uint8_t *wanted) {
+static pith_status connect_locked(mpi_transport *t) {
   double end = pith__now() + t->timeout;
   int done = 0, missing = 0;
   PITH_TRY(finish_start(&done));
@@ -521,31 +610,66 @@ static pith_status connect_locked(mpi_transport *t, const pith_address *address,
     breathe();
     PITH_TRY(finish_start(&done));
   }
-  PITH_TRY(link_all(t, address, wanted));
-  PITH_TRY(take_greetings(t, &missing));
+  PITH_TRY(expect_greeting(t));
+  PITH_TRY(reach_all(t));
+  PITH_TRY(find_missing(t, &missing));
   while (missing >= 0) {
     PITH_REQUIRE(pith__now() < end, PITH_ERR_TIMEOUT, "mpi: rank %d did not connect within %g s", missing, t->timeout);
     breathe();
-    PITH_TRY(take_greetings(t, &missing));
+    PITH_TRY(find_missing(t, &missing));
+  }
+  t->base.is_open = 1;
+  if (t->later == 0) {
+    stop_greetings(t);
   }
   return PITH_OK;
 }
 
-static pith_status mpi_connect(pith_transport *transport, const pith_address *address, const uint8_t *wanted,
+static pith_status mpi_connect(pith_transport *transport, const pith_directory *directory, const uint8_t *wanted,
                                const pith_link_key *key) {
+  mpi_transport *t = mpi_of(transport);
   lock();
-  mpi_of(transport)->job = key->job;
-  pith_status status = connect_locked(mpi_of(transport), address, wanted);
+  t->job = key->job;
+  t->directory = *directory;
+  memcpy(t->wanted, wanted, (size_t)t->ranks);
+  t->wanted[t->rank] = PITH_LINK_NEVER;
+  pith_status status = connect_locked(t);
   unlock();
   return status;
+}
+
+/* ---- Links that are made later ----------------------------------------------------------------------------------- */
+
+static pith_status mpi_ask(pith_transport *transport, int rank) {
+  mpi_transport *t = mpi_of(transport);
+  lock();
+  pith_status status = t->wanted[rank] == PITH_LINK_LATER ? reach(t, rank) : PITH_OK;
+  unlock();
+  return status;
+}
+
+static pith_status mpi_attend(pith_transport *transport) {
+  mpi_transport *t = mpi_of(transport);
+  lock();
+  pith_status status = t->base.is_open ? take_greetings(t) : PITH_OK;
+  if (t->base.is_open && t->later == 0) {
+    stop_greetings(t);
+  }
+  unlock();
+  return status;
+}
+
+static int mpi_next_linked(pith_transport *transport) {
+  mpi_transport *t = mpi_of(transport);
+  return t->told < t->linked_count ? t->linked[t->told++] : -1;
 }
 
 /* ---- Leaving ----------------------------------------------------------------------------------------------------- */
 
 static void say_goodbye(mpi_transport *t) {
-  for (int p = 0; p < t->ranks; p++) {
-    mpi_peer *peer = &t->peer[p];
-    if (peer->linked && !peer->ended) {
+  for (int i = 0; i < t->peer_count; i++) {
+    mpi_peer *peer = t->peers[i];
+    if (!peer->ended) {
       MPI_Isend(NULL, 0, MPI_BYTE, peer->world, peer->tag, mpi.comm, &peer->end);
     }
   }
@@ -555,8 +679,8 @@ static void say_goodbye(mpi_transport *t) {
  */
 static int is_flying(mpi_transport *t) {
   int flying = 0;
-  for (int p = 0; p < t->ranks; p++) {
-    mpi_peer *peer = &t->peer[p];
+  for (int i = 0; i < t->peer_count; i++) {
+    mpi_peer *peer = t->peers[i];
     int done = 1;
     while (arrived(peer) && consume(t, peer) == MPI_SUCCESS) {
     }
@@ -569,9 +693,13 @@ static int is_flying(mpi_transport *t) {
   return flying;
 }
 
-/* A buffer that MPI still uses is left to it: better lost than written to after free. */
-static void release(mpi_peer *peer) {
-  int busy = peer->out_used > 0;
+/* A buffer that MPI still uses is left to it: better lost than written to after free. Returns whether the peer itself
+ * can be freed. */
+static int release(mpi_peer *peer) {
+  int busy = peer->out_used > 0, is_sent = 1;
+  if (peer->greeting_sent != MPI_REQUEST_NULL) {
+    MPI_Test(&peer->greeting_sent, &is_sent, MPI_STATUS_IGNORE);
+  }
   for (int i = 0; i < SLOTS; i++) {
     if (peer->memory && peer->in[i].request != MPI_REQUEST_NULL) {
       int done = 0;
@@ -583,13 +711,14 @@ static void release(mpi_peer *peer) {
   if (!busy) {
     free(peer->memory);
   }
+  return is_sent;
 }
 
 /* Whether a peer may yet say that it leaves: MPI does not like messages that nobody takes. */
 static int is_awaited(const mpi_transport *t) {
   int awaited = 0;
-  for (int p = 0; p < t->ranks; p++) {
-    awaited |= t->peer[p].linked && !t->peer[p].ended && t->peer[p].error == MPI_SUCCESS;
+  for (int i = 0; i < t->peer_count; i++) {
+    awaited |= t->peers[i]->greeted && !t->peers[i]->ended && t->peers[i]->error == MPI_SUCCESS;
   }
   return awaited;
 }
@@ -600,6 +729,7 @@ static void mpi_close(pith_transport *transport) {
     return; /* in a forked child MPI cannot be used, not even to leave */
   }
   lock();
+  stop_greetings(t);
   say_goodbye(t);
   double start = pith__now(), waited = 0;
   while ((is_flying(t) && waited < LINGER) || (is_awaited(t) && waited < FAREWELL)) {
@@ -611,13 +741,14 @@ static void mpi_close(pith_transport *transport) {
   unlock();
   pthread_join(t->progress_thread, NULL);
   lock();
-  for (int p = 0; p < t->ranks; p++) {
-    release(&t->peer[p]);
+  for (int i = 0; i < t->peer_count; i++) {
+    if (!release(t->peers[i])) {
+      t->peer[t->peers[i]->rank] = NULL;
+    }
   }
   mpi.open--;
   unlock();
-  pthread_cond_destroy(&t->flying);
-  free(t);
+  free_transport(t);
 }
 
 /* ---- The table --------------------------------------------------------------------------------------------------- */
@@ -631,6 +762,9 @@ static const pith_transport_ops ops = {
     .probe = mpi_probe,
     .listen = mpi_listen,
     .connect = mpi_connect,
+    .ask = mpi_ask,
+    .attend = mpi_attend,
+    .next_linked = mpi_next_linked,
     .send = mpi_send,
     .receive = mpi_receive,
     .descriptors = mpi_descriptors,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * TLS 1.3 by OpenSSL (src/transport/tls.h is the contract).
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The life of a transport over UCX (ucx.h): listening, connecting, leaving. */
 #include <stdlib.h>
 #include <string.h>
@@ -125,11 +126,16 @@ static void release(ucx_transport *t) {
   if (t->context) {
     ucp_cleanup(t->context);
   }
-  for (int p = 0; p < t->ranks; p++) {
-    if (t->peer[p].process >= 0) {
-      close(t->peer[p].process);
+  for (int i = 0; i < t->peer_count; i++) {
+    if (t->peers[i]->process >= 0) {
+      close(t->peers[i]->process);
     }
+    free(t->peers[i]);
   }
+  free(t->wanted);
+  free(t->greeted);
+  free(t->peers);
+  free(t->linked);
   while (t->all) {
     ucx_out *next = t->all->next_of_all;
     free(t->all);
@@ -158,12 +164,15 @@ static pith_status ucx_listen(const pith_transport_config *config, pith_transpor
   t->ranks = config->ranks;
   t->timeout = config->timeout;
   t->owner = getpid();
-  for (int p = 0; p < t->ranks; p++) {
-    t->peer[p].process = -1;
-  }
+  t->wanted = calloc((size_t)t->ranks, 1);
+  t->greeted = calloc((size_t)t->ranks, 1);
+  t->peers = calloc((size_t)t->ranks, sizeof *t->peers);
+  t->linked = calloc((size_t)t->ranks, sizeof *t->linked);
   pthread_mutex_init(&t->mutex, NULL);
   pthread_cond_init(&t->flying, NULL);
-  pith_status status = open_all(t, config->interface, address);
+  pith_status status = t->wanted && t->greeted && t->peers && t->linked
+                           ? open_all(t, config->interface, address)
+                           : pith_fail(PITH_ERR_MEMORY, "ucx: no memory for %d peers", config->ranks);
   if (status != PITH_OK) {
     release(t);
     return status;
@@ -180,18 +189,30 @@ static void on_error(void *argument, ucp_ep_h ep, ucs_status_t status) {
   peer->error = peer->error == UCS_OK ? status : peer->error;
 }
 
-static pith_status link_peer(ucx_transport *t, int rank, const pith_address *address) {
-  ucx_peer *peer = &t->peer[rank];
+/* Makes an endpoint for a peer and says hello, unless that is done. */
+static pith_status reach(ucx_transport *t, int rank) {
+  pith_address address;
   ucx_place place;
-  PITH_REQUIRE(address->size >= sizeof place && address->size <= sizeof address->data, PITH_ERR_PEER,
+  if (t->peer[rank]) {
+    return PITH_OK;
+  }
+  PITH_TRY(pith__directory_find(&t->directory, rank, &address));
+  PITH_REQUIRE(address.size >= sizeof place && address.size <= sizeof address.data, PITH_ERR_PEER,
                "ucx: the address of rank %d is not one of UCX", rank);
-  memcpy(&place, address->data, sizeof place);
-  const uint8_t *bytes = address->data + sizeof place;
+  memcpy(&place, address.data, sizeof place);
+  const uint8_t *bytes = address.data + sizeof place;
   uint32_t wanted = place.checksum;
   place.checksum = 0;
-  PITH_REQUIRE(memcmp(place.magic, MAGIC, sizeof place.magic) == 0 && place.size == address->size - sizeof place &&
+  PITH_REQUIRE(memcmp(place.magic, MAGIC, sizeof place.magic) == 0 && place.size == address.size - sizeof place &&
                    wanted == checksum(&place, sizeof place, checksum(bytes, place.size, 0)),
                PITH_ERR_PEER, "ucx: the address of rank %d is not one of UCX", rank);
+  ucx_peer *peer = calloc(1, sizeof *peer);
+  PITH_REQUIRE(peer, PITH_ERR_MEMORY, "ucx: no memory for a link with rank %d", rank);
+  peer->rank = rank;
+  peer->process = pith__ucx_watch(&place.process);
+  peer->near = peer->process >= 0 && has_shared_memory();
+  peer->token = place.token ^ t->job;
+  t->peers[t->peer_count++] = peer;
   const ucp_ep_params_t params = {
       .field_mask =
           UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER,
@@ -199,14 +220,12 @@ static pith_status link_peer(ucx_transport *t, int rank, const pith_address *add
       .err_mode = UCP_ERR_HANDLING_MODE_PEER,
       .err_handler = {on_error, peer},
   };
-  peer->process = pith__ucx_watch(&place.process);
-  peer->near = peer->process >= 0 && has_shared_memory();
   pith__ucx_look_after(t, 1);
   PITH_REQUIRE(peer->error == UCS_OK, PITH_ERR_PEER, "ucx: rank %d is gone: its process has ended", rank);
   ucs_status_t code = ucp_ep_create(t->worker, &params, &peer->ep);
   PITH_REQUIRE(code == UCS_OK, PITH_ERR_PEER, "ucx: rank %d cannot be reached: %s", rank, ucs_status_string(code));
-  peer->token = place.token ^ t->job;
-  peer->linked = 1;
+  t->peer[rank] = peer;
+  peer->came[KIND_HELLO] = t->greeted[rank];
   pith__ucx_say(t, peer, KIND_HELLO);
   return PITH_OK;
 }
@@ -225,53 +244,95 @@ static int shake_hands(ucx_transport *t, ucx_peer *peer) {
   return peer->said_ready && peer->came[KIND_READY];
 }
 
-/* *missing: a rank with which the handshake is not complete yet, or -1. */
-static pith_status shake_hands_with_all(ucx_transport *t, int *missing) {
+/* Answers peers that said hello first, and goes on with all handshakes. */
+static pith_status shake_hands_with_all(ucx_transport *t) {
   pith__ucx_look_after(t, 1); /* at every turn: UCX itself is not at its best when a peer dies now */
-  progress(t);
-  *missing = -1;
+  if (!t->asleep) {           /* else UCX wakes who sleeps, and would not if its messages were taken away */
+    progress(t);
+  }
   for (int p = 0; p < t->ranks; p++) {
-    ucx_peer *peer = &t->peer[p];
-    if (!peer->linked) {
+    PITH_TRY(t->greeted[p] ? reach(t, p) : PITH_OK);
+  }
+  for (int i = 0; i < t->peer_count; i++) {
+    ucx_peer *peer = t->peers[i];
+    if (peer->linked) {
       continue;
     }
-    int is_complete = shake_hands(t, peer);
-    if (!is_complete && (peer->ended || is_dead(peer))) {
-      return pith__ucx_gone(peer, p);
+    if (shake_hands(t, peer)) {
+      peer->linked = 1;
+      t->linked[t->linked_count++] = peer->rank;
+      t->later -= t->wanted[peer->rank] == PITH_LINK_LATER;
+    } else if (peer->ended || is_dead(peer)) {
+      return pith__ucx_gone(peer, peer->rank);
     }
-    *missing = is_complete && *missing < 0 ? *missing : p;
   }
   return PITH_OK;
 }
 
-static pith_status connect_locked(ucx_transport *t, const pith_address *address, const uint8_t *wanted) {
-  double end = pith__now() + t->timeout;
-  int missing;
-  for (int p = 0; p < t->ranks; p++) {
-    if (wanted[p]) {
-      PITH_TRY(link_peer(t, p, &address[p]));
+/* A rank with which connect wants a link and has none yet, or -1. */
+static int find_missing(const ucx_transport *t) {
+  for (int i = 0; i < t->peer_count; i++) {
+    if (!t->peers[i]->linked && t->wanted[t->peers[i]->rank] == PITH_LINK_NOW) {
+      return t->peers[i]->rank;
     }
   }
-  PITH_TRY(shake_hands_with_all(t, &missing));
-  while (missing >= 0 || t->in_flight > 0) {
-    PITH_REQUIRE(missing < 0 || pith__now() < end, PITH_ERR_TIMEOUT, "ucx: rank %d did not connect within %g s",
-                 missing, t->timeout);
+  return -1;
+}
+
+static pith_status connect_locked(ucx_transport *t) {
+  double end = pith__now() + t->timeout;
+  for (int p = 0; p < t->ranks; p++) {
+    PITH_TRY(t->wanted[p] == PITH_LINK_NOW ? reach(t, p) : PITH_OK);
+    t->later += t->wanted[p] == PITH_LINK_LATER;
+  }
+  PITH_TRY(shake_hands_with_all(t));
+  while (find_missing(t) >= 0 || t->in_flight > 0) {
+    PITH_REQUIRE(find_missing(t) < 0 || pith__now() < end, PITH_ERR_TIMEOUT, "ucx: rank %d did not connect within %g s",
+                 find_missing(t), t->timeout);
     PITH_REQUIRE(pith__now() < end + LINGER, PITH_ERR_TIMEOUT, "ucx: the links were not established within %g s",
                  t->timeout);
     breathe(t);
-    PITH_TRY(shake_hands_with_all(t, &missing));
+    PITH_TRY(shake_hands_with_all(t));
   }
+  t->base.is_open = t->later > 0;
   return PITH_OK;
 }
 
-static pith_status ucx_connect(pith_transport *transport, const pith_address *address, const uint8_t *wanted,
+static pith_status ucx_connect(pith_transport *transport, const pith_directory *directory, const uint8_t *wanted,
                                const pith_link_key *key) {
   ucx_transport *t = ucx_of(transport);
   lock(t);
   t->job = key->job;
-  pith_status status = connect_locked(t, address, wanted);
+  t->directory = *directory;
+  memcpy(t->wanted, wanted, (size_t)t->ranks);
+  t->wanted[t->rank] = PITH_LINK_NEVER;
+  pith_status status = connect_locked(t);
   unlock(t);
   return status;
+}
+
+/* ---- Links that are made later ----------------------------------------------------------------------------------- */
+
+static pith_status ucx_ask(pith_transport *transport, int rank) {
+  ucx_transport *t = ucx_of(transport);
+  lock(t);
+  pith_status status = t->wanted[rank] == PITH_LINK_LATER ? reach(t, rank) : PITH_OK;
+  unlock(t);
+  return status;
+}
+
+static pith_status ucx_attend(pith_transport *transport) {
+  ucx_transport *t = ucx_of(transport);
+  lock(t);
+  pith_status status = shake_hands_with_all(t);
+  t->base.is_open = t->later > 0;
+  unlock(t);
+  return status;
+}
+
+static int ucx_next_linked(pith_transport *transport) {
+  ucx_transport *t = ucx_of(transport);
+  return t->told < t->linked_count ? t->linked[t->told++] : -1;
 }
 
 /* ---- Leaving ----------------------------------------------------------------------------------------------------- */
@@ -285,11 +346,11 @@ static int is_flying(ucx_transport *t) {
 }
 
 static void drop_pieces(ucx_transport *t) {
-  for (int p = 0; p < t->ranks; p++) {
+  for (int p = 0; p < t->peer_count; p++) {
     for (unsigned i = 0; i < WINDOW_NEAR; i++) {
-      if (t->peer[p].in[i].data) {
-        ucp_am_data_release(t->worker, t->peer[p].in[i].data);
-        t->peer[p].in[i].data = NULL;
+      if (t->peers[p]->in[i].data) {
+        ucp_am_data_release(t->worker, t->peers[p]->in[i].data);
+        t->peers[p]->in[i].data = NULL;
       }
     }
   }
@@ -314,18 +375,19 @@ static void close_endpoint(ucx_transport *t, ucx_peer *peer, int force) {
 /* The dead first: nobody waits for what was meant for them. */
 static void close_links(ucx_transport *t) {
   double end = pith__now() + LINGER;
-  for (int p = 0; p < t->ranks; p++) {
-    if (is_dead(&t->peer[p])) {
-      close_endpoint(t, &t->peer[p], 1);
-    } else if (t->peer[p].linked && !t->peer[p].ended) {
-      pith__ucx_say(t, &t->peer[p], KIND_END);
+  for (int i = 0; i < t->peer_count; i++) {
+    ucx_peer *peer = t->peers[i];
+    if (is_dead(peer)) {
+      close_endpoint(t, peer, 1);
+    } else if (peer->ep && !peer->ended) {
+      pith__ucx_say(t, peer, KIND_END);
     }
   }
   while (is_flying(t) && pith__now() < end) {
     breathe(t);
   }
-  for (int p = 0; p < t->ranks; p++) {
-    close_endpoint(t, &t->peer[p], is_dead(&t->peer[p]) || pith__now() > end);
+  for (int i = 0; i < t->peer_count; i++) {
+    close_endpoint(t, t->peers[i], is_dead(t->peers[i]) || pith__now() > end);
   }
 }
 
@@ -359,6 +421,9 @@ static const pith_transport_ops ops = {
     .probe = ucx_probe,
     .listen = ucx_listen,
     .connect = ucx_connect,
+    .ask = ucx_ask,
+    .attend = ucx_attend,
+    .next_linked = ucx_next_linked,
     .send = pith__ucx_send,
     .receive = pith__ucx_receive,
     .descriptors = pith__ucx_descriptors,

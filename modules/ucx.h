@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * ucx: the streams of bytes as active messages of UCX, so that ranks use whatever network UCX knows (InfiniBand, RoCE,
  * shared memory, TCP) without mpirun.
@@ -59,9 +60,10 @@ typedef struct ucx_piece {
 } ucx_piece;
 
 typedef struct ucx_peer {
+  int rank;
   ucp_ep_h ep;
   uint64_t token;                                   /* of its listener, and the job */
-  uint8_t linked, near;                             /* near: over shared memory */
+  uint8_t linked, near;                             /* the handshake is complete; over shared memory */
   uint8_t came[KIND_END + 1], said_ready, answered; /* which kinds of messages; what we said to them */
   uint8_t starving, ended, lied;
   uint8_t told; /* the sleeper knows that it is gone */
@@ -97,7 +99,15 @@ typedef struct ucx_transport {
   pthread_mutex_t mutex;
   pthread_cond_t flying;
   pthread_t progress_thread;
-  ucx_peer peer[];
+  pith_directory directory;
+  uint8_t *wanted;  /* of every rank: PITH_LINK_… */
+  uint8_t *greeted; /* of every rank: it said hello, and we have said nothing to it yet */
+  int later;        /* peers that may be linked later */
+  ucx_peer **peers; /* those in `peer`, in the order in which they were made */
+  int peer_count;
+  int *linked;
+  int linked_count, told;
+  ucx_peer *peer[]; /* of every rank; NULL: nothing of a link is there */
 } ucx_transport;
 
 static inline ucx_transport *ucx_of(pith_transport *transport) { return (ucx_transport *)(void *)transport; }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Processes of this machine, by what names one for certain, and a descriptor that tells when it ends. A zombie has
  * ended, too, which looking for its number would not tell.

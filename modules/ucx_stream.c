@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The streams of ucx.h: sending and receiving pieces, waiting, and the progress thread. */
 #include <stdlib.h>
 #include <string.h>
@@ -33,8 +34,8 @@ void pith__ucx_look_after(ucx_transport *t, int at_once) {
     return;
   }
   t->looked = now;
-  for (int p = 0; p < t->ranks; p++) {
-    look_after(&t->peer[p]);
+  for (int i = 0; i < t->peer_count; i++) {
+    look_after(t->peers[i]);
   }
 }
 
@@ -121,7 +122,7 @@ static size_t gather(const struct iovec *pieces, int count, size_t skip, uint8_t
 static int has_room(const ucx_peer *peer) { return peer->sent - peer->room < (peer->near ? WINDOW_NEAR : WINDOW); }
 
 static pith_status send_locked(ucx_transport *t, int rank, const struct iovec *pieces, int count, size_t *taken) {
-  ucx_peer *peer = &t->peer[rank];
+  ucx_peer *peer = t->peer[rank];
   size_t most = peer->near ? PIECE_NEAR : PIECE;
   *taken = 0;
   t->calls++;
@@ -175,12 +176,16 @@ static int keep_piece(ucx_peer *peer, uint32_t number, void *data, size_t size) 
   return 1;
 }
 
-/* Whether a head is from a peer and could be true. */
+/* Whether a head is from a peer and could be true. The hello of a peer that we know nothing of yet is noted. */
 static ucx_peer *sender_of(ucx_transport *t, const ucx_head *head) {
-  if (head->token != (t->token ^ t->job) || head->rank >= (uint32_t)t->ranks || !t->peer[head->rank].linked) {
+  if (head->token != (t->token ^ t->job) || head->rank >= (uint32_t)t->ranks) {
     return NULL;
   }
-  ucx_peer *peer = &t->peer[head->rank];
+  ucx_peer *peer = t->peer[head->rank];
+  if (!peer) {
+    t->greeted[head->rank] |= head->kind == KIND_HELLO && t->wanted[head->rank];
+    return NULL;
+  }
   peer->lied |= head->taken - peer->room > peer->sent - peer->room; /* more than we sent */
   return peer->lied ? NULL : peer;
 }
@@ -224,15 +229,15 @@ static void consume(ucx_transport *t, ucx_peer *peer, ucx_piece *piece) {
 }
 
 void pith__ucx_drop(ucx_transport *t) {
-  for (int p = 0; p < t->ranks; p++) {
-    for (ucx_piece *piece; (piece = arrived(&t->peer[p]));) {
-      consume(t, &t->peer[p], piece);
+  for (int i = 0; i < t->peer_count; i++) {
+    for (ucx_piece *piece; (piece = arrived(t->peers[i]));) {
+      consume(t, t->peers[i], piece);
     }
   }
 }
 
 static pith_status receive_locked(ucx_transport *t, int rank, uint8_t *buffer, size_t size, size_t *got) {
-  ucx_peer *peer = &t->peer[rank];
+  ucx_peer *peer = t->peer[rank];
   *got = 0;
   t->calls++;
   if (!arrived(peer)) {
@@ -274,9 +279,9 @@ int pith__ucx_descriptors(pith_transport *transport, const uint8_t *sending, str
   if (count < most) {
     fds[count++] = (struct pollfd){.fd = t->fd, .events = POLLIN};
   }
-  for (int p = 0; p < t->ranks && count < most; p++) {
-    if (t->peer[p].process >= 0 && t->peer[p].error == UCS_OK) {
-      fds[count++] = (struct pollfd){.fd = t->peer[p].process, .events = POLLIN};
+  for (int i = 0; i < t->peer_count && count < most; i++) {
+    if (t->peers[i]->process >= 0 && t->peers[i]->error == UCS_OK) {
+      fds[count++] = (struct pollfd){.fd = t->peers[i]->process, .events = POLLIN};
     }
   }
   return count;
@@ -284,8 +289,8 @@ int pith__ucx_descriptors(pith_transport *transport, const uint8_t *sending, str
 
 static int has_work(ucx_transport *t) {
   int work = 0;
-  for (int p = 0; p < t->ranks; p++) {
-    ucx_peer *peer = &t->peer[p];
+  for (int i = 0; i < t->peer_count; i++) {
+    ucx_peer *peer = t->peers[i];
     int over = peer->linked && is_over(peer);
     work |= arrived(peer) != NULL || (over && !peer->told) || (peer->starving && has_room(peer));
     peer->told = (uint8_t)over;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Steps of a reducer over a carrier (wire.h), in main memory (multi/carrier_test.c) and on devices
  * (unit/cuda_reducer_test.c). */
 #ifndef PITH_TESTS_CARRIER_LAWS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How many descriptors this process has open: the same before and after something that leaks none. */
 #ifndef PITH_TESTS_DESCRIPTORS_H
 #define PITH_TESTS_DESCRIPTORS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Allocations that fail on demand. The linker sends those of a test program that includes this through the functions
  * below

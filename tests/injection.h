@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Calls that fail on purpose. The linker sends the library's system calls and allocations through the functions below
  * (--wrap, tests/CMakeLists.txt), where they are counted; one of them fails, or does less than it was asked for. The

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The support for laws over random inputs: see laws.h. */
 #include "laws.h"
 
@@ -219,6 +220,11 @@ static const char *const variants[] = {
     "signmean,means=column",
     "onebit:96,means=column",
     "tree8:128",
+    "fp8:e5m2",
+    "fp8,bucket=96",
+    "ef/fp8",
+    "hadamard:256/fp8",
+    "lossless,encode=once",
     "mx:e5m2",
     "mxfp6",
     "mx:e3m2",

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the laws in prop/ share: inputs of every kind, buffers that watch their borders, and the list of all specs a law
  * must hold for.

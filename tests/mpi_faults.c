@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A rank of a job in which one of them comes to harm at a random moment. mpirun starts it (cli/mpi.sh):
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The laws of transports over MPI. mpirun starts the ranks, so this program is started by it (cli/mpi.sh), with the
  * name of one law at a time: a process can start MPI only once. What becomes of the others when a rank dies is up to

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Starts ranks. */
 #include "ranks.h"
 #include "descriptors.h"

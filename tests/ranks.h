@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Ranks for tests of a comm: threads over inproc, or processes over shm and tcp. */
 #ifndef PITH_TESTS_RANKS_H
 #define PITH_TESTS_RANKS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The reference: each algorithm as docs/algorithms.md tells it, without schedules, messages or chunks. */
 #include "reference.h"
 
@@ -200,8 +201,103 @@ static void tree(const reference *r, float *const *x, const pith_ctx *ctx, float
   pass_result(r, ctx, 0, result, (pith_range){0, r->n});
 }
 
+/* ---- Grid: ranks of a host, hosts of a rack, racks; coordinate k of a rank counts in steps[k]
+ * ------------------------
+ */
+
+typedef struct grid {
+  int size[3];
+} grid;
+
+static grid grid_of(const reference *r, int wide) {
+  int inside = r->per_host < r->ranks ? r->per_host : 1, groups = r->ranks / inside, rack = 1;
+  for (int d = groups - 1; d > 1; d--) {
+    if (groups % d == 0 && (rack == 1 || d * d >= wide * groups)) {
+      rack = d;
+    }
+  }
+  return (grid){{inside, rack, groups / rack}};
+}
+
+static int rank_at(const grid *g, int inside, int rack, int top) {
+  return inside + g->size[0] * (rack + g->size[1] * top);
+}
+
+/* The slice of the rank at these coordinates. */
+static void grid_slice(const reference *r, const grid *g, const int *at, pith_range range, float *const *x,
+                       const pith_ctx *ctx, float *result) {
+  hosts h = {r->ranks / g->size[0], g->size[0], g->size[0]};
+  float *sum = malloc((range.n + 1) * sizeof *sum), *one = malloc((range.n + 1) * sizeof *one);
+  for (int top = 0; top < g->size[2]; top++) {
+    for (int rack = 0; rack < g->size[1]; rack++) {
+      int rank = rank_at(g, at[0], rack, top);
+      pith_ctx here = ctx_at(r, ctx, rank, range.first);
+      host_sum(r, &h, rank / g->size[0], rank, x, ctx, range, one);
+      if (rack == at[1]) {
+        pass_own(r, r->mine[rank], &here, one, range.n);
+      } else {
+        pass(r->codec, r->mine[rank], &here, one, range.n);
+      }
+      add(sum, one, range.n, rack == 0);
+    }
+    add(result + range.first, sum, range.n, top == 0);
+  }
+  pass_result(r, ctx, rank_at(g, at[0], at[1], at[2]), result, range);
+  free(one);
+  free(sum);
+}
+
+static void grid_blocks(const reference *r, float *const *x, const pith_ctx *ctx, float *result) {
+  grid g = grid_of(r, 4);
+  size_t granule = least_common(r->codec->granule, r->inside && g.size[0] > 1 ? r->inside->granule : 1);
+  uint64_t groups = (uint64_t)(r->ranks / g.size[0]);
+  for (int i = 0; i < r->ranks; i++) {
+    const int at[] = {i % g.size[0], i / g.size[0] % g.size[1], i / g.size[0] / g.size[1]};
+    pith_range part = turned(r->n, granule, g.size[0], at[0], ctx->layer / groups);
+    pith_range rack = turned(part.n, granule, g.size[1], at[1], ctx->layer / (uint64_t)g.size[2]);
+    pith_range own = turned(rack.n, granule, g.size[2], at[2], ctx->layer);
+    own.first += rack.first + part.first;
+    if (own.n) {
+      grid_slice(r, &g, at, own, x, ctx, result);
+    }
+  }
+}
+
+/* result = the sum of all ranks' values, level by level, each in its order. */
+static void grid_sum(const grid *g, void **of, pith_dtype dtype, pith_reduce_op reduce, size_t n, void *result) {
+  void *all[g->size[2]];
+  for (int top = 0; top < g->size[2]; top++) {
+    void *racks[g->size[1]];
+    all[top] = malloc(n * pith_dtype_size(dtype) + 1);
+    for (int rack = 0; rack < g->size[1]; rack++) {
+      racks[rack] = malloc(n * pith_dtype_size(dtype) + 1);
+      pith__reduce_many(dtype, reduce, (const void *const *)of + rank_at(g, 0, rack, top), g->size[0], racks[rack], n);
+    }
+    pith__reduce_many(dtype, reduce, (const void *const *)racks, g->size[1], all[top], n);
+    for (int rack = 0; rack < g->size[1]; rack++) {
+      free(racks[rack]);
+    }
+  }
+  pith__reduce_many(dtype, reduce, (const void *const *)all, g->size[2], result, n);
+  for (int top = 0; top < g->size[2]; top++) {
+    free(all[top]);
+  }
+}
+
 /* ---- Gathered payloads
  * ----------------------------------------------------------------------------------------------- */
+
+static void grid_entries(const reference *r, float *const *x, const pith_ctx *ctx, float *result) {
+  grid g = grid_of(r, 1);
+  void *decoded[r->ranks];
+  for (int p = 0; p < r->ranks; p++) {
+    pith_ctx here = ctx_at(r, ctx, p, 0);
+    pass(r->codec, r->mine[p], &here, x[p], r->n);
+    decoded[p] = x[p];
+  }
+  grid_sum(&g, decoded, PITH_F32, PITH_SUM, r->n, result);
+  make_result(r, result, 0, r->n);
+}
 
 static void gather(const reference *r, float *const *x, const pith_ctx *ctx, float *result) {
   hosts h = hosts_of(r);
@@ -241,6 +337,14 @@ static void linear(const reference *r, float *const *x, const pith_ctx *ctx, flo
 static void reduce_round(const reference *r, const pith_round *round, void **of, void *reduced) {
   hosts h = hosts_of(r);
   void *sums[h.count];
+  if (strcmp(r->algorithm, "grid") == 0) {
+    grid g = grid_of(r, 1);
+    grid_sum(&g, of, round->dtype, round->reduce == PITH_MEAN ? PITH_SUM : round->reduce, round->count, reduced);
+    for (size_t i = 0; i < round->count && round->reduce == PITH_MEAN; i++) {
+      ((float *)reduced)[i] *= 1.0f / (float)r->ranks;
+    }
+    return;
+  }
   if (h.per_host == 1) {
     pith__reduce_many(round->dtype, round->reduce, (const void *const *)of, r->ranks, reduced, round->count);
     return;
@@ -294,6 +398,8 @@ void reference_allreduce(const reference *r, float *const *x, const pith_ctx *ct
     tree(r, x, ctx, result);
   } else if (strcmp(r->algorithm, "linear") == 0) {
     linear(r, x, ctx, result);
+  } else if (strcmp(r->algorithm, "grid") == 0) {
+    (pith_codec_caps(r->codec) & PITH_CAP_CHUNKED ? grid_blocks : grid_entries)(r, x, ctx, result);
   } else if (strcmp(r->algorithm, "gather") != 0 && (pith_codec_caps(r->codec) & PITH_CAP_CHUNKED) &&
              !(pith_codec_caps(r->codec) & PITH_CAP_ONCE)) {
     blocks(r, x, ctx, result);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What an allreduce must give, bit by bit, computed on one rank by pith_encode and pith_decode alone: for every
  * algorithm, any number of ranks and any layout of hosts.

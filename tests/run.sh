@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Runs the tests of a build folder, programs, fuzz corpora and scripts (cli/*.sh), and adds up what they report.
 #
 #   tests/run.sh [build-folder] [program or script…]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Tests in shell, by the same rules as those in C (test.h): a script defines functions named after what they prove, and
 # closes with `run_tests function…`. Each runs in a subshell where the first failing command ends it; it ends with
 # `skip REASON` where it cannot run. Scripts get the build folder as first argument and are picked up by run.sh.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The runner behind test.h: main(), a process for each test, checks that end it, and random numbers. */
 #include "test.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Ranks as threads or processes, and the laws of transport_laws.h. */
 #include "transport_laws.h"
 
@@ -14,6 +15,7 @@
 #include <unistd.h>
 
 #include "descriptors.h"
+#include "directory.h"
 #include "transport/link_key.h"
 
 #define JOB 0x5eed0b0b5eed0b0bu
@@ -64,7 +66,8 @@ void world_listen(world_rank *me, double timeout) {
 }
 
 pith_status world_connect(world_rank *me, const uint8_t *wanted) {
-  return me->world->ops->connect(me->transport, me->shared->address, wanted, &me->key);
+  pith_directory directory = directory_of(me->shared->address);
+  return me->world->ops->connect(me->transport, &directory, wanted, &me->key);
 }
 
 static void connect_to_all(world_rank *me) {

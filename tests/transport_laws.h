@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The laws that every transport keeps, and a way to start ranks: as threads, or as processes. A file of tests in multi/
  * says which transport it is about and names the laws; what only that transport promises, it checks itself.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A carrier made of the collectives of a comm, as that of a framework would be of the framework's. */
 #ifndef PITH_TESTS_WIRE_H
 #define PITH_TESTS_WIRE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * For clang's analyzer alone (tools/check-code): pith_fail() gives back the status it gets. Without knowing this, the
  * analyzer takes every failure for a possible success, and warns of outputs that were not set.

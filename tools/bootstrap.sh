@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Makes sure that there is a CMake: the system's, or one in .venv, or one from the package manager. Says what it does.
 #
 # Nothing else is needed. The transports mpi and ucx and the encryption of tcp are built where their libraries are; for all of them, on

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Holds uses to the table of layers. Input: the table (tools/layers), then a line for each use: the file that uses, the file that is used,
 # and what of it. Prints what is not allowed, and in the end how many uses there were; fails if that is not all right.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small GPT on characters, in JAX: the model and the data of examples/pytorch/gpt.py.
 
     python examples/jax/gpt.py                                               # alone

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A convolutional network on handwritten digits, in Keras 3: the same lines with TensorFlow, JAX or PyTorch below.
 
     KERAS_BACKEND=jax python examples/keras/digits.py                                      # alone

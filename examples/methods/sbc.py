@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sparse Binary Compression, from its paper, in Python, and what it is worth beside top-k.
 
 F. Sattler, S. Wiedemann, K.-R. Müller, W. Samek: Sparse Binary Compression: Towards Distributed Deep Learning with minimal Communication,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A reducer whose bytes MPI moves: a carrier by mpi4py, and a small regression that is trained over it.
 
 mpirun -n 3 python examples/python/mpi4py_carrier.py                   # q:4

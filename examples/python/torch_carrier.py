@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A reducer over a process group of torch.distributed, without pith.torch: a carrier in a few lines, and a loop that trains over it.
 
 torchrun --nproc-per-node 3 examples/python/torch_carrier.py                    # q:4

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the examples share: joining the other ranks, the training loop with its progress line, and what was saved in the end."""
 
 from __future__ import annotations
@@ -37,7 +38,19 @@ def add_arguments(parser: argparse.ArgumentParser, steps: int, batch: int, rate:
         "--batch", type=int, default=batch, help="samples on each rank (default: %(default)s)"
     )
     parser.add_argument("--lr", type=float, default=rate)
+    parser.add_argument(
+        "--schedule",
+        choices=("constant", "linear"),
+        default="constant",
+        help="of the learning rate; linear: up, then down to zero",
+    )
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="train with so many seeds, one after another"
+    )
+    parser.add_argument(
+        "--evaluate", type=int, default=0, help="steps between two looks at held-out data; 0: none"
+    )
     parser.add_argument(
         "--warmup", type=int, default=5, help="steps that the time per step leaves out"
     )
@@ -46,7 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser, steps: int, batch: int, rate:
         type=int,
         help="of a rank (default: the cores, divided by the ranks of this host)",
     )
-    parser.add_argument("--json", help="where rank 0 writes the losses and times")
+    parser.add_argument(
+        "--json", help="where rank 0 writes the losses and times, a line for a seed"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress line")
 
 
@@ -61,6 +76,8 @@ class Outcome:
     parameters: int
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)  # since the start, after each step
+    held_out: list[float] = field(default_factory=list)  # losses of held-out data
+    held_out_steps: list[int] = field(default_factory=list)  # after which they were taken
     step_seconds: float = 0.0
     samples_per_second: float = 0.0
     raw_bytes: int = 0  # gradients of all steps, on one rank
@@ -117,35 +134,70 @@ class Progress:
         print(("\r" if self.terminal else "") + text, end=end, file=sys.stderr, flush=True)
 
 
-def train(model, optimizer, batches, loss_of, arguments, name, rank, ranks) -> Outcome:
-    """`batches` yields what `loss_of(model, batch)` takes. Losses are means over all ranks."""
+def schedule(optimizer, arguments: argparse.Namespace):
+    """The learning rate: constant, or up over a tenth of the steps and then down to zero, which makes short runs comparable."""
+    top = max(1, arguments.steps // 10)
+
+    def factor(step: int) -> float:
+        if arguments.schedule == "constant":
+            return 1.0
+        return min((step + 1) / top, (arguments.steps - step) / (arguments.steps - top))
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+def train(
+    model, optimizer, batches, loss_of, arguments, name, rank, ranks, held_out=None
+) -> Outcome:
+    """`batches` yields what `loss_of(model, batch)` takes. Losses are means over all ranks. `held_out` are batches that are
+    evaluated now and then; the time for that does not count."""
     parameters = sum(p.numel() for p in model.parameters())
     outcome = Outcome(name, arguments.spec, arguments.backend, ranks, parameters)
+    rate = schedule(optimizer, arguments)
     show = Progress(arguments.steps, f"{arguments.spec:>16}", arguments.quiet or rank != 0)
     begun = started = time.perf_counter()
     for step, batch in zip(range(arguments.steps), batches, strict=False):
+        if held_out and arguments.evaluate and step % arguments.evaluate == 0:
+            begun, started = evaluate(model, held_out, loss_of, outcome, begun, started)
         if step == arguments.warmup:
             started = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
         loss = loss_of(model, batch)
         loss.backward()
         optimizer.step()
+        rate.step()
         outcome.losses.append(loss.item())
         outcome.seconds.append(time.perf_counter() - begun)
         show(step + 1, outcome.losses[-1])
     timed = max(1, arguments.steps - arguments.warmup)
     outcome.step_seconds = (time.perf_counter() - started) / timed
     outcome.samples_per_second = arguments.batch * ranks / outcome.step_seconds
+    if held_out and arguments.evaluate:
+        evaluate(model, held_out, loss_of, outcome, begun, started)
     return finish(outcome, model, ranks)
+
+
+def evaluate(model, held_out, loss_of, outcome, begun: float, started: float):
+    """Adds a loss of held-out data. Returns both times, later by what this took."""
+    before = time.perf_counter()
+    with torch.no_grad():
+        losses = [loss_of(getattr(model, "module", model), batch).item() for batch in held_out]
+    outcome.held_out.append(sum(losses) / len(losses))
+    outcome.held_out_steps.append(len(outcome.losses))
+    took = time.perf_counter() - before
+    return begun + took, started + took
 
 
 def finish(outcome: Outcome, model: torch.nn.Module, ranks: int) -> Outcome:
     tail = outcome.losses[-max(1, len(outcome.losses) // 10) :]
     outcome.final_loss = sum(tail) / len(tail)
     if ranks > 1:
-        mean = torch.tensor([outcome.final_loss, *outcome.losses], dtype=torch.float64)
+        numbers = [outcome.final_loss, *outcome.losses, *outcome.held_out]
+        mean = torch.tensor(numbers, dtype=torch.float64)
         dist.all_reduce(mean)
-        outcome.final_loss, outcome.losses = mean[0].item() / ranks, (mean[1:] / ranks).tolist()
+        first, *rest = (mean / ranks).tolist()
+        steps = len(outcome.losses)
+        outcome.final_loss, outcome.losses, outcome.held_out = first, rest[:steps], rest[steps:]
         outcome.raw_bytes, outcome.wire_bytes = traffic(model, len(outcome.losses), ranks)
     if not math.isfinite(outcome.final_loss):
         raise SystemExit(
@@ -180,8 +232,8 @@ def report(outcome: Outcome, arguments: argparse.Namespace, rank: int) -> None:
             f"  {outcome.wire_bytes / 1e6:.1f} MB sent by each rank instead of {plain / 1e6:.1f}: {plain / outcome.wire_bytes:.1f} times less"
         )
     if arguments.json:
-        with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump(asdict(outcome), file)
+        with open(arguments.json, "a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(outcome)) + "\n")
 
 
 def end() -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A convolutional network on handwritten digits (1,797 images of 8×8 pixels that come with scikit-learn).
 
 python examples/pytorch/digits.py                                               # alone

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small GPT on characters.
 
     python examples/pytorch/gpt.py                                                   # alone
@@ -10,6 +11,7 @@ Without --data it learns Python's own manual pages, which every Python has.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import pathlib
 
@@ -81,6 +83,10 @@ def batches(text: torch.Tensor, batch: int, context: int, generator: torch.Gener
         yield window[:, :-1], window[:, 1:]
 
 
+def numbers(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
 def loss_of(model: nn.Module, batch) -> torch.Tensor:
     x, y = batch
     return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
@@ -100,17 +106,22 @@ def main() -> None:
     text = read_text(a.data)
     symbols = {c: i for i, c in enumerate(sorted(set(text)))}
     encoded = torch.tensor([symbols[c] for c in text])
-    model = common.distribute(
-        GPT(len(symbols), a.width, a.layers, max(1, a.width // 64), a.context), a, ranks
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=a.lr, betas=(0.9, 0.95))
-    generator = torch.Generator().manual_seed(1000 * a.seed + rank)
-    source = batches(encoded, a.batch, a.context, generator)
-    common.report(
-        common.train(model, optimizer, source, loss_of, a, "GPT on characters", rank, ranks),
-        a,
-        rank,
-    )
+    held_out = None
+    if a.evaluate:
+        encoded, kept = encoded[: -len(encoded) // 10], encoded[-len(encoded) // 10 :]
+        held_out = list(itertools.islice(batches(kept, 8, a.context, numbers(rank)), 1))
+    for seed in range(a.seed, a.seed + a.seeds):
+        a.seed = seed
+        torch.manual_seed(a.seed)
+        model = common.distribute(
+            GPT(len(symbols), a.width, a.layers, max(1, a.width // 64), a.context), a, ranks
+        )
+        optimizer = torch.optim.AdamW(model.parameters(), lr=a.lr, betas=(0.9, 0.95))
+        source = batches(encoded, a.batch, a.context, numbers(1000 * a.seed + rank))
+        outcome = common.train(
+            model, optimizer, source, loss_of, a, "GPT on characters", rank, ranks, held_out
+        )
+        common.report(outcome, a, rank)
     common.end()
 
 

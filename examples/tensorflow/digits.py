@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A convolutional network on handwritten digits, in TensorFlow: a loop of one's own, with a tape and a tf.function.
 
     python examples/tensorflow/digits.py                                             # alone

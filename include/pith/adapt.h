@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Pith's adapter: specs that change while a model is trained. Part of the public API; pith.h includes it.
  * docs/planner.md, "In training", has the specs and the algorithm. A pith_reducer drives an adapter by itself; this
@@ -26,6 +27,7 @@
 extern "C" {
 #endif
 
+/* The statistics, plans and schedule of an adaptive spec. */
 typedef struct pith_adapter pith_adapter;
 
 /* 1 if a text is meant as an adaptive spec ("auto…", "lgreco:…", "kmeans:…", "accordion:…"), valid or not. */

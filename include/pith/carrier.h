@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Carriers: a reducer (pith/comm.h) over somebody else's collectives, such as a framework's process group. Part of the
  * public API; pith.h includes it.
@@ -22,6 +23,7 @@
 extern "C" {
 #endif
 
+/* The collectives that a reducer asks a carrier for. */
 typedef enum pith_exchange_kind {
   PITH_EXCHANGE_ALL_TO_ALL = 0, /* send_bytes[p] bytes go to rank p, recv_bytes[p] come from it */
   PITH_EXCHANGE_ALL_GATHER = 1, /* every rank sends `bytes`; recv has those of rank 0, 1, … one after another */
@@ -101,7 +103,10 @@ typedef struct pith_reducer_options {
   int sharded;    /* every rank owns a shard of each layer; see below */
   int lent;       /* what layers keep between steps is in arrays of the caller; see below */
   const char *carrier; /* CUDA, over a comm: "ipc", from GPU to GPU within a host, or "staged", through pinned memory;
-                          NULL or "auto": PITH_CUDA_CARRIER, else ipc where all ranks can (docs/gpu.md) */
+                          NULL or "auto": PITH_CUDA_CARRIER, else ipc where all ranks can. "/nccl" behind that: by NCCL
+                          between hosts, where each host sums first (docs/gpu.md) */
+  int in_parts; /* a step of training is several starts and finishes: for an adaptive spec it is over when a layer is
+                   started again */
 } pith_reducer_options;
 
 #define PITH_REDUCER_OPTIONS_INIT {.size = sizeof(pith_reducer_options)}
@@ -130,7 +135,10 @@ PITH_API pith_status pith_reducer_create_with(pith_comm *comm, const char *rules
  *   pith_reducer_reduce_scatter(reducer, (size_t[]){fc1, fc2}, 2, all, own, PITH_MEAN);
  *
  * Calls return when results are there; with options.cuda, when they are enqueued. Checkpoints, scaling and statistics
- * are those of all reducers, but there are no steps to finish: each layer counts its messages. */
+ * are those of all reducers, but there are no steps to finish: each layer counts its messages.
+ *
+ * With an adaptive spec in the place of rules ("lgreco:q:4"), layers that are added with the same text are in its
+ * plans. Each rank measures the gradients of its own shards. A step is over when a layer comes again. */
 
 /* Adds a layer with its spec. The shape is that of one shard, and the same on all ranks. */
 PITH_API pith_status pith_reducer_add_shards(pith_reducer *reducer, const pith_layer *shard, const char *spec,
@@ -147,8 +155,7 @@ PITH_API pith_status pith_reducer_reduce_scatter(pith_reducer *reducer, const si
  *
  * With the spec delta/… ("delta:256,store=bf16/q:4") of a layer every rank keeps a reference: the values it was given
  * last, for all ranks' shards. What travels is the difference from it, and all ranks add that to their references,
- * which dst gets. One of `every` messages (0: the first alone) has whole parameters, exact or with fresh=8 by q:8. In
- * main memory only. */
+ * which dst gets. One of `every` messages (0: the first alone) has whole parameters, exact or with fresh=8 by q:8. */
 PITH_API pith_status pith_reducer_all_gather(pith_reducer *reducer, const size_t *layers, size_t count, pith_cspan src,
                                              pith_span dst);
 
@@ -170,6 +177,7 @@ PITH_API pith_status pith_reducer_gathered(pith_reducer *reducer, const size_t *
  * The bits are those of a reducer that keeps its states. Checkpoints and scaling are the caller's; adaptive specs, and
  * specs that send momentum, are refused. */
 
+/* The arrays that a layer's state consists of. */
 typedef enum pith_state_array {
   PITH_STATE_RESIDUAL = 0, /* one for each value of the layer, as are the next two: f32, or packed (store=bf16|8) */
   PITH_STATE_MOMENTUM = 1,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Pith's codecs: gradients become bytes, and bytes gradients. Part of the public API; pith.h includes it. The life of a
  * gradient, from top to bottom:
@@ -54,8 +55,8 @@ PITH_API const char *pith_codec_parts(const pith_codec *codec);
 /* A number that two codecs share exactly if they mean the same. Ranks compare it before they exchange data. */
 PITH_API uint64_t pith_codec_fingerprint(const pith_codec *codec);
 
-PITH_API uint32_t pith_codec_caps(const pith_codec *codec); /* pith_cap bits */
-PITH_API uint16_t pith_codec_wire_id(const pith_codec *codec);
+PITH_API uint32_t pith_codec_caps(const pith_codec *codec);    /* pith_cap bits */
+PITH_API uint16_t pith_codec_wire_id(const pith_codec *codec); /* the codec's number in messages */
 
 /* Pieces of a CHUNKED codec start at multiples of this many values. 0 for codecs that encode the tensor as a whole. */
 PITH_API size_t pith_codec_granule(const pith_codec *codec);
@@ -86,6 +87,7 @@ typedef struct pith_ctx {
 
 /* ---- State: what one rank keeps for one layer between steps ------------------------------------------------------ */
 
+/* What error feedback, momentum or low rank keep of one layer. One thread uses it at a time. */
 typedef struct pith_state pith_state;
 
 /* Creates a state with zero residual for a layer of n values, `rows` in its first dimension (0: near-square). A codec
@@ -127,6 +129,7 @@ PITH_API size_t pith_codec_residual_size(const pith_codec *codec, size_t n);
 
 /* ---- Encode, decode, aggregate ----------------------------------------------------------------------------------- */
 
+/* What decoding does with the destination. */
 typedef enum pith_mode {
   PITH_SET = 0, /* dst = decoded */
   PITH_ADD = 1, /* dst += decoded, summed in f32 whatever the type of dst */
@@ -181,11 +184,13 @@ PITH_API pith_status pith_round_consume(const pith_codec *codec, pith_state *sta
  * without a pattern is the spec of all layers. Rules never change and may be shared by threads. */
 typedef struct pith_rules pith_rules;
 
+/* Parses rules. PITH_ERR_SPEC names the rule that is wrong. */
 PITH_API pith_status pith_rules_create(const char *text, pith_rules **rules);
 PITH_API void pith_rules_destroy(pith_rules *rules);
 PITH_API const char *pith_rules_text(const pith_rules *rules); /* canonical; lives as long as the rules */
-PITH_API size_t pith_rules_count(const pith_rules *rules);
+PITH_API size_t pith_rules_count(const pith_rules *rules);     /* how many there are */
 
+/* What the rules say of a layer. */
 typedef struct pith_match {
   size_t size;             /* sizeof(pith_match) */
   const pith_codec *codec; /* lives as long as the rules */
@@ -215,6 +220,7 @@ PITH_API void pith_minimal_size_set(size_t values);
 
 /* ---- The list of methods ----------------------------------------------------------------------------------------- */
 
+/* What a method is: the first parts of a spec are memories and transforms, the last is a codec or a preset. */
 typedef enum pith_kind {
   PITH_KIND_CODEC = 0,
   PITH_KIND_TRANSFORM = 1,
@@ -222,6 +228,7 @@ typedef enum pith_kind {
   PITH_KIND_PRESET = 3
 } pith_kind;
 
+/* What values a parameter takes. */
 typedef enum pith_param_type {
   PITH_PARAM_INT = 0,
   PITH_PARAM_REAL = 1,
@@ -257,6 +264,7 @@ typedef struct pith_method {
 
 #define PITH_METHOD_INIT {.size = sizeof(pith_method)}
 
+/* All methods: those of Pith, of plug-ins and of the program. PITH_ERR_RANGE beyond the last. Any thread. */
 PITH_API size_t pith_method_count(void);
 PITH_API pith_status pith_method_get(size_t index, pith_method *method);
 
@@ -278,9 +286,10 @@ PITH_API pith_status pith_plugin_load(const char *name);
 
 /* ---- This machine ------------------------------------------------------------------------------------------------ */
 
+/* Instruction sets, the slowest first. All of them give the same bits. */
 typedef enum pith_isa { PITH_ISA_SCALAR = 0, PITH_ISA_AVX2 = 1, PITH_ISA_AVX512 = 2, PITH_ISA_COUNT = 3 } pith_isa;
 
-PITH_API const char *pith_isa_name(pith_isa isa);
+PITH_API const char *pith_isa_name(pith_isa isa);   /* "scalar", "avx2", "avx512" */
 PITH_API int pith_isa_available(pith_isa isa);      /* built in, and this CPU has it */
 PITH_API pith_isa pith_isa_current(void);           /* the best available, or as PITH_CPU or pith_isa_select() say */
 PITH_API pith_status pith_isa_select(pith_isa isa); /* for tests and comparison; results never depend on it */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Pith's communicator: groups of ranks that exchange tensors, compressed or not. Part of the public API; pith.h
  * includes it.
@@ -26,6 +27,7 @@
 extern "C" {
 #endif
 
+/* A group of ranks, and an operation that is in flight. */
 typedef struct pith_comm pith_comm;
 typedef struct pith_request pith_request;
 
@@ -79,7 +81,7 @@ typedef struct pith_config {
   double timeout;        /* seconds without progress before an operation fails; 0: PITH_TIMEOUT, else 300 */
   size_t chunk;          /* bytes of a tensor that are processed at a time; 0: 512 KiB. Results never depend on it */
   const char *algorithm; /* of allreduce, where it suits the codec: "auto", "sra", "hierarchical", "ring", "tree",
-                            "gather", "ranges", "linear"; NULL: PITH_ALGO, else auto */
+                            "gather", "ranges", "linear", "grid"; NULL: PITH_ALGO, else auto */
   const char *inside;    /* hierarchical: the spec within a host, of a CHUNKED codec without memory; NULL: PITH_INSIDE,
                             else none */
   int connections;       /* tcp: to each peer; 0: PITH_CONNECTIONS, else 1 */
@@ -94,6 +96,8 @@ typedef struct pith_config {
   const char *tls_cert; /* "cert": files in PEM with this rank's certificate, its key, and the authority that both sides
                            trust; NULL: PITH_TLS_CERT, PITH_TLS_KEY, PITH_TLS_CA */
   const char *tls_key, *tls_ca;
+  int eager; /* a group of up to so many ranks connects all of them with each other at the start, a larger one two ranks
+                when one first sends something to the other; the same on all ranks. 0: PITH_EAGER, else 16 */
 } pith_config;
 
 #define PITH_CONFIG_INIT {.size = sizeof(pith_config), .rank = -1, .ranks = -1}
@@ -244,6 +248,11 @@ PITH_API void pith_reducer_destroy(pith_reducer *reducer);
  * start. */
 PITH_API pith_status pith_reducer_add(pith_reducer *reducer, const pith_layer *layer, size_t *index);
 
+/* Likewise, with a spec of its own, whatever the rules say of it and however small it is. The text of the reducer's
+ * adaptive spec: it chooses. */
+PITH_API pith_status pith_reducer_add_as(pith_reducer *reducer, const pith_layer *layer, const char *spec,
+                                         size_t *index);
+
 /* The number that reducers give a layer of this name (pith_ctx.layer), for those who encode it by themselves: the same
  * random numbers give the same bits. */
 PITH_API uint64_t pith_layer_number(const char *name);
@@ -299,6 +308,7 @@ typedef struct pith_traffic {
 
 #define PITH_TRAFFIC_INIT {.size = sizeof(pith_traffic)}
 
+/* The number of layers, and what is known of layer `index`. PITH_ERR_ARGUMENT beyond the last. */
 PITH_API size_t pith_reducer_layers(const pith_reducer *reducer);
 PITH_API pith_status pith_reducer_layer_stats(const pith_reducer *reducer, size_t index, pith_layer_stats *stats);
 
@@ -312,6 +322,23 @@ PITH_API size_t pith_reducer_save_size(const pith_reducer *reducer);
 PITH_API pith_status pith_reducer_save(const pith_reducer *reducer, pith_out *out);
 PITH_API pith_status pith_reducer_load(pith_reducer *reducer, pith_bytes bytes);
 
+/* What layers owe, for another number of ranks to go on with. Between two steps, in any order of layers; calls do not
+ * communicate. Arrays are f32, as many as the layer has values (of shards, one after another, those of all owners),
+ * where gradients are; with options.cuda work is enqueued on options.stream.
+ *
+ *   pith_reducer_owed(old, layer, owed, NULL);     // adds to `owed` what this rank has not sent yet of its gradients
+ *   … the mean over all ranks is what the means of gradients still lack, and each of any number of ranks takes it …
+ *   pith_reducer_owe(reducer, layer, mean, NULL);  // the next gradients have it
+ *   pith_reducer_resume(reducer, step);            // steps are counted, and random numbers drawn, from there on
+ *
+ * pith_reducer_owed() adds, so arrays begin as zeros. `momentum` is for codecs that keep a mean or sum of past
+ * gradients (momentum, dgc), NULL for nothing. pith_reducer_owe() takes the place of all that a layer kept; what its
+ * spec has no place for is added to the gradients of the next 16 steps. Parameters that are gathered as differences
+ * are sent whole after pith_reducer_resume(). PITH_ERR_UNSUPPORTED: the layer sends the momentum of an optimizer. */
+PITH_API pith_status pith_reducer_owed(pith_reducer *reducer, size_t index, float *owed, float *momentum);
+PITH_API pith_status pith_reducer_owe(pith_reducer *reducer, size_t index, const float *owed, const float *momentum);
+PITH_API pith_status pith_reducer_resume(pith_reducer *reducer, uint64_t step);
+
 /* ---- Statistics -------------------------------------------------------------------------------------------------- */
 
 /* What a comm has done since it was created. Times are in seconds. */
@@ -321,10 +348,12 @@ typedef struct pith_stats {
   uint64_t raw_bytes;  /* of the tensors */
   uint64_t sent_bytes; /* payloads and headers sent by this rank, without the texts of specs, which are sent once */
   double encode, decode, wait;
+  uint64_t links; /* peers with which this rank is connected: those it exchanges messages with, and some neighbours */
 } pith_stats;
 
 #define PITH_STATS_INIT {.size = sizeof(pith_stats)}
 
+/* Fills in the totals of this rank. Any thread, at any time. */
 PITH_API pith_status pith_comm_stats(const pith_comm *comm, pith_stats *stats);
 
 /* The traffic of complete operations of one kind ("allreduce", "reduce", "reduce_scatter", "all_gather", "broadcast",

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Pith on CUDA devices: encodes and decodes tensors in device memory, many layers at a time, on the caller's stream.
  * Part of the public API; pith.h includes it. The library does not link to CUDA: it opens libpith_cuda.so at the first
@@ -73,6 +74,7 @@ PITH_API size_t pith_cuda_part(const pith_codec *codec, size_t n, size_t rows);
  * they encode with a residual in fewer bits than 32. The pointers of the items, except for codecs, are not used. */
 PITH_API size_t pith_cuda_workspace(const pith_cuda_item *items, size_t count);
 
+/* Encodes the values of `count` items to their payloads. The bytes are those of pith_encode(). */
 PITH_API pith_status pith_cuda_encode(const pith_cuda_item *items, size_t count, void *workspace, size_t workspace_size,
                                       void *stream);
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A Pith comm from an MPI communicator. Not part of pith.h: include it in programs that use MPI, after <mpi.h> or by
  * itself. The function is in this header and compiled with the program's own MPI: it works with every MPI, and libpith

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Momentum in place of gradients: layers whose spec begins with `moment`, for optimizers such as Adam whose variance is
  * frozen. Part of the public API; pith.h includes it. docs/reducer.md, "Momentum", has the formulas.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Pith's planner: chooses a spec for every layer within a budget of error. Part of the public API; pith.h includes it.
  * docs/planner.md has the algorithms and the file formats.
@@ -15,6 +16,7 @@
 #define PITH_PLAN_H
 
 #include <pith/codec.h>
+#include <pith/sim.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -22,6 +24,7 @@ extern "C" {
 
 /* ---- Profiles: statistics of a model's gradients ----------------------------------------------------------------- */
 
+/* What each candidate would send and lose on each layer, summed over samples. One thread uses it at a time. */
 typedef struct pith_profile pith_profile;
 
 /* Candidates are specs separated by ';', the same for all layers. Layers of one dimension or under pith_minimal_size()
@@ -43,6 +46,7 @@ PITH_API void pith_profile_reset(pith_profile *profile);
  * their arrays up element by element, the means that planning uses are those over all ranks. */
 PITH_API double *pith_profile_values(pith_profile *profile, size_t *count);
 
+/* The numbers of layers and of candidates. */
 PITH_API size_t pith_profile_layers(const pith_profile *profile);
 PITH_API size_t pith_profile_candidates(const pith_profile *profile);
 /* Candidate `index` in canonical form; NULL beyond the last. */
@@ -63,6 +67,7 @@ typedef struct pith_profile_layer {
 
 #define PITH_PROFILE_LAYER_INIT {.size = sizeof(pith_profile_layer)}
 
+/* What is known of layer `index`. PITH_ERR_ARGUMENT beyond the last. */
 PITH_API pith_status pith_profile_layer_get(const pith_profile *profile, size_t index, pith_profile_layer *layer);
 
 /* Means of payload bytes and of the squared error ‖x − D(C(x))‖² for one layer and candidate. */
@@ -92,12 +97,15 @@ typedef struct pith_plan_cost {
                        sizes */
   const double *ready; /* or the time at which each layer is ready, in the order of layers */
   const double *codec; /* to encode and decode one value, for each candidate of the profile: 1e-9; 0 for none */
+  const pith_sim_topology *topology; /* in place of ranks, latency and bandwidth: what an exchange takes there,
+                                               by the algorithm that the library would choose (pith_sim_estimate) */
 } pith_plan_cost;
 
 #define PITH_PLAN_COST_INIT {.size = sizeof(pith_plan_cost)}
 
 /* ---- Plans ------------------------------------------------------------------------------------------------------- */
 
+/* A spec for each layer, and what it was chosen for. */
 typedef struct pith_plan pith_plan;
 
 /* Files have these as words: "lgreco", "kmeans", …; "bytes", "time"; "l2sq", "l2". */
@@ -113,6 +121,7 @@ typedef enum pith_plan_method {
   PITH_PLAN_GLOBAL = 8, /* of methods that send the largest values: one threshold for all layers */
 } pith_plan_method;
 
+/* What lgreco makes small: the bytes of a step, or its predicted time. */
 typedef enum pith_plan_objective { PITH_PLAN_BYTES = 0, PITH_PLAN_TIME = 1 } pith_plan_objective;
 
 /* What is added up over layers, and stays within the budget. */
@@ -121,6 +130,7 @@ typedef enum pith_plan_metric {
   PITH_PLAN_L2 = 1,   /* errors ‖e‖, as the authors of L-GreCo have it */
 } pith_plan_metric;
 
+/* What to plan. Fields that are zero or NULL have defaults. */
 typedef struct pith_plan_request {
   size_t size; /* sizeof(pith_plan_request) */
   pith_plan_method method;
@@ -176,6 +186,7 @@ typedef struct pith_plan_info {
 
 #define PITH_PLAN_INFO_INIT {.size = sizeof(pith_plan_info)}
 
+/* What the plan says of itself, and of layer `index`. PITH_ERR_ARGUMENT beyond the last. */
 PITH_API pith_status pith_plan_info_get(const pith_plan *plan, pith_plan_info *info);
 PITH_API pith_status pith_plan_layer_get(const pith_plan *plan, size_t index, pith_plan_layer *layer);
 

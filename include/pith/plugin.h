@@ -1,5 +1,7 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The interface for plug-ins: codecs from outside the library. Built-in codecs use the same table. Not part of pith.h.
+ * The interface for plug-ins: codecs, transforms and memories from outside the library. Built-in codecs use the same
+ * table. Not part of pith.h.
  *
  * A plug-in is a shared object that exports
  *
@@ -13,7 +15,8 @@
  *  - Block codecs (PITH_CAP_CHUNKED) encode one block of f32 values at a time, independently of all others. The library
  *    cuts tensors into blocks, converts f16 and bf16, applies transforms and error feedback, and checks buffers. Most
  *    codecs are of this kind and need four short functions.
- *  - Whole codecs get the tensor at once: sparsifiers that select among all values, low rank.
+ *  - Whole codecs get the tensor at once: sparsifiers that select among all values, low rank. With PITH_CAP_CHUNKED and
+ *    block() they also get pieces that begin at multiples of block() values, each a payload of its own.
  *
  * The functions of the table may be called from several threads at a time. They must not allocate, keep pointers to
  * their arguments, or have state of their own.
@@ -29,6 +32,7 @@
 extern "C" {
 #endif
 
+/* The version of this interface, and limits of what a plug-in may have. */
 #define PITH_PLUGIN_ABI 2u
 #define PITH_PARAMS_MAX 8
 #define PITH_BLOCK_MAX 65536 /* most values of a block */
@@ -47,6 +51,7 @@ typedef enum pith_apply {
   PITH_APPLY_CLEAR = 3, /* dst = 0 where a value was sent (SPARSE codecs only) */
 } pith_apply;
 
+/* One codec: its description and its functions. Functions that a codec does not need are NULL. */
 typedef struct pith_codec_ops {
   size_t size; /* sizeof(pith_codec_ops) */
   const char *name, *family, *summary, *bits, *origin;
@@ -114,6 +119,40 @@ typedef struct pith_codec_ops {
   const struct pith_codec_traits *traits;
 } pith_codec_ops;
 
+/* A transform: an invertible step on blocks of f32 values before the codec. Its functions may be called from several
+ * threads at a time, and have no state. */
+typedef struct pith_plugin_transform {
+  size_t size; /* sizeof(pith_plugin_transform) */
+  const char *name, *summary;
+  const pith_param *params;                  /* at most PITH_PARAMS_MAX, then a NULL key */
+  pith_status (*check)(const pith_value *a); /* optional */
+  size_t (*block)(const pith_value *a);      /* values of a block, 1…PITH_BLOCK_MAX */
+  /* n ≤ block() values in place; `index` is the place of x[0] in the layer. A NaN or Inf must make the whole block NaN.
+   * On an error values are undefined. */
+  pith_status (*forward)(const pith_value *a, float *x, size_t n, uint64_t index, const pith_ctx *ctx);
+  pith_status (*inverse)(const pith_value *a, float *x, size_t n, uint64_t index, const pith_ctx *ctx);
+} pith_plugin_transform;
+
+/* What a memory keeps of some values of a layer between steps, from the first of them on; NULL where it does not keep
+ * it. */
+typedef struct pith_kept {
+  float *residual, *momentum;
+} pith_kept;
+
+/* A memory: which values are encoded in place of a gradient's. What stays of them is the library's to keep: in the
+ * residual what decoding does not give back, or, where keeps_all is set, in the momentum all of them. */
+typedef struct pith_plugin_memory {
+  size_t size; /* sizeof(pith_plugin_memory) */
+  const char *name, *summary;
+  const pith_param *params;                  /* at most PITH_PARAMS_MAX, then a NULL key */
+  pith_status (*check)(const pith_value *a); /* optional */
+  int keeps_all;
+  /* p = the values to send for gradient values g, of which each is to be multiplied by gamma. Value by value: n values
+   * from anywhere in the layer. p may be what was kept. */
+  pith_status (*compensate)(const pith_value *a, const pith_kept *kept, const float *g, float gamma, float *p,
+                            size_t n);
+} pith_plugin_memory;
+
 /* What pith_plugin_entry() returns. It must live as long as the process. */
 typedef struct pith_plugin {
   size_t size;  /* sizeof(pith_plugin) */
@@ -121,13 +160,18 @@ typedef struct pith_plugin {
   const char *name, *version;
   const pith_codec_ops *const *codecs;
   size_t codec_count;
+  const pith_plugin_transform *const *transforms;
+  size_t transform_count;
+  const pith_plugin_memory *const *memories;
+  size_t memory_count;
 } pith_plugin;
 
-/* Adds the codecs of a program's own tables: what pith_plugin_load() does, without a shared object. The tables are
+/* Adds what is in a program's own tables: what pith_plugin_load() does, without a shared object. The tables are
  * copied; their functions and texts must stay for as long as the process runs. `plugin->name` becomes the origin that
  * `pith codecs` shows. PITH_ERR_PLUGIN if a name or a wire id is taken; nothing is added then. Any thread. */
 PITH_API pith_status pith_plugin_add(const pith_plugin *plugin);
 
+/* The type and the name of the function that a plug-in exports. */
 typedef const pith_plugin *(*pith_plugin_entry_fn)(void);
 #define PITH_PLUGIN_ENTRY "pith_plugin_entry"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Simulation: how long a collective takes on a network that is not there. Part of the public API; pith.h includes it.
  *
@@ -39,6 +40,10 @@ typedef struct pith_sim_topology {
   double slow_rate;                 /* … and its rate */
   size_t chunk;                     /* as pith_config.chunk */
   uint64_t most_tasks;              /* of all ranks together; a simulation that needs more is refused */
+  int rack_hosts;                   /* consecutive hosts of a rack; 0: all are in one */
+  double rack_oversubscription;     /* the links of a rack's hosts over what the rack sends to others, and receives */
+  double rack_latency;              /* between racks, beside latency */
+  double poll;                      /* of a shared core, for each peer that a waiting rank looks at */
 } pith_sim_topology;
 
 /* 10 Gbit/s, 30 µs, shared memory inside hosts, one core for each rank. */
@@ -69,7 +74,11 @@ typedef struct pith_sim_topology {
    .slow_host = PITH_SIM_NONE,        \
    .slow_rate = 0,                    \
    .chunk = 524288,                   \
-   .most_tasks = 140000000}
+   .most_tasks = 140000000,           \
+   .rack_hosts = 0,                   \
+   .rack_oversubscription = 1,        \
+   .rack_latency = 0,                 \
+   .poll = 0.4e-6}
 
 /* What an operation took. */
 typedef struct pith_sim_result {
@@ -86,6 +95,8 @@ typedef struct pith_sim_result {
   unsigned encodings;     /* of a value on its way to the result, at most */
   uint64_t rank_memory;   /* bytes of buffers and schedule of the rank that needs most */
   uint64_t tasks, events; /* of all ranks; of the simulation */
+  uint64_t rack_bytes;    /* out of the busiest rack, or into it */
+  unsigned peers;         /* ranks that one exchanges messages with: of the rank that has most */
 } pith_sim_result;
 
 #define PITH_SIM_RESULT_INIT {.size = sizeof(pith_sim_result)}
@@ -97,10 +108,22 @@ typedef struct pith_sim_result {
 PITH_API pith_status pith_sim_allreduce(const pith_sim_topology *topology, const pith_codec *codec, size_t n,
                                         pith_dtype dtype, const char *algorithm, pith_sim_result *result);
 
-/* The algorithm that the library would choose, by its model of costs, which knows hosts and ranks of the topology and
- * none of its rates. */
+/* Simulates a barrier. */
+PITH_API pith_status pith_sim_barrier(const pith_sim_topology *topology, pith_sim_result *result);
+
+/* Writes what pith_sim_allreduce() would run to a file, for other simulators: the network, and the tasks of all ranks.
+ * docs/scale.md has the format. */
+PITH_API pith_status pith_sim_export(const pith_sim_topology *topology, const pith_codec *codec, size_t n,
+                                     pith_dtype dtype, const char *algorithm, const char *path);
+
+/* The algorithm that the library would choose, by its model of costs: what a comm chooses that has been told of the
+ * rates of this topology. */
 PITH_API pith_status pith_sim_choose(const pith_sim_topology *topology, const pith_codec *codec, size_t n,
                                      pith_dtype dtype, const char **algorithm);
+
+/* The same with the seconds that the model expects; nothing is simulated. `algorithm` may be NULL. */
+PITH_API pith_status pith_sim_estimate(const pith_sim_topology *topology, const pith_codec *codec, size_t n,
+                                       pith_dtype dtype, const char **algorithm, double *seconds);
 
 #ifdef __cplusplus
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What all of Pith's interface is made of: status codes, tensors, bytes, and the description of a layer. Part of the
  * public API; pith.h includes it.
@@ -55,6 +56,7 @@ PITH_API const char *pith_version(void);
   X(ERR_ABORTED, 14, "aborted")                      \
   X(ERR_INTERRUPTED, 15, "interrupted")
 
+/* What a call that can fail returns. */
 typedef enum pith_status {
 #define PITH_STATUS_ENUM(name, value, text) PITH_##name = value,
   PITH_STATUS_LIST(PITH_STATUS_ENUM)
@@ -77,6 +79,7 @@ PITH_API pith_status pith_fail(pith_status status, const char *format, ...)
 
 /* ---- Tensors and bytes ------------------------------------------------------------------------------------------- */
 
+/* The type of a tensor's values. Values are frozen: they are sent between ranks. */
 typedef enum pith_dtype {
   PITH_F32 = 0,
   PITH_F16 = 1,
@@ -106,6 +109,7 @@ typedef struct pith_cspan {
   pith_dtype dtype;
 } pith_cspan;
 
+/* Bytes to read, such as a payload. */
 typedef struct pith_bytes {
   const void *data;
   size_t size;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Calls from programs that XLA has compiled, as those of JAX are: gradients of a step become means in one call. Part of
  * the public API; pith.h includes it. The Python package pith.jax uses it; docs/jax.md has operands and results.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pith: compressed communication for distributed deep learning.
 
     import numpy, pith
@@ -57,7 +58,15 @@ from ._errors import (
 )
 from ._launch import Launch, launch, unique_id
 from ._library import version
-from ._methods import Where, import_methods, import_wanted, method, register
+from ._methods import (
+    Where,
+    import_methods,
+    import_wanted,
+    memory,
+    method,
+    register,
+    transform,
+)
 from ._plan import Plan, PlanLayer
 from ._profile import Profile, candidates
 from ._reducer import Layer, Reducer
@@ -110,11 +119,13 @@ __all__ = [
     "import_methods",
     "launch",
     "load_plugin",
+    "memory",
     "method",
     "methods",
     "minimal_size",
     "register",
     "set_minimal_size",
+    "transform",
     "unique_id",
     "version",
 ]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adaptive specs ("auto", "lgreco:q:4"): specs of layers that change while a model is trained (include/pith/adapt.h)."""
 
 from __future__ import annotations
@@ -17,6 +18,13 @@ from ._tensors import view_of
 def is_adaptive(spec: str) -> bool:
     """Whether a text is meant as an adaptive spec: "auto", "lgreco:…", "accordion:…" and others."""
     return bool(c.lib.pith_adapter_is(spec.encode()))
+
+
+def option_of(spec: str, key: str) -> str:
+    """What an option of an adaptive spec is, given or by default; "" if it has none."""
+    text = ctypes.create_string_buffer(256)
+    c.check(c.lib.pith_adapter_option(spec.encode(), key.encode(), text, len(text)))
+    return text.value.decode()
 
 
 class AdaptiveRules(Rules):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``pith bench codec --import MODULE``: what the command measures, for methods in Python beside built-in ones.
 
 Options and columns are those of the program's ``pith bench codec``. Built-in methods are called through Python here too, so that one line can be

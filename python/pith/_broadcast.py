@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The same values on all ranks, as training begins."""
 
 from __future__ import annotations

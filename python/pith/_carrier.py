@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A reducer over somebody else's collectives: what moves its bytes.
 
 Subclass :class:`Carrier`, or hand in anything with the same methods. Memory is given as ``memoryview`` of bytes, or as :class:`DeviceMemory`; it is
@@ -40,9 +41,8 @@ class Cuda:
     allocate: Callable[[int], int]
     release: Callable[[int], None]
     chunk_bytes: int = 0  # layers much larger are sent in several exchanges; 0: what is usual
-    carrier: str | None = (
-        None  # over a comm: "ipc", "staged"; None: PITH_CUDA_CARRIER, else ipc where all ranks can
-    )
+    # Over a comm: "ipc", "staged", "auto/nccl" (by NCCL between hosts); None: PITH_CUDA_CARRIER, else ipc where all ranks can.
+    carrier: str | None = None
 
 
 class Carrier:
@@ -118,9 +118,14 @@ class Options:
         cuda: Cuda | None,
         sharded: bool = False,
         lent: bool = False,
+        in_parts: bool = False,
     ) -> None:
         self.struct = c.ReducerOptions(
-            group_bytes, int(in_order), sharded=int(sharded), lent=int(lent)
+            group_bytes,
+            int(in_order),
+            sharded=int(sharded),
+            lent=int(lent),
+            in_parts=int(in_parts),
         )
         self.error: BaseException | None = None
         if cuda is not None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Specs as objects: codecs, states, rules, and the methods there are."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Groups of ranks that exchange tensors."""
 
 from __future__ import annotations
@@ -179,6 +180,7 @@ class Stats:
     encode: float
     decode: float
     wait: float
+    links: int  # peers with which this rank is connected
 
 
 @dataclass(frozen=True)
@@ -215,6 +217,9 @@ class Comm:
     ``tls`` is ``"psk"`` or ``"cert"`` where tcp links are to be encrypted, by a key from ``secret`` or by the certificates in the files
     ``tls_cert``, ``tls_key`` and ``tls_ca``; each has a variable of the environment, such as ``PITH_TLS``.
 
+    A group of up to ``eager`` ranks (0: ``PITH_EAGER``, else 16; the same on all ranks) connects all of them with each other at the start, a
+    larger one two ranks when one first sends something to the other.
+
     Signals are handled while a call waits. If a handler raises (Ctrl-C: KeyboardInterrupt), an operation that was to be complete on
     return cannot be taken back: the comm is aborted, and the other ranks are told.
     """
@@ -242,6 +247,7 @@ class Comm:
         tls_cert: str | os.PathLike[str] | None = None,
         tls_key: str | os.PathLike[str] | None = None,
         tls_ca: str | os.PathLike[str] | None = None,
+        eager: int = 0,
     ) -> None:
         config = c.Config(
             rank=-1 if rank is None else c.whole(ctypes.c_int, rank, "rank"),
@@ -265,6 +271,7 @@ class Comm:
             tls_cert=os.fsencode(tls_cert) if tls_cert else None,
             tls_key=os.fsencode(tls_key) if tls_key else None,
             tls_ca=os.fsencode(tls_ca) if tls_ca else None,
+            eager=c.whole(ctypes.c_uint16, eager, "eager"),
         )
         pointer = ctypes.c_void_p()
         c.check(c.lib.pith_comm_create(ctypes.byref(config), ctypes.byref(pointer)))

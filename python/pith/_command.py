@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command ``pith``: hands over to the program that the package carries, or to what is written in Python."""
 
 from __future__ import annotations

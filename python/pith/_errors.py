@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Statuses of the C library as exceptions.
 
 The library says what went wrong in a number and a sentence; here each number has a class of its own, so that a program can tell a

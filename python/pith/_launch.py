@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How this process was started, and how ranks find each other where a program tells them by other means."""
 
 from __future__ import annotations

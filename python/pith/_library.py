@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The C library: where it is, and what its header declares.
 
 Structures and functions here follow the headers in include/pith line by line; tests/python/test_header.py compares them with what a
@@ -221,6 +222,7 @@ class Config(Sized):
         ("tls_cert", c_char_p),
         ("tls_key", c_char_p),
         ("tls_ca", c_char_p),
+        ("eager", c_int),
     ]
 
 
@@ -268,6 +270,10 @@ class SimTopology(Sized):
         ("slow_rate", c_double),
         ("chunk", c_size_t),
         ("most_tasks", c_uint64),
+        ("rack_hosts", c_int),
+        ("rack_oversubscription", c_double),
+        ("rack_latency", c_double),
+        ("poll", c_double),
     ]
 
 
@@ -287,6 +293,8 @@ class SimResult(Sized):
         ("rank_memory", c_uint64),
         ("tasks", c_uint64),
         ("events", c_uint64),
+        ("rack_bytes", c_uint64),
+        ("peers", c_uint),
     ]
 
 
@@ -392,6 +400,7 @@ class ReducerOptions(Sized):
         ("sharded", c_int),
         ("lent", c_int),
         ("carrier", c_char_p),
+        ("in_parts", c_int),
     ]
 
 
@@ -405,6 +414,7 @@ class Stats(Sized):
         ("encode", c_double),
         ("decode", c_double),
         ("wait", c_double),
+        ("links", c_uint64),
     ]
 
 
@@ -443,6 +453,7 @@ class PlanCost(Sized):
         ("compute", c_double),
         ("ready", POINTER(c_double)),
         ("codec", POINTER(c_double)),
+        ("topology", POINTER(SimTopology)),
     ]
 
 
@@ -585,6 +596,44 @@ class CodecOps(Sized):
     ]
 
 
+TRANSFORM_BLOCK = ctypes.CFUNCTYPE(c_size_t, c_void_p)
+TRANSFORM_RUN = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t, c_uint64, POINTER(Ctx))
+
+
+class PluginTransform(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("name", c_char_p),
+        ("summary", c_char_p),
+        ("params", POINTER(Param)),
+        ("check", CODEC_CHECK),
+        ("block", TRANSFORM_BLOCK),
+        ("forward", TRANSFORM_RUN),
+        ("inverse", TRANSFORM_RUN),
+    ]
+
+
+class Kept(Structure):
+    _fields_ = [("residual", c_void_p), ("momentum", c_void_p)]
+
+
+MEMORY_COMPENSATE = ctypes.CFUNCTYPE(
+    c_int, c_void_p, POINTER(Kept), c_void_p, ctypes.c_float, c_void_p, c_size_t
+)
+
+
+class PluginMemory(Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("name", c_char_p),
+        ("summary", c_char_p),
+        ("params", POINTER(Param)),
+        ("check", CODEC_CHECK),
+        ("keeps_all", c_int),
+        ("compensate", MEMORY_COMPENSATE),
+    ]
+
+
 class Plugin(Sized):
     _fields_ = [
         ("size", c_size_t),
@@ -593,6 +642,10 @@ class Plugin(Sized):
         ("version", c_char_p),
         ("codecs", POINTER(POINTER(CodecOps))),
         ("codec_count", c_size_t),
+        ("transforms", POINTER(POINTER(PluginTransform))),
+        ("transform_count", c_size_t),
+        ("memories", POINTER(POINTER(PluginMemory))),
+        ("memory_count", c_size_t),
     ]
 
 
@@ -632,6 +685,9 @@ STRUCTURES: dict[str, type[Structure]] = {
     "pith_update": Update,
     "pith_codec_ops": CodecOps,
     "pith_plugin": Plugin,
+    "pith_plugin_transform": PluginTransform,
+    "pith_plugin_memory": PluginMemory,
+    "pith_kept": Kept,
 }
 
 # ---- Functions -------------------------------------------------------------------------------------------------------
@@ -701,7 +757,16 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         _STATUS,
         [POINTER(SimTopology), _P, c_size_t, c_int, c_char_p, POINTER(SimResult)],
     ),
+    "pith_sim_barrier": (_STATUS, [POINTER(SimTopology), POINTER(SimResult)]),
+    "pith_sim_export": (
+        _STATUS,
+        [POINTER(SimTopology), _P, c_size_t, c_int, c_char_p, c_char_p],
+    ),
     "pith_sim_choose": (_STATUS, [POINTER(SimTopology), _P, c_size_t, c_int, POINTER(c_char_p)]),
+    "pith_sim_estimate": (
+        _STATUS,
+        [POINTER(SimTopology), _P, c_size_t, c_int, POINTER(c_char_p), POINTER(c_double)],
+    ),
     "pith_launch_find": (_STATUS, [POINTER(Launch)]),
     "pith_unique_id_create": (_STATUS, [POINTER(Config), POINTER(UniqueId)]),
     "pith_tls_probe": (_STATUS, [POINTER(Config), POINTER(c_char_p)]),
@@ -744,6 +809,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_reducer_destroy": (None, [_P]),
     "pith_layer_number": (c_uint64, [c_char_p]),
     "pith_reducer_add": (_STATUS, [_P, POINTER(Layer), _SIZES]),
+    "pith_reducer_add_as": (_STATUS, [_P, POINTER(Layer), c_char_p, _SIZES]),
     "pith_reducer_add_shards": (_STATUS, [_P, POINTER(Layer), c_char_p, _SIZES]),
     "pith_reducer_reduce_scatter": (_STATUS, [_P, _SIZES, c_size_t, Span, Span, c_int]),
     "pith_reducer_all_gather": (_STATUS, [_P, _SIZES, c_size_t, Span, Span]),
@@ -778,6 +844,9 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "pith_reducer_copy_residual": (_STATUS, [_P, c_size_t, _P, _P]),
     "pith_reducer_profile": (_STATUS, [_P, c_char_p]),
     "pith_reducer_save_size": (c_size_t, [_P]),
+    "pith_reducer_owed": (_STATUS, [_P, c_size_t, _P, _P]),
+    "pith_reducer_owe": (_STATUS, [_P, c_size_t, _P, _P]),
+    "pith_reducer_resume": (_STATUS, [_P, c_uint64]),
     "pith_reducer_save": (_STATUS, [_P, POINTER(Out)]),
     "pith_reducer_load": (_STATUS, [_P, Bytes]),
     "pith_profile_create": (_STATUS, [POINTER(Layer), c_size_t, c_char_p, POINTER(_P)]),

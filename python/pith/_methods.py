@@ -1,4 +1,5 @@
-"""Methods in Python: a class, or two functions, that turn values into arrays or bytes and back.
+# SPDX-License-Identifier: Apache-2.0
+"""Methods in Python: a class, or two functions, that turn values into arrays or bytes and back; transforms and memories likewise.
 
     @pith.method("half")
     class Half:
@@ -45,6 +46,7 @@ _SET, _ADD, _SUB = 0, 1, 2  # pith_apply
 _KINDS = {"numpy": None, "torch": "cpu", "cuda": "cuda"}
 _FOREIGN_IDS = 0xC000  # Python's share of the wire ids for codecs from outside
 _SPARE = 1024  # bytes that a payload may have beyond its values, where no bound is declared
+_MOST_OF_A_BLOCK = 65536
 _INT_LIMIT = float(2**53)
 _REAL_LIMIT = 1e300
 
@@ -246,23 +248,70 @@ def _param_list(parameters: Sequence[_Parameter]) -> Any:
 # ---- A method --------------------------------------------------------------------------------------------------------
 
 
-class _Method:
-    """What the C library calls. It stays for as long as the process runs, as the library's tables do."""
+class _Written:
+    """Something written in Python, with parameters. It stays for as long as the process runs, as the library's tables do."""
 
     def __init__(self, name: str, factory: Callable[..., Any], options: dict[str, Any]) -> None:
         self.name = name
         self.parameters = _parameters(name, factory)
+        self._params = _param_list(self.parameters)
         self.take(factory, options)
 
     def take(self, factory: Callable[..., Any], options: dict[str, Any]) -> None:
         """The class, also when a cell of a notebook runs again."""
         self._factory = factory
-        self._device = _KINDS[options["tensors"]]
-        self._bound = options["bound"]
         self._made: dict[tuple[Any, ...], Any] = {}
 
+    def plugin(self, options: dict[str, Any], origin: str) -> Any:
+        """A pith_plugin with what this is."""
+        raise NotImplementedError
+
+    def _instance(self, values: int | None) -> Any:
+        parameters = enumerate(self.parameters)
+        given = tuple(p.read(values or 0, i) for i, p in parameters)
+        if given not in self._made:
+            self._made[given] = self._factory(
+                **{p.key: value for p, value in zip(self.parameters, given, strict=True)}
+            )
+        return self._made[given]
+
+    def _guarded(self, what: str, call: Callable[[], None], status: int) -> int:
+        """Runs a function; a failure becomes an error that names the method."""
+        try:
+            call()
+        except BaseException as error:
+            if isinstance(error, Error):
+                text, status = str(error), error.status
+            else:
+                text = f"{what} failed: {type(error).__name__}: {error}{_place_of(error)}"
+            return int(c.lib.pith_fail(status, b"%s", f"{self.name}: {text}".encode()))
+        return 0
+
+    def _check(self, values: int | None) -> int:
+        return self._guarded("a parameter", lambda: self._instance(values), RangeError.status)
+
+    def _call(self, values: int | None, what: str, ctx: Any, *arguments: Any) -> Any:
+        function = getattr(self._instance(values), what)
+        if ctx is not None and _takes_ctx(function):
+            where = ctx.contents
+            arguments += (Where(where.seed, where.step, where.layer, where.rank, where.rows),)
+        return function(*arguments)
+
+
+class _Method(_Written):
+    """What the C library calls of a codec."""
+
+    def take(self, factory: Callable[..., Any], options: dict[str, Any]) -> None:
+        super().take(factory, options)
+        self._device = _KINDS[options["tensors"]]
+        self._bound = options["bound"]
+
+    def plugin(self, options: dict[str, Any], origin: str) -> Any:
+        self._table = self.table(options, origin)
+        self._tables = (ctypes.POINTER(c.CodecOps) * 1)(ctypes.pointer(self._table))
+        return c.Plugin(_ABI, origin.encode(), b"1", self._tables, 1)
+
     def table(self, options: dict[str, Any], origin: str) -> Any:
-        self._params = _param_list(self.parameters)
         functions = (
             c.CODEC_CHECK(self._check),
             c.CODEC_SIZE(self._payload_bound),
@@ -287,31 +336,7 @@ class _Method:
             detail=b"what encode() returns, with a head of 3 bytes and 9 for each array",
         )
 
-    def _instance(self, values: int | None) -> Any:
-        parameters = enumerate(self.parameters)
-        given = tuple(p.read(values or 0, i) for i, p in parameters)
-        if given not in self._made:
-            self._made[given] = self._factory(
-                **{p.key: value for p, value in zip(self.parameters, given, strict=True)}
-            )
-        return self._made[given]
-
     # ---- Called by the library
-
-    def _guarded(self, what: str, call: Callable[[], None], status: int) -> int:
-        """Runs a function; a failure becomes an error that names the method."""
-        try:
-            call()
-        except BaseException as error:
-            if isinstance(error, Error):
-                text, status = str(error), error.status
-            else:
-                text = f"{what} failed: {type(error).__name__}: {error}{_place_of(error)}"
-            return int(c.lib.pith_fail(status, b"%s", f"{self.name}: {text}".encode()))
-        return 0
-
-    def _check(self, values: int | None) -> int:
-        return self._guarded("a parameter", lambda: self._instance(values), RangeError.status)
 
     def _payload_bound(self, values: int | None, n: int) -> int:
         try:
@@ -369,14 +394,88 @@ class _Method:
         return x if self._device is None else _as_tensor(x.copy(), self._device)
 
     def _call(self, values: int | None, what: str, ctx: Any, *arguments: Any) -> Any:
-        function = getattr(self._instance(values), what)
-        if _takes_ctx(function):
-            where = ctx.contents
-            arguments += (Where(where.seed, where.step, where.layer, where.rank, where.rows),)
         if self._device is None:
-            return function(*arguments)
+            return super()._call(values, what, ctx, *arguments)
         with sys.modules["torch"].no_grad():
-            return function(*arguments)
+            return super()._call(values, what, ctx, *arguments)
+
+
+# ---- Transforms and memories -----------------------------------------------------------------------------------------
+
+
+def _floats(address: int | None, n: int) -> Any:
+    """f32 values in memory."""
+    return _memory(address, 4 * n).view(_numpy().float32)
+
+
+class _Values(_Written):
+    """What turns f32 values into as many others."""
+
+    def _turned(self, what: str, values: int | None, ctx: Any, x: Any, *arguments: Any) -> Any:
+        """What a function makes of values; of not finite ones NaN, without calling it."""
+        numpy = _numpy()
+        if not all(numpy.isfinite(given).all() for given in (x, *arguments)):
+            return numpy.float32("nan")
+        found = numpy.asarray(self._call(values, what, ctx, x, *arguments), numpy.float32)
+        if found.size != x.size:
+            raise PluginError(f"{what} returned {found.size} values for {x.size}")
+        if not numpy.isfinite(found).all():
+            raise PluginError(f"{what} returned NaN or infinite values for finite ones")
+        return found.reshape(-1)
+
+
+class _Transform(_Values):
+    """What the C library calls of a transform."""
+
+    def take(self, factory: Callable[..., Any], options: dict[str, Any]) -> None:
+        super().take(factory, options)
+        self._block = options["block"]
+
+    def plugin(self, options: dict[str, Any], origin: str) -> Any:
+        self._table = c.PluginTransform(
+            name=self.name.encode(),
+            summary=options["summary"].encode(),
+            params=ctypes.cast(self._params, ctypes.POINTER(c.Param)),
+            check=c.CODEC_CHECK(self._check),
+            block=c.TRANSFORM_BLOCK(lambda _values: self._block),
+            forward=c.TRANSFORM_RUN(functools.partial(self._run, "forward")),
+            inverse=c.TRANSFORM_RUN(functools.partial(self._run, "inverse")),
+        )
+        self._tables = (ctypes.POINTER(c.PluginTransform) * 1)(ctypes.pointer(self._table))
+        return c.Plugin(_ABI, origin.encode(), b"1", transforms=self._tables, transform_count=1)
+
+    def _run(self, what: str, values: int | None, data: int, n: int, _index: int, ctx: Any) -> int:
+        def run() -> None:
+            x = _floats(data, n)
+            x[:] = self._turned(what, values, ctx, x.copy())
+
+        return self._guarded(what, run, PluginError.status)
+
+
+class _Memory(_Values):
+    """What the C library calls of a memory."""
+
+    def plugin(self, options: dict[str, Any], origin: str) -> Any:
+        self._table = c.PluginMemory(
+            name=self.name.encode(),
+            summary=options["summary"].encode(),
+            params=ctypes.cast(self._params, ctypes.POINTER(c.Param)),
+            check=c.CODEC_CHECK(self._check),
+            keeps_all=int(options["keeps"] == "all"),
+            compensate=c.MEMORY_COMPENSATE(self._compensate),
+        )
+        self._tables = (ctypes.POINTER(c.PluginMemory) * 1)(ctypes.pointer(self._table))
+        return c.Plugin(_ABI, origin.encode(), b"1", memories=self._tables, memory_count=1)
+
+    def _compensate(
+        self, values: int | None, kept: Any, gradient: int, gamma: float, out: int, n: int
+    ) -> int:
+        def compensate() -> None:
+            before = _floats(kept.contents.residual or kept.contents.momentum, n).copy()
+            g = _floats(gradient, n) * _numpy().float32(gamma)
+            _floats(out, n)[:] = self._turned("compensate", values, None, g, before)
+
+        return self._guarded("compensate", compensate, PluginError.status)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -392,8 +491,7 @@ def _place_of(error: BaseException) -> str:
 
 # ---- Registering -----------------------------------------------------------------------------------------------------
 
-_methods: dict[str, _Method] = {}
-_tables: list[Any] = []  # of the library, which keeps pointers to their functions and texts
+_methods: dict[str, _Written] = {}  # the library keeps pointers to their functions and texts
 
 
 def method(
@@ -429,15 +527,68 @@ def method(
                 raise ArgumentError(f"{name}: {factory.__name__} has no {function}()")
         if tensors not in _KINDS:
             raise ArgumentError(f"{name}: tensors={tensors!r} is none of {', '.join(_KINDS)}")
-        first = (inspect.getdoc(factory) or factory.__name__).splitlines()[0].rstrip(".")
         options = {
             "tensors": tensors,
             "bound": bound,
-            "summary": summary or first,
+            "summary": summary or _first_line(factory),
             "bits": bits or "as encode() makes it",
             "wire_id": wire_id or _FOREIGN_IDS + zlib.crc32(name.encode()) % 0x4000,
         }
-        _register(name, factory, options)
+        _register(_Method, name, factory, options)
+        return factory
+
+    return registered
+
+
+def _first_line(factory: type) -> str:
+    return (inspect.getdoc(factory) or factory.__name__).splitlines()[0].rstrip(".")
+
+
+def transform(name: str, *, block: int = 1024, summary: str = "") -> Callable[[type[T]], type[T]]:
+    """Registers a class as a transform, which stands before a codec, on all ranks::
+
+        @pith.transform("flip")
+        class Flip:
+            def forward(self, x): return x[::-1]     # n f32 values (block, or fewer at the end of a layer) → as many
+            def inverse(self, y): return y[::-1]     # what decoding gave back → n values
+
+    Both must be functions of the values, of the parameters, and of ``ctx`` (:class:`Where`) alone; ``inverse`` undoes ``forward``. Of blocks with
+    NaN or Inf all values become NaN. Mistakes are errors with the name of the transform.
+    """
+
+    def registered(factory: type[T]) -> type[T]:
+        for function in ("forward", "inverse"):
+            if not callable(getattr(factory, function, None)):
+                raise ArgumentError(f"{name}: {factory.__name__} has no {function}()")
+        if not 1 <= block <= _MOST_OF_A_BLOCK:
+            raise ArgumentError(f"{name}: block={block} is not from 1 to {_MOST_OF_A_BLOCK}")
+        options = {"block": block, "summary": summary or _first_line(factory)}
+        _register(_Transform, name, factory, options)
+        return factory
+
+    return registered
+
+
+def memory(name: str, *, keeps: str = "lost", summary: str = "") -> Callable[[type[T]], type[T]]:
+    """Registers a class as a memory, which stands before transform and codec, on all ranks::
+
+        @pith.memory("leaky")
+        class Leaky:
+            def __init__(self, beta: float = 0.9): self.beta = beta
+            def compensate(self, gradient, kept): return gradient + self.beta * kept      # what is encoded
+
+    ``compensate`` gets the same piece of a gradient and of what was kept, and works value by value: a layer comes in pieces of any length. What is
+    kept is the library's to store: with ``keeps="lost"`` what decoding does not give back of the encoded values, with ``keeps="all"`` all of
+    them. Mistakes are errors with the name of the memory.
+    """
+
+    def registered(factory: type[T]) -> type[T]:
+        if not callable(getattr(factory, "compensate", None)):
+            raise ArgumentError(f"{name}: {factory.__name__} has no compensate()")
+        if keeps not in ("lost", "all"):
+            raise ArgumentError(f"{name}: keeps={keeps!r} is neither 'lost' nor 'all'")
+        options = {"keeps": keeps, "summary": summary or _first_line(factory)}
+        _register(_Memory, name, factory, options)
         return factory
 
     return registered
@@ -457,22 +608,18 @@ def register(
     method(name, **({"summary": doc.rstrip(".")} | options))(Functions)
 
 
-def _register(name: str, factory: type, options: dict[str, Any]) -> None:
+def _register(kind: type[_Written], name: str, factory: type, options: dict[str, Any]) -> None:
     known = _methods.get(name)
     if known is not None:
-        if known.parameters != _parameters(name, factory):
+        if type(known) is not kind or known.parameters != _parameters(name, factory):
             raise ArgumentError(
                 f"{name} is registered with other parameters; give the new one another name"
             )
         known.take(factory, options)
         return
-    made = _Method(name, factory, options)
-    origin = _origin(factory)
-    table = made.table(options, origin)
-    tables = (ctypes.POINTER(c.CodecOps) * 1)(ctypes.pointer(table))
-    plugin = c.Plugin(_ABI, origin.encode(), b"1", tables, 1)
+    made = kind(name, factory, options)
+    plugin = made.plugin(options, _origin(factory))
     c.check(c.lib.pith_plugin_add(ctypes.byref(plugin)))
-    _tables.append((made, table, tables))
     _methods[name] = made
 
 
@@ -484,14 +631,13 @@ def _origin(factory: type) -> str:
 
 
 def names() -> list[str]:
-    """Those that were registered."""
-    return list(_methods)
+    """Methods that were registered."""
+    return [name for name, made in _methods.items() if isinstance(made, _Method)]
 
 
 def in_python(spec: str) -> bool:
-    """Whether a spec ends in a method that was written in Python."""
-    last = spec.rpartition("/")[2]
-    return last.partition(":")[0].partition(",")[0] in _methods
+    """Whether a part of a spec was written in Python."""
+    return any(part.partition(":")[0].partition(",")[0] in _methods for part in spec.split("/"))
 
 
 def import_methods(names: str) -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models of frameworks whose gradients come all at once, in main memory: variables as layers, and a reducer for each list of variables.
 
 ``pith.tensorflow`` and ``pith.keras`` use it. What layers keep between steps is in the reducer, so a model must find its own again: by the

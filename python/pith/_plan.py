@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans: one spec for each layer, in a file that people read and edit."""
 
 from __future__ import annotations

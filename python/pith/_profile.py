@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Statistics of gradients, and the plans that are made of them (include/pith/plan.h)."""
 
 from __future__ import annotations

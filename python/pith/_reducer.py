@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The object a training loop uses: layers by name, reduced to their mean in the background."""
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Reducer:
     Instead of a comm, a :class:`Carrier` moves the bytes by other means. ``group_bytes`` and ``in_order`` say how layers are grouped: groups of that
     many bytes, from the last layer to the first, are sent when all their gradients are ready; ``in_order``, one after another in that order, whatever
     order gradients become ready in. ``cuda``: gradients are on a device; over a comm ``cuda.carrier`` says how messages travel, a carrier says so itself.
-    ``sharded``: every rank owns a shard of each layer (:meth:`add_shards`, :meth:`reduce_scatter`, :meth:`all_gather`); rules are not used.
+    ``sharded``: every rank owns a shard of each layer (:meth:`add_shards`, :meth:`reduce_scatter`, :meth:`all_gather`); of rules only an adaptive
+    spec is used, which layers with the same spec follow. ``in_parts``: a step of training is several starts and finishes.
     ``lent``: what layers keep between steps is in arrays of the caller's, which C code lends it (pith/carrier.h); ``pith.jax`` does.
     """
 
@@ -63,6 +65,7 @@ class Reducer:
         cuda: Cuda | None = None,
         sharded: bool = False,
         lent: bool = False,
+        in_parts: bool = False,
     ) -> None:
         text = rules if isinstance(rules, str) else rules.text
         pointer = ctypes.c_void_p()
@@ -78,7 +81,12 @@ class Reducer:
             self._bridge = Bridge(comm)
             over = ctypes.byref(self._bridge.struct)
         self._options = Options(
-            group_bytes, in_order, cuda if isinstance(comm, Comm) else comm.cuda, sharded, lent
+            group_bytes,
+            in_order,
+            cuda if isinstance(comm, Comm) else comm.cuda,
+            sharded,
+            lent,
+            in_parts,
         )
         options = ctypes.byref(self._options.struct)
         status = create(over, text.encode(), seed, options, ctypes.byref(pointer))
@@ -129,6 +137,19 @@ class Reducer:
         reason = None if exact is None else c.encoded(exact, "exact")
         layer = c.Layer(c.encoded(name, "the name"), c.numbers(shape), len(shape), kind, reason)
         c.check(c.lib.pith_reducer_add(self._open(), ctypes.byref(layer), ctypes.byref(number)))
+        self._numbers[name] = number.value
+        self._shapes.append((count(shape), kind))
+        return number.value
+
+    def add_as(self, name: str, shape: Sequence[int], dtype: Any, spec: str) -> int:
+        """A layer with a spec of its own, whatever the rules say of it and however small it is. Gives its number."""
+        number, kind = ctypes.c_size_t(), dtype_of(dtype)
+        layer = c.Layer(c.encoded(name, "the name"), c.numbers(shape), len(shape), kind)
+        c.check(
+            c.lib.pith_reducer_add_as(
+                self._open(), ctypes.byref(layer), spec.encode(), ctypes.byref(number)
+            )
+        )
         self._numbers[name] = number.value
         self._shapes.append((count(shape), kind))
         return number.value
@@ -230,6 +251,18 @@ class Reducer:
         Somebody else checks and keeps the address. ``stream``: as for ``update``.
         """
         c.check(c.lib.pith_reducer_copy_residual(self._open(), number, address, stream))
+
+    def owed(self, number: int, owed: int | None, momentum: int | None = None) -> None:
+        """Adds what this rank has not sent yet of a layer to f32 values at an address where its gradients are; and what its momentum is."""
+        c.check(c.lib.pith_reducer_owed(self._open(), number, owed, momentum))
+
+    def owe(self, number: int, owed: int | None, momentum: int | None = None) -> None:
+        """Such values take the place of all that a layer keeps: the next gradients have them."""
+        c.check(c.lib.pith_reducer_owe(self._open(), number, owed, momentum))
+
+    def resume(self, step: int) -> None:
+        """Steps are counted from there on; parameters that travel as differences travel whole next."""
+        c.check(c.lib.pith_reducer_resume(self._open(), step))
 
     def array_sizes(self, number: int) -> list[int]:
         """Bytes of what a layer keeps between steps: residual, momentum, results, the codec's own; 0 where there is none."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From what a user wrote to rules, and whether they fit the layers there are."""
 
 from __future__ import annotations

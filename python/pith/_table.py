@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of layers: how each travels, why, what it cost on the wire, and what it loses."""
 
 from __future__ import annotations

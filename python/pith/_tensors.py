@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors of any library as spans of the C library, without copies.
 
 numpy arrays, torch CPU tensors, objects with ``__dlpack__`` and plain buffers are understood. Neither numpy nor torch is imported here:

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The adapter: the object, and what can be asked of it. adapt.h lists the other files. */
 #include "adapt/adapt.h"
 
@@ -113,6 +114,16 @@ pith_status pith_adapter_create(const char *spec, const pith_layer *layers, size
   }
   *adapter = a;
   return PITH_OK;
+}
+
+pith_status pith__adapter_of_parts(pith_adapter *a, int of_shards) {
+  pith_profile *profiles[] = {a->window, a->last, a->before};
+  for (size_t i = 0; i < 3; i++) {
+    pith__profile_take_small(profiles[i]);
+  }
+  a->of_shards = of_shards;
+  place_layers(a);
+  return begin_warm_up(a);
 }
 
 void pith__adapter_measure_by(pith_adapter *a, pith_measurer *measurer) {

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The adapter, inside. docs/planner.md, "In training", has the algorithm.
  *
@@ -83,8 +84,8 @@ enum {
   PITH_ADAPT_SAMPLED = 12, /* sampling begins that many steps before the plan … */
   PITH_ADAPT_SPARE = 4,    /* … and ends that many before it */
   PITH_TRIAL_STEPS = 8,
-  PITH_TRIAL_LOOK = 4, /* after so many steps a slow trial ends */
-  PITH_TRIAL_SKIPPED = 2,
+  PITH_TRIAL_LOOK = 4,    /* after so many steps a slow trial ends, … */
+  PITH_TRIAL_SKIPPED = 2, /* … and one that is much slower after these, which do not count: they have a change's cost */
 };
 
 typedef enum pith_due { PITH_DUE_NOTHING, PITH_DUE_SUMS, PITH_DUE_MEASURES, PITH_DUE_TRIAL, PITH_DUE_WATCH } pith_due;
@@ -140,6 +141,7 @@ struct pith_adapter {
   size_t layers, none; /* none: that candidate */
   int rank, ranks;
   int idle; /* one rank, or nothing to decide: every step is the same */
+  int of_shards;
   uint64_t seed;
   pith_profile *window, *last, *before; /* being measured; added up for the last plan; for the one before it */
   pith_adapt_state s;
@@ -159,6 +161,10 @@ struct pith_adapter {
 };
 
 /* ---- adapt.c ---- */
+
+/* Before the first step: layers are parts of others, which are not small; none is exact for its size. `of_shards`:
+ * every rank encodes one for each owner, and what a layer costs follows from that. */
+pith_status pith__adapter_of_parts(pith_adapter *a, int of_shards);
 
 /* Gradients are in the measurer's space, not in main memory. Before the first step; the adapter destroys it. */
 void pith__adapter_measure_by(pith_adapter *a, pith_measurer *measurer);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The specs that a profile measures for an adaptive spec. */
 #include <stdio.h>
 #include <string.h>

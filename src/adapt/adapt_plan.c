@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * From sums over all ranks to plans. Lgreco, kmeans and accordion have one; auto has its eleven candidates, each with
  * the time that a step would take. Runs in the adapter's thread, on numbers that are the same on all ranks.
@@ -43,17 +44,20 @@ static pith_status raise_bandwidth(const pith_adapter *a, const pith_plan *in_fo
   return PITH_OK;
 }
 
+/* The model is that of an allreduce, in which a rank sends 2 · (ranks − 1) / ranks of a layer. Of shards it sends
+ * ranks − 1, and encodes one for each owner. */
 static pith_plan_cost cost_of(const pith_adapter *a, double *codec) {
   const pith_measures *m = &a->s.measures;
+  double encoded = a->of_shards ? a->ranks : 1, slower = a->of_shards ? a->ranks / 2.0 : 1;
   double values = (double)(a->last->layers * a->last->stride) * sizeof(double), share = (a->ranks - 1.0) / a->ranks;
   double sent = 2 * share * fmax(values, PROBE_BYTES), seconds = fmax(m->probe - m->latency, m->probe / 4);
   for (size_t c = 0; c < a->last->candidates; c++) {
-    codec[c] = codec_seconds(a->last->codec[c], m);
+    codec[c] = encoded * codec_seconds(a->last->codec[c], m);
   }
   return (pith_plan_cost){.size = sizeof(pith_plan_cost),
                           .ranks = (uint32_t)a->ranks,
                           .latency = m->latency,
-                          .bandwidth = seconds > 0 ? sent / seconds : 0,
+                          .bandwidth = seconds > 0 ? sent / seconds / slower : 0,
                           .compute = fmax(0, m->span - m->waiting),
                           .codec = codec};
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Checkpoints of an adapter. One walk over everything that is kept serves all: it counts, writes or reads. Bytes are
  * read into a fresh adapter, checked, and only then take the place of what is there.

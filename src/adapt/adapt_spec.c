@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Adaptive specs: "lgreco:q:4,period=200". What follows the name is a spec with its own parameters; options of ours are
  * told from those by their keys.

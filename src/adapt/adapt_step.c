@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A step of the adapter. What is due when follows from the number of the step and the target, from which the next plan
  * is in force:
@@ -85,8 +86,17 @@ pith_status pith_adapter_observe(pith_adapter *a, size_t layer, pith_cspan gradi
 
 /* ---- Times ------------------------------------------------------------------------------------------------------- */
 
+/* The first steps behind a change do not count. The least of them is in the ring's last place, which no other time has
+ * yet. */
+static double *least_uncounted(pith_adapter *a) { return &a->s.own.seconds[PITH_ADAPT_RING - 1]; }
+
 static void remember(pith_adapter *a, const pith_adapter_step *m) {
-  if (m->seconds <= 0 || a->s.step < a->s.changed + PITH_TRIAL_SKIPPED) {
+  if (m->seconds <= 0) {
+    return;
+  }
+  if (a->s.step < a->s.changed + PITH_TRIAL_SKIPPED) {
+    int is_least = a->s.step == a->s.changed || m->seconds < *least_uncounted(a);
+    *least_uncounted(a) = is_least ? m->seconds : *least_uncounted(a);
     return;
   }
   size_t at = a->s.own.count++ % PITH_ADAPT_RING;
@@ -123,7 +133,8 @@ static pith_due due_now(const pith_adapter *a) {
     return PITH_DUE_MEASURES;
   }
   if (a->s.trying) {
-    return since + 1 == PITH_TRIAL_LOOK || since + 1 == PITH_TRIAL_STEPS ? PITH_DUE_TRIAL : PITH_DUE_NOTHING;
+    int looks = since + 1 == PITH_TRIAL_SKIPPED || since + 1 == PITH_TRIAL_LOOK || since + 1 == PITH_TRIAL_STEPS;
+    return looks ? PITH_DUE_TRIAL : PITH_DUE_NOTHING;
   }
   int watched = a->options.kind == PITH_ADAPT_AUTO && a->s.planned && (since + 1) % PITH_ADAPT_RING == 0;
   return watched ? PITH_DUE_WATCH : PITH_DUE_NOTHING;
@@ -150,7 +161,8 @@ static size_t write_measures(pith_adapter *a) {
 }
 
 static size_t write_time(pith_adapter *a) {
-  a->numbers[0] = typical(a, a->s.own.seconds);
+  int is_early = a->s.step + 1 <= a->s.changed + PITH_TRIAL_SKIPPED;
+  a->numbers[0] = is_early ? *least_uncounted(a) : typical(a, a->s.own.seconds);
   return 1;
 }
 

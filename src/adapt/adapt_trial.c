@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How auto chooses: predictions say what is worth trying, step times decide. Pure arithmetic on numbers that all ranks
  * share, so all choose alike.
@@ -14,7 +15,8 @@ enum { FIRST_MOST = 6, LATER_MOST = 2, FIRST_FINALISTS = 5, LATER_FINALISTS = 3,
 #define NEAR 1.1   /* the best are tried again, in turns, if they are within this */
 #define RIVAL \
   1.05 /* at later plans: a more exact one that may be that much slower is tried, and whatever may be faster */
-#define SLOW 1.33     /* a trial that is that much slower ends early */
+#define SLOW 1.33     /* a trial that is that much slower ends early, … */
+#define MUCH_SLOWER 2 /* … and one that is that much slower in its first steps at once */
 #define SAME 1.015    /* within this, the more exact one wins … */
 #define MUCH_LESS 0.5 /* … if it loses no more than this share */
 #define UNKNOWN 1e9   /* seconds of a trial in which nothing was measured */
@@ -263,8 +265,10 @@ void pith__trial_begin(pith_adapter *a) {
 
 int pith__trial_look(pith_adapter *a, double seconds) {
   size_t slot = a->s.order[a->s.tried], rival = fastest(a, slot);
-  int over = a->s.step + 1 - a->s.changed >= PITH_TRIAL_STEPS;
-  if (!over && seconds > 0 && (rival == PITH_PLANS || seconds <= SLOW * a->s.time[rival])) {
+  uint64_t steps = a->s.step + 1 - a->s.changed;
+  double limit = rival == PITH_PLANS ? INFINITY : a->s.time[rival] * (steps <= PITH_TRIAL_SKIPPED ? MUCH_SLOWER : SLOW);
+  int is_known = seconds > 0 || steps <= PITH_TRIAL_SKIPPED;
+  if (steps < PITH_TRIAL_STEPS && is_known && seconds <= limit) {
     return 0;
   }
   note(a, slot, seconds > 0 ? seconds : UNKNOWN);

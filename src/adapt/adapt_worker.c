@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The adapter's thread: it makes error tables of gradients that were copied for it, or waits for a measurer's, and
  * plans. The caller touches neither sums nor plans before it has waited; so one mutex for the list of jobs is enough.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Time that never jumps, in seconds. */
 #ifndef PITH_BASE_CLOCK_H
 #define PITH_BASE_CLOCK_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* CPU detection. AVX-512 means the subset that all server and desktop CPUs with it since 2017 share (F, BW, DQ, VL). */
 #include "base/cpu.h"
 

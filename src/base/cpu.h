@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which instruction sets this CPU has, and which one is in use. Adding one: a name here, a table in src/kernel/. */
 #ifndef PITH_BASE_CPU_H
 #define PITH_BASE_CPU_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Descriptors that children close, a bit for each. */
 #include "base/forked.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Children that are forked. A child gets copies of the parent's memory and descriptors, but none of its threads. It
  * must not speak for its parent, and its copies must not keep a connection open when the parent dies: peers would wait

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* f16 and bf16 to f32 and back, one value at a time: round to nearest even, NaN stays NaN, subnormals kept. */
 #ifndef PITH_BASE_HALF_H
 #define PITH_BASE_HALF_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A 64-bit checksum of bytes, eight at a time: finds damage, not malice. */
 #ifndef PITH_BASE_HASH_H
 #define PITH_BASE_HASH_H

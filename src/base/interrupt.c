@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Asking whether a wait shall end. */
 #include "base/interrupt.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Waits that a program may end. Signal handlers of the system return, and the wait goes on; interpreters handle signals
  * later, outside of handlers, and must be asked.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The log: one line a message, written with a single call so that lines of several ranks do not mix. */
 #include "base/log.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Messages for people, off unless PITH_DEBUG=WARN|INFO|TRACE; to standard error or to PITH_DEBUG_FILE (%h host, %p
  * process). */
 #ifndef PITH_BASE_LOG_H

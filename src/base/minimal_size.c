@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The least size of tensors that are compressed: see minimal_size.h. */
 #include "base/minimal_size.h"
 

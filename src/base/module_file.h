@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Where shared objects that belong to the library are: transports and the CUDA module. All are looked for in the same
  * places, and the first file found is the one: if it cannot be opened, that is reported, and no other is tried in its

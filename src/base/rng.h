@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Counter-based random numbers: the number of value `index` follows from a key and the index alone, so that every ISA,
  * every cut into chunks and every thread draws the same. The key follows from seed, step, layer, a domain (what the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Sizes that stop at SIZE_MAX instead of wrapping around, so that no bound is ever too small. */
 #ifndef PITH_BASE_SATURATE_H
 #define PITH_BASE_SATURATE_H

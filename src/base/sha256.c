@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* SHA-256 a block at a time, and HMAC on top of it. */
 #include "base/sha256.h"
 

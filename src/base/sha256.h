@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * SHA-256 and HMAC (FIPS 180-4, RFC 2104), for one purpose: to prove at the rendezvous that one has the job's secret
  * without sending it. Plain and slow; nothing hot may use it.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Small sums with sizes that many loops need. */
 #ifndef PITH_BASE_SIZE_H
 #define PITH_BASE_SIZE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Specs: text to stages (parse), stages to values (bind), values to text (print).
  *

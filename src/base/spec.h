@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The spec grammar, as text: which characters make a stage, a key, a value. What the names mean is the registry's
  * business. docs/format.md has the grammar.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How values are cut into parts, one for each rank or thread, and a part into chunks. Pure functions, no network. */
 #ifndef PITH_BASE_SPLIT_H
 #define PITH_BASE_SPLIT_H

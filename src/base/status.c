@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Statuses in words, and the thread's last error. */
 #include "base/status.h"
 

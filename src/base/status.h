@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Failing with a sentence. The function that first decides an error calls pith_fail() once; all others pass it on. */
 #ifndef PITH_BASE_STATUS_H
 #define PITH_BASE_STATUS_H

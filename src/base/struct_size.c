@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Structs of other sizes than this library's own: those of programs and plug-ins built with another header. */
 #include "base/struct_size.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Public structs that grow (include/pith/types.h): reading one that a program filled, and filling one of a program's,
  * whatever version of the header the program was built with.
@@ -40,6 +41,8 @@
 #define PITH_FIRST_pith_plan_layer PITH_SIZE_WITH(pith_plan_layer, error)
 #define PITH_FIRST_pith_plan_request PITH_SIZE_WITH(pith_plan_request, floor)
 #define PITH_FIRST_pith_plugin PITH_SIZE_WITH(pith_plugin, codec_count)
+#define PITH_FIRST_pith_plugin_memory PITH_SIZE_WITH(pith_plugin_memory, compensate)
+#define PITH_FIRST_pith_plugin_transform PITH_SIZE_WITH(pith_plugin_transform, inverse)
 #define PITH_FIRST_pith_profile_layer PITH_SIZE_WITH(pith_profile_layer, top)
 #define PITH_FIRST_pith_reducer_options PITH_SIZE_WITH(pith_reducer_options, capturable)
 #define PITH_FIRST_pith_round PITH_SIZE_WITH(pith_round, count)

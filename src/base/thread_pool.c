@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Work is announced by a count: a worker that sees another number than last time has something to do. */
 #include "base/thread_pool.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A pool of threads that share a piece of work, together with whoever has it. They stay, and watch for more work for a
  * moment before they sleep, since pieces of a tensor follow each other closely. */
 #ifndef PITH_BASE_THREAD_POOL_H

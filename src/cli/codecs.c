@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* `pith codecs`: every method there is, from the registry, so that the list cannot fall behind the library. */
 #include <stdio.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The table of commands: what `pith help` lists, and what the manual page and shell completion are made from. */
 #include <stdio.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The commands. */
 #ifndef PITH_CLI_COMMANDS_H
 #define PITH_CLI_COMMANDS_H

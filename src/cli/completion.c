@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * `pith completion SHELL`: a script that completes commands, options, their values and the names of methods. Every
  * shell gets the same facts, from the tables of commands and options, in its own language.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * `pith doctor`: what this machine can do, which settings are in force, and why not more. It says only what it has
  * looked at. A setting that cannot be obeyed is a finding, and findings make the exit code 1.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* `pith eval`: the Python package has it, so this hands over to the interpreter that has the package. */
 #include <string.h>
 

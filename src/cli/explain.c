@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Explaining specs. Everything said here comes from the library: the tables of methods, and what a codec answers.
  * This file only puts it into sentences.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a spec means, in words: its stages and parameters, what travels, how ranks are joined, what it keeps, when to
  * use it. */
 #ifndef PITH_CLI_EXPLAIN_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One process, one question, one pipe. The interpreter runs a short script that prints "key=value" lines; a torch
  * that hangs or crashes on import takes nothing but that process with it.

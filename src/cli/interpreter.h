@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The Python that a user's training runs in: what it has of torch, CUDA, NCCL and Pith, asked from itself. */
 #ifndef PITH_CLI_INTERPRETER_H
 #define PITH_CLI_INTERPRETER_H

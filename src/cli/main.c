@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* `pith`: hands over to the command, and makes sure that what it printed was written. */
 #include <stdio.h>
 #include <string.h>

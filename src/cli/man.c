@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* `pith man`: the manual page in troff, written from the tables of commands, options, methods and variables. */
 #include <stdio.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Words for the fields of a pith_method. */
 #include "cli/methods.h"
 

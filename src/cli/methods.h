@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Methods as people read them: names of kinds and capabilities, ranges of parameters. */
 #ifndef PITH_CLI_METHODS_H
 #define PITH_CLI_METHODS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The table of variables, and what can be said of their values without starting anything. */
 #include "cli/variables.h"
 
@@ -10,15 +11,17 @@
 /* clang-format off */
 static const cli_variable variables[] = {
     {"PITH_ALGO",
-     "how to allreduce, where it suits: sra, hierarchical, ring, tree, gather, ranges, linear; unset: by cost"},
+     "how to allreduce, where it suits: sra, hierarchical, ring, tree, gather, ranges, linear, grid; unset: by cost"},
     {"PITH_COMMAND", "program that the Python package's pith command starts; unset: the one it was installed with"},
     {"PITH_CONNECTIONS", "of tcp to each peer; unset: one"},
     {"PITH_CPU", "instruction set of the kernels: scalar, avx2 or avx512; unset: the best there is"},
     {"PITH_CUDA_CARRIER",
      "how messages of GPUs travel over a comm: ipc from GPU to GPU of one host, staged through pinned memory; unset: ipc "
-     "where all ranks can"},
+     "where all ranks can; with /nccl behind it by NCCL between hosts that sum first"},
     {"PITH_DEBUG", "messages: WARN, INFO or TRACE; unset: none"},
     {"PITH_DEBUG_FILE", "file for them, %h is the host and %p the process; unset: standard error"},
+    {"PITH_EAGER",
+     "groups of up to so many ranks connect all with each other at the start, larger ones on demand; unset: 16"},
     {"PITH_HOSTID", "ranks with the same one share a host; unset: the machine; run and lab set it"},
     {"PITH_IFNAME", "network interface between hosts; unset: the one that reaches the others; lab sets it"},
     {"PITH_INSIDE", "spec for the inside of hosts, where an allreduce is hierarchical; unset: none"},
@@ -112,10 +115,11 @@ static const struct {
   int (*accepts)(const char *text);
   const char *expected;
 } kinds[] = {
-    {"PITH_ALGO", "auto|sra|hierarchical|ring|tree|gather|ranges|linear", NULL, NULL},
+    {"PITH_ALGO", "auto|sra|hierarchical|ring|tree|gather|ranges|linear|grid", NULL, NULL},
     {"PITH_CONNECTIONS", NULL, is_number, "a number"},
-    {"PITH_CUDA_CARRIER", "auto|ipc|staged", NULL, NULL},
+    {"PITH_CUDA_CARRIER", "auto|ipc|staged|auto/nccl|ipc/nccl|staged/nccl", NULL, NULL},
     {"PITH_DEBUG", "warn|info|trace", NULL, NULL},
+    {"PITH_EAGER", NULL, is_number, "a number"},
     {"PITH_INSIDE", NULL, is_codec, NULL},
     {"PITH_JAX_CARRIER", "auto|nccl|comm", NULL, NULL},
     {"PITH_JAX_PART_BYTES", NULL, is_number, "a number"},

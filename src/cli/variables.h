@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The environment variables that the library, the command and the Python package read. */
 #ifndef PITH_CLI_VARIABLES_H
 #define PITH_CLI_VARIABLES_H

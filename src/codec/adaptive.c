@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Adaptive threshold (Dryden 2016): the top `ratio` of the positive and the top `ratio` of the negative values travel
  * as bare indices, and each side's mean once. Two payloads stand one behind the other, the positive side's first.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Streams of bits, lowest bit of the first byte first, and Rice codes in them.
  *

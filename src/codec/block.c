@@ -1,5 +1,8 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Checks and sums that several block codecs use. */
 #include "codec/block.h"
+
+const char *const pith__small_floats[] = {"fp8", "fp8:e5m2", "mx", "mx:e2m3", "mx:e3m2", "mx:e2m1", "nvfp4", NULL};
 
 pith_status pith__check_bucket(const char *name, int64_t bucket) {
   PITH_REQUIRE(bucket % 32 == 0, PITH_ERR_RANGE, "%s: bucket=%lld is not a multiple of 32", name, (long long)bucket);

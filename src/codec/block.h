@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the block codecs share: f32 numbers at the head of a block, the "not finite" block, the bucket parameter.
  *
@@ -44,6 +45,9 @@ static inline size_t pith__put_not_finite(uint8_t *out, size_t scales, size_t si
   }
   return size;
 }
+
+/* What the planner tries beside fp8, mx and nvfp4: small floats of all sizes. */
+extern const char *const pith__small_floats[];
 
 pith_status pith__check_bucket(const char *name, int64_t bucket);
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Everything Pith is born with. A new codec is one file in src/codec/ and one name in this list; but for the wire id in
  * kernel/formats.h no other file needs to know of it.
@@ -8,6 +9,7 @@
   X(none)             \
   X(fp16)             \
   X(bf16)             \
+  X(lossless)         \
   X(q)                \
   X(qsgd)             \
   X(nuq)              \
@@ -16,6 +18,7 @@
   X(sign)             \
   X(signmean)         \
   X(tree8)            \
+  X(fp8)              \
   X(mx)               \
   X(nvfp4)            \
   X(inceptionn)       \

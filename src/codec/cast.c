@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* none, fp16, bf16: the values themselves, in 32 or 16 bits. The yardstick for everything else. */
 #include "codec/block.h"
 

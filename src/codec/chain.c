@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Runs transform and codec over tensors. Block codecs only ever see blocks of f32 values: cutting, converting, rotating
  * and checking happen here, once for all of them, a tile at a time so that what is in between stays in the cache.
@@ -9,8 +10,6 @@
 #include "base/size.h"
 #include "codec/codec.h"
 #include "kernel/kernel.h"
-
-static int is_block_codec(const pith_codec *codec) { return (codec->caps & PITH_CAP_CHUNKED) != 0; }
 
 /* ---- Spans ------------------------------------------------------------------------------------------------------- */
 
@@ -89,7 +88,7 @@ void pith__values_vote(float *x, size_t n) { pith__kernels()->vote(x, n); }
 
 size_t pith_codec_bound(const pith_codec *codec, size_t n) {
   const pith_codec_ops *ops = codec->ops;
-  if (!is_block_codec(codec)) {
+  if (!pith__codec_has_blocks(codec)) {
     return ops->bound(codec->args, n);
   }
   size_t block = ops->block(codec->args), rest = n % block;
@@ -106,7 +105,7 @@ static size_t rotated_size(size_t n) {
 /* Block codecs need one tile for converted or rotated values and one to add half types in. Whole codecs behind a
  * transform need the same for the whole tensor, before their own scratch. */
 void *pith__codec_take_scratch(const pith_codec *codec, size_t n, pith_arena *arena) {
-  if (is_block_codec(codec)) {
+  if (pith__codec_has_blocks(codec)) {
     return pith__arena_take(arena, 2 * pith__least(codec->tile, n), sizeof(float));
   }
   size_t rotated = codec->transform ? pith__sat_mul(rotated_size(n), 2) : 0;
@@ -115,14 +114,15 @@ void *pith__codec_take_scratch(const pith_codec *codec, size_t n, pith_arena *ar
 
 /* ---- Transforms -------------------------------------------------------------------------------------------------- */
 
-typedef void (*transform_fn)(const pith_value *a, float *x, size_t n, uint64_t index, const pith_ctx *ctx);
+typedef pith_status (*transform_fn)(const pith_value *a, float *x, size_t n, uint64_t index, const pith_ctx *ctx);
 
-static void transform_tile(const pith_codec *codec, transform_fn run, float *x, size_t n, uint64_t index,
-                           const pith_ctx *ctx) {
+static pith_status transform_tile(const pith_codec *codec, transform_fn run, float *x, size_t n, uint64_t index,
+                                  const pith_ctx *ctx) {
   size_t block = codec->transform->block(codec->transform_args);
   for (size_t i = 0; i < n; i += block) {
-    run(codec->transform_args, x + i, pith__least(block, n - i), index + i, ctx);
+    PITH_TRY(run(codec->transform_args, x + i, pith__least(block, n - i), index + i, ctx));
   }
+  return PITH_OK;
 }
 
 /* ---- Block codecs ------------------------------------------------------------------------------------------------ */
@@ -136,7 +136,8 @@ static size_t encode_tile(const pith_codec *codec, const float *x, size_t n, uin
   return used;
 }
 
-static void encode_blocks(const pith_codec *codec, pith_cspan src, pith_out *out, float *buffer, const pith_ctx *ctx) {
+static pith_status encode_blocks(const pith_codec *codec, pith_cspan src, pith_out *out, float *buffer,
+                                 const pith_ctx *ctx) {
   size_t used = 0;
   for (size_t first = 0; first < src.n; first += codec->tile) {
     size_t n = pith__least(codec->tile, src.n - first);
@@ -146,11 +147,12 @@ static void encode_blocks(const pith_codec *codec, pith_cspan src, pith_out *out
       if (x != buffer) {
         x = memcpy(buffer, x, n * sizeof *x);
       }
-      transform_tile(codec, codec->transform->forward, buffer, n, index, ctx);
+      PITH_TRY(transform_tile(codec, codec->transform->forward, buffer, n, index, ctx));
     }
     used += encode_tile(codec, x, n, (uint8_t *)out->data + used, index, ctx);
   }
   out->size = used;
+  return PITH_OK;
 }
 
 /* Bytes of the block at the start of `in`, 0 if it is malformed. */
@@ -196,8 +198,8 @@ static void decode_tile(const pith_codec *codec, pith_bytes *in, float *dst, siz
   }
 }
 
-static void decode_blocks(const pith_codec *codec, pith_bytes in, pith_span dst, pith_mode mode, float *buffer,
-                          const pith_ctx *ctx) {
+static pith_status decode_blocks(const pith_codec *codec, pith_bytes in, pith_span dst, pith_mode mode, float *buffer,
+                                 const pith_ctx *ctx) {
   int direct = dst.dtype == PITH_F32 && !codec->transform;
   size_t tile = pith__least(codec->tile, dst.n);
   for (size_t first = 0; first < dst.n; first += tile) {
@@ -209,10 +211,11 @@ static void decode_blocks(const pith_codec *codec, pith_bytes in, pith_span dst,
     }
     decode_tile(codec, &in, buffer, n, PITH_SET, index, ctx);
     if (codec->transform) {
-      transform_tile(codec, codec->transform->inverse, buffer, n, index, ctx);
+      PITH_TRY(transform_tile(codec, codec->transform->inverse, buffer, n, index, ctx));
     }
     pith__span_store(dst, first, n, buffer, mode, buffer + tile);
   }
+  return PITH_OK;
 }
 
 /* ---- Whole codecs ------------------------------------------------------------------------------------------------ */
@@ -228,7 +231,7 @@ static pith_status encode_whole(const pith_codec *codec, pith_cspan src, pith_ou
     if (x != buffer) {
       memcpy(buffer, x, src.n * sizeof *x);
     }
-    transform_tile(codec, codec->transform->forward, buffer, src.n, ctx->offset, ctx);
+    PITH_TRY(transform_tile(codec, codec->transform->forward, buffer, src.n, ctx->offset, ctx));
     src = (pith_cspan){buffer, src.n, PITH_F32};
     here.scratch = (uint8_t *)scratch + 2 * rotated_size(src.n);
   }
@@ -250,7 +253,7 @@ static pith_status decode_whole(const pith_codec *codec, pith_bytes in, pith_spa
   here.scratch = (uint8_t *)scratch + 2 * size;
   pith_span rotated = {buffer, dst.n, PITH_F32};
   PITH_TRY(codec->ops->decode(codec->args, in, rotated, PITH_APPLY_SET, &here));
-  transform_tile(codec, codec->transform->inverse, buffer, dst.n, ctx->offset, ctx);
+  PITH_TRY(transform_tile(codec, codec->transform->inverse, buffer, dst.n, ctx->offset, ctx));
   if (apply == PITH_APPLY_SUB) {
     pith__values_scale(-1.0f, buffer, dst.n);
   }
@@ -262,21 +265,19 @@ static pith_status decode_whole(const pith_codec *codec, pith_bytes in, pith_spa
 
 pith_status pith__codec_encode(const pith_codec *codec, pith_cspan src, pith_out *out, void *part, void *scratch,
                                const pith_ctx *ctx) {
-  if (is_block_codec(codec)) {
-    encode_blocks(codec, src, out, scratch, ctx);
-    return PITH_OK;
+  if (pith__codec_has_blocks(codec)) {
+    return encode_blocks(codec, src, out, scratch, ctx);
   }
   return encode_whole(codec, src, out, part, scratch, ctx);
 }
 
 pith_status pith__codec_decode(const pith_codec *codec, pith_bytes in, pith_span dst, pith_apply apply, void *scratch,
                                const pith_ctx *ctx) {
-  if (!is_block_codec(codec)) {
+  if (!pith__codec_has_blocks(codec)) {
     return decode_whole(codec, in, dst, apply, scratch, ctx);
   }
   PITH_REQUIRE(apply == PITH_APPLY_SET || apply == PITH_APPLY_ADD, PITH_ERR_UNSUPPORTED,
                "%s: blocks are only set or added", codec->spec);
   PITH_TRY(check_blocks(codec, in, dst.n));
-  decode_blocks(codec, in, dst, apply == PITH_APPLY_ADD ? PITH_ADD : PITH_SET, scratch, ctx);
-  return PITH_OK;
+  return decode_blocks(codec, in, dst, apply == PITH_APPLY_ADD ? PITH_ADD : PITH_SET, scratch, ctx);
 }

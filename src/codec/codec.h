@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A codec object: at most one memory, at most one transform, one codec, with their parameters.
  *
@@ -19,16 +20,10 @@ typedef struct pith_transform_ops {
   pith_status (*check)(const pith_value *a); /* optional: what the single ranges cannot say */
   size_t (*block)(const pith_value *a);
   /* n ≤ block() values in place; `index` is the place of x[0] in the layer. */
-  void (*forward)(const pith_value *a, float *x, size_t n, uint64_t index, const pith_ctx *ctx);
-  void (*inverse)(const pith_value *a, float *x, size_t n, uint64_t index, const pith_ctx *ctx);
+  pith_status (*forward)(const pith_value *a, float *x, size_t n, uint64_t index, const pith_ctx *ctx);
+  pith_status (*inverse)(const pith_value *a, float *x, size_t n, uint64_t index, const pith_ctx *ctx);
   void (*gpu_block)(const pith_value *a, pith_gpu_task *task); /* as in traits.h; NULL: GPUs have no kernel */
 } pith_transform_ops;
-
-/* What a memory keeps of some values of a layer between steps, from the first of them on; NULL where it does not keep
- * it. */
-typedef struct pith_kept {
-  float *residual, *momentum;
-} pith_kept;
 
 typedef enum pith_keeps { PITH_KEEPS_RESIDUAL = 1, PITH_KEEPS_MOMENTUM = 2 } pith_keeps;
 
@@ -54,10 +49,12 @@ typedef struct pith_memory_ops {
   unsigned keeps;                            /* pith_keeps bits */
   pith_keeps accumulator;                    /* the buffer that holds what the codec was given */
   pith_after after;
-  /* How a gradient, times gamma, joins what was kept: the momentum where there is one, else the residual. */
+  /* How a gradient, times gamma, joins what was kept: the momentum where there is one, else the residual. NULL in
+   * memories from outside, which GPUs cannot run. */
   pith_blend (*blend)(const pith_value *a, float gamma);
   /* p = the values to send for gradient values g; p may be the accumulator. gamma: the factor on g. */
-  void (*compensate)(const pith_value *a, const pith_kept *kept, const float *g, float gamma, float *p, size_t n);
+  pith_status (*compensate)(const pith_value *a, const pith_kept *kept, const float *g, float gamma, float *p,
+                            size_t n);
   /* Optional: how the residual is kept. NULL: in f32. */
   pith_store (*store)(const pith_value *a);
   /* Optional: the factor on gradients that a reducer gives as gamma. It is no part of blend(), which results and sums
@@ -101,6 +98,11 @@ struct pith_codec {
   pith_value memory_args[PITH_PARAMS_MAX], transform_args[PITH_PARAMS_MAX], args[PITH_PARAMS_MAX];
 };
 
+/* Whether payloads are those of blocks, one after another. Other codecs encode a tensor, or a piece of one, at once. */
+static inline int pith__codec_has_blocks(const pith_codec *codec) {
+  return (codec->caps & PITH_CAP_CHUNKED) && codec->ops->encode_block;
+}
+
 /* The parameter of memories that says how a residual is kept. */
 #define PITH_PARAM_STORE "store"
 
@@ -130,7 +132,8 @@ void *pith__codec_take_scratch(const pith_codec *codec, size_t n, pith_arena *ar
 pith_status pith__codec_encode(const pith_codec *codec, pith_cspan src, pith_out *out, void *part, void *scratch,
                                const pith_ctx *ctx);
 
-/* The inverse. Any bytes are safe; on error dst is unchanged. SUB and CLEAR are for SPARSE and whole codecs. */
+/* The inverse. Any bytes are safe; on error dst is unchanged, unless a transform from outside failed. SUB and CLEAR are
+ * for SPARSE and whole codecs. */
 pith_status pith__codec_decode(const pith_codec *codec, pith_bytes in, pith_span dst, pith_apply apply, void *scratch,
                                const pith_ctx *ctx);
 

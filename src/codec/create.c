@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * From a spec to a codec object. Stages are taken from left to right; each must fit behind the ones before it. A preset
  * is replaced by the parts it is made of, which go through the same door. Whether the parts fit together is decided
@@ -271,7 +272,17 @@ static const struct {
     {PITH_CAP_CHUNKED, "it needs a codec that works in blocks", "it needs a codec that sees the whole tensor"},
 };
 
+/* What encodes pieces at once sees no tiles of a memory or a transform; and such a codec loses nothing. */
+static pith_status check_blocks(const pith_draft *draft, const char *kind, const char *name) {
+  int at_once = (draft->codec->caps & PITH_CAP_CHUNKED) && !pith__codec_has_blocks(draft->codec);
+  PITH_REQUIRE(!at_once, PITH_ERR_UNSUPPORTED,
+               "the %s %s does not fit %s: it works on blocks, and %s encodes a tensor at once", kind, name,
+               draft->last->info.name, draft->last->info.name);
+  return PITH_OK;
+}
+
 static pith_status check_memory(const pith_draft *draft) {
+  PITH_TRY(check_blocks(draft, "memory", draft->memory->info.name));
   uint32_t caps = draft->codec->caps;
   uint32_t missing = draft->codec->memory->needs & ~caps;
   uint32_t unwanted = draft->codec->memory->refuses & caps;
@@ -298,6 +309,7 @@ static pith_status check_store(const pith_draft *draft) {
 static pith_status check_transform(const pith_draft *draft) {
   const char *transform = draft->transform->info.name, *codec = draft->last->info.name;
   uint32_t caps = draft->codec->caps;
+  PITH_TRY(check_blocks(draft, "transform", transform));
   int is_foreign = draft->codec->ops->wire_id >= PITH_WIRE_FOREIGN; /* a whole codec from outside sees rotated values */
   PITH_REQUIRE(((caps & PITH_CAP_CHUNKED) || (is_foreign && !(caps & (PITH_CAP_SPARSE | PITH_CAP_LINEAR)))) &&
                    !(caps & PITH_CAP_ROUNDS),

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Elias gamma codes of levels: see elias.h. */
 #include "codec/elias.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Levels of a quantizer as Elias gamma codes, for blocks in which most levels are small. Levels travel as bytes here:
  * level + zero, from 0 to 2·zero.

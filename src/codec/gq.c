@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * gq: integers on one scale for all ranks, so that payloads add up inside any allreduce, whoever does it.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * hadamard: a seeded orthonormal rotation of each block, which spreads outliers over all of it before a quantizer. A
  * last, shorter block is cut into powers of two, largest first, so that nothing is padded and sizes stay those of the
@@ -36,7 +37,7 @@ static void each_power(rotate_fn rotate, float *x, size_t n, uint64_t index, con
 }
 
 /* A rotated NaN or overflow is NaN everywhere; which NaN, C and CPUs leave open, and payloads must not depend on it. */
-static void hadamard_forward(const pith_value *a, float *x, size_t n, uint64_t index, const pith_ctx *ctx) {
+static pith_status hadamard_forward(const pith_value *a, float *x, size_t n, uint64_t index, const pith_ctx *ctx) {
   (void)a;
   each_power(pith__kernels()->rotate, x, n, index, ctx);
   if (pith__kernels()->absmax(x, n) >= PITH_INF_BITS) {
@@ -44,11 +45,13 @@ static void hadamard_forward(const pith_value *a, float *x, size_t n, uint64_t i
       x[i] = pith__nan();
     }
   }
+  return PITH_OK;
 }
 
-static void hadamard_inverse(const pith_value *a, float *x, size_t n, uint64_t index, const pith_ctx *ctx) {
+static pith_status hadamard_inverse(const pith_value *a, float *x, size_t n, uint64_t index, const pith_ctx *ctx) {
   (void)a;
   each_power(pith__kernels()->unrotate, x, n, index, ctx);
+  return PITH_OK;
 }
 
 static void hadamard_gpu(const pith_value *a, pith_gpu_task *task) {

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * inceptionn: as few bits for each value as keep its error within a bound. A tag of 2 bits says what follows for it:
  * nothing (0), a signed multiple of 2·bound in 8 or in 16 bits, or the f32 itself.

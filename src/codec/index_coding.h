@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How the places of travelling values are written: the smallest of four codings, chosen for each payload.
  *

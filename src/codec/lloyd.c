@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * lloyd: the best 2^bits levels for a normal distribution, scaled so that the decoded vector is unbiased when a
  * uniformly random rotation went before (EDEN; hadamard comes near it where many values count): y = Rx, Q the levels of

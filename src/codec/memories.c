@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The memories: ef, momentum, moment, dgc. Each says how what was kept compensates a gradient; src/memory does the
  * rest. */
 #include <math.h>
@@ -31,9 +32,11 @@ static pith_store ef_store(const pith_value *a) { return (pith_store)a[EF_STORE]
 
 static pith_blend ef_blend(const pith_value *a, float gamma) { return (pith_blend){(float)a[EF_BETA].f, gamma}; }
 
-static void ef_compensate(const pith_value *a, const pith_kept *kept, const float *g, float gamma, float *p, size_t n) {
+static pith_status ef_compensate(const pith_value *a, const pith_kept *kept, const float *g, float gamma, float *p,
+                                 size_t n) {
   pith_blend blend = ef_blend(a, gamma);
   pith__kernels()->blend(kept->residual, g, blend.beta, blend.gamma, p, n);
+  return PITH_OK;
 }
 
 const pith_memory_ops pith__memory_ef = {
@@ -70,10 +73,11 @@ static pith_blend momentum_blend(const pith_value *a, float gamma) {
   return (pith_blend){beta, (1.0f - beta) * gamma};
 }
 
-static void momentum_compensate(const pith_value *a, const pith_kept *kept, const float *g, float gamma, float *p,
-                                size_t n) {
+static pith_status momentum_compensate(const pith_value *a, const pith_kept *kept, const float *g, float gamma,
+                                       float *p, size_t n) {
   pith_blend blend = momentum_blend(a, gamma);
   pith__kernels()->blend(kept->momentum, g, blend.beta, blend.gamma, p, n);
+  return PITH_OK;
 }
 
 const pith_memory_ops pith__memory_momentum = {
@@ -116,10 +120,11 @@ static pith_blend moment_blend(const pith_value *a, float gamma) {
   return (pith_blend){1.0f, gamma};
 }
 
-static void moment_compensate(const pith_value *a, const pith_kept *kept, const float *g, float gamma, float *p,
-                              size_t n) {
+static pith_status moment_compensate(const pith_value *a, const pith_kept *kept, const float *g, float gamma, float *p,
+                                     size_t n) {
   (void)a;
   pith__kernels()->blend(kept->residual, g, 1.0f, gamma, p, n);
+  return PITH_OK;
 }
 
 static float moment_gain(const pith_value *a) { return (float)(1.0 - a[MOMENT_BETA].f); }
@@ -170,12 +175,13 @@ static const pith_param dgc_params[] = {
 
 static pith_blend dgc_blend(const pith_value *a, float gamma) { return (pith_blend){(float)a[DGC_MOMENTUM].f, gamma}; }
 
-static void dgc_compensate(const pith_value *a, const pith_kept *kept, const float *g, float gamma, float *p,
-                           size_t n) {
+static pith_status dgc_compensate(const pith_value *a, const pith_kept *kept, const float *g, float gamma, float *p,
+                                  size_t n) {
   float *u = kept->momentum, *v = kept->residual;
   pith_blend blend = dgc_blend(a, gamma);
   pith__kernels()->blend(u, g, blend.beta, blend.gamma, u, n);
   pith__kernels()->blend(v, u, 1.0f, 1.0f, p, n);
+  return PITH_OK;
 }
 
 static double dgc_limit(const pith_value *a, const pith_ctx *ctx) {

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * mx: the microscaling formats of the Open Compute Project (OCP MX 1.0), as a codec. Rows of 32 values share a scale, a
  * power of two, as E8M0; the values are small floats: MXFP8 (E4M3 or E5M2), MXFP6 (E2M3 or E3M2), MXFP4 (E2M1).
@@ -42,6 +43,14 @@ static void mx_decode(const pith_value *a, const uint8_t *in, size_t n, float *d
   pith__kernels()->mx_unpack[a[MX_TYPE].i](in, in + scales_size(n), n, mode, dst);
 }
 
+static void mx_gpu(const pith_value *a, const pith_ctx *ctx, pith_gpu_task *task) {
+  (void)ctx;
+  task->choice = (uint8_t)a[MX_TYPE].i;
+  task->bits = (uint8_t)bits_of_type(a);
+}
+
+static const pith_codec_traits mx_traits = {.beside = pith__small_floats, .gpu = PITH_GPU_BLOCKS, .gpu_block = mx_gpu};
+
 const pith_codec_ops pith__codec_mx = {
     .size = sizeof(pith_codec_ops),
     .name = "mx",
@@ -58,4 +67,5 @@ const pith_codec_ops pith__codec_mx = {
     .block_bound = mx_bound,
     .encode_block = mx_encode,
     .decode_block = mx_decode,
+    .traits = &mx_traits,
 };

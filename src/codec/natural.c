@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * natural: every value becomes the power of two below or above it, drawn without bias. A byte holds the sign and how
  * far the exponent lies below the bucket's top; values more than 2^126 below the top become zero.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * nuq: levels at powers of two times the bucket's norm. With b bits a value has a sign and one of 2^(b−1) magnitudes: 0
  * and norm · 2^(L − top) for L = 1 … top = 2^(b−1) − 1. Where most values are small, such levels lose less than uniform

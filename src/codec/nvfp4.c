@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * nvfp4: the 4-bit format of NVIDIA's Blackwell GPUs, as a codec. Rows of 16 values share a scale in E4M3, and rows one
  * more scale, an f32. There it belongs to a tensor, here to a block, so that tensors can be cut.
@@ -41,6 +42,14 @@ static void nvfp4_decode(const pith_value *a, const uint8_t *in, size_t n, float
   pith__kernels()->nv_unpack(scales, scales + scales_size(n), n, pith__get_f32(in), mode, dst);
 }
 
+static void nvfp4_gpu(const pith_value *a, const pith_ctx *ctx, pith_gpu_task *task) {
+  (void)a, (void)ctx;
+  task->bits = 4;
+}
+
+static const pith_codec_traits nvfp4_traits = {
+    .beside = pith__small_floats, .gpu = PITH_GPU_BLOCKS, .gpu_block = nvfp4_gpu};
+
 const pith_codec_ops pith__codec_nvfp4 = {
     .size = sizeof(pith_codec_ops),
     .name = "nvfp4",
@@ -57,4 +66,5 @@ const pith_codec_ops pith__codec_nvfp4 = {
     .block_bound = nvfp4_bound,
     .encode_block = nvfp4_encode,
     .decode_block = nvfp4_decode,
+    .traits = &nvfp4_traits,
 };

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Codecs from shared objects, and from the program itself. A plug-in is never unloaded: its tables, and the codecs made
  * from them, point into it. The same file loaded twice is the same handle, which the list of handles tells.
@@ -71,7 +72,9 @@ static pith_status read_plugin(const pith_plugin *given, const char *path, pith_
                "%s has plug-in ABI %u, this library %u; build it with this library's header", path, plugin->abi,
                PITH_PLUGIN_ABI);
   PITH_REQUIRE(plugin->name && *plugin->name && plugin->version, PITH_ERR_PLUGIN, "%s has no name or version", path);
-  PITH_REQUIRE(plugin->codecs && plugin->codec_count, PITH_ERR_PLUGIN, "%s (%s) has no codecs", path, plugin->name);
+  PITH_REQUIRE((plugin->codecs && plugin->codec_count) || (plugin->transforms && plugin->transform_count) ||
+                   (plugin->memories && plugin->memory_count),
+               PITH_ERR_PLUGIN, "%s (%s) has no codecs, transforms or memories", path, plugin->name);
   return PITH_OK;
 }
 
@@ -99,14 +102,15 @@ static pith_status register_handle(void *handle, const char *path) {
   PITH_TRY(read_entry(handle, path, &plugin));
   pith_loaded *node = malloc(sizeof *node);
   PITH_REQUIRE(node, PITH_ERR_MEMORY, "no memory to load %s", path);
-  pith_status status = pith__registry_add(plugin.codecs, plugin.codec_count, path);
+  pith_status status = pith__registry_add(&plugin, path);
   if (status != PITH_OK) {
     free(node);
     return pith_fail(status, "%s: %s", path, pith_error());
   }
   *node = (pith_loaded){handle, loaded};
   loaded = node;
-  PITH_LOG_INFO("plug-in %s %s: %zu codecs from %s", plugin.name, plugin.version, plugin.codec_count, path);
+  PITH_LOG_INFO("plug-in %s %s: %zu codecs, %zu transforms, %zu memories from %s", plugin.name, plugin.version,
+                plugin.codec_count, plugin.transform_count, plugin.memory_count, path);
   return PITH_OK;
 }
 
@@ -140,5 +144,5 @@ pith_status pith_plugin_add(const pith_plugin *given) {
   PITH_REQUIRE(given, PITH_ERR_ARGUMENT, "pith_plugin_add: plugin is NULL");
   pith_plugin plugin = {.size = sizeof plugin};
   PITH_TRY(read_plugin(given, "the program's plug-in", &plugin));
-  return pith__registry_add(plugin.codecs, plugin.codec_count, plugin.name);
+  return pith__registry_add(&plugin, plugin.name);
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * powersgd: a gradient seen as a matrix M (first dimension × the rest) becomes P·Qᵀ of rank r by one step of power
  * iteration from the last Q: P = MQ, made orthonormal, then Q = MᵀP. Each product is one round that sums over ranks.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The classic methods, taken apart: each is a memory, a transform and a codec that exist by themselves, so that
  * "error feedback with sign" is one piece of code and not one for each paper. Sizes and choices of the parts are

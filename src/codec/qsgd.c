@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * qsgd: levels between minus and plus the norm of a bucket, drawn without bias.
  *

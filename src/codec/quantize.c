@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * q: uniform levels between the least and the greatest value of a bucket. qsgd and gq's plain form have the same
  * kernels and other borders.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Random-k: k = ⌈ratio·n⌉ values at places that follow from seed, step and layer alone, the same on every rank. No
  * indices travel and no head: the payload is the values, so that payloads of several ranks add up.

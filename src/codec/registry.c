@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The registry: one array of entries that only ever grows. Entries never move and never change once counted, so
  * readers need no lock: they see the first `count` of them. Writers take the lock, which is recursive because a
@@ -62,16 +63,20 @@ static pith_status append(const pith_entry *entry) {
 /* The functions that the capabilities promise. */
 static const char *missing_function(const pith_codec_ops *ops) {
   int chunked = (ops->caps & PITH_CAP_CHUNKED) != 0, rounds = (ops->caps & PITH_CAP_ROUNDS) != 0;
-  if (chunked && !(ops->block && ops->block_bound && ops->encode_block && ops->decode_block)) {
+  int whole = ops->bound && ops->encode && ops->decode, blocks = chunked && (ops->encode_block || !whole);
+  if (blocks && !(ops->block && ops->block_bound && ops->encode_block && ops->decode_block)) {
     return "CHUNKED needs block, block_bound, encode_block and decode_block";
   }
-  if (chunked && !(ops->caps & PITH_CAP_FIXED) && !ops->check_block) {
+  if (chunked && !ops->block) {
+    return "CHUNKED needs block";
+  }
+  if (blocks && !(ops->caps & PITH_CAP_FIXED) && !ops->check_block) {
     return "without FIXED, CHUNKED needs check_block";
   }
   if (rounds && !(ops->rounds && ops->describe && ops->produce && ops->consume)) {
     return "ROUNDS needs rounds, describe, produce and consume";
   }
-  if (!chunked && !rounds && !(ops->bound && ops->encode && ops->decode)) {
+  if (!chunked && !rounds && !whole) {
     return "a codec that is not CHUNKED needs bound, encode and decode";
   }
   return NULL;
@@ -142,11 +147,22 @@ static pith_entry entry_of_preset(const pith_preset *preset) {
                       .use = preset->use};
 }
 
-/* A plug-in's table with all fields that this library knows, whichever header the plug-in was built with. */
-typedef struct foreign_table {
+/* A plug-in's tables with all fields that this library knows, whichever header the plug-in was built with. The table of
+ * the registry is the first field; the last parameter has no key. */
+typedef struct foreign_codec {
   pith_codec_ops ops;
-  pith_param params[PITH_PARAMS_MAX + 1]; /* the last has no key */
-} foreign_table;
+  pith_param params[PITH_PARAMS_MAX + 1];
+} foreign_codec;
+
+typedef struct foreign_transform {
+  pith_transform_ops ops;
+  pith_param params[PITH_PARAMS_MAX + 1];
+} foreign_transform;
+
+typedef struct foreign_memory {
+  pith_memory_ops ops;
+  pith_param params[PITH_PARAMS_MAX + 1];
+} foreign_memory;
 
 static pith_status copy_params(const pith_param *given, const char *method, pith_param *params) {
   PITH_REQUIRE(given, PITH_ERR_PLUGIN,
@@ -160,55 +176,118 @@ static pith_status copy_params(const pith_param *given, const char *method, pith
   return PITH_OK;
 }
 
-static pith_status copy_table(const pith_codec_ops *given, foreign_table **copy) {
-  PITH_REQUIRE(given, PITH_ERR_PLUGIN, "a codec table is NULL");
-  foreign_table *table = calloc(1, sizeof *table);
-  PITH_REQUIRE(table, PITH_ERR_MEMORY, "no memory for a codec table");
-  pith_status status = PITH_STRUCT_READ(pith_codec_ops, given, &table->ops);
-  if (status == PITH_OK) {
-    status = copy_params(table->ops.params, table->ops.name ? table->ops.name : "a codec", table->params);
-  }
-  if (status != PITH_OK) {
+/* The table goes if it cannot stay. */
+static pith_status append_table(void *table, pith_entry entry, pith_status status) {
+  if (status != PITH_OK || append(&entry) != PITH_OK) {
     free(table);
     return PITH_ERR_PLUGIN;
   }
-  table->ops.params = table->params;
-  *copy = table;
   return PITH_OK;
 }
 
-static pith_status append_table(const foreign_table *table, const char *origin) {
-  PITH_TRY(check_table(&table->ops, 1));
-  pith_entry entry = entry_of_codec(&table->ops, origin);
-  return append(&entry);
+static pith_status read_codec(const pith_codec_ops *given, foreign_codec *table) {
+  PITH_TRY(PITH_STRUCT_READ(pith_codec_ops, given, &table->ops));
+  PITH_TRY(copy_params(table->ops.params, table->ops.name ? table->ops.name : "a codec", table->params));
+  table->ops.params = table->params;
+  return check_table(&table->ops, 1);
 }
 
-static pith_status append_all(const pith_codec_ops *const *codecs, size_t n, const char *origin) {
-  size_t before = filled;
-  pith_status status = PITH_OK;
-  for (size_t i = 0; i < n && status == PITH_OK; i++) {
-    foreign_table *table = NULL;
-    status = copy_table(codecs[i], &table);
-    if (status == PITH_OK && (status = append_table(table, origin)) != PITH_OK) {
-      free(table);
-    }
-  }
-  if (status != PITH_OK) {
-    while (filled > before) {
-      free((void *)(uintptr_t)entries[--filled].codec); /* the first field of its table; nobody has seen it yet */
-    }
-  }
-  return status;
+static pith_status add_codec(const pith_codec_ops *given, const char *origin) {
+  PITH_REQUIRE(given, PITH_ERR_PLUGIN, "a codec table is NULL");
+  foreign_codec *table = calloc(1, sizeof *table);
+  PITH_REQUIRE(table, PITH_ERR_MEMORY, "no memory for a codec table");
+  pith_status status = read_codec(given, table);
+  return append_table(table, entry_of_codec(&table->ops, origin), status);
 }
 
-pith_status pith__registry_add(const pith_codec_ops *const *codecs, size_t n, const char *origin) {
+static pith_status read_transform(const pith_plugin_transform *given, const char *origin, foreign_transform *table) {
+  pith_plugin_transform t = {.size = sizeof t};
+  PITH_TRY(PITH_STRUCT_READ(pith_plugin_transform, given, &t));
+  PITH_REQUIRE(t.name && t.summary && t.block && t.forward && t.inverse, PITH_ERR_PLUGIN,
+               "%s: a transform needs name, summary, block, forward and inverse", t.name ? t.name : "a transform");
+  PITH_TRY(copy_params(t.params, t.name, table->params));
+  table->ops = (pith_transform_ops){.name = t.name,
+                                    .family = "transform",
+                                    .summary = t.summary,
+                                    .origin = origin,
+                                    .params = table->params,
+                                    .check = t.check,
+                                    .block = t.block,
+                                    .forward = t.forward,
+                                    .inverse = t.inverse};
+  return PITH_OK;
+}
+
+static pith_status add_transform(const pith_plugin_transform *given, const char *origin) {
+  PITH_REQUIRE(given, PITH_ERR_PLUGIN, "a table of a transform is NULL");
+  foreign_transform *table = calloc(1, sizeof *table);
+  PITH_REQUIRE(table, PITH_ERR_MEMORY, "no memory for a table of a transform");
+  pith_status status = read_transform(given, origin, table);
+  return append_table(table, entry_of_transform(&table->ops), status);
+}
+
+static pith_status read_memory(const pith_plugin_memory *given, const char *origin, foreign_memory *table) {
+  pith_plugin_memory m = {.size = sizeof m};
+  PITH_TRY(PITH_STRUCT_READ(pith_plugin_memory, given, &m));
+  PITH_REQUIRE(m.name && m.summary && m.compensate, PITH_ERR_PLUGIN, "%s: a memory needs name, summary and compensate",
+               m.name ? m.name : "a memory");
+  PITH_TRY(copy_params(m.params, m.name, table->params));
+  pith_keeps keeps = m.keeps_all ? PITH_KEEPS_MOMENTUM : PITH_KEEPS_RESIDUAL;
+  table->ops = (pith_memory_ops){.name = m.name,
+                                 .summary = m.summary,
+                                 .origin = origin,
+                                 .params = table->params,
+                                 .check = m.check,
+                                 .refuses = m.keeps_all ? 0 : PITH_CAP_VOTE,
+                                 .keeps = keeps,
+                                 .accumulator = keeps,
+                                 .after = m.keeps_all ? PITH_AFTER_KEEP : PITH_AFTER_SUBTRACT,
+                                 .compensate = m.compensate};
+  return PITH_OK;
+}
+
+static pith_status add_memory(const pith_plugin_memory *given, const char *origin) {
+  PITH_REQUIRE(given, PITH_ERR_PLUGIN, "a table of a memory is NULL");
+  foreign_memory *table = calloc(1, sizeof *table);
+  PITH_REQUIRE(table, PITH_ERR_MEMORY, "no memory for a table of a memory");
+  pith_status status = read_memory(given, origin, table);
+  return append_table(table, entry_of_memory(&table->ops), status);
+}
+
+static pith_status add_all(const pith_plugin *plugin, const char *origin) {
+  for (size_t i = 0; i < plugin->codec_count; i++) {
+    PITH_TRY(add_codec(plugin->codecs[i], origin));
+  }
+  for (size_t i = 0; i < plugin->transform_count; i++) {
+    PITH_TRY(add_transform(plugin->transforms[i], origin));
+  }
+  for (size_t i = 0; i < plugin->memory_count; i++) {
+    PITH_TRY(add_memory(plugin->memories[i], origin));
+  }
+  return PITH_OK;
+}
+
+/* Nobody has seen these entries yet. Their tables begin with what an entry points to. */
+static void take_back(size_t before) {
+  while (filled > before) {
+    const pith_entry *entry = &entries[--filled];
+    const void *table = entry->codec       ? (const void *)entry->codec
+                        : entry->transform ? (const void *)entry->transform
+                                           : (const void *)entry->memory;
+    free((void *)(uintptr_t)table);
+  }
+}
+
+pith_status pith__registry_add(const pith_plugin *plugin, const char *origin) {
   char *copy = strdup(origin);
   PITH_REQUIRE(copy, PITH_ERR_MEMORY, "no memory to register the codecs of %s", origin);
   pith__registry_lock();
-  pith_status status = append_all(codecs, n, copy);
+  size_t before = filled;
+  pith_status status = add_all(plugin, copy);
   if (status == PITH_OK) {
     count = filled;
   } else {
+    take_back(before);
     free(copy);
   }
   pith__registry_unlock();

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Names and what they stand for. Built-in tables come from builtin.c, others from plug-ins. */
 #ifndef PITH_CODEC_REGISTRY_H
 #define PITH_CODEC_REGISTRY_H
@@ -24,8 +25,9 @@ pith_status pith__registry_find(pith_text name, unsigned kinds, const pith_entry
 #define PITH_KINDS_LAST ((1u << PITH_KIND_CODEC) | (1u << PITH_KIND_PRESET))
 #define PITH_KINDS_BEFORE ((1u << PITH_KIND_TRANSFORM) | (1u << PITH_KIND_MEMORY))
 
-/* Adds codecs from outside, all or none; the tables must live as long as the process. `origin` (a file) is copied. */
-pith_status pith__registry_add(const pith_codec_ops *const *codecs, size_t n, const char *origin);
+/* Adds what a plug-in has, all or nothing; its functions and texts must live as long as the process. `origin` (a file)
+ * is copied. */
+pith_status pith__registry_add(const pith_plugin *plugin, const char *origin);
 
 /* Keeps other threads from adding while one call adds several things; opens the registry first. May be nested. */
 void pith__registry_lock(void);

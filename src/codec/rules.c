@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Rules: which spec a layer gets. All codecs are made when the rules are read, so that a mistake in the last rule shows
  * at the first line of a program and not when its layer comes along.

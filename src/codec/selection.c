@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Selection by magnitude: see selection.h. */
 #include "codec/selection.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What planning starts from: see shortlist.h. */
 #include "codec/shortlist.h"
 

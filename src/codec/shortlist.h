@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The shortlist: the specs that planning starts from. It stands beside the methods, so that the planner and `auto` know
  * none of them by name.

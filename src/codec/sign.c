@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * sign: one bit for each value, ±scale, the scale being 1 (then ranks vote), the mean |x|, or that of DRIVE.
  *

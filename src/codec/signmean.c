@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * signmean: one bit for each value; decoded to the mean of the negative values or to the mean of the others.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * SketchML (Jiang 2018): values become the numbers of q quantile buckets, each as full as the others, and each bucket
  * its mean. Where many values are zero, only the others travel, with delta-coded keys (the usual index codings).

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The payload of sparsifiers: see sparse.h. */
 #include "codec/sparse.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The payload that all sparsifiers share: a head of 16 bytes, values, indices. docs/format.md has it byte by byte.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* terngrad: −1, 0 or 1 times a scale, drawn without bias from the clipped value; five trits in a byte. */
 #include "codec/block.h"
 

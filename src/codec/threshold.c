@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Threshold: all |x| ≥ v travel, with their indices; all values do, without indices, where that is smaller.
  */

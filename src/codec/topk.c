@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Top-k: the k = ⌈ratio·n⌉ values of largest magnitude travel, with their indices. Of equals the first ones travel, so
  * that exactly k do. NaN and Inf order above everything and are therefore sent, as NaN.

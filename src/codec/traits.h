@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What Pith's own codecs tell about themselves beyond their public table, so that the layers above know no codec by
  * name: how the planner tries, prices and measures them, and how the GPU layer describes them to its kernels.
@@ -18,6 +19,7 @@ typedef enum pith_gpu_kind {
   PITH_GPU_BLOCKS,
   PITH_GPU_SPARSE,
   PITH_GPU_LOWRANK,
+  PITH_GPU_LOSSLESS,
 } pith_gpu_kind;
 
 /* Low rank whose columns do not depend on those behind them: the first r of a run are, bit for bit, a run of rank r. */
@@ -34,6 +36,8 @@ typedef struct pith_codec_traits {
   int exact;                           /* decoding gives back what was encoded, and costs nothing */
   const char *const *variants;         /* more parameters to try with every strength, as text for a spec; ends with
                                           NULL. The first is "": none of them */
+  const char *const *beside;           /* of codecs without a strength: specs of other codecs to try in its place; ends
+                                          with NULL */
   double (*cost)(const pith_value *a); /* seconds for a value, over those with default parameters; NULL: always 1 */
   /* Where only the k largest of n values travel, without loss: k, and the bytes to expect where they lie without order.
    * Returns 0 where these arguments mean anything else. */

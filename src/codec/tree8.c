@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * tree8: x / max|x| to the nearest value of an 8-bit type whose exponent is unary. Of the seven bits behind the sign,
  * z leading zeros scale by 10^-z, a one ends them, and the other 6 − z bits cut (0.1, 1] evenly; all zeros are 0.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Value codings: see value_coding.h. docs/format.md has the bytes. */
 #include "codec/value_coding.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How the values of a sparse payload are written. The size follows from their count, so that indices can stand behind
  * them. Values that are not finite travel as NaN; what is too large for a half type travels as its largest value.

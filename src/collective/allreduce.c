@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Allreduce of values as they are, and of what methods make of them that can be summed as it is: rounds and LINEAR
  * payloads.
@@ -8,7 +9,7 @@
  * rank is further ahead than that: streams that share a link then stay abreast, and none is left to finish alone on a
  * link that idles otherwise.
  *
- * Short tensors take one step instead of two: every rank sends all of it to all ranks.
+ * Short tensors take other ways: short.c.
  */
 #include <string.h>
 
@@ -17,7 +18,6 @@
 #include "collective/job.h"
 
 #define WINDOW 4
-#define SHORT_SENT ((size_t)16 << 10) /* bytes a rank sends at most in one step */
 
 enum { PHASE_SCATTER, PHASE_ROUND = PHASE_SCATTER };
 
@@ -33,7 +33,7 @@ static uint32_t add_scatter_chunk(pith_job *job, const pith_raw *raw, unsigned t
   pith_schedule *s = &job->schedule;
   size_t width = pith_dtype_size(raw->dtype);
   pith_range mine = pith__split_chunk(pith__split(raw->n, 1, (size_t)job->ranks, (size_t)job->rank), chunk, number);
-  pith_reduction *r = pith__schedule_reduction(job, raw->dtype, raw->reduce, raw->dst + mine.first * width);
+  pith_reduction *r = pith__schedule_reduction(job, raw->dtype, raw->reduce, job->ranks, raw->dst + mine.first * width);
   uint32_t received[job->ranks];
   memset(received, 0xff, sizeof received); /* PITH_NO_TASK */
   memset(sent, 0xff, sizeof received);
@@ -83,33 +83,6 @@ static void add_gather_chunk(pith_job *job, const pith_raw *raw, unsigned tag, s
   }
 }
 
-/* One step: all of it to all, and the same reduction everywhere. */
-static uint32_t add_short_allreduce(pith_job *job, const pith_raw *raw, unsigned phase, uint32_t before) {
-  pith_schedule *s = &job->schedule;
-  size_t bytes = raw->n * pith_dtype_size(raw->dtype);
-  pith_reduction *r = pith__schedule_reduction(job, raw->dtype, raw->reduce, raw->dst);
-  uint8_t *staging = pith__schedule_buffer(s, (size_t)job->ranks, bytes);
-  if (!r || !staging) {
-    return PITH_NO_TASK;
-  }
-  r->sources[job->rank] = raw->src;
-  uint32_t reduce = pith__schedule_work(
-      &job->schedule,
-      (pith_task){.work = pith__work_reduce, .effort = PITH_EFFORT_SUM, .passes = job->ranks, .n = raw->n, .values = r},
-      before);
-  pith_piece *own = pith__schedule_piece_over(s, (void *)(uintptr_t)raw->src, bytes);
-  for (int step = 1; step < job->ranks; step++) {
-    int to = pith__peer_at(job, step), from = pith__peer_at(job, job->ranks - step);
-    uint8_t *into = staging + (size_t)from * bytes;
-    r->sources[from] = into;
-    pith__schedule_after(s, reduce, pith__schedule_send(s, to, PITH_TAG(phase, 0), own, before)); /* dst may be src */
-    pith__schedule_after(
-        s, reduce,
-        pith__schedule_receive(s, from, PITH_TAG(phase, 0), pith__schedule_piece_over(s, into, bytes), before));
-  }
-  return reduce;
-}
-
 static uint32_t add_long_allreduce(pith_job *job, const pith_raw *raw, unsigned phase, uint32_t before) {
   pith_schedule *s = &job->schedule;
   size_t width = pith_dtype_size(raw->dtype), chunk = larger(smaller(job->chunk, job->message) / width, 1);
@@ -133,12 +106,15 @@ static uint32_t add_long_allreduce(pith_job *job, const pith_raw *raw, unsigned 
 }
 
 uint32_t pith__add_allreduce(pith_job *job, const pith_raw *raw, unsigned phase, uint32_t before) {
+  if (job->grid) {
+    return pith__add_allreduce_grid(job, raw, phase, before);
+  }
   if (job->layout->hosts < job->ranks) {
     return pith__add_allreduce_hosts(job, raw, phase, before);
   }
-  size_t sent = raw->n * pith_dtype_size(raw->dtype) * (size_t)(job->ranks - 1);
-  return raw->n && sent <= SHORT_SENT ? add_short_allreduce(job, raw, phase, before)
-                                      : add_long_allreduce(job, raw, phase, before);
+  return pith__is_short(raw->n * pith_dtype_size(raw->dtype), job->ranks)
+             ? pith__add_allreduce_short(job, raw, phase, before)
+             : add_long_allreduce(job, raw, phase, before);
 }
 
 #define NETWORK_MESSAGE ((size_t)32 << 10)

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Allreduce with block codecs: scatter, reduce, gather, each message encoded. docs/algorithms.md, "Scatter, reduce,
  * gather" and "Hosts".

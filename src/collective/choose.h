@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which algorithm an allreduce takes: what was asked for, or what costs least here. */
 #ifndef PITH_COLLECTIVE_CHOOSE_H
 #define PITH_COLLECTIVE_CHOOSE_H
@@ -12,6 +13,7 @@
 /* What algorithms are chosen by. Threads may share one. */
 typedef struct pith_chooser {
   pith_layout *hosts; /* which ranks share a host */
+  int rack_hosts;     /* hosts of a rack, in their order; 0: not known */
   pith_cost_model cost;
   pith_algorithm wish;                             /* of the user, for all operations, where it suits */
   _Atomic uint64_t explained[PITH_EXPLAINED_MOST]; /* kinds of operations that the log has a line for */
@@ -22,6 +24,9 @@ pith_status pith__algorithm_parse(const char *name, pith_algorithm *algorithm);
 
 /* Whether an allreduce may take the algorithm without being asked to. */
 int pith__allreduce_may_take(const pith_chooser *chooser, const pith_job *job, pith_algorithm algorithm);
+
+/* What an allreduce would take by itself, and the seconds that the model expects. */
+pith_algorithm pith__allreduce_estimate(const pith_chooser *chooser, const pith_job *job, double *seconds);
 
 /* Writes the schedule of an allreduce. `asked` names an algorithm, which must suit the codec; NULL: the cheapest, or
  * the wish where it suits. */

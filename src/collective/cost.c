@@ -1,13 +1,30 @@
-/* The cost model: steps, bytes and work of each algorithm, as docs/algorithms.md lists them. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The cost model: stages of each algorithm, as docs/algorithms.md lists them. A stage keeps three things busy, the
+ * links between hosts, those within them, and the processor of the busiest rank, and takes as long as the slowest of
+ * them. Where chunks follow each other, stages overlap.
+ */
 #include "collective/cost.h"
 
+#include <math.h>
 #include <string.h>
 
-/* Shared memory within a host, 10 Gbit/s between hosts, a codec on one core. */
+#include "collective/job.h"
+
+/* 10 Gbit/s between hosts, shared memory within them, a codec on one core: as PITH_SIM_TOPOLOGY_INIT has it. */
 const pith_cost_model pith__cost_default = {
-    .inside = {.latency = 2e-6, .bandwidth = 5e9, .message = 1e-6},
-    .across = {.latency = 30e-6, .bandwidth = 1.25e9, .message = 5e-6},
-    .values = 1.5e9,
+    .inside = {.latency = 2e-6, .bandwidth = 5e9, .message = 0.5e-6, .byte = 0.1e-9},
+    .across = {.latency = 30e-6, .bandwidth = 1.25e9, .message = 2e-6, .byte = 0.15e-9},
+    .encode_call = 0.2e-6,
+    .encode = 0.5e-9,
+    .decode_call = 0.2e-6,
+    .decode = 0.4e-9,
+    .sum = 0.3e-9,
+    .pack = 0.2e-9,
+    .pack_entry = 3e-9,
+    .unpack_entry = 5e-9,
+    .oversubscription = 1,
+    .rack_oversubscription = 1,
 };
 
 static const char *const names[] = {
@@ -26,11 +43,25 @@ pith_algorithm pith__algorithm_find(const char *name) {
   return (pith_algorithm)found;
 }
 
-/* What one rank sends, and in how many messages and steps. */
-typedef struct traffic {
-  double steps_inside, steps_across, messages, inside, across; /* bytes: of the rank; across: of its host */
-  double values;                                               /* worked on */
-} traffic;
+/* ---- Stages ------------------------------------------------------------------------------------------------------ */
+
+#define STAGES_MOST 6
+#define ENTRY_BYTES 4.9 /* of a payload, for each entry: a value, and where it is */
+
+typedef struct stage {
+  double latency, hidden;      /* of the latency: work that goes on meanwhile */
+  double across, inside, work; /* seconds of the link of a host, of that of a rank within it, of a processor */
+  double pieces;               /* that follow each other in it */
+} stage;
+
+typedef struct estimate {
+  const pith_cost_question *q;
+  const pith_cost_model *m;
+  double ranks, hosts, members;
+  stage stage[STAGES_MOST];
+  int stages;
+  double chunks; /* in which the stages follow each other */
+} estimate;
 
 static int largest_host(const pith_layout *l) {
   int most = 1;
@@ -40,84 +71,377 @@ static int largest_host(const pith_layout *l) {
   return most;
 }
 
-/* `bytes` from every rank to others without regard to hosts. */
-static void spread(const pith_layout *l, double bytes, traffic *t) {
-  double members = largest_host(l), outside = l->ranks > 1 ? (l->ranks - members) / (l->ranks - 1) : 0;
-  t->across += members * bytes * outside;
-  t->inside += bytes * (1 - outside);
+static stage *add_stage(estimate *e) {
+  e->stage[e->stages] = (stage){.pieces = 1};
+  return &e->stage[e->stages++];
 }
 
-static double levels_of(int ranks) {
-  double levels = 0;
-  for (int reach = 1; reach < ranks; reach *= 2) {
-    levels++;
+static double up(double x) { return x < 1 ? 1 : ceil(x); }
+
+/* Where the messages of a step go. */
+typedef enum reach {
+  INSIDE,  /* ranks of the same host */
+  RACK,    /* other hosts of the rack */
+  OUTSIDE, /* other racks */
+  ANYWHERE /* all ranks alike */
+} reach;
+
+/* Every rank sends `bytes` in so many messages, and receives as many. */
+static void add_messages(estimate *e, stage *s, reach where, double messages, double bytes) {
+  const pith_cost_model *m = e->m;
+  double outside = where == INSIDE ? 0 : where == ANYWHERE ? (e->ranks - e->members) / (e->ranks - 1) : 1;
+  double all = bytes + messages * 128, across = all * outside * e->members / m->across.bandwidth;
+  double racks = e->q->rack_hosts && e->q->rack_hosts < e->hosts ? e->q->rack_hosts : 0;
+  double leaving = !racks || where == RACK ? 0 : where == OUTSIDE ? 1 : (e->hosts - racks) / (e->hosts - 1);
+  double slower = m->oversubscription > 1 ? m->oversubscription : 1;
+  slower = leaving * m->rack_oversubscription > slower ? leaving * m->rack_oversubscription : slower;
+  s->across += across * slower;
+  s->inside += all * (1 - outside) / m->inside.bandwidth;
+  s->work += 2 * outside * (messages * m->across.message + all * m->across.byte) +
+             2 * (1 - outside) * (messages * m->inside.message + all * m->inside.byte);
+  double latency = outside > 0 ? m->across.latency : m->inside.latency,
+         sends = (messages - 1) * (outside * m->across.message + (1 - outside) * m->inside.message);
+  s->hidden = fmax(s->hidden, fmin(fmax(sends, 0), latency)); /* while others are sent, the first is on its way */
+  s->latency = latency > s->latency ? latency : s->latency;
+  s->pieces = messages > s->pieces ? messages : s->pieces;
+}
+
+/* Work that is done in turns ends with the link; work at the end comes behind it. */
+static pith_cost total_of(const estimate *e) {
+  pith_cost c = {0};
+  double across = 0, inside = 0, work = 0, one_by_one = 0;
+  for (int i = 0; i < e->stages; i++) {
+    const stage *s = &e->stage[i];
+    double spent = s->work - s->hidden, most = fmax(fmax(s->across, s->inside), spent);
+    one_by_one += most + (s->across + s->inside + spent - most) / up(s->pieces * e->chunks);
+    c.latency += s->latency;
+    across += s->across;
+    inside += s->inside;
+    work += spent;
   }
-  return levels;
+  double together = fmax(fmax(across, inside), work);
+  c.wire = fmax(across, inside);
+  c.work = work;
+  c.seconds = c.latency + together + (one_by_one - together) / up(e->chunks);
+  return c;
 }
 
-/* A step between all ranks goes at the pace of the slowest link. */
-static void count_steps(const pith_layout *l, double steps, traffic *t) {
-  *(l->hosts > 1 ? &t->steps_across : &t->steps_inside) += steps;
+static double encoded(const estimate *e, double values, double calls) {
+  return values * e->m->encode + calls * e->m->encode_call;
 }
 
-static traffic traffic_of(pith_algorithm algorithm, const pith_cost_question *q) {
-  const pith_layout *l = q->layout;
-  double ranks = l->ranks, hosts = l->hosts, members = largest_host(l), leaders = l->leaders, n = (double)q->n,
-         levels = levels_of(l->ranks);
-  double share = (ranks - 1) / ranks, host_share = (hosts - 1) / hosts;
-  traffic t = {0};
-  switch (algorithm) {
-    case PITH_ALGORITHM_RING:
-      count_steps(l, 2 * (ranks - 1), &t);
-      t.messages = 2 * (ranks - 1);
-      t.across = hosts > 1 ? 2 * q->coded * share : 0; /* neighbours are on other hosts at two places only */
-      t.inside = hosts > 1 && members == 1 ? 0 : 2 * q->coded * share;
-      t.values = 3 * n;
-      break;
-    case PITH_ALGORITHM_TREE:
-      count_steps(l, 2 * levels, &t);
-      t.messages = levels + 1;
-      spread(l, 2 * levels * q->coded, &t);
-      t.values = (levels + 2) * n;
-      break;
-    case PITH_ALGORITHM_HIERARCHICAL:
-      t.steps_inside = 2;
-      t.steps_across = hosts > 1 ? 2 : 0;
-      t.messages = 2 * (hosts - 1) + 2 * members;
-      t.across = 2 * q->coded * host_share;
-      t.inside = q->raw + q->coded * (members - 1) / leaders;
-      t.values = n * members / leaders + n / leaders + n;
-      break;
-    case PITH_ALGORITHM_GATHER:
-      count_steps(l, 1, &t);
-      t.messages = ranks - 1;
-      spread(l, q->coded * (ranks - 1), &t);
-      t.values = q->is_dense ? (2 + ranks) * n
-                             : 2 * n + ranks * n * q->coded / (q->raw > 0 ? q->raw : 1); /* encoded, decoded, divided */
-      break;
-    case PITH_ALGORITHM_RANGES: {
-      double union_part = q->coded < q->raw / ranks ? q->coded : q->raw / ranks;
-      count_steps(l, 2, &t);
-      t.messages = 2 * (ranks - 1);
-      spread(l, q->coded * share + union_part * (ranks - 1), &t);
-      t.values = 5 * n;
-      break;
+static double decoded(const estimate *e, double values, double calls) {
+  return values * e->m->decode + calls * e->m->decode_call;
+}
+
+/* ---- Values as they are ------------------------------------------------------------------------------------------ */
+
+static double levels_of(double ranks) { return ranks > 1 ? ceil(log2(ranks)) : 0; }
+
+/* Short tensors: src/collective/short.c. */
+static void estimate_short(estimate *e, double bytes, double values, double spent) {
+  if (pith__is_bruck((size_t)bytes, (int)e->ranks)) {
+    double have = 1;
+    for (double i = 0; i < levels_of(e->ranks); i++, have *= 2) {
+      stage *s = e->stages < STAGES_MOST ? add_stage(e) : &e->stage[STAGES_MOST - 1];
+      double before = s->latency;
+      s->latency = 0;
+      add_messages(e, s, ANYWHERE, 1, bytes * fmin(have, e->ranks - have));
+      s->latency += before;
     }
-    default: /* SRA, LINEAR */
-      count_steps(l, 2, &t);
-      t.messages = 2 * (ranks - 1);
-      spread(l, 2 * q->coded * share, &t);
-      t.values = 3 * n;
+  } else {
+    add_messages(e, add_stage(e), ANYWHERE, e->ranks - 1, bytes * (e->ranks - 1));
   }
-  return t;
+  e->stage[e->stages - 1].work += spent * values;
+}
+
+static void estimate_sra(estimate *e, double bytes, double values) {
+  if (pith__is_short((size_t)bytes, (int)e->ranks)) {
+    estimate_short(e, bytes, values, e->ranks * e->m->sum);
+    return;
+  }
+  double part = bytes / e->ranks, message = fmin((double)e->q->message, (double)e->q->chunk);
+  double owners = fmin(e->ranks, values), messages = up(part / message) * (owners < e->ranks ? owners : e->ranks - 1);
+  stage *s = add_stage(e);
+  add_messages(e, s, ANYWHERE, messages, bytes * (e->ranks - 1) / e->ranks);
+  s->work += values * e->m->sum;
+  s = add_stage(e);
+  add_messages(e, s, ANYWHERE, up(part / message) * (e->ranks - 1), bytes * (e->ranks - 1) / e->ranks);
+  e->chunks = up(part / message);
+}
+
+static void estimate_hosts(estimate *e, double bytes, double values) {
+  double leaders = e->q->layout->leaders, hosts = e->hosts, members = e->members;
+  double slice = bytes / leaders / hosts, message = fmin((double)e->q->message, (double)e->q->chunk);
+  double chunks = up(slice / message), owners = fmin(hosts, up(values / leaders));
+  stage *s = add_stage(e);
+  add_messages(e, s, INSIDE, (members - 1) * owners * chunks, bytes * (members - 1) / leaders);
+  s->work += values * members / leaders * e->m->sum;
+  s = add_stage(e);
+  double own = e->members;
+  e->members = leaders; /* that send at once */
+  add_messages(e, s, OUTSIDE, (owners < hosts ? owners : hosts - 1) * chunks, bytes / leaders * (hosts - 1) / hosts);
+  s->work += values / leaders * e->m->sum;
+  s = add_stage(e);
+  add_messages(e, s, OUTSIDE, (hosts - 1) * chunks, bytes / leaders * (hosts - 1) / hosts);
+  e->members = own;
+  s = add_stage(e);
+  add_messages(e, s, INSIDE, (members - 1) * owners * chunks, bytes * (members - 1) / leaders);
+  e->chunks = chunks;
+}
+
+static reach reach_of(const estimate *e, int level) {
+  int racks = e->q->rack_hosts && e->q->rack_hosts < e->hosts;
+  return level == 0 ? INSIDE : e->hosts < 2 ? INSIDE : level == 1 && racks ? RACK : OUTSIDE;
+}
+
+static void estimate_grid(estimate *e, double bytes, double values) {
+  double part = bytes, of = values, message = (double)e->q->message;
+  for (int way = 0; way < 2; way++) {
+    for (int i = 0; i < PITH_GRID_LEVELS; i++) {
+      int level = way ? PITH_GRID_LEVELS - 1 - i : i;
+      double size = e->q->grid->size[level];
+      if (size > 1) {
+        part = way ? part * size : part;
+        of = way ? of * size : of;
+        double owners = fmin(size - 1, up(of)), messages = way ? size - 1 : (owners + size - 1) / 2;
+        stage *s = add_stage(e);
+        add_messages(e, s, reach_of(e, level), messages * up(part / size / message), part * (size - 1) / size);
+        s->work += way ? 0 : of * e->m->sum;
+        part = way ? part : part / size;
+        of = way ? of : of / size;
+      }
+    }
+  }
+  e->chunks = sqrt(up(bytes / e->q->grid->size[0] / e->q->grid->size[1] / message)); /* levels overlap in part */
+}
+
+/* ---- Block codecs ------------------------------------------------------------------------------------------------ */
+
+static double parts_of(const estimate *e, double most) {
+  return fmin(most, up((double)e->q->n / (double)e->q->granule));
+}
+
+static void estimate_blocks(estimate *e) {
+  double n = (double)e->q->n, c = e->q->coded, owners = parts_of(e, e->ranks), part = n / owners;
+  double chunks = up(part * 4 / (double)e->q->chunk), others = owners < e->ranks ? owners : e->ranks - 1;
+  stage *s = add_stage(e);
+  add_messages(e, s, ANYWHERE, fmax(others, e->ranks - 1) * chunks,
+               fmax(c * others / owners, c / owners * (e->ranks - 1)));
+  s->work += encoded(e, part * others, others * chunks) + decoded(e, part * (e->ranks - 1), (e->ranks - 1) * chunks) +
+             part * e->m->sum;
+  s = add_stage(e);
+  add_messages(e, s, ANYWHERE, (e->ranks - 1) * chunks, c / owners * (e->ranks - 1));
+  s->work += encoded(e, part, chunks) + decoded(e, n, owners * chunks);
+  e->chunks = chunks;
+}
+
+static void estimate_block_hosts(estimate *e) {
+  double n = (double)e->q->n, c = e->q->coded, raw = e->q->raw, leaders = e->q->layout->leaders, members = e->members;
+  double led = parts_of(e, leaders), slices = parts_of(e, leaders * e->hosts) / led, hosts = e->hosts;
+  double part = n / led, slice = part / slices, chunks = up(slice * 4 / (double)e->q->chunk);
+  stage *s = add_stage(e);
+  add_messages(e, s, INSIDE, (members - 1) * slices * chunks, raw / led * (members - 1));
+  s->work += part * members * e->m->sum;
+  e->members = led;
+  s = add_stage(e);
+  double to = slices < hosts ? slices : hosts - 1;
+  add_messages(e, s, OUTSIDE, fmax(to, hosts - 1) * chunks, c / led / slices * fmax(to, hosts - 1));
+  s->work +=
+      encoded(e, slice * to, to * chunks) + decoded(e, slice * (hosts - 1), (hosts - 1) * chunks) + slice * e->m->sum;
+  s = add_stage(e);
+  add_messages(e, s, OUTSIDE, (hosts - 1) * chunks, c / led / slices * (hosts - 1));
+  e->members = members;
+  s->work += encoded(e, slice, chunks) + decoded(e, part, slices * chunks);
+  s = add_stage(e);
+  add_messages(e, s, INSIDE, (members - 1) * slices * chunks, c / led * (members - 1));
+  s->work += decoded(e, n - part, (led - 1) * slices * chunks);
+  e->chunks = chunks;
+}
+
+static void estimate_block_grid(estimate *e) {
+  const int *size = e->q->grid->size;
+  double n = (double)e->q->n, c = e->q->coded, raw = e->q->raw, members = size[0], hosts = size[1], racks = size[2];
+  double led = parts_of(e, members), rows = parts_of(e, members * hosts) / led,
+         slices = parts_of(e, members * hosts * racks) / led / rows;
+  double part = n / led, row = part / rows, slice = row / slices, to = rows < hosts ? rows : hosts - 1;
+  stage *s;
+  if (members > 1) {
+    s = add_stage(e);
+    double pieces = up(part * 4 / (double)e->q->chunk);
+    add_messages(e, s, INSIDE, (members - 1) * pieces, raw / led * (members - 1));
+    s->work += part * members * e->m->sum;
+  }
+  double own = e->members;
+  e->members = fmin(own, led);
+  s = add_stage(e);
+  add_messages(e, s, reach_of(e, 1), fmax(to, hosts - 1), c / led / rows * fmax(to, hosts - 1));
+  s->work += encoded(e, row * to, to) + decoded(e, row * (hosts - 1), hosts - 1) + row * e->m->sum;
+  s = add_stage(e);
+  add_messages(e, s, reach_of(e, 2), racks - 1, 4 * slice * (racks - 1));
+  s->work += slice * racks * e->m->sum;
+  s = add_stage(e);
+  add_messages(e, s, reach_of(e, 2), racks - 1, c / led / rows / slices * (racks - 1));
+  s->work += encoded(e, slice, 1);
+  s = add_stage(e);
+  add_messages(e, s, reach_of(e, 1), hosts - 1, c / led / rows * (hosts - 1));
+  s->work += decoded(e, part, rows);
+  e->members = own;
+  if (members > 1) {
+    s = add_stage(e);
+    add_messages(e, s, INSIDE, (members - 1) * rows, c / led * (members - 1));
+    s->work += decoded(e, n - part, (led - 1) * rows);
+  }
+}
+
+/* ---- Payloads of the whole tensor -------------------------------------------------------------------------------- */
+
+static double density_of(const estimate *e) {
+  double density = e->q->coded / ENTRY_BYTES / fmax((double)e->q->n, 1);
+  return density < 1 ? density : 1;
+}
+
+/* Entries for each value that so many ranks have together, and the bytes of n values with them. */
+static double joint(const estimate *e, double ranks) { return 1 - pow(1 - density_of(e), ranks); }
+
+static double entry_bytes(double density, double n) {
+  return n * fmin(density * (4 + (1 + log2(1 / fmax(density, 1e-9))) / 8), 4) + 16;
+}
+
+static void estimate_gather(estimate *e) {
+  double n = (double)e->q->n, c = e->q->coded;
+  int is_sparse = e->q->kind == PITH_COST_WHOLE;
+  double chunks = is_sparse ? 1 : up(e->q->raw / (double)e->q->chunk);
+  if (e->q->is_fixed && pith__is_bruck((size_t)c, (int)e->ranks)) {
+    estimate_short(e, c, 1, encoded(e, n, 1) + decoded(e, n * e->ranks, e->ranks) + n * e->m->sum);
+    return;
+  }
+  stage *s = add_stage(e);
+  s->work += encoded(e, n, chunks);
+  e->stage[0].pieces = e->ranks;
+  s = add_stage(e);
+  add_messages(e, s, ANYWHERE, (e->ranks - 1) * chunks, c * (e->ranks - 1));
+  s->work += decoded(e, n * e->ranks, e->ranks * chunks) + n * e->m->sum * (is_sparse ? 2 : 1);
+  s->pieces = 1; /* the first in rank order may come last */
+  e->chunks = chunks;
+}
+
+static void estimate_gather_hosts(estimate *e) {
+  double n = (double)e->q->n, c = e->q->coded, raw = e->q->raw, members = e->members, hosts = e->hosts;
+  int is_sparse = e->q->kind == PITH_COST_WHOLE;
+  double chunks = is_sparse ? 1 : up(raw / (double)e->q->chunk);
+  stage *s = add_stage(e); /* the leader receives, and the others send one of these */
+  add_messages(e, s, INSIDE, (members - 1) * chunks, raw * (members - 1));
+  s->work += n * members * e->m->sum;
+  s = add_stage(e);
+  s->work += encoded(e, n, chunks);
+  e->members = 1;
+  s = add_stage(e);
+  add_messages(e, s, OUTSIDE, (hosts - 1) * chunks, c * (hosts - 1));
+  e->members = members;
+  s = add_stage(e);
+  add_messages(e, s, INSIDE, (members - 1) * hosts * chunks, c * (members - 1) * hosts);
+  s->work += decoded(e, n * hosts, hosts * chunks) + n * e->m->sum * (is_sparse ? 2 : 1);
+  e->chunks = chunks;
+}
+
+static double packed(const estimate *e, double values, double ranks) {
+  return values * (e->m->pack + joint(e, ranks) * e->m->pack_entry);
+}
+
+static void estimate_ranges(estimate *e) {
+  double n = (double)e->q->n, ranks = e->ranks, part = n / ranks;
+  stage *s = add_stage(e);
+  s->work += encoded(e, n, 1) + decoded(e, n, 1) + n * e->m->sum;
+  s = add_stage(e);
+  add_messages(e, s, ANYWHERE, ranks - 1, entry_bytes(density_of(e), part) * (ranks - 1));
+  s->work += packed(e, n, 1) + n * density_of(e) * e->m->unpack_entry + part * e->m->sum;
+  s = add_stage(e);
+  add_messages(e, s, ANYWHERE, ranks - 1, entry_bytes(joint(e, ranks), part) * (ranks - 1));
+  s->work += packed(e, part, ranks) + n * (joint(e, ranks) * e->m->unpack_entry + e->m->sum);
+}
+
+static void estimate_range_grid(estimate *e) {
+  double n = (double)e->q->n, part = n, merged = 1;
+  stage *s = add_stage(e);
+  s->work += encoded(e, n, 1) + decoded(e, n, 1) + n * e->m->sum;
+  for (int k = 0; k < PITH_GRID_LEVELS; k++) {
+    double size = e->q->grid->size[k];
+    if (size > 1) {
+      s = add_stage(e);
+      add_messages(e, s, reach_of(e, k), size - 1, entry_bytes(joint(e, merged), part / size) * (size - 1));
+      s->work += packed(e, part, merged) + part * joint(e, merged) * e->m->unpack_entry + part / size * e->m->sum;
+      part /= size;
+      merged *= size;
+    }
+  }
+  s = add_stage(e);
+  for (int k = PITH_GRID_LEVELS - 1; k >= 0; k--) { /* one after another, all much alike: one stage */
+    double size = e->q->grid->size[k];
+    if (size > 1) {
+      double before = s->latency;
+      s->latency = 0;
+      add_messages(e, s, reach_of(e, k), size - 1, entry_bytes(joint(e, e->ranks), part) * (size - 1));
+      s->latency += before;
+      s->work += packed(e, part, e->ranks);
+      part *= size;
+      s->work += part * (joint(e, e->ranks) * e->m->unpack_entry + e->m->sum);
+    }
+  }
+  s->pieces = 2;
+}
+
+/* ---- All of them ------------------------------------------------------------------------------------------------- */
+
+static void estimate_steps(estimate *e, double steps, double bytes, double values) {
+  stage *s = add_stage(e);
+  add_messages(e, s, e->hosts > 1 ? ANYWHERE : INSIDE, steps, bytes);
+  s->latency *= steps;
+  s->work += encoded(e, values, steps) + decoded(e, values, steps) + values * e->m->sum;
+}
+
+static void estimate_raw(estimate *e, pith_algorithm algorithm) {
+  double bytes = e->q->coded / e->q->exchanges, values = e->q->exchanges > 1 ? bytes / sizeof(float) : (double)e->q->n;
+  (algorithm == PITH_ALGORITHM_GRID                                  ? estimate_grid
+   : algorithm == PITH_ALGORITHM_HIERARCHICAL && e->hosts < e->ranks ? estimate_hosts
+                                                                     : estimate_sra)(e, bytes, values);
 }
 
 pith_cost pith__cost_of(pith_algorithm algorithm, const pith_cost_question *q, const pith_cost_model *m) {
-  traffic t = traffic_of(algorithm, q);
-  double message = q->layout->hosts > 1 ? m->across.message : m->inside.message;
-  return (pith_cost){
-      .latency = t.steps_inside * m->inside.latency + t.steps_across * m->across.latency + t.messages * message,
-      .wire = t.inside / m->inside.bandwidth + t.across / m->across.bandwidth,
-      .work = t.values / m->values,
-  };
+  const pith_layout *l = q->layout;
+  estimate e = {.q = q, .m = m, .ranks = l->ranks, .hosts = l->hosts, .members = largest_host(l), .chunks = 1};
+  double share = (e.ranks - 1) / e.ranks;
+  switch (algorithm) {
+    case PITH_ALGORITHM_RING:
+      estimate_steps(&e, 2 * (e.ranks - 1), 2 * q->coded * share, 2 * (double)q->n);
+      break;
+    case PITH_ALGORITHM_TREE:
+      estimate_steps(&e, 2 * levels_of(e.ranks), levels_of(e.ranks) * q->coded, (double)q->n * levels_of(e.ranks));
+      break;
+    case PITH_ALGORITHM_GATHER:
+      estimate_gather(&e);
+      break;
+    case PITH_ALGORITHM_RANGES:
+      estimate_ranges(&e);
+      break;
+    case PITH_ALGORITHM_LINEAR: {
+      stage *s = add_stage(&e);
+      s->work += encoded(&e, (double)q->n, 1) + decoded(&e, (double)q->n, 1);
+      estimate_sra(&e, q->coded, q->coded / sizeof(float));
+      break;
+    }
+    default:
+      if (q->kind == PITH_COST_RAW) {
+        estimate_raw(&e, algorithm);
+      } else if (algorithm == PITH_ALGORITHM_GRID) {
+        (q->kind == PITH_COST_BLOCKS ? estimate_block_grid : estimate_range_grid)(&e);
+      } else if (q->kind == PITH_COST_BLOCKS) {
+        (algorithm == PITH_ALGORITHM_HIERARCHICAL ? estimate_block_hosts : estimate_blocks)(&e);
+      } else {
+        (algorithm == PITH_ALGORITHM_HIERARCHICAL ? estimate_gather_hosts : estimate_gather)(&e);
+      }
+  }
+  pith_cost c = total_of(&e);
+  double times = q->kind == PITH_COST_RAW && q->exchanges > 1 ? q->exchanges : 1;
+  return (pith_cost){c.seconds * times, c.latency * times, c.wire * times, c.work * times};
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Allreduce by gathering: every rank gets the payloads of all ranks, decodes them and adds them up in the same order.
  * What is encoded is encoded once. That suits codecs that need the whole tensor, few ranks, and methods whose promise
@@ -21,7 +22,9 @@ typedef struct gathering {
   pith_range range;
   size_t number;
   float *sum; /* of the payloads so far: dst itself if it can be, since all that is read from src there comes first */
-  uint32_t last; /* the last task that uses it */
+  uint32_t last;  /* the last task that uses it */
+  int awaits_all; /* nothing is decoded before all payloads are there: ranks whose calls differ are told so first */
+  uint32_t set;   /* the first decoding */
 } gathering;
 
 static uint32_t down_tag(const pith_job *job, const gathering *g, int host) {
@@ -41,6 +44,11 @@ static void add_decode(pith_job *job, gathering *g, int host, int leader, pith_p
                                         arrived);
   pith__schedule_after(&job->schedule, decode, g->last);
   g->last = decode;
+  if (host == 0) {
+    g->set = decode;
+  } else if (g->awaits_all) {
+    pith__schedule_after(&job->schedule, g->set, arrived);
+  }
 }
 
 /* Our values, or the sum of our host's. */
@@ -117,8 +125,39 @@ static size_t chunk_of(const pith_job *job, int crowded, size_t n) {
   return chunk < n ? chunk : n;
 }
 
+/* ---- Short payloads of many ranks: passed on, as in short.c ------------------------------------------------------ */
+
+static int is_passed_on(const pith_job *job, int crowded) {
+  return !crowded && !job->member_count && (job->codec->caps & PITH_CAP_FIXED) &&
+         pith__is_bruck(pith_codec_bound(job->codec, job->src.n), job->ranks);
+}
+
+static void pass_on(pith_job *job) {
+  size_t n = job->src.n, bytes = pith_codec_bound(job->codec, n);
+  gathering g = {.range = {0, n}, .sum = pith__schedule_buffer(&job->schedule, n, sizeof *g.sum)};
+  uint8_t *blocks = pith__schedule_buffer(&job->schedule, (size_t)job->ranks, bytes);
+  uint32_t encode = pith__schedule_work(&job->schedule,
+                                        (pith_task){.work = pith__work_encode,
+                                                    .effort = PITH_EFFORT_ENCODE,
+                                                    .piece = pith__schedule_piece_over(&job->schedule, blocks, bytes),
+                                                    .n = n},
+                                        PITH_NO_TASK);
+  g.last = pith__add_bruck(job, blocks, bytes, PHASE_GATHER, encode);
+  for (int p = 0; p < job->ranks && !job->schedule.failed; p++) {
+    uint8_t *block = blocks + (size_t)((p + job->ranks - job->rank) % job->ranks) * bytes;
+    add_decode(job, &g, p, p, pith__schedule_piece_over(&job->schedule, block, bytes), g.last);
+  }
+  pith__schedule_work(&job->schedule,
+                      (pith_task){.work = pith__work_store_result, .effort = PITH_EFFORT_SUM, .n = n, .values = g.sum},
+                      g.last);
+}
+
 pith_status pith__allreduce_gather(pith_job *job) {
   int crowded = job->layout->hosts < job->ranks;
+  if (is_passed_on(job, crowded)) {
+    pass_on(job);
+    return pith__schedule_finished(job);
+  }
   size_t n = job->src.n, chunk = chunk_of(job, crowded, n), chunks = chunk ? (n - 1) / chunk + 1 : 1;
   if (job->member_count) {
     pith__parts_make(job, pith__parts_granule(job->codec, crowded ? job->inside : NULL), 1, 1);
@@ -131,6 +170,7 @@ pith_status pith__allreduce_gather(pith_job *job) {
   for (size_t c = 0; c < chunks && !job->schedule.failed; c++) {
     gathering g = {.range = pith__split_chunk((pith_range){0, n}, chunk ? chunk : 1, c), .number = c};
     g.sum = sums + (in_dst ? g.range.first : c % WINDOW * chunk);
+    g.awaits_all = in_dst && c < WINDOW && (job->codec->caps & PITH_CAP_CHUNKED);
     stored[c % WINDOW] = add_chunk(job, g, c < WINDOW ? PITH_NO_TASK : stored[c % WINDOW]);
   }
   return pith__schedule_finished(job);

@@ -1,15 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Uncompressed hierarchical allreduce: what blocks.c does with encoded values, with values as they are.
  * docs/algorithms.md, "Hosts". Every value crosses the link between hosts once, however many ranks a host has.
  *
  * Sums of a host travel in the tensor's own type, but those of halves as f32, so that they too are rounded once.
  */
-#include <string.h>
-
 #include "collective/job.h"
 
 #define WINDOW 4
-#define TILE 1024
 
 enum { SCATTER, GATHER, UP, DOWN }; /* phases, from the caller's first */
 
@@ -58,50 +56,20 @@ typedef struct sources {
   const void *of[];
 } sources;
 
-static pith_reduce_op step_of(pith_reduce_op reduce) { return reduce == PITH_MEAN ? PITH_SUM : reduce; }
-
 static pith_status work_sum_host(pith_job *job, const pith_task *task) {
   const sources *from = task->values;
-  const plan *p = from->plan;
   (void)job;
-  if (p->partial == p->raw->dtype) {
-    pith__reduce_many(p->partial, step_of(p->raw->reduce), from->of, p->members, from->sum, task->n);
-  } else {
-    for (int i = 0; i < p->members; i++) {
-      pith__sum_values((pith_cspan){from->of[i], task->n, p->raw->dtype}, 0, from->sum, task->n, i == 0);
-    }
-  }
+  pith__partial_sum(from->plan->raw, from->of, from->plan->members, from->sum, task->n);
   return PITH_OK;
-}
-
-static void scale(void *sum, pith_dtype dtype, size_t n, int ranks) {
-  if (dtype == PITH_F32) {
-    pith__values_scale(1.0f / (float)ranks, sum, n);
-    return;
-  }
-  double *x = sum;
-  for (size_t i = 0; i < n; i++) {
-    x[i] /= ranks;
-  }
 }
 
 static pith_status work_finish(pith_job *job, const pith_task *task) {
   const sources *from = task->values;
   const plan *p = from->plan;
-  float buffer[TILE];
-  pith__reduce_many(p->partial, step_of(p->raw->reduce), from->of, p->layout->hosts, from->sum, task->n);
-  if (p->raw->reduce == PITH_MEAN) {
-    scale(from->sum, p->partial, task->n, job->ranks);
-  }
-  uint8_t *to = p->raw->dst + task->first * pith_dtype_size(p->raw->dtype);
-  if (p->partial == p->raw->dtype) {
-    memcpy(to, from->sum, task->n * pith_dtype_size(p->partial));
-    return PITH_OK;
-  }
-  for (size_t i = 0; i < task->n; i += TILE) {
-    size_t n = task->n - i < TILE ? task->n - i : TILE;
-    pith__span_store((pith_span){to, task->n, p->raw->dtype}, i, n, (const float *)from->sum + i, PITH_SET, buffer);
-  }
+  pith_reduce_op reduce = p->raw->reduce == PITH_MEAN ? PITH_SUM : p->raw->reduce;
+  pith__reduce_many(p->partial, reduce, from->of, p->layout->hosts, from->sum, task->n);
+  pith__partial_finish(p->raw, job->ranks, from->sum, p->raw->dst + task->first * pith_dtype_size(p->raw->dtype),
+                       task->n);
   return PITH_OK;
 }
 
@@ -270,8 +238,6 @@ static plan *make_plan(pith_job *job, const pith_raw *raw, unsigned phase, uint3
   if (!p || !copy) {
     return NULL;
   }
-  int halves = raw->dtype == PITH_F16 || raw->dtype == PITH_BF16,
-      sums = raw->reduce == PITH_SUM || raw->reduce == PITH_MEAN;
   *copy = *raw;
   *p = (plan){.layout = layout,
               .raw = copy,
@@ -279,7 +245,7 @@ static plan *make_plan(pith_job *job, const pith_raw *raw, unsigned phase, uint3
               .host = layout->host[job->rank],
               .local_rank = layout->local_rank[job->rank]};
   p->members = pith__layout_members(layout, p->host);
-  p->partial = halves && sums ? PITH_F32 : raw->dtype;
+  p->partial = pith__partial_type(raw->dtype, raw->reduce);
   p->chunk = (job->chunk < job->message ? job->chunk : job->message) / pith_dtype_size(raw->dtype);
   p->chunk = p->chunk ? p->chunk : 1;
   p->chunks =

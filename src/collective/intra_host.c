@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Intra-host communication: ranks send their values to a leader, which adds them up in f32 in rank order and exchanges
  * the sum with the other hosts. Values travel as they are, or encoded by the intra-host codec (job->inside). Results

@@ -1,9 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One operation on one rank: its tensors and parameters, its schedule, and the work that schedules are made of. */
 #ifndef PITH_COLLECTIVE_JOB_H
 #define PITH_COLLECTIVE_JOB_H
 
 #include "base/split.h"
 #include "codec/codec.h"
+#include "collective/grid.h"
 #include "collective/layout.h"
 #include "collective/schedule.h"
 #include "memory/memory.h"
@@ -33,6 +35,7 @@ struct pith_job {
   pith_thread_pool *threads;          /* encode and decode with us; NULL: there are none */
   const pith_encode_scratch *scratch; /* one for each thread, the first is ours */
   const pith_layout *layout;          /* of the hosts for hierarchical algorithms, flat for the others */
+  const pith_grid *grid;              /* for those that reduce in several steps; else NULL */
   const pith_codec *inside;           /* the intra-host codec, for values sent to a leader; NULL: uncompressed */
   void *inside_chain;
   const pith_codec *entries; /* sparse and without loss, for pith__allreduce_ranges */
@@ -112,18 +115,26 @@ void pith__reduce_many(pith_dtype dtype, pith_reduce_op reduce, const void *cons
 /* sum (n floats) = or += values[first, first + n). */
 void pith__sum_values(pith_cspan values, size_t first, float *sum, size_t n, int is_first);
 
-/* What a task of pith__work_reduce has in task->values: one source for each rank, in rank order, of task->n values. */
+/* What a task of pith__work_reduce has in task->values: sources in rank order, of task->n values. */
 typedef struct pith_reduction {
   pith_dtype dtype;
   pith_reduce_op reduce;
+  int count;
   const void **sources;
   void *out;
 } pith_reduction;
 
 /* A reduction without its sources' addresses, which are the caller's to fill; NULL marks the schedule as failed. */
-pith_reduction *pith__schedule_reduction(pith_job *job, pith_dtype dtype, pith_reduce_op reduce, void *out);
+pith_reduction *pith__schedule_reduction(pith_job *job, pith_dtype dtype, pith_reduce_op reduce, int count, void *out);
 
 pith_status pith__work_reduce(pith_job *job, const pith_task *task);
+
+/* Sums in several steps, first of some ranks, then of their sums: the type of the first sums (those of halves are f32,
+ * so that they too are rounded once), how the tensor's own values become one, and how one becomes a result. */
+pith_dtype pith__partial_type(pith_dtype dtype, pith_reduce_op reduce);
+void pith__partial_sum(const pith_raw *raw, const void *const *sources, int count, void *sum, size_t n);
+/* `sum` is changed. */
+void pith__partial_finish(const pith_raw *raw, int ranks, void *sum, uint8_t *to, size_t n);
 
 /* PITH_OK, or why this type cannot be reduced that way. */
 pith_status pith__reduce_check(pith_dtype dtype, pith_reduce_op reduce);
@@ -149,7 +160,19 @@ static inline int pith__peer_at(const pith_job *job, int step) { return (job->ra
  * `phase` … `phase` + PITH_RAW_PHASES - 1 are used for tags. */
 uint32_t pith__add_allreduce(pith_job *job, const pith_raw *raw, unsigned phase, uint32_t before);
 uint32_t pith__add_allreduce_hosts(pith_job *job, const pith_raw *raw, unsigned phase, uint32_t before);
+uint32_t pith__add_allreduce_grid(pith_job *job, const pith_raw *raw, unsigned phase, uint32_t before);
 #define PITH_RAW_PHASES 4
+
+/* Whether all ranks send each other so many bytes rather than parts of them; and whether they pass them on then. */
+int pith__is_short(size_t bytes, int ranks);
+int pith__is_bruck(size_t bytes, int ranks);
+uint32_t pith__add_allreduce_short(pith_job *job, const pith_raw *raw, unsigned phase, uint32_t before);
+
+/* Bruck's all-gather of a block of so many bytes from each rank: block i comes to be that of the rank i behind ours;
+ * block 0 is there after `before`. Returns the task after which all are. */
+uint32_t pith__add_bruck(pith_job *job, uint8_t *blocks, size_t bytes, unsigned phase, uint32_t before);
+/* Makes block 0 of n values. */
+uint32_t pith__add_bruck_copy(pith_job *job, uint8_t *blocks, const void *own, size_t bytes, size_t n, uint32_t before);
 
 /* Within a host: sends our values of a range to a leader; and, on the leader, sums those of all ranks of the host in
  * rank order, into `sum`. Both return the task that ends it. */
@@ -158,14 +181,16 @@ uint32_t pith__add_intra_host_sum(pith_job *job, pith_range range, uint32_t tag,
 /* Sends the same bytes to all other ranks of our host, after `before`. */
 void pith__add_intra_host_copies(pith_job *job, uint32_t tag, pith_piece *piece, uint32_t before);
 
-pith_status pith__allreduce_plain(pith_job *job);  /* uncompressed */
-pith_status pith__allreduce_blocks(pith_job *job); /* CHUNKED codecs: scatter, reduce, all-gather */
-pith_status pith__allreduce_ring(pith_job *job);   /* CHUNKED codecs: from neighbour to neighbour */
-pith_status pith__allreduce_tree(pith_job *job);   /* CHUNKED codecs: up and down a binomial tree */
-pith_status pith__allreduce_gather(pith_job *job); /* all codecs: everybody gets all payloads */
-pith_status pith__allreduce_ranges(pith_job *job); /* SPARSE codecs: scatter, reduce, all-gather of entries */
-pith_status pith__allreduce_linear(pith_job *job); /* LINEAR payloads: their plain sum */
-pith_status pith__allreduce_rounds(pith_job *job); /* ROUNDS codecs */
+pith_status pith__allreduce_plain(pith_job *job);       /* uncompressed */
+pith_status pith__allreduce_blocks(pith_job *job);      /* CHUNKED codecs: scatter, reduce, all-gather */
+pith_status pith__allreduce_ring(pith_job *job);        /* CHUNKED codecs: from neighbour to neighbour */
+pith_status pith__allreduce_tree(pith_job *job);        /* CHUNKED codecs: up and down a binomial tree */
+pith_status pith__allreduce_gather(pith_job *job);      /* all codecs: everybody gets all payloads */
+pith_status pith__allreduce_ranges(pith_job *job);      /* SPARSE codecs: scatter, reduce, all-gather of entries */
+pith_status pith__allreduce_linear(pith_job *job);      /* LINEAR payloads: their plain sum */
+pith_status pith__allreduce_rounds(pith_job *job);      /* ROUNDS codecs */
+pith_status pith__allreduce_grid_blocks(pith_job *job); /* over job->grid: FIXED and CHUNKED codecs … */
+pith_status pith__allreduce_grid_ranges(pith_job *job); /* … and SPARSE ones */
 
 /* On one rank: dst becomes src. */
 pith_status pith__schedule_copy(pith_job *job);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Groups ranks by host. */
 #include "collective/layout.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Operations that move values without reducing them: all-gather, broadcast, all-to-all, gather, scatter, barrier. */
 #include <string.h>
 
@@ -79,12 +80,41 @@ static void all_gather_encoded(pith_job *job, const size_t *counts) {
   }
 }
 
+/* Whether all parts are short, equal, and of many ranks: then they are passed on, as in short.c. */
+static int is_passed_on(const pith_job *job, const size_t *counts) {
+  for (int p = 0; p < job->ranks; p++) {
+    if (counts[p] != counts[0]) {
+      return 0;
+    }
+  }
+  return pith__is_bruck(counts[0] * pith_dtype_size(job->src.dtype), job->ranks);
+}
+
+static void pass_on(pith_job *job, size_t count) {
+  pith_schedule *s = &job->schedule;
+  size_t bytes = count * pith_dtype_size(job->src.dtype);
+  uint8_t *blocks = pith__schedule_buffer(s, (size_t)job->ranks, bytes);
+  if (blocks) {
+    uint32_t copied = pith__add_bruck_copy(job, blocks, job->src.data, bytes, count, PITH_NO_TASK);
+    uint32_t ready = pith__add_bruck(job, blocks, bytes, PHASE_MOVE, copied);
+    for (int p = 0; p < job->ranks; p++) {
+      pith_piece *to =
+          piece_of(job, job->dst.data, (size_t)((job->rank + p) % job->ranks) * count, count, job->src.dtype);
+      pith__schedule_work(s, (pith_task){.work = work_copy, .piece = to, .values = blocks + (size_t)p * bytes}, ready);
+    }
+  }
+}
+
 pith_status pith__all_gather(pith_job *job, const size_t *counts) {
   if (job->ranks == 1) {
     return pith__schedule_copy(job);
   }
   if (job->codec) {
     all_gather_encoded(job, counts);
+    return pith__schedule_finished(job);
+  }
+  if (is_passed_on(job, counts)) {
+    pass_on(job, counts[0]);
     return pith__schedule_finished(job);
   }
   pith_dtype dtype = job->src.dtype;

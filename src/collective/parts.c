@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Who owns which values of a tensor, with block codecs: every value has one owner, who sums it and adds its own share
  * as it is. So results depend on who the owner is, and the owner follows from the layer alone: from its number, its
@@ -12,12 +13,23 @@
 
 #include "base/size.h"
 
-static pith_range slice_of(size_t n, size_t granule, uint64_t layer, const pith_parts *p, int leader, int host) {
-  uint64_t hosts = (uint64_t)p->hosts;
-  pith_range part = pith__split_turned(n, granule, (size_t)p->leaders, (size_t)leader, layer / hosts);
-  pith_range slice = pith__split_turned(part.n, granule, (size_t)hosts, (size_t)host, layer);
-  slice.first += part.first;
-  return slice;
+static pith_range cut(pith_range whole, size_t granule, int parts, int index, uint64_t turn) {
+  pith_range part = pith__split_turned(whole.n, granule, (size_t)parts, (size_t)index, turn);
+  part.first += whole.first;
+  return part;
+}
+
+static pith_range part_of(size_t n, uint64_t layer, const pith_parts *p, int leader) {
+  return cut((pith_range){0, n}, p->granule, p->leaders, leader, layer / (uint64_t)p->hosts);
+}
+
+static pith_range group_of(size_t n, uint64_t layer, const pith_parts *p, int leader, int group) {
+  return cut(part_of(n, layer, p, leader), p->granule, p->groups, group, layer / (uint64_t)(p->hosts / p->groups));
+}
+
+static pith_range slice_of(size_t n, uint64_t layer, const pith_parts *p, int leader, int host) {
+  int members = p->hosts / p->groups;
+  return cut(group_of(n, layer, p, leader, host / members), p->granule, members, host % members, layer);
 }
 
 size_t pith__parts_granule(const pith_codec *codec, const pith_codec *inside) {
@@ -39,7 +51,7 @@ static size_t add_pieces(const pith_job *job, const pith_parts *p, int leader, i
                          size_t *count) {
   for (size_t i = 0; i < job->member_count; i++) {
     const pith_member *m = &job->members[i];
-    pith_range r = slice_of(m->n, p->granule, m->layer, p, leader, host);
+    pith_range r = slice_of(m->n, m->layer, p, leader, host);
     if (r.n) {
       uint8_t *values = (uint8_t *)m->values + r.first * pith_dtype_size(job->src.dtype);
       pieces[(*count)++] = (pith_member){at, r.n, m->layer, m->state, values, r.first};
@@ -79,12 +91,28 @@ static void arrange(pith_job *job, pith_parts *p) {
   job->member_count = count;
 }
 
-pith_parts pith__parts_make(pith_job *job, size_t granule, int leaders, int hosts) {
-  pith_parts p = {granule, leaders, hosts, NULL};
+pith_parts pith__parts_make_grouped(pith_job *job, size_t granule, int leaders, int hosts, int groups) {
+  pith_parts p = {granule, leaders, hosts, groups, NULL};
   if (job->member_count) {
     arrange(job, &p);
   }
   return p;
+}
+
+pith_parts pith__parts_make(pith_job *job, size_t granule, int leaders, int hosts) {
+  return pith__parts_make_grouped(job, granule, leaders, hosts, 1);
+}
+
+pith_range pith__parts_under(const pith_job *job, const pith_parts *p, int leader, int group) {
+  if (p->bounds) {
+    int members = p->hosts / p->groups, hosts = group == PITH_ALL_GROUPS ? p->hosts : members;
+    const size_t *bound =
+        p->bounds + (size_t)leader * (size_t)p->hosts + (group == PITH_ALL_GROUPS ? 0 : (size_t)(group * members));
+    return (pith_range){bound[0], bound[hosts] - bound[0]};
+  }
+  return job->member_count          ? (pith_range){0, 0}
+         : group == PITH_ALL_GROUPS ? part_of(job->src.n, job->ctx.layer, p, leader)
+                                    : group_of(job->src.n, job->ctx.layer, p, leader, group);
 }
 
 pith_range pith__parts_of(const pith_job *job, const pith_parts *p, int leader, int host) {
@@ -92,7 +120,7 @@ pith_range pith__parts_of(const pith_job *job, const pith_parts *p, int leader, 
     const size_t *bound = p->bounds + (size_t)leader * (size_t)p->hosts + (size_t)host;
     return (pith_range){bound[0], bound[1] - bound[0]};
   }
-  return job->member_count ? (pith_range){0, 0} : slice_of(job->src.n, p->granule, job->ctx.layer, p, leader, host);
+  return job->member_count ? (pith_range){0, 0} : slice_of(job->src.n, job->ctx.layer, p, leader, host);
 }
 
 size_t pith__parts_largest(const pith_job *job, const pith_parts *p) {

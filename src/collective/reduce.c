@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Reductions of raw values: floats in f32 or f64, integers as they are, always in the order of the sources. */
 #include <string.h>
 
@@ -148,6 +149,43 @@ void pith__reduce_many(pith_dtype dtype, pith_reduce_op reduce, const void *cons
       break;
     default:
       reduce_floats(dtype, reduce, sources, count, out, n);
+  }
+}
+
+/* ---- In several steps -------------------------------------------------------------------------------------------- */
+
+static pith_reduce_op step_of(pith_reduce_op reduce) { return reduce == PITH_MEAN ? PITH_SUM : reduce; }
+
+pith_dtype pith__partial_type(pith_dtype dtype, pith_reduce_op reduce) {
+  int halves = dtype == PITH_F16 || dtype == PITH_BF16;
+  return halves && step_of(reduce) == PITH_SUM ? PITH_F32 : dtype;
+}
+
+void pith__partial_sum(const pith_raw *raw, const void *const *sources, int count, void *sum, size_t n) {
+  if (pith__partial_type(raw->dtype, raw->reduce) == raw->dtype) {
+    pith__reduce_many(raw->dtype, step_of(raw->reduce), sources, count, sum, n);
+    return;
+  }
+  for (int i = 0; i < count; i++) {
+    pith__sum_values((pith_cspan){sources[i], n, raw->dtype}, 0, sum, n, i == 0);
+  }
+}
+
+void pith__partial_finish(const pith_raw *raw, int ranks, void *sum, uint8_t *to, size_t n) {
+  pith_dtype partial = pith__partial_type(raw->dtype, raw->reduce);
+  float buffer[TILE];
+  if (raw->reduce == PITH_MEAN && partial == PITH_F32) {
+    pith__values_scale(1.0f / (float)ranks, sum, n);
+  } else if (raw->reduce == PITH_MEAN) {
+    divide_f64(sum, n, ranks);
+  }
+  if (partial == raw->dtype) {
+    memcpy(to, sum, n * pith_dtype_size(partial));
+    return;
+  }
+  for (size_t i = 0; i < n; i += TILE) {
+    size_t m = n - i < TILE ? n - i : TILE;
+    pith__span_store((pith_span){to, n, raw->dtype}, i, m, (const float *)sum + i, PITH_SET, buffer);
   }
 }
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Reduce-scatter, and reduce to one rank: the first half of an allreduce, with parts as the caller wants them. Results
  * are not encoded again: they stay where they are made.
@@ -77,7 +78,7 @@ static void reduce_scatter_plain(pith_job *job, const size_t *counts) {
   pith_schedule *s = &job->schedule;
   size_t width = pith_dtype_size(job->src.dtype);
   pith_range mine = part_of(counts, job->rank);
-  pith_reduction *r = pith__schedule_reduction(job, job->src.dtype, job->reduce, job->dst.data);
+  pith_reduction *r = pith__schedule_reduction(job, job->src.dtype, job->reduce, job->ranks, job->dst.data);
   if (!r) {
     return;
   }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Allreduce with block codecs around a ring: every rank talks to its two neighbours only.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Growing arrays of tasks and edges, and the memory of pieces, which is used again: the system takes long to give new
  * pages. */
 #include "collective/schedule.h"

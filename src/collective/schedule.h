@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A schedule is what one rank does in one operation: messages to send, messages to receive, work on values in between,
  * and what must be finished before what. Algorithms only write schedules (allreduce.c, …): they move nothing, so that

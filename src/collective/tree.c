@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Allreduce with block codecs up and down a binomial tree: few steps, for short tensors and many ranks.
  *

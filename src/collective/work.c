@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The work that schedules are made of: encoding, decoding and reducing a range of values. */
 #include <string.h>
 
@@ -192,20 +193,20 @@ pith_status pith__work_join(pith_job *job, const pith_task *task) {
   return PITH_OK;
 }
 
-pith_reduction *pith__schedule_reduction(pith_job *job, pith_dtype dtype, pith_reduce_op reduce, void *out) {
+pith_reduction *pith__schedule_reduction(pith_job *job, pith_dtype dtype, pith_reduce_op reduce, int count, void *out) {
   pith_reduction *r = pith__schedule_take(&job->schedule, 1, sizeof *r);
-  const void **sources = pith__schedule_take(&job->schedule, (size_t)job->ranks, sizeof *sources);
+  const void **sources = pith__schedule_take(&job->schedule, (size_t)count, sizeof *sources);
   if (!r || !sources) {
     return NULL;
   }
-  *r = (pith_reduction){dtype, reduce, sources, out};
+  *r = (pith_reduction){dtype, reduce, count, sources, out};
   return r;
 }
 
 pith_status pith__work_reduce(pith_job *job, const pith_task *task) {
   const pith_reduction *r = task->values;
   double start = task->n > TILE ? pith__now() : 0; /* of short ones the clock would be much of the time */
-  pith__reduce_many(r->dtype, r->reduce, r->sources, job->ranks, r->out, task->n);
+  pith__reduce_many(r->dtype, r->reduce, r->sources, r->count, r->out, task->n);
   job->decode_seconds += task->n > TILE ? pith__now() - start : 0;
   return PITH_OK;
 }

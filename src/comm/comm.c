@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A comm's life: making it, splitting, asking, leaving. join.c links its ranks. */
 #include <errno.h>
 #include <stdlib.h>
@@ -22,10 +23,13 @@ static pith_status make_comm(const pith_settings *s, pith_comm **made) {
                       .ranks = ranks,
                       .interrupt = s->rendezvous.interrupt,
                       .wake = -1,
+                      .door_wake = -1,
                       .chooser = {.cost = pith__cost_default, .wish = s->algorithm}};
   comm->running_end = &comm->running;
   comm->tracing = pith__trace_start(comm->rank);
-  comm->link = calloc((size_t)ranks, sizeof *comm->link);
+  comm->link = calloc((size_t)ranks, sizeof(pith_link *));
+  comm->links = calloc((size_t)ranks, sizeof(pith_link *));
+  comm->kind = calloc((size_t)ranks, 1);
   comm->wake = pith__fd_keep(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   pith__pool_init(&comm->pool);
   pthread_mutex_init(&comm->mutex, NULL);
@@ -33,14 +37,7 @@ static pith_status make_comm(const pith_settings *s, pith_comm **made) {
   pthread_cond_init(&comm->changed, NULL);
   *made = comm;
   PITH_TRY(pith__settings_keep(s, &comm->settings));
-  PITH_REQUIRE(comm->link, PITH_ERR_MEMORY, "no memory for the links to %d ranks", ranks);
-  for (int p = 0; p < ranks; p++) {
-    pith_link *link = &comm->link[p];
-    *link = (pith_link){.comm = comm, .peer = p};
-    link->out_end = &link->out;
-    link->posted_end = &link->posted;
-    link->early_end = &link->early;
-  }
+  PITH_REQUIRE(comm->link && comm->links && comm->kind, PITH_ERR_MEMORY, "no memory for the links to %d ranks", ranks);
   PITH_TRY(pith__layout_create(ranks, NULL, &comm->flat));
   PITH_TRY(pith_codec_create("threshold:1e-45", &comm->entries));
   PITH_TRY(strcmp(s->inside, "none") ? pith_codec_create(s->inside, &comm->inside) : PITH_OK);
@@ -56,8 +53,10 @@ static void free_comm(pith_comm *comm) {
   if (!comm) {
     return;
   }
-  for (int p = 0; p < comm->ranks && comm->link; p++) {
-    pith__link_clear(&comm->link[p]);
+  pith__comm_close_door(comm);
+  for (int i = 0; i < comm->link_count; i++) {
+    pith__link_clear(comm->links[i]);
+    free(comm->links[i]);
   }
   for (int t = 0; t < comm->transports; t++) {
     comm->transport[t]->ops->close(comm->transport[t]);
@@ -76,6 +75,9 @@ static void free_comm(pith_comm *comm) {
   for (int i = 0; i < comm->spec_count; i++) {
     free(comm->specs[i].text);
   }
+  pith__records_free(&comm->records);
+  free(comm->kind);
+  free(comm->links);
   free(comm->link);
   free(comm);
 }
@@ -89,21 +91,15 @@ static pith_status hand_out(pith_status status, pith_comm *comm, pith_comm **mad
   return status;
 }
 
-static pith_status exchange_at_rendezvous(void *how, const pith_address_record *mine, pith_address_record *all,
+static pith_status exchange_at_rendezvous(void *how, const pith_address_record *mine, pith_records *all,
                                           pith_link_key *key) {
   pith_rendezvous *rendezvous = how, with_listener = *rendezvous;
   uint8_t bytes[PITH_ADDRESS_RECORD_MOST];
-  pith_records found;
   uint64_t job;
   rendezvous->listener = 0; /* the rendezvous closes it */
-  PITH_TRY(pith__rendezvous_exchange(&with_listener, bytes, pith__address_record_write(mine, bytes), &found, &job));
+  PITH_TRY(pith__rendezvous_exchange(&with_listener, bytes, pith__address_record_write(mine, bytes), all, &job));
   pith__link_key_make(rendezvous->secret, job, key);
-  pith_status status = PITH_OK;
-  for (int p = 0; p < rendezvous->ranks && status == PITH_OK; p++) {
-    status = pith__address_record_read(found.bytes + found.at[p], found.at[p + 1] - found.at[p], p, &all[p]);
-  }
-  pith__records_free(&found);
-  return status;
+  return PITH_OK;
 }
 
 pith_status pith_comm_create(const pith_config *config, pith_comm **made) {
@@ -182,8 +178,29 @@ static pith_status gather_records(pith_comm *parent, const uint8_t *mine, size_t
                          NULL);
 }
 
+/* Those of the group, of what all ranks of the parent brought. */
+static pith_status keep_records(const group *g, const uint8_t *found, const size_t *counts, pith_records *kept) {
+  size_t total = 0;
+  for (int p = 0; p < g->ranks; p++) {
+    total += counts[g->members[p].rank];
+  }
+  pith_records made = {.at = malloc(((size_t)g->ranks + 1) * sizeof *made.at), .bytes = malloc(total + 1)};
+  if (!made.at || !made.bytes) {
+    pith__records_free(&made);
+    return pith_fail(PITH_ERR_MEMORY, "no memory for the addresses of %d ranks", g->ranks);
+  }
+  made.at[0] = 0;
+  for (int p = 0; p < g->ranks; p++) {
+    int rank = (int)g->members[p].rank;
+    memcpy(made.bytes + made.at[p], found + pith__sum(counts, rank), counts[rank]);
+    made.at[p + 1] = made.at[p] + (uint32_t)counts[rank];
+  }
+  *kept = made;
+  return PITH_OK;
+}
+
 /* All ranks of the parent take part, also those that join no group. */
-static pith_status exchange_over_parent(void *how, const pith_address_record *mine, pith_address_record *all,
+static pith_status exchange_over_parent(void *how, const pith_address_record *mine, pith_records *all,
                                         pith_link_key *key) {
   group *g = how;
   uint8_t bytes[PITH_ADDRESS_RECORD_MOST];
@@ -192,11 +209,7 @@ static pith_status exchange_over_parent(void *how, const pith_address_record *mi
   pith__link_key_split(&g->parent->key, ++g->parent->splits, key); /* whatever comes: all ranks count alike */
   PITH_REQUIRE(counts, PITH_ERR_MEMORY, "no memory to split %d ranks", g->parent->ranks);
   PITH_TRY(gather_records(g->parent, bytes, pith__address_record_write(mine, bytes), counts, &found));
-  for (int p = 0; p < g->ranks && all; p++) {
-    int rank = (int)g->members[p].rank;
-    PITH_TRY(pith__address_record_read(found + pith__sum(counts, rank), counts[rank], rank, &all[p]));
-  }
-  return PITH_OK;
+  return all ? keep_records(g, found, counts, all) : PITH_OK;
 }
 
 pith_status pith_comm_split(pith_comm *parent, int color, int key, pith_comm **made) {
@@ -229,8 +242,8 @@ int pith_comm_size(const pith_comm *comm) { return comm ? comm->ranks : 0; }
 
 const char *pith_comm_transport(const pith_comm *comm, int peer) {
   return !comm || peer < 0 || peer >= comm->ranks ? "none"
-         : comm->link[peer].transport             ? comm->link[peer].transport->ops->name
-                                                  : "self";
+         : peer == comm->rank                     ? "self"
+                                                  : comm->by_kind[comm->kind[peer]]->ops->name;
 }
 
 double pith_comm_timeout(const pith_comm *comm) {
@@ -259,6 +272,9 @@ pith_status pith_comm_stats(const pith_comm *comm, pith_stats *stats) {
   pith_comm *locked = (pith_comm *)(uintptr_t)comm;
   pith__comm_lock(locked);
   pith_stats found = comm->stats;
+  for (int i = 0; i < comm->link_count; i++) {
+    found.links += (uint64_t)comm->links[i]->linked;
+  }
   pthread_mutex_unlock(&locked->mutex);
   return PITH_STRUCT_WRITE(pith_stats, &found, stats);
 }
@@ -322,10 +338,11 @@ void pith_comm_destroy(pith_comm *comm) {
   pith_kept_error error;
   pith__error_keep(&error);
   pith__comm_stop_thread(comm);
+  pith__comm_close_door(comm);
   pith__comm_lock(comm);
   if (comm->failed == PITH_OK) {
-    for (int p = 0; p < comm->ranks; p++) {
-      pith__link_notice(&comm->link[p], PITH_FRAME_GOODBYE, "");
+    for (int i = 0; i < comm->link_count; i++) {
+      pith__link_notice(comm->links[i], PITH_FRAME_GOODBYE, "");
     }
   }
   pith__comm_flush(comm, (comm->failed == PITH_OK ? pith__now() : comm->failed_at) + 1.0);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The internals of a comm: links that frame messages over transports, operations that run schedules over links.
  *
@@ -7,7 +8,9 @@
  *   link.c        messages of one peer: sends them; link_receive.c checks headers and matches receives
  *   sleep.c       what a driver does while nothing moves
  *   failure.c     failing, time-outs
- *   comm.c        create, split, abort, destroy; join.c links the ranks
+ *   comm.c        create, split, abort, destroy
+ *   join.c        where the ranks are, and the links that are there from the start
+ *   door.c        links that are made later, and a look at them while nothing runs
  *   small.c       small allreduces of one host, without a schedule
  *   descriptors.c descriptors of memory, from rank to rank of one host
  *   trace.c       PITH_TRACE
@@ -131,7 +134,8 @@ typedef struct pith_spec_text {
 typedef struct pith_link {
   pith_comm *comm;
   int peer;
-  pith_transport *transport; /* NULL for the own rank */
+  pith_transport *transport; /* which will reach it, or does; NULL for the own rank */
+  int asked, linked;         /* we want it to be established; it is */
   int remote;                /* the peer is on another host, as far as we know */
   int checked;               /* payloads have a checksum: they may cross a network, and nothing else protects them */
   int left;                  /* said goodbye, or is gone */
@@ -158,6 +162,12 @@ typedef struct pith_link {
 
 #define PITH_TRANSPORTS_MOST 2
 
+/* Where to find the addresses for one kind of transport. */
+typedef struct pith_directory_of {
+  const pith_records *records;
+  int kind;
+} pith_directory_of;
+
 struct pith_comm {
   unsigned made_in; /* which process: base/forked.h; in children the comm can only be destroyed */
   int rank, ranks;
@@ -173,7 +183,13 @@ struct pith_comm {
   pith_codec *entries; /* sparse and without loss */
   pith_transport *transport[PITH_TRANSPORTS_MOST];
   int transports;
-  pith_link *link;
+  pith_records records;                    /* the addresses of all ranks */
+  pith_directory_of directory[PITH_KINDS]; /* for the transports */
+  uint8_t *kind;                           /* of every rank: by which kind of transport it is reached */
+  pith_transport *by_kind[PITH_KINDS];
+  pith_link **link;  /* of every rank; NULL: nothing was sent or received yet */
+  pith_link **links; /* those that are not NULL, by rank */
+  int link_count;
   pith_spec_text specs[PITH_SPECS_MOST]; /* what peers have told */
   int spec_count;
   uint64_t sequence; /* of the last collective */
@@ -196,16 +212,29 @@ struct pith_comm {
   int driving, waiters; /* a thread drives; threads wait */
   pthread_t thread;
   int thread_started, closing;
+  pthread_t door;              /* the thread of door.c */
+  int door_started, door_wake; /* door_wake: an eventfd that ends its sleep */
+  int closing_door;
+  int asking;      /* links that were asked for and are not established */
+  int watching;    /* the door's thread sleeps on the links, too: nothing runs */
+  unsigned drives; /* how often a thread began to drive */
   int spin, yield; /* turns without progress before we sleep (0: not chosen yet), and between two that leave the core to
                       others */
   uint64_t moved_bytes;  /* in both directions */
   long nap;              /* nanoseconds that we last let bytes gather, where they trickle in; 0: they do not */
   long displaced;        /* how often the system had given the driver's core to another thread when it last looked */
+  int is_networked;      /* some link leads to another host */
   int networked, modest; /* some ranks are elsewhere; sleeps during which we hardly spin, since the core is wanted */
   int wake;              /* an eventfd that ends the driver's sleep */
   pith_stats stats;
   pith_traffic traffic[PITH_OP_KINDS];
 };
+
+/* Whether a rank is on another host, as far as we know. */
+static inline int pith__is_remote(const pith_comm *comm, int peer) {
+  const pith_layout *hosts = comm->chooser.hosts;
+  return comm->kind[peer] == PITH_KIND_NETWORK && hosts->host[peer] != hosts->host[comm->rank];
+}
 
 /* ---- comm.c ------------------------------------------------------------------------------------------------------ */
 
@@ -217,13 +246,32 @@ void pith__traffic_add(pith_traffic *sum, const pith_traffic *traffic, double sh
 
 /* ---- join.c ------------------------------------------------------------------------------------------------------ */
 
-/* How the address records of all ranks are exchanged: at the rendezvous, or over the parent of a split. */
-typedef pith_status (*pith_exchange_fn)(void *how, const pith_address_record *mine, pith_address_record *all,
+/* How the address records of all ranks are exchanged: at the rendezvous, or over the parent of a split. On success the
+ * records must be freed. */
+typedef pith_status (*pith_exchange_fn)(void *how, const pith_address_record *mine, pith_records *all,
                                         pith_link_key *key);
 
-/* Links the comm with all its peers, and lays out its hosts. If that fails, the peers that are linked already are told
- * why. */
+/* Finds out where all ranks are, lays out their hosts, and links the comm with all peers of a small group, or else with
+ * its neighbours. If that fails, the peers that are linked already are told why. */
 pith_status pith__comm_join(pith_comm *comm, pith_exchange_fn exchange, void *how);
+
+/* Whether two ranks are linked from the start in a group that is too large to link all. */
+int pith__are_neighbours(int a, int b, int ranks);
+
+/* What the transports have linked since this was last asked. */
+void pith__comm_note_linked(pith_comm *comm);
+
+/* ---- door.c ------------------------------------------------------------------------------------------------------ */
+
+/* Starts the door's thread if links can still be made; ends it, without the mutex. */
+pith_status pith__comm_open_door(pith_comm *comm);
+void pith__comm_close_door(pith_comm *comm);
+
+/* Wants the link to be established. */
+void pith__link_ask(pith_link *link);
+
+/* A thread begins to drive: the door leaves the links to it. */
+void pith__comm_leave_watch(pith_comm *comm);
 
 /* ---- small.c ----------------------------------------------------------------------------------------------------- */
 
@@ -275,6 +323,10 @@ typedef struct pith_early_bounds {
 } pith_early_bounds;
 extern pith_early_bounds pith__early_bounds;
 
+/* The link with a peer, which is made if there is none yet; NULL: there was no memory, and the comm failed. */
+pith_link *pith__link_have(pith_comm *comm, int peer);
+/* It is established. */
+void pith__link_up(pith_link *link);
 void pith__link_send(pith_link *link, pith_operation *op, uint32_t task);
 void pith__link_receive(pith_link *link, pith_operation *op, uint32_t task);
 /* From whichever rank sends first: the task's peer is PITH_ANY_RANK until then. */
@@ -287,6 +339,8 @@ void pith__link_notice(pith_link *link, pith_frame_kind kind, const char *text);
 void pith__link_sign(pith_link *link);
 /* Moves what can be moved now; whether that was anything. */
 int pith__link_progress(pith_link *link);
+/* Whether a receive waits for this peer, and not for whichever comes first. */
+int pith__link_awaits_it(const pith_link *link);
 /* Whether an operation needs the peer. */
 int pith__link_is_awaited(const pith_link *link);
 /* Only sends, for notices in the end; whether there is more to send. */
@@ -336,6 +390,8 @@ pith_status pith__all_to_all_of(pith_comm *comm, pith_cspan src, const size_t *s
 
 /* The mutex, for all but the driver, which holds it most of the time. */
 void pith__comm_lock(pith_comm *comm);
+/* Whether operations are in flight. */
+int pith__comm_has_work(const pith_comm *comm);
 /* Ends the driver's sleep, if there is one. */
 void pith__comm_wake(pith_comm *comm);
 /* Drives until the operation is done; if that is interrupted, the comm fails. Called with the mutex held. */
@@ -352,8 +408,8 @@ void pith__comm_flush(pith_comm *comm, double end);
 static inline void pith__running_add(pith_comm *comm, pith_operation *op) {
   *comm->running_end = op;
   comm->running_end = &op->next;
-  for (int p = 0; p < comm->ranks && comm->failed == PITH_OK; p++) {
-    pith__link_check_early(&comm->link[p], op);
+  for (int i = 0; i < comm->link_count && comm->failed == PITH_OK; i++) {
+    pith__link_check_early(comm->links[i], op);
   }
 }
 
@@ -366,6 +422,11 @@ pith_status pith__operation_conclude(pith_operation *op);
 void pith__comm_begin_spin(pith_comm *comm);
 /* How many turns without progress are worth it now. */
 int pith__comm_spin_turns(const pith_comm *comm);
+/* What wakes those who wait for a link, at most `most`; returns how many. There are never more than …_most says. */
+int pith__comm_link_descriptors(pith_comm *comm, struct pollfd *fds, int most);
+static inline int pith__comm_descriptors_most(const pith_comm *comm) {
+  return comm->transports + 2 * comm->link_count; /* one of a transport's own, and two for each peer */
+}
 /* Sleeps until something happens, at most a while: the time-out is looked at then. */
 void pith__comm_sleep(pith_comm *comm);
 /* A turn moved so many bytes and computed nothing: waits a moment where more of them should gather. */

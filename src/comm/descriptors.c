@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Descriptors from rank to rank of one host, for memory that only those who get it can map. Each rank listens at a Unix
  * socket, whose random name goes to the others over the comm, and sends every other rank its descriptor there. Nobody

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Running operations: they are handed to the comm here, their tasks started, bytes moved and work done until all are
  * finished, and their callers get the answer.
@@ -64,16 +65,23 @@ void pith__comm_wake(pith_comm *comm) {
 
 static void make_ready(pith_operation *op, uint32_t number) {
   pith_task *task = &op->job.schedule.task[number];
+  pith_link *link;
   task->started = 1;
   switch (task->kind) {
     case PITH_TASK_SEND:
-      pith__link_send(&op->comm->link[task->peer], op, number);
+      link = pith__link_have(op->comm, task->peer);
+      if (link) {
+        pith__link_send(link, op, number);
+      }
       break;
     case PITH_TASK_RECEIVE:
       if (task->peer == PITH_ANY_RANK) {
         pith__link_receive_any(op->comm, op, number);
       } else {
-        pith__link_receive(&op->comm->link[task->peer], op, number);
+        link = pith__link_have(op->comm, task->peer);
+        if (link) {
+          pith__link_receive(link, op, number);
+        }
       }
       break;
     case PITH_TASK_WORK:
@@ -166,8 +174,8 @@ static int work_once(pith_comm *comm) {
 /* *worked: something was computed. */
 static int take_turn(pith_comm *comm, int *worked) {
   int moved = 0;
-  for (int p = 0; p < comm->ranks && comm->failed == PITH_OK; p++) {
-    moved |= pith__link_progress(&comm->link[p]);
+  for (int i = 0; i < comm->link_count && comm->failed == PITH_OK; i++) {
+    moved |= pith__link_progress(comm->links[i]);
   }
   if (++comm->turns % TURNS_TO_CHECK == 0 && comm->failed == PITH_OK) {
     pith__comm_check_time(comm); /* others may keep us busy while one lets us wait */
@@ -180,7 +188,7 @@ static int is_over(const pith_comm *comm, const pith_operation *op) {
   return op ? op->done : comm->closing || comm->waiters > 0;
 }
 
-static int has_work(const pith_comm *comm) {
+int pith__comm_has_work(const pith_comm *comm) {
   for (const pith_operation *op = comm->running; op; op = op->next) {
     if (!op->done) {
       return 1;
@@ -223,8 +231,10 @@ static void wait_for_change(pith_comm *comm) {
 static int drive(pith_comm *comm, const pith_operation *op) {
   int idle = 0;
   comm->driving = 1;
+  comm->drives++;
+  pith__comm_leave_watch(comm);
   pith__comm_begin_spin(comm);
-  while (!is_over(comm, op) && (op || has_work(comm))) {
+  while (!is_over(comm, op) && (op || pith__comm_has_work(comm))) {
     yield_lock(comm);
     if (op && is_interrupted(comm)) {
       break;
@@ -289,7 +299,7 @@ static void *run_in_background(void *argument) {
   pith_comm *comm = argument;
   pthread_mutex_lock(&comm->mutex);
   while (!comm->closing) {
-    if (comm->driving || comm->waiters || !has_work(comm)) {
+    if (comm->driving || comm->waiters || !pith__comm_has_work(comm)) {
       pthread_cond_wait(&comm->changed, &comm->mutex);
     } else {
       drive(comm, NULL);
@@ -320,8 +330,8 @@ void pith__comm_stop_thread(pith_comm *comm) {
 void pith__comm_flush(pith_comm *comm, double end) {
   for (int more = 1; more && pith__now() < end; sched_yield()) {
     more = 0;
-    for (int p = 0; p < comm->ranks; p++) {
-      more |= pith__link_flush(&comm->link[p]);
+    for (int i = 0; i < comm->link_count; i++) {
+      more |= pith__link_flush(comm->links[i]);
     }
   }
 }

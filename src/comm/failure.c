@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How a comm fails: what was noticed anywhere ends all its operations, and what is noticed here is that peers let us
  * wait for too long, or that their hosts are gone. */
 #include <stdarg.h>
@@ -19,8 +20,8 @@ int pith__comm_fail(pith_comm *comm, pith_status status, const char *format, ...
   comm->failed_at = pith__now();
   PITH_LOG_(comm->is_watch ? PITH_LOG_INFO_ : PITH_LOG_WARN_, "rank %d: %s: %s", comm->rank, pith_status_string(status),
             comm->failure);
-  for (int p = 0; p < comm->ranks; p++) {
-    pith__link_fail(&comm->link[p], comm->failure);
+  for (int i = 0; i < comm->link_count; i++) {
+    pith__link_fail(comm->links[i], comm->failure);
   }
   for (pith_operation *op = comm->running; op; op = op->next) {
     if (!op->done) {
@@ -56,10 +57,10 @@ static double waited_for(pith_link *link, double now) {
 /* Names the peers that let us wait for too long; `silent`: only those of which we have heard nothing. */
 static size_t name_missing(const pith_comm *comm, int silent, double now, char *text, size_t size) {
   size_t used = 0;
-  for (int p = 0; p < comm->ranks && used + 24 < size; p++) {
-    pith_link *link = &comm->link[p];
+  for (int i = 0; i < comm->link_count && used + 24 < size; i++) {
+    pith_link *link = comm->links[i];
     if (waited_for(link, now) > comm->settings.timeout && !(silent && !is_silent(link, now))) {
-      used += (size_t)snprintf(text + used, size - used, "%srank %d", used ? ", " : "", p);
+      used += (size_t)snprintf(text + used, size - used, "%srank %d", used ? ", " : "", link->peer);
     }
   }
   return used;
@@ -78,15 +79,15 @@ static void check_hosts(pith_comm *comm, double now) {
     return;
   }
   int is_late = now - comm->last_look > liveness / 2; /* or we were stopped ourselves: the time begins again */
-  for (int p = 0; p < comm->ranks; p++) {
-    pith_link *link = &comm->link[p];
-    const pith_transport_ops *ops = link->transport ? link->transport->ops : NULL;
-    int is_unanswered = ops && ops->is_unanswered && !link->left && ops->is_unanswered(link->transport, p);
+  for (int i = 0; i < comm->link_count; i++) {
+    pith_link *link = comm->links[i];
+    const pith_transport_ops *ops = link->linked ? link->transport->ops : NULL;
+    int is_unanswered = ops && ops->is_unanswered && !link->left && ops->is_unanswered(link->transport, link->peer);
     link->unanswered = !is_unanswered ? 0 : link->unanswered == 0 || is_late ? now : link->unanswered;
     if (is_unanswered && now - link->unanswered > liveness * (1 - 3.0 / LOOKS)) {
       pith__comm_fail(comm, PITH_ERR_PEER,
                       "rank %d is gone (seen by rank %d): its host has not answered for %.1f s (PITH_LIVENESS is %g s)",
-                      p, comm->rank, now - link->unanswered, liveness);
+                      link->peer, comm->rank, now - link->unanswered, liveness);
       return;
     }
   }
@@ -95,29 +96,51 @@ static void check_hosts(pith_comm *comm, double now) {
 
 /* ---- Time-outs, in all ------------------------------------------------------------------------------------------- */
 
-/* A peer that says that it waits, too, will tell us for whom: it gets a little longer. */
+/* Why a peer that lets us wait has no link with us yet, if that is known. */
+static void name_trouble(const pith_comm *comm, char *text, size_t size) {
+  *text = 0;
+  for (int i = 0; i < comm->link_count && !*text; i++) {
+    const pith_link *link = comm->links[i];
+    if (link->asked && !link->linked && link->transport->ops->trouble && pith__link_is_awaited(link)) {
+      char why[192];
+      link->transport->ops->trouble(link->transport, link->peer, why, sizeof why);
+      snprintf(text, size, "; rank %d has no connection with rank %d%s%s", comm->rank, link->peer, *why ? " " : "",
+               why);
+    }
+  }
+}
+
+/* A peer that says that it waits, too, will tell us for whom: it gets a little longer. One that we wait for and have no
+ * link with cannot say so: then we make one. */
 void pith__comm_check_time(pith_comm *comm) {
   double now = pith__now(), longest = 0, overdue = 0;
   check_hosts(comm, now);
-  for (int p = 0; p < comm->ranks; p++) {
-    pith_link *link = &comm->link[p];
+  for (int i = 0; i < comm->link_count && comm->failed == PITH_OK; i++) {
+    pith_link *link = comm->links[i];
+    if (!link->linked && !link->asked && waited_for(link, now) > patience(comm) && pith__link_awaits_it(link)) {
+      pith__link_ask(link);
+    }
     double waited = waited_for(link, now), late = waited - (is_silent(link, now) ? 0 : 2 * patience(comm));
     longest = waited > longest ? waited : longest;
     overdue = late > overdue ? late : overdue;
   }
+  if (comm->failed != PITH_OK) {
+    return;
+  }
   if (overdue > comm->settings.timeout) {
-    char missing[256] = "";
+    char missing[256] = "", trouble[256];
     if (!name_missing(comm, 1, now, missing, sizeof missing)) {
       name_missing(comm, 0, now, missing, sizeof missing);
     }
+    name_trouble(comm, trouble, sizeof trouble);
     pith__comm_fail(
         comm, PITH_ERR_TIMEOUT,
-        "Timed out waiting %.1f s for %s without a sign of life, seen by rank %d (a timeout of %g s, set by %s)",
-        longest, missing, comm->rank, comm->settings.timeout, comm->settings.timeout_from);
+        "Timed out waiting %.1f s for %s without a sign of life, seen by rank %d (a timeout of %g s, set by %s)%s",
+        longest, missing, comm->rank, comm->settings.timeout, comm->settings.timeout_from, trouble);
   } else if (longest > patience(comm) && now - comm->last_sign > patience(comm)) {
     comm->last_sign = now;
-    for (int p = 0; p < comm->ranks; p++) {
-      pith__link_sign(&comm->link[p]);
+    for (int i = 0; i < comm->link_count; i++) {
+      pith__link_sign(comm->links[i]);
     }
   }
 }

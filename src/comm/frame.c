@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The checksums of messages: docs/format.md, "Messages". */
 #include <string.h>
 

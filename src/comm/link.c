@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A link: the messages to and from one peer, over whatever transport reaches it. Here is what drives it, what ends it,
  * and how it sends: a queue of messages, each a header of 128 bytes and a payload, of which the transport takes the
@@ -8,6 +9,49 @@
 #include <string.h>
 
 #include "base/copy.h"
+
+/* ---- Its life ---------------------------------------------------------------------------------------------------- */
+
+pith_link *pith__link_have(pith_comm *comm, int peer) {
+  pith_link *link = comm->link[peer];
+  if (link) {
+    return link;
+  }
+  link = calloc(1, sizeof *link);
+  if (!link) {
+    pith__comm_fail(comm, PITH_ERR_MEMORY, "rank %d: no memory for a link with rank %d", comm->rank, peer);
+    return NULL;
+  }
+  *link = (pith_link){.comm = comm, .peer = peer, .moved = 1}; /* a wait begins now */
+  link->transport = peer == comm->rank ? NULL : comm->by_kind[comm->kind[peer]];
+  link->remote = pith__is_remote(comm, peer);
+  link->out_end = &link->out;
+  link->posted_end = &link->posted;
+  link->early_end = &link->early;
+  int at = comm->link_count++;
+  while (at > 0 && comm->links[at - 1]->peer > peer) {
+    comm->links[at] = comm->links[at - 1];
+    at--;
+  }
+  comm->links[at] = link;
+  comm->link[peer] = link;
+  return link;
+}
+
+/* Payloads have a checksum unless bytes stay on this host for sure. That both call their host the same is not enough:
+ * machines that were cloned do, too. Ranks that are connected by a loopback address cannot be on two hosts, unless a
+ * tunnel joins them: hence both. A transport that does not tell finds damage itself, and so does TLS. */
+void pith__link_up(pith_link *link) {
+  const pith_comm *comm = link->comm;
+  const pith_transport_ops *ops = link->transport->ops;
+  int stays_here = !link->remote && (!ops->is_loopback || ops->is_loopback(link->transport, link->peer));
+  link->checked = comm->kind[link->peer] == PITH_KIND_NETWORK && comm->settings.tls.mode == PITH_TLS_OFF && !stays_here;
+  link->linked = 1;
+  link->comm->asking -= link->asked;
+  for (pith_outgoing *m = link->checked ? link->out : NULL; m; m = m->next) { /* sealed before that was known */
+    pith__frame_seal(&m->frame, m->payload, 1);
+  }
+}
 
 /* ---- Sending ----------------------------------------------------------------------------------------------------- */
 
@@ -21,7 +65,8 @@ static void enqueue(pith_link *link, pith_outgoing *message) {
 
 static pith_outgoing *queue_notice(pith_link *link, pith_frame_kind kind, const char *text) {
   size_t length = strnlen(text, PITH_NOTICE_MOST);
-  pith_outgoing *message = link->transport && !link->left ? malloc(sizeof *message) : NULL;
+  pith_outgoing *message =
+      link->transport && !link->left && (link->linked || kind == PITH_FRAME_SPEC) ? malloc(sizeof *message) : NULL;
   char *copy = message ? malloc(length + 1) : NULL;
   if (!copy) {
     free(message);
@@ -81,6 +126,9 @@ void pith__link_send(pith_link *link, pith_operation *op, uint32_t number) {
   message->frame.length = task->piece->size;
   pith__frame_seal(&message->frame, message->payload, link->checked);
   enqueue(link, message);
+  if (!link->linked) {
+    pith__link_ask(link);
+  }
 }
 
 void pith__link_sign(pith_link *link) {
@@ -88,7 +136,7 @@ void pith__link_sign(pith_link *link) {
   while (op && (op->done || op->frame.operation == PITH_OP_POINT)) {
     op = op->next;
   }
-  if (!link->transport || link->left || link->out) {
+  if (!link->linked || link->left || link->out) {
     return; /* a peer that takes nothing needs no more messages */
   }
   if (op) {
@@ -205,7 +253,11 @@ static void queue_copy(pith_link *link, const pith_outgoing *message) {
     pith__comm_fail(link->comm, PITH_ERR_MEMORY, "rank %d: no memory to send a message", link->comm->rank);
     return;
   }
+  pith__link_begin_wait(link);
   enqueue(link, rest);
+  if (!link->linked) {
+    pith__link_ask(link);
+  }
 }
 
 void pith__link_send_now(pith_link *link, const pith_frame *sealed, const void *payload) {
@@ -218,7 +270,7 @@ void pith__link_send_now(pith_link *link, const pith_frame *sealed, const void *
   }
   struct iovec pieces[2] = {{(void *)(uintptr_t)sealed, sizeof *sealed},
                             {(void *)(uintptr_t)payload, (size_t)sealed->length}};
-  if (!link->out && !link->broken && !link->left &&
+  if (!link->out && link->linked && !link->broken && !link->left &&
       link->transport->ops->send(link->transport, link->peer, pieces, 2, &done) != PITH_OK) {
     link->broken = 1;
   }
@@ -250,8 +302,17 @@ int pith__link_is_awaited(const pith_link *link) {
   return link->posted || link->match || message;
 }
 
+int pith__link_awaits_it(const pith_link *link) {
+  for (const pith_posted *posted = link->posted; posted; posted = posted->next) {
+    if (posted->operation->job.schedule.task[posted->task].peer != PITH_ANY_RANK) {
+      return 1;
+    }
+  }
+  return 0;
+}
+
 int pith__link_progress(pith_link *link) {
-  if (!link->transport) {
+  if (!link->linked) {
     return 0;
   }
   size_t moved = link->out && !link->left && !link->broken ? push(link) : 0;
@@ -275,7 +336,7 @@ int pith__link_progress(pith_link *link) {
 }
 
 int pith__link_flush(pith_link *link) {
-  if (!link->transport || !link->out || link->left) {
+  if (!link->linked || !link->out || link->left) {
     return 0;
   }
   push(link);

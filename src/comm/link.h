@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What link.c, which sends and drives, and link_receive.c share.
  * What other files use of links is in comm.h.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Receiving over a link. Headers are checked before anything else: a peer that is in another operation, or in the same
  * one with another size, type, spec, layer, step or seed, is an error that says what each of the two is doing. A
@@ -43,7 +44,8 @@ static void settle_source(pith_link *link, pith_operation *op, uint32_t number) 
     return;
   }
   op->job.schedule.task[number].peer = link->peer;
-  for (pith_link *each = link->comm->link; each < link->comm->link + link->comm->ranks; each++) {
+  for (int i = 0; i < link->comm->link_count; i++) {
+    pith_link *each = link->comm->links[i];
     pith_posted **at = &each->posted;
     while (*at && (*at)->operation != op) {
       at = &(*at)->next;
@@ -411,9 +413,11 @@ void pith__link_receive(pith_link *link, pith_operation *op, uint32_t number) {
   }
 }
 
+/* Also from ranks with which there is no link yet. */
 void pith__link_receive_any(pith_comm *comm, pith_operation *op, uint32_t number) {
   for (int p = 0, found = 0; p < comm->ranks && comm->failed == PITH_OK && !found; p++) {
-    found = comm->link[p].transport ? post_receive(&comm->link[p], op, number) : 0;
+    pith_link *link = p == comm->rank ? NULL : pith__link_have(comm, p);
+    found = link ? post_receive(link, op, number) : 0;
   }
 }
 
@@ -439,11 +443,12 @@ void pith__link_check_early(pith_link *link, const pith_operation *op) {
 /* ---- The end ----------------------------------------------------------------------------------------------------- */
 
 void pith__link_release_any(pith_link *link) {
-  int others = 0;
-  for (int p = 0; p < link->comm->ranks; p++) {
-    const pith_link *other = &link->comm->link[p];
-    others += other != link && other->transport && !other->left;
+  const pith_comm *comm = link->comm;
+  int others = comm->ranks - 1 - comm->link_count; /* those without a link are there, as far as we know */
+  for (int i = 0; i < comm->link_count; i++) {
+    others += comm->links[i] != link && !comm->links[i]->left;
   }
+  others += comm->link[comm->rank] != NULL; /* which is none */
   for (pith_posted **at = &link->posted; others && *at;) {
     if ((*at)->operation->job.schedule.task[(*at)->task].peer == PITH_ANY_RANK) {
       free_posted(link, unlink_posted(link, at));

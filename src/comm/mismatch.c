@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Ranks that disagree: in what, in words, and with both specs. */
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The public operations: arguments are checked, a schedule is written, and the operation goes to the comm. */
 #include <stdlib.h>
 #include <string.h>

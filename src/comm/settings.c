@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Reads the settings of a comm, and answers what can be asked of them without one. */
 #include "comm/settings.h"
 
@@ -11,6 +12,7 @@
 #define DEFAULT_PORT 29499
 #define DEFAULT_TIMEOUT 300.0
 #define DEFAULT_LIVENESS 15.0
+#define DEFAULT_EAGER 16
 #define DEFAULT_CHUNK ((size_t)512 << 10)
 
 static const char *text_of(const char *given, const char *variable, const char *otherwise) {
@@ -108,6 +110,8 @@ pith_status pith__settings_read(const pith_config *config, pith_settings *s) {
   s->inside = text_of(c.inside, "PITH_INSIDE", "none");
   s->connections = c.connections ? c.connections : pith__getenv_number(pith__getenv, "PITH_CONNECTIONS");
   s->connections = s->connections > 0 ? s->connections : 0;
+  s->eager = c.eager ? c.eager : pith__getenv_number(pith__getenv, "PITH_EAGER");
+  s->eager = s->eager > 0 ? s->eager : DEFAULT_EAGER;
   PITH_TRY(pith__algorithm_parse(text_of(c.algorithm, "PITH_ALGO", "auto"), &s->algorithm));
   return c.id ? use_id(c.id, s) : PITH_OK;
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a comm is made from: the caller's config, else the variables of the environment, else the launcher's, else a
  * default.
@@ -19,7 +20,7 @@ typedef struct pith_settings {
   pith_id_content id; /* if the config has one */
   const char *transport, *interface, *host_id, *inside;
   pith_algorithm algorithm;
-  int connections, threads;
+  int connections, threads, eager;
   size_t chunk;
   double timeout, liveness; /* liveness: seconds a host may not answer */
   const char *timeout_from; /* what set it, for messages */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a driver does while nothing moves.
  *
@@ -37,16 +38,16 @@
 /* How patient to be; found out once. */
 static void choose_spin(pith_comm *comm) {
   cpu_set_t cores;
-  int here = 1;
+  int here = 0;
   for (int p = 0; p < comm->ranks; p++) {
-    here += comm->link[p].transport && !comm->link[p].remote;
+    here += !pith__is_remote(comm, p);
   }
   int is_crowded = sched_getaffinity(0, sizeof cores, &cores) != 0 || here > CPU_COUNT(&cores);
   int is_local = here == comm->ranks;
   comm->networked = !is_local;
   comm->spin = is_local && !is_crowded ? SPIN_TURNS_OWN
                : is_local              ? SPIN_TURNS
-                                       : SPIN_CALLS / comm->ranks + SPIN_TURNS_FEW;
+                                       : SPIN_CALLS / (comm->link_count + 1) + SPIN_TURNS_FEW;
   comm->yield = is_crowded ? 1 : YIELD_TURNS; /* the system may have put two ranks on one core all the same */
 }
 
@@ -92,14 +93,15 @@ static void note_vain_spin(pith_comm *comm) {
 /* ---- Sleeping -----------------------------------------------------------------------------------------------------
  */
 
-static int collect_descriptors(pith_comm *comm, struct pollfd *fds, int most) {
+int pith__comm_link_descriptors(pith_comm *comm, struct pollfd *fds, int most) {
   uint8_t sending[comm->ranks];
-  int count = 1;
-  fds[0] = (struct pollfd){.fd = comm->wake, .events = POLLIN};
+  int count = 0;
   for (int t = 0; t < comm->transports; t++) {
     pith_transport *transport = comm->transport[t];
-    for (int p = 0; p < comm->ranks; p++) {
-      sending[p] = comm->link[p].transport == transport && comm->link[p].out != NULL;
+    memset(sending, 0, sizeof sending);
+    for (int i = 0; i < comm->link_count; i++) {
+      const pith_link *link = comm->links[i];
+      sending[link->peer] = link->linked && link->transport == transport && link->out != NULL;
     }
     count += transport->ops->descriptors(transport, sending, fds + count, most - count);
   }
@@ -116,9 +118,13 @@ static void clear_wake(const pith_comm *comm) {
 
 void pith__comm_sleep(pith_comm *comm) {
   note_vain_spin(comm);
-  int most = 1 + comm->transports * (1 + 2 * comm->ranks); /* one of a transport's own, and two for each peer */
+  int most = 1 + pith__comm_descriptors_most(comm);
   PITH_FREED struct pollfd *fds = malloc((size_t)most * sizeof *fds);
-  int count = fds ? collect_descriptors(comm, fds, most) : 0, is_something = 0;
+  int count = 0, is_something = 0;
+  if (fds) {
+    fds[0] = (struct pollfd){.fd = comm->wake, .events = POLLIN};
+    count = 1 + pith__comm_link_descriptors(comm, fds + 1, most - 1);
+  }
   int must_poll = !fds; /* without memory we cannot know what to wait for */
   for (int t = 0; t < comm->transports; t++) {
     is_something |= comm->transport[t]->ops->sleep(comm->transport[t], 1);
@@ -140,8 +146,8 @@ void pith__comm_sleep(pith_comm *comm) {
 }
 
 static int is_sending(const pith_comm *comm) {
-  for (int p = 0; p < comm->ranks; p++) {
-    if (comm->link[p].out) {
+  for (int i = 0; i < comm->link_count; i++) {
+    if (comm->links[i]->out && comm->links[i]->linked) {
       return 1;
     }
   }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Small allreduces of one host: a scalar loss, a norm, a flag. Writing, running and forgetting a schedule would take
  * longer than the messages. Here the messages of the schedule's one step (add_short_allreduce of allreduce.c) are sent
@@ -92,10 +93,16 @@ static pith_status run(pith_comm *comm, small *b, pith_cspan src, size_t bytes) 
   pith__running_add(comm, &b->op);
   if (comm->failed == PITH_OK) {
     for (int step = 1; step < comm->ranks; step++) {
-      pith__link_send_now(&comm->link[(comm->rank + step) % comm->ranks], &b->op.frame, src.data);
+      pith_link *link = pith__link_have(comm, (comm->rank + step) % comm->ranks);
+      if (link) {
+        pith__link_send_now(link, &b->op.frame, src.data);
+      }
     }
     for (uint32_t t = 0; t < b->op.job.schedule.tasks; t++) {
-      pith__link_receive(&comm->link[b->task[t].peer], &b->op, t);
+      pith_link *link = pith__link_have(comm, b->task[t].peer);
+      if (link) {
+        pith__link_receive(link, &b->op, t);
+      }
     }
     pith__comm_drive(comm, &b->op);
   }

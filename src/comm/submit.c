@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* From arguments to an operation: operations.c checks what is its own and writes the schedule, here is what all of them
  * share. drive.c runs it. */
 #include "comm/comm.h"
@@ -119,13 +120,9 @@ void pith__operation_release(pith_operation *op) {
   free(op); /* the request it is the only member of */
 }
 
-/* Either all ranks have a link over a network, or none: they agree. */
+/* All ranks agree whether some of them are elsewhere. */
 static size_t message_of(const pith_comm *comm, size_t bytes) {
-  int is_networked = 0;
-  for (int p = 0; p < comm->ranks && !is_networked; p++) {
-    is_networked = comm->link[p].transport && comm->link[p].remote;
-  }
-  return pith__message_size(is_networked, bytes, comm->ranks, comm->settings.chunk);
+  return pith__message_size(comm->is_networked, bytes, comm->ranks, comm->settings.chunk);
 }
 
 pith_status pith__operation_make(pith_comm *comm, pith_operation_kind kind, pith_cspan src, pith_span dst,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * PITH_TRACE=FILE: what every rank does when, for chrome://tracing or ui.perfetto.dev. %r is the rank, %h the host, %p
  * the process; without %r or %p each rank adds its number to the name. Costs nothing when it is off. Events are written

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Buckets: scatter, reduce, gather for an exchange that others make. The parts of a layer go to ranks in turn, starting
  * at a rank that follows from the layer's number: small layers do not all fall to rank 0, and who owns what does not
@@ -109,7 +110,7 @@ static pith_status sum_piece(const pith_bucket *b, const void *const *src, const
     pith_ctx ctx = pith__bucket_ctx(b, step, index, pith__bucket_name(b, p), r.first);
     if (pith__bucket_sums_as_is(b, index, p)) {
       pith_apply apply = p ? PITH_APPLY_ADD : PITH_APPLY_SET;
-      pith__memory_sum_own(l->codec, l->state, values_at(src[index], l, r), b->sum, apply, &ctx);
+      PITH_TRY(pith__memory_sum_own(l->codec, l->state, values_at(src[index], l, r), b->sum, apply, &ctx));
       continue;
     }
     pith_bytes in = {received + (size_t)p * b->bytes[b->rank] + at, pith__bucket_piece_bytes(b, index, r)};

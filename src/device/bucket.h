@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Buckets: layers encoded for an exchange that a carrier makes, in main memory and on devices.
  *

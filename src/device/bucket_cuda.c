@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Buckets on a device: the same pieces in the same order as in main memory, all pieces of a step in one call to the
  * kernels. */
 #include <pith/cuda.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * NCCL for the ranks of a comm. NCCL says neither which rank is gone nor, for long, that one is: beside it there is a
  * comm of the carrier's own, on which ranks watch each other (rank_watch.h).
@@ -230,8 +231,8 @@ static pith_status open_inner(comm_nccl *c) {
     PITH_TRY(pith__rank_watch_start(c->comm, &c->watch));
     PITH_TRY(pith_nccl_carrier(c->shared->comm, 0, &inner));
   } else {
-    pith_device_way way = PITH_DEVICE_AUTO;
-    PITH_TRY(pith__device_way(NULL, &way));
+    pith_device_way way, across;
+    PITH_TRY(pith__device_ways(NULL, &way, &across));
     PITH_TRY(pith__device_carrier(c->parent, way, 0, &inner));
   }
   PITH_LOG_INFO("rank %d: gradients of the device travel over %s", c->parent->rank, c->shared ? "NCCL" : "pith");
@@ -271,6 +272,13 @@ static void release(void *self) {
   free(c);
 }
 
+static const pith_carrier functions = {.start = start,
+                                       .wait = wait,
+                                       .interrupted = interrupted,
+                                       .check = check_ranks,
+                                       .abort = abort_ranks,
+                                       .release = release};
+
 const char *pith__comm_nccl_name(const pith_carrier *carrier) {
   const comm_nccl *c = carrier->start == start ? carrier->self : NULL;
   return !c || !c->inner.start ? NULL : c->shared ? "NCCL" : "pith";
@@ -283,22 +291,13 @@ pith_status pith__comm_nccl_carrier(pith_comm *comm, pith_nccl_choice choice, pi
   PITH_REQUIRE(c, PITH_ERR_MEMORY, "no memory for a carrier");
   *c = (comm_nccl){.gpu = gpu, .parent = comm, .choice = choice};
   char text[256];
-  if (gpu->stream_create(&c->stream, text)) {
+  if (stream && gpu->stream_create(&c->stream, text)) {
     free(c);
     return pith_fail(PITH_ERR_SYSTEM, "CUDA: %s", text);
   }
-  *carrier = (pith_carrier){.size = sizeof *carrier,
-                            .name = "pith",
-                            .self = c,
-                            .rank = comm->rank,
-                            .ranks = comm->ranks,
-                            .caps = PITH_CARRIER_THREADS | PITH_CARRIER_CUDA,
-                            .start = start,
-                            .wait = wait,
-                            .interrupted = interrupted,
-                            .check = check_ranks,
-                            .abort = abort_ranks,
-                            .release = release};
-  *stream = c->stream;
+  *carrier = pith__carrier_of(comm, c, &functions);
+  if (stream) {
+    *stream = c->stream;
+  }
   return PITH_OK;
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A carrier for ranks that share a comm and have a CUDA device each: NCCL where all can use it, else the comm
  * (device_carrier.h). */
 #ifndef PITH_DEVICE_COMM_NCCL_H
@@ -12,8 +13,8 @@ typedef enum pith_nccl_choice {
 } pith_nccl_choice;
 
 /* Fills in a carrier for the calling thread's current device. Ranks agree on NCCL at the first exchange, where its
- * communicator is made: one for all carriers of a comm. *stream is for options.stream; the carrier owns it. A rank that
- * dies while NCCL waits for it is an error that names it. */
+ * communicator is made: one for all carriers of a comm. *stream (optional) is for options.stream; the carrier owns it.
+ * A rank that dies while NCCL waits for it is an error that names it. */
 pith_status pith__comm_nccl_carrier(pith_comm *comm, pith_nccl_choice choice, pith_carrier *carrier, void **stream);
 
 /* What it found at its first exchange: "NCCL" or "pith"; NULL before, and for other carriers. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * GPUs: opens the CUDA module, checks what is asked of it, and hands it tasks (cuda_tasks.c).
  *
@@ -94,6 +95,8 @@ pith_status pith_cuda_supports(const pith_codec *codec) {
   const pith_codec_traits *traits = codec->traits;
   PITH_REQUIRE(traits->gpu != PITH_GPU_NO_KERNELS, PITH_ERR_UNSUPPORTED, "%s: there are no CUDA kernels for %s yet",
                codec->spec, codec->ops->name);
+  PITH_REQUIRE(!codec->memory || codec->memory->blend, PITH_ERR_UNSUPPORTED, "%s: GPUs cannot run the memory %s",
+               codec->spec, codec->memory->name);
   PITH_REQUIRE(!codec->transform || codec->transform->gpu_block, PITH_ERR_UNSUPPORTED,
                "%s: there are no CUDA kernels for %s yet", codec->spec, codec->transform->name);
   PITH_REQUIRE(!codec->transform || codec->granule <= PITH_GPU_TILE_MAX, PITH_ERR_UNSUPPORTED,
@@ -194,7 +197,7 @@ static size_t space_of(const pith_cuda_module *gpu, const pith_cuda_item *item) 
     pith_gpu_lowrank task = pith__gpu_lowrank_task(item, 0);
     return gpu->lowrank_space(&task);
   }
-  return 0;
+  return pith__gpu_is_lossless(item->codec) ? PITH_GPU_LOSSLESS_SPACE(item->n) : 0;
 }
 
 /* Of items that the call itself will refuse, nothing. What kernels need comes first, widened memories behind it. */
@@ -262,6 +265,18 @@ static pith_status run_sparse(pith_gpu_batch *b, const pith_cuda_item *items, si
   return pith__gpu_hand_over(b);
 }
 
+static pith_status run_lossless(pith_gpu_batch *b, const pith_cuda_item *items, size_t count, const cuda_call *c) {
+  uint8_t *space = c->workspace;
+  for (size_t i = 0; i < count; space += space_of(b->gpu, &items[i]), i++) {
+    if (items[i].payload && pith__gpu_is_lossless(items[i].codec)) {
+      PITH_TRY(pith__gpu_make_room(b));
+      b->lossless[b->used] = pith__gpu_lossless_task(&items[i]);
+      b->lossless[b->used++].space = space;
+    }
+  }
+  return pith__gpu_hand_over(b);
+}
+
 static pith_status run_lowrank(pith_gpu_batch *b, const pith_cuda_item *items, size_t count, const cuda_call *c) {
   int with_memory = c->what != PITH_GPU_LOWRANK_SET && c->what != PITH_GPU_LOWRANK_ADD;
   uint8_t *space = c->workspace;
@@ -281,6 +296,8 @@ static pith_status run_kinds(const pith_cuda_module *gpu, const pith_cuda_item *
   PITH_TRY(run_blocks(&batch, items, count, c));
   batch.kind = PITH_GPU_SPARSE_TASKS;
   PITH_TRY(run_sparse(&batch, items, count, c));
+  batch.kind = PITH_GPU_LOSSLESS_TASKS;
+  PITH_TRY(run_lossless(&batch, items, count, c));
   batch.kind = PITH_GPU_LOWRANK_TASKS;
   return run_lowrank(&batch, items, count, c);
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The CUDA module for the rest of the folder. */
 #ifndef PITH_DEVICE_CUDA_DEVICE_H
 #define PITH_DEVICE_CUDA_DEVICE_H

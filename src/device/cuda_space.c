@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory of a CUDA device as a space: see cuda_space.h. All work is enqueued on one stream, so that it is in order. */
 #include "device/cuda_space.h"
 

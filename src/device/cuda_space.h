@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory of a CUDA device as a space (src/memory/space.h), and what the stages of a reducer need there. */
 #ifndef PITH_DEVICE_CUDA_SPACE_H
 #define PITH_DEVICE_CUDA_SPACE_H

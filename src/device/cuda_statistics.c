@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Statistics of a gradient where it is, on the device: what src/profile/error_table.c does in main memory, for the same
  * values and the same samples. All of it is enqueued on the reducer's stream behind the gradient, and before anything

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Statistics of gradients in device memory, for the planner: a measurer (src/profile/measure.h). */
 #ifndef PITH_DEVICE_CUDA_STATISTICS_H
 #define PITH_DEVICE_CUDA_STATISTICS_H

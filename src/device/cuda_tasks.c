@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* From codecs to tasks: see cuda_tasks.h. */
 #include "device/cuda_tasks.h"
 
@@ -12,6 +13,7 @@
 int pith__gpu_is_block(const pith_codec *codec) { return codec->traits->gpu == PITH_GPU_BLOCKS; }
 int pith__gpu_is_sparse(const pith_codec *codec) { return codec->traits->gpu == PITH_GPU_SPARSE; }
 int pith__gpu_is_lowrank(const pith_codec *codec) { return codec->traits->gpu == PITH_GPU_LOWRANK; }
+int pith__gpu_is_lossless(const pith_codec *codec) { return codec->traits->gpu == PITH_GPU_LOSSLESS; }
 
 pith_cuda_item pith__gpu_item(const pith_codec *codec, pith_span values, const pith_ctx *ctx) {
   return (pith_cuda_item){.size = sizeof(pith_cuda_item),
@@ -228,6 +230,15 @@ pith_gpu_lowrank pith__gpu_lowrank_task(const pith_cuda_item *item, int memory) 
   return task;
 }
 
+pith_gpu_lossless pith__gpu_lossless_task(const pith_cuda_item *item) {
+  return (pith_gpu_lossless){.values = item->values,
+                             .payload = item->payload,
+                             .size = item->payload_size,
+                             .capacity = pith_codec_bound(item->codec, item->n),
+                             .n = (uint32_t)item->n,
+                             .dtype = (uint8_t)item->dtype};
+}
+
 /* ---- Handing them to the module ---------------------------------------------------------------------------------- */
 
 pith_status pith__gpu_hand_over(pith_gpu_batch *b) {
@@ -263,6 +274,10 @@ pith_status pith__gpu_hand_over(pith_gpu_batch *b) {
       break;
     case PITH_GPU_REDUCE_TASKS:
       failed = gpu->reduce(b->reduce, count, b->stream, text);
+      break;
+    case PITH_GPU_LOSSLESS_TASKS:
+      failed = encode ? gpu->lossless_encode(b->lossless, count, b->stream, text)
+                      : gpu->lossless_decode(b->lossless, count, add, b->stream, text);
   }
   PITH_REQUIRE(!failed, PITH_ERR_SYSTEM, "CUDA: %s", text);
   return PITH_OK;

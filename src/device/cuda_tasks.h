@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a codec's parameters come down to for the CUDA module: plain numbers (kernel/formats.h). The codec's own share
  * of them is told by its traits (codec/traits.h). Items have been checked.
@@ -10,10 +11,11 @@
 #include "codec/codec.h"
 #include "device/cuda_device.h"
 
-/* The three kinds of codecs that have kernels. */
+/* The kinds of codecs that have kernels. */
 int pith__gpu_is_block(const pith_codec *codec);
 int pith__gpu_is_sparse(const pith_codec *codec);
 int pith__gpu_is_lowrank(const pith_codec *codec);
+int pith__gpu_is_lossless(const pith_codec *codec);
 
 /* An item of values, with what a ctx says of them. */
 pith_cuda_item pith__gpu_item(const pith_codec *codec, pith_span values, const pith_ctx *ctx);
@@ -35,9 +37,10 @@ size_t pith__gpu_reducible(const pith_codec *codec, pith_dtype dtype, size_t n);
 size_t pith__gpu_next_reduce(const pith_cuda_item *own, const pith_cuda_item *result, size_t first,
                              pith_gpu_reduce *task);
 
-/* Both without workspace. The memory is left out where it has no part in what is done. */
+/* Without workspace. The memory is left out where it has no part in what is done. */
 pith_gpu_sparse pith__gpu_sparse_task(const pith_cuda_item *item, int memory);
 pith_gpu_lowrank pith__gpu_lowrank_task(const pith_cuda_item *item, int memory);
+pith_gpu_lossless pith__gpu_lossless_task(const pith_cuda_item *item);
 
 /* Likewise, of an item whose memory is packed: from there to f32 values at `wide`, or back. */
 size_t pith__gpu_next_repack(const pith_cuda_item *item, float *wide, int pack, size_t first, pith_repack_task *task);
@@ -57,7 +60,8 @@ typedef struct pith_gpu_batch {
     PITH_GPU_MEAN_TASKS,
     PITH_GPU_OWN_TASKS,
     PITH_GPU_REPACK_TASKS,
-    PITH_GPU_REDUCE_TASKS
+    PITH_GPU_REDUCE_TASKS,
+    PITH_GPU_LOSSLESS_TASKS
   } kind;
   int what; /* of blocks, sparse payloads and low rank: PITH_GPU_LOWRANK_… */
   size_t used;
@@ -69,6 +73,7 @@ typedef struct pith_gpu_batch {
     pith_gpu_own own[PITH_GPU_TASKS];
     pith_repack_task repack[PITH_GPU_TASKS];
     pith_gpu_reduce reduce[PITH_GPU_TASKS];
+    pith_gpu_lossless lossless[PITH_GPU_TASKS];
   };
 } pith_gpu_batch;
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A comm as a carrier of device memory: see device_carrier.h. What ranks find out is the same on all of them. */
 #include "device/device_carrier.h"
 
@@ -11,8 +12,10 @@
 #include "device/ipc_carrier.h"
 #include "device/staged_carrier.h"
 
-static const char *const names[] = {
-    [PITH_DEVICE_AUTO] = "auto", [PITH_DEVICE_IPC] = "ipc", [PITH_DEVICE_STAGED] = "staged"};
+static const char *const names[] = {[PITH_DEVICE_AUTO] = "auto",
+                                    [PITH_DEVICE_IPC] = "ipc",
+                                    [PITH_DEVICE_STAGED] = "staged",
+                                    [PITH_DEVICE_NCCL] = "nccl"};
 
 typedef struct device_carrier {
   pith_comm *parent;
@@ -21,19 +24,40 @@ typedef struct device_carrier {
   pith_carrier inner; /* without functions before the first exchange */
 } device_carrier;
 
-pith_status pith__device_way(const char *name, pith_device_way *way) {
-  const char *variable = getenv("PITH_CUDA_CARRIER"), *wanted = name;
-  if (!name || strcmp(name, names[PITH_DEVICE_AUTO]) == 0) {
-    wanted = variable && *variable ? variable : names[PITH_DEVICE_AUTO];
-  }
-  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-    if (strcmp(wanted, names[i]) == 0) {
+/* One of the names from `first` to `last`. */
+static int find_way(const char *text, size_t size, pith_device_way first, pith_device_way last, pith_device_way *way) {
+  for (size_t i = first; i <= last; i++) {
+    if (strlen(names[i]) == size && memcmp(text, names[i], size) == 0) {
       *way = (pith_device_way)i;
-      return PITH_OK;
+      return 1;
     }
   }
-  return pith_fail(PITH_ERR_ARGUMENT, "there is no carrier \"%s\"%s: auto, ipc or staged", wanted,
-                   wanted == variable ? " (PITH_CUDA_CARRIER)" : "");
+  return 0;
+}
+
+pith_status pith__device_ways(const char *given, pith_device_way *way, pith_device_way *across) {
+  const char *variable = getenv("PITH_CUDA_CARRIER"), *wanted = given;
+  if (!given || strcmp(given, names[PITH_DEVICE_AUTO]) == 0) {
+    wanted = variable && *variable ? variable : names[PITH_DEVICE_AUTO];
+  }
+  size_t size = strcspn(wanted, "/");
+  const char *rest = wanted[size] ? wanted + size + 1 : names[PITH_DEVICE_STAGED];
+  PITH_REQUIRE(find_way(wanted, size, PITH_DEVICE_AUTO, PITH_DEVICE_STAGED, way) &&
+                   find_way(rest, strlen(rest), PITH_DEVICE_STAGED, PITH_DEVICE_NCCL, across),
+               PITH_ERR_ARGUMENT, "there is no carrier \"%s\"%s: auto, ipc or staged, and behind a / staged or nccl",
+               wanted, wanted == variable ? " (PITH_CUDA_CARRIER)" : "");
+  return PITH_OK;
+}
+
+pith_carrier pith__carrier_of(const pith_comm *comm, void *self, const pith_carrier *functions) {
+  pith_carrier made = *functions;
+  made.size = sizeof made;
+  made.name = "pith";
+  made.self = self;
+  made.rank = comm->rank;
+  made.ranks = comm->ranks;
+  made.caps = PITH_CARRIER_THREADS | PITH_CARRIER_CUDA;
+  return made;
 }
 
 static pith_status open_inner(device_carrier *d) {
@@ -95,6 +119,9 @@ static void release(void *self) {
   free(d);
 }
 
+static const pith_carrier functions = {
+    .start = start, .wait = wait, .interrupted = interrupted, .check = check, .abort = give_up, .release = release};
+
 const char *pith__device_carrier_way(const pith_carrier *carrier) {
   const device_carrier *d = carrier->start == start ? carrier->self : NULL;
   return d && d->inner.start ? names[d->way] : NULL;
@@ -106,17 +133,6 @@ pith_status pith__device_carrier(pith_comm *comm, pith_device_way way, int enque
   device_carrier *d = calloc(1, sizeof *d);
   PITH_REQUIRE(d, PITH_ERR_MEMORY, "no memory for a carrier");
   *d = (device_carrier){.parent = comm, .way = way, .enqueues = enqueues};
-  *carrier = (pith_carrier){.size = sizeof *carrier,
-                            .name = "pith",
-                            .self = d,
-                            .rank = comm->rank,
-                            .ranks = comm->ranks,
-                            .caps = PITH_CARRIER_THREADS | PITH_CARRIER_CUDA,
-                            .start = start,
-                            .wait = wait,
-                            .interrupted = interrupted,
-                            .check = check,
-                            .abort = give_up,
-                            .release = release};
+  *carrier = pith__carrier_of(comm, d, &functions);
   return PITH_OK;
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Exchanges that are enqueued: see exchange_stream.h. */
 #include "device/exchange_stream.h"
 

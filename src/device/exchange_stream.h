@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Exchanges that are enqueued. They have a stream of their own, beside that of the reducer: while the messages of one
  * group travel, others are encoded and decoded. Events put both in order, and nobody waits on the host.

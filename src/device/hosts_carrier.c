@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Levels of hosts: see hosts_carrier.h. Tickets say which level they are of. */
 #include "device/hosts_carrier.h"
 
@@ -6,10 +7,12 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "device/comm_nccl.h"
 
 typedef struct hosts_carrier {
   pith_comm *parent, *comm[PITH_LEVELS]; /* of levels: our own, from the first exchange on */
   pith_carrier level[PITH_LEVELS];
+  pith_device_way across;
   pith_hosts place;
 } hosts_carrier;
 
@@ -26,12 +29,17 @@ int pith__hosts_fit(const pith_comm *comm) {
 /* All ranks take part. */
 static pith_status open_levels(hosts_carrier *c) {
   const pith_hosts *p = &c->place;
-  PITH_TRY(pith_comm_split(c->parent, p->host, p->local, &c->comm[PITH_LEVEL_INSIDE]));
-  PITH_TRY(pith_comm_split(c->parent, p->local, p->host, &c->comm[PITH_LEVEL_ACROSS]));
-  PITH_TRY(pith__device_carrier(c->comm[PITH_LEVEL_INSIDE], PITH_DEVICE_AUTO, 0, &c->level[PITH_LEVEL_INSIDE]));
-  PITH_TRY(pith__device_carrier(c->comm[PITH_LEVEL_ACROSS], PITH_DEVICE_STAGED, 0, &c->level[PITH_LEVEL_ACROSS]));
-  PITH_LOG_INFO("rank %d: gradients of the device are summed within hosts (%s) before they leave them", c->parent->rank,
-                p->inside ? p->inside->spec : "uncompressed");
+  pith_comm **comm = c->comm;
+  PITH_TRY(pith_comm_split(c->parent, p->host, p->local, &comm[PITH_LEVEL_INSIDE]));
+  PITH_TRY(pith_comm_split(c->parent, p->local, p->host, &comm[PITH_LEVEL_ACROSS]));
+  PITH_TRY(pith__device_carrier(comm[PITH_LEVEL_INSIDE], PITH_DEVICE_AUTO, 0, &c->level[PITH_LEVEL_INSIDE]));
+  PITH_TRY(
+      c->across == PITH_DEVICE_NCCL
+          ? pith__comm_nccl_carrier(comm[PITH_LEVEL_ACROSS], PITH_NCCL_REQUIRED, &c->level[PITH_LEVEL_ACROSS], NULL)
+          : pith__device_carrier(comm[PITH_LEVEL_ACROSS], c->across, 0, &c->level[PITH_LEVEL_ACROSS]));
+  PITH_LOG_INFO("rank %d: gradients of the device are summed within hosts (%s) before they leave them (%s)",
+                c->parent->rank, p->inside ? p->inside->spec : "uncompressed",
+                c->across == PITH_DEVICE_NCCL ? "by NCCL" : "through pinned memory");
   return PITH_OK;
 }
 
@@ -107,6 +115,9 @@ static void release(void *self) {
   free(c);
 }
 
+static const pith_carrier functions = {
+    .start = start, .wait = wait, .interrupted = interrupted, .check = check, .abort = give_up, .release = release};
+
 const pith_hosts *pith__hosts_of(const pith_carrier *carrier) {
   return carrier->start == start ? &((const hosts_carrier *)carrier->self)->place : NULL;
 }
@@ -131,27 +142,17 @@ static pith_status find_place(hosts_carrier *c) {
   return PITH_OK;
 }
 
-pith_status pith__hosts_carrier(pith_comm *comm, pith_device_way way, pith_carrier *carrier) {
+pith_status pith__hosts_carrier(pith_comm *comm, pith_device_way way, pith_device_way across, pith_carrier *carrier) {
   hosts_carrier *c = calloc(1, sizeof *c);
   PITH_REQUIRE(c, PITH_ERR_MEMORY, "no memory for a carrier");
   c->parent = comm;
+  c->across = across;
   pith_status status = find_place(c);
   status = status == PITH_OK ? pith__device_carrier(comm, way, 0, &c->level[PITH_LEVEL_ALL]) : status;
   if (status != PITH_OK) {
     release(c);
     return status;
   }
-  *carrier = (pith_carrier){.size = sizeof *carrier,
-                            .name = "pith",
-                            .self = c,
-                            .rank = comm->rank,
-                            .ranks = comm->ranks,
-                            .caps = PITH_CARRIER_THREADS | PITH_CARRIER_CUDA,
-                            .start = start,
-                            .wait = wait,
-                            .interrupted = interrupted,
-                            .check = check,
-                            .abort = give_up,
-                            .release = release};
+  *carrier = pith__carrier_of(comm, c, &functions);
   return PITH_OK;
 }

@@ -1,6 +1,7 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A comm of several hosts as a carrier of device memory with levels: from GPU to GPU among the ranks of a host, and
- * through pinned memory among those that have the same place in their hosts. For the algorithm `hierarchical`
+ * through pinned memory or NCCL among those that have the same place in their hosts. For the algorithm `hierarchical`
  * (docs/algorithms.md, "Hosts"); exchanges of all ranks go as over device_carrier.h.
  */
 #ifndef PITH_DEVICE_HOSTS_CARRIER_H
@@ -22,8 +23,8 @@ typedef struct pith_hosts {
 /* Whether a comm asks for it, and its ranks are spread evenly, several on each of several hosts. */
 int pith__hosts_fit(const pith_comm *comm);
 
-/* For the calling thread's current device; the comm lives longer. */
-pith_status pith__hosts_carrier(pith_comm *comm, pith_device_way way, pith_carrier *carrier);
+/* For the calling thread's current device; the comm lives longer. `across`: between hosts, staged or nccl. */
+pith_status pith__hosts_carrier(pith_comm *comm, pith_device_way way, pith_device_way across, pith_carrier *carrier);
 
 /* NULL: it is another carrier. */
 const pith_hosts *pith__hosts_of(const pith_carrier *carrier);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Messages between the GPUs of one host: see ipc_carrier.h.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A carrier for ranks whose GPUs are on one host: messages go from GPU to GPU, everything is enqueued, and a step can
  * be captured in a graph. docs/gpu.md has the protocol.

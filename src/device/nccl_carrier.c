@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* NCCL as a carrier: its operations are enqueued (exchange_stream.h), so that nobody has to wait for them on the host.
  */
 #include <pith/carrier.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* NCCL, opened at run time: the few functions that are used, declared here, since its header is not needed to build. */
 #ifndef PITH_DEVICE_NCCL_LIBRARY_H
 #define PITH_DEVICE_NCCL_LIBRARY_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which rank of a comm is gone: see rank_watch.h. */
 #include "device/rank_watch.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Which rank of a comm is gone. Work on a device that waits for other ranks says neither which of them is gone nor, for
  * long, that one is. So on a comm of its own every rank waits for a message of each other one that never comes: what

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A comm as a carrier. Messages in main memory are exchanged as they are; those from the device of one rank to those of
  * others through pinned memory: copied to the host, exchanged by the comm, copied back. A slot is one exchange, with

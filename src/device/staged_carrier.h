@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A comm as a carrier. Its messages are in main memory: those of a CUDA device go through pinned memory. */
 #ifndef PITH_DEVICE_STAGED_CARRIER_H
 #define PITH_DEVICE_STAGED_CARRIER_H

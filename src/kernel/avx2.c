@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The kernel table for avx2. */
 #include "kernel/simd_avx2.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The kernel table for avx512. */
 #include "kernel/simd_avx512.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * All hot loops, written once over the 16-lane vectors of simd_*.h. scalar.c, avx2.c and avx512.c include their layer,
  * name their table in KERNEL_TABLE, and then include this file.
@@ -102,6 +103,7 @@ INLINE float lane_sum(vf x) {
 INLINE vi magnitude_bits(vf x) { return i_and(i_cast(x), i_set(0x7fffffff)); }
 
 #include "kernel/body_arith.h"
+#include "kernel/body_exponents.h"
 #include "kernel/body_lowrank.h"
 #include "kernel/body_mini.h"
 #include "kernel/body_quant.h"
@@ -150,6 +152,13 @@ const pith_kernels KERNEL_TABLE = {
     .natural_unpack = k_natural_unpack,
     .tree8_pack = k_tree8_pack,
     .tree8_unpack = k_tree8_unpack,
+    .fp8_pack = {k_fp8_pack_e4m3, k_fp8_pack_e5m2},
+    .fp8_unpack = {k_fp8_unpack_e4m3, k_fp8_unpack_e5m2},
+    .float_split = {k_float_split_f32, k_float_split_f16, k_float_split_bf16},
+    .float_join = {k_float_join_f32, k_float_join_f16, k_float_join_bf16},
+    .window_pack = {NULL, k_window_pack_1, k_window_pack_2, k_window_pack_3, k_window_pack_4, k_window_pack_5},
+    .window_unpack = {NULL, k_window_unpack_1, k_window_unpack_2, k_window_unpack_3, k_window_unpack_4,
+                      k_window_unpack_5},
     .mx_pack = {k_mx_pack_e4m3, k_mx_pack_e5m2, k_mx_pack_e2m3, k_mx_pack_e3m2, k_mx_pack_e2m1},
     .mx_unpack = {k_mx_unpack_e4m3, k_mx_unpack_e5m2, k_mx_unpack_e2m3, k_mx_unpack_e3m2, k_mx_unpack_e2m1},
     .nv_pack = k_nv_pack,

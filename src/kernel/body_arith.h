@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Conversions, element-wise arithmetic and reductions. Part of body.h. */
 
 /* Halves are read through a copy where a step is not full. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The products of low rank. Matrices of r columns are kept column by column, so that rows of the gradient meet them
  * along contiguous memory. Part of body.h. */
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Small floats, with a sign, e bits of exponent and m of mantissa: FP8, FP6 and FP4; and rows of them that share
  * scales, as in the OCP's microscaling formats (MX) and in NVFP4. Part of body.h. */
 
@@ -47,6 +48,27 @@ INLINE vf mini_value(vi code, TYPE) {
   }
   return v_cast(i_or(value, i_shl(i_shr(code, bits - 1), 31)));
 }
+
+/* ---- FP8: a scale for all --------------------------------------------------------------------------------------- */
+
+INLINE void fp8_unpack(const uint8_t *in, size_t n, TYPE, float scale, pith_mode mode, float *dst) {
+  STEPS(i, k, n) { apply(dst + i, v_mul(mini_value(get_bytes(in + i, k), SAME_TYPE), v_set(scale)), k, mode); }
+}
+
+#define DEFINE_FP8(name, type)                                                                            \
+  static void k_fp8_pack_##name(const float *x, size_t n, float inverse, uint8_t *out) {                  \
+    STEPS(i, k, n) { put_bytes(out + i, mini_code(v_mul(get(x + i, k), v_set(inverse)), type), k); }      \
+  }                                                                                                       \
+  static void k_fp8_unpack_##name(const uint8_t *in, size_t n, float scale, pith_mode mode, float *dst) { \
+    if (mode == PITH_ADD) {                                                                               \
+      fp8_unpack(in, n, type, scale, PITH_ADD, dst);                                                      \
+    } else {                                                                                              \
+      fp8_unpack(in, n, type, scale, PITH_SET, dst);                                                      \
+    }                                                                                                     \
+  }
+DEFINE_FP8(e4m3, E4M3)
+DEFINE_FP8(e5m2, E5M2)
+#undef DEFINE_FP8
 
 /* ---- MX: a scale for PITH_MX_ROW values, a power of two -----------------------------------------------------------
  */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Quantizers with uniform levels, with levels of any spacing, and with powers of two. One body; bits are a constant of
  * each instance. Part of body.h. */
 

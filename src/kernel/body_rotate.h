@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The seeded rotation: H·D/√n with D random signs. The butterflies run within vectors first, then between them, two
  * strides at a time; both orders of evaluation are the plain radix-2 one, bit for bit. Part of body.h.

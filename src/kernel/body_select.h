@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Selection by magnitude: the loops that sparsifiers scan a tensor with.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Codes of a few bits that are not uniform levels: signs, trits, powers of two, the 8-bit dynamic tree. Part of
  * body.h. */
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The optimizer's step on a moment, a parameter and a residual. Part of body.h. */
 
 /* keep · before + take · gradient, of those that are there. */

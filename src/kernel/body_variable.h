@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Codes that follow from more than the value itself: what takes 0, 1, 2 or 4 bytes by its size, and the quantile
  * buckets of a whole tensor. Lanes are worked on together; only moving them to their places goes one by one. Part of

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What C and CUDA must agree on: numbers of the payload formats (docs/format.md), and the task that the library hands
  * to the CUDA module. A task is a piece of a layer with everything about its codec written out as plain numbers, so
@@ -35,6 +36,8 @@ enum {
   PITH_WIRE_NUQ = 14,
   PITH_WIRE_MX = 15,
   PITH_WIRE_NVFP4 = 16,
+  PITH_WIRE_FP8 = 17,
+  PITH_WIRE_LOSSLESS = 18,
   PITH_WIRE_TOPK = 32,
   PITH_WIRE_RANDOMK = 33,
   PITH_WIRE_THRESHOLD = 34,
@@ -53,18 +56,46 @@ enum { PITH_TRIT_GROUP = 80, PITH_TRIT_STRIDE = 16, PITH_TRITS = 5 };
 enum { PITH_VOTE_GROUP = 32 };
 #define PITH_VOTE_ZEROS_SIZE(n) (((n) + 1023) / 1024 * 4)
 
-/* Small floats, by bits of exponent and mantissa: the choices of mx. Rows of them share a scale: in mx an exponent, of
- * which one means NaN, in nvfp4 a number in E4M3. Blocks have several rows: first all scales, then all values. */
+/* Small floats, by bits of exponent and mantissa: the choices of mx, and the first of them of fp8. Rows of them share a
+ * scale: in mx an exponent, of which one means NaN, in nvfp4 a number in E4M3. Blocks have several rows: first all
+ * scales, then all values. */
 enum {
   PITH_MINI_E4M3 = 0,
   PITH_MINI_E5M2 = 1,
   PITH_MINI_E2M3 = 2,
   PITH_MINI_E3M2 = 3,
   PITH_MINI_E2M1 = 4,
-  PITH_MINI_TYPES = 5
+  PITH_MINI_TYPES = 5,
+  PITH_FP8_TYPES = 2
 };
 enum { PITH_MX_ROW = 32, PITH_MX_NAN = 255, PITH_NV_ROW = 16, PITH_MINI_BLOCK = 512 };
+#define PITH_FP8_LARGEST_E4M3 448.0f
+#define PITH_FP8_LARGEST_E5M2 57344.0f
 #define PITH_NV_LARGEST 2688.0f /* of a block: 6, the largest E2M1, times 448, the largest E4M3 */
+
+/* lossless: a head whose first byte is the type, then for each block the place where it ends, u32, counted in words of
+ * 4 bytes from the end of these, then the blocks. A block is a head of four bytes (how it is coded; the lowest exponent
+ * of the window; the number of escapes, u16), the planes of signs and mantissas, a code for each exponent, and an
+ * exponent for each escape. */
+enum {
+  PITH_LOSSLESS_HEAD = 4,
+  PITH_LOSSLESS_BLOCK = 1024,
+  PITH_LOSSLESS_WIDTHS = 6, /* of codes in bits: 1 to 5 */
+  PITH_LOSSLESS_SAME = 6,   /* all values are equal to the one that follows, in four bytes */
+  PITH_LOSSLESS_STORED = 7, /* values as they are */
+  PITH_LOSSLESS_SAMPLE = 8, /* windows are chosen by every eighth value */
+  PITH_LOSSLESS_ESCAPE_BITS = 8
+};
+
+/* Bytes of m values in a tensor of a type (pith_dtype), and of their planes: 16 and 8 bits of f32, 8 and 3 of f16, 8 of
+ * bf16. */
+#define PITH_LOSSLESS_RAW(type, m) ((type) == 0 ? 4 * (m) : 2 * (m))
+#define PITH_LOSSLESS_PLANES(type, m) ((type) == 0 ? 3 * (m) : (type) == 1 ? (m) + (3 * (m) + 7) / 8 : (m))
+/* Words of a block of m values. */
+#define PITH_LOSSLESS_WORDS(bytes) (1 + ((bytes) + 3) / 4)
+#define PITH_LOSSLESS_CODED(type, m, width, escapes) \
+  PITH_LOSSLESS_WORDS(PITH_LOSSLESS_PLANES(type, m) + ((m) * (width) + 7) / 8 + (escapes))
+#define PITH_LOSSLESS_RAW_WORDS(type, m) PITH_LOSSLESS_WORDS(PITH_LOSSLESS_RAW(type, m))
 
 /* Choices of parameters, in the order of their texts. */
 enum { PITH_ROUND_NEAREST = 0, PITH_ROUND_STOCHASTIC = 1 };
@@ -186,6 +217,24 @@ typedef struct pith_gpu_sparse {
 } pith_gpu_sparse;
 
 PITH_FORMAT_ASSERT(sizeof(pith_gpu_sparse) == 168, "both compilers lay out sparsifiers alike");
+
+/* A whole tensor for lossless. */
+typedef struct pith_gpu_lossless {
+  void *values; /* source or destination */
+  uint8_t *payload;
+  uint64_t *size; /* of the payload: written by encoding, read by decoding; NULL: decoding takes `capacity` */
+  void *space;    /* encoding: PITH_GPU_LOSSLESS_SPACE bytes */
+  uint64_t capacity;
+  uint32_t n;
+  uint32_t begin, end; /* work items: the module's own */
+  uint8_t dtype;
+  uint8_t unused[3];
+} pith_gpu_lossless;
+
+PITH_FORMAT_ASSERT(sizeof(pith_gpu_lossless) == 56, "both compilers lay out tensors alike");
+
+/* Words for each block, and for each item of the module's. A multiple of 256. */
+#define PITH_GPU_LOSSLESS_SPACE(n) ((((size_t)(n) / PITH_LOSSLESS_BLOCK + 2) * 8 + 255) / 256 * 256)
 
 /* A matrix of low rank. P and Q lie one behind the other, column by column: Q first in `part`, P first in payloads. */
 typedef struct pith_gpu_lowrank {
@@ -433,7 +482,7 @@ PITH_FORMAT_ASSERT(sizeof(pith_ipc_combine) == 160, "both compilers lay out sums
 
 /* ---- The module -------------------------------------------------------------------------------------------------- */
 
-#define PITH_CUDA_ABI 9
+#define PITH_CUDA_ABI 10
 #define PITH_CUDA_ENTRY "pith_cuda_module_entry"
 
 /* Functions return 0, or another number and a sentence in `text` (256 bytes). They only enqueue. */
@@ -494,6 +543,8 @@ typedef struct pith_cuda_module {
   int (*ipc_copy)(const pith_ipc_copy *task, void *stream, char *text);
   int (*ipc_combine)(const pith_ipc_combine *task, void *stream, char *text);
   int (*reduce)(const pith_gpu_reduce *tasks, size_t count, void *stream, char *text);
+  int (*lossless_encode)(const pith_gpu_lossless *tasks, size_t count, void *stream, char *text);
+  int (*lossless_decode)(const pith_gpu_lossless *tasks, size_t count, int add, void *stream, char *text);
 } pith_cuda_module;
 
 typedef const pith_cuda_module *(*pith_cuda_entry_fn)(void);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Chooses a table once, at first use: the best that was built and that the CPU has, unless PITH_CPU names another. */
 #include "kernel/kernel.h"
 

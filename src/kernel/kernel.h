@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The hot loops, behind one table of functions for each instruction set.
  *
@@ -114,6 +115,22 @@ typedef struct pith_kernels {
   /* The 8-bit dynamic tree (src/codec/tree8.c) of x · inverse, which lies in −1…1; decoded values are scaled. */
   void (*tree8_pack)(const float *x, size_t n, float inverse, uint8_t *out);
   void (*tree8_unpack)(const uint8_t *in, size_t n, float scale, pith_mode mode, float *dst);
+
+  /* FP8 of x · inverse, by type; decoded values are scaled. */
+  void (*fp8_pack[PITH_FP8_TYPES])(const float *x, size_t n, float inverse, uint8_t *out);
+  void (*fp8_unpack[PITH_FP8_TYPES])(const uint8_t *in, size_t n, float scale, pith_mode mode, float *dst);
+
+  /* Floats apart and together again, bit for bit, by type (pith_dtype): planes of signs and mantissas as in lossless,
+   * and exponents, a byte each. */
+  void (*float_split[3])(const void *x, size_t n, uint8_t *planes, uint8_t *exponents);
+  void (*float_join[3])(const uint8_t *planes, const uint8_t *exponents, size_t n, void *x);
+
+  /* Codes of 1…5 bits for exponents from `base` on; the last code is an escape. Escapes have room for n + 16 bytes;
+   * returns how many there are. To unpack, 16 zeros are behind the `count` of them, and are those that lack. */
+  size_t (*window_pack[PITH_LOSSLESS_WIDTHS])(const uint8_t *exponents, size_t n, int base, uint8_t *out,
+                                              uint8_t *escapes);
+  void (*window_unpack[PITH_LOSSLESS_WIDTHS])(const uint8_t *in, size_t n, int base, const uint8_t *escapes,
+                                              size_t count, uint8_t *exponents);
 
   /* Small floats in rows that share a scale, by type. x may be anything: a row that is not all finite becomes NaN. */
   void (*mx_pack[PITH_MINI_TYPES])(const float *x, size_t n, uint8_t *scales, uint8_t *out);

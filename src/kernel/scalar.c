@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The kernel table for scalar. */
 #include "kernel/simd_scalar.h"
 

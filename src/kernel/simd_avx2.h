@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The 16-lane vector layer in two 256-bit registers. simd_scalar.h says what each operation means. */
 #ifndef PITH_KERNEL_SIMD_H
 #define PITH_KERNEL_SIMD_H
@@ -141,6 +142,21 @@ INLINE void v_compress(float *p, vf x, vm m) {
   for (uint32_t bits = m_bits(m); bits; bits &= bits - 1) {
     *p++ = lanes[__builtin_ctz(bits)];
   }
+}
+
+INLINE void i_compress8(uint8_t *p, vi x, vm m) {
+  uint8_t lanes[LANES];
+  i_store8(lanes, x);
+  for (uint32_t bits = m_bits(m); bits; bits &= bits - 1) {
+    *p++ = lanes[__builtin_ctz(bits)];
+  }
+}
+INLINE vi i_expand8(const uint8_t *p, vm m) {
+  uint8_t lanes[LANES] = {0};
+  for (uint32_t bits = m_bits(m); bits; bits &= bits - 1) {
+    lanes[__builtin_ctz(bits)] = *p++;
+  }
+  return i_load8(lanes);
 }
 
 INLINE __m256 x_permute(vf table, __m256i index) {

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The 16-lane vector layer in one 512-bit register (F, BW, DQ, VL). simd_scalar.h says what each operation means. */
 #ifndef PITH_KERNEL_SIMD_H
 #define PITH_KERNEL_SIMD_H
@@ -67,6 +68,13 @@ INLINE void v_compress(float *p, vf a, vm m) {
 INLINE void i_compress(uint32_t *p, vi a, vm m) {
   _mm512_mask_storeu_epi32(p, x_first((size_t)__builtin_popcount(m)), _mm512_maskz_compress_epi32(m, a));
 }
+
+/* 16 bytes are written, of which the first are the lanes of the mask; … */
+INLINE void i_compress8(uint8_t *p, vi a, vm m) {
+  _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_maskz_compress_epi32(m, a)));
+}
+/* … and back: 16 bytes are read. */
+INLINE vi i_expand8(const uint8_t *p, vm m) { return _mm512_maskz_expand_epi32(m, i_load8(p)); }
 
 INLINE vf v_permute(vf table, vi index) { return _mm512_permutexvar_ps(index, table); }
 

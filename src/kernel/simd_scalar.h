@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The 16-lane vector layer in plain C: the meaning of every operation, and the fallback for any CPU.
  *
@@ -206,6 +207,20 @@ INLINE void i_compress(uint32_t *p, vi a, vm m) {
       *p++ = (uint32_t)a.v[j];
     }
   }
+}
+
+/* Lanes of the mask and bytes, one after another; there is room for 16, and the others lanes are 0. */
+INLINE void i_compress8(uint8_t *p, vi a, vm m) {
+  EACH {
+    if (m.v[j]) {
+      *p++ = (uint8_t)a.v[j];
+    }
+  }
+}
+INLINE vi i_expand8(const uint8_t *p, vm m) {
+  vi r;
+  EACH { r.v[j] = m.v[j] ? *p++ : 0; }
+  return r;
 }
 
 /* Lane j of the result is lane index[j] of the table; indices 0…15. */

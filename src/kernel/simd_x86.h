@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the AVX2 and the AVX-512 layer share: packing 16 small values into bits, and the tables to unpack them. */
 #ifndef PITH_KERNEL_SIMD_X86_H
 #define PITH_KERNEL_SIMD_X86_H
@@ -28,10 +29,18 @@ INLINE void x86_pack(uint8_t *p, __m128i bytes, int bits) {
     return;
   }
   __m128i joined = x86_join(bytes, bits);
-  if (bits == 4) {
+  if (bits >= 4) { /* straight from the register, eight, four and two bytes at a time */
     _mm_storel_epi64((__m128i *)p, joined);
-  } else {
-    memcpy(p, &joined, (size_t)(2 * bits));
+    p += 8, bits -= 4, joined = _mm_srli_si128(joined, 8);
+  }
+  if (bits >= 2) {
+    int four = _mm_cvtsi128_si32(joined);
+    memcpy(p, &four, sizeof four);
+    p += 4, bits -= 2, joined = _mm_srli_si128(joined, 4);
+  }
+  if (bits) {
+    int two = _mm_cvtsi128_si32(joined);
+    memcpy(p, &two, 2);
   }
 }
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The public calls that move values: arguments are checked here, scratch is found here, the layers below do the
  * work. */
 #include <stdlib.h>
@@ -195,7 +196,8 @@ static pith_status produce_strips(const pith_codec *codec, pith_state *state, si
     pith_extent strip = strip_at(&all, state, i);
     ctx->offset = strip.first;
     if (index == 0) {
-      pith__memory_compensate(codec, state, src, strip, factor, tile);
+      uint32_t most;
+      PITH_TRY(pith__memory_compensate(codec, state, src, strip, factor, tile, &most));
     }
     PITH_TRY(codec->ops->produce(codec->args, index, accumulated, buffer, state->part, ctx));
   }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Runs a memory around the chain.
  *
@@ -123,7 +124,7 @@ static pith_status encode_tile(const pith_codec *codec, pith_state *state, const
                                pith_out *out, const pith_encode_scratch *scratch, const pith_ctx *ctx) {
   size_t first = (size_t)ctx->offset;
   pith_kept kept = open_tile(state, first, n, scratch->wide);
-  codec->memory->compensate(codec->memory_args, &kept, g, gamma, scratch->sent, n);
+  PITH_TRY(codec->memory->compensate(codec->memory_args, &kept, g, gamma, scratch->sent, n));
   PITH_TRY(pith__codec_encode(codec, (pith_cspan){scratch->sent, n, PITH_F32}, out, NULL, scratch->chain, ctx));
   if (codec->memory->after == PITH_AFTER_SUBTRACT) {
     pith_span decoded = {scratch->decoded, n, PITH_F32};
@@ -164,8 +165,8 @@ static pith_status encode_blocks(const pith_codec *codec, pith_state *state, pit
   return PITH_OK;
 }
 
-void pith__memory_sum_own(const pith_codec *codec, pith_state *state, pith_cspan src, float *sum, pith_apply apply,
-                          const pith_ctx *ctx) {
+pith_status pith__memory_sum_own(const pith_codec *codec, pith_state *state, pith_cspan src, float *sum,
+                                 pith_apply apply, const pith_ctx *ctx) {
   static const float nothing[PITH_MEMORY_TILE];
   float buffer[PITH_MEMORY_TILE], compensated[PITH_MEMORY_TILE], wide[PITH_MEMORY_TILE];
   float gamma = codec->memory ? gradient_factor(codec, src, PITH_MEMORY_TILE, buffer, ctx) : 1.0f;
@@ -174,7 +175,7 @@ void pith__memory_sum_own(const pith_codec *codec, pith_state *state, pith_cspan
     const float *own = pith__span_load(src, first, n, buffer);
     if (codec->memory) {
       pith_kept kept = open_tile(state, at, n, wide);
-      codec->memory->compensate(codec->memory_args, &kept, own, gamma, compensated, n);
+      PITH_TRY(codec->memory->compensate(codec->memory_args, &kept, own, gamma, compensated, n));
       const float *sent = codec->memory->after == PITH_AFTER_SUBTRACT ? compensated : nothing;
       pith__kernels()->residual(compensated, sent, accumulated_in(codec, &kept), n);
       close_tile(state, &kept, at, n, ctx);
@@ -186,6 +187,7 @@ void pith__memory_sum_own(const pith_codec *codec, pith_state *state, pith_cspan
       memcpy(sum + first, own, n * sizeof *sum);
     }
   }
+  return PITH_OK;
 }
 
 /* ---- Whole codecs ------------------------------------------------------------------------------------------------ */
@@ -207,19 +209,19 @@ float pith__memory_factor(const pith_codec *codec, pith_cspan src, float *buffer
   return codec->memory ? gradient_factor(codec, src, PITH_MEMORY_TILE, buffer, ctx) : 1.0f;
 }
 
-uint32_t pith__memory_compensate(const pith_codec *codec, pith_state *state, pith_cspan src, pith_extent part,
-                                 float factor, float *buffer) {
-  uint32_t most = 0;
+pith_status pith__memory_compensate(const pith_codec *codec, pith_state *state, pith_cspan src, pith_extent part,
+                                    float factor, float *buffer, uint32_t *most) {
+  *most = 0;
   for (size_t at = part.first, end = part.first + part.n; codec->memory && at < end; at += PITH_MEMORY_TILE) {
     size_t n = pith__least(PITH_MEMORY_TILE, end - at);
     const float *g = pith__span_load(src, at, n, buffer);
     pith_kept kept = open_tile(state, at, n, NULL);
     float *compensated = accumulated_in(codec, &kept);
-    codec->memory->compensate(codec->memory_args, &kept, g, factor, compensated, n);
+    PITH_TRY(codec->memory->compensate(codec->memory_args, &kept, g, factor, compensated, n));
     uint32_t here = pith__kernels()->absmax(compensated, n);
-    most = here > most ? here : most;
+    *most = here > *most ? here : *most;
   }
-  return most;
+  return PITH_OK;
 }
 
 static pith_status take_out_sent(const pith_codec *codec, pith_state *state, pith_bytes sent, void *chain,
@@ -240,7 +242,8 @@ static pith_status take_out_sent(const pith_codec *codec, pith_state *state, pit
 static pith_status encode_whole(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
                                 const pith_encode_scratch *scratch, const pith_ctx *ctx) {
   float factor = pith__memory_factor(codec, src, scratch->gradient, ctx);
-  uint32_t most = pith__memory_compensate(codec, state, src, (pith_extent){0, src.n}, factor, scratch->gradient);
+  uint32_t most;
+  PITH_TRY(pith__memory_compensate(codec, state, src, (pith_extent){0, src.n}, factor, scratch->gradient, &most));
   pith_cspan sent = pith__memory_accumulated(codec, state, src);
   PITH_TRY(pith__codec_encode(codec, sent, out, state->part, scratch->chain, ctx));
   PITH_TRY(take_out_sent(codec, state, (pith_bytes){out->data, out->size}, scratch->chain, ctx));
@@ -356,9 +359,8 @@ static pith_status run_part(const threaded *s, unsigned part) {
   ctx.offset += range.first;
   uint8_t *values = s->values + range.first * pith_dtype_size(s->dtype);
   if (s->sum) {
-    pith__memory_sum_own(s->codec, s->state, (pith_cspan){values, range.n, s->dtype}, s->sum + range.first, s->apply,
-                         &ctx);
-    return PITH_OK;
+    return pith__memory_sum_own(s->codec, s->state, (pith_cspan){values, range.n, s->dtype}, s->sum + range.first,
+                                s->apply, &ctx);
   }
   uint8_t *bytes = s->bytes + pith_codec_bound(s->codec, range.first);
   size_t size = pith_codec_bound(s->codec, range.n);
@@ -440,8 +442,7 @@ pith_status pith__sum_own_in_threads(pith_thread_pool *pool, const pith_codec *c
                 .apply = apply,
                 .ctx = ctx};
   if (s.parts == 1) {
-    pith__memory_sum_own(codec, state, src, sum, apply, ctx);
-    return PITH_OK;
+    return pith__memory_sum_own(codec, state, src, sum, apply, ctx);
   }
   return run_all(pool, &s);
 }

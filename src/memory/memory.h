@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Memories: what a rank keeps of a layer between steps, and how it compensates the next gradient.
  *
@@ -58,8 +59,8 @@ static inline int pith__own_is_exact(const pith_codec *codec) { return !(codec->
 
 /* sum = or += src (values at ctx->offset) behind the memory, as the owner of a part adds its own values: not encoded,
  * so that nothing of them is lost and no residual stays. For block codecs. */
-void pith__memory_sum_own(const pith_codec *codec, pith_state *state, pith_cspan src, float *sum, pith_apply apply,
-                          const pith_ctx *ctx);
+pith_status pith__memory_sum_own(const pith_codec *codec, pith_state *state, pith_cspan src, float *sum,
+                                 pith_apply apply, const pith_ctx *ctx);
 
 /* Whether results that this rank encodes for all have a memory of their own in a state. */
 int pith__memory_keeps_results(const pith_codec *codec, const pith_state *state);
@@ -107,8 +108,8 @@ typedef struct pith_extent {
  * PITH_MEMORY_TILE values. What gradients are multiplied by, from all of them … */
 float pith__memory_factor(const pith_codec *codec, pith_cspan src, float *buffer, const pith_ctx *ctx);
 /* … then a range of gradients is compensated by what was kept; gives the bits of the largest |value| … */
-uint32_t pith__memory_compensate(const pith_codec *codec, pith_state *state, pith_cspan src, pith_extent part,
-                                 float factor, float *buffer);
+pith_status pith__memory_compensate(const pith_codec *codec, pith_state *state, pith_cspan src, pith_extent part,
+                                    float factor, float *buffer, uint32_t *most);
 /* … what to send, as f32: src itself without a memory … */
 pith_cspan pith__memory_accumulated(const pith_codec *codec, const pith_state *state, pith_cspan src);
 /* … and what stays of a range, once it is known what was decoded. */

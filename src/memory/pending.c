@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Pending residuals: what a layer has not sent yet when it moves to a spec without a residual. It is released in equal
  * parts over the next steps, so that no single gradient is many times as large as the others.

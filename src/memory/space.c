@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Values in main memory or elsewhere: see space.h. */
 #include "memory/space.h"
 

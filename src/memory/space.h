@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Where values live, if not in main memory: on a CUDA device. States, and residuals that wait for their release, keep
  * their values in a space; NULL is main memory. What else is done to values there is done by kernels, elsewhere.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The state object: buffers of one layer on one rank, and their checkpoint. docs/format.md has the bytes of a saved
  * state; loading checks all of them before anything changes.

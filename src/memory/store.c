@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Residuals in fewer bits than 32: see store.h. A block of 8 bits is coded by the kernels of the quantizers. */
 #include "memory/store.h"
 

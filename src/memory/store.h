@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How a state keeps its residual: as f32, or in fewer bits, with the layout of src/kernel/formats.h. Whoever works on
  * values widens them first, a tile at a time where that is possible, and packs what is left.

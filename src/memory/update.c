@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * An optimizer's step in main memory: the kernel `update` over tasks of any type. Values are updated one by one, so
  * that threads may cut tasks anywhere but within a block of a packed residual.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The error of every candidate on one gradient, in few passes over it (here for main memory; on devices the same is
  * done by kernels, src/device/cuda_statistics.c):

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Profiles: the object, its sums, and what can be asked of them. error_table.c measures, profile_file.c reads and
  * writes. */
 #include "profile/profile.h"
@@ -123,6 +124,12 @@ static pith_status build(pith_profile *p, const pith_layer *layers, size_t count
   p->values = calloc(count * p->stride + 1, sizeof *p->values);
   PITH_REQUIRE(p->values, PITH_ERR_MEMORY, "no memory for the statistics of %zu layers", count);
   return PITH_OK;
+}
+
+void pith__profile_take_small(pith_profile *p) {
+  for (size_t l = 0; l < p->layers; l++) {
+    p->layer[l].fixed = p->layer[l].dimensions <= 1 || p->layer[l].n == 0;
+  }
 }
 
 pith_status pith_profile_create(const pith_layer *layers, size_t count, const char *candidates,

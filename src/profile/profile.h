@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Statistics of a model's gradients, inside. All sums are in one array of doubles, so that ranks can add them up in one
  * exchange: for each layer samples, skipped, Σ norm², Σ of the norm² of the largest hundredth, then bytes and errors of
@@ -34,6 +35,9 @@ struct pith_profile {
   double *values;
   pith_space *space; /* where gradients and sketches are; NULL: main memory */
 };
+
+/* None of the layers is exact for its size. Before the first measurement. */
+void pith__profile_take_small(pith_profile *p);
 
 /* The sums of one layer; errors are behind the bytes. */
 static inline double *pith__sums(const pith_profile *p, size_t layer) { return p->values + layer * p->stride; }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Statistics files: JSON with a line for each layer. docs/planner.md has the format. Numbers are sums over samples,
  * with all digits, so that a file gives the same plan as the profile it was written from, and files of several ranks

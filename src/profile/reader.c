@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The reader of plan and statistics files: see reader.h. */
 #include "profile/reader.h"
 

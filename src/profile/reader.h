@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Reads the JSON of plan and statistics files: a strict subset (objects, arrays, strings, numbers), one value after
  * another, without a tree. Any bytes are safe; mistakes are errors that name the line.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The writer of plan and statistics files: see writer.h. */
 #include "profile/writer.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Text that grows, for plan and statistics files. A writer without memory stays so, and says it when it is closed. */
 #ifndef PITH_PROFILE_WRITER_H
 #define PITH_PROFILE_WRITER_H

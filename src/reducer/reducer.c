@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The reducer: layers with names, specs and states, reduced in the background. Its life, and what ranks agree on. */
 #include "reducer/reducer.h"
 
@@ -9,6 +10,7 @@
 #include "base/clock.h"
 #include "base/forked.h"
 #include "base/hash.h"
+#include "base/log.h"
 #include "base/struct_size.h"
 #include "codec/codec.h"
 #include "device/cuda_space.h"
@@ -30,11 +32,9 @@ static pith_status open_with(pith_reducer *r, const char *rules) {
   PITH_FREED char *fixed = NULL;
   PITH_TRY(pith__reducer_split(rules, &fixed, &r->adaptive.text));
   PITH_TRY(pith_rules_create(fixed, &r->rules));
-  PITH_REQUIRE(!r->adaptive.text || !(options->capturable || options->sharded || options->lent), PITH_ERR_UNSUPPORTED,
+  PITH_REQUIRE(!r->adaptive.text || !(options->capturable || options->lent), PITH_ERR_UNSUPPORTED,
                "%s changes specs between steps, and %s", r->adaptive.text,
-               options->sharded ? "those of shards cannot change"
-               : options->lent  ? "with them what layers keep, which is lent here"
-                                : "a graph repeats one");
+               options->lent ? "with them what layers keep, which is lent here" : "a graph repeats one");
   if (options->cuda) {
     pith_cuda_space *space = NULL;
     PITH_TRY(pith__cuda_space_create(options->stream, options->allocator, &space));
@@ -45,12 +45,15 @@ static pith_status open_with(pith_reducer *r, const char *rules) {
     return PITH_OK;
   }
   if (r->comm) {
-    pith_device_way way = PITH_DEVICE_AUTO;
-    PITH_TRY(options->cuda ? pith__device_way(options->carrier, &way) : PITH_OK);
+    pith_device_way way = PITH_DEVICE_AUTO, across = PITH_DEVICE_STAGED;
+    PITH_TRY(options->cuda ? pith__device_ways(options->carrier, &way, &across) : PITH_OK);
     PITH_REQUIRE(!options->capturable || way != PITH_DEVICE_STAGED, PITH_ERR_ARGUMENT,
                  "a step can be captured only where a carrier enqueues it, and not through pinned memory (staged)");
     int in_levels = options->cuda && !options->sharded && !options->capturable && pith__hosts_fit(r->comm);
-    PITH_TRY(in_levels       ? pith__hosts_carrier(r->comm, way, &r->carrier)
+    if (across == PITH_DEVICE_NCCL && !in_levels) {
+      PITH_LOG_INFO("rank %d: no NCCL between hosts: gradients are not summed within hosts first", r->rank);
+    }
+    PITH_TRY(in_levels       ? pith__hosts_carrier(r->comm, way, across, &r->carrier)
              : options->cuda ? pith__device_carrier(r->comm, way, options->capturable, &r->carrier)
                              : pith__comm_carrier(r->comm, &r->carrier));
     r->comm = NULL;
@@ -174,9 +177,17 @@ pith_status pith__reducer_grow(void **array, size_t *room, size_t used, size_t s
 }
 
 static pith_status find_codec(pith_reducer *r, const pith_layer *given, const char *spec, pith_reducer_layer *l) {
+  if (spec && pith_adapter_is(spec)) {
+    PITH_REQUIRE(r->adaptive.text && strcmp(spec, r->adaptive.text) == 0, PITH_ERR_SPEC,
+                 "layer %s: its adaptive spec is %s, and that of the reducer %s", given->name, spec,
+                 r->adaptive.text ? r->adaptive.text : "none");
+    l->adapted = 0; /* counted when all layers are there */
+    l->match.reason = r->adaptive.text;
+    return pith__reducer_codec(r, "none", &l->match.codec);
+  }
   if (spec) {
     l->match.reason = "its own spec";
-    PITH_TRY(pith__reference_create(r, l, given->name, spec, &spec));
+    PITH_TRY(r->options.sharded ? pith__reference_create(r, l, given->name, spec, &spec) : PITH_OK);
     return pith__reducer_codec(r, spec, &l->match.codec);
   }
   if (!given->exact) {
@@ -241,8 +252,8 @@ static pith_status fill_layer(pith_reducer *r, const pith_layer *given, const ch
     memcpy(l->shape, shape, dimensions * sizeof *shape);
   }
   /* The last rule has the adaptive spec, if there is one; small layers are exact by default. */
-  if (r->adaptive.text && !l->exact && l->match.rule + 1 == pith_rules_count(r->rules)) {
-    l->adapted = 0; /* counted when all layers are there */
+  if (r->adaptive.text && !spec && !l->exact && l->match.rule + 1 == pith_rules_count(r->rules)) {
+    l->adapted = 0;
     l->match.reason = r->adaptive.text;
   }
   return PITH_OK;
@@ -295,6 +306,12 @@ pith_status pith_reducer_add_shards(pith_reducer *r, const pith_layer *shard, co
   PITH_REQUIRE(r && spec, PITH_ERR_ARGUMENT, "pith_reducer_add_shards: reducer and spec must not be NULL");
   PITH_REQUIRE(r->options.sharded, PITH_ERR_STATE, "the reducer is for whole gradients: options.sharded");
   return add(r, shard, spec, index);
+}
+
+pith_status pith_reducer_add_as(pith_reducer *r, const pith_layer *layer, const char *spec, size_t *index) {
+  PITH_REQUIRE(r && spec, PITH_ERR_ARGUMENT, "pith_reducer_add_as: reducer and spec must not be NULL");
+  PITH_REQUIRE(!r->options.sharded, PITH_ERR_STATE, "a sharded reducer takes shards: pith_reducer_add_shards()");
+  return add(r, layer, spec, index);
 }
 
 size_t pith_reducer_layers(const pith_reducer *r) { return r ? r->count / pith__reducer_owners(r) : 0; }
@@ -461,8 +478,9 @@ pith_status pith_reducer_start(pith_reducer *r, size_t index, void *gradient) {
   PITH_REQUIRE(!r->options.lent || l->lent == r->step + 1, PITH_ERR_STATE,
                "layer %s starts without its arrays: pith_reducer_lend()", l->name);
   PITH_TRY(pith_reducer_check(r));
+  PITH_TRY(r->options.in_parts ? pith__reducer_turn(r, &index, 1) : PITH_OK);
   PITH_TRY(pith__reducer_observe(r, l, gradient));
-  PITH_TRY(pith__pending_release(l, gradient));
+  PITH_TRY(pith__pending_release(l, (pith_span){gradient, l->n, l->dtype}));
   l->started = r->step + 1;
   l->steps++;
   return pith__reducer_has_groups(r) ? pith__reducer_put(r, index, gradient) : pith__reducer_send(r, index, gradient);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The inside of a reducer: layers with names, specs and states, and what is under way.
  *
@@ -12,6 +13,7 @@
  *   reducer_save.c     checkpoints
  *   reducer_shards.c   models of which every rank owns a shard of each layer
  *   reducer_reference.c  their parameters as differences from what all ranks have
+ *   reducer_owed.c     what layers owe, in a form that any number of ranks can go on with
  *   reducer_lent.c     states in the caller's memory
  */
 #ifndef PITH_REDUCER_REDUCER_H
@@ -27,7 +29,8 @@
 
 /* What all ranks were given last of a shard, with the same bits on each of them. */
 typedef struct pith_reference {
-  void *values;
+  pith_space *space;
+  void *values;      /* there */
   pith_dtype dtype;  /* f32 or bf16 */
   uint64_t every;    /* one of so many messages has whole parameters; 0: the first alone; … */
   const char *fresh; /* … by this spec */
@@ -48,6 +51,7 @@ typedef struct pith_reducer_layer {
   pith_traffic traffic;
   uint64_t steps, started;   /* started: the step it was last started in, plus one */
   uint64_t lent;             /* the same for the step its arrays were lent for */
+  uint64_t turn;             /* the same for the turn of an adaptive spec */
   void *gradient;            /* of this step, while it waits for its group */
   char *exact;               /* why it is never compressed, whatever the rules say; NULL: they decide */
   size_t adapted;            /* its place in the adapter; SIZE_MAX: it has none */
@@ -111,6 +115,10 @@ typedef struct pith_adaptive {
   size_t codecs, room;
   size_t set;          /* so many of its layers have specs that were set; it rests meanwhile */
   double begun, ended; /* when the first gradient of this step came, and when the step before ended */
+  /* Where nobody says that a step is over: */
+  uint64_t turn; /* so many are */
+  double spent;  /* seconds in calls that wait for others, in this one; … */
+  double last;   /* … and when the last of them returned */
 } pith_adaptive;
 
 struct pith_reducer {
@@ -225,9 +233,14 @@ void pith__reducer_adapt_fini(pith_reducer *r);
 pith_status pith__reducer_adapter_create(const pith_reducer *r, pith_adapter **adapter);
 pith_status pith__reducer_adapter_ready(pith_reducer *r);
 
-/* A codec that lives as long as the reducer. */
+/* A codec that lives as long as the reducer; … */
 pith_status pith__reducer_codec(pith_reducer *r, const char *spec, const pith_codec **codec);
+/* … one whose payloads are the values of that type as they are. */
+pith_status pith__reducer_exact_codec(pith_reducer *r, pith_dtype dtype, const pith_codec **codec);
 
+/* Where nobody says that a step is over (shards, options.in_parts), it is when a layer comes again: ends it if one of
+ * these does. */
+pith_status pith__reducer_turn(pith_reducer *r, const size_t *layers, size_t count);
 /* A gradient is ready. */
 pith_status pith__reducer_observe(pith_reducer *r, const pith_reducer_layer *l, const void *gradient);
 /* All gradients of a step are means. `waited`: when the last one was ready. */
@@ -243,8 +256,6 @@ void pith__reference_destroy(pith_reference *reference);
 int pith__reference_is_fresh(const pith_reducer_layer *l);
 /* Sets the codec of the next message. `restores`: it has references, after a load. */
 pith_status pith__reference_wire(pith_reducer *r, pith_reducer_layer *l, int restores);
-/* Writes what was gathered last. */
-void pith__reference_give(const pith_reducer *r, const size_t *layers, size_t count, pith_span dst);
 
 /* ---- reducer_lent.c ---- */
 
@@ -258,8 +269,12 @@ void pith__reducer_take_back(pith_reducer *r);
 /* The state of a layer moves to another codec. A residual that has no place there becomes pending; one that was pending
  * and has a place there becomes part of the state again. */
 pith_status pith__pending_move(pith_reducer_layer *l, const pith_codec *codec, int ranks);
+/* Nothing is pending. */
+void pith__pending_drop(pith_reducer_layer *l);
+/* Values become pending, beside those that are. */
+pith_status pith__pending_add(pith_reducer_layer *l, const float *values);
 /* Adds a part of what is pending to a gradient. */
-pith_status pith__pending_release(pith_reducer_layer *l, void *gradient);
+pith_status pith__pending_release(pith_reducer_layer *l, pith_span gradient);
 pith_status pith__pending_scale(pith_reducer_layer *l, float factor);
 
 #endif

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Adaptive specs in a reducer: it shows gradients to the adapter, adds up the adapter's numbers over the ranks, and
  * between two steps gives layers the specs of a new plan. docs/planner.md, "In training".
@@ -7,6 +8,7 @@
 
 #include "adapt/adapt.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "codec/codec.h"
 #include "device/cuda_statistics.h"
 #include "reducer/reducer.h"
@@ -87,6 +89,9 @@ pith_status pith__reducer_split(const char *text, char **rules, char **adaptive)
   return copy(rules, text, (size_t)(last - text), "*=none");
 }
 
+/* Whether nobody says that a step is over. */
+static int has_turns(const pith_reducer *r) { return r->options.sharded || r->options.in_parts; }
+
 /* ---- Life -------------------------------------------------------------------------------------------------------- */
 
 void pith__reducer_adapt_fini(pith_reducer *r) {
@@ -104,23 +109,25 @@ pith_status pith__reducer_adapter_create(const pith_reducer *r, pith_adapter **a
   PITH_REQUIRE(shapes, PITH_ERR_MEMORY, "no memory for an adapter");
   for (size_t i = 0; i < r->count; i++) {
     const pith_reducer_layer *l = &r->layers[i];
-    if (l->adapted != SIZE_MAX) {
+    if (l->adapted != SIZE_MAX && l->owner == 0) { /* of a shard: those of all owners have one spec */
       shapes[count++] =
           (pith_layer){.size = sizeof(pith_layer), .name = l->name, .shape = l->shape, .dimensions = l->dimensions};
     }
   }
   PITH_TRY(pith_adapter_create(r->adaptive.text, shapes, count, r->rank, r->ranks, r->seed, adapter));
-  if (!r->space) {
-    return PITH_OK;
+  pith_measurer *measurer = NULL;
+  pith_status status = has_turns(r) ? pith__adapter_of_parts(*adapter, r->options.sharded) : PITH_OK;
+  if (status == PITH_OK && r->space) {
+    status = pith__cuda_measurer_create((pith_cuda_space *)r->space, &measurer);
   }
-  pith_measurer *measurer;
-  pith_status status = pith__cuda_measurer_create((pith_cuda_space *)r->space, &measurer);
   if (status != PITH_OK) {
     pith_adapter_destroy(*adapter);
     *adapter = NULL;
     return status;
   }
-  pith__adapter_measure_by(*adapter, measurer);
+  if (measurer) {
+    pith__adapter_measure_by(*adapter, measurer);
+  }
   return PITH_OK;
 }
 
@@ -140,6 +147,10 @@ pith_status pith__reducer_codec(pith_reducer *r, const char *spec, const pith_co
   }
   *codec = a->codec[a->codecs++];
   return PITH_OK;
+}
+
+pith_status pith__reducer_exact_codec(pith_reducer *r, pith_dtype dtype, const pith_codec **codec) {
+  return pith__reducer_codec(r, dtype == PITH_F32 ? "none" : dtype == PITH_F16 ? "fp16" : "bf16", codec);
 }
 
 static pith_status change_specs(pith_reducer *r) {
@@ -171,7 +182,8 @@ pith_status pith__reducer_adapter_ready(pith_reducer *r) {
   for (size_t i = 0; i < r->count; i++) {
     pith_reducer_layer *l = &r->layers[i];
     if (l->adapted != SIZE_MAX) {
-      l->adapted = place++;
+      place += l->owner == 0;
+      l->adapted = place - 1;
       l->match.reason = pith_adapter_reason(r->adaptive.adapter, l->adapted);
     }
   }
@@ -192,25 +204,35 @@ pith_status pith__reducer_observe(pith_reducer *r, const pith_reducer_layer *l, 
   return pith_adapter_observe(a->adapter, l->adapted, (pith_cspan){gradient, l->n, l->dtype});
 }
 
-pith_status pith__reducer_adapt(pith_reducer *r, double waited) {
+/* What a step beyond the ordinary took the host: whatever is left of it is the device's. */
+static void tell(const pith_reducer *r, const double *at, size_t numbers, int changed) {
+  if (numbers || changed) {
+    PITH_LOG_INFO(
+        "planner: step %llu: waited %.2f ms for the device, %.2f for statistics, %.2f for a sum of %zu numbers, "
+        "%.2f for the plan, %.2f for a change of specs",
+        (unsigned long long)pith_adapter_step_number(r->adaptive.adapter) - 1, 1e3 * (at[1] - at[0]),
+        1e3 * (at[2] - at[1]), 1e3 * (at[3] - at[2]), numbers, 1e3 * (at[4] - at[3]), 1e3 * (at[5] - at[4]));
+  }
+}
+
+/* `span`, `waiting`: as in pith_adapter_step. */
+static pith_status end_step(pith_reducer *r, double span, double waiting) {
   pith_adaptive *a = &r->adaptive;
-  double seconds = 0, *numbers;
+  double at[6] = {pith__now()}, seconds = 0, *numbers;
   size_t count;
   int changed = 0;
-  if (!a->adapter || a->set) {
-    a->begun = a->ended = 0;
-    return PITH_OK;
-  }
   if (r->space) { /* times are those of steps of the device */
     int counts = pith_adapter_next_plan(a->adapter) <= pith_adapter_step_number(a->adapter) + TIMED;
     PITH_TRY(pith__cuda_space_keep_pace((pith_cuda_space *)r->space, counts));
   }
-  double now = pith__now();
+  at[1] = pith__now();
+  double paced = at[1] - at[0]; /* that wait is of the step, too */
   pith_adapter_step step = {.size = sizeof step,
-                            .seconds = a->ended > 0 ? now - a->ended : 0,
-                            .span = a->begun > 0 ? now - a->begun : 0,
-                            .waiting = a->begun > 0 ? now - waited : 0};
+                            .seconds = a->ended > 0 ? at[1] - a->ended : 0,
+                            .span = span > 0 ? span + paced : 0,
+                            .waiting = span > 0 ? waiting + paced : 0};
   PITH_TRY(pith_adapter_finish(a->adapter, &step, &numbers, &count));
+  at[2] = pith__now();
   if (count) {
     /* Ranks start the exchange of many numbers together, so that its time is that of the link. */
     PITH_TRY(count > MANY ? pith__reducer_barrier(r) : PITH_OK);
@@ -218,7 +240,9 @@ pith_status pith__reducer_adapt(pith_reducer *r, double waited) {
     PITH_TRY(pith__reducer_sum(r, numbers, count));
     seconds = pith__now() - start;
   }
+  at[3] = pith__now();
   PITH_TRY(pith_adapter_advance(a->adapter, seconds, &changed));
+  at[4] = pith__now();
   if (changed) {
     PITH_TRY(change_specs(r));
     PITH_TRY(pith__reducer_has_groups(r) ? pith__reducer_form_groups(r) : PITH_OK);
@@ -226,8 +250,50 @@ pith_status pith__reducer_adapt(pith_reducer *r, double waited) {
       pith__stages_release_kept(r->stages);
     }
   }
-  a->begun = 0;
-  a->ended = pith__now();
+  a->begun = a->spent = a->last = 0;
+  a->ended = at[5] = pith__now();
+  tell(r, at, count, changed);
+  return PITH_OK;
+}
+
+/* Whether specs change from time to time. */
+static int adapts(const pith_reducer *r) { return r->adaptive.adapter && !r->adaptive.set; }
+
+pith_status pith__reducer_adapt(pith_reducer *r, double waited) {
+  pith_adaptive *a = &r->adaptive;
+  double now = pith__now();
+  if (!adapts(r)) {
+    a->begun = a->ended = 0;
+    return PITH_OK;
+  }
+  if (has_turns(r)) {
+    a->spent += now - waited;
+    a->last = now;
+    return PITH_OK;
+  }
+  return end_step(r, a->begun > 0 ? now - a->begun : 0, a->begun > 0 ? now - waited : 0);
+}
+
+/* Calls for shards in main memory wait for the exchange, and nothing is computed meanwhile. On a device all of them
+ * only enqueue, and what they overlap with is not known. */
+pith_status pith__reducer_turn(pith_reducer *r, const size_t *layers, size_t count) {
+  pith_adaptive *a = &r->adaptive;
+  size_t owners = pith__reducer_owners(r);
+  int is_over = 0;
+  if (!adapts(r)) {
+    return PITH_OK;
+  }
+  for (size_t i = 0; i < count; i++) {
+    is_over |= r->layers[layers[i] * owners].turn == a->turn + 1;
+  }
+  if (is_over) {
+    PITH_REQUIRE(pith__reducer_is_idle(r), PITH_ERR_STATE, "a layer starts again before the last part was finished");
+    a->turn++;
+    PITH_TRY(end_step(r, r->space ? 0 : r->options.sharded ? a->spent : a->last - a->begun, r->space ? 0 : a->spent));
+  }
+  for (size_t i = 0; i < count; i++) {
+    r->layers[layers[i] * owners].turn = a->turn + 1;
+  }
   return PITH_OK;
 }
 

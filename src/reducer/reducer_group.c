@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Which layers of a reducer are sent together, and when. Groups follow from the layers and their specs alone:
  * from the last layer to the first, the order of a backward pass, layers of one kind are grouped until they have enough

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* States in the caller's memory: lent to the reducer before a step, and taken back at its end. */
 #include "memory/memory.h"
 #include "reducer/reducer.h"

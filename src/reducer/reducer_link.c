@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Small exchanges of a reducer between its steps: what ranks compare, and numbers that the adapter adds up. */
 #include <string.h>
 

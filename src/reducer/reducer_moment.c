@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Momentum in place of gradients. A layer's residual holds what is to be sent next apart from the gradient: what was
  * not sent yet, and beta times the momentum. The optimizer's step, which reads the momentum anyway, puts that part

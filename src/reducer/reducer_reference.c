@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Parameters as differences. Every rank keeps a reference of what it was given last of each shard; the owner encodes
  * how its parameters differ from it, and all ranks, the owner too, add what they decode. So references have the same
@@ -49,10 +50,6 @@ pith_status pith__reference_create(pith_reducer *r, pith_reducer_layer *l, const
     *rest = spec;
     return PITH_OK;
   }
-  PITH_REQUIRE(!r->space, PITH_ERR_UNSUPPORTED,
-               "layer %s: %s keeps references in main memory, and its parameters are on a CUDA device: leave " NAME
-               " out",
-               name, spec);
   PITH_TRY(pith__reducer_codec(r, *rest, &codec));
   pith_reference *made = calloc(1, sizeof *made);
   PITH_REQUIRE(made, PITH_ERR_MEMORY, "no memory for layer %s", name);
@@ -67,14 +64,13 @@ pith_status pith__reference_create(pith_reducer *r, pith_reducer_layer *l, const
   made->spec[used] = '/';
   memcpy(made->spec + used + 1, codec->spec, length + 1);
   made->fingerprint = pith__hash64(made->spec, used + 1 + length, codec->fingerprint);
-  made->values = calloc(l->n + 1, pith_dtype_size(made->dtype));
-  PITH_REQUIRE(made->values, PITH_ERR_MEMORY, "no memory for the reference of layer %s", name);
-  return PITH_OK;
+  made->space = r->space;
+  return pith__space_zeros(r->space, (l->n + 1) * pith_dtype_size(made->dtype), &made->values);
 }
 
 void pith__reference_destroy(pith_reference *reference) {
   if (reference) {
-    free(reference->values);
+    pith__space_release(reference->space, reference->values);
     free(reference);
   }
 }
@@ -91,68 +87,42 @@ int pith__reference_is_fresh(const pith_reducer_layer *l) {
 
 pith_status pith__reference_wire(pith_reducer *r, pith_reducer_layer *l, int restores) {
   const pith_reference *kept = l->reference;
-  const char *spec = l->match.codec->spec;
   pith_dtype dtype = kept->dtype == PITH_BF16 || restores ? kept->dtype : l->dtype;
-  if (restores || pith__reference_is_fresh(l)) { /* exact are the values that references can have */
-    const char *exact = dtype == PITH_F32 ? "none" : dtype == PITH_F16 ? "fp16" : "bf16";
-    spec = restores || is_exact(l) || strcmp(kept->fresh, "none") == 0 ? exact : kept->fresh;
+  int is_exact_now = restores || is_exact(l) || strcmp(kept->fresh, "none") == 0;
+  if (!restores && !pith__reference_is_fresh(l)) {
+    return pith__reducer_codec(r, l->match.codec->spec, &l->wire);
   }
-  return pith__reducer_codec(r, spec, &l->wire);
+  return is_exact_now ? pith__reducer_exact_codec(r, dtype, &l->wire) : pith__reducer_codec(r, kept->fresh, &l->wire);
 }
 
-static pith_span kept_values(const pith_reducer_layer *l) {
+pith_span pith__reference_values(const pith_reducer_layer *l) {
   return (pith_span){l->reference->values, l->n, l->reference->dtype};
 }
 
+/* ---- In main memory ---------------------------------------------------------------------------------------------- */
+
 static size_t tile_at(size_t n, size_t at) { return n - at < TILE ? n - at : TILE; }
 
-pith_cspan pith__reference_source(const pith_staged *f, const pith_reducer_layer *l, pith_cspan src, float *buffer) {
-  pith_span kept = kept_values(l);
-  pith_cspan before = {kept.data, kept.n, kept.dtype};
-  if (f->restores || pith__reference_is_fresh(l)) {
-    return f->restores ? before : src;
-  }
+void pith__reference_subtract(const pith_reducer_layer *l, pith_cspan src, float *to) {
+  pith_span kept = pith__reference_values(l);
   float wide[TILE];
   for (size_t at = 0, n; at < l->n; at += n) {
     n = tile_at(l->n, at);
-    const float *from = pith__span_load(before, at, n, buffer + at);
-    if (from != buffer + at) {
-      memcpy(buffer + at, from, n * sizeof *buffer);
+    const float *from = pith__span_load((pith_cspan){kept.data, kept.n, kept.dtype}, at, n, to + at);
+    if (from != to + at) {
+      memcpy(to + at, from, n * sizeof *to);
     }
-    pith__values_scale(-1.0f, buffer + at, n);
-    pith__values_add(pith__span_load(src, at, n, wide), buffer + at, n);
+    pith__values_scale(-1.0f, to + at, n);
+    pith__values_add(pith__span_load(src, at, n, wide), to + at, n);
   }
-  return (pith_cspan){buffer, l->n, PITH_F32};
 }
 
-static void copy_out(const pith_reducer_layer *l, pith_span to) {
-  pith_span kept = kept_values(l);
+void pith__reference_copy(const pith_reducer_layer *l, pith_span to) {
+  pith_span kept = pith__reference_values(l);
   float wide[TILE];
   for (size_t at = 0, n; at < l->n; at += n) {
     n = tile_at(l->n, at);
     const float *from = pith__span_load((pith_cspan){kept.data, kept.n, kept.dtype}, at, n, wide);
     pith__span_store(to, at, n, from, PITH_SET, NULL);
-  }
-}
-
-pith_status pith__reference_decode(const pith_staged *f, pith_reducer_layer *l, pith_bytes in, pith_span to,
-                                   const pith_ctx *ctx) {
-  int is_whole = f->restores || pith__reference_is_fresh(l);
-  PITH_TRY(pith_decode(pith__layer_codec(l), in, kept_values(l), is_whole ? PITH_SET : PITH_ADD, ctx));
-  l->reference->is_stale = 0;
-  if (!f->restores) {
-    copy_out(l, to);
-  }
-  return PITH_OK;
-}
-
-void pith__reference_give(const pith_reducer *r, const size_t *layers, size_t count, pith_span dst) {
-  uint8_t *to = dst.data;
-  for (size_t p = 0; p < (size_t)r->ranks; p++) {
-    for (size_t i = 0; i < count; i++) {
-      const pith_reducer_layer *l = &r->layers[layers[i] * (size_t)r->ranks + p];
-      copy_out(l, (pith_span){to, l->n, dst.dtype});
-      to += l->n * pith_dtype_size(dst.dtype);
-    }
   }
 }

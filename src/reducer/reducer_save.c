@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Checkpoints of a reducer: the step and every layer's state, with an adaptive spec the adapter, and what layers have
  * pending. A checkpoint belongs to the rank that saved it. docs/format.md has the bytes. Everything is read into
@@ -16,8 +17,9 @@
 
 /* Versions. The first two said whether there is an adapter, and not whose checkpoint it is. Since the third, tails
  * follow states where there is an adapter or shards; in the fourth, always: it is for layers that send momentum, and
- * for residuals that wait for their release after a spec was set. The fifth has references in tails of shards. */
-enum { FIXED = 1, ADAPTIVE = 2, OWNED = 3, TAILED = 4, REFERENCED = 5 };
+ * for residuals that wait for their release after a spec was set. The fifth has references in tails of shards, the
+ * sixth what shards have pending. */
+enum { FIXED = 1, ADAPTIVE = 2, OWNED = 3, TAILED = 4, REFERENCED = 5, RELEASING = 6 };
 
 #define FOLDED ((uint64_t)1 << 63) /* in a tail's number of steps */
 
@@ -42,6 +44,11 @@ typedef struct layer_header {
 
 static uint32_t version_of(const pith_reducer *r) {
   int needs_tails = 0;
+  for (size_t i = 0; i < r->count && r->options.sharded; i++) {
+    if (r->layers[i].pending) {
+      return RELEASING;
+    }
+  }
   for (size_t i = 0; i < r->count; i++) {
     if (r->layers[i].reference) {
       return REFERENCED;
@@ -60,10 +67,14 @@ static size_t reference_size(const pith_reducer *r, const pith_reducer_layer *l)
   return l->reference && l->owner == r->rank ? l->n * pith_dtype_size(l->reference->dtype) : 0;
 }
 
+static int has_releases(const pith_reducer *r, uint32_t version) { return r->options.sharded && version >= RELEASING; }
+
 /* What follows a layer's state: what is pending, how many steps and the values, and whether its momentum has been
- * folded; of shards their steps, which their random numbers come from, and the owner's reference. */
-static size_t tail_size(const pith_reducer *r, const pith_reducer_layer *l) {
-  return sizeof(uint64_t) + (l->pending ? l->n * sizeof(float) : 0) + reference_size(r, l);
+ * folded; of shards their steps, which their random numbers come from, in the sixth version how many steps are pending,
+ * the values that are, and the owner's reference. */
+static size_t tail_size(const pith_reducer *r, uint32_t version, const pith_reducer_layer *l) {
+  return sizeof(uint64_t) * (has_releases(r, version) ? 2 : 1) + (l->pending ? l->n * sizeof(float) : 0) +
+         reference_size(r, l);
 }
 
 /* Before the first step the adapter may not be there yet; a fresh one is saved then. */
@@ -77,15 +88,17 @@ size_t pith_reducer_save_size(const pith_reducer *r) {
     return 0;
   }
   size_t size = pith__sat_add(sizeof(reducer_header), adapter_size(r));
-  int tails = has_tails(r, version_of(r));
+  uint32_t version = version_of(r);
+  int tails = has_tails(r, version);
   for (size_t i = 0; i < r->count; i++) {
     size = pith__sat_add(size, pith__sat_add(sizeof(layer_header), pith_state_save_size(r->layers[i].state)));
-    size = pith__sat_add(size, tails ? tail_size(r, &r->layers[i]) : 0);
+    size = pith__sat_add(size, tails ? tail_size(r, version, &r->layers[i]) : 0);
   }
   return size;
 }
 
-static pith_status save_layers(const pith_reducer *r, int tails, uint8_t *bytes, size_t size, size_t at) {
+static pith_status save_layers(const pith_reducer *r, uint32_t version, uint8_t *bytes, size_t size, size_t at) {
+  int tails = has_tails(r, version);
   for (size_t i = 0; i < r->count; i++) {
     const pith_reducer_layer *l = &r->layers[i];
     layer_header lh = {l->number, pith__layer_fingerprint(l), pith_state_save_size(l->state)};
@@ -98,12 +111,17 @@ static pith_status save_layers(const pith_reducer *r, int tails, uint8_t *bytes,
       steps |= pith_codec_moment(l->match.codec, NULL) && l->is_folded ? FOLDED : 0;
       memcpy(bytes + at, &steps, sizeof steps);
       at += sizeof steps;
+      if (has_releases(r, version)) {
+        uint64_t pending = l->pending ? l->pending_steps : 0;
+        memcpy(bytes + at, &pending, sizeof pending);
+        at += sizeof pending;
+      }
       if (l->pending) {
         PITH_TRY(pith__space_copy(l->state->space, bytes + at, l->pending, l->n * sizeof(float)));
         at += l->n * sizeof(float);
       }
       if (reference_size(r, l)) {
-        memcpy(bytes + at, l->reference->values, reference_size(r, l));
+        PITH_TRY(pith__space_copy(r->space, bytes + at, l->reference->values, reference_size(r, l)));
         at += reference_size(r, l);
       }
     }
@@ -132,7 +150,7 @@ pith_status pith_reducer_save(const pith_reducer *r, pith_out *out) {
   if (adapter) {
     PITH_TRY(pith_adapter_save(r->adaptive.adapter, &(pith_out){bytes + sizeof head, adapter, 0}));
   }
-  PITH_TRY(save_layers(r, has_tails(r, head.version), bytes, size, sizeof head + adapter));
+  PITH_TRY(save_layers(r, head.version, bytes, size, sizeof head + adapter));
   out->size = size;
   return PITH_OK;
 }
@@ -147,7 +165,8 @@ typedef struct loaded {
     pith_state *state;
     float *pending;
     void *reference; /* the owner's */
-    uint64_t steps;  /* that are pending, or that shards have made */
+    uint64_t steps;  /* that shards have made */
+    uint64_t pending_steps;
     int is_folded;
   } *layer;
 } loaded;
@@ -167,30 +186,36 @@ static pith_status take(cursor *c, uint64_t size, const pith_reducer_layer *l, c
   return PITH_OK;
 }
 
-static pith_status load_tail(const pith_reducer *r, const pith_reducer_layer *l, cursor *c, struct loaded_layer *to) {
+static pith_status load_values(const pith_reducer *r, const pith_reducer_layer *l, cursor *c, size_t size,
+                               void **values) {
   const void *taken = NULL;
-  void *memory = NULL;
+  PITH_TRY(take(c, size, l, &taken));
+  PITH_TRY(pith__space_zeros(r->space, size, values));
+  return pith__space_copy(r->space, *values, taken, size);
+}
+
+static pith_status load_tail(const pith_reducer *r, uint32_t version, const pith_reducer_layer *l, cursor *c,
+                             struct loaded_layer *to) {
+  const void *taken = NULL;
+  void *pending = NULL;
   PITH_TRY(take(c, sizeof to->steps, l, &taken));
   memcpy(&to->steps, taken, sizeof to->steps);
   to->is_folded = (to->steps & FOLDED) != 0;
   to->steps &= ~FOLDED;
-  if (reference_size(r, l)) {
-    PITH_TRY(take(c, reference_size(r, l), l, &taken));
-    to->reference = malloc(reference_size(r, l));
-    PITH_REQUIRE(to->reference, PITH_ERR_MEMORY, "no memory to load a checkpoint");
-    memcpy(to->reference, taken, reference_size(r, l));
+  if (has_releases(r, version)) {
+    PITH_TRY(take(c, sizeof to->pending_steps, l, &taken));
+    memcpy(&to->pending_steps, taken, sizeof to->pending_steps);
+  } else if (!r->options.sharded) {
+    to->pending_steps = to->steps;
   }
-  if (!to->steps || r->options.sharded) {
-    return PITH_OK;
+  if (to->pending_steps) {
+    PITH_TRY(load_values(r, l, c, l->n * sizeof *to->pending, &pending));
+    to->pending = pending;
   }
-  size_t size = l->n * sizeof *to->pending;
-  PITH_TRY(take(c, size, l, &taken));
-  PITH_TRY(pith__space_zeros(l->state->space, size, &memory));
-  to->pending = memory;
-  return pith__space_copy(l->state->space, memory, taken, size);
+  return reference_size(r, l) ? load_values(r, l, c, reference_size(r, l), &to->reference) : PITH_OK;
 }
 
-static pith_status load_layer(pith_reducer *r, const loaded *new, int tails, size_t index, cursor *c) {
+static pith_status load_layer(pith_reducer *r, const loaded *new, uint32_t version, size_t index, cursor *c) {
   const pith_reducer_layer *l = &r->layers[index];
   struct loaded_layer *to = &new->layer[index];
   layer_header lh;
@@ -209,7 +234,7 @@ static pith_status load_layer(pith_reducer *r, const loaded *new, int tails, siz
   PITH_TRY(take(c, lh.size, l, &taken));
   PITH_TRY(pith__state_create_in(r->space, to->codec, l->n, l->state->rows, r->rank, &to->state));
   PITH_TRY(pith_state_load(to->state, (pith_bytes){taken, (size_t)lh.size}));
-  return tails ? load_tail(r, l, c, to) : PITH_OK;
+  return has_tails(r, version) ? load_tail(r, version, l, c, to) : PITH_OK;
 }
 
 static pith_status load_all(pith_reducer *r, loaded *new, const reducer_header *head, cursor c) {
@@ -220,7 +245,7 @@ static pith_status load_all(pith_reducer *r, loaded *new, const reducer_header *
     PITH_TRY(pith_adapter_load(new->adapter, (pith_bytes){taken, (size_t)head->adapter}));
   }
   for (size_t i = 0; i < r->count; i++) {
-    PITH_TRY(load_layer(r, new, has_tails(r, head->version), i, &c));
+    PITH_TRY(load_layer(r, new, head->version, i, &c));
   }
   PITH_REQUIRE(c.left == 0, PITH_ERR_CORRUPT, "the checkpoint has %zu bytes behind its last layer", c.left);
   return PITH_OK;
@@ -230,7 +255,7 @@ static void release(const pith_reducer *r, loaded *new, size_t count) {
   for (size_t i = 0; i < count; i++) {
     pith_state_destroy(new->layer[i].state);
     pith__space_release(r->space, new->layer[i].pending);
-    free(new->layer[i].reference);
+    pith__space_release(r->space, new->layer[i].reference);
   }
   free(new->layer);
   pith_adapter_destroy(new->adapter);
@@ -252,10 +277,11 @@ static void commit(pith_reducer *r, loaded *new, const reducer_header *head) {
     pith_reducer_layer *l = &r->layers[i];
     struct loaded_layer *from = &new->layer[i];
     l->match.codec = from->codec;
-    l->started = 0;
+    l->started = l->turn = 0;
     EXCHANGE(pith_state *, l->state, from->state);
     EXCHANGE(float *, l->pending, from->pending);
-    *(r->options.sharded ? &l->steps : &l->pending_steps) = from->steps;
+    l->steps = r->options.sharded ? from->steps : l->steps;
+    l->pending_steps = from->pending_steps;
     l->is_folded = from->is_folded;
     if (l->reference) {
       l->reference->is_stale = 1;
@@ -274,9 +300,9 @@ static pith_status check_head(const pith_reducer *r, pith_bytes in, reducer_head
   PITH_REQUIRE(in.size >= least, PITH_ERR_CORRUPT, "a checkpoint has at least %zu bytes, not %zu", least, in.size);
   memcpy(head, in.data, least);
   PITH_REQUIRE(head->magic == REDUCER_MAGIC, PITH_ERR_CORRUPT, "these bytes are not a checkpoint of a reducer");
-  PITH_REQUIRE(head->version >= FIXED && head->version <= REFERENCED, PITH_ERR_CORRUPT,
+  PITH_REQUIRE(head->version >= FIXED && head->version <= RELEASING, PITH_ERR_CORRUPT,
                "the checkpoint was saved by version %u of the format, and this library reads %u to %u", head->version,
-               FIXED, REFERENCED);
+               FIXED, RELEASING);
   PITH_REQUIRE(head->version >= OWNED || (head->version == ADAPTIVE) == (head->adapter > 0), PITH_ERR_CORRUPT,
                "the checkpoint is damaged: version %u with an adapter of %llu bytes", head->version,
                (unsigned long long)head->adapter);

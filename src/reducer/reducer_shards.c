@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Models of which every rank owns a shard of each layer (FSDP): the reduce-scatter of their gradients and the
  * all-gather of their parameters. A layer has an entry in the reducer for each owner, with a state of its own; a
@@ -5,6 +6,7 @@
  */
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "codec/codec.h"
 #include "reducer/stages.h"
 
@@ -21,6 +23,10 @@ static pith_status check(pith_reducer *r, const size_t *layers, size_t count, pi
   for (size_t i = 0; i < count; i++) {
     pith_reducer_layer *l;
     PITH_TRY(pith__reducer_find(r, layers[i], &l));
+  }
+  PITH_TRY(pith__reducer_turn(r, layers, count)); /* specs may be others behind it */
+  for (size_t i = 0; i < count; i++) {
+    pith_reducer_layer *l = &r->layers[layers[i] * (size_t)r->ranks];
     for (int p = 0; p < r->ranks; p++) {
       l[p].dtype = src.dtype;
       PITH_TRY(l->reference ? pith__reference_wire(r, &l[p], 0) : pith__stage_wire_codec(r, &l[p], &l[p].wire));
@@ -57,8 +63,20 @@ static pith_status make(pith_reducer *r, pith_group_kind kind, const size_t *lay
 }
 
 static pith_status run(pith_reducer *r, pith_staged *f) {
+  double begun = pith__now();
   PITH_TRY(pith__stages_run(r->stages, f));
   r->step++; /* of messages: ranks that differ in it are told so */
+  return pith__reducer_adapt(r, begun);
+}
+
+/* An adaptive spec sees this rank's own shards: those of all ranks are a whole gradient. */
+static pith_status observe(pith_reducer *r, const size_t *layers, size_t count, pith_cspan src, size_t whole) {
+  const uint8_t *at = (const uint8_t *)src.data + whole * (size_t)r->rank * pith_dtype_size(src.dtype);
+  for (size_t i = 0; i < count; i++) {
+    const pith_reducer_layer *l = &r->layers[layers[i] * (size_t)r->ranks + (size_t)r->rank];
+    PITH_TRY(pith__reducer_observe(r, l, at));
+    at += pith__layer_bytes(l);
+  }
   return PITH_OK;
 }
 
@@ -74,6 +92,7 @@ pith_status pith_reducer_reduce_scatter(pith_reducer *r, const size_t *layers, s
     const pith_reducer_layer *l = &r->layers[layers[i] * (size_t)r->ranks];
     PITH_REQUIRE(!l->reference, PITH_ERR_UNSUPPORTED, "layer %s: %s is for parameters", l->name, l->reference->spec);
   }
+  PITH_TRY(observe(r, layers, count, src, whole));
   PITH_TRY(make(r, PITH_GROUP_SCATTER, layers, count, src.data, &f));
   f->op = op;
   f->target = dst.data;
@@ -126,6 +145,8 @@ pith_status pith_reducer_all_gather(pith_reducer *r, const size_t *layers, size_
   for (size_t i = 0; i < count; i++) {
     const pith_reducer_layer *l = &r->layers[layers[i] * (size_t)r->ranks];
     const pith_codec *codec = l->reference ? l->match.codec : l->wire;
+    PITH_REQUIRE(l->adapted == SIZE_MAX, PITH_ERR_UNSUPPORTED, "layer %s: %s is for gradients, and not for parameters",
+                 l->name, r->adaptive.text);
     PITH_REQUIRE(!codec->memory && !pith_codec_rounds(codec) && codec->caps & PITH_CAP_FIXED, PITH_ERR_UNSUPPORTED,
                  "layer %s: %s cannot be used for parameters: that takes a codec of fixed size without memory", l->name,
                  codec->spec);
@@ -144,6 +165,5 @@ pith_status pith_reducer_gathered(pith_reducer *r, const size_t *layers, size_t 
                  l->reference ? "nothing was gathered yet" : "only specs with delta/ keep what was gathered");
   }
   PITH_TRY(restore(r, layers, count, 1));
-  pith__reference_give(r, layers, count, dst);
-  return PITH_OK;
+  return r->stage_ops->give_references(r, layers, count, dst);
 }

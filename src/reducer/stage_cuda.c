@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The work of stages on a CUDA device: see stages.h. Everything is enqueued on the space's stream; the host waits only
  * for sizes of payloads, where they vary. */
 #include <stdlib.h>
@@ -108,11 +109,77 @@ static pith_status take_workspace(pith_staged *f, const pith_cuda_item *items, s
 /* In `more`: the sizes of payloads, of all ranks, and where they vary the payloads themselves, at their bounds. */
 static size_t table_bytes(const pith_staged *f) { return aligned(f->table * sizeof(uint64_t)); }
 
+/* Of any layers, whose payloads have sizes that are known. */
+static pith_status decode_items(pith_staged *f, const pith_cuda_item *items, size_t count, pith_mode mode) {
+  size_t workspace = pith_cuda_workspace(items, count);
+  PITH_TRY(pith__stages_buffer(f->stages, &f->sums, workspace));
+  return pith_cuda_decode(items, count, mode, f->sums.data, workspace, space_of(f)->stream);
+}
+
+/* Values as they are, from one place and type to another: the payload of a codec that does nothing. */
+static pith_status copy_item(pith_reducer *r, pith_span from, pith_span to, pith_cuda_item *item) {
+  const pith_codec *codec;
+  pith_ctx ctx = PITH_CTX_INIT;
+  PITH_TRY(pith__reducer_exact_codec(r, from.dtype, &codec));
+  *item = pith__gpu_item(codec, to, &ctx);
+  item->payload = from.data;
+  return PITH_OK;
+}
+
+/* to = -reference */
+static pith_status negate(const pith_staged *f, const pith_reducer_layer *l, float *to) {
+  int is_half = l->reference->dtype == PITH_BF16;
+  return pith__space_repack(f->reducer->space,
+                            &(pith_repack_task){.from = l->reference->values,
+                                                .to = to,
+                                                .n = l->n,
+                                                .factor = -1.0f,
+                                                .from_store = (uint8_t)(is_half ? PITH_STORE_BF16 : PITH_STORE_F32)});
+}
+
+/* What travels in the place of the values that were given, in `in`, which is free until something comes. */
+static pith_status make_sources(pith_staged *f, pith_cuda_item *items) {
+  size_t room = 0, added = 0;
+  PITH_FREED pith_cuda_item *add = calloc(f->count + 1, sizeof *add);
+  PITH_REQUIRE(add, PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
+  for (size_t i = 0; i < f->count; i++) {
+    const pith_reducer_layer *l = pith__stage_layer(f, i);
+    room += pith__stage_source(f, l) >= PITH_SOURCE_DIFFERENCE ? aligned(l->n * sizeof(float)) : 0;
+  }
+  PITH_TRY(room ? pith__stages_buffer(f->stages, &f->in, room) : PITH_OK);
+  uint8_t *at = f->in.data;
+  for (size_t i = 0; i < f->count; i++) {
+    pith_reducer_layer *l = pith__stage_layer(f, i);
+    pith_stage_source source = pith__stage_source(f, l);
+    pith_span given = {items[i].values, l->n, items[i].dtype}, made = {at, l->n, PITH_F32};
+    if (source == PITH_SOURCE_GIVEN) {
+      continue;
+    }
+    if (source == PITH_SOURCE_REFERENCE) {
+      made = pith__reference_values(l);
+    } else if (source == PITH_SOURCE_DIFFERENCE) {
+      PITH_TRY(negate(f, l, made.data));
+      PITH_TRY(copy_item(f->reducer, given, made, &add[added++]));
+      at += aligned(l->n * sizeof(float));
+    } else {
+      pith_cuda_item whole;
+      PITH_TRY(copy_item(f->reducer, given, made, &whole));
+      PITH_TRY(decode_items(f, &whole, 1, PITH_SET));
+      PITH_TRY(pith__pending_release(l, made));
+      at += aligned(l->n * sizeof(float));
+    }
+    items[i].values = made.data;
+    items[i].dtype = made.dtype;
+  }
+  return added ? decode_items(f, add, added, PITH_ADD) : PITH_OK;
+}
+
 static pith_status encode_items(pith_staged *f) {
   size_t room = 0, message = 0, workspace;
   int vary = !pith__stage_is_fixed(f);
   PITH_FREED pith_cuda_item *items = NULL;
   PITH_TRY(make_items(f, f->reducer->rank, &items));
+  PITH_TRY(f->reducer->options.sharded ? make_sources(f, items) : PITH_OK);
   for (size_t i = 0; i < f->count; i++) {
     room += vary ? aligned(pith__layer_bound(pith__stage_layer(f, i))) : 0;
     message += pith__layer_bound(pith__stage_layer(f, i));
@@ -230,16 +297,48 @@ static pith_status average_payloads(pith_staged *f) {
   return aggregate(f, total);
 }
 
+/* The messages of all ranks in as few calls as there are modes. */
 static pith_status decode_payloads(pith_staged *f) {
+  size_t ranks = (size_t)f->reducer->ranks, count[2] = {0}, copies = 0, all = f->count * ranks;
   uint8_t *to = f->target;
-  PITH_TRY(put_sizes(f));
-  for (int p = 0; p < f->reducer->ranks; p++) {
-    for (size_t i = 0; i < f->count; to += pith__layer_bytes(pith__stage_layer(f, i++))) {
-      f->gradient[i] = to;
+  PITH_FREED pith_cuda_item *items = calloc(3 * all + 1, sizeof *items);
+  PITH_REQUIRE(items, PITH_ERR_MEMORY, "no memory for a group of %zu layers", f->count);
+  for (size_t p = 0; p < ranks; p++) {
+    uint8_t *from = f->in.data + pith__stage_message_at(f, (int)p);
+    for (size_t i = 0; i < f->count; i++) {
+      pith_reducer_layer *l = pith__stage_layer(f, i) - f->reducer->rank + p; /* the entry of its owner */
+      pith_ctx ctx = pith__stage_ctx(f, l, (int)p);
+      pith_span values = {to, l->n, l->dtype}, into = l->reference ? pith__reference_values(l) : values;
+      int adds = pith__stage_adds(f, l);
+      pith_cuda_item *item = &items[(size_t)adds * all + count[adds]++];
+      *item = pith__gpu_item(pith__layer_codec(l), into, &ctx);
+      item->payload = from;
+      if (l->reference) {
+        l->reference->is_stale = 0;
+      }
+      if (l->reference && !f->restores) {
+        PITH_TRY(copy_item(f->reducer, pith__reference_values(l), values, &items[2 * all + copies++]));
+      }
+      from += f->sizes[p * f->count + i];
+      to = f->restores ? NULL : to + pith__layer_bytes(l);
     }
-    PITH_TRY(decode_message(f, p, f->gradient, f->count ? pith__stage_layer(f, 0)->dtype : PITH_F32, PITH_SET));
   }
-  return PITH_OK;
+  PITH_TRY(decode_items(f, items, count[0], PITH_SET));
+  PITH_TRY(decode_items(f, items + all, count[1], PITH_ADD));
+  return decode_items(f, items + 2 * all, copies, PITH_SET);
+}
+
+static pith_status give_references(pith_reducer *r, const size_t *layers, size_t count, pith_span dst) {
+  size_t ranks = (size_t)r->ranks;
+  uint8_t *to = dst.data;
+  PITH_FREED pith_cuda_item *items = calloc(count * ranks + 1, sizeof *items);
+  PITH_REQUIRE(items, PITH_ERR_MEMORY, "no memory for %zu layers", count);
+  for (size_t k = 0; k < count * ranks; k++) {
+    const pith_reducer_layer *l = &r->layers[layers[k % count] * ranks + k / count];
+    PITH_TRY(copy_item(r, pith__reference_values(l), (pith_span){to, l->n, dst.dtype}, &items[k]));
+    to += l->n * pith_dtype_size(dst.dtype);
+  }
+  return pith_cuda_decode(items, count * ranks, PITH_SET, NULL, 0, ((pith_cuda_space *)r->space)->stream);
 }
 
 /* ---- Rounds ------------------------------------------------------------------------------------------------------ */
@@ -275,6 +374,7 @@ const pith_stage_ops pith__stage_cuda = {.encode_parts = encode_parts,
                                          .pad_message = pad_message,
                                          .average_payloads = average_payloads,
                                          .decode_payloads = decode_payloads,
+                                         .give_references = give_references,
                                          .run_round = run_round,
                                          .copy_plain = copy_plain,
                                          .plain_op = PITH_MEAN};

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The work of stages in main memory: see stages.h. */
 #include <string.h>
 
@@ -31,24 +32,55 @@ static pith_status decode_parts(pith_staged *f, const pith_ctx *ctx) {
 
 /* ---- Whole payloads ---------------------------------------------------------------------------------------------- */
 
+enum { TILE = 1024 };
+
+static void widen(pith_cspan from, float *to) {
+  for (size_t at = 0, n; at < from.n; at += n) {
+    n = pith__least(from.n - at, TILE);
+    const float *values = pith__span_load(from, at, n, to + at);
+    if (values != to + at) {
+      memcpy(to + at, values, n * sizeof *to);
+    }
+  }
+}
+
+/* What travels, in `sums` where it is made. */
+static pith_status source_of(const pith_staged *f, pith_reducer_layer *l, pith_cspan *values) {
+  float *made = (float *)(void *)f->sums.data;
+  pith_span kept = {made, l->n, PITH_F32};
+  switch (pith__stage_source(f, l)) {
+    case PITH_SOURCE_GIVEN:
+      return PITH_OK;
+    case PITH_SOURCE_REFERENCE:
+      kept = pith__reference_values(l);
+      break;
+    case PITH_SOURCE_DIFFERENCE:
+      pith__reference_subtract(l, *values, made);
+      break;
+    case PITH_SOURCE_PENDING:
+      widen(*values, made);
+      PITH_TRY(pith__pending_release(l, kept));
+  }
+  *values = (pith_cspan){kept.data, kept.n, kept.dtype};
+  return PITH_OK;
+}
+
 static pith_status encode_payloads(pith_staged *f) {
   size_t room = 0, used = 0, most = 0;
   uint64_t *sizes = f->sizes + f->own;
   for (size_t i = 0; i < f->count; i++) {
     const pith_reducer_layer *l = pith__stage_layer(f, i);
     room += pith__layer_bound(l);
-    most = pith__most(most, l->reference ? l->n : 0);
+    most = pith__most(most, pith__stage_source(f, l) >= PITH_SOURCE_DIFFERENCE ? l->n : 0);
   }
   PITH_TRY(pith__stages_buffer(f->stages, &f->out, room));
   PITH_TRY(most ? pith__stages_buffer(f->stages, &f->sums, most * sizeof(float)) : PITH_OK);
   for (size_t i = 0; i < f->count; i++) {
-    const pith_reducer_layer *l = pith__stage_layer(f, i);
+    pith_reducer_layer *l = pith__stage_layer(f, i);
     pith_ctx ctx = pith__stage_ctx(f, l, f->reducer->rank);
     pith_out out = {f->out.data + used, room - used, 0};
     pith_cspan values = {f->gradient[i], l->n, l->dtype};
-    if (l->reference) {
-      values = pith__reference_source(f, l, values, (float *)(void *)f->sums.data);
-    }
+    PITH_TRY(source_of(f, l, &values));
     PITH_TRY(pith_encode(pith__layer_codec(l), l->state, values, &out, &ctx));
     sizes[i] = out.size;
     used += out.size;
@@ -114,10 +146,28 @@ static pith_status decode_payloads(pith_staged *f) {
       pith_bytes in = {from, (size_t)f->sizes[(size_t)p * f->count + i]};
       pith_span values = {to, l->n, l->dtype};
       pith_ctx ctx = pith__stage_ctx(f, l, p);
-      PITH_TRY(l->reference ? pith__reference_decode(f, l, in, values, &ctx)
-                            : pith_decode(pith__layer_codec(l), in, values, PITH_SET, &ctx));
+      pith_span into = l->reference ? pith__reference_values(l) : values;
+      PITH_TRY(pith_decode(pith__layer_codec(l), in, into, pith__stage_adds(f, l) ? PITH_ADD : PITH_SET, &ctx));
+      if (l->reference) {
+        l->reference->is_stale = 0;
+      }
+      if (l->reference && !f->restores) {
+        pith__reference_copy(l, values);
+      }
       from += in.size;
       to = f->restores ? NULL : to + pith__layer_bytes(l);
+    }
+  }
+  return PITH_OK;
+}
+
+static pith_status give_references(pith_reducer *r, const size_t *layers, size_t count, pith_span dst) {
+  uint8_t *to = dst.data;
+  for (size_t p = 0; p < (size_t)r->ranks; p++) {
+    for (size_t i = 0; i < count; i++) {
+      const pith_reducer_layer *l = &r->layers[layers[i] * (size_t)r->ranks + p];
+      pith__reference_copy(l, (pith_span){to, l->n, dst.dtype});
+      to += l->n * pith_dtype_size(dst.dtype);
     }
   }
   return PITH_OK;
@@ -161,5 +211,6 @@ const pith_stage_ops pith__stage_host = {.encode_parts = encode_parts,
                                          .pad_message = pad_message,
                                          .average_payloads = average_payloads,
                                          .decode_payloads = decode_payloads,
+                                         .give_references = give_references,
                                          .run_round = run_round,
                                          .copy_plain = copy_plain};

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Stages of block codecs on devices of several hosts, with the bits of the algorithm `hierarchical` over a comm
  * (docs/algorithms.md, "Hosts"). A layer is cut into a part for each place in a host, a part into a slice for each

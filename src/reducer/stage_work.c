@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The stages of a group over a carrier: their order, the sizes of messages, and the exchange that follows each. What is
  * done to values is done where they live: stage_host.c, stage_cuda.c. docs/reducer.md has the stages of each way:
@@ -60,10 +61,20 @@ static void reduce(pith_staged *f, void *values, size_t count, pith_dtype dtype,
 
 pith_status pith__stage_wire_codec(pith_reducer *r, const pith_reducer_layer *l, const pith_codec **codec) {
   *codec = l->match.codec;
-  if (strcmp(l->match.codec->spec, "none") != 0 || l->dtype == PITH_F32) {
-    return PITH_OK;
+  return strcmp(l->match.codec->spec, "none") ? PITH_OK : pith__reducer_exact_codec(r, l->dtype, codec);
+}
+
+pith_stage_source pith__stage_source(const pith_staged *f, const pith_reducer_layer *l) {
+  if (l->reference) {
+    return f->restores                   ? PITH_SOURCE_REFERENCE
+           : pith__reference_is_fresh(l) ? PITH_SOURCE_GIVEN
+                                         : PITH_SOURCE_DIFFERENCE;
   }
-  return pith__reducer_codec(r, l->dtype == PITH_F16 ? "fp16" : "bf16", codec);
+  return f->reducer->options.sharded && l->pending ? PITH_SOURCE_PENDING : PITH_SOURCE_GIVEN;
+}
+
+int pith__stage_adds(const pith_staged *f, const pith_reducer_layer *l) {
+  return l->reference && !f->restores && !pith__reference_is_fresh(l);
 }
 
 static pith_status make_bucket(const pith_staged *f, pith_bucket **bucket) {

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A reducer over a carrier: groups go through stages of work, with an exchange after each but the last. stages.c has
  * the order of stages and the thread that drives them, stage_work.c what is done in each.
@@ -62,8 +63,10 @@ struct pith_stage_ops {
   pith_status (*encode_payloads)(pith_staged *f);
   pith_status (*pad_message)(pith_staged *f, size_t own);
   pith_status (*average_payloads)(pith_staged *f);
-  /* GATHER: the messages of all ranks in `in` to values in f->target. */
+  /* GATHER: the messages of all ranks in `in` to values in f->target, or to references and from there. */
   pith_status (*decode_payloads)(pith_staged *f);
+  /* References of these layers, rank by rank, to values. */
+  pith_status (*give_references)(pith_reducer *r, const size_t *layers, size_t count, pith_span dst);
   /* ROUNDS: produces or consumes f->counts values of `width` bytes for each layer in `in`. */
   pith_status (*run_round)(pith_staged *f, size_t round, size_t width, int consumes);
   /* PLAIN: gradients to `in`, or back: their sums or means to gradients. */
@@ -98,6 +101,16 @@ void pith__stage_account(pith_staged *f);
 void pith__stage_release(pith_staged *f);
 
 pith_ctx pith__stage_ctx(const pith_staged *f, const pith_reducer_layer *l, int rank);
+/* What travels of a shard, if not the values that the caller gave: made in f32, as … */
+typedef enum pith_stage_source {
+  PITH_SOURCE_GIVEN,      /* … is not the case; */
+  PITH_SOURCE_REFERENCE,  /* the reference itself, as it is: nothing is made; */
+  PITH_SOURCE_DIFFERENCE, /* their difference from the reference; */
+  PITH_SOURCE_PENDING,    /* their sum with a part of what is pending. */
+} pith_stage_source;
+pith_stage_source pith__stage_source(const pith_staged *f, const pith_reducer_layer *l);
+/* Whether a message is added to the reference of its layer; else it is set, as values of layers without one are. */
+int pith__stage_adds(const pith_staged *f, const pith_reducer_layer *l);
 /* Whether the sizes of its payloads are known before they are encoded. */
 int pith__stage_is_fixed(const pith_staged *f);
 /* Where the message of a rank begins in `in`. */
@@ -112,13 +125,13 @@ pith_status pith__stage_make_levels(const pith_staged *f, pith_bucket **inside, 
 /* … and the work of its stage. */
 pith_status pith__stage_work_hosts(pith_staged *f);
 
-/* ---- reducer_reference.c ---- */
+/* ---- reducer_reference.c: the values of a reference, and in main memory … ---- */
 
-/* What travels of a shard that is gathered as a difference; `buffer` has room for its values. … */
-pith_cspan pith__reference_source(const pith_staged *f, const pith_reducer_layer *l, pith_cspan src, float *buffer);
-/* … and what becomes of it: the owner's reference, and from it the parameters. */
-pith_status pith__reference_decode(const pith_staged *f, pith_reducer_layer *l, pith_bytes in, pith_span to,
-                                   const pith_ctx *ctx);
+pith_span pith__reference_values(const pith_reducer_layer *l);
+/* … to = src - reference; … */
+void pith__reference_subtract(const pith_reducer_layer *l, pith_cspan src, float *to);
+/* … to = reference. */
+void pith__reference_copy(const pith_reducer_layer *l, pith_span to);
 
 /* Memory of at least that size, from the stages' own; keeps what is there if it is large enough. */
 pith_status pith__stages_buffer(pith_stages *stages, pith_stage_buffer *buffer, size_t size);

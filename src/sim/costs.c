@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Seconds are those of the topology: so much for each call and value. Sizes of payloads follow from n where the codec
  * says so; else made-up gradients (normal, the same in every run) are encoded, and the entries that several ranks have
@@ -65,53 +66,58 @@ static pith_status make_decoded(pith_sim_codec_costs *c) {
     entries += c->decoded[i] != 0;
   }
   c->density = (double)entries / (double)c->n;
-  c->joint_density = 1 - pow(1 - c->density, c->topology->ranks);
   return PITH_OK;
 }
 
-/* Of all ranks together. */
-static pith_status make_union(pith_sim_codec_costs *c) {
+/* Entries for each value that so many ranks have together; 0: all of them. */
+static double density_of(const pith_sim_codec_costs *c, int passes) {
+  return 1 - pow(1 - c->density, passes ? passes : c->topology->ranks);
+}
+
+static pith_status make_union(pith_sim_codec_costs *c, int passes) {
   const pith_key key = {0x5eed, 2};
-  if (c->joint) {
+  double density = density_of(c, passes);
+  if (c->joint && c->joint_ranks == passes) {
     return PITH_OK;
   }
-  c->joint = malloc((c->n + 1) * sizeof *c->joint);
+  c->joint = c->joint ? c->joint : malloc((c->n + 1) * sizeof *c->joint);
   PITH_REQUIRE(c->joint, PITH_ERR_MEMORY, "no memory for %zu values", c->n);
   for (size_t i = 0; i < c->n; i++) {
-    c->joint[i] = pith__rng_unit(key, (uint32_t)i) < 1 - c->joint_density ? 0 : c->values[i];
+    c->joint[i] = pith__rng_unit(key, (uint32_t)i) < 1 - density ? 0 : c->values[i];
   }
+  c->joint_ranks = passes;
   return PITH_OK;
 }
 
 /* The mean of several parts of the tensor: one of them may have more entries than others. */
-static pith_status entries_of(pith_sim_codec_costs *c, size_t n, int is_result, size_t *bytes) {
+static pith_status entries_of(pith_sim_codec_costs *c, size_t n, int passes, size_t *bytes) {
   size_t parts = c->n / n < PARTS_MOST ? c->n / n : PARTS_MOST, sum = 0;
   PITH_REQUIRE(parts > 0, PITH_ERR_ARGUMENT, "a part has %zu values, and the tensor %zu", n, c->n);
   PITH_TRY(make_decoded(c));
-  PITH_TRY(is_result ? make_union(c) : PITH_OK);
+  PITH_TRY(passes == 1 ? PITH_OK : make_union(c, passes));
   for (size_t p = 0; p < parts; p++) {
-    PITH_TRY(try_codec(c->entries, (is_result ? c->joint : c->decoded) + p * (c->n / parts), n, NULL, bytes));
+    PITH_TRY(try_codec(c->entries, (passes == 1 ? c->decoded : c->joint) + p * (c->n / parts), n, NULL, bytes));
     sum += *bytes;
   }
   *bytes = (sum + parts / 2) / parts;
   return PITH_OK;
 }
 
-static pith_status measure(pith_sim_codec_costs *c, pith_effort effort, size_t n, size_t *bytes) {
+static pith_status measure(pith_sim_codec_costs *c, pith_effort effort, size_t n, int passes, size_t *bytes) {
   switch (effort) {
     case PITH_EFFORT_PACK:
     case PITH_EFFORT_UNPACK:
-      return entries_of(c, n, 0, bytes);
     case PITH_EFFORT_PACK_RESULT:
     case PITH_EFFORT_UNPACK_RESULT:
-      return entries_of(c, n, 1, bytes);
+      return entries_of(c, n, passes, bytes);
     default:
       PITH_TRY(make_values(c));
       return try_codec(c->codec, c->values, n, NULL, bytes);
   }
 }
 
-static pith_status payload(const pith_sim_costs *costs, pith_effort effort, size_t n, size_t bound, size_t *bytes) {
+static pith_status payload(const pith_sim_costs *costs, pith_effort effort, size_t n, int passes, size_t bound,
+                           size_t *bytes) {
   pith_sim_codec_costs *c = (pith_sim_codec_costs *)(uintptr_t)costs;
   int is_coded = effort == PITH_EFFORT_ENCODE || effort == PITH_EFFORT_DECODE || effort == PITH_EFFORT_ENCODE_DECODE;
   *bytes = bound;
@@ -123,14 +129,14 @@ static pith_status payload(const pith_sim_costs *costs, pith_effort effort, size
            : effort == PITH_EFFORT_UNPACK_RESULT ? PITH_EFFORT_PACK_RESULT
                                                  : effort;
   for (size_t i = 0; i < c->known_count; i++) {
-    if (c->known[i].effort == effort && c->known[i].n == n) {
+    if (c->known[i].effort == effort && c->known[i].n == n && c->known[i].passes == passes) {
       *bytes = c->known[i].bytes;
       return PITH_OK;
     }
   }
-  PITH_TRY(measure(c, effort, n, bytes));
+  PITH_TRY(measure(c, effort, n, passes, bytes));
   size_t at = c->known_count < PITH_SIM_SIZES_MOST ? c->known_count++ : 0;
-  c->known[at] = (struct pith_sim_known){effort, n, *bytes};
+  c->known[at] = (struct pith_sim_known){effort, passes, n, *bytes};
   return PITH_OK;
 }
 
@@ -159,17 +165,15 @@ static double seconds(const pith_sim_costs *costs, pith_effort effort, int mode,
     case PITH_EFFORT_NONE:
       return 0;
     case PITH_EFFORT_PACK:
-      return values * (t->pack_value + c->density * t->pack_entry);
     case PITH_EFFORT_PACK_RESULT:
-      return values * (t->pack_value + c->joint_density * t->pack_entry);
+      return values * (t->pack_value + density_of(c, passes) * t->pack_entry);
     case PITH_EFFORT_UNPACK:
-      return values * (c->density * t->unpack_entry + (mode == PITH_ADD ? 0 : t->sum_value));
     case PITH_EFFORT_UNPACK_RESULT:
-      return values * (c->joint_density * t->unpack_entry + t->sum_value);
+      return values * (density_of(c, passes) * t->unpack_entry + (mode == PITH_ADD ? 0 : t->sum_value));
     case PITH_EFFORT_SUM:
       break;
   }
-  return values * passes * t->sum_value;
+  return values * (passes ? passes : 1) * t->sum_value;
 }
 
 void pith__sim_costs_init(pith_sim_codec_costs *c, const pith_sim_topology *topology, const pith_codec *codec,

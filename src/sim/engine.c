@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Runs graphs in virtual time: engine.h has the model. */
 #include "sim/engine.h"
 
@@ -56,6 +57,12 @@ typedef struct port {
   uint64_t sent, received;
 } port;
 
+/* What all hosts of a rack share: their way to the others, and back. */
+typedef struct rack {
+  double out_free_at, in_free_at;
+  uint64_t sent, received;
+} rack;
+
 typedef struct rank {
   pith_sim_graph *graph;
   link *link;                               /* of each peer; NULL until the first send */
@@ -68,7 +75,7 @@ typedef struct rank {
 } rank;
 
 typedef struct pool {
-  int free;
+  int free, ranks, cores;
   queue waiting; /* ranks */
 } pool;
 
@@ -81,6 +88,7 @@ typedef struct engine {
   rank *rank;
   port *port; /* of hosts, then of ranks, within their host */
   pool *pool;
+  rack *rack;
   double switch_free_at;
   pith_sim_events events;
   double now;
@@ -184,17 +192,37 @@ static uint32_t bytes_of(const engine *e, const pith_sim_task *send) {
   return (uint32_t)class_of(e, send)->amount + PITH_SIM_HEADER;
 }
 
+/* A segment, from its first to its last byte, passes something that all share and that is free from then on. */
+static void pass(double *free_at, double rate, uint32_t bytes, double *first, double *last) {
+  *first = *free_at > *first ? *free_at : *first;
+  *free_at = *first + bytes / rate;
+  *last = *free_at > *last ? *free_at : *last;
+}
+
+static int rack_of(const engine *e, uint32_t r) { return host_of(e, r) / e->network->rack_hosts; }
+
 /* A segment that begins to leave now: when its last byte is at the other end. */
-static double arrival_of(engine *e, const port *from, uint32_t receiver, int inside, uint32_t bytes) {
+static double arrival_of(engine *e, const port *from, uint32_t sender, uint32_t receiver, int inside, uint32_t bytes) {
+  const pith_sim_network *n = e->network;
   port *to = port_of(e, receiver, inside);
-  double first = e->now, last = e->now + bytes / from->rate;
-  if (!inside && e->network->switch_rate > 0) {
-    first = e->switch_free_at > first ? e->switch_free_at : first;
-    e->switch_free_at = first + bytes / e->network->switch_rate;
-    last = e->switch_free_at > last ? e->switch_free_at : last;
+  double first = e->now, last = e->now + bytes / from->rate, latency = from->latency;
+  int crosses = !inside && n->rack_hosts && rack_of(e, sender) != rack_of(e, receiver);
+  if (crosses) {
+    rack *out = &e->rack[rack_of(e, sender)];
+    out->sent += bytes;
+    pass(&out->out_free_at, n->rack_rate, bytes, &first, &last);
   }
-  first += from->latency;
-  last += from->latency;
+  if (!inside && n->switch_rate > 0) {
+    pass(&e->switch_free_at, n->switch_rate, bytes, &first, &last);
+  }
+  if (crosses) {
+    rack *in = &e->rack[rack_of(e, receiver)];
+    in->received += bytes;
+    pass(&in->in_free_at, n->rack_rate, bytes, &first, &last);
+    latency += n->rack_latency;
+  }
+  first += latency;
+  last += latency;
   to->free_at = (to->free_at > first ? to->free_at : first) + bytes / to->rate;
   to->received += bytes;
   return to->free_at > last ? to->free_at : last;
@@ -211,7 +239,7 @@ static void serve_port(engine *e, uint32_t index) {
   uint32_t sender = p->sending / (uint32_t)e->ranks, receiver = p->sending % (uint32_t)e->ranks;
   link *l = &e->rank[sender].link[receiver];
   uint32_t bytes = l->left < SEGMENT ? l->left : SEGMENT;
-  double arrival = arrival_of(e, p, receiver, index >= (uint32_t)e->network->layout->hosts, bytes);
+  double arrival = arrival_of(e, p, sender, receiver, index >= (uint32_t)e->network->layout->hosts, bytes);
   l->left -= bytes;
   p->sent += bytes;
   if (l->left == 0) {
@@ -300,42 +328,62 @@ static void end_turn(engine *e, uint32_t who, uint32_t number) {
   }
 }
 
+/* Does what the rank has to do, until that takes time. It has a core, which `handed` seconds pass before it gets.
+ * Returns 0 if there is nothing left. */
+static int use_core(engine *e, uint32_t who, double handed) {
+  rank *r = &e->rank[who];
+  while ((r->io.count || r->ready_count) && !e->failed) {
+    r->current = r->io.count ? queue_take(&r->io) : pop_ready(r);
+    double seconds = seconds_of(e, who, r->current) + handed;
+    handed = 0;
+    r->is_busy = 1;
+    if (seconds > 0) {
+      add_event(e, e->now + seconds, CPU, who, 0);
+      return 1;
+    }
+    end_turn(e, who, r->current);
+    r->is_busy = 0;
+  }
+  return 0;
+}
+
+/* Ranks that share cores and have nothing to do look for messages in turn. */
+static double hand_over(const engine *e, const pool *p) {
+  int idle = p->ranks - (p->cores - p->free) - (int)p->waiting.count;
+  return p->cores < p->ranks && idle > 0 ? e->network->poll * idle / p->cores : 0;
+}
+
 /* Gives the rank a core, if it has something to do and there is one. What takes no time is done at once. */
 static void serve_rank(engine *e, uint32_t who) {
   rank *r = &e->rank[who];
   pool *p = &e->pool[e->network->pool[who]];
-  while (!r->is_busy && !r->is_queued && (r->io.count || r->ready_count) && !e->failed) {
-    if (p->free == 0) {
-      r->is_queued = 1;
-      e->failed |= !queue_put(&p->waiting, who);
-      return;
-    }
-    r->current = r->io.count ? queue_take(&r->io) : pop_ready(r);
-    double seconds = seconds_of(e, who, r->current);
-    r->is_busy = 1;
-    p->free--;
-    if (seconds > 0) {
-      add_event(e, e->now + seconds, CPU, who, 0);
-      return;
-    }
-    end_turn(e, who, r->current);
-    r->is_busy = 0;
-    p->free++;
+  if (r->is_busy || r->is_queued || !(r->io.count || r->ready_count) || e->failed) {
+    return;
   }
+  if (p->free == 0) {
+    r->is_queued = 1;
+    e->failed |= !queue_put(&p->waiting, who);
+    return;
+  }
+  p->free--;
+  p->free += !use_core(e, who, hand_over(e, p));
 }
 
+/* A rank keeps its core while it has something to do. */
 static void end_cpu(engine *e, uint32_t who) {
   rank *r = &e->rank[who];
   pool *p = &e->pool[e->network->pool[who]];
   end_turn(e, who, r->current);
   r->is_busy = 0;
+  if (use_core(e, who, 0)) {
+    return;
+  }
   p->free++;
   while (p->free && p->waiting.count) { /* what takes no time leaves the core to the next */
     uint32_t next = queue_take(&p->waiting);
     e->rank[next].is_queued = 0;
     serve_rank(e, next);
   }
-  serve_rank(e, who);
 }
 
 /* ---- Arrivals ---------------------------------------------------------------------------------------------------- */
@@ -367,16 +415,18 @@ static pith_status make_engine(engine *e, pith_sim_graph *graphs) {
   e->rank = calloc((size_t)e->ranks, sizeof *e->rank);
   e->port = calloc((size_t)hosts + (size_t)e->ranks, sizeof *e->port);
   e->pool = calloc((size_t)n->pools, sizeof *e->pool);
-  PITH_REQUIRE(e->rank && e->port && e->pool, PITH_ERR_MEMORY, "no memory for the simulation");
+  e->rack = calloc(n->rack_hosts ? (size_t)(hosts / n->rack_hosts) + 1 : 1, sizeof *e->rack);
+  PITH_REQUIRE(e->rank && e->port && e->pool && e->rack, PITH_ERR_MEMORY, "no memory for the simulation");
   for (int i = 0; i < hosts + e->ranks; i++) {
     e->port[i].rate = i >= hosts ? n->inside_rate : i == n->slow_host ? n->slow_rate : n->rate;
     e->port[i].latency = i >= hosts ? n->inside_latency : n->latency;
   }
   for (int i = 0; i < n->pools; i++) {
-    e->pool[i].free = n->cores[i];
+    e->pool[i].free = e->pool[i].cores = n->cores[i];
   }
   for (int i = 0; i < e->ranks; i++) {
     e->rank[i].graph = &graphs[i];
+    e->pool[n->pool[i]].ranks++;
     e->rank[i].unfinished = graphs[i].tasks;
     e->rank[i].factor = i == n->straggler ? n->straggler_factor : 1;
     e->unfinished += graphs[i].tasks > 0;
@@ -399,6 +449,7 @@ static void free_engine(engine *e) {
   free(e->rank);
   free(e->port);
   free(e->pool);
+  free(e->rack);
   free(e->events.heap);
 }
 
@@ -451,6 +502,10 @@ static void sum_up(engine *e) {
   for (int i = 0; i < e->network->layout->hosts; i++) {
     uint64_t most = e->port[i].sent > e->port[i].received ? e->port[i].sent : e->port[i].received;
     e->totals.nic_bytes = most > e->totals.nic_bytes ? most : e->totals.nic_bytes;
+  }
+  for (int i = 0; e->network->rack_hosts && i * e->network->rack_hosts < e->network->layout->hosts; i++) {
+    uint64_t most = e->rack[i].sent > e->rack[i].received ? e->rack[i].sent : e->rack[i].received;
+    e->totals.rack_bytes = most > e->totals.rack_bytes ? most : e->totals.rack_bytes;
   }
 }
 

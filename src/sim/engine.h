@@ -1,11 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The event engine: runs the graphs of all ranks in virtual time.
  *
  * A rank has one thread, as a comm has: it sends and receives first, then takes the lowest of the tasks that can run.
  * Messages of a link leave in order. A port (the link of a host, or what a rank sends within its host) serves the links
  * that have something to send in turn, a segment each. A segment reaches the other end behind the latency, and waits
- * there, and in the switch, for those that came before it. Events at the same time have an order of their own, so that
- * every run gives the same result.
+ * there, on the links of racks, and in the switch, for those that came before it. Ranks that share cores keep one as
+ * long as they have something to do; to the next it comes by way of those that wait, each of which looks for messages.
+ * Events at the same time have an order of their own, so that every run gives the same result.
  */
 #ifndef PITH_SIM_ENGINE_H
 #define PITH_SIM_ENGINE_H
@@ -19,10 +21,13 @@ typedef struct pith_sim_network {
   const pith_layout *layout;
   double rate, latency, inside_rate, inside_latency;
   double switch_rate; /* of all hosts together; 0: as much as they send */
+  int rack_hosts;     /* 0: there are no racks */
+  double rack_rate, rack_latency;
   double message, inside_message, byte, inside_byte;
   int pools;        /* of cores: one for each rank, each host, or all */
   const int *pool;  /* of each rank */
   const int *cores; /* of each pool */
+  double poll;      /* where a core goes from one rank to another: for each of those that wait there */
   int straggler;
   double straggler_factor;
   int slow_host;
@@ -31,7 +36,7 @@ typedef struct pith_sim_network {
 
 typedef struct pith_sim_totals {
   double seconds;
-  uint64_t messages, rank_bytes, inside_bytes, nic_bytes, switch_bytes, events;
+  uint64_t messages, rank_bytes, inside_bytes, nic_bytes, switch_bytes, rack_bytes, events;
   unsigned steps, encodings;
 } pith_sim_totals;
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What happens next: a heap of events by time, four children to a node. */
 #ifndef PITH_SIM_EVENTS_H
 #define PITH_SIM_EVENTS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Makes the compact form of a schedule. */
 #include "sim/graph.h"
 
@@ -42,7 +43,7 @@ static pith_status set_sizes(const pith_schedule *s, const pith_sim_costs *costs
   for (uint32_t i = 0; i < s->tasks; i++) {
     const pith_task *t = &s->task[i];
     if (fills_or_reads(t) && t->piece->least < t->piece->capacity) {
-      PITH_TRY(costs->payload(costs, t->effort, t->n, t->piece->capacity, &t->piece->size));
+      PITH_TRY(costs->payload(costs, t->effort, t->n, t->passes, t->piece->capacity, &t->piece->size));
     }
   }
   return PITH_OK;
@@ -67,7 +68,7 @@ static pith_status classify(const pith_task *t, const pith_sim_costs *costs, pit
       wanted.effort = t->effort;
       wanted.amount = (uint64_t)t->n * (uint64_t)passes;
       wanted.encodes = t->effort == PITH_EFFORT_ENCODE || t->effort == PITH_EFFORT_ENCODE_DECODE;
-      wanted.seconds = t->effort == PITH_EFFORT_NONE ? 0 : costs->seconds(costs, t->effort, t->mode, t->n, passes);
+      wanted.seconds = t->effort == PITH_EFFORT_NONE ? 0 : costs->seconds(costs, t->effort, t->mode, t->n, t->passes);
       break;
   }
   return class_of(classes, wanted, class);

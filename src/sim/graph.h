@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The schedule of one rank in as few bytes as possible: 4,096 ranks have a hundred million tasks. What tasks have in
  * common (bytes of a message, seconds of work) is in a table of classes; edges lie one after another.
@@ -42,8 +43,9 @@ typedef struct pith_sim_graph {
 /* Seconds and sizes of work. Calls with the same arguments give the same answers. */
 typedef struct pith_sim_costs pith_sim_costs;
 struct pith_sim_costs {
-  /* Bytes of the payload that work of this effort fills or reads, and what work takes. */
-  pith_status (*payload)(const pith_sim_costs *costs, pith_effort effort, size_t n, size_t bound, size_t *bytes);
+  /* Bytes of the payload that work of this effort fills or reads, and what work takes. `passes` are the task's. */
+  pith_status (*payload)(const pith_sim_costs *costs, pith_effort effort, size_t n, int passes, size_t bound,
+                         size_t *bytes);
   double (*seconds)(const pith_sim_costs *costs, pith_effort effort, int mode, size_t n, int passes);
 };
 

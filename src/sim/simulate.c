@@ -1,5 +1,8 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pith_sim_allreduce(): the schedules of all ranks, written as a comm writes them, then run by the engine. */
+#include <errno.h>
 #include <pith/sim.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,6 +10,7 @@
 #include "collective/choose.h"
 #include "sim/costs.h"
 #include "sim/engine.h"
+#include "sim/estimate.h"
 
 #define RANKS_MOST 32767 /* numbers of tasks and links fit 32 bits */
 #define VALUES_MOST ((size_t)1 << 31)
@@ -22,6 +26,7 @@ typedef struct simulation {
   size_t n;
   pith_dtype dtype;
   const char *asked;
+  int is_barrier;
   pith_layout *flat;
   pith_chooser chooser;
   pith_sim_codec_costs costs;
@@ -69,6 +74,11 @@ static pith_status check(const pith_sim_topology *t) {
   PITH_TRY(check_positive(t->inside_rate, "inside_rate"));
   PITH_TRY(check_positive(t->straggler_factor, "straggler_factor"));
   PITH_REQUIRE(t->oversubscription >= 1, PITH_ERR_ARGUMENT, "oversubscription must be at least 1");
+  PITH_REQUIRE(t->rack_oversubscription >= 1, PITH_ERR_ARGUMENT, "rack_oversubscription must be at least 1");
+  PITH_REQUIRE(t->rack_hosts >= 0 && t->rack_hosts <= RANKS_MOST, PITH_ERR_ARGUMENT, "rack_hosts must be 0 to %d",
+               RANKS_MOST);
+  PITH_TRY(check_seconds(t->rack_latency, "rack_latency"));
+  PITH_TRY(check_seconds(t->poll, "poll"));
   PITH_REQUIRE(t->mtu == 0 || (t->mtu >= 576 && t->mtu <= 65535), PITH_ERR_ARGUMENT,
                "mtu must be 0, or 576 to 65535 bytes");
   PITH_REQUIRE(t->cores <= 4096, PITH_ERR_ARGUMENT, "cores must be at most 4096");
@@ -84,6 +94,26 @@ static pith_status check(const pith_sim_topology *t) {
 
 static int host_of(const pith_sim_topology *t, int rank) { return (int)((long)rank * t->hosts / t->ranks); }
 
+static double share_of_payload(const pith_sim_topology *t) {
+  return t->mtu ? (double)(t->mtu - TCP_IP) / (double)(t->mtu + ETHERNET) : 1;
+}
+
+/* What a comm would choose by that has been told of this network. */
+static pith_cost_model model_of(const pith_sim_topology *t) {
+  return (pith_cost_model){.inside = {t->inside_latency, t->inside_rate, t->inside_message, t->inside_byte},
+                           .across = {t->latency, t->rate * share_of_payload(t), t->message, t->byte},
+                           .encode_call = t->encode_call,
+                           .encode = t->encode_value,
+                           .decode_call = t->decode_call,
+                           .decode = t->decode_value,
+                           .sum = t->sum_value,
+                           .pack = t->pack_value,
+                           .pack_entry = t->pack_entry,
+                           .unpack_entry = t->unpack_entry,
+                           .oversubscription = t->oversubscription,
+                           .rack_oversubscription = t->rack_oversubscription};
+}
+
 static pith_status lay_out(simulation *s) {
   const pith_sim_topology *t = s->topology;
   PITH_FREED uint64_t *number = malloc((size_t)t->ranks * sizeof *number);
@@ -98,7 +128,8 @@ static pith_status lay_out(simulation *s) {
   s->pools = s->pool[t->ranks - 1] + 1;
   PITH_TRY(pith__layout_create(t->ranks, NULL, &s->flat));
   PITH_TRY(pith__layout_create(t->ranks, number, &s->chooser.hosts));
-  s->chooser.cost = pith__cost_default;
+  s->chooser.cost = model_of(t);
+  s->chooser.rack_hosts = t->rack_hosts;
   return PITH_OK;
 }
 
@@ -109,24 +140,43 @@ static pith_status lay_out(simulation *s) {
 /* A chunk that has the whole tensor, whatever its granule. */
 static size_t whole_of(const simulation *s) { return (s->n + ((size_t)1 << 20)) * 8; }
 
-static pith_status write_schedule(simulation *s, int rank, size_t chunk, pith_job *job, pith_algorithm *taken) {
+static pith_job job_of(const simulation *s, int rank, size_t chunk) {
   const pith_sim_topology *t = s->topology;
-  *job = (pith_job){.rank = rank,
-                    .ranks = t->ranks,
-                    .src = {SOMEWHERE, s->n, s->dtype},
-                    .dst = {SOMEWHERE, s->n, s->dtype},
-                    .reduce = PITH_MEAN,
-                    .codec = s->codec,
-                    .state = s->state,
-                    .ctx = {.size = sizeof(pith_ctx), .gamma = 1.0f},
-                    .layout = s->flat,
-                    .entries = s->entries,
-                    .chunk = chunk};
-  job->schedule.is_dry = 1;
-  job->message = chunk == whole_of(s)
-                     ? chunk
-                     : pith__message_size(t->hosts > 1, s->n * pith_dtype_size(s->dtype), t->ranks, chunk);
-  return pith__allreduce(job, &s->chooser, s->asked, taken);
+  pith_job job = {.rank = rank,
+                  .ranks = t->ranks,
+                  .src = {SOMEWHERE, s->n, s->dtype},
+                  .dst = {SOMEWHERE, s->n, s->dtype},
+                  .reduce = PITH_MEAN,
+                  .codec = s->codec,
+                  .state = s->state,
+                  .ctx = {.size = sizeof(pith_ctx), .gamma = 1.0f},
+                  .layout = s->flat,
+                  .entries = s->entries,
+                  .chunk = chunk};
+  job.schedule.is_dry = 1;
+  job.message = chunk == whole_of(s)
+                    ? chunk
+                    : pith__message_size(t->hosts > 1, s->n * pith_dtype_size(s->dtype), t->ranks, chunk);
+  return job;
+}
+
+static pith_status write_schedule(simulation *s, int rank, size_t chunk, pith_job *job, pith_algorithm *taken) {
+  *job = job_of(s, rank, chunk);
+  return s->is_barrier ? pith__barrier(job) : pith__allreduce(job, &s->chooser, s->asked, taken);
+}
+
+/* Ranks that this one exchanges messages with. */
+static pith_status count_peers(const simulation *s, const pith_schedule *schedule, unsigned *peers) {
+  PITH_FREED char *seen = calloc((size_t)s->topology->ranks, 1);
+  PITH_REQUIRE(seen, PITH_ERR_MEMORY, "no memory for %d ranks", s->topology->ranks);
+  unsigned count = 0;
+  for (uint32_t t = 0; t < schedule->tasks; t++) {
+    const pith_task *task = &schedule->task[t];
+    count += task->kind != PITH_TASK_WORK && !seen[task->peer];
+    seen[task->kind != PITH_TASK_WORK ? task->peer : 0] |= task->kind != PITH_TASK_WORK;
+  }
+  *peers = count > *peers ? count : *peers;
+  return PITH_OK;
 }
 
 static uint64_t memory_of(const pith_schedule *s) {
@@ -146,8 +196,9 @@ static pith_status make_graph(simulation *s, int rank, size_t chunk, pith_sim_re
   }
   status =
       status == PITH_OK ? pith__sim_graph_make(&job.schedule, &s->costs.costs, &s->classes, &s->graph[rank]) : status;
+  status = status == PITH_OK ? count_peers(s, &job.schedule, &result->peers) : status;
   pith__schedule_fini(&job.schedule);
-  result->algorithm = pith__algorithm_name(taken);
+  result->algorithm = s->is_barrier ? "dissemination" : pith__algorithm_name(taken);
   result->may_be_chosen = status == PITH_OK && pith__allreduce_may_take(&s->chooser, &job, taken);
   result->tasks += tasks;
   result->rank_memory = memory > result->rank_memory ? memory : result->rank_memory;
@@ -164,18 +215,9 @@ static void free_graphs(simulation *s) {
 
 /* ---- Running ----------------------------------------------------------------------------------------------------- */
 
-static double share_of_payload(const pith_sim_topology *t) {
-  return t->mtu ? (double)(t->mtu - TCP_IP) / (double)(t->mtu + ETHERNET) : 1;
-}
-
-static pith_status run(simulation *s, size_t chunk, pith_sim_result *result, pith_sim_totals *totals) {
+static pith_sim_network network_of(const simulation *s) {
   const pith_sim_topology *t = s->topology;
   double share = share_of_payload(t);
-  s->graph = calloc((size_t)t->ranks, sizeof *s->graph);
-  PITH_REQUIRE(s->graph, PITH_ERR_MEMORY, "no memory for %d ranks", t->ranks);
-  for (int r = 0; r < t->ranks; r++) {
-    PITH_TRY(make_graph(s, r, chunk, result));
-  }
   pith_sim_network network = {.layout = s->chooser.hosts,
                               .rate = t->rate * share,
                               .latency = t->latency,
@@ -188,11 +230,31 @@ static pith_status run(simulation *s, size_t chunk, pith_sim_result *result, pit
                               .pools = s->pools,
                               .pool = s->pool,
                               .cores = s->cores,
+                              .poll = t->poll * (t->ranks - 1),
                               .straggler = t->straggler,
                               .straggler_factor = t->straggler_factor,
                               .slow_host = t->slow_host,
-                              .slow_rate = t->slow_rate * share};
+                              .slow_rate = t->slow_rate * share,
+                              .rack_hosts = t->rack_hosts,
+                              .rack_rate = t->rate * t->rack_hosts / t->rack_oversubscription * share,
+                              .rack_latency = t->rack_latency};
   network.switch_rate = t->oversubscription > 1 ? network.rate * t->hosts / t->oversubscription : 0;
+  return network;
+}
+
+static pith_status make_graphs(simulation *s, size_t chunk, pith_sim_result *result) {
+  const pith_sim_topology *t = s->topology;
+  s->graph = calloc((size_t)t->ranks, sizeof *s->graph);
+  PITH_REQUIRE(s->graph, PITH_ERR_MEMORY, "no memory for %d ranks", t->ranks);
+  for (int r = 0; r < t->ranks; r++) {
+    PITH_TRY(make_graph(s, r, chunk, result));
+  }
+  return PITH_OK;
+}
+
+static pith_status run(simulation *s, size_t chunk, pith_sim_result *result, pith_sim_totals *totals) {
+  PITH_TRY(make_graphs(s, chunk, result));
+  pith_sim_network network = network_of(s);
   return pith__sim_run(&network, &s->classes, s->graph, totals);
 }
 
@@ -229,6 +291,7 @@ static pith_status simulate(simulation *s, pith_sim_result *result) {
   result->nic_bytes = totals.nic_bytes;
   result->switch_bytes = totals.switch_bytes;
   result->events = totals.events;
+  result->rack_bytes = totals.rack_bytes;
   result->steps = whole.steps;
   result->encodings = whole.encodings;
   return PITH_OK;
@@ -280,6 +343,77 @@ pith_status pith_sim_allreduce(const pith_sim_topology *topology, const pith_cod
   return status == PITH_OK ? PITH_STRUCT_WRITE(pith_sim_result, &found, result) : status;
 }
 
+pith_status pith_sim_barrier(const pith_sim_topology *topology, pith_sim_result *result) {
+  pith_sim_topology full;
+  pith_sim_result found = PITH_SIM_RESULT_INIT;
+  simulation s = {.n = 0};
+  PITH_REQUIRE(topology && result, PITH_ERR_ARGUMENT, "pith_sim_barrier: topology and result must not be NULL");
+  pith_status status = begin(topology, NULL, 1, PITH_F32, NULL, &full, &s);
+  s.is_barrier = 1;
+  status = status == PITH_OK ? simulate(&s, &found) : status;
+  destroy(&s);
+  return status == PITH_OK ? PITH_STRUCT_WRITE(pith_sim_result, &found, result) : status;
+}
+
+/* ---- Export: docs/scale.md has the format ------------------------------------------------------------------------ */
+
+static void write_network(const simulation *s, FILE *file) {
+  const pith_sim_topology *t = s->topology;
+  pith_sim_network n = network_of(s);
+  fprintf(file, "pith-schedules 1\nranks %d\nhosts %d\nrate %.17g\nlatency %.17g\ninside_rate %.17g\n", t->ranks,
+          t->hosts, n.rate, n.latency, n.inside_rate);
+  fprintf(file, "inside_latency %.17g\nswitch_rate %.17g\nmessage %.17g\nbyte %.17g\ninside_message %.17g\n",
+          n.inside_latency, n.switch_rate, n.message, n.byte, n.inside_message);
+  fprintf(file, "inside_byte %.17g\nrack_hosts %d\nrack_rate %.17g\nrack_latency %.17g\n", n.inside_byte, n.rack_hosts,
+          n.rack_rate, n.rack_latency);
+}
+
+static void write_graph(const simulation *s, int rank, FILE *file) {
+  const pith_sim_graph *g = &s->graph[rank];
+  fprintf(file, "rank %d %d %u\n", rank, s->chooser.hosts->host[rank], g->tasks);
+  for (uint32_t i = 0; i < g->tasks; i++) {
+    const pith_sim_task *t = &g->task[i];
+    const pith_sim_class *class = &s->classes.of[t->class];
+    if (class->kind == PITH_TASK_WORK) {
+      fprintf(file, "work %.9g", class->seconds);
+    } else if (class->kind == PITH_TASK_SEND) {
+      fprintf(file, "send %u %u %llu", t->peer, t->tag, (unsigned long long)class->amount + PITH_SIM_HEADER);
+    } else {
+      fprintf(file, "receive %u %u", t->peer, t->tag);
+    }
+    for (uint32_t e = t->edges; e < t[1].edges; e++) {
+      fprintf(file, " %u", g->edge[e]);
+    }
+    fputc('\n', file);
+  }
+}
+
+static pith_status write_file(simulation *s, const char *path) {
+  pith_sim_result ignored = PITH_SIM_RESULT_INIT;
+  PITH_TRY(make_graphs(s, s->topology->chunk, &ignored));
+  FILE *file = fopen(path, "w");
+  PITH_REQUIRE(file, PITH_ERR_SYSTEM, "cannot write %s: %s", path, strerror(errno));
+  write_network(s, file);
+  for (int r = 0; r < s->topology->ranks; r++) {
+    write_graph(s, r, file);
+  }
+  int failed = ferror(file);
+  failed |= fclose(file) != 0;
+  PITH_REQUIRE(!failed, PITH_ERR_SYSTEM, "cannot write %s", path);
+  return PITH_OK;
+}
+
+pith_status pith_sim_export(const pith_sim_topology *topology, const pith_codec *codec, size_t n, pith_dtype dtype,
+                            const char *algorithm, const char *path) {
+  pith_sim_topology full;
+  simulation s = {.n = 0};
+  PITH_REQUIRE(topology && path, PITH_ERR_ARGUMENT, "pith_sim_export: topology and path must not be NULL");
+  pith_status status = begin(topology, codec, n, dtype, algorithm, &full, &s);
+  status = status == PITH_OK ? write_file(&s, path) : status;
+  destroy(&s);
+  return status;
+}
+
 pith_status pith_sim_choose(const pith_sim_topology *topology, const pith_codec *codec, size_t n, pith_dtype dtype,
                             const char **algorithm) {
   pith_sim_topology full;
@@ -294,4 +428,68 @@ pith_status pith_sim_choose(const pith_sim_topology *topology, const pith_codec 
   PITH_TRY(status);
   *algorithm = pith__algorithm_name(taken);
   return PITH_OK;
+}
+
+/* ---- Estimates --------------------------------------------------------------------------------------------------- */
+
+struct pith_estimator {
+  simulation s;
+  pith_sim_topology topology;
+};
+
+pith_status pith__estimator_create(const pith_sim_topology *topology, pith_estimator **made) {
+  pith_estimator *e = calloc(1, sizeof *e);
+  PITH_REQUIRE(e, PITH_ERR_MEMORY, "no memory for an estimate");
+  pith_status status = begin(topology, NULL, 1, PITH_F32, NULL, &e->topology, &e->s);
+  if (status != PITH_OK) {
+    pith__estimator_destroy(e);
+    return status;
+  }
+  *made = e;
+  return PITH_OK;
+}
+
+void pith__estimator_destroy(pith_estimator *e) {
+  if (e) {
+    destroy(&e->s);
+    free(e);
+  }
+}
+
+/* A state only for methods whose exchanges follow from it. */
+static pith_status estimate(simulation *s, const char **algorithm, double *seconds) {
+  PITH_TRY(s->codec && pith_codec_rounds(s->codec) && !s->state ? pith_state_create(s->codec, s->n, 0, &s->state)
+                                                                : PITH_OK);
+  pith_job job = job_of(s, 0, s->topology->chunk);
+  pith_algorithm taken = pith__allreduce_estimate(&s->chooser, &job, seconds);
+  if (algorithm) {
+    *algorithm = pith__algorithm_name(taken);
+  }
+  return PITH_OK;
+}
+
+pith_status pith__estimator_seconds(pith_estimator *e, const pith_codec *codec, double codec_value, size_t n,
+                                    const char **algorithm, double *seconds) {
+  simulation *s = &e->s;
+  s->codec = codec;
+  s->n = n ? n : 1;
+  s->chooser.cost = model_of(&e->topology);
+  if (codec_value >= 0) {
+    s->chooser.cost.encode = s->chooser.cost.decode = codec_value / 2;
+  }
+  pith_status status = estimate(s, algorithm, seconds);
+  pith_state_destroy(s->state);
+  s->state = NULL;
+  return status;
+}
+
+pith_status pith_sim_estimate(const pith_sim_topology *topology, const pith_codec *codec, size_t n, pith_dtype dtype,
+                              const char **algorithm, double *seconds) {
+  pith_sim_topology full;
+  simulation s = {.n = 0};
+  PITH_REQUIRE(topology && seconds, PITH_ERR_ARGUMENT, "pith_sim_estimate: topology and seconds must not be NULL");
+  pith_status status = begin(topology, codec, n, dtype, NULL, &full, &s);
+  status = status == PITH_OK ? estimate(&s, algorithm, seconds) : status;
+  destroy(&s);
+  return status;
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Accordion (Agarwal 2021): gradients whose norm changes fast are in a critical phase, when losses do lasting harm. */
 #include <math.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Two assigners of CGX's Horovod fork, for any method with a strength. Both have one knob, which CGX leaves to the
  * user; here it is turned until the plan is the smallest within the budget.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Bayesian optimization over the strengths of all layers, as CGX's Horovod fork has it: a surrogate of the cost,
  * trained on the plans tried so far, says which plan to try next. There it is a forest over bit widths; here a Gaussian

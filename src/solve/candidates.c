@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which strengths of a method are worth trying beside the one that was asked for. */
 #include <math.h>
 #include <stdio.h>
@@ -125,13 +126,24 @@ static void add_magnitudes(list *l, const frame *f, double size) {
   }
 }
 
+/* In place of the last stage. */
+static void add_beside(list *l, const frame *f, const pith_codec *codec) {
+  const char *stage = strrchr(f->spec, '/');
+  frame last = *f;
+  last.before = stage ? (size_t)(stage - f->spec) + 1 : 0;
+  last.after = strlen(f->spec);
+  for (const char *const *other = codec->traits->beside; other && *other; other++) {
+    add(l, &last, *other);
+  }
+}
+
 double pith__strength_of(const pith_codec *codec) {
   frame f = frame_of(codec);
   double value = f.before < f.after && codec->strength != PITH_STRENGTH_NONE ? strtod(f.spec + f.before, NULL) : 0;
   return codec->strength == PITH_STRENGTH_MAGNITUDE && value > 0 ? 1 / value : value;
 }
 
-/* What the strength means decides; a spec that has none is its only candidate. */
+/* What the strength means decides; beside a spec that has none there are those that its codec names. */
 static void add_around_codec(list *l, const pith_codec *codec) {
   frame f = frame_of(codec);
   double value = strtod(f.spec + f.before, NULL);
@@ -156,6 +168,7 @@ static void add_around_codec(list *l, const pith_codec *codec) {
       break;
     case PITH_STRENGTH_NONE:
       add(l, &(frame){.before = 0}, codec->spec);
+      add_beside(l, &f, codec);
       break;
   }
 }

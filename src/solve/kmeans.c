@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The scheme of CGX (Markov 2022): layers are points (size, norm of the largest entries), in logarithms and whitened.
  * Clusters are put in order of sensitivity, norm against size. A ladder of candidates, from the smallest payload up, is

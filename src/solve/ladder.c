@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What assigners have in common: prices by the metric, and candidates in the order of their strength. */
 #include <stdlib.h>
 

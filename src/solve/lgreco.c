@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The L-GreCo programme. Where the cost is a sum:
  *

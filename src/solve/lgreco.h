@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The L-GreCo programme: one option for each layer, so that the cost is least and the sum of errors stays within a
  * budget. Pure arithmetic on tables. docs/planner.md says why the result is what it is.

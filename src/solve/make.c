@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* From a profile and a request to a plan: which candidates may be used, the budget, and the method that decides. */
 #include <math.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The other ways to a plan, beside lgreco.h. Each fills choice[layer] with a candidate of the profile: the smallest of
  * its kind within the budget, or, where it finds none, what loses least. The caller looks whether the budget is kept.

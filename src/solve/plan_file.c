@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Plan files: JSON with a line for each layer, made to be read, edited and compared. docs/planner.md has the format. */
 #include <math.h>
 #include <stdlib.h>

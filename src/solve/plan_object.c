@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Plans: a spec for each layer. plan_file.c reads and writes them, make.c finds them. */
 #include "solve/plan_object.h"
 

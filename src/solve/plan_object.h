@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Plans, inside. */
 #ifndef PITH_SOLVE_PLAN_OBJECT_H
 #define PITH_SOLVE_PLAN_OBJECT_H

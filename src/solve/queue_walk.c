@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The relaxed problem of a queue: see queue_walk.h. */
 #include "solve/queue_walk.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The relaxed problem of a queue, and what it tells the programme (lgreco.c). The end of a queue is the largest of
  * ready_k + Σ_{j≥k} cost_j over all k. So an end of C leaves the layers from k on C − ready_k for their exchanges, for

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The cost of a step: see step_cost.h. */
 #include "solve/step_cost.h"
 
@@ -67,6 +68,11 @@ pith_status pith__step_init(pith_step *step, const pith_profile *p, const pith_p
     pith__step_fini(step);
     return pith_fail(PITH_ERR_MEMORY, "no memory for the times of %zu layers", p->layers);
   }
+  pith_status status = step->cost.topology ? pith__estimator_create(step->cost.topology, &step->estimator) : PITH_OK;
+  if (status != PITH_OK) {
+    pith__step_fini(step);
+    return status;
+  }
   if (step->cost.ready) {
     sort_by_time(step, p);
   } else {
@@ -78,6 +84,7 @@ pith_status pith__step_init(pith_step *step, const pith_profile *p, const pith_p
 void pith__step_fini(pith_step *step) {
   free(step->order);
   free(step->ready);
+  pith__estimator_destroy(step->estimator);
 }
 
 /* What a rank sends for a payload of that many bytes: docs/algorithms.md. */
@@ -91,9 +98,23 @@ static double sent_bytes(uint32_t caps, double bytes, double raw, double ranks) 
   return caps & PITH_CAP_SPARSE ? fmin(gather, ranges) : gather;
 }
 
+/* On the cost's topology. The estimate of a candidate that it cannot make is none: such a candidate is never taken. */
+static double estimated(const pith_step *step, const pith_profile *p, size_t layer, size_t candidate) {
+  const pith_codec *codec = p->codec[candidate];
+  int is_plain = codec->traits->exact || p->layer[layer].fixed;
+  double seconds = INFINITY;
+  pith_status status = pith__estimator_seconds(step->estimator, is_plain ? NULL : codec,
+                                               step->cost.codec ? step->cost.codec[candidate] : CODEC_SECONDS,
+                                               p->layer[layer].n, NULL, &seconds);
+  return status == PITH_OK ? seconds : INFINITY;
+}
+
 double pith__step_service(const pith_step *step, const pith_profile *p, size_t layer, size_t candidate) {
   const pith_profiled *l = &p->layer[layer];
   const pith_codec *codec = p->codec[candidate];
+  if (step->estimator) {
+    return estimated(step, p, layer, candidate);
+  }
   double bytes = 0, error = 0, ranks = step->cost.ranks, raw = (double)l->n * sizeof(float);
   if (l->fixed) { /* small layers are joined to the messages of others */
     return sent_bytes(PITH_CAP_LINEAR, raw, raw, ranks) / step->cost.bandwidth;

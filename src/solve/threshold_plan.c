@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One threshold for all layers: what is sent are the largest values of the whole model, wherever they are. Each layer's
  * ratio follows from that. Between two ratios with k and k' values the squared error falls by e − e', so values there

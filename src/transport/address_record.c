@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Address records: who a rank is to the others, and as bytes. Only addresses that are used travel. */
 #include "transport/address_record.h"
 

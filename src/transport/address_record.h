@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What every rank tells the others before they connect, and its bytes: docs/format.md, "Rendezvous". */
 #ifndef PITH_TRANSPORT_ADDRESS_RECORD_H
 #define PITH_TRANSPORT_ADDRESS_RECORD_H

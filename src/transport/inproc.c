@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * inproc: ranks as threads of one process, for tests and simulations. Made to be obviously right rather than fast:
  * every rank has a port with a ring of bytes for each sender, and one mutex for all of it.
@@ -23,11 +24,12 @@
 typedef struct inproc_ring { /* bytes from one sender */
   uint8_t *bytes;            /* NULL until the first are sent: most pairs exchange none */
   size_t start, used;
-  uint64_t job;       /* the sender's, once it came */
-  uint8_t came;       /* the sender knows this port */
-  uint8_t ended;      /* the sender closed */
-  uint8_t told;       /* and its receiver was woken for it */
-  uint8_t wants_room; /* the sender waits until bytes are taken */
+  uint64_t job;             /* the sender's, once it came */
+  uint8_t came;             /* the sender knows this port */
+  struct inproc_port *from; /* its own port, which this one's rank holds until it closes */
+  uint8_t ended;            /* the sender closed */
+  uint8_t told;             /* and its receiver was woken for it */
+  uint8_t wants_room;       /* the sender waits until bytes are taken */
 } inproc_ring;
 
 typedef struct inproc_port {
@@ -40,6 +42,7 @@ typedef struct inproc_port {
   pthread_mutex_t mutex; /* of all that follows */
   int asleep, closed;
   int bell; /* an eventfd */
+  int door; /* the same: somebody came */
   inproc_ring ring[];
 } inproc_port;
 
@@ -47,8 +50,13 @@ typedef struct inproc_transport {
   pith_transport base;
   unsigned made_in; /* which process: base/forked.h */
   double timeout;
-  inproc_port *port;   /* ours */
-  uint8_t *starving;   /* a flag for each rank: a send wanted more room than there was */
+  uint64_t job;
+  pith_directory directory;
+  inproc_port *port; /* ours */
+  uint8_t *starving; /* a flag for each rank: a send wanted more room than there was */
+  uint8_t *wanted;   /* PITH_LINK_… */
+  int *linked;       /* peers, in the order in which they were linked */
+  int linked_count, told, missing;
   inproc_port *peer[]; /* NULL: none */
 } inproc_transport;
 
@@ -96,6 +104,7 @@ static void destroy_port(inproc_port *port) {
     free(port->ring[i].bytes);
   }
   close(port->bell);
+  close(port->door);
   pthread_mutex_destroy(&port->mutex);
   free(port);
 }
@@ -114,10 +123,14 @@ static pith_status create_port(const pith_transport_config *config, inproc_port 
   inproc_port *p = calloc(1, sizeof *p + (size_t)config->ranks * sizeof *p->ring);
   PITH_REQUIRE(p, PITH_ERR_MEMORY, "inproc: no memory for %d peers", config->ranks);
   p->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (p->bell < 0 || getrandom(p->id, sizeof p->id, 0) != sizeof p->id) {
+  p->door = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (p->bell < 0 || p->door < 0 || getrandom(p->id, sizeof p->id, 0) != sizeof p->id) {
     int error = errno;
     if (p->bell >= 0) {
       close(p->bell);
+    }
+    if (p->door >= 0) {
+      close(p->door);
     }
     free(p);
     return pith_fail(PITH_ERR_SYSTEM, "inproc: no eventfd or random numbers: %s", strerror(error));
@@ -145,12 +158,14 @@ static pith_status inproc_listen(const pith_transport_config *config, pith_trans
                                  pith_address *address) {
   pthread_once(&table.once, prepare_table);
   size_t ranks = (size_t)config->ranks;
-  inproc_transport *t = calloc(1, sizeof *t + ranks * sizeof *t->peer + ranks);
+  inproc_transport *t = calloc(1, sizeof *t + ranks * (sizeof *t->peer + sizeof *t->linked + 2));
   PITH_REQUIRE(t, PITH_ERR_MEMORY, "inproc: no memory for %d peers", config->ranks);
   t->base.ops = &pith__transport_inproc;
   t->made_in = pith__fork_number();
   t->timeout = config->timeout;
-  t->starving = (uint8_t *)(t->peer + ranks);
+  t->linked = (int *)(void *)(t->peer + ranks);
+  t->starving = (uint8_t *)(t->linked + ranks);
+  t->wanted = t->starving + ranks;
   pith_status status = create_port(config, &t->port);
   if (status != PITH_OK) {
     free(t);
@@ -166,23 +181,36 @@ static pith_status inproc_listen(const pith_transport_config *config, pith_trans
   return PITH_OK;
 }
 
-/* Under the table's mutex, as are all `came`. */
-static pith_status join_port(inproc_transport *t, int rank, const pith_address *address, uint64_t job) {
-  inproc_port *port = find_port(address);
+/* Under the table's mutex, as are all `came` and `from`. */
+static void hold_peer(inproc_transport *t, int rank, inproc_port *port) {
+  port->holders++;
+  t->peer[rank] = port;
+  t->linked[t->linked_count++] = rank;
+  t->missing -= t->wanted[rank] == PITH_LINK_LATER;
+}
+
+static pith_status join_port(inproc_transport *t, int rank) {
+  pith_address address;
+  PITH_TRY(pith__directory_find(&t->directory, rank, &address));
+  inproc_port *port = find_port(&address);
   PITH_REQUIRE(port, PITH_ERR_PEER, "inproc: rank %d is not there: it closed, or is of another process", rank);
   PITH_REQUIRE(port->rank == rank && port->ranks == t->port->ranks, PITH_ERR_PEER,
                "inproc: at the address of rank %d is rank %d of %d, maybe of another job", rank, port->rank,
                port->ranks);
-  port->holders++;
-  port->ring[t->port->rank].came = 1;
-  port->ring[t->port->rank].job = job;
-  t->peer[rank] = port;
+  inproc_ring *ring = &port->ring[t->port->rank];
+  ring->came = 1;
+  ring->job = t->job;
+  ring->from = t->port;
+  t->port->holders++;
+  hold_peer(t, rank, port);
+  (void)!write(port->door, &(uint64_t){1}, sizeof(uint64_t)); /* can only fail when it rings already */
   return PITH_OK;
 }
 
+/* The first of our peers that does not know us yet, or -1. */
 static int first_missing(const inproc_transport *t) {
   for (int rank = 0; rank < t->port->ranks; rank++) {
-    if (t->peer[rank] && !t->port->ring[rank].came) {
+    if (t->wanted[rank] == PITH_LINK_NOW && !t->port->ring[rank].came) {
       return rank;
     }
   }
@@ -194,12 +222,19 @@ static struct timespec timespec_of(double seconds) {
   return (struct timespec){whole, (long)((seconds - (double)whole) * 1e9)};
 }
 
-static pith_status connect_all(inproc_transport *t, const pith_address *address, const uint8_t *wanted, uint64_t job) {
+static pith_status check_job(const inproc_transport *t, int rank) {
+  PITH_REQUIRE(t->port->ring[rank].job == t->job, PITH_ERR_PEER,
+               "inproc: at the address of rank %d is a rank of another job", rank);
+  return PITH_OK;
+}
+
+static pith_status connect_all(inproc_transport *t) {
   struct timespec end = timespec_of(pith__now() + t->timeout);
   for (int rank = 0; rank < t->port->ranks; rank++) {
-    if (wanted[rank]) {
-      PITH_TRY(join_port(t, rank, &address[rank], job));
+    if (t->wanted[rank] == PITH_LINK_NOW) {
+      PITH_TRY(join_port(t, rank));
     }
+    t->missing += t->wanted[rank] == PITH_LINK_LATER;
   }
   pthread_cond_broadcast(&table.arrival);
   while (first_missing(t) >= 0) {
@@ -208,18 +243,71 @@ static pith_status connect_all(inproc_transport *t, const pith_address *address,
                  "inproc: rank %d did not connect within %g s", first_missing(t), t->timeout);
   }
   for (int rank = 0; rank < t->port->ranks; rank++) {
-    PITH_REQUIRE(!t->peer[rank] || t->port->ring[rank].job == job, PITH_ERR_PEER,
-                 "inproc: at the address of rank %d is a rank of another job", rank);
+    PITH_TRY(t->wanted[rank] == PITH_LINK_NOW ? check_job(t, rank) : PITH_OK);
   }
+  t->base.is_open = t->missing > 0;
   return PITH_OK;
 }
 
-static pith_status inproc_connect(pith_transport *transport, const pith_address *address, const uint8_t *wanted,
+static pith_status inproc_connect(pith_transport *transport, const pith_directory *directory, const uint8_t *wanted,
                                   const pith_link_key *key) {
+  inproc_transport *t = inproc_of(transport);
+  t->directory = *directory;
+  t->job = key->job;
+  memcpy(t->wanted, wanted, (size_t)t->port->ranks);
+  t->wanted[t->port->rank] = PITH_LINK_NEVER;
   pthread_mutex_lock(&table.mutex);
-  pith_status status = connect_all(inproc_of(transport), address, wanted, key->job);
+  pith_status status = connect_all(t);
   pthread_mutex_unlock(&table.mutex);
   return status;
+}
+
+/* ---- Links that are made later: one side asks, the other finds it in its port ------------------------------------ */
+
+static pith_status inproc_ask(pith_transport *transport, int rank) {
+  inproc_transport *t = inproc_of(transport);
+  if (t->peer[rank] || t->wanted[rank] != PITH_LINK_LATER) {
+    return PITH_OK;
+  }
+  pthread_mutex_lock(&table.mutex);
+  pith_status status = join_port(t, rank);
+  t->base.is_open = t->missing > 0;
+  pthread_mutex_unlock(&table.mutex);
+  return status;
+}
+
+static pith_status inproc_attend(pith_transport *transport) {
+  inproc_transport *t = inproc_of(transport);
+  uint64_t rings;
+  pith_status status = PITH_OK;
+  if (read(t->port->door, &rings, sizeof rings) < 0) {
+    return PITH_OK;
+  }
+  pthread_mutex_lock(&table.mutex);
+  for (int rank = 0; rank < t->port->ranks && status == PITH_OK; rank++) {
+    if (t->port->ring[rank].came && !t->peer[rank] && t->wanted[rank] == PITH_LINK_LATER) {
+      status = check_job(t, rank);
+      if (status == PITH_OK) { /* it may have left already: its last bytes are here */
+        hold_peer(t, rank, t->port->ring[rank].from);
+      }
+    }
+  }
+  t->base.is_open = t->missing > 0;
+  pthread_mutex_unlock(&table.mutex);
+  return status;
+}
+
+static int inproc_next_linked(pith_transport *transport) {
+  inproc_transport *t = inproc_of(transport);
+  return t->told < t->linked_count ? t->linked[t->told++] : -1;
+}
+
+static int inproc_door(pith_transport *transport, struct pollfd *fds, int most) {
+  if (most < 1) {
+    return 0;
+  }
+  fds[0] = (struct pollfd){inproc_of(transport)->port->door, POLLIN, 0};
+  return 1;
 }
 
 /* Tells a peer that no more bytes come. */
@@ -238,10 +326,14 @@ static void inproc_close(pith_transport *transport) {
   pthread_mutex_lock(&table.mutex);
   unlist_port(t->port);
   pthread_mutex_unlock(&table.mutex);
+  (void)inproc_attend(transport); /* who asked for a link is told that we leave */
   pthread_mutex_lock(&t->port->mutex);
   t->port->closed = 1;
   pthread_mutex_unlock(&t->port->mutex);
   for (int rank = 0; rank < t->port->ranks; rank++) {
+    if (t->port->ring[rank].from) {
+      release_port(t->port->ring[rank].from);
+    }
     if (t->peer[rank]) {
       end_ring(t->peer[rank], t->port->rank);
       release_port(t->peer[rank]);
@@ -407,6 +499,10 @@ const pith_transport_ops pith__transport_inproc = {
     .probe = inproc_probe,
     .listen = inproc_listen,
     .connect = inproc_connect,
+    .ask = inproc_ask,
+    .attend = inproc_attend,
+    .next_linked = inproc_next_linked,
+    .door = inproc_door,
     .send = inproc_send,
     .receive = inproc_receive,
     .descriptors = inproc_descriptors,

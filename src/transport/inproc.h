@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A knob of the inproc transport for its tests. */
 #ifndef PITH_TRANSPORT_INPROC_H
 #define PITH_TRANSPORT_INPROC_H

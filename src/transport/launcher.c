@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Finds out who started this process: rank, size and where rank 0 is, from the variables that launchers set.
  *

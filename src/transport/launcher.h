@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the environment variables of launchers say: pith_launch_find() without the process's own environment. */
 #ifndef PITH_TRANSPORT_LAUNCHER_H
 #define PITH_TRANSPORT_LAUNCHER_H

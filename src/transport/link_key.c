@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Keys of links, and proofs that one has them. */
 #include "transport/link_key.h"
 

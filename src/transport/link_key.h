@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the ranks of a job have and strangers lack: a key for the links. It follows from the job's secret and from the
  * number that the rendezvous drew. A stranger that read the rendezvous knows the number and all addresses, but not the

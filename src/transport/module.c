@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Finding and opening modules of transports (base/module_file.h says where). The first one found is the one: a broken
  * module is reported, not passed over.

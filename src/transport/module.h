@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Transports in shared objects, opened at run time, so that the library itself links to libc alone. Such a module is
  * built together with the library and shares its contract (transport.h); it does not link to it, and reaches it through
@@ -10,7 +11,7 @@
 
 #include "transport/transport.h"
 
-#define PITH_TRANSPORT_ABI 3u
+#define PITH_TRANSPORT_ABI 4u
 #define PITH_TRANSPORT_ENTRY "pith_transport_module_entry"
 
 typedef struct pith_transport_host { /* what a module may call */

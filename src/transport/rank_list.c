@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Ranks in words. */
 #include "transport/rank_list.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* "rank 3", "ranks 2, 5 and 7": the ranks of a sentence. */
 #ifndef PITH_TRANSPORT_RANK_LIST_H
 #define PITH_TRANSPORT_RANK_LIST_H

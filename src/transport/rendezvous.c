@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The rendezvous: what both sides share. Rank 0 is the server (rendezvous_server.c), every other rank a client
  * (rendezvous_client.c).

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How ranks that know nothing of each other exchange addresses: rank 0 is a server at an address that all know, every
  * other rank connects to it as a client, and each gets the address records of all. Used once; no data travels this way.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Rank 0's answer to all clients of the rendezvous: the table of all records, or an error.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A client's side of the rendezvous. A client tries rank 0's addresses in turn, again and again until its time-out:
  * rank 0 may start later, and the name server may learn its name later. A client passes over any listener that does not

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Rank 0's side of the rendezvous: one thread, one epoll loop, and no wait for a single client. Rank 0 greets whoever
  * connects, and gives it a few seconds to send its hello. It drops a connection that stays silent or sends nonsense.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the two files of rank 0's side share: rendezvous_server.c accepts connections and reads the hellos,
  * rendezvous_answer.c sends the table, or the error, to all clients.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The messages of the rendezvous, byte by byte: docs/format.md, "Rendezvous". Three messages, each a struct in native
  * order:

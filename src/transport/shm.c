@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * shm: the ranks of one host, over memory they share. shm_segment.h says what lies there, shm_link.h how they connect.
  *
@@ -36,10 +37,27 @@
 #define EVENTS 16       /* taken from the system at a time */
 #define IDLE_CALLS 1024 /* calls without bytes until we look whether the peers live */
 
+/* Peers of the first segment. Each further one is for three times as many as there are, and has smaller cells: memory
+ * grows with the peers, and a few of them have much. */
+#define FIRST_PEERS 16
+#define LATER_POOL (1u << 20)
+#define POOLS_MOST 12
+
 typedef enum peer_state { PEER_ALIVE, PEER_GONE, PEER_BROKEN } peer_state;
+
+/* A segment of ours, for some of the peers. */
+typedef struct shm_pool {
+  pith_shm_segment segment;
+  int memory;       /* its descriptor; -1: nobody else gets it */
+  uint32_t inboxes; /* given to peers */
+  uint16_t *free;   /* a stack of cells */
+  uint32_t frees;
+  uint32_t unserved; /* living peers without a cell in flight: one free cell is kept for each */
+} shm_pool;
 
 typedef struct shm_peer {
   pith_shm_link link;
+  shm_pool *pool;           /* which segment of ours it has */
   pith_shm_segment segment; /* theirs */
 
   /* What we send: into their inbox that is ours, cells of our own. */
@@ -66,20 +84,23 @@ typedef struct shm_transport {
   pith_transport_config config;
   unsigned made_in; /* which process: base/forked.h */
   int listener, events;
-  pith_shm_segment segment;
-  shm_peer *peers;
-  int count;
-  shm_peer **by_rank; /* NULL: no such peer */
-  uint16_t *free;     /* a stack of cells */
-  uint32_t frees;
-  uint32_t unserved; /* living peers without a cell in flight: one free cell is kept for each */
-  uint32_t idle;     /* calls without bytes since we looked after the peers */
+  shm_pool pools[POOLS_MOST];
+  int pool_count;
+  uint8_t *wanted;    /* of every rank: PITH_LINK_… */
+  shm_peer **by_rank; /* NULL: nothing of a link is there */
+  shm_peer **peers;   /* those that are linked */
+  int count, told;    /* told: how many of them next_linked has told */
+  int possible, made; /* peers that there can be, and those in by_rank */
+  uint32_t idle;      /* calls without bytes since we looked after the peers */
+  pith_link_key key;
+  pith_shm_setup setup;
+  pith_status failed; /* of a link that was established and could not be opened */
 } shm_transport;
 
 static shm_transport *shm_of(pith_transport *transport) { return (shm_transport *)(void *)transport; }
 
 const pith_shm_segment *pith__shm_own_segment(const pith_transport *transport) {
-  return &((const shm_transport *)(const void *)transport)->segment;
+  return &((const shm_transport *)(const void *)transport)->pools[0].segment;
 }
 
 /* ---- The state of peers ------------------------------------------------------------------------------------------ */
@@ -99,15 +120,16 @@ static pith_status fail_peer(const shm_peer *peer) {
 static uint32_t in_flight(const shm_peer *peer) { return peer->sent - peer->reclaimed; }
 
 /* Takes back the oldest n cells in flight to a peer. */
-static void reclaim_cells(shm_transport *t, shm_peer *peer, uint32_t n) {
+static void reclaim_cells(shm_peer *peer, uint32_t n) {
+  shm_pool *pool = peer->pool;
   if (n == 0) {
     return;
   }
   while (n-- > 0) {
-    t->free[t->frees++] = peer->sent_cells[peer->reclaimed++ & (peer->link.shape.slots - 1)];
+    pool->free[pool->frees++] = peer->sent_cells[peer->reclaimed++ & (peer->link.shape.slots - 1)];
   }
   if (in_flight(peer) == 0) {
-    t->unserved++;
+    pool->unserved++;
   }
 }
 
@@ -120,10 +142,10 @@ static void lose_peer(shm_transport *t, shm_peer *peer, peer_state state) {
   peer->unreported = 1;
   peer->starving = 0;
   if (state == PEER_GONE) {
-    reclaim_cells(t, peer, in_flight(peer));
+    reclaim_cells(peer, in_flight(peer));
   }
   if (in_flight(peer) == 0) {
-    t->unserved--;
+    peer->pool->unserved--;
   }
   if (peer->link.process >= 0) {
     epoll_ctl(t->events, EPOLL_CTL_DEL, peer->link.process, NULL);
@@ -148,7 +170,7 @@ static void poll_peers(shm_transport *t) {
   struct epoll_event events[EVENTS];
   int n = epoll_wait(t->events, events, EVENTS, 0);
   for (int i = 0; i < n; i++) {
-    shm_peer *peer = &t->peers[events[i].data.u32 / 2];
+    shm_peer *peer = t->peers[events[i].data.u32 / 2];
     int is_process = events[i].data.u32 % 2;
     if (is_process || !answer_bell(peer)) {
       lose_peer(t, peer, PEER_GONE);
@@ -185,22 +207,23 @@ static pith_status reclaim_emptied(shm_transport *t, shm_peer *peer) {
     lose_peer(t, peer, PEER_BROKEN);
     return fail_peer(peer);
   }
-  reclaim_cells(t, peer, emptied);
+  reclaim_cells(peer, emptied);
   return PITH_OK;
 }
 
-static void reclaim_from_all(shm_transport *t) {
+static void reclaim_from_all(shm_transport *t, const shm_pool *pool) {
   for (int i = 0; i < t->count; i++) {
-    if (t->peers[i].state == PEER_ALIVE && in_flight(&t->peers[i]) > 0) {
-      (void)reclaim_emptied(t, &t->peers[i]); /* nonsense is reported when that peer is used */
+    shm_peer *peer = t->peers[i];
+    if (peer->pool == pool && peer->state == PEER_ALIVE && in_flight(peer) > 0) {
+      (void)reclaim_emptied(t, peer); /* nonsense is reported when that peer is used */
     }
   }
 }
 
 /* Whether the pool has a cell for the peer: peers with none in flight each have one kept, so that none can starve
  * another. */
-static int may_take_cell(const shm_transport *t, const shm_peer *peer) {
-  return t->frees > t->unserved - (in_flight(peer) == 0);
+static int may_take_cell(const shm_peer *peer) {
+  return peer->pool->frees > peer->pool->unserved - (in_flight(peer) == 0);
 }
 
 static int has_room(shm_transport *t, shm_peer *peer) {
@@ -210,15 +233,15 @@ static int has_room(shm_transport *t, shm_peer *peer) {
   if (peer->state != PEER_ALIVE || in_flight(peer) >= peer->most) {
     return 0;
   }
-  if (!may_take_cell(t, peer)) {
-    reclaim_from_all(t);
+  if (!may_take_cell(peer)) {
+    reclaim_from_all(t, peer->pool);
   }
-  return peer->state == PEER_ALIVE && may_take_cell(t, peer);
+  return peer->state == PEER_ALIVE && may_take_cell(peer);
 }
 
-static uint32_t take_cell(shm_transport *t, shm_peer *peer) {
-  t->unserved -= in_flight(peer) == 0;
-  return t->free[--t->frees];
+static uint32_t take_cell(shm_peer *peer) {
+  peer->pool->unserved -= in_flight(peer) == 0;
+  return peer->pool->free[--peer->pool->frees];
 }
 
 static void publish_cell(shm_peer *peer, uint32_t cell, uint32_t length) {
@@ -259,11 +282,12 @@ static uint32_t fill_cell(uint8_t *cell, size_t room, pieces_at *at) {
 static pith_status shm_send(pith_transport *transport, int rank, const struct iovec *pieces, int count, size_t *taken) {
   shm_transport *t = shm_of(transport);
   shm_peer *peer = t->by_rank[rank];
+  const pith_shm_segment *own = &peer->pool->segment;
   pieces_at at = {pieces, count, 0};
   size_t sum = 0;
   for (skip_empty(&at); at.count > 0 && has_room(t, peer);) {
-    uint32_t cell = take_cell(t, peer);
-    uint32_t length = fill_cell(pith__shm_cell_of(&t->segment, cell), t->segment.shape.cell_size, &at);
+    uint32_t cell = take_cell(peer);
+    uint32_t length = fill_cell(pith__shm_cell_of(own, cell), own->shape.cell_size, &at);
     publish_cell(peer, cell, length);
     sum += length;
   }
@@ -283,8 +307,8 @@ static pith_status shm_send(pith_transport *transport, int rank, const struct io
 typedef enum slot_state { SLOT_OLD, SLOT_NEW, SLOT_NONSENSE } slot_state;
 
 /* Looks at the next slot of a peer; slots that could be neither of this lap nor of the one before are nonsense. */
-static slot_state next_slot(const shm_transport *t, const shm_peer *peer, uint64_t *word) {
-  uint32_t slots = t->segment.shape.slots;
+static slot_state next_slot(const shm_peer *peer, uint64_t *word) {
+  uint32_t slots = peer->pool->segment.shape.slots;
   uint16_t lap = pith__shm_lap(peer->taken, slots);
   *word = atomic_load_explicit(&peer->in->slot[peer->taken & (slots - 1)], memory_order_seq_cst);
   if (pith__shm_slot_lap(*word) == (uint16_t)(lap - 1)) {
@@ -299,7 +323,7 @@ static slot_state next_slot(const shm_transport *t, const shm_peer *peer, uint64
 /* Starts with the next cell; whether there is one. */
 static int open_cell(shm_transport *t, shm_peer *peer) {
   uint64_t word;
-  slot_state state = next_slot(t, peer, &word);
+  slot_state state = next_slot(peer, &word);
   if (state == SLOT_NONSENSE) {
     lose_peer(t, peer, PEER_BROKEN);
     peer->state = PEER_BROKEN; /* also of one that is gone */
@@ -369,8 +393,7 @@ static int shm_descriptors(pith_transport *transport, const uint8_t *sending, st
  * not act on them. */
 static int has_work(shm_transport *t, shm_peer *peer) {
   uint64_t word;
-  int work =
-      peer->unreported || peer->left > 0 || (peer->state != PEER_BROKEN && next_slot(t, peer, &word) != SLOT_OLD);
+  int work = peer->unreported || peer->left > 0 || (peer->state != PEER_BROKEN && next_slot(peer, &word) != SLOT_OLD);
   peer->unreported = 0;
   if (peer->starving) {
     (void)reclaim_emptied(t, peer);
@@ -384,7 +407,7 @@ static int has_work(shm_transport *t, shm_peer *peer) {
 
 static uint32_t sleep_bits(const shm_transport *t) {
   for (int i = 0; i < t->count; i++) {
-    if (t->peers[i].starving) {
+    if (t->peers[i]->starving) {
       return PITH_SHM_ASLEEP | PITH_SHM_STARVING;
     }
   }
@@ -393,9 +416,11 @@ static uint32_t sleep_bits(const shm_transport *t) {
 
 /* Moves on to the next count, so that peers can tell this sleep from the last. */
 static void set_state(shm_transport *t, uint32_t bits) {
-  _Atomic uint32_t *word = &pith__shm_state_of(&t->segment)->word;
-  uint32_t count = atomic_load_explicit(word, memory_order_relaxed) / PITH_SHM_NEXT + 1;
-  atomic_store_explicit(word, count * PITH_SHM_NEXT | bits, memory_order_seq_cst);
+  for (int i = 0; i < t->pool_count; i++) {
+    _Atomic uint32_t *word = &pith__shm_state_of(&t->pools[i].segment)->word;
+    uint32_t count = atomic_load_explicit(word, memory_order_relaxed) / PITH_SHM_NEXT + 1;
+    atomic_store_explicit(word, count * PITH_SHM_NEXT | bits, memory_order_seq_cst);
+  }
 }
 
 static int shm_sleep(pith_transport *transport, int asleep) {
@@ -408,7 +433,7 @@ static int shm_sleep(pith_transport *transport, int asleep) {
   set_state(t, sleep_bits(t));
   int work = 0;
   for (int i = 0; i < t->count; i++) {
-    work |= has_work(t, &t->peers[i]);
+    work |= has_work(t, t->peers[i]);
   }
   if (work) {
     set_state(t, 0);
@@ -418,27 +443,56 @@ static int shm_sleep(pith_transport *transport, int asleep) {
 
 /* ---- Life -------------------------------------------------------------------------------------------------------- */
 
+static void free_pool(shm_pool *pool) {
+  pith__shm_segment_unmap(&pool->segment);
+  pith__fd_close(pool->memory);
+  free(pool->free);
+}
+
+static void free_peer(shm_peer *peer, int is_ours) {
+  if (peer && is_ours) {
+    pith__shm_link_close(&peer->link);
+  }
+  if (peer) {
+    pith__shm_segment_unmap(&peer->segment);
+    free(peer->sent_cells);
+  }
+  free(peer);
+}
+
+/* Nobody is left to link with: no other process needs to know our name, or gets our memory. */
+static void end_setup(shm_transport *t, int is_child) {
+  pith__shm_link_end(&t->setup, is_child);
+  if (!is_child) {
+    pith__fd_close(t->listener);
+  }
+  for (int i = 0; i < t->pool_count; i++) {
+    pith__fd_close(is_child ? -1 : t->pools[i].memory);
+    t->pools[i].memory = -1;
+  }
+  t->listener = -1;
+  t->base.is_open = 0;
+}
+
 static void shm_close(pith_transport *transport) {
   shm_transport *t = shm_of(transport);
   if (!t) {
     return;
   }
   int is_ours = t->made_in == pith__fork_number(); /* a child has closed its copies already */
-  for (int i = 0; i < t->count; i++) {
-    if (is_ours) {
-      pith__shm_link_close(&t->peers[i].link);
-    }
-    pith__shm_segment_unmap(&t->peers[i].segment);
-    free(t->peers[i].sent_cells);
+  end_setup(t, !is_ours);
+  for (int rank = 0; t->by_rank && rank < t->config.ranks; rank++) {
+    free_peer(t->by_rank[rank], is_ours);
   }
-  pith__shm_segment_unmap(&t->segment);
+  for (int i = 0; i < t->pool_count; i++) {
+    free_pool(&t->pools[i]);
+  }
   if (is_ours) {
-    pith__fd_close(t->listener);
     pith__fd_close(t->events);
   }
-  free(t->peers);
+  free(t->wanted);
   free(t->by_rank);
-  free(t->free);
+  free(t->peers);
   free(t);
 }
 
@@ -458,33 +512,65 @@ static pith_status shm_listen(const pith_transport_config *config, pith_transpor
   return PITH_OK;
 }
 
-static pith_status make_peers(shm_transport *t, const uint8_t *wanted) {
-  int count = 0;
-  for (int rank = 0; rank < t->config.ranks; rank++) {
-    count += wanted[rank] != 0;
+/* ---- Links ------------------------------------------------------------------------------------------------------- */
+
+/* `peers`: how many it is for. */
+static pith_status make_pool(shm_transport *t, uint32_t peers) {
+  shm_pool *pool = &t->pools[t->pool_count];
+  pith_shm_shape shape = pith__shm_shape(peers, t->pool_count == 0 ? PITH_SHM_POOL : LATER_POOL);
+  PITH_REQUIRE(t->pool_count < POOLS_MOST, PITH_ERR_RANGE, "shm: no segment for so many peers");
+  *pool = (shm_pool){.memory = -1};
+  pool->free = malloc(shape.cells * sizeof *pool->free);
+  PITH_REQUIRE(pool->free, PITH_ERR_MEMORY, "shm: no memory for %u cells", shape.cells);
+  pith_status status = pith__shm_segment_create(&shape, &pool->segment, &pool->memory);
+  if (status != PITH_OK) {
+    free(pool->free);
+    return status;
   }
-  t->peers = calloc((size_t)count + 1, sizeof *t->peers);
-  t->by_rank = calloc((size_t)t->config.ranks, sizeof *t->by_rank);
-  PITH_REQUIRE(t->peers && t->by_rank, PITH_ERR_MEMORY, "shm: no memory for %d peers", count);
-  for (int rank = 0; rank < t->config.ranks; rank++) {
-    if (wanted[rank]) {
-      t->by_rank[rank] = &t->peers[t->count++];
-      t->by_rank[rank]->link = (pith_shm_link){.rank = rank, .socket = -1, .process = -1, .memory = -1};
-    }
+  pith__fd_keep(pool->memory);
+  while (pool->frees < shape.cells) { /* the first cell on top */
+    pool->free[pool->frees] = (uint16_t)(shape.cells - 1 - pool->frees);
+    pool->frees++;
   }
+  t->pool_count++;
   return PITH_OK;
 }
 
-static pith_status make_pool(shm_transport *t) {
-  uint32_t cells = t->segment.shape.cells;
-  t->free = malloc(cells * sizeof *t->free);
-  PITH_REQUIRE(t->free, PITH_ERR_MEMORY, "shm: no memory for %u cells", cells);
-  while (t->frees < cells) { /* the first cell on top */
-    t->free[t->frees] = (uint16_t)(cells - 1 - t->frees);
-    t->frees++;
+static uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+/* The segment that has an inbox for one more peer. */
+static pith_status have_pool(shm_transport *t, shm_pool **found) {
+  shm_pool *last = t->pool_count ? &t->pools[t->pool_count - 1] : NULL;
+  if (!last || last->inboxes == last->segment.shape.inboxes) {
+    PITH_TRY(make_pool(t, least((uint32_t)(t->possible - t->made), 3 * (uint32_t)t->made)));
   }
-  t->unserved = (uint32_t)t->count;
+  *found = &t->pools[t->pool_count - 1];
   return PITH_OK;
+}
+
+static pith_shm_link *find_link(const void *owner, int rank) {
+  shm_peer *peer = ((const shm_transport *)owner)->by_rank[rank];
+  return peer ? &peer->link : NULL;
+}
+
+static pith_shm_link *have_link(void *owner, int rank) {
+  shm_transport *t = owner;
+  shm_pool *pool;
+  if (t->by_rank[rank]) {
+    return &t->by_rank[rank]->link;
+  }
+  shm_peer *peer = have_pool(t, &pool) == PITH_OK ? calloc(1, sizeof *peer) : NULL;
+  if (!peer) {
+    return NULL;
+  }
+  peer->pool = pool;
+  peer->link = (pith_shm_link){.rank = rank, .socket = -1, .process = -1, .memory = -1};
+  peer->link.own.memory = pool->memory;
+  peer->link.own.shape = pool->segment.shape;
+  peer->link.own.inbox = pool->inboxes++;
+  t->by_rank[rank] = peer;
+  t->made++;
+  return &peer->link;
 }
 
 static pith_status watch(shm_transport *t, int fd, uint32_t number) {
@@ -495,85 +581,100 @@ static pith_status watch(shm_transport *t, int fd, uint32_t number) {
 }
 
 /* Maps the segment that a peer sent. */
-static pith_status open_peer(shm_transport *t, uint32_t index) {
-  shm_peer *peer = &t->peers[index];
+static pith_status open_peer(shm_transport *t, shm_peer *peer) {
+  uint32_t index = (uint32_t)t->count;
   PITH_TRY(pith__shm_segment_map(peer->link.memory, &peer->link.shape, peer->link.rank, &peer->segment));
   close(peer->link.memory);
   peer->link.memory = -1;
-  uint32_t share = t->segment.shape.slots, slots = peer->link.shape.slots;
-  peer->most = share < slots ? share : slots;
+  uint32_t slots = peer->link.shape.slots;
+  peer->most = least(peer->pool->segment.shape.slots, slots);
   peer->sent_cells = malloc(slots * sizeof *peer->sent_cells);
   PITH_REQUIRE(peer->sent_cells, PITH_ERR_MEMORY, "shm: no memory for %u cells", slots);
   peer->out = pith__shm_inbox_of(&peer->segment, peer->link.inbox);
   PITH_TRY(watch(t, peer->link.socket, 2 * index));
   PITH_TRY(watch(t, peer->link.process, 2 * index + 1));
-  peer->in = pith__shm_inbox_of(&t->segment, index);
+  peer->in = pith__shm_inbox_of(&peer->pool->segment, peer->link.own.inbox);
+  peer->pool->unserved++;
+  t->peers[t->count++] = peer;
   return PITH_OK;
 }
 
-static pith_status connect_peers(shm_transport *t, const pith_address *address, const pith_link_key *key, int memory) {
-  pith_shm_link *links = malloc(((size_t)t->count + 1) * sizeof *links);
-  PITH_REQUIRE(links, PITH_ERR_MEMORY, "shm: no memory for %d links", t->count);
-  for (int i = 0; i < t->count; i++) {
-    links[i] = t->peers[i].link;
-  }
-  pith__descriptors_reserve(4 * t->count); /* of each peer: socket, process and, for a while, memory */
-  pith_shm_setup setup = {.config = &t->config,
-                          .key = key,
-                          .address = address,
-                          .listener = t->listener,
-                          .memory = memory,
-                          .shape = t->segment.shape,
-                          .links = links,
-                          .count = t->count,
-                          .end = pith__now() + t->config.timeout};
-  pith_status status = pith__shm_link_connect(&setup);
-  for (int i = 0; i < t->count; i++) { /* those connected before a failure too: close() ends them */
-    t->peers[i].link = links[i];
-  }
-  free(links);
-  return status;
+static void note_established(void *owner, pith_shm_link *link) {
+  shm_transport *t = owner;
+  pith_status status = open_peer(t, t->by_rank[link->rank]);
+  t->failed = t->failed == PITH_OK ? status : t->failed;
 }
 
-/* Also after a failure, for the peers that are connected: they can be told why. */
-static pith_status open_peers(shm_transport *t) {
-  PITH_TRY(make_pool(t));
-  for (int i = 0; i < t->count; i++) {
-    if (t->peers[i].link.socket >= 0) {
-      PITH_TRY(open_peer(t, (uint32_t)i));
-    }
+static pith_status prepare(shm_transport *t, const pith_directory *directory, const uint8_t *wanted,
+                           const pith_link_key *key) {
+  int ranks = t->config.ranks, now = 0;
+  t->wanted = calloc((size_t)ranks, 1);
+  t->by_rank = calloc((size_t)ranks, sizeof *t->by_rank);
+  t->peers = calloc((size_t)ranks, sizeof *t->peers);
+  PITH_REQUIRE(t->wanted && t->by_rank && t->peers, PITH_ERR_MEMORY, "shm: no memory for %d peers", ranks);
+  for (int rank = 0; rank < ranks; rank++) {
+    t->wanted[rank] = rank == t->config.rank ? PITH_LINK_NEVER : wanted[rank];
+    t->possible += t->wanted[rank] != PITH_LINK_NEVER;
+    now += t->wanted[rank] == PITH_LINK_NOW;
   }
+  t->events = pith__fd_keep(epoll_create1(EPOLL_CLOEXEC));
+  PITH_REQUIRE(t->events >= 0, PITH_ERR_SYSTEM, "shm: cannot watch peers: %s", strerror(errno));
+  PITH_TRY(make_pool(t, least((uint32_t)t->possible, now > FIRST_PEERS ? (uint32_t)now : FIRST_PEERS)));
+  pith__descriptors_reserve(4 * t->possible); /* of each peer: socket, process and, for a while, memory */
+  t->key = *key;
+  t->setup = (pith_shm_setup){.config = &t->config,
+                              .key = &t->key,
+                              .directory = *directory,
+                              .wanted = t->wanted,
+                              .listener = t->listener,
+                              .have = have_link,
+                              .find = find_link,
+                              .established = note_established,
+                              .owner = t,
+                              .end = pith__now() + t->config.timeout};
   return PITH_OK;
 }
 
-static pith_status shm_connect(pith_transport *transport, const pith_address *address, const uint8_t *wanted,
+static pith_status shm_connect(pith_transport *transport, const pith_directory *directory, const uint8_t *wanted,
                                const pith_link_key *key) {
   shm_transport *t = shm_of(transport);
   PITH_REQUIRE(!t->peers, PITH_ERR_STATE, "shm: connected already");
-  PITH_TRY(make_peers(t, wanted));
-  t->events = pith__fd_keep(epoll_create1(EPOLL_CLOEXEC));
-  PITH_REQUIRE(t->events >= 0, PITH_ERR_SYSTEM, "shm: cannot watch peers: %s", strerror(errno));
-  pith_shm_shape shape = pith__shm_shape((uint32_t)t->count);
-  int memory;
-  PITH_TRY(pith__shm_segment_create(&shape, &t->segment, &memory));
-  pith_status status = connect_peers(t, address, key, memory);
-  close(memory);
-  if (status != PITH_OK) {
-    char why[768];
-    snprintf(why, sizeof why, "%s", pith_error());
-    (void)open_peers(t);
-    return pith_fail(status, "%s", why);
+  PITH_TRY(prepare(t, directory, wanted, key));
+  pith_status status = pith__shm_link_connect(&t->setup);
+  status = status == PITH_OK ? t->failed : status;
+  t->base.is_open = 1;
+  if (status != PITH_OK || t->count == t->possible) {
+    end_setup(t, 0);
   }
-  PITH_TRY(open_peers(t));
-  pith__fd_close(t->listener); /* and with it the name */
-  t->listener = -1;
-  return PITH_OK;
+  return status;
 }
 
-static int shm_is_linked(const pith_transport *transport, int rank) {
-  const shm_transport *t = (const shm_transport *)(const void *)transport;
-  const shm_peer *peer = t->by_rank ? t->by_rank[rank] : NULL;
-  return peer && peer->in;
+static pith_status shm_ask(pith_transport *transport, int rank) {
+  shm_transport *t = shm_of(transport);
+  return t->base.is_open ? pith__shm_link_ask(&t->setup, rank) : PITH_OK;
+}
+
+static pith_status shm_attend(pith_transport *transport) {
+  shm_transport *t = shm_of(transport);
+  if (!t->base.is_open) {
+    return PITH_OK;
+  }
+  pith_status status = pith__shm_link_attend(&t->setup);
+  status = status == PITH_OK ? t->failed : status;
+  if (t->count == t->possible) {
+    end_setup(t, 0);
+  }
+  return status;
+}
+
+static int shm_next_linked(pith_transport *transport) {
+  shm_transport *t = shm_of(transport);
+  return t->told < t->count ? t->peers[t->told++]->link.rank : -1;
+}
+
+static int shm_door(pith_transport *transport, struct pollfd *fds, int most) {
+  shm_transport *t = shm_of(transport);
+  return t->base.is_open ? pith__shm_link_door(&t->setup, fds, most) : 0;
 }
 
 static pith_status shm_probe(void) {
@@ -599,6 +700,9 @@ const pith_transport_ops pith__transport_shm = {
     .receive = shm_receive,
     .descriptors = shm_descriptors,
     .sleep = shm_sleep,
-    .is_linked = shm_is_linked,
+    .ask = shm_ask,
+    .attend = shm_attend,
+    .next_linked = shm_next_linked,
+    .door = shm_door,
     .close = shm_close,
 };

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The inside of the shm transport, for its tests: where its own segment lies. */
 #ifndef PITH_TRANSPORT_SHM_H
 #define PITH_TRANSPORT_SHM_H

@@ -1,8 +1,10 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Connection setup: every rank connects to the lower ones and accepts the higher ones, all at once and without ever
- * blocking, so that no order of arrival can deadlock two ranks. Every process of the host can list the name of a socket
- * and connect to it. So both sides must run as the same user and prove to have the job's key before either sends its
- * memory. A rank drops strangers and tells them nothing about the job.
+ * Connection setup: at the start with the peers that connect names, of which the higher rank of each pair calls, and
+ * later with any peer that one of both asks for. Nothing ever blocks, so that no order of arrival can deadlock two
+ * ranks. Every process of the host can list the name of a socket and connect to it. So both sides must run as the same
+ * user and prove to have the job's key before either sends its memory. A rank drops strangers and tells them nothing
+ * about the job.
  *
  * The sockets keep message boundaries (SOCK_SEQPACKET): a message comes whole or not at all.
  */
@@ -30,13 +32,36 @@
 
 /* The handshake of one connection. */
 typedef struct handshake {
+  int socket; /* -1: there is none now */
   struct {
     pith_shm_hello caller, listener;
   } hellos;
-  int is_answered;  /* both hellos were sent, and the caller knows that the listener is of the job */
-  double redial_at; /* caller: when to dial again; 0: it is not to */
-  double lost_at;   /* caller: when the first connection was lost; 0: none was */
+  int is_answered; /* both hellos were sent, and the caller knows that the listener is of the job */
 } handshake;
+
+/* A connection of ours to a peer. */
+typedef struct call {
+  int rank;
+  handshake h;
+  int is_done, is_gone; /* is_gone: it rejected us, or cannot be reached */
+  double redial_at;     /* when to dial again; 0: it is not to */
+  double lost_at;       /* when the first connection was lost; 0: none was */
+} call;
+
+typedef struct shm_pending {
+  call *calls;
+  int call_count, call_most;
+  handshake incoming[INCOMING_MOST]; /* the oldest first */
+  int incoming_count;
+  struct pollfd *fds;
+  int fds_most;
+  int missing; /* links that connect waits for */
+  int is_connecting;
+  int is_broken;         /* an established link is over */
+  int gone;              /* peers that connect cannot reach */
+  char first_error[256]; /* of the first of them: the error message */
+  double start;
+} shm_pending;
 
 pith_status pith__shm_link_listen(int *listener, pith_address *address) {
   *address = (pith_address){.size = PITH_UNIX_NAME};
@@ -62,17 +87,17 @@ static void prove(const pith_shm_setup *setup, const handshake *h, const char *r
                        offer ? offsetof(pith_shm_offer, proof) : 0, proof);
 }
 
-static int send_offer(const pith_shm_setup *setup, int index, int socket, const handshake *h, const char *role) {
-  pith_shm_offer offer = {.inbox = (uint32_t)index, .shape = setup->shape};
+static int send_offer(const pith_shm_setup *setup, const pith_shm_link *link, const handshake *h, const char *role) {
+  pith_shm_offer offer = {.inbox = link->own.inbox, .shape = link->own.shape};
   prove(setup, h, role, &offer, offer.proof);
-  return pith__packet_send(socket, &offer, sizeof offer, setup->memory);
+  return pith__packet_send(h->socket, &offer, sizeof offer, link->own.memory);
 }
 
 /* On PITH_PACKET_VALID the offer is proven, and the calling function owns the descriptor. */
-static pith_packet_state receive_offer(const pith_shm_setup *setup, int socket, const handshake *h, const char *role,
+static pith_packet_state receive_offer(const pith_shm_setup *setup, const handshake *h, const char *role,
                                        pith_shm_offer *offer, int *memory) {
   uint8_t proof[PITH_SHA256_SIZE];
-  pith_packet_state state = pith__packet_receive(socket, offer, sizeof *offer, memory);
+  pith_packet_state state = pith__packet_receive(h->socket, offer, sizeof *offer, memory);
   if (state != PITH_PACKET_VALID) {
     return state;
   }
@@ -94,163 +119,41 @@ static int open_process(int socket) {
   return pith__fd_keep((int)syscall(SYS_pidfd_open, peer.pid, 0)); /* descriptors of processes always are CLOEXEC */
 }
 
-static void establish(pith_shm_link *link, int socket, const pith_shm_offer *offer, int memory) {
-  link->socket = socket;
-  link->process = open_process(socket);
+static call *find_call(const pith_shm_setup *setup, int rank) {
+  const shm_pending *p = setup->pending;
+  for (int i = 0; i < p->call_count; i++) {
+    if (p->calls[i].rank == rank && !p->calls[i].is_done) {
+      return &p->calls[i];
+    }
+  }
+  return NULL;
+}
+
+static void hang_up(handshake *h) {
+  pith__fd_close(h->socket);
+  h->socket = -1;
+  h->is_answered = 0;
+}
+
+/* The connection is the peer's now; a call of ours is given up. */
+static void establish(pith_shm_setup *setup, pith_shm_link *link, handshake *h, const pith_shm_offer *offer,
+                      int memory) {
+  link->socket = h->socket;
+  link->process = open_process(h->socket);
   link->memory = memory;
   link->shape = offer->shape;
   link->inbox = offer->inbox;
+  h->socket = -1;
+  call *own = find_call(setup, link->rank);
+  if (own) {
+    hang_up(&own->h);
+    own->is_done = 1;
+  }
+  setup->pending->missing -= setup->wanted[link->rank] == PITH_LINK_NOW;
+  setup->established(setup->owner, link);
 }
 
-/* ---- Connecting to the lower ranks ------------------------------------------------------------------------------- */
-
-static int remaining_ms(double end) {
-  double left = end - pith__now();
-  return left <= 0 ? 0 : left > 1e6 ? 1000000000 : (int)(left * 1e3) + 1;
-}
-
-/* connect() gives EAGAIN when the listener's queue is full. That cannot be polled for: try again soon. */
-static pith_status dial(pith_shm_setup *setup, int index, int socket, handshake *h) {
-  unsigned user;
-  int rank = setup->links[index].rank;
-  const pith_address *to = &setup->address[rank];
-  PITH_REQUIRE(pith__unix_is_name(to->data, to->size), PITH_ERR_PEER,
-               "shm: rank %d gave an address that is none of shared memory: do all ranks use the same transport?",
-               rank);
-  while (pith__unix_connect(socket, to->data) != 0) {
-    PITH_REQUIRE(errno == EAGAIN || errno == EINTR, PITH_ERR_PEER,
-                 "shm: cannot reach rank %d: %s (is it on this host, in the same container, and alive?)", rank,
-                 strerror(errno));
-    PITH_REQUIRE(remaining_ms(setup->end) > 0, PITH_ERR_TIMEOUT, "shm: rank %d did not answer in time", rank);
-    poll(NULL, 0, 1);
-  }
-  PITH_REQUIRE(pith__unix_same_user(socket, &user), PITH_ERR_PEER,
-               "shm: rank %d runs as user %u, rank %d as user %u: ranks that share memory must run as one user", rank,
-               user, setup->config->rank, (unsigned)geteuid());
-  PITH_TRY(make_hello(setup, rank, &h->hellos.caller));
-  pith__packet_send(socket, &h->hellos.caller, sizeof h->hellos.caller, -1); /* if that fails, no answer comes either */
-  return PITH_OK;
-}
-
-static pith_status rejected(int rank) {
-  return pith_fail(PITH_ERR_PEER, "shm: rank %d rejected us or ended: is it of the same job, secret and version?",
-                   rank);
-}
-
-/* Checks the listener's proof and sends ours. */
-static pith_status receive_answer(pith_shm_setup *setup, int index, int socket, handshake *h) {
-  pith_shm_answer answer;
-  uint8_t proof[PITH_SHA256_SIZE];
-  int rank = setup->links[index].rank;
-  pith_packet_state state = pith__packet_receive(socket, &answer, sizeof answer, NULL);
-  if (state == PITH_PACKET_NONE) {
-    return PITH_OK;
-  }
-  if (state == PITH_PACKET_INVALID || !is_for_us(setup, &answer.hello)) {
-    return rejected(rank);
-  }
-  PITH_REQUIRE(answer.hello.from == rank, PITH_ERR_PEER, "shm: at the address of rank %d, rank %d answers", rank,
-               (int)answer.hello.from);
-  h->hellos.listener = answer.hello;
-  prove(setup, h, PITH_SHM_ROLE_ANSWER, NULL, proof);
-  PITH_REQUIRE(pith__digest_equal(proof, answer.proof), PITH_ERR_PEER,
-               "shm: who answers at the address of rank %d is not of this job", rank);
-  h->is_answered = 1;
-  return send_offer(setup, index, socket, h, PITH_SHM_ROLE_CALLER) ? PITH_OK : rejected(rank);
-}
-
-static pith_status handle_outgoing(pith_shm_setup *setup, int index, int *socket, handshake *h) {
-  pith_shm_offer offer;
-  int memory;
-  if (!h->is_answered) {
-    return receive_answer(setup, index, *socket, h);
-  }
-  pith_packet_state state = receive_offer(setup, *socket, h, PITH_SHM_ROLE_LISTENER, &offer, &memory);
-  if (state == PITH_PACKET_INVALID) {
-    return rejected(setup->links[index].rank);
-  }
-  if (state == PITH_PACKET_VALID) {
-    establish(&setup->links[index], *socket, &offer, memory);
-    *socket = -1;
-  }
-  return PITH_OK;
-}
-
-/* ---- Accepting the higher ranks ---------------------------------------------------------------------------------- */
-
-static int find_link(const pith_shm_setup *setup, int rank) {
-  for (int i = 0; i < setup->count; i++) {
-    if (setup->links[i].rank == rank) {
-      return i;
-    }
-  }
-  return -1;
-}
-
-/* The link that an incoming connection claims to be for, if we wait for it; -1 if we do not. */
-static int claimed_link(const pith_shm_setup *setup, const handshake *h) {
-  int from = h->hellos.caller.from, index = from > setup->config->rank ? find_link(setup, from) : -1;
-  return index >= 0 && setup->links[index].socket < 0 ? index : -1;
-}
-
-/* Each returns whether the handshake is over: the connection is a link now, or is to be dropped (*socket is left open).
- */
-static int receive_hello(const pith_shm_setup *setup, int socket, handshake *h) {
-  pith_shm_answer answer;
-  pith_packet_state state = pith__packet_receive(socket, &h->hellos.caller, sizeof h->hellos.caller, NULL);
-  if (state == PITH_PACKET_NONE) {
-    return 0;
-  }
-  if (state == PITH_PACKET_INVALID || !is_for_us(setup, &h->hellos.caller) || claimed_link(setup, h) < 0 ||
-      make_hello(setup, h->hellos.caller.from, &h->hellos.listener) != PITH_OK) {
-    return 1;
-  }
-  answer.hello = h->hellos.listener;
-  prove(setup, h, PITH_SHM_ROLE_ANSWER, NULL, answer.proof);
-  h->is_answered = pith__packet_send(socket, &answer, sizeof answer, -1);
-  return !h->is_answered;
-}
-
-static int handle_incoming(pith_shm_setup *setup, int *socket, handshake *h) {
-  pith_shm_offer offer;
-  int memory;
-  if (!h->is_answered) {
-    return receive_hello(setup, *socket, h);
-  }
-  pith_packet_state state = receive_offer(setup, *socket, h, PITH_SHM_ROLE_CALLER, &offer, &memory);
-  if (state == PITH_PACKET_NONE) {
-    return 0;
-  }
-  if (state == PITH_PACKET_INVALID) {
-    PITH_LOG_WARN("shm: rejected a process that claims to be rank %d and is not of this job",
-                  (int)h->hellos.caller.from);
-    return 1;
-  }
-  int index = claimed_link(setup, h);
-  if (index >= 0 && send_offer(setup, index, *socket, h, PITH_SHM_ROLE_LISTENER)) {
-    establish(&setup->links[index], *socket, &offer, memory);
-    *socket = -1;
-  } else {
-    PITH_LOG_WARN("shm: rejected a second process that claims to be rank %d", (int)h->hellos.caller.from);
-    close(memory);
-  }
-  return 1;
-}
-
-/* ---- Both at once ------------------------------------------------------------------------------------------------ */
-
-typedef struct pending {
-  struct pollfd *fds; /* the listener; then INCOMING_MOST incoming connections, the oldest first; then for each link its
-                         outgoing connection, later its socket; then the process of each */
-  handshake *handshakes; /* of incoming and outgoing connections */
-  int incoming;
-  uint8_t *gone;         /* of every rank: it rejected us, or cannot be reached */
-  char first_error[256]; /* of the first of them: the error message */
-  int is_broken;         /* an established link is over */
-  double start;
-} pending;
-
-enum { FIRST_INCOMING = 1, FIRST_OUTGOING = FIRST_INCOMING + INCOMING_MOST };
+/* ---- Calling ----------------------------------------------------------------------------------------------------- */
 
 /* When one rank is gone, others give up because of it and are gone, too. We wait this long to learn of all of them,
  * since any of them may be the cause. */
@@ -260,30 +163,220 @@ static const double gather_seconds = 0.2;
  * others get some time to connect. */
 static const double broken_seconds = 1.5;
 
-/* A listener with too many incoming connections drops the oldest, even if it is one of its own ranks. So a rank whose
- * connection is lost connects again, for a while. */
-static const double dial_pause = 0.01, dial_seconds = 5;
+/* A listener with too many incoming connections drops the oldest, even if it is one of its own ranks; and it drops one
+ * that lost against its own call. So a rank whose connection is lost connects again, for a while. Where nobody listens
+ * any more the while is shorter: the peer has ended, or left, and others may still tell why. */
+static const double dial_pause = 0.01, dial_seconds = 5, refused_seconds = 2;
+static const double queue_pause = 0.001; /* where the listener's queue is full */
+
+static int remaining_ms(double end) {
+  double left = end - pith__now();
+  return left <= 0 ? 0 : left > 1e6 ? 1000000000 : (int)(left * 1e3) + 1;
+}
+
+static void end_within(pith_shm_setup *setup, double seconds) {
+  double soon = pith__now() + seconds;
+  setup->end = soon < setup->end ? soon : setup->end;
+}
+
+static pith_status rejected(int rank) {
+  return pith_fail(PITH_ERR_PEER, "shm: rank %d rejected us or ended: is it of the same job, secret and version?",
+                   rank);
+}
+
+/* Returns the status; but during connect, in place of PITH_ERR_PEER, it notes that the peer is gone, and why: there may
+ * be more of them. */
+static pith_status note_gone(pith_shm_setup *setup, call *c, pith_status status) {
+  shm_pending *p = setup->pending;
+  hang_up(&c->h);
+  if (status != PITH_ERR_PEER || !p->is_connecting) {
+    return status;
+  }
+  if (!*p->first_error) {
+    snprintf(p->first_error, sizeof p->first_error, "%s", pith_error());
+  }
+  p->gone += !c->is_gone;
+  c->is_gone = 1;
+  c->redial_at = 0;
+  end_within(setup, gather_seconds);
+  return PITH_OK;
+}
+
+/* A connection was lost or rejected: we connect again, for some seconds. */
+static pith_status note_lost(pith_shm_setup *setup, call *c, pith_status status, double seconds) {
+  double now = pith__now();
+  c->lost_at = c->lost_at > 0 ? c->lost_at : now;
+  if (status != PITH_ERR_PEER || now > c->lost_at + seconds) {
+    return note_gone(setup, c, status);
+  }
+  hang_up(&c->h);
+  c->redial_at = now + dial_pause;
+  return PITH_OK;
+}
+
+static pith_status greet(const pith_shm_setup *setup, call *c) {
+  unsigned user;
+  PITH_REQUIRE(pith__unix_same_user(c->h.socket, &user), PITH_ERR_PEER,
+               "shm: rank %d runs as user %u, rank %d as user %u: ranks that share memory must run as one user",
+               c->rank, user, setup->config->rank, (unsigned)geteuid());
+  PITH_TRY(make_hello(setup, c->rank, &c->h.hellos.caller));
+  pith__packet_send(c->h.socket, &c->h.hellos.caller, sizeof c->h.hellos.caller,
+                    -1); /* if that fails, no answer comes either */
+  return PITH_OK;
+}
+
+/* connect() gives EAGAIN when the listener's queue is full. That cannot be polled for: try again soon. */
+static pith_status dial(pith_shm_setup *setup, call *c) {
+  pith_address to;
+  c->redial_at = 0;
+  PITH_TRY(pith__directory_find(&setup->directory, c->rank, &to));
+  if (!pith__unix_is_name(to.data, to.size)) {
+    return note_gone(setup, c,
+                     pith_fail(PITH_ERR_PEER,
+                               "shm: rank %d gave an address that is none of shared memory: do all ranks use the same "
+                               "transport?",
+                               c->rank));
+  }
+  c->h = (handshake){.socket = pith__unix_open()};
+  PITH_REQUIRE(c->h.socket >= 0, PITH_ERR_SYSTEM, "shm: cannot open a Unix socket: %s", strerror(errno));
+  if (pith__unix_connect(c->h.socket, to.data) == 0) {
+    pith_status status = greet(setup, c);
+    return status == PITH_OK ? PITH_OK : note_gone(setup, c, status);
+  }
+  if (errno == EAGAIN || errno == EINTR) {
+    hang_up(&c->h);
+    c->redial_at = pith__now() + queue_pause;
+    return PITH_OK;
+  }
+  pith_status status =
+      pith_fail(PITH_ERR_PEER, "shm: cannot reach rank %d: %s (is it on this host, in the same container, and alive?)",
+                c->rank, strerror(errno));
+  return setup->pending->is_connecting ? note_gone(setup, c, status) : note_lost(setup, c, status, refused_seconds);
+}
+
+/* Checks the listener's proof and sends ours. */
+static pith_status receive_answer(pith_shm_setup *setup, call *c) {
+  pith_shm_answer answer;
+  uint8_t proof[PITH_SHA256_SIZE];
+  handshake *h = &c->h;
+  pith_packet_state state = pith__packet_receive(h->socket, &answer, sizeof answer, NULL);
+  if (state == PITH_PACKET_NONE) {
+    return PITH_OK;
+  }
+  if (state == PITH_PACKET_INVALID || !is_for_us(setup, &answer.hello)) {
+    return rejected(c->rank);
+  }
+  PITH_REQUIRE(answer.hello.from == c->rank, PITH_ERR_PEER, "shm: at the address of rank %d, rank %d answers", c->rank,
+               (int)answer.hello.from);
+  h->hellos.listener = answer.hello;
+  prove(setup, h, PITH_SHM_ROLE_ANSWER, NULL, proof);
+  PITH_REQUIRE(pith__digest_equal(proof, answer.proof), PITH_ERR_PEER,
+               "shm: who answers at the address of rank %d is not of this job", c->rank);
+  const pith_shm_link *link = setup->have(setup->owner, c->rank);
+  if (!link) {
+    return PITH_ERR_MEMORY;
+  }
+  h->is_answered = 1;
+  return send_offer(setup, link, h, PITH_SHM_ROLE_CALLER) ? PITH_OK : rejected(c->rank);
+}
+
+static pith_status handle_call(pith_shm_setup *setup, call *c) {
+  pith_shm_offer offer;
+  int memory;
+  if (!c->h.is_answered) {
+    return receive_answer(setup, c);
+  }
+  pith_packet_state state = receive_offer(setup, &c->h, PITH_SHM_ROLE_LISTENER, &offer, &memory);
+  if (state == PITH_PACKET_INVALID) {
+    return rejected(c->rank);
+  }
+  if (state == PITH_PACKET_VALID) {
+    handshake made = c->h;
+    c->h.socket = -1;
+    c->is_done = 1;
+    establish(setup, setup->find(setup->owner, c->rank), &made, &offer, memory);
+  }
+  return PITH_OK;
+}
+
+/* ---- Being called ------------------------------------------------------------------------------------------------ */
+
+/* Whether an incoming connection may be of a peer with which there is no link yet. What it says is not proven. */
+static int is_expected(const pith_shm_setup *setup, const handshake *h) {
+  int from = h->hellos.caller.from;
+  if (from < 0 || from >= setup->config->ranks || !setup->wanted[from]) {
+    return 0;
+  }
+  const pith_shm_link *link = setup->find(setup->owner, from);
+  return !link || link->socket < 0;
+}
+
+/* Whether our own call goes before that of the caller, a lower rank, which is going to take it. */
+static int is_overruled(const pith_shm_setup *setup, const handshake *h) {
+  const call *own = find_call(setup, h->hellos.caller.from);
+  return own && own->h.is_answered && setup->config->rank > h->hellos.caller.from;
+}
+
+/* Each returns whether the handshake is over: the connection is a link now, or is to be dropped. */
+static int receive_hello(const pith_shm_setup *setup, handshake *h) {
+  pith_shm_answer answer;
+  pith_packet_state state = pith__packet_receive(h->socket, &h->hellos.caller, sizeof h->hellos.caller, NULL);
+  if (state == PITH_PACKET_NONE) {
+    return 0;
+  }
+  if (state == PITH_PACKET_INVALID || !is_for_us(setup, &h->hellos.caller) || !is_expected(setup, h) ||
+      make_hello(setup, h->hellos.caller.from, &h->hellos.listener) != PITH_OK) {
+    return 1;
+  }
+  answer.hello = h->hellos.listener;
+  prove(setup, h, PITH_SHM_ROLE_ANSWER, NULL, answer.proof);
+  h->is_answered = pith__packet_send(h->socket, &answer, sizeof answer, -1);
+  return !h->is_answered;
+}
+
+static int handle_incoming(pith_shm_setup *setup, handshake *h) {
+  pith_shm_offer offer;
+  int memory;
+  if (!h->is_answered) {
+    return receive_hello(setup, h);
+  }
+  pith_packet_state state = receive_offer(setup, h, PITH_SHM_ROLE_CALLER, &offer, &memory);
+  if (state == PITH_PACKET_NONE) {
+    return 0;
+  }
+  if (state == PITH_PACKET_INVALID) {
+    PITH_LOG_WARN("shm: rejected a process that claims to be rank %d and is not of this job",
+                  (int)h->hellos.caller.from);
+    return 1;
+  }
+  int is_taken = is_expected(setup, h) && !is_overruled(setup, h);
+  pith_shm_link *link = is_taken ? setup->have(setup->owner, h->hellos.caller.from) : NULL;
+  if (link && send_offer(setup, link, h, PITH_SHM_ROLE_LISTENER)) {
+    establish(setup, link, h, &offer, memory);
+  } else {
+    close(memory);
+  }
+  return 1;
+}
 
 /* Closes its socket, unless that is a link's by now. */
-static void drop_incoming(pending *p, int at) {
-  pith__fd_close(p->fds[at].fd);
-  size_t behind = (size_t)(FIRST_INCOMING + --p->incoming - at);
-  memmove(&p->fds[at], &p->fds[at + 1], behind * sizeof *p->fds);
-  memmove(&p->handshakes[at], &p->handshakes[at + 1], behind * sizeof *p->handshakes);
-  p->fds[FIRST_INCOMING + p->incoming] = (struct pollfd){.fd = -1};
+static void drop_incoming(shm_pending *p, int at) {
+  hang_up(&p->incoming[at]);
+  size_t behind = (size_t)(--p->incoming_count - at);
+  memmove(&p->incoming[at], &p->incoming[at + 1], behind * sizeof *p->incoming);
 }
 
 /* Drops the oldest incoming connection, if possible one that has sent no hello. */
-static void drop_oldest(pending *p) {
+static void drop_oldest(shm_pending *p) {
   int at = 0;
-  while (at < p->incoming && p->handshakes[FIRST_INCOMING + at].is_answered) {
+  while (at < p->incoming_count && p->incoming[at].is_answered) {
     at++;
   }
-  drop_incoming(p, FIRST_INCOMING + (at < p->incoming ? at : 0));
+  drop_incoming(p, at < p->incoming_count ? at : 0);
 }
 
 /* Few at a time: those that were accepted before must have time for their hello before others replace them. */
-static void accept_incoming(pending *p, int listener) {
+static void accept_incoming(shm_pending *p, int listener) {
   for (int i = 0; i < ACCEPTS_MOST; i++) {
     unsigned user;
     int socket = pith__fd_keep(accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
@@ -295,212 +388,239 @@ static void accept_incoming(pending *p, int listener) {
       pith__fd_close(socket);
       continue;
     }
-    if (p->incoming == INCOMING_MOST) {
+    if (p->incoming_count == INCOMING_MOST) {
       drop_oldest(p);
     }
-    p->handshakes[FIRST_INCOMING + p->incoming] = (handshake){.is_answered = 0};
-    p->fds[FIRST_INCOMING + p->incoming++] = (struct pollfd){socket, POLLIN, 0};
+    p->incoming[p->incoming_count++] = (handshake){.socket = socket};
   }
 }
 
-static void end_within(pith_shm_setup *setup, double seconds) {
-  double soon = pith__now() + seconds;
-  setup->end = soon < setup->end ? soon : setup->end;
-}
+/* ---- Both at once ------------------------------------------------------------------------------------------------ */
 
-/* Returns the status, except PITH_ERR_PEER: then it notes that the peer is gone, and why. */
-static pith_status note_gone(pith_shm_setup *setup, pending *p, int index, pith_status status) {
-  if (status != PITH_ERR_PEER) {
-    return status;
+/* The listener, incoming connections, calls. */
+static int list_pending(const pith_shm_setup *setup, struct pollfd *fds, int most) {
+  const shm_pending *p = setup->pending;
+  int count = 0;
+  if (count < most) {
+    fds[count++] = (struct pollfd){setup->listener, POLLIN, 0};
   }
-  if (!*p->first_error) {
-    snprintf(p->first_error, sizeof p->first_error, "%s", pith_error());
+  for (int i = 0; i < p->incoming_count && count < most; i++) {
+    fds[count++] = (struct pollfd){p->incoming[i].socket, POLLIN, 0};
   }
-  p->gone[setup->links[index].rank] = 1;
-  pith__fd_close(p->fds[FIRST_OUTGOING + index].fd);
-  p->fds[FIRST_OUTGOING + index].fd = -1;
-  end_within(setup, gather_seconds);
-  return PITH_OK;
-}
-
-/* A connection was lost or rejected. The peer may have dropped it for want of room, so we connect again. */
-static pith_status note_lost(pith_shm_setup *setup, pending *p, int index, pith_status status) {
-  handshake *h = &p->handshakes[FIRST_OUTGOING + index];
-  double now = pith__now();
-  h->lost_at = h->lost_at > 0 ? h->lost_at : now;
-  if (status != PITH_ERR_PEER || now > h->lost_at + dial_seconds) {
-    return note_gone(setup, p, index, status);
+  for (int i = 0; i < p->call_count && count < most; i++) {
+    fds[count++] = (struct pollfd){p->calls[i].h.socket, POLLIN, 0};
   }
-  h->redial_at = now + dial_pause;
-  pith__fd_close(p->fds[FIRST_OUTGOING + index].fd);
-  p->fds[FIRST_OUTGOING + index].fd = -1;
-  return PITH_OK;
+  return count;
 }
 
-static pith_status dial_one(pith_shm_setup *setup, pending *p, int index) {
-  handshake *h = &p->handshakes[FIRST_OUTGOING + index];
-  int socket = pith__unix_open();
-  PITH_REQUIRE(socket >= 0, PITH_ERR_SYSTEM, "shm: cannot open a Unix socket: %s", strerror(errno));
-  p->fds[FIRST_OUTGOING + index] = (struct pollfd){socket, POLLIN, 0};
-  h->redial_at = 0;
-  h->is_answered = 0;
-  return note_gone(setup, p, index, dial(setup, index, socket, h));
-}
-
-static pith_status dial_lower(pith_shm_setup *setup, pending *p) {
-  for (int i = 0; i < setup->count; i++) {
-    if (setup->links[i].rank < setup->config->rank) {
-      PITH_TRY(dial_one(setup, p, i));
+/* During connect the ends of established links are of interest; their bytes are for later. */
+static int add_established(const pith_shm_setup *setup, int count) {
+  const shm_pending *p = setup->pending;
+  for (int r = 0; r < setup->config->ranks && p->is_connecting && !p->is_broken; r++) {
+    const pith_shm_link *link = setup->wanted[r] == PITH_LINK_NOW ? setup->find(setup->owner, r) : NULL;
+    if (link && link->socket >= 0 && count + 2 <= p->fds_most) {
+      p->fds[count++] = (struct pollfd){link->socket, 0, 0};
+      p->fds[count++] = (struct pollfd){link->process, POLLIN, 0};
     }
   }
-  return PITH_OK;
+  return count;
 }
 
-static pith_status redial(pith_shm_setup *setup, pending *p) {
-  for (int i = 0; i < setup->count; i++) {
-    double time = p->handshakes[FIRST_OUTGOING + i].redial_at;
-    if (time > 0 && pith__now() >= time) {
-      PITH_TRY(dial_one(setup, p, i));
+static void notice_ends(pith_shm_setup *setup, int first, int count) {
+  shm_pending *p = setup->pending;
+  int ended = 0;
+  for (int i = first; i < count; i++) {
+    ended |= p->fds[i].revents != 0;
+  }
+  if (ended && !p->is_broken) {
+    p->is_broken = 1;
+    end_within(setup, broken_seconds);
+  }
+}
+
+static pith_status redial(pith_shm_setup *setup) {
+  shm_pending *p = setup->pending;
+  for (int i = 0; i < p->call_count; i++) {
+    call *c = &p->calls[i];
+    if (!c->is_done && c->redial_at > 0 && pith__now() >= c->redial_at) {
+      PITH_TRY(dial(setup, c));
     }
   }
   return PITH_OK;
 }
 
 /* When there is something to do even if no event comes. */
-static double next_time(const pith_shm_setup *setup, const pending *p) {
+static double next_time(const pith_shm_setup *setup) {
+  const shm_pending *p = setup->pending;
   double next = setup->end;
-  for (int i = 0; i < setup->count; i++) {
-    double time = p->handshakes[FIRST_OUTGOING + i].redial_at;
+  for (int i = 0; i < p->call_count; i++) {
+    double time = p->calls[i].redial_at;
     next = time > 0 && time < next ? time : next;
   }
   return next;
 }
 
-/* Of established links only the end is of interest: bytes are for later. Their sockets replace the connections that
- * became them, since poll() takes no more entries than the process may have files. */
-static void watch_links(const pith_shm_setup *setup, const pending *p) {
-  struct pollfd *calls = p->fds + FIRST_OUTGOING, *processes = calls + setup->count;
-  for (int i = 0; i < setup->count; i++) {
-    if (setup->links[i].socket >= 0) {
-      calls[i] = (struct pollfd){p->is_broken ? -1 : setup->links[i].socket, 0, 0};
-      processes[i] = (struct pollfd){p->is_broken ? -1 : setup->links[i].process, POLLIN, 0};
+static void forget_done(shm_pending *p) {
+  int kept = 0;
+  for (int i = 0; i < p->call_count; i++) {
+    if (!p->calls[i].is_done) {
+      p->calls[kept++] = p->calls[i];
     }
   }
+  p->call_count = kept;
 }
 
-static void notice_ends(pith_shm_setup *setup, pending *p) {
-  const struct pollfd *calls = p->fds + FIRST_OUTGOING, *processes = calls + setup->count;
-  for (int i = 0; i < setup->count && !p->is_broken; i++) {
-    if (setup->links[i].socket >= 0 && (calls[i].revents || processes[i].revents)) {
-      p->is_broken = 1;
-      end_within(setup, broken_seconds);
+/* Does what can be done, after something happened or when so many milliseconds have passed. */
+static pith_status step(pith_shm_setup *setup, int ms) {
+  shm_pending *p = setup->pending;
+  int accepted = p->incoming_count, calls = p->call_count;
+  int own = list_pending(setup, p->fds, p->fds_most), count = add_established(setup, own);
+  int ready = poll(p->fds, (nfds_t)count, ms);
+  PITH_REQUIRE(ready >= 0 || errno == EINTR, PITH_ERR_SYSTEM, "shm: cannot wait for peers: %s", strerror(errno));
+  if (ready > 0) {
+    notice_ends(setup, own, count);
+    for (int i = 0; i < calls; i++) {
+      call *c = &p->calls[i];
+      if (!c->is_done && c->h.socket >= 0 && p->fds[1 + accepted + i].revents) {
+        pith_status status = handle_call(setup, c);
+        PITH_TRY(status == PITH_OK ? PITH_OK : note_lost(setup, c, status, dial_seconds));
+      }
+    }
+    for (int at = accepted - 1; at >= 0; at--) {
+      if (p->fds[1 + at].revents && handle_incoming(setup, &p->incoming[at])) {
+        drop_incoming(p, at);
+      }
+    }
+    if (p->fds[0].revents) {
+      accept_incoming(p, setup->listener);
     }
   }
-}
-
-static pith_status handle_events(pith_shm_setup *setup, pending *p) {
-  int has_callers = p->fds[0].revents != 0;
-  notice_ends(setup, p);
-  for (int at = FIRST_INCOMING + p->incoming - 1; at >= FIRST_INCOMING; at--) {
-    if (handle_incoming(setup, &p->fds[at].fd, &p->handshakes[at])) {
-      drop_incoming(p, at);
-    }
-  }
-  if (has_callers) {
-    accept_incoming(p, setup->listener);
-  }
-  for (int i = 0; i < setup->count; i++) {
-    struct pollfd *listener = &p->fds[FIRST_OUTGOING + i];
-    if (setup->links[i].socket < 0 && listener->fd >= 0 && listener->revents) {
-      pith_status status = handle_outgoing(setup, i, &listener->fd, &p->handshakes[FIRST_OUTGOING + i]);
-      PITH_TRY(status == PITH_OK ? PITH_OK : note_lost(setup, p, i, status));
-    }
-  }
+  PITH_TRY(redial(setup));
+  forget_done(p);
   return PITH_OK;
 }
 
-/* Of the peers that are not linked, those that are gone, or the others; how many. `flags` has room for every rank, or
- * is NULL. */
-static int count_missing(const pith_shm_setup *setup, const pending *p, int is_gone, uint8_t *flags) {
-  int count = 0;
-  for (int i = 0; i < setup->count; i++) {
-    int rank = setup->links[i].rank, is_missing = setup->links[i].socket < 0 && p->gone[rank] == is_gone;
-    count += is_missing;
-    if (flags) {
-      flags[rank] = (uint8_t)is_missing;
-    }
+static pith_status add_call(pith_shm_setup *setup, int rank) {
+  shm_pending *p = setup->pending;
+  if (p->call_count == p->call_most) {
+    int most = p->call_most ? 2 * p->call_most : 16, fds = 1 + INCOMING_MOST + most + 2 * p->missing;
+    call *calls = realloc(p->calls, (size_t)most * sizeof *calls);
+    p->calls = calls ? calls : p->calls;
+    struct pollfd *descriptors = calls ? realloc(p->fds, (size_t)fds * sizeof *descriptors) : NULL;
+    PITH_REQUIRE(descriptors, PITH_ERR_MEMORY, "shm: no memory for %d links", most);
+    p->fds = descriptors;
+    p->fds_most = fds;
+    p->call_most = most;
   }
-  return count;
+  p->calls[p->call_count++] = (call){.rank = rank, .h = {.socket = -1}, .redial_at = pith__now()};
+  return PITH_OK;
+}
+
+/* ---- The start --------------------------------------------------------------------------------------------------- */
+
+/* Of the peers that connect waits for, those that are gone, or the others. */
+static void flag_missing(const pith_shm_setup *setup, int is_gone, uint8_t *flags) {
+  for (int r = 0; r < setup->config->ranks; r++) {
+    const pith_shm_link *link = setup->find(setup->owner, r);
+    const call *c = find_call(setup, r);
+    flags[r] = setup->wanted[r] == PITH_LINK_NOW && !(link && link->socket >= 0) && (c && c->is_gone) == is_gone;
+  }
 }
 
 /* Peers that rejected us up to the end. */
-static void note_all_lost(pith_shm_setup *setup, pending *p) {
-  for (int i = 0; i < setup->count; i++) {
-    if (setup->links[i].socket < 0 && p->handshakes[FIRST_OUTGOING + i].lost_at > 0) {
-      (void)note_gone(setup, p, i, rejected(setup->links[i].rank));
+static void note_all_lost(pith_shm_setup *setup) {
+  shm_pending *p = setup->pending;
+  for (int i = 0; i < p->call_count; i++) {
+    if (p->calls[i].lost_at > 0) {
+      (void)note_gone(setup, &p->calls[i], rejected(p->calls[i].rank));
     }
   }
 }
 
 /* Some peers are not linked, and will not be. */
-static pith_status fail_missing(pith_shm_setup *setup, pending *p) {
+static pith_status fail_missing(pith_shm_setup *setup) {
   char list[PITH_RANK_LIST_TEXT];
-  note_all_lost(setup, p);
-  int ranks = setup->config->ranks, gone = count_missing(setup, p, 1, NULL);
+  shm_pending *p = setup->pending;
+  note_all_lost(setup);
+  int ranks = setup->config->ranks;
   uint8_t *flags = calloc((size_t)ranks, 1);
   PITH_REQUIRE(flags, PITH_ERR_MEMORY, "shm: no memory for %d ranks", ranks);
-  count_missing(setup, p, gone > 0, flags);
+  flag_missing(setup, p->gone > 0, flags);
   pith__rank_list(flags, ranks, list);
   free(flags);
-  return gone == 1 ? pith_fail(PITH_ERR_PEER, "%s", p->first_error)
-         : gone > 1
+  return p->gone == 1 ? pith_fail(PITH_ERR_PEER, "%s", p->first_error)
+         : p->gone > 1
              ? pith_fail(PITH_ERR_PEER, "shm: %s rejected us or ended: are they of the same job, secret and version?",
                          list)
              : pith_fail(PITH_ERR_TIMEOUT, "shm: %s did not connect within %.1f s", list, pith__now() - p->start);
 }
 
-static pith_status connect_all(pith_shm_setup *setup, pending *p) {
-  int places = FIRST_OUTGOING + 2 * setup->count;
-  PITH_TRY(dial_lower(setup, p));
-  while (count_missing(setup, p, 0, NULL) > 0 && remaining_ms(setup->end) > 0) {
-    int left = remaining_ms(next_time(setup, p)), slice = (int)(PITH_INTERRUPT_SECONDS * 1000);
-    watch_links(setup, p);
-    int ready = poll(p->fds, (nfds_t)places, left < slice ? left : slice);
-    PITH_REQUIRE(ready >= 0 || errno == EINTR, PITH_ERR_SYSTEM, "shm: cannot wait for peers: %s", strerror(errno));
-    PITH_REQUIRE(!pith__interrupt_ask(&setup->config->interrupt), PITH_ERR_INTERRUPTED,
-                 "rank %d was interrupted while it connected with the others", setup->config->rank);
-    if (ready > 0) {
-      PITH_TRY(handle_events(setup, p));
-    }
-    PITH_TRY(redial(setup, p));
+static pith_status prepare(pith_shm_setup *setup) {
+  int own = 0;
+  shm_pending *p = calloc(1, sizeof *p);
+  setup->pending = p;
+  PITH_REQUIRE(p, PITH_ERR_MEMORY, "shm: no memory to connect");
+  p->start = pith__now();
+  p->is_connecting = 1;
+  for (int r = 0; r < setup->config->ranks; r++) {
+    p->missing += setup->wanted[r] == PITH_LINK_NOW;
+    own += setup->wanted[r] == PITH_LINK_NOW && r < setup->config->rank;
   }
-  return count_missing(setup, p, 0, NULL) + count_missing(setup, p, 1, NULL) ? fail_missing(setup, p) : PITH_OK;
+  p->call_most = own ? own : 1;
+  p->fds_most = 1 + INCOMING_MOST + p->call_most + 2 * p->missing;
+  p->calls = calloc((size_t)p->call_most, sizeof *p->calls);
+  p->fds = calloc((size_t)p->fds_most, sizeof *p->fds);
+  PITH_REQUIRE(p->calls && p->fds, PITH_ERR_MEMORY, "shm: no memory for %d links", p->missing);
+  for (int r = 0; r < setup->config->rank; r++) {
+    PITH_TRY(setup->wanted[r] == PITH_LINK_NOW ? add_call(setup, r) : PITH_OK);
+  }
+  return redial(setup);
 }
 
 pith_status pith__shm_link_connect(pith_shm_setup *setup) {
-  int own = FIRST_OUTGOING + setup->count, places = own + setup->count;
-  pending p = {.fds = calloc((size_t)places, sizeof *p.fds),
-               .handshakes = calloc((size_t)own, sizeof *p.handshakes),
-               .gone = calloc((size_t)setup->config->ranks, 1),
-               .start = pith__now()};
-  pith_status status = p.fds && p.handshakes && p.gone
-                           ? PITH_OK
-                           : pith_fail(PITH_ERR_MEMORY, "shm: no memory for %d links", setup->count);
-  for (int i = 0; i < places && status == PITH_OK; i++) {
-    p.fds[i] = (struct pollfd){.fd = i == 0 ? setup->listener : -1, .events = POLLIN};
+  PITH_TRY(prepare(setup));
+  shm_pending *p = setup->pending;
+  while (p->missing > p->gone && remaining_ms(setup->end) > 0) {
+    int left = remaining_ms(next_time(setup)), slice = (int)(PITH_INTERRUPT_SECONDS * 1000);
+    PITH_REQUIRE(!pith__interrupt_ask(&setup->config->interrupt), PITH_ERR_INTERRUPTED,
+                 "rank %d was interrupted while it connected with the others", setup->config->rank);
+    PITH_TRY(step(setup, left < slice ? left : slice));
   }
-  if (status == PITH_OK) {
-    status = connect_all(setup, &p);
-    for (int i = 1; i < own; i++) { /* connections that did not become links */
-      if (i < FIRST_OUTGOING || setup->links[i - FIRST_OUTGOING].socket < 0) {
-        pith__fd_close(p.fds[i].fd);
-      }
-    }
+  PITH_TRY(p->missing ? fail_missing(setup) : PITH_OK);
+  p->is_connecting = 0;
+  return PITH_OK;
+}
+
+/* ---- Later ------------------------------------------------------------------------------------------------------- */
+
+pith_status pith__shm_link_ask(pith_shm_setup *setup, int rank) {
+  const pith_shm_link *link = setup->find(setup->owner, rank);
+  if ((link && link->socket >= 0) || find_call(setup, rank)) {
+    return PITH_OK;
   }
-  free(p.fds);
-  free(p.handshakes);
-  free(p.gone);
-  return status;
+  return add_call(setup, rank);
+}
+
+pith_status pith__shm_link_attend(pith_shm_setup *setup) { return step(setup, 0); }
+
+int pith__shm_link_door(const pith_shm_setup *setup, struct pollfd *fds, int most) {
+  return list_pending(setup, fds, most);
+}
+
+void pith__shm_link_end(pith_shm_setup *setup, int is_child) {
+  shm_pending *p = setup->pending;
+  for (int i = 0; p && i < p->call_count && !is_child; i++) {
+    pith__fd_close(p->calls[i].h.socket);
+  }
+  for (int i = 0; p && i < p->incoming_count && !is_child; i++) {
+    pith__fd_close(p->incoming[i].socket);
+  }
+  if (p) {
+    free(p->calls);
+    free(p->fds);
+  }
+  free(p);
+  setup->pending = NULL;
 }
 
 void pith__shm_link_close(pith_shm_link *link) {

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Making, checking and mapping segments. memfd_create gives memory without a name: nothing stays in the system however
  * the ranks end, two jobs cannot collide, and the size of /dev/shm does not matter.
@@ -20,8 +21,6 @@
 #define CELLS 64u
 #define CELL_SIZE (64u << 10)
 #define CELL_SIZE_LEAST (4u << 10)
-#define POOL_SIZE \
-  (4u << 20) /* where many ranks need many cells, the cells become smaller rather than the pool larger */
 
 /* What a peer's shape may be at most; keeps all arithmetic on it far from overflow. */
 #define CELLS_MOST 65536u
@@ -45,23 +44,23 @@ static uint32_t cells_for(uint32_t peers) {
   return wanted > least ? wanted : least;
 }
 
-static uint32_t cell_size_for(uint32_t cells) {
+static uint32_t cell_size_for(uint32_t cells, uint32_t pool) {
   if (pith__shm_tuning.cell_size) {
     return pith__shm_tuning.cell_size;
   }
   uint32_t size = CELL_SIZE;
-  while (size > CELL_SIZE_LEAST && (uint64_t)cells * size > POOL_SIZE) {
+  while (size > CELL_SIZE_LEAST && (uint64_t)cells * size > pool) {
     size /= 2;
   }
   return size;
 }
 
-pith_shm_shape pith__shm_shape(uint32_t peers) {
+pith_shm_shape pith__shm_shape(uint32_t peers, uint32_t pool) {
   uint32_t cells = cells_for(peers);
   uint32_t share = peers > 1 ? cells / 2 : cells; /* a slow peer cannot have all of them */
   share = share < SLOTS_MOST ? share : SLOTS_MOST;
   share = peers > 1 && share > SLOTS_MOST / 2 ? SLOTS_MOST / 2 : share;
-  return (pith_shm_shape){cells, cell_size_for(cells), peers ? peers : 1, largest_power_of_two(share)};
+  return (pith_shm_shape){cells, cell_size_for(cells, pool), peers ? peers : 1, largest_power_of_two(share)};
 }
 
 size_t pith__shm_segment_size(const pith_shm_shape *shape) {

@@ -1,5 +1,7 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The memory that ranks of one host share: each rank has one segment, which every other rank maps.
+ * The memory that ranks of one host share: each rank has one segment, which its peers map, or several, each for some of
+ * its peers.
  *
  *   state              whether the owner sleeps, and for what
  *   inbox 0 … n-1      one for each peer that sends to the owner: a ring of slots, and how many cells were emptied
@@ -55,8 +57,10 @@ typedef struct pith_shm_tuning {
 } pith_shm_tuning;
 extern pith_shm_tuning pith__shm_tuning;
 
-/* The shape of a segment for a rank with that many peers. */
-pith_shm_shape pith__shm_shape(uint32_t peers);
+/* The shape of a segment for that many peers. Where they need many cells, the cells become smaller rather than the pool
+ * of them larger than `pool`. */
+#define PITH_SHM_POOL (4u << 20)
+pith_shm_shape pith__shm_shape(uint32_t peers, uint32_t pool);
 size_t pith__shm_segment_size(const pith_shm_shape *shape);
 
 /* Makes and maps a segment of zeros; the descriptor is for the peers. The segment can neither shrink nor grow: no

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Sockets that never block, and what one needs around them. */
 #include "transport/sockets.h"
 

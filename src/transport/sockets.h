@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What tcp and the rendezvous share: stream sockets that never block, never raise SIGPIPE, are closed on exec, and
  * whose calls survive signals. Nothing here knows a protocol.

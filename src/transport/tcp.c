@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * tcp: streams between ranks of many machines. A link is one or more connections; with several, the stream is cut into
  * blocks of a fixed size that take turns on them, and both sides find the next block by counting bytes, so nothing but
@@ -66,8 +67,8 @@ static int drain(const tcp_peer *peer) {
  * for a short time. */
 static void linger(const pith_tcp *tcp) {
   double end = pith__now() + LINGER_SECONDS;
-  for (int p = 0; tcp->peers && p < tcp->ranks; p++) {
-    while (has_unsent(&tcp->peers[p]) && drain(&tcp->peers[p]) && pith__now() < end) {
+  for (int i = 0; i < tcp->linked_count; i++) {
+    while (has_unsent(tcp->linked[i]) && drain(tcp->linked[i]) && pith__now() < end) {
       poll(NULL, 0, 1);
     }
   }
@@ -77,8 +78,8 @@ typedef void (*connection_fn)(tcp_connection *c);
 
 static void for_each_connection(pith_tcp *tcp, connection_fn call) {
   for (int p = 0; tcp->peers && p < tcp->ranks; p++) {
-    for (int i = 0; i < tcp->peers[p].connections; i++) {
-      call(&tcp->peers[p].connection[i]);
+    for (int i = 0; tcp->peers[p] && i < tcp->peers[p]->connections; i++) {
+      call(&tcp->peers[p]->connection[i]);
     }
   }
 }
@@ -100,7 +101,9 @@ static void close_tcp(pith_transport *transport) {
   if (!tcp) {
     return;
   }
-  if (tcp->made_in == pith__fork_number()) {
+  int is_child = tcp->made_in != pith__fork_number();
+  pith__tcp_setup_free(tcp, is_child);
+  if (!is_child) {
     for_each_connection(tcp, say_goodbye);
     linger(tcp);
     for_each_connection(tcp, pith__connection_close);
@@ -111,7 +114,11 @@ static void close_tcp(pith_transport *transport) {
   if (tcp->tls) {
     tcp->tls->ops->close(tcp->tls);
   }
+  for (int p = 0; tcp->peers && p < tcp->ranks; p++) {
+    free(tcp->peers[p]);
+  }
   free(tcp->peers);
+  free(tcp->linked);
   free(tcp);
 }
 
@@ -131,16 +138,6 @@ static pith_status open_listener(pith_tcp *tcp, const pith_transport_config *con
   memcpy(place.tls_trouble, tcp->tls_trouble, sizeof place.tls_trouble);
   pith__tcp_address_encode(&place, pith__sockaddr_port(&bound), address);
   return PITH_OK;
-}
-
-static tcp_peer *new_peers(int ranks) {
-  tcp_peer *peers = calloc((size_t)ranks, sizeof *peers);
-  for (int p = 0; peers && p < ranks; p++) {
-    for (int i = 0; i < TCP_CONNECTIONS_MOST; i++) {
-      peers[p].connection[i].fd = -1;
-    }
-  }
-  return peers;
 }
 
 /* That a rank cannot encrypt is no error when it listens: it may need no tcp link. If it needs one, connect fails, and
@@ -169,7 +166,7 @@ static pith_status listen_tcp(const pith_transport_config *config, pith_transpor
   tcp->interrupt = config->interrupt;
   tcp->listener = -1;
   open_tls(tcp, &config->tls);
-  tcp->peers = new_peers(config->ranks);
+  tcp->peers = calloc((size_t)config->ranks, sizeof *tcp->peers);
   pith_status status = tcp->peers ? open_listener(tcp, config, address)
                                   : pith_fail(PITH_ERR_MEMORY, "no memory for %d peers", config->ranks);
   if (status != PITH_OK) {
@@ -205,7 +202,7 @@ static size_t bytes_of(const struct iovec *pieces, int count) {
 }
 
 static pith_status send_tcp(pith_transport *transport, int rank, const struct iovec *pieces, int count, size_t *taken) {
-  tcp_peer *peer = &tcp_of(transport)->peers[rank];
+  tcp_peer *peer = tcp_of(transport)->peers[rank];
   size_t done = 0;
   for (;;) {
     struct iovec part[PIECES_MOST];
@@ -281,7 +278,7 @@ static pith_status receive_ahead(tcp_peer *peer, int rank, void *buffer, size_t 
 }
 
 static pith_status receive_tcp(pith_transport *transport, int rank, void *buffer, size_t size, size_t *got) {
-  tcp_peer *peer = &tcp_of(transport)->peers[rank];
+  tcp_peer *peer = tcp_of(transport)->peers[rank];
   size_t done = 0;
   if (peer->connections <= 1 && !peer->connection[0].tls) { /* TLS reads ahead by itself */
     return receive_ahead(peer, rank, buffer, size, got);
@@ -324,10 +321,10 @@ static void add_descriptor(struct pollfd *fds, int *count, int most, int fd, sho
 static int descriptors(pith_transport *transport, const uint8_t *sending, struct pollfd *fds, int most) {
   pith_tcp *tcp = tcp_of(transport);
   int count = 0;
-  for (int p = 0; p < tcp->ranks; p++) {
-    const tcp_peer *peer = &tcp->peers[p];
+  for (int i = 0; i < tcp->linked_count; i++) {
+    const tcp_peer *peer = tcp->linked[i];
     size_t room;
-    if (peer->connections == 0 || peer->is_over) {
+    if (peer->is_over) {
       continue;
     }
     const tcp_connection *receiving = &peer->connection[connection_at(peer, peer->received, &room)];
@@ -335,7 +332,7 @@ static int descriptors(pith_transport *transport, const uint8_t *sending, struct
     add_descriptor(fds, &count, most, receiving->fd, POLLIN);
     if (pith__connection_has_output(written)) {
       add_descriptor(fds, &count, most, written->fd, POLLOUT);
-    } else if (sending && sending[p]) {
+    } else if (sending && sending[peer->rank]) {
       add_descriptor(fds, &count, most, peer->connection[connection_at(peer, peer->sent, &room)].fd, POLLOUT);
     }
   }
@@ -347,8 +344,8 @@ static int descriptors(pith_transport *transport, const uint8_t *sending, struct
 static int sleep_tcp(pith_transport *transport, int asleep) {
   pith_tcp *tcp = tcp_of(transport);
   int work = 0;
-  for (int p = 0; p < tcp->ranks && (asleep || tcp->tls); p++) {
-    tcp_peer *peer = &tcp->peers[p];
+  for (int i = 0; i < tcp->linked_count && (asleep || tcp->tls); i++) {
+    tcp_peer *peer = tcp->linked[i];
     size_t most;
     pith__connection_flush(&peer->connection[peer->written]);
     work |=
@@ -358,17 +355,13 @@ static int sleep_tcp(pith_transport *transport, int asleep) {
   return asleep && work;
 }
 
-static int is_linked(const pith_transport *transport, int rank) {
-  const tcp_peer *peer = &((const pith_tcp *)(const void *)transport)->peers[rank];
-  int is_linked = peer->connections > 0;
-  for (int i = 0; i < peer->connections; i++) {
-    is_linked &= peer->connection[i].fd >= 0;
-  }
-  return is_linked;
+static int next_linked(pith_transport *transport) {
+  pith_tcp *tcp = tcp_of(transport);
+  return tcp->told < tcp->linked_count ? tcp->linked[tcp->told++]->rank : -1;
 }
 
 static int is_unanswered(pith_transport *transport, int rank) {
-  const tcp_peer *peer = &tcp_of(transport)->peers[rank];
+  const tcp_peer *peer = tcp_of(transport)->peers[rank];
   int is_any = 0;
   for (int i = 0; i < peer->connections && !peer->is_over; i++) {
     is_any |= pith__socket_is_unanswered(peer->connection[i].fd);
@@ -377,7 +370,7 @@ static int is_unanswered(pith_transport *transport, int rank) {
 }
 
 static int is_loopback(pith_transport *transport, int rank) {
-  const tcp_peer *peer = &tcp_of(transport)->peers[rank];
+  const tcp_peer *peer = tcp_of(transport)->peers[rank];
   int are_all = peer->connections > 0;
   for (int i = 0; i < peer->connections; i++) {
     are_all &= pith__socket_is_loopback(peer->connection[i].fd);
@@ -388,8 +381,8 @@ static int is_loopback(pith_transport *transport, int rank) {
 /* Only TLS keeps bytes. */
 static int has_output(const pith_transport *transport) {
   const pith_tcp *tcp = (const pith_tcp *)transport;
-  for (int p = 0; tcp->tls && p < tcp->ranks; p++) {
-    if (pith__connection_has_output(&tcp->peers[p].connection[tcp->peers[p].written])) {
+  for (int i = 0; tcp->tls && i < tcp->linked_count; i++) {
+    if (pith__connection_has_output(&tcp->linked[i]->connection[tcp->linked[i]->written])) {
       return 1;
     }
   }
@@ -406,7 +399,11 @@ const pith_transport_ops pith__transport_tcp = {
     .receive = receive_tcp,
     .descriptors = descriptors,
     .sleep = sleep_tcp,
-    .is_linked = is_linked,
+    .ask = pith__tcp_ask,
+    .attend = pith__tcp_attend,
+    .next_linked = next_linked,
+    .door = pith__tcp_door,
+    .trouble = pith__tcp_trouble,
     .has_output = has_output,
     .close = close_tcp,
     .is_unanswered = is_unanswered,

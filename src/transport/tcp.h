@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Inside tcp: what its files share. tcp_address.c finds out where this rank can be reached, tcp_connect.c makes the
  * links, tcp_connection.c is one connection, in clear or encrypted, and tcp.c moves bytes over them.
@@ -23,8 +24,9 @@ typedef struct tcp_connection {
 } tcp_connection;
 
 typedef struct tcp_peer {
+  int rank, is_linked; /* is_linked: all its connections are established */
   tcp_connection connection[TCP_CONNECTIONS_MOST];
-  int connections;         /* 0: no link */
+  int connections;
   uint64_t sent, received; /* bytes of the stream: they say which connection is next */
   int written;             /* the connection that was written last: no other has output that waits */
   int is_over;             /* receive has said so */
@@ -41,7 +43,10 @@ typedef struct pith_tcp {
   pith_interrupt interrupt;
   uint32_t scope; /* the interface of link-local addresses */
   int listener;
-  tcp_peer *peers; /* of every rank */
+  tcp_peer **peers;        /* of every rank; NULL: not linked, and nothing of a link is there */
+  tcp_peer **linked;       /* those that are */
+  int linked_count, told;  /* told: how many of them next_linked has told */
+  struct tcp_setup *setup; /* of links that are not made yet; NULL: before connect, and when all are */
   pith_tls_mode tls_mode;
   pith_tls *tls;                 /* NULL: in clear, or there is trouble */
   char tls_trouble[TCP_TROUBLE]; /* why this rank cannot encrypt: it and its peers report it when they connect */
@@ -54,15 +59,20 @@ extern size_t pith__tcp_block_size;
  *
  *   caller → listener   hello: the listener's token, rank, number of the connection
  *   listener → caller   hello of its own, and a proof of both
- *   caller → listener   a proof of both: the connection is established
+ *   caller → listener   a proof of both
+ *   listener → caller   a byte: the connection is established
  *
- * A proof shows that its sender has the job's key (link_key.h). With TLS all of this is sent inside the session, and
- * the proofs cover the session's binding: a man in the middle of two sessions has nothing to pass on. */
+ * Two ranks may call each other at the same time. The listener decides when it has the caller's proof: it drops the
+ * connection if there is one of that number already, or if it is the higher rank and has sent its own proof on a call
+ * of its own. Else it confirms, and gives its own call up. So both sides keep the same connection. A proof shows that
+ * its sender has the job's key (link_key.h). With TLS all of this is sent inside the session, and the proofs cover the
+ * session's binding: a man in the middle of two sessions has nothing to pass on. */
 #define TCP_HELLO_MAGIC "PITHLINK"
-#define TCP_HELLO_VERSION 2
+#define TCP_HELLO_VERSION 3
 #define TCP_HELLO_ORDER 0x0102
-#define TCP_ROLE_LISTENER "pith tcp 2 listener"
-#define TCP_ROLE_CALLER "pith tcp 2 caller"
+#define TCP_ROLE_LISTENER "pith tcp 3 listener"
+#define TCP_ROLE_CALLER "pith tcp 3 caller"
+#define TCP_CONFIRMED 1
 
 typedef struct tcp_hello {
   char magic[8];
@@ -119,8 +129,15 @@ const char *pith__connection_trouble(const tcp_connection *c);
 void pith__connection_drop(tcp_connection *c);
 void pith__connection_close(tcp_connection *c);
 
-/* The connect operation. */
-pith_status pith__tcp_connect(pith_transport *transport, const pith_address *address, const uint8_t *wanted,
+/* The operations that make links. */
+pith_status pith__tcp_connect(pith_transport *transport, const pith_directory *directory, const uint8_t *wanted,
                               const pith_link_key *key);
+pith_status pith__tcp_ask(pith_transport *transport, int rank);
+pith_status pith__tcp_attend(pith_transport *transport);
+int pith__tcp_door(pith_transport *transport, struct pollfd *fds, int most);
+void pith__tcp_trouble(pith_transport *transport, int rank, char *text, size_t size);
+
+/* Ends what has not become a link, and the listener. A child that was forked has closed its descriptors already. */
+void pith__tcp_setup_free(pith_tcp *tcp, int is_child);
 
 #endif

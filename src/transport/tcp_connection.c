@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One connection of a link: a socket, or a TLS session on it. */
 #include <errno.h>
 #include <string.h>

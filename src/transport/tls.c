@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Opening the module for TLS, and the names of its modes. */
 #include "transport/tls.h"
 

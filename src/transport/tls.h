@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * TLS 1.3 for the connections of tcp. OpenSSL is in a module (modules/tls.c, pith_tls.so) that is opened when a job
  * asks for encryption, so that the library itself links to libc alone. This is the contract between the two.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Transports: ordered, reliable streams of bytes between this rank and its peers, without blocking.
  *
@@ -6,7 +7,9 @@
  * died.
  *
  * Life: listen (gives an address), exchange of addresses (rendezvous.h), connect, then send and receive until close.
- * All calls on one transport come from one thread at a time.
+ * Links with further peers are made in between: ask begins one, attend goes on with all that have begun, those of peers
+ * that ask us among them, and next_linked tells which are established. All calls on one transport come from one thread
+ * at a time.
  */
 #ifndef PITH_TRANSPORT_TRANSPORT_H
 #define PITH_TRANSPORT_TRANSPORT_H
@@ -58,6 +61,23 @@ typedef struct pith_link_key {
   uint8_t bytes[PITH_LINK_KEY_SIZE];
 } pith_link_key;
 
+/* Where the other ranks listen, for one transport: may be asked until the transport is closed. */
+typedef struct pith_directory {
+  pith_status (*find)(const void *from, int rank, pith_address *address);
+  const void *from;
+} pith_directory;
+
+static inline pith_status pith__directory_find(const pith_directory *d, int rank, pith_address *address) {
+  return d->find(d->from, rank, address);
+}
+
+/* Whether a transport is to link with a peer. */
+enum {
+  PITH_LINK_NEVER,
+  PITH_LINK_NOW,  /* connect does, on both sides */
+  PITH_LINK_LATER /* when one of the two asks */
+};
+
 typedef struct pith_transport pith_transport; /* begins with a pointer to its operations */
 
 typedef struct pith_transport_ops {
@@ -69,11 +89,29 @@ typedef struct pith_transport_ops {
   /* Starts to listen and says where. */
   pith_status (*listen)(const pith_transport_config *config, pith_transport **transport, pith_address *address);
 
-  /* Connects to every peer p with wanted[p] != 0 (never the own rank), whose addresses are address[p]; all ranks want
-   * each other. A process that lacks the key never becomes a peer. Returns when all links are established, or with
-   * an error that names the rank that is missing. */
-  pith_status (*connect)(pith_transport *transport, const pith_address *address, const uint8_t *wanted,
+  /* Connects to every peer p with wanted[p] == PITH_LINK_NOW (never the own rank); all these want each other. A process
+   * that lacks the key never becomes a peer. Returns when all those links are established, or with an error that names
+   * the rank that is missing. If wanted[p] == PITH_LINK_LATER for some p, links can be made from then on. */
+  pith_status (*connect)(pith_transport *transport, const pith_directory *directory, const uint8_t *wanted,
                          const pith_link_key *key);
+
+  /* Begins to make a link with a peer of PITH_LINK_LATER, unless that has begun. The peer need not have asked. */
+  pith_status (*ask)(pith_transport *transport, int peer);
+
+  /* Goes on with the links that have begun on either side, without waiting. An error names the rank with which no link
+   * can be made. */
+  pith_status (*attend)(pith_transport *transport);
+
+  /* A peer whose link is established and that was not told before; -1: there is none. Also of connect's, and after a
+   * connect that failed: those that were made. */
+  int (*next_linked)(pith_transport *transport);
+
+  /* The descriptors to poll for before attend, at most `most`; returns how many. NULL: there are none, so attend is to
+   * be called every few milliseconds. */
+  int (*door)(pith_transport *transport, struct pollfd *fds, int most);
+
+  /* Why there is no link with a peer yet that was asked for, in words; "" if nothing is known. NULL: never is. */
+  void (*trouble)(pith_transport *transport, int peer, char *text, size_t size);
 
   /* Takes bytes for a peer: *taken is how many, 0 if there is no room now. */
   pith_status (*send)(pith_transport *transport, int peer, const struct iovec *pieces, int count, size_t *taken);
@@ -89,10 +127,6 @@ typedef struct pith_transport_ops {
   /* Called before poll (asleep = 1) and after it (0). Before: returns 1 if there is something to do already, and
    * promises that peers wake the descriptors from now on. */
   int (*sleep)(pith_transport *transport, int asleep);
-
-  /* Whether the link with a peer is established: send and receive may be used. Of interest after a connect that failed,
-   * when some may be. NULL: then none is. */
-  int (*is_linked)(const pith_transport *transport, int peer);
 
   /* Closes all links. Peers see that this rank is gone. Legal at any time after listen, also half connected. */
   void (*close)(pith_transport *transport);
@@ -116,6 +150,7 @@ struct pith_transport {
   const pith_transport_ops *ops;
   double hurry; /* at most so many seconds for connect: the group has failed already, and the others must hear of it. 0:
                    as the config says. Only tcp, which connects after shm, obeys it */
+  int is_open;  /* links can still be made: there is something to attend to */
 };
 
 extern const pith_transport_ops pith__transport_inproc, pith__transport_shm, pith__transport_tcp;

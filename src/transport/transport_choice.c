@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Transports by name: those of the library, and those of modules. */
 #include "transport/transport_choice.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which transports a rank uses: one within a host, one across the network, or both. */
 #ifndef PITH_TRANSPORT_TRANSPORT_CHOICE_H
 #define PITH_TRANSPORT_TRANSPORT_CHOICE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Unique ids. The open sockets of ids whose comm does not exist yet wait in a small table. */
 #include "transport/unique_id.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Unique ids: how ranks find rank 0 when something else distributes the id (MPI, a key-value store). Rank 0 opens the
  * port of its rendezvous first and puts it into the id, so no port has to be agreed upon and none can be taken in

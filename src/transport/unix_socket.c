@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Sockets between processes of one host: see unix_socket.h. */
 #include "transport/unix_socket.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Sockets between processes of one host, which keep message boundaries (SOCK_SEQPACKET: a packet comes whole or not at
  * all) and can hand over a descriptor. Names are random and in the abstract name space: nothing stays in the system

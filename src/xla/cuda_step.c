@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A step on a CUDA device. XLA's stream may differ from call to call, and the reducer's is one for life: events put the
  * second behind the first. The host waits twice. It needs the step's number, which is in the token, before it can

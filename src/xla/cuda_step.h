@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A step on a CUDA device: what is in order between XLA's stream, that of the reducer, and the host. */
 #ifndef PITH_XLA_CUDA_STEP_H
 #define PITH_XLA_CUDA_STEP_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The functions that XLA calls in place of an allreduce, for memory of the host and of a CUDA device. They read the
  * call frame, and leave the step to programs.c. That for CUDA differs in two places: it takes XLA's stream from the

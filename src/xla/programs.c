@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Reducers that foreign calls use, by key, and steps of a reducer whose gradients and states are buffers of such calls.
  * A step is one call, or several that start layers and one that finishes. One step at a time uses a comm: a program

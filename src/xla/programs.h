@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Reducers that foreign calls use, by key; and the work of a call, whatever the platform. */
 #ifndef PITH_XLA_PROGRAMS_H
 #define PITH_XLA_PROGRAMS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The binary interface between XLA and functions that compiled programs call (XLA's "FFI", C interface 0.1 to 0.3, as
  * jaxlib 0.4.38 to 0.10 have it): the structs and numbers that the handler uses, and no others. XLA promises that they

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Errors are sentences. A rank that one mentions is either held responsible or the one who tells; the words around it
  * say which.

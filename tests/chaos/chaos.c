@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The command: see chaos.h. Some groups run side by side, since a group that waits for a time-out needs no core. */
 #include <signal.h>
 #include <stdarg.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Chaos: groups of ranks that run random operations while ranks are killed, stopped, cut off and restarted.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One group of ranks. In every round the group plans some faults, starts the round on all ranks, does the faults when
  * their moment comes, takes them back, and judges: every rank must end in time, every error must name a rank that had a

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Random operations whose results are known. Values are small integers that every rank can compute for every rank, so
  * sums are exact in any order. What a codec loses is bounded by its own parameters, or computed by encoding and

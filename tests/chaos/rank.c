@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One rank: a process that lives through many rounds, unless it is killed. */
 #include <fcntl.h>
 #include <sched.h>

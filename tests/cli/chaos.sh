@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Ranks that are killed, stopped and cut off while they work, for some seconds; `make chaos` does it for longer.
 . "$(dirname "$0")/../shell.sh"
 chaos=$build/tests/chaos
@@ -13,6 +14,13 @@ a_group_under_fire_gives_no_wrong_sum_no_hang_and_no_wrong_blame() {
   [ "$(value faults)" -ge 40 ]
   [ "$(value operations,\ complete\ on\ a\ rank)" -gt 500 ]
   [ "$(value errors\ reported\ by\ ranks)" -gt 0 ]
+  [ "$(value kill)" -gt 0 ]
+  says out 'all sums right, no hang, every error names a rank that was at fault'
+}
+
+so_does_a_group_that_links_its_ranks_on_demand() {
+  PITH_EAGER=1 exits 0 "$chaos" --faults 20 --seed "$seed" --timeout 4 --no-network
+  [ "$(value faults)" -ge 20 ]
   [ "$(value kill)" -gt 0 ]
   says out 'all sums right, no hang, every error names a rank that was at fault'
 }
@@ -38,5 +46,5 @@ mistakes_are_wrong_usage() {
   exits 2 "$chaos" --groups 0
 }
 
-run_tests a_group_under_fire_gives_no_wrong_sum_no_hang_and_no_wrong_blame links_are_cut_where_a_lab_can_run \
-  a_run_says_what_it_leaves_out mistakes_are_wrong_usage
+run_tests a_group_under_fire_gives_no_wrong_sum_no_hang_and_no_wrong_blame so_does_a_group_that_links_its_ranks_on_demand \
+  links_are_cut_where_a_lab_can_run a_run_says_what_it_leaves_out mistakes_are_wrong_usage

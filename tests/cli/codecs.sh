@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # `pith codecs` and `pith bench codec`.
 . "$(dirname "$0")/../shell.sh"
 
@@ -57,11 +58,11 @@ explains() {
 
 a_spec_is_explained() {
   explains q:4 'bits=4' 'bucket=512' 'round=nearest' '(nearest|stochastic)' 'bits per value  4.125' '7.8 times fewer' \
-    'sends: for each bucket its least value' 'nothing between steps' 'sra, hierarchical, gather; ring, tree where they are asked for' \
+    'sends: for each bucket its least value' 'nothing between steps' 'sra, hierarchical, gather, grid; ring, tree where they are asked for' \
     'there are kernels for it' 'use: the usual choice' 'in rank order'
   explains q:3,bucket=128,round=stochastic 'bits=3' 'bucket=128' 'round=stochastic' '3.500' UNBIASED
   explains ef/topk:0.01,values=fp16 'ef: error feedback' 'ratio=0.01' 'values=fp16' 'select=exact' 'keeps: one f32 for each value' \
-    '4 bytes for each value on every rank' 'gather, ranges' 'others may take more or fewer'
+    '4 bytes for each value on every rank' 'gather, ranges, grid' 'others may take more or fewer'
   explains ef/powersgd:4 'rank=4' 'two thin matrices' 'inside any allreduce'
   explains signum:0.8 'made of' 'momentum:0.8/sign' 'beta=0.8' 'the majority' 'bits per value  1.039'
   explains randomk:0.01 'payloads add up'
@@ -105,7 +106,7 @@ a_spec_can_be_explained_in_json() {
 import json, sys
 spec = json.load(open(sys.argv[1], encoding="utf-8"))
 assert spec["spec"] == "ef/topk:0.01" and 0.3 < spec["bits_per_value"] < 0.5, spec
-assert spec["cuda"] is True and spec["algorithms"] == ["hierarchical", "gather", "ranges"], spec
+assert spec["cuda"] is True and spec["algorithms"] == ["hierarchical", "gather", "ranges", "grid"], spec
 END
 }
 

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Ranks of the command on this machine: every collective is right, by every algorithm, and what is said of it can be read.
 # shellcheck disable=SC2016
 . "$(dirname "$0")/../shell.sh"

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # The command itself: help, slips of the pen, exit codes, doctor.
 . "$(dirname "$0")/../shell.sh"
 
@@ -140,7 +141,7 @@ doctor_lists_only_variables_that_are_set() {
 # "no findings" stands alone, and every finding is an exit code of 1.
 doctor_never_says_no_findings_beside_a_finding() {
   for setting in PITH_CPU=z80 PITH_ALGO=pigeon PITH_DEBUG=loud PITH_THREADS=many PITH_SPEC=topkk:0.1 PITH_INSIDE=q:99 \
-    PITH_TRANSPORT=pigeon PITH_PLUGIN=fp8 PITH_PYTHON=/nowhere/python3; do
+    PITH_TRANSPORT=pigeon PITH_PLUGIN=float8 PITH_PYTHON=/nowhere/python3; do
     exits 1 env "$setting" "$pith" doctor
     says out "${setting%%=*}"
     grep -qx findings "$temp/out"
@@ -217,7 +218,7 @@ doctor_knows_every_variable_that_is_read() {
 doctor_reports_settings_that_are_not_obeyed() {
   exits 1 env PITH_CPU=z80 "$pith" doctor
   says out 'PITH_CPU=z80 cannot be obeyed'
-  exits 1 env PITH_PLUGIN=fp8 "$pith" doctor
+  exits 1 env PITH_PLUGIN=float8 "$pith" doctor
   says out 'did you mean PITH_PLUGINS?'
   exits 1 env PITH_PLUGINS=missing PITH_PLUGIN_PATH="$temp" "$pith" doctor
   says out 'missing'

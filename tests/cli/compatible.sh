@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Programs and plug-ins that were built with the headers of an earlier release go on working: the headers of releases are
 # kept in tests/frozen, and today's may only add to them. A library of a version to come is made of today's source with
 # headers in which every struct that can grow has a field more (tests/frozen/grow.awk).
@@ -116,7 +117,7 @@ build_program() {
   headers=$1 name=$2 && shift 2
   # shellcheck disable=SC2086
   $CC $flags "$@" -I"$headers" "$frozen/program.c" -o "$temp/$name" -L"$build" -lpith
-  $CC -std=c11 -fPIC -shared -I"$headers" "$root/examples/plugin/fp8.c" -o "$temp/$name.so" -lm
+  $CC -std=c11 -fPIC -shared -I"$headers" "$root/examples/plugin/float8.c" -o "$temp/$name.so" -lm
 }
 
 # run_with LIBRARY NAME: under the name that the program was linked with.

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # The tests of the CUDA kernels, and of allreduces over NCCL and over Pith's own transports with two ranks, where the module was built.
 # Without a GPU they say so and are skipped.
 build=${1:-build}

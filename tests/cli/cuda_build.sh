@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # The CUDA module is built by `make cuda` where nvcc is, opens on a machine without a GPU, and asks for nothing but libc. Where it cannot be
 # built, one line says why.
 . "$(dirname "$0")/../shell.sh"

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # What other people build on: the installed tree, the examples of the docs, the symbols, the layers.
 . "$(dirname "$0")/../shell.sh"
 
@@ -72,7 +73,7 @@ plugin_builds_against_the_installed_headers() {
   installed
   cmake -S "$root/examples/plugin" -B "$temp/plugin" -DCMAKE_PREFIX_PATH="$prefix" >/dev/null
   cmake --build "$temp/plugin" >/dev/null
-  exits 0 env PITH_PLUGINS=fp8 PITH_PLUGIN_PATH="$temp/plugin" "$prefix/bin/pith" codecs fp8
+  exits 0 env PITH_PLUGINS=float8 PITH_PLUGIN_PATH="$temp/plugin" "$prefix/bin/pith" codecs float8
 }
 
 headers_can_be_used_from_cplusplus() {

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Hosts that have nothing but IPv6, and of that only link-local addresses, which mean something on one interface only.
 . "$(dirname "$0")/../shell.sh"
 unset PITH_SECRET PITH_HOSTID PITH_IFNAME PITH_PORT PITH_TRANSPORT PITH_ALGO PITH_INSIDE

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # `pith lab`: links have the rate they should, and nothing is left afterwards, however it ends. And what crosses them.
 # shellcheck disable=SC2016,SC2086
 . "$(dirname "$0")/../shell.sh"

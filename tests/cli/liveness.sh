@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Hosts that vanish without a word: no packet says that they are gone. Operations may take half an hour here, and the others notice
 # it all the same, within PITH_LIVENESS. A process that is stopped is not gone: its host answers.
 . "$(dirname "$0")/../shell.sh"

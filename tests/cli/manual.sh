@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # The manual page and shell completion: they have every command, option and method, and shells and man take them.
 # shellcheck disable=SC2016
 . "$(dirname "$0")/../shell.sh"

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # The models of the shm ring and of the rendezvous hold, and their broken variants do not: tools/models.
 . "$(dirname "$0")/../shell.sh"
 

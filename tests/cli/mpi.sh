@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # The mpi transport: ranks started by mpirun, with every MPI that a module was built for, and what is said where it cannot run.
 . "$(dirname "$0")/../shell.sh"
 unset PITH_TRANSPORT PITH_MODULE_PATH RANK WORLD_SIZE MASTER_ADDR

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # `pith plan`: statistics from files of gradients, plans from statistics, tables, plots and comparisons.
 . "$(dirname "$0")/../shell.sh"
 
@@ -118,7 +119,8 @@ plans_can_be_drawn() {
   python3 - "$temp/plan.svg" <<'END'
 import sys, xml.etree.ElementTree as tree
 root = tree.parse(sys.argv[1]).getroot()
-titles = [t.text for t in root.iter("{http://www.w3.org/2000/svg}title")]
+svg = "{http://www.w3.org/2000/svg}"
+titles = [point.find(svg + "title").text for point in root.iter(svg + "circle")]
 assert len(titles) == 5 and any(t.startswith("down.weight: ") for t in titles), titles
 END
   exits 1 "$pith" plan make "$temp/stats.json" --budget q:4 --svg "$temp/no/such/folder.svg"
@@ -218,7 +220,20 @@ every_part_has_a_help_page() {
   done
 }
 
+a_plan_can_be_made_for_a_network_that_is_not_there() {
+  measure
+  printf 'per_host = 8\nrate = 10gbit\nrack_hosts = 16\n' >"$temp/topology"
+  exits 0 "$pith" plan make "$temp/stats.json" --budget q:4 --objective time --ranks 1024 --topology "$temp/topology"
+  says out '1024 ranks on 128 hosts'
+  [ "$(grep -Ec '(embed|up|down|head).* (grid|hierarchical|sra|gather|ranges) +[0-9.]+ ms$' "$temp/out")" = 5 ]
+  exits 2 "$pith" plan make "$temp/stats.json" --budget q:4 --ranks 1 --topology "$temp/topology"
+  exits 2 "$pith" plan make "$temp/stats.json" --budget q:4 --rate 1gbit --topology "$temp/topology"
+  says err 'give one of them'
+  exits 2 "$pith" plan make "$temp/stats.json" --budget q:4 --topology "$temp/missing"
+}
+
 run_tests statistics_come_from_recorded_gradients candidates_can_be_chosen a_plan_is_smaller_than_its_reference_at_no_more_error \
   a_mix_is_no_larger_than_a_family a_plan_says_what_its_errors_are a_plan_file_can_be_edited_and_shown plans_can_be_drawn plans_and_specs_are_compared \
   time_can_be_the_objective accordion_takes_two_specs what_cannot_be_is_said lists_are_checked a_plan_for_another_model_is_refused \
-  the_planner_is_timed every_part_has_a_help_page
+  the_planner_is_timed \
+  a_plan_can_be_made_for_a_network_that_is_not_there every_part_has_a_help_page

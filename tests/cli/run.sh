@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # `pith run`: variables, output, exit codes, signals, and that nothing is left behind. Commands for ranks are in single
 # quotes: $RANK is theirs.
 # shellcheck disable=SC2016

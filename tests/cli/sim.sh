@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # `pith sim`: tables, JSON, plots, topology files, and what is wrong with them.
 . "$(dirname "$0")/../shell.sh"
 
@@ -12,10 +13,10 @@ simulate() {
 every_algorithm_that_suits_has_a_line() {
   simulate -n 16 --hosts 4 --rate 10gbit --latency 50us -b 1M --codec q:4 --algo all
   says out 'simulated: allreduce of 1M, links of 10 Gbit/s'
-  for algorithm in sra hierarchical ring tree gather; do
+  for algorithm in sra hierarchical ring tree gather grid; do
     grep -q "^ *16 *4  q:4  *$algorithm " "$temp/out"
   done
-  [ "$(grep -c 'q:4' "$temp/out")" = 5 ]
+  [ "$(grep -c 'q:4' "$temp/out")" = 6 ]
   [ "$(grep -c 'best$' "$temp/out")" = 1 ]
   [ "$(grep -c 'auto' "$temp/out")" = 1 ]
 }
@@ -23,8 +24,8 @@ every_algorithm_that_suits_has_a_line() {
 auto_has_the_best_beside_it() {
   simulate -n 8,16 --per-host 8 -b 16M --codec ef/topk:0.01
   says out best
-  grep -q '^ *8 *1 .* gather ' "$temp/out"
-  grep -Eq '^ *16 *2 .* hierarchical .*(ranges|gather) +[0-9]+%$' "$temp/out"
+  grep -q '^ *8 *1 .* ranges ' "$temp/out"
+  grep -Eq '^ *16 *2 .* ranges +[0-9.]+ ms .* ranges +0%$' "$temp/out"
 }
 
 one_algorithm_can_be_chosen() {
@@ -142,6 +143,43 @@ speeds_come_from_a_benchmark() {
   exits 2 "$pith" sim allreduce -n 4 -b 1M --codec q:4 --speed "$temp/missing.json"
 }
 
+barriers_take_a_step_for_each_power_of_two() {
+  exits 0 "$pith" sim barrier -n 2..64
+  says out 'simulated: barrier'
+  grep -Eq '^ *64 *64 .* dissemination .* 6 ' "$temp/out"
+  exits 2 "$pith" sim barrier -n 4 --codec q:4
+  says err 'no codec'
+}
+
+racks_have_bytes_of_their_own() {
+  simulate -n 64 -b 1M --codec q:4 --algo grid --algo sra --rack-hosts 16 --rack-oversubscription 4
+  says out rack
+  grep -Eq ' grid .* kB +[0-9]+ kB +4 ' "$temp/out"
+  exits 2 "$pith" sim allreduce -n 4 --encode 1 --decode 1 --rack-oversubscription 0.5
+}
+
+schedules_can_be_exported() {
+  need python3
+  simulate -n 8 -b 64K --codec q:4 --algo sra --export "$temp/schedules"
+  python3 - "$temp/schedules" <<'END'
+import sys
+lines = open(sys.argv[1]).read().split("\n")
+assert lines[0] == "pith-schedules 1"
+ranks, sent, received = 0, set(), set()
+for line in lines[1:]:
+    word = line.split()
+    if line.startswith("rank "):
+        rank, ranks = int(word[1]), ranks + 1
+    elif line.startswith("send "):
+        sent.add((rank, int(word[1]), int(word[2])))
+    elif line.startswith("receive "):
+        received.add((int(word[1]), rank, int(word[2])))
+assert ranks == 8 and len(sent) == 2 * 8 * 7 and sent == received
+END
+  # shellcheck disable=SC2086
+  exits 1 "$pith" sim allreduce -n 8 -b 64K $speed --export "$temp/missing/file"
+}
+
 many_ranks_are_simulated() {
   need_plain_build
   simulate -n 512 -b 16M --codec q:4 --algo sra
@@ -152,4 +190,5 @@ many_ranks_are_simulated() {
 
 run_tests every_algorithm_that_suits_has_a_line auto_has_the_best_beside_it one_algorithm_can_be_chosen json_has_all_of_it \
   the_same_options_give_the_same_numbers times_can_be_drawn a_topology_is_a_file wrong_lines_are_named wrong_options_are_refused \
-  speeds_come_from_a_benchmark many_ranks_are_simulated
+  speeds_come_from_a_benchmark barriers_take_a_step_for_each_power_of_two racks_have_bytes_of_their_own \
+  schedules_can_be_exported many_ranks_are_simulated

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Ranks that srun starts, on a Slurm of our own: a controller and two nodes on this host, in a temporary folder.
 . "$(dirname "$0")/../shell.sh"
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT PITH_PORT PITH_TRANSPORT

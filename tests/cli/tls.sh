@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Encryption of tcp links as a user turns it on: one variable, what is said where it cannot be had, and secrets that stay secret.
 . "$(dirname "$0")/../shell.sh"
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT PITH_PORT PITH_HOSTID PITH_TRANSPORT PITH_TRACE PITH_SECRET PITH_TLS PITH_TLS_CERT PITH_TLS_KEY \

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Ranks started by torchrun, however it makes its rendezvous: its own store holds MASTER_PORT, and pith's ranks must find each other beside it.
 # PITH_VENV names a Python environment that has it; .venv and PATH are looked through too.
 # shellcheck disable=SC2016

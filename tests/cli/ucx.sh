@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # The ucx transport under pith run: collectives over shared memory and TCP, and what becomes of a rank that dies or stalls.
 . "$(dirname "$0")/../shell.sh"
 unset PITH_TRANSPORT PITH_MODULE_PATH RANK WORLD_SIZE MASTER_ADDR UCX_TLS UCX_NET_DEVICES

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Default output fits a page of 100 columns: every command, every part of one, every help page. The lists come from the
 # command itself, so that a new command is measured too.
 . "$(dirname "$0")/../shell.sh"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How fast the CUDA kernels are, beside a copy from device to device. For every spec: the bytes that must move through
  * device memory at least (each input read once, each output written once), the time a copy that moves as many takes,
@@ -374,6 +375,14 @@ int main(int argc, char **argv) {
                                       "terngrad",
                                       "natural",
                                       "tree8",
+                                      "fp8",
+                                      "fp8:e5m2",
+                                      "mxfp8",
+                                      "mxfp6",
+                                      "mxfp4",
+                                      "nvfp4",
+                                      "ef/mxfp4",
+                                      "lossless",
                                       "lloyd:2,bucket=512",
                                       "hadamard/q:4",
                                       "drive",

@@ -1,12 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The CUDA kernels against the CPU: the same bytes, the same residuals, the same decoded values, for every codec, type
  * and kind of input. All specs of a round go in one batch, at even and at odd addresses. Skipped, with the reason,
  * where there is no GPU.
  */
+#include <time.h>
+
 #include "inputs.h"
 #include "memory/memory.h"
 
-static const char *const specs[] = {
+static const char *const all_specs[] = {
     "ef,store=8/q:4",
     "ef,store=bf16/q:2,bucket=96",
     "ef,store=8/q:3,bucket=32,tail=exact",
@@ -72,6 +75,28 @@ static const char *const specs[] = {
     "tree8",
     "tree8,bucket=64",
     "tree8,bucket=1024",
+    "fp8",
+    "fp8:e5m2",
+    "fp8,bucket=64",
+    "fp8:e5m2,bucket=1024",
+    "mxfp8",
+    "mxfp8:e5m2",
+    "mxfp6",
+    "mxfp6:e3m2",
+    "mxfp4",
+    "nvfp4",
+    "hadamard/fp8",
+    "hadamard:512/mxfp6",
+    "hadamard:256/mxfp4",
+    "hadamard/nvfp4",
+    "ef/fp8",
+    "ef/mxfp8",
+    "ef/mxfp6",
+    "ef/mxfp6:e3m2",
+    "ef/mxfp4",
+    "ef/nvfp4",
+    "ef/fp8:e5m2,bucket=96",
+    "ef/hadamard/mxfp4",
     "lloyd:1",
     "lloyd:2",
     "lloyd:3,bucket=512",
@@ -127,6 +152,7 @@ static const char *const specs[] = {
     "ef/bf16",
     "ef/none",
     /* whole tensors */
+    "lossless",
     "topk",
     "topk:0.1",
     "topk:0.5",
@@ -166,7 +192,34 @@ static const char *const specs[] = {
     "dgc:0.1,clip=2",
     "dgc:0.05,values=fp16,warmup=4",
 };
-enum { SPECS = sizeof specs / sizeof *specs, GUARD = 64, STEPS = 2 };
+enum { SPECS = sizeof all_specs / sizeof *all_specs, GUARD = 64, STEPS = 2 };
+
+/* Those that are tried: all, or with PITH_CUDA_SPECS="mx lossless" those in which one of these words occurs. */
+static const char *specs[SPECS];
+static int spec_count;
+
+static int is_wanted(const char *spec, const char *words) {
+  int found = 0;
+  while (*words && !found) {
+    size_t size = strcspn(words, " ");
+    char word[64];
+    snprintf(word, sizeof word, "%.*s", (int)size, words);
+    found = size > 0 && strstr(spec, word) != NULL;
+    words += size + (words[size] == ' ');
+  }
+  return found;
+}
+
+static void choose_specs(void) {
+  const char *words = getenv("PITH_CUDA_SPECS");
+  spec_count = 0;
+  for (int i = 0; i < SPECS; i++) {
+    if (!words || is_wanted(all_specs[i], words)) {
+      specs[spec_count++] = all_specs[i];
+    }
+  }
+  CHECK_MSG(spec_count > 0, "no spec is wanted");
+}
 
 /* ---- A batch ------------------------------------------------------------------------------------------------------
  */
@@ -188,7 +241,14 @@ typedef struct round_of {
   uint64_t *sizes;
   size_t workspace_size;
   float *clear;
+  double device_seconds; /* of encoding */
 } round_of;
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
 
 /* Casts and exact tails show single values: with a memory before them, which NaN they show is left open. */
 static int leaves_open(const char *spec, pattern kind) {
@@ -211,7 +271,7 @@ static pith_ctx ctx_of(int i, int step) {
 }
 
 static void make_items(const round_of *r, int step, pith_cuda_item *items) {
-  for (int i = 0; i < SPECS; i++) {
+  for (int i = 0; i < spec_count; i++) {
     const layer *l = &r->layers[i];
     items[i] = (pith_cuda_item){.size = sizeof(pith_cuda_item),
                                 .codec = l->codec,
@@ -232,7 +292,7 @@ static void open_round(round_of *r, pith_dtype dtype, pattern kind, size_t n, si
   r->input = malloc(4 * n + 4);
   r->clear = calloc(n + 1, sizeof(float));
   r->values = gpu_memory(4 * n);
-  for (int i = 0; i < SPECS; i++) {
+  for (int i = 0; i < spec_count; i++) {
     layer *l = &r->layers[i];
     CHECK_MSG(pith_codec_create(specs[i], &l->codec) == PITH_OK, "%s: %s", specs[i], pith_error());
     CHECK(pith_state_create(l->codec, n, 0, &l->state) == PITH_OK);
@@ -247,13 +307,13 @@ static void open_round(round_of *r, pith_dtype dtype, pattern kind, size_t n, si
   r->payload = gpu_memory(r->bytes);
   r->sizes = gpu_memory(SPECS * sizeof *r->sizes);
   make_items(r, 0, items);
-  r->workspace_size = pith_cuda_workspace(items, SPECS);
+  r->workspace_size = pith_cuda_workspace(items, (size_t)spec_count);
   r->workspace = gpu_memory(r->workspace_size);
   gpu_fill(r->workspace, 0xee, r->workspace_size);
 }
 
 static void close_round(round_of *r) {
-  for (int i = 0; i < SPECS; i++) {
+  for (int i = 0; i < spec_count; i++) {
     pith_codec_destroy(r->layers[i].codec);
     pith_state_destroy(r->layers[i].state);
     gpu_free(r->layers[i].memory);
@@ -274,7 +334,7 @@ static void check_payload(const round_of *r, int i, const uint8_t *expected, con
               expected[b]);
   }
   for (size_t b = 0; b < GUARD; b++) {
-    CHECK_MSG(found[l->at + l->size + b] == 0xa5 || (i + 1 < SPECS && l->at + l->size + b >= r->layers[i + 1].at),
+    CHECK_MSG(found[l->at + l->size + b] == 0xa5 || (i + 1 < spec_count && l->at + l->size + b >= r->layers[i + 1].at),
               "%s, %zu values: byte %zu behind the payload was written", specs[i], r->n, b);
   }
 }
@@ -314,11 +374,14 @@ static void check_encode(round_of *r, int step, uint8_t *cpu, uint8_t *found) {
   gpu_put(r->values, r->input, r->n * pith_dtype_size(r->dtype));
   gpu_fill(r->payload, 0xa5, r->bytes);
   make_items(r, step, items);
-  CHECK_MSG(pith_cuda_encode(items, SPECS, r->workspace, r->workspace_size, NULL) == PITH_OK, "%s", pith_error());
+  double begun = now();
+  CHECK_MSG(pith_cuda_encode(items, (size_t)spec_count, r->workspace, r->workspace_size, NULL) == PITH_OK, "%s",
+            pith_error());
   GPU_CHECK(gpu.wait());
+  r->device_seconds += now() - begun;
   gpu_get(found, r->payload, r->bytes);
   gpu_get(sizes, r->sizes, sizeof sizes);
-  for (int i = 0; i < SPECS; i++) {
+  for (int i = 0; i < spec_count; i++) {
     pith_ctx ctx = ctx_of(i, step);
     pith_out out = {cpu + r->layers[i].at, r->layers[i].size, 0};
     CHECK(pith_encode(r->layers[i].codec, r->layers[i].state, (pith_cspan){r->input, r->n, r->dtype}, &out, &ctx) ==
@@ -337,7 +400,7 @@ static void check_decode(round_of *r, const uint8_t *cpu) {
   void *expected = malloc(size + 1), *found = malloc(size + 1);
   pith_cuda_item items[SPECS];
   make_items(r, STEPS - 1, items);
-  for (int i = 0; i < SPECS; i++) {
+  for (int i = 0; i < spec_count; i++) {
     if (leaves_open(specs[i], r->kind)) {
       continue;
     }
@@ -360,14 +423,22 @@ static void check_decode(round_of *r, const uint8_t *cpu) {
   free(found);
 }
 
+/* Says (with -v, or where a test runs out of time) what it took. */
 static void check_round(pith_dtype dtype, pattern kind, size_t n, size_t odd) {
   round_of r;
+  choose_specs();
+  double begun = now();
   open_round(&r, dtype, kind, n, odd);
   uint8_t *cpu = malloc(r.bytes), *found = malloc(r.bytes);
+  double opened = now();
   for (int step = 0; step < STEPS; step++) {
     check_encode(&r, step, cpu, found);
   }
+  double encoded = now();
   check_decode(&r, cpu);
+  printf("%zu values, %s: %.2f s to prepare, %.2f to encode (the device %.2f), %.2f to decode\n", n,
+         pattern_names[kind], opened - begun, encoded - opened, r.device_seconds, now() - encoded);
+  fflush(stdout);
   free(cpu);
   free(found);
   close_round(&r);
@@ -454,7 +525,7 @@ TEST(many_layers_go_in_one_call) {
   pith_codec *codecs[LAYERS];
   for (int i = 0; i < LAYERS; i++) {
     size_t n = i % 10 == 9 ? 0 : (size_t)(uniform() * MOST);
-    const char *spec = strchr("emo", specs[i % 68][0]) ? "q:4" : specs[i % 68];
+    const char *spec = strchr("emo", all_specs[i % 68][0]) ? "q:4" : all_specs[i % 68];
     CHECK(pith_codec_create(spec, &codecs[i]) == PITH_OK);
     items[i] = (pith_cuda_item){.size = sizeof(pith_cuda_item),
                                 .codec = codecs[i],
@@ -514,8 +585,8 @@ TEST(codecs_without_kernels_are_named) {
   CHECK(strstr(pith_error(), "sketchml") != NULL);
   pith_codec_destroy(codec);
   for (int i = 0; i < SPECS; i++) {
-    CHECK(pith_codec_create(specs[i], &codec) == PITH_OK);
-    CHECK_MSG(pith_cuda_supports(codec) == PITH_OK, "%s: %s", specs[i], pith_error());
+    CHECK(pith_codec_create(all_specs[i], &codec) == PITH_OK);
+    CHECK_MSG(pith_cuda_supports(codec) == PITH_OK, "%s: %s", all_specs[i], pith_error());
     pith_codec_destroy(codec);
   }
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a reducer of gradients on a device must do, over NCCL (nccl_test.c, nccl_carrier_test.c) or over a comm through
  * pinned memory (device_test.c, staged_carrier_test.c), on real devices and made-up ones: the CPU computes from the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A reducer on a real device over comms of Pith's own, by the laws that made-up devices obey too (device_laws.h).
  * One process for each rank, which may share a GPU:

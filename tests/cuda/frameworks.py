@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a small GPT with the Trainer of transformers and with Lightning, compressed by q:4, on two ranks over NCCL.
 
     python tests/cuda/frameworks.py            two ranks; they share a GPU through its multi-process service if there is one GPU only

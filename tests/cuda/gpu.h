@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A device for tests and benchmarks: memory, copies and clocks by way of the driver's library, which is opened at run
  * time, so that programs compile anywhere and say why they cannot run.

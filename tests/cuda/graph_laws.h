@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Steps of a reducer in CUDA graphs, over carriers that enqueue them (nccl_test.c, device_test.c). */
 #ifndef PITH_TESTS_CUDA_GRAPH_LAWS_H
 #define PITH_TESTS_CUDA_GRAPH_LAWS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Hosts that are summed first, on devices: the bits of the same algorithm in main memory, over the same comm. */
 #ifndef PITH_TESTS_CUDA_HOSTS_LAWS_H
 #define PITH_TESTS_CUDA_HOSTS_LAWS_H

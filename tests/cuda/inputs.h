@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the tests of kernels are given: values of all kinds, in all types, and comparing them. */
 #ifndef PITH_TESTS_CUDA_INPUTS_H
 #define PITH_TESTS_CUDA_INPUTS_H

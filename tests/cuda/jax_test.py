@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """pith.jax on a GPU, beside a reducer on the CPU: means must have the same bits.
 
     bench/gpu_lab.sh 2 none tests/cuda/jax_test.py            # ranks that share a GPU

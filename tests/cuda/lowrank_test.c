@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * powersgd on the GPU: what is decoded from factors has the CPU's bits; the factors themselves come from sums in
  * another order, so that they agree within rounding, over steps with a memory too, alone and in rounds.

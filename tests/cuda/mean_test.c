@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Sums that become means or votes on the GPU: the bits of pith_aggregate(), in every type, in place and not. */
 #include "inputs.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A reducer over a real NCCL, by the laws that the made-up one obeys too (device_laws.h), and captured in a CUDA
  * graph. One process for each rank, with RANK and WORLD_SIZE in the environment, as `pith run` and torchrun set them:

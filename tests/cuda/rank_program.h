@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What programs have in common that try the laws of device_laws.h on real devices, one process for each rank, with RANK
  * and WORLD_SIZE in the environment. Included once; who includes it defines `law_open_reducer`.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The owner's step in one kernel has the bytes of its steps: the same pieces are reduced from buffers that are aligned,
  * which one kernel takes, and from such that are not, which go step by step. On real devices (reduce_test.c) and

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The owner's step in one kernel has the bytes of the kernels of its steps. */
 #include "inputs.h"
 #include "reduce_laws.h"

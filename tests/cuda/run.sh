@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Everything about CUDA in one command, on a machine with a GPU: builds (with CMake, as everywhere), compares with the CPU, measures, and
 # looks for bad memory accesses and races. With PITH_MODULE_PATH set the module is the one there, and only the programs are built.
 #   tests/cuda/run.sh FOLDER [test|bench|check|nccl|nccl-bench|device|device-bench|device-killed]…     the first three by default

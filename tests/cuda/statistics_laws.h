@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Statistics of gradients on a device beside those of the CPU, on the same values and samples: for a made-up device
  * (unit/cuda_statistics_test.c) and a real one (cuda/statistics_test.c). The includer says how memory gets there:

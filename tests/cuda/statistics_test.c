@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Statistics of gradients on the GPU beside those of the CPU. */
 #include "gpu.h"
 #include "inputs.h"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rank that dies in the middle of training over NCCL: the others get an error that says so, soon, and no hang.
 
     bench/gpu_lab.sh 2 none tests/cuda/torch_fault.py         # ranks that share a GPU

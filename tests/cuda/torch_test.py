@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compressed DDP on CUDA tensors over NCCL, beside the same on the CPU over gloo: means must have the same bits.
 
     bench/gpu_lab.sh 2 40gbit tests/cuda/torch_test.py        # ranks that share a GPU
@@ -22,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pith
 import pith.torch
-from pith.torch import _carrier, _engine
+from pith.torch import _carrier, _engine, _fsdp
 
 SAME_BITS = [
     "none",
@@ -92,6 +93,26 @@ def means_of(
     return found
 
 
+def errors_of(device: str, group, spec: str) -> dict[str, float | None]:
+    """What the table says that encoding loses, after a step in which it was asked for."""
+    model = DistributedDataParallel(Given().to(device), process_group=group)
+    compressor = pith.torch.compress(model, spec, seed=3)
+    for step in range(2):
+        compressor.stats()
+        model({name: g.to(device) for name, g in gradients_of(step, False).items()}).backward()
+    return {line.name: line.error for line in compressor.stats()}
+
+
+def compare_errors(name: str, groups) -> str:
+    """Measured where the gradients are; sums of squares round otherwise there."""
+    found, expected = (errors_of(d, groups[d], name.split()[0]) for d in ("cuda", "cpu"))
+    for layer, error in expected.items():
+        mine = found[layer]
+        if mine is None or error is None or abs(mine - error) > 1e-3 * error:
+            return f"{layer}: {mine}, not {error}"
+    return "" if any(expected.values()) else "nothing is lost"
+
+
 def compare_over_pith(spec: str, groups) -> str:
     return compare_bits(spec.split()[0], {"cpu": groups["cpu"], "cuda": groups["pith"]})
 
@@ -121,10 +142,10 @@ def compare_chunks(name: str, groups) -> str:
 
 
 def differences(
-    on_gpu: list[dict[str, torch.Tensor]], on_cpu: list[dict[str, torch.Tensor]]
+    on_gpu: list[dict[str, torch.Tensor]], on_cpu: list[dict[str, torch.Tensor]], names=SHAPES
 ) -> str:
     for step, (ours, theirs) in enumerate(zip(on_gpu, on_cpu, strict=True)):
-        for name in SHAPES:
+        for name in names:
             wrong = (ours[name].view(torch.int32) != theirs[name].view(torch.int32)).sum().item()
             if wrong:
                 return f"step {step}, {name}: {wrong} of {ours[name].numel()} values differ"
@@ -151,6 +172,126 @@ def compare_sharded(name: str, groups) -> str:
     return differences(
         *(sharded_means_of(device, groups[device], spec) for device in ("cuda", "cpu"))
     )
+
+
+def gathered_of(device: str, group, spec: str) -> list[dict[str, torch.Tensor]]:
+    """What parameters were gathered as, after updates that have the same bits everywhere."""
+    model = fully_shard(Given().to(device), mesh=DeviceMesh.from_group(group, device))
+    compressor = pith.torch.compress(model, "none", all_gather=spec, seed=3)
+    optimizer, found, seen = torch.optim.SGD(model.parameters(), lr=1.0), [], []
+    gather = _fsdp._AllGather.__call__
+
+    def watched(self, output_tensor, input_tensor, *more, **options):
+        gather(self, output_tensor, input_tensor, *more, **options)
+        seen.append(output_tensor.clone())
+
+    _fsdp._AllGather.__call__ = watched
+    try:
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            given = {name: _halves(g).to(device) for name, g in gradients_of(step, False).items()}
+            model(given).backward()
+            optimizer.step()
+            found.append({"all": torch.cat([each.float().cpu().view(-1) for each in seen])})
+            seen.clear()
+            if step == 1:
+                compressor.load_state_dict(compressor.state_dict())
+    finally:
+        _fsdp._AllGather.__call__ = gather
+    return found
+
+
+def _halves(values: torch.Tensor) -> torch.Tensor:
+    """Few bits, so that sums are exact in any order."""
+    return (values * 8).round() / 8
+
+
+def compare_gathered(name: str, groups) -> str:
+    spec = name.split()[1]
+    of = [gathered_of(device, groups[device], spec) for device in ("cuda", "cpu")]
+    return differences(*of, names=("all",))
+
+
+def replicated_of(device: str, meshes, spec: str, between: str) -> list[dict[str, torch.Tensor]]:
+    model = fully_shard(Given().to(device), mesh=meshes[device])
+    compressor = pith.torch.compress(model, spec, replicas=between, seed=3)
+    found = []
+    for step in range(STEPS):
+        model.zero_grad()
+        model({name: g.to(device) for name, g in gradients_of(step, False).items()}).backward()
+        found.append({name: p.grad.full_tensor().cpu() for name, p in model.layers.items()})
+        if step == 1:
+            compressor.load_state_dict(compressor.state_dict())
+    if compressor.exact:
+        raise pith.Error(f"not compressed: {dict(compressor.exact)}", 0)
+    return found
+
+
+def meshes_of(groups, over: str):
+    """Two replicas. Groups of gloo for the CPU, and of the backend that is asked for."""
+    every = torch.arange(dist.get_world_size()).view(2, -1)
+    found = {}
+    for device, backend in (("cuda", over), ("cpu", "gloo")):
+        pair = []
+        for rows in (every.T.tolist(), every.tolist()):
+            made = [dist.new_group(ranks, backend=backend) for ranks in rows]
+            pair.append(next(g for g, r in zip(made, rows, strict=True) if dist.get_rank() in r))
+        names = ("replicate", "shard")
+        found[device] = DeviceMesh.from_group(pair, device, mesh=every, mesh_dim_names=names)
+    return found
+
+
+def compare_replicas(name: str, groups) -> str:
+    _, spec, between, over, _ = name.split()
+    meshes = meshes_of(groups, over)
+    return differences(
+        *(replicated_of(device, meshes, spec, between) for device in ("cuda", "cpu"))
+    )
+
+
+def check_sharded_default(name: str, groups) -> str:
+    """Without a spec gradients of shards are measured on the device, plans are tried, and means are as exact as the budget allows."""
+    mesh = DeviceMesh.from_group(groups["cuda"], "cuda")
+    model = fully_shard(Given().cuda(), mesh=mesh)
+    compressor = pith.torch.compress(model)
+    reasons, worst = set(), 0.0
+    for step in range(ADAPTIVE_STEPS):
+        model.zero_grad()
+        exact = gradients_of(step, False)["first"]
+        model({name: g.cuda() for name, g in gradients_of(step, False).items()}).backward()
+        dist.all_reduce(exact, group=groups["cpu"])
+        exact /= dist.get_world_size()
+        found = model.layers["first"].grad.full_tensor().cpu()
+        worst = max(worst, ((found - exact).norm() / exact.norm()).item())
+        reasons.update(layer.reason for layer in compressor.layers)
+    if not any("trial of" in reason or "since step" in reason for reason in reasons):
+        return f"nothing was chosen in {ADAPTIVE_STEPS} steps: {reasons}"
+    return "" if worst < 0.25 else f"an error of {worst:.2f}"
+
+
+def check_pending(name: str, groups) -> str:
+    """What is owed is that of the CPU, and goes to another compressor."""
+    owed = {}
+    for device in ("cuda", "cpu"):
+        mesh = DeviceMesh.from_group(groups[device], device)
+        model = fully_shard(Given().to(device), mesh=mesh)
+        pith.torch.compress(model, "ef/topk:0.05", seed=3)
+        for step in range(STEPS):
+            model.zero_grad()
+            model({n: g.to(device) for n, g in gradients_of(step, False).items()}).backward()
+        state = pith.torch.Checkpoint(model).state_dict()
+        other = fully_shard(Given().to(device), mesh=mesh)
+        pith.torch.compress(other, "ef/topk:0.05", seed=3)
+        pith.torch.Checkpoint(other).load_state_dict(state)
+        again = pith.torch.Checkpoint(other).state_dict()["owed"]
+        owed[device] = {n: v.full_tensor().cpu() for n, v in state["owed"].items()}
+        for n, value in again.items():
+            if not torch.allclose(value.full_tensor().cpu(), owed[device][n], atol=1e-5):
+                return f"{n} on {device}: what was loaded is not what was saved"
+    for n, value in owed["cuda"].items():
+        if not torch.allclose(value, owed["cpu"][n], atol=1e-5) or not value.abs().max() > 0.1:
+            return f"{n}: what is owed on the GPU is not that of the CPU"
+    return ""
 
 
 def compare_adaptive(spec: str, groups) -> str:
@@ -257,8 +398,25 @@ def main() -> None:
         for spec in ("none", "bf16", "q:4", "ef/q:4", "terngrad", "signsgd", "ef/topk:0.01")
     ]
     tests += [
+        (f"gathered {spec} sharded", compare_gathered)
+        for spec in ("q:8", "delta/q:4", "delta:2,fresh=8/q:4", "delta,store=bf16/q:4")
+    ]
+    tests += [
+        (f"replicas {spec} {between} {over} sharded", compare_replicas)
+        for spec, between in (("none", "q:4"), ("q:4", "ef/q:2"), ("none", "ef/topk:0.05"))
+        for over in ("nccl", "pith")
+    ]
+    tests += [
+        ("the default sharded", check_sharded_default),
+        ("what is owed sharded", check_pending),
+    ]
+    tests += [
         (spec, compare_adaptive)
         for spec in ("lgreco:q:4,period=32", "lgreco:ef/topk:0.1,period=32")
+    ]
+    tests += [
+        (f"{spec} in the table", compare_errors)
+        for spec in ("q:4", "ef,store=8/q:4", "hadamard/q:4", "ef/topk:0.01", "dgc:0.01")
     ]
     tests += [("the default", check_default)]
     tests += [

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The optimizer's step on the GPU: the bits of the CPU, in every type, at every size and alignment, with and without
  * each of its parts. Both go through a reducer, of one rank. */
 #include <pith/carrier.h>

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Everything about CUDA from an installed wheel, on a machine with a GPU and no network:
 #
 #   tests/cuda/wheel.sh WHEEL [train|torch|fault|jax|frameworks|programs]…        all of them by default
@@ -8,7 +9,7 @@
 # (torch_test.py), `fault` lets a rank die (torch_fault.py), `jax` compares GPU and CPU in JAX and lets a rank die (jax_test.py), `frameworks` trains with transformers and Lightning, and `programs` builds the C tests, which open the wheel's
 # module. PYTHON names another Python than python3. Ends with 1 if anything failed.
 set -eu
-[ -f "${1:-}" ] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2 && exit 2; }
+[ -f "${1:-}" ] || { sed -n '3,10s/^# \{0,1\}//p' "$0" >&2 && exit 2; }
 root=$(cd "$(dirname "$0")/../.." && pwd)
 wheel=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
 shift

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a small model on GPUs with DDP over NCCL and pith.torch.compress(model, "q:4"), from an installed package (wheel.sh).
 
 Ends with 1 unless the loss falls, all ranks hold the same bits, and the layers were really sent by q:4.

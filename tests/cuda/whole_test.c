@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Codecs of whole tensors on the GPU: large selections, payloads of several ranks, and bytes that are no payload. */
 #include "inputs.h"
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The fields of all structs in headers, as "struct field" lines: `awk -f fields.awk header…`. Comments are skipped.
 { text = text $0 "\n" }
 END {

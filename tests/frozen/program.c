@@ -1,8 +1,9 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A program that uses every struct of the C interface which can grow. tests/cli/compatible.sh builds it against the
  * headers of a release and runs it with a library whose structs have a field more, and the other way round.
  *
- *   program PLUGIN        a path of the plug-in fp8, built against the same headers
+ *   program PLUGIN        a path of the plug-in float8, built against the same headers
  *
  * What the library fills is followed by a guard that it must not touch. With TAIL (which needs headers with the
  * additional field) the program uses the field that the library does not know, and must be refused.
@@ -38,7 +39,7 @@ static float values[N], result[N];
 
 static void use_codecs(const char *plugin) {
   OK(pith_plugin_load(plugin));
-  static const char *const specs[] = {"q:4", "ef/topk:0.01", "fp8:128"};
+  static const char *const specs[] = {"q:4", "ef/topk:0.01", "float8:128"};
   for (int i = 0; i < 3; i++) {
     pith_codec *codec = NULL;
     pith_state *state = NULL;
@@ -66,7 +67,7 @@ static void list_methods(void) {
     GUARDED(pith_method, method);
     OK(pith_method_get(i, &method.it));
     FILLED(method);
-    found += strcmp(method.it.name, "fp8") == 0;
+    found += strcmp(method.it.name, "float8") == 0;
     const char *at = (const char *)method.it.params;
     for (; at && ((const pith_param *)(const void *)at)->key; at += method.it.params->size) {
       params++;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Sockets in memory: fake_sockets.h. */
 #include "fuzz/fake_sockets.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A system of sockets in memory, for fuzz targets whose parsers read from sockets. The linker sends the library's calls
  * here (--wrap, CMakeLists.txt), and every byte that a peer says comes from the input. Nothing sleeps: poll() takes the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The operations that are under way while fuzz_frame.c reads messages; make_corpus records those of the other rank. */
 #ifndef PITH_TESTS_FUZZ_FRAME_OPERATIONS_H
 #define PITH_TESTS_FUZZ_FRAME_OPERATIONS_H

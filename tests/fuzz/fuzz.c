@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the targets share: reading the head of an input, decoding in a tight buffer, the round trip. */
 #include "fuzz/fuzz.h"
 

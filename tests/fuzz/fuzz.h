@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Fuzz targets. Each is a file with LLVMFuzzerTestOneInput: linked with libFuzzer it explores (make fuzz), linked with
  * replay.c it runs a corpus and mutations of it (make test). A target that finds something aborts.

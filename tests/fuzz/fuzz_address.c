@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Bytes as a rank's tcp address: refused, or a place that is written down as the same bytes. */
 #include "fuzz/fuzz.h"
 #include "transport/tcp.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Bytes as checkpoints of reducers and adapters: loaded or refused; a refusal leaves the object
  * as it was, and what was loaded can be saved again. The first byte chooses the object; with its high bit the checksum
@@ -45,6 +46,9 @@ static object *object_of(size_t number) {
     case FUZZ_CHECKPOINT_AUTO:
       *o = (object){
           fuzz_make_adapter(number), adapter_size, adapter_save, adapter_load, SUM_OF_ADAPTER, BEHIND_ADAPTER, {0}};
+      break;
+    case FUZZ_CHECKPOINT_SHARDS:
+      *o = (object){fuzz_make_shards(), reducer_size, reducer_save, reducer_load, 0, 0, {0}};
       break;
     default:
       *o = (object){fuzz_make_reducer(number), reducer_size, reducer_save, reducer_load, 0, 0, {0}};

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Bytes as values, of every family, behind every memory. */
 #include "fuzz/fuzz.h"
 

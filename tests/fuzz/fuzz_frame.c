@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Bytes as what a peer sends on an established link, over a transport in memory, into the comm's own link code while
  * an operation waits for them. Whatever comes, the operation ends: with a result, or with an error that has a message.
@@ -126,28 +127,26 @@ static void *create(void *argument) {
 /* A real one, as it is right after its creation. */
 static pith_comm *fresh_comm(stream *s) {
   static pith_comm *comm, first;
-  static pith_link links[2];
+  static pith_link saved;
   if (!comm) {
     pthread_t other;
     FUZZ_REQUIRE(pthread_create(&other, NULL, create, (void *)1) == 0);
     comm = create(NULL);
     pthread_join(other, NULL);
     first = *comm;
-    memcpy(links, comm->link, sizeof links);
+    saved = *comm->link[1];
   }
   *comm = first;
-  memcpy(comm->link, links, sizeof links);
+  *comm->link[1] = saved;
   comm->transports = 1;
   comm->transport[0] = &s->base;
-  comm->link[1].transport = &s->base;
-  comm->link[1].checked = s->is_checked;
+  comm->link[1]->transport = &s->base;
+  comm->link[1]->checked = s->is_checked;
   return comm;
 }
 
 static void clear(pith_comm *comm) {
-  for (int p = 0; p < comm->ranks; p++) {
-    pith__link_clear(&comm->link[p]);
-  }
+  pith__link_clear(comm->link[1]);
   for (int i = 0; i < comm->spec_count; i++) {
     free(comm->specs[i].text);
   }

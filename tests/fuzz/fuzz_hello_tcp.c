@@ -1,4 +1,6 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What is said while tcp makes its links: rank 1 of three calls rank 0 and is called by rank 2, and by strangers. */
+#include "directory.h"
 #include "fuzz/fake_sockets.h"
 #include "transport/tcp.h"
 
@@ -11,7 +13,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   fake_begin((fuzz_input){data, size});
   FUZZ_REQUIRE(pith__transport_tcp.listen(&config, &transport, &address[1]) == PITH_OK);
   address[0] = address[2] = address[1]; /* random numbers are all the same: so are the tokens */
-  pith_status status = pith__transport_tcp.connect(transport, address, wanted, &key);
+  pith_directory directory = directory_of(address);
+  pith_status status = pith__transport_tcp.connect(transport, &directory, wanted, &key);
   FUZZ_REQUIRE(status == PITH_OK || pith_error()[0]);
   pith__transport_tcp.close(transport);
   fake_end();

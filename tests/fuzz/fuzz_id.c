@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Bytes as a unique id: refused, or a host and a port with texts that end. With an odd first byte the checksum is made
  * right, so that what stands behind it is reached too.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Makes a comm on sockets in memory, on which the input speaks for all others: there is a comm, or an error. */
 #ifndef PITH_FUZZ_JOIN_H
 #define PITH_FUZZ_JOIN_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Lines as the variables of a launcher, each NAME=value: an error, or a rank below the size and a host that ends. The
  * lists of Slurm come from there as well.

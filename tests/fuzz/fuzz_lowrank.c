@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Bytes as payloads of low rank. */
 #include "fuzz/fuzz.h"
 

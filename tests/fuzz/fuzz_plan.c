@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Text as a plan and as statistics: an error, or an object whose own text reads back to itself, and from which plans
  * can be made. */
 #include "fuzz/fuzz.h"

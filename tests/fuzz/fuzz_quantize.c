@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Bytes as payloads of every quantizer, with and without rotation. */
 #include "fuzz/fuzz.h"
 

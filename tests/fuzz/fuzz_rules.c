@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Text as rules: an error, or rules whose canonical text reads back to itself; every name gets an answer. */
 #include "fuzz/fuzz.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What clients and strangers send to rank 0 at the rendezvous, and then to its links: it has its comm, or an error. */
 #include "fuzz/fuzz_join.h"
 

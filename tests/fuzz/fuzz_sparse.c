@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Bytes as payloads of every sparsifier. */
 #include "fuzz/fuzz.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Text as a spec: an error, or a codec whose canonical text means the same and is its own canonical text. */
 #include "fuzz/fuzz.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Bytes as saved states: loaded or refused, and a refusal leaves the state as it was. */
 #include "fuzz/fuzz.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Writes the seeds of the fuzz corpora: for each spec a few valid inputs, from which mutations and fuzzers start.
  *
@@ -165,6 +166,26 @@ static void write_reducer(uint8_t number) {
   }
 }
 
+/* Shards, fresh and after a gather and a reduce-scatter. */
+static void write_shards(void) {
+  pith_reducer *reducer = fuzz_make_shards();
+  for (int step = 0; step < 2; step++) {
+    float values[48], all[48];
+    pith_out out = {malloc(pith_reducer_save_size(reducer)), pith_reducer_save_size(reducer), 0};
+    FUZZ_REQUIRE(pith_reducer_save(reducer, &out) == PITH_OK);
+    write_checkpoint(FUZZ_CHECKPOINT_SHARDS, out.data, out.size);
+    free(out.data);
+    for (size_t i = 0; i < 48; i++) {
+      values[i] = wave(i);
+    }
+    FUZZ_REQUIRE(pith_reducer_all_gather(reducer, (size_t[]){0}, 1, (pith_cspan){values, 24, PITH_F32},
+                                         (pith_span){all, 24, PITH_F32}) == PITH_OK);
+    FUZZ_REQUIRE(pith_reducer_reduce_scatter(reducer, (size_t[]){1, 2}, 2, (pith_cspan){values, 48, PITH_F32},
+                                             (pith_span){all, 48, PITH_F32}, PITH_MEAN) == PITH_OK);
+  }
+  pith_reducer_destroy(reducer);
+}
+
 static void write_adapter(uint8_t number) {
   pith_adapter *adapter = fuzz_make_adapter(number);
   pith_out out = {malloc(pith_adapter_save_size(adapter)), pith_adapter_save_size(adapter), 0};
@@ -216,12 +237,12 @@ static void *speak(void *argument) {
   FUZZ_REQUIRE(pith_comm_create(&config, &comm) == PITH_OK);
   if (me->rank == 1) {
     sent.base.ops = &ops;
-    sent.inner = comm->link[0].transport;
-    comm->link[0].transport = &sent.base;
+    sent.inner = comm->link[0]->transport;
+    comm->link[0]->transport = &sent.base;
   }
   FUZZ_REQUIRE(fuzz_frame_run(comm, me->operation) == PITH_OK);
   if (me->rank == 1) { /* without the goodbye */
-    comm->link[0].transport = sent.inner;
+    comm->link[0]->transport = sent.inner;
   }
   pith_comm_destroy(comm);
   return NULL;
@@ -354,5 +375,6 @@ int main(int argc, char **argv) {
   write_ids();
   write_texts("launch", launch_texts, FUZZ_COUNT(launch_texts));
   fuzz_make_handshakes();
+  write_shards();
   return 0;
 }

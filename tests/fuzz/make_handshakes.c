@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Records what is said at a rendezvous and while links are made, as inputs of the targets that hear it. Ranks are
  * threads over real sockets; random numbers are those of fake_sockets.c, so that what was said here is right there.
@@ -9,8 +10,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "directory.h"
 #include "fuzz/fake_sockets.h"
-#include "transport/shm_link.h"
+#include "fuzz/shm_links.h"
 #include "transport/tcp.h"
 
 enum { MOST = 20000, CONNECTIONS = 16, RANKS = 3, PAUSE_US = 200000 };
@@ -138,37 +140,25 @@ static void *be_in_tcp(void *argument) {
   FUZZ_REQUIRE(pith__transport_tcp.listen(&config, &transport, &job.address[rank]) == PITH_OK);
   pthread_barrier_wait(&job.listening);
   usleep((useconds_t)rank * PAUSE_US);
-  FUZZ_REQUIRE(pith__transport_tcp.connect(transport, job.address, wanted, &key) == PITH_OK);
+  pith_directory directory = directory_of(job.address);
+  FUZZ_REQUIRE(pith__transport_tcp.connect(transport, &directory, wanted, &key) == PITH_OK);
   pith__transport_tcp.close(transport);
   return NULL;
 }
 
 /* As fuzz_hello_shm.c does it. */
 static void *be_in_shm(void *argument) {
-  pith_shm_link links[RANKS - 1];
+  shm_links links;
   pith_shm_segment segment;
   int listener, memory;
   rank = (int)(size_t)argument;
   pith_transport_config config = {.rank = rank, .ranks = RANKS, .timeout = 20};
-  for (int p = 0, i = 0; p < RANKS; p++) {
-    if (p != rank) {
-      links[i++] = (pith_shm_link){.rank = p, .socket = -1, .process = -1, .memory = -1};
-    }
-  }
-  pith_shm_shape shape = pith__shm_shape(RANKS - 1);
+  pith_shm_shape shape = pith__shm_shape(RANKS - 1, PITH_SHM_POOL);
   FUZZ_REQUIRE(pith__shm_segment_create(&shape, &segment, &memory) == PITH_OK);
   FUZZ_REQUIRE(pith__shm_link_listen(&listener, &job.address[rank]) == PITH_OK);
   pthread_barrier_wait(&job.listening);
   usleep((useconds_t)rank * PAUSE_US);
-  pith_shm_setup setup = {.config = &config,
-                          .key = &key,
-                          .address = job.address,
-                          .listener = listener,
-                          .memory = memory,
-                          .shape = shape,
-                          .links = links,
-                          .count = RANKS - 1,
-                          .end = 1e18};
+  pith_shm_setup setup = shm_links_begin(&links, &config, &key, job.address, listener, memory, 1e18);
   FUZZ_REQUIRE(pith__shm_link_connect(&setup) == PITH_OK);
   return NULL; /* the program ends soon, and all descriptors with it */
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Inputs of the targets that hear a rendezvous or a handshake: make_handshakes.c. */
 #ifndef PITH_TESTS_FUZZ_MAKE_HANDSHAKES_H
 #define PITH_TESTS_FUZZ_MAKE_HANDSHAKES_H

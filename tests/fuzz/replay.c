@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Runs a fuzz target without a fuzzer: every file of a corpus, and mutations of each that are the same every time.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The input of the golden payloads, and how their decoded values are summed up: the same for whoever writes or reads
  * them. */
 #ifndef PITH_TESTS_GOLDEN_H

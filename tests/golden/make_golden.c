@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Writes tests/golden/payloads.txt to standard output. Its lines freeze the formats:
  *
@@ -100,6 +101,9 @@ int main(void) {
                                       "qsgd:1,coding=elias",
                                       "qsgd:15,coding=elias",
                                       "qsgd:127,norm=linf,coding=elias",
+                                      "fp8",
+                                      "fp8:e5m2,bucket=64",
+                                      "lossless",
                                       "mxfp8",
                                       "mx:e5m2",
                                       "mxfp6",

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Every slot of every kernel table against the scalar one: same bytes out, nothing written beyond them.
  *
@@ -167,6 +168,36 @@ DRIVER(tree8_unpack) { return UNUSED, k->tree8_unpack(t->bytes, t->n, t->scale, 
 
 static int bits_of_type(int type) { return type < PITH_MINI_E2M3 ? 8 : type < PITH_MINI_E2M1 ? 6 : 4; }
 
+DRIVER(fp8_pack) { return k->fp8_pack[bits](t->x, t->n, t->scale, out), t->n; }
+DRIVER(fp8_unpack) { return k->fp8_unpack[bits](t->bytes, t->n, t->scale, t->mode, out), 4 * t->n; }
+
+static size_t planes_of(int type, size_t n) { return PITH_LOSSLESS_PLANES(type, n); }
+
+DRIVER(float_split) { /* bits: the type */
+  size_t size = planes_of(bits, t->n);
+  k->float_split[bits](bits ? (const void *)t->halves : t->any, t->n, out, (uint8_t *)out + size);
+  return size + t->n;
+}
+DRIVER(float_join) {
+  uint8_t planes[4 * MOST];
+  memcpy(planes, t->bytes, t->n);
+  memcpy(planes + t->n, t->trits, t->n);
+  memcpy(planes + 2 * t->n, t->bytes, t->n);
+  return k->float_join[bits](planes, t->trits, t->n, out), (bits ? 2 : 4) * t->n;
+}
+DRIVER(window_pack) {
+  uint8_t escapes[MOST + 16];
+  size_t size = packed(t->n, bits), count = k->window_pack[bits](t->trits, t->n, (int)t->index & 0xff, out, escapes);
+  memcpy((uint8_t *)out + size, escapes, count);
+  return size + count;
+}
+DRIVER(window_unpack) { /* with too few escapes, as often as not */
+  uint8_t escapes[MOST + 16] = {0};
+  size_t count = t->n / 3;
+  memcpy(escapes, t->trits, count);
+  return k->window_unpack[bits](t->bytes, t->n, (int)t->index & 0xff, escapes, count, out), t->n;
+}
+
 DRIVER(mx_pack) { /* bits: the type */
   size_t rows = (t->n + PITH_MX_ROW - 1) / PITH_MX_ROW;
   k->mx_pack[bits](t->any, t->n, out, (uint8_t *)out + rows);
@@ -318,6 +349,7 @@ typedef struct slot {
       WIDTH(member, output, 6), WIDTH(member, output, 7), WIDTH(member, output, 8)
 #define WIDTHS8(member, output) WIDTH(member, output, 1), WIDTHS7(member, output)
 
+#define WIDTHS5(member, output) WIDTHS4(member, output), WIDTH(member, output, 5)
 #define TYPES(member, output) WIDTH(member, output, 0), WIDTHS4(member, output)
 
 static const slot slots[] = {
@@ -354,6 +386,18 @@ static const slot slots[] = {
     ONE(natural_unpack, FLOATS),
     ONE(tree8_pack, BYTES),
     ONE(tree8_unpack, FLOATS),
+    WIDTH(fp8_pack, BYTES, 0),
+    WIDTH(fp8_pack, BYTES, 1),
+    WIDTH(fp8_unpack, FLOATS, 0),
+    WIDTH(fp8_unpack, FLOATS, 1),
+    WIDTH(float_split, BYTES, 0),
+    WIDTH(float_split, BYTES, 1),
+    WIDTH(float_split, BYTES, 2),
+    WIDTH(float_join, BYTES, 0),
+    WIDTH(float_join, BYTES, 1),
+    WIDTH(float_join, BYTES, 2),
+    WIDTHS5(window_pack, BYTES),
+    WIDTHS5(window_unpack, BYTES),
     TYPES(mx_pack, BYTES),
     TYPES(mx_unpack, FLOATS),
     ONE(nv_pack, BYTES),

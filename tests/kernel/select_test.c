@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The selection loops of every ISA against the plainest code that does the same. */
 #include <stdlib.h>
 

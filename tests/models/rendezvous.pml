@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The rendezvous: src/transport/rendezvous_wire.h has the messages, rendezvous_server.c and rendezvous_client.c the two
  * sides. Rank 0 and two clients share a secret; a stranger lacks it. The stranger hears everything that is said, may

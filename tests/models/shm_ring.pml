@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The ring of shared memory between two ranks, and how both sleep: src/transport/shm.c, one direction of a link.
  *

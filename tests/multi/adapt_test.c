@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Adaptive specs in a reducer: ranks change together and stay bit-identical, nothing that was not sent is lost on the
  * way, mistakes are told before the first step, and a checkpoint in the middle of a period goes on with the same plans.

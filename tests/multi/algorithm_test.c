@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Algorithms of allreduce beyond what collective_laws_test.c says of them: hosts, memories of owners, wishes. */
 #include <math.h>
 #include <stdlib.h>
@@ -13,6 +14,7 @@ typedef struct plain {
   pith_dtype dtype;
   pith_reduce_op reduce;
   size_t n;
+  const char *algorithm; /* NULL: hierarchical */
 } plain;
 
 /* Small whole numbers: exact in every type, whatever the order. */
@@ -91,7 +93,7 @@ static void reduce_plainly(pith_comm *comm, void *argument) {
   size_t bytes = p->n * pith_dtype_size(p->dtype);
   void *x = malloc(bytes + 8), *wanted = malloc(bytes + 8);
   pith_call call = PITH_CALL_INIT;
-  call.algorithm = "hierarchical";
+  call.algorithm = p->algorithm ? p->algorithm : "hierarchical";
   for (size_t i = 0; i < p->n; i++) {
     put(x, p->dtype, i, number_of(pith_comm_rank(comm), i));
     put(wanted, p->dtype, i, reduced(p->reduce, ranks, i));
@@ -114,15 +116,38 @@ TEST_WITHIN(hosts_reduce_every_type_in_every_way, 120) {
       }
       int ranks = reduce == PITH_MEAN ? 4 : reduce == PITH_PROD ? 3 : 3 + (int)test_below(7);
       int per_host = reduce == PITH_MEAN ? 2 : 2 + (int)test_below(ranks > 4 ? 3 : 1);
-      plain p = {dtype, reduce, test_below(3000)};
+      plain p = {dtype, reduce, test_below(3000), NULL};
       ranks_run_hosts("inproc", ranks, per_host, test_below(2) ? 64 : 0, NULL, reduce_plainly, &p);
     }
   }
 }
 
+/* Lengths on both sides of the number of ranks; blocks of 64 bytes. */
+TEST_WITHIN(grids_reduce_every_type_in_every_way, 120) {
+  for (pith_dtype dtype = PITH_F32; dtype <= PITH_U8; dtype++) {
+    for (pith_reduce_op reduce = PITH_SUM; reduce <= PITH_BXOR; reduce++) {
+      if (is_float(dtype) ? reduce >= PITH_BAND : reduce == PITH_MEAN) {
+        continue;
+      }
+      int ranks = reduce == PITH_PROD ? 4 : reduce == PITH_MEAN || test_below(2) ? 8 : 12;
+      int per_host = reduce == PITH_PROD ? 1 : 1 + (int)test_below(2);
+      plain p = {dtype, reduce, test_below(3000) >> test_below(9), "grid"};
+      ranks_run_hosts("inproc", ranks, per_host, test_below(2) ? 64 : 0, NULL, reduce_plainly, &p);
+    }
+  }
+}
+
+/* On more than 32 ranks what is short is passed on. */
+TEST_WITHIN(short_tensors_of_many_ranks, 120) {
+  for (int ranks = 33; ranks <= 64; ranks = 2 * ranks - 2) {
+    plain p = {PITH_F32, PITH_SUM, 1 + test_below(400), "sra"};
+    ranks_run("inproc", ranks, 0, reduce_plainly, &p);
+  }
+}
+
 TEST_WITHIN(hosts_over_shared_memory_and_tcp, 60) {
   for (size_t n = 0; n < 40000; n = n * 3 + 1) {
-    plain p = {PITH_F32, PITH_SUM, n};
+    plain p = {PITH_F32, PITH_SUM, n, NULL};
     ranks_run_hosts("auto", 5, 2, 1000, NULL, reduce_plainly, &p);
   }
 }
@@ -175,11 +200,11 @@ static void average(pith_comm *comm, void *argument) {
 
 TEST_WITHIN(what_ranks_and_owners_leave_out_comes_later, 120) {
   static const char *const specs[] = {"ef/q:2", "ef/q:4", "onebit", "efsignsgd", "ef/hadamard/q:2"};
-  static const char *const algorithms[] = {"sra", "ring", "tree", "hierarchical"};
+  static const char *const algorithms[] = {"sra", "ring", "tree", "hierarchical", "grid"};
   for (size_t s = 0; s < 5; s++) {
-    for (size_t a = 0; a < 4; a++) {
+    for (size_t a = 0; a < 5; a++) {
       feedback f = {specs[s], algorithms[a]};
-      ranks_run_hosts("inproc", 4, 2, 0, NULL, average, &f);
+      ranks_run_hosts("inproc", a == 4 ? 8 : 4, 2, 0, NULL, average, &f);
     }
   }
 }

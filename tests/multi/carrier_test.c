@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A reducer over a carrier: the same bits as over a comm, whatever carries its bytes, and errors of the carrier. */
 #include "carrier_laws.h"
 

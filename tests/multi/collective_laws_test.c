@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A compressed allreduce is exactly what the codec calls say: every rank computes, with pith_encode and pith_decode
  * alone (reference.c), what the result must be, bit by bit, for every method, algorithm, number of ranks and length,
@@ -302,6 +303,32 @@ TEST_WITHIN(with_hosts_too, 120) {
     compared += suits("hierarchical", t.spec);
     ranks_run_hosts("inproc", ranks, t.per_host, test_below(2) ? 2048 : 0, t.inside,
                     suits("hierarchical", t.spec) ? obey : refuse, &t);
+  }
+  CHECK_MSG(compared > 10, "only %d specs were compared", compared);
+}
+
+/* Ranks of their own, of hosts of two or three, and all on one host. */
+TEST_WITHIN(over_a_grid_too, 120) {
+  static const int shapes[][2] = {{4, 1}, {6, 1}, {8, 1}, {9, 1}, {16, 1}, {8, 2}, {12, 3}, {16, 2}, {6, 6}};
+  static const char *const insides[] = {NULL, "q:8", "bf16"};
+  int compared = 0;
+  for (size_t s = 0; s < law_spec_count(); s += 2) {
+    trial t = random_trial(s, "grid");
+    const int *shape = shapes[test_below(sizeof shapes / sizeof *shapes)];
+    pith_codec *codec;
+    CHECK_OK(pith_codec_create(t.spec, &codec));
+    uint32_t caps = pith_codec_caps(codec);
+    int rounds = pith_codec_rounds(codec) > 0, crowded = shape[1] > 1 && shape[1] < shape[0];
+    int fits = rounds || ((caps & PITH_CAP_CHUNKED) ? (caps & PITH_CAP_FIXED) && !(caps & PITH_CAP_ONCE)
+                                                    : (caps & PITH_CAP_SPARSE) != 0);
+    int is_entries = !rounds && !(caps & PITH_CAP_CHUNKED);
+    fits = fits && !(crowded && (caps & PITH_CAP_VOTE));
+    shape = strstr(t.spec, "gq:4") ? shapes[0] : shape;
+    t.per_host = shape[1];
+    t.inside = rounds || is_entries || !crowded ? NULL : insides[test_below(3)];
+    pith_codec_destroy(codec);
+    compared += fits;
+    ranks_run_hosts("inproc", shape[0], shape[1], test_below(2) ? 2048 : 0, t.inside, fits ? obey : refuse, &t);
   }
   CHECK_MSG(compared > 10, "only %d specs were compared", compared);
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Collectives: against plain references, on every transport, with one to nine ranks. Every rank knows what every other
  * rank has (values follow from rank and place), so each checks its own result.

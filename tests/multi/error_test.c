@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What an allreduce loses: laws on the error of the mean, by algorithm. Expectations are computed here in f64, from the
  * papers alone. bench/error_table.py has the errors of all methods.

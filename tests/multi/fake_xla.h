@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* An XLA of our own, for tests of the handlers: errors, device and stream, and call frames. */
 #ifndef PITH_TESTS_FAKE_XLA_H
 #define PITH_TESTS_FAKE_XLA_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What happens to the ranks of a comm when one of them dies, stalls, leaves, disagrees or lies: an error on every other
  * rank, in time, that says who it was; no hang, no crash, no wrong sum, nothing left behind.
@@ -851,7 +852,7 @@ static void halve_a_message(pith_comm *comm, void *argument) {
     CHECK_OK(pith_test(request, &done));
   }
   pith__comm_lock(comm);
-  int is_arriving = comm->link[1].stored != NULL;
+  int is_arriving = comm->link[1]->stored != NULL;
   pthread_mutex_unlock(&comm->mutex);
   CHECK(!done && is_arriving);
   CHECK_STATUS(reduce_once(comm, NULL, x, y, N), PITH_ERR_MISMATCH);
@@ -936,7 +937,7 @@ static void receive_what_has_begun(pith_comm *comm, void *argument) {
   } else {
     pith__early_bounds = (pith_early_bounds){.pause = 100000, .limit = 2 * EARLY_VALUES};
     CHECK_OK(pith_recv(comm, (pith_span){&sign, 1, PITH_F32}, 2, 1, NULL));
-    const pith_link *link = &comm->link[1];
+    const pith_link *link = comm->link[1];
     CHECK_MSG(link->stored && link->payload_done >= 100000 && link->payload_done < 2 * EARLY_VALUES,
               "%zu bytes were kept", link->payload_done);
     CHECK_OK(pith_recv(comm, (pith_span){x, EARLY_VALUES, PITH_F32}, argument ? PITH_ANY_RANK : 1, 1, NULL));
@@ -986,7 +987,7 @@ static void check_checksums(const char *interface, int expected) {
       config.rank = r, config.ranks = 2, config.port = port, config.host = "127.0.0.1", config.transport = "tcp";
       config.interface = interface, config.host_id = "twin";
       CHECK_OK(pith_comm_create(&config, &comm));
-      CHECK_EQ(comm->link[1 - r].checked, expected);
+      CHECK_EQ(comm->link[1 - r]->checked, expected);
       CHECK_OK(pith_barrier(comm, NULL));
       pith_comm_destroy(comm);
       _exit(0);

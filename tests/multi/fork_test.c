@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Children that ranks fork, as loaders of data are: they never speak for their parent, and they do not hide its death.
  */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Faults on purpose: a job of two or three ranks is created, reduces values compressed and uncompressed, takes a step
  * of a reducer, saves and loads its checkpoint, and ends; in each run one system call or allocation fails, or does less

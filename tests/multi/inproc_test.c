@@ -1,6 +1,8 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* inproc: ranks as threads. */
 #include "transport/inproc.h"
 
+#include "directory.h"
 #include "transport_laws.h"
 
 static const transport_world threads = {&pith__transport_inproc, 0};
@@ -27,7 +29,8 @@ TEST(an_address_from_elsewhere_is_refused) {
   pith_transport_config config = {.rank = 0, .ranks = 2, .timeout = 1};
   CHECK_OK(pith__transport_inproc.listen(&config, &transport, &address[0]));
   memset(&address[1], 0xff, sizeof address[1]);
-  CHECK_STATUS(pith__transport_inproc.connect(transport, address, (const uint8_t[]){0, 1}, &(pith_link_key){0}),
+  pith_directory directory = directory_of(address);
+  CHECK_STATUS(pith__transport_inproc.connect(transport, &directory, (const uint8_t[]){0, 1}, &(pith_link_key){0}),
                PITH_ERR_PEER);
   CHECK_ERROR_SAYS("rank 1");
   pith__transport_inproc.close(transport);

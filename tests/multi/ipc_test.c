@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A reducer on devices of one host whose messages go from device to device (src/device/ipc_carrier.c), without a
  * device: the module of tests/cuda/fake shares memory between processes and waits for flags as kernels do. Windows,
@@ -12,6 +13,7 @@
 
 #include "base/clock.h"
 #include "cuda/device_laws.h"
+#include "cuda/fake/fake_nccl.h"
 #include "cuda/fake/means_tests.h"
 #include "cuda/hosts_laws.h"
 #include "device/device_carrier.h"
@@ -193,11 +195,6 @@ TEST(hosts_are_summed_first_with_the_bits_of_main_memory) {
   ranks_run_hosts("auto", 6, 2, 0, "q:8", run_law, &(law_run){levels});
 }
 
-/* ---- Which way -----------------------------------------------------------------------------------------------------
- */
-
-static const char *expected;
-
 static pith_reducer *make_default(const law_world *w) {
   pith_layer layers[LAW_LAYERS];
   pith_reducer *reducer;
@@ -205,6 +202,32 @@ static pith_reducer *make_default(const law_world *w) {
   CHECK_OK(law_create(w, layers, LAW_LAYERS, "ef/q:4", LAW_SEED, &reducer));
   return reducer;
 }
+
+/* NCCL is asked for: one that fails is heard of, so that it was NCCL in the others. */
+static void broken_levels(const law_world *w) {
+  pith_reducer *reducer = make_default(w);
+  law_set set = law_take(PITH_F32);
+  CHECK(law_allreduce(reducer, set.device) != PITH_OK);
+  CHECK_MSG(strstr(pith_error(), "ncclSend") && strstr(pith_error(), "among ranks"), "%s", pith_error());
+  pith_reducer_destroy(reducer);
+  law_give(&set);
+}
+
+TEST(nccl_goes_between_hosts_where_it_is_asked_for) {
+  setenv("PITH_ALGO", "hierarchical", 1);
+  wanted = "auto/nccl";
+  rules = "*.bias=q:8;embed*=q:3;*=ef/q:4", dtype = PITH_F32;
+  prepare();
+  ranks_run_hosts("inproc", 4, 2, 0, "q:8", run_law, &(law_run){levels});
+  ranks_run_hosts("inproc", 6, 2, 0, NULL, run_law, &(law_run){levels});
+  fake_nccl_fault = "send";
+  ranks_run_hosts("inproc", 4, 2, 0, NULL, run_law, &(law_run){broken_levels});
+}
+
+/* ---- Which way -----------------------------------------------------------------------------------------------------
+ */
+
+static const char *expected;
 
 static void way(const law_world *w) {
   pith_reducer *reducer = make_default(w);
@@ -229,6 +252,7 @@ TEST(ranks_of_one_host_go_from_gpu_to_gpu_unless_told_otherwise) {
   check_way(NULL, "staged", "staged");
   check_way("ipc", "staged", "ipc");
   check_way("staged", "ipc", "staged");
+  check_way("staged/nccl", "", "staged"); /* there is one host */
 }
 
 static void one_that_cannot(const law_world *w) {

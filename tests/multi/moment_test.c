@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Momentum in place of gradients: what is not sent of it is kept, on all ranks together; replicas stay the same to the
  * bit, with and without local steps; checkpoints go on; slips are told.

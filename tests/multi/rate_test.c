@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The conservation law over a schedule: the updates made, and the update that is pending, are those of the gradients.
  *
  *   Σ rate·(mean that came) + rate·(pending) = Σ rate·(mean of the gradients)

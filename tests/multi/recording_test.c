@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Strangers who have recorded a job of the same secret, byte by byte, and say it again in another job, whole, in pieces
  * and in other orders; and strangers who only hold connections. None of them joins, none is told anything but that it

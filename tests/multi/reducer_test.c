@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The reducer: layers by name and rule, joined small ones, checkpoints that resume, slips that are told before the
  * first step. */
 #include <stdio.h>
@@ -200,9 +201,9 @@ static void load_old(pith_comm *comm, void *argument) {
   ((uint32_t *)saved.data)[1] = 1;
   memmove(bytes + 40, bytes + 48, saved.size - 48);
   CHECK_OK(pith_reducer_load(r, (pith_bytes){bytes, saved.size - 8}));
-  ((uint32_t *)saved.data)[1] = 6;
+  ((uint32_t *)saved.data)[1] = 7;
   CHECK_STATUS(pith_reducer_load(r, (pith_bytes){bytes, saved.size - 8}), PITH_ERR_CORRUPT);
-  CHECK_ERROR_SAYS("saved by version 6 of the format");
+  CHECK_ERROR_SAYS("saved by version 7 of the format");
   free(saved.data);
   pith_reducer_destroy(r);
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The rendezvous: ranks as threads on loopback, late, missing, doubled or in disagreement, and strangers that
  * connect meanwhile: silent ones, noisy ones, and those that speak the protocol to do harm.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * shm: ranks as processes. Beside the laws of all transports: what peers and strangers can do wrong in shared memory
  * and at the socket, and how much memory there is.
@@ -15,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "directory.h"
 #include "ranks.h"
 #include "transport_laws.h"
 
@@ -73,12 +75,17 @@ static _Noreturn void be_in_hall(hall *h, int rank) {
     usleep(1000);
   }
   double start = pith__now();
-  pith_status status = pith__transport_shm.connect(transport, h->address, wanted, &key);
+  pith_directory directory = directory_of(h->address);
+  pith_status status = pith__transport_shm.connect(transport, &directory, wanted, &key);
   if (rank == 1 || rank == 3) {
     CHECK_EQ(status, rank == 1 ? PITH_ERR_TIMEOUT : PITH_ERR_PEER);
     CHECK_ERROR_SAYS("rank 2");
     CHECK_MSG(pith__now() - start < 5, "rank %d waited for %.1f s", rank, pith__now() - start);
-    CHECK(pith__transport_shm.is_linked(transport, 0) && !pith__transport_shm.is_linked(transport, 2));
+    uint8_t is_linked[4] = {0};
+    for (int peer; (peer = pith__transport_shm.next_linked(transport)) >= 0;) {
+      is_linked[peer] = 1;
+    }
+    CHECK(is_linked[0] && !is_linked[2]);
     atomic_fetch_add(&h->judged, 1);
   } else {
     CHECK_OK(status);
@@ -132,7 +139,7 @@ TEST(laps_start_again) {
 
 TEST(a_segment_grows_at_most_linearly) {
   for (uint32_t peers = 1; peers < 1000; peers++) {
-    pith_shm_shape shape = pith__shm_shape(peers);
+    pith_shm_shape shape = pith__shm_shape(peers, PITH_SHM_POOL);
     CHECK(shape.cells >= 2 * peers); /* one kept for each */
     CHECK(peers == 1 || shape.slots <= shape.cells / 2);
     CHECK(pith__shm_segment_size(&shape) <= (4u << 20) + (size_t)peers * (8192 + 1024) + 8192);
@@ -140,7 +147,7 @@ TEST(a_segment_grows_at_most_linearly) {
 }
 
 TEST(a_segment_cannot_shrink) {
-  pith_shm_shape shape = pith__shm_shape(2);
+  pith_shm_shape shape = pith__shm_shape(2, PITH_SHM_POOL);
   pith_shm_segment segment;
   int fd;
   CHECK_OK(pith__shm_segment_create(&shape, &segment, &fd));
@@ -151,7 +158,7 @@ TEST(a_segment_cannot_shrink) {
 
 /* What a peer sends as its segment must be sealed, as large as it says, and of a shape that can be. */
 TEST(a_segment_that_lies_is_not_mapped) {
-  pith_shm_shape shape = pith__shm_shape(2), wrong;
+  pith_shm_shape shape = pith__shm_shape(2, PITH_SHM_POOL), wrong;
   pith_shm_segment segment, other;
   int fd, loose = memfd_create("loose", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   CHECK_OK(pith__shm_segment_create(&shape, &segment, &fd));
@@ -191,7 +198,7 @@ static void read_nonsense(world_rank *me) {
 }
 
 TEST(nonsense_in_a_slot_is_an_error) {
-  pith_shm_shape shape = pith__shm_shape(1);
+  pith_shm_shape shape = pith__shm_shape(1, PITH_SHM_POOL);
   const uint64_t words[] = {
       pith__shm_slot(1, shape.cells, 1), pith__shm_slot(1, 0, shape.cell_size + 1),
       pith__shm_slot(1, 0, 0),           pith__shm_slot(1, 65535, UINT32_MAX),

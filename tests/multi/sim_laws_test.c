@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a simulation must agree on with the library that it simulates: bytes and messages of real comms, the steps and
  * encodings of docs/algorithms.md, and itself. */
 #include <math.h>
@@ -127,11 +128,16 @@ TEST(bytes_with_hosts_are_those_that_a_real_comm_sends) {
       {.spec = "q:4,encode=once", .transport = "inproc", .algorithm = "hierarchical", .n = 300001},
       {.spec = "ef/powersgd:4", .transport = "tcp", .algorithm = "hierarchical", .n = 262144},
       {.spec = "ef/topk:0.01", .transport = "inproc", .algorithm = "hierarchical", .n = 300001, .tolerance = 0.02},
+      {.spec = NULL, .transport = "tcp", .algorithm = "grid", .n = 300001},
+      {.spec = "q:4", .transport = "inproc", .algorithm = "grid", .n = 300001},
+      {.spec = "ef/powersgd:4", .transport = "tcp", .algorithm = "grid", .n = 262144},
+      {.spec = "ef/topk:0.01", .transport = "inproc", .algorithm = "grid", .n = 300001, .tolerance = 0.03},
   };
   for (size_t i = 0; i < sizeof operations / sizeof *operations; i++) {
-    check_bytes(4, 2, operations[i]);
-    check_bytes(6, 3, operations[i]);
-    check_bytes(8, 4, operations[i]);
+    int is_grid = !strcmp(operations[i].algorithm, "grid"); /* it needs four hosts, or six */
+    check_bytes(4, is_grid ? 1 : 2, operations[i]);
+    check_bytes(6, is_grid ? 1 : 3, operations[i]);
+    check_bytes(8, is_grid ? 2 : 4, operations[i]);
   }
 }
 
@@ -161,6 +167,11 @@ TEST(steps_and_encodings_are_those_of_the_documentation) {
   check_steps(NULL, "hierarchical", 16, 4, 4, 0);
   check_steps("q:4", "hierarchical", 16, 4, 4, 2);
   check_steps("topk:0.01", "hierarchical", 16, 4, 3, 1);
+  check_steps(NULL, "grid", 16, 16, 4, 0);
+  check_steps("q:4", "grid", 64, 64, 4, 2);
+  check_steps("topk:0.01", "grid", 16, 16, 4, 1);
+  check_steps(NULL, "grid", 64, 16, 6, 0);
+  check_steps("q:4", "grid", 64, 16, 6, 2);
 }
 
 /* ---- Times ------------------------------------------------------------------------------------------------------- */
@@ -217,6 +228,81 @@ TEST(every_run_gives_the_same_result) {
       pith_codec_destroy(codec);
     }
   }
+}
+
+/* ---- The choice -------------------------------------------------------------------------------------------------- */
+
+/* What the library chooses misses the best that it may take by little. bench/sim_choice.py has more sizes and ranks. */
+static double missed(const pith_sim_topology *t, const pith_codec *codec, size_t n) {
+  double best = INFINITY;
+  pith_sim_result chosen = PITH_SIM_RESULT_INIT;
+  CHECK_OK(pith_sim_allreduce(t, codec, n, PITH_F32, NULL, &chosen));
+  for (size_t a = 1; pith_algorithm_get(a); a++) {
+    pith_sim_result r = PITH_SIM_RESULT_INIT;
+    if (pith_sim_allreduce(t, codec, n, PITH_F32, pith_algorithm_get(a), &r) == PITH_OK && r.may_be_chosen) {
+      best = fmin(best, r.seconds);
+    }
+  }
+  return chosen.seconds / best - 1;
+}
+
+TEST_WITHIN(the_choice_is_near_the_best, 120) {
+  int cells = 0, far = 0;
+  static const char *const specs[] = {NULL, "q:4", "ef/topk:0.01", "ef/powersgd:4"};
+  static const size_t sizes[] = {2, 4096, 65536, 1 << 20};
+  static const int shapes[][2] = {{2, 2}, {4, 4}, {8, 8}, {16, 16}, {64, 64}, {16, 4}, {64, 8}};
+  for (size_t c = 0; c < 4; c++) {
+    pith_codec *codec = NULL;
+    CHECK_OK(specs[c] ? pith_codec_create(specs[c], &codec) : PITH_OK);
+    for (double rate = 1.25e8; rate < 2e10; rate *= 10) {
+      for (size_t i = 0; i < 7 * 4; i++) {
+        pith_sim_topology t = topology_of(shapes[i / 4][0], shapes[i / 4][1]);
+        t.rate = rate;
+        double worse = missed(&t, codec, sizes[i % 4]);
+        cells++;
+        far += worse > 0.05;
+        CHECK_MSG(worse <= 0.35, "%s of %zu values, %d ranks on %d hosts at %g Gbit/s: worse by %.1f%%",
+                  specs[c] ? specs[c] : "none", sizes[i % 4], t.ranks, t.hosts, rate * 8e-9, 100 * worse);
+      }
+    }
+    pith_codec_destroy(codec);
+  }
+  CHECK_MSG(far * 50 <= cells, "%d of %d choices are worse than the best by more than 5%%", far, cells);
+}
+
+/* A barrier, and what everybody must know of 8 bytes, take steps that grow with the logarithm of the ranks. */
+TEST(short_operations_take_logarithmic_time) {
+  double barrier = 0;
+  for (int ranks = 64; ranks <= 1024; ranks *= 4) {
+    pith_sim_topology t = topology_of(ranks, ranks);
+    pith_sim_result r = PITH_SIM_RESULT_INIT;
+    CHECK_OK(pith_sim_barrier(&t, &r));
+    CHECK(r.steps == (unsigned)log2(ranks) && r.peers == 2 * (unsigned)log2(ranks) - 1);
+    CHECK(barrier <= 0 || r.seconds < 1.4 * barrier); /* log 256 is 1.33 times log 64 */
+    barrier = r.seconds;
+    r = simulate(&t, NULL, 2, "sra");
+    CHECK(r.steps == (unsigned)log2(ranks));
+    r = simulate(&t, NULL, 2, NULL);
+    CHECK(r.seconds < 45e-6 * log2(ranks)); /* a step has a latency of 30 us, and two messages to handle */
+  }
+}
+
+/* By groups, the time of many bytes does not grow with the ranks. */
+TEST_WITHIN(long_operations_take_the_same_time_on_more_ranks, 60) {
+  static const char *const specs[] = {NULL, "q:4"};
+  for (size_t i = 0; i < 2; i++) {
+    pith_sim_topology few = topology_of(64, 64), many = topology_of(1024, 1024);
+    CHECK(simulate(&many, specs[i], 4 << 20, "grid").seconds < 1.05 * simulate(&few, specs[i], 4 << 20, NULL).seconds);
+  }
+}
+
+TEST(racks_are_crossed_by_what_they_have_summed) {
+  pith_sim_topology t = topology_of(64, 64);
+  t.rack_hosts = 16;
+  t.rack_oversubscription = 8;
+  pith_sim_result grid = simulate(&t, "q:4", 1 << 20, "grid"), flat = simulate(&t, "q:4", 1 << 20, "sra");
+  CHECK(3 * grid.rack_bytes < flat.rack_bytes && grid.seconds < 0.8 * flat.seconds);
+  CHECK(!strcmp(simulate(&t, "q:4", 1 << 20, NULL).algorithm, "grid"));
 }
 
 /* ---- Arguments --------------------------------------------------------------------------------------------------- */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Small allreduces, which need no schedule: the same results as with one, bit by bit, and understood by ranks that make
  * the same call with one (a request, a trace), whatever the order in which they come.

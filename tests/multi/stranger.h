@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A job of two ranks with a stranger between them, for tests of what strangers can do. The stranger sits on the way
  * from rank 1 to rank 0's rendezvous and sees every byte of it. Both ranks make their comm by pith_comm_create.

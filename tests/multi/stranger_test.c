@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Strangers between the ranks of a job. One sits on the way from rank 1 to rank 0's rendezvous, sees every byte of it,
  * and with that knowledge tries to become rank 1 before rank 1 does: over shared memory and over tcp, as another user

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * tcp: ranks as processes and as threads on loopback. Beside the laws of all transports: several connections to a peer,
  * interfaces, addresses that lie, and strangers at the port while links are made.
@@ -13,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/forked.h"
+#include "directory.h"
 #include "transport_laws.h"
 
 /* ---- tcp with settings that the laws know nothing of ------------------------------------------------------------- */
@@ -329,7 +331,9 @@ static void connect_at_the_second_address(world_rank *me) {
   place.count = 2;
   CHECK(pith__sockaddr_parse(me->argument, 0, &place.at[0]));
   pith__tcp_address_encode(&place, port, &address[0]);
-  CHECK_OK(me->world->ops->connect(me->transport, address, (const uint8_t[]){me->rank != 0, me->rank != 1}, &me->key));
+  pith_directory directory = directory_of(address);
+  CHECK_OK(
+      me->world->ops->connect(me->transport, &directory, (const uint8_t[]){me->rank != 0, me->rank != 1}, &me->key));
   world_barrier(me);
 }
 

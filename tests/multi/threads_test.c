@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Several threads of a rank: those of the caller, who send, receive and ask at once, and those of the library, who
  * share encoding and decoding, with the same bits as one and the same errors.

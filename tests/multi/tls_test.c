@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * tcp with TLS: the laws of all transports, with the job's key and with certificates; and somebody on the wire between
  * two ranks, who reads, changes, repeats, cuts, and tries to be one of them. Then the same through pith_comm_create.
@@ -615,7 +616,7 @@ static _Noreturn void be_rank(const job *j, int rank, int port) {
     _exit(0);
   }
   CHECK_STR(pith_comm_transport(comm, !rank), "tcp");
-  CHECK(comm->link[!rank].remote && !comm->link[!rank].checked); /* TLS protects payloads: no checksum beside it */
+  CHECK(comm->link[!rank]->remote && !comm->link[!rank]->checked); /* TLS protects payloads: no checksum beside it */
   reduce(comm, rank);
   CHECK_OK(pith_comm_split(comm, 0, rank, &group));
   reduce(group, rank);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * ucx: ranks as processes and as threads, over UCX's shared memory, its TCP, and what it chooses. Beside the laws of
  * all transports: addresses that lie.
@@ -6,6 +7,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "directory.h"
 #include "transport/module.h"
 #include "transport_laws.h"
 
@@ -102,7 +104,8 @@ TEST(a_damaged_address_is_refused) {
     } else {
       address[1].data[test_below(right.size)] ^= (uint8_t)(1 + test_below(255));
     }
-    CHECK_STATUS(ops->connect(transport, address, (const uint8_t[]){0, 1}, &(pith_link_key){0}), PITH_ERR_PEER);
+    pith_directory directory = directory_of(address);
+    CHECK_STATUS(ops->connect(transport, &directory, (const uint8_t[]){0, 1}, &(pith_link_key){0}), PITH_ERR_PEER);
     CHECK_ERROR_SAYS("rank 1");
   }
   ops->close(transport);

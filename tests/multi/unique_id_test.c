@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Unique ids: comms whose ranks were told where rank 0 is by other means. */
 #include <pith/comm.h>
 #include <pthread.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Foreign calls of XLA on a device, without one: an XLA, a CUDA module and an NCCL that are made up. What a GPU gives
  * is tests/cuda/jax_test.py's to show. */
 #include <stdlib.h>

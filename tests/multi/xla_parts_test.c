@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Steps of foreign calls in parts: layers start in several calls, in the order in which they become ready, and one call
  * finishes. In memory of the host and of a made-up device. */
 #include "cuda/fake/fake_nccl.h"

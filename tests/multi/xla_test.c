@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Foreign calls of XLA: the handler against an XLA of our own, so that it is tested without one.
  * tests/python/test_jax.py has the real one. */
 #include <pthread.h>

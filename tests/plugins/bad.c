@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A plug-in with one flaw, chosen by a macro: each must be refused with a sentence, and leave nothing behind. */
 #include <pith/plugin.h>
 
@@ -36,7 +37,12 @@ static pith_codec_ops good = CODEC("fine", 0x8100), flawed = CODEC("flawed", 0x8
 
 static const pith_codec_ops *const codecs[] = {&good, &flawed};
 
-static pith_plugin plugin = {sizeof(pith_plugin), PITH_PLUGIN_ABI, "bad", "1", codecs, 2};
+static pith_plugin plugin = {.size = sizeof(pith_plugin),
+                             .abi = PITH_PLUGIN_ABI,
+                             .name = "bad",
+                             .version = "1",
+                             .codecs = codecs,
+                             .codec_count = 2};
 
 #ifdef BAD_ENTRY
 #define pith_plugin_entry pith_plugin_entrance

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Every operation, every wrong argument. Whatever a call is given, it returns a status that is no success, writes
  * nothing anywhere, and leaves a comm that works: after each call the ranks sum up once more. Ranks are threads; all

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How far a decoded value may lie from the value: each method against its definition in METHODS.md, computed here in
  * double precision and without the library's kernels.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Buckets: what they give is what an allreduce of each layer by itself gives. */
 #include <stdlib.h>
 #include <string.h>

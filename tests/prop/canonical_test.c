@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Laws of specs over all methods and random values of their parameters. */
 #include <inttypes.h>
 #include <math.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Laws that hold for every method there is, whatever it does with the values: sizes, determinism, one meaning on every
  * ISA, pieces and wholes, types, values that are not finite, bytes that are not payloads, calls that are not right.
@@ -132,7 +133,8 @@ static pith_span piece_of(pith_span span, size_t first, size_t n) {
   return (pith_span){(uint8_t *)span.data + first * pith_dtype_size(span.dtype), n, span.dtype};
 }
 
-/* Encodes src in pieces that start at random multiples of the granule; each must be a slice of `whole`. */
+/* Encodes src in pieces that start at random multiples of the granule; each must be a slice of `whole`, if that is made
+ * of blocks, and decode to its part of it in any case. */
 static void check_pieces(const pith_codec *codec, pith_state *state, pith_span src, pith_bytes whole,
                          const float *decoded, pith_ctx ctx) {
   size_t granule = pith_codec_granule(codec), used = 0;
@@ -141,13 +143,15 @@ static void check_pieces(const pith_codec *codec, pith_state *state, pith_span s
     n = n < src.n - first ? n : src.n - first;
     ctx.offset = first;
     pith_bytes piece = law_encode(codec, state, piece_of(src, first, n), ctx);
-    CHECK(piece.size <= whole.size - used);
-    check_same_bytes(pith_codec_spec(codec), piece, (pith_bytes){(const uint8_t *)whole.data + used, piece.size});
+    if (pith__codec_has_blocks(codec)) {
+      CHECK(piece.size <= whole.size - used);
+      check_same_bytes(pith_codec_spec(codec), piece, (pith_bytes){(const uint8_t *)whole.data + used, piece.size});
+    }
     check_same_floats(pith_codec_spec(codec), law_decode(codec, piece, n, ctx), decoded + first, n);
     used += piece.size;
     first += n;
   }
-  CHECK_EQ(used, whole.size);
+  CHECK(used == whole.size || !pith__codec_has_blocks(codec));
 }
 
 TEST(the_payload_of_a_tensor_is_the_payloads_of_its_pieces) {
@@ -232,8 +236,10 @@ TEST(a_half_gradient_is_encoded_like_the_same_values_in_f32) {
     pith_codec *codec = law_codec(law_spec(s));
     size_t n = law_length(MOST);
     pith_span half = law_tensor(any_shape(), n, test_below(2) ? PITH_F16 : PITH_BF16), wide = law_widened(half);
-    check_same_bytes(law_spec(s), law_encode(codec, law_state(codec, n, 0), half, law_ctx(0)),
-                     law_encode(codec, law_state(codec, n, 0), wide, law_ctx(0)));
+    if (pith_codec_wire_id(codec) != PITH_WIRE_LOSSLESS) { /* which writes the tensor's own type */
+      check_same_bytes(law_spec(s), law_encode(codec, law_state(codec, n, 0), half, law_ctx(0)),
+                       law_encode(codec, law_state(codec, n, 0), wide, law_ctx(0)));
+    }
     law_sweep();
   }
 }
@@ -256,6 +262,7 @@ TEST(bits_per_value_are_those_of_the_formulas) {
       {"qsgd:64", 8 + 32.0 / 512, 0},
       {"qsgd:63", 7 + 32.0 / 512, 0},
       {"qsgd:1,bucket=1024", 2 + 32.0 / 1024, 0},
+      {"fp8", 8 + 32.0 / 512, 0},
       {"mxfp8", 8.25, 0},
       {"mxfp6", 6.25, 0},
       {"mxfp4", 4.25, 0},
@@ -274,6 +281,7 @@ TEST(bits_per_value_are_those_of_the_formulas) {
       {"drive", 1 + 32.0 / 4096, 0},
       {"eden:3", 3 + 32.0 / 4096, 0},
       {"hadamard/q:2", 2.125, 0},
+      {"lossless", 27.28, 0.05}, /* 24 and 3 bits, about 3% of escapes, 64 bits for 1024 values */
       {"inceptionn:100", 2, 0},
       {"inceptionn:1e-30", 34, 0},
       {"topk:0.01", 0.01 * (32 + 6.643856 + 1.5), 0.01},

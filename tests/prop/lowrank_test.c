@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Methods of several exchanges, with the ranks simulated here: every rank produces, the test reduces element by element
  * as any allreduce would, every rank consumes. powersgd sums floats, gq sums packed bytes that wrap around.

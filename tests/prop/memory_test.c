@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the memories promise. Each is simulated here with the plain formulas of METHODS.md in f32, next to the library,
  * over several steps: nothing of a gradient may be lost or counted twice, whatever the codec behind the memory does.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Laws of all ways to a plan, on random statistics: within the budget, no larger than the uniform spec, and no way is
  * smaller than lgreco, whose search has all of their plans in it. */
 #include <math.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The programme against brute force: the least cost within the budget, on small problems; its promises, on large ones.
  */
 #include <math.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Samples of large layers: tables from some of the blocks on each rank are near to those from all, and so are the plans
  * made of them. */
 #include <math.h>

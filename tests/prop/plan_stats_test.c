@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Error tables: what they say of every candidate is what encoding and decoding shows. */
 #include <math.h>
 #include <stdio.h>

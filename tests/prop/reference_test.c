@@ -1,6 +1,8 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Parameters as differences from a reference: over random walks of parameters, what is gathered has the bits of a
- * direct computation on all ranks, and differs from the true parameters by one quantization step of a difference.
+ * direct computation on all ranks, and differs from the true parameters by one quantization step of a difference. In
+ * main memory and on a device (tests/cuda/fake), which go on from each other's checkpoints.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -42,10 +44,10 @@ static void walk(float *x, size_t n, int rank, uint64_t step) {
   }
 }
 
-static pith_reducer *create(pith_comm *comm, wire *w, const char *spec) {
+static pith_reducer *create_in(int cuda, pith_comm *comm, wire *w, const char *spec) {
   pith_reducer *r;
-  pith_reducer_options options = {.size = sizeof options, .sharded = 1};
-  pith_carrier carrier = w ? carrier_of(w, 0) : (pith_carrier){0};
+  pith_reducer_options options = {.size = sizeof options, .sharded = 1, .cuda = cuda};
+  pith_carrier carrier = w ? carrier_of(w, cuda ? PITH_CARRIER_CUDA : 0) : (pith_carrier){0};
   CHECK_OK(w ? pith_reducer_create_over(&carrier, "none", SEED, &options, &r)
              : pith_reducer_create_with(comm, "none", SEED, &options, &r));
   for (size_t l = 0; l < LAYERS; l++) {
@@ -64,6 +66,8 @@ static void convert(pith_cspan from, pith_span to) {
     law_put(to, i, value(from, i));
   }
 }
+
+static pith_reducer *create(pith_comm *comm, wire *w, const char *spec) { return create_in(0, comm, w, spec); }
 
 /* ---- What it should be ------------------------------------------------------------------------------------------- */
 
@@ -139,12 +143,12 @@ static void check_bits(const trial *t, const expected *e, int ranks, uint64_t st
   free(wanted.data);
 }
 
-static pith_reducer *again(pith_comm *comm, wire *w, const trial *t, const pith_reducer *r) {
+static pith_reducer *again(int cuda, pith_comm *comm, wire *w, const trial *t, const pith_reducer *r) {
   pith_out out = {.capacity = pith_reducer_save_size(r)};
   out.data = malloc(out.capacity);
   CHECK_OK(pith_reducer_save(r, &out));
   CHECK(out.size < whole() * (size_t)4 + 4096); /* a rank saves the references of its own shards */
-  pith_reducer *made = create(comm, w, t->spec), *other = create(comm, NULL, "delta:3/q:5");
+  pith_reducer *made = create_in(cuda, comm, w, t->spec), *other = create(comm, NULL, "delta:3/q:5");
   CHECK_STATUS(pith_reducer_load(made, (pith_bytes){out.data, out.size - 1}), PITH_ERR_CORRUPT);
   CHECK_STATUS(pith_reducer_load(other, (pith_bytes){out.data, out.size}), PITH_ERR_STATE);
   CHECK_OK(pith_reducer_load(made, (pith_bytes){out.data, out.size}));
@@ -153,11 +157,16 @@ static pith_reducer *again(pith_comm *comm, wire *w, const trial *t, const pith_
   return made;
 }
 
+enum { KINDS = 6 };
+static const char *const kinds[KINDS] = {"carrier",           "comm", "device", "device over a comm", "loaded",
+                                         "loaded on a device"};
+
 static void check_walk(pith_comm *comm, void *argument) {
   const trial *t = argument;
   int rank = pith_comm_rank(comm), ranks = pith_comm_size(comm);
-  wire a = {.comm = comm}, b = {.comm = comm};
-  pith_reducer *r[4] = {create(comm, &a, t->spec), create(comm, NULL, t->spec)};
+  wire a = {.comm = comm}, b = {.comm = comm}, c = {.comm = comm};
+  pith_reducer *r[KINDS] = {create(comm, &a, t->spec), create(comm, NULL, t->spec), create_in(1, comm, &c, t->spec),
+                            create_in(1, comm, NULL, t->spec)};
   expected e = {0};
   float *truth[RANKS_MOST];
   size_t n = whole(), width = pith_dtype_size(t->dtype);
@@ -176,17 +185,16 @@ static void check_walk(pith_comm *comm, void *argument) {
     early = fmax(early, step < 10 ? e.error : 0);
     late = fmax(late, step >= STEPS - 10 ? e.error : 0);
     convert((pith_cspan){truth[rank], n, PITH_F32}, own);
-    for (size_t k = 0; k < 4 && r[k]; k++) {
-      static const char *const kinds[] = {"carrier", "comm", "loaded", "loaded twice"};
+    for (size_t k = 0; k < KINDS && r[k]; k++) {
       gather(r[k], own, all);
       check_bits(t, &e, ranks, step, all, kinds[k]);
       CHECK_OK(pith_reducer_gathered(r[k], numbers, LAYERS, same));
       CHECK(!memcmp(same.data, all.data, all.n * width));
     }
     if (step == 20) {
-      r[2] = again(comm, &b, t, r[0]);
-      r[3] = again(comm, NULL, t, r[2]); /* before the loaded one has had its references back */
-      CHECK_OK(pith_reducer_gathered(r[3], numbers, LAYERS, same));
+      r[4] = again(0, comm, &b, t, r[2]);
+      r[5] = again(1, comm, NULL, t, r[4]); /* before the loaded one has had its references back */
+      CHECK_OK(pith_reducer_gathered(r[5], numbers, LAYERS, same));
       CHECK(!memcmp(same.data, all.data, all.n * width));
     }
   }
@@ -198,7 +206,7 @@ static void check_walk(pith_comm *comm, void *argument) {
   CHECK_STR(stats.spec, t->spec);
   CHECK_OK(pith_reducer_layer_traffic(r[0], 2, &traffic));
   CHECK_EQ(traffic.raw_bytes, (uint64_t)(STEPS * sizes[2] * (size_t)ranks * width));
-  for (size_t k = 0; k < 4; k++) {
+  for (size_t k = 0; k < KINDS; k++) {
     pith_reducer_destroy(r[k]);
   }
   for (int p = 0; p < ranks; p++) {
@@ -218,6 +226,7 @@ TEST_WITHIN(errors_stay_within_one_step_of_a_difference, 120) {
                                  {"delta/q:4", "q:4", PITH_BF16, PITH_F32, 256, NULL},
                                  {"delta,store=bf16/q:4", "q:4", PITH_BF16, PITH_BF16, 256, NULL},
                                  {"delta/q:4", "q:4", PITH_F16, PITH_F32, 256, NULL}};
+  setenv("PITH_MODULE_PATH", FAKE_MODULE, 1);
   for (size_t i = 0; i < sizeof trials / sizeof *trials; i++) {
     ranks_run("inproc", (int)i % RANKS_MOST + 1, 0, check_walk, (void *)(uintptr_t)&trials[i]);
   }

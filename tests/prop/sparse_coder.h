@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the tests of the sparsifiers share. The codecs are called through their tables, so that SUB and CLEAR can be
  * seen by themselves; buffers have exactly the promised sizes, for sanitizers to watch.

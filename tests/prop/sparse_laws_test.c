@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Laws that hold for all sparsifiers, and bytes that are not payloads. */
 #include "prop/sparse_coder.h"
 

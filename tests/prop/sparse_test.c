@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What each sparsifier sends, over random lengths, types and distributions, against its definition. */
 #include "prop/sparse_coder.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a residual in fewer bits promises: with what was decoded it gives the compensated gradient, to within a step of
  * its store; what single steps lose by rounding others gain; nothing that is not finite stays; and it takes the bytes

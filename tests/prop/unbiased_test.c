@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Unbiased methods are right on average: over many steps the mean of the decoded values converges to the input, as fast
  * as the variance says. Inputs and seeds are fixed, so that what passes once passes always.
@@ -108,6 +109,7 @@ static const char *const promised[] = {
     "natural",
     "gq:4",
     "gq:8",
+    "lossless",
     "randomk:0.1,unbiased=1",
     "randomk:0.5,unbiased=1,values=fp16",
     "hadamard/q:2,round=stochastic",

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A script that uses every part of pith.torch, over Pith's backend and over gloo. test_install.py runs it where there is no numpy."""
 
 from __future__ import annotations

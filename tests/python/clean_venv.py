@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A virtual environment with torch and what torch requires, and with nothing else: no numpy.
 
 torch is some hundred megabytes, so its folders are links to those of the environment that runs the tests. To Python and pip they are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every test sees this folder, and an environment without settings of Pith. The files that take longest come first."""
 
 from __future__ import annotations

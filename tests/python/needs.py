@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What tests need that a machine may lack. PITH_TEST_REQUIRE=torch,mpi,… makes a failure of a skip, so that nothing goes unnoticed where
 all of it was meant to be installed."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Blocks of code in the documentation that tests run."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks as processes: runs a function on each, and gathers what it returned, raised, or that it hung.
 
 Processes are forked from a server that has imported torch once, so that a group of five starts in a fraction of a second.

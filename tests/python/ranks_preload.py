@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every rank needs; imported once, by the process that the ranks are forked from."""
 
 import contextlib

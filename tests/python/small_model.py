@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model of a few small layers, and its loss in a step: the same for the same rank and step."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adaptive specs: plans made in training, over pith and over gloo, and the bindings of profiles, plans and adapters."""
 
 from __future__ import annotations

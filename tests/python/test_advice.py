@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who chooses for speed alone, without saying for which optimizer, is told where that does not bear it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every operation, every wrong argument: an exception with a message, nothing written, and a comm that still works.
 
 The law of tests/prop/arguments_test.c for the package. Nothing may crash, be cut to another number, or succeed in silence.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``auto`` knows the optimizer: what it leaves out, and momentum as a candidate that the time of a step decides on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every collective of the torch backend against gloo on the same inputs: all types, 1 to 5 ranks.
 
 Inputs are small whole numbers, so that sums are exact in every type and order and results can be compared bit by bit. Where gloo cannot do

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Wrong use of the torch backend gives an exception with the reason, on every rank, and never a hang."""
 
 from __future__ import annotations

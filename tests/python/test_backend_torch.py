@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What PyTorch builds on a process group works on the backend pith: compiled functions, tensor parallelism, sharded training, checkpoints, pipelines,
 meshes, groups of other backends beside it, the profiler, and a second life after destroy_process_group."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reducers over carriers: what a carrier is given, how it fails, and that gloo gives the bits of Pith's own transports."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The carriers of examples/python, started as a user would. They fail by themselves if ranks end with different parameters."""
 
 from __future__ import annotations

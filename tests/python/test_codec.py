@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Codecs, states, rules and plans, with tensors of several libraries."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Comms and reducers with numpy arrays, ranks as processes."""
 
 from __future__ import annotations

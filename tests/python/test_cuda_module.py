@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The package has the CUDA module where nvcc is, it opens on machines without a GPU, and why it cannot be used is said in full."""
 
 from __future__ import annotations

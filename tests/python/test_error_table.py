@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The error of the mean is that of the papers: bench/error_table.py in small."""
 
 from __future__ import annotations
@@ -16,21 +17,33 @@ numpy = needs.module("numpy", "the papers are in numpy")
 BENCH = Path(__file__).resolve().parent.parent.parent / "bench" / "error_table.py"
 
 
-@pytest.fixture(scope="module")
-def bench() -> Any:
-    if not BENCH.exists():
-        pytest.skip(f"{BENCH} is not there")
-    spec = importlib.util.spec_from_file_location("error_table", BENCH)
+def load(name: str) -> Any:
+    path = BENCH.with_name(f"{name}.py")
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["error_table"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def bench() -> Any:
+    return load("error_table")
+
+
+@pytest.fixture(scope="module")
+def growth(bench: Any) -> Any:
+    return load("error_growth")
 
 
 EXACT = [
     "bf16",
     "q:4",
+    "fp8",
+    "fp8:e5m2",
     "mx",
     "mxfp6",
     "mxfp4",
@@ -64,3 +77,13 @@ def test_encoding_once_loses_less(bench: Any) -> None:
 
 def test_every_method_has_its_paper(bench: Any) -> None:
     assert bench.missing_methods() == []
+
+
+@pytest.mark.parametrize("spec", ["q:4", "q:8", "terngrad", "ef/topk:0.01"])
+def test_a_formula_predicts_errors_on_more_ranks(growth: Any, spec: str) -> None:
+    one = growth.one_encoding(spec)
+    for algorithm, error in growth.measured(spec, 16).items():
+        near = 0.35 if algorithm == "ring" else 0.15
+        assert error == pytest.approx(growth.predicted(spec, one, algorithm, 16), rel=near), (
+            algorithm
+        )

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """pith eval: grids go on after a kill, failures are results, results merge, and the report has no empty panel."""
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ needs.module("torch", "pith eval trains with torch")
 from pith.eval import main
 from pith.eval.analysis import break_even, panels_of, pareto
 from pith.eval.compare import compare
-from pith.eval.grid import GridError, expand, names, rate_of, read
+from pith.eval.grid import GridError, expand, jobs_of, names, rate_of, read
+from pith.eval.jobs import share_of
 from pith.eval.report import run_rows, to_csv, to_html, write_report
 from pith.eval.results import Results, ResultsError, drop_unfinished, read_all, write_all
 
@@ -125,6 +127,38 @@ def test_failures_are_results_and_name_what_failed(whole: Path) -> None:
     assert found["q:4"]["wire_bytes"] < found["bf16"]["wire_bytes"] < found["none"]["wire_bytes"]
 
 
+def test_another_machine_can_help_with_what_is_not_timed(whole: Path, tmp_path: Path) -> None:
+    out = whole.parent / "helped"
+    done = subprocess.run(
+        [*command(out), "--untimed", "--jobs", "1"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0 and "runs are left" in done.stderr
+    helped, all_of_it = read_all([out]), read_all([whole])
+    assert {run["cell"]["phase"] for run in helped.runs.values()} == {"final"}
+    assert qualities(helped).items() <= qualities(all_of_it).items()
+    page = write_report([out, whole], tmp_path)
+    assert page.read_text().count("<figure>") == (whole / "index.html").read_text().count(
+        "<figure>"
+    )
+
+
+def test_jobs_have_cores_of_their_own() -> None:
+    cell = {"phase": "tune", "link": "any", "ranks": 4, "device": "cpu"}
+    timed = cell | {"phase": "speed", "link": "1gbit"}
+    assert jobs_of(cell, 16, 12) == 12 and jobs_of(timed, 16, 12) == 4
+    assert jobs_of(timed, 2, 2) == 1 and jobs_of(timed | {"device": "cuda"}, 16, 3) == 1
+    cores = list(range(16))
+    assert [share_of(cores, i, 4) for i in range(4)] == [cores[4 * i : 4 * i + 4] for i in range(4)]
+    assert [share_of([5, 7], i, 3) for i in range(3)] == [[5], [7], [5]]
+
+
+def test_results_of_different_data_are_not_mixed() -> None:
+    one, two = made_up("bf16", 0.1, 0.1, 1.0, 90.0)[0], made_up("q:4", 0.1, 0.1, 1.0, 90.0)[0]
+    two["cell"]["origin"] = "another"
+    with pytest.raises(ResultsError, match="different data for the task digits"):
+        panels_of([one, two])
+
+
 def test_what_is_done_is_not_done_again(whole: Path, capsys: Any) -> None:
     before = (whole / "results.jsonl").read_bytes()
     assert main(["run", str(whole.parent / "tiny.toml"), "-o", str(whole)]) == 0
@@ -220,7 +254,7 @@ def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
 
 
 def test_the_grids_of_the_package_can_be_read() -> None:
-    assert set(names()) == {"quick", "grace", "full"}
+    assert set(names()) == {"quick", "grace", "full", "gpu"}
     for name in names():
         cells = expand(read(name)).cells
         assert len({cell["id"] for cell in cells}) == len(cells)
@@ -263,7 +297,7 @@ def test_every_method_has_the_same_number_of_tuning_runs() -> None:
 def made_up(label: str, rate: float, step: float, sent: float, metric: float | None) -> list[Any]:
     """Runs of one method, as results have them."""
     cell = {
-        "id": f"{label}-{rate}", "task": "digits", "size": "small", "optimizer": "sgd", "ranks": 2, "device": "cpu", "batch": 16,
+        "id": f"{label}-{rate}", "task": "digits", "size": "small", "origin": "", "optimizer": "sgd", "ranks": 2, "device": "cpu", "batch": 16,
         "steps": 20, "spec": label, "backend": "pith", "label": label, "link": "1gbit", "seed": 1, "phase": "final", "rate": rate,
         "rates": [1.0], "multiplier": 1.0,
     }  # fmt: skip
@@ -277,7 +311,11 @@ def made_up(label: str, rate: float, step: float, sent: float, metric: float | N
 
 
 def speed(link: str, steps: dict[str, float]) -> Any:
-    cell = made_up("in turns", 1, 1, 1, 1)[0]["cell"] | {"phase": "speed", "link": link}
+    cell = made_up("in turns", 1, 1, 1, 1)[0]["cell"] | {
+        "phase": "speed",
+        "link": link,
+        "shown": link != "none",
+    }
     ways = {k: {"step": v, "low": v, "high": v} for k, v in steps.items()}
     return {"cell": cell, "result": {"status": "ok", "error": "", "ways": ways}}
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks that fork, as data loaders do: a child ends without a word, however it ends, and its parent goes on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """accelerate, the Trainer of transformers and Lightning with compressed gradients: two ranks on the CPU, over pith and gloo.
 
 Each library is imported by one group of ranks, which does everything that its tests look at: starting one takes seconds.

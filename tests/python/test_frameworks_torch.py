@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What libraries on top of PyTorch need from pith.torch: its own hook interface, handles, names, and models inside of wrappers."""
 
 from __future__ import annotations

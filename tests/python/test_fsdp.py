@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models sharded by fully_shard (FSDP2) on CPUs: compressed reduce-scatter and all-gather, over pith and over gloo."""
 
 from __future__ import annotations
@@ -264,6 +265,65 @@ def test_a_run_goes_on_from_a_checkpoint() -> None:
     run(resumed, 2)
 
 
+def adaptive(rank: int, size: int) -> list[Any]:
+    """Plans change specs between steps; a checkpoint in the middle goes on with the same bits and plans."""
+    found = []
+    spec = "*.bias=none;*=lgreco:ef/topk:0.1,warmup=4,period=32"
+    for name, mesh in meshes(size).items():
+        model = sharded(mesh)
+        compressor = pith.torch.compress(model, spec, all_gather="q:8")
+        losses = []
+        for step in range(40):
+            losses += steps(model, rank, step, step + 1)
+            if step == 29:
+                saved = compressor.state_dict()
+                weights = [p.to_local().clone() for p in model.parameters()]
+        layer = next(layer for layer in compressor.layers if layer.name == "0.weight")
+        assert layer.adaptive and "plan of step" in layer.reason, (name, layer.reason)
+        assert pith.torch.stats(model)["0.weight"].spec == layer.spec
+        assert pith.torch.stats(model)["0.bias"].spec == "none"
+        assert losses[-1] < 0.5 * losses[0]
+        again = sharded(mesh)
+        fresh = pith.torch.compress(again, spec, all_gather="q:8")
+        with torch.no_grad():
+            for p, w in zip(again.parameters(), weights, strict=True):
+                p.to_local().copy_(w)
+        fresh.load_state_dict(saved)
+        assert steps(again, rank, 30, 40) == losses[30:], name
+        assert [x.spec for x in fresh.layers] == [x.spec for x in compressor.layers]
+        found.append(whole(model))
+    assert found[0] == found[1], "over pith and over gloo"
+    dist.destroy_process_group()
+    return found
+
+
+def test_plans_change_the_specs_of_shards() -> None:
+    first, *others = run(adaptive, 2)
+    assert all(other == first for other in others)
+
+
+def default(rank: int, size: int) -> tuple[str, ...]:
+    """Without a spec: measured, tried, and settled, on all ranks alike."""
+    mesh = meshes(size)["pith"]
+    model = sharded(mesh)
+    compressor = pith.torch.compress(model)
+    reasons: set[str] = set()
+    for step in range(400):
+        steps(model, rank, step, step + 1)
+        reasons.update(layer.reason for layer in compressor.layers if layer.adaptive)
+        if any("since step" in reason for reason in reasons):
+            break
+    assert any("trial of" in reason for reason in reasons), reasons
+    assert any("since step" in reason for reason in reasons), reasons
+    chosen = tuple(layer.spec for layer in compressor.layers)
+    dist.destroy_process_group()
+    return chosen
+
+
+def test_the_default_measures_tries_and_settles() -> None:
+    assert len(set(run(default, 2))) == 1
+
+
 class Scale:
     """A loss scale that grows."""
 
@@ -327,6 +387,8 @@ def odd(rank: int, size: int) -> int:
             (pith.UnsupportedError, {"all_gather": "delta/ef/q:8"}, "without memory"),
             (pith.SpecError, {"all_gather": "delta,store=8/q:8"}, "store"),
             (pith.SpecError, {"all_gather": "delta"}, "delta"),
+            (pith.UnsupportedError, {"all_gather": "auto"}, "is for gradients"),
+            (pith.UnsupportedError, {"spec": "moment/onebit"}, "only the part of its own shards"),
         ]
         for error, arguments, message in cases:
             with pytest.raises(error, match=message):
@@ -340,4 +402,4 @@ def odd(rank: int, size: int) -> int:
 
 
 def test_odd_models_and_wrong_use() -> None:
-    assert run(odd, 2) == [18, 18]
+    assert run(odd, 2) == [22, 22]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Futures of the torch backend: whatever goes wrong while one is completed is the error of that future, and the next ones complete."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The declarations of the package are those of the C header."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compressed data-parallel training: pith.torch.compress() over pith and over gloo, in every way that DDP can be used."""
 
 from __future__ import annotations

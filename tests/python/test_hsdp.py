@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models sharded by fully_shard over a mesh of two dimensions (HSDP): a compressed reduce-scatter inside shard groups and a compressed
 allreduce between replicas, on 2 × 2 ranks over pith and over gloo."""
 
@@ -308,6 +309,32 @@ def test_loss_scales_halves_and_accumulation() -> None:
     run(scaled, RANKS)
 
 
+def adaptive(rank: int, size: int) -> list[Any]:
+    """Plans for one level or the other; without a word on replicas these have the budget of the adaptive spec."""
+    found = []
+    adapts = "lgreco:ef/topk:0.1,warmup=4,period=32"
+    for name, mesh in meshes().items():
+        for spec, between in ((adapts, None), ("q:8", adapts)):
+            model = made(mesh)
+            pith.torch.compress(model, spec, replicas=between)
+            losses = steps(model, rank, 0, 40)
+            assert losses[-1] < 0.5 * losses[0], (name, spec)
+            table = pith.torch.stats(model)
+            inside, outside = table["0.weight"], table["0.weight (replicas)"]
+            led, fixed = (inside, outside) if between is None else (outside, inside)
+            assert "plan of step" in led.reason, (name, led)
+            assert fixed.spec == ("ef/topk:0.1" if between is None else "q:8"), (name, fixed)
+            found.append(whole(model))
+    dist.destroy_process_group()
+    return found
+
+
+def test_one_of_both_levels_may_adapt() -> None:
+    first, *others = run(adaptive, RANKS)
+    assert all(other == first for other in others)
+    assert first[:2] == first[2:]  # the same over pith and over gloo
+
+
 def wrong(rank: int, size: int) -> int:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -318,14 +345,18 @@ def wrong(rank: int, size: int) -> int:
         cases: list[tuple[Any, dict[str, Any], str]] = [
             (pith.SpecError, {"replicas": "qq"}, "qq"),
             (pith.SpecError, {"replicas": "zero*=q:4"}, "matches none"),
-            (pith.UnsupportedError, {"replicas": "auto"}, "DistributedDataParallel"),
-            (pith.UnsupportedError, {"replicas": "moment/onebit"}, "momentum"),
+            (pith.UnsupportedError, {"spec": "auto", "replicas": "auto"}, "cannot both adapt"),
+            (
+                pith.UnsupportedError,
+                {"replicas": "moment/onebit"},
+                "only the part of its own shards",
+            ),
             (pith.MismatchError, {"replicas": f"q:{4 + rank % 2}"}, "q:5|rank 1"),
             (pith.MismatchError, {"replicas": f"q:{4 + rank // 2}"}, "replicas is q:4 on rank 0"),
         ]
         for error, arguments, message in cases:
             with pytest.raises(error, match=message):
-                pith.torch.compress(model, "q:4", **arguments)
+                pith.torch.compress(model, **{"spec": "q:4", **arguments})
             checks += 1
     flat = fully_shard(nn.Linear(20, 60), mesh=init_device_mesh("cpu", (size,)))
     with pytest.raises(pith.ArgumentError, match="one replica only"):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """pith.jax: the bits of pith.Comm and pith.torch, programs of all kinds, ranks that die or disagree, launchers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """pith.keras on TensorFlow, JAX and PyTorch: the same steps from the same start, checkpoints, saved models, callbacks.
 
 A backend belongs to a process, and takes seconds to import. So each has two ranks, which check everything.

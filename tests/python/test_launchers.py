@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The backend and the package start under torchrun, pith run and mpirun, and without any of them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Local steps: ranks train by themselves, and average what they have moved."""
 
 from __future__ import annotations

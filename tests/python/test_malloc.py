@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is freed in a step and needed in the next stays with the process."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Methods written in Python: specs as any other, on one rank and on several; and their mistakes, which name them."""
 
 from __future__ import annotations
@@ -56,6 +57,57 @@ def register_all() -> None:
     pith.register("nan", lambda x: x, lambda p, n: p * np.nan)
     pith.register("long", lambda x: (x, x), lambda p, n: p[0])
     pith.register("odd", lambda x: x.astype("complex64"), lambda p, n: p)
+
+    @pith.transform("flip", block=256)
+    class Flip:
+        """the other way round, times signs that follow from the place in the run."""
+
+        def forward(self, x: Any, ctx: Any) -> Any:
+            return x[::-1] * self.signs(x.size, ctx)
+
+        def inverse(self, y: Any, ctx: Any) -> Any:
+            return (y * self.signs(y.size, ctx))[::-1]
+
+        def signs(self, n: int, ctx: Any) -> Any:
+            return np.random.default_rng((ctx.seed, ctx.layer)).choice((-1, 1), n)
+
+    @pith.memory("leaky")
+    class Leaky:
+        """a part of what was lost."""
+
+        def __init__(self, beta: float = 0.9) -> None:
+            self.beta = beta
+
+        def compensate(self, gradient: Any, kept: Any) -> Any:
+            return gradient + self.beta * kept
+
+    @pith.memory("running", keeps="all")
+    class Running:
+        """a running mean."""
+
+        def compensate(self, gradient: Any, kept: Any) -> Any:
+            return 0.5 * kept + 0.5 * gradient
+
+    @pith.transform("shorter")
+    class Shorter:
+        def forward(self, x: Any) -> Any:
+            return x[:-1]
+
+        def inverse(self, y: Any) -> Any:
+            return y
+
+    @pith.transform("stuck")
+    class Stuck:
+        def forward(self, x: Any) -> Any:
+            return x
+
+        def inverse(self, y: Any) -> Any:
+            return 1 / 0
+
+    @pith.memory("overflows")
+    class Overflows:
+        def compensate(self, gradient: Any, kept: Any) -> Any:
+            return gradient * np.inf
 
 
 def values(n: int = 1000) -> Any:
@@ -137,6 +189,102 @@ def test_a_cell_that_runs_again_replaces_the_functions() -> None:
     assert np.allclose(pith.decode(pith.encode(values(), "again"), "again", n=1000), values() + 1)
 
 
+# ---- Transforms and memories
+
+
+@pytest.mark.parametrize("spec", ["flip/q:8", "flip/cut", "hadamard/q:8"])
+@pytest.mark.parametrize("n", [1, 255, 256, 257, 5000])
+def test_a_transform_is_undone(spec: str, n: int) -> None:
+    x = values(n)
+    y = pith.decode(pith.encode(x, spec, layer=3), spec, n=n, layer=3)
+    assert np.abs(x - y).max() < 0.05
+
+
+def test_a_transform_of_python_sees_blocks_and_the_place_in_the_run() -> None:
+    x = values()
+    assert pith.encode(x, "flip/q:8", layer=1) != pith.encode(x, "flip/q:8", layer=2)
+    assert np.abs(pith.decode(pith.encode(x, "flip/q:8", layer=1), "q:8", n=1000) - x).max() > 1
+
+
+@pytest.mark.parametrize("codec", ["q:2", "hadamard/q:2", "flip/q:2", "topk:0.05", "cut"])
+def test_a_memory_that_forgets_nothing_is_error_feedback(codec: str) -> None:
+    mine, theirs = pith.Codec(f"leaky:1/{codec}"), pith.Codec(f"ef/{codec}")
+    a, b = mine.state(9000), theirs.state(9000)
+    for step in range(5):
+        x = values(9000) * (step + 1)
+        assert mine.encode(x, state=a, step=step) == theirs.encode(x, state=b, step=step)
+
+
+@pytest.mark.parametrize("codec", ["q:2", "flip/q:2", "topk:0.2"])
+def test_nothing_of_a_gradient_is_lost_by_a_memory(codec: str) -> None:
+    made, x = pith.Codec(f"leaky:1/{codec}"), values()
+    state, sent = made.state(x.size), np.zeros(x.size, np.float32)
+    for step in range(60):
+        made.decode(made.encode(x, state=state, step=step), sent, add=True, step=step)
+    assert np.abs(sent / 60 - x).max() < 0.35 * np.abs(x).max()
+    assert np.linalg.norm(sent / 60 - x) < 0.1 * np.linalg.norm(x)
+
+
+def test_a_memory_can_keep_all() -> None:
+    made, x = pith.Codec("running/cut"), values()
+    state, sent = made.state(x.size), np.zeros_like(x)
+    for share in (0.5, 0.75, 0.875):
+        made.decode(made.encode(x, state=state), sent)
+        assert np.abs(sent - share * x).max() < 5e-3
+
+
+def test_half_types_go_through_them() -> None:
+    torch = needs.module("torch", "half types come from torch")
+    x = torch.from_numpy(values()).bfloat16()
+    made = pith.Codec("leaky/flip/q:8")
+    y = torch.zeros_like(x)
+    made.decode(made.encode(x, state=made.state(1000)), y)
+    assert torch.allclose(x.float(), y.float(), atol=0.05)
+
+
+@pytest.mark.parametrize("spec", ["leaky/flip/q:4", "leaky/q:4", "leaky/topk:0.1"])
+def test_nan_goes_past_them_and_does_not_stay(spec: str) -> None:
+    made, x = pith.Codec(spec), values()
+    state, bad = made.state(1000), values()
+    bad[7] = np.nan
+    y = np.zeros_like(x)
+    made.decode(made.encode(bad, state=state), y)
+    assert np.isnan(y).any()
+    made.decode(made.encode(x, state=state, step=1), y, step=1)
+    assert np.isfinite(y).all()
+
+
+@pytest.mark.parametrize(
+    "spec, says",
+    [
+        ("shorter/q:4", "shorter: forward returned 999 values for 1000"),
+        ("stuck/q:4", "stuck: inverse failed: ZeroDivisionError"),
+        ("overflows/q:4", "overflows: compensate returned NaN"),
+        ("overflows/topk:0.1", "overflows: compensate returned NaN"),
+    ],
+)
+def test_mistakes_of_transforms_and_memories_name_them(spec: str, says: str) -> None:
+    made = pith.Codec(spec)
+    with pytest.raises(pith.PluginError, match=says):
+        made.decode(made.encode(values(), state=made.state(1000)), values())
+
+
+def test_what_they_lack_is_said_when_they_are_registered() -> None:
+    empty = type("Empty", (), {})
+    for register in (pith.transform, pith.memory):
+        with pytest.raises(pith.ArgumentError, match="Empty has no"):
+            register("empty")(empty)
+    whole = type("Whole", (), {"forward": abs, "inverse": abs, "compensate": abs})
+    with pytest.raises(pith.ArgumentError, match="block=0"):
+        pith.transform("empty", block=0)(whole)
+    with pytest.raises(pith.ArgumentError, match="keeps='some'"):
+        pith.memory("empty", keeps="some")(whole)
+    with pytest.raises(pith.PluginError, match="already a method"):
+        pith.memory("ef")(whole)
+    with pytest.raises(pith.UnsupportedError, match="a vote has no magnitude"):
+        pith.Codec("leaky/signsgd")
+
+
 # ---- Mistakes
 
 
@@ -215,6 +363,29 @@ def _train(rank: int, size: int, spec: str, backend: str, through_host: bool = F
     table = pith.torch.stats(model)
     dist.destroy_process_group()
     return model.module.weight.detach().numpy(), loss.item(), table["weight"].spec
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["leaky/q:2", "leaky:1/flip/q:4", "ef/flip/cut:4", "leaky/topk:0.05", "leaky:1/powersgd:2"],
+)
+def test_two_ranks_train_behind_a_memory_and_a_transform(spec: str) -> None:
+    needs.module("torch", "training needs torch")
+    (one, loss, _), (two, _, _) = run(_train, 2, spec, "pith")
+    assert (one == two).all() and loss < 0.8
+
+
+@pytest.mark.parametrize("codec", ["q:2", "powersgd:2"])
+def test_two_ranks_get_the_bits_of_error_feedback(codec: str) -> None:
+    needs.module("torch", "training needs torch")
+    mine, theirs = (run(_train, 2, f"{memory}/{codec}", "pith")[0] for memory in ("leaky:1", "ef"))
+    assert (mine[0] == theirs[0]).all()
+
+
+def test_a_mistake_of_a_transform_in_training_names_it() -> None:
+    needs.module("torch", "training needs torch")
+    for outcome in outcomes(_train, 2, "ef/shorter/q:4", "pith"):
+        assert outcome.error is not None and "shorter" in str(outcome.error)
 
 
 @pytest.mark.parametrize("backend", ["pith", "gloo"])

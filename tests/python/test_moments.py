@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Momentum that travels: phases, steps and checkpoints of compress(model, "moment/…", optimizer=optimizer)."""
 
 from __future__ import annotations

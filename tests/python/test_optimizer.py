@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training without DDP: an optimizer that averages gradients, and the same start on all ranks."""
 
 from __future__ import annotations

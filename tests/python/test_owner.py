@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a rank keeps between steps is loaded by that rank and by no other, whoever keeps it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans of real gradients keep their promises: bench/plan_bytes.py in small, and its exhaustive search against brute force."""
 
 from __future__ import annotations

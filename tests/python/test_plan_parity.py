@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table and the page of bench/parity.py, from made-up runs: what is compared with what, and files put together."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Residuals that follow the learning rate: a schedule loses nothing of what is pending.
 
 The loss is linear, so that gradients do not depend on weights. After the schedule come steps without a gradient, until nothing is pending: all

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory that must not be written to never is, whatever way a tensor is handed over."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """pith.torch.record: statistics of any training, and the plans that `pith plan make` makes of the file."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every object says in one line what it is."""
 
 from __future__ import annotations

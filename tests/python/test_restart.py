@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rank dies under torchrun: the others are told at once which one, torchrun starts all of them again, and the run goes on from its
 checkpoints as if nothing had been."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/sharding.md: the table of memory follows from its formulas, and these from what compressors of small models keep."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Signals while a rank waits: Ctrl-C ends the wait long before the time-out, and what is left behind is what the documentation says."""
 
 from __future__ import annotations

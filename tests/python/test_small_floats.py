@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small floats byte for byte: those of ml_dtypes, which JAX brings, in the blocks that docs/format.md describes."""
 
 from __future__ import annotations
@@ -72,6 +73,24 @@ def test_microscaling_formats_are_those_of_the_specification(kind: str, kind_of_
             mx_block(x[first : first + 512], name, bits, largest) for first in range(0, n, 512)
         ]
         assert codec.encode(x) == b"".join(blocks), (kind, n)
+
+
+@pytest.mark.parametrize("kind", ["usual", "wide", "halfway", "tiny", "huge"])
+@pytest.mark.parametrize("kind_of_float", ["e4m3", "e5m2"])
+def test_fp8_has_the_bytes_of_the_specification_and_a_scale(kind: str, kind_of_float: str) -> None:
+    name = TYPES[kind_of_float][0]
+    largest = np.float32(ml_dtypes.finfo(getattr(ml_dtypes, name)).max)
+    for bucket in (32, 512):
+        codec = pith.Codec(f"fp8:{kind_of_float},bucket={bucket}")
+        for n in (1, 17, 512, 513, 1200):
+            x, blocks = values(kind, n), []
+            for first in range(0, n, bucket):
+                row = x[first : first + bucket]
+                scale = np.abs(row).max() / largest
+                scale = scale if scale >= np.float32(2) ** -119 else np.float32(0)
+                inverse = np.float32(1) / scale if scale > 0 else np.float32(0)
+                blocks.append(scale.tobytes() + nearest(row * inverse, name, 8).tobytes())
+            assert codec.encode(x) == b"".join(blocks), (kind, bucket, n)
 
 
 def nv_block(x: np.ndarray) -> bytes:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """pith.tensorflow: the bits of pith.Comm and pith.torch, tapes in eager mode and in functions, ranks that die or disagree.
 
 TensorFlow takes seconds to import, so a few processes check many things each.

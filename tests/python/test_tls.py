@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Encryption of tcp links through the package, and what torch's store gives away of a job."""
 
 from __future__ import annotations

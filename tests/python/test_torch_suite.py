@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PyTorch's own distributed tests pass with the backend pith wherever they pass with gloo (torch_suite.py runs them).
 
 torch_suite_gloo.txt lists the tests that pass with gloo on three ranks, with torch 2.13; `python tests/python/torch_suite.py --backend gloo` finds

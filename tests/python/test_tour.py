@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/tour.md names files and functions: each of them exists."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What torch builds on a process group works over pith, and gives the bits that gloo gives."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PyTorch's own distributed tests, as the installed wheel holds them, with a backend of choice on three ranks.
 
     python tests/python/torch_suite.py --backend pith [--tests test_all_reduce_sum,…] [--json results.json]

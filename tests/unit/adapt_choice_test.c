@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The adapter without a network: several ranks in one thread, whose numbers are added up here, and step times that
  * follow from a link of our own making. So what auto chooses can be tested without a clock.
@@ -235,6 +236,23 @@ TEST(trials_are_few_once_training_has_settled) {
     trials += strstr(pith_adapter_reason(f.a[0], 0), "trial") != NULL;
   }
   CHECK_MSG(trials <= 100, "%u of 1000 steps are trials", trials);
+  destroy(&f);
+}
+
+/* Coding takes far longer here than anybody could predict. */
+TEST(a_trial_that_is_much_slower_ends_after_two_steps) {
+  fleet f = make("auto,warmup=16");
+  unsigned trials = 0, steps = 0;
+  f.bandwidth = 1e6;
+  f.codec = 1e-4;
+  while (f.step < 60) {
+    int changed = take_step(&f), is_trial = strstr(pith_adapter_reason(f.a[0], 0), "trial of") != NULL;
+    trials += changed && is_trial;
+    steps += is_trial;
+  }
+  CHECK(trials >= 3);
+  CHECK_EQ(steps, 2 * trials);
+  CHECK_STR(pith_adapter_spec(f.a[0], 0), "none");
   destroy(&f);
 }
 

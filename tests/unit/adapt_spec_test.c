@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Adaptive specs: what can be written, and that mistakes are told at once. */
 #include "adapt/adapt.h"
 #include "test.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What an adapter measures, and from when on: late starts, and gradients that are added up over several steps. */
 #include <math.h>
 #include <stdlib.h>

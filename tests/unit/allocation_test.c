@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Every allocation fails once: whatever the library asks for, its absence must be an error that changes nothing and
  * leaks nothing (the latter shows in builds with the address sanitizer). The linker sends the library's allocations

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The arena: measuring and taking agree, pieces are aligned and apart, and nothing overflows. */
 #include "base/arena.h"
 

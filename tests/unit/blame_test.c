@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which ranks the chaos program takes an error to hold responsible: the sentences are those of the library. */
 #include "chaos/chaos.h"
 #include "test.h"

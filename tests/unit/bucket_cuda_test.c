@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The owner's step of buckets on a device, without a device: one call has the bytes of its steps. The module is that of
  * tests/cuda/fake; tests/cuda/reduce_test.c has the same for kernels. */
 #include "cuda/reduce_laws.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Codec objects: canonical texts, fingerprints, capabilities, and which parts fit together. */
 #include <stdio.h>
 

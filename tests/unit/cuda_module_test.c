@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The reason why the CUDA module cannot be used reaches the user: which file, what is wrong with it, and what to do.
  * The other half, a module that is in order, is tests/cli/cuda_build.sh. */
 #include <pith/cuda.h>

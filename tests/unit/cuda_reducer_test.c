@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A reducer whose gradients are on a device, without a device: a module has the CPU work in place of kernels
  * (tests/cuda/fake). Groups, chunks, stages, states and checkpoints are the real code, and the bits are those of main

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Statistics of gradients on a device, without a device: a module has the CPU work in place of kernels
  * (tests/cuda/fake). Which candidate is measured how, samples, sketches and tables are the real code.
  * tests/cuda/statistics_test.c has the same laws for a real device. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The frozen formats: every line of tests/golden/payloads.txt, on every instruction set. */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* f16 and bf16: every one of the 65536 values, and rounding compared with exact arithmetic in double. */
 #include "base/half.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Index codings: the smallest is chosen, every one comes back as it was, and no bytes lead a reader astray. */
 #include "codec/index_coding.h"
 

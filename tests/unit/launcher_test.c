@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What launchers say in the environment: every launcher, nested ones, Slurm's lists, and what is said when something is
  * missing. */
 #include "transport/launcher.h"

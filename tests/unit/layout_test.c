@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Who shares a host with whom. */
 #include "collective/layout.h"
 

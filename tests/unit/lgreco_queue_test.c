@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The programme for queues of many layers, where brute force cannot follow: beside a plain dynamic programme that fills
  * its whole table. The bounds that save most of the table must not cost anything.

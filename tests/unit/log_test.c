@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The log: what the environment asks for, and where it goes. Each test is a process, so each reads it afresh. */
 #include "base/log.h"
 

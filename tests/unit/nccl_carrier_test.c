@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A reducer over NCCL without NCCL or GPUs: a made-up NCCL, whose ranks are threads, and a module that has the CPU
  * work in place of kernels (tests/cuda/fake). What travels where, in which order and from which place in memory is the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Without NCCL the calls say so. */
 #include <pith/carrier.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Every allocation of the planner fails once: its absence is an error that gives nothing back and leaks nothing (the
  * latter shows in builds with the address sanitizer). The linker sends the library's allocations through the functions
  * below. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Plan and statistics files: what is written reads back as the same; anything else is refused with a sentence. */
 #include <stdio.h>
 #include <stdlib.h>

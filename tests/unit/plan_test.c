@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Making plans: methods, budgets, families, the cost of a step, hysteresis, and what is refused. */
 #include <math.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Plug-ins: the example loads and works, broken ones are refused and leave nothing behind. */
 #include <math.h>
 #include <stdlib.h>
@@ -23,37 +24,37 @@ static void check_refused(const char *name, pith_status status, const char *says
 
 TEST(a_plugin_loads_by_path_once) {
   size_t before = pith_method_count();
-  CHECK(!is_known("fp8"));
-  CHECK_OK(pith_plugin_load(GOOD_PLUGINS "/pith_fp8.so"));
-  CHECK(is_known("ef/fp8,bucket=64"));
+  CHECK(!is_known("float8"));
+  CHECK_OK(pith_plugin_load(GOOD_PLUGINS "/pith_float8.so"));
+  CHECK(is_known("ef/float8,bucket=64"));
   CHECK_EQ(pith_method_count(), before + 1);
-  CHECK_OK(pith_plugin_load(GOOD_PLUGINS "/pith_fp8.so"));
-  CHECK_OK(pith_plugin_load(GOOD_PLUGINS "/./pith_fp8.so"));
+  CHECK_OK(pith_plugin_load(GOOD_PLUGINS "/pith_float8.so"));
+  CHECK_OK(pith_plugin_load(GOOD_PLUGINS "/./pith_float8.so"));
   CHECK_EQ(pith_method_count(), before + 1);
 }
 
 TEST(a_plugin_loads_by_name_from_the_folders_of_the_path) {
   setenv("PITH_PLUGIN_PATH", "/nowhere::" GOOD_PLUGINS ":/nowhere", 1);
-  CHECK_OK(pith_plugin_load("fp8"));
-  CHECK(is_known("fp8"));
+  CHECK_OK(pith_plugin_load("float8"));
+  CHECK(is_known("float8"));
 }
 
 TEST(plugins_of_the_environment_are_there_at_first_use) {
   setenv("PITH_PLUGIN_PATH", GOOD_PLUGINS, 1);
-  setenv("PITH_PLUGINS", "missing,fp8," BAD_PLUGINS "/pith_bad_abi.so", 1);
-  CHECK(is_known("hadamard/fp8"));
+  setenv("PITH_PLUGINS", "missing,float8," BAD_PLUGINS "/pith_bad_abi.so", 1);
+  CHECK(is_known("hadamard/float8"));
   pith_method method = PITH_METHOD_INIT;
   CHECK_OK(pith_method_get(pith_method_count() - 1, &method));
-  CHECK_STR(method.name, "fp8");
-  CHECK_STR(method.origin, GOOD_PLUGINS "/pith_fp8.so");
+  CHECK_STR(method.name, "float8");
+  CHECK_STR(method.origin, GOOD_PLUGINS "/pith_float8.so");
 }
 
 TEST(a_value_survives_the_way_through_a_plugin) {
   pith_codec *codec;
   float in[100], out[100];
   uint8_t bytes[200];
-  CHECK_OK(pith_plugin_load(GOOD_PLUGINS "/pith_fp8.so"));
-  CHECK_OK(pith_codec_create("fp8", &codec));
+  CHECK_OK(pith_plugin_load(GOOD_PLUGINS "/pith_float8.so"));
+  CHECK_OK(pith_codec_create("float8", &codec));
   for (int i = 0; i < 100; i++) {
     in[i] = test_normal();
   }
@@ -134,7 +135,12 @@ TEST(a_program_adds_codecs_of_its_own_and_transforms_fit_them) {
                                .encode = copy_encode,
                                .decode = copy_decode};
   const pith_codec_ops *const codecs[] = {&copy};
-  const pith_plugin plugin = {sizeof plugin, PITH_PLUGIN_ABI, "this test", "1", codecs, 1};
+  const pith_plugin plugin = {.size = sizeof plugin,
+                              .abi = PITH_PLUGIN_ABI,
+                              .name = "this test",
+                              .version = "1",
+                              .codecs = codecs,
+                              .codec_count = 1};
   CHECK_OK(pith_plugin_add(&plugin));
   CHECK_STATUS(pith_plugin_add(&plugin), PITH_ERR_PLUGIN);
   CHECK_ERROR_SAYS("already a method");
@@ -156,10 +162,10 @@ TEST(broken_plugins_are_refused_and_leave_nothing_behind) {
 
 TEST(what_cannot_be_found_or_opened_is_an_error) {
   unsetenv("PITH_PLUGIN_PATH");
-  check_refused("fp8", PITH_ERR_PLUGIN, "PITH_PLUGIN_PATH is not set");
+  check_refused("float8", PITH_ERR_PLUGIN, "PITH_PLUGIN_PATH is not set");
   setenv("PITH_PLUGIN_PATH", "/nowhere", 1);
-  check_refused("fp8", PITH_ERR_PLUGIN, "no pith_fp8.so in PITH_PLUGIN_PATH (/nowhere)");
-  check_refused("pith_fp8.so", PITH_ERR_ARGUMENT, "./pith_fp8.so");
+  check_refused("float8", PITH_ERR_PLUGIN, "no pith_float8.so in PITH_PLUGIN_PATH (/nowhere)");
+  check_refused("pith_float8.so", PITH_ERR_ARGUMENT, "./pith_float8.so");
   check_refused("../x", PITH_ERR_PLUGIN, "cannot load the plug-in");
   check_refused(__FILE__, PITH_ERR_PLUGIN, "cannot load the plug-in");
   check_refused("", PITH_ERR_ARGUMENT, "NULL or empty");

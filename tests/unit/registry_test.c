@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The list of methods: complete, findable, growable, and strict with tables from outside. */
 #include "codec/registry.h"
 
@@ -173,9 +174,14 @@ static const pith_codec_ops good = {
     .decode_block = decode,
 };
 
+static pith_status add_list(const pith_codec_ops *const *list, size_t n) {
+  pith_plugin plugin = {.size = sizeof plugin, .codecs = list, .codec_count = n};
+  return pith__registry_add(&plugin, "test.so");
+}
+
 static pith_status add(pith_codec_ops *ops) {
   const pith_codec_ops *list[] = {ops};
-  return pith__registry_add(list, 1, "test.so");
+  return add_list(list, 1);
 }
 
 TEST(a_codec_from_outside_can_be_added_and_used) {
@@ -245,11 +251,11 @@ TEST(a_list_with_one_bad_table_adds_nothing) {
   second.name = "other";
   const pith_codec_ops *list[] = {&first, &second};
   size_t before = pith_method_count();
-  CHECK_STATUS(pith__registry_add(list, 2, "test.so"), PITH_ERR_PLUGIN);
+  CHECK_STATUS(add_list(list, 2), PITH_ERR_PLUGIN);
   CHECK_ERROR_SAYS("same wire id");
   CHECK_EQ(pith_method_count(), before);
   second.wire_id++;
-  CHECK_OK(pith__registry_add(list, 2, "test.so"));
+  CHECK_OK(add_list(list, 2));
   CHECK_EQ(pith_method_count(), before + 2);
 }
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The random numbers: frozen, because payloads depend on them; and good enough, because unbiased methods are unbiased
  * only as far as they are. Keys are fixed, so that these tests either always pass or always fail.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Rules: which layer gets which spec, and why. */
 #include <stdio.h>
 #include <stdlib.h>

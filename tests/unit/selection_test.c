@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Selection where the sample lies. A first run over a ramp shows which places are sampled, since the sample stays in
  * the selector's scratch; tensors are then made that look different there than anywhere else. Whatever the sample says,

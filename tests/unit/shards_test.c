@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Models of which every rank owns a shard of each layer: over a carrier, over a comm and on a device (tests/cuda/fake),
  * with the bits that encoding each shard by itself gives.
@@ -303,7 +304,7 @@ static void check_misuse(pith_comm *comm, void *argument) {
   float values[16] = {0};
   pith_layer layer = {sizeof layer, "shard0", shard_shapes[0], 2, PITH_F32, NULL};
   (void)argument;
-  CHECK_STATUS(pith_reducer_create_with(comm, "lgreco:q:4", SEED, &options, &none), PITH_ERR_UNSUPPORTED);
+  CHECK_STATUS(pith_reducer_create_with(comm, "lgreco:qq", SEED, &options, &none), PITH_ERR_SPEC);
   CHECK_STATUS(pith_reducer_add(r, &layer, NULL), PITH_ERR_STATE);
   CHECK_STATUS(pith_reducer_add_shards(r, &layer, "q:4", NULL), PITH_ERR_ARGUMENT); /* it is there */
   layer.name = "other";
@@ -323,23 +324,6 @@ static void check_misuse(pith_comm *comm, void *argument) {
   CHECK_STATUS(pith_reducer_reduce_scatter(plain, numbers, 0, one, to, PITH_SUM), PITH_ERR_STATE);
   pith_reducer_destroy(plain);
   pith_reducer_destroy(r);
-}
-
-static void check_device(pith_comm *comm, void *argument) {
-  pith_reducer *r;
-  pith_reducer_options options = {.size = sizeof options, .sharded = 1, .cuda = 1};
-  pith_layer layer = {sizeof layer, "shard0", shard_shapes[0], 2, PITH_F32, NULL};
-  (void)argument;
-  CHECK_OK(pith_reducer_create_with(comm, "none", SEED, &options, &r));
-  CHECK_STATUS(pith_reducer_add_shards(r, &layer, "delta/q:4", NULL), PITH_ERR_UNSUPPORTED);
-  CHECK_ERROR_SAYS("references in main memory");
-  CHECK_OK(pith_reducer_add_shards(r, &layer, "q:4", NULL));
-  pith_reducer_destroy(r);
-}
-
-TEST(differences_of_parameters_are_for_main_memory) {
-  setenv("PITH_MODULE_PATH", FAKE_MODULE, 1);
-  ranks_run("inproc", 2, 0, check_device, NULL);
 }
 
 TEST(shards_and_whole_gradients_do_not_mix) { ranks_run("inproc", 2, 0, check_misuse, NULL); }

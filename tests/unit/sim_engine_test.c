@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The event engine on schedules written by hand, whose times a person can compute. */
 #include "sim/engine.h"
 
@@ -12,15 +13,16 @@
 #define RANKS_MOST 8
 
 /* Work of n values takes n seconds. */
-static pith_status payload(const pith_sim_costs *costs, pith_effort effort, size_t n, size_t bound, size_t *bytes) {
-  (void)costs, (void)effort, (void)n;
+static pith_status payload(const pith_sim_costs *costs, pith_effort effort, size_t n, int passes, size_t bound,
+                           size_t *bytes) {
+  (void)costs, (void)effort, (void)n, (void)passes;
   *bytes = bound;
   return PITH_OK;
 }
 
 static double seconds(const pith_sim_costs *costs, pith_effort effort, int mode, size_t n, int passes) {
   (void)costs, (void)effort, (void)mode;
-  return (double)n * passes;
+  return (double)n * (passes ? passes : 1);
 }
 
 static const pith_sim_costs costs = {payload, seconds};

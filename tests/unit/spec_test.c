@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The grammar of specs, the reading of values, and the canonical text. */
 #include "base/spec.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A reducer on a device over comms of Pith's own, without a device: a module has the CPU work in place of kernels
  * (tests/cuda/fake), and brings copies to the host only to those who wait for them. Comms, groups, slots and the order

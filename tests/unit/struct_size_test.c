@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Structs of other sizes: what is read of them, what is written to them, and what is refused. */
 #include "base/struct_size.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Words: distances, guesses and patterns. */
 #include "base/spec.h"
 #include "test.h"

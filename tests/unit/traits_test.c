@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What codecs tell about themselves: to GPUs, to the planner. */
 #include <pith/cuda.h>
 #include <pith/plan.h>
@@ -13,8 +14,7 @@
 
 /* The codecs that have no kernels, and say so. */
 static int is_without_kernels(uint16_t wire_id) {
-  return wire_id == PITH_WIRE_INCEPTIONN || wire_id == PITH_WIRE_SKETCHML || wire_id == PITH_WIRE_MX ||
-         wire_id == PITH_WIRE_NVFP4;
+  return wire_id == PITH_WIRE_INCEPTIONN || wire_id == PITH_WIRE_SKETCHML;
 }
 
 TEST(every_codec_has_kernels_or_says_so) {
@@ -100,6 +100,9 @@ TEST(every_spec_becomes_a_task_that_fits_its_codec) {
       } else if (pith__gpu_is_sparse(codec)) {
         pith_gpu_sparse task = pith__gpu_sparse_task(&item, 1);
         check_sparse_task(codec, &task);
+      } else if (pith__gpu_is_lossless(codec)) {
+        pith_gpu_lossless task = pith__gpu_lossless_task(&item);
+        CHECK_EQ(task.capacity, pith_codec_bound(codec, task.n));
       } else {
         pith_gpu_lowrank task = pith__gpu_lowrank_task(&item, 1);
         check_lowrank_task(codec, &task);

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``pith eval``: many methods, several tasks, one set of rules.
 
     pith eval run quick                      # runs a grid, and writes results and report to eval-quick

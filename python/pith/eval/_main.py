@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line of ``pith eval``."""
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ def run_grid(
     out: Path,
     *,
     seconds: float | None = None,
+    jobs: int | None = None,
+    untimed: bool = False,
     lab: bool = True,
     data: dict[str, str] | None = None,
     device: str | None = None,
@@ -22,8 +25,8 @@ def run_grid(
     quiet: bool = False,
 ) -> Path:
     """Runs what is not done yet, and writes the report."""
-    from .drive import Driver, without_links
-    from .grid import expand, read
+    from .drive import Driver
+    from .grid import expand, read, without_links
     from .report import write_report
 
     given = dict(read(grid) if isinstance(grid, str) else grid)
@@ -31,12 +34,12 @@ def run_grid(
     if device or size:
         more = {k: v for k, v in (("device", device), ("size", size)) if v}
         given["defaults"] = given.get("defaults", {}) | more
-    expanded = expand(given, len(os.sched_getaffinity(0)), data)
+    expanded = expand(given, data)
     if not lab:
         expanded = without_links(expanded)
-    driver = Driver(expanded, out, seconds)
+    driver = Driver(expanded, out, seconds, jobs, untimed)
     if not driver.run():
-        print("pith eval: stopped by --seconds; the same command goes on", file=sys.stderr)
+        print("pith eval: runs are left; the same command goes on", file=sys.stderr)
     page = write_report([driver.path], out, title=expanded.title)
     if not quiet:
         print(page)
@@ -48,13 +51,15 @@ def _run(options: argparse.Namespace) -> None:
     for entry in options.data:
         task, _, folder = entry.partition("=")
         if not folder:
-            raise ValueError(f"--data {entry}: it takes TASK=FOLDER")
+            raise ValueError(f"--data {entry}: it takes TASK=PATH")
         data[task] = folder
     out = Path(options.out or f"eval-{Path(options.grid).stem}")
     run_grid(
         options.grid,
         out,
         seconds=options.seconds,
+        jobs=options.jobs,
+        untimed=options.untimed,
         lab=not options.no_lab,
         data=data,
         device=options.device,
@@ -84,15 +89,16 @@ def _merge(options: argparse.Namespace) -> None:
 
 
 def _list(_: argparse.Namespace) -> None:
-    from .grid import expand, names, read
+    from .drive import spoken, usual_jobs
+    from .grid import expand, names, read, seconds_of
     from .tasks import SUMMARIES
 
+    cores = len(os.sched_getaffinity(0))
     print("grids")
     for name in names():
-        cells = expand(read(name), len(os.sched_getaffinity(0))).cells
-        from .drive import spoken
-
-        seconds = sum(cell["estimate"] for cell in cells)
+        cells = expand(read(name)).cells
+        jobs = usual_jobs(max(cell["ranks"] for cell in cells))
+        seconds = seconds_of(cells, cores, jobs)
         print(f"  {name:10} {len(cells)} runs, about {spoken(seconds)} on this machine")
     print("tasks")
     for name, summary in SUMMARIES.items():
@@ -110,9 +116,15 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("grid", metavar="GRID", help="quick, grace, full, or a TOML file")
     run.add_argument("-o", "--out", metavar="FOLDER", help="results and report (eval-GRID)")
     run.add_argument("--seconds", type=float, help="stop after so long; the same command goes on")
+    run.add_argument(
+        "-j", "--jobs", type=int, help="runs at a time whose time does not matter (the cores); timed ones: as have a core for each rank"
+    )  # fmt: skip
+    run.add_argument(
+        "--untimed", action="store_true", help="only runs whose time does not matter, as on a machine that does other things too"
+    )  # fmt: skip
     run.add_argument("--no-lab", action="store_true", help="no links of a given rate")
     run.add_argument(
-        "--data", action="append", default=[], metavar="TASK=FOLDER", help="real data for a task"
+        "--data", action="append", default=[], metavar="TASK=PATH", help="real data for a task"
     )
     run.add_argument("--device", choices=("cpu", "cuda"), help="where models are trained")
     run.add_argument("--size", choices=("small", "gpu"), help="of the models")

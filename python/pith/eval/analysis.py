@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From runs to what the report says: the rate of each method, means over seeds, targets, Pareto lines, break-even bandwidths.
 
 The rules are fixed before anything is run (docs/evaluation.md):
@@ -14,14 +15,14 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
-from .grid import FINAL, SPEED, TUNE
+from .grid import ANY, FINAL, SPEED, TUNE, is_adaptive
+from .results import ResultsError
 
 _MARGIN = 0.02
 _EQUAL = 0.01
 HIGHER = {"text": False, "words": False}  # the others: more is better
 BASELINES = ("bf16", "none", "torch:bf16", "torch:none")
 UNCOMPRESSED = ("none", "torch:none")
-ADAPTIVE = ("auto", "lgreco", "kmeans", "accordion", "bayes", "threshold_plan")
 
 
 def is_higher(task: str) -> bool:
@@ -30,7 +31,23 @@ def is_higher(task: str) -> bool:
 
 # ---- Rates -----------------------------------------------------------------------------------------------------------
 
-_SAME = ("task", "size", "optimizer", "ranks", "device", "spec", "backend", "label", "steps")
+_SAME = (
+    "task",
+    "size",
+    "origin",
+    "optimizer",
+    "ranks",
+    "device",
+    "spec",
+    "backend",
+    "label",
+    "steps",
+)
+
+
+def method_of(cell: dict[str, Any]) -> str:
+    """What a tuning run and the final runs for which it tunes have in common."""
+    return repr([cell[key] for key in _SAME])
 
 
 def _is_same(a: dict[str, Any], b: dict[str, Any]) -> bool:
@@ -77,9 +94,19 @@ class Entry:
     free: dict[str, Any]  # the same where the link has no limit
     local: dict[str, Any]  # the same without an exchange
     target: float | None = None
-    reached: list[float] = field(
-        default_factory=list
-    )  # seconds to the target, of the runs that reached it
+    reached: list[int] = field(default_factory=list)  # steps to the target, of runs that reached it
+    reached_after: list[float] = field(default_factory=list)  # seconds
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether its runs were behind the link themselves; else their time is that of as many steps in the turns."""
+        return all(run["cell"]["link"] != ANY for run in self.runs)
+
+    def seconds(self, point: list[Any]) -> float | None:
+        """Of training, at a point of a curve."""
+        if self.is_timed:
+            return float(point[1])
+        return None if self.step is None else float(point[0] * self.step)
 
     @property
     def good(self) -> list[dict[str, Any]]:
@@ -119,9 +146,10 @@ class Entry:
     @property
     def step(self) -> float | None:
         """Seconds of a step: in turns with all others. What adapts has had no time to in there, and counts by the end of its runs."""
-        if self.is_adaptive or not self.speed.get("step"):
-            return self.mean("late_step")
-        return float(self.speed["step"])
+        if self.is_adaptive:
+            return self.mean("late_step") if self.is_timed else None
+        step = self.speed.get("step")
+        return float(step) if step else None
 
     @property
     def free_step(self) -> float | None:
@@ -135,7 +163,7 @@ class Entry:
 
     @property
     def is_adaptive(self) -> bool:
-        return self.spec.split(":")[0].split(",")[0] in ADAPTIVE or self.spec.startswith("moment")
+        return is_adaptive(self.spec)
 
     @property
     def throughput(self) -> float | None:
@@ -152,7 +180,9 @@ class Entry:
     @property
     def bytes(self) -> float | None:
         """That a rank sends in a step: counted by the link, where it has one of its own, else by Pith."""
-        sources = (self.mean("link_bytes"), self.mean("wire_bytes"), self.speed.get("link_bytes"))
+        in_runs = self.mean("link_bytes") if self.is_timed else None
+        in_turns = None if self.is_adaptive else self.speed.get("link_bytes")
+        sources = (in_runs, in_turns, self.mean("wire_bytes"))
         return next((size for size in sources if size is not None), None)
 
     @property
@@ -175,11 +205,8 @@ class Entry:
 
     @property
     def time_to_target(self) -> float | None:
-        return (
-            statistics.fmean(self.reached)
-            if self.reached and len(self.reached) == len(self.runs)
-            else None
-        )
+        times = self.reached_after
+        return statistics.fmean(times) if times and len(times) == len(self.runs) else None
 
 
 @dataclass
@@ -200,7 +227,7 @@ class Panel:
 
     @property
     def title(self) -> str:
-        where = "no limit of the link" if self.link == "none" else spoken_rate(self.link)
+        where = "no limit of the link" if self.link in ("none", ANY) else spoken_rate(self.link)
         return f"{self.task}, {self.optimizer}, {self.ranks} ranks, {where}"
 
     def find(self, *names: str) -> Entry | None:
@@ -216,24 +243,44 @@ def spoken_rate(link: str) -> str:
     return "no limit"
 
 
+_Setting = tuple[str, str, int]
+
+
+def _setting(cell: dict[str, Any]) -> _Setting:
+    return cell["task"], cell["optimizer"], cell["ranks"]
+
+
 def panels_of(runs: list[dict[str, Any]]) -> list[Panel]:
-    """Settings in the order in which they come in the results; methods likewise."""
-    final: dict[tuple[str, str, str, int], dict[str, list[dict[str, Any]]]] = {}
+    """Settings in the order in which they come in the results; methods likewise, those without a run left out."""
+    origins: dict[str, str] = {}
+    links: dict[_Setting, list[str]] = {}
+    final: dict[_Setting, list[dict[str, Any]]] = {}
     for run in runs:
         cell = run["cell"]
+        if origins.setdefault(cell["task"], cell["origin"]) != cell["origin"]:
+            raise ResultsError(f"these are results of different data for the task {cell['task']}")
         if cell["phase"] == FINAL:
-            key = (cell["task"], cell["optimizer"], cell["link"], cell["ranks"])
-            final.setdefault(key, {}).setdefault(cell["label"], []).append(run)
+            final.setdefault(_setting(cell), []).append(run)
+        found = links.setdefault(_setting(cell), [])
+        is_shown = cell.get("shown") if cell["phase"] == SPEED else cell["phase"] == FINAL
+        if is_shown and cell["link"] not in (ANY, *found):
+            found.append(cell["link"])
     panels = []
-    for (task, optimizer, link, ranks), methods in final.items():
-        entries = [_entry(found, runs) for found in methods.values()]
-        panel = Panel(task, optimizer, link, ranks, entries)
-        _set_target(panel)
-        panels.append(panel)
-    return panels
+    for (task, optimizer, ranks), of_setting in final.items():
+        for link in links[task, optimizer, ranks] or [ANY]:
+            methods: dict[str, list[dict[str, Any]]] = {}
+            for run in of_setting:
+                if run["cell"]["link"] in (link, ANY):
+                    methods.setdefault(run["cell"]["label"], []).append(run)
+            entries = [_entry(found, runs, link) for found in methods.values()]
+            panel = Panel(task, optimizer, link, ranks, entries)
+            _set_target(panel)
+            panels.append(panel)
+    order = list(dict.fromkeys(run["cell"]["task"] for run in runs))
+    return sorted(panels, key=lambda panel: (order.index(panel.task), panel.optimizer != "sgd"))
 
 
-def _entry(found: list[dict[str, Any]], runs: list[dict[str, Any]]) -> Entry:
+def _entry(found: list[dict[str, Any]], runs: list[dict[str, Any]], link: str) -> Entry:
     found = sorted(found, key=lambda run: run["cell"]["seed"])
     cell = found[0]["cell"]
     tuned = [r for r in runs if r["cell"]["phase"] == TUNE and _is_same(r["cell"], cell)]
@@ -246,14 +293,14 @@ def _entry(found: list[dict[str, Any]], runs: list[dict[str, Any]]) -> Entry:
         and cell["label"] in r["result"]["ways"]
     ]
 
-    def at(link: str, label: str) -> dict[str, Any]:
-        of_link = [r["result"]["ways"] for r in same if r["cell"]["link"] == link]
+    def at(place: str, label: str) -> dict[str, Any]:
+        of_link = [r["result"]["ways"] for r in same if r["cell"]["link"] == place]
         return of_link[0].get(label, {}) if of_link else {}
 
     return Entry(
         cell["task"],
         cell["optimizer"],
-        cell["link"],
+        link,
         cell["ranks"],
         cell["label"],
         cell["spec"],
@@ -261,9 +308,9 @@ def _entry(found: list[dict[str, Any]], runs: list[dict[str, Any]]) -> Entry:
         found,
         sorted(tuned, key=lambda run: run["cell"]["multiplier"]),
         cell["batch"] * cell["ranks"],
-        at(cell["link"], cell["label"]),
+        at(link, cell["label"]),
         at("none", cell["label"]),
-        at(cell["link"], "local") or at("none", "local"),
+        at(link, "local") or at("none", "local"),
     )
 
 
@@ -286,17 +333,20 @@ def _set_target(panel: Panel) -> None:
     for entry in panel.entries:
         entry.target = panel.target
         for run in entry.good:
-            seconds = next(
+            first = next(
                 (
-                    at
-                    for _, at, _, metric in run["curve"]
-                    if metric is not None
-                    and (metric >= panel.target if better else metric <= panel.target)
+                    point
+                    for point in run["curve"]
+                    if point[3] is not None
+                    and (point[3] >= panel.target if better else point[3] <= panel.target)
                 ),
                 None,
             )
-            if seconds is not None:
-                entry.reached.append(seconds)
+            if first is not None:
+                entry.reached.append(first[0])
+                seconds = entry.seconds(first)
+                if seconds is not None:
+                    entry.reached_after.append(seconds)
 
 
 # ---- What pays -------------------------------------------------------------------------------------------------------

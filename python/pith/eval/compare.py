@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two results side by side: the same methods in the same settings, and what changed."""
 
 from __future__ import annotations

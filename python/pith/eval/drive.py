@@ -1,31 +1,27 @@
-"""Carries out a grid: starts jobs of several runs each, watches them, and goes on behind what fails.
+# SPDX-License-Identifier: Apache-2.0
+"""Carries out a grid: hands its runs out to jobs, several at a time, watches them, and goes on behind what fails.
 
-Cells are taken in two rounds, tuning before what depends on it. Those with the same link and number of ranks are one job, ``pith lab`` with a link,
-``pith run`` without. Where this machine cannot have a lab, all of them are without a link, and the results say so.
+What is timed comes first: methods in turns, in as few jobs at a time as have a core for each rank, and nothing else meanwhile. Then runs whose time does
+not matter, on all cores, a final run as soon as its learning rate is tuned. At last runs of specs that adapt, alone again.
 """
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
-import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from .._command import program
-from .analysis import chosen_rate
-from .grid import FINAL, Grid, GridError, disk_of
+from .analysis import chosen_rate, method_of
+from .grid import FINAL, SPEED, TUNE, Grid, GridError, disk_of, is_timed, jobs_of, seconds_of
+from .jobs import Job, Jobs, Kind, lab_problem
 from .results import FORMAT, Results, append_line, drop_unfinished, machine, read_file
 
-_QUIET_SECONDS = 180  # without a finished run, beyond ten times its estimate, a job counts as stuck
-_TAIL = 2000  # characters of what a job said last
+_MEMORY_OF_A_RANK = 1 << 30
 
 
 def spoken(seconds: float) -> str:
@@ -35,33 +31,40 @@ def spoken(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+def usual_jobs(ranks: int) -> int:
+    """As many as there are cores, if memory allows."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    most = memory // 2 // (ranks * _MEMORY_OF_A_RANK)
+    return max(1, min(len(os.sched_getaffinity(0)), most))
+
+
 class Progress:
     """One line that is written over; a line every now and then where the output is no terminal."""
 
-    def __init__(self, cells: list[dict[str, Any]], done: int) -> None:
-        self._all, self._done = len(cells) + done, done
-        self._left = {cell["id"]: cell["estimate"] for cell in cells}
-        self._estimated, self._took = 0.0, 0.0
+    def __init__(self, grid: Grid, left: list[dict[str, Any]], jobs: int) -> None:
+        self._all = len(left)
+        cores = len(os.sched_getaffinity(0))
+        self._left = {cell["id"]: seconds_of([cell], cores, jobs) for cell in left}
+        self._estimated, self._began = 0.0, time.monotonic()
         self._terminal, self._shown = sys.stderr.isatty(), 0.0
 
-    def finish(self, cell: str, seconds: float) -> None:
-        self._done += 1
+    def finish(self, cell: str) -> None:
         self._estimated += self._left.pop(cell, 0.0)
-        self._took += seconds
 
     @property
     def left(self) -> float:
         """Seconds, by the estimate and by how far it was off so far."""
-        off = self._took / self._estimated if self._estimated > 5 else 1.0
+        off = (time.monotonic() - self._began) / self._estimated if self._estimated > 5 else 1.0
         return sum(self._left.values()) * off
 
-    def show(self, what: str, force: bool = False) -> None:
+    def show(self, what: str) -> None:
         now = time.monotonic()
-        if not force and now - self._shown < (0.2 if self._terminal else 20):
+        if now - self._shown < (0.2 if self._terminal else 20):
             return
         self._shown = now
-        bar = "█" * (20 * self._done // max(1, self._all))
-        text = f"{bar:<20} {self._done}/{self._all}  {spoken(self.left)} left  {what}"
+        done = self._all - len(self._left)
+        bar = "█" * (20 * done // max(1, self._all))
+        text = f"{bar:<20} {done}/{self._all}  {spoken(self.left)} left  {what}"
         if self._terminal:
             width = shutil.get_terminal_size().columns - 1
             print("\r\033[K" + text[:width], end="", file=sys.stderr, flush=True)
@@ -73,99 +76,59 @@ class Progress:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
-# ---- The lab ---------------------------------------------------------------------------------------------------------
+# ---- What there is to do ---------------------------------------------------------------------------------------------
 
 
-def lab_problem() -> str:
-    """Why this machine cannot have a lab; empty if it can."""
-    command = [program(), "lab", "-n", "2", "--rate", "1gbit", "--no-prefix", "--", "true"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    except subprocess.TimeoutExpired:
-        return "pith lab does not answer"
-    return "" if found.returncode == 0 else (found.stderr.strip() or "pith lab failed")
+class Plan:
+    """The runs of one kind that are left, in order; a final run waits for the tuning of its method."""
 
+    def __init__(self, cells: Iterable[dict[str, Any]]) -> None:
+        self._left = sorted(cells, key=lambda cell: (cell["phase"] != TUNE, cell["seed"]))
 
-def _end_with_parent() -> None:
-    """In a new process: it is told to end when the driver dies, however that happens."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    def __bool__(self) -> bool:
+        return bool(self._left)
 
-
-def _launcher(link: str, ranks: int) -> list[str]:
-    start = ["run"] if link == "none" else ["lab", "--rate", link]
-    return [program(), start[0], "-n", str(ranks), *start[1:], "--no-prefix", "--"]
-
-
-# ---- A job -----------------------------------------------------------------------------------------------------------
-
-
-class Job:
-    """Runs of one link and number of ranks in one set of processes."""
-
-    def __init__(self, driver: Driver, cells: list[dict[str, Any]]) -> None:
-        self._driver, self._cells = driver, cells
-        self._folder = Path(tempfile.mkdtemp(prefix="pith-eval-"))
-        self._current = self._folder / "current"
-        self._said = self._folder / "said"
-
-    def __enter__(self) -> Job:
-        job = {
-            "cells": self._cells,
-            "import": self._driver.grid.imports,
-            "device": self._driver.grid.device,
-            "results": str(self._driver.path),
-            "logs": str(self._driver.out / "logs"),
-            "current": str(self._current),
-        }
-        (self._folder / "job.json").write_text(json.dumps(job))
-        first = self._cells[0]
-        command = _launcher(first["link"], first["ranks"])
-        command += [sys.executable, "-m", "pith.eval.worker", str(self._folder / "job.json")]
-        with self._said.open("wb") as said:
-            self.process = subprocess.Popen(
-                command,
-                stdout=said,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=_end_with_parent,
-            )
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        if self.process.poll() is None:
-            self.end()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def end(self) -> None:
-        """Ends the launcher, which ends its ranks."""
-        for number, seconds in ((signal.SIGTERM, 10), (signal.SIGKILL, 10)):
-            try:
-                os.killpg(self.process.pid, number)
-                self.process.wait(seconds)
-                return
-            except (ProcessLookupError, subprocess.TimeoutExpired):
+    def next(self, results: Results, tuning: set[str]) -> dict[str, Any] | None:
+        """The first that can be done now, a final one at the rate that was best; ``tuning``: methods whose rate is not known yet."""
+        for index, cell in enumerate(self._left):
+            if cell["phase"] == FINAL and method_of(cell) in tuning:
                 continue
+            del self._left[index]
+            if cell["phase"] != FINAL:
+                return cell
+            rate, multiplier = chosen_rate(cell, list(results.runs.values()))
+            return cell | {"rate": rate, "multiplier": multiplier}
+        return None
 
-    def current(self) -> str:
-        try:
-            return self._current.read_text().strip()
-        except OSError:
-            return self._cells[0]["id"]
 
-    def said(self) -> str:
-        text = self._said.read_bytes().decode("utf-8", "replace").strip()
-        lines = [line for line in text.splitlines() if line.strip()]
-        telling = [line for line in lines if "Error" in line] or lines
-        return (telling[-1] if telling else "it said nothing")[-_TAIL:]
+def _stages(cells: list[dict[str, Any]]) -> list[tuple[Kind, list[dict[str, Any]]]]:
+    """What runs at a time: kinds of runs in their order."""
+    found: dict[tuple[int, Kind], list[dict[str, Any]]] = {}
+    for cell in cells:
+        stage = 0 if cell["phase"] == SPEED else 2 if is_timed(cell) else 1
+        kind = Kind(cell["link"], cell["ranks"], is_timed(cell))
+        found.setdefault((stage, kind), []).append(cell)
+    return [(kind, found[stage, kind]) for stage, kind in sorted(found, key=lambda key: key[0])]
 
 
 # ---- The driver ------------------------------------------------------------------------------------------------------
 
 
 class Driver:
-    def __init__(self, grid: Grid, out: Path, seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        out: Path,
+        seconds: float | None = None,
+        jobs: int | None = None,
+        untimed: bool = False,
+    ) -> None:
         self.grid, self.out, self.path = grid, out, out / "results.jsonl"
         self._deadline = None if seconds is None else time.monotonic() + seconds
+        self._untimed = untimed
+        self._cores = sorted(os.sched_getaffinity(0))
+        usual = 1 if grid.device == "cuda" else usual_jobs(max(c["ranks"] for c in grid.cells))
+        self._at_a_time = jobs or usual
         (out / "logs").mkdir(parents=True, exist_ok=True)
         self._lock = (out / "lock").open("w")
         try:
@@ -174,23 +137,26 @@ class Driver:
             raise GridError(f"another pith eval works in {out}") from None
         if drop_unfinished(self.path):
             print("pith eval: a run was cut short; it is done again", file=sys.stderr)
-        if not self.path.exists():
-            append_line(self.path, {"format": FORMAT, "machine": machine()})
-        self._wanted = {cell["id"]: cell for cell in grid.cells}
-
-    def finished(self) -> Results:
-        results = Results()
-        read_file(self.path, results)
-        return results
+        self._results = Results()
+        if self.path.exists():
+            read_file(self.path, self._results)
+        here = machine()
+        if here not in self._results.machines or self._results.last != here:
+            append_line(self.path, {"format": FORMAT, "machine": here})
+        self._tuning: dict[str, set[str]] = {}  # by method: runs that are left
 
     def pending(self) -> list[dict[str, Any]]:
-        done = self.finished().runs
-        return [cell for cell in self.grid.cells if cell["id"] not in done]
+        """What is left."""
+        return [cell for cell in self.grid.cells if cell["id"] not in self._results.runs]
+
+    def _wanted(self) -> list[dict[str, Any]]:
+        """What is left and is to be done."""
+        return [cell for cell in self.pending() if not (self._untimed and is_timed(cell))]
 
     def announce(self) -> None:
-        left = self.pending()
-        seconds = sum(cell["estimate"] for cell in left)
-        done = len(self.grid.cells) - len(left)
+        left = self._wanted()
+        seconds = seconds_of(left, len(self._cores), self._at_a_time)
+        done = len(self.grid.cells) - len(self.pending())
         print(
             f"{self.grid.title}: {len(self.grid.cells)} runs, {done} of them done; about {spoken(seconds)} and "
             f"{disk_of(self.grid.cells) / 1e6:.1f} MB in {self.out}",
@@ -201,93 +167,77 @@ class Driver:
     def run(self) -> bool:
         """Everything that is not done yet. Gives whether all of it was."""
         self.announce()
-        if any(cell["link"] != "none" for cell in self.pending()) and (problem := lab_problem()):
+        left = self._wanted()
+        if any(cell["link"] not in ("none", "any") for cell in left) and (problem := lab_problem()):
             raise GridError(
                 f"this machine cannot have links of a given rate: {problem}; --no-lab runs without them"
             )
-        left = self.pending()
-        self._progress = Progress(left, len(self.grid.cells) - len(left))
+        for cell in self.pending():
+            if cell["phase"] == TUNE:
+                self._tuning.setdefault(method_of(cell), set()).add(cell["id"])
+        self._progress = Progress(self.grid, left, self._at_a_time)
+        setup = {
+            "import": self.grid.imports,
+            "device": self.grid.device,
+            "logs": str(self.out / "logs"),
+        }
+        self._jobs = Jobs(self._cores, setup)
+        stages = _stages(left)
         try:
-            for of_final in (False, True):
-                part = [cell for cell in left if _comes_last(cell) == of_final]
-                while part and self._is_time():
-                    jobs: dict[tuple[str, int], list[dict[str, Any]]] = {}
-                    for cell in part:
-                        jobs.setdefault((cell["link"], cell["ranks"]), []).append(cell)
-                    for cells in jobs.values():
-                        self._carry_out(cells)
-                    done = self.finished().runs
-                    part = [cell for cell in part if cell["id"] not in done]
+            for index, (kind, cells) in enumerate(stages):
+                self._carry_out(kind, cells)
+                if all(kind != later for later, _ in stages[index + 1 :]):
+                    self._jobs.end(self._jobs.of(kind))
         finally:
+            self._jobs.close()
             self._progress.close()
         return not self.pending()
 
     def _is_time(self) -> bool:
         return self._deadline is None or time.monotonic() < self._deadline
 
-    def _with_rates(self, cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Final runs get the rate that was best in tuning."""
-        runs = list(self.finished().runs.values())
-        made = []
-        for cell in cells:
-            if cell["phase"] == FINAL:
-                rate, multiplier = chosen_rate(cell, runs)
-                cell = cell | {"rate": rate, "multiplier": multiplier}
-            made.append(cell)
-        return made
-
-    def _carry_out(self, cells: list[dict[str, Any]]) -> None:
-        """One job; a run that ends it is written down as failed."""
-        seen = set(self.finished().runs)
-        cells = self._with_rates(cells)
-        by_id = {cell["id"]: cell for cell in cells}
-        heard, size = time.monotonic(), -1
-        with Job(self, cells) as job:
-            while True:
-                ended = job.process.poll() is not None
-                if self.path.stat().st_size != size:
-                    size = self.path.stat().st_size
-                    for key in [k for k in self.finished().runs if k not in seen]:
-                        seen.add(key)
-                        self._progress.finish(key, time.monotonic() - heard)
-                        heard = time.monotonic()
-                current = by_id.get(job.current(), cells[0])
+    def _carry_out(self, kind: Kind, cells: list[dict[str, Any]]) -> None:
+        """One stage, in as many jobs as it can have; a run that ends its job is written down as failed."""
+        plan = Plan(cells)
+        count = min(len(cells), jobs_of(cells[0], len(self._cores), self._at_a_time))
+        while (plan or any(job.cell for job in self._jobs.of(kind))) and self._is_time():
+            if plan:
+                self._jobs.start(kind, count)
+            for job in self._jobs.of(kind):
+                if job.waits and (cell := plan.next(self._results, set(self._tuning))):
+                    job.give(cell)
+            for job, message in self._jobs.messages(0.2):
+                self._note(message["cell"], message["result"])
+                job.cell, job.waits = None, True
+            for job in self._jobs.of(kind):
+                self._watch(job)
+            at = [job.cell for job in self._jobs.of(kind) if job.cell]
+            if at:
+                cell = at[0]
                 self._progress.show(
-                    f"{current['task']}, {current['label']}, {current['link']}, {current['phase']}"
+                    f"{cell['task']}, {cell['label']}, {cell['link']}, {cell['phase']}"
                 )
-                if ended or not self._is_time():
-                    break
-                limit = _QUIET_SECONDS + 10 * current["estimate"]
-                if time.monotonic() - heard > limit:
-                    job.end()
-                    self._note(current, f"no result within {limit:.0f} s", seen)
-                    return
-                time.sleep(0.1)
-            if ended and job.process.returncode != 0:
-                self._note(by_id.get(job.current(), cells[0]), job.said(), seen)
 
-    def _note(self, cell: dict[str, Any], error: str, seen: set[str]) -> None:
-        """A run that has broken its job."""
-        if cell["id"] in seen:
-            raise GridError(f"a job ended behind its last run: {error}")
-        result = {"status": "failed", "error": error, "began": time.time()}
-        append_line(self.path, {"cell": cell, "result": result})
-        self._progress.finish(cell["id"], 0.0)
+    def _watch(self, job: Job) -> None:
+        problem = job.stuck
+        if not job.ended and not problem:
+            return
+        for other, message in self._jobs.messages(0):  # what it said before it ended
+            self._note(message["cell"], message["result"])
+            other.cell, other.waits = None, True
+        cell, said = job.cell, problem or job.said()
+        self._jobs.end([job])
+        if cell is None:
+            raise GridError(f"a job ended without a run: {said}")
+        self._note(cell, {"status": "failed", "error": said, "began": time.time()})
 
-
-def _comes_last(cell: dict[str, Any]) -> bool:
-    """Behind a link, or with a rate that has to be tuned first."""
-    is_tuned = cell["phase"] == FINAL and len(cell["rates"]) > 1
-    return bool(is_tuned or cell["link"] != "none")
-
-
-def without_links(grid: Grid) -> Grid:
-    """The same runs with no link between ranks, for machines that cannot have a lab."""
-    from .grid import _identified
-
-    cells: dict[str, dict[str, Any]] = {}
-    for cell in grid.cells:
-        plain = {k: v for k, v in cell.items() if k != "id"} | {"link": "none"}
-        made = _identified(plain)
-        cells.setdefault(made["id"], made)
-    return Grid(grid.title, list(cells.values()), grid.imports, grid.device)
+    def _note(self, cell: dict[str, Any], result: dict[str, Any]) -> None:
+        """What came of a run."""
+        entry = {"cell": cell, "result": result}
+        self._results.runs.setdefault(cell["id"], append_line(self.path, entry))
+        self._progress.finish(cell["id"])
+        method = method_of(cell)
+        if cell["phase"] == TUNE and method in self._tuning:
+            self._tuning[method].discard(cell["id"])
+            if not self._tuning[method]:
+                del self._tuning[method]

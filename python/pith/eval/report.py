@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The report: one page without anything from outside, and the same as Markdown and CSV."""
 
 from __future__ import annotations
@@ -113,7 +114,8 @@ def _mean_curve(entry: Entry) -> tuple[list[float], list[float]]:
     for i in range(length):
         values = [curve[i][3] for curve in curves if curve[i][3] is not None]
         if values:
-            xs.append(sum(curve[i][1] for curve in curves) / len(curves))
+            seconds = [entry.seconds(curve[i]) or 0.0 for curve in curves]
+            xs.append(sum(seconds) / len(curves))
             ys.append(sum(values) / len(values))
     return xs, ys
 
@@ -128,7 +130,8 @@ def _told(panel: Panel) -> list[Entry]:
     wanted += pareto(panel.entries)
     found: list[Entry] = []
     for entry in wanted:
-        if entry.good and entry not in found and len(_mean_curve(entry)[0]) > 1:
+        is_drawn = entry.good and (entry.is_timed or entry.step is not None)
+        if is_drawn and entry not in found and len(_mean_curve(entry)[0]) > 1:
             found.append(entry)
     return found[:_CURVES]
 
@@ -152,7 +155,7 @@ def _time_figure(panel: Panel) -> str:
 
 
 def _target_figure(panel: Panel) -> str:
-    if panel.target is None:
+    if panel.target is None or not any(entry.step for entry in panel.entries):
         return ""
     rows = []
     reached = [e for e in panel.entries if e.time_to_target is not None]
@@ -403,13 +406,9 @@ _SHOWN = (
 
 # ---- The page --------------------------------------------------------------------------------------------------------
 
-_STYLE = """
-:root{--paper:#fff;--ink:#1b1f24;--soft:#57606a;--line:#d8dee4;--card:#f6f8fa;
---c0:#24292f;--c1:#6e7781;--c2:#0072b2;--c3:#b85c00;--c4:#00785a;--c5:#a8337a;--c6:#8a6d00;--c7:#5b4bb7;
---c8:#b6bec7;--c9:#0072b2;--c10:#4ba3d8;--c11:#d55e00;--c12:#a9642e}
-@media (prefers-color-scheme:dark){:root{--paper:#0d1117;--ink:#e6edf3;--soft:#9aa4af;--line:#30363d;--card:#161b22;
---c0:#f0f3f6;--c1:#9aa4af;--c2:#56b4e9;--c3:#f0a04b;--c4:#2fc79a;--c5:#e58ac0;--c6:#e3c84b;--c7:#b3a6ff;
---c8:#4b545e;--c9:#3d8fd1;--c10:#8ccbf2;--c11:#f0814a;--c12:#c98d5d}}
+_STYLE = (
+    svg.STYLE
+    + """
 *{box-sizing:border-box}
 body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif}
 main{max-width:1460px;margin:0 auto;padding:1rem}
@@ -419,22 +418,13 @@ a{color:var(--c2)}
 .figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:1rem;align-items:start}
 figure{margin:0;background:var(--card);border:1px solid var(--line);border-radius:8px;padding:.7rem}
 figcaption{font-size:.9rem;margin-bottom:.3rem}figcaption b{display:block}
-svg{width:100%;height:auto;display:block;font:12px system-ui,sans-serif}
-text{fill:var(--ink)}.tick,.note{fill:var(--soft);font-size:11px}.name{fill:var(--soft);font-size:12px}.value{font-size:11px}
-.label{font-size:12px;paint-order:stroke;stroke:var(--card);stroke-width:3px;stroke-linejoin:round}.strong{font-weight:700}.grid{stroke:var(--line)}.axis{stroke:var(--soft)}.leader{stroke:var(--soft);stroke-width:.6}.faint{opacity:.4;stroke-dasharray:1 3}
-.mark{stroke:var(--soft);stroke-dasharray:5 4}.pareto{fill:none;stroke:var(--soft);stroke-width:1.4}
-.curve{fill:none;stroke-width:1.8}.bold{stroke-width:3}.dashed{stroke-dasharray:5 3}.error{stroke-width:1.3;opacity:.7}
-.dot{stroke:var(--card);stroke-width:1}
 .key{display:flex;flex-wrap:wrap;gap:.2rem 1rem;font-size:.9rem;margin:.5rem 0}.key i{display:inline-block;width:.8em;height:.8em;margin-right:.35em;border-radius:50%}
 .scroll{overflow-x:auto;margin:1rem 0}table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums}
 th,td{padding:.2rem .6rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
 th{color:var(--soft);font-weight:600}td:first-child,th:first-child{text-align:left}.runs{font-size:.75rem}.runs td,.runs th{text-align:left;padding:.1rem .5rem}
-@media print{:root{--paper:#fff;--ink:#000;--soft:#444;--line:#bbb;--card:#fff}main{max-width:none;padding:0}figure{break-inside:avoid}
+@media print{main{max-width:none;padding:0}figure{break-inside:avoid}
 .figures{grid-template-columns:1fr 1fr}.scroll{overflow:visible}table{font-size:.6rem}.runs{font-size:.4rem}.runs td,.runs th{padding:0 .2rem;white-space:normal}}
 """
-_COLOURS = "".join(
-    f".dot.c{i},.bar.c{i}{{fill:var(--c{i})}}.curve.c{i},.error.c{i}{{stroke:var(--c{i})}}.label.t{i}{{fill:var(--c{i})}}"
-    for i in range(13)
 )
 _CAPTIONS = (
     ("Throughput and quality", "Better is up and to the right. The line joins methods that none beats in both. "
@@ -456,7 +446,7 @@ def _panel_html(panel: Panel, index: int) -> str:
                 f'<figure><figcaption><b>{name}</b><span class="soft">{note}</span></figcaption>{drawn}</figure>'
             )
     said = "".join(f"<li>{escape(text)}</li>" for text in _sentences(panel))
-    where = "" if panel.link == "none" else f" behind {spoken_rate(panel.link)}"
+    where = "" if panel.link in ("none", "any") else f" behind {spoken_rate(panel.link)}"
     title = f"{task_title(panel.task)}, {panel.optimizer}, {panel.ranks} ranks{where}"
     return (
         f'<section id="p{index}"><h2>{escape(title)}</h2><ul>{said}</ul><div class="figures">{"".join(figures)}</div>'
@@ -493,7 +483,7 @@ def to_html(results: Results, title: str) -> str:
     rows = [[_run_cell(name, row[name]) for name in _SHOWN] for row in run_rows(results)]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
-        f'<meta name="color-scheme" content="light dark"><title>pith eval: {escape(title)}</title><style>{_STYLE}{_COLOURS}</style></head>'
+        f'<meta name="color-scheme" content="light dark"><title>pith eval: {escape(title)}</title><style>{_STYLE}</style></head>'
         f"<body><main><h1>pith eval: {escape(title)}</h1><p>{escape(_head_sentences(results, panels))}</p>"
         f'<ul class="soft">{machines}</ul><nav>{links}<a href="#runs">every run</a></nav><div class="key">{key}</div>'
         f"{''.join(_panel_html(panel, i) for i, panel in enumerate(panels))}"

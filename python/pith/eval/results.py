@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Results: a file with one line of JSON for each finished run, and a first line that says what the machine is.
 
 Lines are appended in one write and forced to the disk, so that a grid that is killed loses the run under way and nothing else. A last line without its
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 _MOST_BYTES = 1 << 30
 
 
@@ -29,11 +30,13 @@ class Results:
 
     machines: list[dict[str, Any]] = field(default_factory=list)
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)  # by id: cell, result, machine
+    last: dict[str, Any] = field(default_factory=dict)  # the machine of what is appended
 
 
-def append_line(path: Path, entry: dict[str, Any]) -> None:
-    """Appends a line as a whole, or not at all."""
-    data = (json.dumps(_plain(entry), separators=(",", ":"), allow_nan=False) + "\n").encode()
+def append_line(path: Path, entry: dict[str, Any]) -> dict[str, Any]:
+    """Appends a line as a whole, or not at all; gives the entry as it will be read."""
+    entry = _plain(entry)
+    data = (json.dumps(entry, separators=(",", ":"), allow_nan=False) + "\n").encode()
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -41,6 +44,7 @@ def append_line(path: Path, entry: dict[str, Any]) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+    return entry
 
 
 def _plain(value: Any) -> Any:
@@ -102,7 +106,7 @@ def read_file(path: Path, results: Results) -> None:
             raise ResultsError(f"{place}: this is no JSON: {error}") from None
         _check_line(entry, place)
         if "machine" in entry:
-            machine = entry["machine"]
+            machine = results.last = entry["machine"]
             if machine not in results.machines:
                 results.machines.append(machine)
         else:

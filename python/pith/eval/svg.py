@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Figures as SVG, made of text. Colours are classes (``c0`` …), so that the page decides what they are in light and in dark.
 
 Figures are 460 units wide, which is what fits a phone; on larger screens several stand side by side.
@@ -10,8 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from .._look import FIGURES, VARIABLES
+
+STYLE = VARIABLES + FIGURES  # what a page needs to show figures
 WIDTH = 460
-_CHARACTER = 6.4  # width of one, on average, at the size of labels
+_CHARACTER = 6.7  # width of one, on average, at the size of labels
 _HEIGHT = 13  # of a line
 
 
@@ -28,12 +32,16 @@ class Point:
 
 @dataclass(frozen=True)
 class Line:
+    """A curve. ``low`` and ``high``: the range over seeds, drawn as a band."""
+
     xs: Sequence[float]
     ys: Sequence[float]
     label: str
     colour: int
     strong: bool = False
     dashed: bool = False
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -213,7 +221,8 @@ def _worth_showing(
     least = best + (-0.04 if higher else 0.04) * abs(best)
     far = min(far, least) if higher else max(far, least)
     shown = [y for y in (*ys, *(y for y, _ in marks)) if (y >= far if higher else y <= far)]
-    return _limits([*shown, far])
+    low, high = _limits([*shown, far])
+    return (max(0.0, low) if min(ys) >= 0 else low), high
 
 
 def _dot(frame: _Frame, p: Point, low: float, high: float) -> tuple[list[str], float, float]:
@@ -267,7 +276,7 @@ def scatter(
         taken.append((x - 5, y - 5, x + 5, y + 5))
         label = p.label if low <= p.y <= high else f"{p.label} ({number(p.y)})"
         named.append((x, y, label, p.strong))
-    area = (frame.left + 2, frame.top - 8, frame.right + 8, frame.bottom - 2)
+    area = (frame.left + 2, frame.top - 8, frame.right + 2, frame.bottom - 2)
     named.sort(key=lambda entry: (not entry[3], entry[1]))
     return _wrap(parts + labels(named, area, taken), height, title)
 
@@ -288,7 +297,7 @@ def lines(
     edge = best + 2.2 * (worst - best) if worst != best else (min if higher else max)(all_y)
     low, high = (max(edge, min(all_y)), best) if higher else (best, min(edge, max(all_y)))
     low, high = _limits([low, high, *(y for y, _ in marks)], 0.06)
-    right = 14 + _CHARACTER * 1.05 * max(len(curve.label) for curve in curves)
+    right = 14 + _CHARACTER * max((1.2 if c.strong else 1.05) * len(c.label) for c in curves)
     frame = _Frame((0.0, max(x for c in curves for x in c.xs) * 1.02), (low, high), height, right)
     parts = frame.axes(x_title, y_title)
     parts.append(
@@ -303,6 +312,19 @@ def lines(
         path = " ".join(
             f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in zip(curve.xs, curve.ys, strict=True)
         )
+        if curve.low:
+            up = [
+                f"{frame.x(x):.1f},{frame.y(y):.1f}"
+                for x, y in zip(curve.xs, curve.high, strict=True)
+            ]
+            down = [
+                f"{frame.x(x):.1f},{frame.y(y):.1f}"
+                for x, y in zip(curve.xs, curve.low, strict=True)
+            ]
+            edge_points = " ".join([*up, *reversed(down)])
+            parts.append(
+                f'<polygon points="{edge_points}" class="band c{curve.colour}" clip-path="url(#{_clip_id(title)})"/>'
+            )
         style = f"curve c{curve.colour}{' bold' if curve.strong else ''}{' dashed' if curve.dashed else ''}"
         parts.append(
             f'<polyline points="{path}" class="{style}" clip-path="url(#{_clip_id(title)})"/>'

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is done to a DDP model: a spec of Pith's, one of PyTorch's own hooks, or nothing.
 
 Beside specs there are names for the rivals: ``torch:none`` (DDP as it is), ``torch:fp16``, ``torch:bf16`` and ``torch:powersgd:RANK`` (PyTorch's hooks), and
@@ -21,11 +22,6 @@ LOCAL = "local"
 def is_rival(spec: str) -> bool:
     """Whether a spec is not one of Pith's."""
     return spec == LOCAL or spec.startswith("torch:")
-
-
-def usual_backend(spec: str, device: str) -> str:
-    """Where a way runs if the grid does not say: PyTorch's own over PyTorch's own backend."""
-    return ("nccl" if device == "cuda" else "gloo") if is_rival(spec) else "pith"
 
 
 def _nothing(_state, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations
@@ -81,12 +77,10 @@ def prepare(
 class Groups:
     """Process groups by backend, made when they are first used. All ranks use them in the same order."""
 
-    def __init__(self) -> None:
-        self._made: dict[str, Any] = {}
+    def __init__(self, world: str) -> None:
+        self._made: dict[str, Any] = {world: dist.group.WORLD}
 
     def get(self, backend: str) -> Any:
         if backend not in self._made:
-            self._made[backend] = (
-                dist.group.WORLD if backend == "pith" else dist.new_group(backend=backend)
-            )
+            self._made[backend] = dist.new_group(backend=backend)
         return self._made[backend]

@@ -1,7 +1,9 @@
-"""One rank of a job: trains what the driver has listed, one run after the other, and writes a line for each.
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of a job: trains what the driver hands out, one run after the other.
 
-Runs of a job share its processes, so that starting Python is paid once. A run that fails in the same way on all ranks, or diverges, is a line too; one
-that breaks the connection between ranks ends the job, and the driver writes its line and starts another one.
+Runs of a job share its processes, so that starting Python is paid once. Rank 0 asks the driver for a run by a socket and sends back what came of it; the
+others read the run from a file. A run that fails in the same way on all ranks, or diverges, has a result too; one that breaks the connection between
+ranks ends the job, and the driver notes that and starts another one.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ import json
 import math
 import os
 import resource
+import socket
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +27,12 @@ import torch.distributed as dist
 
 import pith.torch
 
-from .grid import SPEED
-from .results import append_line
+from .grid import SPEED, usual_backend
 from .tasks import Task, task_of
 from .ways import LOCAL, Groups, distributed, is_rival, prepare
 
 _WARM_STEPS = 5  # that the time of a step leaves out
-_CURVE_POINTS = 20
+_NAP = 0.005  # seconds between two looks at whether there is a run to do
 
 
 class Diverged(Exception):
@@ -117,20 +120,20 @@ class Run:
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate * min(1.0, rises, falls)
 
-    def _mean(self, value: float) -> float:
-        total = torch.tensor([value], dtype=torch.float64, device=self.device)
-        dist.all_reduce(total, group=self.group)
-        return total.item() / dist.get_world_size()
-
     def _look(self, step: int, loss: float) -> None:
-        """Loss and metric now; the clock of the run stands still meanwhile."""
-        loss = self._mean(loss)
-        metric = math.nan
+        """Loss and metric now, each rank a part of the held-out samples; the clock of the run stands still meanwhile."""
+        sums = [loss, 0.0, 0.0]
         if math.isfinite(loss):
+            part = slice(dist.get_rank(), None, dist.get_world_size())
             self.model.eval()
             with torch.no_grad():
-                metric = self.task.evaluate(self.model.module)
+                sums[1:] = self.task.score(self.model.module, part)
             self.model.train()
+        total = torch.tensor(sums, dtype=torch.float64, device=self.device)
+        dist.all_reduce(total, group=self.group)
+        loss, *score = total.tolist()
+        loss /= dist.get_world_size()
+        metric = self.task.metric_of(*score) if math.isfinite(loss) else math.nan
         self.curve.append((step, round(self.seconds, 4), loss, metric))
         if not math.isfinite(loss) and self.cell["spec"] != LOCAL:
             raise Diverged(f"the loss is {loss} after {step} steps")
@@ -143,7 +146,8 @@ class Run:
     def train(self) -> None:
         source = torch.Generator().manual_seed(1000 * self.cell["seed"] + dist.get_rank())
         batches = self.task.batches(source)
-        marks = {round(self.steps * i / _CURVE_POINTS) for i in range(1, _CURVE_POINTS + 1)}
+        looks = self.cell["looks"]
+        marks = {round(self.steps * i / looks) for i in range(1, looks + 1)}
         last: list[float] = []
         for step in range(self.steps):
             batch = next(batches)
@@ -280,17 +284,16 @@ def take_turns(cell: dict[str, Any], task: Task, groups: Groups, device: Any) ->
     for way in cell["ways"]:
         try:
             ways[way["label"]] = Turns(cell | way, task, groups.get(way["backend"]), device)
-        except (
-            pith.ArgumentError,
-            pith.SpecError,
-            pith.RangeError,
-            pith.UnsupportedError,
-        ) as error:
-            found[way["label"]] = {"error": str(error)}
+        except Exception as broken:  # on all ranks; else their next barrier ends the job
+            found[way["label"]] = {"error": str(broken)}
     each = cell["steps"] // cell["turns"]
     for turn in range(cell["turns"] + 1):
-        for way in ways.values():
-            way.take(each, warm=turn == 0)
+        for label, way in list(ways.items()):
+            try:
+                way.take(each, warm=turn == 0)
+            except Exception as broken:  # likewise
+                found[label] = {"error": str(broken)}
+                del ways[label]
     found |= {label: way.result() for label, way in ways.items()}
     return {"status": "ok", "error": "", "ways": found}
 
@@ -333,48 +336,97 @@ def log_lines(cell: dict[str, Any], result: dict[str, Any], began: float) -> lis
 def _device(kind: str) -> torch.device:
     if kind != "cuda":
         return torch.device("cpu")
+    torch.set_float32_matmul_precision("high")
     local = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
     torch.cuda.set_device(local)
     return torch.device("cuda", local)
 
 
+def _take_cores(rank: int, ranks: int, timed: bool) -> int:
+    """Gives how many of the job's cores there are for each rank; where runs are timed, this one takes its own."""
+    cores = sorted(os.sched_getaffinity(0))
+    each = len(cores) // ranks
+    if each and timed:
+        os.sched_setaffinity(0, cores[rank * each : (rank + 1) * each])
+    return max(1, each)
+
+
+class Errand:
+    """What there is to do: rank 0 asks the driver, and writes it down for the others."""
+
+    def __init__(self, job: dict[str, Any], folder: Path, rank: int) -> None:
+        self._folder, self._rank, self._count = folder, rank, 0
+        self._link: Any = None
+        if rank == 0:
+            connection = socket.socket(socket.AF_UNIX)
+            connection.connect(job["socket"])
+            self._link = connection.makefile("rw", encoding="utf-8")
+            self.say({"job": job["number"]})
+
+    def say(self, message: dict[str, Any]) -> None:
+        self._link.write(json.dumps(message) + "\n")
+        self._link.flush()
+
+    def cells(self) -> Iterator[dict[str, Any]]:
+        while True:
+            path = self._folder / f"cell-{self._count}.json"
+            if self._rank == 0:
+                line = self._link.readline()  # empty: the driver is gone
+                draft = path.with_suffix(".draft")
+                draft.write_text(line if line else "null")
+                draft.rename(path)
+            while not path.exists():
+                time.sleep(_NAP)
+            cell = json.loads(path.read_text())
+            self._count += 1
+            if not cell:
+                return
+            yield cell
+
+
+def _log(folder: Path, cell: dict[str, Any], result: dict[str, Any]) -> None:
+    lines = log_lines(cell, result, result["began"])
+    (folder / f"{cell['id']}.log").write_text("\n".join(lines) + "\n")
+
+
 def main(path: str) -> None:
     job = json.loads(Path(path).read_text())
-    rank = int(os.environ["RANK"])
-    threads = max(1, (os.cpu_count() or 1) // int(os.environ["WORLD_SIZE"]))
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    threads = _take_cores(rank, ranks, job["timed"])
     torch.set_num_threads(threads)
     pith.import_methods(",".join(job["import"]))
-    if job["device"] == "cuda" and torch.cuda.device_count() < int(os.environ["WORLD_SIZE"]):
+    if job["device"] == "cuda" and torch.cuda.device_count() < ranks:
         os.environ["NCCL_HOSTID"] = (
             f"host{rank}"  # ranks that share a GPU: NCCL takes them for hosts
         )
         os.environ.setdefault("NCCL_SOCKET_IFNAME", os.environ.get("PITH_IFNAME", "lo"))
     device = _device(job["device"])
-    dist.init_process_group("pith")
-    groups = Groups()
+    world = usual_backend(LOCAL, job["device"])
+    dist.init_process_group(world)
+    groups = Groups(world)
     tasks: dict[tuple[str, str, str | None], Task] = {}
     warm: set[tuple[Any, str]] = set()
-    for cell in job["cells"]:
-        if rank == 0:
-            Path(job["current"]).write_text(cell["id"])
+    errand = Errand(job, Path(path).parent, rank)
+    for cell in errand.cells():
         key = (cell["task"], cell["size"], cell["data"])
         if key not in tasks:
             tasks[key] = task_of(*key)
             tasks[key].to(device)
-        group = groups.get(cell["backend"] or "pith")
+        group = groups.get(cell["backend"] or world)
         if (key, cell["backend"]) not in warm:  # what libraries load at first use belongs to no run
             warm.add((key, cell["backend"]))
-            carry_out(cell | {"spec": LOCAL, "steps": _WARM_STEPS}, tasks[key], group, device)
-        began = time.time()
+            first = cell | {"spec": LOCAL, "steps": _WARM_STEPS, "looks": 1}
+            carry_out(first, tasks[key], group, device)
+        began, busy = time.time(), time.process_time()
         if cell["phase"] == SPEED:
             result = take_turns(cell, tasks[key], groups, device)
         else:
             result = carry_out(cell, tasks[key], group, device)
         if rank == 0:
             result |= {"threads": threads, "wall": time.time() - began, "began": began}
-            append_line(Path(job["results"]), {"cell": cell, "result": result})
-            logs = Path(job["logs"]) / f"{cell['id']}.log"
-            logs.write_text("\n".join(log_lines(cell, result, began)) + "\n")
+            result["cpu"] = time.process_time() - busy
+            _log(Path(job["logs"]), cell, result)
+            errand.say({"cell": cell, "result": result})
     dist.barrier()
     dist.destroy_process_group()
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compressed gradients in JAX: one foreign call for a whole pytree in a step, inside ``jit``::
 
     import pith.jax

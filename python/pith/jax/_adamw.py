@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """AdamW whose momentum travels: an optimizer of optax for specs that begin with ``moment``.
 
 Gradients travel nearly exactly until the variance v has settled, or for as many steps as the spec says. Then v is frozen, and each rank

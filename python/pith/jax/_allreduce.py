@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The mean of a pytree over all ranks, and the state that goes with it."""
 
 from __future__ import annotations

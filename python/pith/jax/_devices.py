@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which device programs are for, and what has to be there for a GPU."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compression as a part of an optimizer of optax."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which leaves of a tree start in one foreign call, and in which order: those whose gradients are ready first, first."""
 
 from __future__ import annotations

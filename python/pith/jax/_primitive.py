@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The foreign calls as a primitive of JAX: how it is lowered, and what is refused.
 
 A call has a side effect for XLA, which then neither drops it nor makes it twice. For JAX it has none: calls are ordered by their tokens,

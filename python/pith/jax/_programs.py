@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trees as layers, and the reducers that foreign calls of traced programs use.
 
 A program carries the key of its reducer. The key is a hash of all that the reducer is made of, so that it is the same in the next process,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compressed gradients in Keras 3, with TensorFlow, JAX or PyTorch below::
 
     import pith.keras

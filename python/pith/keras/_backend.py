@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The framework below Keras: a module for each, with the same functions. Here are those that users call."""
 
 from __future__ import annotations

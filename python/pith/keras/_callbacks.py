@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Callbacks for ``model.fit``."""
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._root, self._comm = root_rank, comm
 
     def on_train_begin(self, logs: Any = None) -> None:
+        """Sends the root rank's variables to the others."""
         comm: Comm = below().the_comm(self._comm)
         variables = [*self.model.weights, *plain_variables(self.model.optimizer)]
         arrays = [np.array(keras.ops.convert_to_numpy(variable.value)) for variable in variables]
@@ -40,6 +42,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         self._given = comm
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Replaces the epoch's metrics by their means over all ranks."""
         found = logs if logs is not None else {}
         names = sorted(name for name, value in found.items() if np.ndim(value) == 0)
         if not names:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keras on JAX: ``apply`` is traced, and all that lasts must be variables of the optimizer. So the state of ``pith.jax.allreduce`` is."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An optimizer of Keras whose gradients are means over all ranks.
 
 The trainers of all backends end in ``optimizer.apply(gradients, variables)``: TensorFlow's within a tf.function, JAX's traced and with all

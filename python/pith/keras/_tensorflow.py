@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keras on TensorFlow: ``apply`` runs in the tf.function of a training step, and gradients travel as those of a tape."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keras on PyTorch: ``apply`` is called with the gradients of parameters, which become means in place."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compressed gradients in TensorFlow, in eager mode and in ``tf.function``::
 
     import pith.tensorflow

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The mean of gradients over all ranks: all of a step in one call, whose values TensorFlow and the reducer share.
 
 In ``tf.function`` the call is a ``tf.numpy_function``, which hands out the memory of tensors in main memory and takes aligned arrays without

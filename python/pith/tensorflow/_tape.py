@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tape whose gradients are means over all ranks."""
 
 from __future__ import annotations

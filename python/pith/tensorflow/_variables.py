@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Variables of TensorFlow and Keras: their names, and the same values on all ranks."""
 
 from __future__ import annotations

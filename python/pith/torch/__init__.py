@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compressed training with PyTorch, by one line, over any backend::
 
     model = DistributedDataParallel(model)
@@ -25,6 +26,7 @@ import torch.distributed as _dist
 
 from .._table import LayerStats, Table
 from ._base import Usage
+from ._checkpoint import Checkpoint
 from ._compression import Compression, compression
 from ._eager import keep_eager
 from ._fsdp import ShardedCompressor
@@ -41,6 +43,7 @@ from ._record import Recorder, record
 from ._reserved import open_to_pith
 
 __all__ = [
+    "Checkpoint",
     "Compression",
     "Compressor",
     "DistributedOptimizer",

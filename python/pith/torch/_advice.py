@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A word to those who have not said which optimizer they have, where it does not go well with what ``auto`` has chosen."""
 
 from __future__ import annotations

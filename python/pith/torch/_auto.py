@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What ``auto`` may choose with the optimizer that was given."""
 
 from __future__ import annotations

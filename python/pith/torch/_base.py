@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a process group is beside its operations: what torch asks about it, how it begins and ends, how operations get to C.
 
 torch lets a class of Python be a ProcessGroup, but not a Backend below one; so the group is both, and answers what torch would ask a
@@ -79,6 +80,7 @@ class GroupBase(dist.ProcessGroup):
     # ---- What torch asks about a group
 
     def getBackendName(self) -> str:
+        """``pith``."""
         return "pith"
 
     name = getBackendName
@@ -86,15 +88,19 @@ class GroupBase(dist.ProcessGroup):
     # torch keeps names of groups in their C++ backends, which a group of Python does not have.
 
     def setGroupName(self, name: str) -> None:
+        """Called by torch: the name of this group."""
         self._name = name
 
     def getGroupName(self) -> str:
+        """The name that torch gave this group."""
         return self._name
 
     def setGroupDesc(self, text: str) -> None:
+        """Called by torch: what this group is for."""
         self._description = text
 
     def getGroupDesc(self) -> str:
+        """What torch was told that this group is for."""
         return self._description
 
     group_name = property(getGroupName)
@@ -115,6 +121,7 @@ class GroupBase(dist.ProcessGroup):
     supports_time_estimate = False
 
     def get_group_store(self) -> dist.Store | None:
+        """The store that the group was made with."""
         return self._store
 
     def _set_sequence_number_for_group(self) -> None:
@@ -139,6 +146,7 @@ class GroupBase(dist.ProcessGroup):
         return self._comm
 
     def usage(self) -> Usage:
+        """What the group has sent, and how many reductions were compressed or why not."""
         return Usage(self.comm.stats, dict(self._reductions))
 
     # ---- Ends

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DDP's buckets, as far as they matter to compression.
 
 DDP hands over gradients bucket by bucket, of 25 MiB unless the user says otherwise: half of a small model has been differentiated before

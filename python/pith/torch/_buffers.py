@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors as the C library wants them: dense pieces of memory of a type it knows.
 
 Contiguous tensors are used where they lie. Others are copied, and results are copied back, so that strides never matter. Tensors on CUDA

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes of any length between ranks, over any backend.
 
 torch's own object collectives (``all_gather_object``, ``broadcast_object_list``) need numpy, which is not among torch's requirements.

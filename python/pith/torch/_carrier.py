@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process group of torch as a carrier: the collectives of gloo, NCCL, MPI, UCC or any other backend."""
 
 from __future__ import annotations

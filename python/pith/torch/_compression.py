@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which float sums of the backend are compressed, and how."""
 
 from __future__ import annotations

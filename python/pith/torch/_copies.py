@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies of a compressed DDP model: by ``copy.deepcopy``, or by ``torch.save(model)`` and ``torch.load``.
 
 DDP writes its communication hooks into a copy, but the copy does not call them: it would go on uncompressed without a word. Compression

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keeps torch.compile out of Pith's own functions.
 
 The backend is Python between torch and C: its functions pass addresses to C and have nothing to compile. Dynamo would trace them all the same, where

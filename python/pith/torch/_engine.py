@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The reducer of the C library for the layers of a model, over a comm of Pith's own or the collectives of a backend of torch."""
 
 from __future__ import annotations
@@ -72,6 +73,18 @@ def carried(
         if not own:  # the watchdog of torch then knows of all exchanges
             return TorchCarrier(group, device, side, own=False), side
         return device_carrier(group, device, side), side
+
+
+@contextmanager
+def in_turn(side: Side | None) -> Iterator[None]:
+    """Work of a side stream between that of the current stream."""
+    if side is None:
+        yield
+        return
+    current = torch.cuda.current_stream(side.stream.device)
+    side.stream.wait_stream(current)
+    yield
+    current.wait_stream(side.stream)
 
 
 def to_tensor(data: bytes) -> torch.Tensor:
@@ -187,6 +200,15 @@ class Engine:
         with self._ordered() as stream:
             self.reducer.copy_residual(self._numbers[index], copy.data_ptr(), stream)
         return copy
+
+    @property
+    def device(self) -> torch.device:
+        """Where gradients, and what is kept of them, are."""
+        return torch.device("cpu") if self._side is None else self._side.stream.device
+
+    def in_turn(self) -> Any:
+        """For calls of the reducer behind what the current stream has been given; what it is given next comes behind them."""
+        return in_turn(self._side)
 
     @contextmanager
     def _ordered(self) -> Iterator[int | None]:

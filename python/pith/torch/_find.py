@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The distributed module inside what PyTorch and the libraries on top of it hand out, and the names of its layers.
 
 ``torch.compile``, Lightning's Fabric and the like put a module around the one that reduces gradients. Such a wrapper has no parameters

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When momentum begins to travel, and when it stops: the rules, apart from those who follow them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compressed communication for models sharded by fully_shard (FSDP2): its reduce-scatter, its allreduce between replicas where there are
 any (_replicas.py), and if asked its all-gather.
 
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .._adapt import AdaptiveRules
+from .._adapt import AdaptiveRules, option_of
 from .._codec import Caps, Rules
 from .._errors import ArgumentError, Error, StateError, UnsupportedError
 from .._reducer import Reducer
@@ -32,6 +33,7 @@ from ._layers import (
     Layer,
     Settings,
     agree,
+    default_spec,
     described,
     layers_of,
     plain_name,
@@ -47,8 +49,19 @@ from ._replicas import (
     replicas_of,
     take_place,
 )
-from ._shards import Messages, Shard, compare, copy_to_compare, is_mean, measure, why_exact
+from ._shards import (
+    Messages,
+    Shard,
+    compare,
+    copy_to_compare,
+    follow_plan,
+    is_mean,
+    measure,
+    why_exact,
+)
 from ._states import check_head, head_of
+
+_SHARDED = "a model sharded by fully_shard has of that only the part of its own shards, where every rank would add all of it to its gradients"
 
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -102,6 +115,7 @@ class _ReduceScatter(_OfModule):
         measure(shards, input_tensor.view(messages.ranks, -1)[messages.rank])
         call = messages.reducer.reduce_scatter
         messages.run(call, shards, input_tensor, output_tensor, bool(is_mean(op)))
+        follow_plan(self._shards)
         return None
 
 
@@ -192,46 +206,52 @@ class ShardedCompressor:
         self._forget: Callable[[], None] = lambda: None
         check_device(groups[0][1].device)
 
-        def look() -> tuple[tuple[list[Layer], ...], dict[str, Any]]:
+        def look() -> tuple[tuple[Any, ...], dict[str, Any]]:
             followed(optimizer, settings.follow_lr)  # a slip is an error here
-            chosen = settings.rules_or("q:4")
-            if isinstance(chosen, AdaptiveRules):
-                raise UnsupportedError(
-                    f"{chosen.adaptive} is for DistributedDataParallel and DistributedOptimizer: specs of models sharded by fully_shard "
-                    "cannot change; take one from a plan, or q:4"
-                )
+            chosen = settings.rules_or(default_spec(model.parameters()))
             named = [(plain_name(name), p) for name, p in model.named_parameters()]
             layers = layers_of(named, chosen)
-            refuse_moments(layers, "a model sharded by fully_shard")
-            between = _between(named, chosen, replicas) if replicated else []
+            refuse_moments(layers, _SHARDED)
+            between = _between(named, chosen, replicas) if replicated else ("", [])
             gathered = _gathered(named, rules_gathered)
             more = {
                 "all_gather": getattr(all_gather, "text", all_gather),
                 "replicas": getattr(replicas, "text", replicas),
             }
             summary.update(summary_of(layers, chosen, seed, **more))
-            return (layers, between, gathered), summary
+            return (_adaptive(chosen), layers, between, gathered), summary
 
         found = [replicas_of(group) for _, group in groups]
         replicated = [over for over in found if over is not None]
+        self._replica_groups = {
+            entry: over
+            for (_, group), over in zip(groups, found, strict=True)
+            if over is not None
+            for entry in group.fsdp_params
+        }
         summary: dict[str, Any] = {}
         look_here = partial(agree, self._group, look)
         if replicated:  # what shard groups have agreed on, replicas compare
-            layers, between, gathered = agree(replicated[0], lambda: (look_here(), summary))
+            found_all = agree(replicated[0], lambda: (look_here(), summary))
         elif replicas is not None:
             raise ArgumentError(
                 "replicas is for models that fully_shard has sharded over a mesh of two dimensions: here there is one replica only"
             )
         else:
-            layers, between, gathered = look_here()
+            found_all = look_here()
+        adaptive, layers, (adaptive_between, between), gathered = found_all
         self._layers = layers
         self._messages: list[Messages] = []  # of gradients
         self._gathering: list[Messages] = []  # of parameters, where anything is kept of them
         self._between: list[Between] = []
         try:
-            self._shards = self._attach(groups, layers, seed)
-            self._replicas = self._attach_replicas(groups, between, seed) if between else []
-            self._parameters = self._attach(groups, gathered, seed, True, delta) if gathered else []
+            self._shards = self._attach(groups, layers, seed, adaptive)
+            self._replicas = (
+                self._attach_replicas(groups, between, seed, adaptive_between) if between else []
+            )
+            self._parameters = (
+                self._attach(groups, gathered, seed, "", True, delta) if gathered else []
+            )
         except Error:  # on all ranks: they have agreed on what is wrong
             self.remove()
             raise
@@ -244,6 +264,7 @@ class ShardedCompressor:
         groups: list[tuple[Any, Any]],
         layers: list[Layer],
         seed: int,
+        adaptive: str,
         gather: bool = False,
         delta: str = "",
     ) -> list[Shard]:
@@ -252,9 +273,15 @@ class ShardedCompressor:
         made: dict[Any, Messages] = {}
         for module, group in groups:
             over = group._reduce_scatter_process_group
-            messages = made[over] = made.get(over) or Messages(over, group.device, seed)
+            messages = made[over] = made.get(over) or Messages(over, group.device, seed, adaptive)
             shards = [
-                Shard(by_parameter[id(entry.sharded_param)], entry, messages, delta)
+                Shard(
+                    by_parameter[id(entry.sharded_param)],
+                    entry,
+                    gradient_dtype(group, entry),
+                    messages,
+                    delta,
+                )
                 for entry in group.fsdp_params
             ]
             kind = _AllGather if gather else _ReduceScatter
@@ -269,7 +296,7 @@ class ShardedCompressor:
         return found
 
     def _attach_replicas(
-        self, groups: list[tuple[Any, Any]], layers: list[Layer], seed: int
+        self, groups: list[tuple[Any, Any]], layers: list[Layer], seed: int, adaptive: str
     ) -> list[ReplicaShard]:
         by_parameter = {id(layer.parameter): layer for layer in layers}
         found = []
@@ -278,7 +305,7 @@ class ShardedCompressor:
             over = replicas_of(group)
             if over is None:
                 continue
-            between = made[over] = made.get(over) or Between(over, group.device, seed)
+            between = made[over] = made.get(over) or Between(over, group.device, seed, adaptive)
             shards = [
                 ReplicaShard(
                     by_parameter[id(entry.sharded_param)],
@@ -293,6 +320,7 @@ class ShardedCompressor:
         self._between = list(made.values())
         for between in self._between:
             between.reducer.check()
+        follow_plan(found)
         return found
 
     def __repr__(self) -> str:
@@ -307,7 +335,7 @@ class ShardedCompressor:
     @property
     def layers(self) -> Sequence[Layer]:
         """The parameters that get a gradient."""
-        return self._layers
+        return [shard.layer for shard in self._shards]
 
     def follow(self, optimizer: Any, follow_lr: bool | None = None) -> None:
         """Residuals follow the learning rates of this optimizer, or of several in a list, from the next step on, as with
@@ -352,9 +380,9 @@ class ShardedCompressor:
 
     def _head(self) -> dict[str, Any]:
         """What a state must have in common with this compressor."""
-        found = {"layers": [(x.name, x.spec, list(x.shape)) for x in self._layers]}
+        found = {"layers": [(x.name, x.declared, list(x.shape)) for x in self._layers]}
         if self._replicas:
-            found["replicas"] = [(x.layer.name, x.layer.spec, x.shape) for x in self._replicas]
+            found["replicas"] = [(x.layer.name, x.layer.declared, x.shape) for x in self._replicas]
         if self._gathering:
             parameters = self._parameters
             found["gathered"] = [
@@ -399,6 +427,11 @@ class ShardedCompressor:
             raise
         self._scale.value = saved["scale"]
         self._rates.load(saved.get("rates"))
+        self._follow_plans()
+
+    def _follow_plans(self) -> None:
+        follow_plan(self._shards)
+        follow_plan(self._replicas)
 
     def stats(self) -> Table:
         """The table of layers. The allreduce between replicas follows, as "NAME (replicas)", and with ``all_gather`` parameters, as
@@ -423,14 +456,32 @@ class ShardedCompressor:
         return dataclasses.replace(found, name=found.name + suffix, spec=spec)
 
 
-def _between(named: list[Any], gradients: Rules, spec: str | Rules | None) -> list[Layer]:
-    """The layers of the allreduce between replicas, if any of them is compressed: as gradients are, if nothing else is said."""
-    chosen = gradients if spec is None else rules_of(spec, None, None)
-    if isinstance(chosen, AdaptiveRules):
-        raise UnsupportedError(f"replicas: {chosen.adaptive} is for DistributedDataParallel")
+def _adaptive(rules: Rules) -> str:
+    """The adaptive spec in these rules, if there is one."""
+    return rules.adaptive if isinstance(rules, AdaptiveRules) else ""
+
+
+def _between(
+    named: list[Any], gradients: Rules, spec: str | Rules | None
+) -> tuple[str, list[Layer]]:
+    """The adaptive spec of the allreduce between replicas, if there is one, and its layers, if any of them is compressed. If nothing is said, it is
+    compressed as gradients are. There is one adaptive spec for a model: if it is that of gradients, its budget is that of replicas."""
+    if spec is None:
+        chosen = gradients
+        if isinstance(gradients, AdaptiveRules):
+            budget = option_of(gradients.adaptive, "budget") or "q:4"
+            chosen = rules_of(gradients.text.removesuffix(gradients.adaptive) + budget, None, None)
+    else:
+        chosen = rules_of(spec, None, None)
+    if _adaptive(gradients) and _adaptive(chosen):
+        raise UnsupportedError(
+            f"replicas: {_adaptive(chosen)} and {_adaptive(gradients)} inside cannot both adapt: each would take the time that the other's "
+            "trials cost for that of its own; give one of them a spec that stays, as q:4"
+        )
     layers = layers_of(named, chosen)
-    refuse_moments(layers, "a model sharded by fully_shard")
-    return layers if any(layer.spec != "none" for layer in layers) else []
+    refuse_moments(layers, _SHARDED)
+    adaptive = _adaptive(chosen)
+    return adaptive, layers if adaptive or any(layer.spec != "none" for layer in layers) else []
 
 
 def _split_delta(spec: str | Rules | None) -> tuple[str, str | Rules | None]:

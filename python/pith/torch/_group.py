@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The process group: torch.distributed's operations as calls of the C library.
 
 Each operation prepares memory (_buffers.py), calls C (_base.py), and gives a Work (_work.py). torch has several names for some operations,
@@ -85,6 +86,7 @@ class PithGroup(GroupBase):
         return (c.lib.pith_allreduce, memory, memory, reduction, call), buffer, finish
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> PithWork:
+        """Reduces a tensor in place: the result is the same on all ranks. Sums and means of floats are compressed if a spec is set."""
         is_one = type(tensors) is list and len(tensors) == 1
         if is_one and type(opts) is _AllreduceOptions:
             work = self._allreduce_plain(tensors[0], opts)
@@ -132,6 +134,7 @@ class PithGroup(GroupBase):
         return DoneWork((tensor,))
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> PithWork:
+        """Reduces several tensors, each in place, as one operation."""
         op = _reduce_op(opts)
         return self._run([self._allreduce_part(tensor, op) for tensor in tensors], tensors, opts)
 
@@ -156,6 +159,7 @@ class PithGroup(GroupBase):
         return DoneWork([tensor])
 
     def reduce(self, tensors: Any, opts: Any = None) -> PithWork:
+        """Reduces a tensor to the root rank."""
         op, root = _reduce_op(opts), _root(opts)
         tensor = _only(tensors, "reduce")
         buffer, finish = buffers.in_place(tensor, buffers.factor_of(op))
@@ -179,6 +183,7 @@ class PithGroup(GroupBase):
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
     ) -> PithWork:
+        """Reduces a list of tensors; each rank keeps the one of its number."""
         out, parts = _only(outputs, "reduce_scatter"), _listed(inputs)
         buffers.same_type([out, *parts], "reduce_scatter")
         counts = [part.numel() for part in parts]
@@ -188,11 +193,13 @@ class PithGroup(GroupBase):
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> PithWork:
+        """Reduces one tensor; each rank keeps the part of its number."""
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> PithWork:
+        """Several ``reduce_scatter_single`` as one operation."""
         op, parts = _reduce_op(opts), []
         for out, given in zip(outputs, inputs, strict=True):
             _check_single("reduce_scatter_tensor", "input", given, out, self.size())
@@ -205,6 +212,7 @@ class PithGroup(GroupBase):
     # ---- Moves
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> PithWork:
+        """Sends the tensor of the root rank to all others."""
         root, tensor = _root(opts), _only(tensors, "broadcast")
         buffer, finish = buffers.in_place(tensor)
         call = (c.lib.pith_broadcast, buffers.span(buffer, buffers.moved(buffer.dtype)), root, None)
@@ -225,6 +233,7 @@ class PithGroup(GroupBase):
     def allgather(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
     ) -> PithWork:
+        """Collects a tensor of every rank into a list, on all ranks."""
         return self._allgather_lists([_listed(outputs)], [_only(inputs, "all_gather")], opts)
 
     def allgather_coalesced(
@@ -261,11 +270,13 @@ class PithGroup(GroupBase):
     def all_gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> PithWork:
+        """Collects a tensor of every rank into one tensor, on all ranks."""
         return self.all_gather_single_coalesced([output], [input], opts)
 
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> PithWork:
+        """Several ``all_gather_single`` as one operation."""
         parts = []
         for out, given in zip(outputs, inputs, strict=True):
             _check_single("all_gather_into_tensor", "output", out, given, self.size())
@@ -276,6 +287,7 @@ class PithGroup(GroupBase):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> PithWork:
+        """Collects a tensor of every rank on the root rank."""
         root, given = _root(opts), _only(inputs, "gather")
         outs = _listed(outputs) if self.rank() == root else []
         buffers.same_type([given, *outs], "gather")
@@ -287,6 +299,7 @@ class PithGroup(GroupBase):
         return self._run([(call, (source, target), finish)], outs, opts)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> PithWork:
+        """Sends each rank its tensor of the root rank's list."""
         root, out = _root(opts), _only(outputs, "scatter")
         parts = _listed(inputs) if self.rank() == root else []
         buffers.same_type([out, *parts], "scatter")
@@ -309,6 +322,7 @@ class PithGroup(GroupBase):
         opts: Any = None,
         timeout: Any = None,
     ) -> PithWork:
+        """Sends each rank its part of one tensor, by the sizes given."""
         buffers.same_type([output, input], "all_to_all_single")
         width = buffers.moved(input.dtype)[1]
         send = _split_sizes("input", input, input_splits, self.size(), width)
@@ -321,6 +335,7 @@ class PithGroup(GroupBase):
     def alltoall(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None, timeout: Any = None
     ) -> PithWork:
+        """Sends each rank its tensor of a list."""
         width = buffers.moved(buffers.same_type([*outputs, *inputs], "all_to_all"))[1]
         send, receive = (self._counts([t.numel() for t in all], width) for all in (inputs, outputs))
         into = buffers.joined_output(outputs)
@@ -328,23 +343,27 @@ class PithGroup(GroupBase):
         return self._run([part], outputs, opts)
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> PithWork:
+        """Completes when all ranks have called it."""
         return self._run([((c.lib.pith_barrier,), None, None)], [], opts)
 
     # ---- Between two ranks
 
     def send(self, tensors: Any, peer: int, tag: int = 0) -> PithWork:
+        """Sends a tensor to one rank."""
         tensor = _only(tensors, "send")
         source = buffers.dense(tensor)
         call = (c.lib.pith_send, buffers.span(source, buffers.moved(source.dtype)), peer, tag)
         return self._run([(call, source, None)], [tensor], waiter=self._point_waiter)
 
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> PithWork:
+        """Receives a tensor from one rank."""
         tensor = _only(tensors, "recv")
         target, finish = buffers.output(tensor)
         call = (c.lib.pith_recv, buffers.span(target, buffers.moved(target.dtype)), peer, tag)
         return self._run([(call, target, finish)], [tensor], waiter=self._point_waiter)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> PithWork:
+        """Receives the next tensor with this tag from any rank."""
         return self.recv(tensors, ANY_RANK, tag)
 
     # ---- Groups of operations: each is sent on its way at once, so there is nothing to group

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One line for a training script, over any backend: ``pith.torch.compress(model)``; and its parts for PyTorch's own interface,
 ``model.register_comm_hook(pith.torch.HookState("q:4"), pith.torch.hook)``.
 
@@ -70,7 +71,7 @@ def compress(
     :class:`pith.Plan`, or an adaptive spec: ``"auto"`` measures and takes what is fastest here and suits the ``optimizer``, no compression included, and
     ``"auto,budget=q:4"`` what is fastest of all that loses no more than ``q:4``; ``"lgreco:q:4"`` shares the error of ``q:4`` out among
     layers so that they are smallest, and does so anew every few hundred steps (docs/planner.md). The default is ``"auto,budget=q:4"``
-    for models on CPUs and CUDA devices, and ``"q:4"`` for those on other devices and for sharded ones, whose specs cannot change.
+    for models on CPUs and CUDA devices, and ``"q:4"`` for those on other devices.
     ``rules`` and ``plan`` (also the name of a plan's file) say the same by name. Layers are called what
     ``model.module.named_parameters()`` calls them. Parameters of one dimension or under ``pith.minimal_size()`` values stay exact unless a rule names them,
     and so do types other than f32, f16 and bf16; :func:`pith.torch.stats` says what travels how, and why.
@@ -89,7 +90,7 @@ def compress(
     Lightning's Fabric.
 
     Gives an object with ``state_dict()``, ``load_state_dict()``, ``stats()`` and ``remove()``; :func:`compressor` finds it again. What
-    codecs keep between steps differs from rank to rank: each rank saves and loads its own.
+    codecs keep between steps differs from rank to rank: each rank saves and loads its own. :class:`Checkpoint` is for other numbers of ranks.
     """
     found = distributed_module(model)
     if found in _compressors:

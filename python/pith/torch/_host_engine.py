@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients of a CUDA device by way of main memory, for methods written in Python, which have no kernels."""
 
 from __future__ import annotations

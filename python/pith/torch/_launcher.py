@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What mpirun and srun set in the environment, in the words that torch.distributed reads."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layers of a model as compression sees them: name, shape, type, spec and why; and that all ranks see the same."""
 
 from __future__ import annotations
@@ -139,13 +140,13 @@ def _layer(name: str, parameter: torch.nn.Parameter, rules: Rules, sparse: bool)
     return Layer(name, parameter, shape, dtype, spec, reason, sparse, adaptive)
 
 
-def refuse_moments(layers: Iterable[Layer], who: str) -> None:
+def refuse_moments(layers: Iterable[Layer], why: str) -> None:
     """An error if the momentum of a layer is to travel, for those that do not drive an optimizer of a whole model."""
     for layer in layers:
         if layer.codec.moment:
             raise UnsupportedError(
-                f"{layer.spec} sends the momentum of an optimizer, and {who} sends something else: it is for pith.torch.compress() of a model "
-                "in DistributedDataParallel, with optimizer=…"
+                f"{layer.spec} sends the momentum of an optimizer, and {why}: it is for pith.torch.compress() of a model in "
+                "DistributedDataParallel, with optimizer=…"
             )
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Local steps, for links that are far too slow for an exchange in every step (DiLoCo, Streaming DiLoCo).
 
 Every rank trains by itself. After ``every`` steps, what each has moved since the common start x (its pseudo-gradient Δ = x − x_local) is
@@ -132,7 +133,7 @@ class LocalSteps:
                 )
             start = [(name, _start_of(p)) for name, p in named]
             layers = layers_of(start, chosen)
-            refuse_moments(layers, "LocalSteps")
+            refuse_moments(layers, "LocalSteps sends something else")
             made = make_outer(outer, [s for _, s in start])
             more = {"outer": str(made), **settings.summary()}
             found = (optimizers, named, settings, chosen, layers, made)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory that training on CPUs frees in a step and needs again in the next.
 
 glibc hands large blocks back to the system as soon as they are free, and the system clears every page that it gives out again: thousands of

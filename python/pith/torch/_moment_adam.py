@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adam's steps with a variance that is frozen, and with local steps between two exchanges."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which layers send the momentum of which optimizer; what cannot be done is an error here, before the first step."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The steps of optimizers whose momentum travels.
 
 After an exchange, ``.grad`` of such a layer holds M, the momentum that all ranks have in common. For Adam, whose variance is frozen by then,

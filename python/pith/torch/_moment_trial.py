@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Momentum as a candidate of ``auto``: the time of a step decides.
 
 Steps with gradients are timed while the adapter is at rest, then as many with momentum. The rule is that of the adapter's own trials

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers whose specs begin with ``moment``: first their gradients travel, then the momentum of the optimizer.
 
 In the warm-up such a layer is like any other: its gradient travels, exactly or by ``q:N``, and the optimizer makes its own step. When the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """For scripts without DistributedDataParallel: an optimizer that averages gradients over all ranks before it steps."""
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.optimizer = optimizer
         self._passes = backward_passes_per_step
         group = group if group is not None else dist.group.WORLD
+        self.group = group  # the process group over which gradients are averaged
 
         def look() -> tuple[tuple[Rules, list[Layer]], dict[str, Any]]:
             if backward_passes_per_step < 1:
@@ -80,7 +82,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             wanted = spec if spec is not None else default_spec(p for _, p in named)
             chosen = suited(rules_of(wanted, rules, plan), optimizer)
             layers = layers_of(named, chosen)
-            refuse_moments(layers, "DistributedOptimizer")
+            refuse_moments(layers, "DistributedOptimizer sends something else")
             more = {"backward_passes_per_step": backward_passes_per_step}
             return (chosen, layers), summary_of(layers, chosen, seed, **more)
 
@@ -165,6 +167,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return loss if closure is not None else found
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients; refused while they are being reduced."""
         if self._reduction.under_way:
             raise StateError(
                 "gradients are on their way: call zero_grad() after step() or synchronize()"
@@ -172,6 +175,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.optimizer.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: layers are fixed once the optimizer was wrapped."""
         raise ArgumentError("add parameters to the optimizer before DistributedOptimizer")
 
     @property

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The outer step of local steps: an optimizer of torch, whose gradients are means of what ranks have moved."""
 
 from __future__ import annotations

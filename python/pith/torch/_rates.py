@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Residuals that follow the learning rate.
 
 A residual is what gradients have not brought yet. An update is the rate times a gradient, so a residual that was left at rate a and

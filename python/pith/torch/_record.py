@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Statistics of the gradients of any training, compressed or not, on one rank or several: what ``pith plan`` makes plans of.
 
 Hooks on parameters see each gradient before it is sent. In some backward passes they measure it with every candidate; the sums over all

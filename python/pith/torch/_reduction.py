@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients as they come, to an engine; steps, checkpoints and statistics. What the hook and the optimizer share."""
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Reduction:
         finally:
             self._present.clear()
         if changed:
-            self._meter.ask()  # what was measured is of other specs
+            self._meter.forget()
         self._advice.step(self.layers)
 
     # ---- Checkpoints

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rendezvous of the ranks of a process group: rank 0 opens a port and puts a unique id into torch's store.
 
 The port of torch's own store is not used: it is held, by rank 0 or by torchrun. Each group has a store of its own (a prefix), so any number

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The allreduce between replicas, where fully_shard has a mesh of two dimensions (HSDP), compressed.
 
 FSDP2 reduces a module's gradients inside a shard group first. Then each rank holds the mean of its own shards, and an allreduce over the
@@ -6,7 +7,7 @@ has no hook that could take its place: ``set_all_reduce_hook`` comes behind it. 
 reduces what it is given by a reducer of the C library. What that keeps between steps is as large as this rank's shards.
 
 On CPUs FSDP2 waits for each allreduce. Where it does nothing to the result but keep it as the gradient, the reducer works on in the
-background, and the end of the backward pass waits for all of them.
+background, and the end of the backward pass waits for all of them. On GPUs that is so over ``pith``; over NCCL everything is enqueued.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .._comm import Comm
 from .._errors import UnsupportedError
 from .._reducer import Reducer
-from ._engine import carried
+from ._engine import carried, in_turn
 from ._layers import COMPRESSIBLE, Layer
-from ._shards import is_mean, measure, why_exact
+from ._shards import follow_plan, is_mean, measure, why_exact
 from ._table import Meter
 from ._work import DoneWork
 
@@ -31,13 +33,22 @@ from ._work import DoneWork
 class Between:
     """What reduces shards over one group of replicas: a reducer of the C library, on a stream of its own for tensors of a device."""
 
-    def __init__(self, group: Any, device: torch.device, seed: int) -> None:
+    def __init__(self, group: Any, device: torch.device, seed: int, adaptive: str = "") -> None:
+        """``adaptive``: an adaptive spec, for the layers that have it."""
         over, self._side = carried(group, device, own=False)
-        self.ranks = over.ranks
+        self.group, self.device, self.ranks = group, device, over.ranks
         with torch.cuda.device(device) if self._side is not None else nullcontext():
             cuda = None if self._side is None else self._side.cuda
-            self.reducer = Reducer(over, "none", seed, cuda=cuda)
+            self.reducer = Reducer(
+                over, adaptive or "none", seed, cuda=cuda, in_parts=bool(adaptive)
+            )
+        # Groups of NCCL want their collectives in one order on all ranks, those of other groups counted in: nothing may go on in the background.
+        self._in_background = self._side is None or isinstance(over, Comm)
         self._lent: dict[int, torch.Tensor] = {}  # by layer, what is under way
+
+    def ordered(self) -> Any:
+        """For calls of the reducer behind what the current stream has been given; what it is given next comes behind them."""
+        return in_turn(self._side)
 
     def reduce(self, shards: Sequence[ReplicaShard], values: torch.Tensor, later: bool) -> None:
         """To means, in place. Behind what the current stream has been given; what it is given next comes behind the results.
@@ -46,7 +57,7 @@ class Between:
         """
         if any(shard.number in self._lent for shard in shards):
             self.finish()  # a backward pass that did not end, or a second one
-        waits = not later or self._side is not None or not _at_the_end(self.finish)
+        waits = not (later and self._in_background and _at_the_end(self.finish))
         if self._side is not None:
             self._side.stream.wait_stream(torch.cuda.current_stream(values.device))
         address = values.data_ptr()
@@ -89,9 +100,9 @@ class ReplicaShard:
         self.parameter = parameter  # FSDP2's own object
         self.shape = list(parameter.padded_sharded_param_size)
         self.n = math.prod(self.shape)
-        self.number = between.reducer.add(layer.name, self.shape, dtype)
-        # The rules have judged the whole layer: whether a shard is small is no matter.
-        between.reducer.set_spec(self.number, layer.spec)
+        # Rules have judged the whole layer: whether a shard is small is no matter.
+        spec = layer.adaptive or layer.spec
+        self.number = between.reducer.add_as(layer.name, self.shape, dtype, spec)
         self.meter = Meter()
 
 
@@ -122,6 +133,7 @@ class ReplicaGroup(dist.ProcessGroup):
         if shards:
             later = bool(is_mean(op)) and self._is_kept_as_it_is(shards, values)
             shards[0].messages.reduce(shards, values, later)
+            follow_plan(self._shards)
         if not is_mean(op):
             values.mul_(self.size())
         return DoneWork([values])

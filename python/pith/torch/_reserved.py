@@ -1,7 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two functions of torch.distributed that ask for gloo by name: here they also take groups of the backend pith.
 
 ``monitored_barrier`` refuses every other backend, and ``_set_pg_timeout`` ignores it with a warning, before the group could answer. For all other
-groups both are torch's own, unchanged.
+groups both are torch's own, unchanged. And one list: of backends that the flight recorder of torch leaves alone.
 """
 
 from __future__ import annotations
@@ -45,3 +46,7 @@ def open_to_pith() -> None:
     for module in (c10d, dist):
         module.monitored_barrier = _monitored_barrier  # type: ignore[attr-defined]
     c10d._set_pg_timeout = _set_pg_timeout
+    # From torch 2.15 on a recorder of operations hooks into the backends that a group consists of, and this one consists of none.
+    recording = getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", None)
+    if isinstance(recording, set):
+        recording.add("pith")

@@ -1,7 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shards of layers that FSDP2 hands over in one tensor, and the reducer that exchanges them."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -13,7 +15,7 @@ import torch.distributed as dist
 from .. import _library as c
 from .._reducer import Reducer
 from .._tensors import dtype_of
-from ._engine import carried
+from ._engine import carried, in_turn
 from ._layers import COMPRESSIBLE, Layer
 from ._table import Meter
 
@@ -21,12 +23,17 @@ from ._table import Meter
 class Messages:
     """What exchanges the shards of one process group: a reducer of the C library, on a stream of its own for tensors of a device."""
 
-    def __init__(self, group: Any, device: torch.device, seed: int) -> None:
+    def __init__(self, group: Any, device: torch.device, seed: int, adaptive: str = "") -> None:
         over, self._side = carried(group, device, own=False)
+        self.group, self.device = group, device
         self.ranks, self.rank = over.ranks, over.rank
         with torch.cuda.device(device) if self._side is not None else nullcontext():
             cuda = None if self._side is None else self._side.cuda
-            self.reducer = Reducer(over, "none", seed, cuda=cuda, sharded=True)
+            self.reducer = Reducer(over, adaptive or "none", seed, cuda=cuda, sharded=True)
+
+    def ordered(self) -> Any:
+        """For calls of the reducer behind what the current stream has been given; what it is given next comes behind them."""
+        return in_turn(self._side)
 
     def run(
         self,
@@ -36,12 +43,23 @@ class Messages:
         target: torch.Tensor,
         *more: Any,
     ) -> None:
-        """Behind what the current stream has been given; what it is given next comes behind the results."""
-        if self._side is not None:
-            self._side.stream.wait_stream(torch.cuda.current_stream(source.device))
-        call([shard.number for shard in shards], span_of(source), span_of(target), *more)
-        if self._side is not None:
-            torch.cuda.current_stream(source.device).wait_stream(self._side.stream)
+        with self.ordered():
+            call([shard.number for shard in shards], span_of(source), span_of(target), *more)
+
+
+def follow_plan(shards: Sequence[Any]) -> None:
+    """Layers as the adapter of their reducer has them, if that has changed: the reason of any of them tells."""
+    adapted = [shard for shard in shards if shard.layer.adaptive]
+    if not adapted or _now(adapted[0]).reason == adapted[0].layer.reason:
+        return
+    for shard in adapted:
+        now = _now(shard)
+        shard.layer = dataclasses.replace(shard.layer, spec=now.spec, reason=now.reason)
+        shard.meter.ask()  # what was measured is of other specs
+
+
+def _now(shard: Any) -> Any:
+    return shard.messages.reducer.layer(shard.number)
 
 
 def span_of(tensor: torch.Tensor) -> c.Span:
@@ -51,12 +69,21 @@ def span_of(tensor: torch.Tensor) -> c.Span:
 class Shard:
     """A layer's part on each rank, as FSDP2 lays it out: as many values on every rank, padded."""
 
-    def __init__(self, layer: Layer, parameter: Any, messages: Messages, delta: str = "") -> None:
+    def __init__(
+        self,
+        layer: Layer,
+        parameter: Any,
+        dtype: torch.dtype,
+        messages: Messages,
+        delta: str = "",
+    ) -> None:
         self.layer, self.messages, self.delta = layer, messages, delta
+        self.dtype = dtype  # in which gradients are reduced
         self.parameter = parameter  # FSDP2's own object
         self.shape = list(parameter.padded_sharded_param_size)
         self.n = math.prod(self.shape)
-        self.number = messages.reducer.add_shards(layer.name, self.shape, delta + layer.spec)
+        spec = layer.adaptive or delta + layer.spec
+        self.number = messages.reducer.add_shards(layer.name, self.shape, spec)
         self.meter = Meter()
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The state of each rank's compressor beside the checkpoints of a training library.
 
 A state belongs to the weights it was saved with. It carries a fingerprint of them, so that the state of another run or step is refused.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an operation of the backend gives back: torch's Work over requests of the C library.
 
 Whoever calls ``wait`` waits in C, without the interpreter's lock. Only who asks for a future makes a thread wait for it: then that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints of Hugging Face accelerate with the states of compressors::
 
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)

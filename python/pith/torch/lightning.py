@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compressed training with the ``Trainer`` of Lightning::
 
     from pith.torch.lightning import PithCallback
@@ -83,6 +84,7 @@ class PithCallback(Callback):
     # ---- What the trainer calls
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Compresses the model that the strategy has wrapped."""
         if trainer.world_size == 1:
             warnings.warn("pith: there is one process only, and nothing to compress", stacklevel=2)
             return
@@ -123,6 +125,7 @@ class PithCallback(Callback):
         checkpoint[_KEY] = {"folder": folder.name}
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Keeps what the checkpoint holds of this rank until the model is wrapped."""
         if self._restore:
             self._loaded = checkpoint.get(_KEY, {})
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compressed training with the ``Trainer`` of Hugging Face transformers::
 
     from pith.torch.transformers import PithCallback
@@ -93,6 +94,7 @@ class PithCallback(TrainerCallback):
     # ---- What the trainer calls
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **shown: Any) -> None:
+        """Compresses the model, and loads the state of the checkpoint it resumes from."""
         if args.world_size == 1:
             warnings.warn("pith: there is one process only, and nothing to compress", stacklevel=2)
             return
@@ -112,6 +114,7 @@ class PithCallback(TrainerCallback):
             self._load(args, state)
 
     def on_save(self, args: Any, state: Any, control: Any, **shown: Any) -> None:
+        """Writes this rank's state beside the checkpoint."""
         if (
             self._handle is not None
             and not args.save_only_model

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What every command shares. The command line is built on include/pith alone, as any program is. */
 #ifndef PITH_CLI_CLI_H
 #define PITH_CLI_CLI_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Draws from distributions by the inverse or by Box and Muller's method, from a 64-bit counter generator. */
 #include "cli/base/data.h"
 

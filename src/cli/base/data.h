@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Made-up gradients of known distributions, the same in every run. */
 #ifndef PITH_CLI_DATA_H
 #define PITH_CLI_DATA_H

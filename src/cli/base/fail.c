@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Errors of the command, for people and for programs that read them. */
 #include <stdarg.h>
 #include <stdio.h>

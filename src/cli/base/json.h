@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Writes JSON as it goes, without building a tree. Every call takes the key of the value, or NULL inside an array and
  * for the outermost value. What comes out is valid whatever goes in: strings are escaped, bytes that are not UTF-8

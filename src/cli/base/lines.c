@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Cuts streams into lines. A line that never ends is cut at LINE_LIMIT, lest it takes all memory. */
 #include "cli/base/lines.h"
 

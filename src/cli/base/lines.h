@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Output of many processes on one stream: whole lines, each marked with where it comes from. Any bytes may come. */
 #ifndef PITH_CLI_LINES_H
 #define PITH_CLI_LINES_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Reads /proc and asks libc. What cannot be found out stays empty or 0: this is information, nothing depends on it. */
 #include "cli/base/machine.h"
 

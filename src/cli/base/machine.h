@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the operating system says about this machine. */
 #ifndef PITH_CLI_MACHINE_H
 #define PITH_CLI_MACHINE_H

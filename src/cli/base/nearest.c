@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Edit distance, one row at a time. The library has its own for specs; the command sees only the public API. */
 #include "cli/base/nearest.h"
 

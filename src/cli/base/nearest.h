@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* "did you mean": the known word that is nearest to what was typed. */
 #ifndef PITH_CLI_NEAREST_H
 #define PITH_CLI_NEAREST_H

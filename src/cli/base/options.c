@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Reads argv against a table of options. */
 #include "cli/base/options.h"
 

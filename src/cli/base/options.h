@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Options of a command as a table: one entry each with its name, type, place and help. Parsing, the usage page, the
  * manual page, shell completion and "did you mean" all follow from the table, so that they cannot disagree.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Lays out paragraphs word by word. */
 #include "cli/base/page.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Text that fits the page: how wide it is, and paragraphs laid out in it. Widths count characters, not bytes, since
  * names and formulas are UTF-8.

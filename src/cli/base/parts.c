@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Commands that have parts, as `pith bench` has. */
 #include <stdio.h>
 #include <string.h>

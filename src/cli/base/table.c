@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Tables: column widths, and cells of several lines. */
 #include "cli/base/table.h"
 

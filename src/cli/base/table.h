@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Tables on standard output. Rows are printed as they come, so that a long benchmark shows its first result at once;
  * a column that must be wider than its title is told of its texts beforehand. A table fits the page: where its

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* `pith bench`: which measurement is meant. Operations between ranks are in bench_collective.c, codecs in
  * bench_codec.c. */
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pith bench, and its part that needs no ranks. */
 #ifndef PITH_CLI_BENCH_H
 #define PITH_CLI_BENCH_H

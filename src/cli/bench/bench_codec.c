@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * `pith bench codec`: every method on the same tensors, beside a memcpy of the same bytes. The columns are those that
  * decide whether a method pays: bits per value, error, speed of both directions, memory beyond input and output.

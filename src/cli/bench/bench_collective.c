@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * `pith bench allreduce` and its relatives: every size, uncompressed and with every codec, by every algorithm. Every
  * rank runs this; rank 0 prints. The uncompressed line stands above the compressed ones.
@@ -198,7 +199,7 @@ static cli_parsed parse(const cli_collective *collective, int argc, char **argv,
       {"-w", CLI_COUNT, &set->warmup, "COUNT", "repetitions before those (5)"},
       {"-c", CLI_CHOICE, &set->check, "0|1", "whether the first result is checked (1)"},
       {"--codec", CLI_LIST, &set->specs, "SPEC", "a method to measure beside no compression; may be repeated"},
-      {"--algo", CLI_LIST, &set->algorithms, "auto|sra|hierarchical|ring|tree|gather|ranges|linear",
+      {"--algo", CLI_LIST, &set->algorithms, "auto|sra|hierarchical|ring|tree|gather|ranges|linear|grid",
        "how to allreduce; may be repeated (PITH_ALGO, or auto)"},
       {"--inside", CLI_TEXT, &set->inside, "SPEC",
        "allreduce: the method inside a host, for compressed lines by hierarchical (PITH_INSIDE, or none)"},

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Benchmarks of operations between ranks, under pith run, mpirun or torchrun. */
 #ifndef PITH_CLI_BENCH_COLLECTIVE_H
 #define PITH_CLI_BENCH_COLLECTIVE_H

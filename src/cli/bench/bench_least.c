@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How fast memory is, and how much of it a method must touch. */
 #include "cli/bench/bench_least.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The least time an operation can take on a link and a machine, for the columns of `pith bench --link`: the larger of
  *

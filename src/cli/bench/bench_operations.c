@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The operations that `pith bench` measures, each with its call and its exact result. The root is always rank 0. */
 #include "cli/bench/bench_operations.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What `pith bench` can measure between ranks: how each operation is called, and what it must give.
  *

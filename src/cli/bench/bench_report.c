@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The columns are those that users of collective libraries know, and the ones they miss: bytes, error, where the time
  * goes. */
 #include "cli/bench/bench_report.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The lines of `pith bench` for operations between ranks: a table, and JSON if it is asked for. */
 #ifndef PITH_CLI_BENCH_REPORT_H
 #define PITH_CLI_BENCH_REPORT_H

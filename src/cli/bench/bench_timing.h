@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What one operation costs between ranks, and whether its result is right. All ranks call this together. */
 #ifndef PITH_CLI_BENCH_TIMING_H
 #define PITH_CLI_BENCH_TIMING_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The stopwatch of `pith bench codec`; that of collectives is in bench_timing.c. */
 #include "cli/bench/measure.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What one codec does to one tensor on this machine: bytes, error, time. One thread. */
 #ifndef PITH_CLI_MEASURE_H
 #define PITH_CLI_MEASURE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Reading a job from the command line, and finding a port for it. */
 #include <netinet/in.h>
 #include <stdint.h>

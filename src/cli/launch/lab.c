@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * `pith lab`: ranks on hosts that are network namespaces, behind links of a given rate: what a cluster with a slow
  * network does, on one machine. network.c makes the links, launch.c runs the ranks, lab_control.c changes links

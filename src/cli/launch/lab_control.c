@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Links and hosts that change while a lab runs: see lab_control.h. */
 #include "cli/launch/lab_control.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Links and hosts that change while a lab runs: a process beside the ranks follows the schedule of faults, and reads
  * rates and faults from a named pipe. It is no thread and no part of the launcher's loop, so that neither can hold up

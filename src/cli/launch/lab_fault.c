@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Links are changed by network.c. Processes belong to a host if they are in its network namespace: this finds what
  * ranks have started, too, and needs no list of them.

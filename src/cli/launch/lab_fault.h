@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Faults of a lab's hosts: what can be done to a host while a job runs, how that is written, and when it happens.
  *

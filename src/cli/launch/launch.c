@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One process, one poll loop. Every rank has a process group of its own, so that a signal reaches what it started too.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Starting, watching and ending the ranks of a job: what `pith run` and `pith lab` share. They decide where ranks run;
  * here is what happens to them from the first fork to the last line of output.

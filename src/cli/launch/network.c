@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Namespaces are kept as descriptors of this process; `ip` and `tc` do the rest, started inside the namespace they
  * shall work on. Each link is a veth pair from a host to a bridge in a namespace of its own. A token bucket at either

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Small networks inside this machine, for `pith lab`: hosts that are network namespaces, each behind a link of a given
  * rate to one switch. Nothing of it is seen in the machine's own network, and no namespace has a name: the kernel

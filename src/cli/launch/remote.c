@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A command started by sshd has its own process group, and ssh passes no signals on. Hence the watcher: it lives in the
  * same group, ignores what it passes on, and reads until the connection ends.

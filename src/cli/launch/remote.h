@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What is said to ssh: one command line for a shell we do not know, on a machine where nothing of Pith need be. */
 #ifndef PITH_CLI_REMOTE_H
 #define PITH_CLI_REMOTE_H

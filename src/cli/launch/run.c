@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * `pith run`: a command once for each rank, on this machine or on others over ssh. Here it is decided which rank goes
  * where and how ranks find each other; launch.c does the rest.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pith run and pith lab. */
 #ifndef PITH_CLI_RUN_H
 #define PITH_CLI_RUN_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * From fork to exec. Every descriptor is closed on exec, so that a rank has none but its standard ones. One more pipe
  * tells whether exec has worked: it closes then, and has the error in it else.

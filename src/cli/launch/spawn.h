@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One rank of a job as a process: its variables, its pipes, its process group. launch.c watches over it then. */
 #ifndef PITH_CLI_SPAWN_H
 #define PITH_CLI_SPAWN_H

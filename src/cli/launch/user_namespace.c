@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Entering a user namespace, and finding out why that is forbidden. */
 #include "cli/launch/user_namespace.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Rights without root: a user namespace of this process's own, in which it may make and configure network namespaces.
  * Users and groups stay what they are: ranks that are started in it see themselves as the user who started the lab.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * `pith plan`: makes, shows and compares plans. plan_stats.c makes the statistics they come from, plan_plot.c draws,
  * plan_bench.c times the planner.
@@ -140,7 +141,8 @@ void cli_plan_print(const pith_plan *plan) {
 
 typedef struct make_options {
   const char *budget, *alpha, *families, *rate, *before, *critical, *otherwise, *threshold, *floor, *output, *svg;
-  const char *cap, *tolerance;
+  const char *cap, *tolerance, *topology;
+  pith_sim_topology where; /* with `topology` */
   int method, objective, metric, mix;
   cli_plan_link link;
 } make_options;
@@ -197,8 +199,12 @@ static int check_make(const make_options *o) {
     cli_fail(0, "plan make: --mix and --families say two things: give one of them");
     return 0;
   }
-  if (o->objective == PITH_PLAN_TIME && !o->rate) {
-    cli_fail(0, "plan make: --objective time needs the rate of the link: --rate 1gbit");
+  if (o->rate && o->topology) {
+    cli_fail(0, "plan make: --rate and --topology both say what the network is: give one of them");
+    return 0;
+  }
+  if (o->objective == PITH_PLAN_TIME && !o->rate && !o->topology) {
+    cli_fail(0, "plan make: --objective time needs the rate of the link: --rate 1gbit, or --topology FILE");
     return 0;
   }
   return is_spec(o->budget) && is_spec(o->critical) && is_spec(o->otherwise);
@@ -229,6 +235,10 @@ static int deliver(const make_options *o, const pith_plan *plan, const pith_prof
   } else {
     cli_plan_print(plan);
     print_gain(plan, profile, request);
+    int code = o->topology ? cli_plan_print_algorithms(plan, &o->where) : CLI_OK;
+    if (code != CLI_OK) {
+      return code;
+    }
   }
   if (o->output && strcmp(o->output, "-") != 0) {
     pith_status status = pith_plan_save(plan, o->output);
@@ -277,6 +287,10 @@ int cli_plan_make(int argc, char **argv) {
       {"--mix", CLI_FLAG, &o.mix, NULL, "choose from all candidates"},
       {"--objective", CLI_CHOICE, &o.objective, "bytes|time", "what is made least; bytes"},
       {"--rate", CLI_TEXT, &o.rate, "RATE", "of the link, for the objective time: 100mbit, 1gbit"},
+      {"--topology", CLI_TEXT, &o.topology, "FILE",
+       "the network of --ranks ranks, as pith sim has it: prints what the library would choose there, and the "
+       "objective "
+       "time is that of the exchanges there"},
       CLI_PLAN_LINK_OPTIONS(&o.link),
       {"--critical", CLI_TEXT, &o.critical, "SPEC", "accordion: where the norm of the gradient changes fast"},
       {"--otherwise", CLI_TEXT, &o.otherwise, "SPEC", "accordion: elsewhere"},
@@ -310,6 +324,18 @@ int cli_plan_make(int argc, char **argv) {
     return CLI_USAGE;
   }
   r.cost = o.rate ? &cost : NULL;
+  if (o.topology) {
+    double compute = 0;
+    int code = cli_plan_topology(o.topology, o.link.ranks, &o.where);
+    if (code != CLI_OK) {
+      return code;
+    }
+    if (o.link.compute && !cli_real_parse(o.link.compute, 0, &compute)) {
+      return cli_fail(CLI_USAGE, "plan make: --compute %s: expected a number, not below 0", o.link.compute);
+    }
+    cost = (pith_plan_cost){.size = sizeof cost, .compute = compute * 1e-3, .topology = &o.where};
+    r.cost = &cost;
+  }
   return make_from(&o, &r, files.item[0]);
 }
 

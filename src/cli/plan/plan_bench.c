@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* `pith plan bench`: how long planning takes here, on made-up models of many layers. */
 #include <math.h>
 #include <stdio.h>

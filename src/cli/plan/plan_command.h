@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pith plan, its parts, and what they share. */
 #ifndef PITH_CLI_PLAN_COMMAND_H
 #define PITH_CLI_PLAN_COMMAND_H
@@ -23,6 +24,14 @@ void cli_plan_print(const pith_plan *plan);
 
 /* Bits per value against size, a point for each layer. Returns an exit code. */
 int cli_plan_plot(const pith_plan *plan, const char *path);
+
+/* ---- plan_topology.c --------------------------------------------------------------------------------------------- */
+
+/* Reads a topology for so many ranks. Prints what is wrong, and returns an exit code. */
+int cli_plan_topology(const char *path, size_t ranks, pith_sim_topology *topology);
+
+/* What the library would choose for each layer there, and how long it takes. Returns an exit code. */
+int cli_plan_print_algorithms(const pith_plan *plan, const pith_sim_topology *topology);
 
 /* A number as an option; 0 if it is none or below `least`. */
 int cli_real_parse(const char *text, double least, double *number);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * `pith plan stats`: statistics from recorded gradients. A list names them: a line "NAME SHAPE FILE" for each, the
  * file holding the raw values; a name that comes again is another sample of the same layer.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * `pith sim`: collectives on networks that are not there. Every number of ranks, every codec, by every algorithm that
  * was asked for. The library simulates (include/pith/sim.h); here are options, files and what is compared.
@@ -14,6 +15,7 @@ enum { RANKS_MAX = 64, SETTING_MAX = 16 };
 
 static const cli_part parts[] = {
     {"allreduce", "an allreduce by every algorithm: time, bytes, steps, encodings, memory"},
+    {"barrier", "a barrier: time and steps"},
 };
 
 int cli_sim_part(size_t index, cli_part *part) {
@@ -34,12 +36,12 @@ typedef struct sim {
   setting given[SETTING_MAX];
   cli_list ranks, specs, algorithms;
   size_t bytes;
-  const char *topology, *speed, *json, *plot;
+  const char *topology, *speed, *json, *plot, *export;
   int rank_count[RANKS_MAX];
   size_t rank_counts;
   const char *algorithm[CLI_LIST_MAX]; /* to simulate; NULL: what the library takes */
   size_t algorithm_count;
-  int is_wide;
+  int is_wide, is_barrier;
   int is_all;  /* algorithms: those that do not suit are left out */
   int is_auto; /* one line for what the library takes, beside the best */
   cli_sim_rows rows;
@@ -66,8 +68,9 @@ static const char about[] =
 static cli_parsed parse(int argc, char **argv, sim *s) {
   char text[4096], keys[3072];
   setting *g = s->given;
-  const char *const names[] = {"hosts", "per_host", "rate",   "latency",   "oversubscription", "inside_rate",
-                               "cores", "encode",   "decode", "straggler", "slow_link"};
+  const char *const names[] = {
+      "hosts",  "per_host", "rate",      "latency",   "oversubscription", "inside_rate",          "cores",
+      "encode", "decode",   "straggler", "slow_link", "rack_hosts",       "rack_oversubscription"};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
     g[i].key = names[i];
   }
@@ -75,7 +78,7 @@ static cli_parsed parse(int argc, char **argv, sim *s) {
       {"-n", CLI_LIST, &s->ranks, "RANKS", "how many ranks, as 64 or 2,8,32, or 2..4096 for all powers of two (8)"},
       {"-b", CLI_SIZE, &s->bytes, "SIZE", "bytes of the tensor, as 4K or 64M (16M)"},
       {"--codec", CLI_LIST, &s->specs, "SPEC", "a method; may be repeated (none)"},
-      {"--algo", CLI_LIST, &s->algorithms, "auto|all|sra|hierarchical|ring|tree|gather|ranges|linear",
+      {"--algo", CLI_LIST, &s->algorithms, "auto|all|sra|hierarchical|ring|tree|gather|ranges|linear|grid",
        "how to allreduce; may be repeated. auto: what the library takes, beside the best; all: all that suit (auto)"},
       {"--topology", CLI_TEXT, &s->topology, "FILE", "hosts, links and processors; the options below override it"},
       {"--hosts", CLI_TEXT, &g[0].value, "COUNT", "how many hosts (a host for each rank)"},
@@ -91,6 +94,11 @@ static cli_parsed parse(int argc, char **argv, sim *s) {
       {"--speed", CLI_TEXT, &s->speed, "FILE", "takes both from what pith bench codec --json has written"},
       {"--straggler", CLI_TEXT, &g[9].value, "RANK:FACTOR", "a rank whose processor is so many times slower"},
       {"--slow-link", CLI_TEXT, &g[10].value, "HOST:RATE", "a host with another rate"},
+      {"--rack-hosts", CLI_TEXT, &g[11].value, "COUNT", "hosts of a rack (all are in one)"},
+      {"--rack-oversubscription", CLI_TEXT, &g[12].value, "FACTOR",
+       "the links of a rack's hosts over what it sends to other racks (1)"},
+      {"--export", CLI_TEXT, &s->export, "FILE",
+       "writes the network and the tasks of all ranks, for other simulators, and simulates nothing"},
       {"--wide", CLI_FLAG, &s->is_wide, NULL, "all columns, however wide the table becomes"},
       {"--plot", CLI_TEXT, &s->plot, "FILE", "writes an SVG of time over ranks"},
       {"--json", CLI_TEXT, &s->json, "FILE", "writes JSON too; - for standard output in place of the table"},
@@ -98,7 +106,7 @@ static cli_parsed parse(int argc, char **argv, sim *s) {
   };
   cli_sim_keys(keys, sizeof keys);
   snprintf(text, sizeof text, "%s%s", about, keys);
-  const cli_usage usage = {"sim allreduce", NULL, text, options};
+  const cli_usage usage = {s->is_barrier ? "sim barrier" : "sim allreduce", NULL, text, options};
   return cli_options_parse(&usage, argc, argv, NULL);
 }
 
@@ -188,12 +196,6 @@ static int read_settings(sim *s) {
   return code == CLI_OK ? read_algorithms(s) : code;
 }
 
-static int hosts_of(const sim *s, int ranks) {
-  size_t per_host = s->setup.per_host, hosts = s->setup.hosts;
-  size_t count = per_host ? ((size_t)ranks + per_host - 1) / per_host : hosts ? hosts : (size_t)ranks;
-  return (int)(count < (size_t)ranks ? count : (size_t)ranks);
-}
-
 /* ---- Simulating -------------------------------------------------------------------------------------------------- */
 
 static cli_sim_row *add_row(sim *s) {
@@ -208,11 +210,12 @@ static cli_sim_row *add_row(sim *s) {
 /* One row, unless the algorithm does not suit. */
 static int simulate(sim *s, const pith_codec *codec, int ranks, const char *algorithm) {
   pith_sim_topology *t = &s->setup.topology;
-  cli_sim_row row = {.ranks = ranks, .hosts = hosts_of(s, ranks), .spec = codec ? pith_codec_spec(codec) : "none"};
+  cli_sim_ranks(&s->setup, ranks);
+  cli_sim_row row = {.ranks = ranks, .hosts = t->hosts, .spec = codec ? pith_codec_spec(codec) : "none"};
   row.result = (pith_sim_result)PITH_SIM_RESULT_INIT;
-  t->ranks = ranks;
-  t->hosts = row.hosts;
-  pith_status status = pith_sim_allreduce(t, codec, s->bytes / sizeof(float), PITH_F32, algorithm, &row.result);
+  pith_status status = s->is_barrier
+                           ? pith_sim_barrier(t, &row.result)
+                           : pith_sim_allreduce(t, codec, s->bytes / sizeof(float), PITH_F32, algorithm, &row.result);
   if (status == PITH_ERR_UNSUPPORTED && s->is_all) {
     return CLI_OK;
   }
@@ -228,10 +231,8 @@ static int simulate(sim *s, const pith_codec *codec, int ranks, const char *algo
 
 /* What the library takes here: known without a simulation of it. */
 static int find_auto(sim *s, const pith_codec *codec, int ranks, const char **taken) {
-  pith_sim_topology t = s->setup.topology;
-  t.ranks = ranks;
-  t.hosts = hosts_of(s, ranks);
-  pith_status status = pith_sim_choose(&t, codec, s->bytes / sizeof(float), PITH_F32, taken);
+  cli_sim_ranks(&s->setup, ranks);
+  pith_status status = pith_sim_choose(&s->setup.topology, codec, s->bytes / sizeof(float), PITH_F32, taken);
   return status == PITH_OK ? CLI_OK
                            : cli_fail(status == PITH_ERR_ARGUMENT ? CLI_USAGE : CLI_FAILED, "%s", pith_error());
 }
@@ -272,6 +273,14 @@ static int run_ranks(sim *s, const pith_codec *codec, int ranks) {
   return code;
 }
 
+/* One schedule to a file: of the first number of ranks, by the algorithm that was asked for. */
+static int export(sim *s, const pith_codec *codec) {
+  cli_sim_ranks(&s->setup, s->rank_count[0]);
+  pith_status status = pith_sim_export(&s->setup.topology, codec, s->bytes / sizeof(float), PITH_F32,
+                                       s->is_auto ? NULL : s->algorithm[0], s->export);
+  return status == PITH_OK ? CLI_OK : cli_fail(status == PITH_ERR_SYSTEM ? CLI_FAILED : CLI_USAGE, "%s", pith_error());
+}
+
 static int run_codec(sim *s, const char *spec) {
   pith_codec *codec = NULL;
   cli_sim_setup before = s->setup;
@@ -284,7 +293,10 @@ static int run_codec(sim *s, const char *spec) {
   int code = s->speed   ? cli_sim_speed_read(&s->setup, codec, s->speed)
              : is_given ? CLI_OK
                         : cli_sim_speed_measure(&s->setup, codec, n);
-  for (size_t i = 0; i < s->rank_counts && code == CLI_OK; i++) {
+  if (s->export && code == CLI_OK) {
+    code = export(s, codec);
+  }
+  for (size_t i = 0; i < s->rank_counts && code == CLI_OK && !s->export; i++) {
     code = run_ranks(s, codec, s->rank_count[i]);
   }
   for (size_t i = 0; i < s->rows.count; i++) { /* their specs outlive the codec */
@@ -297,15 +309,31 @@ static int run_codec(sim *s, const char *spec) {
   return code;
 }
 
+static int run_barriers(sim *s) {
+  int code = CLI_OK;
+  for (size_t i = 0; i < s->rank_counts && code == CLI_OK; i++) {
+    code = simulate(s, NULL, s->rank_count[i], NULL);
+    s->rows.row[s->rows.count - 1].is_auto = code == CLI_OK; /* there is one algorithm */
+  }
+  return code;
+}
+
 static int run(sim *s) {
   int code = read_settings(s);
+  if (code == CLI_OK && s->is_barrier && (s->specs.count || s->algorithms.count || s->export)) {
+    return cli_fail(CLI_USAGE, "a barrier has no codec and no algorithm to choose");
+  }
   if (!s->specs.count) {
     s->specs.item[s->specs.count++] = "none";
   }
-  for (size_t i = 0; i < s->specs.count && code == CLI_OK; i++) {
+  for (size_t i = 0; i < s->specs.count && code == CLI_OK && !s->is_barrier; i++) {
     code = run_codec(s, s->specs.item[i]);
   }
-  if (code != CLI_OK) {
+  if (code == CLI_OK && s->is_barrier) {
+    s->bytes = 0;
+    code = run_barriers(s);
+  }
+  if (code != CLI_OK || s->export) {
     return code;
   }
   if (!s->json || strcmp(s->json, "-") != 0) {
@@ -319,10 +347,11 @@ int cli_sim(int argc, char **argv) {
   if (argc && (!strcmp(argv[0], "--help") || !strcmp(argv[0], "-h"))) {
     return cli_parts_help("sim", cli_sim_part, "Simulates collectives of any number of ranks, on any network.");
   }
-  if (!argc || strcmp(argv[0], "allreduce") != 0) {
+  int is_barrier = argc && !strcmp(argv[0], "barrier");
+  if (!is_barrier && (!argc || strcmp(argv[0], "allreduce") != 0)) {
     return cli_parts_unknown("sim", cli_sim_part, argc ? argv[0] : NULL);
   }
-  sim s = {.bytes = (size_t)16 << 20};
+  sim s = {.bytes = (size_t)16 << 20, .is_barrier = is_barrier};
   cli_parsed parsed = parse(argc - 1, argv + 1, &s);
   if (parsed != CLI_PARSED) {
     return parsed == CLI_PARSED_HELP ? CLI_OK : CLI_USAGE;

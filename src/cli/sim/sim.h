@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pith sim, and what its files share. */
 #ifndef PITH_CLI_SIM_H
 #define PITH_CLI_SIM_H
@@ -24,6 +25,9 @@ const char *cli_sim_set(cli_sim_setup *setup, const char *key, const char *value
 
 /* Reads a file of lines "key = value". Prints what is wrong, with its line, and returns an exit code. */
 int cli_sim_read(cli_sim_setup *setup, const char *path);
+
+/* The topology is that of so many ranks, and of as many hosts as they take. */
+void cli_sim_ranks(cli_sim_setup *setup, int ranks);
 
 /* All keys with what they mean, one a line. */
 void cli_sim_keys(char *text, size_t size);

@@ -1,23 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Time over ranks as a picture, both in logarithms: a line for each codec and algorithm. */
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "cli/base/plot.h"
 #include "cli/sim/sim.h"
 
-enum { WIDTH = 760, HEIGHT = 440, LEFT = 72, RIGHT = 200, TOP = 24, BOTTOM = 48, COLOURS = 8, SERIES_MAX = 64 };
-
-static const char *const colours[COLOURS] = {"#4269d0", "#ff725c", "#3ca951", "#a463f2",
-                                             "#efb118", "#6cc5b0", "#97bbf5", "#9c6b4e"};
-
-typedef struct plot {
-  FILE *file;
-  double least, most;                    /* log2 of ranks */
-  double bottom, top;                    /* log10 of seconds */
-  const cli_sim_row *series[SERIES_MAX]; /* the first row of each */
+typedef struct series {
+  const cli_sim_row *first[CLI_PLOT_NAMES];
   size_t count;
-} plot;
+} series;
 
 static int is_drawn(const cli_sim_row *row) { return !*row->why_not && row->result.seconds > 0; }
 
@@ -25,109 +19,99 @@ static int is_alike(const cli_sim_row *a, const cli_sim_row *b) {
   return a->spec == b->spec && !strcmp(a->result.algorithm, b->result.algorithm);
 }
 
-static double x_of(const plot *p, double ranks) {
-  return LEFT + (log2(ranks) - p->least) / (p->most - p->least) * (WIDTH - LEFT - RIGHT);
+static void name_of(const cli_sim_row *row, char *text, size_t size) {
+  snprintf(text, size, "%s %s", row->spec, row->result.algorithm);
 }
 
-static double y_of(const plot *p, double seconds) {
-  return TOP + (p->top - log10(seconds)) / (p->top - p->bottom) * (HEIGHT - TOP - BOTTOM);
+static void find_series(series *s, const cli_sim_rows *rows) {
+  for (size_t i = 0; i < rows->count; i++) {
+    size_t k = 0;
+    while (k < s->count && !is_alike(s->first[k], &rows->row[i])) {
+      k++;
+    }
+    if (is_drawn(&rows->row[i]) && k == s->count && k < CLI_PLOT_NAMES) {
+      s->first[s->count++] = &rows->row[i];
+    }
+  }
 }
 
-static size_t find_range(plot *p, const cli_sim_rows *rows) {
-  size_t drawn = 0;
-  p->least = p->bottom = INFINITY;
-  p->most = p->top = -INFINITY;
+static void find_range(cli_plot *p, const cli_sim_rows *rows) {
+  p->x_low = p->y_low = INFINITY;
+  p->x_high = p->y_high = -INFINITY;
   for (size_t i = 0; i < rows->count; i++) {
     const cli_sim_row *row = &rows->row[i];
     if (is_drawn(row)) {
-      p->least = fmin(p->least, floor(log2(row->ranks)));
-      p->most = fmax(p->most, ceil(log2(row->ranks)));
-      p->bottom = fmin(p->bottom, floor(log10(row->result.seconds)));
-      p->top = fmax(p->top, ceil(log10(row->result.seconds)));
-      size_t s = 0;
-      while (s < p->count && !is_alike(p->series[s], row)) {
-        s++;
-      }
-      if (s == p->count && s < SERIES_MAX) {
-        p->series[p->count++] = row;
-      }
-      drawn++;
+      p->x_low = fmin(p->x_low, floor(log2(row->ranks)));
+      p->x_high = fmax(p->x_high, ceil(log2(row->ranks)));
+      p->y_low = fmin(p->y_low, floor(log10(row->result.seconds)));
+      p->y_high = fmax(p->y_high, ceil(log10(row->result.seconds)));
     }
   }
-  p->most = fmax(p->most, p->least + 1);
-  p->top = fmax(p->top, p->bottom + 1);
-  return drawn;
+  p->x_high = fmax(p->x_high, p->x_low + 1);
+  p->y_high = fmax(p->y_high, p->y_low + 1);
 }
 
-static void draw_axes(const plot *p) {
-  for (double x = p->least; x <= p->most; x++) {
-    fprintf(p->file,
-            "<line x1=\"%.1f\" y1=\"%d\" x2=\"%.1f\" y2=\"%d\" stroke=\"#ddd\"/>"
-            "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%.0f</text>\n",
-            x_of(p, exp2(x)), TOP, x_of(p, exp2(x)), HEIGHT - BOTTOM, x_of(p, exp2(x)), HEIGHT - BOTTOM + 18, exp2(x));
+static void draw_axes(cli_plot *p) {
+  char text[32];
+  double step = ceil((p->x_high - p->x_low) / 12);
+  for (double x = p->x_low; x <= p->x_high; x += step) {
+    snprintf(text, sizeof text, "%.0f", exp2(x));
+    cli_plot_x_tick(p, x, text, NULL);
   }
-  for (double y = p->bottom; y <= p->top; y++) {
+  for (double y = p->y_low; y <= p->y_high; y++) {
     double seconds = pow(10, y);
-    fprintf(p->file,
-            "<line x1=\"%d\" y1=\"%.1f\" x2=\"%d\" y2=\"%.1f\" stroke=\"#ddd\"/>"
-            "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%g %s</text>\n",
-            LEFT, y_of(p, seconds), WIDTH - RIGHT, y_of(p, seconds), LEFT - 8, y_of(p, seconds) + 4,
-            seconds < 0.9e-3 ? seconds * 1e6
-            : seconds < 0.9  ? seconds * 1e3
-                             : seconds,
-            seconds < 0.9e-3 ? "us"
-            : seconds < 0.9  ? "ms"
-                             : "s");
+    int unit = seconds < 0.9e-3 ? 2 : seconds < 0.9 ? 1 : 0;
+    snprintf(text, sizeof text, "%g %s", seconds * pow(1000, unit), (const char *[]){"s", "ms", "µs"}[unit]);
+    cli_plot_y_tick(p, y, text);
   }
-  fprintf(p->file, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">ranks</text>\n", (LEFT + WIDTH - RIGHT) / 2,
-          HEIGHT - 10);
+  cli_plot_axes(p, "ranks", "time of an allreduce");
 }
 
-static void draw_series(const plot *p, const cli_sim_rows *rows, size_t index) {
-  const char *colour = colours[index % COLOURS], *dashes = index < COLOURS ? "" : " stroke-dasharray=\"4 3\"";
-  const cli_sim_row *first = p->series[index];
-  fprintf(p->file, "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"2\"%s points=\"", colour, dashes);
+static int draw_series(cli_plot *p, const cli_sim_rows *rows, const cli_sim_row *first, size_t index) {
+  double *x = calloc(rows->count, 2 * sizeof *x), *y = x ? x + rows->count : NULL;
+  size_t count = 0;
+  if (!x) {
+    return cli_fail(CLI_FAILED, "out of memory");
+  }
   for (size_t i = 0; i < rows->count; i++) {
-    const cli_sim_row *row = &rows->row[i];
-    if (is_drawn(row) && is_alike(row, first)) {
-      fprintf(p->file, "%.1f,%.1f ", x_of(p, row->ranks), y_of(p, row->result.seconds));
+    if (is_drawn(&rows->row[i]) && is_alike(&rows->row[i], first)) {
+      x[count] = log2(rows->row[i].ranks);
+      y[count++] = log10(rows->row[i].result.seconds);
     }
   }
-  fprintf(p->file, "\"/>\n");
-  for (size_t i = 0; i < rows->count; i++) {
-    const cli_sim_row *row = &rows->row[i];
-    if (is_drawn(row) && is_alike(row, first)) {
-      fprintf(p->file, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"%s\"/>\n", x_of(p, row->ranks),
-              y_of(p, row->result.seconds), colour);
-    }
+  cli_plot_line(p, index, x, y, count);
+  char text[sizeof p->name->text];
+  name_of(first, text, sizeof text);
+  for (size_t i = 0; i < count; i++) {
+    cli_plot_point(p, index, x[i], y[i], text);
   }
-  double y = TOP + 8 + 18 * (double)index;
-  fprintf(p->file,
-          "<line x1=\"%d\" y1=\"%.1f\" x2=\"%d\" y2=\"%.1f\" stroke=\"%s\" stroke-width=\"2\"%s/>"
-          "<text x=\"%d\" y=\"%.1f\">%s %s</text>\n",
-          WIDTH - RIGHT + 12, y, WIDTH - RIGHT + 30, y, colour, dashes, WIDTH - RIGHT + 36, y + 4, first->spec,
-          first->result.algorithm);
+  cli_plot_name_series(p, index, y[count - 1], text);
+  free(x);
+  return CLI_OK;
 }
 
 int cli_sim_plot(const cli_sim_rows *rows, const char *path) {
-  plot p = {.count = 0};
-  if (!find_range(&p, rows)) {
+  series s = {.count = 0};
+  cli_plot p = {.names = 0};
+  find_series(&s, rows);
+  if (!s.count) {
     return cli_fail(CLI_FAILED, "--plot %s: there is nothing to draw", path);
   }
-  p.file = fopen(path, "w");
-  if (!p.file) {
-    return cli_fail(CLI_FAILED, "cannot write %s: %s", path, strerror(errno));
+  size_t longest = 0;
+  for (size_t i = 0; i < s.count; i++) {
+    char text[sizeof p.name->text];
+    name_of(s.first[i], text, sizeof text);
+    longest = strlen(text) > longest ? strlen(text) : longest;
   }
-  fprintf(p.file,
-          "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" font-family=\"sans-serif\" "
-          "font-size=\"12\">\n<rect width=\"%d\" height=\"%d\" fill=\"white\"/>\n",
-          WIDTH, HEIGHT, WIDTH, HEIGHT);
+  find_range(&p, rows);
+  int failed = cli_plot_begin(&p, path, "Time of an allreduce by the number of ranks", longest);
+  if (failed) {
+    return failed;
+  }
   draw_axes(&p);
-  for (size_t i = 0; i < p.count; i++) {
-    draw_series(&p, rows, i);
+  for (size_t i = 0; i < s.count && !failed; i++) {
+    failed = draw_series(&p, rows, s.first[i], i);
   }
-  fprintf(p.file, "</svg>\n");
-  int failed = ferror(p.file);
-  failed |= fclose(p.file) != 0;
-  return failed ? cli_fail(CLI_FAILED, "cannot write %s", path) : CLI_OK;
+  int unwritten = cli_plot_end(&p);
+  return failed ? failed : unwritten;
 }

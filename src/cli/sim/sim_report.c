@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What `pith sim` has found, as a table and as JSON. */
 #include <errno.h>
 #include <stdio.h>
@@ -17,9 +18,11 @@ enum {
   INSIDE,
   NIC,
   SWITCH,
+  RACK,
   STEPS,
   ENCODINGS,
   MEMORY,
+  PEERS,
   CHOICE,
   WORSE,
   COLUMN_COUNT
@@ -83,6 +86,8 @@ static void print_row(const cli_table *table, const cli_sim_rows *rows, const cl
   bytes_text(r->inside_bytes, text[INSIDE]);
   bytes_text(r->nic_bytes, text[NIC]);
   bytes_text(r->switch_bytes, text[SWITCH]);
+  snprintf(text[PEERS], CELL_MAX, "%u", r->peers);
+  bytes_text(r->rack_bytes, text[RACK]);
   bytes_text(r->rank_memory, text[MEMORY]);
   choice_text(rows, row, is_auto, text[CHOICE]);
   snprintf(text[WORSE], CELL_MAX, "%.0f%%", 100 * row->worse);
@@ -104,9 +109,11 @@ void cli_sim_print(const cli_sim_setup *setup, size_t bytes, const cli_sim_rows 
                                 [CODEC] = {.title = "codec"},
                                 [ALGORITHM] = {.title = "algorithm", .right = 1},
                                 [TIME] = {.title = "time", .right = 1, .width = 7},
-                                [INSIDE] = {.title = "inside", .right = 1, .width = 7, .hidden = is_auto && !is_wide},
+                                [INSIDE] = {.title = "inside", .right = 1, .width = 7, .hidden = !is_wide},
                                 [NIC] = {.title = "NIC", .right = 1, .width = 7},
                                 [SWITCH] = {.title = "switch", .right = 1, .width = 7, .hidden = !is_wide},
+                                [RACK] = {.title = "rack", .right = 1, .width = 7, .hidden = !t->rack_hosts},
+                                [PEERS] = {.title = "peers", .right = 1, .hidden = is_auto && !is_wide},
                                 [STEPS] = {.title = "steps", .right = 1},
                                 [ENCODINGS] = {.title = "encoded", .right = 1},
                                 [MEMORY] = {.title = "memory", .right = 1, .width = 7, .hidden = is_auto && !is_wide},
@@ -120,8 +127,9 @@ void cli_sim_print(const cli_sim_setup *setup, size_t bytes, const cli_sim_rows 
     choice_text(rows, &rows->row[i], is_auto, choice);
     cli_table_fit(&table, CHOICE, choice);
   }
-  cli_say(stdout, "# ", "pith %s, simulated: allreduce of %s, links of %.4g Gbit/s, %s; switch %g:1", pith_version(),
-          cli_size_print(bytes, size), t->rate * 8e-9, time_text(t->latency, latency), t->oversubscription);
+  cli_say(stdout, "# ", "pith %s, simulated: %s%s, links of %.4g Gbit/s, %s; switch %g:1", pith_version(),
+          bytes ? "allreduce of " : "barrier", bytes ? cli_size_print(bytes, size) : "", t->rate * 8e-9,
+          time_text(t->latency, latency), t->oversubscription);
   cli_table_head(&table);
   for (size_t i = 0; i < rows->count; i++) {
     if (is_shown(&rows->row[i], is_auto)) {
@@ -153,11 +161,14 @@ static void write_row(cli_json *json, const cli_sim_row *row) {
     cli_json_count(json, "inside_bytes", r->inside_bytes);
     cli_json_count(json, "nic_bytes", r->nic_bytes);
     cli_json_count(json, "switch_bytes", r->switch_bytes);
+    cli_json_count(json, "rack_bytes", r->rack_bytes);
+    cli_json_count(json, "peers", r->peers);
     cli_json_count(json, "steps", r->steps);
     cli_json_count(json, "encodings", r->encodings);
     cli_json_count(json, "rank_memory", r->rank_memory);
     cli_json_count(json, "tasks", r->tasks);
     cli_json_count(json, "events", r->events);
+    cli_json_bool(json, "may_be_chosen", r->may_be_chosen);
     cli_json_bool(json, "auto", row->is_auto);
     cli_json_bool(json, "best", row->is_best);
     if (row->is_auto) {

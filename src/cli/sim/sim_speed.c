@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How fast a codec is, for `pith sim`: a time for each call and one for each value, from two sizes. Measured here, or
  * taken from a file that `pith bench codec -b … -e … --json` has written; with one size there is no time for a call.

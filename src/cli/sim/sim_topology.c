@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Topologies of `pith sim`: a table of keys, which files and options share. A file has a key and its value on each
  * line, "rate = 10gbit"; # begins a comment, and text may be quoted.
@@ -21,6 +22,7 @@ typedef enum key_kind {
   KEY_SPEED,     /* GB/s of f32 values: seconds for a value */
   KEY_FACTOR,
   KEY_COUNT,
+  KEY_NUMBER, /* the same, as an int */
   KEY_SIZE,
   KEY_FLAG,
   KEY_STRAGGLER, /* 3:2.5 */
@@ -62,6 +64,11 @@ static const key keys[] = {
     {"decode_call", KEY_SECONDS, PLACE(topology.decode_call), "likewise"},
     {"straggler", KEY_STRAGGLER, 0, "RANK:FACTOR, a rank whose processor is so many times slower"},
     {"slow_link", KEY_SLOW, 0, "HOST:RATE, a host with another rate"},
+    {"rack_hosts", KEY_NUMBER, PLACE(topology.rack_hosts), "hosts of a rack; 0: all are in one"},
+    {"rack_oversubscription", KEY_FACTOR, PLACE(topology.rack_oversubscription),
+     "the links of a rack's hosts over what it sends to other racks"},
+    {"rack_latency", KEY_SECONDS, PLACE(topology.rack_latency), "between racks, beside latency"},
+    {"poll", KEY_SECONDS, PLACE(topology.poll), "of a shared core, for each peer that a waiting rank looks at"},
     {"chunk", KEY_SIZE, PLACE(topology.chunk), "bytes of a tensor worked on at a time, PITH_CHUNK"},
 };
 enum { KEY_COUNT_ALL = sizeof keys / sizeof *keys };
@@ -162,10 +169,15 @@ static const char *set(cli_sim_setup *setup, const key *k, const char *value) {
     case KEY_FACTOR:
       return read_number(value, 1, to, &rest) && !*rest ? NULL : "expected a number of at least 1";
     case KEY_COUNT:
+    case KEY_NUMBER:
       if (!read_number(value, 0, &number, &rest) || *rest || number > 1e6 || number > floor(number)) {
         return "expected a whole number";
       }
-      *(size_t *)to = (size_t)number;
+      if (k->kind == KEY_NUMBER) {
+        *(int *)to = (int)number;
+      } else {
+        *(size_t *)to = (size_t)number;
+      }
       return NULL;
     case KEY_SIZE:
       return cli_size_parse(value, to) ? NULL : "expected a size, as 512K";
@@ -200,8 +212,15 @@ void cli_sim_keys(char *text, size_t size) {
   size_t used = 0;
   *text = 0;
   for (size_t i = 0; i < KEY_COUNT_ALL && used < size; i++) {
-    used += (size_t)snprintf(text + used, size - used, "  %-17s %s\n", keys[i].name, keys[i].help);
+    used += (size_t)snprintf(text + used, size - used, "  %-21s %s\n", keys[i].name, keys[i].help);
   }
+}
+
+void cli_sim_ranks(cli_sim_setup *setup, int ranks) {
+  size_t per_host = setup->per_host, hosts = setup->hosts;
+  size_t count = per_host ? ((size_t)ranks + per_host - 1) / per_host : hosts ? hosts : (size_t)ranks;
+  setup->topology.ranks = ranks;
+  setup->topology.hosts = (int)(count < (size_t)ranks ? count : (size_t)ranks);
 }
 
 /* ---- Files ------------------------------------------------------------------------------------------------------- */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* CUDA modules that must be refused, all made of this file: each is built with one of the macros. */
 #include "kernel/formats.h"
 

@@ -1,8 +1,9 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A CUDA module for tests without a GPU: device memory is main memory, and tasks are done by the CPU before the call
  * returns. It has the block codecs without random numbers, exact topk, threshold, ef and momentum, and powersgd; what
- * is rotated it encodes as it is. Enough to try what is built on the module, not the kernels. Functions of the library
- * are those of the program that opens it.
+ * is rotated it encodes as it is; and lossless. Enough to try what is built on the module, not the kernels. Functions
+ * of the library are those of the program that opens it.
  */
 #include <math.h>
 #include <pith/pith.h>
@@ -91,6 +92,7 @@ static int decode_with(const char *spec, pith_bytes in, pith_span dst, int add) 
 
 static int block_spec(const pith_gpu_task *t, char *spec) {
   static const char *const scales[] = {"one", "mean", "unbiased"};
+  static const char *const types[] = {"e4m3", "e5m2", "e2m3", "e3m2", "e2m1"};
   if ((t->rotation && t->kind != PITH_WIRE_LLOYD) || (t->kind == PITH_WIRE_Q && t->choice != PITH_ROUND_NEAREST)) {
     return 0;
   }
@@ -105,6 +107,12 @@ static int block_spec(const pith_gpu_task *t, char *spec) {
       return snprintf(spec, TEXT, "bf16");
     case PITH_WIRE_Q:
       return snprintf(spec, TEXT, "q:%u,bucket=%u", (unsigned)t->bits, t->bucket);
+    case PITH_WIRE_FP8:
+      return snprintf(spec, TEXT, "fp8:%s,bucket=%u", types[t->choice], t->bucket);
+    case PITH_WIRE_MX:
+      return snprintf(spec, TEXT, "mx:%s", types[t->choice]);
+    case PITH_WIRE_NVFP4:
+      return snprintf(spec, TEXT, "nvfp4");
     case PITH_WIRE_SIGN:
       return snprintf(spec, TEXT, "sign,scale=%s,bucket=%u", scales[t->choice], t->bucket);
     default:
@@ -183,6 +191,35 @@ static int sparse_decode(const pith_gpu_sparse *tasks, size_t count, int add, vo
     memset(t->space, 0xee, SPACE);
     if (!sparse_spec(t, spec) || decode_with(spec, (pith_bytes){t->payload, *t->size},
                                              (pith_span){t->values, t->n, (pith_dtype)t->dtype}, add)) {
+      return refuse(text, "it cannot decode that");
+    }
+  }
+  return 0;
+}
+
+/* ---- lossless ---------------------------------------------------------------------------------------------------- */
+
+static int lossless_encode(const pith_gpu_lossless *tasks, size_t count, void *stream, char *text) {
+  (void)stream;
+  for (size_t i = 0; i < count; i++) {
+    const pith_gpu_lossless *t = &tasks[i];
+    memset(t->space, 0xee, PITH_GPU_LOSSLESS_SPACE(t->n)); /* kernels would use it */
+    *t->size =
+        encode_with("lossless", (pith_cspan){t->values, t->n, (pith_dtype)t->dtype}, NULL, 0, 1, 0, NULL, t->payload);
+    if (!*t->size || *t->size > t->capacity) {
+      return refuse(text, "it cannot encode that");
+    }
+    memset(t->payload + *t->size, 0xee, t->capacity - *t->size);
+  }
+  return 0;
+}
+
+static int lossless_decode(const pith_gpu_lossless *tasks, size_t count, int add, void *stream, char *text) {
+  (void)stream;
+  for (size_t i = 0; i < count; i++) {
+    const pith_gpu_lossless *t = &tasks[i];
+    if (decode_with("lossless", (pith_bytes){t->payload, *t->size}, (pith_span){t->values, t->n, (pith_dtype)t->dtype},
+                    add)) {
       return refuse(text, "it cannot decode that");
     }
   }
@@ -894,6 +931,8 @@ static const pith_cuda_module module = {
     .ipc_copy = ipc_copy,
     .ipc_combine = ipc_combine,
     .reduce = reduce,
+    .lossless_encode = lossless_encode,
+    .lossless_decode = lossless_decode,
 };
 
 __attribute__((visibility("default"))) const pith_cuda_module *pith_cuda_module_entry(void);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * NCCL for tests without a GPU: ranks are threads, device memory is main memory, and an operation is complete when it
  * returns. Included by one file of a program that shows its symbols, where Pith finds them as it finds those of the

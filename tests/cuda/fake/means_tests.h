@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of means with what the fake module can do, whoever carries the bytes: check_means() is the includer's. */
 #ifndef PITH_TESTS_FAKE_MEANS_TESTS_H
 #define PITH_TESTS_FAKE_MEANS_TESTS_H

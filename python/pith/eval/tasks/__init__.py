@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What models are trained on. Each task makes its data by itself, from what every machine has, or reads a folder of the user's.
 
 A task is a class with the attributes and methods of :class:`Task`. All of its data follow from ``SEED``: every run of a task sees the same samples,
@@ -6,8 +7,10 @@ and only weights and the order of batches depend on the run's seed.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +35,11 @@ class Task:
         self.size, self.data = size, data
         self.batch = self.batches_of[size]
 
+    @classmethod
+    def origin(cls, data: str | None) -> str:
+        """Tells data sets apart whose results must not be mixed: empty for what is the same on every machine."""
+        return "" if data is None else fingerprint(data)
+
     def model(self) -> torch.nn.Module:
         raise NotImplementedError
 
@@ -41,9 +49,17 @@ class Task:
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
         raise NotImplementedError
 
-    def evaluate(self, model: torch.nn.Module) -> float:
-        """The metric, on held-out samples."""
+    def score(self, model: torch.nn.Module, part: slice) -> tuple[float, float]:
+        """Of a part of the held-out samples: two sums, which are added up over all parts."""
         raise NotImplementedError
+
+    def metric_of(self, first: float, second: float) -> float:
+        """The metric from both sums: a share in %, for most."""
+        return 100 * first / max(second, 1.0)
+
+    def evaluate(self, model: torch.nn.Module) -> float:
+        """The metric, on all held-out samples."""
+        return self.metric_of(*self.score(model, slice(None)))
 
     def to(self, device: torch.device) -> None:
         """Tensors that are kept from batch to batch move to a device."""
@@ -52,6 +68,19 @@ class Task:
                 setattr(self, name, value.to(device))
             elif isinstance(value, tuple) and all(isinstance(v, torch.Tensor) for v in value):
                 setattr(self, name, tuple(v.to(device) for v in value))
+
+
+def fingerprint(data: str) -> str:
+    """Of a file, or of all files of a folder."""
+    path, found = Path(data), hashlib.sha256()
+    if not path.exists():
+        raise ValueError(f"there is no {data}")
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file():
+            with file.open("rb") as content:
+                while chunk := content.read(1 << 20):
+                    found.update(chunk)
+    return found.hexdigest()[:12]
 
 
 def generator(offset: int = 0) -> torch.Generator:

@@ -1,5 +1,6 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A codec from outside: `fp8` casts to 8-bit floats (e4m3: sign, four bits of exponent, three of mantissa), with a
+ * A codec from outside: `float8` casts to 8-bit floats (e4m3: sign, four bits of exponent, three of mantissa), with a
  * scale for each bucket that maps its largest value to the largest of the type. docs/adding-a-codec.md walks through
  * this file.
  *
@@ -95,9 +96,9 @@ static void decode_block(const pith_value *a, const uint8_t *in, size_t n, float
 
 /* ---- The tables -------------------------------------------------------------------------------------------------- */
 
-static const pith_codec_ops fp8 = {
+static const pith_codec_ops float8 = {
     .size = sizeof(pith_codec_ops),
-    .name = "fp8",
+    .name = "float8",
     .family = "quantization",
     .summary = "8-bit floats (e4m3) with a scale for each bucket",
     .bits = "8 + 32/bucket",
@@ -113,11 +114,11 @@ static const pith_codec_ops fp8 = {
     .decode_block = decode_block,
 };
 
-static const pith_codec_ops *const codecs[] = {&fp8};
+static const pith_codec_ops *const codecs[] = {&float8};
 
 static const pith_plugin plugin = {.size = sizeof(pith_plugin),
                                    .abi = PITH_PLUGIN_ABI,
-                                   .name = "fp8",
+                                   .name = "float8",
                                    .version = "1.0",
                                    .codecs = codecs,
                                    .codec_count = 1};
