@@ -55,35 +55,40 @@ INLINE void encode_mx_quads(const Task &t, uint32_t first, const Quads &q, uint8
   out[2 * (lane16() & 7) + (lane16() >> 3)] = (uint8_t)mine;
 }
 
+/* Four lanes have a row, eight rows at a time. Each finds the scales of two rows, and gets those of the others. */
 INLINE void encode_nv_quads(const Task &t, uint32_t first, const Quads &q, uint8_t *out) {
-  uint32_t row_most[QUAD_ROWS], most = 0, low = 0, high = 0;
+  uint32_t row_most[QUAD_ROWS], most = 0, place = lane16() & 3;
   EACH_ROW(r) {
     row_most[r] = most_of_lanes<4>(most_of_four(q.v[r]));
     most = max(most, row_most[r]);
   }
   most = lane_max(most);
   bool bad = most >= INF_BITS;
-  float scale = bad ? nan_value() : nv_scale(most), inverse = bad ? 0.0f : nv_inverse(scale);
+  float scale = bad ? nan_value() : nv_scale(most), inverse = bad ? 0.0f : nv_inverse(scale), row[2], factor[2];
   uint8_t *rows = out + PITH_HEAD_ONE, *codes = rows + QUAD_BUCKET / PITH_NV_ROW;
-  EACH_ROW(r) {
-    uint32_t byte = bad ? 0 : mini_code<PITH_MINI_E4M3>(float_of(row_most[r]) * inverse), code[4];
-    float row = mini_value<PITH_MINI_E4M3>(byte) * scale, factor = nv_factor(row);
-    low = r < 4 && (lane16() & 3) == r ? byte : low;
-    high = r >= 4 && (lane16() & 3) + 4 == r ? byte : high;
-    EACH_OF_FOUR(c) { code[c] = bad ? 0 : mini_code<PITH_MINI_E2M1>(q.v[r][c] * factor); }
-    put_minis<4>(codes, r, code);
-    if (t.memory) {
-      float d[4];
-      EACH_OF_FOUR(c) { d[c] = mini_value<PITH_MINI_E2M1>(code[c]) * row; }
-      settle_rows(t, first, q)(r, d);
-    }
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const uint32_t *of = row_most + 4 * h;
+    uint32_t mine = place < 2 ? (place == 0 ? of[0] : of[1]) : (place == 2 ? of[2] : of[3]);
+    uint32_t byte = bad ? 0 : mini_code<PITH_MINI_E4M3>(float_of(mine) * inverse);
+    row[h] = mini_value<PITH_MINI_E4M3>(byte) * scale;
+    factor[h] = nv_factor(row[h]);
+    rows[LANES * h + 4 * place + (lane16() >> 2)] = (uint8_t)byte;
   }
   if (lane16() == 0) {
     *(float *)out = scale;
   }
-  uint32_t place = 4 * (lane16() & 3) + (lane16() >> 2);
-  rows[place] = (uint8_t)low;
-  rows[place + LANES] = (uint8_t)high;
+  EACH_ROW(r) {
+    float by = __shfl_sync(FULL, factor[r / 4], r % 4, 4);
+    uint32_t code[4];
+    EACH_OF_FOUR(c) { code[c] = mini_code<PITH_MINI_E2M1>(q.v[r][c] * by); }
+    put_quad<4, LANES>(codes, r, bad ? 0 : join_four<4>(code));
+    if (t.memory) {
+      float d[4], unit = __shfl_sync(FULL, row[r / 4], r % 4, 4);
+      EACH_OF_FOUR(c) { d[c] = mini_value<PITH_MINI_E2M1>(bad ? 0 : code[c]) * unit; }
+      settle_rows(t, first, q)(r, d);
+    }
+  }
 }
 
 template <int TYPE>
