@@ -4,8 +4,7 @@
 
 #include "batch.cuh"
 
-/* ---- Uniform levels ------------------------------------------------------------------------------------------------
- */
+/* ---- Uniform levels ---------------------------------------------------------------------------------------------- */
 
 struct Uniform {
   float lo, inverse, zero, top; /* level = round((x − lo) · inverse) + zero, kept within 0…top */
@@ -36,8 +35,7 @@ INLINE uint8_t level_byte(const Uniform &u, float x, uint32_t noise, uint32_t k1
   return (uint8_t)bits_of(level_value<true>(u, x, noise, k1) + ROUNDER);
 }
 
-/* ---- Powers of two
- * --------------------------------------------------------------------------------------------------- */
+/* ---- Powers of two ----------------------------------------------------------------------------------------------- */
 
 /* Codes relative to a top, as few operations as there can be. A value's bits plus 23 random ones carry into the
  * exponent; what comes out is zero below `least` (twice that sum, which has no room for a sign), else the exponent's
@@ -86,8 +84,7 @@ INLINE float power_value(uint32_t code, int bits) {
   return float_of((level == 0 ? 0 : (level + 127 - top) << 23) | code >> (bits - 1) << 31);
 }
 
-/* ---- Small floats: src/kernel/body_mini.h --------------------------------------------------------------------------
- */
+/* ---- Small floats: src/kernel/body_mini.h ------------------------------------------------------------------------ */
 
 /* A type (PITH_MINI_…): bits of a code, of its mantissa, the exponent's bias, the code of the largest finite value. */
 template <int TYPE>
@@ -190,8 +187,7 @@ INLINE float nv_inverse(float scale) { return scale > 0 ? 1.0f / (6.0f * scale) 
 
 INLINE float nv_factor(float row) { return row > 0 ? 1.0f / row : 0.0f; }
 
-/* ---- Trits
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- Trits ------------------------------------------------------------------------------------------------------- */
 
 /* 0, 1 or 2. */
 INLINE float draw_trit(float x, float clip, float inverse, uint32_t noise, uint32_t k1) {
@@ -200,8 +196,7 @@ INLINE float draw_trit(float x, float clip, float inverse, uint32_t noise, uint3
   return fminf(fmaxf(trit, 0.0f), 2.0f);
 }
 
-/* ---- The 8-bit dynamic tree: tables as in src/kernel/body_small.h
- * ------------------------------------------------------- */
+/* ---- The 8-bit dynamic tree: tables as in src/kernel/body_small.h ------------------------------------------------ */
 
 /* Where decades end, and what makes a number of a size in one: number + 1 = round(size · gain − shift + 2^decade). */
 #define TREE8_ENDS 1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f
@@ -229,8 +224,7 @@ INLINE float tree8_value(uint32_t byte, const float *tree) {
   return float_of(bits_of(tree[byte & 0x7f]) ^ byte >> 7 << 31);
 }
 
-/* ---- Lloyd–Max levels
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- Lloyd–Max levels -------------------------------------------------------------------------------------------- */
 
 struct Lloyd {
   float levels[16], cuts[16];
@@ -247,8 +241,7 @@ INLINE uint32_t lloyd_number(float y, const Lloyd &lloyd) {
   return number;
 }
 
-/* ---- Tables in shared memory
- * ------------------------------------------------------------------------------------------------- */
+/* ---- Tables in shared memory ------------------------------------------------------------------------------------- */
 
 struct Tree8Power { /* sizes from a power of two up to the next: decades are longer, so that one at most ends there */
   float end;        /* infinite: none does */

@@ -219,8 +219,7 @@ INLINE uint32_t transpose_bits(uint32_t word) {
   return word;
 }
 
-/* ---- Reductions over a warp; devices before 8.0 have no instruction for them
- * ------------------------------------------ */
+/* ---- Reductions over a warp; devices before 8.0 have no instruction for them ------------------------------------- */
 
 template <class Join>
 INLINE uint32_t warp_join(uint32_t x, Join join) {

@@ -72,8 +72,7 @@ INLINE void put_levels(uint8_t *stage, uint8_t *out, uint32_t count, int bits) {
   __syncwarp();
 }
 
-/* ---- Sums ----------------------------------------------------------------------------------------------------------
- */
+/* ---- Sums -------------------------------------------------------------------------------------------------------- */
 
 /* In order, in double: where the sums of 16 lanes left the range of f32. Rare, and as slow as it looks. */
 template <class Source, class Term>
@@ -113,8 +112,7 @@ INLINE double sum_abs_of(const Source &s, float sum_abs, uint32_t most) {
 
 INLINE float usable_scale(float scale) { return scale < PITH_SCALE_MIN ? 0.0f : scale; }
 
-/* ---- none, fp16, bf16
- * ------------------------------------------------------------------------------------------------ */
+/* ---- none, fp16, bf16 -------------------------------------------------------------------------------------------- */
 
 template <class Source>
 INLINE void encode_cast(const Source &s, const Task &t, uint8_t *out) {
@@ -145,8 +143,7 @@ INLINE void encode_cast(const Source &s, const Task &t, uint8_t *out) {
   }
 }
 
-/* ---- q, qsgd, gq
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- q, qsgd, gq ------------------------------------------------------------------------------------------------- */
 
 /* Borders from the least and greatest value. */
 template <class Source>
@@ -309,8 +306,7 @@ INLINE void encode_powers(const Source &s, const Task &t, uint8_t *out, uint8_t 
   }
 }
 
-/* ---- natural, tree8, fp8
- * -------------------------------------------------------------------------------------------------- */
+/* ---- natural, tree8, fp8 ----------------------------------------------------------------------------------------- */
 
 template <class Source>
 INLINE void encode_byte(const Source &s, const Task &t, uint8_t *out, uint8_t *stage, const Tables &tables) {
@@ -365,8 +361,7 @@ INLINE void encode_byte(const Source &s, const Task &t, uint8_t *out, uint8_t *s
   }
 }
 
-/* ---- mx, nvfp4 ----------------------------------------------------------------------------------------------------
- */
+/* ---- mx, nvfp4 --------------------------------------------------------------------------------------------------- */
 
 /* Row r is in steps 2r and 2r + 1. Rows that are not finite are NaN, and the others as usual. */
 template <int TYPE, class Source>
@@ -429,8 +424,7 @@ INLINE void encode_nv(const Source &s, const Task &t, uint8_t *out, uint8_t *sta
   put_levels(stage, out + rows, s.m, t.bits);
 }
 
-/* ---- sign, signmean
- * -------------------------------------------------------------------------------------------------- */
+/* ---- sign, signmean ---------------------------------------------------------------------------------------------- */
 
 struct SignSums {
   uint32_t most, negatives;
@@ -587,8 +581,7 @@ INLINE void encode_sign(const Source &s, const Task &t, uint8_t *out) {
   }
 }
 
-/* ---- terngrad
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- terngrad ---------------------------------------------------------------------------------------------------- */
 
 #define TERN_STEPS 30 /* six groups of 80 values */
 #define TERN_CHUNK (LANES * TERN_STEPS)
@@ -667,8 +660,7 @@ INLINE void encode_tern(const Source &s, const Task &t, uint8_t *out, uint8_t *s
   put_last_trits(s, t, scale, inverse, bad, out);
 }
 
-/* ---- lloyd
- * --------------------------------------------------------------------------------------------------------------- */
+/* ---- lloyd ------------------------------------------------------------------------------------------------------- */
 
 /* Stages the numbers of a chunk, and adds its part of ⟨Q, y⟩ as the CPU does: 256 values at a time. */
 INLINE float classify(const float (&v)[STEPS], uint32_t count, bool bad, float inverse, float shrink,
@@ -735,8 +727,7 @@ INLINE void encode_lloyd(const Source &s, const Task &t, uint8_t *out, uint8_t *
   }
 }
 
-/* ---- All
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- All --------------------------------------------------------------------------------------------------------- */
 
 template <bool VOTES, class Source>
 INLINE void encode_common(const Source &s, const Task &t, uint8_t *out, uint8_t *stage) {

@@ -10,8 +10,7 @@
 #define HEAD 8
 #define GROUP 8 /* columns that are projected out together */
 
-/* ---- Q at the start
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- Q at the start ---------------------------------------------------------------------------------------------- */
 
 INLINE uint64_t mix64(uint64_t x) {
   x ^= x >> 30;
@@ -46,8 +45,7 @@ __global__ void __launch_bounds__(THREADS) wake_kernel(const __grid_constant__ F
   }
 }
 
-/* ---- Orthonormal columns
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- Orthonormal columns ----------------------------------------------------------------------------------------- */
 
 /* Sums over all threads of a block, in a fixed order. */
 INLINE double block_sum(double x, double *warps) {
@@ -258,8 +256,7 @@ __global__ void __launch_bounds__(ORTHO_THREADS) orthonormalize_kernel(const __g
   }
 }
 
-/* ---- Bytes, memories, dense layers: values one by one
- * --------------------------------------------------------------------------------- */
+/* ---- Bytes, memories, dense layers: values one by one ------------------------------------------------------------ */
 
 /* `one` is called for all of 0 … count − 1. */
 template <class One>
@@ -381,9 +378,7 @@ __global__ void __launch_bounds__(THREADS) step_kernel(const __grid_constant__ F
   }
 }
 
-/* ---- The workspace
- * -----------------------------------------------------------------------------------------------------------------------
- */
+/* ---- The workspace ----------------------------------------------------------------------------------------------- */
 
 static size_t round_up(size_t size) { return (size + 255) / 256 * 256; }
 
@@ -446,8 +441,7 @@ size_t pith__lowrank_space(const pith_gpu_lowrank *task) {
   return partial_bytes(make_factor(*task)) + round_up(4 * (size_t)task->rank * ((size_t)task->rows + task->cols));
 }
 
-/* ---- The order of kernels
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- The order of kernels ---------------------------------------------------------------------------------------- */
 
 enum Blocks { ONE, RANK, MANY, P_ITEMS, Q_ITEMS, EXPAND_ITEMS }; /* the last three: a block for each of them */
 

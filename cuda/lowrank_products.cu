@@ -29,8 +29,7 @@ INLINE bool packs_fit(const Factor &f) {
   return f.cols % 4 == 0 && (narrow & (floats ? 15 : 7)) == 0 && (wide & 15) == 0;
 }
 
-/* ---- P = MQ: a warp takes some rows and K columns of Q
- * ----------------------------------------------------------------- */
+/* ---- P = MQ: a warp takes some rows and K columns of Q ----------------------------------------------------------- */
 
 /* WHOLE: all values of the rows exist. T is the type of M, or where the tensor is compensated that of the tensor. */
 template <class T, int V, int K, bool WHOLE, bool COMPENSATES>
@@ -138,8 +137,7 @@ __global__ void __launch_bounds__(32 * P_WARPS, K == FEW ? 6 : 4)
   }
 }
 
-/* ---- Q = MᵀP: a thread takes four columns of M, and rows of a slice
- * -------------------------------------------------------- */
+/* ---- Q = MᵀP: a thread takes four columns of M, and rows of a slice ---------------------------------------------- */
 
 /* Four columns: neighbours, or where single values may be missing as far apart as there are threads. */
 template <class T, bool WHOLE>
@@ -226,8 +224,7 @@ __global__ void __launch_bounds__(Q_THREADS, K == FEW ? 7 : 5)
   }
 }
 
-/* ---- Slices, in order
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- Slices, in order -------------------------------------------------------------------------------------------- */
 
 template <bool P>
 __global__ void __launch_bounds__(256) add_slices_kernel(const __grid_constant__ Factors batch) {
@@ -246,8 +243,7 @@ __global__ void __launch_bounds__(256) add_slices_kernel(const __grid_constant__
   }
 }
 
-/* ---- PQᵀ: the CPU's bits
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- PQᵀ: the CPU's bits ----------------------------------------------------------------------------------------- */
 
 enum Expand { EXPAND_SET, EXPAND_ADD, EXPAND_OUT };
 
@@ -360,9 +356,7 @@ __global__ void __launch_bounds__(EXPAND_THREADS, HELD == FEW ? 8 : 5)
   }
 }
 
-/* ---- Launching
- * -----------------------------------------------------------------------------------------------------------------------
- */
+/* ---- Launching --------------------------------------------------------------------------------------------------- */
 
 static bool are_few(const Factors &batch) {
   bool few = true;

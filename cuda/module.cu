@@ -25,8 +25,7 @@ static int refuse(cudaError_t error, const char *what, char *text) {
   return (int)error;
 }
 
-/* ---- Which kernel -------------------------------------------------------------------------------------------------
- */
+/* ---- Which kernel ------------------------------------------------------------------------------------------------ */
 
 enum Way { ENCODE, DECODE_SET, DECODE_ADD };
 enum Kernel {
@@ -143,8 +142,7 @@ static uint32_t items_of(Kernel kernel, Way way, const Task &t) {
   return (t.n + values - 1) / values;
 }
 
-/* ---- Launching -----------------------------------------------------------------------------------------------------
- */
+/* ---- Launching --------------------------------------------------------------------------------------------------- */
 
 static cudaError_t launch(Kernel kernel, Way way, const Batch &batch, cudaStream_t stream) {
   if (batch.count == 0) {
@@ -265,8 +263,7 @@ static int repack(const pith_repack_task *tasks, size_t count, void *stream, cha
   return error == cudaSuccess ? 0 : refuse(error, "residuals could not be launched", text);
 }
 
-/* ---- Statistics
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- Statistics -------------------------------------------------------------------------------------------------- */
 
 static int statistics(cudaError_t error, char *text) {
   return error == cudaSuccess ? 0 : refuse(error, "statistics could not be launched", text);
@@ -296,8 +293,7 @@ static int stamp(double *nanoseconds, void *stream, char *text) {
   return statistics(pith__stamp_run(nanoseconds, (cudaStream_t)stream), text);
 }
 
-/* ---- Messages between GPUs
- * --------------------------------------------------------------------------------------------- */
+/* ---- Messages between GPUs --------------------------------------------------------------------------------------- */
 
 static int ipc_wait(const pith_ipc_wait *task, void *stream, char *text) {
   cudaError_t error = pith__ipc_wait(task, (cudaStream_t)stream);
@@ -314,8 +310,7 @@ static int ipc_combine(const pith_ipc_combine *task, void *stream, char *text) {
   return error == cudaSuccess ? 0 : refuse(error, "sums could not be launched", text);
 }
 
-/* ---- Memory
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
 static int current_device(int *number, char *text) {
   cudaError_t error = cudaGetDevice(number);
@@ -396,8 +391,7 @@ static int use_device(int number, char *text) {
   return error == cudaSuccess ? 0 : refuse(error, "the device cannot be used", text);
 }
 
-/* ---- Events
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- Events ------------------------------------------------------------------------------------------------------ */
 
 static int event_create(void **event, char *text) {
   cudaError_t error = cudaEventCreateWithFlags((cudaEvent_t *)event, cudaEventDisableTiming);

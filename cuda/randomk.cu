@@ -8,8 +8,7 @@
 #define THREADS 512
 #define WARPS (THREADS / 32)
 
-/* ---- The permutation
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- The permutation --------------------------------------------------------------------------------------------- */
 
 INLINE uint32_t permute_once(const Drawing &d, uint32_t number, uint32_t low_bits, uint32_t low_mask,
                              uint32_t high_mask) {
@@ -31,8 +30,7 @@ INLINE uint32_t place_of(const Drawing &d, uint32_t number) {
   return number;
 }
 
-/* ---- Encoding
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Encoding ---------------------------------------------------------------------------------------------------- */
 
 __global__ void __launch_bounds__(THREADS) finite_kernel(const __grid_constant__ Drawing d) {
   size_t step = (size_t)gridDim.x * THREADS, i = (size_t)blockIdx.x * THREADS + threadIdx.x;
@@ -85,8 +83,7 @@ cudaError_t launch_drawing_encode(const Drawing &drawing, uint32_t blocks, cudaS
   return cudaGetLastError();
 }
 
-/* ---- Decoding
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Decoding ---------------------------------------------------------------------------------------------------- */
 
 template <bool ADD>
 __global__ void __launch_bounds__(THREADS) scatter_kernel(const __grid_constant__ Drawing d) {

@@ -173,8 +173,7 @@ INLINE void spread_nan(const Task &t, float *tile, uint32_t n, uint32_t *flags) 
   __syncthreads();
 }
 
-/* ---- Whole tiles of f32 values at aligned addresses: 16 neighbours at a time in registers
- * ------------------------------- */
+/* ---- Whole tiles of f32 values at aligned addresses: 16 neighbours at a time in registers ------------------------ */
 
 INLINE bool sixteens_fit(const Task &t, uint32_t n) {
   return t.dtype == PITH_GPU_F32 && n == t.tile && (((uintptr_t)t.values | (uintptr_t)t.memory) & 15) == 0;
@@ -254,8 +253,7 @@ INLINE void rotate_out(const Task &t, uint32_t first, float *tile, Take take) {
   __syncthreads();
 }
 
-/* ---- Launching
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- Launching --------------------------------------------------------------------------------------------------- */
 
 /* With room for the largest tile. */
 static inline cudaError_t launch_tiles(BatchKernel kernel, int threads, const Batch &batch, cudaStream_t stream) {

@@ -12,8 +12,7 @@
 #define DIGITS 6 /* of keys and places together, at most */
 #define ALIGNMENT 256
 
-/* ---- The workspace
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- The workspace ----------------------------------------------------------------------------------------------- */
 
 /* Measures where `base` is NULL. */
 struct Cutter {
@@ -108,9 +107,7 @@ size_t pith__sparse_space(const pith_gpu_sparse *task) {
   return cut.used;
 }
 
-/* ---- Launching
- * ---------------------------------------------------------------------------------------------------------------------
- */
+/* ---- Launching --------------------------------------------------------------------------------------------------- */
 
 typedef cudaError_t (*Launch)(const Sections &batch, cudaStream_t stream);
 
@@ -234,9 +231,7 @@ static void decode_sections(Runner &runner, bool add) {
                      : (Launch)[](const Sections &b, cudaStream_t s) { return launch_apply(b, false, s); });
 }
 
-/* ---- randomk
- * --------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- randomk ----------------------------------------------------------------------------------------------------- */
 
 static Drawing drawing_of(const pith_gpu_sparse &task, const Section &s) {
   Drawing drawing;
@@ -267,9 +262,7 @@ static void decode_drawing(Runner &runner, const pith_gpu_sparse &task, bool add
   }
 }
 
-/* ---- Calls
- * ------------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- Calls ------------------------------------------------------------------------------------------------------- */
 
 static void add_sections(Sections &batch, const pith_gpu_sparse &task) {
   Cutter cut = {(uint8_t *)task.space, 0};

@@ -97,8 +97,7 @@ INLINE Share share_of(const Sections &batch) {
 
 #define EACH_TILE(tile, share) for (uint32_t tile = (share).part; tile < (share).s.tiles; tile += (share).parts)
 
-/* ---- Keys ---------------------------------------------------------------------------------------------------------
- */
+/* ---- Keys -------------------------------------------------------------------------------------------------------- */
 
 /* The bits of |x|, which order like |x|; 0 for values of the other side. */
 INLINE int32_t key_of(float x, int side) {
@@ -121,8 +120,7 @@ INLINE bool travels(int32_t cut, uint32_t last, int32_t key, uint32_t place) {
   return key > cut || (key == cut && place <= last);
 }
 
-/* ---- Values as they travel: src/codec/value_coding.c ----------------------------------------------------------------
- */
+/* ---- Values as they travel: src/codec/value_coding.c ------------------------------------------------------------- */
 
 INLINE float tame(float x, int coding) {
   float overflow = coding == PITH_VALUES_FP16 ? 65520.0f : coding == PITH_VALUES_BF16 ? 0x1.ffp127f : INFINITY;
@@ -225,8 +223,7 @@ INLINE void put_q8_block(uint8_t *out, uint32_t m, At at) {
   }
 }
 
-/* ---- What becomes of decoded values
- * ----------------------------------------------------------------------------------- */
+/* ---- What becomes of decoded values ------------------------------------------------------------------------------ */
 
 /* Sets or adds. */
 INLINE void apply_value(void *dst, int dtype, uint32_t place, float d, bool add) {
@@ -253,8 +250,7 @@ static inline __host__ __device__ bool takes_out_at_once(const Section &s) {
   return s.memory && s.keeps != PITH_GPU_KEEP_ALL && s.kind == PITH_WIRE_TOPK && s.coding <= PITH_VALUES_BF16;
 }
 
-/* ---- Blocks of threads
- * --------------------------------------------------------------------------------------------------- */
+/* ---- Blocks of threads ------------------------------------------------------------------------------------------- */
 
 /* Sums of all threads before this one; `total` is that of all. `warps` holds a word for each warp; up to 1024 threads.
  */
@@ -326,8 +322,7 @@ INLINE bool last_of(const Share &share) {
   return last;
 }
 
-/* ---- Walking through a selection
- * -------------------------------------------------------------------------------------------- */
+/* ---- Walking through a selection --------------------------------------------------------------------------------- */
 
 /* The places of a tile that are selected, in order, relative to the tile. All TILE_WORDS threads take part. */
 struct Walk {
@@ -367,8 +362,7 @@ INLINE uint32_t walk_gap(const Walk &walk, uint32_t prev, uint32_t tile, uint32_
   return place - (i ? tile * TILE + walk.place[i - 1] + 1 : prev);
 }
 
-/* ---- Launching: the host's side
- * ------------------------------------------------------------------------------------------------ */
+/* ---- Launching: the host's side ---------------------------------------------------------------------------------- */
 
 /* Compensates values; what is not finite is forgotten again. */
 cudaError_t launch_norm(const Sections &batch, cudaStream_t stream);

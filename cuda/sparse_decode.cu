@@ -21,8 +21,7 @@
 #define PIECE (STREAM_BLOCK / RICE_THREADS) /* bytes of a thread */
 #define JOIN_THREADS 1024
 
-/* ---- The head
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- The head ---------------------------------------------------------------------------------------------------- */
 
 __global__ void open_kernel(const __grid_constant__ Sections batch) {
   const Section &s = share_of(batch).s;
@@ -55,8 +54,7 @@ __global__ void open_kernel(const __grid_constant__ Sections batch) {
   c.end = c.indices + bytes; /* behind a Rice stream once it is decoded */
 }
 
-/* ---- Rice streams
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- Rice streams ------------------------------------------------------------------------------------------------ */
 
 /* State 0 is among zeros; state j + 1 is before low bit j. */
 struct Position {
@@ -370,8 +368,7 @@ __global__ void __launch_bounds__(RICE_THREADS) apply_rice_kernel(const __grid_c
   }
 }
 
-/* ---- Other codings
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- Other codings ----------------------------------------------------------------------------------------------- */
 
 /* A bitmap comes to the workspace, where its words are aligned and end with the tensor. */
 INLINE uint32_t bitmap_word(const Section &s, const Control &c, size_t word) {
@@ -434,8 +431,7 @@ __global__ void __launch_bounds__(THREADS) apply_kernel(const __grid_constant__ 
   }
 }
 
-/* ---- Launching
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Launching --------------------------------------------------------------------------------------------------- */
 
 cudaError_t launch_open(const Sections &batch, cudaStream_t stream) {
   open_kernel<<<batch.blocks, 32, 0, stream>>>(batch);

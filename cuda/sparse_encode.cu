@@ -12,8 +12,7 @@
 #define PLACED 4          /* tiles of a thread whose codes are placed at a time */
 #define STREAM_WORDS 1024 /* of a tile that are put together in shared memory */
 
-/* ---- Ranks of tiles
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- Ranks of tiles ---------------------------------------------------------------------------------------------- */
 
 /* How many values stand before each tile, and where the last of them ends. One block. */
 __global__ void __launch_bounds__(PLANNERS) tiles_kernel(const __grid_constant__ Sections batch) {
@@ -63,8 +62,7 @@ __global__ void __launch_bounds__(PLANNERS) tiles_kernel(const __grid_constant__
   }
 }
 
-/* ---- Values
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Values ------------------------------------------------------------------------------------------------------ */
 
 struct ValuesTile {
   Walk walk;
@@ -174,8 +172,7 @@ __global__ void __launch_bounds__(THREADS) blocks_kernel(const __grid_constant__
   }
 }
 
-/* ---- The plan
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- The plan ---------------------------------------------------------------------------------------------------- */
 
 INLINE uint64_t bytes_of(uint64_t bits) { return bits / 8 + (bits % 8 != 0); }
 
@@ -346,8 +343,7 @@ __global__ void __launch_bounds__(THREADS) dense_kernel(const __grid_constant__ 
   }
 }
 
-/* ---- Indices
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Indices ----------------------------------------------------------------------------------------------------- */
 
 struct CodesTile {
   Walk walk;
@@ -491,8 +487,7 @@ __global__ void __launch_bounds__(THREADS) finish_kernel(const __grid_constant__
   }
 }
 
-/* ---- The memory
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- The memory -------------------------------------------------------------------------------------------------- */
 
 __global__ void __launch_bounds__(THREADS) keep_kernel(const __grid_constant__ Sections batch) {
   __shared__ Walk walk;
@@ -519,9 +514,7 @@ __global__ void __launch_bounds__(THREADS) keep_kernel(const __grid_constant__ S
   }
 }
 
-/* ---- Launching
- * --------------------------------------------------------------------------------------------------------------------
- */
+/* ---- Launching --------------------------------------------------------------------------------------------------- */
 
 cudaError_t launch_tiles(const Sections &batch, cudaStream_t stream) {
   tiles_kernel<<<batch.blocks, PLANNERS, 0, stream>>>(batch);

@@ -20,8 +20,7 @@
 #define NO_CUT 0x7fffffff /* above every key */
 #define DOUBT 4.5
 
-/* ---- The sample
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- The sample -------------------------------------------------------------------------------------------------- */
 
 INLINE uint32_t rng(uint32_t key0, uint32_t key1, uint32_t index) { return rng_from(index * RNG_WEYL + key0, key1); }
 
@@ -167,8 +166,7 @@ __global__ void __launch_bounds__(SAMPLERS, 1) sample_kernel(const __grid_consta
   }
 }
 
-/* ---- The scan
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- The scan ---------------------------------------------------------------------------------------------------- */
 
 #define TOGETHER 16 /* values of a lane that are read before the first is used */
 #define STRIP 1024  /* values of a warp at a time: a word of the bitmap for each lane */
@@ -480,8 +478,7 @@ __global__ void __launch_bounds__(THREADS, 2) scan_kernel(const __grid_constant_
   }
 }
 
-/* ---- Digits
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- Digits ------------------------------------------------------------------------------------------------------ */
 
 struct Digit {
   uint32_t bins[BINS];
@@ -575,8 +572,7 @@ __global__ void __launch_bounds__(THREADS) digit_kernel(const __grid_constant__ 
   }
 }
 
-/* ---- Marking
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- Marking ----------------------------------------------------------------------------------------------------- */
 
 #define MARKED 4 /* candidates of a thread that are read before the first is marked */
 

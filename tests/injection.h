@@ -181,8 +181,7 @@ long __wrap_syscall(long number, ...) {
   return fails(INJECT_syscall) ? -1 : __real_syscall(number, a, b);
 }
 
-/* ---- Those that may do less: streams only, since a message of packets comes whole ---------------------------------
- */
+/* ---- Those that may do less: streams only, since a message of packets comes whole -------------------------------- */
 
 static int is_stream(int fd) { return type_of(fd) == SOCK_STREAM; }
 

@@ -201,9 +201,7 @@ static void tree(const reference *r, float *const *x, const pith_ctx *ctx, float
   pass_result(r, ctx, 0, result, (pith_range){0, r->n});
 }
 
-/* ---- Grid: ranks of a host, hosts of a rack, racks; coordinate k of a rank counts in steps[k]
- * ------------------------
- */
+/* ---- Grid: ranks of a host, hosts of a rack, racks; coordinate k of a rank counts in steps[k] -------------------- */
 
 typedef struct grid {
   int size[3];
@@ -284,8 +282,7 @@ static void grid_sum(const grid *g, void **of, pith_dtype dtype, pith_reduce_op 
   }
 }
 
-/* ---- Gathered payloads
- * ----------------------------------------------------------------------------------------------- */
+/* ---- Gathered payloads ------------------------------------------------------------------------------------------- */
 
 static void grid_entries(const reference *r, float *const *x, const pith_ctx *ctx, float *result) {
   grid g = grid_of(r, 1);

@@ -65,8 +65,7 @@ void world_wait(world_rank *me, double seconds);
 void world_send(world_rank *me, int peer, const void *bytes, size_t size);
 void world_receive(world_rank *me, int peer, void *bytes, size_t size);
 
-/* ---- Laws: each a test ---------------------------------------------------------------------------------------------
- */
+/* ---- Laws: each a test ------------------------------------------------------------------------------------------- */
 
 void law_bytes_arrive_in_order(const transport_world *world, size_t most); /* bytes for each pair, at most */
 void law_no_wakeup_is_lost(const transport_world *world, int rounds);

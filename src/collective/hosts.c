@@ -22,8 +22,7 @@ typedef struct plan {
   uint32_t end;
 } plan;
 
-/* ---- Buffers of a chunk: our host's sums of each slice, its ranks' values of them, other hosts' sums of ours ------
- */
+/* ---- Buffers of a chunk: our host's sums of each slice, its ranks' values of them, other hosts' sums of ours ----- */
 
 static size_t sum_bytes(const plan *p) { return p->chunk * pith_dtype_size(p->partial); }
 static size_t value_bytes(const plan *p) { return p->chunk * pith_dtype_size(p->raw->dtype); }

@@ -168,8 +168,7 @@ static int work_once(pith_comm *comm) {
   return 0;
 }
 
-/* ---- Driving ------------------------------------------------------------------------------------------------------
- */
+/* ---- Driving ----------------------------------------------------------------------------------------------------- */
 
 /* *worked: something was computed. */
 static int take_turn(pith_comm *comm, int *worked) {

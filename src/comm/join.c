@@ -10,8 +10,7 @@
 #define ABORT_SECONDS 0.5 /* to tell the others why a comm could not be made */
 #define HURRY_SECONDS 2.0 /* to make the links over which they are told */
 
-/* ---- Who is linked from the start ---------------------------------------------------------------------------------
- */
+/* ---- Who is linked from the start -------------------------------------------------------------------------------- */
 
 /* Neighbours are 1, 4, 16, … ranks away, in both directions: about log2 of the ranks for each. Over their links the
  * news of a failure reaches everybody in about as many steps, also if several ranks are gone. */

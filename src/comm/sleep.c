@@ -32,8 +32,7 @@
 #define POLLING_NAP_NS 50000
 #define SLEEP_MOST 0.25 /* seconds */
 
-/* ---- Spinning -----------------------------------------------------------------------------------------------------
- */
+/* ---- Spinning ---------------------------------------------------------------------------------------------------- */
 
 /* How patient to be; found out once. */
 static void choose_spin(pith_comm *comm) {
@@ -90,8 +89,7 @@ static void note_vain_spin(pith_comm *comm) {
   }
 }
 
-/* ---- Sleeping -----------------------------------------------------------------------------------------------------
- */
+/* ---- Sleeping ---------------------------------------------------------------------------------------------------- */
 
 int pith__comm_link_descriptors(pith_comm *comm, struct pollfd *fds, int most) {
   uint8_t sending[comm->ranks];

@@ -95,8 +95,7 @@ pith_status pith__cuda_bucket_decode(const pith_bucket *b, const void *results, 
   return run_all(b, (const void *const *)dst, NULL, ctx, results, stride, RESULTS, NULL, stream);
 }
 
-/* ---- Our own pieces: what is reduced in one step, and the rest, step by step ---------------------------------------
- */
+/* ---- Our own pieces: what is reduced in one step, and the rest, step by step ------------------------------------- */
 
 /* What pith__cuda_bucket_reduce() is given, and for each layer how many of the first values of our piece one kernel
  * decodes, adds up and encodes. */
@@ -184,8 +183,7 @@ static void set_result_memory(const own_pieces *o, size_t index, size_t first, p
   }
 }
 
-/* ---- In one step ---------------------------------------------------------------------------------------------------
- */
+/* ---- In one step ------------------------------------------------------------------------------------------------- */
 
 enum { FLOATS = 16, WORDS = 4 }; /* how kernels want values and payloads aligned */
 
@@ -237,8 +235,7 @@ static pith_status reduce_at_once(own_pieces *o, void *stream) {
   return pith__gpu_hand_over(&batch);
 }
 
-/* ---- Step by step --------------------------------------------------------------------------------------------------
- */
+/* ---- Step by step ------------------------------------------------------------------------------------------------ */
 
 /* The sum rank after rank, as on the CPU, so that it has the same bits. */
 static pith_status sum_rests(own_pieces *o, item_list list, float *sums, void *wide, void *stream) {

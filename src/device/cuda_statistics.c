@@ -79,8 +79,7 @@ typedef struct job {
   ticket *ticket;
 } job;
 
-/* ---- Which way ----------------------------------------------------------------------------------------------------
- */
+/* ---- Which way --------------------------------------------------------------------------------------------------- */
 
 /* A codec as it is without what it keeps between steps. */
 static pith_codec without_memory(const pith_codec *codec) {
@@ -116,8 +115,7 @@ static size_t timed_values(const pith_measurement *m) {
   return n >= TIMED_ROWS ? n / TIMED_ROWS * TIMED_ROWS : n;
 }
 
-/* ---- Memory -------------------------------------------------------------------------------------------------------
- */
+/* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
 static pith_cuda_item item_of(const pith_codec *codec, const void *values, size_t n, pith_dtype dtype,
                               const pith_ctx *ctx) {
@@ -246,8 +244,7 @@ static pith_status find_ticket(job *j) {
   return PITH_OK;
 }
 
-/* ---- Kinds of candidates ------------------------------------------------------------------------------------------
- */
+/* ---- Kinds of candidates ----------------------------------------------------------------------------------------- */
 
 /* The table's next numbers; 0 is the first one's. */
 static double *next_numbers(job *j, size_t count) {
@@ -399,8 +396,7 @@ static pith_status measure_columns(job *j) {
   return PITH_OK;
 }
 
-/* ---- How fast codecs are ------------------------------------------------------------------------------------------
- */
+/* ---- How fast codecs are ----------------------------------------------------------------------------------------- */
 
 static pith_status time_codec(job *j, const pith_codec *codec, double *stamps) {
   pith_ctx ctx = timed_ctx(j);
@@ -445,8 +441,7 @@ static double seconds_of(const ticket *t, size_t k) {
   return best > 0 ? best / (double)t->timed_values : 0;
 }
 
-/* ---- The measurer -------------------------------------------------------------------------------------------------
- */
+/* ---- The measurer ------------------------------------------------------------------------------------------------ */
 
 static cuda_measurer *measurer_of(pith_measurer *base) { return (cuda_measurer *)base; }
 

@@ -569,8 +569,7 @@ static const char *exchange_windows(ipc_carrier *c, int descriptor, char text[25
   return refusal;
 }
 
-/* ---- A first message: what is mapped may still not work, as over links that a hypervisor or an IOMMU redirects ----
- */
+/* ---- A first message: what is mapped may still not work, as over links that a hypervisor or an IOMMU redirects --- */
 
 enum { SAMPLE = 256 };
 

@@ -70,8 +70,7 @@ DEFINE_FP8(e4m3, E4M3)
 DEFINE_FP8(e5m2, E5M2)
 #undef DEFINE_FP8
 
-/* ---- MX: a scale for PITH_MX_ROW values, a power of two -----------------------------------------------------------
- */
+/* ---- MX: a scale for PITH_MX_ROW values, a power of two ---------------------------------------------------------- */
 
 /* Scales of as many rows at a time as a vector has lanes, from the bits of their largest |x|: the exponent of that
  * becomes the exponent of the largest code. */

@@ -70,8 +70,7 @@ int pith__memory_keeps_results(const pith_codec *codec, const pith_state *state)
 pith_status pith__memory_encode_result(const pith_codec *codec, pith_state *state, pith_cspan values, pith_out *out,
                                        const pith_encode_scratch *scratch, const pith_ctx *ctx);
 
-/* ---- By several threads: slices of a layer for each of them, with the bytes and sums that one thread would make ----
- */
+/* ---- By several threads: slices of a layer for each of them, with the bytes and sums that one thread would make -- */
 
 typedef pith_status (*pith_encode_fn)(const pith_codec *codec, pith_state *state, pith_cspan src, pith_out *out,
                                       const pith_encode_scratch *scratch, const pith_ctx *ctx);

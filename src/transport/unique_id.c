@@ -50,8 +50,7 @@ int pith__unique_id_listener(const pith_unique_id *id) {
   return fd;
 }
 
-/* ---- Bytes: docs/format.md -----------------------------------------------------------------------------------------
- */
+/* ---- Bytes: docs/format.md --------------------------------------------------------------------------------------- */
 
 enum { MAGIC_SIZE = 8, SUM_AT = MAGIC_SIZE, PORT_AT = 16, HOSTS_AT = 18, SECRET_AT = HOSTS_AT + PITH_ID_HOSTS };
 static const char magic[MAGIC_SIZE + 1] = "PITHID01";

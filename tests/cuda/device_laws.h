@@ -85,8 +85,7 @@ static inline int law_all_say(pith_comm *comm, uint64_t number) {
   return equal == ranks;
 }
 
-/* ---- Layers and gradients
- * ---------------------------------------------------------------------------------------------- */
+/* ---- Layers and gradients ---------------------------------------------------------------------------------------- */
 
 static const size_t law_shapes[][2] = {{101, 129}, {64, 300}, {77, 0}, {3, 5}, {128, 213}, {0, 5}, {40, 40}, {2050, 0}};
 static const char *const law_names[] = {"embed.weight", "fc.weight",    "norm.bias",    "tiny.weight",
@@ -127,8 +126,7 @@ static float law_value(const void *values, size_t i, pith_dtype dtype) {
                              : pith__bf16_to_f32(((const uint16_t *)values)[i]);
 }
 
-/* ---- The same on the CPU, for all ranks
- * -------------------------------------------------------------------------------- */
+/* ---- The same on the CPU, for all ranks -------------------------------------------------------------------------- */
 
 enum { LAW_RANKS = 8 };
 
@@ -297,8 +295,7 @@ static void law_reduce(law_model *m, void *const inputs[][LAW_LAYERS], uint64_t 
   }
 }
 
-/* ---- Comparing
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- Comparing --------------------------------------------------------------------------------------------------- */
 
 static void law_compare(const law_model *m, size_t i, const void *expected, const void *found, uint64_t step) {
   const char *spec = pith_codec_spec(m->match[i].codec);
@@ -392,8 +389,7 @@ static void law_free(const law_model *m, void *inputs[][LAW_LAYERS]) {
   }
 }
 
-/* ---- The laws
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- The laws ---------------------------------------------------------------------------------------------------- */
 
 static void law_step(const law_world *w, pith_reducer *object, law_model *m, const law_set *set, uint64_t step) {
   void *inputs[LAW_RANKS][LAW_LAYERS], *expected[LAW_LAYERS], *found[LAW_LAYERS];

@@ -29,9 +29,7 @@ static pith_status law_open_reducer(const law_world *w, const char *rules, uint6
   return pith_reducer_create_with(w->comm, rules, seed, options, reducer);
 }
 
-/* ---- Laws of its own
- * ---------------------------------------------------------------------------------------------------------------------
- */
+/* ---- Laws of its own --------------------------------------------------------------------------------------------- */
 
 /* Many groups, some of them chunks of layers. */
 static void run_groups(void) {
@@ -66,9 +64,7 @@ static void run_varying(void) {
   }
 }
 
-/* ---- Ranks that are killed
- * -------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- Ranks that are killed --------------------------------------------------------------------------------------- */
 
 static pith_reducer *make_reducer(const char **way) {
   pith_layer layers[LAW_LAYERS];
@@ -156,9 +152,7 @@ static void run_killed(int in_graph) {
   law_give(&set);
 }
 
-/* ---- Times
- * -------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- Times ------------------------------------------------------------------------------------------------------- */
 
 /* Bytes of a second that a copy on the device reads and writes, while the other ranks do nothing. */
 static double copy_rate(void) {
@@ -214,9 +208,7 @@ static void measure(void) {
   }
 }
 
-/* ---- The program
- * -------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- The program ------------------------------------------------------------------------------------------------- */
 
 static void run_all_laws(void) {
   const char *way = NULL;

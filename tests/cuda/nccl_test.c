@@ -24,8 +24,7 @@ static pith_status law_open_reducer(const law_world *w, const char *rules, uint6
   return status;
 }
 
-/* ---- NCCL and ranks
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- NCCL and ranks ---------------------------------------------------------------------------------------------- */
 
 typedef struct nccl_id {
   char bytes[128];
@@ -63,9 +62,7 @@ static void join_ranks(void) {
   CHECK_MSG(result == 0, "ncclCommInitRank gives %d; NCCL_DEBUG=WARN says why", result);
 }
 
-/* ---- The program
- * ----------------------------------------------------------------------------------------------------------------------
- */
+/* ---- The program ------------------------------------------------------------------------------------------------- */
 
 static void sum_by_nccl(void *gradient) {
   CHECK_EQ(nccl.all_reduce(gradient, gradient, VALUES, NCCL_FLOAT, NCCL_SUM, here.comm, here.stream), 0);

@@ -22,8 +22,7 @@ static int rank_of(const char *name, int otherwise) {
   return text ? atoi(text) : otherwise;
 }
 
-/* ---- What test.h asks of a program
- * -------------------------------------------------------------------------------------------- */
+/* ---- What test.h asks of a program ------------------------------------------------------------------------------- */
 
 void test_count_check(void) {}
 
@@ -37,8 +36,7 @@ void test_fail(const char *file, int line, const char *format, ...) {
   _exit(1);
 }
 
-/* ---- The device
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- The device -------------------------------------------------------------------------------------------------- */
 
 static void *take(size_t size) { return gpu_memory(size); }
 
@@ -80,8 +78,7 @@ static void choose_device(int local, int locals) {
   }
 }
 
-/* ---- The laws that all obey
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- The laws that all obey -------------------------------------------------------------------------------------- */
 
 #define MIXED "*.bias=q:8;embed*=ef/topk:0.01;fc*=ef/q:4,round=stochastic;head*=ef/powersgd:2;small*=powersgd:16;*=q:4"
 
@@ -145,9 +142,7 @@ static void run_laws(void) {
   tell("ranks that disagree are named", "");
 }
 
-/* ---- Times
- * ----------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- Times ------------------------------------------------------------------------------------------------------- */
 
 enum { ROUNDS = 15, SIDE = 4096, VALUES = SIDE * SIDE };
 
@@ -252,8 +247,7 @@ static void run_bench(contender *list, size_t count) {
   gpu_free(source);
 }
 
-/* ---- From start to end
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- From start to end ------------------------------------------------------------------------------------------- */
 
 /* Connects to the other ranks; 0: it is skipped, and why. `missing` is what the caller found. */
 static int program_start(const char *name, const char *(*missing)(void)) {

@@ -2,8 +2,7 @@
 /* Codecs of whole tensors on the GPU: large selections, payloads of several ranks, and bytes that are no payload. */
 #include "inputs.h"
 
-/* ---- One tensor there and back
- * ---------------------------------------------------------------------------------------- */
+/* ---- One tensor there and back ----------------------------------------------------------------------------------- */
 
 typedef struct bench {
   pith_codec *codec;
@@ -70,8 +69,7 @@ static void check_tensor(const char *spec, const void *x, size_t n, pith_dtype d
   bench_close(&b);
 }
 
-/* ---- Selections
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- Selections -------------------------------------------------------------------------------------------------- */
 
 /* All large values in one place that samples miss, with the indices far apart. */
 static void cluster(float *x, size_t n) {
@@ -129,8 +127,7 @@ TEST(no_values_at_all_make_the_payload_of_the_cpu) {
   check_tensor("adaptive", nothing, 0, PITH_F32, "nothing");
 }
 
-/* ---- Several ranks
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- Several ranks ----------------------------------------------------------------------------------------------- */
 
 TEST(payloads_of_several_ranks_add_up_in_their_order) {
   need_gpu();
@@ -175,8 +172,7 @@ TEST(payloads_of_several_ranks_add_up_in_their_order) {
   free(found);
 }
 
-/* ---- Many layers, and graphs
- * ---------------------------------------------------------------------------------------------- */
+/* ---- Many layers, and graphs ------------------------------------------------------------------------------------- */
 
 /* More than fit one launch, of all codecs and sizes, beside block codecs. */
 TEST(many_whole_layers_go_in_one_call) {
@@ -270,8 +266,7 @@ TEST(selections_can_be_captured_in_a_graph) {
   bench_close(&b);
 }
 
-/* ---- Bytes that are no payload
- * ----------------------------------------------------------------------------------------------- */
+/* ---- Bytes that are no payload ----------------------------------------------------------------------------------- */
 
 TEST(damaged_payloads_touch_nothing_else) {
   need_gpu();
@@ -309,8 +304,7 @@ TEST(damaged_payloads_touch_nothing_else) {
   free(found);
 }
 
-/* ---- Arguments: these need no device
- * -------------------------------------------------------------------------------------------- */
+/* ---- Arguments: these need no device ----------------------------------------------------------------------------- */
 
 TEST(whole_tensors_are_refused_in_pieces_and_without_a_size) {
   pith_codec *codec;

@@ -70,8 +70,7 @@ static void on_processes(int ranks, double timeout, law_fn run, int but) {
   ranks_wait(child, ranks, but);
 }
 
-/* ---- What the CPU gives: whatever the carrier -----------------------------------------------------------------------
- */
+/* ---- What the CPU gives: whatever the carrier -------------------------------------------------------------------- */
 
 static const char *rules;
 static pith_dtype dtype;
@@ -224,8 +223,7 @@ TEST(nccl_goes_between_hosts_where_it_is_asked_for) {
   ranks_run_hosts("inproc", 4, 2, 0, NULL, run_law, &(law_run){broken_levels});
 }
 
-/* ---- Which way -----------------------------------------------------------------------------------------------------
- */
+/* ---- Which way --------------------------------------------------------------------------------------------------- */
 
 static const char *expected;
 
@@ -315,8 +313,7 @@ TEST(what_a_machine_has_for_it_can_be_asked) {
   CHECK_ERROR_SAYS("it shares nothing");
 }
 
-/* ---- Ranks that fail -----------------------------------------------------------------------------------------------
- */
+/* ---- Ranks that fail --------------------------------------------------------------------------------------------- */
 
 /* The second call says the same, at once; then all is given back. */
 static void fail_twice(pith_reducer *reducer, law_set *set, double within, const char *says) {
@@ -367,8 +364,7 @@ static void failing(const law_world *w) {
 }
 TEST(a_device_that_fails_ends_the_step_for_all) { on_processes(2, 20, failing, -1); }
 
-/* ---- Strangers -----------------------------------------------------------------------------------------------------
- */
+/* ---- Strangers --------------------------------------------------------------------------------------------------- */
 
 /* Calls at every socket of the system that has a name of ours, with memory of its own and what may look like a packet.
  */

@@ -27,8 +27,7 @@ static pith_status law_open_reducer(const law_world *w, const char *rules, uint6
   return status;
 }
 
-/* ---- Ranks as threads
- * -------------------------------------------------------------------------------------------------- */
+/* ---- Ranks as threads -------------------------------------------------------------------------------------------- */
 
 static uint64_t said[MOST];
 
@@ -79,8 +78,7 @@ static void on_ranks(int ranks, void (*run)(const law_world *)) {
   pthread_barrier_destroy(&world.barrier);
 }
 
-/* ---- What the CPU gives
- * ------------------------------------------------------------------------------------------------ */
+/* ---- What the CPU gives ------------------------------------------------------------------------------------------ */
 
 static const char *rules;
 static pith_dtype dtype;
@@ -96,8 +94,7 @@ static void check_means(const char *text) {
   }
 }
 
-/* ---- The rest
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- The rest ---------------------------------------------------------------------------------------------------- */
 
 static void checkpoints(const law_world *w) {
   law_checkpoints(w, "embed*=ef/topk:0.01;fc*=ef/q:4;head*=ef/powersgd:2;*=q:8");

@@ -23,8 +23,7 @@ static void copy_to(void *to, const void *from, size_t size) { memcpy(to, from, 
 
 static const law_memory law_device = {malloc, free, copy_to, copy_to, law_same};
 
-/* ---- Ranks
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- Ranks ------------------------------------------------------------------------------------------------------- */
 
 typedef void (*law_fn)(const law_world *);
 
@@ -43,8 +42,7 @@ static void on_ranks(const char *transport, int ranks, law_fn run) {
   ranks_run(transport, ranks, 0, run_law, &(law_run){run});
 }
 
-/* ---- What the CPU gives
- * ------------------------------------------------------------------------------------------------ */
+/* ---- What the CPU gives ------------------------------------------------------------------------------------------ */
 
 static const char *rules;
 static pith_dtype dtype;
@@ -82,8 +80,7 @@ TEST(processes_do_the_same_over_shm_and_tcp) {
   on_ranks("tcp", 3, means);
 }
 
-/* ---- The rest
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- The rest ---------------------------------------------------------------------------------------------------- */
 
 #define KEEPING "embed*=ef/topk:0.01;fc*=ef/q:4;head*=ef/powersgd:2;*=q:8"
 
@@ -161,8 +158,7 @@ static void graphs(const law_world *w) {
 }
 TEST(through_pinned_memory_nothing_can_be_captured) { on_ranks("inproc", 1, graphs); }
 
-/* ---- Ranks that fail
- * --------------------------------------------------------------------------------------------------- */
+/* ---- Ranks that fail --------------------------------------------------------------------------------------------- */
 
 /* The second call says the same, at once; then all is given back. */
 static void fail_twice(pith_reducer *reducer, law_set *set, const char *says) {

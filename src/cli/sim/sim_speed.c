@@ -46,8 +46,7 @@ static void set_speed(cli_sim_setup *setup, const pith_codec *codec, const sampl
   }
 }
 
-/* ---- Measured: by all cores at once, as ranks do it, which share the memory of a machine --------------------------
- */
+/* ---- Measured: by all cores at once, as ranks do it, which share the memory of a machine ------------------------- */
 
 enum { THREADS_MOST = 16 };
 

@@ -391,8 +391,7 @@ static int lowrank(const pith_gpu_lowrank *tasks, size_t count, int what, void *
   return failed ? refuse(text, "it cannot decode that") : 0;
 }
 
-/* ---- Means and memory ----------------------------------------------------------------------------------------------
- */
+/* ---- Means and memory -------------------------------------------------------------------------------------------- */
 
 static int own(const pith_gpu_own *tasks, size_t count, void *stream, char *text) {
   (void)stream, (void)text;
@@ -409,8 +408,7 @@ static int own(const pith_gpu_own *tasks, size_t count, void *stream, char *text
   return 0;
 }
 
-/* ---- Residuals, value by value: docs/format.md, "Residuals" -------------------------------------------------------
- */
+/* ---- Residuals, value by value: docs/format.md, "Residuals" ------------------------------------------------------ */
 
 enum { BLOCK = 256, BLOCK_BYTES = 260 };
 
@@ -520,8 +518,7 @@ static int mean(const pith_gpu_mean *tasks, size_t count, void *stream, char *te
   return 0;
 }
 
-/* ---- Statistics --------------------------------------------------------------------------------------------------
- */
+/* ---- Statistics -------------------------------------------------------------------------------------------------- */
 
 static int sample(const pith_gpu_sample *t, void *stream, char *text) {
   (void)stream, (void)text;
@@ -664,8 +661,7 @@ static int allocate(size_t size, void **memory, char *text) {
 
 static int copy(void *to, const void *from, size_t size, char *text) { return (void)text, memcpy(to, from, size), 0; }
 
-/* ---- Pinned memory --------------------------------------------------------------------------------------------------
- */
+/* ---- Pinned memory ----------------------------------------------------------------------------------------------- */
 
 /* What goes to the host arrives when an event behind it has been waited for, and not before; until then other bytes are
  * there. */
@@ -770,8 +766,7 @@ static int stream_create(void **stream, char *text) { return (void)text, *stream
 
 static int stream_wait(void *stream, void *given, char *text) { return (void)stream, (void)given, (void)text, 0; }
 
-/* ---- Messages between devices: memory without a name, which other processes map -----------------------------------
- */
+/* ---- Messages between devices: memory without a name, which other processes map ---------------------------------- */
 
 static int map(int descriptor, size_t size, void **memory, char *text) {
   *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
@@ -871,8 +866,7 @@ static int ipc_combine(const pith_ipc_combine *c, void *stream, char *text) {
   return 0;
 }
 
-/* ---- What it does not have
- * ---------------------------------------------------------------------------------------------- */
+/* ---- What it does not have --------------------------------------------------------------------------------------- */
 
 static int use_device(int number, char *text) { return number ? refuse(text, "there is one device") : 0; }
 
