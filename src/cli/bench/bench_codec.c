@@ -33,6 +33,8 @@ static const char *const usual_specs[] = {
     "topk:0.01",     "ef/topk:0.01",  "ef/topk:0.01,select=sampled",
     "randomk:0.01",  "threshold:2.5", "dgc:0.01",
     "adaptive:0.01", "sketchml:64",   "ef/powersgd:4",
+    "fp8",           "mxfp8",         "mxfp6",
+    "mxfp4",         "nvfp4",         "lossless",
 };
 
 typedef struct settings {
