@@ -11,12 +11,12 @@
  *   pith_allreduce(comm, src, dst, PITH_MEAN, &call, NULL);  // the same call on every rank
  *   pith_comm_destroy(comm);
  *
- * Every rank of a comm calls the same operations with the same arguments in the same order. If a rank does not, ends or
- * stalls, the call fails on every rank with an error that names it, and the comm refuses all further work with that
- * error. Results are bit-identical on all ranks. Calls may come from any thread.
+ * Every rank of a comm calls the same operations with the same arguments in the same order. If a rank does otherwise,
+ * ends or stalls, the call fails on every rank with an error that names that rank, and the comm refuses all further
+ * work with that error. Results are bit-identical on all ranks. Calls may come from any thread.
  *
- * A call with `request` == NULL returns when it is complete. Otherwise it returns at once, the tensors stay lent to it,
- * and pith_wait() or pith_test() say when it is complete.
+ * A call with `request` == NULL returns when the operation is complete. Otherwise it returns at once: the tensors stay
+ * lent to the operation, and pith_wait() or pith_test() says when it is complete.
  */
 #ifndef PITH_COMM_H
 #define PITH_COMM_H
@@ -27,7 +27,7 @@
 extern "C" {
 #endif
 
-/* A group of ranks, and an operation that is in flight. */
+/* A group of ranks, and an operation in flight. */
 typedef struct pith_comm pith_comm;
 typedef struct pith_request pith_request;
 
@@ -38,9 +38,9 @@ typedef struct pith_launch {
   size_t size;          /* sizeof(pith_launch) */
   const char *launcher; /* "torchrun", "Open MPI", "PMI", "PMIx", "Slurm"; "environment": RANK and WORLD_SIZE alone */
   int rank, ranks;
-  int local_rank, local_ranks; /* among the ranks of this host; -1 if the launcher does not say */
-  char host[256];              /* where rank 0 runs: MASTER_ADDR, or what the launcher says; "" if nothing does */
-  int port; /* where rank 0 listens: PITH_PORT, MASTER_PORT, or made from the launcher's job id; 0 without any */
+  int local_rank, local_ranks; /* on this host; -1 if the launcher does not say */
+  char host[256];              /* rank 0's host: MASTER_ADDR, or as the launcher says; "" if unknown */
+  int port; /* rank 0's port: PITH_PORT, MASTER_PORT, or derived from the launcher's job id; 0 if unknown */
 } pith_launch;
 
 #define PITH_LAUNCH_INIT {.size = sizeof(pith_launch)}
@@ -48,15 +48,15 @@ typedef struct pith_launch {
 /*
  * Reads RANK and WORLD_SIZE (torchrun, pith run, scripts), OMPI_COMM_WORLD_* (Open MPI's mpirun), PMI_* (MPICH, Intel
  * MPI), PMIX_RANK, and SLURM_* (srun), in this order. The first launcher that gives both a rank and a size wins.
- * PITH_ERR_ARGUMENT if none does; the message says what was found and what to set.
+ * PITH_ERR_ARGUMENT if no launcher does; the message says what was found and what to set.
  */
 PITH_API pith_status pith_launch_find(pith_launch *launch);
 
 /*
- * For programs that can already send bytes from rank 0 to all others, by MPI or a key-value store. Rank 0 creates an
- * id, the program sends it to every rank, and every rank passes it in pith_config.id. The id holds rank 0's addresses
- * and a port that is already open. Unless PITH_SECRET is set, it also holds a secret for this comm: whoever has the id
- * can join, so send it only to the ranks.
+ * For programs that can already send bytes from rank 0 to all other ranks, for example by MPI or a key-value store.
+ * Rank 0 creates an id, the program sends it to every rank, and every rank passes it in pith_config.id. The id holds
+ * rank 0's addresses and a port that is already open. Unless PITH_SECRET is set, it also holds a secret for this comm:
+ * anyone who has the id can join, so send it only to the ranks.
  */
 #define PITH_UNIQUE_ID_SIZE 512
 typedef struct pith_unique_id {
@@ -65,13 +65,13 @@ typedef struct pith_unique_id {
 
 /* ---- Groups ------------------------------------------------------------------------------------------------------ */
 
-/* How to form a comm. Texts need to live only during the call. A field that is NULL, 0 or -1 takes the value of an
+/* How to form a comm. Texts only need to live during the call. A field that is NULL, 0 or -1 gets its value from an
  * environment variable, or else a default. */
 typedef struct pith_config {
   size_t size;           /* sizeof(pith_config) */
   int rank, ranks;       /* -1: as the launcher says (pith_launch_find) */
   const char *host;      /* rank 0's host; NULL: MASTER_ADDR, else as the launcher says, else 127.0.0.1 */
-  int port;              /* 0: PITH_PORT, MASTER_PORT or one made from the launcher's job id, else 29499 */
+  int port;              /* 0: PITH_PORT, MASTER_PORT or one derived from the launcher's job id, else 29499 */
   const char *transport; /* "auto" (shm within a host, tcp between hosts), "shm", "tcp", "mpi", "ucx", "inproc"; NULL:
                             PITH_TRANSPORT */
   const char *interface; /* network interface or address; NULL: PITH_IFNAME, else the one that reaches rank 0 */
@@ -79,13 +79,13 @@ typedef struct pith_config {
                             network namespace */
   const char *secret;    /* only ranks that have it can join; NULL: PITH_SECRET, else none */
   double timeout;        /* seconds without progress before an operation fails; 0: PITH_TIMEOUT, else 300 */
-  size_t chunk;          /* bytes of a tensor that are processed at a time; 0: 512 KiB. Results never depend on it */
-  const char *algorithm; /* of allreduce, where it suits the codec: "auto", "sra", "hierarchical", "ring", "tree",
+  size_t chunk;          /* bytes of a tensor that are processed at once; 0: 512 KiB. Results never depend on it */
+  const char *algorithm; /* of an allreduce, if it suits the codec: "auto", "sra", "hierarchical", "ring", "tree",
                             "gather", "ranges", "linear", "grid"; NULL: PITH_ALGO, else auto */
-  const char *inside;    /* hierarchical: the spec within a host, of a CHUNKED codec without memory; NULL: PITH_INSIDE,
-                            else none */
-  int connections;       /* tcp: to each peer; 0: PITH_CONNECTIONS, else 1 */
-  int threads;           /* of this rank, to encode and decode large tensors; 0: PITH_THREADS, else 1 */
+  const char *inside; /* hierarchical: the spec used within a host, a CHUNKED codec without memory; NULL: PITH_INSIDE,
+                         else none */
+  int connections;    /* tcp: number for each peer; 0: PITH_CONNECTIONS, else 1 */
+  int threads;        /* that encode and decode this rank's large tensors; 0: PITH_THREADS, else 1 */
   const pith_unique_id *id; /* rank 0's, instead of host and port; NULL: none */
   double liveness;          /* tcp: seconds without an answer from a peer's host before the peer counts as dead; 0:
                                PITH_LIVENESS, else 15 */
@@ -96,34 +96,37 @@ typedef struct pith_config {
   const char *tls_cert; /* "cert": files in PEM with this rank's certificate, its key, and the authority that both sides
                            trust; NULL: PITH_TLS_CERT, PITH_TLS_KEY, PITH_TLS_CA */
   const char *tls_key, *tls_ca;
-  int eager; /* a group of up to so many ranks connects all of them with each other at the start, a larger one two ranks
-                when one first sends something to the other; the same on all ranks. 0: PITH_EAGER, else 16 */
+  int eager; /* a group of up to this many ranks makes all connections at the start; in a larger group two ranks connect
+                when one first sends to the other. The same on all ranks. 0: PITH_EAGER, else 16 */
 } pith_config;
 
 #define PITH_CONFIG_INIT {.size = sizeof(pith_config), .rank = -1, .ranks = -1}
 
-/* Rank 0: opens a port and makes the id of one comm. Uses `host` (an address of this host that all ranks can reach;
- * NULL: MASTER_ADDR), `interface` and `secret` of the config; NULL: all from the environment. */
+/* For rank 0. Opens a port and creates the id of one comm. Uses `host` (an address of this host that all ranks can
+ * reach; NULL: MASTER_ADDR), `interface` and `secret` of the config. A config of NULL takes everything from the
+ * environment. */
 PITH_API pith_status pith_unique_id_create(const pith_config *config, pith_unique_id *id);
 
 /*
- * Signals. A wait continues after a signal handler has returned. Interpreters handle signals outside of handlers; for
- * them `interrupted` is called several times a second while a call waits on the main thread of the process. It handles
- * pending signals and returns 0 to continue, anything else to end the wait with PITH_ERR_INTERRUPTED. No lock is held
- * meanwhile; it must not use the comm that waits. What an interrupted wait leaves behind:
- *  - pith_wait(), pith_wait_source(): the operation is still in flight, and its tensors are lent. Wait again.
- *  - pith_comm_create(): nothing.
- *  - all other calls: an aborted comm. The operation cannot be taken back, so all ranks get an error.
+ * Signals. A wait continues after a signal handler has returned. Interpreters handle signals outside of handlers. For
+ * them, `interrupted` is called several times a second while a call waits on the main thread of the process. It handles
+ * pending signals and returns 0 to continue; any other value ends the wait with PITH_ERR_INTERRUPTED. No lock is held
+ * during the callback, which must not use the waiting comm. After an interrupted wait:
+ *  - pith_wait(), pith_wait_source(): the operation is still in flight, and its tensors are still lent. Wait again.
+ *  - pith_comm_create(): nothing is left to clean up.
+ *  - all other calls: the comm is aborted. The operation cannot be taken back, so all ranks get an error.
  */
 
-/* Connects this rank to the others. NULL: everything from the environment. Waits for all ranks, up to the timeout. */
+/* Connects this rank to the others. A config of NULL takes everything from the environment. Waits for all ranks, up to
+ * the timeout. */
 PITH_API pith_status pith_comm_create(const pith_config *config, pith_comm **comm);
 
-/* Makes one comm for each color, with ranks in the order of key, then of the old rank. All ranks of `comm` call it.
- * With a negative color *group becomes NULL. */
+/* Creates one comm for each color, with ranks ordered by key, then by old rank. All ranks of `comm` call it. With a
+ * negative color *group becomes NULL. */
 PITH_API pith_status pith_comm_split(pith_comm *comm, int color, int key, pith_comm **group);
 
-/* Ends all operations in flight on every rank with an error that says why. The comm can then only be destroyed. */
+/* Ends all operations in flight, on every rank, with an error that says why. Afterwards the comm can only be
+ * destroyed. */
 PITH_API void pith_comm_abort(pith_comm *comm, const char *why);
 
 /* Leaves the group. Operations in flight fail. */
@@ -132,16 +135,16 @@ PITH_API void pith_comm_destroy(pith_comm *comm);
 /* This rank, and the number of ranks. -1 and 0 for NULL. */
 PITH_API int pith_comm_rank(const pith_comm *comm);
 PITH_API int pith_comm_size(const pith_comm *comm);
-/* Seconds without progress before an operation fails, pith_config.timeout at first. Each rank has its own. Setting it
- * also affects operations in flight. PITH_ERR_RANGE unless seconds > 0. */
+/* Seconds without progress before an operation fails, initially pith_config.timeout. Each rank has its own value.
+ * Setting it also affects operations in flight. PITH_ERR_RANGE unless seconds > 0. */
 PITH_API double pith_comm_timeout(const pith_comm *comm);
 PITH_API pith_status pith_comm_set_timeout(pith_comm *comm, double seconds);
-/* The transport to a peer: "shm", "tcp", …; "self" for the own rank. */
+/* The transport to a peer: "shm", "tcp", …; "self" for this rank. */
 PITH_API const char *pith_comm_transport(const pith_comm *comm, int peer);
 
-/* Whether tcp links can be encrypted on this machine with the settings of the config (NULL: of the environment). The
- * error says why not. Certificates are read. With "off", checks only that a TLS library is there. *version (optional)
- * becomes the name of the TLS library, such as "OpenSSL 3.0.11", which stays valid. */
+/* Whether this machine can encrypt tcp links with the settings of the config (NULL: of the environment). The error says
+ * why not. Reads the certificates. With "off", checks only that a TLS library is present. *version (optional) becomes
+ * the name of the TLS library, such as "OpenSSL 3.0.11", which stays valid. */
 PITH_API pith_status pith_tls_probe(const pith_config *config, const char **version);
 
 /* Whether a transport ("shm", "tcp", "mpi", "ucx", "inproc") can run on this machine. The error says why not. */
@@ -149,14 +152,14 @@ PITH_API pith_status pith_transport_probe(const char *name);
 
 /* ---- Operations -------------------------------------------------------------------------------------------------- */
 
-/* Optional arguments of an operation; NULL: all defaults, uncompressed. The struct has those fields of pith_ctx that
- * the program decides as fields of its own, and not a pith_ctx: so each of the two can grow, and rank, ranks, offset
- * and scratch, which the comm sets, cannot be set by mistake. */
+/* Optional arguments of an operation; NULL: all defaults, uncompressed. The struct repeats the fields of pith_ctx that
+ * the program decides instead of containing a pith_ctx. So both structs can grow, and the program cannot set the fields
+ * that the comm sets (rank, ranks, offset, scratch) by mistake. */
 typedef struct pith_call {
   size_t size;             /* sizeof(pith_call) */
   const pith_codec *codec; /* NULL: uncompressed. Codecs take f32, f16 and bf16, sums and means */
   pith_state *state;       /* for codecs with a memory or rounds */
-  uint64_t seed;           /* these five: as in pith_ctx */
+  uint64_t seed;           /* this and the next four: as in pith_ctx */
   uint64_t step;
   uint64_t layer;
   uint64_t rows;
@@ -166,9 +169,9 @@ typedef struct pith_call {
 
 #define PITH_CALL_INIT {.size = sizeof(pith_call)}
 
-/* Wrong arguments are PITH_ERR_ARGUMENT: nothing was sent or written, and the comm continues as if there had been no
- * call. src and dst must not overlap, or be exactly in place: at the same address, or, if one is a part of the other,
- * at this rank's part. */
+/* A call with wrong arguments returns PITH_ERR_ARGUMENT. It has sent and written nothing, and the comm continues as if
+ * there had been no call. src and dst must either not overlap or be exactly in place: at the same address, or, if one
+ * of them is a part of the other, at this rank's part. */
 
 /* dst = the reduction of all src. */
 PITH_API pith_status pith_allreduce(pith_comm *comm, pith_cspan src, pith_span dst, pith_reduce_op op,
@@ -190,13 +193,13 @@ PITH_API pith_status pith_all_gather(pith_comm *comm, pith_cspan src, pith_span 
 PITH_API pith_status pith_broadcast(pith_comm *comm, pith_span tensor, int root, const pith_call *call,
                                     pith_request **request);
 
-/* Part p of src goes to rank p, and part p of dst comes from rank p: send[p] and receive[p] values; NULL: equal parts.
- * Not in place. */
+/* Part p of src (send[p] values) goes to rank p, and part p of dst (receive[p] values) comes from rank p; NULL: equal
+ * parts. Not in place. */
 PITH_API pith_status pith_all_to_all(pith_comm *comm, pith_cspan src, const size_t *send, pith_span dst,
                                      const size_t *receive, pith_request **request);
 
-/* dst of `root` = the src of all ranks, in rank order; and the inverse. On other ranks dst of a gather and src of a
- * scatter are ignored. */
+/* Gather: dst of `root` = the src of all ranks, in rank order. Scatter is the inverse. Other ranks' dst of a gather and
+ * src of a scatter are ignored. */
 PITH_API pith_status pith_gather(pith_comm *comm, pith_cspan src, pith_span dst, const size_t *counts, int root,
                                  pith_request **request);
 PITH_API pith_status pith_scatter(pith_comm *comm, pith_cspan src, const size_t *counts, pith_span dst, int root,
@@ -206,13 +209,13 @@ PITH_API pith_status pith_scatter(pith_comm *comm, pith_cspan src, const size_t 
 PITH_API pith_status pith_barrier(pith_comm *comm, pith_request **request);
 
 /* Messages between two ranks, matched by tag, in order. Other ranks take no part. A receive from PITH_ANY_RANK takes
- * the first message with its tag from any rank; pith_wait_source() says from which. */
+ * the first message with its tag from any rank; pith_wait_source() returns the sender. */
 #define PITH_ANY_RANK (-1)
 PITH_API pith_status pith_send(pith_comm *comm, pith_cspan src, int peer, uint32_t tag, pith_request **request);
 PITH_API pith_status pith_recv(pith_comm *comm, pith_span dst, int peer, uint32_t tag, pith_request **request);
 
 /* Waits until the operation is complete, returns its status and frees the request. PITH_ERR_INTERRUPTED: the operation
- * is still in flight and the request is not freed (pith_config.interrupted). */
+ * is still in flight and the request is still valid (pith_config.interrupted). */
 PITH_API pith_status pith_wait(pith_request *request);
 /* The same for a request of pith_recv(); *source is the rank that sent the message. */
 PITH_API pith_status pith_wait_source(pith_request *request, int *source);
@@ -222,8 +225,8 @@ PITH_API pith_status pith_test(pith_request *request, int *done);
 /* ---- Reducer: the object a training loop uses -------------------------------------------------------------------- */
 
 /*
- * Knows every layer's name, shape, spec and state, and reduces gradients to their mean over all ranks, in place, in the
- * background:
+ * A reducer knows every layer's name, shape, spec and state. It reduces gradients to their mean over all ranks, in
+ * place and in the background:
  *
  *   pith_reducer_create(comm, "*.bias=none;*=ef/q:4", seed, &reducer);
  *   pith_layer layer = {sizeof layer, "fc1.weight", (size_t[]){512, 784}, 2, PITH_F32};
@@ -232,62 +235,64 @@ PITH_API pith_status pith_test(pith_request *request, int *done);
  *   pith_reducer_start(reducer, fc1, gradient);     // every step: as gradients become ready; one order on all ranks
  *   pith_reducer_finish(reducer);                   // all gradients are means now
  *
- * A reducer belongs to one thread at a time. Gradients stay lent from start to finish.
+ * A reducer belongs to one thread at a time. Gradients stay lent from pith_reducer_start() to pith_reducer_finish().
  *
- * With an adaptive spec ("auto", "lgreco:q:4"; pith/adapt.h), alone or in the last rule ("embed*=none;*=auto"), layers
- * change their specs between two steps, on all ranks in the same step. The residual of a layer is kept; if the new spec
- * has no residual, it is added to the gradients of the next steps.
+ * An adaptive spec ("auto", "lgreco:q:4"; pith/adapt.h) may be given alone or in the last rule ("embed*=none;*=auto").
+ * Layers then change their specs between two steps, in the same step on all ranks. A layer keeps its residual; if the
+ * new spec has none, the residual is added to the gradients of the next steps.
  */
 typedef struct pith_reducer pith_reducer;
 
-/* PITH_ERR_SPEC for a mistake in the rules. The comm must outlive the reducer. */
+/* Creates a reducer over a comm, which must outlive it. PITH_ERR_SPEC: the rules contain a mistake. */
 PITH_API pith_status pith_reducer_create(pith_comm *comm, const char *rules, uint64_t seed, pith_reducer **reducer);
 PITH_API void pith_reducer_destroy(pith_reducer *reducer);
 
-/* Adds a layer; *index becomes its number, from 0 on. All ranks add the same layers in the same order, before the first
- * start. */
+/* Adds a layer. *index becomes its number, counted from 0. All ranks add the same layers in the same order, before the
+ * first start. */
 PITH_API pith_status pith_reducer_add(pith_reducer *reducer, const pith_layer *layer, size_t *index);
 
-/* Likewise, with a spec of its own, whatever the rules say of it and however small it is. The text of the reducer's
- * adaptive spec: it chooses. */
+/* Adds a layer with its own spec, whatever the rules say about it and however small it is. If `spec` is the text of the
+ * reducer's adaptive spec, the adaptive spec chooses. */
 PITH_API pith_status pith_reducer_add_as(pith_reducer *reducer, const pith_layer *layer, const char *spec,
                                          size_t *index);
 
-/* The number that reducers give a layer of this name (pith_ctx.layer), for those who encode it by themselves: the same
- * random numbers give the same bits. */
+/* The number that reducers give a layer of this name (pith_ctx.layer). Programs that encode a layer themselves use it
+ * to draw the same random numbers and so get the same bits. */
 PITH_API uint64_t pith_layer_number(const char *name);
 
-/* Begins to reduce the gradient of layer `index`. Small layers, and those of methods that take several rounds, wait
+/* Begins to reduce the gradient of layer `index`. Small layers, and layers whose method takes several rounds, wait
  * until there are enough of them for one message, or until flush or finish. */
 PITH_API pith_status pith_reducer_start(pith_reducer *reducer, size_t index, void *gradient);
 
-/* Sends the layers that wait for others. Useful when the next gradient will take a while. In the same places on all
- * ranks. */
+/* Sends the layers that wait for others. Useful when the next gradient will take a while. All ranks call it at the same
+ * points. */
 PITH_API pith_status pith_reducer_flush(pith_reducer *reducer);
 
-/* Waits for all layers of this step, and ends it. */
+/* Waits for all layers of this step, and ends the step. */
 PITH_API pith_status pith_reducer_finish(pith_reducer *reducer);
 
-/* PITH_ERR_SPEC names the first rule that matches no layer, which is probably a mistake. PITH_ERR_MISMATCH if ranks
- * have other layers or rules. Communicates; the first start calls it. */
+/* Checks the rules and compares layers and rules between ranks. PITH_ERR_SPEC names the first rule that matches no
+ * layer, which is probably a mistake. PITH_ERR_MISMATCH: layers or rules differ between ranks. Communicates; the first
+ * start calls it. */
 PITH_API pith_status pith_reducer_check(pith_reducer *reducer);
 
-/* Multiplies the residuals and momenta of all layers by `factor`, between two steps, as after a change of the loss
- * scale. */
+/* Multiplies the residuals and momenta of all layers by `factor`, between two steps, for example after a change of the
+ * loss scale. */
 PITH_API pith_status pith_reducer_scale(pith_reducer *reducer, float factor);
 
-/* Multiplies what is pending of one layer by `factor`, between two steps, as after a change of the learning rate:
- * pith_state_scale_residual(), and residuals of a spec that the layer does not have any more. */
+/* Multiplies what one layer has still to send by `factor`, between two steps, for example after a change of the
+ * learning rate. Like pith_state_scale_residual(), and it also scales residuals left by a spec that the layer no longer
+ * has. */
 PITH_API pith_status pith_reducer_scale_residual(pith_reducer *reducer, size_t index, float factor);
 
-/* Writes the statistics that the last plan of an adaptive spec was made from, for `pith plan`. PITH_ERR_STATE if there
- * are none. */
+/* Writes the statistics from which an adaptive spec made its last plan, for `pith plan`. PITH_ERR_STATE if there are
+ * none. */
 PITH_API pith_status pith_reducer_profile(const pith_reducer *reducer, const char *path);
 
-/* A layer of a reducer. The texts live until its spec changes. */
+/* A layer of a reducer. The texts stay valid until the layer's spec changes. */
 typedef struct pith_layer_stats {
   size_t size;                      /* sizeof(pith_layer_stats) */
-  const char *name, *spec, *reason; /* spec of the next step, and why */
+  const char *name, *spec, *reason; /* spec of the next step, and the reason for it */
   size_t n, bytes;
   uint64_t steps;
 } pith_layer_stats;
@@ -308,33 +313,36 @@ typedef struct pith_traffic {
 
 #define PITH_TRAFFIC_INIT {.size = sizeof(pith_traffic)}
 
-/* The number of layers, and what is known of layer `index`. PITH_ERR_ARGUMENT beyond the last. */
+/* The number of layers, and the statistics of layer `index`. PITH_ERR_ARGUMENT beyond the last. */
 PITH_API size_t pith_reducer_layers(const pith_reducer *reducer);
 PITH_API pith_status pith_reducer_layer_stats(const pith_reducer *reducer, size_t index, pith_layer_stats *stats);
 
-/* The traffic of a layer: of its own operations, and its share of those that it was sent in with others. */
+/* The traffic of a layer: its own operations, and its share of the operations that sent it together with other
+ * layers. */
 PITH_API pith_status pith_reducer_layer_traffic(const pith_reducer *reducer, size_t index, pith_traffic *traffic);
 
-/* Checkpoints: the step and every layer's state, and with an adaptive spec the plan, the statistics and the schedule. A
- * checkpoint belongs to the rank that saved it. Loading checks rank, number of ranks, names, sizes and specs before
- * anything changes: PITH_ERR_STATE if one of them differs, PITH_ERR_CORRUPT if the bytes are damaged. */
+/* Checkpoints hold the step and every layer's state, and with an adaptive spec the plan, the statistics and the
+ * schedule. A checkpoint belongs to the rank that saved it. Loading checks rank, number of ranks, names, sizes and
+ * specs before anything changes: PITH_ERR_STATE if one of them differs, PITH_ERR_CORRUPT if the bytes are damaged. */
 PITH_API size_t pith_reducer_save_size(const pith_reducer *reducer);
 PITH_API pith_status pith_reducer_save(const pith_reducer *reducer, pith_out *out);
 PITH_API pith_status pith_reducer_load(pith_reducer *reducer, pith_bytes bytes);
 
-/* What layers owe, for another number of ranks to go on with. Between two steps, in any order of layers; calls do not
- * communicate. Arrays are f32, as many as the layer has values (of shards, one after another, those of all owners),
- * where gradients are; with options.cuda work is enqueued on options.stream.
+/* Moves the residuals of layers to a job with another number of ranks. Call these between two steps, in any order of
+ * layers; they do not communicate. Each array has one f32 for each value of the layer (for shards: those of all owners,
+ * one after another) and lies in the memory space of the gradients. With options.cuda the work is enqueued on
+ * options.stream.
  *
- *   pith_reducer_owed(old, layer, owed, NULL);     // adds to `owed` what this rank has not sent yet of its gradients
- *   … the mean over all ranks is what the means of gradients still lack, and each of any number of ranks takes it …
- *   pith_reducer_owe(reducer, layer, mean, NULL);  // the next gradients have it
- *   pith_reducer_resume(reducer, step);            // steps are counted, and random numbers drawn, from there on
+ *   pith_reducer_owed(old, layer, owed, NULL);     // adds this rank's unsent part of its gradients to `owed`
+ *   … the mean of `owed` over all old ranks is still missing from the results; every new rank gets it …
+ *   pith_reducer_owe(reducer, layer, mean, NULL);  // the next gradients include it
+ *   pith_reducer_resume(reducer, step);            // counts steps, and draws random numbers, from `step` on
  *
- * pith_reducer_owed() adds, so arrays begin as zeros. `momentum` is for codecs that keep a mean or sum of past
- * gradients (momentum, dgc), NULL for nothing. pith_reducer_owe() takes the place of all that a layer kept; what its
- * spec has no place for is added to the gradients of the next 16 steps. Parameters that are gathered as differences
- * are sent whole after pith_reducer_resume(). PITH_ERR_UNSUPPORTED: the layer sends the momentum of an optimizer. */
+ * pith_reducer_owed() adds to the arrays, so start with zeros. `momentum` is for codecs that keep a mean or sum of past
+ * gradients (momentum, dgc); NULL leaves it out. pith_reducer_owe() replaces everything that the layer kept; a residual
+ * for which its spec has no place is added to the gradients of the next 16 steps. After pith_reducer_resume(),
+ * parameters that are gathered as differences are sent whole once. PITH_ERR_UNSUPPORTED: the layer sends the momentum
+ * of an optimizer. */
 PITH_API pith_status pith_reducer_owed(pith_reducer *reducer, size_t index, float *owed, float *momentum);
 PITH_API pith_status pith_reducer_owe(pith_reducer *reducer, size_t index, const float *owed, const float *momentum);
 PITH_API pith_status pith_reducer_resume(pith_reducer *reducer, uint64_t step);
@@ -346,18 +354,18 @@ typedef struct pith_stats {
   size_t size; /* sizeof(pith_stats) */
   uint64_t operations, messages;
   uint64_t raw_bytes;  /* of the tensors */
-  uint64_t sent_bytes; /* payloads and headers sent by this rank, without the texts of specs, which are sent once */
+  uint64_t sent_bytes; /* payloads and headers sent by this rank; the texts of specs, sent once, are not counted */
   double encode, decode, wait;
-  uint64_t links; /* peers with which this rank is connected: those it exchanges messages with, and some neighbours */
+  uint64_t links; /* peers to which this rank is connected: those it exchanges messages with, and some neighbours */
 } pith_stats;
 
 #define PITH_STATS_INIT {.size = sizeof(pith_stats)}
 
-/* Fills in the totals of this rank. Any thread, at any time. */
+/* Fills in this rank's totals. Any thread, at any time. */
 PITH_API pith_status pith_comm_stats(const pith_comm *comm, pith_stats *stats);
 
-/* The traffic of complete operations of one kind ("allreduce", "reduce", "reduce_scatter", "all_gather", "broadcast",
- * "all_to_all", "gather", "scatter", "barrier"; "send" for both directions between two ranks). */
+/* The traffic of completed operations of one kind: "allreduce", "reduce", "reduce_scatter", "all_gather", "broadcast",
+ * "all_to_all", "gather", "scatter", "barrier", or "send" for both directions between two ranks. */
 PITH_API pith_status pith_comm_traffic(const pith_comm *comm, const char *operation, pith_traffic *traffic);
 
 #ifdef __cplusplus

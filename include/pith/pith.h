@@ -11,18 +11,18 @@
  *   optimizer.h  momentum in place of gradients, and the optimizer's step
  *   plan.h     profiles of gradients, and plans made from them
  *   adapt.h    specs that change while a model is trained
- *   sim.h      collectives in virtual time, on networks that are not there
+ *   sim.h      the predicted time of collectives on a network that you describe
  *   cuda.h     encode and decode on CUDA devices
- *   xla.h      calls from programs that XLA has compiled, as those of JAX are
+ *   xla.h      calls from programs compiled by XLA, such as those of JAX
  *
- * Two headers are not included: mpi.h needs an MPI, and plugin.h is for those who write codecs. Nothing here needs the
- * headers of CUDA, NCCL or XLA.
+ * Two headers are not included: mpi.h needs an MPI installation, and plugin.h is for authors of codecs. Nothing here
+ * needs the headers of CUDA, NCCL or XLA.
  *
- * Conventions. A function that can fail returns a pith_status, writes its outputs only on success, and leaves a
- * sentence for people in pith_error(). Callers own every tensor and buffer; the library keeps no pointer to them after
- * it returns, unless the call says so. Objects are created and destroyed in pairs; destroying NULL is legal, and
- * destroying leaves pith_error() as it was. A pith_codec never changes after it was created and may be shared by
- * threads; most other objects belong to one thread at a time.
+ * Conventions. A function that can fail returns a pith_status and writes its outputs only on success. On failure,
+ * pith_error() returns a readable message. Callers own every tensor and buffer; the library keeps no pointer to them
+ * after it returns, unless the call says so. Objects are created and destroyed in pairs; destroying NULL is legal, and
+ * destroying an object does not change pith_error(). A pith_codec never changes after its creation, so threads may
+ * share it; most other objects belong to one thread at a time.
  */
 #ifndef PITH_PITH_H
 #define PITH_PITH_H
@@ -38,7 +38,7 @@
 #include <pith/types.h>
 #include <pith/xla.h>
 
-/* Of this header. pith_version() is that of the library. */
+/* The version of this header. pith_version() returns the version of the library. */
 #define PITH_VERSION_MAJOR 0
 #define PITH_VERSION_MINOR 2
 #define PITH_VERSION_PATCH 0

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What all of Pith's interface is made of: status codes, tensors, bytes, and the description of a layer. Part of the
+ * The basic types of Pith's interface: status codes, tensors, byte buffers, and the description of a layer. Part of the
  * public API; pith.h includes it.
  *
  * Structs that can grow. Most structs begin with `size`, which the program sets to sizeof(struct); every such struct
  * has an initializer PITH_…_INIT that does so. A later version may add fields at the end, and programs and plug-ins
  * that were built with an older header keep working:
- *  - A struct that the program fills may be of any size from the one of version 0.2 on. Fields that it does not have
- *    get their default. A struct from a newer header is accepted as long as the fields that this library does not
- *    know are zero; otherwise the call fails with PITH_ERR_ARGUMENT.
+ *  - A struct that the program fills may have the size of any version since 0.2. Fields that it lacks get their
+ *    default. A struct from a newer header is accepted if all fields that this library does not know are zero;
+ *    otherwise the call fails with PITH_ERR_ARGUMENT.
  *  - In a struct that the library fills, only the first `size` bytes are written. Fields that the library does not know
- *    keep what they had.
- *  - In an array of such structs every element has its `size`, the same in all of them. It is also the distance
- *    from one element to the next.
+ *    keep their values.
+ *  - In an array of such structs every element has the same `size`, which is also the distance in bytes from one
+ *    element to the next.
  *  - A struct that can grow never contains another one by value.
  * Structs without `size` (pith_span, pith_cspan, pith_bytes, pith_out, pith_value, pith_unique_id) never change.
  */
@@ -32,12 +32,12 @@ extern "C" {
 #define PITH_API
 #endif
 
-/* The version of the library that is loaded, such as "0.2.0". It may differ from that of the header, PITH_VERSION_*. */
+/* The version of the loaded library, such as "0.2.0". It may differ from the version of the header, PITH_VERSION_*. */
 PITH_API const char *pith_version(void);
 
 /* ---- Status ------------------------------------------------------------------------------------------------------ */
 
-/* Values are frozen: they cross process and language borders. X(name, value, text) */
+/* Values are frozen, since they are passed between processes and languages. X(name, value, text) */
 #define PITH_STATUS_LIST(X)                          \
   X(OK, 0, "success")                                \
   X(ERR_ARGUMENT, 1, "invalid argument")             \
@@ -66,11 +66,11 @@ typedef enum pith_status {
 /* The status in words. Never NULL, for any value. */
 PITH_API const char *pith_status_string(pith_status status);
 
-/* The message of the last call of this thread that failed: what went wrong, where, and what to do. Valid until the next
- * call of this thread that fails. */
+/* The message of this thread's last failed call: what went wrong, where, and what to do. Valid until the next failed
+ * call of this thread. */
 PITH_API const char *pith_error(void);
 
-/* For plug-ins and carriers: sets the message that pith_error() returns in this thread, and returns `status`. */
+/* For plug-ins and carriers. Sets the message that pith_error() returns in this thread, and returns `status`. */
 PITH_API pith_status pith_fail(pith_status status, const char *format, ...)
 #if defined(__GNUC__)
     __attribute__((format(printf, 2, 3)))
@@ -122,28 +122,28 @@ typedef struct pith_out {
   size_t size;
 } pith_out;
 
-/* How the values of several ranks become one. */
+/* How a collective combines the values of several ranks into one. */
 typedef enum pith_reduce_op {
   PITH_SUM = 0,
   PITH_MAX = 1,
   PITH_MIN = 2,
   PITH_PROD = 3,
-  PITH_MEAN = 4, /* of floats */
-  PITH_BAND = 5, /* of integers, as the two below */
+  PITH_MEAN = 4, /* floats only */
+  PITH_BAND = 5, /* integers only, like the two below */
   PITH_BOR = 6,
   PITH_BXOR = 7,
 } pith_reduce_op;
 
-/* A layer of a model, as programs describe it to reducers, profiles, adapters and plans. The call that is given one
- * copies name and shape. */
+/* A layer of a model, as programs describe it to reducers, profiles, adapters and plans. Calls that take a pith_layer
+ * copy its name and shape. */
 typedef struct pith_layer {
   size_t size;         /* sizeof(pith_layer) */
   const char *name;    /* unique in the model */
   const size_t *shape; /* `dimensions` numbers; their product is the number of values */
   size_t dimensions;
-  pith_dtype dtype;  /* of its gradient: f32, f16 or bf16. Profiles, adapters and plans do not use it */
-  const char *exact; /* reducers: why the layer is never compressed, whatever the rules say; its gradient may then be
-                        f64, too. NULL: the rules decide */
+  pith_dtype dtype;  /* type of the gradient: f32, f16 or bf16. Profiles, adapters and plans do not use it */
+  const char *exact; /* reducers: NULL lets the rules decide. A text says why this layer is never compressed, whatever
+                        the rules say; its gradient may then also be f64 */
 } pith_layer;
 
 #define PITH_LAYER_INIT {.size = sizeof(pith_layer)}
