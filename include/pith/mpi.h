@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A Pith comm from an MPI communicator. Not part of pith.h: include it in programs that use MPI, after <mpi.h> or by
- * itself. The function is in this header and compiled with the program's own MPI: it works with every MPI, and libpith
- * needs none.
+ * itself. The function is in this header and is compiled with the program's own MPI, so it works with every MPI and
+ * libpith needs none.
  *
  *   MPI_Init(&argc, &argv);
  *   pith_comm *comm;
@@ -27,8 +27,8 @@ extern "C" {
 /*
  * Creates a comm with the ranks of `mpi`, in its order. All of them call it together. `config` may be NULL; its rank,
  * ranks, host, port and id are not used. The MPI communicator stays the caller's and is not needed afterwards.
- * PITH_ERR_SYSTEM if MPI fails, PITH_ERR_PEER on all other ranks if rank 0 cannot open a port, and what
- * pith_comm_create() returns.
+ * PITH_ERR_SYSTEM if MPI fails, PITH_ERR_PEER on all other ranks if rank 0 cannot open a port, and the errors of
+ * pith_comm_create().
  */
 static inline pith_status pith_comm_create_mpi(MPI_Comm mpi, const pith_config *config, pith_comm **comm) {
   struct {

@@ -9,8 +9,8 @@
  *   pith_plan_make(profile, &request, &plan);                               // every few hundred steps
  *   pith_rules_create(pith_plan_rules(plan), &rules);
  *
- * Nothing here communicates, measures time or draws random numbers of its own: the same profile and request give the
- * same plan on every rank. A profile belongs to one thread at a time. Only pith_plan_price() changes a plan.
+ * These functions do not communicate, measure time or draw random numbers of their own, so the same profile and request
+ * give the same plan on every rank. A profile belongs to one thread at a time. Only pith_plan_price() changes a plan.
  */
 #ifndef PITH_PLAN_H
 #define PITH_PLAN_H
@@ -24,26 +24,27 @@ extern "C" {
 
 /* ---- Profiles: statistics of a model's gradients ----------------------------------------------------------------- */
 
-/* What each candidate would send and lose on each layer, summed over samples. One thread uses it at a time. */
+/* The bytes and the error of each candidate on each layer, summed over samples. One thread uses it at a time. */
 typedef struct pith_profile pith_profile;
 
-/* Candidates are specs separated by ';', the same for all layers. Layers of one dimension or under pith_minimal_size()
- * values are never measured: rules leave them uncompressed. Texts and shapes are copied. */
+/* Creates an empty profile. Candidates are specs separated by ';', the same for all layers. Layers with one dimension
+ * or with fewer than pith_minimal_size() values are never measured, since rules leave them uncompressed. Texts and
+ * shapes are copied. */
 PITH_API pith_status pith_profile_create(const pith_layer *layers, size_t count, const char *candidates,
                                          pith_profile **profile);
 PITH_API void pith_profile_destroy(pith_profile *profile);
 
-/* Measures a gradient with every candidate and adds the result to the layer's statistics. ctx: seed, step, rank; may be
- * NULL. A gradient with NaN or Inf is not measured, and counted as skipped. With error feedback, give what is sent:
- * gradient plus residual. */
+/* Measures a gradient with every candidate and adds the result to the layer's statistics. Of ctx (may be NULL) seed,
+ * step and rank are used. A gradient with NaN or Inf is not measured, but counted as skipped. With error feedback, pass
+ * the values that are sent: gradient plus residual. */
 PITH_API pith_status pith_profile_update(pith_profile *profile, size_t layer, pith_cspan gradient, const pith_ctx *ctx);
 
-/* Removes all samples: a new window begins. What low rank keeps between steps stays. */
+/* Removes all samples and begins a new window. The states of low-rank candidates are kept. */
 PITH_API void pith_profile_reset(pith_profile *profile);
 
-/* All sums as one array of *count numbers, which belongs to the profile: for each layer samples, skipped, squared norm,
- * squared norm of the largest hundredth, then the bytes of each candidate and the errors of each. If the ranks add
- * their arrays up element by element, the means that planning uses are those over all ranks. */
+/* All sums as one array of *count numbers, which belongs to the profile. For each layer it holds the samples, skipped
+ * gradients, squared norm, and squared norm of the largest hundredth, then the bytes of each candidate, then the error
+ * of each. If the ranks sum their arrays element by element, planning uses means over all ranks. */
 PITH_API double *pith_profile_values(pith_profile *profile, size_t *count);
 
 /* The numbers of layers and of candidates. */
@@ -52,7 +53,7 @@ PITH_API size_t pith_profile_candidates(const pith_profile *profile);
 /* Candidate `index` in canonical form; NULL beyond the last. */
 PITH_API const char *pith_profile_candidate(const pith_profile *profile, size_t index);
 
-/* What a profile knows of a layer. Name and shape live as long as the profile. */
+/* What a profile knows about a layer. Name and shape live as long as the profile. */
 typedef struct pith_profile_layer {
   size_t size; /* sizeof(pith_profile_layer) */
   const char *name;
@@ -67,38 +68,39 @@ typedef struct pith_profile_layer {
 
 #define PITH_PROFILE_LAYER_INIT {.size = sizeof(pith_profile_layer)}
 
-/* What is known of layer `index`. PITH_ERR_ARGUMENT beyond the last. */
+/* Describes layer `index`. PITH_ERR_ARGUMENT beyond the last. */
 PITH_API pith_status pith_profile_layer_get(const pith_profile *profile, size_t index, pith_profile_layer *layer);
 
-/* Means of payload bytes and of the squared error ‖x − D(C(x))‖² for one layer and candidate. */
+/* The means of the payload bytes and of the squared error ‖x − D(C(x))‖² of one layer and candidate. */
 PITH_API pith_status pith_profile_get(const pith_profile *profile, size_t layer, size_t candidate, double *bytes,
                                       double *error);
 
 /* Statistics files. Any bytes are safe to load; the error for a damaged file names the line. Saving replaces an old
- * file at once or not at all. */
+ * file atomically. */
 PITH_API pith_status pith_profile_save(const pith_profile *profile, const char *path);
 PITH_API pith_status pith_profile_load(const char *path, pith_profile **profile);
 PITH_API pith_status pith_profile_parse(pith_bytes text, pith_profile **profile);
 
-/* Writes a list of candidates around a spec: bits from a quarter to the double, ratios from a tenth to ten times, ranks
- * from a quarter to four times. "mix" gives those of all families. `size` is the capacity of `text`, the final zero
- * included. */
+/* Writes a list of candidates around a spec: from a quarter to twice its bits, from a tenth to ten times its ratio,
+ * from a quarter to four times its rank. "mix" gives the candidates of all families. `size` is the capacity of `text`,
+ * the final zero included. */
 PITH_API pith_status pith_plan_candidates(const char *spec, char *text, size_t size);
 
 /* ---- What a step costs ------------------------------------------------------------------------------------------- */
 
-/* Seconds and bytes per second, measured by the caller; the same numbers on every rank. Zero or NULL: a default. */
+/* Times in seconds and rates in bytes per second, measured by the caller; the same numbers on every rank. A field that
+ * is zero or NULL gets its default. */
 typedef struct pith_plan_cost {
   size_t size;      /* sizeof(pith_plan_cost) */
   uint32_t ranks;   /* default: 2 */
-  double latency;   /* of one exchange of any size: 60e-6 */
+  double latency;   /* of one exchange, whatever its size: 60e-6 */
   double bandwidth; /* of one rank's link: 1.25e8 (1 Gbit/s) */
   double compute;   /* of the backward pass: 0. Layers become ready from the last to the first, in proportion to their
                        sizes */
-  const double *ready; /* or the time at which each layer is ready, in the order of layers */
+  const double *ready; /* instead of compute: the time at which each layer is ready, in the order of layers */
   const double *codec; /* to encode and decode one value, for each candidate of the profile: 1e-9; 0 for none */
-  const pith_sim_topology *topology; /* in place of ranks, latency and bandwidth: what an exchange takes there,
-                                               by the algorithm that the library would choose (pith_sim_estimate) */
+  const pith_sim_topology *topology; /* instead of ranks, latency and bandwidth: an exchange takes the time of the
+                                        algorithm that the library would choose on this network (pith_sim_estimate) */
 } pith_plan_cost;
 
 #define PITH_PLAN_COST_INIT {.size = sizeof(pith_plan_cost)}
@@ -111,26 +113,26 @@ typedef struct pith_plan pith_plan;
 /* Files have these as words: "lgreco", "kmeans", …; "bytes", "time"; "l2sq", "l2". */
 typedef enum pith_plan_method {
   PITH_PLAN_LGRECO = 0,    /* the fewest bytes or the least time within the budget */
-  PITH_PLAN_KMEANS = 1,    /* layers in clusters by size and norm; the more sensitive a cluster, the less it loses */
+  PITH_PLAN_KMEANS = 1,    /* layers in clusters by size and norm; more sensitive clusters lose less */
   PITH_PLAN_ACCORDION = 2, /* `critical` where the norm changes fast, `otherwise` elsewhere */
   PITH_PLAN_UNIFORM = 3,
-  PITH_PLAN_CGX = 4,    /* clusters as CGX has them: one step of strength for each, by the norm alone */
+  PITH_PLAN_CGX = 4,    /* the clusters of CGX: by the norm alone, with one level of strength for each */
   PITH_PLAN_LINEAR = 5, /* strength follows the logarithm of the layer's norm */
-  PITH_PLAN_BEST = 6,   /* each layer by itself: bits against the logarithm of the error */
+  PITH_PLAN_BEST = 6,   /* each layer separately: bits against the logarithm of the error */
   PITH_PLAN_BAYES = 7,  /* Bayesian optimization over strengths of all layers */
-  PITH_PLAN_GLOBAL = 8, /* of methods that send the largest values: one threshold for all layers */
+  PITH_PLAN_GLOBAL = 8, /* for methods that send the largest values: one threshold for all layers */
 } pith_plan_method;
 
-/* What lgreco makes small: the bytes of a step, or its predicted time. */
+/* What lgreco minimizes: the bytes of a step, or its predicted time. */
 typedef enum pith_plan_objective { PITH_PLAN_BYTES = 0, PITH_PLAN_TIME = 1 } pith_plan_objective;
 
-/* What is added up over layers, and stays within the budget. */
+/* The error that is summed over layers and kept within the budget. */
 typedef enum pith_plan_metric {
   PITH_PLAN_L2SQ = 0, /* squared errors ‖e‖²: the squared error of the whole gradient */
-  PITH_PLAN_L2 = 1,   /* errors ‖e‖, as the authors of L-GreCo have it */
+  PITH_PLAN_L2 = 1,   /* errors ‖e‖, as in the authors' L-GreCo */
 } pith_plan_metric;
 
-/* What to plan. Fields that are zero or NULL have defaults. */
+/* What to plan. Fields that are zero or NULL get their defaults. */
 typedef struct pith_plan_request {
   size_t size; /* sizeof(pith_plan_request) */
   pith_plan_method method;
@@ -145,24 +147,26 @@ typedef struct pith_plan_request {
   const pith_profile *before; /* of the window before; NULL: every layer is in a critical phase */
   double threshold;           /* relative change of the norm that makes a phase critical; 0 counts as 0.5 */
   const char *critical, *otherwise;
-  double floor; /* of lgreco: no layer gets fewer bytes than this share of what the uniform spec gives it; 0: none */
+  double floor; /* of lgreco: each layer gets at least this share of its bytes under the uniform spec; 0: no floor */
   pith_plan_metric metric;
-  /* No layer gets a strength (bits, levels, ratio, rank) of more than this times that of the uniform spec, nor is it
-   * uncompressed where the budget can be kept without; 0: no cap. At least 1. */
+  /* No layer gets a strength (bits, levels, ratio, rank) of more than `cap` times the uniform spec's. No layer stays
+   * uncompressed either, unless the budget cannot be kept otherwise. At least 1; 0: no cap. */
   double cap;
-  /* In place of alpha: the budget is the error at which a step of gradient descent makes at least 1 − tolerance of its
-   * progress, Σ‖e‖² ≤ tolerance·Σ‖g‖² (for the metric l2 Σ‖e‖ ≤ √tolerance·‖g‖, which implies it); 0: alpha counts. */
+  /* Instead of alpha: the budget is the error at which a step of gradient descent still makes at least 1 − tolerance of
+   * its progress, Σ‖e‖² ≤ tolerance·Σ‖g‖² (for the metric l2: Σ‖e‖ ≤ √tolerance·‖g‖, which implies it). 0: alpha is
+   * used. */
   double tolerance;
 } pith_plan_request;
 
 #define PITH_PLAN_REQUEST_INIT {.size = sizeof(pith_plan_request)}
 
-/* PITH_ERR_RANGE for a budget below the least possible error, PITH_ERR_STATE for a layer without statistics. */
+/* Make a plan: by the request, or with one spec for all layers. PITH_ERR_RANGE: the budget is below the least possible
+ * error. PITH_ERR_STATE: a layer has no statistics. */
 PITH_API pith_status pith_plan_make(const pith_profile *profile, const pith_plan_request *request, pith_plan **plan);
 PITH_API pith_status pith_plan_uniform(const pith_profile *profile, const char *spec, pith_plan **plan);
 PITH_API void pith_plan_destroy(pith_plan *plan);
 
-/* What a plan says of a layer. Texts and shape live as long as the plan. */
+/* What a plan says about a layer. Texts and shape live as long as the plan. */
 typedef struct pith_plan_layer {
   size_t size; /* sizeof(pith_plan_layer) */
   const char *name, *spec;
@@ -173,7 +177,7 @@ typedef struct pith_plan_layer {
 
 #define PITH_PLAN_LAYER_INIT {.size = sizeof(pith_plan_layer)}
 
-/* What a plan says of itself. Texts are "" where there is none, and live as long as the plan. */
+/* What a plan says about itself. Texts that a plan does not have are "". All live as long as the plan. */
 typedef struct pith_plan_info {
   size_t size; /* sizeof(pith_plan_info) */
   const char *method, *objective, *reference, *note;
@@ -186,14 +190,14 @@ typedef struct pith_plan_info {
 
 #define PITH_PLAN_INFO_INIT {.size = sizeof(pith_plan_info)}
 
-/* What the plan says of itself, and of layer `index`. PITH_ERR_ARGUMENT beyond the last. */
+/* Describe the plan, and layer `index` of it. PITH_ERR_ARGUMENT beyond the last. */
 PITH_API pith_status pith_plan_info_get(const pith_plan *plan, pith_plan_info *info);
 PITH_API pith_status pith_plan_layer_get(const pith_plan *plan, size_t index, pith_plan_layer *layer);
 
-/* "name=spec;…;*=default" for pith_rules_create(). Lives as long as the plan. */
+/* The plan as rules, "name=spec;…;*=default", for pith_rules_create(). Lives as long as the plan. */
 PITH_API const char *pith_plan_rules(const pith_plan *plan);
 
-/* Sets bytes and errors of all layers to what the profile says now. */
+/* Sets the bytes and errors of all layers to the profile's present values. */
 PITH_API pith_status pith_plan_price(pith_plan *plan, const pith_profile *profile);
 
 /* Predicts the time of a step's exchange, from the start of the backward pass to the last mean. cost may be NULL. */
@@ -201,8 +205,8 @@ PITH_API pith_status pith_plan_seconds(const pith_plan *plan, const pith_profile
                                        double *seconds);
 
 /* Hysteresis: 1 if `fresh` should replace `old`, both priced by the same profile. It should if it saves more than
- * `share` (0.05) of the bytes, or of the seconds if a cost is given, or if old exceeds fresh's budget by more than that
- * share. */
+ * `share` (such as 0.05) of the bytes, or of the seconds if a cost is given, or if `old` exceeds the budget of `fresh`
+ * by more than that share. */
 PITH_API int pith_plan_gains(const pith_plan *old, const pith_plan *fresh, const pith_profile *profile,
                              const pith_plan_cost *cost, double share);
 
@@ -210,7 +214,7 @@ PITH_API int pith_plan_gains(const pith_plan *old, const pith_plan *fresh, const
 PITH_API pith_status pith_plan_save(const pith_plan *plan, const char *path);
 PITH_API pith_status pith_plan_load(const char *path, pith_plan **plan);
 PITH_API pith_status pith_plan_parse(pith_bytes text, pith_plan **plan);
-/* The text of the file. Lives until the plan is priced or destroyed. */
+/* The text of the plan file. Valid until the plan is priced or destroyed. */
 PITH_API const char *pith_plan_text(const pith_plan *plan);
 
 #ifdef __cplusplus

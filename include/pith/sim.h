@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Simulation: how long a collective takes on a network that is not there. Part of the public API; pith.h includes it.
+ * Simulation: how long a collective takes on a network that you describe. Part of the public API; pith.h includes it.
  *
- * The schedules of all ranks are written by the code that a comm runs, and run in virtual time over a model of hosts,
- * links and processors. No value is computed and nothing is sent. docs/scale.md has the model.
+ * The code that a comm runs writes the schedules of all ranks. They run in virtual time over a model of hosts, links
+ * and processors. No value is computed and nothing is sent. docs/scale.md describes the model.
  */
 #ifndef PITH_SIM_H
 #define PITH_SIM_H
@@ -14,36 +14,36 @@
 extern "C" {
 #endif
 
-/* A rank, a host: none. */
+/* No rank, or no host. */
 #define PITH_SIM_NONE (-1)
 
 /* A network, its hosts and the speed of a rank. Rates are bytes per second, times are seconds. */
 typedef struct pith_sim_topology {
   size_t size;                        /* sizeof(pith_sim_topology) */
   int ranks, hosts;                   /* consecutive ranks share a host, nearly the same number on each */
-  double rate, latency;               /* of the link of a host, in each direction; from host to host */
-  double inside_rate, inside_latency; /* between ranks of a host: what one rank sends, and receives */
-  double oversubscription;            /* the links of all hosts together over what the switch passes on; 1: all of it */
-  size_t mtu;                       /* bytes of a packet between hosts, headers of TCP and IP included; 0: no headers */
-  size_t cores;                     /* of a host, which its ranks share; 0: one for each rank */
-  int shared_cores;                 /* all hosts share these cores, as in pith lab */
-  double message, inside_message;   /* of a processor, for each message sent or received: between hosts, inside one */
-  double byte, inside_byte;         /* and for each byte of it */
-  double encode_call, encode_value; /* of a processor, to encode: for each call and value */
-  double decode_call, decode_value; /* and to decode and add to a sum */
-  double sum_value;                 /* and to add a value as it is to a sum */
-  double pack_value, pack_entry;    /* and to find the entries of a sparse payload: for each value, and each entry */
-  double unpack_entry;              /* and to add an entry to a sum */
-  int straggler;                    /* a rank whose processor is slower, or PITH_SIM_NONE … */
-  double straggler_factor;          /* … by this factor */
-  int slow_host;                    /* a host with a slower link, or PITH_SIM_NONE … */
-  double slow_rate;                 /* … and its rate */
-  size_t chunk;                     /* as pith_config.chunk */
-  uint64_t most_tasks;              /* of all ranks together; a simulation that needs more is refused */
-  int rack_hosts;                   /* consecutive hosts of a rack; 0: all are in one */
-  double rack_oversubscription;     /* the links of a rack's hosts over what the rack sends to others, and receives */
-  double rack_latency;              /* between racks, beside latency */
-  double poll;                      /* of a shared core, for each peer that a waiting rank looks at */
+  double rate, latency;               /* of a host's link, in each direction; from host to host */
+  double inside_rate, inside_latency; /* between ranks of a host, for one rank, in each direction */
+  double oversubscription;            /* rate of all hosts' links together over the rate of the switch; 1: none */
+  size_t mtu;                         /* bytes of a packet between hosts, with TCP and IP headers; 0: no headers */
+  size_t cores;                       /* of a host, shared by its ranks; 0: one for each rank */
+  int shared_cores;                   /* all hosts share these cores, as in pith lab */
+  double message, inside_message;     /* processor time of each message sent or received: between hosts, inside one */
+  double byte, inside_byte;           /* and of each of its bytes */
+  double encode_call, encode_value;   /* processor time to encode: for each call and value */
+  double decode_call, decode_value;   /* and to decode and add to a sum */
+  double sum_value;                   /* and to add an uncompressed value to a sum */
+  double pack_value, pack_entry;      /* and to find the entries of a sparse payload: for each value, and each entry */
+  double unpack_entry;                /* and to add an entry to a sum */
+  int straggler;                      /* a rank whose processor is slower, or PITH_SIM_NONE … */
+  double straggler_factor;            /* … by this factor */
+  int slow_host;                      /* a host with a slower link, or PITH_SIM_NONE … */
+  double slow_rate;                   /* … and its rate */
+  size_t chunk;                       /* as pith_config.chunk */
+  uint64_t most_tasks;                /* of all ranks together; a simulation that needs more is refused */
+  int rack_hosts;                     /* a rack has this many consecutive hosts; 0: all hosts share one */
+  double rack_oversubscription;       /* rate of the links of a rack's hosts over the rate of the rack's uplink */
+  double rack_latency;                /* between racks, in addition to latency */
+  double poll;                        /* time on a shared core for each peer that a waiting rank polls */
 } pith_sim_topology;
 
 /* 10 Gbit/s, 30 µs, shared memory inside hosts, one core for each rank. */
@@ -83,20 +83,20 @@ typedef struct pith_sim_topology {
 /* What an operation took. */
 typedef struct pith_sim_result {
   size_t size;            /* sizeof(pith_sim_result) */
-  const char *algorithm;  /* that was taken */
-  int may_be_chosen;      /* the library takes it by itself where it is the cheapest; else it must be asked for */
+  const char *algorithm;  /* that was used */
+  int may_be_chosen;      /* 1: auto chooses it where it is the cheapest; 0: only on request */
   double seconds;         /* until the last rank is done */
   uint64_t messages;      /* of all ranks */
   uint64_t rank_bytes;    /* sent by the rank that sends most, headers included */
   uint64_t inside_bytes;  /* within hosts, all together */
-  uint64_t nic_bytes;     /* out of the busiest host, or into it */
+  uint64_t nic_bytes;     /* out of, or into, the busiest host */
   uint64_t switch_bytes;  /* between hosts, all together */
-  unsigned steps;         /* messages of the longest chain in which each waits for the one before */
-  unsigned encodings;     /* of a value on its way to the result, at most */
+  unsigned steps;         /* messages in the longest chain of dependent messages */
+  unsigned encodings;     /* how often a value is encoded on its way to the result, at most */
   uint64_t rank_memory;   /* bytes of buffers and schedule of the rank that needs most */
   uint64_t tasks, events; /* of all ranks; of the simulation */
-  uint64_t rack_bytes;    /* out of the busiest rack, or into it */
-  unsigned peers;         /* ranks that one exchanges messages with: of the rank that has most */
+  uint64_t rack_bytes;    /* out of, or into, the busiest rack */
+  unsigned peers;         /* ranks with which a rank exchanges messages, for the rank with most */
 } pith_sim_result;
 
 #define PITH_SIM_RESULT_INIT {.size = sizeof(pith_sim_result)}
@@ -111,17 +111,17 @@ PITH_API pith_status pith_sim_allreduce(const pith_sim_topology *topology, const
 /* Simulates a barrier. */
 PITH_API pith_status pith_sim_barrier(const pith_sim_topology *topology, pith_sim_result *result);
 
-/* Writes what pith_sim_allreduce() would run to a file, for other simulators: the network, and the tasks of all ranks.
+/* Writes the network and the tasks of all ranks that pith_sim_allreduce() would run to a file, for other simulators.
  * docs/scale.md has the format. */
 PITH_API pith_status pith_sim_export(const pith_sim_topology *topology, const pith_codec *codec, size_t n,
                                      pith_dtype dtype, const char *algorithm, const char *path);
 
-/* The algorithm that the library would choose, by its model of costs: what a comm chooses that has been told of the
- * rates of this topology. */
+/* The algorithm that the library would choose by its cost model, as a comm that knows the rates of this topology
+ * does. */
 PITH_API pith_status pith_sim_choose(const pith_sim_topology *topology, const pith_codec *codec, size_t n,
                                      pith_dtype dtype, const char **algorithm);
 
-/* The same with the seconds that the model expects; nothing is simulated. `algorithm` may be NULL. */
+/* The same, and the seconds that the cost model expects; nothing is simulated. `algorithm` may be NULL. */
 PITH_API pith_status pith_sim_estimate(const pith_sim_topology *topology, const pith_codec *codec, size_t n,
                                        pith_dtype dtype, const char **algorithm, double *seconds);
 
