@@ -60,18 +60,6 @@ static uint32_t intra_host_tag(const plan *p, int phase, int host, size_t number
   return PITH_TAG(phase, number * (size_t)p->layout->hosts + (size_t)host);
 }
 
-static uint32_t add_decode_result(pith_job *job, int owner, pith_piece *piece, pith_range range, uint32_t arrived) {
-  return pith__schedule_work(&job->schedule,
-                             (pith_task){.work = pith__work_decode_result,
-                                         .effort = PITH_EFFORT_DECODE,
-                                         .peer = owner,
-                                         .piece = piece,
-                                         .first = range.first,
-                                         .n = range.n,
-                                         .at = range.first},
-                             arrived);
-}
-
 /* ---- A leader's slices ------------------------------------------------------------------------------------------- */
 
 /* Our host's values of a slice, and the task after which they are there: encoded, or as they are, which is for the
@@ -151,7 +139,7 @@ static uint32_t add_result(pith_job *job, const plan *p, pith_range range, size_
     pith__schedule_send(&job->schedule, peer, PITH_TAG(PHASE_GATHER, number), result, encode);
   }
   pith__add_intra_host_copies(job, intra_host_tag(p, PHASE_DOWN, p->host, number), result, encode);
-  add_decode_result(job, job->rank, result, range, encode);
+  pith__add_decode_result(job, job->rank, result, range, encode);
   return encode;
 }
 
@@ -167,7 +155,7 @@ static void add_results_of_others(pith_job *job, const plan *p, size_t number) {
       uint32_t arrived =
           pith__schedule_receive(&job->schedule, owner, PITH_TAG(PHASE_GATHER, number), piece, PITH_NO_TASK);
       pith__add_intra_host_copies(job, intra_host_tag(p, PHASE_DOWN, host, number), piece, arrived);
-      add_decode_result(job, owner, piece, range, arrived);
+      pith__add_decode_result(job, owner, piece, range, arrived);
     }
   }
 }
@@ -214,7 +202,7 @@ static void add_member_chunk(pith_job *job, const plan *p, int leader, size_t nu
       pith_piece *piece = pith__piece_for(job, range.n);
       uint32_t arrived = pith__schedule_receive(&job->schedule, rank, intra_host_tag(p, PHASE_DOWN, host, number),
                                                 piece, PITH_NO_TASK);
-      uint32_t decode = add_decode_result(job, pith__layout_rank(p->layout, host, leader), piece, range, arrived);
+      uint32_t decode = pith__add_decode_result(job, pith__layout_rank(p->layout, host, leader), piece, range, arrived);
       pith__schedule_after(&job->schedule, decode, sent);
     }
   }

@@ -208,18 +208,6 @@ static uint32_t add_top_sum(pith_job *job, const plan *p, float *rack_sum, float
 
 /* ---- Down -------------------------------------------------------------------------------------------------------- */
 
-static uint32_t add_decode(pith_job *job, int owner, pith_piece *piece, pith_range range, uint32_t ready) {
-  return pith__schedule_work(&job->schedule,
-                             (pith_task){.work = pith__work_decode_result,
-                                         .effort = PITH_EFFORT_DECODE,
-                                         .peer = owner,
-                                         .piece = piece,
-                                         .first = range.first,
-                                         .n = range.n,
-                                         .at = range.first},
-                             ready);
-}
-
 /* The result of our slice, from its sum; then of all slices of `rack`. Returns the task after which they are there. */
 static uint32_t add_result(pith_job *job, const plan *p, float *sum, uint32_t summed) {
   pith_schedule *s = &job->schedule;
@@ -271,7 +259,7 @@ static void add_pass(pith_job *job, const plan *p, uint32_t ready) {
       if (p->host_sum) {
         pith__add_intra_host_copies(job, PITH_TAG(PHASE_DOWN, from), piece, arrived);
       }
-      add_decode(job, peer_of(job, p, RACK, from), piece, range, arrived);
+      pith__add_decode_result(job, peer_of(job, p, RACK, from), piece, range, arrived);
     }
   }
 }
@@ -285,7 +273,7 @@ static void add_host_results(pith_job *job, const plan *p, uint32_t sent) {
       if (range.n) {
         pith_piece *piece = pith__schedule_piece(&job->schedule, bytes_of(job, range));
         uint32_t arrived = pith__schedule_receive(&job->schedule, rank, PITH_TAG(PHASE_DOWN, h), piece, PITH_NO_TASK);
-        pith__schedule_after(&job->schedule, add_decode(job, rank, piece, range, arrived), sent);
+        pith__schedule_after(&job->schedule, pith__add_decode_result(job, rank, piece, range, arrived), sent);
       }
     }
   }

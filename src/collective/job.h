@@ -87,6 +87,9 @@ pith_status pith__work_encode_result(pith_job *job, const pith_task *task);
 /* Decodes the piece, a result encoded by its owner task->peer, into dst[at, at + n). */
 pith_status pith__work_decode_result(pith_job *job, const pith_task *task);
 
+/* Schedules that, for a result of dst's values in `range`, after task `arrived`. */
+uint32_t pith__add_decode_result(pith_job *job, int owner, pith_piece *piece, pith_range range, uint32_t arrived);
+
 /* Makes the result of the sum in task->values and writes it to dst[at, at + n). */
 pith_status pith__work_store_result(pith_job *job, const pith_task *task);
 

@@ -70,15 +70,7 @@ static void add_result(pith_job *job, const ring *r, int part, size_t number, pi
   if (r->next != part) {
     pith__schedule_send(&job->schedule, r->next, tag_of(job, PHASE_GATHER, part, number), piece, ready);
   }
-  pith__schedule_work(&job->schedule,
-                      (pith_task){.work = pith__work_decode_result,
-                                  .effort = PITH_EFFORT_DECODE,
-                                  .peer = part,
-                                  .piece = piece,
-                                  .first = range.first,
-                                  .n = range.n,
-                                  .at = range.first},
-                      ready);
+  pith__add_decode_result(job, part, piece, range, ready);
 }
 
 /* Our step of a part. Returns the task after which the sum is not needed. */

@@ -57,15 +57,7 @@ static void add_down(pith_job *job, size_t number, pith_range range, pith_piece 
   for (int bit = 1, child; (child = next_child(job, &bit)) >= 0;) {
     pith__schedule_send(&job->schedule, child, PITH_TAG(PHASE_DOWN, number), piece, ready);
   }
-  pith__schedule_work(&job->schedule,
-                      (pith_task){.work = pith__work_decode_result,
-                                  .effort = PITH_EFFORT_DECODE,
-                                  .peer = 0,
-                                  .piece = piece,
-                                  .first = range.first,
-                                  .n = range.n,
-                                  .at = range.first},
-                      ready);
+  pith__add_decode_result(job, 0, piece, range, ready);
 }
 
 /* One chunk. Returns the task after which its sum is not needed. */

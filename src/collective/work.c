@@ -156,6 +156,18 @@ pith_status pith__work_decode_result(pith_job *job, const pith_task *task) {
   return decode(job, task, NULL, PITH_SET, 1);
 }
 
+uint32_t pith__add_decode_result(pith_job *job, int owner, pith_piece *piece, pith_range range, uint32_t arrived) {
+  return pith__schedule_work(&job->schedule,
+                             (pith_task){.work = pith__work_decode_result,
+                                         .effort = PITH_EFFORT_DECODE,
+                                         .peer = owner,
+                                         .piece = piece,
+                                         .first = range.first,
+                                         .n = range.n,
+                                         .at = range.first},
+                             arrived);
+}
+
 pith_status pith__work_decode_to_dst(pith_job *job, const pith_task *task) {
   return decode(job, task, NULL, PITH_SET, 0);
 }

@@ -82,7 +82,8 @@ typedef struct entry {
 
 typedef struct draft {
   pith_reader r;
-  char *candidates; /* with ';' between them */
+  pith_writer specs; /* candidates while they are read */
+  char *candidates;  /* with ';' between them */
   size_t candidate_count, count, capacity;
   entry *layer;
 } draft;
@@ -96,56 +97,64 @@ static void draft_fini(draft *d) {
   free(d->candidates);
 }
 
-static pith_status add_candidate(draft *d, pith_writer *w) {
+static pith_status add_candidate(void *self, size_t index) {
+  draft *d = self;
   char *spec = NULL;
   PITH_TRY(pith__read_string(&d->r, &spec));
   int good = *spec && !strchr(spec, ';');
-  pith__write(w, "%s%s", d->candidate_count++ ? ";" : "", spec);
+  pith__write(&d->specs, "%s%s", index ? ";" : "", spec);
+  d->candidate_count = index + 1;
   free(spec);
   return good && d->candidate_count <= PITH_CANDIDATES_MAX ? PITH_OK
                                                            : pith__reader_fail(&d->r, "a candidate that cannot be", "");
 }
 
 static pith_status read_candidates(draft *d) {
-  pith_writer w = {.text = NULL};
-  int first = 1, more = 1;
-  pith_status status = pith__read_open(&d->r, '[');
-  while (status == PITH_OK && more) {
-    status = pith__read_more(&d->r, ']', &first, &more);
-    status = status == PITH_OK && more ? add_candidate(d, &w) : status;
-  }
-  pith__write(&w, "%s", "");
+  pith_status status = pith__read_array(&d->r, add_candidate, d);
+  pith__write(&d->specs, "%s", "");
   if (status != PITH_OK) {
-    free(w.text);
+    free(d->specs.text);
     return status;
   }
-  return pith__writer_close(&w, &d->candidates);
+  return pith__writer_close(&d->specs, &d->candidates);
+}
+
+typedef struct numbers_target {
+  draft *d;
+  double *numbers;
+  size_t count;
+} numbers_target;
+
+static pith_status read_number(void *self, size_t index) {
+  numbers_target *target = self;
+  draft *d = target->d;
+  if (index == d->candidate_count) {
+    return pith__reader_fail(&d->r, "not as many numbers as there are candidates", "");
+  }
+  double *number = &target->numbers[index];
+  target->count = index + 1;
+  PITH_TRY(pith__read_number(&d->r, number));
+  int good = *number >= 0 && *number <= NUMBER_MAX;
+  return good ? PITH_OK : pith__reader_fail(&d->r, "bytes and errors are not negative, and not beyond all measure", "");
 }
 
 /* One number for each candidate, none of them negative. */
 static pith_status read_numbers(draft *d, double *numbers) {
-  int first = 1, more;
-  PITH_TRY(pith__read_open(&d->r, '['));
-  for (size_t i = 0;; i++) {
-    PITH_TRY(pith__read_more(&d->r, ']', &first, &more));
-    if (!more && i == d->candidate_count) {
-      return PITH_OK;
-    }
-    if (!more || i == d->candidate_count) {
-      return pith__reader_fail(&d->r, "not as many numbers as there are candidates", "");
-    }
-    PITH_TRY(pith__read_number(&d->r, &numbers[i]));
-    if (numbers[i] < 0 || numbers[i] > NUMBER_MAX) {
-      return pith__reader_fail(&d->r, "bytes and errors are not negative, and not beyond all measure", "");
-    }
+  numbers_target target = {.d = d, .numbers = numbers};
+  PITH_TRY(pith__read_array(&d->r, read_number, &target));
+  if (target.count != d->candidate_count) {
+    return pith__reader_fail(&d->r, "not as many numbers as there are candidates", "");
   }
+  return PITH_OK;
 }
 
 enum { NAME, SHAPE, SAMPLES, SKIPPED, NORM, TOP, BYTES, ERRORS };
 #define BIT(key) (1u << (key))
 #define MEASURED (BIT(NORM) | BIT(TOP) | BIT(BYTES) | BIT(ERRORS))
 
-static pith_status read_field(draft *d, entry *e, unsigned key) {
+static pith_status read_field(void *self, unsigned key) {
+  draft *d = self;
+  entry *e = &d->layer[d->count - 1];
   switch (key) {
     case NAME:
       return pith__read_string(&d->r, &e->name);
@@ -175,23 +184,6 @@ static pith_status check_entry(const draft *d, const entry *e) {
   return good ? PITH_OK : pith__reader_fail(&d->r, "a norm that cannot be: ", e->name);
 }
 
-static pith_status read_layer(draft *d, entry *e) {
-  static const char *const keys[] = {"name", "shape", "samples", "skipped", "norm", "top", "bytes", "errors", NULL};
-  int first = 1, more;
-  unsigned key;
-  e->numbers = calloc(2 * d->candidate_count + 1, sizeof *e->numbers);
-  PITH_REQUIRE(e->numbers, PITH_ERR_MEMORY, "no memory for a layer");
-  PITH_TRY(pith__read_open(&d->r, '{'));
-  for (;;) {
-    PITH_TRY(pith__read_more(&d->r, '}', &first, &more));
-    if (!more) {
-      return check_entry(d, e);
-    }
-    PITH_TRY(pith__read_key(&d->r, keys, &e->seen, &key));
-    PITH_TRY(read_field(d, e, key));
-  }
-}
-
 static pith_status grow(draft *d) {
   if (d->count < d->capacity) {
     return PITH_OK;
@@ -204,25 +196,25 @@ static pith_status grow(draft *d) {
   return PITH_OK;
 }
 
-static pith_status read_layers(draft *d) {
-  int first = 1, more;
-  if (!d->candidates) {
-    return pith__reader_fail(&d->r, "candidates come before layers", "");
-  }
-  PITH_TRY(pith__read_open(&d->r, '['));
-  for (;;) {
-    PITH_TRY(pith__read_more(&d->r, ']', &first, &more));
-    if (!more) {
-      return PITH_OK;
-    }
-    PITH_REQUIRE(d->count < LAYERS_MAX, PITH_ERR_RANGE, "the statistics have more than %d layers", LAYERS_MAX);
-    PITH_TRY(grow(d));
-    d->layer[d->count] = (entry){.name = NULL};
-    PITH_TRY(read_layer(d, &d->layer[d->count++]));
-  }
+static pith_status read_layer(void *self, size_t index) {
+  static const char *const keys[] = {"name", "shape", "samples", "skipped", "norm", "top", "bytes", "errors", NULL};
+  draft *d = self;
+  PITH_REQUIRE(index < LAYERS_MAX, PITH_ERR_RANGE, "the statistics have more than %d layers", LAYERS_MAX);
+  PITH_TRY(grow(d));
+  entry *e = &d->layer[d->count++];
+  *e = (entry){.numbers = calloc(2 * d->candidate_count + 1, sizeof *e->numbers)};
+  PITH_REQUIRE(e->numbers, PITH_ERR_MEMORY, "no memory for a layer");
+  PITH_TRY(pith__read_object(&d->r, keys, read_field, d, &e->seen));
+  return check_entry(d, e);
 }
 
-static pith_status read_head(draft *d, unsigned key) {
+static pith_status read_layers(draft *d) {
+  return d->candidates ? pith__read_array(&d->r, read_layer, d)
+                       : pith__reader_fail(&d->r, "candidates come before layers", "");
+}
+
+static pith_status read_head(void *self, unsigned key) {
+  draft *d = self;
   size_t version = 0;
   if (key == 1) {
     return read_candidates(d);
@@ -238,17 +230,8 @@ static pith_status read_head(draft *d, unsigned key) {
 
 static pith_status read_draft(draft *d) {
   static const char *const keys[] = {"pith_statistics", "candidates", "layers", NULL};
-  int first = 1, more;
-  unsigned seen = 0, key;
-  PITH_TRY(pith__read_open(&d->r, '{'));
-  for (;;) {
-    PITH_TRY(pith__read_more(&d->r, '}', &first, &more));
-    if (!more) {
-      break;
-    }
-    PITH_TRY(pith__read_key(&d->r, keys, &seen, &key));
-    PITH_TRY(read_head(d, key));
-  }
+  unsigned seen = 0;
+  PITH_TRY(pith__read_object(&d->r, keys, read_head, d, &seen));
   PITH_REQUIRE(seen == 7, PITH_ERR_CORRUPT, "not a statistics file: it needs pith_statistics, candidates and layers");
   return pith__read_end(&d->r);
 }

@@ -36,20 +36,26 @@ static pith_status expect(pith_reader *r, char c) {
   return PITH_OK;
 }
 
-pith_status pith__read_open(pith_reader *r, char bracket) { return expect(r, bracket); }
-
-pith_status pith__read_more(pith_reader *r, char close, int *first, int *more) {
-  if (peek(r) == close && r->at < r->end) {
+/* Before entry `index` of an object or array: *more is 0 at the closing bracket, which is then taken. */
+static pith_status read_more(pith_reader *r, char close, size_t index, int *more) {
+  *more = peek(r) != close || r->at == r->end;
+  if (!*more) {
     r->at++;
-    *more = 0;
     return PITH_OK;
   }
-  if (!*first) {
-    PITH_TRY(expect(r, ','));
+  return index ? expect(r, ',') : PITH_OK;
+}
+
+pith_status pith__read_array(pith_reader *r, pith_read_element read, void *self) {
+  int more = 1;
+  PITH_TRY(expect(r, '['));
+  for (size_t i = 0;; i++) {
+    PITH_TRY(read_more(r, ']', i, &more));
+    if (!more) {
+      return PITH_OK;
+    }
+    PITH_TRY(read(self, i));
   }
-  *first = 0;
-  *more = 1;
-  return PITH_OK;
 }
 
 pith_status pith__read_end(pith_reader *r) {
@@ -166,7 +172,9 @@ pith_status pith__read_string(pith_reader *r, char **text) {
   return PITH_OK;
 }
 
-pith_status pith__read_key(pith_reader *r, const char *const *keys, unsigned *seen, unsigned *key) {
+/* ---- Objects ----------------------------------------------------------------------------------------------------- */
+
+static pith_status read_key(pith_reader *r, const char *const *keys, unsigned *seen, unsigned *key) {
   char *text = NULL;
   unsigned k = 0;
   PITH_TRY(pith__read_string(r, &text));
@@ -182,6 +190,22 @@ pith_status pith__read_key(pith_reader *r, const char *const *keys, unsigned *se
   *seen |= 1u << k;
   *key = k;
   return expect(r, ':');
+}
+
+pith_status pith__read_object(pith_reader *r, const char *const *keys, pith_read_value read, void *self,
+                              unsigned *seen) {
+  unsigned key = 0;
+  int more = 1;
+  *seen = 0;
+  PITH_TRY(expect(r, '{'));
+  for (size_t i = 0;; i++) {
+    PITH_TRY(read_more(r, '}', i, &more));
+    if (!more) {
+      return PITH_OK;
+    }
+    PITH_TRY(read_key(r, keys, seen, &key));
+    PITH_TRY(read(self, key));
+  }
 }
 
 /* ---- Numbers ----------------------------------------------------------------------------------------------------- */
@@ -235,21 +259,25 @@ pith_status pith__read_count(pith_reader *r, size_t *count) {
   return PITH_OK;
 }
 
-pith_status pith__read_shape(pith_reader *r, size_t *shape, size_t most, size_t *count) {
-  int first = 1, more;
-  size_t used = 0;
-  PITH_TRY(pith__read_open(r, '['));
-  for (;;) {
-    PITH_TRY(pith__read_more(r, ']', &first, &more));
-    if (!more) {
-      *count = used;
-      return PITH_OK;
-    }
-    if (used == most) {
-      return pith__reader_fail(r, "a shape has too many dimensions", "");
-    }
-    PITH_TRY(pith__read_count(r, &shape[used++]));
+typedef struct shape_target {
+  pith_reader *r;
+  size_t *shape, most, count;
+} shape_target;
+
+static pith_status read_dimension(void *self, size_t index) {
+  shape_target *target = self;
+  if (index == target->most) {
+    return pith__reader_fail(target->r, "a shape has too many dimensions", "");
   }
+  target->count = index + 1;
+  return pith__read_count(target->r, &target->shape[index]);
+}
+
+pith_status pith__read_shape(pith_reader *r, size_t *shape, size_t most, size_t *count) {
+  shape_target target = {.r = r, .shape = shape, .most = most};
+  PITH_TRY(pith__read_array(r, read_dimension, &target));
+  *count = target.count;
+  return PITH_OK;
 }
 
 /* ---- Files ------------------------------------------------------------------------------------------------------- */

@@ -18,15 +18,15 @@ pith_reader pith__reader_of(pith_bytes text, const char *what);
 
 pith_status pith__reader_fail(const pith_reader *r, const char *message, const char *detail);
 
-/* Opens an object or array: bracket is '{' or '['. */
-pith_status pith__read_open(pith_reader *r, char bracket);
+/* An array, whose elements `read` reads one by one. */
+typedef pith_status (*pith_read_element)(void *self, size_t index);
+pith_status pith__read_array(pith_reader *r, pith_read_element read, void *self);
 
-/* Before every entry: *more is 0 at the closing bracket, which is then taken. `first` starts as 1. */
-pith_status pith__read_more(pith_reader *r, char close, int *first, int *more);
-
-/* The key of the next entry and its ':'. *key is the place in `keys`; one that is not there, or was seen before, is an
- * error. */
-pith_status pith__read_key(pith_reader *r, const char *const *keys, unsigned *seen, unsigned *key);
+/* An object, whose values `read` reads. `key` is the place in `keys`, which ends with NULL; a key that is not there, or
+ * comes twice, is an error. A bit of *seen for each key that came. */
+typedef pith_status (*pith_read_value)(void *self, unsigned key);
+pith_status pith__read_object(pith_reader *r, const char *const *keys, pith_read_value read, void *self,
+                              unsigned *seen);
 
 pith_status pith__read_string(pith_reader *r, char **text);    /* the caller frees it */
 pith_status pith__read_number(pith_reader *r, double *number); /* finite */

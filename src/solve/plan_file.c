@@ -84,7 +84,13 @@ typedef struct draft {
 
 enum { NAME, SPEC, SHAPE, BYTES, SHARE };
 
-static pith_status read_field(draft *d, pith_plan_line *line, unsigned key) {
+static pith_status not_negative(const draft *d, double number) {
+  return number >= 0 ? PITH_OK : pith__reader_fail(&d->r, "bytes and shares are not negative", "");
+}
+
+static pith_status read_field(void *self, unsigned key) {
+  draft *d = self;
+  pith_plan_line *line = &d->plan->line[d->plan->count - 1];
   switch (key) {
     case NAME:
       return pith__read_string(&d->r, &line->name);
@@ -94,32 +100,15 @@ static pith_status read_field(draft *d, pith_plan_line *line, unsigned key) {
       line->has_shape = 1;
       return pith__read_shape(&d->r, line->shape, PITH_SHAPE_MAX, &line->dimensions);
     case BYTES:
-      return pith__read_number(&d->r, &line->bytes);
+      PITH_TRY(pith__read_number(&d->r, &line->bytes));
+      return not_negative(d, line->bytes);
     default:
-      return pith__read_number(&d->r, &line->error); /* times the budget, once that is known */
+      PITH_TRY(pith__read_number(&d->r, &line->error)); /* times the budget, once that is known */
+      return not_negative(d, line->error);
   }
 }
 
-static pith_status read_line(draft *d, pith_plan_line *line) {
-  static const char *const keys[] = {"name", "spec", "shape", "bytes", "share", NULL};
-  int first = 1, more;
-  unsigned key, seen = 0;
-  PITH_TRY(pith__read_open(&d->r, '{'));
-  for (;;) {
-    PITH_TRY(pith__read_more(&d->r, '}', &first, &more));
-    if (!more) {
-      break;
-    }
-    PITH_TRY(pith__read_key(&d->r, keys, &seen, &key));
-    PITH_TRY(read_field(d, line, key));
-    if ((key == BYTES && line->bytes < 0) || (key == SHARE && line->error < 0)) {
-      return pith__reader_fail(&d->r, "bytes and shares are not negative", "");
-    }
-  }
-  return line->name && line->spec ? PITH_OK : pith__reader_fail(&d->r, "a layer needs a name and a spec", "");
-}
-
-static pith_status add_line(draft *d) {
+static pith_status grow(draft *d) {
   pith_plan *plan = d->plan;
   if (plan->count == d->capacity) {
     size_t capacity = 2 * d->capacity + 16;
@@ -129,20 +118,19 @@ static pith_status add_line(draft *d) {
     plan->line = grown;
     d->capacity = capacity;
   }
-  plan->line[plan->count] = (pith_plan_line){.bytes = -1, .error = -1};
-  return read_line(d, &plan->line[plan->count++]);
+  return PITH_OK;
 }
 
-static pith_status read_lines(draft *d) {
-  int first = 1, more;
-  PITH_TRY(pith__read_open(&d->r, '['));
-  for (;;) {
-    PITH_TRY(pith__read_more(&d->r, ']', &first, &more));
-    if (!more) {
-      return PITH_OK;
-    }
-    PITH_TRY(add_line(d));
-  }
+static pith_status read_line(void *self, size_t index) {
+  static const char *const keys[] = {"name", "spec", "shape", "bytes", "share", NULL};
+  draft *d = self;
+  unsigned seen = 0;
+  PITH_TRY(grow(d));
+  pith_plan_line *line = &d->plan->line[index];
+  *line = (pith_plan_line){.bytes = -1, .error = -1};
+  d->plan->count++;
+  PITH_TRY(pith__read_object(&d->r, keys, read_field, d, &seen));
+  return line->name && line->spec ? PITH_OK : pith__reader_fail(&d->r, "a layer needs a name and a spec", "");
 }
 
 static pith_status read_version(draft *d) {
@@ -170,30 +158,25 @@ static pith_status read_metric(draft *d) {
   return pith__metric_names[i] ? PITH_OK : pith__reader_fail(&d->r, "a metric is l2sq or l2", "");
 }
 
-static pith_status read_head(draft *d, unsigned key) {
+static pith_status read_head(void *self, unsigned key) {
+  draft *d = self;
   pith_plan *plan = d->plan;
   char **const texts[] = {NULL, &plan->note, &plan->method, &plan->objective, &plan->reference, NULL, &plan->fallback,
                           NULL, NULL};
   if (texts[key]) {
     return pith__read_string(&d->r, texts[key]);
   }
-  return key == 0 ? read_version(d) : key == 5 ? read_budget(d) : key == 7 ? read_lines(d) : read_metric(d);
+  return key == 0   ? read_version(d)
+         : key == 5 ? read_budget(d)
+         : key == 7 ? pith__read_array(&d->r, read_line, d)
+                    : read_metric(d);
 }
 
 static pith_status read_plan(draft *d) {
   static const char *const keys[] = {"pith_plan", "note",    "method", "objective", "reference",
                                      "budget",    "default", "layers", "metric",    NULL};
-  int first = 1, more;
-  unsigned seen = 0, key;
-  PITH_TRY(pith__read_open(&d->r, '{'));
-  for (;;) {
-    PITH_TRY(pith__read_more(&d->r, '}', &first, &more));
-    if (!more) {
-      break;
-    }
-    PITH_TRY(pith__read_key(&d->r, keys, &seen, &key));
-    PITH_TRY(read_head(d, key));
-  }
+  unsigned seen = 0;
+  PITH_TRY(pith__read_object(&d->r, keys, read_head, d, &seen));
   PITH_REQUIRE(seen & 1, PITH_ERR_CORRUPT, "not a plan: a plan is a JSON object with \"pith_plan\": %d", VERSION);
   return pith__read_end(&d->r);
 }

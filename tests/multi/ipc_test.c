@@ -12,13 +12,12 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "cuda/device_laws.h"
+#include "cuda/fake/comm_laws.h"
 #include "cuda/fake/fake_nccl.h"
 #include "cuda/fake/means_tests.h"
 #include "cuda/hosts_laws.h"
 #include "device/device_carrier.h"
 #include "device/ipc_carrier.h"
-#include "ranks.h"
 #include "reducer/reducer.h"
 #include "transport/unix_socket.h"
 
@@ -26,29 +25,7 @@ enum { MOST = 4, SMALL_WINDOW = 64 << 10 };
 
 static const char *wanted = "ipc";
 
-static pith_status law_open_reducer(const law_world *w, const char *rules, uint64_t seed,
-                                    const pith_reducer_options *options, pith_reducer **reducer) {
-  return pith_reducer_create_with(w->comm, rules, seed, options, reducer);
-}
-
-static int law_same(const law_world *w, uint64_t number) { return law_all_say(w->comm, number); }
-
-static void copy_to(void *to, const void *from, size_t size) { memcpy(to, from, size); }
-
-static const law_memory law_device = {malloc, free, copy_to, copy_to, law_same};
-
 /* ---- Ranks ------------------------------------------------------------------------------------------------------- */
-
-typedef void (*law_fn)(const law_world *);
-
-typedef struct law_run {
-  law_fn run;
-} law_run;
-
-static void run_law(pith_comm *comm, void *argument) {
-  law_world world = {.comm = comm, .rank = pith_comm_rank(comm), .ranks = pith_comm_size(comm)};
-  ((law_run *)argument)->run(&world);
-}
 
 static void prepare(void) {
   setenv("PITH_MODULE_PATH", FAKE_MODULE, 1);
