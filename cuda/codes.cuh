@@ -116,6 +116,15 @@ INLINE uint32_t mini_code(float y) {
   return least(code, M::top) | bits_of(y) >> 31 << (M::bits - 1);
 }
 
+/* E2M1 has four values below 2, two from 2 to 4 and two from there on: in each part the code is a line in |y|, rounded,
+ * and the least of the three lines is the one that holds. */
+template <>
+INLINE uint32_t mini_code<PITH_MINI_E2M1>(float y) {
+  float size = fabsf(y), from_two = fminf(size + (ROUNDER + 2), __fmaf_rn(size, 0.5f, ROUNDER + 4));
+  float code = fminf(fminf(__fmaf_rn(size, 2.0f, ROUNDER), from_two), ROUNDER + Mini<PITH_MINI_E2M1>::top);
+  return (bits_of(code) & 7u) | (bits_of(y) >> 28 & ~7u);
+}
+
 template <int TYPE>
 INLINE float mini_value(uint32_t code) {
   typedef Mini<TYPE> M;

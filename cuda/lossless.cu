@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * lossless, with the bytes of src/codec/lossless.c. A warp takes a block of 1024 values: lane l has values 128·r + 4·l
- * …
- * + 3 of rows r. Encoding goes over the values twice: first each block chooses its window and counts its escapes, which
- * says how long it is; then, once it is known where it begins, it is put together in shared memory and copied out.
- * Decoding goes by the table of where blocks end. A malformed block decodes to NaN, and nothing is read or written
- * beyond payload and values.
+ * lossless, with the bytes of src/codec/lossless.c. A warp takes a block of 1024 values in rows of 128, of which a lane
+ * has four neighbours each. Encoding goes over the values twice: first each block chooses its window and counts its
+ * escapes, which says how long it is; then, once it is known where it begins, it is put together in shared memory and
+ * copied out. Decoding goes by the table of where blocks end. A malformed block decodes to NaN, and nothing is read or
+ * written beyond payload and values.
  */
 #include "batch.cuh"
 #include "lossless_host.h"
 
 #define THREADS 256
 #define WARPS (THREADS / 32)
+#define RESIDENT 4 /* blocks of threads on a processor at least, when encoding: leaves 64 registers each */
 #define BLOCK PITH_LOSSLESS_BLOCK
 #define ROWS (BLOCK / 128)
 #define SCANNED 8 /* sums of a thread */
@@ -142,9 +142,18 @@ INLINE bool is_escape(uint32_t raw, uint32_t head) {
   return exponent_of<TYPE>(raw) - base_of(head) >= (1u << coding_of(head)) - 1;
 }
 
+template <int TYPE, bool WHOLE>
+INLINE uint32_t count_escapes(const Values &x, uint32_t m, uint32_t head) {
+  uint32_t count = 0;
+  EACH_ROW(r) {
+    EACH_OF_FOUR(c) { count += (WHOLE || place_of(r) + c < m) && is_escape<TYPE>(x[r][c], head) ? 1 : 0; }
+  }
+  return warp_sum(count);
+}
+
 template <int TYPE>
 INLINE uint32_t measure_block(const Tensor &t, uint32_t block, Counts &counts) {
-  uint32_t m = values_of(t, block), escapes = 0;
+  uint32_t m = values_of(t, block);
   Values x;
   load_values<TYPE>(t, block * BLOCK, m, x);
   uint32_t one = __shfl_sync(FULL, x[0][0], 0), other = 0;
@@ -155,10 +164,7 @@ INLINE uint32_t measure_block(const Tensor &t, uint32_t block, Counts &counts) {
     return PITH_LOSSLESS_SAME;
   }
   uint32_t head = choose_window<TYPE>(x, m, counts);
-  EACH_ROW(r) {
-    EACH_OF_FOUR(c) { escapes += place_of(r) + c < m && is_escape<TYPE>(x[r][c], head) ? 1 : 0; }
-  }
-  head |= warp_sum(escapes) << 16;
+  head |= (m == BLOCK ? count_escapes<TYPE, true>(x, m, head) : count_escapes<TYPE, false>(x, m, head)) << 16;
   return words_of(TYPE, head, m) < PITH_LOSSLESS_RAW_WORDS(TYPE, m) ? head : PITH_LOSSLESS_STORED;
 }
 
@@ -170,7 +176,7 @@ INLINE uint32_t *starts_of(const Tensor &t) { return (uint32_t *)t.space; }
 INLINE uint32_t *heads_of(const Tensor &t) { return (uint32_t *)t.space + items_of(t); }
 
 /* Items are WARPS blocks. */
-__global__ void __launch_bounds__(THREADS) measure_kernel(const __grid_constant__ Many<Tensor> batch) {
+__global__ void __launch_bounds__(THREADS, RESIDENT) measure_kernel(const __grid_constant__ Many<Tensor> batch) {
   __shared__ Counts counts[WARPS];
   __shared__ uint32_t words[WARPS];
   const Tensor &t = batch.task_of(blockIdx.x);
@@ -244,7 +250,7 @@ __global__ void __launch_bounds__(SCAN_THREADS) scan_kernel(const __grid_constan
 }
 
 /* The planes of values place … place + 3, of which `count` exist. */
-template <int TYPE>
+template <int TYPE, bool WHOLE>
 INLINE void put_planes(uint8_t *planes, uint32_t m, uint32_t place, const uint32_t (&x)[4]) {
   uint32_t low[4], high[4];
   EACH_OF_FOUR(c) {
@@ -254,7 +260,7 @@ INLINE void put_planes(uint8_t *planes, uint32_t m, uint32_t place, const uint32
                                      : (x[c] & 0x7fu) | x[c] >> 15 << 7;
   }
   uint8_t *bytes = TYPE == PITH_GPU_F32 ? planes + 2 * m : planes;
-  bool whole = place + 4 <= m && m % 4 == 0;
+  bool whole = WHOLE || (place + 4 <= m && m % 4 == 0);
   const uint32_t *byte = TYPE == PITH_GPU_F16 ? low : high;
   if (whole) {
     *(uint32_t *)(bytes + place) = byte[0] | byte[1] << 8 | byte[2] << 16 | byte[3] << 24;
@@ -301,46 +307,72 @@ struct Rank {
   }
 };
 
-/* In shared memory. Planes, codes and escapes may share words. */
-template <int TYPE>
-INLINE void build_block(const Values &x, uint32_t m, uint32_t head, uint32_t words, uint32_t *stage) {
-  uint32_t coding = coding_of(head), base = base_of(head), top = (1u << coding) - 1;
-  uint32_t planes_size = PITH_LOSSLESS_PLANES(TYPE, m), codes = 4 + planes_size, escapes = codes + (m * coding + 7) / 8;
-  uint8_t *bytes = (uint8_t *)stage;
-  for (uint32_t w = lane32(); w < words; w += 32) {
+/* What codes and escapes of a block are written with: where they begin, in bits and bytes of the staged block. */
+struct Layout {
+  uint32_t coding, base, planes, codes, escapes;
+};
+
+/* Codes of a lane's four neighbours, and in f16 what the planes have of them besides bytes. */
+template <int TYPE, bool WHOLE>
+INLINE void put_codes(const Layout &at, uint32_t m, uint32_t place, const uint32_t (&x)[4], uint32_t *stage) {
+  uint32_t field = 0, third = 0, top = (1u << at.coding) - 1;
+  EACH_OF_FOUR(c) {
+    bool exists = WHOLE || place + c < m;
+    uint32_t code = least(exponent_of<TYPE>(x[c]) - at.base, top);
+    field |= exists ? code << c * at.coding : 0;
+    third |= exists ? ((x[c] >> 8 & 3u) | x[c] >> 15 << 2) << 3 * c : 0;
+  }
+  if (WHOLE || place < m) {
+    put_field(stage, 8 * at.codes + place * at.coding, field, 4 * at.coding);
+    if (TYPE == PITH_GPU_F16) {
+      put_field(stage, 8 * (at.planes + m) + 3 * place, third, 12);
+    }
+  }
+}
+
+template <int TYPE, bool WHOLE>
+INLINE void put_escapes(const Layout &at, uint32_t m, uint32_t place, uint32_t head, const uint32_t (&x)[4],
+                        Rank &ranks, uint8_t *bytes) {
+  bool escaped[4];
+  uint32_t rank[4];
+  EACH_OF_FOUR(c) { escaped[c] = (WHOLE || place + c < m) && is_escape<TYPE>(x[c], head); }
+  ranks.next(escaped, rank);
+  EACH_OF_FOUR(c) {
+    if (escaped[c]) {
+      bytes[at.escapes + rank[c]] = (uint8_t)exponent_of<TYPE>(x[c]);
+    }
+  }
+}
+
+/* In shared memory, row by row, so that a row's registers are free after it. WHOLE: the block has all of its values;
+ * others may have codes and escapes in one word with what lies before them. */
+template <int TYPE, bool WHOLE>
+INLINE void build_block(const Values &x, uint32_t count, uint32_t head, uint32_t words, uint32_t *stage) {
+  const uint32_t m = WHOLE ? BLOCK : count;
+  Layout at = {coding_of(head), base_of(head), 4, 4 + PITH_LOSSLESS_PLANES(TYPE, m), 0};
+  at.escapes = at.codes + (m * at.coding + 7) / 8;
+  uint32_t fields = TYPE == PITH_GPU_F16 ? at.planes + m : at.codes; /* bits from here on are added to zeros */
+  for (uint32_t w = fields / 4 + lane32(); w < words; w += 32) {
     stage[w] = 0;
   }
   __syncwarp();
   if (lane32() == 0) {
     stage[0] = head;
   }
-  EACH_ROW(r) { put_planes<TYPE>(bytes + 4, m, place_of(r), x[r]); }
-  __syncwarp();
-  EACH_ROW(r) {
-    uint32_t field = 0, third = 0, place = place_of(r);
-    EACH_OF_FOUR(c) {
-      uint32_t code = least(exponent_of<TYPE>(x[r][c]) - base, top);
-      field |= place + c < m ? code << c * coding : 0;
-      third |= place + c < m ? ((x[r][c] >> 8 & 3u) | x[r][c] >> 15 << 2) << 3 * c : 0;
-    }
-    if (place < m) {
-      put_field(stage, 8 * codes + place * coding, field, 4 * coding);
-      if (TYPE == PITH_GPU_F16) {
-        put_field(stage, 8 * (4 + m) + 3 * place, third, 12);
-      }
-    }
-  }
-  __syncwarp();
+  uint8_t *bytes = (uint8_t *)stage;
   Rank ranks = {0};
   EACH_ROW(r) {
-    bool escaped[4];
-    uint32_t rank[4];
-    EACH_OF_FOUR(c) { escaped[c] = place_of(r) + c < m && is_escape<TYPE>(x[r][c], head); }
-    ranks.next(escaped, rank);
-    EACH_OF_FOUR(c) {
-      if (escaped[c]) {
-        bytes[escapes + rank[c]] = (uint8_t)exponent_of<TYPE>(x[r][c]);
-      }
+    put_planes<TYPE, WHOLE>(bytes + at.planes, m, place_of(r), x[r]);
+    if (!WHOLE) {
+      __syncwarp();
+    }
+    put_codes<TYPE, WHOLE>(at, m, place_of(r), x[r], stage);
+    if (!WHOLE) {
+      __syncwarp();
+    }
+    put_escapes<TYPE, WHOLE>(at, m, place_of(r), head, x[r], ranks, bytes);
+    if (!WHOLE) {
+      __syncwarp();
     }
   }
   __syncwarp();
@@ -390,8 +422,10 @@ INLINE void emit_block(const Tensor &t, uint32_t block, uint32_t head, uint32_t 
   load_values<TYPE>(t, block * BLOCK, m, x);
   if (coding == PITH_LOSSLESS_SAME || coding == PITH_LOSSLESS_STORED) {
     store_block<TYPE>(x, m, head, words, stage);
+  } else if (m == BLOCK) {
+    build_block<TYPE, true>(x, m, head, words, stage);
   } else {
-    build_block<TYPE>(x, m, head, words, stage);
+    build_block<TYPE, false>(x, m, head, words, stage);
   }
   uint8_t *table = t.payload + PITH_LOSSLESS_HEAD, *blocks = table + 4 * (size_t)blocks_of(t.n);
   if (lane32() == 0) {
@@ -400,7 +434,7 @@ INLINE void emit_block(const Tensor &t, uint32_t block, uint32_t head, uint32_t 
   copy_words(stage, blocks + 4 * (size_t)start, words);
 }
 
-__global__ void __launch_bounds__(THREADS) emit_kernel(const __grid_constant__ Many<Tensor> batch) {
+__global__ void __launch_bounds__(THREADS, RESIDENT) emit_kernel(const __grid_constant__ Many<Tensor> batch) {
   __shared__ uint32_t stages[WARPS][PITH_LOSSLESS_RAW_WORDS(0, BLOCK) + 1];
   __shared__ uint32_t sizes[WARPS];
   const Tensor &t = batch.task_of(blockIdx.x);
