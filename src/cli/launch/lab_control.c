@@ -75,7 +75,7 @@ static void obey_line(control *c) {
   if (cli_rate_parse(c->line, &rate)) {
     change_links(c, c->line, rate);
   } else if (*c->line >= '0' && *c->line <= '9') {
-    cli_fail(0, "lab: \"%s\" is no rate; links stay as they are. Expected 100mbit, 1gbit, 2.5gbit", c->line);
+    cli_fail(0, "lab: \"%s\" is not a rate; links stay as they are. Expected 100mbit, 1gbit, 2.5gbit", c->line);
   } else if (cli_fault_parse_line(c->line, c->network.hosts, &fault)) {
     do_fault(c, &fault);
   }

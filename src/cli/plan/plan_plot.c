@@ -93,7 +93,7 @@ int cli_plan_plot(const pith_plan *plan, const char *path) {
   cli_plot p = {.names = 0};
   families f = {.count = 0};
   if (!find_range(&p, &f, plan)) {
-    return cli_fail(CLI_FAILED, "plan: nothing to draw: the plan says nothing of sizes and bytes; give --stats");
+    return cli_fail(CLI_FAILED, "plan: nothing to draw: the plan does not contain sizes and bytes; give --stats");
   }
   size_t longest = 0;
   for (size_t i = 0; i < f.count; i++) {
