@@ -50,6 +50,8 @@ def test_the_site_has_every_page_and_works_without_a_network(
         assert (tmp_path / "docs" / f"{page.stem}.html").exists(), page.name
     index = (tmp_path / "index.html").read_text()
     assert 'href="docs/pytorch.html"' in index and 'href="reference/c-comm.html"' in index
+    groups = ("Start", "Train", "Measure", "Understand", "Take part", "more", "reference")
+    assert all(f"<h2>{group}</h2>" in index for group in groups)
     loaded = [
         link
         for page in tmp_path.rglob("*.html")
@@ -113,6 +115,8 @@ def test_what_has_no_comment_is_found(build: ModuleType, tmp_path: Path) -> None
         ("<!-- same as: examples/encode.c -->\n```c\nint mein(void) {\n```", "has no line"),
         ("<!-- tested by: tests/cli/lab.sh -->\n```sh\npith plan bench\n```", "says nothing of 'plan'"),
         ("<!-- test: x -->\n```sh\npith doctor\n```", "no tests/python/test_*.py names it"),
+        ("Measured by `python bench/none.py --fast`.", "there is no bench/none.py"),
+        ("Measured by `pith bench codec --jsn`.", "pith bench has no option --jsn"),
     ],
 )  # fmt: skip
 def test_blocks_that_nothing_tests_are_found(build: ModuleType, block: str, complaint: str) -> None:
