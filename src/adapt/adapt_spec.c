@@ -72,7 +72,7 @@ enum { PERIOD_LEAST = 32, WARMUP_LEAST = 4, ACCUMULATE_MOST = 1024 };
 #define SCHEDULE_OPTIONS PERIOD_OPTION, WARMUP_OPTION, START_OPTION, ACCUMULATE_OPTION
 
 static const pith_param auto_options[] = {
-    BUDGET_OPTION("nothing is tried that loses more than this spec does on all layers; without it only speed counts"),
+    BUDGET_OPTION("only specs that lose no more than this one on all layers are tried; without it only speed counts"),
     {sizeof(pith_param), "delayed", PITH_PARAM_INT, 0, 1, "1", NULL,
      "0: without methods whose gradients arrive late, sparse and low-rank ones with error feedback"},
     PERIOD_OPTION,
@@ -105,16 +105,16 @@ static const struct {
   const char *name, *form, *summary, *origin, *use;
   const pith_param *options;
 } kinds[] = {
-    {"auto", "auto", "the fastest of all methods and of no compression, by trial, layer by layer", "Pith",
-     "the default of pith.torch.compress(), with budget=q:4; without a budget for plain SGD, and with delayed=0 for "
-     "optimizers that keep moments",
+    {"auto", "auto", "the fastest plan, found by trials; no compression is one of the options", "Pith",
+     "with budget=q:4 it is the default of pith.torch.compress(); without a budget use it with plain SGD, or with "
+     "delayed=0 for optimizers that keep moments",
      auto_options},
     {"lgreco", "lgreco:SPEC",
-     "the fewest bytes at the error that SPEC has on all layers: each layer gets a strength of its own",
+     "the fewest bytes at the error that SPEC has on all layers: each layer gets its own strength",
      "Alimohammadi 2023 (L-GreCo)",
      "where a spec trains well and its bytes are too many; lgreco:mix,budget=q:4 chooses from all families",
      lgreco_options},
-    {"kmeans", "kmeans:SPEC", "layers in groups of like size and norm, each group with a strength of its own",
+    {"kmeans", "kmeans:SPEC", "groups layers of similar size and norm, and gives each group its own strength",
      "Markov 2022 (CGX)", "to compare with lgreco, which loses less at the same bytes", assigner_options},
     {"accordion", "accordion:SPEC,CRITICAL",
      "a light spec while the gradient's norm changes fast, a strong one otherwise", "Agarwal 2021 (Accordion)",

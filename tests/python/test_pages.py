@@ -167,6 +167,9 @@ def test_the_commands_of_the_pages_run(block: Block, tmp_path: Path) -> None:
         (tmp_path / "examples").symlink_to(ROOT / "examples")
         (tmp_path / "cluster.topology").write_text("per_host = 4\n")
         gradients(tmp_path)
+        if "stats.json" in block.code and "plan stats" not in block.code:
+            statistics = [command(), "plan", "stats", "gradients.txt", "-o", "stats.json"]
+            subprocess.run(statistics, cwd=tmp_path, check=True, capture_output=True)
         commands = ["set -e\n" + "\n".join(smaller(line) for line in commands_of(block.code))]
     if " lab " in commands[0]:
         tried = subprocess.run(
