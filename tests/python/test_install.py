@@ -134,6 +134,15 @@ def test_the_wheel_is_for_many_systems_and_bundles_nothing(wheel: Path, tmp_path
     assert f'platform tag: "{tag}"' in " ".join(said.split()), said
 
 
+def test_the_library_looks_in_no_temporary_folder(wheel: Path) -> None:
+    """Where the wheel was built, anybody could put a module later."""
+    with zipfile.ZipFile(wheel) as archive:
+        library = next(name for name in archive.namelist() if "/libpith.so" in name)
+        text = archive.read(library)
+    assert b"/usr/local/lib/pith" in text
+    assert b"/tmp/" not in text and b"platlib" not in text
+
+
 def test_the_source_distribution_has_what_a_build_needs_and_no_more(sdist: Path) -> None:
     """The wheel of these tests was built from it."""
     with tarfile.open(sdist) as archive:
