@@ -124,6 +124,18 @@ def test_blocks_that_nothing_tests_are_found(build: ModuleType, block: str, comp
     assert len(found) == 1 and complaint in found[0], found
 
 
+def test_every_section_of_figures_names_the_command_that_makes_them() -> None:
+    page = (ROOT / "docs/performance.md").read_text()
+    sections = [
+        section for section in re.split(r"^#{2,3} ", page, flags=re.M)[1:] if "|--" in section
+    ]
+    run = re.compile(
+        r"`(?:sudo )?(?:\w+=\S+ )*(?:make|python|(?:build/)?pith|(?:bench|build|tools)/\S+) [^`]+`"
+    )
+    without = [section.partition("\n")[0] for section in sections if not run.search(section)]
+    assert len(sections) > 15 and not without
+
+
 # ---- The lines of the pages ------------------------------------------------------------------------------------------
 
 
