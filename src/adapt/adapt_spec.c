@@ -385,7 +385,7 @@ static pith_status check_specs(pith_adapt_options *o) {
                "%s: accordion needs two specs, the second for critical phases, as in accordion:q:4,q:8", o->text);
   PITH_REQUIRE(o->kind != PITH_ADAPT_ACCORDION || !*o->budget, PITH_ERR_SPEC, "%s: accordion has no budget", o->text);
   PITH_REQUIRE(o->kind == PITH_ADAPT_LGRECO || o->kind == PITH_ADAPT_ACCORDION || !*o->critical, PITH_ERR_SPEC,
-               "%s: %s knows no critical phases", o->text, kinds[o->kind].name);
+               "%s: %s has no critical phases", o->text, kinds[o->kind].name);
   PITH_REQUIRE(o->cap == 0 || !*o->critical, PITH_ERR_SPEC,
                "%s: a cap is a multiple of one spec's strength, and there are two", o->text);
   if (!mix) {
@@ -457,7 +457,7 @@ pith_status pith_adapter_option(const char *spec, const char *key, char *text, s
     at++;
   }
   if (status == PITH_OK && at == count) {
-    status = pith_fail(PITH_ERR_ARGUMENT, "\"%s\" is no option of an adaptive spec", key);
+    status = pith_fail(PITH_ERR_ARGUMENT, "\"%s\" is not an option of adaptive specs", key);
   }
   if (status == PITH_OK && known[at].text) {
     snprintf(text, size, "%s", known[at].text);

@@ -113,8 +113,8 @@ static void examine_cpu_wish(findings *f) {
   }
 }
 
-/* Variables nobody reads; the value stays unsaid, it may be a secret. PITH_TEST_… are settings of the project's own
- * tests. */
+/* Variables that Pith does not read. Values are not printed, since they may be secrets. PITH_TEST_… are settings of the
+ * project's own tests. */
 static void examine_variable(const char *entry, findings *f) {
   char name[TEXT_SIZE];
   const char *nearest = NULL;

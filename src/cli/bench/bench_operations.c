@@ -134,7 +134,7 @@ static double boot_number(void) {
   return number;
 }
 
-/* The last rank comes late; nobody may have left before. To be seen where all ranks read the same clock. */
+/* The last rank comes late; no other may have left before. To be seen where all ranks read the same clock. */
 static pith_status check_barrier(pith_comm *comm, int *is_checked, double *bad) {
   int is_last = pith_comm_rank(comm) == pith_comm_size(comm) - 1;
   const struct timespec pause = {0, is_last ? 2000000 : 0};

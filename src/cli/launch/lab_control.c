@@ -138,7 +138,7 @@ static _Noreturn void become_control(const cli_network *network, const cli_fault
   obey(&c);
 }
 
-/* Open for reading and writing, lest it ends when a writer closes it. */
+/* Open for reading and writing, so that it does not end when a writer closes it. */
 static int open_pipe(const char *path) {
   struct stat about;
   if (mkfifo(path, 0600) != 0 && (errno != EEXIST || stat(path, &about) != 0 || !S_ISFIFO(about.st_mode))) {

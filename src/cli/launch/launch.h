@@ -47,7 +47,8 @@ cli_parsed cli_job_parse(const cli_usage *usage, int argc, char **argv, cli_job 
  */
 int cli_launch(const cli_job *job);
 
-/* A port nobody listens on now, outside of the range that outgoing connections take theirs from; 0: there is none. */
+/* A port on which no process listens now, outside of the range that outgoing connections take theirs from; 0: there is
+ * none. */
 size_t cli_free_port(void);
 
 #endif
