@@ -2,8 +2,11 @@
 # Transport modules: each is built if what it stands on is installed, and opened by name at run time (src/transport/module.c, src/base/module_file.c).
 # They see src/ for the contract and do not link to the library.
 include(GNUInstallDirs)
-set_source_files_properties(src/base/module_file.c PROPERTIES COMPILE_DEFINITIONS
-                            PITH_MODULE_DIR="${CMAKE_INSTALL_FULL_LIBDIR}/pith")
+# A wheel is installed to a temporary folder first, which a library must not look for modules in: the default of module_file.c stays.
+if(NOT DEFINED SKBUILD)
+  set_source_files_properties(src/base/module_file.c PROPERTIES COMPILE_DEFINITIONS
+                              PITH_MODULE_DIR="${CMAKE_INSTALL_FULL_LIBDIR}/pith")
+endif()
 set(PITH_MODULES "") # the targets, for the tests
 
 # pith_add_module(mpi_mpich SOURCES file… INCLUDES folder… LINKS library or option…)

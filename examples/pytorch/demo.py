@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What compression changes, in a few minutes: the same small GPT trained on four ranks, uncompressed and compressed, with three seeds each.
+"""Shows in a few minutes what compression changes: trains the same small GPT on four ranks, without and with compression, with three seeds each.
 
-The ranks are four hosts behind links of 1 Gbit/s (`pith lab`), without root too where the system lets users have namespaces. Where it does
-not, the demo says why and what to do, and the ranks are processes over shared memory (`pith run`), where there is little to win. Ends with a
-table, and a page with the curves.
+The ranks are four emulated hosts behind links of 1 Gbit/s (`pith lab`). This needs root, or a system that lets users create namespaces. Otherwise
+the demo says why it cannot, and the ranks are processes over shared memory (`pith run`), where compression gains little. It ends with a table and
+a page of curves.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def launcher(pith: str, ranks: int, rate: str) -> tuple[list[str], str]:
         return lab, f"{ranks} hosts behind links of {rate}"
     lines = tried.stderr.strip().splitlines()
     print(
-        "No slow network can be made here, so the ranks share memory, where compression has little to win in time."
+        "No slow network can be emulated here, so the ranks share memory, where compression saves little time."
     )
     print(f"{lines[-1] if lines else 'pith lab gave no reason'}\n")
     return [
@@ -137,9 +137,9 @@ def heads(target: float) -> list[str]:
     return [
         "gradients",
         "loss",
-        f"to {target:.2f}",
+        f"time to {target:.2f}",
         "faster",
-        "a step",
+        "step",
         "sent a step",
         "fewer bytes",
     ]
@@ -182,14 +182,15 @@ def print_table(table: list[list[str]]) -> None:
 def reason(methods: list[list[dict]], rate: float | None) -> str:
     """Why it is faster, in numbers of these runs."""
     if rate is None:
-        return "The ranks share memory here, so there is little to win: behind slow links a step waits for its gradients."
+        return "The ranks share memory here, so there is little to gain. Behind slow links a step waits for its gradients."
     base = methods[0]
     least = 8 * sent(base) / rate
     share = least / step_seconds(base)
     best = min(methods[1:], key=step_seconds)
     return (
-        f"Why: uncompressed, a rank sends {sent(base) / 1e6:.1f} MB in a step, which takes a link of {svg.with_unit(rate, svg.BITS)} "
-        f"{1e3 * least:.0f} ms, {100 * share:.0f}% of the step. The {sent(best) / 1e6:.2f} MB of {name_of(best)} take {8e3 * sent(best) / rate:.0f} ms."
+        f"Why: uncompressed, a rank sends {sent(base) / 1e6:.1f} MB in a step. A link of {svg.with_unit(rate, svg.BITS)} needs "
+        f"{1e3 * least:.0f} ms for that, {100 * share:.0f}% of the step. With {name_of(best)} a rank sends {sent(best) / 1e6:.2f} MB, which need "
+        f"{8e3 * sent(best) / rate:.0f} ms."
     )
 
 
@@ -216,7 +217,7 @@ def figures(methods: list[list[dict]], target: float, rate: float | None) -> lis
     coloured = [(runs, COLOURS[i % len(COLOURS)]) for i, runs in enumerate(methods)]
     found = [
         (
-            "Loss of held-out text against time. Bands: the range over seeds.",
+            "Loss of held-out text against time. Bands: range over seeds.",
             svg.lines([curve(runs, colour) for runs, colour in coloured], "seconds of training →", "loss", "Loss against time", False, [(target, "target")]),
         )
     ]  # fmt: skip
@@ -294,16 +295,16 @@ def page(
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
         f'<meta name="color-scheme" content="light dark"><title>Pith demo</title><style>{STYLE}</style></head><body>'
         "<h1>The same training, with less to send</h1>"
-        f"<p>A GPT of {first['parameters'] / 1e6:.1f} million parameters learns characters on {html.escape(where)}: {len(first['losses'])} steps of AdamW with "
-        f"each of {seeds} seed{'s' if seeds > 1 else ''}. Losses are those of text that it does not learn from; ± is half their range over seeds. The target "
-        f"of {target:.2f} is what uncompressed training reaches after three quarters of its steps; times to it are seconds of training.</p>"
+        f"<p>A GPT of {first['parameters'] / 1e6:.1f} million parameters learns to predict characters on {html.escape(where)}: {len(first['losses'])} steps of "
+        f"AdamW with each of {seeds} seed{'s' if seeds > 1 else ''}. Losses are those of held-out text; ± is half their range over seeds. The target "
+        f"of {target:.2f} is what uncompressed training reaches after three quarters of its steps. Times count training only.</p>"
         f"<p>{html.escape(reason(methods, rate))}</p>"
         f'<div class="figures">{pictures}</div><div class="scroll"><table><tr>{top}</tr>{body}</table></div>'
         f"<p>{html.escape(next_step)}</p></body></html>\n"
     )
 
 
-NEXT = 'Next: wrap your model in DistributedDataParallel, add pith.torch.compress(model, "q:4"), start it with  pith run -n 2 -- python train.py'
+NEXT = 'Next: add pith.torch.compress(model, "q:4") after DistributedDataParallel in your script, and start it: pith run -n 2 -- python train.py'
 
 
 def main() -> None:
@@ -341,7 +342,9 @@ def main() -> None:
     print(f"\n{reason(methods, rate)}")
     page_file = folder / "index.html"
     page_file.write_text(page(methods, where, target, rate, NEXT), encoding="utf-8")
-    print(f"{time.perf_counter() - started:.0f} seconds; curves and bars: {page_file.resolve()}")
+    print(
+        f"{time.perf_counter() - started:.0f} seconds in all; a page with curves: {page_file.resolve()}"
+    )
     print(NEXT)
 
 

@@ -132,7 +132,7 @@ __all__ = [
 
 
 def get_include() -> str:
-    """The folder of the C headers, for compilers: ``-I`` makes ``#include <pith/pith.h>`` work."""
+    """The folder of the C headers, for the compiler option ``-I``: ``#include <pith/pith.h>``."""
     here = Path(__file__).resolve().parent
     for folder in (
         here / "include",
@@ -144,18 +144,18 @@ def get_include() -> str:
 
 
 def get_library() -> str:
-    """The shared library that is loaded, for linkers.
+    """The path of the loaded shared library, for linkers.
 
-    A program that is linked with it finds it at run time by the folder: ``-Wl,-rpath,FOLDER``.
+    A program that is linked with it finds it at run time with ``-Wl,-rpath,FOLDER``.
     """
     path = Path(_library.path)
     return str(path.resolve() if path.exists() else path)
 
 
 def doctor() -> dict[str, Any]:
-    """What this machine can do, and why not: the library, instruction sets, transports.
+    """What this machine can do, and what is missing: the library, instruction sets, transports.
 
-    The command ``pith doctor`` says more.
+    The command ``pith doctor`` shows more.
     """
     lib, text = _library.lib, _library.text
     transports = {}

@@ -79,7 +79,7 @@ def rules_from(text: str) -> Rules:
 
 
 class Adapter:
-    """Chooses the specs of layers, for an engine with an exchange of its own::
+    """Chooses the specs of layers, for programs that do the exchange themselves::
 
         adapter = pith.Adapter("lgreco:q:4", [("fc1.weight", (512, 784)), …], rank, ranks)
 
@@ -91,8 +91,8 @@ class Adapter:
         if adapter.advance(seconds_of_that):
             specs = [adapter.spec(i) for i in …]          # from the next step on
 
-    It never communicates; what it does follows from the number of the step and from numbers that the ranks have added up. A
-    :class:`pith.Reducer` drives one by itself: ``pith.Reducer(comm, "auto")``.
+    An adapter does not communicate. Its choices depend only on the number of the step and on numbers that the ranks
+    have summed. ``pith.Reducer(comm, "auto")`` has an adapter of its own.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Adapter:
         return f"<pith.Adapter {self._said}, step {self.step}>"
 
     def wants(self, layer: int) -> bool:
-        """Whether the layer's gradient is to be observed in this step."""
+        """Whether to call ``observe`` with this layer's gradient in this step."""
         return bool(c.lib.pith_adapter_wants(self._pointer, layer))
 
     def observe(self, layer: int, gradient: Any) -> None:
@@ -129,9 +129,11 @@ class Adapter:
         c.check(c.lib.pith_adapter_observe(self._pointer, layer, view_of(gradient).span))
 
     def finish(self, seconds: float = 0.0, span: float = 0.0, waiting: float = 0.0) -> Any:
-        """Ends a step, which took that long; 0: not known. Gives doubles that all ranks are to add up, or None.
+        """Ends a step that took ``seconds`` (0: not known). Returns an array of doubles that all ranks must sum, or
+        None.
 
-        ``span`` is from the first gradient that was there to the end of the exchange, ``waiting`` the part of it after the last one.
+        ``span`` is the time from the first ready gradient to the end of the exchange, ``waiting`` the part of it after
+        the last gradient was ready.
         """
         numbers, count = ctypes.POINTER(ctypes.c_double)(), ctypes.c_size_t()
         step = c.AdapterStep(seconds, span, waiting)
@@ -144,22 +146,22 @@ class Adapter:
         return (ctypes.c_double * count.value).from_address(ctypes.addressof(numbers.contents))
 
     def advance(self, seconds: float = 0.0) -> bool:
-        """Begins the next step; ``seconds`` is what adding up took. Whether layers have other specs now."""
+        """Begins the next step; ``seconds`` is the time that summing took. Returns whether specs of layers have changed."""
         changed = ctypes.c_int()
         c.check(c.lib.pith_adapter_advance(self._pointer, seconds, ctypes.byref(changed)))
         return bool(changed.value)
 
     def spec(self, layer: int) -> str:
-        """The layer's spec in the step that comes."""
+        """The layer's spec in the next step."""
         return c.text(c.lib.pith_adapter_spec(self._pointer, layer))
 
     def reason(self, layer: int) -> str:
-        """Why it has it."""
+        """The reason for the layer's spec."""
         return c.text(c.lib.pith_adapter_reason(self._pointer, layer))
 
     @property
     def candidates(self) -> list[str]:
-        """The specs that layers may get."""
+        """The specs that the adapter chooses from."""
         found: list[str] = []
         while spec := c.text(c.lib.pith_adapter_candidate(self._pointer, len(found))):
             found.append(spec)
@@ -167,23 +169,23 @@ class Adapter:
 
     @property
     def step(self) -> int:
-        """The number of the step that comes."""
+        """The number of the next step."""
         return c.lib.pith_adapter_step_number(self._pointer)
 
     @property
     def next_plan(self) -> int:
-        """The step from which the next plan is to be in force; 0 while trials decide."""
+        """The step at which the next plan takes effect; 0 during trials."""
         return c.lib.pith_adapter_next_plan(self._pointer)
 
     def write_profile(self, path: str | os.PathLike[str]) -> None:
-        """Writes the statistics of the last plan, over all ranks, for ``pith plan`` and :class:`pith.Profile`."""
+        """Writes the statistics of the last plan, over all ranks, for ``pith plan`` and ``pith.Profile``."""
         c.check(c.lib.pith_adapter_profile(self._pointer, os.fsencode(path)))
 
     def save(self) -> bytes:
-        """For a checkpoint, between two steps."""
+        """Returns the state for a checkpoint. Call it between two steps."""
         return saved(c.lib.pith_adapter_save_size, c.lib.pith_adapter_save, self._pointer)
 
     def load(self, data: Any) -> None:
-        """From a checkpoint of the same rank; it is checked before anything changes."""
+        """Loads the state from a checkpoint of the same rank. It is checked before anything changes."""
         view = view_of(data)
         c.check(c.lib.pith_adapter_load(self._pointer, c.Bytes(view.data, view.n)))

@@ -48,9 +48,9 @@ class Cuda:
 class Carrier:
     """Moves a reducer's bytes between ranks.
 
-    Every method that begins a collective returns a handle, and should not wait for other ranks; :meth:`wait` gets the handle back. All ranks
-    begin the same collectives in the same order. With ``threads`` the calls come from a thread of the reducer, beside the caller's work;
-    without it they come inside calls of the reducer.
+    A method that begins a collective returns a handle and should not wait for other ranks; ``wait`` receives the
+    handle. All ranks begin the same collectives in the same order. With ``threads`` a thread of the reducer calls these
+    methods, concurrently with the program; without it they are called within calls of the reducer.
     """
 
     name = "carrier"
@@ -62,19 +62,19 @@ class Carrier:
     def all_to_all(
         self, send: memoryview, recv: memoryview, send_bytes: list[int], recv_bytes: list[int]
     ) -> Any:
-        """``send_bytes[p]`` bytes go to rank p, ``recv_bytes[p]`` come from it; pieces lie one after another."""
+        """Sends ``send_bytes[p]`` bytes to rank p and receives ``recv_bytes[p]`` bytes from it. The pieces lie one after another."""
         raise NotImplementedError
 
     def all_gather(self, send: memoryview, recv: memoryview) -> Any:
-        """``recv`` gets ``send`` of all ranks, one after another."""
+        """Writes ``send`` of all ranks into ``recv``, one after another."""
         raise NotImplementedError
 
     def allreduce(self, values: memoryview, dtype: str, op: str) -> Any:
-        """Values of a type ("f32", "f64", "i8", …) are reduced in place by "sum" or "max", to the same bits on all ranks."""
+        """Reduces values of a type ("f32", "f64", "i8", …) in place by "sum" or "max", to the same bits on all ranks."""
         raise NotImplementedError
 
     def wait(self, handle: Any) -> None:
-        """Until the collective is complete."""
+        """Waits until the collective is complete."""
         handle.wait()
 
 

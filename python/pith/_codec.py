@@ -21,7 +21,7 @@ _WIDEST = 8  # bytes of a value of any type
 
 
 class Caps(IntFlag):
-    """What a codec can do; decides how it travels."""
+    """What a codec can do. This decides which collectives it can use."""
 
     FIXED = 1 << 0
     CHUNKED = 1 << 1
@@ -70,7 +70,8 @@ class Moment:
 class Codec:
     """A method, made from a spec such as ``"q:4"`` or ``"ef/topk:0.01,values=fp16"``.
 
-    It never changes and may be shared by threads. ``pith.methods()`` and the command ``pith codecs`` list what a spec can be made of.
+    A codec is immutable, and threads may share it. ``pith.methods()`` and the command ``pith codecs`` list the parts of
+    specs.
     """
 
     def __init__(self, spec: str) -> None:
@@ -87,12 +88,12 @@ class Codec:
 
     @property
     def spec(self) -> str:
-        """The canonical text: defaults left out, values in their shortest form."""
+        """The canonical text: without defaults, and with values in their shortest form."""
         return c.text(c.lib.pith_codec_spec(self._pointer))
 
     @property
     def parts(self) -> str:
-        """The same with presets taken apart: ``"signum:0.9"`` is ``"momentum:0.9/sign"``."""
+        """The canonical text with presets expanded: ``"signum:0.9"`` is ``"momentum:0.9/sign"``."""
         return c.text(c.lib.pith_codec_parts(self._pointer))
 
     @property
@@ -101,52 +102,53 @@ class Codec:
 
     @property
     def fingerprint(self) -> int:
-        """A number that two codecs share exactly when they mean the same."""
+        """A number that is equal for two codecs exactly if they mean the same."""
         return c.lib.pith_codec_fingerprint(self._pointer)
 
     @property
     def granule(self) -> int:
-        """Pieces of a CHUNKED codec start at multiples of this; 0 where the tensor is encoded as a whole."""
+        """Pieces of a CHUNKED codec start at multiples of this; 0 if the tensor is encoded as a whole."""
         return c.lib.pith_codec_granule(self._pointer)
 
     @property
     def rounds(self) -> int:
-        """How many exchanges a ROUNDS codec takes; 0 for all others."""
+        """The number of exchanges of a ROUNDS codec; 0 for all others."""
         return c.lib.pith_codec_rounds(self._pointer)
 
     @property
     def has_memory(self) -> bool:
-        """Whether a rank keeps something between steps (error feedback, momentum, low-rank factors)."""
+        """Whether a rank keeps state between steps (error feedback, momentum, low-rank factors)."""
         stages = {stage.partition(":")[0].partition(",")[0] for stage in self.parts.split("/")}
         return self.rounds > 0 or bool(stages & _memories())
 
     @property
     def moment(self) -> Moment | None:
-        """What a spec that sends momentum says about it; None for all others."""
+        """The parameters of a spec that sends momentum; None for all others."""
         found = c.Moment()
         if not c.lib.pith_codec_moment(self._pointer, ctypes.byref(found)):
             return None
         return Moment(found.beta, found.freeze, found.every, found.warm)
 
     def bound(self, n: int) -> int:
-        """The most bytes that n values can take."""
+        """The largest number of bytes that n values can take."""
         bytes_ = c.lib.pith_codec_bound(self._pointer, n)
         if bytes_ == _UNKNOWN:
             raise ArgumentError(f"{n} values are too many for any buffer")
         return bytes_
 
     def residual_size(self, n: int) -> int:
-        """Bytes that a state of n values keeps as its residual, by the parameter ``store``; 0 if the spec keeps none."""
+        """Bytes of the residual of n values, which depend on the parameter ``store``; 0 if the spec has no residual."""
         return int(c.lib.pith_codec_residual_size(self._pointer, n))
 
     def state(self, n: int, rows: int = 0) -> State:
-        """A fresh state for a layer of n values."""
+        """A new state for a layer of n values."""
         return State(self, n, rows)
 
     def encode(self, tensor: Any, *, state: State | None = None, **where: Any) -> bytearray:
-        """The tensor (f32, f16 or bf16) as bytes.
+        """Encodes a tensor (f32, f16 or bf16).
 
-        ``where`` says what random numbers follow from: seed, step, layer, rank; and rows for low rank, gamma for a factor on the gradient.
+        ``where`` are the inputs of random numbers (seed, step, layer, rank), ``rows`` for low rank, and ``gamma``, a
+        factor on the gradient.
         """
         view = view_of(tensor)
         payload = bytearray(self.bound(view.n))
@@ -162,7 +164,7 @@ class Codec:
         return payload
 
     def decode(self, payload: Any, dst: Any, *, add: bool = False, **where: Any) -> Any:
-        """Decodes into ``dst``, or adds to it; gives ``dst`` back. ``where`` is the encoder's."""
+        """Decodes into ``dst``, or adds to it, and returns ``dst``. ``where`` must be the encoder's."""
         source, target = view_of(payload), target_of(dst)
         bytes_ = c.Bytes(source.data, source.n)
         ctx = context(**where)
@@ -170,7 +172,7 @@ class Codec:
         return dst
 
     def aggregate(self, total: Any, ranks: int, **where: Any) -> Any:
-        """Turns a sum of decoded payloads of ``ranks`` ranks into the mean (or the majority), in place."""
+        """Turns the sum of decoded payloads of ``ranks`` ranks into the mean (or the majority), in place."""
         ctx = context(ranks=ranks, **where)
         c.check(c.lib.pith_aggregate(self._pointer, target_of(total).span, ctypes.byref(ctx)))
         return total
@@ -209,7 +211,7 @@ def tally(specs: Iterable[str]) -> str:
 def encode(
     tensor: Any, spec: str | Codec, *, state: State | None = None, **where: Any
 ) -> bytearray:
-    """The tensor as bytes: ``pith.encode(gradient, "q:4")``. See :meth:`Codec.encode`."""
+    """Encodes a tensor: ``pith.encode(gradient, "q:4")``. See ``Codec.encode``."""
     return codec_of(spec).encode(tensor, state=state, **where)
 
 
@@ -222,7 +224,7 @@ def decode(
     add: bool = False,
     **where: Any,
 ) -> Any:
-    """Bytes as a tensor again: into ``dst``, or into a new numpy array of ``n`` f32 values."""
+    """Decodes a payload into ``dst``, or into a new numpy array of ``n`` f32 values."""
     if dst is None:
         if n is None:
             raise ArgumentError(
@@ -243,7 +245,7 @@ def _zeros(n: int) -> Any:
 
 
 class State:
-    """What one rank keeps for one layer between steps. Belongs to one thread at a time."""
+    """What one rank keeps for one layer between steps. One thread may use it at a time."""
 
     def __init__(self, codec: Codec, n: int, rows: int = 0) -> None:
         pointer = ctypes.c_void_p()
@@ -260,33 +262,33 @@ class State:
         return f"<pith.State of {self._codec.spec}, {self.n} values>"
 
     def adapt(self, codec: Codec) -> None:
-        """Moves to another spec: residual and momentum stay where the new spec has them too."""
+        """Changes to another spec. Residual and momentum are kept if the new spec has them, too."""
         c.check(c.lib.pith_state_adapt(self._pointer, codec._pointer))
         self._codec = codec
 
     def save(self) -> bytes:
-        """For a checkpoint."""
+        """Returns the state as bytes, for a checkpoint."""
         return saved(c.lib.pith_state_save_size, c.lib.pith_state_save, self._pointer)
 
     def load(self, data: Any) -> None:
-        """From a checkpoint. Another layer size or damaged bytes are an error and change nothing.
+        """Loads a saved state. Another layer size or damaged bytes raise an error and change nothing.
 
-        A state that a comm has used belongs to that rank, and another rank cannot go on with it.
+        A state that a comm has used belongs to one rank; another rank cannot load it.
         """
         view = view_of(data)
         c.check(c.lib.pith_state_load(self._pointer, c.Bytes(view.data, view.n)))
 
     def scale(self, factor: float) -> None:
-        """Multiplies all that is kept: gradients come in other units now, as after a change of the loss scale."""
+        """Multiplies everything that is kept, for example after a change of the loss scale."""
         c.check(c.lib.pith_state_scale(self._pointer, factor))
 
     def scale_residual(self, factor: float) -> None:
-        """Multiplies what is pending, as after a change of the learning rate from a to b by a/b. Momenta stay as they are."""
+        """Multiplies the residual; by a/b after the learning rate has changed from a to b. Momenta stay as they are."""
         c.check(c.lib.pith_state_scale_residual(self._pointer, factor))
 
     @property
     def residual(self) -> list[float] | None:
-        """A copy of what has not been sent yet; None if the state has no residual."""
+        """A copy of the values that were not sent yet; None if the state has no residual."""
         if not self._codec.residual_size(1):
             return None
         copy = (ctypes.c_float * self.n)()
@@ -306,15 +308,18 @@ def saved(size: Any, save: Any, pointer: Any) -> bytes:
 
 
 def minimal_size() -> int:
-    """The least number of values of a tensor that is compressed without being named by a rule: what was set, else
-    ``PITH_MINIMAL_SIZE``, else 1024."""
+    """Tensors with fewer values are compressed only if a rule names them. The value of ``set_minimal_size``, else
+    ``PITH_MINIMAL_SIZE``, else 1024.
+    """
     values = ctypes.c_size_t()
     c.check(c.lib.pith_minimal_size(ctypes.byref(values)))
     return values.value
 
 
 def set_minimal_size(values: int | None) -> None:
-    """Sets :func:`minimal_size` for what this process makes from now on, the same on all ranks; ``None`` takes it back."""
+    """Sets ``minimal_size`` for codecs and rules that this process creates from now on. It must be the same on all
+    ranks. ``None`` resets it.
+    """
     unset = ctypes.c_size_t(-1).value
     c.lib.pith_minimal_size_set(
         unset if values is None else c.whole(ctypes.c_size_t, values, "values")
@@ -323,7 +328,7 @@ def set_minimal_size(values: int | None) -> None:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the rules say about a layer."""
+    """The result of rules for a layer."""
 
     spec: str
     rule: int | None  # None: a default decided
@@ -331,7 +336,7 @@ class Choice:
 
 
 class Rules:
-    """A spec for every layer: ``"*.bias=none;embed*=ef/topk:0.01;*=q:4"``, first match wins."""
+    """Specs by layer name: ``"*.bias=none;embed*=ef/topk:0.01;*=q:4"``. The first match wins."""
 
     def __init__(self, text: str) -> None:
         pointer = ctypes.c_void_p()
@@ -364,7 +369,7 @@ class Rules:
         return Choice(c.text(c.lib.pith_codec_spec(match.codec)), rule, c.text(match.reason))
 
     def matches(self, rule: int, layer: str) -> bool:
-        """Whether that rule matches the name, defaults aside."""
+        """Whether the pattern of this rule matches the name."""
         return bool(c.lib.pith_rules_matches(self._pointer, rule, layer.encode()))
 
 
@@ -389,7 +394,7 @@ class Param:
 
 @dataclass(frozen=True)
 class Method:
-    """A part that a spec can be made of, or a preset."""
+    """A preset, or a part of specs."""
 
     name: str
     kind: str  # "codec", "transform", "memory" or "preset"
@@ -421,7 +426,7 @@ def _params(first: Any) -> tuple[Param, ...]:
 
 
 def methods() -> list[Method]:
-    """Every method that this library knows, plug-ins among them."""
+    """All methods of this library, including those of plug-ins."""
     found = []
     for index in range(c.lib.pith_method_count()):
         m = c.Method()
@@ -449,7 +454,7 @@ def _memories() -> frozenset[str]:
 
 
 def load_plugin(name: str) -> None:
-    """Loads codecs from a shared object: a path, or a name that is looked for in PITH_PLUGIN_PATH."""
+    """Loads codecs from a shared object, by its path, or by a name in the folders of PITH_PLUGIN_PATH."""
     c.check(c.lib.pith_plugin_load(name.encode()))
     _memories.cache_clear()
 

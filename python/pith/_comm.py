@@ -72,7 +72,7 @@ def make_call(
 
 
 class Request:
-    """An operation under way. Its tensors are lent to it until it is complete."""
+    """An operation in flight. Its tensors must not be changed until it is complete."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Request:
         return f"<pith.Request failed: {self._error}>" if self._error else "<pith.Request complete>"
 
     def done(self) -> bool:
-        """Whether it is complete; never waits."""
+        """Whether the operation is complete. Never waits."""
         with _Try(self._lock) as mine:
             if not mine:
                 return False  # somebody waits for it just now
@@ -108,11 +108,12 @@ class Request:
             return bool(done.value)
 
     def wait(self, timeout: float | None = None, *, set_by: str = "wait(timeout)") -> Any:
-        """Waits until it is complete; gives the result, or raises what went wrong.
+        """Waits until the operation is complete, and returns its result or raises its error.
 
-        A signal is handled while it waits; if its handler raises (Ctrl-C: KeyboardInterrupt), the operation stays in flight and can be
-        waited for again. The comm's own time-out always holds. ``timeout`` (seconds) is a shorter one: when it has passed, the comm is aborted, for an
-        operation cannot be taken back. ``set_by`` is for that error's message.
+        A signal is handled while it waits. If the handler raises (Ctrl-C: KeyboardInterrupt), the operation stays in
+        flight and can be waited for again. The comm's time-out always applies. ``timeout`` (seconds) is a shorter one;
+        after it the comm is aborted, since an operation cannot be taken back. ``set_by`` appears in the message of that
+        error.
         """
         if timeout is not None and not self._poll(timeout):
             why = (
@@ -185,7 +186,7 @@ class Stats:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What operations have moved and where their time (in seconds) went."""
+    """What operations have sent, and how long they took (in seconds)."""
 
     operations: int
     uncompressed: int  # of those, how many had no codec
@@ -204,24 +205,25 @@ def traffic_of(found: c.Traffic) -> Traffic:
 class Comm:
     """A group of ranks. Every rank calls the same operations in the same order.
 
-    Without arguments, rank, size and address come from the environment, as ``pith run``, torchrun, mpirun or srun set it; with
-    ``id``, from :func:`pith.unique_id` of rank 0::
+    Without arguments, rank, size and address come from the environment, as set by ``pith run``, torchrun, mpirun or
+    srun; with ``id``, from ``pith.unique_id`` of rank 0::
 
         with pith.Comm() as comm:
             comm.allreduce(gradient, "mean", codec="q:4")
 
-    Tensors are numpy arrays, torch CPU tensors, or anything with ``__dlpack__``; nothing is copied. Every operation returns its result, or,
-    with ``wait=False``, a :class:`Request` at once. A rank that dies, stalls or disagrees makes the call raise on every rank, with a
-    message that names it; the comm then refuses all further work with that error.
+    Tensors are numpy arrays, torch CPU tensors, or anything with ``__dlpack__``; they are not copied. Every operation
+    returns its result, or with ``wait=False`` a ``Request`` at once. If a rank dies, stalls or disagrees, the call
+    raises an error that names it, on every rank. After that the comm refuses all further operations with the same
+    error.
 
-    ``tls`` is ``"psk"`` or ``"cert"`` where tcp links are to be encrypted, by a key from ``secret`` or by the certificates in the files
-    ``tls_cert``, ``tls_key`` and ``tls_ca``; each has a variable of the environment, such as ``PITH_TLS``.
+    ``tls`` encrypts tcp links: ``"psk"`` with a key derived from ``secret``, ``"cert"`` with the certificates in the
+    files ``tls_cert``, ``tls_key`` and ``tls_ca``. Each has an environment variable, such as ``PITH_TLS``.
 
-    A group of up to ``eager`` ranks (0: ``PITH_EAGER``, else 16; the same on all ranks) connects all of them with each other at the start, a
-    larger one two ranks when one first sends something to the other.
+    Up to ``eager`` ranks (0: ``PITH_EAGER``, else 16; the same on all ranks) connect to each other at the start. In
+    larger groups two ranks connect when one first sends something to the other.
 
-    Signals are handled while a call waits. If a handler raises (Ctrl-C: KeyboardInterrupt), an operation that was to be complete on
-    return cannot be taken back: the comm is aborted, and the other ranks are told.
+    Signals are handled while a call waits. If a handler raises (Ctrl-C: KeyboardInterrupt) during a call that waits for
+    its result, the comm is aborted and the other ranks get an error, since the operation cannot be taken back.
     """
 
     def __init__(
@@ -289,7 +291,7 @@ class Comm:
     # ---- Life
 
     def close(self) -> None:
-        """Leaves. Operations that are still under way fail."""
+        """Leaves the group. Operations that are still in flight fail."""
         pointer, self._pointer = getattr(self, "_pointer", None), None
         if pointer is None:
             return
@@ -340,16 +342,16 @@ class Comm:
         return self._pointer
 
     def wait(self) -> None:
-        """Waits for all requests that nobody waited for; raises what went wrong with one of them."""
+        """Waits for all requests that were not waited for, and raises the error of the first that failed."""
         for request in list(self._requests):
             request.wait()
 
     def abort(self, why: str) -> None:
-        """Ends what is under way on every rank with an error that says why."""
+        """Ends all operations in flight on every rank, with an error that contains ``why``."""
         c.lib.pith_comm_abort(self.pointer, why.encode())
 
     def split(self, color: int, key: int = 0) -> Comm | None:
-        """A comm for each colour, ranked by key, then by old rank. A negative colour joins none: None."""
+        """Creates a comm for each color, ranked by key and then by old rank. A negative color gets None."""
         pointer = ctypes.c_void_p()
         c.check(c.lib.pith_comm_split(self.pointer, color, key, ctypes.byref(pointer)))
         if not pointer:
@@ -359,12 +361,12 @@ class Comm:
         return group
 
     def transport(self, peer: int) -> str:
-        """How a peer is reached: "shm", "tcp", …; "self" for the own rank."""
+        """The transport to a peer: "shm", "tcp", …; "self" for this rank."""
         return c.text(c.lib.pith_comm_transport(self.pointer, peer))
 
     @property
     def timeout(self) -> float:
-        """Seconds without progress before an operation fails. Setting it also counts for operations in flight; each rank has its own."""
+        """Seconds without progress before an operation fails. Setting it also affects operations in flight. Each rank has its own."""
         return c.lib.pith_comm_timeout(self.pointer)
 
     @timeout.setter
@@ -378,7 +380,7 @@ class Comm:
         return Stats(**{name: getattr(stats, name) for name in Stats.__dataclass_fields__})
 
     def traffic(self, operation: str) -> Traffic:
-        """The same for one kind of operation ("allreduce", "all_gather", …; "send" for both directions)."""
+        """Statistics of one kind of operation ("allreduce", "all_gather", …; "send" for both directions)."""
         found = c.Traffic()
         c.check(c.lib.pith_comm_traffic(self.pointer, operation.encode(), ctypes.byref(found)))
         return traffic_of(found)
@@ -386,7 +388,7 @@ class Comm:
     # ---- Operations
 
     def submit(self, function: Any, *arguments: Any, result: Any, lent: Any, wait: bool) -> Any:
-        """Calls a C operation; ``lent`` is what must stay alive until it is complete."""
+        """Calls a C operation. ``lent`` must stay alive until it is complete."""
         if wait:
             c.check(function(self.pointer, *arguments, None))
             return result
@@ -413,10 +415,11 @@ class Comm:
         wait: bool = True,
         **where: Any,
     ) -> Any:
-        """The reduction of all ``src`` on every rank, in ``dst`` or in place.
+        """Reduces ``src`` of all ranks into ``dst``, or in place, on every rank.
 
-        ``reduce`` is one of sum, mean, max, min, prod, band, bor, bxor. A codec compresses sums and means of f32, f16 and bf16; ``state`` is
-        for codecs with a memory; ``where`` is seed, step, layer, rows, gamma and algorithm (include/pith/comm.h, pith_call).
+        ``reduce`` is one of sum, mean, max, min, prod, band, bor, bxor. A codec compresses sums and means of f32, f16
+        and bf16; ``state`` is for codecs with a memory. ``where`` is seed, step, layer, rows, gamma and algorithm
+        (include/pith/comm.h, pith_call).
         """
         dst = src if dst is None else dst
         source, target = view_of(src), target_of(dst)
@@ -444,7 +447,7 @@ class Comm:
         wait: bool = True,
         **where: Any,
     ) -> Any:
-        """The reduction on ``root`` only, in ``dst`` or in place there."""
+        """Reduces ``src`` of all ranks on ``root`` only, into ``dst`` or in place."""
         dst = src if dst is None else dst
         source = view_of(src)
         target = target_of(dst) if self.rank == root else source
@@ -472,7 +475,7 @@ class Comm:
         wait: bool = True,
         **where: Any,
     ) -> Any:
-        """Rank r gets the reduction of part r; ``counts`` values for each rank, or equal parts."""
+        """Rank r gets the reduction of part r. Parts have ``counts`` values for each rank, or are equal."""
         source, target = view_of(src), target_of(dst)
         codec = codec_of(codec) if codec is not None else None
         return self.submit(
@@ -497,7 +500,7 @@ class Comm:
         wait: bool = True,
         **where: Any,
     ) -> Any:
-        """The ``src`` of all ranks in rank order, in ``dst`` on every rank."""
+        """Writes ``src`` of all ranks into ``dst`` on every rank, in rank order."""
         source, target = view_of(src), target_of(dst)
         codec = codec_of(codec) if codec is not None else None
         return self.submit(
@@ -520,7 +523,7 @@ class Comm:
         wait: bool = True,
         **where: Any,
     ) -> Any:
-        """The tensor of ``root``, on every rank."""
+        """Copies the tensor of ``root`` to every rank."""
         target = target_of(tensor)
         codec = codec_of(codec) if codec is not None else None
         return self.submit(
@@ -542,7 +545,7 @@ class Comm:
         *,
         wait: bool = True,
     ) -> Any:
-        """Part p of ``src`` goes to rank p, part p of ``dst`` comes from it."""
+        """Sends part p of ``src`` to rank p, and receives part p of ``dst`` from it."""
         source, target = view_of(src), target_of(dst)
         return self.submit(
             c.lib.pith_all_to_all,
@@ -564,7 +567,7 @@ class Comm:
         *,
         wait: bool = True,
     ) -> Any:
-        """The ``src`` of all ranks in ``dst`` on ``root``; the others need no ``dst``."""
+        """Writes ``src`` of all ranks into ``dst`` on ``root``; the other ranks need no ``dst``."""
         source = view_of(src)
         target = _needed(dst, self.rank == root, "gather", "dst")
         return self.submit(
@@ -587,7 +590,7 @@ class Comm:
         *,
         wait: bool = True,
     ) -> Any:
-        """Part r of ``src`` on ``root`` to ``dst`` of rank r; the others need no ``src``."""
+        """Sends part r of ``src`` on ``root`` to ``dst`` of rank r; the other ranks need no ``src``."""
         target = target_of(dst)
         source = _needed(src, self.rank == root, "scatter", "src")
         if source and source.dtype != target.dtype:
@@ -604,19 +607,20 @@ class Comm:
         )
 
     def barrier(self, *, wait: bool = True) -> Any:
-        """Nobody passes before all have come."""
+        """Returns once all ranks have called it."""
         return self.submit(c.lib.pith_barrier, result=None, lent=None, wait=wait)
 
     def send(self, src: Any, peer: int, tag: int = 0, *, wait: bool = True) -> Any:
-        """To one rank, which receives with the same tag."""
+        """Sends to one rank, which receives with the same tag."""
         source = view_of(src)
         return self.submit(
             c.lib.pith_send, source.span, peer, tag, result=None, lent=source, wait=wait
         )
 
     def receive(self, dst: Any, peer: int = ANY_RANK, tag: int = 0, *, wait: bool = True) -> Any:
-        """From one rank, which sends with the same tag; in the order of sending. Without ``peer``, from the first rank that sends: with
-        ``wait=False``, ``request.source`` then says which."""
+        """Receives from one rank, which sends with the same tag, in the order of sending. Without ``peer``, receives
+        from the first rank that sends; with ``wait=False``, ``request.source`` then says which.
+        """
         target = target_of(dst)
         return self.submit(
             c.lib.pith_recv, target.span, peer, tag, result=dst, lent=target, wait=wait

@@ -23,13 +23,13 @@ class Error(RuntimeError):
 
 
 class ArgumentError(Error, ValueError):
-    """An argument cannot be right."""
+    """An argument is invalid."""
 
     status = 1
 
 
 class SpecError(Error, ValueError):
-    """A spec or a list of rules cannot be read; the message says where and what there is instead."""
+    """A spec or a list of rules cannot be parsed. The message says where, and what is valid there."""
 
     status = 2
 
@@ -41,7 +41,7 @@ class RangeError(Error, ValueError):
 
 
 class UnsupportedError(Error):
-    """Parts that do not fit together, or something that this machine does not have."""
+    """The parts of a spec do not fit together, or this machine lacks something."""
 
     status = 4
 
@@ -53,13 +53,13 @@ class BufferError(Error, builtins.BufferError):
 
 
 class CorruptError(Error, ValueError):
-    """Bytes that are not a payload of this codec and length."""
+    """The bytes are not a payload of this codec and length."""
 
     status = 6
 
 
 class MemoryError(Error, builtins.MemoryError):
-    """There is no more memory."""
+    """Out of memory."""
 
     status = 7
 
@@ -77,7 +77,7 @@ class PluginError(Error):
 
 
 class SystemError(Error, OSError):
-    """The operating system refused something."""
+    """A call of the operating system failed."""
 
     status = 10
 
@@ -89,25 +89,25 @@ class PeerError(Error, ConnectionError):
 
 
 class TimeoutError(Error, builtins.TimeoutError):
-    """A rank did not come, or did not answer, in time; the message names it."""
+    """A rank did not connect or did not answer in time; the message names it."""
 
     status = 12
 
 
 class MismatchError(Error):
-    """Ranks disagree about what they do together."""
+    """Ranks disagree about a collective operation."""
 
     status = 13
 
 
 class AbortedError(Error):
-    """A rank ended the work of all."""
+    """A rank aborted the group."""
 
     status = 14
 
 
 class InterruptedError(Error, builtins.InterruptedError):
-    """A wait was ended by what handled a signal. Python raises what the handler raised, usually KeyboardInterrupt, in its place."""
+    """A signal handler ended a wait. Python raises the handler's exception instead, usually KeyboardInterrupt."""
 
     status = 15
 

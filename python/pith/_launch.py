@@ -11,7 +11,7 @@ from . import _library as c
 
 @dataclass(frozen=True)
 class Launch:
-    """What the launcher (torchrun, pith run, mpirun, srun) says in the environment."""
+    """What the launcher (torchrun, pith run, mpirun, srun) has set in the environment."""
 
     launcher: str
     rank: int
@@ -23,7 +23,7 @@ class Launch:
 
 
 def launch() -> Launch:
-    """Reads the launcher's variables; :class:`pith.ArgumentError` where there are none, with what to set."""
+    """Reads the launcher's variables. Without any, raises ``pith.ArgumentError``, which says what to set."""
     found = c.Launch()
     c.check(c.lib.pith_launch_find(ctypes.byref(found)))
     return Launch(
@@ -38,10 +38,11 @@ def launch() -> Launch:
 
 
 def unique_id(host: str | None = None, interface: str | None = None) -> bytes:
-    """On rank 0: the id of one comm. Send it to all ranks, and pass it to ``pith.Comm(rank, ranks, id=…)`` on each.
+    """Creates the id of one comm, on rank 0. Send it to all ranks, and pass it to ``pith.Comm(rank, ranks, id=…)`` on
+    each.
 
-    ``host`` is a machine that all ranks can reach (rank 0's own will do), so that the right network is tried first. Without
-    ``PITH_SECRET``, whoever has the id can join the comm.
+    ``host`` is a machine that all ranks can reach (rank 0's own will do); it decides which network is tried first.
+    Without ``PITH_SECRET``, anyone who has the id can join the comm.
     """
     config = c.Config(
         rank=-1,

@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Where:
-    """Where in the training run a tensor comes from: what random numbers of a method must follow from.
+    """Where in the training run a tensor comes from. The random numbers of a method must depend on nothing else.
 
     A method whose ``encode`` or ``decode`` has a parameter ``ctx`` gets it. When decoding, it is the encoder's.
     """
@@ -641,7 +641,7 @@ def in_python(spec: str) -> bool:
 
 
 def import_methods(names: str) -> None:
-    """Imports modules that register methods, by name or by the path of their file, separated by commas."""
+    """Imports modules that register methods: names or paths of files, separated by commas."""
     for name in filter(None, names.split(",")):
         if not name.endswith(".py"):
             importlib.import_module(name)

@@ -19,7 +19,7 @@ _RESERVED = set("*?[]=,;\n")  # of the grammar of rules
 
 @dataclass
 class PlanLayer:
-    """One line of a plan."""
+    """A layer of a plan."""
 
     name: str
     spec: str
@@ -65,7 +65,7 @@ class Plan:
     def from_rules(
         cls, rules: str | Rules, layers: Iterable[tuple[str, Sequence[int]]], note: str = ""
     ) -> Plan:
-        """What rules say about these layers (name, shape), layer by layer: a start for editing."""
+        """The specs that rules give these layers (name, shape), as a plan to edit."""
         parsed = rules if isinstance(rules, Rules) else Rules(rules)
         chosen = [
             PlanLayer(name, parsed.find(name, shape).spec, tuple(shape)) for name, shape in layers
@@ -108,7 +108,7 @@ class Plan:
         return plan
 
     def check(self) -> None:
-        """Raises if a name comes twice or cannot be a rule, or if a spec is wrong; the message names the layer."""
+        """Raises if a name appears twice or cannot be a rule, or if a spec is wrong; the message names the layer."""
         seen = set()
         for layer in self.layers:
             if not layer.name or _RESERVED & set(layer.name) or layer.name != layer.name.strip():
@@ -129,7 +129,7 @@ class Plan:
         return ";".join([*rules, f"*={self.default}"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file; an old one is replaced at once or not at all."""
+        """Writes the file atomically."""
         self.check()
         target = Path(path)
         fresh = target.with_name(target.name + ".new")

@@ -49,7 +49,7 @@ def shapes_of(layers: Iterable[tuple[str, Sequence[int]]]) -> tuple[Any, int]:
 
 
 def candidates(spec: str) -> list[str]:
-    """Strengths of a method around the given one that are worth measuring; ``"mix"``: those of all families."""
+    """Strengths of a method around the given one that are worth measuring; ``"mix"``: strengths of all families."""
     text = ctypes.create_string_buffer(_CANDIDATES_SIZE)
     c.check(c.lib.pith_plan_candidates(spec.encode(), text, len(text)))
     return c.text(text.value).split(";")
@@ -68,14 +68,14 @@ class ProfileLayer:
 
 
 class Profile:
-    """What candidates would lose of each layer's gradient, and how many bytes they would take::
+    """Measures how much each candidate would lose of each layer's gradient, and how many bytes it would take::
 
         profile = pith.Profile([("fc1.weight", (512, 784)), …], pith.candidates("q:4"))
         profile.update("fc1.weight", gradient)          # in some steps
-        plan = profile.plan("q:4")                      # the error of q:4, shared out among layers
+        plan = profile.plan("q:4")                      # distributes the error of q:4 among the layers
         pith.torch.compress(model, plan)
 
-    Gradients of one dimension or under ``pith.minimal_size()`` values travel uncompressed and are not measured.
+    Gradients of one dimension or under ``pith.minimal_size()`` values are sent uncompressed and are not measured.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Profile:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Profile:
-        """Reads a statistics file, as ``pith plan stats``, ``pith.torch.record`` and PITH_PROFILE write them."""
+        """Reads a statistics file written by ``pith plan stats``, ``pith.torch.record`` or PITH_PROFILE."""
         pointer = ctypes.c_void_p()
         c.check(c.lib.pith_profile_load(os.fsencode(path), ctypes.byref(pointer)))
         made = cls.__new__(cls)
@@ -111,12 +111,12 @@ class Profile:
         return f"<pith.Profile of {len(layers)} layers, {len(self.candidates)} candidates, {samples} samples>"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a statistics file; an old one is replaced at once or not at all."""
+        """Writes a statistics file atomically."""
         c.check(c.lib.pith_profile_save(self._pointer, os.fsencode(path)))
 
     @property
     def layers(self) -> list[ProfileLayer]:
-        """The layers, with what was seen of each."""
+        """The layers, with their samples."""
         return [self._layer(i) for i in range(c.lib.pith_profile_layers(self._pointer))]
 
     def _layer(self, index: int) -> ProfileLayer:
@@ -134,7 +134,7 @@ class Profile:
 
     @property
     def values(self) -> Any:
-        """All sums as one array of doubles, the profile's own: ranks add theirs up, and the means are then those over all ranks."""
+        """All sums as one array of doubles, without a copy. If ranks sum their arrays, the means are over all ranks."""
         count = ctypes.c_size_t()
         values = c.lib.pith_profile_values(self._pointer, ctypes.byref(count))
         found: Any = (ctypes.c_double * count.value).from_address(ctypes.addressof(values.contents))
@@ -162,8 +162,9 @@ class Profile:
         return self._index[layer]
 
     def measured(self) -> Profile:
-        """A copy without layers that could have been measured and never were, which no plan can be made of. A plan that does not name a
-        layer leaves it exact."""
+        """A copy without layers that could have been measured but never were, because no plan can be made of those. A
+        plan leaves layers that it does not name exact.
+        """
         kept = [i for i, layer in enumerate(self.layers) if layer.fixed or layer.samples]
         if not any(self._layer(i).samples for i in kept):
             raise StateError("no gradient has been measured")
@@ -177,7 +178,7 @@ class Profile:
         return made
 
     def reset(self) -> None:
-        """Forgets all samples."""
+        """Removes all samples."""
         c.lib.pith_profile_reset(self._pointer)
 
     def mean(self, layer: str, spec: str) -> tuple[float, float]:
@@ -210,13 +211,15 @@ class Profile:
         latency: float = 0.0,
         compute: float = 0.0,
     ) -> Plan:
-        """The smallest plan (or by the objective "time" the fastest) that loses no more than ``uniform`` does on all layers.
+        """The smallest plan that loses no more than ``uniform`` on all layers, or with the objective "time" the
+        fastest.
 
-        ``budget``: a sum of squared errors instead. ``families``: names of methods, "q,topk"; "mix" for all. ``floor``: no layer gets
-        less than this share of the bytes that ``uniform`` gives it. ``metric``: what is added up over layers, squared errors ("l2sq") or
-        errors ("l2"). ``cap``: no layer gets more than this times the strength of ``uniform``. ``tolerance``: the share of a step's
-        progress that may be lost, in place of ``alpha``. Bytes per second, seconds of
-        an exchange and of the backward pass are for the objective "time".
+        ``budget``: a sum of squared errors instead of ``uniform``. ``families``: names of methods, "q,topk"; "mix" for
+        all. ``floor``: no layer gets less than this share of the bytes that ``uniform`` gives it. ``metric``: what is
+        summed over layers, squared errors ("l2sq") or errors ("l2"). ``cap``: no layer gets more than this times the
+        strength of ``uniform``. ``tolerance``: the share of a step's progress that may be lost, instead of ``alpha``.
+        ``bandwidth`` (bytes per second), ``latency`` (seconds of an exchange) and ``compute`` (seconds of the backward
+        pass) are for the objective "time".
         """
         for what, value, known in (
             ("method", method, _METHODS),

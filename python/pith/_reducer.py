@@ -22,7 +22,7 @@ _SUM, _MEAN = 0, 4  # pith_reduce_op
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of a reducer: its spec and why it has it, its values, bytes, steps and traffic so far."""
+    """A layer of a reducer: its spec and the reason for it, its values, bytes, steps and traffic so far."""
 
     name: str
     spec: str
@@ -40,18 +40,22 @@ class Reducer:
         for name, p in parameters:
             reducer.add(name, p.shape, p.dtype)
         …
-        reducer.start("fc1.weight", gradient)   # every step: as soon as it is there, in the same order on all ranks
+        reducer.start("fc1.weight", gradient)   # every step: as soon as it is ready, in the same order on all ranks
         reducer.finish()                        # all gradients are means now
 
-    ``rules`` is a spec, rules, a :class:`Plan`, or an adaptive spec ("auto", "lgreco:q:4"; also in the last rule, "embed*=none;*=auto"), with which
-    layers change their specs between two steps. A reducer belongs to one thread at a time. Gradients stay lent from start to finish.
+    ``rules`` is a spec, rules, a ``Plan``, or an adaptive spec ("auto", "lgreco:q:4"; also in the last rule,
+    "embed*=none;*=auto"), which may change specs of layers between two steps. One thread may use a reducer at a time.
+    Gradients must not be changed from start to finish.
 
-    Instead of a comm, a :class:`Carrier` moves the bytes by other means. ``group_bytes`` and ``in_order`` say how layers are grouped: groups of that
-    many bytes, from the last layer to the first, are sent when all their gradients are ready; ``in_order``, one after another in that order, whatever
-    order gradients become ready in. ``cuda``: gradients are on a device; over a comm ``cuda.carrier`` says how messages travel, a carrier says so itself.
-    ``sharded``: every rank owns a shard of each layer (:meth:`add_shards`, :meth:`reduce_scatter`, :meth:`all_gather`); of rules only an adaptive
-    spec is used, which layers with the same spec follow. ``in_parts``: a step of training is several starts and finishes.
-    ``lent``: what layers keep between steps is in arrays of the caller's, which C code lends it (pith/carrier.h); ``pith.jax`` does.
+    A ``Carrier`` instead of a comm moves the bytes by other means. ``group_bytes`` and ``in_order`` control how layers
+    are grouped. A group of that many bytes, from the last layer to the first, is sent when all its gradients are ready;
+    with ``in_order`` groups are sent one after another in that order. ``cuda``: gradients are on a device. Over a comm,
+    ``cuda.carrier`` chooses the path of messages; a carrier chooses it itself. ``sharded``: every rank owns a shard of
+    each layer (``add_shards``, ``reduce_scatter``, ``all_gather``); of ``rules`` only an adaptive spec is used, for
+    layers with the same spec. ``in_parts``: a training step consists of several starts and finishes.
+
+    ``lent``: the states of layers are arrays of the caller, which C code lends (pith/carrier.h); ``pith.jax`` uses
+    this.
     """
 
     def __init__(
@@ -107,7 +111,7 @@ class Reducer:
         c.check(status)
 
     def close(self) -> None:
-        """Waits for what is under way, and ends."""
+        """Waits for operations in flight, and closes the reducer."""
         pointer, self._pointer = getattr(self, "_pointer", None), None
         if pointer is not None:
             c.lib.pith_reducer_destroy(pointer)
@@ -129,9 +133,9 @@ class Reducer:
     def add(
         self, name: str, shape: Sequence[int], dtype: Any = "f32", *, exact: str | None = None
     ) -> int:
-        """A layer; all ranks add the same ones in the same order. Gives its number.
+        """Adds a layer and returns its number. All ranks add the same layers in the same order.
 
-        ``exact``: why it is never compressed, whatever the rules say; layers of f64 need it.
+        ``exact`` is a reason why the layer is never compressed, whatever the rules say; layers of f64 need one.
         """
         number, kind = ctypes.c_size_t(), dtype_of(dtype)
         reason = None if exact is None else c.encoded(exact, "exact")
@@ -142,7 +146,7 @@ class Reducer:
         return number.value
 
     def add_as(self, name: str, shape: Sequence[int], dtype: Any, spec: str) -> int:
-        """A layer with a spec of its own, whatever the rules say of it and however small it is. Gives its number."""
+        """Adds a layer with this spec, whatever the rules say and however small it is. Returns its number."""
         number, kind = ctypes.c_size_t(), dtype_of(dtype)
         layer = c.Layer(c.encoded(name, "the name"), c.numbers(shape), len(shape), kind)
         c.check(
@@ -155,7 +159,7 @@ class Reducer:
         return number.value
 
     def add_shards(self, name: str, shape: Sequence[int], spec: str) -> int:
-        """A layer of which every rank owns a shard of this shape. Gives its number."""
+        """Adds a layer of which every rank owns a shard of this shape. Returns its number."""
         number = ctypes.c_size_t()
         layer = c.Layer(c.encoded(name, "the name"), c.numbers(shape), len(shape), dtype_of("f32"))
         add = c.lib.pith_reducer_add_shards
@@ -165,23 +169,25 @@ class Reducer:
     def reduce_scatter(
         self, layers: Sequence[int], source: c.Span, target: c.Span, mean: bool
     ) -> None:
-        """The sums or means of this rank's shards. ``source`` has for each rank its shards of these layers, one after another."""
+        """Writes sums or means of this rank's shards to ``target``. ``source`` has the shards of these layers for rank
+        0, then for rank 1, and so on.
+        """
         reduce = c.lib.pith_reducer_reduce_scatter
         numbers, op = c.numbers(layers), _MEAN if mean else _SUM
         self._check(reduce(self._open(), numbers, len(layers), source, target, op))
 
     def all_gather(self, layers: Sequence[int], source: c.Span, target: c.Span) -> None:
-        """The shards of all ranks; ``source`` has those of this rank. All ranks get what was encoded, the owner too."""
+        """Gathers the shards of all ranks; ``source`` has those of this rank. All ranks get the decoded values, the owner too."""
         gather, numbers = c.lib.pith_reducer_all_gather, c.numbers(layers)
         self._check(gather(self._open(), numbers, len(layers), source, target))
 
     def gathered(self, layers: Sequence[int], target: c.Span) -> None:
-        """What the last ``all_gather`` of these layers gave, whose specs begin with ``delta``. Nothing travels."""
+        """Repeats the result of the last ``all_gather`` of these layers, whose specs begin with ``delta``. Nothing is sent."""
         numbers = c.numbers(layers)
         self._check(c.lib.pith_reducer_gathered(self._open(), numbers, len(layers), target))
 
     def start(self, layer: str | int, gradient: Any) -> None:
-        """Begins to reduce a layer's gradient."""
+        """Starts to reduce a layer's gradient."""
         number = self._number(layer)
         view = target_of(gradient)
         n, dtype = self._shapes[number]
@@ -193,7 +199,7 @@ class Reducer:
         self._check(c.lib.pith_reducer_start(self._open(), number, view.data))
 
     def start_at(self, number: int, address: int) -> None:
-        """The same for values at an address, which somebody else checks and keeps."""
+        """Starts to reduce values at an address. The caller checks the address and keeps the memory."""
         self._check(c.lib.pith_reducer_start(self._open(), number, address))
 
     def _number(self, layer: str | int) -> int:
@@ -207,7 +213,7 @@ class Reducer:
             raise ArgumentError(f"there is no layer {layer!r}: add it first") from None
 
     def flush(self) -> None:
-        """Sends what is joined so far: when the next gradient will take a while. In the same places on all ranks."""
+        """Sends incomplete groups, for when the next gradient will take a while. Call it at the same places on all ranks."""
         self._check(c.lib.pith_reducer_flush(self._open()))
 
     def finish(self) -> None:
@@ -218,54 +224,59 @@ class Reducer:
             self._lent.clear()
 
     def check(self) -> None:
-        """Raises if a rule matches no layer, or if ranks have other layers or rules. Communicates."""
+        """Raises if a rule matches no layer, or if ranks have different layers or rules. Communicates."""
         self._check(c.lib.pith_reducer_check(self._open()))
 
     def scale(self, factor: float) -> None:
-        """Multiplies what all layers keep, between two steps: as after a change of the loss scale."""
+        """Multiplies the states of all layers, between two steps, for example after a change of the loss scale."""
         c.check(c.lib.pith_reducer_scale(self._open(), factor))
 
     def scale_residual(self, number: int, factor: float) -> None:
-        """Multiplies what is pending of a layer, between two steps: after a change of its learning rate from a to b by a/b."""
+        """Multiplies a layer's residual, between two steps; by a/b after its learning rate has changed from a to b."""
         c.check(c.lib.pith_reducer_scale_residual(self._open(), number, factor))
 
     def set_spec(self, number: int, spec: str | None) -> None:
-        """Gives a layer another spec, between two steps, on all ranks alike. What is left of momentum is dropped where the new spec sends gradients.
+        """Gives a layer another spec, between two steps, the same on all ranks. If the new spec sends gradients, unsent
+        momentum is dropped.
 
-        None: the adaptive spec chooses again. It rests while any of its layers has a spec that was set.
+        None: the adaptive spec chooses again. The adaptive spec is paused while any of its layers has a spec that was
+        set.
         """
         c.check(c.lib.pith_reducer_set_spec(self._open(), number, c.encoded(spec, "the spec")))
 
     def update(self, updates: Any, stream: int | None = None) -> None:
-        """An optimizer's step on layers, in place: an array, or a sequence, of ``_library.Update``, whose addresses somebody else checks and keeps.
-
-        ``stream``: of CUDA, for a reducer whose gradients are on a device.
+        """Runs an optimizer's step on layers, in place. ``updates`` is an array or a sequence of ``_library.Update``;
+        the caller checks the addresses and keeps the memory. ``stream``: the CUDA stream, if gradients are on a
+        device.
         """
         if not isinstance(updates, ctypes.Array):
             updates = (c.Update * len(updates))(*updates)
         c.check(c.lib.pith_reducer_update(self._open(), updates, len(updates), stream))
 
     def copy_residual(self, number: int, address: int, stream: int | None = None) -> None:
-        """Writes a layer's residual, however it is kept, to an address where its gradients are: as many f32 as it has values.
+        """Writes a layer's residual, however it is stored, to an address in the memory of its gradients, as one f32 for
+        each value.
 
-        Somebody else checks and keeps the address. ``stream``: as for ``update``.
+        The caller checks the address. ``stream``: as for ``update``.
         """
         c.check(c.lib.pith_reducer_copy_residual(self._open(), number, address, stream))
 
     def owed(self, number: int, owed: int | None, momentum: int | None = None) -> None:
-        """Adds what this rank has not sent yet of a layer to f32 values at an address where its gradients are; and what its momentum is."""
+        """Adds what this rank has not sent yet of a layer to f32 values at an address in the memory of its gradients.
+        With ``momentum``, writes its momentum there.
+        """
         c.check(c.lib.pith_reducer_owed(self._open(), number, owed, momentum))
 
     def owe(self, number: int, owed: int | None, momentum: int | None = None) -> None:
-        """Such values take the place of all that a layer keeps: the next gradients have them."""
+        """Replaces a layer's state by such values; the next gradients contain them."""
         c.check(c.lib.pith_reducer_owe(self._open(), number, owed, momentum))
 
     def resume(self, step: int) -> None:
-        """Steps are counted from there on; parameters that travel as differences travel whole next."""
+        """Continues to count steps from ``step``. Parameters that are sent as differences are sent whole next."""
         c.check(c.lib.pith_reducer_resume(self._open(), step))
 
     def array_sizes(self, number: int) -> list[int]:
-        """Bytes of what a layer keeps between steps: residual, momentum, results, the codec's own; 0 where there is none."""
+        """Bytes of a layer's state arrays: residual, momentum, results, the codec's own; 0 for those that it does not have."""
         sizes = (ctypes.c_size_t * 4)()
         c.check(c.lib.pith_reducer_array_sizes(self._open(), number, sizes))
         return list(sizes)
@@ -277,11 +288,11 @@ class Reducer:
 
     @property
     def layers(self) -> list[Layer]:
-        """The table of layers."""
+        """A table of all layers."""
         return [self.layer(index) for index in range(c.lib.pith_reducer_layers(self._open()))]
 
     def layer(self, number: int) -> Layer:
-        """One of them. With an adaptive spec its spec is that of the step that comes."""
+        """One layer. With an adaptive spec, its spec is that of the next step."""
         layer, traffic = c.LayerStats(), c.Traffic()
         c.check(c.lib.pith_reducer_layer_stats(self._open(), number, ctypes.byref(layer)))
         c.check(c.lib.pith_reducer_layer_traffic(self._open(), number, ctypes.byref(traffic)))
@@ -296,14 +307,14 @@ class Reducer:
         )
 
     def write_profile(self, path: str | os.PathLike[str]) -> None:
-        """Writes the statistics that the last plan of an adaptive spec was made from, for ``pith plan`` and :class:`pith.Profile`."""
+        """Writes the statistics of the last plan of an adaptive spec, for ``pith plan`` and ``pith.Profile``."""
         c.check(c.lib.pith_reducer_profile(self._open(), os.fsencode(path)))
 
     def save(self) -> bytes:
-        """The step and every layer's state, for a checkpoint of this rank."""
+        """Returns the step and the states of all layers, for a checkpoint of this rank."""
         return saved(c.lib.pith_reducer_save_size, c.lib.pith_reducer_save, self._open())
 
     def load(self, data: Any) -> None:
-        """From a checkpoint of this rank. Rank, names, sizes and specs are checked before anything changes."""
+        """Loads a checkpoint of this rank. Rank, names, sizes and specs are checked before anything changes."""
         view = view_of(data)
         c.check(c.lib.pith_reducer_load(self._open(), c.Bytes(view.data, view.n)))

@@ -72,7 +72,7 @@ enum { PERIOD_LEAST = 32, WARMUP_LEAST = 4, ACCUMULATE_MOST = 1024 };
 #define SCHEDULE_OPTIONS PERIOD_OPTION, WARMUP_OPTION, START_OPTION, ACCUMULATE_OPTION
 
 static const pith_param auto_options[] = {
-    BUDGET_OPTION("nothing is tried that loses more than this spec does on all layers; without it only speed counts"),
+    BUDGET_OPTION("only specs that lose no more than this one on all layers are tried; without it only speed counts"),
     {sizeof(pith_param), "delayed", PITH_PARAM_INT, 0, 1, "1", NULL,
      "0: without methods whose gradients arrive late, sparse and low-rank ones with error feedback"},
     PERIOD_OPTION,
@@ -105,16 +105,16 @@ static const struct {
   const char *name, *form, *summary, *origin, *use;
   const pith_param *options;
 } kinds[] = {
-    {"auto", "auto", "the fastest of all methods and of no compression, by trial, layer by layer", "Pith",
-     "the default of pith.torch.compress(), with budget=q:4; without a budget for plain SGD, and with delayed=0 for "
-     "optimizers that keep moments",
+    {"auto", "auto", "the fastest plan, found by trials; no compression is one of the options", "Pith",
+     "with budget=q:4 it is the default of pith.torch.compress(); without a budget use it with plain SGD, or with "
+     "delayed=0 for optimizers that keep moments",
      auto_options},
     {"lgreco", "lgreco:SPEC",
-     "the fewest bytes at the error that SPEC has on all layers: each layer gets a strength of its own",
+     "the fewest bytes at the error that SPEC has on all layers: each layer gets its own strength",
      "Alimohammadi 2023 (L-GreCo)",
      "where a spec trains well and its bytes are too many; lgreco:mix,budget=q:4 chooses from all families",
      lgreco_options},
-    {"kmeans", "kmeans:SPEC", "layers in groups of like size and norm, each group with a strength of its own",
+    {"kmeans", "kmeans:SPEC", "groups layers of similar size and norm, and gives each group its own strength",
      "Markov 2022 (CGX)", "to compare with lgreco, which loses less at the same bytes", assigner_options},
     {"accordion", "accordion:SPEC,CRITICAL",
      "a light spec while the gradient's norm changes fast, a strong one otherwise", "Agarwal 2021 (Accordion)",
@@ -385,7 +385,7 @@ static pith_status check_specs(pith_adapt_options *o) {
                "%s: accordion needs two specs, the second for critical phases, as in accordion:q:4,q:8", o->text);
   PITH_REQUIRE(o->kind != PITH_ADAPT_ACCORDION || !*o->budget, PITH_ERR_SPEC, "%s: accordion has no budget", o->text);
   PITH_REQUIRE(o->kind == PITH_ADAPT_LGRECO || o->kind == PITH_ADAPT_ACCORDION || !*o->critical, PITH_ERR_SPEC,
-               "%s: %s knows no critical phases", o->text, kinds[o->kind].name);
+               "%s: %s has no critical phases", o->text, kinds[o->kind].name);
   PITH_REQUIRE(o->cap == 0 || !*o->critical, PITH_ERR_SPEC,
                "%s: a cap is a multiple of one spec's strength, and there are two", o->text);
   if (!mix) {
@@ -457,7 +457,7 @@ pith_status pith_adapter_option(const char *spec, const char *key, char *text, s
     at++;
   }
   if (status == PITH_OK && at == count) {
-    status = pith_fail(PITH_ERR_ARGUMENT, "\"%s\" is no option of an adaptive spec", key);
+    status = pith_fail(PITH_ERR_ARGUMENT, "\"%s\" is not an option of adaptive specs", key);
   }
   if (status == PITH_OK && known[at].text) {
     snprintf(text, size, "%s", known[at].text);

@@ -255,7 +255,7 @@ void pith__trial_begin(pith_adapter *a) {
   }
   if (a->s.alarmed && a->s.tries && stays) {
     try_base_first(a);
-  } else { /* if nobody measures, everything stays as it is */
+  } else { /* without measurements everything stays as it is */
     note(a, a->s.slot, a->s.measures.seconds > 0 && stays ? a->s.measures.seconds : UNKNOWN);
   }
   a->s.trying = a->s.tries > 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A bump allocator over memory that somebody else owns: cuts scratch into aligned pieces and never fails silently.
+ * A bump allocator over memory that the caller owns: cuts scratch into aligned pieces and never fails silently.
  * The same calls with no memory behind them add up how much is needed, so that size and use cannot drift apart.
  */
 #ifndef PITH_BASE_ARENA_H

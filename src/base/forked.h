@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Children that are forked. A child gets copies of the parent's memory and descriptors, but none of its threads. It
- * must not speak for its parent, and its copies must not keep a connection open when the parent dies: peers would wait
- * for the dead. So every descriptor of a comm is kept here and closed in the child at once, and objects remember in
- * which process they were made. Children that exec need none of this: descriptors are CLOEXEC.
+ * must not send in the name of its parent, and its copies must not keep a connection open when the parent dies: peers
+ * would not notice the death. So every descriptor of a comm is kept here and closed in the child at once, and objects
+ * remember in which process they were made. Children that exec need none of this: descriptors are CLOEXEC.
  */
 #ifndef PITH_BASE_FORKED_H
 #define PITH_BASE_FORKED_H

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A 64-bit checksum of bytes, eight at a time: finds damage, not malice. */
+/* A 64-bit checksum of bytes, eight at a time. It finds damage; it is no protection against attackers. */
 #ifndef PITH_BASE_HASH_H
 #define PITH_BASE_HASH_H
 

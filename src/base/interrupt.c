@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Asking whether a wait shall end. */
+/* Asks whether a wait should end. */
 #include "base/interrupt.h"
 
 #include <sys/syscall.h>

@@ -9,7 +9,7 @@
 #define PITH_INTERRUPT_SECONDS 0.1 /* between two questions */
 
 typedef struct pith_interrupt {
-  int (*ask)(void *context); /* anything but 0: the wait shall end; NULL: it never does */
+  int (*ask)(void *context); /* anything but 0: the wait should end; NULL: it never does */
   void *context;
 } pith_interrupt;
 

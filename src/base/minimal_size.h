@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How many values a tensor must have to be compressed where nobody names it: the public setting, or PITH_MINIMAL_SIZE,
+ * How many values a tensor must have to be compressed if no rule names it: the public setting, or PITH_MINIMAL_SIZE,
  * or 1024. Rules and profiles ask for it when they are made.
  */
 #ifndef PITH_BASE_MINIMAL_SIZE_H

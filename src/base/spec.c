@@ -3,7 +3,7 @@
  * Specs: text to stages (parse), stages to values (bind), values to text (print).
  *
  * Printing is the inverse of reading: what print writes, parse and bind read back as the same values. Numbers are read
- * and written in the C locale whatever the process has set: "0.5" is a half in Berlin too.
+ * and written in the C locale, whatever the process has set, so that "0.5" is always a half.
  */
 #include "base/spec.h"
 

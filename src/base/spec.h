@@ -12,7 +12,7 @@
 #define PITH_STAGES_MAX 4
 #define PITH_SPEC_ENCODE "encode" /* a key of every spec's last stage, which no method has a parameter of */
 
-/* A piece of somebody else's string. */
+/* A piece of a string that the caller owns. */
 typedef struct pith_text {
   const char *at;
   size_t size;

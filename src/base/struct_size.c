@@ -2,7 +2,7 @@
 /* Structs of other sizes than this library's own: those of programs and plug-ins built with another header. */
 #include "base/struct_size.h"
 
-#define SIZE_MOST 65536 /* more is not the size of a struct, but memory that nobody set */
+#define SIZE_MOST 65536 /* a larger value is uninitialized memory, not the size of a struct */
 
 static pith_status check_size(size_t size, size_t first, const char *type) {
   PITH_REQUIRE(size >= first && size <= SIZE_MOST && size % sizeof(size_t) == 0, PITH_ERR_ARGUMENT,

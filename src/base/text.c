@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Words: comparing them, guessing which one was meant, matching layer names. All of it works on pieces of strings that
- * somebody else owns, so that parsing never copies.
+ * the caller owns, so that parsing never copies.
  */
 #include <string.h>
 

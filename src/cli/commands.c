@@ -17,13 +17,13 @@ static const cli_command commands[] = {
     {"codecs", cli_codecs, "compression methods: list them, or explain a spec", NULL},
     {"bench", cli_bench, "measure methods on this machine, or operations between ranks", cli_bench_part},
     {"run", cli_run, "start the ranks of a job, on this machine or over ssh", NULL},
-    {"lab", cli_lab, "the same, with a network of links of a given rate between the ranks", NULL},
+    {"lab", cli_lab, "the same, with emulated links of a given rate between the ranks", NULL},
     {"sim", cli_sim, "simulate collectives of any number of ranks, on any network", cli_sim_part},
-    {"plan", cli_plan, "which layer gets which spec: make, show and compare plans", cli_plan_part},
-    {"eval", cli_eval, "train with many methods under the same rules, and report what each is worth", NULL},
-    {"doctor", cli_doctor, "what this machine can do, which settings are in force, and why not more", NULL},
-    {"completion", cli_completion, "completion of commands, options and specs for a shell", NULL},
-    {"man", cli_man, "the manual page, for man", NULL},
+    {"plan", cli_plan, "make, show and compare plans: a spec for each layer", cli_plan_part},
+    {"eval", cli_eval, "train with many methods under the same rules, and report the results", NULL},
+    {"doctor", cli_doctor, "what this machine can do, which settings are in force, and what is missing", NULL},
+    {"completion", cli_completion, "print a script that completes commands, options and specs in a shell", NULL},
+    {"man", cli_man, "print the manual page", NULL},
     {"help", help, "this page, or the options of a command: pith help bench", NULL},
 };
 enum { COMMAND_COUNT = sizeof commands / sizeof *commands };
@@ -63,7 +63,8 @@ static void print_commands(FILE *file) {
     fprintf(file, "  %-10s %s\n", commands[i].name, commands[i].summary);
   }
   fputs(
-      "\n\"pith COMMAND --help\" lists the options of a command, \"pith --version\" the version.\n"
+      "\n"
+      "\"pith COMMAND --help\" lists the options of a command, \"pith --version\" the version.\n"
       "Exit codes: 0 done, 1 failed, 2 wrong usage; \"run\" and \"lab\" give that of a rank.\n",
       file);
 }

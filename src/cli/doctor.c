@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * `pith doctor`: what this machine can do, which settings are in force, and why not more. It says only what it has
+ * `pith doctor`: what this machine can do, which settings are in force, and what is missing. It says only what it has
  * looked at. A setting that cannot be obeyed is a finding, and findings make the exit code 1.
  */
 #include <stdarg.h>
@@ -113,8 +113,8 @@ static void examine_cpu_wish(findings *f) {
   }
 }
 
-/* Variables nobody reads; the value stays unsaid, it may be a secret. PITH_TEST_… are settings of the project's own
- * tests. */
+/* Variables that Pith does not read. Values are not printed, since they may be secrets. PITH_TEST_… are settings of the
+ * project's own tests. */
 static void examine_variable(const char *entry, findings *f) {
   char name[TEXT_SIZE];
   const char *nearest = NULL;
@@ -506,15 +506,15 @@ static void write_report(const report *r) {
 int cli_doctor(int argc, char **argv) {
   int json = 0, all_variables = 0, without_python = 0;
   const cli_option options[] = {
-      {"--variables", CLI_FLAG, &all_variables, NULL, "all environment variables that are read, with what they mean"},
-      {"--wide", CLI_FLAG, &all_variables, NULL, "the same"},
+      {"--variables", CLI_FLAG, &all_variables, NULL, "all environment variables that Pith reads, and their meaning"},
+      {"--wide", CLI_FLAG, &all_variables, NULL, "the same as --variables"},
       {"--no-python", CLI_FLAG, &without_python, NULL, "do not ask Python about torch, which takes some seconds"},
       {"--json", CLI_FLAG, &json, NULL, "print JSON"},
       {.name = NULL}};
   const cli_usage usage = {
       "doctor", NULL,
-      "What this machine can do, which settings are in force, and why not more. What would keep Pith from "
-      "doing what was asked for is a finding; findings make the exit code 1.",
+      "Shows what this machine can do, which settings are in force, and what is missing. Anything that keeps Pith "
+      "from doing what the settings ask for is a finding. With findings the exit code is 1.",
       options};
   cli_parsed parsed = cli_options_parse(&usage, argc, argv, NULL);
   if (parsed != CLI_PARSED) {

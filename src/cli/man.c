@@ -103,15 +103,19 @@ static void put_head(void) {
   printf(
       ".\\\" -*- coding: utf-8 -*-\n"
       ".TH PITH 1 \"\" \"pith %s\" \"User Commands\"\n"
-      ".SH NAME\npith \\- compressed communication for distributed deep learning\n"
-      ".SH SYNOPSIS\n.B pith\n.I COMMAND\n[options]\n"
+      ".SH NAME\n"
+      "pith \\- compressed communication for distributed deep learning\n"
+      ".SH SYNOPSIS\n"
+      ".B pith\n"
+      ".I COMMAND\n"
+      "[options]\n"
       ".SH DESCRIPTION\n",
       pith_version());
   put_text(
-      "Lists and measures compression methods, starts the ranks of a job, emulates slow networks, plans which layer of "
-      "a "
-      "model gets which method, and says what this machine can do. Values of options are given as -n 4, -n4 or --n=4, "
-      "and as --codec q:4 or --codec=q:4; -- ends the options. A size is a number of bytes, as 4K, 64M or 1G.\n");
+      "Lists and measures compression methods, starts the ranks of a job, emulates slow networks, chooses a method "
+      "for each layer of a model, and shows what this machine can do. Values of options are given as -n 4, -n4 or "
+      "--n=4, and as --codec q:4 or --codec=q:4; -- ends the options. A size is a number of bytes, as 4K, 64M or "
+      "1G.\n");
   puts(".SH COMMANDS");
 }
 
@@ -134,7 +138,7 @@ static void put_methods(void) {
 int cli_man(int argc, char **argv) {
   const cli_option options[] = {{.name = NULL}};
   const cli_usage usage = {"man", NULL,
-                           "Prints the manual page. It is installed with Pith; this shows it where it is not:\n"
+                           "Prints the manual page. If Pith is not installed, this shows it:\n"
                            "  pith man | man -l -",
                            options};
   cli_parsed parsed = cli_options_parse(&usage, argc, argv, NULL);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gq: integers on one scale for all ranks, so that payloads add up inside any allreduce, whoever does it.
+ * gq: integers on one scale for all ranks, so that any allreduce can add up payloads.
  *
  * Rounds: the largest |x| of all ranks, M; then levels z = SR(x·L/M) + L in 0…2L, packed, L being so small that the sum
  * over all ranks still fits the b bits: fields never carry into each other, and the packed bytes can be added as bytes.

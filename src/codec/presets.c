@@ -185,7 +185,7 @@ static const pith_preset eden = {
 static const pith_preset dgc = {
     .name = "dgc",
     .family = "sparsification",
-    .summary = "the largest values, the others gathering momentum until they are",
+    .summary = "the largest values; the others accumulate momentum until they are sent",
     .bits = "ratio·(32 + log2(1/ratio) + 1.5)",
     .origin = "Lin 2018",
     .use =
@@ -199,7 +199,7 @@ static const pith_preset dgc = {
 static const pith_preset adaq = {
     .name = "adaq",
     .family = "sparsification",
-    .summary = "adaptive as its authors have it: with error feedback",
+    .summary = "adaptive with error feedback, as its authors define it",
     .bits = "ratio*(log2(1/ratio)+2.5)",
     .origin = "Dryden 2016",
     .use = "fewer bytes than ef/topk at the same ratio, and a larger error",
@@ -256,14 +256,14 @@ static const pith_param cgx_params[] = {
     {sizeof(pith_param), "bits", PITH_PARAM_INT, 1, 8, "4", NULL, "bits of a level"},
     PITH_PARAM_BUCKET("512"),
     {sizeof(pith_param), "tail", PITH_PARAM_CHOICE, 0, 0, "quantized", "quantized|exact",
-     "what becomes of the values of an incomplete last bucket; exact: they travel as f32"},
+     "values of an incomplete last bucket; exact: they are sent as f32"},
     {0},
 };
 
 static const pith_preset cgx = {
     .name = "cgx",
     .family = "as elsewhere",
-    .summary = "max-min quantization with stochastic rounding, as CGX has it",
+    .summary = "max-min quantization with stochastic rounding, as in CGX",
     .bits = "bits + 64/bucket",
     .origin = "Markov 2022 (CGX)",
     .use = "to compare with results of CGX; q rounds to nearest, with a smaller error in each step",

@@ -16,7 +16,7 @@ static const pith_param q_params[] = {
     {sizeof(pith_param), "round", PITH_PARAM_CHOICE, 0, 0, "nearest", "nearest|stochastic",
      "stochastic is unbiased, with a larger error"},
     {sizeof(pith_param), "tail", PITH_PARAM_CHOICE, 0, 0, "quantized", "quantized|exact",
-     "what becomes of the values of an incomplete last bucket; exact: they travel as f32"},
+     "values of an incomplete last bucket; exact: they are sent as f32"},
     {0},
 };
 
@@ -102,7 +102,7 @@ const pith_codec_ops pith__codec_q = {
         "value; with tail=exact the values of an incomplete last bucket as they are",
     .use =
         "the usual choice: q:4 trains like the uncompressed run in most settings; q:8 where its error is too "
-        "large, ef/q:2 where its bytes are too many",
+        "large, ef/q:2 where it sends too many bytes",
     .wire_id = PITH_WIRE_Q,
     .caps = PITH_CAP_FIXED | PITH_CAP_CHUNKED,
     .params = q_params,

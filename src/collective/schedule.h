@@ -86,7 +86,7 @@ typedef struct pith_schedule {
   void *memory;    /* pieces and buffers, given back with the schedule */
   pith_pool *pool; /* NULL: memory comes from the system */
   int failed;      /* memory ran out while it was written */
-  int is_dry;      /* nobody runs it: buffers have addresses, but no memory */
+  int is_dry;      /* it is never run: buffers have addresses, but no memory */
   size_t buffers;  /* of a dry schedule: bytes that they would have */
   uint32_t *ready; /* a heap of the work that can run, lowest number on top */
   uint32_t ready_count;

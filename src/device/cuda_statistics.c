@@ -3,7 +3,7 @@
  * Statistics of a gradient where it is, on the device: what src/profile/error_table.c does in main memory, for the same
  * values and the same samples. All of it is enqueued on the reducer's stream behind the gradient, and before anything
  * that changes the gradient; a table of a few KiB is copied to pinned memory behind it, with an event behind that,
- * for which nobody in a step waits.
+ * for which no step waits.
  *
  *  - magnitudes.cu counts bins and adds up the norm; of these the device keeps the energies that were asked for;
  *  - block codecs see a sample, as f32: uniform levels of all widths in one pass (errors.cu), any other codec encodes

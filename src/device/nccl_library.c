@@ -3,7 +3,7 @@
  * Finds NCCL.
  *
  * The NCCL that made the program's comm is the one to use. So symbols that the process shows come first, then a
- * libnccl.so.2 that somebody has loaded for himself (as Python does), and only then is one opened.
+ * libnccl.so.2 that the process has loaded already (as Python does), and only then is one opened.
  */
 #include "device/nccl_library.h"
 

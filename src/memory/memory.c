@@ -4,7 +4,7 @@
  *
  * Block codecs go tile by tile: the values to send are made in a tile, encoded, decoded again where the memory asks
  * what was lost, and the rest goes back to the state, all while they are in the first-level cache. The payload of the
- * whole is the payloads of the tiles one after another, so nobody can tell.
+ * whole consists of the payloads of the tiles one after another, so tiles do not show in the bytes.
  *
  * Whole codecs work on the memory's own buffer in place: first every value is compensated, then the codec runs over
  * the buffer, then what was sent is taken out.

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One gradient and all candidates: what is to be measured, and what came out. error_table.c decides the first and draws
- * the conclusions. In between somebody measures: error_table.c itself where the gradient is in main memory, else a
- * measurer, which the profile was given.
+ * the conclusions. In between gradients are measured: by error_table.c itself where the gradient is in main memory,
+ * else a measurer, which the profile was given.
  */
 #ifndef PITH_PROFILE_MEASURE_H
 #define PITH_PROFILE_MEASURE_H

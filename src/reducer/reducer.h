@@ -115,7 +115,7 @@ typedef struct pith_adaptive {
   size_t codecs, room;
   size_t set;          /* so many of its layers have specs that were set; it rests meanwhile */
   double begun, ended; /* when the first gradient of this step came, and when the step before ended */
-  /* Where nobody says that a step is over: */
+  /* If the caller does not say when a step is over: */
   uint64_t turn; /* so many are */
   double spent;  /* seconds in calls that wait for others, in this one; … */
   double last;   /* … and when the last of them returned */
@@ -238,8 +238,8 @@ pith_status pith__reducer_codec(pith_reducer *r, const char *spec, const pith_co
 /* … one whose payloads are the values of that type as they are. */
 pith_status pith__reducer_exact_codec(pith_reducer *r, pith_dtype dtype, const pith_codec **codec);
 
-/* Where nobody says that a step is over (shards, options.in_parts), it is when a layer comes again: ends it if one of
- * these does. */
+/* If the caller does not say when a step is over (shards, options.in_parts), it is when a layer comes again: ends it if
+ * one of these does. */
 pith_status pith__reducer_turn(pith_reducer *r, const size_t *layers, size_t count);
 /* A gradient is ready. */
 pith_status pith__reducer_observe(pith_reducer *r, const pith_reducer_layer *l, const void *gradient);

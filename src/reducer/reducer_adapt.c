@@ -89,7 +89,7 @@ pith_status pith__reducer_split(const char *text, char **rules, char **adaptive)
   return copy(rules, text, (size_t)(last - text), "*=none");
 }
 
-/* Whether nobody says that a step is over. */
+/* Whether the caller does not say when a step is over. */
 static int has_turns(const pith_reducer *r) { return r->options.sharded || r->options.in_parts; }
 
 /* ---- Life -------------------------------------------------------------------------------------------------------- */

@@ -165,7 +165,8 @@ static void review(rendezvous_server *s, answer *a, double patience) {
   a->active = moving;
 }
 
-/* Serves some clients at a time. One that does not read keeps nobody waiting: it counts only while it takes bytes. */
+/* Serves some clients at a time. One that does not read does not make others wait: it counts only while it takes bytes.
+ */
 static void answer_all(rendezvous_server *s, const rendezvous_reply *reply, const void *body, double patience) {
   struct epoll_event events[RENDEZVOUS_EVENTS_MOST];
   answer a = {.body = body, .size = reply->size};

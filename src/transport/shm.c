@@ -107,7 +107,7 @@ const pith_shm_segment *pith__shm_own_segment(const pith_transport *transport) {
 
 static pith_status fail_peer(const shm_peer *peer) {
   if (peer->state == PEER_BROKEN) {
-    return pith_fail(PITH_ERR_PEER, "shm: rank %d wrote nonsense into shared memory: a fault in that process",
+    return pith_fail(PITH_ERR_PEER, "shm: rank %d wrote invalid data into shared memory: a fault in that process",
                      peer->link.rank);
   }
   return pith_fail(
@@ -215,7 +215,7 @@ static void reclaim_from_all(shm_transport *t, const shm_pool *pool) {
   for (int i = 0; i < t->count; i++) {
     shm_peer *peer = t->peers[i];
     if (peer->pool == pool && peer->state == PEER_ALIVE && in_flight(peer) > 0) {
-      (void)reclaim_emptied(t, peer); /* nonsense is reported when that peer is used */
+      (void)reclaim_emptied(t, peer); /* invalid data is reported when that peer is used */
     }
   }
 }
@@ -228,7 +228,7 @@ static int may_take_cell(const shm_peer *peer) {
 
 static int has_room(shm_transport *t, shm_peer *peer) {
   if (in_flight(peer) >= peer->hot || in_flight(peer) >= peer->most) {
-    (void)reclaim_emptied(t, peer); /* nonsense changes its state */
+    (void)reclaim_emptied(t, peer); /* invalid data changes its state */
   }
   if (peer->state != PEER_ALIVE || in_flight(peer) >= peer->most) {
     return 0;
@@ -306,7 +306,7 @@ static pith_status shm_send(pith_transport *transport, int rank, const struct io
 
 typedef enum slot_state { SLOT_OLD, SLOT_NEW, SLOT_NONSENSE } slot_state;
 
-/* Looks at the next slot of a peer; slots that could be neither of this lap nor of the one before are nonsense. */
+/* Looks at the next slot of a peer; slots that are neither of this lap nor of the one before are invalid. */
 static slot_state next_slot(const shm_peer *peer, uint64_t *word) {
   uint32_t slots = peer->pool->segment.shape.slots;
   uint16_t lap = pith__shm_lap(peer->taken, slots);

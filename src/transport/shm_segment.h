@@ -10,7 +10,7 @@
  * Cells belong to the sender, so that memory grows with the number of ranks; what grows with its square are the
  * inboxes, a few hundred bytes for each pair. One inbox for each pair, and not one queue for all senders, keeps the
  * ranks apart: no rank waits for a sender that was stopped in the middle of a step, the bytes of each sender are in
- * order without sorting, and nonsense has one culprit.
+ * order without sorting, and invalid data has one possible source.
  *
  * A slot is one 64-bit word: lap, cell and length. The lap tells a new slot from an old one, so that the reader writes
  * nothing but its count of emptied cells. Cells are emptied in the order they were sent; hence the count is all the

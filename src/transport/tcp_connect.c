@@ -9,7 +9,7 @@
  * while, or sooner when others need its place.
  *
  * All of it is one step over calls (ours) and incoming connections (theirs) that never waits for one of them, so a slow
- * or hostile one keeps nobody waiting. connect takes steps until all its links are there; attend takes one.
+ * or hostile one does not make others wait. connect takes steps until all its links are there; attend takes one.
  */
 #include <errno.h>
 #include <stddef.h>
@@ -216,11 +216,10 @@ static void establish(setup *s, tcp_peer *peer, int index, tcp_connection *c) {
 
 static void note_unreachable(setup *s, const call *c) {
   char text[PITH_SOCKADDR_TEXT];
-  s->failed =
-      pith_fail(PITH_ERR_PEER,
-                "rank %d cannot be reached by rank %d: nobody listens at %s any more, so its process has ended, "
-                "or its comm was destroyed",
-                c->peer, s->tcp->rank, pith__sockaddr_text(&c->place.at[c->address], text));
+  s->failed = pith_fail(PITH_ERR_PEER,
+                        "rank %d cannot be reached by rank %d: no process listens at %s any more, so it has ended, "
+                        "or its comm was destroyed",
+                        c->peer, s->tcp->rank, pith__sockaddr_text(&c->place.at[c->address], text));
 }
 
 /* Another machine may be at one of several addresses. But a peer whose TLS refuses us at all of them will go on doing

@@ -61,7 +61,7 @@ the_least_time_is_told() {
   # 1 MiB to a peer and back, in parts: the link needs 8 ns a byte
   grep -q '"link_seconds": 0.0083' "$temp/json" && grep -q '"memory_seconds": [0-9]' "$temp/json" || { cat "$temp/json" && return 1; }
   exits 2 "$pith" bench allreduce --link fast
-  says err "--link fast is no rate"
+  says err "--link fast is not a rate"
   exits 2 "$pith" bench broadcast --link 1gbit
   says err "for allreduce alone"
 }

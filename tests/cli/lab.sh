@@ -112,7 +112,7 @@ links_change_when_told_to() {
   says out '[0] after: 10Mbit'
   says out '[1] after: 10Mbit'
   [ "$(grep -c 'of the rate' "$temp/out")" = 4 ]
-  says err '"1mbyte" is no rate'
+  says err '"1mbyte" is not a rate'
   says err 'links of 10mbit each way from now on'
   [ ! -e "$temp/control" ]
 }

@@ -120,7 +120,8 @@ plans_can_be_drawn() {
 import sys, xml.etree.ElementTree as tree
 root = tree.parse(sys.argv[1]).getroot()
 svg = "{http://www.w3.org/2000/svg}"
-titles = [point.find(svg + "title").text for point in root.iter(svg + "circle")]
+titles = [point.find(svg + "title") for point in root.iter(svg + "circle")]
+titles = [title.text for title in titles if title is not None]  # the others stand before names
 assert len(titles) == 5 and any(t.startswith("down.weight: ") for t in titles), titles
 END
   exits 1 "$pith" plan make "$temp/stats.json" --budget q:4 --svg "$temp/no/such/folder.svg"
@@ -176,7 +177,7 @@ what_cannot_be_is_said() {
   exits 1 "$pith" plan make "$temp/half.json" --budget q:4
   says err 'damaged at line'
   exits 2 "$pith" plan mend
-  says err 'there is: stats, make, show, compare, bench'
+  says err 'there are: stats, make, show, compare, bench'
   exits 2 "$pith" plan make "$temp/stats.json" --bugdet q:4
   says err 'did you mean --budget?'
 }
@@ -189,7 +190,7 @@ lists_are_checked() {
   says err 'line 13: layer embed.weight had another shape before'
   echo 'x 64x65 embed.weight.0.f32' >"$temp/list.txt"
   exits 1 "$pith" plan stats "$temp/list.txt" -o "$temp/stats.json"
-  says err 'has not the 16640 bytes of layer x'
+  says err 'does not have the 16640 bytes of layer x'
   echo 'x 64by64 embed.weight.0.f32' >"$temp/list.txt"
   exits 1 "$pith" plan stats "$temp/list.txt" -o "$temp/stats.json"
   says err 'expected NAME SHAPE FILE'

@@ -125,5 +125,5 @@ def test_the_reason_is_made_of_the_measured_numbers(demo: ModuleType) -> None:
     base, small = run_of([2.0, 1.0], 0.1), run_of([2.0, 1.0], 0.05)
     base |= {"spec": "none", "wire_bytes": 2 * 10**6}  # in two steps
     text = demo.reason([[base], [small]], 1e8)
-    assert "sends 1.0 MB in a step" in text and "80 ms, 80% of the step" in text
-    assert "little to win" in demo.reason([[base], [small]], None)
+    assert "sends 1.0 MB in a step" in text and "80 ms for that, 80% of the step" in text
+    assert "little to gain" in demo.reason([[base], [small]], None)

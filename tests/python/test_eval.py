@@ -276,7 +276,7 @@ def test_the_grids_of_the_package_can_be_read() -> None:
         ({}, "has no task"),
         ({"task": "no", "spec": ["none"]}, "there is no task 'no'"),
         ({"task": "text", "spec": ["none"], "lnk": "x"}, "no setting 'lnk'"),
-        ({"task": "text", "spec": ["none"], "link": "fast"}, "'fast' is no rate"),
+        ({"task": "text", "spec": ["none"], "link": "fast"}, "'fast' is not a rate"),
         ({"task": "text", "spec": [{"spc": 1}]}, "is no spec"),
         ({"task": "text", "spec": ["none"], "optimizer": "lion"}, "neither sgd nor adamw"),
     ],

@@ -50,6 +50,8 @@ def test_the_site_has_every_page_and_works_without_a_network(
         assert (tmp_path / "docs" / f"{page.stem}.html").exists(), page.name
     index = (tmp_path / "index.html").read_text()
     assert 'href="docs/pytorch.html"' in index and 'href="reference/c-comm.html"' in index
+    groups = ("Start", "Train", "Measure", "Understand", "Take part", "more", "reference")
+    assert all(f"<h2>{group}</h2>" in index for group in groups)
     loaded = [
         link
         for page in tmp_path.rglob("*.html")
@@ -113,11 +115,25 @@ def test_what_has_no_comment_is_found(build: ModuleType, tmp_path: Path) -> None
         ("<!-- same as: examples/encode.c -->\n```c\nint mein(void) {\n```", "has no line"),
         ("<!-- tested by: tests/cli/lab.sh -->\n```sh\npith plan bench\n```", "says nothing of 'plan'"),
         ("<!-- test: x -->\n```sh\npith doctor\n```", "no tests/python/test_*.py names it"),
+        ("Measured by `python bench/none.py --fast`.", "there is no bench/none.py"),
+        ("Measured by `pith bench codec --jsn`.", "pith bench has no option --jsn"),
     ],
 )  # fmt: skip
 def test_blocks_that_nothing_tests_are_found(build: ModuleType, block: str, complaint: str) -> None:
     found = build.blocks.complaints(ROOT, {"docs/" + "page.md": f"# P\n\n{block}\n"})
     assert len(found) == 1 and complaint in found[0], found
+
+
+def test_every_section_of_figures_names_the_command_that_makes_them() -> None:
+    page = (ROOT / "docs/performance.md").read_text()
+    sections = [
+        section for section in re.split(r"^#{2,3} ", page, flags=re.M)[1:] if "|--" in section
+    ]
+    run = re.compile(
+        r"`(?:sudo )?(?:\w+=\S+ )*(?:make|python|(?:build/)?pith|(?:bench|build|tools)/\S+) [^`]+`"
+    )
+    without = [section.partition("\n")[0] for section in sections if not run.search(section)]
+    assert len(sections) > 15 and not without
 
 
 # ---- The lines of the pages ------------------------------------------------------------------------------------------
@@ -163,6 +179,9 @@ def test_the_commands_of_the_pages_run(block: Block, tmp_path: Path) -> None:
         (tmp_path / "examples").symlink_to(ROOT / "examples")
         (tmp_path / "cluster.topology").write_text("per_host = 4\n")
         gradients(tmp_path)
+        if "stats.json" in block.code and "plan stats" not in block.code:
+            statistics = [command(), "plan", "stats", "gradients.txt", "-o", "stats.json"]
+            subprocess.run(statistics, cwd=tmp_path, check=True, capture_output=True)
         commands = ["set -e\n" + "\n".join(smaller(line) for line in commands_of(block.code))]
     if " lab " in commands[0]:
         tried = subprocess.run(

@@ -107,4 +107,7 @@ def test_compressors_optimizers_and_recorders(tmp_path: Any) -> None:
         assert found[3].startswith(
             f"<pith.torch.DistributedOptimizer of 6 layers (3 × q:4, 3 × none) {where}: SGD ("
         )
-        assert found[4] == f"<pith.torch.ShardedCompressor of 6 layers (3 × q:4, 3 × none) {where}>"
+        assert (
+            found[4]
+            == f"<pith.torch.ShardedCompressor of 6 layers (3 × auto,budget=q:4, 3 × none) {where}>"
+        )

@@ -90,7 +90,7 @@ static const struct {
     {"lgreco:q:4,start=-1", PITH_ERR_SPEC, "start=-1"},
     {"auto,accumulate=4", PITH_ERR_SPEC, "no option of auto"},
     {"accordion:q:4,q:8,metric=l2", PITH_ERR_SPEC, "no option of accordion"},
-    {"best:q:4,critical=q:8", PITH_ERR_SPEC, "best knows no critical"},
+    {"best:q:4,critical=q:8", PITH_ERR_SPEC, "best has no critical"},
     {"linear", PITH_ERR_SPEC, "a spec is missing"},
     {"global:q:4", PITH_ERR_SPEC, "largest values"},
 };

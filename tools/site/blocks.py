@@ -6,7 +6,8 @@
     <!-- same as: FILE -->      every line of the block is in a program that is built and run by tests
     <!-- not run: REASON -->    what the test machine lacks, or why there is nothing to run
 
-Whatever the line says, names in the block must exist: commands and options of pith, targets of make, files, Python objects, C functions.
+Whatever the line says, names in the block must exist: commands and options of pith, targets of make, files, Python objects, C functions. So must
+commands and files in the `code` of a sentence.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import modules
 
 LANGUAGES = ("sh", "python", "c")
 _BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>\w+)[^\n]*\n(?P<code>.*?)^ *```$", re.S | re.M)
+_FENCED = re.compile(r"^ *```.*?^ *```$", re.S | re.M)
 _MARKER = re.compile(r"<!-- (test|tested by|same as|not run): (.+?) -->\s*$")
 
 
@@ -55,9 +57,20 @@ def complaints(root: Path, pages: dict[str, str]) -> list[str]:
         for block in blocks:
             told = [*_marker_complaints(root, block), *_name_complaints(root, block)]
             found += [f"{page}:{block.line}: {complaint}" for complaint in told]
+        found += [f"{page}:{line}: {told}" for line, told in _span_complaints(root, text)]
         if any(block.marker == "test" for block in blocks) and not _is_named_by_a_test(root, page):
             found.append(f"{page}: it has blocks to test, and no tests/python/test_*.py names it")
     return found
+
+
+def _span_complaints(root: Path, text: str) -> list[tuple[int, str]]:
+    """Of commands and files in sentences, outside of blocks."""
+    prose = _FENCED.sub(lambda block: "\n" * block[0].count("\n"), text)
+    return [
+        (prose.count("\n", 0, span.start()) + 1, complaint)
+        for span in re.finditer(r"`([^`]+)`", prose)
+        for complaint in _shell_complaints(root, span[1].replace("\n", " "))
+    ]
 
 
 @cache

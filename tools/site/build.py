@@ -69,17 +69,17 @@ def url_of(page: str) -> str:
 
 
 def menu(pages: dict[str, str]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Groups of pages with their names: the last table of the README, then pages that it does not have, then the reference."""
-    table = pages["README.md"].rpartition("\n## Read on")[2]
+    """Groups of pages with their names: the last list of the README, then pages that it does not have, then the reference."""
+    listed = pages["README.md"].rpartition("\n## Read on")[2]
     groups, seen = [], {"README.md"}
-    for row in re.findall(r"^\| (.+?) \| (.+) \|$", table, re.M):
+    for group, links in re.findall(r"^- \*\*(.+?)\*\*: (.+(?:\n  .+)*)$", listed, re.M):
         entries = []
-        for name, target in re.findall(r"\[([^\]]+)\]\(([^)#]+)\)", row[1]):
+        for name, target in re.findall(r"\[([^\]]+)\]\(([^)#]+)\)", links):
             if target in pages and target not in seen:
                 seen.add(target)
-                entries.append((target, name))
+                entries.append((target, " ".join(name.split())))
         if entries:
-            groups.append((row[0].strip("*"), entries))
+            groups.append((group, entries))
     other = [
         (p, markdown.to_html(t).title)
         for p, t in pages.items()

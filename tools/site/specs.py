@@ -8,7 +8,7 @@ import textwrap
 
 HEAD = """# All specs
 
-This page answers: which specs are there, and what can each of them be told? It is made from the tables that `pith
+This page answers: which specs are there, and which parameters has each of them? It is made from the tables that `pith
 codecs` shows, by `make specs`; [choosing a method](methods.md) says which to take.
 
 A spec is a chain of parts with slashes between them: memories, transforms, then one codec, as in `ef/hadamard/q:2`.

@@ -108,11 +108,11 @@ def _list(_: argparse.Namespace) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "pith eval",
-        description="Trains models with many methods under the same rules, and reports what each is worth.",
+        description="Trains models with many methods under the same rules, and reports quality, time and bytes.",
     )
     parts = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    run = parts.add_parser("run", help="run a grid, or go on with it, and write its report")
+    run = parts.add_parser("run", help="run a grid or continue it, and write its report")
     run.add_argument("grid", metavar="GRID", help="quick, grace, full, or a TOML file")
     run.add_argument("-o", "--out", metavar="FOLDER", help="results and report (eval-GRID)")
     run.add_argument("--seconds", type=float, help="stop after so long; the same command goes on")
@@ -134,18 +134,18 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     run.set_defaults(call=_run)
 
-    report = parts.add_parser("report", help="write the report of results, or of several together")
+    report = parts.add_parser("report", help="write the report of one or several results")
     report.add_argument("results", nargs="+", metavar="RESULTS", help="a folder or a file")
     report.add_argument("-o", "--out", metavar="FOLDER", help="where to (the first RESULTS)")
     report.add_argument("--title", default="Evaluation")
     report.set_defaults(call=_report)
 
-    compare = parts.add_parser("compare", help="set two results side by side")
+    compare = parts.add_parser("compare", help="compare two results")
     compare.add_argument("a", metavar="A")
     compare.add_argument("b", metavar="B")
     compare.set_defaults(call=_compare)
 
-    merge = parts.add_parser("merge", help="put the results of several machines into one file")
+    merge = parts.add_parser("merge", help="join the results of several machines in one file")
     merge.add_argument("results", nargs="+", metavar="RESULTS")
     merge.add_argument("-o", "--out", metavar="FILE", required=True)
     merge.set_defaults(call=_merge)

@@ -150,7 +150,7 @@ def rate_of(link: str, place: str = "link") -> float | None:
         return None
     match = re.fullmatch(r"([\d.]+)([kmg])bit", link)
     if not match:
-        raise GridError(f"{place}: {link!r} is no rate, such as 1gbit or 100mbit, nor none")
+        raise GridError(f"{place}: {link!r} is not a rate, such as 1gbit or 100mbit, nor none")
     return float(match[1]) * {"k": 1e3, "m": 1e6, "g": 1e9}[match[2]]
 
 

@@ -99,15 +99,15 @@ def _quality_figure(panel: Panel) -> str:
         [point(e) for e in known],
         [point(e) for e in pareto(panel.entries)],
         "samples a second →",
-        f"{metric_name(panel.task)} {'↑' if is_higher(panel.task) else '(less is better, so upwards)'}",
+        f"{metric_name(panel.task)} {'↑' if is_higher(panel.task) else '(lower is better, drawn upwards)'}",
         f"Throughput and quality: {panel.title}",
         is_higher(panel.task),
         _marks(panel),
     )
 
 
-def _mean_curve(entry: Entry) -> tuple[list[float], list[float]]:
-    """Seconds and metric, over seeds; the curves have the same steps."""
+def _mean_curve(entry: Entry) -> tuple[list[float], list[list[float]]]:
+    """Mean seconds over seeds, and the metric of each seed then; the curves have the same steps."""
     curves = [r["curve"] for r in entry.good if r.get("curve")]
     length = min(len(curve) for curve in curves)
     xs, ys = [], []
@@ -116,7 +116,7 @@ def _mean_curve(entry: Entry) -> tuple[list[float], list[float]]:
         if values:
             seconds = [entry.seconds(curve[i]) or 0.0 for curve in curves]
             xs.append(sum(seconds) / len(curves))
-            ys.append(sum(values) / len(values))
+            ys.append(values)
     return xs, ys
 
 
@@ -141,7 +141,15 @@ def _time_figure(panel: Panel) -> str:
     for entry in _told(panel):
         xs, ys = _mean_curve(entry)
         dashed = entry.backend != "pith"
-        curves.append(svg.Line(xs, ys, entry.label, family(entry.spec), _is_strong(entry), dashed))
+        means = [sum(values) / len(values) for values in ys]
+        low, high = (
+            ([min(y) for y in ys], [max(y) for y in ys]) if len(entry.good) > 1 else ([], [])
+        )
+        curves.append(
+            svg.Line(
+                xs, means, entry.label, family(entry.spec), _is_strong(entry), dashed, low, high
+            )
+        )
     if not curves:
         return ""
     return svg.lines(
@@ -235,7 +243,7 @@ def _even_figure(panel: Panel) -> str:
             continue
         rate = break_even(entry, base)
         if rate is None:
-            rows.append((0.0, svg.Bar(entry.label, [], "", "sends no less")))
+            rows.append((0.0, svg.Bar(entry.label, [], "", "sends as much or more")))
         elif math.isinf(rate):
             rows.append((rate, svg.Bar(entry.label, [], "", "at any bandwidth tried here")))
         else:
@@ -249,7 +257,7 @@ def _even_figure(panel: Panel) -> str:
         return ""
     return svg.bars(
         [bar for _, bar in rows],
-        f"pays below this bandwidth, beside {base.label}",
+        f"faster than {base.label} below this bandwidth",
         title,
         True,
         lambda value: svg.with_unit(value, svg.BITS),
@@ -283,7 +291,7 @@ def _sentences(panel: Panel) -> list[str]:
             if e.time_to_target is None and e.status == "ok" and not e.reached
         ]
         if never:
-            found.append(f"No seed of these reached it: {', '.join(never)}.")
+            found.append(f"No seed reached it with {', '.join(never)}.")
     bad = [f"{e.label} ({e.status})" for e in panel.entries if e.status != "ok"]
     if bad:
         found.append(f"Diverged or failed: {', '.join(bad)}.")
@@ -291,11 +299,11 @@ def _sentences(panel: Panel) -> list[str]:
         slower = [e for e in panel.entries if (e.step or 0) > step and e is not base]
         if slower:
             names = ", ".join(e.label for e in slower)
-            found.append(f"Slower than {base.label} in a step here: {names}.")
+            found.append(f"A step takes longer than with {base.label}: {names}.")
     edge = [e.label for e in panel.entries if e.is_edge and e.good]
     if edge:
         found.append(
-            f"Best at the least or greatest rate tried, so that another one may be better: {', '.join(edge)}."
+            f"Best at the lowest or highest learning rate tried, so another rate may be better: {', '.join(edge)}."
         )
     return found
 
@@ -427,13 +435,13 @@ th{color:var(--soft);font-weight:600}td:first-child,th:first-child{text-align:le
 """
 )
 _CAPTIONS = (
-    ("Throughput and quality", "Better is up and to the right. The line joins methods that none beats in both. "
-     "Bars: the range over seeds, the middle half of all steps. Triangles lie beyond the edge.", _quality_figure),
-    ("Quality against time", "Of held-out samples, without the time to evaluate. Dashed: not over Pith's backend.", _time_figure),
+    ("Throughput and quality", "Better is up and to the right. The line joins the methods that no other beats in both. "
+     "Upright bars: range over seeds; level bars: middle half of the steps. Triangles are below the figure.", _quality_figure),
+    ("Quality against time", "On held-out samples, without the time to evaluate. Bands: range over seeds. Dashed: over another backend than Pith's.", _time_figure),
     ("Time to target", "Means over seeds; all seeds must reach it.", _target_figure),
-    ("Step times", "Computing alone was timed without an exchange. Where encoding cannot be told apart, the rest is one part.", _step_figure),
-    ("Bytes", "Counted at the link where there is one, else by Pith.", _bytes_figure),
-    ("Break-even bandwidth", "By the bytes of both, and by how much longer a step takes where the link has no limit.", _even_figure),
+    ("Step times", "Compute was timed without an exchange. If encoding cannot be timed by itself, the rest is one part.", _step_figure),
+    ("Bytes", "Counted at the emulated link, or by Pith where there is none.", _bytes_figure),
+    ("Break-even bandwidth", "From the bytes of both methods, and from the time that compression adds without a limited link.", _even_figure),
 )  # fmt: skip
 
 
@@ -451,8 +459,8 @@ def _panel_html(panel: Panel, index: int) -> str:
     return (
         f'<section id="p{index}"><h2>{escape(title)}</h2><ul>{said}</ul><div class="figures">{"".join(figures)}</div>'
         f"{_html_table(_SUMMARY_HEAD, _summary_rows(panel))}"
-        '<p class="soft">Rate: the best of those tried; *: the least or greatest of them. ±: half of the range over seeds. × bf16: how many times '
-        "as many steps in the same time. Memory: the peak of a rank beyond what it had before the run.</p></section>"
+        '<p class="soft">Rate: the best learning rate tried; *: it was the lowest or highest. ±: half the range over seeds. × bf16: steps in the same '
+        "time, divided by those of bf16. Memory: the peak of a rank minus what it used before the run.</p></section>"
     )
 
 
@@ -462,9 +470,13 @@ def _head_sentences(results: Results, panels: list[Panel]) -> str:
     tuning = sum(run["cell"]["phase"] == "tune" for run in results.runs.values())
     tasks = len({panel.task for panel in panels})
     return (
-        f"{len(runs)} runs of {tasks} tasks, {bad} of which diverged or failed, after {tuning} runs to tune learning rates, as many for "
-        "each method."
+        f"{_count(len(runs), 'run')} of {_count(tasks, 'task')}, {bad} of which diverged or failed, after {_count(tuning, 'run')} to tune "
+        "learning rates, as many for each method."
     )
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
 
 
 def to_html(results: Results, title: str) -> str:

@@ -16,6 +16,7 @@ from .._look import FIGURES, VARIABLES
 STYLE = VARIABLES + FIGURES  # what a page needs to show figures
 WIDTH = 460
 _CHARACTER = 6.7  # width of one, on average, at the size of labels
+_TICK_CHARACTER = 6.2  # and at that of ticks
 _HEIGHT = 13  # of a line
 
 
@@ -121,6 +122,19 @@ def _wrap(parts: list[str], height: float, title: str) -> str:
     )
 
 
+def _tick_texts(ticks: Sequence[tuple[float, str]], y: float) -> list[str]:
+    """Texts below an axis, each around its place and inside the picture. One that would touch the text before it is left out."""
+    parts, end = [], 0.0
+    for x, text in ticks:
+        half = _TICK_CHARACTER * len(text) / 2
+        x = max(half, min(x, WIDTH - half - 2))
+        if x - half < end:
+            continue
+        parts.append(_text(x, y, text, "tick", "middle"))
+        end = x + half + 6
+    return parts
+
+
 class _Frame:
     """A rectangle with axes."""
 
@@ -144,9 +158,10 @@ class _Frame:
             y = self.y(value)
             parts += [_line(self.left, y, self.right, y, "grid")]
             parts += [_text(self.left - 5, y + 4, number(value), "tick", "end")]
-        for value in ticks(*self._x):
-            parts += [_text(self.x(value), self.bottom + 15, number(value), "tick", "middle")]
+        below = ticks(*self._x)
+        for value in below:
             parts += [_line(self.x(value), self.bottom, self.x(value), self.bottom + 4, "axis")]
+        parts += _tick_texts([(self.x(v), number(v)) for v in below], self.bottom + 15)
         parts += [_line(self.left, self.bottom, self.right, self.bottom, "axis")]
         parts += [_text(self.right, self.bottom + 32, x_title, "name", "end")]
         parts += [_text(4, 13, y_title, "name")]
@@ -261,15 +276,17 @@ def scatter(
     ends = (low, high) if higher else (high, low)
     frame = _Frame((max(0.0, x_low), x_high), ends, height)
     parts = frame.axes(x_title, y_title)
+    named: list[tuple[float, float, str, bool]] = []
+    taken: list[_Box] = []
     for value, name in marks:
         if low <= value <= high:
             parts.append(_line(frame.left, frame.y(value), frame.right, frame.y(value), "mark"))
-            parts.append(_text(frame.right, frame.y(value) - 4, name, "tick", "end"))
+            parts.append(_text(frame.left + 4, frame.y(value) - 4, name, "tick"))
+            taken.append(_box(frame.left + 4, frame.y(value) - 4, _CHARACTER * len(name), "start"))
     seen = [p for p in line if low <= p.y <= high]
     if len(seen) > 1:
         path = " ".join(f"{frame.x(p.x):.1f},{frame.y(p.y):.1f}" for p in seen)
         parts.append(f'<polyline points="{path}" class="pareto"/>')
-    named, taken = [], []
     for p in points:
         drawn, x, y = _dot(frame, p, low, high)
         parts += drawn
@@ -376,9 +393,9 @@ def bars(
     bottom = top + step * len(rows)
     places = decades(low, high) if log else ticks(0, high, 4)
     places = places if totals else []
-    for value in places[:: max(1, (len(places) + 4) // 5)]:
-        parts.append(_line(x(value), top - 4, x(value), bottom, "grid"))
-        parts.append(_text(x(value), bottom + 15, format_tick(value), "tick", "middle"))
+    places = places[:: max(1, (len(places) + 4) // 5)]
+    parts += [_line(x(value), top - 4, x(value), bottom, "grid") for value in places]
+    parts += _tick_texts([(x(value), format_tick(value)) for value in places], bottom + 15)
     for index, row in enumerate(rows):
         y = top + step * index
         name = row.label if len(row.label) <= 28 else row.label[:27] + "…"

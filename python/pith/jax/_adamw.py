@@ -30,7 +30,7 @@ _SIZES, _NORM = "pith/sizes", "pith/norm"  # names of what travels beside the le
 
 
 class MomentState(NamedTuple):
-    """What :func:`adamw` keeps. Each rank has its own; all but the last three are the same on all ranks."""
+    """The state of ``adamw``. Each rank has its own; all but the last three fields are the same on all ranks."""
 
     count: Any  # steps so far
     frozen: Any  # the step after which v was frozen; 0: it is not
@@ -107,12 +107,13 @@ def adamw(
     seed: int = 0,
     comm: Comm | None = None,
 ) -> Any:
-    """An ``optax.GradientTransformation``: AdamW whose momentum travels compressed, once its variance is frozen::
+    """An ``optax.GradientTransformation``: AdamW that sends its compressed momentum once the variance is frozen::
 
         optimizer = pith.jax.adamw(1e-3, "*bias=none;*=moment,freeze=0.25/onebit", steps=1000)
 
-    It takes the gradients of this rank; no :func:`compress` goes before it. The first arguments are those of ``optax.adamw``. ``steps`` is
-    the length of the run, for a ``freeze`` that is a share of it. Leaves with other specs have AdamW's own step throughout.
+    Its input are this rank's own gradients, so do not put ``compress`` before it. The first arguments are those of
+    ``optax.adamw``. ``steps`` is the length of the run, for a ``freeze`` that is a share of it. Leaves with other specs
+    get plain AdamW throughout.
     """
     import optax
 

@@ -20,10 +20,11 @@ from ._ranks import the_comm
 
 
 class State(NamedTuple):
-    """What layers keep between steps, as pytrees of the shape of the gradients; None where the spec of a leaf keeps nothing.
+    """The states of layers between steps, as pytrees with the shape of the gradients; None if the spec of a leaf has no
+    state.
 
-    Each rank has its own. ``token`` is the step (two numbers), the rank and the number of ranks: a call takes it and gives the next one, so
-    that calls are made in the order of their states.
+    Each rank has its own. ``token`` is the step (two numbers), the rank and the number of ranks. A call takes a token
+    and returns the next one, so that calls are made in the order of their states.
     """
 
     token: Any
@@ -52,9 +53,9 @@ def _kinds(leaf: Leaf, sizes: Sequence[int]) -> list[Any]:
 
 
 def init(tree: Any, spec: Spec, *, seed: int = 0, comm: Comm | None = None) -> State:
-    """The state before the first step, full of zeros.
+    """The state before the first step, all zeros.
 
-    ``tree`` is of the shapes and types of the gradients: the parameters will do, or what ``jax.eval_shape`` gives.
+    ``tree`` has the shapes and types of the gradients, for example the parameters or the result of ``jax.eval_shape``.
     """
     found = the_comm(comm)
     leaves, _, structure = leaves_of(tree)
@@ -77,17 +78,19 @@ def allreduce(
     comm: Comm | None = None,
     after: State | None = None,
 ) -> tuple[Any, State]:
-    """The mean of a pytree of gradients over all ranks, and the next state. For use inside ``jax.jit``; all ranks call it alike.
+    """The mean of a pytree of gradients over all ranks, and the next state. For use inside ``jax.jit``. All ranks make
+    the same calls.
 
-    ``spec`` says how leaves travel: a spec such as "q:4", rules by path ("*bias=none;embed/*=ef/topk:0.01;*=q:4"; the names of nested dicts
-    are joined by "/"), a :class:`pith.Plan`. Leaves of one dimension, small ones and those of f64 are exact unless a rule names them.
-    ``seed`` is for stochastic codecs, the same on all ranks.
+    ``spec`` is a spec such as "q:4", rules by path ("*bias=none;embed/*=ef/topk:0.01;*=q:4"; the names of nested dicts
+    are joined by "/"), or a ``pith.Plan``. Leaves of one dimension, small ones and those of f64 stay exact unless a
+    rule names them. ``seed`` is for stochastic codecs, the same on all ranks.
 
-    Calls that share a state, one after another, are made in that order on all ranks. If a program has calls with different states, give the
-    later one the new state of the earlier one as ``after``.
+    Calls that share a state, one after another, are made in that order on all ranks. If a program has calls with
+    different states, pass the new state of the earlier call to the later one as ``after``.
 
-    What goes wrong in a step is raised where JAX raises errors of compiled programs: where a result is used, as
-    ``jax.errors.JaxRuntimeError`` (or here, as ValueError, where JAX runs a small program at once), with a text that names the rank. What is wrong with the arguments is raised here, as :class:`pith.Error`.
+    Errors of a step are raised where JAX raises errors of compiled programs, which is where a result is used, as
+    ``jax.errors.JaxRuntimeError``. The text names the rank. If JAX runs a small program at once, they are raised here,
+    as ValueError. Errors in the arguments are raised here, as ``pith.Error``.
     """
     leaves, values, structure = leaves_of(tree)
     program = program_for(the_comm(comm), rules_of(spec, None, None), seed, leaves)

@@ -18,12 +18,13 @@ def compress(
     seed: int = 0,
     comm: Comm | None = None,
 ) -> Any:
-    """An ``optax.GradientTransformation`` that makes gradients means over all ranks. Put it first::
+    """An ``optax.GradientTransformation`` that turns gradients into means over all ranks. Put it first::
 
         optimizer = optax.chain(pith.jax.compress("ef/q:4"), optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
 
-    Its state is a part of the optimizer's: donated, saved and loaded with it, on each rank its own. The arguments are those of
-    :func:`allreduce`; rules and plan (or the name of its file) take the place of the spec.
+    Its state is part of the optimizer's state, and is donated, saved and loaded with it; each rank has its own. The
+    arguments are those of ``allreduce``. ``rules`` or ``plan`` (also the name of its file) can be given instead of a
+    spec.
     """
     import optax
 

@@ -180,9 +180,9 @@ def program_for(
 
 
 def save() -> bytes:
-    """What reducers of adaptive specs ("auto", "lgreco:q:4") keep on this rank, for a checkpoint beside the state.
+    """The state of reducers with adaptive specs ("auto", "lgreco:q:4") on this rank, for a checkpoint beside ``State``.
 
-    With other specs all that is kept is in the state, and nothing here. Waits for steps under way.
+    With other specs ``State`` contains everything. Waits for steps in flight.
     """
     settle()
     kept = [p for p in programs() if p.adaptive and (p.steps or p.restored)]
@@ -190,7 +190,7 @@ def save() -> bytes:
 
 
 def load(data: bytes) -> None:
-    """From :func:`save` of this rank, before the first step with the state that was saved with it."""
+    """Loads what ``save`` returned on this rank, before the first step with the ``State`` that was saved with it."""
     settle()
     found = unpack(data, "pith.jax")
     made = {program.key: program for program in programs()}

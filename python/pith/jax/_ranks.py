@@ -68,13 +68,13 @@ _ranks = Ranks("pith.jax", _join, _end)
 
 
 def initialize(comm: Comm | None = None, *, carrier: str | None = None) -> None:
-    """Joins the other ranks, or takes a comm that has. The first :func:`init` or :func:`allreduce` calls it by itself.
+    """Joins the other ranks, or uses a comm that has joined. The first ``init`` or ``allreduce`` calls it.
 
-    Without a comm: where ``jax.distributed`` is initialized, ranks are its processes and find each other by its store. Else rank, size and
-    address come from the launcher: ``pith run``, torchrun, mpirun or srun.
+    Without a comm: if ``jax.distributed`` is initialized, the ranks are its processes and find each other by its store.
+    Otherwise rank, size and address come from the launcher: ``pith run``, torchrun, mpirun or srun.
 
-    ``carrier`` says how messages travel from GPUs, on all ranks alike: "auto" is NCCL where all ranks can use it, else through pinned memory;
-    "nccl" and "comm" are one of them alone. Without it the variable PITH_JAX_CARRIER decides.
+    ``carrier`` is the path of messages from GPUs, the same on all ranks: "nccl", "comm" (through pinned memory), or
+    "auto", which is NCCL if all ranks can use it. The default is the variable PITH_JAX_CARRIER.
     """
     global _carrier
     _known(carrier or "auto", "carrier")
@@ -94,7 +94,7 @@ def _known(name: str, where: str) -> str:
 
 
 def shutdown() -> None:
-    """Waits for steps under way, and leaves the other ranks. Programs that were traced before must be traced again."""
+    """Waits for steps in flight, and leaves the group. Programs that were traced before must be traced again."""
     _ranks.shutdown()
 
 
@@ -109,5 +109,5 @@ def rank() -> int:
 
 
 def ranks() -> int:
-    """How many ranks there are."""
+    """The number of ranks."""
     return the_comm().ranks

@@ -11,7 +11,7 @@ from ._ranks import settle, the_comm
 
 
 def stats(comm: Comm | None = None) -> Table:
-    """How each leaf travels, why, and what it cost, in all programs so far; printed, it is a table. Waits for steps under way."""
+    """A table of all leaves in all programs so far: spec, reason, bytes and time. Waits for steps in flight."""
     found = the_comm(comm)
     settle()
     made = [program for program in programs() if program.comm is found]

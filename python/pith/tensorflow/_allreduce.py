@@ -44,15 +44,16 @@ def allreduce(
     sparse_as_dense: bool = False,
     comm: Comm | None = None,
 ) -> list[Any]:
-    """The means of the gradients of variables over all ranks. All ranks call it alike, in eager mode or in ``tf.function``.
+    """The means of the gradients of variables over all ranks. All ranks make the same calls, in eager mode or in
+    ``tf.function``.
 
-    ``spec`` says how gradients travel: a spec such as "q:4", rules by the path of variables ("*bias=none;embed*=ef/topk:0.01;*=q:4"), an
-    adaptive spec; rules and plan (or the name of its file) take its place. Gradients of one dimension, small ones and those of f64 are exact
-    unless a rule names them. ``seed`` is for stochastic codecs, the same on all ranks. What codecs keep between steps belongs to the list of
-    variables.
+    ``spec`` is a spec such as "q:4", rules by the path of variables ("*bias=none;embed*=ef/topk:0.01;*=q:4"), or an
+    adaptive spec; ``rules`` or ``plan`` (also the name of its file) can be given instead. Gradients of one dimension,
+    small ones and those of f64 stay exact unless a rule names them. ``seed`` is for stochastic codecs, the same on all
+    ranks. States of codecs belong to the list of variables.
 
-    A gradient that is None stays None, on all ranks. ``tf.IndexedSlices`` are gathered from all ranks, exactly; ``sparse_as_dense`` makes
-    them dense first, so that they travel as all others.
+    A gradient that is None stays None, on all ranks. ``tf.IndexedSlices`` are gathered from all ranks, exactly;
+    ``sparse_as_dense`` makes them dense first, so that they are compressed like the others.
     """
     chosen, owners = rules_of(spec, rules, plan), list(variables)
     if len(gradients) != len(owners):
@@ -208,15 +209,15 @@ def _gather(model: Model, numbers: Sequence[int], parts: Sequence[Any]) -> list[
 
 
 def stats(comm: Comm | None = None) -> Table:
-    """How each variable's gradient travels, why, and what it cost, in all models so far; printed, it is a table."""
+    """A table of all variables in all models so far: spec, reason, bytes and time."""
     return _models.stats(the_comm(comm))
 
 
 def save() -> bytes:
-    """What codecs keep between steps on this rank (residuals, momentum, the step), for a checkpoint. Every rank saves its own."""
+    """The states of this rank's codecs (residuals, momentum, the step), for a checkpoint. Every rank saves its own."""
     return _models.save()
 
 
 def load(data: bytes) -> None:
-    """From :func:`save` of the same rank, before the first step or between two."""
+    """Loads what ``save`` returned on the same rank, before the first step or between two."""
     _models.load(data)

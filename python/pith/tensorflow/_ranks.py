@@ -10,7 +10,7 @@ _ranks = Ranks("pith.tensorflow")
 
 
 def initialize(comm: Comm | None = None) -> None:
-    """Joins the other ranks, or takes a comm that has. The first use of gradients or variables calls it by itself.
+    """Joins the other ranks, or uses a comm that has joined. The first use of gradients or variables calls it.
 
     Without a comm, rank, size and address come from the launcher: ``pith run``, torchrun, mpirun or srun.
     """
@@ -18,7 +18,7 @@ def initialize(comm: Comm | None = None) -> None:
 
 
 def shutdown() -> None:
-    """Leaves the other ranks. Functions that were traced before must be traced again."""
+    """Leaves the group. Functions that were traced before must be traced again."""
     _ranks.shutdown()
 
 
@@ -33,5 +33,5 @@ def rank() -> int:
 
 
 def ranks() -> int:
-    """How many ranks there are."""
+    """The number of ranks."""
     return the_comm().ranks

@@ -44,7 +44,7 @@ def _described(name: str, variable: Any) -> Variable:
 
 
 def broadcast_variables(variables: Any, root_rank: int = 0, *, comm: Comm | None = None) -> None:
-    """Gives variables the values that they have on one rank, bit by bit. All ranks call it, with the same variables, outside of ``tf.function``."""
+    """Copies variables from one rank to all, bit by bit. All ranks call it with the same variables, outside of ``tf.function``."""
     if not tf.executing_eagerly():
         raise ArgumentError("broadcast_variables() is called outside of tf.function, once")
     found, chosen = the_comm(comm), list(tf.nest.flatten(variables))

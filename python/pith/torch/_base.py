@@ -39,7 +39,7 @@ Part = tuple[tuple[Any, ...], Any, buffers.Finish | None]
 
 @dataclass(frozen=True)
 class Usage:
-    """What a group has done: the comm's statistics, and how its reductions travelled and why."""
+    """Statistics of a group: those of its comm, and how many reductions were compressed, or why not."""
 
     comm: Stats
     reductions: dict[str, int]
@@ -152,7 +152,7 @@ class GroupBase(dist.ProcessGroup):
     # ---- Ends
 
     def shutdown(self) -> None:
-        """Leaves the group; operations that nobody waited for have a moment to complete."""
+        """Leaves the group. Operations that were not waited for get a moment to complete."""
         comm, self._comm = self._comm, None
         if comm is None:
             return
@@ -177,7 +177,7 @@ class GroupBase(dist.ProcessGroup):
         self._store = None  # rank 0's process holds its port as long as somebody holds the store
 
     def abort(self) -> None:
-        """Ends what is under way on every rank."""
+        """Ends all operations in flight on every rank."""
         if self._comm is not None:
             self._comm.abort(f"rank {self._comm.rank} aborted the process group")
 
@@ -240,10 +240,11 @@ class GroupBase(dist.ProcessGroup):
     # ---- A barrier that tells who is missing
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """A barrier after which rank 0 can say which ranks did not come within the time-out; with ``wait_all_ranks`` all of them, else the first.
+        """A barrier after which rank 0 names the ranks that did not arrive within the time-out: all of them with
+        ``wait_all_ranks``, else the first.
 
-        It goes by torch's store, so that a rank which is stuck in another operation is no obstacle, and the group can be used afterwards. The
-        sentences are gloo's, for which scripts may look.
+        It uses torch's store, so a rank that is stuck in another operation does not block it, and the group can be used
+        afterwards. The messages are those of gloo, for scripts that look for them.
         """
         limit = self._seconds if timeout is None else timeout.total_seconds()
         self._monitored += 1

@@ -31,19 +31,21 @@ _VERSION = 1
 
 
 class Checkpoint:
-    """What a compressed model's codecs have not sent yet, as an object that torch.distributed.checkpoint saves and loads::
+    """The gradients that a compressed model has not sent yet, as an object that torch.distributed.checkpoint saves and
+    loads::
 
         pending = pith.torch.Checkpoint(model)
         dcp.save({"model": …, "optimizer": …, "pith": pending}, checkpoint_id=folder)
         …
         dcp.load({"model": …, "optimizer": …, "pith": pending}, checkpoint_id=folder)      # on any number of ranks
 
-    ``what`` is a model that is compressed, the handle of one, or a DistributedOptimizer. All ranks save and load, between steps.
+    ``what`` is a compressed model, its handle, or a DistributedOptimizer. All ranks save and load, between steps.
 
-    What ranks have not sent yet of their gradients is summed and handed to the ranks that load: what the mean of gradients still lacks is
-    the same before and after. Layers whose spec has no memory now have it added to their next 16 gradients. Bits are not those of a run
-    that was not interrupted, since all ranks have the same residuals afterwards: ``state_dict()`` of the handle keeps each rank's own.
-    Adaptive specs begin with their warm-up, and factors of low rank anew.
+    The residuals of all ranks are summed, and the ranks that load get their share. So the part of the gradients that is
+    still missing from the means is the same before and after. A layer whose spec has no memory now adds its share to
+    its next 16 gradients. The run does not continue with the same bits, since all ranks have equal residuals
+    afterwards; ``state_dict()`` of the handle keeps each rank's own. Adaptive specs begin with their warm-up, and
+    low-rank codecs with new factors.
     """
 
     def __init__(self, what: Any) -> None:
@@ -72,7 +74,7 @@ class Checkpoint:
         return f"<pith.torch.Checkpoint of {len(self._of.names)} layers that keep something>"
 
     def state_dict(self) -> dict[str, Any]:
-        """A tensor for each layer whose spec has a memory; all ranks call it."""
+        """Returns a tensor for each layer whose spec has a memory. All ranks call it."""
         of = self._of
         with torch.no_grad(), compression(None):
             owed = {name: of.owed(name) for name in of.names}
@@ -80,7 +82,9 @@ class Checkpoint:
         return {"about": json.dumps(self._about()), "owed": owed, "momentum": momentum}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """From a checkpoint of any number of ranks; all ranks call it. What it owes, and no layer could take, is an error that changes nothing."""
+        """Loads a checkpoint of any number of ranks. All ranks call it. If it has values for which there is no layer,
+        raises an error and changes nothing.
+        """
         of, about = self._of, json.loads(state["about"])
         if about["version"] != _VERSION:
             raise StateError(f"the checkpoint was saved as version {about['version']}")

@@ -14,7 +14,7 @@ from .._errors import UnsupportedError
 
 @dataclass(frozen=True)
 class Compression:
-    """A codec for the sums of a backend, and the seed of its random numbers."""
+    """The codec of a backend's sums, and the seed of its random numbers."""
 
     codec: Codec
     seed: int
@@ -51,11 +51,12 @@ def current(otherwise: Compression | None) -> Compression | None:
 
 @contextmanager
 def compression(spec: str | Codec | None, seed: int = 0) -> Iterator[Compression | None]:
-    """Compresses sums and means of f32, f16 and bf16 tensors on all groups while it lasts; ``None`` or "none": exact.
+    """Compresses sums and means of f32, f16 and bf16 tensors on all groups of the backend within a ``with`` block;
+    ``None`` or "none" makes them exact.
 
-    Allreduce, reduce and reduce-scatter of at least ``pith.minimal_size()`` values are compressed, all else stays exact; ``pith.torch.stats`` counts what was
-    not compressed, and why. All ranks enter and leave at the same operations. It holds for the whole process, for backward passes run
-    in threads of their own.
+    Allreduce, reduce and reduce-scatter of at least ``pith.minimal_size()`` values are compressed; everything else
+    stays exact, and ``pith.torch.stats`` counts it with the reason. All ranks enter and leave at the same operations.
+    It applies to the whole process, so also to backward passes in other threads.
     """
     chosen = _make(spec, seed)
     active.append(chosen)

@@ -187,7 +187,7 @@ def _groups_of(model: torch.nn.Module) -> list[tuple[Any, Any]]:
 
 
 class ShardedCompressor:
-    """What :func:`pith.torch.compress` gives for a model sharded by ``fully_shard``."""
+    """The handle that ``compress`` returns for a model sharded by ``fully_shard``."""
 
     def __init__(self, model: torch.nn.Module, settings: Settings) -> None:
         seed, optimizer = settings.seed, settings.optimizer
@@ -343,7 +343,7 @@ class ShardedCompressor:
         self._rates.change(optimizer, follow_lr)
 
     def remove(self) -> None:
-        """Ends compression: the model is reduced and gathered as before. All ranks call it, between steps."""
+        """Ends compression: gradients and parameters are exchanged exactly from now on. All ranks call it, between steps."""
         for restore in self._restore:
             restore()
         self._restore.clear()
@@ -434,8 +434,9 @@ class ShardedCompressor:
         follow_plan(self._replicas)
 
     def stats(self) -> Table:
-        """The table of layers. The allreduce between replicas follows, as "NAME (replicas)", and with ``all_gather`` parameters, as
-        "NAME (gathered)". Errors are those of this rank's part."""
+        """A table of the layers. Rows "NAME (replicas)" are the allreduce between replicas, and rows "NAME (gathered)"
+        gathered parameters. Errors are those of this rank's part.
+        """
         found = [self._line(shard) for shard in self._shards]
         found += [self._line(shard, " (replicas)", ALLREDUCE) for shard in self._replicas]
         found += [self._line(shard, " (gathered)") for shard in self._parameters]

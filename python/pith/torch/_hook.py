@@ -65,32 +65,43 @@ def compress(
     all_gather: str | Rules | None = None,
     replicas: str | Rules | None = None,
 ) -> Compressor | ShardedCompressor:
-    """Compresses the gradients of a model in DistributedDataParallel, or sharded by ``fully_shard``, from the next step on.
+    """Compresses the gradients of a model in DistributedDataParallel, or sharded by ``fully_shard``, from the next step
+    on.
 
-    ``spec`` is a spec for all layers (``"q:4"``, ``"ef/powersgd:4"``), rules (``"*.bias=none;embed*=ef/topk:0.01;*=q:4"``), a
-    :class:`pith.Plan`, or an adaptive spec: ``"auto"`` measures and takes what is fastest here and suits the ``optimizer``, no compression included, and
-    ``"auto,budget=q:4"`` what is fastest of all that loses no more than ``q:4``; ``"lgreco:q:4"`` shares the error of ``q:4`` out among
-    layers so that they are smallest, and does so anew every few hundred steps (docs/planner.md). The default is ``"auto,budget=q:4"``
-    for models on CPUs and CUDA devices, and ``"q:4"`` for those on other devices.
-    ``rules`` and ``plan`` (also the name of a plan's file) say the same by name. Layers are called what
-    ``model.module.named_parameters()`` calls them. Parameters of one dimension or under ``pith.minimal_size()`` values stay exact unless a rule names them,
-    and so do types other than f32, f16 and bf16; :func:`pith.torch.stats` says what travels how, and why.
+    ``spec`` is one of:
 
-    All ranks call it, with the same arguments. A misspelt spec, a rule that matches no layer, or ranks that disagree are an error here.
+    - a spec for all layers: ``"q:4"``, ``"ef/powersgd:4"``
+    - rules by layer name: ``"*.bias=none;embed*=ef/topk:0.01;*=q:4"``
+    - a ``pith.Plan``
+    - an adaptive spec (docs/planner.md): ``"auto"`` measures, and chooses the fastest specs that suit the
+      ``optimizer``. ``"auto,budget=q:4"`` chooses the fastest that lose no more than ``q:4``. ``"lgreco:q:4"``
+      distributes the error of ``q:4`` among the layers so that they are smallest, and plans again every few hundred
+      steps.
 
-    ``seed`` is for codecs with random numbers. ``scaler``: the torch.amp.GradScaler, if there is one; what memories keep then follows its
-    scale. ``optimizer``: the optimizer of the model; residuals of ``ef`` and ``dgc`` then follow its learning rate, so that a schedule loses
-    nothing of what is pending. By default only those of SGD do, whose update is linear in the gradient; ``follow_lr`` switches it on or
-    off (docs/pytorch.md, Learning rates). Specs that begin with ``moment`` (``"moment/onebit"``) send the optimizer's momentum and need it;
-    ``steps``: how many steps the run has, where such a spec names a share of it (docs/optimizers.md). ``all_gather``: for sharded models, a spec for the parameters when they are gathered,
-    with ``delta/`` before it as differences from what all ranks have.
-    ``replicas``: for models sharded over a mesh of two dimensions, a spec for the allreduce between replicas; without it, that of the gradients.
+    The default is ``"auto,budget=q:4"`` for models on CPUs and CUDA devices, and ``"q:4"`` on other devices.
 
-    ``model`` may also be what a library has put around the distributed module: torch.compile, ``prepare()`` of accelerate, ``setup()`` of
-    Lightning's Fabric.
+    ``rules`` and ``plan`` (also the name of a plan's file) can be given instead. Layers have the names of
+    ``model.module.named_parameters()``. Parameters of one dimension or under ``pith.minimal_size()`` values stay exact
+    unless a rule names them, and so do types other than f32, f16 and bf16. ``pith.torch.stats`` shows the spec of each
+    layer and the reason for it.
 
-    Gives an object with ``state_dict()``, ``load_state_dict()``, ``stats()`` and ``remove()``; :func:`compressor` finds it again. What
-    codecs keep between steps differs from rank to rank: each rank saves and loads its own. :class:`Checkpoint` is for other numbers of ranks.
+    All ranks call it with the same arguments. A misspelt spec, a rule that matches no layer, or ranks that disagree
+    raise an error here.
+
+    ``seed`` is for codecs with random numbers. ``scaler`` is the torch.amp.GradScaler, if there is one: residuals then
+    follow its scale. ``optimizer`` is the optimizer of the model: residuals of ``ef`` and ``dgc`` then follow its
+    learning rate, so that a schedule does not change their weight. By default this is so for SGD only, whose update is
+    linear in the gradient; ``follow_lr`` switches it on or off (docs/pytorch.md, Learning rates). Specs that begin with
+    ``moment`` (``"moment/onebit"``) send the optimizer's momentum, and need ``optimizer``. ``steps`` is the number of
+    steps of the run, for such a spec with a share of it (docs/optimizers.md).
+
+    ``all_gather``: for sharded models, a spec for gathered parameters; with ``delta/`` before it they are sent as
+    differences from values that all ranks have. ``replicas``: for models sharded over a mesh of two dimensions, a spec
+    for the allreduce between replicas, by default that of the gradients. ``model`` may be wrapped by torch.compile, by
+    ``prepare()`` of accelerate or by ``setup()`` of Lightning's Fabric.
+
+    Returns a handle with ``state_dict()``, ``load_state_dict()``, ``stats()`` and ``remove()``; ``compressor`` finds it
+    again. States differ between ranks: each rank saves and loads its own. ``Checkpoint`` is for other numbers of ranks.
     """
     found = distributed_module(model)
     if found in _compressors:
@@ -122,9 +133,9 @@ def compress(
 
 
 def compressor(model: torch.nn.Module) -> Compressor | ShardedCompressor:
-    """The handle of a compressed model: what :func:`compress` returned for it.
+    """The handle of a compressed model, as ``compress`` returned it.
 
-    With a :class:`HookState` that has seen no step yet, layers are bound here instead of at the first bucket: all ranks call it then.
+    For a ``HookState`` before its first step, this binds the layers already now; all ranks call it then.
     """
     found = distributed_module(model)
     if found in _compressors:
@@ -142,7 +153,9 @@ def is_compressed(model: torch.nn.Module) -> bool:
 
 
 def stats(what: Any = None) -> Any:
-    """The table of layers of a compressed model, an optimizer or local steps; or what a process group of the backend pith has done."""
+    """A table of the layers of a compressed model, an optimizer or local steps; or the statistics of a process group of
+    the backend pith.
+    """
     if isinstance(what, (Compressor, ShardedCompressor, DistributedOptimizer, LocalSteps)):
         return what.stats()
     if isinstance(what, torch.nn.Module):
@@ -180,14 +193,15 @@ def _forgetting(model: torch.nn.Module) -> Any:
 
 
 class HookState:
-    """The state of :func:`hook`, for DDP's own interface and for libraries that offer it::
+    """The state of ``hook``, for DDP's own interface and for libraries that offer it::
 
         model.register_comm_hook(pith.torch.HookState("q:4"), pith.torch.hook)
         DDPStrategy(ddp_comm_state=pith.torch.HookState("q:4"), ddp_comm_hook=pith.torch.hook)  # Lightning, on GPUs
 
-    The arguments are those of :func:`compress`. Layers are bound at the first bucket of the first step, where all ranks check that they
-    agree, and have the names that :func:`compress` gives them. ``pith.torch.compressor(model)`` binds them earlier and returns the handle.
-    A state belongs to one model; a model that is wrapped again, as by a second ``fit()``, keeps it.
+    The arguments are those of ``compress``. Layers get the same names as there, and are bound at the first bucket of
+    the first step, where all ranks check that they agree. ``pith.torch.compressor(model)`` binds them earlier and
+    returns the handle. A state belongs to one model, which keeps it when it is wrapped again, for example by a second
+    ``fit()``.
     """
 
     def __init__(
@@ -331,7 +345,7 @@ def _exact(bucket: dist.GradBucket, group: Any) -> torch.futures.Future:
 
 
 class Compressor:
-    """What :func:`compress` gives for a DistributedDataParallel model."""
+    """The handle that ``compress`` returns for a DistributedDataParallel model."""
 
     def __init__(self, model: DistributedDataParallel, settings: Settings) -> None:
         self._group, self._settings = model.process_group, settings
@@ -370,13 +384,13 @@ class Compressor:
         return f"<pith.torch.Compressor of {self._reduction!r}>"
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank keeps between steps, for its checkpoint: every rank saves its own."""
+        """The state of this rank, for its checkpoint. Every rank saves its own."""
         self._check_there()
         moments = {} if self._moments is None else {"moments": self._moments.save()}
         return self._reduction.state_dict() | moments
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """From a checkpoint of the same rank. Names, shapes, specs and ranks are checked before anything changes."""
+        """Loads a checkpoint of the same rank. Names, shapes, specs and ranks are checked before anything changes."""
         self._check_there()
         if self._moments is not None:
             self._reduction.check_saved(saved)
@@ -390,17 +404,22 @@ class Compressor:
 
     @property
     def is_common(self) -> bool:
-        """Whether all ranks have the same parameters: not between local steps (``moment:every=4/…``). The time to evaluate and to save."""
+        """Whether all ranks have the same parameters, as needed to evaluate and to save. False between local steps
+        (``moment:every=4/…``).
+        """
         return self._moments is None or self._moments.is_common
 
     def report(self, loss: float | torch.Tensor) -> None:
-        """The loss of a step on this rank, if momentum is to stop travelling when the loss rises. All ranks report it, or none."""
+        """Reports the loss of a step on this rank, so that momentum is no longer sent when the loss rises. Either all
+        ranks report it, or none.
+        """
         if self._moments is not None:
             self._moments.report(loss)
 
     def follow(self, optimizer: Any, follow_lr: bool | None = None) -> None:
-        """Residuals follow the learning rates of this optimizer, or of several in a list, from the next step on, as with
-        ``compress(model, spec, optimizer=…)``: for an optimizer that is made later, or anew."""
+        """Makes residuals follow the learning rates of this optimizer, or of several in a list, from the next step on,
+        as ``compress(model, spec, optimizer=…)`` does. For an optimizer that is created later.
+        """
         self._check_there()
         if self._moments is not None and not self._moments.serves(optimizer):
             s = self._settings
@@ -408,9 +427,9 @@ class Compressor:
         self._reduction.rates.change(optimizer, follow_lr)
 
     def remove(self) -> None:
-        """Ends compression: gradients are averaged exactly from now on, and compress() may be called again.
+        """Ends compression. From now on gradients are averaged exactly, and compress() may be called again.
 
-        What codecs kept is lost. All ranks call it, between steps.
+        Residuals are lost. All ranks call it, between steps.
         """
         self._check_there()
         if self._reduction.under_way or self._futures:

@@ -76,7 +76,7 @@ class _Exchange:
 
 
 class LocalSteps:
-    """Ranks train by themselves and synchronise after every so many steps of the optimizer::
+    """Ranks train by themselves and synchronize after every so many steps of the optimizer::
 
         model = Net()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -86,21 +86,23 @@ class LocalSteps:
         …
         local.synchronize()                                        # at the end
 
-    The model is in no DistributedDataParallel. If several optimizers share its parameters, ``optimizer`` is their list, with the one that
-    steps last at its end. All ranks begin with parameters and buffers of rank 0. Optimizer, scheduler and clipping
-    are each rank's own and stay as they are.
+    The model must not be in DistributedDataParallel. If several optimizers share its parameters, ``optimizer`` is their
+    list, ending with the one that steps last. All ranks begin with parameters and buffers of rank 0. Optimizer,
+    scheduler and clipping stay as they are, and each rank has its own.
 
-    ``spec``, ``rules``, ``plan`` and ``seed`` are those of :func:`pith.torch.compress`, less adaptive specs; they are for the
-    pseudo-gradients. ``outer`` is ``"average"``, ``"nesterov"`` (``"nesterov,lr=0.7,momentum=0.9"``), or a function that is given a list
-    of parameters and makes an optimizer of torch for them; it is :attr:`outer` afterwards.
+    ``spec``, ``rules``, ``plan`` and ``seed`` are those of ``pith.torch.compress``, without adaptive specs; they apply
+    to the pseudo-gradients. ``outer`` is ``"average"``, ``"nesterov"`` (``"nesterov,lr=0.7,momentum=0.9"``), or a
+    function that gets a list of parameters and returns a torch optimizer for them; the attribute ``outer`` is that
+    optimizer.
 
-    ``fragments``: parameters are split into that many parts of about the same size, in the order of the model. Each is synchronised every
-    ``every`` steps, one after another. ``overlap``: the number of steps that training goes on while an exchange is under way, at most
-    ``every // fragments``; ``True`` is half of that. ``mix`` says what becomes of the steps made meanwhile: ``None`` keeps them whole, on
-    top of the new start, x_local += x_new − x_sent; a number α keeps that share, x_local = α·x_local + (1−α)·x_new.
+    ``fragments``: the parameters are split into that many parts of similar size, in the order of the model. Each is
+    synchronized every ``every`` steps, one after another. ``overlap``: the number of steps that training continues
+    during an exchange, at most ``every // fragments``; ``True`` is half of that. ``mix`` decides about the steps that
+    were made during the exchange. ``None`` keeps them, on top of the new start: x_local += x_new − x_sent. A number α
+    keeps that share: x_local = α·x_local + (1−α)·x_new.
 
-    Steps are counted by a hook of the optimizer. With ``hook=False`` the training loop calls :meth:`step` instead, as it must where ranks
-    may skip different steps, with a GradScaler.
+    A hook of the optimizer counts steps. With ``hook=False`` the training loop calls ``step`` instead. This is needed
+    if ranks may skip different steps, as with a GradScaler.
     """
 
     def __init__(
@@ -167,12 +169,12 @@ class LocalSteps:
 
     @property
     def steps(self) -> int:
-        """Steps of the optimizer so far."""
+        """The number of steps of the optimizer so far."""
         return self._steps
 
     @torch.no_grad()
     def step(self) -> None:
-        """After a step of the optimizer: applies what is due, and sends the fragment whose turn it is. For ``hook=False``."""
+        """Call it after each step of the optimizer if ``hook=False``: applies results that are due, and sends the next fragment."""
         self._steps += 1
         if self._exchange is not None and self._steps >= self._exchange.due:
             self._apply()
@@ -209,7 +211,7 @@ class LocalSteps:
         self._reduction.flush()
 
     def wait(self) -> None:
-        """Waits for the exchange that is under way, if any. The result is applied at its step nevertheless."""
+        """Waits for the exchange in flight, if any. Its result is still applied at its step."""
         if self._exchange is not None and not self._exchange.complete:
             self._reduction.finish()
             self._exchange.complete = True
@@ -237,7 +239,7 @@ class LocalSteps:
     # ---- Checkpoints and statistics
 
     def state_dict(self) -> dict[str, Any]:
-        """The common start, the outer optimizer, residuals and counters, and what is under way. Every rank saves its own."""
+        """The common start, the outer optimizer, residuals, counters, and the exchange in flight. Every rank saves its own."""
         self.wait()
         exchange = self._exchange
         return {
@@ -252,7 +254,7 @@ class LocalSteps:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """From a checkpoint of the same rank; behind the model's and the optimizer's."""
+        """Loads a checkpoint of the same rank. Load the model and the optimizer first."""
         if not isinstance(saved, dict) or "reduction" not in saved or "start" not in saved:
             raise StateError("this is no state of pith.torch.LocalSteps")
         self._reduction.check_saved(saved["reduction"])
@@ -275,11 +277,11 @@ class LocalSteps:
         self._exchange = _Exchange(**saved["exchange"]) if saved["exchange"] is not None else None
 
     def stats(self) -> Table:
-        """The table of layers. ``steps`` are exchanges there; the ratio is to exact ones, as many."""
+        """A table of the layers. ``steps`` counts exchanges; the ratio compares bytes with the same number of exact exchanges."""
         return self._reduction.stats()
 
     def remove(self) -> None:
-        """Ends it: the optimizer's steps are each rank's own from now on. What is under way is dropped."""
+        """Ends synchronization: ranks then train by themselves. An exchange in flight is dropped."""
         if self._hook is not None:
             self._hook.remove()
         self.wait()

@@ -36,7 +36,7 @@ Named = Iterable[tuple[str, torch.nn.Parameter]]
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
-    """An optimizer around another::
+    """Wraps an optimizer, so that it steps with means over all ranks::
 
         model = Net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -45,12 +45,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         …
         optimizer.zero_grad(); loss.backward(); optimizer.step()
 
-    Gradients start to travel while the backward pass goes on, and are means over all ranks when ``step`` begins. ``spec``, ``rules``,
-    ``plan``, ``seed``, ``scaler`` and ``follow_lr`` are those of :func:`pith.torch.compress`. ``parameters`` is the model, or its
-    ``named_parameters()``.
+    Gradients are sent during the backward pass, and are means over all ranks when ``step`` begins. ``spec``, ``rules``,
+    ``plan``, ``seed``, ``scaler`` and ``follow_lr`` are those of ``pith.torch.compress``. ``parameters`` is the model,
+    or its ``named_parameters()``.
 
-    With ``backward_passes_per_step``, gradients of that many backward passes are added up before they travel. A parameter without a
-    gradient counts as zero, since others may have one. To look at or clip the means before the step, call :meth:`synchronize`.
+    With ``backward_passes_per_step``, gradients of that many backward passes are summed before they are sent. A
+    parameter without a gradient counts as zero, since other ranks may have one. Call ``synchronize`` to look at or clip
+    the means before the step.
     """
 
     _step_supports_amp_scaling = False  # a GradScaler unscales gradients, once they are means
@@ -129,7 +130,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._reduction.put(index, gradient)
 
     def synchronize(self) -> None:
-        """Waits until all gradients are means. ``step`` then does not do it again."""
+        """Waits until all gradients are means. ``step`` then does not wait again."""
         for index in reversed(range(len(self._layers))):
             if not self._reduction.has(index):
                 self._put(index)
@@ -143,7 +144,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """``step`` within it uses gradients as they are."""
+        """Within this context ``step`` uses gradients as they are."""
         self._skip = True
         try:
             yield
@@ -153,7 +154,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     # ---- What an optimizer does
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Waits for the means and lets the optimizer step. A closure is called once."""
+        """Waits for the means, then runs the optimizer's step. A closure is called once."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -175,7 +176,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.optimizer.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: layers are fixed once the optimizer was wrapped."""
+        """Not supported: the layers are fixed when the optimizer is wrapped."""
         raise ArgumentError("add parameters to the optimizer before DistributedOptimizer")
 
     @property
@@ -201,11 +202,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
     # ---- Checkpoints and statistics
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's, with what this rank's codecs keep under "pith": every rank saves its own."""
+        """The state of the optimizer, with that of this rank's codecs under "pith". Every rank saves its own."""
         return self.optimizer.state_dict() | {"pith": self._reduction.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
-        """From a checkpoint of the same rank; or of the plain optimizer, and codecs then start fresh."""
+        """Loads a checkpoint of the same rank, or one of the plain optimizer; codecs then start without a state."""
         inner = {key: value for key, value in state_dict.items() if key != "pith"}
         if "pith" in state_dict:
             self._reduction.load_state_dict(state_dict["pith"])
@@ -243,7 +244,7 @@ def optimized(
 def broadcast_parameters(
     model: torch.nn.Module | dict[str, Any], root: int = 0, group: Any = None
 ) -> None:
-    """Parameters and buffers of a model (or a dictionary of tensors) as ``root``, a rank of the group, has them."""
+    """Copies parameters and buffers of a model (or a dictionary of tensors) from ``root``, a rank of the group, to all ranks."""
     entries = model.state_dict() if isinstance(model, torch.nn.Module) else model
     tensors = [value for value in entries.values() if isinstance(value, torch.Tensor)]
     if not tensors:
@@ -254,7 +255,7 @@ def broadcast_parameters(
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root: int = 0, group: Any = None
 ) -> None:
-    """Hyperparameters and state of an optimizer as ``root`` has them. Memories of codecs stay each rank's own."""
+    """Copies hyperparameters and state of an optimizer from ``root`` to all ranks. Each rank keeps the memories of its codecs."""
     inner = optimizer.optimizer if isinstance(optimizer, DistributedOptimizer) else optimizer
     source, mine = _global(root, group), _Skeleton()
     sent = broadcast_bytes(mine.of(inner.state_dict()), source, group)

@@ -41,18 +41,18 @@ def record(
     group: Any = None,
     seed: int = 0,
 ) -> Recorder:
-    """Measures gradients while a model is trained, and writes a statistics file for ``pith plan make`` and :class:`pith.Profile`::
+    """Measures gradients during training, and writes a statistics file for ``pith plan make`` and ``pith.Profile``::
 
         pith.torch.record(model, "stats.json")       # before the first step; nothing else changes
 
-    The model may be in DistributedDataParallel or not, compressed or not. ``candidates`` are those around a spec (``"q:4"``), those of all
-    families (``"mix"``), or a list of specs. Gradients of every ``every``-th backward pass are measured, ``steps`` times; then the file is
-    written, and the training goes on as if nothing had been. ``steps=None`` records until ``close()``, which ends it at any time; in a
-    ``with`` statement the end of the block does. Where gradients are accumulated over several passes, a multiple of that number as ``every``
-    measures whole sums.
+    The model may be in DistributedDataParallel or not, compressed or not. ``candidates`` are strengths around a spec
+    (``"q:4"``), those of all families (``"mix"``), or a list of specs. Every ``every``-th backward pass is measured,
+    ``steps`` times. Then the file is written, and training continues unchanged. With ``steps=None`` recording ends with
+    ``close()`` or at the end of a ``with`` block. If gradients are accumulated over several passes, let ``every`` be a
+    multiple of their number, so that whole sums are measured.
 
-    With several ranks all of them call it with the same arguments, and ``save()`` and ``close()`` too; rank 0 writes the sums over all.
-    ``group``: these ranks; by default DDP's, or all there are. ``seed`` is for codecs with random numbers.
+    With several ranks, all of them call this, ``save()`` and ``close()`` with the same arguments; rank 0 writes sums
+    over all ranks. ``group`` are these ranks, by default DDP's, or all. ``seed`` is for codecs with random numbers.
     """
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     if group is None and isinstance(model, DistributedDataParallel):
@@ -63,7 +63,7 @@ def record(
 
 
 class Recorder:
-    """What :func:`record` gives. ``samples`` says how often gradients were measured so far."""
+    """The object that ``record`` returns. ``samples`` counts the measurements so far."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class Recorder:
     # ---- What was measured
 
     def profile(self) -> Profile:
-        """The statistics so far, over all ranks; all of them call it."""
+        """The statistics so far, over all ranks. All of them call it."""
         total = Profile(
             [(layer.name, layer.shape) for layer in self._profile.layers], self._profile.candidates
         )
@@ -173,7 +173,7 @@ class Recorder:
             ) from None
 
     def save(self, path: str | os.PathLike[str] | None = None) -> None:
-        """Writes what was measured so far, to another file if one is named. Recording goes on. All ranks call it; rank 0 writes."""
+        """Writes the statistics so far, also to another file, and continues to record. All ranks call it; rank 0 writes."""
         found, target = self.profile(), path if path is not None else self.path
 
         def write() -> tuple[None, dict[str, Any]]:
@@ -184,7 +184,7 @@ class Recorder:
         agree(self._group, write) if self._ranks > 1 else write()
 
     def close(self) -> None:
-        """Writes the file and ends the recording, if that has not been done. All ranks call it."""
+        """Writes the file and ends the recording, if that has not happened yet. All ranks call it."""
         if self in _unfinished:
             self._detach()
             self.save()

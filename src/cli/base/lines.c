@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Cuts streams into lines. A line that never ends is cut at LINE_LIMIT, lest it takes all memory. */
+/* Cuts streams into lines. A line that never ends is cut at LINE_LIMIT, so that it cannot take all memory. */
 #include "cli/base/lines.h"
 
 #include <errno.h>

@@ -31,8 +31,8 @@ int cli_parts_unknown(const char *name, cli_part_lister *list, const char *given
     }
   }
   if (!given) {
-    return cli_fail(CLI_USAGE, "%s what? There is: %s", name, names);
+    return cli_fail(CLI_USAGE, "%s: which part? There are: %s", name, names);
   }
   return nearest ? cli_fail(CLI_USAGE, "%s: there is no \"%s\"; did you mean %s?", name, given, nearest)
-                 : cli_fail(CLI_USAGE, "%s: there is no \"%s\"; there is: %s", name, given, names);
+                 : cli_fail(CLI_USAGE, "%s: there is no \"%s\"; there are: %s", name, given, names);
 }

@@ -159,11 +159,15 @@ static void write_names(cli_plot *p) {
     below = at[i] = at[i] < below - ROW ? at[i] : below - ROW;
   }
   for (size_t i = 0; i < p->names; i++) {
-    size_t series = p->name[i].series;
-    fprintf(p->file,
-            "<path class=\"line l%zu%s\" d=\"M%.1f %.1f L%.1f %.1f\"/><text class=\"n%zu\" x=\"%.1f\" y=\"%.1f\">",
-            series % CLI_PLOT_COLOURS, series < CLI_PLOT_COLOURS ? "" : " far", p->right + 5, at[i] - 4, p->right + 13,
-            at[i] - 4, series % CLI_PLOT_COLOURS, p->right + 17, at[i]);
+    size_t series = p->name[i].series, colour = series % CLI_PLOT_COLOURS;
+    if (p->has_points_only) {
+      fprintf(p->file, "<circle class=\"p p%zu\" cx=\"%.1f\" cy=\"%.1f\" r=\"4.5\"/>", colour, p->right + 11,
+              at[i] - 4);
+    } else {
+      fprintf(p->file, "<path class=\"line l%zu%s\" d=\"M%.1f %.1f L%.1f %.1f\"/>", colour,
+              series < CLI_PLOT_COLOURS ? "" : " far", p->right + 5, at[i] - 4, p->right + 13, at[i] - 4);
+    }
+    fprintf(p->file, "<text class=\"n%zu\" x=\"%.1f\" y=\"%.1f\">", colour, p->right + 17, at[i]);
     put_text(p->file, p->name[i].text);
     fputs("</text>\n", p->file);
   }

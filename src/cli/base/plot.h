@@ -19,6 +19,7 @@ typedef struct cli_plot_name {
 /* Coordinates are the caller's, already as they are drawn: logarithms where the axis has a logarithmic scale. */
 typedef struct cli_plot {
   double x_low, x_high, y_low, y_high; /* set by the caller before cli_plot_begin() */
+  int has_points_only;                 /* likewise: names stand behind a point, not behind a piece of line */
   FILE *file;
   const char *path;
   double right; /* where the frame ends */

@@ -20,10 +20,9 @@ int cli_bench_part(size_t index, cli_part *part) {
 
 int cli_bench(int argc, char **argv) {
   if (argc && (!strcmp(argv[0], "--help") || !strcmp(argv[0], "-h"))) {
-    return cli_parts_help(
-        "bench", cli_bench_part,
-        "Measures methods on this machine alone, or operations between ranks that pith run, pith lab, "
-        "mpirun or torchrun started.");
+    return cli_parts_help("bench", cli_bench_part,
+                          "Measures methods on this machine, or operations between ranks that pith run, pith lab, "
+                          "mpirun or torchrun started.");
   }
   if (argc && !strcmp(argv[0], "codec")) {
     return cli_bench_codec(argc - 1, argv + 1);

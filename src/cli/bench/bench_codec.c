@@ -72,15 +72,14 @@ static cli_parsed parse(int argc, char **argv, settings *set) {
       {"--cpu", CLI_CHOICE, &set->isa, "scalar|avx2|avx512", "instruction set (the best there is, or PITH_CPU)"},
       {"--wide", CLI_FLAG, &set->wide, NULL,
        "all columns: also the speed of the copy, and memory beside input and output"},
-      {"--json", CLI_TEXT, &set->json, "FILE", "write JSON too; - for standard output in place of the table"},
+      {"--json", CLI_TEXT, &set->json, "FILE", "also write JSON; - writes it to standard output instead of the table"},
       {.name = NULL},
   };
   const cli_usage usage = {
       "bench codec", NULL,
-      "Encodes made-up gradients and adds them up again, on one thread. error is ‖x−x̂‖/‖x‖ of one step. GB/s are 10^9 "
-      "bytes of input a second, decode is decoding and adding to a sum, and ×copy is the speed as a multiple of a "
-      "memcpy "
-      "timed right beside it.",
+      "Encodes random gradients, then decodes them and adds them to a sum, on one thread. error is ‖x−x̂‖/‖x‖ of one "
+      "step. GB/s are 10^9 bytes of input a second. decode includes adding to the sum. ×copy is the speed divided by "
+      "that of a memcpy timed right before.",
       options};
   return cli_options_parse(&usage, argc, argv, NULL);
 }

@@ -44,7 +44,7 @@ static int is_printing(const bench *b) { return pith_comm_rank(b->comm) == 0; }
 
 static int judge(const bench *b, const cli_result *r) {
   if (!r->spec && r->timing.wrong > 0) {
-    return b->collective->check ? cli_fail(CLI_FAILED, "a rank left the barrier before all had come")
+    return b->collective->check ? cli_fail(CLI_FAILED, "a rank left the barrier before all had called it")
                                 : cli_fail(CLI_FAILED, "%.0f values are wrong", r->timing.wrong);
   }
   if (r->timing.differs) {
@@ -172,21 +172,17 @@ static const char about_format[] =
     "Measures %s: %s. Start it with pith run, pith lab, mpirun or torchrun, as in\n"
     "  pith run -n 4 -- pith bench %s -b 1M -e 64M%s\n"
     "\n"
-    "time is the median over repetitions, each as long as it took its slowest rank. busbw is the bandwidth of the "
-    "busiest "
-    "link that an uncompressed operation would need in that time. error is ‖result − exact‖/‖exact‖ of the first "
-    "operation. ratio and speed-up compare bytes and time with the uncompressed line, the best of them where there are "
+    "time is the median over repetitions; a repetition takes as long as its slowest rank. busbw is the bandwidth that "
+    "an uncompressed operation of that time would need on its busiest link. error is ‖result − exact‖/‖exact‖ of the "
+    "first operation. ratio and speed-up compare bytes and time with the uncompressed line, or with the best of "
     "several.\n"
     "\n"
-    "With --wide, wire bytes are those of the rank that sends most; encode, wire (under way, but in neither of the "
-    "others) "
-    "and decode are means.\n"
+    "With --wide, wire bytes are those of the rank that sends most. encode, wire and decode are mean times; wire is "
+    "the time in which an operation neither encodes nor decodes.\n"
     "\n"
-    "With --link, least is what the link needs for those bytes, or what memory needs for the values a method must read "
-    "and "
-    "write, as copies that all ranks make at once (one, and one for what a memory keeps; sparse and low-rank methods "
-    "look "
-    "at values again).";
+    "With --link, least is the larger of two times: what the link needs for those bytes, and what memory needs for "
+    "the values that a method must read and write. The latter is measured as copies that all ranks make at once: one "
+    "copy, one more for a memory, and more for sparse and low-rank methods, which read values again.";
 
 static cli_parsed parse(const cli_collective *collective, int argc, char **argv, settings *set) {
   *set = (settings){.from = 8, .to = (size_t)128 << 20, .factor = 2, .repetitions = 20, .warmup = 5, .check = 1};
@@ -198,17 +194,17 @@ static cli_parsed parse(const cli_collective *collective, int argc, char **argv,
       {"-n", CLI_POSITIVE, &set->repetitions, "COUNT", "repetitions (20)"},
       {"-w", CLI_COUNT, &set->warmup, "COUNT", "repetitions before those (5)"},
       {"-c", CLI_CHOICE, &set->check, "0|1", "whether the first result is checked (1)"},
-      {"--codec", CLI_LIST, &set->specs, "SPEC", "a method to measure beside no compression; may be repeated"},
+      {"--codec", CLI_LIST, &set->specs, "SPEC", "a method to measure, besides none; may be repeated"},
       {"--algo", CLI_LIST, &set->algorithms, "auto|sra|hierarchical|ring|tree|gather|ranges|linear|grid",
-       "how to allreduce; may be repeated (PITH_ALGO, or auto)"},
+       "the algorithm of allreduce; may be repeated (PITH_ALGO, or auto)"},
       {"--inside", CLI_TEXT, &set->inside, "SPEC",
-       "allreduce: the method inside a host, for compressed lines by hierarchical (PITH_INSIDE, or none)"},
+       "allreduce: the method between ranks of a host, with --algo hierarchical and --codec (PITH_INSIDE, or none)"},
       {"--transport", CLI_TEXT, &set->transport, "auto|shm|tcp|mpi|ucx",
-       "what carries messages (PITH_TRANSPORT, or auto)"},
+       "the transport of messages (PITH_TRANSPORT, or auto)"},
       {"--wide", CLI_FLAG, &set->wide, NULL, "all columns, however wide the table becomes"},
-      {"--link", CLI_TEXT, &set->link, "RATE",
-       "the rate of a rank's link, as 1gbit: shows the least time that it and memory allow"},
-      {"--json", CLI_TEXT, &set->json, "FILE", "rank 0 writes JSON too; - for standard output in place of the table"},
+      {"--link", CLI_TEXT, &set->link, "RATE", "the rate of a rank's link, such as 1gbit: adds the column least"},
+      {"--json", CLI_TEXT, &set->json, "FILE",
+       "rank 0 also writes JSON; - writes it to standard output instead of the table"},
       {.name = NULL},
   };
   snprintf(command, sizeof command, "bench %s", collective->name);
@@ -234,8 +230,7 @@ static int check_settings(const bench *b) {
     return cli_fail(CLI_USAGE, "%s is not compressed", b->collective->name);
   }
   return (set->algorithms.count || set->inside) && strcmp(b->collective->name, "allreduce") != 0
-             ? cli_fail(CLI_USAGE, "--algo and --inside are for allreduce; there is one algorithm for %s",
-                        b->collective->name)
+             ? cli_fail(CLI_USAGE, "--algo and --inside are for allreduce; %s has one algorithm", b->collective->name)
              : CLI_OK;
 }
 
@@ -243,8 +238,8 @@ static int read_link(bench *b) {
   unsigned long long bits = 0;
   if (b->set.link && (!cli_rate_parse(b->set.link, &bits) || strcmp(b->collective->name, "allreduce") != 0)) {
     return cli_fail(CLI_USAGE,
-                    bits ? "--link %s: the least time is known for allreduce alone"
-                         : "--link %s is no rate: write 1gbit or 100mbit",
+                    bits ? "--link %s: the least time is known for allreduce only"
+                         : "--link %s is not a rate: write 1gbit or 100mbit",
                     b->set.link);
   }
   b->link = (double)bits / 8;

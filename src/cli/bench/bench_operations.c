@@ -134,7 +134,7 @@ static double boot_number(void) {
   return number;
 }
 
-/* The last rank comes late; nobody may have left before. To be seen where all ranks read the same clock. */
+/* The last rank comes late; no other may have left before. To be seen where all ranks read the same clock. */
 static pith_status check_barrier(pith_comm *comm, int *is_checked, double *bad) {
   int is_last = pith_comm_rank(comm) == pith_comm_size(comm) - 1;
   const struct timespec pause = {0, is_last ? 2000000 : 0};
@@ -182,9 +182,9 @@ static const cli_collective collectives[] = {
      0, 1, 0, 0, 0, 1, run_gather, results_root, expect_parts, NULL, bus_once},
     {"scatter", "scatter", "a part of rank 0's tensor to each rank",
      0, 1, 0, 0, 0, 1, run_scatter, results_part, expect_own_part, NULL, bus_once},
-    {"barrier", "barrier", "no rank goes on before all have come",
+    {"barrier", "barrier", "returns on every rank once all have called it",
      0, 0, 0, 0, 1, 1, run_barrier, results_none, expect_sum, check_barrier, bus_none},
-    {"sendrecv", "send", "a tensor to the next rank, and one from the rank before",
+    {"sendrecv", "send", "a tensor to the next rank, and one from the previous rank",
      0, 0, 0, 0, 0, 2, run_sendrecv, results_whole, expect_left, NULL, bus_whole},
 };
 /* clang-format on */

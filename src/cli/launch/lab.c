@@ -115,34 +115,33 @@ static int run(lab *l) {
 int cli_lab(int argc, char **argv) {
   lab l = {.job = {.grace = CLI_GRACE}, .network = {.mtu = 1500, .delay = 50}, .per_host = 1};
   const cli_option options[] = {
-      {"-n", CLI_POSITIVE, &l.job.ranks, "RANKS", "how many"},
-      {"--per-host", CLI_POSITIVE, &l.per_host, "RANKS", "how many of them share a host; 1"},
+      {"-n", CLI_POSITIVE, &l.job.ranks, "RANKS", "how many ranks"},
+      {"--per-host", CLI_POSITIVE, &l.per_host, "RANKS", "how many of them share a host (1)"},
       {"--rate", CLI_TEXT, &l.rate, "RATE", "of every link, in each direction: 100mbit, 1gbit, 2.5gbit"},
-      {"--mtu", CLI_COUNT, &l.network.mtu, "BYTES", "the largest packet; 1500"},
+      {"--mtu", CLI_COUNT, &l.network.mtu, "BYTES", "the largest packet (1500)"},
       {"--burst", CLI_SIZE, &l.network.burst, "BYTES",
-       "what may pass a link at once; else 1 ms of the rate, 32K or more"},
+       "how much may pass a link at once (1 ms of the rate, at least 32K)"},
       {"--control", CLI_TEXT, &l.control, "PIPE",
-       "a named pipe to make; a rate that is written to it (echo 100mbit >PIPE) becomes that of all links, a fault "
-       "(echo cut 2 >PIPE, echo restore 2 >PIPE) happens to its host"},
+       "make a named pipe and read commands from it: a rate for all links (echo 100mbit >PIPE), or a fault of a host "
+       "(echo cut 2 >PIPE, echo restore 2 >PIPE)"},
       {"--fault", CLI_LIST, &l.fault, "FAULT:HOST@TIME[+DURATION],…",
-       "what happens to a host, and when: cut:2@5s+3s cuts host 2 off from 5 s to 8 s; may be repeated"},
+       "a fault of a host, its time and duration: cut:2@5s+3s cuts host 2 off from 5 s to 8 s; may be repeated"},
       CLI_JOB_OPTIONS(&l.job),
       {.name = NULL}};
   const cli_usage usage = {
       "lab", "-- COMMAND [ARGUMENT]…",
-      "Runs a command as \"pith run\" does, each host a network namespace of this machine behind a link to one switch. "
-      "Token buckets shape each link both ways; no latency is added. Ranks of a host share a PITH_HOSTID; PITH_IFNAME, "
-      "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the interface.\n"
+      "Runs a command as \"pith run\" does, with emulated hosts. Each host is a network namespace of this machine, "
+      "with a link to one switch. Token buckets limit each link in both directions; no latency is added. Ranks of a "
+      "host have the same PITH_HOSTID. PITH_IFNAME, GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the interface.\n"
       "\n"
-      "Needs the programs ip and tc (iproute2). Root is not needed where the system lets users have namespaces: the "
-      "lab "
-      "then lives in a user namespace of its own, in which ranks keep their user. The machine's own network is not "
-      "touched, and nothing is left, however the lab ends.\n"
+      "Needs the programs ip and tc (iproute2). Root is not needed if the system lets users create namespaces: the "
+      "lab then has its own user namespace, in which ranks keep their user. The machine's own network is not changed, "
+      "and nothing is left behind, however the lab ends.\n"
       "\n"
-      "Faults are cut (nothing passes the link of the host), cut-in and cut-out (nothing to it, nothing from it), "
-      "slow:HOST:RATE, and pause (its processes are stopped). restore gives the link back, resume lets the processes "
-      "go on; a duration does the same after that time. Hosts count from 0, times from the start of the ranks: 5, "
-      "1.5s, 200ms.",
+      "Faults: cut (nothing passes the link of the host), cut-in and cut-out (nothing to it, nothing from it), "
+      "slow:HOST:RATE, and pause (stops its processes). restore repairs the link, and resume continues the processes; "
+      "with a duration both happen after that time. Hosts count from 0, times from the start of the ranks: 5, 1.5s, "
+      "200ms.",
       options};
   cli_parsed parsed = cli_job_parse(&usage, argc, argv, &l.job);
   if (parsed != CLI_PARSED) {

@@ -75,7 +75,7 @@ static void obey_line(control *c) {
   if (cli_rate_parse(c->line, &rate)) {
     change_links(c, c->line, rate);
   } else if (*c->line >= '0' && *c->line <= '9') {
-    cli_fail(0, "lab: \"%s\" is no rate; links stay as they are. Expected 100mbit, 1gbit, 2.5gbit", c->line);
+    cli_fail(0, "lab: \"%s\" is not a rate; links stay as they are. Expected 100mbit, 1gbit, 2.5gbit", c->line);
   } else if (cli_fault_parse_line(c->line, c->network.hosts, &fault)) {
     do_fault(c, &fault);
   }
@@ -138,7 +138,7 @@ static _Noreturn void become_control(const cli_network *network, const cli_fault
   obey(&c);
 }
 
-/* Open for reading and writing, lest it ends when a writer closes it. */
+/* Open for reading and writing, so that it does not end when a writer closes it. */
 static int open_pipe(const char *path) {
   struct stat about;
   if (mkfifo(path, 0600) != 0 && (errno != EEXIST || stat(path, &about) != 0 || !S_ISFIFO(about.st_mode))) {

@@ -53,7 +53,7 @@ static int parse_host(const char *text, size_t hosts, size_t *host) {
   char *end = NULL;
   unsigned long number = text && *text >= '0' && *text <= '9' ? strtoul(text, &end, 10) : 0;
   if (!end || *end) {
-    cli_fail(0, "lab: \"%s\" is no host: expected a number, 0 for the first", text ? text : "");
+    cli_fail(0, "lab: \"%s\" is not a host: expected a number, 0 for the first", text ? text : "");
     return 0;
   }
   if (number >= hosts) {
@@ -74,7 +74,7 @@ static int parse_words(const char *kind, const char *host, const char *rate, siz
     return 0;
   }
   if (rate && !cli_rate_parse(rate, &fault->rate)) {
-    cli_fail(0, "lab: \"%s\" is no rate; expected 64kbit, 100mbit, 1gbit, from 8kbit to 400gbit", rate);
+    cli_fail(0, "lab: \"%s\" is not a rate; expected 64kbit, 100mbit, 1gbit, from 8kbit to 400gbit", rate);
     return 0;
   }
   return 1;
@@ -130,7 +130,7 @@ static size_t parse_item(char *item, size_t hosts, cli_fault fault[2]) {
   }
   fault[1] = (cli_fault){.host = fault[0].host, .time = fault[0].time + duration};
   if (!undo(fault[0].kind, &fault[1].kind) && lasts) {
-    cli_fail(0, "lab: --fault %s: %s lasts by itself and takes no duration", whole, kinds[fault[0].kind].name);
+    cli_fail(0, "lab: --fault %s: %s takes no duration", whole, kinds[fault[0].kind].name);
     return 0;
   }
   return lasts ? 2 : 1;

@@ -243,7 +243,7 @@ static void take_signals(launch *l) {
   }
 }
 
-/* Those that somebody ignores on our behalf (nohup) stay ignored. */
+/* Signals that we inherited as ignored (nohup) stay ignored. */
 static void catch_signals(launch *l) {
   static const int wanted[] = {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP};
   sigset_t set;
@@ -264,7 +264,7 @@ static void catch_signals(launch *l) {
 
 /* ---- Output and input -------------------------------------------------------------------------------------------- */
 
-/* Nobody reads any more: the ranks shall notice as they would without us. */
+/* The reader is gone: the ranks get the error that they would get without us. */
 static void give_up_output(launch *l, int to) {
   if (errno != EPIPE) {
     cli_fail(0, "cannot write to standard %s: %s", to == 1 ? "output" : "error", strerror(errno));
@@ -287,7 +287,7 @@ static void put(launch *l, int to) {
     }
     check_deadline(l);
     if (ready == 0 && l->killed) {
-      return; /* nobody has read for a second, and nobody shall wait for it */
+      return; /* the output was not read for a second: do not wait for it */
     }
     if (!wait[0].revents) {
       continue;
@@ -483,7 +483,7 @@ static void open_standard_files(void) {
 int cli_launch(const cli_job *job) {
   launch l = {.job = job, .spawner = {.job = job, .self = getpid(), .terminal = -1}};
   open_standard_files();
-  fflush(NULL); /* lest a child writes it again */
+  fflush(NULL); /* so that no child writes it again */
   l.rank = calloc(job->ranks, sizeof *l.rank);
   l.polls = calloc(2 + 2 * job->ranks, sizeof *l.polls);
   if (!l.rank || !l.polls) {

@@ -32,11 +32,11 @@ typedef struct cli_job {
 enum { CLI_RANKS_MAX = 4096, CLI_GRACE = 5 };
 
 /* The options that fill a job, for the tables of commands. */
-#define CLI_JOB_OPTIONS(job)                                                                                      \
-  {"--master-port", CLI_COUNT, &(job)->master_port, "P", "port of the rendezvous, MASTER_PORT; else a free one"}, \
-      {"--env", CLI_LIST, &(job)->env, "K=V", "a variable for every rank; may be repeated"},                      \
-      {"--no-prefix", CLI_FLAG, &(job)->plain, NULL, "pass output through, without [rank] before each line"},     \
-      {"--grace", CLI_COUNT, &(job)->grace, "SECONDS", "from asking ranks to end to killing them; 5"}
+#define CLI_JOB_OPTIONS(job)                                                                                  \
+  {"--master-port", CLI_COUNT, &(job)->master_port, "P", "port of the rendezvous, MASTER_PORT (a free one)"}, \
+      {"--env", CLI_LIST, &(job)->env, "K=V", "a variable for every rank; may be repeated"},                  \
+      {"--no-prefix", CLI_FLAG, &(job)->plain, NULL, "pass output through, without [rank] before each line"}, \
+      {"--grace", CLI_COUNT, &(job)->grace, "SECONDS", "between asking ranks to end and killing them (5)"}
 
 /* Reads the options of `usage`, then the command; checks what they share. CLI_PARSED_BAD: what is wrong was printed. */
 cli_parsed cli_job_parse(const cli_usage *usage, int argc, char **argv, cli_job *job);
@@ -47,7 +47,8 @@ cli_parsed cli_job_parse(const cli_usage *usage, int argc, char **argv, cli_job 
  */
 int cli_launch(const cli_job *job);
 
-/* A port nobody listens on now, outside of the range that outgoing connections take theirs from; 0: there is none. */
+/* A port on which no process listens now, outside of the range that outgoing connections take theirs from; 0: there is
+ * none. */
 size_t cli_free_port(void);
 
 #endif

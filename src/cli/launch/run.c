@@ -39,13 +39,13 @@ static int add_host(placement *p, char *text) {
   if (colon && colon == strrchr(text, ':')) {
     *colon = 0;
     if (!cli_size_parse(colon + 1, &slots) || slots == 0 || slots > CLI_RANKS_MAX) {
-      cli_fail(0, "run: --hosts %s:%s: the number of slots is wrong", text, colon + 1);
+      cli_fail(0, "run: --hosts %s:%s: the number of slots must be a number above 0", text, colon + 1);
       return 0;
     }
   }
   const char *name = machine_of(text);
   if (!*name || text[0] == '-' || strlen(name) >= NAME_SIZE / 2) {
-    cli_fail(0, "run: --hosts: \"%s\" is no host", text);
+    cli_fail(0, "run: --hosts: \"%s\" is not a host name", text);
     return 0;
   }
   for (size_t i = 0; i < p->count; i++) {
@@ -55,7 +55,7 @@ static int add_host(placement *p, char *text) {
     }
   }
   if (p->count == HOSTS_MAX) {
-    cli_fail(0, "run: --hosts: more than %d", HOSTS_MAX);
+    cli_fail(0, "run: --hosts: more than %d hosts", HOSTS_MAX);
     return 0;
   }
   p->host[p->count] = (cli_host){.name = name, .login = is_here(p, text) ? NULL : text, .network = -1};
@@ -199,25 +199,23 @@ int cli_run(int argc, char **argv) {
   const char *hosts = NULL;
   int free_port = 0;
   const cli_option options[] = {
-      {"-n", CLI_POSITIVE, &job.ranks, "RANKS", "how many; with --hosts, all their slots"},
-      {"--hosts", CLI_TEXT, &hosts, "A,B:2,…", "machines, with their slots, to reach over ssh"},
-      {"--master-addr", CLI_TEXT, &job.master_addr, "A", "host of the rendezvous, MASTER_ADDR; else the first"},
+      {"-n", CLI_POSITIVE, &job.ranks, "RANKS", "how many ranks (with --hosts: all slots)"},
+      {"--hosts", CLI_TEXT, &hosts, "A,B:2,…", "machines to start ranks on over ssh, with their slots"},
+      {"--master-addr", CLI_TEXT, &job.master_addr, "A", "host of the rendezvous, MASTER_ADDR (the first host)"},
       CLI_JOB_OPTIONS(&job),
-      {"--free-port", CLI_FLAG, &free_port, NULL, "only print a port that is free on this machine"},
+      {"--free-port", CLI_FLAG, &free_port, NULL, "print a port that is free on this machine, and start nothing"},
       {.name = NULL}};
   const cli_usage usage = {
       "run", "-- COMMAND [ARGUMENT]…",
-      "Runs a command once for each rank, on this machine or on others, with RANK, WORLD_SIZE, LOCAL_RANK, "
-      "LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR and MASTER_PORT set, and PITH_HOSTID where hosts are named.\n"
+      "Runs a command once for each rank, on this machine or on others. It sets RANK, WORLD_SIZE, LOCAL_RANK, "
+      "LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR and MASTER_PORT, and with --hosts also PITH_HOSTID.\n"
       "\n"
-      "Output comes in whole lines with the rank before each; input goes to rank 0, if it is on this machine. Signals "
-      "are "
-      "passed on, a second Ctrl-C kills. If a rank fails, the others are ended, and the exit code is that of the rank: "
-      "its "
-      "status, or 128 and the signal that killed it.\n"
+      "Each line of output begins with the rank that wrote it. Input goes to rank 0 if it is on this machine. Signals "
+      "are passed on to the ranks; a second Ctrl-C kills them. If a rank fails, the others are ended, and the exit "
+      "code is that of the rank: its status, or 128 plus the signal that killed it.\n"
       "\n"
-      "Other machines need ssh without a password and the same folder; they get the variables PITH_… and --env. Hosts "
-      "without slots share the ranks evenly.",
+      "Other machines need ssh without a password and the same folder. They get the variables PITH_… and those of "
+      "--env. Hosts without a number of slots share the ranks evenly.",
       options};
   cli_parsed parsed = cli_job_parse(&usage, argc, argv, &job);
   if (parsed != CLI_PARSED) {

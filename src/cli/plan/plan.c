@@ -273,37 +273,39 @@ int cli_plan_make(int argc, char **argv) {
   const cli_option options[] = {
       {"--budget", CLI_TEXT, &o.budget, "SPEC|NUMBER",
        "what may be lost: the error of a spec on all layers, or a sum of errors by the metric"},
-      {"--alpha", CLI_TEXT, &o.alpha, "FACTOR", "factor on the error of the spec; 1"},
+      {"--alpha", CLI_TEXT, &o.alpha, "FACTOR", "multiply the error of the spec by this (1)"},
       {"--tolerance", CLI_TEXT, &o.tolerance, "SHARE",
-       "in place of alpha: the share of a step's progress that may be lost, ‖e‖²/‖g‖²"},
-      {"--metric", CLI_CHOICE, &o.metric, "l2sq|l2", "what is added up over layers: ‖e‖² or ‖e‖; l2sq"},
-      {"--cap", CLI_TEXT, &o.cap, "FACTOR", "no layer gets more than this times the strength of the spec; no cap"},
+       "instead of --alpha: the share of a step's progress that may be lost, ‖e‖²/‖g‖²"},
+      {"--metric", CLI_CHOICE, &o.metric, "l2sq|l2", "what is summed over layers: ‖e‖² or ‖e‖ (l2sq)"},
+      {"--cap", CLI_TEXT, &o.cap, "FACTOR", "no layer gets more than this times the strength of the spec (no limit)"},
       {"--floor", CLI_TEXT, &o.floor, "SHARE",
-       "lgreco: no layer gets less than this share of the bytes the spec gives it; 0"},
+       "lgreco: no layer gets less than this share of the bytes that the spec gives it (0)"},
       {"--method", CLI_CHOICE, &o.method, "lgreco|kmeans|accordion|uniform|cgxkmeans|linear|best|bayes|global",
-       "who decides; lgreco"},
+       "the method that assigns specs (lgreco)"},
       {"--families", CLI_TEXT, &o.families, "NAMES",
-       "methods to choose from, separated by commas: q,topk; else that of the spec given"},
+       "methods to choose from, such as q,topk (the method of the budget's spec)"},
       {"--mix", CLI_FLAG, &o.mix, NULL, "choose from all candidates"},
-      {"--objective", CLI_CHOICE, &o.objective, "bytes|time", "what is made least; bytes"},
-      {"--rate", CLI_TEXT, &o.rate, "RATE", "of the link, for the objective time: 100mbit, 1gbit"},
+      {"--objective", CLI_CHOICE, &o.objective, "bytes|time", "what to minimize (bytes)"},
+      {"--rate", CLI_TEXT, &o.rate, "RATE", "rate of the link, for --objective time: 100mbit, 1gbit"},
       {"--topology", CLI_TEXT, &o.topology, "FILE",
-       "the network of --ranks ranks, as pith sim has it: prints what the library would choose there, and the "
-       "objective "
-       "time is that of the exchanges there"},
+       "the network of --ranks ranks, in the format of pith sim: prints which algorithms the library would choose "
+       "there, and --objective time uses the times of exchanges there"},
       CLI_PLAN_LINK_OPTIONS(&o.link),
-      {"--critical", CLI_TEXT, &o.critical, "SPEC", "accordion: where the norm of the gradient changes fast"},
-      {"--otherwise", CLI_TEXT, &o.otherwise, "SPEC", "accordion: elsewhere"},
+      {"--critical", CLI_TEXT, &o.critical, "SPEC",
+       "accordion: the spec in critical phases, where the norm of the gradient changes fast"},
+      {"--otherwise", CLI_TEXT, &o.otherwise, "SPEC", "accordion: the spec in other phases"},
       {"--before", CLI_TEXT, &o.before, "STATS",
-       "accordion: statistics of the window before; else all layers are critical"},
-      {"--threshold", CLI_TEXT, &o.threshold, "SHARE", "accordion: how much the norm changes in a critical phase; 0.5"},
+       "accordion: statistics of the previous window (without them all layers are critical)"},
+      {"--threshold", CLI_TEXT, &o.threshold, "SHARE",
+       "accordion: the relative change of the norm that makes a phase critical (0.5)"},
       {"-o", CLI_TEXT, &o.output, "FILE", "write the plan; - prints it"},
       {"--svg", CLI_TEXT, &o.svg, "FILE", "draw bits per value against size"},
       {.name = NULL}};
   const cli_usage usage = {
       "plan make", "STATS",
-      "Makes a plan from a statistics file: a spec for each layer, so that the whole is smallest (or the step\n"
-      "fastest) within an error budget. With --critical and --otherwise, accordion gives lgreco its budget.",
+      "Makes a plan from a statistics file. A plan gives each layer a spec, so that all layers together are smallest "
+      "(or the step is fastest) within an error budget. With --critical and --otherwise, accordion sets the budget of "
+      "lgreco.",
       options};
   cli_parsed parsed = cli_options_parse(&usage, argc, argv, &files);
   if (parsed != CLI_PARSED) {
@@ -479,13 +481,13 @@ int cli_plan_compare(int argc, char **argv) {
   cli_list plans = {.count = 0};
   comparison c = {.rates = {.count = 0}};
   const cli_option options[] = {
-      {"--stats", CLI_TEXT, &stats, "STATS", "statistics that say what each plan costs"},
+      {"--stats", CLI_TEXT, &stats, "STATS", "the statistics from which bytes, errors and times are computed"},
       {"--rate", CLI_LIST, &c.rates, "RATE", "predict the time of a step at this rate; may be repeated"},
       CLI_PLAN_LINK_OPTIONS(&link),
       {.name = NULL}};
   const cli_usage usage = {
       "plan compare", "PLAN|SPEC…",
-      "Compares plans, and specs that all layers have: bytes, error, and the predicted time of a step.", options};
+      "Compares plans, and single specs for all layers: bytes, error, and the predicted time of a step.", options};
   cli_parsed parsed = cli_options_parse(&usage, argc, argv, &plans);
   if (parsed != CLI_PARSED) {
     return parsed == CLI_PARSED_HELP ? CLI_OK : CLI_USAGE;

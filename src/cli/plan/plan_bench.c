@@ -133,7 +133,7 @@ int cli_plan_bench(int argc, char **argv) {
       {"-n", CLI_POSITIVE, &repetitions, "COUNT", "repetitions (7); medians are printed"},
       {.name = NULL},
   };
-  const cli_usage usage = {"plan bench", NULL, "Times the planner on made-up models.", options};
+  const cli_usage usage = {"plan bench", NULL, "Measures how long planning takes, on made-up models.", options};
   cli_parsed parsed = cli_options_parse(&usage, argc, argv, NULL);
   if (parsed != CLI_PARSED) {
     return parsed == CLI_PARSED_HELP ? CLI_OK : CLI_USAGE;

@@ -42,11 +42,12 @@ typedef struct cli_plan_link {
   const char *latency, *compute; /* microseconds, milliseconds */
 } cli_plan_link;
 
-#define CLI_PLAN_LINK_OPTIONS(link)                                                                             \
-  {"--ranks", CLI_COUNT, &(link)->ranks, "N", "how many ranks; 4"},                                             \
-      {"--latency", CLI_TEXT, &(link)->latency, "US", "microseconds of every exchange, whatever its size; 60"}, \
-      {"--compute", CLI_TEXT, &(link)->compute, "MS",                                                           \
-       "milliseconds of the backward pass, in which layers become ready; 0"}
+#define CLI_PLAN_LINK_OPTIONS(link)                                       \
+  {"--ranks", CLI_COUNT, &(link)->ranks, "N", "how many ranks (4)"},      \
+      {"--latency", CLI_TEXT, &(link)->latency, "US",                     \
+       "microseconds that every exchange takes, whatever its size (60)"}, \
+      {"--compute", CLI_TEXT, &(link)->compute, "MS",                     \
+       "milliseconds of the backward pass, in which layers become ready (0)"}
 
 /* The cost of a link of that rate. Prints what is wrong and returns 0 if something is. */
 int cli_plan_cost_of(const char *command, const cli_plan_link *link, const char *rate, pith_plan_cost *cost);

@@ -72,7 +72,7 @@ static void draw_axes(cli_plot *p) {
   }
   double step = ceil((p->y_high - p->y_low) / 10);
   for (double b = p->y_low; b <= p->y_high; b += step) {
-    snprintf(text, sizeof text, "%g", exp2(b));
+    snprintf(text, sizeof text, b < 0 ? "1/%g" : "%g", exp2(fabs(b)));
     cli_plot_y_tick(p, b, text);
   }
   cli_plot_axes(p, "values of the layer", "bits per value");
@@ -90,10 +90,10 @@ static void draw_points(cli_plot *p, families *f, const pith_plan *plan) {
 }
 
 int cli_plan_plot(const pith_plan *plan, const char *path) {
-  cli_plot p = {.names = 0};
+  cli_plot p = {.names = 0, .has_points_only = 1};
   families f = {.count = 0};
   if (!find_range(&p, &f, plan)) {
-    return cli_fail(CLI_FAILED, "plan: nothing to draw: the plan says nothing of sizes and bytes; give --stats");
+    return cli_fail(CLI_FAILED, "plan: nothing to draw: the plan does not contain sizes and bytes; give --stats");
   }
   size_t longest = 0;
   for (size_t i = 0; i < f.count; i++) {

@@ -145,7 +145,7 @@ static int load_values(const sample *s, size_t bytes, void *values) {
   int good = fread(values, 1, bytes, file) == bytes && fread(&more, 1, 1, file) == 0;
   fclose(file);
   if (!good) {
-    cli_fail(0, "plan stats: %s has not the %zu bytes of layer %s", s->path, bytes, s->name);
+    cli_fail(0, "plan stats: %s does not have the %zu bytes of layer %s", s->path, bytes, s->name);
   }
   return good;
 }
@@ -236,16 +236,16 @@ int cli_plan_stats(int argc, char **argv) {
   int dtype = PITH_F32;
   const cli_option options[] = {
       {"--around", CLI_LIST, &around, "SPEC",
-       "measure the strengths around a spec; may be repeated; mix, all families, if not given"},
-      {"--candidates", CLI_TEXT, &candidates, "SPEC;…", "or exactly these"},
-      {"--dtype", CLI_CHOICE, &dtype, "f32|f16|bf16", "of the values in the files; f32"},
-      {"-o", CLI_TEXT, &output, "FILE", "where the statistics go; stats.json"},
+       "measure strengths around this spec; may be repeated (strengths of all families)"},
+      {"--candidates", CLI_TEXT, &candidates, "SPEC;…", "measure these instead"},
+      {"--dtype", CLI_CHOICE, &dtype, "f32|f16|bf16", "type of the values in the files (f32)"},
+      {"-o", CLI_TEXT, &output, "FILE", "write the statistics to this file (stats.json)"},
       {.name = NULL}};
   const cli_usage usage = {
       "plan stats", "LIST",
-      "Makes statistics from recorded gradients. The list has a line for each, \"NAME SHAPE FILE\", as in\n"
+      "Makes statistics from recorded gradients. LIST has a line \"NAME SHAPE FILE\" for each, as in\n"
       "  fc1.weight 512x784 fc1.f32\n"
-      "The file holds the raw values. A name that comes again is another sample of that layer.",
+      "The file contains the raw values. A name that appears again is another sample of that layer.",
       options};
   cli_parsed parsed = cli_options_parse(&usage, argc, argv, &files);
   if (parsed != CLI_PARSED) {
