@@ -265,7 +265,7 @@ TEST(a_rank_that_computes_answers_who_wants_a_link) {
 
 typedef struct trouble {
   atomic_int ready;
-  int victim;
+  int victim, has_requests;
   double most, at;
 } trouble;
 
@@ -330,11 +330,16 @@ TEST(a_killed_rank_is_named_on_ranks_that_have_no_link_with_it) {
   }
 }
 
-/* Ranks that compute pass the news on, and their next call fails. */
+/* Ranks that compute pass the news on, and their next call fails. With `has_requests` they have begun something that
+ * no thread waits for yet. */
 static void compute(pith_comm *comm, void *argument) {
   trouble *t = argument;
-  int rank = pith_comm_rank(comm);
-  float x;
+  int rank = pith_comm_rank(comm), ranks = pith_comm_size(comm);
+  float x, y;
+  pith_request *request = NULL;
+  if (t->has_requests && rank != 0) {
+    CHECK_OK(pith_recv(comm, (pith_span){&y, 1, PITH_F32}, (rank + ranks - 1) % ranks, 2, &request));
+  }
   atomic_fetch_add(&t->ready, 1);
   if (rank == t->victim) {
     for (;;) {
@@ -347,12 +352,21 @@ static void compute(pith_comm *comm, void *argument) {
   } else {
     sleep(6);
     t->most = 30;
-    check_told(comm, t, pith_barrier(comm, NULL));
+    check_told(comm, t, request ? pith_wait(request) : pith_barrier(comm, NULL));
   }
 }
 
 TEST(ranks_that_compute_pass_on_that_a_rank_is_gone) {
   harm((group){.transport = "tcp", .ranks = 24, .run = compute}, share(11, 3), SIGKILL);
+}
+
+TEST(ranks_whose_requests_nobody_waits_for_pass_it_on_too) {
+  static const char *const transports[] = {"tcp", "shm"};
+  for (size_t i = 0; i < 2; i++) {
+    trouble *t = share(11, 3);
+    t->has_requests = 1;
+    harm((group){.transport = transports[i], .ranks = 24, .run = compute}, t, SIGKILL);
+  }
 }
 
 /* A stopped rank is found by who waits for it, though none of them was linked with it. */
