@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -259,6 +260,45 @@ TEST(a_rank_that_computes_answers_who_wants_a_link) {
   start_processes((group){.transport = "shm", .ranks = 18, .run = send_to_the_busy}, child[1]);
   ranks_wait(child[0], 18, -1);
   ranks_wait(child[1], 18, -1);
+}
+
+static double seconds_of_work(void) {
+  struct timespec used;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+  return (double)used.tv_sec + 1e-9 * (double)used.tv_nsec;
+}
+
+/* Rank 1 sends more than rank 0 stores of messages that it does not wait for yet. */
+static void send_ahead(pith_comm *comm, void *argument) {
+  enum { N = 1 << 18, COUNT = 8 };
+  float *x = calloc(N, sizeof *x);
+  pith_request *request[COUNT];
+  (void)argument;
+  CHECK(x);
+  if (pith_comm_rank(comm) == 1) {
+    for (int i = 0; i < COUNT; i++) {
+      CHECK_OK(pith_send(comm, (pith_cspan){x, N, PITH_F32}, 0, i, &request[i]));
+    }
+    for (int i = 0; i < COUNT; i++) {
+      CHECK_OK(pith_wait(request[i]));
+    }
+  } else if (pith_comm_rank(comm) == 0) {
+    sleep(1);
+    double before = seconds_of_work();
+    sleep(2);
+    CHECK_MSG(seconds_of_work() - before < 0.3, "%.2f s of work in 2 s without a call", seconds_of_work() - before);
+    for (int i = 0; i < COUNT; i++) {
+      CHECK_OK(pith_recv(comm, (pith_span){x, N, PITH_F32}, 1, i, NULL));
+    }
+  }
+  CHECK_OK(pith_barrier(comm, NULL));
+  free(x);
+}
+
+TEST(messages_that_nobody_waits_for_keep_no_core_busy) {
+  pith__early_bounds.pause = 1 << 16;
+  run_processes((group){.transport = "tcp", .ranks = 4, .run = send_ahead});
+  run_processes((group){.transport = "shm", .ranks = 4, .run = send_ahead});
 }
 
 /* ---- Failures ---------------------------------------------------------------------------------------------------- */
