@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -18,6 +19,8 @@
 #include "comm/comm.h"
 #include "ranks.h"
 #include "test.h"
+#include "transport/tcp.h"
+#include "transport/unix_socket.h"
 
 #define RANKS_MOST 128
 
@@ -299,6 +302,75 @@ TEST(messages_that_nobody_waits_for_keep_no_core_busy) {
   pith__early_bounds.pause = 1 << 16;
   run_processes((group){.transport = "tcp", .ranks = 4, .run = send_ahead});
   run_processes((group){.transport = "shm", .ranks = 4, .run = send_ahead});
+}
+
+/* A connection to where rank 0 listens. */
+static int be_stranger(const pith_comm *comm) {
+  const pith_records *all = &comm->records;
+  pith_address_record record;
+  tcp_place place;
+  CHECK_OK(pith__address_record_read(all->bytes + all->at[0], all->at[1] - all->at[0], 0, &record));
+  const pith_address *address = &record.address[comm->kind[0]];
+  if (comm->kind[0] == PITH_KIND_LOCAL) {
+    int fd = pith__unix_open();
+    CHECK(fd >= 0 && pith__unix_connect(fd, address->data) == 0);
+    return fd;
+  }
+  CHECK_OK(pith__tcp_address_decode(address, 0, &place));
+  int fd = pith__socket_connect(&place.at[0]);
+  CHECK(fd >= 0);
+  return fd;
+}
+
+/* Takes all descriptors that the process may have. */
+static int take_descriptors(int *taken, int most) {
+  struct rlimit limit = {(rlim_t)most, (rlim_t)most};
+  int count = 0;
+  CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+  while (count < most && (taken[count] = dup(0)) >= 0) {
+    count++;
+  }
+  CHECK(count > 0 && count < most);
+  return count;
+}
+
+static void lack_descriptors(pith_comm *comm, void *argument) {
+  enum { MOST = 256 };
+  int rank = pith_comm_rank(comm), taken[MOST], count = 0;
+  float x = 1;
+  (void)argument;
+  CHECK_OK(pith_barrier(comm, NULL));
+  if (rank == 0) {
+    count = take_descriptors(taken, MOST);
+  }
+  CHECK_OK(pith_barrier(comm, NULL));
+  int stranger = rank == 1 ? be_stranger(comm) : -1;
+  CHECK_OK(pith_barrier(comm, NULL));
+  if (rank == 0) {
+    double work = seconds_of_work(), start = pith__now();
+    sleep(2);
+    CHECK_MSG(seconds_of_work() - work < 0.3, "%.2f s of work in 2 s without a call", seconds_of_work() - work);
+    start = pith__now();
+    for (int i = 0; i < 200; i++) {
+      CHECK(links_of(comm) > 0);
+      usleep(100);
+    }
+    CHECK_MSG(pith__now() - start < 1, "200 calls took %.1f s", pith__now() - start);
+  }
+  while (count > 0) {
+    close(taken[--count]);
+  }
+  CHECK_OK(pith_allreduce(comm, (pith_cspan){&x, 1, PITH_F32}, (pith_span){&x, 1, PITH_F32}, PITH_SUM, NULL, NULL));
+  CHECK(x == (float)pith_comm_size(comm));
+  if (rank == 1) {
+    close(stranger);
+  }
+  CHECK_OK(pith_barrier(comm, NULL));
+}
+
+TEST(a_stranger_costs_a_rank_without_descriptors_nothing) {
+  run_processes((group){.transport = "tcp", .ranks = 9, .run = lack_descriptors});
+  run_processes((group){.transport = "shm", .ranks = 9, .run = lack_descriptors});
 }
 
 /* ---- Failures ---------------------------------------------------------------------------------------------------- */
