@@ -145,6 +145,7 @@ static pith_status start(void) {
   MPI_TRY(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &most, &found));
   mpi.tags_most = found ? *most : 32767;
   MPI_TRY(MPI_Comm_idup(MPI_COMM_WORLD, &mpi.comm, &mpi.duplication));
+  mpi.process = getpid(); /* the program may have initialised MPI */
   mpi.started = 1;
   return PITH_OK;
 }
@@ -725,8 +726,9 @@ static int is_awaited(const mpi_transport *t) {
 
 static void mpi_close(pith_transport *transport) {
   mpi_transport *t = mpi_of(transport);
-  if (!t || mpi.process != getpid()) {
-    return; /* in a forked child MPI cannot be used, not even to leave */
+  int over = 0;
+  if (!t || mpi.process != getpid() || MPI_Finalized(&over) != MPI_SUCCESS || over) {
+    return; /* in a forked child MPI cannot be used, not even to leave; nor after MPI_Finalize */
   }
   lock();
   stop_greetings(t);

@@ -654,7 +654,11 @@ def import_methods(names: str) -> None:
         if spec is None or spec.loader is None or not path.exists():
             raise ArgumentError(f"there is no {name} to import methods from")
         sys.modules[module] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[module])
+        try:
+            spec.loader.exec_module(sys.modules[module])
+        except BaseException:
+            del sys.modules[module]  # else the next call would find it and register nothing
+            raise
 
 
 def import_wanted() -> None:

@@ -28,6 +28,7 @@
 #define TICK_POLLING 0.005   /* for transports without descriptors */
 #define TICK_IMPATIENT 0.001 /* both */
 #define FLUSH_SECONDS 0.2    /* to tell others of a failure */
+#define VAIN_MOST 4          /* looks at links that moved nothing, until the next waits for a tick */
 
 static void wake_door(pith_comm *comm) {
   uint64_t one = 1;
@@ -99,8 +100,9 @@ void pith__comm_leave_watch(pith_comm *comm) {
 }
 
 /* Takes a turn over the links, as a driver does, and gets ready to sleep on them. Returns whether there is more to do.
- */
-static int watch_links(pith_comm *comm) {
+ * Early messages that no operation waits for may stay unread, and would wake us again and again: then we look at the
+ * links once in a tick. *vain: looks in a row that moved nothing. */
+static int watch_links(pith_comm *comm, int *vain) {
   int moved = 0, is_something = 0;
   for (int i = 0; i < comm->link_count && comm->failed == PITH_OK; i++) {
     moved |= pith__link_progress(comm->links[i]);
@@ -110,6 +112,10 @@ static int watch_links(pith_comm *comm) {
   }
   if (comm->failed != PITH_OK) {
     pith__comm_flush(comm, comm->failed_at + FLUSH_SECONDS);
+    return 0;
+  }
+  *vain = moved ? 0 : *vain + 1;
+  if (*vain > VAIN_MOST) {
     return 0;
   }
   comm->watching = 1;
@@ -183,6 +189,7 @@ static void *keep_door(void *argument) {
   pith_comm *comm = d.comm;
   double tick = 0, looked = 0;
   unsigned drives = 0;
+  int vain = 0;
   for (;;) {
     uint64_t rings;
     poll(d.fds, (nfds_t)d.count, (int)(tick * 1e3));
@@ -199,8 +206,10 @@ static void *keep_door(void *argument) {
       wake_up(comm);
     }
     attend(comm);
-    if (is_idle(comm) && (was_watching || (now - looked >= TICK && drives == comm->drives))) {
-      is_more = watch_links(comm);
+    int is_time = now - looked >= TICK && drives == comm->drives;
+    vain = is_time ? 0 : vain;
+    if (is_idle(comm) && (was_watching || is_time)) {
+      is_more = watch_links(comm, &vain);
     }
     if (now - looked >= TICK) {
       looked = now;

@@ -302,6 +302,9 @@ static void *run_in_background(void *argument) {
       pthread_cond_wait(&comm->changed, &comm->mutex);
     } else {
       drive(comm, NULL);
+      if (comm->failed != PITH_OK) { /* no thread may call for long, and ranks without a link hear of it through us */
+        pith__comm_flush(comm, comm->failed_at + 0.2);
+      }
     }
   }
   pthread_mutex_unlock(&comm->mutex);

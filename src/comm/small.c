@@ -24,11 +24,12 @@ typedef struct small {
   _Alignas(64) uint8_t staging[STAGED_MOST];
 } small;
 
-/* On one host uncompressed values have one algorithm, whatever was wished for; what was asked for in this call may be
- * refused. */
+/* On one host uncompressed values have one algorithm, whatever was wished for, unless that is a grid; what was asked
+ * for in this call may be refused. */
 static int is_small(const pith_comm *comm, size_t bytes, const pith_call *call) {
   return bytes > 0 && bytes <= STAGED_MOST / (size_t)comm->ranks && comm->ranks > 1 && comm->ranks <= RANKS_MOST &&
-         comm->chooser.hosts->hosts == 1 && !comm->tracing && pith__log_level() < PITH_LOG_INFO_ &&
+         comm->chooser.hosts->hosts == 1 && comm->chooser.wish != PITH_ALGORITHM_GRID && !comm->tracing &&
+         pith__log_level() < PITH_LOG_INFO_ &&
          (!call || (call->size == sizeof *call && !call->codec && !call->algorithm));
 }
 

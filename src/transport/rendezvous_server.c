@@ -174,6 +174,7 @@ static void accept_all(rendezvous_server *s) {
   }
   if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
     note_lack(s, errno);
+    poll(NULL, 0, 10); /* no busy loop */
   }
 }
 

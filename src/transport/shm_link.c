@@ -29,6 +29,7 @@
 
 #define INCOMING_MOST 64 /* accepted and not a link yet; the oldest is dropped for the next */
 #define ACCEPTS_MOST 8   /* at a time */
+#define LACK_PAUSE 0.1   /* seconds until we accept again where there was no descriptor for a connection */
 
 /* The handshake of one connection. */
 typedef struct handshake {
@@ -53,6 +54,7 @@ typedef struct shm_pending {
   int call_count, call_most;
   handshake incoming[INCOMING_MOST]; /* the oldest first */
   int incoming_count;
+  double accepts_at; /* not before: there was no descriptor for the last that came */
   struct pollfd *fds;
   int fds_most;
   int missing; /* links that connect waits for */
@@ -375,12 +377,15 @@ static void drop_oldest(shm_pending *p) {
   drop_incoming(p, at < p->incoming_count ? at : 0);
 }
 
-/* Few at a time: those that were accepted before must have time for their hello before others replace them. */
+/* Few at a time: those that were accepted before must have time for their hello before others replace them. Where
+ * descriptors are lacking, the connection stays in the queue and wakes us at once: hence the pause. */
 static void accept_incoming(shm_pending *p, int listener) {
   for (int i = 0; i < ACCEPTS_MOST; i++) {
     unsigned user;
     int socket = pith__fd_keep(accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket < 0) {
+      int is_lack = errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS;
+      p->accepts_at = is_lack ? pith__now() + LACK_PAUSE : 0;
       return;
     }
     if (!pith__unix_same_user(socket, &user)) {
@@ -402,7 +407,7 @@ static int list_pending(const pith_shm_setup *setup, struct pollfd *fds, int mos
   const shm_pending *p = setup->pending;
   int count = 0;
   if (count < most) {
-    fds[count++] = (struct pollfd){setup->listener, POLLIN, 0};
+    fds[count++] = (struct pollfd){pith__now() < p->accepts_at ? -1 : setup->listener, POLLIN, 0};
   }
   for (int i = 0; i < p->incoming_count && count < most; i++) {
     fds[count++] = (struct pollfd){p->incoming[i].socket, POLLIN, 0};
@@ -452,7 +457,7 @@ static pith_status redial(pith_shm_setup *setup) {
 /* When there is something to do even if no event comes. */
 static double next_time(const pith_shm_setup *setup) {
   const shm_pending *p = setup->pending;
-  double next = setup->end;
+  double next = p->accepts_at > pith__now() && p->accepts_at < setup->end ? p->accepts_at : setup->end;
   for (int i = 0; i < p->call_count; i++) {
     double time = p->calls[i].redial_at;
     next = time > 0 && time < next ? time : next;

@@ -216,10 +216,6 @@ int pith__socket_accept(int listener) {
     if (fd >= 0 || errno == EAGAIN || errno == EWOULDBLOCK) {
       return fd;
     }
-    if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-      poll(NULL, 0, 10);
-      return -1;
-    }
     if (errno != EINTR && errno != ECONNABORTED) {
       return -1;
     }

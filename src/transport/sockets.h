@@ -51,7 +51,8 @@ pith_sockaddr pith__sockaddr_everywhere(uint16_t port);
 int pith__socket_listen(const pith_sockaddr *at);
 int pith__socket_local(int fd, pith_sockaddr *address); /* 0 on success */
 
-/* The next connection that came in; -1 if there is none now. Out of descriptors, it waits a moment: no busy loop. */
+/* The next connection that came in; -1 if there is none now. Out of descriptors, it stays where it is and wakes who
+ * polls at once: wait a moment then. */
 int pith__socket_accept(int listener);
 
 /* Starts to connect; poll for POLLOUT, then ask how it went: 0 or an errno. A socket that connected to itself counts as

@@ -29,6 +29,7 @@ enum { STRANGERS_MOST = 64 }; /* incoming connections at once, beside those of t
 static const double hello_seconds = 5;   /* for an incoming connection to send its hello, and then its proof */
 static const double address_seconds = 3; /* for a call, if there is another address to try */
 static const double first_pause = 0.005, longest_pause = 0.5;
+static const double lack_pause = 0.1; /* until we accept again where there was no descriptor for a connection */
 
 /* The time that is left when an established link breaks: others will give up, too. It may be that of a rank which had
  * all its links and has left since, so the others get some time to connect. */
@@ -88,6 +89,7 @@ typedef struct tcp_setup {
   int is_connecting;           /* in connect */
   int is_broken;               /* an established link is over */
   int lack;                    /* the errno of the last call that failed for want of descriptors or memory; or 0 */
+  double accepts_at;           /* not before: there was no descriptor for the last that came */
   pith_status failed;          /* not PITH_OK: there can be no link with some peer, and there is a message */
   char tls_error[TCP_TROUBLE]; /* why TLS failed last; "": it did not */
 } setup;
@@ -241,11 +243,11 @@ static void give_up(setup *s, call *c) {
   c->pause = 2 * c->pause < longest_pause ? 2 * c->pause : longest_pause;
 }
 
-/* Of the errors of a new socket, those that no network explains. */
-static void note_lack(setup *s) {
-  if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-    s->lack = errno;
-  }
+/* Of the errors of a new socket, those that no network explains; whether it is one. */
+static int note_lack(setup *s) {
+  int is_lack = errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS;
+  s->lack = is_lack ? errno : s->lack;
+  return is_lack;
 }
 
 static void dial(setup *s, call *c) {
@@ -391,6 +393,7 @@ static incoming *place_for_incoming(setup *s) {
   return &s->incoming[s->incoming_count++];
 }
 
+/* Where descriptors are lacking, the connection stays in the queue and wakes us at once: hence the pause. */
 static void accept_all(setup *s) {
   for (int fd; (fd = pith__socket_accept(s->tcp->listener)) >= 0;) {
     incoming *place = place_for_incoming(s);
@@ -400,7 +403,7 @@ static void accept_all(setup *s) {
     }
     *place = (incoming){.from = {.fd = fd}, .deadline = pith__now() + hello_seconds};
   }
-  note_lack(s);
+  s->accepts_at = note_lack(s) ? pith__now() + lack_pause : 0;
 }
 
 /* Whether the connection may be of this job, from a peer whose connection of that number is not established yet. What
@@ -515,7 +518,7 @@ static double next_time(const setup *s) {
       next = s->incoming[i].deadline;
     }
   }
-  return next;
+  return s->accepts_at > pith__now() && s->accepts_at < next ? s->accepts_at : next;
 }
 
 static struct pollfd descriptor_of(const tcp_connection *c, short events) {
@@ -547,7 +550,7 @@ static int list_pending(const setup *s, struct pollfd *fds, int most) {
     fds[count++] = descriptor_of(&s->incoming[i].from, POLLIN);
   }
   if (count < most) {
-    fds[count++] = (struct pollfd){s->tcp->listener, POLLIN, 0};
+    fds[count++] = (struct pollfd){pith__now() < s->accepts_at ? -1 : s->tcp->listener, POLLIN, 0};
   }
   return count;
 }

@@ -233,6 +233,51 @@ programs_of_mpi() {
   says out "differs from MPI's by 0.000"
 }
 
+# A comm that such a program destroys leaves no thread behind.
+threads_of_mpi() {
+  cat >"$temp/threads.c" <<'END'
+#include <mpi.h>
+#include <pith/mpi.h>
+#include <dirent.h>
+#include <stdio.h>
+
+static int threads(void) {
+  int count = 0;
+  DIR *tasks = opendir("/proc/self/task");
+  while (tasks && readdir(tasks)) {
+    count++;
+  }
+  closedir(tasks);
+  return count;
+}
+
+int main(int argc, char **argv) {
+  int level, before = 0;
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
+  for (int round = 0; round < 4; round++) {
+    pith_comm *comm;
+    if (pith_comm_create_mpi(MPI_COMM_WORLD, NULL, &comm) != PITH_OK || pith_barrier(comm, NULL) != PITH_OK) {
+      printf("%s\n", pith_error());
+      MPI_Abort(MPI_COMM_WORLD, 1);
+    }
+    pith_comm_destroy(comm);
+    before = round == 0 ? threads() : before;
+  }
+  printf("%d threads more\n", threads() - before);
+  MPI_Finalize();
+}
+END
+  wrapper=$(command -v mpicc."$kind" || command -v mpicc)
+  "$wrapper" -std=gnu11 -Wall -Wextra -Werror -I"$root/include" "$temp/threads.c" -o "$temp/threads_$kind" -L"$build" -lpith
+  mpi 3 env LD_LIBRARY_PATH="$build" PITH_TRANSPORT=mpi PITH_MODULE_PATH="$build" "$temp/threads_$kind"
+  [ "$(grep -c '^0 threads more' "$temp/out")" = 3 ] || { cat "$temp/out" && return 1; }
+}
+
+a_comm_of_an_mpi_program_leaves_no_thread_behind() {
+  need_plain_build
+  every_mpi threads_of_mpi
+}
+
 an_mpi_program_makes_a_comm_from_its_communicator() {
   need_plain_build
   every_mpi programs_of_mpi
@@ -242,4 +287,4 @@ run_tests allreduce_over_mpi_is_right large_messages_over_mpi_without_shared_mem
   mpi_chosen_by_the_environment_and_one_rank transport_laws_hold_over_mpi a_killed_rank_ends_the_job \
   a_stopped_rank_is_named_in_time without_mpirun_the_error_says_so doctor_says_whether_mpi_can_run \
   a_module_that_is_none_is_named the_module_of_the_launchers_mpi_is_opened the_library_itself_links_to_libc_alone \
-  an_mpi_program_makes_a_comm_from_its_communicator
+  an_mpi_program_makes_a_comm_from_its_communicator a_comm_of_an_mpi_program_leaves_no_thread_behind

@@ -149,6 +149,8 @@ barriers_take_a_step_for_each_power_of_two() {
   grep -Eq '^ *64 *64 .* dissemination .* 6 ' "$temp/out"
   exits 2 "$pith" sim barrier -n 4 --codec q:4
   says err 'no codec'
+  exits 2 "$pith" sim barrier -n 4 --straggler 4:2
+  says err 'straggler 4 is not one of 4 ranks'
 }
 
 racks_have_bytes_of_their_own() {

@@ -10,13 +10,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "comm/comm.h"
 #include "ranks.h"
 #include "test.h"
+#include "transport/tcp.h"
+#include "transport/unix_socket.h"
 
 #define RANKS_MOST 128
 
@@ -261,11 +265,119 @@ TEST(a_rank_that_computes_answers_who_wants_a_link) {
   ranks_wait(child[1], 18, -1);
 }
 
+static double seconds_of_work(void) {
+  struct timespec used;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+  return (double)used.tv_sec + 1e-9 * (double)used.tv_nsec;
+}
+
+/* Rank 1 sends more than rank 0 stores of messages that it does not wait for yet. */
+static void send_ahead(pith_comm *comm, void *argument) {
+  enum { N = 1 << 18, COUNT = 8 };
+  float *x = calloc(N, sizeof *x);
+  pith_request *request[COUNT];
+  (void)argument;
+  CHECK(x);
+  if (pith_comm_rank(comm) == 1) {
+    for (int i = 0; i < COUNT; i++) {
+      CHECK_OK(pith_send(comm, (pith_cspan){x, N, PITH_F32}, 0, i, &request[i]));
+    }
+    for (int i = 0; i < COUNT; i++) {
+      CHECK_OK(pith_wait(request[i]));
+    }
+  } else if (pith_comm_rank(comm) == 0) {
+    sleep(1);
+    double before = seconds_of_work();
+    sleep(2);
+    CHECK_MSG(seconds_of_work() - before < 0.3, "%.2f s of work in 2 s without a call", seconds_of_work() - before);
+    for (int i = 0; i < COUNT; i++) {
+      CHECK_OK(pith_recv(comm, (pith_span){x, N, PITH_F32}, 1, i, NULL));
+    }
+  }
+  CHECK_OK(pith_barrier(comm, NULL));
+  free(x);
+}
+
+TEST(messages_that_nobody_waits_for_keep_no_core_busy) {
+  pith__early_bounds.pause = 1 << 16;
+  run_processes((group){.transport = "tcp", .ranks = 4, .run = send_ahead});
+  run_processes((group){.transport = "shm", .ranks = 4, .run = send_ahead});
+}
+
+/* A connection to where rank 0 listens. */
+static int be_stranger(const pith_comm *comm) {
+  const pith_records *all = &comm->records;
+  pith_address_record record;
+  tcp_place place;
+  CHECK_OK(pith__address_record_read(all->bytes + all->at[0], all->at[1] - all->at[0], 0, &record));
+  const pith_address *address = &record.address[comm->kind[0]];
+  if (comm->kind[0] == PITH_KIND_LOCAL) {
+    int fd = pith__unix_open();
+    CHECK(fd >= 0 && pith__unix_connect(fd, address->data) == 0);
+    return fd;
+  }
+  CHECK_OK(pith__tcp_address_decode(address, 0, &place));
+  int fd = pith__socket_connect(&place.at[0]);
+  CHECK(fd >= 0);
+  return fd;
+}
+
+/* Takes all descriptors that the process may have. */
+static int take_descriptors(int *taken, int most) {
+  struct rlimit limit = {(rlim_t)most, (rlim_t)most};
+  int count = 0;
+  CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+  while (count < most && (taken[count] = dup(0)) >= 0) {
+    count++;
+  }
+  CHECK(count > 0 && count < most);
+  return count;
+}
+
+static void lack_descriptors(pith_comm *comm, void *argument) {
+  enum { MOST = 256 };
+  int rank = pith_comm_rank(comm), taken[MOST], count = 0;
+  float x = 1;
+  (void)argument;
+  CHECK_OK(pith_barrier(comm, NULL));
+  if (rank == 0) {
+    count = take_descriptors(taken, MOST);
+  }
+  CHECK_OK(pith_barrier(comm, NULL));
+  int stranger = rank == 1 ? be_stranger(comm) : -1;
+  CHECK_OK(pith_barrier(comm, NULL));
+  if (rank == 0) {
+    double work = seconds_of_work(), start = pith__now();
+    sleep(2);
+    CHECK_MSG(seconds_of_work() - work < 0.3, "%.2f s of work in 2 s without a call", seconds_of_work() - work);
+    start = pith__now();
+    for (int i = 0; i < 200; i++) {
+      CHECK(links_of(comm) > 0);
+      usleep(100);
+    }
+    CHECK_MSG(pith__now() - start < 1, "200 calls took %.1f s", pith__now() - start);
+  }
+  while (count > 0) {
+    close(taken[--count]);
+  }
+  CHECK_OK(pith_allreduce(comm, (pith_cspan){&x, 1, PITH_F32}, (pith_span){&x, 1, PITH_F32}, PITH_SUM, NULL, NULL));
+  CHECK(x == (float)pith_comm_size(comm));
+  if (rank == 1) {
+    close(stranger);
+  }
+  CHECK_OK(pith_barrier(comm, NULL));
+}
+
+TEST(a_stranger_costs_a_rank_without_descriptors_nothing) {
+  run_processes((group){.transport = "tcp", .ranks = 9, .run = lack_descriptors});
+  run_processes((group){.transport = "shm", .ranks = 9, .run = lack_descriptors});
+}
+
 /* ---- Failures ---------------------------------------------------------------------------------------------------- */
 
 typedef struct trouble {
   atomic_int ready;
-  int victim;
+  int victim, has_requests;
   double most, at;
 } trouble;
 
@@ -330,11 +442,16 @@ TEST(a_killed_rank_is_named_on_ranks_that_have_no_link_with_it) {
   }
 }
 
-/* Ranks that compute pass the news on, and their next call fails. */
+/* Ranks that compute pass the news on, and their next call fails. With `has_requests` they have begun something that
+ * no thread waits for yet. */
 static void compute(pith_comm *comm, void *argument) {
   trouble *t = argument;
-  int rank = pith_comm_rank(comm);
-  float x;
+  int rank = pith_comm_rank(comm), ranks = pith_comm_size(comm);
+  float x, y;
+  pith_request *request = NULL;
+  if (t->has_requests && rank != 0) {
+    CHECK_OK(pith_recv(comm, (pith_span){&y, 1, PITH_F32}, (rank + ranks - 1) % ranks, 2, &request));
+  }
   atomic_fetch_add(&t->ready, 1);
   if (rank == t->victim) {
     for (;;) {
@@ -347,12 +464,21 @@ static void compute(pith_comm *comm, void *argument) {
   } else {
     sleep(6);
     t->most = 30;
-    check_told(comm, t, pith_barrier(comm, NULL));
+    check_told(comm, t, request ? pith_wait(request) : pith_barrier(comm, NULL));
   }
 }
 
 TEST(ranks_that_compute_pass_on_that_a_rank_is_gone) {
   harm((group){.transport = "tcp", .ranks = 24, .run = compute}, share(11, 3), SIGKILL);
+}
+
+TEST(ranks_whose_requests_nobody_waits_for_pass_it_on_too) {
+  static const char *const transports[] = {"tcp", "shm"};
+  for (size_t i = 0; i < 2; i++) {
+    trouble *t = share(11, 3);
+    t->has_requests = 1;
+    harm((group){.transport = transports[i], .ranks = 24, .run = compute}, t, SIGKILL);
+  }
 }
 
 /* A stopped rank is found by who waits for it, though none of them was linked with it. */

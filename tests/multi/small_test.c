@@ -94,6 +94,30 @@ static void one_differs(pith_comm *comm, void *argument) {
   CHECK(y[0] == -7);
 }
 
+/* Ranks wait at once or later, each as it likes: a grid is wished for, and all take it. */
+static void reduce_over_a_grid(pith_comm *comm, void *argument) {
+  int rank = pith_comm_rank(comm), ranks = pith_comm_size(comm);
+  (void)argument;
+  for (int round = 0; round < 40; round++) {
+    int32_t x[] = {rank + round, 2 * rank}, sum[2] = {0};
+    pith_request *request = NULL;
+    int asks = (round / (rank + 1)) & 1;
+    CHECK_OK(pith_allreduce(comm, (pith_cspan){x, 2, PITH_I32}, (pith_span){sum, 2, PITH_I32}, PITH_SUM, NULL,
+                            asks ? &request : NULL));
+    if (asks) {
+      CHECK_OK(pith_wait(request));
+    }
+    CHECK(sum[0] == ranks * (ranks - 1) / 2 + ranks * round && sum[1] == ranks * (ranks - 1));
+  }
+}
+
+TEST(short_allreduces_take_the_grid_that_is_wished_for) {
+  setenv("PITH_ALGO", "grid", 1);
+  for (int ranks = 2; ranks <= 8; ranks++) {
+    ranks_run("inproc", ranks, 0, reduce_over_a_grid, NULL);
+  }
+}
+
 TEST(short_allreduces_that_differ_are_told_so) {
   for (size_t t = 0; t < 3; t++) {
     ranks_run(transports[t], 3, 0, one_differs, NULL);

@@ -227,6 +227,15 @@ def slips(rank: int, size: int, folder: str) -> int:
     state["about"] = state["about"].replace('"none such", ', "")
     pith.torch.Checkpoint(handle).load_state_dict(state)
     torch.testing.assert_close(owed_by(pith.torch.Checkpoint(third))["first"], before)
+    # Values of another shape, or none, are an error that changes nothing; of another type or layout they are the same.
+    for wrong in (before[:3], before.t(), None):
+        given = {"layers.first": 2 * before if wrong is None else wrong, "layers.second": wrong}
+        with pytest.raises(pith.StateError, match=r"layers\.(first|second)"):
+            pith.torch.Checkpoint(handle).load_state_dict({**state, "owed": given})
+        torch.testing.assert_close(owed_by(pith.torch.Checkpoint(third))["first"], before)
+    columns = {name: value.double().t().contiguous().t() for name, value in state["owed"].items()}
+    pith.torch.Checkpoint(handle).load_state_dict({**state, "owed": columns})
+    torch.testing.assert_close(owed_by(pith.torch.Checkpoint(third))["first"], before)
     checks += 1
     optimizer = torch.optim.AdamW(third.parameters())
     moments = nn.parallel.DistributedDataParallel(Given())
@@ -259,6 +268,30 @@ def slips(rank: int, size: int, folder: str) -> int:
     return checks
 
 
+def shard_slips(rank: int, size: int) -> int:
+    from torch.distributed.tensor import DTensor, Replicate
+
+    dist.init_process_group("pith")
+    model, _ = wrapped(Given(), "fsdp", size, spec="ef/q:2")
+    pending = pith.torch.Checkpoint(model)
+    model(gradients_of(0, rank)).backward()
+    state, before = pending.state_dict(), owed_by(pending)
+    second = state["owed"]["layers.second"]
+    wrong = (
+        DTensor.from_local(torch.zeros(25, 41), second.device_mesh, second.placements),
+        DTensor.from_local(torch.zeros(50, 40), second.device_mesh, [Replicate()]),
+        torch.zeros(50, 40),
+        None,
+    )
+    for given in wrong:
+        with pytest.raises(pith.StateError, match=r"layers\.second"):
+            pending.load_state_dict({**state, "owed": {**state["owed"], "layers.second": given}})
+        for name, value in owed_by(pending).items():
+            torch.testing.assert_close(value, before[name])
+    dist.destroy_process_group()
+    return len(wrong)
+
+
 def optimizer_of(model: nn.Module) -> Any:
     return torch.optim.AdamW(model.parameters())
 
@@ -266,3 +299,7 @@ def optimizer_of(model: nn.Module) -> Any:
 def test_use_and_slips(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
     assert run(slips, 2, str(tmp_path)) == [4, 4]
+
+
+def test_shards_of_another_shape_are_an_error_that_changes_nothing() -> None:
+    assert run(shard_slips, 2) == [4, 4]

@@ -416,3 +416,14 @@ def test_bench_measures_a_method_of_a_file() -> None:
     command += ["--import", str(ROOT / "examples/methods/sbc.py"), "--codec", "ef/sbc:0.02"]
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "ef/sbc:0.02" in found and "bits/value" in found
+
+
+def test_a_module_that_failed_is_imported_again(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("import pith\nraise ValueError('a slip')\n")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="a slip"):
+            pith.import_methods(str(path))
+    path.write_text("import pith\npith.register('after_a_slip', lambda x: x, lambda p, n: p)\n")
+    pith.import_methods(str(path))
+    assert pith.Codec("after_a_slip").spec == "after_a_slip"

@@ -95,10 +95,15 @@ class Checkpoint:
                     f"the checkpoint has what layer {lost[0]} had not sent yet ({kind}), and its spec here has no place for that: compress with "
                     "the same specs, or leave pith out of what is loaded"
                 )
+        owed, momentum = state["owed"], state["momentum"]
+        for name in of.names:
+            of.check(name, owed.get(name))
+            if name in momentum:
+                of.check(name, momentum[name])
         with torch.no_grad(), compression(None):
             of.resume(about["step"])
             for name in of.names:
-                of.owe(name, state["owed"][name], state["momentum"].get(name))
+                of.owe(name, owed[name], momentum.get(name))
         of.scale.value = about["scale"]
         of.rates.load([about["rates"].get(layer.name) for layer in of.layers])
 
@@ -118,6 +123,15 @@ class Checkpoint:
 def _is_kept(layer: Layer) -> bool:
     """Whether something of it may be owed: the same before and after a step."""
     return bool(layer.adaptive) or layer.codec.has_memory
+
+
+def _check_shape(name: str, found: Any, shape: Sequence[int]) -> None:
+    if found is None:
+        raise StateError(f"the checkpoint has nothing of layer {name}")
+    if list(found.shape) != list(shape):
+        raise StateError(
+            f"the checkpoint has {list(found.shape)} values of layer {name}, which has {list(shape)}"
+        )
 
 
 def _has_momentum(reducer: Reducer, number: int, layer: Layer) -> bool:
@@ -172,14 +186,20 @@ class _Whole:
         dist.all_reduce(found, group=self._group)
         return found.div_(self._engine.ranks)
 
+    def check(self, name: str, given: Any) -> None:
+        _check_shape(name, given, self._reduction.layers[self._index[name]].shape)
+
     def owe(self, name: str, owed: torch.Tensor, momentum: torch.Tensor | None) -> None:
+        number = self._engine.number(self._index[name])
+        values = self._in_a_row(owed)
+        means = None if momentum is None else self._in_a_row(momentum)
         with self._engine.in_turn():
-            number = self._engine.number(self._index[name])
-            self._engine.reducer.owe(number, *_addresses(owed.contiguous(), momentum))
+            self._engine.reducer.owe(
+                number, values.data_ptr(), None if means is None else means.data_ptr()
+            )
 
-
-def _addresses(owed: torch.Tensor, momentum: torch.Tensor | None) -> tuple[int, int | None]:
-    return owed.data_ptr(), None if momentum is None else momentum.contiguous().data_ptr()
+    def _in_a_row(self, values: torch.Tensor) -> torch.Tensor:
+        return values.to(self._engine.device, torch.float32).contiguous()
 
 
 # ---- Shards ----------------------------------------------------------------------------------------------------------
@@ -250,6 +270,14 @@ class _Sharded:
             dist.all_reduce(own, group=group)
             own.div_(group.size())
         return own
+
+    def check(self, name: str, given: Any) -> None:
+        shard = self._shards[name]
+        _check_shape(name, given, shard.parameter.sharded_param.shape)
+        if not hasattr(given, "to_local") or given.to_local().shape != _local(shard).shape:
+            raise StateError(
+                f"the checkpoint's values of layer {name} are not sharded as the layer is"
+            )
 
     def owe(self, name: str, owed: Any, momentum: Any) -> None:
         shard = self._shards[name]

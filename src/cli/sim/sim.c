@@ -313,7 +313,9 @@ static int run_barriers(sim *s) {
   int code = CLI_OK;
   for (size_t i = 0; i < s->rank_counts && code == CLI_OK; i++) {
     code = simulate(s, NULL, s->rank_count[i], NULL);
-    s->rows.row[s->rows.count - 1].is_auto = code == CLI_OK; /* there is one algorithm */
+    if (code == CLI_OK) {
+      s->rows.row[s->rows.count - 1].is_auto = 1; /* there is one algorithm */
+    }
   }
   return code;
 }
