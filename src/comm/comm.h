@@ -270,7 +270,7 @@ void pith__comm_close_door(pith_comm *comm);
 /* Wants the link to be established. */
 void pith__link_ask(pith_link *link);
 
-/* A thread begins to drive: the door leaves the links to it. */
+/* A thread begins to drive: the door, which watches the links, leaves them to it. */
 void pith__comm_leave_watch(pith_comm *comm);
 
 /* ---- small.c ----------------------------------------------------------------------------------------------------- */
@@ -323,8 +323,13 @@ typedef struct pith_early_bounds {
 } pith_early_bounds;
 extern pith_early_bounds pith__early_bounds;
 
-/* The link with a peer, which is made if there is none yet; NULL: there was no memory, and the comm failed. */
-pith_link *pith__link_have(pith_comm *comm, int peer);
+/* Makes the link with a peer; NULL: there was no memory, and the comm failed. */
+pith_link *pith__link_make(pith_comm *comm, int peer);
+/* The link with a peer, which is made if there is none yet; NULL as above. */
+static inline pith_link *pith__link_have(pith_comm *comm, int peer) {
+  pith_link *link = comm->link[peer];
+  return link ? link : pith__link_make(comm, peer);
+}
 /* It is established. */
 void pith__link_up(pith_link *link);
 void pith__link_send(pith_link *link, pith_operation *op, uint32_t task);

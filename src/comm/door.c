@@ -93,10 +93,8 @@ static void wake_up(pith_comm *comm) {
 }
 
 void pith__comm_leave_watch(pith_comm *comm) {
-  if (comm->watching) {
-    wake_up(comm);
-    wake_door(comm);
-  }
+  wake_up(comm);
+  wake_door(comm);
 }
 
 /* Takes a turn over the links, as a driver does, and gets ready to sleep on them. Returns whether there is more to do.

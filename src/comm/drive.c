@@ -231,7 +231,9 @@ static int drive(pith_comm *comm, const pith_operation *op) {
   int idle = 0;
   comm->driving = 1;
   comm->drives++;
-  pith__comm_leave_watch(comm);
+  if (comm->watching) {
+    pith__comm_leave_watch(comm);
+  }
   pith__comm_begin_spin(comm);
   while (!is_over(comm, op) && (op || pith__comm_has_work(comm))) {
     yield_lock(comm);

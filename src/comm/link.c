@@ -12,12 +12,8 @@
 
 /* ---- Its life ---------------------------------------------------------------------------------------------------- */
 
-pith_link *pith__link_have(pith_comm *comm, int peer) {
-  pith_link *link = comm->link[peer];
-  if (link) {
-    return link;
-  }
-  link = calloc(1, sizeof *link);
+pith_link *pith__link_make(pith_comm *comm, int peer) {
+  pith_link *link = calloc(1, sizeof *link);
   if (!link) {
     pith__comm_fail(comm, PITH_ERR_MEMORY, "rank %d: no memory for a link with rank %d", comm->rank, peer);
     return NULL;
